@@ -1,0 +1,277 @@
+package relock
+
+import (
+	"context"
+	"log/slog"
+	"reflect"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+)
+
+// Client is what the locks of one go-redis client share: one watchdog, one pub/sub connection for each Redis node, one
+// table of holds. Make one for the life of the process, and [Client.Close] it at the end. It is safe for concurrent use.
+//
+// Until the first lock is taken a Client has no goroutine and no connection of its own.
+type Client struct {
+	id       string
+	settings settings
+	wire     *wire
+	table    *table
+	watchdog *watchdog
+	hub      *hub
+	orphans  *orphans
+	events   *events
+	workers  *workers
+
+	closed    chan struct{}
+	closeOnce sync.Once
+}
+
+// New makes a Client that keeps its locks in Redis behind rdb: a [redis.Client] for a standalone server or one behind
+// Sentinel, or a [redis.ClusterClient]. A [redis.Ring] is refused. The options are the defaults for the client's locks.
+//
+// New does not talk to Redis. rdb stays the caller's: it must outlive the Client, and Close does not close it. Its
+// timeouts bound how long a goroutine of the Client can hang on a server that is silent.
+//
+// Errors: [ErrInvalid].
+func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
+	if rdb == nil || reflect.ValueOf(rdb).Kind() == reflect.Pointer && reflect.ValueOf(rdb).IsNil() {
+		return nil, invalid("the go-redis client is nil")
+	}
+	if _, ok := rdb.(*redis.Ring); ok {
+		return nil, invalid("redis.Ring is not supported: use a redis.Client, or a redis.ClusterClient")
+	}
+	s, err := defaults().with(options)
+	if err != nil {
+		return nil, err
+	}
+	id, err := uuid.NewRandom()
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{
+		id:       id.String(),
+		settings: s,
+		table:    newTable(),
+		workers:  newWorkers(),
+		closed:   make(chan struct{}),
+	}
+	c.events = newEvents(c)
+	c.watchdog = newWatchdog(c)
+	c.orphans = newOrphans(c)
+	c.hub = newHub(c)
+	c.wire = &wire{rdb: rdb, client: c.id, workers: c.workers, retried: c.retried}
+	c.wire.cluster, _ = rdb.(*redis.ClusterClient)
+	c.wire.sharded = c.wire.cluster != nil
+	if err := c.checkAcks(s); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// checkAcks refuses a WAIT that go-redis would give up before Redis answers.
+func (c *Client) checkAcks(s settings) error {
+	var timeout time.Duration
+	switch rdb := c.wire.rdb.(type) {
+	case *redis.Client:
+		timeout = rdb.Options().ReadTimeout
+	case *redis.ClusterClient:
+		timeout = rdb.Options().ReadTimeout
+	}
+	if s.acks > 0 && timeout > 0 && s.acksTimeout >= timeout {
+		return invalid("WithReplicaAcks(%d, %s): the timeout must be shorter than the go-redis client's ReadTimeout (%s)",
+			s.acks, s.acksTimeout, timeout)
+	}
+	return nil
+}
+
+// NewLock returns the lock of that name, 1 to [MaxNameLen] bytes. It does not talk to Redis. Locks are cheap: make one
+// where it is needed, or keep it; two of the same name and prefix are the same lock.
+//
+// A name with a Redis hash tag, such as "{user:7}:cart", is used as it is, so that several locks can share a cluster
+// slot; other names get one ("x" and "{x}" are the same lock).
+//
+// A wrong name or option is told by every method of the lock ([ErrInvalid]), and by [Lock.Err].
+func (c *Client) NewLock(name string, options ...Option) *Lock {
+	l := &Lock{client: c, name: name, settings: &c.settings}
+	if len(options) > 0 {
+		s, err := c.settings.with(options)
+		if err == nil {
+			err = c.checkAcks(s)
+		}
+		if err != nil {
+			l.err = err
+			return l
+		}
+		l.settings = &s
+	}
+	l.keys, l.err = newKeys(l.settings.prefix, name)
+	return l
+}
+
+// Close ends the client: calls that wait for a lock return [ErrClosed], as do later ones; the contexts of open sections
+// end with ErrClosed as their cause; nothing is renewed any more, so what is not unlocked is free after its TTL. Unlock
+// still works. When Close returns, every goroutine and connection of the client is gone, and the hooks have seen every
+// event before it. That takes as long as go-redis takes to give up commands that are on the wire (its timeouts).
+//
+// Closing twice is allowed; both calls wait. It always returns nil.
+func (c *Client) Close() error {
+	c.closeOnce.Do(func() {
+		c.workers.close()
+		close(c.closed)
+		c.table.mu.Lock()
+		var cancels []context.CancelCauseFunc
+		for _, h := range c.table.holds {
+			for f := h.frames; f != nil; f = f.next {
+				cancels = append(cancels, f.cancel)
+			}
+		}
+		c.table.mu.Unlock()
+		for _, cancel := range cancels {
+			cancel(ErrClosed)
+		}
+	})
+	c.workers.wait()
+	c.events.close()
+	return nil
+}
+
+func (c *Client) isClosed() bool {
+	select {
+	case <-c.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+// returnGrant gives back a grant that no waiter waits for, unless its hold is known: then the waiter has learnt of it
+// by asking.
+func (c *Client) returnGrant(base, id string) {
+	c.table.mu.Lock()
+	h := c.table.holds[holdKey{base, holderOf(id)}]
+	known := h != nil && h.id == id
+	c.table.mu.Unlock()
+	if !known {
+		k := &keys{name: base, base: base, queue: base + queueSuffix, token: base + tokenSuffix}
+		c.orphans.add(&hold{client: c, keys: k, holder: holderOf(id), id: id, settings: &c.settings}, false)
+	}
+}
+
+// leak is told by the garbage collector that nobody can unlock f any more.
+func (c *Client) leak(f *frame) {
+	t, h := c.table, f.hold
+	t.mu.Lock()
+	leaked := h.state == held && !f.left && !c.isClosed()
+	heldFor := time.Since(h.since)
+	if leaked {
+		f.left, h.leaked = true, true
+	}
+	t.mu.Unlock()
+	if !leaked {
+		return
+	}
+	c.events.log(h.logger, slog.LevelError, "relock: lock leaked: its context was dropped without Unlock",
+		slog.String("lock", h.keys.name), slog.String("holder", h.holder.String()))
+	if h.hooks.Leaked != nil {
+		c.events.emit(func() { h.hooks.Leaked(Leaked{Name: h.keys.name, Holder: h.holder, Held: heldFor}) })
+	}
+}
+
+func (c *Client) retried(r *request, attempt int, err error) {
+	name := ""
+	if len(r.keys) > 0 {
+		name = r.keys[0]
+	}
+	c.events.log(c.settings.logger, slog.LevelDebug, "relock: sending a script again",
+		slog.String("script", r.script.name), slog.String("lock", name), slog.Int("attempt", attempt), slog.Any("error", err))
+	if c.settings.hooks.Retried != nil {
+		c.events.emit(func() {
+			c.settings.hooks.Retried(Retried{Name: name, Script: r.script.name, Attempt: attempt, Err: err})
+		})
+	}
+}
+
+func (c *Client) reconnected(node string, down time.Duration) {
+	c.events.log(c.settings.logger, slog.LevelInfo, "relock: pub/sub connection is back", slog.String("node", node))
+	if c.settings.hooks.Reconnected != nil {
+		c.events.emit(func() { c.settings.hooks.Reconnected(Reconnected{Node: node, Down: down}) })
+	}
+}
+
+// workers starts every goroutine of a client, so that Close can wait for them.
+type workers struct {
+	mu     sync.Mutex
+	idle   *sync.Cond
+	n      int
+	closed bool
+}
+
+func newWorkers() *workers {
+	w := &workers{}
+	w.idle = sync.NewCond(&w.mu)
+	return w
+}
+
+// start runs f in a goroutine. It works after Close too, for the Unlock of a section that outlives the client.
+func (w *workers) start(f func()) {
+	w.mu.Lock()
+	w.n++
+	w.mu.Unlock()
+	go w.run(f)
+}
+
+// startOpen is start for goroutines that a closed client must not begin. It says whether it did.
+func (w *workers) startOpen(f func()) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return false
+	}
+	w.n++
+	go w.run(f)
+	return true
+}
+
+func (w *workers) run(f func()) {
+	defer w.leave()
+	f()
+}
+
+// enter counts a call like a goroutine, so that Close waits for it and for what it still has to clean up. false: closed.
+func (w *workers) enter() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return false
+	}
+	w.n++
+	return true
+}
+
+func (w *workers) leave() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.n--; w.n == 0 {
+		w.idle.Broadcast()
+	}
+}
+
+// close lets no long-lived goroutine, and no call, begin any more.
+func (w *workers) close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.closed = true
+}
+
+// wait returns when nothing is left running.
+func (w *workers) wait() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for w.n > 0 {
+		w.idle.Wait()
+	}
+}

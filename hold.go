@@ -1,0 +1,387 @@
+package relock
+
+import (
+	"container/heap"
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+	"time"
+)
+
+// A hold is one holder's stay in one lock, from the first entry to the last exit. It has a field of its own in Redis (its
+// id), a lease, a token, and one frame for each entry that is open.
+type hold struct {
+	client *Client
+	keys   *keys
+	holder Holder
+	id     string // the field in Redis; never used again
+	*settings
+
+	// step is the turn of whoever changes the hold in Redis: one entry or exit at a time, so that the local count is the
+	// truth that scripts are told. Taken by sending, given back by receiving. It also guards steps.
+	step  chan struct{}
+	steps int64
+	// queued is closed when the first entry has to wait in the queue, nil if nobody else can know the holder yet.
+	queued chan struct{}
+
+	// The rest is guarded by the mutex of the client's table.
+
+	state   holdState
+	end     error // why a hold that was entered is over: ErrReleased or a *LostError
+	token   int64
+	since   time.Time
+	frames  *frame // open entries, newest first
+	count   int    // of frames
+	deepest int
+
+	// deadline is when the lease is over as far as this process can know: the time before the command that set the
+	// lease was sent, plus the lease, minus a margin for clocks that run apart.
+	deadline time.Time
+	renewed  time.Time // the time before the command that last set the lease was sent
+	due      time.Time // when the watchdog looks at it next
+	failures int       // renewals in a row that were not confirmed
+	renewing bool      // a renewal is on the wire
+	leaked   bool
+	index    int // in the watchdog's heap, -1 if not in it
+}
+
+type holdState int
+
+const (
+	entering holdState = iota // the first entry is being asked for
+	held
+	leaving // the last exit is on the wire; the watchdog has let go
+	over
+)
+
+// firstStep is the step of a first entry; each later entry or exit of the hold has the next number. A script that runs
+// late has a lower step than what has happened since, and leaves the hold alone.
+const firstStep = 1
+
+func (h *hold) nextStep() int64 {
+	h.steps++
+	return h.steps
+}
+
+// refresh is the lease in milliseconds that re-entry and partial exit set, as they talk to Redis anyway. They leave a
+// fixed lease alone (0).
+func (h *hold) refresh() int64 {
+	if h.fixed {
+		return 0
+	}
+	return millis(h.ttl)
+}
+
+// margin is what a deadline is earlier than the lease in Redis: 1 % for clocks that run at different rates, and 2 ms
+// for the resolution of Redis's expiry. (The figures of the Redlock algorithm.)
+func margin(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Millisecond }
+
+// safeUntil is the deadline of a lease that was set by a command sent at that time.
+func safeUntil(sent time.Time, ttl time.Duration) time.Time { return sent.Add(ttl - margin(ttl)) }
+
+// turn waits for the step until ctx is done.
+func (h *hold) turn(ctx context.Context) error {
+	select {
+	case h.step <- struct{}{}:
+		return nil
+	default:
+	}
+	select {
+	case h.step <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ended(ctx)
+	}
+}
+
+func (h *hold) endTurn() { <-h.step }
+
+// frame is one entry of a hold. The context that Lock returns refers to its frame, but no frame refers to that context:
+// so when the caller drops it without Unlock, the garbage collector tells.
+type frame struct {
+	hold    *hold
+	outer   *frame          // the frame that the caller's context carried, of whichever lock
+	base    context.Context // the caller's context outside all frames
+	ctx     context.Context // ends when the frame ends; parent of everything done inside
+	cancel  context.CancelCauseFunc
+	self    carried
+	cleanup runtime.Cleanup
+
+	// Guarded by the mutex of the client's table.
+	left       bool   // Unlock was called
+	next, prev *frame // in hold.frames
+}
+
+// entry is the context that Lock returns.
+type entry struct {
+	context.Context
+	frame *frame
+}
+
+func (e *entry) Value(key any) any {
+	if key == (carriedKey{}) {
+		return &e.frame.self
+	}
+	return e.Context.Value(key)
+}
+
+// newFrame makes the frame of one more entry, and the context for the caller.
+func newFrame(parent context.Context, h *hold) (*frame, *entry) {
+	f := &frame{hold: h, outer: carriedBy(parent).frame, base: parent}
+	if f.outer != nil {
+		f.base = f.outer.base
+	}
+	f.ctx, f.cancel = context.WithCancelCause(parent)
+	f.self = carried{holder: h.holder, frame: f}
+	return f, &entry{Context: f.ctx, frame: f}
+}
+
+// watch makes the garbage collector report an entry that is dropped without Unlock.
+func (f *frame) watch(e *entry) {
+	f.cleanup = runtime.AddCleanup(e, func(f *frame) { f.hold.client.leak(f) }, f)
+}
+
+// frameOf is the nearest frame of this lock that ctx carries, open or not. nil: none.
+func frameOf(ctx context.Context, c *Client, base string) *frame {
+	for f := carriedBy(ctx).frame; f != nil; f = f.outer {
+		if f.hold.client == c && f.hold.keys.base == base {
+			return f
+		}
+	}
+	return nil
+}
+
+// wanted says whether somebody still works under this frame, so that the lease is worth renewing. Its context ends with
+// the caller's, and with any frame around it. An outer frame that was left early does not count: this one is still open,
+// and lasts as long as the caller's context outside of all frames.
+func (f *frame) wanted() bool {
+	if f.left {
+		return false
+	}
+	if f.ctx.Err() == nil {
+		return true
+	}
+	return errors.Is(context.Cause(f.ctx), ErrReleased) && f.base.Err() == nil
+}
+
+// leave closes an entry, in Redis too. The entry is closed here whatever happens there.
+func (h *hold) leave(ctx context.Context, f *frame) error {
+	c, t := h.client, h.client.table
+	noTurn := h.turn(ctx)
+	if noTurn == nil {
+		defer h.endTurn()
+	}
+	t.mu.Lock()
+	if h.state == over {
+		defer t.mu.Unlock()
+		return h.end
+	}
+	t.removeLocked(f)
+	target := h.count
+	switch {
+	case noTurn != nil && target == 0: // another entry or exit hangs; it will find that the hold is over
+		t.finishLocked(h, ErrReleased)
+	case target == 0:
+		h.state = leaving
+		t.unscheduleLocked(h)
+	}
+	t.mu.Unlock()
+
+	if noTurn != nil {
+		if target == 0 {
+			c.orphans.add(h, true)
+		}
+		return noTurn
+	}
+	if target > 0 && h.localReentry {
+		return nil
+	}
+	there, answer, err := c.wire.release(ctx, h, target, effort{})
+	switch {
+	case target > 0 && err != nil:
+		return err // the next step of the hold sets the count
+	case target > 0 && there:
+		if !h.fixed {
+			t.renewed(h, answer.sent, h.ttl)
+		}
+		return nil
+	case err == nil && !there && !(target == 0 && answer.unsure && time.Now().Before(h.deadline)):
+		// Not ours, and not by an earlier try of this very release.
+		return h.lose(LossTaken)
+	}
+	h.released(err)
+	if err != nil {
+		c.orphans.add(h, answer.unsure)
+	}
+	return err
+}
+
+// released ends a hold whose last entry was left, and tells so.
+func (h *hold) released(err error) {
+	c, t := h.client, h.client.table
+	t.mu.Lock()
+	t.finishLocked(h, ErrReleased)
+	event := Released{Name: h.keys.name, Holder: h.holder, Held: time.Since(h.since), MaxDepth: h.deepest, Err: err}
+	t.mu.Unlock()
+	if h.hooks.Released != nil {
+		c.events.emit(func() { h.hooks.Released(event) })
+	}
+}
+
+// lose ends a hold that was lost, tells its sections, and returns the error that they get.
+func (h *hold) lose(reason LossReason) error {
+	t := h.client.table
+	t.mu.Lock()
+	if h.state == over {
+		defer t.mu.Unlock()
+		return h.end
+	}
+	l := t.loseLocked(h, reason)
+	t.mu.Unlock()
+	l.tell()
+	return l.err
+}
+
+// table is all holds of a client. Its one mutex guards them, their frames and the watchdog's heap; each section under it
+// is a few map and heap operations long, and nothing is called from it that could block.
+type table struct {
+	mu     sync.Mutex
+	holds  map[holdKey]*hold
+	leases leases
+}
+
+type holdKey struct {
+	base   string
+	holder Holder
+}
+
+func newTable() *table { return &table{holds: make(map[holdKey]*hold)} }
+
+// join returns the hold of this holder in this lock. If there is none it takes in the one that make returns, whose step
+// the caller has.
+func (t *table) join(key holdKey, make func() *hold) (h *hold, first bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h = t.holds[key]; h != nil {
+		return h, false
+	}
+	h = make()
+	t.holds[key] = h
+	return h, true
+}
+
+func (t *table) addLocked(h *hold, f *frame) {
+	f.next = h.frames
+	if f.next != nil {
+		f.next.prev = f
+	}
+	h.frames = f
+	h.count++
+	h.deepest = max(h.deepest, h.count)
+}
+
+func (t *table) removeLocked(f *frame) {
+	if f.prev != nil {
+		f.prev.next = f.next
+	} else {
+		f.hold.frames = f.next
+	}
+	if f.next != nil {
+		f.next.prev = f.prev
+	}
+	f.next, f.prev = nil, nil
+	f.hold.count--
+}
+
+// finishLocked ends a hold. The frames stay, for whoever has to tell them.
+func (t *table) finishLocked(h *hold, end error) {
+	h.state, h.end = over, end
+	t.unscheduleLocked(h)
+	key := holdKey{h.keys.base, h.holder}
+	if t.holds[key] == h {
+		delete(t.holds, key)
+	}
+}
+
+// renewed notes that a command sent at that time has set the lease.
+func (t *table) renewed(h *hold, sent time.Time, lease time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if until := safeUntil(sent, lease); h.state == held && until.After(h.deadline) {
+		h.renewed, h.deadline = sent, until
+		t.rescheduleLocked(h, t.renewalLocked(h))
+	}
+}
+
+// wantedLocked says whether any frame of h is still worked under.
+func (t *table) wantedLocked(h *hold) bool {
+	for f := h.frames; f != nil; f = f.next {
+		if f.wanted() {
+			return true
+		}
+	}
+	return false
+}
+
+// renewalLocked is when h should be renewed, or its deadline if it should not.
+func (t *table) renewalLocked(h *hold) time.Time {
+	if h.fixed {
+		return h.deadline
+	}
+	if due := h.renewed.Add(h.ttl / 3); due.Before(h.deadline) {
+		return due
+	}
+	return h.deadline
+}
+
+func (t *table) scheduleLocked(h *hold) {
+	h.due = t.renewalLocked(h)
+	if h.index < 0 {
+		heap.Push(&t.leases, h)
+	} else {
+		heap.Fix(&t.leases, h.index)
+	}
+}
+
+func (t *table) rescheduleLocked(h *hold, due time.Time) {
+	h.due = due
+	if h.deadline.Before(due) {
+		h.due = h.deadline
+	}
+	if h.index >= 0 {
+		heap.Fix(&t.leases, h.index)
+	}
+}
+
+func (t *table) unscheduleLocked(h *hold) {
+	if h.index >= 0 {
+		heap.Remove(&t.leases, h.index)
+	}
+}
+
+// leases is a heap of holds by the time the watchdog looks at them next.
+type leases []*hold
+
+func (l leases) Len() int           { return len(l) }
+func (l leases) Less(i, j int) bool { return l[i].due.Before(l[j].due) }
+func (l leases) Swap(i, j int) {
+	l[i], l[j] = l[j], l[i]
+	l[i].index, l[j].index = i, j
+}
+
+func (l *leases) Push(x any) {
+	h := x.(*hold)
+	h.index = len(*l)
+	*l = append(*l, h)
+}
+
+func (l *leases) Pop() any {
+	old := *l
+	n := len(old) - 1
+	h := old[n]
+	old[n] = nil
+	*l = old[:n]
+	h.index = -1
+	return h
+}

@@ -1,0 +1,226 @@
+package relock
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// Hooks are functions that a client calls when something happens, for metrics and traces. Each may be nil. They are
+// called one after another, in order, by one goroutine of the client that does nothing else: a hook that is slow, blocks
+// or panics changes nothing for the lock. Events that pile up behind a slow hook are dropped beyond [EventBacklog], and
+// the number dropped is logged. [Client.Close] waits for the events before it.
+//
+// The lock name is in every event. It is rarely fit for a metric label: map it to a bounded set first.
+type Hooks struct {
+	// AcquireStarted is called when Lock, TryLock or TryLockFor begins.
+	AcquireStarted func(AcquireStarted)
+	// AcquireFinished is called when it returns, whatever the outcome.
+	AcquireFinished func(AcquireFinished)
+	// Queued is called when a waiter has joined the queue of the lock.
+	Queued func(Queued)
+	// Released is called when the last entry of a hold was left with Unlock.
+	Released func(Released)
+	// Renewed is called after each batch of renewals, successful or not.
+	Renewed func(Renewed)
+	// Lost is called when a hold ended without Unlock.
+	Lost func(Lost)
+	// Leaked is called when the context of an open entry was garbage collected: a Lock without Unlock.
+	Leaked func(Leaked)
+	// Reconnected is called when the pub/sub connection was lost and is back.
+	Reconnected func(Reconnected)
+	// Retried is called when a script is about to be sent again.
+	Retried func(Retried)
+}
+
+// EventBacklog is how many events may wait for the hooks of a client.
+const EventBacklog = 4096
+
+// Outcome is how an attempt to acquire ended. The set is bounded, fit for a metric label.
+type Outcome string
+
+// The outcomes of an acquire.
+const (
+	OutcomeAcquired Outcome = "acquired"
+	OutcomeLocked   Outcome = "locked"   // another holder has it, and the wait (if any) was over
+	OutcomeCanceled Outcome = "canceled" // the context was done before Redis had said who has it
+	OutcomeClosed   Outcome = "closed"
+	OutcomeLost     Outcome = "lost" // a nested entry found that the outer section had lost the lock
+	OutcomeError    Outcome = "error"
+)
+
+// Wake is what told a waiter that the lock is its own. The set is bounded.
+type Wake string
+
+// The ways to get a lock.
+const (
+	WakeNone    Wake = ""        // it was free, or ours: no wait
+	WakeGrant   Wake = "grant"   // the grant arrived on the pub/sub connection
+	WakeRecheck Wake = "recheck" // asked again, because the owner's lease should have ended, or the connection was new
+)
+
+// AcquireStarted is the event of [Hooks.AcquireStarted].
+type AcquireStarted struct {
+	Context context.Context // the caller's, for traces
+	Name    string
+	Start   time.Time
+}
+
+// AcquireFinished is the event of [Hooks.AcquireFinished].
+type AcquireFinished struct {
+	Context   context.Context // the caller's, for traces
+	Name      string
+	Holder    Holder
+	Start     time.Time
+	Duration  time.Duration // from call to return
+	Outcome   Outcome
+	Reentrant bool  // a nested entry
+	Depth     int   // the hold count after the entry
+	Waited    bool  // it was queued
+	Wake      Wake  // what ended the wait
+	Token     int64 // fencing token, 0 without the lock
+	Err       error // what the call returned
+}
+
+// Queued is the event of [Hooks.Queued].
+type Queued struct {
+	Name     string
+	Holder   Holder
+	Position int // how many wait before this one
+}
+
+// Released is the event of [Hooks.Released].
+type Released struct {
+	Name     string
+	Holder   Holder
+	Held     time.Duration // from the first entry to the last exit
+	MaxDepth int           // the highest hold count
+	Err      error         // the release was not confirmed
+}
+
+// Renewed is the event of [Hooks.Renewed].
+type Renewed struct {
+	Locks    int // holds in the batch
+	Lost     int // holds that Redis did not have any more
+	Failed   int // holds whose renewal was not confirmed; they are tried again until their deadline
+	Duration time.Duration
+	Err      error // the first failure
+}
+
+// Lost is the event of [Hooks.Lost].
+type Lost struct {
+	Name   string
+	Holder Holder
+	Token  int64
+	Reason LossReason
+	Held   time.Duration
+}
+
+// Leaked is the event of [Hooks.Leaked].
+type Leaked struct {
+	Name   string
+	Holder Holder
+	Held   time.Duration
+}
+
+// Reconnected is the event of [Hooks.Reconnected].
+type Reconnected struct {
+	Node string // empty unless Redis is a cluster
+	Down time.Duration
+}
+
+// Retried is the event of [Hooks.Retried].
+type Retried struct {
+	Name    string
+	Script  string
+	Attempt int // the number of the attempt that failed, from 1
+	Err     error
+}
+
+// events runs hooks and log calls away from the code that locks. Its worker starts with the first event.
+type events struct {
+	queue  chan func()
+	logger *slog.Logger
+
+	mu      sync.Mutex
+	dropped int
+	started bool
+	closed  bool
+	done    chan struct{}
+}
+
+func newEvents(c *Client) *events {
+	return &events{queue: make(chan func(), EventBacklog), logger: c.settings.logger, done: make(chan struct{})}
+}
+
+// emit hands one call to the worker and never blocks.
+func (e *events) emit(call func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return
+	}
+	if !e.started {
+		e.started = true
+		go e.run()
+	}
+	select {
+	case e.queue <- call:
+	default:
+		e.dropped++
+	}
+}
+
+// log is emit for a log record.
+func (e *events) log(l *slog.Logger, level slog.Level, msg string, attrs ...slog.Attr) {
+	if l.Enabled(context.Background(), level) {
+		e.emit(func() { l.LogAttrs(context.Background(), level, msg, attrs...) })
+	}
+}
+
+// run is the worker. It ends when close was called and everything before it has run.
+func (e *events) run() {
+	defer close(e.done)
+	for call := range e.queue {
+		e.call(call)
+		e.mu.Lock()
+		dropped := e.dropped
+		e.dropped = 0
+		e.mu.Unlock()
+		if dropped > 0 {
+			e.call(func() { e.logger.Warn("relock: events dropped behind a slow hook", "events", dropped) })
+		}
+	}
+}
+
+// call survives a panic of code that is not ours.
+func (e *events) call(call func()) {
+	defer func() {
+		if r := recover(); r != nil {
+			defer func() { _ = recover() }() // the logger may be what panics
+			e.logger.Error("relock: a hook panicked", "panic", r)
+		}
+	}()
+	call()
+}
+
+// hookLimit is how long Close waits for hooks that do not return.
+const hookLimit = 5 * time.Second
+
+// close drops later events and waits for the worker.
+func (e *events) close() {
+	e.mu.Lock()
+	if !e.closed {
+		e.closed = true
+		close(e.queue)
+		if !e.started {
+			close(e.done)
+		}
+	}
+	e.mu.Unlock()
+	select {
+	case <-e.done:
+	case <-time.After(hookLimit):
+	}
+}

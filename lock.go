@@ -1,0 +1,681 @@
+package relock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+)
+
+// Locker is the part of [Lock] that most services need; depend on it to fake a lock in tests.
+type Locker interface {
+	Lock(ctx context.Context) (context.Context, error)
+	TryLock(ctx context.Context) (context.Context, error)
+	Unlock(ctx context.Context) error
+}
+
+var _ Locker = (*Lock)(nil)
+
+// Lock is a named lock, made by [Client.NewLock]. It has no state of its own: who holds it is in Redis, in the Client,
+// and in the contexts that its methods return. It is safe for concurrent use.
+type Lock struct {
+	client   *Client
+	name     string
+	keys     *keys
+	settings *settings
+	err      error // name or options are wrong
+}
+
+// Name returns the name the lock was made with.
+func (l *Lock) Name() string { return l.name }
+
+// Err returns what is wrong with the name or the options ([ErrInvalid]), nil if nothing is. Every other method of such a
+// lock returns it too.
+func (l *Lock) Err() error { return l.err }
+
+// Do runs fn while it holds the lock: it locks (as [Lock.Lock]), runs fn with the section's context, and unlocks, also
+// when fn panics.
+//
+// If the lock is lost while fn runs, that context ends, and the error (a [*LostError], [ErrLockLost]) is joined to what fn
+// returns: drivers only say "context canceled", and what fn did last may have happened without the lock. An Unlock that
+// Redis did not confirm is joined too. If the lock cannot be had, fn is not run.
+func (l *Lock) Do(ctx context.Context, fn func(ctx context.Context) error) (err error) {
+	section, err := l.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if unlockErr := l.Unlock(section); unlockErr != nil && !errors.Is(err, unlockErr) {
+			err = errors.Join(err, unlockErr)
+		}
+	}()
+	return fn(section)
+}
+
+// Lock waits until the holder has the lock, and enters it. Waiters are served first come, first served, across processes.
+//
+// If ctx carries a holder (it, or one of its parents, came from Lock, or from [WithHolder]), the lock is taken as that
+// holder, and if the holder has the lock already, the call enters at once, one level deeper. Otherwise a new holder is
+// made, so two unrelated calls never enter together by accident.
+//
+// The context that Lock returns is for the work in the section and for Unlock. It carries the holder and this entry, and
+// ends when ctx ends, when the entry is unlocked ([context.Cause] is [ErrReleased]), when the lock is lost ([ErrLockLost])
+// and when the client is closed ([ErrClosed]). When ctx is done the lease is not renewed any more, so a section that is
+// never unlocked ends at most one TTL after its request.
+//
+// On error the context returned is ctx itself, and the holder has not entered:
+//   - [ErrLocked] together with ctx's error: ctx was done while another holder had the lock.
+//   - ctx's error alone: it was done before Redis said who has the lock. Lock returns promptly also when Redis is
+//     silent; what it may have left there is taken back in the background.
+//   - [ErrLockLost]: ctx is inside a section of this lock that was lost.
+//   - [ErrNotReplicated]: see [WithReplicaAcks].
+//   - [ErrClosed], [ErrInvalid].
+//   - an error reply of Redis that asking again would not change, such as NOAUTH or WRONGTYPE. While Redis cannot be
+//     reached, is loading or fails over, Lock goes on trying until ctx is done.
+func (l *Lock) Lock(ctx context.Context) (context.Context, error) {
+	return l.acquire(ctx, forever)
+}
+
+// TryLock enters the lock if it is free, or the holder has it already; otherwise it returns a [*LockedError] at once. It
+// does not queue, and a lock that is free while others queue goes to them. If Redis does not answer it tries a few times.
+// All else is as for [Lock.Lock].
+func (l *Lock) TryLock(ctx context.Context) (context.Context, error) {
+	return l.acquire(ctx, 0)
+}
+
+// TryLockFor is [Lock.Lock] that gives up with a [*LockedError] after wait, which is not a deadline of the context
+// that it returns. A wait of 0 is TryLock; below 0 is [ErrInvalid].
+func (l *Lock) TryLockFor(ctx context.Context, wait time.Duration) (context.Context, error) {
+	if l.err == nil && wait < 0 {
+		return ctx, invalid("TryLockFor(%s): the wait must not be negative; Lock waits without limit", wait)
+	}
+	return l.acquire(ctx, wait)
+}
+
+// forever is the wait of Lock.
+const forever time.Duration = -1
+
+// errWaitOver is the cause of a wait's own end.
+var errWaitOver = errors.New("relock: the wait is over")
+
+// tryAttempts is how often a call that does not wait sends a command that Redis does not answer.
+const tryAttempts = 3
+
+// acquire is Lock, TryLock and TryLockFor: it tells the hooks, and leaves the rest to enter.
+func (l *Lock) acquire(ctx context.Context, wait time.Duration) (context.Context, error) {
+	if l.err != nil {
+		return ctx, l.err
+	}
+	c := l.client
+	if !c.workers.enter() {
+		return ctx, l.failed("lock", Holder{}, ErrClosed)
+	}
+	defer c.workers.leave()
+	hooks, start := &l.settings.hooks, time.Now()
+	if hooks.AcquireStarted != nil {
+		c.events.emit(func() { hooks.AcquireStarted(AcquireStarted{Context: ctx, Name: l.name, Start: start}) })
+	}
+	a := &acquiring{lock: l, ctx: ctx, waiting: ctx, mayWait: wait != 0}
+	if wait > 0 {
+		var cancel context.CancelFunc
+		a.waiting, cancel = context.WithTimeoutCause(ctx, wait, errWaitOver)
+		defer cancel()
+	}
+	err := a.enter()
+	if hooks.AcquireFinished != nil {
+		event := AcquireFinished{
+			Context: ctx, Name: l.name, Holder: a.holder, Start: start, Duration: time.Since(start), Outcome: outcome(err),
+			Reentrant: a.depth > 1, Depth: a.depth, Waited: a.arrival != 0, Wake: a.wake, Token: a.token, Err: err,
+		}
+		c.events.emit(func() { hooks.AcquireFinished(event) })
+	}
+	if err != nil {
+		return ctx, err
+	}
+	return a.section, nil
+}
+
+func outcome(err error) Outcome {
+	switch {
+	case err == nil:
+		return OutcomeAcquired
+	case errors.Is(err, ErrLockLost):
+		return OutcomeLost
+	case errors.Is(err, ErrLocked):
+		return OutcomeLocked
+	case errors.Is(err, ErrClosed):
+		return OutcomeClosed
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return OutcomeCanceled
+	default:
+		return OutcomeError
+	}
+}
+
+// acquiring is one call on its way to the lock.
+type acquiring struct {
+	lock    *Lock
+	ctx     context.Context // the caller's
+	waiting context.Context // ends with it, and with the wait
+	mayWait bool
+	holder  Holder
+
+	// What is known on the way.
+	waiter    *waiter      // set while our channel is heard
+	arrival   int64        // our place in the queue, once we have one
+	ungranted time.Time    // the last moment at which we surely did not have the lock
+	unsure    bool         // a command was sent that may run later than all that follows
+	refusal   *LockedError // what Redis said last
+
+	// What has come of it.
+	section *entry
+	depth   int
+	token   int64
+	wake    Wake
+}
+
+// enter finds or makes the holder's hold in this lock, and takes its turn with it.
+func (a *acquiring) enter() error {
+	l := a.lock
+	a.holder = carriedBy(a.ctx).holder
+	fresh := a.holder == Holder{}
+	if fresh {
+		a.holder = newHolder(l.client.id)
+	}
+	if a.ctx.Err() != nil {
+		return l.failed("lock", a.holder, ended(a.ctx))
+	}
+	key := holdKey{l.keys.base, a.holder}
+	for {
+		h, first := l.client.table.join(key, func() *hold { return l.newHold(a.holder, fresh) })
+		if first {
+			err := a.first(h)
+			h.endTurn()
+			return err
+		}
+		if err := a.awaitTurn(h); err != nil {
+			a.refusal = &LockedError{Name: l.name}
+			return a.failed(err)
+		}
+		again, err := a.nested(h)
+		h.endTurn()
+		if !again {
+			return err
+		}
+	}
+}
+
+// newHold makes a hold whose first entry is about to be asked for, by the caller, whose turn it is.
+func (l *Lock) newHold(holder Holder, fresh bool) *hold {
+	h := &hold{
+		client: l.client, keys: l.keys, holder: holder, id: holder.newHold(), settings: l.settings,
+		step: make(chan struct{}, 1), steps: firstStep, index: -1,
+	}
+	if !fresh {
+		h.queued = make(chan struct{})
+	}
+	h.step <- struct{}{}
+	return h
+}
+
+// awaitTurn waits for our turn with a hold of our holder. Another call of that holder may be waiting in the queue for
+// it; a call that may not wait does not wait for that.
+func (a *acquiring) awaitTurn(h *hold) error {
+	queued := h.queued
+	if a.mayWait {
+		queued = nil
+	}
+	select {
+	case h.step <- struct{}{}:
+		return nil
+	default:
+	}
+	select {
+	case h.step <- struct{}{}:
+		return nil
+	case <-queued:
+		return errWaitOver
+	case <-h.client.closed:
+		return ErrClosed
+	case <-a.waiting.Done():
+		return ended(a.waiting)
+	}
+}
+
+// effort is how hard a command of this call is tried.
+func (a *acquiring) effort() effort {
+	e := effort{stop: a.lock.client.closed}
+	if !a.mayWait {
+		e.tries = tryAttempts
+	}
+	return e
+}
+
+// nested enters a hold once more. again: it was over when our turn came.
+func (a *acquiring) nested(h *hold) (again bool, err error) {
+	l, t := a.lock, h.client.table
+	t.mu.Lock()
+	state, target, deadline := h.state, h.count+1, h.deadline
+	t.mu.Unlock()
+	if state != held {
+		return true, nil
+	}
+	if !time.Now().Before(deadline) {
+		h.lose(LossExpired) // the watchdog is about to find out
+		return true, nil
+	}
+	if !h.localReentry {
+		// If this fails, Redis may count the entry or not. The next step of the hold sets the count that is true then.
+		reply, answer, err := l.client.wire.acquire(a.waiting, h, target, false, 0, a.effort())
+		if err != nil {
+			return false, a.failed(err)
+		}
+		if reply.status != acquireOurs {
+			return false, h.lose(LossTaken)
+		}
+		if !h.fixed {
+			t.renewed(h, answer.sent, h.ttl)
+		}
+	}
+	return false, a.begin(h, func() bool { return h.state == held })
+}
+
+// first takes the lock for a new hold: it asks, and if another holder has the lock, hears the lock's channel, joins the
+// queue, and waits.
+func (a *acquiring) first(h *hold) error {
+	l, c := a.lock, a.lock.client
+	if a.mayWait {
+		a.waiter = c.hub.listen(h)
+	}
+	for {
+		reply, answer, err := c.wire.acquire(a.waiting, h, 1, a.waiter != nil, a.arrival, a.effort())
+		a.unsure = a.unsure || answer.unsure
+		if err != nil {
+			return a.giveUp(h, err)
+		}
+		switch reply.status {
+		case acquireOurs:
+			if h.acks > answer.acked {
+				return a.undo(h, answer.acked)
+			}
+			if a.arrival != 0 && a.wake == WakeNone {
+				a.wake = WakeRecheck
+			}
+			if !a.own(h, reply.token, answer.sent) {
+				continue // the reply took longer than the lease
+			}
+			return a.enterFirst(h)
+
+		case acquireQueued:
+			a.refusal = &LockedError{Name: l.name, Holder: holderOf(reply.owner), TTL: reply.remaining}
+			a.ungranted = answer.sent
+			if a.arrival == 0 {
+				a.arrival = reply.arrival
+				a.joined(h, reply.position)
+			}
+			token, err := a.wait(recheckAfter(h, reply))
+			if err != nil {
+				return a.giveUp(h, err)
+			}
+			if token == 0 {
+				continue
+			}
+			a.wake = WakeGrant
+			// It is ours, for as long as a lease that began when we last knew that it was not. Where that is too little,
+			// or replicas must confirm it, we ask.
+			enough := h.ttl / 2
+			if h.fixed {
+				enough = h.ttl - h.ttl/10
+			}
+			if h.acks > 0 || time.Until(safeUntil(a.ungranted, h.ttl)) < enough || !a.own(h, token, a.ungranted) {
+				continue
+			}
+			return a.enterFirst(h)
+
+		case acquireBusy:
+			a.refusal = &LockedError{Name: l.name, Holder: holderOf(reply.owner), TTL: reply.remaining}
+			if !a.mayWait {
+				return a.giveUp(h, nil)
+			}
+			if a.waiter, err = c.hub.subscribe(a.waiting, h); err != nil {
+				return a.giveUp(h, err)
+			}
+
+		default:
+			return a.giveUp(h, badReply(acquireScript, reply))
+		}
+	}
+}
+
+// own notes the lease of a new hold. false: it is over already.
+func (a *acquiring) own(h *hold, token int64, sent time.Time) bool {
+	deadline := safeUntil(sent, h.ttl)
+	t := h.client.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !time.Now().Before(deadline) {
+		return false
+	}
+	h.token, h.since, h.renewed, h.deadline = token, time.Now(), sent, deadline
+	return true
+}
+
+// enterFirst makes a hold that we own held.
+func (a *acquiring) enterFirst(h *hold) error {
+	err := a.begin(h, func() bool {
+		h.state = held
+		h.client.table.scheduleLocked(h)
+		h.client.watchdog.nudgeLocked()
+		return true
+	})
+	if err != nil {
+		return a.giveUp(h, err)
+	}
+	if a.waiter != nil {
+		a.waiter.close()
+	}
+	return nil
+}
+
+// begin adds our entry to a hold, if the hold allows it, which is asked under the table's mutex.
+func (a *acquiring) begin(h *hold, allowed func() bool) error {
+	f, section := newFrame(a.ctx, h)
+	c, t := h.client, h.client.table
+	t.mu.Lock()
+	var err error
+	switch {
+	case c.isClosed():
+		err = a.lock.failed("lock", a.holder, ErrClosed)
+	case !allowed():
+		err = h.end
+	default:
+		t.addLocked(h, f)
+		a.section, a.depth, a.token = section, h.count, h.token
+	}
+	t.mu.Unlock()
+	if err != nil {
+		f.cancel(err)
+		return err
+	}
+	f.watch(section)
+	return nil
+}
+
+// joined tells that we have a place in the queue.
+func (a *acquiring) joined(h *hold, position int) {
+	if h.queued != nil {
+		close(h.queued)
+	}
+	if h.hooks.Queued != nil {
+		h.client.events.emit(func() { h.hooks.Queued(Queued{Name: a.lock.name, Holder: a.holder, Position: position}) })
+	}
+}
+
+// wait blocks until the grant comes (its token), or there is a reason to ask Redis (no token).
+func (a *acquiring) wait(recheck time.Duration) (token int64, err error) {
+	timer := time.NewTimer(recheck)
+	defer timer.Stop()
+	select {
+	case token := <-a.waiter.granted:
+		return token, nil
+	case <-a.waiter.again: // the connection was lost, and what was published meanwhile with it
+		return 0, nil
+	case <-timer.C:
+		return 0, nil
+	case err := <-a.waiter.failed:
+		return 0, err
+	case <-a.lock.client.closed:
+		return 0, ErrClosed
+	case <-a.waiting.Done():
+		return 0, ended(a.waiting)
+	}
+}
+
+// recheckAfter is when a waiter asks for itself: when the owner's lease should be over. The first few are there at once,
+// so that a crashed holder costs little more than its lease; the others leave them some time, as one is enough.
+func recheckAfter(h *hold, reply acquisition) time.Duration {
+	const prompt = 4
+	d := reply.remaining
+	if d < 0 { // no lease at all: somebody else wrote this key
+		d = h.ttl
+	}
+	if reply.position < prompt {
+		return d + time.Millisecond + rand.N(5*time.Millisecond)
+	}
+	return d + rand.N(h.ttl/3)
+}
+
+// giveUp ends a first entry that failed. Whatever it may have left in Redis is taken back in the background.
+func (a *acquiring) giveUp(h *hold, err error) error {
+	c := h.client
+	if a.waiter != nil {
+		a.waiter.close()
+	}
+	c.table.mu.Lock()
+	owned := !h.deadline.IsZero()
+	c.table.finishLocked(h, err)
+	c.table.mu.Unlock()
+	if a.unsure || a.arrival != 0 || owned {
+		c.orphans.add(h, a.unsure)
+	}
+	return a.failed(err)
+}
+
+// undo takes back an entry that too few replicas have confirmed.
+func (a *acquiring) undo(h *hold, acked int) error {
+	c := h.client
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.ctx), unlockLimit)
+	defer cancel()
+	_, _, err := c.wire.release(ctx, h, 0, effort{})
+	a.unsure = a.unsure || err != nil
+	if err != nil {
+		a.arrival = max(a.arrival, 1) // there is something to take back
+	}
+	return a.giveUp(h, fmt.Errorf("%w: %d of %d within %s", ErrNotReplicated, acked, h.acks, h.acksTimeout))
+}
+
+// failed is the error of a call that did not enter: what Redis said last, and what ended the call.
+func (a *acquiring) failed(err error) error {
+	refused := a.refusal != nil
+	switch {
+	case refused && (err == nil || errors.Is(err, errWaitOver) && a.ctx.Err() == nil):
+		return a.refusal
+	case refused && a.ctx.Err() != nil && !errors.Is(err, ErrClosed):
+		a.refusal.Err = err
+		return a.refusal
+	default:
+		return a.lock.failed("lock", a.holder, err)
+	}
+}
+
+// failed wraps an error with what it was about.
+func (l *Lock) failed(op string, holder Holder, err error) error {
+	return &OpError{Op: op, Name: l.name, Holder: holder, Err: err}
+}
+
+// unlockLimit is how long Unlock tries to reach Redis.
+const unlockLimit = 5 * time.Second
+
+// Unlock leaves the entry of this lock that ctx carries, the nearest one if there are several. The lock is free, and is
+// granted to the next waiter, when all entries of the holder are left, in whatever order. ctx is the context that Lock
+// returned, or one derived from it; it may be done already: Unlock has a time limit of its own (5 s, or the end of the
+// lease).
+//
+// In every case the entry is left, and its context has ended. Errors:
+//   - [ErrNotHeld]: ctx carries no entry of this lock, or it was left before. Nothing was changed, and outer sections
+//     keep theirs.
+//   - [ErrLockLost]: the lock was lost before this Unlock. What the section did last may have happened without it.
+//   - [ErrInvalid]: the name or the options of the lock are wrong.
+//   - any other: Redis did not confirm. If it was the last entry, the lock is taken back in the background, and free
+//     within its TTL at the latest; otherwise the holder's other entries are as they were.
+func (l *Lock) Unlock(ctx context.Context) error {
+	if l.err != nil {
+		return l.err
+	}
+	f := frameOf(ctx, l.client, l.keys.base)
+	if f == nil {
+		return l.failed("unlock", Holder{}, ErrNotHeld)
+	}
+	h, t := f.hold, l.client.table
+	t.mu.Lock()
+	if f.left {
+		t.mu.Unlock()
+		return l.failed("unlock", h.holder, ErrNotHeld)
+	}
+	f.left = true
+	limit := min(unlockLimit, time.Until(h.deadline))
+	t.mu.Unlock()
+	f.cleanup.Stop()
+	f.cancel(ErrReleased) // the work ends before the lock is free
+
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
+	defer cancel()
+	err := h.leave(ctx, f)
+	var lost *LostError
+	if err == nil || errors.As(err, &lost) {
+		return err
+	}
+	return l.failed("unlock", h.holder, fmt.Errorf("not confirmed by Redis, so the lock is free within %s: %w", h.ttl, err))
+}
+
+// Token returns the fencing token of the section that ctx is in, 0 outside of one or after it was lost. Every new hold of
+// a lock has a larger token than all before it, across processes and restarts of Redis. Give it to the resource that the
+// lock guards, and let the resource refuse a token smaller than the largest it has seen: then a holder that lost the
+// lock without noticing can do no harm.
+//
+// It is local: no round trip.
+func (l *Lock) Token(ctx context.Context) int64 {
+	token, _, _ := l.look(ctx)
+	return token
+}
+
+// Remaining returns how long the lock is still safely ours if no renewal succeeds from now on, 0 outside of a section.
+// It is a little less than the lease in Redis. It is local: no round trip.
+func (l *Lock) Remaining(ctx context.Context) time.Duration {
+	_, remaining, _ := l.look(ctx)
+	return remaining
+}
+
+// Count returns how many entries the holder has open in this lock, 0 outside of a section. It is local: no round trip.
+func (l *Lock) Count(ctx context.Context) int {
+	_, _, count := l.look(ctx)
+	return count
+}
+
+// Held says whether ctx is in a section of this lock whose lease is not over. It is local: no round trip.
+func (l *Lock) Held(ctx context.Context) bool {
+	return l.Count(ctx) > 0
+}
+
+// look is what this process knows of the section that ctx is in; all zero if there is none.
+func (l *Lock) look(ctx context.Context) (token int64, remaining time.Duration, count int) {
+	if l.err != nil {
+		return 0, 0, 0
+	}
+	f := frameOf(ctx, l.client, l.keys.base)
+	if f == nil {
+		return 0, 0, 0
+	}
+	h, t := f.hold, l.client.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	remaining = time.Until(h.deadline)
+	if h.state != held || f.left || remaining <= 0 {
+		return 0, 0, 0
+	}
+	return h.token, remaining, h.count
+}
+
+// Extend makes the fixed lease of the section that ctx is in last at least d from now; it never shortens it. d is whole
+// milliseconds from [MinTTL] to [MaxTTL].
+//
+// Errors: [ErrNotHeld]; [ErrLockLost], and then the section's context has ended; [ErrInvalid] for a wrong d, and for a
+// lock that is not [WithFixedLease], whose lease the watchdog extends; ctx's error or that of Redis, and then the lease
+// lasts as long as before, or as asked: count on the shorter.
+func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
+	if l.err != nil {
+		return l.err
+	}
+	if err := checkLease("Extend", d); err != nil {
+		return err
+	}
+	f := frameOf(ctx, l.client, l.keys.base)
+	if f == nil {
+		return l.failed("extend", Holder{}, ErrNotHeld)
+	}
+	h, t := f.hold, l.client.table
+	t.mu.Lock()
+	state, left, end := h.state, f.left, h.end
+	t.mu.Unlock()
+	switch {
+	case !h.fixed:
+		return invalid("Extend of %q: the watchdog keeps its %s; it is for WithFixedLease", l.name, h.lease())
+	case left:
+		return l.failed("extend", h.holder, ErrNotHeld)
+	case state == over:
+		return end
+	}
+	there, answer, err := l.client.wire.extend(ctx, h, d, effort{stop: l.client.closed})
+	if err != nil {
+		return l.failed("extend", h.holder, err)
+	}
+	if !there {
+		return h.lose(LossTaken)
+	}
+	t.renewed(h, answer.sent, d)
+	return nil
+}
+
+// State is what Redis says of a lock.
+type State struct {
+	Holder  Holder        // who has it; zero: it is free
+	Count   int           // the holder's open entries
+	TTL     time.Duration // of the lease; negative if there is a holder without one, which relock never makes
+	Token   int64         // the last fencing token, 0 if none is known
+	Waiters int           // queued, including those whose process has died and whose turn has not come yet
+}
+
+// Locked says whether somebody has the lock.
+func (s State) Locked() bool { return s.Holder != Holder{} }
+
+// State asks Redis who has the lock, in one round trip. It changes nothing, and its answer may be outdated when it
+// arrives: it is for operators and tests, not for decisions. Errors: ctx's, those of Redis, [ErrInvalid].
+func (l *Lock) State(ctx context.Context) (State, error) {
+	if l.err != nil {
+		return State{}, l.err
+	}
+	s, err := l.client.wire.state(ctx, l.keys, effort{tries: tryAttempts})
+	if err != nil {
+		return State{}, l.failed("state", Holder{}, err)
+	}
+	state := State{Count: s.count, Token: s.token, Waiters: s.waiters}
+	if s.hold != "" {
+		state.Holder, state.TTL = holderOf(s.hold), s.ttl
+	}
+	return state, nil
+}
+
+// ForceUnlock takes the lock from whoever has it, and grants it to the first waiter. It is for operators: the holder is
+// told at its next renewal, so for up to a third of its TTL two may believe that they have the lock, and only the fencing
+// token tells them apart. It takes the lock from the holder that it finds first, and from no later one.
+//
+// Errors: [ErrNotHeld] if nobody has the lock; ctx's, those of Redis, [ErrInvalid].
+func (l *Lock) ForceUnlock(ctx context.Context) error {
+	if l.err != nil {
+		return l.err
+	}
+	e := effort{tries: tryAttempts}
+	s, err := l.client.wire.state(ctx, l.keys, e)
+	if err != nil {
+		return l.failed("force unlock", Holder{}, err)
+	}
+	if s.hold == "" {
+		return l.failed("force unlock", Holder{}, ErrNotHeld)
+	}
+	// Not there any more is as good: that hold is over, by an earlier try of ours or by itself.
+	if err := l.client.wire.forceRelease(ctx, l.keys, s.hold, e); err != nil {
+		return l.failed("force unlock", holderOf(s.hold), err)
+	}
+	return nil
+}

@@ -1,0 +1,181 @@
+package relock
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+)
+
+// What an option may be.
+const (
+	// MinTTL is the shortest lease. Below it, one slow packet or one scheduling delay loses the lock.
+	MinTTL = 10 * time.Millisecond
+	// MaxTTL is the longest lease: a crashed holder keeps everybody else out that long.
+	MaxTTL = 7 * 24 * time.Hour
+	// MaxNameLen is the longest lock name in bytes, and the longest prefix.
+	MaxNameLen = 1024
+)
+
+// The defaults.
+const (
+	DefaultTTL    = 30 * time.Second
+	DefaultPrefix = "relock:"
+)
+
+// Option changes how locks behave. Given to [New] it is the default for all locks of the client; given to
+// [Client.NewLock] it holds for that lock. Later options win over earlier ones.
+type Option func(*settings)
+
+// settings is what the options come to.
+type settings struct {
+	prefix       string
+	ttl          time.Duration
+	fixed        bool          // no watchdog
+	maxHold      time.Duration // 0: no limit
+	acks         int           // 0: no WAIT
+	acksTimeout  time.Duration
+	localReentry bool
+	logger       *slog.Logger
+	hooks        Hooks
+
+	err error // the first option that was wrong
+}
+
+func defaults() settings {
+	return settings{prefix: DefaultPrefix, ttl: DefaultTTL, logger: slog.New(slog.DiscardHandler)}
+}
+
+// with is s changed by options, checked.
+func (s settings) with(options []Option) (settings, error) {
+	for _, option := range options {
+		if option == nil {
+			return s, invalid("an Option is nil; leave it out instead")
+		}
+		option(&s)
+	}
+	if s.err == nil && s.maxHold > 0 && s.fixed {
+		s.err = invalid("WithMaxHold(%s) with WithFixedLease(%s): a fixed lease is its own limit", s.maxHold, s.ttl)
+	}
+	if s.err == nil && s.maxHold > 0 && s.maxHold < s.ttl {
+		s.err = invalid("WithMaxHold(%s): must be at least the TTL (%s)", s.maxHold, s.ttl)
+	}
+	return s, s.err
+}
+
+func (s *settings) check(err error) {
+	if s.err == nil {
+		s.err = err
+	}
+}
+
+// checkLease says whether d can be a lease in Redis, which counts whole milliseconds.
+func checkLease(what string, d time.Duration) error {
+	if d < MinTTL || d > MaxTTL || d%time.Millisecond != 0 {
+		return invalid("%s(%s): must be whole milliseconds from %s to %s", what, d, MinTTL, MaxTTL)
+	}
+	return nil
+}
+
+// WithTTL sets the lease: how long Redis keeps the lock for a holder that has crashed. While the holder lives, a
+// watchdog renews the lease every third of it, so the TTL is no limit to the length of a section. A shorter TTL frees a
+// crashed holder's lock sooner, and survives shorter interruptions between the holder and Redis.
+//
+// The default is [DefaultTTL]. It must be whole milliseconds from [MinTTL] to [MaxTTL].
+func WithTTL(ttl time.Duration) Option {
+	return func(s *settings) {
+		s.check(checkLease("WithTTL", ttl))
+		s.ttl, s.fixed = ttl, false
+	}
+}
+
+// WithFixedLease makes the hold end after d unless it is extended with [Lock.Extend]: there is no watchdog. Re-entry
+// does not renew it. The same limits as for [WithTTL] apply.
+func WithFixedLease(d time.Duration) Option {
+	return func(s *settings) {
+		s.check(checkLease("WithFixedLease", d))
+		s.ttl, s.fixed = d, true
+	}
+}
+
+// WithMaxHold limits how long the watchdog keeps one hold alive: d after it began the lease ends, the section's context
+// ends with [ErrLockLost] (reason [LossMaxHold]), and the lock goes to the next. It stops a section that hangs while its
+// process is healthy. It must be at least the TTL and whole milliseconds; 0, the default, is no limit.
+func WithMaxHold(d time.Duration) Option {
+	return func(s *settings) {
+		if d != 0 && (d < MinTTL || d%time.Millisecond != 0) {
+			s.check(invalid("WithMaxHold(%s): must be 0 (no limit), or whole milliseconds and at least the TTL", d))
+		}
+		s.maxHold = d
+	}
+}
+
+// WithPrefix sets what the Redis keys and channels of locks begin with; the default is [DefaultPrefix]. All clients
+// that share a lock must use the same prefix. It may be empty, and is at most [MaxNameLen] bytes.
+func WithPrefix(prefix string) Option {
+	return func(s *settings) {
+		if len(prefix) > MaxNameLen {
+			s.check(invalid("WithPrefix: %d bytes; at most %d are allowed", len(prefix), MaxNameLen))
+		}
+		s.prefix = prefix
+	}
+}
+
+// WithLogger makes the client log to l: losses and leaks as errors, trouble with Redis as warnings, reconnects at
+// level info, retries at level debug. The default is to log nothing. nil is not allowed.
+//
+// Attributes: lock, holder, token, reason, error, node, attempt, locks.
+func WithLogger(l *slog.Logger) Option {
+	return func(s *settings) {
+		if l == nil {
+			s.check(invalid("WithLogger(nil): leave the option out to log nothing"))
+			return
+		}
+		s.logger = l
+	}
+}
+
+// WithHooks calls functions of yours when something happens to a lock; see [Hooks]. It replaces the hooks of an earlier
+// WithHooks.
+func WithHooks(h Hooks) Option {
+	return func(s *settings) { s.hooks = h }
+}
+
+// WithReplicaAcks makes a new hold count only when n replicas have confirmed it within timeout (the WAIT command). If
+// fewer do, exactly this entry is undone and Lock returns [ErrNotReplicated]. It costs one replication round trip for
+// each new hold, not for re-entries or renewals, and closes the usual gap of a failover: that the promoted replica has
+// never heard of the lock. It does not close it entirely, since Redis may promote a replica that was not among the n.
+//
+// n is from 1 to 100; timeout is whole milliseconds, at least 1 ms, and shorter than the ReadTimeout of the go-redis
+// client, which would give up first.
+func WithReplicaAcks(n int, timeout time.Duration) Option {
+	return func(s *settings) {
+		switch {
+		case n < 1 || n > 100:
+			s.check(invalid("WithReplicaAcks(%d, %s): n must be from 1 to 100", n, timeout))
+		case timeout < time.Millisecond || timeout%time.Millisecond != 0:
+			s.check(invalid("WithReplicaAcks(%d, %s): the timeout must be whole milliseconds, at least 1ms", n, timeout))
+		}
+		s.acks, s.acksTimeout = n, timeout
+	}
+}
+
+// WithLocalReentry makes nested entries and exits cost no round trip: they are counted in this process only, and the
+// count in Redis stays 1 until the last exit. A nested entry then relies on the local deadline of the lease (which ends
+// before the lease in Redis does), instead of asking Redis.
+func WithLocalReentry() Option {
+	return func(s *settings) { s.localReentry = true }
+}
+
+// millis is the one place where a Duration becomes the milliseconds that Redis wants. It rounds up: a lease is never
+// shorter than asked for.
+func millis(d time.Duration) int64 {
+	return int64((d + time.Millisecond - 1) / time.Millisecond)
+}
+
+// String is for messages about the settings of a lock.
+func (s settings) lease() string {
+	if s.fixed {
+		return fmt.Sprintf("fixed lease of %s", s.ttl)
+	}
+	return fmt.Sprintf("TTL of %s", s.ttl)
+}

@@ -1,0 +1,500 @@
+package relock
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// The hub is where grants arrive. It has one pub/sub connection for each Redis node that has locks somebody waits for,
+// however many locks these are: one connection for a standalone or Sentinel server, one for each master of a cluster.
+//
+// A client hears a lock on the channel base:<client id>. Subscriptions are counted, and linger a little after the last
+// waiter has gone, so that a lock which is contended again and again is subscribed once. A connection that is lost is
+// made again with all its subscriptions, and then every waiter asks Redis again: what was published meanwhile is lost.
+type hub struct {
+	client *Client
+
+	mu    sync.Mutex
+	links map[string]*link // by node
+	subs  map[string]*subscription
+}
+
+const (
+	// lingerFor is how long a subscription without waiters is kept, and then the connection without subscriptions.
+	lingerFor = 2 * time.Second
+	// pingEvery is how long a connection may be silent before it is asked for a sign of life, and how long the answer
+	// may take. Together they bound how long a dead connection (no FIN, no RST) goes unnoticed.
+	pingEvery = 2 * time.Second
+	// subscribeLimit is for one attempt to connect and subscribe.
+	subscribeLimit = 5 * time.Second
+)
+
+// subscription is one lock's channel.
+type subscription struct {
+	channel string
+
+	// Guarded by the hub's mutex.
+	link      *link
+	waiters   map[string]*waiter // by hold id
+	asked     bool               // SUBSCRIBE was sent on the present connection
+	confirmed bool               // and the server has said yes
+	alone     bool               // ask for this one by itself: it failed together with others
+	idle      time.Time          // since when nobody waits
+}
+
+// waiter is one hold that waits for its grant. Its channels have room for one, and are only read by that wait.
+type waiter struct {
+	hub  *hub
+	sub  *subscription
+	hold *hold
+
+	granted chan int64    // the token
+	again   chan struct{} // the subscription is (again) confirmed: ask Redis
+	failed  chan error    // the server refuses the subscription
+}
+
+func newHub(c *Client) *hub {
+	return &hub{client: c, links: make(map[string]*link), subs: make(map[string]*subscription)}
+}
+
+// listen registers h as a waiter if the client hears its lock's channel already. nil: it does not.
+func (b *hub) listen(h *hold) *waiter {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := b.subs[h.keys.base]
+	if s == nil || !s.confirmed {
+		return nil
+	}
+	return b.addLocked(s, h)
+}
+
+func (b *hub) addLocked(s *subscription, h *hold) *waiter {
+	w := &waiter{
+		hub: b, sub: s, hold: h,
+		granted: make(chan int64, 1), again: make(chan struct{}, 1), failed: make(chan error, 1),
+	}
+	s.waiters[h.id] = w
+	return w
+}
+
+// subscribe registers h as a waiter, and returns when its channel is subscribed and the server has confirmed it.
+func (b *hub) subscribe(ctx context.Context, h *hold) (*waiter, error) {
+	node, rdb, err := b.client.wire.node(ctx, h.keys.base)
+	if err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	s := b.subs[h.keys.base]
+	if s == nil {
+		l := b.linkLocked(node, rdb)
+		if l == nil {
+			b.mu.Unlock()
+			return nil, ErrClosed
+		}
+		s = &subscription{link: l, channel: h.keys.channel(b.client.id), waiters: make(map[string]*waiter)}
+		b.subs[h.keys.base] = s
+		l.subs[s] = struct{}{}
+	}
+	w := b.addLocked(s, h)
+	confirmed := s.confirmed
+	if !s.asked {
+		s.link.kick()
+	}
+	b.mu.Unlock()
+	if confirmed {
+		return w, nil
+	}
+	select {
+	case <-w.again:
+		return w, nil
+	case err = <-w.failed:
+	case <-b.client.closed:
+		err = ErrClosed
+	case <-ctx.Done():
+		err = ended(ctx)
+	}
+	w.close()
+	return nil, err
+}
+
+// close ends the wait. A grant that arrives later finds no waiter, and is given back.
+func (w *waiter) close() {
+	b := w.hub
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(w.sub.waiters, w.hold.id)
+	if len(w.sub.waiters) == 0 {
+		w.sub.idle = time.Now()
+	}
+}
+
+// deliver hands a grant to its waiter, or gives it back.
+func (b *hub) deliver(channel, payload string) {
+	c := b.client
+	hold, token, ok := grantMessage(payload)
+	base, isOurs := strings.CutSuffix(channel, ":"+c.id)
+	if !ok || !isOurs {
+		c.events.log(c.settings.logger, slog.LevelWarn, "relock: a message that is not a grant", slog.String("channel", channel))
+		return
+	}
+	b.mu.Lock()
+	var w *waiter
+	if s := b.subs[base]; s != nil {
+		w = s.waiters[hold]
+	}
+	b.mu.Unlock()
+	if w == nil {
+		c.returnGrant(base, hold)
+		return
+	}
+	select {
+	case w.granted <- token:
+	default: // it knows
+	}
+}
+
+// link is the pub/sub connection to one node. Its goroutine makes the connection, asks for what is to be heard on it,
+// and ends when there is nothing to hear or the client is closed.
+type link struct {
+	hub  *hub
+	node string
+	rdb  redis.UniversalClient
+	wake chan struct{}
+
+	heard atomic.Int64 // when something last arrived, in nanoseconds since start
+	start time.Time
+
+	// Guarded by the hub's mutex.
+	subs  map[*subscription]struct{}
+	asked [][]*subscription // SUBSCRIBE commands that are not answered, oldest first
+}
+
+// linkLocked returns the link to a node, nil if the client is closed.
+func (b *hub) linkLocked(node string, rdb redis.UniversalClient) *link {
+	if l := b.links[node]; l != nil {
+		return l
+	}
+	l := &link{
+		hub: b, node: node, rdb: rdb, wake: make(chan struct{}, 1), start: time.Now(),
+		subs: make(map[*subscription]struct{}),
+	}
+	if !b.client.workers.startOpen(l.run) {
+		return nil
+	}
+	b.links[node] = l
+	return l
+}
+
+func (l *link) kick() {
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (l *link) run() {
+	c := l.hub.client
+	var down time.Time
+	for attempt := 1; ; attempt++ {
+		served, err := l.serve(down)
+		if err == nil {
+			return
+		}
+		if served {
+			attempt, down = 1, time.Now()
+		}
+		l.reset()
+		level := slog.LevelInfo
+		if attempt > 3 {
+			level = slog.LevelWarn
+		}
+		c.events.log(c.settings.logger, level, "relock: pub/sub connection lost, connecting again",
+			slog.String("node", l.node), slog.Int("attempt", attempt), slog.Any("error", err))
+		_ = sleep(context.Background(), c.closed, pause(attempt)) // Close: serve notices
+	}
+}
+
+// serve is the life of one connection. It returns nil when the link is not needed any more.
+func (l *link) serve(down time.Time) (served bool, err error) {
+	c := l.hub.client
+	ps := l.rdb.Subscribe(context.Background()) // connects with the first channel
+	broken := make(chan error, 1)
+	reading := make(chan struct{})
+	defer func() {
+		_ = ps.Close() // ends the reader
+		if served {
+			<-reading
+		}
+	}()
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	var pinged time.Time
+	for {
+		select {
+		case <-c.closed:
+			l.hub.drop(l)
+			return served, nil
+		default:
+		}
+		p := l.plan(time.Now())
+		if p.done {
+			return served, nil
+		}
+		if err := l.send(ps, p); err != nil {
+			return served, err
+		}
+		if !served {
+			served = true
+			l.hear()
+			c.workers.start(func() {
+				defer close(reading)
+				broken <- l.read(ps)
+			})
+			if !down.IsZero() {
+				c.reconnected(l.node, time.Since(down))
+			}
+		}
+		silent := time.Since(l.start) - time.Duration(l.heard.Load())
+		switch {
+		case !p.waited || silent < pingEvery:
+			pinged = time.Time{}
+		case pinged.IsZero():
+			pinged = time.Now()
+			if err := l.ping(ps); err != nil {
+				return served, err
+			}
+		case time.Since(pinged) >= pingEvery:
+			return served, errSilent
+		}
+		timer.Reset(p.next(pinged, silent))
+		select {
+		case <-l.wake:
+		case <-timer.C:
+		case err := <-broken:
+			return served, err
+		case <-c.closed:
+		}
+	}
+}
+
+var errSilent = errors.New("the pub/sub connection is silent")
+
+// plan is what a link has to do next.
+type plan struct {
+	subscribe   [][]*subscription
+	unsubscribe []string
+	waited      bool          // somebody waits
+	linger      time.Duration // until a subscription has lingered long enough
+	done        bool
+}
+
+// next is how long the link may sleep.
+func (p *plan) next(pinged time.Time, silent time.Duration) time.Duration {
+	d := time.Hour
+	if p.waited {
+		d = pingEvery - silent
+		if !pinged.IsZero() {
+			d = pingEvery - time.Since(pinged)
+		}
+	}
+	if p.linger > 0 {
+		d = min(d, p.linger)
+	}
+	return max(d, time.Millisecond)
+}
+
+// subscribeBatch is how many channels one SUBSCRIBE names.
+const subscribeBatch = 100
+
+func (l *link) plan(now time.Time) plan {
+	b := l.hub
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var p plan
+	var batch []*subscription
+	for s := range l.subs {
+		if len(s.waiters) > 0 {
+			p.waited = true
+		} else {
+			left := lingerFor - now.Sub(s.idle)
+			if left <= 0 && (s.confirmed || !s.asked) {
+				l.removeLocked(s)
+				if s.confirmed {
+					p.unsubscribe = append(p.unsubscribe, s.channel)
+				}
+				continue
+			}
+			if left <= 0 {
+				left = lingerFor // the answer to SUBSCRIBE is on its way
+			}
+			if p.linger == 0 || left < p.linger {
+				p.linger = left
+			}
+		}
+		if s.asked {
+			continue
+		}
+		s.asked = true
+		if s.alone || b.client.wire.sharded {
+			p.subscribe = append(p.subscribe, []*subscription{s}) // and one slot a command in a cluster
+			continue
+		}
+		if batch = append(batch, s); len(batch) == subscribeBatch {
+			p.subscribe, batch = append(p.subscribe, batch), nil
+		}
+	}
+	if len(batch) > 0 {
+		p.subscribe = append(p.subscribe, batch)
+	}
+	l.asked = append(l.asked, p.subscribe...)
+	if p.done = len(l.subs) == 0; p.done {
+		delete(b.links, l.node)
+	}
+	return p
+}
+
+func (l *link) removeLocked(s *subscription) {
+	delete(l.subs, s)
+	base := strings.TrimSuffix(s.channel, ":"+l.hub.client.id)
+	if l.hub.subs[base] == s {
+		delete(l.hub.subs, base)
+	}
+}
+
+func (l *link) send(ps *redis.PubSub, p plan) error {
+	ctx, cancel := context.WithTimeout(context.Background(), subscribeLimit)
+	defer cancel()
+	subscribe, unsubscribe := ps.Subscribe, ps.Unsubscribe
+	if l.hub.client.wire.sharded {
+		subscribe, unsubscribe = ps.SSubscribe, ps.SUnsubscribe
+	}
+	for _, batch := range p.subscribe {
+		channels := make([]string, len(batch))
+		for i, s := range batch {
+			channels[i] = s.channel
+		}
+		if err := subscribe(ctx, channels...); err != nil {
+			return err
+		}
+	}
+	if len(p.unsubscribe) > 0 {
+		return unsubscribe(ctx, p.unsubscribe...)
+	}
+	return nil
+}
+
+func (l *link) ping(ps *redis.PubSub) error {
+	ctx, cancel := context.WithTimeout(context.Background(), pingEvery)
+	defer cancel()
+	return ps.Ping(ctx)
+}
+
+func (l *link) hear() { l.heard.Store(int64(time.Since(l.start))) }
+
+// read hands out what arrives until the connection ends.
+func (l *link) read(ps *redis.PubSub) error {
+	for {
+		msg, err := ps.Receive(context.Background())
+		var refusal redis.Error
+		if errors.As(err, &refusal) && l.refused(err) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		l.hear()
+		switch m := msg.(type) {
+		case *redis.Message:
+			l.hub.deliver(m.Channel, m.Payload)
+		case *redis.Subscription:
+			if m.Kind == "subscribe" || m.Kind == "ssubscribe" {
+				l.confirmed(m.Channel)
+			}
+		}
+	}
+}
+
+// confirmed notes that a channel is heard, and makes its waiters ask Redis what they may have missed.
+func (l *link) confirmed(channel string) {
+	l.hub.mu.Lock()
+	defer l.hub.mu.Unlock()
+	if len(l.asked) == 0 {
+		return
+	}
+	// Replies come in the order of the commands, one for each channel.
+	first := l.asked[0]
+	for i, s := range first {
+		if s.channel != channel {
+			continue
+		}
+		s.confirmed = true
+		for _, w := range s.waiters {
+			select {
+			case w.again <- struct{}{}:
+			default:
+			}
+		}
+		first[i] = first[len(first)-1]
+		if l.asked[0] = first[:len(first)-1]; len(l.asked[0]) == 0 {
+			l.asked = l.asked[1:]
+		}
+		return
+	}
+}
+
+// refused handles an error in place of the oldest SUBSCRIBE's replies. false: there is none, so it means something else.
+func (l *link) refused(err error) bool {
+	l.hub.mu.Lock()
+	defer l.hub.mu.Unlock()
+	if len(l.asked) == 0 {
+		return false
+	}
+	batch := l.asked[0]
+	l.asked = l.asked[1:]
+	for _, s := range batch {
+		s.asked = false
+		if len(batch) > 1 {
+			s.alone = true
+			continue
+		}
+		for _, w := range s.waiters {
+			select {
+			case w.failed <- err:
+			default:
+			}
+		}
+		l.removeLocked(s)
+	}
+	l.kick()
+	return true
+}
+
+// reset forgets what the lost connection had. What nobody waits for is not asked for again.
+func (l *link) reset() {
+	l.hub.mu.Lock()
+	defer l.hub.mu.Unlock()
+	l.asked = nil
+	for s := range l.subs {
+		s.asked, s.confirmed = false, false
+		if len(s.waiters) == 0 {
+			l.removeLocked(s)
+		}
+	}
+}
+
+// drop takes a link out of the hub when the client is closed.
+func (b *hub) drop(l *link) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for s := range l.subs {
+		l.removeLocked(s)
+	}
+	delete(b.links, l.node)
+}

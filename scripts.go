@@ -1,0 +1,693 @@
+package relock
+
+import (
+	"context"
+	"crypto/sha1"
+	"embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// This file is the Redis side: the only place that knows keys, arguments and replies. Each script sets state and never
+// adds to it, so running one twice does what running it once does, and a reply that was lost is answered by asking again.
+
+//go:embed scripts/*.lua
+var sources embed.FS
+
+type script struct {
+	name, source, sha string
+}
+
+var (
+	acquireScript      = loadScript("acquire")
+	releaseScript      = loadScript("release")
+	renewScript        = loadScript("renew")
+	abandonScript      = loadScript("abandon")
+	stateScript        = loadScript("state")
+	forceReleaseScript = loadScript("force_release")
+)
+
+const includeDirective = "--- include "
+
+// loadScript reads a script and puts the files it includes where it names them. Lua builds the functions of an include
+// when it gets there, so a script that returns before pays nothing for them.
+func loadScript(name string) *script {
+	var b strings.Builder
+	for line := range strings.Lines(readSource(name)) {
+		if include, ok := strings.CutPrefix(strings.TrimSpace(line), includeDirective); ok {
+			b.WriteString(readSource(include))
+		} else {
+			b.WriteString(line)
+		}
+	}
+	source := b.String()
+	sum := sha1.Sum([]byte(source)) // what EVALSHA wants; not for secrecy
+	return &script{name: name, source: source, sha: hex.EncodeToString(sum[:])}
+}
+
+func readSource(name string) string {
+	source, err := sources.ReadFile("scripts/" + name + ".lua")
+	if err != nil {
+		panic(err) // the file is part of the build
+	}
+	return string(source)
+}
+
+// keys is where a lock is in Redis. Every key and channel begins with base, which has a complete hash tag, so in a
+// cluster they all share one slot.
+type keys struct {
+	name               string
+	base, queue, token string
+}
+
+const (
+	queueSuffix = ":queue"
+	tokenSuffix = ":token"
+)
+
+// newKeys places a lock: prefix{name}, or prefix+name where that has a hash tag of its own already.
+func newKeys(prefix, name string) (*keys, error) {
+	if name == "" {
+		return nil, invalid("lock name is empty; 1 to %d bytes are allowed", MaxNameLen)
+	}
+	if len(name) > MaxNameLen {
+		return nil, invalid("lock name has %d bytes; at most %d are allowed", len(name), MaxNameLen)
+	}
+	base := prefix + "{" + name + "}"
+	if hashTag(name) != "" {
+		if strings.HasSuffix(name, queueSuffix) || strings.HasSuffix(name, tokenSuffix) {
+			return nil, invalid("lock name %q: a name with a hash tag must not end in %q or %q, which are keys of another lock",
+				name, queueSuffix, tokenSuffix)
+		}
+		base = prefix + name
+	}
+	if hashTag(base) == "" {
+		return nil, invalid("lock name %q: the key %q would have an empty hash tag, and the keys of the lock different slots "+
+			"in a cluster; a name must not begin with '}'", name, base)
+	}
+	return &keys{name: name, base: base, queue: base + queueSuffix, token: base + tokenSuffix}, nil
+}
+
+// hashTag is the part of a key that decides its slot in a cluster, empty if it is the whole key: what stands between
+// the first '{' and the first '}' behind it.
+func hashTag(key string) string {
+	_, rest, _ := strings.Cut(key, "{")
+	tag, _, ok := strings.Cut(rest, "}")
+	if !ok {
+		return ""
+	}
+	return tag
+}
+
+// channel is where grants for a client's waiters arrive.
+func (k *keys) channel(client string) string { return k.base + ":" + client }
+
+// grantMessage is what the grant script publishes: the hold, and its token.
+func grantMessage(payload string) (hold string, token int64, ok bool) {
+	hold, digits, ok := strings.Cut(payload, "|")
+	if !ok {
+		return "", 0, false
+	}
+	if _, err := fmt.Sscanf(digits, "%d", &token); err != nil || token <= 0 || hold == "" {
+		return "", 0, false
+	}
+	return hold, token, true
+}
+
+// command is a command that go-redis must not send again by itself. After a broken connection it would, without
+// telling; only our own loop may, because it knows that it did.
+type command struct {
+	*redis.Cmd
+}
+
+// NoRetry makes go-redis send the command once.
+func (command) NoRetry() bool { return true }
+
+// Clone keeps that.
+func (c command) Clone() redis.Cmder { return command{c.Cmd.Clone().(*redis.Cmd)} }
+
+// request is one script call: what is sent each time the loop sends it.
+type request struct {
+	script *script
+	keys   []string
+	args   []any
+
+	acks        int // replicas that must confirm, 0 for none
+	acksTimeout time.Duration
+}
+
+func (r *request) command(ctx context.Context, eval bool) command {
+	args := make([]any, 0, 3+len(r.keys)+len(r.args))
+	if eval {
+		args = append(args, "EVAL", r.script.source)
+	} else {
+		args = append(args, "EVALSHA", r.script.sha)
+	}
+	args = append(args, len(r.keys))
+	for _, key := range r.keys {
+		args = append(args, key)
+	}
+	args = append(args, r.args...)
+	return command{redis.NewCmd(ctx, args...)}
+}
+
+// answer is what became of a request.
+type answer struct {
+	reply any
+	acked int       // replicas that confirmed
+	sent  time.Time // just before the attempt that was answered was sent
+	// unsure: some attempt was sent and its end is not known. It may have run, and where it was given up, it may yet.
+	unsure bool
+}
+
+// verdict is what an error says about the command.
+type verdict int
+
+const (
+	refused verdict = iota // the server will not run it, now or later
+	passing                // the server did not run it, but may if asked again
+	unsent                 // it did not reach a server
+	unknown                // it may have run, or may yet
+)
+
+// passingCodes are the error codes of a server that does not serve right now: it starts, fails over, or is out of
+// connections, replicas or time. Others, such as NOAUTH, NOPERM, WRONGTYPE or OOM, stay until somebody mends them.
+var passingCodes = map[string]bool{
+	"LOADING": true, "READONLY": true, "MASTERDOWN": true, "CLUSTERDOWN": true, "TRYAGAIN": true, "BUSY": true,
+	"NOREPLICAS": true, "MOVED": true, "ASK": true, "UNBLOCKED": true,
+}
+
+func judge(err error) verdict {
+	var reply redis.Error
+	if errors.As(err, &reply) {
+		msg := reply.Error()
+		if passingCodes[errorCode(msg)] || strings.Contains(msg, "max number of clients reached") {
+			return passing
+		}
+		return refused
+	}
+	if errors.Is(err, redis.ErrClosed) {
+		return refused
+	}
+	var op *net.OpError
+	if errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) || errors.As(err, &op) && op.Op == "dial" {
+		return unsent
+	}
+	return unknown
+}
+
+// errorCode is the first word of an error reply. Redis before 7 wraps an error of a command in a script: "ERR Error
+// running script (call to f_...): @user_script:1: -OOM command not allowed".
+func errorCode(msg string) string {
+	if i := strings.Index(msg, ": -"); i >= 0 && strings.HasPrefix(msg, "ERR ") {
+		msg = msg[i+len(": -"):]
+	}
+	code, _, _ := strings.Cut(msg, " ")
+	return code
+}
+
+// How a script is sent again. The first time at once (a connection from the pool was dead), then with growing pauses.
+const (
+	firstPause = 5 * time.Millisecond
+	longPause  = 500 * time.Millisecond
+)
+
+func pause(attempt int) time.Duration {
+	if attempt <= 1 {
+		return 0
+	}
+	d := min(firstPause<<min(attempt-2, 10), longPause)
+	return d/2 + rand.N(d/2)
+}
+
+// wire sends scripts.
+type wire struct {
+	rdb     redis.UniversalClient
+	cluster *redis.ClusterClient // rdb, if it is one
+	client  string               // the client id
+	sharded bool                 // pub/sub is sharded
+	workers *workers
+	retried func(r *request, attempt int, err error)
+}
+
+// publish is the command with which scripts send grants.
+func (w *wire) publish() string {
+	if w.sharded {
+		return "SPUBLISH"
+	}
+	return "PUBLISH"
+}
+
+// node is the server that publishes grants for a lock: its name (empty if there is only one) and a client for it.
+func (w *wire) node(ctx context.Context, key string) (string, redis.UniversalClient, error) {
+	if w.cluster == nil {
+		return "", w.rdb, nil
+	}
+	master, err := w.cluster.MasterForKey(ctx, key)
+	if err != nil {
+		return "", nil, err
+	}
+	return master.Options().Addr, master, nil
+}
+
+// effort is how hard a request is tried.
+type effort struct {
+	stop  <-chan struct{} // ends it with ErrClosed; nil: never
+	tries int             // 0: until ctx is done
+}
+
+// run sends a request until it is answered, refused, or ctx is done. The answer says what is known also with an error.
+// It returns as soon as ctx is done, even while Redis is silent; what was sent then may still run.
+func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
+	var a answer
+	eval := false
+	for attempt := 1; ; attempt++ {
+		if err := ctx.Err(); err != nil {
+			return a, ended(ctx)
+		}
+		a.sent = time.Now()
+		cmd := r.command(ctx, eval)
+		acked, err := w.send(ctx, r, cmd, e.stop)
+		if err == nil {
+			a.reply, a.acked = cmd.Val(), acked
+			return a, nil
+		}
+		if errors.Is(err, ErrClosed) {
+			a.unsure = true
+			return a, err
+		}
+		if !eval && redis.HasErrorPrefix(err, "NOSCRIPT") {
+			eval = true // the server has forgotten, or never had, the script; it has not run
+			continue
+		}
+		v := judge(err)
+		if v == unknown {
+			a.unsure = true
+		}
+		if ctx.Err() != nil {
+			if v == unknown {
+				return a, fmt.Errorf("%w (last: %w)", ended(ctx), err)
+			}
+			return a, ended(ctx)
+		}
+		if v == refused || attempt == e.tries {
+			return a, err
+		}
+		if w.cluster != nil && v == passing {
+			w.cluster.ReloadState(ctx)
+		}
+		w.retried(r, attempt, err)
+		if err := sleep(ctx, e.stop, pause(attempt)); err != nil {
+			return a, err
+		}
+	}
+}
+
+// send is one attempt, given up as soon as ctx is done or stop is closed. A command that was given up lives on in its
+// goroutine until go-redis gives it up too (its ReadTimeout).
+func (w *wire) send(ctx context.Context, r *request, cmd command, stop <-chan struct{}) (acked int, err error) {
+	type result struct {
+		acked int
+		err   error
+	}
+	done := make(chan result, 1)
+	w.workers.start(func() {
+		acked, err := w.process(ctx, r, cmd)
+		done <- result{acked, err}
+	})
+	select {
+	case res := <-done:
+		return res.acked, res.err
+	case <-stop:
+		return 0, ErrClosed
+	case <-ctx.Done():
+		select {
+		case res := <-done: // both at once: the answer is worth more
+			return res.acked, res.err
+		default:
+			return 0, errGivenUp
+		}
+	}
+}
+
+var errGivenUp = errors.New("no answer from Redis yet")
+
+// process lets go-redis send the command, with WAIT behind it on the same connection where replicas must confirm.
+func (w *wire) process(ctx context.Context, r *request, cmd command) (acked int, err error) {
+	if r.acks == 0 {
+		return 0, w.rdb.Process(ctx, cmd)
+	}
+	_, node, err := w.node(ctx, r.keys[0]) // WAIT has no key: a cluster client would send it anywhere
+	if err != nil {
+		return 0, err
+	}
+	wait := command{redis.NewCmd(ctx, "WAIT", r.acks, millis(r.acksTimeout))}
+	pipe := node.Pipeline()
+	_ = pipe.Process(ctx, cmd) // queued; the error comes from Exec
+	_ = pipe.Process(ctx, wait)
+	_, _ = pipe.Exec(ctx)
+	if err := cmd.Err(); err != nil {
+		return 0, err
+	}
+	return wait.Int()
+}
+
+// sleep is a pause that ends early with an error.
+func sleep(ctx context.Context, stop <-chan struct{}, d time.Duration) error {
+	if d <= 0 {
+		return nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-stop:
+		return ErrClosed
+	case <-ctx.Done():
+		return ended(ctx)
+	}
+}
+
+// result is what became of one of many requests.
+type result struct {
+	reply any
+	err   error
+}
+
+// runAll sends requests that do not depend on each other in one round trip, once, and returns when all are answered or
+// ctx is done.
+func (w *wire) runAll(ctx context.Context, requests []*request) []result {
+	done := make(chan []result, 1)
+	w.workers.start(func() { done <- w.pipeline(ctx, requests) })
+	select {
+	case results := <-done:
+		return results
+	case <-ctx.Done():
+		results := make([]result, len(requests))
+		for i := range results {
+			results[i].err = errGivenUp
+		}
+		return results
+	}
+}
+
+func (w *wire) pipeline(ctx context.Context, requests []*request) []result {
+	results := make([]result, len(requests))
+	todo := make([]int, len(requests))
+	for i := range todo {
+		todo[i] = i
+	}
+	for _, eval := range []bool{false, true} { // the second time for those whose server does not have the script
+		cmds := make([]command, len(todo))
+		pipe := w.rdb.Pipeline()
+		for i, n := range todo {
+			cmds[i] = requests[n].command(ctx, eval)
+			_ = pipe.Process(ctx, cmds[i]) // queued
+		}
+		_, _ = pipe.Exec(ctx) // each command has its own error
+		var again []int
+		for i, n := range todo {
+			results[n].reply, results[n].err = cmds[i].Result()
+			if redis.HasErrorPrefix(results[n].err, "NOSCRIPT") {
+				again = append(again, n)
+			}
+		}
+		if todo = again; len(todo) == 0 {
+			break
+		}
+	}
+	return results
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// One function for each script.
+
+type acquireStatus int
+
+const (
+	acquireBusy   acquireStatus = 0
+	acquireOurs   acquireStatus = 1
+	acquireQueued acquireStatus = 2
+	acquireLost   acquireStatus = -1
+)
+
+// acquisition is the reply to acquire.
+type acquisition struct {
+	status    acquireStatus
+	token     int64         // ours
+	owner     string        // busy, queued: the hold that has it
+	remaining time.Duration // busy, queued: of its lease; negative: it has none
+	arrival   int64         // queued: in microseconds
+	position  int           // queued: how many are before this one
+}
+
+// acquire asks for a lock, or for one more entry into it, as hold h whose count is to become target. With wait it joins
+// the queue of a lock that another holder has, or stays there with its first arrival.
+func (w *wire) acquire(ctx context.Context, h *hold, target int, wait bool, arrival int64, e effort) (acquisition, answer, error) {
+	queue := 0
+	if wait {
+		queue = 1
+	}
+	r := &request{script: acquireScript, keys: []string{h.keys.base, h.keys.queue, h.keys.token}}
+	if target == 1 {
+		r.args = []any{h.id, target, firstStep, millis(h.ttl), w.publish(), w.client, queue, arrival}
+		r.acks, r.acksTimeout = h.acks, h.acksTimeout
+	} else {
+		r.args = []any{h.id, target, h.nextStep(), h.refresh(), w.publish(), w.client, queue, arrival}
+	}
+	a, err := w.run(ctx, r, e)
+	if err != nil {
+		return acquisition{}, a, err
+	}
+	reply, err := parseAcquisition(a.reply)
+	return reply, a, err
+}
+
+func parseAcquisition(reply any) (acquisition, error) {
+	fields, ok := reply.([]any)
+	if !ok || len(fields) == 0 {
+		return acquisition{}, badReply(acquireScript, reply)
+	}
+	status, _ := fields[0].(int64)
+	var r acquisition
+	r.status = acquireStatus(status)
+	want := map[acquireStatus]int{acquireBusy: 3, acquireOurs: 2, acquireQueued: 5, acquireLost: 1}[r.status]
+	if _, isInt := fields[0].(int64); !isInt || len(fields) != want {
+		return acquisition{}, badReply(acquireScript, reply)
+	}
+	ok = true
+	integer := func(i int) int64 {
+		n, isInt := fields[i].(int64)
+		ok = ok && isInt
+		return n
+	}
+	switch r.status {
+	case acquireOurs:
+		r.token = integer(1)
+		ok = ok && r.token > 0
+	case acquireQueued:
+		r.arrival, r.position = integer(3), int(integer(4))
+		ok = ok && r.arrival > 0 && r.position >= 0
+		fallthrough
+	case acquireBusy:
+		r.remaining = time.Duration(integer(1)) * time.Millisecond
+		owner, isString := fields[2].(string)
+		r.owner, ok = owner, ok && isString
+	case acquireLost:
+	}
+	if !ok {
+		return acquisition{}, badReply(acquireScript, reply)
+	}
+	return r, nil
+}
+
+// release leaves the hold with target entries, or frees the lock if that is 0. It says whether the hold was there.
+func (w *wire) release(ctx context.Context, h *hold, target int, e effort) (bool, answer, error) {
+	a, err := w.run(ctx, &request{
+		script: releaseScript,
+		keys:   []string{h.keys.base, h.keys.queue, h.keys.token},
+		args:   []any{h.id, target, h.nextStep(), h.refresh(), w.publish()},
+	}, e)
+	if err != nil {
+		return false, a, err
+	}
+	n, ok := a.reply.(int64)
+	if !ok {
+		return false, a, badReply(releaseScript, a.reply)
+	}
+	return n == 1, a, nil
+}
+
+// extend renews one lease by itself and says whether the hold was there.
+func (w *wire) extend(ctx context.Context, h *hold, ttl time.Duration, e effort) (bool, answer, error) {
+	a, err := w.run(ctx, renewRequest([]renewal{{hold: h, ttl: ttl}}), e)
+	if err != nil {
+		return false, a, err
+	}
+	lost, err := parseLost(a.reply, 1)
+	return len(lost) == 0, a, err
+}
+
+// renewal is one lease in a batch, and then what became of it.
+type renewal struct {
+	hold *hold
+	ttl  time.Duration
+
+	lost bool
+	err  error
+}
+
+// renewBatch is how many leases one script call renews: enough that the call itself costs nothing, few enough that the
+// server is not held up (about 0.1 ms).
+const renewBatch = 100
+
+func renewRequest(batch []renewal) *request {
+	r := &request{script: renewScript, keys: make([]string, len(batch)), args: make([]any, 0, 2*len(batch))}
+	for i := range batch {
+		r.keys[i] = batch[i].hold.keys.base
+		r.args = append(r.args, batch[i].hold.id, millis(batch[i].ttl))
+	}
+	return r
+}
+
+// parseLost reads the positions of lost holds, which must be in 1..n.
+func parseLost(reply any, n int) ([]int, error) {
+	list, ok := reply.([]any)
+	if !ok {
+		return nil, badReply(renewScript, reply)
+	}
+	lost := make([]int, 0, len(list))
+	for _, v := range list {
+		i, ok := v.(int64)
+		if !ok || i < 1 || i > int64(n) {
+			return nil, badReply(renewScript, reply)
+		}
+		lost = append(lost, int(i)-1)
+	}
+	return lost, nil
+}
+
+// renew makes one attempt to renew a batch in one round trip, and notes in each renewal what became of it.
+func (w *wire) renew(ctx context.Context, batch []renewal) {
+	if w.cluster != nil { // one call may only name keys of one slot: what shares a hash tag goes together
+		slices.SortFunc(batch, func(a, b renewal) int { return strings.Compare(a.hold.tag(), b.hold.tag()) })
+	}
+	var groups [][]renewal
+	var requests []*request
+	for len(batch) > 0 {
+		n := 1
+		for n < len(batch) && n < renewBatch && (w.cluster == nil || batch[n].hold.tag() == batch[0].hold.tag()) {
+			n++
+		}
+		groups = append(groups, batch[:n])
+		requests = append(requests, renewRequest(batch[:n]))
+		batch = batch[n:]
+	}
+	for i, res := range w.runAll(ctx, requests) {
+		var lost []int
+		if res.err == nil {
+			lost, res.err = parseLost(res.reply, len(groups[i]))
+		}
+		for j := range groups[i] {
+			groups[i][j].err = res.err
+		}
+		for _, j := range lost {
+			groups[i][j].lost = true
+		}
+	}
+}
+
+func (h *hold) tag() string { return hashTag(h.keys.base) }
+
+// abandon makes one attempt to take back what holds may have left behind, and returns an error for each that failed.
+func (w *wire) abandon(ctx context.Context, batch []*orphan) []error {
+	requests := make([]*request, len(batch))
+	for i, p := range batch {
+		h := p.hold
+		requests[i] = &request{
+			script: abandonScript,
+			keys:   []string{h.keys.base, h.keys.queue, h.keys.token},
+			args:   []any{h.id, w.client, millis(h.ttl), w.publish()},
+		}
+	}
+	errs := make([]error, len(batch))
+	for i, res := range w.runAll(ctx, requests) {
+		errs[i] = res.err
+		if _, ok := res.reply.(int64); res.err == nil && !ok {
+			errs[i] = badReply(abandonScript, res.reply)
+		}
+	}
+	return errs
+}
+
+// forceRelease frees the lock if hold owns it.
+func (w *wire) forceRelease(ctx context.Context, k *keys, hold string, e effort) error {
+	a, err := w.run(ctx, &request{
+		script: forceReleaseScript,
+		keys:   []string{k.base, k.queue, k.token},
+		args:   []any{hold, w.publish()},
+	}, e)
+	if err != nil {
+		return err
+	}
+	if _, ok := a.reply.(int64); !ok {
+		return badReply(forceReleaseScript, a.reply)
+	}
+	return nil
+}
+
+// lockState is the reply to state.
+type lockState struct {
+	hold    string
+	count   int
+	ttl     time.Duration
+	token   int64
+	waiters int
+}
+
+func (w *wire) state(ctx context.Context, k *keys, e effort) (lockState, error) {
+	a, err := w.run(ctx, &request{script: stateScript, keys: []string{k.base, k.queue, k.token}}, e)
+	if err != nil {
+		return lockState{}, err
+	}
+	return parseState(a.reply)
+}
+
+func parseState(reply any) (lockState, error) {
+	fields, ok := reply.([]any)
+	if !ok || len(fields) != 5 {
+		return lockState{}, badReply(stateScript, reply)
+	}
+	var s lockState
+	s.hold, ok = fields[0].(string)
+	for i, set := range []func(int64){
+		1: func(n int64) { s.count = int(n) },
+		2: func(n int64) { s.ttl = time.Duration(n) * time.Millisecond },
+		3: func(n int64) { s.token = n },
+		4: func(n int64) { s.waiters = int(n) },
+	} {
+		if set == nil {
+			continue
+		}
+		n, isInt := fields[i].(int64)
+		ok = ok && isInt
+		set(n)
+	}
+	if !ok {
+		return lockState{}, badReply(stateScript, reply)
+	}
+	return s, nil
+}
+
+func badReply(s *script, reply any) error {
+	return fmt.Errorf("unexpected reply of script %s: %.200v", s.name, reply)
+}

@@ -1,0 +1,20 @@
+-- Takes back whatever a hold may have left: its place in the queue, or a lock that was granted to it meanwhile.
+--
+-- KEYS     base, queue, token
+-- ARGV     hold, client id, lease ms, publish command
+-- Returns  2 it owned the lock, which is free or granted to the next now; 1 it was queued; 0 nothing was there
+-- Idempotent because a hold is never used again.
+
+--- include enter
+--- include grant
+
+local base, queue, token_key = KEYS[1], KEYS[2], KEYS[3]
+local hold = ARGV[1]
+
+local queued = redis.call('ZREM', queue, hold .. '|' .. ARGV[2] .. '|' .. ARGV[3])
+if redis.call('HEXISTS', base, hold) == 0 then
+  return queued
+end
+redis.call('DEL', base)
+grant(redis.call('ZPOPMIN', queue)[1], base, queue, token_key, ARGV[4])
+return 2

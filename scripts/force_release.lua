@@ -1,0 +1,18 @@
+-- Frees the lock if the hold that the operator saw still owns it, and grants it to the first waiter.
+--
+-- KEYS     base, queue, token
+-- ARGV     hold, publish command
+-- Returns  1 freed, 0 the hold is not the owner (nothing was changed)
+-- Idempotent because it names the hold: sent twice, it cannot hit the next owner.
+
+--- include enter
+--- include grant
+
+local base, queue, token_key = KEYS[1], KEYS[2], KEYS[3]
+
+if redis.call('HEXISTS', base, ARGV[1]) == 0 then
+  return 0
+end
+redis.call('DEL', base)
+grant(redis.call('ZPOPMIN', queue)[1], base, queue, token_key, ARGV[2])
+return 1

@@ -1,0 +1,31 @@
+-- Included by the scripts that ask who owns a lock, or change what an owner says of itself.
+
+local STEP = 'step'
+
+-- Who holds the lock, how often, and the last step of that hold. The hold is nil when the lock is free.
+local function owner(base)
+  local fields = redis.call('HGETALL', base)
+  local hold, count, step = nil, 0, 1
+  for i = 1, #fields, 2 do
+    if fields[i] == STEP then
+      step = tonumber(fields[i + 1])
+    else
+      hold, count = fields[i], tonumber(fields[i + 1])
+    end
+  end
+  return hold, count, step
+end
+
+-- Sets the count and the lease of the owner, unless a later step of the same hold (last) has been here already.
+-- A lease only moves later, so a command that runs late cannot shorten what a newer one has promised; 0 leaves it alone.
+local function update(base, hold, count, step, last, ttl)
+  if step < last then
+    return
+  end
+  if step > 1 then
+    redis.call('HSET', base, hold, count, STEP, step)
+  end
+  if ttl > 0 and redis.call('PTTL', base) < ttl then
+    redis.call('PEXPIRE', base, ttl)
+  end
+end

@@ -1,0 +1,20 @@
+-- Renews the leases of many holds in one call.
+--
+-- KEYS     base of each lock
+-- ARGV     for each lock: hold, lease ms
+-- Returns  the positions (from 1) of the holds that are not the owner any more; nothing was changed for these
+-- Idempotent because a lease is set to what it should be and only moves later.
+
+local lost = {}
+for i = 1, #KEYS do
+  local hold, ttl = ARGV[2 * i - 1], tonumber(ARGV[2 * i])
+  -- pcall: a key of another type under one name must not cost the others their renewal.
+  if redis.pcall('HEXISTS', KEYS[i], hold) == 1 then
+    if redis.call('PTTL', KEYS[i]) < ttl then
+      redis.call('PEXPIRE', KEYS[i], ttl)
+    end
+  else
+    lost[#lost + 1] = i
+  end
+end
+return lost
