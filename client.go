@@ -156,41 +156,16 @@ func (c *Client) returnGrant(base, id string) {
 	known := h != nil && h.id == id
 	c.table.mu.Unlock()
 	if !known {
-		k := &keys{name: base, base: base, queue: base + queueSuffix, token: base + tokenSuffix}
-		c.orphans.add(&hold{client: c, keys: k, holder: holderOf(id), id: id, settings: &c.settings}, false)
-	}
-}
-
-// leak is told by the garbage collector that nobody can unlock f any more.
-func (c *Client) leak(f *frame) {
-	t, h := c.table, f.hold
-	t.mu.Lock()
-	leaked := h.state == held && !f.left && !c.isClosed()
-	heldFor := time.Since(h.since)
-	if leaked {
-		f.left, h.leaked = true, true
-	}
-	t.mu.Unlock()
-	if !leaked {
-		return
-	}
-	c.events.log(h.logger, slog.LevelError, "relock: lock leaked: its context was dropped without Unlock",
-		slog.String("lock", h.keys.name), slog.String("holder", h.holder.String()))
-	if h.hooks.Leaked != nil {
-		c.events.emit(func() { h.hooks.Leaked(Leaked{Name: h.keys.name, Holder: h.holder, Held: heldFor}) })
+		c.orphans.add(&hold{client: c, keys: keysAt(base, base), holder: holderOf(id), id: id, settings: &c.settings}, false)
 	}
 }
 
 func (c *Client) retried(r *request, attempt int, err error) {
-	name := ""
-	if len(r.keys) > 0 {
-		name = r.keys[0]
-	}
 	c.events.log(c.settings.logger, slog.LevelDebug, "relock: sending a script again",
-		slog.String("script", r.script.name), slog.String("lock", name), slog.Int("attempt", attempt), slog.Any("error", err))
+		slog.String("script", r.script.name), slog.String("lock", r.name), slog.Int("attempt", attempt), slog.Any("error", err))
 	if c.settings.hooks.Retried != nil {
 		c.events.emit(func() {
-			c.settings.hooks.Retried(Retried{Name: name, Script: r.script.name, Attempt: attempt, Err: err})
+			c.settings.hooks.Retried(Retried{Name: r.name, Script: r.script.name, Attempt: attempt, Err: err})
 		})
 	}
 }
@@ -216,11 +191,16 @@ func newWorkers() *workers {
 	return w
 }
 
-// start runs f in a goroutine. It works after Close too, for the Unlock of a section that outlives the client.
-func (w *workers) start(f func()) {
+// add counts a goroutine that the caller starts, and that calls leave at its end.
+func (w *workers) add() {
 	w.mu.Lock()
 	w.n++
 	w.mu.Unlock()
+}
+
+// start runs f in a goroutine. It works after Close too, for the Unlock of a section that outlives the client.
+func (w *workers) start(f func()) {
+	w.add()
 	go w.run(f)
 }
 

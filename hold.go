@@ -42,8 +42,9 @@ type hold struct {
 	due      time.Time // when the watchdog looks at it next
 	failures int       // renewals in a row that were not confirmed
 	renewing bool      // a renewal is on the wire
-	leaked   bool
-	index    int // in the watchdog's heap, -1 if not in it
+	leaks    int       // entries whose context was dropped without Unlock
+	told     int       // of these were reported
+	index    int       // in the watchdog's heap, -1 if not in it
 }
 
 type holdState int
@@ -80,13 +81,15 @@ func margin(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Milliseco
 // safeUntil is the deadline of a lease that was set by a command sent at that time.
 func safeUntil(sent time.Time, ttl time.Duration) time.Time { return sent.Add(ttl - margin(ttl)) }
 
-// turn waits for the step until ctx is done.
-func (h *hold) turn(ctx context.Context) error {
+// turn waits for the step until then.
+func (h *hold) turn(ctx context.Context, until time.Time) error {
 	select {
 	case h.step <- struct{}{}:
 		return nil
 	default:
 	}
+	ctx, cancel := context.WithDeadline(ctx, until)
+	defer cancel()
 	select {
 	case h.step <- struct{}{}:
 		return nil
@@ -139,7 +142,19 @@ func newFrame(parent context.Context, h *hold) (*frame, *entry) {
 
 // watch makes the garbage collector report an entry that is dropped without Unlock.
 func (f *frame) watch(e *entry) {
-	f.cleanup = runtime.AddCleanup(e, func(f *frame) { f.hold.client.leak(f) }, f)
+	f.cleanup = runtime.AddCleanup(e, (*frame).leaked, f)
+}
+
+// leaked is called by the garbage collector when nobody can unlock f any more. It leaves a note for the watchdog, and
+// touches nothing but that: it runs on a goroutine of the runtime, and outside of any synctest bubble.
+func (f *frame) leaked() {
+	t := f.hold.client.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !f.left {
+		f.left = true
+		f.hold.leaks++
+	}
 }
 
 // frameOf is the nearest frame of this lock that ctx carries, open or not. nil: none.
@@ -165,10 +180,11 @@ func (f *frame) wanted() bool {
 	return errors.Is(context.Cause(f.ctx), ErrReleased) && f.base.Err() == nil
 }
 
-// leave closes an entry, in Redis too. The entry is closed here whatever happens there.
-func (h *hold) leave(ctx context.Context, f *frame) error {
+// leave closes an entry, in Redis too, for which it has time until then. The entry is closed here whatever happens
+// there.
+func (h *hold) leave(ctx context.Context, f *frame, until time.Time) error {
 	c, t := h.client, h.client.table
-	noTurn := h.turn(ctx)
+	noTurn := h.turn(ctx, until)
 	if noTurn == nil {
 		defer h.endTurn()
 	}
@@ -197,10 +213,13 @@ func (h *hold) leave(ctx context.Context, f *frame) error {
 	if target > 0 && h.localReentry {
 		return nil
 	}
+	ctx, cancel := context.WithDeadline(ctx, until)
+	defer cancel()
 	there, answer, err := c.wire.release(ctx, h, target, effort{})
 	switch {
 	case target > 0 && err != nil:
-		return err // the next step of the hold sets the count
+		c.workers.start(h.settle)
+		return err
 	case target > 0 && there:
 		if !h.fixed {
 			t.renewed(h, answer.sent, h.ttl)
@@ -215,6 +234,35 @@ func (h *hold) leave(ctx context.Context, f *frame) error {
 		c.orphans.add(h, answer.unsure)
 	}
 	return err
+}
+
+// settle makes Redis count what is true, after an entry or a partial exit whose end is not known. It tries until the lease
+// is over.
+func (h *hold) settle() {
+	t := h.client.table
+	t.mu.Lock()
+	until := h.deadline
+	t.mu.Unlock()
+	ctx, cancel := context.WithDeadline(context.Background(), until)
+	defer cancel()
+	if h.turn(ctx, until) != nil {
+		return
+	}
+	defer h.endTurn()
+	t.mu.Lock()
+	state, count := h.state, h.count
+	t.mu.Unlock()
+	if state != held || count == 0 {
+		return
+	}
+	there, answer, err := h.client.wire.release(ctx, h, count, effort{stop: h.client.closed})
+	switch {
+	case err != nil:
+	case !there:
+		_ = h.lose(LossTaken)
+	case !h.fixed:
+		t.renewed(h, answer.sent, h.ttl)
+	}
 }
 
 // released ends a hold whose last entry was left, and tells so.
@@ -258,15 +306,14 @@ type holdKey struct {
 
 func newTable() *table { return &table{holds: make(map[holdKey]*hold)} }
 
-// join returns the hold of this holder in this lock. If there is none it takes in the one that make returns, whose step
-// the caller has.
-func (t *table) join(key holdKey, make func() *hold) (h *hold, first bool) {
+// join returns the hold of a holder in a lock. first: there was none, so it is a new one, and it is the caller's turn.
+func (t *table) join(key holdKey, l *Lock, fresh bool) (h *hold, first bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if h = t.holds[key]; h != nil {
 		return h, false
 	}
-	h = make()
+	h = l.newHold(key.holder, fresh)
 	t.holds[key] = h
 	return h, true
 }

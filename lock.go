@@ -112,7 +112,11 @@ func (l *Lock) acquire(ctx context.Context, wait time.Duration) (context.Context
 		return ctx, l.failed("lock", Holder{}, ErrClosed)
 	}
 	defer c.workers.leave()
-	hooks, start := &l.settings.hooks, time.Now()
+	hooks := &l.settings.hooks
+	var start time.Time
+	if hooks.AcquireStarted != nil || hooks.AcquireFinished != nil {
+		start = time.Now()
+	}
 	if hooks.AcquireStarted != nil {
 		c.events.emit(func() { hooks.AcquireStarted(AcquireStarted{Context: ctx, Name: l.name, Start: start}) })
 	}
@@ -165,6 +169,7 @@ type acquiring struct {
 	waiter    *waiter      // set while our channel is heard
 	arrival   int64        // our place in the queue, once we have one
 	ungranted time.Time    // the last moment at which we surely did not have the lock
+	traces    bool         // Redis may have something of ours
 	unsure    bool         // a command was sent that may run later than all that follows
 	refusal   *LockedError // what Redis said last
 
@@ -186,9 +191,8 @@ func (a *acquiring) enter() error {
 	if a.ctx.Err() != nil {
 		return l.failed("lock", a.holder, ended(a.ctx))
 	}
-	key := holdKey{l.keys.base, a.holder}
 	for {
-		h, first := l.client.table.join(key, func() *hold { return l.newHold(a.holder, fresh) })
+		h, first := l.client.table.join(holdKey{l.keys.base, a.holder}, l, fresh)
 		if first {
 			err := a.first(h)
 			h.endTurn()
@@ -262,13 +266,15 @@ func (a *acquiring) nested(h *hold) (again bool, err error) {
 		return true, nil
 	}
 	if !time.Now().Before(deadline) {
-		h.lose(LossExpired) // the watchdog is about to find out
+		_ = h.lose(LossExpired) // the watchdog is about to find out
 		return true, nil
 	}
 	if !h.localReentry {
-		// If this fails, Redis may count the entry or not. The next step of the hold sets the count that is true then.
 		reply, answer, err := l.client.wire.acquire(a.waiting, h, target, false, 0, a.effort())
 		if err != nil {
+			if answer.unsure { // Redis may count this entry
+				l.client.workers.start(h.settle)
+			}
 			return false, a.failed(err)
 		}
 		if reply.status != acquireOurs {
@@ -291,6 +297,7 @@ func (a *acquiring) first(h *hold) error {
 	for {
 		reply, answer, err := c.wire.acquire(a.waiting, h, 1, a.waiter != nil, a.arrival, a.effort())
 		a.unsure = a.unsure || answer.unsure
+		a.traces = a.traces || answer.unsure || reply.status != acquireBusy
 		if err != nil {
 			return a.giveUp(h, err)
 		}
@@ -314,7 +321,7 @@ func (a *acquiring) first(h *hold) error {
 				a.arrival = reply.arrival
 				a.joined(h, reply.position)
 			}
-			token, err := a.wait(recheckAfter(h, reply))
+			token, err := a.wait(recheckAfter(h, reply), reply.token)
 			if err != nil {
 				return a.giveUp(h, err)
 			}
@@ -343,7 +350,7 @@ func (a *acquiring) first(h *hold) error {
 			}
 
 		default:
-			return a.giveUp(h, badReply(acquireScript, reply))
+			return a.giveUp(h, badReply(acquireScript, answer.reply))
 		}
 	}
 }
@@ -412,12 +419,17 @@ func (a *acquiring) joined(h *hold, position int) {
 	}
 }
 
-// wait blocks until the grant comes (its token), or there is a reason to ask Redis (no token).
-func (a *acquiring) wait(recheck time.Duration) (token int64, err error) {
+// wait blocks until the grant comes (its token), or there is a reason to ask Redis (no token). A grant that is not newer
+// than the last token of the answer that sent us here was made before it, and is over: the message has been on its way
+// for longer than a lease.
+func (a *acquiring) wait(recheck time.Duration, last int64) (token int64, err error) {
 	timer := time.NewTimer(recheck)
 	defer timer.Stop()
 	select {
 	case token := <-a.waiter.granted:
+		if token <= last {
+			return 0, nil
+		}
 		return token, nil
 	case <-a.waiter.again: // the connection was lost, and what was published meanwhile with it
 		return 0, nil
@@ -453,10 +465,9 @@ func (a *acquiring) giveUp(h *hold, err error) error {
 		a.waiter.close()
 	}
 	c.table.mu.Lock()
-	owned := !h.deadline.IsZero()
 	c.table.finishLocked(h, err)
 	c.table.mu.Unlock()
-	if a.unsure || a.arrival != 0 || owned {
+	if a.traces {
 		c.orphans.add(h, a.unsure)
 	}
 	return a.failed(err)
@@ -467,11 +478,9 @@ func (a *acquiring) undo(h *hold, acked int) error {
 	c := h.client
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.ctx), unlockLimit)
 	defer cancel()
-	_, _, err := c.wire.release(ctx, h, 0, effort{})
-	a.unsure = a.unsure || err != nil
-	if err != nil {
-		a.arrival = max(a.arrival, 1) // there is something to take back
-	}
+	_, answer, err := c.wire.release(ctx, h, 0, effort{})
+	a.traces = err != nil
+	a.unsure = a.unsure || answer.unsure
 	return a.giveUp(h, fmt.Errorf("%w: %d of %d within %s", ErrNotReplicated, acked, h.acks, h.acksTimeout))
 }
 
@@ -524,14 +533,14 @@ func (l *Lock) Unlock(ctx context.Context) error {
 		return l.failed("unlock", h.holder, ErrNotHeld)
 	}
 	f.left = true
-	limit := min(unlockLimit, time.Until(h.deadline))
+	until := time.Now().Add(unlockLimit)
+	if h.deadline.Before(until) {
+		until = h.deadline
+	}
 	t.mu.Unlock()
 	f.cleanup.Stop()
 	f.cancel(ErrReleased) // the work ends before the lock is free
-
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
-	defer cancel()
-	err := h.leave(ctx, f)
+	err := h.leave(context.WithoutCancel(ctx), f, until)
 	var lost *LostError
 	if err == nil || errors.As(err, &lost) {
 		return err

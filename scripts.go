@@ -11,6 +11,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -24,6 +25,8 @@ var sources embed.FS
 
 type script struct {
 	name, source, sha string
+
+	shaArg any // sha, as an argument
 }
 
 var (
@@ -50,7 +53,8 @@ func loadScript(name string) *script {
 	}
 	source := b.String()
 	sum := sha1.Sum([]byte(source)) // what EVALSHA wants; not for secrecy
-	return &script{name: name, source: source, sha: hex.EncodeToString(sum[:])}
+	sha := hex.EncodeToString(sum[:])
+	return &script{name: name, source: source, sha: sha, shaArg: sha}
 }
 
 func readSource(name string) string {
@@ -66,6 +70,8 @@ func readSource(name string) string {
 type keys struct {
 	name               string
 	base, queue, token string
+
+	args [3]any // base, queue and token, as arguments
 }
 
 const (
@@ -93,7 +99,14 @@ func newKeys(prefix, name string) (*keys, error) {
 		return nil, invalid("lock name %q: the key %q would have an empty hash tag, and the keys of the lock different slots "+
 			"in a cluster; a name must not begin with '}'", name, base)
 	}
-	return &keys{name: name, base: base, queue: base + queueSuffix, token: base + tokenSuffix}, nil
+	return keysAt(name, base), nil
+}
+
+// keysAt is the keys of the lock that is known to be at base.
+func keysAt(name, base string) *keys {
+	k := &keys{name: name, base: base, queue: base + queueSuffix, token: base + tokenSuffix}
+	k.args = [3]any{k.base, k.queue, k.token}
+	return k
 }
 
 // hashTag is the part of a key that decides its slot in a cluster, empty if it is the whole key: what stands between
@@ -134,28 +147,32 @@ func (command) NoRetry() bool { return true }
 // Clone keeps that.
 func (c command) Clone() redis.Cmder { return command{c.Cmd.Clone().(*redis.Cmd)} }
 
-// request is one script call: what is sent each time the loop sends it.
+// request is one script call.
 type request struct {
 	script *script
-	keys   []string
-	args   []any
+	name   string // the lock, for messages
+	args   []any  // the whole command, beginning with EVALSHA
 
 	acks        int // replicas that must confirm, 0 for none
 	acksTimeout time.Duration
 }
 
+// newRequest begins a request; the caller appends the arguments. Strings that change from call to call go in as *string,
+// which go-redis sends alike: putting a pointer into an interface costs no allocation.
+func newRequest(s *script, k *keys, args int) *request {
+	r := &request{script: s, name: k.name, args: make([]any, 0, 3+len(k.args)+args)}
+	r.args = append(append(r.args, evalSHA, s.shaArg, len(k.args)), k.args[:]...)
+	return r
+}
+
+var evalSHA, evalText any = "EVALSHA", "EVAL"
+
 func (r *request) command(ctx context.Context, eval bool) command {
-	args := make([]any, 0, 3+len(r.keys)+len(r.args))
+	args := r.args
 	if eval {
-		args = append(args, "EVAL", r.script.source)
-	} else {
-		args = append(args, "EVALSHA", r.script.sha)
+		args = slices.Clone(args)
+		args[0], args[1] = evalText, r.script.source
 	}
-	args = append(args, len(r.keys))
-	for _, key := range r.keys {
-		args = append(args, key)
-	}
-	args = append(args, r.args...)
 	return command{redis.NewCmd(ctx, args...)}
 }
 
@@ -235,6 +252,7 @@ type wire struct {
 	client  string               // the client id
 	sharded bool                 // pub/sub is sharded
 	workers *workers
+	flights sync.Pool // not for the whole package: a channel made in a synctest bubble must stay there
 	retried func(r *request, attempt int, err error)
 }
 
@@ -311,31 +329,55 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 	}
 }
 
-// send is one attempt, given up as soon as ctx is done or stop is closed. A command that was given up lives on in its
-// goroutine until go-redis gives it up too (its ReadTimeout).
+// send is one attempt, given up as soon as ctx is done or stop is closed. A command that was given up
+// lives on in its goroutine until go-redis gives it up too (its ReadTimeout).
 func (w *wire) send(ctx context.Context, r *request, cmd command, stop <-chan struct{}) (acked int, err error) {
-	type result struct {
-		acked int
-		err   error
+	f, _ := w.flights.Get().(*flight)
+	if f == nil {
+		f = &flight{done: make(chan struct{}, 1)}
 	}
-	done := make(chan result, 1)
-	w.workers.start(func() {
-		acked, err := w.process(ctx, r, cmd)
-		done <- result{acked, err}
-	})
+	f.wire, f.ctx, f.request, f.cmd = w, ctx, r, cmd
+	w.workers.add()
+	go f.fly()
 	select {
-	case res := <-done:
-		return res.acked, res.err
+	case <-f.done:
+		return f.land()
 	case <-stop:
 		return 0, ErrClosed
 	case <-ctx.Done():
 		select {
-		case res := <-done: // both at once: the answer is worth more
-			return res.acked, res.err
+		case <-f.done: // both at once: the answer is worth more
+			return f.land()
 		default:
 			return 0, errGivenUp
 		}
 	}
+}
+
+// flight is a command on its way. One that is given up is left to the garbage collector.
+type flight struct {
+	wire    *wire
+	ctx     context.Context
+	request *request
+	cmd     command
+	done    chan struct{}
+	acked   int
+	err     error
+}
+
+func (f *flight) fly() {
+	workers := f.wire.workers
+	f.acked, f.err = f.wire.process(f.ctx, f.request, f.cmd)
+	f.done <- struct{}{} // from here on the flight is somebody else's
+	workers.leave()
+}
+
+func (f *flight) land() (acked int, err error) {
+	w := f.wire
+	acked, err = f.acked, f.err
+	*f = flight{done: f.done}
+	w.flights.Put(f)
+	return acked, err
 }
 
 var errGivenUp = errors.New("no answer from Redis yet")
@@ -345,7 +387,7 @@ func (w *wire) process(ctx context.Context, r *request, cmd command) (acked int,
 	if r.acks == 0 {
 		return 0, w.rdb.Process(ctx, cmd)
 	}
-	_, node, err := w.node(ctx, r.keys[0]) // WAIT has no key: a cluster client would send it anywhere
+	_, node, err := w.node(ctx, r.args[3].(string)) // WAIT has no key: a cluster client would send it anywhere
 	if err != nil {
 		return 0, err
 	}
@@ -434,16 +476,16 @@ func (w *wire) pipeline(ctx context.Context, requests []*request) []result {
 type acquireStatus int
 
 const (
-	acquireBusy   acquireStatus = 0
-	acquireOurs   acquireStatus = 1
-	acquireQueued acquireStatus = 2
-	acquireLost   acquireStatus = -1
+	acquireBusy acquireStatus = iota
+	acquireOurs
+	acquireQueued
+	acquireLost
 )
 
 // acquisition is the reply to acquire.
 type acquisition struct {
 	status    acquireStatus
-	token     int64         // ours
+	token     int64         // ours: its token; queued: the last one before this answer
 	owner     string        // busy, queued: the hold that has it
 	remaining time.Duration // busy, queued: of its lease; negative: it has none
 	arrival   int64         // queued: in microseconds
@@ -457,13 +499,14 @@ func (w *wire) acquire(ctx context.Context, h *hold, target int, wait bool, arri
 	if wait {
 		queue = 1
 	}
-	r := &request{script: acquireScript, keys: []string{h.keys.base, h.keys.queue, h.keys.token}}
+	r := newRequest(acquireScript, h.keys, 8)
+	step, ttl := int64(firstStep), millis(h.ttl)
 	if target == 1 {
-		r.args = []any{h.id, target, firstStep, millis(h.ttl), w.publish(), w.client, queue, arrival}
 		r.acks, r.acksTimeout = h.acks, h.acksTimeout
 	} else {
-		r.args = []any{h.id, target, h.nextStep(), h.refresh(), w.publish(), w.client, queue, arrival}
+		step, ttl = h.nextStep(), h.refresh()
 	}
+	r.args = append(r.args, &h.id, target, step, ttl, w.publish(), &w.client, queue, arrival)
 	a, err := w.run(ctx, r, e)
 	if err != nil {
 		return acquisition{}, a, err
@@ -473,50 +516,42 @@ func (w *wire) acquire(ctx context.Context, h *hold, target int, wait bool, arri
 }
 
 func parseAcquisition(reply any) (acquisition, error) {
+	if n, ok := reply.(int64); ok {
+		switch {
+		case n > 0:
+			return acquisition{status: acquireOurs, token: n}, nil
+		case n == 0:
+			return acquisition{status: acquireLost}, nil
+		}
+		return acquisition{}, badReply(acquireScript, reply)
+	}
 	fields, ok := reply.([]any)
-	if !ok || len(fields) == 0 {
+	if !ok || len(fields) != 2 && len(fields) != 5 {
 		return acquisition{}, badReply(acquireScript, reply)
 	}
-	status, _ := fields[0].(int64)
-	var r acquisition
-	r.status = acquireStatus(status)
-	want := map[acquireStatus]int{acquireBusy: 3, acquireOurs: 2, acquireQueued: 5, acquireLost: 1}[r.status]
-	if _, isInt := fields[0].(int64); !isInt || len(fields) != want {
+	r := acquisition{status: acquireBusy}
+	remaining, isInt := fields[0].(int64)
+	r.remaining = time.Duration(remaining) * time.Millisecond
+	if r.owner, ok = fields[1].(string); !ok || !isInt || r.owner == "" {
 		return acquisition{}, badReply(acquireScript, reply)
 	}
-	ok = true
-	integer := func(i int) int64 {
-		n, isInt := fields[i].(int64)
-		ok = ok && isInt
-		return n
-	}
-	switch r.status {
-	case acquireOurs:
-		r.token = integer(1)
-		ok = ok && r.token > 0
-	case acquireQueued:
-		r.arrival, r.position = integer(3), int(integer(4))
-		ok = ok && r.arrival > 0 && r.position >= 0
-		fallthrough
-	case acquireBusy:
-		r.remaining = time.Duration(integer(1)) * time.Millisecond
-		owner, isString := fields[2].(string)
-		r.owner, ok = owner, ok && isString
-	case acquireLost:
-	}
-	if !ok {
-		return acquisition{}, badReply(acquireScript, reply)
+	if len(fields) == 5 {
+		arrival, ok1 := fields[2].(int64)
+		position, ok2 := fields[3].(int64)
+		token, ok3 := fields[4].(int64)
+		if !ok1 || !ok2 || !ok3 || arrival <= 0 || position < 0 || token < 0 {
+			return acquisition{}, badReply(acquireScript, reply)
+		}
+		r.status, r.arrival, r.position, r.token = acquireQueued, arrival, int(position), token
 	}
 	return r, nil
 }
 
 // release leaves the hold with target entries, or frees the lock if that is 0. It says whether the hold was there.
 func (w *wire) release(ctx context.Context, h *hold, target int, e effort) (bool, answer, error) {
-	a, err := w.run(ctx, &request{
-		script: releaseScript,
-		keys:   []string{h.keys.base, h.keys.queue, h.keys.token},
-		args:   []any{h.id, target, h.nextStep(), h.refresh(), w.publish()},
-	}, e)
+	r := newRequest(releaseScript, h.keys, 5)
+	r.args = append(r.args, &h.id, target, h.nextStep(), h.refresh(), w.publish())
+	a, err := w.run(ctx, r, e)
 	if err != nil {
 		return false, a, err
 	}
@@ -551,10 +586,13 @@ type renewal struct {
 const renewBatch = 100
 
 func renewRequest(batch []renewal) *request {
-	r := &request{script: renewScript, keys: make([]string, len(batch)), args: make([]any, 0, 2*len(batch))}
+	r := &request{script: renewScript, name: batch[0].hold.keys.name, args: make([]any, 0, 3+3*len(batch))}
+	r.args = append(r.args, evalSHA, renewScript.shaArg, len(batch))
 	for i := range batch {
-		r.keys[i] = batch[i].hold.keys.base
-		r.args = append(r.args, batch[i].hold.id, millis(batch[i].ttl))
+		r.args = append(r.args, batch[i].hold.keys.args[0])
+	}
+	for i := range batch {
+		r.args = append(r.args, &batch[i].hold.id, millis(batch[i].ttl))
 	}
 	return r
 }
@@ -613,11 +651,8 @@ func (w *wire) abandon(ctx context.Context, batch []*orphan) []error {
 	requests := make([]*request, len(batch))
 	for i, p := range batch {
 		h := p.hold
-		requests[i] = &request{
-			script: abandonScript,
-			keys:   []string{h.keys.base, h.keys.queue, h.keys.token},
-			args:   []any{h.id, w.client, millis(h.ttl), w.publish()},
-		}
+		requests[i] = newRequest(abandonScript, h.keys, 4)
+		requests[i].args = append(requests[i].args, &h.id, &w.client, millis(h.ttl), w.publish())
 	}
 	errs := make([]error, len(batch))
 	for i, res := range w.runAll(ctx, requests) {
@@ -631,11 +666,9 @@ func (w *wire) abandon(ctx context.Context, batch []*orphan) []error {
 
 // forceRelease frees the lock if hold owns it.
 func (w *wire) forceRelease(ctx context.Context, k *keys, hold string, e effort) error {
-	a, err := w.run(ctx, &request{
-		script: forceReleaseScript,
-		keys:   []string{k.base, k.queue, k.token},
-		args:   []any{hold, w.publish()},
-	}, e)
+	r := newRequest(forceReleaseScript, k, 2)
+	r.args = append(r.args, hold, w.publish())
+	a, err := w.run(ctx, r, e)
 	if err != nil {
 		return err
 	}
@@ -655,7 +688,7 @@ type lockState struct {
 }
 
 func (w *wire) state(ctx context.Context, k *keys, e effort) (lockState, error) {
-	a, err := w.run(ctx, &request{script: stateScript, keys: []string{k.base, k.queue, k.token}}, e)
+	a, err := w.run(ctx, newRequest(stateScript, k, 0), e)
 	if err != nil {
 		return lockState{}, err
 	}

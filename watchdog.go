@@ -30,6 +30,9 @@ func newWatchdog(c *Client) *watchdog {
 // dueSoon is the part of its renewal interval by which a lease is renewed early, to go with others that are due.
 const dueSoon = 10
 
+// lookAtMost is how many leases the watchdog takes out at once, so that others get at the table in between.
+const lookAtMost = 10 * renewBatch
+
 // retryPause is the time between two tries of a renewal: short at first, and never so long that a lease sees less than
 // a few more.
 func retryPause(failures int, ttl time.Duration) time.Duration {
@@ -83,8 +86,13 @@ func (d *watchdog) look(now time.Time) (batch []renewal, next time.Time) {
 	t := d.client.table
 	t.mu.Lock()
 	var lost []*loss
+	var leaked []*hold
 	for len(t.leases) > 0 {
 		h := t.leases[0]
+		if h.leaks > h.told {
+			h.told = h.leaks
+			leaked = append(leaked, h)
+		}
 		if !h.deadline.After(now) {
 			lost = append(lost, t.loseLocked(h, h.reasonLocked(t, now)))
 			continue
@@ -104,6 +112,9 @@ func (d *watchdog) look(now time.Time) (batch []renewal, next time.Time) {
 			}
 			break
 		}
+		if len(batch) == lookAtMost {
+			break
+		}
 		h.renewing = true
 		t.rescheduleLocked(h, h.deadline)
 		batch = append(batch, renewal{hold: h, ttl: ttl})
@@ -117,7 +128,21 @@ func (d *watchdog) look(now time.Time) (batch []renewal, next time.Time) {
 	for _, l := range lost {
 		l.tell()
 	}
+	for _, h := range leaked {
+		h.tellLeak(now.Sub(h.since))
+	}
 	return batch, next
+}
+
+// tellLeak reports an entry that nobody can unlock any more. If no other entry of the hold is worked under, its lease is
+// not renewed, and runs out.
+func (h *hold) tellLeak(heldFor time.Duration) {
+	c := h.client
+	c.events.log(h.logger, slog.LevelError, "relock: lock leaked: a context that Lock returned was dropped without Unlock",
+		slog.String("lock", h.keys.name), slog.String("holder", h.holder.String()))
+	if h.hooks.Leaked != nil {
+		c.events.emit(func() { h.hooks.Leaked(Leaked{Name: h.keys.name, Holder: h.holder, Held: heldFor}) })
+	}
 }
 
 // nextLease is the lease to ask for: the TTL, or what is left until the longest allowed hold.
@@ -133,7 +158,7 @@ func (h *hold) reasonLocked(t *table, now time.Time) LossReason {
 	switch {
 	case h.maxHold > 0 && h.nextLease(now) < MinTTL+margin(h.ttl):
 		return LossMaxHold
-	case h.leaked:
+	case h.leaks > 0 && !t.wantedLocked(h):
 		return LossLeaked
 	case !t.wantedLocked(h):
 		return LossAbandoned

@@ -3,10 +3,12 @@
 -- KEYS     base, queue, token
 -- ARGV     hold, target count, step, lease ms (0: leave it alone), publish command, client id, wait (0 or 1),
 --          first arrival in microseconds (0: not in the queue yet)
--- Returns  {1, token}                                     the hold owns the lock, with the target count
---          {0, remaining ms, owner}                       another hold owns it
---          {2, remaining ms, owner, arrival, position}    another hold owns it; this one is queued at position (0 is next)
---          {-1}                                           the hold had entered before and is not the owner any more
+-- Returns  token                                        the hold owns the lock, with the target count
+--          0                                            the hold had entered before and is not the owner any more
+--          {remaining ms, owner}                        another hold owns it
+--          {remaining ms, owner, arrival, position, last token}
+--                                                       and this one is queued, with position waiters before it; a grant
+--                                                       with that token or a lower one is from before this answer
 -- Idempotent because the count is set, never added to, and a queued hold keeps its place.
 
 local base, queue, token_key = KEYS[1], KEYS[2], KEYS[3]
@@ -16,7 +18,7 @@ local hold, target, ttl = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4])
 
 -- The common case first, before the rest is even defined: nobody holds it and nobody waits.
 if target == 1 and redis.call('EXISTS', base, queue) == 0 then
-  return {1, enter(base, token_key, hold, ttl)}
+  return enter(base, token_key, hold, ttl)
 end
 
 --- include owner
@@ -27,27 +29,27 @@ local publish, client, wait = ARGV[5], ARGV[6], ARGV[7] == '1'
 local held_by, _, last = owner(base)
 if held_by == hold then
   update(base, hold, target, tonumber(ARGV[3]), last, ttl)
-  return {1, tonumber(redis.call('GET', token_key)) or next_token(token_key)}
+  return tonumber(redis.call('GET', token_key)) or next_token(token_key)
 end
 if target > 1 then
-  return {-1}
+  return 0
 end
 
 if not held_by then
   -- Free while others queue: the last owner's lease ran out. They were first.
   local first, token = grant(redis.call('ZPOPMIN', queue)[1], base, queue, token_key, publish, hold)
   if not first then
-    return {1, enter(base, token_key, hold, ttl)}
+    return enter(base, token_key, hold, ttl)
   end
   if first == hold then
-    return {1, token}
+    return token
   end
   held_by = first
 end
 
 local remaining = redis.call('PTTL', base)
 if not wait then
-  return {0, remaining, held_by}
+  return {remaining, held_by}
 end
 
 local member = hold .. '|' .. client .. '|' .. ARGV[4]
@@ -66,4 +68,4 @@ local keep = math.max(remaining, ttl) + ttl + 60000
 if redis.call('PTTL', queue) < keep then
   redis.call('PEXPIRE', queue, keep)
 end
-return {2, remaining, held_by, arrival, redis.call('ZRANK', queue, member)}
+return {remaining, held_by, arrival, redis.call('ZRANK', queue, member), tonumber(redis.call('GET', token_key)) or 0}
