@@ -1,0 +1,108 @@
+# Building and testing relock. `make` or `make help` lists the targets.
+#
+# Plain POSIX sh and GNU make 3.81, which is what macOS has.
+
+GO        ?= go
+GOFMT     ?= $(shell $(GO) env GOROOT)/bin/gofmt
+TIMEOUT   ?= 10m
+TESTFLAGS ?=
+FUZZTIME  ?= 10s
+SOAK      ?= 10s
+BENCH     ?= .
+BENCHTIME ?= 1s
+BENCHFLAGS ?= -count=1
+EXAMPLES  ?= ./examples/quickstart
+
+# A test that needs a server fails without one. Run by hand, without make, it skips and says so.
+export RELOCK_REQUIRE_REDIS := 1
+# Nothing here rewrites go.mod or go.sum, and a go.work in a directory above changes nothing.
+export GOFLAGS := $(strip $(shell $(GO) env GOFLAGS) -mod=readonly)
+export GOWORK := off
+
+# Modules with a go.mod of their own. tools/ holds only the version of the linter and has nothing to test.
+# Expanded when used, so that a new module is found without naming it here.
+MODULES = $(shell find . \( -path './.*' -o -path ./tools -o -name testdata -o -name vendor \) -prune \
+	-o -name go.mod ! -path ./go.mod -print | sed 's,/go\.mod$$,,' | sort)
+
+GOTEST = $(GO) test -race -count=1 -shuffle=on -timeout $(TIMEOUT) $(TESTFLAGS)
+LINT   = $(GO) tool -modfile="$(CURDIR)/tools/go.mod" golangci-lint
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help test deps fmt fmt-check tidy-check vet lint unit modules examples fuzz soak model bench bench-check clean
+
+help: ## Show this list
+	@echo 'Usage: make TARGET [NAME=value ...]'
+	@echo
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo 'Values, with what they are now:'
+	@echo '  FUZZTIME=$(FUZZTIME)  SOAK=$(SOAK)  TIMEOUT=$(TIMEOUT) (of one go test)  TESTFLAGS=$(TESTFLAGS)'
+	@echo '  BENCH=$(BENCH)  BENCHTIME=$(BENCHTIME)  BENCHFLAGS=$(BENCHFLAGS)'
+
+# The quick checks come first, so that a slip is told in seconds and not after the suites.
+test: deps fmt-check tidy-check vet lint unit modules examples bench-check fuzz soak model ## Install what is missing and run every check below
+	@echo 'make test: everything passed'
+
+deps: ## Install what is missing: redis-server, redis-sentinel, redis-cli, a C compiler (-race), spin (model)
+	@sh tools/install-deps.sh
+
+fmt: ## Rewrite the Go files in gofmt's form
+	$(GOFMT) -s -w .
+
+fmt-check: ## Fail if a Go file is not in gofmt's form
+	@files=$$($(GOFMT) -s -l .) || exit 1; \
+	if [ -n "$$files" ]; then echo "not formatted, run 'make fmt':"; echo "$$files"; exit 1; fi
+
+tidy-check: ## Fail if go mod tidy would change a module
+	@for m in . $(MODULES) ./tools; do \
+		echo "tidy $$m"; (cd "$$m" && $(GO) mod tidy -diff) || exit 1; \
+	done
+
+vet: ## go vet, every module
+	@for m in . $(MODULES); do \
+		echo "vet $$m"; (cd "$$m" && $(GO) vet ./...) || exit 1; \
+	done
+
+lint: ## golangci-lint, every module (the first run compiles it: some minutes)
+	@rc=0; for m in . $(MODULES); do \
+		echo "lint $$m"; (cd "$$m" && $(LINT) run ./...) || rc=1; \
+	done; exit $$rc
+
+unit: ## Tests of the root module with the race detector
+	$(GOTEST) ./...
+
+modules: ## Tests of the nested modules with the race detector
+	@for m in $(MODULES); do \
+		echo "test $$m"; (cd "$$m" && $(GOTEST) ./...) || exit 1; \
+	done
+
+examples: ## Run the examples that need no server
+	@unset REDIS_URL; for e in $(EXAMPLES); do \
+		echo "run $$e"; $(GO) run "$$e" || exit 1; \
+	done
+
+fuzz: ## Run every fuzz function for FUZZTIME
+	@GO="$(GO)" sh tools/fuzz.sh "$(FUZZTIME)"
+
+soak: ## Run the soak tests for SOAK (more than some minutes: raise TIMEOUT too)
+	@tests=$$($(GO) test -race -list '^TestSoak' .) || { echo "$$tests"; exit 1; }; \
+	case "$$tests" in TestSoak*) ;; *) echo 'soak: no test named TestSoak... in the root package'; exit 1;; esac
+	RELOCK_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout $(TIMEOUT) -v -run '^TestSoak' .
+
+model: ## Check the model in model/, where there is one
+	@if [ -d model ]; then $(MAKE) -C model; else echo 'model: no model/ here, nothing to check'; fi
+
+bench: ## Run the benchmarks matching BENCH for BENCHTIME each
+	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -benchtime $(BENCHTIME) -timeout 30m $(BENCHFLAGS) ./...
+	@if [ -f bench/go.mod ]; then cd bench && \
+		$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -benchtime $(BENCHTIME) -timeout 30m $(BENCHFLAGS) ./...; fi
+
+bench-check: ## Run every benchmark once, so that none of them rots
+	@$(MAKE) --no-print-directory bench BENCH=. BENCHTIME=1x BENCHFLAGS=-count=1
+
+clean: ## Remove what builds, profiles and servers leave in the tree, and cached test results
+	find . \( -path ./.git -o -name testdata \) -prune -o -type f \
+		\( -name '*.test' -o -name '*.prof' -o -name '*.out' -o -name '*.rdb' -o -name '*.aof' \
+		-o -name '*.trail' -o -path './model/pan*' \) -exec rm -f {} +
+	$(GO) clean -testcache

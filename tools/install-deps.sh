@@ -1,0 +1,86 @@
+#!/bin/sh
+# Installs what the tests need beyond Go and make, and only what is missing:
+#   redis-server, redis-sentinel, redis-cli   the tests start their own servers on free ports
+#   a C compiler (Linux only)                 go test -race links with it
+#   spin                                      checks the model in model/
+# Set RELOCK_NO_INSTALL=1 to be told what is missing instead.
+set -eu
+
+cd "$(dirname "$0")/.."
+
+has() { command -v "$1" >/dev/null 2>&1; }
+
+missing() {
+	for program in redis-server redis-sentinel redis-cli; do
+		has "$program" || printf '%s ' "$program"
+	done
+	if [ "$(uname -s)" = Linux ]; then
+		compiler=$("${GO:-go}" env CC 2>/dev/null || echo gcc)
+		has "${compiler%% *}" || printf '%s ' "${compiler%% *}"
+	fi
+	[ ! -d model ] || has spin || printf 'spin '
+}
+
+give_up() {
+	{
+		echo "relock: missing: $(missing)"
+		echo "relock: $1"
+		echo "relock: install Redis 7.0 or newer (server, sentinel and cli) and spin and, on Linux, a C compiler; then run this again."
+	} >&2
+	exit 1
+}
+
+as_root() {
+	if [ "$(id -u)" -eq 0 ]; then
+		"$@"
+	elif has sudo; then
+		sudo "$@"
+	else
+		give_up "not root, and there is no sudo to install them with"
+	fi
+}
+
+if [ -z "$(missing)" ]; then
+	echo "deps: everything is there, $(redis-server --version | cut -d ' ' -f 1-3)"
+	exit 0
+fi
+[ -z "${RELOCK_NO_INSTALL:-}" ] || give_up "RELOCK_NO_INSTALL is set, so nothing was installed"
+echo "deps: installing what is missing: $(missing)"
+
+want_redis=
+want_compiler=
+want_spin=
+for program in $(missing); do
+	case $program in
+	redis-*) want_redis=1 ;;
+	spin) want_spin=1 ;;
+	*) want_compiler=1 ;;
+	esac
+done
+
+if has apt-get; then
+	# redis-tools has redis-cli. The packages may start a server on port 6379; the tests do not touch it.
+	as_root apt-get update ||
+		echo "deps: apt-get update failed; trying with the package lists that are there"
+	as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+		${want_redis:+redis-server redis-sentinel redis-tools} ${want_compiler:+gcc libc6-dev} \
+		${want_spin:+spin} ||
+		give_up "apt-get could not install them"
+elif has brew; then
+	[ -z "$want_redis" ] || brew install redis || give_up "brew could not install redis"
+	[ -z "$want_compiler" ] || brew install gcc || give_up "brew could not install gcc"
+	[ -z "$want_spin" ] || brew install spin || give_up "brew could not install spin"
+elif has dnf; then
+	# Newer Fedora has Valkey in place of Redis, with the old names in a package of their own.
+	if [ -n "$want_redis" ]; then
+		as_root dnf install -y redis || as_root dnf install -y valkey valkey-compat-redis ||
+			give_up "dnf could not install redis"
+	fi
+	[ -z "$want_compiler" ] || as_root dnf install -y gcc glibc-devel || give_up "dnf could not install gcc"
+	[ -z "$want_spin" ] || as_root dnf install -y spin || give_up "dnf could not install spin"
+else
+	give_up "found none of apt-get, brew and dnf to install them with"
+fi
+
+[ -z "$(missing)" ] || give_up "the packages were installed, but something is still missing"
+echo "deps: everything is there, $(redis-server --version | cut -d ' ' -f 1-3)"
