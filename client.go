@@ -65,7 +65,7 @@ func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 	c.hub = newHub(c)
 	c.wire = &wire{rdb: rdb, client: c.id, workers: c.workers, retried: c.retried}
 	c.wire.cluster, _ = rdb.(*redis.ClusterClient)
-	c.wire.sharded = c.wire.cluster != nil
+	c.wire.sharded.Store(c.wire.cluster != nil)
 	if err := c.checkAcks(s); err != nil {
 		return nil, err
 	}

@@ -43,7 +43,8 @@ type subscription struct {
 	// Guarded by the hub's mutex.
 	link      *link
 	waiters   map[string]*waiter // by hold id
-	asked     bool               // SUBSCRIBE was sent on the present connection
+	asked     bool               // SUBSCRIBE was sent on the present connection, or is left to relocate
+	sharded   bool               // and it was SSUBSCRIBE
 	confirmed bool               // and the server has said yes
 	alone     bool               // ask for this one by itself: it failed together with others
 	idle      time.Time          // since when nobody waits
@@ -288,6 +289,7 @@ var errSilent = errors.New("the pub/sub connection is silent")
 
 // plan is what a link has to do next.
 type plan struct {
+	sharded     bool
 	subscribe   [][]*subscription
 	unsubscribe []string
 	waited      bool          // somebody waits
@@ -317,7 +319,7 @@ func (l *link) plan(now time.Time) plan {
 	b := l.hub
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	var p plan
+	p := plan{sharded: b.client.wire.sharded.Load()}
 	var batch []*subscription
 	for s := range l.subs {
 		if len(s.waiters) > 0 {
@@ -341,8 +343,8 @@ func (l *link) plan(now time.Time) plan {
 		if s.asked {
 			continue
 		}
-		s.asked = true
-		if s.alone || b.client.wire.sharded {
+		s.asked, s.sharded = true, p.sharded
+		if s.alone || p.sharded {
 			p.subscribe = append(p.subscribe, []*subscription{s}) // and one slot a command in a cluster
 			continue
 		}
@@ -372,7 +374,7 @@ func (l *link) send(ps *redis.PubSub, p plan) error {
 	ctx, cancel := context.WithTimeout(context.Background(), subscribeLimit)
 	defer cancel()
 	subscribe, unsubscribe := ps.Subscribe, ps.Unsubscribe
-	if l.hub.client.wire.sharded {
+	if p.sharded {
 		subscribe, unsubscribe = ps.SSubscribe, ps.SUnsubscribe
 	}
 	for _, batch := range p.subscribe {
@@ -414,8 +416,11 @@ func (l *link) read(ps *redis.PubSub) error {
 		case *redis.Message:
 			l.hub.deliver(m.Channel, m.Payload)
 		case *redis.Subscription:
-			if m.Kind == "subscribe" || m.Kind == "ssubscribe" {
+			switch m.Kind {
+			case "subscribe", "ssubscribe":
 				l.confirmed(m.Channel)
+			case "sunsubscribe":
+				l.evicted(m.Channel)
 			}
 		}
 	}
@@ -458,10 +463,19 @@ func (l *link) refused(err error) bool {
 	}
 	batch := l.asked[0]
 	l.asked = l.asked[1:]
+	c := l.hub.client
 	for _, s := range batch {
 		s.asked = false
-		if len(batch) > 1 {
+		switch {
+		case len(batch) > 1: // which of them, we are not told
 			s.alone = true
+			continue
+		case s.sharded && strings.Contains(err.Error(), "unknown command"): // a cluster older than Redis 7
+			c.wire.sharded.Store(false)
+			continue
+		case judge(err) == passing: // MOVED, or a server that does not serve right now
+			s.asked = true
+			c.workers.start(func() { l.hub.relocate(s, firstPause) })
 			continue
 		}
 		for _, w := range s.waiters {
@@ -476,6 +490,47 @@ func (l *link) refused(err error) bool {
 	return true
 }
 
+// evicted handles the loss of a subscription that the server ended by itself: its slot has moved to another node.
+func (l *link) evicted(channel string) {
+	b := l.hub
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for s := range l.subs {
+		if s.channel == channel && s.confirmed { // not one that we have just given up
+			s.confirmed = false
+			b.client.workers.start(func() { b.relocate(s, 0) })
+		}
+	}
+}
+
+// relocate moves a subscription to the link of the node that has its slot now. It is asked for there, or where it was
+// once more; either way its waiters ask Redis again when it is confirmed.
+func (b *hub) relocate(s *subscription, pause time.Duration) {
+	c := b.client
+	if sleep(context.Background(), c.closed, pause) != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), subscribeLimit)
+	defer cancel()
+	base := strings.TrimSuffix(s.channel, ":"+c.id)
+	node, rdb, err := c.wire.relocated(ctx, base)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.subs[base] != s {
+		return
+	}
+	if err == nil && node != s.link.node {
+		if l := b.linkLocked(node, rdb); l != nil {
+			delete(s.link.subs, s)
+			s.link.kick()
+			s.link = l
+			l.subs[s] = struct{}{}
+		}
+	}
+	s.asked, s.confirmed = false, false
+	s.link.kick()
+}
+
 // reset forgets what the lost connection had. What nobody waits for is not asked for again.
 func (l *link) reset() {
 	l.hub.mu.Lock()
@@ -483,8 +538,12 @@ func (l *link) reset() {
 	l.asked = nil
 	for s := range l.subs {
 		s.asked, s.confirmed = false, false
-		if len(s.waiters) == 0 {
+		switch {
+		case len(s.waiters) == 0:
 			l.removeLocked(s)
+		case l.node != "": // the slot's master may be another by now
+			s.asked = true
+			l.hub.client.workers.start(func() { l.hub.relocate(s, 0) })
 		}
 	}
 }

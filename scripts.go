@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -250,7 +251,7 @@ type wire struct {
 	rdb     redis.UniversalClient
 	cluster *redis.ClusterClient // rdb, if it is one
 	client  string               // the client id
-	sharded bool                 // pub/sub is sharded
+	sharded atomic.Bool          // pub/sub is sharded, as in a cluster of Redis 7 or newer
 	workers *workers
 	flights sync.Pool // not for the whole package: a channel made in a synctest bubble must stay there
 	retried func(r *request, attempt int, err error)
@@ -258,7 +259,7 @@ type wire struct {
 
 // publish is the command with which scripts send grants.
 func (w *wire) publish() string {
-	if w.sharded {
+	if w.sharded.Load() {
 		return "SPUBLISH"
 	}
 	return "PUBLISH"
@@ -274,6 +275,15 @@ func (w *wire) node(ctx context.Context, key string) (string, redis.UniversalCli
 		return "", nil, err
 	}
 	return master.Options().Addr, master, nil
+}
+
+// relocated is node for a key that is not where it was: it asks the cluster instead of the client's map of it.
+func (w *wire) relocated(ctx context.Context, key string) (string, redis.UniversalClient, error) {
+	if w.cluster != nil {
+		// The only way to make the client read the map again before it goes on.
+		_ = w.cluster.ForEachMaster(ctx, func(context.Context, *redis.Client) error { return nil })
+	}
+	return w.node(ctx, key)
 }
 
 // effort is how hard a request is tried.
@@ -319,7 +329,7 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 		if v == refused || attempt == e.tries {
 			return a, err
 		}
-		if w.cluster != nil && v == passing {
+		if w.cluster != nil {
 			w.cluster.ReloadState(ctx)
 		}
 		w.retried(r, attempt, err)

@@ -1,15 +1,26 @@
 -- Included, after enter, by the scripts that free a lock or find it free.
---
+
+-- Publishes a grant and returns how many received it.
+local function announce(publish, channel, message)
+  if publish == 'SPUBLISH' then
+    local received = redis.pcall(publish, channel, message)
+    if type(received) == 'number' then
+      return received
+    end -- a server before Redis 7: its subscribers have found that out, and listen to PUBLISH
+  end
+  return redis.call('PUBLISH', channel, message)
+end
+
 -- Gives a free lock to the first waiter that is still there, from head (taken out of the queue already) on. Returns the
--- new owner and its token, or nil when nobody is left. PUBLISH tells how many received the grant: 0 means that the
--- waiter's client is gone, or is between two connections and will ask again with its first arrival; the next one is
--- taken. If the first is the caller, the reply of this very script tells it.
+-- new owner and its token, or nil when nobody is left. A grant that nobody received means that the waiter's client is
+-- gone, or is between two connections and will ask again with its first arrival: the next one is taken. If the first is
+-- the caller, the reply of this very script tells it.
 local function grant(head, base, queue, token_key, publish, caller)
   while head do
     local hold, client, ttl = string.match(head, '^(.+)|(.+)|(%d+)$')
     if hold then
       local token = enter(base, token_key, hold, ttl)
-      if hold == caller or redis.call(publish, base .. ':' .. client, string.format('%s|%.0f', hold, token)) > 0 then
+      if hold == caller or announce(publish, base .. ':' .. client, string.format('%s|%.0f', hold, token)) > 0 then
         return hold, token
       end
       redis.call('DEL', base)
