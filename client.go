@@ -3,6 +3,7 @@ package relock
 import (
 	"context"
 	"log/slog"
+	"math"
 	"reflect"
 	"sync"
 	"time"
@@ -63,7 +64,7 @@ func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 	c.watchdog = newWatchdog(c)
 	c.orphans = newOrphans(c)
 	c.hub = newHub(c)
-	c.wire = &wire{rdb: rdb, client: c.id, workers: c.workers, retried: c.retried}
+	c.wire = &wire{rdb: rdb, client: c.id, patience: readTimeout(rdb), workers: c.workers, retried: c.retried}
 	c.wire.cluster, _ = rdb.(*redis.ClusterClient)
 	c.wire.sharded.Store(c.wire.cluster != nil)
 	if err := c.checkAcks(s); err != nil {
@@ -72,18 +73,26 @@ func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 	return c, nil
 }
 
+// readTimeout is how long the go-redis client waits for a reply; hardly ever, if it has no limit.
+func readTimeout(rdb redis.UniversalClient) time.Duration {
+	var d time.Duration
+	switch rdb := rdb.(type) {
+	case *redis.Client:
+		d = rdb.Options().ReadTimeout
+	case *redis.ClusterClient:
+		d = rdb.Options().ReadTimeout
+	}
+	if d <= 0 {
+		return math.MaxInt64
+	}
+	return d
+}
+
 // checkAcks refuses a WAIT that go-redis would give up before Redis answers.
 func (c *Client) checkAcks(s settings) error {
-	var timeout time.Duration
-	switch rdb := c.wire.rdb.(type) {
-	case *redis.Client:
-		timeout = rdb.Options().ReadTimeout
-	case *redis.ClusterClient:
-		timeout = rdb.Options().ReadTimeout
-	}
-	if s.acks > 0 && timeout > 0 && s.acksTimeout >= timeout {
+	if s.acks > 0 && s.acksTimeout >= c.wire.patience {
 		return invalid("WithReplicaAcks(%d, %s): the timeout must be shorter than the go-redis client's ReadTimeout (%s)",
-			s.acks, s.acksTimeout, timeout)
+			s.acks, s.acksTimeout, c.wire.patience)
 	}
 	return nil
 }

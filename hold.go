@@ -213,9 +213,7 @@ func (h *hold) leave(ctx context.Context, f *frame, until time.Time) error {
 	if target > 0 && h.localReentry {
 		return nil
 	}
-	ctx, cancel := context.WithDeadline(ctx, until)
-	defer cancel()
-	there, answer, err := c.wire.release(ctx, h, target, effort{})
+	there, answer, err := c.wire.release(ctx, h, target, effort{until: until})
 	switch {
 	case target > 0 && err != nil:
 		c.workers.start(h.settle)
@@ -243,8 +241,7 @@ func (h *hold) settle() {
 	t.mu.Lock()
 	until := h.deadline
 	t.mu.Unlock()
-	ctx, cancel := context.WithDeadline(context.Background(), until)
-	defer cancel()
+	ctx := context.Background()
 	if h.turn(ctx, until) != nil {
 		return
 	}
@@ -255,7 +252,7 @@ func (h *hold) settle() {
 	if state != held || count == 0 {
 		return
 	}
-	there, answer, err := h.client.wire.release(ctx, h, count, effort{stop: h.client.closed})
+	there, answer, err := h.client.wire.release(ctx, h, count, effort{stop: h.client.closed, until: until})
 	switch {
 	case err != nil:
 	case !there:

@@ -40,8 +40,21 @@ func (l *Lock) Err() error { return l.err }
 // If the lock is lost while fn runs, that context ends, and the error (a [*LostError], [ErrLockLost]) is joined to what fn
 // returns: drivers only say "context canceled", and what fn did last may have happened without the lock. An Unlock that
 // Redis did not confirm is joined too. If the lock cannot be had, fn is not run.
-func (l *Lock) Do(ctx context.Context, fn func(ctx context.Context) error) (err error) {
-	section, err := l.Lock(ctx)
+func (l *Lock) Do(ctx context.Context, fn func(ctx context.Context) error) error {
+	return l.do(ctx, forever, fn)
+}
+
+// DoFor is [Lock.Do] that waits for the lock as [Lock.TryLockFor] does: at most wait, and not at all if that is 0. The
+// wait is no limit to fn.
+func (l *Lock) DoFor(ctx context.Context, wait time.Duration, fn func(ctx context.Context) error) error {
+	if err := l.checkWait("DoFor", wait); err != nil {
+		return err
+	}
+	return l.do(ctx, wait, fn)
+}
+
+func (l *Lock) do(ctx context.Context, wait time.Duration, fn func(ctx context.Context) error) (err error) {
+	section, err := l.acquire(ctx, wait)
 	if err != nil {
 		return err
 	}
@@ -85,19 +98,32 @@ func (l *Lock) TryLock(ctx context.Context) (context.Context, error) {
 }
 
 // TryLockFor is [Lock.Lock] that gives up with a [*LockedError] after wait, which is not a deadline of the context
-// that it returns. A wait of 0 is TryLock; below 0 is [ErrInvalid].
+// that it returns. If Redis has not said who has the lock by then, the error matches [context.DeadlineExceeded] instead. A
+// wait of 0 is TryLock; below 0 is [ErrInvalid].
 func (l *Lock) TryLockFor(ctx context.Context, wait time.Duration) (context.Context, error) {
-	if l.err == nil && wait < 0 {
-		return ctx, invalid("TryLockFor(%s): the wait must not be negative; Lock waits without limit", wait)
+	if err := l.checkWait("TryLockFor", wait); err != nil {
+		return ctx, err
 	}
 	return l.acquire(ctx, wait)
+}
+
+func (l *Lock) checkWait(verb string, wait time.Duration) error {
+	if l.err == nil && wait < 0 {
+		return invalid("%s(%s): the wait must be 0 (do not wait) or longer; Lock and Do wait without limit", verb, wait)
+	}
+	return nil
 }
 
 // forever is the wait of Lock.
 const forever time.Duration = -1
 
-// errWaitOver is the cause of a wait's own end.
-var errWaitOver = errors.New("relock: the wait is over")
+// waitOver is the cause of a wait's own end. Like every end of a wait by time, it is a context.DeadlineExceeded.
+type waitOver struct{}
+
+func (waitOver) Error() string        { return "the wait is over" }
+func (waitOver) Is(target error) bool { return target == context.DeadlineExceeded }
+
+var errWaitOver error = waitOver{}
 
 // tryAttempts is how often a call that does not wait sends a command that Redis does not answer.
 const tryAttempts = 3
@@ -476,9 +502,7 @@ func (a *acquiring) giveUp(h *hold, err error) error {
 // undo takes back an entry that too few replicas have confirmed.
 func (a *acquiring) undo(h *hold, acked int) error {
 	c := h.client
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.ctx), unlockLimit)
-	defer cancel()
-	_, answer, err := c.wire.release(ctx, h, 0, effort{})
+	_, answer, err := c.wire.release(context.WithoutCancel(a.ctx), h, 0, effort{until: time.Now().Add(unlockLimit)})
 	a.traces = err != nil
 	a.unsure = a.unsure || answer.unsure
 	return a.giveUp(h, fmt.Errorf("%w: %d of %d within %s", ErrNotReplicated, acked, h.acks, h.acksTimeout))
