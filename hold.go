@@ -31,6 +31,7 @@ type hold struct {
 	end     error // why a hold that was entered is over: ErrReleased or a *LostError
 	token   int64
 	since   time.Time
+	unsure  bool   // a command that takes the lock for this hold was given up, and may run when the hold is over
 	frames  *frame // open entries, newest first
 	count   int    // of frames
 	deepest int
@@ -228,8 +229,8 @@ func (h *hold) leave(ctx context.Context, f *frame, until time.Time) error {
 		return h.lose(LossTaken)
 	}
 	h.released(err)
-	if err != nil {
-		c.orphans.add(h, answer.unsure)
+	if err != nil || h.unsure {
+		c.orphans.add(h, h.unsure)
 	}
 	return err
 }

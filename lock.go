@@ -390,7 +390,7 @@ func (a *acquiring) own(h *hold, token int64, sent time.Time) bool {
 	if !time.Now().Before(deadline) {
 		return false
 	}
-	h.token, h.since, h.renewed, h.deadline = token, time.Now(), sent, deadline
+	h.token, h.since, h.renewed, h.deadline, h.unsure = token, time.Now(), sent, deadline, a.unsure
 	return true
 }
 
@@ -528,11 +528,11 @@ func (l *Lock) failed(op string, holder Holder, err error) error {
 }
 
 // unlockLimit is how long Unlock tries to reach Redis.
-const unlockLimit = 5 * time.Second
+const unlockLimit = 10 * time.Second
 
 // Unlock leaves the entry of this lock that ctx carries, the nearest one if there are several. The lock is free, and is
 // granted to the next waiter, when all entries of the holder are left, in whatever order. ctx is the context that Lock
-// returned, or one derived from it; it may be done already: Unlock has a time limit of its own (5 s, or the end of the
+// returned, or one derived from it; it may be done already: Unlock has a time limit of its own (10 s, or the end of the
 // lease).
 //
 // In every case the entry is left, and its context has ended. Errors:

@@ -252,9 +252,9 @@ func (l *loss) tell() {
 	}
 	h := l.hold
 	c := h.client
-	if l.err.Reason != LossTaken {
+	if l.err.Reason != LossTaken || h.unsure {
 		// The last renewal may have reached Redis without our knowing: do not let it keep the lock from others.
-		c.orphans.add(h, false)
+		c.orphans.add(h, h.unsure)
 	}
 	c.events.log(h.logger, slog.LevelError, "relock: lock lost", slog.String("lock", h.keys.name),
 		slog.String("holder", h.holder.String()), slog.Int64("token", h.token), slog.String("reason", string(l.err.Reason)))
