@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"sync"
 	"time"
@@ -194,6 +195,10 @@ func (h *hold) leave(ctx context.Context, f *frame, until time.Time) error {
 		defer t.mu.Unlock()
 		return h.end
 	}
+	if !time.Now().Before(h.deadline) { // the watchdog has not come to it yet, or is gone
+		t.mu.Unlock()
+		return h.lose(LossExpired)
+	}
 	t.removeLocked(f)
 	target := h.count
 	switch {
@@ -209,7 +214,7 @@ func (h *hold) leave(ctx context.Context, f *frame, until time.Time) error {
 		if target == 0 {
 			c.orphans.add(h, true)
 		}
-		return noTurn
+		return unconfirmed(h, target, noTurn)
 	}
 	if target > 0 && h.localReentry {
 		return nil
@@ -218,7 +223,7 @@ func (h *hold) leave(ctx context.Context, f *frame, until time.Time) error {
 	switch {
 	case target > 0 && err != nil:
 		c.workers.start(h.settle)
-		return err
+		return unconfirmed(h, target, err)
 	case target > 0 && there:
 		if !h.fixed {
 			t.renewed(h, answer.sent, h.ttl)
@@ -232,7 +237,18 @@ func (h *hold) leave(ctx context.Context, f *frame, until time.Time) error {
 	if err != nil || h.unsure {
 		c.orphans.add(h, h.unsure)
 	}
-	return err
+	if err != nil {
+		return unconfirmed(h, target, err)
+	}
+	return nil
+}
+
+// unconfirmed is the error of an exit that Redis did not confirm.
+func unconfirmed(h *hold, target int, err error) error {
+	if target > 0 {
+		return fmt.Errorf("not confirmed by Redis; left all the same, and Redis will be told: %w", err)
+	}
+	return fmt.Errorf("not confirmed by Redis, so the lock is free within %s at the latest: %w", h.ttl, err)
 }
 
 // settle makes Redis count what is true, after an entry or a partial exit whose end is not known. It tries until the lease

@@ -569,7 +569,7 @@ func (l *Lock) Unlock(ctx context.Context) error {
 	if err == nil || errors.As(err, &lost) {
 		return err
 	}
-	return l.failed("unlock", h.holder, fmt.Errorf("not confirmed by Redis, so the lock is free within %s: %w", h.ttl, err))
+	return l.failed("unlock", h.holder, err)
 }
 
 // Token returns the fencing token of the section that ctx is in, 0 outside of one or after it was lost. Every new hold of

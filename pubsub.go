@@ -236,7 +236,7 @@ func (l *link) serve(down time.Time) (served bool, err error) {
 	}()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
-	var pinged time.Time
+	var pinged, asked time.Time
 	for {
 		select {
 		case <-c.closed:
@@ -251,6 +251,9 @@ func (l *link) serve(down time.Time) (served bool, err error) {
 		if err := l.send(ps, p); err != nil {
 			return served, err
 		}
+		if len(p.subscribe) > 0 {
+			asked = time.Now()
+		}
 		if !served {
 			served = true
 			l.hear()
@@ -264,6 +267,8 @@ func (l *link) serve(down time.Time) (served bool, err error) {
 		}
 		silent := time.Since(l.start) - time.Duration(l.heard.Load())
 		switch {
+		case p.owed && silent >= pingEvery && time.Since(asked) >= pingEvery:
+			return served, errSilent // not even an answer to SUBSCRIBE
 		case !p.waited || silent < pingEvery:
 			pinged = time.Time{}
 		case pinged.IsZero():
@@ -293,6 +298,7 @@ type plan struct {
 	subscribe   [][]*subscription
 	unsubscribe []string
 	waited      bool          // somebody waits
+	owed        bool          // SUBSCRIBE is not answered
 	linger      time.Duration // until a subscription has lingered long enough
 	done        bool
 }
@@ -356,6 +362,7 @@ func (l *link) plan(now time.Time) plan {
 		p.subscribe = append(p.subscribe, batch)
 	}
 	l.asked = append(l.asked, p.subscribe...)
+	p.owed = len(l.asked) > 0
 	if p.done = len(l.subs) == 0; p.done {
 		delete(b.links, l.node)
 	}

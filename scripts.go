@@ -205,6 +205,9 @@ var passingCodes = map[string]bool{
 
 func judge(err error) verdict {
 	var reply redis.Error
+	if errors.Is(err, errNoAcks) {
+		return unknown
+	}
 	if errors.As(err, &reply) {
 		msg := reply.Error()
 		if passingCodes[errorCode(msg)] || strings.Contains(msg, "max number of clients reached") {
@@ -298,6 +301,7 @@ type effort struct {
 // It returns as soon as ctx is done, even while Redis is silent; what was sent then may still run.
 func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 	var a answer
+	var last error // of the attempt before
 	eval := false
 	for attempt := 1; ; attempt++ {
 		if !e.until.IsZero() && time.Until(e.until) < w.patience {
@@ -306,8 +310,8 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 			defer cancel()
 			e.until = time.Time{}
 		}
-		if err := ctx.Err(); err != nil {
-			return a, ended(ctx)
+		if ctx.Err() != nil {
+			return a, endedAfter(ctx, last)
 		}
 		a.sent = time.Now()
 		cmd := r.command(ctx, eval)
@@ -328,21 +332,19 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 		if v == unknown {
 			a.unsure = true
 		}
+		last = err
 		if ctx.Err() != nil {
-			if v == unknown {
-				return a, fmt.Errorf("%w (last: %w)", ended(ctx), err)
-			}
-			return a, ended(ctx)
+			return a, endedAfter(ctx, last)
 		}
-		if v == refused || attempt == e.tries {
+		if v == refused || attempt == e.tries || errors.Is(err, errNoAcks) {
 			return a, err
 		}
 		if w.cluster != nil {
 			w.cluster.ReloadState(ctx)
 		}
 		w.retried(r, attempt, err)
-		if err := sleep(ctx, e.stop, pause(attempt)); err != nil {
-			return a, err
+		if errors.Is(sleep(ctx, e.stop, pause(attempt)), ErrClosed) {
+			return a, ErrClosed
 		}
 	}
 }
@@ -421,16 +423,32 @@ func (w *wire) process(ctx context.Context, r *request, cmd command) (acked int,
 	if err := cmd.Err(); err != nil {
 		return 0, err
 	}
-	return wait.Int()
+	if acked, err = wait.Int(); err != nil {
+		return 0, fmt.Errorf("%w: %w", errNoAcks, err)
+	}
+	return acked, nil
+}
+
+// errNoAcks says that a script has run, and that Redis then would not say how many replicas have it.
+var errNoAcks = errors.New("WAIT failed after the script")
+
+// endedAfter is ended with the error of the last attempt, if there was one.
+func endedAfter(ctx context.Context, last error) error {
+	if last == nil {
+		return ended(ctx)
+	}
+	return fmt.Errorf("%w (last: %w)", ended(ctx), last)
 }
 
 // sleep is a pause that ends early with an error.
 func sleep(ctx context.Context, stop <-chan struct{}, d time.Duration) error {
-	if d <= 0 {
-		return nil
-	}
 	timer := time.NewTimer(d)
 	defer timer.Stop()
+	select {
+	case <-stop: // before a timer that has fired already
+		return ErrClosed
+	default:
+	}
 	select {
 	case <-timer.C:
 		return nil

