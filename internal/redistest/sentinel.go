@@ -1,0 +1,399 @@
+package redistest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// masterName is what the sentinels call the master.
+const masterName = "relock"
+
+// failoverLimit bounds every wait for a new master.
+const failoverLimit = 30 * time.Second
+
+// downAfter is the silence after which a sentinel takes a server for dead.
+const downAfter = time.Second
+
+// Sentinel is a master, a replica and three sentinels that belong to a test.
+type Sentinel struct {
+	t         testing.TB
+	data      [2]*Server
+	sentinels []*sentinelProc
+}
+
+// sentinelProc is one sentinel.
+type sentinelProc struct {
+	id   string
+	port int
+	dir  string
+	proc *process
+}
+
+// StartSentinel runs a master, a replica of it and three sentinels that need to
+// agree by two, notice a dead master after a second, and fail over in about one
+// more. It returns when all know each other and the replica is in sync.
+func StartSentinel(t testing.TB) *Sentinel {
+	t.Helper()
+	s := &Sentinel{t: t}
+	args := []string{"--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"}
+	s.data[0] = Start(t, args...)
+	s.data[1] = Start(t, append(args, "--replicaof", "127.0.0.1 "+strconv.Itoa(s.data[0].port))...)
+	if err := s.data[1].waitReplica(startLimit); err != nil {
+		t.Fatalf("redistest: %v", err)
+	}
+	// Left alone, sentinels take seconds to hear of each other; so each is told
+	// of all from the start.
+	for range 3 {
+		p, err := newSentinelProc()
+		if err != nil {
+			t.Fatalf("redistest: %v", err)
+		}
+		t.Cleanup(func() {
+			if err := p.stop(); err != nil {
+				t.Errorf("redistest: %v", err)
+			}
+		})
+		s.sentinels = append(s.sentinels, p)
+	}
+	for _, p := range s.sentinels {
+		if err := p.run(s); err != nil {
+			t.Fatalf("redistest: sentinel: %v", err)
+		}
+	}
+	if err := s.waitHealthy(s.data[0], startLimit); err != nil {
+		t.Fatalf("redistest: sentinels: %v", err)
+	}
+	return s
+}
+
+// MasterName returns the name by which the sentinels know the master.
+func (s *Sentinel) MasterName() string { return masterName }
+
+// Addrs returns the addresses of the sentinels.
+func (s *Sentinel) Addrs() []string {
+	var addrs []string
+	for _, p := range s.sentinels {
+		addrs = append(addrs, p.addr())
+	}
+	return addrs
+}
+
+// Client returns a client that asks the sentinels for the master, closed when the
+// test ends. mod may change its options first.
+func (s *Sentinel) Client(mod ...func(*redis.FailoverOptions)) *redis.Client {
+	opt := &redis.FailoverOptions{MasterName: masterName, SentinelAddrs: s.Addrs()}
+	for _, f := range mod {
+		f(opt)
+	}
+	rdb := redis.NewFailoverClient(opt)
+	s.t.Cleanup(func() { _ = rdb.Close() })
+	return rdb
+}
+
+// Master returns the server that the sentinels say is the master.
+func (s *Sentinel) Master() *Server {
+	s.t.Helper()
+	addr, err := s.sentinels[0].master()
+	if err != nil {
+		s.t.Fatalf("redistest: ask a sentinel for the master: %v", err)
+	}
+	for _, d := range s.data {
+		if d.Addr() == addr {
+			return d
+		}
+	}
+	s.t.Fatalf("redistest: the sentinels' master is a stranger: %s", addr)
+	return nil
+}
+
+// Replica returns the other server.
+func (s *Sentinel) Replica() *Server {
+	s.t.Helper()
+	if s.Master() == s.data[0] {
+		return s.data[1]
+	}
+	return s.data[0]
+}
+
+// Failover makes the replica master although the master is well. It returns the
+// new master when all sentinels know it, and the old one follows it and is in
+// sync.
+func (s *Sentinel) Failover() *Server {
+	s.t.Helper()
+	next := s.Replica()
+	// A sentinel refuses while it takes the replica's data for too old, or while
+	// it has not finished the failover before.
+	err := poll(failoverLimit, func() error {
+		_, err := s.sentinels[0].call("SENTINEL", "FAILOVER", masterName)
+		return err
+	})
+	if err == nil {
+		err = s.waitHealthy(next, failoverLimit)
+	}
+	if err != nil {
+		s.t.Fatalf("redistest: failover: %v", err)
+	}
+	return next
+}
+
+// KillMaster kills the master and returns the new one when all sentinels know it.
+// The old one is [Sentinel.Replica] then; its Restart brings it back.
+func (s *Sentinel) KillMaster() *Server {
+	s.t.Helper()
+	next := s.Replica()
+	s.Master().Kill()
+	return s.waitMaster(next)
+}
+
+// PauseMaster stops the master with SIGSTOP and returns the new one when all
+// sentinels know it. The old one is [Sentinel.Replica] then; after its Resume it
+// takes itself for the master until a sentinel tells it otherwise.
+func (s *Sentinel) PauseMaster() *Server {
+	s.t.Helper()
+	next := s.Replica()
+	s.Master().Pause()
+	return s.waitMaster(next)
+}
+
+// WaitReplica waits until the replica follows the master and is in sync, as after
+// the old master came back.
+func (s *Sentinel) WaitReplica() {
+	s.t.Helper()
+	if err := s.waitHealthy(s.Master(), failoverLimit); err != nil {
+		s.t.Fatalf("redistest: %v", err)
+	}
+}
+
+func (s *Sentinel) waitMaster(next *Server) *Server {
+	s.t.Helper()
+	err := poll(failoverLimit, func() error { return s.known(next) })
+	if err != nil {
+		s.t.Fatalf("redistest: no new master: %v\n%s", err, tail(s.sentinels[0].log(), 30))
+	}
+	return next
+}
+
+// known reports whether master is one, and all sentinels say so.
+func (s *Sentinel) known(master *Server) error {
+	role, err := master.call("ROLE")
+	if err != nil {
+		return err
+	}
+	if !strings.Contains(role, "\r\nmaster\r\n") {
+		return fmt.Errorf("%s is not master yet", master.Addr())
+	}
+	for _, p := range s.sentinels {
+		addr, err := p.master()
+		if err != nil {
+			return err
+		}
+		if addr != master.Addr() {
+			return fmt.Errorf("sentinel %s says that %s is master, not %s", p.addr(), addr, master.Addr())
+		}
+	}
+	return nil
+}
+
+// waitHealthy waits until all sentinels know the master, its replica and each
+// other, and the replica is in sync.
+func (s *Sentinel) waitHealthy(master *Server, within time.Duration) error {
+	replica := s.data[0]
+	if replica == master {
+		replica = s.data[1]
+	}
+	err := poll(within, func() error {
+		if err := s.known(master); err != nil {
+			return err
+		}
+		for _, p := range s.sentinels {
+			about, err := p.call("SENTINEL", "MASTER", masterName)
+			if err != nil {
+				return err
+			}
+			info := pairs(about)
+			if info["flags"] != "master" || info["num-slaves"] != "1" || info["num-other-sentinels"] != "2" {
+				return fmt.Errorf("sentinel %s: flags %s, %s replicas, %s other sentinels", p.addr(),
+					info["flags"], info["num-slaves"], info["num-other-sentinels"])
+			}
+			others, err := p.call("SENTINEL", "SENTINELS", masterName)
+			if err != nil {
+				return err
+			}
+			if n := strings.Count(others, "\r\nsentinel\r\n"); n != 2 {
+				return fmt.Errorf("sentinel %s has no link to %d others", p.addr(), 2-n)
+			}
+		}
+		return replica.inSync(master)
+	})
+	if err != nil {
+		return fmt.Errorf("%w\n%s", err, tail(s.sentinels[0].log(), 30))
+	}
+	return nil
+}
+
+// waitReplica waits until the server is a replica in sync.
+func (s *Server) waitReplica(within time.Duration) error {
+	return poll(within, func() error { return s.inSync(nil) })
+}
+
+// inSync reports whether the server is a replica, of master if given, with the
+// link up.
+func (s *Server) inSync(master *Server) error {
+	info, err := s.call("INFO", "replication")
+	if err != nil {
+		return err
+	}
+	has := func(line string) bool { return strings.Contains(info, line+"\r\n") }
+	switch {
+	case !has("role:slave"):
+		return fmt.Errorf("%s is not a replica", s.Addr())
+	case master != nil && !has("master_port:"+strconv.Itoa(master.port)):
+		return fmt.Errorf("%s is not a replica of %s", s.Addr(), master.Addr())
+	case !has("master_link_status:up"):
+		return fmt.Errorf("%s has no link to its master", s.Addr())
+	}
+	return nil
+}
+
+// pairs reads a flat list of bulk strings as a map.
+func pairs(raw string) map[string]string {
+	m := map[string]string{}
+	lines := strings.Split(raw, "\r\n") // *n $len key $len value ...
+	for i := 2; i+2 < len(lines); i += 4 {
+		m[lines[i]] = lines[i+2]
+	}
+	return m
+}
+
+func newSentinelProc() (*sentinelProc, error) {
+	dir, err := os.MkdirTemp("", "redistest-")
+	if err != nil {
+		return nil, err
+	}
+	port, err := takePort()
+	if err != nil {
+		_ = os.RemoveAll(dir)
+		return nil, err
+	}
+	id := make([]byte, 20)
+	for i := range id {
+		id[i] = byte(rand.Uint32())
+	}
+	return &sentinelProc{id: fmt.Sprintf("%x", id), port: port, dir: dir}, nil
+}
+
+// run starts the process. Its port was told to the others already, so it waits
+// for a port that somebody else has taken.
+func (p *sentinelProc) run(s *Sentinel) error {
+	return poll(startLimit, func() error {
+		err := p.tryRun(s)
+		if err != nil && !errors.Is(err, errBind) {
+			return permanent(err)
+		}
+		return err
+	})
+}
+
+func (p *sentinelProc) tryRun(s *Sentinel) error {
+	var conf bytes.Buffer
+	fmt.Fprintf(&conf, "port %d\nbind 127.0.0.1\ndir %s\n", p.port, p.dir)
+	fmt.Fprintf(&conf, "sentinel myid %s\n", p.id)
+	fmt.Fprintf(&conf, "sentinel monitor %s 127.0.0.1 %d 2\n", masterName, s.data[0].port)
+	fmt.Fprintf(&conf, "sentinel down-after-milliseconds %s %d\n", masterName, downAfter.Milliseconds())
+	// It is also how long a sentinel waits after a failed try, and twice that
+	// before the next failover.
+	fmt.Fprintf(&conf, "sentinel failover-timeout %s 2000\n", masterName)
+	fmt.Fprintf(&conf, "sentinel known-replica %s 127.0.0.1 %d\n", masterName, s.data[1].port)
+	for _, other := range s.sentinels {
+		if other != p {
+			fmt.Fprintf(&conf, "sentinel known-sentinel %s 127.0.0.1 %d %s\n", masterName, other.port, other.id)
+		}
+	}
+	// The sentinel rewrites this file, so it is its own.
+	file := filepath.Join(p.dir, "sentinel.conf")
+	if err := os.WriteFile(file, conf.Bytes(), 0o600); err != nil {
+		return err
+	}
+	log, err := os.Create(p.log())
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.Command(s.data[0].bin, file, "--sentinel")
+	cmd.Dir = p.dir
+	cmd.Stdout, cmd.Stderr = log, log
+	if p.proc, err = startProcess(cmd); err != nil {
+		return err
+	}
+	return poll(startLimit, func() error {
+		b, err := os.ReadFile(p.log())
+		if err != nil {
+			return permanent(err)
+		}
+		if !p.proc.alive() {
+			if bytes.Contains(b, []byte("in use")) || bytes.Contains(b, []byte("Failed listening")) {
+				return permanent(errBind)
+			}
+			return permanent(fmt.Errorf("ended at start (%v):\n%s", p.proc.err, tail(p.log(), 30)))
+		}
+		// The sentinel's own timers are made for networks, not for tests; since
+		// 7.0 they can be set. Without, all only takes some seconds more.
+		//
+		// Two things bound the ping-period. A replica whose INFO is older than five
+		// of them cannot become master, and while the master is down it is asked
+		// for INFO once a second only: with 100 ms a failover took up to 30 s. And
+		// a new link is pinged after one period first, but counts as silent from
+		// its start: with 500 ms and a down-after of 500 ms a new master was taken
+		// for dead at once, and there was a second failover.
+		_, err = p.call("PING")
+		if err == nil && atLeast(s.data[0].bin, 7, 0) {
+			_, err = p.call("SENTINEL", "DEBUG", "info-period", "200", "ping-period", "400",
+				"ask-period", "100", "publish-period", "200", "election-timeout", "2000")
+		}
+		return err
+	})
+}
+
+func (p *sentinelProc) stop() error {
+	defer givePort(p.port)
+	defer os.RemoveAll(p.dir)
+	if p.proc == nil {
+		return nil
+	}
+	var died error
+	if !p.proc.alive() {
+		died = fmt.Errorf("sentinel %s ended by itself (%v):\n%s", p.addr(), p.proc.err, tail(p.log(), 40))
+	}
+	return errors.Join(died, p.proc.kill())
+}
+
+func (p *sentinelProc) addr() string { return "127.0.0.1:" + strconv.Itoa(p.port) }
+
+func (p *sentinelProc) log() string { return filepath.Join(p.dir, "sentinel.log") }
+
+func (p *sentinelProc) call(args ...string) (string, error) { return call(p.addr(), "", args...) }
+
+// master asks for the address of the master.
+func (p *sentinelProc) master() (string, error) {
+	reply, err := p.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", masterName)
+	if err != nil {
+		return "", err
+	}
+	lines := strings.Split(reply, "\r\n") // *2 $9 127.0.0.1 $5 12345
+	if len(lines) < 5 {
+		return "", fmt.Errorf("sentinel %s: no master: %q", p.addr(), reply)
+	}
+	return net.JoinHostPort(lines[2], lines[4]), nil
+}
