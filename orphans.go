@@ -68,6 +68,10 @@ func (o *orphans) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
+		if o.client.isClosed() {
+			o.last()
+			return
+		}
 		batch, next, more := o.due(time.Now())
 		if !more {
 			return
@@ -83,8 +87,6 @@ func (o *orphans) run() {
 		case <-timer.C:
 		case <-o.wake:
 		case <-o.client.closed:
-			o.last()
-			return
 		}
 	}
 }
