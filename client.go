@@ -64,7 +64,7 @@ func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 	c.watchdog = newWatchdog(c)
 	c.orphans = newOrphans(c)
 	c.hub = newHub(c)
-	c.wire = &wire{rdb: rdb, client: c.id, patience: readTimeout(rdb), workers: c.workers, retried: c.retried}
+	c.wire = &wire{rdb: rdb, client: c.id, patience: readTimeout(rdb), workers: c.workers, orphans: c.orphans, retried: c.retried}
 	c.wire.cluster, _ = rdb.(*redis.ClusterClient)
 	c.wire.sharded.Store(c.wire.cluster != nil)
 	if err := c.checkAcks(s); err != nil {
@@ -124,7 +124,8 @@ func (c *Client) NewLock(name string, options ...Option) *Lock {
 // Close ends the client: calls that wait for a lock return [ErrClosed], as do later ones; the contexts of open sections
 // end with ErrClosed as their cause; nothing is renewed any more, so what is not unlocked is free after its TTL. Unlock
 // still works. When Close returns, every goroutine and connection of the client is gone, and the hooks have seen every
-// event before it. That takes as long as go-redis takes to give up commands that are on the wire (its timeouts).
+// event before it. On a server that answers, that is a matter of milliseconds. On one that is silent it takes until
+// go-redis gives up the commands that are on the wire: its ReadTimeout, and four times that for new connections.
 //
 // Closing twice is allowed; both calls wait. It always returns nil.
 func (c *Client) Close() error {

@@ -75,10 +75,11 @@ const (
 	LossLeaked    LossReason = "leaked"    // the section's context was garbage collected without Unlock, and the lease ran out
 )
 
-func (r LossReason) String() string {
+// explain is the reason in words.
+func (r LossReason) explain() string {
 	switch r {
 	case LossExpired:
-		return "the lease ran out before a renewal was confirmed"
+		return "the lease ran out"
 	case LossTaken:
 		return "Redis does not have this hold any more"
 	case LossMaxHold:
@@ -101,7 +102,7 @@ type LostError struct {
 }
 
 func (e *LostError) Error() string {
-	return fmt.Sprintf("relock: %q lost by %s: %s", e.Name, e.Holder, e.Reason)
+	return fmt.Sprintf("relock: %q lost by %s: %s", e.Name, e.Holder, e.Reason.explain())
 }
 
 // Is makes the error match [ErrLockLost].

@@ -47,6 +47,11 @@ type hold struct {
 	leaks    int       // entries whose context was dropped without Unlock
 	told     int       // of these were reported
 	index    int       // in the watchdog's heap, -1 if not in it
+
+	// Guarded by the mutex of the client's orphans: acquires of this hold that were given up on their way.
+	flying   int  // and have not landed
+	landings int  // and have
+	lost     bool // some ended without an answer, and may run late
 }
 
 type holdState int
@@ -67,13 +72,20 @@ func (h *hold) nextStep() int64 {
 	return h.steps
 }
 
-// refresh is the lease in milliseconds that re-entry and partial exit set, as they talk to Redis anyway. They leave a
-// fixed lease alone (0).
-func (h *hold) refresh() int64 {
+// refresh is the lease that re-entry and partial exit set, as they talk to Redis anyway. It is 0, which leaves the lease
+// alone, where it is a fixed one, and for an exit when nobody works in the section any more.
+func (h *hold) refresh(entering bool) time.Duration {
 	if h.fixed {
 		return 0
 	}
-	return millis(h.ttl)
+	t := h.client.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	lease := h.nextLease(time.Now())
+	if lease < MinTTL || !entering && !t.wantedLocked(h) {
+		return 0
+	}
+	return lease
 }
 
 // margin is what a deadline is earlier than the lease in Redis: 1 % for clocks that run at different rates, and 2 ms
@@ -225,9 +237,7 @@ func (h *hold) leave(ctx context.Context, f *frame, until time.Time) error {
 		c.workers.start(h.settle)
 		return unconfirmed(h, target, err)
 	case target > 0 && there:
-		if !h.fixed {
-			t.renewed(h, answer.sent, h.ttl)
-		}
+		t.renewed(h, answer)
 		return nil
 	case err == nil && !there && !(target == 0 && answer.unsure && time.Now().Before(h.deadline)):
 		// Not ours, and not by an earlier try of this very release.
@@ -274,8 +284,8 @@ func (h *hold) settle() {
 	case err != nil:
 	case !there:
 		_ = h.lose(LossTaken)
-	case !h.fixed:
-		t.renewed(h, answer.sent, h.ttl)
+	default:
+		t.renewed(h, answer)
 	}
 }
 
@@ -365,14 +375,24 @@ func (t *table) finishLocked(h *hold, end error) {
 	}
 }
 
-// renewed notes that a command sent at that time has set the lease.
-func (t *table) renewed(h *hold, sent time.Time, lease time.Duration) {
+// renewed notes the lease that a command has set, if it did.
+func (t *table) renewed(h *hold, a answer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if until := safeUntil(sent, lease); h.state == held && until.After(h.deadline) {
-		h.renewed, h.deadline = sent, until
-		t.rescheduleLocked(h, t.renewalLocked(h))
+	if a.lease > 0 && h.state == held {
+		t.confirmLocked(h, a.sent, a.lease)
 	}
+}
+
+// confirmLocked notes that a command sent at that time has set the lease. A deadline only moves later.
+func (t *table) confirmLocked(h *hold, sent time.Time, lease time.Duration) {
+	if sent.After(h.renewed) {
+		h.renewed = sent
+	}
+	if until := safeUntil(sent, lease); until.After(h.deadline) {
+		h.deadline = until
+	}
+	t.rescheduleLocked(h, t.renewalLocked(h))
 }
 
 // wantedLocked says whether any frame of h is still worked under.

@@ -34,14 +34,32 @@ func (l *Lock) Name() string { return l.name }
 // lock returns it too.
 func (l *Lock) Err() error { return l.err }
 
-// Do runs fn while it holds the lock: it locks (as [Lock.Lock]), runs fn with the section's context, and unlocks, also
-// when fn panics.
+// Do runs fn while it holds the lock l: it locks, runs fn with the section's context, and unlocks, also when fn panics.
 //
 // If the lock is lost while fn runs, that context ends, and the error (a [*LostError], [ErrLockLost]) is joined to what fn
 // returns: drivers only say "context canceled", and what fn did last may have happened without the lock. An Unlock that
 // Redis did not confirm is joined too. If the lock cannot be had, fn is not run.
+func Do(ctx context.Context, l Locker, fn func(ctx context.Context) error) error {
+	section, err := l.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	return within(section, l, fn)
+}
+
+// within runs fn in a section, and leaves it.
+func within(section context.Context, l Locker, fn func(ctx context.Context) error) (err error) {
+	defer func() {
+		if unlockErr := l.Unlock(section); unlockErr != nil && !errors.Is(err, unlockErr) {
+			err = errors.Join(err, unlockErr)
+		}
+	}()
+	return fn(section)
+}
+
+// Do is [Do] with this lock.
 func (l *Lock) Do(ctx context.Context, fn func(ctx context.Context) error) error {
-	return l.do(ctx, forever, fn)
+	return Do(ctx, l, fn)
 }
 
 // DoFor is [Lock.Do] that waits for the lock as [Lock.TryLockFor] does: at most wait, and not at all if that is 0. The
@@ -50,20 +68,11 @@ func (l *Lock) DoFor(ctx context.Context, wait time.Duration, fn func(ctx contex
 	if err := l.checkWait("DoFor", wait); err != nil {
 		return err
 	}
-	return l.do(ctx, wait, fn)
-}
-
-func (l *Lock) do(ctx context.Context, wait time.Duration, fn func(ctx context.Context) error) (err error) {
 	section, err := l.acquire(ctx, wait)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if unlockErr := l.Unlock(section); unlockErr != nil && !errors.Is(err, unlockErr) {
-			err = errors.Join(err, unlockErr)
-		}
-	}()
-	return fn(section)
+	return within(section, l, fn)
 }
 
 // Lock waits until the holder has the lock, and enters it. Waiters are served first come, first served, across processes.
@@ -298,7 +307,7 @@ func (a *acquiring) nested(h *hold) (again bool, err error) {
 	if !h.localReentry {
 		reply, answer, err := l.client.wire.acquire(a.waiting, h, target, false, 0, a.effort())
 		if err != nil {
-			if answer.unsure { // Redis may count this entry
+			if answer.unsure || answer.gaveUp { // Redis may count this entry
 				l.client.workers.start(h.settle)
 			}
 			return false, a.failed(err)
@@ -306,9 +315,7 @@ func (a *acquiring) nested(h *hold) (again bool, err error) {
 		if reply.status != acquireOurs {
 			return false, h.lose(LossTaken)
 		}
-		if !h.fixed {
-			t.renewed(h, answer.sent, h.ttl)
-		}
+		t.renewed(h, answer)
 	}
 	return false, a.begin(h, func() bool { return h.state == held })
 }
@@ -323,7 +330,7 @@ func (a *acquiring) first(h *hold) error {
 	for {
 		reply, answer, err := c.wire.acquire(a.waiting, h, 1, a.waiter != nil, a.arrival, a.effort())
 		a.unsure = a.unsure || answer.unsure
-		a.traces = a.traces || answer.unsure || reply.status != acquireBusy
+		a.traces = a.traces || answer.unsure || answer.gaveUp || err == nil && reply.status != acquireBusy
 		if err != nil {
 			return a.giveUp(h, err)
 		}
@@ -656,7 +663,8 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 	if !there {
 		return h.lose(LossTaken)
 	}
-	t.renewed(h, answer.sent, d)
+	answer.lease = d
+	t.renewed(h, answer)
 	return nil
 }
 
@@ -690,8 +698,8 @@ func (l *Lock) State(ctx context.Context) (State, error) {
 }
 
 // ForceUnlock takes the lock from whoever has it, and grants it to the first waiter. It is for operators: the holder is
-// told at its next renewal, so for up to a third of its TTL two may believe that they have the lock, and only the fencing
-// token tells them apart. It takes the lock from the holder that it finds first, and from no later one.
+// told at its next renewal (with a fixed lease: by Extend or Unlock, or at its end), so for up to a third of its TTL two may
+// believe that they have the lock, and only the fencing token tells them apart. It takes the lock from the holder that it finds first, and from no later one.
 //
 // Errors: [ErrNotHeld] if nobody has the lock; ctx's, those of Redis, [ErrInvalid].
 func (l *Lock) ForceUnlock(ctx context.Context) error {

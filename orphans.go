@@ -3,6 +3,7 @@ package relock
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 )
@@ -22,15 +23,18 @@ type orphans struct {
 }
 
 type orphan struct {
-	hold *hold
-	// unsure: a command that can take the lock, or join the queue, may run later than the abandon. Then one
-	// confirmation is not the end of it: the hold is abandoned again, at growing intervals, for one lease.
-	unsure    bool
-	confirmed bool // at least once
+	hold      *hold
+	confirmed bool // that nothing is there, since the last landing
 	tries     int
+	landings  int // of the hold's, when this was last tried
 	next      time.Time
 	since     time.Time
 }
+
+// unsureLocked: a command that can take the lock, or join the queue, may run later than the abandon: it was given up and
+// is still on its way, or its connection broke. Then one confirmation is not the end of it. The hold is abandoned again
+// when the command has landed, or else at growing intervals for one lease.
+func (p *orphan) unsureLocked() bool { return p.hold.flying > 0 || p.hold.lost }
 
 // How often an orphan is tried, and how many in one round trip.
 const (
@@ -47,20 +51,48 @@ const (
 
 func newOrphans(c *Client) *orphans { return &orphans{client: c, wake: make(chan struct{}, 1)} }
 
-func (o *orphans) add(h *hold, unsure bool) {
+// add takes in a hold. lost: some command of it was sent and its connection broke, so it may run late.
+func (o *orphans) add(h *hold, lost bool) {
 	now := time.Now()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.pending = append(o.pending, &orphan{hold: h, unsure: unsure, next: now, since: now})
+	h.lost = h.lost || lost
+	o.pending = append(o.pending, &orphan{hold: h, next: now, since: now})
 	if !o.running {
 		o.running = true
 		o.client.workers.start(o.run) // also for a section that outlives the client
 		return
 	}
+	o.wakeLocked()
+}
+
+func (o *orphans) wakeLocked() {
 	select {
 	case o.wake <- struct{}{}:
 	default:
 	}
+}
+
+// gaveUp notes that an acquire of h is on its way, and nobody waits for its answer.
+func (o *orphans) gaveUp(h *hold) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	h.flying++
+}
+
+// landed notes that such an acquire has come to an end, with an answer or without.
+func (o *orphans) landed(h *hold, answered bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	h.flying--
+	h.landings++
+	h.lost = h.lost || !answered
+	for _, p := range o.pending {
+		if p.hold == h {
+			p.next, p.confirmed = time.Now(), false
+		}
+	}
+	o.wakeLocked()
 }
 
 // run ends when nothing is pending. After Close it makes one more round for what is not confirmed.
@@ -113,6 +145,7 @@ func (o *orphans) takeLocked(want func(*orphan) bool) (batch []*orphan) {
 	rest := o.pending[:0]
 	for _, p := range o.pending {
 		if len(batch) < orphanBatch && want(p) {
+			p.landings = p.hold.landings
 			batch = append(batch, p)
 		} else {
 			rest = append(rest, p)
@@ -132,10 +165,13 @@ func (o *orphans) abandon(ctx context.Context, batch []*orphan) {
 	for i, p := range batch {
 		err, age := errs[i], now.Sub(p.since)
 		p.tries++
-		p.confirmed = p.confirmed || err == nil
+		p.confirmed = err == nil && p.landings == p.hold.landings
 		p.next = now.Add(min(orphanFirst<<min(p.tries-1, 10), orphanLong))
+		if p.landings != p.hold.landings {
+			p.next = now // something landed while this was on the wire
+		}
 		switch {
-		case p.confirmed && (!p.unsure || age > p.hold.ttl):
+		case p.confirmed && (!p.unsureLocked() || age > p.hold.ttl):
 		case err != nil && (judge(err) == refused || age > p.hold.ttl+queueLimit):
 			h := p.hold
 			o.client.events.log(h.logger, slog.LevelWarn, "relock: could not confirm that nothing is left in Redis",
@@ -146,19 +182,32 @@ func (o *orphans) abandon(ctx context.Context, batch []*orphan) {
 	}
 }
 
-// last is the round that Close waits for: whatever has not been confirmed once.
+// last is what Close waits for: that each orphan is confirmed once after its commands have landed, as far as that can be
+// had within closeLimit.
 func (o *orphans) last() {
 	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
 	defer cancel()
 	for {
 		o.mu.Lock()
 		batch := o.takeLocked(func(p *orphan) bool { return !p.confirmed })
-		if len(batch) == 0 || ctx.Err() != nil {
+		o.mu.Unlock()
+		if len(batch) > 0 {
+			o.abandon(ctx, batch)
+		}
+		o.mu.Lock()
+		open := slices.ContainsFunc(o.pending, func(p *orphan) bool { return !p.confirmed || p.hold.flying > 0 })
+		if !open || ctx.Err() != nil { // what is still open then ends with its lease
 			o.pending, o.running = nil, false
 			o.mu.Unlock()
 			return
 		}
 		o.mu.Unlock()
-		o.client.wire.abandon(ctx, batch) // once: what fails now ends with its lease
+		pause := time.NewTimer(orphanFirst)
+		select {
+		case <-o.wake: // one has landed
+		case <-pause.C:
+		case <-ctx.Done():
+		}
+		pause.Stop()
 	}
 }

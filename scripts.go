@@ -156,6 +156,10 @@ type request struct {
 
 	acks        int // replicas that must confirm, 0 for none
 	acksTimeout time.Duration
+
+	// first is the hold that this request makes the owner; nil for all others. If it is given up on its way, the hold's
+	// orphan is told when it has landed.
+	first *hold
 }
 
 // newRequest begins a request; the caller appends the arguments. Strings that change from call to call go in as *string,
@@ -180,10 +184,13 @@ func (r *request) command(ctx context.Context, eval bool) command {
 // answer is what became of a request.
 type answer struct {
 	reply any
-	acked int       // replicas that confirmed
-	sent  time.Time // just before the attempt that was answered was sent
-	// unsure: some attempt was sent and its end is not known. It may have run, and where it was given up, it may yet.
+	acked int           // replicas that confirmed
+	sent  time.Time     // just before the attempt that was answered was sent
+	lease time.Duration // that the command has set, 0 if it left it alone
+	// unsure: the end of some attempt is not known. It may have run, or run yet.
 	unsure bool
+	// gaveUp: the last attempt was given up on its way; it ends with go-redis.
+	gaveUp bool
 }
 
 // verdict is what an error says about the command.
@@ -258,6 +265,7 @@ type wire struct {
 	sharded  atomic.Bool          // pub/sub is sharded, as in a cluster of Redis 7 or newer
 	workers  *workers
 	flights  sync.Pool // not for the whole package: a channel made in a synctest bubble must stay there
+	orphans  *orphans
 	retried  func(r *request, attempt int, err error)
 }
 
@@ -320,9 +328,13 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 			a.reply, a.acked = cmd.Val(), acked
 			return a, nil
 		}
-		if errors.Is(err, ErrClosed) {
-			a.unsure = true
-			return a, err
+		if errors.Is(err, ErrClosed) || errors.Is(err, errGivenUp) {
+			a.gaveUp = true
+			a.unsure = a.unsure || r.first == nil
+			if ctx.Err() != nil {
+				return a, endedAfter(ctx, err)
+			}
+			return a, ErrClosed
 		}
 		if !eval && redis.HasErrorPrefix(err, "NOSCRIPT") {
 			eval = true // the server has forgotten, or never had, the script; it has not run
@@ -361,21 +373,25 @@ func (w *wire) send(ctx context.Context, r *request, cmd command, stop <-chan st
 		f = &flight{done: make(chan struct{}, 1)}
 	}
 	f.wire, f.ctx, f.request, f.cmd = w, ctx, r, cmd
+	f.given.Store(false)
 	w.workers.add()
 	go f.fly()
 	select {
 	case <-f.done:
 		return f.land()
 	case <-stop:
-		return 0, ErrClosed
+		err = ErrClosed
 	case <-ctx.Done():
-		select {
-		case <-f.done: // both at once: the answer is worth more
-			return f.land()
-		default:
-			return 0, errGivenUp
-		}
+		err = errGivenUp
 	}
+	if !f.given.CompareAndSwap(false, true) { // it has landed at the same time: the answer is worth more
+		<-f.done
+		return f.land()
+	}
+	if r.first != nil {
+		w.orphans.gaveUp(r.first)
+	}
+	return 0, err
 }
 
 // flight is a command on its way. One that is given up is left to the garbage collector.
@@ -385,21 +401,28 @@ type flight struct {
 	request *request
 	cmd     command
 	done    chan struct{}
+	given   atomic.Bool // away: by the caller, who has given it up, or by fly, which has landed
 	acked   int
 	err     error
 }
 
 func (f *flight) fly() {
-	workers := f.wire.workers
-	f.acked, f.err = f.wire.process(f.ctx, f.request, f.cmd)
-	f.done <- struct{}{} // from here on the flight is somebody else's
-	workers.leave()
+	w, r := f.wire, f.request
+	defer w.workers.leave()
+	f.acked, f.err = w.process(f.ctx, r, f.cmd)
+	if f.given.CompareAndSwap(false, true) {
+		f.done <- struct{}{} // from here on the flight is the caller's
+		return
+	}
+	if r.first != nil {
+		w.orphans.landed(r.first, f.err == nil || judge(f.err) != unknown)
+	}
 }
 
 func (f *flight) land() (acked int, err error) {
 	w := f.wire
 	acked, err = f.acked, f.err
-	*f = flight{done: f.done}
+	f.wire, f.ctx, f.request, f.cmd, f.err = nil, nil, nil, command{}, nil
 	w.flights.Put(f)
 	return acked, err
 }
@@ -540,14 +563,15 @@ func (w *wire) acquire(ctx context.Context, h *hold, target int, wait bool, arri
 		queue = 1
 	}
 	r := newRequest(acquireScript, h.keys, 8)
-	step, ttl := int64(firstStep), millis(h.ttl)
+	step, lease := int64(firstStep), h.ttl
 	if target == 1 {
-		r.acks, r.acksTimeout = h.acks, h.acksTimeout
+		r.first, r.acks, r.acksTimeout = h, h.acks, h.acksTimeout
 	} else {
-		step, ttl = h.nextStep(), h.refresh()
+		step, lease = h.nextStep(), h.refresh(true)
 	}
-	r.args = append(r.args, &h.id, target, step, ttl, w.publish(), &w.client, queue, arrival)
+	r.args = append(r.args, &h.id, target, step, millis(lease), w.publish(), &w.client, queue, arrival)
 	a, err := w.run(ctx, r, e)
+	a.lease = lease
 	if err != nil {
 		return acquisition{}, a, err
 	}
@@ -590,8 +614,13 @@ func parseAcquisition(reply any) (acquisition, error) {
 // release leaves the hold with target entries, or frees the lock if that is 0. It says whether the hold was there.
 func (w *wire) release(ctx context.Context, h *hold, target int, e effort) (bool, answer, error) {
 	r := newRequest(releaseScript, h.keys, 5)
-	r.args = append(r.args, &h.id, target, h.nextStep(), h.refresh(), w.publish())
+	lease := h.refresh(false)
+	if target == 0 {
+		lease = 0
+	}
+	r.args = append(r.args, &h.id, target, h.nextStep(), millis(lease), w.publish())
 	a, err := w.run(ctx, r, e)
+	a.lease = lease
 	if err != nil {
 		return false, a, err
 	}

@@ -105,7 +105,7 @@ func (d *watchdog) look(now time.Time) (batch []renewal, next time.Time) {
 			break
 		}
 		ttl := h.nextLease(now)
-		if h.renewing || h.fixed || ttl < MinTTL || !t.wantedLocked(h) {
+		if h.renewing || h.fixed || ttl < MinTTL || !safeUntil(now, ttl).After(h.deadline) || !t.wantedLocked(h) {
 			t.rescheduleLocked(h, h.deadline)
 			if h.deadline.After(now.Add(early)) {
 				continue
@@ -203,10 +203,7 @@ func (d *watchdog) renew(batch []renewal) {
 			lost = append(lost, t.loseLocked(h, LossTaken))
 		default:
 			h.failures = 0
-			if until := safeUntil(sent, r.ttl); until.After(h.deadline) {
-				h.renewed, h.deadline = sent, until
-			}
-			t.rescheduleLocked(h, t.renewalLocked(h))
+			t.confirmLocked(h, sent, r.ttl)
 		}
 	}
 	d.nudgeLocked()
