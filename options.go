@@ -172,7 +172,13 @@ func millis(d time.Duration) int64 {
 	return int64((d + time.Millisecond - 1) / time.Millisecond)
 }
 
-// String is for messages about the settings of a lock.
+// fromMillis is the way back. Somebody else's key may have a time to live that no Duration can hold.
+func fromMillis(ms int64) time.Duration {
+	const most = 100 * 365 * 24 * time.Hour
+	return time.Duration(min(ms, int64(most/time.Millisecond))) * time.Millisecond
+}
+
+// lease is for messages.
 func (s settings) lease() string {
 	if s.fixed {
 		return fmt.Sprintf("fixed lease of %s", s.ttl)

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -96,6 +97,10 @@ func newKeys(prefix, name string) (*keys, error) {
 		}
 		base = prefix + name
 	}
+	if strings.Contains(prefix, "{") && hashTag(base) == "" {
+		return nil, invalid("prefix %q: it has an empty hash tag, and with it the keys of a lock different slots in a cluster; "+
+			"a prefix must have no '{', or a whole tag such as {app}", prefix)
+	}
 	if hashTag(base) == "" {
 		return nil, invalid("lock name %q: the key %q would have an empty hash tag, and the keys of the lock different slots "+
 			"in a cluster; a name must not begin with '}'", name, base)
@@ -130,7 +135,8 @@ func grantMessage(payload string) (hold string, token int64, ok bool) {
 	if !ok {
 		return "", 0, false
 	}
-	if _, err := fmt.Sscanf(digits, "%d", &token); err != nil || token <= 0 || hold == "" {
+	token, err := strconv.ParseInt(digits, 10, 64)
+	if err != nil || token <= 0 || hold == "" || digits[0] == '+' {
 		return "", 0, false
 	}
 	return hold, token, true
@@ -289,6 +295,11 @@ func (w *wire) node(ctx context.Context, key string) (string, redis.UniversalCli
 	return master.Options().Addr, master, nil
 }
 
+// hasIdle says whether a command can be sent without making a connection first, which can take long.
+func (w *wire) hasIdle() bool {
+	return w.cluster == nil && w.rdb.PoolStats().IdleConns > 0
+}
+
 // relocated is node for a key that is not where it was: it asks the cluster instead of the client's map of it.
 func (w *wire) relocated(ctx context.Context, key string) (string, redis.UniversalClient, error) {
 	if w.cluster != nil {
@@ -312,7 +323,7 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 	var last error // of the attempt before
 	eval := false
 	for attempt := 1; ; attempt++ {
-		if !e.until.IsZero() && time.Until(e.until) < w.patience {
+		if !e.until.IsZero() && (attempt > 1 || time.Until(e.until) < w.patience || !w.hasIdle()) {
 			var cancel context.CancelFunc
 			ctx, cancel = context.WithDeadline(ctx, e.until)
 			defer cancel()
@@ -337,7 +348,8 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 			return a, ErrClosed
 		}
 		if !eval && redis.HasErrorPrefix(err, "NOSCRIPT") {
-			eval = true // the server has forgotten, or never had, the script; it has not run
+			eval = true // the server has forgotten, or never had, the script; it has not run, and that is no try
+			attempt--
 			continue
 		}
 		v := judge(err)
@@ -348,7 +360,7 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 		if ctx.Err() != nil {
 			return a, endedAfter(ctx, last)
 		}
-		if v == refused || attempt == e.tries || errors.Is(err, errNoAcks) {
+		if v == refused || e.tries > 0 && attempt >= e.tries || errors.Is(err, errNoAcks) {
 			return a, err
 		}
 		if w.cluster != nil {
@@ -595,7 +607,7 @@ func parseAcquisition(reply any) (acquisition, error) {
 	}
 	r := acquisition{status: acquireBusy}
 	remaining, isInt := fields[0].(int64)
-	r.remaining = time.Duration(remaining) * time.Millisecond
+	r.remaining = fromMillis(remaining)
 	if r.owner, ok = fields[1].(string); !ok || !isInt || r.owner == "" {
 		return acquisition{}, badReply(acquireScript, reply)
 	}
@@ -666,7 +678,7 @@ func renewRequest(batch []renewal) *request {
 	return r
 }
 
-// parseLost reads the positions of lost holds, which must be in 1..n.
+// parseLost reads the positions of lost holds, which must be in 1..n and ascending.
 func parseLost(reply any, n int) ([]int, error) {
 	list, ok := reply.([]any)
 	if !ok {
@@ -675,7 +687,7 @@ func parseLost(reply any, n int) ([]int, error) {
 	lost := make([]int, 0, len(list))
 	for _, v := range list {
 		i, ok := v.(int64)
-		if !ok || i < 1 || i > int64(n) {
+		if !ok || i < 1 || i > int64(n) || len(lost) > 0 && int(i)-1 <= lost[len(lost)-1] {
 			return nil, badReply(renewScript, reply)
 		}
 		lost = append(lost, int(i)-1)
@@ -773,7 +785,7 @@ func parseState(reply any) (lockState, error) {
 	s.hold, ok = fields[0].(string)
 	for i, set := range []func(int64){
 		1: func(n int64) { s.count = int(n) },
-		2: func(n int64) { s.ttl = time.Duration(n) * time.Millisecond },
+		2: func(n int64) { s.ttl = fromMillis(n) },
 		3: func(n int64) { s.token = n },
 		4: func(n int64) { s.waiters = int(n) },
 	} {

@@ -11,10 +11,10 @@
 local base, queue, token_key = KEYS[1], KEYS[2], KEYS[3]
 local hold = ARGV[1]
 
+local owns = redis.call('HEXISTS', base, hold) == 1
 local queued = redis.call('ZREM', queue, hold .. '|' .. ARGV[2] .. '|' .. ARGV[3])
-if redis.call('HEXISTS', base, hold) == 0 then
+if not owns then
   return queued
 end
-redis.call('DEL', base)
-grant(redis.call('ZPOPMIN', queue)[1], base, queue, token_key, ARGV[4])
+free(base, queue, token_key, ARGV[4])
 return 2

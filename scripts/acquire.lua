@@ -26,10 +26,11 @@ end
 
 local publish, client, wait = ARGV[5], ARGV[6], ARGV[7] == '1'
 
+local last_token = tonumber(redis.call('GET', token_key)) -- first: it may have another type
 local held_by, _, last = owner(base)
 if held_by == hold then
   update(base, hold, target, tonumber(ARGV[3]), last, ttl)
-  return tonumber(redis.call('GET', token_key)) or next_token(token_key)
+  return last_token or next_token(token_key)
 end
 if target > 1 then
   return 0
@@ -44,7 +45,7 @@ if not held_by then
   if first == hold then
     return token
   end
-  held_by = first
+  held_by, last_token = first, token
 end
 
 local remaining = redis.call('PTTL', base)
@@ -68,4 +69,4 @@ local keep = math.max(remaining, ttl) + ttl + 60000
 if redis.call('PTTL', queue) < keep then
   redis.call('PEXPIRE', queue, keep)
 end
-return {remaining, held_by, arrival, redis.call('ZRANK', queue, member), tonumber(redis.call('GET', token_key)) or 0}
+return {remaining, held_by, arrival, redis.call('ZRANK', queue, member), last_token or 0}

@@ -13,6 +13,5 @@ local base, queue, token_key = KEYS[1], KEYS[2], KEYS[3]
 if redis.call('HEXISTS', base, ARGV[1]) == 0 then
   return 0
 end
-redis.call('DEL', base)
-grant(redis.call('ZPOPMIN', queue)[1], base, queue, token_key, ARGV[2])
+free(base, queue, token_key, ARGV[2])
 return 1

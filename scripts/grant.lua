@@ -28,3 +28,12 @@ local function grant(head, base, queue, token_key, publish, caller)
     head = redis.call('ZPOPMIN', queue)[1]
   end
 end
+
+-- Frees a lock and grants it to the first waiter. The reads come first: a key of another type ends the script before
+-- anything has changed.
+local function free(base, queue, token_key, publish)
+  redis.call('GET', token_key)
+  local head = redis.call('ZPOPMIN', queue)[1]
+  redis.call('DEL', base)
+  grant(head, base, queue, token_key, publish)
+end

@@ -2,18 +2,19 @@
 
 local STEP = 'step'
 
--- Who holds the lock, how often, and the last step of that hold. The hold is nil when the lock is free.
+-- Who holds the lock, how often, and the last step of that hold. The hold is nil when the lock is free. A hash that is
+-- not of our making is a lock held by whatever stands in it.
 local function owner(base)
   local fields = redis.call('HGETALL', base)
   local hold, count, step = nil, 0, 1
   for i = 1, #fields, 2 do
     if fields[i] == STEP then
-      step = tonumber(fields[i + 1])
+      step = tonumber(fields[i + 1]) or 1
     else
-      hold, count = fields[i], tonumber(fields[i + 1])
+      hold, count = fields[i], tonumber(fields[i + 1]) or 0
     end
   end
-  return hold, count, step
+  return hold or fields[1], count, step
 end
 
 -- Sets the count and the lease of the owner, unless a later step of the same hold (last) has been here already.

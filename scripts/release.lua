@@ -11,14 +11,20 @@ local head
 
 -- The common case first, before the rest is even defined: the last entry is left and nobody waits.
 if target == 0 then
-  if redis.call('HDEL', base, hold) == 0 then
-    return 0
+  head = redis.call('ZPOPMIN', queue)
+  -- What cannot be done leaves everything as it was: a token key of another type, a lock that is not ours.
+  local token = head[1] and redis.pcall('GET', token_key)
+  local left = type(token) == 'table' and token or redis.pcall('HDEL', base, hold)
+  if left ~= 1 then
+    if head[1] then
+      redis.call('ZADD', queue, head[2], head[1])
+    end
+    return left
   end
   if step > 2 then
     redis.call('DEL', base) -- the hold was entered again, so its step is there too
   end
-  head = redis.call('ZPOPMIN', queue)[1]
-  if not head then
+  if not head[1] then
     return 1
   end
 end
@@ -28,7 +34,7 @@ end
 --- include grant
 
 if target == 0 then
-  grant(head, base, queue, token_key, ARGV[5])
+  grant(head[1], base, queue, token_key, ARGV[5])
   return 1
 end
 local held_by, _, last = owner(base)
