@@ -9,22 +9,20 @@ local base, queue, token_key = KEYS[1], KEYS[2], KEYS[3]
 local hold, target, step = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local head
 
--- The common case first, before the rest is even defined: the last entry is left and nobody waits.
+-- The common case first, before the rest is even defined: the last entry is left and nobody waits. The reads come before
+-- the writes: a key of another type ends the script before anything has changed.
 if target == 0 then
-  head = redis.call('ZPOPMIN', queue)
-  -- What cannot be done leaves everything as it was: a token key of another type, a lock that is not ours.
-  local token = head[1] and redis.pcall('GET', token_key)
-  local left = type(token) == 'table' and token or redis.pcall('HDEL', base, hold)
-  if left ~= 1 then
-    if head[1] then
-      redis.call('ZADD', queue, head[2], head[1])
-    end
-    return left
+  head = redis.call('ZRANGE', queue, 0, 0)[1]
+  if head then
+    redis.call('GET', token_key)
+  end
+  if redis.call('HDEL', base, hold) == 0 then
+    return 0
   end
   if step > 2 then
     redis.call('DEL', base) -- the hold was entered again, so its step is there too
   end
-  if not head[1] then
+  if not head then
     return 1
   end
 end
@@ -34,7 +32,8 @@ end
 --- include grant
 
 if target == 0 then
-  grant(head[1], base, queue, token_key, ARGV[5])
+  redis.call('ZREM', queue, head)
+  grant(head, base, queue, token_key, ARGV[5])
   return 1
 end
 local held_by, _, last = owner(base)
