@@ -479,9 +479,10 @@ func (a *acquiring) wait(recheck time.Duration, last int64) (token int64, err er
 
 // recheckAfter is when a waiter asks for itself: when the owner's lease should be over. The first few are there at once,
 // so that a crashed holder costs little more than its lease; the others leave them some time, as one is enough.
+// A lease much longer than ours is not waited out: by then the lock may belong to somebody whose lease is shorter.
 func recheckAfter(h *hold, reply acquisition) time.Duration {
-	const prompt = 4
-	d := reply.remaining
+	const prompt, long = 4, 10 * time.Second
+	d := min(reply.remaining, max(h.ttl, long))
 	if d < 0 { // no lease at all: somebody else wrote this key
 		d = h.ttl
 	}
