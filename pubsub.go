@@ -236,7 +236,7 @@ func (l *link) serve(down time.Time) (served bool, err error) {
 	}()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
-	var pinged, asked time.Time
+	var alive liveness
 	for {
 		select {
 		case <-c.closed:
@@ -251,9 +251,6 @@ func (l *link) serve(down time.Time) (served bool, err error) {
 		if err := l.send(ps, p); err != nil {
 			return served, err
 		}
-		if len(p.subscribe) > 0 {
-			asked = time.Now()
-		}
 		if !served {
 			served = true
 			l.hear()
@@ -265,21 +262,14 @@ func (l *link) serve(down time.Time) (served bool, err error) {
 				c.reconnected(l.node, time.Since(down))
 			}
 		}
-		silent := time.Since(l.start) - time.Duration(l.heard.Load())
-		switch {
-		case p.owed && silent >= pingEvery && time.Since(asked) >= pingEvery:
-			return served, errSilent // not even an answer to SUBSCRIBE
-		case !p.waited || silent < pingEvery:
-			pinged = time.Time{}
-		case pinged.IsZero():
-			pinged = time.Now()
-			if err := l.ping(ps); err != nil {
-				return served, err
-			}
-		case time.Since(pinged) >= pingEvery:
-			return served, errSilent
+		ping, next, err := alive.check(time.Since(l.start), time.Duration(l.heard.Load()), p)
+		if err == nil && ping {
+			err = l.ping(ps)
 		}
-		timer.Reset(p.next(pinged, silent))
+		if err != nil {
+			return served, err
+		}
+		timer.Reset(next)
 		select {
 		case <-l.wake:
 		case <-timer.C:
@@ -303,19 +293,47 @@ type plan struct {
 	done        bool
 }
 
-// next is how long the link may sleep.
-func (p *plan) next(pinged time.Time, silent time.Duration) time.Duration {
-	d := time.Hour
-	if p.waited {
-		d = pingEvery - silent
-		if !pinged.IsZero() {
-			d = pingEvery - time.Since(pinged)
-		}
+// liveness finds out that a connection is dead although nobody has said so. All times are since the link's start.
+type liveness struct {
+	asked  time.Duration // when SUBSCRIBE was sent last
+	pinged time.Duration // when PING was sent, 0 if something has been heard since
+}
+
+// check says whether to ping now, and when to look again. An error: the connection owes an answer for too long.
+func (v *liveness) check(now, heard time.Duration, p plan) (ping bool, next time.Duration, err error) {
+	if len(p.subscribe) > 0 {
+		v.asked = now
 	}
+	if heard >= v.pinged {
+		v.pinged = 0
+	}
+	next = time.Hour
+	look := func(at time.Duration) { next = max(min(next, at-now), time.Millisecond) }
 	if p.linger > 0 {
-		d = min(d, p.linger)
+		look(now + p.linger)
 	}
-	return max(d, time.Millisecond)
+	if p.owed {
+		due := max(v.asked, heard) + pingEvery
+		if now >= due {
+			return false, 0, errSilent // not even an answer to SUBSCRIBE
+		}
+		look(due)
+	}
+	if !p.waited {
+		return false, next, nil
+	}
+	switch {
+	case v.pinged > 0 && now >= v.pinged+pingEvery:
+		return false, 0, errSilent
+	case v.pinged == 0 && now >= heard+pingEvery:
+		ping, v.pinged = true, now
+	}
+	if v.pinged > 0 {
+		look(v.pinged + pingEvery)
+	} else {
+		look(heard + pingEvery)
+	}
+	return ping, next, nil
 }
 
 // subscribeBatch is how many channels one SUBSCRIBE names.
