@@ -13,8 +13,9 @@
 //	})
 //
 // Do waits for the lock, runs the function, and unlocks, also on a panic. The function's context ends if the lock is lost,
-// and the error tells so. [Lock.DoFor] limits the wait, but not the work. [Lock.Lock], [Lock.TryLock] and [Lock.TryLockFor]
-// return the section's context, for [Lock.Unlock] to end:
+// and the error tells so. [Lock.DoFor] limits the wait, but not the work; the function [Do] takes a [Locker].
+//
+// [Lock.Lock], [Lock.TryLock] and [Lock.TryLockFor] return the section's context, for [Lock.Unlock] to end:
 //
 //	section, err := lock.Lock(ctx)
 //	if err != nil {
@@ -26,15 +27,16 @@
 // both one name where the function goes on.
 //
 // The words of this documentation: a holder is the identity of one chain of calls; a context carries it. A hold is one stay
-// of a holder in a lock, from its first entry to its last exit. An entry is opened by Lock and left by Unlock; its context
-// is the section's. The lease is how long Redis keeps a hold that is not renewed (the TTL). A waiter is a holder that is
-// queued; a grant gives it the lock. The token is a number that is larger for each new hold.
+// of a holder in a lock, from its first entry to its last exit. An entry (in the code: a frame) is opened by Lock and left
+// by Unlock; its context is the section's. The lease is how long Redis keeps a hold that is not renewed (the TTL). A waiter
+// is a holder that is queued; a grant gives it the lock. The token is a number that is larger for each new hold.
 //
 // The scripts use what Redis has since version 6.2, and in a cluster sharded pub/sub, which it has since 7.0.
 //
 // # Guarantees
 //
-// As long as Redis keeps its data, and its clock and the clocks of the processes run at rates that differ by less than 1 %:
+// As long as Redis keeps its data, no operator takes a lock away, and the clocks of Redis and of the processes run at rates
+// that differ by less than 1 %:
 //
 //   - At most one hold of a lock is valid at any moment. [Lock.Held] and [Lock.Remaining] of a hold that was not renewed in
 //     time say so, and its context ends, before Redis gives the lock to another.

@@ -1,0 +1,219 @@
+// Fencing shows what the fencing token is for: a holder that has lost its lock without noticing writes to a database that
+// somebody else has written to since.
+//
+// No lock with a lease can prevent that by itself. A process that stands still (a pause of the garbage collector, a virtual
+// machine that is moved, a statement that is long on its way) does not see its context end. But the resource can tell:
+// each new hold of a lock has a larger token than all before, so it refuses a token smaller than the last it has seen.
+//
+//	go run .
+//
+// (in examples/fencing: it is a module of its own, because of the embedded database) needs no server; with
+// REDIS_URL=redis://... the locks are there. The exit code is 1 if anything is not as told.
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	_ "modernc.org/sqlite" // the database/sql driver
+
+	"github.com/go-relock/relock"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Stdout, os.Getenv("REDIS_URL"))
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "fencing:", err)
+		os.Exit(1)
+	}
+}
+
+// The table has a column for the last token that has written the row.
+const schema = `
+	CREATE TABLE account (
+		id      TEXT    PRIMARY KEY,
+		balance INTEGER NOT NULL,
+		token   INTEGER NOT NULL DEFAULT 0
+	);
+	INSERT INTO account (id, balance) VALUES ('plain', 100), ('fenced', 100)`
+
+var errStaleToken = errors.New("refused: a later holder of the lock has written already")
+
+// setBalance writes whatever the token is.
+func setBalance(ctx context.Context, db *sql.DB, id string, balance int, _ int64) error {
+	_, err := db.ExecContext(ctx, `UPDATE account SET balance = ? WHERE id = ?`, balance, id)
+	return err
+}
+
+// setBalanceFenced writes if nobody with a larger token has, and leaves its own: one statement, so it cannot be divided.
+func setBalanceFenced(ctx context.Context, db *sql.DB, id string, balance int, token int64) error {
+	if token <= 0 {
+		return errors.New("refused: no token, so no lock")
+	}
+	result, err := db.ExecContext(ctx,
+		`UPDATE account SET balance = ?, token = ? WHERE id = ? AND token <= ?`, balance, token, id, token)
+	if err != nil {
+		return err
+	}
+	if n, err := result.RowsAffected(); err != nil || n == 1 {
+		return err
+	}
+	return errStaleToken
+}
+
+func balanceOf(ctx context.Context, db *sql.DB, id string) (balance int, err error) {
+	err = db.QueryRowContext(ctx, `SELECT balance FROM account WHERE id = ?`, id).Scan(&balance)
+	return balance, err
+}
+
+func run(ctx context.Context, out io.Writer, redisURL string) error {
+	options := &redis.Options{}
+	if redisURL != "" {
+		var err error
+		if options, err = redis.ParseURL(redisURL); err != nil {
+			return fmt.Errorf("REDIS_URL (such as redis://localhost:6379): %w", err)
+		}
+	} else {
+		server, err := miniredis.Run()
+		if err != nil {
+			return err
+		}
+		defer server.Close()
+		server.ClockTTL(true) // keys expire with the clock
+		options.Addr = server.Addr()
+	}
+	rdb := redis.NewClient(options)
+	defer rdb.Close()
+	if err := rdb.Ping(ctx).Err(); err != nil {
+		return fmt.Errorf("redis at %s: %w", options.Addr, err)
+	}
+	locks, err := relock.New(rdb, relock.WithPrefix("relock-fencing:"+rand.Text()[:8]+":"))
+	if err != nil {
+		return err
+	}
+	defer locks.Close()
+
+	db, err := sql.Open("sqlite", ":memory:")
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	db.SetMaxOpenConns(1) // each connection would have a memory of its own
+	if _, err := db.ExecContext(ctx, schema); err != nil {
+		return err
+	}
+
+	s := &scene{out: out, locks: locks, db: db}
+	fmt.Fprintln(out, "Without the token:")
+	balance, err := s.play(ctx, "plain", setBalance)
+	if err != nil {
+		return err
+	}
+	if balance != 70 {
+		return fmt.Errorf("the balance is %d", balance)
+	}
+	fmt.Fprintln(out, "  The deposit is gone: 100 + 50 - 30 is 120, not 70.")
+
+	fmt.Fprintln(out, "\nWith the token:")
+	balance, err = s.play(ctx, "fenced", setBalanceFenced)
+	if !errors.Is(err, errStaleToken) || balance != 150 {
+		return fmt.Errorf("the balance is %d, and the late write ended with: %w", balance, err)
+	}
+	fmt.Fprintln(out, "  Nothing is lost. The withdrawal knows that it did not happen, and is tried again:")
+	return s.again(ctx, "fenced")
+}
+
+type scene struct {
+	out   io.Writer
+	locks *relock.Client
+	db    *sql.DB
+}
+
+// set is setBalance or setBalanceFenced.
+type set func(ctx context.Context, db *sql.DB, id string, balance int, token int64) error
+
+// play has a withdrawal lose its lock between its read and its write, and a deposit happen in between. It returns the
+// balance after that, and what the late write has ended with.
+func (s *scene) play(ctx context.Context, id string, set set) (balance int, late error) {
+	const lease = 200 * time.Millisecond
+	// No watchdog: a process that stands still does not renew either.
+	withdrawing := s.locks.NewLock("account:"+id, relock.WithFixedLease(lease))
+	depositing := s.locks.NewLock("account:" + id)
+
+	withdrawal, err := withdrawing.Lock(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer withdrawing.Unlock(withdrawal)
+	old := withdrawing.Token(withdrawal) // at the beginning: once the lock is lost it is 0
+	before, err := balanceOf(withdrawal, s.db, id)
+	if err != nil {
+		return 0, err
+	}
+	fmt.Fprintf(s.out, "  withdrawal: has the lock, token %d; reads %d; now stands still for longer than its lease\n", old, before)
+
+	err = depositing.Do(ctx, func(ctx context.Context) error { // waits until the lease has run out
+		token := depositing.Token(ctx)
+		balance, err := balanceOf(ctx, s.db, id)
+		if err != nil {
+			return err
+		}
+		if err := set(ctx, s.db, id, balance+50, token); err != nil {
+			return err
+		}
+		fmt.Fprintf(s.out, "  deposit:    has the lock, token %d; reads %d, writes %d\n", token, balance, balance+50)
+		return nil
+	})
+	if err != nil {
+		return 0, err
+	}
+
+	// The withdrawal goes on. Its context has ended long since, but this write does not heed it: it was on its way.
+	late = set(context.WithoutCancel(withdrawal), s.db, id, before-30, old)
+	fmt.Fprintf(s.out, "  withdrawal: writes %d with token %d: %s\n", before-30, old, outcome(late))
+	if err := withdrawing.Unlock(withdrawal); !errors.Is(err, relock.ErrLockLost) {
+		return 0, fmt.Errorf("the Unlock of the lost section: %w", err)
+	}
+	balance, err = balanceOf(ctx, s.db, id)
+	fmt.Fprintf(s.out, "  the balance is %d\n", balance)
+	return balance, errors.Join(err, late)
+}
+
+// again is the withdrawal as it should be: with a lock of its own, from the present balance.
+func (s *scene) again(ctx context.Context, id string) error {
+	lock := s.locks.NewLock("account:" + id)
+	return lock.Do(ctx, func(ctx context.Context) error {
+		token := lock.Token(ctx)
+		before, err := balanceOf(ctx, s.db, id)
+		if err != nil {
+			return err
+		}
+		if err := setBalanceFenced(ctx, s.db, id, before-30, token); err != nil {
+			return err
+		}
+		fmt.Fprintf(s.out, "  withdrawal: has the lock, token %d; reads %d, writes %d\n", token, before, before-30)
+		if before != 150 {
+			return fmt.Errorf("read %d", before)
+		}
+		return nil
+	})
+}
+
+func outcome(err error) string {
+	if err == nil {
+		return "done"
+	}
+	return err.Error()
+}

@@ -1,0 +1,31 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/internal/redistest"
+)
+
+// run checks for itself that it tells what it should.
+func TestNestedCallsBehaveAsTold(t *testing.T) {
+	redistest.NoGoroutineLeft(t, "redis/go-redis", "alicebob/miniredis")
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	var out bytes.Buffer
+	require.NoError(t, run(ctx, &out, ""), "%s", &out)
+	require.Contains(t, out.String(), "payment.Charge(7)    in, count 3")
+}
+
+func TestNestedCallsBehaveAsToldOnAServer(t *testing.T) {
+	redistest.NoGoroutineLeft(t, "redis/go-redis")
+	server := redistest.Start(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	var out bytes.Buffer
+	require.NoError(t, run(ctx, &out, server.URL()), "%s", &out)
+}
