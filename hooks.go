@@ -34,6 +34,39 @@ type Hooks struct {
 	Retried func(Retried)
 }
 
+// JoinHooks makes one Hooks out of several, for [WithHooks]: each event is told to all of them, in order.
+func JoinHooks(all ...Hooks) Hooks {
+	return Hooks{
+		AcquireStarted:  join(all, func(h Hooks) func(AcquireStarted) { return h.AcquireStarted }),
+		AcquireFinished: join(all, func(h Hooks) func(AcquireFinished) { return h.AcquireFinished }),
+		Queued:          join(all, func(h Hooks) func(Queued) { return h.Queued }),
+		Released:        join(all, func(h Hooks) func(Released) { return h.Released }),
+		Renewed:         join(all, func(h Hooks) func(Renewed) { return h.Renewed }),
+		Lost:            join(all, func(h Hooks) func(Lost) { return h.Lost }),
+		Leaked:          join(all, func(h Hooks) func(Leaked) { return h.Leaked }),
+		Reconnected:     join(all, func(h Hooks) func(Reconnected) { return h.Reconnected }),
+		Retried:         join(all, func(h Hooks) func(Retried) { return h.Retried }),
+	}
+}
+
+// join is one hook for those that are there, nil if none is: then nothing is made ready for it.
+func join[E any](all []Hooks, pick func(Hooks) func(E)) func(E) {
+	var hooks []func(E)
+	for _, h := range all {
+		if f := pick(h); f != nil {
+			hooks = append(hooks, f)
+		}
+	}
+	if len(hooks) == 0 {
+		return nil
+	}
+	return func(event E) {
+		for _, f := range hooks {
+			f(event)
+		}
+	}
+}
+
 // EventBacklog is how many events may wait for the hooks of a client.
 const EventBacklog = 4096
 
