@@ -350,6 +350,7 @@ func (a *acquiring) first(h *hold) error {
 		case acquireQueued:
 			a.refusal = &LockedError{Name: l.name, Holder: holderOf(reply.owner), TTL: reply.remaining}
 			a.ungranted = answer.sent
+			a.waiter.heard()
 			if a.arrival == 0 {
 				a.arrival = reply.arrival
 				a.joined(h, reply.position)
@@ -375,10 +376,15 @@ func (a *acquiring) first(h *hold) error {
 
 		case acquireBusy:
 			a.refusal = &LockedError{Name: l.name, Holder: holderOf(reply.owner), TTL: reply.remaining}
-			if !a.mayWait {
+			switch {
+			case !a.mayWait:
 				return a.giveUp(h, nil)
+			case a.waiter == nil:
+				a.waiter, err = c.hub.subscribe(a.waiting, h)
+			default:
+				err = a.waiter.unheard(a.waiting)
 			}
-			if a.waiter, err = c.hub.subscribe(a.waiting, h); err != nil {
+			if err != nil {
 				return a.giveUp(h, err)
 			}
 

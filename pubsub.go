@@ -47,6 +47,7 @@ type subscription struct {
 	sharded   bool               // and it was SSUBSCRIBE
 	confirmed bool               // and the server has said yes
 	alone     bool               // ask for this one by itself: it failed together with others
+	unheard   int                // times in a row that Redis said that nobody hears it
 	idle      time.Time          // since when nobody waits
 }
 
@@ -112,17 +113,52 @@ func (b *hub) subscribe(ctx context.Context, h *hold) (*waiter, error) {
 	if confirmed {
 		return w, nil
 	}
+	if err := w.confirmation(ctx); err != nil {
+		w.close()
+		return nil, err
+	}
+	return w, nil
+}
+
+// confirmation waits until the server has confirmed the subscription, or confirmed it once more.
+func (w *waiter) confirmation(ctx context.Context) error {
 	select {
 	case <-w.again:
-		return w, nil
-	case err = <-w.failed:
-	case <-b.client.closed:
-		err = ErrClosed
+		return nil
+	case err := <-w.failed:
+		return err
+	case <-w.hub.client.closed:
+		return ErrClosed
 	case <-ctx.Done():
-		err = ended(ctx)
+		return ended(ctx)
 	}
-	w.close()
-	return nil, err
+}
+
+// unheard handles the word of Redis that nobody hears the waiter's channel where the lock is: our connection has just
+// died, or leads to a server that is not the master any more and lives on. The subscription is made anew, where the
+// master is now, and unheard returns when that is confirmed.
+func (w *waiter) unheard(ctx context.Context) error {
+	b, s := w.hub, w.sub
+	b.mu.Lock()
+	if s.confirmed {
+		s.confirmed = false
+		s.unheard++
+		if wait := pause(s.unheard); s.link.node != "" {
+			b.client.workers.start(func() { b.relocate(s, wait) })
+		} else {
+			s.link.stale = max(s.link.stale, wait, time.Nanosecond)
+			s.link.kick()
+		}
+	}
+	b.mu.Unlock()
+	return w.confirmation(ctx)
+}
+
+// heard notes that Redis does reach the waiter's channel.
+func (w *waiter) heard() {
+	w.hub.mu.Lock()
+	defer w.hub.mu.Unlock()
+	w.sub.unheard = 0
 }
 
 // close ends the wait. A grant that arrives later finds no waiter, and is given back.
@@ -174,6 +210,7 @@ type link struct {
 
 	// Guarded by the hub's mutex.
 	subs  map[*subscription]struct{}
+	stale time.Duration     // connect anew, after this pause; 0: no need to
 	asked [][]*subscription // SUBSCRIBE commands that are not answered, oldest first
 }
 
@@ -248,6 +285,10 @@ func (l *link) serve(down time.Time) (served bool, err error) {
 		if p.done {
 			return served, nil
 		}
+		if p.stale > 0 {
+			_ = sleep(context.Background(), c.closed, p.stale)
+			return served, errStale
+		}
 		if err := l.send(ps, p); err != nil {
 			return served, err
 		}
@@ -280,6 +321,8 @@ func (l *link) serve(down time.Time) (served bool, err error) {
 	}
 }
 
+var errStale = errors.New("the pub/sub connection does not lead to the master")
+
 var errSilent = errors.New("the pub/sub connection is silent")
 
 // plan is what a link has to do next.
@@ -290,6 +333,7 @@ type plan struct {
 	waited      bool          // somebody waits
 	owed        bool          // SUBSCRIBE is not answered
 	linger      time.Duration // until a subscription has lingered long enough
+	stale       time.Duration // connect anew, after this pause
 	done        bool
 }
 
@@ -343,7 +387,8 @@ func (l *link) plan(now time.Time) plan {
 	b := l.hub
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	p := plan{sharded: b.client.wire.sharded.Load()}
+	p := plan{sharded: b.client.wire.sharded.Load(), stale: l.stale}
+	l.stale = 0
 	var batch []*subscription
 	for s := range l.subs {
 		if len(s.waiters) > 0 {

@@ -5,7 +5,8 @@
 --          first arrival in microseconds (0: not in the queue yet)
 -- Returns  token                                        the hold owns the lock, with the target count
 --          0                                            the hold had entered before and is not the owner any more
---          {remaining ms, owner}                        another hold owns it
+--          {remaining ms, owner}                        another hold owns it; if it was to wait: nobody hears the
+--                                                       client's channel here, so it would wait in vain
 --          {remaining ms, owner, arrival, position, last token}
 --                                                       and this one is queued, with position waiters before it; a grant
 --                                                       with that token or a lower one is from before this answer
@@ -49,7 +50,7 @@ if not held_by then
 end
 
 local remaining = redis.call('PTTL', base)
-if not wait then
+if not wait or not reach(publish, base .. ':' .. client) then
   return {remaining, held_by}
 end
 
