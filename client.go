@@ -138,6 +138,12 @@ func (c *Client) Close() error {
 			for f := h.frames; f != nil; f = f.next {
 				cancels = append(cancels, f.cancel)
 			}
+			if h.state == held && h.hooks.Closed != nil {
+				event := Closed{
+					Name: h.keys.name, Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest,
+				}
+				c.events.emit(func() { h.hooks.Closed(event) })
+			}
 		}
 		c.table.mu.Unlock()
 		for _, cancel := range cancels {

@@ -114,6 +114,13 @@ func (h *hold) turn(ctx context.Context, until time.Time) error {
 
 func (h *hold) endTurn() { <-h.step }
 
+func (h *hold) isEntering() bool {
+	t := h.client.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return h.state == entering
+}
+
 // frame is one entry of a hold. The context that Lock returns refers to its frame, but no frame refers to that context:
 // so when the caller drops it without Unlock, the garbage collector tells.
 type frame struct {
@@ -213,18 +220,18 @@ func (h *hold) leave(ctx context.Context, f *frame, until time.Time) error {
 	}
 	t.removeLocked(f)
 	target := h.count
-	switch {
-	case noTurn != nil && target == 0: // another entry or exit hangs; it will find that the hold is over
-		t.finishLocked(h, ErrReleased)
-	case target == 0:
+	if target == 0 {
 		h.state = leaving
 		t.unscheduleLocked(h)
 	}
 	t.mu.Unlock()
 
-	if noTurn != nil {
+	if noTurn != nil { // another entry or exit hangs
 		if target == 0 {
+			h.released(noTurn) // which it will find
 			c.orphans.add(h, true)
+		} else {
+			c.workers.start(h.settle)
 		}
 		return unconfirmed(h, target, noTurn)
 	}
@@ -294,7 +301,9 @@ func (h *hold) released(err error) {
 	c, t := h.client, h.client.table
 	t.mu.Lock()
 	t.finishLocked(h, ErrReleased)
-	event := Released{Name: h.keys.name, Holder: h.holder, Held: time.Since(h.since), MaxDepth: h.deepest, Err: err}
+	event := Released{
+		Name: h.keys.name, Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest, Err: err,
+	}
 	t.mu.Unlock()
 	if h.hooks.Released != nil {
 		c.events.emit(func() { h.hooks.Released(event) })

@@ -28,10 +28,14 @@ type Hooks struct {
 	Lost func(Lost)
 	// Leaked is called when the context of an open entry was garbage collected: a Lock without Unlock.
 	Leaked func(Leaked)
+	// Closed is called for each hold that is open when its Client is closed: nothing else tells of its end.
+	Closed func(Closed)
 	// Reconnected is called when the pub/sub connection was lost and is back.
 	Reconnected func(Reconnected)
 	// Retried is called when a script is about to be sent again.
 	Retried func(Retried)
+	// Dropped is called when events could not be told because a hook was slow: what is counted from them is too low.
+	Dropped func(Dropped)
 }
 
 // JoinHooks makes one Hooks out of several, for [WithHooks]: each event is told to all of them, in order.
@@ -45,7 +49,9 @@ func JoinHooks(all ...Hooks) Hooks {
 		Lost:            join(all, func(h Hooks) func(Lost) { return h.Lost }),
 		Leaked:          join(all, func(h Hooks) func(Leaked) { return h.Leaked }),
 		Reconnected:     join(all, func(h Hooks) func(Reconnected) { return h.Reconnected }),
+		Closed:          join(all, func(h Hooks) func(Closed) { return h.Closed }),
 		Retried:         join(all, func(h Hooks) func(Retried) { return h.Retried }),
+		Dropped:         join(all, func(h Hooks) func(Dropped) { return h.Dropped }),
 	}
 }
 
@@ -113,6 +119,7 @@ type AcquireFinished struct {
 	Waited    bool  // it was queued
 	Wake      Wake  // what ended the wait
 	Token     int64 // fencing token, 0 without the lock
+	TTL       time.Duration
 	Err       error // what the call returned
 }
 
@@ -127,6 +134,8 @@ type Queued struct {
 type Released struct {
 	Name     string
 	Holder   Holder
+	Token    int64
+	TTL      time.Duration
 	Held     time.Duration // from the first entry to the last exit
 	MaxDepth int           // the highest hold count
 	Err      error         // the release was not confirmed
@@ -143,18 +152,36 @@ type Renewed struct {
 
 // Lost is the event of [Hooks.Lost].
 type Lost struct {
-	Name   string
-	Holder Holder
-	Token  int64
-	Reason LossReason
-	Held   time.Duration
+	Name     string
+	Holder   Holder
+	Token    int64
+	TTL      time.Duration
+	Reason   LossReason
+	Held     time.Duration
+	MaxDepth int // the highest hold count
 }
 
 // Leaked is the event of [Hooks.Leaked].
 type Leaked struct {
 	Name   string
 	Holder Holder
+	Token  int64
 	Held   time.Duration
+}
+
+// Closed is the event of [Hooks.Closed].
+type Closed struct {
+	Name     string
+	Holder   Holder
+	Token    int64
+	TTL      time.Duration
+	Held     time.Duration
+	MaxDepth int // the highest hold count
+}
+
+// Dropped is the event of [Hooks.Dropped].
+type Dropped struct {
+	Events int
 }
 
 // Reconnected is the event of [Hooks.Reconnected].
@@ -175,6 +202,7 @@ type Retried struct {
 type events struct {
 	queue  chan func()
 	logger *slog.Logger
+	onDrop func(Dropped)
 
 	mu      sync.Mutex
 	dropped int
@@ -184,7 +212,7 @@ type events struct {
 }
 
 func newEvents(c *Client) *events {
-	return &events{queue: make(chan func(), EventBacklog), logger: c.settings.logger, done: make(chan struct{})}
+	return &events{queue: make(chan func(), EventBacklog), logger: c.settings.logger, onDrop: c.settings.hooks.Dropped, done: make(chan struct{})}
 }
 
 // emit hands one call to the worker and never blocks.
@@ -223,6 +251,9 @@ func (e *events) run() {
 		e.mu.Unlock()
 		if dropped > 0 {
 			e.call(func() { e.logger.Warn("relock: events dropped behind a slow hook", "events", dropped) })
+			if e.onDrop != nil {
+				e.call(func() { e.onDrop(Dropped{Events: dropped}) })
+			}
 		}
 	}
 }

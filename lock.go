@@ -165,7 +165,7 @@ func (l *Lock) acquire(ctx context.Context, wait time.Duration) (context.Context
 	if hooks.AcquireFinished != nil {
 		event := AcquireFinished{
 			Context: ctx, Name: l.name, Holder: a.holder, Start: start, Duration: time.Since(start), Outcome: outcome(err),
-			Reentrant: a.depth > 1, Depth: a.depth, Waited: a.arrival != 0, Wake: a.wake, Token: a.token, Err: err,
+			Reentrant: a.depth > 1, Depth: a.depth, Waited: a.arrival != 0, Wake: a.wake, Token: a.token, TTL: l.settings.ttl, Err: err,
 		}
 		c.events.emit(func() { hooks.AcquireFinished(event) })
 	}
@@ -234,7 +234,9 @@ func (a *acquiring) enter() error {
 			return err
 		}
 		if err := a.awaitTurn(h); err != nil {
-			a.refusal = &LockedError{Name: l.name}
+			if h.isEntering() { // it waits in the queue, or is about to
+				a.refusal = &LockedError{Name: l.name}
+			}
 			return a.failed(err)
 		}
 		again, err := a.nested(h)
@@ -376,15 +378,16 @@ func (a *acquiring) first(h *hold) error {
 
 		case acquireBusy:
 			a.refusal = &LockedError{Name: l.name, Holder: holderOf(reply.owner), TTL: reply.remaining}
+			recheck := recheckAfter(h, reply)
 			switch {
 			case !a.mayWait:
 				return a.giveUp(h, nil)
 			case a.waiter == nil:
-				a.waiter, err = c.hub.subscribe(a.waiting, h)
+				a.waiter, err = c.hub.subscribe(a.waiting, h, recheck)
 			default:
-				err = a.waiter.unheard(a.waiting)
+				err = a.waiter.unheard(a.waiting, recheck)
 			}
-			if err != nil {
+			if err != nil && !errors.Is(err, errNotYet) {
 				return a.giveUp(h, err)
 			}
 

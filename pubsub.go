@@ -86,8 +86,12 @@ func (b *hub) addLocked(s *subscription, h *hold) *waiter {
 	return w
 }
 
-// subscribe registers h as a waiter, and returns when its channel is subscribed and the server has confirmed it.
-func (b *hub) subscribe(ctx context.Context, h *hold) (*waiter, error) {
+// errNotYet: no subscription for now. Redis should be asked all the same, since the owner's lease should be over.
+var errNotYet = errors.New("no pub/sub connection")
+
+// subscribe registers h as a waiter, and returns when its channel is subscribed and the server has confirmed it; with
+// errNotYet if it has not by the time of the recheck.
+func (b *hub) subscribe(ctx context.Context, h *hold, recheck time.Duration) (*waiter, error) {
 	node, rdb, err := b.client.wire.node(ctx, h.keys.base)
 	if err != nil {
 		return nil, err
@@ -113,7 +117,7 @@ func (b *hub) subscribe(ctx context.Context, h *hold) (*waiter, error) {
 	if confirmed {
 		return w, nil
 	}
-	if err := w.confirmation(ctx); err != nil {
+	if err := w.confirmation(ctx, recheck); err != nil {
 		w.close()
 		return nil, err
 	}
@@ -121,10 +125,14 @@ func (b *hub) subscribe(ctx context.Context, h *hold) (*waiter, error) {
 }
 
 // confirmation waits until the server has confirmed the subscription, or confirmed it once more.
-func (w *waiter) confirmation(ctx context.Context) error {
+func (w *waiter) confirmation(ctx context.Context, recheck time.Duration) error {
+	timer := time.NewTimer(recheck)
+	defer timer.Stop()
 	select {
 	case <-w.again:
 		return nil
+	case <-timer.C:
+		return errNotYet
 	case err := <-w.failed:
 		return err
 	case <-w.hub.client.closed:
@@ -137,7 +145,7 @@ func (w *waiter) confirmation(ctx context.Context) error {
 // unheard handles the word of Redis that nobody hears the waiter's channel where the lock is: our connection has just
 // died, or leads to a server that is not the master any more and lives on. The subscription is made anew, where the
 // master is now, and unheard returns when that is confirmed.
-func (w *waiter) unheard(ctx context.Context) error {
+func (w *waiter) unheard(ctx context.Context, recheck time.Duration) error {
 	b, s := w.hub, w.sub
 	b.mu.Lock()
 	if s.confirmed {
@@ -151,7 +159,7 @@ func (w *waiter) unheard(ctx context.Context) error {
 		}
 	}
 	b.mu.Unlock()
-	return w.confirmation(ctx)
+	return w.confirmation(ctx, recheck)
 }
 
 // heard notes that Redis does reach the waiter's channel.
@@ -208,6 +216,8 @@ type link struct {
 	heard atomic.Int64 // when something last arrived, in nanoseconds since start
 	start time.Time
 
+	answered bool // anything was heard on the present connection; the reader's, and serve's when it has ended
+
 	// Guarded by the hub's mutex.
 	subs  map[*subscription]struct{}
 	stale time.Duration     // connect anew, after this pause; 0: no need to
@@ -241,11 +251,11 @@ func (l *link) run() {
 	c := l.hub.client
 	var down time.Time
 	for attempt := 1; ; attempt++ {
-		served, err := l.serve(down)
+		answered, err := l.serve(down)
 		if err == nil {
 			return
 		}
-		if served {
+		if answered {
 			attempt, down = 1, time.Now()
 		}
 		l.reset()
@@ -259,16 +269,18 @@ func (l *link) run() {
 	}
 }
 
-// serve is the life of one connection. It returns nil when the link is not needed any more.
-func (l *link) serve(down time.Time) (served bool, err error) {
+// serve is the life of one connection, and says whether anything was heard on it. It returns nil when the link is not
+// needed any more.
+func (l *link) serve(down time.Time) (answered bool, err error) {
 	c := l.hub.client
 	ps := l.rdb.Subscribe(context.Background()) // connects with the first channel
 	broken := make(chan error, 1)
-	reading := make(chan struct{})
+	var reading chan struct{}
 	defer func() {
 		_ = ps.Close() // ends the reader
-		if served {
+		if reading != nil {
 			<-reading
+			answered = l.answered
 		}
 	}()
 	timer := time.NewTimer(time.Hour)
@@ -278,44 +290,42 @@ func (l *link) serve(down time.Time) (served bool, err error) {
 		select {
 		case <-c.closed:
 			l.hub.drop(l)
-			return served, nil
+			return false, nil
 		default:
 		}
 		p := l.plan(time.Now())
 		if p.done {
-			return served, nil
+			return false, nil
 		}
 		if p.stale > 0 {
 			_ = sleep(context.Background(), c.closed, p.stale)
-			return served, errStale
+			return false, errStale
 		}
 		if err := l.send(ps, p); err != nil {
-			return served, err
+			return false, err
 		}
-		if !served {
-			served = true
+		if reading == nil {
+			reading = make(chan struct{})
 			l.hear()
+			l.answered = false
 			c.workers.start(func() {
 				defer close(reading)
-				broken <- l.read(ps)
+				broken <- l.read(ps, down)
 			})
-			if !down.IsZero() {
-				c.reconnected(l.node, time.Since(down))
-			}
 		}
 		ping, next, err := alive.check(time.Since(l.start), time.Duration(l.heard.Load()), p)
 		if err == nil && ping {
 			err = l.ping(ps)
 		}
 		if err != nil {
-			return served, err
+			return false, err
 		}
 		timer.Reset(next)
 		select {
 		case <-l.wake:
 		case <-timer.C:
 		case err := <-broken:
-			return served, err
+			return false, err
 		case <-c.closed:
 		}
 	}
@@ -470,8 +480,8 @@ func (l *link) ping(ps *redis.PubSub) error {
 
 func (l *link) hear() { l.heard.Store(int64(time.Since(l.start))) }
 
-// read hands out what arrives until the connection ends.
-func (l *link) read(ps *redis.PubSub) error {
+// read hands out what arrives until the connection ends. down is since when there was none.
+func (l *link) read(ps *redis.PubSub, down time.Time) error {
 	for {
 		msg, err := ps.Receive(context.Background())
 		var refusal redis.Error
@@ -482,6 +492,10 @@ func (l *link) read(ps *redis.PubSub) error {
 			return err
 		}
 		l.hear()
+		if !l.answered && !down.IsZero() {
+			l.hub.client.reconnected(l.node, time.Since(down))
+		}
+		l.answered = true
 		switch m := msg.(type) {
 		case *redis.Message:
 			l.hub.deliver(m.Channel, m.Payload)

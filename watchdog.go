@@ -141,7 +141,7 @@ func (h *hold) tellLeak(heldFor time.Duration) {
 	c.events.log(h.logger, slog.LevelError, "relock: lock leaked: a context that Lock returned was dropped without Unlock",
 		slog.String("lock", h.keys.name), slog.String("holder", h.holder.String()))
 	if h.hooks.Leaked != nil {
-		c.events.emit(func() { h.hooks.Leaked(Leaked{Name: h.keys.name, Holder: h.holder, Held: heldFor}) })
+		c.events.emit(func() { h.hooks.Leaked(Leaked{Name: h.keys.name, Holder: h.holder, Token: h.token, Held: heldFor}) })
 	}
 }
 
@@ -226,6 +226,8 @@ type loss struct {
 	err    *LostError
 	cancel []context.CancelCauseFunc
 	held   time.Duration
+
+	deepest int
 }
 
 // loseLocked ends a hold that was lost.
@@ -233,7 +235,7 @@ func (t *table) loseLocked(h *hold, reason LossReason) *loss {
 	l := &loss{
 		hold: h,
 		err:  &LostError{Name: h.keys.name, Holder: h.holder, Token: h.token, Reason: reason},
-		held: time.Since(h.since),
+		held: time.Since(h.since), deepest: h.deepest,
 	}
 	for f := h.frames; f != nil; f = f.next {
 		l.cancel = append(l.cancel, f.cancel)
@@ -256,7 +258,9 @@ func (l *loss) tell() {
 	c.events.log(h.logger, slog.LevelError, "relock: lock lost", slog.String("lock", h.keys.name),
 		slog.String("holder", h.holder.String()), slog.Int64("token", h.token), slog.String("reason", string(l.err.Reason)))
 	if h.hooks.Lost != nil {
-		event := Lost{Name: h.keys.name, Holder: h.holder, Token: h.token, Reason: l.err.Reason, Held: l.held}
+		event := Lost{
+			Name: h.keys.name, Holder: h.holder, Token: l.err.Token, TTL: h.ttl, Reason: l.err.Reason, Held: l.held, MaxDepth: l.deepest,
+		}
 		c.events.emit(func() { h.hooks.Lost(event) })
 	}
 }
