@@ -34,7 +34,8 @@ type Hooks struct {
 	Reconnected func(Reconnected)
 	// Retried is called when a script is about to be sent again.
 	Retried func(Retried)
-	// Dropped is called when events could not be told because a hook was slow: what is counted from them is too low.
+	// Dropped is called when events could not be told because a hook was slow, after all events from before that: what is
+	// counted from events is too low. It is the client's hook, whichever lock they were of.
 	Dropped func(Dropped)
 }
 
@@ -243,17 +244,21 @@ func (e *events) log(l *slog.Logger, level slog.Level, msg string, attrs ...slog
 // run is the worker. It ends when close was called and everything before it has run.
 func (e *events) run() {
 	defer close(e.done)
+	missed := 0 // dropped, and not told to the hook yet: it has events from before that to see first
 	for call := range e.queue {
 		e.call(call)
 		e.mu.Lock()
 		dropped := e.dropped
 		e.dropped = 0
+		empty := len(e.queue) == 0
 		e.mu.Unlock()
 		if dropped > 0 {
 			e.call(func() { e.logger.Warn("relock: events dropped behind a slow hook", "events", dropped) })
-			if e.onDrop != nil {
-				e.call(func() { e.onDrop(Dropped{Events: dropped}) })
-			}
+		}
+		if missed += dropped; missed > 0 && empty && e.onDrop != nil {
+			event := Dropped{Events: missed}
+			missed = 0
+			e.call(func() { e.onDrop(event) })
 		}
 	}
 }

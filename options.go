@@ -172,10 +172,11 @@ func millis(d time.Duration) int64 {
 	return int64((d + time.Millisecond - 1) / time.Millisecond)
 }
 
-// fromMillis is the way back. Somebody else's key may have a time to live that no Duration can hold.
+// fromMillis is the way back. Somebody else's key may have a time to live that no Duration can hold; -1 is
+// none, and -2 no key.
 func fromMillis(ms int64) time.Duration {
 	const most = 100 * 365 * 24 * time.Hour
-	return time.Duration(min(ms, int64(most/time.Millisecond))) * time.Millisecond
+	return time.Duration(max(-2, min(ms, int64(most/time.Millisecond)))) * time.Millisecond
 }
 
 // lease is for messages.
