@@ -64,7 +64,7 @@ func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 	c.watchdog = newWatchdog(c)
 	c.orphans = newOrphans(c)
 	c.hub = newHub(c)
-	c.wire = &wire{rdb: rdb, client: c.id, patience: readTimeout(rdb), workers: c.workers, orphans: c.orphans, retried: c.retried}
+	c.wire = &wire{rdb: rdb, client: c.id, patience: readTimeout(rdb), workers: c.workers, orphans: c.orphans, mapping: make(chan struct{}, 1), retried: c.retried}
 	c.wire.cluster, _ = rdb.(*redis.ClusterClient)
 	c.wire.sharded.Store(c.wire.cluster != nil)
 	if err := c.checkAcks(s); err != nil {

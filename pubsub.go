@@ -304,7 +304,7 @@ func (l *link) serve(down time.Time) (answered bool, err error) {
 		if err := l.send(ps, p); err != nil {
 			return false, err
 		}
-		if reading == nil {
+		if reading == nil && len(p.subscribe) > 0 {
 			reading = make(chan struct{})
 			l.hear()
 			l.answered = false
@@ -313,12 +313,16 @@ func (l *link) serve(down time.Time) (answered bool, err error) {
 				broken <- l.read(ps, down)
 			})
 		}
-		ping, next, err := alive.check(time.Since(l.start), time.Duration(l.heard.Load()), p)
-		if err == nil && ping {
-			err = l.ping(ps)
-		}
-		if err != nil {
-			return false, err
+		next := pingEvery
+		if reading != nil {
+			var ping bool
+			ping, next, err = alive.check(time.Since(l.start), time.Duration(l.heard.Load()), p)
+			if err == nil && ping {
+				err = l.ping(ps)
+			}
+			if err != nil {
+				return false, err
+			}
 		}
 		timer.Reset(next)
 		select {

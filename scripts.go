@@ -223,7 +223,8 @@ func judge(err error) verdict {
 	}
 	if errors.As(err, &reply) {
 		msg := reply.Error()
-		if passingCodes[errorCode(msg)] || strings.Contains(msg, "max number of clients reached") {
+		if passingCodes[errorCode(msg)] || strings.Contains(msg, "max number of clients reached") ||
+			strings.Contains(msg, "non local key") { // from a script, while its slot migrates
 			return passing
 		}
 		return refused
@@ -270,7 +271,9 @@ type wire struct {
 	patience time.Duration        // how long go-redis waits for an answer
 	sharded  atomic.Bool          // pub/sub is sharded, as in a cluster of Redis 7 or newer
 	workers  *workers
-	flights  sync.Pool // not for the whole package: a channel made in a synctest bubble must stay there
+	flights  sync.Pool     // not for the whole package: a channel made in a synctest bubble must stay there
+	mapping  chan struct{} // taken by who reads the map of the cluster
+	mapped   time.Time     // when it was last read; guarded by mapping
 	orphans  *orphans
 	retried  func(r *request, attempt int, err error)
 }
@@ -300,14 +303,28 @@ func (w *wire) hasIdle() bool {
 	return w.cluster == nil && w.rdb.PoolStats().IdleConns > 0
 }
 
-// relocated is node for a key that is not where it was: it asks the cluster instead of the client's map of it.
+// relocated is node for a key that is not where it was: it asks the cluster instead of the client's map of it. Many at a
+// time share one answer.
 func (w *wire) relocated(ctx context.Context, key string) (string, redis.UniversalClient, error) {
-	if w.cluster != nil {
+	if w.cluster == nil {
+		return w.node(ctx, key)
+	}
+	select {
+	case w.mapping <- struct{}{}:
+	case <-ctx.Done():
+		return "", nil, ended(ctx)
+	}
+	if time.Since(w.mapped) > mapAge {
 		// The only way to make the client read the map again before it goes on.
 		_ = w.cluster.ForEachMaster(ctx, func(context.Context, *redis.Client) error { return nil })
+		w.mapped = time.Now()
 	}
+	<-w.mapping
 	return w.node(ctx, key)
 }
+
+// mapAge is how old the client's map of the cluster may be where it has just been wrong.
+const mapAge = 200 * time.Millisecond
 
 // effort is how hard a request is tried.
 type effort struct {
@@ -534,6 +551,9 @@ func (w *wire) pipeline(ctx context.Context, requests []*request) []result {
 		var again []int
 		for i, n := range todo {
 			results[n].reply, results[n].err = cmds[i].Result()
+			if w.cluster != nil && results[n].err != nil && judge(results[n].err) != refused {
+				w.cluster.ReloadState(ctx) // go-redis does so by itself only where a node says MOVED
+			}
 			if redis.HasErrorPrefix(results[n].err, "NOSCRIPT") {
 				again = append(again, n)
 			}

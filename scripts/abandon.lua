@@ -11,10 +11,9 @@
 local base, queue, token_key = KEYS[1], KEYS[2], KEYS[3]
 local hold = ARGV[1]
 
-local owns = redis.call('HEXISTS', base, hold) == 1
-local queued = redis.call('ZREM', queue, hold .. '|' .. ARGV[2] .. '|' .. ARGV[3])
-if not owns then
-  return queued
+if redis.call('HEXISTS', base, hold) == 0 then
+  return redis.call('ZREM', queue, hold .. '|' .. ARGV[2] .. '|' .. ARGV[3])
 end
-free(base, queue, token_key, ARGV[4])
+redis.call('GET', token_key) -- if it has another type, the script ends here and nothing has changed
+grant(base, queue, token_key, ARGV[4], nil, hold)
 return 2

@@ -39,7 +39,7 @@ end
 
 if not held_by then
   -- Free while others queue: the last owner's lease ran out. They were first.
-  local first, token = grant(redis.call('ZPOPMIN', queue)[1], base, queue, token_key, publish, hold)
+  local first, token = grant(base, queue, token_key, publish, hold, nil)
   if not first then
     return enter(base, token_key, hold, ttl)
   end

@@ -8,6 +8,8 @@
 --
 -- Lua numbers are doubles. Microseconds since 1970 stay below 2^53 until the year 2255, so they are exact here.
 
+local STEP = 'step'
+
 local function now_us()
   local t = redis.call('TIME')
   return t[1] * 1000000 + t[2]

@@ -13,32 +13,33 @@ local function reach(publish, channel)
   return redis.call('PUBSUB', 'NUMSUB', channel)[2] > 0 and 'PUBLISH' or nil
 end
 
--- Gives a free lock to the first waiter that is still there, from head (taken out of the queue already) on. Returns the
--- new owner and its token, or nil when nobody is left. A waiter that nothing reaches is gone, or between two connections
--- and will ask again with its first arrival: the next one is taken. If the first is the caller, the reply of this very
--- script tells it.
-local function grant(head, base, queue, token_key, publish, caller)
-  while head do
+-- Gives the lock to the first waiter that is still there, and returns the new owner and its token; nil when nobody is,
+-- and then the lock is free. A waiter that nothing reaches is gone, or between two connections and will ask again with its
+-- first arrival: the next one is taken. If the first is the caller, the reply of this very script tells it. old is the hold
+-- that gives the lock away, nil if it is free.
+--
+-- While a slot migrates, Redis refuses a script every key that does not exist any more. So base keeps a hold until nobody
+-- is left, and the queue is left alone once its last member is out.
+local function grant(base, queue, token_key, publish, caller, old)
+  for _ = 1, redis.call('ZCARD', queue) do
+    local head = redis.call('ZPOPMIN', queue)[1] -- needs no memory; after it Redis lets the script write all the same
     local hold, client, ttl = string.match(head, '^(.+)|(.+)|(%d+)$')
-    if hold and hold == caller then
-      return hold, enter(base, token_key, hold, ttl)
-    end
     local channel = base .. ':' .. (client or '')
-    local command = hold and reach(publish, channel)
-    if command then
-      local token = enter(base, token_key, hold, ttl)
-      redis.call(command, channel, string.format('%s|%.0f', hold, token))
+    local command = hold and hold ~= caller and reach(publish, channel)
+    if command or hold and hold == caller then
+      local token = next_token(token_key)
+      redis.call('HSET', base, hold, 1)
+      if old then
+        redis.call('HDEL', base, old, STEP)
+      end
+      redis.call('PEXPIRE', base, ttl)
+      if command then
+        redis.call(command, channel, string.format('%s|%.0f', hold, token))
+      end
       return hold, token
     end
-    head = redis.call('ZPOPMIN', queue)[1]
   end
-end
-
--- Frees a lock and grants it to the first waiter. The reads come first: a key of another type ends the script before
--- anything has changed.
-local function free(base, queue, token_key, publish)
-  redis.call('GET', token_key)
-  local head = redis.call('ZPOPMIN', queue)[1]
-  redis.call('DEL', base)
-  grant(head, base, queue, token_key, publish)
+  if old then
+    redis.call('DEL', base)
+  end
 end

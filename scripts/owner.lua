@@ -1,6 +1,4 @@
--- Included by the scripts that ask who owns a lock, or change what an owner says of itself.
-
-local STEP = 'step'
+-- Included, after enter, by the scripts that ask who owns a lock, or change what an owner says of itself.
 
 -- Who holds the lock, how often, and the last step of that hold. The hold is nil when the lock is free. A hash that is
 -- not of our making is a lock held by whatever stands in it.

@@ -7,38 +7,28 @@
 
 local base, queue, token_key = KEYS[1], KEYS[2], KEYS[3]
 local hold, target, step = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local head
 
--- The common case first, before the rest is even defined: the last entry is left and nobody waits. The reads come before
--- the writes: a key of another type ends the script before anything has changed.
-if target == 0 then
-  head = redis.call('ZRANGE', queue, 0, 0)[1]
-  if head then
-    redis.call('GET', token_key)
-  end
-  if redis.call('HDEL', base, hold) == 0 then
-    return 0
-  end
-  if step > 2 then
+-- The common case first, before the rest is even defined: the last entry is left and nobody waits.
+if target == 0 and redis.call('EXISTS', queue) == 0 then
+  local left = redis.call('HDEL', base, hold)
+  if left == 1 and step > 2 then
     redis.call('DEL', base) -- the hold was entered again, so its step is there too
   end
-  if not head then
-    return 1
-  end
+  return left
 end
 
 --- include enter
 --- include owner
 --- include grant
 
-if target == 0 then
-  redis.call('ZREM', queue, head)
-  grant(head, base, queue, token_key, ARGV[5])
-  return 1
-end
 local held_by, _, last = owner(base)
 if held_by ~= hold then
   return 0
 end
-update(base, hold, target, step, last, tonumber(ARGV[4]))
+if target > 0 then
+  update(base, hold, target, step, last, tonumber(ARGV[4]))
+else
+  redis.call('GET', token_key) -- if it has another type, the script ends here and nothing has changed
+  grant(base, queue, token_key, ARGV[5], nil, hold)
+end
 return 1

@@ -4,6 +4,7 @@
 -- Returns  {owner ('' when free), count, remaining ms (-2 when free, -1 without a lease), last token, waiters}
 -- Writes nothing.
 
+--- include enter
 --- include owner
 
 local held_by, count = owner(KEYS[1])
