@@ -32,7 +32,7 @@ trap 'exit 130' INT TERM
 fuzz() {
 	{
 		rc=0
-		$go test -run '^$' -fuzz "^$2\$" -fuzztime "$fuzztime" "$1" || rc=$?
+		$go test -run '^$' -fuzz "^$2\$" -fuzztime "$fuzztime" -fuzzminimizetime 10x "$1" || rc=$?
 		echo "$rc" >"$scratch/status"
 	} 2>&1 | tee "$scratch/output"
 	return "$(cat "$scratch/status")"
