@@ -10,7 +10,8 @@ FUZZTIME  ?= 10s
 SOAK      ?= 10s
 BENCH     ?= .
 BENCHTIME ?= 1s
-BENCHFLAGS ?= -count=1
+BENCHFLAGS ?=
+RUN       ?=
 EXAMPLES  ?= ./examples/quickstart
 
 # A test that needs a server fails without one. Run by hand, without make, it skips and says so.
@@ -29,7 +30,7 @@ LINT   = $(GO) tool -modfile="$(CURDIR)/tools/go.mod" golangci-lint
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test deps fmt fmt-check tidy-check vet lint unit modules examples fuzz soak model bench bench-check clean
+.PHONY: help test deps fmt fmt-check tidy-check vet lint unit modules examples fuzz soak model bench gobench bench-check clean
 
 help: ## Show this list
 	@echo 'Usage: make TARGET [NAME=value ...]'
@@ -38,7 +39,7 @@ help: ## Show this list
 	@echo
 	@echo 'Values, with what they are now:'
 	@echo '  FUZZTIME=$(FUZZTIME)  SOAK=$(SOAK)  TIMEOUT=$(TIMEOUT) (of one go test)  TESTFLAGS=$(TESTFLAGS)'
-	@echo '  BENCH=$(BENCH)  BENCHTIME=$(BENCHTIME)  BENCHFLAGS=$(BENCHFLAGS)'
+	@echo '  BENCH=$(BENCH)  BENCHTIME=$(BENCHTIME)  RUN=$(RUN)'
 
 # The quick checks come first, so that a slip is told in seconds and not after the suites.
 test: deps fmt-check tidy-check vet lint unit modules examples bench-check fuzz soak model ## Install what is missing and run every check below
@@ -93,13 +94,14 @@ soak: ## Run the soak tests for SOAK (more than some minutes: raise TIMEOUT too)
 model: ## Check the model in model/, where there is one
 	@if [ -d model ]; then $(MAKE) -C model; else echo 'model: no model/ here, nothing to check'; fi
 
-bench: ## Run the benchmarks matching BENCH for BENCHTIME each
-	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -benchtime $(BENCHTIME) -timeout 30m $(BENCHFLAGS) ./...
-	@if [ -f bench/go.mod ]; then cd bench && \
-		$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -benchtime $(BENCHTIME) -timeout 30m $(BENCHFLAGS) ./...; fi
+bench: ## Measure against the floor and the peers (half an hour; RUN=pair selects): bench/results, docs/BENCHMARKS.md
+	cd bench && $(GO) run . $(if $(RUN),-run '$(RUN)') $(BENCHFLAGS)
+
+gobench: ## Go benchmarks matching BENCH for BENCHTIME each, with allocations
+	cd bench && $(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -benchtime $(BENCHTIME) -timeout 30m ./...
 
 bench-check: ## Run every benchmark once, so that none of them rots
-	@$(MAKE) --no-print-directory bench BENCH=. BENCHTIME=1x BENCHFLAGS=-count=1
+	@$(MAKE) --no-print-directory gobench BENCH=. BENCHTIME=1x
 
 clean: ## Remove what builds, profiles and servers leave in the tree, and cached test results
 	find . \( -path ./.git -o -name testdata \) -prune -o -type f \

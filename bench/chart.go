@@ -1,0 +1,226 @@
+package main
+
+import (
+	"fmt"
+	"html"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Charts show what a reader should see first; the tables beside them have the rest. They are drawn here and not with a
+// library for charts: those place texts by the measures of a font of their own, and a page is shown with another one. Here
+// texts are anchored at their ends, so that they fit with any font.
+
+// colours of the systems; a paler one where a system is not tuned.
+var colours = map[string][2]string{
+	"relock":      {"#d62728", "#d62728"},
+	"floor":       {"#777777", "#777777"},
+	rawWake:       {"#777777", "#777777"},
+	"redsync":     {"#1f77b4", "#9cc4e4"},
+	"redislock":   {"#2ca02c", "#9fd99f"},
+	"rueidislock": {"#8455b8", "#c7b0e0"},
+}
+
+func colourOf(rec *record) string {
+	c := colours[rec.System]
+	if rec.Setting == defaults {
+		return c[1]
+	}
+	return c[0]
+}
+
+// drawCharts writes the charts for which there are figures, and returns their file names by workload.
+func drawCharts(dir string, r *report) (map[string][]string, error) {
+	charts := map[string][]string{}
+	save := func(workload, name, svg string) error {
+		if svg == "" {
+			return nil
+		}
+		name = "bench-" + name + ".svg"
+		charts[workload] = append(charts[workload], name)
+		return os.WriteFile(filepath.Join(dir, name), []byte(svg), 0o644)
+	}
+	for _, c := range []struct {
+		workload, which, name, title, metric string
+		log                                  bool
+	}{
+		{"pair", "", "pair", "Lock and unlock, nobody else: µs, less is better", "us", false},
+		{"parallel", "", "parallel", "64 goroutines on own locks: pairs a second, more is better", "per_s", false},
+		{"hot", "", "hot", "256 goroutines on one lock: sections a second (logarithmic), more is better", "per_s", true},
+	} {
+		if err := save(c.workload, c.name, barChart(r.in(c.workload, c.which), c.title, c.metric, c.log)); err != nil {
+			return nil, err
+		}
+	}
+	return charts, save("handover", "handover", handoverChart(r))
+}
+
+// svg is a picture in the making.
+type svg struct {
+	strings.Builder
+
+	width, height float64
+}
+
+func newSVG(width, height float64, title string) *svg {
+	s := &svg{width: width, height: height}
+	fmt.Fprintf(s, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" width="%g" height="%g" role="img" `+
+		`font-family="system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif" font-size="13" fill="#222">`+"\n",
+		width, height, width, height)
+	fmt.Fprintf(s, "<title>%s</title>\n", html.EscapeString(title))
+	s.rect(0, 0, width, height, "#ffffff")
+	s.text(16, 24, "start", `font-size="15" font-weight="600"`, title)
+	return s
+}
+
+func (s *svg) rect(x, y, w, h float64, colour string) {
+	fmt.Fprintf(s, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"/>`+"\n", x, y, w, h, colour)
+}
+
+func (s *svg) line(x1, y1, x2, y2 float64, colour string) {
+	fmt.Fprintf(s, `<path d="M%.1f %.1fL%.1f %.1f" stroke="%s" fill="none"/>`+"\n", x1, y1, x2, y2, colour)
+}
+
+func (s *svg) text(x, y float64, anchor, more, text string) {
+	fmt.Fprintf(s, `<text x="%.1f" y="%.1f" text-anchor="%s" %s>%s</text>`+"\n", x, y, anchor, more, html.EscapeString(text))
+}
+
+func (s *svg) end() string { return s.String() + "</svg>\n" }
+
+// axis turns figures into places.
+type axis struct {
+	from, to float64 // places
+	lo, hi   float64 // figures
+	log      bool
+}
+
+func (a axis) at(v float64) float64 {
+	if a.log {
+		return a.from + (a.to-a.from)*math.Log(v/a.lo)/math.Log(a.hi/a.lo)
+	}
+	return a.from + (a.to-a.from)*(v-a.lo)/(a.hi-a.lo)
+}
+
+// ticks are the figures to write at the axis: powers of ten, or about five round ones.
+func (a axis) ticks() []float64 {
+	var ticks []float64
+	if a.log {
+		for v := math.Pow(10, math.Ceil(math.Log10(a.lo)-1e-9)); v <= a.hi*(1+1e-9); v *= 10 {
+			ticks = append(ticks, v)
+		}
+		return ticks
+	}
+	step := math.Pow(10, math.Floor(math.Log10((a.hi-a.lo)/2)))
+	for (a.hi-a.lo)/step > 6 {
+		step *= 2
+	}
+	for v := a.lo; v <= a.hi; v += step {
+		ticks = append(ticks, v)
+	}
+	return ticks
+}
+
+const pale = `fill="#666"`
+
+// barChart has one bar for each system. It is empty if no system has the figure.
+func barChart(records []*record, title, metric string, log bool) string {
+	const width, left, right, top, row = 760.0, 200.0, 70.0, 44.0, 24.0
+	var rows []*record
+	lo, hi := math.Inf(1), 0.0
+	for _, rec := range records {
+		if v := rec.median(metric); v > 0 && colours[rec.System][0] != "" {
+			rows = append(rows, rec)
+			lo, hi = min(lo, v), max(hi, v)
+		}
+	}
+	if len(rows) == 0 {
+		return ""
+	}
+	x := axis{from: left, to: width - right, hi: hi, log: log}
+	if log {
+		x.lo = math.Pow(10, math.Floor(math.Log10(lo/2)))
+	}
+	bottom := top + row*float64(len(rows))
+	s := newSVG(width, bottom+34, title)
+	for _, v := range x.ticks() {
+		s.line(x.at(v), top-4, x.at(v), bottom+4, "#e4e4e4")
+		s.text(x.at(v), bottom+20, "middle", pale, figure(v))
+	}
+	for i, rec := range rows {
+		y, v := top+row*float64(i), rec.median(metric)
+		s.text(left-8, y+16, "end", "", rec.name())
+		s.rect(left, y+4, x.at(v)-left, row-8, colourOf(rec))
+		s.text(x.at(v)+6, y+16, "start", "", figure(v))
+	}
+	return s.end()
+}
+
+// curve is a system in the chart of hand-overs.
+type curve struct {
+	record *record
+	points [][2]float64
+}
+
+// handoverChart is the time of a hand-over over the number of waiters, a curve for each system.
+func handoverChart(r *report) string {
+	const width, left, right, top, bottom, height = 760.0, 84.0, 190.0, 50.0, 350.0, 400.0
+	var curves []*curve
+	x, y := axis{log: true, from: left + 10, to: width - right, lo: math.Inf(1)}, axis{log: true, from: bottom, to: top, lo: math.Inf(1)}
+	for _, which := range r.cases("handover") {
+		n, err := strconv.ParseFloat(strings.TrimSuffix(which, " waiting"), 64)
+		if err != nil {
+			continue // with a round trip added
+		}
+		for _, rec := range r.in("handover", which) {
+			v := rec.median("p50_us")
+			if math.IsNaN(v) || v <= 0 || colours[rec.System][0] == "" {
+				continue
+			}
+			i := slices.IndexFunc(curves, func(c *curve) bool { return c.record.name() == rec.name() })
+			if i < 0 {
+				i = len(curves)
+				curves = append(curves, &curve{record: rec})
+			}
+			curves[i].points = append(curves[i].points, [2]float64{n, v})
+			x.lo, x.hi, y.lo, y.hi = min(x.lo, n), max(x.hi, n), min(y.lo, v), max(y.hi, v)
+		}
+	}
+	if len(curves) == 0 || x.lo == x.hi {
+		return ""
+	}
+	y.lo, y.hi = math.Pow(10, math.Floor(math.Log10(y.lo))), math.Pow(10, math.Ceil(math.Log10(y.hi)))
+	s := newSVG(width, height, "Hand-over among separate clients: median µs (logarithmic), less is better")
+	for _, v := range y.ticks() {
+		s.line(left, y.at(v), width-right, y.at(v), "#e4e4e4")
+		s.text(left-8, y.at(v)+4, "end", pale, figure(v))
+	}
+	for _, v := range x.ticks() {
+		s.line(x.at(v), top, x.at(v), bottom, "#e4e4e4")
+		s.text(x.at(v), bottom+20, "middle", pale, figure(v))
+	}
+	s.text((x.from+x.to)/2, bottom+40, "middle", pale, "waiting clients")
+
+	// The names stand in the order in which the curves end.
+	last := func(c *curve) float64 { return c.points[len(c.points)-1][1] }
+	slices.SortStableFunc(curves, func(a, b *curve) int { return -int(math.Copysign(1, last(a)-last(b))) })
+	for i, c := range curves {
+		var path strings.Builder
+		for j, p := range c.points {
+			fmt.Fprintf(&path, "%c%.1f %.1f", "ML"[min(j, 1)], x.at(p[0]), y.at(p[1]))
+			fmt.Fprintf(s, `<circle cx="%.1f" cy="%.1f" r="3" fill="%s"/>`+"\n", x.at(p[0]), y.at(p[1]), colourOf(c.record))
+		}
+		style := `stroke-width="2"`
+		if c.record.System == rawWake {
+			style += ` stroke-dasharray="5 4"`
+		}
+		fmt.Fprintf(s, `<path d="%s" stroke="%s" fill="none" %s/>`+"\n", path.String(), colourOf(c.record), style)
+		ly := top + 14 + 22*float64(i)
+		fmt.Fprintf(s, `<path d="M%.1f %.1fh22" stroke="%s" fill="none" %s/>`+"\n", width-right+14, ly, colourOf(c.record), style)
+		s.text(width-right+42, ly+4, "start", "", c.record.name())
+	}
+	return s.end()
+}

@@ -1,0 +1,206 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"sync"
+	"time"
+)
+
+type crashSizes struct {
+	rounds, waiters int
+	ttl             time.Duration
+}
+
+// crash kills the process that holds a lock while others wait for it. How soon the next one has it depends on how much of
+// the lease is left; what a system adds to that is how late it is.
+func crash(b *bench) error {
+	size := b.sizes.crash
+	which := "TTL " + size.ttl.String()
+	all := b.taking(false)
+	records := make([]*record, len(all))
+	for i, s := range all {
+		records[i] = b.record(which, s, size.rounds)
+	}
+	start := time.Now()
+	for r := range size.rounds {
+		// All at the same time: they wait for the clock most of the time, and do not know of each other.
+		var wg sync.WaitGroup
+		for i, s := range all {
+			lock := freshLock("crash")
+			wg.Go(func() {
+				m, err := b.crashSlice(s, lock, &records[i].Broken)
+				if err != nil {
+					records[i].failed(r, err)
+					return
+				}
+				records[i].set(r, m)
+			})
+		}
+		wg.Wait()
+		if err := b.flush(); err != nil {
+			return err
+		}
+	}
+	logf("  %-28s %d rounds, %s", "crash", size.rounds, time.Since(start).Round(time.Second))
+	return nil
+}
+
+func (b *bench) crashSlice(s *system, lock string, broken *int64) (m round, err error) {
+	size := b.sizes.crash
+	with := setup{addr: b.server.Addr(), ttl: size.ttl}
+	holder, err := startHolder(heldLock{System: s.name, Setting: s.setting, Addr: with.addr, Lock: lock, TTL: with.ttl})
+	if err != nil {
+		return nil, err
+	}
+	defer holder.kill() //nolint:errcheck // it is dead by then, or its death has failed before
+	r := newRing(lock)
+	if err := r.open(s, with, size.waiters); err != nil {
+		return nil, err
+	}
+	defer func() {
+		err = errors.Join(err, r.close())
+		*broken += r.guard.broken.Load()
+	}()
+	r.guard.enter(holding)
+	for i, p := range r.clients {
+		h := p.handle(lock)
+		r.running.Go(func() { r.run(h, int64(later+i)) })
+	}
+	pause(200*time.Millisecond + rand.N(size.ttl/3)) // anywhere between two renewals
+	select {
+	case a := <-r.acquired:
+		return nil, fmt.Errorf("a waiter came back while the lock was held: %w", a.err)
+	default:
+	}
+	// A waiter that enters from here on is not in the way of the holder, which does nothing any more.
+	r.guard.leave(holding)
+	start := time.Now()
+	r.called.Store(int64(start.Sub(r.start)))
+	if err := holder.kill(); err != nil {
+		return nil, err
+	}
+	left, err := b.admin.PTTL(context.Background(), s.key(lock)).Result()
+	if err != nil {
+		return nil, err
+	}
+	end := time.Since(start) + left // of the lease
+	select {
+	case a := <-r.acquired:
+		if a.err != nil {
+			return nil, a.err
+		}
+		return round{
+			"total_ms": millis(a.after), "of_ttl": float64(a.after) / float64(size.ttl), "late_ms": millis(a.after - end),
+		}, nil
+	case <-time.After(3*size.ttl + 5*time.Second):
+		return nil, fmt.Errorf("nobody had the lock %s after the crash", 3*size.ttl+5*time.Second)
+	}
+}
+
+// heldLock is what a process that is to be killed shall hold.
+type heldLock struct {
+	System, Setting, Addr, Lock string
+	TTL                         time.Duration
+}
+
+// holderEnv tells this program that it is such a process.
+const holderEnv = "RELOCK_BENCH_HOLD"
+
+// holder is such a process.
+type holder struct {
+	cmd   *exec.Cmd
+	input io.Closer // the process ends when this one does
+}
+
+func startHolder(what heldLock) (*holder, error) {
+	program, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	spec, err := json.Marshal(what)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(context.Background(), program)
+	cmd.Env = append(os.Environ(), holderEnv+"="+string(spec))
+	cmd.Stderr = os.Stderr
+	input, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	output, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	h := &holder{cmd, input}
+	line, err := bufio.NewReader(output).ReadString('\n')
+	if line != heldLine {
+		return nil, errors.Join(fmt.Errorf("the process that should hold %s did not (%w)", what.Lock, err), h.kill())
+	}
+	return h, nil
+}
+
+const heldLine = "held\n"
+
+// kill ends the process with SIGKILL and returns when it is gone. It can be called again.
+func (h *holder) kill() error {
+	if h.cmd.ProcessState != nil {
+		return nil
+	}
+	if err := h.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	var exit *exec.ExitError
+	if err := h.cmd.Wait(); err != nil && !errors.As(err, &exit) {
+		return err
+	}
+	return nil
+}
+
+// runChild is the other side: it holds a lock until it is killed, if that is what this process is for.
+func runChild() (is bool) {
+	spec := os.Getenv(holderEnv)
+	if spec == "" {
+		return false
+	}
+	if err := holdUntilKilled(spec); err != nil {
+		fmt.Fprintln(os.Stderr, "bench: holder:", err)
+	}
+	return true
+}
+
+func holdUntilKilled(spec string) error {
+	var what heldLock
+	if err := json.Unmarshal([]byte(spec), &what); err != nil {
+		return err
+	}
+	for _, s := range systems {
+		if s.name != what.System || s.setting != what.Setting {
+			continue
+		}
+		p, err := s.open(setup{addr: what.Addr, ttl: what.TTL})
+		if err != nil {
+			return err
+		}
+		section, err := p.handle(what.Lock).lock(context.Background())
+		if err != nil {
+			return err
+		}
+		fmt.Print(heldLine)
+		_, err = io.Copy(io.Discard, os.Stdin) // until the parent ends
+		_ = section.Err()                      // the section is in use to the end
+		return err
+	}
+	return fmt.Errorf("no system %s, %s", what.System, what.Setting)
+}

@@ -1,0 +1,237 @@
+package main
+
+import (
+	"encoding/json"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/internal/redistest"
+)
+
+func TestMain(m *testing.M) {
+	if runChild() {
+		return
+	}
+	os.Exit(redistest.Main(m))
+}
+
+// tiny is as little of everything as shows that it works.
+var tiny = sizes{
+	name:     "tiny",
+	trips:    []time.Duration{10 * time.Millisecond},
+	pair:     pairSizes{rounds: 2, pairs: 10, farRounds: 1, farPairs: 3},
+	parallel: parallelSizes{rounds: 1, goroutines: 8, slice: 20 * time.Millisecond, farRounds: 1},
+	handover: handoverSizes{
+		rounds: 1, waiters: []int{1, 3}, samples: 2, farRounds: 1, farWaiters: []int{1}, farSamples: 2,
+		hold: 2 * time.Millisecond, limit: 3 * time.Second,
+	},
+	hot:    hotSizes{rounds: 1, goroutines: 8, slice: 100 * time.Millisecond},
+	nested: nestedSizes{rounds: 1, pairs: 20},
+	held: heldSizes{
+		locks: []int{150}, ttl: 600 * time.Millisecond, rounds: 2, loaded: 100 * time.Millisecond, rest: 50 * time.Millisecond,
+	},
+	idle:  idleSizes{rounds: 1, waiters: []int{20}, window: 100 * time.Millisecond},
+	crash: crashSizes{rounds: 1, waiters: 2, ttl: 600 * time.Millisecond},
+	storm: stormSizes{rounds: 1, processes: 2, waiters: 20},
+}
+
+func TestEveryWorkloadGivesFiguresForEverySystemThatTakesPart(t *testing.T) {
+	e := newEnv(t)
+	r := newReport(e, tiny)
+	require.NotEmpty(t, r.Redis)
+	for _, w := range workloads {
+		b := &bench{env: e, sizes: tiny, report: r, workload: w.name}
+		require.NoError(t, w.run(b), w.name)
+		require.NotEmpty(t, r.cases(w.name), "%s left no records", w.name)
+		for _, s := range b.taking(false) {
+			// Those that renew nothing have nothing to hold; and only relock can enter twice.
+			if w.name == "nested" && s.name != "relock" || w.name == "held" && s.name != "relock" && s.name != "rueidislock" {
+				continue
+			}
+			for _, which := range r.cases(w.name) {
+				require.NotNil(t, r.find(w.name, which, s.name, s.setting), "%s, %s: no record of %s", w.name, which, s)
+			}
+		}
+		r.Measured[w.name] = time.Now().UTC()
+	}
+	for _, rec := range r.Records {
+		what := rec.Workload + ", " + rec.Case + ", " + rec.name()
+		require.Zero(t, rec.Broken, what)
+		if rec.System == "relock" || rec.System == "floor" {
+			require.Equal(t, len(rec.Rounds), rec.complete(), "%s: %s", what, rec.Note)
+		}
+		for i, m := range rec.Rounds {
+			for metric, v := range m {
+				require.False(t, math.IsNaN(v) || math.IsInf(v, 0), "%s: round %d: %s", what, i, metric)
+			}
+		}
+	}
+	for _, b := range r.bars() {
+		require.True(t, b.measured() || strings.Contains(b.what, "local pass"), "not measured: %s", b.what)
+	}
+
+	t.Run("and the report can be written and read again", func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "results", "results.json")
+		require.NoError(t, writeReport(path, r))
+		again, err := readReport(path)
+		require.NoError(t, err)
+		require.Equal(t, r, again)
+	})
+	t.Run("and the page is written around what a person wrote", func(t *testing.T) {
+		dir := t.TempDir()
+		page := filepath.Join(dir, "BENCHMARKS.md")
+		require.NoError(t, os.WriteFile(page, []byte("before\n"+beginMark+"\nold\n"+endMark+"\nafter\n"), 0o600))
+		require.NoError(t, writePage(dir, r))
+		require.NoError(t, writePage(dir, r), "a second time")
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		require.True(t, strings.HasPrefix(string(text), "before\n"+beginMark))
+		require.True(t, strings.HasSuffix(string(text), endMark+"\nafter\n"))
+		require.NotContains(t, string(text), "\nold\n")
+		require.NotContains(t, string(text), "NaN")
+		for _, name := range []string{"pair", "parallel", "handover", "hot"} {
+			chart, err := os.ReadFile(filepath.Join(dir, "bench-"+name+".svg"))
+			require.NoError(t, err)
+			require.Contains(t, string(chart), "relock")
+			require.NotContains(t, string(chart), "NaN")
+			require.Contains(t, string(text), "bench-"+name+".svg")
+		}
+	})
+}
+
+func TestAnOldReportKeepsOnlyWorkloadsThatWereNotMeasuredAgain(t *testing.T) {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	old := &report{
+		Measured: map[string]time.Time{"pair": at, "hot": at},
+		Records:  []*record{{Workload: "pair", System: "old"}, {Workload: "hot", System: "old"}},
+	}
+	fresh := &report{
+		Measured: map[string]time.Time{"pair": at.Add(time.Hour)},
+		Records:  []*record{{Workload: "pair", System: "new"}},
+	}
+	fresh.keep(old)
+	require.Equal(t, []*record{{Workload: "pair", System: "new"}, {Workload: "hot", System: "old"}}, fresh.Records)
+	require.Equal(t, map[string]time.Time{"pair": at.Add(time.Hour), "hot": at}, fresh.Measured)
+}
+
+func TestARatioIsTakenWithinEachRound(t *testing.T) {
+	// The machine got four times slower in the second round, for both.
+	a := &record{Rounds: []round{{"us": 20}, {"us": 80}, {}}}
+	b := &record{Rounds: []round{{"us": 10}, {"us": 40}, {"us": 10}}}
+	require.InDelta(t, 2, a.ratio("us", b, "us"), 1e-9)
+	require.True(t, math.IsNaN(a.ratio("us", nil, "us")))
+	require.True(t, math.IsNaN(a.ratio("other", b, "us")))
+}
+
+func TestJainsIndexIsOneForEqualSharesAndOneNthForOneWhoHasAll(t *testing.T) {
+	require.InDelta(t, 1, jain([]int64{7, 7, 7, 7}), 1e-9)
+	require.InDelta(t, 0.25, jain([]int64{0, 9, 0, 0}), 1e-9)
+	require.Zero(t, jain([]int64{0, 0}))
+}
+
+func TestQuantilesAreOfTheSortedSample(t *testing.T) {
+	d := durations{5, 1, 4, 2, 3}
+	require.EqualValues(t, 3, d.quantile(0.5))
+	require.EqualValues(t, 5, d.quantile(0.99))
+	require.EqualValues(t, 1, d.quantile(0))
+	require.Equal(t, durations{5, 1, 4, 2, 3}, d, "the sample was changed")
+	require.Zero(t, durations(nil).quantile(0.5))
+	require.InDelta(t, 2.5, quantile([]float64{4, 1, 2, 3}, 0.5), 1e-9)
+}
+
+func TestTheGuardSeesTwoInsideAtOnce(t *testing.T) {
+	var g guard
+	g.enter(1)
+	g.leave(1)
+	g.enter(2)
+	require.Zero(t, g.broken.Load())
+	g.enter(3)
+	require.EqualValues(t, 1, g.broken.Load())
+}
+
+func TestFiguresHaveThreeDigits(t *testing.T) {
+	for v, want := range map[float64]string{
+		0: "0", 0.0001: "0.000", 0.1234: "0.123", 1: "1", 1.234: "1.23", 12.34: "12.3", 123.4: "123", 1234.5: "1,235",
+		1234567: "1,234,567", -1234: "-1,234", 999.7: "1,000",
+	} {
+		require.Equal(t, want, figure(v), "%v", v)
+	}
+	require.Equal(t, "–", figure(math.NaN()))
+}
+
+func TestABarThatWasMissedSaysSo(t *testing.T) {
+	most := bar{value: 1.1, limit: 1.05, first: 1.15}
+	require.Equal(t, "the first", most.verdict())
+	most.value = 1.05
+	require.Equal(t, "yes", most.verdict())
+	most.value = 1.2
+	require.Equal(t, "no", most.verdict())
+	require.Equal(t, "no", bar{value: 9, limit: 10, least: true}.verdict())
+	require.Equal(t, "yes", bar{value: 10, limit: 10, least: true}.verdict())
+	require.Equal(t, "not measured", bar{value: math.NaN(), limit: 1}.verdict())
+}
+
+func TestUsageIsWhatWasDoneBetweenTwoMoments(t *testing.T) {
+	e := newEnv(t)
+	rdb := e.server.Client()
+	require.NoError(t, rdb.Ping(t.Context()).Err())
+	before, err := e.now()
+	require.NoError(t, err)
+	value := strings.Repeat("x", 1000)
+	for range 50 {
+		require.NoError(t, rdb.Set(t.Context(), "k", value, 0).Err())
+	}
+	after, err := e.now()
+	require.NoError(t, err)
+	u := after.since(before)
+	require.EqualValues(t, 50, u.calls["set"])
+	require.EqualValues(t, 50, u.commands("set"))
+	require.Zero(t, u.commands())
+	require.InDelta(t, 50*(len("*3\r\n$3\r\nset\r\n$1\r\nk\r\n$1000\r\n\r\n")+1000), u.in, 50)
+	require.InDelta(t, 50*len("+OK\r\n"), u.out, 50)
+	require.Greater(t, u.mallocs, uint64(50))
+}
+
+func TestTheProxyAddsItsRoundTripAndKeepsTheOrder(t *testing.T) {
+	e := newEnv(t)
+	const added = 20 * time.Millisecond
+	rdb, err := e.redis(added)
+	require.NoError(t, err)
+	defer rdb.Close()
+	took, err := roundTrip(t.Context(), rdb, 5)
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, took, added)
+	require.Less(t, took, 2*added, "the delay is not what was asked for")
+
+	pipe := rdb.Pipeline()
+	pipe.Ping(t.Context()) // it has a connection of its own to make
+	_, err = pipe.Exec(t.Context())
+	require.NoError(t, err)
+	for i := range 500 {
+		pipe.RPush(t.Context(), "list", i)
+	}
+	start := time.Now()
+	_, err = pipe.Exec(t.Context())
+	require.NoError(t, err)
+	require.Less(t, time.Since(start), 3*added, "a pipeline takes the delay once")
+	list, err := rdb.LRange(t.Context(), "list", 0, -1).Result()
+	require.NoError(t, err)
+	require.Len(t, list, 500)
+	require.Equal(t, "499", list[499])
+}
+
+func TestTheResultsFileHasOneRecordALine(t *testing.T) {
+	r := &report{Records: []*record{{Workload: "a"}, {Workload: "b"}}}
+	data, err := r.MarshalJSON()
+	require.NoError(t, err)
+	require.True(t, json.Valid(data))
+	lines := strings.Split(string(data), "\n")
+	require.Len(t, slices.DeleteFunc(lines, func(l string) bool { return !strings.Contains(l, `"workload"`) }), 2)
+}

@@ -1,0 +1,10 @@
+//go:build !linux
+
+package main
+
+import "time"
+
+// ownThread does nothing: the runtime's timers are fine enough here.
+func ownThread() (release func()) { return func() {} }
+
+func sleepExactly(d time.Duration) { pause(d) }

@@ -1,0 +1,424 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/bsm/redislock"
+	"github.com/go-redsync/redsync/v4"
+	redsyncpool "github.com/go-redsync/redsync/v4/redis/goredis/v9"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/rueidis"
+	"github.com/redis/rueidis/rueidislock"
+
+	"github.com/go-relock/relock"
+)
+
+// system is one way to lock, in one setting.
+type system struct {
+	name, setting string
+	// open makes what one process would have of the system.
+	open func(s setup) (process, error)
+	// key is where Redis keeps who has a lock.
+	key func(lock string) string
+	// also names the commands that it sends besides scripts.
+	also []string
+	// queued is how many wait in Redis, for systems that know.
+	queued func(ctx context.Context, rdb *redis.Client, lock string) (int, error)
+	// floor: it is no lock, but the least that one costs. It cannot wait.
+	floor bool
+	// only says which workloads it is in; nil: all that it can do.
+	only []string
+}
+
+// setup is what a process is opened with.
+type setup struct {
+	addr string
+	rdb  *redis.Client // to be shared by all that are built on go-redis; nil: each opens its own
+	ttl  time.Duration // 0: the system's default
+}
+
+// process is one process's part of a system: its connections, and what it shares between goroutines.
+type process interface {
+	// handle is for one goroutine and one lock.
+	handle(lock string) handle
+	close()
+}
+
+// handle locks and unlocks one lock, in turns.
+type handle interface {
+	// lock waits until the lock is ours, or ctx is done. What it returns is for unlock.
+	lock(ctx context.Context) (context.Context, error)
+	unlock(section context.Context) error
+}
+
+// The times between two tries of systems that poll. Their authors' examples wait 50 to 250 ms (redsync's default) and
+// 100 ms (redislock's readme). Tuned, it is 5 ms: shorter ones make a wake-up faster for a few waiters, and for many
+// only keep the server busy with attempts, at the cost of the one who wants to unlock.
+const (
+	redislockPause = 100 * time.Millisecond
+	tunedPause     = 5 * time.Millisecond
+)
+
+// redislockTTL: redislock has no default.
+const redislockTTL = 30 * time.Second
+
+const (
+	defaults      = "defaults"
+	tuned         = "tuned"
+	localReentry  = "local re-entry"
+	autoPipelined = "auto-pipelined"
+)
+
+// The systems, in the order of the tables.
+var (
+	relockDefaults = &system{name: "relock", setting: defaults, open: openRelock(nil), key: relockKey, queued: relockQueued}
+	relockLocal    = &system{
+		name: "relock", setting: localReentry, open: openRelock(nil, relock.WithLocalReentry()), key: relockKey,
+		queued: relockQueued, only: []string{"nested"},
+	}
+	relockAuto = &system{
+		name: "relock", setting: autoPipelined, open: openRelock(auto), key: relockKey, queued: relockQueued,
+		only: []string{"parallel"},
+	}
+
+	systems = []*system{
+		{name: "floor", open: openFloor(nil), also: []string{"set"}, floor: true},
+		{name: "floor", setting: autoPipelined, open: openFloor(auto), also: []string{"set"}, floor: true, only: []string{"parallel"}},
+		relockDefaults,
+		relockLocal,
+		relockAuto,
+		{name: "redsync", setting: defaults, open: openRedsync(nil), key: sameKey, also: []string{"set"}},
+		{
+			name: "redsync", setting: tuned, key: sameKey, also: []string{"set"},
+			open: openRedsync(nil, redsync.WithTries(1<<30), redsync.WithRetryDelay(tunedPause)),
+		},
+		{
+			name: "redsync", setting: autoPipelined, key: sameKey, also: []string{"set"}, only: []string{"parallel"},
+			open: openRedsync(auto, redsync.WithTries(1<<30), redsync.WithRetryDelay(tunedPause)),
+		},
+		{name: "redislock", setting: defaults, open: openRedislock(nil, redislockPause), key: sameKey},
+		{name: "redislock", setting: tuned, open: openRedislock(nil, tunedPause), key: sameKey},
+		{name: "redislock", setting: autoPipelined, open: openRedislock(auto, tunedPause), key: sameKey, only: []string{"parallel"}},
+		{name: "rueidislock", setting: defaults, open: openRueidislock(rueidislock.LockerOption{}), key: rueidislockKey},
+		{
+			name: "rueidislock", setting: tuned, key: rueidislockKey,
+			open: openRueidislock(rueidislock.LockerOption{
+				KeyMajority: 1, NoLoopTracking: true, TryNextAfter: time.Second,
+			}),
+		},
+	}
+)
+
+// settings says what the settings are, for the page.
+var settings = [][2]string{
+	{"floor", "`SET NX PX` and a compare-and-delete `EVALSHA` through the same go-redis client: no waiting, no renewal, no re-entry, " +
+		"no token; the least that a lock costs"},
+	{"raw wake", "a script that deletes a key and publishes a message, until a subscriber has the message: the least that a hand-over costs"},
+	{"auto-pipelined", "the same on `rdb.AutoPipeline()` of go-redis, which sends concurrent commands down one connection together"},
+	{"relock, defaults", "`relock.New(rdb)`"},
+	{"relock, local re-entry", "with `WithLocalReentry()`"},
+	{"redsync, defaults", "one pool; 8 s, 32 tries, 50 to 250 ms between them; where the tries are over it is asked again"},
+	{"redsync, tuned", "tries without limit, 5 ms between them"},
+	{"redislock, defaults", "as in its readme: `LinearBackoff(100ms)`; a TTL of 30 s, as it has no default"},
+	{"redislock, tuned", "`LinearBackoff(5ms)`"},
+	{"rueidislock, defaults", "2 of 3 keys, 5 s, renewed every 2.5 s"},
+	{"rueidislock, tuned", "as its readme advises for one server: `KeyMajority: 1`, `NoLoopTracking: true`; and `TryNextAfter: 1s`"},
+}
+
+func (s *system) String() string {
+	if s.setting == "" {
+		return s.name
+	}
+	return s.name + ", " + s.setting
+}
+
+// auto is a setting of go-redis: concurrent commands go down one connection together.
+func auto(rdb *redis.Client) (redis.UniversalClient, error) { return rdb.AutoPipeline() }
+
+// through is how a system gets at its go-redis client.
+type through func(rdb *redis.Client) (redis.UniversalClient, error)
+
+// connection is a go-redis client, shared or a process's own.
+type connection struct {
+	own *redis.Client
+	rdb redis.UniversalClient
+}
+
+func connect(s setup, how through) (connection, error) {
+	var c connection
+	rdb := s.rdb
+	if rdb == nil {
+		c.own = redis.NewClient(&redis.Options{Addr: s.addr})
+		rdb = c.own
+	}
+	c.rdb = rdb
+	if how == nil {
+		return c, nil
+	}
+	var err error
+	c.rdb, err = how(rdb)
+	return c, err
+}
+
+func (c connection) close() {
+	if c.own != nil {
+		_ = c.own.Close()
+	}
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The floor.
+
+var compareAndDelete = redis.NewScript(`if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end`)
+
+type floorProcess struct {
+	connection
+	ttl time.Duration
+}
+
+func openFloor(how through) func(setup) (process, error) {
+	return func(s setup) (process, error) {
+		c, err := connect(s, how)
+		if err != nil {
+			return nil, err
+		}
+		if err := compareAndDelete.Load(context.Background(), c.rdb).Err(); err != nil {
+			return nil, err
+		}
+		ttl := s.ttl
+		if ttl == 0 {
+			ttl = relock.DefaultTTL
+		}
+		return &floorProcess{c, ttl}, nil
+	}
+}
+
+func (p *floorProcess) handle(lock string) handle { return &floorHandle{p: p, keys: []string{lock}} }
+
+type floorHandle struct {
+	p     *floorProcess
+	keys  []string
+	value string
+}
+
+var floorValues atomic.Int64
+
+func (h *floorHandle) lock(ctx context.Context) (context.Context, error) {
+	h.value = "floor:" + strconv.FormatInt(floorValues.Add(1), 10)
+	set := redis.NewStatusCmd(ctx, "set", h.keys[0], h.value, "nx", "px", h.p.ttl.Milliseconds())
+	return ctx, h.p.rdb.Process(ctx, set) // redis.Nil: it is taken
+}
+
+func (h *floorHandle) unlock(ctx context.Context) error {
+	n, err := compareAndDelete.EvalSha(ctx, h.p.rdb, h.keys, h.value).Int()
+	if err == nil && n != 1 {
+		err = errNotOurs
+	}
+	return err
+}
+
+var errNotOurs = errors.New("the lock was not ours any more")
+
+// ---------------------------------------------------------------------------------------------------------------------
+// relock.
+
+type relockProcess struct {
+	connection
+	client *relock.Client
+}
+
+func openRelock(how through, options ...relock.Option) func(setup) (process, error) {
+	return func(s setup) (process, error) {
+		c, err := connect(s, how)
+		if err != nil {
+			return nil, err
+		}
+		all := options
+		if s.ttl != 0 {
+			all = append(all[:len(all):len(all)], relock.WithTTL(s.ttl))
+		}
+		client, err := relock.New(c.rdb, all...)
+		if err != nil {
+			return nil, err
+		}
+		return &relockProcess{c, client}, nil
+	}
+}
+
+func (p *relockProcess) handle(lock string) handle { return relockHandle{p.client.NewLock(lock)} }
+
+func (p *relockProcess) close() {
+	_ = p.client.Close()
+	p.connection.close()
+}
+
+type relockHandle struct{ l *relock.Lock }
+
+func (h relockHandle) lock(ctx context.Context) (context.Context, error) { return h.l.Lock(ctx) }
+func (h relockHandle) unlock(section context.Context) error              { return h.l.Unlock(section) }
+
+func relockKey(lock string) string { return relock.DefaultPrefix + "{" + lock + "}" }
+
+func relockQueued(ctx context.Context, rdb *redis.Client, lock string) (int, error) {
+	n, err := rdb.ZCard(ctx, relockKey(lock)+":queue").Result()
+	return int(n), err
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// redsync.
+
+func sameKey(lock string) string { return lock }
+
+type redsyncProcess struct {
+	connection
+	sync    *redsync.Redsync
+	options []redsync.Option
+}
+
+func openRedsync(how through, options ...redsync.Option) func(setup) (process, error) {
+	return func(s setup) (process, error) {
+		c, err := connect(s, how)
+		if err != nil {
+			return nil, err
+		}
+		all := options
+		if s.ttl != 0 {
+			all = append(all[:len(all):len(all)], redsync.WithExpiry(s.ttl))
+		}
+		return &redsyncProcess{c, redsync.New(redsyncpool.NewPool(c.rdb)), all}, nil
+	}
+}
+
+func (p *redsyncProcess) handle(lock string) handle {
+	return redsyncHandle{p.sync.NewMutex(lock, p.options...)}
+}
+
+type redsyncHandle struct{ m *redsync.Mutex }
+
+func (h redsyncHandle) lock(ctx context.Context) (context.Context, error) {
+	for {
+		err := h.m.LockContext(ctx)
+		if err == nil || ctx.Err() != nil {
+			return ctx, err
+		}
+		var taken *redsync.ErrTaken
+		if !errors.Is(err, redsync.ErrFailed) && !errors.As(err, &taken) {
+			return ctx, err
+		}
+	}
+}
+
+func (h redsyncHandle) unlock(ctx context.Context) error {
+	ok, err := h.m.UnlockContext(ctx)
+	if err == nil && !ok {
+		err = errNotOurs
+	}
+	return err
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// redislock.
+
+type redislockProcess struct {
+	connection
+	client *redislock.Client
+	ttl    time.Duration
+	pause  time.Duration
+}
+
+func openRedislock(how through, pause time.Duration) func(setup) (process, error) {
+	return func(s setup) (process, error) {
+		c, err := connect(s, how)
+		if err != nil {
+			return nil, err
+		}
+		p := &redislockProcess{connection: c, client: redislock.New(c.rdb), ttl: s.ttl, pause: pause}
+		if p.ttl == 0 {
+			p.ttl = redislockTTL
+		}
+		return p, nil
+	}
+}
+
+func (p *redislockProcess) handle(lock string) handle {
+	return &redislockHandle{p: p, name: lock, options: &redislock.Options{RetryStrategy: redislock.LinearBackoff(p.pause)}}
+}
+
+type redislockHandle struct {
+	p       *redislockProcess
+	name    string
+	options *redislock.Options
+	held    *redislock.Lock
+}
+
+func (h *redislockHandle) lock(ctx context.Context) (context.Context, error) {
+	for {
+		var err error
+		h.held, err = h.p.client.Obtain(ctx, h.name, h.p.ttl, h.options)
+		if err == nil || ctx.Err() != nil {
+			return ctx, err
+		}
+		// Where ctx has no deadline, Obtain gives up after one TTL.
+		if !errors.Is(err, redislock.ErrNotObtained) && !errors.Is(err, context.DeadlineExceeded) {
+			return ctx, err
+		}
+	}
+}
+
+func (h *redislockHandle) unlock(ctx context.Context) error { return h.held.Release(ctx) }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// rueidislock.
+
+func rueidislockKey(lock string) string { return "rueidislock:0:" + lock }
+
+type rueidislockProcess struct{ locker rueidislock.Locker }
+
+func openRueidislock(o rueidislock.LockerOption) func(setup) (process, error) {
+	return func(s setup) (process, error) {
+		o := o
+		o.ClientOption = rueidis.ClientOption{InitAddress: []string{s.addr}}
+		o.KeyValidity = s.ttl
+		locker, err := rueidislock.NewLocker(o)
+		if err != nil {
+			return nil, fmt.Errorf("rueidislock: %w", err)
+		}
+		return rueidislockProcess{locker}, nil
+	}
+}
+
+func (p rueidislockProcess) handle(lock string) handle {
+	return &rueidislockHandle{locker: p.locker, name: lock}
+}
+
+func (p rueidislockProcess) close() { p.locker.Close() }
+
+type rueidislockHandle struct {
+	locker rueidislock.Locker
+	name   string
+	cancel context.CancelFunc
+}
+
+func (h *rueidislockHandle) lock(ctx context.Context) (context.Context, error) {
+	section, cancel, err := h.locker.WithContext(ctx, h.name)
+	if err != nil {
+		return ctx, err
+	}
+	h.cancel = cancel
+	return section, nil
+}
+
+// unlock cannot say whether the lock was still held: rueidislock tells by the section's context.
+func (h *rueidislockHandle) unlock(section context.Context) error {
+	err := section.Err()
+	h.cancel()
+	if err != nil {
+		return errNotOurs
+	}
+	return nil
+}

@@ -1,0 +1,3 @@
+module github.com/redis/rueidis/rueidiscompat
+
+go 1.26.0
