@@ -274,9 +274,11 @@ func (l *link) run() {
 func (l *link) serve(down time.Time) (answered bool, err error) {
 	c := l.hub.client
 	ps := l.rdb.Subscribe(context.Background()) // connects with the first channel
+	ctx, cancel := context.WithCancel(context.Background())
 	broken := make(chan error, 1)
 	var reading chan struct{}
 	defer func() {
+		cancel()
 		_ = ps.Close() // ends the reader
 		if reading != nil {
 			<-reading
@@ -310,7 +312,7 @@ func (l *link) serve(down time.Time) (answered bool, err error) {
 			l.answered = false
 			c.workers.start(func() {
 				defer close(reading)
-				broken <- l.read(ps, down)
+				broken <- l.read(ctx, ps, down)
 			})
 		}
 		next := pingEvery
@@ -485,9 +487,19 @@ func (l *link) ping(ps *redis.PubSub) error {
 func (l *link) hear() { l.heard.Store(int64(time.Since(l.start))) }
 
 // read hands out what arrives until the connection ends. down is since when there was none.
-func (l *link) read(ps *redis.PubSub, down time.Time) error {
+//
+// When a connection breaks, go-redis makes a new one before Receive returns, to the node that may just have died, and
+// with a mutex held that Close needs. A context that is done keeps it from that, and from nothing else: Receive only
+// dials with it. Should that change one day, the context of the connection is as good.
+func (l *link) read(ctx context.Context, ps *redis.PubSub, down time.Time) error {
+	done, cancel := context.WithCancel(ctx)
+	cancel()
 	for {
-		msg, err := ps.Receive(context.Background())
+		msg, err := ps.Receive(done)
+		if errors.Is(err, context.Canceled) && ctx.Err() == nil {
+			done = ctx
+			continue
+		}
 		var refusal redis.Error
 		if errors.As(err, &refusal) && l.refused(err) {
 			continue
