@@ -1,0 +1,506 @@
+package relock_test
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/redistest"
+)
+
+func TestHooksAreCalledInOrder(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		l := w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a")
+		outer := enter(t, t.Context(), l)
+		inner := enter(t, outer, l)
+		require.NoError(t, l.Unlock(inner))
+		pass(relock.DefaultTTL / 3)
+		require.NoError(t, l.Unlock(outer))
+		require.Equal(t, []string{
+			"AcquireStarted", "AcquireFinished", // the outer one
+			"AcquireStarted", "AcquireFinished", // the inner one
+			"Renewed",
+			"Released",
+		}, r.kinds())
+	})
+}
+
+func TestAcquireHooksSayWhatHappened(t *testing.T) {
+	type key struct{}
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		m := w.NewClient(relock.WithHooks(r.Hooks()))
+		l := m.NewLock("a")
+		ctx := context.WithValue(t.Context(), key{}, "trace")
+		// last is the last acquire, with what is the same in each checked.
+		last := func() relock.AcquireFinished {
+			t.Helper()
+			started, finished := eventsOf[relock.AcquireStarted](&r), eventsOf[relock.AcquireFinished](&r)
+			require.Len(t, started, len(finished))
+			s, f := started[len(started)-1], finished[len(finished)-1]
+			require.Equal(t, "a", s.Name)
+			require.Equal(t, "a", f.Name)
+			require.Equal(t, s.Start, f.Start)
+			require.Equal(t, "trace", s.Context.Value(key{}))
+			require.Equal(t, "trace", f.Context.Value(key{}))
+			require.Equal(t, relock.DefaultTTL, f.TTL)
+			f.Context, f.Start, f.TTL = nil, time.Time{}, 0
+			return f
+		}
+
+		section := enter(t, ctx, l)
+		holder, _ := relock.HolderFrom(section)
+		token := l.Token(section)
+		require.Equal(t, relock.AcquireFinished{
+			Name: "a", Holder: holder, Outcome: relock.OutcomeAcquired, Depth: 1, Token: token,
+		}, last())
+
+		inner := enter(t, section, l)
+		require.Equal(t, relock.AcquireFinished{
+			Name: "a", Holder: holder, Outcome: relock.OutcomeAcquired, Reentrant: true, Depth: 2, Token: token,
+		}, last())
+		require.NoError(t, l.Unlock(inner))
+
+		_, err := l.TryLock(ctx)
+		event := last()
+		require.NotEqual(t, holder, event.Holder)
+		require.NotZero(t, event.Holder)
+		require.Equal(t, relock.AcquireFinished{
+			Name: "a", Holder: event.Holder, Outcome: relock.OutcomeLocked, Err: err,
+		}, event)
+
+		_, err = l.TryLockFor(ctx, time.Second)
+		event = last()
+		require.Equal(t, relock.AcquireFinished{
+			Name: "a", Holder: event.Holder, Outcome: relock.OutcomeLocked, Waited: true, Duration: time.Second, Err: err,
+		}, event)
+
+		waiting := begin(t, ctx, l.Lock)
+		pass(2 * time.Second)
+		require.NoError(t, l.Unlock(section))
+		section = waiting.section()
+		holder, _ = relock.HolderFrom(section)
+		require.Equal(t, relock.AcquireFinished{
+			Name: "a", Holder: holder, Outcome: relock.OutcomeAcquired, Waited: true, Wake: relock.WakeGrant,
+			Duration: 2 * time.Second, Depth: 1, Token: l.Token(section),
+		}, last())
+
+		w.FlushAll()
+		_, err = l.Lock(section)
+		require.ErrorIs(t, err, relock.ErrLockLost)
+		require.Equal(t, relock.AcquireFinished{Name: "a", Holder: holder, Outcome: relock.OutcomeLost, Err: err}, last())
+
+		cancelled, cancel := context.WithCancel(ctx)
+		cancel()
+		_, err = l.Lock(cancelled)
+		event = last()
+		require.Equal(t, relock.AcquireFinished{Name: "a", Holder: event.Holder, Outcome: relock.OutcomeCanceled, Err: err}, event)
+
+		w.SetError("NOAUTH Authentication required.")
+		_, err = l.Lock(ctx)
+		w.SetError("")
+		event = last()
+		require.Equal(t, relock.AcquireFinished{Name: "a", Holder: event.Holder, Outcome: relock.OutcomeError, Err: err}, event)
+
+		_ = enter(t, t.Context(), w.NewClient().NewLock("a"))
+		waiting = begin(t, ctx, l.Lock)
+		require.NoError(t, m.Close())
+		_, err = waiting.result()
+		event = last()
+		require.Equal(t, relock.AcquireFinished{
+			Name: "a", Holder: event.Holder, Outcome: relock.OutcomeClosed, Waited: true, Err: err,
+		}, event, "Close waits for it")
+	})
+}
+
+func TestAWaiterThatAsksAgainIsWokenByTheRecheck(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		const ttl = 10 * time.Second
+		crashed := w.NewClient(relock.WithTTL(ttl))
+		_ = enter(t, t.Context(), crashed.NewLock("a"))
+		require.NoError(t, crashed.Close())
+		_ = enter(t, t.Context(), w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a"))
+		events := eventsOf[relock.AcquireFinished](&r)
+		require.Len(t, events, 1)
+		require.Equal(t, relock.WakeRecheck, events[0].Wake)
+		require.True(t, events[0].Waited)
+	})
+}
+
+func TestTheQueuedHookSaysHowManyAreBefore(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		l := w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a")
+		section := enter(t, t.Context(), l)
+		var want []relock.Queued
+		var waiting []*attempt
+		for i := range 4 {
+			h := relock.NewHolder()
+			waiting = append(waiting, begin(t, relock.WithHolder(t.Context(), h), l.Lock))
+			want = append(want, relock.Queued{Name: "a", Holder: h, Position: i})
+		}
+		pass(5 * time.Minute)
+		require.Equal(t, want, eventsOf[relock.Queued](&r), "once for each wait, however often it asks")
+		require.NoError(t, l.Unlock(section))
+		for _, a := range waiting {
+			require.NoError(t, l.Unlock(a.section()))
+		}
+	})
+}
+
+func TestTheReleasedHookTellsOfTheWholeHold(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		m := w.NewClient(relock.WithHooks(r.Hooks()))
+		l := m.NewLock("a")
+		one := enter(t, t.Context(), l)
+		holder, _ := relock.HolderFrom(one)
+		token := l.Token(one)
+		pass(time.Minute)
+		two := enter(t, one, l)
+		three := enter(t, two, l)
+		require.NoError(t, l.Unlock(one))
+		require.NoError(t, l.Unlock(three))
+		pass(time.Minute)
+		require.Empty(t, eventsOf[relock.Released](&r))
+		require.NoError(t, l.Unlock(two))
+		require.Equal(t, []relock.Released{{
+			Name: "a", Holder: holder, Token: token, TTL: relock.DefaultTTL, Held: 2 * time.Minute, MaxDepth: 3,
+		}}, eventsOf[relock.Released](&r))
+
+		section := enter(t, t.Context(), l)
+		w.SetError("NOAUTH Authentication required.")
+		err := l.Unlock(section)
+		w.SetError("")
+		require.ErrorContains(t, err, "NOAUTH")
+		released := eventsOf[relock.Released](&r)
+		require.Len(t, released, 2)
+		require.ErrorContains(t, released[1].Err, "NOAUTH")
+		require.Equal(t, 1, released[1].MaxDepth)
+	})
+}
+
+func TestTheReconnectedHookSaysForHowLong(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		var log logbook
+		m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithLogger(log.logger()))
+		_ = enter(t, t.Context(), w.NewClient().NewLock("a"))
+		waiting := begin(t, t.Context(), m.NewLock("a").Lock)
+		pass(time.Second)
+		require.Empty(t, eventsOf[relock.Reconnected](&r), "the first connection is none that is back")
+		m.net.Refuse()
+		m.net.CutPubSub()
+		lost := time.Now()
+		pass(10 * time.Second)
+		m.net.Heal()
+		pass(10 * time.Second)
+		events := eventsOf[relock.Reconnected](&r)
+		require.Len(t, events, 1)
+		require.Empty(t, events[0].Node)
+		require.Equal(t, timesOf[relock.Reconnected](&r)[0].Sub(lost), events[0].Down)
+		require.GreaterOrEqual(t, events[0].Down, 10*time.Second)
+		require.Less(t, events[0].Down, 13*time.Second)
+
+		back := log.about("is back")
+		require.Len(t, back, 1)
+		require.Equal(t, slog.LevelInfo, back[0].level)
+		require.Equal(t, map[string]any{"node": ""}, back[0].attrs)
+		var levels []slog.Level
+		for _, line := range log.about("connecting again") {
+			levels = append(levels, line.level)
+			require.Contains(t, line.attrs, "error")
+			require.Contains(t, line.attrs, "attempt")
+			require.Contains(t, line.attrs, "node")
+		}
+		require.Equal(t, slog.LevelInfo, levels[0], "once is no trouble")
+		require.Equal(t, slog.LevelWarn, levels[len(levels)-1], "again and again is")
+		require.Less(t, len(levels), 50)
+		require.True(t, waiting.waits())
+	})
+}
+
+func TestTheRetriedHookTellsOfEachTryThatFailed(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		log := logbook{least: slog.LevelDebug}
+		m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithLogger(log.logger()))
+		w.warm(m)
+		m.net.On(redistest.Named("EVALSHA"), redistest.DropReply(redistest.EOF)).Times(2)
+		section := enter(t, t.Context(), m.NewLock("a"))
+		events := eventsOf[relock.Retried](&r)
+		require.Len(t, events, 2)
+		for i, event := range events {
+			require.Equal(t, "a", event.Name)
+			require.Equal(t, "acquire", event.Script)
+			require.Equal(t, i+1, event.Attempt)
+			require.Error(t, event.Err)
+		}
+		lines := log.about("again")
+		require.Len(t, lines, 2)
+		require.Equal(t, slog.LevelDebug, lines[0].level)
+		require.Equal(t, "a", lines[0].attrs["lock"])
+		require.Equal(t, "acquire", lines[0].attrs["script"])
+		require.EqualValues(t, 1, lines[0].attrs["attempt"])
+		require.Contains(t, lines[0].attrs, "error")
+
+		// Nested as well.
+		m.net.Once(redistest.Named("EVALSHA"), redistest.DropReply(redistest.EOF))
+		inner := enter(t, section, m.NewLock("a"))
+		require.NoError(t, m.NewLock("a").Unlock(inner))
+		require.Len(t, eventsOf[relock.Retried](&r), 3)
+		require.NoError(t, m.NewLock("a").Unlock(section))
+	})
+}
+
+func TestTheClosedHookTellsOfEachHoldThatIsOpenAtClose(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		m := w.NewClient(relock.WithHooks(r.Hooks()))
+		l := m.NewLock("a", relock.WithTTL(time.Hour))
+		section := enter(t, t.Context(), l)
+		require.NoError(t, l.Unlock(enter(t, section, l)))
+		require.NoError(t, m.NewLock("b").Do(t.Context(), func(context.Context) error { return nil }))
+		holder, _ := relock.HolderFrom(section)
+		token := l.Token(section)
+		waiting := begin(t, t.Context(), l.Lock) // it holds nothing
+		pass(time.Minute)
+		require.NoError(t, m.Close())
+		_, err := waiting.result()
+		require.ErrorIs(t, err, relock.ErrClosed)
+		require.Equal(t, []relock.Closed{{
+			Name: "a", Holder: holder, Token: token, TTL: time.Hour, Held: time.Minute, MaxDepth: 2,
+		}}, eventsOf[relock.Closed](&r))
+	})
+}
+
+func TestHooksOfALockReplaceThoseOfItsClient(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var clients, locks recorder
+		c := w.NewClient(relock.WithHooks(clients.Hooks()))
+		l := c.NewLock("a", relock.WithHooks(locks.Hooks()))
+		require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
+		require.Empty(t, clients.kinds())
+		require.Equal(t, []string{"AcquireStarted", "AcquireFinished", "Released"}, locks.kinds())
+		require.NoError(t, c.NewLock("a").Do(t.Context(), func(context.Context) error { return nil }))
+		require.Len(t, clients.kinds(), 3)
+		require.Len(t, locks.kinds(), 3)
+	})
+}
+
+func TestJoinedHooksAreAllCalledInOrder(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var one, two recorder
+		var order []string
+		l := w.NewClient(relock.WithHooks(relock.JoinHooks(
+			one.Hooks(),
+			relock.Hooks{}, // has nothing to say
+			relock.Hooks{Released: func(relock.Released) { order = append(order, "first") }},
+			relock.Hooks{Released: func(relock.Released) { order = append(order, "second") }},
+			two.Hooks(),
+		))).NewLock("a")
+		require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
+		require.Equal(t, one.all(), two.all())
+		require.Len(t, one.all(), 3)
+		require.Equal(t, []string{"first", "second"}, order)
+
+		joined := relock.JoinHooks(relock.Hooks{}, relock.Hooks{Lost: func(relock.Lost) {}})
+		require.NotNil(t, joined.Lost)
+		require.Nil(t, joined.Released, "nobody wants it")
+	})
+}
+
+// story is a run of the library through everything that calls a hook.
+func story(t *testing.T, w *world, m *member) {
+	t.Helper()
+	begun := time.Now()
+	l := m.NewLock("a")
+	outer := enter(t, t.Context(), l)
+	inner := enter(t, outer, l)
+	waiting := begin(t, t.Context(), l.Lock)
+	_, err := l.TryLock(t.Context())
+	require.ErrorIs(t, err, relock.ErrLocked)
+	require.NoError(t, l.Unlock(inner))
+	pass(relock.DefaultTTL)
+	require.NoError(t, outer.Err())
+	require.NoError(t, l.Unlock(outer))
+	next := waiting.section()
+	require.Equal(t, relock.DefaultTTL, time.Since(begun))
+	w.Del(base("a"))
+	took, cause := ends(t, next)
+	require.LessOrEqual(t, took, relock.DefaultTTL/3)
+	require.ErrorIs(t, cause, relock.ErrLockLost)
+	require.ErrorIs(t, l.Unlock(next), relock.ErrLockLost)
+}
+
+// each makes every hook call f.
+func each(f func()) relock.Hooks {
+	return relock.Hooks{
+		AcquireStarted:  func(relock.AcquireStarted) { f() },
+		AcquireFinished: func(relock.AcquireFinished) { f() },
+		Queued:          func(relock.Queued) { f() },
+		Released:        func(relock.Released) { f() },
+		Renewed:         func(relock.Renewed) { f() },
+		Lost:            func(relock.Lost) { f() },
+		Leaked:          func(relock.Leaked) { f() },
+		Reconnected:     func(relock.Reconnected) { f() },
+		Retried:         func(relock.Retried) { f() },
+		Closed:          func(relock.Closed) { f() },
+		Dropped:         func(relock.Dropped) { f() },
+	}
+}
+
+func TestHooksThatPanicChangeNothing(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var log logbook
+		var calls atomic.Int64
+		m := w.NewClient(relock.WithLogger(log.logger()), relock.WithHooks(each(func() {
+			calls.Add(1)
+			panic("oops")
+		})))
+		story(t, w, m)
+		lines := log.about("a hook panicked")
+		require.Len(t, lines, int(calls.Load()))
+		require.Greater(t, len(lines), 10)
+		require.Equal(t, slog.LevelError, lines[0].level)
+		require.Equal(t, map[string]any{"panic": "oops"}, lines[0].attrs)
+	})
+}
+
+func TestHooksThatAreSlowChangeNothing(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		quick := w.NewClient(relock.WithHooks(r.Hooks()))
+		story(t, w, quick)
+		require.NoError(t, quick.Close())
+		var calls atomic.Int64
+		slow := w.NewClient(relock.WithHooks(each(func() {
+			time.Sleep(200 * time.Millisecond) //nolint:forbidigo // fake time
+			calls.Add(1)
+		})))
+		story(t, w, slow)
+		require.NoError(t, slow.Close())
+		require.EqualValues(t, len(r.all()), calls.Load(), "Close has waited until the hooks have seen everything")
+	})
+}
+
+func TestHooksThatBlockChangeNothingAndCloseDoesNotWaitForThemForEver(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		block := make(chan struct{})
+		m := w.NewClient(relock.WithHooks(each(func() { <-block })))
+		story(t, w, m)
+		begun := time.Now()
+		require.NoError(t, m.Close())
+		require.LessOrEqual(t, time.Since(begun), 5*time.Second)
+		close(block)
+	})
+}
+
+func TestEventsBehindABlockedHookAreDroppedAndCounted(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const more = 100
+		block := make(chan struct{})
+		var calls atomic.Int64
+		var log logbook
+		var r recorder
+		m := w.NewClient(relock.WithLogger(log.logger()), relock.WithHooks(relock.Hooks{
+			AcquireStarted: func(relock.AcquireStarted) {
+				calls.Add(1)
+				<-block
+			},
+			Dropped: func(e relock.Dropped) {
+				require.EqualValues(t, 1+relock.EventBacklog, calls.Load(), "after all that was not dropped")
+				r.add(e)
+			},
+		}))
+		l := m.NewLock("a", relock.WithLocalReentry())
+		outer := enter(t, t.Context(), l)
+		settle() // the hook has the first event
+		for range relock.EventBacklog + more {
+			inner := enter(t, outer, l)
+			require.NoError(t, l.Unlock(inner))
+		}
+		require.Empty(t, log.about("dropped"))
+		close(block)
+		settle()
+		require.EqualValues(t, 1+relock.EventBacklog, calls.Load())
+		lines := log.about("dropped")
+		require.Len(t, lines, 1)
+		require.Equal(t, slog.LevelWarn, lines[0].level)
+		require.Equal(t, map[string]any{"events": int64(more)}, lines[0].attrs)
+		require.Equal(t, []relock.Dropped{{Events: more}}, eventsOf[relock.Dropped](&r))
+		require.NoError(t, l.Unlock(outer))
+	})
+}
+
+func TestAHookMayUseTheLibraryAndEvenCloseTheClient(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var m *member
+		errs := make(chan error, 10)
+		m = w.NewClient(relock.WithHooks(relock.Hooks{Released: func(e relock.Released) {
+			if e.Name == "a" {
+				errs <- m.NewLock("b").Do(t.Context(), func(context.Context) error { return nil })
+				errs <- m.Close()
+			}
+		}}))
+		require.NoError(t, m.NewLock("a").Do(t.Context(), func(context.Context) error { return nil }))
+		require.NoError(t, <-errs)
+		require.NoError(t, <-errs)
+		_, err := m.NewLock("a").TryLock(t.Context())
+		require.ErrorIs(t, err, relock.ErrClosed)
+	})
+}
+
+func TestNoHookIsCalledAfterClose(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		m := w.NewClient(relock.WithHooks(r.Hooks()))
+		l := m.NewLock("a")
+		section := enter(t, t.Context(), l)
+		require.NoError(t, m.Close())
+		require.Equal(t, []string{"AcquireStarted", "AcquireFinished", "Closed"}, r.kinds())
+		before := len(r.all())
+		require.NoError(t, l.Unlock(section))
+		_, err := l.TryLock(t.Context())
+		require.ErrorIs(t, err, relock.ErrClosed)
+		pass(time.Minute)
+		require.Len(t, r.all(), before)
+	})
+}
+
+// wildHandler is a slog handler that panics.
+type wildHandler struct{ logbook }
+
+func (*wildHandler) Handle(context.Context, slog.Record) error { panic("no disk") }
+
+func TestALoggerThatPanicsChangesNothing(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient(relock.WithLogger(slog.New(&wildHandler{})), relock.WithHooks(each(func() { panic("oops") })))
+		story(t, w, m)
+	})
+}
+
+func TestALoggerSeesTheLevelsItWantsOnly(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		log := logbook{least: slog.LevelError}
+		m := w.NewClient(relock.WithLogger(log.logger()))
+		section := enter(t, t.Context(), m.NewLock("a"))
+		w.SetError("LOADING Redis is loading the dataset in memory")
+		_, cause := ends(t, section)
+		w.SetError("")
+		require.ErrorIs(t, cause, relock.ErrLockLost)
+		lines := log.about("")
+		require.Len(t, lines, 1)
+		require.Equal(t, slog.LevelError, lines[0].level)
+		var lost *relock.LostError
+		require.ErrorAs(t, cause, &lost)
+		require.Equal(t, lost.Holder.String(), lines[0].attrs["holder"])
+	})
+}

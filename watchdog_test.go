@@ -1,0 +1,1044 @@
+package relock_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/redistest"
+)
+
+// margin is what a section ends before its lease does: 1 % for clocks that run apart and 2 ms for Redis's resolution.
+func margin(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Millisecond }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Renewal.
+
+func TestASectionLastsAHundredTTLs(t *testing.T) {
+	for _, ttl := range []time.Duration{relock.MinTTL, time.Second, relock.DefaultTTL, relock.MaxTTL} {
+		t.Run(ttl.String(), func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				l := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
+				section := enter(t, t.Context(), l)
+				holder, _ := relock.HolderFrom(section)
+				token := l.Token(section)
+				for range 100 {
+					pass(ttl)
+					require.NoError(t, section.Err())
+					require.Positive(t, l.Remaining(section))
+					require.Less(t, l.Remaining(section), w.lease("a"), "less than Redis keeps it")
+				}
+				state, err := l.State(section)
+				require.NoError(t, err)
+				require.Equal(t, holder, state.Holder)
+				require.Equal(t, token, l.Token(section), "it is the same hold")
+				require.NoError(t, l.Unlock(section))
+				w.requireNothingLeft("a")
+			})
+		})
+	}
+}
+
+func TestALeaseIsRenewedEveryThirdOfItsTTL(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 30 * time.Second
+		var r recorder
+		m := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks()))
+		w.warm(m)
+		section := enter(t, t.Context(), m.NewLock("a"))
+		begun := time.Now()
+		require.Equal(t, 1, m.scripts(), "a lock that nobody has is taken with one command")
+		pass(10*ttl + time.Second)
+		renewals := timesOf[relock.Renewed](&r)
+		for i, at := range renewals {
+			require.Equal(t, time.Duration(i+1)*ttl/3, at.Sub(begun))
+		}
+		require.Len(t, renewals, 30)
+		require.Equal(t, 1+30+1, m.scripts(), "one command each, and the script's text once")
+		for _, event := range eventsOf[relock.Renewed](&r) {
+			require.Equal(t, relock.Renewed{Locks: 1}, event)
+		}
+		require.NoError(t, section.Err())
+	})
+}
+
+func TestNothingIsRenewedAfterUnlock(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient()
+		section := enter(t, t.Context(), m.NewLock("a"))
+		pass(time.Minute)
+		require.NoError(t, m.NewLock("a").Unlock(section))
+		m.net.Reset()
+		pass(time.Hour)
+		require.Zero(t, m.net.Commands())
+	})
+}
+
+func TestReentryAndPartialExitRenewTheLeaseOnTheirWay(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 30 * time.Second
+		m := w.NewClient(relock.WithTTL(ttl))
+		w.warm(m)
+		l := m.NewLock("a")
+		section := enter(t, t.Context(), l)
+		m.net.Reset()
+		// Something every 9 s: the watchdog has nothing to do.
+		for range 10 {
+			pass(9 * time.Second)
+			inner := enter(t, section, l)
+			require.Equal(t, ttl, w.lease("a"))
+			require.Equal(t, ttl-margin(ttl), l.Remaining(section))
+			pass(9 * time.Second)
+			require.NoError(t, l.Unlock(inner))
+			require.Equal(t, ttl, w.lease("a"))
+			require.Equal(t, ttl-margin(ttl), l.Remaining(section))
+		}
+		require.Equal(t, 20, m.scripts())
+		require.NoError(t, l.Unlock(section))
+	})
+}
+
+// outages are ways in which Redis does not confirm a renewal. Each returns its end.
+var outages = map[string]func(w *world, m *member) (end func()){
+	"error replies": func(w *world, _ *member) func() {
+		w.SetError("LOADING Redis is loading the dataset in memory")
+		return func() { w.SetError("") }
+	},
+	"permanent error replies": func(w *world, _ *member) func() {
+		w.SetError("NOAUTH Authentication required.")
+		return func() { w.SetError("") }
+	},
+	"the server is down": func(_ *world, m *member) func() {
+		m.net.Refuse()
+		m.net.Cut()
+		return m.net.Heal
+	},
+	"silence": func(_ *world, m *member) func() {
+		m.net.Partition()
+		return m.net.Heal
+	},
+	"lost replies": func(_ *world, m *member) func() {
+		return m.net.On(redistest.Named("EVALSHA"), redistest.DropReply(redistest.EOF)).Remove
+	},
+}
+
+func TestAHoldSurvivesAnOutageThatEndsBeforeItsDeadline(t *testing.T) {
+	for name, outage := range outages {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				const ttl = 30 * time.Second
+				var r recorder
+				var log logbook
+				m := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks()), relock.WithLogger(log.logger()))
+				l := m.NewLock("a")
+				section := enter(t, t.Context(), l)
+				pass(25 * time.Second) // the last renewal was 5 s ago
+				end := outage(w, m)
+				m.net.Reset()
+				pass(23 * time.Second)
+				require.NoError(t, section.Err(), "the deadline is 1.7 s away")
+				require.Less(t, m.net.Commands(), 200, "no hot loop")
+				end()
+				pass(1500 * time.Millisecond)
+				require.NoError(t, section.Err())
+				require.Greater(t, l.Remaining(section), 15*time.Second, "a try came in time")
+				pass(10 * ttl)
+				require.NoError(t, section.Err())
+
+				failed := 0
+				for _, event := range eventsOf[relock.Renewed](&r) {
+					if event.Failed > 0 {
+						failed++
+						require.Equal(t, 1, event.Locks)
+						require.Equal(t, 1, event.Failed)
+						require.Error(t, event.Err)
+					} else {
+						require.NoError(t, event.Err)
+					}
+				}
+				require.GreaterOrEqual(t, failed, 3)
+				warnings := log.about("renewal not confirmed")
+				require.Len(t, warnings, failed)
+				require.Equal(t, slog.LevelWarn, warnings[0].level)
+				require.Empty(t, eventsOf[relock.Lost](&r))
+				require.NoError(t, l.Unlock(section))
+				pass(ttl)
+				w.requireNothingLeft("a")
+			})
+		})
+	}
+}
+
+func TestAtTheDeadlineTheSectionEndsBeforeItsLeaseDoes(t *testing.T) {
+	for name, outage := range outages {
+		if name == "lost replies" {
+			continue // then the lease is renewed all the time, and only the holder does not know
+		}
+		for _, ttl := range []time.Duration{100 * time.Millisecond, 30 * time.Second, time.Hour} {
+			t.Run(fmt.Sprint(name, " ", ttl), func(t *testing.T) {
+				fake(t, func(t *testing.T, w *world) {
+					var r recorder
+					var log logbook
+					m := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks()), relock.WithLogger(log.logger()))
+					l := m.NewLock("a")
+					outer := enter(t, t.Context(), l)
+					inner := enter(t, outer, l)
+					begun := time.Now()
+					token := l.Token(outer)
+					holder, _ := relock.HolderFrom(outer)
+					pass(ttl / 4)
+
+					end := outage(w, m)
+					_, cause := ends(t, inner)
+					require.Equal(t, ttl-margin(ttl), time.Since(begun))
+					require.GreaterOrEqual(t, w.lease("a"), margin(ttl).Truncate(time.Millisecond), "nobody else can have it yet")
+					settle()
+					require.Equal(t, &relock.LostError{Name: "a", Holder: holder, Token: token, Reason: relock.LossExpired}, cause)
+					require.Equal(t, cause, context.Cause(outer))
+					require.False(t, l.Held(inner))
+					require.Zero(t, l.Remaining(inner))
+					require.Zero(t, l.Token(inner))
+					require.Zero(t, l.Count(inner))
+
+					lost := eventsOf[relock.Lost](&r)
+					require.Equal(t, []relock.Lost{{
+						Name: "a", Holder: holder, Token: token, TTL: ttl, Reason: relock.LossExpired, Held: ttl - margin(ttl), MaxDepth: 2,
+					}}, lost, "told once, however many entries it had")
+					require.Equal(t, []logLine{{slog.LevelError, "relock: lock lost", map[string]any{
+						"lock": "a", "holder": holder.String(), "token": token, "reason": "expired",
+					}}}, log.about("lost"))
+
+					require.Equal(t, cause, l.Unlock(inner), "at once, and without Redis")
+					require.Equal(t, cause, l.Unlock(outer))
+					require.ErrorIs(t, l.Unlock(outer), relock.ErrNotHeld)
+					end()
+					pass(2 * ttl)
+					w.requireNothingLeft("a")
+				})
+			})
+		}
+	}
+}
+
+func TestALostReplyLeavesNoLeaseBehindThatKeepsOthersOut(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 30 * time.Second
+		m := w.NewClient(relock.WithTTL(ttl))
+		section := enter(t, t.Context(), m.NewLock("a"))
+		waiting := begin(t, t.Context(), w.NewClient(relock.WithTTL(ttl)).NewLock("a").Lock)
+		pass(ttl) // every script is known to the server
+		rule := m.net.On(redistest.Named("EVALSHA"), redistest.DropReply(redistest.EOF))
+		// Every renewal arrives, so Redis keeps the lease while the holder has to believe that it is over.
+		_, cause := ends(t, section)
+		require.ErrorIs(t, cause, relock.ErrLockLost)
+		require.Greater(t, w.lease("a"), ttl/2)
+		rule.Remove()
+		_ = waiting.section()
+		require.Less(t, waiting.took(), 2*ttl+3*time.Second, "what is left of the lease is given back")
+	})
+}
+
+func TestTheNextHolderNeverEntersBeforeThePreviousSectionHasEnded(t *testing.T) {
+	for name, outage := range outages {
+		if name == "error replies" || name == "permanent error replies" {
+			continue // these are everybody's
+		}
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				const ttl = 10 * time.Second
+				m := w.NewClient(relock.WithTTL(ttl))
+				section := enter(t, t.Context(), m.NewLock("a"))
+				waiting := begin(t, t.Context(), w.NewClient(relock.WithTTL(ttl)).NewLock("a").Lock)
+				pass(17 * time.Second)
+				end := outage(w, m)
+				ended := make(chan time.Time, 1)
+				go func() {
+					<-section.Done()
+					ended <- time.Now()
+				}()
+				next := waiting.section()
+				require.True(t, (<-ended).Before(waiting.ended))
+				end()
+				pass(5 * ttl)
+				require.NoError(t, next.Err(), "what comes late from the first does not touch the second")
+			})
+		})
+	}
+}
+
+func TestWhatASilentNetworkHeldBackDoesNotTouchTheNextHold(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 10 * time.Second
+		m := w.NewClient(relock.WithTTL(ttl))
+		l := m.NewLock("a")
+		section := enter(t, t.Context(), l)
+		inner := enter(t, section, l)
+		m.net.Partition() // what is sent from now on arrives at Heal
+		pass(ttl / 2)
+		unlock := make(chan error, 1)
+		go func() { unlock <- l.Unlock(inner) }()
+		_, cause := ends(t, section)
+		require.ErrorIs(t, cause, relock.ErrLockLost)
+		require.Error(t, <-unlock)
+
+		other := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
+		next := enter(t, t.Context(), other)
+		deeper := enter(t, next, other)
+		pass(ttl/3 - time.Millisecond)
+		lease := w.lease("a")
+		m.net.Heal()
+		settle()
+		state, err := other.State(t.Context())
+		require.NoError(t, err)
+		holder, _ := relock.HolderFrom(next)
+		require.Equal(t, holder, state.Holder)
+		require.Equal(t, 2, state.Count)
+		require.Equal(t, lease.Truncate(time.Millisecond), state.TTL)
+		pass(5 * ttl)
+		require.NoError(t, deeper.Err())
+		require.NoError(t, other.Unlock(deeper))
+		require.NoError(t, other.Unlock(next))
+		pass(5 * ttl)
+		w.requireNothingLeft("a")
+	})
+}
+
+func TestALossIsToldAtTheNextRenewal(t *testing.T) {
+	const ttl = 30 * time.Second
+	for name, loss := range map[string]func(t *testing.T, w *world, l *relock.Lock){
+		"the key is deleted":    func(_ *testing.T, w *world, _ *relock.Lock) { w.Del(base("a")) },
+		"everything is deleted": func(_ *testing.T, w *world, _ *relock.Lock) { w.FlushAll() },
+		"ForceUnlock": func(t *testing.T, _ *world, l *relock.Lock) {
+			t.Helper()
+			require.NoError(t, l.ForceUnlock(t.Context()))
+		},
+		"the lease is cut": func(_ *testing.T, w *world, _ *relock.Lock) { w.SetTTL(base("a"), time.Millisecond) },
+		"another has it":   func(_ *testing.T, w *world, _ *relock.Lock) { w.Del(base("a")); w.HSet(base("a"), "x:1:1", "1") },
+		"a key of another type": func(t *testing.T, w *world, _ *relock.Lock) {
+			t.Helper()
+			w.Del(base("a"))
+			require.NoError(t, w.Set(base("a"), "x"))
+		},
+		"the scripts are forgotten": nil, // that is no loss
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				var r recorder
+				var log logbook
+				m := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks()), relock.WithLogger(log.logger()))
+				l := m.NewLock("a")
+				// Others in the same batch keep theirs.
+				bystander := enter(t, t.Context(), m.NewLock("b"))
+				section := enter(t, t.Context(), l)
+				pass(25 * time.Second)
+				if loss == nil {
+					require.NoError(t, m.redis.ScriptFlush(t.Context()).Err())
+					pass(10 * ttl)
+					require.NoError(t, section.Err())
+					return
+				}
+				loss(t, w, l)
+				hit := 1
+				if name == "everything is deleted" {
+					hit = 2
+				}
+				took, cause := ends(t, section)
+				require.Equal(t, 5*time.Second, took)
+				require.ErrorIs(t, cause, relock.ErrLockLost)
+				var lost *relock.LostError
+				require.ErrorAs(t, cause, &lost)
+				require.Equal(t, relock.LossTaken, lost.Reason)
+				require.Len(t, eventsOf[relock.Lost](&r), hit)
+				require.Len(t, log.about("lost"), hit)
+				events := eventsOf[relock.Renewed](&r)
+				require.Equal(t, relock.Renewed{Locks: 2, Lost: hit}, events[len(events)-1])
+				require.Equal(t, cause, l.Unlock(section))
+				pass(10 * ttl)
+				require.Equal(t, hit == 1, m.NewLock("b").Held(bystander))
+			})
+		})
+	}
+}
+
+func TestAProcessThatWasPausedLearnsThatItsLockIsLost(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 10 * time.Second
+		var r recorder
+		m := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks()))
+		l := m.NewLock("a")
+		section := enter(t, t.Context(), l)
+		other := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
+		waiting := begin(t, t.Context(), other.Lock)
+		// A renewal goes out, and the process hears the answer only after more than a lease.
+		rule := m.net.Once(redistest.Named("EVALSHA"), redistest.Hold())
+		m.net.StallPubSub()
+		pass(ttl / 3)
+		require.Equal(t, 1, rule.Hits())
+		m.net.Partition()
+		_, cause := ends(t, section)
+		require.ErrorIs(t, cause, relock.ErrLockLost)
+		next := waiting.section()
+		pass(ttl)
+		rule.LetGo()
+		m.net.Heal()
+		pass(5 * ttl)
+		require.Len(t, eventsOf[relock.Lost](&r), 1)
+		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
+		require.NoError(t, next.Err())
+		require.NoError(t, other.Unlock(next))
+		w.requireNothingLeft("a")
+	})
+}
+
+func TestRemainingIsNeverMoreThanTheLeaseOnTheServer(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 10 * time.Second
+		m := w.NewClient(relock.WithTTL(ttl))
+		l := m.NewLock("a")
+		other := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
+		for range 20 {
+			held := enter(t, t.Context(), other)
+			m.net.DelayOneWay(rand.N(time.Second/2), rand.N(time.Second/2))
+			a := begin(t, t.Context(), l.Lock) // with a late grant too
+			pass(rand.N(3 * ttl))
+			require.NoError(t, other.Unlock(held))
+			section := a.section()
+			for range 20 {
+				remaining, lease := l.Remaining(section), w.lease("a")
+				require.Positive(t, remaining)
+				require.LessOrEqual(t, remaining, lease-margin(ttl)+time.Millisecond)
+				m.net.DelayOneWay(rand.N(time.Second/5), rand.N(time.Second/5))
+				pass(rand.N(ttl))
+			}
+			require.NoError(t, l.Unlock(section))
+		}
+	})
+}
+
+func TestASectionSurvivesALinkThatIsSlow(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 10 * time.Second
+		m := w.NewClient(relock.WithTTL(ttl))
+		m.net.Delay(ttl / 10)
+		l := m.NewLock("a")
+		section := enter(t, t.Context(), l)
+		pass(20 * ttl)
+		require.NoError(t, section.Err())
+		require.NoError(t, l.Unlock(section))
+	})
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What is not renewed.
+
+func TestADoneContextStopsRenewalAndTheLeaseRunsOutWithinOneTTL(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 10 * time.Second
+		var r recorder
+		l := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks())).NewLock("a")
+		request, cancel := context.WithCancel(t.Context())
+		section := enter(t, request, l)
+		waiting := begin(t, t.Context(), w.NewClient(relock.WithTTL(ttl)).NewLock("a").Lock)
+		pass(3*ttl + time.Second)
+		renewals := len(eventsOf[relock.Renewed](&r))
+		cancel()
+		done := time.Now()
+		_ = waiting.section()
+		require.LessOrEqual(t, waiting.ended.Sub(done), ttl+10*time.Millisecond)
+		require.Len(t, eventsOf[relock.Renewed](&r), renewals)
+		lost := eventsOf[relock.Lost](&r)
+		require.Len(t, lost, 1)
+		require.Equal(t, relock.LossAbandoned, lost[0].Reason)
+		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
+	})
+}
+
+func TestADeadlineOfTheRequestStopsRenewalToo(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 10 * time.Second
+		l := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
+		request, cancel := context.WithTimeout(t.Context(), 5*ttl)
+		defer cancel()
+		section := enter(t, request, l)
+		_ = enter(t, section, l)
+		pass(5*ttl - time.Millisecond)
+		require.False(t, w.free("a"))
+		pass(ttl + time.Millisecond)
+		require.True(t, w.free("a"))
+	})
+}
+
+func TestUnlockAfterTheRequestIsDoneFreesTheLockAtOnce(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		l := w.NewClient().NewLock("a")
+		request, cancel := context.WithCancel(t.Context())
+		section := enter(t, request, l)
+		cancel()
+		pass(relock.DefaultTTL / 2) // the work takes a while to notice
+		require.NoError(t, l.Unlock(section))
+		w.requireNothingLeft("a")
+	})
+}
+
+func TestAnInnerExitAfterTheRequestIsDoneDoesNotRenewTheLease(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 10 * time.Second
+		l := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
+		request, cancel := context.WithCancel(t.Context())
+		outer := enter(t, request, l)
+		inner := enter(t, outer, l)
+		cancel()
+		pass(ttl / 2)
+		require.NoError(t, l.Unlock(inner))
+		require.LessOrEqual(t, w.lease("a"), ttl/2, "a lock outlives its request by one TTL at most")
+		pass(ttl / 2)
+		require.True(t, w.free("a"))
+		require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
+	})
+}
+
+func TestAHoldIsRenewedAsLongAsOneOfItsSectionsIsWorkedIn(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 10 * time.Second
+		l := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
+		parent := relock.WithHolder(t.Context(), relock.NewHolder())
+		short, cancel := context.WithCancel(parent)
+		one := enter(t, short, l)
+		two := enter(t, parent, l)
+		cancel()
+		pass(10 * ttl)
+		require.ErrorIs(t, one.Err(), context.Canceled)
+		require.NoError(t, two.Err())
+		require.True(t, l.Held(two))
+		require.NoError(t, l.Unlock(two))
+		pass(ttl)
+		require.True(t, w.free("a"), "the other one's context is done")
+	})
+}
+
+// forget locks, and drops the section without Unlock.
+//
+//go:noinline
+func forget(t *testing.T, ctx context.Context, l *relock.Lock) relock.Holder { //nolint:revive // t comes first in a test helper
+	t.Helper()
+	section, err := l.Lock(ctx)
+	require.NoError(t, err)
+	holder, _ := relock.HolderFrom(section)
+	return holder
+}
+
+func TestALeakedHoldIsReportedAndItsLeaseRunsOut(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 30 * time.Second
+		var r recorder
+		var log logbook
+		m := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks()), relock.WithLogger(log.logger()))
+		kept := enter(t, t.Context(), m.NewLock("b"))
+		holder := forget(t, t.Context(), m.NewLock("a"))
+		begun := time.Now()
+		waiting := begin(t, t.Context(), w.NewClient(relock.WithTTL(ttl)).NewLock("a").Lock)
+
+		// The garbage collector tells in its own time; the watchdog hears of it at a renewal.
+		for range 1000 {
+			runtime.GC()
+			pass(ttl / 3)
+			if len(eventsOf[relock.Leaked](&r)) > 0 {
+				break
+			}
+		}
+		events := eventsOf[relock.Leaked](&r)
+		require.Len(t, events, 1)
+		require.Positive(t, events[0].Token)
+		require.Equal(t, relock.Leaked{Name: "a", Holder: holder, Token: events[0].Token, Held: time.Since(begun)}, events[0])
+		lines := log.about("leaked")
+		require.Len(t, lines, 1)
+		require.Equal(t, slog.LevelError, lines[0].level)
+		require.Equal(t, map[string]any{"lock": "a", "holder": holder.String()}, lines[0].attrs)
+
+		reported := time.Now()
+		_ = waiting.section()
+		require.LessOrEqual(t, waiting.ended.Sub(reported), ttl)
+		lost := eventsOf[relock.Lost](&r)
+		require.Len(t, lost, 1)
+		require.Equal(t, relock.LossLeaked, lost[0].Reason)
+		require.NoError(t, kept.Err())
+		require.True(t, m.NewLock("b").Held(kept))
+	})
+}
+
+func TestALeakOfOneEntryDoesNotEndTheOthers(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 30 * time.Second
+		var r recorder
+		l := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks())).NewLock("a")
+		outer := enter(t, t.Context(), l)
+		_ = forget(t, outer, l)
+		for range 1000 {
+			runtime.GC()
+			pass(ttl / 3)
+			if len(eventsOf[relock.Leaked](&r)) > 0 {
+				break
+			}
+		}
+		require.Len(t, eventsOf[relock.Leaked](&r), 1)
+		pass(10 * ttl)
+		require.NoError(t, outer.Err())
+		require.True(t, l.Held(outer))
+		require.Len(t, eventsOf[relock.Leaked](&r), 1, "it is told once")
+		// Whoever leaves last cannot free the lock, as an entry is still open: its lease does.
+		require.NoError(t, l.Unlock(outer))
+		pass(ttl)
+		require.True(t, w.free("a"))
+	})
+}
+
+func TestASectionInUseIsNoLeak(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		l := w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a")
+		section, err := l.Lock(t.Context())
+		require.NoError(t, err)
+		derived, cancel := context.WithCancel(section) // only this refers to the section from now on
+		defer cancel()
+		for range 5 {
+			runtime.GC()
+			pass(relock.DefaultTTL)
+		}
+		require.Empty(t, eventsOf[relock.Leaked](&r))
+		require.True(t, l.Held(derived))
+		require.NoError(t, l.Unlock(derived))
+	})
+}
+
+func TestASectionThatIsNeverUnlockedIsNotRenewedAfterClose(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 10 * time.Second
+		c := w.NewClient(relock.WithTTL(ttl))
+		section := enter(t, t.Context(), c.NewLock("a"))
+		pass(10 * ttl)
+		require.NoError(t, c.Close())
+		left := w.lease("a")
+		pass(left - time.Millisecond)
+		require.False(t, w.free("a"))
+		pass(time.Millisecond)
+		require.True(t, w.free("a"))
+		require.Zero(t, c.NewLock("a").Remaining(section))
+	})
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// WithMaxHold and WithFixedLease.
+
+func TestWithMaxHoldEndsTheHoldThen(t *testing.T) {
+	for _, c := range []struct{ ttl, maxHold time.Duration }{
+		{30 * time.Second, 30 * time.Second},
+		{30 * time.Second, 30*time.Second + time.Millisecond},
+		{30 * time.Second, 40 * time.Second},
+		{30 * time.Second, time.Hour},
+		{100 * time.Millisecond, 150 * time.Millisecond},
+		{100 * time.Millisecond, time.Second},
+		{10 * time.Millisecond, 25 * time.Millisecond},
+	} {
+		t.Run(fmt.Sprint(c.ttl, " ", c.maxHold), func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				var r recorder
+				m := w.NewClient(relock.WithTTL(c.ttl), relock.WithMaxHold(c.maxHold), relock.WithHooks(r.Hooks()))
+				l := m.NewLock("a")
+				section := enter(t, t.Context(), l)
+				waiting := begin(t, t.Context(), w.NewClient().NewLock("a").Lock)
+				m.net.Reset()
+				took, cause := ends(t, section)
+				require.LessOrEqual(t, took, c.maxHold)
+				require.GreaterOrEqual(t, took, c.maxHold-margin(c.ttl)-relock.MinTTL)
+				var lost *relock.LostError
+				require.ErrorAs(t, cause, &lost)
+				require.Equal(t, relock.LossMaxHold, lost.Reason)
+				require.Less(t, m.net.Commands(), 20+4*int(c.maxHold/c.ttl), "no hot loop towards the end")
+
+				_ = waiting.section()
+				require.GreaterOrEqual(t, waiting.took(), took, "not before the section has ended")
+				require.LessOrEqual(t, waiting.took(), c.maxHold, "and not later than promised")
+				require.Len(t, eventsOf[relock.Lost](&r), 1)
+				require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
+			})
+		})
+	}
+}
+
+func TestWithMaxHoldIsNotMovedByReentryOrPartialExit(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl, maxHold = 30 * time.Second, time.Minute
+		l := w.NewClient(relock.WithTTL(ttl), relock.WithMaxHold(maxHold)).NewLock("a")
+		section := enter(t, t.Context(), l)
+		waiting := begin(t, t.Context(), w.NewClient().NewLock("a").Lock)
+		begun := time.Now()
+		for section.Err() == nil && time.Since(begun) < 2*maxHold {
+			pass(4 * time.Second)
+			inner, err := l.Lock(section)
+			if err != nil {
+				break
+			}
+			pass(time.Second)
+			if l.Unlock(inner) != nil {
+				break
+			}
+		}
+		_ = waiting.section()
+		require.LessOrEqual(t, waiting.took(), maxHold+10*time.Millisecond)
+		require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
+	})
+}
+
+func TestASectionThatEndsBeforeItsMaxHoldIsLikeAnyOther(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		l := w.NewClient(relock.WithMaxHold(10 * time.Minute)).NewLock("a")
+		for range 3 {
+			section := enter(t, t.Context(), l)
+			pass(9 * time.Minute)
+			require.NoError(t, section.Err())
+			require.NoError(t, l.Unlock(section), "each hold has the whole time")
+			w.requireNothingLeft("a")
+		}
+	})
+}
+
+func TestWithFixedLeaseEndsThenAndNothingRenewsIt(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const lease = time.Minute
+		var r recorder
+		m := w.NewClient(relock.WithFixedLease(lease), relock.WithHooks(r.Hooks()))
+		w.warm(m)
+		l := m.NewLock("a")
+		section := enter(t, t.Context(), l)
+		waiting := begin(t, t.Context(), w.NewClient().NewLock("a").Lock)
+		require.Equal(t, lease-margin(lease), l.Remaining(section))
+
+		// Re-entry and partial exit leave the lease alone.
+		pass(lease / 2)
+		inner := enter(t, section, l)
+		pass(lease / 4)
+		require.NoError(t, l.Unlock(inner))
+		require.Equal(t, lease/4, w.lease("a"))
+		require.Equal(t, lease/4-margin(lease), l.Remaining(section))
+
+		took, cause := ends(t, section)
+		require.Equal(t, lease/4-margin(lease), took)
+		var lost *relock.LostError
+		require.ErrorAs(t, cause, &lost)
+		require.Equal(t, relock.LossExpired, lost.Reason)
+		_ = waiting.section()
+		require.GreaterOrEqual(t, waiting.took(), lease-margin(lease))
+		require.LessOrEqual(t, waiting.took(), lease+10*time.Millisecond)
+		require.Empty(t, eventsOf[relock.Renewed](&r))
+		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
+	})
+}
+
+func TestAFixedLeaseThatIsUnlockedInTimeIsLikeAnyOther(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		l := w.NewClient(relock.WithFixedLease(time.Minute)).NewLock("a")
+		section := enter(t, t.Context(), l)
+		pass(30 * time.Second)
+		require.NoError(t, l.Unlock(section))
+		w.requireNothingLeft("a")
+	})
+}
+
+func TestExtendMovesTheEndOfAFixedLeaseAndNeverShortensIt(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const lease = time.Minute
+		l := w.NewClient(relock.WithFixedLease(lease)).NewLock("a")
+		section := enter(t, t.Context(), l)
+		pass(lease / 2)
+		require.NoError(t, l.Extend(section, lease))
+		require.Equal(t, lease, w.lease("a"))
+		require.Equal(t, lease-margin(lease), l.Remaining(section))
+
+		require.NoError(t, l.Extend(section, time.Second))
+		require.Equal(t, lease, w.lease("a"), "it never shortens")
+		require.Equal(t, lease-margin(lease), l.Remaining(section))
+
+		require.NoError(t, l.Extend(section, time.Hour))
+		require.Equal(t, time.Hour, w.lease("a"))
+		took, cause := ends(t, section)
+		require.Equal(t, time.Hour-margin(time.Hour), took)
+		require.ErrorIs(t, cause, relock.ErrLockLost)
+		require.ErrorIs(t, l.Extend(section, lease), relock.ErrLockLost)
+		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
+		require.ErrorIs(t, l.Extend(section, lease), relock.ErrNotHeld)
+		pass(time.Second)
+		w.requireNothingLeft("a")
+	})
+}
+
+func TestExtendOfALockThatIsGoneIsErrLockLostAtOnce(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		l := w.NewClient(relock.WithFixedLease(time.Minute)).NewLock("a")
+		section := enter(t, t.Context(), l)
+		require.NoError(t, l.ForceUnlock(t.Context()))
+		require.ErrorIs(t, l.Extend(section, time.Minute), relock.ErrLockLost)
+		require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
+		require.True(t, w.free("a"), "it has not come back by that")
+	})
+}
+
+func TestExtendOfALockThatTheWatchdogKeepsIsErrInvalid(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		l := w.NewClient().NewLock("a")
+		section := enter(t, t.Context(), l)
+		err := l.Extend(section, time.Hour)
+		require.ErrorIs(t, err, relock.ErrInvalid)
+		require.ErrorContains(t, err, "WithFixedLease")
+		require.Equal(t, relock.DefaultTTL, w.lease("a"))
+		require.NoError(t, l.Unlock(section))
+	})
+}
+
+func TestExtendWithoutAnAnswerEndsWithItsContext(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient(relock.WithFixedLease(time.Minute))
+		l := m.NewLock("a")
+		section := enter(t, t.Context(), l)
+		m.net.Partition()
+		ctx, cancel := context.WithTimeout(section, 10*time.Second)
+		defer cancel()
+		begun := time.Now()
+		err := l.Extend(ctx, time.Hour)
+		require.Equal(t, 10*time.Second, time.Since(begun))
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NotErrorIs(t, err, relock.ErrLockLost)
+		require.NoError(t, section.Err())
+		require.Equal(t, 50*time.Second-margin(time.Minute), l.Remaining(section), "count on the shorter")
+		m.net.Heal()
+		require.NoError(t, l.Unlock(section))
+	})
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// WithLocalReentry.
+
+func TestWithLocalReentryNestedPairsSendNothing(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		m := w.NewClient(relock.WithLocalReentry(), relock.WithHooks(r.Hooks()))
+		w.warm(m)
+		l := m.NewLock("a")
+		outer := enter(t, t.Context(), l)
+		require.Equal(t, 1, m.scripts())
+		for i := range 100 {
+			inner := enter(t, outer, l)
+			deeper, err := l.TryLock(inner)
+			require.NoError(t, err)
+			require.Equal(t, 3, l.Count(deeper))
+			first, second := inner, deeper
+			if i%2 == 0 {
+				first, second = deeper, inner
+			}
+			require.NoError(t, l.Unlock(first))
+			require.ErrorIs(t, l.Unlock(first), relock.ErrNotHeld)
+			require.NoError(t, l.Unlock(second))
+			require.Equal(t, 1, l.Count(outer))
+		}
+		require.Equal(t, 1, m.net.Commands())
+		require.Len(t, eventsOf[relock.Released](&r), 1, "of the warm-up")
+
+		require.NoError(t, l.Unlock(outer))
+		require.Equal(t, 2, m.net.Commands())
+		w.requireNothingLeft("a")
+		released := eventsOf[relock.Released](&r)
+		require.Equal(t, 3, released[len(released)-1].MaxDepth)
+	})
+}
+
+func TestWithLocalReentryTheLastExitFreesTheLockWhicheverItIs(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 10 * time.Second
+		l := w.NewClient(relock.WithLocalReentry(), relock.WithTTL(ttl)).NewLock("a")
+		outer := enter(t, t.Context(), l)
+		inner := enter(t, outer, l)
+		require.NoError(t, l.Unlock(outer))
+		pass(10 * ttl)
+		require.False(t, w.free("a"))
+		require.True(t, l.Held(inner))
+		require.NoError(t, l.Unlock(inner))
+		w.requireNothingLeft("a")
+	})
+}
+
+func TestWithLocalReentryANestedEntryAfterTheDeadlineIsRefused(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 10 * time.Second
+		m := w.NewClient(relock.WithLocalReentry(), relock.WithTTL(ttl))
+		l := m.NewLock("a")
+		outer := enter(t, t.Context(), l)
+		m.net.Partition()
+		inner := enter(t, outer, l)
+		require.NoError(t, inner.Err())
+		_, cause := ends(t, inner)
+		require.ErrorIs(t, cause, relock.ErrLockLost)
+		_, err := l.Lock(outer)
+		require.ErrorIs(t, err, relock.ErrLockLost)
+		require.ErrorIs(t, l.Unlock(inner), relock.ErrLockLost)
+		require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
+	})
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Many leases.
+
+func TestTenThousandLeasesTakeOneGoroutineAndAHundredRenewalsATime(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const n, ttl = 10_000, 30 * time.Second
+		var r recorder
+		m := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(relock.Hooks{Renewed: r.Hooks().Renewed, Lost: r.Hooks().Lost}))
+		w.warm(m)
+		require.Equal(t, 1, goroutines("(*watchdog).run"))
+		sections := make([]context.Context, n)
+		for i := range sections {
+			sections[i] = enter(t, t.Context(), m.NewLock(fmt.Sprint(i))) //nolint:fatcontext // they do not nest
+		}
+		require.Equal(t, 1, goroutines("(*watchdog).run"))
+		require.Less(t, goroutines("relock.(*"), 10, "none for each lock")
+		pass(ttl / 3) // the script's text has been sent
+
+		m.net.Reset()
+		pass(ttl / 3)
+		require.GreaterOrEqual(t, m.scripts(), n/100)
+		require.LessOrEqual(t, m.scripts(), n/100+3)
+		require.LessOrEqual(t, m.net.Stats().RoundTrips, n/1000, "many a pipeline")
+		renewed := 0
+		for _, event := range eventsOf[relock.Renewed](&r) {
+			require.NoError(t, event.Err)
+			renewed += event.Locks
+		}
+		require.Equal(t, 2*n, renewed)
+		require.Empty(t, eventsOf[relock.Lost](&r))
+		for i, section := range sections {
+			require.NoError(t, section.Err())
+			if i%1000 == 0 {
+				require.NoError(t, m.NewLock(fmt.Sprint(i)).Unlock(section))
+			}
+		}
+	})
+}
+
+func TestLeasesThatBeganAtDifferentTimesAreRenewedTogetherWhereTheyCanBe(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const n, ttl = 300, 30 * time.Second
+		m := w.NewClient(relock.WithTTL(ttl))
+		w.warm(m)
+		var sections []context.Context
+		for i := range n {
+			sections = append(sections, enter(t, t.Context(), m.NewLock(fmt.Sprint(i))))
+			pass(ttl / n)
+		}
+		pass(ttl)
+		m.net.Reset()
+		pass(10 * ttl)
+		require.Less(t, m.scripts(), 10*n, "a third of what each for itself would take")
+		for _, section := range sections {
+			require.NoError(t, section.Err())
+		}
+	})
+}
+
+func TestLeasesOfDifferentLengthsAreEachRenewedInTime(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient()
+		var sections []context.Context
+		for i := range 50 {
+			ttl := time.Duration(10+rand.IntN(10_000)) * time.Millisecond
+			sections = append(sections, enter(t, t.Context(), m.NewLock(fmt.Sprint(i), relock.WithTTL(ttl))))
+			pass(rand.N(10 * time.Millisecond))
+		}
+		pass(30 * time.Second)
+		for _, section := range sections {
+			require.NoError(t, section.Err())
+		}
+	})
+}
+
+func TestTheWatchdogStartsWithTheFirstLockAndOnce(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient()
+		l := m.NewLock("a")
+		_, err := l.State(t.Context())
+		require.NoError(t, err)
+		require.Zero(t, goroutines("(*watchdog).run"))
+		for range 5 {
+			section := enter(t, t.Context(), l)
+			require.Equal(t, 1, goroutines("(*watchdog).run"))
+			pass(time.Hour)
+			require.NoError(t, section.Err())
+			require.NoError(t, l.Unlock(section))
+		}
+		require.NoError(t, m.Close())
+		require.Zero(t, goroutines("(*watchdog).run"))
+	})
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Unlock without an answer.
+
+func TestUnlockWithoutAnAnswerReturnsInTimeAndTheLockIsTakenBackInTheBackground(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient()
+		l := m.NewLock("a")
+		section := enter(t, t.Context(), l)
+		m.net.Partition()
+		begun := time.Now()
+		err := l.Unlock(section)
+		require.Equal(t, 10*time.Second, time.Since(begun))
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, "free within 30s")
+		require.NotErrorIs(t, err, relock.ErrLockLost)
+		require.Equal(t, relock.ErrReleased, context.Cause(section))
+		require.False(t, l.Held(section))
+		require.ErrorIs(t, l.Unlock(section), relock.ErrNotHeld)
+		m.net.Heal()
+		pass(3 * time.Second)
+		w.requireNothingLeft("a")
+	})
+}
+
+func TestUnlockDoesNotTryLongerThanTheLease(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 2 * time.Second
+		m := w.NewClient(relock.WithTTL(ttl))
+		l := m.NewLock("a")
+		section := enter(t, t.Context(), l)
+		m.net.Partition()
+		begun := time.Now()
+		require.Error(t, l.Unlock(section))
+		require.Equal(t, ttl-margin(ttl), time.Since(begun))
+		m.net.Heal()
+		pass(2 * ttl)
+		w.requireNothingLeft("a")
+	})
+}
+
+func TestALostReplyOfUnlockIsNotALostLock(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient()
+		w.warm(m)
+		l := m.NewLock("a")
+		outer := enter(t, t.Context(), l)
+		inner := enter(t, outer, l)
+		m.net.Once(redistest.Named("EVALSHA"), redistest.DropReply(redistest.EOF))
+		require.NoError(t, l.Unlock(inner))
+		state, err := l.State(outer)
+		require.NoError(t, err)
+		require.Equal(t, 1, state.Count)
+		m.net.Once(redistest.Named("EVALSHA"), redistest.DropReply(redistest.Reset))
+		require.NoError(t, l.Unlock(outer), "the second try finds nothing, and that was the first one's doing")
+		pass(relock.DefaultTTL)
+		w.requireNothingLeft("a")
+	})
+}
