@@ -30,7 +30,7 @@ LINT   = $(GO) tool -modfile="$(CURDIR)/tools/go.mod" golangci-lint
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test deps fmt fmt-check tidy-check vet lint unit modules examples fuzz soak model bench gobench bench-check clean
+.PHONY: help test deps fmt fmt-check tidy-check vet lint unit topology modules examples fuzz soak model bench gobench bench-check clean
 
 help: ## Show this list
 	@echo 'Usage: make TARGET [NAME=value ...]'
@@ -82,6 +82,9 @@ examples: ## Run the examples that need no server
 	@unset REDIS_URL; for e in $(EXAMPLES); do \
 		echo "run $$e"; $(GO) run "$$e" || exit 1; \
 	done
+
+topology: ## Suites on Sentinel, Cluster and TLS with the race detector (not part of test yet)
+	$(GOTEST) -tags topology -run "^($$(sed -n 's/^func \(Test[A-Za-z]*\).*/\1/p' topology_*_test.go | paste -sd '|' -))$$" .
 
 fuzz: ## Run every fuzz function for FUZZTIME
 	@GO="$(GO)" sh tools/fuzz.sh "$(FUZZTIME)"

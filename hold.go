@@ -393,8 +393,13 @@ func (t *table) renewed(h *hold, a answer) {
 	}
 }
 
-// confirmLocked notes that a command sent at that time has set the lease. A deadline only moves later.
+// confirmLocked notes that a command sent at that time has set the lease. A deadline only moves later, and one that has
+// passed stays passed: others may have been in since, and what answered yes may be a hold that a late command made anew.
 func (t *table) confirmLocked(h *hold, sent time.Time, lease time.Duration) {
+	if !time.Now().Before(h.deadline) {
+		t.rescheduleLocked(h, h.deadline)
+		return
+	}
 	if sent.After(h.renewed) {
 		h.renewed = sent
 	}
@@ -402,6 +407,13 @@ func (t *table) confirmLocked(h *hold, sent time.Time, lease time.Duration) {
 		h.deadline = until
 	}
 	t.rescheduleLocked(h, t.renewalLocked(h))
+}
+
+// isOver says whether the deadline of h has passed.
+func (t *table) isOver(h *hold) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return !time.Now().Before(h.deadline)
 }
 
 // wantedLocked says whether any frame of h is still worked under.

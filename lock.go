@@ -126,13 +126,13 @@ func (l *Lock) checkWait(verb string, wait time.Duration) error {
 // forever is the wait of Lock.
 const forever time.Duration = -1
 
-// waitOver is the cause of a wait's own end. Like every end of a wait by time, it is a context.DeadlineExceeded.
-type waitOver struct{}
+// waitOverError is the cause of a wait's own end. Like every end of a wait by time, it is a context.DeadlineExceeded.
+type waitOverError struct{}
 
-func (waitOver) Error() string        { return "the wait is over" }
-func (waitOver) Is(target error) bool { return target == context.DeadlineExceeded }
+func (waitOverError) Error() string        { return "the wait is over" }
+func (waitOverError) Is(target error) bool { return target == context.DeadlineExceeded }
 
-var errWaitOver error = waitOver{}
+var errWaitOver error = waitOverError{}
 
 // tryAttempts is how often a call that does not wait sends a command that Redis does not answer.
 const tryAttempts = 3
@@ -318,6 +318,9 @@ func (a *acquiring) nested(h *hold) (again bool, err error) {
 			return false, h.lose(LossTaken)
 		}
 		t.renewed(h, answer)
+	}
+	if t.isOver(h) {
+		return false, h.lose(LossExpired)
 	}
 	return false, a.begin(h, func() bool { return h.state == held })
 }

@@ -497,7 +497,7 @@ func (l *link) read(ctx context.Context, ps *redis.PubSub, down time.Time) error
 	for {
 		msg, err := ps.Receive(done)
 		if errors.Is(err, context.Canceled) && ctx.Err() == nil {
-			done = ctx
+			done = ctx //nolint:fatcontext // once: the context of the connection in place of one made from it
 			continue
 		}
 		var refusal redis.Error

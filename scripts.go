@@ -342,7 +342,7 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 	for attempt := 1; ; attempt++ {
 		if !e.until.IsZero() && (attempt > 1 || time.Until(e.until) < w.patience || !w.hasIdle()) {
 			var cancel context.CancelFunc
-			ctx, cancel = context.WithDeadline(ctx, e.until)
+			ctx, cancel = context.WithDeadline(ctx, e.until) //nolint:fatcontext // once: until is zero from then on
 			defer cancel()
 			e.until = time.Time{}
 		}

@@ -88,15 +88,15 @@ func (f *Faults) Dialer(base DialFunc) DialFunc {
 		if err := f.mayDial(ctx); err != nil {
 			return fail(err)
 		}
-		real, err := base(ctx, network, addr)
+		wire, err := base(ctx, network, addr)
 		if err != nil {
 			return nil, err
 		}
-		c := &conn{f: f, real: real}
+		c := &conn{f: f, real: wire}
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		if f.closed {
-			_ = real.Close()
+			_ = wire.Close()
 			return fail(net.ErrClosed)
 		}
 		f.conns[c] = struct{}{}

@@ -591,7 +591,7 @@ func TestFaultsStandUseFromManyGoroutinesAtOnce(t *testing.T) {
 		wg.Go(func() {
 			for ctx.Err() == nil {
 				rdb.Incr(ctx, "n")
-				rdb.Pipelined(ctx, func(p redis.Pipeliner) error { p.Get(ctx, "n"); p.Incr(ctx, "n"); return nil })
+				_, _ = rdb.Pipelined(ctx, func(p redis.Pipeliner) error { p.Get(ctx, "n"); p.Incr(ctx, "n"); return nil })
 			}
 		})
 	}

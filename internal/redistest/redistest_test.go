@@ -102,7 +102,9 @@ func TestAServerAnswersAtItsAddressUntilTheTestEnds(t *testing.T) {
 }
 
 func TestTheSharedServerIsTheSameForAll(t *testing.T) {
-	require.Equal(t, redistest.Shared(t).Pid(), redistest.Shared(t).Pid())
+	first := redistest.Shared(t)
+	again := redistest.Shared(t)
+	require.Equal(t, first.Pid(), again.Pid())
 }
 
 func TestAPausedServerIsSilentAndExecutesLaterWhatItWasSent(t *testing.T) {

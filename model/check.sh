@@ -1,0 +1,109 @@
+#!/bin/sh
+# Checks the model: the cases of the named kinds, or the shortest story of one broken rule.
+#
+#   sh check.sh hold ends fail limit     exit 1 if any case is not as the file "cases" says
+#   sh check.sh story <rule>             what happens without that rule, step by step
+#
+# Needs spin and a C compiler. Everything it makes is in .build, one directory a case.
+set -u
+cd "$(dirname "$0")" || exit 1
+model=$PWD/relock.pml
+build=$PWD/.build
+: "${CC:=cc}" "${MEMORY:=2000}" "${DEPTH:=20000}"
+
+# generate <name> <flags for spin>: the verifier's source, in its own directory.
+generate() {
+	rm -rf "$build/$1" && mkdir -p "$build/$1" && cd "$build/$1" || exit 1
+	shift
+	spin -a "$@" "$model" >spin.log 2>&1 || { cat spin.log; exit 1; }
+}
+
+# compile <flags for the compiler>
+compile() {
+	$CC -w -DNOFAIR -DCOLLAPSE -DMEMLIM="$MEMORY" "$@" -o pan pan.c >cc.log 2>&1 || { cat cc.log; exit 1; }
+}
+
+figure() { sed -n "s/^ *\([0-9.]*\) *$1.*/\1/p" pan.log | head -1; }
+broken() { sed -n 's/^pan:[0-9]*: \(.*\) (at depth.*/\1/p' pan.log | head -1; }
+
+# exhaustive: all of the state space was seen, and nothing was wrong in it.
+exhaustive() {
+	grep -q 'errors: 0$' pan.log && grep -q '^Full statespace search' pan.log &&
+		! grep -Eq 'max search depth too small|Search not completed|out of memory|Bit statespace|aborting' pan.log
+}
+
+# verdict <ok or not> <name> <what was seen>
+verdict() {
+	[ "$1" = ok ] || failures=$((failures + 1))
+	printf '%-5s %-28s %-40s %10s states %4ss\n' "$1" "$2" "$3" "$(figure 'states, stored')" "$(($(date +%s) - began))"
+}
+
+must_hold() {
+	kind=$1 name=$2; shift 2
+	began=$(date +%s)
+	generate "$name" "$@"
+	if [ "$kind" = ends ]; then
+		compile -O1 -DNP; ./pan -m"$DEPTH" -w24 -l >pan.log 2>&1
+	else
+		compile -O1 -DSAFETY; ./pan -m"$DEPTH" -w24 >pan.log 2>&1
+	fi
+	if exhaustive; then
+		verdict ok "$name" "holds"
+	else
+		verdict WRONG "$name" "$(broken)"; tail -30 pan.log
+	fi
+}
+
+must_fail() {
+	rule=$1 promise=$2; shift 2
+	began=$(date +%s)
+	generate "$rule" -DBREAK_"$rule" -DONLY=ID_"$promise" "$@"
+	compile -O0 -DSAFETY; ./pan -m"$DEPTH" -w20 -E >pan.log 2>&1
+	if [ "$(broken)" = "assertion violated $promise" ]; then
+		verdict ok "$rule" "breaks $promise"
+	else
+		verdict WRONG "$rule" "does not break $promise: $(broken)"
+	fi
+}
+
+# tell <flags>: the run that the verifier found.
+tell() {
+	[ "$(broken)" = "assertion violated $promise" ] || return 1
+	spin -T -k relock.pml.trail "$@" "$model" 2>&1 | sed -n 's/^ *\(client\|server\|late\|--\)/\1/p'
+	echo "broken: $promise"
+}
+
+# story <rule> <promise> <flags>: breadth first, so that the story is a shortest one;
+# depth first where that takes too much memory.
+story() {
+	rule=$1 promise=$2; shift 2
+	set -- -DBREAK_"$rule" -DONLY=ID_"$promise" "$@"
+	generate "$rule" -Dhidden= "$@"         # breadth first knows no hidden variables
+	compile -O1 -DSAFETY -DBFS; ./pan -E >pan.log 2>&1
+	tell -Dhidden= "$@" && return
+	echo "(not the shortest: no memory for that)"
+	generate "$rule" "$@"
+	compile -O1 -DSAFETY; ./pan -m"$DEPTH" -E >pan.log 2>&1
+	tell "$@" || { tail -30 pan.log; exit 1; }
+}
+
+failures=0
+if [ "${1-}" = story ]; then
+	rule=${2:-none}
+	set -- $(sed -n "s/^\(fail\|limit\) *$rule  *//p" cases | head -1)
+	[ $# -gt 0 ] || { echo "no rule '$rule' in the file cases" >&2; exit 1; }
+	story "$rule" "$@"
+	exit
+fi
+[ $# -gt 0 ] || { sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 1; }
+for wanted; do
+	while read -r kind name rest; do
+		[ "$kind" = "$wanted" ] || continue
+		case $kind in
+		fail | limit) must_fail "$name" $rest ;;
+		*) must_hold "$kind" "$name" $rest ;;
+		esac
+		cd "$build/.." || exit 1
+	done <cases
+done
+[ "$failures" = 0 ] || { echo "$failures cases are not as they must be"; exit 1; }

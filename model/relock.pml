@@ -1,0 +1,1043 @@
+/*
+ * relock: a model of the lock protocol in Promela, for spin.
+ *
+ * One lock, one Redis server, a few clients. Each script of the server is one
+ * indivisible step, as in Redis. Everything between two steps may take any
+ * time: a command on its way, a reply, a grant message, a client that is paused.
+ *
+ * Read it from top to bottom: sizes, what is checked, what the server keeps,
+ * what a client keeps, the scripts, the wires, the clock, the client, the judge.
+ * README.md says how each promise is expressed and what the model leaves out.
+ *
+ * -DBREAK_... takes one rule away; then the model must fail (see the README).
+ */
+
+/* ------------------------------------------------------------------ sizes */
+
+#ifndef CLIENTS
+#define CLIENTS 2
+#endif
+#ifndef ROUNDS                  /* stays in the lock that each client makes; 1 or 2 */
+#define ROUNDS 1
+#endif
+#ifdef FIRST_RETURNS            /* only client 0 makes all its rounds, the others one */
+#define ROUNDS_OF(i) ((i) == 0 -> ROUNDS : 1)
+#else
+#define ROUNDS_OF(i) ROUNDS
+#endif
+#ifndef TTL                     /* lease, in ticks */
+#define TTL 2
+#endif
+#ifndef MARGIN                  /* what the client takes off for clocks that drift */
+#define MARGIN 0
+#endif
+
+/* How much may go wrong, or be done, in one run. All of it may happen anywhere. */
+#ifndef FAULTS                  /* commands or replies lost, given up, run late or twice */
+#define FAULTS 0
+#endif
+#ifndef CUTS                    /* pub/sub connections broken */
+#define CUTS 0
+#endif
+#ifndef CRASHES                 /* client processes that die */
+#define CRASHES 0
+#endif
+#ifndef CANCELS                 /* waits given up by the caller */
+#define CANCELS 0
+#endif
+#ifndef RECHECKS                /* recheck timers that fire early (they may: any time up to a TTL) */
+#define RECHECKS 0
+#endif
+#ifndef NESTS                   /* nested entries */
+#define NESTS 0
+#endif
+#ifndef RENEWALS                /* renewals */
+#define RENEWALS 0
+#endif
+#ifndef PAUSES                  /* times that a client sleeps past a lease that it holds */
+#define PAUSES 0
+#endif
+#ifndef STEPS                   /* steps back of the server's clock */
+#define STEPS 0
+#endif
+#ifndef SLOW                    /* ticks that the clock of one client misses */
+#define SLOW 0
+#endif
+
+#ifndef UNREAD                  /* grants that can be on their way to one client; more would stop the run with an error */
+#define UNREAD 3
+#endif
+
+#define HOLDS        (CLIENTS * ROUNDS)
+#define NONE         0
+#ifdef BREAK_NO_MARGIN
+#define LEASE        TTL
+#else
+#define LEASE        (TTL - MARGIN)     /* what a client counts on, from before it sent */
+#endif
+#define NEST_TTL     (TTL - 1)          /* a nested entry may ask for a shorter lease */
+
+/* A hold field is used for one stay and never again; hold numbers say whose it is. */
+#ifdef BREAK_HOLD_REUSED
+#define HOLD_FIELD(i, round)  ((i) + 1)
+#define CLIENT_OF(h)          ((h) - 1)
+#else
+#define HOLD_FIELD(i, round)  ((i) * ROUNDS + (round))
+#define CLIENT_OF(h)          (((h) - 1) / ROUNDS)
+#endif
+
+/* ------------------------------------------------------- what is checked */
+
+/*
+ * Each promise is an assertion with its own name, so that spin names the one
+ * that broke. -DONLY=ID_<promise> leaves that one: so it is seen that a broken
+ * rule breaks the very promise that it is there for.
+ */
+#define ID_mutual_exclusion     1       /* never two believers */
+#define ID_lease_covers_belief  2       /* a believer is the owner on the server */
+#define ID_no_lost_wakeup       3       /* nobody sleeps for ever */
+#define ID_fifo                 4       /* first come, first served */
+#define ID_no_hold_left         5       /* the lock ends free, its queue empty */
+#define ID_token_grows          6       /* larger for every stay, the same through a stay */
+#define ID_stale_is_harmless    7       /* a late command touches no newer stay, and only a first entry makes one */
+#define ID_count_is_true        8       /* the count on the server is what the holder did */
+#define ID_no_orphan            9       /* NOT promised, see the README: every hold has a client that wants it */
+
+hidden byte mutual_exclusion, lease_covers_belief, no_lost_wakeup, fifo, no_hold_left;
+hidden byte token_grows, stale_is_harmless, count_is_true, no_orphan;
+
+#ifndef ONLY
+#define ONLY 0
+#endif
+#define LOOKED_AT(id)           (ONLY == id || ONLY == 0 && id != ID_no_orphan)
+#define MUST(promise, holds)    promise = (!LOOKED_AT(ID_##promise) || (holds)); assert(promise)
+
+/* -------------------------------------------------------------- messages */
+
+mtype = { ACQUIRE, RELEASE, RENEW };                    /* commands */
+mtype = { IDLE, SENT, ANSWERED, FAILED };               /* a client's command connection */
+mtype = { OK, BUSY, QUEUED, NOT_YOURS, STALE };         /* replies */
+mtype = { OUT, ASKING, WAITING, INSIDE, LEAVING, FINISHED, GONE };      /* a client */
+
+typedef Command {
+	mtype op;
+	byte hold;      /* the hold field */
+	byte stay;      /* ghost: the stay it was sent for (tells late from current if fields are reused) */
+	byte target;    /* the count to set */
+	byte step;      /* grows with each operation of the hold */
+	bool wait;      /* join the queue if busy */
+	byte arrival;   /* first arrival, if known: keeps the place */
+	byte ttl;
+	bool watched    /* given up, but its end will be seen: then abandon once more */
+}
+
+typedef Reply {
+	mtype what;
+	byte token;     /* OK: of the hold; QUEUED: the last one given, to anybody */
+	byte arrival
+}
+
+/* ---------------------------------------------------- what the server has */
+
+byte owner = NONE;              /* the hold field in the lock's hash */
+byte count;                     /* its value */
+byte recorded;                  /* the step of the last operation that was let through */
+byte lease;                     /* ticks until the hash expires */
+byte token;                     /* the last fencing token */
+byte queue[HOLDS + 1];          /* arrival of each waiter; 0: not queued */
+byte arrivals;                  /* the server's TIME, as far as the queue needs it */
+bool listens[CLIENTS];          /* counted as a receiver of PUBLISH */
+
+/* Grants on their way to a client: hold, token. */
+chan grants[CLIENTS] = [UNREAD] of { byte, byte };
+
+/* ---------------------------------------------------- what a client keeps */
+
+mtype phase[CLIENTS] = OUT;
+byte hold[CLIENTS];             /* field of the stay under way */
+byte stay[CLIENTS];             /* ghost: number of the stay under way */
+byte step[CLIENTS];
+byte frames[CLIENTS];           /* the count that it believes */
+byte seen[CLIENTS];             /* inside: the token; waiting: the last token given when it was told to wait */
+byte arrival[CLIENTS];          /* first arrival, as the server told */
+/*
+ * Ticks left on its own clock. Inside: until the hold is to be taken as lost.
+ * Waiting: until that would be so if the grant had come just after the client
+ * was last told "no"; the recheck timer fires at its end.
+ */
+byte deadline[CLIENTS];
+byte since_sent[CLIENTS];       /* the same for the command under way: LEASE less what passed since before it was sent */
+bool abandons[HOLDS + 1];       /* holds that it gives up in the background */
+
+mtype wire[CLIENTS] = IDLE;     /* its command connection ... */
+Command cmd[CLIENTS];           /* ... the command on it ... */
+Reply answer[CLIENTS];          /* ... and the reply */
+Command late[CLIENTS];          /* a command that was given up and may still run */
+
+bool wants[CLIENTS];            /* it needs the subscription */
+bool link[CLIENTS];             /* bytes get through on the pub/sub connection */
+bool subscribed[CLIENTS];       /* the client takes itself for subscribed */
+bool recheck[CLIENTS];          /* (re)subscribed: ask again */
+
+/* What may still happen. */
+byte faults = FAULTS, cuts = CUTS, crashes = CRASHES, cancels = CANCELS;
+byte rechecks = RECHECKS, nests = NESTS, renewals = RENEWALS, pauses = PAUSES, slow = SLOW, steps = STEPS;
+
+/* Ghosts: who joined when, and who has been queued and connected ever since. */
+byte rank[HOLDS + 1];
+bool steady[HOLDS + 1];
+byte ranks;
+#ifdef BREAK_TOKEN_IN_HASH
+byte largest;
+#define LARGEST largest
+#else
+#define LARGEST (token - 1)
+#endif
+#ifdef BREAK_HOLD_REUSED
+byte owner_stay;
+#define OWNER_STAY owner_stay
+#else
+#define OWNER_STAY owner
+#endif
+
+/* Scratch, no part of the state. */
+hidden byte j, k, head, was;
+hidden mtype r_what;
+hidden byte r_token, r_arrival;
+
+/*
+ * What "believes" means: it is inside and its own clock, looked at now, is
+ * before its deadline. A client acts only after such a look; so a client that
+ * slept past its lease is no believer when it wakes.
+ */
+#define BELIEVES(i) (phase[i] == INSIDE && deadline[i] > 0)
+#define WAITS(i)    (phase[i] == ASKING || phase[i] == WAITING)
+#define LIVE(i)     (phase[i] != GONE)
+
+/* ------------------------------------------------------------ the scripts */
+
+/* head: the first waiter in the queue. */
+inline first_waiter() {
+	head = NONE; k = 1;
+	do
+	:: k > HOLDS -> break
+	:: else ->
+		if
+		:: queue[k] > 0 && (head == NONE || queue[k] < queue[head]) -> head = k
+		:: else
+		fi;
+		k++
+	od
+}
+
+inline leave_queue(h_) {
+	queue[h_] = 0; steady[h_] = false
+}
+
+inline all_believers_own() {
+	k = 0;
+	do
+	:: k == CLIENTS -> break
+	:: else -> MUST(lease_covers_belief, !BELIEVES(k) || hold[k] == owner); k++
+	od
+}
+
+/* The lock has no hold any more: deleted, or its lease ran out. */
+inline free_lock() {
+	owner = NONE; count = 0; recorded = 0; lease = 0;
+#ifdef BREAK_HOLD_REUSED
+	owner_stay = 0;
+#endif
+#ifdef BREAK_TOKEN_IN_HASH
+	token = 0;
+#endif
+	all_believers_own()
+}
+
+/* A new stay: hold, lease and token are written. */
+inline own(h_, step_, ttl_) {
+	k = 1;
+	do
+	:: k > HOLDS -> break
+	:: else ->
+		MUST(fifo, k == h_ || !steady[k] || (rank[h_] > 0 && rank[h_] < rank[k]));
+		k++
+	od;
+	owner = h_; count = 1; recorded = step_; lease = ttl_;
+	token++;
+	assert(token < 100);    /* the model's numbers do not wrap */
+	MUST(token_grows, token > LARGEST);
+	MUST(no_orphan, hold[CLIENT_OF(h_)] == h_);
+#ifdef BREAK_TOKEN_IN_HASH
+	largest = token;
+#endif
+#ifdef BREAK_HOLD_REUSED
+	owner_stay = stay[CLIENT_OF(h_)];
+#endif
+	leave_queue(h_);
+	all_believers_own();
+	printf("server: hold %d owns the lock, token %d\n", h_, token)
+}
+
+/* Takes the head out of the queue and gives it the free lock, if its client listens. */
+inline grant_to_head() {
+	leave_queue(head);
+#ifdef BREAK_RECEIVERS_UNCHECKED
+	if
+	:: true ->
+#else
+	if
+	:: listens[CLIENT_OF(head)] ->          /* PUBLISH returned 1 */
+#endif
+		own(head, 0, TTL);
+		if
+		:: link[CLIENT_OF(head)] -> grants[CLIENT_OF(head)]!head, token
+		:: else                         /* nobody reads what was counted as received */
+		fi
+	:: else -> printf("server: hold %d has no listener, passed over\n", head)
+	fi
+}
+
+/* The prelude that release and abandon share: to the first who listens, or to nobody. */
+inline hand_over() {
+	free_lock();
+#ifndef BREAK_RELEASE_WITHOUT_GRANT
+	do
+	:: owner != NONE -> break
+	:: else ->
+		first_waiter();
+		if
+		:: head == NONE -> break
+		:: else -> grant_to_head()
+		fi
+	od
+#endif
+}
+
+/* The server's TIME, but never before the last in the queue: the clock may step back. */
+inline next_arrival() {
+	arrivals++;
+#ifndef BREAK_ARRIVAL_IS_BARE_TIME
+	k = 1;
+	do
+	:: k > HOLDS -> break
+	:: else -> arrivals = (queue[k] >= arrivals -> queue[k] + 1 : arrivals); k++
+	od
+#endif
+}
+
+/* Stays in, or joins, the queue. A client that brings its first arrival gets its place back. */
+inline join(c) {
+	if
+#ifdef BREAK_RECHECK_LOSES_PLACE
+	:: true ->
+#else
+	:: queue[c.hold] == 0 ->
+#endif
+		if
+#if !defined(BREAK_RECHECK_LOSES_PLACE) && !defined(BREAK_REJOINS_AT_THE_END)
+		:: c.arrival > 0 -> queue[c.hold] = c.arrival
+#endif
+		:: else -> next_arrival(); queue[c.hold] = arrivals
+		fi;
+		if
+		:: rank[c.hold] == 0 || c.arrival == 0 && !steady[c.hold] -> ranks++; rank[c.hold] = ranks
+		:: else
+		fi
+	:: else
+	fi;
+	j = CLIENT_OF(c.hold);
+	steady[c.hold] = link[j] && WAITS(j) && hold[j] == c.hold;
+	r_what = QUEUED; r_arrival = queue[c.hold];
+	printf("server: hold %d queued, arrival %d\n", c.hold, queue[c.hold])
+}
+
+inline lengthen(ttl_) {
+#ifdef BREAK_ENTRY_SHORTENS_LEASE
+	lease = ttl_
+#else
+	lease = (ttl_ > lease -> ttl_ : lease)
+#endif
+}
+
+#ifdef BREAK_NO_STEP
+#define STALE_STEP(c) false
+#else
+#define STALE_STEP(c) (c.step < recorded)
+#endif
+
+inline acquire(c) {
+	if
+	:: owner == c.hold ->                   /* ours: set the count */
+		if
+		:: STALE_STEP(c) -> r_what = STALE
+		:: else ->
+			MUST(stale_is_harmless, c.stay == OWNER_STAY);
+#ifdef BREAK_COUNTS_BY_INCR
+			count++;
+#else
+			count = c.target;
+#endif
+			recorded = c.step; lengthen(c.ttl); r_what = OK
+		fi
+#ifdef BREAK_NESTED_ENTERS_FREE
+	:: owner != c.hold && c.target > 1 && owner != NONE -> r_what = NOT_YOURS
+#else
+	:: owner != c.hold && c.target > 1 -> r_what = NOT_YOURS        /* an outer entry was broken: touch nothing */
+#endif
+	:: else ->
+#ifdef BREAK_NEWCOMER_OVERTAKES
+		if
+		:: owner == NONE -> own(c.hold, c.step, c.ttl); r_what = OK
+		:: else
+		fi;
+#endif
+		do
+		:: owner != NONE -> break
+		:: else ->                      /* free: those who queue were first */
+			first_waiter();
+			if
+			:: head == NONE || head == c.hold ->
+				own(c.hold, c.step, c.ttl); r_what = OK
+			:: else -> grant_to_head()
+			fi
+		od;
+		if
+		:: owner == c.hold              /* just now */
+		:: owner != c.hold && c.wait -> join(c)
+		:: else -> r_what = BUSY
+		fi
+	fi;
+	r_token = token
+}
+
+inline release(c) {
+#ifdef BREAK_RELEASE_UNCHECKED
+	if
+	:: owner != NONE ->
+#else
+	if
+	:: owner == c.hold && STALE_STEP(c) -> r_what = STALE
+	:: owner == c.hold && !STALE_STEP(c) ->
+#endif
+		MUST(stale_is_harmless, c.stay == OWNER_STAY);
+		r_what = OK;
+#ifdef BREAK_COUNTS_BY_INCR
+		if
+		:: count > 1 -> count--
+		:: else -> hand_over()
+		fi
+#else
+		if
+		:: c.target > 0 -> count = c.target; recorded = c.step; lengthen(c.ttl)
+		:: else -> hand_over()
+		fi
+#endif
+	:: else -> r_what = NOT_YOURS
+	fi;
+	r_token = token
+}
+
+inline renew(c) {
+	if
+	:: owner == c.hold ->
+		MUST(stale_is_harmless, c.stay == OWNER_STAY);
+		lengthen(c.ttl); r_what = OK
+#ifdef BREAK_RENEW_RECREATES
+	:: owner == NONE -> owner = c.hold; count = 1; lease = c.ttl; r_what = OK
+#endif
+	:: else -> r_what = NOT_YOURS
+	fi;
+	r_token = token
+}
+
+/* A waiter that gave up: out of the queue, and if the grant had come, on to the next. */
+inline abandon(h_) {
+	leave_queue(h_);
+#ifndef BREAK_ABANDON_KEEPS_GRANT
+	if
+	:: owner == h_ -> hand_over()
+	:: else
+	fi
+#endif
+}
+
+/* Runs one command. Whatever ran, late or not: the count of a holder at rest is what it did. */
+inline execute(c) {
+	r_what = OK; r_token = 0; r_arrival = 0;
+	was = owner;
+	if
+	:: c.op == ACQUIRE -> acquire(c)
+	:: c.op == RELEASE -> release(c)
+	:: c.op == RENEW -> renew(c)
+	fi;
+	printf("server: %e hold %d target %d step %d -> %e\n", c.op, c.hold, c.target, c.step, r_what);
+	/* only a first entry makes a hold */
+	MUST(stale_is_harmless, (c.op == ACQUIRE && c.target == 1) || owner != c.hold || was == c.hold);
+	k = 0;
+	do
+	:: k == CLIENTS -> break
+	:: else ->
+		MUST(count_is_true, !(BELIEVES(k) && wire[k] == IDLE && owner == hold[k]) || count == frames[k]);
+		k++
+	od
+}
+
+inline forget(c) {
+	c.op = 0; c.hold = 0; c.stay = 0; c.target = 0; c.step = 0; c.wait = false;
+	c.arrival = 0; c.ttl = 0; c.watched = false
+}
+
+/* What was sent is given up; it stays on its way. */
+inline make_late(me) {
+	late[me].op = cmd[me].op; late[me].hold = cmd[me].hold; late[me].stay = cmd[me].stay;
+	late[me].target = cmd[me].target; late[me].step = cmd[me].step; late[me].wait = cmd[me].wait;
+	late[me].arrival = cmd[me].arrival; late[me].ttl = cmd[me].ttl
+}
+
+/* -------------------------------------------------------------- the wires */
+
+/* Sent again until it is confirmed, so a lost command is only a later one. */
+inline give_up_in_background(h_) {
+	atomic { abandons[h_] ->
+		d_step {
+			printf("server: ABANDON hold %d\n", h_);
+			abandon(h_)
+		};
+		if
+		:: abandons[h_] = false
+		:: faults > 0 -> faults--
+		fi
+	}
+}
+
+/* Commands of one client: run, lost before, run with the reply lost, or left behind. */
+proctype Commands(byte me) {
+end:	do
+	:: atomic {
+		wire[me] == SENT ->
+		d_step {
+			execute(cmd[me]);
+			answer[me].what = r_what; answer[me].token = r_token; answer[me].arrival = r_arrival;
+		};
+		if
+		:: LIVE(me) -> wire[me] = ANSWERED
+		:: LIVE(me) && faults > 0 ->
+			faults--; wire[me] = FAILED;
+			answer[me].what = 0; answer[me].token = 0; answer[me].arrival = 0;
+			printf("client %d: the reply is lost\n", me)
+		:: !LIVE(me) ->
+			wire[me] = IDLE; forget(cmd[me]);
+			answer[me].what = 0; answer[me].token = 0; answer[me].arrival = 0
+		fi
+	}
+	:: atomic { wire[me] == SENT && LIVE(me) && faults > 0 ->
+		faults--; wire[me] = FAILED;
+		printf("client %d: the command is lost\n", me) }
+	:: atomic { wire[me] == SENT && !LIVE(me) ->
+		wire[me] = IDLE; forget(cmd[me]) }
+#ifndef UNTIMED
+	:: atomic { wire[me] == SENT && LIVE(me) && faults > 0 && late[me].op == 0 ->
+		faults--; make_late(me); wire[me] = FAILED;
+		printf("client %d: no reply in time, the command is still on its way\n", me) }
+#endif
+	:: d_step { late[me].op != 0 ->
+		printf("late:\n");
+		execute(late[me]);
+		if
+#ifndef BREAK_ABANDON_ONCE
+		:: late[me].watched && LIVE(me) -> abandons[late[me].hold] = true
+#endif
+		:: else
+		fi;
+		forget(late[me]) }
+	:: give_up_in_background(HOLD_FIELD(me, 1))
+#if ROUNDS > 1 && !defined(BREAK_HOLD_REUSED)
+	:: give_up_in_background(HOLD_FIELD(me, 2))
+#endif
+	od
+}
+
+inline drop_messages(me) {
+	do
+	:: len(grants[me]) > 0 -> grants[me]?_, _
+	:: else -> break
+	od
+}
+
+/* The pub/sub connection of one client, and the hub that reads it. */
+proctype Pubsub(byte me) {
+	byte h;
+end:	do
+	:: d_step { wants[me] && !subscribed[me] ->
+		listens[me] = true; link[me] = true; subscribed[me] = true;
+#if !defined(BREAK_NO_RECHECK_ON_RECONNECT) && !defined(BREAK_JOIN_BEFORE_SUBSCRIBED)
+		recheck[me] = true;
+#endif
+		printf("client %d: subscribed\n", me) }
+	/* Broken. Whether the server or the client notices first is open. */
+	:: atomic { cuts > 0 && link[me] && LIVE(me) ->
+		cuts--; link[me] = false;
+		if
+		:: len(grants[me]) > 0 -> drop_messages(me)
+		:: true         /* what had come is read later */
+		fi;
+		steady[hold[me]] = false;
+		printf("client %d: pub/sub connection cut\n", me) }
+	:: d_step { listens[me] && !link[me] -> listens[me] = false }
+	:: d_step { subscribed[me] && !link[me] -> subscribed[me] = false }
+#ifdef UNSUBSCRIBES
+	/* Nobody of this client waits: it may unsubscribe, or linger. */
+	:: d_step { subscribed[me] && link[me] && !WAITS(me) ->
+		wants[me] = false; link[me] = false; subscribed[me] = false; listens[me] = false;
+		recheck[me] = false; drop_messages(me);
+		printf("client %d: unsubscribed\n", me) }
+#endif
+	/* A grant that the waiter at hand is not waiting for. */
+	:: d_step { nempty(grants[me]) && !(grants[me]?[eval(hold[me]), _] && WAITS(me)) ->
+		grants[me]?h, _;
+		if
+#ifndef BREAK_OWN_GRANT_ABANDONED
+		:: h == hold[me]                /* inside already: a recheck was quicker */
+#endif
+		:: else -> abandons[h] = true
+		fi;
+		h = 0 }
+	od
+}
+
+/* -------------------------------------------------------------- the clock */
+
+/*
+ * A lease that a live client could still use runs out only while there are
+ * PAUSES left: the client slept past it. All other leases run out freely: of
+ * the dead, of stays that are over, of a client that sleeps with a recheck timer
+ * still to fire, and of one that is inside and not yet at its own deadline
+ * (with all rules kept there is no such lease; that is what is to be shown).
+ */
+#define HOLDER        CLIENT_OF(owner)
+#define HELD_BY_LIVE  (owner != NONE && hold[HOLDER] == owner && LIVE(HOLDER) && phase[HOLDER] != LEAVING && \
+		       !(phase[HOLDER] == WAITING && deadline[HOLDER] > 0) && \
+		       !(phase[HOLDER] == INSIDE && deadline[HOLDER] > 1))
+
+#ifndef UNTIMED
+/* One tick; the clock of the laggard, if there is one, misses it. */
+inline tick(laggard) {
+	d_step {
+		k = 0; was = HELD_BY_LIVE;
+		do
+		:: k == CLIENTS -> break
+		:: else ->
+			if
+			:: k != laggard && deadline[k] > 0 -> deadline[k] = deadline[k] - 1
+			:: else
+			fi;
+			if
+			:: k != laggard && since_sent[k] > 0 -> since_sent[k] = since_sent[k] - 1
+			:: else
+			fi;
+			k++
+		od;
+		printf("-- tick --\n");
+		if
+		:: lease > 1 -> lease--
+		:: lease == 1 ->
+			if
+			:: was -> pauses--
+			:: else
+			fi;
+			printf("server: the lease of hold %d ran out\n", owner);
+			free_lock()
+		:: else
+		fi
+	}
+}
+
+#if CLIENTS > 2
+#define A_CLIENT_COUNTS (deadline[0] + since_sent[0] + deadline[1] + since_sent[1] + deadline[2] + since_sent[2] > 0)
+#else
+#define A_CLIENT_COUNTS (deadline[0] + since_sent[0] + deadline[1] + since_sent[1] > 0)
+#endif
+#define TIME_MAY_PASS   (lease == 0 && A_CLIENT_COUNTS || lease > 1 || \
+			 lease == 1 && (!HELD_BY_LIVE || pauses > 0))
+
+proctype Clock() {
+	byte l;
+end:	do
+	:: atomic {
+		TIME_MAY_PASS ->
+		l = CLIENTS;
+#if SLOW > 0
+		if
+		:: skip
+		:: slow > 0 -> slow--; l = 0
+		:: slow > 0 -> slow--; l = 1
+		fi;
+#endif
+		tick(l);
+		l = 0
+	}
+	od
+}
+#endif
+
+/* ---------------------------------------------------------------- crashes */
+
+inline die(i) {
+	d_step {
+		crashes--; printf("client %d: dies\n", i);
+		phase[i] = GONE; hold[i] = NONE; stay[i] = 0; step[i] = 0; frames[i] = 0; seen[i] = 0;
+		arrival[i] = 0; deadline[i] = 0; since_sent[i] = 0;
+		wants[i] = false; subscribed[i] = false; recheck[i] = false; link[i] = false;
+		drop_messages(i);
+		k = 1;
+		do
+		:: k > HOLDS -> break
+		:: CLIENT_OF(k) == i && k <= HOLDS -> abandons[k] = false; steady[k] = false; k++
+		:: else -> k++
+		od;
+		answer[i].what = 0; answer[i].token = 0; answer[i].arrival = 0;
+		if
+		:: wire[i] != SENT -> wire[i] = IDLE; forget(cmd[i])
+		:: else         /* on its way */
+		fi
+#ifdef UNTIMED
+		; listens[i] = false
+#endif
+	}
+}
+
+#ifdef UNTIMED
+/* Without leases only a waiter may die, and its end is noticed by the server. */
+#define MAY_DIE(i) (crashes > 0 && phase[i] == WAITING && owner != hold[i])
+#else
+#define MAY_DIE(i) (crashes > 0 && phase[i] != GONE && phase[i] != FINISHED)
+#endif
+
+#if CRASHES > 0 || STEPS > 0 || defined(BREAK_QUEUE_EXPIRES)
+#ifdef BREAK_QUEUE_EXPIRES
+bool expired;
+#endif
+proctype Fate() {
+end:	do
+#if STEPS > 0
+	:: d_step { steps > 0 && arrivals > 0 -> steps--; arrivals = 0; printf("server: the clock steps back\n") }
+#endif
+#ifdef BREAK_QUEUE_EXPIRES
+	:: d_step { !expired && owner != NONE && arrivals > 0 ->
+		expired = true; first_waiter();
+		if
+		:: head != NONE -> leave_queue(head)
+		:: else
+		fi;
+		printf("server: the queue key expires\n") }
+#endif
+#if CRASHES > 0
+	:: atomic { MAY_DIE(0) -> die(0) }
+	:: atomic { MAY_DIE(1) -> die(1) }
+#if CLIENTS > 2
+	:: atomic { MAY_DIE(2) -> die(2) }
+#endif
+#endif
+	od
+}
+#endif
+
+/* ------------------------------------------------------------- the client */
+
+#define ANSWER(what_) (wire[me] == ANSWERED && answer[me].what == what_)
+
+inline send(op_, target_, wait_, ttl_) {
+	cmd[me].op = op_; cmd[me].hold = hold[me]; cmd[me].stay = stay[me]; cmd[me].target = target_;
+	cmd[me].step = step[me]; cmd[me].wait = wait_; cmd[me].arrival = arrival[me]; cmd[me].ttl = ttl_;
+	again()
+}
+
+/* The same command once more: what it sets is the same, so is its step. */
+inline again() {
+	since_sent[me] = LEASE;
+	wire[me] = SENT;
+	printf("client %d: %e hold %d target %d step %d\n", me, cmd[me].op, cmd[me].hold, cmd[me].target, cmd[me].step)
+}
+
+/* The reply has been read. */
+inline settle() {
+	wire[me] = IDLE; since_sent[me] = 0; forget(cmd[me]);
+	answer[me].what = 0; answer[me].token = 0; answer[me].arrival = 0
+}
+
+/* How long a reply that says "yours" is good for. */
+#ifdef BREAK_DEADLINE_FROM_REPLY
+#define GOOD_FOR LEASE
+#else
+#define GOOD_FOR since_sent[me]
+#endif
+
+/* In, or longer in: nobody else believes so, and the token is that of this very stay. */
+inline believe(left_) {
+	d_step {
+		phase[me] = INSIDE;
+		deadline[me] = left_;
+		k = 0;
+		do
+		:: k == CLIENTS -> break
+		:: else -> MUST(mutual_exclusion, k == me || !BELIEVES(k)); k++
+		od;
+		MUST(lease_covers_belief, hold[me] == owner);
+		MUST(token_grows, seen[me] == token)
+	}
+}
+
+inline enter(left_, token_) {
+	seen[me] = token_; frames[me] = 1; arrival[me] = 0; recheck[me] = false;
+	printf("client %d: inside with token %d, deadline in %d\n", me, token_, left_);
+	believe(left_)
+}
+
+/* A deadline that has passed is not revived by a reply that says "yours". */
+#ifdef BREAK_LOSS_FORGOTTEN
+#define STILL_MINE (deadline[me] > 0 || since_sent[me] > 0)
+#else
+#define STILL_MINE (deadline[me] > 0)
+#endif
+
+/* The end of a stay or of a wait: nothing of it is kept. */
+inline stay_ends() {
+	steady[hold[me]] = false;
+	phase[me] = OUT; hold[me] = NONE; stay[me] = 0; step[me] = 0; frames[me] = 0; seen[me] = 0;
+	arrival[me] = 0; deadline[me] = 0; since_sent[me] = 0; recheck[me] = false
+}
+
+/* The caller gave up: gone at once; what is left behind is abandoned in the background. */
+inline give_up() {
+	cancels--;
+	printf("client %d: gives up hold %d\n", me, hold[me]);
+	if
+	:: wire[me] == SENT -> make_late(me); late[me].watched = true
+	:: else
+	fi;
+	abandons[hold[me]] = true;
+	settle();
+	stay_ends()
+}
+
+/* A command under way can be left behind if the model has room to remember it. */
+#define CAN_GIVE_UP (cancels > 0 && (wire[me] != SENT || late[me].op == 0))
+
+proctype Client(byte me) {
+	byte round, t;
+	{
+	round = 0;
+begin:
+	if
+	:: atomic { round < ROUNDS_OF(me) ->
+		round++;
+		hold[me] = HOLD_FIELD(me, round); stay[me] = me * ROUNDS + round;
+		phase[me] = ASKING; step[me] = 1;
+		send(ACQUIRE, 1, false, TTL) };
+		goto asking
+	:: atomic { round == ROUNDS_OF(me) -> phase[me] = FINISHED };
+		goto over
+	fi;
+
+asking: /* An acquire is under way: the first attempt, to join, or to check again. */
+	if
+	:: atomic { ANSWER(OK) && GOOD_FOR > 0 ->
+		t = GOOD_FOR;
+		enter(t, answer[me].token);
+		t = 0;
+		settle() };
+		goto inside
+	:: atomic { ANSWER(OK) && GOOD_FOR == 0 ->      /* the lease may be over: ask again */
+		again() };
+		goto asking
+	:: atomic { ANSWER(BUSY) -> settle(); wants[me] = true };
+		goto subscribing
+	:: atomic { ANSWER(QUEUED) ->
+		deadline[me] = since_sent[me];
+		seen[me] = answer[me].token; arrival[me] = answer[me].arrival;
+		phase[me] = WAITING;
+		settle() };
+		goto waiting
+	:: atomic { wire[me] == FAILED -> again() };
+		goto asking
+	:: atomic { CAN_GIVE_UP -> give_up() };
+		goto begin
+#ifdef BREAK_ENTERS_PAST_RECHECK
+	:: atomic { wire[me] == SENT && late[me].op == 0 && grants[me]?[eval(hold[me]), _] && deadline[me] > 0 ->
+		grants[me]?_, t;
+		make_late(me); settle();
+		enter(deadline[me], t);
+		t = 0 };
+		goto inside
+#endif
+	fi;
+
+subscribing:
+	if
+#ifdef BREAK_JOIN_BEFORE_SUBSCRIBED
+	:: atomic { true ->
+#else
+	:: atomic { subscribed[me] ->           /* confirmed */
+#endif
+		recheck[me] = false;
+		step[me] = 2;
+		send(ACQUIRE, 1, true, TTL) };
+		goto asking
+	:: atomic { CAN_GIVE_UP -> give_up() };
+		goto begin
+	fi;
+
+waiting:
+	if
+	:: atomic { grants[me]?[eval(hold[me]), _] ->
+		grants[me]?_, t;
+		if
+#ifndef BREAK_OLD_GRANT_BELIEVED
+		:: t <= seen[me] -> t = 0; goto waiting         /* made before the server last said "wait" */
+#endif
+		:: else
+		fi;
+#ifdef BREAK_GRANT_DEADLINE_FROM_MESSAGE
+		deadline[me] = LEASE;
+#endif
+		if
+		:: deadline[me] > 0 -> enter(deadline[me], t); t = 0; goto inside
+		:: else -> t = 0; goto check_again              /* too little is left: confirm first */
+		fi }
+	:: atomic { recheck[me] -> goto check_again }
+#ifndef BREAK_NO_TIMER
+	:: atomic { deadline[me] == 0 -> goto check_again }
+#endif
+	:: atomic { rechecks > 0 -> rechecks--; goto check_again }
+	:: atomic { CAN_GIVE_UP -> give_up(); goto begin }
+	fi;
+
+check_again:
+	atomic {
+		recheck[me] = false;
+		phase[me] = ASKING;
+#ifndef BREAK_ENTERS_PAST_RECHECK
+		deadline[me] = 0;
+#endif
+		seen[me] = 0;
+		send(ACQUIRE, 1, true, TTL) };
+	goto asking;
+
+inside: /* At rest in the critical section. */
+	if
+	:: atomic { deadline[me] == 0 ->
+		printf("client %d: hold %d is lost\n", me, hold[me]);
+		stay_ends() };
+		goto begin
+	:: atomic { BELIEVES(me) && nests > 0 && frames[me] == 1 ->
+		nests--; step[me]++;
+		send(ACQUIRE, 2, false, NEST_TTL) };
+		goto working
+	:: atomic { BELIEVES(me) && frames[me] == 2 ->
+		step[me]++;
+		send(RELEASE, 1, false, NEST_TTL) };
+		goto working
+	:: atomic { BELIEVES(me) && renewals > 0 ->
+		renewals--;
+		send(RENEW, 0, false, TTL) };
+		goto working
+	:: atomic { BELIEVES(me) && frames[me] == 1 ->
+		phase[me] = LEAVING; deadline[me] = 0;
+		step[me]++;
+		send(RELEASE, 0, false, TTL) };
+		goto leaving
+	fi;
+
+working: /* Inside, with a renewal, a nested entry or its exit under way. */
+	if
+	:: atomic { ANSWER(OK) && STILL_MINE ->
+		if
+		:: cmd[me].op != RENEW -> frames[me] = cmd[me].target
+		:: else
+		fi;
+		if
+		:: cmd[me].op != RENEW -> MUST(count_is_true, owner != hold[me] || count == frames[me])
+		:: else
+		fi;
+		t = GOOD_FOR;
+		if
+		:: cmd[me].ttl < TTL -> t = (t > TTL - cmd[me].ttl -> t - (TTL - cmd[me].ttl) : 0)
+		:: else
+		fi;
+		t = (t > deadline[me] -> t : deadline[me]);
+		believe(t);
+		t = 0;
+		settle() };
+		goto inside
+	:: atomic { wire[me] == ANSWERED && (answer[me].what == NOT_YOURS || !STILL_MINE) ->
+		printf("client %d: hold %d is lost\n", me, hold[me]);
+		settle(); stay_ends() };
+		goto begin
+	:: atomic { wire[me] == FAILED && !STILL_MINE -> settle(); stay_ends() };
+		goto begin
+	:: atomic { wire[me] == FAILED && STILL_MINE -> again() };
+		goto working
+	:: atomic { wire[me] == FAILED && STILL_MINE && cmd[me].op == RENEW -> settle() };
+		goto inside
+	:: atomic { wire[me] == FAILED && STILL_MINE && cmd[me].op == ACQUIRE ->
+		/* the nested caller gave up, its entry may have run: set the count back */
+		settle(); step[me]++;
+#ifdef BREAK_NESTED_NOT_UNDONE
+		goto inside };
+#else
+		send(RELEASE, 1, false, NEST_TTL) };
+#endif
+		goto working
+	fi;
+
+leaving:
+	if
+	:: atomic { wire[me] == ANSWERED -> settle(); stay_ends() };
+		goto begin
+	:: atomic { wire[me] == FAILED -> again() };
+		goto leaving
+#ifndef UNTIMED
+	:: atomic { wire[me] == FAILED -> settle(); stay_ends() };      /* the lease will end it */
+		goto begin
+#endif
+	fi;
+over:	skip
+	} unless { phase[me] == GONE }
+}
+
+/* -------------------------------------------------------------- the judge */
+
+/* Nothing can happen any more, not even a tick. */
+proctype Judge() {
+	byte i;
+end:	atomic {
+	timeout ->
+	do
+	:: i == CLIENTS -> break
+	:: else -> MUST(no_lost_wakeup, phase[i] == FINISHED || phase[i] == GONE); i++
+	od;
+	MUST(no_hold_left, owner == NONE);
+#ifdef UNTIMED
+	/* Without leases: nor is anything left for a key's TTL to sweep. */
+	d_step { first_waiter(); MUST(no_hold_left, head == NONE) }
+#endif
+	}
+}
+
+init {
+	atomic {
+		run Client(0); run Commands(0); run Pubsub(0);
+		run Client(1); run Commands(1); run Pubsub(1);
+#if CLIENTS > 2
+		run Client(2); run Commands(2); run Pubsub(2);
+#endif
+#ifndef UNTIMED
+		run Clock();
+#endif
+#if CRASHES > 0 || STEPS > 0 || defined(BREAK_QUEUE_EXPIRES)
+		run Fate();
+#endif
+		run Judge()
+	}
+}

@@ -1,0 +1,236 @@
+//go:build topology
+
+package relock_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/redistest"
+)
+
+// authority signs certificates for one test.
+type authority struct {
+	t    *testing.T
+	dir  string
+	key  *ecdsa.PrivateKey
+	cert *x509.Certificate
+	pool *x509.CertPool
+}
+
+func newAuthority(t *testing.T) *authority {
+	t.Helper()
+	a := &authority{t: t, dir: t.TempDir(), pool: x509.NewCertPool()}
+	a.key, a.cert = a.sign("authority", nil)
+	a.pool.AddCert(a.cert)
+	return a
+}
+
+// sign makes a key and a certificate, for a server and client on this machine or, without parent, for the authority.
+func (a *authority) sign(name string, parent *x509.Certificate) (*ecdsa.PrivateKey, *x509.Certificate) {
+	a.t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(a.t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()),
+		Subject:      pkix.Name{CommonName: name},
+		NotBefore:    time.Now().Add(-time.Hour),
+		NotAfter:     time.Now().Add(24 * time.Hour),
+		KeyUsage:     x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	signer := a.key
+	if parent == nil {
+		parent, signer = template, key
+		template.IsCA, template.BasicConstraintsValid = true, true
+		template.KeyUsage |= x509.KeyUsageCertSign
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
+	require.NoError(a.t, err)
+	cert, err := x509.ParseCertificate(der)
+	require.NoError(a.t, err)
+	private, err := x509.MarshalECPrivateKey(key)
+	require.NoError(a.t, err)
+	for suffix, block := range map[string]*pem.Block{
+		".crt": {Type: "CERTIFICATE", Bytes: der}, ".key": {Type: "EC PRIVATE KEY", Bytes: private},
+	} {
+		require.NoError(a.t, os.WriteFile(a.file(name+suffix), pem.EncodeToMemory(block), 0o600))
+	}
+	return key, cert
+}
+
+func (a *authority) file(name string) string { return filepath.Join(a.dir, name) }
+
+// certificate is one that the authority has signed, for a client.
+func (a *authority) certificate(name string) tls.Certificate {
+	a.t.Helper()
+	a.sign(name, a.cert)
+	c, err := tls.LoadX509KeyPair(a.file(name+".crt"), a.file(name+".key"))
+	require.NoError(a.t, err)
+	return c
+}
+
+// safe is a server that speaks TLS to clients with a certificate, and knows a user that may do what locks need.
+type safe struct {
+	*arena
+	authority *authority
+	addr      string
+	client    tls.Certificate
+}
+
+func onTLS(t *testing.T) *safe {
+	t.Helper()
+	a := newAuthority(t)
+	a.sign("server", a.cert)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	port := l.Addr().(*net.TCPAddr).Port
+	require.NoError(t, l.Close())
+	args := []string{
+		"--tls-port", strconv.Itoa(port), "--tls-auth-clients", "yes",
+		"--tls-cert-file", a.file("server.crt"), "--tls-key-file", a.file("server.key"), "--tls-ca-cert-file", a.file("authority.crt"),
+	}
+	args = append(args, "--user", "app", "on", ">secret")
+	return &safe{
+		arena: onOwn(t, append(args, allow(aclCommands...)...)...), authority: a,
+		addr: fmt.Sprint("127.0.0.1:", port), client: a.certificate("client"),
+	}
+}
+
+func (w *safe) config() *tls.Config {
+	return &tls.Config{RootCAs: w.authority.pool, Certificates: []tls.Certificate{w.client}, MinVersion: tls.VersionTLS12}
+}
+
+// peer is a client of that user, with faults inside of the encryption.
+func (w *safe) peer(config *tls.Config, password string, options ...relock.Option) *peer {
+	w.t.Helper()
+	var p *peer
+	p = w.peerOn(func(o *redis.Options) {
+		o.Addr, o.Username, o.Password = w.addr, "app", password
+		o.ReadTimeout, o.WriteTimeout = onWire, onWire
+		dialer := &tls.Dialer{Config: config}
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			return p.faults.Dialer(dialer.DialContext)(ctx, network, addr)
+		}
+	}, options...)
+	return p
+}
+
+func TestOverTLSAUserWithTheFewestCommandsHasAllThatALockDoes(t *testing.T) {
+	w := onTLS(t)
+	ttl := relock.WithTTL(1500 * time.Millisecond)
+	p, q := w.peer(w.config(), "secret", ttl), w.peer(w.config(), "secret", ttl)
+	l, other := p.NewLock("a"), q.NewLock("a")
+
+	// Nested, refused, waited for, renewed, and handed over.
+	outer := w.enter(t.Context(), l, soon)
+	inner := w.enter(outer, l, soon)
+	w.requireCount("a", 2)
+	_, err := other.TryLock(t.Context())
+	require.ErrorIs(t, err, relock.ErrLocked)
+	waiter := w.start(t.Context(), other)
+	w.awaitWaiters("a", 1)
+	renewals := w.counter(p, luaRenew)
+	redistest.Eventually(t, soon, func() bool { return renewals() >= 4 }, "the lease is renewed")
+	require.NoError(t, inner.Err())
+	w.leave(inner, l, soon)
+	w.leave(outer, l, soon)
+	mine := waiter.in(soon)
+	require.Positive(t, other.Token(mine))
+	w.leave(mine, other, soon)
+
+	// Twenty on one lock.
+	c := &crowd{w: w.arena}
+	section := w.enter(t.Context(), l, soon)
+	c.enter(section, l)
+	for i := range 20 {
+		c.joins([]*peer{p, q}[i%2].NewLock("a"))
+	}
+	w.awaitWaiters("a", 20)
+	c.leave(section)
+	w.leave(section, l, soon)
+	c.through(soon, 21)
+
+	// The pub/sub connection is cut while the lock is freed.
+	section = w.enter(t.Context(), l, soon)
+	waiter = w.start(t.Context(), other)
+	w.awaitWaiters("a", 1)
+	q.faults.CutPubSub()
+	w.leave(section, l, soon)
+	w.leave(waiter.in(soon), other, soon)
+
+	// A reply is lost, on every script that matters most.
+	p.faults.Once(w.script(luaAcquire), redistest.DropReply(redistest.EOF))
+	section = w.enter(t.Context(), l, soon)
+	w.requireCount("a", 1)
+	p.faults.Once(w.script(luaRelease), redistest.DropReply(redistest.EOF))
+	w.leave(section, l, soon)
+
+	// A fixed lease, a look, and force.
+	fixed := p.NewLock("b", relock.WithFixedLease(10*time.Second))
+	section = w.enter(t.Context(), fixed, soon)
+	require.NoError(t, fixed.Extend(section, 20*time.Second))
+	require.Greater(t, fixed.Remaining(section), 15*time.Second)
+	state, err := q.NewLock("b").State(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 1, state.Count)
+	require.NoError(t, q.NewLock("b").ForceUnlock(t.Context()))
+	require.ErrorIs(t, fixed.Unlock(section), relock.ErrLockLost)
+
+	// Somebody gives up.
+	section = w.enter(t.Context(), l, soon)
+	ctx, cancel := context.WithCancel(t.Context())
+	waiter = w.start(ctx, other)
+	w.awaitWaiters("a", 1)
+	cancel()
+	require.ErrorIs(t, waiter.out(soon), context.Canceled)
+	w.awaitWaiters("a", 0)
+
+	// The server is gone, and comes back empty.
+	w.server.Restart()
+	require.Equal(t, relock.LossTaken, w.lost(section, soon).Reason)
+	require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
+	w.leave(w.enter(t.Context(), other, soon), other, soon)
+
+	// Outside of its names it may do nothing.
+	_, err = q.NewLock("a", relock.WithPrefix("elsewhere:")).TryLock(t.Context())
+	require.ErrorContains(t, err, "NOPERM")
+}
+
+func TestWhoIsNotLetInOverTLSIsToldWhy(t *testing.T) {
+	w := onTLS(t)
+	try := func(config *tls.Config, password string) error {
+		l := w.peer(config, password).NewLock("a")
+		return w.call(2*soon, func() error { _, err := l.State(t.Context()); return err })
+	}
+	require.NoError(t, try(w.config(), "secret"))
+	require.ErrorContains(t, try(w.config(), "guess"), "WRONGPASS")
+
+	stranger := w.config()
+	stranger.RootCAs = newAuthority(t).pool
+	require.ErrorContains(t, try(stranger, "secret"), "certificate signed by unknown authority")
+
+	nobody := w.config()
+	nobody.Certificates = nil
+	nobody.MaxVersion = tls.VersionTLS12 // with 1.3 the refusal comes when the connection is in use already, or not at all
+	require.ErrorContains(t, try(nobody, "secret"), "remote error: tls")
+}
