@@ -3,6 +3,7 @@
 #   redis-server, redis-sentinel, redis-cli   the tests start their own servers on free ports
 #   a C compiler (Linux only)                 go test -race links with it
 #   spin                                      checks the model in model/
+#   prometheus, promtool                      the alerts and the dashboard in examples/observability
 # Set RELOCK_NO_INSTALL=1 to be told what is missing instead.
 set -eu
 
@@ -19,13 +20,14 @@ missing() {
 		has "${compiler%% *}" || printf '%s ' "${compiler%% *}"
 	fi
 	[ ! -d model ] || has spin || printf 'spin '
+	[ ! -d examples/observability ] || { has promtool && has prometheus; } || printf 'prometheus '
 }
 
 give_up() {
 	{
 		echo "relock: missing: $(missing)"
 		echo "relock: $1"
-		echo "relock: install Redis 7.0 or newer (server, sentinel and cli) and spin and, on Linux, a C compiler; then run this again."
+		echo "relock: install Redis 7.0 or newer (server, sentinel and cli) and spin and Prometheus and, on Linux, a C compiler; then run this again."
 	} >&2
 	exit 1
 }
@@ -50,10 +52,12 @@ echo "deps: installing what is missing: $(missing)"
 want_redis=
 want_compiler=
 want_spin=
+want_prometheus=
 for program in $(missing); do
 	case $program in
 	redis-*) want_redis=1 ;;
 	spin) want_spin=1 ;;
+	prometheus) want_prometheus=1 ;;
 	*) want_compiler=1 ;;
 	esac
 done
@@ -64,12 +68,13 @@ if has apt-get; then
 		echo "deps: apt-get update failed; trying with the package lists that are there"
 	as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
 		${want_redis:+redis-server redis-sentinel redis-tools} ${want_compiler:+gcc libc6-dev} \
-		${want_spin:+spin} ||
+		${want_spin:+spin} ${want_prometheus:+prometheus} ||
 		give_up "apt-get could not install them"
 elif has brew; then
 	[ -z "$want_redis" ] || brew install redis || give_up "brew could not install redis"
 	[ -z "$want_compiler" ] || brew install gcc || give_up "brew could not install gcc"
 	[ -z "$want_spin" ] || brew install spin || give_up "brew could not install spin"
+	[ -z "$want_prometheus" ] || brew install prometheus || give_up "brew could not install prometheus"
 elif has dnf; then
 	# Newer Fedora has Valkey in place of Redis, with the old names in a package of their own.
 	if [ -n "$want_redis" ]; then
@@ -78,6 +83,7 @@ elif has dnf; then
 	fi
 	[ -z "$want_compiler" ] || as_root dnf install -y gcc glibc-devel || give_up "dnf could not install gcc"
 	[ -z "$want_spin" ] || as_root dnf install -y spin || give_up "dnf could not install spin"
+	[ -z "$want_prometheus" ] || as_root dnf install -y golang-github-prometheus || give_up "dnf could not install prometheus"
 else
 	give_up "found none of apt-get, brew and dnf to install them with"
 fi

@@ -1,0 +1,10 @@
+//go:build darwin || freebsd || netbsd || openbsd || dragonfly
+
+package main
+
+import "syscall"
+
+// inOwnGroup has the command begin a process group. Only Linux can tell it when relock is killed.
+func inOwnGroup() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setpgid: true}
+}

@@ -1,0 +1,54 @@
+//go:build !(linux || darwin || freebsd || netbsd || openbsd || dragonfly)
+
+package main
+
+import (
+	"errors"
+	"os"
+	"syscall"
+)
+
+// Without process groups and their signals nothing that run promises can be kept, so it is not there. All other
+// subcommands are.
+
+var forwarded []syscall.Signal
+
+func ends(syscall.Signal) bool { return true }
+
+type child struct {
+	pid    int
+	events chan childEvent
+}
+
+type childEvent struct {
+	stop  syscall.Signal
+	ended bool
+	code  int
+	by    syscall.Signal
+}
+
+func (childEvent) signalName() string { return "" }
+
+func startChild(string, []string, []string) (*child, error) {
+	return nil, errors.New("relock run needs a Unix system")
+}
+
+func (*child) signal(syscall.Signal) {}
+func (*child) groupLives() bool      { return false }
+
+type terminal struct{}
+
+func openTerminal() *terminal { return nil }
+
+func (*terminal) begin(*runner) {}
+func (*terminal) end(*runner)   {}
+
+func (*runner) forward(os.Signal)           {}
+func (*runner) childStopped(syscall.Signal) {}
+func (*runner) resume()                     {}
+func (*runner) wake()                       {}
+
+func stopSelf(<-chan os.Signal) {}
+
+// listenScreen has nothing to listen to; the next look finds the new size.
+func listenScreen(_, _, _ chan os.Signal) {}

@@ -1,0 +1,92 @@
+//go:build linux || darwin || freebsd || netbsd || openbsd || dragonfly
+
+package main
+
+import (
+	"errors"
+	"os"
+	"runtime"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// forwarded are the signals that the command gets when relock gets them.
+var forwarded = []syscall.Signal{
+	unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH,
+}
+
+// ends says whether a signal would end a program that does not care about it, as relock is while it waits.
+func ends(s syscall.Signal) bool { return s != unix.SIGWINCH && s != unix.SIGTSTP }
+
+// child is the command: a process, and its process group, which has the same number.
+type child struct {
+	pid    int
+	events chan childEvent
+}
+
+// childEvent says that the first process of the command was stopped, or has ended.
+type childEvent struct {
+	stop  syscall.Signal
+	ended bool
+	code  int // as a shell says it
+	by    syscall.Signal
+}
+
+func (e childEvent) signalName() string {
+	if e.by == 0 {
+		return ""
+	}
+	return unix.SignalName(e.by)
+}
+
+// startChild starts the command in a process group of its own, with our files and directory.
+func startChild(path string, command, env []string) (*child, error) {
+	c := &child{events: make(chan childEvent, 16)}
+	started := make(chan error, 1)
+	go c.tend(path, command, env, started)
+	return c, <-started
+}
+
+// tend starts the command and waits for it. It is the wait of the system itself, because that of package os does not tell
+// when a process is stopped.
+func (c *child) tend(path string, command, env []string, started chan<- error) {
+	// Linux sends the parent-death signal when the thread that forked ends, so this one stays for as long as we do.
+	runtime.LockOSThread()
+	p, err := os.StartProcess(path, command, &os.ProcAttr{Env: env, Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}, Sys: inOwnGroup()})
+	if err != nil {
+		started <- err
+		return
+	}
+	c.pid = p.Pid
+	_ = p.Release() // package os has no more to do with it
+	started <- nil
+	for {
+		var status unix.WaitStatus
+		_, err := unix.Wait4(c.pid, &status, unix.WUNTRACED, nil)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil: // somebody else has waited for it; there is nobody else
+			c.events <- childEvent{ended: true, code: codeInternal}
+			return
+		case status.Stopped():
+			c.events <- childEvent{stop: status.StopSignal()}
+		case status.Signaled():
+			c.events <- childEvent{ended: true, code: codeSignal + int(status.Signal()), by: status.Signal()}
+			return
+		case status.Exited():
+			c.events <- childEvent{ended: true, code: status.ExitStatus()}
+			return
+		}
+	}
+}
+
+// signal reaches every process of the command that has not left its group. That nobody is left is no failure.
+func (c *child) signal(s syscall.Signal) { _ = unix.Kill(-c.pid, s) }
+
+// groupLives says whether any process of the group is left, after the first has ended.
+func (c *child) groupLives() bool {
+	// Where we are the first process of a container, those whose parent has ended are ours to wait for.
+	_, _ = unix.Wait4(-c.pid, nil, unix.WNOHANG, nil)
+	return !errors.Is(unix.Kill(-c.pid, 0), unix.ESRCH)
+}

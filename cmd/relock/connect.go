@@ -1,0 +1,218 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"net"
+	"net/url"
+	"os"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+	"github.com/spf13/pflag"
+
+	"github.com/go-relock/relock"
+)
+
+// connection says where the locks are: flags, and secrets from the environment.
+type connection struct {
+	url      string
+	sentinel string
+	cluster  []string
+	prefix   string
+	timeout  time.Duration
+}
+
+const defaultURL = "redis://localhost:6379"
+
+// The environment is the place for secrets: flags are shown to everybody by ps.
+const (
+	envURL              = "REDIS_URL"
+	envSentinelUser     = "RELOCK_SENTINEL_USERNAME"
+	envSentinelPassword = "RELOCK_SENTINEL_PASSWORD"
+)
+
+func (c *connection) flags(f *pflag.FlagSet) {
+	// The defaults of the environment are not the flags' defaults: --help would print them.
+	f.StringVar(&c.url, "url", "", "`URL` of the server: redis://[user:password@]host[:port][/db], rediss:// for TLS,\n"+
+		"unix:// for a socket (default $"+envURL+", or "+defaultURL+")")
+	f.StringVar(&c.sentinel, "sentinel", "", "ask sentinels for the master, `NAME@HOST:PORT`,HOST:PORT,…;\n"+
+		"user, password, database and TLS come from the URL")
+	f.StringSliceVar(&c.cluster, "cluster", nil, "nodes of a Redis Cluster, `HOST:PORT`,…;\n"+
+		"user, password and TLS come from the URL")
+	f.StringVar(&c.prefix, "prefix", relock.DefaultPrefix, "`text` that the keys of locks begin with")
+	f.DurationVar(&c.timeout, "timeout", 10*time.Second, "how long Redis has for an answer;\nit does not bound a wait for the lock")
+}
+
+// open makes the go-redis client. It does not talk to Redis yet.
+func (c *connection) open() (redis.UniversalClient, error) {
+	if c.timeout <= 0 {
+		return nil, usage("--timeout %s: must be above 0", c.timeout)
+	}
+	base, err := c.options()
+	if err != nil {
+		return nil, err
+	}
+	// A person or a script waits for the answer: less patience than a service has. What fails is tried again by the
+	// commands, so one dial is one.
+	const dials = 1
+	quiet := &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	base.DialTimeout = cmp.Or(base.DialTimeout, min(c.timeout, 5*time.Second))
+	base.ReadTimeout = cmp.Or(base.ReadTimeout, min(c.timeout, 3*time.Second))
+	base.WriteTimeout = cmp.Or(base.WriteTimeout, base.ReadTimeout)
+	switch {
+	case c.sentinel != "" && len(c.cluster) > 0:
+		return nil, usage("--sentinel and --cluster: only one of them")
+
+	case c.sentinel != "":
+		at := strings.LastIndexByte(c.sentinel, '@')
+		if at <= 0 {
+			return nil, usage("--sentinel: must be the name of the master and the addresses of sentinels, NAME@HOST:PORT,…")
+		}
+		addrs := strings.Split(c.sentinel[at+1:], ",")
+		if err := checkAddrs("--sentinel", addrs); err != nil {
+			return nil, err
+		}
+		return redis.NewFailoverClient(&redis.FailoverOptions{
+			MasterName: c.sentinel[:at], SentinelAddrs: addrs,
+			SentinelUsername: os.Getenv(envSentinelUser), SentinelPassword: os.Getenv(envSentinelPassword),
+			Username: base.Username, Password: base.Password, DB: base.DB, TLSConfig: base.TLSConfig, ClientName: base.ClientName,
+			DialTimeout: base.DialTimeout, ReadTimeout: base.ReadTimeout, WriteTimeout: base.WriteTimeout,
+			DialerRetries: dials, ContextTimeoutEnabled: true,
+		}), nil
+
+	case len(c.cluster) > 0:
+		if err := checkAddrs("--cluster", c.cluster); err != nil {
+			return nil, err
+		}
+		if base.DB != 0 {
+			return nil, usage("--cluster: a cluster has no database but 0; the URL names another")
+		}
+		return redis.NewClusterClient(&redis.ClusterOptions{
+			Addrs: c.cluster, Username: base.Username, Password: base.Password, TLSConfig: base.TLSConfig, ClientName: base.ClientName,
+			DialTimeout: base.DialTimeout, ReadTimeout: base.ReadTimeout, WriteTimeout: base.WriteTimeout,
+			DialerRetries: dials, ContextTimeoutEnabled: true, MaintNotificationsConfig: quiet,
+		}), nil
+
+	default:
+		base.DialerRetries, base.ContextTimeoutEnabled, base.MaintNotificationsConfig = dials, true, quiet
+		return redis.NewClient(base), nil
+	}
+}
+
+// rawURL is the URL as it was given, and where.
+func (c *connection) rawURL() (raw, source string) {
+	if c.url != "" {
+		return c.url, "--url"
+	}
+	if env := os.Getenv(envURL); env != "" {
+		return env, envURL
+	}
+	return defaultURL, "the default URL"
+}
+
+// options reads the URL. What is wrong with it is not told in detail: every detail (a port that is no number, an option
+// that is not known) can be a piece of a password with a character that should have been encoded.
+func (c *connection) options() (*redis.Options, error) {
+	raw, source := c.rawURL()
+	o, err := redis.ParseURL(raw)
+	if err != nil {
+		return nil, usage("%s cannot be read; it must be redis://HOST:PORT/DB, rediss://HOST:PORT/DB or unix://PATH, with "+
+			"USER:PASSWORD@ before the host or path if Redis wants them. Characters such as @ : / ? # %% in a password must "+
+			"be percent-encoded, and a ?option=value must be one that go-redis knows", source)
+	}
+	if c.sentinel != "" || len(c.cluster) > 0 {
+		if o.Network == "unix" {
+			return nil, usage("%s is a unix socket, which goes with neither --sentinel nor --cluster", source)
+		}
+		if o.TLSConfig != nil {
+			o.TLSConfig.ServerName = "" // each server is checked against its own name, not that of the URL
+		}
+	}
+	return o, nil
+}
+
+func checkAddrs(flag string, addrs []string) error {
+	for _, addr := range addrs {
+		host, port, err := net.SplitHostPort(addr)
+		if err != nil || host == "" || port == "" {
+			return usage("%s: %q is not HOST:PORT", flag, addr)
+		}
+	}
+	return nil
+}
+
+// where is the server in words without secrets.
+func (c *connection) where() string {
+	if c.sentinel != "" {
+		at := strings.LastIndexByte(c.sentinel, '@')
+		return "the master " + c.sentinel[:at] + " of the sentinels " + c.sentinel[at+1:]
+	}
+	if len(c.cluster) > 0 {
+		return "the cluster " + strings.Join(c.cluster, ",")
+	}
+	o, err := c.options()
+	if err != nil {
+		return "?"
+	}
+	return o.Addr
+}
+
+const hidden = "***"
+
+// credentials is what stands between :// and @ in anything like a URL.
+var credentials = regexp.MustCompile(`(://)[^\s"']*@`)
+
+// redact takes every secret out of a message, wherever it got in.
+func (c *connection) redact(message string) string {
+	raw, _ := c.rawURL()
+	secrets := []string{os.Getenv(envSentinelPassword)}
+	if u, err := url.Parse(raw); err == nil && u.User != nil {
+		if password, ok := u.User.Password(); ok {
+			secrets = append(secrets, password, url.QueryEscape(password), url.PathEscape(password))
+			_, encoded, _ := strings.Cut(u.User.String(), ":")
+			secrets = append(secrets, encoded)
+		}
+	}
+	message = credentials.ReplaceAllString(message, "${1}"+hidden+"@")
+	for _, secret := range secrets {
+		// A very short one occurs in ordinary words; a URL is hidden by the line above in any case.
+		if len(secret) > 2 {
+			message = strings.ReplaceAll(message, secret, hidden)
+		}
+	}
+	return message
+}
+
+// client makes the go-redis client and the one of relock on top. The function returned closes both; it takes no longer
+// than limit, so that a server which is silent does not keep the program from ending.
+func (a *app) client(options ...relock.Option) (rdb redis.UniversalClient, client *relock.Client, closeAll func(limit time.Duration), err error) {
+	rdb, err = a.conn.open()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	client, err = relock.New(rdb, append([]relock.Option{relock.WithPrefix(a.conn.prefix)}, options...)...)
+	if err != nil {
+		return nil, nil, nil, errors.Join(err, rdb.Close())
+	}
+	return rdb, client, func(limit time.Duration) {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = client.Close()
+			_ = rdb.Close()
+		}()
+		timer := time.NewTimer(limit)
+		defer timer.Stop()
+		select {
+		case <-done:
+		case <-timer.C:
+		}
+	}, nil
+}
+
+// closeLimit bounds the end of the commands that only read.
+const closeLimit = time.Second

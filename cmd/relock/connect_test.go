@@ -1,0 +1,258 @@
+package main
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"io"
+	"math/big"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/internal/redistest"
+)
+
+func TestTheURLOfTheFlagWinsOverTheEnvironment(t *testing.T) {
+	s := onShared(t)
+	s.hold("job")
+	got := do(t, []setup{env("REDIS_URL=redis://" + closedAddr)}, "ls", "--url", s.server.URL())
+	require.Equal(t, 0, got.code, got.stderr)
+	require.Contains(t, got.stdout, "job")
+}
+
+func TestTheDatabaseOfTheURLCounts(t *testing.T) {
+	s := onShared(t)
+	other := newClient(t, s.server.Client(func(o *redis.Options) { o.DB = 5 }))
+	holdWith(t, other, "in-five")
+	require.NotContains(t, do(t, s.on(), "ls").stdout, "in-five")
+	require.Contains(t, do(t, nil, "ls", "--url", s.server.URL()+"/5").stdout, "in-five")
+}
+
+func TestThePrefixCounts(t *testing.T) {
+	s := onShared(t)
+	p, _ := s.startProbe("plain", "job", "--prefix", "app[1]*:")
+	require.Equal(t, []string{"app[1]*:{job}", "app[1]*:{job}:token"}, redistest.Keys(t, s.rdb))
+	s.hold("elsewhere")
+	got := do(t, s.on(), "ls", "--prefix", "app[1]*:")
+	require.Contains(t, got.stdout, "job")
+	require.NotContains(t, got.stdout, "elsewhere")
+	require.NotContains(t, do(t, s.on(), "ls").stdout, "job")
+	require.NotContains(t, do(t, s.on(), "ls", "--prefix", "app1x:").stdout, "job", "a prefix is no pattern")
+	require.NoError(t, p.stdin.Close())
+	p.code()
+}
+
+func TestAUnixSocket(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "redis.sock")
+	s := onOwn(t, "--unixsocket", socket)
+	s.hold("job")
+	got := do(t, nil, "ls", "--url", "unix://"+socket)
+	require.Equal(t, 0, got.code, got.stderr)
+	require.Contains(t, got.stdout, "job")
+}
+
+func TestAServerBehindSentinels(t *testing.T) {
+	sentinel := redistest.StartSentinel(t)
+	holdWith(t, newClient(t, sentinel.Client()), "held")
+	flags := []string{"--sentinel", sentinel.MasterName() + "@" + strings.Join(sentinel.Addrs(), ",")}
+	got := do(t, nil, append(flags, "ls")...)
+	require.Equal(t, 0, got.code, got.stderr)
+	require.Contains(t, got.stdout, "held")
+	got = do(t, nil, append(flags, "run", "job", "--", "sh", "-c", "exit 3")...)
+	require.Equal(t, 3, got.code, got.stderr)
+
+	got = do(t, nil, "--timeout", "2s", "--sentinel", "nobody@"+sentinel.Addrs()[0], "ls")
+	require.Equal(t, codeUnavailable, got.code)
+	require.Contains(t, got.stderr, "the master nobody of the sentinels")
+}
+
+func TestTLS(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("NOT TESTED: SSL_CERT_FILE is how Linux is told of another authority")
+	}
+	s := onShared(t)
+	s.hold("job")
+	addr, authority := tlsInFrontOf(t, s.server.Addr())
+	target := "rediss://" + addr
+
+	got := do(t, []setup{env("SSL_CERT_FILE=" + authority)}, "ls", "--url", target)
+	require.Equal(t, 0, got.code, got.stderr)
+	require.Contains(t, got.stdout, "job")
+
+	got = do(t, nil, "ls", "--url", target)
+	require.Equal(t, codeUnavailable, got.code)
+	require.Contains(t, got.stderr, "certificate")
+}
+
+// tlsInFrontOf takes TLS connections for a server that knows none. It returns its address, and the file of the authority
+// that has signed its certificate.
+func tlsInFrontOf(t *testing.T, server string) (addr, authority string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "relock test"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	require.NoError(t, err)
+	authority = filepath.Join(t.TempDir(), "ca.pem")
+	require.NoError(t, os.WriteFile(authority, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
+
+	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
+		Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, MinVersion: tls.VersionTLS12,
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		for {
+			front, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			back, err := net.Dial("tcp", server)
+			if err != nil {
+				_ = front.Close()
+				continue
+			}
+			pipe := func(to, from net.Conn) {
+				_, _ = io.Copy(to, from)
+				_ = to.Close()
+			}
+			go pipe(front, back)
+			go pipe(back, front)
+		}
+	}()
+	return listener.Addr().String(), authority
+}
+
+func TestAServerThatIsNotThereIs69(t *testing.T) {
+	nowhere := []setup{env("REDIS_URL=redis://" + closedAddr)}
+	for _, args := range [][]string{
+		{"ls"}, {"show", "job"}, {"watch"}, {"unlock", "--force", "job"},
+		{"run", "job", "--", "echo", "never"}, {"run", "job", "--no-wait", "--", "echo", "never"},
+		{"run", "job", "--wait", "500ms", "--", "echo", "never"},
+		{"ls", "--cluster", closedAddr}, {"ls", "--sentinel", "m@" + closedAddr, "--timeout", "2s"},
+	} {
+		got := do(t, nowhere, args...)
+		require.Equal(t, codeUnavailable, got.code, "%q: %s", args, got.stderr)
+		require.Contains(t, got.stderr, closedAddr, "it says where")
+		require.Empty(t, got.stdout)
+	}
+}
+
+func TestAServerThatIsSilentIs69AfterTheTimeout(t *testing.T) {
+	s := onOwn(t)
+	s.server.Pause()
+	defer s.server.Resume()
+	for _, args := range [][]string{
+		{"ls"}, {"show", "job"}, {"unlock", "--force", "job"}, {"run", "job", "--", "true"}, {"run", "job", "--no-wait", "--", "true"},
+	} {
+		began := time.Now()
+		got := do(t, s.on(), append(args[:1:1], append([]string{"--timeout", "300ms"}, args[1:]...)...)...)
+		require.Equal(t, codeUnavailable, got.code, "%q: %s", args, got.stderr)
+		require.Contains(t, got.stderr, "no answer from Redis at "+s.server.Addr())
+		require.Less(t, time.Since(began), 10*time.Second, "%q", args)
+	}
+}
+
+func TestALimitedWaitOutlastsAServerThatIsAway(t *testing.T) {
+	s := onOwn(t)
+	s.server.Kill()
+	p := start(t, s.on(), "run", "job", "--wait", "1m", "--", "echo", "mine")
+	s.server.Restart()
+	require.Equal(t, 0, p.code())
+	require.Equal(t, "mine\n", p.stdout.String())
+}
+
+func TestAServerThatWantsAnotherPasswordIs77(t *testing.T) {
+	s := onOwn(t, "--requirepass", "hunter2hunter2")
+	for _, target := range []string{"redis://" + s.server.Addr(), "redis://:wrongwrong@" + s.server.Addr()} {
+		for _, args := range [][]string{{"ls"}, {"show", "job"}, {"run", "job", "--", "true"}} {
+			got := do(t, nil, append(args[:1:1], append([]string{"--url", target}, args[1:]...)...)...)
+			require.Equal(t, codeNoPerm, got.code, "%q: %s", args, got.stderr)
+			require.NotContains(t, got.stderr, "wrongwrong")
+		}
+	}
+	require.Equal(t, 0, do(t, s.on(), "run", "job", "--", "true").code)
+}
+
+func TestAKeyOfAnotherTypeIs69(t *testing.T) {
+	s := onShared(t)
+	require.NoError(t, s.rdb.Set(t.Context(), keyOf("relock:", "job"), "text", time.Minute).Err())
+	for _, args := range [][]string{{"show", "job"}, {"unlock", "--force", "job"}, {"run", "job", "--", "true"}} {
+		got := do(t, s.on(), args...)
+		require.Equal(t, codeUnavailable, got.code)
+		require.Contains(t, got.stderr, "WRONGTYPE")
+	}
+	require.Equal(t, 0, do(t, s.on(), "ls").code, "it is no lock")
+}
+
+func TestSecretsAreNeverPrinted(t *testing.T) {
+	s := onOwn(t, "--requirepass", "right")
+	// A user, and passwords with all that makes a URL hard to read.
+	for i, password := range []string{"hunter2", "hun@ter2", "hun:ter2", "hun/ter2", "hun#ter2", "hun?ter2=1", "hun%ter2", "hun[ter2", "hun ter2", "100%hunter2"} {
+		encoded := (&url.URL{Scheme: "redis", User: url.UserPassword("fox", password), Host: s.server.Addr()}).String()
+		for _, target := range []string{
+			encoded, // refused by the server
+			strings.Replace(encoded, "redis:", "rediss:", 1), // not a TLS server
+			"redis://fox:" + password + "@" + s.server.Addr(),
+			"redis://" + password + "@" + closedAddr,
+			"redis://:" + password + "@" + closedAddr + "/0?bogus=" + url.QueryEscape(password),
+			"http://fox:" + password + "@" + closedAddr,
+			"redis://" + closedAddr + "/" + password,
+			password,
+			strings.Replace(encoded, "redis:", "rediss:", 1), // not a TLS server
+		} {
+			if i > 0 && strings.HasPrefix(target, "rediss:") {
+				continue // it takes its time
+			}
+			for where, got := range map[string]result{
+				"flag":        do(t, nil, "--timeout", "200ms", "--url", target, "ls"),
+				"environment": do(t, []setup{env("REDIS_URL=" + target)}, "--timeout", "200ms", "run", "job", "--json", "--no-wait", "--", "true"),
+			} {
+				require.NotEqual(t, 0, got.code)
+				require.NotContains(t, got.stdout+got.stderr, "ter2", "%s %q", where, target)
+			}
+		}
+	}
+	for _, args := range [][]string{{"--help"}, {"run", "--help"}, {"ls", "--bogus"}, {"--version"}} {
+		got := do(t, []setup{env("REDIS_URL=redis://:hunter2@" + s.server.Addr())}, args...)
+		require.NotContains(t, got.stdout+got.stderr, "hunter2", "%q", args)
+	}
+	// Where a URL has no business.
+	got := do(t, s.on(), "redis://fox:hunter2@"+s.server.Addr())
+	require.Equal(t, codeUsage, got.code)
+	require.NotContains(t, got.stderr, "hunter2")
+}
+
+func TestASentinelsPasswordIsNeverPrinted(t *testing.T) {
+	s := onOwn(t, "--requirepass", "right") // it refuses the password, as a sentinel would
+	got := do(t, []setup{env("RELOCK_SENTINEL_PASSWORD=hunter2")}, "--timeout", "2s", "ls", "--sentinel", "m@"+s.server.Addr())
+	require.NotEqual(t, 0, got.code)
+	require.NotContains(t, got.stderr, "hunter2")
+	require.Contains(t, got.stderr, s.server.Addr())
+}
+
+func TestRedactTakesSecretsOutOfAnyText(t *testing.T) {
+	t.Setenv(envURL, "redis://fox:hun%40ter2@localhost/0")
+	t.Setenv(envSentinelPassword, "cuckoo")
+	c := &connection{}
+	require.Equal(t, "at redis://***@localhost: *** *** ***", c.redact("at redis://a:b@localhost: hun@ter2 hun%40ter2 cuckoo"))
+	require.Equal(t, "nothing to hide", c.redact("nothing to hide"))
+}

@@ -1,0 +1,283 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/base64"
+	"errors"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-relock/relock"
+)
+
+// This file is where the command knows what the library keeps to itself: which key belongs to which lock, what stands in
+// the queue, and that a token is a time. It only reads.
+
+const queueSuffix = ":queue"
+
+// keyOf is the key of a lock: prefix{name}, or prefix+name where the name has a hash tag of its own.
+func keyOf(prefix, name string) string {
+	if hasTag(name) {
+		return prefix + name
+	}
+	return prefix + "{" + name + "}"
+}
+
+// nameOf is the way back; false: no lock has this key. Where two names mean the same lock ("x" and "{x}") it is the
+// shorter one. Whether the library takes the name is another matter.
+func nameOf(prefix, key string) (name string, ok bool) {
+	rest, ok := strings.CutPrefix(key, prefix)
+	if !ok {
+		return "", false
+	}
+	inner := strings.TrimSuffix(strings.TrimPrefix(rest, "{"), "}")
+	if inner != "" && rest == "{"+inner+"}" && !hasTag(inner) {
+		return inner, true
+	}
+	return rest, hasTag(rest)
+}
+
+// hasTag says whether Redis finds a hash tag in s: something between the first { and the first } behind it.
+func hasTag(s string) bool {
+	_, rest, _ := strings.Cut(s, "{")
+	tag, _, closed := strings.Cut(rest, "}")
+	return closed && tag != ""
+}
+
+// holderForm is how holders of relock look: a UUID and a number. A hash with another field is somebody else's.
+var holderForm = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:[0-9]+$`)
+
+// lockInfo is what is known of a lock. It is the JSON of show, ls and watch too: what has no value is left out.
+type lockInfo struct {
+	Name    string     `json:"name"`
+	NameB64 string     `json:"name_base64,omitempty"` // of a name that is not UTF-8, and so not what JSON says it is
+	Held    bool       `json:"held"`
+	Holder  string     `json:"holder,omitempty"`
+	Count   int        `json:"count,omitempty"`
+	Token   int64      `json:"token,omitempty"` // the last one, also of a lock that is free
+	Since   *time.Time `json:"since,omitempty"`
+	HeldMs  *int64     `json:"held_ms,omitempty"`
+	LeaseMs *int64     `json:"lease_ms,omitempty"` // what is left of it
+	Waiters int        `json:"waiters"`
+	WaitMs  *int64     `json:"longest_wait_ms,omitempty"`
+	Queue   []waiter   `json:"queue,omitempty"` // by turn; only show
+}
+
+// waiter is one place in a queue.
+type waiter struct {
+	Holder string    `json:"holder"`
+	Since  time.Time `json:"since"`
+	WaitMs int64     `json:"wait_ms"`
+}
+
+// reader reads locks.
+type reader struct {
+	rdb    redis.UniversalClient
+	client *relock.Client
+	prefix string
+}
+
+// node is the server that has a key.
+func (r *reader) node(ctx context.Context, key string) (*redis.Client, error) {
+	switch rdb := r.rdb.(type) {
+	case *redis.ClusterClient:
+		return rdb.MasterForKey(ctx, key)
+	case *redis.Client:
+		return rdb, nil
+	default:
+		return nil, errors.ErrUnsupported
+	}
+}
+
+// lock reads one lock, with its whole queue or only the head of it. clock is the time on its server.
+func (r *reader) lock(ctx context.Context, name string, clock time.Time, all bool) (lockInfo, error) {
+	state, err := r.client.NewLock(name).State(ctx)
+	if err != nil {
+		return lockInfo{}, err
+	}
+	info := lockInfo{Name: name, Held: state.Locked(), Count: state.Count, Token: state.Token, Waiters: state.Waiters}
+	if !utf8.ValidString(name) {
+		info.NameB64 = base64.StdEncoding.EncodeToString([]byte(name))
+	}
+	if info.Held {
+		info.Holder = state.Holder.String()
+		if state.TTL >= 0 {
+			info.LeaseMs = new(state.TTL.Milliseconds())
+		}
+		// A token is made from the server's clock in microseconds when the lock is taken. A clock that has been turned
+		// back makes it lie ahead: then nothing better is known than "now".
+		if state.Token > 0 && holderForm.MatchString(info.Holder) {
+			since := time.UnixMicro(state.Token).UTC()
+			if since.After(clock) {
+				since = clock
+			}
+			info.Since, info.HeldMs = &since, new(clock.Sub(since).Milliseconds())
+		}
+	}
+	if info.Waiters == 0 {
+		return info, nil
+	}
+	last := int64(0)
+	if all {
+		last = -1
+	}
+	entries, err := r.rdb.ZRangeWithScores(ctx, keyOf(r.prefix, name)+queueSuffix, 0, last).Result()
+	if err != nil {
+		return lockInfo{}, err
+	}
+	queue := readQueue(entries, clock)
+	if len(queue) > 0 {
+		info.WaitMs = &queue[0].WaitMs
+	}
+	if all {
+		info.Queue = queue
+	}
+	return info, nil
+}
+
+// readQueue reads entries of a queue: "<holder>:<n>|<client id>|<lease ms>" by arrival in microseconds. What looks
+// otherwise is not from relock.
+func readQueue(entries []redis.Z, clock time.Time) []waiter {
+	var queue []waiter
+	for _, z := range entries {
+		member, _ := z.Member.(string)
+		hold, _, ok := strings.Cut(member, "|")
+		colon := strings.LastIndexByte(hold, ':')
+		if !ok || colon < 0 || !holderForm.MatchString(hold[:colon]) {
+			continue
+		}
+		since := time.UnixMicro(int64(z.Score)).UTC()
+		queue = append(queue, waiter{Holder: hold[:colon], Since: since, WaitMs: max(0, clock.Sub(since).Milliseconds())})
+	}
+	return queue
+}
+
+// found is a lock that a scan has come across, and how far its server's clock is ahead of ours.
+type found struct {
+	name  string
+	ahead time.Duration
+}
+
+// list reads all locks that are held or waited for and whose name matches the pattern, by name.
+func (r *reader) list(ctx context.Context, pattern string) ([]lockInfo, error) {
+	names, err := r.scan(ctx, pattern)
+	if err != nil {
+		return nil, err
+	}
+	// Each is a round trip, so some go side by side.
+	const lanes = 16
+	next := make(chan found)
+	infos := []lockInfo{} // an empty list is [] in JSON, not null
+	var firstErr error
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for range min(lanes, len(names)) {
+		wg.Go(func() {
+			for f := range next {
+				info, err := r.lock(ctx, f.name, time.Now().Add(f.ahead), false)
+				mu.Lock()
+				switch {
+				case err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE"):
+					firstErr = cmp.Or(firstErr, err)
+				case err == nil && listed(info):
+					infos = append(infos, info)
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	for _, f := range names {
+		next <- f
+	}
+	close(next)
+	wg.Wait()
+	if firstErr != nil {
+		return nil, firstErr
+	}
+	slices.SortFunc(infos, func(a, b lockInfo) int { return strings.Compare(a.Name, b.Name) })
+	return infos, nil
+}
+
+// listed says whether ls shows what a scan has found: not what has become free meanwhile, nor a key of somebody else that
+// looks like the key of a lock.
+func listed(info lockInfo) bool {
+	return info.Held && holderForm.MatchString(info.Holder) || !info.Held && info.WaitMs != nil
+}
+
+// scan finds the names of all locks that have a holder or a queue, on every master. It is SCAN, never KEYS: other clients
+// are served in between.
+func (r *reader) scan(ctx context.Context, pattern string) ([]found, error) {
+	var mu sync.Mutex
+	names := map[string]time.Duration{} // a slot that moves can be seen on two masters
+	scanNode := func(ctx context.Context, node *redis.Client) error {
+		ahead, err := clockOf(ctx, node)
+		if err != nil {
+			return err
+		}
+		for _, kind := range []struct{ suffix, redisType string }{{"", "hash"}, {queueSuffix, "zset"}} {
+			var cursor uint64
+			for {
+				keys, next, err := node.ScanType(ctx, cursor, globEscape(r.prefix)+"*"+kind.suffix, 1000, kind.redisType).Result()
+				if err != nil {
+					return err
+				}
+				mu.Lock()
+				for _, key := range keys {
+					name, ok := nameOf(r.prefix, strings.TrimSuffix(key, kind.suffix))
+					if ok && (pattern == "" || glob(pattern, name)) && r.client.NewLock(name).Err() == nil {
+						names[name] = ahead
+					}
+				}
+				mu.Unlock()
+				if cursor = next; cursor == 0 {
+					break
+				}
+			}
+		}
+		return nil
+	}
+	var err error
+	switch rdb := r.rdb.(type) {
+	case *redis.ClusterClient:
+		err = rdb.ForEachMaster(ctx, scanNode)
+	case *redis.Client:
+		err = scanNode(ctx, rdb)
+	default:
+		err = errors.ErrUnsupported
+	}
+	if err != nil {
+		return nil, err
+	}
+	all := make([]found, 0, len(names))
+	for name, ahead := range names {
+		all = append(all, found{name: name, ahead: ahead})
+	}
+	return all, nil
+}
+
+// clockOf is how far a server's clock is ahead of ours, to about a round trip.
+func clockOf(ctx context.Context, node *redis.Client) (time.Duration, error) {
+	t, err := node.Time(ctx).Result()
+	if err != nil {
+		return 0, err
+	}
+	return time.Until(t), nil
+}
+
+// printable is text for a terminal: names are any bytes, and some bytes are commands to a terminal.
+func printable(s string) string {
+	for _, r := range s {
+		if r == utf8.RuneError || !strconv.IsPrint(r) {
+			return strconv.Quote(s)
+		}
+	}
+	return s
+}

@@ -1,0 +1,197 @@
+// Command relock runs commands under a lock of package relock, and shows operators what the locks are doing.
+//
+//	relock run NAME -- command…     hold the lock while the command runs
+//	relock show NAME                who holds it, who waits
+//	relock ls [PATTERN]             all locks that are held or waited for
+//	relock watch [PATTERN]          the same, again and again
+//	relock unlock --force NAME      take the lock from its holder
+//
+// docs/CLI.md in the repository describes flags, exit codes and output.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/spf13/cobra"
+
+	"github.com/go-relock/relock"
+)
+
+// The exit codes of relock itself. `run` passes the code of its command on, so these must not look like one: they are
+// those of sysexits.h, which commands rarely use, and the first number behind them.
+const (
+	codeNotHeld     = 1   // unlock: nobody has the lock
+	codeUsage       = 64  // EX_USAGE: a wrong flag, name or URL. Trying again does not help
+	codeUnavailable = 69  // EX_UNAVAILABLE: Redis cannot be reached, or answered with an error
+	codeInternal    = 70  // EX_SOFTWARE: the operating system refused something
+	codeBusy        = 75  // EX_TEMPFAIL: another holder has the lock. Mailers and schedulers read this as "try later"
+	codeNoPerm      = 77  // EX_NOPERM: Redis wants another user or password
+	codeLost        = 79  // the lock was lost while the command ran. sysexits.h ends at 78, so nothing else means 79
+	codeCannotRun   = 126 // the command is there and cannot be run; as a shell says it
+	codeNotFound    = 127 // the command is not there; as a shell says it
+	codeSignal      = 128 // plus the number of the signal that ended the command; as a shell says it
+)
+
+func main() { os.Exit(execute(os.Args[1:])) }
+
+// app is what the subcommands share.
+type app struct {
+	conn   connection
+	json   bool
+	stdout io.Writer
+	stderr io.Writer
+}
+
+func execute(args []string) int {
+	redis.SetLogger(silent{}) // it would print to stderr by itself, between the lines of the command
+	a := &app{stdout: os.Stdout, stderr: os.Stderr}
+	root := a.root()
+	root.SetArgs(args)
+	err := root.ExecuteContext(context.Background())
+	if err == nil {
+		return 0
+	}
+	var exit *exitError
+	if !errors.As(err, &exit) {
+		// It comes from the parser: an unknown command or flag, a wrong number of arguments.
+		exit = &exitError{code: codeUsage, err: err}
+	}
+	a.report(exit)
+	return exit.code
+}
+
+// silent is the logger of go-redis: what matters comes back as an error.
+type silent struct{}
+
+func (silent) Printf(context.Context, string, ...any) {}
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "relock",
+		Short:         "Run commands under a lock in Redis, and see what the locks are doing",
+		Version:       version(),
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Long: `relock runs commands under a lock that is kept in Redis, and shows what the locks are doing.
+
+Exit codes of relock itself: 64 wrong usage, 69 Redis cannot be reached or refuses, 70 the system
+refuses, 75 the lock is busy, 77 Redis wants another user or password, 79 the lock was lost.`,
+	}
+	a.conn.flags(root.PersistentFlags())
+	root.PersistentFlags().BoolVar(&a.json, "json", false, "print JSON")
+	root.AddCommand(a.runCommand(), a.showCommand(), a.lsCommand(), a.watchCommand(), a.unlockCommand())
+	return root
+}
+
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	return info.Main.Version
+}
+
+// exitError is an error with the code that relock exits with. A nil err says nothing: all was said before.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string {
+	if e.err == nil {
+		return fmt.Sprintf("exit code %d", e.code)
+	}
+	return e.err.Error()
+}
+
+func (e *exitError) Unwrap() error { return e.err }
+
+// usage is what is wrong with how relock was called.
+func usage(format string, args ...any) error {
+	return &exitError{code: codeUsage, err: fmt.Errorf(format, args...)}
+}
+
+// failure gives an error of the library or of Redis its exit code, and says where it happened when the error itself
+// does not.
+func (a *app) failure(err error) error {
+	var exit *exitError
+	var reply redis.Error
+	switch {
+	case err == nil || errors.As(err, &exit):
+		return err
+	case errors.Is(err, relock.ErrInvalid):
+		return &exitError{code: codeUsage, err: err}
+	case errors.Is(err, relock.ErrLocked):
+		return &exitError{code: codeBusy, err: err}
+	case errors.Is(err, relock.ErrLockLost):
+		return &exitError{code: codeLost, err: err}
+	case errors.Is(err, relock.ErrNotHeld):
+		return &exitError{code: codeNotHeld, err: err}
+	}
+	code := codeUnavailable
+	if redis.IsAuthError(err) || redis.IsPermissionError(err) {
+		code = codeNoPerm
+	}
+	if errors.As(err, &reply) && !errors.Is(err, redis.Nil) {
+		return &exitError{code: code, err: fmt.Errorf("the server at %s says: %w", a.conn.where(), err)}
+	}
+	return &exitError{code: code, err: fmt.Errorf("no answer from Redis at %s: %w", a.conn.where(), err)}
+}
+
+// kinds are the words for exit codes in JSON.
+var kinds = map[int]string{
+	codeNotHeld:     "not_held",
+	codeUsage:       "usage",
+	codeUnavailable: "unavailable",
+	codeInternal:    "internal",
+	codeBusy:        "busy",
+	codeNoPerm:      "no_permission",
+	codeLost:        "lost",
+	codeCannotRun:   "cannot_run",
+	codeNotFound:    "not_found",
+}
+
+// report tells on stderr why relock fails. Results go to stdout, so that stays clean.
+func (a *app) report(e *exitError) {
+	if e.err == nil {
+		return
+	}
+	// The library's errors begin with its name, which is ours too.
+	message := strings.ReplaceAll(strings.TrimPrefix(e.err.Error(), "relock: "), ": relock: ", ": ")
+	message = a.conn.redact(message)
+	if !a.json {
+		fmt.Fprintln(a.stderr, "relock:", printable(message))
+		return
+	}
+	out := struct {
+		Time    time.Time `json:"time"`
+		Event   string    `json:"event"`
+		Error   string    `json:"error"`
+		Code    int       `json:"exit_code"`
+		Message string    `json:"message"`
+		Name    string    `json:"name,omitempty"`
+		Holder  string    `json:"holder,omitempty"`
+		LeaseMs int64     `json:"lease_ms,omitempty"`
+	}{Time: time.Now(), Event: "error", Error: kinds[e.code], Code: e.code, Message: message}
+	var locked *relock.LockedError
+	if errors.As(e.err, &locked) {
+		out.Name, out.Holder, out.LeaseMs = locked.Name, locked.Holder.String(), max(0, locked.TTL.Milliseconds())
+	}
+	a.encode(a.stderr, out)
+}
+
+// encode writes v as one line of JSON.
+func (a *app) encode(w io.Writer, v any) {
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	_ = enc.Encode(v) // a reader that is gone does not want it
+}

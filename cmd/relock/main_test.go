@@ -1,0 +1,447 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/redistest"
+)
+
+// soon bounds what takes a moment: to start a program, to ask a server. It leaves room for a busy machine.
+const soon = 20 * time.Second
+
+var (
+	buildFlags []string // race_test.go adds to them
+	binary     string   // the program under test
+)
+
+// quickExit keeps a program with the race detector from waiting a second at its end for what others may still do.
+const quickExit = "GORACE=atexit_sleep_ms=0"
+
+// TestMain builds the program: it is tested as what a user runs.
+func TestMain(m *testing.M) {
+	if mode := os.Getenv(probeMode); mode != "" {
+		os.Exit(probe(mode))
+	}
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "relock-cli-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	binary = filepath.Join(dir, "relock")
+	build := exec.Command("go", append(append([]string{"build", "-o", binary}, buildFlags...), ".")...)
+	if out, err := build.CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
+		return 1
+	}
+	return redistest.Main(m)
+}
+
+// probeMode makes the test binary a command for relock to run, that says which signals it gets. A shell would do, but
+// shells differ in when a trap runs.
+const probeMode = "RELOCK_TEST_PROBE"
+
+// probe prints "ready PID", then "got SIGNAL" for each signal. The mode is one word or more of:
+//
+//	ignore   SIGTERM does not end it
+//	tree     it has a child that does the same, whose lines begin with "child "
+//	leave    as tree, but only the child ignores SIGTERM
+//
+// It ends with 9 when SIGTERM comes or standard input ends.
+func probe(mode string) int {
+	words := strings.Fields(mode)
+	has := func(word string) bool {
+		for _, w := range words {
+			if w == word {
+				return true
+			}
+		}
+		return false
+	}
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
+	who := ""
+	if has("child") {
+		who = "child "
+	}
+	if has("tree") || has("leave") {
+		cmd := exec.Command(os.Args[0])
+		childMode := "child"
+		if has("ignore") || has("leave") {
+			childMode += " ignore"
+		}
+		cmd.Env = append(os.Environ(), probeMode+"="+childMode)
+		cmd.Stdout = os.Stdout
+		stdin, _ := cmd.StdinPipe() // open for as long as we live
+		if err := cmd.Start(); err != nil {
+			fmt.Println(err)
+			return 1
+		}
+		defer stdin.Close()
+		if !has("leave") {
+			defer func() { _ = cmd.Wait() }()
+		}
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = io.Copy(io.Discard, os.Stdin)
+	}()
+	if has("ignore") && who != "" {
+		ended = nil // its parent's end does not end it
+	}
+	fmt.Printf("%sready %d\n", who, os.Getpid())
+	for {
+		select {
+		case s := <-signals:
+			fmt.Printf("%sgot %s\n", who, s)
+			if s == syscall.SIGTERM && !has("ignore") {
+				return 9
+			}
+		case <-ended:
+			return 9
+		case <-time.After(2 * time.Minute): // a test that failed has forgotten it
+			return 99
+		}
+	}
+}
+
+// output is what a program has printed so far.
+type output struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.String()
+}
+
+// lines are the whole lines so far.
+func (o *output) lines() []string {
+	text := o.String()
+	end := strings.LastIndexByte(text, '\n')
+	if end < 0 {
+		return nil
+	}
+	return strings.Split(text[:end], "\n")
+}
+
+// program is a relock that runs.
+type program struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	stdin  io.WriteCloser
+	stdout output
+	stderr output
+	ended  chan struct{}
+}
+
+// setup is what a test says about a program before it starts.
+type setup func(*program)
+
+// env adds to the environment; the last of a name wins.
+func env(vars ...string) setup { return func(p *program) { p.cmd.Env = append(p.cmd.Env, vars...) } }
+
+// on is the server by way of the environment.
+func on(s *redistest.Server) setup { return env("REDIS_URL=" + s.URL()) }
+
+// start runs relock with args. It is killed when the test ends, should it still run.
+func start(t *testing.T, setups []setup, args ...string) *program {
+	t.Helper()
+	return startProgram(t, binary, setups, args...)
+}
+
+func startProgram(t *testing.T, path string, setups []setup, args ...string) *program {
+	t.Helper()
+	p := &program{t: t, cmd: exec.Command(path, args...), ended: make(chan struct{})}
+	for _, v := range os.Environ() {
+		if !strings.HasPrefix(v, "REDIS") && !strings.HasPrefix(v, "RELOCK_") {
+			p.cmd.Env = append(p.cmd.Env, v)
+		}
+	}
+	p.cmd.Env = append(p.cmd.Env, quickExit)
+	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
+	p.cmd.WaitDelay = 2 * time.Second // a process that is left over may keep the pipes open
+	for _, f := range setups {
+		f(p)
+	}
+	var err error
+	if p.cmd.Stdin == nil {
+		p.stdin, err = p.cmd.StdinPipe()
+		require.NoError(t, err)
+	}
+	require.NoError(t, p.cmd.Start())
+	go func() {
+		defer close(p.ended)
+		_ = p.cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill()
+		<-p.ended
+		if t.Failed() {
+			t.Logf("%s %s\nstdout: %s\nstderr: %s", path, strings.Join(args, " "), &p.stdout, &p.stderr)
+		}
+	})
+	return p
+}
+
+// code waits for the end and returns the exit code.
+func (p *program) code() int {
+	p.t.Helper()
+	select {
+	case <-p.ended:
+	case <-time.After(soon):
+		p.t.Fatalf("relock has not ended after %s", soon)
+	}
+	return p.cmd.ProcessState.ExitCode()
+}
+
+// runs says whether it has not ended yet.
+func (p *program) runs() bool {
+	select {
+	case <-p.ended:
+		return false
+	default:
+		return true
+	}
+}
+
+// expect waits for a line of o that begins with prefix, and returns the rest of it.
+func (p *program) expect(o *output, prefix string) (rest string) {
+	p.t.Helper()
+	redistest.Eventually(p.t, soon, func() bool {
+		for _, line := range o.lines() {
+			if r, ok := strings.CutPrefix(line, prefix); ok {
+				rest = r
+				return true
+			}
+		}
+		return false
+	}, "printed: a line that begins with %q", prefix)
+	return rest
+}
+
+// ready waits for a probe, and returns its pid.
+func (p *program) ready(who string) int {
+	p.t.Helper()
+	pid, err := strconv.Atoi(p.expect(&p.stdout, who+"ready "))
+	require.NoError(p.t, err)
+	p.t.Cleanup(func() {
+		if alive(pid) {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
+	return pid
+}
+
+func (p *program) signal(s os.Signal) {
+	p.t.Helper()
+	require.NoError(p.t, p.cmd.Process.Signal(s))
+}
+
+// events are the lines of JSON on stderr.
+func (p *program) events() []map[string]any {
+	p.t.Helper()
+	var all []map[string]any
+	for _, line := range p.stderr.lines() {
+		all = append(all, object(p.t, line))
+	}
+	return all
+}
+
+// event waits for an event, and returns it.
+func (p *program) event(name string) (found map[string]any) {
+	p.t.Helper()
+	redistest.Eventually(p.t, soon, func() bool {
+		for _, e := range p.events() {
+			if e["event"] == name {
+				found = e
+				return true
+			}
+		}
+		return false
+	}, "told: the event %q", name)
+	return found
+}
+
+// object reads a line of JSON.
+func object(t *testing.T, line string) map[string]any {
+	t.Helper()
+	var o map[string]any
+	require.NoError(t, json.Unmarshal([]byte(line), &o), "%s", line)
+	return o
+}
+
+// result is a relock that has ended.
+type result struct {
+	code           int
+	stdout, stderr string
+}
+
+// do runs relock to its end.
+func do(t *testing.T, setups []setup, args ...string) result {
+	t.Helper()
+	p := start(t, setups, args...)
+	require.NoError(t, p.stdin.Close())
+	code := p.code()
+	return result{code, p.stdout.String(), p.stderr.String()}
+}
+
+// state is that of a process, a letter and more as ps prints it, "-" if there is none.
+func state(pid int) string {
+	if runtime.GOOS == "linux" { // small systems have no ps
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if _, rest, ok := strings.Cut(string(stat[bytes.LastIndexByte(stat, ')')+1:]), " "); err == nil && ok && rest != "" {
+			return rest[:1]
+		}
+		return "-"
+	}
+	out, err := exec.Command("ps", "-o", "state=", "-p", strconv.Itoa(pid)).Output()
+	if s := strings.TrimSpace(string(out)); err == nil && s != "" {
+		return s
+	}
+	return "-"
+}
+
+// alive says whether a process is there and is no zombie.
+func alive(pid int) bool {
+	s := state(pid)
+	return s != "-" && s[0] != 'Z'
+}
+
+// site is a server with a client of the library beside the program under test.
+type site struct {
+	t      *testing.T
+	server *redistest.Server
+	rdb    *redis.Client
+	client *relock.Client
+}
+
+// onShared is a site on the common server, emptied.
+func onShared(t *testing.T) *site {
+	t.Helper()
+	return newSite(t, redistest.Shared(t))
+}
+
+// onOwn is a site on a server of its own.
+func onOwn(t *testing.T, args ...string) *site {
+	t.Helper()
+	return newSite(t, redistest.Start(t, args...))
+}
+
+func newSite(t *testing.T, server *redistest.Server) *site {
+	t.Helper()
+	s := &site{t: t, server: server, rdb: server.Client()}
+	require.NoError(t, s.rdb.FlushAll(t.Context()).Err())
+	s.client = newClient(t, s.rdb)
+	return s
+}
+
+func newClient(t *testing.T, rdb redis.UniversalClient) *relock.Client {
+	t.Helper()
+	client, err := relock.New(rdb)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+// on is the setup of a program that uses the site, and more.
+func (s *site) on(more ...setup) []setup { return append([]setup{on(s.server)}, more...) }
+
+// hold takes a lock, until the test ends or what it returns is called.
+func (s *site) hold(name string) (release func()) {
+	s.t.Helper()
+	return holdWith(s.t, s.client, name)
+}
+
+func holdWith(t *testing.T, client *relock.Client, name string) (release func()) {
+	t.Helper()
+	lock := client.NewLock(name)
+	section, err := lock.TryLock(context.Background())
+	require.NoError(t, err)
+	var once sync.Once
+	release = func() { once.Do(func() { _ = lock.Unlock(section) }) }
+	t.Cleanup(release)
+	return release
+}
+
+// state asks the library.
+func (s *site) state(name string) relock.State {
+	s.t.Helper()
+	state, err := s.client.NewLock(name).State(s.t.Context())
+	require.NoError(s.t, err)
+	return state
+}
+
+// free waits until a lock is free.
+func (s *site) free(name string) {
+	s.t.Helper()
+	redistest.Eventually(s.t, soon, func() bool { return !s.state(name).Locked() }, "free: %q", name)
+}
+
+// waiting waits until a lock has that many waiters.
+func (s *site) waiting(name string, n int) {
+	s.t.Helper()
+	redistest.Eventually(s.t, soon, func() bool { return s.state(name).Waiters == n }, "queued: %d for %q", n, name)
+}
+
+// startProbe runs a probe under a lock, and returns when it is ready.
+func (s *site) startProbe(mode string, args ...string) (p *program, pid int) {
+	s.t.Helper()
+	self, err := os.Executable()
+	require.NoError(s.t, err)
+	p = start(s.t, s.on(env(probeMode+"="+mode)), append(append([]string{"run"}, args...), "--", self)...)
+	pid = p.ready("")
+	return p, pid
+}
+
+// gone waits until a process has ended.
+func gone(t *testing.T, pid int) {
+	t.Helper()
+	redistest.Eventually(t, soon, func() bool { return !alive(pid) }, "ended: process %d", pid)
+}
+
+// closedAddr is an address where nobody listens.
+const closedAddr = "127.0.0.1:1"
+
+// interruptSignal is Ctrl-C.
+const interruptSignal = syscall.SIGINT
+
+func newPrefixed(t *testing.T, rdb redis.UniversalClient, prefix string) *relock.Client {
+	t.Helper()
+	client, err := relock.New(rdb, relock.WithPrefix(prefix))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}

@@ -1,0 +1,366 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/internal/redistest"
+)
+
+// list reads the JSON of ls.
+func list(t *testing.T, text string) []lockInfo {
+	t.Helper()
+	var infos []lockInfo
+	require.NoError(t, json.Unmarshal([]byte(text), &infos), "%s", text)
+	return infos
+}
+
+func names(infos []lockInfo) []string {
+	all := []string{}
+	for _, info := range infos {
+		all = append(all, info.Name)
+	}
+	return all
+}
+
+func TestLsListsWhatIsHeldOrWaitedFor(t *testing.T) {
+	s := onShared(t)
+	s.hold("b")
+	s.hold("a")
+	s.hold("{tag}:c")
+	s.hold("gone")()
+	waiter := start(t, s.on(), "run", "b", "--", "true")
+	s.waiting("b", 1)
+
+	got := do(t, s.on(), "ls", "--json")
+	require.Equal(t, 0, got.code, got.stderr)
+	infos := list(t, got.stdout)
+	require.Equal(t, []string{"a", "b", "{tag}:c"}, names(infos), "by name, without the one that is free")
+	state := s.state("b")
+	b := infos[1]
+	require.True(t, b.Held)
+	require.Equal(t, state.Holder.String(), b.Holder)
+	require.Equal(t, state.Token, b.Token)
+	require.Equal(t, 1, b.Count)
+	require.Equal(t, 1, b.Waiters)
+	require.InDelta(t, 30_000, *b.LeaseMs, 15_000)
+	require.WithinDuration(t, time.Now(), *b.Since, soon)
+	require.GreaterOrEqual(t, *b.HeldMs, int64(0))
+	require.GreaterOrEqual(t, *b.WaitMs, int64(0))
+	require.Nil(t, infos[0].WaitMs)
+
+	text := do(t, s.on(), "ls").stdout
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	require.Len(t, lines, 4)
+	require.Regexp(t, `^NAME +HOLDER +COUNT +HELD +LEASE +WAITERS +LONGEST WAIT$`, lines[0])
+	require.Regexp(t, `^a +[0-9a-f-]{36}:\d+ +1 +\d+\.\ds +\d+s +0 +-$`, lines[1])
+	require.Regexp(t, `^b +[0-9a-f-]{36}:\d+ +1 +\d+\.\ds +\d+s +1 +\d+\.\ds$`, lines[2])
+	waiter.signal(interruptSignal)
+	waiter.code()
+}
+
+func TestLsOfNothingIsAnEmptyList(t *testing.T) {
+	s := onShared(t)
+	require.Equal(t, result{stdout: "[]\n"}, do(t, s.on(), "ls", "--json"))
+	require.Equal(t, 1, strings.Count(do(t, s.on(), "ls").stdout, "\n"))
+}
+
+func TestLsWithAPattern(t *testing.T) {
+	s := onShared(t)
+	for _, name := range []string{"orders:1", "orders:2", "orders/a/b", "stock:1", "{x}:1"} {
+		s.hold(name)
+	}
+	for pattern, want := range map[string][]string{
+		"orders:*":     {"orders:1", "orders:2"},
+		"orders*":      {"orders/a/b", "orders:1", "orders:2"},
+		"*:1":          {"orders:1", "stock:1", "{x}:1"},
+		"{x}*":         {"{x}:1"},
+		"orders:[2-3]": {"orders:2"},
+		"order":        {},
+	} {
+		got := do(t, s.on(), "ls", "--json", pattern)
+		require.Equal(t, want, names(list(t, got.stdout)), pattern)
+	}
+}
+
+func TestLsDoesNotListWhatIsNoLock(t *testing.T) {
+	s := onShared(t)
+	ctx := t.Context()
+	require.NoError(t, s.rdb.HSet(ctx, "relock:settings", "a", 1).Err())
+	require.NoError(t, s.rdb.HSet(ctx, "relock:{user}", "name", "Alice").Err())
+	require.NoError(t, s.rdb.ZAdd(ctx, "relock:{best}:queue", redis.Z{Score: 3, Member: "Bob"}).Err())
+	require.NoError(t, s.rdb.Set(ctx, "relock:{text}", "x", 0).Err())
+	require.NoError(t, s.rdb.SAdd(ctx, "relock:{set}:queue", "x").Err())
+	s.hold("real")
+	got := do(t, s.on(), "ls", "--json")
+	require.Equal(t, []string{"real"}, names(list(t, got.stdout)))
+	// show says what is there all the same: it is in the way of a lock of that name.
+	require.Contains(t, do(t, s.on(), "show", "user").stdout, "name")
+}
+
+func TestLsFindsEachOfManyLocks(t *testing.T) {
+	s := onShared(t)
+	const n = 1500 // more than one round of SCAN
+	pipe := s.rdb.Pipeline()
+	for i := range n {
+		pipe.Set(t.Context(), fmt.Sprintf("noise:%d", i), "x", time.Minute)
+	}
+	_, err := pipe.Exec(t.Context())
+	require.NoError(t, err)
+	for i := range n {
+		s.hold(fmt.Sprintf("lock:%d", i))
+	}
+	got := do(t, s.on(), "ls", "--json")
+	require.Equal(t, 0, got.code, got.stderr)
+	require.Len(t, list(t, got.stdout), n)
+}
+
+func TestLsFindsTheLocksOfEveryMasterOfACluster(t *testing.T) {
+	cluster := redistest.StartCluster(t, func(c *redistest.ClusterConfig) { c.Replicas = 0 })
+	rdb := cluster.Client()
+	client := newClient(t, rdb)
+	want := []string{}
+	masters := map[string]bool{}
+	for i := range 20 {
+		name := fmt.Sprintf("lock:%02d", i)
+		holdWith(t, client, name)
+		want = append(want, name)
+		masters[cluster.MasterFor(keyOf("relock:", name)).Addr()] = true
+	}
+	require.Len(t, masters, 3, "the names are spread")
+	flags := []string{"--cluster", strings.Join(cluster.Addrs()[:1], ",")}
+	got := do(t, nil, append(flags, "ls", "--json")...)
+	require.Equal(t, 0, got.code, got.stderr)
+	require.Equal(t, want, names(list(t, got.stdout)))
+
+	got = do(t, nil, append(flags, "show", "lock:07", "--json")...)
+	require.Equal(t, 0, got.code, got.stderr)
+	require.Equal(t, true, object(t, got.stdout)["held"])
+	require.Equal(t, 0, do(t, nil, append(flags, "unlock", "--force", "lock:07")...).code)
+	got = do(t, nil, append(flags, "run", "lock:07", "--no-wait", "--", "sh", "-c", "exit 3")...)
+	require.Equal(t, 3, got.code, got.stderr)
+	got = do(t, nil, append(flags, "run", "lock:08", "--no-wait", "--", "true")...)
+	require.Equal(t, codeBusy, got.code, got.stderr)
+	got = do(t, nil, append(flags, "watch", "--json", "--count", "1")...)
+	require.Contains(t, got.stdout, "lock:19")
+}
+
+func TestShowTellsTheWholeQueueByTurn(t *testing.T) {
+	s := onShared(t)
+	s.hold("job")
+	var waiters []*program
+	for i := range 3 {
+		p := start(t, s.on(), "run", "job", "--json", "--", "true")
+		s.waiting("job", i+1)
+		waiters = append(waiters, p)
+	}
+	got := do(t, s.on(), "show", "job", "--json")
+	require.Equal(t, 0, got.code, got.stderr)
+	var info lockInfo
+	require.NoError(t, json.Unmarshal([]byte(got.stdout), &info))
+	require.Equal(t, 3, info.Waiters)
+	require.Len(t, info.Queue, 3)
+	for i, p := range waiters {
+		require.Equal(t, p.event("waiting")["holder"], info.Queue[i].Holder)
+		require.WithinDuration(t, time.Now(), info.Queue[i].Since, soon)
+		if i > 0 {
+			require.True(t, info.Queue[i].Since.After(info.Queue[i-1].Since))
+		}
+	}
+	text := do(t, s.on(), "show", "job").stdout
+	require.Regexp(t, `(?m)^name +job$`, text)
+	require.Regexp(t, `(?m)^holder +`+s.state("job").Holder.String()+`$`, text)
+	require.Regexp(t, `(?m)^lease +ends in \d+s$`, text)
+	require.Regexp(t, `(?m)^waiters +3$`, text)
+	require.Regexp(t, `(?m)^ +1\. `+info.Queue[0].Holder+` for `, text)
+	for _, p := range waiters {
+		p.signal(interruptSignal)
+		p.code()
+	}
+}
+
+func TestShowOfAFreeLock(t *testing.T) {
+	s := onShared(t)
+	require.Equal(t, result{stdout: "{\"name\":\"job\",\"held\":false,\"waiters\":0}\n"}, do(t, s.on(), "show", "job", "--json"))
+	require.Regexp(t, `(?m)^holder +nobody$`, do(t, s.on(), "show", "job").stdout)
+}
+
+func TestUnlockTakesTheLockAndGrantsItToTheFirstWaiter(t *testing.T) {
+	s := onShared(t)
+	s.hold("job")
+	holder := s.state("job").Holder.String()
+	waiter := start(t, s.on(), "run", "job", "--", "echo", "mine")
+	s.waiting("job", 1)
+	got := do(t, s.on(), "unlock", "--force", "job", "--json")
+	require.Equal(t, 0, got.code, got.stderr)
+	o := object(t, got.stdout)
+	require.Equal(t, "job", o["name"])
+	require.Equal(t, true, o["unlocked"])
+	require.Equal(t, holder, o["holder"])
+	require.EqualValues(t, 1, o["waiters"])
+	require.Equal(t, 0, waiter.code())
+	require.Equal(t, "mine\n", waiter.stdout.String())
+}
+
+func TestUnlockWithoutForceChangesNothing(t *testing.T) {
+	s := onShared(t)
+	s.hold("job")
+	require.Equal(t, codeUsage, do(t, s.on(), "unlock", "job").code)
+	require.True(t, s.state("job").Locked())
+}
+
+func TestUnlockOfAFreeLockIs1(t *testing.T) {
+	s := onShared(t)
+	got := do(t, s.on(), "unlock", "--force", "job")
+	require.Equal(t, codeNotHeld, got.code)
+	require.Equal(t, "relock: \"job\": nobody has the lock\n", got.stderr)
+	got = do(t, s.on(), "unlock", "--force", "job", "--json")
+	require.Equal(t, "not_held", object(t, got.stderr)["error"])
+}
+
+func TestWatchWithoutATerminalPrintsOneTableAfterAnother(t *testing.T) {
+	s := onShared(t)
+	s.hold("job")
+	p := start(t, s.on(), "watch", "--interval", "100ms", "--count", "3")
+	require.Equal(t, 0, p.code())
+	text := p.stdout.String()
+	require.Equal(t, 3, strings.Count(text, "NAME "))
+	require.Equal(t, 3, strings.Count(text, "1 held, 0 waiting"))
+	require.NotContains(t, text, "\x1b", "nothing for a terminal")
+}
+
+func TestWatchSeesWhatChanges(t *testing.T) {
+	s := onShared(t)
+	p := start(t, s.on(), "watch", "--interval", "100ms", "--json", "job*")
+	// held is whether the last line says so.
+	held := func(want int) {
+		t.Helper()
+		redistest.Eventually(t, soon, func() bool {
+			lines := p.stdout.lines()
+			if len(lines) == 0 {
+				return false
+			}
+			locks := object(t, lines[len(lines)-1])["locks"].([]any)
+			return len(locks) == want
+		}, "seen: %d locks", want)
+	}
+	held(0)
+	release := s.hold("job")
+	s.hold("another")
+	held(1)
+	release()
+	held(0)
+	p.signal(interruptSignal)
+	require.Equal(t, 0, p.code())
+}
+
+func TestWatchOutlastsAServerThatIsAway(t *testing.T) {
+	s := onOwn(t)
+	p := start(t, s.on(), "watch", "--interval", "100ms")
+	p.expect(&p.stdout, "NAME ")
+	s.server.Kill()
+	p.expect(&p.stderr, "relock: no answer from Redis")
+	s.server.Restart()
+	s.hold("job")
+	p.expect(&p.stdout, "job ")
+	p.signal(interruptSignal)
+	require.Equal(t, 0, p.code())
+}
+
+func TestNamesThatWouldUpsetATerminalAreQuoted(t *testing.T) {
+	s := onShared(t)
+	for _, name := range []string{"clear\x1b[2Jscreen", "two\nlines", "tab\there", "\xff\xfe"} {
+		release := s.hold(name)
+		for _, args := range [][]string{{"ls"}, {"show", name}, {"watch", "--count", "1"}} {
+			got := do(t, s.on(), args...)
+			require.Equal(t, 0, got.code, got.stderr)
+			require.NotContains(t, got.stdout, name)
+			require.Contains(t, got.stdout, fmt.Sprintf("%q", name))
+		}
+		got := do(t, s.on(), "run", name, "--no-wait", "--", "true")
+		require.Equal(t, codeBusy, got.code)
+		require.NotContains(t, got.stderr, name)
+		release()
+	}
+}
+
+func TestANameThatIsNotTextIsWholeInJSON(t *testing.T) {
+	s := onShared(t)
+	s.hold("\xff\xfe")
+	infos := list(t, do(t, s.on(), "ls", "--json").stdout)
+	require.Len(t, infos, 1)
+	require.Equal(t, "//4=", infos[0].NameB64)
+}
+
+func TestEveryLockIsListedByANameThatFindsIt(t *testing.T) {
+	s := onShared(t)
+	random := rand.New(rand.NewPCG(1, 2))
+	alphabet := []string{"{", "}", "a", "b", ":", ":queue", ":token", "*", "?", "[", "\\", "{}", "{a}", " "}
+	for _, prefix := range []string{"relock:", "", "{app}:", "x*["} {
+		r := &reader{rdb: s.rdb, client: s.client, prefix: prefix}
+		r.client = newPrefixed(t, s.rdb, prefix)
+		for range 150 {
+			var name strings.Builder
+			for range 1 + random.IntN(5) {
+				name.WriteString(alphabet[random.IntN(len(alphabet))])
+			}
+			lock := r.client.NewLock(name.String())
+			if lock.Err() != nil {
+				continue // such a lock cannot be
+			}
+			section, err := lock.TryLock(t.Context())
+			require.NoError(t, err)
+			infos, err := r.list(t.Context(), "")
+			require.NoError(t, err)
+			require.Len(t, infos, 1, "%q %q", prefix, name.String())
+			require.Equal(t, keyOf(prefix, name.String()), keyOf(prefix, infos[0].Name))
+			again, err := r.client.NewLock(infos[0].Name).State(t.Context())
+			require.NoError(t, err)
+			require.Equal(t, lock.Token(section), again.Token, "%q is listed as %q", name.String(), infos[0].Name)
+			infos, err = r.list(t.Context(), globEscape(infos[0].Name))
+			require.NoError(t, err)
+			require.Len(t, infos, 1, "a name is found by itself, escaped")
+			require.NoError(t, lock.Unlock(section))
+			require.NoError(t, s.rdb.FlushAll(t.Context()).Err())
+		}
+	}
+}
+
+func TestGlobIsThatOfRedis(t *testing.T) {
+	s := onShared(t)
+	random := rand.New(rand.NewPCG(3, 4))
+	word := func(alphabet string, most int) string {
+		b := make([]byte, 1+random.IntN(most))
+		for i := range b {
+			b[i] = alphabet[random.IntN(len(alphabet))]
+		}
+		return string(b)
+	}
+	for range 300 {
+		require.NoError(t, s.rdb.FlushAll(t.Context()).Err())
+		pattern, name := word(`ab*?[]^-\`, 7), word(`abc-]\`, 5)
+		if random.IntN(2) == 0 {
+			pattern = strings.Replace(globEscape(name), "a", "*", 1)
+		}
+		require.NoError(t, s.rdb.Set(t.Context(), name, "x", 0).Err())
+		keys, err := s.rdb.Keys(t.Context(), pattern).Result()
+		require.NoError(t, err)
+		require.Equal(t, len(keys) == 1, glob(pattern, name), "pattern %q, name %q", pattern, name)
+	}
+}
+
+func TestSpansAreReadable(t *testing.T) {
+	for ms, want := range map[int64]string{
+		0: "0.0s", 1234: "1.2s", 12_345: "12s", 75_000: "1m15s", 3_700_000: "1h1m", 200_000_000: "2d7h",
+	} {
+		require.Equal(t, want, span(&ms))
+	}
+	require.Equal(t, "-", span(nil))
+}

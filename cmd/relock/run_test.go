@@ -1,0 +1,512 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/internal/redistest"
+)
+
+func TestTheCodeOfTheCommandIsPassedOn(t *testing.T) {
+	s := onShared(t)
+	for _, code := range []int{0, 1, 3, 64, 75, 79, 255} {
+		got := do(t, s.on(), "run", "job", "--", "sh", "-c", fmt.Sprintf("exit %d", code))
+		require.Equal(t, result{code: code}, got)
+	}
+}
+
+func TestASignalThatEndsTheCommandIsPassedOnAs128AndItsNumber(t *testing.T) {
+	s := onShared(t)
+	for signal, code := range map[string]int{"TERM": 143, "KILL": 137, "INT": 130} {
+		got := do(t, s.on(), "run", "job", "--", "sh", "-c", "kill -"+signal+" $$")
+		require.Equal(t, code, got.code, signal)
+	}
+}
+
+func TestTheLockIsHeldWhileTheCommandRunsAndNoLonger(t *testing.T) {
+	s := onShared(t)
+	p, _ := s.startProbe("plain", "job")
+	require.True(t, s.state("job").Locked())
+	require.NoError(t, p.stdin.Close())
+	require.Equal(t, 9, p.code())
+	require.False(t, s.state("job").Locked())
+	require.Empty(t, p.stderr.String())
+}
+
+func TestTheCommandFindsItsLockInTheEnvironment(t *testing.T) {
+	s := onShared(t)
+	outer := env("RELOCK_TOKEN=1", "RELOCK_NAME=outer", "RELOCK_HOLDER=outer", "KEPT=yes",
+		"RELOCK_SENTINEL_PASSWORD=hunter2", "RELOCK_SENTINEL_USERNAME=fox")
+	p := start(t, s.on(outer), "run", "orders:42", "--", "sh", "-c", "env; echo end; read x")
+	p.expect(&p.stdout, "end")
+	state := s.state("orders:42")
+	require.Positive(t, state.Token)
+	printed := p.stdout.lines()
+	for _, want := range []string{
+		"RELOCK_NAME=orders:42", "RELOCK_HOLDER=" + state.Holder.String(), fmt.Sprintf("RELOCK_TOKEN=%d", state.Token), "KEPT=yes",
+	} {
+		require.Contains(t, printed, want)
+	}
+	require.NotContains(t, p.stdout.String(), "outer", "an outer run's")
+	require.NotContains(t, p.stdout.String(), "hunter2", "the password of the sentinels is not for the command")
+	require.NoError(t, p.stdin.Close())
+	p.code()
+}
+
+func TestTokensGrowFromRunToRun(t *testing.T) {
+	s := onShared(t)
+	last := int64(0)
+	for range 3 {
+		got := do(t, s.on(), "run", "job", "--", "sh", "-c", "echo $RELOCK_TOKEN")
+		token, err := strconv.ParseInt(strings.TrimSpace(got.stdout), 10, 64)
+		require.NoError(t, err)
+		require.Greater(t, token, last)
+		last = token
+	}
+}
+
+func TestTheCommandHasOurStandardFiles(t *testing.T) {
+	s := onShared(t)
+	p := start(t, s.on(), "run", "job", "--", "sh", "-c", "cat; echo trouble >&2")
+	data := bytes.Repeat([]byte("0123456789abcde\n"), 1<<16)
+	_, err := p.stdin.Write(data)
+	require.NoError(t, err)
+	require.NoError(t, p.stdin.Close())
+	require.Equal(t, 0, p.code())
+	require.Equal(t, string(data), p.stdout.String())
+	require.Equal(t, "trouble\n", p.stderr.String())
+}
+
+func TestFlagsBehindTheDashesBelongToTheCommand(t *testing.T) {
+	s := onShared(t)
+	got := do(t, s.on(), "run", "job", "--", "echo", "--json", "-v", "--", "--wait", "x")
+	require.Equal(t, result{stdout: "--json -v -- --wait x\n"}, got)
+}
+
+func TestTheLockIsRenewedForAsLongAsTheCommandRuns(t *testing.T) {
+	s := onShared(t)
+	const ttl = time.Second
+	p, _ := s.startProbe("plain", "job", "--ttl", ttl.String())
+	token := s.state("job").Token
+	began := time.Now()
+	redistest.Eventually(t, soon, func() bool {
+		state := s.state("job")
+		require.True(t, state.Locked())
+		require.Equal(t, token, state.Token)
+		return time.Since(began) > 3*ttl
+	}, "over: three leases")
+	require.NoError(t, p.stdin.Close())
+	require.Equal(t, 9, p.code())
+}
+
+func TestABusyLockIs75(t *testing.T) {
+	s := onShared(t)
+	s.hold("job")
+	for _, flags := range [][]string{{"--no-wait"}, {"--wait", "0"}, {"--wait", "150ms"}} {
+		began := time.Now()
+		got := do(t, s.on(), append(append([]string{"run", "job"}, flags...), "--", "echo", "never")...)
+		require.Equal(t, codeBusy, got.code, flags)
+		require.Empty(t, got.stdout)
+		require.Contains(t, got.stderr, s.state("job").Holder.String(), "it says who has the lock")
+		if flags[0] == "--wait" && flags[1] != "0" {
+			require.GreaterOrEqual(t, time.Since(began), 150*time.Millisecond)
+		}
+	}
+	s.waiting("job", 0)
+}
+
+func TestABusyLockIsWaitedFor(t *testing.T) {
+	s := onShared(t)
+	for _, flags := range [][]string{nil, {"--wait", "1m"}} {
+		release := s.hold("job")
+		p := start(t, s.on(), append(append([]string{"run", "job"}, flags...), "--", "echo", "mine")...)
+		s.waiting("job", 1)
+		require.Empty(t, p.stdout.String())
+		release()
+		require.Equal(t, 0, p.code())
+		require.Equal(t, "mine\n", p.stdout.String())
+		require.Empty(t, p.stderr.String(), "nobody looks on")
+	}
+}
+
+func TestAWaitIsToldWithItsPlaceInTheQueue(t *testing.T) {
+	s := onShared(t)
+	release := s.hold("job")
+	first := start(t, s.on(), "run", "job", "--json", "--", "true")
+	require.EqualValues(t, 0, first.event("waiting")["position"])
+	second := start(t, s.on(), "run", "job", "--verbose", "--", "true")
+	second.expect(&second.stderr, `relock: "job" is locked, waiting; 1 before this`)
+	release()
+	require.Equal(t, 0, first.code())
+	require.Equal(t, 0, second.code())
+	require.Positive(t, first.event("acquired")["waited_ms"])
+}
+
+func TestASignalEndsAWaitAndLeavesNothingInRedis(t *testing.T) {
+	s := onShared(t)
+	s.hold("job")
+	for signal, code := range map[syscall.Signal]int{syscall.SIGINT: 130, syscall.SIGTERM: 143, syscall.SIGHUP: 129, syscall.SIGUSR1: 138} {
+		for _, flags := range [][]string{nil, {"--wait", "1m"}} {
+			p := start(t, s.on(), append(append([]string{"run", "job"}, flags...), "--", "echo", "never")...)
+			s.waiting("job", 1)
+			p.signal(signal)
+			require.Equal(t, code, p.code())
+			require.Empty(t, p.stdout.String())
+			require.Empty(t, p.stderr.String())
+			require.Equal(t, 0, s.state("job").Waiters)
+		}
+	}
+}
+
+func TestARunInsideARunOfTheSameLockDoesNotWaitForItself(t *testing.T) {
+	s := onShared(t)
+	got := do(t, s.on(), "run", "job", "--", binary, "run", "job", "--", "echo", "never")
+	require.Equal(t, codeBusy, got.code)
+	require.Empty(t, got.stdout)
+	require.Contains(t, got.stderr, "the relock run around this one")
+	// Another lock is another matter.
+	got = do(t, s.on(), "run", "job", "--", binary, "run", "other", "--", "sh", "-c", "echo $RELOCK_NAME")
+	require.Equal(t, result{stdout: "other\n"}, got)
+}
+
+func TestSignalsReachTheWholeTreeOfTheCommand(t *testing.T) {
+	s := onShared(t)
+	p, _ := s.startProbe("tree", "job")
+	p.ready("child ")
+	for _, signal := range []syscall.Signal{
+		syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGTERM,
+	} {
+		require.True(t, p.runs())
+		p.signal(signal)
+		p.expect(&p.stdout, "got "+signal.String())
+		p.expect(&p.stdout, "child got "+signal.String())
+	}
+	require.Equal(t, 9, p.code(), "the command decides how it ends")
+	require.False(t, s.state("job").Locked())
+}
+
+func TestTheLockIsKeptUntilACommandThatTakesItsTimeHasEnded(t *testing.T) {
+	s := onShared(t)
+	const ttl = time.Second
+	p, _ := s.startProbe("ignore", "job", "--ttl", ttl.String())
+	p.signal(syscall.SIGTERM)
+	p.expect(&p.stdout, "got terminated")
+	began := time.Now()
+	redistest.Eventually(t, soon, func() bool {
+		require.True(t, s.state("job").Locked())
+		return time.Since(began) > 2*ttl
+	}, "over: two leases")
+	require.True(t, p.runs())
+	require.NoError(t, p.stdin.Close())
+	require.Equal(t, 9, p.code())
+}
+
+func TestALockThatIsTakenAwayStopsTheCommand(t *testing.T) {
+	s := onShared(t)
+	for what, take := range map[string]func(){
+		"deleted": func() { require.NoError(t, s.rdb.Del(t.Context(), keyOf("relock:", "job")).Err()) },
+		"forced":  func() { require.Equal(t, 0, do(t, s.on(), "unlock", "--force", "job").code) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			p, pid := s.startProbe("tree", "job", "--ttl", "1s")
+			child := p.ready("child ")
+			take()
+			require.Equal(t, codeLost, p.code())
+			p.expect(&p.stdout, "got terminated")
+			p.expect(&p.stdout, "child got terminated")
+			require.False(t, alive(pid))
+			require.False(t, alive(child))
+			require.Contains(t, p.stderr.String(), `"job" lost by `)
+			require.Contains(t, p.stderr.String(), "has ended with 9")
+		})
+	}
+}
+
+func TestALockThatRedisCannotConfirmStopsTheCommand(t *testing.T) {
+	s := onOwn(t)
+	p, pid := s.startProbe("plain", "job", "--ttl", "1s", "--json")
+	s.server.Pause()
+	defer s.server.Resume()
+	require.Equal(t, codeLost, p.code())
+	require.False(t, alive(pid))
+	lost := p.event("lost")
+	require.Equal(t, "expired", lost["reason"])
+	require.Equal(t, "lost", lost["error"])
+	require.EqualValues(t, 9, p.event("exited")["exit_code"])
+}
+
+func TestACommandThatIgnoresTheLossIsKilledAfterTheGrace(t *testing.T) {
+	s := onShared(t)
+	p, pid := s.startProbe("ignore tree", "job", "--ttl", "1s", "--grace", "300ms", "--json")
+	child := p.ready("child ")
+	require.NoError(t, s.rdb.Del(t.Context(), keyOf("relock:", "job")).Err())
+	require.Equal(t, codeLost, p.code())
+	gone(t, pid)
+	gone(t, child)
+	p.expect(&p.stdout, "got terminated")
+	exited := p.event("exited")
+	require.EqualValues(t, 137, exited["exit_code"])
+	require.Equal(t, "SIGKILL", exited["signal"])
+	lost, killed := at(t, p.event("lost")), at(t, p.event("killed"))
+	require.GreaterOrEqual(t, killed.Sub(lost), 290*time.Millisecond)
+}
+
+// at is when an event was.
+func at(t *testing.T, e map[string]any) time.Time {
+	t.Helper()
+	when, err := time.Parse(time.RFC3339Nano, e["time"].(string))
+	require.NoError(t, err)
+	return when
+}
+
+func TestNothingOfTheCommandOutlivesALoss(t *testing.T) {
+	s := onShared(t)
+	// The first process ends with SIGTERM, and leaves one behind that does not.
+	p, pid := s.startProbe("leave", "job", "--ttl", "1s", "--grace", "300ms")
+	child := p.ready("child ")
+	require.NoError(t, s.rdb.Del(t.Context(), keyOf("relock:", "job")).Err())
+	require.Equal(t, codeLost, p.code())
+	gone(t, pid)
+	gone(t, child)
+}
+
+func TestAGraceOfZeroKillsAtOnce(t *testing.T) {
+	s := onShared(t)
+	p, pid := s.startProbe("plain", "job", "--ttl", "1s", "--grace", "0")
+	require.NoError(t, s.rdb.Del(t.Context(), keyOf("relock:", "job")).Err())
+	require.Equal(t, codeLost, p.code())
+	gone(t, pid)
+	require.NotContains(t, p.stdout.String(), "got")
+}
+
+func TestACommandThatIsStoppedHearsOfTheLossToo(t *testing.T) {
+	s := onShared(t)
+	p, pid := s.startProbe("plain", "job", "--ttl", "1s")
+	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+	require.NoError(t, s.rdb.Del(t.Context(), keyOf("relock:", "job")).Err())
+	require.Equal(t, codeLost, p.code())
+	p.expect(&p.stdout, "got terminated")
+}
+
+func TestMaxHoldStopsTheCommand(t *testing.T) {
+	s := onShared(t)
+	p, _ := s.startProbe("plain", "job", "--ttl", "1s", "--max-hold", "1500ms", "--json")
+	require.Equal(t, codeLost, p.code())
+	require.Equal(t, "max_hold", p.event("lost")["reason"])
+	s.free("job")
+}
+
+func TestALossThatOnlyTheEndFindsIsTold(t *testing.T) {
+	s := onShared(t)
+	// The lock goes while the command runs, long before a renewal is due.
+	p, _ := s.startProbe("plain", "job")
+	require.NoError(t, s.rdb.Del(t.Context(), keyOf("relock:", "job")).Err())
+	require.NoError(t, p.stdin.Close())
+	require.Equal(t, codeLost, p.code())
+	require.Contains(t, p.stderr.String(), "the command had ended with 9")
+}
+
+func TestAReleaseThatRedisDoesNotConfirmIsNoFailureOfTheCommand(t *testing.T) {
+	s := onOwn(t)
+	p, _ := s.startProbe("plain", "job", "--ttl", "3s")
+	s.server.Kill()
+	require.NoError(t, p.stdin.Close())
+	require.Equal(t, 9, p.code())
+	require.Contains(t, p.stderr.String(), "not confirmed by Redis")
+}
+
+func TestTheCommandEndsWithRelock(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("NOT TESTED: only Linux can tell a process that its parent is gone")
+	}
+	s := onShared(t)
+	p, pid := s.startProbe("plain", "job", "--ttl", "2s")
+	p.signal(syscall.SIGKILL)
+	gone(t, pid)
+	p.expect(&p.stdout, "got terminated")
+	s.free("job") // after its lease
+}
+
+func TestALossIsActedOnAlsoWhenNobodyReadsStderr(t *testing.T) {
+	s := onShared(t)
+	r, w, err := os.Pipe()
+	require.NoError(t, err)
+	self, err := os.Executable()
+	require.NoError(t, err)
+	p := start(t, s.on(env(probeMode+"=plain"), func(p *program) { p.cmd.Stderr = w }), "run", "job", "--ttl", "1s", "--", self)
+	pid := p.ready("")
+	require.NoError(t, w.Close())
+	require.NoError(t, r.Close())
+	require.NoError(t, s.rdb.Del(t.Context(), keyOf("relock:", "job")).Err())
+	require.Equal(t, codeLost, p.code())
+	gone(t, pid)
+}
+
+func TestASignalThatWasIgnoredStaysIgnored(t *testing.T) {
+	s := onShared(t)
+	self, err := os.Executable()
+	require.NoError(t, err)
+	// As nohup does.
+	p := startProgram(t, "/bin/sh", s.on(env(probeMode+"=plain")), "-c",
+		`trap "" HUP; exec "$@"`, "sh", binary, "run", "job", "--", self)
+	p.ready("")
+	p.signal(syscall.SIGHUP)
+	p.signal(syscall.SIGUSR1) // comes after it
+	p.expect(&p.stdout, "got user defined signal 1")
+	require.NotContains(t, p.stdout.String(), "got hangup")
+	require.NoError(t, p.stdin.Close())
+	require.Equal(t, 9, p.code())
+}
+
+func TestACommandThatCannotRunIsFoundOutBeforeAnybodyWaits(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(dir+"/plain", []byte("text"), 0o600))
+	nowhere := []setup{env("REDIS_URL=redis://" + closedAddr)}
+	got := do(t, nowhere, "run", "job", "--", "no-such-command-here")
+	require.Equal(t, codeNotFound, got.code)
+	require.Equal(t, "relock: no-such-command-here: command not found\n", got.stderr)
+	got = do(t, nowhere, "run", "job", "--", dir+"/plain")
+	require.Equal(t, codeCannotRun, got.code)
+	require.Contains(t, got.stderr, "permission denied")
+}
+
+func TestAProgramThatTheSystemRefusesGivesTheLockBack(t *testing.T) {
+	s := onShared(t)
+	path := t.TempDir() + "/garbage"
+	require.NoError(t, os.WriteFile(path, []byte{0x7f, 'E', 'L', 'F', 0}, 0o700))
+	got := do(t, s.on(), "run", "job", "--", path)
+	require.Equal(t, codeCannotRun, got.code)
+	require.False(t, s.state("job").Locked())
+}
+
+func TestEveryEventOfARunIsALineOfJSON(t *testing.T) {
+	s := onShared(t)
+	got := do(t, s.on(), "--json", "run", "job", "--", "sh", "-c", "echo out; exit 3")
+	require.Equal(t, 3, got.code)
+	require.Equal(t, "out\n", got.stdout, "stdout is the command's own")
+	var names []string
+	var token any
+	for line := range strings.Lines(got.stderr) {
+		e := object(t, line)
+		require.Equal(t, "job", e["name"])
+		require.NotEmpty(t, e["time"])
+		names = append(names, e["event"].(string))
+		switch e["event"] {
+		case "acquired":
+			token = e["token"]
+			require.Positive(t, token)
+			require.NotEmpty(t, e["holder"])
+		case "started":
+			require.Positive(t, e["pid"])
+		case "exited":
+			require.EqualValues(t, 3, e["exit_code"])
+			require.NotContains(t, e, "signal")
+		case "released":
+			require.Equal(t, token, e["token"])
+		}
+	}
+	require.Equal(t, []string{"acquired", "started", "exited", "released"}, names)
+}
+
+func TestAFailureInJSONHasItsCodeAndWhoIsInTheWay(t *testing.T) {
+	s := onShared(t)
+	s.hold("job")
+	got := do(t, s.on(), "run", "job", "--json", "--no-wait", "--", "true")
+	require.Equal(t, codeBusy, got.code)
+	e := object(t, got.stderr)
+	require.Equal(t, "error", e["event"])
+	require.Equal(t, "busy", e["error"])
+	require.EqualValues(t, codeBusy, e["exit_code"])
+	require.Equal(t, "job", e["name"])
+	require.Equal(t, s.state("job").Holder.String(), e["holder"])
+	require.Positive(t, e["lease_ms"])
+}
+
+func TestRunsOfOneLockNeverOverlap(t *testing.T) {
+	s := onShared(t)
+	// Each run adds its mark, and takes it away: two marks would be two at once.
+	dir := t.TempDir()
+	script := `mkdir "$1/busy" || exit 50; echo x >> "$1/log"; rmdir "$1/busy" || exit 51`
+	const runs = 8
+	var programs []*program
+	for range runs {
+		programs = append(programs, start(t, s.on(), "run", "job", "--wait", "1m", "--", "sh", "-c", script, "sh", dir))
+	}
+	for _, p := range programs {
+		require.Equal(t, 0, p.code())
+	}
+	log, err := os.ReadFile(dir + "/log")
+	require.NoError(t, err)
+	require.Equal(t, strings.Repeat("x\n", runs), string(log))
+}
+
+func TestRunAndTheLibraryExcludeEachOther(t *testing.T) {
+	s := onShared(t)
+	p, _ := s.startProbe("plain", "job")
+	lock := s.client.NewLock("job")
+	_, err := lock.TryLock(t.Context())
+	require.ErrorContains(t, err, "locked")
+	require.NoError(t, p.stdin.Close())
+	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	defer cancel()
+	section, err := lock.Lock(ctx)
+	require.NoError(t, err)
+	require.NoError(t, lock.Unlock(section))
+	require.Equal(t, 9, p.code())
+}
+
+func TestWrongUsageIs64AndSaysWhatIsAllowed(t *testing.T) {
+	s := onShared(t)
+	for _, c := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{"bogus"}, "unknown command"},
+		{[]string{"run"}, "behind --"},
+		{[]string{"run", "job"}, "behind --"},
+		{[]string{"run", "job", "--"}, "no command"},
+		{[]string{"run", "job", "ls"}, "behind --"},
+		{[]string{"run", "job", "ls", "-l"}, "behind --"},
+		{[]string{"run", "--", "ls"}, "one lock name"},
+		{[]string{"run", "a", "b", "--", "ls"}, "one lock name"},
+		{[]string{"run", "", "--", "true"}, "empty"},
+		{[]string{"run", "}x", "--", "true"}, "must not begin with"},
+		{[]string{"run", strings.Repeat("n", 1025), "--", "true"}, "at most 1024"},
+		{[]string{"run", "job", "--no-wait", "--wait", "1s", "--", "true"}, "only one"},
+		{[]string{"run", "job", "--wait", "-1s", "--", "true"}, "must be 0"},
+		{[]string{"run", "job", "--wait", "soon", "--", "true"}, "invalid"},
+		{[]string{"run", "job", "--grace", "-1s", "--", "true"}, "must be 0"},
+		{[]string{"run", "job", "--ttl", "1ms", "--", "true"}, "whole milliseconds"},
+		{[]string{"run", "job", "--ttl", "10s", "--max-hold", "5s", "--", "true"}, "at least the TTL"},
+		{[]string{"run", "job", "--timeout", "0s", "--", "true"}, "above 0"},
+		{[]string{"show"}, "accepts 1 arg"},
+		{[]string{"show", ""}, "empty"},
+		{[]string{"ls", "a", "b"}, "at most 1 arg"},
+		{[]string{"watch", "--interval", "1ms"}, "at least"},
+		{[]string{"watch", "--count", "-1"}, "must be 0"},
+		{[]string{"unlock", "job"}, "--force"},
+		{[]string{"ls", "--sentinel", "m@" + closedAddr, "--cluster", closedAddr}, "only one"},
+		{[]string{"ls", "--sentinel", closedAddr}, "NAME@HOST:PORT"},
+		{[]string{"ls", "--sentinel", "m@nowhere"}, "not HOST:PORT"},
+		{[]string{"ls", "--cluster", "nowhere"}, "not HOST:PORT"},
+		{[]string{"ls", "--cluster", closedAddr, "--url", "redis://x/3"}, "no database"},
+		{[]string{"ls", "--cluster", closedAddr, "--url", "unix:///tmp/x"}, "unix socket"},
+		{[]string{"ls", "--url", "http://x"}, "redis://"},
+	} {
+		got := do(t, s.on(), c.args...)
+		require.Equal(t, codeUsage, got.code, "%q: %s", c.args, got.stderr)
+		require.Contains(t, got.stderr, c.says, "%q", c.args)
+		require.Empty(t, got.stdout)
+		require.Equal(t, 1, strings.Count(got.stderr, "\n"), "one line, not a page: %s", got.stderr)
+	}
+}

@@ -1,0 +1,170 @@
+//go:build linux || darwin || freebsd || netbsd || openbsd || dragonfly
+
+package main
+
+import (
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
+)
+
+// Job control. The command has a process group of its own, so relock stands between it and the shell, and does for it what
+// a shell does for a job:
+//
+//   - At a terminal (standard input and output are one, and we are in its foreground) the command's group becomes the
+//     foreground: it reads the keyboard, and Ctrl-C goes to it, not to us. At the end the terminal is taken back.
+//   - In a pipeline or the like others of our group may want the terminal, so the command gets it only if it asks, that
+//     is, if the system stops it for that.
+//   - When the command is stopped by Ctrl-Z, we stop too, with our whole group, so that the shell notices. A lock is not
+//     renewed meanwhile. When the shell lets us go on, the command goes on if the lock is still ours, and is ended if not.
+
+// terminal is the controlling terminal.
+type terminal struct {
+	fd    int
+	modes *term.State // as they were, nil if not known
+	given bool        // to the command
+}
+
+// openTerminal returns nil if there is no controlling terminal.
+func openTerminal() *terminal {
+	// Not os.OpenFile, which would make it non-blocking.
+	fd, err := unix.Open("/dev/tty", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	modes, _ := term.GetState(fd)
+	return &terminal{fd: fd, modes: modes}
+}
+
+// foreground is the process group that has the keyboard.
+func (t *terminal) foreground() int {
+	group, err := unix.IoctlGetInt(t.fd, unix.TIOCGPGRP)
+	if err != nil {
+		return -1
+	}
+	return group
+}
+
+// give makes the command the foreground, if that is ours to give.
+func (t *terminal) give(c *child) {
+	if t.foreground() == unix.Getpgrp() && unix.IoctlSetPointerInt(t.fd, unix.TIOCSPGRP, c.pid) == nil {
+		t.given = true
+	}
+}
+
+// take makes us the foreground again, if the command is it.
+func (t *terminal) take(c *child) {
+	if !t.given {
+		return
+	}
+	t.given = false
+	if t.foreground() == c.pid {
+		_ = unix.IoctlSetPointerInt(t.fd, unix.TIOCSPGRP, unix.Getpgrp())
+	}
+}
+
+// begin is called when the command has just started.
+func (t *terminal) begin(r *runner) {
+	signal.Notify(r.signals, unix.SIGTSTP)
+	signal.Notify(r.conts, unix.SIGCONT)
+	if t == nil {
+		return
+	}
+	// Who takes the terminal back from the background would be stopped for it. Not before the start: what is ignored is
+	// ignored by the command too.
+	signal.Ignore(unix.SIGTTOU)
+	if term.IsTerminal(int(os.Stdin.Fd())) && term.IsTerminal(int(os.Stdout.Fd())) {
+		t.give(r.child)
+	}
+}
+
+// end is called when the command has ended.
+func (t *terminal) end(r *runner) {
+	if t == nil {
+		return
+	}
+	was := t.given
+	t.take(r.child)
+	if was && t.modes != nil && r.violent {
+		_ = term.Restore(t.fd, t.modes) // it had no time to do so
+	}
+	_ = unix.Close(t.fd)
+}
+
+// forward hands a signal on.
+func (r *runner) forward(s os.Signal) {
+	if sig, ok := s.(syscall.Signal); ok {
+		r.child.signal(sig)
+	}
+}
+
+// childStopped is called when the command's first process was stopped.
+func (r *runner) childStopped(by syscall.Signal) {
+	switch {
+	case r.lost:
+		r.wake()
+	case r.tty == nil:
+		// Nobody but the one who stopped it can want it to go on. The lock is kept.
+	case by == unix.SIGTTIN || by == unix.SIGTTOU:
+		r.stopped = true
+		if f := r.tty.foreground(); f == unix.Getpgrp() || f == r.child.pid {
+			r.wake() // with the terminal
+		} else {
+			r.suspend()
+		}
+	case by == unix.SIGTSTP:
+		r.stopped = true
+		r.suspend()
+	}
+}
+
+// suspend stops us, and returns when we may go on.
+func (r *runner) suspend() {
+	r.tty.take(r.child)
+	stopSelf(r.conts)
+	r.resume()
+}
+
+// stopSelf stops our process group, and returns when a shell lets it go on, which conts tells.
+func stopSelf(conts <-chan os.Signal) {
+	// Not SIGTSTP: we catch it, and once caught the Go runtime never gives it back to the system. Both stop a process by
+	// default, unless no shell could ever let it go on (its group is orphaned): then nothing happens, and all goes on at
+	// once.
+	_ = unix.Kill(0, unix.SIGTTIN)
+	// The stop comes with some delay; SIGCONT is the proof that it was there.
+	const orphaned = 250 * time.Millisecond
+	timer := time.NewTimer(orphaned)
+	defer timer.Stop()
+	select {
+	case <-conts:
+	case <-timer.C:
+	}
+}
+
+// resume is called when somebody lets us go on.
+func (r *runner) resume() {
+	if !r.lost && !r.lock.Held(r.section) {
+		return // while we were stopped; that is told, and the command ended, at once
+	}
+	r.wake()
+}
+
+// wake lets the command go on, with the terminal if that is ours and it had it before, or has asked for it.
+func (r *runner) wake() {
+	if r.tty != nil && r.stopped {
+		r.tty.give(r.child)
+	}
+	r.stopped = false
+	r.child.signal(unix.SIGCONT)
+}
+
+// listenScreen tells when a screen is not what it was any more, when it should be left for the shell, and when it is back.
+func listenScreen(resized, stop, conts chan os.Signal) {
+	signal.Notify(resized, unix.SIGWINCH)
+	signal.Notify(stop, unix.SIGTSTP)
+	signal.Notify(conts, unix.SIGCONT)
+}

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+)
+
+// logged are the messages that the library logs, found in its source: "LEVEL|message|keys".
+func logged(t *testing.T) []string {
+	t.Helper()
+	files, err := filepath.Glob("../../*.go")
+	require.NoError(t, err)
+	var found []string
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		require.NoError(t, err)
+		ast.Inspect(file, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			sel, ok := call.Fun.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			switch sel.Sel.Name {
+			case "log": // events.log(logger, level, message, attrs...)
+				if len(call.Args) < 3 {
+					return true
+				}
+				level := "INFO, and WARN from the fourth attempt on" // the one level that is not a constant
+				if l, ok := call.Args[1].(*ast.SelectorExpr); ok {
+					level = strings.ToUpper(strings.TrimPrefix(l.Sel.Name, "Level"))
+				}
+				var keys []string
+				for _, attr := range call.Args[3:] {
+					keys = append(keys, text(t, attr.(*ast.CallExpr).Args[0]))
+				}
+				found = append(found, level+"|"+text(t, call.Args[2])+"|"+strings.Join(keys, ","))
+			case "Debug", "Info", "Warn", "Error": // logger.Warn(message, key, value, ...)
+				if len(call.Args) == 0 {
+					return true
+				}
+				var keys []string
+				for i := 1; i < len(call.Args); i += 2 {
+					keys = append(keys, text(t, call.Args[i]))
+				}
+				found = append(found, strings.ToUpper(sel.Sel.Name)+"|"+text(t, call.Args[0])+"|"+strings.Join(keys, ","))
+			}
+			return true
+		})
+	}
+	slices.Sort(found)
+	return found
+}
+
+func text(t *testing.T, e ast.Expr) string {
+	t.Helper()
+	lit, ok := e.(*ast.BasicLit)
+	require.True(t, ok, "%T is no literal", e)
+	s, err := strconv.Unquote(lit.Value)
+	require.NoError(t, err)
+	return s
+}
+
+func TestThePageListsWhatIsLogged(t *testing.T) {
+	page, err := os.ReadFile("../../docs/OBSERVABILITY.md")
+	require.NoError(t, err)
+	var listed []string
+	for _, m := range regexp.MustCompile(`(?m)^\| ([A-Z]{4,}[^|]*) \| (relock: [^|]+) \| ([^|]+) \|$`).FindAllStringSubmatch(string(page), -1) {
+		listed = append(listed, m[1]+"|"+m[2]+"|"+strings.NewReplacer("`", "", ", ", ",").Replace(m[3]))
+	}
+	slices.Sort(listed)
+	require.Equal(t, logged(t), listed)
+
+	keys := map[string]bool{}
+	for _, line := range listed {
+		for key := range strings.SplitSeq(line[strings.LastIndex(line, "|")+1:], ",") {
+			keys[key] = true
+		}
+	}
+	for key := range keys {
+		require.Contains(t, string(page), "\n| `"+key+"` | ", "what the key means")
+	}
+}
+
+func TestThePageListsTheHooks(t *testing.T) {
+	page, err := os.ReadFile("../../docs/OBSERVABILITY.md")
+	require.NoError(t, err)
+	var listed, want []string
+	for _, m := range regexp.MustCompile("(?m)^\\| `([A-Z]\\w+)` \\| (?:when|after|before|for) ").FindAllStringSubmatch(string(page), -1) {
+		listed = append(listed, m[1])
+	}
+	for field := range reflect.TypeFor[relock.Hooks]().Fields() {
+		want = append(want, field.Name)
+	}
+	require.ElementsMatch(t, want, listed)
+}

@@ -1,0 +1,284 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"runtime"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-relock/relock"
+)
+
+// shop is a service with a few kinds of locks, on two instances, and everything that can happen to them. What its calls
+// return is of no interest here: it is in the metrics.
+type shop struct {
+	options *redis.Options
+	hooks   relock.Hooks
+	prefix  string
+
+	network network       // of the instances
+	redis   redis.Cmdable // of the operator, who is not on that network
+}
+
+// ttl is short, so that what takes a lease does not take long. Services have seconds.
+const ttl = 300 * time.Millisecond
+
+// run works until ctx is done. An error means that the shop could not open.
+func (s *shop) run(ctx context.Context) error {
+	operator := redis.NewClient(s.options)
+	defer operator.Close()
+	s.redis = operator
+	if err := operator.Ping(ctx).Err(); err != nil {
+		return err
+	}
+	var instances [2]instance
+	for i := range instances {
+		var err error
+		if instances[i], err = s.open(&s.network); err != nil {
+			return err
+		}
+		defer instances[i].Close()
+	}
+	slow, err := s.open(&network{}, relock.WithHooks(relock.JoinHooks(tooSlow(), s.hooks)))
+	if err != nil {
+		return err
+	}
+	flood(ctx, slow.NewLock("orders:flood", relock.WithLocalReentry()))
+	slow.Close()
+
+	var work sync.WaitGroup
+	again := func(pause time.Duration, f func(ctx context.Context, c *relock.Client)) {
+		for _, c := range instances {
+			work.Go(func() {
+				for ctx.Err() == nil {
+					f(ctx, c.Client)
+					sleep(ctx, pause/2+rand.N(pause))
+				}
+			})
+		}
+	}
+	for range 4 {
+		again(time.Millisecond, sell)
+	}
+	again(20*time.Millisecond, browse)
+	again(ttl, report)
+	for _, mishap := range []func(ctx context.Context, c *relock.Client){
+		s.forcedOut, s.forcedOutUnnoticed, overrun, stuck, abandon, leak, late, s.wrongType, s.unconfirmed, s.crash,
+	} {
+		again(2*ttl, mishap)
+	}
+	work.Go(func() { s.outages(ctx) })
+	work.Wait()
+	return nil
+}
+
+// instance is one process of the service, as far as Redis can tell.
+type instance struct {
+	*relock.Client
+	redis *redis.Client
+}
+
+// open makes an instance of the service.
+func (s *shop) open(n *network, options ...relock.Option) (instance, error) {
+	o := *s.options
+	o.Dialer = n.dial
+	i := instance{redis: redis.NewClient(&o)}
+	var err error
+	i.Client, err = relock.New(i.redis,
+		append([]relock.Option{relock.WithPrefix(s.prefix), relock.WithTTL(ttl), relock.WithHooks(s.hooks)}, options...)...)
+	return i, err
+}
+
+func (i instance) Close() {
+	i.Client.Close()
+	i.redis.Close()
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+// sell is what the shop is for. Some orders are nested a few levels deep, and some buyers do not wait for long.
+func sell(ctx context.Context, c *relock.Client) {
+	lock := c.NewLock("orders:" + strconv.Itoa(rand.IntN(3)))
+	var order func(levels int) func(context.Context) error
+	order = func(levels int) func(context.Context) error {
+		return func(ctx context.Context) error {
+			if levels > 0 {
+				return lock.Do(ctx, order(levels-1))
+			}
+			sleep(ctx, rand.N(30*time.Millisecond))
+			return ctx.Err()
+		}
+	}
+	_ = lock.DoFor(ctx, 20*time.Millisecond+rand.N(ttl), order(rand.IntN(4)))
+}
+
+// browse does not wait at all.
+func browse(ctx context.Context, c *relock.Client) {
+	lock := c.NewLock("orders:0")
+	if section, err := lock.TryLock(ctx); err == nil {
+		_ = lock.Unlock(section)
+	}
+}
+
+// report is held for over twice its TTL, and who waits for it waits longer than a TTL.
+func report(ctx context.Context, c *relock.Client) {
+	_ = c.NewLock("reports:daily").Do(ctx, func(ctx context.Context) error {
+		sleep(ctx, 3*ttl)
+		return ctx.Err()
+	})
+}
+
+// forcedOut: an operator takes the lock away, and the watchdog notices.
+func (s *shop) forcedOut(ctx context.Context, c *relock.Client) {
+	lock := c.NewLock("stock:1")
+	_ = lock.Do(ctx, func(ctx context.Context) error {
+		_ = lock.ForceUnlock(ctx)
+		<-ctx.Done()
+		return ctx.Err()
+	})
+}
+
+// forcedOutUnnoticed: a nested call notices first.
+func (s *shop) forcedOutUnnoticed(ctx context.Context, c *relock.Client) {
+	lock := c.NewLock("stock:2")
+	_ = lock.Do(ctx, func(ctx context.Context) error {
+		_ = lock.ForceUnlock(ctx)
+		return lock.Do(ctx, func(context.Context) error { return nil })
+	})
+}
+
+// overrun: a fixed lease is too short for its section.
+func overrun(ctx context.Context, c *relock.Client) {
+	_ = c.NewLock("stock:3", relock.WithFixedLease(ttl/2)).Do(ctx, func(ctx context.Context) error {
+		<-ctx.Done()
+		return ctx.Err()
+	})
+}
+
+// stuck: a section hangs, and WithMaxHold ends it.
+func stuck(ctx context.Context, c *relock.Client) {
+	_ = c.NewLock("stock:4", relock.WithMaxHold(2*ttl)).Do(ctx, func(ctx context.Context) error {
+		<-ctx.Done()
+		return ctx.Err()
+	})
+}
+
+// abandon: the request ends, and its section goes on for longer than a lease.
+func abandon(ctx context.Context, c *relock.Client) {
+	request, cancel := context.WithCancel(ctx)
+	defer cancel()
+	lock := c.NewLock("stock:5")
+	section, err := lock.Lock(request)
+	if err != nil {
+		return
+	}
+	cancel()
+	sleep(ctx, 2*ttl)
+	_ = lock.Unlock(section)
+}
+
+// leak: nobody can unlock this one.
+func leak(ctx context.Context, c *relock.Client) {
+	func() {
+		_, _ = c.NewLock("carts:1").Lock(ctx)
+	}()
+	runtime.GC()
+}
+
+// late: the caller's time is over before Redis is asked.
+func late(ctx context.Context, c *relock.Client) {
+	ctx, cancel := context.WithTimeout(ctx, 0)
+	defer cancel()
+	_ = c.NewLock("carts:2").Do(ctx, func(context.Context) error { return nil })
+}
+
+// key is that of a lock in Redis.
+func (s *shop) key(name string) string { return s.prefix + "{" + name + "}" }
+
+// wrongType: somebody else uses the lock's key.
+func (s *shop) wrongType(ctx context.Context, c *relock.Client) {
+	s.redis.Set(ctx, s.key("carts:3"), "x", time.Minute)
+	_ = c.NewLock("carts:3").Do(ctx, func(context.Context) error { return nil })
+}
+
+// unconfirmed: the same happens while the lock is held.
+func (s *shop) unconfirmed(ctx context.Context, c *relock.Client) {
+	lock := c.NewLock("carts:4")
+	_ = lock.Do(ctx, func(ctx context.Context) error {
+		s.redis.Set(ctx, s.key("carts:4"), "x", time.Minute)
+		return nil
+	})
+	s.redis.Del(ctx, s.key("carts:4"))
+}
+
+// crash: an instance is closed while it has a lock, and while it waits for another. Who waits for the first has it when
+// the lease is over.
+func (s *shop) crash(ctx context.Context, c *relock.Client) {
+	crashing, err := s.open(&network{})
+	if err != nil {
+		return
+	}
+	defer crashing.Close()
+	held, err := crashing.NewLock("carts:5").Lock(ctx)
+	if err != nil {
+		return
+	}
+	waiting := make(chan struct{})
+	go func() {
+		defer close(waiting)
+		_ = c.NewLock("carts:5").Do(ctx, func(context.Context) error { return nil })
+	}()
+	_ = c.NewLock("carts:6").Do(ctx, func(ctx context.Context) error {
+		closed := make(chan error, 1)
+		go func() {
+			closed <- crashing.NewLock("carts:6").Do(ctx, func(context.Context) error { return nil })
+		}()
+		sleep(ctx, 50*time.Millisecond)
+		crashing.Close()
+		return errors.Join(<-closed, context.Cause(held))
+	})
+	<-waiting
+}
+
+// outages: the network breaks for a moment, or for half a lease.
+func (s *shop) outages(ctx context.Context) {
+	defer s.network.up()
+	for ctx.Err() == nil {
+		sleep(ctx, 2*ttl)
+		s.network.cut(false)
+		sleep(ctx, 2*ttl)
+		s.network.cut(true)
+		sleep(ctx, ttl/2)
+		s.network.up()
+	}
+}
+
+// tooSlow is a hook that holds up the ones behind it.
+func tooSlow() relock.Hooks {
+	var once sync.Once
+	return relock.Hooks{AcquireStarted: func(relock.AcquireStarted) {
+		once.Do(func() { time.Sleep(200 * time.Millisecond) })
+	}}
+}
+
+// flood makes more events than may wait for a slow hook.
+func flood(ctx context.Context, lock *relock.Lock) {
+	_ = lock.Do(ctx, func(ctx context.Context) error {
+		for range relock.EventBacklog {
+			if err := lock.Do(ctx, func(context.Context) error { return nil }); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,78 @@
+package relockotel
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/go-relock/relock"
+)
+
+// SpanName is the name of the span of an acquire.
+const SpanName = "relock.acquire"
+
+const errorTypeKey = attribute.Key("error.type")
+
+// span makes the span of an acquire that has returned, and returns a context with it.
+func (t *Telemetry) span(e relock.AcquireFinished, lock string) context.Context {
+	attrs := []attribute.KeyValue{
+		OutcomeKey.String(string(e.Outcome)), ReentrantKey.Bool(e.Reentrant), WaitedKey.Bool(e.Waited),
+		HolderKey.String(e.Holder.String()),
+	}
+	if t.label != nil {
+		attrs = append(attrs, LockKey.String(lock))
+	}
+	if e.Depth > 0 {
+		attrs = append(attrs, DepthKey.Int(e.Depth), TokenKey.Int64(e.Token))
+	}
+	if e.Wake != relock.WakeNone {
+		attrs = append(attrs, WakeKey.String(string(e.Wake)))
+	}
+	var locked *relock.LockedError
+	if errors.As(e.Err, &locked) && locked.Holder != (relock.Holder{}) {
+		attrs = append(attrs, OwnerKey.String(locked.Holder.String()))
+	}
+	if e.Outcome != relock.OutcomeAcquired {
+		attrs = append(attrs, errorTypeKey.String(errorType(e)))
+	}
+	// A caller whose context is done wants its span all the more.
+	ctx, span := t.tracer.Start(context.WithoutCancel(e.Context), SpanName,
+		trace.WithTimestamp(e.Start), trace.WithAttributes(attrs...))
+	if e.Outcome == relock.OutcomeLost || e.Outcome == relock.OutcomeError {
+		span.SetStatus(codes.Error, describe(e))
+	}
+	span.End(trace.WithTimestamp(e.Start.Add(e.Duration)))
+	return ctx
+}
+
+// errorType is the outcome, or the code of an error reply of Redis, such as WRONGTYPE.
+func errorType(e relock.AcquireFinished) string {
+	var reply interface {
+		error
+		RedisError()
+	}
+	if e.Outcome == relock.OutcomeError && errors.As(e.Err, &reply) {
+		code, _, _ := strings.Cut(reply.Error(), " ")
+		if code != "" && strings.Trim(code, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_") == "" {
+			return code
+		}
+	}
+	return string(e.Outcome)
+}
+
+// describe is what went wrong, without the name of the lock, which is in the texts of errors.
+func describe(e relock.AcquireFinished) string {
+	var lost *relock.LostError
+	if errors.As(e.Err, &lost) {
+		return "lock lost: " + string(lost.Reason)
+	}
+	var op *relock.OpError
+	if !errors.As(e.Err, &op) || op.Err == nil || strings.Contains(op.Err.Error(), e.Name) {
+		return ""
+	}
+	return op.Err.Error()
+}

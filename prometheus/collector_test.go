@@ -1,0 +1,568 @@
+package relockprom_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net"
+	"os"
+	"reflect"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/redistest"
+	relockprom "github.com/go-relock/relock/prometheus"
+)
+
+func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
+
+// value is one sample of what a Collector exports, as name{label="value",...}, with labels in alphabetical order. Of a
+// histogram there are name_count and name_sum.
+func value(t *testing.T, c prometheus.Collector, sample string) float64 {
+	t.Helper()
+	all := values(t, c)
+	v, ok := all[sample]
+	require.True(t, ok, "no %s in\n%v", sample, slices.Sorted(maps.Keys(all)))
+	return v
+}
+
+func values(t *testing.T, c prometheus.Collector) map[string]float64 {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	require.NoError(t, registry.Register(c))
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	all := make(map[string]float64)
+	for _, family := range families {
+		for _, m := range family.GetMetric() {
+			var labels []string
+			for _, l := range m.GetLabel() {
+				labels = append(labels, l.GetName()+`="`+l.GetValue()+`"`)
+			}
+			suffix := ""
+			if len(labels) > 0 {
+				suffix = "{" + strings.Join(labels, ",") + "}"
+			}
+			switch {
+			case m.GetHistogram() != nil:
+				all[family.GetName()+"_count"+suffix] = float64(m.GetHistogram().GetSampleCount())
+				all[family.GetName()+"_sum"+suffix] = m.GetHistogram().GetSampleSum()
+			case m.GetCounter() != nil:
+				all[family.GetName()+suffix] = m.GetCounter().GetValue()
+			default:
+				all[family.GetName()+suffix] = m.GetGauge().GetValue()
+			}
+		}
+	}
+	return all
+}
+
+// changed is what of the values is not 0.
+func changed(t *testing.T, c prometheus.Collector) map[string]float64 {
+	t.Helper()
+	all := values(t, c)
+	for s, v := range all {
+		if v == 0 {
+			delete(all, s)
+		}
+	}
+	return all
+}
+
+// world is a server and a clock, in which time passes only when everybody waits.
+type world struct {
+	*miniredis.Miniredis
+	t *testing.T // of the bubble
+}
+
+// bubble runs a test in a world of its own.
+func bubble(t *testing.T, test func(w *world)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		t.Helper()
+		w := &world{miniredis.NewMiniRedis(), t}
+		w.ClockTTL(true)
+		t.Cleanup(func() {
+			w.Close()
+			pass(time.Minute) // go-redis ends
+		})
+		test(w)
+	})
+}
+
+func (w *world) client(options ...relock.Option) *relock.Client {
+	w.t.Helper()
+	rdb := redis.NewClient(&redis.Options{
+		Addr:                     "127.0.0.1:6379", // the dialer ignores it
+		Dialer:                   func(context.Context, string, string) (net.Conn, error) { return w.Dial() },
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+		DisableIdentity:          true,
+	})
+	w.t.Cleanup(func() { _ = rdb.Close() })
+	c, err := relock.New(rdb, options...)
+	require.NoError(w.t, err)
+	w.t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func pass(d time.Duration) {
+	time.Sleep(d) //nolint:forbidigo // fake time
+	synctest.Wait()
+}
+
+// is compares two numbers that are whole, or near enough.
+func is(t *testing.T, want, got float64, msg ...any) {
+	t.Helper()
+	require.InDelta(t, want, got, 1e-9, msg...)
+}
+
+func enter(t *testing.T, ctx context.Context, l *relock.Lock) context.Context { //nolint:revive // t comes first in tests
+	t.Helper()
+	section, err := l.Lock(ctx)
+	require.NoError(t, err)
+	return section
+}
+
+func TestTheStoryOfALockIsCounted(t *testing.T) {
+	bubble(t, func(w *world) {
+		t := w.t
+		c := relockprom.New()
+		locks := w.client(relock.WithHooks(c.Hooks()), relock.WithTTL(10*time.Second))
+		l := locks.NewLock("a")
+
+		outer := enter(t, t.Context(), l)
+		inner := enter(t, outer, l)
+		_, err := l.TryLock(t.Context())
+		require.ErrorIs(t, err, relock.ErrLocked)
+		_, err = l.TryLockFor(t.Context(), 2*time.Second)
+		require.ErrorIs(t, err, relock.ErrLocked)
+		synctest.Wait() // it has left the queue
+		next := make(chan context.Context, 1)
+		go func() {
+			section, err := l.Lock(t.Context())
+			if err != nil {
+				t.Error(err)
+			}
+			next <- section
+		}()
+		pass(3 * time.Second)
+		require.Equal(t, map[string]float64{
+			`relock_acquires_total{outcome="acquired",reentrant="false",waited="false"}`: 1,
+			`relock_acquires_total{outcome="acquired",reentrant="true",waited="false"}`:  1,
+			`relock_acquires_total{outcome="locked",reentrant="false",waited="false"}`:   1,
+			`relock_acquires_total{outcome="locked",reentrant="false",waited="true"}`:    1,
+			`relock_acquire_duration_seconds_count{outcome="acquired"}`:                  1,
+			`relock_acquire_duration_seconds_count{outcome="locked"}`:                    2,
+			`relock_acquire_duration_seconds_sum{outcome="locked"}`:                      2,
+			`relock_acquire_ttl_ratio_count`:                                             2,
+			`relock_acquire_ttl_ratio_sum`:                                               .2,
+			`relock_queue_position_count`:                                                2,
+			`relock_waiters`:                                                             1,
+			`relock_holds`:                                                               1,
+			`relock_hold_max_age_seconds`:                                                5,
+			`relock_hold_max_age_ttl_ratio`:                                              .5,
+			`relock_renewals_total{result="ok"}`:                                         1,
+			`relock_renewal_duration_seconds_count`:                                      1,
+		}, changed(t, c))
+
+		pass(20 * time.Second)
+		require.NoError(t, l.Unlock(inner))
+		require.NoError(t, l.Unlock(outer))
+		last := <-next
+		synctest.Wait()
+		got := changed(t, c)
+		is(t, 1, got[`relock_acquires_total{outcome="acquired",reentrant="false",waited="true"}`])
+		is(t, 23, got[`relock_acquire_duration_seconds_sum{outcome="acquired"}`])
+		is(t, 1, got[`relock_wakes_total{wake="grant"}`])
+		is(t, 1, got[`relock_hold_duration_seconds_count{end="released"}`])
+		is(t, 25, got[`relock_hold_duration_seconds_sum{end="released"}`])
+		is(t, 2.5, got[`relock_hold_ttl_ratio_sum`])
+		is(t, 1, got[`relock_hold_depth_count`])
+		is(t, 2, got[`relock_hold_depth_sum`])
+		is(t, 1, got[`relock_holds`])
+		require.NotContains(t, got, `relock_waiters`)
+		require.NotContains(t, got, `relock_hold_max_age_seconds`)
+
+		w.FlushAll()
+		<-last.Done()
+		require.ErrorIs(t, l.Unlock(last), relock.ErrLockLost)
+		synctest.Wait()
+		got = changed(t, c)
+		is(t, 1, got[`relock_losses_total{reason="taken"}`])
+		is(t, 1, got[`relock_renewals_total{result="lost"}`])
+		is(t, 1, got[`relock_hold_duration_seconds_count{end="lost"}`])
+		is(t, 2, got[`relock_hold_depth_count`])
+		require.NotContains(t, got, `relock_holds`)
+
+		open := enter(t, t.Context(), l)
+		pass(time.Second)
+		require.NoError(t, locks.Close())
+		got = changed(t, c)
+		is(t, 1, got[`relock_hold_duration_seconds_count{end="closed"}`])
+		is(t, 1, got[`relock_hold_duration_seconds_sum{end="closed"}`])
+		require.NotContains(t, got, `relock_holds`, "nobody tells of its end any more")
+		require.NoError(t, l.Unlock(open))
+	})
+}
+
+func TestTroubleWithRedisIsCounted(t *testing.T) {
+	bubble(t, func(w *world) {
+		t := w.t
+		c := relockprom.New()
+		l := w.client(relock.WithHooks(c.Hooks()), relock.WithTTL(10*time.Second)).NewLock("a")
+		section := enter(t, t.Context(), l)
+		w.SetError("LOADING Redis is loading the dataset in memory")
+		<-section.Done()
+		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost) // until here it is in use, and so no leak
+		synctest.Wait()
+		got := changed(t, c)
+		is(t, 1, got[`relock_losses_total{reason="expired"}`])
+		require.Greater(t, got[`relock_renewals_total{result="failed"}`], 2.)
+		require.NotContains(t, got, `relock_renewals_total{result="ok"}`)
+		require.NotContains(t, got, `relock_holds`)
+
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := l.Lock(ctx)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		synctest.Wait()
+		got = changed(t, c)
+		require.Greater(t, got[`relock_retries_total{script="acquire"}`], 2.)
+		is(t, 1, got[`relock_acquires_total{outcome="canceled",reentrant="false",waited="false"}`])
+
+		w.SetError("")
+		section = enter(t, t.Context(), l)
+		w.SetError("NOAUTH Authentication required.")
+		require.ErrorContains(t, l.Unlock(section), "NOAUTH")
+		_, err = l.Lock(t.Context())
+		require.ErrorContains(t, err, "NOAUTH")
+		synctest.Wait()
+		w.SetError("")
+		got = changed(t, c)
+		is(t, 1, got[`relock_releases_unconfirmed_total`])
+		is(t, 1, got[`relock_acquires_total{outcome="error",reentrant="false",waited="false"}`])
+		require.NotContains(t, got, `relock_holds`)
+	})
+}
+
+func TestALeakIsCounted(t *testing.T) {
+	server := redistest.Shared(t)
+	c := relockprom.New()
+	client, err := relock.New(server.Client(), relock.WithHooks(c.Hooks()), relock.WithTTL(300*time.Millisecond))
+	require.NoError(t, err)
+	defer client.Close()
+	_, err = client.NewLock("leak").Lock(t.Context()) // the section's context is dropped
+	require.NoError(t, err)
+	redistest.Eventually(t, 20*time.Second, func() bool {
+		runtime.GC()
+		return value(t, c, `relock_leaks_total`) == 1 && value(t, c, `relock_losses_total{reason="leaked"}`) == 1
+	}, "the leak and the loss were told")
+	require.Zero(t, value(t, c, `relock_holds`))
+}
+
+func TestAPubSubConnectionThatComesBackIsCounted(t *testing.T) {
+	server := redistest.Shared(t)
+	faults := redistest.NewFaults()
+	defer faults.Close()
+	c := relockprom.New()
+	client, err := relock.New(server.Client(func(o *redis.Options) { o.Dialer = faults.Dialer(nil) }), relock.WithHooks(c.Hooks()))
+	require.NoError(t, err)
+	defer client.Close()
+	l := client.NewLock("reconnect")
+	section := enter(t, t.Context(), l)
+	waiting := make(chan error, 1)
+	go func() {
+		waiting <- l.Do(t.Context(), func(context.Context) error { return nil })
+	}()
+	redistest.Eventually(t, 10*time.Second, func() bool { return value(t, c, `relock_waiters`) == 1 }, "one waits")
+	faults.CutPubSub()
+	redistest.Eventually(t, 10*time.Second, func() bool { return value(t, c, `relock_reconnects_total`) == 1 }, "it is back")
+	require.Positive(t, value(t, c, `relock_reconnect_downtime_seconds_total`))
+	require.NoError(t, l.Unlock(section))
+	require.NoError(t, <-waiting)
+	redistest.Eventually(t, 10*time.Second, func() bool { return value(t, c, `relock_holds`) == 0 }, "both holds have ended")
+	require.Zero(t, value(t, c, `relock_waiters`))
+}
+
+// Everything below feeds a Collector by hand, with what is hard to make happen.
+
+func feed() (*relockprom.Collector, relock.Hooks) {
+	c := relockprom.New()
+	return c, c.Hooks()
+}
+
+func acquired(name string, h relock.Holder, token int64) relock.AcquireFinished {
+	return relock.AcquireFinished{
+		Context: context.Background(), Name: name, Holder: h, Start: time.Now(), Outcome: relock.OutcomeAcquired, Depth: 1,
+		Token: token, TTL: time.Second,
+	}
+}
+
+func TestALossThatIsToldBeforeTheEntryLeavesNoHold(t *testing.T) {
+	c, hooks := feed()
+	h := relock.NewHolder()
+	hooks.Lost(relock.Lost{Name: "a", Holder: h, Token: 7, Reason: relock.LossExpired})
+	hooks.AcquireFinished(acquired("a", h, 7))
+	require.Zero(t, value(t, c, `relock_holds`))
+	hooks.AcquireFinished(acquired("a", h, 8))
+	is(t, 1, value(t, c, `relock_holds`), "the next one of the same holder counts")
+}
+
+func TestOneHolderInTwoLocksOfOneNameHasTwoHolds(t *testing.T) {
+	c, hooks := feed()
+	h := relock.NewHolder()
+	hooks.AcquireFinished(acquired("a", h, 7))
+	hooks.AcquireFinished(acquired("a", h, 9)) // under another prefix
+	is(t, 2, value(t, c, `relock_holds`))
+	hooks.Released(relock.Released{Name: "a", Holder: h, Token: 7})
+	is(t, 1, value(t, c, `relock_holds`))
+}
+
+func TestAHolderThatQueuesAgainBeforeItsOldWaitIsToldCountsOnce(t *testing.T) {
+	c, hooks := feed()
+	h := relock.NewHolder()
+	gaveUp := relock.AcquireFinished{Name: "a", Holder: h, Outcome: relock.OutcomeLocked, Waited: true}
+	hooks.Queued(relock.Queued{Name: "a", Holder: h})
+	hooks.Queued(relock.Queued{Name: "a", Holder: h})
+	hooks.AcquireFinished(gaveUp)
+	is(t, 1, value(t, c, `relock_waiters`))
+	hooks.AcquireFinished(gaveUp)
+	require.Zero(t, value(t, c, `relock_waiters`))
+	hooks.AcquireFinished(gaveUp) // its Queued was dropped
+	hooks.Queued(relock.Queued{Name: "a", Holder: relock.NewHolder()})
+	is(t, 1, value(t, c, `relock_waiters`))
+}
+
+func TestDroppedEventsDoNotLeaveHoldsAndWaitersForEver(t *testing.T) {
+	c, hooks := feed()
+	one, two := relock.NewHolder(), relock.NewHolder()
+	hooks.AcquireFinished(acquired("a", one, 1))
+	hooks.Queued(relock.Queued{Name: "a", Holder: two})
+	hooks.Dropped(relock.Dropped{Events: 5})
+	is(t, 5, value(t, c, `relock_events_dropped_total`))
+	require.Zero(t, value(t, c, `relock_holds`))
+	require.Zero(t, value(t, c, `relock_waiters`))
+	hooks.Released(relock.Released{Name: "a", Holder: one, Token: 1}) // it was not among the dropped
+	hooks.AcquireFinished(acquired("a", two, 2))
+	is(t, 1, value(t, c, `relock_holds`), "what comes later counts")
+	is(t, 1, value(t, c, `relock_hold_duration_seconds_count{end="released"}`))
+}
+
+func TestTheNameIsNoLabelUnlessItIsMapped(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		options []relockprom.Option
+		lock    string
+	}{
+		{name: "by default"},
+		{name: "mapped", options: []relockprom.Option{relockprom.WithLockLabel(func(name string) string {
+			class, _, _ := strings.Cut(name, ":")
+			return class
+		})}, lock: "orders"},
+		{name: "mapped by nil", options: []relockprom.Option{relockprom.WithLockLabel(nil)}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			bubble(t, func(w *world) {
+				t := w.t
+				c := relockprom.New(test.options...)
+				locks := w.client(relock.WithHooks(c.Hooks()))
+				l := locks.NewLock("orders:4711")
+				section := enter(t, t.Context(), l)
+				_, err := l.TryLockFor(t.Context(), time.Second)
+				require.Error(t, err)
+				w.FlushAll()
+				<-section.Done()
+				require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
+				require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
+				_ = enter(t, t.Context(), l)
+				require.NoError(t, locks.Close())
+				got := values(t, c)
+				require.Greater(t, len(got), 30)
+				ofClients := regexp.MustCompile(`^relock_(renewal|retries|reconnect|events)`)
+				for sample := range got {
+					require.NotContains(t, sample, "4711")
+					if test.lock != "" && !ofClients.MatchString(sample) {
+						require.Contains(t, sample, `lock="`+test.lock+`"`)
+					} else {
+						require.NotContains(t, sample, "lock=")
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestSeriesBeginWithZero(t *testing.T) {
+	c, _ := feed()
+	before := values(t, c)
+	for sample, v := range before {
+		require.Zero(t, v, sample)
+	}
+	for _, sample := range []string{
+		`relock_leaks_total`, `relock_losses_total{reason="expired"}`, `relock_hold_ttl_ratio_count`,
+		`relock_acquires_total{outcome="locked",reentrant="false",waited="true"}`, `relock_retries_total{script="acquire"}`,
+	} {
+		require.Contains(t, before, sample)
+	}
+
+	// With a lock label, when the lock is seen first, which is before anything is counted.
+	c = relockprom.New(relockprom.WithLockLabel(func(string) string { return "x" }))
+	require.NotContains(t, values(t, c), `relock_leaks_total{lock="x"}`)
+	c.Hooks().AcquireStarted(relock.AcquireStarted{Name: "a"})
+	require.Contains(t, values(t, c), `relock_leaks_total{lock="x"}`)
+	require.Contains(t, values(t, c), `relock_holds{lock="x"}`)
+}
+
+func TestEveryHookIsUsed(t *testing.T) {
+	_, hooks := feed()
+	v := reflect.ValueOf(hooks)
+	for i := range v.NumField() {
+		require.False(t, v.Field(i).IsNil(), "%s: a new hook wants a metric", v.Type().Field(i).Name)
+	}
+}
+
+func TestDurationBucketsCanBeChosen(t *testing.T) {
+	c := relockprom.New(relockprom.WithDurationBuckets(1, 2))
+	c.Hooks().Released(relock.Released{Name: "a", Holder: relock.NewHolder(), Held: 1500 * time.Millisecond})
+	require.NoError(t, testutil.CollectAndCompare(c, strings.NewReader(`
+# HELP relock_hold_duration_seconds Time from the first entry of a hold to its last exit, by how it ended.
+# TYPE relock_hold_duration_seconds histogram
+relock_hold_duration_seconds_bucket{end="closed",le="1"} 0
+relock_hold_duration_seconds_bucket{end="closed",le="2"} 0
+relock_hold_duration_seconds_bucket{end="closed",le="+Inf"} 0
+relock_hold_duration_seconds_sum{end="closed"} 0
+relock_hold_duration_seconds_count{end="closed"} 0
+relock_hold_duration_seconds_bucket{end="lost",le="1"} 0
+relock_hold_duration_seconds_bucket{end="lost",le="2"} 0
+relock_hold_duration_seconds_bucket{end="lost",le="+Inf"} 0
+relock_hold_duration_seconds_sum{end="lost"} 0
+relock_hold_duration_seconds_count{end="lost"} 0
+relock_hold_duration_seconds_bucket{end="released",le="1"} 0
+relock_hold_duration_seconds_bucket{end="released",le="2"} 1
+relock_hold_duration_seconds_bucket{end="released",le="+Inf"} 1
+relock_hold_duration_seconds_sum{end="released"} 1.5
+relock_hold_duration_seconds_count{end="released"} 1
+`), "relock_hold_duration_seconds"))
+}
+
+func TestWithoutDurationBucketsHistogramsAreNativeOnly(t *testing.T) {
+	c := relockprom.New(relockprom.WithDurationBuckets())
+	c.Hooks().Released(relock.Released{Name: "a", Holder: relock.NewHolder(), Held: time.Second})
+	registry := prometheus.NewRegistry()
+	require.NoError(t, registry.Register(c))
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	seen := 0
+	for _, family := range families {
+		if strings.HasSuffix(family.GetName(), "_duration_seconds") && !strings.Contains(family.GetName(), "renewal") {
+			for _, m := range family.GetMetric() {
+				require.Empty(t, m.GetHistogram().GetBucket())
+				seen += len(m.GetHistogram().GetPositiveSpan())
+			}
+		}
+	}
+	require.Positive(t, seen)
+	require.Panics(t, func() { relockprom.New(relockprom.WithDurationBuckets(2, 1)) })
+}
+
+func TestTheMetricsKeepToPrometheusConventions(t *testing.T) {
+	c, _ := feed()
+	problems, err := testutil.CollectAndLint(c)
+	require.NoError(t, err)
+	require.Empty(t, problems)
+}
+
+func TestScrapesAndEventsAtOnceAreSafe(t *testing.T) {
+	c, hooks := feed()
+	var work sync.WaitGroup
+	for range 4 {
+		work.Go(func() {
+			h := relock.NewHolder()
+			for i := range int64(200) {
+				hooks.AcquireStarted(relock.AcquireStarted{Name: "a"})
+				hooks.Queued(relock.Queued{Name: "a", Holder: h})
+				e := acquired("a", h, i)
+				e.Waited = true
+				hooks.AcquireFinished(e)
+				hooks.Released(relock.Released{Name: "a", Holder: h, Token: i, Err: errors.New("x")})
+			}
+		})
+		work.Go(func() {
+			for range 20 {
+				testutil.CollectAndCount(c)
+			}
+		})
+	}
+	work.Wait()
+	require.Zero(t, value(t, c, `relock_holds`))
+	require.Zero(t, value(t, c, `relock_waiters`))
+	is(t, 800, value(t, c, `relock_releases_unconfirmed_total`))
+}
+
+// The page and the package documentation list the metrics; neither may miss one, or have one too many.
+func TestTheDocumentationListsEveryMetric(t *testing.T) {
+	c, _ := feed()
+	registry := prometheus.NewRegistry()
+	require.NoError(t, registry.Register(c))
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	var want []string
+	for _, family := range families {
+		labels := map[string]bool{}
+		for _, m := range family.GetMetric() {
+			for _, l := range m.GetLabel() {
+				labels[l.GetName()] = true
+			}
+		}
+		names := slices.Sorted(maps.Keys(labels))
+		suffix := ""
+		if len(names) > 0 {
+			suffix = "{" + strings.Join(names, ",") + "}"
+		}
+		want = append(want, family.GetName()+suffix)
+	}
+	for file, pattern := range map[string]string{
+		"doc.go":                   `(?m)^//\t(relock_\w+(?:\{[\w,]+\})?)`,
+		"../docs/OBSERVABILITY.md": "(?m)^\\| `(relock_\\w+(?:\\{[\\w,]+\\})?)`",
+	} {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		var got []string
+		for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(string(text), -1) {
+			got = append(got, m[1])
+		}
+		slices.Sort(got)
+		require.Equal(t, want, got, file)
+	}
+}
+
+func TestTwoClientsShareACollector(t *testing.T) {
+	bubble(t, func(w *world) {
+		t := w.t
+		c := relockprom.New()
+		one, two := w.client(relock.WithHooks(c.Hooks())), w.client(relock.WithHooks(c.Hooks()))
+		_ = enter(t, t.Context(), one.NewLock("a"))
+		section := enter(t, t.Context(), two.NewLock("b"))
+		synctest.Wait()
+		is(t, 2, value(t, c, `relock_holds`))
+		require.NoError(t, one.Close())
+		is(t, 1, value(t, c, `relock_holds`))
+		require.NoError(t, two.NewLock("b").Unlock(section))
+		synctest.Wait()
+		require.Zero(t, value(t, c, `relock_holds`))
+	})
+}
