@@ -123,7 +123,7 @@ func WithPrefix(prefix string) Option {
 // WithLogger makes the client log to l: losses and leaks as errors, trouble with Redis as warnings, reconnects at
 // level info, retries at level debug. The default is to log nothing. nil is not allowed.
 //
-// Attributes: lock, holder, token, reason, error, node, attempt, locks.
+// Attributes: lock, holder, token, reason, error, node, attempt, locks, script, channel, events, panic.
 func WithLogger(l *slog.Logger) Option {
 	return func(s *settings) {
 		if l == nil {

@@ -2,6 +2,7 @@ package relock_test
 
 import (
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -23,5 +24,27 @@ func TestTheReadmeShowsTheCommandsThatARedisUserNeeds(t *testing.T) {
 	require.ElementsMatch(t, aclCommands, shown)
 	for _, command := range aclReplicaAcks {
 		require.Contains(t, string(text), "`+"+command+"`")
+	}
+}
+
+func TestEveryTestThatTheGuaranteesNameIsThere(t *testing.T) {
+	page, err := os.ReadFile("docs/GUARANTEES.md")
+	require.NoError(t, err)
+	files, err := filepath.Glob("*_test.go")
+	require.NoError(t, err)
+	var tests strings.Builder
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		tests.Write(text)
+	}
+	named := regexp.MustCompile("`(Test[A-Za-z]+)(…?)`").FindAllStringSubmatch(string(page), -1)
+	require.NotEmpty(t, named)
+	for _, name := range named {
+		declared := "func " + name[1]
+		if name[2] == "" {
+			declared += "("
+		}
+		require.Contains(t, tests.String(), declared)
 	}
 }
