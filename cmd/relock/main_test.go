@@ -45,6 +45,9 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
+	// Started with SIGHUP ignored (nohup, some CI runners), the programs under test would inherit that, and honour it.
+	// One that is caught here is back to its default in whatever is started from here.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	dir, err := os.MkdirTemp("", "relock-cli-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
