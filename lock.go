@@ -678,7 +678,17 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 	}
 	answer.lease = d
 	t.renewed(h, answer)
-	return nil
+	if l.Held(ctx) {
+		return nil
+	}
+	// The answer took longer than the lease, so it has extended nothing.
+	t.mu.Lock()
+	left = f.left
+	t.mu.Unlock()
+	if left {
+		return l.failed("extend", h.holder, ErrNotHeld)
+	}
+	return h.lose(LossExpired)
 }
 
 // State is what Redis says of a lock.
