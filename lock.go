@@ -263,19 +263,20 @@ func (l *Lock) newHold(holder Holder, fresh bool) *hold {
 // awaitTurn waits for our turn with a hold of our holder. Another call of that holder may be waiting in the queue for
 // it; a call that may not wait does not wait for that.
 func (a *acquiring) awaitTurn(h *hold) error {
-	queued := h.queued
-	if a.mayWait {
-		queued = nil
-	}
 	select {
 	case h.step <- struct{}{}:
 		return nil
 	default:
 	}
+	queued := h.queued
+	if a.mayWait || !h.isEntering() {
+		queued = nil
+	}
 	select {
 	case h.step <- struct{}{}:
 		return nil
 	case <-queued:
+		a.refusal = &LockedError{Name: a.lock.name}
 		return errWaitOver
 	case <-h.client.closed:
 		return ErrClosed
