@@ -467,13 +467,6 @@ func (g *guarded) leave(section context.Context) {
 	}
 }
 
-// forget is told that the lock has been lost in a way that nobody could tell in time.
-func (g *guarded) forget() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.section = nil
-}
-
 func (g *guarded) require(t testing.TB) {
 	t.Helper()
 	g.mu.Lock()
