@@ -69,7 +69,12 @@ var kinds = [...]string{
 	"Lock", "Unlock", "Extend", "Look", "Told", "State", "ForceUnlock", "Wipe", "Forget", "Before", "loss", "attempt to enter", "exit before the loss",
 }
 
-func (k Kind) String() string { return kinds[k] }
+func (k Kind) String() string {
+	if k < 0 || int(k) >= len(kinds) {
+		return fmt.Sprintf("Kind(%d)", int(k))
+	}
+	return kinds[k]
+}
 
 // Outcome is what a call came to.
 type Outcome int

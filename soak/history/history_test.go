@@ -162,7 +162,19 @@ func TestHistoriesThatKeepThePromises(t *testing.T) {
 		},
 		"a nested entry that Redis counts, and that ends with the lease": {
 			at(0, 1, lock("A", 1)), at(2, 3, remaining("A", 1, 50)), at(4, 60, in(Lock, Lost, "A", 1)), at(6, 7, redis("A", 1, 1)),
-			at(8, 9, redis("A", 2, 1)), at(10, 11, count("A", 1, 1)), at(61, 62, in(Unlock, Lost, "A", 1)),
+			at(8, 9, redis("A", 2, 1)), at(61, 62, in(Unlock, Lost, "A", 1)),
+		},
+		"a nested entry that Redis counts before its holder does": {
+			at(0, 1, lock("A", 1)), at(2, 9, again("A", 1)), at(3, 4, redis("A", 2, 1)), at(5, 6, count("A", 1, 1)), at(10, 11, unlock("A", 1)),
+			at(12, 13, unlock("A", 1)),
+		},
+		"a count that was not known, and is not by an Extend": {
+			at(0, 1, lock("A", 1)), at(2, 3, in(Lock, Failed, "A", 1)), at(4, 5, Op{Kind: Extend, Holder: "A", Section: 1, Lease: 100 * ms}),
+			at(6, 7, redis("A", 2, 1)), at(8, 9, unlock("A", 1)),
+		},
+		"deleted, made anew, and extended: Redis knows of one entry": {
+			at(0, 1, lock("A", 1)), at(2, 3, again("A", 1)), at(4, 5, wipe), at(6, 7, Op{Kind: Extend, Holder: "A", Section: 1, Lease: 100 * ms}),
+			at(8, 9, redis("A", 1, 2)), at(10, 11, unlock("A", 1)), at(12, 13, unlock("A", 1)),
 		},
 		"an exit that is counted, and then the loss is told": {
 			at(0, 1, lock("A", 1)), at(2, 3, again("A", 1)), at(4, 60, in(Unlock, Lost, "A", 1)), at(5, 6, count("A", 1, 2)), at(7, 8, count("A", 1, 1)),
@@ -367,7 +379,27 @@ func TestHistoriesThatBreakAPromise(t *testing.T) {
 		"nothing to unlock where somebody is": {"nobody holds it in Redis, while A", []Op{
 			at(0, 1, lock("A", 1)), at(2, 3, Op{Kind: Force, Outcome: NotHeld}), at(4, 5, unlock("A", 1)),
 		}},
-		"an outcome that does not exist": {"has no such outcome", []Op{at(0, 1, Op{Kind: Lock, Outcome: NotHeld, Holder: "A"})}},
+		"a count that is known again": {"Redis counts 3 entries of A, and it is 2", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, in(Lock, Failed, "A", 1)), at(4, 5, again("A", 1)), at(6, 7, redis("A", 3, 1)), at(8, 9, unlock("A", 1)),
+			at(10, 11, unlock("A", 1)),
+		}},
+		"another's hold is extended": {"extended a hold that is over, or another's", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, Op{Kind: Extend, Holder: "B", Section: 1, Lease: 10 * ms}), at(4, 5, unlock("A", 1)),
+		}},
+		"an inner exit is confirmed while another has it": {"Redis confirms the hold with token 1, while B", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, again("A", 1)), at(4, 5, force), at(6, 7, lock("B", 2)), at(8, 9, unlock("A", 1)), at(10, 11, count("A", 1, 1)),
+			at(12, 13, unlock("B", 2)), at(14, 15, in(Unlock, Lost, "A", 1)),
+		}},
+		"told of a loss after an Unlock that worked": {"over", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, unlock("A", 1)), at(4, 5, in(Told, Lost, "A", 1)),
+		}},
+		"a Lock with an outcome that does not exist":    {"no such outcome", []Op{at(0, 1, Op{Kind: Lock, Outcome: NotHeld, Holder: "A"})}},
+		"an Extend with an outcome that does not exist": {"no such outcome", []Op{at(0, 1, Op{Kind: Extend, Outcome: Refused, Holder: "A"})}},
+		"a State with an outcome that does not exist":   {"no such outcome", []Op{at(0, 1, Op{Kind: State, Outcome: Lost})}},
+		"an Unlock with an outcome that does not exist": {"no such outcome", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, in(Unlock, Refused, "A", 1)),
+		}},
+		"an operation that does not exist": {"no kind", []Op{at(0, 1, Op{Kind: -1})}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := check(t, c.ops)
