@@ -37,7 +37,7 @@ type fault struct {
 // ends when the round is over.
 func (s *soak) trouble(random *rand.Rand) {
 	var all sync.WaitGroup
-	calm := []time.Duration{1, 3, 10}[random.IntN(3)] // much trouble shows other things than much work
+	calm := []int{1, 3, 10}[random.IntN(3)] // much trouble shows other things than much work
 	for i, kind := range []struct {
 		often  time.Duration // the longest time between two
 		faults func(*rand.Rand) []fault
@@ -45,7 +45,7 @@ func (s *soak) trouble(random *rand.Rand) {
 		{30 * time.Millisecond, s.onCommands}, {150 * time.Millisecond, s.onNetworks}, {400 * time.Millisecond, s.atTheServer},
 	} {
 		random := rand.New(rand.NewPCG(random.Uint64(), uint64(i)))
-		all.Go(func() { s.happen(random, calm*kind.often, kind.faults(random)) })
+		all.Go(func() { s.happen(random, time.Duration(calm)*kind.often, kind.faults(random)) })
 	}
 	all.Wait()
 }

@@ -68,8 +68,8 @@ func FuzzMadeUpHistories(f *testing.F) {
 const ms = time.Millisecond
 
 // at is a call on the lock "a".
-func at(call, until time.Duration, op Op) Op {
-	op.Lock, op.Call, op.Return = "a", call*ms, until*ms
+func at(call, until int, op Op) Op {
+	op.Lock, op.Call, op.Return = "a", time.Duration(call)*ms, time.Duration(until)*ms
 	return op
 }
 
@@ -89,9 +89,9 @@ func count(holder string, token int64, n int) Op {
 	op.Count = n
 	return op
 }
-func remaining(holder string, token int64, d time.Duration) Op {
+func remaining(holder string, token int64, d int) Op {
 	op := in(Look, OK, holder, token)
-	op.Remaining = d * ms
+	op.Remaining = time.Duration(d) * ms
 	return op
 }
 func redis(owner string, count int, token int64) Op {

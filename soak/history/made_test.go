@@ -249,7 +249,7 @@ func scaled(ops []Op) []Op {
 	for i := range ops {
 		op := &ops[i]
 		for _, d := range []*time.Duration{&op.Call, &op.Return, &op.Remaining, &op.Lease} {
-			*d *= time.Duration(time.Millisecond)
+			*d = time.Duration(d.Nanoseconds()) * time.Millisecond
 		}
 	}
 	return ops
