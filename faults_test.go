@@ -944,7 +944,7 @@ var aclCommands = []string{
 	// Sent by the client.
 	"evalsha", "eval", "subscribe", "unsubscribe", "ping",
 	// Used in the scripts.
-	"del", "exists", "get", "hdel", "hexists", "hgetall", "hset", "pexpire", "pttl", "publish", "pubsub|numsub", "set", "time",
+	"del", "exists", "get", "hdel", "hexists", "hgetall", "hset", "incr", "incrby", "pexpire", "pttl", "publish", "pubsub|numsub", "time",
 	"zadd", "zcard", "zpopmin", "zrange", "zrank", "zrem", "zscore",
 }
 

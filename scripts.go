@@ -42,29 +42,29 @@ var (
 
 const includeDirective = "--- include "
 
-// loadScript reads a script and puts the files it includes where it names them. Lua builds the functions of an include
-// when it gets there, so a script that returns before pays nothing for them.
 func loadScript(name string) *script {
-	var b strings.Builder
-	for line := range strings.Lines(readSource(name)) {
-		if include, ok := strings.CutPrefix(strings.TrimSpace(line), includeDirective); ok {
-			b.WriteString(readSource(include))
-		} else {
-			b.WriteString(line)
-		}
-	}
-	source := b.String()
+	source := loadSource(name)
 	sum := sha1.Sum([]byte(source)) // what EVALSHA wants; not for secrecy
 	sha := hex.EncodeToString(sum[:])
 	return &script{name: name, source: source, sha: sha, shaArg: sha}
 }
 
-func readSource(name string) string {
+// loadSource reads a file and puts those that it includes where it names them. Lua builds the functions of an include
+// when it gets there, so a script that returns before pays nothing for them.
+func loadSource(name string) string {
 	source, err := sources.ReadFile("scripts/" + name + ".lua")
 	if err != nil {
 		panic(err) // the file is part of the build
 	}
-	return string(source)
+	var b strings.Builder
+	for line := range strings.Lines(string(source)) {
+		if include, ok := strings.CutPrefix(strings.TrimSpace(line), includeDirective); ok {
+			b.WriteString(loadSource(include))
+		} else {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
 }
 
 // keys is where a lock is in Redis. Every key and channel begins with base, which has a complete hash tag, so in a
@@ -590,18 +590,17 @@ type acquisition struct {
 // acquire asks for a lock, or for one more entry into it, as hold h whose count is to become target. With wait it joins
 // the queue of a lock that another holder has, or stays there with its first arrival.
 func (w *wire) acquire(ctx context.Context, h *hold, target int, wait bool, arrival int64, e effort) (acquisition, answer, error) {
-	queue := 0
-	if wait {
-		queue = 1
-	}
-	r := newRequest(acquireScript, h.keys, 8)
+	r := newRequest(acquireScript, h.keys, 7)
 	step, lease := int64(firstStep), h.ttl
 	if target == 1 {
 		r.first, r.acks, r.acksTimeout = h, h.acks, h.acksTimeout
 	} else {
 		step, lease = h.nextStep(), h.refresh(true)
 	}
-	r.args = append(r.args, &h.id, target, step, millis(lease), w.publish(), &w.client, queue, arrival)
+	r.args = append(r.args, &h.id, target, step, millis(lease), w.publish())
+	if wait {
+		r.args = append(r.args, &w.client, arrival)
+	}
 	a, err := w.run(ctx, r, e)
 	a.lease = lease
 	if err != nil {
