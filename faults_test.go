@@ -914,8 +914,8 @@ func TestAServerWithoutRoomForConnectionsIsWaitedFor(t *testing.T) {
 func TestAMissingPasswordIsToldAtOnce(t *testing.T) {
 	w := onOwn(t, "--requirepass", "secret")
 	p := w.peerOn(func(o *redis.Options) { o.Password = "" })
-	// NOAUTH, or, as a script call is longer than what Redis reads from a stranger, "unauthenticated multibulk length".
-	require.ErrorContains(t, w.start(t.Context(), p.NewLock("a")).out(atOnce), "auth")
+	// NOAUTH, or "unauthenticated multibulk length" where a script call is longer than what Redis reads from a stranger.
+	require.Regexp(t, "NOAUTH|unauthenticated", w.start(t.Context(), p.NewLock("a")).out(atOnce))
 	q := w.peerOn(func(o *redis.Options) { o.Password = "wrong" })
 	require.ErrorContains(t, w.start(t.Context(), q.NewLock("a")).out(atOnce), "WRONGPASS")
 }
