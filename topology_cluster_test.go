@@ -213,6 +213,12 @@ func TestOnAClusterThatIsWell(t *testing.T) {
 	t.Run("one pub/sub connection leads to each master, however many locks are waited for", func(t *testing.T) {
 		onePubSubConnectionForEachMaster(t, shared.in(t))
 	})
+	t.Run("subscriptions end when nobody waits, and the others stay", func(t *testing.T) {
+		subscriptionsThatEnd(t, shared.in(t))
+	})
+	t.Run("a subscription ends the way it was made, also when a later one is of the other kind", func(t *testing.T) {
+		subscriptionsOfBothKinds(t, shared.in(t))
+	})
 	t.Run("a thousand locks over all slots are held and renewed", func(t *testing.T) {
 		aThousandLocks(t, shared.in(t))
 	})
@@ -489,6 +495,65 @@ func onePubSubConnectionForEachMaster(t *testing.T, w *field) {
 		}
 		return n == 0
 	}, "when nobody waits any more the connections end")
+}
+
+// Redis refuses one SUNSUBSCRIBE for several slots, and the answer to it is an error on the connection that all share.
+func subscriptionsThatEnd(t *testing.T, w *field) {
+	master := w.cluster.MasterFor("kept")
+	locks := []string{"kept"}
+	for i := 0; len(locks) < 6; i++ {
+		if name := fmt.Sprint("ends", i); w.cluster.MasterFor(name) == master {
+			locks = append(locks, name)
+		}
+	}
+	var reconnected atomic.Int64
+	holder := w.peer()
+	waiting := w.peer(relock.WithHooks(relock.Hooks{Reconnected: func(relock.Reconnected) { reconnected.Add(1) }}))
+	var sections []context.Context
+	var waiters []*asking
+	for _, name := range locks {
+		sections = append(sections, w.enter(t.Context(), holder.NewLock(name), soon))
+		waiters = append(waiters, w.start(t.Context(), waiting.NewLock(name)))
+		w.awaitWaiters(name, 1)
+	}
+	require.Equal(t, len(locks), shardChannels(t, master))
+	for i, name := range locks[1:] {
+		w.leave(sections[i+1], holder.NewLock(name), soon)
+		w.leave(waiters[i+1].in(soon), waiters[i+1].lock, soon)
+	}
+	redistest.Eventually(t, 4*soon, func() bool { return shardChannels(t, master) == 1 }, "one is left, which is waited for")
+	w.leave(sections[0], holder.NewLock("kept"), soon)
+	w.leave(waiters[0].in(soon), waiters[0].lock, soon)
+	require.Zero(t, reconnected.Load(), "on the connection of the start")
+}
+
+// In the middle of an upgrade, one node knows sharded pub/sub and the next does not. Then all that comes is plain, and what
+// was sharded before ends as that.
+func subscriptionsOfBothKinds(t *testing.T, w *field) {
+	holder, waiting := w.peer(), w.peer()
+	master := w.cluster.MasterFor("{a}")
+	wait := func(name string) (context.Context, *asking) {
+		section := w.enter(t.Context(), holder.NewLock(name), soon)
+		waiter := w.start(t.Context(), waiting.NewLock(name))
+		redistest.Eventually(t, soon, func() bool { return w.all.ZCard(t.Context(), "relock:"+name+":queue").Val() == 1 }, "%q is waited for", name)
+		return section, waiter
+	}
+	handOver := func(section context.Context, waiter *asking) {
+		w.leave(section, holder.NewLock(waiter.lock.Name()), soon)
+		w.leave(waiter.in(soon), waiter.lock, soon)
+	}
+	kept, keeper := wait("{a}:kept") // and with it the connection
+	sharded, first := wait("{a}:sharded")
+	require.Equal(t, 2, shardChannels(t, master))
+	waiting.faults.On(redistest.Named("SSUBSCRIBE"), redistest.Answer("-ERR unknown command 'SSUBSCRIBE'"))
+	plain, second := wait("{a}:plain")
+	handOver(sharded, first)
+	handOver(plain, second)
+	redistest.Eventually(t, 4*soon, func() bool { return shardChannels(t, master) == 1 }, "it has unsubscribed")
+	redistest.Eventually(t, 4*soon, func() bool {
+		return len(master.Client().PubSubChannels(t.Context(), "relock:*").Val()) == 0
+	}, "from the plain one, too")
+	handOver(kept, keeper)
 }
 
 func aThousandLocks(t *testing.T, w *field) {
@@ -1259,7 +1324,21 @@ func plainPubSubOnAMovedSlot(t *testing.T, w *field) {
 	section := w.enter(t.Context(), l, soon)
 	waiter := w.start(t.Context(), wl)
 	w.awaitWaiters(name, 1)
-	to := w.cluster.MasterFor(names[1])
+	from, to := w.cluster.MasterFor(name), w.cluster.MasterFor(names[1])
+	// This one stays where it is, and keeps the connection there.
+	stays := "stays"
+	for i := 0; w.cluster.MasterFor(stays) != from; i++ {
+		stays = fmt.Sprint("stays", i)
+	}
+	staying := w.enter(t.Context(), holder.NewLock(stays), soon)
+	stayer := w.start(t.Context(), waiting.NewLock(stays))
+	w.awaitWaiters(stays, 1)
+	heardAt := func(server *redistest.Server, name string) bool {
+		channels, err := server.Client().PubSubChannels(t.Context(), baseKey(name)+":*").Result()
+		require.NoError(t, err)
+		return len(channels) > 0
+	}
+	require.True(t, heardAt(from, name))
 	w.cluster.MoveSlot(name, to)
 	w.leave(section, l, soon)
 	mine := waiter.in(ttl + soon)
@@ -1272,9 +1351,14 @@ func plainPubSubOnAMovedSlot(t *testing.T, w *field) {
 	waiter = w.start(t.Context(), wl)
 	w.awaitWaiters(name, 1)
 	require.Equal(t, 1, w.pubsubs(to, waiting), "it has found out where the lock is")
+	require.True(t, heardAt(to, name))
+	redistest.Eventually(t, soon, func() bool { return !heardAt(from, name) }, "and has unsubscribed where it was")
 	start := time.Now()
 	w.leave(section, l, soon)
 	mine = waiter.in(soon)
 	require.Less(t, time.Since(start), ttl/2, "by the grant")
 	w.leave(mine, wl, soon)
+	require.True(t, heardAt(from, stays))
+	w.leave(staying, holder.NewLock(stays), soon)
+	w.leave(stayer.in(soon), stayer.lock, soon)
 }
