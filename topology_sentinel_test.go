@@ -1,5 +1,3 @@
-//go:build topology
-
 package relock_test
 
 import (
@@ -33,6 +31,9 @@ const onWire = 500 * time.Millisecond
 // surroundings is an arena that has no server yet.
 func surroundings(t *testing.T) *arena {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("Sentinel and Cluster take nearly half of the time of this package; -short leaves them out")
+	}
 	redistest.NoGoroutineLeft(t)
 	w := &arena{t: t, tidyWithin: soon, late: new(atomic.Int64)}
 	t.Cleanup(w.measure())

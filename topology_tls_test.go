@@ -1,5 +1,3 @@
-//go:build topology
-
 package relock_test
 
 import (
