@@ -1045,6 +1045,15 @@ func TestReplicaAcksInAClusterAreThoseOfTheSlotsMaster(t *testing.T) {
 	before := waits(master)
 	w.leave(w.enter(t.Context(), p.NewLock(names[2]), soon), p.NewLock(names[2]), soon)
 	require.Positive(t, waits(master)-before)
+
+	// Also when the old master is dead.
+	old := w.cluster.MasterFor(names[1])
+	section = w.enter(t.Context(), p.NewLock(names[1]), soon)
+	w.cluster.KillMasterFor(names[1])
+	w.leave(section, p.NewLock(names[1]), 2*soon)
+	require.ErrorIs(t, context.Cause(section), relock.ErrReleased, "and not lost")
+	old.Restart()
+	w.cluster.WaitReplica(names[1], old)
 }
 
 // Two hundred waiters whose master has died ask for the new one, but not all of them all the time.
@@ -1272,8 +1281,12 @@ func TestAGrantHeardThroughAReplicaIsNotBelieved(t *testing.T) {
 	w.leave(mine, wl, soon)
 }
 
-// beforeSeven makes the servers of a cluster as deaf to sharded pub/sub as those before Redis 7.
-var beforeSeven = []string{"--rename-command", "SSUBSCRIBE", "", "--rename-command", "SUNSUBSCRIBE", "", "--rename-command", "SPUBLISH", ""}
+// beforeSeven makes the servers of a cluster as deaf to sharded pub/sub as those before Redis 7. Only the error to PUBSUB
+// SHARDNUMSUB is another one.
+var beforeSeven = []string{
+	"--rename-command", "SSUBSCRIBE", "", "--rename-command", "SUNSUBSCRIBE", "", "--rename-command", "SPUBLISH", "",
+	"--user", "default", "on", "nopass", "~*", "&*", "+@all", "-pubsub|shardnumsub",
+}
 
 func TestAClusterWithoutShardedPubSubIsServedByPlainPubSub(t *testing.T) {
 	shared := onCluster(t, beforeSeven...)
@@ -1302,6 +1315,7 @@ func plainPubSub(t *testing.T, w *field) {
 		}
 	}
 	// Those who have not waited, and so have not found out, hand on all the same.
+	require.Error(t, w.cluster.MasterFor("a").Client().PubSubShardNumSub(t.Context(), "x").Err())
 	fresh := w.peer()
 	l := fresh.NewLock("a")
 	section := w.enter(t.Context(), l, soon)
