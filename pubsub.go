@@ -46,6 +46,7 @@ type subscription struct {
 	asked     bool               // SUBSCRIBE was sent on the present connection, or is left to relocate
 	sharded   bool               // and it was SSUBSCRIBE
 	confirmed bool               // and the server has said yes
+	there     bool               // the server has it on the link's present connection, whoever may be heard there
 	alone     bool               // ask for this one by itself: it failed together with others
 	unheard   int                // times in a row that Redis said that nobody hears it
 	idle      time.Time          // since when nobody waits
@@ -222,6 +223,13 @@ type link struct {
 	subs  map[*subscription]struct{}
 	stale time.Duration     // connect anew, after this pause; 0: no need to
 	asked [][]*subscription // SUBSCRIBE commands that are not answered, oldest first
+	leave []departure       // whose subscriptions have moved to another link
+}
+
+// departure is a channel to unsubscribe.
+type departure struct {
+	channel string
+	sharded bool
 }
 
 // linkLocked returns the link to a node, nil if the client is closed.
@@ -345,7 +353,7 @@ var errSilent = errors.New("the pub/sub connection is silent")
 type plan struct {
 	sharded     bool
 	subscribe   [][]*subscription
-	unsubscribe []string
+	unsubscribe []departure
 	waited      bool          // somebody waits
 	owed        bool          // SUBSCRIBE is not answered
 	linger      time.Duration // until a subscription has lingered long enough
@@ -403,8 +411,8 @@ func (l *link) plan(now time.Time) plan {
 	b := l.hub
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	p := plan{sharded: b.client.wire.sharded.Load(), stale: l.stale}
-	l.stale = 0
+	p := plan{sharded: b.client.wire.sharded.Load(), stale: l.stale, unsubscribe: l.leave}
+	l.stale, l.leave = 0, nil
 	var batch []*subscription
 	for s := range l.subs {
 		if len(s.waiters) > 0 {
@@ -413,8 +421,8 @@ func (l *link) plan(now time.Time) plan {
 			left := lingerFor - now.Sub(s.idle)
 			if left <= 0 && (s.confirmed || !s.asked) {
 				l.removeLocked(s)
-				if s.confirmed {
-					p.unsubscribe = append(p.unsubscribe, s.channel)
+				if s.there {
+					p.unsubscribe = append(p.unsubscribe, departure{s.channel, s.sharded})
 				}
 				continue
 			}
@@ -459,9 +467,23 @@ func (l *link) removeLocked(s *subscription) {
 func (l *link) send(ps *redis.PubSub, p plan) error {
 	ctx, cancel := context.WithTimeout(context.Background(), subscribeLimit)
 	defer cancel()
-	subscribe, unsubscribe := ps.Subscribe, ps.Unsubscribe
+	// First, as a subscription may have moved away and back.
+	var plain []string
+	for _, gone := range p.unsubscribe {
+		if !gone.sharded {
+			plain = append(plain, gone.channel)
+		} else if err := ps.SUnsubscribe(ctx, gone.channel); err != nil { // one slot a command here, too
+			return err
+		}
+	}
+	if len(plain) > 0 {
+		if err := ps.Unsubscribe(ctx, plain...); err != nil {
+			return err
+		}
+	}
+	subscribe := ps.Subscribe
 	if p.sharded {
-		subscribe, unsubscribe = ps.SSubscribe, ps.SUnsubscribe
+		subscribe = ps.SSubscribe
 	}
 	for _, batch := range p.subscribe {
 		channels := make([]string, len(batch))
@@ -471,9 +493,6 @@ func (l *link) send(ps *redis.PubSub, p plan) error {
 		if err := subscribe(ctx, channels...); err != nil {
 			return err
 		}
-	}
-	if len(p.unsubscribe) > 0 {
-		return unsubscribe(ctx, p.unsubscribe...)
 	}
 	return nil
 }
@@ -539,12 +558,17 @@ func (l *link) confirmed(channel string) {
 		if s.channel != channel {
 			continue
 		}
-		s.confirmed = true
-		for _, w := range s.waiters {
-			select {
-			case w.again <- struct{}{}:
-			default:
+		if s.link == l {
+			s.confirmed, s.there = true, true
+			for _, w := range s.waiters {
+				select {
+				case w.again <- struct{}{}:
+				default:
+				}
 			}
+		} else { // it has moved on meanwhile
+			l.leave = append(l.leave, departure{channel, s.sharded})
+			l.kick()
 		}
 		first[i] = first[len(first)-1]
 		if l.asked[0] = first[:len(first)-1]; len(l.asked[0]) == 0 {
@@ -596,7 +620,11 @@ func (l *link) evicted(channel string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for s := range l.subs {
-		if s.channel == channel && s.confirmed { // not one that we have just given up
+		if s.channel != channel {
+			continue
+		}
+		s.there = false
+		if s.confirmed { // not one that we have just given up
 			s.confirmed = false
 			b.client.workers.start(func() { b.relocate(s, 0) })
 		}
@@ -622,6 +650,10 @@ func (b *hub) relocate(s *subscription, pause time.Duration) {
 	if err == nil && node != s.link.node {
 		if l := b.linkLocked(node, rdb); l != nil {
 			delete(s.link.subs, s)
+			if s.there { // and whoever else is heard on that connection keeps it
+				s.link.leave = append(s.link.leave, departure{s.channel, s.sharded})
+				s.there = false
+			}
 			s.link.kick()
 			s.link = l
 			l.subs[s] = struct{}{}
@@ -635,9 +667,9 @@ func (b *hub) relocate(s *subscription, pause time.Duration) {
 func (l *link) reset() {
 	l.hub.mu.Lock()
 	defer l.hub.mu.Unlock()
-	l.asked = nil
+	l.asked, l.leave = nil, nil
 	for s := range l.subs {
-		s.asked, s.confirmed = false, false
+		s.asked, s.confirmed, s.there = false, false, false
 		switch {
 		case len(s.waiters) == 0:
 			l.removeLocked(s)

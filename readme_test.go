@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,6 +25,9 @@ func TestTheReadmeShowsTheCommandsThatARedisUserNeeds(t *testing.T) {
 	require.ElementsMatch(t, aclCommands, shown)
 	for _, command := range aclReplicaAcks {
 		require.Contains(t, string(text), "`+"+command+"`")
+	}
+	for _, command := range slices.Concat(aclInCluster, aclNotInCluster) {
+		require.Regexp(t, `In a cluster[^.]*\+`+regexp.QuoteMeta(command)+"[ `]", string(text))
 	}
 }
 
