@@ -483,6 +483,24 @@ func TestContextsCancelledAtRandomInstantsReturnPromptlyAndLeaveNothing(t *testi
 	}
 }
 
+func TestACallThatGivesUpBeforeItHasAConnectionLeavesNothingToAbandonAgain(t *testing.T) {
+	w := onShared(t)
+	p := w.peerOn(func(o *redis.Options) { o.PoolSize, o.ReadTimeout = 1, 500*time.Millisecond })
+	p.connect(t, 1)
+	stuck := p.faults.Once(w.script(luaAcquire), redistest.Hold())
+	abandoned := p.faults.On(w.script(luaAbandon).And(redistest.WithArg(baseKey("b"))), redistest.Before(func([]string) {})).Hits
+	first := w.start(t.Context(), p.NewLock("a")) // has the connection
+	stuck.WaitHits(t, 1)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	require.True(t, isDone(w.start(ctx, p.NewLock("b")).out(50*time.Millisecond+promptly)))
+	w.leave(first.in(soon), first.lock, soon)
+	// Not at all, if go-redis was the first to notice. What could run late is abandoned for a whole lease: five times by now.
+	sleepUntil(time.Now().Add(time.Second))
+	require.LessOrEqual(t, abandoned(), 2)
+	w.awaitFree("a", 0)
+}
+
 func TestAClientMayBeClosedAtAnyInstant(t *testing.T) {
 	const rounds = 40
 	w := onShared(t)
