@@ -16,16 +16,17 @@ local function now_us()
 end
 
 -- A token is never below the server's clock, so losing the key (it expired, or Redis restarted empty) cannot turn it
--- back; and always above the last one, so the clock cannot turn it back either. Written first: if its key has another
--- type, or memory has run out, the script ends here and nothing has changed.
+-- back; and always above the last one, so the clock cannot turn it back either: the key of a token that is ahead of the
+-- clock lives until the clock has passed it. Written first: if its key has another type, or memory has run out, the
+-- script ends here and nothing has changed.
 local function next_token(token_key)
-  local token, day = now_us(), 24 * 60 * 60 * 1000
-  local last = tonumber(redis.call('SET', token_key, token, 'PX', day, 'GET'))
-  if last and last >= token then
-    token = last + 1
-    redis.call('SET', token_key, token, 'PX', day)
+  local now, day = now_us(), 24 * 60 * 60 * 1000
+  local last = tonumber(redis.call('SET', token_key, now, 'PX', day, 'GET'))
+  if not last or last < now then
+    return now
   end
-  return token
+  redis.call('SET', token_key, last + 1, 'PX', day + math.floor((last - now) / 1000))
+  return last + 1
 end
 
 -- Makes hold the owner of a free lock and returns its token.
