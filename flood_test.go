@@ -194,25 +194,21 @@ func TestTenThousandWaitersOfFourProcessesAreServedOnceEachInTheirOrder(t *testi
 }
 
 func TestTenThousandWaitersThatGiveUpAtOnceLeaveNothing(t *testing.T) {
-	for _, half := range []bool{false, true} { // some have not even joined the queue
-		t.Run(fmt.Sprintf("half way %v", half), func(t *testing.T) {
-			w := onShared(t)
-			const waiters = 10_000
-			f := w.flood(1, waiters)
-			f.gather(map[bool]int{false: waiters, true: waiters / 2}[half])
-			begin := time.Now()
-			for _, process := range f.processes {
-				process.Send("give up")
-			}
-			redistest.Eventually(t, floodLimit, func() bool { return w.waiters("lock0") == 0 }, "the queue is empty")
-			t.Logf("%d waiters gave up and were gone from the server within %s", waiters, time.Since(begin))
-			gone := 0
-			f.lines(func(line string) { require.Equal(t, "gave up", line); gone++ })
-			require.Equal(t, waiters, gone)
-			w.leave(f.sections[0], f.owners[0], soon)
-			w.awaitFree("lock0", 0)
-		})
+	w := onShared(t)
+	const waiters = 10_000
+	f := w.flood(1, waiters)
+	f.gather(waiters / 2) // the others have not even joined the queue
+	begin := time.Now()
+	for _, process := range f.processes {
+		process.Send("give up")
 	}
+	redistest.Eventually(t, floodLimit, func() bool { return w.waiters("lock0") == 0 }, "the queue is empty")
+	t.Logf("%d waiters gave up and were gone from the server within %s", waiters, time.Since(begin))
+	gone := 0
+	f.lines(func(line string) { require.Equal(t, "gave up", line); gone++ })
+	require.Equal(t, waiters, gone)
+	w.leave(f.sections[0], f.owners[0], soon)
+	w.awaitFree("lock0", 0)
 }
 
 // flood is many waiters for locks that are held.
