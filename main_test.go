@@ -94,7 +94,9 @@ func newArena(t *testing.T, server *redistest.Server) *arena {
 	t.Helper()
 	redistest.NoGoroutineLeft(t)
 	w := &arena{t: t, server: server, tidyWithin: soon, late: new(atomic.Int64), figures: new(figures)}
-	t.Cleanup(func() { t.Logf("longest: %s; this process was late by up to %s", w.figures, time.Duration(w.late.Load())) })
+	t.Cleanup(func() {
+		t.Logf("longest: %s; this process was late by up to %s", w.figures, time.Duration(w.late.Load()))
+	})
 	t.Cleanup(w.measure())
 	w.plain = server.Client(func(o *redis.Options) { o.ReadTimeout = 10 * time.Second })
 	t.Cleanup(func() {
