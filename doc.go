@@ -67,6 +67,8 @@
 //     the context of a lost section ends when the process runs again, and a write that is on its way by then is not
 //     called back. While a machine is suspended its monotonic clock may stand still too, and the hold looks valid until
 //     the next renewal.
+//   - The clock of the Redis server is set. Forward, leases end early, and until the next renewal two may hold the lock;
+//     back, a lease that nobody renews or releases lasts that much longer.
 //   - An operator uses [Lock.ForceUnlock]. The holder is told at its next renewal and works on until then; under
 //     [WithFixedLease], which has no renewals, until it calls Extend or Unlock, or its lease ends.
 //

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -43,6 +44,38 @@ type arena struct {
 	// tidyWithin bounds how long it may take until nothing is left. A test with leases that nobody gives back raises it.
 	tidyWithin time.Duration
 	late       *atomic.Int64 // the longest that this process was late for anything, in nanoseconds
+	figures    *figures
+}
+
+// figures is the longest that a test had to wait for each kind of thing, with the bound that it had. They are logged at
+// its end.
+type figures struct {
+	mu      sync.Mutex
+	longest map[string]figure
+}
+
+type figure struct{ took, limit time.Duration }
+
+func (f *figures) add(what string, took, limit time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.longest == nil {
+		f.longest = map[string]figure{}
+	}
+	if took > f.longest[what].took {
+		f.longest[what] = figure{took, limit}
+	}
+}
+
+func (f *figures) String() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var parts []string
+	for _, what := range slices.Sorted(maps.Keys(f.longest)) {
+		l := f.longest[what]
+		parts = append(parts, fmt.Sprintf("%s %s (at most %s)", what, l.took.Round(10*time.Microsecond), l.limit))
+	}
+	return strings.Join(parts, ", ")
 }
 
 // onShared is an arena on the server of the whole test binary, emptied, with the scripts loaded.
@@ -59,9 +92,8 @@ func onOwn(t *testing.T, args ...string) *arena {
 
 func newArena(t *testing.T, server *redistest.Server) *arena {
 	t.Helper()
-	redistest.NoGoroutineLeft(t)
-	w := &arena{t: t, server: server, tidyWithin: soon, late: new(atomic.Int64)}
-	t.Cleanup(w.measure())
+	w := bareArena(t, soon)
+	w.server = server
 	w.plain = server.Client(func(o *redis.Options) { o.ReadTimeout = 10 * time.Second })
 	t.Cleanup(func() {
 		if !t.Failed() { // what has failed half-way leaves what it likes
@@ -70,6 +102,18 @@ func newArena(t *testing.T, server *redistest.Server) *arena {
 	})
 	require.NoError(t, w.plain.FlushAll(t.Context()).Err())
 	w.loadScripts()
+	return w
+}
+
+// bareArena is an arena without a server.
+func bareArena(t *testing.T, tidyWithin time.Duration) *arena {
+	t.Helper()
+	redistest.NoGoroutineLeft(t)
+	w := &arena{t: t, tidyWithin: tidyWithin, late: new(atomic.Int64), figures: new(figures)}
+	t.Cleanup(func() {
+		t.Logf("longest: %s; this process was late by up to %s", w.figures, time.Duration(w.late.Load()))
+	})
+	t.Cleanup(w.measure())
 	return w
 }
 
@@ -201,10 +245,12 @@ func (w *arena) call(limit time.Duration, f func() error) error {
 	w.t.Helper()
 	var err error
 	done := make(chan struct{})
+	begin := time.Now()
 	go func() { defer close(done); err = f() }()
 	if !w.within(limit, done) {
 		w.t.Fatalf("the call has not come back after %s", limit)
 	}
+	w.figures.add("call", time.Since(begin), limit)
 	return err
 }
 
@@ -241,9 +287,15 @@ func (a *asking) in(limit time.Duration) context.Context {
 // out waits until Lock returns, whatever the outcome.
 func (a *asking) out(limit time.Duration) error {
 	a.w.t.Helper()
+	begin := time.Now()
 	if !a.w.within(limit, a.done) {
 		a.w.t.Fatalf("Lock of %q has not come back after %s", a.lock.Name(), limit)
 	}
+	what := "entry"
+	if a.err != nil {
+		what = "refusal"
+	}
+	a.w.figures.add(what, a.at.Sub(begin), limit)
 	return a.err
 }
 
@@ -260,9 +312,11 @@ func (a *asking) waiting() bool {
 // lost waits until the section's context has ended, and fails the test if it does not say that the lock was lost.
 func (w *arena) lost(section context.Context, limit time.Duration) relock.LostError {
 	w.t.Helper()
+	begin := time.Now()
 	if !w.within(limit, section.Done()) {
 		w.t.Fatalf("the holder has not been told after %s", limit)
 	}
+	w.figures.add("notice of loss", time.Since(begin), limit)
 	require.ErrorIs(w.t, context.Cause(section), relock.ErrLockLost)
 	var lost *relock.LostError
 	require.ErrorAs(w.t, context.Cause(section), &lost)

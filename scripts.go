@@ -220,6 +220,9 @@ func judge(err error) verdict {
 	if errors.Is(err, errNoAcks) {
 		return unknown
 	}
+	if err == context.Canceled || err == context.DeadlineExceeded { //nolint:errorlint // as they are, and not inside another
+		return unsent // go-redis says so where the context ends before there is a connection; later ends are network errors
+	}
 	if errors.As(err, &reply) {
 		msg := reply.Error()
 		if passingCodes[errorCode(msg)] || strings.Contains(msg, "max number of clients reached") ||

@@ -74,4 +74,4 @@ local keep = math.max(remaining, ttl) + ttl + 60000
 if redis.call('PTTL', queue) < keep then
   redis.call('PEXPIRE', queue, keep)
 end
-return {remaining, held_by, arrival, redis.call('ZRANK', queue, member), last_given}
+return {remaining, held_by, arrival, redis.call('ZRANK', queue, member) or 0, last_given}

@@ -4,6 +4,7 @@
 #   a C compiler (Linux only)                 go test -race links with it
 #   spin                                      checks the model in model/
 #   prometheus, promtool                      the alerts and the dashboard in examples/observability
+#   faketime (Linux only)                     sets the clock of a server in the tests
 # Set RELOCK_NO_INSTALL=1 to be told what is missing instead.
 set -eu
 
@@ -18,6 +19,7 @@ missing() {
 	if [ "$(uname -s)" = Linux ]; then
 		compiler=$("${GO:-go}" env CC 2>/dev/null || echo gcc)
 		has "${compiler%% *}" || printf '%s ' "${compiler%% *}"
+		has faketime || printf 'faketime '
 	fi
 	[ ! -d model ] || has spin || printf 'spin '
 	[ ! -d examples/observability ] || { has promtool && has prometheus; } || printf 'prometheus '
@@ -27,7 +29,7 @@ give_up() {
 	{
 		echo "relock: missing: $(missing)"
 		echo "relock: $1"
-		echo "relock: install Redis 7.0 or newer (server, sentinel and cli) and spin and Prometheus and, on Linux, a C compiler; then run this again."
+		echo "relock: install Redis 7.0 or newer (server, sentinel and cli) and spin and Prometheus and, on Linux, a C compiler and faketime; then run this again."
 	} >&2
 	exit 1
 }
@@ -53,11 +55,13 @@ want_redis=
 want_compiler=
 want_spin=
 want_prometheus=
+want_faketime=
 for program in $(missing); do
 	case $program in
 	redis-*) want_redis=1 ;;
 	spin) want_spin=1 ;;
 	prometheus) want_prometheus=1 ;;
+	faketime) want_faketime=1 ;;
 	*) want_compiler=1 ;;
 	esac
 done
@@ -68,7 +72,8 @@ if has apt-get; then
 		echo "deps: apt-get update failed; trying with the package lists that are there"
 	as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
 		${want_redis:+redis-server redis-sentinel redis-tools} ${want_compiler:+gcc libc6-dev} \
-		${want_spin:+spin} ${want_prometheus:+prometheus} ||
+		${want_spin:+spin} ${want_prometheus:+prometheus} \
+		${want_faketime:+faketime} ||
 		give_up "apt-get could not install them"
 elif has brew; then
 	[ -z "$want_redis" ] || brew install redis || give_up "brew could not install redis"
@@ -84,6 +89,7 @@ elif has dnf; then
 	[ -z "$want_compiler" ] || as_root dnf install -y gcc glibc-devel || give_up "dnf could not install gcc"
 	[ -z "$want_spin" ] || as_root dnf install -y spin || give_up "dnf could not install spin"
 	[ -z "$want_prometheus" ] || as_root dnf install -y golang-github-prometheus || give_up "dnf could not install prometheus"
+	[ -z "$want_faketime" ] || as_root dnf install -y libfaketime || give_up "dnf could not install libfaketime"
 else
 	give_up "found none of apt-get, brew and dnf to install them with"
 fi

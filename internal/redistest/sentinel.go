@@ -318,7 +318,7 @@ func (s *Server) waitReplica(within time.Duration) error {
 }
 
 // inSync reports whether the server is a replica, of master if given, with the
-// link up.
+// link up, and what is written from now on on its way to it.
 func (s *Server) inSync(master *Server) error {
 	info, err := s.call("INFO", "replication")
 	if err != nil {
@@ -332,6 +332,19 @@ func (s *Server) inSync(master *Server) error {
 		return fmt.Errorf("%s is not a replica of %s", s.Addr(), master.Addr())
 	case !has("master_link_status:up"):
 		return fmt.Errorf("%s has no link to its master", s.Addr())
+	case master == nil:
+		return nil
+	}
+	// A master begins to send what it writes with the first acknowledgement that
+	// a replica has all from before; and replicas acknowledge once a second.
+	info, err = master.call("INFO", "replication")
+	if err != nil {
+		return err
+	}
+	_, about, _ := strings.Cut(info, ",port="+strconv.Itoa(s.port)+",")
+	about, _, _ = strings.Cut(about, "\r\n")
+	if !strings.HasPrefix(about, "state=online,offset=") || strings.HasPrefix(about, "state=online,offset=0,") {
+		return fmt.Errorf("%s sends nothing to its replica %s: %q", master.Addr(), s.Addr(), about)
 	}
 	return nil
 }
