@@ -434,6 +434,37 @@ func TestInRedissonsLayoutATokenNeverGoesBack(t *testing.T) {
 	}
 }
 
+func TestInRedissonsLayoutAUserWhoMayNotPublishIsTold(t *testing.T) {
+	server := redistest.Start(t)
+	if !server.AtLeast(7, 0) {
+		t.Skip("before 7.0 a user cannot be kept from commands in scripts in this way, and there is no SPUBLISH")
+	}
+	rdb := server.Client()
+	for _, c := range []struct {
+		sharded bool
+		without string
+		told    bool
+	}{
+		{false, "publish", true}, {false, "spublish", false}, {true, "publish", true}, {true, "spublish", true}, {true, "ping", false},
+	} {
+		require.NoError(t, rdb.Do(t.Context(), "ACL", "SETUSER", "u", "reset", "on", ">u", "~*", "&*", "+@all", "-"+c.without).Err())
+		r := newRedissonRig(t, rdb)
+		user := server.Client(func(o *redis.Options) { o.Username, o.Password = "u", "u" })
+		client, err := New(user, WithRedissonLayout())
+		require.NoError(t, err)
+		client.wire.sharded.Store(c.sharded)
+		h := r.entered("u:1", 1)
+		_, _, err = client.wire.release(t.Context(), h, 0, once)
+		if c.told {
+			require.Error(t, err, c)
+		} else {
+			require.NoError(t, err)
+		}
+		require.Empty(t, r.state(), "it is free all the same")
+		require.NoError(t, client.Close())
+	}
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Names.
 
