@@ -109,7 +109,8 @@ func (c *Client) checkAcks(s settings) error {
 // where it is needed, or keep it; two of the same name and prefix are the same lock.
 //
 // A name with a Redis hash tag, such as "{user:7}:cart", is used as it is, so that several locks can share a cluster
-// slot; other names get one ("x" and "{x}" are the same lock).
+// slot; other names get one ("x" and "{x}" are the same lock). [WithRedissonLayout], every name is used as it is, and in a
+// cluster one whose key and channel Redisson would put into different slots is wrong.
 //
 // A wrong name or option is told by every method of the lock ([ErrInvalid]), and by [Lock.Err].
 func (c *Client) NewLock(name string, options ...Option) *Lock {

@@ -75,7 +75,8 @@ func (l *Lock) DoFor(ctx context.Context, wait time.Duration, fn func(ctx contex
 	return within(section, l, fn)
 }
 
-// Lock waits until the holder has the lock, and enters it. Waiters are served first come, first served, across processes.
+// Lock waits until the holder has the lock, and enters it. Waiters are served first come, first served, across processes
+// ([WithRedissonLayout]: in no order that is promised).
 //
 // If ctx carries a holder (it, or one of its parents, came from Lock, or from [WithHolder]), the lock is taken as that
 // holder, and if the holder has the lock already, the call enters at once, one level deeper. Otherwise a new holder is
@@ -100,8 +101,8 @@ func (l *Lock) Lock(ctx context.Context) (context.Context, error) {
 }
 
 // TryLock enters the lock if it is free, or the holder has it already; otherwise it returns a [*LockedError] at once. It
-// does not queue, and a lock that is free while others queue goes to them. If Redis does not answer it tries a few times.
-// All else is as for [Lock.Lock].
+// does not queue, and a lock that is free while others queue goes to them ([WithRedissonLayout]: to whoever asks first). If
+// Redis does not answer it tries a few times. All else is as for [Lock.Lock].
 func (l *Lock) TryLock(ctx context.Context) (context.Context, error) {
 	return l.acquire(ctx, 0)
 }
@@ -617,6 +618,8 @@ func (l *Lock) Unlock(ctx context.Context) error {
 // lock guards, and let the resource refuse a token smaller than the largest it has seen: then a holder that lost the
 // lock without noticing can do no harm.
 //
+// [WithRedissonLayout] it is always 0, unless the lock is [WithRedissonFencing].
+//
 // It is local: no round trip.
 func (l *Lock) Token(ctx context.Context) int64 {
 	token, _, _ := l.look(ctx)
@@ -703,11 +706,11 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 
 // State is what Redis says of a lock.
 type State struct {
-	Holder  Holder        // who has it; zero: it is free
+	Holder  Holder        // who has it; zero: it is free. WithRedissonLayout: the field in Redis, of Java or Go
 	Count   int           // the holder's open entries
 	TTL     time.Duration // of the lease; negative if there is a holder without one, which relock never makes
 	Token   int64         // the last fencing token, 0 if none is known
-	Waiters int           // queued, including those whose process has died and whose turn has not come yet
+	Waiters int           // queued, including those whose process has died and whose turn has not come yet; WithRedissonLayout: 0
 }
 
 // Locked says whether somebody has the lock.

@@ -23,7 +23,7 @@ const (
 )
 
 // Option changes how locks behave. Given to [New] it is the default for all locks of the client; given to
-// [Client.NewLock] it holds for that lock. Later options win over earlier ones.
+// [Client.NewLock] it holds for that lock. Later options win over earlier ones. [WithRedissonLayout] is for New only.
 type Option func(*settings)
 
 // settings is what the options come to.
@@ -120,7 +120,8 @@ func WithMaxHold(d time.Duration) Option {
 }
 
 // WithPrefix sets what the Redis keys and channels of locks begin with; the default is [DefaultPrefix]. All clients
-// that share a lock must use the same prefix. It may be empty, and is at most [MaxNameLen] bytes.
+// that share a lock must use the same prefix. It may be empty, and is at most [MaxNameLen] bytes. [WithRedissonLayout]
+// there is none, and WithPrefix is refused.
 func WithPrefix(prefix string) Option {
 	return func(s *settings) {
 		if len(prefix) > MaxNameLen {
