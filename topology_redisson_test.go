@@ -106,6 +106,29 @@ func TestInAClusterRedissonIsHeardAndToldWhicheverPubSubItUses(t *testing.T) {
 		}
 	})
 
+	t.Run("for a user with the commands of the page", func(t *testing.T) {
+		w := shared.in(t)
+		rules := []string{"~spread*", "~redisson_lock_token:*", "&redisson_lock__channel:*"}
+		for _, list := range [][]string{redissonACL, redissonFencingACL, aclInCluster} {
+			for _, command := range list {
+				if command != "pubsub|shardnumsub" {
+					rules = append(rules, "+"+command)
+				}
+			}
+		}
+		p := w.user("redisson", rules, inRedisson(relock.WithRedissonFencing(), relock.WithTTL(900*time.Millisecond))...)
+		l := p.NewLock(names[0])
+		section := w.enter(t.Context(), l, soon)
+		w.leave(w.enter(section, l, soon), l, soon)
+		asks := w.count(p, "redisson/acquire")
+		waiter := w.start(t.Context(), l)
+		w.awaitRunner(asks, 2)
+		sleepUntil(time.Now().Add(time.Second)) // renewed
+		w.leave(section, l, soon)
+		w.leave(waiter.in(soon), l, soon)
+		require.ErrorIs(t, l.ForceUnlock(t.Context()), relock.ErrNotHeld)
+	})
+
 	t.Run("a name whose key and channel are apart is refused", func(t *testing.T) {
 		p := shared.in(t).peer(inRedisson()...)
 		for _, name := range []string{"a}b", "a{b", "a{}b", "{"} {
