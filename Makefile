@@ -83,8 +83,8 @@ examples: ## Run the examples that need no server
 		echo "run $$e"; $(GO) run "$$e" || exit 1; \
 	done
 
-topology: ## Suites on Sentinel, Cluster and TLS with the race detector (not part of test yet)
-	$(GOTEST) -tags topology -run "^($$(sed -n 's/^func \(Test[A-Za-z]*\).*/\1/p' topology_*_test.go | paste -sd '|' -))$$" .
+topology: ## Of unit, only the suites on Sentinel, Cluster and TLS
+	$(GOTEST) -run "^($$(sed -n 's/^func \(Test[A-Za-z]*\).*/\1/p' topology_*_test.go | paste -sd '|' -))$$" .
 
 fuzz: ## Run every fuzz function for FUZZTIME
 	@GO="$(GO)" sh tools/fuzz.sh "$(FUZZTIME)"

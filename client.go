@@ -68,6 +68,7 @@ func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 	c.hub = newHub(c)
 	c.wire = &wire{rdb: rdb, client: c.id, patience: readTimeout(rdb), workers: c.workers, orphans: c.orphans, mapping: make(chan struct{}, 1), retried: c.retried}
 	c.wire.cluster, _ = rdb.(*redis.ClusterClient)
+	c.wire.lanes.init(c.wire)
 	// A cluster client with slots of its own is one for servers that are no cluster: masters and replicas of Sentinel.
 	cluster := c.wire.cluster != nil && c.wire.cluster.Options().ClusterSlots == nil
 	c.wire.sharded.Store(cluster)

@@ -914,8 +914,8 @@ func TestAServerWithoutRoomForConnectionsIsWaitedFor(t *testing.T) {
 func TestAMissingPasswordIsToldAtOnce(t *testing.T) {
 	w := onOwn(t, "--requirepass", "secret")
 	p := w.peerOn(func(o *redis.Options) { o.Password = "" })
-	// NOAUTH, or, as a script call is longer than what Redis reads from a stranger, "unauthenticated multibulk length".
-	require.Regexp(t, "(?i)auth", w.start(t.Context(), p.NewLock("a")).out(atOnce).Error())
+	// NOAUTH, or "unauthenticated multibulk length" where a script call is longer than what Redis reads from a stranger.
+	require.Regexp(t, "NOAUTH|unauthenticated", w.start(t.Context(), p.NewLock("a")).out(atOnce))
 	q := w.peerOn(func(o *redis.Options) { o.Password = "wrong" })
 	require.ErrorContains(t, w.start(t.Context(), q.NewLock("a")).out(atOnce), "WRONGPASS")
 }
@@ -944,7 +944,7 @@ var aclCommands = []string{
 	// Sent by the client.
 	"evalsha", "eval", "subscribe", "unsubscribe", "ping",
 	// Used in the scripts.
-	"del", "exists", "get", "hdel", "hexists", "hgetall", "hset", "pexpire", "pttl", "publish", "pubsub|numsub", "set", "time",
+	"del", "exists", "get", "hdel", "hexists", "hgetall", "hset", "incr", "incrby", "pexpire", "pttl", "publish", "pubsub|numsub", "time",
 	"zadd", "zcard", "zpopmin", "zrange", "zrank", "zrem", "zscore",
 }
 

@@ -49,6 +49,7 @@ type subscription struct {
 	asked     bool               // SUBSCRIBE was sent on the present connection, or is left to relocate
 	sharded   bool               // and it was SSUBSCRIBE
 	confirmed bool               // and the server has said yes
+	there     bool               // the server has it on the link's present connection, whoever may be heard there
 	alone     bool               // ask for this one by itself: it failed together with others
 	unheard   int                // times in a row that Redis said that nobody hears it
 	idle      time.Time          // since when nobody waits
@@ -236,6 +237,13 @@ type link struct {
 	subs  map[*subscription]struct{}
 	stale time.Duration     // connect anew, after this pause; 0: no need to
 	asked [][]*subscription // SUBSCRIBE commands that are not answered, oldest first
+	leave []departure       // whose subscriptions have moved to another link
+}
+
+// departure is a channel to unsubscribe.
+type departure struct {
+	channel string
+	sharded bool
 }
 
 // linkLocked returns the link to a node, nil if the client is closed.
@@ -358,7 +366,7 @@ var errSilent = errors.New("the pub/sub connection is silent")
 // plan is what a link has to do next.
 type plan struct {
 	subscribe   [][]*subscription
-	unsubscribe []*subscription
+	unsubscribe []departure
 	waited      bool          // somebody waits
 	owed        bool          // SUBSCRIBE is not answered
 	linger      time.Duration // until a subscription has lingered long enough
@@ -416,8 +424,8 @@ func (l *link) plan(now time.Time) plan {
 	b := l.hub
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	p, sharded := plan{stale: l.stale}, b.client.wire.sharded.Load()
-	l.stale = 0
+	p, sharded := plan{stale: l.stale, unsubscribe: l.leave}, b.client.wire.sharded.Load()
+	l.stale, l.leave = 0, nil
 	var batch []*subscription
 	for s := range l.subs {
 		if len(s.waiters) > 0 {
@@ -426,8 +434,8 @@ func (l *link) plan(now time.Time) plan {
 			left := lingerFor - now.Sub(s.idle)
 			if left <= 0 && (s.confirmed || !s.asked) {
 				l.removeLocked(s)
-				if s.confirmed {
-					p.unsubscribe = append(p.unsubscribe, s)
+				if s.there {
+					p.unsubscribe = append(p.unsubscribe, departure{s.channel, s.sharded})
 				}
 				continue
 			}
@@ -471,6 +479,20 @@ func (l *link) removeLocked(s *subscription) {
 func (l *link) send(ps *redis.PubSub, p plan) error {
 	ctx, cancel := context.WithTimeout(context.Background(), subscribeLimit)
 	defer cancel()
+	// First, as a subscription may have moved away and back.
+	var plain []string
+	for _, gone := range p.unsubscribe {
+		if !gone.sharded {
+			plain = append(plain, gone.channel)
+		} else if err := ps.SUnsubscribe(ctx, gone.channel); err != nil { // one slot a command here, too
+			return err
+		}
+	}
+	if len(plain) > 0 {
+		if err := ps.Unsubscribe(ctx, plain...); err != nil {
+			return err
+		}
+	}
 	for _, batch := range p.subscribe { // all of one kind
 		subscribe := ps.Subscribe
 		if batch[0].sharded {
@@ -483,22 +505,6 @@ func (l *link) send(ps *redis.PubSub, p plan) error {
 		if err := subscribe(ctx, channels...); err != nil {
 			return err
 		}
-	}
-	var plain, sharded []string
-	for _, s := range p.unsubscribe {
-		if s.sharded {
-			sharded = append(sharded, s.channel)
-		} else {
-			plain = append(plain, s.channel)
-		}
-	}
-	if len(sharded) > 0 {
-		if err := ps.SUnsubscribe(ctx, sharded...); err != nil {
-			return err
-		}
-	}
-	if len(plain) > 0 {
-		return ps.Unsubscribe(ctx, plain...)
 	}
 	return nil
 }
@@ -564,12 +570,17 @@ func (l *link) confirmed(channel string) {
 		if s.channel != channel {
 			continue
 		}
-		s.confirmed = true
-		for _, w := range s.waiters {
-			select {
-			case w.again <- struct{}{}:
-			default:
+		if s.link == l {
+			s.confirmed, s.there = true, true
+			for _, w := range s.waiters {
+				select {
+				case w.again <- struct{}{}:
+				default:
+				}
 			}
+		} else { // it has moved on meanwhile
+			l.leave = append(l.leave, departure{channel, s.sharded})
+			l.kick()
 		}
 		first[i] = first[len(first)-1]
 		if l.asked[0] = first[:len(first)-1]; len(l.asked[0]) == 0 {
@@ -621,7 +632,11 @@ func (l *link) evicted(channel string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for s := range l.subs {
-		if s.channel == channel && s.sharded && s.confirmed { // not one that we have just given up
+		if s.channel != channel || !s.sharded {
+			continue
+		}
+		s.there = false
+		if s.confirmed { // not one that we have just given up
 			s.confirmed = false
 			b.client.workers.start(func() { b.relocate(s, 0) })
 		}
@@ -646,6 +661,10 @@ func (b *hub) relocate(s *subscription, pause time.Duration) {
 	if err == nil && node != s.link.node {
 		if l := b.linkLocked(node, rdb); l != nil {
 			delete(s.link.subs, s)
+			if s.there { // and whoever else is heard on that connection keeps it
+				s.link.leave = append(s.link.leave, departure{s.channel, s.sharded})
+				s.there = false
+			}
 			s.link.kick()
 			s.link = l
 			l.subs[s] = struct{}{}
@@ -659,9 +678,9 @@ func (b *hub) relocate(s *subscription, pause time.Duration) {
 func (l *link) reset() {
 	l.hub.mu.Lock()
 	defer l.hub.mu.Unlock()
-	l.asked = nil
+	l.asked, l.leave = nil, nil
 	for s := range l.subs {
-		s.asked, s.confirmed = false, false
+		s.asked, s.confirmed, s.there = false, false, false
 		switch {
 		case len(s.waiters) == 0:
 			l.removeLocked(s)

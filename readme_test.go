@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -26,8 +27,13 @@ func TestThePagesShowTheCommandsThatARedisUserNeeds(t *testing.T) {
 		for _, command := range aclReplicaAcks {
 			require.Contains(t, string(text), "`+"+command+"`")
 		}
+		inCluster := slices.Concat(aclInCluster, aclNotInCluster)
 		if page != "README.md" {
 			require.Contains(t, string(text), "+"+strings.Join(redissonFencingACL, " +"))
+			inCluster = redissonClusterACL
+		}
+		for _, command := range inCluster {
+			require.Regexp(t, `(?i)in a cluster[^.]*\+`+regexp.QuoteMeta(command)+"[ `]", string(text))
 		}
 	}
 }

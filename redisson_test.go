@@ -548,6 +548,9 @@ var redissonACL = []string{
 // redissonFencingACL is what fenced locks need in addition, with `~redisson_lock_token:*`.
 var redissonFencingACL = []string{"get", "incr"}
 
+// redissonClusterACL is what a cluster needs in addition.
+var redissonClusterACL = []string{"ssubscribe", "sunsubscribe", "spublish", "cluster|slots", "command", "asking"}
+
 func TestTheRedisUserForRedissonsLayoutMayDoNoMoreThanItNeeds(t *testing.T) {
 	w := onOwn(t)
 	if !w.server.AtLeast(7, 0) {

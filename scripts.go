@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -43,29 +42,29 @@ var (
 
 const includeDirective = "--- include "
 
-// loadScript reads a script and puts the files it includes where it names them. Lua builds the functions of an include
-// when it gets there, so a script that returns before pays nothing for them.
 func loadScript(name string) *script {
-	var b strings.Builder
-	for line := range strings.Lines(readSource(name)) {
-		if include, ok := strings.CutPrefix(strings.TrimSpace(line), includeDirective); ok {
-			b.WriteString(readSource(include))
-		} else {
-			b.WriteString(line)
-		}
-	}
-	source := b.String()
+	source := loadSource(name)
 	sum := sha1.Sum([]byte(source)) // what EVALSHA wants; not for secrecy
 	sha := hex.EncodeToString(sum[:])
 	return &script{name: path.Base(name), source: source, sha: sha, shaArg: sha}
 }
 
-func readSource(name string) string {
+// loadSource reads a file and puts those that it includes where it names them. Lua builds the functions of an include
+// when it gets there, so a script that returns before pays nothing for them.
+func loadSource(name string) string {
 	source, err := sources.ReadFile("scripts/" + name + ".lua")
 	if err != nil {
 		panic(err) // the file is part of the build
 	}
-	return string(source)
+	var b strings.Builder
+	for line := range strings.Lines(string(source)) {
+		if include, ok := strings.CutPrefix(strings.TrimSpace(line), includeDirective); ok {
+			b.WriteString(loadSource(include))
+		} else {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
 }
 
 // keys is where a lock is in Redis. In the layout of its own, every key and channel begins with base, which has a complete
@@ -282,7 +281,7 @@ type wire struct {
 	patience time.Duration        // how long go-redis waits for an answer
 	sharded  atomic.Bool          // pub/sub is sharded, as in a cluster of Redis 7 or newer
 	workers  *workers
-	flights  sync.Pool     // not for the whole package: a channel made in a synctest bubble must stay there
+	lanes    lanes
 	mapping  chan struct{} // taken by who reads the map of the cluster
 	mapped   time.Time     // when it was last read; guarded by mapping
 	orphans  *orphans
@@ -294,8 +293,11 @@ func (w *wire) publish() string {
 	if w.sharded.Load() {
 		return "SPUBLISH"
 	}
-	return "PUBLISH"
+	return plainPublish
 }
+
+// plainPublish is what scripts take where they are not told.
+const plainPublish = "PUBLISH"
 
 // node is the server that publishes grants for a lock: its name (empty if there is only one) and a client for it.
 func (w *wire) node(ctx context.Context, key string) (string, redis.UniversalClient, error) {
@@ -307,11 +309,6 @@ func (w *wire) node(ctx context.Context, key string) (string, redis.UniversalCli
 		return "", nil, err
 	}
 	return master.Options().Addr, master, nil
-}
-
-// hasIdle says whether a command can be sent without making a connection first, which can take long.
-func (w *wire) hasIdle() bool {
-	return w.cluster == nil && w.rdb.PoolStats().IdleConns > 0
 }
 
 // relocated is node for a key that is not where it was: it asks the cluster instead of the client's map of it. Many at a
@@ -351,7 +348,7 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 	var last error // of the attempt before
 	eval := false
 	for attempt := 1; ; attempt++ {
-		if !e.until.IsZero() && (attempt > 1 || time.Until(e.until) < w.patience || !w.hasIdle()) {
+		if !e.until.IsZero() && (attempt > 1 || time.Until(e.until) < w.patience || !w.lanes.hasIdle()) {
 			var cancel context.CancelFunc
 			ctx, cancel = context.WithDeadline(ctx, e.until) //nolint:fatcontext // once: until is zero from then on
 			defer cancel()
@@ -400,74 +397,6 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 		}
 	}
 }
-
-// send is one attempt, given up as soon as ctx is done or stop is closed. go-redis only gives up at its ReadTimeout, so
-// the command goes out in a goroutine of its own, and lives on there when it is given up. Where nothing can end ctx, the
-// caller sends it by itself, which is faster: on two cores the hop there and back costs as much as half a round trip.
-func (w *wire) send(ctx context.Context, r *request, cmd command, stop <-chan struct{}) (acked int, err error) {
-	if ctx.Done() == nil {
-		return w.process(ctx, r, cmd)
-	}
-	f, _ := w.flights.Get().(*flight)
-	if f == nil {
-		f = &flight{done: make(chan struct{}, 1)}
-	}
-	f.wire, f.ctx, f.request, f.cmd = w, ctx, r, cmd
-	f.given.Store(false)
-	w.workers.add()
-	go f.fly()
-	select {
-	case <-f.done:
-		return f.land()
-	case <-stop:
-		err = ErrClosed
-	case <-ctx.Done():
-		err = errGivenUp
-	}
-	if !f.given.CompareAndSwap(false, true) { // it has landed at the same time: the answer is worth more
-		<-f.done
-		return f.land()
-	}
-	if r.first != nil {
-		w.orphans.gaveUp(r.first)
-	}
-	return 0, err
-}
-
-// flight is a command on its way. One that is given up is left to the garbage collector.
-type flight struct {
-	wire    *wire
-	ctx     context.Context
-	request *request
-	cmd     command
-	done    chan struct{}
-	given   atomic.Bool // away: by the caller, who has given it up, or by fly, which has landed
-	acked   int
-	err     error
-}
-
-func (f *flight) fly() {
-	w, r := f.wire, f.request
-	defer w.workers.leave()
-	f.acked, f.err = w.process(f.ctx, r, f.cmd)
-	if f.given.CompareAndSwap(false, true) {
-		f.done <- struct{}{} // from here on the flight is the caller's
-		return
-	}
-	if r.first != nil {
-		w.orphans.landed(r.first, f.err == nil || judge(f.err) != unknown)
-	}
-}
-
-func (f *flight) land() (acked int, err error) {
-	w := f.wire
-	acked, err = f.acked, f.err
-	f.wire, f.ctx, f.request, f.cmd, f.err = nil, nil, nil, command{}, nil
-	w.flights.Put(f)
-	return acked, err
-}
-
-var errGivenUp = errors.New("no answer from Redis yet")
 
 // process lets go-redis send the command, with WAIT behind it on the same connection where replicas must confirm.
 func (w *wire) process(ctx context.Context, r *request, cmd command) (acked int, err error) {
@@ -620,12 +549,19 @@ func (w *wire) acquire(ctx context.Context, h *hold, target int, wait bool, arri
 }
 
 func (native) acquire(w *wire, h *hold, c change, wait bool, arrival int64) *request {
-	queue := 0
-	if wait {
-		queue = 1
+	usual := c.target == 1 && !wait && w.publish() == plainPublish
+	n := 7
+	if usual {
+		n = 2
 	}
-	r := newRequest(acquireScript, h.keys, 8)
-	r.args = append(r.args, &h.id, c.target, c.step, millis(c.lease), w.publish(), &w.client, queue, arrival)
+	r := newRequest(acquireScript, h.keys, n)
+	r.args = append(r.args, &h.id, millis(c.lease))
+	if !usual {
+		r.args = append(r.args, c.target, c.step, w.publish())
+	}
+	if wait {
+		r.args = append(r.args, &w.client, arrival)
+	}
 	return r
 }
 
@@ -665,11 +601,11 @@ func parseAcquisition(reply any) (acquisition, error) {
 
 // release leaves the hold with target entries, or frees the lock if that is 0. It says whether the hold was there.
 func (w *wire) release(ctx context.Context, h *hold, target int, e effort) (bool, answer, error) {
-	lease := h.refresh(false)
-	if target == 0 {
-		lease = 0
+	step, lease := h.nextStep(), time.Duration(0)
+	if target > 0 {
+		lease = h.refresh(false)
 	}
-	r := h.keys.layout.release(w, h, change{target: target, step: h.nextStep(), lease: lease})
+	r := h.keys.layout.release(w, h, change{target: target, step: step, lease: lease})
 	a, err := w.run(ctx, r, e)
 	h.noteDoubt(a)
 	a.lease = lease
@@ -685,7 +621,10 @@ func (w *wire) release(ctx context.Context, h *hold, target int, e effort) (bool
 
 func (native) release(w *wire, h *hold, c change) *request {
 	r := newRequest(releaseScript, h.keys, 5)
-	r.args = append(r.args, &h.id, c.target, c.step, millis(c.lease), w.publish())
+	r.args = append(r.args, &h.id)
+	if c.target > 0 || c.step != firstStep+1 || w.publish() != plainPublish {
+		r.args = append(r.args, c.target, c.step, millis(c.lease), w.publish())
+	}
 	return r
 }
 
