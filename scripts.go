@@ -367,8 +367,11 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 		if errors.Is(err, ErrClosed) || errors.Is(err, errGivenUp) {
 			a.gaveUp = true
 			a.unsure = a.unsure || r.first == nil
+			if last == nil { // else what Redis has said says more than that it has not spoken since
+				last = err
+			}
 			if ctx.Err() != nil {
-				return a, endedAfter(ctx, err)
+				return a, endedAfter(ctx, last)
 			}
 			return a, ErrClosed
 		}
