@@ -156,6 +156,14 @@
 //   - A holder re-enters only through the Client that took the lock. Two Clients of one process exclude each other like two
 //     processes, also with one holder.
 //
+// # Redisson
+//
+// [WithRedissonLayout] makes a client keep its locks as the Java library Redisson does, so that Go and Java services share
+// them: [Client.NewLock] is then getLock, and with [WithRedissonFencing] getFencedLock. What is said above of entries,
+// leases, losses and commands that are lost, late or repeated holds there too. What is said of the queue and of tokens does
+// not: waiters race for a lock that has become free, and only a fenced lock has tokens. docs/REDISSON.md has the details,
+// for both sides.
+//
 // # Failure handling
 //
 // Errors match one of the sentinels with [errors.Is], and what caused them: a wait for a lock that another has, ended by

@@ -1607,8 +1607,9 @@ func TestAnErrorSaysWhetherItMayPassAndWhetherTheCommandMayHaveRun(t *testing.T)
 		{err: &net.OpError{Op: "write", Net: "tcp", Err: syscall.EPIPE}, want: unknown},
 		{err: &net.OpError{Op: "read", Net: "tcp", Err: syscall.ECONNRESET}, want: unknown},
 		{err: net.ErrClosed, want: unknown},
-		{err: context.DeadlineExceeded, want: unknown},
-		{err: context.Canceled, want: unknown},
+		{err: context.DeadlineExceeded, want: unsent},
+		{err: context.Canceled, want: unsent},
+		{err: fmt.Errorf("read: %w", context.DeadlineExceeded), want: unknown},
 		{err: errGivenUp, want: unknown},
 	} {
 		require.Equal(t, c.want, judge(c.err), "%v", c.err)
