@@ -19,6 +19,7 @@ import (
 type Client struct {
 	id       string
 	settings settings
+	layout   layout
 	wire     *wire
 	table    *table
 	watchdog *watchdog
@@ -56,6 +57,7 @@ func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 	c := &Client{
 		id:       id.String(),
 		settings: s,
+		layout:   native{},
 		table:    newTable(),
 		workers:  newWorkers(),
 		closed:   make(chan struct{}),
@@ -118,7 +120,7 @@ func (c *Client) NewLock(name string, options ...Option) *Lock {
 		}
 		l.settings = &s
 	}
-	l.keys, l.err = newKeys(l.settings.prefix, name)
+	l.keys, l.err = c.layout.place(l.settings, name)
 	return l
 }
 

@@ -22,8 +22,8 @@ type hub struct {
 	client *Client
 
 	mu    sync.Mutex
-	links map[string]*link // by node
-	subs  map[string]*subscription
+	links map[string]*link         // by node
+	subs  map[string]*subscription // by topic
 }
 
 const (
@@ -38,6 +38,8 @@ const (
 
 // subscription is one lock's channel.
 type subscription struct {
+	topic   string // its place in hub.subs
+	key     string // where the lock is
 	channel string
 
 	// Guarded by the hub's mutex.
@@ -70,7 +72,7 @@ func newHub(c *Client) *hub {
 func (b *hub) listen(h *hold) *waiter {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	s := b.subs[h.keys.base]
+	s := b.subs[h.keys.topic]
 	if s == nil || !s.confirmed {
 		return nil
 	}
@@ -97,15 +99,17 @@ func (b *hub) subscribe(ctx context.Context, h *hold, recheck time.Duration) (*w
 		return nil, err
 	}
 	b.mu.Lock()
-	s := b.subs[h.keys.base]
+	s := b.subs[h.keys.topic]
 	if s == nil {
 		l := b.linkLocked(node, rdb)
 		if l == nil {
 			b.mu.Unlock()
 			return nil, ErrClosed
 		}
-		s = &subscription{link: l, channel: h.keys.channel(b.client.id), waiters: make(map[string]*waiter)}
-		b.subs[h.keys.base] = s
+		s = &subscription{
+			topic: h.keys.topic, key: h.keys.base, channel: h.keys.channel(b.client.id), link: l, waiters: make(map[string]*waiter),
+		}
+		b.subs[s.topic] = s
 		l.subs[s] = struct{}{}
 	}
 	w := b.addLocked(s, h)
@@ -180,8 +184,8 @@ func (w *waiter) close() {
 	}
 }
 
-// deliver hands a grant to its waiter, or gives it back.
-func (b *hub) deliver(channel, payload string) {
+// told hands a grant to its waiter, or gives it back.
+func (native) told(b *hub, channel, payload string) {
 	c := b.client
 	hold, token, ok := grantMessage(payload)
 	base, isOurs := strings.CutSuffix(channel, ":"+c.id)
@@ -450,9 +454,8 @@ func (l *link) plan(now time.Time) plan {
 
 func (l *link) removeLocked(s *subscription) {
 	delete(l.subs, s)
-	base := strings.TrimSuffix(s.channel, ":"+l.hub.client.id)
-	if l.hub.subs[base] == s {
-		delete(l.hub.subs, base)
+	if l.hub.subs[s.topic] == s {
+		delete(l.hub.subs, s.topic)
 	}
 }
 
@@ -514,7 +517,7 @@ func (l *link) read(ctx context.Context, ps *redis.PubSub, down time.Time) error
 		l.answered = true
 		switch m := msg.(type) {
 		case *redis.Message:
-			l.hub.deliver(m.Channel, m.Payload)
+			l.hub.client.layout.told(l.hub, m.Channel, m.Payload)
 		case *redis.Subscription:
 			switch m.Kind {
 			case "subscribe", "ssubscribe":
@@ -612,11 +615,10 @@ func (b *hub) relocate(s *subscription, pause time.Duration) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), subscribeLimit)
 	defer cancel()
-	base := strings.TrimSuffix(s.channel, ":"+c.id)
-	node, rdb, err := c.wire.relocated(ctx, base)
+	node, rdb, err := c.wire.relocated(ctx, s.key)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.subs[base] != s {
+	if b.subs[s.topic] != s {
 		return
 	}
 	if err == nil && node != s.link.node {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -56,7 +57,7 @@ func loadScript(name string) *script {
 	source := b.String()
 	sum := sha1.Sum([]byte(source)) // what EVALSHA wants; not for secrecy
 	sha := hex.EncodeToString(sum[:])
-	return &script{name: name, source: source, sha: sha, shaArg: sha}
+	return &script{name: path.Base(name), source: source, sha: sha, shaArg: sha}
 }
 
 func readSource(name string) string {
@@ -67,11 +68,13 @@ func readSource(name string) string {
 	return string(source)
 }
 
-// keys is where a lock is in Redis. Every key and channel begins with base, which has a complete hash tag, so in a
-// cluster they all share one slot.
+// keys is where a lock is in Redis. In the layout of its own, every key and channel begins with base, which has a complete
+// hash tag, so in a cluster they all share one slot.
 type keys struct {
+	layout             layout
 	name               string
 	base, queue, token string
+	topic              string // what the hub knows its channel by
 
 	args [3]any // base, queue and token, as arguments
 }
@@ -110,7 +113,7 @@ func newKeys(prefix, name string) (*keys, error) {
 
 // keysAt is the keys of the lock that is known to be at base.
 func keysAt(name, base string) *keys {
-	k := &keys{name: name, base: base, queue: base + queueSuffix, token: base + tokenSuffix}
+	k := &keys{layout: native{}, name: name, base: base, queue: base + queueSuffix, token: base + tokenSuffix, topic: base}
 	k.args = [3]any{k.base, k.queue, k.token}
 	return k
 }
@@ -126,8 +129,8 @@ func hashTag(key string) string {
 	return tag
 }
 
-// channel is where grants for a client's waiters arrive.
-func (k *keys) channel(client string) string { return k.base + ":" + client }
+// channel is where a client's waiters hear of their lock.
+func (k *keys) channel(client string) string { return k.layout.channel(k, client) }
 
 // grantMessage is what the grant script publishes: the hold, and its token.
 func grantMessage(payload string) (hold string, token int64, ok bool) {
@@ -590,26 +593,35 @@ type acquisition struct {
 // acquire asks for a lock, or for one more entry into it, as hold h whose count is to become target. With wait it joins
 // the queue of a lock that another holder has, or stays there with its first arrival.
 func (w *wire) acquire(ctx context.Context, h *hold, target int, wait bool, arrival int64, e effort) (acquisition, answer, error) {
+	step, lease := int64(firstStep), h.ttl
+	if target > 1 {
+		step, lease = h.nextStep(), h.refresh(true)
+	}
+	r := h.keys.layout.acquire(w, h, change{target: target, step: step, lease: lease}, wait, arrival)
+	if target == 1 {
+		r.first, r.acks, r.acksTimeout = h, h.acks, h.acksTimeout
+	}
+	a, err := w.run(ctx, r, e)
+	h.noteDoubt(a)
+	a.lease = lease
+	if err != nil {
+		return acquisition{}, a, err
+	}
+	reply, err := h.keys.layout.acquisition(a.reply)
+	return reply, a, err
+}
+
+func (native) acquire(w *wire, h *hold, c change, wait bool, arrival int64) *request {
 	queue := 0
 	if wait {
 		queue = 1
 	}
 	r := newRequest(acquireScript, h.keys, 8)
-	step, lease := int64(firstStep), h.ttl
-	if target == 1 {
-		r.first, r.acks, r.acksTimeout = h, h.acks, h.acksTimeout
-	} else {
-		step, lease = h.nextStep(), h.refresh(true)
-	}
-	r.args = append(r.args, &h.id, target, step, millis(lease), w.publish(), &w.client, queue, arrival)
-	a, err := w.run(ctx, r, e)
-	a.lease = lease
-	if err != nil {
-		return acquisition{}, a, err
-	}
-	reply, err := parseAcquisition(a.reply)
-	return reply, a, err
+	r.args = append(r.args, &h.id, c.target, c.step, millis(c.lease), w.publish(), &w.client, queue, arrival)
+	return r
 }
+
+func (native) acquisition(reply any) (acquisition, error) { return parseAcquisition(reply) }
 
 func parseAcquisition(reply any) (acquisition, error) {
 	if n, ok := reply.(int64); ok {
@@ -645,22 +657,28 @@ func parseAcquisition(reply any) (acquisition, error) {
 
 // release leaves the hold with target entries, or frees the lock if that is 0. It says whether the hold was there.
 func (w *wire) release(ctx context.Context, h *hold, target int, e effort) (bool, answer, error) {
-	r := newRequest(releaseScript, h.keys, 5)
 	lease := h.refresh(false)
 	if target == 0 {
 		lease = 0
 	}
-	r.args = append(r.args, &h.id, target, h.nextStep(), millis(lease), w.publish())
+	r := h.keys.layout.release(w, h, change{target: target, step: h.nextStep(), lease: lease})
 	a, err := w.run(ctx, r, e)
+	h.noteDoubt(a)
 	a.lease = lease
 	if err != nil {
 		return false, a, err
 	}
 	n, ok := a.reply.(int64)
 	if !ok {
-		return false, a, badReply(releaseScript, a.reply)
+		return false, a, badReply(r.script, a.reply)
 	}
 	return n == 1, a, nil
+}
+
+func (native) release(w *wire, h *hold, c change) *request {
+	r := newRequest(releaseScript, h.keys, 5)
+	r.args = append(r.args, &h.id, c.target, c.step, millis(c.lease), w.publish())
+	return r
 }
 
 // extend renews one lease by itself and says whether the hold was there.
@@ -745,38 +763,56 @@ func (w *wire) renew(ctx context.Context, batch []renewal) {
 	}
 }
 
-func (h *hold) tag() string { return hashTag(h.keys.base) }
+// tag is what decides the slot of a hold in a cluster.
+func (h *hold) tag() string { return slotOf(h.keys.base) }
+
+// slotOf is the part of a key that decides its slot in a cluster: its hash tag, or else the whole key.
+func slotOf(key string) string {
+	if tag := hashTag(key); tag != "" {
+		return tag
+	}
+	return key
+}
 
 // abandon makes one attempt to take back what holds may have left behind, and returns an error for each that failed.
 func (w *wire) abandon(ctx context.Context, batch []*orphan) []error {
 	requests := make([]*request, len(batch))
 	for i, p := range batch {
-		h := p.hold
-		requests[i] = newRequest(abandonScript, h.keys, 4)
-		requests[i].args = append(requests[i].args, &h.id, &w.client, millis(h.ttl), w.publish())
+		requests[i] = p.hold.keys.layout.abandon(w, p.hold)
 	}
 	errs := make([]error, len(batch))
 	for i, res := range w.runAll(ctx, requests) {
 		errs[i] = res.err
 		if _, ok := res.reply.(int64); res.err == nil && !ok {
-			errs[i] = badReply(abandonScript, res.reply)
+			errs[i] = badReply(requests[i].script, res.reply)
 		}
 	}
 	return errs
 }
 
+func (native) abandon(w *wire, h *hold) *request {
+	r := newRequest(abandonScript, h.keys, 4)
+	r.args = append(r.args, &h.id, &w.client, millis(h.ttl), w.publish())
+	return r
+}
+
 // forceRelease frees the lock if hold owns it.
 func (w *wire) forceRelease(ctx context.Context, k *keys, hold string, e effort) error {
-	r := newRequest(forceReleaseScript, k, 2)
-	r.args = append(r.args, hold, w.publish())
+	r := k.layout.forceRelease(w, k, hold)
 	a, err := w.run(ctx, r, e)
 	if err != nil {
 		return err
 	}
 	if _, ok := a.reply.(int64); !ok {
-		return badReply(forceReleaseScript, a.reply)
+		return badReply(r.script, a.reply)
 	}
 	return nil
+}
+
+func (native) forceRelease(w *wire, k *keys, hold string) *request {
+	r := newRequest(forceReleaseScript, k, 2)
+	r.args = append(r.args, hold, w.publish())
+	return r
 }
 
 // lockState is the reply to state.
@@ -789,12 +825,14 @@ type lockState struct {
 }
 
 func (w *wire) state(ctx context.Context, k *keys, e effort) (lockState, error) {
-	a, err := w.run(ctx, newRequest(stateScript, k, 0), e)
+	a, err := w.run(ctx, k.layout.state(k), e)
 	if err != nil {
 		return lockState{}, err
 	}
 	return parseState(a.reply)
 }
+
+func (native) state(k *keys) *request { return newRequest(stateScript, k, 0) }
 
 func parseState(reply any) (lockState, error) {
 	fields, ok := reply.([]any)
