@@ -69,10 +69,15 @@ func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 	c.wire = &wire{rdb: rdb, client: c.id, patience: readTimeout(rdb), workers: c.workers, orphans: c.orphans, mapping: make(chan struct{}, 1), retried: c.retried}
 	c.wire.cluster, _ = rdb.(*redis.ClusterClient)
 	// A cluster client with slots of its own is one for servers that are no cluster: masters and replicas of Sentinel.
-	c.wire.sharded.Store(c.wire.cluster != nil && c.wire.cluster.Options().ClusterSlots == nil)
+	cluster := c.wire.cluster != nil && c.wire.cluster.Options().ClusterSlots == nil
+	c.wire.sharded.Store(cluster)
+	if s.redisson {
+		c.layout = newRedisson(cluster)
+	}
 	if err := c.checkAcks(s); err != nil {
 		return nil, err
 	}
+	c.settings.ofClient = true
 	return c, nil
 }
 

@@ -98,6 +98,8 @@ const (
 	WakeNone    Wake = ""        // it was free, or ours: no wait
 	WakeGrant   Wake = "grant"   // the grant arrived on the pub/sub connection
 	WakeRecheck Wake = "recheck" // asked again, because the owner's lease should have ended, or the connection was new
+	// WakeReleased: told that the lock had become free, and was the first to ask. Only [WithRedissonLayout].
+	WakeReleased Wake = "released"
 )
 
 // AcquireStarted is the event of [Hooks.AcquireStarted].

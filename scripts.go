@@ -23,7 +23,7 @@ import (
 // This file is the Redis side: the only place that knows keys, arguments and replies. Each script sets state and never
 // adds to it, so running one twice does what running it once does, and a reply that was lost is answered by asking again.
 
-//go:embed scripts/*.lua
+//go:embed scripts/*.lua scripts/redisson/*.lua
 var sources embed.FS
 
 type script struct {
@@ -86,11 +86,8 @@ const (
 
 // newKeys places a lock: prefix{name}, or prefix+name where that has a hash tag of its own already.
 func newKeys(prefix, name string) (*keys, error) {
-	if name == "" {
-		return nil, invalid("lock name is empty; 1 to %d bytes are allowed", MaxNameLen)
-	}
-	if len(name) > MaxNameLen {
-		return nil, invalid("lock name has %d bytes; at most %d are allowed", len(name), MaxNameLen)
+	if err := checkName(name); err != nil {
+		return nil, err
 	}
 	base := prefix + "{" + name + "}"
 	if hashTag(name) != "" {
@@ -109,6 +106,16 @@ func newKeys(prefix, name string) (*keys, error) {
 			"in a cluster; a name must not begin with '}'", name, base)
 	}
 	return keysAt(name, base), nil
+}
+
+func checkName(name string) error {
+	if name == "" {
+		return invalid("lock name is empty; 1 to %d bytes are allowed", MaxNameLen)
+	}
+	if len(name) > MaxNameLen {
+		return invalid("lock name has %d bytes; at most %d are allowed", len(name), MaxNameLen)
+	}
+	return nil
 }
 
 // keysAt is the keys of the lock that is known to be at base.
