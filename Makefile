@@ -96,7 +96,8 @@ interop: ## Go and Java (Redisson) share locks: installs a JDK and Maven, builds
 		echo 'interop: which is the central one unless your Maven settings name another.'; \
 		exit 1; \
 	} >&2
-	cd interop/redisson && RELOCK_REQUIRE_JAVA=1 $(GOTEST) ./...
+	@# Most of its tests wait for leases, and do it together.
+	cd interop/redisson && RELOCK_REQUIRE_JAVA=1 $(GOTEST) -parallel 16 ./...
 
 fuzz: ## Run every fuzz function for FUZZTIME
 	@GO="$(GO)" sh tools/fuzz.sh "$(FUZZTIME)"

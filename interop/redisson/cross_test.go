@@ -163,6 +163,7 @@ func eachSideSeesTheOthersHoldCountAndLease(w *world) {
 	java, other := w.java.thread(w.t, "a"), w.java.thread(w.t, "b")
 
 	section := w.enter(w.t.Context(), lock)
+	w.between(java.do("remainTimeToLive", name), 20*time.Second-soon, 20*time.Second)
 	levels := []context.Context{section}
 	for range 2 {
 		section = w.enter(section, lock)
