@@ -126,7 +126,7 @@ func (w *arena) requireTidy() {
 	w.t.Helper()
 	var left []string
 	redistest.Eventually(w.t, w.tidyWithin, func() bool {
-		left = slices.DeleteFunc(redistest.Keys(w.t, w.plain), func(key string) bool { return strings.HasSuffix(key, ":token") })
+		left = slices.DeleteFunc(redistest.Keys(w.t, w.plain), isToken)
 		left = append(left, redistest.Subscriptions(w.t, w.plain)...)
 		return len(left) == 0
 	}, "everything is gone from Redis but tokens; keys or subscriptions left: %q", &left)
@@ -159,7 +159,7 @@ func (w *arena) peerOn(mod func(*redis.Options), options ...relock.Option) *peer
 		mod(o)
 	})
 	var err error
-	p.Client, err = relock.New(p.rdb, options...)
+	p.Client, err = relock.New(p.rdb, inLayout(options)...)
 	require.NoError(w.t, err)
 	w.t.Cleanup(func() {
 		p.faults.Heal() // what a failed test has left
@@ -269,8 +269,30 @@ func (w *arena) lost(section context.Context, limit time.Duration) relock.LostEr
 	return *lost
 }
 
+// redissonLayout is set while a test runs that is to show that what it shows holds in Redisson's layout too, see
+// redisson_suite_test.go. No test of this package is parallel.
+var redissonLayout bool
+
+// inLayout is the options of a client in the layout that is tested: Redisson's fenced lock is the one with tokens.
+func inLayout(options []relock.Option) []relock.Option {
+	if redissonLayout {
+		return append([]relock.Option{relock.WithRedissonLayout(), relock.WithRedissonFencing()}, options...)
+	}
+	return options
+}
+
 // baseKey is the key of a lock with the default prefix.
-func baseKey(name string) string { return "relock:{" + name + "}" }
+func baseKey(name string) string {
+	if redissonLayout {
+		return name
+	}
+	return relock.DefaultPrefix + "{" + name + "}"
+}
+
+// isToken says whether a key is a token counter: the only kind that may stay.
+func isToken(key string) bool {
+	return strings.HasSuffix(key, ":token") || strings.HasPrefix(key, "redisson_lock_token:")
+}
 
 // owner is what Redis has under a lock's name: the hold and its count; "" and 0 if it is free.
 func (w *arena) owner(name string) (hold string, count int) {
@@ -278,7 +300,7 @@ func (w *arena) owner(name string) (hold string, count int) {
 	fields, err := w.plain.HGetAll(context.Background(), baseKey(name)).Result()
 	require.NoError(w.t, err)
 	for field, value := range fields {
-		if field == "step" {
+		if field == "step" || field == "relock:step" {
 			continue
 		}
 		require.Empty(w.t, hold, "one hold owns the lock: %v", fields)
@@ -296,9 +318,15 @@ func (w *arena) requireCount(name string, want int) {
 	require.Equal(w.t, want, count, "the count of %q in Redis", name)
 }
 
-// waiters is the length of a lock's queue.
+// waiters is the length of a lock's queue. Redisson's layout has none: there it is the number of clients that hear the lock.
 func (w *arena) waiters(name string) int {
 	w.t.Helper()
+	if redissonLayout {
+		channel := "redisson_lock__channel:{" + name + "}"
+		n, err := w.plain.PubSubNumSub(context.Background(), channel).Result()
+		require.NoError(w.t, err)
+		return int(n[channel])
+	}
 	n, err := w.plain.ZCard(context.Background(), baseKey(name)+":queue").Result()
 	require.NoError(w.t, err)
 	return int(n)
@@ -376,6 +404,20 @@ const (
 
 var scriptNames = []string{luaAcquire, luaRelease, luaRenew, luaAbandon, luaState, luaForce}
 
+// inScripts is the file of a script in the layout that is tested.
+func inScripts(name string) string {
+	if !redissonLayout {
+		return name
+	}
+	switch name {
+	case luaRenew:
+		return name
+	case luaAbandon, luaForce:
+		name = luaRelease
+	}
+	return "redisson/" + name
+}
+
 // luaSource joins a script from its files.
 func luaSource(t testing.TB, name string) string {
 	t.Helper()
@@ -396,7 +438,7 @@ func (w *arena) script(names ...string) redistest.Match {
 	w.t.Helper()
 	var wanted []string
 	for _, name := range names {
-		text := luaSource(w.t, name)
+		text := luaSource(w.t, inScripts(name))
 		sum := sha1.Sum([]byte(text))
 		wanted = append(wanted, text, hex.EncodeToString(sum[:]))
 	}
@@ -409,7 +451,7 @@ func (w *arena) script(names ...string) redistest.Match {
 func (w *arena) loadScripts() {
 	w.t.Helper()
 	for _, name := range scriptNames {
-		require.NoError(w.t, w.plain.ScriptLoad(w.t.Context(), luaSource(w.t, name)).Err())
+		require.NoError(w.t, w.plain.ScriptLoad(w.t.Context(), luaSource(w.t, inScripts(name))).Err())
 	}
 }
 

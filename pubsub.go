@@ -41,6 +41,7 @@ type subscription struct {
 	topic   string // its place in hub.subs
 	key     string // where the lock is
 	channel string
+	plain   bool // SUBSCRIBE also where pub/sub is sharded
 
 	// Guarded by the hub's mutex.
 	link      *link
@@ -79,6 +80,14 @@ func (b *hub) listen(h *hold) *waiter {
 	return b.addLocked(s, h)
 }
 
+// hears says whether the client hears a channel already.
+func (b *hub) hears(topic string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := b.subs[topic]
+	return s != nil && s.confirmed
+}
+
 func (b *hub) addLocked(s *subscription, h *hold) *waiter {
 	w := &waiter{
 		hub: b, sub: s, hold: h,
@@ -107,7 +116,8 @@ func (b *hub) subscribe(ctx context.Context, h *hold, recheck time.Duration) (*w
 			return nil, ErrClosed
 		}
 		s = &subscription{
-			topic: h.keys.topic, key: h.keys.base, channel: h.keys.channel(b.client.id), link: l, waiters: make(map[string]*waiter),
+			topic: h.keys.topic, key: h.keys.base, channel: h.keys.channel(b.client.id), plain: h.keys.plain,
+			link: l, waiters: make(map[string]*waiter),
 		}
 		b.subs[s.topic] = s
 		l.subs[s] = struct{}{}
@@ -347,9 +357,8 @@ var errSilent = errors.New("the pub/sub connection is silent")
 
 // plan is what a link has to do next.
 type plan struct {
-	sharded     bool
 	subscribe   [][]*subscription
-	unsubscribe []string
+	unsubscribe []*subscription
 	waited      bool          // somebody waits
 	owed        bool          // SUBSCRIBE is not answered
 	linger      time.Duration // until a subscription has lingered long enough
@@ -407,7 +416,7 @@ func (l *link) plan(now time.Time) plan {
 	b := l.hub
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	p := plan{sharded: b.client.wire.sharded.Load(), stale: l.stale}
+	p, sharded := plan{stale: l.stale}, b.client.wire.sharded.Load()
 	l.stale = 0
 	var batch []*subscription
 	for s := range l.subs {
@@ -418,7 +427,7 @@ func (l *link) plan(now time.Time) plan {
 			if left <= 0 && (s.confirmed || !s.asked) {
 				l.removeLocked(s)
 				if s.confirmed {
-					p.unsubscribe = append(p.unsubscribe, s.channel)
+					p.unsubscribe = append(p.unsubscribe, s)
 				}
 				continue
 			}
@@ -432,8 +441,8 @@ func (l *link) plan(now time.Time) plan {
 		if s.asked {
 			continue
 		}
-		s.asked, s.sharded = true, p.sharded
-		if s.alone || p.sharded {
+		s.asked, s.sharded = true, sharded && !s.plain
+		if s.alone || s.sharded {
 			p.subscribe = append(p.subscribe, []*subscription{s}) // and one slot a command in a cluster
 			continue
 		}
@@ -462,11 +471,11 @@ func (l *link) removeLocked(s *subscription) {
 func (l *link) send(ps *redis.PubSub, p plan) error {
 	ctx, cancel := context.WithTimeout(context.Background(), subscribeLimit)
 	defer cancel()
-	subscribe, unsubscribe := ps.Subscribe, ps.Unsubscribe
-	if p.sharded {
-		subscribe, unsubscribe = ps.SSubscribe, ps.SUnsubscribe
-	}
-	for _, batch := range p.subscribe {
+	for _, batch := range p.subscribe { // all of one kind
+		subscribe := ps.Subscribe
+		if batch[0].sharded {
+			subscribe = ps.SSubscribe
+		}
 		channels := make([]string, len(batch))
 		for i, s := range batch {
 			channels[i] = s.channel
@@ -475,8 +484,21 @@ func (l *link) send(ps *redis.PubSub, p plan) error {
 			return err
 		}
 	}
-	if len(p.unsubscribe) > 0 {
-		return unsubscribe(ctx, p.unsubscribe...)
+	var plain, sharded []string
+	for _, s := range p.unsubscribe {
+		if s.sharded {
+			sharded = append(sharded, s.channel)
+		} else {
+			plain = append(plain, s.channel)
+		}
+	}
+	if len(sharded) > 0 {
+		if err := ps.SUnsubscribe(ctx, sharded...); err != nil {
+			return err
+		}
+	}
+	if len(plain) > 0 {
+		return ps.Unsubscribe(ctx, plain...)
 	}
 	return nil
 }
@@ -599,7 +621,7 @@ func (l *link) evicted(channel string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for s := range l.subs {
-		if s.channel == channel && s.confirmed { // not one that we have just given up
+		if s.channel == channel && s.sharded && s.confirmed { // not one that we have just given up
 			s.confirmed = false
 			b.client.workers.start(func() { b.relocate(s, 0) })
 		}

@@ -91,7 +91,7 @@ func (r *redisson) place(s *settings, name string) (*keys, error) {
 	return k, nil
 }
 
-func (*redisson) channel(k *keys, _ string) string { return k.topic }
+func (*redisson) channel(k *keys, _ string) string { return strings.TrimPrefix(k.topic, plainTopic) }
 
 // newHold makes the number of a hold one that no other holder or hold of this process has.
 func (*redisson) newHold(h Holder, fresh bool) string {
@@ -182,20 +182,20 @@ type race struct {
 	key string
 
 	// turn is the runner's. Taken by sending, which Go lets happen in the order of arrival; given back by receiving. It
-	// guards waiter and due.
-	turn   chan struct{}
-	waiter *waiter   // set while the channel is heard
-	due    time.Time // when to ask although nothing was heard
+	// guards ears and due.
+	turn chan struct{}
+	ears [2]*waiter // set while the channel is heard; the second one on plain pub/sub where the first is on sharded
+	due  time.Time  // when to ask although nothing was heard
 
 	// Guarded by the layout's mutex.
 	waiting int
-	refusal LockedError // what Redis said last
+	refusal *LockedError // what Redis said last; nil: nothing yet
 }
 
 // first asks once and then waits in the client's race for the lock. Who finds a race that is on goes behind those in it,
-// without asking.
+// without asking; and where the channel is still heard since the last race, a new one begins with the question.
 func (r *redisson) first(a *acquiring, h *hold) error {
-	p, position := r.enter(a, h)
+	p, position := r.join(a, h, a.mayWait && h.client.hub.hears(h.keys.topic), time.Time{})
 	for p == nil {
 		reply, answer, err := a.ask(h, false)
 		switch {
@@ -210,11 +210,13 @@ func (r *redisson) first(a *acquiring, h *hold) error {
 			if !a.mayWait {
 				return a.giveUp(h, nil)
 			}
-			p, position = r.begin(a, h, time.Now().Add(redissonRecheck(h, reply)))
+			p, position = r.join(a, h, true, time.Now().Add(redissonRecheck(h, reply)))
 		}
 	}
 	defer r.leave(p)
-	a.joined(h, position)
+	if position > 0 || a.refusal != nil {
+		a.joined(h, position)
+	}
 	select {
 	case p.turn <- struct{}{}:
 	case <-h.client.closed:
@@ -226,31 +228,24 @@ func (r *redisson) first(a *acquiring, h *hold) error {
 	return r.run(p, a, h)
 }
 
-// enter joins the race that is on, if there is one, and says how many are in it already.
-func (r *redisson) enter(a *acquiring, h *hold) (p *race, position int) {
+// join joins the race for the lock, and says how many are in it already. If there is none, it begins one if that is
+// wanted.
+func (r *redisson) join(a *acquiring, h *hold, begin bool, due time.Time) (p *race, position int) {
 	if !a.mayWait {
 		return nil, 0
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p = r.races[h.keys.base]
-	if p == nil {
+	switch {
+	case p == nil && !begin:
 		return nil, 0
-	}
-	refusal := p.refusal
-	a.refusal = &refusal
-	p.waiting++
-	return p, p.waiting - 1
-}
-
-// begin is enter for who has been refused, and begins a race if there is none.
-func (r *redisson) begin(a *acquiring, h *hold, due time.Time) (p *race, position int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	p = r.races[h.keys.base]
-	if p == nil {
-		p = &race{key: h.keys.base, turn: make(chan struct{}, 1), due: due, refusal: *a.refusal}
+	case p == nil:
+		p = &race{key: h.keys.base, turn: make(chan struct{}, 1), due: due, refusal: a.refusal}
 		r.races[p.key] = p
+	case a.refusal == nil && p.refusal != nil:
+		refusal := *p.refusal
+		a.refusal = &refusal
 	}
 	p.waiting++
 	return p, p.waiting - 1
@@ -264,8 +259,15 @@ func (r *redisson) leave(p *race) {
 		return
 	}
 	delete(r.races, p.key)
-	if p.waiter != nil {
-		p.waiter.close()
+	p.deafen()
+}
+
+func (p *race) deafen() {
+	for i, w := range p.ears {
+		if w != nil {
+			w.close()
+		}
+		p.ears[i] = nil
 	}
 }
 
@@ -293,48 +295,90 @@ func (r *redisson) run(p *race, a *acquiring, h *hold) error {
 			}
 		default:
 			a.refusedBy(h, reply)
-			p.due = time.Now().Add(redissonRecheck(h, reply))
+			refusal := *a.refusal
 			r.mu.Lock()
-			p.refusal = *a.refusal
+			p.refusal = &refusal
 			r.mu.Unlock()
+			if !a.waited {
+				a.joined(h, 0)
+			}
+			p.due = time.Now().Add(redissonRecheck(h, reply))
 		}
 	}
 }
 
 // wake returns when Redis should be asked.
 func (r *redisson) wake(p *race, a *acquiring, h *hold) error {
-	if p.waiter == nil {
-		// A message from before the subscription is lost, so whoever has just subscribed asks.
-		w, err := h.client.hub.subscribe(a.waiting, p.ear(h), max(time.Until(p.due), firstPause))
-		if errors.Is(err, errNotYet) {
-			err = nil
-		}
-		p.waiter = w
+	a.wake = WakeNone
+	if heard, err := r.listen(p, a, h); !heard {
 		return err
+	}
+	var ears [2]waiter // a channel that is nil never has anything
+	for i, w := range p.ears {
+		if w != nil {
+			ears[i] = *w
+		}
 	}
 	timer := time.NewTimer(time.Until(p.due))
 	defer timer.Stop()
 	select {
-	case <-p.waiter.granted:
+	case <-ears[0].granted:
 		a.wake = WakeReleased
-		return nil
-	case <-p.waiter.again: // the connection was lost, and what was published meanwhile with it
+	case <-ears[1].granted:
+		a.wake = WakeReleased
+	case <-ears[0].again: // the connection was lost, and what was published meanwhile with it
+	case <-ears[1].again:
 	case <-timer.C:
-	case err := <-p.waiter.failed:
-		p.waiter.close()
-		p.waiter = nil
+	case err := <-ears[0].failed:
+		p.deafen()
+		return err
+	case err := <-ears[1].failed:
+		p.deafen()
 		return err
 	case <-h.client.closed:
 		return ErrClosed
 	case <-a.waiting.Done():
 		return ended(a.waiting)
 	}
-	a.wake = WakeNone
+	for _, ear := range ears { // whatever has come by now, we ask after it; both kinds of one message come together
+		select {
+		case <-ear.granted:
+		default:
+		}
+	}
 	return nil
 }
 
-// ear is what the hub knows the race by: its waiter outlives the hold that has made it.
-func (p *race) ear(h *hold) *hold { return &hold{client: h.client, keys: h.keys, id: p.key} }
+// listen makes the client hear the lock's channel. heard: it does already. A message from before the subscription is
+// lost, so whoever has just subscribed asks. In a cluster a Redisson client publishes on sharded or on plain pub/sub, as
+// it is set up, and nobody can tell: so both are heard there.
+func (r *redisson) listen(p *race, a *acquiring, h *hold) (heard bool, err error) {
+	c := h.client
+	heard = true
+	for i := range p.ears {
+		if p.ears[i] != nil || i == 1 && !c.wire.sharded.Load() {
+			continue
+		}
+		heard = false
+		ear := &hold{client: c, keys: h.keys, id: p.key} // not h: the race outlives it
+		if i == 1 {
+			k := *h.keys
+			k.topic, k.plain = plainTopic+k.topic, true
+			ear.keys = &k
+		}
+		p.ears[i], err = c.hub.subscribe(a.waiting, ear, max(time.Until(p.due), firstPause))
+		if errors.Is(err, errNotYet) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	return heard, nil
+}
+
+// plainTopic tells the plain subscription to a channel from the sharded one.
+const plainTopic = "plain "
 
 // redissonUnknown is when a waiter asks again at the latest where the lock has no lease: somebody else has made it so.
 const redissonUnknown = 10 * time.Second
@@ -355,14 +399,14 @@ func redissonRecheck(h *hold, reply acquisition) time.Duration {
 func (r *redisson) told(b *hub, channel, _ string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	s := b.subs[channel]
-	if s == nil {
-		return
-	}
-	for _, w := range s.waiters {
-		select {
-		case w.granted <- 0:
-		default: // it has not asked since the last one
+	for _, topic := range []string{channel, plainTopic + channel} {
+		if s := b.subs[topic]; s != nil {
+			for _, w := range s.waiters {
+				select {
+				case w.granted <- 0:
+				default: // it has not asked since the last one
+				}
+			}
 		}
 	}
 }

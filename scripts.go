@@ -75,6 +75,7 @@ type keys struct {
 	name               string
 	base, queue, token string
 	topic              string // what the hub knows its channel by
+	plain              bool   // the channel is one of plain pub/sub also where that is sharded
 
 	args [3]any // base, queue and token, as arguments
 }

@@ -23,17 +23,22 @@ if not count then
   end
 end
 
--- First of all that is written: if its key has another type, or memory has run out, the script ends here and nothing has
--- changed. Asked once more for the same count, a hold has its token already.
-local token = 0
-if token_key then
-  token = count == target and tonumber(redis.call('GET', token_key)) or redis.call('INCR', token_key)
-end
-
-if count then
-  update(base, hold, target, step, ARGV[5] == '1', ttl)
-else
+if not count then
+  -- Written first: if its key is none that can be counted up, or memory has run out, the script ends here and nothing has
+  -- changed.
+  local token = token_key and redis.call('INCR', token_key) or 0
   redis.call('HSET', base, hold, 1)
   redis.call('PEXPIRE', base, ttl)
+  return token
 end
-return token
+
+local last = token_key and redis.call('GET', token_key)
+if last and not tonumber(last) then
+  return redis.error_reply('ERR ' .. token_key .. ' is not a number')
+end
+update(base, hold, target, step, ARGV[5] == '1', ttl)
+if not token_key then
+  return 0
+end
+-- Asked once more for the same count, a hold has its token already.
+return count == target and tonumber(last) or redis.call('INCR', token_key)
