@@ -55,6 +55,7 @@ func crossTests(w *world) {
 	w.run("AForcedUnlockInGoEndsTheHoldInJava", aForcedUnlockInGoEndsTheHoldInJava)
 	w.run("FencingTokensGrowAcrossBothSides", fencingTokensGrowAcrossBothSides)
 	w.run("ALockWithAHashTagOfItsOwnIsShared", aLockWithAHashTagOfItsOwnIsShared)
+	w.run("OneHolderInGoHasTwoLocksAgainstJava", oneHolderInGoHasTwoLocksAgainstJava)
 	w.run("NoIncrementOfAGuardedCounterIsLost", noIncrementOfAGuardedCounterIsLost)
 	// These wait for leases, so they do it together. The group ends when all have.
 	w.run("Leases", func(w *world) {
@@ -318,6 +319,28 @@ func aLockWithAHashTagOfItsOwnIsShared(w *world) {
 	java.do("unlock", name)
 	w.leave(back.in(soon), lock)
 	w.free(name)
+}
+
+// oneHolderInGoHasTwoLocksAgainstJava is about a section within a section: the holder is one, the locks are two.
+func oneHolderInGoHasTwoLocksAgainstJava(w *world) {
+	client := w.peer()
+	outer, inner := client.NewLock(w.name()), client.NewLock(w.name())
+	a, b := w.java.thread(w.t, "a"), w.java.thread(w.t, "b")
+	section := w.enter(w.t.Context(), outer)
+	both := w.enter(section, inner)
+	inA, inB := a.ask("lock", outer.Name(), -1), b.ask("lock", inner.Name(), -1)
+	w.listening(outer.Name(), 1)
+	w.listening(inner.Name(), 1)
+	inB.pending("Java has the inner lock")
+	w.leave(both, inner)
+	inB.in(soon)
+	inA.pending("Java has the outer lock")
+	w.leave(section, outer)
+	inA.in(soon)
+	a.do("unlock", outer.Name())
+	b.do("unlock", inner.Name())
+	w.free(outer.Name())
+	w.free(inner.Name())
 }
 
 func noIncrementOfAGuardedCounterIsLost(w *world) {
