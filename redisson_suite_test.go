@@ -4,6 +4,11 @@ import (
 	"testing"
 )
 
+// TestInRedissonsLayout runs tests of the own layout once more in Redisson's: what they show holds there too, on a fenced
+// lock. What is missing in the list is of one of these kinds:
+//   - It is about the queue, grants, arrivals, the number of waiters, prefixes, or tokens that outlive their key: there are none.
+//   - It looks into a key or counts script calls; redisson_test.go has its counterpart.
+//   - It is about what does not know of layouts, and takes long.
 func TestInRedissonsLayout(t *testing.T) {
 	redissonLayout = true
 	defer func() { redissonLayout = false }()
@@ -48,18 +53,14 @@ func TestInRedissonsLayout(t *testing.T) {
 		{"TestAMissingPasswordIsToldAtOnce", TestAMissingPasswordIsToldAtOnce},
 		{"TestReplicaAcksConfirmNewHoldsOnly", TestReplicaAcksConfirmNewHoldsOnly},
 		{"TestALostReplyWithReplicaAcksEntersOnce", TestALostReplyWithReplicaAcksEntersOnce},
-		{"TestTooFewReplicaAcksUndoExactlyThisEntry", TestTooFewReplicaAcksUndoExactlyThisEntry},
-		{"TestTryLockDoesNotOvertakeTheQueue", TestTryLockDoesNotOvertakeTheQueue},
 		{"TestAWaiterOfALockWhoseLeaseRunsOutIsInSoonAfterwards", TestAWaiterOfALockWhoseLeaseRunsOutIsInSoonAfterwards},
 		{"TestWaitersOfALockThatIsDeletedByHandAreInWithinALease", TestWaitersOfALockThatIsDeletedByHandAreInWithinALease},
-		{"TestAGrantToAWaiterThatGivesUpAtThatMomentGoesToTheNext", TestAGrantToAWaiterThatGivesUpAtThatMomentGoesToTheNext},
 		{"TestAPubSubConnectionThatCannotBeMadeCausesNoHotLoopAndCostsNoMoreThanALease", TestAPubSubConnectionThatCannotBeMadeCausesNoHotLoopAndCostsNoMoreThanALease},
 		{"TestContextsCancelledAtRandomInstantsReturnPromptlyAndLeaveNothing", TestContextsCancelledAtRandomInstantsReturnPromptlyAndLeaveNothing},
 		{"TestAClientMayBeClosedAtAnyInstant", TestAClientMayBeClosedAtAnyInstant},
 		{"TestCloseEndsWaitsAndSectionsOnAStoppedServerToo", TestCloseEndsWaitsAndSectionsOnAStoppedServerToo},
 		{"TestTwoHundredLocksWithTenWaitersEachServeThemAll", TestTwoHundredLocksWithTenWaitersEachServeThemAll},
 		{"TestAWaiterThatIsKilledIsPassedOver", TestAWaiterThatIsKilledIsPassedOver},
-		{"TestAHolderThatIsKilledCostsNoMoreThanItsLease", TestAHolderThatIsKilledCostsNoMoreThanItsLease},
 		{"TestAHolderThatIsStoppedPastItsLeaseIsToldWhenItGoesOn", TestAHolderThatIsStoppedPastItsLeaseIsToldWhenItGoesOn},
 		{"TestAGrantToAStoppedWaiterCostsNoMoreThanItsLeaseAndIsNotBelievedLater", TestAGrantToAStoppedWaiterCostsNoMoreThanItsLeaseAndIsNotBelievedLater},
 		{"TestAHolderThatIsPartitionedIsToldBeforeAnotherIsIn", TestAHolderThatIsPartitionedIsToldBeforeAnotherIsIn},
@@ -69,10 +70,8 @@ func TestInRedissonsLayout(t *testing.T) {
 		{"TestUnlockOnAStoppedServerComesBackByTheEndOfTheLeaseAndTheLockIsFreeWhenItGoesOn", TestUnlockOnAStoppedServerComesBackByTheEndOfTheLeaseAndTheLockIsFreeWhenItGoesOn},
 		{"TestAServerThatStopsForLessThanTheLeaseCostsAHolderNothing", TestAServerThatStopsForLessThanTheLeaseCostsAHolderNothing},
 		{"TestScriptsMayBeFlushedAtAnyTime", TestScriptsMayBeFlushedAtAnyTime},
-		{"TestTheGuardNoticesTwoAtOnceAndTokensThatDoNotGrow", TestTheGuardNoticesTwoAtOnceAndTokensThatDoNotGrow},
 		{"TestThirtyTwoWorkersExcludeEachOtherWhileTheirConnectionsAreKilled", TestThirtyTwoWorkersExcludeEachOtherWhileTheirConnectionsAreKilled},
 		{"TestOneHolderMayBeSharedByManyGoroutinesThatComeAndGoInAnyOrder", TestOneHolderMayBeSharedByManyGoroutinesThatComeAndGoInAnyOrder},
-		{"TestSoak", TestSoak},
 		{"TestALockThatIsFreeIsEnteredAtOnceAndUnlockFreesIt", TestALockThatIsFreeIsEnteredAtOnceAndUnlockFreesIt},
 		{"TestANestedCallEntersAtOnce", TestANestedCallEntersAtOnce},
 		{"TestTryLockAndTryLockForReenterTheirHoldersLock", TestTryLockAndTryLockForReenterTheirHoldersLock},
@@ -129,7 +128,6 @@ func TestInRedissonsLayout(t *testing.T) {
 		{"TestAWaitMayBeAsLongAsADurationIs", TestAWaitMayBeAsLongAsADurationIs},
 		{"TestACallThatDoesNotWaitGivesUpOnASilentRedisAndLeavesNothing", TestACallThatDoesNotWaitGivesUpOnASilentRedisAndLeavesNothing},
 		{"TestAGoRedisClientThatIsClosedIsAnErrorAtOnce", TestAGoRedisClientThatIsClosedIsAnErrorAtOnce},
-		{"TestTheLibraryWorksWithEveryKindOfGoRedisClient", TestTheLibraryWorksWithEveryKindOfGoRedisClient},
 		{"TestWhateverTheNetworkDoesTwoAreNeverInsideAndNothingIsLeft", TestWhateverTheNetworkDoesTwoAreNeverInsideAndNothingIsLeft},
 		{"TestCloseEndsWaitsAndSectionsAndUnlockStillWorks", TestCloseEndsWaitsAndSectionsAndUnlockStillWorks},
 		{"TestUnlockAfterCloseGrantsTheLockToTheNext", TestUnlockAfterCloseGrantsTheLockToTheNext},
@@ -171,30 +169,16 @@ func TestInRedissonsLayout(t *testing.T) {
 		{"TestWithLocalReentryNestedPairsSendNothing", TestWithLocalReentryNestedPairsSendNothing},
 		{"TestWithLocalReentryTheLastExitFreesTheLockWhicheverItIs", TestWithLocalReentryTheLastExitFreesTheLockWhicheverItIs},
 		{"TestWithLocalReentryANestedEntryAfterTheDeadlineIsRefused", TestWithLocalReentryANestedEntryAfterTheDeadlineIsRefused},
-		{"TestTenThousandLeasesTakeOneGoroutineAndAHundredRenewalsATime", TestTenThousandLeasesTakeOneGoroutineAndAHundredRenewalsATime},
-		{"TestLeasesThatBeganAtDifferentTimesAreRenewedTogetherWhereTheyCanBe", TestLeasesThatBeganAtDifferentTimesAreRenewedTogetherWhereTheyCanBe},
-		{"TestLeasesOfDifferentLengthsAreEachRenewedInTime", TestLeasesOfDifferentLengthsAreEachRenewedInTime},
-		{"TestTheWatchdogStartsWithTheFirstLockAndOnce", TestTheWatchdogStartsWithTheFirstLockAndOnce},
 		{"TestUnlockWithoutAnAnswerReturnsInTimeAndTheLockIsTakenBackInTheBackground", TestUnlockWithoutAnAnswerReturnsInTimeAndTheLockIsTakenBackInTheBackground},
 		{"TestUnlockDoesNotTryLongerThanTheLease", TestUnlockDoesNotTryLongerThanTheLease},
 		{"TestALostReplyOfUnlockIsNotALostLock", TestALostReplyOfUnlockIsNotALostLock},
 		{"TestHooksAreCalledInOrder", TestHooksAreCalledInOrder},
 		{"TestAWaiterThatAsksAgainIsWokenByTheRecheck", TestAWaiterThatAsksAgainIsWokenByTheRecheck},
-		{"TestTheQueuedHookSaysHowManyAreBefore", TestTheQueuedHookSaysHowManyAreBefore},
 		{"TestTheReleasedHookTellsOfTheWholeHold", TestTheReleasedHookTellsOfTheWholeHold},
 		{"TestTheReconnectedHookSaysForHowLong", TestTheReconnectedHookSaysForHowLong},
 		{"TestTheRetriedHookTellsOfEachTryThatFailed", TestTheRetriedHookTellsOfEachTryThatFailed},
 		{"TestTheClosedHookTellsOfEachHoldThatIsOpenAtClose", TestTheClosedHookTellsOfEachHoldThatIsOpenAtClose},
 		{"TestHooksOfALockReplaceThoseOfItsClient", TestHooksOfALockReplaceThoseOfItsClient},
-		{"TestJoinedHooksAreAllCalledInOrder", TestJoinedHooksAreAllCalledInOrder},
-		{"TestHooksThatPanicChangeNothing", TestHooksThatPanicChangeNothing},
-		{"TestHooksThatAreSlowChangeNothing", TestHooksThatAreSlowChangeNothing},
-		{"TestHooksThatBlockChangeNothingAndCloseDoesNotWaitForThemForEver", TestHooksThatBlockChangeNothingAndCloseDoesNotWaitForThemForEver},
-		{"TestEventsBehindABlockedHookAreDroppedAndCounted", TestEventsBehindABlockedHookAreDroppedAndCounted},
-		{"TestAHookMayUseTheLibraryAndEvenCloseTheClient", TestAHookMayUseTheLibraryAndEvenCloseTheClient},
-		{"TestNoHookIsCalledAfterClose", TestNoHookIsCalledAfterClose},
-		{"TestALoggerThatPanicsChangesNothing", TestALoggerThatPanicsChangesNothing},
-		{"TestALoggerSeesTheLevelsItWantsOnly", TestALoggerSeesTheLevelsItWantsOnly},
 	} {
 		t.Run(c.name, c.test)
 	}
