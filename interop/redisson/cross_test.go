@@ -165,17 +165,14 @@ func eachSideSeesTheOthersHoldCountAndLease(w *world) {
 
 	section := w.enter(w.t.Context(), lock)
 	w.between(java.do("remainTimeToLive", name), 20*time.Second-soon, 20*time.Second)
-	levels := []context.Context{section}
-	for range 2 {
-		section = w.enter(section, lock)
-		levels = append(levels, section)
-	}
+	second := w.enter(section, lock)
+	third := w.enter(second, lock)
 	require.Contains(w.t, strings.Split(java.do("fields", name), ","), w.holder(section)+"=3")
 	require.Equal(w.t, "true", java.do("isLocked", name))
 	require.Equal(w.t, "0", java.do("holdCount", name), "no thread of Java holds it")
 	w.between(java.do("remainTimeToLive", name), 20*time.Second-soon, 20*time.Second)
-	for i := len(levels) - 1; i >= 0; i-- {
-		w.leave(levels[i], lock)
+	for _, level := range []context.Context{third, second, section} {
+		w.leave(level, lock)
 	}
 	require.Equal(w.t, "false", java.do("isLocked", name))
 	require.Equal(w.t, "-2", java.do("remainTimeToLive", name))

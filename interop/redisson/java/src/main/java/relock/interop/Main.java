@@ -169,7 +169,8 @@ public final class Main {
                 small(config.useSentinelServers().setMasterName(master).addSentinelAddress(addrs));
                 break;
             case "cluster-sharded":
-                small(config.useClusterServers().setShardedSubscriptionMode(ShardedSubscriptionMode.ON)
+                // AUTO, the default: sharded because these servers can do it.
+                small(config.useClusterServers().setShardedSubscriptionMode(ShardedSubscriptionMode.AUTO)
                         .addNodeAddress(addrs));
                 break;
             case "cluster-plain":
