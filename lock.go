@@ -556,8 +556,9 @@ func (a *acquiring) failed(err error) error {
 	case refused && (err == nil || errors.Is(err, errWaitOver) && a.ctx.Err() == nil):
 		return a.refusal
 	case refused && a.ctx.Err() != nil && !errors.Is(err, ErrClosed):
-		a.refusal.Err = err
-		return a.refusal
+		refusal := *a.refusal // others may read this one
+		refusal.Err = err
+		return &refusal
 	default:
 		return a.lock.failed("lock", a.holder, err)
 	}
