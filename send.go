@@ -36,7 +36,8 @@ const (
 	briskPause = time.Second
 	// flightsAloft is how many commands or pipelines are on their way before others queue.
 	flightsAloft = 4
-	laneLimit    = 2 * time.Millisecond
+	// laneLimit is how long they queue if none lands: long against a round trip to a server nearby, short against a lease.
+	laneLimit = 2 * time.Millisecond
 )
 
 // lanes is what is on its way on one go-redis client, and what waits to be. Commands that need a connection to themselves,
@@ -51,12 +52,13 @@ type lanes struct {
 
 	mu    sync.Mutex
 	aloft int
-	queue []*flight   // empty while a lane is free
-	late  *time.Timer // fires when the queue has waited for long enough; nil before the first
+	queue []*flight     // empty while a lane is free
+	limit time.Duration // how long the queue waits: laneLimit, but for tests
+	late  *time.Timer   // fires when it has; nil before the first
 }
 
 func (l *lanes) init(w *wire) {
-	l.wire, l.start = w, time.Now()
+	l.wire, l.start, l.limit = w, time.Now(), laneLimit
 	l.stalled.Store(-int64(briskPause))
 	if rdb, ok := w.rdb.(*redis.Client); ok {
 		l.prompt = rdb.Options().ContextTimeoutEnabled
@@ -190,9 +192,9 @@ func (l *lanes) wait(f *flight) lane {
 	}
 	if l.queue = append(l.queue, f); len(l.queue) == 1 {
 		if l.late == nil {
-			l.late = time.AfterFunc(laneLimit, l.hurry)
+			l.late = time.AfterFunc(l.limit, l.hurry)
 		} else {
-			l.late.Reset(laneLimit)
+			l.late.Reset(l.limit)
 		}
 	}
 	return queued
