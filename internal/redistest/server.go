@@ -201,7 +201,7 @@ func (s *Server) Restart() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.arg("--save") == "" && s.arg("--appendonly") == "" {
-		// What a replica received from its master would be loaded again.
+		// What a master sent to its replica would be loaded again, on either side.
 		_ = os.Remove(filepath.Join(s.dir, "dump.rdb"))
 	}
 	// Somebody else can have the port for a moment, e.g. as the near end of an
