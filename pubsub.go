@@ -22,8 +22,8 @@ type hub struct {
 	client *Client
 
 	mu    sync.Mutex
-	links map[string]*link // by node
-	subs  map[string]*subscription
+	links map[string]*link         // by node
+	subs  map[string]*subscription // by topic
 }
 
 const (
@@ -38,7 +38,10 @@ const (
 
 // subscription is one lock's channel.
 type subscription struct {
+	topic   string // its place in hub.subs
+	key     string // where the lock is
 	channel string
+	plain   bool // SUBSCRIBE also where pub/sub is sharded
 
 	// Guarded by the hub's mutex.
 	link      *link
@@ -71,11 +74,19 @@ func newHub(c *Client) *hub {
 func (b *hub) listen(h *hold) *waiter {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	s := b.subs[h.keys.base]
+	s := b.subs[h.keys.topic]
 	if s == nil || !s.confirmed {
 		return nil
 	}
 	return b.addLocked(s, h)
+}
+
+// hears says whether the client hears a channel already.
+func (b *hub) hears(topic string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := b.subs[topic]
+	return s != nil && s.confirmed
 }
 
 func (b *hub) addLocked(s *subscription, h *hold) *waiter {
@@ -98,15 +109,18 @@ func (b *hub) subscribe(ctx context.Context, h *hold, recheck time.Duration) (*w
 		return nil, err
 	}
 	b.mu.Lock()
-	s := b.subs[h.keys.base]
+	s := b.subs[h.keys.topic]
 	if s == nil {
 		l := b.linkLocked(node, rdb)
 		if l == nil {
 			b.mu.Unlock()
 			return nil, ErrClosed
 		}
-		s = &subscription{link: l, channel: h.keys.channel(b.client.id), waiters: make(map[string]*waiter)}
-		b.subs[h.keys.base] = s
+		s = &subscription{
+			topic: h.keys.topic, key: h.keys.base, channel: h.keys.channel(b.client.id), plain: h.keys.plain,
+			link: l, waiters: make(map[string]*waiter),
+		}
+		b.subs[s.topic] = s
 		l.subs[s] = struct{}{}
 	}
 	w := b.addLocked(s, h)
@@ -181,8 +195,8 @@ func (w *waiter) close() {
 	}
 }
 
-// deliver hands a grant to its waiter, or gives it back.
-func (b *hub) deliver(channel, payload string) {
+// told hands a grant to its waiter, or gives it back.
+func (native) told(b *hub, channel, payload string) {
 	c := b.client
 	hold, token, ok := grantMessage(payload)
 	base, isOurs := strings.CutSuffix(channel, ":"+c.id)
@@ -351,7 +365,6 @@ var errSilent = errors.New("the pub/sub connection is silent")
 
 // plan is what a link has to do next.
 type plan struct {
-	sharded     bool
 	subscribe   [][]*subscription
 	unsubscribe []departure
 	waited      bool          // somebody waits
@@ -411,7 +424,7 @@ func (l *link) plan(now time.Time) plan {
 	b := l.hub
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	p := plan{sharded: b.client.wire.sharded.Load(), stale: l.stale, unsubscribe: l.leave}
+	p, sharded := plan{stale: l.stale, unsubscribe: l.leave}, b.client.wire.sharded.Load()
 	l.stale, l.leave = 0, nil
 	var batch []*subscription
 	for s := range l.subs {
@@ -436,8 +449,8 @@ func (l *link) plan(now time.Time) plan {
 		if s.asked {
 			continue
 		}
-		s.asked, s.sharded = true, p.sharded
-		if s.alone || p.sharded {
+		s.asked, s.sharded = true, sharded && !s.plain
+		if s.alone || s.sharded {
 			p.subscribe = append(p.subscribe, []*subscription{s}) // and one slot a command in a cluster
 			continue
 		}
@@ -458,9 +471,8 @@ func (l *link) plan(now time.Time) plan {
 
 func (l *link) removeLocked(s *subscription) {
 	delete(l.subs, s)
-	base := strings.TrimSuffix(s.channel, ":"+l.hub.client.id)
-	if l.hub.subs[base] == s {
-		delete(l.hub.subs, base)
+	if l.hub.subs[s.topic] == s {
+		delete(l.hub.subs, s.topic)
 	}
 }
 
@@ -481,11 +493,11 @@ func (l *link) send(ps *redis.PubSub, p plan) error {
 			return err
 		}
 	}
-	subscribe := ps.Subscribe
-	if p.sharded {
-		subscribe = ps.SSubscribe
-	}
-	for _, batch := range p.subscribe {
+	for _, batch := range p.subscribe { // all of one kind
+		subscribe := ps.Subscribe
+		if batch[0].sharded {
+			subscribe = ps.SSubscribe
+		}
 		channels := make([]string, len(batch))
 		for i, s := range batch {
 			channels[i] = s.channel
@@ -533,7 +545,7 @@ func (l *link) read(ctx context.Context, ps *redis.PubSub, down time.Time) error
 		l.answered = true
 		switch m := msg.(type) {
 		case *redis.Message:
-			l.hub.deliver(m.Channel, m.Payload)
+			l.hub.client.layout.told(l.hub, m.Channel, m.Payload)
 		case *redis.Subscription:
 			switch m.Kind {
 			case "subscribe", "ssubscribe":
@@ -620,7 +632,7 @@ func (l *link) evicted(channel string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for s := range l.subs {
-		if s.channel != channel {
+		if s.channel != channel || !s.sharded {
 			continue
 		}
 		s.there = false
@@ -640,11 +652,10 @@ func (b *hub) relocate(s *subscription, pause time.Duration) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), subscribeLimit)
 	defer cancel()
-	base := strings.TrimSuffix(s.channel, ":"+c.id)
-	node, rdb, err := c.wire.relocated(ctx, base)
+	node, rdb, err := c.wire.relocated(ctx, s.key)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.subs[base] != s {
+	if b.subs[s.topic] != s {
 		return
 	}
 	if err == nil && node != s.link.node {

@@ -38,10 +38,7 @@ func surroundings(t *testing.T) *arena {
 	if testing.Short() {
 		t.Skip("Sentinel and Cluster take nearly half of the time of this package; -short leaves them out")
 	}
-	redistest.NoGoroutineLeft(t)
-	w := &arena{t: t, tidyWithin: ample, late: new(atomic.Int64)}
-	t.Cleanup(w.measure())
-	return w
+	return bareArena(t, ample)
 }
 
 // crowd is many who wait for one lock, go through it one by one, and leave at once.
