@@ -1257,7 +1257,7 @@ func TestAUserOutsideOfItsKeysIsToldAtOnce(t *testing.T) {
 // withReplica is a server with a replica that is in sync.
 func withReplica(t *testing.T) (*arena, *redistest.Server) {
 	t.Helper()
-	w := onOwn(t, "--repl-diskless-sync-delay", "0")
+	w := onOwn(t, "--repl-diskless-sync", "no") // which streams at once
 	host, port, _ := strings.Cut(w.server.Addr(), ":")
 	replica := redistest.Start(t, "--replicaof", host+" "+port)
 	redistest.Eventually(t, 15*time.Second, func() bool {

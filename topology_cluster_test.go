@@ -207,36 +207,38 @@ func shardChannels(t testing.TB, server *redistest.Server) int {
 
 func TestOnAClusterThatIsWell(t *testing.T) {
 	shared := onCluster(t)
-	t.Run("a lock does all that it does on one server", func(t *testing.T) { allThatALockDoes(t, shared.in(t)) })
+	t.Run("a lock does all that it does on one server", func(t *testing.T) { allThatALockDoes(shared.in(t)) })
 	t.Run("one pub/sub connection leads to each master, however many locks are waited for", func(t *testing.T) {
-		onePubSubConnectionForEachMaster(t, shared.in(t))
+		onePubSubConnectionForEachMaster(shared.in(t))
 	})
 	t.Run("subscriptions end when nobody waits, and the others stay", func(t *testing.T) {
-		subscriptionsThatEnd(t, shared.in(t))
+		subscriptionsThatEnd(shared.in(t))
 	})
 	t.Run("a subscription ends the way it was made, also when a later one is of the other kind", func(t *testing.T) {
-		subscriptionsOfBothKinds(t, shared.in(t))
+		subscriptionsOfBothKinds(shared.in(t))
 	})
 	t.Run("a thousand locks over all slots are held and renewed", func(t *testing.T) {
-		aThousandLocks(t, shared.in(t))
+		aThousandLocks(shared.in(t))
 	})
 }
 
-func allThatALockDoes(t *testing.T, shared *field) {
+func allThatALockDoes(shared *field) {
+	t := shared.t
 	shared.loadScripts()
 	names := shared.oneForEachMaster()
 	// on is a test that begins with two clients.
-	on := func(name string, test func(t *testing.T, w *field, p, q *clusterPeer)) {
+	on := func(name string, test func(w *field, p, q *clusterPeer)) {
 		t.Run(name, func(t *testing.T) {
 			w := shared.in(t)
-			test(t, w, w.peer(), w.peer())
+			test(w, w.peer(), w.peer())
 			for _, name := range names {
 				w.awaitFree(name, ample)
 			}
 		})
 	}
 
-	on("it excludes, nests, says its state, and is handed over to who waits", func(t *testing.T, w *field, p, q *clusterPeer) {
+	on("it excludes, nests, says its state, and is handed over to who waits", func(w *field, p, q *clusterPeer) {
+		t := w.t
 		for _, name := range names {
 			l, other := p.NewLock(name), q.NewLock(name)
 			outer := w.enter(t.Context(), l, ample)
@@ -260,7 +262,8 @@ func allThatALockDoes(t *testing.T, shared *field) {
 		}
 	})
 
-	on("a hand-over costs what it costs on one server", func(t *testing.T, w *field, p, q *clusterPeer) {
+	on("a hand-over costs what it costs on one server", func(w *field, p, q *clusterPeer) {
+		t := w.t
 		l, other := p.NewLock(names[0]), q.NewLock(names[0])
 		w.leave(w.enter(t.Context(), other, ample), other, ample)
 		section := w.enter(t.Context(), l, ample)
@@ -274,11 +277,10 @@ func allThatALockDoes(t *testing.T, shared *field) {
 		w.leave(mine, other, ample)
 	})
 
-	on("twenty waiters of several clients get in, first come, first served", func(t *testing.T, w *field, p, q *clusterPeer) {
+	on("twenty waiters of several clients get in, first come, first served", func(w *field, p, q *clusterPeer) {
+		t := w.t
 		l := p.NewLock(names[1])
 		section := w.enter(t.Context(), l, ample)
-		c := &crowd{w: w.arena}
-		c.enter(section, l)
 		var order []int
 		var mu sync.Mutex
 		var all sync.WaitGroup
@@ -296,14 +298,14 @@ func allThatALockDoes(t *testing.T, shared *field) {
 			})
 			w.awaitWaiters(names[1], i+1)
 		}
-		c.leave(section)
 		w.leave(section, l, ample)
 		require.NoError(t, w.call(ample, func() error { all.Wait(); return nil }))
 		require.Len(t, order, 20)
 		require.IsIncreasing(t, order)
 	})
 
-	on("a fixed lease is extended, and ends", func(t *testing.T, w *field, p, _ *clusterPeer) {
+	on("a fixed lease is extended, and ends", func(w *field, p, _ *clusterPeer) {
+		t := w.t
 		l := p.NewLock(names[2], relock.WithFixedLease(10*time.Second))
 		section := w.enter(t.Context(), l, ample)
 		require.NoError(t, l.Extend(section, 30*time.Second))
@@ -313,7 +315,8 @@ func allThatALockDoes(t *testing.T, shared *field) {
 		require.Equal(t, relock.LossExpired, w.lost(section, ample).Reason)
 	})
 
-	on("force unlock takes it, for the next in the queue", func(t *testing.T, w *field, p, q *clusterPeer) {
+	on("force unlock takes it, for the next in the queue", func(w *field, p, q *clusterPeer) {
+		t := w.t
 		l, other := p.NewLock(names[0], relock.WithTTL(3*time.Second)), q.NewLock(names[0])
 		section := w.enter(t.Context(), l, ample)
 		waiter := w.start(t.Context(), other)
@@ -323,7 +326,8 @@ func allThatALockDoes(t *testing.T, shared *field) {
 		require.Equal(t, relock.LossTaken, w.lost(section, ample).Reason, "by its next renewal")
 	})
 
-	on("the watchdog carries it past its lease", func(t *testing.T, w *field, p, _ *clusterPeer) {
+	on("the watchdog carries it past its lease", func(w *field, p, _ *clusterPeer) {
+		t := w.t
 		const ttl = 2 * time.Second
 		l := p.NewLock(names[1], relock.WithTTL(ttl))
 		renewals := w.count(p, luaRenew)
@@ -335,7 +339,8 @@ func allThatALockDoes(t *testing.T, shared *field) {
 		w.leave(section, l, ample)
 	})
 
-	on("who gives up leaves nothing, and does not keep the others", func(t *testing.T, w *field, p, q *clusterPeer) {
+	on("who gives up leaves nothing, and does not keep the others", func(w *field, p, q *clusterPeer) {
+		t := w.t
 		l := p.NewLock(names[2])
 		section := w.enter(t.Context(), l, ample)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -350,7 +355,8 @@ func allThatALockDoes(t *testing.T, shared *field) {
 		w.leave(next.in(ample), next.lock, ample)
 	})
 
-	on("a lost reply is asked for again, by us alone", func(t *testing.T, w *field, _, q *clusterPeer) {
+	on("a lost reply is asked for again, by us alone", func(w *field, _, q *clusterPeer) {
+		t := w.t
 		for _, how := range []redistest.Break{redistest.EOF, redistest.Reset, redistest.Silence} {
 			p := w.peer()
 			l := p.NewLock(names[0])
@@ -374,7 +380,8 @@ func allThatALockDoes(t *testing.T, shared *field) {
 		}
 	})
 
-	on("a script that the server has forgotten is sent whole", func(t *testing.T, w *field, p, q *clusterPeer) {
+	on("a script that the server has forgotten is sent whole", func(w *field, p, q *clusterPeer) {
+		t := w.t
 		l, other := p.NewLock(names[0], relock.WithTTL(3*time.Second)), q.NewLock(names[0])
 		renewals := w.count(p, luaRenew)
 		for range 2 {
@@ -397,7 +404,8 @@ func allThatALockDoes(t *testing.T, shared *field) {
 		w.loadScripts()
 	})
 
-	on("a client that reads from replicas locks at the master", func(t *testing.T, w *field, p, _ *clusterPeer) {
+	on("a client that reads from replicas locks at the master", func(w *field, p, _ *clusterPeer) {
+		t := w.t
 		reader := w.peerOn(func(o *redis.ClusterOptions) { o.ReadOnly, o.RouteRandomly = true, true })
 		for _, name := range names {
 			l, other := p.NewLock(name), reader.NewLock(name)
@@ -413,7 +421,8 @@ func allThatALockDoes(t *testing.T, shared *field) {
 		}
 	})
 
-	on("names with a hash tag of their own share a slot, and a command", func(t *testing.T, w *field, p, q *clusterPeer) {
+	on("names with a hash tag of their own share a slot, and a command", func(w *field, p, q *clusterPeer) {
+		t := w.t
 		ttl := relock.WithTTL(3 * time.Second)
 		cart, mail := p.NewLock("{user:7}:cart", ttl), p.NewLock("{user:7}:mail", ttl)
 		renewals := w.count(p, luaRenew)
@@ -442,7 +451,8 @@ func allThatALockDoes(t *testing.T, shared *field) {
 		w.leave(second, mail, ample)
 	})
 
-	on("a name whose keys would have different slots is refused", func(t *testing.T, _ *field, p, _ *clusterPeer) {
+	on("a name whose keys would have different slots is refused", func(w *field, p, _ *clusterPeer) {
+		t := w.t
 		for name, prefix := range map[string]string{"}": "relock:", "a": "{}", "{a}:queue": "relock:"} {
 			l := p.NewLock(name, relock.WithPrefix(prefix))
 			require.ErrorIs(t, l.Err(), relock.ErrInvalid, "%s%s", prefix, name)
@@ -452,15 +462,17 @@ func allThatALockDoes(t *testing.T, shared *field) {
 	})
 }
 
-func onePubSubConnectionForEachMaster(t *testing.T, w *field) {
+func onePubSubConnectionForEachMaster(w *field) {
+	t := w.t
 	const locks = 200
 	holder, waiting := w.peer(), w.peer()
-	sections, waiters := make([]context.Context, locks), make([]*asking, locks)
+	var sections, entered []context.Context
+	var waiters []*asking
 	for i := range locks {
-		sections[i] = w.enter(t.Context(), holder.NewLock(fmt.Sprint("lock", i)), ample)
+		sections = append(sections, w.enter(t.Context(), holder.NewLock(fmt.Sprint("lock", i)), ample))
 	}
 	for i := range locks {
-		waiters[i] = w.start(t.Context(), waiting.NewLock(fmt.Sprint("lock", i)))
+		waiters = append(waiters, w.start(t.Context(), waiting.NewLock(fmt.Sprint("lock", i))))
 	}
 	masters := w.masters()
 	redistest.Eventually(t, ample, func() bool {
@@ -483,11 +495,11 @@ func onePubSubConnectionForEachMaster(t *testing.T, w *field) {
 		w.leave(sections[i], holder.NewLock(fmt.Sprint("lock", i)), ample)
 	}
 	for i := range locks {
-		sections[i] = waiters[i].in(ample)
+		entered = append(entered, waiters[i].in(ample))
 	}
 	require.Less(t, time.Since(start), ample)
 	for i := range locks {
-		w.leave(sections[i], waiters[i].lock, ample)
+		w.leave(entered[i], waiters[i].lock, ample)
 	}
 	redistest.Eventually(t, ample, func() bool {
 		n := 0
@@ -499,7 +511,8 @@ func onePubSubConnectionForEachMaster(t *testing.T, w *field) {
 }
 
 // Redis refuses one SUNSUBSCRIBE for several slots, and the answer to it is an error on the connection that all share.
-func subscriptionsThatEnd(t *testing.T, w *field) {
+func subscriptionsThatEnd(w *field) {
+	t := w.t
 	master := w.cluster.MasterFor("kept")
 	locks := []string{"kept"}
 	for i := 0; len(locks) < 6; i++ {
@@ -530,7 +543,8 @@ func subscriptionsThatEnd(t *testing.T, w *field) {
 
 // In the middle of an upgrade, one node knows sharded pub/sub and the next does not. Then all that comes is plain, and what
 // was sharded before ends as that.
-func subscriptionsOfBothKinds(t *testing.T, w *field) {
+func subscriptionsOfBothKinds(w *field) {
+	t := w.t
 	holder, waiting := w.peer(), w.peer()
 	master := w.cluster.MasterFor("{a}")
 	wait := func(name string) (context.Context, *asking) {
@@ -557,7 +571,8 @@ func subscriptionsOfBothKinds(t *testing.T, w *field) {
 	handOver(kept, keeper)
 }
 
-func aThousandLocks(t *testing.T, w *field) {
+func aThousandLocks(w *field) {
+	t := w.t
 	w.loadScripts()
 	const locks, ttl = 1000, 4 * time.Second
 	var failed atomic.Int64
@@ -619,19 +634,20 @@ func aThousandLocks(t *testing.T, w *field) {
 
 func TestOnAClusterWhoseSlotsMove(t *testing.T) {
 	shared := onCluster(t)
-	for name, test := range map[string]func(*testing.T, *field){
+	for name, test := range map[string]func(*field){
 		"a lock is held and waited for at every step of it":          everyStepOfAMove,
 		"a lock is handed over while its slot is about to move":      handedOverBeforeAMove,
 		"a lock that is freed on the way is had when it has arrived": freedOnTheWay,
 		"no section meets another while slots move to and fro":       toAndFro,
 	} {
-		t.Run(name, func(t *testing.T) { test(t, shared.in(t)) })
+		t.Run(name, func(t *testing.T) { test(shared.in(t)) })
 	}
 }
 
 // A slot moves in steps: keys one by one, and the slot at the end. In between the old master answers ASK for a lock whose keys
 // have moved, and both answer TRYAGAIN for one whose keys are on both sides or are not all there.
-func everyStepOfAMove(t *testing.T, w *field) {
+func everyStepOfAMove(w *field) {
+	t := w.t
 	const ttl = 3 * time.Second
 	names := w.oneForEachMaster()
 	name, to := names[0], w.cluster.MasterFor(names[1])
@@ -699,7 +715,8 @@ func everyStepOfAMove(t *testing.T, w *field) {
 
 // A slot that is about to move is served where it is, but a script cannot make a key there, and not even look at one that is
 // not there (any more). Handing a lock over must do without.
-func handedOverBeforeAMove(t *testing.T, w *field) {
+func handedOverBeforeAMove(w *field) {
+	t := w.t
 	spread := w.oneForEachMaster()
 	holder, waiting := w.peer(), w.peer()
 	held := func(lock string, waiters ...*clusterPeer) (section context.Context, l *relock.Lock, asked []*asking) {
@@ -764,7 +781,8 @@ func handedOverBeforeAMove(t *testing.T, w *field) {
 
 // The moment at which nobody can be told: the lock is freed where the slot is going to be, and its waiters can only hear
 // where it still is.
-func freedOnTheWay(t *testing.T, w *field) {
+func freedOnTheWay(w *field) {
+	t := w.t
 	names := w.oneForEachMaster()
 	name := names[0]
 	holder, waiting := w.peer(), w.peer()
@@ -785,7 +803,8 @@ func freedOnTheWay(t *testing.T, w *field) {
 	w.awaitFree(name, ample)
 }
 
-func toAndFro(t *testing.T, w *field) {
+func toAndFro(w *field) {
+	t := w.t
 	const workers = 12
 	spread := w.oneForEachMaster()
 	there, back := w.cluster.MasterFor(spread[0]), w.cluster.MasterFor(spread[1])
@@ -1146,13 +1165,13 @@ func (w *field) tour(p, q *clusterPeer, c *complaints, tag string, patience time
 		}
 	}
 	renewals := w.count(p, luaRenew)
-	var sections [2]context.Context
-	var waiters [2]*asking
+	var sections []context.Context
+	var waiters []*asking
 	for i := range 2 {
-		var err error
-		sections[i], err = p.NewLock(base(i)).Lock(ctx)
+		section, err := p.NewLock(base(i)).Lock(ctx)
 		c.check("lock", err)
-		waiters[i] = w.start(ctx, q.NewLock(base(i)))
+		sections = append(sections, section)
+		waiters = append(waiters, w.start(ctx, q.NewLock(base(i))))
 		within("queued", func() bool { return queued(i) })
 	}
 	within("the lease is renewed", func() bool { return renewals() > 0 })
@@ -1299,11 +1318,12 @@ var beforeSeven = []string{
 
 func TestAClusterWithoutShardedPubSubIsServedByPlainPubSub(t *testing.T) {
 	shared := onCluster(t, beforeSeven...)
-	t.Run("promptly", func(t *testing.T) { plainPubSub(t, shared.in(t)) })
-	t.Run("also when slots move, and then without two holders", func(t *testing.T) { plainPubSubOnAMovedSlot(t, shared.in(t)) })
+	t.Run("promptly", func(t *testing.T) { plainPubSub(shared.in(t)) })
+	t.Run("also when slots move, and then without two holders", func(t *testing.T) { plainPubSubOnAMovedSlot(shared.in(t)) })
 }
 
-func plainPubSub(t *testing.T, w *field) {
+func plainPubSub(w *field) {
+	t := w.t
 	holder, waiting := w.peer(), w.peer()
 	for _, name := range w.oneForEachMaster() {
 		for range 2 { // the first finds out
@@ -1336,7 +1356,8 @@ func plainPubSub(t *testing.T, w *field) {
 
 // Plain subscriptions stay when a slot moves. Messages still arrive, by way of the bus between the nodes, and nobody counts
 // them.
-func plainPubSubOnAMovedSlot(t *testing.T, w *field) {
+func plainPubSubOnAMovedSlot(w *field) {
+	t := w.t
 	const ttl = 3 * time.Second
 	names := w.oneForEachMaster()
 	name := names[0]

@@ -384,6 +384,7 @@ func TestBothKindsOfSentinelClientsShareTheirLocks(t *testing.T) {
 	section := w.enter(t.Context(), rl, ample)
 	waiter := w.start(t.Context(), rl)
 	w.awaitWaiters("a", 1)
+	replicated(t, w.plain, "x")
 	s.Failover()
 	w.leave(section, rl, ample)
 	w.leave(waiter.in(ample), rl, ample)
@@ -394,7 +395,7 @@ func TestBothKindsOfSentinelClientsShareTheirLocks(t *testing.T) {
 // is connected stays connected, so the pub/sub connections of waiters lead to a replica now. There, they hear what the new
 // master publishes; but the new master does not see them, and takes the waiters for dead.
 func TestAGrantHeardThroughADemotedMasterIsNotBelieved(t *testing.T) {
-	const ttl = 3 * time.Second
+	const ttl = 5 * time.Second // nothing of it must have run out before all is in place
 	w, replica := withReplica(t)
 	w.tidyWithin = ttl + ample
 	var address atomic.Value

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -69,10 +70,9 @@ type sentinelProc struct {
 func StartSentinel(t testing.TB) *Sentinel {
 	t.Helper()
 	s := &Sentinel{t: t}
-	args := []string{"--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"}
-	s.data[0] = Start(t, args...)
-	s.data[1] = Start(t, append(args, "--replicaof", "127.0.0.1 "+strconv.Itoa(s.data[0].port))...)
-	if err := s.data[1].waitReplica(startLimit); err != nil {
+	s.data[0] = Start(t, replicated...)
+	s.data[1] = Start(t, append(slices.Clone(replicated), "--replicaof", "127.0.0.1 "+strconv.Itoa(s.data[0].port))...)
+	if err := poll(startLimit, func() error { return s.data[1].inSync(s.data[0]) }); err != nil {
 		t.Fatalf("redistest: %v", err)
 	}
 	// Left alone, sentinels take seconds to hear of each other; so each is told
@@ -312,14 +312,20 @@ func (s *Sentinel) healthy(master *Server) error {
 	return replica.inSync(master)
 }
 
-// waitReplica waits until the server is a replica in sync.
-func (s *Server) waitReplica(within time.Duration) error {
-	return poll(within, func() error { return s.inSync(nil) })
-}
+// replicated are the arguments of servers that have replicas.
+//
+// Without a disk in between, a master sends a new replica nothing for up to a
+// second after both say that they are in sync, and a replica that was promoted by
+// then had nothing of it.
+var replicated = []string{"--repl-diskless-sync", "no", "--repl-ping-replica-period", "1"}
 
-// inSync reports whether the server is a replica, of master if given, with the
-// link up, and what is written from now on on its way to it.
+// inSync reports whether the server is a replica of master and has all that this
+// has written so far.
 func (s *Server) inSync(master *Server) error {
+	theirs, err := master.call("INFO", "replication")
+	if err != nil {
+		return err
+	}
 	info, err := s.call("INFO", "replication")
 	if err != nil {
 		return err
@@ -328,25 +334,23 @@ func (s *Server) inSync(master *Server) error {
 	switch {
 	case !has("role:slave"):
 		return fmt.Errorf("%s is not a replica", s.Addr())
-	case master != nil && !has("master_port:"+strconv.Itoa(master.port)):
+	case !has("master_port:" + strconv.Itoa(master.port)):
 		return fmt.Errorf("%s is not a replica of %s", s.Addr(), master.Addr())
 	case !has("master_link_status:up"):
 		return fmt.Errorf("%s has no link to its master", s.Addr())
-	case master == nil:
-		return nil
 	}
-	// A master begins to send what it writes with the first acknowledgement that
-	// a replica has all from before; and replicas acknowledge once a second.
-	info, err = master.call("INFO", "replication")
-	if err != nil {
-		return err
-	}
-	_, about, _ := strings.Cut(info, ",port="+strconv.Itoa(s.port)+",")
-	about, _, _ = strings.Cut(about, "\r\n")
-	if !strings.HasPrefix(about, "state=online,offset=") || strings.HasPrefix(about, "state=online,offset=0,") {
-		return fmt.Errorf("%s sends nothing to its replica %s: %q", master.Addr(), s.Addr(), about)
+	if had, has := offset(theirs, "master_repl_offset"), offset(info, "slave_repl_offset"); has < had {
+		return fmt.Errorf("%s has %d bytes of its master's %d", s.Addr(), has, had)
 	}
 	return nil
+}
+
+// offset reads a number from INFO.
+func offset(info, name string) int {
+	_, rest, _ := strings.Cut(info, "\r\n"+name+":")
+	digits, _, _ := strings.Cut(rest, "\r\n")
+	n, _ := strconv.Atoi(digits)
+	return n
 }
 
 // pairs reads a flat list of bulk strings as a map.

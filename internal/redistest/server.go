@@ -60,6 +60,7 @@ func Start(t testing.TB, args ...string) *Server {
 
 // of makes the instance belong to a test.
 func (in *instance) of(t testing.TB) *Server {
+	t.Helper()
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("redistest: the end of the log of redis-server %s:\n%s", in.addr(), tail(in.log(), 20))
@@ -206,7 +207,7 @@ func (s *Server) Restart() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.arg("--save") == "" && s.arg("--appendonly") == "" {
-		// What a replica received from its master would be loaded again.
+		// What a master sent to its replica would be loaded again, on either side.
 		_ = os.Remove(filepath.Join(s.dir, "dump.rdb"))
 	}
 	// Somebody else can have the port for a moment, e.g. as the near end of an
