@@ -1563,8 +1563,10 @@ func TestAnErrorSaysWhetherItMayPassAndWhetherTheCommandMayHaveRun(t *testing.T)
 		{err: &net.OpError{Op: "write", Net: "tcp", Err: syscall.EPIPE}, want: unknown},
 		{err: &net.OpError{Op: "read", Net: "tcp", Err: syscall.ECONNRESET}, want: unknown},
 		{err: net.ErrClosed, want: unknown},
-		{err: context.DeadlineExceeded, want: unknown},
-		{err: context.Canceled, want: unknown},
+		{err: context.DeadlineExceeded, want: unsent}, // what go-redis says of it is tested below
+		{err: context.Canceled, want: unsent},
+		{err: fmt.Errorf("read: %w", context.DeadlineExceeded), want: unknown},
+		{err: fmt.Errorf("read: %w", context.Canceled), want: unknown},
 		{err: errGivenUp, want: unknown},
 	} {
 		require.Equal(t, c.want, judge(c.err), "%v", c.err)
@@ -1603,6 +1605,53 @@ func TestWhatGoRedisSaysOfAPoolWithoutAConnectionIsUnsent(t *testing.T) {
 	require.ErrorIs(t, err, redis.ErrPoolTimeout)
 	require.Equal(t, unsent, judge(err))
 	require.False(t, a.unsure)
+}
+
+// ending is a context that ends while a command is on its way, in each way, also with go-redis looking at its deadline.
+func ending(t *testing.T, test func(t *testing.T, ctx context.Context, mod func(*redis.Options))) {
+	t.Helper()
+	for _, enabled := range []bool{false, true} {
+		for name, begin := range map[string]func(context.Context) (context.Context, context.CancelFunc){
+			"deadline": func(ctx context.Context) (context.Context, context.CancelFunc) {
+				return context.WithTimeout(ctx, 50*time.Millisecond)
+			},
+			"cancelled": func(ctx context.Context) (context.Context, context.CancelFunc) {
+				ctx, cancel := context.WithCancel(ctx)
+				time.AfterFunc(50*time.Millisecond, cancel)
+				return ctx, cancel
+			},
+		} {
+			t.Run(fmt.Sprintf("%s, ContextTimeoutEnabled %v", name, enabled), func(t *testing.T) {
+				ctx, cancel := begin(t.Context())
+				defer cancel()
+				test(t, ctx, func(o *redis.Options) { o.ContextTimeoutEnabled, o.ReadTimeout = enabled, 300*time.Millisecond })
+			})
+		}
+	}
+}
+
+func TestWhatGoRedisSaysOfAContextThatEndsBeforeThereIsAConnectionIsUnsent(t *testing.T) {
+	ending(t, func(t *testing.T, ctx context.Context, mod func(*redis.Options)) {
+		rdb := newRig(t).server.Client(mod, func(o *redis.Options) { o.PoolSize = 1 })
+		conn := rdb.Conn() // takes the only one
+		defer conn.Close()
+		require.NoError(t, conn.Ping(t.Context()).Err())
+		w := newTestClient(t, rdb, "me").wire
+		_, err := w.process(ctx, new(request), command{redis.NewCmd(ctx, "EVALSHA", "x", 0)})
+		require.ErrorIs(t, err, ctx.Err())
+		require.Equal(t, unsent, judge(err), "%v", err)
+	})
+}
+
+func TestWhatGoRedisSaysOfAContextThatEndsWhileACommandIsOnTheWireIsUnknown(t *testing.T) {
+	ending(t, func(t *testing.T, ctx context.Context, mod func(*redis.Options)) {
+		r, f := faulty(t, mod)
+		sent := f.On(scripts, redistest.Hold())
+		_, err := r.wire.process(ctx, new(request), command{redis.NewCmd(ctx, "EVALSHA", "x", 0)})
+		require.Error(t, err)
+		require.Equal(t, unknown, judge(err), "%v", err)
+		require.Equal(t, 1, sent.Hits())
+	})
 }
 
 func TestWhatGoRedisSaysAfterItWasClosedIsRefused(t *testing.T) {
