@@ -1607,50 +1607,52 @@ func TestWhatGoRedisSaysOfAPoolWithoutAConnectionIsUnsent(t *testing.T) {
 	require.False(t, a.unsure)
 }
 
-// ending is a context that ends while a command is on its way, in each way, also with go-redis looking at its deadline.
-func ending(t *testing.T, test func(t *testing.T, ctx context.Context, mod func(*redis.Options))) {
+// ending sends a command with a context that ends soon, in each way, also with a go-redis that looks at its deadline. The
+// connection is there; with taken, somebody else has it.
+func ending(t *testing.T, taken bool, check func(t *testing.T, err error, sent int)) {
 	t.Helper()
 	for _, enabled := range []bool{false, true} {
-		for name, begin := range map[string]func(context.Context) (context.Context, context.CancelFunc){
-			"deadline": func(ctx context.Context) (context.Context, context.CancelFunc) {
-				return context.WithTimeout(ctx, 50*time.Millisecond)
-			},
-			"cancelled": func(ctx context.Context) (context.Context, context.CancelFunc) {
-				ctx, cancel := context.WithCancel(ctx)
-				time.AfterFunc(50*time.Millisecond, cancel)
-				return ctx, cancel
-			},
-		} {
+		for _, name := range []string{"deadline", "cancelled"} {
 			t.Run(fmt.Sprintf("%s, ContextTimeoutEnabled %v", name, enabled), func(t *testing.T) {
-				ctx, cancel := begin(t.Context())
+				f := redistest.NewFaults()
+				t.Cleanup(f.Close)
+				rdb := redistest.Shared(t).Client(func(o *redis.Options) {
+					o.Dialer, o.PoolSize, o.ContextTimeoutEnabled, o.ReadTimeout = f.Dialer(nil), 1, enabled, time.Second
+				})
+				held := f.On(scripts, redistest.Hold())
+				conn := rdb.Conn()
+				require.NoError(t, conn.Ping(t.Context()).Err())
+				if taken {
+					defer conn.Close()
+				} else {
+					require.NoError(t, conn.Close())
+				}
+				w := newTestClient(t, rdb, "me").wire
+				ctx, cancel := context.WithCancel(t.Context())
+				time.AfterFunc(250*time.Millisecond, cancel)
+				if name == "deadline" {
+					ctx, cancel = context.WithTimeout(t.Context(), 250*time.Millisecond)
+				}
 				defer cancel()
-				test(t, ctx, func(o *redis.Options) { o.ContextTimeoutEnabled, o.ReadTimeout = enabled, 300*time.Millisecond })
+				_, err := w.process(ctx, new(request), command{redis.NewCmd(ctx, "EVALSHA", "x", 0)})
+				require.Error(t, err)
+				check(t, err, held.Hits())
 			})
 		}
 	}
 }
 
 func TestWhatGoRedisSaysOfAContextThatEndsBeforeThereIsAConnectionIsUnsent(t *testing.T) {
-	ending(t, func(t *testing.T, ctx context.Context, mod func(*redis.Options)) {
-		rdb := newRig(t).server.Client(mod, func(o *redis.Options) { o.PoolSize = 1 })
-		conn := rdb.Conn() // takes the only one
-		defer conn.Close()
-		require.NoError(t, conn.Ping(t.Context()).Err())
-		w := newTestClient(t, rdb, "me").wire
-		_, err := w.process(ctx, new(request), command{redis.NewCmd(ctx, "EVALSHA", "x", 0)})
-		require.ErrorIs(t, err, ctx.Err())
+	ending(t, true, func(t *testing.T, err error, sent int) {
+		require.Zero(t, sent)
 		require.Equal(t, unsent, judge(err), "%v", err)
 	})
 }
 
 func TestWhatGoRedisSaysOfAContextThatEndsWhileACommandIsOnTheWireIsUnknown(t *testing.T) {
-	ending(t, func(t *testing.T, ctx context.Context, mod func(*redis.Options)) {
-		r, f := faulty(t, mod)
-		sent := f.On(scripts, redistest.Hold())
-		_, err := r.wire.process(ctx, new(request), command{redis.NewCmd(ctx, "EVALSHA", "x", 0)})
-		require.Error(t, err)
+	ending(t, false, func(t *testing.T, err error, sent int) {
+		require.Equal(t, 1, sent)
 		require.Equal(t, unknown, judge(err), "%v", err)
-		require.Equal(t, 1, sent.Hits())
 	})
 }
 
