@@ -1276,7 +1276,8 @@ func withReplica(t *testing.T) (*arena, *redistest.Server) {
 
 func TestReplicaAcksConfirmNewHoldsOnly(t *testing.T) {
 	w, _ := withReplica(t)
-	p, q := w.peer(relock.WithReplicaAcks(1, 100*time.Millisecond)), w.peer(relock.WithReplicaAcks(1, 100*time.Millisecond))
+	patient := func(o *redis.Options) { o.ReadTimeout = 2 * soon } // the replica may be slow, on a busy machine
+	p, q := w.peerOn(patient, relock.WithReplicaAcks(1, soon)), w.peerOn(patient, relock.WithReplicaAcks(1, soon))
 	l := p.NewLock("a")
 	outer := w.enter(t.Context(), l, soon)
 	require.Equal(t, 1, p.faults.Commands("WAIT"))

@@ -1607,9 +1607,10 @@ func TestAnErrorSaysWhetherItMayPassAndWhetherTheCommandMayHaveRun(t *testing.T)
 		{err: &net.OpError{Op: "write", Net: "tcp", Err: syscall.EPIPE}, want: unknown},
 		{err: &net.OpError{Op: "read", Net: "tcp", Err: syscall.ECONNRESET}, want: unknown},
 		{err: net.ErrClosed, want: unknown},
-		{err: context.DeadlineExceeded, want: unsent},
+		{err: context.DeadlineExceeded, want: unsent}, // what go-redis says of it is tested below
 		{err: context.Canceled, want: unsent},
 		{err: fmt.Errorf("read: %w", context.DeadlineExceeded), want: unknown},
+		{err: fmt.Errorf("read: %w", context.Canceled), want: unknown},
 		{err: errGivenUp, want: unknown},
 	} {
 		require.Equal(t, c.want, judge(c.err), "%v", c.err)
@@ -1648,6 +1649,55 @@ func TestWhatGoRedisSaysOfAPoolWithoutAConnectionIsUnsent(t *testing.T) {
 	require.ErrorIs(t, err, redis.ErrPoolTimeout)
 	require.Equal(t, unsent, judge(err))
 	require.False(t, a.unsure)
+}
+
+// ending sends a command with a context that ends soon, in each way, also with a go-redis that looks at its deadline. The
+// connection is there; with taken, somebody else has it.
+func ending(t *testing.T, taken bool, check func(t *testing.T, err error, sent int)) {
+	t.Helper()
+	for _, enabled := range []bool{false, true} {
+		for _, name := range []string{"deadline", "cancelled"} {
+			t.Run(fmt.Sprintf("%s, ContextTimeoutEnabled %v", name, enabled), func(t *testing.T) {
+				f := redistest.NewFaults()
+				t.Cleanup(f.Close)
+				rdb := redistest.Shared(t).Client(func(o *redis.Options) {
+					o.Dialer, o.PoolSize, o.ContextTimeoutEnabled, o.ReadTimeout = f.Dialer(nil), 1, enabled, time.Second
+				})
+				held := f.On(scripts, redistest.Hold())
+				conn := rdb.Conn()
+				require.NoError(t, conn.Ping(t.Context()).Err())
+				if taken {
+					defer conn.Close()
+				} else {
+					require.NoError(t, conn.Close())
+				}
+				w := newTestClient(t, rdb, "me").wire
+				ctx, cancel := context.WithCancel(t.Context())
+				time.AfterFunc(250*time.Millisecond, cancel)
+				if name == "deadline" {
+					ctx, cancel = context.WithTimeout(t.Context(), 250*time.Millisecond)
+				}
+				defer cancel()
+				_, err := w.process(ctx, new(request), command{redis.NewCmd(ctx, "EVALSHA", "x", 0)})
+				require.Error(t, err)
+				check(t, err, held.Hits())
+			})
+		}
+	}
+}
+
+func TestWhatGoRedisSaysOfAContextThatEndsBeforeThereIsAConnectionIsUnsent(t *testing.T) {
+	ending(t, true, func(t *testing.T, err error, sent int) {
+		require.Zero(t, sent)
+		require.Equal(t, unsent, judge(err), "%v", err)
+	})
+}
+
+func TestWhatGoRedisSaysOfAContextThatEndsWhileACommandIsOnTheWireIsUnknown(t *testing.T) {
+	ending(t, false, func(t *testing.T, err error, sent int) {
+		require.Equal(t, 1, sent)
+		require.Equal(t, unknown, judge(err), "%v", err)
+	})
 }
 
 func TestWhatGoRedisSaysAfterItWasClosedIsRefused(t *testing.T) {

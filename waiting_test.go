@@ -441,7 +441,9 @@ func TestContextsCancelledAtRandomInstantsReturnPromptlyAndLeaveNothing(t *testi
 		p.connect(t, 4)
 	}
 	guards := map[string]*guarded{"a": {}, "b": {}}
-	var slowest, canceled, entered atomic.Int64
+	var entered atomic.Int64
+	var mu sync.Mutex
+	var returns []time.Duration // of those that were cancelled, from then on
 	var errs names
 	var all sync.WaitGroup
 	for i := range workers {
@@ -464,8 +466,9 @@ func TestContextsCancelledAtRandomInstantsReturnPromptlyAndLeaveNothing(t *testi
 						errs.add(err.Error())
 					}
 				case isDone(err):
-					canceled.Add(1)
-					slowest.Store(max(slowest.Load(), now-at.Load()))
+					mu.Lock()
+					returns = append(returns, time.Duration(now-at.Load()))
+					mu.Unlock()
 				default:
 					errs.add(err.Error())
 				}
@@ -475,11 +478,16 @@ func TestContextsCancelledAtRandomInstantsReturnPromptlyAndLeaveNothing(t *testi
 		})
 	}
 	require.NoError(t, w.call(30*time.Second, func() error { all.Wait(); return nil }))
-	t.Logf("%d entered, %d were cancelled, the slowest return took %s", entered.Load(), canceled.Load(), time.Duration(slowest.Load()))
 	require.Empty(t, errs.all())
-	require.Positive(t, canceled.Load())
+	require.NotEmpty(t, returns)
 	require.Positive(t, entered.Load())
-	require.Less(t, time.Duration(slowest.Load()-w.late.Load()), promptly)
+	slices.Sort(returns)
+	most, slowest := returns[len(returns)*9/10], returns[len(returns)-1]
+	t.Logf("%d entered, %d were cancelled and returned: nine tenths within %s, all within %s", entered.Load(), len(returns), most, slowest)
+	// Of a thousand, some meet the moments when this process, or a thread of it, does not run.
+	late := time.Duration(w.late.Load())
+	require.Less(t, most, promptly+late)
+	require.Less(t, slowest, soon+late)
 	for name, g := range guards {
 		g.require(t)
 		w.awaitFree(name, soon)
