@@ -510,8 +510,8 @@ func (w *arena) script(names ...string) redistest.Match {
 // loadScripts makes EVALSHA work at once, so that every call is one command.
 func (w *arena) loadScripts() {
 	w.t.Helper()
-	for _, name := range scriptNames {
-		require.NoError(w.t, w.plain.ScriptLoad(w.t.Context(), luaSource(w.t, inScripts(name))).Err())
+	for _, name := range append([]string{"redisson/acquire", "redisson/release", "redisson/state"}, scriptNames...) {
+		require.NoError(w.t, w.plain.ScriptLoad(w.t.Context(), luaSource(w.t, name)).Err())
 	}
 }
 

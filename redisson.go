@@ -241,14 +241,22 @@ func (r *redisson) join(a *acquiring, h *hold, begin bool, due time.Time) (p *ra
 	case p == nil && !begin:
 		return nil, 0
 	case p == nil:
-		p = &race{key: h.keys.base, turn: make(chan struct{}, 1), due: due, refusal: a.refusal}
+		p = &race{key: h.keys.base, turn: make(chan struct{}, 1), due: due, refusal: sameRefusal(a.refusal)}
 		r.races[p.key] = p
-	case a.refusal == nil && p.refusal != nil:
-		refusal := *p.refusal
-		a.refusal = &refusal
+	case a.refusal == nil:
+		a.refusal = sameRefusal(p.refusal)
 	}
 	p.waiting++
 	return p, p.waiting - 1
+}
+
+// sameRefusal is a copy: each call adds to its refusal what has ended it.
+func sameRefusal(e *LockedError) *LockedError {
+	if e == nil {
+		return nil
+	}
+	refusal := *e
+	return &refusal
 }
 
 // leave leaves the race. The last one stops to hear the channel, before anybody can begin a new race.
@@ -295,9 +303,8 @@ func (r *redisson) run(p *race, a *acquiring, h *hold) error {
 			}
 		default:
 			a.refusedBy(h, reply)
-			refusal := *a.refusal
 			r.mu.Lock()
-			p.refusal = &refusal
+			p.refusal = sameRefusal(a.refusal)
 			r.mu.Unlock()
 			if !a.waited {
 				a.joined(h, 0)

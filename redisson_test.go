@@ -86,6 +86,15 @@ func (w *arena) awaitEars(name string, n int) {
 	}, "%d hear of %q", n, name)
 }
 
+// awaitGone waits until nobody holds a lock. Soon, and not at once: a call that was cancelled may take it for a moment.
+func (w *arena) awaitGone(name string) {
+	w.t.Helper()
+	redistest.Eventually(w.t, soon, func() bool {
+		n, err := w.plain.Exists(context.Background(), name).Result()
+		return err == nil && n == 0
+	}, "%q is free", name)
+}
+
 // awaitAsks waits until acquire was called n times. The second call of a waiter is the one since its channel is heard:
 // from then on only a message or the end of the lease wakes it.
 func (w *arena) awaitAsks(asks func() int, n int) {
@@ -249,7 +258,7 @@ func TestOfTheWaitersOfOneClientAMessageWakesOne(t *testing.T) {
 	}
 	cancel()
 	require.LessOrEqual(t, asks(), 7+2*waiters)
-	w.awaitFree("a", 0)
+	w.awaitGone("a")
 }
 
 func TestAWaiterThatGivesUpAtTheMomentOfTheMessageLeavesItToTheNext(t *testing.T) {
@@ -280,7 +289,7 @@ func TestAWaiterThatGivesUpAtTheMomentOfTheMessageLeavesItToTheNext(t *testing.T
 		for _, a := range gone {
 			<-a.done
 		}
-		w.awaitFree("a", soon)
+		w.awaitGone("a")
 		cancel()
 	}
 }
@@ -361,7 +370,7 @@ func TestAnUnlockWhilePubSubIsDownIsMadeUpForWhenItIsBack(t *testing.T) {
 			}
 			w.leave(waiter.in(soon), waiter.lock, soon)
 			w.leave(behind.in(soon), behind.lock, soon)
-			w.awaitFree("a", 0)
+			w.awaitGone("a")
 		})
 	}
 }
@@ -394,7 +403,8 @@ func TestALockThatIsContendedAgainAndAgainInRedissonsLayoutIsSubscribedOnce(t *t
 	}
 	require.Equal(t, 1, p.faults.Commands("SUBSCRIBE"))
 	require.Zero(t, p.faults.Commands("UNSUBSCRIBE"))
-	require.LessOrEqual(t, asks(), 2*rounds+1, "once subscribed, the first refusal is enough to wait")
+	// Else it would be three calls a round. Now and then the message of the last round wakes the waiter of the next.
+	require.LessOrEqual(t, asks(), 2*rounds+rounds/2, "once subscribed, the first refusal is enough to wait")
 }
 
 func TestTwoNamesThatShareAChannelAreStillTwoLocks(t *testing.T) {
@@ -570,9 +580,6 @@ func TestTheRedisUserForRedissonsLayoutMayDoNoMoreThanItNeeds(t *testing.T) {
 		}
 		return list
 	}
-	redissonLayout = true // for loadScripts
-	w.loadScripts()
-	redissonLayout = false
 	n := 0
 	tour := func(rules []string, options ...relock.Option) error {
 		n++
