@@ -13,6 +13,7 @@ BENCHTIME ?= 1s
 BENCHFLAGS ?=
 RUN       ?=
 EXAMPLES  ?= ./examples/quickstart
+MVNFLAGS  ?= -q -B -ntp -Dstyle.color=never
 
 # A test that needs a server fails without one. Run by hand, without make, it skips and says so.
 export RELOCK_REQUIRE_REDIS := 1
@@ -24,13 +25,15 @@ export GOWORK := off
 # Expanded when used, so that a new module is found without naming it here.
 MODULES = $(shell find . \( -path './.*' -o -path ./tools -o -name testdata -o -name vendor \) -prune \
 	-o -name go.mod ! -path ./go.mod -print | sed 's,/go\.mod$$,,' | sort)
+# Those that make test runs. interop/ needs Java and has make interop; its Go code is checked with the rest.
+TESTED = $(filter-out ./interop/%,$(MODULES))
 
 GOTEST = $(GO) test -race -count=1 -shuffle=on -timeout $(TIMEOUT) $(TESTFLAGS)
 LINT   = $(GO) tool -modfile="$(CURDIR)/tools/go.mod" golangci-lint
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test deps fmt fmt-check tidy-check vet lint unit topology modules examples fuzz soak model bench gobench bench-check clean
+.PHONY: help test deps fmt fmt-check tidy-check vet lint unit topology modules examples interop fuzz soak model bench gobench bench-check clean
 
 help: ## Show this list
 	@echo 'Usage: make TARGET [NAME=value ...]'
@@ -45,7 +48,7 @@ help: ## Show this list
 test: deps fmt-check tidy-check vet lint unit modules examples bench-check fuzz soak model ## Install what is missing and run every check below
 	@echo 'make test: everything passed'
 
-deps: ## Install what is missing: redis-server, redis-sentinel, redis-cli, a C compiler (-race), spin (model)
+deps: ## Install what is missing: redis-server, redis-sentinel, redis-cli, a C compiler (-race), spin (model), faketime
 	@sh tools/install-deps.sh
 
 fmt: ## Rewrite the Go files in gofmt's form
@@ -73,8 +76,8 @@ lint: ## golangci-lint, every module (the first run compiles it: some minutes)
 unit: ## Tests of the root module with the race detector
 	$(GOTEST) ./...
 
-modules: ## Tests of the nested modules with the race detector
-	@for m in $(MODULES); do \
+modules: ## Tests of the nested modules with the race detector, but those that need Java
+	@for m in $(TESTED); do \
 		echo "test $$m"; (cd "$$m" && $(GOTEST) ./...) || exit 1; \
 	done
 
@@ -83,8 +86,18 @@ examples: ## Run the examples that need no server
 		echo "run $$e"; $(GO) run "$$e" || exit 1; \
 	done
 
-topology: ## Suites on Sentinel, Cluster and TLS with the race detector (not part of test yet)
-	$(GOTEST) -tags topology -run "^($$(sed -n 's/^func \(Test[A-Za-z]*\).*/\1/p' topology_*_test.go | paste -sd '|' -))$$" .
+topology: ## Of unit, only the suites on Sentinel, Cluster and TLS
+	$(GOTEST) -run "^($$(sed -n 's/^func \(Test[A-Za-z]*\).*/\1/p' topology_*_test.go | paste -sd '|' -))$$" .
+
+interop: ## Go and Java (Redisson) share locks: installs a JDK and Maven, builds, tests (not part of test)
+	@sh tools/install-deps.sh java
+	@cd interop/redisson/java && mvn $(MVNFLAGS) compile || { \
+		echo 'interop: Maven could not build interop/redisson/java. At its first run it needs a Maven repository,'; \
+		echo 'interop: which is the central one unless your Maven settings name another.'; \
+		exit 1; \
+	} >&2
+	@# Most of its tests wait for leases, and do it together.
+	cd interop/redisson && RELOCK_REQUIRE_JAVA=1 $(GOTEST) -parallel 16 ./...
 
 fuzz: ## Run every fuzz function for FUZZTIME
 	@GO="$(GO)" sh tools/fuzz.sh "$(FUZZTIME)"
@@ -110,4 +123,5 @@ clean: ## Remove what builds, profiles and servers leave in the tree, and cached
 	find . \( -path ./.git -o -name testdata \) -prune -o -type f \
 		\( -name '*.test' -o -name '*.prof' -o -name '*.out' -o -name '*.rdb' -o -name '*.aof' \
 		-o -name '*.trail' -o -path './model/pan*' \) -exec rm -f {} +
+	rm -rf interop/redisson/java/target
 	$(GO) clean -testcache

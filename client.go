@@ -19,6 +19,7 @@ import (
 type Client struct {
 	id       string
 	settings settings
+	layout   layout
 	wire     *wire
 	table    *table
 	watchdog *watchdog
@@ -56,6 +57,7 @@ func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 	c := &Client{
 		id:       id.String(),
 		settings: s,
+		layout:   native{},
 		table:    newTable(),
 		workers:  newWorkers(),
 		closed:   make(chan struct{}),
@@ -66,11 +68,17 @@ func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 	c.hub = newHub(c)
 	c.wire = &wire{rdb: rdb, client: c.id, patience: readTimeout(rdb), workers: c.workers, orphans: c.orphans, mapping: make(chan struct{}, 1), retried: c.retried}
 	c.wire.cluster, _ = rdb.(*redis.ClusterClient)
+	c.wire.lanes.init(c.wire)
 	// A cluster client with slots of its own is one for servers that are no cluster: masters and replicas of Sentinel.
-	c.wire.sharded.Store(c.wire.cluster != nil && c.wire.cluster.Options().ClusterSlots == nil)
+	cluster := c.wire.cluster != nil && c.wire.cluster.Options().ClusterSlots == nil
+	c.wire.sharded.Store(cluster)
+	if s.redisson {
+		c.layout = newRedisson(cluster)
+	}
 	if err := c.checkAcks(s); err != nil {
 		return nil, err
 	}
+	c.settings.ofClient = true
 	return c, nil
 }
 
@@ -102,7 +110,8 @@ func (c *Client) checkAcks(s settings) error {
 // where it is needed, or keep it; two of the same name and prefix are the same lock.
 //
 // A name with a Redis hash tag, such as "{user:7}:cart", is used as it is, so that several locks can share a cluster
-// slot; other names get one ("x" and "{x}" are the same lock).
+// slot; other names get one ("x" and "{x}" are the same lock). [WithRedissonLayout], every name is used as it is, and in a
+// cluster one whose key and channel Redisson would put into different slots is wrong.
 //
 // A wrong name or option is told by every method of the lock ([ErrInvalid]), and by [Lock.Err].
 func (c *Client) NewLock(name string, options ...Option) *Lock {
@@ -118,7 +127,7 @@ func (c *Client) NewLock(name string, options ...Option) *Lock {
 		}
 		l.settings = &s
 	}
-	l.keys, l.err = newKeys(l.settings.prefix, name)
+	l.keys, l.err = c.layout.place(l.settings, name)
 	return l
 }
 

@@ -31,6 +31,7 @@ import (
 // It unlocks when it is told "unlock", or at once if its last argument is "pass".
 var _ = func() bool {
 	redistest.RegisterChild("locker", func(args []string, in *bufio.Reader, out io.Writer) {
+		redissonLayout = args[4] == "true"
 		if err := locker(args[0], args[1], args[2], args[3] == "pass", in, out); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
@@ -52,9 +53,9 @@ func locker(addr, name, ttl string, pass bool, in *bufio.Reader, out io.Writer) 
 	}
 	rdb := redis.NewClient(&redis.Options{Addr: addr})
 	defer rdb.Close()
-	client, err := relock.New(rdb, relock.WithTTL(lease), relock.WithHooks(relock.Hooks{
+	client, err := relock.New(rdb, inLayout([]relock.Option{relock.WithTTL(lease), relock.WithHooks(relock.Hooks{
 		Queued: func(relock.Queued) { say("queued") },
-	}))
+	})})...)
 	if err != nil {
 		return err
 	}
@@ -104,7 +105,7 @@ func (w *arena) locker(name string, ttl time.Duration, how ...string) *redistest
 	if len(how) > 0 {
 		mode = how[0]
 	}
-	return redistest.Child(w.t, "locker", w.server.Addr(), name, ttl.String(), mode)
+	return redistest.Child(w.t, "locker", w.server.Addr(), name, ttl.String(), mode, strconv.FormatBool(redissonLayout))
 }
 
 // startUp bounds the start of a process: the test binary, race detector and all.

@@ -67,6 +67,8 @@
 //     the context of a lost section ends when the process runs again, and a write that is on its way by then is not
 //     called back. While a machine is suspended its monotonic clock may stand still too, and the hold looks valid until
 //     the next renewal.
+//   - The clock of the Redis server is set. Forward, leases end early, and until the next renewal two may hold the lock;
+//     back, a lease that nobody renews or releases lasts that much longer.
 //   - An operator uses [Lock.ForceUnlock]. The holder is told at its next renewal and works on until then; under
 //     [WithFixedLease], which has no renewals, until it calls Extend or Unlock, or its lease ends.
 //
@@ -153,6 +155,14 @@
 //   - Calls that belong together without a common context share a holder: [NewHolder], [WithHolder].
 //   - A holder re-enters only through the Client that took the lock. Two Clients of one process exclude each other like two
 //     processes, also with one holder.
+//
+// # Redisson
+//
+// [WithRedissonLayout] makes a client keep its locks as the Java library Redisson does, so that Go and Java services share
+// them: [Client.NewLock] is then getLock, and with [WithRedissonFencing] getFencedLock. What is said above of entries,
+// leases, losses and commands that are lost, late or repeated holds there too. What is said of the queue and of tokens does
+// not: waiters race for a lock that has become free, and only a fenced lock has tokens. docs/REDISSON.md has the details,
+// for both sides.
 //
 // # Failure handling
 //

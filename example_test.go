@@ -732,3 +732,52 @@ func ExampleWithHooks() {
 	// acquire: orders:42 acquired 2
 	// released: orders:42 2
 }
+
+// What a Java service has taken with redisson.getLock("orders:42").lock().
+func ExampleWithRedissonLayout() {
+	rdb, stop := embedded()
+	defer stop()
+	client, err := relock.New(rdb, relock.WithRedissonLayout())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer client.Close()
+	ctx := context.Background()
+	rdb.HSet(ctx, "orders:42", "f47ac10b-58cc-4372-a567-0e02b2c3d479:42", 1) // what Redisson writes
+	rdb.PExpire(ctx, "orders:42", 30*time.Second)
+
+	lock := client.NewLock("orders:42")
+	_, err = lock.TryLock(ctx)
+	var locked *relock.LockedError
+	fmt.Println(errors.As(err, &locked), locked.Holder)
+
+	rdb.Del(ctx, "orders:42") // unlock()
+	rdb.Publish(ctx, "redisson_lock__channel:{orders:42}", "0")
+	section, err := lock.Lock(ctx)
+	fmt.Println(err, lock.Held(section), lock.Token(section))
+	fmt.Println(lock.Unlock(section))
+	// Output:
+	// true f47ac10b-58cc-4372-a567-0e02b2c3d479:42
+	// <nil> true 0
+	// <nil>
+}
+
+func ExampleWithRedissonFencing() {
+	client, stop := connect(relock.WithRedissonLayout())
+	defer stop()
+	ctx := context.Background()
+	lock := client.NewLock("orders:42", relock.WithRedissonFencing()) // redisson.getFencedLock("orders:42")
+	for range 2 {
+		err := lock.Do(ctx, func(ctx context.Context) error {
+			fmt.Println(lock.Token(ctx))
+			return nil
+		})
+		if err != nil {
+			fmt.Println(err)
+		}
+	}
+	// Output:
+	// 1
+	// 2
+}

@@ -20,9 +20,10 @@ type hold struct {
 	*settings
 
 	// step is the turn of whoever changes the hold in Redis: one entry or exit at a time, so that the local count is the
-	// truth that scripts are told. Taken by sending, given back by receiving. It also guards steps.
+	// truth that scripts are told. Taken by sending, given back by receiving. It also guards steps and doubt.
 	step  chan struct{}
 	steps int64
+	doubt bool // the end of some entry or exit is not known: it may run late
 	// queued is closed when the first entry has to wait in the queue, nil if nobody else can know the holder yet.
 	queued chan struct{}
 
@@ -71,6 +72,9 @@ func (h *hold) nextStep() int64 {
 	h.steps++
 	return h.steps
 }
+
+// noteDoubt notes what is known of an entry or exit that was sent.
+func (h *hold) noteDoubt(a answer) { h.doubt = h.doubt || a.unsure || a.gaveUp }
 
 // refresh is the lease that re-entry and partial exit set, as they talk to Redis anyway. It is 0, which leaves the lease
 // alone, where it is a fixed one, and for an exit when nobody works in the section any more.

@@ -18,7 +18,7 @@ type Hooks struct {
 	AcquireStarted func(AcquireStarted)
 	// AcquireFinished is called when it returns, whatever the outcome.
 	AcquireFinished func(AcquireFinished)
-	// Queued is called when a waiter has joined the queue of the lock.
+	// Queued is called when a waiter has joined the queue of the lock; [WithRedissonLayout], when it begins to wait.
 	Queued func(Queued)
 	// Released is called when the last entry of a hold was left with Unlock.
 	Released func(Released)
@@ -98,6 +98,8 @@ const (
 	WakeNone    Wake = ""        // it was free, or ours: no wait
 	WakeGrant   Wake = "grant"   // the grant arrived on the pub/sub connection
 	WakeRecheck Wake = "recheck" // asked again, because the owner's lease should have ended, or the connection was new
+	// WakeReleased is WithRedissonLayout's: a message said that the lock had become free, and this one asked first.
+	WakeReleased Wake = "released"
 )
 
 // AcquireStarted is the event of [Hooks.AcquireStarted].
@@ -128,7 +130,7 @@ type AcquireFinished struct {
 type Queued struct {
 	Name     string
 	Holder   Holder
-	Position int // how many wait before this one
+	Position int // how many wait before this one; WithRedissonLayout: of the same client
 }
 
 // Released is the event of [Hooks.Released].

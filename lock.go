@@ -75,7 +75,8 @@ func (l *Lock) DoFor(ctx context.Context, wait time.Duration, fn func(ctx contex
 	return within(section, l, fn)
 }
 
-// Lock waits until the holder has the lock, and enters it. Waiters are served first come, first served, across processes.
+// Lock waits until the holder has the lock, and enters it. Waiters are served first come, first served, across processes
+// ([WithRedissonLayout]: in no order that is promised).
 //
 // If ctx carries a holder (it, or one of its parents, came from Lock, or from [WithHolder]), the lock is taken as that
 // holder, and if the holder has the lock already, the call enters at once, one level deeper. Otherwise a new holder is
@@ -100,8 +101,8 @@ func (l *Lock) Lock(ctx context.Context) (context.Context, error) {
 }
 
 // TryLock enters the lock if it is free, or the holder has it already; otherwise it returns a [*LockedError] at once. It
-// does not queue, and a lock that is free while others queue goes to them. If Redis does not answer it tries a few times.
-// All else is as for [Lock.Lock].
+// does not queue, and a lock that is free while others queue goes to them ([WithRedissonLayout]: to whoever asks first). If
+// Redis does not answer it tries a few times. All else is as for [Lock.Lock].
 func (l *Lock) TryLock(ctx context.Context) (context.Context, error) {
 	return l.acquire(ctx, 0)
 }
@@ -165,7 +166,7 @@ func (l *Lock) acquire(ctx context.Context, wait time.Duration) (context.Context
 	if hooks.AcquireFinished != nil {
 		event := AcquireFinished{
 			Context: ctx, Name: l.name, Holder: a.holder, Start: start, Duration: time.Since(start), Outcome: outcome(err),
-			Reentrant: a.depth > 1, Depth: a.depth, Waited: a.arrival != 0, Wake: a.wake, Token: a.token, TTL: l.settings.ttl, Err: err,
+			Reentrant: a.depth > 1, Depth: a.depth, Waited: a.waited, Wake: a.wake, Token: a.token, TTL: l.settings.ttl, Err: err,
 		}
 		c.events.emit(func() { hooks.AcquireFinished(event) })
 	}
@@ -203,6 +204,7 @@ type acquiring struct {
 	// What is known on the way.
 	waiter    *waiter      // set while our channel is heard
 	arrival   int64        // our place in the queue, once we have one
+	waited    bool         // others were told that we wait
 	ungranted time.Time    // the last moment at which we surely did not have the lock
 	traces    bool         // Redis may have something of ours
 	unsure    bool         // a command was sent that may run later than all that follows
@@ -229,7 +231,7 @@ func (a *acquiring) enter() error {
 	for {
 		h, first := l.client.table.join(holdKey{l.keys.base, a.holder}, l, fresh)
 		if first {
-			err := a.first(h)
+			err := l.client.layout.first(a, h)
 			h.endTurn()
 			return err
 		}
@@ -250,7 +252,7 @@ func (a *acquiring) enter() error {
 // newHold makes a hold whose first entry is about to be asked for, by the caller, whose turn it is.
 func (l *Lock) newHold(holder Holder, fresh bool) *hold {
 	h := &hold{
-		client: l.client, keys: l.keys, holder: holder, id: holder.newHold(), settings: l.settings,
+		client: l.client, keys: l.keys, holder: holder, id: l.client.layout.newHold(holder, fresh), settings: l.settings,
 		step: make(chan struct{}, 1), steps: firstStep, index: -1,
 	}
 	if !fresh {
@@ -326,35 +328,53 @@ func (a *acquiring) nested(h *hold) (again bool, err error) {
 	return false, a.begin(h, func() bool { return h.state == held })
 }
 
+// ask sends the first entry of h once, or until Redis answers.
+func (a *acquiring) ask(h *hold, wait bool) (acquisition, answer, error) {
+	reply, answer, err := h.client.wire.acquire(a.waiting, h, 1, wait, a.arrival, a.effort())
+	a.unsure = a.unsure || answer.unsure
+	a.traces = a.traces || answer.unsure || answer.gaveUp || err == nil && reply.status != acquireBusy
+	return reply, answer, err
+}
+
+// ours goes on where Redis says that h has the lock. done: it has entered, or failed for good; otherwise ask once more.
+func (a *acquiring) ours(h *hold, token int64, answer answer) (done bool, err error) {
+	if h.acks > answer.acked {
+		return true, a.undo(h, answer.acked)
+	}
+	if a.waited && a.wake == WakeNone {
+		a.wake = WakeRecheck
+	}
+	if !a.own(h, token, answer.sent) {
+		return false, nil // the reply took longer than the lease
+	}
+	return true, a.enterFirst(h)
+}
+
+// refusedBy notes who has the lock.
+func (a *acquiring) refusedBy(h *hold, reply acquisition) {
+	a.refusal = &LockedError{Name: a.lock.name, Holder: h.client.layout.holderOf(reply.owner), TTL: reply.remaining}
+}
+
 // first takes the lock for a new hold: it asks, and if another holder has the lock, hears the lock's channel, joins the
 // queue, and waits.
-func (a *acquiring) first(h *hold) error {
-	l, c := a.lock, a.lock.client
+func (native) first(a *acquiring, h *hold) error {
+	c := h.client
 	if a.mayWait {
 		a.waiter = c.hub.listen(h)
 	}
 	for {
-		reply, answer, err := c.wire.acquire(a.waiting, h, 1, a.waiter != nil, a.arrival, a.effort())
-		a.unsure = a.unsure || answer.unsure
-		a.traces = a.traces || answer.unsure || answer.gaveUp || err == nil && reply.status != acquireBusy
+		reply, answer, err := a.ask(h, a.waiter != nil)
 		if err != nil {
 			return a.giveUp(h, err)
 		}
 		switch reply.status {
 		case acquireOurs:
-			if h.acks > answer.acked {
-				return a.undo(h, answer.acked)
+			if done, err := a.ours(h, reply.token, answer); done {
+				return err
 			}
-			if a.arrival != 0 && a.wake == WakeNone {
-				a.wake = WakeRecheck
-			}
-			if !a.own(h, reply.token, answer.sent) {
-				continue // the reply took longer than the lease
-			}
-			return a.enterFirst(h)
 
 		case acquireQueued:
-			a.refusal = &LockedError{Name: l.name, Holder: holderOf(reply.owner), TTL: reply.remaining}
+			a.refusedBy(h, reply)
 			a.ungranted = answer.sent
 			a.waiter.heard()
 			if a.arrival == 0 {
@@ -381,7 +401,7 @@ func (a *acquiring) first(h *hold) error {
 			return a.enterFirst(h)
 
 		case acquireBusy:
-			a.refusal = &LockedError{Name: l.name, Holder: holderOf(reply.owner), TTL: reply.remaining}
+			a.refusedBy(h, reply)
 			recheck := recheckAfter(h, reply)
 			switch {
 			case !a.mayWait:
@@ -457,6 +477,7 @@ func (a *acquiring) begin(h *hold, allowed func() bool) error {
 
 // joined tells that we have a place in the queue.
 func (a *acquiring) joined(h *hold, position int) {
+	a.waited = true
 	if h.queued != nil {
 		close(h.queued)
 	}
@@ -536,8 +557,9 @@ func (a *acquiring) failed(err error) error {
 	case refused && (err == nil || errors.Is(err, errWaitOver) && a.ctx.Err() == nil):
 		return a.refusal
 	case refused && a.ctx.Err() != nil && !errors.Is(err, ErrClosed):
-		a.refusal.Err = err
-		return a.refusal
+		refusal := *a.refusal // others may read this one
+		refusal.Err = err
+		return &refusal
 	default:
 		return a.lock.failed("lock", a.holder, err)
 	}
@@ -597,6 +619,8 @@ func (l *Lock) Unlock(ctx context.Context) error {
 // a lock has a larger token than all before it, across processes and restarts of Redis. Give it to the resource that the
 // lock guards, and let the resource refuse a token smaller than the largest it has seen: then a holder that lost the
 // lock without noticing can do no harm.
+//
+// [WithRedissonLayout] it is always 0, unless the lock is [WithRedissonFencing].
 //
 // It is local: no round trip.
 func (l *Lock) Token(ctx context.Context) int64 {
@@ -694,11 +718,11 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 
 // State is what Redis says of a lock.
 type State struct {
-	Holder  Holder        // who has it; zero: it is free
+	Holder  Holder        // who has it; zero: it is free. WithRedissonLayout: the field in Redis, of Java or Go
 	Count   int           // the holder's open entries
 	TTL     time.Duration // of the lease; negative if there is a holder without one, which relock never makes
 	Token   int64         // the last fencing token, 0 if none is known
-	Waiters int           // queued, including those whose process has died and whose turn has not come yet
+	Waiters int           // queued, including those whose process has died and whose turn has not come yet; WithRedissonLayout: 0
 }
 
 // Locked says whether somebody has the lock.
@@ -716,7 +740,7 @@ func (l *Lock) State(ctx context.Context) (State, error) {
 	}
 	state := State{Count: s.count, Token: s.token, Waiters: s.waiters}
 	if s.hold != "" {
-		state.Holder, state.TTL = holderOf(s.hold), s.ttl
+		state.Holder, state.TTL = l.client.layout.holderOf(s.hold), s.ttl
 	}
 	return state, nil
 }
@@ -740,7 +764,7 @@ func (l *Lock) ForceUnlock(ctx context.Context) error {
 	}
 	// Not there any more is as good: that hold is over, by an earlier try of ours or by itself.
 	if err := l.client.wire.forceRelease(ctx, l.keys, s.hold, e); err != nil {
-		return l.failed("force unlock", holderOf(s.hold), err)
+		return l.failed("force unlock", l.client.layout.holderOf(s.hold), err)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -43,6 +44,38 @@ type arena struct {
 	// tidyWithin bounds how long it may take until nothing is left. A test with leases that nobody gives back raises it.
 	tidyWithin time.Duration
 	late       *atomic.Int64 // the longest that this process was late for anything, in nanoseconds
+	figures    *figures
+}
+
+// figures is the longest that a test had to wait for each kind of thing, with the bound that it had. They are logged at
+// its end.
+type figures struct {
+	mu      sync.Mutex
+	longest map[string]figure
+}
+
+type figure struct{ took, limit time.Duration }
+
+func (f *figures) add(what string, took, limit time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.longest == nil {
+		f.longest = map[string]figure{}
+	}
+	if took > f.longest[what].took {
+		f.longest[what] = figure{took, limit}
+	}
+}
+
+func (f *figures) String() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var parts []string
+	for _, what := range slices.Sorted(maps.Keys(f.longest)) {
+		l := f.longest[what]
+		parts = append(parts, fmt.Sprintf("%s %s (at most %s)", what, l.took.Round(10*time.Microsecond), l.limit))
+	}
+	return strings.Join(parts, ", ")
 }
 
 // onShared is an arena on the server of the whole test binary, emptied, with the scripts loaded.
@@ -59,9 +92,8 @@ func onOwn(t *testing.T, args ...string) *arena {
 
 func newArena(t *testing.T, server *redistest.Server) *arena {
 	t.Helper()
-	redistest.NoGoroutineLeft(t)
-	w := &arena{t: t, server: server, tidyWithin: soon, late: new(atomic.Int64)}
-	t.Cleanup(w.measure())
+	w := bareArena(t, soon)
+	w.server = server
 	w.plain = server.Client(func(o *redis.Options) { o.ReadTimeout = 10 * time.Second })
 	t.Cleanup(func() {
 		if !t.Failed() { // what has failed half-way leaves what it likes
@@ -70,6 +102,18 @@ func newArena(t *testing.T, server *redistest.Server) *arena {
 	})
 	require.NoError(t, w.plain.FlushAll(t.Context()).Err())
 	w.loadScripts()
+	return w
+}
+
+// bareArena is an arena without a server.
+func bareArena(t *testing.T, tidyWithin time.Duration) *arena {
+	t.Helper()
+	redistest.NoGoroutineLeft(t)
+	w := &arena{t: t, tidyWithin: tidyWithin, late: new(atomic.Int64), figures: new(figures)}
+	t.Cleanup(func() {
+		t.Logf("longest: %s; this process was late by up to %s", w.figures, time.Duration(w.late.Load()))
+	})
+	t.Cleanup(w.measure())
 	return w
 }
 
@@ -126,7 +170,7 @@ func (w *arena) requireTidy() {
 	w.t.Helper()
 	var left []string
 	redistest.Eventually(w.t, w.tidyWithin, func() bool {
-		left = slices.DeleteFunc(redistest.Keys(w.t, w.plain), func(key string) bool { return strings.HasSuffix(key, ":token") })
+		left = slices.DeleteFunc(redistest.Keys(w.t, w.plain), isToken)
 		left = append(left, redistest.Subscriptions(w.t, w.plain)...)
 		return len(left) == 0
 	}, "everything is gone from Redis but tokens; keys or subscriptions left: %q", &left)
@@ -159,7 +203,7 @@ func (w *arena) peerOn(mod func(*redis.Options), options ...relock.Option) *peer
 		mod(o)
 	})
 	var err error
-	p.Client, err = relock.New(p.rdb, options...)
+	p.Client, err = relock.New(p.rdb, inLayout(options)...)
 	require.NoError(w.t, err)
 	w.t.Cleanup(func() {
 		p.faults.Heal() // what a failed test has left
@@ -201,10 +245,12 @@ func (w *arena) call(limit time.Duration, f func() error) error {
 	w.t.Helper()
 	var err error
 	done := make(chan struct{})
+	begin := time.Now()
 	go func() { defer close(done); err = f() }()
 	if !w.within(limit, done) {
 		w.t.Fatalf("the call has not come back after %s", limit)
 	}
+	w.figures.add("call", time.Since(begin), limit)
 	return err
 }
 
@@ -241,9 +287,15 @@ func (a *asking) in(limit time.Duration) context.Context {
 // out waits until Lock returns, whatever the outcome.
 func (a *asking) out(limit time.Duration) error {
 	a.w.t.Helper()
+	begin := time.Now()
 	if !a.w.within(limit, a.done) {
 		a.w.t.Fatalf("Lock of %q has not come back after %s", a.lock.Name(), limit)
 	}
+	what := "entry"
+	if a.err != nil {
+		what = "refusal"
+	}
+	a.w.figures.add(what, a.at.Sub(begin), limit)
 	return a.err
 }
 
@@ -260,17 +312,41 @@ func (a *asking) waiting() bool {
 // lost waits until the section's context has ended, and fails the test if it does not say that the lock was lost.
 func (w *arena) lost(section context.Context, limit time.Duration) relock.LostError {
 	w.t.Helper()
+	begin := time.Now()
 	if !w.within(limit, section.Done()) {
 		w.t.Fatalf("the holder has not been told after %s", limit)
 	}
+	w.figures.add("notice of loss", time.Since(begin), limit)
 	require.ErrorIs(w.t, context.Cause(section), relock.ErrLockLost)
 	var lost *relock.LostError
 	require.ErrorAs(w.t, context.Cause(section), &lost)
 	return *lost
 }
 
+// redissonLayout is set while a test runs that is to show that what it shows holds in Redisson's layout too, see
+// redisson_suite_test.go. No test of this package is parallel.
+var redissonLayout bool
+
+// inLayout is the options of a client in the layout that is tested: Redisson's fenced lock is the one with tokens.
+func inLayout(options []relock.Option) []relock.Option {
+	if redissonLayout {
+		return append([]relock.Option{relock.WithRedissonLayout(), relock.WithRedissonFencing()}, options...)
+	}
+	return options
+}
+
 // baseKey is the key of a lock with the default prefix.
-func baseKey(name string) string { return "relock:{" + name + "}" }
+func baseKey(name string) string {
+	if redissonLayout {
+		return name
+	}
+	return relock.DefaultPrefix + "{" + name + "}"
+}
+
+// isToken says whether a key is a token counter: the only kind that may stay.
+func isToken(key string) bool {
+	return strings.HasSuffix(key, ":token") || strings.HasPrefix(key, "redisson_lock_token:")
+}
 
 // owner is what Redis has under a lock's name: the hold and its count; "" and 0 if it is free.
 func (w *arena) owner(name string) (hold string, count int) {
@@ -278,7 +354,7 @@ func (w *arena) owner(name string) (hold string, count int) {
 	fields, err := w.plain.HGetAll(context.Background(), baseKey(name)).Result()
 	require.NoError(w.t, err)
 	for field, value := range fields {
-		if field == "step" {
+		if field == "step" || field == "relock:step" {
 			continue
 		}
 		require.Empty(w.t, hold, "one hold owns the lock: %v", fields)
@@ -296,9 +372,15 @@ func (w *arena) requireCount(name string, want int) {
 	require.Equal(w.t, want, count, "the count of %q in Redis", name)
 }
 
-// waiters is the length of a lock's queue.
+// waiters is the length of a lock's queue. Redisson's layout has none: there it is the number of clients that hear the lock.
 func (w *arena) waiters(name string) int {
 	w.t.Helper()
+	if redissonLayout {
+		channel := "redisson_lock__channel:{" + name + "}"
+		n, err := w.plain.PubSubNumSub(context.Background(), channel).Result()
+		require.NoError(w.t, err)
+		return int(n[channel])
+	}
 	n, err := w.plain.ZCard(context.Background(), baseKey(name)+":queue").Result()
 	require.NoError(w.t, err)
 	return int(n)
@@ -307,6 +389,9 @@ func (w *arena) waiters(name string) int {
 // awaitWaiters waits until n are queued.
 func (w *arena) awaitWaiters(name string, n int) {
 	w.t.Helper()
+	if redissonLayout && n == 0 {
+		return // who gives up has left nothing, and the channel is heard for some seconds more
+	}
 	var got int
 	redistest.Eventually(w.t, soon+time.Duration(n)*10*time.Millisecond, func() bool {
 		got = w.waiters(name)
@@ -317,6 +402,9 @@ func (w *arena) awaitWaiters(name string, n int) {
 // awaitFree waits until nobody holds the lock and nobody waits for it.
 func (w *arena) awaitFree(name string, limit time.Duration) {
 	w.t.Helper()
+	if redissonLayout { // where a waiter is only known by what it hears, it may be cancelled with a question on its way
+		limit = max(limit, soon)
+	}
 	redistest.Eventually(w.t, limit, func() bool {
 		n, err := w.plain.Exists(context.Background(), baseKey(name), baseKey(name)+":queue").Result()
 		return err == nil && n == 0
@@ -376,6 +464,20 @@ const (
 
 var scriptNames = []string{luaAcquire, luaRelease, luaRenew, luaAbandon, luaState, luaForce}
 
+// inScripts is the file of a script in the layout that is tested.
+func inScripts(name string) string {
+	if !redissonLayout {
+		return name
+	}
+	switch name {
+	case luaRenew:
+		return name
+	case luaAbandon, luaForce:
+		name = luaRelease
+	}
+	return "redisson/" + name
+}
+
 // luaSource joins a script from its files.
 func luaSource(t testing.TB, name string) string {
 	t.Helper()
@@ -396,7 +498,7 @@ func (w *arena) script(names ...string) redistest.Match {
 	w.t.Helper()
 	var wanted []string
 	for _, name := range names {
-		text := luaSource(w.t, name)
+		text := luaSource(w.t, inScripts(name))
 		sum := sha1.Sum([]byte(text))
 		wanted = append(wanted, text, hex.EncodeToString(sum[:]))
 	}
@@ -408,7 +510,7 @@ func (w *arena) script(names ...string) redistest.Match {
 // loadScripts makes EVALSHA work at once, so that every call is one command.
 func (w *arena) loadScripts() {
 	w.t.Helper()
-	for _, name := range scriptNames {
+	for _, name := range append([]string{"redisson/acquire", "redisson/release", "redisson/state"}, scriptNames...) {
 		require.NoError(w.t, w.plain.ScriptLoad(w.t.Context(), luaSource(w.t, name)).Err())
 	}
 }
@@ -465,6 +567,13 @@ func (g *guarded) leave(section context.Context) {
 	if g.section == section {
 		g.section = nil
 	}
+}
+
+// forget is told that the lock has been lost in a way that nobody could tell in time.
+func (g *guarded) forget() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.section = nil
 }
 
 func (g *guarded) require(t testing.TB) {

@@ -23,12 +23,16 @@ const (
 )
 
 // Option changes how locks behave. Given to [New] it is the default for all locks of the client; given to
-// [Client.NewLock] it holds for that lock. Later options win over earlier ones.
+// [Client.NewLock] it holds for that lock. Later options win over earlier ones. [WithRedissonLayout] is for New only.
 type Option func(*settings)
 
 // settings is what the options come to.
 type settings struct {
 	prefix       string
+	hasPrefix    bool // it was given
+	redisson     bool // WithRedissonLayout
+	fenced       bool // WithRedissonFencing
+	ofClient     bool // the client is made: what is for New comes too late
 	ttl          time.Duration
 	fixed        bool          // no watchdog
 	maxHold      time.Duration // 0: no limit
@@ -58,6 +62,12 @@ func (s settings) with(options []Option) (settings, error) {
 	}
 	if s.err == nil && s.maxHold > 0 && s.maxHold < s.ttl {
 		s.err = invalid("WithMaxHold(%s): must be at least the TTL (%s)", s.maxHold, s.ttl)
+	}
+	if s.err == nil && s.redisson && s.hasPrefix {
+		s.err = invalid("WithPrefix(%q) with WithRedissonLayout: Redisson's keys have no prefix, put it into the lock's name", s.prefix)
+	}
+	if s.err == nil && s.fenced && !s.redisson {
+		s.err = invalid("WithRedissonFencing: it needs WithRedissonLayout, given to New; every other lock has a token by itself")
 	}
 	return s, s.err
 }
@@ -110,13 +120,14 @@ func WithMaxHold(d time.Duration) Option {
 }
 
 // WithPrefix sets what the Redis keys and channels of locks begin with; the default is [DefaultPrefix]. All clients
-// that share a lock must use the same prefix. It may be empty, and is at most [MaxNameLen] bytes.
+// that share a lock must use the same prefix. It may be empty, and is at most [MaxNameLen] bytes. [WithRedissonLayout]
+// there is none, and WithPrefix is refused.
 func WithPrefix(prefix string) Option {
 	return func(s *settings) {
 		if len(prefix) > MaxNameLen {
 			s.check(invalid("WithPrefix: %d bytes; at most %d are allowed", len(prefix), MaxNameLen))
 		}
-		s.prefix = prefix
+		s.prefix, s.hasPrefix = prefix, true
 	}
 }
 

@@ -22,8 +22,8 @@ type hub struct {
 	client *Client
 
 	mu    sync.Mutex
-	links map[string]*link // by node
-	subs  map[string]*subscription
+	links map[string]*link         // by node
+	subs  map[string]*subscription // by topic
 }
 
 const (
@@ -38,7 +38,10 @@ const (
 
 // subscription is one lock's channel.
 type subscription struct {
+	topic   string // its place in hub.subs
+	key     string // where the lock is
 	channel string
+	plain   bool // SUBSCRIBE also where pub/sub is sharded
 
 	// Guarded by the hub's mutex.
 	link      *link
@@ -46,6 +49,7 @@ type subscription struct {
 	asked     bool               // SUBSCRIBE was sent on the present connection, or is left to relocate
 	sharded   bool               // and it was SSUBSCRIBE
 	confirmed bool               // and the server has said yes
+	there     bool               // the server has it on the link's present connection, whoever may be heard there
 	alone     bool               // ask for this one by itself: it failed together with others
 	unheard   int                // times in a row that Redis said that nobody hears it
 	idle      time.Time          // since when nobody waits
@@ -70,11 +74,19 @@ func newHub(c *Client) *hub {
 func (b *hub) listen(h *hold) *waiter {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	s := b.subs[h.keys.base]
+	s := b.subs[h.keys.topic]
 	if s == nil || !s.confirmed {
 		return nil
 	}
 	return b.addLocked(s, h)
+}
+
+// hears says whether the client hears a channel already.
+func (b *hub) hears(topic string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := b.subs[topic]
+	return s != nil && s.confirmed
 }
 
 func (b *hub) addLocked(s *subscription, h *hold) *waiter {
@@ -97,15 +109,18 @@ func (b *hub) subscribe(ctx context.Context, h *hold, recheck time.Duration) (*w
 		return nil, err
 	}
 	b.mu.Lock()
-	s := b.subs[h.keys.base]
+	s := b.subs[h.keys.topic]
 	if s == nil {
 		l := b.linkLocked(node, rdb)
 		if l == nil {
 			b.mu.Unlock()
 			return nil, ErrClosed
 		}
-		s = &subscription{link: l, channel: h.keys.channel(b.client.id), waiters: make(map[string]*waiter)}
-		b.subs[h.keys.base] = s
+		s = &subscription{
+			topic: h.keys.topic, key: h.keys.base, channel: h.keys.channel(b.client.id), plain: h.keys.plain,
+			link: l, waiters: make(map[string]*waiter),
+		}
+		b.subs[s.topic] = s
 		l.subs[s] = struct{}{}
 	}
 	w := b.addLocked(s, h)
@@ -180,8 +195,8 @@ func (w *waiter) close() {
 	}
 }
 
-// deliver hands a grant to its waiter, or gives it back.
-func (b *hub) deliver(channel, payload string) {
+// told hands a grant to its waiter, or gives it back.
+func (native) told(b *hub, channel, payload string) {
 	c := b.client
 	hold, token, ok := grantMessage(payload)
 	base, isOurs := strings.CutSuffix(channel, ":"+c.id)
@@ -222,6 +237,13 @@ type link struct {
 	subs  map[*subscription]struct{}
 	stale time.Duration     // connect anew, after this pause; 0: no need to
 	asked [][]*subscription // SUBSCRIBE commands that are not answered, oldest first
+	leave []departure       // whose subscriptions have moved to another link
+}
+
+// departure is a channel to unsubscribe.
+type departure struct {
+	channel string
+	sharded bool
 }
 
 // linkLocked returns the link to a node, nil if the client is closed.
@@ -343,9 +365,8 @@ var errSilent = errors.New("the pub/sub connection is silent")
 
 // plan is what a link has to do next.
 type plan struct {
-	sharded     bool
 	subscribe   [][]*subscription
-	unsubscribe []string
+	unsubscribe []departure
 	waited      bool          // somebody waits
 	owed        bool          // SUBSCRIBE is not answered
 	linger      time.Duration // until a subscription has lingered long enough
@@ -403,8 +424,8 @@ func (l *link) plan(now time.Time) plan {
 	b := l.hub
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	p := plan{sharded: b.client.wire.sharded.Load(), stale: l.stale}
-	l.stale = 0
+	p, sharded := plan{stale: l.stale, unsubscribe: l.leave}, b.client.wire.sharded.Load()
+	l.stale, l.leave = 0, nil
 	var batch []*subscription
 	for s := range l.subs {
 		if len(s.waiters) > 0 {
@@ -413,8 +434,8 @@ func (l *link) plan(now time.Time) plan {
 			left := lingerFor - now.Sub(s.idle)
 			if left <= 0 && (s.confirmed || !s.asked) {
 				l.removeLocked(s)
-				if s.confirmed {
-					p.unsubscribe = append(p.unsubscribe, s.channel)
+				if s.there {
+					p.unsubscribe = append(p.unsubscribe, departure{s.channel, s.sharded})
 				}
 				continue
 			}
@@ -428,8 +449,8 @@ func (l *link) plan(now time.Time) plan {
 		if s.asked {
 			continue
 		}
-		s.asked, s.sharded = true, p.sharded
-		if s.alone || p.sharded {
+		s.asked, s.sharded = true, sharded && !s.plain
+		if s.alone || s.sharded {
 			p.subscribe = append(p.subscribe, []*subscription{s}) // and one slot a command in a cluster
 			continue
 		}
@@ -450,20 +471,33 @@ func (l *link) plan(now time.Time) plan {
 
 func (l *link) removeLocked(s *subscription) {
 	delete(l.subs, s)
-	base := strings.TrimSuffix(s.channel, ":"+l.hub.client.id)
-	if l.hub.subs[base] == s {
-		delete(l.hub.subs, base)
+	if l.hub.subs[s.topic] == s {
+		delete(l.hub.subs, s.topic)
 	}
 }
 
 func (l *link) send(ps *redis.PubSub, p plan) error {
 	ctx, cancel := context.WithTimeout(context.Background(), subscribeLimit)
 	defer cancel()
-	subscribe, unsubscribe := ps.Subscribe, ps.Unsubscribe
-	if p.sharded {
-		subscribe, unsubscribe = ps.SSubscribe, ps.SUnsubscribe
+	// First, as a subscription may have moved away and back.
+	var plain []string
+	for _, gone := range p.unsubscribe {
+		if !gone.sharded {
+			plain = append(plain, gone.channel)
+		} else if err := ps.SUnsubscribe(ctx, gone.channel); err != nil { // one slot a command here, too
+			return err
+		}
 	}
-	for _, batch := range p.subscribe {
+	if len(plain) > 0 {
+		if err := ps.Unsubscribe(ctx, plain...); err != nil {
+			return err
+		}
+	}
+	for _, batch := range p.subscribe { // all of one kind
+		subscribe := ps.Subscribe
+		if batch[0].sharded {
+			subscribe = ps.SSubscribe
+		}
 		channels := make([]string, len(batch))
 		for i, s := range batch {
 			channels[i] = s.channel
@@ -471,9 +505,6 @@ func (l *link) send(ps *redis.PubSub, p plan) error {
 		if err := subscribe(ctx, channels...); err != nil {
 			return err
 		}
-	}
-	if len(p.unsubscribe) > 0 {
-		return unsubscribe(ctx, p.unsubscribe...)
 	}
 	return nil
 }
@@ -514,7 +545,7 @@ func (l *link) read(ctx context.Context, ps *redis.PubSub, down time.Time) error
 		l.answered = true
 		switch m := msg.(type) {
 		case *redis.Message:
-			l.hub.deliver(m.Channel, m.Payload)
+			l.hub.client.layout.told(l.hub, m.Channel, m.Payload)
 		case *redis.Subscription:
 			switch m.Kind {
 			case "subscribe", "ssubscribe":
@@ -539,12 +570,17 @@ func (l *link) confirmed(channel string) {
 		if s.channel != channel {
 			continue
 		}
-		s.confirmed = true
-		for _, w := range s.waiters {
-			select {
-			case w.again <- struct{}{}:
-			default:
+		if s.link == l {
+			s.confirmed, s.there = true, true
+			for _, w := range s.waiters {
+				select {
+				case w.again <- struct{}{}:
+				default:
+				}
 			}
+		} else { // it has moved on meanwhile
+			l.leave = append(l.leave, departure{channel, s.sharded})
+			l.kick()
 		}
 		first[i] = first[len(first)-1]
 		if l.asked[0] = first[:len(first)-1]; len(l.asked[0]) == 0 {
@@ -596,7 +632,11 @@ func (l *link) evicted(channel string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for s := range l.subs {
-		if s.channel == channel && s.confirmed { // not one that we have just given up
+		if s.channel != channel || !s.sharded {
+			continue
+		}
+		s.there = false
+		if s.confirmed { // not one that we have just given up
 			s.confirmed = false
 			b.client.workers.start(func() { b.relocate(s, 0) })
 		}
@@ -612,16 +652,19 @@ func (b *hub) relocate(s *subscription, pause time.Duration) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), subscribeLimit)
 	defer cancel()
-	base := strings.TrimSuffix(s.channel, ":"+c.id)
-	node, rdb, err := c.wire.relocated(ctx, base)
+	node, rdb, err := c.wire.relocated(ctx, s.key)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.subs[base] != s {
+	if b.subs[s.topic] != s {
 		return
 	}
 	if err == nil && node != s.link.node {
 		if l := b.linkLocked(node, rdb); l != nil {
 			delete(s.link.subs, s)
+			if s.there { // and whoever else is heard on that connection keeps it
+				s.link.leave = append(s.link.leave, departure{s.channel, s.sharded})
+				s.there = false
+			}
 			s.link.kick()
 			s.link = l
 			l.subs[s] = struct{}{}
@@ -635,9 +678,9 @@ func (b *hub) relocate(s *subscription, pause time.Duration) {
 func (l *link) reset() {
 	l.hub.mu.Lock()
 	defer l.hub.mu.Unlock()
-	l.asked = nil
+	l.asked, l.leave = nil, nil
 	for s := range l.subs {
-		s.asked, s.confirmed = false, false
+		s.asked, s.confirmed, s.there = false, false, false
 		switch {
 		case len(s.waiters) == 0:
 			l.removeLocked(s)

@@ -4,26 +4,37 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
 
-func TestTheReadmeShowsTheCommandsThatARedisUserNeeds(t *testing.T) {
-	text, err := os.ReadFile("README.md")
-	require.NoError(t, err)
-	rule := regexp.MustCompile(`(?m)^ACL SETUSER .*$`).FindString(string(text))
-	require.NotEmpty(t, rule)
-	var shown []string
-	for _, word := range strings.Fields(rule) {
-		if command, ok := strings.CutPrefix(word, "+"); ok {
-			shown = append(shown, command)
+func TestThePagesShowTheCommandsThatARedisUserNeeds(t *testing.T) {
+	for page, needs := range map[string][]string{"README.md": aclCommands, "docs/REDISSON.md": redissonACL} {
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		rule := regexp.MustCompile(`(?m)^ACL SETUSER .*$`).FindString(string(text))
+		require.NotEmpty(t, rule)
+		var shown []string
+		for _, word := range strings.Fields(rule) {
+			if command, ok := strings.CutPrefix(word, "+"); ok {
+				shown = append(shown, command)
+			}
 		}
-	}
-	require.ElementsMatch(t, aclCommands, shown)
-	for _, command := range aclReplicaAcks {
-		require.Contains(t, string(text), "`+"+command+"`")
+		require.ElementsMatch(t, needs, shown, page)
+		for _, command := range aclReplicaAcks {
+			require.Contains(t, string(text), "`+"+command+"`")
+		}
+		inCluster := slices.Concat(aclInCluster, aclNotInCluster)
+		if page != "README.md" {
+			require.Contains(t, string(text), "+"+strings.Join(redissonFencingACL, " +"))
+			inCluster = redissonClusterACL
+		}
+		for _, command := range inCluster {
+			require.Regexp(t, `(?i)in a cluster[^.]*\+`+regexp.QuoteMeta(command)+"[ `]", string(text))
+		}
 	}
 }
 

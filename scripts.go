@@ -9,10 +9,10 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -22,7 +22,7 @@ import (
 // This file is the Redis side: the only place that knows keys, arguments and replies. Each script sets state and never
 // adds to it, so running one twice does what running it once does, and a reply that was lost is answered by asking again.
 
-//go:embed scripts/*.lua
+//go:embed scripts/*.lua scripts/redisson/*.lua
 var sources embed.FS
 
 type script struct {
@@ -42,36 +42,39 @@ var (
 
 const includeDirective = "--- include "
 
-// loadScript reads a script and puts the files it includes where it names them. Lua builds the functions of an include
-// when it gets there, so a script that returns before pays nothing for them.
 func loadScript(name string) *script {
-	var b strings.Builder
-	for line := range strings.Lines(readSource(name)) {
-		if include, ok := strings.CutPrefix(strings.TrimSpace(line), includeDirective); ok {
-			b.WriteString(readSource(include))
-		} else {
-			b.WriteString(line)
-		}
-	}
-	source := b.String()
+	source := loadSource(name)
 	sum := sha1.Sum([]byte(source)) // what EVALSHA wants; not for secrecy
 	sha := hex.EncodeToString(sum[:])
-	return &script{name: name, source: source, sha: sha, shaArg: sha}
+	return &script{name: path.Base(name), source: source, sha: sha, shaArg: sha}
 }
 
-func readSource(name string) string {
+// loadSource reads a file and puts those that it includes where it names them. Lua builds the functions of an include
+// when it gets there, so a script that returns before pays nothing for them.
+func loadSource(name string) string {
 	source, err := sources.ReadFile("scripts/" + name + ".lua")
 	if err != nil {
 		panic(err) // the file is part of the build
 	}
-	return string(source)
+	var b strings.Builder
+	for line := range strings.Lines(string(source)) {
+		if include, ok := strings.CutPrefix(strings.TrimSpace(line), includeDirective); ok {
+			b.WriteString(loadSource(include))
+		} else {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
 }
 
-// keys is where a lock is in Redis. Every key and channel begins with base, which has a complete hash tag, so in a
-// cluster they all share one slot.
+// keys is where a lock is in Redis. In the layout of its own, every key and channel begins with base, which has a complete
+// hash tag, so in a cluster they all share one slot.
 type keys struct {
+	layout             layout
 	name               string
 	base, queue, token string
+	topic              string // what the hub knows its channel by
+	plain              bool   // the channel is one of plain pub/sub also where that is sharded
 
 	args [3]any // base, queue and token, as arguments
 }
@@ -83,11 +86,8 @@ const (
 
 // newKeys places a lock: prefix{name}, or prefix+name where that has a hash tag of its own already.
 func newKeys(prefix, name string) (*keys, error) {
-	if name == "" {
-		return nil, invalid("lock name is empty; 1 to %d bytes are allowed", MaxNameLen)
-	}
-	if len(name) > MaxNameLen {
-		return nil, invalid("lock name has %d bytes; at most %d are allowed", len(name), MaxNameLen)
+	if err := checkName(name); err != nil {
+		return nil, err
 	}
 	base := prefix + "{" + name + "}"
 	if hashTag(name) != "" {
@@ -108,9 +108,19 @@ func newKeys(prefix, name string) (*keys, error) {
 	return keysAt(name, base), nil
 }
 
+func checkName(name string) error {
+	if name == "" {
+		return invalid("lock name is empty; 1 to %d bytes are allowed", MaxNameLen)
+	}
+	if len(name) > MaxNameLen {
+		return invalid("lock name has %d bytes; at most %d are allowed", len(name), MaxNameLen)
+	}
+	return nil
+}
+
 // keysAt is the keys of the lock that is known to be at base.
 func keysAt(name, base string) *keys {
-	k := &keys{name: name, base: base, queue: base + queueSuffix, token: base + tokenSuffix}
+	k := &keys{layout: native{}, name: name, base: base, queue: base + queueSuffix, token: base + tokenSuffix, topic: base}
 	k.args = [3]any{k.base, k.queue, k.token}
 	return k
 }
@@ -126,8 +136,8 @@ func hashTag(key string) string {
 	return tag
 }
 
-// channel is where grants for a client's waiters arrive.
-func (k *keys) channel(client string) string { return k.base + ":" + client }
+// channel is where a client's waiters hear of their lock.
+func (k *keys) channel(client string) string { return k.layout.channel(k, client) }
 
 // grantMessage is what the grant script publishes: the hold, and its token.
 func grantMessage(payload string) (hold string, token int64, ok bool) {
@@ -221,6 +231,9 @@ func judge(err error) verdict {
 	if errors.Is(err, errNoAcks) {
 		return unknown
 	}
+	if err == context.Canceled || err == context.DeadlineExceeded { //nolint:errorlint // as they are, and not inside another
+		return unsent // go-redis says so where the context ends before there is a connection; later ends are network errors
+	}
 	if errors.As(err, &reply) {
 		msg := reply.Error()
 		if passingCodes[errorCode(msg)] || strings.Contains(msg, "max number of clients reached") ||
@@ -271,7 +284,7 @@ type wire struct {
 	patience time.Duration        // how long go-redis waits for an answer
 	sharded  atomic.Bool          // pub/sub is sharded, as in a cluster of Redis 7 or newer
 	workers  *workers
-	flights  sync.Pool     // not for the whole package: a channel made in a synctest bubble must stay there
+	lanes    lanes
 	mapping  chan struct{} // taken by who reads the map of the cluster
 	mapped   time.Time     // when it was last read; guarded by mapping
 	orphans  *orphans
@@ -283,8 +296,11 @@ func (w *wire) publish() string {
 	if w.sharded.Load() {
 		return "SPUBLISH"
 	}
-	return "PUBLISH"
+	return plainPublish
 }
+
+// plainPublish is what scripts take where they are not told.
+const plainPublish = "PUBLISH"
 
 // node is the server that publishes grants for a lock: its name (empty if there is only one) and a client for it.
 func (w *wire) node(ctx context.Context, key string) (string, redis.UniversalClient, error) {
@@ -296,11 +312,6 @@ func (w *wire) node(ctx context.Context, key string) (string, redis.UniversalCli
 		return "", nil, err
 	}
 	return master.Options().Addr, master, nil
-}
-
-// hasIdle says whether a command can be sent without making a connection first, which can take long.
-func (w *wire) hasIdle() bool {
-	return w.cluster == nil && w.rdb.PoolStats().IdleConns > 0
 }
 
 // relocated is node for a key that is not where it was: it asks the cluster instead of the client's map of it. Many at a
@@ -340,7 +351,7 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 	var last error // of the attempt before
 	eval := false
 	for attempt := 1; ; attempt++ {
-		if !e.until.IsZero() && (attempt > 1 || time.Until(e.until) < w.patience || !w.hasIdle()) {
+		if !e.until.IsZero() && (attempt > 1 || time.Until(e.until) < w.patience || !w.lanes.hasIdle()) {
 			var cancel context.CancelFunc
 			ctx, cancel = context.WithDeadline(ctx, e.until) //nolint:fatcontext // once: until is zero from then on
 			defer cancel()
@@ -359,8 +370,11 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 		if errors.Is(err, ErrClosed) || errors.Is(err, errGivenUp) {
 			a.gaveUp = true
 			a.unsure = a.unsure || r.first == nil
+			if last == nil { // else what Redis has said says more than that it has not spoken since
+				last = err
+			}
 			if ctx.Err() != nil {
-				return a, endedAfter(ctx, err)
+				return a, endedAfter(ctx, last)
 			}
 			return a, ErrClosed
 		}
@@ -389,74 +403,6 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 		}
 	}
 }
-
-// send is one attempt, given up as soon as ctx is done or stop is closed. go-redis only gives up at its ReadTimeout, so
-// the command goes out in a goroutine of its own, and lives on there when it is given up. Where nothing can end ctx, the
-// caller sends it by itself, which is faster: on two cores the hop there and back costs as much as half a round trip.
-func (w *wire) send(ctx context.Context, r *request, cmd command, stop <-chan struct{}) (acked int, err error) {
-	if ctx.Done() == nil {
-		return w.process(ctx, r, cmd)
-	}
-	f, _ := w.flights.Get().(*flight)
-	if f == nil {
-		f = &flight{done: make(chan struct{}, 1)}
-	}
-	f.wire, f.ctx, f.request, f.cmd = w, ctx, r, cmd
-	f.given.Store(false)
-	w.workers.add()
-	go f.fly()
-	select {
-	case <-f.done:
-		return f.land()
-	case <-stop:
-		err = ErrClosed
-	case <-ctx.Done():
-		err = errGivenUp
-	}
-	if !f.given.CompareAndSwap(false, true) { // it has landed at the same time: the answer is worth more
-		<-f.done
-		return f.land()
-	}
-	if r.first != nil {
-		w.orphans.gaveUp(r.first)
-	}
-	return 0, err
-}
-
-// flight is a command on its way. One that is given up is left to the garbage collector.
-type flight struct {
-	wire    *wire
-	ctx     context.Context
-	request *request
-	cmd     command
-	done    chan struct{}
-	given   atomic.Bool // away: by the caller, who has given it up, or by fly, which has landed
-	acked   int
-	err     error
-}
-
-func (f *flight) fly() {
-	w, r := f.wire, f.request
-	defer w.workers.leave()
-	f.acked, f.err = w.process(f.ctx, r, f.cmd)
-	if f.given.CompareAndSwap(false, true) {
-		f.done <- struct{}{} // from here on the flight is the caller's
-		return
-	}
-	if r.first != nil {
-		w.orphans.landed(r.first, f.err == nil || judge(f.err) != unknown)
-	}
-}
-
-func (f *flight) land() (acked int, err error) {
-	w := f.wire
-	acked, err = f.acked, f.err
-	f.wire, f.ctx, f.request, f.cmd, f.err = nil, nil, nil, command{}, nil
-	w.flights.Put(f)
-	return acked, err
-}
-
-var errGivenUp = errors.New("no answer from Redis yet")
 
 // process lets go-redis send the command, with WAIT behind it on the same connection where replicas must confirm.
 func (w *wire) process(ctx context.Context, r *request, cmd command) (acked int, err error) {
@@ -590,26 +536,42 @@ type acquisition struct {
 // acquire asks for a lock, or for one more entry into it, as hold h whose count is to become target. With wait it joins
 // the queue of a lock that another holder has, or stays there with its first arrival.
 func (w *wire) acquire(ctx context.Context, h *hold, target int, wait bool, arrival int64, e effort) (acquisition, answer, error) {
-	queue := 0
-	if wait {
-		queue = 1
-	}
-	r := newRequest(acquireScript, h.keys, 8)
 	step, lease := int64(firstStep), h.ttl
-	if target == 1 {
-		r.first, r.acks, r.acksTimeout = h, h.acks, h.acksTimeout
-	} else {
+	if target > 1 {
 		step, lease = h.nextStep(), h.refresh(true)
 	}
-	r.args = append(r.args, &h.id, target, step, millis(lease), w.publish(), &w.client, queue, arrival)
+	r := h.keys.layout.acquire(w, h, change{target: target, step: step, lease: lease}, wait, arrival)
+	if target == 1 {
+		r.first, r.acks, r.acksTimeout = h, h.acks, h.acksTimeout
+	}
 	a, err := w.run(ctx, r, e)
+	h.noteDoubt(a)
 	a.lease = lease
 	if err != nil {
 		return acquisition{}, a, err
 	}
-	reply, err := parseAcquisition(a.reply)
+	reply, err := h.keys.layout.acquisition(a.reply)
 	return reply, a, err
 }
+
+func (native) acquire(w *wire, h *hold, c change, wait bool, arrival int64) *request {
+	usual := c.target == 1 && !wait && w.publish() == plainPublish
+	n := 7
+	if usual {
+		n = 2
+	}
+	r := newRequest(acquireScript, h.keys, n)
+	r.args = append(r.args, &h.id, millis(c.lease))
+	if !usual {
+		r.args = append(r.args, c.target, c.step, w.publish())
+	}
+	if wait {
+		r.args = append(r.args, &w.client, arrival)
+	}
+	return r
+}
+
+func (native) acquisition(reply any) (acquisition, error) { return parseAcquisition(reply) }
 
 func parseAcquisition(reply any) (acquisition, error) {
 	if n, ok := reply.(int64); ok {
@@ -645,22 +607,31 @@ func parseAcquisition(reply any) (acquisition, error) {
 
 // release leaves the hold with target entries, or frees the lock if that is 0. It says whether the hold was there.
 func (w *wire) release(ctx context.Context, h *hold, target int, e effort) (bool, answer, error) {
-	r := newRequest(releaseScript, h.keys, 5)
-	lease := h.refresh(false)
-	if target == 0 {
-		lease = 0
+	step, lease := h.nextStep(), time.Duration(0)
+	if target > 0 {
+		lease = h.refresh(false)
 	}
-	r.args = append(r.args, &h.id, target, h.nextStep(), millis(lease), w.publish())
+	r := h.keys.layout.release(w, h, change{target: target, step: step, lease: lease})
 	a, err := w.run(ctx, r, e)
+	h.noteDoubt(a)
 	a.lease = lease
 	if err != nil {
 		return false, a, err
 	}
 	n, ok := a.reply.(int64)
 	if !ok {
-		return false, a, badReply(releaseScript, a.reply)
+		return false, a, badReply(r.script, a.reply)
 	}
 	return n == 1, a, nil
+}
+
+func (native) release(w *wire, h *hold, c change) *request {
+	r := newRequest(releaseScript, h.keys, 5)
+	r.args = append(r.args, &h.id)
+	if c.target > 0 || c.step != firstStep+1 || w.publish() != plainPublish {
+		r.args = append(r.args, c.target, c.step, millis(c.lease), w.publish())
+	}
+	return r
 }
 
 // extend renews one lease by itself and says whether the hold was there.
@@ -745,38 +716,56 @@ func (w *wire) renew(ctx context.Context, batch []renewal) {
 	}
 }
 
-func (h *hold) tag() string { return hashTag(h.keys.base) }
+// tag is what decides the slot of a hold in a cluster.
+func (h *hold) tag() string { return slotOf(h.keys.base) }
+
+// slotOf is the part of a key that decides its slot in a cluster: its hash tag, or else the whole key.
+func slotOf(key string) string {
+	if tag := hashTag(key); tag != "" {
+		return tag
+	}
+	return key
+}
 
 // abandon makes one attempt to take back what holds may have left behind, and returns an error for each that failed.
 func (w *wire) abandon(ctx context.Context, batch []*orphan) []error {
 	requests := make([]*request, len(batch))
 	for i, p := range batch {
-		h := p.hold
-		requests[i] = newRequest(abandonScript, h.keys, 4)
-		requests[i].args = append(requests[i].args, &h.id, &w.client, millis(h.ttl), w.publish())
+		requests[i] = p.hold.keys.layout.abandon(w, p.hold)
 	}
 	errs := make([]error, len(batch))
 	for i, res := range w.runAll(ctx, requests) {
 		errs[i] = res.err
 		if _, ok := res.reply.(int64); res.err == nil && !ok {
-			errs[i] = badReply(abandonScript, res.reply)
+			errs[i] = badReply(requests[i].script, res.reply)
 		}
 	}
 	return errs
 }
 
+func (native) abandon(w *wire, h *hold) *request {
+	r := newRequest(abandonScript, h.keys, 4)
+	r.args = append(r.args, &h.id, &w.client, millis(h.ttl), w.publish())
+	return r
+}
+
 // forceRelease frees the lock if hold owns it.
 func (w *wire) forceRelease(ctx context.Context, k *keys, hold string, e effort) error {
-	r := newRequest(forceReleaseScript, k, 2)
-	r.args = append(r.args, hold, w.publish())
+	r := k.layout.forceRelease(w, k, hold)
 	a, err := w.run(ctx, r, e)
 	if err != nil {
 		return err
 	}
 	if _, ok := a.reply.(int64); !ok {
-		return badReply(forceReleaseScript, a.reply)
+		return badReply(r.script, a.reply)
 	}
 	return nil
+}
+
+func (native) forceRelease(w *wire, k *keys, hold string) *request {
+	r := newRequest(forceReleaseScript, k, 2)
+	r.args = append(r.args, hold, w.publish())
+	return r
 }
 
 // lockState is the reply to state.
@@ -789,12 +778,14 @@ type lockState struct {
 }
 
 func (w *wire) state(ctx context.Context, k *keys, e effort) (lockState, error) {
-	a, err := w.run(ctx, newRequest(stateScript, k, 0), e)
+	a, err := w.run(ctx, k.layout.state(k), e)
 	if err != nil {
 		return lockState{}, err
 	}
 	return parseState(a.reply)
 }
+
+func (native) state(k *keys) *request { return newRequest(stateScript, k, 0) }
 
 func parseState(reply any) (lockState, error) {
 	fields, ok := reply.([]any)

@@ -538,8 +538,8 @@ func TestATokenIsAboveTheLastOneAlsoIfTheClockWasTurnedBack(t *testing.T) {
 	for i := range int64(3) {
 		h := r.hold()
 		require.Equal(t, ahead+1+i, r.ask(h, 1).token)
-		v := r.look()
-		require.InDelta(t, v.now.Add(24*time.Hour).UnixMilli(), v.tokenEnd, 2000)
+		// A day from when the clock is where it was: else the key would end, and the next token would be lower.
+		require.InDelta(t, time.UnixMicro(ahead).Add(24*time.Hour).UnixMilli(), r.look().tokenEnd, 2000)
 		require.True(t, r.release(h, 0))
 	}
 }
@@ -1116,12 +1116,56 @@ func TestAFreeLockWithATokenKeyOfAnotherTypeIsNotTaken(t *testing.T) {
 	}
 }
 
-func TestATokenKeyWithoutANumberStartsAgainFromTheClock(t *testing.T) {
+func TestATokenKeyWithoutANumberIsAnErrorAndNothingChanges(t *testing.T) {
+	junk := func(r *rig) { require.NoError(t, r.rdb.Set(t.Context(), r.keys.token, "junk", 0).Err()) }
+	t.Run("entering", func(t *testing.T) {
+		r := newRig(t)
+		junk(r)
+		r.unchanged(func() {
+			_, _, err := r.wire.acquire(t.Context(), r.hold(), 1, false, 0, once)
+			require.ErrorContains(t, err, "not an integer")
+			require.Equal(t, refused, judge(err))
+		})
+	})
+	t.Run("granting", func(t *testing.T) {
+		r := newRig(t)
+		r.listen("next")
+		h := r.enter()
+		r.waiter("next")
+		junk(r)
+		r.unchanged(func() {
+			_, _, err := r.wire.release(t.Context(), h, 0, once)
+			require.ErrorContains(t, err, "not an integer")
+		})
+	})
+}
+
+func TestTheTokenKeyLivesForADayAfterItsLastUse(t *testing.T) {
+	const day, hour = 24 * time.Hour, time.Hour
 	r := newRig(t)
-	require.NoError(t, r.rdb.Set(t.Context(), r.keys.token, "junk", 0).Err())
-	before := r.rdb.Time(t.Context()).Val()
-	require.GreaterOrEqual(t, r.ask(r.hold(), 1).token, before.UnixMicro())
-	require.Positive(t, r.look().tokenEnd)
+	left := func() time.Duration { return r.rdb.PTTL(t.Context(), r.keys.token).Val() }
+	use := func() int64 {
+		h := r.enter()
+		_, _, err := r.wire.release(t.Context(), h, 0, once)
+		require.NoError(t, err)
+		return r.look().token
+	}
+	first := use()
+	require.Greater(t, left(), day-hour)
+
+	// The last use was in another hour: the whole day again.
+	require.NoError(t, r.rdb.Set(t.Context(), r.keys.token, first-hour.Microseconds(), time.Minute).Err())
+	require.Greater(t, use(), first)
+	require.Greater(t, left(), day-hour)
+
+	// The clock is behind the last token, and stays there: the whole day each time.
+	ahead := first + day.Microseconds()
+	require.NoError(t, r.rdb.Set(t.Context(), r.keys.token, ahead, time.Minute).Err())
+	require.Equal(t, ahead+1, use())
+	require.Greater(t, left(), day-hour)
+	require.NoError(t, r.rdb.PExpire(t.Context(), r.keys.token, time.Minute).Err())
+	require.Equal(t, ahead+2, use())
+	require.Greater(t, left(), day-hour)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1563,8 +1607,10 @@ func TestAnErrorSaysWhetherItMayPassAndWhetherTheCommandMayHaveRun(t *testing.T)
 		{err: &net.OpError{Op: "write", Net: "tcp", Err: syscall.EPIPE}, want: unknown},
 		{err: &net.OpError{Op: "read", Net: "tcp", Err: syscall.ECONNRESET}, want: unknown},
 		{err: net.ErrClosed, want: unknown},
-		{err: context.DeadlineExceeded, want: unknown},
-		{err: context.Canceled, want: unknown},
+		{err: context.DeadlineExceeded, want: unsent}, // what go-redis says of it is tested below
+		{err: context.Canceled, want: unsent},
+		{err: fmt.Errorf("read: %w", context.DeadlineExceeded), want: unknown},
+		{err: fmt.Errorf("read: %w", context.Canceled), want: unknown},
 		{err: errGivenUp, want: unknown},
 	} {
 		require.Equal(t, c.want, judge(c.err), "%v", c.err)
@@ -1603,6 +1649,55 @@ func TestWhatGoRedisSaysOfAPoolWithoutAConnectionIsUnsent(t *testing.T) {
 	require.ErrorIs(t, err, redis.ErrPoolTimeout)
 	require.Equal(t, unsent, judge(err))
 	require.False(t, a.unsure)
+}
+
+// ending sends a command with a context that ends soon, in each way, also with a go-redis that looks at its deadline. The
+// connection is there; with taken, somebody else has it.
+func ending(t *testing.T, taken bool, check func(t *testing.T, err error, sent int)) {
+	t.Helper()
+	for _, enabled := range []bool{false, true} {
+		for _, name := range []string{"deadline", "cancelled"} {
+			t.Run(fmt.Sprintf("%s, ContextTimeoutEnabled %v", name, enabled), func(t *testing.T) {
+				f := redistest.NewFaults()
+				t.Cleanup(f.Close)
+				rdb := redistest.Shared(t).Client(func(o *redis.Options) {
+					o.Dialer, o.PoolSize, o.ContextTimeoutEnabled, o.ReadTimeout = f.Dialer(nil), 1, enabled, time.Second
+				})
+				held := f.On(scripts, redistest.Hold())
+				conn := rdb.Conn()
+				require.NoError(t, conn.Ping(t.Context()).Err())
+				if taken {
+					defer conn.Close()
+				} else {
+					require.NoError(t, conn.Close())
+				}
+				w := newTestClient(t, rdb, "me").wire
+				ctx, cancel := context.WithCancel(t.Context())
+				time.AfterFunc(250*time.Millisecond, cancel)
+				if name == "deadline" {
+					ctx, cancel = context.WithTimeout(t.Context(), 250*time.Millisecond)
+				}
+				defer cancel()
+				_, err := w.process(ctx, new(request), command{redis.NewCmd(ctx, "EVALSHA", "x", 0)})
+				require.Error(t, err)
+				check(t, err, held.Hits())
+			})
+		}
+	}
+}
+
+func TestWhatGoRedisSaysOfAContextThatEndsBeforeThereIsAConnectionIsUnsent(t *testing.T) {
+	ending(t, true, func(t *testing.T, err error, sent int) {
+		require.Zero(t, sent)
+		require.Equal(t, unsent, judge(err), "%v", err)
+	})
+}
+
+func TestWhatGoRedisSaysOfAContextThatEndsWhileACommandIsOnTheWireIsUnknown(t *testing.T) {
+	ending(t, false, func(t *testing.T, err error, sent int) {
+		require.Equal(t, 1, sent)
+		require.Equal(t, unknown, judge(err), "%v", err)
+	})
 }
 
 func TestWhatGoRedisSaysAfterItWasClosedIsRefused(t *testing.T) {

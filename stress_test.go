@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -102,6 +103,7 @@ func TestThirtyTwoWorkersExcludeEachOtherWhileTheirConnectionsAreKilled(t *testi
 			guards := make([]guarded, locks)
 			var done tally
 			var errs names
+			var slowest atomic.Int64
 			stop, ended := make(chan struct{}), make(chan struct{})
 			var all, killer sync.WaitGroup
 			for i := range workers {
@@ -115,10 +117,14 @@ func TestThirtyTwoWorkersExcludeEachOtherWhileTheirConnectionsAreKilled(t *testi
 							return
 						default:
 						}
+						begin := time.Now()
 						section, err := l.Lock(context.Background())
 						if err != nil {
 							errs.add(err.Error())
 							return
+						}
+						if took := int64(time.Since(begin)); took > slowest.Load() {
+							slowest.Store(took)
 						}
 						g.enter(section, l)
 						if random.IntN(3) == 0 {
@@ -151,14 +157,19 @@ func TestThirtyTwoWorkersExcludeEachOtherWhileTheirConnectionsAreKilled(t *testi
 					}
 				})
 			})
-			sleepUntil(time.Now().Add(1500 * time.Millisecond))
+			duration := 20 * time.Second
+			if testing.Short() {
+				duration = 1500 * time.Millisecond
+			}
+			sleepUntil(time.Now().Add(duration))
 			close(stop)
 			err := w.call(10*time.Second, func() error { all.Wait(); return nil }) // while it goes on
 			close(ended)
 			killer.Wait()
 			require.NoError(t, err)
-			t.Log(&done)
+			t.Logf("%s; the slowest was in after %s", &done, time.Duration(slowest.Load()))
 			require.Empty(t, errs.all())
+			require.Less(t, time.Duration(slowest.Load()-w.late.Load()), 5*time.Second)
 			require.Greater(t, done.of("kills"), 10)
 			require.Greater(t, done.of("sections"), 50)
 			for i := range guards {

@@ -1,5 +1,3 @@
-//go:build topology
-
 package relock_test
 
 import (
@@ -54,7 +52,7 @@ func (w *field) requireTidy() {
 	w.t.Helper()
 	var left []string
 	redistest.Eventually(w.t, w.tidyWithin, func() bool {
-		left = slices.DeleteFunc(redistest.Keys(w.t, w.all), func(key string) bool { return strings.HasSuffix(key, ":token") })
+		left = slices.DeleteFunc(redistest.Keys(w.t, w.all), isToken)
 		left = append(left, redistest.Subscriptions(w.t, w.all)...)
 		return len(left) == 0
 	}, "everything is gone from Redis but tokens; keys or subscriptions left: %q", &left)
@@ -150,7 +148,7 @@ func (w *field) requireOwner(name string, section context.Context) { //nolint:re
 func (w *field) awaitWaiters(name string, n int) {
 	w.t.Helper()
 	var got int64
-	redistest.Eventually(w.t, soon+time.Duration(n)*10*time.Millisecond, func() bool {
+	redistest.Eventually(w.t, ample+time.Duration(n)*10*time.Millisecond, func() bool {
 		got = w.all.ZCard(context.Background(), baseKey(name)+":queue").Val()
 		return got == int64(n)
 	}, "%d wait for %q, but %d", n, name, &got)
@@ -209,34 +207,42 @@ func shardChannels(t testing.TB, server *redistest.Server) int {
 
 func TestOnAClusterThatIsWell(t *testing.T) {
 	shared := onCluster(t)
-	t.Run("a lock does all that it does on one server", func(t *testing.T) { allThatALockDoes(t, shared.in(t)) })
+	t.Run("a lock does all that it does on one server", func(t *testing.T) { allThatALockDoes(shared.in(t)) })
 	t.Run("one pub/sub connection leads to each master, however many locks are waited for", func(t *testing.T) {
-		onePubSubConnectionForEachMaster(t, shared.in(t))
+		onePubSubConnectionForEachMaster(shared.in(t))
+	})
+	t.Run("subscriptions end when nobody waits, and the others stay", func(t *testing.T) {
+		subscriptionsThatEnd(shared.in(t))
+	})
+	t.Run("a subscription ends the way it was made, also when a later one is of the other kind", func(t *testing.T) {
+		subscriptionsOfBothKinds(shared.in(t))
 	})
 	t.Run("a thousand locks over all slots are held and renewed", func(t *testing.T) {
-		aThousandLocks(t, shared.in(t))
+		aThousandLocks(shared.in(t))
 	})
 }
 
-func allThatALockDoes(t *testing.T, shared *field) {
+func allThatALockDoes(shared *field) {
+	t := shared.t
 	shared.loadScripts()
 	names := shared.oneForEachMaster()
 	// on is a test that begins with two clients.
-	on := func(name string, test func(t *testing.T, w *field, p, q *clusterPeer)) {
+	on := func(name string, test func(w *field, p, q *clusterPeer)) {
 		t.Run(name, func(t *testing.T) {
 			w := shared.in(t)
-			test(t, w, w.peer(), w.peer())
+			test(w, w.peer(), w.peer())
 			for _, name := range names {
-				w.awaitFree(name, soon)
+				w.awaitFree(name, ample)
 			}
 		})
 	}
 
-	on("it excludes, nests, says its state, and is handed over to who waits", func(t *testing.T, w *field, p, q *clusterPeer) {
+	on("it excludes, nests, says its state, and is handed over to who waits", func(w *field, p, q *clusterPeer) {
+		t := w.t
 		for _, name := range names {
 			l, other := p.NewLock(name), q.NewLock(name)
-			outer := w.enter(t.Context(), l, soon)
-			inner := w.enter(outer, l, soon)
+			outer := w.enter(t.Context(), l, ample)
+			inner := w.enter(outer, l, ample)
 			w.requireCount(name, 2)
 			_, err := other.TryLock(t.Context())
 			require.ErrorIs(t, err, relock.ErrLocked)
@@ -246,35 +252,35 @@ func allThatALockDoes(t *testing.T, shared *field) {
 			require.NoError(t, err)
 			holder, _ := relock.HolderFrom(outer)
 			require.Equal(t, relock.State{Holder: holder, Count: 2, TTL: state.TTL, Token: l.Token(outer), Waiters: 1}, state)
-			w.leave(inner, l, soon)
+			w.leave(inner, l, ample)
 			w.requireCount(name, 1)
-			w.leave(outer, l, soon)
-			mine := waiter.in(soon)
+			w.leave(outer, l, ample)
+			mine := waiter.in(ample)
 			require.Greater(t, other.Token(mine), state.Token)
 			w.requireOwner(name, mine)
-			w.leave(mine, other, soon)
+			w.leave(mine, other, ample)
 		}
 	})
 
-	on("a hand-over costs what it costs on one server", func(t *testing.T, w *field, p, q *clusterPeer) {
+	on("a hand-over costs what it costs on one server", func(w *field, p, q *clusterPeer) {
+		t := w.t
 		l, other := p.NewLock(names[0]), q.NewLock(names[0])
-		w.leave(w.enter(t.Context(), other, soon), other, soon)
-		section := w.enter(t.Context(), l, soon)
+		w.leave(w.enter(t.Context(), other, ample), other, ample)
+		section := w.enter(t.Context(), l, ample)
 		waiter := w.start(t.Context(), other)
 		w.awaitWaiters(names[0], 1)
 		before, asked := p.faults.Commands("EVALSHA"), q.faults.Commands("EVALSHA")
-		w.leave(section, l, soon)
-		mine := waiter.in(soon)
+		w.leave(section, l, ample)
+		mine := waiter.in(ample)
 		require.Equal(t, 1, p.faults.Commands("EVALSHA")-before)
 		require.Zero(t, q.faults.Commands("EVALSHA")-asked, "the grant is enough")
-		w.leave(mine, other, soon)
+		w.leave(mine, other, ample)
 	})
 
-	on("twenty waiters of several clients get in, first come, first served", func(t *testing.T, w *field, p, q *clusterPeer) {
+	on("twenty waiters of several clients get in, first come, first served", func(w *field, p, q *clusterPeer) {
+		t := w.t
 		l := p.NewLock(names[1])
-		section := w.enter(t.Context(), l, soon)
-		c := &crowd{w: w.arena}
-		c.enter(section, l)
+		section := w.enter(t.Context(), l, ample)
 		var order []int
 		var mu sync.Mutex
 		var all sync.WaitGroup
@@ -292,87 +298,94 @@ func allThatALockDoes(t *testing.T, shared *field) {
 			})
 			w.awaitWaiters(names[1], i+1)
 		}
-		c.leave(section)
-		w.leave(section, l, soon)
-		require.NoError(t, w.call(soon, func() error { all.Wait(); return nil }))
+		w.leave(section, l, ample)
+		require.NoError(t, w.call(ample, func() error { all.Wait(); return nil }))
 		require.Len(t, order, 20)
 		require.IsIncreasing(t, order)
 	})
 
-	on("a fixed lease is extended, and ends", func(t *testing.T, w *field, p, _ *clusterPeer) {
-		l := p.NewLock(names[2], relock.WithFixedLease(time.Second))
-		section := w.enter(t.Context(), l, soon)
+	on("a fixed lease is extended, and ends", func(w *field, p, _ *clusterPeer) {
+		t := w.t
+		l := p.NewLock(names[2], relock.WithFixedLease(10*time.Second))
+		section := w.enter(t.Context(), l, ample)
 		require.NoError(t, l.Extend(section, 30*time.Second))
 		require.Greater(t, l.Remaining(section), 25*time.Second)
-		w.leave(section, l, soon)
-		section = w.enter(t.Context(), p.NewLock(names[2], relock.WithFixedLease(50*time.Millisecond)), soon)
-		require.Equal(t, relock.LossExpired, w.lost(section, soon).Reason)
+		w.leave(section, l, ample)
+		section = w.enter(t.Context(), p.NewLock(names[2], relock.WithFixedLease(50*time.Millisecond)), ample)
+		require.Equal(t, relock.LossExpired, w.lost(section, ample).Reason)
 	})
 
-	on("force unlock takes it, for the next in the queue", func(t *testing.T, w *field, p, q *clusterPeer) {
-		l, other := p.NewLock(names[0], relock.WithTTL(time.Second)), q.NewLock(names[0])
-		section := w.enter(t.Context(), l, soon)
+	on("force unlock takes it, for the next in the queue", func(w *field, p, q *clusterPeer) {
+		t := w.t
+		l, other := p.NewLock(names[0], relock.WithTTL(3*time.Second)), q.NewLock(names[0])
+		section := w.enter(t.Context(), l, ample)
 		waiter := w.start(t.Context(), other)
 		w.awaitWaiters(names[0], 1)
 		require.NoError(t, other.ForceUnlock(t.Context()))
-		w.leave(waiter.in(soon), other, soon)
-		require.Equal(t, relock.LossTaken, w.lost(section, soon).Reason, "by its next renewal")
+		w.leave(waiter.in(ample), other, ample)
+		require.Equal(t, relock.LossTaken, w.lost(section, ample).Reason, "by its next renewal")
 	})
 
-	on("the watchdog carries it past its lease", func(t *testing.T, w *field, p, _ *clusterPeer) {
-		l := p.NewLock(names[1], relock.WithTTL(900*time.Millisecond))
+	on("the watchdog carries it past its lease", func(w *field, p, _ *clusterPeer) {
+		t := w.t
+		const ttl = 2 * time.Second
+		l := p.NewLock(names[1], relock.WithTTL(ttl))
 		renewals := w.count(p, luaRenew)
-		section := w.enter(t.Context(), l, soon)
-		sleepUntil(time.Now().Add(1500 * time.Millisecond))
+		section := w.enter(t.Context(), l, ample)
+		sleepUntil(time.Now().Add(ttl + ttl/4))
 		require.NoError(t, section.Err())
 		require.True(t, l.Held(section))
 		require.GreaterOrEqual(t, renewals(), 3)
-		w.leave(section, l, soon)
+		w.leave(section, l, ample)
 	})
 
-	on("who gives up leaves nothing, and does not keep the others", func(t *testing.T, w *field, p, q *clusterPeer) {
+	on("who gives up leaves nothing, and does not keep the others", func(w *field, p, q *clusterPeer) {
+		t := w.t
 		l := p.NewLock(names[2])
-		section := w.enter(t.Context(), l, soon)
+		section := w.enter(t.Context(), l, ample)
 		ctx, cancel := context.WithCancel(t.Context())
 		gone := w.start(ctx, q.NewLock(names[2]))
 		w.awaitWaiters(names[2], 1)
 		next := w.start(t.Context(), q.NewLock(names[2]))
 		w.awaitWaiters(names[2], 2)
 		cancel()
-		require.ErrorIs(t, gone.out(soon), context.Canceled)
+		require.ErrorIs(t, gone.out(ample), context.Canceled)
 		w.awaitWaiters(names[2], 1)
-		w.leave(section, l, soon)
-		w.leave(next.in(soon), next.lock, soon)
+		w.leave(section, l, ample)
+		w.leave(next.in(ample), next.lock, ample)
 	})
 
-	on("a lost reply is asked for again, by us alone", func(t *testing.T, w *field, _, q *clusterPeer) {
+	on("a lost reply is asked for again, by us alone", func(w *field, _, q *clusterPeer) {
+		t := w.t
 		for _, how := range []redistest.Break{redistest.EOF, redistest.Reset, redistest.Silence} {
 			p := w.peer()
 			l := p.NewLock(names[0])
 			acquires, releases := w.count(p, luaAcquire), w.count(p, luaRelease)
 			lose := p.faults.Once(w.script(luaAcquire), redistest.DropReply(how))
-			outer := w.enter(t.Context(), l, soon)
+			outer := w.enter(t.Context(), l, ample)
 			require.Equal(t, 1, lose.Hits())
 			require.Equal(t, 2, acquires())
 			p.faults.Once(w.script(luaAcquire), redistest.DropReply(how))
-			inner := w.enter(outer, l, soon)
+			inner := w.enter(outer, l, ample)
 			require.Equal(t, 4, acquires())
 			w.requireCount(names[0], 2)
 			p.faults.Once(w.script(luaRelease), redistest.DropReply(how))
-			w.leave(inner, l, soon)
+			w.leave(inner, l, ample)
 			require.Equal(t, 2, releases())
 			w.requireCount(names[0], 1)
 			p.faults.Once(w.script(luaRelease), redistest.DropReply(how))
-			w.leave(outer, l, soon)
+			w.leave(outer, l, ample)
 			require.Equal(t, 4, releases())
-			w.leave(w.enter(t.Context(), q.NewLock(names[0]), soon), q.NewLock(names[0]), soon)
+			w.leave(w.enter(t.Context(), q.NewLock(names[0]), ample), q.NewLock(names[0]), ample)
 		}
 	})
 
-	on("a script that the server has forgotten is sent whole", func(t *testing.T, w *field, p, q *clusterPeer) {
-		l, other := p.NewLock(names[0], relock.WithTTL(600*time.Millisecond)), q.NewLock(names[0])
+	on("a script that the server has forgotten is sent whole", func(w *field, p, q *clusterPeer) {
+		t := w.t
+		l, other := p.NewLock(names[0], relock.WithTTL(3*time.Second)), q.NewLock(names[0])
+		renewals := w.count(p, luaRenew)
 		for range 2 {
-			section := w.enter(t.Context(), l, soon)
+			section := w.enter(t.Context(), l, ample)
 			flush := func() {
 				require.NoError(t, w.all.ForEachMaster(t.Context(), func(ctx context.Context, node *redis.Client) error {
 					return node.ScriptFlush(ctx).Err()
@@ -381,37 +394,40 @@ func allThatALockDoes(t *testing.T, shared *field) {
 			flush()
 			waiter := w.start(t.Context(), other)
 			w.awaitWaiters(names[0], 1)
-			sleepUntil(time.Now().Add(700 * time.Millisecond))
-			require.NoError(t, section.Err(), "renewed, too")
+			before := renewals()
+			redistest.Eventually(t, ample, func() bool { return renewals() >= before+2 }, "the renewal is sent by its name, and then whole")
+			require.NoError(t, section.Err())
 			flush()
-			w.leave(section, l, soon)
-			w.leave(waiter.in(soon), other, soon)
+			w.leave(section, l, ample)
+			w.leave(waiter.in(ample), other, ample)
 		}
 		w.loadScripts()
 	})
 
-	on("a client that reads from replicas locks at the master", func(t *testing.T, w *field, p, _ *clusterPeer) {
+	on("a client that reads from replicas locks at the master", func(w *field, p, _ *clusterPeer) {
+		t := w.t
 		reader := w.peerOn(func(o *redis.ClusterOptions) { o.ReadOnly, o.RouteRandomly = true, true })
 		for _, name := range names {
 			l, other := p.NewLock(name), reader.NewLock(name)
-			section := w.enter(t.Context(), l, soon)
+			section := w.enter(t.Context(), l, ample)
 			waiter := w.start(t.Context(), other)
 			w.awaitWaiters(name, 1)
-			w.leave(section, l, soon)
-			mine := waiter.in(soon)
+			w.leave(section, l, ample)
+			mine := waiter.in(ample)
 			w.requireOwner(name, mine)
-			inner := w.enter(mine, other, soon)
-			w.leave(inner, other, soon)
-			w.leave(mine, other, soon)
+			inner := w.enter(mine, other, ample)
+			w.leave(inner, other, ample)
+			w.leave(mine, other, ample)
 		}
 	})
 
-	on("names with a hash tag of their own share a slot, and a command", func(t *testing.T, w *field, p, q *clusterPeer) {
-		ttl := relock.WithTTL(1500 * time.Millisecond)
+	on("names with a hash tag of their own share a slot, and a command", func(w *field, p, q *clusterPeer) {
+		t := w.t
+		ttl := relock.WithTTL(3 * time.Second)
 		cart, mail := p.NewLock("{user:7}:cart", ttl), p.NewLock("{user:7}:mail", ttl)
 		renewals := w.count(p, luaRenew)
-		first := w.enter(t.Context(), cart, soon)
-		second := w.enter(t.Context(), mail, soon)
+		first := w.enter(t.Context(), cart, ample)
+		second := w.enter(t.Context(), mail, ample)
 		var slots []int
 		for _, key := range redistest.Keys(t, w.all) {
 			if strings.Contains(key, "user:7") {
@@ -420,22 +436,23 @@ func allThatALockDoes(t *testing.T, shared *field) {
 		}
 		require.Len(t, slots, 4, "base and token of both")
 		require.Len(t, slices.Compact(slots), 1)
-		redistest.Eventually(t, soon, func() bool { return renewals() > 0 }, "they are renewed")
-		redistest.Eventually(t, soon, func() bool {
-			return cart.Remaining(first) > time.Second && mail.Remaining(second) > time.Second
+		redistest.Eventually(t, ample, func() bool { return renewals() > 0 }, "they are renewed")
+		redistest.Eventually(t, ample, func() bool {
+			return cart.Remaining(first) > 2*time.Second && mail.Remaining(second) > 2*time.Second
 		}, "both of them")
 		require.Equal(t, 1, renewals(), "by one command")
 		other := q.NewLock("{user:7}:cart", ttl)
 		waiter := w.start(t.Context(), other)
-		redistest.Eventually(t, soon, func() bool {
+		redistest.Eventually(t, ample, func() bool {
 			return w.all.ZCard(t.Context(), "relock:{user:7}:cart:queue").Val() == 1
 		}, "it is queued")
-		w.leave(first, cart, soon)
-		w.leave(waiter.in(soon), other, soon)
-		w.leave(second, mail, soon)
+		w.leave(first, cart, ample)
+		w.leave(waiter.in(ample), other, ample)
+		w.leave(second, mail, ample)
 	})
 
-	on("a name whose keys would have different slots is refused", func(t *testing.T, _ *field, p, _ *clusterPeer) {
+	on("a name whose keys would have different slots is refused", func(w *field, p, _ *clusterPeer) {
+		t := w.t
 		for name, prefix := range map[string]string{"}": "relock:", "a": "{}", "{a}:queue": "relock:"} {
 			l := p.NewLock(name, relock.WithPrefix(prefix))
 			require.ErrorIs(t, l.Err(), relock.ErrInvalid, "%s%s", prefix, name)
@@ -445,18 +462,20 @@ func allThatALockDoes(t *testing.T, shared *field) {
 	})
 }
 
-func onePubSubConnectionForEachMaster(t *testing.T, w *field) {
+func onePubSubConnectionForEachMaster(w *field) {
+	t := w.t
 	const locks = 200
 	holder, waiting := w.peer(), w.peer()
-	sections, waiters := make([]context.Context, locks), make([]*asking, locks)
+	var sections, entered []context.Context
+	var waiters []*asking
 	for i := range locks {
-		sections[i] = w.enter(t.Context(), holder.NewLock(fmt.Sprint("lock", i)), soon)
+		sections = append(sections, w.enter(t.Context(), holder.NewLock(fmt.Sprint("lock", i)), ample))
 	}
 	for i := range locks {
-		waiters[i] = w.start(t.Context(), waiting.NewLock(fmt.Sprint("lock", i)))
+		waiters = append(waiters, w.start(t.Context(), waiting.NewLock(fmt.Sprint("lock", i))))
 	}
 	masters := w.masters()
-	redistest.Eventually(t, 2*soon, func() bool {
+	redistest.Eventually(t, ample, func() bool {
 		n := 0
 		for _, m := range masters {
 			n += shardChannels(t, m)
@@ -473,16 +492,16 @@ func onePubSubConnectionForEachMaster(t *testing.T, w *field) {
 	}
 	start := time.Now()
 	for i := range locks {
-		w.leave(sections[i], holder.NewLock(fmt.Sprint("lock", i)), soon)
+		w.leave(sections[i], holder.NewLock(fmt.Sprint("lock", i)), ample)
 	}
 	for i := range locks {
-		sections[i] = waiters[i].in(soon)
+		entered = append(entered, waiters[i].in(ample))
 	}
-	require.Less(t, time.Since(start), 2*soon)
+	require.Less(t, time.Since(start), ample)
 	for i := range locks {
-		w.leave(sections[i], waiters[i].lock, soon)
+		w.leave(entered[i], waiters[i].lock, ample)
 	}
-	redistest.Eventually(t, 2*soon, func() bool {
+	redistest.Eventually(t, ample, func() bool {
 		n := 0
 		for _, m := range masters {
 			n += shardChannels(t, m) + w.pubsubs(m, waiting)
@@ -491,9 +510,71 @@ func onePubSubConnectionForEachMaster(t *testing.T, w *field) {
 	}, "when nobody waits any more the connections end")
 }
 
-func aThousandLocks(t *testing.T, w *field) {
+// Redis refuses one SUNSUBSCRIBE for several slots, and the answer to it is an error on the connection that all share.
+func subscriptionsThatEnd(w *field) {
+	t := w.t
+	master := w.cluster.MasterFor("kept")
+	locks := []string{"kept"}
+	for i := 0; len(locks) < 6; i++ {
+		if name := fmt.Sprint("ends", i); w.cluster.MasterFor(name) == master {
+			locks = append(locks, name)
+		}
+	}
+	var reconnected atomic.Int64
+	holder := w.peer()
+	waiting := w.peer(relock.WithHooks(relock.Hooks{Reconnected: func(relock.Reconnected) { reconnected.Add(1) }}))
+	var sections []context.Context
+	var waiters []*asking
+	for _, name := range locks {
+		sections = append(sections, w.enter(t.Context(), holder.NewLock(name), ample))
+		waiters = append(waiters, w.start(t.Context(), waiting.NewLock(name)))
+		w.awaitWaiters(name, 1)
+	}
+	require.Equal(t, len(locks), shardChannels(t, master))
+	for i, name := range locks[1:] {
+		w.leave(sections[i+1], holder.NewLock(name), ample)
+		w.leave(waiters[i+1].in(ample), waiters[i+1].lock, ample)
+	}
+	redistest.Eventually(t, ample, func() bool { return shardChannels(t, master) == 1 }, "one is left, which is waited for")
+	w.leave(sections[0], holder.NewLock("kept"), ample)
+	w.leave(waiters[0].in(ample), waiters[0].lock, ample)
+	require.Zero(t, reconnected.Load(), "on the connection of the start")
+}
+
+// In the middle of an upgrade, one node knows sharded pub/sub and the next does not. Then all that comes is plain, and what
+// was sharded before ends as that.
+func subscriptionsOfBothKinds(w *field) {
+	t := w.t
+	holder, waiting := w.peer(), w.peer()
+	master := w.cluster.MasterFor("{a}")
+	wait := func(name string) (context.Context, *asking) {
+		section := w.enter(t.Context(), holder.NewLock(name), ample)
+		waiter := w.start(t.Context(), waiting.NewLock(name))
+		redistest.Eventually(t, ample, func() bool { return w.all.ZCard(t.Context(), "relock:"+name+":queue").Val() == 1 }, "%q is waited for", name)
+		return section, waiter
+	}
+	handOver := func(section context.Context, waiter *asking) {
+		w.leave(section, holder.NewLock(waiter.lock.Name()), ample)
+		w.leave(waiter.in(ample), waiter.lock, ample)
+	}
+	kept, keeper := wait("{a}:kept") // and with it the connection
+	sharded, first := wait("{a}:sharded")
+	require.Equal(t, 2, shardChannels(t, master))
+	waiting.faults.On(redistest.Named("SSUBSCRIBE"), redistest.Answer("-ERR unknown command 'SSUBSCRIBE'"))
+	plain, second := wait("{a}:plain")
+	handOver(sharded, first)
+	handOver(plain, second)
+	redistest.Eventually(t, ample, func() bool { return shardChannels(t, master) == 1 }, "it has unsubscribed")
+	redistest.Eventually(t, ample, func() bool {
+		return len(master.Client().PubSubChannels(t.Context(), "relock:*").Val()) == 0
+	}, "from the plain one, too")
+	handOver(kept, keeper)
+}
+
+func aThousandLocks(w *field) {
+	t := w.t
 	w.loadScripts()
-	const locks, ttl = 1000, 2 * time.Second
+	const locks, ttl = 1000, 4 * time.Second
 	var failed atomic.Int64
 	m := w.peer(relock.WithTTL(ttl), relock.WithHooks(relock.Hooks{
 		Renewed: func(r relock.Renewed) { failed.Add(int64(r.Failed)) },
@@ -522,7 +603,7 @@ func aThousandLocks(t *testing.T, w *field) {
 	require.Empty(t, errs.all())
 	m.faults.Reset()
 	began, before := time.Now(), renewals()
-	sleepUntil(began.Add(ttl + ttl/2))
+	sleepUntil(began.Add(ttl + ttl/4))
 	intervals := float64(time.Since(start)) / float64(ttl/3)
 	for i := range locks {
 		l := m.NewLock(fmt.Sprint("lock", i))
@@ -553,20 +634,21 @@ func aThousandLocks(t *testing.T, w *field) {
 
 func TestOnAClusterWhoseSlotsMove(t *testing.T) {
 	shared := onCluster(t)
-	for name, test := range map[string]func(*testing.T, *field){
+	for name, test := range map[string]func(*field){
 		"a lock is held and waited for at every step of it":          everyStepOfAMove,
 		"a lock is handed over while its slot is about to move":      handedOverBeforeAMove,
 		"a lock that is freed on the way is had when it has arrived": freedOnTheWay,
 		"no section meets another while slots move to and fro":       toAndFro,
 	} {
-		t.Run(name, func(t *testing.T) { test(t, shared.in(t)) })
+		t.Run(name, func(t *testing.T) { test(shared.in(t)) })
 	}
 }
 
 // A slot moves in steps: keys one by one, and the slot at the end. In between the old master answers ASK for a lock whose keys
 // have moved, and both answer TRYAGAIN for one whose keys are on both sides or are not all there.
-func everyStepOfAMove(t *testing.T, w *field) {
-	const ttl = 2 * time.Second
+func everyStepOfAMove(w *field) {
+	t := w.t
+	const ttl = 3 * time.Second
 	names := w.oneForEachMaster()
 	name, to := names[0], w.cluster.MasterFor(names[1])
 	holder, waiting, late := w.peer(relock.WithTTL(ttl)), w.peer(relock.WithTTL(ttl)), w.peer(relock.WithTTL(ttl))
@@ -575,16 +657,16 @@ func everyStepOfAMove(t *testing.T, w *field) {
 	renewals := w.count(holder, luaRenew)
 	renewed := func(what string) {
 		t.Helper()
-		w.leave(w.enter(t.Context(), holder.NewLock(names[2]), soon), holder.NewLock(names[2]), soon)
+		w.leave(w.enter(t.Context(), holder.NewLock(names[2]), ample), holder.NewLock(names[2]), ample)
 		before := renewals()
-		redistest.Eventually(t, soon, func() bool { return renewals() > before+1 }, "a renewal is sent while %s", what)
-		redistest.Eventually(t, soon, func() bool { return w.all.PTTL(t.Context(), baseKey(name)).Val() > ttl/2 }, "and arrives")
+		redistest.Eventually(t, ample, func() bool { return renewals() > before+1 }, "a renewal is sent while %s", what)
+		redistest.Eventually(t, ample, func() bool { return w.all.PTTL(t.Context(), baseKey(name)).Val() > ttl/2 }, "and arrives")
 	}
 
-	outer := w.enter(t.Context(), l, soon)
-	section := w.enter(outer, l, soon)
+	outer := w.enter(t.Context(), l, ample)
+	section := w.enter(outer, l, ample)
 	token := l.Token(section)
-	other := w.enter(t.Context(), alone, soon)
+	other := w.enter(t.Context(), alone, ample)
 	first := w.start(t.Context(), wl)
 	w.awaitWaiters(name, 1)
 
@@ -604,7 +686,7 @@ func everyStepOfAMove(t *testing.T, w *field) {
 	_, err = ll.TryLock(t.Context())
 	require.ErrorIs(t, err, relock.ErrLocked, "ASK leads to where it is")
 	renewed("its keys have moved and the slot has not")
-	w.leave(section, l, soon) // an inner one
+	w.leave(section, l, ample) // an inner one
 	w.requireCount(name, 1)
 	// A lock without a queue has keys that exist on neither side: nobody can serve it until the slot has moved.
 	leaving := make(chan error, 1)
@@ -616,32 +698,33 @@ func everyStepOfAMove(t *testing.T, w *field) {
 	require.NoError(t, outer.Err())
 
 	move.Finish()
-	require.NoError(t, w.call(soon, func() error { return <-leaving }))
+	require.NoError(t, w.call(ample, func() error { return <-leaving }))
 	require.Same(t, to, w.cluster.MasterFor(name))
 	w.awaitWaiters(name, 3)
-	redistest.Eventually(t, soon, func() bool { return shardChannels(t, to) == 2 }, "both clients that wait hear the new master")
+	redistest.Eventually(t, ample, func() bool { return shardChannels(t, to) == 2 }, "both clients that wait hear the new master")
 	renewed("it is there")
-	w.leave(outer, l, soon)
+	w.leave(outer, l, ample)
 	for _, next := range []*asking{first, second, third} {
-		mine := next.in(soon)
+		mine := next.in(ample)
 		w.requireOwner(name, mine)
 		require.Greater(t, next.lock.Token(mine), token)
 		token = next.lock.Token(mine)
-		w.leave(mine, next.lock, soon)
+		w.leave(mine, next.lock, ample)
 	}
 }
 
 // A slot that is about to move is served where it is, but a script cannot make a key there, and not even look at one that is
 // not there (any more). Handing a lock over must do without.
-func handedOverBeforeAMove(t *testing.T, w *field) {
+func handedOverBeforeAMove(w *field) {
+	t := w.t
 	spread := w.oneForEachMaster()
 	holder, waiting := w.peer(), w.peer()
 	held := func(lock string, waiters ...*clusterPeer) (section context.Context, l *relock.Lock, asked []*asking) {
 		l = holder.NewLock("{" + spread[0] + "}:" + lock)
-		section = w.enter(t.Context(), l, soon)
+		section = w.enter(t.Context(), l, ample)
 		for i, p := range waiters {
 			asked = append(asked, w.start(t.Context(), p.NewLock(l.Name())))
-			redistest.Eventually(t, soon, func() bool {
+			redistest.Eventually(t, ample, func() bool {
 				return w.all.ZCard(t.Context(), "relock:"+l.Name()+":queue").Val() == int64(i+1)
 			}, "%d wait for %s", i+1, l.Name())
 		}
@@ -664,46 +747,47 @@ func handedOverBeforeAMove(t *testing.T, w *field) {
 	late, lateLock, _ := held("late")
 	ctx, cancel := context.WithCancel(t.Context())
 	lateGone := w.start(ctx, deaf.NewLock(lateLock.Name()))
-	redistest.Eventually(t, soon, func() bool { return w.all.ZCard(t.Context(), "relock:"+lateLock.Name()+":queue").Val() == 1 }, "it waits")
+	redistest.Eventually(t, ample, func() bool { return w.all.ZCard(t.Context(), "relock:"+lateLock.Name()+":queue").Val() == 1 }, "it waits")
 	lateWaits := w.start(t.Context(), waiting.NewLock(lateLock.Name()))
-	redistest.Eventually(t, soon, func() bool { return w.all.ZCard(t.Context(), "relock:"+lateLock.Name()+":queue").Val() == 2 }, "both wait")
+	redistest.Eventually(t, ample, func() bool { return w.all.ZCard(t.Context(), "relock:"+lateLock.Name()+":queue").Val() == 2 }, "both wait")
 
 	move := w.cluster.BeginMove(spread[0], w.cluster.MasterFor(spread[1]))
-	w.leave(one, oneLock, soon)
-	granted := oneWaits[0].in(soon)
-	w.leave(two, twoLock, soon)
-	first := twoWait[0].in(soon)
-	w.leave(first, twoWait[0].lock, soon)
-	second := twoWait[1].in(soon)
-	w.leave(past, pastLock, soon)
-	passed := pastWaits[0].in(soon)
-	w.leave(none, noneLock, soon)
+	w.leave(one, oneLock, ample)
+	granted := oneWaits[0].in(ample)
+	w.leave(two, twoLock, ample)
+	first := twoWait[0].in(ample)
+	w.leave(first, twoWait[0].lock, ample)
+	second := twoWait[1].in(ample)
+	w.leave(past, pastLock, ample)
+	passed := pastWaits[0].in(ample)
+	w.leave(none, noneLock, ample)
 	require.NoError(t, waiting.NewLock(forceLock.Name()).ForceUnlock(t.Context()))
-	forced := forceWaits[0].in(soon)
+	forced := forceWaits[0].in(ample)
 	deaf.faults.StallPubSub()
-	w.leave(late, lateLock, soon)
+	w.leave(late, lateLock, ample)
 	cancel()
-	require.ErrorIs(t, lateGone.out(soon), context.Canceled)
-	lately := lateWaits.in(soon)
+	require.ErrorIs(t, lateGone.out(ample), context.Canceled)
+	lately := lateWaits.in(ample)
 	deaf.faults.Heal()
 
 	move.Finish()
-	w.leave(granted, oneWaits[0].lock, soon)
-	w.leave(second, twoWait[1].lock, soon)
-	w.leave(passed, pastWaits[0].lock, soon)
-	w.leave(forced, forceWaits[0].lock, soon)
-	w.leave(lately, lateWaits.lock, soon)
+	w.leave(granted, oneWaits[0].lock, ample)
+	w.leave(second, twoWait[1].lock, ample)
+	w.leave(passed, pastWaits[0].lock, ample)
+	w.leave(forced, forceWaits[0].lock, ample)
+	w.leave(lately, lateWaits.lock, ample)
 	require.ErrorIs(t, forceLock.Unlock(force), relock.ErrLockLost)
 }
 
 // The moment at which nobody can be told: the lock is freed where the slot is going to be, and its waiters can only hear
 // where it still is.
-func freedOnTheWay(t *testing.T, w *field) {
+func freedOnTheWay(w *field) {
+	t := w.t
 	names := w.oneForEachMaster()
 	name := names[0]
 	holder, waiting := w.peer(), w.peer()
 	l := holder.NewLock(name)
-	section := w.enter(t.Context(), l, soon)
+	section := w.enter(t.Context(), l, ample)
 	c := &crowd{w: w.arena}
 	c.enter(section, l)
 	for range 10 {
@@ -713,13 +797,14 @@ func freedOnTheWay(t *testing.T, w *field) {
 	move := w.cluster.BeginMove(name, w.cluster.MasterFor(names[1]))
 	move.MoveKeys()
 	c.leave(section)
-	w.leave(section, l, soon)
+	w.leave(section, l, ample)
 	move.Finish()
-	c.through(soon, 11)
-	w.awaitFree(name, soon)
+	c.through(ample, 11)
+	w.awaitFree(name, ample)
 }
 
-func toAndFro(t *testing.T, w *field) {
+func toAndFro(w *field) {
+	t := w.t
 	const workers = 12
 	spread := w.oneForEachMaster()
 	there, back := w.cluster.MasterFor(spread[0]), w.cluster.MasterFor(spread[1])
@@ -755,7 +840,7 @@ func toAndFro(t *testing.T, w *field) {
 	}
 	for i := range 8 {
 		before := done.of("sections")
-		redistest.Eventually(t, 2*soon, func() bool { return done.of("sections") > before+60 }, "work goes on after %d moves", i)
+		redistest.Eventually(t, ample, func() bool { return done.of("sections") > before+60 }, "work goes on after %d moves", i)
 		to := there
 		if i%2 == 0 {
 			to = back
@@ -763,7 +848,7 @@ func toAndFro(t *testing.T, w *field) {
 		w.cluster.MoveSlot(spread[0], to)
 	}
 	close(stop)
-	require.NoError(t, w.call(2*soon, func() error { all.Wait(); return nil }))
+	require.NoError(t, w.call(ample, func() error { all.Wait(); return nil }))
 	require.Empty(t, errs.all())
 	for i := range guards {
 		guards[i].require(t)
@@ -796,8 +881,8 @@ func TestTwentyWaitersGetInOneByOneAfterAClusterFailover(t *testing.T) {
 		t.Run(way.name, func(t *testing.T) {
 			w := w.in(t)
 			l := holder.NewLock(name)
-			outer := w.enter(t.Context(), l, soon)
-			section := w.enter(outer, l, soon)
+			outer := w.enter(t.Context(), l, ample)
+			section := w.enter(outer, l, ample)
 			c := &crowd{w: w.arena}
 			c.enter(section, l)
 			for i := range 20 {
@@ -805,7 +890,7 @@ func TestTwentyWaitersGetInOneByOneAfterAClusterFailover(t *testing.T) {
 			}
 			w.awaitWaiters(name, 20)
 			// Locks on the other masters feel it too, as the whole cluster is down until the failover.
-			elsewhere := w.enter(t.Context(), holder.NewLock(names[1]), soon)
+			elsewhere := w.enter(t.Context(), holder.NewLock(names[1]), ample)
 			replicated(t, w.all, "{"+name+"}")
 			old := w.cluster.MasterFor(name)
 			require.True(t, forgotten(t, w.cluster.ReplicaFor(name)), "so the new master answers NOSCRIPT")
@@ -814,14 +899,14 @@ func TestTwentyWaitersGetInOneByOneAfterAClusterFailover(t *testing.T) {
 			way.comeBack(old)
 			require.NotSame(t, old, w.cluster.MasterFor(name))
 			require.NoError(t, section.Err(), "the new master has the lock")
-			w.leave(section, l, soon)
+			w.leave(section, l, ample)
 			w.requireCount(name, 1)
 			c.leave(section)
-			w.leave(outer, l, soon)
-			c.through(3*soon, 21)
+			w.leave(outer, l, ample)
+			c.through(3*ample, 21)
 			require.NoError(t, elsewhere.Err())
-			w.leave(elsewhere, holder.NewLock(names[1]), soon)
-			w.awaitFree(name, soon)
+			w.leave(elsewhere, holder.NewLock(names[1]), ample)
+			w.awaitFree(name, ample)
 			w.cluster.WaitReplica(name, old)
 			require.NoError(t, old.Client().ScriptFlush(t.Context()).Err()) // for the next way
 		})
@@ -837,29 +922,29 @@ func TestWhatIsUnderWayWhenAMasterDiesIsDoneByTheNextOneOrTold(t *testing.T) {
 	const ttl = 8 * time.Second
 	holder, leaver, starter, quitter := w.peer(relock.WithTTL(ttl)), w.peer(), w.peer(), w.peer()
 	kept, left, free := holder.NewLock("{a}:kept"), leaver.NewLock("{a}:left"), starter.NewLock("{a}:free")
-	section := w.enter(t.Context(), kept, soon)
-	leaving := w.enter(t.Context(), left, soon)
-	w.leave(w.enter(t.Context(), free, soon), free, soon)
+	section := w.enter(t.Context(), kept, ample)
+	leaving := w.enter(t.Context(), left, ample)
+	w.leave(w.enter(t.Context(), free, ample), free, ample)
 	ctx, cancel := context.WithCancel(t.Context())
 	var quitting []*asking
 	for range 5 {
 		quitting = append(quitting, w.start(ctx, quitter.NewLock("{a}:kept")))
 	}
 	queued := func() int64 { return w.all.ZCard(t.Context(), "relock:{a}:kept:queue").Val() }
-	redistest.Eventually(t, soon, func() bool { return queued() == 5 }, "they are queued")
+	redistest.Eventually(t, ample, func() bool { return queued() == 5 }, "they are queued")
 	replicated(t, w.all, "{a}")
 
 	// This one only the old master knows.
 	old, replica := w.cluster.MasterFor("a"), w.cluster.ReplicaFor("a")
 	cutReplica(t, old, replica)
 	gone := holder.NewLock("{a}:gone")
-	losing := w.enter(t.Context(), gone, soon)
+	losing := w.enter(t.Context(), gone, ample)
 	token := gone.Token(losing)
 	c := &crowd{w: w.arena}
 	for range 5 {
 		c.joins(starter.NewLock("{a}:gone"))
 	}
-	redistest.Eventually(t, soon, func() bool { return w.all.ZCard(t.Context(), "relock:{a}:gone:queue").Val() == 5 }, "they are queued")
+	redistest.Eventually(t, ample, func() bool { return w.all.ZCard(t.Context(), "relock:{a}:gone:queue").Val() == 5 }, "they are queued")
 
 	old.Kill()
 	killed := time.Now()
@@ -879,16 +964,16 @@ func TestWhatIsUnderWayWhenAMasterDiesIsDoneByTheNextOneOrTold(t *testing.T) {
 	}, "the hold is renewed or lost")
 	require.NoError(t, context.Cause(section))
 	t.Logf("renewed %s later", time.Since(after))
-	require.Less(t, time.Since(after), soon, "it is tried all the time")
-	require.NoError(t, w.call(soon, func() error { return <-unlocked }))
-	w.leave(entering.in(soon), free, soon)
-	redistest.Eventually(t, 2*soon, func() bool { return queued() == 0 }, "those who gave up leave nothing")
-	w.leave(section, kept, soon)
+	require.Less(t, time.Since(after), soon+time.Duration(w.late.Load()), "it is tried all the time")
+	require.NoError(t, w.call(ample, func() error { return <-unlocked }))
+	w.leave(entering.in(ample), free, ample)
+	redistest.Eventually(t, ample, func() bool { return queued() == 0 }, "those who gave up leave nothing")
+	w.leave(section, kept, ample)
 
-	lost := w.lost(losing, soon)
+	lost := w.lost(losing, ample)
 	require.Equal(t, relock.LossTaken, lost.Reason)
 	require.ErrorIs(t, gone.Unlock(losing), relock.ErrLockLost)
-	c.through(soon, 5)
+	c.through(ample, 5)
 	require.Greater(t, c.token, token, "who is in now has a larger token, although the new master did not know of the old one")
 	mendReplica(t, replica)
 	old.Restart()
@@ -900,7 +985,7 @@ func TestAClientOfAClusterThatHasGoneSilentCanStillBeLeft(t *testing.T) {
 	w := onCluster(t)
 	holder, waiting := w.peer(), w.peer()
 	l := holder.NewLock("a")
-	section := w.enter(t.Context(), l, soon)
+	section := w.enter(t.Context(), l, ample)
 	w.start(t.Context(), waiting.NewLock("a"))
 	queued := w.start(t.Context(), waiting.NewLock("a"))
 	w.awaitWaiters("a", 2)
@@ -911,19 +996,19 @@ func TestAClientOfAClusterThatHasGoneSilentCanStillBeLeft(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	start := time.Now()
-	require.ErrorIs(t, w.start(ctx, waiting.NewLock("b")).out(soon), context.DeadlineExceeded)
+	require.ErrorIs(t, w.start(ctx, waiting.NewLock("b")).out(ample), context.DeadlineExceeded)
 	require.Less(t, time.Since(start), 200*time.Millisecond+promptly+time.Duration(w.late.Load()))
 	start = time.Now()
 	closed := make(chan error, 1)
 	go func() { closed <- waiting.Close() }()
-	require.ErrorIs(t, queued.out(soon), relock.ErrClosed)
+	require.ErrorIs(t, queued.out(ample), relock.ErrClosed)
 	require.Less(t, time.Since(start), promptly+time.Duration(w.late.Load()))
 	require.NoError(t, w.call(20*time.Second, func() error { return <-closed }))
 	t.Logf("closed after %s, with timeouts of %s", time.Since(start), onWire)
 	require.Less(t, time.Since(start), 10*onWire)
 	waiting.faults.Heal()
 	require.NoError(t, section.Err())
-	w.leave(section, l, soon)
+	w.leave(section, l, ample)
 }
 
 // WAIT has no key. It must go to the master of the lock, and behind the script on the same connection.
@@ -948,7 +1033,7 @@ func TestReplicaAcksInAClusterAreThoseOfTheSlotsMaster(t *testing.T) {
 			before = append(before, waits(m))
 		}
 		l := p.NewLock(name)
-		section := w.enter(t.Context(), l, soon)
+		section := w.enter(t.Context(), l, ample)
 		for j, m := range masters {
 			want := 0
 			if i == j {
@@ -960,28 +1045,37 @@ func TestReplicaAcksInAClusterAreThoseOfTheSlotsMaster(t *testing.T) {
 		other := q.NewLock(name, acked())
 		waiter := w.start(t.Context(), other)
 		w.awaitWaiters(name, 1)
-		w.leave(section, l, soon)
-		mine := waiter.in(soon)
+		w.leave(section, l, ample)
+		mine := waiter.in(ample)
 		require.GreaterOrEqual(t, waits(masters[i])-before[i], 2)
-		w.leave(mine, other, soon)
+		w.leave(mine, other, ample)
 	}
 
 	// One replica is cut off: that is told, and the others do not care.
 	replica := w.cluster.ReplicaFor(names[0])
 	cutReplica(t, masters[0], replica)
-	require.ErrorIs(t, w.start(t.Context(), p.NewLock(names[0])).out(soon), relock.ErrNotReplicated)
+	require.ErrorIs(t, w.start(t.Context(), p.NewLock(names[0])).out(ample), relock.ErrNotReplicated)
 	w.awaitFree(names[0], 0)
-	w.leave(w.enter(t.Context(), p.NewLock(names[1]), soon), p.NewLock(names[1]), soon)
+	w.leave(w.enter(t.Context(), p.NewLock(names[1]), ample), p.NewLock(names[1]), ample)
 	mendReplica(t, replica)
 
 	// What was confirmed is there after a failover, and WAIT goes to the new master then.
-	section := w.enter(t.Context(), p.NewLock(names[2]), soon)
+	section := w.enter(t.Context(), p.NewLock(names[2]), ample)
 	master := w.cluster.FailoverFor(names[2])
 	w.requireOwner(names[2], section)
-	w.leave(section, p.NewLock(names[2]), soon)
+	w.leave(section, p.NewLock(names[2]), ample)
 	before := waits(master)
-	w.leave(w.enter(t.Context(), p.NewLock(names[2]), soon), p.NewLock(names[2]), soon)
+	w.leave(w.enter(t.Context(), p.NewLock(names[2]), ample), p.NewLock(names[2]), ample)
 	require.Positive(t, waits(master)-before)
+
+	// Also when the old master is dead.
+	old := w.cluster.MasterFor(names[1])
+	section = w.enter(t.Context(), p.NewLock(names[1]), ample)
+	w.cluster.KillMasterFor(names[1])
+	w.leave(section, p.NewLock(names[1]), ample)
+	require.ErrorIs(t, context.Cause(section), relock.ErrReleased, "and not lost")
+	old.Restart()
+	w.cluster.WaitReplica(names[1], old)
 }
 
 // Two hundred waiters whose master has died ask for the new one, but not all of them all the time.
@@ -993,19 +1087,19 @@ func TestWaitersWithoutAMasterDoNotFloodTheRestOfTheCluster(t *testing.T) {
 	var waiters []*asking
 	name := func(i int) string { return fmt.Sprintf("{a}:%d", i) }
 	for i := range locks {
-		sections = append(sections, w.enter(t.Context(), holder.NewLock(name(i)), soon))
+		sections = append(sections, w.enter(t.Context(), holder.NewLock(name(i)), ample))
 		waiters = append(waiters, w.start(t.Context(), waiting.NewLock(name(i))))
 	}
 	old := w.cluster.MasterFor("a")
-	redistest.Eventually(t, 2*soon, func() bool { return shardChannels(t, old) == locks }, "all are heard")
-	redistest.Eventually(t, 2*soon, func() bool {
+	redistest.Eventually(t, ample, func() bool { return shardChannels(t, old) == locks }, "all are heard")
+	redistest.Eventually(t, ample, func() bool {
 		return w.all.ZCard(t.Context(), "relock:"+name(locks-1)+":queue").Val() == 1
 	}, "all are queued")
 	replicated(t, w.all, "{a}")
 	waiting.faults.Reset()
 	began := time.Now()
 	master := w.cluster.KillMasterFor("a")
-	redistest.Eventually(t, 2*soon, func() bool { return shardChannels(t, master) == locks }, "the new master is found for all")
+	redistest.Eventually(t, ample, func() bool { return shardChannels(t, master) == locks }, "the new master is found for all")
 	took := time.Since(began)
 	stats := waiting.faults.Stats()
 	t.Logf("%s: %d dials, %v", took, stats.Dials, stats.Commands)
@@ -1013,8 +1107,8 @@ func TestWaitersWithoutAMasterDoNotFloodTheRestOfTheCluster(t *testing.T) {
 	require.Less(t, stats.Dials, 300)
 	require.Equal(t, 1, w.pubsubs(master, waiting))
 	for i := range locks {
-		w.leave(sections[i], holder.NewLock(name(i)), soon)
-		w.leave(waiters[i].in(soon), waiters[i].lock, soon)
+		w.leave(sections[i], holder.NewLock(name(i)), ample)
+		w.leave(waiters[i].in(ample), waiters[i].lock, ample)
 	}
 	old.Restart()
 	w.cluster.WaitReplica("a", old)
@@ -1045,9 +1139,10 @@ func (w *field) user(name string, rules []string, options ...relock.Option) *clu
 	return w.peerOn(func(o *redis.ClusterOptions) { o.Username, o.Password, o.ClientName = name, name, "" }, options...)
 }
 
-// tour does as one user what takes different commands in a cluster than on one server, and returns what went wrong.
-func (w *field) tour(p, q *clusterPeer, c *complaints, tag string) []string {
-	ctx, cancel := context.WithTimeout(context.Background(), 6*time.Second)
+// tour does as one user what takes different commands in a cluster than on one server, and returns what went wrong. It waits
+// as long as patience for each thing, and twice that for all.
+func (w *field) tour(p, q *clusterPeer, c *complaints, tag string, patience time.Duration) []string {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	defer cancel()
 	base := func(i int) string { return fmt.Sprintf("{%s}:%d", tag, i) }
 	queued := func(i int) bool {
@@ -1061,35 +1156,36 @@ func (w *field) tour(p, q *clusterPeer, c *complaints, tag string) []string {
 		channels, err := node.PubSubShardChannels(context.Background(), "relock:{"+tag+"}*").Result()
 		return err == nil && slices.ContainsFunc(channels, func(c string) bool { return strings.HasPrefix(c, "relock:"+base(i)+":") })
 	}
-	within := func(limit time.Duration, what string, f func() bool) {
-		for end := time.Now().Add(limit); !f(); <-time.After(10 * time.Millisecond) {
+	within := func(what string, f func() bool) {
+		for end := time.Now().Add(patience); !f(); <-time.After(10 * time.Millisecond) {
 			if time.Now().After(end) || ctx.Err() != nil {
 				c.add("not: %s", what)
 				return
 			}
 		}
 	}
-	var sections [2]context.Context
-	var waiters [2]*asking
+	renewals := w.count(p, luaRenew)
+	var sections []context.Context
+	var waiters []*asking
 	for i := range 2 {
-		var err error
-		sections[i], err = p.NewLock(base(i)).Lock(ctx)
+		section, err := p.NewLock(base(i)).Lock(ctx)
 		c.check("lock", err)
-		waiters[i] = w.start(ctx, q.NewLock(base(i)))
-		within(time.Second, "queued", func() bool { return queued(i) })
+		sections = append(sections, section)
+		waiters = append(waiters, w.start(ctx, q.NewLock(base(i))))
+		within("queued", func() bool { return queued(i) })
 	}
-	within(time.Second, "the lease is renewed", func() bool { return p.NewLock(base(0)).Remaining(sections[0]) > 1200*time.Millisecond })
+	within("the lease is renewed", func() bool { return renewals() > 0 })
 	c.check("unlock", p.NewLock(base(0)).Unlock(sections[0]))
-	within(time.Second, "handed over", func() bool { return !waiters[0].waiting() })
+	within("handed over", func() bool { return !waiters[0].waiting() })
 	if !waiters[0].waiting() {
 		c.check("waiter", waiters[0].err)
 		c.check("unlock", q.NewLock(base(0)).Unlock(waiters[0].section))
 	}
 	// A subscription that nobody needs ends while the connection is in use for another, and one that is gone is skipped.
-	within(soon, "the subscription ends", func() bool { return !heard(0) && heard(1) })
+	within("the subscription ends", func() bool { return !heard(0) && heard(1) })
 	c.check("add", w.all.ZAdd(ctx, "relock:"+base(1)+":queue", redis.Z{Score: 1, Member: "gone:1:1|gone|30000"}).Err())
 	c.check("unlock", p.NewLock(base(1)).Unlock(sections[1]))
-	within(time.Second, "handed over", func() bool { return !waiters[1].waiting() })
+	within("handed over", func() bool { return !waiters[1].waiting() })
 	if !waiters[1].waiting() {
 		c.check("waiter", waiters[1].err)
 		c.check("unlock", q.NewLock(base(1)).Unlock(waiters[1].section))
@@ -1116,13 +1212,17 @@ func TestTheCommandsForAnACLUserOfAClusterAreEnoughAndNoneIsTooMany(t *testing.T
 		}
 		c := &complaints{}
 		options := []relock.Option{
-			relock.WithTTL(1500 * time.Millisecond), relock.WithLogger(slog.New(c)),
+			relock.WithTTL(3 * time.Second), relock.WithLogger(slog.New(c)),
 			relock.WithHooks(relock.Hooks{Renewed: func(e relock.Renewed) { c.check("renew", e.Err) }}),
 		}
 		name := "no-" + strings.ReplaceAll(command, "|", "-")
 		p, q := w.user(name, without(command), options...), w.user(name, without(command), options...)
+		patience := 3 * time.Second // what is refused does not come by waiting
+		if command == "none" {
+			patience = 2 * ample
+		}
 		tours.Go(func() {
-			wrong := w.tour(p, q, c, name)
+			wrong := w.tour(p, q, c, name, patience)
 			mu.Lock()
 			defer mu.Unlock()
 			results[command] = wrong
@@ -1141,7 +1241,7 @@ func TestTheCommandsForAnACLUserOfAClusterAreEnoughAndNoneIsTooMany(t *testing.T
 	spread := w.oneForEachMaster()
 	whole, half := w.user("whole", allow(all...)), w.user("half", without("asking"))
 	l := whole.NewLock(spread[0])
-	section := w.enter(t.Context(), l, soon)
+	section := w.enter(t.Context(), l, ample)
 	waiter := w.start(t.Context(), l)
 	w.awaitWaiters(spread[0], 1)
 	move := w.cluster.BeginMove(spread[0], w.cluster.MasterFor(spread[1]))
@@ -1151,8 +1251,8 @@ func TestTheCommandsForAnACLUserOfAClusterAreEnoughAndNoneIsTooMany(t *testing.T
 	_, err = half.NewLock(spread[0]).State(t.Context())
 	require.ErrorContains(t, err, "NOPERM")
 	move.Finish()
-	w.leave(section, l, soon)
-	w.leave(waiter.in(soon), l, soon)
+	w.leave(section, l, ample)
+	w.leave(waiter.in(ample), l, ample)
 
 	// go-redis asks for the table of commands, once. Where it may not it asks again and again.
 	asked := whole.faults.Commands("COMMAND")
@@ -1160,7 +1260,7 @@ func TestTheCommandsForAnACLUserOfAClusterAreEnoughAndNoneIsTooMany(t *testing.T
 	annoying := w.user("annoying", without("command"))
 	for range 5 {
 		l := annoying.NewLock(spread[0])
-		w.leave(w.enter(t.Context(), l, soon), l, soon)
+		w.leave(w.enter(t.Context(), l, ample), l, ample)
 	}
 	require.Greater(t, annoying.faults.Commands("COMMAND"), 5, "it works without, but costs a command each time")
 	require.NoError(t, w.all.ForEachMaster(t.Context(), func(ctx context.Context, node *redis.Client) error {
@@ -1178,52 +1278,57 @@ func TestAGrantHeardThroughAReplicaIsNotBelieved(t *testing.T) {
 	w := onCluster(t)
 	holder, waiting, third := w.peer(relock.WithTTL(ttl)), w.peer(relock.WithTTL(ttl)), w.peer()
 	l, wl := holder.NewLock("a"), waiting.NewLock("a")
-	section := w.enter(t.Context(), l, soon)
+	section := w.enter(t.Context(), l, ample)
 	waiter := w.start(t.Context(), wl)
 	w.awaitWaiters("a", 1)
 	oldMap := waiting.faults.On(redistest.Named("CLUSTER"), redistest.Answer("-LOADING no map today"))
 	old := w.cluster.MasterFor("a")
 	master := w.cluster.FailoverFor("a")
-	redistest.Eventually(t, soon, func() bool { return oldMap.Hits() > 0 && shardChannels(t, old) == 1 }, "it hears the replica")
-	w.leave(section, l, soon)
+	redistest.Eventually(t, ample, func() bool { return oldMap.Hits() > 0 && shardChannels(t, old) == 1 }, "it hears the replica")
+	w.leave(section, l, ample)
 	// Wherever it hears, it must not get in while Redis says otherwise, and no later than at the end of a lease.
 	if !w.within(500*time.Millisecond, waiter.done) {
 		oldMap.Remove()
 	}
-	mine := waiter.in(ttl + soon)
+	mine := waiter.in(ttl + ample)
 	w.requireOwner("a", mine)
 	_, err := third.NewLock("a").TryLock(t.Context())
 	require.ErrorIs(t, err, relock.ErrLocked)
 	oldMap.Remove()
-	w.leave(mine, wl, soon)
+	w.leave(mine, wl, ample)
 
 	// It has found out where the lock is.
-	section = w.enter(t.Context(), l, soon)
+	section = w.enter(t.Context(), l, ample)
 	waiter = w.start(t.Context(), wl)
 	w.awaitWaiters("a", 1)
 	require.Equal(t, 1, w.pubsubs(master, waiting))
 	start := time.Now()
-	w.leave(section, l, soon)
-	mine = waiter.in(soon)
-	require.Less(t, time.Since(start), ttl/2, "by the grant")
-	w.leave(mine, wl, soon)
+	w.leave(section, l, ample)
+	mine = waiter.in(ample)
+	require.Less(t, time.Since(start), ttl/2+time.Duration(w.late.Load()), "by the grant")
+	w.leave(mine, wl, ample)
 }
 
-// beforeSeven makes the servers of a cluster as deaf to sharded pub/sub as those before Redis 7.
-var beforeSeven = []string{"--rename-command", "SSUBSCRIBE", "", "--rename-command", "SUNSUBSCRIBE", "", "--rename-command", "SPUBLISH", ""}
+// beforeSeven makes the servers of a cluster as deaf to sharded pub/sub as those before Redis 7. Only the error to PUBSUB
+// SHARDNUMSUB is another one.
+var beforeSeven = []string{
+	"--rename-command", "SSUBSCRIBE", "", "--rename-command", "SUNSUBSCRIBE", "", "--rename-command", "SPUBLISH", "",
+	"--user", "default", "on", "nopass", "~*", "&*", "+@all", "-pubsub|shardnumsub",
+}
 
 func TestAClusterWithoutShardedPubSubIsServedByPlainPubSub(t *testing.T) {
 	shared := onCluster(t, beforeSeven...)
-	t.Run("promptly", func(t *testing.T) { plainPubSub(t, shared.in(t)) })
-	t.Run("also when slots move, and then without two holders", func(t *testing.T) { plainPubSubOnAMovedSlot(t, shared.in(t)) })
+	t.Run("promptly", func(t *testing.T) { plainPubSub(shared.in(t)) })
+	t.Run("also when slots move, and then without two holders", func(t *testing.T) { plainPubSubOnAMovedSlot(shared.in(t)) })
 }
 
-func plainPubSub(t *testing.T, w *field) {
+func plainPubSub(w *field) {
+	t := w.t
 	holder, waiting := w.peer(), w.peer()
 	for _, name := range w.oneForEachMaster() {
 		for range 2 { // the first finds out
 			l, wl := holder.NewLock(name), waiting.NewLock(name)
-			section := w.enter(t.Context(), l, soon)
+			section := w.enter(t.Context(), l, ample)
 			c := &crowd{w: w.arena}
 			c.enter(section, l)
 			for range 5 {
@@ -1233,48 +1338,69 @@ func plainPubSub(t *testing.T, w *field) {
 			require.Equal(t, 1, w.pubsubs(w.cluster.MasterFor(name), waiting))
 			start := time.Now()
 			c.leave(section)
-			w.leave(section, l, soon)
-			c.through(soon, 6)
-			require.Less(t, time.Since(start), soon, "by grants, not by leases")
+			w.leave(section, l, ample)
+			c.through(ample, 6)
+			require.Less(t, time.Since(start), ample, "by grants, not by leases")
 		}
 	}
 	// Those who have not waited, and so have not found out, hand on all the same.
+	require.Error(t, w.cluster.MasterFor("a").Client().PubSubShardNumSub(t.Context(), "x").Err())
 	fresh := w.peer()
 	l := fresh.NewLock("a")
-	section := w.enter(t.Context(), l, soon)
+	section := w.enter(t.Context(), l, ample)
 	waiter := w.start(t.Context(), waiting.NewLock("a"))
 	w.awaitWaiters("a", 1)
-	w.leave(section, l, soon)
-	w.leave(waiter.in(soon), waiter.lock, soon)
+	w.leave(section, l, ample)
+	w.leave(waiter.in(ample), waiter.lock, ample)
 }
 
 // Plain subscriptions stay when a slot moves. Messages still arrive, by way of the bus between the nodes, and nobody counts
 // them.
-func plainPubSubOnAMovedSlot(t *testing.T, w *field) {
-	const ttl = 2 * time.Second
+func plainPubSubOnAMovedSlot(w *field) {
+	t := w.t
+	const ttl = 3 * time.Second
 	names := w.oneForEachMaster()
 	name := names[0]
 	holder, waiting, third := w.peer(relock.WithTTL(ttl)), w.peer(relock.WithTTL(ttl)), w.peer()
 	l, wl := holder.NewLock(name), waiting.NewLock(name)
-	section := w.enter(t.Context(), l, soon)
+	section := w.enter(t.Context(), l, ample)
 	waiter := w.start(t.Context(), wl)
 	w.awaitWaiters(name, 1)
-	to := w.cluster.MasterFor(names[1])
+	from, to := w.cluster.MasterFor(name), w.cluster.MasterFor(names[1])
+	// This one stays where it is, and keeps the connection there.
+	stays := "stays"
+	for i := 0; w.cluster.MasterFor(stays) != from; i++ {
+		stays = fmt.Sprint("stays", i)
+	}
+	staying := w.enter(t.Context(), holder.NewLock(stays), ample)
+	stayer := w.start(t.Context(), waiting.NewLock(stays))
+	w.awaitWaiters(stays, 1)
+	heardAt := func(server *redistest.Server, name string) bool {
+		channels, err := server.Client().PubSubChannels(t.Context(), baseKey(name)+":*").Result()
+		require.NoError(t, err)
+		return len(channels) > 0
+	}
+	require.True(t, heardAt(from, name))
 	w.cluster.MoveSlot(name, to)
-	w.leave(section, l, soon)
-	mine := waiter.in(ttl + soon)
+	w.leave(section, l, ample)
+	mine := waiter.in(ttl + ample)
 	w.requireOwner(name, mine)
 	_, err := third.NewLock(name).TryLock(t.Context())
 	require.ErrorIs(t, err, relock.ErrLocked)
-	w.leave(mine, wl, soon)
+	w.leave(mine, wl, ample)
 
-	section = w.enter(t.Context(), l, soon)
+	section = w.enter(t.Context(), l, ample)
 	waiter = w.start(t.Context(), wl)
 	w.awaitWaiters(name, 1)
 	require.Equal(t, 1, w.pubsubs(to, waiting), "it has found out where the lock is")
+	require.True(t, heardAt(to, name))
+	redistest.Eventually(t, ample, func() bool { return !heardAt(from, name) }, "and has unsubscribed where it was")
 	start := time.Now()
-	w.leave(section, l, soon)
-	mine = waiter.in(soon)
-	require.Less(t, time.Since(start), ttl/2, "by the grant")
-	w.leave(mine, wl, soon)
+	w.leave(section, l, ample)
+	mine = waiter.in(ample)
+	require.Less(t, time.Since(start), ttl/2+time.Duration(w.late.Load()), "by the grant")
+	w.leave(mine, wl, ample)
+	require.True(t, heardAt(from, stays))
+	w.leave(staying, holder.NewLock(stays), ample)
+	w.leave(stayer.in(ample), stayer.lock, ample)
 }

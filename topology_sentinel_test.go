@@ -1,5 +1,3 @@
-//go:build topology
-
 package relock_test
 
 import (
@@ -24,8 +22,12 @@ import (
 // ---------------------------------------------------------------------------------------------------------------------
 // What the suites for several servers share: this file, topology_cluster_test.go, topology_tls_test.go.
 
+// ample is what soon is in other tests. Here it is for several servers and clients, and a busy machine may let each of them
+// wait. It is less than the lease that a lock has by default, so what only comes at the end of one is found out.
+const ample = 10 * time.Second
+
 // acked asks for the one replica that there is, and gives it time on a busy machine.
-func acked() relock.Option { return relock.WithReplicaAcks(1, 200*time.Millisecond) }
+func acked() relock.Option { return relock.WithReplicaAcks(1, 400*time.Millisecond) }
 
 // onWire is how the peers of these suites talk: a server that is gone is noticed soon, and there is room for a busy machine.
 const onWire = 500 * time.Millisecond
@@ -33,10 +35,10 @@ const onWire = 500 * time.Millisecond
 // surroundings is an arena that has no server yet.
 func surroundings(t *testing.T) *arena {
 	t.Helper()
-	redistest.NoGoroutineLeft(t)
-	w := &arena{t: t, tidyWithin: soon, late: new(atomic.Int64)}
-	t.Cleanup(w.measure())
-	return w
+	if testing.Short() {
+		t.Skip("Sentinel and Cluster take nearly half of the time of this package; -short leaves them out")
+	}
+	return bareArena(t, ample)
 }
 
 // crowd is many who wait for one lock, go through it one by one, and leave at once.
@@ -104,7 +106,7 @@ func cutReplica(t testing.TB, master, replica *redistest.Server) {
 	// A password that the master does not want keeps the replica out.
 	require.NoError(t, r.ConfigSet(ctx, "masterauth", "nobody").Err())
 	require.NoError(t, m.Do(ctx, "CLIENT", "KILL", "TYPE", "replica").Err())
-	redistest.Eventually(t, soon, func() bool {
+	redistest.Eventually(t, ample, func() bool {
 		info, err := r.Info(ctx, "replication").Result()
 		return err == nil && strings.Contains(info, "master_link_status:down")
 	}, "the replica has lost its master")
@@ -194,8 +196,8 @@ func TestTwentyWaitersGetInOneByOneAfterASentinelFailover(t *testing.T) {
 			const name = "a"
 			w := w.in(t)
 			l := holder.NewLock(name)
-			outer := w.enter(t.Context(), l, soon)
-			section := w.enter(outer, l, soon)
+			outer := w.enter(t.Context(), l, ample)
+			section := w.enter(outer, l, ample)
 			c := &crowd{w: w}
 			c.enter(section, l)
 			for i := range 20 {
@@ -208,15 +210,15 @@ func TestTwentyWaitersGetInOneByOneAfterASentinelFailover(t *testing.T) {
 			way.fail()
 			way.comeBack()
 			require.NoError(t, section.Err(), "the new master has the lock")
-			w.leave(section, l, soon)
+			w.leave(section, l, ample)
 			require.NoError(t, outer.Err())
 			w.requireCount(name, 1)
 			c.leave(section)
-			w.leave(outer, l, soon)
+			w.leave(outer, l, ample)
 			// All are queued on the new master, or ask there as soon as their pub/sub connection has found it. A stopped
 			// server is only noticed by its silence.
-			c.through(3*soon, 21)
-			w.awaitFree(name, soon)
+			c.through(3*ample, 21)
+			w.awaitFree(name, ample)
 			s.WaitReplica()
 			require.NoError(t, s.Replica().Client().ScriptFlush(t.Context()).Err()) // for the next way
 		})
@@ -233,7 +235,7 @@ func TestAHolderIsToldThatTheReplicaWhichWasPromotedLackedItsLock(t *testing.T) 
 	cutReplica(t, s.Master(), replica)
 
 	l := holder.NewLock("a")
-	section := w.enter(t.Context(), l, soon)
+	section := w.enter(t.Context(), l, ample)
 	token := l.Token(section)
 	c := &crowd{w: w}
 	for range 5 {
@@ -244,11 +246,11 @@ func TestAHolderIsToldThatTheReplicaWhichWasPromotedLackedItsLock(t *testing.T) 
 	mendReplica(t, replica)
 
 	// A renewal is tried again every ttl/12 while it fails.
-	lost := w.lost(section, ttl/3+ttl/12+soon)
+	lost := w.lost(section, ttl/3+ttl/12+ample)
 	require.Equal(t, relock.LossTaken, lost.Reason, "not by its deadline: Redis has said so")
 	require.Equal(t, token, lost.Token)
 	require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
-	c.through(soon, 5)
+	c.through(ample, 5)
 	require.Greater(t, c.token, token, "who is in now has a larger token, although the new master did not know of the old one")
 	s.Replica().Restart()
 }
@@ -262,40 +264,40 @@ func TestReplicaAcksCloseTheGapOfASentinelFailover(t *testing.T) {
 	replica := s.Replica()
 
 	cutReplica(t, s.Master(), replica)
-	require.ErrorIs(t, w.start(t.Context(), l).out(soon), relock.ErrNotReplicated)
+	require.ErrorIs(t, w.start(t.Context(), l).out(ample), relock.ErrNotReplicated)
 	w.awaitFree("a", 0)
 	mendReplica(t, replica)
 	s.WaitReplica()
 
 	replicated(t, w.plain, "x")
-	section := w.enter(t.Context(), l, soon)
+	section := w.enter(t.Context(), l, ample)
 	s.Master().Kill() // at once
 	waiter := w.start(t.Context(), q.NewLock("a"))
-	redistest.Eventually(t, 30*time.Second, func() bool { return s.Master() == replica }, "the replica is master")
-	redistest.Eventually(t, soon, func() bool { return w.plain.Ping(t.Context()).Err() == nil }, "it is found")
+	s.Replace(replica)
+	redistest.Eventually(t, ample, func() bool { return w.plain.Ping(t.Context()).Err() == nil }, "it is found")
 	w.awaitWaiters("a", 1)
 	require.NoError(t, section.Err())
 	require.True(t, l.Held(section))
 	token := l.Token(section)
 	w.requireCount("a", 1)
-	w.leave(section, l, soon)
-	mine := waiter.in(soon)
+	w.leave(section, l, ample)
+	mine := waiter.in(ample)
 	require.Greater(t, waiter.lock.Token(mine), token)
-	w.leave(mine, waiter.lock, soon)
+	w.leave(mine, waiter.lock, ample)
 
 	// Nobody is left to confirm. That is told, and not for ever.
-	require.ErrorIs(t, w.start(t.Context(), l).out(soon), relock.ErrNotReplicated)
+	require.ErrorIs(t, w.start(t.Context(), l).out(ample), relock.ErrNotReplicated)
 	s.Replica().Restart()
 	s.WaitReplica()
 	replicated(t, w.plain, "x")
-	w.leave(w.enter(t.Context(), l, soon), l, soon)
+	w.leave(w.enter(t.Context(), l, ample), l, ample)
 }
 
 // Work goes on all the time here, so the failover comes at whatever moment it likes.
 func TestWithReplicaAcksNoTwoAreInThroughASentinelFailover(t *testing.T) {
 	w, s := onSentinel(t)
 	const ttl, workers = 2 * time.Second, 8
-	w.tidyWithin = ttl + soon // of a release that got lost
+	w.tidyWithin = ttl + ample // of a release that got lost
 	var peers []*peer
 	for range 4 {
 		peers = append(peers, sentinelPeer(w, s, relock.WithTTL(ttl), acked()))
@@ -371,20 +373,21 @@ func TestBothKindsOfSentinelClientsShareTheirLocks(t *testing.T) {
 	handOver := func() {
 		t.Helper()
 		for _, way := range [][2]*relock.Lock{{l, rl}, {rl, l}, {rl, rl}} {
-			section := w.enter(t.Context(), way[0], 2*soon)
+			section := w.enter(t.Context(), way[0], ample)
 			waiter := w.start(t.Context(), way[1])
 			w.awaitWaiters("a", 1)
-			w.leave(section, way[0], soon)
-			w.leave(waiter.in(soon), way[1], soon)
+			w.leave(section, way[0], ample)
+			w.leave(waiter.in(ample), way[1], ample)
 		}
 	}
 	handOver()
-	section := w.enter(t.Context(), rl, soon)
+	section := w.enter(t.Context(), rl, ample)
 	waiter := w.start(t.Context(), rl)
 	w.awaitWaiters("a", 1)
+	replicated(t, w.plain, "x")
 	s.Failover()
-	w.leave(section, rl, soon)
-	w.leave(waiter.in(2*soon), rl, soon)
+	w.leave(section, rl, ample)
+	w.leave(waiter.in(ample), rl, ample)
 	handOver()
 }
 
@@ -392,9 +395,9 @@ func TestBothKindsOfSentinelClientsShareTheirLocks(t *testing.T) {
 // is connected stays connected, so the pub/sub connections of waiters lead to a replica now. There, they hear what the new
 // master publishes; but the new master does not see them, and takes the waiters for dead.
 func TestAGrantHeardThroughADemotedMasterIsNotBelieved(t *testing.T) {
-	const ttl = 3 * time.Second
+	const ttl = 5 * time.Second // nothing of it must have run out before all is in place
 	w, replica := withReplica(t)
-	w.tidyWithin = ttl + soon
+	w.tidyWithin = ttl + ample
 	var address atomic.Value
 	address.Store(w.server.Addr())
 	follow := func(o *redis.Options) {
@@ -406,7 +409,7 @@ func TestAGrantHeardThroughADemotedMasterIsNotBelieved(t *testing.T) {
 	owner, waiting, third := w.peerOn(follow, relock.WithTTL(ttl)), w.peerOn(follow, relock.WithTTL(ttl)), w.peerOn(follow)
 	l, wl, tl := owner.NewLock("a"), waiting.NewLock("a"), third.NewLock("a")
 
-	section := w.enter(t.Context(), l, soon)
+	section := w.enter(t.Context(), l, ample)
 	waiter := w.start(t.Context(), wl)
 	w.awaitWaiters("a", 1)
 	replicated(t, w.plain, "x")
@@ -420,9 +423,9 @@ func TestAGrantHeardThroughADemotedMasterIsNotBelieved(t *testing.T) {
 	require.Len(t, redistest.Subscriptions(t, old), 1, "the waiter hears the old master")
 
 	require.NoError(t, section.Err())
-	w.leave(section, l, soon)
+	w.leave(section, l, ample)
 	// It is enough that it gets in when the lease would have ended. It must not get in while Redis knows nothing of it.
-	mine := waiter.in(ttl + soon)
+	mine := waiter.in(ttl + ample)
 	hold, count := w.owner("a")
 	require.Equal(t, 1, count, "whoever is in has the lock in Redis")
 	holder, _ := relock.HolderFrom(mine)
@@ -431,16 +434,16 @@ func TestAGrantHeardThroughADemotedMasterIsNotBelieved(t *testing.T) {
 	require.ErrorIs(t, err, relock.ErrLocked)
 
 	// And now it knows, so that the next hand-over is as prompt as any.
-	w.leave(mine, wl, soon)
-	section = w.enter(t.Context(), l, soon)
+	w.leave(mine, wl, ample)
+	section = w.enter(t.Context(), l, ample)
 	waiter = w.start(t.Context(), wl)
 	w.awaitWaiters("a", 1)
-	w.leave(section, l, soon)
+	w.leave(section, l, ample)
 	start := time.Now()
-	mine = waiter.in(ttl + soon)
-	require.Less(t, time.Since(start), ttl/2, "not by the end of a lease")
-	w.leave(mine, wl, soon)
-	w.awaitFree("a", soon)
+	mine = waiter.in(ttl + ample)
+	require.Less(t, time.Since(start), ttl/2+time.Duration(w.late.Load()), "not by the end of a lease")
+	w.leave(mine, wl, ample)
+	w.awaitFree("a", ample)
 	replicated(t, w.plain, "x")
 	w.plain = old // which outlives the test's new master, and has all that it had
 }

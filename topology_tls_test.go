@@ -1,5 +1,3 @@
-//go:build topology
-
 package relock_test
 
 import (
@@ -142,52 +140,52 @@ func TestOverTLSAUserWithTheFewestCommandsHasAllThatALockDoes(t *testing.T) {
 	l, other := p.NewLock("a"), q.NewLock("a")
 
 	// Nested, refused, waited for, renewed, and handed over.
-	outer := w.enter(t.Context(), l, soon)
-	inner := w.enter(outer, l, soon)
+	outer := w.enter(t.Context(), l, ample)
+	inner := w.enter(outer, l, ample)
 	w.requireCount("a", 2)
 	_, err := other.TryLock(t.Context())
 	require.ErrorIs(t, err, relock.ErrLocked)
 	waiter := w.start(t.Context(), other)
 	w.awaitWaiters("a", 1)
 	renewals := w.counter(p, luaRenew)
-	redistest.Eventually(t, soon, func() bool { return renewals() >= 4 }, "the lease is renewed")
+	redistest.Eventually(t, ample, func() bool { return renewals() >= 4 }, "the lease is renewed")
 	require.NoError(t, inner.Err())
-	w.leave(inner, l, soon)
-	w.leave(outer, l, soon)
-	mine := waiter.in(soon)
+	w.leave(inner, l, ample)
+	w.leave(outer, l, ample)
+	mine := waiter.in(ample)
 	require.Positive(t, other.Token(mine))
-	w.leave(mine, other, soon)
+	w.leave(mine, other, ample)
 
 	// Twenty on one lock.
 	c := &crowd{w: w.arena}
-	section := w.enter(t.Context(), l, soon)
+	section := w.enter(t.Context(), l, ample)
 	c.enter(section, l)
 	for i := range 20 {
 		c.joins([]*peer{p, q}[i%2].NewLock("a"))
 	}
 	w.awaitWaiters("a", 20)
 	c.leave(section)
-	w.leave(section, l, soon)
-	c.through(soon, 21)
+	w.leave(section, l, ample)
+	c.through(ample, 21)
 
 	// The pub/sub connection is cut while the lock is freed.
-	section = w.enter(t.Context(), l, soon)
+	section = w.enter(t.Context(), l, ample)
 	waiter = w.start(t.Context(), other)
 	w.awaitWaiters("a", 1)
 	q.faults.CutPubSub()
-	w.leave(section, l, soon)
-	w.leave(waiter.in(soon), other, soon)
+	w.leave(section, l, ample)
+	w.leave(waiter.in(ample), other, ample)
 
 	// A reply is lost, on every script that matters most.
 	p.faults.Once(w.script(luaAcquire), redistest.DropReply(redistest.EOF))
-	section = w.enter(t.Context(), l, soon)
+	section = w.enter(t.Context(), l, ample)
 	w.requireCount("a", 1)
 	p.faults.Once(w.script(luaRelease), redistest.DropReply(redistest.EOF))
-	w.leave(section, l, soon)
+	w.leave(section, l, ample)
 
 	// A fixed lease, a look, and force.
 	fixed := p.NewLock("b", relock.WithFixedLease(10*time.Second))
-	section = w.enter(t.Context(), fixed, soon)
+	section = w.enter(t.Context(), fixed, ample)
 	require.NoError(t, fixed.Extend(section, 20*time.Second))
 	require.Greater(t, fixed.Remaining(section), 15*time.Second)
 	state, err := q.NewLock("b").State(t.Context())
@@ -197,19 +195,19 @@ func TestOverTLSAUserWithTheFewestCommandsHasAllThatALockDoes(t *testing.T) {
 	require.ErrorIs(t, fixed.Unlock(section), relock.ErrLockLost)
 
 	// Somebody gives up.
-	section = w.enter(t.Context(), l, soon)
+	section = w.enter(t.Context(), l, ample)
 	ctx, cancel := context.WithCancel(t.Context())
 	waiter = w.start(ctx, other)
 	w.awaitWaiters("a", 1)
 	cancel()
-	require.ErrorIs(t, waiter.out(soon), context.Canceled)
+	require.ErrorIs(t, waiter.out(ample), context.Canceled)
 	w.awaitWaiters("a", 0)
 
 	// The server is gone, and comes back empty.
 	w.server.Restart()
-	require.Equal(t, relock.LossTaken, w.lost(section, soon).Reason)
+	require.Equal(t, relock.LossTaken, w.lost(section, ample).Reason)
 	require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
-	w.leave(w.enter(t.Context(), other, soon), other, soon)
+	w.leave(w.enter(t.Context(), other, ample), other, ample)
 
 	// Outside of its names it may do nothing.
 	_, err = q.NewLock("a", relock.WithPrefix("elsewhere:")).TryLock(t.Context())
@@ -220,7 +218,7 @@ func TestWhoIsNotLetInOverTLSIsToldWhy(t *testing.T) {
 	w := onTLS(t)
 	try := func(config *tls.Config, password string) error {
 		l := w.peer(config, password).NewLock("a")
-		return w.call(2*soon, func() error { _, err := l.State(t.Context()); return err })
+		return w.call(ample, func() error { _, err := l.State(t.Context()); return err })
 	}
 	require.NoError(t, try(w.config(), "secret"))
 	require.ErrorContains(t, try(w.config(), "guess"), "WRONGPASS")

@@ -310,6 +310,7 @@ func TestAPubSubConnectionThatIsCutWhileTheLockIsFreedCostsItsWaiterLittle(t *te
 			waiter := w.start(t.Context(), p.NewLock("a"))
 			w.awaitWaiters("a", 1)
 			const within = time.Second
+			begin := time.Now()
 			switch order {
 			case "cut first":
 				p.faults.CutPubSub()
@@ -328,7 +329,9 @@ func TestAPubSubConnectionThatIsCutWhileTheLockIsFreedCostsItsWaiterLittle(t *te
 				require.True(t, waiter.waiting())
 				p.faults.Heal()
 			}
-			w.leave(waiter.in(within), waiter.lock, soon)
+			section = waiter.in(within)
+			t.Logf("in after %s", waiter.at.Sub(begin))
+			w.leave(section, waiter.lock, soon)
 			w.awaitFree("a", 0)
 		})
 	}
@@ -431,14 +434,16 @@ func TestCancellingALockOnAStoppedServerReturnsPromptlyAndLeavesNothing(t *testi
 }
 
 func TestContextsCancelledAtRandomInstantsReturnPromptlyAndLeaveNothing(t *testing.T) {
-	const calls, workers = 300, 6
+	const calls, workers = 1000, 8
 	w := onShared(t)
 	peers := []*peer{w.peer(), w.peer(), w.peer()}
 	for _, p := range peers {
 		p.connect(t, 4)
 	}
 	guards := map[string]*guarded{"a": {}, "b": {}}
-	var slowest, canceled, entered atomic.Int64
+	var entered atomic.Int64
+	var mu sync.Mutex
+	var returns []time.Duration // of those that were cancelled, from then on
 	var errs names
 	var all sync.WaitGroup
 	for i := range workers {
@@ -461,8 +466,9 @@ func TestContextsCancelledAtRandomInstantsReturnPromptlyAndLeaveNothing(t *testi
 						errs.add(err.Error())
 					}
 				case isDone(err):
-					canceled.Add(1)
-					slowest.Store(max(slowest.Load(), now-at.Load()))
+					mu.Lock()
+					returns = append(returns, time.Duration(now-at.Load()))
+					mu.Unlock()
 				default:
 					errs.add(err.Error())
 				}
@@ -472,15 +478,38 @@ func TestContextsCancelledAtRandomInstantsReturnPromptlyAndLeaveNothing(t *testi
 		})
 	}
 	require.NoError(t, w.call(30*time.Second, func() error { all.Wait(); return nil }))
-	t.Logf("%d entered, %d were cancelled, the slowest return took %s", entered.Load(), canceled.Load(), time.Duration(slowest.Load()))
 	require.Empty(t, errs.all())
-	require.Positive(t, canceled.Load())
+	require.NotEmpty(t, returns)
 	require.Positive(t, entered.Load())
-	require.Less(t, time.Duration(slowest.Load()-w.late.Load()), promptly)
+	slices.Sort(returns)
+	most, slowest := returns[len(returns)*9/10], returns[len(returns)-1]
+	t.Logf("%d entered, %d were cancelled and returned: nine tenths within %s, all within %s", entered.Load(), len(returns), most, slowest)
+	// Of a thousand, some meet the moments when this process, or a thread of it, does not run.
+	late := time.Duration(w.late.Load())
+	require.Less(t, most, promptly+late)
+	require.Less(t, slowest, soon+late)
 	for name, g := range guards {
 		g.require(t)
 		w.awaitFree(name, soon)
 	}
+}
+
+func TestACallThatGivesUpBeforeItHasAConnectionLeavesNothingToAbandonAgain(t *testing.T) {
+	w := onShared(t)
+	p := w.peerOn(func(o *redis.Options) { o.PoolSize, o.ReadTimeout = 1, 500*time.Millisecond })
+	p.connect(t, 1)
+	stuck := p.faults.Once(w.script(luaAcquire), redistest.Hold())
+	abandoned := p.faults.On(w.script(luaAbandon).And(redistest.WithArg(baseKey("b"))), redistest.Before(func([]string) {})).Hits
+	first := w.start(t.Context(), p.NewLock("a")) // has the connection
+	stuck.WaitHits(t, 1)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	require.True(t, isDone(w.start(ctx, p.NewLock("b")).out(50*time.Millisecond+promptly)))
+	w.leave(first.in(soon), first.lock, soon)
+	// Not at all, if go-redis was the first to notice. What could run late is abandoned for a whole lease: five times by now.
+	sleepUntil(time.Now().Add(time.Second))
+	require.LessOrEqual(t, abandoned(), 2)
+	w.awaitFree("a", 0)
 }
 
 func TestAClientMayBeClosedAtAnyInstant(t *testing.T) {
@@ -509,6 +538,7 @@ func TestAClientMayBeClosedAtAnyInstant(t *testing.T) {
 			}
 		}
 	})
+	var slowest time.Duration
 	for range rounds {
 		p := w.peer()
 		var workers sync.WaitGroup
@@ -527,9 +557,12 @@ func TestAClientMayBeClosedAtAnyInstant(t *testing.T) {
 			})
 		}
 		sleepUntil(time.Now().Add(rand.N(12 * time.Millisecond)))
+		began := time.Now()
 		require.NoError(t, w.call(time.Second, p.Close))
+		slowest = max(slowest, time.Since(began))
 		require.NoError(t, w.call(soon, func() error { workers.Wait(); return nil }))
 	}
+	t.Logf("the slowest of %d Closes took %s", rounds, slowest)
 	stop.Store(true)
 	require.NoError(t, w.call(soon, func() error { steady.Wait(); return nil }))
 	require.Empty(t, errs.all())
@@ -622,42 +655,4 @@ func TestAThousandWaitersOnOneLockAreInOnceEachInTheirOrderAndSilentUntilThen(t 
 	require.Equal(t, order, served.all())
 	require.LessOrEqual(t, scripts, waiters*21/10)
 	w.awaitFree("a", 0)
-}
-
-func TestTwoHundredLocksWithTenWaitersEachServeThemAll(t *testing.T) {
-	const locks, waiters, clients = 200, 10, 4
-	w := onShared(t)
-	peers := make([]*peer, clients)
-	for i := range peers {
-		peers[i] = w.peerOn(func(o *redis.Options) { o.ReadTimeout = 3 * time.Second })
-	}
-	guards := make([]guarded, locks)
-	var errs names
-	var all sync.WaitGroup
-	for i := range locks {
-		for j := range waiters {
-			l := peers[(i+j)%clients].NewLock(fmt.Sprint("lock", i))
-			all.Go(func() {
-				err := l.Do(t.Context(), func(ctx context.Context) error {
-					if guards[i].enter(ctx, l) {
-						guards[i].leave(ctx)
-					}
-					return nil
-				})
-				if err != nil {
-					errs.add(err.Error())
-				}
-			})
-		}
-	}
-	require.NoError(t, w.call(40*time.Second, func() error { all.Wait(); return nil }))
-	require.Empty(t, errs.all())
-	for i := range guards {
-		guards[i].require(t)
-		require.Equal(t, waiters, guards[i].entries)
-	}
-	for i := range peers {
-		_, pubsub := peers[i].faults.Conns()
-		require.LessOrEqual(t, pubsub, 1)
-	}
 }

@@ -14,6 +14,6 @@ local hold = ARGV[1]
 if redis.call('HEXISTS', base, hold) == 0 then
   return redis.call('ZREM', queue, hold .. '|' .. ARGV[2] .. '|' .. ARGV[3])
 end
-redis.call('GET', token_key) -- if it has another type, the script ends here and nothing has changed
+last_token(token_key) -- must be one
 grant(base, queue, token_key, ARGV[4], nil, hold)
 return 2

@@ -15,16 +15,17 @@ local function now_us()
   return t[1] * 1000000 + t[2]
 end
 
--- A token is never below the server's clock, so losing the key (it expired, or Redis restarted empty) cannot turn it
--- back; and always above the last one, so the clock cannot turn it back either. Written first: if its key has another
--- type, or memory has run out, the script ends here and nothing has changed.
-local function next_token(token_key)
-  local token, day = now_us(), 24 * 60 * 60 * 1000
-  local last = tonumber(redis.call('SET', token_key, token, 'PX', day, 'GET'))
-  if last and last >= token then
-    token = last + 1
-    redis.call('SET', token_key, token, 'PX', day)
+-- The last token, 0 if there is none. A key that holds no number ends the script here, before anything has changed.
+local function last_token(token_key)
+  local last = redis.call('GET', token_key) or '0'
+  if not string.match(last, '^%d+$') then
+    redis.call('INCR', token_key) -- Redis's own words for what is wrong
   end
+  return tonumber(last)
+end
+
+local function next_token(token_key)
+--- include token
   return token
 end
 

@@ -13,6 +13,6 @@ local base, queue, token_key = KEYS[1], KEYS[2], KEYS[3]
 if redis.call('HEXISTS', base, ARGV[1]) == 0 then
   return 0
 end
-redis.call('GET', token_key) -- if it has another type, the script ends here and nothing has changed
+last_token(token_key) -- must be one
 grant(base, queue, token_key, ARGV[2], nil, ARGV[1])
 return 1

@@ -4,12 +4,23 @@
 #   a C compiler (Linux only)                 go test -race links with it
 #   spin                                      checks the model in model/
 #   prometheus, promtool                      the alerts and the dashboard in examples/observability
+#   faketime (Linux only)                     sets the clock of a server in the tests
+# and, if its argument is java, what make interop needs:
+#   mvn, and the JDK that mvn finds           the Java side of interop/redisson
 # Set RELOCK_NO_INSTALL=1 to be told what is missing instead.
 set -eu
 
 cd "$(dirname "$0")/.."
 
+with=${1:-}
+
 has() { command -v "$1" >/dev/null 2>&1; }
+
+# Maven says which Java it runs with; that has to be a JDK, with a compiler.
+has_jdk() {
+	home=$(mvn -B -v 2>/dev/null | sed -n 's/^Java version:.* runtime: *//p')
+	[ -n "$home" ] && [ -x "$home/bin/javac" ]
+}
 
 missing() {
 	for program in redis-server redis-sentinel redis-cli; do
@@ -18,16 +29,21 @@ missing() {
 	if [ "$(uname -s)" = Linux ]; then
 		compiler=$("${GO:-go}" env CC 2>/dev/null || echo gcc)
 		has "${compiler%% *}" || printf '%s ' "${compiler%% *}"
+		has faketime || printf 'faketime '
 	fi
 	[ ! -d model ] || has spin || printf 'spin '
 	[ ! -d examples/observability ] || { has promtool && has prometheus; } || printf 'prometheus '
+	if [ "$with" = java ]; then
+		has mvn || printf 'mvn '
+		has_jdk || printf 'jdk '
+	fi
 }
 
 give_up() {
 	{
 		echo "relock: missing: $(missing)"
 		echo "relock: $1"
-		echo "relock: install Redis 7.0 or newer (server, sentinel and cli) and spin and Prometheus and, on Linux, a C compiler; then run this again."
+		echo "relock: install Redis 7.0 or newer (server, sentinel and cli) and spin and Prometheus and, on Linux, a C compiler and faketime${with:+ and, for make interop, a JDK (17 or newer) and Maven}; then run this again."
 	} >&2
 	exit 1
 }
@@ -53,11 +69,17 @@ want_redis=
 want_compiler=
 want_spin=
 want_prometheus=
+want_faketime=
+want_mvn=
+want_jdk=
 for program in $(missing); do
 	case $program in
 	redis-*) want_redis=1 ;;
 	spin) want_spin=1 ;;
 	prometheus) want_prometheus=1 ;;
+	faketime) want_faketime=1 ;;
+	mvn) want_mvn=1 ;;
+	jdk) want_jdk=1 ;;
 	*) want_compiler=1 ;;
 	esac
 done
@@ -68,13 +90,15 @@ if has apt-get; then
 		echo "deps: apt-get update failed; trying with the package lists that are there"
 	as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
 		${want_redis:+redis-server redis-sentinel redis-tools} ${want_compiler:+gcc libc6-dev} \
-		${want_spin:+spin} ${want_prometheus:+prometheus} ||
+		${want_spin:+spin} ${want_prometheus:+prometheus} \
+		${want_faketime:+faketime} ${want_mvn:+maven} ${want_jdk:+default-jdk-headless} ||
 		give_up "apt-get could not install them"
 elif has brew; then
 	[ -z "$want_redis" ] || brew install redis || give_up "brew could not install redis"
 	[ -z "$want_compiler" ] || brew install gcc || give_up "brew could not install gcc"
 	[ -z "$want_spin" ] || brew install spin || give_up "brew could not install spin"
 	[ -z "$want_prometheus" ] || brew install prometheus || give_up "brew could not install prometheus"
+	[ -z "$want_mvn$want_jdk" ] || brew install openjdk maven || give_up "brew could not install openjdk and maven"
 elif has dnf; then
 	# Newer Fedora has Valkey in place of Redis, with the old names in a package of their own.
 	if [ -n "$want_redis" ]; then
@@ -84,6 +108,8 @@ elif has dnf; then
 	[ -z "$want_compiler" ] || as_root dnf install -y gcc glibc-devel || give_up "dnf could not install gcc"
 	[ -z "$want_spin" ] || as_root dnf install -y spin || give_up "dnf could not install spin"
 	[ -z "$want_prometheus" ] || as_root dnf install -y golang-github-prometheus || give_up "dnf could not install prometheus"
+	[ -z "$want_faketime" ] || as_root dnf install -y libfaketime || give_up "dnf could not install libfaketime"
+	[ -z "$want_mvn$want_jdk" ] || as_root dnf install -y java-devel maven || give_up "dnf could not install java-devel and maven"
 else
 	give_up "found none of apt-get, brew and dnf to install them with"
 fi

@@ -23,6 +23,7 @@ type connection struct {
 	sentinel string
 	cluster  []string
 	prefix   string
+	redisson string // the kind of Redisson's lock; empty: relock's own
 	timeout  time.Duration
 }
 
@@ -44,6 +45,8 @@ func (c *connection) flags(f *pflag.FlagSet) {
 	f.StringSliceVar(&c.cluster, "cluster", nil, "nodes of a Redis Cluster, `HOST:PORT`,…;\n"+
 		"user, password and TLS come from the URL")
 	f.StringVar(&c.prefix, "prefix", relock.DefaultPrefix, "`text` that the keys of locks begin with")
+	f.StringVar(&c.redisson, "redisson", "", "run, unlock: locks are Redisson's getLock; =fenced: `KIND` getFencedLock")
+	f.Lookup("redisson").NoOptDefVal = redissonPlain
 	f.DurationVar(&c.timeout, "timeout", 10*time.Second, "how long Redis has for an answer;\nit does not bound a wait for the lock")
 }
 
@@ -194,7 +197,10 @@ func (a *app) client(options ...relock.Option) (rdb redis.UniversalClient, clien
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	client, err = relock.New(rdb, append([]relock.Option{relock.WithPrefix(a.conn.prefix)}, options...)...)
+	where, err := a.conn.layout()
+	if err == nil {
+		client, err = relock.New(rdb, append(where, options...)...)
+	}
 	if err != nil {
 		return nil, nil, nil, errors.Join(err, rdb.Close())
 	}
@@ -212,6 +218,37 @@ func (a *app) client(options ...relock.Option) (rdb redis.UniversalClient, clien
 		case <-timer.C:
 		}
 	}, nil
+}
+
+// What --redisson may be.
+const (
+	redissonPlain  = "plain"
+	redissonFenced = "fenced"
+)
+
+// layout is the options that say how locks are kept in Redis.
+func (c *connection) layout() ([]relock.Option, error) {
+	if c.redisson != "" && c.prefix != relock.DefaultPrefix {
+		return nil, usage("--prefix and --redisson: Redisson's keys have no prefix, put it into the lock's name")
+	}
+	switch c.redisson {
+	case "":
+		return []relock.Option{relock.WithPrefix(c.prefix)}, nil
+	case redissonPlain:
+		return []relock.Option{relock.WithRedissonLayout()}, nil
+	case redissonFenced:
+		return []relock.Option{relock.WithRedissonLayout(), relock.WithRedissonFencing()}, nil
+	default:
+		return nil, usage("--redisson=%s: must be %s or %s", c.redisson, redissonPlain, redissonFenced)
+	}
+}
+
+// own refuses --redisson for a command that reads the keys of relock's own layout.
+func (c *connection) own(command string) error {
+	if c.redisson != "" {
+		return usage("%s knows relock's own locks only, which are not those of --redisson", command)
+	}
+	return nil
 }
 
 // closeLimit bounds the end of the commands that only read.

@@ -55,6 +55,31 @@ func TestThePrefixCounts(t *testing.T) {
 	p.code()
 }
 
+func TestLocksOfRedisson(t *testing.T) {
+	s := onShared(t)
+	p, _ := s.startProbe("plain", "job", "--redisson")
+	require.Equal(t, []string{"job"}, redistest.Keys(t, s.rdb), "as getLock has it")
+	require.Equal(t, 75, do(t, s.on(), "run", "--redisson", "--no-wait", "job", "--", "true").code)
+	require.Zero(t, do(t, s.on(), "run", "--no-wait", "job", "--", "true").code, "relock's own of that name is another")
+	require.NoError(t, p.stdin.Close())
+	p.code()
+
+	got := do(t, s.on(), "run", "--redisson=fenced", "job", "--", "sh", "-c", "echo $RELOCK_TOKEN")
+	require.Equal(t, "1\n", got.stdout)
+	require.Contains(t, redistest.Keys(t, s.rdb), "redisson_lock_token:{job}")
+
+	require.NoError(t, s.rdb.HSet(t.Context(), "job", "f47ac10b-58cc-4372-a567-0e02b2c3d479:42", 1).Err()) // Java has it
+	require.Zero(t, do(t, s.on(), "unlock", "--redisson", "--force", "job").code)
+	require.Zero(t, s.rdb.Exists(t.Context(), "job").Val())
+
+	for _, args := range [][]string{
+		{"ls", "--redisson"}, {"show", "--redisson", "job"}, {"watch", "--redisson"}, {"run", "--redisson=fair", "job", "--", "true"},
+		{"run", "--redisson", "--prefix", "app:", "job", "--", "true"},
+	} {
+		require.Equal(t, 64, do(t, s.on(), args...).code, args)
+	}
+}
+
 func TestAUnixSocket(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "redis.sock")
 	s := onOwn(t, "--unixsocket", socket)

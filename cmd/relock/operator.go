@@ -31,6 +31,9 @@ func (a *app) showCommand() *cobra.Command {
 		Short: "Show who holds a lock and who waits for it",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := a.conn.own("show"); err != nil {
+				return err
+			}
 			return a.reading(cmd.Context(), func(ctx context.Context, r *reader) error {
 				info, err := r.show(ctx, args[0])
 				if err != nil {
@@ -73,6 +76,9 @@ PATTERN is one of Redis: * any text, ? any byte, [a-z] a set, \x just x. It must
 The whole database is searched with SCAN, which does not block the server.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := a.conn.own("ls"); err != nil {
+				return err
+			}
 			return a.reading(cmd.Context(), func(ctx context.Context, r *reader) error {
 				infos, err := r.list(ctx, patternOf(args))
 				if err != nil {

@@ -30,6 +30,9 @@ for each. Each round searches the whole database, as ls does: on a large one use
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			const shortest = 100 * time.Millisecond
+			if err := a.conn.own("watch"); err != nil {
+				return err
+			}
 			switch {
 			case every < shortest:
 				return usage("--interval %s: must be at least %s", every, shortest)

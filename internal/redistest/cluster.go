@@ -41,13 +41,11 @@ func StartCluster(t testing.TB, mod ...func(*ClusterConfig)) *Cluster {
 		f(&cfg)
 	}
 	c := &Cluster{t: t, masters: cfg.Masters, nodes: make([]*Server, cfg.Masters*(1+cfg.Replicas))}
-	args := append([]string{
+	args := slices.Concat(replicated, []string{
 		"--cluster-enabled", "yes",
 		"--cluster-node-timeout", strconv.FormatInt(cfg.NodeTimeout.Milliseconds(), 10),
 		"--cluster-replica-validity-factor", "0", // a replica may always stand for election
-		"--repl-diskless-sync-delay", "0",
-		"--repl-ping-replica-period", "1",
-	}, cfg.Args...)
+	}, cfg.Args)
 	for i := range c.nodes {
 		c.nodes[i] = Start(t, args...)
 	}

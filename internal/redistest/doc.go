@@ -7,6 +7,7 @@
 // [StartCluster] three masters with a replica each. Every process listens on
 // loopback only, keeps nothing on disk that outlives it, and is killed when its
 // test ends; on Linux also when the test binary itself is killed.
+// [StartWithClock] runs one whose clock the test can turn.
 //
 // The redis-server in PATH is used, or the one that the environment variable
 // REDIS_SERVER names. Without one the tests are skipped, or fail if

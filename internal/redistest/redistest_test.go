@@ -131,6 +131,44 @@ func TestARestartedServerIsEmptyOnTheSamePort(t *testing.T) {
 	require.NoError(t, s.Client().Ping(t.Context()).Err())
 }
 
+func TestAClockThatIsTurnedTurnsTheServersTimeAndExpiry(t *testing.T) {
+	server, clock := redistest.StartWithClock(t)
+	rdb := server.Client()
+	ahead := func() time.Duration {
+		now, err := rdb.Time(t.Context()).Result()
+		require.NoError(t, err)
+		return time.Until(now)
+	}
+	left := func() time.Duration {
+		ttl, err := rdb.PTTL(t.Context(), "k").Result()
+		require.NoError(t, err)
+		return ttl
+	}
+	const lease, rough = 100 * time.Second, 30 * time.Second
+	require.NoError(t, rdb.Set(t.Context(), "k", "v", lease).Err())
+	require.InDelta(t, 0, ahead(), float64(rough))
+	require.InDelta(t, lease, left(), float64(rough))
+	clock.Step(-time.Hour)
+	require.InDelta(t, -time.Hour, ahead(), float64(rough))
+	require.InDelta(t, lease+time.Hour, left(), float64(rough))
+	clock.Step(time.Hour)
+	require.Zero(t, clock.Ahead())
+	require.InDelta(t, lease, left(), float64(rough))
+
+	server.Restart()
+	clock.Step(24 * time.Hour)
+	require.InDelta(t, 24*time.Hour, ahead(), float64(rough), "after a restart too")
+	require.NoError(t, rdb.Set(t.Context(), "k", "v", lease).Err())
+	clock.Step(lease + time.Second)
+	require.ErrorIs(t, rdb.Get(t.Context(), "k").Err(), redis.Nil)
+
+	pid := server.Pid()
+	server.Kill()
+	for _, name := range []string{"faketime_shm_%d", "sem.faketime_sem_%d"} {
+		require.NoFileExists(t, filepath.Join("/dev/shm", fmt.Sprintf(name, pid)))
+	}
+}
+
 func TestAServerThatDiesByItselfFailsTheTest(t *testing.T) {
 	fake := failures(t, func(fake *fakeT) {
 		s := redistest.Start(fake)

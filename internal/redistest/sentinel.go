@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -23,8 +24,30 @@ const masterName = "relock"
 // failoverLimit bounds every wait for a new master.
 const failoverLimit = 30 * time.Second
 
-// downAfter is the silence after which a sentinel takes a server for dead.
-const downAfter = time.Second
+// mood is how sentinels are set. A busy machine can keep a server silent for seconds, so only while
+// a test wants a dead master replaced are they quick to take one for dead.
+type mood struct {
+	// downAfter is the silence after which a server is dead.
+	downAfter time.Duration
+	// failoverTimeout bounds the steps of a failover. A sentinel that voted waits
+	// twice that before the next try.
+	failoverTimeout time.Duration
+	// publishPeriod, times four, is how long a sentinel watches two masters before
+	// it turns the one it does not believe in into a replica.
+	publishPeriod time.Duration
+}
+
+var (
+	// Nothing fails over, and a second master is demoted in about a second.
+	calm = mood{time.Minute, time.Minute, 200 * time.Millisecond}
+	// For a failover on demand. The sentinel in charge asks the new master for its
+	// role only once a second, and the others see it before they are told: with
+	// 200 ms one of them made it a replica again after 800 ms. The sentinels then had
+	// a master that was none, took it for dead, and failed over back to the old one.
+	patient = mood{time.Minute, time.Minute, 10 * time.Second}
+	// For a master that is dead.
+	alert = mood{time.Second, 2 * time.Second, 10 * time.Second}
+)
 
 // Sentinel is a master, a replica and three sentinels that belong to a test.
 type Sentinel struct {
@@ -42,15 +65,14 @@ type sentinelProc struct {
 }
 
 // StartSentinel runs a master, a replica of it and three sentinels that need to
-// agree by two, notice a dead master after a second, and fail over in about one
-// more. It returns when all know each other and the replica is in sync.
+// agree by two. They fail over when the test says so, and not because the machine
+// is busy. It returns when all know each other and the replica is in sync.
 func StartSentinel(t testing.TB) *Sentinel {
 	t.Helper()
 	s := &Sentinel{t: t}
-	args := []string{"--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"}
-	s.data[0] = Start(t, args...)
-	s.data[1] = Start(t, append(args, "--replicaof", "127.0.0.1 "+strconv.Itoa(s.data[0].port))...)
-	if err := s.data[1].waitReplica(startLimit); err != nil {
+	s.data[0] = Start(t, replicated...)
+	s.data[1] = Start(t, append(slices.Clone(replicated), "--replicaof", "127.0.0.1 "+strconv.Itoa(s.data[0].port))...)
+	if err := poll(startLimit, func() error { return s.data[1].inSync(s.data[0]) }); err != nil {
 		t.Fatalf("redistest: %v", err)
 	}
 	// Left alone, sentinels take seconds to hear of each other; so each is told
@@ -132,18 +154,31 @@ func (s *Sentinel) Replica() *Server {
 // sync.
 func (s *Sentinel) Failover() *Server {
 	s.t.Helper()
-	next := s.Replica()
-	// A sentinel refuses while it takes the replica's data for too old, or while
-	// it has not finished the failover before.
-	err := poll(failoverLimit, func() error {
-		_, err := s.sentinels[0].call("SENTINEL", "FAILOVER", masterName)
-		return err
-	})
-	if err == nil {
-		err = s.waitHealthy(next, failoverLimit)
+	old, next := s.Master(), s.Replica()
+	s.set(patient)
+	// Sentinels may give a failover up. When all of them are content with the old
+	// master it is asked for again.
+	for try := 1; ; try++ {
+		// A sentinel refuses while it takes the replica's data for too old, or while
+		// it has not finished the failover before.
+		err := poll(failoverLimit, func() error {
+			_, err := s.sentinels[0].call("SENTINEL", "FAILOVER", masterName)
+			return err
+		})
+		if err == nil {
+			err = s.waitKnown(next)
+		}
+		if err == nil {
+			break
+		}
+		if try == 3 || s.healthy(old) != nil {
+			s.t.Fatalf("redistest: failover: %v", err)
+		}
+		s.t.Logf("redistest: failover was given up, try %d: %v", try, err)
 	}
-	if err != nil {
-		s.t.Fatalf("redistest: failover: %v", err)
+	s.set(calm)
+	if err := s.waitHealthy(next, failoverLimit); err != nil {
+		s.t.Fatalf("redistest: after the failover: %v", err)
 	}
 	return next
 }
@@ -154,7 +189,7 @@ func (s *Sentinel) KillMaster() *Server {
 	s.t.Helper()
 	next := s.Replica()
 	s.Master().Kill()
-	return s.waitMaster(next)
+	return s.Replace(next)
 }
 
 // PauseMaster stops the master with SIGSTOP and returns the new one when all
@@ -164,7 +199,19 @@ func (s *Sentinel) PauseMaster() *Server {
 	s.t.Helper()
 	next := s.Replica()
 	s.Master().Pause()
-	return s.waitMaster(next)
+	return s.Replace(next)
+}
+
+// Replace lets the sentinels notice that the master is dead, and returns when all
+// know the next one. What a test does to a master goes unnoticed before.
+func (s *Sentinel) Replace(next *Server) *Server {
+	s.t.Helper()
+	s.set(alert)
+	if err := s.waitKnown(next); err != nil {
+		s.t.Fatalf("redistest: no new master: %v", err)
+	}
+	s.set(calm)
+	return next
 }
 
 // WaitReplica waits until the replica follows the master and is in sync, as after
@@ -176,13 +223,32 @@ func (s *Sentinel) WaitReplica() {
 	}
 }
 
-func (s *Sentinel) waitMaster(next *Server) *Server {
+// set changes the mood of all sentinels.
+func (s *Sentinel) set(m mood) {
 	s.t.Helper()
-	err := poll(failoverLimit, func() error { return s.known(next) })
-	if err != nil {
-		s.t.Fatalf("redistest: no new master: %v\n%s", err, tail(s.sentinels[0].log(), 30))
+	for _, p := range s.sentinels {
+		if err := p.set(m, s.data[0].bin); err != nil {
+			s.t.Fatalf("redistest: sentinel %s: %v", p.addr(), err)
+		}
 	}
-	return next
+}
+
+// waitKnown waits until all sentinels know the master.
+func (s *Sentinel) waitKnown(master *Server) error {
+	err := poll(failoverLimit, func() error { return s.known(master) })
+	if err != nil {
+		return fmt.Errorf("%w\n%s", err, s.logs())
+	}
+	return nil
+}
+
+// logs returns the end of what each sentinel wrote.
+func (s *Sentinel) logs() string {
+	var b strings.Builder
+	for _, p := range s.sentinels {
+		fmt.Fprintf(&b, "the end of the log of sentinel %s:\n%s\n", p.addr(), tail(p.log(), 30))
+	}
+	return b.String()
 }
 
 // known reports whether master is one, and all sentinels say so.
@@ -206,51 +272,60 @@ func (s *Sentinel) known(master *Server) error {
 	return nil
 }
 
-// waitHealthy waits until all sentinels know the master, its replica and each
-// other, and the replica is in sync.
+// waitHealthy waits until all is well with the master.
 func (s *Sentinel) waitHealthy(master *Server, within time.Duration) error {
-	replica := s.data[0]
-	if replica == master {
-		replica = s.data[1]
-	}
-	err := poll(within, func() error {
-		if err := s.known(master); err != nil {
-			return err
-		}
-		for _, p := range s.sentinels {
-			about, err := p.call("SENTINEL", "MASTER", masterName)
-			if err != nil {
-				return err
-			}
-			info := pairs(about)
-			if info["flags"] != "master" || info["num-slaves"] != "1" || info["num-other-sentinels"] != "2" {
-				return fmt.Errorf("sentinel %s: flags %s, %s replicas, %s other sentinels", p.addr(),
-					info["flags"], info["num-slaves"], info["num-other-sentinels"])
-			}
-			others, err := p.call("SENTINEL", "SENTINELS", masterName)
-			if err != nil {
-				return err
-			}
-			if n := strings.Count(others, "\r\nsentinel\r\n"); n != 2 {
-				return fmt.Errorf("sentinel %s has no link to %d others", p.addr(), 2-n)
-			}
-		}
-		return replica.inSync(master)
-	})
+	err := poll(within, func() error { return s.healthy(master) })
 	if err != nil {
-		return fmt.Errorf("%w\n%s", err, tail(s.sentinels[0].log(), 30))
+		return fmt.Errorf("%w\n%s", err, s.logs())
 	}
 	return nil
 }
 
-// waitReplica waits until the server is a replica in sync.
-func (s *Server) waitReplica(within time.Duration) error {
-	return poll(within, func() error { return s.inSync(nil) })
+// healthy reports whether all sentinels know the master, its replica and each
+// other, and the replica is in sync.
+func (s *Sentinel) healthy(master *Server) error {
+	replica := s.data[0]
+	if replica == master {
+		replica = s.data[1]
+	}
+	if err := s.known(master); err != nil {
+		return err
+	}
+	for _, p := range s.sentinels {
+		about, err := p.call("SENTINEL", "MASTER", masterName)
+		if err != nil {
+			return err
+		}
+		info := pairs(about)
+		if info["flags"] != "master" || info["num-slaves"] != "1" || info["num-other-sentinels"] != "2" {
+			return fmt.Errorf("sentinel %s: flags %s, %s replicas, %s other sentinels", p.addr(),
+				info["flags"], info["num-slaves"], info["num-other-sentinels"])
+		}
+		others, err := p.call("SENTINEL", "SENTINELS", masterName)
+		if err != nil {
+			return err
+		}
+		if n := strings.Count(others, "\r\nsentinel\r\n"); n != 2 {
+			return fmt.Errorf("sentinel %s has no link to %d others", p.addr(), 2-n)
+		}
+	}
+	return replica.inSync(master)
 }
 
-// inSync reports whether the server is a replica, of master if given, with the
-// link up.
+// replicated are the arguments of servers that have replicas.
+//
+// Without a disk in between, a master sends a new replica nothing for up to a
+// second after both say that they are in sync, and a replica that was promoted by
+// then had nothing of it.
+var replicated = []string{"--repl-diskless-sync", "no", "--repl-ping-replica-period", "1"}
+
+// inSync reports whether the server is a replica of master and has all that this
+// has written so far.
 func (s *Server) inSync(master *Server) error {
+	theirs, err := master.call("INFO", "replication")
+	if err != nil {
+		return err
+	}
 	info, err := s.call("INFO", "replication")
 	if err != nil {
 		return err
@@ -259,12 +334,23 @@ func (s *Server) inSync(master *Server) error {
 	switch {
 	case !has("role:slave"):
 		return fmt.Errorf("%s is not a replica", s.Addr())
-	case master != nil && !has("master_port:"+strconv.Itoa(master.port)):
+	case !has("master_port:" + strconv.Itoa(master.port)):
 		return fmt.Errorf("%s is not a replica of %s", s.Addr(), master.Addr())
 	case !has("master_link_status:up"):
 		return fmt.Errorf("%s has no link to its master", s.Addr())
 	}
+	if had, has := offset(theirs, "master_repl_offset"), offset(info, "slave_repl_offset"); has < had {
+		return fmt.Errorf("%s has %d bytes of its master's %d", s.Addr(), has, had)
+	}
 	return nil
+}
+
+// offset reads a number from INFO.
+func offset(info, name string) int {
+	_, rest, _ := strings.Cut(info, "\r\n"+name+":")
+	digits, _, _ := strings.Cut(rest, "\r\n")
+	n, _ := strconv.Atoi(digits)
+	return n
 }
 
 // pairs reads a flat list of bulk strings as a map.
@@ -311,10 +397,8 @@ func (p *sentinelProc) tryRun(s *Sentinel) error {
 	fmt.Fprintf(&conf, "port %d\nbind 127.0.0.1\ndir %s\n", p.port, p.dir)
 	fmt.Fprintf(&conf, "sentinel myid %s\n", p.id)
 	fmt.Fprintf(&conf, "sentinel monitor %s 127.0.0.1 %d 2\n", masterName, s.data[0].port)
-	fmt.Fprintf(&conf, "sentinel down-after-milliseconds %s %d\n", masterName, downAfter.Milliseconds())
-	// It is also how long a sentinel waits after a failed try, and twice that
-	// before the next failover.
-	fmt.Fprintf(&conf, "sentinel failover-timeout %s 2000\n", masterName)
+	fmt.Fprintf(&conf, "sentinel down-after-milliseconds %s %d\n", masterName, calm.downAfter.Milliseconds())
+	fmt.Fprintf(&conf, "sentinel failover-timeout %s %d\n", masterName, calm.failoverTimeout.Milliseconds())
 	fmt.Fprintf(&conf, "sentinel known-replica %s 127.0.0.1 %d\n", masterName, s.data[1].port)
 	for _, other := range s.sentinels {
 		if other != p {
@@ -360,10 +444,26 @@ func (p *sentinelProc) tryRun(s *Sentinel) error {
 		_, err = p.call("PING")
 		if err == nil && atLeast(s.data[0].bin, 7, 0) {
 			_, err = p.call("SENTINEL", "DEBUG", "info-period", "200", "ping-period", "400",
-				"ask-period", "100", "publish-period", "200", "election-timeout", "2000")
+				"ask-period", "100", "election-timeout", "2000")
+		}
+		if err == nil {
+			err = p.set(calm, s.data[0].bin)
 		}
 		return err
 	})
+}
+
+func (p *sentinelProc) set(m mood, bin string) error {
+	ms := func(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
+	// Its periods first: a sentinel that notices a dead master has them all.
+	if atLeast(bin, 7, 0) {
+		if _, err := p.call("SENTINEL", "DEBUG", "publish-period", ms(m.publishPeriod)); err != nil {
+			return err
+		}
+	}
+	_, err := p.call("SENTINEL", "SET", masterName,
+		"failover-timeout", ms(m.failoverTimeout), "down-after-milliseconds", ms(m.downAfter))
+	return err
 }
 
 func (p *sentinelProc) stop() error {

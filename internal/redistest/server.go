@@ -37,6 +37,7 @@ type instance struct {
 	dir  string // removed by stop
 	port int
 	args []string
+	env  []string // beside that of this process; only a clock needs some
 
 	paused atomic.Bool
 
@@ -54,7 +55,12 @@ func Start(t testing.TB, args ...string) *Server {
 	if err != nil {
 		t.Fatalf("redistest: %v", err)
 	}
-	s := &Server{t: t, instance: in}
+	return in.of(t)
+}
+
+// of makes the instance belong to a test.
+func (in *instance) of(t testing.TB) *Server {
+	t.Helper()
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("redistest: the end of the log of redis-server %s:\n%s", in.addr(), tail(in.log(), 20))
@@ -63,7 +69,7 @@ func Start(t testing.TB, args ...string) *Server {
 			t.Errorf("redistest: %v", err)
 		}
 	})
-	return s
+	return &Server{t: t, instance: in}
 }
 
 var shared struct {
@@ -187,7 +193,7 @@ func (s *Server) Kill() {
 	defer s.mu.Unlock()
 	s.killed = true
 	s.paused.Store(false)
-	if err := s.proc.kill(); err != nil {
+	if err := s.endLocked(); err != nil {
 		s.t.Fatalf("redistest: kill %s: %v", s.addr(), err)
 	}
 }
@@ -201,7 +207,7 @@ func (s *Server) Restart() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.arg("--save") == "" && s.arg("--appendonly") == "" {
-		// What a replica received from its master would be loaded again.
+		// What a master sent to its replica would be loaded again, on either side.
 		_ = os.Remove(filepath.Join(s.dir, "dump.rdb"))
 	}
 	// Somebody else can have the port for a moment, e.g. as the near end of an
@@ -224,7 +230,7 @@ func (s *Server) AtLeast(major, minor int) bool { return atLeast(s.bin, major, m
 // newInstance starts a server on a port that nobody else uses. Between the
 // choice of a port and the server's bind another process can take it: then the
 // next port is tried.
-func newInstance(bin string, args []string) (*instance, error) {
+func newInstance(bin string, args []string, env ...string) (*instance, error) {
 	dir, err := os.MkdirTemp("", "redistest-")
 	if err != nil {
 		return nil, err
@@ -235,7 +241,7 @@ func newInstance(bin string, args []string) (*instance, error) {
 			_ = os.RemoveAll(dir)
 			return nil, err
 		}
-		in := &instance{bin: bin, dir: dir, port: port, args: args}
+		in := &instance{bin: bin, dir: dir, port: port, args: args, env: env}
 		in.mu.Lock()
 		err = in.runLocked()
 		in.mu.Unlock()
@@ -272,6 +278,7 @@ func (in *instance) runLocked() error {
 	}
 	cmd := exec.Command(in.bin, append(args, in.args...)...)
 	cmd.Dir = in.dir
+	cmd.Env = append(os.Environ(), in.env...)
 	cmd.Stdout, cmd.Stderr = log, log
 	proc, err := startProcess(cmd)
 	if err != nil {
@@ -304,7 +311,7 @@ func (in *instance) runLocked() error {
 		return nil
 	})
 	if err != nil {
-		_ = proc.kill()
+		_ = in.endLocked()
 		return err
 	}
 	in.killed = false
@@ -341,7 +348,16 @@ func (in *instance) stop() error {
 		died = fmt.Errorf("redis-server %s ended by itself (%v):\n%s", in.addr(), in.proc.err, tail(in.log(), 40))
 	}
 	in.killed = true
-	return errors.Join(died, in.proc.kill())
+	return errors.Join(died, in.endLocked())
+}
+
+// endLocked kills the process.
+func (in *instance) endLocked() error {
+	err := in.proc.kill()
+	if len(in.env) > 0 {
+		forgetClock(in.proc.pid())
+	}
+	return err
 }
 
 // call sends one command on a connection of its own and returns the reply: a

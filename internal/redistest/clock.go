@@ -1,0 +1,118 @@
+package redistest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Clock is the clock of one server, which a test can turn. Only what the time of
+// day is changes: the server's own timers run on, as they do on a machine whose
+// clock is set.
+type Clock struct {
+	server *Server
+	file   string // what the server's clock is ahead
+	ahead  time.Duration
+}
+
+// StartWithClock is [Start] for a server with a clock of its own, which shows
+// the right time until [Clock.Step]. It needs Linux and the program faketime;
+// without them the test is skipped, or fails on Linux if RELOCK_REQUIRE_REDIS
+// is 1.
+func StartWithClock(t testing.TB, args ...string) (*Server, *Clock) {
+	t.Helper()
+	bin := binary(t)
+	preload := faketime(t)
+	file := filepath.Join(t.TempDir(), "ahead")
+	c := &Clock{file: file}
+	if err := c.write(); err != nil {
+		t.Fatalf("redistest: %v", err)
+	}
+	in, err := newInstance(bin, args,
+		// The C library comes second so that its malloc is used in place of
+		// jemalloc's, if that is a library of its own: that one asks for the time
+		// before it can allocate, and faketime allocates before it can tell.
+		"LD_PRELOAD="+preload+" libc.so.6",
+		"FAKETIME_TIMESTAMP_FILE="+file, "FAKETIME_NO_CACHE=1",
+		"FAKETIME_DONT_FAKE_MONOTONIC=1", "DONT_FAKE_MONOTONIC=1", "NO_FAKE_STAT=1",
+	)
+	if err != nil {
+		t.Fatalf("redistest: with a clock of its own: %v", err)
+	}
+	c.server = in.of(t)
+	c.check()
+	return c.server, c
+}
+
+// Step turns the clock by d, back if d is negative, and returns when the server
+// shows the new time.
+func (c *Clock) Step(d time.Duration) {
+	c.server.t.Helper()
+	c.ahead += d
+	if err := c.write(); err != nil {
+		c.server.t.Fatalf("redistest: step %s: %v", d, err)
+	}
+	c.check()
+}
+
+// Ahead returns what all steps so far come to.
+func (c *Clock) Ahead() time.Duration { return c.ahead }
+
+// write replaces the file as a whole: the server may read it at any time.
+func (c *Clock) write() error {
+	next := c.file + ".next"
+	if err := os.WriteFile(next, fmt.Appendf(nil, "%+.6f\n", c.ahead.Seconds()), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(next, c.file)
+}
+
+// check fails the test if the server's time is not what it should be.
+func (c *Clock) check() {
+	c.server.t.Helper()
+	before := time.Now()
+	reply, err := c.server.call("EVAL", "local t = redis.call('TIME') return t[1] * 1000000 + t[2]", "0")
+	after := time.Now()
+	micros, parseErr := strconv.ParseInt(reply, 10, 64)
+	if err = errors.Join(err, parseErr); err != nil {
+		c.server.t.Fatalf("redistest: the server's time: %v", err)
+	}
+	const rough = 20 * time.Millisecond // for the file's decimals and for clocks of different grain
+	shows := time.UnixMicro(micros)
+	if shows.Before(before.Add(c.ahead-rough)) || shows.After(after.Add(c.ahead+rough)) {
+		c.server.t.Fatalf("redistest: the server's clock is %s ahead and should be %s", shows.Sub(after), c.ahead)
+	}
+}
+
+// faketime returns what to preload into a program whose clock is to be turned.
+func faketime(t testing.TB) string {
+	t.Helper()
+	if runtime.GOOS != "linux" {
+		t.Skipf("redistest: NOT TESTED: the clock of a server can only be turned on Linux, with faketime")
+	}
+	// The program knows where its library is.
+	out, err := exec.Command("faketime", "-f", "+0", "printenv", "LD_PRELOAD").Output()
+	if err == nil {
+		return strings.TrimSpace(string(out))
+	}
+	const install = "install it (apt-get install faketime, dnf install libfaketime)"
+	if os.Getenv("RELOCK_REQUIRE_REDIS") == "1" {
+		t.Fatalf("redistest: RELOCK_REQUIRE_REDIS=1 but faketime does not run: %v; %s", err, install)
+	}
+	t.Skipf("redistest: NOT TESTED: faketime does not run: %v; %s; RELOCK_REQUIRE_REDIS=1 turns this into a failure", err, install)
+	return ""
+}
+
+// forgetClock removes what faketime keeps for a process, and leaves behind when
+// it is killed.
+func forgetClock(pid int) {
+	_ = os.Remove(fmt.Sprintf("/dev/shm/faketime_shm_%d", pid))
+	_ = os.Remove(fmt.Sprintf("/dev/shm/sem.faketime_sem_%d", pid))
+}

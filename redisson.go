@@ -1,0 +1,419 @@
+package relock
+
+import (
+	"errors"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// WithRedissonLayout makes a client keep its locks as Redisson does, the Java library, so that Go and Java services exclude
+// and wake each other: a lock is the same as Redisson's getLock of the same name, or with [WithRedissonFencing]
+// as its getFencedLock. It is for [New] only. docs/REDISSON.md says what to set on each side.
+//
+// What is different from the layout of this package's own:
+//   - There is no queue, since Redisson's RLock has none. When the lock becomes free a message wakes the waiters, one of
+//     each client, and whoever asks Redis first has it. The order is not that of arrival, except among the waiters of one
+//     client that are waiting already.
+//   - A lock has no token, and [Lock.Token] returns 0, unless it is fenced.
+//   - A lock's key is its name, without a prefix; [WithPrefix] is refused.
+//   - Redis knows a hold by a field that looks like one of Redisson's: a UUID and a number. That is the holder's own name
+//     where Lock made the holder, which is the usual case; a holder that takes more than one lock has another number in
+//     each of the others. [State.Holder] and [LockedError.Holder] are that field.
+//   - [State.Waiters] is 0: nobody knows.
+//
+// All else holds: frames, counts that are set and not added to, renewal, the notice of a loss, and that nothing is left
+// behind.
+func WithRedissonLayout() Option {
+	return func(s *settings) {
+		if s.ofClient {
+			s.check(invalid("WithRedissonLayout: it is for New, all locks of a client are kept in one way; make a second Client"))
+		}
+		s.redisson = true
+	}
+}
+
+// WithRedissonFencing makes locks the same as Redisson's getFencedLock: with a fencing token that grows across Go
+// and Java. It needs [WithRedissonLayout]. All who use a name must agree on it: without it, no token is counted.
+//
+// [Lock.Token] is the one of the hold's first entry, also in nested ones. Redis counts one further for each nested entry,
+// as Redisson does, and may count further than that where a reply was lost; it never goes back. The key of the counter
+// has no TTL: it stays when nobody uses the lock any more.
+func WithRedissonFencing() Option {
+	return func(s *settings) { s.fenced = true }
+}
+
+// redisson is the layout of Redisson's RLock and RFencedLock, fact by fact as observed there; see testdata/redisson.
+type redisson struct {
+	cluster bool
+
+	mu    sync.Mutex       // before the hub's
+	races map[string]*race // by key
+}
+
+func newRedisson(cluster bool) *redisson {
+	return &redisson{cluster: cluster, races: make(map[string]*race)}
+}
+
+// What Redisson's names begin with.
+const (
+	redissonChannel = "redisson_lock__channel:"
+	redissonToken   = "redisson_lock_token:"
+)
+
+var (
+	redissonAcquire = loadScript("redisson/acquire")
+	redissonRelease = loadScript("redisson/release")
+	redissonState   = loadScript("redisson/state")
+)
+
+// place follows Redisson's rule for names: whether there is a '{' in them is all that it asks. For some names that
+// puts the channel into another slot than the key.
+func (r *redisson) place(s *settings, name string) (*keys, error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	braced := name
+	if !strings.Contains(name, "{") {
+		braced = "{" + name + "}"
+	}
+	k := &keys{layout: r, name: name, base: name, topic: redissonChannel + braced}
+	if s.fenced {
+		k.token = redissonToken + braced
+	}
+	if r.cluster && slotOf(k.topic) != slotOf(name) {
+		return nil, invalid("lock name %q: Redisson's key and channel of it are in different slots of a cluster; a name must have "+
+			"no braces, or a whole tag such as {user:7}", name)
+	}
+	k.args = [3]any{k.base, k.queue, k.token}
+	return k, nil
+}
+
+func (*redisson) channel(k *keys, _ string) string { return strings.TrimPrefix(k.topic, plainTopic) }
+
+// newHold makes the number of a hold one that no other holder or hold of this process has.
+func (*redisson) newHold(h Holder, fresh bool) string {
+	if fresh {
+		return h.id
+	}
+	process, _, _ := strings.Cut(h.id, ":")
+	return process + ":" + strconv.FormatInt(holderNumber.Add(1), 10)
+}
+
+func (*redisson) holderOf(hold string) Holder { return Holder{id: hold} }
+
+// newRedissonRequest is newRequest for the keys that there are in this layout.
+func newRedissonRequest(s *script, k *keys, withToken bool, args int) *request {
+	r := &request{script: s, name: k.name, args: make([]any, 0, 5+args)}
+	if withToken && k.token != "" {
+		r.args = append(r.args, evalSHA, s.shaArg, 2, k.base, k.token)
+	} else {
+		r.args = append(r.args, evalSHA, s.shaArg, 1, k.base)
+	}
+	return r
+}
+
+// guard is 1 for a change of a hold that another one of it may follow late.
+func (h *hold) guard() int {
+	if h.doubt {
+		return 1
+	}
+	return 0
+}
+
+func (*redisson) acquire(_ *wire, h *hold, c change, _ bool, _ int64) *request {
+	r := newRedissonRequest(redissonAcquire, h.keys, true, 5)
+	r.args = append(r.args, &h.id, c.target, c.step, millis(c.lease), h.guard())
+	return r
+}
+
+func (*redisson) acquisition(reply any) (acquisition, error) {
+	if n, ok := reply.(int64); ok {
+		switch {
+		case n >= 0:
+			return acquisition{status: acquireOurs, token: n}, nil
+		case n == -1:
+			return acquisition{status: acquireLost}, nil
+		}
+		return acquisition{}, badReply(redissonAcquire, reply)
+	}
+	fields, ok := reply.([]any)
+	if !ok || len(fields) != 2 {
+		return acquisition{}, badReply(redissonAcquire, reply)
+	}
+	remaining, isInt := fields[0].(int64)
+	owner, isString := fields[1].(string)
+	if !isInt || !isString {
+		return acquisition{}, badReply(redissonAcquire, reply)
+	}
+	return acquisition{status: acquireBusy, remaining: fromMillis(remaining), owner: owner}, nil
+}
+
+func (*redisson) release(w *wire, h *hold, c change) *request {
+	r := newRedissonRequest(redissonRelease, h.keys, false, 7)
+	r.args = append(r.args, &h.id, c.target, c.step, millis(c.lease), h.guard(), w.publish(), h.keys.topic)
+	return r
+}
+
+func (*redisson) abandon(w *wire, h *hold) *request {
+	return freeRequest(w, h.keys, &h.id)
+}
+
+func (*redisson) forceRelease(w *wire, k *keys, hold string) *request {
+	return freeRequest(w, k, &hold)
+}
+
+// freeRequest frees the lock if that hold has it.
+func freeRequest(w *wire, k *keys, hold *string) *request {
+	r := newRedissonRequest(redissonRelease, k, false, 7)
+	r.args = append(r.args, hold, 0, 0, 0, 0, w.publish(), k.topic)
+	return r
+}
+
+func (*redisson) state(k *keys) *request { return newRedissonRequest(redissonState, k, true, 0) }
+
+// race is the waiters of one client for one lock. One of them at a time is the runner: it hears the lock's channel and asks
+// Redis, and all others of the client wait for it to be done. So a message costs one script call of each client,
+// however many wait there; and since the runner's place always has somebody in it while anybody waits, no message is lost
+// on somebody who has just given up.
+type race struct {
+	key string
+
+	// turn is the runner's. Taken by sending, which Go lets happen in the order of arrival; given back by receiving. It
+	// guards ears and due.
+	turn chan struct{}
+	ears [2]*waiter // set while the channel is heard; the second one on plain pub/sub where the first is on sharded
+	due  time.Time  // when to ask although nothing was heard
+
+	// Guarded by the layout's mutex.
+	waiting int
+	refusal *LockedError // what Redis said last; nil: nothing yet
+}
+
+// first asks once and then waits in the client's race for the lock. Who finds a race that is on goes behind those in it,
+// without asking; and where the channel is still heard since the last race, a new one begins with the question.
+func (r *redisson) first(a *acquiring, h *hold) error {
+	p, position := r.join(a, h, a.mayWait && h.client.hub.hears(h.keys.topic), time.Time{})
+	for p == nil {
+		reply, answer, err := a.ask(h, false)
+		switch {
+		case err != nil:
+			return a.giveUp(h, err)
+		case reply.status == acquireOurs:
+			if done, err := a.ours(h, reply.token, answer); done {
+				return err
+			}
+		default:
+			a.refusedBy(h, reply)
+			if !a.mayWait {
+				return a.giveUp(h, nil)
+			}
+			p, position = r.join(a, h, true, time.Now().Add(redissonRecheck(h, reply)))
+		}
+	}
+	defer r.leave(p)
+	if position > 0 || a.refusal != nil {
+		a.joined(h, position)
+	}
+	select {
+	case p.turn <- struct{}{}:
+	case <-h.client.closed:
+		return a.giveUp(h, ErrClosed)
+	case <-a.waiting.Done():
+		return a.giveUp(h, ended(a.waiting))
+	}
+	defer func() { <-p.turn }()
+	return r.run(p, a, h)
+}
+
+// join joins the race for the lock, and says how many are in it already. If there is none, it begins one if that is
+// wanted.
+func (r *redisson) join(a *acquiring, h *hold, begin bool, due time.Time) (p *race, position int) {
+	if !a.mayWait {
+		return nil, 0
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p = r.races[h.keys.base]
+	switch {
+	case p == nil && !begin:
+		return nil, 0
+	case p == nil:
+		p = &race{key: h.keys.base, turn: make(chan struct{}, 1), due: due, refusal: sameRefusal(a.refusal)}
+		r.races[p.key] = p
+	case a.refusal == nil:
+		a.refusal = sameRefusal(p.refusal)
+	}
+	p.waiting++
+	return p, p.waiting - 1
+}
+
+// sameRefusal is a copy: each call adds to its refusal what has ended it.
+func sameRefusal(e *LockedError) *LockedError {
+	if e == nil {
+		return nil
+	}
+	refusal := *e
+	return &refusal
+}
+
+// leave leaves the race. The last one stops to hear the channel, before anybody can begin a new race.
+func (r *redisson) leave(p *race) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p.waiting--; p.waiting > 0 {
+		return
+	}
+	delete(r.races, p.key)
+	p.deafen()
+}
+
+func (p *race) deafen() {
+	for i, w := range p.ears {
+		if w != nil {
+			w.close()
+		}
+		p.ears[i] = nil
+	}
+}
+
+// run is the runner's wait: it hears the channel, asks, and waits for a message or the end of the owner's lease, again
+// and again. What it knows when it leaves is in the race, for the next.
+func (r *redisson) run(p *race, a *acquiring, h *hold) error {
+	for {
+		if err := r.wake(p, a, h); err != nil {
+			p.due = time.Time{} // what we were told may be meant for the next
+			return a.giveUp(h, err)
+		}
+		reply, answer, err := a.ask(h, false)
+		switch {
+		case err != nil:
+			p.due = time.Time{}
+			return a.giveUp(h, err)
+		case reply.status == acquireOurs:
+			p.due = time.Time{}
+			done, err := a.ours(h, reply.token, answer)
+			if done && err == nil { // the next hears of it when we leave, or finds out when our lease should be over
+				p.due = time.Now().Add(h.ttl + time.Millisecond)
+			}
+			if done {
+				return err
+			}
+		default:
+			a.refusedBy(h, reply)
+			r.mu.Lock()
+			p.refusal = sameRefusal(a.refusal)
+			r.mu.Unlock()
+			if !a.waited {
+				a.joined(h, 0)
+			}
+			p.due = time.Now().Add(redissonRecheck(h, reply))
+		}
+	}
+}
+
+// wake returns when Redis should be asked.
+func (r *redisson) wake(p *race, a *acquiring, h *hold) error {
+	a.wake = WakeNone
+	if heard, err := r.listen(p, a, h); !heard {
+		return err
+	}
+	var ears [2]waiter // a channel that is nil never has anything
+	for i, w := range p.ears {
+		if w != nil {
+			ears[i] = *w
+		}
+	}
+	timer := time.NewTimer(time.Until(p.due))
+	defer timer.Stop()
+	select {
+	case <-ears[0].granted:
+		a.wake = WakeReleased
+	case <-ears[1].granted:
+		a.wake = WakeReleased
+	case <-ears[0].again: // the connection was lost, and what was published meanwhile with it
+	case <-ears[1].again:
+	case <-timer.C:
+	case err := <-ears[0].failed:
+		p.deafen()
+		return err
+	case err := <-ears[1].failed:
+		p.deafen()
+		return err
+	case <-h.client.closed:
+		return ErrClosed
+	case <-a.waiting.Done():
+		return ended(a.waiting)
+	}
+	for _, ear := range ears { // whatever has come by now, we ask after it; both kinds of one message come together
+		select {
+		case <-ear.granted:
+		default:
+		}
+	}
+	return nil
+}
+
+// listen makes the client hear the lock's channel. heard: it does already. A message from before the subscription is
+// lost, so whoever has just subscribed asks. In a cluster a Redisson client publishes on sharded or on plain pub/sub, as
+// it is set up, and nobody can tell: so both are heard there.
+func (r *redisson) listen(p *race, a *acquiring, h *hold) (heard bool, err error) {
+	c := h.client
+	heard = true
+	for i := range p.ears {
+		if p.ears[i] != nil || i == 1 && !c.wire.sharded.Load() {
+			continue
+		}
+		heard = false
+		ear := &hold{client: c, keys: h.keys, id: p.key} // not h: the race outlives it
+		if i == 1 {
+			k := *h.keys
+			k.topic, k.plain = plainTopic+k.topic, true
+			ear.keys = &k
+		}
+		p.ears[i], err = c.hub.subscribe(a.waiting, ear, max(time.Until(p.due), firstPause))
+		if errors.Is(err, errNotYet) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	return heard, nil
+}
+
+// plainTopic tells the plain subscription to a channel from the sharded one.
+const plainTopic = "plain "
+
+// redissonUnknown is when a waiter asks again at the latest where the lock has no lease: somebody else has made it so.
+const redissonUnknown = 10 * time.Second
+
+// redissonRecheck is when a waiter asks for itself: when the owner's lease should be over. Nobody needs to be
+// left time, as one of each client asks. A lease much longer than ours is not waited out: by then the lock may belong to
+// somebody whose lease is shorter, or it was freed by a getSpinLock, which publishes nothing.
+func redissonRecheck(h *hold, reply acquisition) time.Duration {
+	d := min(reply.remaining, max(h.ttl, redissonUnknown))
+	if d < 0 {
+		d = min(h.ttl, redissonUnknown)
+	}
+	return d + time.Millisecond + rand.N(5*time.Millisecond)
+}
+
+// told wakes the runner: the lock has become free. What the message says does not matter, and to whom the lock goes is
+// for Redis to say.
+func (r *redisson) told(b *hub, channel, _ string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, topic := range []string{channel, plainTopic + channel} {
+		if s := b.subs[topic]; s != nil {
+			for _, w := range s.waiters {
+				select {
+				case w.granted <- 0:
+				default: // it has not asked since the last one
+				}
+			}
+		}
+	}
+}

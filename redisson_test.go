@@ -1,0 +1,707 @@
+package relock_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/redistest"
+)
+
+// Redisson's layout, seen from both sides. What is the same as in our own is shown by redisson_suite_test.go; what the
+// real Redisson does with it, by the tests in interop/redisson.
+
+func inRedisson(options ...relock.Option) []relock.Option {
+	return append([]relock.Option{relock.WithRedissonLayout()}, options...)
+}
+
+// java is a thread of a Redisson client as Redis sees it, with the effects of Redisson's scripts as in
+// testdata/redisson/vectors.json.
+type java struct {
+	w      *arena
+	holder string
+	lease  time.Duration
+}
+
+func (w *arena) java() java {
+	return java{w: w, holder: "f47ac10b-58cc-4372-a567-0e02b2c3d479:42", lease: relock.DefaultTTL}
+}
+
+// tryLock is one attempt of RLock.tryLock.
+func (j java) tryLock(name string) bool {
+	j.w.t.Helper()
+	const text = `
+		if redis.call('exists', KEYS[1]) == 0 or redis.call('hexists', KEYS[1], ARGV[2]) == 1 then
+			redis.call('hincrby', KEYS[1], ARGV[2], 1)
+			redis.call('pexpire', KEYS[1], ARGV[1])
+			return 1
+		end
+		return 0`
+	n, err := j.w.plain.Eval(context.Background(), text, []string{name}, j.lease.Milliseconds(), j.holder).Int()
+	require.NoError(j.w.t, err)
+	return n == 1
+}
+
+func (j java) lock(name string) {
+	j.w.t.Helper()
+	require.True(j.w.t, j.tryLock(name))
+}
+
+// unlock is the last unlock.
+func (j java) unlock(name string) {
+	j.w.t.Helper()
+	ctx := context.Background()
+	pipe := j.w.plain.TxPipeline()
+	there := pipe.HExists(ctx, name, j.holder)
+	pipe.Del(ctx, name)
+	pipe.Publish(ctx, redissonChannelOf(name), "0")
+	_, err := pipe.Exec(ctx)
+	require.NoError(j.w.t, err)
+	require.True(j.w.t, there.Val(), "it had the lock")
+}
+
+func redissonChannelOf(name string) string {
+	if strings.Contains(name, "{") {
+		return "redisson_lock__channel:" + name
+	}
+	return "redisson_lock__channel:{" + name + "}"
+}
+
+// awaitEars waits until so many connections hear of a lock.
+func (w *arena) awaitEars(name string, n int) {
+	w.t.Helper()
+	channel := redissonChannelOf(name)
+	redistest.Eventually(w.t, soon, func() bool {
+		got, err := w.plain.PubSubNumSub(context.Background(), channel).Result()
+		return err == nil && got[channel] == int64(n)
+	}, "%d hear of %q", n, name)
+}
+
+// awaitGone waits until nobody holds a lock. Soon, and not at once: a call that was cancelled may take it for a moment.
+func (w *arena) awaitGone(name string) {
+	w.t.Helper()
+	redistest.Eventually(w.t, soon, func() bool {
+		n, err := w.plain.Exists(context.Background(), name).Result()
+		return err == nil && n == 0
+	}, "%q is free", name)
+}
+
+// awaitAsks waits until acquire was called n times. The second call of a waiter is the one since its channel is heard:
+// from then on only a message or the end of the lease wakes it.
+func (w *arena) awaitAsks(asks func() int, n int) {
+	w.t.Helper()
+	redistest.Eventually(w.t, soon, func() bool { return asks() >= n }, "%d calls of acquire", n)
+}
+
+func TestAJavaUnlockWakesAGoWaiter(t *testing.T) {
+	for _, payload := range []string{"0", "1"} { // the second is that of a write lock's release: it means the same
+		w := onShared(t)
+		j, p := w.java(), w.peer(inRedisson()...)
+		j.lock("a")
+		asks := w.counter(p, "redisson/acquire")
+		waiter := w.start(t.Context(), p.NewLock("a"))
+		w.awaitAsks(asks, 2)
+		require.NoError(t, w.plain.Del(t.Context(), "a").Err())
+		require.NoError(t, w.plain.Publish(t.Context(), redissonChannelOf("a"), payload).Err())
+		w.leave(waiter.in(soon), waiter.lock, soon)
+		require.Equal(t, 3, asks())
+		require.Zero(t, w.plain.Exists(t.Context(), "a").Val())
+	}
+}
+
+func TestAGoUnlockTellsJavaOnceAndOnlyWhenTheLockIsFree(t *testing.T) {
+	w := onShared(t)
+	j, p := w.java(), w.peer(inRedisson()...)
+	l := p.NewLock("a")
+	ears := w.plain.Subscribe(t.Context(), redissonChannelOf("a"))
+	_, err := ears.ReceiveTimeout(t.Context(), soon)
+	require.NoError(t, err)
+	outer := w.enter(t.Context(), l, soon)
+	require.False(t, j.tryLock("a"))
+	w.leave(w.enter(outer, l, soon), l, soon)
+	require.False(t, j.tryLock("a"), "an inner exit frees nothing")
+	require.NoError(t, ears.Ping(t.Context()))
+	m, err := ears.ReceiveTimeout(t.Context(), soon)
+	require.NoError(t, err)
+	require.IsType(t, &redis.Pong{}, m, "and tells nobody")
+	w.leave(outer, l, soon)
+	m, err = ears.ReceiveTimeout(t.Context(), soon)
+	require.NoError(t, err)
+	require.Equal(t, "0", m.(*redis.Message).Payload)
+	require.NoError(t, ears.Close())
+	j.lock("a")
+	j.unlock("a")
+}
+
+func TestWhatJavaSeesOfAGoHoldAndGoOfAJavaHold(t *testing.T) {
+	w := onShared(t)
+	j, p := w.java(), w.peer(inRedisson()...)
+	l := p.NewLock("a", relock.WithTTL(20*time.Second))
+	section := w.enter(t.Context(), l, soon)
+	inner := w.enter(section, l, soon)
+	holder, _ := relock.HolderFrom(section)
+	require.Equal(t, map[string]string{holder.String(): "2"}, w.plain.HGetAll(t.Context(), "a").Val(),
+		"the field is the holder that Lock has made")
+	lease := w.plain.PTTL(t.Context(), "a").Val()
+	require.Greater(t, lease, 15*time.Second)
+	require.LessOrEqual(t, lease, 20*time.Second)
+	state, err := l.State(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, holder, state.Holder)
+	require.Equal(t, 2, state.Count)
+	require.Zero(t, state.Waiters)
+	w.leave(inner, l, soon)
+	w.leave(section, l, soon)
+	require.Equal(t, []string{}, redistest.Keys(t, w.plain), "nothing is left, not even a token")
+
+	j.lock("a")
+	j.lock("a")
+	state, err = l.State(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, j.holder, state.Holder.String())
+	require.Equal(t, 2, state.Count)
+	require.Greater(t, state.TTL, 25*time.Second)
+	_, err = l.TryLock(t.Context())
+	var locked *relock.LockedError
+	require.ErrorAs(t, err, &locked)
+	require.Equal(t, j.holder, locked.Holder.String())
+	require.Greater(t, locked.TTL, 25*time.Second)
+	require.NoError(t, l.ForceUnlock(t.Context()))
+	require.ErrorIs(t, l.ForceUnlock(t.Context()), relock.ErrNotHeld)
+}
+
+func TestAGoHolderIsToldThatJavaHasFreedItsLockByForce(t *testing.T) {
+	w := onShared(t)
+	p := w.peer(inRedisson(relock.WithTTL(600 * time.Millisecond))...)
+	l := p.NewLock("a")
+	section := w.enter(t.Context(), l, soon)
+	require.NoError(t, w.plain.Del(t.Context(), "a").Err())
+	j := w.java()
+	j.lock("a")
+	require.Equal(t, relock.LossTaken, w.lost(section, soon).Reason)
+	require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
+	j.unlock("a") // and nothing of Go's has touched it
+}
+
+func TestAPlainLockHasNoTokenAndAFencedOneSharesItsCounterWithJava(t *testing.T) {
+	w := onShared(t)
+	p := w.peer(inRedisson()...)
+	plain := p.NewLock("plain")
+	section := w.enter(t.Context(), plain, soon)
+	require.Zero(t, plain.Token(section))
+	require.True(t, plain.Held(section))
+	w.leave(section, plain, soon)
+
+	const counter = "redisson_lock_token:{a}"
+	l := p.NewLock("a", relock.WithRedissonFencing())
+	require.NoError(t, w.plain.Set(t.Context(), counter, 41, 0).Err()) // Java was here before
+	outer := w.enter(t.Context(), l, soon)
+	require.EqualValues(t, 42, l.Token(outer))
+	inner := w.enter(outer, l, soon)
+	require.EqualValues(t, 42, l.Token(inner), "one stay has one token")
+	require.Equal(t, "43", w.plain.Get(t.Context(), counter).Val(), "but each success is counted, as Redisson does")
+	w.leave(inner, l, soon)
+	w.leave(outer, l, soon)
+	require.Equal(t, "43", w.plain.Get(t.Context(), counter).Val())
+	section = w.enter(t.Context(), l, soon)
+	require.EqualValues(t, 44, l.Token(section))
+	w.leave(section, l, soon)
+	require.Equal(t, []string{counter}, redistest.Keys(t, w.plain))
+	require.Equal(t, time.Duration(-1), w.plain.TTL(t.Context(), counter).Val(), "it has no end")
+}
+
+func TestOfTheWaitersOfOneClientAMessageWakesOne(t *testing.T) {
+	const waiters = 50
+	w := onShared(t)
+	j, p := w.java(), w.peer(inRedisson()...)
+	j.lock("a")
+	asks := w.counter(p, "redisson/acquire")
+	ctx, cancel := context.WithCancel(t.Context())
+	all := []*asking{w.start(ctx, p.NewLock("a"))}
+	w.awaitAsks(asks, 2)
+	var queued atomic.Int32
+	counting := relock.WithHooks(relock.Hooks{Queued: func(e relock.Queued) {
+		require.Equal(t, int(queued.Add(1)), e.Position, "how many of this client are before")
+	}})
+	for range waiters - 1 {
+		all = append(all, w.start(ctx, p.NewLock("a", counting)))
+		n := int32(len(all) - 1)
+		redistest.Eventually(t, soon, func() bool { return queued.Load() == n }, "it waits")
+	}
+	require.Equal(t, 2, asks(), "those behind the first have not asked")
+	require.Equal(t, 1, p.faults.Commands("SUBSCRIBE"))
+
+	// Java frees it and takes it again before anybody can ask.
+	for n := 3; n < 8; n++ {
+		require.NoError(t, w.plain.Publish(t.Context(), redissonChannelOf("a"), "0").Err())
+		w.awaitAsks(asks, n)
+	}
+	require.Equal(t, 7, asks(), "one call for each message")
+
+	// They are in one after another, in the order in which they came: one call each, and one to leave.
+	j.unlock("a")
+	for i, a := range all {
+		section := a.in(soon)
+		for _, later := range all[i+1:] {
+			require.True(t, later.waiting())
+		}
+		w.leave(section, a.lock, soon)
+	}
+	cancel()
+	require.LessOrEqual(t, asks(), 7+2*waiters)
+	w.awaitGone("a")
+}
+
+func TestAWaiterThatGivesUpAtTheMomentOfTheMessageLeavesItToTheNext(t *testing.T) {
+	// The lease is long and the lock is free at once, so a wake-up that is lost would be noticed.
+	w := onShared(t)
+	j, p := w.java(), w.peer(inRedisson()...)
+	l := p.NewLock("a")
+	for range 150 {
+		j.lock("a")
+		ctx, cancel := context.WithCancel(t.Context())
+		gone := []*asking{w.start(ctx, l), w.start(ctx, l), w.start(ctx, l)}
+		w.awaitEars("a", 1)
+		stays := w.start(t.Context(), l)
+		go func() {
+			<-time.After(rand.N(300 * time.Microsecond))
+			cancel()
+		}()
+		<-time.After(rand.N(300 * time.Microsecond))
+		j.unlock("a")
+		for _, a := range gone {
+			go func() {
+				if <-a.done; a.err == nil {
+					_ = a.lock.Unlock(a.section)
+				}
+			}()
+		}
+		w.leave(stays.in(soon), l, soon)
+		for _, a := range gone {
+			<-a.done
+		}
+		w.awaitGone("a")
+		cancel()
+	}
+}
+
+func TestAThousandWaitersInRedissonsLayoutAreInOnceEachAndSilentUntilThen(t *testing.T) {
+	const waiters, clients = 1000, 4
+	w := onShared(t)
+	j := w.java()
+	j.lock("a")
+	peers := make([]*relock.Client, clients)
+	for i := range peers {
+		var err error
+		peers[i], err = relock.New(w.server.Client(), inRedisson(relock.WithRedissonFencing())...)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, peers[i].Close()) })
+	}
+	var g guarded
+	var errs names
+	var all sync.WaitGroup
+	for i := range waiters {
+		l := peers[i%clients].NewLock("a")
+		all.Go(func() {
+			err := l.Do(t.Context(), func(ctx context.Context) error {
+				g.enter(ctx, l)
+				g.leave(ctx)
+				return nil
+			})
+			if err != nil {
+				errs.add(err.Error())
+			}
+		})
+	}
+	w.awaitEars("a", clients)
+	// What they still have to ask has been answered when nothing more is asked for a while.
+	before := w.calls()
+	redistest.Eventually(t, 20*time.Second, func() bool {
+		sleepUntil(time.Now().Add(500 * time.Millisecond))
+		was := before["evalsha"]
+		before = w.calls()
+		return before["evalsha"] == was
+	}, "those who wait are silent")
+	j.unlock("a")
+	require.NoError(t, w.call(30*time.Second, func() error { all.Wait(); return nil }))
+	scripts := w.calls()["evalsha"] - before["evalsha"]
+	t.Logf("%d hand-overs, %.2f script calls each", waiters, float64(scripts)/waiters)
+	require.Empty(t, errs.all())
+	g.require(t)
+	require.Equal(t, waiters, g.entries)
+	// One to leave, and at most one of each client to ask.
+	require.LessOrEqual(t, scripts, waiters*(1+clients)+100)
+}
+
+func TestAnUnlockWhilePubSubIsDownIsMadeUpForWhenItIsBack(t *testing.T) {
+	for _, order := range []string{"cut first", "freed first", "down for a while"} {
+		t.Run(order, func(t *testing.T) {
+			w := onShared(t)
+			j, p := w.java(), w.peer(inRedisson()...)
+			j.lock("a")
+			asks := w.counter(p, "redisson/acquire")
+			waiter := w.start(t.Context(), p.NewLock("a"))
+			w.awaitAsks(asks, 2)
+			behind := w.start(t.Context(), p.NewLock("a"))
+			switch order {
+			case "cut first":
+				p.faults.CutPubSub()
+				j.unlock("a")
+			case "freed first": // the message is on its way when the connection breaks: it is lost
+				p.faults.StallPubSub()
+				j.unlock("a")
+				p.faults.CutPubSub()
+			case "down for a while":
+				p.faults.Refuse()
+				p.faults.Cut()
+				j.unlock("a")
+				sleepUntil(time.Now().Add(300 * time.Millisecond))
+				require.True(t, waiter.waiting())
+				p.faults.Heal()
+			}
+			w.leave(waiter.in(soon), waiter.lock, soon)
+			w.leave(behind.in(soon), behind.lock, soon)
+			w.awaitGone("a")
+		})
+	}
+}
+
+func TestASilentPubSubConnectionCostsAWaiterInRedissonsLayoutSeconds(t *testing.T) {
+	w := onShared(t)
+	j, p := w.java(), w.peer(inRedisson()...)
+	j.lock("a")
+	asks := w.counter(p, "redisson/acquire")
+	waiter := w.start(t.Context(), p.NewLock("a"))
+	w.awaitAsks(asks, 2)
+	p.faults.StallPubSub()
+	j.unlock("a")
+	w.leave(waiter.in(halfOpen), waiter.lock, soon)
+	p.faults.Heal()
+}
+
+func TestALockThatIsContendedAgainAndAgainInRedissonsLayoutIsSubscribedOnce(t *testing.T) {
+	w := onShared(t)
+	j, p := w.java(), w.peer(inRedisson()...)
+	l := p.NewLock("a")
+	asks := w.counter(p, "redisson/acquire")
+	const rounds = 20
+	for i := range rounds {
+		j.lock("a")
+		waiter := w.start(t.Context(), l)
+		w.awaitAsks(asks, 2*(i+1))
+		j.unlock("a")
+		w.leave(waiter.in(soon), l, soon)
+	}
+	require.Equal(t, 1, p.faults.Commands("SUBSCRIBE"))
+	require.Zero(t, p.faults.Commands("UNSUBSCRIBE"))
+	// Else it would be three calls a round. Now and then the message of the last round wakes the waiter of the next.
+	require.LessOrEqual(t, asks(), 2*rounds+rounds/2, "once subscribed, the first refusal is enough to wait")
+}
+
+func TestTwoNamesThatShareAChannelAreStillTwoLocks(t *testing.T) {
+	w := onShared(t)
+	j, p := w.java(), w.peer(inRedisson()...)
+	j.lock("a")
+	j.lock("{a}")
+	bare, braced := w.start(t.Context(), p.NewLock("a")), w.start(t.Context(), p.NewLock("{a}"))
+	w.awaitEars("a", 1)
+	j.unlock("{a}")
+	w.leave(braced.in(soon), braced.lock, soon)
+	require.True(t, bare.waiting())
+	j.unlock("a")
+	w.leave(bare.in(soon), bare.lock, soon)
+}
+
+// A getSpinLock has no channel, and a lock that was put there by hand may have no lease.
+func TestALockThatIsFreedWithoutAMessageIsFoundFree(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		for _, c := range []struct {
+			name  string
+			lease time.Duration
+			ttl   time.Duration // of the waiter
+			asks  time.Duration // at least this often
+		}{
+			{"at the end of its lease", 20 * time.Second, 30 * time.Second, 20 * time.Second},
+			{"a lease much longer than ours", time.Hour, 30 * time.Second, 30 * time.Second},
+			{"a lease much longer than our short one", time.Hour, time.Second, 10 * time.Second},
+			{"no lease", 0, 30 * time.Second, 10 * time.Second},
+			{"no lease, and ours is short", 0, time.Second, time.Second},
+		} {
+			w.HSet("a", "f47ac10b-58cc-4372-a567-0e02b2c3d479:42", "1")
+			if c.lease > 0 {
+				w.SetTTL("a", c.lease)
+			}
+			m := w.NewClient(inRedisson(relock.WithTTL(c.ttl))...)
+			l := m.NewLock("a")
+			waiter := begin(t, t.Context(), l.Lock)
+			m.net.Reset()
+			pass(c.asks - time.Millisecond)
+			require.True(t, waiter.waits(), c.name)
+			require.LessOrEqual(t, m.scripts(), 1, c.name)
+			if c.lease != 20*time.Second {
+				w.Del("a")
+			}
+			section := waiter.section()
+			require.LessOrEqual(t, waiter.took(), c.asks+10*time.Millisecond, c.name)
+			require.NoError(t, l.Unlock(section))
+			require.NoError(t, m.Close())
+		}
+	})
+}
+
+func TestHooksInRedissonsLayoutTellOfTheWait(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		m := w.NewClient(inRedisson(relock.WithHooks(r.Hooks()))...)
+		l := m.NewLock("a")
+		section := enter(t, t.Context(), l)
+		waiting := begin(t, t.Context(), l.Lock)
+		pass(2 * time.Second)
+		require.NoError(t, l.Unlock(section))
+		section = waiting.section()
+		require.NoError(t, l.Unlock(section))
+		require.Equal(t, []string{
+			"AcquireStarted", "AcquireFinished", "AcquireStarted", "Queued", "Released", "AcquireFinished", "Released",
+		}, r.kinds())
+		finished := eventsOf[relock.AcquireFinished](&r)
+		require.False(t, finished[0].Waited)
+		require.Equal(t, relock.WakeNone, finished[0].Wake)
+		require.True(t, finished[1].Waited)
+		require.Equal(t, relock.WakeReleased, finished[1].Wake)
+		require.Equal(t, 2*time.Second, finished[1].Duration)
+		require.Zero(t, eventsOf[relock.Queued](&r)[0].Position)
+
+		// Refused at once, and with nobody to wait for: no wait is told.
+		section = enter(t, t.Context(), l)
+		_, err := l.TryLock(t.Context())
+		require.ErrorIs(t, err, relock.ErrLocked)
+		require.NoError(t, l.Unlock(section))
+		require.Len(t, eventsOf[relock.Queued](&r), 1)
+	})
+}
+
+func TestNestedEntriesAndExitsInRedissonsLayoutNeedNoMemory(t *testing.T) {
+	w := onOwn(t, "--maxmemory-policy", "noeviction")
+	p := w.peer(inRedisson()...)
+	l := p.NewLock("a")
+	outer := w.enter(t.Context(), l, soon)
+	inner := w.enter(outer, l, soon)
+	require.NoError(t, w.plain.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	require.ErrorContains(t, w.start(t.Context(), p.NewLock("b")).out(soon), "OOM")
+	w.leave(w.enter(inner, l, soon), l, soon)
+	w.leave(inner, l, soon)
+	w.leave(outer, l, soon)
+	require.Equal(t, []string{}, redistest.Keys(t, w.plain))
+}
+
+func TestTooFewReplicaAcksInRedissonsLayoutUndoTheEntry(t *testing.T) {
+	w, replica := withReplica(t)
+	const timeout = 80 * time.Millisecond
+	p := w.peer(inRedisson()...)
+	l := p.NewLock("a", relock.WithReplicaAcks(1, timeout))
+	w.leave(w.enter(t.Context(), l, soon), l, soon)
+	replica.Pause()
+	require.ErrorIs(t, w.start(t.Context(), l).out(timeout+soon), relock.ErrNotReplicated)
+	require.Zero(t, w.plain.Exists(t.Context(), "a").Val())
+
+	// A waiter too, and the lock goes on to the next.
+	j := w.java()
+	j.lock("a")
+	waiter := w.start(t.Context(), l)
+	w.awaitEars("a", 1)
+	next := w.start(t.Context(), w.peer(inRedisson()...).NewLock("a"))
+	w.awaitEars("a", 2)
+	j.unlock("a")
+	w.leave(next.in(soon), next.lock, soon)
+	require.ErrorIs(t, waiter.out(timeout+soon), relock.ErrNotReplicated)
+	replica.Resume()
+}
+
+func TestAProcessThatIsKilledInRedissonsLayoutCostsNoMoreThanItsLease(t *testing.T) {
+	redissonLayout = true // for the process
+	defer func() { redissonLayout = false }()
+	w := onShared(t)
+	holder := w.locker("a", time.Second)
+	holder.Expect("in ", startUp)
+	waiter := w.start(t.Context(), w.peer().NewLock("a"))
+	w.awaitEars("a", 1)
+	holder.Kill()
+	w.leave(waiter.in(w.lease("a")+soon), waiter.lock, soon)
+
+	// And who is killed while it waits is in nobody's way.
+	section := w.enter(t.Context(), waiter.lock, soon)
+	dead := w.locker("a", time.Second)
+	dead.Expect("queued", startUp)
+	last := w.start(t.Context(), w.peer().NewLock("a"))
+	w.awaitEars("a", 3)
+	dead.Kill()
+	w.leave(section, waiter.lock, soon)
+	w.leave(last.in(soon), last.lock, soon)
+}
+
+// redissonACL is the fewest commands that a user needs for everything, on a server that is no cluster, beside the names of
+// its locks and `&redisson_lock__channel:*`. docs/REDISSON.md shows it.
+var redissonACL = []string{
+	"evalsha", "eval", "subscribe", "unsubscribe", "ping",
+	"del", "exists", "hdel", "hexists", "hget", "hgetall", "hset", "pexpire", "pttl", "publish",
+}
+
+// redissonFencingACL is what fenced locks need in addition, with `~redisson_lock_token:*`.
+var redissonFencingACL = []string{"get", "incr"}
+
+// redissonClusterACL is what a cluster needs in addition.
+var redissonClusterACL = []string{"ssubscribe", "sunsubscribe", "spublish", "cluster|slots", "command", "asking"}
+
+func TestTheRedisUserForRedissonsLayoutMayDoNoMoreThanItNeeds(t *testing.T) {
+	w := onOwn(t)
+	if !w.server.AtLeast(7, 0) {
+		t.Skip("before 7.0 a user cannot be kept from channels or from commands in scripts in this way")
+	}
+	rules := func(fenced bool, without string) []string {
+		list := []string{"~app:*", "&redisson_lock__channel:*"}
+		commands := redissonACL
+		if fenced {
+			list = append(list, "~redisson_lock_token:*")
+			commands = append(commands[:len(commands):len(commands)], redissonFencingACL...)
+		}
+		for _, c := range commands {
+			if c != without {
+				list = append(list, "+"+c)
+			}
+		}
+		return list
+	}
+	n := 0
+	tour := func(rules []string, options ...relock.Option) error {
+		n++
+		return w.redissonTour(fmt.Sprint("user", n), rules, options...)
+	}
+	fencing := relock.WithRedissonFencing()
+	require.NoError(t, tour(rules(false, "")))
+	require.NoError(t, tour(rules(true, ""), fencing))
+	require.ErrorContains(t, tour(rules(false, ""), fencing), "NOPERM")
+	for _, c := range redissonACL {
+		switch c {
+		case "eval", "unsubscribe", "ping": // seen where a script is new, or seconds after
+		default:
+			require.Error(t, tour(rules(false, c)), c)
+		}
+	}
+	for _, c := range redissonFencingACL {
+		require.Error(t, tour(rules(true, c), fencing), c)
+	}
+	require.NoError(t, w.plain.FlushAll(t.Context()).Err())
+}
+
+// redissonTour does everything that a lock can do as one user, and returns what went wrong.
+func (w *arena) redissonTour(user string, rules []string, options ...relock.Option) error {
+	var renewals atomic.Value
+	p := w.aclUser(user, rules, inRedisson(append(options, relock.WithTTL(600*time.Millisecond), relock.WithHooks(relock.Hooks{
+		Renewed: func(e relock.Renewed) {
+			if e.Err != nil {
+				renewals.CompareAndSwap(nil, e.Err)
+			}
+		},
+	}))...)...)
+	ctx, cancel := context.WithTimeout(w.t.Context(), 5*time.Second)
+	defer cancel()
+	l := p.NewLock("app:" + user)
+	section, err := l.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	inner, err := l.Lock(section)
+	if err != nil {
+		_ = l.Unlock(section)
+		return err
+	}
+	if _, err = l.State(ctx); err != nil {
+		return err
+	}
+	if err = l.Unlock(inner); err != nil {
+		return err
+	}
+	// Its lease is renewed while somebody waits.
+	waiter := w.start(ctx, l)
+	select {
+	case <-waiter.done:
+		return waiter.err
+	case <-time.After(700 * time.Millisecond):
+	}
+	if err, ok := renewals.Load().(error); ok {
+		return err
+	}
+	if err = l.Unlock(section); err != nil {
+		return err
+	}
+	if <-waiter.done; waiter.err != nil {
+		return waiter.err
+	}
+	return l.ForceUnlock(ctx)
+}
+
+func TestAUserWithoutRedissonsChannelsIsToldWhenItHasToWait(t *testing.T) {
+	w := onOwn(t)
+	if !w.server.AtLeast(7, 0) {
+		t.Skip("before 7.0 users may use all channels unless told otherwise")
+	}
+	j := w.java()
+	j.lock("app:a")
+	p := w.aclUser("deaf", []string{"~app:*", "+@all"}, inRedisson()...)
+	err := w.start(t.Context(), p.NewLock("app:a")).out(soon)
+	require.ErrorContains(t, err, "NOPERM")
+	require.ErrorContains(t, err, "channel")
+	j.unlock("app:a")
+}
+
+func TestTheOptionsOfRedissonsLayout(t *testing.T) {
+	rdb := redistest.Shared(t).Client()
+	for _, c := range []struct {
+		options []relock.Option
+		says    []string
+	}{
+		{opts(relock.WithRedissonLayout(), relock.WithPrefix("app:")), []string{"WithPrefix(\"app:\")", "WithRedissonLayout", "name"}},
+		{opts(relock.WithPrefix(""), relock.WithRedissonLayout()), []string{"WithPrefix", "WithRedissonLayout"}},
+		{opts(relock.WithRedissonFencing()), []string{"WithRedissonFencing", "WithRedissonLayout"}},
+	} {
+		_, err := relock.New(rdb, c.options...)
+		require.ErrorIs(t, err, relock.ErrInvalid)
+		for _, says := range c.says {
+			require.ErrorContains(t, err, says)
+		}
+	}
+	ours, err := relock.New(rdb)
+	require.NoError(t, err)
+	theirs, err := relock.New(rdb, relock.WithRedissonLayout())
+	require.NoError(t, err)
+	for _, l := range []*relock.Lock{
+		ours.NewLock("a", relock.WithRedissonLayout()), theirs.NewLock("a", relock.WithRedissonLayout()),
+	} {
+		require.ErrorIs(t, l.Err(), relock.ErrInvalid)
+		require.ErrorContains(t, l.Err(), "WithRedissonLayout")
+		require.ErrorContains(t, l.Err(), "New")
+	}
+	require.ErrorIs(t, ours.NewLock("a", relock.WithRedissonFencing()).Err(), relock.ErrInvalid)
+	require.ErrorIs(t, theirs.NewLock("a", relock.WithPrefix("app:")).Err(), relock.ErrInvalid)
+	require.NoError(t, theirs.NewLock("a", relock.WithRedissonFencing(), relock.WithTTL(time.Second)).Err())
+	for _, name := range []string{"a}b", "a{b", "a{}b", "{"} {
+		require.NoError(t, theirs.NewLock(name).Err(), "only a cluster cannot have it")
+	}
+	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}})
+	defer cluster.Close()
+	clustered, err := relock.New(cluster, relock.WithRedissonLayout())
+	require.NoError(t, err)
+	for _, name := range []string{"a}b", "a{b", "a{}b", "{"} {
+		require.ErrorIs(t, clustered.NewLock(name).Err(), relock.ErrInvalid)
+	}
+	require.NoError(t, clustered.NewLock("{a}b").Err())
+}

@@ -1,0 +1,44 @@
+-- Takes the lock for a hold, or enters it again.
+--
+-- KEYS     name, and for a fenced lock its token key
+-- ARGV     hold, target count, step, lease ms (0: leave it alone), guard (0 or 1)
+-- Returns  token, 0 if the lock is not fenced  the hold owns the lock, with the target count
+--          -1                                  the hold had entered before and is not the owner any more
+--          {remaining ms, owner}               another one owns it; -1 ms: for ever
+-- Idempotent because the count is set, never added to. A token may grow without need, as Redisson's does, but never while
+-- another one holds the lock.
+
+--- include redisson/owner
+
+local base, token_key = KEYS[1], KEYS[2]
+local hold, target, step, ttl = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+
+local count = tonumber(redis.call('HGET', base, hold))
+if not count then
+  if target > 1 then
+    return -1
+  end
+  if redis.call('EXISTS', base) == 1 then
+    return {redis.call('PTTL', base), (owner(base))}
+  end
+end
+
+if not count then
+  -- Written first: if its key is none that can be counted up, or memory has run out, the script ends here and nothing has
+  -- changed.
+  local token = token_key and redis.call('INCR', token_key) or 0
+  redis.call('HSET', base, hold, 1)
+  redis.call('PEXPIRE', base, ttl)
+  return token
+end
+
+local last = token_key and redis.call('GET', token_key)
+if last and not tonumber(last) then
+  return redis.error_reply('ERR ' .. token_key .. ' is not a number')
+end
+update(base, hold, target, step, ARGV[5] == '1', ttl)
+if not token_key then
+  return 0
+end
+-- Asked once more for the same count, a hold has its token already.
+return count == target and tonumber(last) or redis.call('INCR', token_key)

@@ -1,0 +1,192 @@
+package relock
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/internal/redistest"
+)
+
+// fillLanes takes all lanes, as if commands were on their way, and makes the queue wait for one to land.
+func fillLanes(t *testing.T, l *lanes) {
+	t.Helper()
+	redistest.Eventually(t, 10*time.Second, func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		free := l.aloft == 0 // a command frees its lane a moment after its call has returned
+		if free {
+			l.aloft, l.limit = flightsAloft, time.Hour
+		}
+		return free
+	}, "all lanes are free")
+}
+
+func (l *lanes) queued() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.queue)
+}
+
+// pipelines notes what go-redis is asked to send together.
+type pipelines struct {
+	mu    sync.Mutex
+	sizes []int
+}
+
+func (p *pipelines) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (p *pipelines) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (p *pipelines) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if cmds[0].Name() == "evalsha" {
+			p.mu.Lock()
+			p.sizes = append(p.sizes, len(cmds))
+			p.mu.Unlock()
+		}
+		return next(ctx, cmds)
+	}
+}
+
+func TestCommandsThatWaitForALaneLeaveInOnePipelineWhenOneLands(t *testing.T) {
+	r := newRig(t)
+	var seen pipelines
+	r.rdb.AddHook(&seen)
+	h := r.enter()
+	l := &r.wire.lanes
+	fillLanes(t, l)
+	const calls = 20
+	var all sync.WaitGroup
+	for range calls {
+		all.Go(func() {
+			s, err := r.wire.state(t.Context(), r.keys, once)
+			if err != nil || s.hold != h.id {
+				t.Errorf("%+v, %v", s, err)
+			}
+		})
+	}
+	redistest.Eventually(t, 10*time.Second, func() bool { return l.queued() == calls }, "all are queued")
+	l.leave()
+	all.Wait()
+	require.Equal(t, []int{calls}, seen.sizes)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	require.Equal(t, flightsAloft-1, l.aloft, "the lane that they had is free")
+}
+
+func TestACommandThatIsGivenUpBeforeItHasALaneIsNeverSent(t *testing.T) {
+	r, f := faulty(t)
+	r.owner()
+	l := &r.wire.lanes
+	fillLanes(t, l)
+	for name, giveUp := range map[string]func(cancel context.CancelFunc, stop chan struct{}){
+		"its context is done": func(cancel context.CancelFunc, _ chan struct{}) { cancel() },
+		"its client closes":   func(_ context.CancelFunc, stop chan struct{}) { close(stop) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := f.Commands("EVALSHA", "EVAL")
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			stop, done := make(chan struct{}), make(chan error, 1)
+			h := r.hold()
+			go func() {
+				_, _, err := r.wire.acquire(ctx, h, 1, false, 0, effort{stop: stop})
+				done <- err
+			}()
+			redistest.Eventually(t, 10*time.Second, func() bool { return l.queued() == 1 }, "it is queued")
+			giveUp(cancel, stop)
+			require.Error(t, <-done)
+			require.Zero(t, l.queued())
+			require.Equal(t, before, f.Commands("EVALSHA", "EVAL"))
+			o := r.client.orphans
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			require.Zero(t, h.flying, "nothing is on its way")
+			require.False(t, h.lost, "and nothing can run late")
+		})
+	}
+}
+
+func TestConnectionsThatHangHoldUpNobodyElse(t *testing.T) {
+	r, f := faulty(t)
+	r.enter()
+	hang := f.On(scripts, redistest.Hold()).Times(flightsAloft)
+	var all sync.WaitGroup
+	for range flightsAloft {
+		all.Go(func() { _, _ = r.wire.state(t.Context(), r.keys, once) })
+	}
+	hang.WaitHits(t, flightsAloft)
+	for range 3 {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // they hang for longer
+		_, err := r.wire.state(ctx, r.keys, once)
+		cancel()
+		require.NoError(t, err)
+	}
+	hang.LetGo()
+	all.Wait()
+}
+
+// brisk is a rig whose next command is sent by its caller.
+func brisk(t *testing.T) (*rig, *redistest.Faults) {
+	r, f := faulty(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+	r.enter()
+	// On a busy machine round trips may seem long.
+	redistest.Eventually(t, 10*time.Second, func() bool {
+		_, err := r.wire.state(t.Context(), r.keys, once)
+		return err == nil && r.wire.lanes.isBrisk()
+	}, "answers come soon")
+	return r, f
+}
+
+func TestWhereGoRedisRespectsDeadlinesACommandThatGetsNoAnswerSoonIsTriedTheOtherWay(t *testing.T) {
+	r, f := brisk(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	stall := f.Once(scripts, redistest.Stall())
+	retried := 0
+	r.wire.retried = func(_ *request, _ int, err error) {
+		retried++
+		require.Equal(t, unknown, judge(err), "%v", err)
+		require.False(t, r.wire.lanes.isBrisk(), "the next ones take no risk")
+	}
+	_, err := r.wire.state(ctx, r.keys, effort{})
+	require.NoError(t, err)
+	require.Equal(t, 1, stall.Hits())
+	require.Equal(t, 1, retried)
+}
+
+func TestWhereGoRedisRespectsDeadlinesACallStillReturnsAsSoonAsItsContextIsDone(t *testing.T) {
+	r, f := brisk(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	stall := f.On(scripts, redistest.Stall())
+	go func() {
+		stall.WaitHits(t, 1)
+		cancel()
+	}()
+	h := r.hold()
+	_, a, err := r.wire.acquire(ctx, h, 1, false, 0, effort{})
+	require.ErrorIs(t, err, context.Canceled)
+	require.True(t, a.unsure || a.gaveUp, "it may run yet")
+}
+
+func TestADeadlineOfTheCallersOwnIsKept(t *testing.T) {
+	now := time.Now()
+	for _, c := range []struct{ callers, ours, want time.Duration }{
+		{0, time.Second, time.Second},
+		{time.Minute, time.Second, time.Second},
+		{time.Second, time.Minute, time.Second},
+	} {
+		ctx := context.Background()
+		if c.callers > 0 {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithDeadline(ctx, now.Add(c.callers))
+			defer cancel()
+		}
+		deadline, ok := briskContext{ctx, now.Add(c.ours)}.Deadline()
+		require.True(t, ok)
+		require.Equal(t, c.want, deadline.Sub(now))
+	}
+}
