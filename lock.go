@@ -265,19 +265,20 @@ func (l *Lock) newHold(holder Holder, fresh bool) *hold {
 // awaitTurn waits for our turn with a hold of our holder. Another call of that holder may be waiting in the queue for
 // it; a call that may not wait does not wait for that.
 func (a *acquiring) awaitTurn(h *hold) error {
-	queued := h.queued
-	if a.mayWait {
-		queued = nil
-	}
 	select {
 	case h.step <- struct{}{}:
 		return nil
 	default:
 	}
+	queued := h.queued
+	if a.mayWait || !h.isEntering() {
+		queued = nil
+	}
 	select {
 	case h.step <- struct{}{}:
 		return nil
 	case <-queued:
+		a.refusal = &LockedError{Name: a.lock.name}
 		return errWaitOver
 	case <-h.client.closed:
 		return ErrClosed
@@ -702,7 +703,17 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 	}
 	answer.lease = d
 	t.renewed(h, answer)
-	return nil
+	if l.Held(ctx) {
+		return nil
+	}
+	// The answer took longer than the lease, so it has extended nothing.
+	t.mu.Lock()
+	left = f.left
+	t.mu.Unlock()
+	if left {
+		return l.failed("extend", h.holder, ErrNotHeld)
+	}
+	return h.lose(LossExpired)
 }
 
 // State is what Redis says of a lock.

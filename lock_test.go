@@ -484,6 +484,29 @@ func TestANestedCallThatRedisDoesNotAnswerIsNotErrLocked(t *testing.T) {
 	})
 }
 
+func TestANestedTryLockTakesItsTurnBehindAnotherEntryAlsoWhereTheFirstOneHadToQueue(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient(relock.WithTTL(5 * time.Minute))
+		l := m.NewLock("a")
+		before := enter(t, t.Context(), l)
+		request := relock.WithHolder(t.Context(), relock.NewHolder()) // others may know it while it queues
+		queued := begin(t, request, l.Lock)
+		require.True(t, queued.waits())
+		require.NoError(t, l.Unlock(before))
+		section := queued.section()
+
+		m.net.Partition()
+		first := begin(t, section, l.Lock) // has the hold's turn
+		second := begin(t, section, l.TryLock)
+		require.True(t, second.waits())
+		m.net.Heal()
+		require.NoError(t, l.Unlock(first.section()))
+		require.NoError(t, l.Unlock(second.section()))
+		require.NoError(t, l.Unlock(section))
+		w.requireNothingLeft("a")
+	})
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Exclusion.
 

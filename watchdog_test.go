@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
@@ -787,6 +788,28 @@ func TestExtendOfALockThatIsGoneIsErrLockLostAtOnce(t *testing.T) {
 		require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
 		require.True(t, w.free("a"), "it has not come back by that")
 	})
+}
+
+func TestExtendWhoseAnswerComesAfterTheLossSaysSo(t *testing.T) {
+	const lease = time.Minute
+	for name, late := range map[string]time.Duration{"at the deadline": lease/2 - margin(lease), "later": lease} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				m := w.NewClientOn(func(o *redis.Options) { o.ReadTimeout = time.Hour }, relock.WithFixedLease(lease))
+				l := m.NewLock("a")
+				section := enter(t, t.Context(), l)
+				pass(lease / 2)
+				m.net.DelayOneWay(0, late)
+				detached := context.WithoutCancel(section) // or the end of the section would end the call
+				require.ErrorIs(t, l.Extend(detached, time.Hour), relock.ErrLockLost)
+				require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
+				m.net.Delay(0)
+				pass(2 * late)
+				w.requireNothingLeft("a") // though Redis had extended it
+				require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
+			})
+		})
+	}
 }
 
 func TestExtendOfALockThatTheWatchdogKeepsIsErrInvalid(t *testing.T) {

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs every Fuzz function of the root module for the time given, one after the other:
+# Runs every Fuzz function of the module it is started in for the time given, one after the other:
 #   tools/fuzz.sh 10s
 # The functions are found, not listed. An input that fails is written to testdata/fuzz; commit it with the fix.
 #

@@ -1,0 +1,261 @@
+package history
+
+import (
+	"cmp"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// A break makes a history that keeps every promise into one that does not. That is how the checker is checked: on made-up
+// histories, and on recorded ones.
+type breaking struct {
+	name string
+	do   func(b *breaker) bool // false: there is nothing that could be broken this way
+}
+
+// breaker is a history on its way to be broken.
+type breaker struct {
+	*rand.Rand
+	ops   []Op
+	plain []*stay
+}
+
+// Breaks are the names of all ways to break a history.
+func Breaks() []string {
+	names := make([]string, len(breaks))
+	for i, b := range breaks {
+		names[i] = b.name
+	}
+	return names
+}
+
+// Break returns a copy of a whole history that is broken in the way of that name, in a place that random chooses. ok is
+// false if the history has no place for it.
+func Break(random *rand.Rand, ops []Op, name string) (broken []Op, ok bool) {
+	i := slices.IndexFunc(breaks, func(b breaking) bool { return b.name == name })
+	if i < 0 {
+		panic("history: no break is called " + name)
+	}
+	b := &breaker{Rand: random, ops: slices.Clone(ops), plain: plain(ops)}
+	return b.ops, len(b.plain) > 0 && breaks[i].do(b) && b.ops != nil
+}
+
+// plain is the holds of which everything is known: each call was made after the one before, all were answered, the last
+// entry was left before any word of a loss, and nobody took the lock away meanwhile. They stand in the order of their ends.
+func plain(ops []Op) []*stay {
+	var all []*stay
+	for _, h := range stays(ops) {
+		if !h.exact || h.entered == 0 || h.entered != h.left || h.told != never {
+			continue
+		}
+		if last := h.last(); last.Kind != Unlock || last.Call <= h.inside() {
+			continue
+		}
+		if !slices.ContainsFunc(ops, func(op Op) bool {
+			return (op.Outcome == Failed && op.Holder == h.holder || takesAway(op)) && meets(op, h.lock, h.ops[0].Call, h.last().Return)
+		}) {
+			all = append(all, h)
+		}
+	}
+	slices.SortFunc(all, func(a, b *stay) int {
+		return cmp.Or(cmp.Compare(a.last().Return, b.last().Return), cmp.Compare(a.token, b.token))
+	})
+	return all
+}
+
+func takesAway(op Op) bool { return op.Kind == Force || op.Kind == Wipe || op.Kind == Forget }
+
+// meets says whether a call on that lock was under way at any time between two moments.
+func meets(op Op, lock string, from, to time.Duration) bool {
+	return op.Lock == lock && op.Call <= to && op.Return >= from
+}
+
+func (h *stay) last() *Op { return h.ops[len(h.ops)-1] }
+
+// inside is a moment at which the holder surely believed: when all but its last Unlock were over.
+func (h *stay) inside() time.Duration { return h.ops[len(h.ops)-2].Return + 1 }
+
+// any is one of the plain holds, nil if there is none of that kind.
+func (b *breaker) any(kind func(h *stay) bool) *stay {
+	fit := slices.DeleteFunc(slices.Clone(b.plain), func(h *stay) bool { return !kind(h) })
+	if len(fit) == 0 {
+		return nil
+	}
+	return fit[b.IntN(len(fit))]
+}
+
+func anyStay(*stay) bool { return true }
+
+// add puts in a call that nobody made.
+func (b *breaker) add(op Op, lock string, at time.Duration) bool {
+	op.Lock, op.Call, op.Return = lock, at, at
+	b.ops = append(b.ops, op)
+	return true
+}
+
+// edit changes every call of a hold.
+func (b *breaker) edit(h *stay, f func(op *Op)) {
+	for i := range b.ops {
+		if key, ok := b.ops[i].key(); ok && key == h.stayKey {
+			f(&b.ops[i])
+		}
+	}
+}
+
+func (b *breaker) index(op *Op) int {
+	return slices.IndexFunc(b.ops, func(o Op) bool { return o == *op })
+}
+
+const nobody = "nobody"
+
+var breaks = []breaking{
+	{"two at once", func(b *breaker) bool {
+		first, second := b.any(anyStay), b.any(anyStay)
+		if first == second || first.lock != second.lock {
+			return false
+		}
+		b.edit(second, func(op *Op) { op.Call, op.Return = first.inside(), first.inside() })
+		return true
+	}},
+	{"believes after its Unlock", func(b *breaker) bool {
+		h := b.any(anyStay)
+		return b.add(Op{Kind: Look, Holder: h.holder, Section: h.token, Count: 1}, h.lock, h.last().Return+1)
+	}},
+	{"a token that went back", func(b *breaker) bool { return b.retoken(-1) }},
+	{"a token given twice", func(b *breaker) bool { return b.retoken(0) }},
+	{"a count that is one too high", func(b *breaker) bool { return b.recount(1) }},
+	{"a count that is one too low", func(b *breaker) bool { return b.recount(-1) }},
+	{"a nested entry by another holder", func(b *breaker) bool {
+		h := b.any(anyStay)
+		return b.add(Op{Kind: Lock, Holder: nobody, Token: h.token}, h.lock, h.inside())
+	}},
+	{"a nested entry after the end", func(b *breaker) bool {
+		h := b.any(anyStay)
+		return b.add(Op{Kind: Lock, Holder: h.holder, Section: h.token, Token: h.token}, h.lock, h.last().Return+1)
+	}},
+	{"an Unlock by another holder", func(b *breaker) bool {
+		h := b.any(anyStay)
+		b.ops[b.index(h.last())].Holder = nobody
+		return true
+	}},
+	{"an Unlock of another hold", func(b *breaker) bool {
+		h := b.any(anyStay)
+		b.ops[b.index(h.last())].Section += 1 << 50 // a token that nobody was given
+		return true
+	}},
+	{"an Unlock that works twice", func(b *breaker) bool {
+		h := b.any(anyStay)
+		again := *h.last()
+		return b.add(again, h.lock, again.Return+1)
+	}},
+	{"an entry that is left twice", func(b *breaker) bool {
+		h := b.any(anyStay)
+		again := *h.last()
+		again.Again = true
+		return b.add(again, h.lock, again.Return+1)
+	}},
+	{"an open entry that is not held", func(b *breaker) bool {
+		h := b.any(anyStay)
+		b.ops[b.index(h.last())].Outcome = NotHeld
+		return true
+	}},
+	{"an entry without a Lock", func(b *breaker) bool {
+		h := b.any(anyStay)
+		i := b.index(h.ops[0])
+		b.ops = slices.Delete(b.ops, i, i+1)
+		return true
+	}},
+	{"a crash whose lease others do not wait for", func(b *breaker) bool {
+		next := map[*stay]bool{}
+		for i, h := range b.plain {
+			for _, later := range b.plain[i+1:] {
+				in := later.ops[0].Return
+				next[h] = next[h] || later.lock == h.lock && in < h.lease &&
+					!slices.ContainsFunc(b.ops, func(op Op) bool { return takesAway(op) && meets(op, h.lock, h.last().Call, in) })
+			}
+		}
+		h := b.any(func(h *stay) bool { return next[h] })
+		if h == nil {
+			return false
+		}
+		i := b.index(h.last())
+		b.ops = slices.Delete(b.ops, i, i+1)
+		return true
+	}},
+	{"a loss before the end of the lease", func(b *breaker) bool {
+		h := b.any(func(h *stay) bool { return h.last().Return < h.lease })
+		if h == nil {
+			return false
+		}
+		b.ops[b.index(h.last())].Outcome = Lost
+		return true
+	}},
+	{"believes after its loss was told", func(b *breaker) bool {
+		h := b.any(anyStay)
+		return b.add(Op{Kind: Told, Outcome: Lost, Holder: h.holder, Section: h.token}, h.lock, h.inside())
+	}},
+	{"a holder refused what it has", func(b *breaker) bool {
+		h := b.any(anyStay)
+		return b.add(Op{Kind: Lock, Outcome: Refused, Holder: h.holder, Owner: h.holder}, h.lock, h.inside())
+	}},
+	{"a refusal that names another holder", func(b *breaker) bool {
+		h := b.any(anyStay)
+		return b.add(Op{Kind: Lock, Outcome: Refused, Holder: nobody, Owner: "somebody"}, h.lock, h.inside())
+	}},
+	{"another owner in Redis", func(b *breaker) bool {
+		h := b.any(anyStay)
+		return b.add(Op{Kind: State, Owner: nobody, Count: 1, Token: h.token}, h.lock, h.inside())
+	}},
+	{"nobody in Redis", func(b *breaker) bool {
+		h := b.any(anyStay)
+		return b.add(Op{Kind: State, Token: h.token}, h.lock, h.inside())
+	}},
+	{"another count in Redis", func(b *breaker) bool {
+		h := b.any(anyStay)
+		return b.add(Op{Kind: State, Owner: h.holder, Count: 1000, Token: h.token}, h.lock, h.inside())
+	}},
+	{"another token in Redis", func(b *breaker) bool {
+		h := b.any(anyStay)
+		return b.add(Op{Kind: State, Owner: h.holder, Count: 1, Token: h.token + 1}, h.lock, h.inside())
+	}},
+	{"nothing to force where somebody is", func(b *breaker) bool {
+		h := b.any(anyStay)
+		return b.add(Op{Kind: Force, Outcome: NotHeld}, h.lock, h.inside())
+	}},
+}
+
+// retoken gives a hold the token of one that was over before it began, or a smaller one.
+func (b *breaker) retoken(by int64) bool {
+	second := b.any(anyStay)
+	first := b.any(func(h *stay) bool { return h.lock == second.lock && h.last().Return < second.ops[0].Call })
+	if first == nil {
+		return false
+	}
+	b.edit(second, func(op *Op) {
+		if op.Section != 0 {
+			op.Section = first.token + by
+		}
+		if op.Kind == Lock {
+			op.Token = first.token + by
+		}
+	})
+	return true
+}
+
+// recount changes a count that a holder has seen.
+func (b *breaker) recount(by int) bool {
+	var seen []*Op
+	for _, h := range b.plain {
+		for _, op := range h.ops {
+			if op.Kind == Look && op.Count+by > 0 && op.Count > 0 {
+				seen = append(seen, op)
+			}
+		}
+	}
+	if len(seen) == 0 {
+		return false
+	}
+	b.ops[b.index(seen[b.IntN(len(seen))])].Count += by
+	return true
+}

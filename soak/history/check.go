@@ -1,0 +1,378 @@
+package history
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+)
+
+// Verdict is what a check has found.
+type Verdict int
+
+// The verdicts.
+const (
+	Kept      Verdict = iota // there is an order in which every promise is kept
+	Broken                   // there is none
+	Undecided                // it was not found out in the time allowed
+)
+
+var verdicts = [...]string{"kept", "broken", "not decided"}
+
+func (v Verdict) String() string { return verdicts[v] }
+
+// Report is the result of a check.
+type Report struct {
+	Verdict Verdict
+	Ops     int           // those made up included
+	Took    time.Duration // to check
+
+	broken []found
+}
+
+// found is a lock whose history is broken, and the longest order that could be found.
+type found struct {
+	lock    string
+	order   []porcupine.Operation
+	pending []porcupine.Operation // not in it
+}
+
+// Check looks for an order of the operations, lock by lock, in which every promise is kept, for at most limit. The
+// history is whole: at its end nobody believes to have a lock but those who were never heard of again.
+//
+// It takes time and memory in proportion to the square of the operations on one lock, so a long recording is
+// checked in parts; see [Recorder.Take].
+func Check(ops []Op, limit time.Duration) *Report {
+	began := time.Now()
+	all := whole(ops)
+	r := &Report{Ops: len(all)}
+	m := model(state{})
+	switch porcupine.CheckOperationsTimeout(m, all, limit) {
+	case porcupine.Ok:
+		r.Verdict = Kept
+	case porcupine.Illegal:
+		r.Verdict = Broken
+	default:
+		r.Verdict = Undecided
+	}
+	r.Took = time.Since(began)
+	if r.Verdict == Broken { // once more, with all that is needed to explain it
+		_, info := porcupine.CheckOperationsVerbose(m, all, limit)
+		parts := m.Partition(all)
+		for i, orders := range info.PartialLinearizationsOperations() {
+			if f := furthest(parts[i], orders); len(f.pending) > 0 {
+				r.broken = append(r.broken, f)
+			}
+		}
+	}
+	return r
+}
+
+// model is one lock that is in a state at first. What a call has returned is in its Op, which is the input; there is no
+// output. The metadata is the number of the operation.
+func model(at state) porcupine.Model {
+	return porcupine.Model{
+		Partition: partition,
+		Init:      func() any { return at },
+		Step: func(s, input, _ any) (bool, any) {
+			next, wrong := step(s.(state), input.(*Op))
+			return wrong == "", next
+		},
+		Equal:                     func(a, b any) bool { return a.(state).equal(b.(state)) },
+		Hash:                      func(s any) uint64 { return s.(state).hash() },
+		DescribeOperation:         func(input, _ any) string { return input.(*Op).String() },
+		DescribeState:             func(s any) string { return s.(state).String() },
+		DescribeOperationMetadata: func(number any) string { return fmt.Sprint("operation ", number) },
+	}
+}
+
+// partition parts a history by lock.
+func partition(all []porcupine.Operation) [][]porcupine.Operation {
+	locks := map[string][]porcupine.Operation{}
+	for _, o := range all {
+		name := o.Input.(*Op).Lock
+		locks[name] = append(locks[name], o)
+	}
+	var parts [][]porcupine.Operation
+	for _, name := range slices.Sorted(maps.Keys(locks)) {
+		parts = append(parts, locks[name])
+	}
+	return parts
+}
+
+// furthest is the longest of the orders that porcupine has found for some of the operations on one lock.
+func furthest(all []porcupine.Operation, orders [][]porcupine.Operation) found {
+	f := found{lock: all[0].Input.(*Op).Lock}
+	for _, order := range orders {
+		// Among those of one length any will do, but always the same.
+		if cmp.Or(cmp.Compare(len(order), len(f.order)), -slices.CompareFunc(order, f.order, byNumber)) > 0 {
+			f.order = order
+		}
+	}
+	in := map[any]bool{}
+	for _, o := range f.order {
+		in[o.Metadata] = true
+	}
+	for _, o := range all {
+		if !in[o.Metadata] {
+			f.pending = append(f.pending, o)
+		}
+	}
+	return f
+}
+
+func byNumber(a, b porcupine.Operation) int { return cmp.Compare(a.Metadata.(int), b.Metadata.(int)) }
+
+// state is that after the first n operations of the order.
+func (f found) state(n int) state {
+	s := state{}
+	for _, o := range f.order[:n] {
+		s, _ = step(s, o.Input.(*Op))
+	}
+	return s
+}
+
+// stuck is what is pending and had to come next, in some order: all that began before the first of it had ended.
+func (f found) stuck() []porcupine.Operation {
+	first := slices.MinFunc(f.pending, func(a, b porcupine.Operation) int { return cmp.Compare(a.Return, b.Return) })
+	return slices.DeleteFunc(slices.Clone(f.pending), func(o porcupine.Operation) bool { return o.Call > first.Return })
+}
+
+// shown is how many operations before the end of the order are worth a look.
+const shown = 100
+
+// Explain says, for each lock whose history is broken, how far it could be explained, and why it ends there.
+func (r *Report) Explain() string {
+	if r.Verdict != Broken {
+		return r.Verdict.String()
+	}
+	var b strings.Builder
+	for _, f := range r.broken {
+		n := len(f.order)
+		s := f.state(n)
+		fmt.Fprintf(&b, "%q: an order was found for %d operations, of which the last are\n", f.lock, n)
+		for _, o := range f.order[max(0, n-shown/10):] {
+			fmt.Fprintf(&b, "  %s\n", line(o))
+		}
+		fmt.Fprintf(&b, "Then it is: %s\nNone of these can be next:\n", s)
+		for _, o := range f.stuck() {
+			_, wrong := step(s, o.Input.(*Op))
+			fmt.Fprintf(&b, "  %s\n      %s\n", line(o), cmp.Or(wrong, "it can, but nothing after it"))
+		}
+	}
+	return b.String()
+}
+
+func line(o porcupine.Operation) string {
+	until := "the end"
+	if o.Return != int64(never) {
+		until = time.Duration(o.Return).String()
+	}
+	return fmt.Sprintf("%s to %s, client %d: %s", time.Duration(o.Call), until, o.ClientId, o.Input)
+}
+
+// Draw writes porcupine's picture of where a history is broken, an HTML page for each lock, into files that begin with
+// prefix, and returns their names. faults are shown beside it.
+func (r *Report) Draw(prefix string, faults []Fault) ([]string, error) {
+	var files []string
+	for _, f := range r.broken {
+		// The order that was found is taken for granted but for its last part: a whole recording is too much to look at.
+		n := max(0, len(f.order)-shown)
+		part := append(slices.Clone(f.order[n:]), f.stuck()...)
+		m := model(f.state(n))
+		_, info := porcupine.CheckOperationsVerbose(m, part, time.Minute)
+		from, to := part[0].Call, part[0].Call
+		for _, o := range part {
+			from, to = min(from, o.Call), max(to, o.Call)
+		}
+		var notes []porcupine.Annotation
+		for _, fault := range faults {
+			if int64(fault.Until) >= from && int64(fault.From) <= to {
+				notes = append(notes, porcupine.Annotation{Tag: "faults", Start: int64(fault.From), End: int64(fault.Until), Description: fault.Name})
+			}
+		}
+		info.AddAnnotations(notes)
+		file := fmt.Sprintf("%s-%s.html", prefix, url.PathEscape(f.lock))
+		if err := porcupine.VisualizePath(m, info, file); err != nil {
+			return files, err
+		}
+		files = append(files, file)
+	}
+	return files, nil
+}
+
+// Fault is something that was done to the lock's surroundings while its history was recorded.
+type Fault struct {
+	Name        string
+	From, Until time.Duration
+}
+
+// stay is what a history says of one hold.
+type stay struct {
+	stayKey
+	ops      []*Op
+	entered  int
+	left     int
+	believed time.Duration // the last call that said that it lasts
+	lease    time.Duration // it lasts until then, unless somebody takes the lock away
+	told     time.Duration // the first word of its loss; never, if there is none
+	exact    bool          // no two of its calls were made at the same time
+}
+
+const never time.Duration = math.MaxInt64
+
+// margin is by how much a lease ends earlier for its holder than in Redis: 1 % and 2 ms, as the library documents it.
+func margin(lease time.Duration) time.Duration { return lease/100 + 2*time.Millisecond }
+
+// stayKey is what tells one hold from all others.
+type stayKey struct {
+	lock, holder string
+	token        int64
+}
+
+// key is of the hold that a call was about, if it was about one.
+func (o *Op) key() (k stayKey, ok bool) {
+	token := o.Section
+	if o.Kind == Lock && o.Outcome == OK {
+		token = o.Token
+	}
+	return stayKey{o.Lock, o.Holder, token}, token != 0 && !o.Again
+}
+
+// stays finds the holds of a history.
+func stays(ops []Op) map[stayKey]*stay {
+	all := map[stayKey]*stay{}
+	for i := range ops {
+		op := &ops[i]
+		key, ok := op.key()
+		if !ok {
+			continue
+		}
+		if all[key] == nil {
+			all[key] = &stay{stayKey: key, told: never}
+		}
+		all[key].note(op)
+	}
+	for _, h := range all {
+		slices.SortFunc(h.ops, func(a, b *Op) int { return cmp.Or(cmp.Compare(a.Call, b.Call), cmp.Compare(a.Return, b.Return)) })
+		h.exact = true
+		until := time.Duration(-1)
+		for _, op := range h.ops {
+			h.exact = h.exact && op.Call > until
+			until = max(until, op.Return)
+		}
+	}
+	return all
+}
+
+func (h *stay) note(op *Op) {
+	h.ops = append(h.ops, op)
+	switch {
+	case op.Outcome == Lost || op.Kind == Told:
+		h.told = min(h.told, op.Return)
+		return
+	case op.Outcome == OK && op.Kind != Unlock:
+		h.believed = max(h.believed, op.Call)
+	case op.Kind == Unlock && op.Outcome != NotHeld:
+		h.believed = max(h.believed, op.Call)
+		h.left++
+	}
+	switch {
+	case op.Outcome != OK:
+	case op.Kind == Lock:
+		h.entered++
+	case op.Kind == Look && op.Remaining > 0:
+		h.lease = max(h.lease, op.Call+op.Remaining)
+	case op.Kind == Extend:
+		h.lease = max(h.lease, op.Call+op.Lease-margin(op.Lease))
+	}
+}
+
+// end is when nobody believes in the hold any more.
+func (h *stay) end() time.Duration {
+	switch {
+	case h.told != never:
+		return h.told
+	case h.left < h.entered:
+		return never
+	}
+	end := time.Duration(0)
+	for _, op := range h.ops {
+		end = max(end, op.Return)
+	}
+	return end
+}
+
+// loss is the end of a hold that was lost, or that was never heard of again.
+func (h *stay) loss() (op Op, ok bool) {
+	op = Op{Lock: h.lock, Kind: loss, Outcome: Lost, Holder: h.holder, Section: h.token, Return: h.told}
+	switch {
+	case h.entered == 0:
+		return Op{}, false // its end would have no beginning; whatever was said of it is wrong anyway
+	case h.told == never:
+		op.Call = max(h.believed, h.lease)
+		return op, h.left < h.entered
+	}
+	op.early = h.told < h.lease
+	op.Call = h.believed
+	if !op.early {
+		op.Call = max(op.Call, h.lease)
+	}
+	op.Call = min(op.Call, op.Return)
+	return op, true
+}
+
+// saysNothing is true of a failed call by a holder that had nothing at the time. Where it stands in the order makes no
+// difference, and trying all places for a long call takes long.
+func saysNothing(op *Op, holds map[stayKey]*stay) bool {
+	if op.Kind != Lock || op.Owner != "" || op.Outcome != Failed && op.Outcome != Refused {
+		return false
+	}
+	for key, h := range holds {
+		if key.lock == op.Lock && key.holder == op.Holder && h.ops[0].Call <= op.Return && (h.end() >= op.Call) {
+			return false
+		}
+	}
+	return true
+}
+
+// whole is a history with all that no call has told, for porcupine.
+func whole(ops []Op) []porcupine.Operation {
+	holds := stays(ops)
+	clients := 0
+	all := make([]porcupine.Operation, 0, len(ops)+len(holds)/2)
+	add := func(op *Op) {
+		all = append(all, porcupine.Operation{
+			ClientId: op.Client, Input: op, Call: int64(op.Call), Return: int64(op.Return), Metadata: len(all),
+		})
+	}
+	for _, op := range ops {
+		clients = max(clients, op.Client+1)
+		if saysNothing(&op, holds) {
+			continue
+		}
+		if key, ok := op.key(); ok {
+			op.exact = holds[key].exact
+		}
+		add(&op)
+	}
+	for _, op := range ops {
+		if made, ok := map[Kind]Kind{Lock: attempt, Unlock: exit}[op.Kind]; ok && op.Outcome == Lost {
+			op.Kind, op.Client = made, clients // a row of its own in the picture
+			add(&op)
+		}
+	}
+	for _, h := range holds {
+		if end, ok := h.loss(); ok {
+			end.Client = clients
+			add(&end)
+		}
+	}
+	return all
+}

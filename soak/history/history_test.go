@@ -1,0 +1,449 @@
+package history
+
+import (
+	"math/rand/v2"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// limit bounds each check: it takes milliseconds.
+const limit = time.Minute
+
+func check(t testing.TB, ops []Op) *Report {
+	t.Helper()
+	r := Check(ops, limit)
+	require.NotEqual(t, Undecided, r.Verdict)
+	return r
+}
+
+func TestMadeUpHistoriesAreKept(t *testing.T) {
+	for seed := range uint64(100) {
+		r := check(t, scaled(made(seed, 2+int(seed%5), 300, seed%2 == 0)))
+		require.Equal(t, Kept, r.Verdict, "seed %d:\n%s", seed, r.Explain())
+	}
+}
+
+func TestEveryWayToBreakAMadeUpHistoryIsNoticed(t *testing.T) {
+	for _, name := range Breaks() {
+		t.Run(name, func(t *testing.T) {
+			broken := 0
+			for seed := range uint64(25) {
+				ops := scaled(made(seed, 2+int(seed%3), 250, seed%3 == 0))
+				requireNoticed(t, ops, name, seed, &broken)
+			}
+			require.Greater(t, broken, 5, "it was tried often enough")
+		})
+	}
+}
+
+func requireNoticed(t testing.TB, ops []Op, name string, seed uint64, broken *int) {
+	t.Helper()
+	after, ok := Break(rand.New(rand.NewPCG(seed, 2)), ops, name)
+	if !ok {
+		return
+	}
+	*broken++
+	require.Equal(t, Broken, check(t, after).Verdict, "%s, seed %d", name, seed)
+}
+
+func FuzzMadeUpHistories(f *testing.F) {
+	for seed := range uint64(8) {
+		f.Add(seed, uint8(seed), seed%2 == 0, uint8(seed))
+	}
+	f.Fuzz(func(t *testing.T, seed uint64, clients uint8, trouble bool, way uint8) {
+		ops := scaled(made(seed, 1+int(clients%6), 120, trouble))
+		r := check(t, ops)
+		require.Equal(t, Kept, r.Verdict, r.Explain())
+		broken := 0
+		requireNoticed(t, ops, Breaks()[int(way)%len(breaks)], seed, &broken)
+	})
+}
+
+// The histories below are written by hand: one promise each.
+
+const ms = time.Millisecond
+
+// at is a call on the lock "a".
+func at(call, until time.Duration, op Op) Op {
+	op.Lock, op.Call, op.Return = "a", call*ms, until*ms
+	return op
+}
+
+func lock(holder string, token int64) Op { return Op{Kind: Lock, Holder: holder, Token: token} }
+func again(holder string, token int64) Op {
+	return Op{Kind: Lock, Holder: holder, Token: token, Section: token}
+}
+func refused(holder, owner string) Op {
+	return Op{Kind: Lock, Outcome: Refused, Holder: holder, Owner: owner}
+}
+func in(kind Kind, outcome Outcome, holder string, token int64) Op {
+	return Op{Kind: kind, Outcome: outcome, Holder: holder, Section: token}
+}
+func unlock(holder string, token int64) Op { return in(Unlock, OK, holder, token) }
+func count(holder string, token int64, n int) Op {
+	op := in(Look, OK, holder, token)
+	op.Count = n
+	return op
+}
+func remaining(holder string, token int64, d time.Duration) Op {
+	op := in(Look, OK, holder, token)
+	op.Remaining = d * ms
+	return op
+}
+func redis(owner string, count int, token int64) Op {
+	return Op{Kind: State, Owner: owner, Count: count, Token: token}
+}
+
+var (
+	wipe  = Op{Kind: Wipe}
+	force = Op{Kind: Force}
+)
+
+func TestHistoriesThatKeepThePromises(t *testing.T) {
+	for name, ops := range map[string][]Op{
+		"nothing": {},
+		"one after the other": {
+			at(0, 1, lock("A", 1)), at(2, 3, unlock("A", 1)), at(4, 5, lock("B", 2)), at(6, 7, unlock("B", 2)),
+		},
+		"the second waits, and is in before the first call has returned": {
+			at(0, 1, lock("A", 1)), at(2, 9, unlock("A", 1)), at(1, 5, lock("B", 2)), at(6, 7, unlock("B", 2)),
+		},
+		"entered and left in any order": {
+			at(0, 1, lock("A", 1)), at(2, 3, again("A", 1)), at(4, 5, count("A", 1, 2)), at(6, 7, again("A", 1)), at(8, 9, count("A", 1, 3)),
+			at(10, 11, unlock("A", 1)), at(12, 13, unlock("A", 1)), at(14, 15, count("A", 1, 1)), at(16, 17, unlock("A", 1)),
+			at(18, 19, lock("B", 2)), at(20, 21, unlock("B", 2)),
+		},
+		"two goroutines of one holder": {
+			at(0, 1, lock("A", 1)), at(2, 9, again("A", 1)), at(3, 8, again("A", 1)), at(4, 7, count("A", 1, 3)),
+			at(10, 20, unlock("A", 1)), at(11, 21, unlock("A", 1)), at(12, 19, count("A", 1, 2)), at(13, 22, redis("A", 1, 1)), at(30, 31, unlock("A", 1)),
+		},
+		"refused by the one who has it": {
+			at(0, 1, lock("A", 1)), at(2, 3, refused("B", "A")), at(4, 5, refused("B", "")), at(6, 7, unlock("A", 1)),
+		},
+		"refused by one who has left, and Redis was not told yet": {
+			at(0, 1, lock("A", 1)), at(2, 3, in(Unlock, Failed, "A", 1)), at(4, 5, refused("B", "A")), at(100, 101, lock("B", 2)), at(102, 103, unlock("B", 2)),
+		},
+		"a second Unlock changes nothing": {
+			at(0, 1, lock("A", 1)), at(2, 3, again("A", 1)), at(4, 5, unlock("A", 1)),
+			at(6, 7, Op{Kind: Unlock, Outcome: NotHeld, Again: true, Holder: "A", Section: 1}), at(8, 9, count("A", 1, 1)), at(10, 11, unlock("A", 1)),
+		},
+		"lost at the end of the lease, and then told": {
+			at(0, 1, lock("A", 1)), at(2, 3, remaining("A", 1, 50)), at(52, 60, in(Told, Lost, "A", 1)), at(54, 55, lock("B", 2)),
+			at(61, 62, in(Unlock, Lost, "A", 1)), at(63, 64, unlock("B", 2)),
+		},
+		"lost at the end of the lease, and told by a nested call": {
+			at(0, 1, lock("A", 1)), at(2, 3, remaining("A", 1, 50)), at(60, 61, in(Lock, Lost, "A", 1)), at(62, 63, in(Unlock, Lost, "A", 1)),
+		},
+		"a renewal that nobody saw": {
+			at(0, 1, lock("A", 1)), at(2, 3, remaining("A", 1, 50)), at(200, 201, count("A", 1, 1)), at(202, 203, unlock("A", 1)),
+		},
+		"crashed, and its lease waited for": {
+			at(0, 1, lock("A", 1)), at(2, 3, remaining("A", 1, 50)), at(4, 53, lock("B", 2)), at(54, 55, unlock("B", 2)),
+		},
+		"extended": {
+			at(0, 1, lock("A", 1)), at(2, 3, Op{Kind: Extend, Holder: "A", Section: 1, Lease: 100 * ms}), at(99, 100, in(Look, Lost, "A", 1)),
+			at(101, 102, in(Unlock, Lost, "A", 1)),
+		},
+		"Redis says what the holder says": {
+			at(0, 1, redis("", 0, 0)), at(2, 3, lock("A", 1)), at(4, 5, redis("A", 1, 1)), at(6, 7, again("A", 1)), at(8, 9, redis("A", 2, 1)),
+			at(10, 11, unlock("A", 1)), at(12, 13, unlock("A", 1)), at(14, 15, redis("", 0, 1)), at(16, 17, Op{Kind: Force, Outcome: NotHeld}),
+		},
+		"local re-entry is not in Redis": {
+			at(0, 1, Op{Kind: Lock, Holder: "A", Token: 1, Local: true}), at(2, 3, again("A", 1)), at(4, 5, redis("A", 1, 1)), at(5, 6, count("A", 1, 2)),
+			at(6, 7, unlock("A", 1)), at(8, 9, unlock("A", 1)),
+		},
+		"a nested entry that failed may be counted in Redis until the next": {
+			at(0, 1, lock("A", 1)), at(2, 3, in(Lock, Failed, "A", 1)), at(4, 5, redis("A", 2, 1)), at(6, 7, count("A", 1, 1)), at(8, 9, again("A", 1)),
+			at(10, 11, redis("A", 2, 1)), at(12, 13, unlock("A", 1)), at(14, 15, redis("A", 1, 1)), at(16, 17, unlock("A", 1)),
+		},
+		"a nested entry that Redis counts, and that ends with the lease": {
+			at(0, 1, lock("A", 1)), at(2, 3, remaining("A", 1, 50)), at(4, 60, in(Lock, Lost, "A", 1)), at(6, 7, redis("A", 1, 1)),
+			at(8, 9, redis("A", 2, 1)), at(61, 62, in(Unlock, Lost, "A", 1)),
+		},
+		"a nested entry that Redis counts before its holder does": {
+			at(0, 1, lock("A", 1)), at(2, 9, again("A", 1)), at(3, 4, redis("A", 2, 1)), at(5, 6, count("A", 1, 1)), at(10, 11, unlock("A", 1)),
+			at(12, 13, unlock("A", 1)),
+		},
+		"a count that was not known, and is not by an Extend": {
+			at(0, 1, lock("A", 1)), at(2, 3, in(Lock, Failed, "A", 1)), at(4, 5, Op{Kind: Extend, Holder: "A", Section: 1, Lease: 100 * ms}),
+			at(6, 7, redis("A", 2, 1)), at(8, 9, unlock("A", 1)),
+		},
+		"deleted, made anew, and extended: Redis knows of one entry": {
+			at(0, 1, lock("A", 1)), at(2, 3, again("A", 1)), at(4, 5, wipe), at(6, 7, Op{Kind: Extend, Holder: "A", Section: 1, Lease: 100 * ms}),
+			at(8, 9, redis("A", 1, 2)), at(10, 11, unlock("A", 1)), at(12, 13, unlock("A", 1)),
+		},
+		"an exit that is counted, and then the loss is told": {
+			at(0, 1, lock("A", 1)), at(2, 3, again("A", 1)), at(4, 60, in(Unlock, Lost, "A", 1)), at(5, 6, count("A", 1, 2)), at(7, 8, count("A", 1, 1)),
+			at(9, 10, redis("A", 1, 1)), at(61, 62, in(Unlock, Lost, "A", 1)),
+		},
+		"taken away, and told early": {
+			at(0, 1, lock("A", 1)), at(2, 3, remaining("A", 1, 1000)), at(4, 5, force), at(6, 7, lock("B", 2)), at(8, 9, count("A", 1, 1)),
+			at(10, 11, in(Told, Lost, "A", 1)), at(12, 13, redis("B", 1, 2)), at(14, 15, in(Unlock, Lost, "A", 1)), at(16, 17, unlock("B", 2)),
+		},
+		"taken away, and never noticed": {
+			at(0, 1, lock("A", 1)), at(4, 5, wipe), at(6, 7, lock("B", 2)), at(8, 9, unlock("A", 1)), at(16, 17, unlock("B", 2)),
+		},
+		"taken away twice": {
+			at(0, 1, lock("A", 1)), at(2, 3, wipe), at(4, 5, lock("B", 2)), at(6, 7, force), at(8, 9, lock("C", 3)), at(10, 11, count("A", 1, 1)),
+			at(12, 13, count("B", 2, 1)), at(14, 15, count("C", 3, 1)), at(16, 17, in(Unlock, Lost, "A", 1)), at(18, 19, in(Unlock, Lost, "B", 2)),
+			at(20, 21, unlock("C", 3)),
+		},
+		"a force unlock that came too late, as the holder learns": {
+			at(0, 1, lock("A", 1)), at(2, 3, force), at(4, 5, again("A", 1)), at(6, 7, redis("A", 2, 1)), at(8, 9, unlock("A", 1)), at(10, 11, unlock("A", 1)),
+		},
+		"a force unlock that failed, and worked later": {
+			at(0, 1, lock("A", 1)), at(2, 100, Op{Kind: Force, Outcome: Failed}), at(4, 5, again("A", 1)), at(6, 7, lock("B", 2)),
+			at(8, 9, in(Unlock, Lost, "A", 1)), at(10, 11, in(Unlock, Lost, "A", 1)), at(12, 13, unlock("B", 2)),
+		},
+		"deleted, and made anew by a late command of the same hold": {
+			at(0, 1, lock("A", 1)), at(2, 3, wipe), at(4, 5, lock("B", 2)), at(6, 7, unlock("B", 2)), at(8, 9, again("A", 1)), at(10, 11, redis("A", 2, 3)),
+			at(12, 13, unlock("A", 1)), at(14, 15, unlock("A", 1)),
+		},
+		"a Lock in a section that is lost begins a new hold": {
+			at(0, 1, lock("A", 1)), at(2, 3, in(Look, Lost, "A", 1)), at(4, 5, Op{Kind: Lock, Holder: "A", Section: 1, Token: 2}), at(6, 7, unlock("A", 2)),
+			at(8, 9, in(Unlock, Lost, "A", 1)),
+		},
+		"the token was deleted, and comes again": {
+			at(0, 1, lock("A", 1)), at(2, 3, Op{Kind: Forget}), at(4, 5, redis("A", 1, 0)), at(6, 7, redis("A", 1, 2)), at(8, 9, unlock("A", 1)),
+			at(10, 11, lock("B", 3)), at(12, 13, unlock("B", 3)),
+		},
+		"the end of a call was not known, and it was cancelled": {
+			at(0, 1, in(Lock, Failed, "A", 0)), at(2, 3, refused("B", "A")), at(4, 5, lock("B", 2)), at(6, 7, unlock("B", 2)),
+		},
+		"the second part of a recording": {
+			at(0, 0, Op{Kind: Before, Token: 5}), at(1, 2, lock("A", 6)), at(3, 4, unlock("A", 6)),
+		},
+		"two locks have nothing to do with each other": {
+			at(0, 1, lock("A", 1)), at(10, 11, unlock("A", 1)), {Lock: "b", Call: 2 * ms, Return: 3 * ms, Kind: Lock, Holder: "B", Token: 1},
+			{Lock: "b", Call: 4 * ms, Return: 5 * ms, Kind: Unlock, Holder: "B", Section: 1},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := check(t, ops)
+			require.Equal(t, Kept, r.Verdict, r.Explain())
+			require.Equal(t, "kept", r.Explain())
+		})
+	}
+}
+
+func TestHistoriesThatBreakAPromise(t *testing.T) {
+	for name, c := range map[string]struct {
+		says string // the promise, in the explanation
+		ops  []Op
+	}{
+		"two holders at once": {"B enters with token 2 while A has the lock", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, lock("B", 2)), at(4, 5, unlock("A", 1)), at(6, 7, unlock("B", 2)),
+		}},
+		"the second is in before the first begins to leave": {"B enters", []Op{
+			at(0, 1, lock("A", 1)), at(1, 3, lock("B", 2)), at(4, 9, unlock("A", 1)), at(10, 11, unlock("B", 2)),
+		}},
+		"the first still believes": {"B enters", []Op{
+			at(0, 1, lock("A", 1)), at(2, 10, in(Told, Lost, "A", 1)), at(3, 4, lock("B", 2)), at(5, 6, count("A", 1, 1)), at(7, 8, unlock("B", 2)),
+		}},
+		"the first still has a lease": {"enters", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, remaining("A", 1, 50)), at(4, 51, lock("B", 2)), at(52, 53, unlock("B", 2)), at(54, 55, in(Unlock, Lost, "A", 1)),
+		}},
+		"a crashed holder still has a lease": {"enters", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, remaining("A", 1, 50)), at(4, 51, lock("B", 2)), at(52, 53, unlock("B", 2)),
+		}},
+		"an extended lease is cut short": {"before the end of its lease", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, Op{Kind: Extend, Holder: "A", Section: 1, Lease: 100 * ms}), at(97, 98, in(Unlock, Lost, "A", 1)),
+		}},
+		"the same token twice": {"token 1 comes after token 1", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, unlock("A", 1)), at(4, 5, lock("B", 1)), at(6, 7, unlock("B", 1)),
+		}},
+		"a token that goes back": {"token 1 comes after token 2", []Op{
+			at(0, 1, lock("A", 2)), at(2, 3, unlock("A", 2)), at(4, 5, lock("B", 1)), at(6, 7, unlock("B", 1)),
+		}},
+		"a token that goes back after the data was lost": {"token 1 comes after token 2", []Op{
+			at(0, 1, lock("A", 2)), at(2, 3, wipe), at(4, 5, lock("B", 1)), at(6, 7, unlock("B", 1)), at(8, 9, in(Unlock, Lost, "A", 2)),
+		}},
+		"a token that goes back after it was deleted": {"token 1 comes after token 2", []Op{
+			at(0, 1, lock("A", 2)), at(2, 3, unlock("A", 2)), at(4, 5, Op{Kind: Forget}), at(6, 7, lock("B", 1)), at(8, 9, unlock("B", 1)),
+		}},
+		"in when only the token was deleted": {"B enters", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, Op{Kind: Forget}), at(4, 5, lock("B", 2)), at(6, 7, unlock("A", 1)), at(8, 9, unlock("B", 2)),
+		}},
+		"a token that goes back between two parts of a recording": {"token 5 comes after token 5", []Op{
+			at(0, 0, Op{Kind: Before, Token: 5}), at(1, 2, lock("A", 5)), at(3, 4, unlock("A", 5)),
+		}},
+		"tokens in another order than the holds": {"comes after", []Op{
+			at(0, 10, lock("A", 2)), at(1, 15, lock("B", 1)), at(12, 13, unlock("A", 2)), at(18, 19, unlock("B", 1)),
+		}},
+		"a nested entry of another holder": {"enters", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, again("B", 1)), at(4, 5, unlock("B", 1)), at(6, 7, unlock("A", 1)),
+		}},
+		"a nested entry into a new hold": {"has entered another hold", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, wipe), at(4, 5, Op{Kind: Lock, Holder: "A", Section: 1, Token: 2}), at(6, 7, count("A", 1, 1)),
+			at(8, 9, unlock("A", 2)), at(10, 11, in(Unlock, Lost, "A", 1)),
+		}},
+		"a nested entry after the loss was told": {"after its end", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, in(Told, Lost, "A", 1)), at(4, 5, again("A", 1)), at(6, 7, in(Unlock, Lost, "A", 1)),
+		}},
+		"a nested entry after the last exit": {"after its end", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, unlock("A", 1)), at(4, 5, again("A", 1)), at(6, 7, unlock("A", 1)),
+		}},
+		"one too many counted": {"counts 2 entries, and 1 are open", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, count("A", 1, 2)), at(4, 5, unlock("A", 1)),
+		}},
+		"counted again after an exit": {"over, or another's", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, again("A", 1)), at(4, 60, in(Unlock, Lost, "A", 1)), at(5, 6, count("A", 1, 1)), at(7, 8, count("A", 1, 2)),
+			at(61, 62, in(Unlock, Lost, "A", 1)),
+		}},
+		"one too few counted": {"counts 1 entries, and 2 are open", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, again("A", 1)), at(4, 5, count("A", 1, 1)), at(6, 7, unlock("A", 1)), at(8, 9, unlock("A", 1)),
+		}},
+		"free after the first of two exits": {"enters", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, again("A", 1)), at(4, 5, unlock("A", 1)), at(6, 7, lock("B", 2)), at(8, 9, unlock("A", 1)), at(10, 11, unlock("B", 2)),
+		}},
+		"more exits than entries": {"left a hold that is over", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, unlock("A", 1)), at(4, 5, unlock("A", 1)),
+		}},
+		"another's hold is unlocked": {"left a hold that is over, or another's", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, unlock("B", 1)), at(4, 5, unlock("A", 1)),
+		}},
+		"a second Unlock eats the outer section's entry": {"left twice", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, again("A", 1)), at(4, 5, unlock("A", 1)), at(6, 7, Op{Kind: Unlock, Again: true, Holder: "A", Section: 1}),
+		}},
+		"a second Unlock frees the lock": {"enters", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, again("A", 1)), at(4, 5, unlock("A", 1)),
+			at(6, 7, Op{Kind: Unlock, Outcome: NotHeld, Again: true, Holder: "A", Section: 1}), at(8, 9, lock("B", 2)), at(10, 11, unlock("A", 1)),
+			at(12, 13, unlock("B", 2)),
+		}},
+		"an open entry is not held": {"said not to be held", []Op{at(0, 1, lock("A", 1)), at(2, 3, in(Unlock, NotHeld, "A", 1))}},
+		"believes after its loss was told": {"over, or another's", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, in(Told, Lost, "A", 1)), at(4, 5, count("A", 1, 1)), at(6, 7, in(Unlock, Lost, "A", 1)),
+		}},
+		"an Unlock that says nothing of the loss": {"over, or another's", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, in(Told, Lost, "A", 1)), at(4, 5, unlock("A", 1)),
+		}},
+		"believes again": {"over, or another's", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, in(Look, Lost, "A", 1)), at(4, 5, count("A", 1, 1)), at(6, 7, in(Unlock, Lost, "A", 1)),
+		}},
+		"lost for no reason": {"nobody took it away", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, remaining("A", 1, 50)), at(4, 5, in(Told, Lost, "A", 1)), at(6, 7, in(Unlock, Lost, "A", 1)),
+		}},
+		"lost because somebody else's lock was taken away": {"nobody took it away", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, force), at(4, 5, lock("B", 2)), at(6, 7, remaining("B", 2, 50)), at(8, 9, in(Unlock, Lost, "B", 2)),
+			at(10, 11, in(Unlock, Lost, "A", 1)),
+		}},
+		"a force unlock that takes it from two": {"C enters with token 3 while B", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, force), at(4, 5, lock("B", 2)), at(6, 7, lock("C", 3)), at(8, 9, count("B", 2, 1)), at(10, 11, unlock("C", 3)),
+			at(12, 13, unlock("B", 2)), at(14, 15, in(Unlock, Lost, "A", 1)),
+		}},
+		"in before somebody takes it away": {"B enters", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, lock("B", 2)), at(4, 5, count("A", 1, 1)), at(6, 7, force), at(8, 9, in(Unlock, Lost, "A", 1)),
+			at(10, 11, unlock("B", 2)),
+		}},
+		"confirmed by Redis while another has it": {"Redis confirms the hold with token 1, while B", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, force), at(4, 5, lock("B", 2)), at(6, 7, again("A", 1)), at(8, 9, count("A", 1, 2)),
+			at(10, 11, in(Unlock, Lost, "A", 1)), at(12, 13, unlock("B", 2)), at(14, 15, in(Unlock, Lost, "A", 1)),
+		}},
+		"extended while another has it": {"Redis confirms the hold with token 1, while B", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, wipe), at(4, 5, lock("B", 2)), at(6, 7, Op{Kind: Extend, Holder: "A", Section: 1, Lease: 10 * ms}),
+			at(8, 9, count("A", 1, 1)), at(10, 11, unlock("B", 2)), at(12, 13, in(Unlock, Lost, "A", 1)),
+		}},
+		"enters beside a hold that Redis has confirmed again": {"B enters", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, force), at(4, 5, again("A", 1)), at(6, 7, lock("B", 2)), at(8, 9, unlock("A", 1)), at(10, 11, unlock("A", 1)),
+			at(12, 13, unlock("B", 2)),
+		}},
+		"the holder is refused": {"the caller itself has the lock", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, refused("A", "B")), at(4, 5, unlock("A", 1)),
+		}},
+		"refused in the name of another": {`the owner is "C", while A`, []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, refused("B", "C")), at(4, 5, unlock("A", 1)),
+		}},
+		"Redis names another": {`the owner is "C", while A`, []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, redis("C", 1, 1)), at(4, 5, unlock("A", 1)),
+		}},
+		"Redis has forgotten it": {`the owner is "", while A`, []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, redis("", 0, 1)), at(4, 5, unlock("A", 1)),
+		}},
+		"Redis counts one too many": {"Redis counts 2 entries of A, and it is 1", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, again("A", 1)), at(4, 5, unlock("A", 1)), at(6, 7, redis("A", 2, 1)), at(8, 9, unlock("A", 1)),
+		}},
+		"local re-entry is counted in Redis": {"Redis counts 2 entries of A, and it is 1", []Op{
+			at(0, 1, Op{Kind: Lock, Holder: "A", Token: 1, Local: true}), at(2, 3, again("A", 1)), at(4, 5, redis("A", 2, 1)),
+			at(6, 7, unlock("A", 1)), at(8, 9, unlock("A", 1)),
+		}},
+		"Redis has another token": {"the last token in Redis is 2, while A", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, redis("A", 1, 2)), at(4, 5, unlock("A", 1)),
+		}},
+		"the token in Redis goes back": {"the last token in Redis is 4, after token 5", []Op{
+			at(0, 1, lock("A", 5)), at(2, 3, unlock("A", 5)), at(4, 5, redis("", 0, 4)),
+		}},
+		"nothing to unlock where somebody is": {"nobody holds it in Redis, while A", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, Op{Kind: Force, Outcome: NotHeld}), at(4, 5, unlock("A", 1)),
+		}},
+		"a count that is known again": {"Redis counts 3 entries of A, and it is 2", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, in(Lock, Failed, "A", 1)), at(4, 5, again("A", 1)), at(6, 7, redis("A", 3, 1)), at(8, 9, unlock("A", 1)),
+			at(10, 11, unlock("A", 1)),
+		}},
+		"another's hold is extended": {"extended a hold that is over, or another's", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, Op{Kind: Extend, Holder: "B", Section: 1, Lease: 10 * ms}), at(4, 5, unlock("A", 1)),
+		}},
+		"an inner exit is confirmed while another has it": {"Redis confirms the hold with token 1, while B", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, again("A", 1)), at(4, 5, force), at(6, 7, lock("B", 2)), at(8, 9, unlock("A", 1)), at(10, 11, count("A", 1, 1)),
+			at(12, 13, unlock("B", 2)), at(14, 15, in(Unlock, Lost, "A", 1)),
+		}},
+		"told of a loss after an Unlock that worked": {"over", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, unlock("A", 1)), at(4, 5, in(Told, Lost, "A", 1)),
+		}},
+		"a Lock with an outcome that does not exist":    {"no such outcome", []Op{at(0, 1, Op{Kind: Lock, Outcome: NotHeld, Holder: "A"})}},
+		"an Extend with an outcome that does not exist": {"no such outcome", []Op{at(0, 1, Op{Kind: Extend, Outcome: Refused, Holder: "A"})}},
+		"a State with an outcome that does not exist":   {"no such outcome", []Op{at(0, 1, Op{Kind: State, Outcome: Lost})}},
+		"an Unlock with an outcome that does not exist": {"no such outcome", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, in(Unlock, Refused, "A", 1)),
+		}},
+		"an operation that does not exist": {"no kind", []Op{at(0, 1, Op{Kind: -1})}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := check(t, c.ops)
+			require.Equal(t, Broken, r.Verdict)
+			require.Contains(t, r.Explain(), c.says)
+			require.Contains(t, r.Explain(), `"a"`)
+		})
+	}
+}
+
+func TestABrokenHistoryIsDrawn(t *testing.T) {
+	ops := scaled(made(1, 3, 400, false))
+	ops, ok := Break(rand.New(rand.NewPCG(1, 1)), ops, "two at once")
+	require.True(t, ok)
+	r := check(t, ops)
+	require.Equal(t, Broken, r.Verdict)
+	files, err := r.Draw(t.TempDir()+"/soak", []Fault{{Name: "everything cut", From: 0, Until: time.Hour}})
+	require.NoError(t, err)
+	require.Len(t, files, 1)
+	require.True(t, strings.HasSuffix(files[0], "/soak-made%20up.html"), files[0])
+	page, err := os.ReadFile(files[0])
+	require.NoError(t, err)
+	require.Contains(t, string(page), "everything cut")
+	require.Contains(t, string(page), "Unlock by h")
+	require.Less(t, len(page), 2_000_000)
+}
+
+func TestACheckThatTakesTooLongIsNotDecided(t *testing.T) {
+	r := Check(scaled(made(3, 6, 20000, true)), time.Microsecond)
+	require.Equal(t, Undecided, r.Verdict)
+	require.Equal(t, "not decided", r.Explain())
+}
+
+func TestARecordingIsTakenInParts(t *testing.T) {
+	rec := NewRecorder()
+	began := rec.Now()
+	rec.Add(at(0, 1, lock("A", 7)))
+	rec.Add(at(2, 3, unlock("A", 7)))
+	require.Equal(t, 2, rec.Len())
+	first := rec.Take()
+	require.Len(t, first, 2)
+	require.Zero(t, rec.Len())
+	require.Empty(t, rec.Take())
+	require.Equal(t, []Op{{Lock: "a", Kind: Before, Token: 7}}, Tokens(first))
+	require.Equal(t, Tokens(first), Tokens(Tokens(first)), "also if nothing happens in a part")
+	require.GreaterOrEqual(t, rec.Now(), began)
+}

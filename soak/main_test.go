@@ -1,0 +1,118 @@
+package soak
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/redistest"
+)
+
+func TestMain(m *testing.M) {
+	redis.SetLogger(silent{}) // it tells of every connection that a fault has cost it
+	os.Exit(redistest.Main(m))
+}
+
+type silent struct{}
+
+func (silent) Printf(context.Context, string, ...any) {}
+
+// peer is one process as Redis sees it: a relock client on a go-redis client of its own, with faults on its wire.
+type peer struct {
+	*relock.Client
+	rdb    *redis.Client
+	faults *redistest.Faults
+}
+
+func newPeer(t testing.TB, server *redistest.Server) *peer {
+	t.Helper()
+	p := &peer{faults: redistest.NewFaults()}
+	p.rdb = server.Client(func(o *redis.Options) {
+		o.Dialer = p.faults.Dialer(nil)
+		// It gives up a silent connection soon, so that a lease sees several tries.
+		o.ReadTimeout = 150 * time.Millisecond
+		o.WriteTimeout = 150 * time.Millisecond
+		o.DialTimeout = 500 * time.Millisecond
+		o.DialerRetries = 1
+	})
+	var err error
+	p.Client, err = relock.New(p.rdb, relock.WithTTL(ttl))
+	require.NoError(t, err)
+	return p
+}
+
+// end is the end of the process: nobody uses the client any more.
+func (p *peer) end() {
+	p.faults.Heal()
+	_ = p.Close()
+	_ = p.rdb.Close()
+	p.faults.Close()
+}
+
+// within fails the test, with the stacks of all goroutines, if f does not return in time.
+func within(t testing.TB, limit time.Duration, what string, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() { defer close(done); f() }()
+	select {
+	case <-done:
+	case <-time.After(limit):
+		t.Fatalf("after %s: %s\n%s", limit, what, stacks())
+	}
+}
+
+// requireTidy waits until nothing is left in Redis that a lock in use would leave.
+func requireTidy(t testing.TB, rdb *redis.Client) {
+	t.Helper()
+	var left []string
+	redistest.Eventually(t, ttl+slack, func() bool {
+		left = slices.DeleteFunc(redistest.Keys(t, rdb), func(key string) bool { return strings.HasSuffix(key, ":token") })
+		left = append(left, redistest.Subscriptions(t, rdb)...)
+		return len(left) == 0
+	}, "everything is gone from Redis but tokens; keys or subscriptions left: %q", &left)
+}
+
+// names collects what should not have happened.
+type names struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (n *names) add(format string, args ...any) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.all = append(n.all, fmt.Sprintf(format, args...))
+}
+
+func (n *names) list() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.all)
+}
+
+// baseKey is the key of a lock with the default prefix.
+func baseKey(name string) string { return "relock:{" + name + "}" }
+
+// untilDone waits until ctx is done, and says whether that was in time.
+func untilDone(ctx context.Context, limit time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return true
+	default:
+	}
+	select {
+	case <-ctx.Done():
+		return true
+	case <-time.After(limit):
+		return false
+	}
+}

@@ -1,0 +1,381 @@
+// Package soak lets workers lock at random while faults happen at random, for as long as it is asked to, and checks that what
+// the lock has told them can be put in an order in which every promise is kept: see package history.
+package soak
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/soak/history"
+)
+
+const (
+	clients, workers = 4, 16
+
+	ttl = time.Second
+	// slack is how much later than its limit a call may come back, and a loss be told: the machine is busy. The promise
+	// is milliseconds, which has tests of its own.
+	slack = 5 * time.Second
+
+	// A round is as much as can be checked at once, which takes time and memory in proportion to the square of the
+	// calls. It ends when either limit is reached. At its end nobody holds anything; what is on its way in the network
+	// stays there.
+	roundTime  = 3 * time.Second
+	roundCalls = 9000
+	// checkLimit is some hundred times what a round takes to check.
+	checkLimit = time.Minute
+)
+
+var locks = []string{"thing0", "thing1", "thing2"}
+
+// TestSoak runs for as long as RELOCK_SOAK says (2s if it says nothing). RELOCK_SEED repeats the choices of a run; the timing
+// is never the same. It checks that
+//
+//   - the history of each round keeps the promises: exclusion of those who believe to hold the lock, counts, tokens that
+//     grow, entries and exits of one's own hold only, no loss without reason, and Redis says the same;
+//   - a section that has lost the lock is told;
+//   - every call comes back, soon after its context is done;
+//   - at the end everybody can lock, and nothing is left.
+//
+// Each round is also broken in some random way, which the check must notice.
+func TestSoak(t *testing.T) {
+	duration, err := time.ParseDuration(env("RELOCK_SOAK", "2s"))
+	require.NoError(t, err, "RELOCK_SOAK")
+	seed, err := strconv.ParseUint(env("RELOCK_SEED", strconv.FormatUint(rand.Uint64(), 10)), 10, 64)
+	require.NoError(t, err, "RELOCK_SEED")
+	t.Logf("RELOCK_SOAK=%s RELOCK_SEED=%d", duration, seed)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("to make the same choices again: RELOCK_SOAK=%s RELOCK_SEED=%d", duration, seed)
+		}
+	})
+
+	redistest.NoGoroutineLeft(t)
+	s := newSoak(t, seed)
+	for round := uint64(0); time.Since(s.began) < duration; round++ {
+		s.round(round, min(roundTime, duration-time.Since(s.began)), s.trouble)
+		s.check(round)
+	}
+	s.report()
+	s.end()
+	require.Positive(t, s.did["Lock: ok"])
+}
+
+// What is checked here of all ways to break a history, a soak checks of one a round.
+func TestARecordedHistoryThatIsBrokenIsNoticed(t *testing.T) {
+	redistest.NoGoroutineLeft(t)
+	s := newSoak(t, rand.Uint64())
+	t.Logf("seed %d", s.seed)
+	random := rand.New(rand.NewPCG(s.seed, 0))
+	ways := history.Breaks()
+	for round := uint64(0); len(ways) > 0; round++ {
+		require.Less(t, round, uint64(50), "no recording has a place for: %q", ways)
+		s.round(round, 300*time.Millisecond, func(*rand.Rand) {}) // all is well
+		ops := append(slices.Clone(s.before), s.log.Take()...)
+		s.before = history.Tokens(ops)
+		r := history.Check(ops, checkLimit)
+		require.Equal(t, history.Kept, r.Verdict, r.Explain())
+		ways = slices.DeleteFunc(ways, func(way string) bool {
+			broken, ok := history.Break(random, ops, way)
+			if ok {
+				require.Equal(t, history.Broken, history.Check(broken, checkLimit).Verdict, way)
+			}
+			return ok
+		})
+	}
+	s.end()
+}
+
+func env(name, otherwise string) string {
+	if text := os.Getenv(name); text != "" {
+		return text
+	}
+	return otherwise
+}
+
+type soak struct {
+	t      *testing.T
+	seed   uint64
+	began  time.Time
+	server *redistest.Server
+	plain  *redis.Client  // has no faults
+	admin  *relock.Client // on plain
+	log    *history.Recorder
+	wrong  names
+
+	before []history.Op      // what the next round has to know of those before it
+	held   []*redistest.Rule // commands on their way
+	did    map[string]int    // calls by kind and outcome
+	broken map[string]int    // breaks of histories that were noticed
+	faults []history.Fault   // of this round
+	count  map[string]int    // of all rounds
+	all    struct {
+		rounds, calls, largest int
+		took, slowest          time.Duration
+	}
+
+	over   chan struct{}   // closed when the round is over
+	limit  context.Context // done when the round is over
+	ending sync.WaitGroup  // peers
+
+	mu      sync.Mutex
+	peers   []*peer
+	retired []*peer
+}
+
+func newSoak(t *testing.T, seed uint64) *soak {
+	t.Helper()
+	s := &soak{
+		t: t, seed: seed, server: redistest.Start(t), log: history.NewRecorder(),
+		did: map[string]int{}, broken: map[string]int{}, count: map[string]int{},
+	}
+	s.plain = s.server.Client(func(o *redis.Options) { o.ReadTimeout = 10 * time.Second })
+	var err error
+	s.admin, err = relock.New(s.plain)
+	require.NoError(t, err)
+	for range clients {
+		s.peers = append(s.peers, newPeer(t, s.server))
+	}
+	t.Cleanup(func() { // all is closed already, unless the test has failed
+		for _, p := range append(s.peers, s.retired...) {
+			p.end()
+		}
+		_ = s.admin.Close()
+	})
+	s.began = time.Now()
+	return s
+}
+
+// round lets everybody work for that long, while trouble is made.
+func (s *soak) round(number uint64, length time.Duration, trouble func(*rand.Rand)) {
+	s.t.Helper()
+	limit, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	s.over, s.limit, s.faults = make(chan struct{}), limit, nil
+	random := func(id int) *rand.Rand { return rand.New(rand.NewPCG(s.seed, number<<8|uint64(id))) }
+
+	var working, troubling, watching sync.WaitGroup
+	for id := range workers {
+		w := &worker{soak: s, Rand: random(id), id: id, helper: workers + id, holder: relock.NewHolder()}
+		working.Go(w.run)
+	}
+	troubling.Go(func() { trouble(random(2 * workers)) })
+	watching.Go(func() { s.watch(random(2*workers+1), 2*workers) })
+
+	end := time.After(length)
+	full := time.NewTicker(10 * time.Millisecond)
+	defer full.Stop()
+	for on := true; on; {
+		select {
+		case <-end:
+			on = false
+		case <-full.C:
+			on = s.log.Len() < roundCalls
+		}
+	}
+	close(s.over)
+	// The trouble ends first, so that what follows is bounded by what a healthy server needs.
+	within(s.t, 60*time.Second, "the faults have not ended", troubling.Wait)
+	for _, p := range s.present() {
+		p.faults.Heal()
+	}
+	cancel()
+	within(s.t, 60*time.Second, "a call has not come back", working.Wait)
+	within(s.t, 60*time.Second, "a look at Redis has not come back", watching.Wait)
+	within(s.t, 60*time.Second, "a client has not been closed", s.ending.Wait)
+	for _, p := range s.retired {
+		p.end()
+	}
+	s.retired = nil
+	// What the server has read by now it has run.
+	require.NoError(s.t, s.plain.Ping(context.Background()).Err())
+}
+
+// check is what the round has shown.
+func (s *soak) check(number uint64) {
+	s.t.Helper()
+	ops := s.log.Take()
+	for i := range ops {
+		if ops[i].Kind == history.Force && ops[i].Outcome == history.Failed {
+			ops[i].Return = s.log.Now() // it may have worked until now, and no longer
+		}
+	}
+	for _, op := range ops {
+		s.did[what(op)]++
+	}
+	for _, f := range s.faults {
+		s.count[f.Name]++
+	}
+	ops = append(slices.Clone(s.before), ops...)
+	s.before = history.Tokens(ops)
+
+	r := history.Check(ops, checkLimit)
+	s.all.rounds++
+	s.all.calls += len(ops)
+	s.all.largest = max(s.all.largest, r.Ops)
+	s.all.took += r.Took
+	s.all.slowest = max(s.all.slowest, r.Took)
+	switch r.Verdict {
+	case history.Kept:
+	case history.Undecided:
+		s.report()
+		s.t.Fatalf("round %d: whether the promises were kept is not decided: %d operations in %s", number, r.Ops, r.Took)
+	case history.Broken:
+		s.report()
+		s.t.Errorf("round %d: a promise is broken:\n%s", number, r.Explain())
+		s.t.Fatalf("the pictures: %q", s.draw(r))
+	}
+	if wrong := s.wrong.list(); len(wrong) > 0 {
+		s.report()
+		s.t.Fatalf("round %d:\n%s", number, strings.Join(wrong, "\n"))
+	}
+	s.breakIt(rand.New(rand.NewPCG(s.seed, number<<8|255)), ops)
+}
+
+// draw shows a broken history in files that stay when the test has ended.
+func (s *soak) draw(r *history.Report) []string {
+	dir, err := os.MkdirTemp("", "relock-soak-")
+	require.NoError(s.t, err)
+	files, err := r.Draw(filepath.Join(dir, "history"), s.faults)
+	require.NoError(s.t, err)
+	return files
+}
+
+// breakIt makes one lock's history of the round one that cannot be, and checks that the check says so.
+func (s *soak) breakIt(random *rand.Rand, ops []history.Op) {
+	s.t.Helper()
+	name := locks[random.IntN(len(locks))]
+	ops = slices.DeleteFunc(slices.Clone(ops), func(op history.Op) bool { return op.Lock != name })
+	way := history.Breaks()[random.IntN(len(history.Breaks()))]
+	broken, ok := history.Break(random, ops, way)
+	if !ok {
+		return
+	}
+	r := history.Check(broken, checkLimit)
+	require.Equal(s.t, history.Broken, r.Verdict, "the check does not notice %s", way)
+	s.broken[way]++
+	s.all.took += r.Took
+	s.all.slowest = max(s.all.slowest, r.Took)
+}
+
+// what is the name of a call in the report.
+func what(op history.Op) string {
+	name := op.Kind.String()
+	switch {
+	case op.Kind == history.Lock && op.Section != 0:
+		name = "nested Lock"
+	case op.Again:
+		name = "second Unlock"
+	}
+	return name + ": " + op.Outcome.String()
+}
+
+func (s *soak) report() {
+	s.t.Helper()
+	s.t.Logf("did:    %s", tally(s.did))
+	s.t.Logf("faults: %s", tally(s.count))
+	s.t.Logf("found:  %d calls in %d rounds; %d operations in the largest; %s for the slowest check, %s for all; %d broken histories noticed; %d faults of the lock",
+		s.all.calls, s.all.rounds, s.all.largest, s.all.slowest.Round(time.Millisecond), s.all.took.Round(time.Millisecond), sum(s.broken),
+		len(s.wrong.list()))
+}
+
+func tally(counts map[string]int) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		parts = append(parts, fmt.Sprintf("%s %d", name, counts[name]))
+	}
+	return strings.Join(parts, ", ")
+}
+
+func sum(counts map[string]int) (n int) {
+	for _, c := range counts {
+		n += c
+	}
+	return n
+}
+
+// end lets everybody lock once more, and ends.
+func (s *soak) end() {
+	s.t.Helper()
+	for _, rule := range s.held {
+		rule.Remove()
+		rule.LetGo()
+	}
+	for _, p := range s.peers {
+		p.faults.Heal()
+	}
+	for _, name := range locks {
+		for _, p := range s.peers {
+			within(s.t, ttl+4*slack, "everybody can lock again", func() {
+				l := p.NewLock(name)
+				section, err := l.Lock(context.Background())
+				if err == nil {
+					err = l.Unlock(section)
+				}
+				if err != nil {
+					s.wrong.add("at the end: %v", err)
+				}
+			})
+		}
+	}
+	for _, p := range s.peers {
+		within(s.t, 60*time.Second, "a client has not been closed", p.end)
+	}
+	within(s.t, 60*time.Second, "a client has not been closed", func() { _ = s.admin.Close() })
+	require.Empty(s.t, s.wrong.list())
+	requireTidy(s.t, s.plain)
+}
+
+func (s *soak) present() []*peer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.peers)
+}
+
+func (s *soak) anyone(random *rand.Rand) *peer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.peers[random.IntN(len(s.peers))]
+}
+
+func (s *soak) isOver() bool {
+	select {
+	case <-s.over:
+		return true
+	default:
+		return false
+	}
+}
+
+// pause waits a little, or until the round is over.
+func (s *soak) pause(d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-s.over:
+	}
+}
+
+func upTo(random *rand.Rand, d time.Duration) time.Duration {
+	return time.Duration(random.Int64N(int64(d)))
+}
+
+func stacks() []byte {
+	buf := make([]byte, 1<<20)
+	return buf[:runtime.Stack(buf, true)]
+}

@@ -1,0 +1,222 @@
+package soak
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/soak/history"
+)
+
+// watch asks Redis about the locks, often enough to see the inside of most sections.
+func (s *soak) watch(random *rand.Rand, id int) {
+	for !s.isOver() {
+		op := history.Op{Kind: history.State, Lock: locks[random.IntN(len(locks))], Client: id, Call: s.log.Now()}
+		state, err := s.admin.NewLock(op.Lock).State(context.Background())
+		op.Return = s.log.Now()
+		if err == nil { // the server may be gone
+			op.Owner, op.Count, op.Token = state.Holder.String(), state.Count, state.Token
+			s.log.Add(op)
+		}
+		s.pause(upTo(random, 8*time.Millisecond))
+	}
+}
+
+// fault is something that may happen, and how often compared with others.
+type fault struct {
+	name   string
+	weight int
+	do     func()
+}
+
+// trouble is what happens meanwhile: to single commands, to the network of a client, and at the server, each for itself. It
+// ends when the round is over.
+func (s *soak) trouble(random *rand.Rand) {
+	var all sync.WaitGroup
+	calm := []time.Duration{1, 3, 10}[random.IntN(3)] // much trouble shows other things than much work
+	for i, kind := range []struct {
+		often  time.Duration // the longest time between two
+		faults func(*rand.Rand) []fault
+	}{
+		{30 * time.Millisecond, s.onCommands}, {150 * time.Millisecond, s.onNetworks}, {400 * time.Millisecond, s.atTheServer},
+	} {
+		random := rand.New(rand.NewPCG(random.Uint64(), uint64(i)))
+		all.Go(func() { s.happen(random, calm*kind.often, kind.faults(random)) })
+	}
+	all.Wait()
+}
+
+// happen lets one fault happen after another.
+func (s *soak) happen(random *rand.Rand, often time.Duration, faults []fault) {
+	sum := 0
+	for _, f := range faults {
+		sum += f.weight
+	}
+	for !s.isOver() {
+		n := random.IntN(sum)
+		for _, f := range faults {
+			if n -= f.weight; n < 0 {
+				from := s.log.Now()
+				f.do()
+				s.happened(history.Fault{Name: f.name, From: from, Until: s.log.Now()})
+				break
+			}
+		}
+		s.pause(upTo(random, often))
+	}
+}
+
+func (s *soak) happened(f history.Fault) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.faults = append(s.faults, f)
+}
+
+// onCommands is what happens to one command of one client.
+func (s *soak) onCommands(random *rand.Rand) []fault {
+	scripts := redistest.Named("EVALSHA", "EVAL")
+	once := func(action redistest.Action) *redistest.Rule {
+		return s.anyone(random).faults.Once(scripts, action)
+	}
+	how := func() redistest.Break {
+		return []redistest.Break{redistest.EOF, redistest.Reset, redistest.Silence}[random.IntN(3)]
+	}
+	return []fault{
+		{"reply lost", 4, func() { once(redistest.DropReply(how())) }},
+		{"cut before a script", 2, func() { once(redistest.CutBefore(how())) }},
+		{"script sent twice", 2, func() { once(redistest.Duplicate(2, redistest.First)) }},
+		{"script runs late", 6, func() { s.letGo(once(redistest.Hold()), upTo(random, 600*time.Millisecond)) }},
+		{"script runs very late", 1, func() { s.held = append(s.held, once(redistest.Hold())) }},
+		{"very late script let go", 1, func() {
+			if len(s.held) > 0 {
+				i := random.IntN(len(s.held))
+				s.held[i].LetGo()
+				s.held = append(s.held[:i], s.held[i+1:]...)
+			}
+		}},
+	}
+}
+
+// letGo lets a command run after a while. It is on its way also when the round is over.
+func (s *soak) letGo(rule *redistest.Rule, after time.Duration) {
+	s.ending.Go(func() {
+		<-time.After(after)
+		rule.Remove()
+		rule.LetGo()
+	})
+}
+
+// onNetworks is what happens to the connections of one client.
+func (s *soak) onNetworks(random *rand.Rand) []fault {
+	anyone := func() *peer { return s.anyone(random) }
+	return []fault{
+		{"all connections cut", 3, func() { anyone().faults.Cut() }},
+		{"pub/sub cut", 3, func() { anyone().faults.CutPubSub() }},
+		{"pub/sub silent", 1, func() { anyone().faults.StallPubSub() }},
+		{"pub/sub late", 5, func() {
+			p := anyone()
+			p.faults.StallPubSub()
+			s.pause(upTo(random, 3*ttl/2))
+			p.faults.Heal()
+		}},
+		{"partition", 2, func() {
+			p := anyone()
+			p.faults.Partition()
+			s.pause(upTo(random, 3*ttl/2))
+			p.faults.Heal()
+		}},
+		{"connection refused", 1, func() {
+			p := anyone()
+			p.faults.Refuse()
+			p.faults.Cut()
+			s.pause(upTo(random, ttl/2))
+			p.faults.Heal()
+		}},
+		{"slow network", 2, func() {
+			p := anyone()
+			p.faults.Delay(upTo(random, 50*time.Millisecond))
+			s.pause(upTo(random, 200*time.Millisecond))
+			p.faults.Delay(0)
+		}},
+		{"client closed", 1, func() { s.replace(random.IntN(clients)) }},
+	}
+}
+
+// atTheServer is what happens to all clients.
+func (s *soak) atTheServer(random *rand.Rand) []fault {
+	ctx := context.Background()
+	anyLock := func() string { return locks[random.IntN(len(locks))] }
+	return []fault{
+		{"connections killed", 4, func() {
+			kind := []string{"normal", "pubsub"}[random.IntN(2)]
+			_ = s.plain.ClientKillByFilter(ctx, "TYPE", kind).Err()
+		}},
+		{"scripts flushed", 2, func() { _ = s.plain.ScriptFlush(ctx).Err() }},
+		{"server stopped", 1, func() {
+			s.server.Pause()
+			s.pause(upTo(random, 2*ttl))
+			s.server.Resume()
+		}},
+		{"server killed", 1, func() {
+			s.gone(history.Wipe, locks, func() error { s.server.Kill(); return nil })
+			s.pause(upTo(random, ttl/4))
+			s.server.Restart()
+		}},
+		{"data flushed", 1, func() { s.gone(history.Wipe, locks, func() error { return s.plain.FlushAll(ctx).Err() }) }},
+		{"lock deleted", 1, func() {
+			name := anyLock()
+			s.gone(history.Wipe, []string{name}, func() error { return s.plain.Del(ctx, baseKey(name)).Err() })
+		}},
+		{"token deleted", 1, func() {
+			name := anyLock()
+			s.gone(history.Forget, []string{name}, func() error { return s.plain.Del(ctx, baseKey(name)+":token").Err() })
+		}},
+		{"queue deleted", 1, func() { _ = s.plain.Del(ctx, baseKey(anyLock())+":queue").Err() }},
+		{"lock forced", 2, func() { s.force(anyLock()) }},
+	}
+}
+
+// troubler is who makes trouble, in the history.
+const troubler = 2*workers + 1
+
+// gone does something that makes Redis forget locks, or their tokens.
+func (s *soak) gone(kind history.Kind, names []string, do func() error) {
+	call := s.log.Now()
+	for range 100 {
+		if do() == nil {
+			break
+		}
+	}
+	for _, name := range names {
+		s.log.Add(history.Op{Kind: kind, Lock: name, Client: troubler, Call: call, Return: s.log.Now()})
+	}
+}
+
+func (s *soak) force(name string) {
+	op := history.Op{Kind: history.Force, Lock: name, Client: troubler, Call: s.log.Now()}
+	err := s.admin.NewLock(name).ForceUnlock(context.Background())
+	op.Return = s.log.Now()
+	switch {
+	case err == nil:
+	case errors.Is(err, relock.ErrNotHeld):
+		op.Outcome = history.NotHeld
+	default:
+		op.Outcome = history.Failed
+	}
+	s.log.Add(op)
+}
+
+// replace closes a client, with whatever its locks are doing, and lets another take its place.
+func (s *soak) replace(i int) {
+	p := newPeer(s.t, s.server)
+	s.mu.Lock()
+	old := s.peers[i]
+	s.peers[i] = p
+	s.retired = append(s.retired, old)
+	s.mu.Unlock()
+	s.ending.Go(func() { _ = old.Close() })
+}
