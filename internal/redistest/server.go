@@ -60,6 +60,7 @@ func Start(t testing.TB, args ...string) *Server {
 
 // of makes the instance belong to a test.
 func (in *instance) of(t testing.TB) *Server {
+	t.Helper()
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("redistest: the end of the log of redis-server %s:\n%s", in.addr(), tail(in.log(), 20))
