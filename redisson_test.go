@@ -95,6 +95,14 @@ func (w *arena) awaitGone(name string) {
 	}, "%q is free", name)
 }
 
+// answers counts the calls of acquire that p has made from now on, and that Redis has answered.
+func (w *arena) answers(p *peer) func() int {
+	w.t.Helper()
+	var n atomic.Int64
+	p.faults.On(w.script("redisson/acquire"), redistest.After(func([]string, string) { n.Add(1) }))
+	return func() int { return int(n.Load()) }
+}
+
 // awaitAsks waits until acquire was called n times. The second call of a waiter is the one since its channel is heard:
 // from then on only a message or the end of the lease wakes it.
 func (w *arena) awaitAsks(asks func() int, n int) {
@@ -107,7 +115,7 @@ func TestAJavaUnlockWakesAGoWaiter(t *testing.T) {
 		w := onShared(t)
 		j, p := w.java(), w.peer(inRedisson()...)
 		j.lock("a")
-		asks := w.counter(p, "redisson/acquire")
+		asks := w.answers(p)
 		waiter := w.start(t.Context(), p.NewLock("a"))
 		w.awaitAsks(asks, 2)
 		require.NoError(t, w.plain.Del(t.Context(), "a").Err())
@@ -224,7 +232,7 @@ func TestOfTheWaitersOfOneClientAMessageWakesOne(t *testing.T) {
 	w := onShared(t)
 	j, p := w.java(), w.peer(inRedisson()...)
 	j.lock("a")
-	asks := w.counter(p, "redisson/acquire")
+	asks := w.answers(p)
 	ctx, cancel := context.WithCancel(t.Context())
 	all := []*asking{w.start(ctx, p.NewLock("a"))}
 	w.awaitAsks(asks, 2)
@@ -348,7 +356,7 @@ func TestAnUnlockWhilePubSubIsDownIsMadeUpForWhenItIsBack(t *testing.T) {
 			w := onShared(t)
 			j, p := w.java(), w.peer(inRedisson()...)
 			j.lock("a")
-			asks := w.counter(p, "redisson/acquire")
+			asks := w.answers(p)
 			waiter := w.start(t.Context(), p.NewLock("a"))
 			w.awaitAsks(asks, 2)
 			behind := w.start(t.Context(), p.NewLock("a"))
@@ -379,7 +387,7 @@ func TestASilentPubSubConnectionCostsAWaiterInRedissonsLayoutSeconds(t *testing.
 	w := onShared(t)
 	j, p := w.java(), w.peer(inRedisson()...)
 	j.lock("a")
-	asks := w.counter(p, "redisson/acquire")
+	asks := w.answers(p)
 	waiter := w.start(t.Context(), p.NewLock("a"))
 	w.awaitAsks(asks, 2)
 	p.faults.StallPubSub()
@@ -392,12 +400,13 @@ func TestALockThatIsContendedAgainAndAgainInRedissonsLayoutIsSubscribedOnce(t *t
 	w := onShared(t)
 	j, p := w.java(), w.peer(inRedisson()...)
 	l := p.NewLock("a")
-	asks := w.counter(p, "redisson/acquire")
+	asks := w.answers(p)
 	const rounds = 20
-	for i := range rounds {
+	for range rounds {
 		j.lock("a")
+		before := asks()
 		waiter := w.start(t.Context(), l)
-		w.awaitAsks(asks, 2*(i+1))
+		w.awaitAsks(asks, before+1)
 		j.unlock("a")
 		w.leave(waiter.in(soon), l, soon)
 	}

@@ -1688,6 +1688,7 @@ func ending(t *testing.T, taken bool, check func(t *testing.T, err error, sent i
 
 func TestWhatGoRedisSaysOfAContextThatEndsBeforeThereIsAConnectionIsUnsent(t *testing.T) {
 	ending(t, true, func(t *testing.T, err error, sent int) {
+		t.Helper()
 		require.Zero(t, sent)
 		require.Equal(t, unsent, judge(err), "%v", err)
 	})
@@ -1695,6 +1696,7 @@ func TestWhatGoRedisSaysOfAContextThatEndsBeforeThereIsAConnectionIsUnsent(t *te
 
 func TestWhatGoRedisSaysOfAContextThatEndsWhileACommandIsOnTheWireIsUnknown(t *testing.T) {
 	ending(t, false, func(t *testing.T, err error, sent int) {
+		t.Helper()
 		require.Equal(t, 1, sent)
 		require.Equal(t, unknown, judge(err), "%v", err)
 	})

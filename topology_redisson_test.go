@@ -39,6 +39,12 @@ func (w *field) javaUnlocks(name, publish string, via redis.UniversalClient) {
 	require.NoError(w.t, via.Do(context.Background(), publish, redissonChannelOf(name), "0").Err())
 }
 
+// answers counts the calls of acquire that p has made from now on, and that Redis has answered.
+func (w *field) answers(p *clusterPeer) func() int {
+	w.t.Helper()
+	return w.arena.answers(&peer{faults: p.faults})
+}
+
 // awaitRunner waits until a client hears of a lock, and has asked since.
 func (w *field) awaitRunner(asks func() int, n int) {
 	w.t.Helper()
@@ -55,7 +61,7 @@ func TestInAClusterRedissonIsHeardAndToldWhicheverPubSubItUses(t *testing.T) {
 			p := w.peer(inRedisson()...)
 			for _, name := range names {
 				w.javaLocks(name)
-				asks := w.count(p, "redisson/acquire")
+				asks := w.answers(p)
 				waiter := w.start(t.Context(), p.NewLock(name))
 				w.awaitRunner(asks, 2)
 				via := redis.UniversalClient(w.all)
@@ -126,7 +132,7 @@ func TestInAClusterRedissonIsHeardAndToldWhicheverPubSubItUses(t *testing.T) {
 		l := p.NewLock(names[0])
 		section := w.enter(t.Context(), l, soon)
 		w.leave(w.enter(section, l, soon), l, soon)
-		asks := w.count(p, "redisson/acquire")
+		asks := w.answers(p)
 		waiter := w.start(t.Context(), l)
 		w.awaitRunner(asks, 2)
 		sleepUntil(time.Now().Add(time.Second)) // renewed
@@ -153,7 +159,7 @@ func TestInAClusterAWaiterInRedissonsLayoutFollowsItsSlot(t *testing.T) {
 			p := w.peer(inRedisson(relock.WithTTL(2 * time.Second))...)
 			l, name := p.NewLock(names[0]), names[0]
 			w.javaLocks(name)
-			asks := w.count(p, "redisson/acquire")
+			asks := w.answers(p)
 			waiter := w.start(t.Context(), l)
 			w.awaitRunner(asks, 2)
 			to := w.cluster.MasterFor(names[1])
