@@ -131,6 +131,7 @@ func TestConnectionsThatHangHoldUpNobodyElse(t *testing.T) {
 
 // brisk is a rig whose next command is sent by its caller.
 func brisk(t *testing.T) (*rig, *redistest.Faults) {
+	t.Helper()
 	r, f := faulty(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
 	r.enter()
 	// On a busy machine round trips may seem long.
