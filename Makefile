@@ -4,7 +4,7 @@
 
 GO        ?= go
 GOFMT     ?= $(shell $(GO) env GOROOT)/bin/gofmt
-TIMEOUT   ?= 10m
+TIMEOUT   ?= 20m
 TESTFLAGS ?=
 FUZZTIME  ?= 10s
 SOAK      ?= 10s

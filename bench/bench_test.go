@@ -2,9 +2,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
+	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
@@ -63,6 +66,85 @@ func BenchmarkPairFloor(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// BenchmarkPairLineByLine is where the time of a pair goes: from two bare commands to the library, each line with one thing
+// more than the line before. They take turns, and each is also shown as a ratio to the floor.
+func BenchmarkPairLineByLine(b *testing.B) {
+	server := redistest.Shared(b)
+	rdb := server.Client()
+	quick := server.Client(func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+	ctx, cancel := context.WithCancel(b.Context())
+	defer cancel()
+	base := freshLock("lines")
+	nothing := redis.NewScript("return 1")
+	process := func(script *redis.Script, keys []string, args ...any) error {
+		return script.EvalSha(context.Background(), rdb, keys, args...).Err()
+	}
+	for _, s := range []*redis.Script{nothing, compareAndDelete} {
+		require.NoError(b, s.Load(ctx, rdb).Err())
+	}
+	floor, err := openFloor(nil)(setup{rdb: rdb})
+	require.NoError(b, err)
+	least := floor.handle(base + ":floor")
+	keys := []string{"relock:{" + base + "}", "relock:{" + base + "}:queue", "relock:{" + base + "}:token"}
+	hold := "8743c9c0-0795-4907-87fd-6c719a6b4586:1:1" // as long as one of relock's
+	pair := func(ctx context.Context, lock *relock.Lock) func() error {
+		return func() error {
+			section, err := lock.Lock(ctx)
+			if err != nil {
+				return err
+			}
+			return lock.Unlock(section)
+		}
+	}
+	client := func(rdb *redis.Client) *relock.Client {
+		c, err := relock.New(rdb)
+		require.NoError(b, err)
+		b.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	slow, fast := client(rdb), client(quick)
+	lines := []struct {
+		name string
+		run  func() error
+		took time.Duration
+	}{
+		{name: "floor", run: func() error {
+			section, err := least.lock(context.Background())
+			if err != nil {
+				return err
+			}
+			return least.unlock(section)
+		}},
+		{name: "two-pings", run: func() error {
+			return errors.Join(rdb.Ping(context.Background()).Err(), rdb.Ping(context.Background()).Err())
+		}},
+		{name: "two-empty-scripts", run: func() error { return errors.Join(process(nothing, nil), process(nothing, nil)) }},
+		{name: "with-our-arguments", run: func() error {
+			return errors.Join(process(nothing, keys, hold, 30000), process(nothing, keys, hold))
+		}},
+		{name: "lock-background", run: pair(context.Background(), fast.NewLock(base+":1"))},
+		{name: "lock-cancellable-prompt", run: pair(ctx, fast.NewLock(base+":2"))},
+		{name: "lock-cancellable", run: pair(ctx, slow.NewLock(base+":3"))},
+	}
+	const slice = 200
+	for b.Loop() {
+		for i := range lines {
+			begin := time.Now()
+			for range slice {
+				if err := lines[i].run(); err != nil {
+					b.Fatal(lines[i].name, err)
+				}
+			}
+			lines[i].took += time.Since(begin)
+		}
+	}
+	b.ReportMetric(0, "ns/op") // of all lines together it means nothing
+	for _, l := range lines {
+		b.ReportMetric(float64(l.took.Nanoseconds())/1e3/float64(b.N)/slice, l.name+"-us")
+		b.ReportMetric(float64(l.took)/float64(lines[0].took), l.name+"-ratio")
 	}
 }
 
