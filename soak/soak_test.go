@@ -42,7 +42,7 @@ const (
 	checkLimit = time.Minute
 )
 
-var locks = []string{"thing0", "thing1", "thing2"}
+var locks = []string{"thing0", "thing1", "thing2", "thing3"}
 
 // TestSoak runs for as long as RELOCK_SOAK says (2s if it says nothing). RELOCK_SEED repeats the choices of a run; the timing
 // is never the same. It checks that
@@ -171,7 +171,8 @@ func (s *soak) round(number uint64, length time.Duration, trouble func(*rand.Ran
 	random := func(id int) *rand.Rand { return rand.New(rand.NewPCG(s.seed, number<<8|uint64(id))) }
 
 	var working, troubling, watching sync.WaitGroup
-	for id := range workers {
+	// With many there is always a queue; with few, hardly ever.
+	for id := range []int{workers / 4, workers / 2, workers}[random(2*workers+2).IntN(3)] {
 		w := &worker{soak: s, Rand: random(id), id: id, helper: workers + id, holder: relock.NewHolder()}
 		working.Go(w.run)
 	}

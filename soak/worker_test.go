@@ -329,7 +329,7 @@ func (w *worker) inside(p *peer, s *section) (open []*section) {
 	open = []*section{s}
 	var left []*section
 	steps, slow := w.IntN(10), time.Millisecond
-	if w.IntN(10) == 0 { // long enough for its own commands to run late
+	if w.IntN(16) == 0 { // long enough for its own commands to run late
 		steps, slow = 12, ttl/10
 	}
 	for range steps {
