@@ -99,14 +99,14 @@ func margin(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Milliseco
 // safeUntil is the deadline of a lease that was set by a command sent at that time.
 func safeUntil(sent time.Time, ttl time.Duration) time.Time { return sent.Add(ttl - margin(ttl)) }
 
-// turn waits for the step until then.
+// turn waits for the step until then, also with a context that is done.
 func (h *hold) turn(ctx context.Context, until time.Time) error {
 	select {
 	case h.step <- struct{}{}:
 		return nil
 	default:
 	}
-	ctx, cancel := context.WithDeadline(ctx, until)
+	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), until)
 	defer cancel()
 	select {
 	case h.step <- struct{}{}:
@@ -205,8 +205,8 @@ func (f *frame) wanted() bool {
 	return errors.Is(context.Cause(f.ctx), ErrReleased) && f.base.Err() == nil
 }
 
-// leave closes an entry, in Redis too, for which it has time until then. The entry is closed here whatever happens
-// there.
+// leave closes an entry, in Redis too, for which it has time until then, also with a context that is done. The entry is
+// closed here whatever happens there.
 func (h *hold) leave(ctx context.Context, f *frame, until time.Time) error {
 	c, t := h.client, h.client.table
 	noTurn := h.turn(ctx, until)
@@ -242,7 +242,7 @@ func (h *hold) leave(ctx context.Context, f *frame, until time.Time) error {
 	if target > 0 && h.localReentry {
 		return nil
 	}
-	there, answer, err := c.wire.release(ctx, h, target, effort{until: until})
+	there, answer, err := c.wire.release(context.WithoutCancel(ctx), h, target, effort{until: until})
 	switch {
 	case target > 0 && err != nil:
 		c.workers.start(h.settle)

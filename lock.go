@@ -321,9 +321,9 @@ func (a *acquiring) nested(h *hold) (again bool, err error) {
 			return false, h.lose(LossTaken)
 		}
 		t.renewed(h, answer)
-	}
-	if t.isOver(h) {
-		return false, h.lose(LossExpired)
+		if t.isOver(h) {
+			return false, h.lose(LossExpired)
+		}
 	}
 	return false, a.begin(h, func() bool { return h.state == held })
 }
@@ -607,7 +607,7 @@ func (l *Lock) Unlock(ctx context.Context) error {
 	t.mu.Unlock()
 	f.cleanup.Stop()
 	f.cancel(ErrReleased) // the work ends before the lock is free
-	err := h.leave(context.WithoutCancel(ctx), f, until)
+	err := h.leave(ctx, f, until)
 	var lost *LostError
 	if err == nil || errors.As(err, &lost) {
 		return err
