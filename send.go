@@ -73,20 +73,20 @@ func (w *wire) send(ctx context.Context, r *request, cmd command, stop <-chan st
 		lane = l.enter()
 	}
 	if lane == onlyLane && l.isBrisk() {
+		defer l.leave() // also if a hook of the go-redis client panics
 		start := time.Now()
 		err = w.rdb.Process(briskContext{ctx, start.Add(briskLimit)}, cmd)
-		if l.timed(start, err); err != nil && judge(err) == unknown {
+		l.timed(start, err)
+		if err != nil && judge(err) == unknown {
 			l.stalled.Store(int64(time.Since(l.start)))
 		}
-		l.leave()
 		return 0, err
 	}
 	if ctx.Done() == nil && lane != queued { // nothing can end it
-		acked, err = w.process(ctx, r, cmd)
 		if lane != noLane {
-			l.leave()
+			defer l.leave()
 		}
-		return acked, err
+		return w.process(ctx, r, cmd)
 	}
 	f, _ := l.flights.Get().(*flight)
 	if f == nil {
@@ -208,7 +208,9 @@ func (l *lanes) forget(f *flight) bool {
 	if i < 0 {
 		return false
 	}
-	l.queue = slices.Delete(l.queue, i, i+1)
+	if l.queue = slices.Delete(l.queue, i, i+1); len(l.queue) == 0 {
+		l.late.Stop()
+	}
 	return true
 }
 

@@ -129,6 +129,34 @@ func TestConnectionsThatHangHoldUpNobodyElse(t *testing.T) {
 	all.Wait()
 }
 
+// panicking is a hook of the go-redis client that panics.
+type panicking struct{ pipelines }
+
+func (*panicking) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(context.Context, redis.Cmder) error { panic("a hook") }
+}
+
+func TestAHookThatPanicsInTheCallersGoroutineLeavesTheLaneFree(t *testing.T) {
+	for name, prompt := range map[string]bool{"nothing can end the call": false, "go-redis respects deadlines": true} {
+		t.Run(name, func(t *testing.T) {
+			r, _ := faulty(t)
+			if prompt {
+				r, _ = brisk(t)
+			}
+			l := &r.wire.lanes
+			free := func() bool {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				return l.aloft == 0
+			}
+			redistest.Eventually(t, 10*time.Second, free, "all lanes are free")
+			r.wire.rdb.AddHook(&panicking{})
+			require.Panics(t, func() { _, _ = r.wire.state(context.Background(), r.keys, once) })
+			require.True(t, free())
+		})
+	}
+}
+
 // brisk is a rig whose next command is sent by its caller.
 func brisk(t *testing.T) (*rig, *redistest.Faults) {
 	t.Helper()
