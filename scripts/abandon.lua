@@ -5,15 +5,16 @@
 -- Returns  2 it owned the lock, which is free or granted to the next now; 1 it was queued; 0 nothing was there
 -- Idempotent because a hold is never used again.
 
+local call = redis.call
+
 --- include enter
 --- include grant
 
 local base, queue, token_key = KEYS[1], KEYS[2], KEYS[3]
 local hold = ARGV[1]
 
-if redis.call('HEXISTS', base, hold) == 0 then
-  return redis.call('ZREM', queue, hold .. '|' .. ARGV[2] .. '|' .. ARGV[3])
+if call('HEXISTS', base, hold) == 0 then
+  return call('ZREM', queue, hold .. '|' .. ARGV[2] .. '|' .. ARGV[3])
 end
-last_token(token_key) -- must be one
-grant(base, queue, token_key, ARGV[4], nil, hold)
+grant(base, queue, token_key, last_token(token_key), ARGV[4], nil, hold)
 return 2

@@ -13,14 +13,16 @@
 --                                                       with that token or a lower one is from before this answer
 -- Idempotent because the count is set, never added to, and a queued hold keeps its place.
 
+local call = redis.call
 local base, queue, token_key = KEYS[1], KEYS[2], KEYS[3]
 local hold = ARGV[1]
 
 -- The common case first, before the rest is even defined: nobody holds it and nobody waits.
-if (ARGV[3] or '1') == '1' and redis.call('EXISTS', base, queue) == 0 then
+if (ARGV[3] or '1') == '1' and call('EXISTS', base, queue) == 0 then
+--- include last
 --- include token
-  redis.call('HSET', base, hold, '1')
-  redis.call('PEXPIRE', base, ARGV[2])
+  call('HSET', base, hold, '1')
+  call('PEXPIRE', base, ARGV[2])
   return token
 end
 
@@ -35,7 +37,10 @@ local last_given = last_token(token_key) -- must be one
 local held_by, _, last = owner(base)
 if held_by == hold then
   update(base, hold, target, step, last, ttl)
-  return last_given > 0 and last_given or next_token(token_key)
+  if last_given == 0 then
+    last_given = next_token(token_key, 0) -- the key was lost
+  end
+  return last_given
 end
 if target > 1 then
   return 0
@@ -43,9 +48,9 @@ end
 
 if not held_by then
   -- Free while others queue: the last owner's lease ran out. They were first.
-  local first, token = grant(base, queue, token_key, publish, hold, nil)
+  local first, token = grant(base, queue, token_key, last_given, publish, hold, nil)
   if not first then
-    return enter(base, token_key, hold, ttl)
+    return enter(base, token_key, last_given, hold, ttl)
   end
   if first == hold then
     return token
@@ -53,25 +58,25 @@ if not held_by then
   held_by, last_given = first, token
 end
 
-local remaining = redis.call('PTTL', base)
+local remaining = call('PTTL', base)
 if not client or not reach(publish, base .. ':' .. client) then
   return {remaining, held_by}
 end
 
 local member = hold .. '|' .. client .. '|' .. ARGV[2]
-local arrival = tonumber(redis.call('ZSCORE', queue, member))
+local arrival = tonumber(call('ZSCORE', queue, member))
 if not arrival then
   arrival = tonumber(ARGV[7])
   if arrival == 0 then
     -- Behind everybody, also when two arrive in one microsecond or the clock has been turned back.
-    local tail = tonumber(redis.call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2])
+    local tail = tonumber(call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2])
     arrival = math.max(now_us(), (tail or 0) + 1)
   end
-  redis.call('ZADD', queue, arrival, member)
+  call('ZADD', queue, arrival, member)
 end
 -- A waiter asks again within its own lease after the owner's: its entry outlives that.
 local keep = math.max(remaining, ttl) + ttl + 60000
-if redis.call('PTTL', queue) < keep then
-  redis.call('PEXPIRE', queue, keep)
+if call('PTTL', queue) < keep then
+  call('PEXPIRE', queue, keep)
 end
-return {remaining, held_by, arrival, redis.call('ZRANK', queue, member) or 0, last_given}
+return {remaining, held_by, arrival, call('ZRANK', queue, member) or 0, last_given}

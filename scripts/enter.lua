@@ -11,28 +11,26 @@
 local STEP = 'step'
 
 local function now_us()
-  local t = redis.call('TIME')
+  local t = call('TIME')
   return t[1] * 1000000 + t[2]
 end
 
--- The last token, 0 if there is none. A key that holds no number ends the script here, before anything has changed.
 local function last_token(token_key)
-  local last = redis.call('GET', token_key) or '0'
-  if not string.match(last, '^%d+$') then
-    redis.call('INCR', token_key) -- Redis's own words for what is wrong
-  end
-  return tonumber(last)
+--- include last
+  return last
 end
 
-local function next_token(token_key)
+-- The token after last, which is the last one, and how it is written.
+local function next_token(token_key, last)
 --- include token
-  return token
+  -- Cheaper than to format it, if it is the clock.
+  return token, token == now and time[1] .. string.sub('00000' .. time[2], -6) or string.format('%.0f', token)
 end
 
 -- Makes hold the owner of a free lock and returns its token.
-local function enter(base, token_key, hold, ttl)
-  local token = next_token(token_key)
-  redis.call('HSET', base, hold, 1)
-  redis.call('PEXPIRE', base, ttl)
+local function enter(base, token_key, last, hold, ttl)
+  local token = next_token(token_key, last)
+  call('HSET', base, hold, '1')
+  call('PEXPIRE', base, ttl)
   return token
 end

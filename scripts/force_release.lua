@@ -5,14 +5,15 @@
 -- Returns  1 freed, 0 the hold is not the owner (nothing was changed)
 -- Idempotent because it names the hold: sent twice, it cannot hit the next owner.
 
+local call = redis.call
+
 --- include enter
 --- include grant
 
 local base, queue, token_key = KEYS[1], KEYS[2], KEYS[3]
 
-if redis.call('HEXISTS', base, ARGV[1]) == 0 then
+if call('HEXISTS', base, ARGV[1]) == 0 then
   return 0
 end
-last_token(token_key) -- must be one
-grant(base, queue, token_key, ARGV[2], nil, ARGV[1])
+grant(base, queue, token_key, last_token(token_key), ARGV[2], nil, ARGV[1])
 return 1

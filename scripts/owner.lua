@@ -3,7 +3,7 @@
 -- Who holds the lock, how often, and the last step of that hold. The hold is nil when the lock is free. A hash that is
 -- not of our making is a lock held by whatever stands in it.
 local function owner(base)
-  local fields = redis.call('HGETALL', base)
+  local fields = call('HGETALL', base)
   local hold, count, step = nil, 0, 1
   for i = 1, #fields, 2 do
     if fields[i] == STEP then
@@ -23,10 +23,10 @@ local function update(base, hold, count, step, last, ttl)
   end
   if step > 1 then
     -- HDEL needs no memory; after it Redis lets the script write although memory has run out.
-    redis.call('HDEL', base, STEP)
-    redis.call('HSET', base, hold, count, STEP, step)
+    call('HDEL', base, STEP)
+    call('HSET', base, hold, count, STEP, step)
   end
-  if ttl > 0 and redis.call('PTTL', base) < ttl then
-    redis.call('PEXPIRE', base, ttl)
+  if ttl > 0 and call('PTTL', base) < ttl then
+    call('PEXPIRE', base, ttl)
   end
 end

@@ -4,6 +4,8 @@
 -- Returns  {owner ('' when free), count, remaining ms (-2 when free, -1 without a lease), last token, waiters}
 -- Writes nothing.
 
+local call = redis.call
+
 --- include enter
 --- include owner
 
@@ -11,7 +13,7 @@ local held_by, count = owner(KEYS[1])
 return {
   held_by or '',
   count,
-  redis.call('PTTL', KEYS[1]),
-  tonumber(redis.call('GET', KEYS[3])) or 0,
-  redis.call('ZCARD', KEYS[2]),
+  call('PTTL', KEYS[1]),
+  tonumber(call('GET', KEYS[3])) or 0,
+  call('ZCARD', KEYS[2]),
 }
