@@ -1,7 +1,6 @@
 package relock
 
 import (
-	"container/heap"
 	"context"
 	"errors"
 	"fmt"
@@ -29,25 +28,27 @@ type hold struct {
 
 	// The rest is guarded by the mutex of the client's table.
 
-	state   holdState
 	end     error // why a hold that was entered is over: ErrReleased or a *LostError
 	token   int64
 	since   time.Time
-	unsure  bool   // a command that takes the lock for this hold was given up, and may run when the hold is over
-	frames  *frame // open entries, newest first
-	count   int    // of frames
+	unsure  bool // a command that takes the lock for this hold was given up, and may run when the hold is over
+	count   int  // of frames
 	deepest int
+
+	// From here on is what each renewal needs, side by side.
+
+	frames *frame // open entries, newest first
+	state  holdState
 
 	// deadline is when the lease is over as far as this process can know: the time before the command that set the
 	// lease was sent, plus the lease, minus a margin for clocks that run apart.
 	deadline time.Time
 	renewed  time.Time // the time before the command that last set the lease was sent
-	due      time.Time // when the watchdog looks at it next
 	failures int       // renewals in a row that were not confirmed
 	renewing bool      // a renewal is on the wire
 	leaks    int       // entries whose context was dropped without Unlock
 	told     int       // of these were reported
-	index    int       // in the watchdog's heap, -1 if not in it
+	index    int       // in the watchdog's heap, which knows when it looks at this hold next; -1 if not in it
 
 	// Guarded by the mutex of the client's orphans: acquires of this hold that were given up on their way.
 	flying   int  // and have not landed
@@ -128,17 +129,17 @@ func (h *hold) isEntering() bool {
 // frame is one entry of a hold. The context that Lock returns refers to its frame, but no frame refers to that context:
 // so when the caller drops it without Unlock, the garbage collector tells.
 type frame struct {
-	hold    *hold
-	outer   *frame          // the frame that the caller's context carried, of whichever lock
-	base    context.Context // the caller's context outside all frames
-	ctx     context.Context // ends when the frame ends; parent of everything done inside
-	cancel  context.CancelCauseFunc
-	self    carried
-	cleanup runtime.Cleanup
-
 	// Guarded by the mutex of the client's table.
 	left       bool   // Unlock was called
 	next, prev *frame // in hold.frames
+
+	ctx     context.Context // ends when the frame ends; parent of everything done inside
+	hold    *hold
+	outer   *frame          // the frame that the caller's context carried, of whichever lock
+	base    context.Context // the caller's context outside all frames
+	cancel  context.CancelCauseFunc
+	self    carried
+	cleanup runtime.Cleanup
 }
 
 // entry is the context that Lock returns.
@@ -331,6 +332,8 @@ func (h *hold) lose(reason LossReason) error {
 // table is all holds of a client. Its one mutex guards them, their frames and the watchdog's heap; each section under it
 // is a few map and heap operations long, and nothing is called from it that could block.
 type table struct {
+	start time.Time // what the heap counts from
+
 	mu     sync.Mutex
 	holds  map[holdKey]*hold
 	leases leases
@@ -341,7 +344,7 @@ type holdKey struct {
 	holder Holder
 }
 
-func newTable() *table { return &table{holds: make(map[holdKey]*hold)} }
+func newTable() *table { return &table{start: time.Now(), holds: make(map[holdKey]*hold)} }
 
 // join returns the hold of a holder in a lock. first: there was none, so it is a new one, and it is the caller's turn.
 func (t *table) join(key holdKey, l *Lock, fresh bool) (h *hold, first bool) {
@@ -393,14 +396,14 @@ func (t *table) renewed(h *hold, a answer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if a.lease > 0 && h.state == held {
-		t.confirmLocked(h, a.sent, a.lease)
+		t.confirmLocked(h, a.sent, a.lease, time.Now())
 	}
 }
 
 // confirmLocked notes that a command sent at that time has set the lease. A deadline only moves later, and one that has
 // passed stays passed: others may have been in since, and what answered yes may be a hold that a late command made anew.
-func (t *table) confirmLocked(h *hold, sent time.Time, lease time.Duration) {
-	if !time.Now().Before(h.deadline) {
+func (t *table) confirmLocked(h *hold, sent time.Time, lease time.Duration, now time.Time) {
+	if !now.Before(h.deadline) {
 		t.rescheduleLocked(h, h.deadline)
 		return
 	}
@@ -410,7 +413,15 @@ func (t *table) confirmLocked(h *hold, sent time.Time, lease time.Duration) {
 	if until := safeUntil(sent, lease); until.After(h.deadline) {
 		h.deadline = until
 	}
-	t.rescheduleLocked(h, t.renewalLocked(h))
+	if due := t.renewalLocked(h); !t.isNearLocked(h, due) {
+		t.rescheduleLocked(h, due)
+	}
+}
+
+// isNearLocked says whether h stands in the heap where it should, or so near that it would be renewed together with what
+// is there. Each look puts a lease where its next renewal will be, so that is one move for a renewal, and not two.
+func (t *table) isNearLocked(h *hold, due time.Time) bool {
+	return h.index >= 0 && (t.at(due)-t.leases[h.index].due).Abs() <= h.early()
 }
 
 // isOver says whether the deadline of h has passed.
@@ -442,52 +453,109 @@ func (t *table) renewalLocked(h *hold) time.Time {
 }
 
 func (t *table) scheduleLocked(h *hold) {
-	h.due = t.renewalLocked(h)
 	if h.index < 0 {
-		heap.Push(&t.leases, h)
+		t.leases.add(h, t.at(t.renewalLocked(h)))
 	} else {
-		heap.Fix(&t.leases, h.index)
+		t.rescheduleLocked(h, t.renewalLocked(h))
 	}
 }
 
 func (t *table) rescheduleLocked(h *hold, due time.Time) {
-	h.due = due
 	if h.deadline.Before(due) {
-		h.due = h.deadline
+		due = h.deadline
 	}
 	if h.index >= 0 {
-		heap.Fix(&t.leases, h.index)
+		t.leases.move(h.index, t.at(due))
 	}
 }
 
 func (t *table) unscheduleLocked(h *hold) {
 	if h.index >= 0 {
-		heap.Remove(&t.leases, h.index)
+		t.leases.remove(h.index)
 	}
 }
 
-// leases is a heap of holds by the time the watchdog looks at them next.
-type leases []*hold
+// at is a time as the heap has it.
+func (t *table) at(when time.Time) time.Duration { return when.Sub(t.start) }
 
-func (l leases) Len() int           { return len(l) }
-func (l leases) Less(i, j int) bool { return l[i].due.Before(l[j].due) }
-func (l leases) Swap(i, j int) {
-	l[i], l[j] = l[j], l[i]
-	l[i].index, l[j].index = i, j
+// leases is a heap of holds by the time the watchdog looks at them next. The times stand in the heap, and each node has
+// leasesBelow side by side below it: with a hundred thousand locks, every hold that is read costs as much as the search.
+type leases []visit
+
+// visit is when the watchdog looks at a hold next.
+type visit struct {
+	due  time.Duration // since the table was made
+	hold *hold
 }
 
-func (l *leases) Push(x any) {
-	h := x.(*hold)
-	h.index = len(*l)
-	*l = append(*l, h)
+const leasesBelow = 4
+
+func (l *leases) add(h *hold, due time.Duration) {
+	*l = append(*l, visit{})
+	l.up(len(*l)-1, visit{due, h})
 }
 
-func (l *leases) Pop() any {
+func (l leases) move(i int, due time.Duration) {
+	e := visit{due, l[i].hold}
+	if due < l[i].due {
+		l.up(i, e)
+	} else {
+		l.down(i, e)
+	}
+}
+
+func (l *leases) remove(i int) {
 	old := *l
-	n := len(old) - 1
-	h := old[n]
-	old[n] = nil
+	gone, n := old[i], len(old)-1
+	last := old[n]
+	old[n] = visit{}
 	*l = old[:n]
-	h.index = -1
-	return h
+	gone.hold.index = -1
+	switch {
+	case i == n:
+	case last.due < gone.due:
+		l.up(i, last)
+	default:
+		l.down(i, last)
+	}
+}
+
+// up puts e at i, or further up.
+func (l leases) up(i int, e visit) {
+	for i > 0 {
+		above := (i - 1) / leasesBelow
+		if l[above].due <= e.due {
+			break
+		}
+		l.put(i, l[above])
+		i = above
+	}
+	l.put(i, e)
+}
+
+// down puts e at i, or further down.
+func (l leases) down(i int, e visit) {
+	for {
+		first := leasesBelow*i + 1
+		if first >= len(l) {
+			break
+		}
+		next := first
+		for j := first + 1; j < min(first+leasesBelow, len(l)); j++ {
+			if l[j].due < l[next].due {
+				next = j
+			}
+		}
+		if e.due <= l[next].due {
+			break
+		}
+		l.put(i, l[next])
+		i = next
+	}
+	l.put(i, e)
+}
+
+func (l leases) put(i int, e visit) {
+	l[i] = e
+	e.hold.index = i
 }

@@ -465,7 +465,7 @@ type result struct {
 
 // runAll sends requests that do not depend on each other in one round trip, once, and returns when all are answered or
 // ctx is done.
-func (w *wire) runAll(ctx context.Context, requests []*request) []result {
+func (w *wire) runAll(ctx context.Context, requests []request) []result {
 	done := make(chan []result, 1)
 	w.workers.start(func() { done <- w.pipeline(ctx, requests) })
 	select {
@@ -480,23 +480,23 @@ func (w *wire) runAll(ctx context.Context, requests []*request) []result {
 	}
 }
 
-func (w *wire) pipeline(ctx context.Context, requests []*request) []result {
+func (w *wire) pipeline(ctx context.Context, requests []request) []result {
 	results := make([]result, len(requests))
 	todo := make([]int, len(requests))
 	for i := range todo {
 		todo[i] = i
 	}
 	for _, eval := range []bool{false, true} { // the second time for those whose server does not have the script
-		cmds := make([]command, len(todo))
-		pipe := w.rdb.Pipeline()
+		cmds := make([]redis.Cmder, len(todo))
 		for i, n := range todo {
 			cmds[i] = requests[n].command(ctx, eval)
-			_ = pipe.Process(ctx, cmds[i]) // queued
 		}
-		_, _ = pipe.Exec(ctx) // each command has its own error
+		pipe := w.rdb.Pipeline()
+		_ = pipe.BatchProcess(ctx, cmds...) // queued
+		_, _ = pipe.Exec(ctx)               // each command has its own error
 		var again []int
 		for i, n := range todo {
-			results[n].reply, results[n].err = cmds[i].Result()
+			results[n].reply, results[n].err = cmds[i].(command).Result()
 			if w.cluster != nil && results[n].err != nil && judge(results[n].err) != refused {
 				w.cluster.ReloadState(ctx) // go-redis does so by itself only where a node says MOVED
 			}
@@ -636,7 +636,8 @@ func (native) release(w *wire, h *hold, c change) *request {
 
 // extend renews one lease by itself and says whether the hold was there.
 func (w *wire) extend(ctx context.Context, h *hold, ttl time.Duration, e effort) (bool, answer, error) {
-	a, err := w.run(ctx, renewRequest([]renewal{{hold: h, ttl: ttl}}), e)
+	r := renewRequest([]renewal{{hold: h, ttl: ttl}})
+	a, err := w.run(ctx, &r, e)
 	if err != nil {
 		return false, a, err
 	}
@@ -657,14 +658,24 @@ type renewal struct {
 // server is not held up (about 0.1 ms).
 const renewBatch = 100
 
-func renewRequest(batch []renewal) *request {
-	r := &request{script: renewScript, name: batch[0].hold.keys.name, args: make([]any, 0, 3+3*len(batch))}
+func renewRequest(batch []renewal) request {
+	leases := 1
+	for i := range batch {
+		if batch[i].ttl != batch[0].ttl {
+			leases = len(batch)
+			break
+		}
+	}
+	r := request{script: renewScript, name: batch[0].hold.keys.name, args: make([]any, 0, 3+2*len(batch)+leases)}
 	r.args = append(r.args, evalSHA, renewScript.shaArg, len(batch))
 	for i := range batch {
-		r.args = append(r.args, batch[i].hold.keys.args[0])
+		r.args = append(r.args, &batch[i].hold.keys.base)
 	}
 	for i := range batch {
-		r.args = append(r.args, &batch[i].hold.id, millis(batch[i].ttl))
+		r.args = append(r.args, &batch[i].hold.id)
+	}
+	for i := range leases {
+		r.args = append(r.args, millis(batch[i].ttl))
 	}
 	return r
 }
@@ -691,8 +702,8 @@ func (w *wire) renew(ctx context.Context, batch []renewal) {
 	if w.cluster != nil { // one call may only name keys of one slot: what shares a hash tag goes together
 		slices.SortFunc(batch, func(a, b renewal) int { return strings.Compare(a.hold.tag(), b.hold.tag()) })
 	}
-	var groups [][]renewal
-	var requests []*request
+	scripts := 1 + len(batch)/renewBatch
+	groups, requests := make([][]renewal, 0, scripts), make([]request, 0, scripts)
 	for len(batch) > 0 {
 		n := 1
 		for n < len(batch) && n < renewBatch && (w.cluster == nil || batch[n].hold.tag() == batch[0].hold.tag()) {
@@ -729,9 +740,9 @@ func slotOf(key string) string {
 
 // abandon makes one attempt to take back what holds may have left behind, and returns an error for each that failed.
 func (w *wire) abandon(ctx context.Context, batch []*orphan) []error {
-	requests := make([]*request, len(batch))
+	requests := make([]request, len(batch))
 	for i, p := range batch {
-		requests[i] = p.hold.keys.layout.abandon(w, p.hold)
+		requests[i] = *p.hold.keys.layout.abandon(w, p.hold)
 	}
 	errs := make([]error, len(batch))
 	for i, res := range w.runAll(ctx, requests) {

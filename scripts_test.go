@@ -1503,7 +1503,7 @@ func TestACallReturnsAsSoonAsItsContextIsDoneAlsoWhenRedisIsSilent(t *testing.T)
 	require.ErrorIs(t, err, context.Canceled)
 	require.True(t, a.gaveUp, "it may run yet")
 	require.Less(t, time.Since(begin), 2*time.Second, "and not go-redis's three seconds")
-	require.Error(t, r.wire.runAll(ctx, []*request{newRequest(stateScript, r.keys, 0)})[0].err)
+	require.Error(t, r.wire.runAll(ctx, []request{*newRequest(stateScript, r.keys, 0)})[0].err)
 }
 
 func TestACallEndsWithErrClosedWhenItIsStopped(t *testing.T) {

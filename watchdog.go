@@ -3,6 +3,9 @@ package relock
 import (
 	"context"
 	"log/slog"
+	"math"
+	"slices"
+	"sync"
 	"time"
 )
 
@@ -17,18 +20,30 @@ import (
 type watchdog struct {
 	client *Client
 	wake   chan struct{}
+	rounds sync.Pool // that are over
 
 	// Guarded by the table's mutex.
 	running bool
-	armed   time.Time // when the watchdog wakes by itself; zero: never
+	armed   time.Duration // when the watchdog wakes by itself, as in the heap
 }
 
 func newWatchdog(c *Client) *watchdog {
-	return &watchdog{client: c, wake: make(chan struct{}, 1)}
+	return &watchdog{client: c, wake: make(chan struct{}, 1), armed: never}
 }
+
+// never is later than anything in the heap.
+const never = time.Duration(math.MaxInt64)
 
 // dueSoon is the part of its renewal interval by which a lease is renewed early, to go with others that are due.
 const dueSoon = 10
+
+// early is by how much the next renewal of h may be early.
+func (h *hold) early() time.Duration {
+	if h.failures > 0 {
+		return 0
+	}
+	return h.ttl / 3 / dueSoon
+}
 
 // lookAtMost is how many leases the watchdog takes out at once, so that others get at the table in between.
 const lookAtMost = 10 * renewBatch
@@ -49,7 +64,7 @@ func (d *watchdog) nudgeLocked() {
 		d.running = d.client.workers.startOpen(d.run)
 		return
 	}
-	if next := leases[0].due; d.armed.IsZero() || next.Before(d.armed) {
+	if leases[0].due < d.armed {
 		select {
 		case d.wake <- struct{}{}:
 		default:
@@ -62,15 +77,11 @@ func (d *watchdog) run() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
-		batch, next := d.look(time.Now())
-		if len(batch) > 0 {
-			d.client.workers.start(func() { d.renew(batch) })
+		r, next := d.look(time.Now())
+		if r != nil {
+			d.client.workers.start(func() { d.renew(r) })
 		}
-		wait := time.Hour
-		if !next.IsZero() {
-			wait = time.Until(next)
-		}
-		timer.Reset(wait)
+		timer.Reset(next - time.Since(d.client.table.start))
 		select {
 		case <-timer.C:
 		case <-d.wake:
@@ -80,15 +91,50 @@ func (d *watchdog) run() {
 	}
 }
 
-// look takes what is due out of the heap: it returns the leases to renew, ends those whose deadline has come, and says
+// round is leases that are renewed together. One that is over is used again.
+type round struct {
+	batch []renewal
+}
+
+func (d *watchdog) newRound() *round {
+	r, _ := d.rounds.Get().(*round)
+	if r == nil {
+		r = &round{}
+	}
+	return r
+}
+
+func (d *watchdog) endRound(r *round) {
+	clear(r.batch)
+	r.batch = r.batch[:0]
+	d.rounds.Put(r)
+}
+
+// keepWantedLocked leaves out the leases that nobody works under: they run out. It is a loop of its own, which does little
+// for each, because the CPU then waits for the memory of several frames at a time.
+func (r *round) keepWantedLocked(t *table) {
+	r.batch = slices.DeleteFunc(r.batch, func(one renewal) bool {
+		h := one.hold
+		if t.wantedLocked(h) {
+			return false
+		}
+		h.renewing = false
+		t.rescheduleLocked(h, h.deadline)
+		return true
+	})
+}
+
+// look looks at what is due: it returns the leases to renew, if any, ends those whose deadline has come, and says
 // when it wants to look again.
-func (d *watchdog) look(now time.Time) (batch []renewal, next time.Time) {
+func (d *watchdog) look(now time.Time) (r *round, next time.Duration) {
 	t := d.client.table
+	at := t.at(now)
 	t.mu.Lock()
 	var lost []*loss
 	var leaked []*hold
+	full := false
 	for len(t.leases) > 0 {
-		h := t.leases[0]
+		h := t.leases[0].hold
 		if h.leaks > h.told {
 			h.told = h.leaks
 			leaked = append(leaked, h)
@@ -97,33 +143,44 @@ func (d *watchdog) look(now time.Time) (batch []renewal, next time.Time) {
 			lost = append(lost, t.loseLocked(h, h.reasonLocked(t, now)))
 			continue
 		}
-		early := time.Duration(0)
-		if h.failures == 0 {
-			early = h.ttl / 3 / dueSoon
-		}
-		if h.due.After(now.Add(early)) {
+		early := h.early()
+		if t.leases[0].due > at+early {
 			break
 		}
 		ttl := h.nextLease(now)
-		if h.renewing || h.fixed || ttl < MinTTL || !safeUntil(now, ttl).After(h.deadline) || !t.wantedLocked(h) {
+		if h.renewing || h.fixed || ttl < MinTTL || !safeUntil(now, ttl).After(h.deadline) {
 			t.rescheduleLocked(h, h.deadline)
 			if h.deadline.After(now.Add(early)) {
 				continue
 			}
 			break
 		}
-		if len(batch) == lookAtMost {
+		if r == nil {
+			r = d.newRound()
+		}
+		if len(r.batch) == lookAtMost {
+			full = true
 			break
 		}
 		h.renewing = true
-		t.rescheduleLocked(h, h.deadline)
-		batch = append(batch, renewal{hold: h, ttl: ttl})
+		// Where it stays if the renewal is confirmed. One after the other, so that they keep their order, which is mostly
+		// that of the memory they are in.
+		t.rescheduleLocked(h, now.Add(h.ttl/3+time.Duration(len(r.batch))))
+		r.batch = append(r.batch, renewal{hold: h, ttl: ttl})
 	}
-	d.armed = time.Time{}
+	if r != nil {
+		if r.keepWantedLocked(t); len(r.batch) == 0 {
+			d.endRound(r)
+			r = nil
+		}
+	}
+	d.armed = never
 	if len(t.leases) > 0 {
 		d.armed = t.leases[0].due
 	}
-	next = d.armed
+	if next = d.armed; full {
+		next = at
+	}
 	t.mu.Unlock()
 	for _, l := range lost {
 		l.tell()
@@ -131,7 +188,7 @@ func (d *watchdog) look(now time.Time) (batch []renewal, next time.Time) {
 	for _, h := range leaked {
 		h.tellLeak(now.Sub(h.since))
 	}
-	return batch, next
+	return r, next
 }
 
 // tellLeak reports an entry that nobody can unlock any more. If no other entry of the hold is worked under, its lease is
@@ -167,9 +224,10 @@ func (h *hold) reasonLocked(t *table, now time.Time) LossReason {
 	}
 }
 
-// renew sends one batch and notes what became of it.
-func (d *watchdog) renew(batch []renewal) {
-	c, sent := d.client, time.Now()
+// renew sends one round and notes what became of it.
+func (d *watchdog) renew(r *round) {
+	defer d.endRound(r)
+	c, sent, batch := d.client, time.Now(), r.batch
 	limit := batch[0].ttl
 	for i := range batch {
 		limit = min(limit, batch[i].ttl)
@@ -183,6 +241,7 @@ func (d *watchdog) renew(batch []renewal) {
 	var lost []*loss
 	t := c.table
 	t.mu.Lock()
+	now := time.Now()
 	for i := range batch {
 		r := &batch[i]
 		h := r.hold
@@ -197,13 +256,13 @@ func (d *watchdog) renew(batch []renewal) {
 				event.Err = r.err
 			}
 			h.failures++
-			t.rescheduleLocked(h, time.Now().Add(retryPause(h.failures, h.ttl)))
+			t.rescheduleLocked(h, now.Add(retryPause(h.failures, h.ttl)))
 		case r.lost:
 			event.Lost++
 			lost = append(lost, t.loseLocked(h, LossTaken))
 		default:
 			h.failures = 0
-			t.confirmLocked(h, sent, r.ttl)
+			t.confirmLocked(h, sent, r.ttl, now)
 		}
 	}
 	d.nudgeLocked()

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -181,6 +183,51 @@ func BenchmarkNestedPair(b *testing.B) {
 func BenchmarkNestedPairLocal(b *testing.B) {
 	lock := newClient(b).NewLock(freshLock("nested"), relock.WithLocalReentry())
 	pairs(section(b, lock), b, lock)
+}
+
+// BenchmarkRenewal is what the watchdog takes to keep n locks: client's CPU and allocations. Its time says nothing, as a
+// lease is renewed when that is due.
+func BenchmarkRenewal(b *testing.B) {
+	for _, n := range []int{1_000, 100_000} {
+		b.Run(fmt.Sprintf("locks=%d", n), func(b *testing.B) {
+			var renewed, lost atomic.Int64
+			round := make(chan struct{}, 1)
+			client, err := relock.New(redistest.Shared(b).Client(), relock.WithTTL(3*time.Second), relock.WithHooks(relock.Hooks{
+				Renewed: func(r relock.Renewed) {
+					renewed.Add(int64(r.Locks))
+					lost.Add(int64(r.Lost))
+					select {
+					case round <- struct{}{}:
+					default:
+					}
+				},
+			}))
+			require.NoError(b, err)
+			b.Cleanup(func() { _ = client.Close() })
+			more := func(n int) {
+				for until := renewed.Load() + int64(n); renewed.Load() < until; {
+					<-round
+				}
+			}
+			locks, sections := make([]*relock.Lock, n), make([]context.Context, n)
+			for i := range locks {
+				locks[i] = client.NewLock(freshLock("held"))
+			}
+			require.NoError(b, eachOf(n, func(i int) (err error) {
+				sections[i], err = locks[i].Lock(b.Context()) //nolint:fatcontext // one layer for each lock
+				return err
+			}))
+			more(2 * n)
+			b.ReportAllocs()
+			b.ResetTimer()
+			before := clientCPU()
+			more(b.N)
+			b.ReportMetric(float64((clientCPU()-before).Nanoseconds())/float64(b.N), "cpu-ns/op")
+			b.StopTimer()
+			require.Zero(b, lost.Load())
+			runtime.KeepAlive(sections)
+		})
+	}
 }
 
 // BenchmarkHandover is the time from one client's Unlock until another's Lock has returned, with n clients waiting.

@@ -1,15 +1,16 @@
 -- Renews the leases of many holds in one call.
 --
 -- KEYS     base of each lock
--- ARGV     for each lock: hold, lease ms
+-- ARGV     for each lock: hold
+--          for each lock: lease ms; if there is only one, it is that of all
 -- Returns  the positions (from 1) of the holds that are not the owner any more; nothing was changed for these
 -- Idempotent because a lease is set to what it should be and only moves later.
 
 local lost = {}
 for i = 1, #KEYS do
-  local hold, ttl = ARGV[2 * i - 1], tonumber(ARGV[2 * i])
+  local ttl = tonumber(ARGV[#KEYS + i] or ARGV[#KEYS + 1])
   -- pcall: a key of another type under one name must not cost the others their renewal.
-  if redis.pcall('HEXISTS', KEYS[i], hold) == 1 then
+  if redis.pcall('HEXISTS', KEYS[i], ARGV[i]) == 1 then
     if redis.call('PTTL', KEYS[i]) < ttl then
       redis.call('PEXPIRE', KEYS[i], ttl)
     end
