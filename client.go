@@ -179,10 +179,10 @@ func (c *Client) isClosed() bool {
 func (c *Client) returnGrant(base, id string) {
 	c.table.mu.Lock()
 	h := c.table.holds[holdKey{base, holderOf(id)}]
-	known := h != nil && h.id == id
+	known := h != nil && h.id == id || c.table.isGivenLocked(base, id)
 	c.table.mu.Unlock()
 	if !known {
-		c.orphans.add(&hold{client: c, keys: keysAt(base, base), holder: holderOf(id), id: id, settings: &c.settings}, false)
+		c.orphans.add(&hold{client: c, keys: keysAt(base, base), holder: holderOf(id), tenure: &tenure{id: id}, settings: &c.settings}, false)
 	}
 }
 

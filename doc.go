@@ -105,7 +105,7 @@
 //
 // In Redis, a lock named N with the prefix P:
 //
-//	P{N}          hash    the hold that has it, and its count; expires with the lease
+//	P{N}          hash    the hold that has it, its count, and whom it was passed to; expires with the lease
 //	P{N}:queue    zset    who waits, by arrival
 //	P{N}:token    string  the last token; expires a day after its last use
 //	P{N}:<id>     channel the grants for one client
@@ -155,6 +155,17 @@
 //   - Calls that belong together without a common context share a holder: [NewHolder], [WithHolder].
 //   - A holder re-enters only through the Client that took the lock. Two Clients of one process exclude each other like two
 //     processes, also with one holder.
+//
+// # Locks that a whole process wants
+//
+// With [WithLocalPass] the calls of one Client that wait for a lock stand in a line. One leads: it has the lock, or waits for it
+// in Redis in the name of all. A section that ends passes the lock, with its lease, to the next in the line, and nobody is
+// asked. For Redis it is one hold throughout, so what is sent about it means the same before and after a pass. The tokens for
+// the holds to come are set aside when Redis gives the lock, and those that are left come back when it is released.
+//
+// Waiters of other processes are overtaken while the lock stays inside: for a number of passes and a time that are bounded, and
+// begin when Redis gives the lock to the process. The lock is not passed on when half of its lease has gone by without a renewal,
+// or when it is not known what has become of some command about it.
 //
 // # Redisson
 //

@@ -1028,7 +1028,7 @@ var aclCommands = []string{
 	// Sent by the client.
 	"evalsha", "eval", "subscribe", "unsubscribe", "ping",
 	// Used in the scripts.
-	"del", "exists", "get", "hdel", "hexists", "hgetall", "hset", "incr", "incrby", "pexpire", "pttl", "publish", "pubsub|numsub", "time",
+	"del", "exists", "get", "hdel", "hexists", "hgetall", "hset", "incrby", "pexpire", "pttl", "publish", "pubsub|numsub", "time",
 	"zadd", "zcard", "zpopmin", "zrange", "zrank", "zrem", "zscore",
 }
 

@@ -1,6 +1,7 @@
 package relock
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -9,36 +10,61 @@ import (
 	"time"
 )
 
-// A hold is one holder's stay in one lock, from the first entry to the last exit. It has a field of its own in Redis (its
-// id), a lease, a token, and one frame for each entry that is open.
+// A hold is one holder's stay in one lock, from the first entry to the last exit. It has a token, one frame for each entry that
+// is open, and for its time a tenure.
 type hold struct {
 	client *Client
 	keys   *keys
 	holder Holder
-	id     string // the field in Redis; never used again
 	*settings
 
 	// step is the turn of whoever changes the hold in Redis: one entry or exit at a time, so that the local count is the
-	// truth that scripts are told. Taken by sending, given back by receiving. It also guards steps and doubt.
-	step  chan struct{}
-	steps int64
-	doubt bool // the end of some entry or exit is not known: it may run late
+	// truth that scripts are told. Taken by sending, given back by receiving. It also guards the tenure's steps and doubt.
+	step chan struct{}
 	// queued is closed when the first entry has to wait in the queue, nil if nobody else can know the holder yet.
 	queued chan struct{}
+	// called is closed when the first entry leads its line, or has been passed the lock. Only for those who stand in one.
+	called chan struct{}
+
+	// tenure is the hold's own, unless the lock was passed to it. It changes before the first entry is called, and not after.
+	*tenure
+	own tenure
 
 	// The rest is guarded by the mutex of the client's table.
+
+	leads bool          // its line, until it is over
+	place *list.Element // in the line, nil if it stands in none
 
 	end     error // why a hold that was entered is over: ErrReleased or a *LostError
 	token   int64
 	since   time.Time
-	unsure  bool // a command that takes the lock for this hold was given up, and may run when the hold is over
-	count   int  // of frames
 	deepest int
+	leaks   int    // entries whose context was dropped without Unlock
+	told    int    // of these were reported
+	count   int    // of frames
+	frames  *frame // open entries, newest first
+	state   holdState
+}
 
-	// From here on is what each renewal needs, side by side.
+// tenure is a process's time in a lock as Redis sees it: one field of the hash, and its lease. It is that of one hold, or, where
+// locks are passed on inside the process, of several in turn.
+type tenure struct {
+	id string // the field in Redis; never used again
 
-	frames *frame // open entries, newest first
-	state  holdState
+	// Guarded by the step of the hold that has it.
+	steps int64
+	doubt bool // the end of some entry or exit is not known: it may run late
+	aside int  // how many tokens Redis is asked to set aside; not changed after the first time
+
+	// Guarded by the mutex of the client's table.
+
+	hold   *hold // that has it
+	unsure bool  // a command that takes the lock was given up, and may run when the tenure is over
+	// Where the lock can be passed on.
+	began                time.Time // when Redis gave the lock
+	usedToken, lastToken int64     // of those that were set aside
+	passed, shown        int       // how often it was, and as far as Redis was told
+	showing              bool      // somebody tells Redis
 
 	// deadline is when the lease is over as far as this process can know: the time before the command that set the
 	// lease was sent, plus the lease, minus a margin for clocks that run apart.
@@ -46,11 +72,9 @@ type hold struct {
 	renewed  time.Time // the time before the command that last set the lease was sent
 	failures int       // renewals in a row that were not confirmed
 	renewing bool      // a renewal is on the wire
-	leaks    int       // entries whose context was dropped without Unlock
-	told     int       // of these were reported
-	index    int       // in the watchdog's heap, which knows when it looks at this hold next; -1 if not in it
+	index    int       // in the watchdog's heap, which knows when it looks at this one next; -1 if not in it
 
-	// Guarded by the mutex of the client's orphans: acquires of this hold that were given up on their way.
+	// Guarded by the mutex of the client's orphans: acquires that were given up on their way.
 	flying   int  // and have not landed
 	landings int  // and have
 	lost     bool // some ended without an answer, and may run late
@@ -219,12 +243,19 @@ func (h *hold) leave(ctx context.Context, f *frame, until time.Time) error {
 		defer t.mu.Unlock()
 		return h.end
 	}
-	if !time.Now().Before(h.deadline) { // the watchdog has not come to it yet, or is gone
+	now := time.Now()
+	if !now.Before(h.deadline) { // the watchdog has not come to it yet, or is gone
 		t.mu.Unlock()
 		return h.lose(LossExpired)
 	}
 	t.removeLocked(f)
 	target := h.count
+	if target == 0 && noTurn == nil && t.passLocked(h, now) {
+		event := h.releasedLocked(nil)
+		t.mu.Unlock()
+		h.tellReleased(event)
+		return nil
+	}
 	if target == 0 {
 		h.state = leaving
 		t.unscheduleLocked(h)
@@ -303,16 +334,32 @@ func (h *hold) settle() {
 
 // released ends a hold whose last entry was left, and tells so.
 func (h *hold) released(err error) {
-	c, t := h.client, h.client.table
+	t := h.client.table
 	t.mu.Lock()
 	t.finishLocked(h, ErrReleased)
-	event := Released{
+	event := h.releasedLocked(err)
+	t.mu.Unlock()
+	h.tellReleased(event)
+}
+
+func (h *hold) releasedLocked(err error) Released {
+	return Released{
 		Name: h.keys.name, Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest, Err: err,
 	}
-	t.mu.Unlock()
+}
+
+func (h *hold) tellReleased(event Released) {
 	if h.hooks.Released != nil {
-		c.events.emit(func() { h.hooks.Released(event) })
+		h.client.events.emit(func() { h.hooks.Released(event) })
 	}
+}
+
+// wasShown says whether Redis has been told that the hold's lock was passed on, or is being told.
+func (h *hold) wasShown() bool {
+	t := h.client.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return h.shown > 0
 }
 
 // lose ends a hold that was lost, tells its sections, and returns the error that they get.
@@ -336,6 +383,7 @@ type table struct {
 
 	mu     sync.Mutex
 	holds  map[holdKey]*hold
+	lines  map[string]*line // by the locks' bases
 	leases leases
 }
 
@@ -388,6 +436,9 @@ func (t *table) finishLocked(h *hold, end error) {
 	key := holdKey{h.keys.base, h.holder}
 	if t.holds[key] == h {
 		delete(t.holds, key)
+	}
+	if h.leads {
+		t.stepDownLocked(h)
 	}
 }
 
@@ -454,7 +505,7 @@ func (t *table) renewalLocked(h *hold) time.Time {
 
 func (t *table) scheduleLocked(h *hold) {
 	if h.index < 0 {
-		t.leases.add(h, t.at(t.renewalLocked(h)))
+		t.leases.add(h.tenure, t.at(t.renewalLocked(h)))
 	} else {
 		t.rescheduleLocked(h, t.renewalLocked(h))
 	}
@@ -478,25 +529,25 @@ func (t *table) unscheduleLocked(h *hold) {
 // at is a time as the heap has it.
 func (t *table) at(when time.Time) time.Duration { return when.Sub(t.start) }
 
-// leases is a heap of holds by the time the watchdog looks at them next. The times stand in the heap, and each node has
-// leasesBelow side by side below it: with a hundred thousand locks, every hold that is read costs as much as the search.
+// leases is a heap of tenures by the time the watchdog looks at them next. The times stand in the heap, and each node has
+// leasesBelow side by side below it: with a hundred thousand locks, every one that is read costs as much as the search.
 type leases []visit
 
-// visit is when the watchdog looks at a hold next.
+// visit is when the watchdog looks at a tenure next.
 type visit struct {
-	due  time.Duration // since the table was made
-	hold *hold
+	due    time.Duration // since the table was made
+	tenure *tenure
 }
 
 const leasesBelow = 4
 
-func (l *leases) add(h *hold, due time.Duration) {
+func (l *leases) add(h *tenure, due time.Duration) {
 	*l = append(*l, visit{})
 	l.up(len(*l)-1, visit{due, h})
 }
 
 func (l leases) move(i int, due time.Duration) {
-	e := visit{due, l[i].hold}
+	e := visit{due, l[i].tenure}
 	if due < l[i].due {
 		l.up(i, e)
 	} else {
@@ -510,7 +561,7 @@ func (l *leases) remove(i int) {
 	last := old[n]
 	old[n] = visit{}
 	*l = old[:n]
-	gone.hold.index = -1
+	gone.tenure.index = -1
 	switch {
 	case i == n:
 	case last.due < gone.due:
@@ -557,5 +608,5 @@ func (l leases) down(i int, e visit) {
 
 func (l leases) put(i int, e visit) {
 	l[i] = e
-	e.hold.index = i
+	e.tenure.index = i
 }

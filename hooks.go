@@ -100,6 +100,9 @@ const (
 	WakeRecheck Wake = "recheck" // asked again, because the owner's lease should have ended, or the connection was new
 	// WakeReleased is WithRedissonLayout's: a message said that the lock had become free, and this one asked first.
 	WakeReleased Wake = "released"
+	// WakePass is WithLocalPass's: the section before passed the lock on inside the process, or left it to this call to ask
+	// Redis, and there it was free.
+	WakePass Wake = "pass"
 )
 
 // AcquireStarted is the event of [Hooks.AcquireStarted].

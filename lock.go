@@ -252,9 +252,10 @@ func (a *acquiring) enter() error {
 // newHold makes a hold whose first entry is about to be asked for, by the caller, whose turn it is.
 func (l *Lock) newHold(holder Holder, fresh bool) *hold {
 	h := &hold{
-		client: l.client, keys: l.keys, holder: holder, id: l.client.layout.newHold(holder, fresh), settings: l.settings,
-		step: make(chan struct{}, 1), steps: firstStep, index: -1,
+		client: l.client, keys: l.keys, holder: holder, settings: l.settings, step: make(chan struct{}, 1),
+		own: tenure{id: l.client.layout.newHold(holder, fresh), steps: firstStep, index: -1},
 	}
+	h.tenure, h.own.hold = &h.own, h
 	if !fresh {
 		h.queued = make(chan struct{})
 	}
@@ -353,12 +354,24 @@ func (a *acquiring) ours(h *hold, token int64, answer answer) (done bool, err er
 // refusedBy notes who has the lock.
 func (a *acquiring) refusedBy(h *hold, reply acquisition) {
 	a.refusal = &LockedError{Name: a.lock.name, Holder: h.client.layout.holderOf(reply.owner), TTL: reply.remaining}
+	if h.passes > 0 {
+		h.client.table.refuse(h, a.refusal)
+	}
 }
 
 // first takes the lock for a new hold: it asks, and if another holder has the lock, hears the lock's channel, joins the
 // queue, and waits.
 func (native) first(a *acquiring, h *hold) error {
 	c := h.client
+	if h.passes > 0 {
+		passed, err := a.stand(h)
+		if err != nil && !passed {
+			return a.giveUp(h, err)
+		}
+		if passed {
+			return a.enterFirst(h)
+		}
+	}
 	if a.mayWait {
 		a.waiter = c.hub.listen(h)
 	}
@@ -431,6 +444,7 @@ func (a *acquiring) own(h *hold, token int64, sent time.Time) bool {
 		return false
 	}
 	h.token, h.since, h.renewed, h.deadline, h.unsure = token, time.Now(), sent, deadline, a.unsure
+	h.began, h.usedToken, h.lastToken = h.since, token, token+int64(h.aside)
 	return true
 }
 
@@ -475,8 +489,11 @@ func (a *acquiring) begin(h *hold, allowed func() bool) error {
 	return nil
 }
 
-// joined tells that we have a place in the queue.
+// joined tells that we have a place in the queue, the first time.
 func (a *acquiring) joined(h *hold, position int) {
+	if a.waited {
+		return
+	}
 	a.waited = true
 	if h.queued != nil {
 		close(h.queued)
@@ -740,7 +757,7 @@ func (l *Lock) State(ctx context.Context) (State, error) {
 	}
 	state := State{Count: s.count, Token: s.token, Waiters: s.waiters}
 	if s.hold != "" {
-		state.Holder, state.TTL = l.client.layout.holderOf(s.hold), s.ttl
+		state.Holder, state.TTL = l.client.layout.holderOf(s.shown), s.ttl
 	}
 	return state, nil
 }
@@ -764,7 +781,7 @@ func (l *Lock) ForceUnlock(ctx context.Context) error {
 	}
 	// Not there any more is as good: that hold is over, by an earlier try of ours or by itself.
 	if err := l.client.wire.forceRelease(ctx, l.keys, s.hold, e); err != nil {
-		return l.failed("force unlock", l.client.layout.holderOf(s.hold), err)
+		return l.failed("force unlock", l.client.layout.holderOf(s.shown), err)
 	}
 	return nil
 }

@@ -327,10 +327,16 @@ func (w *arena) lost(section context.Context, limit time.Duration) relock.LostEr
 // redisson_suite_test.go. No test of this package is parallel.
 var redissonLayout bool
 
+// localPass is set while a test runs that is to show that what it shows holds WithLocalPass too, see line_test.go.
+var localPass bool
+
 // inLayout is the options of a client in the layout that is tested: Redisson's fenced lock is the one with tokens.
 func inLayout(options []relock.Option) []relock.Option {
 	if redissonLayout {
 		return append([]relock.Option{relock.WithRedissonLayout(), relock.WithRedissonFencing()}, options...)
+	}
+	if localPass {
+		return append([]relock.Option{relock.WithLocalPass(0, 0)}, options...)
 	}
 	return options
 }

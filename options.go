@@ -39,6 +39,8 @@ type settings struct {
 	acks         int           // 0: no WAIT
 	acksTimeout  time.Duration
 	localReentry bool
+	passes       int           // 0: no local pass
+	passLimit    time.Duration // from when Redis gave the lock to this process
 	logger       *slog.Logger
 	hooks        Hooks
 
@@ -68,6 +70,13 @@ func (s settings) with(options []Option) (settings, error) {
 	}
 	if s.err == nil && s.fenced && !s.redisson {
 		s.err = invalid("WithRedissonFencing: it needs WithRedissonLayout, given to New; every other lock has a token by itself")
+	}
+	if s.err == nil && s.passes > 0 && s.fixed {
+		s.err = invalid("WithLocalPass(%d, %s) with WithFixedLease(%s): what is passed on is a lease that is renewed; a fixed one begins with its hold",
+			s.passes, s.passLimit, s.ttl)
+	}
+	if s.err == nil && s.passes > 0 && s.redisson {
+		s.err = invalid("WithLocalPass with WithRedissonLayout: it is for this package's own layout only")
 	}
 	return s, s.err
 }
@@ -99,11 +108,11 @@ func WithTTL(ttl time.Duration) Option {
 }
 
 // WithFixedLease makes the hold end after d unless it is extended with [Lock.Extend]: there is no watchdog. Re-entry
-// does not renew it. The same limits as for [WithTTL] apply.
+// does not renew it. The same limits as for [WithTTL] apply. It takes back an earlier [WithLocalPass].
 func WithFixedLease(d time.Duration) Option {
 	return func(s *settings) {
 		s.check(checkLease("WithFixedLease", d))
-		s.ttl, s.fixed = d, true
+		s.ttl, s.fixed, s.passes = d, true, 0
 	}
 }
 
@@ -175,6 +184,49 @@ func WithReplicaAcks(n int, timeout time.Duration) Option {
 // before the lease in Redis does), instead of asking Redis.
 func WithLocalReentry() Option {
 	return func(s *settings) { s.localReentry = true }
+}
+
+// The bounds of WithLocalPass where none are given.
+const (
+	DefaultPasses    = 1000
+	DefaultPassLimit = 10 * time.Millisecond
+	// MaxPasses is the most passes that are allowed.
+	MaxPasses = 100_000
+)
+
+// WithLocalPass lets a section that ends pass the lock to the next call of this client that waits for it, without asking
+// Redis: on a lock that many goroutines of a process want, that is many times faster. It is off by default, because it gives up
+// some order: waiters of other processes are overtaken. For how long is bounded: once the process has the lock from Redis, it
+// passes it on at most passes times, and not any more when limit has gone by; the section that runs then is the last one. After
+// that whoever is first in Redis has it, and the process queues behind all who are there. Within the process, and among
+// processes, the order is that of arrival. (The algorithm is that of lock cohorting, by Dice, Marathe and Shavit, 2012.)
+//
+// passes is from 1 to [MaxPasses]; limit is whole milliseconds, at least 1 ms; 0 is [DefaultPasses] and [DefaultPassLimit].
+// All calls through one Client that are to pass a lock to each other must use this option and the same TTL. A fixed lease is not
+// passed on: [WithFixedLease] takes this option back, and before it is an error, as [WithRedissonLayout] is.
+//
+// All else holds. Each section has a larger token than the one before. Others see the lock in Redis as this process's
+// throughout: [Lock.State] and [LockedError] name the holder to which it was passed some milliseconds later, which they do not
+// hear of at all where it has been passed on by then. [State.Token] may be ahead by as many passes as are left, and
+// [State.Waiters] counts one waiter for each such client. What [WithReplicaAcks] asks of replicas is asked when the process gets
+// the lock, not for each pass. A process that dies costs its waiters one TTL at most, as ever.
+func WithLocalPass(passes int, limit time.Duration) Option {
+	return func(s *settings) {
+		switch {
+		case passes < 0 || passes > MaxPasses:
+			s.check(invalid("WithLocalPass(%d, %s): passes must be 0 (%d), or from 1 to %d", passes, limit, DefaultPasses, MaxPasses))
+		case limit < 0 || limit%time.Millisecond != 0:
+			s.check(invalid("WithLocalPass(%d, %s): the limit must be 0 (%s), or whole milliseconds and at least 1ms",
+				passes, limit, DefaultPassLimit))
+		}
+		if passes == 0 {
+			passes = DefaultPasses
+		}
+		if limit == 0 {
+			limit = DefaultPassLimit
+		}
+		s.passes, s.passLimit = passes, limit
+	}
 }
 
 // millis is the one place where a Duration becomes the milliseconds that Redis wants. It rounds up: a lease is never

@@ -88,7 +88,7 @@ func (o *orphans) landed(h *hold, answered bool) {
 	h.landings++
 	h.lost = h.lost || !answered
 	for _, p := range o.pending {
-		if p.hold == h {
+		if p.hold.tenure == h.tenure {
 			p.next, p.confirmed = time.Now(), false
 		}
 	}

@@ -367,7 +367,7 @@ func (r *redisson) listen(p *race, a *acquiring, h *hold) (heard bool, err error
 			continue
 		}
 		heard = false
-		ear := &hold{client: c, keys: h.keys, id: p.key} // not h: the race outlives it
+		ear := &hold{client: c, keys: h.keys, tenure: &tenure{id: p.key}} // not h: the race outlives it
 		if i == 1 {
 			k := *h.keys
 			k.topic, k.plain = plainTopic+k.topic, true

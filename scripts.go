@@ -38,6 +38,7 @@ var (
 	abandonScript      = loadScript("abandon")
 	stateScript        = loadScript("state")
 	forceReleaseScript = loadScript("force_release")
+	passScript         = loadScript("pass")
 )
 
 const includeDirective = "--- include "
@@ -555,8 +556,12 @@ func (w *wire) acquire(ctx context.Context, h *hold, target int, wait bool, arri
 }
 
 func (native) acquire(w *wire, h *hold, c change, wait bool, arrival int64) *request {
-	usual := c.target == 1 && !wait && w.publish() == plainPublish
-	n := 7
+	aside := 0
+	if c.target == 1 {
+		aside = h.aside
+	}
+	usual := c.target == 1 && !wait && aside == 0 && w.publish() == plainPublish
+	n := 8
 	if usual {
 		n = 2
 	}
@@ -565,8 +570,14 @@ func (native) acquire(w *wire, h *hold, c change, wait bool, arrival int64) *req
 	if !usual {
 		r.args = append(r.args, c.target, c.step, w.publish())
 	}
-	if wait {
+	switch {
+	case wait:
 		r.args = append(r.args, &w.client, arrival)
+	case aside > 0:
+		r.args = append(r.args, "", 0)
+	}
+	if aside > 0 {
+		r.args = append(r.args, aside)
 	}
 	return r
 }
@@ -608,8 +619,11 @@ func parseAcquisition(reply any) (acquisition, error) {
 // release leaves the hold with target entries, or frees the lock if that is 0. It says whether the hold was there.
 func (w *wire) release(ctx context.Context, h *hold, target int, e effort) (bool, answer, error) {
 	step, lease := h.nextStep(), time.Duration(0)
-	if target > 0 {
+	switch {
+	case target > 0:
 		lease = h.refresh(false)
+	case h.wasShown():
+		step = h.nextStep() // never that of a hold of which nothing but its count is in Redis
 	}
 	r := h.keys.layout.release(w, h, change{target: target, step: step, lease: lease})
 	a, err := w.run(ctx, r, e)
@@ -626,12 +640,31 @@ func (w *wire) release(ctx context.Context, h *hold, target int, e effort) (bool
 }
 
 func (native) release(w *wire, h *hold, c change) *request {
-	r := newRequest(releaseScript, h.keys, 5)
+	r := newRequest(releaseScript, h.keys, 7)
 	r.args = append(r.args, &h.id)
-	if c.target > 0 || c.step != firstStep+1 || w.publish() != plainPublish {
+	unused := c.target == 0 && h.lastToken > h.usedToken
+	if c.target > 0 || c.step != firstStep+1 || unused || w.publish() != plainPublish {
 		r.args = append(r.args, c.target, c.step, millis(c.lease), w.publish())
 	}
+	if unused {
+		r.args = append(r.args, h.usedToken, h.lastToken)
+	}
 	return r
+}
+
+// pass notes that the hold to which Redis gave a lock has passed it on, for the number-th time, and to which. It says whether the
+// lock was ours.
+func (w *wire) pass(ctx context.Context, k *keys, id string, number int, to string, e effort) (bool, error) {
+	r := &request{script: passScript, name: k.name, args: []any{evalSHA, passScript.shaArg, 1, k.base, id, number, to}}
+	a, err := w.run(ctx, r, e)
+	if err != nil {
+		return false, err
+	}
+	n, ok := a.reply.(int64)
+	if !ok {
+		return false, badReply(r.script, a.reply)
+	}
+	return n == 1, nil
 }
 
 // extend renews one lease by itself and says whether the hold was there.
@@ -756,7 +789,11 @@ func (w *wire) abandon(ctx context.Context, batch []*orphan) []error {
 
 func (native) abandon(w *wire, h *hold) *request {
 	r := newRequest(abandonScript, h.keys, 4)
-	r.args = append(r.args, &h.id, &w.client, millis(h.ttl), w.publish())
+	var lease any = millis(h.ttl)
+	if h.aside > 0 {
+		lease = fmt.Sprintf("%d|%d", lease, h.aside)
+	}
+	r.args = append(r.args, &h.id, &w.client, lease, w.publish())
 	return r
 }
 
@@ -781,7 +818,8 @@ func (native) forceRelease(w *wire, k *keys, hold string) *request {
 
 // lockState is the reply to state.
 type lockState struct {
-	hold    string
+	hold    string // in Redis
+	shown   string // the one to which its process has passed the lock; otherwise the same
 	count   int
 	ttl     time.Duration
 	token   int64
@@ -800,11 +838,15 @@ func (native) state(k *keys) *request { return newRequest(stateScript, k, 0) }
 
 func parseState(reply any) (lockState, error) {
 	fields, ok := reply.([]any)
-	if !ok || len(fields) != 5 {
+	if !ok || len(fields) != 5 && len(fields) != 6 {
 		return lockState{}, badReply(stateScript, reply)
 	}
 	var s lockState
 	s.hold, ok = fields[0].(string)
+	s.shown = s.hold
+	if ok && len(fields) == 6 {
+		s.shown, ok = fields[5].(string)
+	}
 	for i, set := range []func(int64){
 		1: func(n int64) { s.count = int(n) },
 		2: func(n int64) { s.ttl = fromMillis(n) },

@@ -958,7 +958,7 @@ func TestStateReadsALockAndWritesNothing(t *testing.T) {
 	got := state()
 	require.InDelta(t, 20*time.Second, got.ttl, float64(2*time.Second))
 	got.ttl = 0
-	require.Equal(t, lockState{hold: h.id, count: 1, token: token}, got)
+	require.Equal(t, lockState{hold: h.id, shown: h.id, count: 1, token: token}, got)
 
 	r.ask(h, 2)
 	r.ask(h, 3)
@@ -966,7 +966,7 @@ func TestStateReadsALockAndWritesNothing(t *testing.T) {
 	r.waiter("b")
 	got = state()
 	got.ttl = 0
-	require.Equal(t, lockState{hold: h.id, count: 3, token: token, waiters: 2}, got)
+	require.Equal(t, lockState{hold: h.id, shown: h.id, count: 3, token: token, waiters: 2}, got)
 
 	require.NoError(t, r.rdb.Persist(t.Context(), r.keys.base).Err())
 	require.Equal(t, -time.Millisecond, state().ttl, "no lease")
@@ -2047,7 +2047,7 @@ func TestRefreshIsTheLeaseThatEntriesAndExitsAskFor(t *testing.T) {
 }
 
 func TestStepsAreNeverUsedTwice(t *testing.T) {
-	h := &hold{steps: firstStep}
+	h := &hold{tenure: &tenure{steps: firstStep}}
 	for want := int64(firstStep + 1); want < 10; want++ {
 		require.Equal(t, want, h.nextStep())
 	}

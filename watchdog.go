@@ -134,7 +134,7 @@ func (d *watchdog) look(now time.Time) (r *round, next time.Duration) {
 	var leaked []*hold
 	full := false
 	for len(t.leases) > 0 {
-		h := t.leases[0].hold
+		h := t.leases[0].tenure.hold
 		if h.leaks > h.told {
 			h.told = h.leaks
 			leaked = append(leaked, h)
@@ -244,9 +244,9 @@ func (d *watchdog) renew(r *round) {
 	now := time.Now()
 	for i := range batch {
 		r := &batch[i]
-		h := r.hold
+		h := r.hold.tenure.hold // it may have been passed on meanwhile
 		h.renewing = false
-		if h.state != held {
+		if h.state != held && (h.state != entering || r.lost) { // what was passed and is lost finds out next time
 			continue
 		}
 		switch {

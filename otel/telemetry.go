@@ -315,12 +315,12 @@ var (
 		relock.OutcomeAcquired, relock.OutcomeLocked, relock.OutcomeCanceled, relock.OutcomeClosed, relock.OutcomeLost,
 		relock.OutcomeError,
 	}
-	wakes   = []relock.Wake{relock.WakeGrant, relock.WakeRecheck}
+	wakes   = []relock.Wake{relock.WakeGrant, relock.WakeRecheck, relock.WakeReleased, relock.WakePass}
 	reasons = []relock.LossReason{
 		relock.LossExpired, relock.LossTaken, relock.LossMaxHold, relock.LossAbandoned, relock.LossLeaked,
 	}
 	results = []string{resultOK, resultFailed, resultLost}
-	scripts = []string{"acquire", "release", "renew", "abandon", "state", "force_release"}
+	scripts = []string{"acquire", "release", "renew", "abandon", "state", "force_release", "pass"}
 )
 
 const (

@@ -1,7 +1,7 @@
 -- Takes back whatever a hold may have left: its place in the queue, or a lock that was granted to it meanwhile.
 --
 -- KEYS     base, queue, token
--- ARGV     hold, client id, lease ms, publish command
+-- ARGV     hold, client id, lease ms (and what stands behind it in the queue), publish command
 -- Returns  2 it owned the lock, which is free or granted to the next now; 1 it was queued; 0 nothing was there
 -- Idempotent because a hold is never used again.
 
@@ -16,5 +16,6 @@ local hold = ARGV[1]
 if call('HEXISTS', base, hold) == 0 then
   return call('ZREM', queue, hold .. '|' .. ARGV[2] .. '|' .. ARGV[3])
 end
-grant(base, queue, token_key, last_token(token_key), ARGV[4], nil, hold)
+local last = last_token(token_key)
+grant(base, queue, token_key, last, last, ARGV[4], nil, hold)
 return 2

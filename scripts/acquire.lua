@@ -1,9 +1,10 @@
 -- Takes the lock for a hold, enters it again, asks whether a grant has come, or joins the queue.
 --
 -- KEYS     base, queue, token
--- ARGV     hold, lease ms (0: leave it alone); target count (1), step (1), publish command (PUBLISH); and from a hold that
---          would wait: client id, first arrival in microseconds (0: not in the queue yet). What is left out at the end has
---          the value in brackets: in the common case each argument would cost a tenth of what the script does.
+-- ARGV     hold, lease ms (0: leave it alone); target count (1), step (1), publish command (PUBLISH); from a hold that
+--          would wait: client id (''), first arrival in microseconds (0: not in the queue yet); how many tokens to set aside
+--          beyond its own (0). What is left out at the end has the value in brackets: in the common case each argument
+--          would cost a tenth of what the script does.
 -- Returns  token                                        the hold owns the lock, with the target count
 --          0                                            the hold had entered before and is not the owner any more
 --          {remaining ms, owner}                        another hold owns it; if it was to wait: nobody hears the
@@ -20,7 +21,11 @@ local hold = ARGV[1]
 -- The common case first, before the rest is even defined: nobody holds it and nobody waits.
 if (ARGV[3] or '1') == '1' and call('EXISTS', base, queue) == 0 then
 --- include last
+  local used = last
 --- include token
+  if ARGV[8] then
+    call('INCRBY', token_key, ARGV[8])
+  end
   call('HSET', base, hold, '1')
   call('PEXPIRE', base, ARGV[2])
   return token
@@ -31,16 +36,16 @@ end
 --- include grant
 
 local ttl, target, step = tonumber(ARGV[2]), tonumber(ARGV[3] or 1), tonumber(ARGV[4] or 1)
-local publish, client = ARGV[5] or 'PUBLISH', ARGV[6]
+local publish, client, aside = ARGV[5] or 'PUBLISH', ARGV[6] or '', tonumber(ARGV[8] or 0)
 
 local last_given = last_token(token_key) -- must be one
-local held_by, _, last = owner(base)
+local held_by, _, last, shown = owner(base)
 if held_by == hold then
   update(base, hold, target, step, last, ttl)
   if last_given == 0 then
-    last_given = next_token(token_key, 0) -- the key was lost
+    last_given = next_token(token_key, 0, 0, aside) + aside -- the key was lost
   end
-  return last_given
+  return last_given - aside
 end
 if target > 1 then
   return 0
@@ -48,22 +53,22 @@ end
 
 if not held_by then
   -- Free while others queue: the last owner's lease ran out. They were first.
-  local first, token = grant(base, queue, token_key, last_given, publish, hold, nil)
+  local first, token = grant(base, queue, token_key, last_given, last_given, publish, hold, nil)
   if not first then
-    return enter(base, token_key, last_given, hold, ttl)
+    return enter(base, token_key, last_given, hold, ttl, aside)
   end
   if first == hold then
     return token
   end
-  held_by, last_given = first, token
+  shown, last_given = first, token
 end
 
 local remaining = call('PTTL', base)
-if not client or not reach(publish, base .. ':' .. client) then
-  return {remaining, held_by}
+if client == '' or not reach(publish, base .. ':' .. client) then
+  return {remaining, shown}
 end
 
-local member = hold .. '|' .. client .. '|' .. ARGV[2]
+local member = hold .. '|' .. client .. '|' .. ARGV[2] .. (aside > 0 and '|' .. ARGV[8] or '')
 local arrival = tonumber(call('ZSCORE', queue, member))
 if not arrival then
   arrival = tonumber(ARGV[7])
@@ -79,4 +84,4 @@ local keep = math.max(remaining, ttl) + ttl + 60000
 if call('PTTL', queue) < keep then
   call('PEXPIRE', queue, keep)
 end
-return {remaining, held_by, arrival, call('ZRANK', queue, member) or 0, last_given}
+return {remaining, shown, arrival, call('ZRANK', queue, member) or 0, last_given}

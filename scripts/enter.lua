@@ -1,14 +1,18 @@
 -- Included by the scripts that can make a hold the owner of a lock.
 --
 -- A lock is three keys in one slot:
---   base          hash    <hold> -> count and, once the hold has been entered again, "step" -> its last step
---   base:queue    zset    "<hold>|<client id>|<lease ms>" -> arrival in microseconds
---   base:token    string  the last fencing token
+--   base          hash    <hold> -> count and, once the hold has been entered again, "step" -> its last step; and, once
+--                         its process has passed it on, "as" -> "<number of the pass>|<the hold that has it now>"
+--   base:queue    zset    "<hold>|<client id>|<lease ms>", or with "|<tokens>" behind it -> arrival in microseconds
+--   base:token    string  the last fencing token that was given or set aside
 -- and one channel for each client that waits: base:<client id>.
+--
+-- Tokens are set aside for the holds to which a process may pass the lock without asking: as many as it says in advance, all
+-- larger than its own. What it has not used comes back with the release.
 --
 -- Lua numbers are doubles. Microseconds since 1970 stay below 2^53 until the year 2255, so they are exact here.
 
-local STEP = 'step'
+local STEP, AS = 'step', 'as'
 
 local function now_us()
   local t = call('TIME')
@@ -20,16 +24,20 @@ local function last_token(token_key)
   return last
 end
 
--- The token after last, which is the last one, and how it is written.
-local function next_token(token_key, last)
+-- A new token, and how it is written. last is what is in the key, used is the last token that some hold has had, and aside
+-- is how many to set aside beyond the new one.
+local function next_token(token_key, last, used, aside)
 --- include token
+  if aside > 0 then
+    call('INCRBY', token_key, aside)
+  end
   -- Cheaper than to format it, if it is the clock.
   return token, token == now and time[1] .. string.sub('00000' .. time[2], -6) or string.format('%.0f', token)
 end
 
 -- Makes hold the owner of a free lock and returns its token.
-local function enter(base, token_key, last, hold, ttl)
-  local token = next_token(token_key, last)
+local function enter(base, token_key, last, hold, ttl, aside)
+  local token = next_token(token_key, last, last, aside)
   call('HSET', base, hold, '1')
   call('PEXPIRE', base, ttl)
   return token

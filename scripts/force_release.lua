@@ -15,5 +15,6 @@ local base, queue, token_key = KEYS[1], KEYS[2], KEYS[3]
 if call('HEXISTS', base, ARGV[1]) == 0 then
   return 0
 end
-grant(base, queue, token_key, last_token(token_key), ARGV[2], nil, ARGV[1])
+local last = last_token(token_key)
+grant(base, queue, token_key, last, last, ARGV[2], nil, ARGV[1])
 return 1

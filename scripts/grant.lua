@@ -15,25 +15,26 @@ end
 
 -- Gives the lock to the first waiter that is still there, and returns the new owner and its token; nil when nobody is,
 -- and then the lock is free. A waiter that nothing reaches is gone, or between two connections and will ask again with its
--- first arrival: the next one is taken. If the first is the caller, the reply of this very script tells it. last is the
--- last token. old is the hold that gives the lock away, nil if it is free. waiting is how many wait, nil if that is not known.
+-- first arrival: the next one is taken. If the first is the caller, the reply of this very script tells it. last and used
+-- are for next_token. old is the hold that gives the lock away, nil if it is free. waiting is how many wait, nil if that is
+-- not known.
 --
 -- While a slot migrates, Redis refuses a script every key that does not exist any more. So base keeps a hold until nobody
 -- is left, and the queue is left alone once its last member is out.
 --
 -- On a server that has been idle each kind of command costs several microseconds here, and a waiter waits for their sum: so
 -- there are as few as can be.
-local function grant(base, queue, token_key, last, publish, caller, old, waiting)
+local function grant(base, queue, token_key, last, used, publish, caller, old, waiting)
   for _ = 1, waiting or call('ZCARD', queue) do
     local head = call('ZPOPMIN', queue)[1] -- needs no memory; after it Redis lets the script write all the same
-    local hold, client, ttl = string.match(head, '^([^|]+)|([^|]+)|(%d+)$')
+    local hold, client, ttl, aside = string.match(head, '^([^|]+)|([^|]+)|(%d+)|?(%d*)$')
     local channel = base .. ':' .. (client or '')
     local command = hold and hold ~= caller and reach(publish, channel)
     if command or hold and hold == caller then
-      local token, digits = next_token(token_key, last)
+      local token, digits = next_token(token_key, last, used, aside ~= '' and tonumber(aside) or 0)
       call('HSET', base, hold, '1')
       if old then
-        call('HDEL', base, old, STEP)
+        call('HDEL', base, old, STEP, AS)
       end
       call('PEXPIRE', base, ttl)
       if command then

@@ -1,8 +1,9 @@
 -- Leaves one entry of a hold, or frees the lock and grants it to the first waiter.
 --
 -- KEYS     base, queue, token
--- ARGV     hold; target count (0), step (2), lease ms (0: leave it alone), publish command (PUBLISH). What is left out at the
---          end has the value in brackets.
+-- ARGV     hold; target count (0), step (2), lease ms (0: leave it alone), publish command (PUBLISH); and where tokens were
+--          set aside and are left: the last token used, the last one set aside. What is left out at the end has the value in
+--          brackets.
 -- Returns  1 done, 0 the hold is not the owner (nothing was changed)
 -- Idempotent because the count is set, and because a hold is never used again once it is gone.
 
@@ -16,7 +17,10 @@ if target == '0' then
   if waiting == 0 then
     local left = call('HDEL', base, hold)
     if left == 1 and step ~= '2' then
-      call('DEL', base) -- the hold was entered again, so its step is there too
+      call('DEL', base) -- the hold was entered again or passed on, and there is a note of that
+    end
+    if left == 1 and ARGV[7] and call('GET', token_key) == ARGV[7] then
+      call('INCRBY', token_key, ARGV[6] - ARGV[7])
     end
     return left
   end
@@ -27,7 +31,9 @@ if target == '0' then
   if call('HEXISTS', base, hold) == 0 then
     return 0
   end
-  grant(base, queue, token_key, last_token(token_key), ARGV[5] or 'PUBLISH', nil, hold, waiting)
+  local last = last_token(token_key)
+  local used = ARGV[7] and last == tonumber(ARGV[7]) and tonumber(ARGV[6]) or last
+  grant(base, queue, token_key, last, used, ARGV[5] or 'PUBLISH', nil, hold, waiting)
   return 1
 end
 

@@ -1,7 +1,8 @@
 -- Reads a lock.
 --
 -- KEYS     base, queue, token
--- Returns  {owner ('' when free), count, remaining ms (-2 when free, -1 without a lease), last token, waiters}
+-- Returns  {owner ('' when free), count, remaining ms (-2 when free, -1 without a lease), last token, waiters, the hold to
+--          which its process has passed it (otherwise the owner)}
 -- Writes nothing.
 
 local call = redis.call
@@ -9,11 +10,12 @@ local call = redis.call
 --- include enter
 --- include owner
 
-local held_by, count = owner(KEYS[1])
+local held_by, count, _, shown = owner(KEYS[1])
 return {
   held_by or '',
   count,
   call('PTTL', KEYS[1]),
   tonumber(call('GET', KEYS[3])) or 0,
   call('ZCARD', KEYS[2]),
+  shown or '',
 }

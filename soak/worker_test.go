@@ -24,8 +24,8 @@ type worker struct {
 // thing is a lock with the options that matter here.
 type thing struct {
 	*relock.Lock
-	number       int // in locks
-	fixed, local bool
+	number                int // in locks
+	fixed, local, passing bool
 }
 
 // section is one entry.
@@ -89,6 +89,9 @@ func (w *worker) choose(p *peer, number int) thing {
 		options = append(options, relock.WithMaxHold(ttl+ttl/4))
 	case 4:
 		options = append(options, relock.WithTTL(ttl/4))
+	case 5, 6, 7:
+		t.passing = true
+		options = append(options, relock.WithLocalPass(1+w.IntN(5), upTo(w.Rand, 300*time.Millisecond).Truncate(time.Millisecond)))
 	}
 	t.Lock = p.NewLock(locks[number], options...)
 	return t
@@ -144,7 +147,7 @@ type call struct {
 // record makes a call, and notes what came of it. The result is nil if it failed, or if the lock is lost already.
 func (w *worker) record(c call) *section {
 	op := w.op(history.Lock, c.lock)
-	op.Local = c.lock.local
+	op.Local, op.Passing = c.lock.local, c.lock.passing
 	if h, ok := relock.HolderFrom(c.ctx); ok {
 		op.Holder = h.String()
 	}

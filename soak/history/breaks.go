@@ -87,6 +87,9 @@ func (b *breaker) any(kind func(h *stay) bool) *stay {
 
 func anyStay(*stay) bool { return true }
 
+// named is a hold of which Redis says the holder and the token.
+func named(h *stay) bool { return !h.ops[0].Passing }
+
 // add puts in a call that nobody made.
 func (b *breaker) add(op Op, lock string, at time.Duration) bool {
 	op.Lock, op.Call, op.Return = lock, at, at
@@ -200,11 +203,17 @@ var breaks = []breaking{
 		return b.add(Op{Kind: Lock, Outcome: Refused, Holder: h.holder, Owner: h.holder}, h.lock, h.inside())
 	}},
 	{"a refusal that names another holder", func(b *breaker) bool {
-		h := b.any(anyStay)
+		h := b.any(named)
+		if h == nil {
+			return false
+		}
 		return b.add(Op{Kind: Lock, Outcome: Refused, Holder: nobody, Owner: "somebody"}, h.lock, h.inside())
 	}},
 	{"another owner in Redis", func(b *breaker) bool {
-		h := b.any(anyStay)
+		h := b.any(named)
+		if h == nil {
+			return false
+		}
 		return b.add(Op{Kind: State, Owner: nobody, Count: 1, Token: h.token}, h.lock, h.inside())
 	}},
 	{"nobody in Redis", func(b *breaker) bool {
@@ -216,7 +225,10 @@ var breaks = []breaking{
 		return b.add(Op{Kind: State, Owner: h.holder, Count: 1000, Token: h.token}, h.lock, h.inside())
 	}},
 	{"another token in Redis", func(b *breaker) bool {
-		h := b.any(anyStay)
+		h := b.any(named)
+		if h == nil {
+			return false
+		}
 		return b.add(Op{Kind: State, Owner: h.holder, Count: 1, Token: h.token + 1}, h.lock, h.inside())
 	}},
 	{"nothing to force where somebody is", func(b *breaker) bool {

@@ -107,6 +107,7 @@ type Op struct {
 	Section int64
 	Again   bool          // Unlock: of an entry that was left before
 	Local   bool          // Lock: WithLocalReentry
+	Passing bool          // Lock: WithLocalPass
 	Lease   time.Duration // Extend: the lease asked for
 
 	Token     int64         // Lock: that of the section it returned; State: the last token

@@ -156,6 +156,11 @@ func TestHistoriesThatKeepThePromises(t *testing.T) {
 			at(0, 1, Op{Kind: Lock, Holder: "A", Token: 1, Local: true}), at(2, 3, again("A", 1)), at(4, 5, redis("A", 1, 1)), at(5, 6, count("A", 1, 2)),
 			at(6, 7, unlock("A", 1)), at(8, 9, unlock("A", 1)),
 		},
+		"a lock that is passed on, of which Redis is told later": {
+			at(0, 1, Op{Kind: Lock, Holder: "A", Token: 1, Passing: true}), at(2, 3, redis("A", 1, 9)), at(4, 5, unlock("A", 1)),
+			at(6, 7, Op{Kind: Lock, Holder: "B", Token: 2, Passing: true}), at(8, 9, redis("A", 1, 9)), at(10, 11, redis("B", 1, 9)),
+			at(12, 13, refused("C", "A")), at(14, 15, unlock("B", 2)), at(16, 17, redis("", 0, 2)),
+		},
 		"a nested entry that failed may be counted in Redis until the next": {
 			at(0, 1, lock("A", 1)), at(2, 3, in(Lock, Failed, "A", 1)), at(4, 5, redis("A", 2, 1)), at(6, 7, count("A", 1, 1)), at(8, 9, again("A", 1)),
 			at(10, 11, redis("A", 2, 1)), at(12, 13, unlock("A", 1)), at(14, 15, redis("A", 1, 1)), at(16, 17, unlock("A", 1)),
@@ -369,6 +374,12 @@ func TestHistoriesThatBreakAPromise(t *testing.T) {
 		"local re-entry is counted in Redis": {"Redis counts 2 entries of A, and it is 1", []Op{
 			at(0, 1, Op{Kind: Lock, Holder: "A", Token: 1, Local: true}), at(2, 3, again("A", 1)), at(4, 5, redis("A", 2, 1)),
 			at(6, 7, unlock("A", 1)), at(8, 9, unlock("A", 1)),
+		}},
+		"Redis has forgotten a lock that is passed on": {`the owner is "", while A`, []Op{
+			at(0, 1, Op{Kind: Lock, Holder: "A", Token: 1, Passing: true}), at(2, 3, redis("", 0, 1)), at(4, 5, unlock("A", 1)),
+		}},
+		"Redis has an older token of a lock that is passed on": {"the last token in Redis is 1, after token 2", []Op{
+			at(0, 1, Op{Kind: Lock, Holder: "A", Token: 2, Passing: true}), at(2, 3, redis("A", 1, 1)), at(4, 5, unlock("A", 2)),
 		}},
 		"Redis has another token": {"the last token in Redis is 2, while A", []Op{
 			at(0, 1, lock("A", 1)), at(2, 3, redis("A", 1, 2)), at(4, 5, unlock("A", 1)),

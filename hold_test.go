@@ -1,0 +1,56 @@
+package relock
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestTheHeapOfLeasesHasTheEarliestOnTopWhateverIsDoneToIt(t *testing.T) {
+	var heap leases
+	due := map[*tenure]time.Duration{}
+	for range 20_000 {
+		d := rand.N(1000 * time.Nanosecond) // so few that many are the same
+		switch n := rand.IntN(10); {
+		case n < 4 || len(heap) == 0:
+			h := &tenure{index: -1}
+			heap.add(h, d)
+			due[h] = d
+		case n < 7:
+			h := heap[rand.IntN(len(heap))].tenure
+			heap.move(h.index, d)
+			due[h] = d
+		default:
+			h := heap[rand.IntN(len(heap))].tenure
+			heap.remove(h.index)
+			require.Equal(t, -1, h.index)
+			delete(due, h)
+		}
+		require.Len(t, heap, len(due))
+	}
+	for i, v := range heap {
+		require.Equal(t, i, v.tenure.index)
+		require.Equal(t, due[v.tenure], v.due)
+	}
+	for last := time.Duration(0); len(heap) > 0; heap.remove(0) {
+		require.GreaterOrEqual(t, heap[0].due, last)
+		last = heap[0].due
+	}
+}
+
+func TestARequestForAHundredRenewalsAllocatesNoMoreThanOneForOne(t *testing.T) {
+	settings := defaults()
+	batch := make([]renewal, renewBatch)
+	for i := range batch {
+		k, err := newKeys(settings.prefix, fmt.Sprint(i))
+		require.NoError(t, err)
+		batch[i] = renewal{hold: &hold{keys: k, tenure: &tenure{id: "holder:1:2"}, settings: &settings}, ttl: settings.ttl}
+	}
+	allocations := func(n int) float64 {
+		return testing.AllocsPerRun(100, func() { renewRequest(batch[:n]) })
+	}
+	require.Equal(t, allocations(1), allocations(renewBatch))
+}

@@ -1,0 +1,194 @@
+package relock
+
+import (
+	"container/list"
+	"context"
+	"time"
+)
+
+// This file is WithLocalPass: calls of one client that want the same lock stand in a line, and a section that ends passes the
+// lock to the first of them.
+//
+// One of them leads: it has the lock, or asks Redis for it, in the name of all. To Redis the lock is that of the hold that it
+// was given to, its lease goes over from hold to hold, and whatever is sent names that one: so a command that runs late is as
+// harmless as ever. Only a note beside the count says who has it now. Tokens for the holds to come were set aside when Redis
+// gave the lock. When the lead has come to its end without passing the lock on, whatever the reason, the next one leads, and
+// asks Redis.
+
+// line is the calls of a client that want one lock. It is there while somebody leads, and guarded by the table's mutex.
+type line struct {
+	lead    *hold
+	waiting list.List    // of *hold
+	refusal *LockedError // what Redis last said to one that led; nil: nothing yet
+}
+
+// showEvery is how long a hold has had a lock that was passed to it, at most, when Redis is told. Those that pass it on within
+// that time cost no command.
+const showEvery = time.Millisecond
+
+// stand puts a first entry into the line, and returns when it leads, or has been passed the lock. A call that does not wait
+// leads if nobody else does, and otherwise asks for itself.
+func (a *acquiring) stand(h *hold) (passed bool, err error) {
+	t, closed := h.client.table, h.client.closed
+	t.mu.Lock()
+	l := t.lines[h.keys.base]
+	if l == nil || !a.mayWait {
+		if l == nil {
+			t.leadLocked(&line{}, h)
+		}
+		t.mu.Unlock()
+		return false, nil
+	}
+	h.called = make(chan struct{})
+	position := l.waiting.Len()
+	h.place = l.waiting.PushBack(h)
+	a.refusal = l.refusalLocked()
+	t.mu.Unlock()
+	a.joined(h, position)
+
+	select {
+	case <-h.called:
+	case <-closed:
+		err = ErrClosed
+	case <-a.waiting.Done():
+		err = ended(a.waiting)
+	}
+	t.mu.Lock()
+	if h.place != nil { // nobody has called
+		l.waiting.Remove(h.place)
+		h.place = nil
+		t.mu.Unlock()
+		return false, err
+	}
+	given := h.tenure
+	a.wake = WakePass
+	switch {
+	case given == &h.own: // it leads
+		h.aside = h.passes
+		t.mu.Unlock()
+		return false, err
+	case !time.Now().Before(h.deadline): // what it was passed is over already
+		h.tenure = &h.own
+		h.aside = h.passes
+		t.mu.Unlock()
+		h.client.orphans.add(&hold{client: h.client, keys: h.keys, holder: h.holder, settings: h.settings, tenure: given}, false)
+		return false, err
+	}
+	t.mu.Unlock()
+	a.traces = true
+	return true, nil // also if the call should have ended: it has the lock now
+}
+
+// leadLocked makes h the lead of a line.
+func (t *table) leadLocked(l *line, h *hold) {
+	if t.lines == nil {
+		t.lines = make(map[string]*line)
+	}
+	t.lines[h.keys.base] = l
+	l.lead, h.leads = h, true
+}
+
+// callLocked takes the first one out of the line, and calls it: it leads now.
+func (t *table) callLocked(l *line, next *hold) {
+	l.waiting.Remove(next.place)
+	next.place = nil
+	t.leadLocked(l, next)
+	close(next.called)
+}
+
+// stepDownLocked is the end of a lead.
+func (t *table) stepDownLocked(h *hold) {
+	h.leads = false
+	l := t.lines[h.keys.base]
+	if front := l.waiting.Front(); front != nil {
+		t.callLocked(l, front.Value.(*hold))
+		return
+	}
+	delete(t.lines, h.keys.base)
+}
+
+// passLocked passes the lock on from h, which has just been left, if there is somebody to pass it to and that is allowed. It is
+// h's turn.
+func (t *table) passLocked(h *hold, now time.Time) bool {
+	given := h.tenure
+	if !h.leads || given.usedToken == given.lastToken || given.doubt || given.unsure || h.client.isClosed() ||
+		now.Sub(given.began) >= h.passLimit || given.deadline.Sub(now) < h.ttl/2 {
+		return false
+	}
+	l := t.lines[h.keys.base]
+	front := l.waiting.Front()
+	if front == nil {
+		return false
+	}
+	next := front.Value.(*hold)
+	if next.ttl != h.ttl {
+		return false
+	}
+	h.leads = false
+	t.finishLocked(h, ErrReleased)
+	given.hold = next
+	given.usedToken++
+	given.passed++
+	next.tenure, next.token, next.since = given, given.usedToken, now
+	t.callLocked(l, next)
+	if !given.showing {
+		given.showing = true
+		h.client.workers.start(func() { h.client.show(given) })
+	}
+	return true
+}
+
+// show tells Redis who has a lock that is passed on.
+func (c *Client) show(given *tenure) {
+	t, ctx := c.table, context.Background()
+	for {
+		err := sleep(ctx, c.closed, showEvery)
+		t.mu.Lock()
+		h := given.hold
+		if err != nil || h.state != held && h.state != entering || given.shown == given.passed {
+			given.showing = false
+			t.mu.Unlock()
+			return
+		}
+		if h.state == entering { // it is about to be held
+			t.mu.Unlock()
+			continue
+		}
+		number, until := given.passed, given.deadline
+		given.shown = number
+		t.mu.Unlock()
+		there, err := c.wire.pass(ctx, h.keys, given.id, number, h.own.id, effort{stop: c.closed, until: until})
+		if err == nil && !there {
+			t.mu.Lock()
+			h = given.hold
+			isLost := h.state == held
+			t.mu.Unlock()
+			if isLost {
+				_ = h.lose(LossTaken)
+			}
+		}
+	}
+}
+
+// refusalLocked is what a call that stands in the line is told if it does not get the lock. nil: not known yet.
+func (l *line) refusalLocked() *LockedError {
+	if l.lead.state != held {
+		return sameRefusal(l.refusal)
+	}
+	return &LockedError{Name: l.lead.keys.name, Holder: l.lead.holder, TTL: max(0, time.Until(l.lead.deadline))}
+}
+
+// refuse notes for those in the line what Redis has said to their lead.
+func (t *table) refuse(h *hold, refusal *LockedError) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h.leads {
+		t.lines[h.keys.base].refusal = sameRefusal(refusal)
+	}
+}
+
+// isGivenLocked says whether a lock that is passed on is this hold's, as Redis sees it.
+func (t *table) isGivenLocked(base, id string) bool {
+	l := t.lines[base]
+	return l != nil && l.lead.tenure.id == id
+}
