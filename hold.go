@@ -469,10 +469,14 @@ func (t *table) confirmLocked(h *hold, sent time.Time, lease time.Duration, now 
 	}
 }
 
-// isNearLocked says whether h stands in the heap where it should, or so near that it would be renewed together with what
-// is there. Each look puts a lease where its next renewal will be, so that is one move for a renewal, and not two.
+// isNearLocked says whether h stands in the heap where it should, or by so much before that it would be renewed early
+// anyway. Each look puts a lease where its next renewal will be, so that is one move for a renewal, and not two.
 func (t *table) isNearLocked(h *hold, due time.Time) bool {
-	return h.index >= 0 && (t.at(due)-t.leases[h.index].due).Abs() <= h.early()
+	if h.index < 0 {
+		return false
+	}
+	before := t.at(due) - t.leases[h.index].due
+	return before >= -lookSpread && before <= h.early()
 }
 
 // isOver says whether the deadline of h has passed.

@@ -48,6 +48,10 @@ func (h *hold) early() time.Duration {
 // lookAtMost is how many leases the watchdog takes out at once, so that others get at the table in between.
 const lookAtMost = 10 * renewBatch
 
+// lookSpread is the time over which a look spreads the next renewals of what it takes out: each is a nanosecond after the
+// one before, so that they keep their order, which is mostly that of the memory they are in.
+const lookSpread time.Duration = lookAtMost
+
 // retryPause is the time between two tries of a renewal: short at first, and never so long that a lease sees less than
 // a few more.
 func retryPause(failures int, ttl time.Duration) time.Duration {
@@ -163,8 +167,7 @@ func (d *watchdog) look(now time.Time) (r *round, next time.Duration) {
 			break
 		}
 		h.renewing = true
-		// Where it stays if the renewal is confirmed. One after the other, so that they keep their order, which is mostly
-		// that of the memory they are in.
+		// Where it stays if the renewal is confirmed; see lookSpread.
 		t.rescheduleLocked(h, now.Add(h.ttl/3+time.Duration(len(r.batch))))
 		r.batch = append(r.batch, renewal{hold: h, ttl: ttl})
 	}
