@@ -139,9 +139,6 @@ func (r *report) handoverBars() []bar {
 	}
 }
 
-// localPass names the setting of relock that passes a lock on inside the process. The bar needs it.
-const localPass = "local pass"
-
 func (r *report) hotBars() []bar {
 	best := math.NaN()
 	for _, rec := range r.in("hot", "") {

@@ -59,7 +59,7 @@ var full = sizes{
 	held: heldSizes{
 		locks: []int{10_000, 100_000}, ttl: 30 * time.Second, rounds: 3, loaded: 15 * time.Second, rest: 3 * time.Second,
 	},
-	idle:  idleSizes{rounds: 3, waiters: []int{1_000, 10_000}, window: 3 * time.Second},
+	idle:  idleSizes{rounds: 2, waiters: []int{1_000, 10_000}, window: 3 * time.Second, most: time.Minute},
 	crash: crashSizes{rounds: 7, waiters: 4, ttl: 2 * time.Second},
 	storm: stormSizes{rounds: 5, processes: 10, waiters: 1_000},
 }
@@ -78,7 +78,7 @@ var small = sizes{
 	held: heldSizes{
 		locks: []int{2_000}, ttl: 3 * time.Second, rounds: 3, loaded: 2 * time.Second, rest: time.Second,
 	},
-	idle:  idleSizes{rounds: 1, waiters: []int{1_000}, window: time.Second},
+	idle:  idleSizes{rounds: 1, waiters: []int{1_000}, window: time.Second, most: 5 * time.Second},
 	crash: crashSizes{rounds: 1, waiters: 4, ttl: time.Second},
 	storm: stormSizes{rounds: 1, processes: 10, waiters: 500},
 }

@@ -37,7 +37,7 @@ var tiny = sizes{
 	held: heldSizes{
 		locks: []int{150}, ttl: 600 * time.Millisecond, rounds: 2, loaded: 100 * time.Millisecond, rest: 50 * time.Millisecond,
 	},
-	idle:  idleSizes{rounds: 1, waiters: []int{20}, window: 100 * time.Millisecond},
+	idle:  idleSizes{rounds: 1, waiters: []int{20}, window: 100 * time.Millisecond, most: 100 * time.Millisecond},
 	crash: crashSizes{rounds: 1, waiters: 2, ttl: 600 * time.Millisecond},
 	storm: stormSizes{rounds: 1, processes: 2, waiters: 20},
 }

@@ -166,6 +166,13 @@ func (r *report) find(workload, which, system, setting string) *record {
 	return nil
 }
 
+// has says whether anything was measured of a system in its setting, of a system, or of a setting.
+func (r *report) has(what string) bool {
+	return slices.ContainsFunc(r.Records, func(rec *record) bool {
+		return rec.name() == what || rec.System == what || rec.Setting == what
+	})
+}
+
 // The file has the report's head, and then one record a line, so that two files of results can be compared.
 
 func (r *report) MarshalJSON() ([]byte, error) {
