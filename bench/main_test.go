@@ -146,6 +146,28 @@ func TestQuantilesAreOfTheSortedSample(t *testing.T) {
 	require.InDelta(t, 2.5, quantile([]float64{4, 1, 2, 3}, 0.5), 1e-9)
 }
 
+func TestFlatnessIsOfTheRatiosToTheRawWakeAndTheMicrosecondsStandBeside(t *testing.T) {
+	// The machine was twice as slow for many waiters, and those cost a tenth more.
+	few := &record{Workload: "handover", Case: "1 waiting", System: "relock", Setting: defaults}
+	many := &record{Workload: "handover", Case: "1000 waiting", System: "relock", Setting: defaults}
+	for range 3 {
+		few.Rounds = append(few.Rounds, round{"p50_us": 200, "wake_us": 100, "p99_us": 1, "scripts": 2})
+		many.Rounds = append(many.Rounds, round{"p50_us": 440, "wake_us": 200, "p99_us": 1, "scripts": 2})
+	}
+	r := &report{Records: []*record{few, many}}
+	bars := r.handoverBars()
+	flat := slices.IndexFunc(bars, func(b bar) bool { return strings.Contains(b.what, "slowest number of waiters") })
+	require.InDelta(t, 1.1, bars[flat].value, 1e-9)
+	require.Equal(t, "yes", bars[flat].verdict())
+	beside := bars[flat+1]
+	require.InDelta(t, 2.2, beside.value, 1e-9)
+	require.Empty(t, beside.goal()+beside.verdict(), "it has no goal")
+	require.False(t, beside.missed())
+
+	r.Records = r.Records[:1]
+	require.False(t, r.handoverBars()[flat].measured(), "of one number of waiters")
+}
+
 func TestTheGuardSeesTwoInsideAtOnce(t *testing.T) {
 	var g guard
 	g.enter(1)
