@@ -32,7 +32,7 @@ var tiny = sizes{
 		rounds: 1, waiters: []int{1, 3}, samples: 2, farRounds: 1, farWaiters: []int{1}, farSamples: 2,
 		hold: 2 * time.Millisecond, limit: 3 * time.Second,
 	},
-	hot:    hotSizes{rounds: 1, goroutines: 8, slice: 100 * time.Millisecond},
+	hot:    hotSizes{rounds: 1, goroutines: 8, slice: 100 * time.Millisecond, apartRounds: 1},
 	nested: nestedSizes{rounds: 1, pairs: 20},
 	held: heldSizes{
 		locks: []int{150}, ttl: 600 * time.Millisecond, rounds: 2, loaded: 100 * time.Millisecond, rest: 50 * time.Millisecond,
@@ -64,6 +64,7 @@ func TestEveryWorkloadGivesFiguresForEverySystemThatTakesPart(t *testing.T) {
 	for _, rec := range r.Records {
 		what := rec.Workload + ", " + rec.Case + ", " + rec.name()
 		require.Zero(t, rec.Broken, what)
+		require.NotEmpty(t, rec.Rounds, what)
 		if rec.System == "relock" || rec.System == "floor" {
 			require.Equal(t, len(rec.Rounds), rec.complete(), "%s: %s", what, rec.Note)
 		}
@@ -73,8 +74,12 @@ func TestEveryWorkloadGivesFiguresForEverySystemThatTakesPart(t *testing.T) {
 			}
 		}
 	}
+	passes := slices.ContainsFunc(systems, func(s *system) bool { return s.setting == localPass })
 	for _, b := range r.bars() {
-		require.True(t, b.measured() || strings.Contains(b.what, "local pass"), "not measured: %s", b.what)
+		require.True(t, b.measured() || !passes && strings.Contains(b.what, "with the local pass"), "not measured: %s", b.what)
+	}
+	for _, metric := range []string{"away_ms", "in_a_row"} {
+		require.Positive(t, r.find("hot", apart, "relock", defaults).median(metric), metric)
 	}
 
 	t.Run("and the report can be written and read again", func(t *testing.T) {
@@ -166,6 +171,26 @@ func TestFlatnessIsOfTheRatiosToTheRawWakeAndTheMicrosecondsStandBeside(t *testi
 
 	r.Records = r.Records[:1]
 	require.False(t, r.handoverBars()[flat].measured(), "of one number of waiters")
+}
+
+func TestStaysAreWhatOneClientHasInARowAndHowLongTheOtherIsWithout(t *testing.T) {
+	s := newStays(2)
+	s.begin(10)
+	s.enter(0, 11)
+	s.enter(0, 12)
+	s.enter(0, 15)
+	s.enter(1, 17) // after 7
+	s.enter(0, 18)
+	s.end(20)
+	s.enter(0, 99) // too late to count
+	require.Equal(t, 3, s.most)
+	require.EqualValues(t, 7, s.longest)
+
+	s = newStays(2)
+	s.begin(10)
+	s.enter(0, 11)
+	s.end(30)
+	require.EqualValues(t, 20, s.longest, "one never had it")
 }
 
 func TestTheGuardSeesTwoInsideAtOnce(t *testing.T) {

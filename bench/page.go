@@ -70,6 +70,8 @@ func times(header, metric, system, setting, other string) column {
 type table struct {
 	workload, title, note string
 	columns               []column
+	// one is what the case without a name is, where it is not that no round trip is added.
+	one string
 	// skip leaves a record out.
 	skip func(rec *record) bool
 }
@@ -111,9 +113,13 @@ var tables = []table{
 	},
 	{
 		workload: "hot", title: "256 goroutines of one process want one lock",
-		note: "Jain's index is 1 when all goroutines got the same number of sections, and 1/256 when one got them all.",
+		note: "Jain's index is 1 when all goroutines got the same number of sections, and 1/256 when one got them all. The longest wait " +
+			"is that of any goroutine, those that still waited at the end included. With two clients: the longest time that one of them " +
+			"was without the lock, while its goroutines waited, and the most sections that one had in a row.",
+		one: "All in one client",
 		columns: []column{
 			spread("sections/s", "per_s"), plain("Jain's index", "jain"), plain("longest wait ms", "longest_wait_ms"),
+			plain("a client without it ms", "away_ms"), plain("in a row", "in_a_row"),
 			plain("commands a section", "commands"), plain("client CPU µs", "client_us"), plain("server CPU µs", "server_us"),
 		},
 	},
@@ -285,6 +291,9 @@ func writeMeasured(w io.Writer, r *report, charts map[string][]string) {
 			t.title = "" // it is the heading
 			if which == "" {
 				t.title = "No round trip added"
+				if t.one != "" {
+					t.title = t.one
+				}
 				if len(cases) == 1 {
 					t.title = "All"
 				}
