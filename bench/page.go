@@ -166,10 +166,13 @@ var tables = []table{
 	},
 }
 
-// printReport writes all tables.
-func printReport(w io.Writer, r *report) {
+// printWorkload writes the tables of a workload.
+func printWorkload(w io.Writer, r *report, workload string) {
 	for _, t := range tables {
-		for _, which := range r.cases(t.workload) {
+		if t.workload != workload {
+			continue
+		}
+		for _, which := range r.cases(workload) {
 			t.write(w, r, which)
 		}
 	}
