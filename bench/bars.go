@@ -183,22 +183,16 @@ func (r *report) hotBars() []bar {
 }
 
 func (r *report) heldBars() []bar {
-	// The largest number of locks that was measured.
-	var rec, raw *record
-	most := 0
-	for _, which := range r.cases("held") {
-		n, _ := strconv.Atoi(strings.Fields(which)[0])
-		if n > most {
-			most, rec, raw = n, r.find("held", which, "relock", defaults), r.find("held", which, rawRenewal, "")
-		}
-	}
+	which := r.largest("held")
+	rec, raw := r.find("held", which, "relock", defaults), r.find("held", which, rawRenewal, "")
+	locks, _ := strconv.Atoi(strings.TrimSuffix(which, " locks"))
 	return []bar{
 		{what: "renewal, client's CPU, of one script for 100 leases", value: rec.ratio("client_us", raw, "client_us"), limit: 3},
 		{what: "renewal, server's CPU, of one script for 100 leases", value: rec.ratio("server_us", raw, "server_us"), limit: 3},
 		// A batch may be smaller now and then, as some leases are due alone.
 		{what: "renewal, commands for 100 locks", value: rec.median("commands_per_100"), limit: 1.05},
 		{what: "locks lost while every CPU was busy", value: rec.median("lost")},
-		{what: "goroutines for 1,000 held locks", value: 1000 * rec.median("goroutines") / float64(max(most, 1)), limit: 1},
+		{what: "goroutines for 1,000 held locks", value: 1000 * rec.median("goroutines") / float64(max(locks, 1)), limit: 1},
 		// What go-redis allocates for a call is below that.
 		{what: "allocations of the watchdog for a renewal", value: rec.median("allocs"), limit: 0.1},
 	}

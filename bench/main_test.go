@@ -101,7 +101,7 @@ func TestEveryWorkloadGivesFiguresForEverySystemThatTakesPart(t *testing.T) {
 		require.True(t, strings.HasSuffix(string(text), endMark+"\nafter\n"))
 		require.NotContains(t, string(text), "\nold\n")
 		require.NotContains(t, string(text), "NaN")
-		for _, name := range []string{"pair", "parallel", "handover", "hot"} {
+		for _, name := range []string{"pair", "parallel", "handover", "hot", "held", "held-bytes", "idle", "crash", "storm"} {
 			chart, err := os.ReadFile(filepath.Join(dir, "bench-"+name+".svg"))
 			require.NoError(t, err)
 			require.Contains(t, string(chart), "relock")
@@ -191,6 +191,21 @@ func TestStaysAreWhatOneClientHasInARowAndHowLongTheOtherIsWithout(t *testing.T)
 	s.enter(0, 11)
 	s.end(30)
 	require.EqualValues(t, 20, s.longest, "one never had it")
+}
+
+func TestABarThatIsZeroIsThereAndOneThatWasNotMeasuredIsNot(t *testing.T) {
+	records := []*record{
+		{System: "relock", Rounds: []round{{"n": 0}}}, {System: "redsync", Rounds: []round{{"n": 30}}}, {System: "redislock"},
+	}
+	for _, log := range []bool{false, true} {
+		drawn := barChart{title: "n", parts: medians("n"), log: log}.draw(records)
+		require.Contains(t, drawn, "relock")
+		require.Contains(t, drawn, "redsync")
+		require.NotContains(t, drawn, "redislock")
+		require.NotContains(t, drawn, "NaN")
+		require.NotContains(t, drawn, "Inf")
+		require.Empty(t, barChart{parts: medians("other"), log: log}.draw(records))
+	}
 }
 
 func TestTheGuardSeesTwoInsideAtOnce(t *testing.T) {

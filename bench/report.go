@@ -12,6 +12,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -143,6 +144,20 @@ func (r *report) cases(workload string) []string {
 		}
 	}
 	return all
+}
+
+// largest is the case of a workload with the largest number in front, the first one where none has a number.
+func (r *report) largest(workload string) string {
+	var largest string
+	most := -1
+	for _, which := range r.cases(workload) {
+		number, _, _ := strings.Cut(which, " ")
+		n, _ := strconv.Atoi(number)
+		if n > most {
+			largest, most = which, n
+		}
+	}
+	return largest
 }
 
 // in returns the records of a case.
