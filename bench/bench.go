@@ -54,12 +54,12 @@ var full = sizes{
 		rounds: 5, waiters: []int{1, 8, 64, 256, 1000}, samples: 100,
 		farRounds: 3, farWaiters: []int{1, 64}, farSamples: 30, hold: 3 * time.Millisecond, limit: 3 * time.Second,
 	},
-	hot:    hotSizes{rounds: 5, goroutines: 256, slice: 2 * time.Second},
+	hot:    hotSizes{rounds: 5, goroutines: 256, slice: 2 * time.Second, apartRounds: 3},
 	nested: nestedSizes{rounds: 20, pairs: 500},
 	held: heldSizes{
 		locks: []int{10_000, 100_000}, ttl: 30 * time.Second, rounds: 3, loaded: 15 * time.Second, rest: 3 * time.Second,
 	},
-	idle:  idleSizes{rounds: 3, waiters: []int{1_000, 10_000}, window: 3 * time.Second},
+	idle:  idleSizes{rounds: 2, waiters: []int{1_000, 10_000}, window: 3 * time.Second, most: time.Minute},
 	crash: crashSizes{rounds: 7, waiters: 4, ttl: 2 * time.Second},
 	storm: stormSizes{rounds: 5, processes: 10, waiters: 1_000},
 }
@@ -73,12 +73,12 @@ var small = sizes{
 		rounds: 2, waiters: []int{1, 8, 64, 256}, samples: 30,
 		farRounds: 1, farWaiters: []int{1, 64}, farSamples: 10, hold: 3 * time.Millisecond, limit: time.Second,
 	},
-	hot:    hotSizes{rounds: 2, goroutines: 256, slice: 500 * time.Millisecond},
+	hot:    hotSizes{rounds: 2, goroutines: 256, slice: 500 * time.Millisecond, apartRounds: 1},
 	nested: nestedSizes{rounds: 5, pairs: 200},
 	held: heldSizes{
 		locks: []int{2_000}, ttl: 3 * time.Second, rounds: 3, loaded: 2 * time.Second, rest: time.Second,
 	},
-	idle:  idleSizes{rounds: 1, waiters: []int{1_000}, window: time.Second},
+	idle:  idleSizes{rounds: 1, waiters: []int{1_000}, window: time.Second, most: 5 * time.Second},
 	crash: crashSizes{rounds: 1, waiters: 4, ttl: time.Second},
 	storm: stormSizes{rounds: 1, processes: 10, waiters: 500},
 }

@@ -20,6 +20,7 @@ var colours = map[string][2]string{
 	"relock":      {"#d62728", "#d62728"},
 	"floor":       {"#777777", "#777777"},
 	rawWake:       {"#777777", "#777777"},
+	rawRenewal:    {"#777777", "#777777"},
 	"redsync":     {"#1f77b4", "#9cc4e4"},
 	"redislock":   {"#2ca02c", "#9fd99f"},
 	"rueidislock": {"#8455b8", "#c7b0e0"},
@@ -44,15 +45,42 @@ func drawCharts(dir string, r *report) (map[string][]string, error) {
 		charts[workload] = append(charts[workload], name)
 		return os.WriteFile(filepath.Join(dir, name), []byte(svg), 0o644)
 	}
+	held, idle, crash, storm := r.largest("held"), r.largest("idle"), r.largest("crash"), r.largest("storm")
 	for _, c := range []struct {
-		workload, which, name, title, metric string
-		log                                  bool
+		workload, which, name string
+		chart                 barChart
 	}{
-		{"pair", "", "pair", "Lock and unlock, nobody else: µs, less is better", "us", false},
-		{"parallel", "", "parallel", "64 goroutines on own locks: pairs a second, more is better", "per_s", false},
-		{"hot", "", "hot", "256 goroutines on one lock: sections a second (logarithmic), more is better", "per_s", true},
+		{"pair", "", "pair", barChart{title: "Lock and unlock, nobody else: µs, less is better", parts: medians("us")}},
+		{"parallel", "", "parallel", barChart{title: "64 goroutines on own locks: pairs a second, more is better", parts: medians("per_s")}},
+		{"hot", "", "hot", barChart{
+			title: "256 goroutines on one lock: sections a second (logarithmic), more is better", parts: medians("per_s"), log: true,
+		}},
+		{"held", held, "held", barChart{
+			title: held + ", one renewal: CPU µs of client and (pale) server, less is better",
+			parts: medians("client_us", "server_us"), pale: 1,
+		}},
+		{"held", held, "held-bytes", barChart{
+			title: held + ", memory for each: bytes of heap and (pale) of stacks, less is better",
+			parts: medians("heap_bytes", "stack_bytes"), pale: 1,
+		}},
+		{"idle", idle, "idle", barChart{
+			title: idle + ", memory for each: bytes of heap and (pale) of stack, less is better",
+			parts: medians("heap_bytes", "stack_bytes"), pale: 1,
+		}},
+		{"idle", idle, "idle-commands", barChart{
+			title: idle + ", nothing happens: commands a second (logarithmic), less is better",
+			parts: medians("commands_per_s"), log: true,
+		}},
+		{"crash", crash, "crash", barChart{
+			title: "A crash, until the next one has it: (pale) rest of the lease, and more, of the TTL",
+			parts: crashParts, pale: 0,
+		}},
+		{"storm", storm, "storm", barChart{
+			title: storm + ", all cancelled during an Unlock: ms until the next has it (logarithmic)",
+			parts: medians("next_ms"), log: true,
+		}},
 	} {
-		if err := save(c.workload, c.name, barChart(r.in(c.workload, c.which), c.title, c.metric, c.log)); err != nil {
+		if err := save(c.workload, c.name, c.chart.draw(r.in(c.workload, c.which))); err != nil {
 			return nil, err
 		}
 	}
@@ -79,6 +107,11 @@ func newSVG(width, height float64, title string) *svg {
 
 func (s *svg) rect(x, y, w, h float64, colour string) {
 	fmt.Fprintf(s, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"/>`+"\n", x, y, w, h, colour)
+}
+
+// veil makes what is below it pale.
+func (s *svg) veil(x, y, w, h float64) {
+	fmt.Fprintf(s, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="#ffffff" fill-opacity="0.6"/>`+"\n", x, y, w, h)
 }
 
 func (s *svg) line(x1, y1, x2, y2 float64, colour string) {
@@ -126,35 +159,84 @@ func (a axis) ticks() []float64 {
 
 const pale = `fill="#666"`
 
-// barChart has one bar for each system. It is empty if no system has the figure.
-func barChart(records []*record, title, metric string, log bool) string {
+// barChart has one bar for each system.
+type barChart struct {
+	title string
+	// parts of a bar, from the left. One that was not measured leaves the system out.
+	parts func(rec *record) []float64
+	pale  int // which of several parts is pale
+	log   bool
+}
+
+// medians of metrics are the parts of a bar.
+func medians(metrics ...string) func(rec *record) []float64 {
+	return func(rec *record) []float64 {
+		var parts []float64
+		for _, m := range metrics {
+			parts = append(parts, max(0, rec.median(m))) // memory may be less than before, where there is hardly any
+		}
+		return parts
+	}
+}
+
+// crashParts are what was left of the lease when its holder died, and how much later the next one had the lock.
+func crashParts(rec *record) []float64 {
+	total, late := rec.median("of_ttl"), rec.median("late_ms")/rec.ratio("total_ms", rec, "of_ttl")
+	return []float64{total - late, late}
+}
+
+// draw is empty if no system has the figure.
+func (c barChart) draw(records []*record) string {
 	const width, left, right, top, row = 760.0, 200.0, 70.0, 44.0, 24.0
-	var rows []*record
+	type bar struct {
+		record *record
+		parts  []float64
+		sum    float64
+	}
+	var rows []bar
 	lo, hi := math.Inf(1), 0.0
 	for _, rec := range records {
-		if v := rec.median(metric); v > 0 && colours[rec.System][0] != "" {
-			rows = append(rows, rec)
-			lo, hi = min(lo, v), max(hi, v)
+		b := bar{record: rec, parts: c.parts(rec)}
+		for _, p := range b.parts {
+			b.sum += p
+		}
+		if math.IsNaN(b.sum) || colours[rec.System][0] == "" {
+			continue
+		}
+		rows = append(rows, b)
+		if b.sum > 0 {
+			lo, hi = min(lo, b.sum), max(hi, b.sum)
 		}
 	}
-	if len(rows) == 0 {
+	if hi == 0 {
 		return ""
 	}
-	x := axis{from: left, to: width - right, hi: hi, log: log}
-	if log {
+	x := axis{from: left, to: width - right, hi: hi, log: c.log}
+	if c.log {
 		x.lo = math.Pow(10, math.Floor(math.Log10(lo/2)))
 	}
 	bottom := top + row*float64(len(rows))
-	s := newSVG(width, bottom+34, title)
+	s := newSVG(width, bottom+34, c.title)
 	for _, v := range x.ticks() {
 		s.line(x.at(v), top-4, x.at(v), bottom+4, "#e4e4e4")
 		s.text(x.at(v), bottom+20, "middle", pale, figure(v))
 	}
-	for i, rec := range rows {
-		y, v := top+row*float64(i), rec.median(metric)
-		s.text(left-8, y+16, "end", "", rec.name())
-		s.rect(left, y+4, x.at(v)-left, row-8, colourOf(rec))
-		s.text(x.at(v)+6, y+16, "start", "", figure(v))
+	for i, b := range rows {
+		y := top + row*float64(i)
+		s.text(left-8, y+16, "end", "", b.record.name())
+		from, sum := left, 0.0
+		for k, p := range b.parts {
+			sum += p
+			if sum == 0 {
+				continue // nothing has no place on a logarithmic axis
+			}
+			s.rect(from, y+4, x.at(sum)-from, row-8, colourOf(b.record))
+			if len(b.parts) > 1 && k == c.pale {
+				s.veil(from, y+4, x.at(sum)-from, row-8)
+			}
+			from = x.at(sum)
+		}
+		s.text(from+6, y+16, "start", "", figure(b.sum))
 	}
 	return s.end()
 }

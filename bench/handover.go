@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -26,21 +27,24 @@ type handoverSizes struct {
 //
 // The unit is the raw wake: a script that deletes a key and publishes a message, until a subscriber has the message. It is
 // measured in turns with the hand-overs of a system that is quiet while it waits.
+//
+// A round has all numbers of waiters, in a new order every time, before the next round begins: a machine that gets slower
+// meanwhile is slower for each of them, and not for those that come last.
 func handover(b *bench) error {
 	s := b.sizes.handover
+	var near, far []*relay
 	for _, n := range s.waiters {
-		if err := b.handovers(0, n, s.rounds, s.samples); err != nil {
-			return err
-		}
+		near = append(near, b.relay(0, n, s.rounds, s.samples))
 	}
 	for _, rt := range b.sizes.trips {
 		for _, n := range s.farWaiters {
-			if err := b.handovers(rt, n, s.farRounds, s.farSamples); err != nil {
-				return err
-			}
+			far = append(far, b.relay(rt, n, s.farRounds, s.farSamples))
 		}
 	}
-	return nil
+	if err := b.relays("handover", s.rounds, near); err != nil {
+		return err
+	}
+	return b.relays("handover, far", s.farRounds, far)
 }
 
 // The names of records beside those of systems.
@@ -53,28 +57,53 @@ func waitersCase(rt time.Duration, n int) string {
 	return caseName(strconv.Itoa(n)+" waiting", trip(rt))
 }
 
-func (b *bench) handovers(rt time.Duration, waiters, rounds, samples int) error {
+// relay is a case of handover, and where its figures go.
+type relay struct {
+	roundTrip        time.Duration
+	waiters, samples int
+	systems          []*system
+	records          []*record // of the systems
+	wakes, pings     *record
+}
+
+func (b *bench) relay(rt time.Duration, waiters, rounds, samples int) *relay {
 	which := waitersCase(rt, waiters)
-	wakes, pings := b.recordNamed(which, rawWake, "", rounds), b.recordNamed(which, ping, "", rounds)
-	all := b.taking(false)
-	records := make([]*record, len(all))
-	for i, s := range all {
-		records[i] = b.record(which, s, rounds)
+	c := &relay{
+		roundTrip: rt, waiters: waiters, samples: samples, systems: b.taking(false),
+		wakes: b.recordNamed(which, rawWake, "", rounds), pings: b.recordNamed(which, ping, "", rounds),
 	}
-	return b.turns("handover, "+which, rounds, len(all), func(r, i int) error {
-		m, unit, err := b.handoverSlice(all[i], rt, waiters, samples, &records[i].Broken)
-		if err != nil {
-			records[i].failed(r, err)
+	for _, s := range c.systems {
+		c.records = append(c.records, b.record(which, s, rounds))
+	}
+	return c
+}
+
+// relays runs all cases of a round, and in each the systems one after the other, before the next round.
+func (b *bench) relays(what string, rounds int, cases []*relay) error {
+	return b.turns(what, rounds, len(cases), func(r, i int) error {
+		for _, k := range rand.Perm(len(cases[i].systems)) {
+			if err := b.relayRound(cases[i], k, r); err != nil {
+				return err
+			}
 		}
-		if len(m) > 0 {
-			records[i].set(r, m)
-		}
-		if unit.wakes > 0 {
-			wakes.set(r, round{"p50_us": micros(unit.wake), "p99_us": micros(unit.wakeP99)})
-			pings.set(r, round{"us": micros(unit.ping)})
-		}
-		return b.flush()
+		return nil
 	})
+}
+
+// relayRound is the turn of the k-th system.
+func (b *bench) relayRound(c *relay, k, r int) error {
+	m, unit, err := b.handoverSlice(c.systems[k], c.roundTrip, c.waiters, c.samples, &c.records[k].Broken)
+	if err != nil {
+		c.records[k].failed(r, err)
+	}
+	if len(m) > 0 {
+		c.records[k].set(r, m)
+	}
+	if unit.wakes > 0 {
+		c.wakes.set(r, round{"p50_us": micros(unit.wake), "p99_us": micros(unit.wakeP99)})
+		c.pings.set(r, round{"us": micros(unit.ping)})
+	}
+	return b.flush()
 }
 
 // unit is what the hand-overs of a slice are compared with.

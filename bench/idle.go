@@ -2,15 +2,18 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
 type idleSizes struct {
 	rounds  int
 	waiters []int
-	window  time.Duration
+	window  time.Duration // for which they are watched, if the system's cycle is not longer
+	most    time.Duration // the longest, whatever its cycle
 }
 
 // idle lets many goroutines of one process wait for a lock that another process keeps: what waiting costs while nothing
@@ -66,10 +69,13 @@ func (b *bench) idleSlice(s *system, n int, broken *int64) (m round, err error) 
 	if err != nil {
 		return nil, err
 	}
-	pause(b.sizes.idle.window)
+	pause(min(max(b.sizes.idle.window, s.cycle), b.sizes.idle.most))
 	end, err := b.now()
 	if err != nil {
 		return nil, err
+	}
+	if back := c.back.Load(); back > 0 {
+		return nil, fmt.Errorf("%d of %d waiters came back while the lock was taken", back, n)
 	}
 	u := end.since(start)
 	return round{
@@ -94,7 +100,8 @@ type crowd struct {
 	ctx      context.Context
 	cancel   context.CancelFunc
 	waiting  sync.WaitGroup
-	returned []time.Time // when each waiter's Lock came back
+	returned []time.Time  // when each waiter's Lock came back
+	back     atomic.Int64 // how many have
 }
 
 // holding and later are who is in the guard: the holder, or a waiter.
@@ -133,8 +140,9 @@ func (c *crowd) wait(n int) {
 			h := c.processes[i%len(c.processes)].handle(c.lock)
 			section, err := h.lock(c.ctx)
 			c.returned[i] = time.Now()
+			c.back.Add(1)
 			if err != nil {
-				return // cancelled; whoever fails otherwise is not missed
+				return // cancelled; whoever fails otherwise is counted above
 			}
 			c.guard.enter(later)
 			c.guard.leave(later)

@@ -34,7 +34,7 @@ func main() {
 func command() error {
 	var (
 		short  = flag.Bool("short", false, "small sizes and few rounds; writes nothing unless -write is given")
-		write  = flag.Bool("write", true, "write the results, the page and the charts")
+		write  = flag.Bool("write", true, "write the results, the page and the charts; without it the tables are only printed")
 		run    = flag.String("run", "", "only the workloads whose name matches this regular expression")
 		list   = flag.Bool("list", false, "list the workloads")
 		render = flag.Bool("render", false, "measure nothing; write the page and the charts from the results that are there")
@@ -82,7 +82,6 @@ func command() error {
 			return err
 		}
 		logf("measured in %s", time.Since(start).Round(time.Second))
-		printReport(os.Stdout, r)
 		if *write {
 			if old != nil {
 				r.keep(old)
@@ -104,7 +103,7 @@ func command() error {
 	return nil
 }
 
-// measure runs the workloads on a server of their own.
+// measure runs the workloads on a server of their own, and prints the tables of each.
 func measure(s sizes, which *regexp.Regexp) (r *report, err error) {
 	t := &harness{}
 	defer func() { err = errors.Join(err, t.end(recover())) }()
@@ -116,7 +115,9 @@ func measure(s sizes, which *regexp.Regexp) (r *report, err error) {
 		}
 		logf("%-10s %s", w.name, w.title)
 		b := &bench{env: e, sizes: s, report: r, workload: w.name}
-		if err := w.run(b); err != nil {
+		err := w.run(b)
+		printWorkload(os.Stdout, r, w.name) // at once, as the rest takes long, and may fail
+		if err != nil {
 			return nil, fmt.Errorf("%s: %w", w.name, err)
 		}
 		r.Measured[w.name] = time.Now().UTC().Truncate(time.Second)

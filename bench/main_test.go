@@ -32,12 +32,12 @@ var tiny = sizes{
 		rounds: 1, waiters: []int{1, 3}, samples: 2, farRounds: 1, farWaiters: []int{1}, farSamples: 2,
 		hold: 2 * time.Millisecond, limit: 3 * time.Second,
 	},
-	hot:    hotSizes{rounds: 1, goroutines: 8, slice: 100 * time.Millisecond},
+	hot:    hotSizes{rounds: 1, goroutines: 8, slice: 100 * time.Millisecond, apartRounds: 1},
 	nested: nestedSizes{rounds: 1, pairs: 20},
 	held: heldSizes{
 		locks: []int{150}, ttl: 600 * time.Millisecond, rounds: 2, loaded: 100 * time.Millisecond, rest: 50 * time.Millisecond,
 	},
-	idle:  idleSizes{rounds: 1, waiters: []int{20}, window: 100 * time.Millisecond},
+	idle:  idleSizes{rounds: 1, waiters: []int{20}, window: 100 * time.Millisecond, most: 100 * time.Millisecond},
 	crash: crashSizes{rounds: 1, waiters: 2, ttl: 600 * time.Millisecond},
 	storm: stormSizes{rounds: 1, processes: 2, waiters: 20},
 }
@@ -64,6 +64,7 @@ func TestEveryWorkloadGivesFiguresForEverySystemThatTakesPart(t *testing.T) {
 	for _, rec := range r.Records {
 		what := rec.Workload + ", " + rec.Case + ", " + rec.name()
 		require.Zero(t, rec.Broken, what)
+		require.NotEmpty(t, rec.Rounds, what)
 		if rec.System == "relock" || rec.System == "floor" {
 			require.Equal(t, len(rec.Rounds), rec.complete(), "%s: %s", what, rec.Note)
 		}
@@ -73,8 +74,12 @@ func TestEveryWorkloadGivesFiguresForEverySystemThatTakesPart(t *testing.T) {
 			}
 		}
 	}
+	passes := slices.ContainsFunc(systems, func(s *system) bool { return s.setting == localPass })
 	for _, b := range r.bars() {
-		require.True(t, b.measured() || strings.Contains(b.what, "local pass"), "not measured: %s", b.what)
+		require.True(t, b.measured() || !passes && strings.Contains(b.what, "with the local pass"), "not measured: %s", b.what)
+	}
+	for _, metric := range []string{"away_ms", "in_a_row"} {
+		require.Positive(t, r.find("hot", apart, "relock", defaults).median(metric), metric)
 	}
 
 	t.Run("and the report can be written and read again", func(t *testing.T) {
@@ -96,7 +101,7 @@ func TestEveryWorkloadGivesFiguresForEverySystemThatTakesPart(t *testing.T) {
 		require.True(t, strings.HasSuffix(string(text), endMark+"\nafter\n"))
 		require.NotContains(t, string(text), "\nold\n")
 		require.NotContains(t, string(text), "NaN")
-		for _, name := range []string{"pair", "parallel", "handover", "hot"} {
+		for _, name := range []string{"pair", "parallel", "handover", "hot", "held", "held-bytes", "idle", "crash", "storm"} {
 			chart, err := os.ReadFile(filepath.Join(dir, "bench-"+name+".svg"))
 			require.NoError(t, err)
 			require.Contains(t, string(chart), "relock")
@@ -144,6 +149,63 @@ func TestQuantilesAreOfTheSortedSample(t *testing.T) {
 	require.Equal(t, durations{5, 1, 4, 2, 3}, d, "the sample was changed")
 	require.Zero(t, durations(nil).quantile(0.5))
 	require.InDelta(t, 2.5, quantile([]float64{4, 1, 2, 3}, 0.5), 1e-9)
+}
+
+func TestFlatnessIsOfTheRatiosToTheRawWakeAndTheMicrosecondsStandBeside(t *testing.T) {
+	// The machine was twice as slow for many waiters, and those cost a tenth more.
+	few := &record{Workload: "handover", Case: "1 waiting", System: "relock", Setting: defaults}
+	many := &record{Workload: "handover", Case: "1000 waiting", System: "relock", Setting: defaults}
+	for range 3 {
+		few.Rounds = append(few.Rounds, round{"p50_us": 200, "wake_us": 100, "p99_us": 1, "scripts": 2})
+		many.Rounds = append(many.Rounds, round{"p50_us": 440, "wake_us": 200, "p99_us": 1, "scripts": 2})
+	}
+	r := &report{Records: []*record{few, many}}
+	bars := r.handoverBars()
+	flat := slices.IndexFunc(bars, func(b bar) bool { return strings.Contains(b.what, "slowest number of waiters") })
+	require.InDelta(t, 1.1, bars[flat].value, 1e-9)
+	require.Equal(t, "yes", bars[flat].verdict())
+	beside := bars[flat+1]
+	require.InDelta(t, 2.2, beside.value, 1e-9)
+	require.Empty(t, beside.goal()+beside.verdict(), "it has no goal")
+	require.False(t, beside.missed())
+
+	r.Records = r.Records[:1]
+	require.False(t, r.handoverBars()[flat].measured(), "of one number of waiters")
+}
+
+func TestStaysAreWhatOneClientHasInARowAndHowLongTheOtherIsWithout(t *testing.T) {
+	s := newStays(2)
+	s.begin(10)
+	s.enter(0, 11)
+	s.enter(0, 12)
+	s.enter(0, 15)
+	s.enter(1, 17) // after 7
+	s.enter(0, 18)
+	s.end(20)
+	s.enter(0, 99) // too late to count
+	require.Equal(t, 3, s.most)
+	require.EqualValues(t, 7, s.longest)
+
+	s = newStays(2)
+	s.begin(10)
+	s.enter(0, 11)
+	s.end(30)
+	require.EqualValues(t, 20, s.longest, "one never had it")
+}
+
+func TestABarThatIsZeroIsThereAndOneThatWasNotMeasuredIsNot(t *testing.T) {
+	records := []*record{
+		{System: "relock", Rounds: []round{{"n": 0}}}, {System: "redsync", Rounds: []round{{"n": 30}}}, {System: "redislock"},
+	}
+	for _, log := range []bool{false, true} {
+		drawn := barChart{title: "n", parts: medians("n"), log: log}.draw(records)
+		require.Contains(t, drawn, "relock")
+		require.Contains(t, drawn, "redsync")
+		require.NotContains(t, drawn, "redislock")
+		require.NotContains(t, drawn, "NaN")
+		require.NotContains(t, drawn, "Inf")
+		require.Empty(t, barChart{parts: medians("other"), log: log}.draw(records))
+	}
 }
 
 func TestTheGuardSeesTwoInsideAtOnce(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -145,6 +146,20 @@ func (r *report) cases(workload string) []string {
 	return all
 }
 
+// largest is the case of a workload with the largest number in front, the first one where none has a number.
+func (r *report) largest(workload string) string {
+	var largest string
+	most := -1
+	for _, which := range r.cases(workload) {
+		number, _, _ := strings.Cut(which, " ")
+		n, _ := strconv.Atoi(number)
+		if n > most {
+			largest, most = which, n
+		}
+	}
+	return largest
+}
+
 // in returns the records of a case.
 func (r *report) in(workload, which string) []*record {
 	var all []*record
@@ -164,6 +179,13 @@ func (r *report) find(workload, which, system, setting string) *record {
 		}
 	}
 	return nil
+}
+
+// has says whether anything was measured of a system in its setting, of a system, or of a setting.
+func (r *report) has(what string) bool {
+	return slices.ContainsFunc(r.Records, func(rec *record) bool {
+		return rec.name() == what || rec.System == what || rec.Setting == what
+	})
 }
 
 // The file has the report's head, and then one record a line, so that two files of results can be compared.

@@ -29,6 +29,8 @@ type system struct {
 	also []string
 	// queued is how many wait in Redis, for systems that know.
 	queued func(ctx context.Context, rdb *redis.Client, lock string) (int, error)
+	// cycle is the time in which everything has come round that it does by itself while nothing happens; 0: it polls.
+	cycle time.Duration
 	// floor: it is no lock, but the least that one costs. It cannot wait.
 	floor bool
 	// only says which workloads it is in; nil: all that it can do.
@@ -67,6 +69,9 @@ const (
 // redislockTTL: redislock has no default.
 const redislockTTL = 30 * time.Second
 
+// rueidislockCycle is two renewals, each of which may wake those who wait.
+const rueidislockCycle = 5 * time.Second
+
 const (
 	defaults      = "defaults"
 	tuned         = "tuned"
@@ -74,17 +79,23 @@ const (
 	autoPipelined = "auto-pipelined"
 )
 
+// localPass is the setting of relock that passes a lock on inside the process. With a line for it among the systems, in the
+// workload hot, its bar is measured.
+const localPass = "local pass"
+
+// relockWith is relock in a setting, for all workloads or only some.
+func relockWith(setting string, only []string, how through, options ...relock.Option) *system {
+	return &system{
+		name: "relock", setting: setting, open: openRelock(how, options...), key: relockKey, queued: relockQueued, only: only,
+		cycle: relock.DefaultTTL * 4 / 3, // by then every waiter has asked whether the owner's lease is over
+	}
+}
+
 // The systems, in the order of the tables.
 var (
-	relockDefaults = &system{name: "relock", setting: defaults, open: openRelock(nil), key: relockKey, queued: relockQueued}
-	relockLocal    = &system{
-		name: "relock", setting: localReentry, open: openRelock(nil, relock.WithLocalReentry()), key: relockKey,
-		queued: relockQueued, only: []string{"nested"},
-	}
-	relockAuto = &system{
-		name: "relock", setting: autoPipelined, open: openRelock(auto), key: relockKey, queued: relockQueued,
-		only: []string{"parallel"},
-	}
+	relockDefaults = relockWith(defaults, nil, nil)
+	relockLocal    = relockWith(localReentry, []string{"nested"}, nil, relock.WithLocalReentry())
+	relockAuto     = relockWith(autoPipelined, []string{"parallel"}, auto)
 
 	systems = []*system{
 		{name: "floor", open: openFloor(nil), also: []string{"set"}, floor: true},
@@ -104,9 +115,9 @@ var (
 		{name: "redislock", setting: defaults, open: openRedislock(nil, redislockPause), key: sameKey},
 		{name: "redislock", setting: tuned, open: openRedislock(nil, tunedPause), key: sameKey},
 		{name: "redislock", setting: autoPipelined, open: openRedislock(auto, tunedPause), key: sameKey, only: []string{"parallel"}},
-		{name: "rueidislock", setting: defaults, open: openRueidislock(rueidislock.LockerOption{}), key: rueidislockKey},
+		{name: "rueidislock", setting: defaults, open: openRueidislock(rueidislock.LockerOption{}), key: rueidislockKey, cycle: rueidislockCycle},
 		{
-			name: "rueidislock", setting: tuned, key: rueidislockKey,
+			name: "rueidislock", setting: tuned, key: rueidislockKey, cycle: rueidislockCycle,
 			open: openRueidislock(rueidislock.LockerOption{
 				KeyMajority: 1, NoLoopTracking: true, TryNextAfter: time.Second,
 			}),
@@ -114,14 +125,15 @@ var (
 	}
 )
 
-// settings says what the settings are, for the page.
+// settings says what the settings are, for the page: a system in its setting, a system, or a setting of several.
 var settings = [][2]string{
 	{"floor", "`SET NX PX` and a compare-and-delete `EVALSHA` through the same go-redis client: no waiting, no renewal, no re-entry, " +
 		"no token; the least that a lock costs"},
 	{"raw wake", "a script that deletes a key and publishes a message, until a subscriber has the message: the least that a hand-over costs"},
 	{"auto-pipelined", "the same on `rdb.AutoPipeline()` of go-redis, which sends concurrent commands down one connection together"},
 	{"relock, defaults", "`relock.New(rdb)`"},
-	{"relock, local re-entry", "with `WithLocalReentry()`"},
+	{"relock, " + localReentry, "with `WithLocalReentry()`"},
+	{"relock, " + localPass, "with the option that lets goroutines of one process hand the lock on among themselves, for a while"},
 	{"redsync, defaults", "one pool; 8 s, 32 tries, 50 to 250 ms between them; where the tries are over it is asked again"},
 	{"redsync, tuned", "tries without limit, 5 ms between them"},
 	{"redislock, defaults", "as in its readme: `LinearBackoff(100ms)`; a TTL of 30 s, as it has no default"},
