@@ -259,6 +259,9 @@ func (h *hold) leave(ctx context.Context, f *frame, until time.Time) error {
 	if target == 0 {
 		h.state = leaving
 		t.unscheduleLocked(h)
+		if noTurn == nil && h.shown > 0 {
+			h.nextStep() // there is a note in Redis: the release must not look like that of a hold that was entered once, and left
+		}
 	}
 	t.mu.Unlock()
 
@@ -352,14 +355,6 @@ func (h *hold) tellReleased(event Released) {
 	if h.hooks.Released != nil {
 		h.client.events.emit(func() { h.hooks.Released(event) })
 	}
-}
-
-// wasShown says whether Redis has been told that the hold's lock was passed on, or is being told.
-func (h *hold) wasShown() bool {
-	t := h.client.table
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return h.shown > 0
 }
 
 // lose ends a hold that was lost, tells its sections, and returns the error that they get.

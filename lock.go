@@ -622,9 +622,9 @@ func (l *Lock) Unlock(ctx context.Context) error {
 		until = h.deadline
 	}
 	t.mu.Unlock()
-	f.cleanup.Stop()
 	f.cancel(ErrReleased) // the work ends before the lock is free
 	err := h.leave(ctx, f, until)
+	f.cleanup.Stop() // not before: the next one waits for this
 	var lost *LostError
 	if err == nil || errors.As(err, &lost) {
 		return err

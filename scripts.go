@@ -619,11 +619,8 @@ func parseAcquisition(reply any) (acquisition, error) {
 // release leaves the hold with target entries, or frees the lock if that is 0. It says whether the hold was there.
 func (w *wire) release(ctx context.Context, h *hold, target int, e effort) (bool, answer, error) {
 	step, lease := h.nextStep(), time.Duration(0)
-	switch {
-	case target > 0:
+	if target > 0 {
 		lease = h.refresh(false)
-	case h.wasShown():
-		step = h.nextStep() // never that of a hold of which nothing but its count is in Redis
 	}
 	r := h.keys.layout.release(w, h, change{target: target, step: step, lease: lease})
 	a, err := w.run(ctx, r, e)

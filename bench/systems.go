@@ -76,12 +76,9 @@ const (
 	defaults      = "defaults"
 	tuned         = "tuned"
 	localReentry  = "local re-entry"
+	localPass     = "local pass"
 	autoPipelined = "auto-pipelined"
 )
-
-// localPass is the setting of relock that passes a lock on inside the process. With a line for it among the systems, in the
-// workload hot, its bar is measured.
-const localPass = "local pass"
 
 // relockWith is relock in a setting, for all workloads or only some.
 func relockWith(setting string, only []string, how through, options ...relock.Option) *system {
@@ -95,6 +92,7 @@ func relockWith(setting string, only []string, how through, options ...relock.Op
 var (
 	relockDefaults = relockWith(defaults, nil, nil)
 	relockLocal    = relockWith(localReentry, []string{"nested"}, nil, relock.WithLocalReentry())
+	relockPass     = relockWith(localPass, []string{"hot"}, nil, relock.WithLocalPass(0, 0))
 	relockAuto     = relockWith(autoPipelined, []string{"parallel"}, auto)
 
 	systems = []*system{
@@ -102,6 +100,7 @@ var (
 		{name: "floor", setting: autoPipelined, open: openFloor(auto), also: []string{"set"}, floor: true, only: []string{"parallel"}},
 		relockDefaults,
 		relockLocal,
+		relockPass,
 		relockAuto,
 		{name: "redsync", setting: defaults, open: openRedsync(nil), key: sameKey, also: []string{"set"}},
 		{
@@ -133,7 +132,7 @@ var settings = [][2]string{
 	{"auto-pipelined", "the same on `rdb.AutoPipeline()` of go-redis, which sends concurrent commands down one connection together"},
 	{"relock, defaults", "`relock.New(rdb)`"},
 	{"relock, " + localReentry, "with `WithLocalReentry()`"},
-	{"relock, " + localPass, "with the option that lets goroutines of one process hand the lock on among themselves, for a while"},
+	{"relock, " + localPass, "with `WithLocalPass(0, 0)`: up to 1,000 times and for 10 ms, the lock goes from goroutine to goroutine of a process without a round trip"},
 	{"redsync, defaults", "one pool; 8 s, 32 tries, 50 to 250 ms between them; where the tries are over it is asked again"},
 	{"redsync, tuned", "tries without limit, 5 ms between them"},
 	{"redislock, defaults", "as in its readme: `LinearBackoff(100ms)`; a TTL of 30 s, as it has no default"},
