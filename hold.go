@@ -234,6 +234,9 @@ func (f *frame) wanted() bool {
 // closed here whatever happens there.
 func (h *hold) leave(ctx context.Context, f *frame, until time.Time) error {
 	c, t := h.client, h.client.table
+	if h.localReentry && t.leaveInner(h, f) {
+		return nil
+	}
 	noTurn := h.turn(ctx, until)
 	if noTurn == nil {
 		defer h.endTurn()
@@ -297,6 +300,18 @@ func (h *hold) leave(ctx context.Context, f *frame, until time.Time) error {
 		return unconfirmed(h, target, err)
 	}
 	return nil
+}
+
+// leaveInner closes an entry that is not the last one, where Redis is not told, so that it needs nobody's turn. false: there is
+// more to do.
+func (t *table) leaveInner(h *hold, f *frame) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h.state != held || h.count == 1 || !time.Now().Before(h.deadline) {
+		return false
+	}
+	t.removeLocked(f)
+	return true
 }
 
 // unconfirmed is the error of an exit that Redis did not confirm.

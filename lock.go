@@ -149,6 +149,11 @@ func (l *Lock) acquire(ctx context.Context, wait time.Duration) (context.Context
 	}
 	defer c.workers.leave()
 	hooks := &l.settings.hooks
+	if l.settings.localReentry && hooks.AcquireStarted == nil && hooks.AcquireFinished == nil {
+		if section := l.reenter(ctx); section != nil {
+			return section, nil
+		}
+	}
 	var start time.Time
 	if hooks.AcquireStarted != nil || hooks.AcquireFinished != nil {
 		start = time.Now()
@@ -174,6 +179,29 @@ func (l *Lock) acquire(ctx context.Context, wait time.Duration) (context.Context
 		return ctx, err
 	}
 	return a.section, nil
+}
+
+// reenter enters once more what the section of ctx has, where Redis is not asked, so that it needs nobody's turn. nil: there is
+// more to do.
+func (l *Lock) reenter(ctx context.Context) context.Context {
+	outer := frameOf(ctx, l.client, l.keys.base)
+	if outer == nil || !outer.hold.localReentry || ctx.Err() != nil {
+		return nil
+	}
+	h, t := outer.hold, l.client.table
+	f, section := newFrame(ctx, h)
+	t.mu.Lock()
+	entered := h.state == held && time.Now().Before(h.deadline) && !l.client.isClosed()
+	if entered {
+		t.addLocked(h, f)
+	}
+	t.mu.Unlock()
+	if !entered {
+		f.cancel(nil)
+		return nil
+	}
+	f.watch(section)
+	return section
 }
 
 func outcome(err error) Outcome {
