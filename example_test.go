@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -734,6 +735,34 @@ func ExampleWithHooks() {
 }
 
 // What a Java service has taken with redisson.getLock("orders:42").lock().
+// Many goroutines of a process want one lock. Each has it alone, with a token of its own; Redis is asked a few times for all
+// of them.
+func ExampleWithLocalPass() {
+	client, stop := connect(relock.WithLocalPass(0, 0)) // 1,000 times and for 10 ms at most, while others wait
+	defer stop()
+	stock, last := 500, int64(0)
+	lock := client.NewLock("stock:42")
+
+	var buyers sync.WaitGroup
+	for range 500 {
+		buyers.Go(func() {
+			err := lock.Do(context.Background(), func(ctx context.Context) error {
+				if token := lock.Token(ctx); token <= last {
+					return fmt.Errorf("token %d after %d", token, last)
+				}
+				stock, last = stock-1, lock.Token(ctx)
+				return nil
+			})
+			if err != nil {
+				fmt.Println(err)
+			}
+		})
+	}
+	buyers.Wait()
+	fmt.Println("left:", stock)
+	// Output: left: 0
+}
+
 func ExampleWithRedissonLayout() {
 	rdb, stop := embedded()
 	defer stop()

@@ -52,5 +52,5 @@ func TestARequestForAHundredRenewalsAllocatesNoMoreThanOneForOne(t *testing.T) {
 	allocations := func(n int) float64 {
 		return testing.AllocsPerRun(100, func() { renewRequest(batch[:n]) })
 	}
-	require.Equal(t, allocations(1), allocations(renewBatch))
+	require.InDelta(t, allocations(1), allocations(renewBatch), 0.5)
 }

@@ -34,7 +34,7 @@ func passing(t *testing.T, w *world, n int, options ...relock.Option) (m *member
 }
 
 // handOn unlocks a section and returns that of the call that is to have the lock then.
-func handOn(t *testing.T, l *relock.Lock, section context.Context, next *attempt) context.Context {
+func handOn(t *testing.T, l *relock.Lock, section context.Context, next *attempt) context.Context { //nolint:revive // t comes first in a test helper
 	t.Helper()
 	token := l.Token(section)
 	require.True(t, next.waits())
@@ -159,9 +159,9 @@ func TestWithLocalPassWaitersOfOthersAreOvertakenNoLongerThanIsSaid(t *testing.T
 				require.Len(t, w.queue("a"), 1, "one waits in Redis, for all in the line")
 				token = other.Token(theirs)
 				require.NoError(t, other.Unlock(theirs))
-				section = rest[0].section() //nolint:fatcontext // they do not nest
+				section = rest[0].section()
 				require.Greater(t, l.Token(section), token)
-				section = handOn(t, l, section, rest[1]) //nolint:fatcontext // they do not nest
+				section = handOn(t, l, section, rest[1])
 				require.NoError(t, l.Unlock(section))
 				w.requireNothingLeft("a")
 			})
@@ -240,7 +240,7 @@ func TestWithLocalPassALockThatIsLostIsLostForOneAndTheOthersGoOn(t *testing.T) 
 		require.ErrorIs(t, cause, relock.ErrLockLost)
 		require.LessOrEqual(t, took, relock.DefaultTTL/3, "at the next renewal, or when Redis is told who has it")
 		next := waiting[1].section()
-		require.Greater(t, l.Token(next), int64(0))
+		require.Positive(t, l.Token(next))
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 		require.NoError(t, l.Unlock(next))
 		w.requireNothingLeft("a")
