@@ -43,8 +43,9 @@
 //   - Tokens grow: each new hold of a lock has a larger token than all holds before, in all processes.
 //   - Waiters are granted the lock in the order in which they joined its queue in Redis. Nobody overtakes them, not even
 //     TryLock of a lock that has just become free. (A waiter whose connection is interrupted when its turn comes is passed
-//     over; it has its old place again when it is back.)
-//   - Waiting does not poll. An Unlock grants the lock to the first waiter in the same script, and one message tells it.
+//     over; it has its old place again when it is back. [WithLocalPass] gives this up for a time that it bounds.)
+//   - Waiting does not poll. An Unlock grants the lock to the first waiter in the same script, and one message tells it
+//     ([WithLocalPass]: or passes it on inside the process).
 //     Besides that a waiter asks only when the lease that it was told of should be over, so the lock of a crashed holder is
 //     granted then.
 //   - The hold count in Redis is what the holder's entries and exits make it, whatever replies were lost and however
@@ -107,7 +108,7 @@
 //
 //	P{N}          hash    the hold that has it, its count, and whom it was passed to; expires with the lease
 //	P{N}:queue    zset    who waits, by arrival
-//	P{N}:token    string  the last token; expires a day after its last use
+//	P{N}:token    string  the last token that was given or set aside; expires a day after its last use
 //	P{N}:<id>     channel the grants for one client
 //
 // A name that has a hash tag of its own, such as "{user:7}:cart", is used without more braces.
@@ -161,7 +162,8 @@
 // With [WithLocalPass] the calls of one Client that wait for a lock stand in a line. One leads: it has the lock, or waits for it
 // in Redis in the name of all. A section that ends passes the lock, with its lease, to the next in the line, and nobody is
 // asked. For Redis it is one hold throughout, so what is sent about it means the same before and after a pass. The tokens for
-// the holds to come are set aside when Redis gives the lock, and those that are left come back when it is released.
+// the holds to come are set aside when Redis gives the lock, and those that are left come back when it is released,
+// if nobody has changed that key meanwhile.
 //
 // Waiters of other processes are overtaken while the lock stays inside: for a number of passes and a time that are bounded, and
 // begin when Redis gives the lock to the process. The lock is not passed on when half of its lease has gone by without a renewal,

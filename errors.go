@@ -40,10 +40,12 @@ var (
 
 // LockedError is the refusal of a lock that another holder has. It matches [ErrLocked], and Err if there is one.
 type LockedError struct {
-	Name   string        // the lock
-	Holder Holder        // who has it, as far as is known
-	TTL    time.Duration // what was left of that holder's lease when Redis was last asked; negative: no lease is set
-	Err    error         // what ended the wait (the cause of the caller's context), nil if there was no wait
+	Name   string // the lock
+	Holder Holder // who has it, as far as is known
+	// TTL is what was left of that holder's lease when Redis was last asked ([WithLocalPass], if the holder is one of this
+	// client: as this process reckons); negative: no lease is set.
+	TTL time.Duration
+	Err error // what ended the wait (the cause of the caller's context), nil if there was no wait
 }
 
 func (e *LockedError) Error() string {

@@ -734,7 +734,6 @@ func ExampleWithHooks() {
 	// released: orders:42 2
 }
 
-// What a Java service has taken with redisson.getLock("orders:42").lock().
 // Many goroutines of a process want one lock. Each has it alone, with a token of its own; Redis is asked a few times for all
 // of them.
 func ExampleWithLocalPass() {
@@ -763,6 +762,7 @@ func ExampleWithLocalPass() {
 	// Output: left: 0
 }
 
+// What a Java service has taken with redisson.getLock("orders:42").lock().
 func ExampleWithRedissonLayout() {
 	rdb, stop := embedded()
 	defer stop()

@@ -18,7 +18,8 @@ type Hooks struct {
 	AcquireStarted func(AcquireStarted)
 	// AcquireFinished is called when it returns, whatever the outcome.
 	AcquireFinished func(AcquireFinished)
-	// Queued is called when a waiter has joined the queue of the lock; [WithRedissonLayout], when it begins to wait.
+	// Queued is called when a waiter has joined the queue of the lock, or [WithLocalPass] the line of its client;
+	// [WithRedissonLayout], when it begins to wait.
 	Queued func(Queued)
 	// Released is called when the last entry of a hold was left with Unlock.
 	Released func(Released)
@@ -122,7 +123,7 @@ type AcquireFinished struct {
 	Outcome   Outcome
 	Reentrant bool  // a nested entry
 	Depth     int   // the hold count after the entry
-	Waited    bool  // it was queued
+	Waited    bool  // it was queued, or stood in a line
 	Wake      Wake  // what ended the wait
 	Token     int64 // fencing token, 0 without the lock
 	TTL       time.Duration
@@ -133,7 +134,7 @@ type AcquireFinished struct {
 type Queued struct {
 	Name     string
 	Holder   Holder
-	Position int // how many wait before this one; WithRedissonLayout: of the same client
+	Position int // how many wait before this one; WithRedissonLayout: of the same client; WithLocalPass: in the same line
 }
 
 // Released is the event of [Hooks.Released].

@@ -22,12 +22,16 @@ type line struct {
 	refusal *LockedError // what Redis last said to one that led; nil: nothing yet
 }
 
-// showEvery is how long a hold has had a lock that was passed to it, at most, when Redis is told. Those that pass it on within
-// that time cost no command.
+// showEvery is the time between two notes to Redis of who has a lock that is passed on. Redis hears only of the hold that has
+// it then.
 const showEvery = time.Millisecond
 
 // stand puts a first entry into the line, and returns when it leads, or has been passed the lock. A call that does not wait
-// leads if nobody else does, and otherwise asks for itself.
+// leads if nobody else does, and otherwise asks for itself. With an error it leads no less, if it was called: the end of its hold
+// ends that.
+//
+// Who finds nobody there sets no tokens aside, so that a lock which one call at a time wants costs nothing more; its lock goes
+// back to Redis.
 func (a *acquiring) stand(h *hold) (passed bool, err error) {
 	t, closed := h.client.table, h.client.closed
 	t.mu.Lock()
@@ -54,6 +58,9 @@ func (a *acquiring) stand(h *hold) (passed bool, err error) {
 		err = ended(a.waiting)
 	}
 	t.mu.Lock()
+	if refusal := l.refusalLocked(); refusal != nil { // it may be more than was known then
+		a.refusal = refusal
+	}
 	if h.place != nil { // nobody has called
 		l.waiting.Remove(h.place)
 		h.place = nil
@@ -121,7 +128,7 @@ func (t *table) passLocked(h *hold, now time.Time) bool {
 		return false
 	}
 	next := front.Value.(*hold)
-	if next.ttl != h.ttl {
+	if next.ttl != h.ttl || next.acks > h.acks {
 		return false
 	}
 	h.leads = false
@@ -138,7 +145,8 @@ func (t *table) passLocked(h *hold, now time.Time) bool {
 	return true
 }
 
-// show tells Redis who has a lock that is passed on.
+// show tells Redis who has a lock that is passed on, until that is told, or nobody has it. What Redis does not answer is told with
+// the next pass. Redis may answer that it is not ours at all.
 func (c *Client) show(given *tenure) {
 	t, ctx := c.table, context.Background()
 	for {

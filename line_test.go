@@ -188,7 +188,7 @@ func TestWithLocalPassAWaiterInTheLineMayGiveUpAtAnyPlace(t *testing.T) {
 		var refusal *relock.LockedError
 		require.ErrorAs(t, err, &refusal)
 		require.Equal(t, holder, refusal.Holder)
-		require.InDelta(t, relock.DefaultTTL, refusal.TTL, float64(time.Second))
+		require.InDelta(t, relock.DefaultTTL-time.Second, refusal.TTL, float64(time.Second))
 		_, err = begin(t, t.Context(), l.TryLock).result()
 		require.ErrorIs(t, err, relock.ErrLocked, "who does not wait is not put into the line")
 		for _, next := range append(waiting, last)[:2] {
@@ -445,11 +445,83 @@ func TestWithLocalPassManyProcessesManyGoroutinesAndABadNetwork(t *testing.T) {
 	redistest.Eventually(t, soon, func() bool { return w.waiters("hot") == 0 }, "nobody waits")
 }
 
+func TestWithLocalPassWhoGivesUpInTheLineIsToldWhatItsLeadWasTold(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		other := w.NewClient().NewLock("a")
+		theirs := enter(t, t.Context(), other)
+		holder, _ := relock.HolderFrom(theirs)
+		m := w.NewClient(relock.WithLocalPass(0, 0))
+		w.warm(m)
+		l := m.NewLock("a")
+		m.net.Delay(time.Millisecond) // so that all are in the line before Redis has said anything
+		var waiting []*attempt
+		for range 5 {
+			waiting = append(waiting, begin(t, t.Context(), tryFor(l, time.Second)))
+		}
+		for _, a := range waiting {
+			_, err := a.result()
+			var refusal *relock.LockedError
+			require.ErrorAs(t, err, &refusal)
+			require.Equal(t, holder, refusal.Holder)
+		}
+		m.net.Delay(0)
+		pass(time.Second) // what was in the queue is taken back
+		require.NoError(t, other.Unlock(theirs))
+		w.requireNothingLeft("a")
+	})
+}
+
+func TestWithLocalPassTheWakeIsThatOfTheLastWord(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		_, l, section, waiting := passing(t, w, 1, relock.WithLocalPass(1, time.Millisecond), relock.WithHooks(r.Hooks()))
+		crashed := w.NewClient(relock.WithTTL(10 * time.Second))
+		begin(t, t.Context(), crashed.NewLock("a").Lock)
+		pass(2 * time.Millisecond)
+		require.NoError(t, l.Unlock(section)) // the limit is over: the other has it, and the next of the line leads, and queues
+		require.True(t, waiting[0].waits())
+		require.NoError(t, crashed.Close())
+		section = waiting[0].section()
+		settle()
+		finished := eventsOf[relock.AcquireFinished](&r)
+		require.Equal(t, relock.WakeRecheck, finished[len(finished)-1].Wake)
+		require.NoError(t, l.Unlock(section))
+	})
+}
+
+func TestWithLocalPassALockIsNotPassedToOneThatWantsMoreReplicas(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m, l, section, _ := passing(t, w, 0, relock.WithLocalPass(0, 0))
+		sure := begin(t, t.Context(), m.NewLock("a", relock.WithReplicaAcks(1, 20*time.Millisecond)).Lock)
+		require.True(t, sure.waits())
+		require.NoError(t, l.Unlock(section))
+		_, err := sure.result()
+		require.Error(t, err, "it asks Redis, and there is no replica")
+		w.requireNothingLeft("a")
+	})
+}
+
+func TestAnOptionMayBeUsedByManyAtOnce(t *testing.T) {
+	w := onShared(t)
+	p := w.peer()
+	option := relock.WithLocalPass(0, 0)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			if err := p.NewLock("a", option).Err(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
 func TestWithLocalPassWrongBoundsAreRefused(t *testing.T) {
 	w := onShared(t)
 	for _, option := range []relock.Option{
 		relock.WithLocalPass(-1, 0), relock.WithLocalPass(relock.MaxPasses+1, 0), relock.WithLocalPass(1, -time.Millisecond),
 		relock.WithLocalPass(1, time.Millisecond+1), relock.WithLocalPass(1, time.Microsecond),
+		relock.WithLocalPass(1, relock.MaxTTL+time.Millisecond),
 	} {
 		_, err := relock.New(w.plain, option)
 		require.ErrorIs(t, err, relock.ErrInvalid)

@@ -76,7 +76,7 @@ func (l *Lock) DoFor(ctx context.Context, wait time.Duration, fn func(ctx contex
 }
 
 // Lock waits until the holder has the lock, and enters it. Waiters are served first come, first served, across processes
-// ([WithRedissonLayout]: in no order that is promised).
+// ([WithRedissonLayout]: in no order that is promised; [WithLocalPass]: the calls of one client for a while before others).
 //
 // If ctx carries a holder (it, or one of its parents, came from Lock, or from [WithHolder]), the lock is taken as that
 // holder, and if the holder has the lock already, the call enters at once, one level deeper. Otherwise a new holder is
@@ -101,8 +101,8 @@ func (l *Lock) Lock(ctx context.Context) (context.Context, error) {
 }
 
 // TryLock enters the lock if it is free, or the holder has it already; otherwise it returns a [*LockedError] at once. It
-// does not queue, and a lock that is free while others queue goes to them ([WithRedissonLayout]: to whoever asks first). If
-// Redis does not answer it tries a few times. All else is as for [Lock.Lock].
+// does not queue, and a lock that is free while others queue goes to them ([WithRedissonLayout]: to whoever asks first;
+// [WithLocalPass]: those who stand in a line are not in the queue). If Redis does not answer it tries a few times. All else is as for [Lock.Lock].
 func (l *Lock) TryLock(ctx context.Context) (context.Context, error) {
 	return l.acquire(ctx, 0)
 }
@@ -382,6 +382,7 @@ func (a *acquiring) ours(h *hold, token int64, answer answer) (done bool, err er
 // refusedBy notes who has the lock.
 func (a *acquiring) refusedBy(h *hold, reply acquisition) {
 	a.refusal = &LockedError{Name: a.lock.name, Holder: h.client.layout.holderOf(reply.owner), TTL: reply.remaining}
+	a.wake = WakeNone // whatever has made us ask
 	if h.passes > 0 {
 		h.client.table.refuse(h, a.refusal)
 	}
@@ -393,7 +394,7 @@ func (native) first(a *acquiring, h *hold) error {
 	c := h.client
 	if h.passes > 0 {
 		passed, err := a.stand(h)
-		if err != nil && !passed {
+		if err != nil {
 			return a.giveUp(h, err)
 		}
 		if passed {
@@ -619,7 +620,8 @@ func (l *Lock) failed(op string, holder Holder, err error) error {
 const unlockLimit = 10 * time.Second
 
 // Unlock leaves the entry of this lock that ctx carries, the nearest one if there are several. The lock is free, and is
-// granted to the next waiter, when all entries of the holder are left, in whatever order. ctx is the context that Lock
+// granted to the next waiter, when all entries of the holder are left, in whatever order. ([WithLocalPass] it may be
+// passed on to the next one of this client instead.) ctx is the context that Lock
 // returned, or one derived from it; it may be done already: Unlock has a time limit of its own (10 s, or the end of the
 // lease).
 //
@@ -763,11 +765,13 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 
 // State is what Redis says of a lock.
 type State struct {
-	Holder  Holder        // who has it; zero: it is free. WithRedissonLayout: the field in Redis, of Java or Go
-	Count   int           // the holder's open entries
-	TTL     time.Duration // of the lease; negative if there is a holder without one, which relock never makes
-	Token   int64         // the last fencing token, 0 if none is known
-	Waiters int           // queued, including those whose process has died and whose turn has not come yet; WithRedissonLayout: 0
+	Holder Holder        // who has it; zero: it is free. WithRedissonLayout: the field in Redis, of Java or Go
+	Count  int           // the holder's open entries
+	TTL    time.Duration // of the lease; negative if there is a holder without one, which relock never makes
+	Token  int64         // the last fencing token, 0 if none is known; WithLocalPass: or a later one that is set aside
+	// Waiters is how many are queued, including those whose process has died and whose turn has not come yet.
+	// WithLocalPass: at most one for each client; WithRedissonLayout: 0.
+	Waiters int
 }
 
 // Locked says whether somebody has the lock.
@@ -792,7 +796,8 @@ func (l *Lock) State(ctx context.Context) (State, error) {
 
 // ForceUnlock takes the lock from whoever has it, and grants it to the first waiter. It is for operators: the holder is
 // told at its next renewal (with a fixed lease: by Extend or Unlock, or at its end), so for up to a third of its TTL two may
-// believe that they have the lock, and only the fencing token tells them apart. It takes the lock from the holder that it finds first, and from no later one.
+// believe that they have the lock, and only the fencing token tells them apart. It takes the lock from the holder that it
+// finds first, and from no later one ([WithLocalPass]: from that holder's process, whichever of its holders has it by then).
 //
 // Errors: [ErrNotHeld] if nobody has the lock; ctx's, those of Redis, [ErrInvalid].
 func (l *Lock) ForceUnlock(ctx context.Context) error {

@@ -1,6 +1,7 @@
 package relock
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"time"
@@ -162,7 +163,7 @@ func WithHooks(h Hooks) Option {
 
 // WithReplicaAcks makes a new hold count only when n replicas have confirmed it within timeout (the WAIT command). If
 // fewer do, exactly this entry is undone and Lock returns [ErrNotReplicated]. It costs one replication round trip for
-// each new hold, not for re-entries or renewals, and closes the usual gap of a failover: that the promoted replica has
+// each new hold, not for re-entries, renewals or local passes, and closes the usual gap of a failover: that the promoted replica has
 // never heard of the lock. It does not close it entirely, since Redis may promote a replica that was not among the n.
 //
 // n is from 1 to 100; timeout is whole milliseconds, at least 1 ms, and shorter than the ReadTimeout of the go-redis
@@ -194,38 +195,36 @@ const (
 	MaxPasses = 100_000
 )
 
-// WithLocalPass lets a section that ends pass the lock to the next call of this client that waits for it, without asking
-// Redis: on a lock that many goroutines of a process want, that is many times faster. It is off by default, because it gives up
-// some order: waiters of other processes are overtaken. For how long is bounded: once the process has the lock from Redis, it
-// passes it on at most passes times, and not any more when limit has gone by; the section that runs then is the last one. After
-// that whoever is first in Redis has it, and the process queues behind all who are there. Within the process, and among
-// processes, the order is that of arrival. (The algorithm is that of lock cohorting, by Dice, Marathe and Shavit, 2012.)
+// WithLocalPass lets a section that ends pass the lock to the next call of this Client that waits for it, without asking
+// Redis: where many goroutines of a process want one lock, that is many times faster. It is off by default, because it gives
+// up order: waiters of other processes are overtaken, for a time that is bounded. A call that finds nobody of its process there
+// takes the lock from Redis as ever, and gives it back there. The next one may pass it on: at most passes times, and not any
+// more when limit has gone by since Redis gave the lock; the section that runs then is the last one. After that whoever is first in
+// Redis's queue has the lock. This process asks again then, behind those who are queued; until it has, a TryLock, or a Lock that
+// comes just then, may be in before those who wait in its line. Within the line the order is that of arrival. (The
+// algorithm is that of lock cohorting, by Dice, Marathe and Shavit, 2012.)
 //
-// passes is from 1 to [MaxPasses]; limit is whole milliseconds, at least 1 ms; 0 is [DefaultPasses] and [DefaultPassLimit].
-// All calls through one Client that are to pass a lock to each other must use this option and the same TTL. A fixed lease is not
-// passed on: [WithFixedLease] takes this option back, and before it is an error, as [WithRedissonLayout] is.
+// passes is from 1 to [MaxPasses]; 0 is [DefaultPasses]. limit is whole milliseconds from 1 ms to [MaxTTL]; 0 is
+// [DefaultPassLimit]. Anything else is [ErrInvalid], as are [WithRedissonLayout] and a [WithFixedLease] that is given earlier;
+// one that is given later takes this option back, and nothing else does. A lock is passed on only between calls through one
+// Client with this option, the same TTL, and no more [WithReplicaAcks] than the one before; between others it goes through Redis.
 //
-// All else holds. Each section has a larger token than the one before. Others see the lock in Redis as this process's
-// throughout: [Lock.State] and [LockedError] name the holder to which it was passed some milliseconds later, which they do not
-// hear of at all where it has been passed on by then. [State.Token] may be ahead by as many passes as are left, and
-// [State.Waiters] counts one waiter for each such client. What [WithReplicaAcks] asks of replicas is asked when the process gets
-// the lock, not for each pass. A process that dies costs its waiters one TTL at most, as ever.
+// Tokens grow as ever. [Lock.State] and [LockedError] name the holder to whom the lock was passed some milliseconds later, and never
+// hear of one that has passed it on by then. [State.Token] may be ahead by the passes that are left. [State.Waiters] counts
+// nobody who waits in a line: one for a client that waits in Redis, none for the client that has the lock. The replicas of
+// [WithReplicaAcks] are asked when Redis gives the lock to the process, not for each pass; [WithMaxHold] counts anew from each
+// pass. Where the lock is lost, or the call that asks Redis for the line gives up, the next one in the line asks. A process
+// that dies costs its waiters one TTL at most, as ever.
 func WithLocalPass(passes int, limit time.Duration) Option {
 	return func(s *settings) {
 		switch {
 		case passes < 0 || passes > MaxPasses:
 			s.check(invalid("WithLocalPass(%d, %s): passes must be 0 (%d), or from 1 to %d", passes, limit, DefaultPasses, MaxPasses))
-		case limit < 0 || limit%time.Millisecond != 0:
-			s.check(invalid("WithLocalPass(%d, %s): the limit must be 0 (%s), or whole milliseconds and at least 1ms",
-				passes, limit, DefaultPassLimit))
+		case limit < 0 || limit > MaxTTL || limit%time.Millisecond != 0:
+			s.check(invalid("WithLocalPass(%d, %s): the limit must be 0 (%s), or whole milliseconds from 1ms to %s",
+				passes, limit, DefaultPassLimit, MaxTTL))
 		}
-		if passes == 0 {
-			passes = DefaultPasses
-		}
-		if limit == 0 {
-			limit = DefaultPassLimit
-		}
-		s.passes, s.passLimit = passes, limit
+		s.passes, s.passLimit = cmp.Or(passes, DefaultPasses), cmp.Or(limit, DefaultPassLimit)
 	}
 }
 

@@ -45,10 +45,10 @@ func (h *hold) early() time.Duration {
 	return h.ttl / 3 / dueSoon
 }
 
-// lookAtMost is how many leases the watchdog takes out at once, so that others get at the table in between.
+// lookAtMost is how many leases the watchdog looks at for renewal at once, so that others get at the table in between.
 const lookAtMost = 10 * renewBatch
 
-// lookSpread is the time over which a look spreads the next renewals of what it takes out: each is a nanosecond after the
+// lookSpread is the time over which a look spreads the next renewals of what it renews: each is a nanosecond after the
 // one before, so that they keep their order, which is mostly that of the memory they are in.
 const lookSpread time.Duration = lookAtMost
 

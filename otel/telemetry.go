@@ -22,7 +22,7 @@ const (
 	OutcomeKey   = attribute.Key("relock.outcome")   // a relock.Outcome
 	ReentrantKey = attribute.Key("relock.reentrant") // bool: a nested entry
 	WaitedKey    = attribute.Key("relock.waited")    // bool: it was queued
-	WakeKey      = attribute.Key("relock.wake")      // a relock.Wake: "grant" or "recheck"
+	WakeKey      = attribute.Key("relock.wake")      // a relock.Wake: "grant", "recheck", "released" or "pass"
 	EndKey       = attribute.Key("relock.end")       // of a hold: "released", "lost" or "closed"
 	ReasonKey    = attribute.Key("relock.reason")    // a relock.LossReason
 	ResultKey    = attribute.Key("relock.result")    // of a renewal: "ok", "failed" or "lost"
