@@ -98,6 +98,16 @@ func (h *hold) nextStep() int64 {
 	return h.steps
 }
 
+// noteTokens notes the token that Redis has given, and those behind it that are set aside.
+func (h *hold) noteTokens(token int64) {
+	t := h.client.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h.noteTokensLocked(token)
+}
+
+func (h *hold) noteTokensLocked(token int64) { h.usedToken, h.lastToken = token, token+int64(h.aside) }
+
 // noteDoubt notes what is known of an entry or exit that was sent.
 func (h *hold) noteDoubt(a answer) { h.doubt = h.doubt || a.unsure || a.gaveUp }
 
@@ -280,7 +290,19 @@ func (h *hold) leave(ctx context.Context, f *frame, until time.Time) error {
 	if target > 0 && h.localReentry {
 		return nil
 	}
+	returned := false
+	defer func() {
+		switch {
+		case returned:
+		case target > 0: // a hook of the go-redis client panics
+			c.workers.start(h.settle)
+		default:
+			h.released(errPanicked)
+			c.orphans.add(h, true)
+		}
+	}()
 	there, answer, err := c.wire.release(context.WithoutCancel(ctx), h, target, effort{until: until})
+	returned = true
 	switch {
 	case target > 0 && err != nil:
 		c.workers.start(h.settle)

@@ -26,6 +26,9 @@ type line struct {
 // it then.
 const showEvery = time.Millisecond
 
+// showLimit is how long such a note may take.
+const showLimit = time.Second
+
 // stand puts a first entry into the line, and returns when it leads, or has been passed the lock. A call that does not wait
 // leads if nobody else does, and otherwise asks for itself. With an error it leads no less, if it was called: the end of its hold
 // ends that.
@@ -153,7 +156,7 @@ func (c *Client) show(given *tenure) {
 		err := sleep(ctx, c.closed, showEvery)
 		t.mu.Lock()
 		h := given.hold
-		if err != nil || h.state != held && h.state != entering || given.shown == given.passed {
+		if err != nil || h.tenure != given || h.state != held && h.state != entering || given.shown == given.passed {
 			given.showing = false
 			t.mu.Unlock()
 			return
@@ -162,18 +165,21 @@ func (c *Client) show(given *tenure) {
 			t.mu.Unlock()
 			continue
 		}
-		number, until := given.passed, given.deadline
+		number := given.passed
 		given.shown = number
 		t.mu.Unlock()
-		there, err := c.wire.pass(ctx, h.keys, given.id, number, h.own.id, effort{stop: c.closed, until: until})
-		if err == nil && !there {
-			t.mu.Lock()
-			h = given.hold
-			isLost := h.state == held
-			t.mu.Unlock()
-			if isLost {
-				_ = h.lose(LossTaken)
-			}
+		there, err := c.wire.pass(ctx, h.keys, given.id, number, h.own.id, effort{stop: c.closed, tries: 1, until: time.Now().Add(showLimit)})
+		if err != nil || there {
+			continue
+		}
+		var lost *loss
+		t.mu.Lock()
+		if h = given.hold; h.tenure == given && h.state == held {
+			lost = t.loseLocked(h, LossTaken)
+		}
+		t.mu.Unlock()
+		if lost != nil {
+			lost.tell()
 		}
 	}
 }

@@ -229,6 +229,35 @@ func TestAPassThatIsOverWhenItIsSeen(t *testing.T) {
 	require.NotEqual(t, given.id, got.id, "it has asked for itself")
 	require.Greater(t, l.Token(next.section), h.token)
 	require.Equal(t, got.id, r.owner())
+
+	// What was on its way about the old one comes back, and has nothing to say of the new one.
+	c.watchdog.renew(&round{batch: []renewal{{hold: h, ttl: time.Second}}})
+	require.NoError(t, next.section.Err())
 	require.NoError(t, l.Unlock(next.section))
 	redistest.Eventually(t, 5*time.Second, func() bool { return r.owner() == "" }, "nothing is left")
+}
+
+func TestTokensThatAreSetAsideComeBackFromAnEntryThatIsUndone(t *testing.T) {
+	r := newRig(t)
+	c, err := New(r.rdb, WithLocalPass(MaxPasses, 0))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, c.Close()) }()
+	for range 20 { // each would take 10 ms of tokens in about 1 ms
+		first, err := c.NewLock(t.Name()).Lock(t.Context())
+		require.NoError(t, err)
+		done := make(chan error, 1)
+		go func() {
+			_, err := c.NewLock(t.Name(), WithReplicaAcks(1, time.Millisecond)).Lock(t.Context())
+			done <- err
+		}()
+		redistest.Eventually(t, 5*time.Second, func() bool {
+			c.table.mu.Lock()
+			defer c.table.mu.Unlock()
+			return c.table.lines[r.keys.base].waiting.Len() == 1
+		}, "one stands in the line")
+		require.NoError(t, c.NewLock(t.Name()).Unlock(first))
+		require.ErrorIs(t, <-done, ErrNotReplicated)
+	}
+	v := r.look()
+	require.Less(t, v.token, v.now.UnixMicro()+1000, "tokens are not ahead of the clock")
 }

@@ -259,9 +259,7 @@ func (a *acquiring) enter() error {
 	for {
 		h, first := l.client.table.join(holdKey{l.keys.base, a.holder}, l, fresh)
 		if first {
-			err := l.client.layout.first(a, h)
-			h.endTurn()
-			return err
+			return a.first(h)
 		}
 		if err := a.awaitTurn(h); err != nil {
 			if h.isEntering() { // it waits in the queue, or is about to
@@ -270,12 +268,29 @@ func (a *acquiring) enter() error {
 			return a.failed(err)
 		}
 		again, err := a.nested(h)
-		h.endTurn()
 		if !again {
 			return err
 		}
 	}
 }
+
+// first takes the lock for a new hold, and its turn.
+func (a *acquiring) first(h *hold) error {
+	defer h.endTurn()
+	returned := false
+	defer func() {
+		if !returned && h.isEntering() { // a hook of the go-redis client panics
+			a.traces, a.unsure = true, true
+			_ = a.giveUp(h, errPanicked)
+		}
+	}()
+	err := h.client.layout.first(a, h)
+	returned = true
+	return err
+}
+
+// errPanicked is the end of a hold whose command did not come back.
+var errPanicked = errors.New("a hook of the go-redis client panicked")
 
 // newHold makes a hold whose first entry is about to be asked for, by the caller, whose turn it is.
 func (l *Lock) newHold(holder Holder, fresh bool) *hold {
@@ -325,8 +340,9 @@ func (a *acquiring) effort() effort {
 	return e
 }
 
-// nested enters a hold once more. again: it was over when our turn came.
+// nested enters a hold once more, in a turn that it gives back. again: it was over when our turn came.
 func (a *acquiring) nested(h *hold) (again bool, err error) {
+	defer h.endTurn()
 	l, t := a.lock, h.client.table
 	t.mu.Lock()
 	state, target, deadline := h.state, h.count+1, h.deadline
@@ -368,6 +384,7 @@ func (a *acquiring) ask(h *hold, wait bool) (acquisition, answer, error) {
 // ours goes on where Redis says that h has the lock. done: it has entered, or failed for good; otherwise ask once more.
 func (a *acquiring) ours(h *hold, token int64, answer answer) (done bool, err error) {
 	if h.acks > answer.acked {
+		h.noteTokens(token)
 		return true, a.undo(h, answer.acked)
 	}
 	if a.waited && a.wake == WakeNone {
@@ -473,7 +490,8 @@ func (a *acquiring) own(h *hold, token int64, sent time.Time) bool {
 		return false
 	}
 	h.token, h.since, h.renewed, h.deadline, h.unsure = token, time.Now(), sent, deadline, a.unsure
-	h.began, h.usedToken, h.lastToken = h.since, token, token+int64(h.aside)
+	h.began = h.since
+	h.noteTokensLocked(token)
 	return true
 }
 

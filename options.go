@@ -192,7 +192,7 @@ const (
 	DefaultPasses    = 1000
 	DefaultPassLimit = 10 * time.Millisecond
 	// MaxPasses is the most passes that are allowed.
-	MaxPasses = 100_000
+	MaxPasses = 10_000
 )
 
 // WithLocalPass lets a section that ends pass the lock to the next call of this Client that waits for it, without asking

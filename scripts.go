@@ -835,15 +835,13 @@ func (native) state(k *keys) *request { return newRequest(stateScript, k, 0) }
 
 func parseState(reply any) (lockState, error) {
 	fields, ok := reply.([]any)
-	if !ok || len(fields) != 5 && len(fields) != 6 {
+	if !ok || len(fields) != 6 {
 		return lockState{}, badReply(stateScript, reply)
 	}
 	var s lockState
 	s.hold, ok = fields[0].(string)
-	s.shown = s.hold
-	if ok && len(fields) == 6 {
-		s.shown, ok = fields[5].(string)
-	}
+	shown, isString := fields[5].(string)
+	s.shown, ok = shown, ok && isString
 	for i, set := range []func(int64){
 		1: func(n int64) { s.count = int(n) },
 		2: func(n int64) { s.ttl = fromMillis(n) },

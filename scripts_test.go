@@ -1891,9 +1891,10 @@ func FuzzAcquireReply(f *testing.F) {
 }
 
 func FuzzStateReply(f *testing.F) {
-	seed(f, nil, 0, []any{"", 0, -2, 0, 0}, []any{"owner", 2, 29_000, int64(1795227193519305), 3},
-		[]any{"owner", 1, -1, 0, 0}, []any{"owner", nil, -1, 0, 0}, []any{"owner"}, []any{1, 2, 3, 4, 5},
-		[]any{"owner", 1, int64(1) << 62, 0, 0}, []any{"owner", 1, int64(-58493811630788560), 0, 0}, []any{"owner", 1, 1, 1, 1, 1})
+	seed(f, nil, 0, []any{"", 0, -2, 0, 0, ""}, []any{"owner", 2, 29_000, int64(1795227193519305), 3, "owner"},
+		[]any{"owner", 1, -1, 0, 0, "another"}, []any{"owner", nil, -1, 0, 0, "owner"}, []any{"owner"}, []any{1, 2, 3, 4, 5, 6},
+		[]any{"owner", 1, int64(1) << 62, 0, 0, "owner"}, []any{"owner", 1, int64(-58493811630788560), 0, 0, "owner"},
+		[]any{"owner", 1, 1, 1, 1}, []any{"owner", 1, 1, 1, 1, 1}, []any{"owner", 1, 1, 1, 1, "owner", 1})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		reply := decoded(b)
 		got, err := parseState(reply)
@@ -1903,8 +1904,9 @@ func FuzzStateReply(f *testing.F) {
 		}
 		fields, ok := reply.([]any)
 		require.True(t, ok)
-		require.Len(t, fields, 5)
+		require.Len(t, fields, 6)
 		require.Equal(t, fields[0], got.hold)
+		require.Equal(t, fields[5], got.shown)
 		require.Equal(t, fields[1], int64(got.count))
 		require.True(t, milliseconds(fields[2], got.ttl), "%v: %s", fields[2], got.ttl)
 		require.Equal(t, fields[3], got.token)

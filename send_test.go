@@ -3,6 +3,7 @@ package relock
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -155,6 +156,65 @@ func TestAHookThatPanicsInTheCallersGoroutineLeavesTheLaneFree(t *testing.T) {
 			require.True(t, free())
 		})
 	}
+}
+
+// panicOnce is a hook of the go-redis client that panics when it is armed and sees that script.
+type panicOnce struct {
+	pipelines
+	script atomic.Pointer[script]
+}
+
+func (p *panicOnce) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if s := p.script.Load(); s != nil && len(cmd.Args()) > 1 && (cmd.Args()[1] == s.sha || cmd.Args()[1] == s.source) {
+			p.script.Store(nil)
+			panic("a hook")
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func TestAHookThatPanicsInTheCallersGoroutineKeepsNoLock(t *testing.T) {
+	for name, option := range map[string]Option{"": WithTTL(DefaultTTL), "with the local pass": WithLocalPass(0, 0)} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			rdb := r.server.Client()
+			hook := &panicOnce{}
+			rdb.AddHook(hook)
+			c, err := New(rdb, option)
+			require.NoError(t, err)
+			defer func() { require.NoError(t, c.Close()) }()
+			l := c.NewLock(t.Name())
+			ctx := WithHolder(context.Background(), NewHolder()) // which nothing can end: so the caller sends its command itself
+			enter := func() context.Context {
+				t.Helper()
+				ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+				t.Cleanup(cancel)
+				section, err := l.Lock(ctx)
+				require.NoError(t, err)
+				return section
+			}
+			require.NoError(t, l.Unlock(enter())) // there is a connection
+
+			hook.script.Store(acquireScript)
+			require.Panics(t, func() { _, _ = l.Lock(ctx) })
+			section := enter()
+			hook.script.Store(acquireScript)
+			require.Panics(t, func() { _, _ = l.Lock(context.WithoutCancel(section)) }, "a nested entry")
+			hook.script.Store(releaseScript)
+			require.Panics(t, func() { _ = l.Unlock(section) })
+			require.ErrorIs(t, l.Unlock(section), ErrNotHeld)
+			require.NoError(t, l.Unlock(enter()))
+			redistest.Eventually(t, 10*time.Second, func() bool { return !r.exists(l.keys.base) && !r.exists(l.keys.queue) }, "nothing is left")
+		})
+	}
+}
+
+func (r *rig) exists(key string) bool {
+	r.Helper()
+	n, err := r.rdb.Exists(r.Context(), key).Result()
+	require.NoError(r, err)
+	return n > 0
 }
 
 // brisk is a rig whose next command is sent by its caller.

@@ -247,9 +247,11 @@ func (d *watchdog) renew(r *round) {
 	now := time.Now()
 	for i := range batch {
 		r := &batch[i]
-		h := r.hold.tenure.hold // it may have been passed on meanwhile
-		h.renewing = false
-		if h.state != held && (h.state != entering || r.lost) { // what was passed and is lost finds out next time
+		given := r.hold.tenure
+		given.renewing = false
+		h := given.hold // it may have been passed on meanwhile
+		// What was passed and is lost finds out next time; and what came too late to be passed has a tenure of its own.
+		if h.tenure != given || h.state != held && (h.state != entering || r.lost) {
 			continue
 		}
 		switch {

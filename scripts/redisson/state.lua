@@ -1,7 +1,7 @@
 -- Reads a lock.
 --
 -- KEYS     name, and for a fenced lock its token key
--- Returns  {owner ('' when free), count, remaining ms (-2 when free, -1 without a lease), last token, 0 waiters}
+-- Returns  {owner ('' when free), count, remaining ms (-2 when free, -1 without a lease), last token, 0 waiters, owner}
 -- Writes nothing.
 
 --- include redisson/owner
@@ -13,4 +13,5 @@ return {
   redis.call('PTTL', KEYS[1]),
   KEYS[2] and tonumber(redis.call('GET', KEYS[2])) or 0,
   0,
+  held_by or '',
 }
