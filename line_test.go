@@ -412,7 +412,7 @@ func TestWithLocalPassManyProcessesManyGoroutinesAndABadNetwork(t *testing.T) {
 		wg.Go(func() { // connections break
 			for time.Now().Before(end) {
 				p.faults.Cut()
-				time.Sleep(30 * time.Millisecond) //nolint:forbidigo // a bad network has no event
+				sleepUntil(time.Now().Add(30 * time.Millisecond))
 			}
 		})
 		for i := range goroutines {
@@ -540,12 +540,7 @@ func TestWithLocalPassWrongBoundsAreRefused(t *testing.T) {
 // TestOnceMoreWithLocalPass runs tests once more with clients that pass locks on. It holds those in which calls of one client
 // meet at a lock while something goes wrong. Missing are those about the queue, in which one of a line stands for all.
 func TestOnceMoreWithLocalPass(t *testing.T) {
-	localPass = true
-	defer func() { localPass = false }()
-	for _, c := range []struct {
-		name string
-		test func(*testing.T)
-	}{
+	onceMore(t, &localPass, []namedTest{
 		{"TestALostReplyOfLockEntersOnce", TestALostReplyOfLockEntersOnce},
 		{"TestManyLostRepliesOfLockEnterOnce", TestManyLostRepliesOfLockEnterOnce},
 		{"TestALostReplyOfLockOnABusyLockQueuesOnce", TestALostReplyOfLockOnABusyLockQueuesOnce},
@@ -591,7 +586,5 @@ func TestOnceMoreWithLocalPass(t *testing.T) {
 		{"TestTheNextHolderNeverEntersBeforeThePreviousSectionHasEnded", TestTheNextHolderNeverEntersBeforeThePreviousSectionHasEnded},
 		{"TestALossIsToldAtTheNextRenewal", TestALossIsToldAtTheNextRenewal},
 		{"TestReplicaAcksConfirmNewHoldsOnly", TestReplicaAcksConfirmNewHoldsOnly},
-	} {
-		t.Run(c.name, c.test)
-	}
+	})
 }

@@ -90,6 +90,13 @@ func onOwn(t *testing.T, args ...string) *arena {
 	return newArena(t, redistest.Start(t, args...))
 }
 
+// onClock is an arena on a server with a clock of its own.
+func onClock(t *testing.T) (*arena, *redistest.Clock) {
+	t.Helper()
+	server, clock := redistest.StartWithClock(t)
+	return newArena(t, server), clock
+}
+
 func newArena(t *testing.T, server *redistest.Server) *arena {
 	t.Helper()
 	w := bareArena(t, soon)
@@ -329,6 +336,22 @@ var redissonLayout bool
 
 // localPass is set while a test runs that is to show that what it shows holds WithLocalPass too, see line_test.go.
 var localPass bool
+
+// namedTest is a test that is run once more in some other way.
+type namedTest struct {
+	name string
+	test func(*testing.T)
+}
+
+// onceMore runs tests while way is set.
+func onceMore(t *testing.T, way *bool, tests []namedTest) {
+	t.Helper()
+	*way = true
+	defer func() { *way = false }()
+	for _, c := range tests {
+		t.Run(c.name, c.test)
+	}
+}
 
 // inLayout is the options of a client in the layout that is tested: Redisson's fenced lock is the one with tokens.
 func inLayout(options []relock.Option) []relock.Option {

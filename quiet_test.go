@@ -132,8 +132,6 @@ var troubles = []trouble{
 			require.Error(s.t, a.out(promptly))
 		}
 	}},
-	{name: "clock forward", clock: true, do: func(s *stand) { s.clock.Step(10 * time.Second) }}, // the lease of 30 s goes on
-	{name: "clock back", clock: true, do: func(s *stand) { s.clock.Step(-time.Hour) }},
 }
 
 // orphaned makes the server a replica that has lost its master, for a while in which everybody asks it.

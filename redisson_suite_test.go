@@ -10,12 +10,7 @@ import (
 //   - It looks into a key or counts script calls; redisson_test.go has its counterpart.
 //   - It is about what does not know of layouts, and takes long.
 func TestInRedissonsLayout(t *testing.T) {
-	redissonLayout = true
-	defer func() { redissonLayout = false }()
-	for _, c := range []struct {
-		name string
-		test func(*testing.T)
-	}{
+	onceMore(t, &redissonLayout, []namedTest{
 		{"TestALostReplyOfLockEntersOnce", TestALostReplyOfLockEntersOnce},
 		{"TestManyLostRepliesOfLockEnterOnce", TestManyLostRepliesOfLockEnterOnce},
 		{"TestALostReplyOfLockOnABusyLockQueuesOnce", TestALostReplyOfLockOnABusyLockQueuesOnce},
@@ -177,7 +172,5 @@ func TestInRedissonsLayout(t *testing.T) {
 		{"TestTheRetriedHookTellsOfEachTryThatFailed", TestTheRetriedHookTellsOfEachTryThatFailed},
 		{"TestTheClosedHookTellsOfEachHoldThatIsOpenAtClose", TestTheClosedHookTellsOfEachHoldThatIsOpenAtClose},
 		{"TestHooksOfALockReplaceThoseOfItsClient", TestHooksOfALockReplaceThoseOfItsClient},
-	} {
-		t.Run(c.name, c.test)
-	}
+	})
 }

@@ -439,7 +439,7 @@ func TestAGrantTakesTheWayOnWhichItsClientListens(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			if !c.plain && !r.server.AtLeast(7, 0) {
-				t.Skip("Redis before 7 has no sharded pub/sub")
+				redistest.NotTested(t, "Redis before 7 has no sharded pub/sub")
 			}
 			r.wire.sharded.Store(c.sharded)
 			ps := r.rdb.Subscribe(t.Context())
@@ -1309,7 +1309,7 @@ func TestEveryScriptIsSentAgainInFullToAServerThatHasForgottenIt(t *testing.T) {
 func TestScriptsNeedNoMoreThanTheKeysAndChannelsOfTheirPrefix(t *testing.T) {
 	server := redistest.Start(t)
 	if !server.AtLeast(6, 2) {
-		t.Skip("Redis before 6.2 has no rules for channels")
+		redistest.NotTested(t, "Redis before 6.2 has no rules for channels")
 	}
 	admin := server.Client()
 	require.NoError(t, admin.Do(t.Context(), "ACL", "SETUSER", "app", "on", ">pw", "resetchannels", "&"+DefaultPrefix+"*", "~"+DefaultPrefix+"*", "+@all").Err())

@@ -36,7 +36,7 @@ const onWire = 500 * time.Millisecond
 func surroundings(t *testing.T) *arena {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("Sentinel and Cluster take nearly half of the time of this package; -short leaves them out")
+		redistest.NotTested(t, "Sentinel and Cluster take nearly half of the time of this package; -short leaves them out")
 	}
 	return bareArena(t, ample)
 }

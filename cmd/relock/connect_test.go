@@ -1,20 +1,8 @@
 package main
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"io"
-	"math/big"
-	"net"
 	"net/url"
-	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -102,68 +90,6 @@ func TestAServerBehindSentinels(t *testing.T) {
 	got = do(t, nil, "--timeout", "2s", "--sentinel", "nobody@"+sentinel.Addrs()[0], "ls")
 	require.Equal(t, codeUnavailable, got.code)
 	require.Contains(t, got.stderr, "the master nobody of the sentinels")
-}
-
-func TestTLS(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("NOT TESTED: SSL_CERT_FILE is how Linux is told of another authority")
-	}
-	s := onShared(t)
-	s.hold("job")
-	addr, authority := tlsInFrontOf(t, s.server.Addr())
-	target := "rediss://" + addr
-
-	got := do(t, []setup{env("SSL_CERT_FILE=" + authority)}, "ls", "--url", target)
-	require.Equal(t, 0, got.code, got.stderr)
-	require.Contains(t, got.stdout, "job")
-
-	got = do(t, nil, "ls", "--url", target)
-	require.Equal(t, codeUnavailable, got.code)
-	require.Contains(t, got.stderr, "certificate")
-}
-
-// tlsInFrontOf takes TLS connections for a server that knows none. It returns its address, and the file of the authority
-// that has signed its certificate.
-func tlsInFrontOf(t *testing.T, server string) (addr, authority string) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "relock test"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	require.NoError(t, err)
-	authority = filepath.Join(t.TempDir(), "ca.pem")
-	require.NoError(t, os.WriteFile(authority, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
-
-	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
-		Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, MinVersion: tls.VersionTLS12,
-	})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = listener.Close() })
-	go func() {
-		for {
-			front, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			back, err := net.Dial("tcp", server)
-			if err != nil {
-				_ = front.Close()
-				continue
-			}
-			pipe := func(to, from net.Conn) {
-				_, _ = io.Copy(to, from)
-				_ = to.Close()
-			}
-			go pipe(front, back)
-			go pipe(back, front)
-		}
-	}()
-	return listener.Addr().String(), authority
 }
 
 func TestAServerThatIsNotThereIs69(t *testing.T) {

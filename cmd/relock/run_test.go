@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -323,18 +322,6 @@ func TestAReleaseThatRedisDoesNotConfirmIsNoFailureOfTheCommand(t *testing.T) {
 	require.NoError(t, p.stdin.Close())
 	require.Equal(t, 9, p.code())
 	require.Contains(t, p.stderr.String(), "not confirmed by Redis")
-}
-
-func TestTheCommandEndsWithRelock(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("NOT TESTED: only Linux can tell a process that its parent is gone")
-	}
-	s := onShared(t)
-	p, pid := s.startProbe("plain", "job", "--ttl", "2s")
-	p.signal(syscall.SIGKILL)
-	gone(t, pid)
-	p.expect(&p.stdout, "got terminated")
-	s.free("job") // after its lease
 }
 
 func TestALossIsActedOnAlsoWhenNobodyReadsStderr(t *testing.T) {

@@ -45,11 +45,7 @@ func program(t *testing.T, name string) string {
 		return path
 	}
 	const install = "install it (apt-get install prometheus, brew install prometheus) or set %s to its path"
-	hint := fmt.Sprintf(install, strings.ToUpper(name))
-	if os.Getenv("RELOCK_REQUIRE_REDIS") == "1" {
-		t.Fatalf("RELOCK_REQUIRE_REDIS=1 but there is no %s: %v; %s", name, err, hint)
-	}
-	t.Skipf("NOT TESTED: there is no %s: %v; %s; RELOCK_REQUIRE_REDIS=1 turns this into a failure", name, err, hint)
+	redistest.NotTested(t, "there is no %s: %v; "+install, name, err, strings.ToUpper(name))
 	return ""
 }
 

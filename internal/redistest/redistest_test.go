@@ -131,44 +131,6 @@ func TestARestartedServerIsEmptyOnTheSamePort(t *testing.T) {
 	require.NoError(t, s.Client().Ping(t.Context()).Err())
 }
 
-func TestAClockThatIsTurnedTurnsTheServersTimeAndExpiry(t *testing.T) {
-	server, clock := redistest.StartWithClock(t)
-	rdb := server.Client()
-	ahead := func() time.Duration {
-		now, err := rdb.Time(t.Context()).Result()
-		require.NoError(t, err)
-		return time.Until(now)
-	}
-	left := func() time.Duration {
-		ttl, err := rdb.PTTL(t.Context(), "k").Result()
-		require.NoError(t, err)
-		return ttl
-	}
-	const lease, rough = 100 * time.Second, 30 * time.Second
-	require.NoError(t, rdb.Set(t.Context(), "k", "v", lease).Err())
-	require.InDelta(t, 0, ahead(), float64(rough))
-	require.InDelta(t, lease, left(), float64(rough))
-	clock.Step(-time.Hour)
-	require.InDelta(t, -time.Hour, ahead(), float64(rough))
-	require.InDelta(t, lease+time.Hour, left(), float64(rough))
-	clock.Step(time.Hour)
-	require.Zero(t, clock.Ahead())
-	require.InDelta(t, lease, left(), float64(rough))
-
-	server.Restart()
-	clock.Step(24 * time.Hour)
-	require.InDelta(t, 24*time.Hour, ahead(), float64(rough), "after a restart too")
-	require.NoError(t, rdb.Set(t.Context(), "k", "v", lease).Err())
-	clock.Step(lease + time.Second)
-	require.ErrorIs(t, rdb.Get(t.Context(), "k").Err(), redis.Nil)
-
-	pid := server.Pid()
-	server.Kill()
-	for _, name := range []string{"faketime_shm_%d", "sem.faketime_sem_%d"} {
-		require.NoFileExists(t, filepath.Join("/dev/shm", fmt.Sprintf(name, pid)))
-	}
-}
-
 func TestAServerThatDiesByItselfFailsTheTest(t *testing.T) {
 	fake := failures(t, func(fake *fakeT) {
 		s := redistest.Start(fake)
@@ -177,7 +139,7 @@ func TestAServerThatDiesByItselfFailsTheTest(t *testing.T) {
 			_, err := net.Dial("tcp", s.Addr())
 			return err != nil
 		}, "the server is gone")
-		time.Sleep(50 * time.Millisecond) // it closes the port before it ends
+		redistest.Eventually(t, 5*time.Second, s.Ended, "its process, too, which closes the port before it ends")
 	})
 	require.Len(t, fake.errors, 1)
 	require.Contains(t, fake.errors[0], "ended by itself")
@@ -199,28 +161,6 @@ func TestAMissingServerSkipsOrFailsAsTheEnvironmentSays(t *testing.T) {
 	fake = failures(t, func(fake *fakeT) { redistest.Start(fake) })
 	require.Len(t, fake.errors, 1)
 	require.Contains(t, fake.errors[0], "install")
-}
-
-func TestAServerDiesWithTheTestBinary(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("only Linux can do that")
-	}
-	redistest.Shared(t) // skips without a redis-server
-	child := redistest.Child(t, "server")
-	pid := child.Line(20 * time.Second)
-	alive := func() bool {
-		stat, err := os.ReadFile("/proc/" + pid + "/stat")
-		return err == nil && !strings.Contains(string(stat), ") Z ") // or nobody has reaped it yet
-	}
-	require.True(t, alive())
-	child.Kill()
-	redistest.Eventually(t, 5*time.Second, func() bool { return !alive() }, "the server is gone")
-	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), "redistest-*", "redis.log"))
-	for _, log := range dirs { // nobody was left to remove its directory
-		if b, _ := os.ReadFile(log); strings.Contains(string(b), "pid="+pid+",") {
-			_ = os.RemoveAll(filepath.Dir(log))
-		}
-	}
 }
 
 func TestAChildTalksInLinesAndEndsWithItsInput(t *testing.T) {
@@ -258,8 +198,7 @@ func TestAPausedChildStandsStillUntilResumed(t *testing.T) {
 func TestAChildThatFailsFailsTheTestUnlessItWasWaitedFor(t *testing.T) {
 	fake := failures(t, func(fake *fakeT) {
 		c := redistest.Child(fake, "fail")
-		redistest.Eventually(t, 10*time.Second, func() bool { return syscall.Kill(c.Pid(), 0) != nil }, "it has ended")
-		time.Sleep(20 * time.Millisecond)
+		redistest.Eventually(t, 10*time.Second, c.Ended, "it has ended")
 	})
 	require.Len(t, fake.errors, 1)
 	require.Contains(t, fake.errors[0], "the reason")

@@ -21,11 +21,10 @@ import (
 // forward, leases end early, and two may be in; turned back, they last longer. What must hold all the same: tokens grow,
 // every loss is told, everybody gets in, in order as long as there is a queue.
 
-// onClock is an arena on a server with a clock of its own.
-func onClock(t *testing.T) (*arena, *redistest.Clock) {
-	t.Helper()
-	server, clock := redistest.StartWithClock(t)
-	return newArena(t, server), clock
+func init() {
+	troubles = append(troubles,
+		trouble{name: "clock forward", clock: true, do: func(s *stand) { s.clock.Step(10 * time.Second) }}, // the lease of 30 s goes on
+		trouble{name: "clock back", clock: true, do: func(s *stand) { s.clock.Step(-time.Hour) }})
 }
 
 func TestAServerClockThatGoesForwardEndsTheLeaseAndItsHolderIsToldAtTheNextRenewal(t *testing.T) {
