@@ -26,7 +26,8 @@ type hold struct {
 	// called is closed when the first entry leads its line, or has been passed the lock. Only for those who stand in one.
 	called chan struct{}
 
-	// tenure is the hold's own, unless the lock was passed to it. It changes before the first entry is called, and not after.
+	// tenure is the hold's own, unless the lock was passed to it. It does not change once the first entry has sent anything, or
+	// has entered.
 	*tenure
 	own tenure
 
@@ -107,9 +108,6 @@ func (h *hold) noteTokens(token int64) {
 }
 
 func (h *hold) noteTokensLocked(token int64) { h.usedToken, h.lastToken = token, token+int64(h.aside) }
-
-// noteDoubt notes what is known of an entry or exit that was sent.
-func (h *hold) noteDoubt(a answer) { h.doubt = h.doubt || a.unsure || a.gaveUp }
 
 // refresh is the lease that re-entry and partial exit set, as they talk to Redis anyway. It is 0, which leaves the lease
 // alone, where it is a fixed one, and for an exit when nobody works in the section any more.

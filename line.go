@@ -71,7 +71,9 @@ func (a *acquiring) stand(h *hold) (passed bool, err error) {
 		return false, err
 	}
 	given := h.tenure
-	a.wake = WakePass
+	if err == nil || given != &h.own {
+		a.wake = WakePass
+	}
 	switch {
 	case given == &h.own: // it leads
 		h.aside = h.passes

@@ -355,7 +355,14 @@ func (a *acquiring) nested(h *hold) (again bool, err error) {
 		return true, nil
 	}
 	if !h.localReentry {
+		returned := false
+		defer func() {
+			if !returned { // a hook of the go-redis client panics, and Redis may count this entry
+				l.client.workers.start(h.settle)
+			}
+		}()
 		reply, answer, err := l.client.wire.acquire(a.waiting, h, target, false, 0, a.effort())
+		returned = true
 		if err != nil {
 			if answer.unsure || answer.gaveUp { // Redis may count this entry
 				l.client.workers.start(h.settle)
@@ -641,7 +648,8 @@ const unlockLimit = 10 * time.Second
 // granted to the next waiter, when all entries of the holder are left, in whatever order. ([WithLocalPass] it may be
 // passed on to the next one of this client instead.) ctx is the context that Lock
 // returned, or one derived from it; it may be done already: Unlock has a time limit of its own (10 s, or the end of the
-// lease).
+// lease). Where go-redis finds the connection dead that it has kept, it makes another one, and can take longer over that:
+// its DialTimeout for each of its tries.
 //
 // In every case the entry is left, and its context has ended. Errors:
 //   - [ErrNotHeld]: ctx carries no entry of this lock, or it was left before. Nothing was changed, and outer sections

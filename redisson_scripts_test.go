@@ -375,7 +375,7 @@ func TestInRedissonsLayoutAStepIsNotedOnlyOnceACommandMayRunLate(t *testing.T) {
 	require.Equal(t, map[string]string{"u:1": "2"}, fields(), "nothing that Redisson would not have written")
 
 	late := r.client.layout.acquire(r.client.wire, h, change{target: 3, step: h.nextStep(), lease: DefaultTTL}, false, 0)
-	h.noteDoubt(answer{gaveUp: true})
+	h.doubt = true
 	require.True(t, r.release(h, 1))
 	require.Equal(t, map[string]string{"u:1": "1", "relock:step": strconv.FormatInt(h.steps, 10)}, fields())
 	_, err := r.client.wire.run(t.Context(), late, once)

@@ -545,8 +545,7 @@ func (w *wire) acquire(ctx context.Context, h *hold, target int, wait bool, arri
 	if target == 1 {
 		r.first, r.acks, r.acksTimeout = h, h.acks, h.acksTimeout
 	}
-	a, err := w.run(ctx, r, e)
-	h.noteDoubt(a)
+	a, err := w.runStep(ctx, h, r, e)
 	a.lease = lease
 	if err != nil {
 		return acquisition{}, a, err
@@ -616,6 +615,16 @@ func parseAcquisition(reply any) (acquisition, error) {
 	return r, nil
 }
 
+// runStep sends an entry or exit of a hold, whose turn it is, and notes whether its end is known. It is not until it is back: a
+// hook of the go-redis client may panic.
+func (w *wire) runStep(ctx context.Context, h *hold, r *request, e effort) (answer, error) {
+	before := h.doubt
+	h.doubt = true
+	a, err := w.run(ctx, r, e)
+	h.doubt = before || a.unsure || a.gaveUp
+	return a, err
+}
+
 // release leaves the hold with target entries, or frees the lock if that is 0. It says whether the hold was there.
 func (w *wire) release(ctx context.Context, h *hold, target int, e effort) (bool, answer, error) {
 	step, lease := h.nextStep(), time.Duration(0)
@@ -623,8 +632,7 @@ func (w *wire) release(ctx context.Context, h *hold, target int, e effort) (bool
 		lease = h.refresh(false)
 	}
 	r := h.keys.layout.release(w, h, change{target: target, step: step, lease: lease})
-	a, err := w.run(ctx, r, e)
-	h.noteDoubt(a)
+	a, err := w.runStep(ctx, h, r, e)
 	a.lease = lease
 	if err != nil {
 		return false, a, err

@@ -82,7 +82,7 @@ func (w *wire) send(ctx context.Context, r *request, cmd command, stop <-chan st
 		}
 		return 0, err
 	}
-	if ctx.Done() == nil && lane != queued { // nothing can end it
+	if ctx.Done() == nil && lane != queued { // no context can end it; after Close, go-redis does
 		if lane != noLane {
 			defer l.leave()
 		}

@@ -162,12 +162,16 @@ func TestAHookThatPanicsInTheCallersGoroutineLeavesTheLaneFree(t *testing.T) {
 type panicOnce struct {
 	pipelines
 	script atomic.Pointer[script]
+	after  bool // when Redis has run it
 }
 
 func (p *panicOnce) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		if s := p.script.Load(); s != nil && len(cmd.Args()) > 1 && (cmd.Args()[1] == s.sha || cmd.Args()[1] == s.source) {
 			p.script.Store(nil)
+			if p.after {
+				_ = next(ctx, cmd)
+			}
 			panic("a hook")
 		}
 		return next(ctx, cmd)
@@ -175,16 +179,25 @@ func (p *panicOnce) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 }
 
 func TestAHookThatPanicsInTheCallersGoroutineKeepsNoLock(t *testing.T) {
-	for name, option := range map[string]Option{"": WithTTL(DefaultTTL), "with the local pass": WithLocalPass(0, 0)} {
-		t.Run(name, func(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		option Option
+		after  bool
+	}{
+		{"before it is sent", WithTTL(DefaultTTL), false},
+		{"before it is sent, with the local pass", WithLocalPass(0, 0), false},
+		{"when Redis has run it", WithTTL(DefaultTTL), true},
+		{"when Redis has run it, with the local pass", WithLocalPass(0, 0), true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t)
 			rdb := r.server.Client()
-			hook := &panicOnce{}
+			hook := &panicOnce{after: c.after}
 			rdb.AddHook(hook)
-			c, err := New(rdb, option)
+			client, err := New(rdb, c.option)
 			require.NoError(t, err)
-			defer func() { require.NoError(t, c.Close()) }()
-			l := c.NewLock(t.Name())
+			defer func() { require.NoError(t, client.Close()) }()
+			l := client.NewLock(t.Name())
 			ctx := WithHolder(context.Background(), NewHolder()) // which nothing can end: so the caller sends its command itself
 			enter := func() context.Context {
 				t.Helper()
@@ -201,6 +214,10 @@ func TestAHookThatPanicsInTheCallersGoroutineKeepsNoLock(t *testing.T) {
 			section := enter()
 			hook.script.Store(acquireScript)
 			require.Panics(t, func() { _, _ = l.Lock(context.WithoutCancel(section)) }, "a nested entry")
+			redistest.Eventually(t, 10*time.Second, func() bool {
+				s, err := l.State(ctx)
+				return err == nil && s.Count == 1
+			}, "Redis counts one entry")
 			hook.script.Store(releaseScript)
 			require.Panics(t, func() { _ = l.Unlock(section) })
 			require.ErrorIs(t, l.Unlock(section), ErrNotHeld)
