@@ -1027,7 +1027,7 @@ var aclCommands = []string{
 	// Sent by the client.
 	"evalsha", "eval", "subscribe", "unsubscribe", "ping",
 	// Used in the scripts.
-	"del", "exists", "get", "hdel", "hexists", "hgetall", "hset", "incrby", "pexpire", "pttl", "publish", "pubsub|numsub", "time",
+	"del", "exists", "get", "hdel", "hexists", "hgetall", "hmget", "hset", "incrby", "pexpire", "pttl", "publish", "pubsub|numsub", "time",
 	"zadd", "zcard", "zpopmin", "zrange", "zrank", "zrem", "zscore",
 }
 

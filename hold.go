@@ -59,8 +59,9 @@ type tenure struct {
 
 	// Guarded by the mutex of the client's table.
 
-	hold   *hold // that has it
-	unsure bool  // a command that takes the lock was given up, and may run when the tenure is over
+	hold      *hold // that has it
+	queuedFor bool  // it came out of the queue
+	unsure    bool  // a command that takes the lock was given up, and may run when the tenure is over
 	// Where the lock can be passed on.
 	began                time.Time // when Redis gave the lock
 	usedToken, lastToken int64     // of those that were set aside

@@ -383,7 +383,7 @@ func (w *arena) owner(name string) (hold string, count int) {
 	fields, err := w.plain.HGetAll(context.Background(), baseKey(name)).Result()
 	require.NoError(w.t, err)
 	for field, value := range fields {
-		if field == "step" || field == "relock:step" {
+		if field == "step" || field == "relock:step" || field == "next" {
 			continue
 		}
 		require.Empty(w.t, hold, "one hold owns the lock: %v", fields)
@@ -410,9 +410,15 @@ func (w *arena) waiters(name string) int {
 		require.NoError(w.t, err)
 		return int(n[channel])
 	}
-	n, err := w.plain.ZCard(context.Background(), baseKey(name)+":queue").Result()
+	queue, err := w.plain.ZRange(context.Background(), baseKey(name)+":queue", 0, -1).Result()
 	require.NoError(w.t, err)
-	return int(n)
+	if len(queue) > 0 {
+		first, _, _ := strings.Cut(queue[0], "|")
+		if owner, _ := w.owner(name); owner == first { // it was granted the lock, and nobody has come since
+			return len(queue) - 1
+		}
+	}
+	return len(queue)
 }
 
 // awaitWaiters waits until n are queued.

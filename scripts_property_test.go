@@ -69,6 +69,7 @@ func TestRandomSequencesOfCommandsLeaveWhatTheModelSays(t *testing.T) {
 		"rejoin with the first arrival", "partial release", "last release", "release lost", "renewed", "renewal lost",
 		"abandoned owner", "abandoned waiter", "abandoned nothing", "force release", "force release too late",
 		"grant by message", "grant by reply", "waiter skipped", "deaf waiter", "lease over", "queue key gone", "token key gone",
+		"prepared", "grant that was prepared", "owner in the queue", "lease over of an owner that is in the queue",
 		"scripts flushed", "sent twice", "sent thrice", "reply lost", "given up",
 		"late command of an older hold of the owner's holder", "late command of the owner, of an older step",
 		"late command that takes a free lock", "late command after the end", "queue of three",
@@ -238,13 +239,17 @@ type modelLock struct {
 	step  int64
 	queue []*modelHold // by arrival
 	token int64        // in Redis now, 0 if the key is gone
-	top   int64        // the largest ever
+	top   int64        // the largest that a hold has had
+
+	prepared *prepared  // the next hand-over, as last seen
+	served   *modelHold // the owner, while it has its place in the queue
 
 	subscribed map[*propertyClient]bool
 
 	// What the present command did that only the server knows the numbers of, until check has looked.
 	unseen    bool
 	newToken  bool
+	newReply  bool // the owner has asked for its token, and that which was prepared is another's
 	newWaiter *modelHold
 	leaseEnd  int64           // in ms of the server's clock, as last seen; 0: no lease
 	leases    []time.Duration // that were set since
@@ -285,6 +290,7 @@ func (l *modelLock) enter(h *modelHold) {
 }
 
 func (l *modelLock) free() {
+	l.served = nil
 	l.owner, l.count, l.step, l.leaseEnd, l.leases = nil, 0, 0, 0, nil
 }
 
@@ -377,6 +383,10 @@ func (s *sequence) apply(o *op) modelReply {
 		if mine && o.target > 0 {
 			l.set(o)
 		} else if mine {
+			if heir := s.heir(l); heir != nil && l.position(heir) < 0 && l.subscribed[heir.by] {
+				l.queue = slices.Insert(l.queue, 0, heir) // the queue's key is gone, but not what is prepared
+				s.saw("grant without a queue")
+			}
 			l.free()
 			s.grant(l, nil)
 		}
@@ -400,11 +410,21 @@ func (s *sequence) apply(o *op) modelReply {
 	return modelReply{there: mine}
 }
 
+// heir is the hold for which the next hand-over is prepared, nil if there is none.
+func (s *sequence) heir(l *modelLock) *modelHold {
+	if l.prepared == nil {
+		return nil
+	}
+	id, _, _ := strings.Cut(l.prepared.member, "|")
+	return s.all[slices.IndexFunc(s.all, func(h *modelHold) bool { return h.id == id })]
+}
+
 func (s *sequence) applyAcquire(o *op) acquireStatus {
 	h, l := o.hold, o.hold.lock
 	if l.owner == h {
 		l.set(o)
 		l.newToken = l.newToken || l.token == 0 // the key had gone meanwhile
+		l.newReply = l.newReply || o.target == 1 && l.prepared != nil
 		return acquireOurs
 	}
 	if o.target > 1 {
@@ -539,7 +559,7 @@ func (s *sequence) step() {
 		s.leaseOver(l)
 	case n < 5:
 		s.tamper(l.keys.queue)
-		l.queue = nil
+		l.queue, l.served = nil, nil
 		s.saw("queue key gone")
 	case n < 7:
 		s.tamper(l.keys.token)
@@ -600,6 +620,10 @@ func (s *sequence) leaseOver(l *modelLock) {
 	}
 	if l.owner != nil {
 		s.saw("lease over")
+	}
+	if h := l.served; h != nil { // nobody can tell it from a waiter any more
+		l.queue = slices.Insert(l.queue, 0, h)
+		s.saw("lease over of an owner that is in the queue")
 	}
 	l.free()
 }
@@ -760,11 +784,21 @@ func (s *sequence) acquire(o *op) acquisition {
 	case acquireOurs:
 		s.saw("acquire ours")
 		require.Equal(s, l.token, r.token, "token")
+		if o.target == 1 {
+			l.top = r.token
+		}
 	case acquireQueued:
 		s.saw("acquire queued")
 		require.Equal(s, l.position(h), r.position, "position")
 		require.Equal(s, h.arrival, r.arrival, "arrival")
-		require.Equal(s, l.token, r.token, "last token")
+		if r.token > 0 { // else the key had gone
+			require.GreaterOrEqual(s, r.token, l.top, "grants from before are not larger")
+		}
+		if p := l.prepared; p != nil && strings.HasPrefix(p.member, h.id+"|") {
+			require.Less(s, r.token, p.token, "the grant to come is")
+		} else {
+			require.LessOrEqual(s, r.token, l.token, "and neither is any other")
+		}
 		fallthrough
 	case acquireBusy:
 		if r.status == acquireBusy {
@@ -1108,6 +1142,27 @@ func (s *sequence) check(l *modelLock) {
 		require.Equal(s, h.local, l.count, "what the holder counts; %s", context)
 	}
 
+	// The next hand-over, if it is prepared, is that to the first waiter; unless the queue's key is gone.
+	before, heir := before, l.prepared
+	l.prepared = v.prepared
+	if p := v.prepared; p != nil {
+		s.saw("prepared")
+		require.NotNil(s, l.owner, context)
+		require.Greater(s, p.token, l.top, context)
+		if len(v.queue) > 0 {
+			require.Equal(s, v.queue[0].Member, p.member, context)
+		}
+	}
+	if l.served != nil && v.served == nil {
+		l.served = nil
+	}
+	if z := v.served; z != nil && l.served == nil {
+		s.saw("owner in the queue")
+		require.Equal(s, l.owner.arrival, int64(z.Score), context)
+		require.Equal(s, heir.member, z.Member, "it was granted as it was prepared; %s", context)
+		l.served = l.owner
+	}
+
 	// The queue, in order.
 	if len(l.queue) >= 3 {
 		s.saw("queue of three")
@@ -1129,17 +1184,31 @@ func (s *sequence) check(l *modelLock) {
 	}
 
 	// Tokens only grow, and not from below the clock.
+	drawn := v.prepared != nil && (heir == nil || v.prepared.token != heir.token) // for the next hand-over, as the last thing
+	given := int64(0)
 	switch {
-	case l.newToken:
-		require.Greater(s, v.token, l.top, context)
-		require.GreaterOrEqual(s, v.token, before.UnixMicro(), context)
-		l.token, l.top = v.token, v.token
+	case l.newToken && heir != nil && strings.HasPrefix(heir.member, l.owner.id+"|") && v.token == l.token:
+		s.saw("grant that was prepared")
+		given = heir.token
+	case (l.newToken || l.newReply) && !drawn:
+		given = v.token
+		require.GreaterOrEqual(s, given, before.UnixMicro(), context)
 		require.Greater(s, v.tokenEnd, v.now.Add(24*time.Hour-10*time.Second).UnixMilli(), context)
+	case l.newToken || drawn:
+		require.Greater(s, v.token, l.token, context)
+		require.GreaterOrEqual(s, v.token, before.UnixMicro(), context)
 	default:
 		require.Equal(s, l.token, v.token, context)
 	}
+	if given > 0 {
+		require.Greater(s, given, l.top, context)
+	}
+	if drawn {
+		require.Equal(s, v.token, v.prepared.token, context)
+	}
+	l.token, l.top = v.token, max(l.top, given)
 	if n := s.last[l]; n != nil && l.newToken && l.owner == n.hold {
-		n.token = l.token
+		n.token = given
 	}
 	s.last[l] = nil
 
@@ -1157,7 +1226,7 @@ func (s *sequence) check(l *modelLock) {
 	}
 
 	// Nothing without a TTL, and a queue that outlives the wait of everybody in it.
-	if len(l.queue) > 0 {
+	if len(l.queue) > 0 || v.served != nil {
 		least := v.now.UnixMilli()
 		if h := l.newWaiter; h != nil {
 			least = max(l.leaseEnd, v.now.Add(h.ttl).UnixMilli()) + h.ttl.Milliseconds() + 59_000
@@ -1167,7 +1236,7 @@ func (s *sequence) check(l *modelLock) {
 		require.Zero(s, v.queueEnd, context)
 	}
 	require.GreaterOrEqual(s, v.tokenEnd, int64(0), context)
-	l.newToken, l.newWaiter, l.leases = false, nil, nil
+	l.newToken, l.newReply, l.newWaiter, l.leases = false, false, nil, nil
 }
 
 // finish gives back whatever is left, in any order. Then nothing is left.

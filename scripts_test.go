@@ -489,8 +489,9 @@ func TestAFreeLockGoesToTheHeadOfTheQueueBeforeACallerWhoIsNotInIt(t *testing.T)
 			require.Greater(t, v.token, top)
 			hold, token := r.granted(ps)
 			require.Equal(t, head.id, hold)
-			require.Equal(t, v.token, token)
+			require.Greater(t, token, top)
 			if !waits {
+				require.Equal(t, v.token, token)
 				require.Equal(t, acquireBusy, got.status)
 				require.Empty(t, v.queue)
 				return
@@ -498,6 +499,7 @@ func TestAFreeLockGoesToTheHeadOfTheQueueBeforeACallerWhoIsNotInIt(t *testing.T)
 			require.Equal(t, acquireQueued, got.status)
 			require.Zero(t, got.position)
 			require.Len(t, v.queue, 1)
+			require.Greater(t, v.prepared.token, token, "and the caller's turn is prepared")
 		})
 	}
 }
@@ -707,11 +709,11 @@ func TestTheLastReleaseGrantsInTheOrderOfTheQueue(t *testing.T) {
 	r := newRig(t)
 	ps := r.listen("a")
 	owner := r.enter()
+	top := r.look().token
 	var waiters []*hold
 	for i := range 5 {
 		waiters = append(waiters, r.waiter("a", WithTTL(time.Duration(20+10*i)*time.Second)))
 	}
-	top := r.look().token
 	for i, next := range waiters {
 		require.True(t, r.release(owner, 0))
 		hold, token := r.granted(ps)
@@ -939,6 +941,219 @@ func TestForceReleaseFreesOnlyFromTheHoldThatItNames(t *testing.T) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// The hand-over that is prepared
+
+func (r *rig) member(h *hold, client string) string {
+	return fmt.Sprintf("%s|%s|%d", h.id, client, h.ttl.Milliseconds())
+}
+
+// preparedFor says for whom the next hand-over is prepared, "" if for nobody.
+func (r *rig) preparedFor() string {
+	r.Helper()
+	if p := r.look().prepared; p != nil {
+		return p.member
+	}
+	return ""
+}
+
+func TestWhoJoinsTheQueuePreparesTheNextHandOver(t *testing.T) {
+	r := newRig(t)
+	ps := r.listen("a")
+	owner := r.enter()
+	top := r.look().token
+	first := r.waiter("a", WithTTL(20*time.Second))
+	p := r.look().prepared
+	require.Equal(t, r.member(first, "a"), p.member)
+	require.Greater(t, p.token, top)
+	require.Equal(t, p.token, r.look().token, "it is drawn")
+	second := r.waiter("a")
+	require.Equal(t, p, r.look().prepared, "by the first one only")
+
+	require.True(t, r.release(owner, 0))
+	granted, token := r.granted(ps)
+	require.Equal(t, first.id, granted)
+	require.Equal(t, p.token, token)
+	r.leaseIs(20 * time.Second)
+	v := r.look()
+	require.Nil(t, v.prepared)
+	require.Equal(t, r.member(first, "a"), v.served.Member, "the queue was left alone")
+	require.Len(t, v.queue, 1)
+	s, err := r.wire.state(t.Context(), r.keys, once)
+	require.NoError(t, err)
+	require.Equal(t, 1, s.waiters, "the owner does not count")
+
+	third := r.hold()
+	require.Equal(t, 1, r.join(third, "a", 0).position, "behind the second")
+	v = r.look()
+	require.Nil(t, v.served, "whoever comes tidies up")
+	require.Equal(t, r.member(second, "a"), v.prepared.member)
+	for _, next := range []*hold{second, third} {
+		require.True(t, r.release(first, 0))
+		granted, after := r.granted(ps)
+		require.Equal(t, next.id, granted)
+		require.Greater(t, after, token)
+		first, token = next, after
+	}
+	require.True(t, r.release(third, 0))
+	require.Empty(t, r.look().hash)
+	require.Zero(t, r.look().queueEnd, "nothing is left")
+	r.nothingElse(ps)
+}
+
+func TestAnOwnerThatIsStillInTheQueueIsNotGrantedItsOwnLock(t *testing.T) {
+	for name, end := range map[string]func(r *rig, h *hold){
+		"release":       func(r *rig, h *hold) { require.True(r, r.release(h, 0)) },
+		"abandon":       func(r *rig, h *hold) { r.abandon(h, "a") },
+		"force release": func(r *rig, h *hold) { require.NoError(r, r.wire.forceRelease(r.Context(), r.keys, h.id, once)) },
+	} {
+		for _, others := range []int{0, 1} {
+			t.Run(fmt.Sprintf("%s, %d waiting", name, others), func(t *testing.T) {
+				r := newRig(t)
+				ps := r.listen("a")
+				owner := r.enter()
+				heir := r.waiter("a")
+				var next *hold
+				if others > 0 {
+					next = r.waiter("a")
+				}
+				require.True(t, r.release(owner, 0))
+				granted, _ := r.granted(ps)
+				require.Equal(t, heir.id, granted)
+				require.NotNil(t, r.look().served)
+				end(r, heir)
+				v := r.look()
+				require.Empty(t, v.queue)
+				require.Nil(t, v.served)
+				if next == nil {
+					require.Empty(t, v.hash)
+					r.nothingElse(ps)
+					return
+				}
+				granted, _ = r.granted(ps)
+				require.Equal(t, next.id, granted)
+				require.Equal(t, map[string]string{next.id: "1"}, v.hash)
+			})
+		}
+	}
+}
+
+func TestAHandOverIsPreparedForTheFirstOneWhoeverComesOrGoes(t *testing.T) {
+	r := newRig(t)
+	ps := r.listen("a")
+	owner := r.enter()
+	late, later := r.waiter("a"), r.waiter("a")
+	require.Equal(t, r.member(late, "a"), r.preparedFor())
+	early := r.hold()
+	require.Zero(t, r.join(early, "a", 1).position, "it was there before, and comes back")
+	require.Equal(t, r.member(early, "a"), r.preparedFor())
+	r.abandon(late, "a")
+	require.Equal(t, r.member(early, "a"), r.preparedFor())
+	r.abandon(early, "a")
+	require.Empty(t, r.preparedFor())
+	require.Equal(t, acquireQueued, r.join(later, "a", 0).status)
+	require.Empty(t, r.preparedFor(), "who asks again writes nothing: that may be forbidden for want of memory")
+	last := r.waiter("a")
+	require.Equal(t, r.member(later, "a"), r.preparedFor(), "by the next one to join")
+	for _, next := range []*hold{later, last} {
+		require.True(t, r.release(owner, 0))
+		granted, _ := r.granted(ps)
+		require.Equal(t, next.id, granted)
+		owner = next
+	}
+	require.True(t, r.release(owner, 0))
+	r.nothingElse(ps)
+}
+
+func TestAPreparedHandOverToAClientThatIsGoneGoesToTheNext(t *testing.T) {
+	r := newRig(t)
+	ps := r.listen("here")
+	owner := r.enter()
+	r.waiter("gone")
+	there := r.waiter("here")
+	require.Contains(t, r.preparedFor(), "|gone|")
+	prepared := r.look().prepared.token
+	require.True(t, r.release(owner, 0))
+	hold, token := r.granted(ps)
+	require.Equal(t, there.id, hold)
+	require.Greater(t, token, prepared)
+	v := r.look()
+	require.Equal(t, map[string]string{there.id: "1"}, v.hash)
+	require.Nil(t, v.prepared)
+	require.Zero(t, v.queueEnd)
+}
+
+func TestATokenAheadOfTheClockIsNotDrawnInAdvance(t *testing.T) {
+	r := newRig(t)
+	ps := r.listen("a")
+	owner := r.enter()
+	ahead := time.Now().Add(time.Hour).UnixMicro()
+	require.NoError(t, r.rdb.Set(t.Context(), r.keys.token, ahead, time.Hour).Err())
+	r.waiter("a")
+	v := r.look()
+	require.Nil(t, v.prepared)
+	require.Equal(t, ahead, v.token)
+	require.True(t, r.release(owner, 0))
+	_, token := r.granted(ps)
+	require.Equal(t, ahead+1, token)
+}
+
+func TestAnOwnerThatAsksForItsTokenDoesNotGetThatOfTheNext(t *testing.T) {
+	r := newRig(t)
+	ps := r.listen("a")
+	owner := r.enter()
+	first := r.waiter("a")
+	require.True(t, r.release(owner, 0))
+	_, lost := r.granted(ps) // the message, as far as first knows
+	second := r.waiter("a")
+	prepared := r.look().prepared.token
+	got := r.ask(first, 1)
+	require.Equal(t, acquireOurs, got.status)
+	require.Greater(t, got.token, lost)
+	require.Greater(t, got.token, prepared)
+	require.Nil(t, r.look().prepared, "which would be smaller now")
+	require.Equal(t, got, r.ask(first, 1))
+	require.True(t, r.release(first, 0))
+	hold, token := r.granted(ps)
+	require.Equal(t, second.id, hold)
+	require.Greater(t, token, got.token)
+}
+
+func TestAWaiterThatAsksAgainKnowsItsPreparedGrantFromAnOlderOne(t *testing.T) {
+	r := newRig(t)
+	ps := r.listen("a")
+	owner := r.enter()
+	first := r.waiter("a")
+	arrival := int64(r.look().queue[0].Score)
+	require.True(t, r.release(owner, 0))
+	_, old := r.granted(ps)
+	// Its lease runs out before it hears of that, and another one is faster.
+	require.NoError(t, r.rdb.Del(t.Context(), r.keys.base, r.keys.queue).Err())
+	other := r.enter()
+	for range 2 {
+		got := r.join(first, "a", arrival)
+		require.Equal(t, acquireQueued, got.status)
+		require.GreaterOrEqual(t, got.token, old, "what was granted before is over")
+		require.Less(t, got.token, r.look().prepared.token)
+	}
+	require.True(t, r.release(other, 0))
+	_, token := r.granted(ps)
+	require.Greater(t, token, old)
+}
+
+func TestAHandOverThatWasPreparedOutlivesTheQueue(t *testing.T) {
+	r := newRig(t)
+	ps := r.listen("a")
+	owner := r.enter()
+	heir := r.waiter("a")
+	require.NoError(t, r.rdb.Del(t.Context(), r.keys.queue).Err())
+	require.True(t, r.release(owner, 0))
+	hold, _ := r.granted(ps)
+	require.Equal(t, heir.id, hold)
+	require.True(t, r.release(heir, 0))
+	require.Empty(t, r.look().hash)
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // state
 
 func TestStateReadsALockAndWritesNothing(t *testing.T) {
@@ -966,7 +1181,7 @@ func TestStateReadsALockAndWritesNothing(t *testing.T) {
 	r.waiter("b")
 	got = state()
 	got.ttl = 0
-	require.Equal(t, lockState{hold: h.id, shown: h.id, count: 3, token: token, waiters: 2}, got)
+	require.Equal(t, lockState{hold: h.id, shown: h.id, count: 3, token: r.look().prepared.token, waiters: 2}, got)
 
 	require.NoError(t, r.rdb.Persist(t.Context(), r.keys.base).Err())
 	require.Equal(t, -time.Millisecond, state().ttl, "no lease")
@@ -1009,7 +1224,9 @@ func TestAHashOfSomebodyElseCountsAsHeld(t *testing.T) {
 			})
 			got := r.join(h, "me", 0)
 			require.Equal(t, acquireQueued, got.status)
-			require.Positive(t, r.look().queueEnd, "the queue has a TTL also if the owner has none")
+			v := r.look()
+			require.Positive(t, v.queueEnd, "the queue has a TTL also if the owner has none")
+			require.Nil(t, v.prepared, "nothing is noted in it")
 		})
 	}
 }
@@ -1070,8 +1287,8 @@ func TestAKeyOfAnotherTypeIsAnErrorAndLeavesEverythingAsItWas(t *testing.T) {
 	// The keys that a call does not need, so that it may just as well succeed.
 	may := map[string][]string{
 		"base":  {"abandon a waiter"},
-		"queue": {"acquire again", "partial release", "acquire"},
-		"token": {"acquire", "acquire and wait", "acquire again", "ask whether the grant has come", "partial release", "abandon a waiter"},
+		"queue": {"acquire again", "partial release", "acquire", "last release"},
+		"token": {"acquire", "acquire and wait", "acquire again", "ask whether the grant has come", "partial release", "abandon a waiter", "last release"},
 	}
 	for _, key := range []string{"base", "queue", "token"} {
 		for name, call := range calls {
@@ -1134,8 +1351,7 @@ func TestATokenKeyWithoutANumberIsAnErrorAndNothingChanges(t *testing.T) {
 		r.waiter("next")
 		junk(r)
 		r.unchanged(func() {
-			_, _, err := r.wire.release(t.Context(), h, 0, once)
-			require.ErrorContains(t, err, "not an integer")
+			require.ErrorContains(t, r.wire.forceRelease(t.Context(), r.keys, h.id, once), "not an integer")
 		})
 	})
 }
@@ -2083,13 +2299,21 @@ func newTestHold(t testing.TB, c *Client, k *keys, holder Holder, options ...Opt
 // for one that never ends.
 type view struct {
 	now      time.Time
-	hash     map[string]string
+	hash     map[string]string // without what is prepared
+	prepared *prepared
 	baseEnd  int64
-	queue    []redis.Z
+	queue    []redis.Z // without the owner
+	served   *redis.Z  // the owner's place in it, which it may keep until somebody comes
 	queueEnd int64
 	token    int64
 	tokenEnd int64
 	slack    time.Duration // how far the ends may be off
+}
+
+// prepared is the next hand-over.
+type prepared struct {
+	member string
+	token  int64
 }
 
 func look(t testing.TB, rdb *redis.Client, k *keys) view {
@@ -2109,6 +2333,20 @@ func look(t testing.TB, rdb *redis.Client, k *keys) view {
 	require.NoError(t, queue.Err())
 	require.NoError(t, now.Err())
 	v := view{now: now.Val(), hash: hash.Val(), queue: queue.Val(), slack: 5 * time.Millisecond}
+	if text, ok := v.hash["next"]; ok {
+		delete(v.hash, "next")
+		i := strings.LastIndexByte(text, '|')
+		require.Positive(t, i, text)
+		n, err := strconv.ParseInt(text[i+1:], 10, 64)
+		require.NoError(t, err)
+		v.prepared = &prepared{text[:i], n}
+	}
+	if len(v.queue) > 0 {
+		hold, _, _ := strings.Cut(v.queue[0].Member.(string), "|")
+		if _, owns := v.hash[hold]; owns {
+			v.served, v.queue = &v.queue[0], v.queue[1:]
+		}
+	}
 	if n, err := token.Int64(); !errors.Is(err, redis.Nil) {
 		require.NoError(t, err)
 		v.token = n

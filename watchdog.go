@@ -315,8 +315,9 @@ func (l *loss) tell() {
 	}
 	h := l.hold
 	c := h.client
-	if l.err.Reason != LossTaken || h.unsure {
-		// The last renewal may have reached Redis without our knowing: do not let it keep the lock from others.
+	if l.err.Reason != LossTaken || h.unsure || h.queuedFor {
+		// The last renewal may have reached Redis without our knowing: do not let it keep the lock from others. And who was
+		// granted the lock may still be first in the queue.
 		c.orphans.add(h, h.unsure)
 	}
 	c.events.log(h.logger, slog.LevelError, "relock: lock lost", slog.String("lock", h.keys.name),

@@ -14,7 +14,13 @@ local base, queue, token_key = KEYS[1], KEYS[2], KEYS[3]
 local hold = ARGV[1]
 
 if call('HEXISTS', base, hold) == 0 then
-  return call('ZREM', queue, hold .. '|' .. ARGV[2] .. '|' .. ARGV[3])
+  local member = hold .. '|' .. ARGV[2] .. '|' .. ARGV[3]
+  local there = call('ZREM', queue, member)
+  local prepared = call('HMGET', base, NEXT)[1]
+  if prepared and string.match(prepared, '^(.*)|') == member then
+    call('HDEL', base, NEXT)
+  end
+  return there
 end
 local last = last_token(token_key)
 grant(base, queue, token_key, last, last, ARGV[4], nil, hold)

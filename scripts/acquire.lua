@@ -5,11 +5,12 @@
 --          would wait: client id (''), first arrival in microseconds (0: not in the queue yet); how many tokens to set aside
 --          beyond its own (0). What is left out at the end has the value in brackets: in the common case each argument
 --          would cost a tenth of what the script does.
--- Returns  token                                        the hold owns the lock, with the target count
+-- Returns  token                                        the hold owns the lock, with the target count (a positive number,
+--                                                       where that is above 1)
 --          0                                            the hold had entered before and is not the owner any more
 --          {remaining ms, owner}                        another hold owns it; if it was to wait: nobody hears the
 --                                                       client's channel here, so it would wait in vain
---          {remaining ms, owner, arrival, position, last token}
+--          {remaining ms, owner, arrival, position, token}
 --                                                       and this one is queued, with position waiters before it; a grant
 --                                                       with that token or a lower one is from before this answer
 -- Idempotent because the count is set, never added to, and a queued hold keeps its place.
@@ -39,11 +40,14 @@ local ttl, target, step = tonumber(ARGV[2]), tonumber(ARGV[3] or 1), tonumber(AR
 local publish, client, aside = ARGV[5] or 'PUBLISH', ARGV[6] or '', tonumber(ARGV[8] or 0)
 
 local last_given = last_token(token_key) -- must be one
-local held_by, _, last, shown = owner(base)
+local held_by, _, last, shown, prepared = owner(base)
 if held_by == hold then
   update(base, hold, target, step, last, ttl)
-  if last_given == 0 then
-    last_given = next_token(token_key, 0, 0, aside) + aside -- the key was lost
+  if last_given == 0 or target == 1 and prepared then -- the key was lost, or the last one is meant for the next hold
+    if prepared then
+      call('HDEL', base, NEXT)
+    end
+    last_given = next_token(token_key, last_given, last_given, aside) + aside
   end
   return last_given - aside
 end
@@ -60,12 +64,19 @@ if not held_by then
   if first == hold then
     return token
   end
-  shown, last_given = first, token
+  held_by, shown, last_given, prepared = first, first, token, nil
 end
 
 local remaining = call('PTTL', base)
 if client == '' or not reach(publish, base .. ':' .. client) then
   return {remaining, shown}
+end
+
+-- The owner may still be first in the queue, see enter.
+local head = call('ZRANGE', queue, 0, 0)[1]
+local changed = head and string.match(head, '^[^|]*') == held_by
+if changed then
+  call('ZPOPMIN', queue)
 end
 
 local member = hold .. '|' .. client .. '|' .. ARGV[2] .. (aside > 0 and '|' .. ARGV[8] or '')
@@ -78,10 +89,19 @@ if not arrival then
     arrival = math.max(now_us(), (tail or 0) + 1)
   end
   call('ZADD', queue, arrival, member)
+  changed = true
 end
 -- A waiter asks again within its own lease after the owner's: its entry outlives that.
 local keep = math.max(remaining, ttl) + ttl + 60000
 if call('PTTL', queue) < keep then
   call('PEXPIRE', queue, keep)
 end
-return {remaining, shown, arrival, call('ZRANK', queue, member) or 0, last_given}
+
+local reply = {remaining, shown, arrival, call('ZRANK', queue, member) or 0, last_given}
+local heir, digits = string.match(prepared or '', '^(.*)|(%d+)$')
+if heir == member then
+  reply[5] = tonumber(digits) - 1 -- the grant to come has the last one
+elseif changed then
+  prepare(base, queue, token_key, held_by, heir, last_given, publish)
+end
+return reply

@@ -29,12 +29,13 @@ local function grant(base, queue, token_key, last, used, publish, caller, old, w
     local head = call('ZPOPMIN', queue)[1] -- needs no memory; after it Redis lets the script write all the same
     local hold, client, ttl, aside = string.match(head, '^([^|]+)|([^|]+)|(%d+)|?(%d*)$')
     local channel = base .. ':' .. (client or '')
-    local command = hold and hold ~= caller and reach(publish, channel)
-    if command or hold and hold == caller then
+    local waits = hold and hold ~= old -- the owner itself, if its grant was prepared
+    local command = waits and hold ~= caller and reach(publish, channel)
+    if command or waits and hold == caller then
       local token, digits = next_token(token_key, last, used, aside ~= '' and tonumber(aside) or 0)
       call('HSET', base, hold, '1')
       if old then
-        call('HDEL', base, old, STEP, AS)
+        call('HDEL', base, old, STEP, AS, NEXT)
       end
       call('PEXPIRE', base, ttl)
       if command then
@@ -45,5 +46,21 @@ local function grant(base, queue, token_key, last, used, publish, caller, old, w
   end
   if old then
     call('DEL', base)
+  end
+end
+
+-- Prepares the hand-over from the owner to the first waiter, see enter. heir is for whom it is prepared already, nil if for
+-- nobody. What release needs more for cannot be prepared: sharded pub/sub, and tokens to set aside. A token ahead of the
+-- clock is not drawn before it is given: it might never be. And nothing is noted in a hash that is not of our making.
+local function prepare(base, queue, token_key, held_by, heir, last, publish)
+  local head = call('ZRANGE', queue, 0, 0)[1]
+  if heir == head then
+    return
+  end
+  if publish == 'PUBLISH' and string.find(head, '^[^|]+|[^|]+|%d+$') and string.find(held_by, ':%d+:%d+$') and now_us() > last then
+    local _, digits = next_token(token_key, last, last, 0)
+    call('HSET', base, NEXT, head .. '|' .. digits)
+  elseif heir then
+    call('HDEL', base, NEXT)
   end
 end

@@ -12,25 +12,39 @@ local base, queue, token_key = KEYS[1], KEYS[2], KEYS[3]
 local hold, target, step = ARGV[1], ARGV[2] or '0', ARGV[3] or '2'
 
 if target == '0' then
-  -- The common case first, before the rest is even defined: nobody waits.
+  -- The common cases first, before the rest is even defined.
+  local mine, prepared = unpack(call('HMGET', base, hold, 'next'))
+  if not mine then
+    return 0
+  end
+
+  -- Somebody waits, and the hand-over is prepared. On a server that has been idle each kind of command costs several
+  -- microseconds here, and so does each key; a waiter waits for their sum.
+  if prepared and (ARGV[5] or 'PUBLISH') == 'PUBLISH' then
+    local heir, client, lease, token = string.match(prepared, '^([^|]+)|([^|]+)|(%d+)|(%d+)$')
+    local channel = base .. ':' .. client
+    if call('PUBSUB', 'NUMSUB', channel)[2] > 0 then
+      call('PEXPIRE', base, lease) -- needs no memory; after it Redis lets the script write all the same
+      call('HSET', base, heir, '1')
+      call('HDEL', base, hold, 'step', 'as', 'next')
+      call('PUBLISH', channel, heir .. '|' .. token)
+      return 1
+    end
+  end
+
+  -- Nobody waits.
   local waiting = call('ZCARD', queue)
   if waiting == 0 then
-    local left = call('HDEL', base, hold)
-    if left == 1 and step ~= '2' then
-      call('DEL', base) -- the hold was entered again or passed on, and there is a note of that
-    end
-    if left == 1 and ARGV[7] and call('GET', token_key) == ARGV[7] then
+    call('DEL', base)
+    if ARGV[7] and call('GET', token_key) == ARGV[7] then
       call('INCRBY', token_key, ARGV[6] - ARGV[7])
     end
-    return left
+    return 1
   end
 
 --- include enter
 --- include grant
 
-  if call('HEXISTS', base, hold) == 0 then
-    return 0
-  end
   local last = last_token(token_key)
   local used = ARGV[7] and last == tonumber(ARGV[7]) and tonumber(ARGV[6]) or last
   grant(base, queue, token_key, last, used, ARGV[5] or 'PUBLISH', nil, hold, waiting)
