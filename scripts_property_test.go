@@ -242,6 +242,7 @@ type modelLock struct {
 	top   int64        // the largest that a hold has had
 
 	prepared *prepared  // the next hand-over, as last seen
+	before   int64      // the last token before it
 	served   *modelHold // the owner, while it has its place in the queue
 
 	subscribed map[*propertyClient]bool
@@ -249,7 +250,6 @@ type modelLock struct {
 	// What the present command did that only the server knows the numbers of, until check has looked.
 	unseen    bool
 	newToken  bool
-	newReply  bool // the owner has asked for its token, and that which was prepared is another's
 	newWaiter *modelHold
 	leaseEnd  int64           // in ms of the server's clock, as last seen; 0: no lease
 	leases    []time.Duration // that were set since
@@ -423,8 +423,7 @@ func (s *sequence) applyAcquire(o *op) acquireStatus {
 	h, l := o.hold, o.hold.lock
 	if l.owner == h {
 		l.set(o)
-		l.newToken = l.newToken || l.token == 0 // the key had gone meanwhile
-		l.newReply = l.newReply || o.target == 1 && l.prepared != nil
+		l.newToken = l.newToken || l.token == 0 && l.before == 0 // the key had gone meanwhile
 		return acquireOurs
 	}
 	if o.target > 1 {
@@ -783,10 +782,12 @@ func (s *sequence) acquire(o *op) acquisition {
 	switch r.status {
 	case acquireOurs:
 		s.saw("acquire ours")
-		require.Equal(s, l.token, r.token, "token")
-		if o.target == 1 {
-			l.top = r.token
+		want := l.token
+		if l.before > 0 {
+			want = l.before
 		}
+		require.Equal(s, want, r.token, "token")
+		l.top = r.token
 	case acquireQueued:
 		s.saw("acquire queued")
 		require.Equal(s, l.position(h), r.position, "position")
@@ -1144,11 +1145,11 @@ func (s *sequence) check(l *modelLock) {
 
 	// The next hand-over, if it is prepared, is that to the first waiter; unless the queue's key is gone.
 	before, heir := before, l.prepared
-	l.prepared = v.prepared
+	l.prepared, l.before = v.prepared, v.before
 	if p := v.prepared; p != nil {
 		s.saw("prepared")
 		require.NotNil(s, l.owner, context)
-		require.Greater(s, p.token, l.top, context)
+		require.Greater(s, p.token, v.before, context)
 		if len(v.queue) > 0 {
 			require.Equal(s, v.queue[0].Member, p.member, context)
 		}
@@ -1190,7 +1191,7 @@ func (s *sequence) check(l *modelLock) {
 	case l.newToken && heir != nil && strings.HasPrefix(heir.member, l.owner.id+"|") && v.token == l.token:
 		s.saw("grant that was prepared")
 		given = heir.token
-	case (l.newToken || l.newReply) && !drawn:
+	case l.newToken && !drawn:
 		given = v.token
 		require.GreaterOrEqual(s, given, before.UnixMicro(), context)
 		require.Greater(s, v.tokenEnd, v.now.Add(24*time.Hour-10*time.Second).UnixMilli(), context)
@@ -1236,7 +1237,7 @@ func (s *sequence) check(l *modelLock) {
 		require.Zero(s, v.queueEnd, context)
 	}
 	require.GreaterOrEqual(s, v.tokenEnd, int64(0), context)
-	l.newToken, l.newReply, l.newWaiter, l.leases = false, false, nil, nil
+	l.newToken, l.newWaiter, l.leases = false, nil, nil
 }
 
 // finish gives back whatever is left, in any order. Then nothing is left.

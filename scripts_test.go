@@ -1101,21 +1101,20 @@ func TestAnOwnerThatAsksForItsTokenDoesNotGetThatOfTheNext(t *testing.T) {
 	r := newRig(t)
 	ps := r.listen("a")
 	owner := r.enter()
+	top := r.look().token
 	first := r.waiter("a")
+	require.Equal(t, acquisition{status: acquireOurs, token: top}, r.ask(owner, 1))
 	require.True(t, r.release(owner, 0))
-	_, lost := r.granted(ps) // the message, as far as first knows
+	_, given := r.granted(ps) // the message, which first has not seen
+	require.Equal(t, acquisition{status: acquireOurs, token: given}, r.ask(first, 1))
 	second := r.waiter("a")
-	prepared := r.look().prepared.token
-	got := r.ask(first, 1)
-	require.Equal(t, acquireOurs, got.status)
-	require.Greater(t, got.token, lost)
-	require.Greater(t, got.token, prepared)
-	require.Nil(t, r.look().prepared, "which would be smaller now")
-	require.Equal(t, got, r.ask(first, 1))
-	require.True(t, r.release(first, 0))
-	hold, token := r.granted(ps)
-	require.Equal(t, second.id, hold)
-	require.Greater(t, token, got.token)
+	require.Greater(t, r.look().prepared.token, given)
+	require.Equal(t, acquisition{status: acquireOurs, token: given}, r.ask(first, 1))
+	r.abandon(second, "a")
+	require.Equal(t, acquisition{status: acquireOurs, token: given}, r.ask(first, 1))
+	s, err := r.wire.state(t.Context(), r.keys, once)
+	require.NoError(t, err)
+	require.Equal(t, given, s.token)
 }
 
 func TestAWaiterThatAsksAgainKnowsItsPreparedGrantFromAnOlderOne(t *testing.T) {
@@ -1181,7 +1180,7 @@ func TestStateReadsALockAndWritesNothing(t *testing.T) {
 	r.waiter("b")
 	got = state()
 	got.ttl = 0
-	require.Equal(t, lockState{hold: h.id, shown: h.id, count: 3, token: r.look().prepared.token, waiters: 2}, got)
+	require.Equal(t, lockState{hold: h.id, shown: h.id, count: 3, token: token, waiters: 2}, got)
 
 	require.NoError(t, r.rdb.Persist(t.Context(), r.keys.base).Err())
 	require.Equal(t, -time.Millisecond, state().ttl, "no lease")
@@ -2301,6 +2300,7 @@ type view struct {
 	now      time.Time
 	hash     map[string]string // without what is prepared
 	prepared *prepared
+	before   int64 // the last token before that
 	baseEnd  int64
 	queue    []redis.Z // without the owner
 	served   *redis.Z  // the owner's place in it, which it may keep until somebody comes
@@ -2333,6 +2333,7 @@ func look(t testing.TB, rdb *redis.Client, k *keys) view {
 	require.NoError(t, queue.Err())
 	require.NoError(t, now.Err())
 	v := view{now: now.Val(), hash: hash.Val(), queue: queue.Val(), slack: 5 * time.Millisecond}
+	var err error
 	if text, ok := v.hash["next"]; ok {
 		delete(v.hash, "next")
 		i := strings.LastIndexByte(text, '|')
@@ -2340,6 +2341,11 @@ func look(t testing.TB, rdb *redis.Client, k *keys) view {
 		n, err := strconv.ParseInt(text[i+1:], 10, 64)
 		require.NoError(t, err)
 		v.prepared = &prepared{text[:i], n}
+	}
+	if text, ok := v.hash["token"]; ok {
+		delete(v.hash, "token")
+		v.before, err = strconv.ParseInt(text, 10, 64)
+		require.NoError(t, err)
 	}
 	if len(v.queue) > 0 {
 		hold, _, _ := strings.Cut(v.queue[0].Member.(string), "|")

@@ -114,6 +114,24 @@ func TestAWaiterOfALockWhoseLeaseRunsOutIsInSoonAfterwards(t *testing.T) {
 	w.awaitFree("a", 0)
 }
 
+func TestALockThatIsTakenFromWhoHadWaitedLeavesNoPlaceInTheQueue(t *testing.T) {
+	w := onShared(t)
+	const ttl = 600 * time.Millisecond
+	owner := w.peer().NewLock("a")
+	section := w.enter(t.Context(), owner, soon)
+	waiter := w.start(t.Context(), w.peer(relock.WithTTL(ttl)).NewLock("a"))
+	w.awaitWaiters("a", 1)
+	w.leave(section, owner, soon)
+	mine := waiter.in(soon)
+	queue := baseKey("a") + ":queue"
+	require.EqualValues(t, 1, w.plain.ZCard(t.Context(), queue).Val(), "the release has left the queue alone")
+	require.NoError(t, w.plain.Del(t.Context(), baseKey("a")).Err())
+	require.Equal(t, relock.LossTaken, w.lost(mine, 0).Reason)
+	redistest.Eventually(t, soon, func() bool { return w.plain.Exists(t.Context(), queue).Val() == 0 }, "its place is gone")
+	w.leave(w.enter(t.Context(), owner, soon), owner, soon)
+	w.awaitFree("a", 0)
+}
+
 func TestAWaiterIsBehindTheQueueThoughTheServersClockWasTurnedBack(t *testing.T) {
 	w := onShared(t)
 	owner := w.peer().NewLock("a")

@@ -5,8 +5,7 @@
 --          would wait: client id (''), first arrival in microseconds (0: not in the queue yet); how many tokens to set aside
 --          beyond its own (0). What is left out at the end has the value in brackets: in the common case each argument
 --          would cost a tenth of what the script does.
--- Returns  token                                        the hold owns the lock, with the target count (a positive number,
---                                                       where that is above 1)
+-- Returns  token                                        the hold owns the lock, with the target count
 --          0                                            the hold had entered before and is not the owner any more
 --          {remaining ms, owner}                        another hold owns it; if it was to wait: nobody hears the
 --                                                       client's channel here, so it would wait in vain
@@ -40,16 +39,13 @@ local ttl, target, step = tonumber(ARGV[2]), tonumber(ARGV[3] or 1), tonumber(AR
 local publish, client, aside = ARGV[5] or 'PUBLISH', ARGV[6] or '', tonumber(ARGV[8] or 0)
 
 local last_given = last_token(token_key) -- must be one
-local held_by, _, last, shown, prepared = owner(base)
+local held_by, _, last, shown, prepared, before = owner(base)
 if held_by == hold then
   update(base, hold, target, step, last, ttl)
-  if last_given == 0 or target == 1 and prepared then -- the key was lost, or the last one is meant for the next hold
-    if prepared then
-      call('HDEL', base, NEXT)
-    end
-    last_given = next_token(token_key, last_given, last_given, aside) + aside
+  if not before and last_given == 0 then
+    last_given = next_token(token_key, 0, 0, aside) + aside -- the key was lost
   end
-  return last_given - aside
+  return (before or last_given) - aside
 end
 if target > 1 then
   return 0
@@ -64,7 +60,7 @@ if not held_by then
   if first == hold then
     return token
   end
-  held_by, shown, last_given, prepared = first, first, token, nil
+  held_by, shown, prepared, before, last_given = first, first, nil, nil, last_token(token_key)
 end
 
 local remaining = call('PTTL', base)
@@ -102,6 +98,6 @@ local heir, digits = string.match(prepared or '', '^(.*)|(%d+)$')
 if heir == member then
   reply[5] = tonumber(digits) - 1 -- the grant to come has the last one
 elseif changed then
-  prepare(base, queue, token_key, held_by, heir, last_given, publish)
+  prepare(base, queue, token_key, held_by, heir, before, last_given, publish)
 end
 return reply

@@ -2,8 +2,9 @@
 --
 -- A lock is three keys in one slot:
 --   base          hash    <hold> -> count and, once the hold has been entered again, "step" -> its last step; once
---                         its process has passed it on, "as" -> "<number of the pass>|<the hold that has it now>"; and,
---                         while others wait, "next" -> "<the first of them, as in the queue>|<its token>"
+--                         its process has passed it on, "as" -> "<number of the pass>|<the hold that has it now>"; and
+--                         while others wait, "next" -> "<the first of them, as in the queue>|<its token>" and
+--                         "token" -> the last one that was given or set aside before
 --   base:queue    zset    "<hold>|<client id>|<lease ms>", or with "|<tokens>" behind it -> arrival in microseconds. The
 --                         first may be the owner itself, see below
 --   base:token    string  the last fencing token that was given or set aside
@@ -12,12 +13,12 @@
 -- Tokens are set aside for the holds to which a process may pass the lock without asking: as many as it says in advance, all
 -- larger than its own. What it has not used comes back with the release.
 --
--- What a waiter joins the queue, it prepares the next hand-over: "next" says all that the release needs to know, so that it
+-- When a waiter joins the queue, it prepares the next hand-over: "next" says all that the release needs to know, so that it
 -- touches no other key. It also leaves the queue alone, whose first is the owner then, until somebody else changes it.
 --
 -- Lua numbers are doubles. Microseconds since 1970 stay below 2^53 until the year 2255, so they are exact here.
 
-local STEP, AS, NEXT = 'step', 'as', 'next'
+local STEP, AS, NEXT, TOKEN = 'step', 'as', 'next', 'token'
 
 local function now_us()
   local t = call('TIME')

@@ -35,7 +35,7 @@ local function grant(base, queue, token_key, last, used, publish, caller, old, w
       local token, digits = next_token(token_key, last, used, aside ~= '' and tonumber(aside) or 0)
       call('HSET', base, hold, '1')
       if old then
-        call('HDEL', base, old, STEP, AS, NEXT)
+        call('HDEL', base, old, STEP, AS, NEXT, TOKEN)
       end
       call('PEXPIRE', base, ttl)
       if command then
@@ -50,16 +50,20 @@ local function grant(base, queue, token_key, last, used, publish, caller, old, w
 end
 
 -- Prepares the hand-over from the owner to the first waiter, see enter. heir is for whom it is prepared already, nil if for
--- nobody. What release needs more for cannot be prepared: sharded pub/sub, and tokens to set aside. A token ahead of the
--- clock is not drawn before it is given: it might never be. And nothing is noted in a hash that is not of our making.
-local function prepare(base, queue, token_key, held_by, heir, last, publish)
+-- nobody, and before the last token before that, nil if none was noted. last is for next_token.
+--
+-- Not prepared is what a release needs more for: sharded pub/sub, and tokens to set aside. A token ahead of the clock is not
+-- drawn before it is given, as it might never be; and none while the owner's is not known. And nothing is noted in a hash
+-- that is not of our making.
+local function prepare(base, queue, token_key, held_by, heir, before, last, publish)
   local head = call('ZRANGE', queue, 0, 0)[1]
   if heir == head then
     return
   end
-  if publish == 'PUBLISH' and string.find(head, '^[^|]+|[^|]+|%d+$') and string.find(held_by, ':%d+:%d+$') and now_us() > last then
+  if publish == 'PUBLISH' and string.find(head, '^[^|]+|[^|]+|%d+$') and string.find(held_by, ':%d+:%d+$') and last > 0
+    and now_us() > last then
     local _, digits = next_token(token_key, last, last, 0)
-    call('HSET', base, NEXT, head .. '|' .. digits)
+    call('HSET', base, NEXT, head .. '|' .. digits, TOKEN, string.format('%.0f', before or last))
   elseif heir then
     call('HDEL', base, NEXT)
   end

@@ -1,11 +1,11 @@
 -- Included, after enter, by the scripts that ask who owns a lock, or change what an owner says of itself.
 
 -- Who holds the lock, how often, the last step of that hold, the hold that others are told of (the same, or that to which
--- its process has passed it), and the hand-over that is prepared. The hold is nil when the lock is free. A hash that is not of our making is a lock held by
+-- its process has passed it), and if one was prepared, the next hand-over and the last token before it. The hold is nil when the lock is free. A hash that is not of our making is a lock held by
 -- whatever stands in it.
 local function owner(base)
   local fields = call('HGETALL', base)
-  local hold, count, step, shown, prepared = nil, 0, 1, nil, nil
+  local hold, count, step, shown, prepared, token = nil, 0, 1, nil, nil, nil
   for i = 1, #fields, 2 do
     if fields[i] == STEP then
       step = tonumber(fields[i + 1]) or 1
@@ -13,12 +13,14 @@ local function owner(base)
       shown = string.match(fields[i + 1], '^%d+|(.+)$')
     elseif fields[i] == NEXT then
       prepared = fields[i + 1]
+    elseif fields[i] == TOKEN then
+      token = tonumber(fields[i + 1])
     else
       hold, count = fields[i], tonumber(fields[i + 1]) or 0
     end
   end
   hold = hold or fields[1]
-  return hold, count, step, shown or hold, prepared
+  return hold, count, step, shown or hold, prepared, token
 end
 
 -- Sets the count and the lease of the owner, unless a later step of the same hold (last) has been here already.

@@ -25,7 +25,7 @@ if target == '0' then
     local channel = base .. ':' .. client
     if call('PUBSUB', 'NUMSUB', channel)[2] > 0 then
       call('PEXPIRE', base, lease) -- needs no memory; after it Redis lets the script write all the same
-      call('HSET', base, heir, '1')
+      call('HSET', base, heir, '1', 'token', token)
       call('HDEL', base, hold, 'step', 'as', 'next')
       call('PUBLISH', channel, heir .. '|' .. token)
       return 1

@@ -112,8 +112,8 @@ func (r *reader) lock(ctx context.Context, name string, clock time.Time, all boo
 		if state.TTL >= 0 {
 			info.LeaseMs = new(state.TTL.Milliseconds())
 		}
-		// A token is made from the server's clock in microseconds when the lock is taken. A clock that has been turned
-		// back makes it lie ahead: then nothing better is known than "now".
+		// A token is made from the server's clock in microseconds when the lock is taken, or when its holder was the next in
+		// the queue. A clock that has been turned back makes it lie ahead: then nothing better is known than "now".
 		if state.Token > 0 && holderForm.MatchString(info.Holder) {
 			since := time.UnixMicro(state.Token).UTC()
 			if since.After(clock) {
@@ -125,7 +125,7 @@ func (r *reader) lock(ctx context.Context, name string, clock time.Time, all boo
 	if info.Waiters == 0 {
 		return info, nil
 	}
-	last := int64(0)
+	last := int64(1) // the owner may still be first
 	if all {
 		last = -1
 	}
@@ -134,6 +134,9 @@ func (r *reader) lock(ctx context.Context, name string, clock time.Time, all boo
 		return lockInfo{}, err
 	}
 	queue := readQueue(entries, clock)
+	if len(queue) > 0 && queue[0].Holder == info.Holder {
+		queue = queue[1:]
+	}
 	if len(queue) > 0 {
 		info.WaitMs = &queue[0].WaitMs
 	}
