@@ -126,7 +126,7 @@ func TestALockThatIsTakenFromWhoHadWaitedLeavesNoPlaceInTheQueue(t *testing.T) {
 	queue := baseKey("a") + ":queue"
 	require.EqualValues(t, 1, w.plain.ZCard(t.Context(), queue).Val(), "the release has left the queue alone")
 	require.NoError(t, w.plain.Del(t.Context(), baseKey("a")).Err())
-	require.Equal(t, relock.LossTaken, w.lost(mine, 0).Reason)
+	require.Equal(t, relock.LossTaken, w.lost(mine, soon).Reason)
 	redistest.Eventually(t, soon, func() bool { return w.plain.Exists(t.Context(), queue).Val() == 0 }, "its place is gone")
 	w.leave(w.enter(t.Context(), owner, soon), owner, soon)
 	w.awaitFree("a", 0)
