@@ -1287,7 +1287,7 @@ func TestAKeyOfAnotherTypeIsAnErrorAndLeavesEverythingAsItWas(t *testing.T) {
 	may := map[string][]string{
 		"base":  {"abandon a waiter"},
 		"queue": {"acquire again", "partial release", "acquire", "last release"},
-		"token": {"acquire", "acquire and wait", "acquire again", "ask whether the grant has come", "partial release", "abandon a waiter", "last release"},
+		"token": {"acquire", "acquire and wait", "acquire again", "ask whether the grant has come", "partial release", "abandon a waiter", "last release", "state"},
 	}
 	for _, key := range []string{"base", "queue", "token"} {
 		for name, call := range calls {
