@@ -564,17 +564,13 @@ func (a *acquiring) wait(recheck time.Duration, last int64) (token int64, err er
 	timer := time.NewTimer(recheck)
 	defer timer.Stop()
 	select {
-	case token := <-a.waiter.granted:
-		if token <= last {
-			return 0, nil
+	case what := <-a.waiter.words:
+		if what.token <= last { // also 0: the connection was lost, and what was published meanwhile with it
+			return 0, what.err
 		}
-		return token, nil
-	case <-a.waiter.again: // the connection was lost, and what was published meanwhile with it
-		return 0, nil
+		return what.token, nil
 	case <-timer.C:
 		return 0, nil
-	case err := <-a.waiter.failed:
-		return 0, err
 	case <-a.lock.client.closed:
 		return 0, ErrClosed
 	case <-a.waiting.Done():

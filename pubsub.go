@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -55,15 +56,39 @@ type subscription struct {
 	idle      time.Time          // since when nobody waits
 }
 
-// waiter is one hold that waits for its grant. Its channels have room for one, and are only read by that wait.
+// waiter is one hold that waits for its grant.
 type waiter struct {
 	hub  *hub
 	sub  *subscription
 	hold *hold
 
-	granted chan int64    // the token
-	again   chan struct{} // the subscription is (again) confirmed: ask Redis
-	failed  chan error    // the server refuses the subscription
+	// words has room for one, is sent to under the hub's mutex, and is only read by that wait. The first word is enough: whatever
+	// it is, the waiter asks Redis after it, or need not ask.
+	words chan word
+}
+
+// word is what a waiter is told. The zero word: the subscription is (again) confirmed, so ask Redis.
+type word struct {
+	message bool  // a message has come
+	token   int64 // that it grants, 0 if it grants none
+	err     error // the server refuses the subscription
+}
+
+// tellLocked leaves a word for the waiter, if there is none yet.
+func (w *waiter) tellLocked(what word) {
+	select {
+	case w.words <- what:
+	default:
+	}
+}
+
+// failLocked leaves an error for the waiter, in place of any other word: asking Redis would not bring it again.
+func (w *waiter) failLocked(err error) {
+	select {
+	case <-w.words:
+	default:
+	}
+	w.tellLocked(word{err: err})
 }
 
 func newHub(c *Client) *hub {
@@ -90,10 +115,7 @@ func (b *hub) hears(topic string) bool {
 }
 
 func (b *hub) addLocked(s *subscription, h *hold) *waiter {
-	w := &waiter{
-		hub: b, sub: s, hold: h,
-		granted: make(chan int64, 1), again: make(chan struct{}, 1), failed: make(chan error, 1),
-	}
+	w := &waiter{hub: b, sub: s, hold: h, words: make(chan word, 1)}
 	s.waiters[h.id] = w
 	return w
 }
@@ -139,17 +161,16 @@ func (b *hub) subscribe(ctx context.Context, h *hold, recheck time.Duration) (*w
 	return w, nil
 }
 
-// confirmation waits until the server has confirmed the subscription, or confirmed it once more.
+// confirmation waits until the server has confirmed the subscription, or confirmed it once more. A message says as much, and
+// one from before costs a question to Redis.
 func (w *waiter) confirmation(ctx context.Context, recheck time.Duration) error {
 	timer := time.NewTimer(recheck)
 	defer timer.Stop()
 	select {
-	case <-w.again:
-		return nil
+	case what := <-w.words:
+		return what.err
 	case <-timer.C:
 		return errNotYet
-	case err := <-w.failed:
-		return err
 	case <-w.hub.client.closed:
 		return ErrClosed
 	case <-ctx.Done():
@@ -199,25 +220,31 @@ func (w *waiter) close() {
 func (native) told(b *hub, channel, payload string) {
 	c := b.client
 	hold, token, ok := grantMessage(payload)
-	base, isOurs := strings.CutSuffix(channel, ":"+c.id)
-	if !ok || !isOurs {
+	base, isOurs := strings.CutSuffix(channel, c.id)
+	base, isChannel := strings.CutSuffix(base, ":")
+	if !ok || !isOurs || !isChannel {
 		c.events.log(c.settings.logger, slog.LevelWarn, "relock: a message that is not a grant", slog.String("channel", channel))
 		return
 	}
-	b.mu.Lock()
-	var w *waiter
-	if s := b.subs[base]; s != nil {
-		w = s.waiters[hold]
-	}
-	b.mu.Unlock()
-	if w == nil {
+	if !b.grant(base, hold, token) {
 		c.returnGrant(base, hold)
-		return
 	}
-	select {
-	case w.granted <- token:
-	default: // it knows
+}
+
+// grant tells the waiter of a hold that the lock is granted to it. false: there is no such waiter.
+func (b *hub) grant(topic, hold string, token int64) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := b.subs[topic]
+	if s == nil {
+		return false
 	}
+	w := s.waiters[hold]
+	if w == nil {
+		return false
+	}
+	w.tellLocked(word{message: true, token: token})
+	return true
 }
 
 // link is the pub/sub connection to one node. Its goroutine makes the connection, asks for what is to be heard on it,
@@ -515,7 +542,14 @@ func (l *link) ping(ps *redis.PubSub) error {
 	return ps.Ping(ctx)
 }
 
-func (l *link) hear() { l.heard.Store(int64(time.Since(l.start))) }
+// hear notes that something has arrived, and returns how long there was nothing before.
+func (l *link) hear() time.Duration {
+	now := int64(time.Since(l.start))
+	return time.Duration(now - l.heard.Swap(now))
+}
+
+// quiet is how long nothing has arrived where nothing more is expected at once.
+const quiet = time.Millisecond
 
 // read hands out what arrives until the connection ends. down is since when there was none.
 //
@@ -531,14 +565,14 @@ func (l *link) read(ctx context.Context, ps *redis.PubSub, down time.Time) error
 			done = ctx //nolint:fatcontext // once: the context of the connection in place of one made from it
 			continue
 		}
-		var refusal redis.Error
-		if errors.As(err, &refusal) && l.refused(err) {
-			continue
-		}
 		if err != nil {
+			var refusal redis.Error
+			if errors.As(err, &refusal) && l.refused(err) {
+				continue
+			}
 			return err
 		}
-		l.hear()
+		before := l.hear()
 		if !l.answered && !down.IsZero() {
 			l.hub.client.reconnected(l.node, time.Since(down))
 		}
@@ -546,6 +580,11 @@ func (l *link) read(ctx context.Context, ps *redis.PubSub, down time.Time) error
 		switch m := msg.(type) {
 		case *redis.Message:
 			l.hub.client.layout.told(l.hub, m.Channel, m.Payload)
+			// The waiter goes first, and not when we have set up the next read. Where message follows upon message it would be
+			// the other way round: of all that is ready to run we would be the last, and those behind would wait for us.
+			if before > quiet {
+				runtime.Gosched()
+			}
 		case *redis.Subscription:
 			switch m.Kind {
 			case "subscribe", "ssubscribe":
@@ -573,10 +612,7 @@ func (l *link) confirmed(channel string) {
 		if s.link == l {
 			s.confirmed, s.there = true, true
 			for _, w := range s.waiters {
-				select {
-				case w.again <- struct{}{}:
-				default:
-				}
+				w.tellLocked(word{})
 			}
 		} else { // it has moved on meanwhile
 			l.leave = append(l.leave, departure{channel, s.sharded})
@@ -615,10 +651,7 @@ func (l *link) refused(err error) bool {
 			continue
 		}
 		for _, w := range s.waiters {
-			select {
-			case w.failed <- err:
-			default:
-			}
+			w.failLocked(err)
 		}
 		l.removeLocked(s)
 	}

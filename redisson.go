@@ -317,40 +317,40 @@ func (r *redisson) run(p *race, a *acquiring, h *hold) error {
 // wake returns when Redis should be asked.
 func (r *redisson) wake(p *race, a *acquiring, h *hold) error {
 	a.wake = WakeNone
-	if heard, err := r.listen(p, a, h); !heard {
+	if hears, err := r.listen(p, a, h); !hears {
 		return err
 	}
-	var ears [2]waiter // a channel that is nil never has anything
+	var words [2]chan word // one that is nil never has anything
 	for i, w := range p.ears {
 		if w != nil {
-			ears[i] = *w
+			words[i] = w.words
 		}
 	}
 	timer := time.NewTimer(time.Until(p.due))
 	defer timer.Stop()
+	var heard [3]word
 	select {
-	case <-ears[0].granted:
-		a.wake = WakeReleased
-	case <-ears[1].granted:
-		a.wake = WakeReleased
-	case <-ears[0].again: // the connection was lost, and what was published meanwhile with it
-	case <-ears[1].again:
+	case heard[0] = <-words[0]:
+	case heard[0] = <-words[1]:
 	case <-timer.C:
-	case err := <-ears[0].failed:
-		p.deafen()
-		return err
-	case err := <-ears[1].failed:
-		p.deafen()
-		return err
 	case <-h.client.closed:
 		return ErrClosed
 	case <-a.waiting.Done():
 		return ended(a.waiting)
 	}
-	for _, ear := range ears { // whatever has come by now, we ask after it; both kinds of one message come together
+	for i := range words { // whatever has come by now, we ask after it; both kinds of one message come together
 		select {
-		case <-ear.granted:
+		case heard[i+1] = <-words[i]:
 		default:
+		}
+	}
+	for _, what := range heard {
+		switch {
+		case what.err != nil:
+			p.deafen()
+			return what.err
+		case what.message:
+			a.wake = WakeReleased
 		}
 	}
 	return nil
@@ -409,10 +409,7 @@ func (r *redisson) told(b *hub, channel, _ string) {
 	for _, topic := range []string{channel, plainTopic + channel} {
 		if s := b.subs[topic]; s != nil {
 			for _, w := range s.waiters {
-				select {
-				case w.granted <- 0:
-				default: // it has not asked since the last one
-				}
+				w.tellLocked(word{message: true})
 			}
 		}
 	}

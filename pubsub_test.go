@@ -1,0 +1,94 @@
+package relock
+
+import (
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+)
+
+func TestAWaiterReadsTheFirstWordUnlessTheServerRefuses(t *testing.T) {
+	refusal := errors.New("NOPERM")
+	grant, confirmed, refused := word{message: true, token: 7}, word{}, word{err: refusal}
+	for name, c := range map[string]struct {
+		told []word
+		want word
+	}{
+		"a grant and then a new connection":   {[]word{grant, confirmed}, grant},
+		"a new connection and then a grant":   {[]word{confirmed, grant}, confirmed},
+		"two grants":                          {[]word{grant, {message: true, token: 8}}, grant},
+		"a grant and then a refusal":          {[]word{grant, refused}, refused},
+		"a new connection and then a refusal": {[]word{confirmed, refused}, refused},
+		"a refusal and then a new connection": {[]word{refused, confirmed}, refused},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := &waiter{words: make(chan word, 1)}
+			for _, what := range c.told {
+				if what.err != nil {
+					w.failLocked(what.err)
+				} else {
+					w.tellLocked(what)
+				}
+			}
+			require.Equal(t, c.want, <-w.words)
+			require.Empty(t, w.words)
+		})
+	}
+}
+
+func TestARefusalAndANewConnectionAtTheSameTimeDoNotHideTheRefusal(t *testing.T) {
+	c := newTestClient(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), "me")
+	refusal := errors.New("NOPERM")
+	for range 500 {
+		w := &waiter{hub: c.hub, words: make(chan word, 1)}
+		var all sync.WaitGroup
+		all.Go(func() {
+			c.hub.mu.Lock()
+			defer c.hub.mu.Unlock()
+			w.tellLocked(word{})
+		})
+		all.Go(func() {
+			c.hub.mu.Lock()
+			defer c.hub.mu.Unlock()
+			w.failLocked(refusal)
+		})
+		err := w.confirmation(t.Context(), time.Minute)
+		if err == nil { // the new connection was first
+			err = w.confirmation(t.Context(), time.Minute)
+		}
+		require.Equal(t, refusal, err)
+		all.Wait()
+	}
+}
+
+// In a cluster the runner of a race has two ears.
+func TestTheRunnerOfARaceMissesNoRefusalBesideAMessage(t *testing.T) {
+	refusal := errors.New("NOPERM")
+	for name, told := range map[string][2]word{
+		"refused by the second": {{message: true}, {err: refusal}},
+		"refused by the first":  {{err: refusal}, {message: true}},
+		"and a new connection":  {{}, {err: refusal}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := New(redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}}), WithRedissonLayout())
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = c.Close() })
+			l := c.NewLock("a")
+			h := l.newHold(NewHolder(), true)
+			for range 20 { // whichever ear select takes first
+				p := &race{key: "a", due: time.Now().Add(time.Minute)}
+				for i := range p.ears {
+					s := &subscription{waiters: map[string]*waiter{}}
+					p.ears[i] = &waiter{hub: c.hub, sub: s, hold: h, words: make(chan word, 1)}
+					p.ears[i].words <- told[i]
+				}
+				a := &acquiring{lock: l, ctx: t.Context(), waiting: t.Context(), mayWait: true}
+				require.Equal(t, refusal, c.layout.(*redisson).wake(p, a, h))
+				require.Nil(t, p.ears[0])
+			}
+		})
+	}
+}
