@@ -188,7 +188,8 @@ func (e *entry) Value(key any) any {
 	return e.Context.Value(key)
 }
 
-// newFrame makes the frame of one more entry, and the context for the caller.
+// newFrame makes the frame of one more entry, and the context for the caller. The garbage collector reports that context if it
+// is dropped without Unlock, from here on: what is not entered must be discarded.
 func newFrame(parent context.Context, h *hold) (*frame, *entry) {
 	f := &frame{hold: h, outer: carriedBy(parent).frame, base: parent}
 	if f.outer != nil {
@@ -196,12 +197,15 @@ func newFrame(parent context.Context, h *hold) (*frame, *entry) {
 	}
 	f.ctx, f.cancel = context.WithCancelCause(parent)
 	f.self = carried{holder: h.holder, frame: f}
-	return f, &entry{Context: f.ctx, frame: f}
+	e := &entry{Context: f.ctx, frame: f}
+	f.cleanup = runtime.AddCleanup(e, (*frame).leaked, f)
+	return f, e
 }
 
-// watch makes the garbage collector report an entry that is dropped without Unlock.
-func (f *frame) watch(e *entry) {
-	f.cleanup = runtime.AddCleanup(e, (*frame).leaked, f)
+// discard ends a frame that was not entered.
+func (f *frame) discard(err error) {
+	f.cancel(err)
+	f.cleanup.Stop()
 }
 
 // leaked is called by the garbage collector when nobody can unlock f any more. It leaves a note for the watchdog, and

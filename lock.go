@@ -197,10 +197,9 @@ func (l *Lock) reenter(ctx context.Context) context.Context {
 	}
 	t.mu.Unlock()
 	if !entered {
-		f.cancel(nil)
+		f.discard(nil)
 		return nil
 	}
-	f.watch(section)
 	return section
 }
 
@@ -239,7 +238,8 @@ type acquiring struct {
 	refusal   *LockedError // what Redis said last
 
 	// What has come of it.
-	section *entry
+	frame   *frame // made, but not entered yet
+	section *entry // of the frame
 	depth   int
 	token   int64
 	wake    Wake
@@ -377,7 +377,21 @@ func (a *acquiring) nested(h *hold) (again bool, err error) {
 			return false, h.lose(LossExpired)
 		}
 	}
-	return false, a.begin(h, func() bool { return h.state == held })
+	a.prepare(h)
+	t.mu.Lock()
+	switch h.state {
+	case held:
+		err = a.beginLocked(h)
+	case leaving: // as the other entries were left, and this one could not be waited for
+		err = ErrReleased
+	default:
+		err = h.end
+	}
+	t.mu.Unlock()
+	if err != nil {
+		a.discard(err)
+	}
+	return false, err
 }
 
 // ask sends the first entry of h once, or until Redis answers.
@@ -397,10 +411,7 @@ func (a *acquiring) ours(h *hold, token int64, answer answer) (done bool, err er
 	if a.waited && a.wake == WakeNone {
 		a.wake = WakeRecheck
 	}
-	if !a.own(h, token, answer.sent) {
-		return false, nil // the reply took longer than the lease
-	}
-	return true, a.enterFirst(h)
+	return a.own(h, token, answer.sent, time.Nanosecond) // the reply may have taken longer than the lease
 }
 
 // refusedBy notes who has the lock.
@@ -422,7 +433,7 @@ func (native) first(a *acquiring, h *hold) error {
 			return a.giveUp(h, err)
 		}
 		if passed {
-			return a.enterFirst(h)
+			return a.passed(h)
 		}
 	}
 	if a.mayWait {
@@ -461,10 +472,12 @@ func (native) first(a *acquiring, h *hold) error {
 			if h.fixed {
 				enough = h.ttl - h.ttl/10
 			}
-			if h.acks > 0 || time.Until(safeUntil(a.ungranted, h.ttl)) < enough || !a.own(h, token, a.ungranted) {
+			if h.acks > 0 {
 				continue
 			}
-			return a.enterFirst(h)
+			if done, err := a.own(h, token, a.ungranted, enough); done {
+				return err
+			}
 
 		case acquireBusy:
 			a.refusedBy(h, reply)
@@ -487,29 +500,47 @@ func (native) first(a *acquiring, h *hold) error {
 	}
 }
 
-// own notes the lease of a new hold. false: it is over already.
-func (a *acquiring) own(h *hold, token int64, sent time.Time) bool {
-	deadline := safeUntil(sent, h.ttl)
-	t := h.client.table
+// own enters a new hold, whose lease was set by a command sent at that time. done: it has entered, or failed for good. Otherwise
+// less than enough is left of the lease.
+func (a *acquiring) own(h *hold, token int64, sent time.Time, enough time.Duration) (done bool, err error) {
+	a.prepare(h)
+	t, deadline := h.client.table, safeUntil(sent, h.ttl)
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	if !time.Now().Before(deadline) {
-		return false
+	now := time.Now()
+	if deadline.Sub(now) < enough {
+		t.mu.Unlock()
+		return false, nil
 	}
-	h.token, h.since, h.renewed, h.deadline, h.unsure, h.queuedFor = token, time.Now(), sent, deadline, a.unsure, a.arrival > 0
-	h.began = h.since
+	h.token, h.since, h.began, h.renewed, h.deadline, h.unsure, h.queuedFor = token, now, now, sent, deadline, a.unsure, a.arrival > 0
 	h.noteTokensLocked(token)
-	return true
+	err = a.firstLocked(h)
+	t.mu.Unlock()
+	return true, a.entered(h, err)
 }
 
-// enterFirst makes a hold that we own held.
-func (a *acquiring) enterFirst(h *hold) error {
-	err := a.begin(h, func() bool {
-		h.state = held
-		h.client.table.scheduleLocked(h)
-		h.client.watchdog.nudgeLocked()
-		return true
-	})
+// passed enters a new hold that was passed the lock.
+func (a *acquiring) passed(h *hold) error {
+	a.prepare(h)
+	t := h.client.table
+	t.mu.Lock()
+	err := a.firstLocked(h)
+	t.mu.Unlock()
+	return a.entered(h, err)
+}
+
+// firstLocked makes a hold that we own held.
+func (a *acquiring) firstLocked(h *hold) error {
+	if err := a.beginLocked(h); err != nil {
+		return err
+	}
+	h.state = held
+	h.client.table.scheduleLocked(h)
+	h.client.watchdog.nudgeLocked()
+	return nil
+}
+
+// entered ends the way to a first entry.
+func (a *acquiring) entered(h *hold, err error) error {
 	if err != nil {
 		return a.giveUp(h, err)
 	}
@@ -519,27 +550,29 @@ func (a *acquiring) enterFirst(h *hold) error {
 	return nil
 }
 
-// begin adds our entry to a hold, if the hold allows it, which is asked under the table's mutex.
-func (a *acquiring) begin(h *hold, allowed func() bool) error {
-	f, section := newFrame(a.ctx, h)
-	c, t := h.client, h.client.table
-	t.mu.Lock()
-	var err error
-	switch {
-	case c.isClosed():
-		err = a.lock.failed("lock", a.holder, ErrClosed)
-	case !allowed():
-		err = h.end
-	default:
-		t.addLocked(h, f)
-		a.section, a.depth, a.token = section, h.count, h.token
+// prepare makes the frame of our entry. It costs more than all else between a grant and the return of Lock, so a call that
+// waits makes it meanwhile.
+func (a *acquiring) prepare(h *hold) {
+	if a.frame == nil {
+		a.frame, a.section = newFrame(a.ctx, h)
 	}
-	t.mu.Unlock()
-	if err != nil {
-		f.cancel(err)
-		return err
+}
+
+// discard ends the frame that was made, if it was not entered.
+func (a *acquiring) discard(err error) {
+	if a.frame != nil {
+		a.frame.discard(err)
+		a.frame = nil
 	}
-	f.watch(section)
+}
+
+// beginLocked adds our entry to a hold.
+func (a *acquiring) beginLocked(h *hold) error {
+	if h.client.isClosed() {
+		return a.lock.failed("lock", a.holder, ErrClosed)
+	}
+	h.client.table.addLocked(h, a.frame)
+	a.frame, a.depth, a.token = nil, h.count, h.token
 	return nil
 }
 
@@ -549,6 +582,7 @@ func (a *acquiring) joined(h *hold, position int) {
 		return
 	}
 	a.waited = true
+	a.prepare(h)
 	if h.queued != nil {
 		close(h.queued)
 	}
@@ -599,6 +633,7 @@ func (a *acquiring) giveUp(h *hold, err error) error {
 	if a.waiter != nil {
 		a.waiter.close()
 	}
+	a.discard(err)
 	c.table.mu.Lock()
 	c.table.finishLocked(h, err)
 	c.table.mu.Unlock()

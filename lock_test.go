@@ -1701,6 +1701,81 @@ func TestAGrantToAWaiterThatHasJustGivenUpGoesToTheNext(t *testing.T) {
 	})
 }
 
+// overheard is a context that counts who wants to know of its end.
+type overheard struct {
+	context.Context
+	done  chan struct{}
+	heard atomic.Int32
+}
+
+func (o *overheard) Done() <-chan struct{} { return o.done }
+
+// AfterFunc is what the context package calls where it finds it.
+func (o *overheard) AfterFunc(func()) (stop func() bool) {
+	o.heard.Add(1)
+	return sync.OnceValue(func() bool {
+		o.heard.Add(-1)
+		return true
+	})
+}
+
+func TestACallThatGivesUpLeavesNothingInItsContextAndIsNoLeak(t *testing.T) {
+	for name, c := range map[string]struct {
+		wait time.Duration
+		end  func(m *member, owner *relock.Lock, section context.Context) error
+		want error
+	}{
+		"its wait is over": {wait: time.Second, want: relock.ErrLocked},
+		"the client is closed": {
+			wait: time.Hour, want: relock.ErrClosed,
+			end: func(m *member, _ *relock.Lock, _ context.Context) error { return m.Close() },
+		},
+		"the connections are closed": {
+			wait: time.Hour, want: redis.ErrClosed,
+			end: func(m *member, _ *relock.Lock, _ context.Context) error {
+				err := m.redis.Close() // no server could refuse it more
+				m.net.CutPubSub()      // it asks
+				return err
+			},
+		},
+		"it enters, and leaves": {
+			wait: time.Hour,
+			end:  func(_ *member, owner *relock.Lock, section context.Context) error { return owner.Unlock(section) },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				var r recorder
+				owner := w.NewClient().NewLock("a")
+				section := enter(t, t.Context(), owner)
+				m := w.NewClient(relock.WithHooks(r.Hooks()))
+				l := m.NewLock("a")
+				parent := &overheard{Context: context.Background(), done: make(chan struct{})}
+				a := begin(t, parent, tryFor(l, c.wait))
+				require.True(t, a.waits())
+				require.Positive(t, parent.heard.Load())
+				if c.end != nil {
+					require.NoError(t, c.end(m, owner, section))
+				}
+				mine, err := a.result()
+				require.ErrorIs(t, err, c.want)
+				if err != nil {
+					require.Equal(t, context.Context(parent), mine)
+				} else {
+					require.EqualValues(t, 1, parent.heard.Load())
+					require.NoError(t, l.Unlock(mine))
+				}
+				require.Zero(t, parent.heard.Load())
+				for range 3 {
+					runtime.GC()
+					pass(relock.DefaultTTL)
+				}
+				require.Empty(t, eventsOf[relock.Leaked](&r))
+			})
+		})
+	}
+}
+
 func TestCancellingAWaitReturnsAtOnceAlsoWhenRedisIsSilent(t *testing.T) {
 	for name, when := range map[string]time.Duration{"from the start": 0, "while waiting": time.Minute} {
 		t.Run(name, func(t *testing.T) {

@@ -1,6 +1,7 @@
 package relock
 
 import (
+	"context"
 	"errors"
 	"sync"
 	"testing"
@@ -91,4 +92,39 @@ func TestTheRunnerOfARaceMissesNoRefusalBesideAMessage(t *testing.T) {
 			}
 		})
 	}
+}
+
+// onSend is a hook of the go-redis client that calls f before a script is sent.
+type onSend struct {
+	pipelines
+	f func()
+}
+
+func (o *onSend) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == "evalsha" {
+			o.f()
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func TestANestedEntryIntoAHoldThatIsBeingLeftIsAnError(t *testing.T) {
+	r := newRig(t)
+	l := r.client.NewLock(t.Name())
+	section, err := l.Lock(t.Context())
+	require.NoError(t, err)
+	h := frameOf(section, r.client, l.keys.base).hold
+	// As by an Unlock that does not wait for this entry any more, and has not come to its end.
+	become := func(state holdState) {
+		r.client.table.mu.Lock()
+		defer r.client.table.mu.Unlock()
+		h.state = state
+	}
+	r.rdb.AddHook(&onSend{f: func() { become(leaving) }})
+	inner, err := l.Lock(section)
+	become(held)
+	require.ErrorIs(t, err, ErrReleased)
+	require.Equal(t, section, inner)
+	require.NoError(t, l.Unlock(section))
 }
