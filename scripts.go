@@ -645,10 +645,15 @@ func (w *wire) release(ctx context.Context, h *hold, target int, e effort) (bool
 }
 
 func (native) release(w *wire, h *hold, c change) *request {
-	r := newRequest(releaseScript, h.keys, 7)
-	r.args = append(r.args, &h.id)
 	unused := c.target == 0 && h.lastToken > h.usedToken
-	if c.target > 0 || c.step != firstStep+1 || unused || w.publish() != plainPublish {
+	usual := c.target == 0 && c.step == firstStep+1 && !unused && w.publish() == plainPublish
+	n := 7
+	if usual {
+		n = 1
+	}
+	r := newRequest(releaseScript, h.keys, n)
+	r.args = append(r.args, &h.id)
+	if !usual {
 		r.args = append(r.args, c.target, c.step, millis(c.lease), w.publish())
 	}
 	if unused {
