@@ -26,7 +26,7 @@ type handoverSizes struct {
 // what is sent meanwhile by all of them.
 //
 // The unit is the raw wake: a script that deletes a key and publishes a message, until a subscriber has the message. It is
-// measured in turns with the hand-overs of a system that is quiet while it waits.
+// measured between the hand-overs of a system that is quiet while it waits, see mixed.
 //
 // A round has all numbers of waiters, in a new order every time, before the next round begins: a machine that gets slower
 // meanwhile is slower for each of them, and not for those that come last.
@@ -106,6 +106,20 @@ func (b *bench) relayRound(c *relay, k, r int) error {
 	return b.flush()
 }
 
+// mixed is the order of n hand-overs and, if wanted, as many raw wakes (true). It is random, and each comes after the same
+// pause: a machine answers faster shortly after it had much to do, so what always comes behind the same other thing is
+// measured on a machine of its own.
+func mixed(n int, wakes bool) []bool {
+	if !wakes {
+		return make([]bool, n)
+	}
+	turns := make([]bool, 2*n)
+	for _, i := range rand.Perm(2 * n)[:n] {
+		turns[i] = true
+	}
+	return turns
+}
+
 // unit is what the hand-overs of a slice are compared with.
 type unit struct {
 	wakes               int
@@ -144,28 +158,30 @@ func (b *bench) handoverSlice(s *system, rt time.Duration, waiters, samples int,
 	}
 
 	hold := b.sizes.handover.hold + 3*rt
-	over := time.Now().Add(b.sizes.handover.limit + time.Duration(samples)*(hold+2*rt))
 	// The first one to have it had not waited before, so the first hand-over is not like the others.
 	if _, err := r.pass(b.sizes.handover.limit); err != nil {
 		return nil, u, err
 	}
 	pause(hold + 10*rt) // it connects and subscribes
+	turns := mixed(samples, w != nil)
+	over := time.Now().Add(b.sizes.handover.limit + time.Duration(len(turns))*(hold+2*rt))
 	var took, wakes durations
 	before, err := b.now()
 	if err != nil {
 		return nil, u, err
 	}
-	for len(took) < samples && time.Now().Before(over) {
-		if w != nil {
-			pause(hold / 2)
+	for _, isWake := range turns {
+		if time.Now().After(over) {
+			break
+		}
+		pause(hold)
+		if isWake {
 			d, err := w.wake(r.ctx)
 			if err != nil {
 				return nil, u, err
 			}
 			wakes = append(wakes, d)
-			pause(hold / 2)
-		} else {
-			pause(hold)
+			continue
 		}
 		d, err := r.pass(b.sizes.handover.limit)
 		if err != nil {
@@ -388,7 +404,13 @@ type waker struct {
 var wakeScript = redis.NewScript(`redis.call('DEL', KEYS[1]) return redis.call('PUBLISH', ARGV[1], ARGV[2])`)
 
 // wakePayload is as long as the message of a grant.
-const wakePayload = "00000000-0000-0000-0000-000000000000:1:1|1700000000000000"
+const wakePayload = wakeValue + "|1700000000000000"
+
+// What a lock of the floor would be.
+const (
+	wakeValue = "00000000-0000-0000-0000-000000000000:1:1"
+	wakeTTL   = time.Minute
+)
 
 // newWaker subscribes with a connection of rdb. The name separates it from others.
 func newWaker(ctx context.Context, rdb *redis.Client, name string) (*waker, error) {
@@ -397,6 +419,9 @@ func newWaker(ctx context.Context, rdb *redis.Client, name string) (*waker, erro
 		reading: make(chan struct{}),
 	}
 	if err := wakeScript.Load(ctx, rdb).Err(); err != nil {
+		return nil, err
+	}
+	if err := w.lock(ctx); err != nil {
 		return nil, err
 	}
 	w.ps = rdb.Subscribe(ctx, w.channel)
@@ -427,13 +452,19 @@ func (w *waker) wake(ctx context.Context) (time.Duration, error) {
 	}
 	select {
 	case at := <-w.woken:
-		return at.Sub(start), nil
+		return at.Sub(start), w.lock(ctx)
 	case <-time.After(5 * time.Second):
 		return 0, fmt.Errorf("raw wake: %w", errHangs)
 	}
 }
 
-// wireBytes is what one wake moves: the command, its answer, and the message.
+// lock makes the key that the next wake deletes, as a lock without owners and waiters would. No system sends SETEX, so it is not
+// among what is counted.
+func (w *waker) lock(ctx context.Context) error {
+	return w.rdb.SetEx(ctx, w.key, wakeValue, wakeTTL).Err()
+}
+
+// wireBytes is what one wake moves: the two commands, their answers, and the message.
 func (w *waker) wireBytes() int64 {
 	if w == nil {
 		return 0
@@ -441,7 +472,9 @@ func (w *waker) wireBytes() int64 {
 	bulk := func(s string) int64 { return int64(len("$" + strconv.Itoa(len(s)) + "\r\n" + s + "\r\n")) }
 	command := int64(len("*6\r\n")) + bulk("evalsha") + bulk(wakeScript.Hash()) + bulk("1") + bulk(w.key) + bulk(w.channel) +
 		bulk(wakePayload)
-	return command + int64(len(":1\r\n")) + int64(len(">3\r\n")) + bulk("message") + bulk(w.channel) + bulk(wakePayload)
+	lock := int64(len("*4\r\n")) + bulk("setex") + bulk(w.key) + bulk("60") + bulk(wakeValue)
+	return command + int64(len(":1\r\n")) + int64(len(">3\r\n")) + bulk("message") + bulk(w.channel) + bulk(wakePayload) +
+		lock + int64(len("+OK\r\n"))
 }
 
 func (w *waker) close() {
