@@ -31,12 +31,18 @@ var (
 func NewHolder() Holder { return newHolder(processID()) }
 
 func newHolder(id string) Holder {
-	return Holder{id: id + ":" + strconv.FormatInt(holderNumber.Add(1), 10)}
+	return Holder{id: numbered(id, holderNumber.Add(1))}
 }
 
 // newHold names the next hold of h: the field that stands in Redis while it lasts, and never again.
 func (h Holder) newHold() string {
-	return h.id + ":" + strconv.FormatInt(holdNumber.Add(1), 10)
+	return numbered(h.id, holdNumber.Add(1))
+}
+
+// numbered is "<id>:<n>", in one allocation.
+func numbered(id string, n int64) string {
+	var room [96]byte
+	return string(strconv.AppendInt(append(append(room[:0], id...), ':'), n, 10))
 }
 
 // holderOf is the holder whose hold this is.

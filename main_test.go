@@ -495,6 +495,7 @@ const (
 	luaAbandon = "abandon"
 	luaState   = "state"
 	luaForce   = "force_release"
+	luaMany    = "many"
 )
 
 var scriptNames = []string{luaAcquire, luaRelease, luaRenew, luaAbandon, luaState, luaForce}
@@ -545,7 +546,7 @@ func (w *arena) script(names ...string) redistest.Match {
 // loadScripts makes EVALSHA work at once, so that every call is one command.
 func (w *arena) loadScripts() {
 	w.t.Helper()
-	for _, name := range append([]string{"redisson/acquire", "redisson/release", "redisson/state"}, scriptNames...) {
+	for _, name := range append([]string{"redisson/acquire", "redisson/release", "redisson/state", luaMany}, scriptNames...) {
 		require.NoError(w.t, w.plain.ScriptLoad(w.t.Context(), luaSource(w.t, name)).Err())
 	}
 }

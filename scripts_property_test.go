@@ -73,6 +73,7 @@ func TestRandomSequencesOfCommandsLeaveWhatTheModelSays(t *testing.T) {
 		"scripts flushed", "sent twice", "sent thrice", "reply lost", "given up",
 		"late command of an older hold of the owner's holder", "late command of the owner, of an older step",
 		"late command that takes a free lock", "late command after the end", "queue of three",
+		"many in one call", "two of one lock in one call", "entry in a call for many", "exit in a call for many", "late call for many",
 	} {
 		require.Positive(t, b.seen[event], "%q never happened in %d sequences: %v", event, n, b.seen)
 	}
@@ -471,6 +472,7 @@ type sequence struct {
 	current map[*modelLock][]*modelHold // by holder, nil if it has none
 	all     []*modelHold
 	sent    []*op // every command there was
+	shared  []*sharedOps
 	notes   map[*propertyClient][]*grantNote
 	last    map[*modelLock]*grantNote
 	trace   []string
@@ -578,7 +580,11 @@ func (s *sequence) step() {
 		s.renewMany()
 	case n < 35:
 		s.force(l)
-	case n < 38 && len(s.all) > 0: // of a hold in whatever state, e.g. by a client that gave up waiting
+	case n < 40:
+		s.many()
+	case n < 42:
+		s.lateMany()
+	case n < 45 && len(s.all) > 0: // of a hold in whatever state, e.g. by a client that gave up waiting
 		s.abandon(pick(s, s.all))
 	default:
 		i := s.rng.IntN(holderCount)
@@ -996,6 +1002,128 @@ func (s *sequence) late() {
 		require.NoError(s, err)
 	}
 	s.check(l)
+}
+
+// sharedOps is one script call for many locks: its parts in the order in which they count, and the call.
+type sharedOps struct {
+	ops  []*op
+	args []any
+}
+
+// many is several goroutines of one client that enter and leave at once, so that their commands share a script call.
+func (s *sequence) many() {
+	s.Helper()
+	c := pick(s, s.clients)
+	var exits, entries []*op
+	for _, l := range s.locks {
+		for i, h := range s.current[l] {
+			switch {
+			case h == nil && s.one(3):
+				h = &modelHold{
+					hold: newTestHold(s, c.Client, l.keys, s.holders[i], WithTTL(time.Duration(10+10*s.rng.IntN(3))*time.Second)),
+					lock: l, by: c, confirmed: firstStep,
+				}
+				s.current[l][i] = h
+				s.all = append(s.all, h)
+				entries = append(entries, &op{verb: verbAcquire, hold: h, target: 1, step: firstStep, lease: h.ttl})
+			case h != nil && h.by == c && h.phase == holds && h.local == 1 && h.steps == firstStep:
+				exits = append(exits, &op{verb: verbRelease, hold: h, step: firstStep + 1})
+			}
+		}
+	}
+	ops := slices.Concat(exits, entries)
+	if len(ops) < 2 {
+		for _, o := range entries {
+			o.hold.phase = gone
+		}
+		return
+	}
+	want := make([]modelReply, len(ops))
+	for i, o := range ops {
+		s.begin(o)
+		want[i] = s.apply(o)
+		s.saw(map[string]string{verbAcquire: "entry in a call for many", verbRelease: "exit in a call for many"}[o.verb])
+	}
+	s.saw("many in one call")
+	if slices.ContainsFunc(ops[1:], func(o *op) bool { return o.hold.lock == ops[0].hold.lock }) {
+		s.saw("two of one lock in one call")
+	}
+
+	lanes := &c.wire.lanes
+	fillLanes(s.T, lanes)
+	got, there, errs := make([]acquisition, len(ops)), make([]bool, len(ops)), make([]error, len(ops))
+	var all sync.WaitGroup
+	order, next := s.rng.Perm(len(ops)), len(exits)
+	for i, n := range order {
+		if n >= len(exits) { // entries keep their order, which says who of two has the lock
+			order[i], next = next, next+1
+		}
+	}
+	for i, n := range order {
+		o := ops[n]
+		all.Go(func() {
+			if o.verb == verbAcquire {
+				got[n], _, errs[n] = c.wire.acquire(s.Context(), o.hold.hold, 1, false, 0, once)
+			} else {
+				there[n], _, errs[n] = c.wire.release(s.Context(), o.hold.hold, 0, once)
+			}
+		})
+		redistest.Eventually(s, 10*time.Second, func() bool { return lanes.queued() == i+1 }, "it is queued")
+	}
+	w := s.disturb()
+	if w.drop != nil { // with a second try, each would be sent by itself
+		w.drop.Remove()
+	}
+	lanes.mu.Lock()
+	lanes.aloft, lanes.limit = 1, laneLimit
+	lanes.mu.Unlock()
+	lanes.leave()
+	all.Wait()
+	first := w.settle(manyScript.name)
+	sent := s.rec.take()
+	require.NotEmpty(s, sent)
+	s.shared = append(s.shared, &sharedOps{ops: ops, args: sent[len(sent)-1]})
+	s.checkAll()
+	for i, o := range ops {
+		require.NoError(s, errs[i])
+		h, l := o.hold, o.hold.lock
+		if o.verb == verbRelease {
+			require.Equal(s, want[i].there && first, there[i], "there, %s", o)
+			h.phase, h.local = gone, 0
+			continue
+		}
+		require.Equal(s, want[i].status, got[i].status, "%s: %+v", o, got[i])
+		if got[i].status == acquireOurs {
+			h.phase, h.local = holds, 1
+			require.Equal(s, l.token, got[i].token)
+		} else {
+			h.phase = gone
+			require.Equal(s, l.owner.id, got[i].owner)
+		}
+	}
+}
+
+// lateMany is late for a script call for many locks.
+func (s *sequence) lateMany() {
+	s.Helper()
+	if len(s.shared) == 0 {
+		return
+	}
+	c := pick(s, s.shared)
+	s.saw("late call for many")
+	for range 1 + s.rng.IntN(2) {
+		for _, o := range c.ops {
+			s.say("   late, with others: %s", o)
+			s.apply(o)
+		}
+		err := s.plain.Do(s.Context(), c.args...).Err()
+		if redis.HasErrorPrefix(err, "NOSCRIPT") {
+			err = s.plain.Do(s.Context(), slices.Concat([]any{"EVAL", manyScript.source}, c.args[2:])...).Err()
+			s.loaded[manyScript.name] = true
+		}
+		require.NoError(s, err)
+	}
+	s.checkAll()
 }
 
 func (s *sequence) source(sha string) *script {

@@ -1548,7 +1548,7 @@ func TestScriptsNeedNoMoreThanTheKeysAndChannelsOfTheirPrefix(t *testing.T) {
 
 func TestAScriptIsOneTextWithItsIncludes(t *testing.T) {
 	rdb := redistest.Shared(t).Client()
-	for _, s := range []*script{acquireScript, releaseScript, renewScript, abandonScript, stateScript, forceReleaseScript} {
+	for _, s := range []*script{acquireScript, releaseScript, manyScript, renewScript, abandonScript, stateScript, forceReleaseScript} {
 		t.Run(s.name, func(t *testing.T) {
 			require.NotContains(t, s.source, includeDirective)
 			sha, err := rdb.ScriptLoad(t.Context(), s.source).Result()
@@ -1893,7 +1893,7 @@ func ending(t *testing.T, taken bool, check func(t *testing.T, err error, sent i
 					ctx, cancel = context.WithTimeout(t.Context(), 250*time.Millisecond)
 				}
 				defer cancel()
-				_, err := w.process(ctx, new(request), command{redis.NewCmd(ctx, "EVALSHA", "x", 0)})
+				_, _, err := w.process(ctx, &request{args: []any{"EVALSHA", "x", 0}}, false)
 				require.Error(t, err)
 				check(t, err, held.Hits())
 			})

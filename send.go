@@ -3,6 +3,8 @@ package relock
 import (
 	"context"
 	"errors"
+	"math"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -26,6 +28,10 @@ import (
 //     context cannot end needs nobody to wait for it.
 //   - Where flightsAloft are on their way already, commands wait for one to land, and leave with it in one pipeline.
 //     Nobody waits for longer than laneLimit, so a connection that hangs holds up nobody else.
+//   - The usual ones of these, first entries that do not wait and last exits, share one script call (many.lua), up to
+//     manyBatch of them. What makes a call cost is less what it does to each lock than that it is one: with 64
+//     goroutines that is half of the client's CPU and two thirds of the server's. Where one lock's part fails, that
+//     flight is sent by itself, so it has the answer that it would have had alone.
 const (
 	// briskLimit leaves a caller whose context ends while its command is stuck enough of 50 ms to tell it.
 	briskLimit = 25 * time.Millisecond
@@ -34,8 +40,16 @@ const (
 	briskNear = briskLimit / 10
 	// briskPause is how long no command goes that way after one got no answer: a stall costs one connection, not many.
 	briskPause = time.Second
-	// flightsAloft is how many commands or pipelines are on their way before others queue.
-	flightsAloft = 4
+	// idleFresh is how long it is believed that go-redis has an idle connection: to ask costs two allocations and a mutex.
+	idleFresh = time.Millisecond
+	// flightsAloft is how many commands or pipelines are on their way before others queue. With one, the server idles while
+	// the client works on the answers; with more, fewer share a call.
+	flightsAloft = 2
+	// gatherYields is how often a lane lets others run before it takes what they have queued: those whose commands have just
+	// landed have something to send then.
+	gatherYields = 3
+	// apartPause is how long every command has a script call of its own after the server has refused one for many.
+	apartPause = time.Second
 	// laneLimit is how long they queue if none lands: long against a round trip to a server nearby, short against a lease.
 	laneLimit = 2 * time.Millisecond
 )
@@ -46,12 +60,15 @@ type lanes struct {
 	wire    *wire
 	prompt  bool         // go-redis respects the deadlines of contexts
 	usual   atomic.Int64 // the smoothed round trip, in nanoseconds; 0: not known
+	idle    atomic.Int64 // when there was an idle connection, in nanoseconds since start
+	apart   atomic.Int64 // until when flights share no script call, in nanoseconds since start
 	stalled atomic.Int64 // when a brisk command had an unknown end, in nanoseconds since start
 	start   time.Time
 	flights sync.Pool // not for the whole package: a channel made in a synctest bubble must stay there
 
 	mu    sync.Mutex
 	aloft int
+	spare []*flight     // room for the next queue
 	queue []*flight     // empty while a lane is free
 	limit time.Duration // how long the queue waits: laneLimit, but for tests
 	late  *time.Timer   // fires when it has; nil before the first
@@ -60,13 +77,14 @@ type lanes struct {
 func (l *lanes) init(w *wire) {
 	l.wire, l.start, l.limit = w, time.Now(), laneLimit
 	l.stalled.Store(-int64(briskPause))
+	l.idle.Store(-int64(idleFresh))
 	if rdb, ok := w.rdb.(*redis.Client); ok {
 		l.prompt = rdb.Options().ContextTimeoutEnabled
 	}
 }
 
 // send is one attempt, given up as soon as ctx is done or stop is closed. What is given up may run all the same.
-func (w *wire) send(ctx context.Context, r *request, cmd command, stop <-chan struct{}) (acked int, err error) {
+func (w *wire) send(ctx context.Context, r *request, eval bool, stop <-chan struct{}) (reply any, acked int, err error) {
 	l := &w.lanes
 	lane := noLane
 	if w.cluster == nil && r.acks == 0 {
@@ -75,24 +93,25 @@ func (w *wire) send(ctx context.Context, r *request, cmd command, stop <-chan st
 	if lane == onlyLane && l.isBrisk() {
 		defer l.leave() // also if a hook of the go-redis client panics
 		start := time.Now()
+		cmd := r.command(ctx, eval)
 		err = w.rdb.Process(briskContext{ctx, start.Add(briskLimit)}, cmd)
 		l.timed(start, err)
 		if err != nil && judge(err) == unknown {
 			l.stalled.Store(int64(time.Since(l.start)))
 		}
-		return 0, err
+		return cmd.Val(), 0, err
 	}
 	if ctx.Done() == nil && lane != queued { // no context can end it; after Close, go-redis does
 		if lane != noLane {
 			defer l.leave()
 		}
-		return w.process(ctx, r, cmd)
+		return w.process(ctx, r, eval)
 	}
 	f, _ := l.flights.Get().(*flight)
 	if f == nil {
 		f = &flight{done: make(chan struct{}, 1)}
 	}
-	f.wire, f.ctx, f.request, f.cmd = w, ctx, r, cmd
+	f.wire, f.ctx, f.request, f.eval = w, ctx, r, eval
 	f.given.Store(false)
 	if lane == queued {
 		lane = l.wait(f)
@@ -100,6 +119,10 @@ func (w *wire) send(ctx context.Context, r *request, cmd command, stop <-chan st
 	if lane != queued {
 		w.workers.add()
 		go f.fly(lane)
+	}
+	if stop == nil && ctx.Done() == nil {
+		<-f.done
+		return f.land()
 	}
 	select {
 	case <-f.done:
@@ -119,7 +142,7 @@ func (w *wire) send(ctx context.Context, r *request, cmd command, stop <-chan st
 	if l.forget(f) && r.first != nil {
 		w.orphans.landed(r.first, true)
 	}
-	return 0, err
+	return nil, 0, err
 }
 
 // briskContext has a deadline that only go-redis looks at, so it needs no timer.
@@ -144,7 +167,18 @@ func (l *lanes) isBrisk() bool {
 
 // hasIdle says whether a command can be sent without making a connection first, which can take long.
 func (l *lanes) hasIdle() bool {
-	return l.wire.cluster == nil && l.wire.rdb.PoolStats().IdleConns > 0
+	if l.wire.cluster != nil {
+		return false
+	}
+	now := int64(time.Since(l.start))
+	if now-l.idle.Load() < int64(idleFresh) {
+		return true
+	}
+	if l.wire.rdb.PoolStats().IdleConns == 0 {
+		return false
+	}
+	l.idle.Store(now)
+	return true
 }
 
 // timed notes how long a round trip took.
@@ -218,16 +252,21 @@ func (l *lanes) forget(f *flight) bool {
 func (l *lanes) takeLocked() []*flight {
 	batch := l.queue
 	if len(batch) > 0 {
-		l.queue = nil
+		l.queue, l.spare = l.spare, nil
 		l.late.Stop()
 	}
 	return batch
 }
 
-// pass gives a lane to those who wait for one, and returns what they want sent. Nothing: the lane is free.
-func (l *lanes) pass() []*flight {
+// pass gives a lane to those who wait for one, and returns what they want sent. Nothing: the lane is free. done is what the
+// lane has carried before, nil for nothing: room for the next queue.
+func (l *lanes) pass(done []*flight) []*flight {
+	clear(done)
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.spare == nil {
+		l.spare = done[:0]
+	}
 	batch := l.takeLocked()
 	if len(batch) == 0 {
 		l.aloft--
@@ -237,7 +276,7 @@ func (l *lanes) pass() []*flight {
 
 // leave is for a caller that has sent its command itself.
 func (l *lanes) leave() {
-	if batch := l.pass(); len(batch) > 0 {
+	if batch := l.pass(nil); len(batch) > 0 {
 		l.wire.workers.start(func() { l.carry(batch) })
 	}
 }
@@ -246,7 +285,10 @@ func (l *lanes) leave() {
 func (l *lanes) carry(batch []*flight) {
 	for len(batch) > 0 {
 		l.wire.sendAll(batch)
-		batch = l.pass()
+		for range gatherYields {
+			runtime.Gosched()
+		}
+		batch = l.pass(batch)
 	}
 }
 
@@ -263,19 +305,93 @@ func (l *lanes) hurry() {
 func (w *wire) sendAll(batch []*flight) {
 	if len(batch) == 1 {
 		f := batch[0]
-		f.acked, f.err = w.process(f.ctx, f.request, f.cmd)
+		f.reply, f.acked, f.err = w.process(f.ctx, f.request, f.eval)
 		f.arrive()
 		return
 	}
-	pipe := w.rdb.Pipeline()
-	for _, f := range batch {
-		_ = pipe.Process(f.ctx, f.cmd) // queued
+	usual := 0
+	if w.lanes.mayShare() {
+		for i, f := range batch { // those to the front that can share a call
+			if r := f.request; r.usual != unusual && !r.alone {
+				batch[i], batch[usual] = batch[usual], f
+				usual++
+			}
+		}
 	}
-	_, _ = pipe.Exec(context.Background()) // each command has its own error
-	for _, f := range batch {
-		f.err = f.cmd.Err()
+	if usual == 1 {
+		usual = 0
+	}
+	w.sendShared(batch[:usual], batch[usual:], false)
+}
+
+// shared is one script call for several flights.
+type shared struct {
+	flights []*flight
+	cmd     command
+}
+
+// sendShared sends the usual flights in as few calls as can be, and others each in its own, all in one pipeline.
+func (w *wire) sendShared(usual, others []*flight, eval bool) {
+	calls := make([]shared, 0, (len(usual)+manyBatch-1)/manyBatch)
+	cmds := make([]redis.Cmder, 0, cap(calls)+len(others))
+	for len(usual) > 0 {
+		c := shared{flights: usual[:min(len(usual), manyBatch)]}
+		usual = usual[len(c.flights):]
+		c.cmd = manyCommand(c.flights, eval)
+		calls = append(calls, c)
+		cmds = append(cmds, c.cmd)
+	}
+	for _, f := range others {
+		cmds = append(cmds, f.request.command(f.ctx, f.eval))
+	}
+	if len(cmds) == 1 {
+		_ = w.rdb.Process(context.Background(), cmds[0])
+	} else {
+		pipe := w.rdb.Pipeline()
+		_ = pipe.BatchProcess(context.Background(), cmds...) // queued
+		_, _ = pipe.Exec(context.Background())               // each command has its own error
+	}
+	for i, f := range others {
+		f.reply, f.err = cmds[len(calls)+i].(command).Result()
 		f.arrive()
 	}
+	for _, c := range calls {
+		replies, err := manyReplies(c.cmd, len(c.flights))
+		if !eval && redis.HasErrorPrefix(err, "NOSCRIPT") {
+			w.sendShared(c.flights, nil, true)
+			continue
+		}
+		if err != nil && judge(err) == refused {
+			w.lanes.refused(err)
+			err = errNotTogether
+		}
+		for i, f := range c.flights {
+			if f.err = err; err == nil {
+				if f.reply = replies[i]; f.reply == nil {
+					f.err = errAskAlone
+				}
+			}
+			f.arrive()
+		}
+	}
+}
+
+// Why a flight that shared a call has to be sent by itself, in the same attempt.
+var (
+	errNotTogether = errors.New("the server takes no script call for many locks")
+	errAskAlone    = errors.New("this lock's part of a script call for many has failed, and nobody knows where")
+)
+
+// mayShare says whether flights may share a script call.
+func (l *lanes) mayShare() bool { return int64(time.Since(l.start)) >= l.apart.Load() }
+
+// refused notes that the server does not take a script call for many locks.
+func (l *lanes) refused(err error) {
+	until := int64(math.MaxInt64)
+	if !redis.HasErrorPrefix(err, "CROSSSLOT") { // it is one of a cluster, and will be
+		until = int64(time.Since(l.start) + apartPause)
+	}
+	l.apart.Store(until)
 }
 
 // flight is a command on its way, or in the queue. One that is given up is left to the garbage collector.
@@ -283,9 +399,10 @@ type flight struct {
 	wire    *wire
 	ctx     context.Context
 	request *request
-	cmd     command
+	eval    bool // its script is sent in full
 	done    chan struct{}
 	given   atomic.Bool // away: by the caller, who has given it up, or by arrive
+	reply   any
 	acked   int
 	err     error
 }
@@ -295,14 +412,14 @@ func (f *flight) fly(lane lane) {
 	w := f.wire
 	defer w.workers.leave()
 	start := time.Now()
-	f.acked, f.err = w.process(f.ctx, f.request, f.cmd)
+	f.reply, f.acked, f.err = w.process(f.ctx, f.request, f.eval)
 	if lane == noLane {
 		f.arrive()
 		return
 	}
 	w.lanes.timed(start, f.err)
 	f.arrive()
-	w.lanes.carry(w.lanes.pass())
+	w.lanes.carry(w.lanes.pass(nil))
 }
 
 // arrive hands the answer over, or notes that nobody waits for it any more.
@@ -318,12 +435,12 @@ func (f *flight) arrive() {
 	}
 }
 
-func (f *flight) land() (acked int, err error) {
+func (f *flight) land() (reply any, acked int, err error) {
 	l := &f.wire.lanes
-	acked, err = f.acked, f.err
-	f.wire, f.ctx, f.request, f.cmd, f.acked, f.err = nil, nil, nil, command{}, 0, nil
+	reply, acked, err = f.reply, f.acked, f.err
+	f.wire, f.ctx, f.request, f.reply, f.acked, f.err = nil, nil, nil, nil, 0, nil
 	l.flights.Put(f)
-	return acked, err
+	return reply, acked, err
 }
 
 var errGivenUp = errors.New("no answer from Redis yet")

@@ -21,13 +21,8 @@ if target == '0' then
   -- Somebody waits, and the hand-over is prepared. On a server that has been idle each kind of command costs several
   -- microseconds here, and so does each key; a waiter waits for their sum.
   if prepared and (ARGV[5] or 'PUBLISH') == 'PUBLISH' then
-    local heir, client, lease, token = string.match(prepared, '^([^|]+)|([^|]+)|(%d+)|(%d+)$')
-    local channel = base .. ':' .. client
-    if call('PUBSUB', 'NUMSUB', channel)[2] > 0 then
-      call('PEXPIRE', base, lease) -- needs no memory; after it Redis lets the script write all the same
-      call('HSET', base, heir, '1', 'token', token)
-      call('HDEL', base, hold, 'step', 'as', 'next')
-      call('PUBLISH', channel, heir .. '|' .. token)
+--- include handover
+    if given then
       return 1
     end
   end
