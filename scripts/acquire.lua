@@ -36,5 +36,5 @@ end
 --- include grant
 --- include ask
 
-return ask(base, queue, token_key, hold, ARGV[2], tonumber(ARGV[3] or 1), tonumber(ARGV[4] or 1), ARGV[5] or 'PUBLISH', ARGV[6] or '',
-  tonumber(ARGV[7] or 0), ARGV[8])
+return ask(base, queue, token_key, hold, ARGV[2], tonumber(ARGV[3] or 1), tonumber(ARGV[4] or 1), ARGV[5] or 'PUBLISH',
+  ARGV[6] or '', tonumber(ARGV[7] or 0), ARGV[8])

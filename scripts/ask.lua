@@ -1,5 +1,5 @@
--- Included, after enter, owner and grant, by the scripts that ask for a lock: what is asked where it is held, or others wait. See
--- acquire for what goes in and comes out; lease and tokens are as they stand in ARGV.
+-- Included, after enter, owner and grant, by the scripts that ask for a lock: what is asked where it is held, or others
+-- wait. See acquire for what goes in and comes out; lease and tokens are as they stand in ARGV.
 
 local function ask(base, queue, token_key, hold, lease, target, step, publish, client, first_arrival, tokens)
   local ttl, aside = tonumber(lease), tonumber(tokens or 0)

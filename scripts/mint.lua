@@ -1,5 +1,5 @@
--- Included, after clock, where a token is made: token_key names its key, last is what last.lua has found there, used is the last token
--- that some hold has had, and token is the new one afterwards.
+-- Included, after clock, where a token is made: token_key names its key, last is what last.lua has found there, used is
+-- the last token that some hold has had, and token is the new one afterwards.
 --
 -- A token is never below the server's clock, so losing the key (it expired, or Redis restarted empty or with old data)
 -- cannot turn it back; and always above the last one, so the clock cannot turn it back either: the key of a token that is

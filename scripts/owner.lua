@@ -1,8 +1,8 @@
 -- Included, after enter, by the scripts that ask who owns a lock, or change what an owner says of itself.
 
 -- Who holds the lock, how often, the last step of that hold, the hold that others are told of (the same, or that to which
--- its process has passed it), and if one was prepared, the next hand-over and the last token before it. The hold is nil when the lock is free. A hash that is not of our making is a lock held by
--- whatever stands in it.
+-- its process has passed it), and if one was prepared, the next hand-over and the last token before it. The hold is nil when
+-- the lock is free. A hash that is not of our making is a lock held by whatever stands in it.
 local function owner(base)
   local fields = call('HGETALL', base)
   local hold, count, step, shown, prepared, token = nil, 0, 1, nil, nil, nil

@@ -2,8 +2,7 @@
 --
 -- KEYS     base, queue, token
 -- Returns  {owner ('' when free), count, remaining ms (-2 when free, -1 without a lease), last token given or set
---          aside, waiters, the hold to
---          which its process has passed it (otherwise the owner)}
+--          aside, waiters, the hold to which its process has passed it (otherwise the owner)}
 -- Writes nothing.
 
 local call = redis.call
