@@ -275,9 +275,6 @@ func (h *hold) leave(ctx context.Context, f *frame, until time.Time) error {
 	if target == 0 {
 		h.state = leaving
 		t.unscheduleLocked(h)
-		if noTurn == nil && h.shown > 0 {
-			h.nextStep() // there is a note in Redis: the release must not look like that of a hold that was entered once, and left
-		}
 	}
 	t.mu.Unlock()
 

@@ -152,7 +152,6 @@ func TestANoteOfAPassEndsWithItsLock(t *testing.T) {
 			h := r.apart(10)
 			r.own(h, r.ask(h, 1).token)
 			require.True(t, r.pass(h, 1, "x:1:1"))
-			h.nextStep() // as leave does where Redis was told
 			left := map[string]string{}
 			switch how {
 			case "release":

@@ -415,7 +415,7 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 			r.alone = true // that is no try either
 			attempt--
 			// An entry that has run is answered again. An exit finds nothing, and must know why.
-			a.unsure = a.unsure || err == errAskAlone && r.usual == usualExit //nolint:errorlint // as it is
+			a.unsure = a.unsure || err == errAskAlone //nolint:errorlint // as it is
 			continue
 		}
 		v := judge(err)
@@ -677,7 +677,7 @@ func (w *wire) release(ctx context.Context, h *hold, target int, e effort) (bool
 
 func (native) release(w *wire, h *hold, c change) *request {
 	unused := c.target == 0 && h.lastToken > h.usedToken
-	if c.target == 0 && c.step == firstStep+1 && !unused && w.publish() == plainPublish {
+	if c.target == 0 && !unused && w.publish() == plainPublish {
 		return &request{script: releaseScript, name: h.keys.name, usual: usualExit, keys: h.keys, id: &h.id}
 	}
 	r := newRequest(releaseScript, h.keys, 7)

@@ -1026,8 +1026,9 @@ func (s *sequence) many() {
 				s.current[l][i] = h
 				s.all = append(s.all, h)
 				entries = append(entries, &op{verb: verbAcquire, hold: h, target: 1, step: firstStep, lease: h.ttl})
-			case h != nil && h.by == c && h.phase == holds && h.local == 1 && h.steps == firstStep:
-				exits = append(exits, &op{verb: verbRelease, hold: h, step: firstStep + 1})
+			case h != nil && h.by == c && h.phase == holds && h.local == 1 &&
+				(l.owner == h || l.position(h) < 0): // granted again by an entry of the first copy, it would leave with the second
+				exits = append(exits, &op{verb: verbRelease, hold: h, step: h.steps + 1})
 			}
 		}
 	}

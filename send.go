@@ -321,7 +321,7 @@ func (w *wire) sendAll(batch []*flight) {
 	if usual == 1 {
 		usual = 0
 	}
-	w.sendShared(batch[:usual], batch[usual:], false)
+	w.sendTogether(batch[:usual], batch[usual:], false)
 }
 
 // shared is one script call for several flights.
@@ -330,8 +330,8 @@ type shared struct {
 	cmd     command
 }
 
-// sendShared sends the usual flights in as few calls as can be, and others each in its own, all in one pipeline.
-func (w *wire) sendShared(usual, others []*flight, eval bool) {
+// sendTogether sends the usual flights in as few calls as can be, and others each in its own, all in one pipeline.
+func (w *wire) sendTogether(usual, others []*flight, eval bool) {
 	calls := make([]shared, 0, (len(usual)+manyBatch-1)/manyBatch)
 	cmds := make([]redis.Cmder, 0, cap(calls)+len(others))
 	for len(usual) > 0 {
@@ -358,7 +358,7 @@ func (w *wire) sendShared(usual, others []*flight, eval bool) {
 	for _, c := range calls {
 		replies, err := manyReplies(c.cmd, len(c.flights))
 		if !eval && redis.HasErrorPrefix(err, "NOSCRIPT") {
-			w.sendShared(c.flights, nil, true)
+			w.sendTogether(c.flights, nil, true)
 			continue
 		}
 		if err != nil && judge(err) == refused {
@@ -391,7 +391,7 @@ func (l *lanes) refused(err error) {
 	if !redis.HasErrorPrefix(err, "CROSSSLOT") { // it is one of a cluster, and will be
 		until = int64(time.Since(l.start) + apartPause)
 	}
-	l.apart.Store(until)
+	l.apart.Store(max(until, l.apart.Load()))
 }
 
 // flight is a command on its way, or in the queue. One that is given up is left to the garbage collector.

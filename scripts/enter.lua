@@ -3,8 +3,8 @@
 -- A lock is three keys in one slot:
 --   base          hash    <hold> -> count and, once the hold has been entered again, "step" -> its last step; once
 --                         its process has passed it on, "as" -> "<number of the pass>|<the hold that has it now>"; and
---                         while others wait, "next" -> "<the first of them, as in the queue>|<its token>" and
---                         "token" -> the last one that was given or set aside before
+--                         while others wait, "next" -> "<the first of them, as in the queue>|<its token>" (not always,
+--                         see prepare) and "token" -> the last one that was given or set aside before
 --   base:queue    zset    "<hold>|<client id>|<lease ms>", or with "|<tokens>" behind it -> arrival in microseconds. The
 --                         first may be the owner itself, see below
 --   base:token    string  the last fencing token that was given or set aside

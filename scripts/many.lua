@@ -1,5 +1,5 @@
--- Takes and releases many locks in one call: what acquire and release do with the fewest arguments, for a first entry that does
--- not wait, and for the last exit of a hold that was entered once.
+-- Takes and releases many locks in one call: what acquire and release do with the fewest arguments, for a first entry that
+-- does not wait, and for the last exit of a hold.
 --
 -- KEYS     base and then queue of each lock to take; queue of each to release; token of each to take; base and then
 --          token of each to release
@@ -18,8 +18,8 @@ local leases = take + release + 1 -- and in ARGV
 local replies = {}
 
 -- Each lock is nobody else's trouble.
-local function part(what, i)
-  local ok, reply = pcall(what, i)
+local function part(what, i, how)
+  local ok, reply = pcall(what, i, how)
   return ok and reply
 end
 
@@ -37,10 +37,20 @@ local function enter_free(i)
   return token
 end
 
--- Nobody waits.
-local function leave_alone(i)
-  local base = KEYS[bases + i]
-  return call('HEXISTS', base, ARGV[1 + take + i]) == 1 and call('DEL', base) or 0
+-- hand_on is for where others may wait: it grants the lock to one of them, or returns nil.
+local function leave(i, hand_on)
+  local base, hold = KEYS[bases + i], ARGV[1 + take + i]
+  local mine, prepared = unpack(call('HMGET', base, hold, 'next'))
+  if not mine then
+    return call('HDEL', base, hold) -- 0, or an error if this is a replica that does not know yet
+  end
+  if prepared then
+--- include handover
+    if given then
+      return 1
+    end
+  end
+  return hand_on and hand_on(i) or call('DEL', base)
 end
 
 -- The common case first, before the rest is even defined: nobody holds what is to be taken, and nobody waits for any of them.
@@ -55,7 +65,7 @@ if not twice and call('EXISTS', unpack(KEYS, 1, tokens)) == 0 then
     replies[i] = part(enter_free, i)
   end
   for i = 1, release do
-    replies[take + i] = part(leave_alone, i)
+    replies[take + i] = part(leave, i)
   end
   return replies
 end
@@ -65,21 +75,11 @@ end
 --- include grant
 --- include ask
 
-local function leave(i)
+local function hand_on(i)
   local base, queue, token_key, hold = KEYS[bases + i], KEYS[queues + i], KEYS[bases + release + i], ARGV[1 + take + i]
-  local mine, prepared = unpack(call('HMGET', base, hold, NEXT))
-  if not mine then
-    return 0
-  end
-  if prepared then
---- include handover
-    if given then
-      return 1
-    end
-  end
   local waiting = call('ZCARD', queue)
   if waiting == 0 then
-    return leave_alone(i)
+    return nil
   end
   local last = last_token(token_key)
   grant(base, queue, token_key, last, last, 'PUBLISH', nil, hold, waiting)
@@ -96,7 +96,7 @@ end
 
 -- Who leaves goes first: somebody else in this call may want what is free then.
 for i = 1, release do
-  replies[take + i] = part(leave, i)
+  replies[take + i] = part(leave, i, hand_on)
 end
 for i = 1, take do
   replies[i] = part(acquire, i)

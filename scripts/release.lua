@@ -1,21 +1,21 @@
 -- Leaves one entry of a hold, or frees the lock and grants it to the first waiter.
 --
 -- KEYS     base, queue, token
--- ARGV     hold; target count (0), step (2), lease ms (0: leave it alone), publish command (PUBLISH); and where tokens were
---          set aside and are left: the last token used, the last one set aside. What is left out at the end has the value in
---          brackets.
+-- ARGV     hold; target count (0), step and lease ms (0: leave it alone), which only matter if the target is not 0,
+--          publish command (PUBLISH); and where tokens were set aside and are left: the last token used, the last one set
+--          aside. What is left out at the end has the value in brackets.
 -- Returns  1 done, 0 the hold is not the owner (nothing was changed)
 -- Idempotent because the count is set, and because a hold is never used again once it is gone.
 
 local call = redis.call
 local base, queue, token_key = KEYS[1], KEYS[2], KEYS[3]
-local hold, target, step = ARGV[1], ARGV[2] or '0', ARGV[3] or '2'
+local hold, target = ARGV[1], ARGV[2] or '0'
 
 if target == '0' then
   -- The common cases first, before the rest is even defined.
   local mine, prepared = unpack(call('HMGET', base, hold, 'next'))
   if not mine then
-    return 0
+    return call('HDEL', base, hold) -- 0, or an error if this is a replica that does not know yet
   end
 
   -- Somebody waits, and the hand-over is prepared. On a server that has been idle each kind of command costs several
@@ -53,5 +53,5 @@ local held_by, _, last = owner(base)
 if held_by ~= hold then
   return 0
 end
-update(base, hold, target, tonumber(step), last, tonumber(ARGV[4] or 0))
+update(base, hold, target, tonumber(ARGV[3]), last, tonumber(ARGV[4]))
 return 1

@@ -134,7 +134,7 @@ func (r *reader) lock(ctx context.Context, name string, clock time.Time, all boo
 		return lockInfo{}, err
 	}
 	queue := readQueue(entries, clock)
-	if len(queue) > 0 && queue[0].Holder == info.Holder {
+	if len(queue) > 0 && queue[0].Holder == info.Holder && (!all || len(queue) > info.Waiters) {
 		queue = queue[1:]
 	}
 	if len(queue) > 0 {

@@ -64,6 +64,7 @@ type command struct {
 	asking    []byte // the ASKING before it: it counts once, so each copy needs its own
 	copies    int
 	keep      Keep
+	kept      []byte // the reply for the client, until all copies have run
 	cutBefore bool
 	dropReply bool
 	how       Break
@@ -537,11 +538,18 @@ func (c *conn) answeredLocked(raw []byte) *expected {
 
 // settleLocked ends the wait for a reply.
 func (c *conn) settleLocked(e *expected, raw []byte) {
+	if e.keep && !e.last {
+		e.cmd.kept = raw
+		return
+	}
 	if e.last {
 		if len(e.cmd.holds) > 0 {
 			c.late--
 		}
 		e.cmd.finish(replyText(raw), nil)
+		if e.cmd.kept != nil {
+			e.keep, raw = true, e.cmd.kept
+		}
 	}
 	c.handOverLocked(e, raw)
 }

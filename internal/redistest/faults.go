@@ -365,7 +365,8 @@ func Hold() Action {
 }
 
 // Duplicate sends the command n times in a row and hands one of the replies to
-// the client. It is not for commands inside MULTI.
+// the client, when all have come. It is not for commands inside MULTI, and not for
+// SUBSCRIBE.
 func Duplicate(n int, keep Keep) Action {
 	return DuplicateEach(func([]string) int { return n }, keep)
 }
