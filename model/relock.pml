@@ -143,9 +143,24 @@ byte owner = NONE;              /* the hold field in the lock's hash */
 byte count;                     /* its value */
 byte recorded;                  /* the step of the last operation that was let through */
 byte lease;                     /* ticks until the hash expires */
-byte token;                     /* the last fencing token */
-byte queue[HOLDS + 1];          /* arrival of each waiter; 0: not queued */
+byte token;                     /* the last fencing token that was drawn */
+byte heir = NONE;               /* the next hand-over, if it is prepared: to whom, "next" in the hash ... */
+byte kept;                      /* ... and its token */
+byte noted;                     /* "token" in the hash: what its owner has, once one was drawn for the next; 0: not noted */
+byte queue[HOLDS + 1];          /* arrival of each waiter, and perhaps of the owner as the first; 0: not queued */
 byte arrivals;                  /* the server's TIME, as far as the queue needs it */
+#if STEPS > 0
+bool behind;                    /* TIME is behind the last token */
+#endif
+
+/* Whether the next hand-over may be prepared. */
+#ifdef UNPREPARED               /* never: sharded pub/sub, tokens that are set aside */
+#define MAY_PREPARE false
+#elif STEPS > 0
+#define MAY_PREPARE (!behind)   /* not with a token ahead of TIME */
+#else
+#define MAY_PREPARE true
+#endif
 bool listens[CLIENTS];          /* counted as a receiver of PUBLISH */
 
 /* Grants on their way to a client: hold, token. */
@@ -187,12 +202,7 @@ byte rechecks = RECHECKS, nests = NESTS, renewals = RENEWALS, pauses = PAUSES, s
 byte rank[HOLDS + 1];
 bool steady[HOLDS + 1];
 byte ranks;
-#ifdef BREAK_TOKEN_IN_HASH
-byte largest;
-#define LARGEST largest
-#else
-#define LARGEST (token - 1)
-#endif
+byte largest;                   /* the last token that a stay has had */
 #ifdef BREAK_HOLD_REUSED
 byte owner_stay;
 #define OWNER_STAY owner_stay
@@ -201,7 +211,8 @@ byte owner_stay;
 #endif
 
 /* Scratch, no part of the state. */
-hidden byte j, k, head, was;
+hidden byte j, k, head, was, old;
+hidden byte changed;
 hidden mtype r_what;
 hidden byte r_token, r_arrival;
 
@@ -242,9 +253,9 @@ inline all_believers_own() {
 	od
 }
 
-/* The lock has no hold any more: deleted, or its lease ran out. */
+/* The lock has no hold any more: deleted, or its lease ran out. The queue may still have the place of who had it. */
 inline free_lock() {
-	owner = NONE; count = 0; recorded = 0; lease = 0;
+	owner = NONE; count = 0; recorded = 0; lease = 0; heir = NONE; kept = 0; noted = 0;
 #ifdef BREAK_HOLD_REUSED
 	owner_stay = 0;
 #endif
@@ -254,8 +265,8 @@ inline free_lock() {
 	all_believers_own()
 }
 
-/* A new stay: hold, lease and token are written. */
-inline own(h_, step_, ttl_) {
+/* A new stay: hold and lease are written. Its token, and its place in the queue, are the caller's business. */
+inline begin_stay(h_, step_, ttl_, token_) {
 	k = 1;
 	do
 	:: k > HOLDS -> break
@@ -264,19 +275,41 @@ inline own(h_, step_, ttl_) {
 		k++
 	od;
 	owner = h_; count = 1; recorded = step_; lease = ttl_;
-	token++;
 	assert(token < 100);    /* the model's numbers do not wrap */
-	MUST(token_grows, token > LARGEST);
+	MUST(token_grows, token_ > largest);
+	largest = token_;
 	MUST(no_orphan, hold[CLIENT_OF(h_)] == h_);
-#ifdef BREAK_TOKEN_IN_HASH
-	largest = token;
-#endif
 #ifdef BREAK_HOLD_REUSED
 	owner_stay = stay[CLIENT_OF(h_)];
 #endif
-	leave_queue(h_);
+	steady[h_] = false;
 	all_believers_own();
-	printf("server: hold %d owns the lock, token %d\n", h_, token)
+	printf("server: hold %d owns the lock, token %d\n", h_, token_)
+}
+
+/* The same with a token drawn now. Nothing is prepared, nothing noted. */
+inline own(h_, step_, ttl_) {
+	token++; heir = NONE; kept = 0; noted = 0;
+	begin_stay(h_, step_, ttl_, token);
+	leave_queue(h_)
+}
+
+/* The queue has changed: the hand-over to its first is prepared, or it is noted that none is. */
+inline prepare() {
+	first_waiter();
+	if
+	:: heir == head
+#ifdef BREAK_HEIR_STAYS
+	:: heir != head && heir != NONE
+	:: heir == NONE && MAY_PREPARE ->
+#else
+	:: heir != head && MAY_PREPARE ->
+#endif
+		noted = (noted > 0 -> noted : token);
+		token++; heir = head; kept = token;
+		printf("server: hold %d is the next, token %d\n", heir, kept)
+	:: else -> heir = NONE; kept = 0
+	fi
 }
 
 /* Takes the head out of the queue and gives it the free lock, if its client listens. */
@@ -298,8 +331,9 @@ inline grant_to_head() {
 	fi
 }
 
-/* The prelude that release and abandon share: to the first who listens, or to nobody. */
+/* What release and abandon share: to the first who listens, or to nobody. The owner itself may stand first. */
 inline hand_over() {
+	old = owner;
 	free_lock();
 #ifndef BREAK_RELEASE_WITHOUT_GRANT
 	do
@@ -308,10 +342,37 @@ inline hand_over() {
 		first_waiter();
 		if
 		:: head == NONE -> break
+#ifndef BREAK_SERVED_NOT_SKIPPED
+		:: head != NONE && head == old -> leave_queue(head)
+#endif
 		:: else -> grant_to_head()
 		fi
 	od
 #endif
+}
+
+/* The end of a stay: to the heir if it listens, whose place in the queue stays as it is. Otherwise as above. */
+inline leave_lock() {
+	if
+#ifdef BREAK_RELEASE_WITHOUT_GRANT
+	:: false ->
+#elif defined(BREAK_HEIR_UNHEARD)
+	:: heir != NONE ->
+#else
+	:: heir != NONE && listens[CLIENT_OF(heir)] ->
+#endif
+		head = heir;
+#ifndef BREAK_NOTE_STAYS
+		noted = kept;
+#endif
+		begin_stay(head, 0, TTL, kept);
+		if
+		:: link[CLIENT_OF(head)] -> grants[CLIENT_OF(head)]!head, kept
+		:: else                         /* nobody reads what was counted as received */
+		fi;
+		heir = NONE; kept = 0
+	:: else -> hand_over()
+	fi
 }
 
 /* The server's TIME, but never before the last in the queue: the clock may step back. */
@@ -328,6 +389,14 @@ inline next_arrival() {
 
 /* Stays in, or joins, the queue. A client that brings its first arrival gets its place back. */
 inline join(c) {
+	changed = false;
+#ifndef BREAK_SERVED_NOT_SWEPT
+	first_waiter();
+	if
+	:: head == owner -> leave_queue(head); changed = true   /* its hand-over had been prepared */
+	:: else
+	fi;
+#endif
 	if
 #ifdef BREAK_RECHECK_LOSES_PLACE
 	:: true ->
@@ -340,6 +409,7 @@ inline join(c) {
 #endif
 		:: else -> next_arrival(); queue[c.hold] = arrivals
 		fi;
+		changed = true;
 		if
 		:: rank[c.hold] == 0 || c.arrival == 0 && !steady[c.hold] -> ranks++; rank[c.hold] = ranks
 		:: else
@@ -348,8 +418,19 @@ inline join(c) {
 	fi;
 	j = CLIENT_OF(c.hold);
 	steady[c.hold] = link[j] && WAITS(j) && hold[j] == c.hold;
-	r_what = QUEUED; r_arrival = queue[c.hold];
-	printf("server: hold %d queued, arrival %d\n", c.hold, queue[c.hold])
+	r_what = QUEUED; r_arrival = queue[c.hold]; r_token = token;
+	printf("server: hold %d queued, arrival %d\n", c.hold, queue[c.hold]);
+	if
+#ifdef BREAK_RECHECK_LOSES_PLACE
+	:: heir == c.hold -> prepare()
+#elif defined(BREAK_HEIR_TOLD_ITS_OWN)
+	:: heir == c.hold
+#else
+	:: heir == c.hold -> r_token = kept - 1         /* the grant to come has kept */
+#endif
+	:: heir != c.hold && changed -> prepare()
+	:: else
+	fi
 }
 
 inline lengthen(ttl_) {
@@ -408,7 +489,14 @@ inline acquire(c) {
 		:: else -> r_what = BUSY
 		fi
 	fi;
-	r_token = token
+	if
+#ifdef BREAK_OWNER_TOLD_THE_LAST
+	:: r_what == OK -> r_token = token
+#else
+	:: r_what == OK -> r_token = (noted > 0 -> noted : token)
+#endif
+	:: else
+	fi
 }
 
 inline release(c) {
@@ -425,17 +513,16 @@ inline release(c) {
 #ifdef BREAK_COUNTS_BY_INCR
 		if
 		:: count > 1 -> count--
-		:: else -> hand_over()
+		:: else -> leave_lock()
 		fi
 #else
 		if
 		:: c.target > 0 -> count = c.target; recorded = c.step; lengthen(c.ttl)
-		:: else -> hand_over()
+		:: else -> leave_lock()
 		fi
 #endif
 	:: else -> r_what = NOT_YOURS
-	fi;
-	r_token = token
+	fi
 }
 
 inline renew(c) {
@@ -447,19 +534,26 @@ inline renew(c) {
 	:: owner == NONE -> owner = c.hold; count = 1; lease = c.ttl; r_what = OK
 #endif
 	:: else -> r_what = NOT_YOURS
-	fi;
-	r_token = token
+	fi
 }
 
-/* A waiter that gave up: out of the queue, and if the grant had come, on to the next. */
+/* A waiter that gave up: out of the queue, and no heir any more; if the grant had come, on to the next. */
 inline abandon(h_) {
-	leave_queue(h_);
-#ifndef BREAK_ABANDON_KEEPS_GRANT
 	if
-	:: owner == h_ -> hand_over()
-	:: else
-	fi
+	:: owner != h_ ->
+		leave_queue(h_);
+#ifndef BREAK_ABANDON_KEEPS_HEIR
+		if
+		:: heir == h_ -> heir = NONE; kept = 0
+		:: else
+		fi
 #endif
+#ifdef BREAK_ABANDON_KEEPS_GRANT
+	:: else
+#else
+	:: else -> hand_over()
+#endif
+	fi
 }
 
 /* Runs one command. Whatever ran, late or not: the count of a holder at rest is what it did. */
@@ -721,15 +815,16 @@ bool expired;
 proctype Fate() {
 end:	do
 #if STEPS > 0
-	:: d_step { steps > 0 && arrivals > 0 -> steps--; arrivals = 0; printf("server: the clock steps back\n") }
+	:: d_step { steps > 0 && arrivals > 0 -> steps--; arrivals = 0; behind = true; printf("server: the clock steps back\n") }
+	:: d_step { behind -> behind = false }
 #endif
 #ifdef BREAK_QUEUE_EXPIRES
 	:: d_step { !expired && owner != NONE && arrivals > 0 ->
-		expired = true; first_waiter();
-		if
-		:: head != NONE -> leave_queue(head)
-		:: else
-		fi;
+		expired = true; j = 1;
+		do
+		:: j > HOLDS -> break
+		:: else -> leave_queue(j); j++
+		od;
 		printf("server: the queue key expires\n") }
 #endif
 #if CRASHES > 0
@@ -784,7 +879,7 @@ inline believe(left_) {
 		:: else -> MUST(mutual_exclusion, k == me || !BELIEVES(k)); k++
 		od;
 		MUST(lease_covers_belief, hold[me] == owner);
-		MUST(token_grows, seen[me] == token)
+		MUST(token_grows, seen[me] == largest)
 	}
 }
 
@@ -806,6 +901,13 @@ inline stay_ends() {
 	steady[hold[me]] = false;
 	phase[me] = OUT; hold[me] = NONE; stay[me] = 0; step[me] = 0; frames[me] = 0; seen[me] = 0;
 	arrival[me] = 0; deadline[me] = 0; since_sent[me] = 0; recheck[me] = false
+}
+
+/* The hold is lost. Its place may still be first in the queue, a renewal or a grant may have made its lease longer. */
+inline lose() {
+	printf("client %d: hold %d is lost\n", me, hold[me]);
+	abandons[hold[me]] = true;
+	stay_ends()
 }
 
 /* The caller gave up: gone at once; what is left behind is abandoned in the background. */
@@ -926,9 +1028,7 @@ check_again:
 
 inside: /* At rest in the critical section. */
 	if
-	:: atomic { deadline[me] == 0 ->
-		printf("client %d: hold %d is lost\n", me, hold[me]);
-		stay_ends() };
+	:: atomic { deadline[me] == 0 -> lose() };
 		goto begin
 	:: atomic { BELIEVES(me) && nests > 0 && frames[me] == 1 ->
 		nests--; step[me]++;
@@ -971,10 +1071,9 @@ working: /* Inside, with a renewal, a nested entry or its exit under way. */
 		settle() };
 		goto inside
 	:: atomic { wire[me] == ANSWERED && (answer[me].what == NOT_YOURS || !STILL_MINE) ->
-		printf("client %d: hold %d is lost\n", me, hold[me]);
-		settle(); stay_ends() };
+		settle(); lose() };
 		goto begin
-	:: atomic { wire[me] == FAILED && !STILL_MINE -> settle(); stay_ends() };
+	:: atomic { wire[me] == FAILED && !STILL_MINE -> settle(); lose() };
 		goto begin
 	:: atomic { wire[me] == FAILED && STILL_MINE -> again() };
 		goto working
@@ -998,7 +1097,7 @@ leaving:
 	:: atomic { wire[me] == FAILED -> again() };
 		goto leaving
 #ifndef UNTIMED
-	:: atomic { wire[me] == FAILED -> settle(); stay_ends() };      /* the lease will end it */
+	:: atomic { wire[me] == FAILED -> settle(); abandons[hold[me]] = true; stay_ends() };
 		goto begin
 #endif
 	fi;
