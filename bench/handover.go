@@ -461,7 +461,7 @@ func (w *waker) wake(ctx context.Context) (time.Duration, error) {
 // lock makes the key that the next wake deletes, as a lock without owners and waiters would. No system sends SETEX, so it is not
 // among what is counted.
 func (w *waker) lock(ctx context.Context) error {
-	return w.rdb.SetEx(ctx, w.key, wakeValue, wakeTTL).Err()
+	return w.rdb.Do(ctx, "setex", w.key, int(wakeTTL.Seconds()), wakeValue).Err()
 }
 
 // wireBytes is what one wake moves: the two commands, their answers, and the message.
