@@ -714,21 +714,10 @@ func manyCommand(batch []*flight, eval bool) command {
 	} else {
 		args = append(args, evalSHA, manyScript.shaArg, 3*n)
 	}
-	base, queue, token := 0, 1, 2
-	for _, f := range batch[:entries] {
-		args = append(args, f.request.keys.args[base])
-	}
-	for _, f := range batch {
-		args = append(args, f.request.keys.args[queue])
-	}
-	for _, f := range batch[:entries] {
-		args = append(args, f.request.keys.args[token])
-	}
-	for _, f := range batch[entries:] {
-		args = append(args, f.request.keys.args[base])
-	}
-	for _, f := range batch[entries:] {
-		args = append(args, f.request.keys.args[token])
+	for which := range 3 { // base, queue, token
+		for _, f := range batch {
+			args = append(args, f.request.keys.args[which])
+		}
 	}
 	args = append(args, entries)
 	for _, f := range batch {

@@ -26,8 +26,10 @@ import (
 //     client by WithTimeout would need no ContextTimeoutEnabled, but such a clone has none of the client's hooks.)
 //   - Otherwise the command flies: a goroutine sends it, and the caller waits for that or for its context. A caller whose
 //     context cannot end needs nobody to wait for it.
-//   - Where flightsAloft are on their way already, commands wait for one to land, and leave with it in one pipeline.
-//     Nobody waits for longer than laneLimit, so a connection that hangs holds up nobody else.
+//   - Where flightsAloft are on their way already, commands wait for one to land, and leave with it in one pipeline: not
+//     all of them, but as many as make the others that are on their way no more than these. Then the server works on some
+//     while the client works on the answers to the others; of two lanes of which one has it all, each would wait for the
+//     other. While none lands nobody waits for longer than laneLimit, so a connection that hangs holds up nobody else.
 //   - The usual ones of these, first entries that do not wait and last exits, share one script call (many.lua), up to
 //     manyBatch of them. What makes a call cost is less what it does to each lock than that it is one: with 64
 //     goroutines that is half of the client's CPU and two thirds of the server's. Where one lock's part fails, that
@@ -66,12 +68,13 @@ type lanes struct {
 	start   time.Time
 	flights sync.Pool // not for the whole package: a channel made in a synctest bubble must stay there
 
-	mu    sync.Mutex
-	aloft int
-	spare []*flight     // room for the next queue
-	queue []*flight     // empty while a lane is free
-	limit time.Duration // how long the queue waits: laneLimit, but for tests
-	late  *time.Timer   // fires when it has; nil before the first
+	mu      sync.Mutex
+	aloft   int
+	carried int           // how many commands the lanes carry
+	spare   []*flight     // room for the next queue
+	queue   []*flight     // empty while a lane is free
+	limit   time.Duration // how long the queue waits: laneLimit, but for tests
+	late    *time.Timer   // fires when it has; nil before the first
 }
 
 func (l *lanes) init(w *wire) {
@@ -210,6 +213,7 @@ func (l *lanes) enter() lane {
 	if l.aloft == flightsAloft {
 		return queued
 	}
+	l.carried++
 	if l.aloft++; l.aloft == 1 {
 		return onlyLane
 	}
@@ -222,6 +226,7 @@ func (l *lanes) wait(f *flight) lane {
 	defer l.mu.Unlock()
 	if l.aloft < flightsAloft {
 		l.aloft++
+		l.carried++
 		return someLane
 	}
 	if l.queue = append(l.queue, f); len(l.queue) == 1 {
@@ -248,35 +253,44 @@ func (l *lanes) forget(f *flight) bool {
 	return true
 }
 
-// takeLocked empties the queue. The caller sends what was in it, in a worker that it starts or is.
-func (l *lanes) takeLocked() []*flight {
-	batch := l.queue
-	if len(batch) > 0 {
-		l.queue, l.spare = l.spare, nil
+// takeLocked takes the first n out of the queue. The caller sends them, in a worker that it starts or is.
+func (l *lanes) takeLocked(n int) []*flight {
+	if n == 0 {
+		return nil
+	}
+	batch, rest := l.queue[:n], l.queue[n:]
+	l.queue, l.spare = append(l.spare, rest...), nil
+	clear(rest)
+	if len(rest) > 0 {
+		l.late.Reset(l.limit)
+	} else {
 		l.late.Stop()
 	}
 	return batch
 }
 
-// pass gives a lane to those who wait for one, and returns what they want sent. Nothing: the lane is free. done is what the
-// lane has carried before, nil for nothing: room for the next queue.
-func (l *lanes) pass(done []*flight) []*flight {
-	clear(done)
+// pass gives a lane, which has carried so many, to its share of those who wait for one, and returns what they want sent. Nothing:
+// the lane is free. room is for the next queue.
+func (l *lanes) pass(landed int, room []*flight) []*flight {
+	clear(room)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.spare == nil {
-		l.spare = done[:0]
+		l.spare = room[:0]
 	}
-	batch := l.takeLocked()
+	l.carried -= landed
+	share := (l.carried + len(l.queue) + flightsAloft - 1) / flightsAloft
+	batch := l.takeLocked(min(share, len(l.queue)))
 	if len(batch) == 0 {
 		l.aloft--
 	}
+	l.carried += len(batch)
 	return batch
 }
 
 // leave is for a caller that has sent its command itself.
 func (l *lanes) leave() {
-	if batch := l.pass(nil); len(batch) > 0 {
+	if batch := l.pass(1, nil); len(batch) > 0 {
 		l.wire.workers.start(func() { l.carry(batch) })
 	}
 }
@@ -288,7 +302,7 @@ func (l *lanes) carry(batch []*flight) {
 		for range gatherYields {
 			runtime.Gosched()
 		}
-		batch = l.pass(batch)
+		batch = l.pass(len(batch), batch)
 	}
 }
 
@@ -296,7 +310,7 @@ func (l *lanes) carry(batch []*flight) {
 func (l *lanes) hurry() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if batch := l.takeLocked(); len(batch) > 0 {
+	if batch := l.takeLocked(len(l.queue)); len(batch) > 0 {
 		l.wire.workers.start(func() { l.wire.sendAll(batch) })
 	}
 }
@@ -419,7 +433,7 @@ func (f *flight) fly(lane lane) {
 	}
 	w.lanes.timed(start, f.err)
 	f.arrive()
-	w.lanes.carry(w.lanes.pass(nil))
+	w.lanes.carry(w.lanes.pass(1, nil))
 }
 
 // arrive hands the answer over, or notes that nobody waits for it any more.

@@ -2,6 +2,7 @@ package relock
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -13,7 +14,8 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
-// fillLanes takes all lanes, as if commands were on their way, and makes the queue wait for one to land.
+// fillLanes takes all lanes, as if so many commands were on their way that the first lane to be free takes all that is queued,
+// and makes the queue wait for it.
 func fillLanes(t *testing.T, l *lanes) {
 	t.Helper()
 	redistest.Eventually(t, 10*time.Second, func() bool {
@@ -21,7 +23,7 @@ func fillLanes(t *testing.T, l *lanes) {
 		defer l.mu.Unlock()
 		free := l.aloft == 0 // a command frees its lane a moment after its call has returned
 		if free {
-			l.aloft, l.limit = flightsAloft, time.Hour
+			l.aloft, l.carried, l.limit = flightsAloft, 1_000_000, time.Hour
 		}
 		return free
 	}, "all lanes are free")
@@ -78,6 +80,41 @@ func TestCommandsThatWaitForALaneLeaveInOnePipelineWhenOneLands(t *testing.T) {
 		defer l.mu.Unlock()
 		return l.aloft == flightsAloft-1
 	}, "the lane that they had is free")
+}
+
+func TestLanesShareWhatThereIsToCarry(t *testing.T) {
+	l := &lanes{limit: time.Hour}
+	one, other := l.enter(), l.enter()
+	require.Equal(t, []lane{onlyLane, someLane}, []lane{one, other})
+	require.Equal(t, queued, l.enter())
+	var all []*flight
+	join := func(n int) {
+		for range n {
+			f := &flight{}
+			all = append(all, f)
+			require.Equal(t, queued, l.wait(f))
+		}
+	}
+	take := func(landed, want int) {
+		t.Helper()
+		got := l.pass(landed, make([]*flight, landed))
+		require.Len(t, got, want)
+		require.True(t, slices.Equal(all[:want], got), "first come, first served")
+		all = all[want:]
+	}
+	join(62)
+	take(1, 32) // of 63
+	take(1, 30) // the rest
+	join(32)
+	take(32, 31) // of 62
+	take(30, 1)
+	join(7)
+	take(31, 4) // the other lane has one
+	take(1, 3)  // this one could have carried four
+	take(4, 0)
+	take(3, 0)
+	require.Zero(t, l.carried)
+	require.Equal(t, onlyLane, l.enter(), "both are free")
 }
 
 func TestACommandThatIsGivenUpBeforeItHasALaneIsNeverSent(t *testing.T) {
