@@ -692,19 +692,24 @@ func (native) release(w *wire, h *hold, c change) *request {
 // server is not held up (about 0.1 ms).
 const manyBatch = 64
 
-// manyCommand is one call for usual requests. It sorts them as the script wants them: entries first.
+// manyCommand is one call for usual requests. It sorts them as the script wants them: exits first.
 func manyCommand(batch []*flight, eval bool) command {
-	n, entries := len(batch), 0
-	for i, f := range batch {
-		if f.request.usual == usualEntry {
-			batch[i], batch[entries] = batch[entries], f
-			entries++
+	var entering [manyBatch]*flight
+	exits := batch[:0]
+	entries := entering[:0]
+	for _, f := range batch {
+		if f.request.usual == usualExit {
+			exits = append(exits, f)
+		} else {
+			entries = append(entries, f)
 		}
 	}
-	leases := min(entries, 1)
-	for _, f := range batch[:entries] {
-		if f.request.lease != batch[0].request.lease {
-			leases = entries
+	copy(batch[len(exits):], entries)
+	n := len(batch)
+	leases := min(len(entries), 1)
+	for _, f := range entries {
+		if f.request.lease != entries[0].request.lease {
+			leases = len(entries)
 			break
 		}
 	}
@@ -719,11 +724,11 @@ func manyCommand(batch []*flight, eval bool) command {
 			args = append(args, f.request.keys.args[which])
 		}
 	}
-	args = append(args, entries)
+	args = append(args, len(exits))
 	for _, f := range batch {
 		args = append(args, f.request.id)
 	}
-	for _, f := range batch[:leases] {
+	for _, f := range entries[:leases] {
 		args = append(args, millis(f.request.lease))
 	}
 	return command{redis.NewCmd(context.Background(), args...)}

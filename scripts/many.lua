@@ -1,16 +1,16 @@
 -- Takes and releases many locks in one call: what acquire and release do with the fewest arguments, for a first entry that
 -- does not wait, and for the last exit of a hold.
 --
--- KEYS     base of each lock, those to take first; then queue of each; then token of each
--- ARGV     how many are to be taken; the hold of each lock; lease ms for each to take; if there is only one, it is that of
---          all
+-- KEYS     base of each lock, those to release first; then queue of each; then token of each
+-- ARGV     how many are to be released; the hold of each lock; lease ms for each to take; if there is only one, it is that
+--          of all
 -- Returns  for each lock what acquire or release would; nothing where that is an error. Then ask by itself: it may have run
 --          in part, and the others have run. (go-redis cannot read every error that stands in a list.)
 -- Idempotent because acquire and release are.
 
 local call = redis.call
-local take, locks = tonumber(ARGV[1]), #KEYS / 3
-local queues, tokens, leases = locks, 2 * locks, locks + 1 -- what stands before them
+local release, locks = tonumber(ARGV[1]), #KEYS / 3
+local queues, tokens, leases = locks, 2 * locks, 1 + locks - release -- what stands before that of the first lock
 local replies = {}
 
 -- Notes what the function says to each lock from first to last. Each is nobody else's trouble.
@@ -29,37 +29,53 @@ local function each(what, first, last)
   end
 end
 
--- Who leaves goes first: somebody else in this call may want what is free then. The hold's field is taken away, and with it
--- the key if nothing else is there. 0 if there was no such hold, and an error if this is a replica that does not know yet.
-local function leave(i)
-  return call('HDEL', KEYS[i], ARGV[1 + i])
-end
-
 -- False where there is none, and where the key is of another type.
-local lasts = take > 0 and call('MGET', unpack(KEYS, tokens + 1, tokens + take))
+local lasts = release < locks and call('MGET', unpack(KEYS, tokens + release + 1, tokens + locks))
 --- include clock
 
 -- Nobody holds it and nobody waits.
 local function enter_free(i)
-  local base, token_key, last = KEYS[i], KEYS[tokens + i], tonumber(lasts[i] or 0)
+  local base, token_key, last = KEYS[i], KEYS[tokens + i], tonumber(lasts[i - release] or 0)
   local used = last
 --- include mint
   call('HSET', base, ARGV[1 + i], '1')
-  call('PEXPIRE', base, ARGV[leases + i] or ARGV[leases + 1])
+  call('PEXPIRE', base, ARGV[leases + i] or ARGV[locks + 2])
   return token
 end
 
-each(leave, take + 1, locks)
+local function hand_over(base, hold, prepared)
+--- include handover
+  return given
+end
 
--- The common case first, before the rest is even defined: nobody holds any of these locks now, and nobody waits for one. It is
--- asked once for all, so no lock may be taken twice here.
+-- Takes the hold's field away, and with it the key if nothing else is there. 0 if there was no such hold, and an error if
+-- this is a replica that does not know yet.
+local function leave_lonely(i)
+  return call('HDEL', KEYS[i], ARGV[1 + i])
+end
+
+-- For where something else was there: what is noted beside an owner.
+local function clear(i)
+  local base, prepared = KEYS[i], replies[i] == 1 and call('HGET', KEYS[i], 'next')
+  if replies[i] == 1 and not (prepared and hand_over(base, ARGV[1 + i], prepared)) then
+    call('DEL', base)
+  end
+  return replies[i]
+end
+
+-- The common case first, before the rest is even defined: nobody holds what is to be taken, and nobody waits for any of them.
+-- It is asked once for all, so no lock may be taken twice here; one that is to be released too is held.
 local seen, twice = {}, false
-for i = 1, take do
+for i = release + 1, locks do
   twice = twice or seen[KEYS[i]]
   seen[KEYS[i]] = true
 end
-if not twice and call('EXISTS', unpack(KEYS, 1, tokens)) == 0 then
-  each(enter_free, 1, take)
+if not twice and call('EXISTS', unpack(KEYS, release + 1, tokens)) == 0 then
+  each(enter_free, release + 1, locks) -- first: once something was released, Redis lets a script write without memory
+  each(leave_lonely, 1, release)
+  if release > 0 and call('EXISTS', unpack(KEYS, 1, release)) > 0 then
+    each(clear, 1, release)
+  end
   return replies
 end
 
@@ -68,21 +84,22 @@ end
 --- include grant
 --- include ask
 
--- Frees a lock that was left, or grants it to the first who waits.
-local function settle(i)
+local function leave(i)
   local base, queue, token_key, hold = KEYS[i], KEYS[queues + i], KEYS[tokens + i], ARGV[1 + i]
-  if replies[i] ~= 1 or call('EXISTS', base, queue) == 0 then
-    return replies[i]
+  local mine, prepared = unpack(call('HMGET', base, hold, NEXT))
+  if not mine then
+    return leave_lonely(i)
   end
-  local prepared = call('HGET', base, NEXT)
-  if prepared then
---- include handover
-    if given then
-      return 1
-    end
+  if prepared and hand_over(base, hold, prepared) then
+    return 1
   end
-  local last = last_token(token_key)
-  grant(base, queue, token_key, last, last, 'PUBLISH', nil, hold, nil)
+  local waiting = call('ZCARD', queue)
+  if waiting > 0 then
+    local last = last_token(token_key)
+    grant(base, queue, token_key, last, last, 'PUBLISH', nil, hold, waiting)
+  else
+    call('DEL', base)
+  end
   return 1
 end
 
@@ -91,9 +108,9 @@ local function acquire(i)
   if call('EXISTS', base, queue) == 0 then
     return enter_free(i)
   end
-  return ask(base, queue, KEYS[tokens + i], ARGV[1 + i], ARGV[leases + i] or ARGV[leases + 1], 1, 1, 'PUBLISH', '', 0, nil)
+  return ask(base, queue, KEYS[tokens + i], ARGV[1 + i], ARGV[leases + i] or ARGV[locks + 2], 1, 1, 'PUBLISH', '', 0, nil)
 end
 
-each(settle, take + 1, locks)
-each(acquire, 1, take)
+each(leave, 1, release) -- first: somebody else in this call may want what is free then
+each(acquire, release + 1, locks)
 return replies
