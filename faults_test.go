@@ -1281,6 +1281,7 @@ func TestReplicaAcksConfirmNewHoldsOnly(t *testing.T) {
 	inner := w.enter(outer, l, soon)
 	waiter := w.start(t.Context(), q.NewLock("a"))
 	w.awaitWaiters("a", 1)
+	redistest.Eventually(t, soon, func() bool { return q.faults.Commands("WAIT") == 2 }, "it has asked before and after it subscribed")
 	q.faults.Reset()
 	w.leave(inner, l, soon)
 	w.leave(outer, l, soon)
