@@ -428,12 +428,17 @@ func newTable() *table { return &table{start: time.Now(), holds: make(map[holdKe
 
 // join returns the hold of a holder in a lock. first: there was none, so it is a new one, and it is the caller's turn.
 func (t *table) join(key holdKey, l *Lock, fresh bool) (h *hold, first bool) {
+	if fresh { // nobody else knows this holder
+		h = l.newHold(key.holder, fresh)
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if h = t.holds[key]; h != nil {
-		return h, false
+	if h == nil {
+		if h = t.holds[key]; h != nil {
+			return h, false
+		}
+		h = l.newHold(key.holder, fresh)
 	}
-	h = l.newHold(key.holder, fresh)
 	t.holds[key] = h
 	return h, true
 }
