@@ -3,7 +3,11 @@ package relock
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
+	"os"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -133,19 +137,9 @@ func (c *crowd) after(queued func(), commands ...func(context.Context) outcomeOf
 	}
 	c.hook.take()
 	queued()
-	c.land()
+	landLanes(l)
 	all.Wait()
 	return outcomes
-}
-
-// land lets what is queued leave, and frees the lanes that fillLanes has taken.
-func (c *crowd) land() {
-	l := &c.wire.lanes
-	l.mu.Lock()
-	l.aloft -= flightsAloft - 1
-	l.limit = laneLimit
-	l.mu.Unlock()
-	l.leave()
 }
 
 // requireCalls says which script calls the last commands took.
@@ -475,7 +469,7 @@ func TestACallerThatGivesUpWhileItSharesACallIsToldWhenItLands(t *testing.T) {
 	go func() { done <- c.entry(other)(t.Context()) }()
 	go func() { done <- c.exit(left)(t.Context()) }()
 	redistest.Eventually(t, 10*time.Second, func() bool { return l.queued() == 3 }, "all are queued")
-	c.land()
+	landLanes(&c.wire.lanes)
 	hang.WaitHits(t, 1)
 	cancel()
 	o := <-gone
@@ -544,4 +538,294 @@ func TestAHandOverInACallForManyIsAsPreparedAndLeavesNothingBehind(t *testing.T)
 			require.Zero(t, r.rdb.Exists(t.Context(), r.keys.base, r.keys.queue).Val())
 		})
 	}
+}
+
+func TestTheUserOfTheReadmeMayShareACall(t *testing.T) {
+	text, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	rule := strings.Fields(regexp.MustCompile(`(?m)^ACL SETUSER locks on >password .*$`).FindString(string(text)))
+	require.NotEmpty(t, rule)
+	for name, more := range map[string][]string{"exits": nil, "with +mget entries too": {"+mget"}} {
+		t.Run(name, func(t *testing.T) {
+			server := redistest.Start(t)
+			r := newRigOn(t, server)
+			var args []any
+			for _, word := range slices.Concat(rule, more) {
+				args = append(args, word)
+			}
+			require.NoError(t, r.rdb.Do(t.Context(), args...).Err())
+			r.use(server.Client(func(o *redis.Options) { o.Username, o.Password = "locks", "password" }))
+			c := newCrowd(t, r, 4)
+			once, twice, prepared := c.at(0).enter(), c.at(1).enter(), c.at(2).enter()
+			require.Equal(t, acquireOurs, c.at(1).ask(twice, 2).status)
+			require.True(t, c.at(1).release(twice, 1))
+			c.at(2).listen("a")
+			heir := c.at(2).waiter("a")
+			require.NoError(t, r.rdb.Del(t.Context(), c.keys[2].queue).Err())
+			commands := []func(context.Context) outcomeOf{c.exit(once), c.exit(twice), c.exit(prepared)}
+			if more != nil {
+				commands = append(commands, c.entry(c.at(3).hold()))
+			}
+			for i, o := range c.together(commands...) {
+				require.NoError(t, o.err)
+				require.Equal(t, i < 3, o.there)
+				require.Equal(t, i == 3, o.status == acquireOurs)
+			}
+			c.requireCalls("evalsha many")
+			require.Zero(t, c.at(0).look().baseEnd)
+			require.Zero(t, c.at(1).look().baseEnd)
+			require.Equal(t, heir.id, c.at(2).owner())
+		})
+	}
+}
+
+// TestACallForManyDoesWhatCallsForOneWould gives the same locks to the script for many, and one after the other to those for one,
+// also locks that are not as we leave them. What is answered and what stands there afterwards must be the same, with the
+// exits first or with the entries first; and once more when all is sent a second time.
+func TestACallForManyDoesWhatCallsForOneWould(t *testing.T) {
+	const seconds, cases, locks = int64(time.Second / time.Microsecond), 400, 3
+	rdb := redistest.Start(t).Client()
+	ctx, seed := t.Context(), fromEnv(t, "RELOCK_SEED")
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	t.Logf("RELOCK_SEED=%d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	oneOf := func(values ...string) string { return values[random.IntN(len(values))] }
+
+	// Three worlds, of which each has all locks: for many, and for one by one in two orders.
+	const together, exitsFirst, entriesFirst = "together", "exits", "entries"
+	worlds := []string{together, exitsFirst, entriesFirst}
+	keysOf := func(world string, lock int) []string {
+		base := fmt.Sprintf("%s:{%d}", world, lock)
+		return []string{base, base + ":queue", base + ":token"}
+	}
+	var channels []string
+	for _, w := range worlds {
+		for i := range locks {
+			channels = append(channels, keysOf(w, i)[0]+":heard")
+		}
+	}
+	ps := rdb.Subscribe(ctx, channels...)
+	t.Cleanup(func() { _ = ps.Close() })
+	for range channels {
+		_, err := ps.Receive(ctx)
+		require.NoError(t, err)
+	}
+	holdOf := func(lock, n int) string { return fmt.Sprintf("client:%d:%d", lock+1, n) }
+	waiterOf := func(lock, n int, client string) string { return holdOf(lock, n) + "|" + client + "|20000" }
+	const owner, heir, second, stranger = 1, 2, 3, 4
+
+	set := func(p redis.Pipeliner, keys []string, lock int, state [3]string, now int64) {
+		base, queue, token := keys[0], keys[1], keys[2]
+		p.Del(ctx, keys...)
+		next := func(client string) string {
+			return waiterOf(lock, heir, client) + "|" + strconv.FormatInt(now-seconds, 10)
+		}
+		if fields := map[string][]any{
+			"ours":              {holdOf(lock, owner), 1},
+			"entered again":     {holdOf(lock, owner), 1, "step", 3},
+			"passed":            {holdOf(lock, owner), 1, "as", "1|" + holdOf(lock, stranger)},
+			"prepared":          {holdOf(lock, owner), 1, "next", next("heard"), "token", now - 2*seconds},
+			"prepared, deaf":    {holdOf(lock, owner), 1, "next", next("deaf"), "token", now - 2*seconds, "step", 7},
+			"prepared, badly":   {holdOf(lock, owner), 1, "next", "x"},
+			"the heir's":        {holdOf(lock, heir), 1, "token", now - 2*seconds},
+			"foreign":           {"x", "y", "z", "1"},
+			"foreign, and ours": {"x", "y", holdOf(lock, owner), "1"},
+		}[state[0]]; fields != nil {
+			p.HSet(ctx, base, fields...)
+			p.PExpire(ctx, base, 30*time.Second)
+		} else if state[0] == "no hash" {
+			p.Set(ctx, base, "x", 0)
+		}
+		for i, member := range map[string][]string{
+			"heard":           {waiterOf(lock, heir, "heard"), waiterOf(lock, second, "heard")},
+			"deaf, and heard": {waiterOf(lock, heir, "deaf"), waiterOf(lock, second, "heard")},
+			"deaf":            {waiterOf(lock, heir, "deaf")},
+			"odd":             {"x"},
+			"the owner":       {waiterOf(lock, owner, "heard")},
+		}[state[1]] {
+			p.ZAdd(ctx, queue, redis.Z{Score: float64(i), Member: member})
+		}
+		if state[1] == "no zset" {
+			p.Set(ctx, queue, "x", 0)
+		}
+		switch state[2] {
+		case "":
+		case "old":
+			p.Set(ctx, token, now-5*seconds, time.Hour)
+		case "ahead":
+			p.Set(ctx, token, now+24*3600*seconds, 48*time.Hour)
+		case "no string":
+			p.HSet(ctx, token, "x", 1)
+		default:
+			p.Set(ctx, token, state[2], 0)
+		}
+	}
+	// plain is a value without what differs from call to call: the clock is one value, a rest of a lease is rounded.
+	var plain func(v any, now int64) string
+	plain = func(v any, now int64) string {
+		switch v := v.(type) {
+		case nil:
+			return "an error"
+		case []any:
+			var all []string
+			for _, one := range v {
+				all = append(all, plain(one, now))
+			}
+			return fmt.Sprint(all)
+		case string:
+			if before, last, found := cutLast(v, "|"); found {
+				return before + "|" + plain(last, now)
+			}
+			if n, err := strconv.ParseInt(v, 10, 64); err == nil && strconv.FormatInt(n, 10) == v {
+				return plain(n, now)
+			}
+			return v
+		case int64:
+			if v > now-10*seconds && v < now+60*seconds {
+				return "the clock"
+			}
+			if d := time.Duration(v) * time.Millisecond; d > time.Second && d <= time.Minute {
+				return d.Round(2 * time.Second).String()
+			}
+		}
+		return fmt.Sprint(v)
+	}
+	look := func(world string, now int64) (all []string) {
+		for i := range locks {
+			for _, key := range keysOf(world, i) {
+				var there string
+				switch rdb.Type(ctx, key).Val() {
+				case "hash":
+					fields := rdb.HGetAll(ctx, key).Val()
+					for f, v := range fields {
+						fields[f] = plain(v, now)
+					}
+					there = fmt.Sprint(fields)
+				case "zset":
+					there = fmt.Sprint(rdb.ZRange(ctx, key, 0, -1).Val())
+				case "string":
+					there = plain(rdb.Get(ctx, key).Val(), now)
+				}
+				all = append(all, there+" for "+rdb.PTTL(ctx, key).Val().Round(2*time.Second).String())
+			}
+		}
+		return all
+	}
+
+	type part struct {
+		exit  bool
+		lock  int
+		hold  string
+		lease int
+	}
+	one := func(world string, p part) any {
+		s, args := acquireScript, []any{p.hold, p.lease}
+		if p.exit {
+			s, args = releaseScript, args[:1]
+		}
+		v, err := rdb.Eval(ctx, s.source, keysOf(world, p.lock), args...).Result()
+		if err != nil {
+			return nil
+		}
+		return v
+	}
+	many := func(exits, entries []part) []any {
+		var keys []string
+		args := []any{len(exits)}
+		for which := range 3 {
+			for _, p := range slices.Concat(exits, entries) {
+				keys = append(keys, keysOf(together, p.lock)[which])
+			}
+		}
+		for _, p := range slices.Concat(exits, entries) {
+			args = append(args, p.hold)
+		}
+		for _, p := range entries {
+			args = append(args, p.lease)
+		}
+		v, err := rdb.Eval(ctx, manyScript.source, keys, args...).Result()
+		require.NoError(t, err)
+		return v.([]any)
+	}
+
+	for n := range cases {
+		now := time.Now().UnixMicro()
+		var states [locks][3]string
+		queues := n%2 == 0 // else the common case
+		for i := range states {
+			states[i][0] = oneOf("", "", "", "ours", "ours", "ours", "entered again", "passed", "prepared", "prepared, deaf", "prepared, badly",
+				"the heir's", "foreign", "foreign, and ours", "no hash")
+			if queues {
+				states[i][1] = oneOf("", "", "", "", "heard", "heard", "deaf, and heard", "deaf", "odd", "the owner", "no zset")
+			}
+			states[i][2] = oneOf("", "old", "old", "old", "ahead", "x", "-5", "0x10", "1e3", "1.5", "nan", "99999999999999999999", "no string")
+		}
+		_, err := rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+			for _, w := range worlds {
+				for i, state := range states {
+					set(p, keysOf(w, i), i, state, now)
+				}
+			}
+			return nil
+		})
+		require.NoError(t, err)
+		var exits, entries []part
+		used := map[string]bool{}
+		for range 1 + random.IntN(5) {
+			p := part{exit: random.IntN(2) == 0, lock: random.IntN(locks)}
+			if p.exit {
+				p.hold = holdOf(p.lock, []int{owner, owner, owner, stranger}[random.IntN(4)])
+			} else {
+				p.hold, p.lease = holdOf(p.lock, stranger+1+random.IntN(3)), 10_000*(1+random.IntN(3))
+			}
+			switch {
+			case used[p.hold], !p.exit && !queues && states[p.lock][0] != "":
+				continue
+			case p.exit:
+				exits = append(exits, p)
+			default:
+				entries = append(entries, p)
+			}
+			used[p.hold] = true
+		}
+		if len(used) == 0 {
+			continue
+		}
+		for _, which := range []string{"first", "second"} {
+			var got []string
+			for _, v := range many(exits, entries) {
+				got = append(got, plain(v, now))
+			}
+			got = append(got, look(together, now)...)
+			oneByOne := func(world string, first, then []part) (replies map[part]string) {
+				replies = map[part]string{}
+				for _, p := range slices.Concat(first, then) {
+					replies[p] = plain(one(world, p), now)
+				}
+				return replies
+			}
+			inOrder := func(world string, replies map[part]string) (all []string) {
+				for _, p := range slices.Concat(exits, entries) {
+					all = append(all, replies[p])
+				}
+				return append(all, look(world, now)...)
+			}
+			want := inOrder(exitsFirst, oneByOne(exitsFirst, exits, entries))
+			if other := inOrder(entriesFirst, oneByOne(entriesFirst, entries, exits)); slices.Equal(other, got) {
+				continue
+			}
+			require.Equal(t, want, got, "%s time, %v, exits %v, entries %v", which, states, exits, entries)
+		}
+	}
+}
+
+// cutLast is strings.Cut from the end.
+func cutLast(s, separator string) (before, after string, found bool) {
+	i := strings.LastIndex(s, separator)
+	if i < 0 {
+		return s, "", false
+	}
+	return s[:i], s[i+len(separator):], true
 }

@@ -1075,10 +1075,7 @@ func (s *sequence) many() {
 	if w.drop != nil { // with a second try, each would be sent by itself
 		w.drop.Remove()
 	}
-	lanes.mu.Lock()
-	lanes.aloft, lanes.limit = 1, laneLimit
-	lanes.mu.Unlock()
-	lanes.leave()
+	landLanes(lanes)
 	all.Wait()
 	first := w.settle(manyScript.name)
 	sent := s.rec.take()

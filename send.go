@@ -269,16 +269,26 @@ func (l *lanes) takeLocked(n int) []*flight {
 	return batch
 }
 
-// pass gives a lane, which has carried so many, to its share of those who wait for one, and returns what they want sent. Nothing:
-// the lane is free. room is for the next queue.
-func (l *lanes) pass(landed int, room []*flight) []*flight {
+// land notes that a lane carries these no more.
+func (l *lanes) land(n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.carried -= n
+}
+
+// pass gives a lane that carries nothing to its share of those who wait for one, and returns what they want sent. Nothing: the
+// lane is free. room is for the next queue.
+func (l *lanes) pass(room []*flight) []*flight {
 	clear(room)
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	return l.passLocked(room)
+}
+
+func (l *lanes) passLocked(room []*flight) []*flight {
 	if l.spare == nil {
 		l.spare = room[:0]
 	}
-	l.carried -= landed
 	share := (l.carried + len(l.queue) + flightsAloft - 1) / flightsAloft
 	batch := l.takeLocked(min(share, len(l.queue)))
 	if len(batch) == 0 {
@@ -290,19 +300,28 @@ func (l *lanes) pass(landed int, room []*flight) []*flight {
 
 // leave is for a caller that has sent its command itself.
 func (l *lanes) leave() {
-	if batch := l.pass(1, nil); len(batch) > 0 {
+	if batch := l.landOne(); len(batch) > 0 {
 		l.wire.workers.start(func() { l.carry(batch) })
 	}
+}
+
+// landOne is land and pass for a lane that had one command.
+func (l *lanes) landOne() []*flight {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.carried--
+	return l.passLocked(nil)
 }
 
 // carry sends a batch, and then whatever has come meanwhile, on one lane.
 func (l *lanes) carry(batch []*flight) {
 	for len(batch) > 0 {
 		l.wire.sendAll(batch)
+		l.land(len(batch))
 		for range gatherYields {
 			runtime.Gosched()
 		}
-		batch = l.pass(len(batch), batch)
+		batch = l.pass(batch)
 	}
 }
 
@@ -433,7 +452,7 @@ func (f *flight) fly(lane lane) {
 	}
 	w.lanes.timed(start, f.err)
 	f.arrive()
-	w.lanes.carry(w.lanes.pass(1, nil))
+	w.lanes.carry(w.lanes.landOne())
 }
 
 // arrive hands the answer over, or notes that nobody waits for it any more.

@@ -14,6 +14,9 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
+// crowded is as many commands as no test has.
+const crowded = 1_000_000
+
 // fillLanes takes all lanes, as if so many commands were on their way that the first lane to be free takes all that is queued,
 // and makes the queue wait for it.
 func fillLanes(t *testing.T, l *lanes) {
@@ -23,10 +26,21 @@ func fillLanes(t *testing.T, l *lanes) {
 		defer l.mu.Unlock()
 		free := l.aloft == 0 // a command frees its lane a moment after its call has returned
 		if free {
-			l.aloft, l.carried, l.limit = flightsAloft, 1_000_000, time.Hour
+			l.aloft, l.carried, l.limit = flightsAloft, crowded, time.Hour
 		}
 		return free
 	}, "all lanes are free")
+}
+
+// landLanes lets what is queued leave, and frees the lanes that fillLanes has taken.
+func landLanes(l *lanes) {
+	l.mu.Lock()
+	l.aloft, l.limit = 1, laneLimit
+	l.mu.Unlock()
+	l.leave()
+	l.mu.Lock()
+	l.carried -= crowded - 1
+	l.mu.Unlock()
 }
 
 func (l *lanes) queued() int {
@@ -97,7 +111,8 @@ func TestLanesShareWhatThereIsToCarry(t *testing.T) {
 	}
 	take := func(landed, want int) {
 		t.Helper()
-		got := l.pass(landed, make([]*flight, landed))
+		l.land(landed)
+		got := l.pass(make([]*flight, landed))
 		require.Len(t, got, want)
 		require.True(t, slices.Equal(all[:want], got), "first come, first served")
 		all = all[want:]

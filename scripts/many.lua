@@ -43,24 +43,34 @@ local function enter_free(i)
   return token
 end
 
-local function hand_over(base, hold, prepared)
---- include handover
-  return given
-end
+local free = {} -- the keys of locks that nobody has any more
+local hand_on -- where others may wait: grants a lock to one of them, or returns nil
 
--- Takes the hold's field away, and with it the key if nothing else is there. 0 if there was no such hold, and an error if
--- this is a replica that does not know yet.
-local function leave_lonely(i)
-  return call('HDEL', KEYS[i], ARGV[1 + i])
-end
-
--- For where something else was there: what is noted beside an owner.
-local function clear(i)
-  local base, prepared = KEYS[i], replies[i] == 1 and call('HGET', KEYS[i], 'next')
-  if replies[i] == 1 and not (prepared and hand_over(base, ARGV[1 + i], prepared)) then
-    call('DEL', base)
+local function leave(i)
+  local base, hold = KEYS[i], ARGV[1 + i]
+  local mine, prepared = unpack(call('HMGET', base, hold, 'next'))
+  if not mine then
+    return call('HDEL', base, hold) -- 0, or an error if this is a replica that does not know yet
   end
-  return replies[i]
+  if prepared then
+--- include handover
+    if given then
+      return 1
+    end
+  end
+  if not (hand_on and hand_on(i)) then
+    free[#free + 1] = base
+  end
+  return 1
+end
+
+local function leave_all()
+  each(leave, 1, release)
+  if free[1] and not pcall(call, 'DEL', unpack(free)) then
+    for i = 1, release do
+      replies[i] = replies[i] == 0 and 0
+    end
+  end
 end
 
 -- The common case first, before the rest is even defined: nobody holds what is to be taken, and nobody waits for any of them.
@@ -72,10 +82,7 @@ for i = release + 1, locks do
 end
 if not twice and call('EXISTS', unpack(KEYS, release + 1, tokens)) == 0 then
   each(enter_free, release + 1, locks) -- first: once something was released, Redis lets a script write without memory
-  each(leave_lonely, 1, release)
-  if release > 0 and call('EXISTS', unpack(KEYS, 1, release)) > 0 then
-    each(clear, 1, release)
-  end
+  leave_all()
   return replies
 end
 
@@ -84,22 +91,14 @@ end
 --- include grant
 --- include ask
 
-local function leave(i)
-  local base, queue, token_key, hold = KEYS[i], KEYS[queues + i], KEYS[tokens + i], ARGV[1 + i]
-  local mine, prepared = unpack(call('HMGET', base, hold, NEXT))
-  if not mine then
-    return leave_lonely(i)
-  end
-  if prepared and hand_over(base, hold, prepared) then
-    return 1
-  end
+function hand_on(i)
+  local base, queue, token_key = KEYS[i], KEYS[queues + i], KEYS[tokens + i]
   local waiting = call('ZCARD', queue)
-  if waiting > 0 then
-    local last = last_token(token_key)
-    grant(base, queue, token_key, last, last, 'PUBLISH', nil, hold, waiting)
-  else
-    call('DEL', base)
+  if waiting == 0 then
+    return nil
   end
+  local last = last_token(token_key)
+  grant(base, queue, token_key, last, last, 'PUBLISH', nil, ARGV[1 + i], waiting)
   return 1
 end
 
@@ -111,6 +110,6 @@ local function acquire(i)
   return ask(base, queue, KEYS[tokens + i], ARGV[1 + i], ARGV[leases + i] or ARGV[locks + 2], 1, 1, 'PUBLISH', '', 0, nil)
 end
 
-each(leave, 1, release) -- first: somebody else in this call may want what is free then
+leave_all() -- first: somebody else in this call may want what is free then
 each(acquire, release + 1, locks)
 return replies
