@@ -478,9 +478,10 @@ func TestHooksInRedissonsLayoutTellOfTheWait(t *testing.T) {
 		require.NoError(t, l.Unlock(section))
 		section = waiting.section()
 		require.NoError(t, l.Unlock(section))
-		require.Equal(t, []string{
-			"AcquireStarted", "AcquireFinished", "AcquireStarted", "Queued", "Released", "AcquireFinished", "Released",
-		}, r.kinds())
+		kinds := r.kinds()
+		require.Equal(t, []string{"AcquireStarted", "AcquireFinished", "AcquireStarted", "Queued"}, kinds[:4])
+		require.ElementsMatch(t, []string{"Released", "AcquireFinished", "Released"}, kinds[4:], "the message may be there before the reply")
+		require.Equal(t, "Released", kinds[len(kinds)-1])
 		finished := eventsOf[relock.AcquireFinished](&r)
 		require.False(t, finished[0].Waited)
 		require.Equal(t, relock.WakeNone, finished[0].Wake)
