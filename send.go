@@ -26,10 +26,10 @@ import (
 //     client by WithTimeout would need no ContextTimeoutEnabled, but such a clone has none of the client's hooks.)
 //   - Otherwise the command flies: a goroutine sends it, and the caller waits for that or for its context. A caller whose
 //     context cannot end needs nobody to wait for it.
-//   - Where flightsAloft are on their way already, commands wait for one to land, and leave with it in one pipeline: not
-//     all of them, but as many as make the others that are on their way no more than these. Then the server works on some
-//     while the client works on the answers to the others; of two lanes of which one has it all, each would wait for the
-//     other. While none lands nobody waits for longer than laneLimit, so a connection that hangs holds up nobody else.
+//   - Where flightsAloft are on their way already, commands wait for one to land, and leave with it in one pipeline. It takes
+//     its share and not all of them, so that both lanes carry the same: then the server works on one batch while the client
+//     works on the answers to the other. (All of them, where a round trip is longer than laneLimit.) While none lands
+//     nobody waits for longer than laneLimit, so a connection that hangs holds up nobody else.
 //   - The usual ones of these, first entries that do not wait and last exits, share one script call (many.lua), up to
 //     manyBatch of them. What makes a call cost is less what it does to each lock than that it is one: with 64
 //     goroutines that is half of the client's CPU and two thirds of the server's. Where one lock's part fails, that
@@ -70,7 +70,7 @@ type lanes struct {
 
 	mu      sync.Mutex
 	aloft   int
-	carried int           // how many commands the lanes carry
+	carried int           // how many commands are on their way, on lanes or hurried
 	spare   []*flight     // room for the next queue
 	queue   []*flight     // empty while a lane is free
 	limit   time.Duration // how long the queue waits: laneLimit, but for tests
@@ -105,10 +105,14 @@ func (w *wire) send(ctx context.Context, r *request, eval bool, stop <-chan stru
 		return cmd.Val(), 0, err
 	}
 	if ctx.Done() == nil && lane != queued { // no context can end it; after Close, go-redis does
-		if lane != noLane {
-			defer l.leave()
+		if lane == noLane {
+			return w.process(ctx, r, eval)
 		}
-		return w.process(ctx, r, eval)
+		defer l.leave()
+		start := time.Now()
+		reply, acked, err = w.process(ctx, r, eval)
+		l.timed(start, err)
+		return reply, acked, err
 	}
 	f, _ := l.flights.Get().(*flight)
 	if f == nil {
@@ -269,7 +273,7 @@ func (l *lanes) takeLocked(n int) []*flight {
 	return batch
 }
 
-// land notes that a lane carries these no more.
+// land notes that so many are not on their way any more.
 func (l *lanes) land(n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -289,8 +293,11 @@ func (l *lanes) passLocked(room []*flight) []*flight {
 	if l.spare == nil {
 		l.spare = room[:0]
 	}
-	share := (l.carried + len(l.queue) + flightsAloft - 1) / flightsAloft
-	batch := l.takeLocked(min(share, len(l.queue)))
+	share := len(l.queue)
+	if l.usual.Load() < int64(l.limit) { // else who stays would be hurried before another lane lands
+		share = min(share, (l.carried+share+flightsAloft-1)/flightsAloft)
+	}
+	batch := l.takeLocked(share)
 	if len(batch) == 0 {
 		l.aloft--
 	}
@@ -329,9 +336,15 @@ func (l *lanes) carry(batch []*flight) {
 func (l *lanes) hurry() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if batch := l.takeLocked(len(l.queue)); len(batch) > 0 {
-		l.wire.workers.start(func() { l.wire.sendAll(batch) })
+	batch := l.takeLocked(len(l.queue))
+	if len(batch) == 0 {
+		return
 	}
+	l.carried += len(batch)
+	l.wire.workers.start(func() {
+		l.wire.sendAll(batch)
+		l.land(len(batch))
+	})
 }
 
 // sendAll sends a batch in one pipeline.

@@ -126,10 +126,22 @@ func TestLanesShareWhatThereIsToCarry(t *testing.T) {
 	join(7)
 	take(31, 4) // the other lane has one
 	take(1, 3)  // this one could have carried four
-	take(4, 0)
+	join(9)
+	l.usual.Store(int64(l.limit)) // whoever stays would not wait for another lane
+	take(4, 9)
 	take(3, 0)
+	take(9, 0)
 	require.Zero(t, l.carried)
 	require.Equal(t, onlyLane, l.enter(), "both are free")
+}
+
+func TestACallThatSendsItsCommandItselfTellsHowLongARoundTripTakes(t *testing.T) {
+	r := newRig(t)
+	l := &r.wire.lanes
+	require.Zero(t, l.usual.Load())
+	_, err := r.wire.state(context.Background(), r.keys, once)
+	require.NoError(t, err)
+	require.Positive(t, l.usual.Load())
 }
 
 func TestACommandThatIsGivenUpBeforeItHasALaneIsNeverSent(t *testing.T) {
