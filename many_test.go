@@ -368,6 +368,26 @@ func TestAnExitThatFailsInPartOfACallDoesNotSayThatTheLockWasTaken(t *testing.T)
 	require.NotEqual(t, owner.id, c.at(0).owner())
 }
 
+func TestExitsOfAUserWhoMayNotDeleteAreRefusedOneByOne(t *testing.T) {
+	server := redistest.Start(t)
+	r := newRigOn(t, server)
+	require.NoError(t, r.rdb.Do(t.Context(), "ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-del").Err())
+	r.use(server.Client(func(o *redis.Options) { o.Username, o.Password = "app", "pw" }))
+	c := newCrowd(t, r, 2)
+	first, second, stranger := c.at(0).enter(), c.at(1).enter(), c.at(1).hold()
+	var got []outcomeOf
+	c.at(0).unchanged(func() {
+		c.at(1).unchanged(func() { got = c.together(c.exit(first), c.exit(second), c.exit(stranger)) })
+	})
+	for i, h := range []*hold{first, second} {
+		require.Error(t, got[i].err)
+		require.Equal(t, c.exit(h)(t.Context()).err, got[i].err, "the same as by itself")
+	}
+	require.NoError(t, got[2].err)
+	require.False(t, got[2].there)
+	require.False(t, got[2].unsure, "it has its answer")
+}
+
 func TestWhatTheServerDoesNotKnowIsSentInFullAndThatIsNoTry(t *testing.T) {
 	c := newCrowd(t, newRigOn(t, redistest.Start(t)), 3)
 	h := c.at(2).enter()
