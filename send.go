@@ -32,7 +32,7 @@ import (
 //     nobody waits for longer than laneLimit, so a connection that hangs holds up nobody else.
 //   - The usual ones of these, first entries that do not wait and last exits, share one script call (many.lua), up to
 //     manyBatch of them. What makes a call cost is less what it does to each lock than that it is one: with 64
-//     goroutines that is half of the client's CPU and two thirds of the server's. Where one lock's part fails, that
+//     goroutines that is two fifths of the client's CPU and half of the server's. Where one lock's part fails, that
 //     flight is sent by itself, so it has the answer that it would have had alone.
 const (
 	// briskLimit leaves a caller whose context ends while its command is stuck enough of 50 ms to tell it.

@@ -92,7 +92,7 @@ func TestCommandsThatWaitForALaneLeaveInOnePipelineWhenOneLands(t *testing.T) {
 	redistest.Eventually(t, 10*time.Second, func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return l.aloft == flightsAloft-1
+		return l.aloft == flightsAloft-1 && l.carried == crowded-1
 	}, "the lane that they had is free")
 }
 
@@ -194,6 +194,36 @@ func TestConnectionsThatHangHoldUpNobodyElse(t *testing.T) {
 	}
 	hang.LetGo()
 	all.Wait()
+	l := &r.wire.lanes
+	redistest.Eventually(t, 10*time.Second, func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.aloft == 0 && l.carried == 0
+	}, "all have landed")
+}
+
+func TestAHurriedCommandIsOnItsWayUntilItHasLanded(t *testing.T) {
+	r, f := faulty(t)
+	r.enter()
+	l := &r.wire.lanes
+	fillLanes(t, l)
+	carried := func(change time.Duration) int {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if change > 0 {
+			l.limit = change
+		}
+		return l.carried
+	}
+	require.Equal(t, crowded, carried(time.Millisecond))
+	hang := f.Once(scripts, redistest.Hold())
+	var all sync.WaitGroup
+	all.Go(func() { _, _ = r.wire.state(t.Context(), r.keys, once) })
+	hang.WaitHits(t, 1)
+	require.Equal(t, crowded+1, carried(0))
+	hang.LetGo()
+	all.Wait()
+	redistest.Eventually(t, 10*time.Second, func() bool { return carried(0) == crowded }, "it has landed")
 }
 
 // panicking is a hook of the go-redis client that panics.

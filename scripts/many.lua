@@ -67,7 +67,7 @@ end
 local function leave_all()
   each(leave, 1, release)
   if free[1] and not pcall(call, 'DEL', unpack(free)) then
-    for i = 1, release do
+    for i = 1, release do -- who was not the owner has its answer, and the others ask by themselves
       replies[i] = replies[i] == 0 and 0
     end
   end
