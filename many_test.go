@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -601,10 +602,22 @@ func TestTheUserOfTheReadmeMayShareACall(t *testing.T) {
 
 // TestACallForManyDoesWhatCallsForOneWould gives the same locks to the script for many, and one after the other to those for one,
 // also locks that are not as we leave them. What is answered and what stands there afterwards must be the same, with the
-// exits first or with the entries first; and once more when all is sent a second time.
+// exits first or with the entries first; and once more when all is sent a second time. Users test with miniredis, whose Lua is
+// another one.
 func TestACallForManyDoesWhatCallsForOneWould(t *testing.T) {
+	t.Run("redis-server", func(t *testing.T) { manyAndOne(t, redistest.Start(t).Client()) })
+	t.Run("miniredis", func(t *testing.T) {
+		server := miniredis.RunT(t)
+		server.ClockTTL(true)
+		rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
+		t.Cleanup(func() { _ = rdb.Close() })
+		manyAndOne(t, rdb)
+	})
+}
+
+func manyAndOne(t *testing.T, rdb *redis.Client) {
+	t.Helper()
 	const seconds, cases, locks = int64(time.Second / time.Microsecond), 400, 3
-	rdb := redistest.Start(t).Client()
 	ctx, seed := t.Context(), fromEnv(t, "RELOCK_SEED")
 	if seed == 0 {
 		seed = uint64(time.Now().UnixNano())

@@ -13,19 +13,21 @@ local release, locks = tonumber(ARGV[1]), #KEYS / 3
 local queues, tokens, leases = locks, 2 * locks, 1 + locks - release -- what stands before that of the first lock
 local replies = {}
 
--- Notes what the function says to each lock from first to last. Each is nobody else's trouble.
-local function each(what, first, last)
-  local i = first - 1
-  local function rest()
-    while i < last do
-      i = i + 1
-      replies[i] = what(i)
-    end
+local function run(what, first, last)
+  for i = first, last do
+    replies[i] = what(i)
   end
-  while i < last do
-    if not pcall(rest) then
-      replies[i] = false
+end
+
+-- Notes what the function says to each lock from first to last. Each is nobody else's trouble. (How far it came is in the
+-- replies: in miniredis's Lua a local that pcall's function shares is no longer shared after an error.)
+local function each(what, first, last)
+  while not pcall(run, what, first, last) do
+    while replies[first] ~= nil do
+      first = first + 1
     end
+    replies[first] = false
+    first = first + 1
   end
 end
 
