@@ -566,7 +566,7 @@ func TestTheUserOfTheReadmeMayShareACall(t *testing.T) {
 	require.NoError(t, err)
 	rule := strings.Fields(regexp.MustCompile(`(?m)^ACL SETUSER locks on >password .*$`).FindString(string(text)))
 	require.NotEmpty(t, rule)
-	for name, more := range map[string][]string{"exits": nil, "with +mget entries too": {"+mget"}} {
+	for name, more := range map[string][]string{"exits": nil, "with +mget entries too": {"+mget"}, "and with +pexpireat": {"+mget", "+pexpireat"}} {
 		t.Run(name, func(t *testing.T) {
 			server := redistest.Start(t)
 			r := newRigOn(t, server)
@@ -582,7 +582,6 @@ func TestTheUserOfTheReadmeMayShareACall(t *testing.T) {
 			require.True(t, c.at(1).release(twice, 1))
 			c.at(2).listen("a")
 			heir := c.at(2).waiter("a")
-			require.NoError(t, r.rdb.Del(t.Context(), c.keys[2].queue).Err())
 			commands := []func(context.Context) outcomeOf{c.exit(once), c.exit(twice), c.exit(prepared)}
 			if more != nil {
 				commands = append(commands, c.entry(c.at(3).hold()))
@@ -596,6 +595,9 @@ func TestTheUserOfTheReadmeMayShareACall(t *testing.T) {
 			require.Zero(t, c.at(0).look().baseEnd)
 			require.Zero(t, c.at(1).look().baseEnd)
 			require.Equal(t, heir.id, c.at(2).owner())
+			if more != nil {
+				require.WithinDuration(t, time.Now().Add(DefaultTTL), time.UnixMilli(c.at(3).look().baseEnd), 10*time.Second)
+			}
 		})
 	}
 }
@@ -792,6 +794,9 @@ func manyAndOne(t *testing.T, rdb *redis.Client) {
 				"the heir's", "foreign", "foreign, and ours", "no hash")
 			if queues {
 				states[i][1] = oneOf("", "", "", "", "heard", "heard", "deaf, and heard", "deaf", "odd", "the owner", "no zset")
+			}
+			if strings.HasPrefix(states[i][0], "prepared") && states[i][1] == "" { // for nobody in the queue: none
+				states[i][1] = "heard"
 			}
 			states[i][2] = oneOf("", "old", "old", "old", "ahead", "x", "-5", "0x10", "1e3", "1.5", "nan", "99999999999999999999", "no string")
 		}

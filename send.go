@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -47,9 +46,6 @@ const (
 	// flightsAloft is how many commands or pipelines are on their way before others queue. With one, the server idles while
 	// the client works on the answers; with more, fewer share a call.
 	flightsAloft = 2
-	// gatherYields is how often a lane lets others run before it takes what they have queued: those whose commands have just
-	// landed have something to send then.
-	gatherYields = 3
 	// apartPause is how long every command has a script call of its own after the server has refused one for many.
 	apartPause = time.Second
 	// laneLimit is how long they queue if none lands: long against a round trip to a server nearby, short against a lease.
@@ -320,16 +316,22 @@ func (l *lanes) landOne() []*flight {
 	return l.passLocked(nil)
 }
 
-// carry sends a batch, and then whatever has come meanwhile, on one lane.
+// carry sends a batch on one lane, and starts who goes on with what is in the queue then. It starts him before it wakes the last
+// of those who waited: Go runs first whom a goroutine has made ready last, and then the others in their order. So he runs behind
+// all of them, and finds what they want sent next.
 func (l *lanes) carry(batch []*flight) {
-	for len(batch) > 0 {
-		l.wire.sendAll(batch)
-		l.land(len(batch))
-		for range gatherYields {
-			runtime.Gosched()
-		}
-		batch = l.pass(batch)
+	if len(batch) == 0 {
+		return
 	}
+	l.wire.sendAll(batch)
+	l.land(len(batch))
+	last := len(batch) - 1
+	for _, f := range batch[:last] {
+		f.arrive()
+	}
+	f := batch[last]
+	l.wire.workers.start(func() { l.carry(l.pass(batch)) })
+	f.arrive()
 }
 
 // hurry sends the queue without a lane.
@@ -344,15 +346,17 @@ func (l *lanes) hurry() {
 	l.wire.workers.start(func() {
 		l.wire.sendAll(batch)
 		l.land(len(batch))
+		for _, f := range batch {
+			f.arrive()
+		}
 	})
 }
 
-// sendAll sends a batch in one pipeline.
+// sendAll sends a batch in one pipeline, and notes the answers.
 func (w *wire) sendAll(batch []*flight) {
 	if len(batch) == 1 {
 		f := batch[0]
 		f.reply, f.acked, f.err = w.process(f.ctx, f.request, f.eval)
-		f.arrive()
 		return
 	}
 	usual := 0
@@ -399,7 +403,6 @@ func (w *wire) sendTogether(usual, others []*flight, eval bool) {
 	}
 	for i, f := range others {
 		f.reply, f.err = cmds[len(calls)+i].(command).Result()
-		f.arrive()
 	}
 	for _, c := range calls {
 		replies, err := manyReplies(c.cmd, len(c.flights))
@@ -417,7 +420,6 @@ func (w *wire) sendTogether(usual, others []*flight, eval bool) {
 					f.err = errAskAlone
 				}
 			}
-			f.arrive()
 		}
 	}
 }

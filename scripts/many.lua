@@ -36,37 +36,33 @@ local lasts = release < locks and call('MGET', unpack(KEYS, tokens + release + 1
 --- include clock
 
 -- Nobody holds it and nobody waits.
+local lease, over -- the last one, and when it is over
 local function enter_free(i)
   local base, token_key, last = KEYS[i], KEYS[tokens + i], tonumber(lasts[i - release] or 0)
-  local used = last
+  local used, wanted = last, ARGV[leases + i] or ARGV[locks + 2]
 --- include mint
   call('HSET', base, ARGV[1 + i], '1')
-  call('PEXPIRE', base, ARGV[leases + i] or ARGV[locks + 2])
+  if wanted ~= lease then
+    lease, over = wanted, string.format('%d', now / 1000 + wanted)
+  end
+  if redis.pcall('PEXPIREAT', base, over) ~= 1 then -- it costs two thirds of PEXPIRE, but this user must not use it
+    call('PEXPIRE', base, wanted)
+  end
   return token
 end
 
+-- The hold has it and nobody waits.
 local free = {} -- the keys of locks that nobody has any more
-local hand_on -- where others may wait: grants a lock to one of them, or returns nil
-
-local function leave(i)
+local function leave_free(i)
   local base, hold = KEYS[i], ARGV[1 + i]
-  local mine, prepared = unpack(call('HMGET', base, hold, 'next'))
-  if not mine then
+  if call('HEXISTS', base, hold) == 0 then
     return call('HDEL', base, hold) -- 0, or an error if this is a replica that does not know yet
   end
-  if prepared then
---- include handover
-    if given then
-      return 1
-    end
-  end
-  if not (hand_on and hand_on(i)) then
-    free[#free + 1] = base
-  end
+  free[#free + 1] = base
   return 1
 end
 
-local function leave_all()
+local function leave_all(leave)
   each(leave, 1, release)
   if free[1] and not pcall(call, 'DEL', unpack(free)) then
     for i = 1, release do -- who was not the owner has its answer, and the others ask by themselves
@@ -84,7 +80,7 @@ for i = release + 1, locks do
 end
 if not twice and call('EXISTS', unpack(KEYS, release + 1, tokens)) == 0 then
   each(enter_free, release + 1, locks) -- first: once something was released, Redis lets a script write without memory
-  leave_all()
+  leave_all(leave_free)
   return replies
 end
 
@@ -93,14 +89,27 @@ end
 --- include grant
 --- include ask
 
-function hand_on(i)
-  local base, queue, token_key = KEYS[i], KEYS[queues + i], KEYS[tokens + i]
+-- Others may wait.
+local function leave(i)
+  local base, hold = KEYS[i], ARGV[1 + i]
+  local mine, prepared = unpack(call('HMGET', base, hold, 'next'))
+  if not mine then
+    return call('HDEL', base, hold) -- as above
+  end
+  if prepared then
+--- include handover
+    if given then
+      return 1
+    end
+  end
+  local queue, token_key = KEYS[queues + i], KEYS[tokens + i]
   local waiting = call('ZCARD', queue)
   if waiting == 0 then
-    return nil
+    free[#free + 1] = base
+    return 1
   end
   local last = last_token(token_key)
-  grant(base, queue, token_key, last, last, 'PUBLISH', nil, ARGV[1 + i], waiting)
+  grant(base, queue, token_key, last, last, 'PUBLISH', nil, hold, waiting)
   return 1
 end
 
@@ -112,6 +121,6 @@ local function acquire(i)
   return ask(base, queue, KEYS[tokens + i], ARGV[1 + i], ARGV[leases + i] or ARGV[locks + 2], 1, 1, 'PUBLISH', '', 0, nil)
 end
 
-leave_all() -- first: somebody else in this call may want what is free then
+leave_all(leave) -- first: somebody else in this call may want what is free then
 each(acquire, release + 1, locks)
 return replies
