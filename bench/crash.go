@@ -1,15 +1,10 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"os"
-	"os/exec"
 	"sync"
 	"time"
 )
@@ -56,7 +51,7 @@ func crash(b *bench) error {
 func (b *bench) crashSlice(s *system, lock string, broken *int64) (m round, err error) {
 	size := b.sizes.crash
 	with := setup{addr: b.server.Addr(), ttl: size.ttl}
-	holder, err := startHolder(heldLock{System: s.name, Setting: s.setting, Addr: with.addr, Lock: lock, TTL: with.ttl})
+	holder, _, err := startChild(task{Hold: &heldLock{System: s.name, Setting: s.setting, Addr: with.addr, Lock: lock, TTL: with.ttl}})
 	if err != nil {
 		return nil, err
 	}
@@ -111,80 +106,8 @@ type heldLock struct {
 	TTL                         time.Duration
 }
 
-// holderEnv tells this program that it is such a process.
-const holderEnv = "RELOCK_BENCH_HOLD"
-
-// holder is such a process.
-type holder struct {
-	cmd   *exec.Cmd
-	input io.Closer // the process ends when this one does
-}
-
-func startHolder(what heldLock) (*holder, error) {
-	program, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	spec, err := json.Marshal(what)
-	if err != nil {
-		return nil, err
-	}
-	cmd := exec.CommandContext(context.Background(), program)
-	cmd.Env = append(os.Environ(), holderEnv+"="+string(spec))
-	cmd.Stderr = os.Stderr
-	input, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
-	output, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	h := &holder{cmd, input}
-	line, err := bufio.NewReader(output).ReadString('\n')
-	if line != heldLine {
-		return nil, errors.Join(fmt.Errorf("the process that should hold %s did not (%w)", what.Lock, err), h.kill())
-	}
-	return h, nil
-}
-
-const heldLine = "held\n"
-
-// kill ends the process with SIGKILL and returns when it is gone. It can be called again.
-func (h *holder) kill() error {
-	if h.cmd.ProcessState != nil {
-		return nil
-	}
-	if err := h.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return err
-	}
-	var exit *exec.ExitError
-	if err := h.cmd.Wait(); err != nil && !errors.As(err, &exit) {
-		return err
-	}
-	return nil
-}
-
-// runChild is the other side: it holds a lock until it is killed, if that is what this process is for.
-func runChild() (is bool) {
-	spec := os.Getenv(holderEnv)
-	if spec == "" {
-		return false
-	}
-	if err := holdUntilKilled(spec); err != nil {
-		fmt.Fprintln(os.Stderr, "bench: holder:", err)
-	}
-	return true
-}
-
-func holdUntilKilled(spec string) error {
-	var what heldLock
-	if err := json.Unmarshal([]byte(spec), &what); err != nil {
-		return err
-	}
+// run does so until the parent ends, or kills this process.
+func (what heldLock) run() error {
 	for _, s := range systems {
 		if s.name != what.System || s.setting != what.Setting {
 			continue
@@ -197,9 +120,8 @@ func holdUntilKilled(spec string) error {
 		if err != nil {
 			return err
 		}
-		fmt.Print(heldLine)
-		_, err = io.Copy(io.Discard, os.Stdin) // until the parent ends
-		_ = section.Err()                      // the section is in use to the end
+		err = ready("held")
+		_ = section.Err() // the section is in use to the end
 		return err
 	}
 	return fmt.Errorf("no system %s, %s", what.System, what.Setting)

@@ -18,23 +18,25 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
-// env is where everything is measured: one server, a connection to look at it from outside, and delaying proxies.
+// env is where everything is measured: one server, a connection to look at it from outside, and ways to it that take longer.
 type env struct {
-	t       testing.TB
-	server  *redistest.Server
-	admin   *redis.Client
-	proxies map[time.Duration]*proxy
+	t      testing.TB
+	server *redistest.Server
+	admin  *redis.Client
+	links  map[time.Duration]*link
 }
 
 // newEnv starts a server that ends with t, a test or the [harness].
 func newEnv(t testing.TB) *env {
 	t.Helper()
 	server := redistest.Start(t, "--maxclients", "12000")
-	e := &env{t: t, server: server, proxies: map[time.Duration]*proxy{}}
+	e := &env{t: t, server: server, links: map[time.Duration]*link{}}
 	e.admin = server.Client(func(o *redis.Options) { o.ReadTimeout = 30 * time.Second })
 	t.Cleanup(func() {
-		for _, p := range e.proxies {
-			p.close()
+		for _, l := range e.links {
+			if err := l.process.kill(); err != nil {
+				t.Errorf("the proxy: %v", err)
+			}
 		}
 	})
 	return e
@@ -45,15 +47,15 @@ func (e *env) addr(roundTrip time.Duration) (string, error) {
 	if roundTrip == 0 {
 		return e.server.Addr(), nil
 	}
-	p := e.proxies[roundTrip]
-	if p == nil {
-		var err error
-		if p, err = newProxy(e.server.Addr(), roundTrip); err != nil {
+	l := e.links[roundTrip]
+	if l == nil {
+		l = &link{Target: e.server.Addr(), RoundTrip: roundTrip}
+		if err := l.start(); err != nil {
 			return "", err
 		}
-		e.proxies[roundTrip] = p
+		e.links[roundTrip] = l
 	}
-	return p.addr(), nil
+	return l.addr, nil
 }
 
 // redis is a new go-redis client with go-redis's defaults.

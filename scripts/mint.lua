@@ -6,7 +6,7 @@
 -- ahead of the clock lives until the clock has passed it. SET with GET, which says the same in one command less, costs more.
 --
 -- The key lives until about a day after its token: set again once an hour of tokens, and where the token is ahead.
-local token = call('INCRBY', token_key, string.format('%d', math.max(now, used + 1) - last))
+local token = call('INCRBY', token_key, math.max(now, used + 1) - last)
 if token > now or last - last % hour ~= token - token % hour then
   call('PEXPIRE', token_key, 24 * hour / 1000 + math.floor((token - now) / 1000))
 end
