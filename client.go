@@ -190,9 +190,8 @@ func (c *Client) retried(r *request, attempt int, err error) {
 	c.events.log(c.settings.logger, slog.LevelDebug, "relock: sending a script again",
 		slog.String("script", r.script.name), slog.String("lock", r.name), slog.Int("attempt", attempt), slog.Any("error", err))
 	if c.settings.hooks.Retried != nil {
-		c.events.emit(func() {
-			c.settings.hooks.Retried(Retried{Name: r.name, Script: r.script.name, Attempt: attempt, Err: err})
-		})
+		event := Retried{Name: r.name, Script: r.script.name, Attempt: attempt, Err: err}
+		c.events.emit(func() { c.settings.hooks.Retried(event) })
 	}
 }
 

@@ -33,6 +33,7 @@ type hold struct {
 
 	// The rest is guarded by the mutex of the client's table.
 
+	state holdState
 	leads bool          // its line, until it is over
 	place *list.Element // in the line, nil if it stands in none
 
@@ -44,7 +45,6 @@ type hold struct {
 	told    int    // of these were reported
 	count   int    // of frames
 	frames  *frame // open entries, newest first
-	state   holdState
 }
 
 // tenure is a process's time in a lock as Redis sees it: one field of the hash, and its lease. It is that of one hold, or, where
@@ -54,8 +54,8 @@ type tenure struct {
 
 	// Guarded by the step of the hold that has it.
 	steps int64
-	doubt bool // the end of some entry or exit is not known: it may run late
 	aside int  // how many tokens Redis is asked to set aside; not changed after the first time
+	doubt bool // the end of some entry or exit is not known: it may run late
 
 	// Guarded by the mutex of the client's table.
 
@@ -73,16 +73,16 @@ type tenure struct {
 	deadline time.Time
 	renewed  time.Time // the time before the command that last set the lease was sent
 	failures int       // renewals in a row that were not confirmed
-	renewing bool      // a renewal is on the wire
 	index    int       // in the watchdog's heap, which knows when it looks at this one next; -1 if not in it
+	renewing bool      // a renewal is on the wire
 
 	// Guarded by the mutex of the client's orphans: acquires that were given up on their way.
+	lost     bool // some ended without an answer, and may run late
 	flying   int  // and have not landed
 	landings int  // and have
-	lost     bool // some ended without an answer, and may run late
 }
 
-type holdState int
+type holdState uint8
 
 const (
 	entering holdState = iota // the first entry is being asked for
@@ -382,7 +382,11 @@ func (h *hold) released(err error) {
 	h.tellReleased(event)
 }
 
+// releasedLocked is what the hook is told of a hold that has ended, if there is one.
 func (h *hold) releasedLocked(err error) Released {
+	if h.hooks.Released == nil {
+		return Released{}
+	}
 	return Released{
 		Name: h.keys.name, Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest, Err: err,
 	}
@@ -426,10 +430,11 @@ type holdKey struct {
 
 func newTable() *table { return &table{start: time.Now(), holds: make(map[holdKey]*hold)} }
 
-// join returns the hold of a holder in a lock. first: there was none, so it is a new one, and it is the caller's turn.
-func (t *table) join(key holdKey, l *Lock, fresh bool) (h *hold, first bool) {
-	if fresh { // nobody else knows this holder
-		h = l.newHold(key.holder, fresh)
+// join returns the hold of a holder in a lock. first: there was none, so it is a new one, and it is the caller's turn. id is what
+// a new one is called, where nobody else knows this holder.
+func (t *table) join(key holdKey, l *Lock, id string) (h *hold, first bool) {
+	if id != "" {
+		h = l.newHold(key.holder, id)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -437,7 +442,7 @@ func (t *table) join(key holdKey, l *Lock, fresh bool) (h *hold, first bool) {
 		if h = t.holds[key]; h != nil {
 			return h, false
 		}
-		h = l.newHold(key.holder, fresh)
+		h = l.newHold(key.holder, id)
 	}
 	t.holds[key] = h
 	return h, true

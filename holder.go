@@ -39,10 +39,20 @@ func (h Holder) newHold() string {
 	return numbered(h.id, holdNumber.Add(1))
 }
 
-// numbered is "<id>:<n>", in one allocation.
-func numbered(id string, n int64) string {
+// newHolderWithHold is both in one allocation: the name of a hold begins with that of its holder.
+func newHolderWithHold(id string) (h Holder, hold string) {
+	hold = numbered(id, holderNumber.Add(1), holdNumber.Add(1))
+	return holderOf(hold), hold
+}
+
+// numbered is "<id>:<n>", or "<id>:<n>:<m>", in one allocation.
+func numbered(id string, numbers ...int64) string {
 	var room [96]byte
-	return string(strconv.AppendInt(append(append(room[:0], id...), ':'), n, 10))
+	name := append(room[:0], id...)
+	for _, n := range numbers {
+		name = strconv.AppendInt(append(name, ':'), n, 10)
+	}
+	return string(name)
 }
 
 // holderOf is the holder whose hold this is.

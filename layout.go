@@ -10,9 +10,10 @@ type layout interface {
 	place(s *settings, name string) (*keys, error)
 	// channel is where a client's waiters hear of the lock.
 	channel(k *keys, client string) string
-	// newHold names the next hold of a holder: the field that stands in Redis while it lasts, and never again. fresh: it
-	// is the first of a holder that was made for it.
-	newHold(h Holder, fresh bool) string
+	// newHold names the next hold of a holder: the field that stands in Redis while it lasts, and never again.
+	newHold(h Holder) string
+	// newHolder makes a holder of this client, and names its first hold.
+	newHolder(client string) (h Holder, hold string)
 	// holderOf is the holder whose hold this is, as far as the field tells.
 	holderOf(hold string) Holder
 
@@ -46,5 +47,6 @@ func (native) place(s *settings, name string) (*keys, error) { return newKeys(s.
 // channel is where grants for a client's waiters arrive.
 func (native) channel(k *keys, client string) string { return k.base + ":" + client }
 
-func (native) newHold(h Holder, _ bool) string { return h.newHold() }
-func (native) holderOf(hold string) Holder     { return holderOf(hold) }
+func (native) newHold(h Holder) string                         { return h.newHold() }
+func (native) newHolder(client string) (h Holder, hold string) { return newHolderWithHold(client) }
+func (native) holderOf(hold string) Holder                     { return holderOf(hold) }

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -399,6 +400,32 @@ func TestWhatTheServerDoesNotKnowIsSentInFullAndThatIsNoTry(t *testing.T) {
 		require.False(t, o.unsure)
 	}
 	c.requireCalls("evalsha many", "eval many")
+}
+
+func TestAnAnswerDoesNotWaitForWhatIsSentAgainInFull(t *testing.T) {
+	r := newRigOn(t, redistest.Start(t))
+	f := redistest.NewFaults()
+	t.Cleanup(f.Close)
+	r.use(r.server.Client(func(o *redis.Options) { o.Dialer = f.Dialer(nil) }))
+	c := newCrowd(t, r, 3)
+	answered := c.at(2).enter()
+	hang := f.On(redistest.Named("EVAL"), redistest.Hold()).Times(1)
+	got := c.after(func() {
+		require.NoError(t, c.rdb.ScriptFlush(t.Context()).Err())
+		require.NoError(t, c.rdb.ScriptLoad(t.Context(), stateScript.source).Err())
+	}, c.entry(c.at(0).hold()), c.entry(c.at(1).hold()), func(ctx context.Context) (o outcomeOf) {
+		state, err := c.wire.state(ctx, c.keys[2], once)
+		for hang.Hits() == 0 && ctx.Err() == nil {
+			runtime.Gosched()
+		}
+		hang.LetGo()
+		o.owner, o.err = state.hold, err
+		return o
+	})
+	require.Equal(t, answered.id, got[2].owner)
+	for _, o := range got {
+		require.NoError(t, o.err, "the answer came first, and let the others go on")
+	}
 }
 
 func TestAServerThatTakesNoCallForManyGetsOneForEach(t *testing.T) {

@@ -330,6 +330,9 @@ func TestHashTagIsTheOneOfTheSpecification(t *testing.T) {
 func TestAHolderIsReadFromItsHold(t *testing.T) {
 	h := NewHolder()
 	require.Equal(t, h, holderOf(h.newHold()))
+	fresh, first := newHolderWithHold("x")
+	require.Equal(t, fresh, holderOf(first))
+	require.NotEqual(t, first, fresh.newHold())
 	one, two := h.newHold(), h.newHold()
 	require.NotEqual(t, one, two)
 	require.Equal(t, 2, strings.Count(h.newHold(), ":"), fmt.Sprint(h))

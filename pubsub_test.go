@@ -78,7 +78,7 @@ func TestTheRunnerOfARaceMissesNoRefusalBesideAMessage(t *testing.T) {
 			require.NoError(t, err)
 			t.Cleanup(func() { _ = c.Close() })
 			l := c.NewLock("a")
-			h := l.newHold(NewHolder(), true)
+			h := l.newHold(c.layout.newHolder(c.id))
 			for range 20 { // whichever ear select takes first
 				p := &race{key: "a", due: time.Now().Add(time.Minute)}
 				for i := range p.ears {

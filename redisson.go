@@ -94,12 +94,14 @@ func (r *redisson) place(s *settings, name string) (*keys, error) {
 func (*redisson) channel(k *keys, _ string) string { return strings.TrimPrefix(k.topic, plainTopic) }
 
 // newHold makes the number of a hold one that no other holder or hold of this process has.
-func (*redisson) newHold(h Holder, fresh bool) string {
-	if fresh {
-		return h.id
-	}
+func (*redisson) newHold(h Holder) string {
 	process, _, _ := strings.Cut(h.id, ":")
 	return process + ":" + strconv.FormatInt(holderNumber.Add(1), 10)
+}
+
+func (*redisson) newHolder(client string) (h Holder, hold string) {
+	h = newHolder(client)
+	return h, h.id
 }
 
 func (*redisson) holderOf(hold string) Holder { return Holder{id: hold} }

@@ -92,7 +92,7 @@ func newRedissonRig(t *testing.T, rdb *redis.Client, options ...Option) *redisso
 // hold is a hold of that name with so many entries made, whose next change is the one after these.
 func (r *redissonRig) hold(id string, entries int) *hold {
 	r.Helper()
-	h := r.lock.newHold(Holder{id: id}, true)
+	h := r.lock.newHold(Holder{id: id}, id)
 	h.frames = &frame{hold: h, base: context.Background(), ctx: context.Background()}
 	h.steps = int64(max(entries, 1))
 	return h
@@ -551,11 +551,11 @@ func TestInRedissonsLayoutAHoldIsAUUIDAndANumberThatIsNeverUsedAgain(t *testing.
 		seen[id] = true
 	}
 	for range 100 {
-		h := NewHolder()
-		add(layout.newHold(h, true))
-		require.Equal(t, h, layout.holderOf(h.String()), "what Redis shows of the holder that Lock has made is its name")
-		add(layout.newHold(h, false))
-		add(layout.newHold(h, false))
+		h, hold := layout.newHolder(processID())
+		add(hold)
+		require.Equal(t, h, layout.holderOf(hold), "what Redis shows of the holder that Lock has made is its name")
+		add(layout.newHold(h))
+		add(layout.newHold(h))
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -185,6 +186,15 @@ type request struct {
 	// first is the hold that this request makes the owner; nil for all others. If it is given up on its way, the hold's
 	// orphan is told when it has landed.
 	first *hold
+}
+
+// usualRequests are those that are not needed any more: an eighth of what a pair would allocate.
+var usualRequests = sync.Pool{New: func() any { return new(request) }}
+
+func newUsualRequest(s *script, u usual, h *hold, lease time.Duration) *request {
+	r := usualRequests.Get().(*request)
+	*r = request{script: s, name: h.keys.name, usual: u, keys: h.keys, id: &h.id, lease: lease}
+	return r
 }
 
 // usual is what a usual request does.
@@ -380,7 +390,8 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 	var last error // of the attempt before
 	eval := false
 	for attempt := 1; ; attempt++ {
-		if !e.until.IsZero() && (attempt > 1 || time.Until(e.until) < w.patience || !w.lanes.hasIdle()) {
+		a.sent = time.Now()
+		if !e.until.IsZero() && (attempt > 1 || e.until.Sub(a.sent) < w.patience || !w.lanes.hasIdle()) {
 			var cancel context.CancelFunc
 			ctx, cancel = context.WithDeadline(ctx, e.until) //nolint:fatcontext // once: until is zero from then on
 			defer cancel()
@@ -389,7 +400,6 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 		if ctx.Err() != nil {
 			return a, endedAfter(ctx, last)
 		}
-		a.sent = time.Now()
 		reply, acked, err := w.send(ctx, r, eval, e.stop)
 		if err == nil {
 			a.reply, a.acked = reply, acked
@@ -596,7 +606,7 @@ func (native) acquire(w *wire, h *hold, c change, wait bool, arrival int64) *req
 		aside = h.aside
 	}
 	if c.target == 1 && !wait && aside == 0 && w.publish() == plainPublish {
-		return &request{script: acquireScript, name: h.keys.name, usual: usualEntry, keys: h.keys, id: &h.id, lease: c.lease}
+		return newUsualRequest(acquireScript, usualEntry, h, c.lease)
 	}
 	r := newRequest(acquireScript, h.keys, 8)
 	r.args = append(r.args, &h.id, millis(c.lease), c.target, c.step, w.publish())
@@ -647,12 +657,16 @@ func parseAcquisition(reply any) (acquisition, error) {
 }
 
 // runStep sends an entry or exit of a hold, whose turn it is, and notes whether its end is known. It is not until it is back: a
-// hook of the go-redis client may panic.
+// hook of the go-redis client may panic. The request is over then, unless it was given up on its way.
 func (w *wire) runStep(ctx context.Context, h *hold, r *request, e effort) (answer, error) {
 	before := h.doubt
 	h.doubt = true
 	a, err := w.run(ctx, r, e)
 	h.doubt = before || a.unsure || a.gaveUp
+	if r.usual != unusual && !a.gaveUp {
+		*r = request{}
+		usualRequests.Put(r)
+	}
 	return a, err
 }
 
@@ -663,6 +677,7 @@ func (w *wire) release(ctx context.Context, h *hold, target int, e effort) (bool
 		lease = h.refresh(false)
 	}
 	r := h.keys.layout.release(w, h, change{target: target, step: step, lease: lease})
+	script := r.script
 	a, err := w.runStep(ctx, h, r, e)
 	a.lease = lease
 	if err != nil {
@@ -670,7 +685,7 @@ func (w *wire) release(ctx context.Context, h *hold, target int, e effort) (bool
 	}
 	n, ok := a.reply.(int64)
 	if !ok {
-		return false, a, badReply(r.script, a.reply)
+		return false, a, badReply(script, a.reply)
 	}
 	return n == 1, a, nil
 }
@@ -678,7 +693,7 @@ func (w *wire) release(ctx context.Context, h *hold, target int, e effort) (bool
 func (native) release(w *wire, h *hold, c change) *request {
 	unused := c.target == 0 && h.lastToken > h.usedToken
 	if c.target == 0 && !unused && w.publish() == plainPublish {
-		return &request{script: releaseScript, name: h.keys.name, usual: usualExit, keys: h.keys, id: &h.id}
+		return newUsualRequest(releaseScript, usualExit, h, 0)
 	}
 	r := newRequest(releaseScript, h.keys, 7)
 	r.args = append(r.args, &h.id, c.target, c.step, millis(c.lease), w.publish())

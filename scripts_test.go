@@ -2289,7 +2289,7 @@ func newTestHold(t testing.TB, c *Client, k *keys, holder Holder, options ...Opt
 	l := c.NewLock(k.name, options...)
 	require.NoError(t, l.Err())
 	l.keys = k
-	h := l.newHold(holder, true)
+	h := l.newHold(holder, c.layout.newHold(holder))
 	h.frames = &frame{hold: h, base: context.Background(), ctx: context.Background()}
 	return h
 }

@@ -26,8 +26,8 @@ import (
 //   - Otherwise the command flies: a goroutine sends it, and the caller waits for that or for its context. A caller whose
 //     context cannot end needs nobody to wait for it.
 //   - Where flightsAloft are on their way already, commands wait for one to land, and leave with it in one pipeline. It takes
-//     its share and not all of them, so that both lanes carry the same: then the server works on one batch while the client
-//     works on the answers to the other. (All of them, where a round trip is longer than laneLimit.) While none lands
+//     its share and not all of them, so that all lanes carry the same: then the server works on one batch while the client
+//     works on the answers to another. (All of them, where a round trip is longer than laneLimit.) While none lands
 //     nobody waits for longer than laneLimit, so a connection that hangs holds up nobody else.
 //   - The usual ones of these, first entries that do not wait and last exits, share one script call (many.lua), up to
 //     manyBatch of them. What makes a call cost is less what it does to each lock than that it is one: with 64
@@ -44,8 +44,10 @@ const (
 	// idleFresh is how long it is believed that go-redis has an idle connection: to ask costs two allocations and a mutex.
 	idleFresh = time.Millisecond
 	// flightsAloft is how many commands or pipelines are on their way before others queue. With one, the server idles while
-	// the client works on the answers; with more, fewer share a call.
+	// the client works on the answers; with more, fewer share a call. Where a round trip is no shorter than a quarter of
+	// laneLimit there are farAloft: the CPUs have time then, and smaller batches are back sooner.
 	flightsAloft = 2
+	farAloft     = 4
 	// apartPause is how long every command has a script call of its own after the server has refused one for many.
 	apartPause = time.Second
 	// laneLimit is how long they queue if none lands: long against a round trip to a server nearby, short against a lease.
@@ -206,11 +208,19 @@ const (
 	queued               // none yet
 )
 
+// most is how many lanes there are.
+func (l *lanes) most() int {
+	if l.usual.Load() < int64(l.limit/4) {
+		return flightsAloft
+	}
+	return farAloft
+}
+
 // enter takes a lane if one is free.
 func (l *lanes) enter() lane {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.aloft == flightsAloft {
+	if l.aloft >= l.most() {
 		return queued
 	}
 	l.carried++
@@ -224,7 +234,7 @@ func (l *lanes) enter() lane {
 func (l *lanes) wait(f *flight) lane {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.aloft < flightsAloft {
+	if l.aloft < l.most() {
 		l.aloft++
 		l.carried++
 		return someLane
@@ -289,9 +299,11 @@ func (l *lanes) passLocked(room []*flight) []*flight {
 	if l.spare == nil {
 		l.spare = room[:0]
 	}
-	share := len(l.queue)
-	if l.usual.Load() < int64(l.limit) { // else who stays would be hurried before another lane lands
-		share = min(share, (l.carried+share+flightsAloft-1)/flightsAloft)
+	share, most := len(l.queue), l.most()
+	if l.aloft > most {
+		share = 0
+	} else if l.usual.Load() < int64(l.limit) { // else who stays would be hurried before another lane lands
+		share = min(share, (l.carried+share+most-1)/most)
 	}
 	batch := l.takeLocked(share)
 	if len(batch) == 0 {
@@ -316,22 +328,24 @@ func (l *lanes) landOne() []*flight {
 	return l.passLocked(nil)
 }
 
-// carry sends a batch on one lane, and starts who goes on with what is in the queue then. It starts him before it wakes the last
-// of those who waited: Go runs first whom a goroutine has made ready last, and then the others in their order. So he runs behind
-// all of them, and finds what they want sent next.
+// carry sends a batch, and then whatever has come meanwhile, on one lane.
 func (l *lanes) carry(batch []*flight) {
 	if len(batch) == 0 {
 		return
 	}
-	l.wire.sendAll(batch)
-	l.land(len(batch))
-	last := len(batch) - 1
-	for _, f := range batch[:last] {
-		f.arrive()
+	behind := make(chan struct{})
+	for len(batch) > 0 {
+		l.wire.sendAll(batch)
+		l.land(len(batch))
+		// Those who have their answers send the next commands: this lane waits for these. Go runs first whom a goroutine has
+		// made ready last, and then the others in their order. So this runs behind all of them, without a word of them.
+		last := len(batch) - 1
+		arrive(batch[:last])
+		go func() { behind <- struct{}{} }()
+		arrive(batch[last:])
+		<-behind
+		batch = l.pass(batch)
 	}
-	f := batch[last]
-	l.wire.workers.start(func() { l.carry(l.pass(batch)) })
-	f.arrive()
 }
 
 // hurry sends the queue without a lane.
@@ -346,10 +360,18 @@ func (l *lanes) hurry() {
 	l.wire.workers.start(func() {
 		l.wire.sendAll(batch)
 		l.land(len(batch))
-		for _, f := range batch {
+		arrive(batch)
+	})
+}
+
+// arrive hands the answers over. nil: that was done already.
+func arrive(batch []*flight) {
+	for i, f := range batch {
+		if f != nil {
+			batch[i] = nil
 			f.arrive()
 		}
-	})
+	}
 }
 
 // sendAll sends a batch in one pipeline, and notes the answers.
@@ -404,9 +426,13 @@ func (w *wire) sendTogether(usual, others []*flight, eval bool) {
 	for i, f := range others {
 		f.reply, f.err = cmds[len(calls)+i].(command).Result()
 	}
-	for _, c := range calls {
+	for n, c := range calls {
 		replies, err := manyReplies(c.cmd, len(c.flights))
 		if !eval && redis.HasErrorPrefix(err, "NOSCRIPT") {
+			arrive(others) // who has an answer waits for no other
+			for _, answered := range calls[:n] {
+				arrive(answered.flights)
+			}
 			w.sendTogether(c.flights, nil, true)
 			continue
 		}

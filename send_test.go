@@ -124,15 +124,25 @@ func TestLanesShareWhatThereIsToCarry(t *testing.T) {
 	take(32, 31) // of 62
 	take(30, 1)
 	join(7)
-	take(31, 4) // the other lane has one
-	take(1, 3)  // this one could have carried four
+	take(31, 4)                       // the other lane has one
+	take(1, 3)                        // this one could have carried four
+	l.usual.Store(int64(l.limit / 4)) // as many lanes again
+	for _, want := range []lane{someLane, someLane, queued} {
+		require.Equal(t, want, l.enter())
+	}
+	join(11)
+	take(4, 4) // of 16
+	l.usual.Store(0)
+	take(1, 0) // there are too many lanes
+	take(1, 0)
+	take(4, 5)
 	join(9)
 	l.usual.Store(int64(l.limit)) // whoever stays would not wait for another lane
-	take(4, 9)
-	take(3, 0)
-	take(9, 0)
+	take(3, 11)
+	take(5, 0)
+	take(11, 0)
 	require.Zero(t, l.carried)
-	require.Equal(t, onlyLane, l.enter(), "both are free")
+	require.Equal(t, onlyLane, l.enter(), "all are free")
 }
 
 func TestACallThatSendsItsCommandItselfTellsHowLongARoundTripTakes(t *testing.T) {

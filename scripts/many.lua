@@ -9,6 +9,7 @@
 -- Idempotent because acquire and release are.
 
 local call = redis.call
+local KEYS, ARGV = KEYS, ARGV
 local release, locks = tonumber(ARGV[1]), #KEYS / 3
 local queues, tokens, leases = locks, 2 * locks, 1 + locks - release -- what stands before that of the first lock
 local replies = {}
@@ -43,7 +44,7 @@ local function enter_free(i)
 --- include mint
   call('HSET', base, ARGV[1 + i], '1')
   if wanted ~= lease then
-    lease, over = wanted, string.format('%d', now / 1000 + wanted)
+    lease, over = wanted, string.format('%.0f', math.floor(now / 1000) + wanted)
   end
   if redis.pcall('PEXPIREAT', base, over) ~= 1 then -- it costs two thirds of PEXPIRE, but this user must not use it
     call('PEXPIRE', base, wanted)
