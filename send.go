@@ -60,6 +60,7 @@ type lanes struct {
 	wire    *wire
 	prompt  bool         // go-redis respects the deadlines of contexts
 	usual   atomic.Int64 // the smoothed round trip, in nanoseconds; 0: not known
+	least   atomic.Int64 // the shortest one of late, also in a rush
 	idle    atomic.Int64 // when there was an idle connection, in nanoseconds since start
 	apart   atomic.Int64 // until when flights share no script call, in nanoseconds since start
 	stalled atomic.Int64 // when a brisk command had an unknown end, in nanoseconds since start
@@ -191,7 +192,12 @@ func (l *lanes) timed(start time.Time, err error) {
 	if err != nil {
 		return
 	}
-	took, usual := int64(time.Since(start)), l.usual.Load()
+	took, usual, least := int64(time.Since(start)), l.usual.Load(), l.least.Load()
+	if least == 0 || took < least {
+		l.least.Store(took)
+	} else {
+		l.least.Store(least + (took-least)/64)
+	}
 	if usual > 0 {
 		took = usual + (took-usual)/8
 	}
@@ -210,7 +216,7 @@ const (
 
 // most is how many lanes there are.
 func (l *lanes) most() int {
-	if l.usual.Load() < int64(l.limit/4) {
+	if l.least.Load() < int64(l.limit/4) {
 		return flightsAloft
 	}
 	return farAloft

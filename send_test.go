@@ -126,13 +126,13 @@ func TestLanesShareWhatThereIsToCarry(t *testing.T) {
 	join(7)
 	take(31, 4)                       // the other lane has one
 	take(1, 3)                        // this one could have carried four
-	l.usual.Store(int64(l.limit / 4)) // as many lanes again
+	l.least.Store(int64(l.limit / 4)) // as many lanes again
 	for _, want := range []lane{someLane, someLane, queued} {
 		require.Equal(t, want, l.enter())
 	}
 	join(11)
 	take(4, 4) // of 16
-	l.usual.Store(0)
+	l.least.Store(0)
 	take(1, 0) // there are too many lanes
 	take(1, 0)
 	take(4, 5)
@@ -143,6 +143,23 @@ func TestLanesShareWhatThereIsToCarry(t *testing.T) {
 	take(11, 0)
 	require.Zero(t, l.carried)
 	require.Equal(t, onlyLane, l.enter(), "all are free")
+}
+
+func TestARushDoesNotMakeTheServerAFarOne(t *testing.T) {
+	l := &lanes{limit: laneLimit}
+	took := func(d time.Duration, times int) {
+		for range times {
+			l.timed(time.Now().Add(-d), nil)
+		}
+	}
+	took(laneLimit, 1)
+	require.Equal(t, farAloft, l.most())
+	took(laneLimit/10, 1)
+	require.Equal(t, flightsAloft, l.most(), "at once")
+	took(laneLimit, 8)
+	require.Equal(t, flightsAloft, l.most())
+	took(laneLimit, 100)
+	require.Equal(t, farAloft, l.most(), "where it stays so, it is another way")
 }
 
 func TestACallThatSendsItsCommandItselfTellsHowLongARoundTripTakes(t *testing.T) {
