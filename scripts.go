@@ -188,7 +188,7 @@ type request struct {
 	first *hold
 }
 
-// usualRequests are those that are not needed any more: an eighth of what a pair would allocate.
+// usualRequests are those that are not needed any more: a seventh of what a pair would allocate.
 var usualRequests = sync.Pool{New: func() any { return new(request) }}
 
 func newUsualRequest(s *script, u usual, h *hold, lease time.Duration) *request {
