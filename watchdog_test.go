@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -597,6 +598,35 @@ func TestALeakOfOneEntryDoesNotEndTheOthers(t *testing.T) {
 		require.NoError(t, l.Unlock(outer))
 		pass(ttl)
 		require.True(t, w.free("a"))
+	})
+}
+
+func TestALeakIsReportedAlthoughAHoldLastsThatBeganInTheSection(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 30 * time.Second
+		var leaked atomic.Int64
+		c := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(relock.Hooks{Leaked: func(relock.Leaked) { leaked.Add(1) }}))
+		one, two := c.NewLock("one"), c.NewLock("two")
+		shared := relock.WithHolder(t.Context(), relock.NewHolder())
+		kept := func() context.Context { // in a function of its own: nothing here refers to the section of two afterwards
+			outer, err := two.Lock(shared)
+			require.NoError(t, err)
+			first, err := one.Lock(outer)
+			require.NoError(t, err)
+			kept := enter(t, shared, one)
+			require.NoError(t, one.Unlock(first))
+			return kept
+		}()
+		for range 1000 {
+			runtime.GC()
+			pass(ttl / 3)
+			if leaked.Load() > 0 {
+				break
+			}
+		}
+		require.EqualValues(t, 1, leaked.Load())
+		require.True(t, one.Held(kept))
+		require.NoError(t, one.Unlock(kept))
 	})
 }
 
