@@ -6,6 +6,7 @@ import (
 	"math"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -142,6 +143,7 @@ func (c *Client) Close() error {
 	c.closeOnce.Do(func() {
 		c.workers.close()
 		close(c.closed)
+		c.wire.lanes.close()
 		c.table.mu.Lock()
 		var cancels []context.CancelCauseFunc
 		for _, h := range c.table.holds {
@@ -204,11 +206,15 @@ func (c *Client) reconnected(node string, down time.Duration) {
 
 // workers starts every goroutine of a client, so that Close can wait for them.
 type workers struct {
-	mu     sync.Mutex
-	idle   *sync.Cond
-	n      int
-	closed bool
+	count atomic.Int64 // oneWorker for each that runs, and workersClosed
+	mu    sync.Mutex
+	idle  *sync.Cond
 }
+
+const (
+	workersClosed = 1
+	oneWorker     = 2
+)
 
 func newWorkers() *workers {
 	w := &workers{}
@@ -217,11 +223,7 @@ func newWorkers() *workers {
 }
 
 // add counts a goroutine that the caller starts, and that calls leave at its end.
-func (w *workers) add() {
-	w.mu.Lock()
-	w.n++
-	w.mu.Unlock()
-}
+func (w *workers) add() { w.count.Add(oneWorker) }
 
 // start runs f in a goroutine. It works after Close too, for the Unlock of a section that outlives the client.
 func (w *workers) start(f func()) {
@@ -231,12 +233,9 @@ func (w *workers) start(f func()) {
 
 // startOpen is start for goroutines that a closed client must not begin. It says whether it did.
 func (w *workers) startOpen(f func()) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.closed {
+	if !w.enter() {
 		return false
 	}
-	w.n++
 	go w.run(f)
 	return true
 }
@@ -248,35 +247,32 @@ func (w *workers) run(f func()) {
 
 // enter counts a call like a goroutine, so that Close waits for it and for what it still has to clean up. false: closed.
 func (w *workers) enter() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.closed {
+	if w.count.Load()&workersClosed != 0 { // else calls on a closed client would hold up Close
 		return false
 	}
-	w.n++
-	return true
+	if w.count.Add(oneWorker)&workersClosed == 0 {
+		return true
+	}
+	w.leave()
+	return false
 }
 
 func (w *workers) leave() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.n--; w.n == 0 {
+	if w.count.Add(-oneWorker) == workersClosed {
+		w.mu.Lock()
+		defer w.mu.Unlock()
 		w.idle.Broadcast()
 	}
 }
 
 // close lets no long-lived goroutine, and no call, begin any more.
-func (w *workers) close() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.closed = true
-}
+func (w *workers) close() { w.count.Or(workersClosed) }
 
-// wait returns when nothing is left running.
+// wait returns when nothing is left running, after close.
 func (w *workers) wait() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for w.n > 0 {
+	for w.count.Load() >= oneWorker {
 		w.idle.Wait()
 	}
 }

@@ -391,7 +391,7 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 	eval := false
 	for attempt := 1; ; attempt++ {
 		a.sent = time.Now()
-		if !e.until.IsZero() && (attempt > 1 || e.until.Sub(a.sent) < w.patience || !w.lanes.hasIdle()) {
+		if !e.until.IsZero() && (attempt > 1 || e.until.Sub(a.sent) < w.patience || !w.lanes.hasIdle(a.sent)) {
 			var cancel context.CancelFunc
 			ctx, cancel = context.WithDeadline(ctx, e.until) //nolint:fatcontext // once: until is zero from then on
 			defer cancel()

@@ -44,9 +44,10 @@ const (
 	// idleFresh is how long it is believed that go-redis has an idle connection: to ask costs two allocations and a mutex.
 	idleFresh = time.Millisecond
 	// flightsAloft is how many commands or pipelines are on their way before others queue. With one, the server idles while
-	// the client works on the answers; with more, fewer share a call. Where a round trip is no shorter than a quarter of
-	// laneLimit there are farAloft: the CPUs have time then, and smaller batches are back sooner.
-	flightsAloft = 2
+	// the client works on the answers; with two, both idle while an answer wakes somebody; with more, fewer share a call. Where a
+	// round trip is no shorter than a quarter of laneLimit there are farAloft: the CPUs have time then, and smaller batches are
+	// back sooner.
+	flightsAloft = 3
 	farAloft     = 4
 	// apartPause is how long every command has a script call of its own after the server has refused one for many.
 	apartPause = time.Second
@@ -67,13 +68,15 @@ type lanes struct {
 	start   time.Time
 	flights sync.Pool // not for the whole package: a channel made in a synctest bubble must stay there
 
-	mu      sync.Mutex
-	aloft   int
-	carried int           // how many commands are on their way, on lanes or hurried
-	spare   []*flight     // room for the next queue
-	queue   []*flight     // empty while a lane is free
-	limit   time.Duration // how long the queue waits: laneLimit, but for tests
-	late    *time.Timer   // fires when it has; nil before the first
+	mu       sync.Mutex
+	aloft    atomic.Int32 // written with mu held
+	carried  int          // how many commands are on their way, on lanes or hurried
+	spare    []*flight    // room for the next queue
+	queue    []*flight    // empty while a lane is free
+	unlanded []*flight    // those that were or are in the queue, and have not landed
+	closed   bool
+	limit    time.Duration // how long the queue waits: laneLimit, but for tests, which change it while nothing is sent
+	late     *time.Timer   // fires when it has; nil before the first
 }
 
 func (l *lanes) init(w *wire) {
@@ -85,12 +88,15 @@ func (l *lanes) init(w *wire) {
 	}
 }
 
-// send is one attempt, given up as soon as ctx is done or stop is closed. What is given up may run all the same.
+// send is one attempt, given up as soon as ctx is done or stop is closed: that of the client, or nil. (Where ctx cannot end, Close
+// wakes those who are queued, see lanes.close.) What is given up may run all the same.
 func (w *wire) send(ctx context.Context, r *request, eval bool, stop <-chan struct{}) (reply any, acked int, err error) {
 	l := &w.lanes
 	lane := noLane
 	if w.cluster == nil && r.acks == 0 {
-		lane = l.enter()
+		if lane = queued; l.hasRoom() { // else it need not take the mutex twice
+			lane = l.enter()
+		}
 	}
 	if lane == onlyLane && l.isBrisk() {
 		defer l.leave() // also if a hook of the go-redis client panics
@@ -120,27 +126,36 @@ func (w *wire) send(ctx context.Context, r *request, eval bool, stop <-chan stru
 	f.wire, f.ctx, f.request, f.eval = w, ctx, r, eval
 	f.given.Store(false)
 	if lane == queued {
+		f.stops = stop != nil && ctx.Done() == nil
 		lane = l.wait(f)
 	}
-	if lane != queued {
+	switch lane {
+	case queued:
+	case shut:
+		return nil, 0, ErrClosed
+	default:
 		w.workers.add()
 		go f.fly(lane)
 	}
-	if stop == nil && ctx.Done() == nil {
+	if ctx.Done() == nil && (stop == nil || lane == queued) {
 		<-f.done
-		return f.land()
-	}
-	select {
-	case <-f.done:
-		return f.land()
-	case <-stop:
+		if !f.stopped {
+			return f.land()
+		}
 		err = ErrClosed
-	case <-ctx.Done():
-		err = errGivenUp
-	}
-	if !f.given.CompareAndSwap(false, true) { // it has landed at the same time: the answer is worth more
-		<-f.done
-		return f.land()
+	} else {
+		select {
+		case <-f.done:
+			return f.land()
+		case <-stop:
+			err = ErrClosed
+		case <-ctx.Done():
+			err = errGivenUp
+		}
+		if !f.given.CompareAndSwap(false, true) { // it has landed at the same time: the answer is worth more
+			<-f.done
+			return f.land()
+		}
 	}
 	if r.first != nil {
 		w.orphans.gaveUp(r.first)
@@ -166,17 +181,17 @@ func (c briskContext) Deadline() (time.Time, bool) {
 
 // isBrisk says whether an answer can be expected well within briskLimit.
 func (l *lanes) isBrisk() bool {
-	usual := l.usual.Load()
+	usual, now := l.usual.Load(), time.Now()
 	return l.prompt && usual > 0 && usual < int64(briskNear) &&
-		int64(time.Since(l.start))-l.stalled.Load() >= int64(briskPause) && l.hasIdle()
+		int64(now.Sub(l.start))-l.stalled.Load() >= int64(briskPause) && l.hasIdle(now)
 }
 
 // hasIdle says whether a command can be sent without making a connection first, which can take long.
-func (l *lanes) hasIdle() bool {
+func (l *lanes) hasIdle(at time.Time) bool {
 	if l.wire.cluster != nil {
 		return false
 	}
-	now := int64(time.Since(l.start))
+	now := int64(at.Sub(l.start))
 	if now-l.idle.Load() < int64(idleFresh) {
 		return true
 	}
@@ -212,6 +227,7 @@ const (
 	onlyLane             // one, and nothing else is on its way
 	someLane             // one
 	queued               // none yet
+	shut                 // none any more
 )
 
 // most is how many lanes there are.
@@ -222,15 +238,18 @@ func (l *lanes) most() int {
 	return farAloft
 }
 
+// hasRoom says whether a lane is free, for as long as mu is held.
+func (l *lanes) hasRoom() bool { return int(l.aloft.Load()) < l.most() }
+
 // enter takes a lane if one is free.
 func (l *lanes) enter() lane {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.aloft >= l.most() {
+	if !l.hasRoom() {
 		return queued
 	}
 	l.carried++
-	if l.aloft++; l.aloft == 1 {
+	if l.aloft.Add(1) == 1 {
 		return onlyLane
 	}
 	return someLane
@@ -240,11 +259,16 @@ func (l *lanes) enter() lane {
 func (l *lanes) wait(f *flight) lane {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.aloft < l.most() {
-		l.aloft++
+	if l.hasRoom() {
+		l.aloft.Add(1)
 		l.carried++
 		return someLane
 	}
+	if l.closed && f.stops {
+		return shut
+	}
+	f.index = len(l.unlanded)
+	l.unlanded = append(l.unlanded, f)
 	if l.queue = append(l.queue, f); len(l.queue) == 1 {
 		if l.late == nil {
 			l.late = time.AfterFunc(l.limit, l.hurry)
@@ -266,7 +290,31 @@ func (l *lanes) forget(f *flight) bool {
 	if l.queue = slices.Delete(l.queue, i, i+1); len(l.queue) == 0 {
 		l.late.Stop()
 	}
+	l.dropLocked(f)
 	return true
+}
+
+// dropLocked takes f out of those that have not landed.
+func (l *lanes) dropLocked(f *flight) {
+	last := len(l.unlanded) - 1
+	moved := l.unlanded[last]
+	l.unlanded[f.index], moved.index = moved, f.index
+	l.unlanded[last] = nil
+	l.unlanded = l.unlanded[:last]
+}
+
+// close ends the waits that Close ends. (A select for each call that waits, which only Close needs, would cost a fortieth of a
+// pair.)
+func (l *lanes) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	for _, f := range l.unlanded {
+		if f.stops && f.given.CompareAndSwap(false, true) {
+			f.stopped = true
+			f.done <- struct{}{}
+		}
+	}
 }
 
 // takeLocked takes the first n out of the queue. The caller sends them, in a worker that it starts or is.
@@ -285,11 +333,16 @@ func (l *lanes) takeLocked(n int) []*flight {
 	return batch
 }
 
-// land notes that so many are not on their way any more.
-func (l *lanes) land(n int) {
+// land notes that these are not on their way any more, before they arrive. nil: that was noted already.
+func (l *lanes) land(batch []*flight) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.carried -= n
+	for _, f := range batch {
+		if f != nil {
+			l.dropLocked(f)
+			l.carried--
+		}
+	}
 }
 
 // pass gives a lane that carries nothing to its share of those who wait for one, and returns what they want sent. Nothing: the
@@ -306,14 +359,14 @@ func (l *lanes) passLocked(room []*flight) []*flight {
 		l.spare = room[:0]
 	}
 	share, most := len(l.queue), l.most()
-	if l.aloft > most {
+	if int(l.aloft.Load()) > most {
 		share = 0
 	} else if l.usual.Load() < int64(l.limit) { // else who stays would be hurried before another lane lands
 		share = min(share, (l.carried+share+most-1)/most)
 	}
 	batch := l.takeLocked(share)
 	if len(batch) == 0 {
-		l.aloft--
+		l.aloft.Add(-1)
 	}
 	l.carried += len(batch)
 	return batch
@@ -342,7 +395,7 @@ func (l *lanes) carry(batch []*flight) {
 	behind := make(chan struct{})
 	for len(batch) > 0 {
 		l.wire.sendAll(batch)
-		l.land(len(batch))
+		l.land(batch)
 		// Those who have their answers send the next commands: this lane waits for these. Go runs first whom a goroutine has
 		// made ready last, and then the others in their order. So this runs behind all of them, without a word of them.
 		last := len(batch) - 1
@@ -365,8 +418,7 @@ func (l *lanes) hurry() {
 	l.carried += len(batch)
 	l.wire.workers.start(func() {
 		l.wire.sendAll(batch)
-		l.land(len(batch))
-		arrive(batch)
+		l.wire.landed(batch)
 	})
 }
 
@@ -378,6 +430,12 @@ func arrive(batch []*flight) {
 			f.arrive()
 		}
 	}
+}
+
+// landed is land and arrive.
+func (w *wire) landed(batch []*flight) {
+	w.lanes.land(batch)
+	arrive(batch)
 }
 
 // sendAll sends a batch in one pipeline, and notes the answers.
@@ -435,9 +493,9 @@ func (w *wire) sendTogether(usual, others []*flight, eval bool) {
 	for n, c := range calls {
 		replies, err := manyReplies(c.cmd, len(c.flights))
 		if !eval && redis.HasErrorPrefix(err, "NOSCRIPT") {
-			arrive(others) // who has an answer waits for no other
+			w.landed(others) // who has an answer waits for no other
 			for _, answered := range calls[:n] {
-				arrive(answered.flights)
+				w.landed(answered.flights)
 			}
 			w.sendTogether(c.flights, nil, true)
 			continue
@@ -481,7 +539,10 @@ type flight struct {
 	request *request
 	eval    bool // its script is sent in full
 	done    chan struct{}
-	given   atomic.Bool // away: by the caller, who has given it up, or by arrive
+	given   atomic.Bool // away: by the caller, who has given it up, by Close for the caller, or by arrive
+	stops   bool        // Close ends the wait for it: the caller looks at nothing else
+	stopped bool        // it has
+	index   int         // in lanes.unlanded
 	reply   any
 	acked   int
 	err     error

@@ -2,6 +2,7 @@ package relock
 
 import (
 	"context"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -24,9 +25,10 @@ func fillLanes(t *testing.T, l *lanes) {
 	redistest.Eventually(t, 10*time.Second, func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		free := l.aloft == 0 // a command frees its lane a moment after its call has returned
+		free := l.aloft.Load() == 0 // a command frees its lane a moment after its call has returned
 		if free {
-			l.aloft, l.carried, l.limit = flightsAloft, crowded, time.Hour
+			l.carried, l.limit = crowded, time.Hour
+			l.aloft.Store(flightsAloft)
 		}
 		return free
 	}, "all lanes are free")
@@ -35,7 +37,8 @@ func fillLanes(t *testing.T, l *lanes) {
 // landLanes lets what is queued leave, and frees the lanes that fillLanes has taken.
 func landLanes(l *lanes) {
 	l.mu.Lock()
-	l.aloft, l.limit = 1, laneLimit
+	l.limit = laneLimit
+	l.aloft.Store(1)
 	l.mu.Unlock()
 	l.leave()
 	l.mu.Lock()
@@ -92,15 +95,15 @@ func TestCommandsThatWaitForALaneLeaveInOnePipelineWhenOneLands(t *testing.T) {
 	redistest.Eventually(t, 10*time.Second, func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return l.aloft == flightsAloft-1 && l.carried == crowded-1
+		return l.aloft.Load() == flightsAloft-1 && l.carried == crowded-1
 	}, "the lane that they had is free")
 }
 
 func TestLanesShareWhatThereIsToCarry(t *testing.T) {
 	l := &lanes{limit: time.Hour}
-	one, other := l.enter(), l.enter()
-	require.Equal(t, []lane{onlyLane, someLane}, []lane{one, other})
-	require.Equal(t, queued, l.enter())
+	for _, want := range []lane{onlyLane, someLane, someLane, queued} {
+		require.Equal(t, want, l.enter())
+	}
 	var all []*flight
 	join := func(n int) {
 		for range n {
@@ -109,38 +112,47 @@ func TestLanesShareWhatThereIsToCarry(t *testing.T) {
 			require.Equal(t, queued, l.wait(f))
 		}
 	}
-	take := func(landed, want int) {
+	take := func(landed []*flight, want int) (got []*flight) { // nil: what was sent without a queue
 		t.Helper()
-		l.land(landed)
-		got := l.pass(make([]*flight, landed))
+		if landed == nil {
+			got = l.landOne()
+		} else {
+			l.land(landed)
+			got = l.pass(landed)
+		}
 		require.Len(t, got, want)
 		require.True(t, slices.Equal(all[:want], got), "first come, first served")
 		all = all[want:]
+		return got
 	}
-	join(62)
-	take(1, 32) // of 63
-	take(1, 30) // the rest
-	join(32)
-	take(32, 31) // of 62
-	take(30, 1)
-	join(7)
-	take(31, 4)                       // the other lane has one
-	take(1, 3)                        // this one could have carried four
-	l.least.Store(int64(l.limit / 4)) // as many lanes again
-	for _, want := range []lane{someLane, someLane, queued} {
+	join(61)
+	one := take(nil, 21)   // of 63
+	two := take(nil, 21)   // of 62
+	three := take(nil, 19) // the rest
+	join(30)
+	one = take(one, 24) // of 70
+	two = take(two, 6)  // the rest, so they have 24, 6 and 19
+	join(3)
+	one = take(one, 3)
+	join(12)
+	three = take(three, 7)            // of 21
+	two = take(two, 5)                // the rest, so they have 3, 5 and 7
+	l.least.Store(int64(l.limit / 4)) // another lane
+	for _, want := range []lane{someLane, queued} {
 		require.Equal(t, want, l.enter())
 	}
 	join(11)
-	take(4, 4) // of 16
+	one = take(one, 6) // of 24
 	l.least.Store(0)
-	take(1, 0) // there are too many lanes
-	take(1, 0)
-	take(4, 5)
+	take(nil, 0) // there is a lane too many
+	two = take(two, 5)
 	join(9)
 	l.usual.Store(int64(l.limit)) // whoever stays would not wait for another lane
-	take(3, 11)
-	take(5, 0)
-	take(11, 0)
+	one = take(one, 9)
+	take(two, 0)
+	take(three, 0)
+	take(one, 0)
+	require.Empty(t, l.unlanded)
 	require.Zero(t, l.carried)
 	require.Equal(t, onlyLane, l.enter(), "all are free")
 }
@@ -204,6 +216,67 @@ func TestACommandThatIsGivenUpBeforeItHasALaneIsNeverSent(t *testing.T) {
 	}
 }
 
+func TestCloseEndsTheWaitOfWhatIsQueuedAndOfWhatIsOnItsWay(t *testing.T) {
+	r, f := faulty(t)
+	owned := r.enter()
+	l := &r.wire.lanes
+	enter := func() (*hold, chan error) {
+		h, done := r.hold(), make(chan error, 1)
+		go func() {
+			_, _, err := r.wire.acquire(context.Background(), h, 1, false, 0, effort{stop: r.client.closed})
+			done <- err
+		}()
+		return h, done
+	}
+	flying := func(h *hold) int {
+		o := r.client.orphans
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return h.flying
+	}
+	fillLanes(t, l)
+	sent, sentDone := enter()
+	left := make(chan error, 1)
+	go func() {
+		_, _, err := r.wire.release(context.Background(), owned, 0, effort{until: time.Now().Add(time.Minute)})
+		left <- err
+	}()
+	redistest.Eventually(t, 10*time.Second, func() bool { return l.queued() == 2 }, "an entry and an exit are queued")
+	hang := f.Once(scripts, redistest.Hold())
+	l.leave()
+	hang.WaitHits(t, 1)
+	l.mu.Lock()
+	l.aloft.Store(flightsAloft)
+	l.mu.Unlock()
+	kept, keptDone := enter()
+	redistest.Eventually(t, 10*time.Second, func() bool { return l.queued() == 1 }, "another is")
+	before := f.Commands("EVALSHA", "EVAL")
+
+	l.close()
+	require.ErrorIs(t, <-sentDone, ErrClosed)
+	require.ErrorIs(t, <-keptDone, ErrClosed)
+	require.Zero(t, l.queued())
+	require.Zero(t, flying(kept), "it was never sent")
+	require.Equal(t, 1, flying(sent))
+	_, late := enter()
+	require.ErrorIs(t, <-late, ErrClosed)
+	require.Equal(t, before, f.Commands("EVALSHA", "EVAL"))
+	select {
+	case err := <-left:
+		t.Fatal("Close has ended an exit:", err)
+	default:
+	}
+
+	hang.LetGo()
+	require.NoError(t, <-left)
+	redistest.Eventually(t, 10*time.Second, func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return len(l.unlanded) == 0
+	}, "all have landed")
+	redistest.Eventually(t, 10*time.Second, func() bool { return flying(sent) == 0 }, "and the entry's cleaner knows")
+}
+
 func TestConnectionsThatHangHoldUpNobodyElse(t *testing.T) {
 	r, f := faulty(t)
 	r.enter()
@@ -225,7 +298,7 @@ func TestConnectionsThatHangHoldUpNobodyElse(t *testing.T) {
 	redistest.Eventually(t, 10*time.Second, func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return l.aloft == 0 && l.carried == 0
+		return l.aloft.Load() == 0 && l.carried == 0
 	}, "all have landed")
 }
 
@@ -271,7 +344,7 @@ func TestAHookThatPanicsInTheCallersGoroutineLeavesTheLaneFree(t *testing.T) {
 			free := func() bool {
 				l.mu.Lock()
 				defer l.mu.Unlock()
-				return l.aloft == 0
+				return l.aloft.Load() == 0
 			}
 			redistest.Eventually(t, 10*time.Second, free, "all lanes are free")
 			r.wire.rdb.AddHook(&panicking{})
@@ -417,5 +490,34 @@ func TestADeadlineOfTheCallersOwnIsKept(t *testing.T) {
 		deadline, ok := briskContext{ctx, now.Add(c.ours)}.Deadline()
 		require.True(t, ok)
 		require.Equal(t, c.want, deadline.Sub(now))
+	}
+}
+
+func TestCloseWaitsForEveryWorkerAndLetsNoneBeginAfterIt(t *testing.T) {
+	for range 200 {
+		w := newWorkers()
+		var running atomic.Int64
+		var all sync.WaitGroup
+		for range 4 {
+			all.Go(func() {
+				for w.enter() {
+					running.Add(1)
+					runtime.Gosched()
+					running.Add(-1)
+					w.leave()
+				}
+			})
+		}
+		w.start(func() { // as an Unlock that outlives the client
+			for range 10 {
+				w.start(runtime.Gosched)
+			}
+		})
+		w.close()
+		w.wait()
+		require.Zero(t, running.Load())
+		require.False(t, w.startOpen(func() { t.Error("begun after close") }))
+		all.Wait()
+		w.wait()
 	}
 }
