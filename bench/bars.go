@@ -115,6 +115,7 @@ func (r *report) parallelBest() *record { return r.find("parallel", "", "relock"
 func (r *report) handoverBars() []bar {
 	// Over all numbers of waiters without an added round trip, the worst of each.
 	worstWake, worstTail, worstScripts := math.NaN(), math.NaN(), math.NaN()
+	worstGrant, grantOfWake := math.NaN(), math.NaN()
 	var medians, ofWake []float64
 	worse := func(a *float64, b float64) {
 		if math.IsNaN(*a) || b > *a {
@@ -134,6 +135,8 @@ func (r *report) handoverBars() []bar {
 			continue
 		}
 		worse(&worstWake, rec.ratio("p50_us", rec, "wake_us"))
+		worse(&worstGrant, rec.ratio("p50_us", rec, "grant_us"))
+		worse(&grantOfWake, rec.ratio("grant_us", rec, "wake_us"))
 		worse(&worstTail, rec.ratio("p99_us", rec, "p50_us"))
 		worse(&worstScripts, rec.median("scripts"))
 		medians = append(medians, rec.median("p50_us"))
@@ -141,6 +144,8 @@ func (r *report) handoverBars() []bar {
 	}
 	return []bar{
 		{what: "hand-over, median, of the raw wake", value: worstWake, limit: 1.2, first: 1.5},
+		{what: "a bare grant among as many clients, without any library, of the raw wake", value: grantOfWake, aside: true},
+		{what: "hand-over, median, of a bare grant", value: worstGrant, aside: true},
 		{
 			what:  "hand-over, of the raw wake in the same slice: the slowest number of waiters from 1 to 1,000, of the fastest",
 			value: spreadOf(ofWake), limit: 1.3, first: 1.5,

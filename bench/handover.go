@@ -25,8 +25,7 @@ type handoverSizes struct {
 // connections of its own. Measured is the time from Unlock being called by one until Lock has returned to another, and
 // what is sent meanwhile by all of them.
 //
-// The unit is the raw wake: a script that deletes a key and publishes a message, until a subscriber has the message. It is
-// measured between the hand-overs of a system that is quiet while it waits, see mixed.
+// The unit is the raw wake, see bare. It is measured between the hand-overs of a system that is quiet while it waits, see mixed.
 //
 // A round has all numbers of waiters, in a new order every time, before the next round begins: a machine that gets slower
 // meanwhile is slower for each of them, and not for those that come last.
@@ -47,11 +46,8 @@ func handover(b *bench) error {
 	return b.relays("handover, far", s.farRounds, far)
 }
 
-// The names of records beside those of systems.
-const (
-	rawWake = "raw wake"
-	ping    = "ping"
-)
+// ping is the name of a record beside those of systems.
+const ping = "ping"
 
 func waitersCase(rt time.Duration, n int) string {
 	return caseName(strconv.Itoa(n)+" waiting", trip(rt))
@@ -63,14 +59,18 @@ type relay struct {
 	waiters, samples int
 	systems          []*system
 	records          []*record // of the systems
-	wakes, pings     *record
+	bare             map[turn]*record
+	pings            *record
 }
 
 func (b *bench) relay(rt time.Duration, waiters, rounds, samples int) *relay {
 	which := waitersCase(rt, waiters)
 	c := &relay{
 		roundTrip: rt, waiters: waiters, samples: samples, systems: b.taking(false),
-		wakes: b.recordNamed(which, rawWake, "", rounds), pings: b.recordNamed(which, ping, "", rounds),
+		bare: map[turn]*record{}, pings: b.recordNamed(which, ping, "", rounds),
+	}
+	for _, t := range bareTurns {
+		c.bare[t] = b.recordNamed(which, t.name(), "", rounds)
 	}
 	for _, s := range c.systems {
 		c.records = append(c.records, b.record(which, s, rounds))
@@ -92,121 +92,118 @@ func (b *bench) relays(what string, rounds int, cases []*relay) error {
 
 // relayRound is the turn of the k-th system.
 func (b *bench) relayRound(c *relay, k, r int) error {
-	m, unit, err := b.handoverSlice(c.systems[k], c.roundTrip, c.waiters, c.samples, &c.records[k].Broken)
+	m, took, err := b.handoverSlice(c.systems[k], c.roundTrip, c.waiters, c.samples, &c.records[k].Broken)
 	if err != nil {
 		c.records[k].failed(r, err)
 	}
 	if len(m) > 0 {
 		c.records[k].set(r, m)
 	}
-	if unit.wakes > 0 {
-		c.wakes.set(r, round{"p50_us": micros(unit.wake), "p99_us": micros(unit.wakeP99)})
-		c.pings.set(r, round{"us": micros(unit.ping)})
+	for t, rec := range c.bare {
+		if d := took[t]; len(d) > 0 {
+			rec.set(r, round{"p50_us": micros(d.quantile(0.5)), "p99_us": micros(d.quantile(0.99))})
+			c.pings.set(r, round{"us": m["ping_us"]})
+		}
 	}
 	return b.flush()
 }
 
-// mixed is the order of n hand-overs and, if wanted, as many raw wakes (true). It is random, and each comes after the same
-// pause: a machine answers faster shortly after it had much to do, so what always comes behind the same other thing is
-// measured on a machine of its own.
-func mixed(n int, wakes bool) []bool {
-	if !wakes {
-		return make([]bool, n)
-	}
-	turns := make([]bool, 2*n)
-	for _, i := range rand.Perm(2 * n)[:n] {
-		turns[i] = true
-	}
-	return turns
-}
-
-// unit is what the hand-overs of a slice are compared with.
-type unit struct {
-	wakes               int
-	wake, wakeP99, ping time.Duration
-}
-
-// handoverSlice is one system's turn: its clients are opened, queue up, hand the lock round, and are gone.
-func (b *bench) handoverSlice(s *system, rt time.Duration, waiters, samples int, broken *int64) (m round, u unit, err error) {
+// handoverSlice is one system's turn: its clients are opened, queue up, hand the lock round, and are gone. took is how long each
+// turn of a kind took.
+func (b *bench) handoverSlice(s *system, rt time.Duration, waiters, samples int, broken *int64) (m round, took map[turn]durations, err error) {
 	addr, err := b.addr(rt)
 	if err != nil {
-		return nil, u, err
+		return nil, nil, err
 	}
 	r := newRing(freshLock("handover"))
 	defer func() { *broken += r.guard.broken.Load() }()
 	if err := r.open(s, setup{addr: addr}, waiters+1); err != nil {
-		return nil, u, err
+		return nil, nil, err
 	}
 	defer func() { err = errors.Join(err, r.close()) }()
 	if err := r.queueUp(b, s, rt); err != nil {
-		return nil, u, err
+		return nil, nil, err
 	}
 	rdb, err := b.redis(rt)
 	if err != nil {
-		return nil, u, err
+		return nil, nil, err
 	}
 	defer rdb.Close()
-	if u.ping, err = roundTrip(r.ctx, rdb, 11); err != nil {
-		return nil, u, err
+	pinged, err := roundTrip(r.ctx, rdb, 11)
+	if err != nil {
+		return nil, nil, err
 	}
-	var w *waker
+	kinds := []turn{handOver}
+	var beside *bare
 	if s.queued != nil { // quiet while it waits
-		if w, err = newWaker(r.ctx, rdb, r.lock); err != nil {
-			return nil, u, err
+		if beside, err = newBare(r.ctx, func() (*redis.Client, error) { return b.redis(rt) }, r.lock, waiters+1); err != nil {
+			return nil, nil, err
 		}
-		defer w.close()
+		defer beside.close()
+		kinds = append(kinds, bareTurns...)
 	}
 
-	hold := b.sizes.handover.hold + 3*rt
+	limit, hold := b.sizes.handover.limit, b.sizes.handover.hold+3*rt
 	// The first one to have it had not waited before, so the first hand-over is not like the others.
-	if _, err := r.pass(b.sizes.handover.limit); err != nil {
-		return nil, u, err
+	if _, err := r.pass(limit); err != nil {
+		return nil, nil, err
 	}
 	pause(hold + 10*rt) // it connects and subscribes
-	turns := mixed(samples, w != nil)
-	over := time.Now().Add(b.sizes.handover.limit + time.Duration(len(turns))*(hold+2*rt))
-	var took, wakes durations
+	took = map[turn]durations{}
+	run := func(turns []turn) error {
+		over := time.Now().Add(limit + time.Duration(len(turns))*(hold+2*rt))
+		for _, t := range turns {
+			if time.Now().After(over) {
+				break
+			}
+			pause(hold)
+			var d time.Duration
+			var err error
+			if t == handOver {
+				d, err = r.pass(limit)
+			} else {
+				d, err = beside.run(r.ctx, t)
+			}
+			if err != nil {
+				return err
+			}
+			took[t] = append(took[t], d)
+		}
+		pause(hold) // the last one queues again
+		return nil
+	}
+	if beside != nil {
+		if err := run(mixed(samples, kinds)); err != nil {
+			return nil, nil, err
+		}
+		samples = (samples + 3) / 4 // enough to count what is sent when there is nothing else
+	}
+	timed := took[handOver]
 	before, err := b.now()
 	if err != nil {
-		return nil, u, err
+		return nil, nil, err
 	}
-	for _, isWake := range turns {
-		if time.Now().After(over) {
-			break
-		}
-		pause(hold)
-		if isWake {
-			d, err := w.wake(r.ctx)
-			if err != nil {
-				return nil, u, err
-			}
-			wakes = append(wakes, d)
-			continue
-		}
-		d, err := r.pass(b.sizes.handover.limit)
-		if err != nil {
-			return nil, u, err
-		}
-		took = append(took, d)
+	if err := run(mixed(samples, kinds[:1])); err != nil {
+		return nil, nil, err
 	}
-	pause(hold) // the last one queues again
 	after, err := b.now()
 	if err != nil {
-		return nil, u, err
+		return nil, nil, err
 	}
-	d, n := after.since(before), float64(len(took))
+	d, n := after.since(before), float64(len(took[handOver])-len(timed))
+	if beside == nil {
+		timed = took[handOver]
+	}
 	m = round{
-		"p50_us": micros(took.quantile(0.5)), "p90_us": micros(took.quantile(0.9)), "p99_us": micros(took.quantile(0.99)),
-		"max_us": micros(took.quantile(1)), "samples": n,
-		"scripts": float64(d.scripts()-int64(len(wakes))) / n, "commands": float64(d.commands(s.also...)-int64(len(wakes))) / n,
-		"wire_bytes": (float64(d.in+d.out) - float64(int64(len(wakes))*w.wireBytes())) / n,
-		"ping_us":    micros(u.ping),
+		"p50_us": micros(timed.quantile(0.5)), "p90_us": micros(timed.quantile(0.9)), "p99_us": micros(timed.quantile(0.99)),
+		"max_us": micros(timed.quantile(1)), "samples": float64(len(timed)),
+		"scripts": float64(d.scripts()) / n, "commands": float64(d.commands(s.also...)) / n, "wire_bytes": float64(d.in+d.out) / n,
+		"ping_us": micros(pinged),
 	}
-	if w != nil {
-		u.wakes, u.wake, u.wakeP99 = len(wakes), wakes.quantile(0.5), wakes.quantile(0.99)
-		m["wake_us"] = micros(u.wake)
+	if beside != nil {
+		m["wake_us"], m["grant_us"] = micros(took[wake].quantile(0.5)), micros(took[grantApart].quantile(0.5))
 	}
-	return m, u, nil
+	return m, took, nil
 }
 
 // ring is the clients that hand one lock round.
@@ -389,95 +386,4 @@ func (r *ring) close() error {
 			return nil
 		})
 	})
-}
-
-// waker measures raw wakes.
-type waker struct {
-	rdb     *redis.Client
-	ps      *redis.PubSub
-	key     string
-	channel string
-	woken   chan time.Time
-	reading chan struct{}
-}
-
-var wakeScript = redis.NewScript(`redis.call('DEL', KEYS[1]) return redis.call('PUBLISH', ARGV[1], ARGV[2])`)
-
-// wakePayload is as long as the message of a grant.
-const wakePayload = wakeValue + "|1700000000000000"
-
-// What a lock of the floor would be.
-const (
-	wakeValue = "00000000-0000-0000-0000-000000000000:1:1"
-	wakeTTL   = time.Minute
-)
-
-// newWaker subscribes with a connection of rdb. The name separates it from others.
-func newWaker(ctx context.Context, rdb *redis.Client, name string) (*waker, error) {
-	w := &waker{
-		rdb: rdb, key: "wake:" + name, channel: "wake:" + name + ":channel", woken: make(chan time.Time, 1),
-		reading: make(chan struct{}),
-	}
-	if err := wakeScript.Load(ctx, rdb).Err(); err != nil {
-		return nil, err
-	}
-	if err := w.lock(ctx); err != nil {
-		return nil, err
-	}
-	w.ps = rdb.Subscribe(ctx, w.channel)
-	if _, err := w.ps.Receive(ctx); err != nil {
-		_ = w.ps.Close()
-		return nil, err
-	}
-	go func() {
-		defer close(w.reading)
-		for {
-			msg, err := w.ps.Receive(context.Background())
-			if err != nil {
-				return
-			}
-			if _, ok := msg.(*redis.Message); ok {
-				w.woken <- time.Now()
-			}
-		}
-	}()
-	return w, nil
-}
-
-// wake is one raw wake.
-func (w *waker) wake(ctx context.Context) (time.Duration, error) {
-	start := time.Now()
-	if err := wakeScript.EvalSha(ctx, w.rdb, []string{w.key}, w.channel, wakePayload).Err(); err != nil {
-		return 0, err
-	}
-	select {
-	case at := <-w.woken:
-		return at.Sub(start), w.lock(ctx)
-	case <-time.After(5 * time.Second):
-		return 0, fmt.Errorf("raw wake: %w", errHangs)
-	}
-}
-
-// lock makes the key that the next wake deletes, as a lock without owners and waiters would. No system sends SETEX, so it is not
-// among what is counted.
-func (w *waker) lock(ctx context.Context) error {
-	return w.rdb.Do(ctx, "setex", w.key, int(wakeTTL.Seconds()), wakeValue).Err()
-}
-
-// wireBytes is what one wake moves: the two commands, their answers, and the message.
-func (w *waker) wireBytes() int64 {
-	if w == nil {
-		return 0
-	}
-	bulk := func(s string) int64 { return int64(len("$" + strconv.Itoa(len(s)) + "\r\n" + s + "\r\n")) }
-	command := int64(len("*6\r\n")) + bulk("evalsha") + bulk(wakeScript.Hash()) + bulk("1") + bulk(w.key) + bulk(w.channel) +
-		bulk(wakePayload)
-	lock := int64(len("*4\r\n")) + bulk("setex") + bulk(w.key) + bulk("60") + bulk(wakeValue)
-	return command + int64(len(":1\r\n")) + int64(len(">3\r\n")) + bulk("message") + bulk(w.channel) + bulk(wakePayload) +
-		lock + int64(len("+OK\r\n"))
-}
-
-func (w *waker) close() {
-	_ = w.ps.Close()
-	<-w.reading
 }

@@ -103,9 +103,11 @@ var tables = []table{
 	{
 		workload: "handover", title: "Hand-over among waiters in separate clients",
 		note: "From the call of Unlock until another's Lock has returned. Commands are what all clients together sent for each " +
-			"hand-over, the time that the lock was held included. The raw wake was measured in turns with relock's hand-overs.",
+			"hand-over, the time that the lock was held included. The raw wake and the bare grant were measured in turns with relock's " +
+			"hand-overs.",
 		columns: []column{
 			spread("median µs", "p50_us"), times("of the raw wake", "p50_us", rawWake, "", "p50_us"),
+			times("of the bare grant", "p50_us", bareGrant, "", "p50_us"),
 			times("round trips", "p50_us", ping, "", "us"), plain("p99 µs", "p99_us"), plain("scripts", "scripts"),
 			plain("commands", "commands"), plain("bytes on the wire", "wire_bytes"),
 		},

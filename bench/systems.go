@@ -128,7 +128,11 @@ var (
 var settings = [][2]string{
 	{"floor", "`SET NX PX` and a compare-and-delete `EVALSHA` through the same go-redis client: no waiting, no renewal, no re-entry, " +
 		"no token; the least that a lock costs"},
-	{"raw wake", "a script that deletes a key and publishes a message, until a subscriber has the message: the least that a hand-over costs"},
+	{rawWake, "a script that deletes a key and publishes a message, until a subscriber has the message: the least that a hand-over costs"},
+	{rawWakeApart, "the same from client to client, as many as hand the lock round, each with connections that were idle for as long; the " +
+		"raw wake has the same two connections each time"},
+	{bareGrant, "among these, a script that does what any lock of this kind has to: whether the owner is the owner, whether the next one " +
+		"can hear, its lease, the new owner in place of the old one, and a message; until a subscriber has it. No library takes part"},
 	{"auto-pipelined", "the same on `rdb.AutoPipeline()` of go-redis, which sends concurrent commands down one connection together"},
 	{"relock, defaults", "`relock.New(rdb)`"},
 	{"relock, " + localReentry, "with `WithLocalReentry()`"},
