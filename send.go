@@ -134,28 +134,12 @@ func (w *wire) send(ctx context.Context, r *request, eval bool, stop <-chan stru
 	case shut:
 		return nil, 0, ErrClosed
 	default:
+		f.stops = false
 		w.workers.add()
 		go f.fly(lane)
 	}
-	if ctx.Done() == nil && (stop == nil || lane == queued) {
-		<-f.done
-		if !f.stopped {
-			return f.land()
-		}
-		err = ErrClosed
-	} else {
-		select {
-		case <-f.done:
-			return f.land()
-		case <-stop:
-			err = ErrClosed
-		case <-ctx.Done():
-			err = errGivenUp
-		}
-		if !f.given.CompareAndSwap(false, true) { // it has landed at the same time: the answer is worth more
-			<-f.done
-			return f.land()
-		}
+	if err = f.await(ctx, stop); err == nil {
+		return f.land()
 	}
 	if r.first != nil {
 		w.orphans.gaveUp(r.first)
@@ -303,8 +287,8 @@ func (l *lanes) dropLocked(f *flight) {
 	l.unlanded = l.unlanded[:last]
 }
 
-// close ends the waits that Close ends. (A select for each call that waits, which only Close needs, would cost a fortieth of a
-// pair.)
+// close ends the waits that Close ends. (A select for each call that waits, which only Close needs, would cost a fortieth of the
+// client's CPU with many goroutines.)
 func (l *lanes) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -574,6 +558,30 @@ func (f *flight) arrive() {
 	if first != nil {
 		w.orphans.landed(first, answered)
 	}
+}
+
+// await returns nil when f has arrived, and otherwise why it was given up.
+func (f *flight) await(ctx context.Context, stop <-chan struct{}) (err error) {
+	if ctx.Done() == nil && (stop == nil || f.stops) {
+		<-f.done
+		if f.stopped {
+			return ErrClosed
+		}
+		return nil
+	}
+	select {
+	case <-f.done:
+		return nil
+	case <-stop:
+		err = ErrClosed
+	case <-ctx.Done():
+		err = errGivenUp
+	}
+	if !f.given.CompareAndSwap(false, true) { // it has arrived at the same time: the answer is worth more
+		<-f.done
+		return nil
+	}
+	return err
 }
 
 func (f *flight) land() (reply any, acked int, err error) {

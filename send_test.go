@@ -2,6 +2,7 @@ package relock
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"slices"
 	"sync"
@@ -228,6 +229,14 @@ func TestCloseEndsTheWaitOfWhatIsQueuedAndOfWhatIsOnItsWay(t *testing.T) {
 		}()
 		return h, done
 	}
+	end := func(done chan error) error {
+		select {
+		case err := <-done:
+			return err
+		case <-time.After(10 * time.Second):
+			return errors.New("it waits still")
+		}
+	}
 	flying := func(h *hold) int {
 		o := r.client.orphans
 		o.mu.Lock()
@@ -252,23 +261,22 @@ func TestCloseEndsTheWaitOfWhatIsQueuedAndOfWhatIsOnItsWay(t *testing.T) {
 	redistest.Eventually(t, 10*time.Second, func() bool { return l.queued() == 1 }, "another is")
 	before := f.Commands("EVALSHA", "EVAL")
 
-	l.close()
-	require.ErrorIs(t, <-sentDone, ErrClosed)
-	require.ErrorIs(t, <-keptDone, ErrClosed)
+	closed := make(chan error, 1)
+	go func() { closed <- r.client.Close() }()
+	require.ErrorIs(t, end(sentDone), ErrClosed)
+	require.ErrorIs(t, end(keptDone), ErrClosed)
 	require.Zero(t, l.queued())
 	require.Zero(t, flying(kept), "it was never sent")
 	require.Equal(t, 1, flying(sent))
 	_, late := enter()
-	require.ErrorIs(t, <-late, ErrClosed)
+	require.ErrorIs(t, end(late), ErrClosed)
 	require.Equal(t, before, f.Commands("EVALSHA", "EVAL"))
-	select {
-	case err := <-left:
-		t.Fatal("Close has ended an exit:", err)
-	default:
-	}
+	require.Empty(t, left, "Close ends no exit")
+	require.Empty(t, closed, "and waits for it")
 
 	hang.LetGo()
-	require.NoError(t, <-left)
+	require.NoError(t, end(left))
+	require.NoError(t, end(closed))
 	redistest.Eventually(t, 10*time.Second, func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()

@@ -102,8 +102,10 @@ func (b *bench) relayRound(c *relay, k, r int) error {
 	for t, rec := range c.bare {
 		if d := took[t]; len(d) > 0 {
 			rec.set(r, round{"p50_us": micros(d.quantile(0.5)), "p99_us": micros(d.quantile(0.99))})
-			c.pings.set(r, round{"us": m["ping_us"]})
 		}
+	}
+	if len(took[wake]) > 0 {
+		c.pings.set(r, round{"us": m["ping_us"]})
 	}
 	return b.flush()
 }

@@ -65,7 +65,7 @@ func TestEveryWorkloadGivesFiguresForEverySystemThatTakesPart(t *testing.T) {
 		what := rec.Workload + ", " + rec.Case + ", " + rec.name()
 		require.Zero(t, rec.Broken, what)
 		require.NotEmpty(t, rec.Rounds, what)
-		if rec.System == "relock" || rec.System == "floor" {
+		if slices.Contains([]string{"relock", "floor", rawWake, rawWakeApart, bareGrant}, rec.System) {
 			require.Equal(t, len(rec.Rounds), rec.complete(), "%s: %s", what, rec.Note)
 		}
 		for i, m := range rec.Rounds {
@@ -155,8 +155,8 @@ func TestFlatnessIsOfTheRatiosToTheRawWakeAndTheMicrosecondsStandBeside(t *testi
 	few := &record{Workload: "handover", Case: "1 waiting", System: "relock", Setting: defaults}
 	many := &record{Workload: "handover", Case: "1000 waiting", System: "relock", Setting: defaults}
 	for range 3 {
-		few.Rounds = append(few.Rounds, round{"p50_us": 200, "wake_us": 100, "p99_us": 1, "scripts": 2})
-		many.Rounds = append(many.Rounds, round{"p50_us": 440, "wake_us": 200, "p99_us": 1, "scripts": 2})
+		few.Rounds = append(few.Rounds, round{"p50_us": 200, "wake_us": 100, "grant_us": 130, "p99_us": 1, "scripts": 2})
+		many.Rounds = append(many.Rounds, round{"p50_us": 440, "wake_us": 200, "grant_us": 250, "p99_us": 1, "scripts": 2})
 	}
 	r := &report{Records: []*record{few, many}}
 	bars := r.handoverBars()
@@ -165,6 +165,9 @@ func TestFlatnessIsOfTheRatiosToTheRawWakeAndTheMicrosecondsStandBeside(t *testi
 	require.Equal(t, "yes", bars[flat].verdict())
 	beside := bars[flat+1]
 	require.InDelta(t, 2.2, beside.value, 1e-9)
+	require.InDelta(t, 2.2, bars[flat-3].value, 1e-9, "the worst of the raw wake")
+	require.InDelta(t, 1.3, bars[flat-2].value, 1e-9, "what is the least of that, at worst")
+	require.InDelta(t, 1.76, bars[flat-1].value, 1e-9, "the worst of the bare grant")
 	require.Empty(t, beside.goal()+beside.verdict(), "it has no goal")
 	require.False(t, beside.missed())
 

@@ -26,18 +26,14 @@ var jvm = []string{
 }
 
 // built returns the java that built the program in java/, and the program's class path. Without a build the test fails
-// under RELOCK_REQUIRE_JAVA=1, which `make interop` sets, and is skipped otherwise.
+// under make, as everywhere, and is skipped otherwise.
 func built(t testing.TB) (java, classpath string) {
 	t.Helper()
 	target, err := filepath.Abs(filepath.Join("java", "target"))
 	require.NoError(t, err)
 	properties, err := os.ReadFile(filepath.Join(target, "classes", "jvm.properties"))
 	if err != nil {
-		const what = "the Java program is not built: run make interop"
-		if os.Getenv("RELOCK_REQUIRE_JAVA") == "1" {
-			t.Fatalf("%s: %v", what, err)
-		}
-		t.Skipf("NOT TESTED: %s: %v", what, err)
+		redistest.NotTested(t, "the Java program is not built: run make interop: %v", err)
 	}
 	for line := range strings.Lines(string(properties)) {
 		if home, ok := strings.CutPrefix(line, "home="); ok {
