@@ -180,6 +180,9 @@ type request struct {
 	lease time.Duration // of an entry
 	alone bool          // it must have a call of its own
 
+	// until is when go-redis must not wait for a connection any longer; zero: the context says so, or nobody does.
+	until time.Time
+
 	acks        int // replicas that must confirm, 0 for none
 	acksTimeout time.Duration
 
@@ -269,6 +272,9 @@ func judge(err error) verdict {
 	}
 	if errors.Is(err, errNotTogether) {
 		return passing
+	}
+	if errors.Is(err, errNoConnection) {
+		return unsent
 	}
 	if err == context.Canceled || err == context.DeadlineExceeded { //nolint:errorlint // as they are, and not inside another
 		return unsent // go-redis says so where the context ends before there is a connection; later ends are network errors
@@ -391,12 +397,13 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 	eval := false
 	for attempt := 1; ; attempt++ {
 		a.sent = time.Now()
-		if !e.until.IsZero() && (attempt > 1 || e.until.Sub(a.sent) < w.patience || !w.lanes.hasIdle(a.sent)) {
+		if !e.until.IsZero() && (attempt > 1 || e.until.Sub(a.sent) < w.patience || w.cluster != nil) {
 			var cancel context.CancelFunc
 			ctx, cancel = context.WithDeadline(ctx, e.until) //nolint:fatcontext // once: until is zero from then on
 			defer cancel()
 			e.until = time.Time{}
 		}
+		r.until = e.until // else it is answered before, or go-redis has no connection
 		if ctx.Err() != nil {
 			return a, endedAfter(ctx, last)
 		}
@@ -451,6 +458,11 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 
 // process lets go-redis send the command, with WAIT behind it on the same connection where replicas must confirm.
 func (w *wire) process(ctx context.Context, r *request, eval bool) (reply any, acked int, err error) {
+	if !r.until.IsZero() {
+		limit := &limited{Context: ctx, deadline: r.until}
+		defer limit.end()
+		ctx = limit
+	}
 	cmd := r.command(ctx, eval)
 	if r.acks == 0 {
 		err = w.rdb.Process(ctx, cmd)

@@ -41,8 +41,6 @@ const (
 	briskNear = briskLimit / 10
 	// briskPause is how long no command goes that way after one got no answer: a stall costs one connection, not many.
 	briskPause = time.Second
-	// idleFresh is how long it is believed that go-redis has an idle connection: to ask costs two allocations and a mutex.
-	idleFresh = time.Millisecond
 	// flightsAloft is how many commands or pipelines are on their way before others queue. With one, the server idles while
 	// the client works on the answers; with two, both idle while an answer wakes somebody; with more, fewer share a call. Where a
 	// round trip is no shorter than a quarter of laneLimit there are farAloft: the CPUs have time then, and smaller batches are
@@ -62,7 +60,6 @@ type lanes struct {
 	prompt  bool         // go-redis respects the deadlines of contexts
 	usual   atomic.Int64 // the smoothed round trip, in nanoseconds; 0: not known
 	least   atomic.Int64 // the shortest one of late, also in a rush
-	idle    atomic.Int64 // when there was an idle connection, in nanoseconds since start
 	apart   atomic.Int64 // until when flights share no script call, in nanoseconds since start
 	stalled atomic.Int64 // when a brisk command had an unknown end, in nanoseconds since start
 	start   time.Time
@@ -82,7 +79,6 @@ type lanes struct {
 func (l *lanes) init(w *wire) {
 	l.wire, l.start, l.limit = w, time.Now(), laneLimit
 	l.stalled.Store(-int64(briskPause))
-	l.idle.Store(-int64(idleFresh))
 	if rdb, ok := w.rdb.(*redis.Client); ok {
 		l.prompt = rdb.Options().ContextTimeoutEnabled
 	}
@@ -101,10 +97,12 @@ func (w *wire) send(ctx context.Context, r *request, eval bool, stop <-chan stru
 	if lane == onlyLane && l.isBrisk() {
 		defer l.leave() // also if a hook of the go-redis client panics
 		start := time.Now()
+		limit := &limited{Context: ctx, deadline: start.Add(briskLimit)}
+		defer limit.end()
 		cmd := r.command(ctx, eval)
-		err = w.rdb.Process(briskContext{ctx, start.Add(briskLimit)}, cmd)
+		err = w.rdb.Process(limit, cmd)
 		l.timed(start, err)
-		if err != nil && judge(err) == unknown {
+		if err != nil && (judge(err) == unknown || errors.Is(err, errNoConnection)) {
 			l.stalled.Store(int64(time.Since(l.start)))
 		}
 		return cmd.Val(), 0, err
@@ -150,40 +148,68 @@ func (w *wire) send(ctx context.Context, r *request, eval bool, stop <-chan stru
 	return nil, 0, err
 }
 
-// briskContext has a deadline that only go-redis looks at, so it needs no timer.
-type briskContext struct {
+// limited is a context with a deadline that needs a timer only where somebody waits. go-redis looks once, in passing, whether the
+// context of a command is done, and again where there is no idle connection and it waits for one, which can take long. So Done is
+// that of the context around it when it is called first, and from then on ends at the deadline too. Where go-redis respects
+// deadlines, it gives up reading and writing then.
+type limited struct {
 	context.Context
 	deadline time.Time
+
+	looked atomic.Bool
+	mu     sync.Mutex
+	timed  context.Context // nil: nobody has waited yet
+	cancel context.CancelFunc
 }
 
-func (c briskContext) Deadline() (time.Time, bool) {
+func (c *limited) Deadline() (time.Time, bool) {
 	if deadline, ok := c.Context.Deadline(); ok && deadline.Before(c.deadline) {
 		return deadline, true
 	}
 	return c.deadline, true
 }
 
-// isBrisk says whether an answer can be expected well within briskLimit.
-func (l *lanes) isBrisk() bool {
-	usual, now := l.usual.Load(), time.Now()
-	return l.prompt && usual > 0 && usual < int64(briskNear) &&
-		int64(now.Sub(l.start))-l.stalled.Load() >= int64(briskPause) && l.hasIdle(now)
+func (c *limited) Done() <-chan struct{} {
+	if !c.looked.Swap(true) {
+		return c.Context.Done()
+	}
+	return c.wait()
 }
 
-// hasIdle says whether a command can be sent without making a connection first, which can take long.
-func (l *lanes) hasIdle(at time.Time) bool {
-	if l.wire.cluster != nil {
-		return false
+func (c *limited) wait() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.timed == nil {
+		c.timed, c.cancel = context.WithDeadline(c.Context, c.deadline)
 	}
-	now := int64(at.Sub(l.start))
-	if now-l.idle.Load() < int64(idleFresh) {
-		return true
+	return c.timed.Done()
+}
+
+func (c *limited) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.Context.Err(); err != nil || c.timed == nil || c.timed.Err() == nil {
+		return err
 	}
-	if l.wire.rdb.PoolStats().IdleConns == 0 {
-		return false
+	return errNoConnection
+}
+
+// end stops the timer, if there is one.
+func (c *limited) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.cancel != nil {
+		c.cancel()
 	}
-	l.idle.Store(now)
-	return true
+}
+
+var errNoConnection = errors.New("no connection to Redis in time")
+
+// isBrisk says whether an answer can be expected well within briskLimit.
+func (l *lanes) isBrisk() bool {
+	usual := l.usual.Load()
+	return l.prompt && usual > 0 && usual < int64(briskNear) &&
+		int64(time.Since(l.start))-l.stalled.Load() >= int64(briskPause)
 }
 
 // timed notes how long a round trip took.
@@ -452,6 +478,7 @@ type shared struct {
 
 // sendTogether sends the usual flights in as few calls as can be, and others each in its own, all in one pipeline.
 func (w *wire) sendTogether(usual, others []*flight, eval bool) {
+	until := earliest(earliest(time.Time{}, usual), others)
 	calls := make([]shared, 0, (len(usual)+manyBatch-1)/manyBatch)
 	cmds := make([]redis.Cmder, 0, cap(calls)+len(others))
 	for len(usual) > 0 {
@@ -464,12 +491,18 @@ func (w *wire) sendTogether(usual, others []*flight, eval bool) {
 	for _, f := range others {
 		cmds = append(cmds, f.request.command(f.ctx, f.eval))
 	}
+	ctx := context.Background()
+	if !until.IsZero() {
+		limit := &limited{Context: ctx, deadline: until}
+		defer limit.end()
+		ctx = limit
+	}
 	if len(cmds) == 1 {
-		_ = w.rdb.Process(context.Background(), cmds[0])
+		_ = w.rdb.Process(ctx, cmds[0])
 	} else {
 		pipe := w.rdb.Pipeline()
-		_ = pipe.BatchProcess(context.Background(), cmds...) // queued
-		_, _ = pipe.Exec(context.Background())               // each command has its own error
+		_ = pipe.BatchProcess(ctx, cmds...) // queued
+		_, _ = pipe.Exec(ctx)               // each command has its own error
 	}
 	for i, f := range others {
 		f.reply, f.err = cmds[len(calls)+i].(command).Result()
@@ -496,6 +529,16 @@ func (w *wire) sendTogether(usual, others []*flight, eval bool) {
 			}
 		}
 	}
+}
+
+// earliest is the first time at which a request has to be over: until, or that of a flight.
+func earliest(until time.Time, flights []*flight) time.Time {
+	for _, f := range flights {
+		if at := f.request.until; !at.IsZero() && (until.IsZero() || at.Before(until)) {
+			until = at
+		}
+	}
+	return until
 }
 
 // Why a flight that shared a call has to be sent by itself, in the same attempt.

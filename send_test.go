@@ -495,10 +495,130 @@ func TestADeadlineOfTheCallersOwnIsKept(t *testing.T) {
 			ctx, cancel = context.WithDeadline(ctx, now.Add(c.callers))
 			defer cancel()
 		}
-		deadline, ok := briskContext{ctx, now.Add(c.ours)}.Deadline()
+		limit := &limited{Context: ctx, deadline: now.Add(c.ours)}
+		deadline, ok := limit.Deadline()
 		require.True(t, ok)
 		require.Equal(t, c.want, deadline.Sub(now))
 	}
+}
+
+// seeing is a hook that notes the context of a command when it has been sent.
+type seeing struct {
+	pipelines
+
+	seen chan context.Context
+}
+
+func (s *seeing) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		s.seen <- ctx
+		return err
+	}
+}
+
+func TestACommandThatNeedNotWaitForAConnectionNeedsNoTimer(t *testing.T) {
+	for name, prompt := range map[string]bool{"an exit": false, "go-redis respects deadlines": true} {
+		t.Run(name, func(t *testing.T) {
+			hook := &seeing{seen: make(chan context.Context, 2)} // one more where the server has forgotten the script
+			if prompt {
+				r, _ := brisk(t)
+				r.wire.rdb.AddHook(hook)
+				_, err := r.wire.state(t.Context(), r.keys, once)
+				require.NoError(t, err)
+			} else {
+				r, _ := faulty(t)
+				h := r.enter()
+				r.wire.rdb.AddHook(hook)
+				_, _, err := r.wire.release(context.Background(), h, 0, effort{until: time.Now().Add(time.Minute)})
+				require.NoError(t, err)
+			}
+			limit, ok := (<-hook.seen).(*limited)
+			require.True(t, ok, "the command has a limit")
+			require.True(t, limit.looked.Load(), "go-redis has looked whether it is over")
+			require.Nil(t, limit.timed, "and has not waited for it")
+		})
+	}
+}
+
+// cutOff is a rig whose connections are gone, and that gets no new one for as long as go-redis tries.
+func cutOff(t *testing.T) (*rig, *redistest.Faults, *hold) {
+	t.Helper()
+	r, f := faulty(t, func(o *redis.Options) { o.DialTimeout, o.ReadTimeout = 30*time.Second, 100*time.Millisecond })
+	h := r.enter()
+	f.Cut()
+	f.Partition()
+	return r, f, h
+}
+
+func TestAnExitEndsAtItsLimitWhereGoRedisGetsNoConnection(t *testing.T) {
+	const limit, late = 300 * time.Millisecond, 10 * time.Second
+	leave := func(r *rig, h *hold) chan error {
+		done := make(chan error, 1)
+		go func() {
+			_, a, err := r.wire.release(context.Background(), h, 0, effort{until: time.Now().Add(limit)})
+			if a.unsure {
+				err = errors.New("it was never sent")
+			}
+			done <- err
+		}()
+		return done
+	}
+	ends := func(t *testing.T, done chan error) {
+		t.Helper()
+		select {
+		case err := <-done:
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.ErrorIs(t, err, errNoConnection)
+		case <-time.After(late):
+			t.Fatal("it waits still")
+		}
+	}
+	t.Run("by itself", func(t *testing.T) {
+		r, f, h := cutOff(t)
+		ends(t, leave(r, h))
+		f.Heal()
+		require.True(t, r.release(h, 0))
+	})
+	t.Run("with others", func(t *testing.T) {
+		r, f, h := cutOff(t)
+		other := r.hold()
+		l := &r.wire.lanes
+		fillLanes(t, l)
+		entered := make(chan error, 1)
+		go func() {
+			_, a, err := r.wire.acquire(context.Background(), other, 1, false, 0, effort{})
+			if a.unsure {
+				err = errors.New("it was sent twice")
+			}
+			entered <- err
+		}()
+		done := leave(r, h)
+		redistest.Eventually(t, late, func() bool { return l.queued() == 2 }, "both are queued")
+		landLanes(l)
+		ends(t, done)
+		require.Empty(t, entered, "an entry has no limit")
+		f.Heal()
+		require.NoError(t, <-entered)
+	})
+}
+
+func TestWhereGoRedisRespectsDeadlinesACommandWaitsForNoConnectionInItsCallersGoroutine(t *testing.T) {
+	r, f := brisk(t)
+	f.Cut()
+	f.Partition()
+	r.wire.retried = func(_ *request, attempt int, err error) {
+		require.Equal(t, 1, attempt)
+		require.ErrorIs(t, err, errNoConnection)
+		require.Equal(t, unsent, judge(err))
+		require.False(t, r.wire.lanes.isBrisk(), "the next ones wait the other way")
+		f.Heal()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	s, err := r.wire.state(ctx, r.keys, effort{})
+	require.NoError(t, err)
+	require.NotEmpty(t, s.hold)
 }
 
 func TestCloseWaitsForEveryWorkerAndLetsNoneBeginAfterIt(t *testing.T) {
