@@ -101,9 +101,9 @@ func crowdProcess(addr, file string, locks, clients, first, end int, in *bufio.R
 		})
 	}
 	all.Wait()
-	quiet := func(within time.Duration) (left int) {
+	quiet := func(within time.Duration, stay int) (left int) {
 		for end := time.Now().Add(within); ; {
-			left = max(0, runtime.NumGoroutine()-before)
+			left = max(0, runtime.NumGoroutine()-before-stay)
 			if left == 0 || time.Now().After(end) {
 				return left
 			}
@@ -111,7 +111,7 @@ func crowdProcess(addr, file string, locks, clients, first, end int, in *bufio.R
 		}
 	}
 	if ctx.Err() != nil {
-		if n := quiet(floodLimit); n > 0 {
+		if n := quiet(floodLimit, clients); n > 0 { // each keeps its watchdog
 			lines.add(fmt.Sprintf("wrong: %d goroutines still have something to do", n))
 		}
 	}
@@ -120,7 +120,7 @@ func crowdProcess(addr, file string, locks, clients, first, end int, in *bufio.R
 			lines.add(fmt.Sprint("wrong close: ", err))
 		}
 	}
-	lines.add(fmt.Sprintf("left %d", quiet(soon)))
+	lines.add(fmt.Sprintf("left %d", quiet(soon, 0)))
 	_, err = io.WriteString(out, strings.Join(lines.all(), "\n")+"\n")
 	return err
 }

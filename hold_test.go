@@ -1,12 +1,15 @@
 package relock
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/internal/redistest"
 )
 
 func TestTheHeapOfLeasesHasTheEarliestOnTopWhateverIsDoneToIt(t *testing.T) {
@@ -53,4 +56,36 @@ func TestARequestForAHundredRenewalsAllocatesNoMoreThanOneForOne(t *testing.T) {
 		return testing.AllocsPerRun(100, func() { renewRequest(batch[:n]) })
 	}
 	require.InDelta(t, allocations(1), allocations(renewBatch), 0.5)
+}
+
+func TestAGrantThatWasExpectedWakesNoGoroutine(t *testing.T) {
+	r := newRig(t)
+	other := newTestClient(t, r.rdb, "other").NewLock(r.keys.name)
+	l := r.client.NewLock(r.keys.name)
+	owned, err := other.Lock(t.Context())
+	require.NoError(t, err)
+	granted := make(chan context.Context, 1)
+	go func() {
+		section, err := l.Lock(t.Context())
+		if err != nil {
+			t.Error(err)
+		}
+		granted <- section
+	}()
+	table := r.client.table
+	armed := func() time.Duration {
+		table.mu.Lock()
+		defer table.mu.Unlock()
+		return r.client.watchdog.armed
+	}
+	redistest.Eventually(t, 10*time.Second, func() bool { return armed() != never }, "the watchdog expects the lease")
+	expected := armed()
+	require.NoError(t, other.Unlock(owned))
+	section := <-granted
+	require.Empty(t, r.client.watchdog.wake)
+	require.Equal(t, expected, armed())
+	table.mu.Lock()
+	require.GreaterOrEqual(t, table.leases[0].due, expected, "it looks in time")
+	table.mu.Unlock()
+	require.NoError(t, l.Unlock(section))
 }

@@ -467,6 +467,7 @@ func (native) first(a *acquiring, h *hold) error {
 			if a.arrival == 0 {
 				a.arrival = reply.arrival
 				a.joined(h, reply.position)
+				c.watchdog.expect(h, a.ungranted)
 			}
 			token, err := a.wait(recheckAfter(h, reply), reply.token)
 			if err != nil {

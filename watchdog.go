@@ -23,12 +23,13 @@ type watchdog struct {
 	rounds sync.Pool // that are over
 
 	// Guarded by the table's mutex.
-	running bool
-	armed   time.Duration // when the watchdog wakes by itself, as in the heap
+	running  bool
+	armed    time.Duration // when the watchdog wakes by itself, as in the heap
+	expected time.Duration // when a lease that somebody waits for will be due, at the earliest
 }
 
 func newWatchdog(c *Client) *watchdog {
-	return &watchdog{client: c, wake: make(chan struct{}, 1), armed: never}
+	return &watchdog{client: c, wake: make(chan struct{}, 1), armed: never, expected: never}
 }
 
 // never is later than anything in the heap.
@@ -60,20 +61,38 @@ func retryPause(failures int, ttl time.Duration) time.Duration {
 
 // nudgeLocked makes sure that the watchdog runs, and looks again if something is due before it would.
 func (d *watchdog) nudgeLocked() {
-	leases := d.client.table.leases
-	if len(leases) == 0 {
+	next := d.nextLocked()
+	if next == never {
 		return
 	}
 	if !d.running {
 		d.running = d.client.workers.startOpen(d.run)
 		return
 	}
-	if leases[0].due < d.armed {
+	if next < d.armed {
 		select {
 		case d.wake <- struct{}{}:
 		default:
 		}
 	}
+}
+
+// nextLocked is when something is due.
+func (d *watchdog) nextLocked() time.Duration {
+	if leases := d.client.table.leases; len(leases) > 0 {
+		return min(leases[0].due, d.expected)
+	}
+	return d.expected
+}
+
+// expect makes the watchdog ready for a lease that h waits for, if it comes soon: to start or wake a goroutine between the grant
+// and the return of Lock costs more than all that Lock does there. sent is since when the lease can be ours.
+func (d *watchdog) expect(h *hold, sent time.Time) {
+	t := d.client.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	d.expected = min(d.expected, t.at(sent.Add(h.ttl/3)))
+	d.nudgeLocked()
 }
 
 // run ends when the client is closed: leases that are held then are not renewed any more.
@@ -177,10 +196,10 @@ func (d *watchdog) look(now time.Time) (r *round, next time.Duration) {
 			r = nil
 		}
 	}
-	d.armed = never
-	if len(t.leases) > 0 {
-		d.armed = t.leases[0].due
+	if d.expected <= at {
+		d.expected = never
 	}
+	d.armed = d.nextLocked()
 	if next = d.armed; full {
 		next = at
 	}

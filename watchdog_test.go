@@ -1037,6 +1037,26 @@ func TestTheWatchdogStartsWithTheFirstLockAndOnce(t *testing.T) {
 	})
 }
 
+func TestTheWatchdogIsThereBeforeTheGrantThatIsWaitedFor(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 9 * time.Second
+		first, next := w.NewClient(relock.WithTTL(ttl)), w.NewClient(relock.WithTTL(ttl))
+		for _, idle := range []time.Duration{0, ttl, 10 * ttl} {
+			l := first.NewLock("a")
+			section := enter(t, t.Context(), l)
+			waiting := begin(t, t.Context(), next.NewLock("a").Lock)
+			require.True(t, waiting.waits())
+			require.Equal(t, 2, goroutines("(*watchdog).run"), "one of each client")
+			pass(idle)
+			require.NoError(t, l.Unlock(section))
+			mine := waiting.section()
+			pass(3 * ttl)
+			require.NoError(t, mine.Err(), "its lease is renewed")
+			require.NoError(t, next.NewLock("a").Unlock(mine))
+		}
+	})
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Unlock without an answer.
 
