@@ -314,8 +314,10 @@ func (r *ring) queued(b *bench, s *system, n int) error {
 // run is one client: it takes the lock, has it until it is told to let go, and asks again when another has it. (Asking at
 // once, it would get the lock back from a system without a queue, before any waiter has looked.)
 func (r *ring) run(h handle, who int64) {
+	ctx, cancel := context.WithCancel(r.ctx) // none that is shared with the others
+	defer cancel()
 	for {
-		section, err := h.lock(r.ctx)
+		section, err := h.lock(ctx)
 		at := time.Since(r.start)
 		if err != nil {
 			r.tell(arrival{err: err})
