@@ -73,7 +73,8 @@ local function leave_all(leave)
 end
 
 -- The common case first, before the rest is even defined: nobody holds what is to be taken, and nobody waits for any of them.
--- It is asked once for all, so no lock may be taken twice here; one that is to be released too is held.
+-- It is asked once for all, so no lock may be taken twice here; one that is to be released too is held. (A queue whose key was
+-- lost is none: who stood in it asks again, also where a hand-over was prepared.)
 local seen, twice = {}, false
 for i = release + 1, locks do
   twice = twice or seen[KEYS[i]]
