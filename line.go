@@ -170,7 +170,7 @@ func (c *Client) show(given *tenure) {
 		number := given.passed
 		given.shown = number
 		t.mu.Unlock()
-		there, err := c.wire.pass(ctx, h.keys, given.id, number, h.own.id, effort{stop: c.closed, tries: 1, until: time.Now().Add(showLimit)})
+		there, err := c.wire.pass(ctx, h.keys, given.id, number, h.own.id, effort{stop: c.closed, tries: 2, until: time.Now().Add(showLimit)})
 		if err != nil || there {
 			continue
 		}

@@ -691,7 +691,7 @@ const unlockLimit = 10 * time.Second
 // granted to the next waiter, when all entries of the holder are left, in whatever order. ([WithLocalPass] it may be
 // passed on to the next one of this client instead.) ctx is the context that Lock
 // returned, or one derived from it; it may be done already: Unlock has a time limit of its own (10 s, or the end of the
-// lease). Where go-redis gets a connection only just before, it can take longer: go-redis's ReadTimeout for the greeting, and
+// lease). Where go-redis gets a connection only just before, it can take longer: go-redis's ReadTimeout for each greeting, and
 // for the script.
 //
 // In every case the entry is left, and its context has ended. Errors:

@@ -273,9 +273,6 @@ func judge(err error) verdict {
 	if errors.Is(err, errNotTogether) {
 		return passing
 	}
-	if errors.Is(err, errNoConnection) {
-		return unsent
-	}
 	if err == context.Canceled || err == context.DeadlineExceeded { //nolint:errorlint // as they are, and not inside another
 		return unsent // go-redis says so where the context ends before there is a connection; later ends are network errors
 	}

@@ -80,7 +80,8 @@ func (l *lanes) init(w *wire) {
 	l.wire, l.start, l.limit = w, time.Now(), laneLimit
 	l.stalled.Store(-int64(briskPause))
 	if rdb, ok := w.rdb.(*redis.Client); ok {
-		l.prompt = rdb.Options().ContextTimeoutEnabled
+		o := rdb.Options()
+		l.prompt = o.ContextTimeoutEnabled && o.ReadTimeout >= 0 && o.WriteTimeout >= 0 // else it sets no deadlines at all
 	}
 }
 
@@ -102,7 +103,7 @@ func (w *wire) send(ctx context.Context, r *request, eval bool, stop <-chan stru
 		cmd := r.command(ctx, eval)
 		err = w.rdb.Process(limit, cmd)
 		l.timed(start, err)
-		if err != nil && (judge(err) == unknown || errors.Is(err, errNoConnection)) {
+		if err != nil && judge(err) == unknown {
 			l.stalled.Store(int64(time.Since(l.start)))
 		}
 		return cmd.Val(), 0, err
@@ -152,6 +153,9 @@ func (w *wire) send(ctx context.Context, r *request, eval bool, stop <-chan stru
 // context of a command is done, and again where there is no idle connection and it waits for one, which can take long. So Done is
 // that of the context around it when it is called first, and from then on ends at the deadline too. Where go-redis respects
 // deadlines, it gives up reading and writing then.
+//
+// It is never done without a channel that says so, even at first: who makes a context from it, as a hook may, looks at that,
+// and then calls Done again to wait.
 type limited struct {
 	context.Context
 	deadline time.Time
@@ -170,11 +174,17 @@ func (c *limited) Deadline() (time.Time, bool) {
 }
 
 func (c *limited) Done() <-chan struct{} {
-	if !c.looked.Swap(true) {
-		return c.Context.Done()
+	if c.looked.Swap(true) {
+		return c.wait()
 	}
-	return c.wait()
+	if done := c.Context.Done(); done != nil {
+		return done
+	}
+	return notYet
 }
+
+// notYet is never closed.
+var notYet = make(chan struct{})
 
 func (c *limited) wait() <-chan struct{} {
 	c.mu.Lock()
@@ -203,6 +213,7 @@ func (c *limited) end() {
 	}
 }
 
+// errNoConnection is the end of a command that go-redis had no connection for. But a hook may say so of one that was sent.
 var errNoConnection = errors.New("no connection to Redis in time")
 
 // isBrisk says whether an answer can be expected well within briskLimit.

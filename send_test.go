@@ -541,6 +541,61 @@ func TestACommandThatNeedNotWaitForAConnectionNeedsNoTimer(t *testing.T) {
 	}
 }
 
+// limiting is a hook that gives each command a context of its own, and believes that one when it is over.
+type limiting struct {
+	pipelines
+
+	limit time.Duration
+}
+
+func (l *limiting) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		ctx, cancel := context.WithTimeout(ctx, l.limit)
+		defer cancel()
+		err := next(ctx, cmd)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return err
+	}
+}
+
+func TestWhatAHookSaysOfACommandThatWasSentIsNotBelieved(t *testing.T) {
+	r, f := faulty(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+	h := r.enter()
+	require.False(t, r.release(r.hold(), 0)) // the server has the script now
+	redistest.Eventually(t, 10*time.Second, func() bool {
+		_, err := r.wire.state(t.Context(), r.keys, once)
+		return err == nil && r.wire.lanes.isBrisk()
+	}, "answers come soon")
+	r.wire.rdb.AddHook(&limiting{limit: time.Minute})
+	f.DelayOneWay(0, 4*briskLimit) // Redis runs it, and answers too late
+	there, a, err := r.wire.release(context.Background(), h, 0, effort{until: time.Now().Add(5 * time.Second)})
+	require.NoError(t, err)
+	require.False(t, there, "the second try finds nothing")
+	require.True(t, a.unsure, "but the first one may have run")
+}
+
+func TestWithoutDeadlinesOfConnectionsNoCommandIsSentByItsCallerBecauseOfThem(t *testing.T) {
+	for name, c := range map[string]struct {
+		o    redis.Options
+		want bool
+	}{
+		"as they come":              {redis.Options{ContextTimeoutEnabled: true}, true},
+		"no timeouts but contexts'": {redis.Options{ContextTimeoutEnabled: true, ReadTimeout: -1, WriteTimeout: -1}, true},
+		"none for reading":          {redis.Options{ContextTimeoutEnabled: true, ReadTimeout: -2}, false},
+		"none for writing":          {redis.Options{ContextTimeoutEnabled: true, WriteTimeout: -2}, false},
+		"not by context":            {redis.Options{}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.o.Addr = "127.0.0.1:1"
+			rdb := redis.NewClient(&c.o)
+			t.Cleanup(func() { _ = rdb.Close() })
+			require.Equal(t, c.want, newTestClient(t, rdb, "me").wire.lanes.prompt)
+		})
+	}
+}
+
 // cutOff is a rig whose connections are gone, and that gets no new one for as long as go-redis tries.
 func cutOff(t *testing.T) (*rig, *redistest.Faults, *hold) {
 	t.Helper()
@@ -556,10 +611,7 @@ func TestAnExitEndsAtItsLimitWhereGoRedisGetsNoConnection(t *testing.T) {
 	leave := func(r *rig, h *hold) chan error {
 		done := make(chan error, 1)
 		go func() {
-			_, a, err := r.wire.release(context.Background(), h, 0, effort{until: time.Now().Add(limit)})
-			if a.unsure {
-				err = errors.New("it was never sent")
-			}
+			_, _, err := r.wire.release(context.Background(), h, 0, effort{until: time.Now().Add(limit)})
 			done <- err
 		}()
 		return done
@@ -580,6 +632,11 @@ func TestAnExitEndsAtItsLimitWhereGoRedisGetsNoConnection(t *testing.T) {
 		f.Heal()
 		require.True(t, r.release(h, 0))
 	})
+	t.Run("under a hook with a limit of its own", func(t *testing.T) {
+		r, _, h := cutOff(t)
+		r.wire.rdb.AddHook(&limiting{limit: 2 * late})
+		ends(t, leave(r, h))
+	})
 	t.Run("with others", func(t *testing.T) {
 		r, f, h := cutOff(t)
 		other := r.hold()
@@ -587,10 +644,7 @@ func TestAnExitEndsAtItsLimitWhereGoRedisGetsNoConnection(t *testing.T) {
 		fillLanes(t, l)
 		entered := make(chan error, 1)
 		go func() {
-			_, a, err := r.wire.acquire(context.Background(), other, 1, false, 0, effort{})
-			if a.unsure {
-				err = errors.New("it was sent twice")
-			}
+			_, _, err := r.wire.acquire(context.Background(), other, 1, false, 0, effort{})
 			entered <- err
 		}()
 		done := leave(r, h)
@@ -610,7 +664,6 @@ func TestWhereGoRedisRespectsDeadlinesACommandWaitsForNoConnectionInItsCallersGo
 	r.wire.retried = func(_ *request, attempt int, err error) {
 		require.Equal(t, 1, attempt)
 		require.ErrorIs(t, err, errNoConnection)
-		require.Equal(t, unsent, judge(err))
 		require.False(t, r.wire.lanes.isBrisk(), "the next ones wait the other way")
 		f.Heal()
 	}
