@@ -173,7 +173,7 @@ func TestFlatnessIsOfTheRatiosToTheRawWakeAndTheMicrosecondsStandBeside(t *testi
 	require.False(t, beside.missed())
 
 	r.Records = r.Records[:1]
-	require.False(t, r.handoverBars()[flat].measured(), "of one number of waiters")
+	require.False(t, r.handoverBars()[flat-1].measured(), "of one number of waiters")
 }
 
 func TestStaysAreWhatOneClientHasInARowAndHowLongTheOtherIsWithout(t *testing.T) {
