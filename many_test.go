@@ -370,24 +370,22 @@ func TestAnExitThatFailsInPartOfACallDoesNotSayThatTheLockWasTaken(t *testing.T)
 	require.NotEqual(t, owner.id, c.at(0).owner())
 }
 
-func TestExitsOfAUserWhoMayNotDeleteAreRefusedOneByOne(t *testing.T) {
+func TestALockIsGoneWithItsOwnerAlsoForAUserWhoMayNotDelete(t *testing.T) {
 	server := redistest.Start(t)
 	r := newRigOn(t, server)
 	require.NoError(t, r.rdb.Do(t.Context(), "ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-del").Err())
 	r.use(server.Client(func(o *redis.Options) { o.Username, o.Password = "app", "pw" }))
 	c := newCrowd(t, r, 2)
-	first, second, stranger := c.at(0).enter(), c.at(1).enter(), c.at(1).hold()
-	var got []outcomeOf
-	c.at(0).unchanged(func() {
-		c.at(1).unchanged(func() { got = c.together(c.exit(first), c.exit(second), c.exit(stranger)) })
-	})
-	for i, h := range []*hold{first, second} {
-		require.Error(t, got[i].err)
-		require.Equal(t, c.exit(h)(t.Context()).err, got[i].err, "the same as by itself")
+	got := c.together(c.exit(c.at(0).enter()), c.exit(c.at(1).enter()), c.exit(c.at(1).hold()))
+	c.requireCalls("evalsha many")
+	for i, o := range got {
+		require.NoError(t, o.err)
+		require.Equal(t, i < 2, o.there)
+		require.False(t, o.unsure)
 	}
-	require.NoError(t, got[2].err)
-	require.False(t, got[2].there)
-	require.False(t, got[2].unsure, "it has its answer")
+	for i := range c.keys {
+		require.False(t, c.at(i).exists(c.keys[i].base))
+	}
 }
 
 func TestWhatTheServerDoesNotKnowIsSentInFullAndThatIsNoTry(t *testing.T) {
@@ -586,6 +584,54 @@ func TestAHandOverInACallForManyIsAsPreparedAndLeavesNothingBehind(t *testing.T)
 			require.Zero(t, r.rdb.Exists(t.Context(), r.keys.base, r.keys.queue).Val())
 		})
 	}
+}
+
+// A queue may be evicted, or deleted by hand. Then nobody waits as far as Redis knows, but for the one that was prepared.
+func TestWhoIsPreparedIsGrantedInACallForManyAlsoWhereTheQueueWasLost(t *testing.T) {
+	for _, deaf := range []bool{false, true} {
+		t.Run(fmt.Sprintf("deaf %t", deaf), func(t *testing.T) {
+			c := newCrowd(t, newRig(t), 3)
+			r := c.at(0)
+			ps := r.listen("a")
+			owner, left := r.enter(), c.at(1).enter()
+			heir := r.waiter("a")
+			prepared := r.look().prepared
+			require.NotNil(t, prepared)
+			require.NoError(t, r.rdb.Del(t.Context(), r.keys.queue).Err())
+			if deaf {
+				require.NoError(t, ps.Close())
+				redistest.Eventually(t, 10*time.Second, func() bool {
+					n, err := r.rdb.PubSubNumSub(t.Context(), r.keys.base+":a").Result()
+					return err == nil && n[r.keys.base+":a"] == 0
+				}, "nobody hears it")
+			}
+			got := c.together(c.exit(owner), c.exit(left), c.entry(c.at(2).hold()))
+			c.requireCalls("evalsha many")
+			require.True(t, got[0].there)
+			require.True(t, got[1].there)
+			require.Equal(t, acquireOurs, got[2].status)
+			if deaf {
+				require.False(t, r.exists(r.keys.base), "what was noted beside its owner is gone too")
+				return
+			}
+			hold, token := r.granted(ps)
+			require.Equal(t, heir.id, hold)
+			require.Equal(t, prepared.token, token)
+			require.Equal(t, heir.id, r.owner())
+			r.leaseIs(heir.ttl)
+		})
+	}
+}
+
+func TestAnExitInACallForManyLeavesNothingOfAHoldThatWasEnteredTwice(t *testing.T) {
+	c := newCrowd(t, newRig(t), 2)
+	h := c.at(0).enter()
+	c.at(0).ask(h, 2)
+	require.True(t, c.at(0).release(h, 1))
+	got := c.together(c.exit(h), c.exit(c.at(1).enter()))
+	c.requireCalls("evalsha many")
+	require.True(t, got[0].there)
+	require.False(t, c.at(0).exists(c.keys[0].base))
 }
 
 func TestTheUserOfTheReadmeMayShareACall(t *testing.T) {

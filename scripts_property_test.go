@@ -1039,7 +1039,6 @@ func (s *sequence) many() {
 		}
 		return
 	}
-	s.forgetPrepared(exits, entries)
 	want := make([]modelReply, len(ops))
 	for i, o := range ops {
 		s.begin(o)
@@ -1103,35 +1102,6 @@ func (s *sequence) many() {
 }
 
 // lateMany is late for a script call for many locks.
-// forgetPrepared is for a call for many that finds no queue's key and nothing in the way of its entries: it frees what it is to
-// release, also where a hand-over was prepared for somebody whose queue's key is gone.
-func (s *sequence) forgetPrepared(exits, entries []*op) {
-	s.Helper()
-	var keys []string
-	taken := map[*modelLock]bool{}
-	for _, o := range entries {
-		if taken[o.hold.lock] {
-			return
-		}
-		taken[o.hold.lock] = true
-		keys = append(keys, o.hold.lock.keys.base, o.hold.lock.keys.queue)
-	}
-	for _, o := range exits {
-		keys = append(keys, o.hold.lock.keys.queue)
-	}
-	n, err := s.plain.Exists(s.Context(), keys...).Result()
-	require.NoError(s, err)
-	if n > 0 {
-		return
-	}
-	for _, o := range exits {
-		if o.hold.lock.prepared != nil {
-			s.saw("prepared, and freed by a call for many")
-		}
-		o.hold.lock.prepared = nil
-	}
-}
-
 func (s *sequence) lateMany() {
 	s.Helper()
 	if len(s.shared) == 0 {

@@ -52,29 +52,29 @@ local function enter_free(i)
   return token
 end
 
--- The hold has it and nobody waits.
-local free = {} -- the keys of locks that nobody has any more
+-- The hold leaves, and nobody waits. Its base is gone with the last field.
 local function leave_free(i)
-  local base, hold = KEYS[i], ARGV[1 + i]
-  if call('HEXISTS', base, hold) == 0 then
-    return call('HDEL', base, hold) -- 0, or an error if this is a replica that does not know yet
-  end
-  free[#free + 1] = base
-  return 1
+  return call('HDEL', KEYS[i], ARGV[1 + i]) -- 0, or an error if this is a replica that does not know yet
 end
 
-local function leave_all(leave)
-  each(leave, 1, release)
-  if free[1] and not pcall(call, 'DEL', unpack(free)) then
-    for i = 1, release do -- who was not the owner has its answer, and the others ask by themselves
-      replies[i] = replies[i] == 0 and 0
-    end
+-- Gives the lock to the one that its next hand-over is prepared for, and says whether that one hears it.
+local function hand_over(base, hold, prepared)
+--- include handover
+  return given
+end
+
+-- The hold has left, and something is still noted beside it. (A queue whose key was lost has nobody, but its first waiter may
+-- be prepared.)
+local function leave_rest(i)
+  local base, hold = KEYS[i], ARGV[1 + i]
+  local prepared = call('HMGET', base, 'next')[1]
+  if not (prepared and hand_over(base, hold, prepared)) then
+    call('DEL', base)
   end
 end
 
 -- The common case first, before the rest is even defined: nobody holds what is to be taken, and nobody waits for any of them.
--- It is asked once for all, so no lock may be taken twice here; one that is to be released too is held. (A queue whose key was
--- lost is none: who stood in it asks again, also where a hand-over was prepared.)
+-- It is asked once for all, so no lock may be taken twice here; one that is to be released too is held.
 local seen, twice = {}, false
 for i = release + 1, locks do
   twice = twice or seen[KEYS[i]]
@@ -82,7 +82,14 @@ for i = release + 1, locks do
 end
 if not twice and call('EXISTS', unpack(KEYS, release + 1, tokens)) == 0 then
   each(enter_free, release + 1, locks) -- first: once something was released, Redis lets a script write without memory
-  leave_all(leave_free)
+  each(leave_free, 1, release)
+  if release > 0 and call('EXISTS', unpack(KEYS, 1, release)) > 0 then
+    for i = 1, release do
+      if replies[i] == 1 then
+        pcall(leave_rest, i) -- the hold has left, whatever becomes of this
+      end
+    end
+  end
   return replies
 end
 
@@ -93,21 +100,17 @@ end
 
 -- Others may wait.
 local function leave(i)
-  local base, hold = KEYS[i], ARGV[1 + i]
+  local base, queue, token_key, hold = KEYS[i], KEYS[queues + i], KEYS[tokens + i], ARGV[1 + i]
   local mine, prepared = unpack(call('HMGET', base, hold, 'next'))
   if not mine then
     return call('HDEL', base, hold) -- as above
   end
-  if prepared then
---- include handover
-    if given then
-      return 1
-    end
+  if prepared and hand_over(base, hold, prepared) then
+    return 1
   end
-  local queue, token_key = KEYS[queues + i], KEYS[tokens + i]
   local waiting = call('ZCARD', queue)
   if waiting == 0 then
-    free[#free + 1] = base
+    call('DEL', base)
     return 1
   end
   local last = last_token(token_key)
@@ -123,6 +126,6 @@ local function acquire(i)
   return ask(base, queue, KEYS[tokens + i], ARGV[1 + i], ARGV[leases + i] or ARGV[locks + 2], 1, 1, 'PUBLISH', '', 0, nil)
 end
 
-leave_all(leave) -- first: somebody else in this call may want what is free then
+each(leave, 1, release) -- first: somebody else in this call may want what is free then
 each(acquire, release + 1, locks)
 return replies
