@@ -89,3 +89,27 @@ func TestAGrantThatWasExpectedWakesNoGoroutine(t *testing.T) {
 	table.mu.Unlock()
 	require.NoError(t, l.Unlock(section))
 }
+
+func TestALeaseThatIsOverBeforeTheWatchdogHasWokenWakesItOnceAndNotForEachThatFollows(t *testing.T) {
+	r := newRig(t)
+	l := r.client.NewLock(r.keys.name)
+	pair := func() {
+		section, err := l.Lock(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, l.Unlock(section))
+	}
+	d := r.client.watchdog
+	d.running = true // it is what this test says it is
+	pair()
+	<-d.wake
+	_, next := d.look(time.Now())
+	require.NotEqual(t, never, next, "as if it had seen the lease")
+	for range 10 {
+		pair()
+		require.Empty(t, d.wake)
+	}
+	_, next = d.look(time.Now().Add(DefaultTTL))
+	require.Equal(t, never, next, "then it sleeps until the next lease")
+	pair()
+	require.Len(t, d.wake, 1)
+}

@@ -25,7 +25,7 @@ type watchdog struct {
 	// Guarded by the table's mutex.
 	running  bool
 	armed    time.Duration // when the watchdog wakes by itself, as in the heap
-	expected time.Duration // when a lease that somebody waits for will be due, at the earliest
+	expected time.Duration // when a lease that somebody waits for, or had, will be due or would have been, at the earliest
 }
 
 func newWatchdog(c *Client) *watchdog {
@@ -65,6 +65,7 @@ func (d *watchdog) nudgeLocked() {
 	if next == never {
 		return
 	}
+	d.expected = next // also if that lease is over before the watchdog has woken: else each one after it would wake it again
 	if !d.running {
 		d.running = d.client.workers.startOpen(d.run)
 		return
