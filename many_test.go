@@ -555,11 +555,7 @@ func TestAHandOverInACallForManyIsAsPreparedAndLeavesNothingBehind(t *testing.T)
 			next := r.waiter("b")
 			heard := first
 			if deaf {
-				require.NoError(t, first.Close())
-				redistest.Eventually(t, 10*time.Second, func() bool {
-					n, err := r.rdb.PubSubNumSub(t.Context(), r.keys.base+":a").Result()
-					return err == nil && n[r.keys.base+":a"] == 0
-				}, "nobody hears it")
+				r.deafen(first, "a")
 				heir, heard = next, second
 			}
 
@@ -599,11 +595,7 @@ func TestWhoIsPreparedIsGrantedInACallForManyAlsoWhereTheQueueWasLost(t *testing
 			require.NotNil(t, prepared)
 			require.NoError(t, r.rdb.Del(t.Context(), r.keys.queue).Err())
 			if deaf {
-				require.NoError(t, ps.Close())
-				redistest.Eventually(t, 10*time.Second, func() bool {
-					n, err := r.rdb.PubSubNumSub(t.Context(), r.keys.base+":a").Result()
-					return err == nil && n[r.keys.base+":a"] == 0
-				}, "nobody hears it")
+				r.deafen(ps, "a")
 			}
 			got := c.together(c.exit(owner), c.exit(left), c.entry(c.at(2).hold()))
 			c.requireCalls("evalsha many")

@@ -97,18 +97,9 @@ func (r *rig) ask(h *hold, target int) acquisition {
 // for that moment: who cannot hear of a grant is not queued.
 func (r *rig) join(h *hold, client string, arrival int64) acquisition {
 	r.Helper()
-	channel := r.keys.channel(client)
-	listeners := func() int64 {
-		n, err := r.rdb.PubSubNumSub(r.Context(), channel).Result()
-		require.NoError(r, err)
-		return n[channel]
-	}
-	if listeners() == 0 {
+	if r.listeners(client) == 0 {
 		ps := r.listen(client)
-		defer func() {
-			require.NoError(r, ps.Close())
-			redistest.Eventually(r, 10*time.Second, func() bool { return listeners() == 0 }, "unsubscribed")
-		}()
+		defer r.deafen(ps, client)
 	}
 	got, _, err := r.wireOf(client).acquire(r.Context(), h, 1, true, arrival, once)
 	require.NoError(r, err)
@@ -156,6 +147,22 @@ func (r *rig) listen(client string) *redis.PubSub {
 	_, err := ps.ReceiveTimeout(r.Context(), 10*time.Second)
 	require.NoError(r, err)
 	return ps
+}
+
+// listeners is how many hear the channel of a client.
+func (r *rig) listeners(client string) int64 {
+	r.Helper()
+	channel := r.keys.channel(client)
+	n, err := r.rdb.PubSubNumSub(r.Context(), channel).Result()
+	require.NoError(r, err)
+	return n[channel]
+}
+
+// deafen ends what listen began.
+func (r *rig) deafen(ps *redis.PubSub, client string) {
+	r.Helper()
+	require.NoError(r, ps.Close())
+	redistest.Eventually(r, 10*time.Second, func() bool { return r.listeners(client) == 0 }, "unsubscribed")
 }
 
 // granted is the next message, which must come.
