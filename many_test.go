@@ -375,12 +375,16 @@ func TestALockIsGoneWithItsOwnerAlsoForAUserWhoMayNotDelete(t *testing.T) {
 	r := newRigOn(t, server)
 	require.NoError(t, r.rdb.Do(t.Context(), "ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-del").Err())
 	r.use(server.Client(func(o *redis.Options) { o.Username, o.Password = "app", "pw" }))
-	c := newCrowd(t, r, 2)
-	got := c.together(c.exit(c.at(0).enter()), c.exit(c.at(1).enter()), c.exit(c.at(1).hold()))
+	c := newCrowd(t, r, 3)
+	once, twice, later := c.at(0).enter(), c.at(1).enter(), c.at(2).enter()
+	require.Equal(t, acquireOurs, c.at(1).ask(twice, 2).status)
+	require.True(t, c.at(1).release(twice, 1))
+	require.Contains(t, c.at(1).look().hash, "step", "something is noted beside the owner")
+	got := c.together(c.exit(once), c.exit(twice), c.exit(later), c.exit(c.at(2).hold()))
 	c.requireCalls("evalsha many")
 	for i, o := range got {
 		require.NoError(t, o.err)
-		require.Equal(t, i < 2, o.there)
+		require.Equal(t, i < 3, o.there)
 		require.False(t, o.unsure)
 	}
 	for i := range c.keys {

@@ -68,8 +68,8 @@ end
 local function leave_rest(i)
   local base, hold = KEYS[i], ARGV[1 + i]
   local prepared = call('HMGET', base, 'next')[1]
-  if not (prepared and hand_over(base, hold, prepared)) then
-    call('DEL', base)
+  if not (prepared and hand_over(base, hold, prepared)) and redis.pcall('DEL', base) ~= 1 then
+    call('HDEL', base, 'step', 'as', 'next', 'token') -- this user must not use DEL
   end
 end
 
