@@ -1379,6 +1379,16 @@ func TestTheTokenKeyLivesForADayAfterItsLastUse(t *testing.T) {
 	require.NoError(t, r.rdb.Set(t.Context(), r.keys.token, first-hour.Microseconds(), time.Minute).Err())
 	require.Greater(t, use(), first)
 	require.Greater(t, left(), day-hour)
+	require.NoError(t, r.rdb.Set(t.Context(), r.keys.token, first-first%hour.Microseconds()-1, time.Minute).Err())
+	require.Greater(t, use(), first)
+	require.Greater(t, left(), day-hour, "also if that is only a little while ago")
+
+	// It was in this one: left alone.
+	require.NoError(t, r.rdb.PExpire(t.Context(), r.keys.token, time.Minute).Err())
+	before := r.look().token
+	if after := use(); after/hour.Microseconds() == before/hour.Microseconds() {
+		require.LessOrEqual(t, left(), time.Minute)
+	}
 
 	// The clock is behind the last token, and stays there: the whole day each time.
 	ahead := first + day.Microseconds()

@@ -6,7 +6,12 @@
 -- ahead of the clock lives until the clock has passed it. SET with GET, which says the same in one command less, costs more.
 --
 -- The key lives until about a day after its token: set again once an hour of tokens, and where the token is ahead.
-local token = call('INCRBY', token_key, math.max(now, used + 1) - last)
-if token > now or last - last % hour ~= token - token % hour then
+--
+-- What INCRBY is given is text already: Redis would write a number as it writes any double, which takes longer than this
+-- (%d is good for 31 bits where the server is a 32-bit one).
+local ahead = used >= now
+local more = (ahead and used + 1 or now) - last
+local token = call('INCRBY', token_key, more < 2147483648 and string.format('%d', more) or more)
+if ahead or last % hour + more >= hour then
   call('PEXPIRE', token_key, 24 * hour / 1000 + math.floor((token - now) / 1000))
 end
