@@ -75,7 +75,7 @@ func BenchmarkPairFloor(b *testing.B) {
 
 // BenchmarkPairLineByLine is where the time of a pair goes: from two bare commands to the library, each line with one thing
 // more than the line before. They take turns, in a new order each time; shown are medians, also of the ratios to the floor within
-// a turn. It takes some hundred turns (BENCHTIME=500x) until they move by less than 0.02.
+// a turn. It takes some hundred turns (BENCHTIME=400x) until they say something.
 func BenchmarkPairLineByLine(b *testing.B) {
 	server := redistest.Shared(b)
 	rdb := server.Client()
