@@ -1,7 +1,6 @@
 package relock
 
 import (
-	"context"
 	"log/slog"
 	"math"
 	"reflect"
@@ -145,10 +144,10 @@ func (c *Client) Close() error {
 		close(c.closed)
 		c.wire.lanes.close()
 		c.table.mu.Lock()
-		var cancels []context.CancelCauseFunc
+		var open []*frame
 		for _, h := range c.table.holds {
 			for f := h.frames; f != nil; f = f.next {
-				cancels = append(cancels, f.cancel)
+				open = append(open, f)
 			}
 			if h.state == held && h.hooks.Closed != nil {
 				event := Closed{
@@ -158,8 +157,8 @@ func (c *Client) Close() error {
 			}
 		}
 		c.table.mu.Unlock()
-		for _, cancel := range cancels {
-			cancel(ErrClosed)
+		for _, f := range open {
+			f.work.end(ErrClosed)
 		}
 	})
 	c.workers.wait()

@@ -217,7 +217,7 @@ func TestAPassThatIsOverWhenItIsSeen(t *testing.T) {
 	require.True(t, table.passLocked(h, time.Now()))
 	given.deadline = time.Now()
 	table.mu.Unlock()
-	f.cancel(ErrReleased)
+	f.work.end(ErrReleased)
 
 	next := <-two
 	require.NoError(t, next.err)
