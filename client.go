@@ -1,6 +1,7 @@
 package relock
 
 import (
+	"context"
 	"log/slog"
 	"math"
 	"reflect"
@@ -144,10 +145,10 @@ func (c *Client) Close() error {
 		close(c.closed)
 		c.wire.lanes.close()
 		c.table.mu.Lock()
-		var open []*frame
+		var cancels []context.CancelCauseFunc
 		for _, h := range c.table.holds {
 			for f := h.frames; f != nil; f = f.next {
-				open = append(open, f)
+				cancels = append(cancels, f.cancel)
 			}
 			if h.state == held && h.hooks.Closed != nil {
 				event := Closed{
@@ -157,8 +158,8 @@ func (c *Client) Close() error {
 			}
 		}
 		c.table.mu.Unlock()
-		for _, f := range open {
-			f.work.end(ErrClosed)
+		for _, cancel := range cancels {
+			cancel(ErrClosed)
 		}
 	})
 	c.workers.wait()

@@ -166,10 +166,11 @@ type frame struct {
 	left       bool   // Unlock was called
 	next, prev *frame // in hold.frames
 
-	work    lifetime // ends when the frame ends; parent of everything done inside
+	ctx     context.Context // ends when the frame ends; parent of everything done inside
 	hold    *hold
 	outer   *frame          // the frame that the caller's context carried, of whichever lock
 	base    context.Context // the caller's context outside all frames
+	cancel  context.CancelCauseFunc
 	self    carried
 	cleanup runtime.Cleanup
 }
@@ -190,18 +191,22 @@ func (e *entry) Value(key any) any {
 // newFrame makes the frame of one more entry, and the context for the caller. The garbage collector reports that context if it
 // is dropped without Unlock, from here on: what is not entered must be discarded.
 func newFrame(parent context.Context, h *hold) (*frame, *entry) {
-	f := &frame{work: lifetime{parent: parent}, hold: h, outer: carriedBy(parent).frame, base: parent}
+	f := &frame{hold: h, outer: carriedBy(parent).frame, base: parent}
 	if f.outer != nil {
 		f.base = f.outer.base
 	}
+	f.ctx, f.cancel = context.WithCancelCause(parent)
 	f.self = carried{holder: h.holder, frame: f}
-	e := &entry{Context: &f.work, frame: f}
+	e := &entry{Context: f.ctx, frame: f}
 	f.cleanup = runtime.AddCleanup(e, (*frame).leaked, f)
 	return f, e
 }
 
-// discard is for a frame that was not entered: nobody has its context.
-func (f *frame) discard() { f.cleanup.Stop() }
+// discard ends a frame that was not entered.
+func (f *frame) discard(err error) {
+	f.cancel(err)
+	f.cleanup.Stop()
+}
 
 // leaked is called by the garbage collector when nobody can unlock f any more. It leaves a note for the watchdog, and
 // touches nothing but that: it runs on a goroutine of the runtime, and outside of any synctest bubble.
@@ -232,10 +237,10 @@ func (f *frame) wanted() bool {
 	if f.left {
 		return false
 	}
-	if f.work.Err() == nil {
+	if f.ctx.Err() == nil {
 		return true
 	}
-	return errors.Is(context.Cause(&f.work), ErrReleased) && f.base.Err() == nil
+	return errors.Is(context.Cause(f.ctx), ErrReleased) && f.base.Err() == nil
 }
 
 // leave closes an entry, in Redis too, for which it has time until then, also with a context that is done. The entry is
@@ -408,8 +413,7 @@ func (h *hold) lose(reason LossReason) error {
 }
 
 // table is all holds of a client. Its one mutex guards them, their frames and the watchdog's heap; each section under it
-// is a few map and heap operations long, and nothing is called from it that could block: of what is not ours, only the callers'
-// contexts, which are asked whether they have ended.
+// is a few map and heap operations long, and nothing is called from it that could block.
 type table struct {
 	start time.Time // what the heap counts from
 

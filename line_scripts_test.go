@@ -217,7 +217,7 @@ func TestAPassThatIsOverWhenItIsSeen(t *testing.T) {
 	require.True(t, table.passLocked(h, time.Now()))
 	given.deadline = time.Now()
 	table.mu.Unlock()
-	f.work.end(ErrReleased)
+	f.cancel(ErrReleased)
 
 	next := <-two
 	require.NoError(t, next.err)

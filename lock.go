@@ -202,7 +202,7 @@ func (l *Lock) reenter(ctx context.Context) context.Context {
 	}
 	t.mu.Unlock()
 	if !entered {
-		f.discard()
+		f.discard(nil)
 		return nil
 	}
 	return section
@@ -399,7 +399,7 @@ func (a *acquiring) nested(h *hold) (again bool, err error) {
 	}
 	t.mu.Unlock()
 	if err != nil {
-		a.discard()
+		a.discard(err)
 	}
 	return false, err
 }
@@ -569,10 +569,10 @@ func (a *acquiring) prepare(h *hold) {
 	}
 }
 
-// discard drops the frame that was made, if it was not entered.
-func (a *acquiring) discard() {
+// discard ends the frame that was made, if it was not entered.
+func (a *acquiring) discard(err error) {
 	if a.frame != nil {
-		a.frame.discard()
+		a.frame.discard(err)
 		a.frame = nil
 	}
 }
@@ -645,7 +645,7 @@ func (a *acquiring) giveUp(h *hold, err error) error {
 	if a.waiter != nil {
 		a.waiter.close()
 	}
-	a.discard()
+	a.discard(err)
 	c.table.mu.Lock()
 	c.table.finishLocked(h, err)
 	c.table.mu.Unlock()
@@ -721,7 +721,7 @@ func (l *Lock) Unlock(ctx context.Context) error {
 		until = h.deadline
 	}
 	t.mu.Unlock()
-	f.work.end(ErrReleased) // the work ends before the lock is free
+	f.cancel(ErrReleased) // the work ends before the lock is free
 	err := h.leave(ctx, f, until)
 	f.cleanup.Stop() // not before: the next one waits for this
 	if err == nil {

@@ -1762,9 +1762,6 @@ func TestACallThatGivesUpLeavesNothingInItsContextAndIsNoLeak(t *testing.T) {
 				if err != nil {
 					require.Equal(t, context.Context(parent), mine)
 				} else {
-					require.Zero(t, parent.heard.Load(), "nobody waits for the section's end")
-					require.NoError(t, mine.Err())
-					require.NotNil(t, mine.Done())
 					require.EqualValues(t, 1, parent.heard.Load())
 					require.NoError(t, l.Unlock(mine))
 				}

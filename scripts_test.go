@@ -2307,7 +2307,7 @@ func newTestHold(t testing.TB, c *Client, k *keys, holder Holder, options ...Opt
 	require.NoError(t, l.Err())
 	l.keys = k
 	h := l.newHold(holder, c.layout.newHold(holder))
-	h.frames = &frame{hold: h, base: context.Background(), work: lifetime{parent: context.Background()}}
+	h.frames = &frame{hold: h, base: context.Background(), ctx: context.Background()}
 	return h
 }
 

@@ -308,7 +308,7 @@ func (d *watchdog) renew(r *round) {
 type loss struct {
 	hold   *hold
 	err    *LostError
-	frames []*frame
+	cancel []context.CancelCauseFunc
 	held   time.Duration
 
 	deepest int
@@ -322,7 +322,7 @@ func (t *table) loseLocked(h *hold, reason LossReason) *loss {
 		held: time.Since(h.since), deepest: h.deepest,
 	}
 	for f := h.frames; f != nil; f = f.next {
-		l.frames = append(l.frames, f)
+		l.cancel = append(l.cancel, f.cancel)
 	}
 	t.finishLocked(h, l.err)
 	return l
@@ -330,8 +330,8 @@ func (t *table) loseLocked(h *hold, reason LossReason) *loss {
 
 // tell ends the contexts of the section, newest entry first, before anything else.
 func (l *loss) tell() {
-	for _, f := range l.frames {
-		f.work.end(l.err)
+	for _, cancel := range l.cancel {
+		cancel(l.err)
 	}
 	h := l.hold
 	c := h.client
