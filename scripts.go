@@ -851,14 +851,37 @@ func parseLost(reply any, n int) ([]int, error) {
 
 // renew makes one attempt to renew a batch in one round trip, and notes in each renewal what became of it.
 func (w *wire) renew(ctx context.Context, batch []renewal) {
-	if w.cluster != nil { // one call may only name keys of one slot: what shares a hash tag goes together
-		slices.SortFunc(batch, func(a, b renewal) int { return strings.Compare(a.hold.tag(), b.hold.tag()) })
+	if w.cluster == nil {
+		w.renewTogether(ctx, batch, renewBatch)
+		return
 	}
-	scripts := 1 + len(batch)/renewBatch
+	// One call may only name keys of one slot: what shares a hash tag goes together.
+	slices.SortFunc(batch, func(a, b renewal) int { return strings.Compare(a.hold.tag(), b.hold.tag()) })
+	w.renewTogether(ctx, batch, renewBatch)
+	// While a slot migrates, its node refuses a call where it has some of the keys and not others. Alone each one is answered.
+	var refused []int
+	var alone []renewal
+	for i, r := range batch {
+		if r.err != nil && errorCode(r.err.Error()) == "TRYAGAIN" {
+			refused, alone = append(refused, i), append(alone, r)
+		}
+	}
+	if len(alone) == 0 {
+		return
+	}
+	w.renewTogether(ctx, alone, 1)
+	for i, r := range alone {
+		batch[refused[i]] = r
+	}
+}
+
+// renewTogether is renew with so many in a call at most. Those for one slot of a cluster stand side by side.
+func (w *wire) renewTogether(ctx context.Context, batch []renewal, most int) {
+	scripts := 1 + len(batch)/most
 	groups, requests := make([][]renewal, 0, scripts), make([]request, 0, scripts)
 	for len(batch) > 0 {
 		n := 1
-		for n < len(batch) && n < renewBatch && (w.cluster == nil || batch[n].hold.tag() == batch[0].hold.tag()) {
+		for n < len(batch) && n < most && (w.cluster == nil || batch[n].hold.tag() == batch[0].hold.tag()) {
 			n++
 		}
 		groups = append(groups, batch[:n])

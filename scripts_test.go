@@ -438,10 +438,10 @@ func TestAGrantTakesTheWayOnWhichItsClientListens(t *testing.T) {
 		sharded bool // the scripts are told so
 		plain   bool // how the waiter listens
 	}{
-		"plain":                             {plain: true},
-		"sharded":                           {sharded: true},
-		"sharded, and the waiter plain":     {sharded: true, plain: true},
-		"plain, and the waiter sharded: no": {},
+		"plain":                         {plain: true},
+		"sharded":                       {sharded: true},
+		"sharded, and the waiter plain": {sharded: true, plain: true},
+		"plain, and the waiter sharded": {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -461,10 +461,6 @@ func TestAGrantTakesTheWayOnWhichItsClientListens(t *testing.T) {
 			owner, h := r.enter(), r.hold()
 			got, _, err := r.wire.acquire(t.Context(), h, 1, true, 0, once)
 			require.NoError(t, err)
-			if !c.plain && !c.sharded {
-				require.Equal(t, acquireBusy, got.status)
-				return
-			}
 			require.Equal(t, acquireQueued, got.status)
 			require.True(t, r.release(owner, 0))
 			hold, token := r.granted(ps)
@@ -472,6 +468,80 @@ func TestAGrantTakesTheWayOnWhichItsClientListens(t *testing.T) {
 			require.Equal(t, r.look().token, token)
 			require.Equal(t, map[string]string{h.id: "1"}, r.look().hash)
 		})
+	}
+}
+
+// TestAWaiterWithShardedPubSubIsServedByAClientWithoutIt is for two clients of a cluster that have learnt at different times what its
+// nodes can do.
+func TestAWaiterWithShardedPubSubIsServedByAClientWithoutIt(t *testing.T) {
+	for what, free := range map[string]func(r *rig, owner *hold){
+		"release": func(r *rig, owner *hold) { require.True(t, r.release(owner, 0)) },
+		"force": func(r *rig, owner *hold) {
+			require.NoError(t, r.wire.forceRelease(t.Context(), r.keys, owner.id, once))
+		},
+		"abandon": func(r *rig, owner *hold) { r.abandon(owner, "me") },
+		"an entry when the lease is over": func(r *rig, _ *hold) {
+			require.NoError(t, r.rdb.Del(t.Context(), r.keys.base).Err())
+			r.ask(r.hold(), 1)
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			r := newRig(t)
+			if !r.server.AtLeast(7, 0) {
+				redistest.NotTested(t, "Redis before 7 has no sharded pub/sub")
+			}
+			ps := r.rdb.Subscribe(t.Context())
+			defer ps.Close()
+			require.NoError(t, ps.SSubscribe(t.Context(), r.keys.channel("b")))
+			_, err := ps.ReceiveTimeout(t.Context(), 10*time.Second)
+			require.NoError(t, err)
+			b := r.wireOf("b")
+			b.sharded.Store(true)
+			owner, h := r.enter(), r.hold()
+			got, _, err := b.acquire(t.Context(), h, 1, true, 0, once)
+			require.NoError(t, err)
+			require.Equal(t, acquireQueued, got.status)
+			free(r, owner)
+			hold, _ := r.granted(ps)
+			require.Equal(t, h.id, hold)
+			require.Equal(t, h.id, r.owner())
+		})
+	}
+}
+
+// TestAReplicaThatDoesNotKnowAHoldIsNotBelieved asks one that has been demoted, and has not heard yet of what its new master has.
+func TestAReplicaThatDoesNotKnowAHoldIsNotBelieved(t *testing.T) {
+	stale := redistest.Start(t).Client()
+	require.NoError(t, stale.ReplicaOf(t.Context(), "127.0.0.1", "1").Err())
+	ctx := t.Context()
+	for what, send := range map[string]func(w *wire, h *hold) error{
+		"the last exit": func(w *wire, h *hold) error { _, _, err := w.release(ctx, h, 0, once); return err },
+		"an inner exit": func(w *wire, h *hold) error { _, _, err := w.release(ctx, h, 1, once); return err },
+		"a nested entry": func(w *wire, h *hold) error {
+			_, _, err := w.acquire(ctx, h, 2, false, 0, once)
+			return err
+		},
+		"extend":        func(w *wire, h *hold) error { _, _, err := w.extend(ctx, h, time.Minute, once); return err },
+		"force release": func(w *wire, h *hold) error { return w.forceRelease(ctx, h.keys, h.id, once) },
+		"a renewal": func(w *wire, h *hold) error {
+			batch := []renewal{{hold: h, ttl: time.Minute}}
+			w.renew(ctx, batch)
+			require.False(t, batch[0].lost)
+			return batch[0].err
+		},
+	} {
+		for layout, options := range map[string][]Option{"": nil, ", Redisson": {WithRedissonLayout()}} {
+			t.Run(what+layout, func(t *testing.T) {
+				c, err := New(stale, options...)
+				require.NoError(t, err)
+				defer func() { require.NoError(t, c.Close()) }()
+				h := c.NewLock("x").newHold(NewHolder(), "")
+				h.frames = &frame{hold: h, base: ctx, ctx: ctx}
+				err = send(c.wire, h)
+				require.ErrorContains(t, err, "READONLY")
+				require.Equal(t, passing, judge(err))
+			})
+		}
 	}
 }
 
@@ -1340,26 +1410,30 @@ func TestAFreeLockWithATokenKeyOfAnotherTypeIsNotTaken(t *testing.T) {
 }
 
 func TestATokenKeyWithoutANumberIsAnErrorAndNothingChanges(t *testing.T) {
-	junk := func(r *rig) { require.NoError(t, r.rdb.Set(t.Context(), r.keys.token, "junk", 0).Err()) }
-	t.Run("entering", func(t *testing.T) {
-		r := newRig(t)
-		junk(r)
-		r.unchanged(func() {
-			_, _, err := r.wire.acquire(t.Context(), r.hold(), 1, false, 0, once)
-			require.ErrorContains(t, err, "not an integer")
-			require.Equal(t, refused, judge(err))
+	for junk, want := range map[string]string{
+		"junk": "not an integer", "012": "not an integer", "9223372036854775807": "too large for a token", "99999999999999999999": "too large for a token",
+	} {
+		set := func(r *rig) { require.NoError(t, r.rdb.Set(t.Context(), r.keys.token, junk, 0).Err()) }
+		t.Run("entering, "+junk, func(t *testing.T) {
+			r := newRig(t)
+			set(r)
+			r.unchanged(func() {
+				_, _, err := r.wire.acquire(t.Context(), r.hold(), 1, false, 0, once)
+				require.ErrorContains(t, err, want)
+				require.Equal(t, refused, judge(err))
+			})
 		})
-	})
-	t.Run("granting", func(t *testing.T) {
-		r := newRig(t)
-		r.listen("next")
-		h := r.enter()
-		r.waiter("next")
-		junk(r)
-		r.unchanged(func() {
-			require.ErrorContains(t, r.wire.forceRelease(t.Context(), r.keys, h.id, once), "not an integer")
+		t.Run("granting, "+junk, func(t *testing.T) {
+			r := newRig(t)
+			r.listen("next")
+			h := r.enter()
+			r.waiter("next")
+			set(r)
+			r.unchanged(func() {
+				require.ErrorContains(t, r.wire.forceRelease(t.Context(), r.keys, h.id, once), want)
+			})
 		})
-	})
+	}
 }
 
 func TestTheTokenKeyLivesForADayAfterItsLastUse(t *testing.T) {

@@ -639,8 +639,41 @@ func TestOnAClusterWhoseSlotsMove(t *testing.T) {
 		"a lock is handed over while its slot is about to move":      handedOverBeforeAMove,
 		"a lock that is freed on the way is had when it has arrived": freedOnTheWay,
 		"no section meets another while slots move to and fro":       toAndFro,
+		"a lease is renewed whatever becomes of another in its slot": apartOnTheWay,
 	} {
 		t.Run(name, func(t *testing.T) { test(shared.in(t)) })
+	}
+}
+
+// While a slot migrates, a call for several of its locks is refused when some of the keys are not where the others are. Each is renewed all the same.
+func apartOnTheWay(w *field) {
+	t := w.t
+	const ttl = 2 * time.Second
+	names := w.oneForEachMaster()
+	to := w.cluster.MasterFor(names[2])
+	for i, gone := range []bool{false, true} { // the other's key; else it has not moved
+		name, p := names[i], w.peer(relock.WithTTL(ttl))
+		one, other := p.NewLock(name), p.NewLock("{"+name+"}:other")
+		section, otherSection := w.enter(t.Context(), one, ample), w.enter(t.Context(), other, ample)
+		if gone {
+			require.NoError(t, w.peer().NewLock(other.Name()).ForceUnlock(t.Context()))
+		}
+		move := w.cluster.BeginMove(name, to)
+		if !gone {
+			move.MoveKeys(baseKey(name))
+		}
+		sleepUntil(time.Now().Add(2 * ttl))
+		require.NoError(t, context.Cause(section))
+		if gone {
+			require.ErrorIs(t, context.Cause(otherSection), relock.ErrLockLost)
+		} else {
+			require.NoError(t, context.Cause(otherSection))
+		}
+		move.Finish()
+		w.leave(section, one, ample)
+		if !gone {
+			w.leave(otherSection, other, ample)
+		}
 	}
 }
 

@@ -13,7 +13,7 @@ local function ask(base, queue, token_key, hold, lease, target, step, publish, c
     return (before or last_given) - aside
   end
   if target > 1 then
-    return 0
+    return call('HDEL', base, hold) -- 0, or an error if this is a replica that does not know yet
   end
 
   if not held_by then

@@ -13,7 +13,7 @@ local call = redis.call
 local base, queue, token_key = KEYS[1], KEYS[2], KEYS[3]
 
 if call('HEXISTS', base, ARGV[1]) == 0 then
-  return 0
+  return call('HDEL', base, ARGV[1]) -- 0, or an error if this is a replica that does not know yet
 end
 local last = last_token(token_key)
 grant(base, queue, token_key, last, last, ARGV[2], nil, ARGV[1])

@@ -10,7 +10,13 @@ local function reach(publish, channel)
       return publish
     end -- an error is a server before Redis 7: its subscribers have found that out, and listen to PUBLISH
   end
-  return call('PUBSUB', 'NUMSUB', channel)[2] > 0 and 'PUBLISH' or nil
+  if call('PUBSUB', 'NUMSUB', channel)[2] > 0 then
+    return 'PUBLISH'
+  end
+  if publish ~= 'SPUBLISH' then -- clients of a cluster may have learnt at different times that it has sharded pub/sub
+    local sharded = redis.pcall('PUBSUB', 'SHARDNUMSUB', channel)
+    return not sharded.err and sharded[2] > 0 and 'SPUBLISH' or nil
+  end
 end
 
 -- Gives the lock to the first waiter that is still there, and returns the new owner and its token; nil when nobody is,

@@ -34,7 +34,7 @@ local function update(base, hold, count, step, last, ttl)
     call('HDEL', base, STEP)
     call('HSET', base, hold, count, STEP, step)
   end
-  if ttl > 0 and call('PTTL', base) < ttl then
+  if ttl > 0 and call('PTTL', base) <= ttl then -- also the same: WAIT looks at no more than its connection has written
     call('PEXPIRE', base, ttl)
   end
 end

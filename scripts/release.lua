@@ -51,7 +51,7 @@ end
 
 local held_by, _, last = owner(base)
 if held_by ~= hold then
-  return 0
+  return call('HDEL', base, hold) -- as above
 end
 update(base, hold, target, tonumber(ARGV[3]), last, tonumber(ARGV[4]))
 return 1

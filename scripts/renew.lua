@@ -15,6 +15,11 @@ for i = 1, #KEYS do
       redis.call('PEXPIRE', KEYS[i], ttl)
     end
   else
+    -- A replica that does not know yet says so when it is to write.
+    local refused = redis.pcall('HDEL', KEYS[i], ARGV[i])
+    if type(refused) == 'table' and string.find(refused.err, 'READONLY', 1, true) then
+      return refused
+    end
     lost[#lost + 1] = i
   end
 end

@@ -16,6 +16,7 @@ local hold, target, step, ttl = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), t
 local count = tonumber(redis.call('HGET', base, hold))
 if not count then
   if target > 1 then
+    redis.call('HDEL', base, hold) -- an error if this is a replica that does not know yet
     return -1
   end
   if redis.call('EXISTS', base) == 1 then

@@ -23,7 +23,7 @@ local function update(base, hold, count, step, guard, ttl)
   if guard then
     redis.call('HSET', base, STEP, step)
   end
-  if ttl > 0 and redis.call('PTTL', base) < ttl then
+  if ttl > 0 and redis.call('PTTL', base) <= ttl then -- also the same: WAIT looks at no more than its connection has written
     redis.call('PEXPIRE', base, ttl)
   end
 end

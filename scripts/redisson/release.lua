@@ -11,7 +11,7 @@
 local base, hold, target, channel = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[7]
 
 if redis.call('HEXISTS', base, hold) == 0 then
-  return 0
+  return redis.call('HDEL', base, hold) -- 0, or an error if this is a replica that does not know yet
 end
 if target > 0 then
   update(base, hold, target, tonumber(ARGV[3]), ARGV[5] == '1', tonumber(ARGV[4]))
