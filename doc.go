@@ -204,5 +204,5 @@
 //	the client is closed              Waits and contexts end with ErrClosed. Unlock works.
 //
 // A section that is cut short sees its context end; database drivers and HTTP clients report that as "context canceled".
-// [context.Cause] knows the reason, and Do adds it to its error.
+// [context.Cause] knows the reason, and Do joins it to the error of its function.
 package relock

@@ -7,12 +7,13 @@ import (
 	"time"
 )
 
-// What can go wrong, for [errors.Is]. Every error of this package matches exactly one of these, and in addition the
-// cause it was made from: a wait that ran into the caller's deadline is both ErrLocked and
-// [context.DeadlineExceeded]. An error that matches none of them comes from Redis or from the network.
+// What can go wrong, for [errors.Is]. An error of this package matches at most one of these by itself, and in addition the
+// cause it was made from: a wait that ran into the caller's deadline is both ErrLocked and [context.DeadlineExceeded], and one
+// inside a section of another lock that was lost is both ErrLocked and ErrLockLost. An error that matches none of them comes
+// from Redis, from the network, or from the caller's context.
 var (
 	// ErrLocked says that another holder has the lock, and the caller would not, or could no longer, wait for it.
-	// The error is a [*LockedError]. The caller holds nothing and is not queued.
+	// The error is a [*LockedError]. The caller holds nothing; its place in the queue is taken back in the background.
 	ErrLocked = errors.New("relock: locked by another holder")
 
 	// ErrNotHeld says that the context carries no open entry of this lock: it was never locked with this context,
@@ -34,7 +35,8 @@ var (
 	// Nothing was sent to Redis.
 	ErrInvalid = errors.New("relock: invalid")
 
-	// ErrNotReplicated says that too few replicas confirmed a new hold, see [WithReplicaAcks]. The entry was undone.
+	// ErrNotReplicated says that too few replicas confirmed a new hold, see [WithReplicaAcks]. The entry was undone; where Redis is
+	// silent by then, that goes on in the background.
 	ErrNotReplicated = errors.New("relock: not confirmed by enough replicas")
 )
 
@@ -52,6 +54,9 @@ func (e *LockedError) Error() string {
 	msg := fmt.Sprintf("relock: %q is locked by another holder", e.Name)
 	if e.Holder != (Holder{}) {
 		msg = fmt.Sprintf("relock: %q is locked by %s for another %s", e.Name, e.Holder, e.TTL)
+		if e.TTL < 0 {
+			msg = fmt.Sprintf("relock: %q is locked by %s without a lease", e.Name, e.Holder)
+		}
 	}
 	if e.Err != nil {
 		msg += ": " + e.Err.Error()

@@ -10,7 +10,8 @@ import (
 // Hooks are functions that a client calls when something happens, for metrics and traces. Each may be nil. They are
 // called one after another, in order, by one goroutine of the client that does nothing else: a hook that is slow, blocks
 // or panics changes nothing for the lock. Events that pile up behind a slow hook are dropped beyond [EventBacklog], and
-// the number dropped is logged. [Client.Close] waits for the events before it.
+// the number dropped is logged. [Client.Close] waits for the events before it, at most 5 s for a hook that does not return; so a
+// hook that calls Close itself waits that long.
 //
 // The lock name is in every event. It is rarely fit for a metric label: map it to a bounded set first.
 type Hooks struct {

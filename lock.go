@@ -38,8 +38,9 @@ func (l *Lock) Err() error { return l.err }
 // Do runs fn while it holds the lock l: it locks, runs fn with the section's context, and unlocks, also when fn panics.
 //
 // If the lock is lost while fn runs, that context ends, and the error (a [*LostError], [ErrLockLost]) is joined to what fn
-// returns: drivers only say "context canceled", and what fn did last may have happened without the lock. An Unlock that
-// Redis did not confirm is joined too. If the lock cannot be had, fn is not run.
+// returns: drivers only say "context canceled", and what fn did last may have happened without the lock. Whatever else has
+// ended the context, such as [ErrClosed] or the cause of ctx, is joined where fn returns an error. An Unlock that Redis did not
+// confirm is joined too. If the lock cannot be had, fn is not run.
 func Do(ctx context.Context, l Locker, fn func(ctx context.Context) error) error {
 	section, err := l.Lock(ctx)
 	if err != nil {
@@ -55,7 +56,11 @@ func within(section context.Context, l Locker, fn func(ctx context.Context) erro
 			err = errors.Join(err, unlockErr)
 		}
 	}()
-	return fn(section)
+	err = fn(section)
+	if cause := context.Cause(section); err != nil && cause != nil && !errors.Is(err, cause) {
+		err = errors.Join(err, cause)
+	}
+	return err
 }
 
 // Do is [Do] with this lock.
@@ -103,7 +108,9 @@ func (l *Lock) Lock(ctx context.Context) (context.Context, error) {
 
 // TryLock enters the lock if it is free, or the holder has it already; otherwise it returns a [*LockedError] at once. It
 // does not queue, and a lock that is free while others queue goes to them ([WithRedissonLayout]: to whoever asks first;
-// [WithLocalPass]: those who stand in a line are not in the queue). If Redis does not answer it tries a few times. All else is as for [Lock.Lock].
+// [WithLocalPass]: those who stand in a line are not in the queue). If Redis does not answer, or only when the lease that it
+// has given is over, it tries three times, each as long as go-redis's timeouts allow (with TLS and no server behind the port, more
+// than a minute in all): a ctx with a deadline, or TryLockFor, bounds that. All else is as for [Lock.Lock].
 func (l *Lock) TryLock(ctx context.Context) (context.Context, error) {
 	return l.acquire(ctx, 0)
 }
@@ -240,6 +247,7 @@ type acquiring struct {
 	ungranted time.Time    // the last moment at which we surely did not have the lock
 	traces    bool         // Redis may have something of ours
 	unsure    bool         // a command was sent that may run later than all that follows
+	late      int          // how often Redis said that we have the lock when that lease was over
 	refusal   *LockedError // what Redis said last
 
 	// What has come of it.
@@ -421,7 +429,13 @@ func (a *acquiring) ours(h *hold, token int64, answer answer) (done bool, err er
 	if a.waited && a.wake == WakeNone {
 		a.wake = WakeRecheck
 	}
-	return a.own(h, token, answer.sent, time.Nanosecond) // the reply may have taken longer than the lease
+	done, err = a.own(h, token, answer.sent, time.Nanosecond)
+	if !done { // the reply has taken longer than the lease
+		if a.late++; a.late == tryAttempts && !a.mayWait {
+			return true, a.giveUp(h, fmt.Errorf("%d times Redis took longer to answer than the lease of %s lasts", a.late, h.ttl))
+		}
+	}
+	return done, err
 }
 
 // refusedBy notes who has the lock.
@@ -658,7 +672,7 @@ func (a *acquiring) giveUp(h *hold, err error) error {
 // undo takes back an entry that too few replicas have confirmed.
 func (a *acquiring) undo(h *hold, acked int) error {
 	c := h.client
-	_, answer, err := c.wire.release(context.WithoutCancel(a.ctx), h, 0, effort{until: time.Now().Add(unlockLimit)})
+	_, answer, err := c.wire.release(a.waiting, h, 0, effort{stop: c.closed, until: time.Now().Add(unlockLimit)})
 	a.traces = err != nil
 	a.unsure = a.unsure || answer.unsure
 	return a.giveUp(h, fmt.Errorf("%w: %d of %d within %s", ErrNotReplicated, acked, h.acks, h.acksTimeout))
@@ -788,7 +802,7 @@ func (l *Lock) look(ctx context.Context) (token int64, remaining time.Duration, 
 // milliseconds from [MinTTL] to [MaxTTL].
 //
 // Errors: [ErrNotHeld]; [ErrLockLost], and then the section's context has ended; [ErrInvalid] for a wrong d, and for a
-// lock that is not [WithFixedLease], whose lease the watchdog extends; ctx's error or that of Redis, and then the lease
+// hold that was not taken [WithFixedLease], whose lease the watchdog extends; ctx's error or that of Redis, and then the lease
 // lasts as long as before, or as asked: count on the shorter.
 func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 	if l.err != nil {
@@ -818,6 +832,12 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 		return l.failed("extend", h.holder, err)
 	}
 	if !there {
+		t.mu.Lock()
+		released := h.state == leaving || h.state == over && errors.Is(h.end, ErrReleased)
+		t.mu.Unlock()
+		if released { // by an Unlock that was faster
+			return l.failed("extend", h.holder, ErrNotHeld)
+		}
 		return h.lose(LossTaken)
 	}
 	answer.lease = d
@@ -850,7 +870,8 @@ type State struct {
 func (s State) Locked() bool { return s.Holder != Holder{} }
 
 // State asks Redis who has the lock, in one round trip. It changes nothing, and its answer may be outdated when it
-// arrives: it is for operators and tests, not for decisions. Errors: ctx's, those of Redis, [ErrInvalid].
+// arrives: it is for operators and tests, not for decisions. A server that is silent is asked three times, as by
+// [Lock.TryLock]. It works after [Client.Close] too. Errors: ctx's, those of Redis, [ErrInvalid].
 func (l *Lock) State(ctx context.Context) (State, error) {
 	if l.err != nil {
 		return State{}, l.err
@@ -870,6 +891,8 @@ func (l *Lock) State(ctx context.Context) (State, error) {
 // told at its next renewal (with a fixed lease: by Extend or Unlock, or at its end), so for up to a third of its TTL two may
 // believe that they have the lock, and only the fencing token tells them apart. It takes the lock from the holder that it
 // finds first, and from no later one ([WithLocalPass]: from that holder's process, whichever of its holders has it by then).
+//
+// A server that is silent is asked three times, as by [Lock.TryLock]. It works after [Client.Close] too.
 //
 // Errors: [ErrNotHeld] if nobody has the lock; ctx's, those of Redis, [ErrInvalid].
 func (l *Lock) ForceUnlock(ctx context.Context) error {

@@ -2275,3 +2275,62 @@ func TestCloseDuringCallsOfEveryKindLeavesNothingBehind(t *testing.T) {
 		w.requireNothingLeft("b")
 	})
 }
+
+func TestTryLockReturnsWhereRoundTripsAreLongerThanTheLease(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClientOn(func(o *redis.Options) { o.ReadTimeout = 10 * time.Second }, relock.WithTTL(relock.MinTTL))
+		w.warm(m)
+		l := m.NewLock("a")
+		m.net.Delay(relock.MinTTL + relock.MinTTL/2)
+		begun := time.Now()
+		ctx, err := l.TryLock(t.Context())
+		require.ErrorContains(t, err, "3 times Redis took longer to answer than the lease of 10ms lasts")
+		require.Equal(t, t.Context(), ctx)
+		require.Less(t, time.Since(begun), time.Second)
+		m.net.Delay(0)
+		pass(time.Second)
+		enter(t, t.Context(), l)
+	})
+}
+
+func TestDoJoinsWhatHasEndedItsContext(t *testing.T) {
+	errMine := errors.New("mine")
+	for name, c := range map[string]struct {
+		end  func(m *member, cancel context.CancelCauseFunc)
+		want error
+	}{
+		"Close":              {func(m *member, _ context.CancelCauseFunc) { require.NoError(t, m.Close()) }, relock.ErrClosed},
+		"the caller's cause": {func(_ *member, cancel context.CancelCauseFunc) { cancel(errMine) }, errMine},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				m := w.NewClient()
+				l := m.NewLock("a")
+				for _, fails := range []bool{false, true} {
+					ctx, cancel := context.WithCancelCause(t.Context())
+					err := l.Do(ctx, func(ctx context.Context) error {
+						if fails {
+							c.end(m, cancel)
+							<-ctx.Done()
+							return ctx.Err()
+						}
+						return nil
+					})
+					cancel(nil)
+					if !fails {
+						require.NoError(t, err)
+						continue
+					}
+					require.ErrorIs(t, err, context.Canceled)
+					require.ErrorIs(t, err, c.want)
+				}
+			})
+		})
+	}
+}
+
+func TestARefusalByALockWithoutALeaseSaysSo(t *testing.T) {
+	err := &relock.LockedError{Name: "a", Holder: relock.NewHolder(), TTL: -time.Millisecond}
+	require.ErrorContains(t, err, "without a lease")
+	require.NotContains(t, err.Error(), "-1ms")
+}

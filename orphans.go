@@ -171,7 +171,7 @@ func (o *orphans) abandon(ctx context.Context, batch []*orphan) {
 			p.next = now // something landed while this was on the wire
 		}
 		switch {
-		case p.confirmed && (!p.unsureLocked() || age > p.hold.ttl):
+		case p.confirmed && (!p.unsureLocked() || p.hold.flying == 0 && age > p.hold.ttl):
 		case err != nil && (judge(err) == refused || age > p.hold.ttl+queueLimit):
 			h := p.hold
 			o.client.events.log(h.logger, slog.LevelWarn, "relock: could not confirm that nothing is left in Redis",
@@ -195,6 +195,10 @@ func (o *orphans) last() {
 			o.abandon(ctx, batch)
 		}
 		o.mu.Lock()
+		if len(batch) == orphanBatch && slices.ContainsFunc(batch, func(p *orphan) bool { return p.confirmed }) {
+			o.mu.Unlock() // Redis answers, and there may be more
+			continue
+		}
 		open := slices.ContainsFunc(o.pending, func(p *orphan) bool { return !p.confirmed || p.hold.flying > 0 })
 		if !open || ctx.Err() != nil { // what is still open then ends with its lease
 			o.pending, o.running = nil, false
