@@ -37,7 +37,8 @@ type Client struct {
 // Sentinel, or a [redis.ClusterClient]. A [redis.Ring] is refused. The options are the defaults for the client's locks.
 //
 // New does not talk to Redis. rdb stays the caller's: it must outlive the Client, and Close does not close it. Its
-// timeouts bound how long a goroutine of the Client can hang on a server that is silent.
+// timeouts bound how long a goroutine of the Client can hang on a server that is silent. Commands share its pool of
+// connections with the caller's: where all are in use, they wait for one as go-redis does (PoolTimeout).
 //
 // Errors: [ErrInvalid].
 func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
