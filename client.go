@@ -136,8 +136,9 @@ func (c *Client) NewLock(name string, options ...Option) *Lock {
 // Close ends the client: calls that wait for a lock return [ErrClosed], as do later ones; the contexts of open sections
 // end with ErrClosed as their cause; nothing is renewed any more, so what is not unlocked is free after its TTL. Unlock
 // still works. When Close returns, every goroutine and connection of the client is gone, and the hooks have seen every
-// event before it; a hook that does not return is waited for 5 s. On a server that answers, that is a matter of milliseconds. On one that is silent it takes until
-// go-redis gives up the commands that are on the wire: its ReadTimeout, and four times that for new connections.
+// event before it; a hook that does not return is waited for 5 s, and left. On a server that answers, that is a matter of
+// milliseconds. On one that is silent it takes until go-redis gives up the commands that are on the wire: its ReadTimeout, and
+// four times that for new connections.
 //
 // Closing twice is allowed; both calls wait. It always returns nil.
 func (c *Client) Close() error {

@@ -1230,6 +1230,30 @@ func TestTheCommandsForAnACLUserAreEnoughAndNoneIsTooMany(t *testing.T) {
 	require.NoError(t, w.plain.FlushAll(t.Context()).Err()) // what the lacking ones could not take back
 }
 
+func TestWhatGoRedisSendsAsItIsSetUpIsToBeAllowedToo(t *testing.T) {
+	w := onOwn(t)
+	w.loadScripts()
+	for command, setUp := range map[string]func(o *redis.Options){
+		"select":         func(o *redis.Options) { o.DB = 5 },
+		"client|setname": func(o *redis.Options) { o.ClientName = "relock" },
+	} {
+		for _, may := range []bool{false, true} {
+			rules := allow(aclCommands...)
+			if may {
+				rules = append(rules, "+"+command)
+			}
+			w.aclUser("poor", rules)
+			p := w.peerOn(func(o *redis.Options) { o.Username, o.Password = "poor", "poor"; setUp(o) })
+			l := p.NewLock("a")
+			if may {
+				w.leave(w.enter(t.Context(), l, soon), l, soon)
+			} else {
+				require.ErrorContains(t, w.start(t.Context(), l).out(soon), "NOPERM", command)
+			}
+		}
+	}
+}
+
 func TestAUserWithoutTheChannelsIsToldWhenItHasToWait(t *testing.T) {
 	w := onOwn(t)
 	if !w.server.AtLeast(7, 0) {

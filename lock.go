@@ -109,8 +109,8 @@ func (l *Lock) Lock(ctx context.Context) (context.Context, error) {
 // TryLock enters the lock if it is free, or the holder has it already; otherwise it returns a [*LockedError] at once. It
 // does not queue, and a lock that is free while others queue goes to them ([WithRedissonLayout]: to whoever asks first;
 // [WithLocalPass]: those who stand in a line are not in the queue). If Redis does not answer, or only when the lease that it
-// has given is over, it tries three times, each as long as go-redis's timeouts allow (with TLS and no server behind the port, more
-// than a minute in all): a ctx with a deadline, or TryLockFor, bounds that. All else is as for [Lock.Lock].
+// has given is over, it tries three times, each for as long as go-redis's timeouts allow, and that can be long where new
+// connections are made: a ctx with a deadline, or TryLockFor, bounds it. All else is as for [Lock.Lock].
 func (l *Lock) TryLock(ctx context.Context) (context.Context, error) {
 	return l.acquire(ctx, 0)
 }
@@ -669,7 +669,7 @@ func (a *acquiring) giveUp(h *hold, err error) error {
 	return a.failed(err)
 }
 
-// undo takes back an entry that too few replicas have confirmed.
+// undo takes back an entry that too few replicas have confirmed; in the background, where the wait ends before that is done.
 func (a *acquiring) undo(h *hold, acked int) error {
 	c := h.client
 	_, answer, err := c.wire.release(a.waiting, h, 0, effort{stop: c.closed, until: time.Now().Add(unlockLimit)})

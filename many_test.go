@@ -292,6 +292,7 @@ func TestAnErrorOfOneLockIsItsOwn(t *testing.T) {
 		"an entry, and token is no string":    {false, func(r *rig) { require.NoError(r, r.rdb.HSet(r.Context(), r.keys.token, "x", 1).Err()) }},
 		"an entry, and token is no number":    {false, func(r *rig) { r.set(r.keys.token, "x") }},
 		"an entry, and token is too large":    {false, func(r *rig) { r.set(r.keys.token, "99999999999999999999") }},
+		"an entry, and Lua rounds token":      {false, func(r *rig) { r.set(r.keys.token, "9223372036854775807") }},
 		"an exit, and base is no hash":        {true, func(r *rig) { r.set(r.keys.base, "x") }},
 		"an exit, and queue is no zset":       {true, func(r *rig) { r.set(r.keys.queue, "x") }},
 		"an exit with a waiter, and no token": {true, func(r *rig) { r.waiter("a"); r.set(r.keys.token, "x") }},

@@ -33,7 +33,7 @@ type orphan struct {
 
 // unsureLocked: a command that can take the lock, or join the queue, may run later than the abandon: it was given up and
 // is still on its way, or its connection broke. Then one confirmation is not the end of it. The hold is abandoned again
-// when the command has landed, or else at growing intervals for one lease.
+// when the command has landed, and at growing intervals for one lease, or for as long as it is on its way.
 func (p *orphan) unsureLocked() bool { return p.hold.flying > 0 || p.hold.lost }
 
 // How often an orphan is tried, and how many in one round trip.

@@ -3,20 +3,21 @@
 -- The command that reaches those who hear a channel on this very node, nil if nobody does. It is asked before publishing,
 -- and not learnt from what PUBLISH returns, because a message goes on to subscribers at replicas and other nodes, which
 -- PUBLISH does not count: a waiter there would believe a grant that was taken back for want of a listener.
+--
+-- publish is asked first. The other one is for clients that have learnt at different times whether there is sharded pub/sub; an
+-- error is a server before Redis 7, which has none.
 local function reach(publish, channel)
-  if publish == 'SPUBLISH' then
-    local sharded = redis.pcall('PUBSUB', 'SHARDNUMSUB', channel)
-    if not sharded.err and sharded[2] > 0 then
-      return publish
-    end -- an error is a server before Redis 7: its subscribers have found that out, and listen to PUBLISH
+  local function sharded()
+    local n = redis.pcall('PUBSUB', 'SHARDNUMSUB', channel)
+    return not n.err and n[2] > 0
+  end
+  if publish == 'SPUBLISH' and sharded() then
+    return publish
   end
   if call('PUBSUB', 'NUMSUB', channel)[2] > 0 then
     return 'PUBLISH'
   end
-  if publish ~= 'SPUBLISH' then -- clients of a cluster may have learnt at different times that it has sharded pub/sub
-    local sharded = redis.pcall('PUBSUB', 'SHARDNUMSUB', channel)
-    return not sharded.err and sharded[2] > 0 and 'SPUBLISH' or nil
-  end
+  return publish ~= 'SPUBLISH' and sharded() and 'SPUBLISH' or nil
 end
 
 -- Gives the lock to the first waiter that is still there, and returns the new owner and its token; nil when nobody is,
