@@ -34,7 +34,7 @@ type Client struct {
 }
 
 // New makes a Client that keeps its locks in Redis behind rdb: a [redis.Client] for a standalone server or one behind
-// Sentinel, or a [redis.ClusterClient]. A [redis.Ring] is refused. The options are the defaults for the client's locks.
+// Sentinel, or a [redis.ClusterClient]; or a struct that embeds one of these. A [redis.Ring] is refused. The options are the defaults for the client's locks.
 //
 // New does not talk to Redis. rdb stays the caller's: it must outlive the Client, and Close does not close it. Its
 // timeouts bound how long a goroutine of the Client can hang on a server that is silent. Commands share its pool of
@@ -45,7 +45,7 @@ func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 	if rdb == nil || reflect.ValueOf(rdb).Kind() == reflect.Pointer && reflect.ValueOf(rdb).IsNil() {
 		return nil, invalid("the go-redis client is nil")
 	}
-	if _, ok := rdb.(*redis.Ring); ok {
+	if _, ok := rdb.(interface{ Options() *redis.RingOptions }); ok {
 		return nil, invalid("redis.Ring is not supported: use a redis.Client, or a redis.ClusterClient")
 	}
 	s, err := defaults().with(options)
@@ -69,7 +69,7 @@ func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 	c.orphans = newOrphans(c)
 	c.hub = newHub(c)
 	c.wire = &wire{rdb: rdb, client: c.id, patience: readTimeout(rdb), workers: c.workers, orphans: c.orphans, mapping: make(chan struct{}, 1), retried: c.retried}
-	c.wire.cluster, _ = rdb.(*redis.ClusterClient)
+	c.wire.cluster, _ = rdb.(clusterClient)
 	c.wire.lanes.init(c.wire)
 	// A cluster client with slots of its own is one for servers that are no cluster: masters and replicas of Sentinel.
 	cluster := c.wire.cluster != nil && c.wire.cluster.Options().ClusterSlots == nil
@@ -84,13 +84,24 @@ func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 	return c, nil
 }
 
+// What tells the clients of go-redis apart, also where one is embedded in a struct of the caller's.
+type (
+	plainClient   interface{ Options() *redis.Options }
+	clusterClient interface {
+		Options() *redis.ClusterOptions
+		MasterForKey(ctx context.Context, key string) (*redis.Client, error)
+		ForEachMaster(ctx context.Context, f func(context.Context, *redis.Client) error) error
+		ReloadState(ctx context.Context)
+	}
+)
+
 // readTimeout is how long the go-redis client waits for a reply; hardly ever, if it has no limit.
 func readTimeout(rdb redis.UniversalClient) time.Duration {
 	var d time.Duration
 	switch rdb := rdb.(type) {
-	case *redis.Client:
+	case plainClient:
 		d = rdb.Options().ReadTimeout
-	case *redis.ClusterClient:
+	case clusterClient:
 		d = rdb.Options().ReadTimeout
 	}
 	if d <= 0 {

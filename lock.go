@@ -905,7 +905,7 @@ func (l *Lock) ForceUnlock(ctx context.Context) error {
 		return l.failed("force unlock", Holder{}, err)
 	}
 	if s.hold == "" {
-		return l.failed("force unlock", Holder{}, ErrNotHeld)
+		return l.failed("force unlock", Holder{}, fmt.Errorf("nobody has the lock: %w", ErrNotHeld))
 	}
 	// Not there any more is as good: that hold is over, by an earlier try of ours or by itself.
 	if err := l.client.wire.forceRelease(ctx, l.keys, s.hold, e); err != nil {

@@ -290,6 +290,7 @@ func TestAClientOfGoRedisThatCannotBeUsedIsErrInvalid(t *testing.T) {
 		"a nil cluster": {(*redis.ClusterClient)(nil), "nil"},
 		"a nil Ring":    {(*redis.Ring)(nil), "nil"},
 		"a Ring":        {ring, "redis.Ring is not supported: use a redis.Client, or a redis.ClusterClient"},
+		"a Ring inside": {struct{ *redis.Ring }{ring}, "redis.Ring is not supported"},
 	} {
 		client, err := relock.New(c.rdb)
 		require.Nil(t, client, name)

@@ -321,10 +321,10 @@ func pause(attempt int) time.Duration {
 // wire sends scripts.
 type wire struct {
 	rdb      redis.UniversalClient
-	cluster  *redis.ClusterClient // rdb, if it is one
-	client   string               // the client id
-	patience time.Duration        // how long go-redis waits for an answer
-	sharded  atomic.Bool          // pub/sub is sharded, as in a cluster of Redis 7 or newer
+	cluster  clusterClient // rdb, if it is one
+	client   string        // the client id
+	patience time.Duration // how long go-redis waits for an answer
+	sharded  atomic.Bool   // pub/sub is sharded, as in a cluster of Redis 7 or newer
 	workers  *workers
 	lanes    lanes
 	mapping  chan struct{} // taken by who reads the map of the cluster

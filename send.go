@@ -79,7 +79,7 @@ type lanes struct {
 func (l *lanes) init(w *wire) {
 	l.wire, l.start, l.limit = w, time.Now(), laneLimit
 	l.stalled.Store(-int64(briskPause))
-	if rdb, ok := w.rdb.(*redis.Client); ok {
+	if rdb, ok := w.rdb.(plainClient); ok {
 		o := rdb.Options()
 		l.prompt = o.ContextTimeoutEnabled && o.ReadTimeout >= 0 && o.WriteTimeout >= 0 // else it sets no deadlines at all
 	}

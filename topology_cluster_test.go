@@ -277,6 +277,22 @@ func allThatALockDoes(shared *field) {
 		w.leave(mine, other, ample)
 	})
 
+	on("a cluster client inside a struct of the caller's is one too", func(w *field, p, q *clusterPeer) {
+		t := w.t
+		wrapped, err := relock.New(struct{ *redis.ClusterClient }{p.rdb})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, wrapped.Close()) }()
+		for _, name := range names {
+			l, other := q.NewLock(name), wrapped.NewLock(name)
+			section := w.enter(t.Context(), l, ample)
+			waiter := w.start(t.Context(), other)
+			w.awaitWaiters(name, 1)
+			require.Equal(t, 1, shardChannels(t, w.cluster.MasterFor(name)), "it hears of its grant where the lock is")
+			w.leave(section, l, ample)
+			w.leave(waiter.in(ample), other, ample)
+		}
+	})
+
 	on("twenty waiters of several clients get in, first come, first served", func(w *field, p, q *clusterPeer) {
 		t := w.t
 		l := p.NewLock(names[1])

@@ -219,7 +219,7 @@ func (d *watchdog) look(now time.Time) (r *round, next time.Duration) {
 func (h *hold) tellLeak(heldFor time.Duration) {
 	c := h.client
 	c.events.log(h.logger, slog.LevelError, "relock: lock leaked: a context that Lock returned was dropped without Unlock",
-		slog.String("lock", h.keys.name), slog.String("holder", h.holder.String()))
+		slog.String("lock", h.keys.name), slog.String("holder", h.holder.String()), slog.Int64("token", h.token))
 	if h.hooks.Leaked != nil {
 		c.events.emit(func() { h.hooks.Leaked(Leaked{Name: h.keys.name, Holder: h.holder, Token: h.token, Held: heldFor}) })
 	}

@@ -562,7 +562,7 @@ func TestALeakedHoldIsReportedAndItsLeaseRunsOut(t *testing.T) {
 		lines := log.about("leaked")
 		require.Len(t, lines, 1)
 		require.Equal(t, slog.LevelError, lines[0].level)
-		require.Equal(t, map[string]any{"lock": "a", "holder": holder.String()}, lines[0].attrs)
+		require.Equal(t, map[string]any{"lock": "a", "holder": holder.String(), "token": events[0].Token}, lines[0].attrs)
 
 		reported := time.Now()
 		_ = waiting.section()
