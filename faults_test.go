@@ -478,6 +478,23 @@ func TestALateNestedLockIsTakenOutOfTheCountThoughNothingElseHappens(t *testing.
 	w.awaitFree("a", 0)
 }
 
+func TestTheCountIsSetRightForAsLongAsTheLockIsHeld(t *testing.T) {
+	const ttl = 300 * time.Millisecond
+	w := onShared(t)
+	p := w.peer()
+	l := p.NewLock("a", relock.WithTTL(ttl))
+	outer := w.enter(holderContext(t), l, soon)
+	inner := w.enter(outer, l, soon)
+	lost := p.faults.On(w.script(luaRelease), redistest.CutBefore(redistest.EOF))
+	require.Error(t, w.call(soon, func() error { return l.Unlock(inner) }), "it tries until the lease that it knows of is over")
+	sleepUntil(time.Now().Add(2 * ttl))
+	require.True(t, l.Held(outer), "renewals go on")
+	lost.Remove()
+	redistest.Eventually(t, soon, func() bool { _, count := w.owner("a"); return count == 1 }, "the count is right again")
+	w.leave(outer, l, soon)
+	w.awaitFree("a", 0)
+}
+
 func TestALateNestedLockOfAnEarlierHoldTouchesNothing(t *testing.T) {
 	w := onShared(t)
 	p := w.peer()

@@ -344,32 +344,47 @@ func unconfirmed(h *hold, target int, err error) error {
 	return fmt.Errorf("not confirmed by Redis, so the lock is free within %s at the latest: %w", h.ttl, err)
 }
 
-// settle makes Redis count what is true, after an entry or a partial exit whose end is not known. It tries until the lease
-// is over.
+// settle makes Redis count what is true, after an entry or a partial exit whose end is not known. It tries until the hold
+// is over, or Redis refuses.
 func (h *hold) settle() {
 	t := h.client.table
-	t.mu.Lock()
-	until := h.deadline
-	t.mu.Unlock()
-	ctx := context.Background()
+	for {
+		t.mu.Lock()
+		until := h.deadline
+		t.mu.Unlock()
+		if !time.Now().Before(until) {
+			return
+		}
+		settled := h.settleUntil(until)
+		if settled || time.Now().Before(until) { // else the lease may have been renewed meanwhile
+			return
+		}
+	}
+}
+
+// settleUntil is settle for one lease, and says whether it has come to an end.
+func (h *hold) settleUntil(until time.Time) bool {
+	t, ctx := h.client.table, context.Background()
 	if h.turn(ctx, until) != nil {
-		return
+		return false
 	}
 	defer h.endTurn()
 	t.mu.Lock()
 	state, count := h.state, h.count
 	t.mu.Unlock()
 	if state != held || count == 0 {
-		return
+		return true
 	}
 	there, answer, err := h.client.wire.release(ctx, h, count, effort{stop: h.client.closed, until: until})
-	switch {
-	case err != nil:
-	case !there:
-		_ = h.lose(LossTaken)
-	default:
-		t.renewed(h, answer)
+	if err != nil {
+		return false
 	}
+	if there {
+		t.renewed(h, answer)
+	} else {
+		_ = h.lose(LossTaken)
+	}
+	return true
 }
 
 // released ends a hold whose last entry was left, and tells so.
