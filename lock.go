@@ -817,7 +817,7 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 	}
 	h, t := f.hold, l.client.table
 	t.mu.Lock()
-	state, left, end := h.state, f.left, h.end
+	state, left, end, until := h.state, f.left, h.end, h.deadline
 	t.mu.Unlock()
 	switch {
 	case !h.fixed:
@@ -827,11 +827,9 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 	case state == over:
 		return end
 	}
-	there, answer, err := l.client.wire.extend(ctx, h, d, effort{stop: l.client.closed})
-	if err != nil {
-		return l.failed("extend", h.holder, err)
-	}
-	if !there {
+	there, answer, err := l.client.wire.extend(ctx, h, d, effort{stop: l.client.closed, until: until})
+	switch {
+	case err == nil && !there:
 		t.mu.Lock()
 		released := h.state == leaving || h.state == over && errors.Is(h.end, ErrReleased)
 		t.mu.Unlock()
@@ -839,13 +837,17 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 			return l.failed("extend", h.holder, ErrNotHeld)
 		}
 		return h.lose(LossTaken)
+	case err == nil:
+		answer.lease = d
+		t.renewed(h, answer)
 	}
-	answer.lease = d
-	t.renewed(h, answer)
-	if l.Held(ctx) {
+	switch held := l.Held(ctx); {
+	case held && err != nil:
+		return l.failed("extend", h.holder, err)
+	case held:
 		return nil
 	}
-	// The answer took longer than the lease, so it has extended nothing.
+	// It took longer than the lease, so it has extended nothing.
 	t.mu.Lock()
 	left = f.left
 	t.mu.Unlock()

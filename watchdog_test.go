@@ -842,6 +842,21 @@ func TestExtendWhoseAnswerComesAfterTheLossSaysSo(t *testing.T) {
 	}
 }
 
+func TestExtendWithoutAnAnswerEndsWithTheLeaseWhereItsContextDoesNot(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient(relock.WithFixedLease(time.Minute))
+		l := m.NewLock("a")
+		section := enter(t, t.Context(), l)
+		m.net.Partition()
+		begun := time.Now()
+		require.ErrorIs(t, l.Extend(context.WithoutCancel(section), time.Hour), relock.ErrLockLost)
+		require.Equal(t, time.Minute-margin(time.Minute), time.Since(begun))
+		require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
+		m.net.Heal()
+		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
+	})
+}
+
 func TestExtendOfALockThatTheWatchdogKeepsIsErrInvalid(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		l := w.NewClient().NewLock("a")
