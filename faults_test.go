@@ -1388,6 +1388,12 @@ func TestTooFewReplicaAcksUndoExactlyThisEntry(t *testing.T) {
 	require.ErrorIs(t, w.start(t.Context(), l).out(timeout+atOnce), relock.ErrNotReplicated)
 	w.awaitFree("a", 0)
 
+	// Also where a try of it comes late.
+	stuck := one.faults.Once(w.script(luaAcquire), redistest.Hold())
+	require.ErrorIs(t, w.start(t.Context(), l).out(timeout+soon), relock.ErrNotReplicated)
+	stuck.Release(t)
+	w.awaitFree("a", soon)
+
 	// A section that is held already keeps what it has.
 	plain := one.NewLock("a")
 	outer := w.enter(t.Context(), plain, soon)

@@ -673,8 +673,8 @@ func (a *acquiring) giveUp(h *hold, err error) error {
 func (a *acquiring) undo(h *hold, acked int) error {
 	c := h.client
 	_, answer, err := c.wire.release(a.waiting, h, 0, effort{stop: c.closed, until: time.Now().Add(unlockLimit)})
-	a.traces = err != nil
 	a.unsure = a.unsure || answer.unsure
+	a.traces = err != nil || a.unsure
 	return a.giveUp(h, fmt.Errorf("%w: %d of %d within %s", ErrNotReplicated, acked, h.acks, h.acksTimeout))
 }
 

@@ -185,17 +185,32 @@ func (w *waiter) unheard(ctx context.Context, recheck time.Duration) error {
 	b, s := w.hub, w.sub
 	b.mu.Lock()
 	if s.confirmed {
-		s.confirmed = false
 		s.unheard++
-		if wait := pause(s.unheard); s.link.node != "" {
-			b.client.workers.start(func() { b.relocate(s, wait) })
-		} else {
-			s.link.stale = max(s.link.stale, wait, time.Nanosecond)
-			s.link.kick()
-		}
+		b.renewLocked(s, pause(s.unheard))
 	}
 	b.mu.Unlock()
 	return w.confirmation(ctx, recheck)
+}
+
+// suspect is unheard where nobody knows that it is so. A connection that has just been made leads to the right place.
+func (w *waiter) suspect() {
+	b, s := w.hub, w.sub
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if s.confirmed && time.Since(s.link.made) >= pingEvery {
+		b.renewLocked(s, 0)
+	}
+}
+
+// renewLocked makes a subscription anew after a pause, where the master is then. On the only link that takes a new connection.
+func (b *hub) renewLocked(s *subscription, pause time.Duration) {
+	s.confirmed = false
+	if s.link.node != "" {
+		b.client.workers.start(func() { b.relocate(s, pause) })
+		return
+	}
+	s.link.stale = max(s.link.stale, pause, time.Nanosecond)
+	s.link.kick()
 }
 
 // heard notes that Redis does reach the waiter's channel.
@@ -262,6 +277,7 @@ type link struct {
 
 	// Guarded by the hub's mutex.
 	subs  map[*subscription]struct{}
+	made  time.Time         // when the present connection was begun
 	stale time.Duration     // connect anew, after this pause; 0: no need to
 	asked [][]*subscription // SUBSCRIBE commands that are not answered, oldest first
 	leave []departure       // whose subscriptions have moved to another link
@@ -322,6 +338,9 @@ func (l *link) run() {
 // needed any more.
 func (l *link) serve(down time.Time) (answered bool, err error) {
 	c := l.hub.client
+	l.hub.mu.Lock()
+	l.made = time.Now()
+	l.hub.mu.Unlock()
 	ps := l.rdb.Subscribe(context.Background()) // connects with the first channel
 	ctx, cancel := context.WithCancel(context.Background())
 	broken := make(chan error, 1)
@@ -659,16 +678,17 @@ func (l *link) refused(err error) bool {
 	return true
 }
 
-// evicted handles the loss of a subscription that the server ended by itself: its slot has moved to another node.
+// evicted handles the loss of a subscription that the server ended by itself: its slot has moved to another node. Its plain
+// twin goes there too: the node may be about to leave the cluster.
 func (l *link) evicted(channel string) {
 	b := l.hub
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for s := range l.subs {
-		if s.channel != channel || !s.sharded {
+		if s.channel != channel || !s.sharded && !s.plain {
 			continue
 		}
-		s.there = false
+		s.there = s.there && s.plain
 		if s.confirmed { // not one that we have just given up
 			s.confirmed = false
 			b.client.workers.start(func() { b.relocate(s, 0) })

@@ -3,6 +3,7 @@ package relock
 import (
 	"errors"
 	"math/rand/v2"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -183,15 +184,16 @@ func (*redisson) state(k *keys) *request { return newRedissonRequest(redissonSta
 type race struct {
 	key string
 
-	// turn is the runner's. Taken by sending, which Go lets happen in the order of arrival; given back by receiving. It
-	// guards ears and due.
-	turn chan struct{}
-	ears [2]*waiter // set while the channel is heard; the second one on plain pub/sub where the first is on sharded
-	due  time.Time  // when to ask although nothing was heard
+	// turn is the runner's. Taken by sending, which Go lets happen in the order of arrival; given back by receiving, by
+	// whoever is not the runner any more. It guards ears, due and owner.
+	turn  chan struct{}
+	ears  [2]*waiter // set while the channel is heard; the second one on plain pub/sub where the first is on sharded
+	due   time.Time  // when to ask although nothing was heard
+	owner string     // the hold that had the lock when that was last known
 
 	// Guarded by the layout's mutex.
 	waiting int
-	refusal *LockedError // what Redis said last; nil: nothing yet
+	refusal *LockedError // what is known of who has the lock; nil: nothing yet
 }
 
 // first asks once and then waits in the client's race for the lock. Who finds a race that is on goes behind those in it,
@@ -219,15 +221,31 @@ func (r *redisson) first(a *acquiring, h *hold) error {
 	if position > 0 || a.refusal != nil {
 		a.joined(h, position)
 	}
+	return r.run(p, a, h)
+}
+
+// takeTurn makes the call the runner, and lets it know what the race knows.
+func (r *redisson) takeTurn(p *race, a *acquiring) (err error) {
 	select {
 	case p.turn <- struct{}{}:
-	case <-h.client.closed:
-		return a.giveUp(h, ErrClosed)
+	case <-a.lock.client.closed:
+		err = ErrClosed
 	case <-a.waiting.Done():
-		return a.giveUp(h, ended(a.waiting))
+		err = ended(a.waiting)
 	}
-	defer func() { <-p.turn }()
-	return r.run(p, a, h)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p.refusal != nil {
+		a.refusal = sameRefusal(p.refusal)
+	}
+	return err
+}
+
+// refuse notes for the others in the race who has the lock.
+func (r *redisson) refuse(p *race, refusal *LockedError) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p.refusal = sameRefusal(refusal)
 }
 
 // join joins the race for the lock, and says how many are in it already. If there is none, it begins one if that is
@@ -247,6 +265,8 @@ func (r *redisson) join(a *acquiring, h *hold, begin bool, due time.Time) (p *ra
 		r.races[p.key] = p
 	case a.refusal == nil:
 		a.refusal = sameRefusal(p.refusal)
+	default: // it has asked just now
+		p.refusal = sameRefusal(a.refusal)
 	}
 	p.waiting++
 	return p, p.waiting - 1
@@ -281,46 +301,94 @@ func (p *race) deafen() {
 	}
 }
 
-// run is the runner's wait: it hears the channel, asks, and waits for a message or the end of the owner's lease, again
-// and again. What it knows when it leaves is in the race, for the next.
+// run is a call's wait for its turn, and then the runner's: it hears the channel, asks, and waits for a message or the end of the
+// owner's lease, again and again. What it knows when it leaves is in the race, for the next.
 func (r *redisson) run(p *race, a *acquiring, h *hold) error {
-	for {
-		if err := r.wake(p, a, h); err != nil {
+	runner, entered := false, false
+	defer func() {
+		if !runner {
+			return
+		}
+		if !entered {
 			p.due = time.Time{} // what we were told may be meant for the next
+		}
+		<-p.turn
+	}()
+	for {
+		if !runner {
+			if err := r.takeTurn(p, a); err != nil {
+				return a.giveUp(h, err)
+			}
+			runner = true
+		}
+		silent, err := r.wake(p, a, h)
+		if err != nil {
 			return a.giveUp(h, err)
 		}
-		reply, answer, err := a.ask(h, false)
-		switch {
-		case err != nil:
-			p.due = time.Time{}
+		reply, answer, err := p.ask(a, h, &runner)
+		if err != nil {
 			return a.giveUp(h, err)
-		case reply.status == acquireOurs:
-			p.due = time.Time{}
+		}
+		if runner {
+			if silent && reply.owner != p.owner {
+				p.suspect()
+			}
+			p.owner = reply.owner
+		}
+		if reply.status == acquireOurs {
 			done, err := a.ours(h, reply.token, answer)
 			if done && err == nil { // the next hears of it when we leave, or finds out when our lease should be over
-				p.due = time.Now().Add(h.ttl + time.Millisecond)
+				entered = true
+				r.refuse(p, &LockedError{Name: a.lock.name, Holder: h.client.layout.holderOf(h.id), TTL: h.ttl})
+				if runner {
+					p.owner, p.due = h.id, time.Now().Add(h.ttl+time.Millisecond)
+				}
 			}
 			if done {
 				return err
 			}
-		default:
-			a.refusedBy(h, reply)
-			r.mu.Lock()
-			p.refusal = sameRefusal(a.refusal)
-			r.mu.Unlock()
-			if !a.waited {
-				a.joined(h, 0)
-			}
+			continue
+		}
+		a.refusedBy(h, reply)
+		r.refuse(p, a.refusal)
+		if !a.waited {
+			a.joined(h, 0)
+		}
+		if runner {
 			p.due = time.Now().Add(redissonRecheck(h, reply))
 		}
 	}
 }
 
-// wake returns when Redis should be asked.
-func (r *redisson) wake(p *race, a *acquiring, h *hold) error {
+// ask asks Redis in the runner's turn. Where the answer takes its time, the turn goes to the next, who asks too, perhaps over a
+// connection that is better; then runner is false.
+func (p *race) ask(a *acquiring, h *hold, runner *bool) (acquisition, answer, error) {
+	slow := time.AfterFunc(h.ttl/3, func() {
+		p.due = time.Time{}
+		<-p.turn
+	})
+	defer func() { *runner = slow.Stop() }()
+	return a.ask(h, false)
+}
+
+// suspect is for a lock that has become another's, and nobody has told us. Mostly nobody could: a lease ran out. But it may be that
+// we are subscribed where the master is not any more, so the subscriptions are made anew, though not again and again.
+func (p *race) suspect() {
+	for _, w := range p.ears {
+		if w != nil {
+			w.suspect()
+		}
+	}
+}
+
+// wake returns when Redis should be asked. silent: because it is time to, and nothing was heard.
+func (r *redisson) wake(p *race, a *acquiring, h *hold) (silent bool, err error) {
 	a.wake = WakeNone
 	if hears, err := r.listen(p, a, h); !hears {
-		return err
+		return false, err
+	}
+	if latest := time.Now().Add(max(h.ttl, redissonUnknown)); p.due.After(latest) { // as redissonRecheck has it for this call
+		p.due = latest
 	}
 	var words [2]chan word // one that is nil never has anything
 	for i, w := range p.ears {
@@ -335,12 +403,16 @@ func (r *redisson) wake(p *race, a *acquiring, h *hold) error {
 	case heard[0] = <-words[0]:
 	case heard[0] = <-words[1]:
 	case <-timer.C:
+		silent = true
 	case <-h.client.closed:
-		return ErrClosed
+		return false, ErrClosed
 	case <-a.waiting.Done():
-		return ended(a.waiting)
+		return false, ended(a.waiting)
 	}
-	for i := range words { // whatever has come by now, we ask after it; both kinds of one message come together
+	if words[1] != nil {
+		runtime.Gosched() // both kinds of one message come together: the reader has the other one, and has let us go first
+	}
+	for i := range words { // whatever has come by now, we ask after it
 		select {
 		case heard[i+1] = <-words[i]:
 		default:
@@ -350,12 +422,12 @@ func (r *redisson) wake(p *race, a *acquiring, h *hold) error {
 		switch {
 		case what.err != nil:
 			p.deafen()
-			return what.err
+			return false, what.err
 		case what.message:
 			a.wake = WakeReleased
 		}
 	}
-	return nil
+	return silent && a.wake == WakeNone, nil
 }
 
 // listen makes the client hear the lock's channel. heard: it does already. A message from before the subscription is

@@ -411,7 +411,7 @@ func TestInRedissonsLayoutNobodyIsLetInUnderAKeyOfAnotherType(t *testing.T) {
 	h := r.entered("u:1", 1)
 	require.NoError(t, r.rdb.Set(t.Context(), "redisson_lock_token:{orders:42}", "x", 0).Err())
 	_, _, err = r.client.wire.acquire(t.Context(), h, 2, false, 0, once)
-	require.ErrorContains(t, err, "not a number")
+	require.ErrorContains(t, err, "not an integer")
 	require.Equal(t, map[string]string{"u:1": "1"}, r.rdb.HGetAll(t.Context(), "orders:42").Val())
 }
 

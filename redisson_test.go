@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"reflect"
 	"strings"
 	"sync"
@@ -234,6 +235,32 @@ func TestAPlainLockHasNoTokenAndAFencedOneSharesItsCounterWithJava(t *testing.T)
 	require.Equal(t, time.Duration(-1), w.plain.TTL(t.Context(), counter).Val(), "it has no end")
 }
 
+func TestATokenThatCannotBeCountedUpIsAnErrorAndTheHoldStaysAsItIs(t *testing.T) {
+	for _, junk := range []string{"1.5", "1e3", " 5", "012", "9007199254740992", "9223372036854775807"} {
+		t.Run(junk, func(t *testing.T) {
+			w := onShared(t)
+			p := w.peer(inRedisson(relock.WithRedissonFencing())...)
+			l := p.NewLock("a")
+			set := func() {
+				require.NoError(t, w.plain.Set(t.Context(), "redisson_lock_token:{a}", junk, 0).Err())
+			}
+			outer := w.enter(t.Context(), l, soon)
+			set()
+			_, err := l.Lock(outer)
+			require.Error(t, err)
+			require.Equal(t, 1, l.Count(outer))
+			holder, _ := relock.HolderFrom(outer)
+			require.Equal(t, "1", w.plain.HGet(t.Context(), "a", holder.String()).Val(), "Redis does not count what has failed")
+			w.leave(outer, l, soon)
+			set()
+			_, err = l.Lock(t.Context())
+			require.Error(t, err)
+			w.awaitGone("a")
+			require.NoError(t, w.plain.Del(t.Context(), "redisson_lock_token:{a}").Err())
+		})
+	}
+}
+
 func TestOfTheWaitersOfOneClientAMessageWakesOne(t *testing.T) {
 	const waiters = 50
 	w := onShared(t)
@@ -307,6 +334,146 @@ func TestAWaiterThatGivesUpAtTheMomentOfTheMessageLeavesItToTheNext(t *testing.T
 		w.awaitGone("a")
 		cancel()
 	}
+}
+
+func TestWhoWaitsBehindAnotherOfItsClientIsToldWhoHasTheLock(t *testing.T) {
+	w := onShared(t)
+	j, p := w.java(), w.peer(inRedisson()...)
+	l := p.NewLock("a")
+	j.lock("a")
+	asks := w.answers(p)
+	first := w.start(t.Context(), l)
+	w.awaitAsks(asks, 2)
+	last := w.start(t.Context(), l) // the race goes on
+	j.unlock("a")
+	section := first.in(soon)
+	refused := func(want relock.Holder) {
+		t.Helper()
+		_, err := l.TryLockFor(t.Context(), 50*time.Millisecond)
+		var locked *relock.LockedError
+		require.ErrorAs(t, err, &locked)
+		require.Equal(t, want, locked.Holder, "the one that has it now, not Java")
+	}
+	holder, _ := relock.HolderFrom(section)
+	refused(holder)
+	w.leave(section, l, soon)
+	w.leave(last.in(soon), l, soon)
+
+	// The channel is still heard, so the next race begins without a question. Who joins it meanwhile knows no more than the runner.
+	stuck := p.faults.Once(w.script("redisson/acquire"), redistest.Hold())
+	runner := w.start(t.Context(), l)
+	stuck.WaitHits(t, 1)
+	queued := make(chan struct{})
+	behind := p.NewLock("a", relock.WithHooks(relock.Hooks{Queued: func(relock.Queued) { close(queued) }}))
+	refusal := make(chan error, 1)
+	go func() {
+		_, err := behind.TryLockFor(t.Context(), 300*time.Millisecond)
+		refusal <- err
+	}()
+	<-queued
+	stuck.LetGo()
+	section = runner.in(soon)
+	require.ErrorIs(t, <-refusal, relock.ErrLocked)
+	w.leave(section, l, soon)
+}
+
+func TestASilentConnectionOfOneWaiterDoesNotKeepTheOthersOfItsClientOut(t *testing.T) {
+	const patient = 20 * time.Second
+	w := onShared(t)
+	p := w.peerOn(func(o *redis.Options) { o.ReadTimeout, o.WriteTimeout = patient, patient }, inRedisson(relock.WithTTL(time.Second))...)
+	j := w.java()
+	l := p.NewLock("a")
+	j.lock("a")
+	asks := w.answers(p)
+	ctx, cancel := context.WithCancel(t.Context())
+	runner := w.start(ctx, l)
+	w.awaitAsks(asks, 2)
+	behind := w.start(t.Context(), l)
+	stuck := p.faults.Once(w.script("redisson/acquire"), redistest.Hold())
+	j.unlock("a")
+	stuck.WaitHits(t, 1)
+	w.leave(behind.in(soon), l, soon)
+	cancel()
+	require.ErrorIs(t, runner.out(soon), context.Canceled)
+	stuck.LetGo()
+	w.awaitGone("a")
+}
+
+// panicking is a hook of the go-redis client that panics once it is armed.
+type panicking struct{ armed atomic.Bool }
+
+func (*panicking) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (p *panicking) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if ctx.Value(p) != nil && p.armed.Load() {
+			panic("a hook")
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (*panicking) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook { return next }
+
+func TestAWaiterThatPanicsLeavesTheMessageToTheNext(t *testing.T) {
+	// The lease is long, so a wake-up that is lost would be noticed.
+	w := onShared(t)
+	j, p := w.java(), w.peer(inRedisson()...)
+	hook := &panicking{}
+	p.rdb.AddHook(hook)
+	l := p.NewLock("a")
+	j.lock("a")
+	asks := w.answers(p)
+	panicked := make(chan any, 1)
+	go func() {
+		defer func() { panicked <- recover() }()
+		_, _ = l.Lock(context.WithValue(context.Background(), hook, true))
+	}()
+	w.awaitAsks(asks, 2)
+	behind := w.start(t.Context(), l)
+	hook.armed.Store(true)
+	j.unlock("a")
+	require.Equal(t, "a hook", <-panicked)
+	w.leave(behind.in(soon), l, soon)
+}
+
+func TestAMasterThatIsAnotherServerNowIsHeardAfterTheFirstLease(t *testing.T) {
+	const ttl = 3 * time.Second
+	w, replica := withReplica(t)
+	var address atomic.Pointer[string]
+	move := func(to string) { address.Store(&to) }
+	move(w.server.Addr())
+	follow := func(o *redis.Options) {
+		dial := o.Dialer
+		o.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) { return dial(ctx, network, *address.Load()) }
+		o.ConnMaxLifetime = 50 * time.Millisecond // commands soon go where the name leads
+	}
+	options := inRedisson(relock.WithTTL(ttl))
+	owner, waiting := w.peerOn(follow, options...), w.peerOn(follow, options...)
+	l := waiting.NewLock("a")
+	section := w.enter(t.Context(), owner.NewLock("a"), soon)
+	asks := w.answers(waiting)
+	waiter := w.start(t.Context(), l)
+	w.awaitAsks(asks, 2)
+	last := w.start(t.Context(), l)
+	replicated(t, w.plain, "x")
+	old := w.plain
+	w.plain = replica.Client()
+	t.Cleanup(func() { w.plain = old })
+	require.NoError(t, w.plain.ReplicaOf(t.Context(), "NO", "ONE").Err())
+	move(replica.Addr()) // and the old one lives on, alone
+	sleepUntil(time.Now().Add(100 * time.Millisecond))
+	w.leave(section, owner.NewLock("a"), soon)
+	w.leave(waiter.in(ttl+soon), l, soon) // nobody could tell it
+	w.leave(last.in(soon), l, soon)       // its own client did
+
+	section = w.enter(t.Context(), owner.NewLock("a"), soon)
+	waiter = w.start(t.Context(), l)
+	w.awaitEars("a", 1)
+	w.leave(section, owner.NewLock("a"), soon)
+	begun := time.Now()
+	w.leave(waiter.in(ttl+soon), l, soon)
+	require.Less(t, time.Since(begun), ttl/2, "it hears the new one")
 }
 
 func TestAThousandWaitersInRedissonsLayoutAreInOnceEachAndSilentUntilThen(t *testing.T) {
@@ -474,6 +641,25 @@ func TestALockThatIsFreedWithoutAMessageIsFoundFree(t *testing.T) {
 	})
 }
 
+func TestWhoWaitsBehindALongLeaseOfItsClientAsksInTimeToo(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient(inRedisson()...)
+		long, short := m.NewLock("a", relock.WithFixedLease(time.Hour)), m.NewLock("a", relock.WithTTL(time.Second))
+		w.HSet("a", "f47ac10b-58cc-4372-a567-0e02b2c3d479:42", "1")
+		w.SetTTL("a", 5*time.Second)
+		owner := begin(t, t.Context(), long.Lock)
+		waiter := begin(t, t.Context(), short.Lock)
+		pass(6 * time.Second)
+		section := owner.section()
+		require.True(t, waiter.waits())
+		w.Del("a") // without a message
+		freed := time.Now()
+		require.NoError(t, short.Unlock(waiter.section()))
+		require.LessOrEqual(t, time.Since(freed), 11*time.Second)
+		require.ErrorIs(t, long.Unlock(section), relock.ErrLockLost)
+	})
+}
+
 func TestHooksInRedissonsLayoutTellOfTheWait(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		var r recorder
@@ -541,6 +727,12 @@ func TestTooFewReplicaAcksInRedissonsLayoutUndoTheEntry(t *testing.T) {
 	replica.Pause()
 	require.ErrorIs(t, w.start(t.Context(), l).out(timeout+soon), relock.ErrNotReplicated)
 	require.Zero(t, w.plain.Exists(t.Context(), "a").Val())
+
+	// Also where a try of it comes late.
+	stuck := p.faults.Once(w.script("redisson/acquire"), redistest.Hold())
+	require.ErrorIs(t, w.start(t.Context(), l).out(timeout+soon), relock.ErrNotReplicated)
+	stuck.Release(t)
+	w.awaitGone("a")
 
 	// A waiter too, and the lock goes on to the next.
 	j := w.java()

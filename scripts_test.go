@@ -1411,7 +1411,8 @@ func TestAFreeLockWithATokenKeyOfAnotherTypeIsNotTaken(t *testing.T) {
 
 func TestATokenKeyWithoutANumberIsAnErrorAndNothingChanges(t *testing.T) {
 	for junk, want := range map[string]string{
-		"junk": "not an integer", "012": "not an integer", "9223372036854775807": "too large for a token", "99999999999999999999": "too large for a token",
+		"junk": "not an integer", "012": "not an integer", "9223372036854775807": "too large for a token",
+		"9007199254740992": "too large for a token", "99999999999999999999": "too large for a token",
 	} {
 		set := func(r *rig) { require.NoError(t, r.rdb.Set(t.Context(), r.keys.token, junk, 0).Err()) }
 		t.Run("entering, "+junk, func(t *testing.T) {

@@ -74,6 +74,26 @@ func TestInAClusterRedissonIsHeardAndToldWhicheverPubSubItUses(t *testing.T) {
 		})
 	}
 
+	t.Run("both kinds of one message cost one question", func(t *testing.T) {
+		const messages = 30
+		w := shared.in(t)
+		p := w.peer(inRedisson()...)
+		w.javaLocks(names[0])
+		asks := w.answers(p)
+		waiter := w.start(t.Context(), p.NewLock(names[0]))
+		w.awaitRunner(asks, 2)
+		before := asks()
+		for range messages { // somebody else has it again at once
+			n := asks()
+			require.NoError(t, w.all.Eval(t.Context(), `redis.call('SPUBLISH', ARGV[1], '0') return redis.call('PUBLISH', ARGV[1], '0')`,
+				names[:1], redissonChannelOf(names[0])).Err())
+			w.awaitRunner(asks, n+1)
+		}
+		require.Less(t, asks()-before, messages*3/2, "seldom more")
+		w.javaUnlocks(names[0], "SPUBLISH", w.all)
+		w.leave(waiter.in(soon), waiter.lock, soon)
+	})
+
 	t.Run("Go frees it", func(t *testing.T) {
 		w := shared.in(t)
 		p := w.peer(inRedisson()...)
@@ -165,6 +185,10 @@ func TestInAClusterAWaiterInRedissonsLayoutFollowsItsSlot(t *testing.T) {
 			to := w.cluster.MasterFor(names[1])
 			w.cluster.MoveSlot(name, to)
 			redistest.Eventually(t, soon, func() bool { return shardChannels(t, to) == 1 }, "it hears the new master")
+			channel := redissonChannelOf(name)
+			redistest.Eventually(t, soon, func() bool {
+				return to.Client().PubSubNumSub(t.Context(), channel).Val()[channel] == 1
+			}, "and plain messages there too: where they came from may leave the cluster")
 			require.True(t, waiter.waiting())
 			w.javaUnlocks(name, publish, w.all)
 			w.leave(waiter.in(soon), l, soon)

@@ -39,11 +39,10 @@ local lasts = release < locks and call('MGET', unpack(KEYS, tokens + release + 1
 -- Nobody holds it and nobody waits.
 local lease, over -- the last one, and when it is over
 local function enter_free(i)
-  local base, token_key, last = KEYS[i], KEYS[tokens + i], lasts[i - release] or '0'
-  if #last > 16 then
+  local base, token_key, last = KEYS[i], KEYS[tokens + i], tonumber(lasts[i - release] or '0')
+  if last > 9e15 then
     error() -- see last.lua, which says it to who asks by itself
   end
-  last = tonumber(last)
   local used, wanted = last, ARGV[leases + i] or ARGV[locks + 2]
 --- include mint
   call('HSET', base, ARGV[1 + i], '1')

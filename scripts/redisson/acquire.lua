@@ -10,36 +10,41 @@
 
 --- include redisson/owner
 
+local call = redis.call
 local base, token_key = KEYS[1], KEYS[2]
 local hold, target, step, ttl = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 
-local count = tonumber(redis.call('HGET', base, hold))
+local count = tonumber(call('HGET', base, hold))
 if not count then
   if target > 1 then
-    redis.call('HDEL', base, hold) -- an error if this is a replica that does not know yet
+    call('HDEL', base, hold) -- an error if this is a replica that does not know yet
     return -1
   end
-  if redis.call('EXISTS', base) == 1 then
-    return {redis.call('PTTL', base), (owner(base))}
+  if call('EXISTS', base) == 1 then
+    return {call('PTTL', base), (owner(base))}
   end
 end
 
 if not count then
-  -- Written first: if its key is none that can be counted up, or memory has run out, the script ends here and nothing has
-  -- changed.
-  local token = token_key and redis.call('INCR', token_key) or 0
-  redis.call('HSET', base, hold, 1)
-  redis.call('PEXPIRE', base, ttl)
+  -- Written first: if its key is none that can be counted up, or memory has run out, the script ends here and nothing else
+  -- has changed.
+  local token = token_key and call('INCR', token_key) or 0
+  if token > 9e15 then
+    error(token_key .. ' holds a number that is too large for a token')
+  end
+  call('HSET', base, hold, 1)
+  call('PEXPIRE', base, ttl)
   return token
 end
 
-local last = token_key and redis.call('GET', token_key)
-if last and not tonumber(last) then
-  return redis.error_reply('ERR ' .. token_key .. ' is not a number')
+local token
+if token_key then
+--- include last
+  token = last
 end
 update(base, hold, target, step, ARGV[5] == '1', ttl)
 if not token_key then
   return 0
 end
 -- Asked once more for the same count, a hold has its token already.
-return count == target and tonumber(last) or redis.call('INCR', token_key)
+return count == target and token > 0 and token or call('INCR', token_key)
