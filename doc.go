@@ -200,7 +200,7 @@
 //	ctx is done during a wait         Lock returns at once; the waiter is taken out of the queue in the background.
 //	ctx is done in a section          The section's context ends with it. Unlock works; renewal has stopped.
 //	Unlock is forgotten               When the garbage collector finds the context, it is reported (logger, Hooks.Leaked);
-//	                                  the lease runs out.
+//	                                  the lease runs out. Not while a context that was made from it is not cancelled.
 //	the client is closed              Waits and contexts end with ErrClosed. Unlock works.
 //
 // A section that is cut short sees its context end; database drivers and HTTP clients report that as "context canceled".

@@ -41,10 +41,11 @@ type hold struct {
 	token   int64
 	since   time.Time
 	deepest int
-	leaks   int    // entries whose context was dropped without Unlock
-	told    int    // of these were reported
-	count   int    // of frames
-	frames  *frame // open entries, newest first
+	leaked  bool   // the context of some entry was dropped without Unlock
+	count   int    // of open entries
+	frames  *frame // of these, without those whose context was dropped, newest first
+
+	leaks []context.CancelCauseFunc // of entries whose context was dropped, which is not reported yet
 }
 
 // tenure is a process's time in a lock as Redis sees it: one field of the hash, and its lease. It is that of one hold, or, where
@@ -71,6 +72,7 @@ type tenure struct {
 	// deadline is when the lease is over as far as this process can know: the time before the command that set the
 	// lease was sent, plus the lease, minus a margin for clocks that run apart.
 	deadline time.Time
+	extended time.Time // until when an Extend may have made the lease last
 	renewed  time.Time // the time before the command that last set the lease was sent
 	failures int       // renewals in a row that were not confirmed
 	index    int       // in the watchdog's heap, which knows when it looks at this one next; -1 if not in it
@@ -159,8 +161,9 @@ func (h *hold) isEntering() bool {
 	return h.state == entering
 }
 
-// frame is one entry of a hold. The context that Lock returns refers to its frame, but no frame refers to that context:
-// so when the caller drops it without Unlock, the garbage collector tells.
+// frame is one entry of a hold. The context that Lock returns refers to its frame, but its frame does not refer to that context:
+// so when the caller drops it without Unlock, the garbage collector tells. (The frame of an entry inside does, and so do contexts
+// made from it: they are children of ctx as long as they have not ended.)
 type frame struct {
 	// Guarded by the mutex of the client's table.
 	left       bool   // Unlock was called
@@ -209,14 +212,17 @@ func (f *frame) discard(err error) {
 }
 
 // leaked is called by the garbage collector when nobody can unlock f any more. It leaves a note for the watchdog, and
-// touches nothing but that: it runs on a goroutine of the runtime, and outside of any synctest bubble.
+// touches nothing but that: it runs on a goroutine of the runtime, and outside of any synctest bubble. The hold lets go of f, though
+// it goes on to count it: f refers to the context of the entry around it, which may be dropped too.
 func (f *frame) leaked() {
-	t := f.hold.client.table
+	h := f.hold
+	t := h.client.table
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !f.left {
 		f.left = true
-		f.hold.leaks++
+		t.unlinkLocked(f)
+		h.leaks = append(h.leaks, f.cancel)
 	}
 }
 
@@ -232,13 +238,16 @@ func frameOf(ctx context.Context, c *Client, base string) *frame {
 
 // wanted says whether somebody still works under this frame, so that the lease is worth renewing. Its context ends with
 // the caller's, and with any frame around it. An outer frame that was left early does not count: this one is still open,
-// and lasts as long as the caller's context outside of all frames.
+// and lasts as long as the caller's context outside of all frames, and its own deadline.
 func (f *frame) wanted() bool {
 	if f.left {
 		return false
 	}
 	if f.ctx.Err() == nil {
 		return true
+	}
+	if deadline, ok := f.ctx.Deadline(); ok && !time.Now().Before(deadline) {
+		return false
 	}
 	return errors.Is(context.Cause(f.ctx), ErrReleased) && f.base.Err() == nil
 }
@@ -341,7 +350,15 @@ func unconfirmed(h *hold, target int, err error) error {
 	if target > 0 {
 		return fmt.Errorf("not confirmed by Redis; left all the same, and Redis will be told: %w", err)
 	}
-	return fmt.Errorf("not confirmed by Redis, so the lock is free within %s at the latest: %w", h.ttl, err)
+	return fmt.Errorf("not confirmed by Redis, so the lock is free within %s at the latest: %w", h.longest(time.Now()), err)
+}
+
+// longest is how long Redis may keep the hold from now on if nothing renews it.
+func (h *hold) longest(now time.Time) time.Duration {
+	t := h.client.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return max(h.ttl, h.extended.Sub(now).Round(time.Millisecond))
 }
 
 // settle makes Redis count what is true, after an entry or a partial exit whose end is not known. It tries until the hold
@@ -474,6 +491,11 @@ func (t *table) addLocked(h *hold, f *frame) {
 }
 
 func (t *table) removeLocked(f *frame) {
+	t.unlinkLocked(f)
+	f.hold.count--
+}
+
+func (t *table) unlinkLocked(f *frame) {
 	if f.prev != nil {
 		f.prev.next = f.next
 	} else {
@@ -483,7 +505,6 @@ func (t *table) removeLocked(f *frame) {
 		f.next.prev = f.prev
 	}
 	f.next, f.prev = nil, nil
-	f.hold.count--
 }
 
 // finishLocked ends a hold. The frames stay, for whoever has to tell them.
@@ -505,6 +526,7 @@ func (t *table) renewed(h *hold, a answer) {
 	defer t.mu.Unlock()
 	if a.lease > 0 && h.state == held {
 		t.confirmLocked(h, a.sent, a.lease, time.Now())
+		h.client.watchdog.nudgeLocked()
 	}
 }
 
@@ -569,6 +591,14 @@ func (t *table) scheduleLocked(h *hold) {
 		t.leases.add(h.tenure, t.at(t.renewalLocked(h)))
 	} else {
 		t.rescheduleLocked(h, t.renewalLocked(h))
+	}
+}
+
+// resumeLocked is for an entry into h: if nobody worked in it, the watchdog has let go until the deadline.
+func (t *table) resumeLocked(h *hold) {
+	if h.index >= 0 && t.leases[h.index].due >= t.at(h.deadline) {
+		t.scheduleLocked(h)
+		h.client.watchdog.nudgeLocked()
 	}
 }
 

@@ -91,7 +91,8 @@ func (l *Lock) DoFor(ctx context.Context, wait time.Duration, fn func(ctx contex
 // The context that Lock returns is for the work in the section and for Unlock. It carries the holder and this entry, and
 // ends when ctx ends, when the entry is unlocked ([context.Cause] is [ErrReleased]), when the lock is lost ([ErrLockLost])
 // and when the client is closed ([ErrClosed]). When ctx is done the lease is not renewed any more, so a section that is
-// never unlocked ends at most one TTL after its request.
+// never unlocked ends at most one TTL after its request. (Where ctx has ended because an outer section was left first, its deadline
+// counts, and the end of the context outside all sections.)
 //
 // On error the context returned is ctx itself, and the holder has not entered:
 //   - [ErrLocked] together with ctx's error: ctx was done while another holder had the lock.
@@ -206,6 +207,7 @@ func (l *Lock) reenter(ctx context.Context) context.Context {
 	entered := h.state == held && time.Now().Before(h.deadline) && !l.client.isClosed()
 	if entered {
 		t.addLocked(h, f)
+		t.resumeLocked(h)
 	}
 	t.mu.Unlock()
 	if !entered {
@@ -278,8 +280,12 @@ func (a *acquiring) enter() error {
 			return a.first(h)
 		}
 		if err := a.awaitTurn(h); err != nil {
-			if h.isEntering() { // it waits in the queue, or is about to
-				a.refusal = &LockedError{Name: l.name}
+			select {
+			case <-h.queued:
+				if h.isEntering() { // it waits: another holder has the lock
+					a.refusal = &LockedError{Name: l.name}
+				}
+			default:
 			}
 			return a.failed(err)
 		}
@@ -333,8 +339,14 @@ func (a *acquiring) awaitTurn(h *hold) error {
 	default:
 	}
 	queued := h.queued
+	var late <-chan time.Time
 	if a.mayWait || !h.isEntering() {
 		queued = nil
+	}
+	if !a.mayWait {
+		timer := time.NewTimer(h.client.wire.triesTake())
+		defer timer.Stop()
+		late = timer.C
 	}
 	select {
 	case h.step <- struct{}{}:
@@ -342,6 +354,8 @@ func (a *acquiring) awaitTurn(h *hold) error {
 	case <-queued:
 		a.refusal = &LockedError{Name: a.lock.name}
 		return errWaitOver
+	case <-late:
+		return errGivenUp
 	case <-h.client.closed:
 		return ErrClosed
 	case <-a.waiting.Done():
@@ -379,20 +393,26 @@ func (a *acquiring) nested(h *hold) (again bool, err error) {
 				l.client.workers.start(h.settle)
 			}
 		}()
-		reply, answer, err := l.client.wire.acquire(a.waiting, h, target, false, 0, a.effort())
+		e := a.effort()
+		e.until = deadline
+		reply, answer, err := l.client.wire.acquire(a.waiting, h, target, false, 0, e)
 		returned = true
-		if err != nil {
-			if answer.unsure || answer.gaveUp { // Redis may count this entry
-				l.client.workers.start(h.settle)
-			}
+		if err != nil && (answer.unsure || answer.gaveUp) { // Redis may count this entry
+			l.client.workers.start(h.settle)
+		}
+		switch inTime := time.Now().Before(deadline); {
+		case err != nil && (inTime || !a.mayWait || a.waiting.Err() != nil):
 			return false, a.failed(err)
+		case err == nil && reply.status != acquireOurs:
+			return a.outlived(h, h.lose(LossTaken))
+		case err == nil:
+			t.renewed(h, answer)
 		}
-		if reply.status != acquireOurs {
-			return false, h.lose(LossTaken)
-		}
-		t.renewed(h, answer)
-		if t.isOver(h) {
-			return false, h.lose(LossExpired)
+		switch {
+		case t.isOver(h):
+			return a.outlived(h, h.lose(LossExpired))
+		case err != nil: // the lease was renewed meanwhile
+			return true, nil
 		}
 	}
 	a.prepare(h)
@@ -401,15 +421,26 @@ func (a *acquiring) nested(h *hold) (again bool, err error) {
 	case held:
 		err = a.beginLocked(h)
 	case leaving: // as the other entries were left, and this one could not be waited for
-		err = ErrReleased
+		again, err = a.outlived(h, ErrReleased)
 	default:
-		err = h.end
+		again, err = a.outlived(h, h.end)
 	}
 	t.mu.Unlock()
-	if err != nil {
+	if a.frame != nil {
 		a.discard(err)
 	}
-	return false, err
+	return again, err
+}
+
+// outlived is what becomes of a nested call whose hold has ended. Who is inside of it is told; who has only the same holder asks
+// for a new one.
+func (a *acquiring) outlived(h *hold, end error) (again bool, err error) {
+	for f := carriedBy(a.ctx).frame; f != nil; f = f.outer {
+		if f.hold == h {
+			return false, end
+		}
+	}
+	return true, nil
 }
 
 // ask sends the first entry of h once, or until Redis answers.
@@ -597,6 +628,7 @@ func (a *acquiring) beginLocked(h *hold) error {
 		return a.lock.failed("lock", a.holder, ErrClosed)
 	}
 	h.client.table.addLocked(h, a.frame)
+	h.client.table.resumeLocked(h)
 	a.frame, a.depth, a.token = nil, h.count, h.token
 	return nil
 }
@@ -675,6 +707,7 @@ func (a *acquiring) undo(h *hold, acked int) error {
 	_, answer, err := c.wire.release(a.waiting, h, 0, effort{stop: c.closed, until: time.Now().Add(unlockLimit)})
 	a.unsure = a.unsure || answer.unsure
 	a.traces = err != nil || a.unsure
+	a.refusal = nil // that was before
 	return a.giveUp(h, fmt.Errorf("%w: %d of %d within %s", ErrNotReplicated, acked, h.acks, h.acksTimeout))
 }
 
@@ -818,6 +851,9 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 	h, t := f.hold, l.client.table
 	t.mu.Lock()
 	state, left, end, until := h.state, f.left, h.end, h.deadline
+	if last := until.Add(d); h.fixed && last.After(h.extended) { // the command may run at any time until then
+		h.extended = last
+	}
 	t.mu.Unlock()
 	switch {
 	case !h.fixed:

@@ -621,6 +621,94 @@ func TestTheSiblingOfAWaiterThatGivesUpTakesItsTurn(t *testing.T) {
 	})
 }
 
+func TestTryLockOfASiblingOnASilentRedisEnds(t *testing.T) {
+	for _, held := range []bool{false, true} {
+		t.Run(fmt.Sprint("held: ", held), func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				m := w.NewClient()
+				w.warm(m)
+				l := m.NewLock("a")
+				shared := relock.WithHolder(t.Context(), relock.NewHolder())
+				if held {
+					enter(t, shared, l)
+				}
+				m.net.Partition()
+				waiting := begin(t, shared, l.Lock) // asks until Redis answers
+				_, err := begin(t, shared, l.TryLock).result()
+				require.ErrorContains(t, err, "no answer from Redis yet")
+				require.NotErrorIs(t, err, relock.ErrLocked)
+				require.True(t, waiting.waits())
+				m.net.Heal()
+				require.NoError(t, l.Unlock(waiting.section()))
+			})
+		})
+	}
+}
+
+func TestWhoWaitsForASiblingOnASilentRedisIsNotToldErrLocked(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient()
+		l := m.NewLock("a")
+		shared := relock.WithHolder(t.Context(), relock.NewHolder())
+		m.net.Partition()
+		waiting := begin(t, shared, l.Lock)
+		ctx, cancel := context.WithTimeout(shared, time.Second)
+		defer cancel()
+		for name, call := range map[string]func() (context.Context, error){
+			"Lock":       func() (context.Context, error) { return l.Lock(ctx) },
+			"TryLockFor": func() (context.Context, error) { return l.TryLockFor(shared, time.Second) },
+		} {
+			_, err := call()
+			require.ErrorIs(t, err, context.DeadlineExceeded, name)
+			require.NotErrorIs(t, err, relock.ErrLocked, "%s: Redis has not said who has it", name)
+		}
+		m.net.Heal()
+		require.NoError(t, l.Unlock(waiting.section()))
+	})
+}
+
+// Who has the same holder and is in no section takes the lock anew when the hold that it asked for is over.
+func TestASiblingOutsideOfTheSectionIsNotToldOfItsEnd(t *testing.T) {
+	for name, end := range map[string]func(t *testing.T, w *world, m *member, l *relock.Lock, first, shared context.Context) context.Context{
+		"it finds the loss": func(t *testing.T, w *world, _ *member, l *relock.Lock, _, shared context.Context) context.Context {
+			t.Helper()
+			w.Del(base("a"))
+			return enter(t, shared, l)
+		},
+		"the lease ends while it asks": func(t *testing.T, _ *world, m *member, l *relock.Lock, _, shared context.Context) context.Context {
+			t.Helper()
+			m.net.Partition()
+			second := begin(t, shared, l.Lock)
+			pass(10 * time.Minute)
+			m.net.Heal()
+			return second.section()
+		},
+		"an Unlock that cannot wait for it": func(t *testing.T, _ *world, m *member, l *relock.Lock, first, shared context.Context) context.Context {
+			t.Helper()
+			m.net.Partition()
+			second := begin(t, shared, l.Lock)
+			require.Error(t, l.Unlock(first))
+			m.net.Heal()
+			return second.section()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				m := w.NewClient(relock.WithTTL(5 * time.Minute))
+				l := m.NewLock("a")
+				shared := relock.WithHolder(t.Context(), relock.NewHolder())
+				first := enter(t, shared, l)
+				second := end(t, w, m, l, first, shared)
+				require.Error(t, first.Err())
+				require.Equal(t, 1, l.Count(second))
+				require.NoError(t, l.Unlock(second))
+				pass(10 * time.Minute)
+				w.requireNothingLeft("a")
+			})
+		})
+	}
+}
+
 func TestTryLockOfASiblingWhileAnotherCallOfItsHolderQueuesIsErrLockedAtOnce(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		c := w.NewClient()

@@ -166,15 +166,15 @@ func WithHooks(h Hooks) Option {
 // each new hold, not for re-entries, renewals or local passes, and closes the usual gap of a failover: that the promoted replica has
 // never heard of the lock. It does not close it entirely, since Redis may promote a replica that was not among the n.
 //
-// n is from 1 to 100; timeout is whole milliseconds, at least 1 ms, and shorter than the ReadTimeout of the go-redis
+// n is from 1 to 100; timeout is whole milliseconds, from 1 ms to [MaxTTL], and shorter than the ReadTimeout of the go-redis
 // client, which would give up first.
 func WithReplicaAcks(n int, timeout time.Duration) Option {
 	return func(s *settings) {
 		switch {
 		case n < 1 || n > 100:
 			s.check(invalid("WithReplicaAcks(%d, %s): n must be from 1 to 100", n, timeout))
-		case timeout < time.Millisecond || timeout%time.Millisecond != 0:
-			s.check(invalid("WithReplicaAcks(%d, %s): the timeout must be whole milliseconds, at least 1ms", n, timeout))
+		case timeout < time.Millisecond || timeout > MaxTTL || timeout%time.Millisecond != 0:
+			s.check(invalid("WithReplicaAcks(%d, %s): the timeout must be whole milliseconds, from 1ms to %s", n, timeout, MaxTTL))
 		}
 		s.acks, s.acksTimeout = n, timeout
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/redistest"
 )
 
 // wrongOptions are options that cannot be used, with what the message must say: what was given and what is allowed.
@@ -38,8 +39,9 @@ var wrongOptions = map[string]struct {
 	"no replicas":                    {opts(relock.WithReplicaAcks(0, time.Second)), []string{"WithReplicaAcks(0, 1s)", "1 to 100"}},
 	"negative replicas":              {opts(relock.WithReplicaAcks(-1, time.Second)), []string{"WithReplicaAcks(-1, 1s)", "1 to 100"}},
 	"too many replicas":              {opts(relock.WithReplicaAcks(101, time.Second)), []string{"WithReplicaAcks(101, 1s)", "1 to 100"}},
-	"no time for replicas":           {opts(relock.WithReplicaAcks(1, 0)), []string{"WithReplicaAcks(1, 0s)", "at least 1ms"}},
-	"negative time for replicas":     {opts(relock.WithReplicaAcks(1, -time.Second)), []string{"WithReplicaAcks(1, -1s)", "at least 1ms"}},
+	"no time for replicas":           {opts(relock.WithReplicaAcks(1, 0)), []string{"WithReplicaAcks(1, 0s)", "from 1ms to 168h0m0s"}},
+	"negative time for replicas":     {opts(relock.WithReplicaAcks(1, -time.Second)), []string{"WithReplicaAcks(1, -1s)", "from 1ms"}},
+	"too much time for replicas":     {opts(relock.WithReplicaAcks(1, relock.MaxTTL+time.Second)), []string{"to 168h0m0s"}},
 	"time for replicas not in ms":    {opts(relock.WithReplicaAcks(1, time.Millisecond+1)), []string{"WithReplicaAcks", "whole milliseconds"}},
 	"acks as late as ReadTimeout":    {opts(relock.WithReplicaAcks(1, 3*time.Second)), []string{"WithReplicaAcks(1, 3s)", "ReadTimeout (3s)"}},
 	"acks later than ReadTimeout":    {opts(relock.WithReplicaAcks(1, time.Minute)), []string{"WithReplicaAcks(1, 1m0s)", "ReadTimeout (3s)"}},
@@ -310,6 +312,25 @@ func TestReplicaAcksMayTakeAnyTimeWhereGoRedisHasNoReadTimeout(t *testing.T) {
 		_, err = relock.New(rdb, relock.WithReplicaAcks(1, 200*time.Millisecond))
 		require.ErrorIs(t, err, relock.ErrInvalid)
 		require.ErrorContains(t, err, "ReadTimeout (200ms)")
+	})
+}
+
+func TestAnEntryThatReplicasDoNotConfirmWasNotRefused(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient(relock.WithReplicaAcks(1, 100*time.Millisecond))
+		plain := w.NewClient().NewLock("a")
+		section := enter(t, t.Context(), plain)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		waiter := begin(t, ctx, m.NewLock("a").Lock)
+		undo := m.net.On(redistest.Named("EVALSHA"), redistest.Hold()).Skip(1) // after the question that WAIT follows
+		require.NoError(t, plain.Unlock(section))
+		undo.WaitHits(t, 1)
+		cancel()
+		_, err := waiter.result()
+		require.ErrorIs(t, err, relock.ErrNotReplicated)
+		require.NotErrorIs(t, err, relock.ErrLocked)
+		undo.LetGo()
 	})
 }
 

@@ -29,6 +29,7 @@ type orphan struct {
 	landings  int // of the hold's, when this was last tried
 	next      time.Time
 	since     time.Time
+	lease     time.Duration // from then on Redis keeps it no longer than this
 }
 
 // unsureLocked: a command that can take the lock, or join the queue, may run later than the abandon: it was given up and
@@ -54,10 +55,11 @@ func newOrphans(c *Client) *orphans { return &orphans{client: c, wake: make(chan
 // add takes in a hold. lost: some command of it was sent and its connection broke, so it may run late.
 func (o *orphans) add(h *hold, lost bool) {
 	now := time.Now()
+	p := &orphan{hold: h, next: now, since: now, lease: h.longest(now)}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	h.lost = h.lost || lost
-	o.pending = append(o.pending, &orphan{hold: h, next: now, since: now})
+	o.pending = append(o.pending, p)
 	if !o.running {
 		o.running = true
 		o.client.workers.start(o.run) // also for a section that outlives the client
@@ -171,8 +173,8 @@ func (o *orphans) abandon(ctx context.Context, batch []*orphan) {
 			p.next = now // something landed while this was on the wire
 		}
 		switch {
-		case p.confirmed && (!p.unsureLocked() || p.hold.flying == 0 && age > p.hold.ttl):
-		case err != nil && (judge(err) == refused || age > p.hold.ttl+queueLimit):
+		case p.confirmed && (!p.unsureLocked() || p.hold.flying == 0 && age > p.lease):
+		case err != nil && (judge(err) == refused || age > p.lease+queueLimit):
 			h := p.hold
 			o.client.events.log(h.logger, slog.LevelWarn, "relock: could not confirm that nothing is left in Redis",
 				slog.String("lock", h.keys.name), slog.String("holder", h.holder.String()), slog.Any("error", err))

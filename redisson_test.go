@@ -413,7 +413,9 @@ func (p *panicking) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-func (*panicking) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook { return next }
+func (*panicking) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
 
 func TestAWaiterThatPanicsLeavesTheMessageToTheNext(t *testing.T) {
 	// The lease is long, so a wake-up that is lost would be noticed.
@@ -445,7 +447,9 @@ func TestAMasterThatIsAnotherServerNowIsHeardAfterTheFirstLease(t *testing.T) {
 	move(w.server.Addr())
 	follow := func(o *redis.Options) {
 		dial := o.Dialer
-		o.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) { return dial(ctx, network, *address.Load()) }
+		o.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return dial(ctx, network, *address.Load())
+		}
 		o.ConnMaxLifetime = 50 * time.Millisecond // commands soon go where the name leads
 	}
 	options := inRedisson(relock.WithTTL(ttl))

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net"
 	"path"
@@ -378,6 +379,11 @@ func (w *wire) relocated(ctx context.Context, key string) (string, redis.Univers
 
 // mapAge is how old the client's map of the cluster may be where it has just been wrong.
 const mapAge = 200 * time.Millisecond
+
+// triesTake is how long tryAttempts tries can take over connections that are there.
+func (w *wire) triesTake() time.Duration {
+	return min(w.patience, math.MaxInt64/tryAttempts) * tryAttempts
+}
 
 // effort is how hard a request is tried.
 type effort struct {

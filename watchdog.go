@@ -14,9 +14,8 @@ import (
 // its deadline, or as soon as Redis says that it is gone: the section's contexts end with the cause before anybody else
 // can have the lock.
 //
-// Renewals run in goroutines of their own, so a silent Redis cannot keep the watchdog from a deadline. There is at most
-// one renewal of a hold at a time. One that is still on the wire when the hold ends does no harm: it names a hold that
-// is never used again.
+// Renewals run in goroutines of their own, so a silent Redis cannot keep the watchdog from a deadline. One that is still on the
+// wire when the next is sent, or when the hold ends, does no harm: it names a hold that is never used again.
 type watchdog struct {
 	client *Client
 	wake   chan struct{}
@@ -118,6 +117,7 @@ func (d *watchdog) run() {
 // round is leases that are renewed together. One that is over is used again.
 type round struct {
 	batch []renewal
+	holds []*hold // of the batch, for who does not wait for it any more
 }
 
 func (d *watchdog) newRound() *round {
@@ -130,7 +130,8 @@ func (d *watchdog) newRound() *round {
 
 func (d *watchdog) endRound(r *round) {
 	clear(r.batch)
-	r.batch = r.batch[:0]
+	clear(r.holds)
+	r.batch, r.holds = r.batch[:0], r.holds[:0]
 	d.rounds.Put(r)
 }
 
@@ -155,14 +156,11 @@ func (d *watchdog) look(now time.Time) (r *round, next time.Duration) {
 	at := t.at(now)
 	t.mu.Lock()
 	var lost []*loss
-	var leaked []*hold
+	var leaked []leak
 	full := false
 	for len(t.leases) > 0 {
 		h := t.leases[0].tenure.hold
-		if h.leaks > h.told {
-			h.told = h.leaks
-			leaked = append(leaked, h)
-		}
+		leaked = h.takeLeaksLocked(leaked)
 		if !h.deadline.After(now) {
 			lost = append(lost, t.loseLocked(h, h.reasonLocked(t, now)))
 			continue
@@ -208,16 +206,33 @@ func (d *watchdog) look(now time.Time) (r *round, next time.Duration) {
 	for _, l := range lost {
 		l.tell()
 	}
-	for _, h := range leaked {
-		h.tellLeak(now.Sub(h.since))
+	for _, l := range leaked {
+		l.tell(now)
 	}
 	return r, next
 }
 
-// tellLeak reports an entry that nobody can unlock any more. If no other entry of the hold is worked under, its lease is
-// not renewed, and runs out.
-func (h *hold) tellLeak(heldFor time.Duration) {
-	c := h.client
+// leak is an entry that nobody can unlock any more.
+type leak struct {
+	hold   *hold
+	cancel context.CancelCauseFunc
+}
+
+// takeLeaksLocked adds the leaks of h that are not reported yet.
+func (h *hold) takeLeaksLocked(all []leak) []leak {
+	for _, cancel := range h.leaks {
+		all, h.leaked = append(all, leak{h, cancel}), true
+	}
+	h.leaks = nil
+	return all
+}
+
+// tell reports the leak, and ends the context that nobody has: those around it know it as long as it has not ended. If no other
+// entry of the hold is worked under, its lease is not renewed, and runs out.
+func (l leak) tell(now time.Time) {
+	l.cancel(nil)
+	h := l.hold
+	c, heldFor := h.client, now.Sub(h.since)
 	c.events.log(h.logger, slog.LevelError, "relock: lock leaked: a context that Lock returned was dropped without Unlock",
 		slog.String("lock", h.keys.name), slog.String("holder", h.holder.String()), slog.Int64("token", h.token))
 	if h.hooks.Leaked != nil {
@@ -238,7 +253,7 @@ func (h *hold) reasonLocked(t *table, now time.Time) LossReason {
 	switch {
 	case h.maxHold > 0 && h.nextLease(now) < MinTTL+margin(h.ttl):
 		return LossMaxHold
-	case h.leaks > 0 && !t.wantedLocked(h):
+	case h.leaked && !t.wantedLocked(h):
 		return LossLeaked
 	case !t.wantedLocked(h):
 		return LossAbandoned
@@ -248,46 +263,64 @@ func (h *hold) reasonLocked(t *table, now time.Time) LossReason {
 }
 
 // renew sends one round and notes what became of it.
+//
+// It waits for half of a renewal interval, as a connection that went silent must leave time to try another; then what it carries may
+// be sent once more. An answer that comes later counts as well: what it confirms is so since the command was sent.
 func (d *watchdog) renew(r *round) {
 	defer d.endRound(r)
-	c, sent, batch := d.client, time.Now(), r.batch
-	limit := batch[0].ttl
-	for i := range batch {
-		limit = min(limit, batch[i].ttl)
+	sent, least := time.Now(), r.batch[0].ttl
+	for _, one := range r.batch {
+		least = min(least, one.ttl)
+		r.holds = append(r.holds, one.hold)
 	}
-	// Half of a renewal interval: a connection that went silent must leave time to try another.
-	ctx, cancel := context.WithTimeout(context.Background(), limit/6+5*time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), least)
 	defer cancel()
-	c.wire.renew(ctx, batch)
+	givenUp := make(chan struct{})
+	limit := time.AfterFunc(least/6+5*time.Millisecond, func() {
+		defer close(givenUp)
+		d.note(r, sent, func(i int) renewal { return renewal{hold: r.holds[i], err: errGivenUp} })
+	})
+	d.client.wire.renew(ctx, r.batch)
+	if limit.Stop() {
+		d.note(r, sent, func(i int) renewal { return r.batch[i] })
+		return
+	}
+	<-givenUp
+	d.noteLate(r, sent)
+}
 
-	event := Renewed{Locks: len(batch), Duration: time.Since(sent)}
+// note notes what became of each lease of a round, and tells of it.
+func (d *watchdog) note(r *round, sent time.Time, outcome func(i int) renewal) {
+	c, t := d.client, d.client.table
+	event := Renewed{Locks: len(r.holds), Duration: time.Since(sent)}
 	var lost []*loss
-	t := c.table
 	t.mu.Lock()
 	now := time.Now()
-	for i := range batch {
-		r := &batch[i]
-		given := r.hold.tenure
+	for i := range r.holds {
+		one := outcome(i)
+		given := one.hold.tenure
 		given.renewing = false
-		h := given.hold // it may have been passed on meanwhile
-		// What was passed and is lost finds out next time; and what came too late to be passed has a tenure of its own.
-		if h.tenure != given || h.state != held && (h.state != entering || r.lost) {
-			continue
-		}
-		switch {
-		case r.err != nil:
+		if one.err != nil {
 			event.Failed++
 			if event.Err == nil {
-				event.Err = r.err
+				event.Err = one.err
 			}
+		}
+		h := one.currentLocked()
+		switch {
+		case h == nil:
+			if one.lost { // that is no news
+				event.Locks--
+			}
+		case one.err != nil:
 			h.failures++
 			t.rescheduleLocked(h, now.Add(retryPause(h.failures, h.ttl)))
-		case r.lost:
+		case one.lost:
 			event.Lost++
 			lost = append(lost, t.loseLocked(h, LossTaken))
 		default:
 			h.failures = 0
-			t.confirmLocked(h, sent, r.ttl, now)
+			t.confirmLocked(h, sent, one.ttl, now)
 		}
 	}
 	d.nudgeLocked()
@@ -302,6 +335,41 @@ func (d *watchdog) renew(r *round) {
 	if c.settings.hooks.Renewed != nil {
 		c.events.emit(func() { c.settings.hooks.Renewed(event) })
 	}
+}
+
+// noteLate is note for answers that nobody waited for any more: others have been sent since.
+func (d *watchdog) noteLate(r *round, sent time.Time) {
+	t := d.client.table
+	var lost []*loss
+	t.mu.Lock()
+	now := time.Now()
+	for _, one := range r.batch {
+		h := one.currentLocked()
+		switch {
+		case h == nil || one.err != nil:
+		case one.lost:
+			lost = append(lost, t.loseLocked(h, LossTaken))
+		default:
+			h.failures = 0
+			t.confirmLocked(h, sent, one.ttl, now)
+		}
+	}
+	d.nudgeLocked()
+	t.mu.Unlock()
+	for _, l := range lost {
+		l.tell()
+	}
+}
+
+// currentLocked is the hold that has the lease now, as it may have been passed on meanwhile; nil if it is over, or the answer
+// does not matter to it: what was passed and is lost finds out next time, and what came too late to be passed has a tenure of its own.
+func (r *renewal) currentLocked() *hold {
+	given := r.hold.tenure
+	h := given.hold
+	if h.tenure != given || h.state != held && (h.state != entering || r.lost) {
+		return nil
+	}
+	return h
 }
 
 // loss is a hold that has just been lost, for whoever tells of it outside the mutex.

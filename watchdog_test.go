@@ -435,6 +435,39 @@ func TestASectionSurvivesALinkThatIsSlow(t *testing.T) {
 		require.NoError(t, section.Err())
 		require.NoError(t, l.Unlock(section))
 	})
+	for _, ttl := range []time.Duration{100 * time.Millisecond, time.Second, 10 * time.Second} {
+		for _, part := range []time.Duration{6, 5, 4} { // the answer to a renewal is later than the watchdog waits for it
+			fake(t, func(t *testing.T, w *world) {
+				m := w.NewClient(relock.WithTTL(ttl))
+				l := m.NewLock("a")
+				section := enter(t, t.Context(), l)
+				pass(ttl) // every script and connection is there
+				m.net.Delay(ttl / part)
+				pass(10 * ttl)
+				require.NoError(t, section.Err(), "%s, a round trip of a %dth", ttl, part)
+				require.NoError(t, l.Unlock(section))
+			})
+		}
+	}
+}
+
+func TestALossThatIsAnsweredLateIsTold(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 9 * time.Second
+		var r recorder
+		m := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks()))
+		l := m.NewLock("a")
+		section := enter(t, t.Context(), l)
+		pass(ttl)
+		w.Del(base("a"))
+		m.net.Delay(ttl / 4)
+		took, cause := ends(t, section)
+		require.ErrorIs(t, cause, relock.ErrLockLost)
+		require.LessOrEqual(t, took, ttl/3+ttl/4)
+		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
+		require.Len(t, eventsOf[relock.Lost](&r), 1)
+		require.Equal(t, relock.LossTaken, eventsOf[relock.Lost](&r)[0].Reason)
+	})
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -474,6 +507,23 @@ func TestADeadlineOfTheRequestStopsRenewalToo(t *testing.T) {
 		require.False(t, w.free("a"))
 		pass(ttl + time.Millisecond)
 		require.True(t, w.free("a"))
+	})
+}
+
+func TestTheDeadlineOfARequestCountsThoughAnOuterSectionWasLeftFirst(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 10 * time.Second
+		c := w.NewClient(relock.WithTTL(ttl))
+		a, b := c.NewLock("a"), c.NewLock("b")
+		outer := enter(t, t.Context(), a)
+		request, cancel := context.WithTimeout(outer, time.Minute)
+		defer cancel()
+		inner := enter(t, request, b)
+		require.NoError(t, a.Unlock(outer))
+		pass(time.Minute - time.Second)
+		require.True(t, b.Held(inner))
+		pass(2 * ttl)
+		require.True(t, w.free("b"))
 	})
 }
 
@@ -599,6 +649,46 @@ func TestALeakOfOneEntryDoesNotEndTheOthers(t *testing.T) {
 		pass(ttl)
 		require.True(t, w.free("a"))
 	})
+}
+
+// forgetNested enters l twice, one inside the other, and drops both contexts.
+//
+//go:noinline
+func forgetNested(t *testing.T, l *relock.Lock) {
+	t.Helper()
+	section, err := l.Lock(context.Background())
+	require.NoError(t, err)
+	forget(t, section, l)
+}
+
+func TestEachEntryThatIsDroppedIsReportedAndTheLeaseRunsOut(t *testing.T) {
+	for name, drop := range map[string]func(t *testing.T, l *relock.Lock){
+		"one inside the other": forgetNested,
+		"side by side": func(t *testing.T, l *relock.Lock) {
+			t.Helper()
+			shared := relock.WithHolder(context.Background(), relock.NewHolder())
+			forget(t, shared, l)
+			forget(t, shared, l)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				const ttl = 30 * time.Second
+				var leaked atomic.Int64 // and no event of an acquire, which has the caller's context
+				l := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(relock.Hooks{Leaked: func(relock.Leaked) { leaked.Add(1) }})).NewLock("a")
+				drop(t, l)
+				for range 1000 {
+					runtime.GC()
+					if pass(ttl / 3); leaked.Load() == 2 {
+						break
+					}
+				}
+				require.EqualValues(t, 2, leaked.Load())
+				pass(ttl)
+				require.True(t, w.free("a"))
+			})
+		})
+	}
 }
 
 func TestALeakIsReportedAlthoughAHoldLastsThatBeganInTheSection(t *testing.T) {
@@ -809,6 +899,22 @@ func TestExtendMovesTheEndOfAFixedLeaseAndNeverShortensIt(t *testing.T) {
 	})
 }
 
+func TestAnUnlockAfterExtendThatRedisDoesNotConfirmIsTakenBackForAsLongAsTheLeaseMayLast(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient(relock.WithFixedLease(5 * time.Second))
+		l := m.NewLock("a")
+		section := enter(t, t.Context(), l)
+		require.NoError(t, l.Extend(section, time.Hour))
+		m.net.Partition()
+		require.ErrorContains(t, l.Unlock(section), "free within 59m5", "what may be left by then")
+		pass(30 * time.Minute)
+		require.False(t, w.free("a"))
+		m.net.Heal()
+		pass(10 * time.Second)
+		w.requireNothingLeft("a")
+	})
+}
+
 func TestExtendOfALockThatIsGoneIsErrLockLostAtOnce(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		l := w.NewClient(relock.WithFixedLease(time.Minute)).NewLock("a")
@@ -891,6 +997,26 @@ func TestExtendWithoutAnAnswerEndsWithItsContext(t *testing.T) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // WithLocalReentry.
+
+func TestWithLocalReentryAnEntryIsRenewedThoughNobodyElseWorksInTheHold(t *testing.T) {
+	const ttl = 30 * time.Second
+	for name, option := range map[string]relock.Option{"local": relock.WithLocalReentry(), "not local": relock.WithTTL(ttl)} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				l := w.NewClient(relock.WithTTL(ttl), option).NewLock("a")
+				request, cancel := context.WithCancel(t.Context())
+				outer := enter(t, request, l)
+				cancel()
+				pass(ttl / 2) // the watchdog has seen that
+				inner := enter(t, context.WithoutCancel(outer), l)
+				pass(10 * ttl)
+				require.True(t, l.Held(inner))
+				require.NoError(t, l.Unlock(inner))
+				require.NoError(t, l.Unlock(outer))
+			})
+		})
+	}
+}
 
 func TestWithLocalReentryNestedPairsSendNothing(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
