@@ -49,7 +49,8 @@ var locks = []string{"thing0", "thing1", "thing2", "thing3"}
 //
 //   - the history of each round keeps the promises: exclusion of those who believe to hold the lock, counts, tokens that
 //     grow, entries and exits of one's own hold only, no loss without reason, and Redis says the same;
-//   - a section that has lost the lock is told;
+//   - a section that has lost the lock is told, as far as its own calls show it (that it is in time when somebody has taken the lock
+//     away is for the tests of the watchdog);
 //   - every call comes back, soon after its context is done;
 //   - at the end everybody can lock, and nothing is left.
 //
