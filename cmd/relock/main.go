@@ -53,7 +53,9 @@ type app struct {
 
 func execute(args []string) int {
 	redis.SetLogger(silent{}) // it would print to stderr by itself, between the lines of the command
-	a := &app{stdout: os.Stdout, stderr: os.Stderr}
+	stderr := newTeller(os.Stderr)
+	defer stderr.finish()
+	a := &app{stdout: os.Stdout, stderr: stderr}
 	root := a.root()
 	root.SetArgs(args)
 	err := root.ExecuteContext(context.Background())

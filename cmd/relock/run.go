@@ -297,6 +297,10 @@ func (r *runner) work() (code int, err error) {
 		}
 	default:
 	}
+	if r.section.Err() != nil { // as after a long time in which this machine or we were stopped
+		r.lost = true
+		return 0, &exitError{code: codeLost, err: fmt.Errorf("%w; the command was not started", context.Cause(r.section))}
+	}
 	r.tty = openTerminal()
 	if r.child, err = startChild(r.path, r.command, r.environment()); err != nil {
 		return 0, &exitError{code: codeCannotRun, err: fmt.Errorf("%s: %w", r.command[0], err)}
@@ -341,6 +345,11 @@ func (r *runner) work() (code int, err error) {
 // stop tells the command to end, because the lock is lost. It returns the clock of the grace.
 func (r *runner) stop() <-chan time.Time {
 	r.lost = true
+	timer := time.After(r.grace)
+	if r.grace > 0 {
+		r.child.signal(syscall.SIGTERM)
+		r.wake() // one that is stopped must run to hear of it
+	}
 	cause := context.Cause(r.section)
 	var loss *relock.LostError
 	reason := ""
@@ -351,21 +360,16 @@ func (r *runner) stop() <-chan time.Time {
 		Event: "lost", Token: r.token, Reason: reason, Error: kinds[codeLost], HeldMs: r.held(), Pid: r.child.pid,
 		text: fmt.Sprintf("%s; stopping the command", strings.TrimPrefix(cause.Error(), "relock: ")),
 	})
-	timer := time.After(r.grace)
-	if r.grace > 0 {
-		r.child.signal(syscall.SIGTERM)
-		r.wake() // one that is stopped must run to hear of it
-	}
 	return timer
 }
 
 // killGroup ends the command for good.
 func (r *runner) killGroup() {
+	r.child.signal(syscall.SIGKILL)
 	r.tell(event{
 		Event: "killed", Pid: r.child.pid,
 		text: fmt.Sprintf("%s has not ended within %s; killing it", r.command[0], r.grace), quiet: r.grace == 0,
 	})
-	r.child.signal(syscall.SIGKILL)
 }
 
 // clear sees to it that nothing of the command's process group works on without the lock: its first process has ended,
@@ -410,36 +414,3 @@ func (r *runner) release(code int) error {
 }
 
 func (r *runner) held() *int64 { return new(time.Since(r.began).Milliseconds()) }
-
-// event is what happens in a run. It is a line of JSON on stderr, or of text.
-type event struct {
-	Time     time.Time `json:"time"`
-	Event    string    `json:"event"`
-	Name     string    `json:"name"`
-	Holder   string    `json:"holder,omitempty"`
-	Token    int64     `json:"token,omitempty"`
-	Position *int      `json:"position,omitempty"` // how many wait before this
-	WaitedMs *int64    `json:"waited_ms,omitempty"`
-	HeldMs   *int64    `json:"held_ms,omitempty"`
-	Pid      int       `json:"pid,omitempty"`
-	Reason   string    `json:"reason,omitempty"`
-	ExitCode *int      `json:"exit_code,omitempty"`
-	Signal   string    `json:"signal,omitempty"`
-	Error    string    `json:"error,omitempty"`
-	Message  string    `json:"message,omitempty"`
-
-	text  string // for people
-	quiet bool   // said only to those who ask for more
-}
-
-// tell prints an event.
-func (r *runner) tell(e event) {
-	e.Time, e.Name = time.Now(), r.name
-	e.Message = r.conn.redact(e.Message)
-	switch {
-	case r.json:
-		r.encode(r.stderr, e)
-	case !e.quiet || r.verbose:
-		fmt.Fprintln(r.stderr, "relock:", printable(r.conn.redact(e.text)))
-	}
-}

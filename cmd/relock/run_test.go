@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/redistest"
 )
 
@@ -337,6 +339,70 @@ func TestALossIsActedOnAlsoWhenNobodyReadsStderr(t *testing.T) {
 	require.NoError(t, s.rdb.Del(t.Context(), keyOf("relock:", "job")).Err())
 	require.Equal(t, codeLost, p.code())
 	gone(t, pid)
+}
+
+// withoutRoom is the setup of a program whose stderr is a pipe that nobody reads. What it returns leaves no room in it.
+func withoutRoom(t *testing.T) (stderr setup, fill func()) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	require.NoError(t, err)
+	t.Cleanup(func() { _, _ = r.Close(), w.Close() })
+	fill = func() {
+		t.Helper()
+		fd := int(w.Fd())
+		require.NoError(t, syscall.SetNonblock(fd, true))
+		for size := 4096; size > 0; {
+			if _, err := syscall.Write(fd, make([]byte, size)); err != nil {
+				require.ErrorIs(t, err, syscall.EAGAIN)
+				size /= 2
+			}
+		}
+		require.NoError(t, syscall.SetNonblock(fd, false))
+	}
+	return func(p *program) { p.cmd.Stderr = w }, fill
+}
+
+func TestALossIsActedOnAlsoWhenStderrHasNoRoom(t *testing.T) {
+	s := onShared(t)
+	stderr, fill := withoutRoom(t)
+	fill()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	p := start(t, s.on(env(probeMode+"=plain"), stderr), "run", "job", "--ttl", "1s", "--", self)
+	pid := p.ready("")
+	require.NoError(t, s.rdb.Del(t.Context(), keyOf("relock:", "job")).Err())
+	gone(t, pid)
+	p.expect(&p.stdout, "got terminated")
+	require.Equal(t, codeLost, p.code())
+}
+
+func TestALockIsGivenBackAlsoWhenStderrHasNoRoom(t *testing.T) {
+	s := onShared(t)
+	stderr, fill := withoutRoom(t)
+	self, err := os.Executable()
+	require.NoError(t, err)
+	p := start(t, s.on(env(probeMode+"=plain"), stderr), "run", "job", "--verbose", "--", self)
+	p.ready("")
+	fill()
+	require.NoError(t, p.stdin.Close())
+	s.free("job")
+	require.Equal(t, 9, p.code())
+}
+
+func TestACommandDoesNotStartWithALostLock(t *testing.T) {
+	s := onShared(t)
+	lock := s.client.NewLock("job", relock.WithTTL(time.Second))
+	section, err := lock.TryLock(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, s.rdb.Del(t.Context(), keyOf("relock:", "job")).Err())
+	<-section.Done()
+	r := &runner{app: &app{stderr: io.Discard}, name: "job", command: []string{"never"}, lock: lock, section: section}
+	_, err = r.work() // it would say that there is no such command
+	var exit *exitError
+	require.ErrorAs(t, err, &exit)
+	require.Equal(t, codeLost, exit.code)
+	require.ErrorContains(t, err, "was not started")
+	require.NoError(t, r.release(0), "there is nothing to give back")
 }
 
 func TestASignalThatWasIgnoredStaysIgnored(t *testing.T) {

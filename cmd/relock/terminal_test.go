@@ -5,6 +5,7 @@ package main
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -86,6 +87,7 @@ func (c *console) press(keys string) {
 
 const (
 	ctrlC = "\x03"
+	ctrlS = "\x13"
 	ctrlZ = "\x1a"
 )
 
@@ -98,6 +100,25 @@ func (c *console) seesTimes(text string, n int) {
 func (c *console) sees(text string) {
 	c.t.Helper()
 	c.seesTimes(text, 1)
+}
+
+// pid waits for a script to print "pid <$$>", and returns that. It is killed when the test ends, should it still run.
+func (c *console) pid() (pid int) {
+	c.t.Helper()
+	redistest.Eventually(c.t, soon, func() bool {
+		found := regexp.MustCompile(`pid <(\d+)>`).FindStringSubmatch(c.screen.String())
+		if found == nil {
+			return false
+		}
+		pid, _ = strconv.Atoi(found[1])
+		return true
+	}, "printed: the pid")
+	c.t.Cleanup(func() {
+		if alive(pid) {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
+	return pid
 }
 
 // The text that a shell is told to print must not be in the line that tells it, which the terminal shows too.
@@ -239,15 +260,7 @@ func TestCtrlCAndCtrlZReachACommandInAPipeline(t *testing.T) {
 	s := onShared(t)
 	c := s.shell()
 	c.press("$relock run job -- sh -c 'echo \"pid <$$>\"; exec sleep 60' | cat\n")
-	pid := 0
-	redistest.Eventually(t, soon, func() bool {
-		found := regexp.MustCompile(`pid <(\d+)>`).FindStringSubmatch(c.screen.String())
-		if found == nil {
-			return false
-		}
-		pid, _ = strconv.Atoi(found[1])
-		return true
-	}, "printed: the pid")
+	pid := c.pid()
 	c.press(ctrlZ)
 	c.sees("Stopped")
 	require.Equal(t, "T", state(pid)[:1], "the shell says so when all have stopped")
@@ -284,6 +297,19 @@ func TestATerminalThatAKilledCommandLeftInDisorderIsRestored(t *testing.T) {
 	require.Zero(t, local()&(unix.ECHO|unix.ICANON))
 	require.NoError(t, s.rdb.Del(t.Context(), keyOf("relock:", "job")).Err())
 	redistest.Eventually(t, soon, func() bool { return local()&(unix.ECHO|unix.ICANON) == unix.ECHO|unix.ICANON }, "restored: the terminal")
+	require.Equal(t, codeLost, c.code())
+}
+
+func TestALossIsActedOnBehindCtrlS(t *testing.T) {
+	s := onShared(t)
+	heard := filepath.Join(t.TempDir(), "heard")
+	c := openConsole(t, s.on(), binary, "run", "job", "--ttl", "1s", "--", "sh", "-c",
+		`echo "pid <$$>"; exec >/dev/null 2>&1; read x; echo x > "$1"; exec sleep 60`, "sh", heard)
+	pid := c.pid()
+	c.press(ctrlS + "x\n") // once the one is heard the other was, too
+	redistest.Eventually(t, soon, func() bool { _, err := os.Stat(heard); return err == nil }, "heard: a line")
+	require.NoError(t, s.rdb.Del(t.Context(), keyOf("relock:", "job")).Err())
+	gone(t, pid)
 	require.Equal(t, codeLost, c.code())
 }
 

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"time"
+)
+
+// teller is a standard error that keeps nobody waiting. It may have no room, behind Ctrl-S or before a pager that nobody
+// scrolls, and whoever waited for that could neither stop a command whose lock is lost nor give a lock back. So a
+// goroutine does the writing, and lines that find no place in its queue are dropped.
+type teller struct {
+	lines chan []byte // nil: that was all
+	done  chan struct{}
+}
+
+func newTeller(w io.Writer) *teller {
+	const queue = 128 // a run says about ten
+	t := &teller{lines: make(chan []byte, queue), done: make(chan struct{})}
+	go func() {
+		defer close(t.done)
+		for line := <-t.lines; line != nil; line = <-t.lines {
+			_, _ = w.Write(line) // a reader that is gone does not want it
+		}
+	}()
+	return t
+}
+
+func (t *teller) Write(line []byte) (int, error) {
+	select {
+	case t.lines <- bytes.Clone(line):
+	default:
+	}
+	return len(line), nil
+}
+
+// finish waits until all is written, but not for long.
+func (t *teller) finish() {
+	const patience = time.Second
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case t.lines <- nil:
+	case <-timer.C:
+		return
+	}
+	select {
+	case <-t.done:
+	case <-timer.C:
+	}
+}
+
+// event is what happens in a run. It is a line of JSON on stderr, or of text.
+type event struct {
+	Time     time.Time `json:"time"`
+	Event    string    `json:"event"`
+	Name     string    `json:"name"`
+	Holder   string    `json:"holder,omitempty"`
+	Token    int64     `json:"token,omitempty"`
+	Position *int      `json:"position,omitempty"` // how many wait before this
+	WaitedMs *int64    `json:"waited_ms,omitempty"`
+	HeldMs   *int64    `json:"held_ms,omitempty"`
+	Pid      int       `json:"pid,omitempty"`
+	Reason   string    `json:"reason,omitempty"`
+	ExitCode *int      `json:"exit_code,omitempty"`
+	Signal   string    `json:"signal,omitempty"`
+	Error    string    `json:"error,omitempty"`
+	Message  string    `json:"message,omitempty"`
+
+	text  string // for people
+	quiet bool   // said only to those who ask for more
+}
+
+// tell prints an event.
+func (r *runner) tell(e event) {
+	e.Time, e.Name = time.Now(), r.name
+	e.Message = r.conn.redact(e.Message)
+	switch {
+	case r.json:
+		r.encode(r.stderr, e)
+	case !e.quiet || r.verbose:
+		fmt.Fprintln(r.stderr, "relock:", printable(r.conn.redact(e.text)))
+	}
+}
