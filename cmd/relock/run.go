@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -20,9 +21,10 @@ import (
 
 // What the command finds in its environment.
 const (
-	envToken  = "RELOCK_TOKEN"
-	envName   = "RELOCK_NAME"
-	envHolder = "RELOCK_HOLDER"
+	envToken   = "RELOCK_TOKEN"
+	envName    = "RELOCK_NAME"
+	envHolder  = "RELOCK_HOLDER"
+	envHolders = "RELOCK_HOLDERS" // of the runs around it too, the outermost first
 )
 
 // runOptions are the flags of run.
@@ -241,7 +243,7 @@ func (r *runner) acquire(ctx context.Context) (context.Context, error) {
 	if err == nil || r.noWait || !errors.As(err, &locked) || ctx.Err() != nil {
 		return section, err
 	}
-	if holder := locked.Holder.String(); holder != "" && holder == os.Getenv(envHolder) {
+	if holder := locked.Holder.String(); holder != "" && slices.Contains(holdersAround(), holder) {
 		return section, &exitError{code: codeBusy, err: fmt.Errorf("%q is held by the relock run around this one, "+
 			"so without --wait it would wait for its own end", r.name)}
 	}
@@ -275,17 +277,21 @@ func (r *runner) holder() string {
 	return h.String()
 }
 
+// holdersAround are those of the runs that this one is inside of.
+func holdersAround() []string { return strings.Fields(os.Getenv(envHolders)) }
+
 // environment is ours, with what the command should know of its lock.
 func (r *runner) environment() []string {
 	var env []string
 	for _, v := range os.Environ() {
 		switch name, _, _ := strings.Cut(v, "="); name {
-		case envToken, envName, envHolder, envSentinelUser, envSentinelPassword: // of an outer run; not for the command
+		case envToken, envName, envHolder, envHolders, envSentinelUser, envSentinelPassword: // of an outer run; not for the command
 		default:
 			env = append(env, v)
 		}
 	}
-	return append(env, fmt.Sprintf("%s=%d", envToken, r.token), envName+"="+r.name, envHolder+"="+r.holder())
+	holders := strings.Join(append(holdersAround(), r.holder()), " ")
+	return append(env, fmt.Sprintf("%s=%d", envToken, r.token), envName+"="+r.name, envHolder+"="+r.holder(), envHolders+"="+holders)
 }
 
 // work runs the command to its end, and returns its exit code.

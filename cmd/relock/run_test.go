@@ -175,6 +175,11 @@ func TestARunInsideARunOfTheSameLockDoesNotWaitForItself(t *testing.T) {
 	require.Equal(t, codeBusy, got.code)
 	require.Empty(t, got.stdout)
 	require.Contains(t, got.stderr, "the relock run around this one")
+	// Nor with one of another lock between them.
+	got = do(t, s.on(), "run", "job", "--", binary, "run", "other", "--", binary, "run", "job", "--", "echo", "never")
+	require.Equal(t, codeBusy, got.code)
+	require.Empty(t, got.stdout)
+	require.Contains(t, got.stderr, "the relock run around this one")
 	// Another lock is another matter.
 	got = do(t, s.on(), "run", "job", "--", binary, "run", "other", "--", "sh", "-c", "echo $RELOCK_NAME")
 	require.Equal(t, result{stdout: "other\n"}, got)
