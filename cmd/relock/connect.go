@@ -25,6 +25,7 @@ type connection struct {
 	prefix   string
 	redisson string // the kind of Redisson's lock; empty: relock's own
 	timeout  time.Duration
+	given    *pflag.FlagSet
 }
 
 const defaultURL = "redis://localhost:6379"
@@ -37,12 +38,14 @@ const (
 )
 
 func (c *connection) flags(f *pflag.FlagSet) {
+	c.given = f
 	// The defaults of the environment are not the flags' defaults: --help would print them.
 	f.StringVar(&c.url, "url", "", "`URL` of the server: redis://[user:password@]host[:port][/db], rediss:// for TLS,\n"+
 		"unix:// for a socket (default $"+envURL+", or "+defaultURL+")")
 	f.StringVar(&c.sentinel, "sentinel", "", "ask sentinels for the master, `NAME@HOST:PORT`,HOST:PORT,…;\n"+
 		"user, password, database and TLS come from the URL")
-	f.StringSliceVar(&c.cluster, "cluster", nil, "nodes of a Redis Cluster, `HOST:PORT`,…;\n"+
+	// Not a slice of pflag, which repeats what it cannot read.
+	f.StringArrayVar(&c.cluster, "cluster", nil, "nodes of a Redis Cluster, `HOST:PORT`,…;\n"+
 		"user, password and TLS come from the URL")
 	f.StringVar(&c.prefix, "prefix", relock.DefaultPrefix, "`text` that the keys of locks begin with")
 	f.StringVar(&c.redisson, "redisson", "", "run, unlock: locks are Redisson's getLock; =fenced: `KIND` getFencedLock")
@@ -50,10 +53,24 @@ func (c *connection) flags(f *pflag.FlagSet) {
 	f.DurationVar(&c.timeout, "timeout", 10*time.Second, "how long Redis has for an answer;\nit does not bound a wait for the lock")
 }
 
+// checkGiven refuses flags that are there and say nothing, as those of a script whose variable is not set: without the flag
+// the lock would be another one.
+func (c *connection) checkGiven() error {
+	for name, value := range map[string]string{"url": c.url, "sentinel": c.sentinel, "redisson": c.redisson} {
+		if value == "" && c.given.Changed(name) {
+			return usage("--%s: is empty", name)
+		}
+	}
+	if c.timeout <= 0 {
+		return usage("--timeout %s: must be above 0", c.timeout)
+	}
+	return nil
+}
+
 // open makes the go-redis client. It does not talk to Redis yet.
 func (c *connection) open() (redis.UniversalClient, error) {
-	if c.timeout <= 0 {
-		return nil, usage("--timeout %s: must be above 0", c.timeout)
+	if err := c.checkGiven(); err != nil {
+		return nil, err
 	}
 	base, err := c.options()
 	if err != nil {
@@ -71,16 +88,16 @@ func (c *connection) open() (redis.UniversalClient, error) {
 		return nil, usage("--sentinel and --cluster: only one of them")
 
 	case c.sentinel != "":
-		at := strings.LastIndexByte(c.sentinel, '@')
-		if at <= 0 {
+		master, sentinels, ok := strings.Cut(c.sentinel, "@")
+		if !ok || master == "" {
 			return nil, usage("--sentinel: must be the name of the master and the addresses of sentinels, NAME@HOST:PORT,…")
 		}
-		addrs := strings.Split(c.sentinel[at+1:], ",")
-		if err := checkAddrs("--sentinel", addrs); err != nil {
+		addrs, err := addresses("--sentinel", sentinels)
+		if err != nil {
 			return nil, err
 		}
 		return redis.NewFailoverClient(&redis.FailoverOptions{
-			MasterName: c.sentinel[:at], SentinelAddrs: addrs,
+			MasterName: master, SentinelAddrs: addrs,
 			SentinelUsername: os.Getenv(envSentinelUser), SentinelPassword: os.Getenv(envSentinelPassword),
 			Username: base.Username, Password: base.Password, DB: base.DB, TLSConfig: base.TLSConfig, ClientName: base.ClientName,
 			DialTimeout: base.DialTimeout, ReadTimeout: base.ReadTimeout, WriteTimeout: base.WriteTimeout,
@@ -88,14 +105,15 @@ func (c *connection) open() (redis.UniversalClient, error) {
 		}), nil
 
 	case len(c.cluster) > 0:
-		if err := checkAddrs("--cluster", c.cluster); err != nil {
+		addrs, err := addresses("--cluster", strings.Join(c.cluster, ","))
+		if err != nil {
 			return nil, err
 		}
 		if base.DB != 0 {
 			return nil, usage("--cluster: a cluster has no database but 0; the URL names another")
 		}
 		return redis.NewClusterClient(&redis.ClusterOptions{
-			Addrs: c.cluster, Username: base.Username, Password: base.Password, TLSConfig: base.TLSConfig, ClientName: base.ClientName,
+			Addrs: addrs, Username: base.Username, Password: base.Password, TLSConfig: base.TLSConfig, ClientName: base.ClientName,
 			DialTimeout: base.DialTimeout, ReadTimeout: base.ReadTimeout, WriteTimeout: base.WriteTimeout,
 			DialerRetries: dials, ContextTimeoutEnabled: true, MaintNotificationsConfig: quiet,
 		}), nil
@@ -122,7 +140,7 @@ func (c *connection) rawURL() (raw, source string) {
 func (c *connection) options() (*redis.Options, error) {
 	raw, source := c.rawURL()
 	o, err := redis.ParseURL(raw)
-	if err != nil {
+	if err != nil || strings.Contains(raw, "#") { // go-redis ignores what stands behind one, and before it a password is a port
 		return nil, usage("%s cannot be read; it must be redis://HOST:PORT/DB, rediss://HOST:PORT/DB or unix://PATH, with "+
 			"USER:PASSWORD@ before the host or path if Redis wants them. Characters such as @ : / ? # %% in a password must "+
 			"be percent-encoded, and a ?option=value must be one that go-redis knows", source)
@@ -138,21 +156,26 @@ func (c *connection) options() (*redis.Options, error) {
 	return o, nil
 }
 
-func checkAddrs(flag string, addrs []string) error {
+// addresses reads a list of HOST:PORT. One with an @ is not repeated: it may have a password.
+func addresses(flag, list string) ([]string, error) {
+	if strings.Contains(list, "@") {
+		return nil, usage("%s: an address is HOST:PORT, without user and password: those belong in the URL", flag)
+	}
+	addrs := strings.Split(list, ",")
 	for _, addr := range addrs {
 		host, port, err := net.SplitHostPort(addr)
 		if err != nil || host == "" || port == "" {
-			return usage("%s: %q is not HOST:PORT", flag, addr)
+			return nil, usage("%s: %q is not HOST:PORT", flag, addr)
 		}
 	}
-	return nil
+	return addrs, nil
 }
 
 // where is the server in words without secrets.
 func (c *connection) where() string {
 	if c.sentinel != "" {
-		at := strings.LastIndexByte(c.sentinel, '@')
-		return "the master " + c.sentinel[:at] + " of the sentinels " + c.sentinel[at+1:]
+		master, sentinels, _ := strings.Cut(c.sentinel, "@")
+		return "the master " + master + " of the sentinels " + sentinels
 	}
 	if len(c.cluster) > 0 {
 		return "the cluster " + strings.Join(c.cluster, ",")

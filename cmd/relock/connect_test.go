@@ -186,6 +186,17 @@ func TestSecretsAreNeverPrinted(t *testing.T) {
 		got := do(t, []setup{env("REDIS_URL=redis://:hunter2@" + s.server.Addr())}, args...)
 		require.NotContains(t, got.stdout+got.stderr, "hunter2", "%q", args)
 	}
+	// What go-redis would read as an address.
+	for _, flags := range [][]string{
+		{"--url", "redis://fox:20241#hunter2@" + closedAddr}, {"--url", "redis://hunter2#20241@" + closedAddr},
+		{"--cluster", "fox:hunter2@" + closedAddr}, {"--cluster", `fox:hun"ter2@` + closedAddr}, {"--cluster", "fox:0,hunter2,x@" + closedAddr},
+		{"--sentinel", "m@fox:hunter2@" + closedAddr},
+	} {
+		got := do(t, nil, append(flags, "ls")...)
+		require.Equal(t, codeUsage, got.code, "%q", flags)
+		require.NotContains(t, got.stderr, "ter2", "%q", flags)
+		require.NotContains(t, got.stderr, "20241", "%q", flags)
+	}
 	// Where a URL has no business.
 	got := do(t, s.on(), "redis://fox:hunter2@"+s.server.Addr())
 	require.Equal(t, codeUsage, got.code)

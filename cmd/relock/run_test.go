@@ -560,6 +560,11 @@ func TestWrongUsageIs64AndSaysWhatIsAllowed(t *testing.T) {
 		{[]string{"ls", "--cluster", closedAddr, "--url", "redis://x/3"}, "no database"},
 		{[]string{"ls", "--cluster", closedAddr, "--url", "unix:///tmp/x"}, "unix socket"},
 		{[]string{"ls", "--url", "http://x"}, "redis://"},
+		{[]string{"run", "--url=", "job", "--", "true"}, "empty"},
+		{[]string{"run", "--sentinel=", "job", "--", "true"}, "empty"},
+		{[]string{"run", "--cluster=", "job", "--", "true"}, "not HOST:PORT"},
+		{[]string{"run", "--cluster", closedAddr + ",", "job", "--", "true"}, "not HOST:PORT"},
+		{[]string{"run", "--redisson=", "job", "--", "true"}, "empty"},
 	} {
 		got := do(t, s.on(), c.args...)
 		require.Equal(t, codeUsage, got.code, "%q: %s", c.args, got.stderr)
