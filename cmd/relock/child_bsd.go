@@ -8,3 +8,6 @@ import "syscall"
 func inOwnGroup() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true}
 }
+
+// adopt has nothing to do: the first process asks how all others have ended.
+func adopt() {}

@@ -33,8 +33,10 @@ func startChild(string, []string, []string) (*child, error) {
 	return nil, errors.New("relock run needs a Unix system")
 }
 
-func (*child) signal(syscall.Signal) {}
-func (*child) groupLives() bool      { return false }
+func (*child) signal(syscall.Signal) error { return nil }
+func (*child) groupLives() bool            { return false }
+
+func adopt() {}
 
 type terminal struct{}
 

@@ -82,11 +82,18 @@ func (c *child) tend(path string, command, env []string, started chan<- error) {
 }
 
 // signal reaches every process of the command that has not left its group. That nobody is left is no failure.
-func (c *child) signal(s syscall.Signal) { _ = unix.Kill(-c.pid, s) }
+func (c *child) signal(s syscall.Signal) error {
+	if err := unix.Kill(-c.pid, s); !errors.Is(err, unix.ESRCH) {
+		return err
+	}
+	return nil
+}
 
 // groupLives says whether any process of the group is left, after the first has ended.
 func (c *child) groupLives() bool {
-	// Where we are the first process of a container, those whose parent has ended are ours to wait for.
-	_, _ = unix.Wait4(-c.pid, nil, unix.WNOHANG, nil)
+	// Those whose parent has ended may be ours to wait for: see adopt, or we are the first process of a container.
+	for pid := 1; pid > 0; {
+		pid, _ = unix.Wait4(-c.pid, nil, unix.WNOHANG, nil)
+	}
 	return !errors.Is(unix.Kill(-c.pid, 0), unix.ESRCH)
 }

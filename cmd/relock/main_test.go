@@ -72,6 +72,7 @@ const probeMode = "RELOCK_TEST_PROBE"
 //	ignore   SIGTERM does not end it
 //	tree     it has a child that does the same, whose lines begin with "child "
 //	leave    as tree, but only the child ignores SIGTERM
+//	root     it is root wholly, not just by its file
 //
 // It ends with 9 when SIGTERM comes or standard input ends.
 func probe(mode string) int {
@@ -83,6 +84,12 @@ func probe(mode string) int {
 			}
 		}
 		return false
+	}
+	if has("root") {
+		if err := syscall.Setuid(0); err != nil {
+			fmt.Println(err)
+			return 1
+		}
 	}
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
@@ -109,12 +116,11 @@ func probe(mode string) int {
 		}
 	}
 	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_, _ = io.Copy(io.Discard, os.Stdin)
-	}()
-	if has("ignore") && who != "" {
-		ended = nil // its parent's end does not end it
+	if !has("ignore") || who == "" { // else its parent's end does not end it
+		go func() {
+			defer close(ended)
+			_, _ = io.Copy(io.Discard, os.Stdin)
+		}()
 	}
 	fmt.Printf("%sready %d\n", who, os.Getpid())
 	for {

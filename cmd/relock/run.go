@@ -351,9 +351,11 @@ func (r *runner) work() (code int, err error) {
 // stop tells the command to end, because the lock is lost. It returns the clock of the grace.
 func (r *runner) stop() <-chan time.Time {
 	r.lost = true
+	adopt() // before anything of it ends
 	timer := time.After(r.grace)
+	var err error
 	if r.grace > 0 {
-		r.child.signal(syscall.SIGTERM)
+		err = r.child.signal(syscall.SIGTERM)
 		r.wake() // one that is stopped must run to hear of it
 	}
 	cause := context.Cause(r.section)
@@ -366,35 +368,57 @@ func (r *runner) stop() <-chan time.Time {
 		Event: "lost", Token: r.token, Reason: reason, Error: kinds[codeLost], HeldMs: r.held(), Pid: r.child.pid,
 		text: fmt.Sprintf("%s; stopping the command", strings.TrimPrefix(cause.Error(), "relock: ")),
 	})
+	if err != nil {
+		r.tellUnstopped(err.Error())
+	}
 	return timer
 }
 
 // killGroup ends the command for good.
 func (r *runner) killGroup() {
-	r.child.signal(syscall.SIGKILL)
+	if err := r.child.signal(syscall.SIGKILL); err != nil {
+		r.tellUnstopped(err.Error())
+		return
+	}
 	r.tell(event{
 		Event: "killed", Pid: r.child.pid,
 		text: fmt.Sprintf("%s has not ended within %s; killing it", r.command[0], r.grace), quiet: r.grace == 0,
 	})
 }
 
+// tellUnstopped says that the command, or some of it, works on without the lock and that we cannot help it.
+func (r *runner) tellUnstopped(why string) {
+	r.tell(event{
+		Event: "unstopped", Pid: r.child.pid, Message: why,
+		text: fmt.Sprintf("%s cannot be stopped: %s", r.command[0], why),
+	})
+}
+
 // clear sees to it that nothing of the command's process group works on without the lock: its first process has ended,
-// others have until the end of the grace.
+// others have until the end of the grace. kill is nil if that is over and SIGKILL was sent.
 func (r *runner) clear(kill <-chan time.Time) {
-	const look = 10 * time.Millisecond // there is no event for the end of a group
+	const (
+		look  = 10 * time.Millisecond // there is no event for the end of a group
+		dying = 2 * time.Second       // the system may have much to tidy up behind a process
+	)
 	tick := time.NewTicker(look)
 	defer tick.Stop()
+	var over <-chan time.Time
+	if kill == nil {
+		over = time.After(dying)
+	}
 	for r.child.groupLives() {
 		select {
 		case <-kill:
+			kill = nil
 			r.killGroup()
+			over = time.After(dying)
+		case <-over:
+			r.tellUnstopped(fmt.Sprintf("some of it is still there %s after SIGKILL", dying))
 			return
 		case s := <-r.signals:
 			r.forward(s)
 		case <-tick.C:
-			if kill == nil { // SIGKILL was sent before
-				return
-			}
 		}
 	}
 }

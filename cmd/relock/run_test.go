@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"strconv"
 	"strings"
 	"syscall"
@@ -284,6 +285,55 @@ func TestNothingOfTheCommandOutlivesALoss(t *testing.T) {
 	require.Equal(t, codeLost, p.code())
 	gone(t, pid)
 	gone(t, child)
+	require.NotContains(t, p.stderr.String(), "still there")
+}
+
+func TestWhatSIGKILLLeavesOfTheCommandIsWaitedForAndTold(t *testing.T) {
+	s := onShared(t)
+	p, pid := s.startProbe("plain", "job", "--ttl", "1s", "--grace", "300ms", "--json")
+	// One of its group whose end we do not ask for is there for as long as we like.
+	left := exec.Command("sleep", "60")
+	left.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pgid: pid}
+	require.NoError(t, left.Start())
+	defer func() { _ = left.Wait() }()
+	require.NoError(t, s.rdb.Del(t.Context(), keyOf("relock:", "job")).Err())
+	require.Equal(t, codeLost, p.code())
+	unstopped := p.event("unstopped")
+	require.Contains(t, unstopped["message"], "still there")
+	require.Greater(t, at(t, unstopped).Sub(at(t, p.event("killed"))), time.Second)
+}
+
+func TestACommandThatWeMustNotStopIsTold(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can make a program that belongs to another user")
+	}
+	s := onShared(t)
+	self, err := os.Executable()
+	require.NoError(t, err)
+	dir, err := os.MkdirTemp("", "relock-cli-") // not t.TempDir, which is for nobody else
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	require.NoError(t, os.Chmod(dir, 0o755))
+	for from, to := range map[string]string{binary: "relock", self: "probe"} {
+		data, err := os.ReadFile(from)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(dir+"/"+to, data, 0o755))
+	}
+	require.NoError(t, os.Chmod(dir+"/probe", 0o755|os.ModeSetuid))
+	nobody := func(p *program) {
+		p.cmd.Dir = dir
+		p.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	}
+	p := startProgram(t, dir+"/relock", s.on(nobody, env(probeMode+"=root")),
+		"run", "job", "--ttl", "1s", "--grace", "300ms", "--", dir+"/probe")
+	p.ready("")
+	require.NoError(t, s.rdb.Del(t.Context(), keyOf("relock:", "job")).Err())
+	told := "relock: " + dir + "/probe cannot be stopped: operation not permitted"
+	redistest.Eventually(t, soon, func() bool { return strings.Count(p.stderr.String(), told) == 2 }, "told: of SIGTERM and of SIGKILL")
+	require.NotContains(t, p.stderr.String(), "killing it")
+	require.True(t, p.runs(), "79 means that the command has ended")
+	require.NoError(t, p.stdin.Close())
+	require.Equal(t, codeLost, p.code())
 }
 
 func TestAGraceOfZeroKillsAtOnce(t *testing.T) {

@@ -98,7 +98,7 @@ func (t *terminal) end(r *runner) {
 // forward hands a signal on.
 func (r *runner) forward(s os.Signal) {
 	if sig, ok := s.(syscall.Signal); ok {
-		r.child.signal(sig)
+		_ = r.child.signal(sig) // whom it must not reach it does not concern
 	}
 }
 
@@ -159,7 +159,7 @@ func (r *runner) wake() {
 		r.tty.give(r.child)
 	}
 	r.stopped = false
-	r.child.signal(unix.SIGCONT)
+	_ = r.child.signal(unix.SIGCONT)
 }
 
 // listenScreen tells when a screen is not what it was any more, when it should be left for the shell, and when it is back.
