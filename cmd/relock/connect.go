@@ -50,7 +50,7 @@ func (c *connection) flags(f *pflag.FlagSet) {
 	f.StringVar(&c.prefix, "prefix", relock.DefaultPrefix, "`text` that the keys of locks begin with")
 	f.StringVar(&c.redisson, "redisson", "", "run, unlock: locks are Redisson's getLock; =fenced: `KIND` getFencedLock")
 	f.Lookup("redisson").NoOptDefVal = redissonPlain
-	f.DurationVar(&c.timeout, "timeout", 10*time.Second, "how long Redis has for an answer;\nit does not bound a wait for the lock")
+	f.DurationVar(&c.timeout, "timeout", 10*time.Second, "how long Redis has for each answer;\nit does not bound a wait for the lock")
 }
 
 // checkGiven refuses flags that are there and say nothing, as those of a script whose variable is not set: without the flag

@@ -83,13 +83,55 @@ type reader struct {
 	rdb    redis.UniversalClient
 	client *relock.Client
 	prefix string
+	limit  time.Duration // how long Redis has for each answer; all of them may take any time
+}
+
+// ask is one question to Redis.
+func (r *reader) ask(ctx context.Context, question func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, r.limit)
+	defer cancel()
+	return question(ctx)
+}
+
+// state is what Redis says of a lock.
+func (r *reader) state(ctx context.Context, lock *relock.Lock) (state relock.State, err error) {
+	err = r.ask(ctx, func(ctx context.Context) (err error) {
+		state, err = lock.State(ctx)
+		return err
+	})
+	return state, err
+}
+
+// masters are all servers that have locks.
+func (r *reader) masters(ctx context.Context) (nodes []*redis.Client, err error) {
+	switch rdb := r.rdb.(type) {
+	case *redis.ClusterClient:
+		var mu sync.Mutex
+		err = r.ask(ctx, func(ctx context.Context) error {
+			return rdb.ForEachMaster(ctx, func(_ context.Context, node *redis.Client) error {
+				mu.Lock()
+				defer mu.Unlock()
+				nodes = append(nodes, node)
+				return nil
+			})
+		})
+		return nodes, err
+	case *redis.Client:
+		return []*redis.Client{rdb}, nil
+	default:
+		return nil, errors.ErrUnsupported
+	}
 }
 
 // node is the server that has a key.
-func (r *reader) node(ctx context.Context, key string) (*redis.Client, error) {
+func (r *reader) node(ctx context.Context, key string) (node *redis.Client, err error) {
 	switch rdb := r.rdb.(type) {
 	case *redis.ClusterClient:
-		return rdb.MasterForKey(ctx, key)
+		err = r.ask(ctx, func(ctx context.Context) (err error) {
+			node, err = rdb.MasterForKey(ctx, key)
+			return err
+		})
+		return node, err
 	case *redis.Client:
 		return rdb, nil
 	default:
@@ -99,7 +141,7 @@ func (r *reader) node(ctx context.Context, key string) (*redis.Client, error) {
 
 // lock reads one lock, with its whole queue or only the head of it. clock is the time on its server.
 func (r *reader) lock(ctx context.Context, name string, clock time.Time, all bool) (lockInfo, error) {
-	state, err := r.client.NewLock(name).State(ctx)
+	state, err := r.state(ctx, r.client.NewLock(name))
 	if err != nil {
 		return lockInfo{}, err
 	}
@@ -129,7 +171,11 @@ func (r *reader) lock(ctx context.Context, name string, clock time.Time, all boo
 	if all {
 		last = -1
 	}
-	entries, err := r.rdb.ZRangeWithScores(ctx, keyOf(r.prefix, name)+queueSuffix, 0, last).Result()
+	var entries []redis.Z
+	err = r.ask(ctx, func(ctx context.Context) (err error) {
+		entries, err = r.rdb.ZRangeWithScores(ctx, keyOf(r.prefix, name)+queueSuffix, 0, last).Result()
+		return err
+	})
 	if err != nil {
 		return lockInfo{}, err
 	}
@@ -175,6 +221,8 @@ func (r *reader) list(ctx context.Context, pattern string) ([]lockInfo, error) {
 	if err != nil {
 		return nil, err
 	}
+	ctx, cancel := context.WithCancel(ctx) // after the first failure: each answer that does not come takes its time
+	defer cancel()
 	// Each is a round trip, so some go side by side.
 	const lanes = 16
 	next := make(chan found)
@@ -190,6 +238,7 @@ func (r *reader) list(ctx context.Context, pattern string) ([]lockInfo, error) {
 				switch {
 				case err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE"):
 					firstErr = cmp.Or(firstErr, err)
+					cancel()
 				case err == nil && listed(info):
 					infos = append(infos, info)
 				}
@@ -218,46 +267,31 @@ func listed(info lockInfo) bool {
 // scan finds the names of all locks that have a holder or a queue, on every master. It is SCAN, never KEYS: other clients
 // are served in between.
 func (r *reader) scan(ctx context.Context, pattern string) ([]found, error) {
-	var mu sync.Mutex
-	names := map[string]time.Duration{} // a slot that moves can be seen on two masters
-	scanNode := func(ctx context.Context, node *redis.Client) error {
-		ahead, err := clockOf(ctx, node)
-		if err != nil {
-			return err
-		}
-		for _, kind := range []struct{ suffix, redisType string }{{"", "hash"}, {queueSuffix, "zset"}} {
-			var cursor uint64
-			for {
-				keys, next, err := node.ScanType(ctx, cursor, globEscape(r.prefix)+"*"+kind.suffix, 1000, kind.redisType).Result()
-				if err != nil {
-					return err
-				}
-				mu.Lock()
-				for _, key := range keys {
-					name, ok := nameOf(r.prefix, strings.TrimSuffix(key, kind.suffix))
-					if ok && (pattern == "" || glob(pattern, name)) && r.client.NewLock(name).Err() == nil {
-						names[name] = ahead
-					}
-				}
-				mu.Unlock()
-				if cursor = next; cursor == 0 {
-					break
-				}
-			}
-		}
-		return nil
-	}
-	var err error
-	switch rdb := r.rdb.(type) {
-	case *redis.ClusterClient:
-		err = rdb.ForEachMaster(ctx, scanNode)
-	case *redis.Client:
-		err = scanNode(ctx, rdb)
-	default:
-		err = errors.ErrUnsupported
-	}
+	nodes, err := r.masters(ctx)
 	if err != nil {
 		return nil, err
+	}
+	var mu sync.Mutex
+	var firstErr error
+	names := map[string]time.Duration{} // a slot that moves can be seen on two masters
+	var wg sync.WaitGroup
+	for _, node := range nodes {
+		wg.Go(func() {
+			err := r.scanNode(ctx, node, func(name string, ahead time.Duration) {
+				mu.Lock()
+				defer mu.Unlock()
+				if pattern == "" || glob(pattern, name) {
+					names[name] = ahead
+				}
+			})
+			mu.Lock()
+			defer mu.Unlock()
+			firstErr = cmp.Or(firstErr, err)
+		})
+	}
+	wg.Wait()
+	if firstErr != nil {
+		return nil, firstErr
 	}
 	all := make([]found, 0, len(names))
 	for name, ahead := range names {
@@ -266,13 +300,42 @@ func (r *reader) scan(ctx context.Context, pattern string) ([]found, error) {
 	return all, nil
 }
 
-// clockOf is how far a server's clock is ahead of ours, to about a round trip.
-func clockOf(ctx context.Context, node *redis.Client) (time.Duration, error) {
-	t, err := node.Time(ctx).Result()
+// scanNode calls see with the names on one server, and how far its clock is ahead of ours.
+func (r *reader) scanNode(ctx context.Context, node *redis.Client, see func(name string, ahead time.Duration)) error {
+	ahead, err := r.clockOf(ctx, node)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	return time.Until(t), nil
+	for _, kind := range []struct{ suffix, redisType string }{{"", "hash"}, {queueSuffix, "zset"}} {
+		var cursor uint64
+		for more := true; more; more = cursor != 0 {
+			var keys []string
+			err := r.ask(ctx, func(ctx context.Context) (err error) {
+				keys, cursor, err = node.ScanType(ctx, cursor, globEscape(r.prefix)+"*"+kind.suffix, 1000, kind.redisType).Result()
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			for _, key := range keys {
+				name, ok := nameOf(r.prefix, strings.TrimSuffix(key, kind.suffix))
+				if ok && r.client.NewLock(name).Err() == nil {
+					see(name, ahead)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// clockOf is how far a server's clock is ahead of ours, to about a round trip.
+func (r *reader) clockOf(ctx context.Context, node *redis.Client) (ahead time.Duration, err error) {
+	err = r.ask(ctx, func(ctx context.Context) error {
+		t, err := node.Time(ctx).Result()
+		ahead = time.Until(t)
+		return err
+	})
+	return ahead, err
 }
 
 // printable is text for a terminal: names are any bytes, and some bytes are commands to a terminal.

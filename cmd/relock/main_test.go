@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -453,4 +454,36 @@ func newPrefixed(t *testing.T, rdb redis.UniversalClient, prefix string) *relock
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = client.Close() })
 	return client
+}
+
+// inFrontOf takes connections for a server, whose answers are late by that much.
+func inFrontOf(t *testing.T, listener net.Listener, server string, late time.Duration) {
+	t.Helper()
+	t.Cleanup(func() { _ = listener.Close() })
+	pipe := func(to, from net.Conn, late time.Duration) {
+		defer to.Close()
+		buf := make([]byte, 1<<16)
+		for {
+			n, err := from.Read(buf)
+			time.Sleep(late)
+			if _, writeErr := to.Write(buf[:n]); err != nil || writeErr != nil {
+				return
+			}
+		}
+	}
+	go func() {
+		for {
+			front, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			back, err := net.Dial("tcp", server)
+			if err != nil {
+				_ = front.Close()
+				continue
+			}
+			go pipe(front, back, late)
+			go pipe(back, front, 0)
+		}
+	}()
 }

@@ -8,7 +8,6 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"io"
 	"math/big"
 	"net"
 	"os"
@@ -67,25 +66,6 @@ func tlsInFrontOf(t *testing.T, server string) (addr, authority string) {
 		Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, MinVersion: tls.VersionTLS12,
 	})
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = listener.Close() })
-	go func() {
-		for {
-			front, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			back, err := net.Dial("tcp", server)
-			if err != nil {
-				_ = front.Close()
-				continue
-			}
-			pipe := func(to, from net.Conn) {
-				_, _ = io.Copy(to, from)
-				_ = to.Close()
-			}
-			go pipe(front, back)
-			go pipe(back, front)
-		}
-	}()
+	inFrontOf(t, listener, server, 0)
 	return listener.Addr().String(), authority
 }

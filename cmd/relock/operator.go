@@ -13,16 +13,14 @@ import (
 	"github.com/go-relock/relock"
 )
 
-// reading runs f with a reader of locks, within the time that Redis has for an answer.
+// reading runs f with a reader of locks.
 func (a *app) reading(ctx context.Context, f func(ctx context.Context, r *reader) error) error {
 	rdb, client, closeAll, err := a.client()
 	if err != nil {
 		return a.failure(err)
 	}
 	defer closeAll(closeLimit)
-	ctx, cancel := context.WithTimeout(ctx, a.conn.timeout)
-	defer cancel()
-	return a.failure(f(ctx, &reader{rdb: rdb, client: client, prefix: a.conn.prefix}))
+	return a.failure(f(ctx, &reader{rdb: rdb, client: client, prefix: a.conn.prefix, limit: a.conn.timeout}))
 }
 
 func (a *app) showCommand() *cobra.Command {
@@ -59,7 +57,7 @@ func (r *reader) show(ctx context.Context, name string) (lockInfo, error) {
 	if err != nil {
 		return lockInfo{}, err
 	}
-	ahead, err := clockOf(ctx, node)
+	ahead, err := r.clockOf(ctx, node)
 	if err != nil {
 		return lockInfo{}, err
 	}
@@ -120,11 +118,11 @@ Exit code 1: nobody has the lock.`,
 			}
 			return a.reading(cmd.Context(), func(ctx context.Context, r *reader) error {
 				lock := r.client.NewLock(args[0])
-				before, err := lock.State(ctx)
+				before, err := r.state(ctx, lock)
 				if err != nil {
 					return err
 				}
-				if err := lock.ForceUnlock(ctx); err != nil {
+				if err := r.ask(ctx, lock.ForceUnlock); err != nil {
 					if errors.Is(err, relock.ErrNotHeld) {
 						return &exitError{code: codeNotHeld, err: fmt.Errorf("%q: nobody has the lock", args[0])}
 					}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -120,6 +121,33 @@ func TestLsFindsEachOfManyLocks(t *testing.T) {
 	got := do(t, s.on(), "ls", "--json")
 	require.Equal(t, 0, got.code, got.stderr)
 	require.Len(t, list(t, got.stdout), n)
+}
+
+func TestLsOfADistantDatabaseTakesItsTime(t *testing.T) {
+	s := onShared(t)
+	pipe := s.rdb.Pipeline()
+	for i := range 10_000 {
+		pipe.Set(t.Context(), fmt.Sprintf("noise:%d", i), "x", time.Minute)
+	}
+	_, err := pipe.Exec(t.Context())
+	require.NoError(t, err)
+	s.hold("job")
+	// Each of twenty rounds of SCAN has its answer well within the time for one, all together have not.
+	const far, timeout = 50 * time.Millisecond, 500 * time.Millisecond
+	began := time.Now()
+	got := do(t, nil, "ls", "--json", "--url", "redis://"+farFrom(t, s.server.Addr(), far), "--timeout", timeout.String())
+	require.Equal(t, 0, got.code, got.stderr)
+	require.Equal(t, []string{"job"}, names(list(t, got.stdout)))
+	require.Greater(t, time.Since(began), timeout)
+}
+
+// farFrom is the address of a server whose answers take that much longer to arrive.
+func farFrom(t *testing.T, server string, late time.Duration) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	inFrontOf(t, listener, server, late)
+	return listener.Addr().String()
 }
 
 func TestLsFindsTheLocksOfEveryMasterOfACluster(t *testing.T) {
@@ -304,7 +332,7 @@ func TestEveryLockIsListedByANameThatFindsIt(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	alphabet := []string{"{", "}", "a", "b", ":", ":queue", ":token", "*", "?", "[", "\\", "{}", "{a}", " "}
 	for _, prefix := range []string{"relock:", "", "{app}:", "x*["} {
-		r := &reader{rdb: s.rdb, client: s.client, prefix: prefix}
+		r := &reader{rdb: s.rdb, client: s.client, prefix: prefix, limit: soon}
 		r.client = newPrefixed(t, s.rdb, prefix)
 		for range 150 {
 			var name strings.Builder

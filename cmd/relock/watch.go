@@ -58,7 +58,7 @@ func (a *app) watch(ctx context.Context, pattern string, every time.Duration, co
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 
-	r := &reader{rdb: rdb, client: client, prefix: a.conn.prefix}
+	r := &reader{rdb: rdb, client: client, prefix: a.conn.prefix, limit: a.conn.timeout}
 	var screen *display
 	resized, stopping, conts := make(chan os.Signal, 1), make(chan os.Signal, 1), make(chan os.Signal, 1)
 	if !a.json && term.IsTerminal(int(os.Stdout.Fd())) {
@@ -71,7 +71,7 @@ func (a *app) watch(ctx context.Context, pattern string, every time.Duration, co
 	defer tick.Stop()
 	last := view{every: every, where: a.conn.where()}
 	for looks := 1; ; looks++ {
-		infos, err := r.look(ctx, pattern, a.conn.timeout)
+		infos, err := r.list(ctx, pattern)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -122,13 +122,6 @@ func (a *app) printLook(infos []lockInfo, err error) {
 		printTable(a.stdout, infos)
 		fmt.Fprintln(a.stdout)
 	}
-}
-
-// look is list with a time limit.
-func (r *reader) look(ctx context.Context, pattern string, limit time.Duration) ([]lockInfo, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, errors.New("no answer in time"))
-	defer cancel()
-	return r.list(ctx, pattern)
 }
 
 func counted(infos []lockInfo) string {
