@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"runtime"
@@ -53,7 +54,7 @@ func startChild(path string, command, env []string) (*child, error) {
 func (c *child) tend(path string, command, env []string, started chan<- error) {
 	// Linux sends the parent-death signal when the thread that forked ends, so this one stays for as long as we do.
 	runtime.LockOSThread()
-	p, err := os.StartProcess(path, command, &os.ProcAttr{Env: env, Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}, Sys: inOwnGroup()})
+	p, err := spawn(path, command, &os.ProcAttr{Env: env, Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}, Sys: inOwnGroup()})
 	if err != nil {
 		started <- err
 		return
@@ -79,6 +80,29 @@ func (c *child) tend(path string, command, env []string, started chan<- error) {
 			return
 		}
 	}
+}
+
+// spawn starts a program as a shell would: what the system does not know and is text is a script.
+func spawn(path string, command []string, attr *os.ProcAttr) (*os.Process, error) {
+	p, err := os.StartProcess(path, command, attr)
+	if errors.Is(err, unix.ENOEXEC) && isText(path) {
+		return os.StartProcess(shell, append([]string{shell, path}, command[1:]...), attr)
+	}
+	return p, err
+}
+
+const shell = "/bin/sh"
+
+// isText says whether a file begins as text does.
+func isText(path string) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	head := make([]byte, 256)
+	n, _ := f.Read(head)
+	return bytes.IndexByte(head[:n], 0) < 0
 }
 
 // signal reaches every process of the command that has not left its group. That nobody is left is no failure.

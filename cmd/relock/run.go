@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"os/exec"
 	"os/signal"
 	"slices"
 	"strings"
@@ -108,6 +106,7 @@ type runner struct {
 	stopped bool      // the child is, by the terminal
 	violent bool      // a signal has ended it
 	lost    bool
+	silent  bool // Redis is, now that the command has ended
 }
 
 // run is the subcommand.
@@ -131,25 +130,12 @@ func (a *app) run(name string, command []string, o runOptions) error {
 	}
 	r.catch()
 	err = r.hold()
-	if !r.lost {
+	if !r.lost && !r.silent {
 		// A wait that was given up has a place in the queue, which Close takes back. If Redis is silent it is left: grants
 		// to a client that is gone go to the next.
 		closeAll(3 * time.Second)
 	}
 	return a.failure(err)
-}
-
-// lookUp finds the program as a shell would.
-func lookUp(program string) (path string, err error) {
-	path, err = exec.LookPath(program)
-	switch {
-	case err == nil || errors.Is(err, exec.ErrDot):
-		return path, nil // in the current directory, because PATH says so: as a shell
-	case errors.Is(err, fs.ErrPermission):
-		return "", &exitError{code: codeCannotRun, err: fmt.Errorf("%s: permission denied", program)}
-	default:
-		return "", &exitError{code: codeNotFound, err: fmt.Errorf("%s: command not found", program)}
-	}
 }
 
 // catch begins to listen to signals. One that was ignored when relock began stays so, for the command too: that is how
@@ -309,7 +295,7 @@ func (r *runner) work() (code int, err error) {
 	}
 	r.tty = openTerminal()
 	if r.child, err = startChild(r.path, r.command, r.environment()); err != nil {
-		return 0, &exitError{code: codeCannotRun, err: fmt.Errorf("%s: %w", r.command[0], err)}
+		return 0, cannotStart(r.command[0], err)
 	}
 	r.tty.begin(r)
 	defer r.tty.end(r)
@@ -428,7 +414,7 @@ func (r *runner) release(code int) error {
 	if r.lost {
 		return nil // there is nothing to give back
 	}
-	unlockErr := r.lock.Unlock(r.section)
+	unlockErr := r.unlock()
 	if errors.Is(unlockErr, relock.ErrLockLost) {
 		// It was lost so shortly before the command ended that nothing had noticed. What it did last may have been without.
 		return &exitError{code: codeLost, err: fmt.Errorf("%w (the command had ended with %d)", unlockErr, code)}
@@ -441,6 +427,30 @@ func (r *runner) release(code int) error {
 	}
 	r.tell(e)
 	return nil
+}
+
+// unlock is Unlock within the time that Redis has for an answer. A signal can only mean us now, and leaves it a moment.
+func (r *runner) unlock() error {
+	const moment = time.Second
+	done := make(chan error, 1)
+	go func() { done <- r.lock.Unlock(r.section) }()
+	limit := time.After(r.conn.timeout)
+	var hurry <-chan time.Time
+	for {
+		select {
+		case err := <-done:
+			return err
+		case s := <-r.signals:
+			if sig, ok := s.(syscall.Signal); ok && ends(sig) && hurry == nil {
+				hurry = time.After(moment)
+			}
+			continue
+		case <-hurry:
+		case <-limit:
+		}
+		r.silent = true
+		return fmt.Errorf("unlock %q: not confirmed by Redis in time: it is free within its TTL", r.name)
+	}
 }
 
 func (r *runner) held() *int64 { return new(time.Since(r.began).Milliseconds()) }

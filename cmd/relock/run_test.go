@@ -381,6 +381,32 @@ func TestAReleaseThatRedisDoesNotConfirmIsNoFailureOfTheCommand(t *testing.T) {
 	require.Contains(t, p.stderr.String(), "not confirmed by Redis")
 }
 
+func TestASilentRedisKeepsRunNoLongerThanTheTimeout(t *testing.T) {
+	s := onOwn(t)
+	p, _ := s.startProbe("plain", "job", "--timeout", "500ms")
+	s.server.Pause()
+	defer s.server.Resume()
+	began := time.Now()
+	require.NoError(t, p.stdin.Close())
+	require.Equal(t, 9, p.code())
+	require.Less(t, time.Since(began), 5*time.Second)
+	require.Contains(t, p.stderr.String(), "not confirmed by Redis")
+}
+
+func TestASignalEndsARunWhoseCommandHasEnded(t *testing.T) {
+	s := onOwn(t)
+	p, _ := s.startProbe("plain", "job", "--json")
+	s.server.Pause()
+	defer s.server.Resume()
+	began := time.Now()
+	require.NoError(t, p.stdin.Close())
+	p.event("exited")
+	p.signal(syscall.SIGTERM)
+	require.Equal(t, 9, p.code(), "the command's still")
+	require.Less(t, time.Since(began), 5*time.Second)
+	p.event("unconfirmed")
+}
+
 func TestALossIsActedOnAlsoWhenNobodyReadsStderr(t *testing.T) {
 	s := onShared(t)
 	r, w, err := os.Pipe()
@@ -486,6 +512,29 @@ func TestACommandThatCannotRunIsFoundOutBeforeAnybodyWaits(t *testing.T) {
 	got = do(t, nowhere, "run", "job", "--", dir+"/plain")
 	require.Equal(t, codeCannotRun, got.code)
 	require.Contains(t, got.stderr, "permission denied")
+	got = do(t, nowhere, "run", "job", "--", dir)
+	require.Equal(t, codeCannotRun, got.code)
+	require.Equal(t, "relock: "+dir+": is a directory\n", got.stderr)
+	got = do(t, nowhere, "run", "job", "--", dir+"/plain/more")
+	require.Equal(t, codeCannotRun, got.code)
+	require.Contains(t, got.stderr, "not a directory")
+}
+
+func TestAScriptNeedsNoFirstLineThatNamesItsShell(t *testing.T) {
+	s := onShared(t)
+	path := t.TempDir() + "/script"
+	require.NoError(t, os.WriteFile(path, []byte("echo \"<$0>\" \"<$1>\"\n"), 0o700))
+	require.Equal(t, result{stdout: "<" + path + "> <a b>\n"}, do(t, s.on(), "run", "job", "--", path, "a b"))
+}
+
+func TestAStartThatTheSystemHasNoRoomForIs70(t *testing.T) {
+	for cause, code := range map[error]int{
+		syscall.EAGAIN: codeInternal, syscall.ENOMEM: codeInternal, syscall.EACCES: codeCannotRun, syscall.E2BIG: codeCannotRun,
+	} {
+		var exit *exitError
+		require.ErrorAs(t, cannotStart("make", &os.PathError{Op: "fork/exec", Path: "/bin/make", Err: cause}), &exit)
+		require.Equal(t, code, exit.code, cause)
+	}
 }
 
 func TestAProgramThatTheSystemRefusesGivesTheLockBack(t *testing.T) {
