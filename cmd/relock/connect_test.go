@@ -143,6 +143,16 @@ func TestAServerThatWantsAnotherPasswordIs77(t *testing.T) {
 	require.Equal(t, 0, do(t, s.on(), "run", "job", "--", "true").code)
 }
 
+func TestARightThatAScriptLacksIs77(t *testing.T) {
+	s := onOwn(t)
+	s.hold("job")
+	require.NoError(t, s.rdb.Do(t.Context(), "acl", "setuser", "fox", "on", ">fox", "~relock:*", "&relock:*", "+evalsha", "+eval", "+time", "+scan").Err())
+	for _, args := range [][]string{{"run", "free", "--", "true"}, {"run", "job", "--no-wait", "--", "true"}, {"ls"}, {"show", "job"}, {"unlock", "--force", "job"}} {
+		got := do(t, []setup{env("REDIS_URL=redis://fox:fox@" + s.server.Addr())}, args...)
+		require.Equal(t, codeNoPerm, got.code, "%q: %s", args, got.stderr)
+	}
+}
+
 func TestAKeyOfAnotherTypeIs69(t *testing.T) {
 	s := onShared(t)
 	require.NoError(t, s.rdb.Set(t.Context(), keyOf("relock:", "job"), "text", time.Minute).Err())

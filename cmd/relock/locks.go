@@ -280,7 +280,7 @@ func (r *reader) scan(ctx context.Context, pattern string) ([]found, error) {
 			err := r.scanNode(ctx, node, func(name string, ahead time.Duration) {
 				mu.Lock()
 				defer mu.Unlock()
-				if pattern == "" || glob(pattern, name) {
+				if matches(pattern, name) {
 					names[name] = ahead
 				}
 			})
@@ -298,6 +298,11 @@ func (r *reader) scan(ctx context.Context, pattern string) ([]found, error) {
 		all = append(all, found{name: name, ahead: ahead})
 	}
 	return all, nil
+}
+
+// matches says whether the pattern, empty for all, matches a name or its other form: a lock "x" is "{x}" too.
+func matches(pattern, name string) bool {
+	return pattern == "" || glob(pattern, name) || !hasTag(name) && glob(pattern, "{"+name+"}")
 }
 
 // scanNode calls see with the names on one server, and how far its clock is ahead of ours.

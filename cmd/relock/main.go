@@ -16,8 +16,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"runtime/debug"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -47,21 +49,49 @@ func main() { os.Exit(execute(os.Args[1:])) }
 type app struct {
 	conn   connection
 	json   bool
-	stdout io.Writer
+	stdout *sink
 	stderr io.Writer
+}
+
+// sink is standard output, which remembers whether something could not be written.
+type sink struct {
+	w   io.Writer
+	err error
+}
+
+func (s *sink) Write(p []byte) (int, error) {
+	n, err := s.w.Write(p)
+	if s.err == nil {
+		s.err = err
+	}
+	return n, err
+}
+
+// failure is what went wrong, if anything did.
+func (s *sink) failure() error {
+	if s.err == nil {
+		return nil
+	}
+	return &exitError{code: codeInternal, err: s.err}
 }
 
 func execute(args []string) int {
 	redis.SetLogger(silent{}) // it would print to stderr by itself, between the lines of the command
 	stderr := newTeller(os.Stderr)
 	defer stderr.finish()
-	a := &app{stdout: os.Stdout, stderr: stderr}
+	a := &app{stdout: &sink{w: os.Stdout}, stderr: stderr}
 	root := a.root()
+	strict(root)
+	root.SetOut(a.stdout)
 	root.SetArgs(args)
 	err := root.ExecuteContext(context.Background())
 	if err == nil {
+		err = a.stdout.failure()
+	}
+	if err == nil {
 		return 0
 	}
+	a.json = a.json || asksForJSON(args) // where the parser has not come to it
 	var exit *exitError
 	if !errors.As(err, &exit) {
 		// It comes from the parser: an unknown command or flag, a wrong number of arguments.
@@ -69,6 +99,55 @@ func execute(args []string) int {
 	}
 	a.report(exit)
 	return exit.code
+}
+
+// strict has cobra's own commands refuse what they do not know; for them that is a success.
+func strict(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, cmd := range root.Commands() {
+		switch cmd.Name() {
+		case "help":
+			cmd.Args = func(_ *cobra.Command, args []string) error {
+				if _, _, err := root.Find(args); err != nil {
+					return usage("help: there is no command %q", strings.Join(args, " "))
+				}
+				return nil
+			}
+		case "completion":
+			cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		}
+	}
+}
+
+// asksForJSON says whether --json is among the arguments of relock itself.
+func asksForJSON(args []string) bool {
+	for _, arg := range args {
+		switch arg {
+		case "--json", "--json=true":
+			return true
+		case "--": // the rest belongs to the command
+			return false
+		}
+	}
+	return false
+}
+
+// oneName is for a command that is about one lock.
+func oneName(cmd *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return usage("%s: there must be one lock name, not %d", cmd.Name(), len(args))
+	}
+	return nil
+}
+
+// heed has c told of signals, but not of those that relock was started to ignore: that is how nohup works.
+func heed(c chan<- os.Signal, signals ...syscall.Signal) {
+	for _, s := range signals {
+		if !signal.Ignored(s) {
+			signal.Notify(c, s)
+		}
+	}
 }
 
 // silent is the logger of go-redis: what matters comes back as an error.
@@ -140,13 +219,19 @@ func (a *app) failure(err error) error {
 		return &exitError{code: codeNotHeld, err: err}
 	}
 	code := codeUnavailable
-	if redis.IsAuthError(err) || redis.IsPermissionError(err) {
+	if redis.IsAuthError(err) || redis.IsPermissionError(err) || scriptLacksRight(err) {
 		code = codeNoPerm
 	}
 	if errors.As(err, &reply) && !errors.Is(err, redis.Nil) {
 		return &exitError{code: code, err: fmt.Errorf("the server at %s says: %w", a.conn.where(), err)}
 	}
 	return &exitError{code: code, err: fmt.Errorf("no answer from Redis at %s: %w", a.conn.where(), err)}
+}
+
+// scriptLacksRight says whether the user may run scripts, but not what is in them. Redis has no prefix for that.
+func scriptLacksRight(err error) bool {
+	return strings.Contains(err.Error(), "The user executing the script can't") || // Redis 7.0
+		strings.Contains(err.Error(), "ACL failure in script") // later
 }
 
 // kinds are the words for exit codes in JSON.

@@ -27,7 +27,7 @@ func (a *app) showCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "show NAME",
 		Short: "Show who holds a lock and who waits for it",
-		Args:  cobra.ExactArgs(1),
+		Args:  oneName,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := a.conn.own("show"); err != nil {
 				return err
@@ -111,7 +111,7 @@ func (a *app) unlockCommand() *cobra.Command {
 The holder is told at its next renewal, so for up to a third of its TTL two may believe that they
 have the lock; only the fencing token tells them apart. A command under "relock run" is stopped then.
 Exit code 1: nobody has the lock.`,
-		Args: cobra.ExactArgs(1),
+		Args: oneName,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if !force {
 				return usage("unlock takes the lock from a holder that may be at work: say --force if that is what you want")

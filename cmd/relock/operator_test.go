@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -85,6 +87,7 @@ func TestLsWithAPattern(t *testing.T) {
 		"{x}*":         {"{x}:1"},
 		"orders:[2-3]": {"orders:2"},
 		"order":        {},
+		"{stock:1}":    {"stock:1"}, // the same lock
 	} {
 		got := do(t, s.on(), "ls", "--json", pattern)
 		require.Equal(t, want, names(list(t, got.stdout)), pattern)
@@ -300,6 +303,31 @@ func TestWatchOutlastsAServerThatIsAway(t *testing.T) {
 	p.expect(&p.stdout, "job ")
 	p.signal(interruptSignal)
 	require.Equal(t, 0, p.code())
+}
+
+func TestWatchGoesOnAfterASignalThatItWasStartedToIgnore(t *testing.T) {
+	s := onShared(t)
+	// As nohup does.
+	p := startProgram(t, "/bin/sh", s.on(), "-c", `trap "" HUP; exec "$@"`, "sh", binary, "watch", "--interval", "100ms")
+	p.expect(&p.stdout, "NAME ")
+	p.signal(syscall.SIGHUP)
+	seen := strings.Count(p.stdout.String(), "NAME ")
+	redistest.Eventually(t, soon, func() bool { return strings.Count(p.stdout.String(), "NAME ") >= seen+3 }, "printed: three more")
+	p.signal(syscall.SIGTERM)
+	require.Equal(t, 0, p.code())
+}
+
+func TestWhatCouldNotBeWrittenIsNoSuccess(t *testing.T) {
+	s := onShared(t)
+	s.hold("job")
+	unwritable, err := os.Open(os.DevNull)
+	require.NoError(t, err)
+	defer unwritable.Close()
+	for _, args := range [][]string{{"ls"}, {"ls", "--json"}, {"show", "job"}, {"watch"}, {"unlock", "--force", "job"}, {"--help"}} {
+		got := do(t, s.on(func(p *program) { p.cmd.Stdout = unwritable }), args...)
+		require.Equal(t, codeInternal, got.code, "%q", args)
+		require.Contains(t, got.stderr, "bad file descriptor", "%q", args)
+	}
 }
 
 func TestNamesThatWouldUpsetATerminalAreQuoted(t *testing.T) {

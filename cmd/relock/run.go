@@ -138,15 +138,10 @@ func (a *app) run(name string, command []string, o runOptions) error {
 	return a.failure(err)
 }
 
-// catch begins to listen to signals. One that was ignored when relock began stays so, for the command too: that is how
-// nohup works.
+// catch begins to listen to signals. One that was ignored when relock began stays so, for the command too.
 func (r *runner) catch() {
 	r.signals, r.conts = make(chan os.Signal, 64), make(chan os.Signal, 1)
-	for _, s := range forwarded {
-		if !signal.Ignored(s) {
-			signal.Notify(r.signals, s)
-		}
-	}
+	heed(r.signals, forwarded...)
 	// A write to stderr whose reader is gone would end this process, and leave the command alone. Caught and not ignored,
 	// for what is ignored is ignored by the command too.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)

@@ -629,6 +629,8 @@ func TestWrongUsageIs64AndSaysWhatIsAllowed(t *testing.T) {
 		says string
 	}{
 		{[]string{"bogus"}, "unknown command"},
+		{[]string{"help", "bogus"}, "no command"},
+		{[]string{"completion", "bogus"}, "unknown command"},
 		{[]string{"run"}, "behind --"},
 		{[]string{"run", "job"}, "behind --"},
 		{[]string{"run", "job", "--"}, "no command"},
@@ -646,7 +648,8 @@ func TestWrongUsageIs64AndSaysWhatIsAllowed(t *testing.T) {
 		{[]string{"run", "job", "--ttl", "1ms", "--", "true"}, "whole milliseconds"},
 		{[]string{"run", "job", "--ttl", "10s", "--max-hold", "5s", "--", "true"}, "at least the TTL"},
 		{[]string{"run", "job", "--timeout", "0s", "--", "true"}, "above 0"},
-		{[]string{"show"}, "accepts 1 arg"},
+		{[]string{"show"}, "show: there must be one lock name, not 0"},
+		{[]string{"unlock", "--force", "a", "b"}, "unlock: there must be one lock name, not 2"},
 		{[]string{"show", ""}, "empty"},
 		{[]string{"ls", "a", "b"}, "at most 1 arg"},
 		{[]string{"watch", "--interval", "1ms"}, "at least"},
@@ -671,4 +674,16 @@ func TestWrongUsageIs64AndSaysWhatIsAllowed(t *testing.T) {
 		require.Empty(t, got.stdout)
 		require.Equal(t, 1, strings.Count(got.stderr, "\n"), "one line, not a page: %s", got.stderr)
 	}
+}
+
+func TestErrorsOfUsageAreJSONToo(t *testing.T) {
+	for _, args := range [][]string{
+		{"--json", "bogus"}, {"run", "job", "--bogus", "--json", "--", "true"}, {"show", "--json"}, {"ls", "--timeout", "x", "--json"},
+	} {
+		got := do(t, nil, args...)
+		require.Equal(t, codeUsage, got.code, "%q", args)
+		require.Equal(t, "usage", object(t, got.stderr)["error"], "%q", args)
+	}
+	got := do(t, nil, "run", "job", "--bogus", "--", "echo", "--json")
+	require.Contains(t, got.stderr, "relock: ", "that is the command's")
 }

@@ -362,6 +362,19 @@ func TestWatchFitsTheTerminal(t *testing.T) {
 	require.Equal(t, 0, c.code())
 }
 
+func TestWideCharactersDoNotWrapInWatch(t *testing.T) {
+	s := onShared(t)
+	s.hold(strings.Repeat("注文", 50)) // a hundred characters, two hundred columns
+	c := openConsole(t, s.on(), binary, "watch", "--interval", "1h")
+	c.draws(`注文`)
+	const noWrap, wrap = "\x1b[?7l", "\x1b[?7h"
+	require.Contains(t, c.screen.String(), noWrap)
+	require.NotContains(t, c.screen.String(), wrap)
+	c.press(ctrlC)
+	require.Equal(t, 0, c.code())
+	c.sees(wrap)
+}
+
 func TestWatchTellsWhenItsTableIsOld(t *testing.T) {
 	s := onOwn(t)
 	s.hold("job")

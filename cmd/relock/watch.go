@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"strings"
 	"syscall"
 	"time"
@@ -55,8 +54,17 @@ func (a *app) watch(ctx context.Context, pattern string, every time.Duration, co
 		return a.failure(err)
 	}
 	defer closeAll(closeLimit)
-	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	ctx, stop := context.WithCancel(ctx)
 	defer stop()
+	ending := make(chan os.Signal, 1)
+	heed(ending, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	go func() {
+		select {
+		case <-ending:
+			stop()
+		case <-ctx.Done():
+		}
+	}()
 
 	r := &reader{rdb: rdb, client: client, prefix: a.conn.prefix, limit: a.conn.timeout}
 	var screen *display
@@ -85,8 +93,8 @@ func (a *app) watch(ctx context.Context, pattern string, every time.Duration, co
 		} else {
 			a.printLook(infos, err)
 		}
-		if looks == count {
-			return nil
+		if err := a.stdout.failure(); err != nil || looks == count {
+			return err
 		}
 		for waiting := true; waiting; {
 			select {
@@ -157,8 +165,8 @@ func (v *view) update(infos []lockInfo, err error, redact func(string) string) {
 type display struct{ w io.Writer }
 
 const (
-	enterScreen = "\x1b[?1049h\x1b[?25l" // the other buffer, no cursor
-	leaveScreen = "\x1b[?25h\x1b[?1049l"
+	enterScreen = "\x1b[?1049h\x1b[?25l\x1b[?7l" // the other buffer, no cursor, no wrapping
+	leaveScreen = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 	home        = "\x1b[H"
 	clearLine   = "\x1b[K"
 	clearBelow  = "\x1b[J"
@@ -201,7 +209,8 @@ func (d *display) show(v view) {
 	_, _ = d.w.Write(out.Bytes())
 }
 
-// cut is the first width characters of a line.
+// cut is the first width characters of a line. Some may be two columns wide: what is too much the terminal cuts, as it does
+// not wrap.
 func cut(line string, width int) string {
 	if utf8.RuneCountInString(line) <= width {
 		return line
