@@ -50,6 +50,8 @@ func (*runner) childStopped(syscall.Signal) {}
 func (*runner) resume()                     {}
 func (*runner) wake()                       {}
 
+func interrupt(syscall.Signal) {}
+
 func stopSelf(<-chan os.Signal) {}
 
 // listenScreen has nothing to listen to; the next look finds the new size.

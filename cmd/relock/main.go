@@ -43,7 +43,13 @@ const (
 	codeSignal      = 128 // plus the number of the signal that ended the command; as a shell says it
 )
 
-func main() { os.Exit(execute(os.Args[1:])) }
+func main() {
+	code, by := execute(os.Args[1:])
+	if by != 0 {
+		interrupt(by)
+	}
+	os.Exit(code)
+}
 
 // app is what the subcommands share.
 type app struct {
@@ -75,7 +81,8 @@ func (s *sink) failure() error {
 	return &exitError{code: codeInternal, err: s.err}
 }
 
-func execute(args []string) int {
+// execute returns the exit code, and the signal that should end us before it comes to that, or 0.
+func execute(args []string) (code int, by syscall.Signal) {
 	redis.SetLogger(silent{}) // it would print to stderr by itself, between the lines of the command
 	stderr := newTeller(os.Stderr)
 	defer stderr.finish()
@@ -89,7 +96,7 @@ func execute(args []string) int {
 		err = a.stdout.failure()
 	}
 	if err == nil {
-		return 0
+		return 0, 0
 	}
 	a.json = a.json || asksForJSON(args) // where the parser has not come to it
 	var exit *exitError
@@ -98,7 +105,7 @@ func execute(args []string) int {
 		exit = &exitError{code: codeUsage, err: err}
 	}
 	a.report(exit)
-	return exit.code
+	return exit.code, exit.by
 }
 
 // strict has cobra's own commands refuse what they do not know; for them that is a success.
@@ -185,6 +192,7 @@ func version() string {
 type exitError struct {
 	code int
 	err  error
+	by   syscall.Signal // from the keyboard to the command, and meant for all around it
 }
 
 func (e *exitError) Error() string {

@@ -102,9 +102,11 @@ type runner struct {
 	began   time.Time
 	token   int64
 	child   *child
-	tty     *terminal // nil: none, or not ours
-	stopped bool      // the child is, by the terminal
-	violent bool      // a signal has ended it
+	tty     *terminal      // nil: none, or not ours
+	stopped bool           // the child is, by the terminal
+	diedOf  syscall.Signal // the child has, or 0
+	pressed syscall.Signal // the child has died of that key, or 0
+	relayed syscall.Signal // the last that we have handed on
 	lost    bool
 	silent  bool // Redis is, now that the command has ended
 }
@@ -162,7 +164,7 @@ func (r *runner) hold() error {
 		err = unlockErr
 	}
 	if err == nil && code != 0 {
-		err = &exitError{code: code}
+		err = &exitError{code: code, by: r.pressed}
 	}
 	return err
 }
@@ -313,7 +315,7 @@ func (r *runner) work() (code int, err error) {
 				Event: "exited", Pid: r.child.pid, ExitCode: new(e.code), Signal: e.signalName(),
 				text: fmt.Sprintf("%s has ended with %d", r.command[0], e.code), quiet: !r.lost,
 			})
-			r.violent = e.by != 0
+			r.diedOf = e.by
 			if r.lost {
 				r.clear(kill)
 				return e.code, &exitError{code: codeLost} // told when it happened

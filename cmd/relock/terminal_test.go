@@ -89,6 +89,7 @@ const (
 	ctrlC = "\x03"
 	ctrlS = "\x13"
 	ctrlZ = "\x1a"
+	quit  = "\x1c"
 )
 
 // sees waits until the screen has shown text, n times in all.
@@ -119,6 +120,15 @@ func (c *console) pid() (pid int) {
 		}
 	})
 	return pid
+}
+
+// foreground waits until a process group has the keyboard.
+func (c *console) foreground(group int) {
+	c.t.Helper()
+	redistest.Eventually(c.t, soon, func() bool {
+		got, err := unix.IoctlGetInt(int(c.tty.Fd()), unix.TIOCGPGRP)
+		return err == nil && got == group
+	}, "in the foreground: %d", group)
 }
 
 // The text that a shell is told to print must not be in the line that tells it, which the terminal shows too.
@@ -155,9 +165,11 @@ func TestCtrlCGoesToTheCommandAndOnlyOnce(t *testing.T) {
 func TestCtrlCInAShellEndsAPlainCommand(t *testing.T) {
 	s := onShared(t)
 	c := s.shell()
-	c.press("$relock run job -- sleep 60; echo \"<$?>\"\n")
-	s.held("job")
+	c.press("$relock run job -- sh -c 'echo \"pid <$$>\"; exec sleep 60'\n")
+	c.foreground(c.pid())
 	c.press(ctrlC)
+	c.seesTimes("$ ", 2)
+	c.press("echo \"<$?>\"\n")
 	c.sees("<130>")
 	require.False(t, s.state("job").Locked())
 	// The shell has its terminal back.
@@ -169,6 +181,39 @@ func TestCtrlCInAShellEndsAPlainCommand(t *testing.T) {
 func (s *site) held(name string) {
 	s.t.Helper()
 	redistest.Eventually(s.t, soon, func() bool { return s.state(name).Locked() }, "held: %q", name)
+}
+
+func TestCtrlCEndsTheScriptAroundToo(t *testing.T) {
+	s := onShared(t)
+	for _, c := range []struct{ shell, key string }{
+		{"sh", ctrlC},
+		{"bash", ctrlC}, // goes on after a command that has not died of it
+		{"dash", quit},  // bash does not care for it
+	} {
+		shell, err := exec.LookPath(c.shell)
+		if err != nil {
+			continue
+		}
+		later := filepath.Join(t.TempDir(), "later")
+		script := openConsole(t, s.on(), shell, "-c",
+			`ulimit -c 0; $relock run job -- sh -c 'echo "pid <$$>"; exec sleep 60'; echo x > "$1"`, "sh", later)
+		pid := script.pid()
+		script.foreground(pid)
+		script.press(c.key)
+		script.code()
+		gone(t, pid)
+		require.False(t, s.state("job").Locked())
+		require.NoFileExists(t, later, c.shell)
+	}
+}
+
+func TestASignalThatRelockHandsOnDoesNotEndTheScriptAround(t *testing.T) {
+	s := onShared(t)
+	// Not by the keyboard, but by way of relock.
+	c := openConsole(t, s.on(), "/bin/sh", "-c",
+		`$relock run job -- sh -c 'kill -INT $PPID; exec sleep 60'; echo "<$?>"`)
+	c.sees("<130>")
+	require.Equal(t, 0, c.code())
 }
 
 func TestCtrlCEndsAWait(t *testing.T) {
@@ -186,6 +231,20 @@ func TestAScriptHasItsTerminalBackAfterARun(t *testing.T) {
 	s := onShared(t)
 	// A shell without job control, which does not take the terminal by itself.
 	c := openConsole(t, s.on(), "/bin/sh", "-c", `$relock run job -- true; printf 'more? '; read x; echo "<$x>"`)
+	c.sees("more? ")
+	c.press("fox\n")
+	c.sees("<fox>")
+	require.Equal(t, 0, c.code())
+}
+
+func TestAScriptHasItsTerminalBackAlsoFromAJobOfAShell(t *testing.T) {
+	s := onShared(t)
+	c := openConsole(t, s.on(), "/bin/sh", "-c",
+		`$relock run job --ttl 1s --grace 100ms -- sh -i; printf 'more? '; read x; echo "<$x>"`)
+	c.sees("$ ")
+	c.press("sh -c 'echo \"pid <$$>\"; exec sleep 60'\n") // in a process group of its own
+	c.pid()
+	require.NoError(t, s.rdb.Del(t.Context(), keyOf("relock:", "job")).Err())
 	c.sees("more? ")
 	c.press("fox\n")
 	c.sees("<fox>")
@@ -254,6 +313,16 @@ func TestACommandInAPipelineGetsTheTerminalWhenItAsks(t *testing.T) {
 	s.free("job")
 	c.press("echo \"<$((40+2))>\"\n")
 	c.sees("<42>")
+}
+
+func TestACommandInAPipelineGetsTheTerminalToTidyUpAfterALoss(t *testing.T) {
+	s := onShared(t)
+	c := s.shell()
+	c.press("$relock run job --ttl 1s -- sh -c 'trap \"stty sane </dev/tty; echo tidy; exit 3\" TERM; echo $((40+2)); while :; do sleep 0.05; done' | cat\n")
+	c.sees("42")
+	require.NoError(t, s.rdb.Del(t.Context(), keyOf("relock:", "job")).Err())
+	c.sees("has ended with 3")
+	c.sees("\ntidy")
 }
 
 func TestCtrlCAndCtrlZReachACommandInAPipeline(t *testing.T) {

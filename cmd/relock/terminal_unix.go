@@ -16,7 +16,8 @@ import (
 // a shell does for a job:
 //
 //   - At a terminal (standard input and output are one, and we are in its foreground) the command's group becomes the
-//     foreground: it reads the keyboard, and Ctrl-C goes to it, not to us. At the end the terminal is taken back.
+//     foreground: it reads the keyboard, and Ctrl-C goes to it, not to us. At the end the terminal is taken back. If it was
+//     Ctrl-C that ended the command, our own group is told too: without us it would have heard of it.
 //   - In a pipeline or the like others of our group may want the terminal, so the command gets it only if it asks, that
 //     is, if the system stops it for that.
 //   - When the command is stopped by Ctrl-Z, we stop too, with our whole group, so that the shell notices. A lock is not
@@ -56,14 +57,18 @@ func (t *terminal) give(c *child) {
 	}
 }
 
-// take makes us the foreground again, if the command is it.
-func (t *terminal) take(c *child) {
-	if !t.given {
-		return
-	}
-	t.given = false
-	if t.foreground() == c.pid {
+// take makes us the foreground again, if we gave that away. By now it may be a job of a shell that the command is.
+func (t *terminal) take() {
+	if t.given {
+		t.given = false
 		_ = unix.IoctlSetPointerInt(t.fd, unix.TIOCSPGRP, unix.Getpgrp())
+	}
+}
+
+// check is called when somebody lets us go on: if we were stopped, a shell has taken the terminal from the command.
+func (t *terminal) check(c *child) {
+	if t != nil && t.foreground() != c.pid {
+		t.given = false
 	}
 }
 
@@ -87,17 +92,40 @@ func (t *terminal) end(r *runner) {
 	if t == nil {
 		return
 	}
+	select {
+	case <-r.conts:
+		t.check(r.child)
+	default:
+	}
 	was := t.given
-	t.take(r.child)
-	if was && t.modes != nil && r.violent {
-		_ = term.Restore(t.fd, t.modes) // it had no time to do so
+	t.take()
+	if was && r.diedOf != 0 {
+		if t.modes != nil {
+			_ = term.Restore(t.fd, t.modes) // it had no time to do so
+		}
+		if (r.diedOf == unix.SIGINT || r.diedOf == unix.SIGQUIT) && r.diedOf != r.relayed {
+			r.pressed = r.diedOf
+		}
 	}
 	_ = unix.Close(t.fd)
+}
+
+// interrupt does to our process group what the keyboard did to the command's. For us it is the end.
+func interrupt(by syscall.Signal) {
+	if by == unix.SIGINT { // after SIGQUIT the Go runtime would say what it was doing; the exit code has to do
+		signal.Reset(by)
+	}
+	_ = unix.Kill(0, by)
+	if by == unix.SIGINT {
+		const delivered = time.Second
+		time.Sleep(delivered)
+	}
 }
 
 // forward hands a signal on.
 func (r *runner) forward(s os.Signal) {
 	if sig, ok := s.(syscall.Signal); ok {
+		r.relayed = sig
 		_ = r.child.signal(sig) // whom it must not reach it does not concern
 	}
 }
@@ -106,6 +134,7 @@ func (r *runner) forward(s os.Signal) {
 func (r *runner) childStopped(by syscall.Signal) {
 	switch {
 	case r.lost:
+		r.stopped = by == unix.SIGTTIN || by == unix.SIGTTOU // it wants to tidy up
 		r.wake()
 	case r.tty == nil:
 		// Nobody but the one who stopped it can want it to go on. The lock is kept.
@@ -124,7 +153,7 @@ func (r *runner) childStopped(by syscall.Signal) {
 
 // suspend stops us, and returns when we may go on.
 func (r *runner) suspend() {
-	r.tty.take(r.child)
+	r.tty.take()
 	stopSelf(r.conts)
 	r.resume()
 }
@@ -147,6 +176,7 @@ func stopSelf(conts <-chan os.Signal) {
 
 // resume is called when somebody lets us go on.
 func (r *runner) resume() {
+	r.tty.check(r.child)
 	if !r.lost && !r.lock.Held(r.section) {
 		return // while we were stopped; that is told, and the command ended, at once
 	}
