@@ -37,7 +37,7 @@ const (
 	codeInternal    = 70  // EX_SOFTWARE: the operating system refused something
 	codeBusy        = 75  // EX_TEMPFAIL: another holder has the lock. Mailers and schedulers read this as "try later"
 	codeNoPerm      = 77  // EX_NOPERM: Redis wants another user or password
-	codeLost        = 79  // the lock was lost while the command ran. sysexits.h ends at 78, so nothing else means 79
+	codeLost        = 79  // the lock was lost while the command ran, or before. sysexits.h ends at 78, so nothing else means 79
 	codeCannotRun   = 126 // the command is there and cannot be run; as a shell says it
 	codeNotFound    = 127 // the command is not there; as a shell says it
 	codeSignal      = 128 // plus the number of the signal that ended the command; as a shell says it

@@ -465,7 +465,7 @@ func inFrontOf(t *testing.T, listener net.Listener, server string, late time.Dur
 		buf := make([]byte, 1<<16)
 		for {
 			n, err := from.Read(buf)
-			time.Sleep(late)
+			time.Sleep(late) //nolint:forbidigo // the way from the server takes so long
 			if _, writeErr := to.Write(buf[:n]); err != nil || writeErr != nil {
 				return
 			}

@@ -310,7 +310,7 @@ func TestACommandThatWeMustNotStopIsTold(t *testing.T) {
 	s := onShared(t)
 	self, err := os.Executable()
 	require.NoError(t, err)
-	dir, err := os.MkdirTemp("", "relock-cli-") // not t.TempDir, which is for nobody else
+	dir, err := os.MkdirTemp("", "relock-cli-") //nolint:usetesting // t.TempDir is for nobody else
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	require.NoError(t, os.Chmod(dir, 0o755))

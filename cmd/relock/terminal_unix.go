@@ -118,7 +118,7 @@ func interrupt(by syscall.Signal) {
 	_ = unix.Kill(0, by)
 	if by == unix.SIGINT {
 		const delivered = time.Second
-		time.Sleep(delivered)
+		<-time.After(delivered)
 	}
 }
 
