@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -47,11 +48,13 @@ type subscription struct {
 	// Guarded by the hub's mutex.
 	link      *link
 	waiters   map[string]*waiter // by hold id
-	asked     bool               // SUBSCRIBE was sent on the present connection, or is left to relocate
+	asked     bool               // SUBSCRIBE was sent on the present connection, or is left to again, or relocate
 	sharded   bool               // and it was SSUBSCRIBE
 	confirmed bool               // and the server has said yes
 	there     bool               // the server has it on the link's present connection, whoever may be heard there
 	alone     bool               // ask for this one by itself: it failed together with others
+	refusals  int                // times in a row that the server refused it in passing
+	moves     int                // how often relocate was begun; only the last one counts
 	unheard   int                // times in a row that Redis said that nobody hears it
 	idle      time.Time          // since when nobody waits
 }
@@ -204,11 +207,11 @@ func (w *waiter) suspect() {
 
 // renewLocked makes a subscription anew after a pause, where the master is then. On the only link that takes a new connection.
 func (b *hub) renewLocked(s *subscription, pause time.Duration) {
-	s.confirmed = false
 	if s.link.node != "" {
-		b.client.workers.start(func() { b.relocate(s, pause) })
+		b.relocateLocked(s, pause)
 		return
 	}
+	s.confirmed = false
 	s.link.stale = max(s.link.stale, pause, time.Nanosecond)
 	s.link.kick()
 }
@@ -277,10 +280,21 @@ type link struct {
 
 	// Guarded by the hub's mutex.
 	subs  map[*subscription]struct{}
-	made  time.Time         // when the present connection was begun
-	stale time.Duration     // connect anew, after this pause; 0: no need to
-	asked [][]*subscription // SUBSCRIBE commands that are not answered, oldest first
-	leave []departure       // whose subscriptions have moved to another link
+	made  time.Time     // when the present connection was begun
+	stale time.Duration // connect anew, after this pause; 0: no need to
+	asked []*question   // that are not answered, oldest first
+	leave []departure   // whose subscriptions have moved to another link
+}
+
+// question is a command: SUBSCRIBE for subs, UNSUBSCRIBE for gone, or PING if it has neither. Redis answers in the order of the
+// commands, with a reply for each channel, or with an error for all of them.
+type question struct {
+	sharded bool          // it is SSUBSCRIBE, or SUNSUBSCRIBE
+	asked   time.Duration // when, since the link's start
+
+	// Guarded by the hub's mutex: those without an answer.
+	subs []*subscription
+	gone []string
 }
 
 // departure is a channel to unsubscribe.
@@ -355,7 +369,6 @@ func (l *link) serve(down time.Time) (answered bool, err error) {
 	}()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
-	var alive liveness
 	for {
 		select {
 		case <-c.closed:
@@ -371,10 +384,10 @@ func (l *link) serve(down time.Time) (answered bool, err error) {
 			_ = sleep(context.Background(), c.closed, p.stale)
 			return false, errStale
 		}
-		if err := l.send(ps, p); err != nil {
+		if err := l.send(ps, subscribeLimit, p.ask...); err != nil {
 			return false, err
 		}
-		if reading == nil && len(p.subscribe) > 0 {
+		if reading == nil && len(p.ask) > 0 {
 			reading = make(chan struct{})
 			l.hear()
 			l.answered = false
@@ -386,7 +399,7 @@ func (l *link) serve(down time.Time) (answered bool, err error) {
 		next := pingEvery
 		if reading != nil {
 			var ping bool
-			ping, next, err = alive.check(time.Since(l.start), time.Duration(l.heard.Load()), p)
+			ping, next, err = p.look(time.Since(l.start), time.Duration(l.heard.Load()))
 			if err == nil && ping {
 				err = l.ping(ps)
 			}
@@ -411,56 +424,35 @@ var errSilent = errors.New("the pub/sub connection is silent")
 
 // plan is what a link has to do next.
 type plan struct {
-	subscribe   [][]*subscription
-	unsubscribe []departure
-	waited      bool          // somebody waits
-	owed        bool          // SUBSCRIBE is not answered
-	linger      time.Duration // until a subscription has lingered long enough
-	stale       time.Duration // connect anew, after this pause
-	done        bool
+	ask    []*question
+	waited bool          // somebody waits
+	owed   bool          // a question is not answered
+	since  time.Duration // and was asked then
+	linger time.Duration // until a subscription has lingered long enough
+	stale  time.Duration // connect anew, after this pause
+	done   bool
 }
 
-// liveness finds out that a connection is dead although nobody has said so. All times are since the link's start.
-type liveness struct {
-	asked  time.Duration // when SUBSCRIBE was sent last
-	pinged time.Duration // when PING was sent, 0 if something has been heard since
-}
-
-// check says whether to ping now, and when to look again. An error: the connection owes an answer for too long.
-func (v *liveness) check(now, heard time.Duration, p plan) (ping bool, next time.Duration, err error) {
-	if len(p.subscribe) > 0 {
-		v.asked = now
-	}
-	if heard >= v.pinged {
-		v.pinged = 0
-	}
+// look says whether to ping now, and when to look again. An error: the connection owes an answer for too long, so it is dead although
+// nobody has said so. All times are since the link's start.
+func (p plan) look(now, heard time.Duration) (ping bool, next time.Duration, err error) {
 	next = time.Hour
-	look := func(at time.Duration) { next = max(min(next, at-now), time.Millisecond) }
+	at := func(t time.Duration) { next = max(min(next, t-now), time.Millisecond) }
 	if p.linger > 0 {
-		look(now + p.linger)
+		at(now + p.linger)
 	}
-	if p.owed {
-		due := max(v.asked, heard) + pingEvery
-		if now >= due {
-			return false, 0, errSilent // not even an answer to SUBSCRIBE
-		}
-		look(due)
-	}
-	if !p.waited {
-		return false, next, nil
-	}
+	due := max(p.since, heard) + pingEvery
 	switch {
-	case v.pinged > 0 && now >= v.pinged+pingEvery:
+	case !p.owed && !p.waited:
+		return false, next, nil
+	case now < due:
+		at(due)
+		return false, next, nil
+	case p.owed:
 		return false, 0, errSilent
-	case v.pinged == 0 && now >= heard+pingEvery:
-		ping, v.pinged = true, now
 	}
-	if v.pinged > 0 {
-		look(v.pinged + pingEvery)
-	} else {
-		look(heard + pingEvery)
-	}
-	return ping, next, nil
+	at(now + pingEvery)
+	return true, next, nil
 }
 
 // subscribeBatch is how many channels one SUBSCRIBE names.
@@ -470,9 +462,10 @@ func (l *link) plan(now time.Time) plan {
 	b := l.hub
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	p, sharded := plan{stale: l.stale, unsubscribe: l.leave}, b.client.wire.sharded.Load()
+	p, leave, sharded := plan{stale: l.stale}, l.leave, b.client.wire.sharded.Load()
 	l.stale, l.leave = 0, nil
-	var batch []*subscription
+	var asks []*question
+	var batch *question
 	for s := range l.subs {
 		if len(s.waiters) > 0 {
 			p.waited = true
@@ -481,7 +474,7 @@ func (l *link) plan(now time.Time) plan {
 			if left <= 0 && (s.confirmed || !s.asked) {
 				l.removeLocked(s)
 				if s.there {
-					p.unsubscribe = append(p.unsubscribe, departure{s.channel, s.sharded})
+					leave = append(leave, departure{s.channel, s.sharded})
 				}
 				continue
 			}
@@ -497,18 +490,20 @@ func (l *link) plan(now time.Time) plan {
 		}
 		s.asked, s.sharded = true, sharded && !s.plain
 		if s.alone || s.sharded {
-			p.subscribe = append(p.subscribe, []*subscription{s}) // and one slot a command in a cluster
+			asks = append(asks, &question{sharded: s.sharded, subs: []*subscription{s}}) // and one slot a command in a cluster
 			continue
 		}
-		if batch = append(batch, s); len(batch) == subscribeBatch {
-			p.subscribe, batch = append(p.subscribe, batch), nil
+		if batch == nil || len(batch.subs) == subscribeBatch {
+			batch = &question{}
+			asks = append(asks, batch)
 		}
+		batch.subs = append(batch.subs, s)
 	}
-	if len(batch) > 0 {
-		p.subscribe = append(p.subscribe, batch)
+	p.ask = append(unsubscribe(leave), asks...) // in this order: a subscription may have moved away and back
+	l.askLocked(p.ask...)
+	if p.owed = len(l.asked) > 0; p.owed {
+		p.since = l.asked[0].asked
 	}
-	l.asked = append(l.asked, p.subscribe...)
-	p.owed = len(l.asked) > 0
 	if p.done = len(l.subs) == 0; p.done {
 		delete(b.links, l.node)
 	}
@@ -522,43 +517,68 @@ func (l *link) removeLocked(s *subscription) {
 	}
 }
 
-func (l *link) send(ps *redis.PubSub, p plan) error {
-	ctx, cancel := context.WithTimeout(context.Background(), subscribeLimit)
+// unsubscribe makes the questions for departures.
+func unsubscribe(leave []departure) []*question {
+	var questions []*question
+	var plain *question
+	for _, d := range leave {
+		if d.sharded { // one slot a command here, too
+			questions = append(questions, &question{sharded: true, gone: []string{d.channel}})
+			continue
+		}
+		if plain == nil {
+			plain = &question{}
+			questions = append(questions, plain)
+		}
+		plain.gone = append(plain.gone, d.channel)
+	}
+	return questions
+}
+
+// askLocked notes what is about to be sent.
+func (l *link) askLocked(questions ...*question) {
+	for _, q := range questions {
+		q.asked = time.Since(l.start)
+	}
+	l.asked = append(l.asked, questions...)
+}
+
+func (l *link) send(ps *redis.PubSub, limit time.Duration, questions ...*question) error {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	// First, as a subscription may have moved away and back.
-	var plain []string
-	for _, gone := range p.unsubscribe {
-		if !gone.sharded {
-			plain = append(plain, gone.channel)
-		} else if err := ps.SUnsubscribe(ctx, gone.channel); err != nil { // one slot a command here, too
-			return err
-		}
-	}
-	if len(plain) > 0 {
-		if err := ps.Unsubscribe(ctx, plain...); err != nil {
-			return err
-		}
-	}
-	for _, batch := range p.subscribe { // all of one kind
-		subscribe := ps.Subscribe
-		if batch[0].sharded {
-			subscribe = ps.SSubscribe
-		}
-		channels := make([]string, len(batch))
-		for i, s := range batch {
-			channels[i] = s.channel
-		}
-		if err := subscribe(ctx, channels...); err != nil {
+	for _, q := range questions {
+		if err := q.send(ctx, ps); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+func (q *question) send(ctx context.Context, ps *redis.PubSub) error {
+	switch {
+	case len(q.gone) > 0 && q.sharded:
+		return ps.SUnsubscribe(ctx, q.gone...)
+	case len(q.gone) > 0:
+		return ps.Unsubscribe(ctx, q.gone...)
+	case len(q.subs) == 0:
+		return ps.Ping(ctx)
+	}
+	channels := make([]string, len(q.subs))
+	for i, s := range q.subs {
+		channels[i] = s.channel
+	}
+	if q.sharded {
+		return ps.SSubscribe(ctx, channels...)
+	}
+	return ps.Subscribe(ctx, channels...)
+}
+
 func (l *link) ping(ps *redis.PubSub) error {
-	ctx, cancel := context.WithTimeout(context.Background(), pingEvery)
-	defer cancel()
-	return ps.Ping(ctx)
+	q := &question{}
+	l.hub.mu.Lock()
+	l.askLocked(q)
+	l.hub.mu.Unlock()
+	return l.send(ps, pingEvery, q)
 }
 
 // hear notes that something has arrived, and returns how long there was nothing before.
@@ -587,6 +607,7 @@ func (l *link) read(ctx context.Context, ps *redis.PubSub, down time.Time) error
 		if err != nil {
 			var refusal redis.Error
 			if errors.As(err, &refusal) && l.refused(err) {
+				l.hear()
 				continue
 			}
 			return err
@@ -608,9 +629,15 @@ func (l *link) read(ctx context.Context, ps *redis.PubSub, down time.Time) error
 			switch m.Kind {
 			case "subscribe", "ssubscribe":
 				l.confirmed(m.Channel)
+			case "unsubscribe":
+				l.left(m.Channel, false)
 			case "sunsubscribe":
-				l.evicted(m.Channel)
+				if !l.left(m.Channel, true) {
+					l.evicted(m.Channel)
+				}
 			}
+		case *redis.Pong:
+			l.pong()
 		}
 	}
 }
@@ -622,60 +649,122 @@ func (l *link) confirmed(channel string) {
 	if len(l.asked) == 0 {
 		return
 	}
-	// Replies come in the order of the commands, one for each channel.
-	first := l.asked[0]
-	for i, s := range first {
-		if s.channel != channel {
-			continue
-		}
-		if s.link == l {
-			s.confirmed, s.there = true, true
-			for _, w := range s.waiters {
-				w.tellLocked(word{})
-			}
-		} else { // it has moved on meanwhile
-			l.leave = append(l.leave, departure{channel, s.sharded})
-			l.kick()
-		}
-		first[i] = first[len(first)-1]
-		if l.asked[0] = first[:len(first)-1]; len(l.asked[0]) == 0 {
-			l.asked = l.asked[1:]
-		}
+	q := l.asked[0]
+	i := slices.IndexFunc(q.subs, func(s *subscription) bool { return s.channel == channel })
+	if i < 0 {
 		return
+	}
+	s := q.subs[i]
+	q.subs[i] = q.subs[len(q.subs)-1]
+	if q.subs = q.subs[:len(q.subs)-1]; len(q.subs) == 0 {
+		l.asked = l.asked[1:]
+	}
+	if s.link != l { // it has moved on meanwhile
+		l.leave = append(l.leave, departure{channel, s.sharded})
+		l.kick()
+		return
+	}
+	s.confirmed, s.there, s.alone, s.refusals = true, true, false, 0
+	for _, w := range s.waiters {
+		w.tellLocked(word{})
 	}
 }
 
-// refused handles an error in place of the oldest SUBSCRIBE's replies. false: there is none, so it means something else.
+// left notes the answer to an UNSUBSCRIBE. false: there is none to answer.
+func (l *link) left(channel string, sharded bool) bool {
+	l.hub.mu.Lock()
+	defer l.hub.mu.Unlock()
+	if len(l.asked) == 0 || l.asked[0].sharded != sharded {
+		return false
+	}
+	q := l.asked[0]
+	i := slices.Index(q.gone, channel)
+	if i < 0 {
+		return false
+	}
+	if q.gone = slices.Delete(q.gone, i, i+1); len(q.gone) == 0 {
+		l.asked = l.asked[1:]
+	}
+	return true
+}
+
+// pong notes the answer to a PING.
+func (l *link) pong() {
+	l.hub.mu.Lock()
+	defer l.hub.mu.Unlock()
+	if len(l.asked) > 0 && len(l.asked[0].subs)+len(l.asked[0].gone) == 0 {
+		l.asked = l.asked[1:]
+	}
+}
+
+// refused handles an error, which answers the oldest question. false: with this connection there is no going on.
 func (l *link) refused(err error) bool {
 	l.hub.mu.Lock()
 	defer l.hub.mu.Unlock()
-	if len(l.asked) == 0 {
-		return false
+	q := &question{}
+	if len(l.asked) > 0 {
+		q, l.asked = l.asked[0], l.asked[1:]
 	}
-	batch := l.asked[0]
-	l.asked = l.asked[1:]
-	c := l.hub.client
-	for _, s := range batch {
-		s.asked = false
+	switch {
+	case len(q.subs) > 0:
+		l.notSubscribedLocked(q, err)
+		return true
+	case len(q.gone) > 0:
+		return errorCode(err.Error()) == "MOVED" // with its slot: the server has ended it by itself
+	default:
+		return judge(err) == passing // busy, but alive
+	}
+}
+
+// notSubscribedLocked handles an error in place of SUBSCRIBE's replies.
+func (l *link) notSubscribedLocked(q *question, err error) {
+	c, passes := l.hub.client, judge(err) == passing
+	refusals := 0
+	for _, s := range q.subs {
 		switch {
-		case len(batch) > 1: // which of them, we are not told
-			s.alone = true
-			continue
+		case s.link != l: // it has moved on meanwhile
+		case passes: // MOVED, or a server that does not serve right now
+			s.refusals++
+			refusals = max(refusals, s.refusals)
+		case len(q.subs) > 1: // which of them, we are not told
+			s.asked, s.alone = false, true
 		case s.sharded && strings.Contains(err.Error(), "unknown command"): // a cluster older than Redis 7
+			s.asked = false
 			c.wire.sharded.Store(false)
-			continue
-		case judge(err) == passing: // MOVED, or a server that does not serve right now
-			s.asked = true
-			c.workers.start(func() { l.hub.relocate(s, firstPause) })
-			continue
+		default:
+			for _, w := range s.waiters {
+				w.failLocked(err)
+			}
+			l.removeLocked(s)
 		}
-		for _, w := range s.waiters {
-			w.failLocked(err)
+	}
+	switch wait := pause(refusals + 1); {
+	case refusals == 0:
+		l.kick()
+	case q.sharded:
+		l.hub.relocateLocked(q.subs[0], wait)
+	default:
+		made := l.made
+		c.workers.start(func() { l.again(q.subs, wait, made) })
+	}
+}
+
+// again asks once more after a pause, for all that was asked for together: on the same connection, as a new one asks by itself.
+func (l *link) again(subs []*subscription, pause time.Duration, made time.Time) {
+	if sleep(context.Background(), l.hub.client.closed, pause) != nil {
+		return
+	}
+	l.hub.mu.Lock()
+	defer l.hub.mu.Unlock()
+	if !l.made.Equal(made) {
+		return
+	}
+	for _, s := range subs {
+		if s.link == l {
+			s.asked = false
 		}
-		l.removeLocked(s)
 	}
 	l.kick()
-	return true
 }
 
 // evicted handles the loss of a subscription that the server ended by itself: its slot has moved to another node. Its plain
@@ -690,15 +779,21 @@ func (l *link) evicted(channel string) {
 		}
 		s.there = s.there && s.plain
 		if s.confirmed { // not one that we have just given up
-			s.confirmed = false
-			b.client.workers.start(func() { b.relocate(s, 0) })
+			b.relocateLocked(s, 0)
 		}
 	}
 }
 
-// relocate moves a subscription to the link of the node that has its slot now. It is asked for there, or where it was
-// once more; either way its waiters ask Redis again when it is confirmed.
-func (b *hub) relocate(s *subscription, pause time.Duration) {
+// relocateLocked moves a subscription, after a pause, to the link of the node that has its slot then. It is asked for there,
+// or where it was once more; either way its waiters ask Redis again when it is confirmed.
+func (b *hub) relocateLocked(s *subscription, pause time.Duration) {
+	s.asked, s.confirmed = true, false // nobody else asks for it
+	s.moves++
+	move := s.moves
+	b.client.workers.start(func() { b.relocate(s, move, pause) })
+}
+
+func (b *hub) relocate(s *subscription, move int, pause time.Duration) {
 	c := b.client
 	if sleep(context.Background(), c.closed, pause) != nil {
 		return
@@ -708,7 +803,7 @@ func (b *hub) relocate(s *subscription, pause time.Duration) {
 	node, rdb, err := c.wire.relocated(ctx, s.key)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.subs[s.topic] != s {
+	if b.subs[s.topic] != s || s.moves != move {
 		return
 	}
 	if err == nil && node != s.link.node {
@@ -738,8 +833,7 @@ func (l *link) reset() {
 		case len(s.waiters) == 0:
 			l.removeLocked(s)
 		case l.node != "": // the slot's master may be another by now
-			s.asked = true
-			l.hub.client.workers.start(func() { l.hub.relocate(s, 0) })
+			l.hub.relocateLocked(s, 0)
 		}
 	}
 }

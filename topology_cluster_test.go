@@ -217,6 +217,9 @@ func TestOnAClusterThatIsWell(t *testing.T) {
 	t.Run("a subscription ends the way it was made, also when a later one is of the other kind", func(t *testing.T) {
 		subscriptionsOfBothKinds(shared.in(t))
 	})
+	t.Run("a subscription that ends while its slot moves costs the others nothing", func(t *testing.T) {
+		subscriptionThatEndsWhileItsSlotMoves(shared.in(t))
+	})
 	t.Run("a thousand locks over all slots are held and renewed", func(t *testing.T) {
 		aThousandLocks(shared.in(t))
 	})
@@ -555,6 +558,39 @@ func subscriptionsThatEnd(w *field) {
 	w.leave(sections[0], holder.NewLock("kept"), ample)
 	w.leave(waiters[0].in(ample), waiters[0].lock, ample)
 	require.Zero(t, reconnected.Load(), "on the connection of the start")
+}
+
+// Redis answers SUNSUBSCRIBE with MOVED then, on the connection that all share.
+func subscriptionThatEndsWhileItsSlotMoves(w *field) {
+	t := w.t
+	from := w.cluster.MasterFor("kept")
+	ends, to := "", from
+	for i := 0; ends == "" || to == from; i++ {
+		if name := fmt.Sprint("ends", i); w.cluster.MasterFor(name) != from {
+			to = w.cluster.MasterFor(name)
+		} else {
+			ends = name
+		}
+	}
+	var reconnected atomic.Int64
+	holder := w.peer()
+	waiting := w.peer(relock.WithHooks(relock.Hooks{Reconnected: func(relock.Reconnected) { reconnected.Add(1) }}))
+	kept := w.enter(t.Context(), holder.NewLock("kept"), ample)
+	keeper := w.start(t.Context(), waiting.NewLock("kept"))
+	w.awaitWaiters("kept", 1)
+	section := w.enter(t.Context(), holder.NewLock(ends), ample)
+	waiter := w.start(t.Context(), waiting.NewLock(ends))
+	w.awaitWaiters(ends, 1)
+	moved := waiting.faults.Once(redistest.Named("SUNSUBSCRIBE"), redistest.Before(func([]string) { w.cluster.MoveSlot(ends, to) }))
+	w.leave(section, holder.NewLock(ends), ample)
+	w.leave(waiter.in(ample), waiter.lock, ample)
+	moved.WaitHits(t, 1)
+	pinged := waiting.faults.On(redistest.Named("PING"), redistest.Before(func([]string) {}))
+	pinged.WaitHits(t, 1) // so the answer has been read
+	w.leave(kept, holder.NewLock("kept"), ample)
+	w.leave(keeper.in(ample), keeper.lock, ample)
+	require.Zero(t, reconnected.Load(), "on the connection of the start")
+	w.cluster.MoveSlot(ends, from)
 }
 
 // In the middle of an upgrade, one node knows sharded pub/sub and the next does not. Then all that comes is plain, and what
@@ -1163,6 +1199,35 @@ func TestWaitersWithoutAMasterDoNotFloodTheRestOfTheCluster(t *testing.T) {
 	}
 	old.Restart()
 	w.cluster.WaitReplica("a", old)
+}
+
+func TestWaitersOfASlotThatNobodyServesDoNotFloodItsLastMaster(t *testing.T) {
+	w := onCluster(t)
+	holder, waiting := w.peer(), w.peer()
+	const locks = 20
+	name := func(i int) string { return fmt.Sprintf("{a}:%d", i) }
+	var sections []context.Context
+	var waiters []*asking
+	for i := range locks {
+		sections = append(sections, w.enter(t.Context(), holder.NewLock(name(i)), ample))
+		waiters = append(waiters, w.start(t.Context(), waiting.NewLock(name(i))))
+	}
+	master, slot := w.cluster.MasterFor("a"), w.cluster.Slot("a")
+	redistest.Eventually(t, ample, func() bool { return shardChannels(t, master) == locks }, "all are heard")
+	waiting.faults.Reset()
+	for _, node := range w.cluster.Nodes() {
+		_ = node.Client().Do(t.Context(), "CLUSTER", "DELSLOTS", slot).Err() // replicas have none
+	}
+	sleepUntil(time.Now().Add(2 * time.Second))
+	asked := waiting.faults.Commands("SSUBSCRIBE")
+	require.GreaterOrEqual(t, asked, locks, "it is asked for again")
+	require.LessOrEqual(t, asked, 20*locks, "no hot loop")
+	require.NoError(t, master.Client().Do(t.Context(), "CLUSTER", "ADDSLOTS", slot).Err())
+	redistest.Eventually(t, ample, func() bool { return shardChannels(t, master) == locks }, "all are heard again")
+	for i := range locks {
+		w.leave(sections[i], holder.NewLock(name(i)), ample)
+		w.leave(waiters[i].in(ample), waiters[i].lock, ample)
+	}
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -375,6 +375,63 @@ func TestAPubSubConnectionThatCannotBeMadeCausesNoHotLoopAndCostsNoMoreThanALeas
 	w.awaitFree("a", 0)
 }
 
+func TestASubscriptionThatIsRefusedInPassingIsAskedForAgainWithGrowingPauses(t *testing.T) {
+	w := onShared(t)
+	owner, p := w.peer(), w.peer()
+	const locks = 20
+	lock := func(p *peer, i int) *relock.Lock { return p.NewLock(fmt.Sprint("lock", i)) }
+	busy := p.faults.On(redistest.Named("SUBSCRIBE"), redistest.Answer("-BUSY Redis is busy running a script."))
+	var sections []context.Context
+	var all []*asking
+	for i := range locks {
+		sections = append(sections, w.enter(t.Context(), lock(owner, i), soon))
+		all = append(all, w.start(t.Context(), lock(p, i)))
+	}
+	sleepUntil(time.Now().Add(time.Second))
+	require.LessOrEqual(t, busy.Hits(), 15*locks, "no hot loop")
+	busy.Remove()
+	for i, a := range all {
+		w.awaitWaiters(a.lock.Name(), 1)
+		w.leave(sections[i], lock(owner, i), soon)
+		w.leave(a.in(soon), a.lock, soon)
+	}
+}
+
+// A server that is busy refuses PING and SUBSCRIBE, but it is alive, and so is the connection.
+func TestWhileAServerRunsASlowScriptItsWaitersAskForNothing(t *testing.T) {
+	w := onOwn(t, "--lua-time-limit", "50")
+	const locks = 200
+	owner, p := w.peer(), w.peer()
+	lock := func(p *peer, i int) *relock.Lock { return p.NewLock(fmt.Sprint("lock", i)) }
+	var sections []context.Context
+	var all []*asking
+	for i := range locks {
+		sections = append(sections, w.enter(t.Context(), lock(owner, i), soon))
+		all = append(all, w.start(t.Context(), lock(p, i)))
+	}
+	for i := range locks {
+		w.awaitWaiters(fmt.Sprint("lock", i), 1)
+	}
+	slow := w.server.Client(func(o *redis.Options) { o.ReadTimeout = time.Minute })
+	script := make(chan error, 1)
+	p.faults.Reset()
+	go func() { script <- slow.Eval(t.Context(), "while true do end", nil).Err() }()
+	redistest.Eventually(t, 2*soon, func() bool { return p.faults.Commands("PING") >= 2 }, "the connection was silent, and then not")
+	require.Zero(t, p.faults.Stats().Dials, "it is kept")
+	require.Zero(t, p.faults.Commands("SUBSCRIBE"))
+	// What a new connection asks for stays together, in two commands.
+	p.faults.CutPubSub()
+	redistest.Eventually(t, soon, func() bool { return p.faults.Commands("SUBSCRIBE") > 0 }, "it is asked for on a new one")
+	sleepUntil(time.Now().Add(time.Second))
+	require.LessOrEqual(t, p.faults.Commands("SUBSCRIBE"), 30, "no storm")
+	require.NoError(t, w.plain.ScriptKill(t.Context()).Err())
+	require.Error(t, <-script)
+	for i, a := range all {
+		w.leave(sections[i], lock(owner, i), soon)
+		w.leave(a.in(soon), a.lock, soon)
+	}
+}
+
 // halfOpen bounds how long it takes until a silent pub/sub connection is found out and replaced.
 const halfOpen = 5 * time.Second
 
