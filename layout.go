@@ -1,6 +1,9 @@
 package relock
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
 // layout is how locks are kept in Redis: their keys and fields, the scripts over them, and how a waiter comes to its turn. A
 // client has one for all its locks: native, or that of Redisson (redisson.go). All else is the same for both, and
@@ -10,6 +13,8 @@ type layout interface {
 	place(s *settings, name string) (*keys, error)
 	// channel is where a client's waiters hear of the lock.
 	channel(k *keys, client string) string
+	// topics is what the hub knows a channel by.
+	topics(channel, client string) []string
 	// newHold names the next hold of a holder: the field that stands in Redis while it lasts, and never again.
 	newHold(h Holder) string
 	// newHolder makes a holder of this client, and names its first hold.
@@ -46,6 +51,10 @@ func (native) place(s *settings, name string) (*keys, error) { return newKeys(s.
 
 // channel is where grants for a client's waiters arrive.
 func (native) channel(k *keys, client string) string { return k.base + ":" + client }
+
+func (native) topics(channel, client string) []string {
+	return []string{strings.TrimSuffix(channel, ":"+client)}
+}
 
 func (native) newHold(h Holder) string                         { return h.newHold() }
 func (native) newHolder(client string) (h Holder, hold string) { return newHolderWithHold(client) }

@@ -767,14 +767,25 @@ func (l *link) again(subs []*subscription, pause time.Duration, made time.Time) 
 	l.kick()
 }
 
+// ofLocked is the subscriptions to a channel that are this link's.
+func (l *link) ofLocked(channel string) []*subscription {
+	var subs []*subscription
+	for _, topic := range l.hub.client.layout.topics(channel, l.hub.client.id) {
+		if s := l.hub.subs[topic]; s != nil && s.link == l {
+			subs = append(subs, s)
+		}
+	}
+	return subs
+}
+
 // evicted handles the loss of a subscription that the server ended by itself: its slot has moved to another node. Its plain
 // twin goes there too: the node may be about to leave the cluster.
 func (l *link) evicted(channel string) {
 	b := l.hub
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for s := range l.subs {
-		if s.channel != channel || !s.sharded && !s.plain {
+	for _, s := range l.ofLocked(channel) {
+		if !s.sharded && !s.plain {
 			continue
 		}
 		s.there = s.there && s.plain

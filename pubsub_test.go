@@ -3,6 +3,7 @@ package relock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -63,6 +64,30 @@ func TestARefusalAndANewConnectionAtTheSameTimeDoNotHideTheRefusal(t *testing.T)
 		require.Equal(t, refusal, err)
 		all.Wait()
 	}
+}
+
+func TestTheEndOfASubscriptionCostsTheOthersNothing(t *testing.T) {
+	c := newTestClient(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), "me")
+	l := &link{hub: c.hub, node: "n", subs: make(map[*subscription]struct{}), wake: make(chan struct{}, 1)}
+	for i := range 20_000 {
+		topic := fmt.Sprintf("relock:{%d}", i)
+		s := &subscription{topic: topic, channel: topic + ":me", link: l, sharded: true, confirmed: true}
+		l.subs[s], c.hub.subs[topic] = struct{}{}, s
+	}
+	fastest := time.Hour
+	for range 5 {
+		begin := time.Now()
+		for range 20 {
+			l.evicted("relock:{other}:me")
+		}
+		fastest = min(fastest, time.Since(begin))
+	}
+	require.Less(t, fastest, time.Millisecond, "the hub is not searched, with the mutex held that every grant needs")
+	seven := c.hub.subs["relock:{7}"]
+	l.evicted("relock:{7}:me")
+	c.hub.mu.Lock()
+	defer c.hub.mu.Unlock()
+	require.False(t, seven.confirmed, "and is found")
 }
 
 // In a cluster the runner of a race has two ears.

@@ -94,6 +94,9 @@ func (r *redisson) place(s *settings, name string) (*keys, error) {
 
 func (*redisson) channel(k *keys, _ string) string { return strings.TrimPrefix(k.topic, plainTopic) }
 
+// topics are two: in a cluster both kinds of pub/sub are heard.
+func (*redisson) topics(channel, _ string) []string { return []string{channel, plainTopic + channel} }
+
 // newHold makes the number of a hold one that no other holder or hold of this process has.
 func (*redisson) newHold(h Holder) string {
 	process, _, _ := strings.Cut(h.id, ":")
@@ -480,7 +483,7 @@ func redissonRecheck(h *hold, reply acquisition) time.Duration {
 func (r *redisson) told(b *hub, channel, _ string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, topic := range []string{channel, plainTopic + channel} {
+	for _, topic := range r.topics(channel, b.client.id) {
 		if s := b.subs[topic]; s != nil {
 			for _, w := range s.waiters {
 				w.tellLocked(word{message: true})
