@@ -85,6 +85,13 @@ func (w *waiter) tellLocked(what word) {
 	}
 }
 
+// tellLocked makes the waiters ask Redis.
+func (s *subscription) tellLocked() {
+	for _, w := range s.waiters {
+		w.tellLocked(word{})
+	}
+}
+
 // failLocked leaves an error for the waiter, in place of any other word: asking Redis would not bring it again.
 func (w *waiter) failLocked(err error) {
 	select {
@@ -590,17 +597,23 @@ func (l *link) hear() time.Duration {
 // quiet is how long nothing has arrived where nothing more is expected at once.
 const quiet = time.Millisecond
 
+var errReplaced = errors.New("go-redis has given up the pub/sub connection")
+
 // read hands out what arrives until the connection ends. down is since when there was none.
 //
-// When a connection breaks, go-redis makes a new one before Receive returns, to the node that may just have died, and
-// with a mutex held that Close needs. A context that is done keeps it from that, and from nothing else: Receive only
-// dials with it. Should that change one day, the context of the connection is as good.
+// When a connection breaks, or the server asks to be called elsewhere, go-redis makes a new one before Receive returns: to the
+// node that may just have died, with a mutex held that Close needs, and without a word to those who have missed something
+// meanwhile. A context that is done keeps it from that, and from nothing else: Receive only dials with it. Should that
+// change one day, the context of the connection is as good.
 func (l *link) read(ctx context.Context, ps *redis.PubSub, down time.Time) error {
 	done, cancel := context.WithCancel(ctx)
 	cancel()
-	for {
+	for first := true; ; first = false {
 		msg, err := ps.Receive(done)
 		if errors.Is(err, context.Canceled) && ctx.Err() == nil {
+			if !first {
+				return errReplaced // but for the dial
+			}
 			done = ctx //nolint:fatcontext // once: the context of the connection in place of one made from it
 			continue
 		}
@@ -646,18 +659,12 @@ func (l *link) read(ctx context.Context, ps *redis.PubSub, down time.Time) error
 func (l *link) confirmed(channel string) {
 	l.hub.mu.Lock()
 	defer l.hub.mu.Unlock()
-	if len(l.asked) == 0 {
+	s := l.subscribedLocked(channel)
+	if s == nil { // go-redis has asked, on a connection that it has made by itself
+		for _, s := range l.ofLocked(channel) {
+			s.tellLocked()
+		}
 		return
-	}
-	q := l.asked[0]
-	i := slices.IndexFunc(q.subs, func(s *subscription) bool { return s.channel == channel })
-	if i < 0 {
-		return
-	}
-	s := q.subs[i]
-	q.subs[i] = q.subs[len(q.subs)-1]
-	if q.subs = q.subs[:len(q.subs)-1]; len(q.subs) == 0 {
-		l.asked = l.asked[1:]
 	}
 	if s.link != l { // it has moved on meanwhile
 		l.leave = append(l.leave, departure{channel, s.sharded})
@@ -665,9 +672,25 @@ func (l *link) confirmed(channel string) {
 		return
 	}
 	s.confirmed, s.there, s.alone, s.refusals = true, true, false, 0
-	for _, w := range s.waiters {
-		w.tellLocked(word{})
+	s.tellLocked()
+}
+
+// subscribedLocked is the subscription for which SUBSCRIBE is answered with a channel, nil if it was not asked.
+func (l *link) subscribedLocked(channel string) *subscription {
+	if len(l.asked) == 0 {
+		return nil
 	}
+	q := l.asked[0]
+	i := slices.IndexFunc(q.subs, func(s *subscription) bool { return s.channel == channel })
+	if i < 0 {
+		return nil
+	}
+	s := q.subs[i]
+	q.subs[i] = q.subs[len(q.subs)-1]
+	if q.subs = q.subs[:len(q.subs)-1]; len(q.subs) == 0 {
+		l.asked = l.asked[1:]
+	}
+	return s
 }
 
 // left notes the answer to an UNSUBSCRIBE. false: there is none to answer.

@@ -66,6 +66,18 @@ func TestARefusalAndANewConnectionAtTheSameTimeDoNotHideTheRefusal(t *testing.T)
 	}
 }
 
+func TestASubscriptionThatGoRedisHasMadeAnewIsAskedAfter(t *testing.T) {
+	c := newTestClient(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), "me")
+	l := &link{hub: c.hub}
+	w := &waiter{words: make(chan word, 1)}
+	c.hub.subs["relock:{a}"] = &subscription{link: l, confirmed: true, waiters: map[string]*waiter{"hold": w}}
+	l.confirmed("relock:{b}:me")
+	require.Empty(t, w.words)
+	l.confirmed("relock:{a}:me")
+	require.Len(t, w.words, 1)
+	require.Equal(t, word{}, <-w.words)
+}
+
 func TestTheEndOfASubscriptionCostsTheOthersNothing(t *testing.T) {
 	c := newTestClient(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), "me")
 	l := &link{hub: c.hub, node: "n", subs: make(map[*subscription]struct{}), wake: make(chan struct{}, 1)}

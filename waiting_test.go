@@ -458,6 +458,29 @@ func TestAPubSubConnectionThatGoesSilentIsFoundOutWithinSeconds(t *testing.T) {
 	q.faults.Heal()
 }
 
+// A server that is about to go says MOVING, and go-redis hands its connections over to another by itself.
+func TestAPubSubConnectionThatGoRedisHandsOverCostsItsWaiterNothing(t *testing.T) {
+	w := onShared(t)
+	owner := w.peer().NewLock("a")
+	section := w.enter(t.Context(), owner, soon)
+	p := w.peerOn(func(o *redis.Options) {
+		o.Protocol = 3
+		o.MaintNotificationsConfig = nil // go-redis's own defaults
+	})
+	p.faults.On(redistest.Named("CLIENT").And(redistest.WithArg("maint_notifications")), redistest.Answer("+OK"))
+	addr := w.server.Addr()
+	push := fmt.Sprintf(">4\r\n$6\r\nMOVING\r\n:1\r\n:30\r\n$%d\r\n%s\r\n", len(addr), addr)
+	moving := p.faults.Once(redistest.Named("PING"), redistest.Answer(push+"+PONG\r\n"))
+	waiter := w.start(t.Context(), p.NewLock("a"))
+	w.awaitWaiters("a", 1)
+	unlocked := make(chan error, 1)
+	p.faults.Once(redistest.Named("SUBSCRIBE"), redistest.Before(func([]string) { unlocked <- owner.Unlock(section) }))
+	moving.WaitHits(t, 1)
+	require.NoError(t, w.call(soon, func() error { return <-unlocked }))
+	w.leave(waiter.in(soon), waiter.lock, soon)
+	w.awaitFree("a", 0)
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Giving up.
 
