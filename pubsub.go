@@ -392,6 +392,7 @@ func (l *link) serve(down time.Time) (answered bool, err error) {
 			return false, errStale
 		}
 		if err := l.send(ps, subscribeLimit, p.ask...); err != nil {
+			l.barred(err)
 			return false, err
 		}
 		if reading == nil && len(p.ask) > 0 {
@@ -559,6 +560,20 @@ func (l *link) send(ps *redis.PubSub, limit time.Duration, questions ...*questio
 		}
 	}
 	return nil
+}
+
+// barred handles the error of a connection that could not be made: where the server will not have it, now or later, as with a
+// wrong password, the waiters are told.
+func (l *link) barred(err error) {
+	var refusal redis.Error
+	if !errors.As(err, &refusal) || judge(err) != refused {
+		return
+	}
+	l.hub.mu.Lock()
+	defer l.hub.mu.Unlock()
+	for s := range l.subs {
+		l.failLocked(s, err)
+	}
 }
 
 func (q *question) send(ctx context.Context, ps *redis.PubSub) error {
@@ -755,10 +770,7 @@ func (l *link) notSubscribedLocked(q *question, err error) {
 			s.asked = false
 			c.wire.sharded.Store(false)
 		default:
-			for _, w := range s.waiters {
-				w.failLocked(err)
-			}
-			l.removeLocked(s)
+			l.failLocked(s, err)
 		}
 	}
 	switch wait := pause(refusals + 1); {
@@ -770,6 +782,14 @@ func (l *link) notSubscribedLocked(q *question, err error) {
 		made := l.made
 		c.workers.start(func() { l.again(q.subs, wait, made) })
 	}
+}
+
+// failLocked ends a subscription that the server refuses for good.
+func (l *link) failLocked(s *subscription, err error) {
+	for _, w := range s.waiters {
+		w.failLocked(err)
+	}
+	l.removeLocked(s)
 }
 
 // again asks once more after a pause, for all that was asked for together: on the same connection, as a new one asks by itself.

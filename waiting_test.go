@@ -432,6 +432,20 @@ func TestWhileAServerRunsASlowScriptItsWaitersAskForNothing(t *testing.T) {
 	}
 }
 
+// A password that was changed: connections that are there go on, and new ones are refused.
+func TestAPubSubConnectionThatIsRefusedForGoodIsAnErrorAtOnce(t *testing.T) {
+	w := onOwn(t)
+	require.NoError(t, w.plain.Do(t.Context(), "ACL", "SETUSER", "app", "on", ">old", "~*", "&*", "+@all").Err())
+	owner := w.peer().NewLock("a")
+	section := w.enter(t.Context(), owner, soon)
+	p := w.peerOn(func(o *redis.Options) { o.Username, o.Password = "app", "old" })
+	p.connect(t, 1)
+	require.NoError(t, w.plain.Do(t.Context(), "ACL", "SETUSER", "app", "resetpass", ">new").Err())
+	require.ErrorContains(t, w.start(t.Context(), p.NewLock("a")).out(soon), "WRONGPASS")
+	w.leave(section, owner, soon)
+	w.awaitFree("a", soon)
+}
+
 // halfOpen bounds how long it takes until a silent pub/sub connection is found out and replaced.
 const halfOpen = 5 * time.Second
 
