@@ -342,7 +342,10 @@ func (l *link) run() {
 			return
 		}
 		if answered {
-			attempt, down = 1, time.Now()
+			down = time.Now()
+			if time.Since(l.made) >= longPause { // else it may be ended again and again
+				attempt = 1
+			}
 		}
 		l.reset()
 		level := slog.LevelInfo

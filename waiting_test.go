@@ -446,6 +446,24 @@ func TestAPubSubConnectionThatIsRefusedForGoodIsAnErrorAtOnce(t *testing.T) {
 	w.awaitFree("a", soon)
 }
 
+func TestAPubSubConnectionThatIsEndedAsSoonAsItIsConfirmedCausesNoHotLoop(t *testing.T) {
+	w := onShared(t)
+	owner, p := w.peer().NewLock("a"), w.peer()
+	section := w.enter(t.Context(), owner, soon)
+	ended := p.faults.On(redistest.Named("SUBSCRIBE"), redistest.After(func([]string, string) {
+		time.AfterFunc(2*time.Millisecond, p.faults.CutPubSub)
+	}))
+	waiter := w.start(t.Context(), p.NewLock("a"))
+	ended.WaitHits(t, 3)
+	before := ended.Hits()
+	sleepUntil(time.Now().Add(time.Second))
+	require.LessOrEqual(t, ended.Hits()-before, 15, "no hot loop")
+	ended.Remove()
+	w.leave(section, owner, soon)
+	w.leave(waiter.in(soon), waiter.lock, soon)
+	w.awaitFree("a", 0)
+}
+
 // halfOpen bounds how long it takes until a silent pub/sub connection is found out and replaced.
 const halfOpen = 5 * time.Second
 
