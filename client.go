@@ -29,7 +29,9 @@ type Client struct {
 	events   *events
 	workers  *workers
 
-	closed    chan struct{}
+	life      context.Context // ends with Close
+	closed    <-chan struct{} // when it ends
+	end       context.CancelFunc
 	closeOnce sync.Once
 }
 
@@ -62,8 +64,9 @@ func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 		layout:   native{},
 		table:    newTable(),
 		workers:  newWorkers(),
-		closed:   make(chan struct{}),
 	}
+	c.life, c.end = context.WithCancel(context.Background())
+	c.closed = c.life.Done()
 	c.events = newEvents(c)
 	c.watchdog = newWatchdog(c)
 	c.orphans = newOrphans(c)
@@ -155,7 +158,7 @@ func (c *Client) NewLock(name string, options ...Option) *Lock {
 func (c *Client) Close() error {
 	c.closeOnce.Do(func() {
 		c.workers.close()
-		close(c.closed)
+		c.end()
 		c.wire.lanes.close()
 		c.table.mu.Lock()
 		var cancels []context.CancelCauseFunc

@@ -366,7 +366,7 @@ func (l *link) serve(down time.Time) (answered bool, err error) {
 	l.made = time.Now()
 	l.hub.mu.Unlock()
 	ps := l.rdb.Subscribe(context.Background()) // connects with the first channel
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(c.life)
 	broken := make(chan error, 1)
 	var reading chan struct{}
 	defer func() {
@@ -555,7 +555,7 @@ func (l *link) askLocked(questions ...*question) {
 }
 
 func (l *link) send(ps *redis.PubSub, limit time.Duration, questions ...*question) error {
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	ctx, cancel := context.WithTimeout(l.hub.client.life, limit)
 	defer cancel()
 	for _, q := range questions {
 		if err := q.send(ctx, ps); err != nil {
@@ -855,7 +855,7 @@ func (b *hub) relocate(s *subscription, move int, pause time.Duration) {
 	if sleep(context.Background(), c.closed, pause) != nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), subscribeLimit)
+	ctx, cancel := context.WithTimeout(c.life, subscribeLimit)
 	defer cancel()
 	node, rdb, err := c.wire.relocated(ctx, s.key)
 	b.mu.Lock()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -729,6 +730,38 @@ func TestCloseEndsWaitsAndSectionsOnAStoppedServerToo(t *testing.T) {
 	w.awaitFree("a", soon) // what Close could not take back finds that nobody hears it
 	w.tidyWithin = ttl + soon
 	w.awaitFree("mine", 0)
+}
+
+func TestCloseDoesNotWaitForAPubSubConnectionToAHostThatHasGone(t *testing.T) {
+	w := onShared(t)
+	owner := w.peer().NewLock("a")
+	section := w.enter(t.Context(), owner, soon)
+	dialled := make(chan struct{}, 1)
+	var dead atomic.Bool
+	p := w.peerOn(func(o *redis.Options) {
+		o.DialTimeout = time.Minute
+		dial := o.Dialer
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if dead.Load() {
+				select {
+				case dialled <- struct{}{}:
+				default:
+				}
+			}
+			return dial(ctx, network, addr)
+		}
+	})
+	waiter := w.start(t.Context(), p.NewLock("a"))
+	w.awaitWaiters("a", 1)
+	p.faults.Partition()
+	dead.Store(true)
+	p.faults.CutPubSub()
+	require.True(t, w.within(soon, dialled), "it is dialled again")
+	require.NoError(t, w.call(soon, p.Close))
+	require.ErrorIs(t, waiter.out(promptly), relock.ErrClosed)
+	p.faults.Heal()
+	w.leave(section, owner, soon)
+	w.awaitFree("a", soon)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
