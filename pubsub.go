@@ -57,6 +57,14 @@ type subscription struct {
 	moves     int                // how often relocate was begun; only the last one counts
 	unheard   int                // times in a row that Redis said that nobody hears it
 	idle      time.Time          // since when nobody waits
+	outage    *outage            // what it has not come back from
+}
+
+// outage is the loss of a connection, which all its subscriptions share. It is over with the first of them that is
+// confirmed on another.
+type outage struct {
+	since time.Time
+	over  bool // guarded by the hub's mutex
 }
 
 // waiter is one hold that waits for its grant.
@@ -335,19 +343,15 @@ func (l *link) kick() {
 
 func (l *link) run() {
 	c := l.hub.client
-	var down time.Time
 	for attempt := 1; ; attempt++ {
-		answered, err := l.serve(down)
+		answered, err := l.serve()
 		if err == nil {
 			return
 		}
-		if answered {
-			down = time.Now()
-			if time.Since(l.made) >= longPause { // else it may be ended again and again
-				attempt = 1
-			}
+		if answered && time.Since(l.made) >= longPause { // else it may be ended again and again
+			attempt = 1
 		}
-		l.reset()
+		l.reset(answered)
 		level := slog.LevelInfo
 		if attempt > 3 {
 			level = slog.LevelWarn
@@ -360,7 +364,7 @@ func (l *link) run() {
 
 // serve is the life of one connection, and says whether anything was heard on it. It returns nil when the link is not
 // needed any more.
-func (l *link) serve(down time.Time) (answered bool, err error) {
+func (l *link) serve() (answered bool, err error) {
 	c := l.hub.client
 	l.hub.mu.Lock()
 	l.made = time.Now()
@@ -404,7 +408,7 @@ func (l *link) serve(down time.Time) (answered bool, err error) {
 			l.answered = false
 			c.workers.start(func() {
 				defer close(reading)
-				broken <- l.read(ctx, ps, down)
+				broken <- l.read(ctx, ps)
 			})
 		}
 		next := pingEvery
@@ -617,13 +621,13 @@ const quiet = time.Millisecond
 
 var errReplaced = errors.New("go-redis has given up the pub/sub connection")
 
-// read hands out what arrives until the connection ends. down is since when there was none.
+// read hands out what arrives until the connection ends.
 //
 // When a connection breaks, or the server asks to be called elsewhere, go-redis makes a new one before Receive returns: to the
 // node that may just have died, with a mutex held that Close needs, and without a word to those who have missed something
 // meanwhile. A context that is done keeps it from that, and from nothing else: Receive only dials with it. Should that
 // change one day, the context of the connection is as good.
-func (l *link) read(ctx context.Context, ps *redis.PubSub, down time.Time) error {
+func (l *link) read(ctx context.Context, ps *redis.PubSub) error {
 	done, cancel := context.WithCancel(ctx)
 	cancel()
 	for first := true; ; first = false {
@@ -644,9 +648,6 @@ func (l *link) read(ctx context.Context, ps *redis.PubSub, down time.Time) error
 			return err
 		}
 		before := l.hear()
-		if !l.answered && !down.IsZero() {
-			l.hub.client.reconnected(l.node, time.Since(down))
-		}
 		l.answered = true
 		switch m := msg.(type) {
 		case *redis.Message:
@@ -676,21 +677,35 @@ func (l *link) read(ctx context.Context, ps *redis.PubSub, down time.Time) error
 // confirmed notes that a channel is heard, and makes its waiters ask Redis what they may have missed.
 func (l *link) confirmed(channel string) {
 	l.hub.mu.Lock()
-	defer l.hub.mu.Unlock()
+	over := l.confirmedLocked(channel)
+	l.hub.mu.Unlock()
+	if over != nil {
+		l.hub.client.reconnected(l.node, time.Since(over.since))
+	}
+}
+
+// confirmedLocked returns the outage that is over with it, if there is one.
+func (l *link) confirmedLocked(channel string) *outage {
 	s := l.subscribedLocked(channel)
 	if s == nil { // go-redis has asked, on a connection that it has made by itself
 		for _, s := range l.ofLocked(channel) {
 			s.tellLocked()
 		}
-		return
+		return nil
 	}
 	if s.link != l { // it has moved on meanwhile
 		l.leave = append(l.leave, departure{channel, s.sharded})
 		l.kick()
-		return
+		return nil
 	}
 	s.confirmed, s.there, s.alone, s.refusals = true, true, false, 0
 	s.tellLocked()
+	lost := s.outage
+	if s.outage = nil; lost == nil || lost.over {
+		return nil
+	}
+	lost.over = true
+	return lost
 }
 
 // subscribedLocked is the subscription for which SUBSCRIBE is answered with a channel, nil if it was not asked.
@@ -879,13 +894,17 @@ func (b *hub) relocate(s *subscription, move int, pause time.Duration) {
 	s.link.kick()
 }
 
-// reset forgets what the lost connection had. What nobody waits for is not asked for again.
-func (l *link) reset() {
+// reset forgets what the lost connection had, if it was one. What nobody waits for is not asked for again.
+func (l *link) reset(lost bool) {
 	l.hub.mu.Lock()
 	defer l.hub.mu.Unlock()
 	l.asked, l.leave = nil, nil
+	now := &outage{since: time.Now()}
 	for s := range l.subs {
 		s.asked, s.confirmed, s.there = false, false, false
+		if lost && (s.outage == nil || s.outage.over) {
+			s.outage = now
+		}
 		switch {
 		case len(s.waiters) == 0:
 			l.removeLocked(s)

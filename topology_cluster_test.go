@@ -1168,7 +1168,8 @@ func TestReplicaAcksInAClusterAreThoseOfTheSlotsMaster(t *testing.T) {
 // Two hundred waiters whose master has died ask for the new one, but not all of them all the time.
 func TestWaitersWithoutAMasterDoNotFloodTheRestOfTheCluster(t *testing.T) {
 	w := onCluster(t)
-	holder, waiting := w.peer(), w.peer()
+	back := make(chan relock.Reconnected, 10)
+	holder, waiting := w.peer(), w.peer(relock.WithHooks(relock.Hooks{Reconnected: func(r relock.Reconnected) { back <- r }}))
 	const locks = 200
 	var sections []context.Context
 	var waiters []*asking
@@ -1193,10 +1194,13 @@ func TestWaitersWithoutAMasterDoNotFloodTheRestOfTheCluster(t *testing.T) {
 	require.Less(t, stats.Commands["CLUSTER"], 300, "the map of the cluster is asked for")
 	require.Less(t, stats.Dials, 300)
 	require.Equal(t, 1, w.pubsubs(master, waiting))
+	redistest.Eventually(t, ample, func() bool { return len(back) > 0 }, "the hook is told that the connection is back")
+	require.Equal(t, master.Addr(), (<-back).Node)
 	for i := range locks {
 		w.leave(sections[i], holder.NewLock(name(i)), ample)
 		w.leave(waiters[i].in(ample), waiters[i].lock, ample)
 	}
+	require.Empty(t, back, "once for all its locks")
 	old.Restart()
 	w.cluster.WaitReplica("a", old)
 }
