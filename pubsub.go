@@ -34,7 +34,7 @@ const (
 	// pingEvery is how long a connection may be silent before it is asked for a sign of life, and how long the answer
 	// may take. Together they bound how long a dead connection (no FIN, no RST) goes unnoticed.
 	pingEvery = 2 * time.Second
-	// subscribeLimit is for one attempt to connect and subscribe.
+	// subscribeLimit is for one attempt to connect and to subscribe.
 	subscribeLimit = 5 * time.Second
 )
 
@@ -345,6 +345,10 @@ func (l *link) run() {
 	c := l.hub.client
 	for attempt := 1; ; attempt++ {
 		answered, err := l.serve()
+		if c.isClosed() {
+			l.hub.drop(l)
+			return
+		}
 		if err == nil {
 			return
 		}
@@ -375,18 +379,19 @@ func (l *link) serve() (answered bool, err error) {
 	var reading chan struct{}
 	defer func() {
 		cancel()
-		_ = ps.Close() // ends the reader
-		if reading != nil {
-			<-reading
-			answered = l.answered
+		if reading == nil { // it may be in the making yet
+			c.workers.start(func() { _ = ps.Close() })
+			return
 		}
+		_ = ps.Close() // ends the reader
+		<-reading
+		answered = l.answered
 	}()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
 		select {
 		case <-c.closed:
-			l.hub.drop(l)
 			return false, nil
 		default:
 		}
@@ -398,18 +403,22 @@ func (l *link) serve() (answered bool, err error) {
 			_ = sleep(context.Background(), c.closed, p.stale)
 			return false, errStale
 		}
-		if err := l.send(ps, subscribeLimit, p.ask...); err != nil {
+		if reading != nil {
+			err = l.send(ps, subscribeLimit, p.ask)
+		} else if len(p.ask) > 0 {
+			if err = l.connect(ps, p.ask); err == nil {
+				reading = make(chan struct{})
+				l.hear()
+				l.answered = false
+				c.workers.start(func() {
+					defer close(reading)
+					broken <- l.read(ctx, ps)
+				})
+			}
+		}
+		if err != nil {
 			l.barred(err)
 			return false, err
-		}
-		if reading == nil && len(p.ask) > 0 {
-			reading = make(chan struct{})
-			l.hear()
-			l.answered = false
-			c.workers.start(func() {
-				defer close(reading)
-				broken <- l.read(ctx, ps)
-			})
 		}
 		next := pingEvery
 		if reading != nil {
@@ -515,7 +524,7 @@ func (l *link) plan(now time.Time) plan {
 		batch.subs = append(batch.subs, s)
 	}
 	p.ask = append(unsubscribe(leave), asks...) // in this order: a subscription may have moved away and back
-	l.askLocked(p.ask...)
+	l.askLocked(p.ask)
 	if p.owed = len(l.asked) > 0; p.owed {
 		p.since = l.asked[0].asked
 	}
@@ -551,14 +560,32 @@ func unsubscribe(leave []departure) []*question {
 }
 
 // askLocked notes what is about to be sent.
-func (l *link) askLocked(questions ...*question) {
+func (l *link) askLocked(questions []*question) {
 	for _, q := range questions {
 		q.asked = time.Since(l.start)
 	}
 	l.asked = append(l.asked, questions...)
 }
 
-func (l *link) send(ps *redis.PubSub, limit time.Duration, questions ...*question) error {
+// connect is send on a connection that is made with it. To set one up, go-redis takes its own time, whatever the context says: a
+// connection that is not there in time is left to it.
+func (l *link) connect(ps *redis.PubSub, questions []*question) error {
+	c := l.hub.client
+	made := make(chan error, 1)
+	c.workers.start(func() { made <- l.send(ps, subscribeLimit, questions) })
+	timer := time.NewTimer(subscribeLimit)
+	defer timer.Stop()
+	select {
+	case err := <-made:
+		return err
+	case <-timer.C:
+		return errSilent
+	case <-c.closed:
+		return ErrClosed
+	}
+}
+
+func (l *link) send(ps *redis.PubSub, limit time.Duration, questions []*question) error {
 	ctx, cancel := context.WithTimeout(l.hub.client.life, limit)
 	defer cancel()
 	for _, q := range questions {
@@ -603,11 +630,11 @@ func (q *question) send(ctx context.Context, ps *redis.PubSub) error {
 }
 
 func (l *link) ping(ps *redis.PubSub) error {
-	q := &question{}
+	ping := []*question{{}}
 	l.hub.mu.Lock()
-	l.askLocked(q)
+	l.askLocked(ping)
 	l.hub.mu.Unlock()
-	return l.send(ps, pingEvery, q)
+	return l.send(ps, pingEvery, ping)
 }
 
 // hear notes that something has arrived, and returns how long there was nothing before.

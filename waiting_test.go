@@ -514,6 +514,21 @@ func TestAPubSubConnectionThatGoRedisHandsOverCostsItsWaiterNothing(t *testing.T
 	w.awaitFree("a", 0)
 }
 
+func TestAPubSubConnectionThatHangsWhileItIsSetUpIsMadeAnewWithinSeconds(t *testing.T) {
+	w := onShared(t)
+	owner := w.peer().NewLock("a")
+	section := w.enter(t.Context(), owner, soon)
+	p := w.peerOn(func(o *redis.Options) { o.ReadTimeout = time.Minute })
+	p.connect(t, 2)
+	hangs := p.faults.Once(redistest.Named("HELLO"), redistest.Stall())
+	waiter := w.start(t.Context(), p.NewLock("a"))
+	hangs.WaitHits(t, 1)
+	w.leave(section, owner, soon)
+	w.leave(waiter.in(5*time.Second+soon), waiter.lock, soon)
+	p.faults.Heal() // what hangs comes to its end
+	w.awaitFree("a", 0)
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Giving up.
 
