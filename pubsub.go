@@ -312,6 +312,8 @@ type question struct {
 	gone []string
 }
 
+func (q *question) isPing() bool { return len(q.subs) == 0 && len(q.gone) == 0 }
+
 // departure is a channel to unsubscribe.
 type departure struct {
 	channel string
@@ -571,12 +573,12 @@ func (l *link) askLocked(questions []*question) {
 // connection that is not there in time is left to it.
 func (l *link) connect(ps *redis.PubSub, questions []*question) error {
 	c := l.hub.client
-	made := make(chan error, 1)
-	c.workers.start(func() { made <- l.send(ps, subscribeLimit, questions) })
+	sent := make(chan error, 1)
+	c.workers.start(func() { sent <- l.send(ps, subscribeLimit, questions) })
 	timer := time.NewTimer(subscribeLimit)
 	defer timer.Stop()
 	select {
-	case err := <-made:
+	case err := <-sent:
 		return err
 	case <-timer.C:
 		return errSilent
@@ -596,27 +598,13 @@ func (l *link) send(ps *redis.PubSub, limit time.Duration, questions []*question
 	return nil
 }
 
-// barred handles the error of a connection that could not be made: where the server will not have it, now or later, as with a
-// wrong password, the waiters are told.
-func (l *link) barred(err error) {
-	var refusal redis.Error
-	if !errors.As(err, &refusal) || judge(err) != refused {
-		return
-	}
-	l.hub.mu.Lock()
-	defer l.hub.mu.Unlock()
-	for s := range l.subs {
-		l.failLocked(s, err)
-	}
-}
-
 func (q *question) send(ctx context.Context, ps *redis.PubSub) error {
 	switch {
 	case len(q.gone) > 0 && q.sharded:
 		return ps.SUnsubscribe(ctx, q.gone...)
 	case len(q.gone) > 0:
 		return ps.Unsubscribe(ctx, q.gone...)
-	case len(q.subs) == 0:
+	case q.isPing():
 		return ps.Ping(ctx)
 	}
 	channels := make([]string, len(q.subs))
@@ -775,7 +763,7 @@ func (l *link) left(channel string, sharded bool) bool {
 func (l *link) pong() {
 	l.hub.mu.Lock()
 	defer l.hub.mu.Unlock()
-	if len(l.asked) > 0 && len(l.asked[0].subs)+len(l.asked[0].gone) == 0 {
+	if len(l.asked) > 0 && l.asked[0].isPing() {
 		l.asked = l.asked[1:]
 	}
 }
@@ -835,6 +823,20 @@ func (l *link) failLocked(s *subscription, err error) {
 		w.failLocked(err)
 	}
 	l.removeLocked(s)
+}
+
+// barred handles the error of a connection that could not be made: where the server will not have it, now or later, as with a
+// wrong password, the waiters are told.
+func (l *link) barred(err error) {
+	var refusal redis.Error
+	if !errors.As(err, &refusal) || judge(err) != refused {
+		return
+	}
+	l.hub.mu.Lock()
+	defer l.hub.mu.Unlock()
+	for s := range l.subs {
+		l.failLocked(s, err)
+	}
 }
 
 // again asks once more after a pause, for all that was asked for together: on the same connection, as a new one asks by itself.
