@@ -241,9 +241,10 @@ func (e *events) emit(call func()) {
 	}
 }
 
-// log is emit for a log record.
+// log is emit for a log record. It does not ask the logger whether it wants that level: the handler's Enabled is code that is not
+// ours either, so the worker calls it, as a part of LogAttrs.
 func (e *events) log(l *slog.Logger, level slog.Level, msg string, attrs ...slog.Attr) {
-	if l.Enabled(context.Background(), level) {
+	if l != silent {
 		e.emit(func() { l.LogAttrs(context.Background(), level, msg, attrs...) })
 	}
 }

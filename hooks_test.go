@@ -480,10 +480,46 @@ type wildHandler struct{ logbook }
 
 func (*wildHandler) Handle(context.Context, slog.Record) error { panic("no disk") }
 
+// guardedHandler is a slog handler that has to do something before it knows what it wants.
+type guardedHandler struct {
+	logbook
+	enter func()
+}
+
+func (h *guardedHandler) Enabled(context.Context, slog.Level) bool {
+	h.enter()
+	return true
+}
+
 func TestALoggerThatPanicsChangesNothing(t *testing.T) {
+	for name, handler := range map[string]slog.Handler{
+		"handling":             &wildHandler{},
+		"saying what it wants": &guardedHandler{enter: func() { panic("no disk") }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				m := w.NewClient(relock.WithLogger(slog.New(handler)), relock.WithHooks(each(func() { panic("oops") })))
+				story(t, w, m)
+			})
+		})
+	}
+}
+
+func TestALoggerThatBlocksBeforeItSaysWhatItWantsChangesNothing(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
-		m := w.NewClient(relock.WithLogger(slog.New(&wildHandler{})), relock.WithHooks(each(func() { panic("oops") })))
-		story(t, w, m)
+		block := make(chan struct{})
+		defer close(block)
+		m := w.NewClient(relock.WithLogger(slog.New(&guardedHandler{enter: func() { <-block }})))
+		fixed := enter(t, t.Context(), m.NewLock("a", relock.WithFixedLease(10*time.Second)))
+		renewed := enter(t, t.Context(), m.NewLock("b"))
+		_, cause := ends(t, fixed)
+		require.ErrorIs(t, cause, relock.ErrLockLost) // which is logged
+		pass(2 * relock.DefaultTTL)
+		require.NoError(t, renewed.Err())
+		require.Positive(t, w.lease("b"), "the watchdog goes on")
+		fixed = enter(t, t.Context(), m.NewLock("a", relock.WithFixedLease(10*time.Second)))
+		_, cause = ends(t, fixed)
+		require.ErrorIs(t, cause, relock.ErrLockLost)
 	})
 }
 

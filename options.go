@@ -49,8 +49,11 @@ type settings struct {
 }
 
 func defaults() settings {
-	return settings{prefix: DefaultPrefix, ttl: DefaultTTL, logger: slog.New(slog.DiscardHandler)}
+	return settings{prefix: DefaultPrefix, ttl: DefaultTTL, logger: silent}
 }
+
+// silent is the logger where none was given.
+var silent = slog.New(slog.DiscardHandler)
 
 // with is s changed by options, checked.
 func (s settings) with(options []Option) (settings, error) {
