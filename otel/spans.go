@@ -34,7 +34,7 @@ func (t *Telemetry) span(e relock.AcquireFinished, lock string) context.Context 
 	}
 	var locked *relock.LockedError
 	if errors.As(e.Err, &locked) && locked.Holder != (relock.Holder{}) {
-		attrs = append(attrs, OwnerKey.String(locked.Holder.String()))
+		attrs = append(attrs, OwnerKey.String(valid(locked.Holder.String())))
 	}
 	if e.Outcome != relock.OutcomeAcquired {
 		attrs = append(attrs, errorTypeKey.String(errorType(e)))
@@ -43,7 +43,7 @@ func (t *Telemetry) span(e relock.AcquireFinished, lock string) context.Context 
 	ctx, span := t.tracer.Start(context.WithoutCancel(e.Context), SpanName,
 		trace.WithTimestamp(e.Start), trace.WithAttributes(attrs...))
 	if e.Outcome == relock.OutcomeLost || e.Outcome == relock.OutcomeError {
-		span.SetStatus(codes.Error, describe(e))
+		span.SetStatus(codes.Error, valid(describe(e)))
 	}
 	span.End(trace.WithTimestamp(e.Start.Add(e.Duration)))
 	return ctx

@@ -3,6 +3,7 @@ package relockotel
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -63,7 +64,8 @@ func WithMeterProvider(p metric.MeterProvider) Option { return func(c *config) {
 func WithTracerProvider(p trace.TracerProvider) Option { return func(c *config) { c.tracers = p } }
 
 // WithLockAttribute adds an attribute relock.lock with what f makes of the lock's name, which must be one of a few
-// values: "orders" for "orders:42". f is called for each event, by the goroutine that runs the hooks.
+// values: "orders" for "orders:42". f is called for each event, by the goroutine that runs the hooks. What is not valid UTF-8
+// in it becomes U+FFFD.
 func WithLockAttribute(f func(name string) string) Option { return func(c *config) { c.label = f } }
 
 // New makes a Telemetry. Make one for each meter provider. An error is that of a meter provider that refuses an
@@ -182,10 +184,14 @@ func (t *Telemetry) lock(name string) string {
 	if t.label == nil {
 		return ""
 	}
-	lock := t.label(name)
+	lock := valid(t.label(name))
 	t.know(lock)
 	return lock
 }
+
+// valid is what an exporter can send of a text that somebody else has made: one attribute that is no UTF-8 would cost the whole
+// batch that it is in, or every scrape until the process ends.
+func valid(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 // with is attributes, and the lock's if there is such an attribute.
 func (t *Telemetry) with(lock string, attrs ...attribute.KeyValue) metric.MeasurementOption {

@@ -351,7 +351,7 @@ func TestEachAcquireIsASpanUnderItsCallers(t *testing.T) {
 	bubble(t, func(w *world) {
 		t := w.t
 		c := collect(t)
-		l := w.client(relock.WithHooks(c.Hooks()), relock.WithTTL(10*time.Second)).NewLock("secret:4711")
+		l := w.client(relock.WithHooks(c.Hooks()), relock.WithTTL(10*time.Second)).NewLock("secret:jones")
 		tracer := c.traces.Tracer("test")
 		ctx, parent := tracer.Start(t.Context(), "request")
 
@@ -442,7 +442,7 @@ func TestEachAcquireIsASpanUnderItsCallers(t *testing.T) {
 		require.Equal(t, "NOAUTH", attrs["error.type"])
 
 		require.Len(t, c.spans.GetSpans(), 8, "one for each call")
-		require.NotContains(t, fmt.Sprintf("%+v", c.spans.GetSpans()), "4711", "the name is in no span, not even in the text of an error")
+		require.NotContains(t, fmt.Sprintf("%+v", c.spans.GetSpans()), "jones", "the name is in no span, not even in the text of an error")
 	})
 }
 
@@ -479,7 +479,7 @@ func TestTheNameIsNoAttributeUnlessItIsMapped(t *testing.T) {
 				t := w.t
 				c := collect(t, test.options...)
 				locks := w.client(relock.WithHooks(c.Hooks()))
-				l := locks.NewLock("orders:4711")
+				l := locks.NewLock("orders:jones")
 				section := enter(t, t.Context(), l)
 				_, err := l.TryLockFor(t.Context(), time.Second)
 				require.Error(t, err)
@@ -493,7 +493,7 @@ func TestTheNameIsNoAttributeUnlessItIsMapped(t *testing.T) {
 				require.Greater(t, len(got), 30)
 				ofClients := regexp.MustCompile(`^relock\.(renewal|retries|reconnect|events)`)
 				for sample := range got {
-					require.NotContains(t, sample, "4711")
+					require.NotContains(t, sample, "jones")
 					if test.lock != "" && !ofClients.MatchString(sample) {
 						require.Contains(t, sample, "lock="+test.lock)
 					} else {
@@ -506,10 +506,25 @@ func TestTheNameIsNoAttributeUnlessItIsMapped(t *testing.T) {
 				} else {
 					require.NotContains(t, attrs, "relock.lock")
 				}
-				require.NotContains(t, fmt.Sprintf("%+v", c.spans.GetSpans()), "4711")
+				require.NotContains(t, fmt.Sprintf("%+v", c.spans.GetSpans()), "jones")
 			})
 		})
 	}
+}
+
+func TestWhatIsNoUTF8IsInNoAttribute(t *testing.T) {
+	c := collect(t, relockotel.WithLockAttribute(func(name string) string {
+		class, _, _ := strings.Cut(name, ":")
+		return class
+	}))
+	c.Hooks().AcquireFinished(relock.AcquireFinished{
+		Context: t.Context(), Name: "caf\xe9:42", Start: time.Now(), Outcome: relock.OutcomeError,
+		Err: &relock.OpError{Op: "lock", Name: "caf\xe9:42", Err: errors.New("ERR \xff")},
+	})
+	require.Contains(t, c.values(), "relock.leaks{lock=caf\uFFFD}")
+	span, attrs := c.lastSpan()
+	require.Equal(t, "caf\uFFFD", attrs["relock.lock"])
+	require.Equal(t, "ERR \uFFFD", span.Status.Description)
 }
 
 func TestCountersBeginWithZero(t *testing.T) {

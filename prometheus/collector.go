@@ -2,6 +2,7 @@ package relockprom
 
 import (
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -56,7 +57,8 @@ type config struct {
 }
 
 // WithLockLabel adds a label "lock" with what f makes of the lock's name, which must be one of a few values: "orders"
-// for "orders:42". f is called for each event, by the goroutine that runs the hooks.
+// for "orders:42". f is called for each event, by the goroutine that runs the hooks. What is not valid UTF-8 in it becomes
+// U+FFFD.
 func WithLockLabel(f func(name string) string) Option {
 	return func(c *config) { c.label = f }
 }
@@ -229,12 +231,13 @@ func (c *Collector) with(lock string, values ...string) []string {
 	return values
 }
 
-// lock is the label value for a lock's name.
+// lock is the label value for a lock's name. A name may be any bytes, but one label that is no UTF-8 would break every scrape
+// until the process ends.
 func (c *Collector) lock(name string) string {
 	if c.label == nil {
 		return ""
 	}
-	lock := c.label(name)
+	lock := strings.ToValidUTF8(c.label(name), "\uFFFD")
 	c.know(lock)
 	return lock
 }

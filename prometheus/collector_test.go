@@ -406,6 +406,16 @@ func TestTheNameIsNoLabelUnlessItIsMapped(t *testing.T) {
 	}
 }
 
+func TestANameThatIsNoUTF8DoesNotBreakTheScrape(t *testing.T) {
+	class := func(name string) string { class, _, _ := strings.Cut(name, ":"); return class }
+	c := relockprom.New(relockprom.WithLockLabel(class))
+	hooks := c.Hooks()
+	hooks.AcquireFinished(acquired("caf\xe9:42", relock.NewHolder(), 1)) // Latin-1
+	hooks.AcquireFinished(acquired("orders:42", relock.NewHolder(), 2))
+	is(t, 1, value(t, c, "relock_holds{lock=\"caf\uFFFD\"}"))
+	is(t, 1, value(t, c, `relock_holds{lock="orders"}`))
+}
+
 func TestSeriesBeginWithZero(t *testing.T) {
 	c, _ := feed()
 	before := values(t, c)
