@@ -158,22 +158,8 @@ func (c *Client) NewLock(name string, options ...Option) *Lock {
 func (c *Client) Close() error {
 	c.closeOnce.Do(func() {
 		c.workers.close()
-		c.end()
+		cancels := c.table.close(c)
 		c.wire.lanes.close()
-		c.table.mu.Lock()
-		var cancels []context.CancelCauseFunc
-		for _, h := range c.table.holds {
-			for f := h.frames; f != nil; f = f.next {
-				cancels = append(cancels, f.cancel)
-			}
-			if h.state == held && h.hooks.Closed != nil {
-				event := Closed{
-					Name: h.keys.name, Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest,
-				}
-				c.events.emit(func() { h.hooks.Closed(event) })
-			}
-		}
-		c.table.mu.Unlock()
 		for _, cancel := range cancels {
 			cancel(ErrClosed)
 		}

@@ -276,9 +276,8 @@ func (h *hold) leave(ctx context.Context, f *frame, until time.Time) error {
 	t.removeLocked(f)
 	target := h.count
 	if target == 0 && noTurn == nil && t.passLocked(h, now) {
-		event := h.releasedLocked(nil)
+		h.tellReleasedLocked(nil)
 		t.mu.Unlock()
-		h.tellReleased(event)
 		return nil
 	}
 	if target == 0 {
@@ -408,26 +407,21 @@ func (h *hold) settleUntil(until time.Time) bool {
 func (h *hold) released(err error) {
 	t := h.client.table
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	t.finishLocked(h, ErrReleased)
-	event := h.releasedLocked(err)
-	t.mu.Unlock()
-	h.tellReleased(event)
+	h.tellReleasedLocked(err)
 }
 
-// releasedLocked is what the hook is told of a hold that has ended, if there is one.
-func (h *hold) releasedLocked(err error) Released {
-	if h.hooks.Released == nil {
-		return Released{}
+// tellReleasedLocked tells the hook of a hold that has just ended, unless Close did. With the mutex held, as Close does not wait
+// for an Unlock: the end and its event are one, so Close comes before both or after both.
+func (h *hold) tellReleasedLocked(err error) {
+	if h.hooks.Released == nil || h.client.isClosed() {
+		return
 	}
-	return Released{
+	event := Released{
 		Name: h.keys.name, Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest, Err: err,
 	}
-}
-
-func (h *hold) tellReleased(event Released) {
-	if h.hooks.Released != nil {
-		h.client.events.emit(func() { h.hooks.Released(event) })
-	}
+	h.client.events.emit(func() { h.hooks.Released(event) })
 }
 
 // lose ends a hold that was lost, tells its sections, and returns the error that they get.
@@ -461,6 +455,26 @@ type holdKey struct {
 }
 
 func newTable() *table { return &table{start: time.Now(), holds: make(map[holdKey]*hold)} }
+
+// close closes c, and tells so of every hold that is not over: that was its end, for the hooks, and no other is told. All in one
+// section under the mutex, so each hold ends before, or is told of here. It returns how the contexts of the sections end.
+func (t *table) close(c *Client) (cancels []context.CancelCauseFunc) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c.end()
+	for _, h := range t.holds {
+		for f := h.frames; f != nil; f = f.next {
+			cancels = append(cancels, f.cancel)
+		}
+		if (h.state == held || h.state == leaving) && h.hooks.Closed != nil {
+			event := Closed{
+				Name: h.keys.name, Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest,
+			}
+			c.events.emit(func() { h.hooks.Closed(event) })
+		}
+	}
+	return cancels
+}
 
 // join returns the hold of a holder in a lock. first: there was none, so it is a new one, and it is the caller's turn. id is what
 // a new one is called, where nobody else knows this holder.

@@ -30,7 +30,8 @@ type Hooks struct {
 	Lost func(Lost)
 	// Leaked is called when the context of an open entry was garbage collected: a Lock without Unlock.
 	Leaked func(Leaked)
-	// Closed is called for each hold that is open when its Client is closed: nothing else tells of its end.
+	// Closed is called for each hold that is open when its Client is closed, also while its last Unlock is on the way: nothing
+	// else tells of its end then.
 	Closed func(Closed)
 	// Reconnected is called when the pub/sub connection was lost and is back.
 	Reconnected func(Reconnected)

@@ -2,11 +2,15 @@ package relock_test
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"math/rand/v2"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
@@ -278,6 +282,118 @@ func TestTheClosedHookTellsOfEachHoldThatIsOpenAtClose(t *testing.T) {
 		require.Equal(t, []relock.Closed{{
 			Name: "a", Holder: holder, Token: token, TTL: time.Hour, Held: time.Minute, MaxDepth: 2,
 		}}, eventsOf[relock.Closed](&r))
+	})
+}
+
+// endsOf is how the holds of a lock ended, for each token that was given.
+func endsOf(r *recorder, name string) map[int64][]string {
+	ends := make(map[int64][]string)
+	note := func(of string, token int64, end ...string) {
+		if of == name {
+			ends[token] = append(ends[token], end...)
+		}
+	}
+	for _, event := range r.all() {
+		switch e := event.(type) {
+		case relock.AcquireFinished:
+			if e.Outcome == relock.OutcomeAcquired {
+				note(e.Name, e.Token)
+			}
+		case relock.Released:
+			note(e.Name, e.Token, "Released")
+		case relock.Lost:
+			note(e.Name, e.Token, "Lost")
+		case relock.Closed:
+			note(e.Name, e.Token, "Closed")
+		}
+	}
+	return ends
+}
+
+func TestAHoldWhoseClientIsClosedHasOneEnd(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		do   func(t *testing.T, w *world, m *member, l *relock.Lock)
+	}{
+		{"its Unlock is on the way", func(t *testing.T, w *world, m *member, l *relock.Lock) {
+			section := enter(t, t.Context(), l)
+			m.net.DelayOneWay(0, time.Second)
+			unlock := begin(t, section, func(ctx context.Context) (context.Context, error) { return ctx, l.Unlock(ctx) })
+			require.NoError(t, m.Close())
+			_ = unlock.section()
+		}},
+		{"it is unlocked while Close waits for something else", func(t *testing.T, w *world, m *member, l *relock.Lock) {
+			_ = enter(t, t.Context(), w.NewClient().NewLock("b"))
+			waiting := begin(t, t.Context(), m.NewLock("b").Lock) // Close takes its place in the queue back
+			do := begin(t, t.Context(), func(ctx context.Context) (context.Context, error) {
+				return ctx, l.Do(ctx, func(ctx context.Context) error { <-ctx.Done(); return nil })
+			})
+			m.net.DelayOneWay(0, 10*time.Millisecond)
+			require.NoError(t, m.Close())
+			_ = do.section()
+			_, err := waiting.result()
+			require.ErrorIs(t, err, relock.ErrClosed)
+		}},
+		{"its renewal finds it lost", func(t *testing.T, w *world, m *member, l *relock.Lock) {
+			_ = enter(t, t.Context(), l)
+			pass(relock.DefaultTTL/3 + time.Second) // so that the script is known
+			w.Del(base("a"))
+			pass(relock.DefaultTTL/3 - 2*time.Second)
+			m.net.DelayOneWay(0, 2*time.Second)
+			pass(2 * time.Second)
+			require.NoError(t, m.Close())
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				var r recorder
+				m := w.NewClientOn(func(o *redis.Options) { o.ReadTimeout = time.Minute }, relock.WithHooks(r.Hooks()))
+				w.warm(m)
+				test.do(t, w, m, m.NewLock("a"))
+				pass(time.Minute)
+				for _, ends := range endsOf(&r, "a") {
+					require.Equal(t, []string{"Closed"}, ends)
+				}
+			})
+		})
+	}
+}
+
+func TestEveryHoldHasOneEndWheneverItsClientIsClosed(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		kinds := make(map[string]int)
+		for range 50 {
+			var r recorder
+			m := w.NewClient(relock.WithHooks(r.Hooks()))
+			m.net.DelayOneWay(0, 3*time.Millisecond)
+			l := m.NewLock("a")
+			var working sync.WaitGroup
+			for range 4 {
+				working.Go(func() {
+					for t.Context().Err() == nil {
+						err := l.Do(t.Context(), func(ctx context.Context) error {
+							select {
+							case <-ctx.Done():
+							case <-time.After(time.Millisecond):
+							}
+							return nil
+						})
+						if errors.Is(err, relock.ErrClosed) {
+							return
+						}
+					}
+				})
+			}
+			pass(100*time.Millisecond + rand.N(20*time.Millisecond))
+			require.NoError(t, m.Close())
+			working.Wait()
+			for token, ends := range endsOf(&r, "a") {
+				require.Len(t, ends, 1, "token %d", token)
+				kinds[ends[0]]++
+			}
+		}
+		require.Positive(t, kinds["Released"])
+		require.Positive(t, kinds["Closed"])
 	})
 }
 

@@ -380,14 +380,16 @@ type loss struct {
 	held   time.Duration
 
 	deepest int
+	closed  bool // Close had told of the end of this hold
 }
 
-// loseLocked ends a hold that was lost.
+// loseLocked ends a hold that was lost. It is told as a worker, so that Close waits for that.
 func (t *table) loseLocked(h *hold, reason LossReason) *loss {
+	h.client.workers.add()
 	l := &loss{
 		hold: h,
 		err:  &LostError{Name: h.keys.name, Holder: h.holder, Token: h.token, Reason: reason},
-		held: time.Since(h.since), deepest: h.deepest,
+		held: time.Since(h.since), deepest: h.deepest, closed: h.client.isClosed(),
 	}
 	for f := h.frames; f != nil; f = f.next {
 		l.cancel = append(l.cancel, f.cancel)
@@ -398,6 +400,7 @@ func (t *table) loseLocked(h *hold, reason LossReason) *loss {
 
 // tell ends the contexts of the section, newest entry first, before anything else.
 func (l *loss) tell() {
+	defer l.hold.client.workers.leave()
 	for _, cancel := range l.cancel {
 		cancel(l.err)
 	}
@@ -410,7 +413,7 @@ func (l *loss) tell() {
 	}
 	c.events.log(h.logger, slog.LevelError, "relock: lock lost", slog.String("lock", h.keys.name),
 		slog.String("holder", h.holder.String()), slog.Int64("token", h.token), slog.String("reason", string(l.err.Reason)))
-	if h.hooks.Lost != nil {
+	if h.hooks.Lost != nil && !l.closed {
 		event := Lost{
 			Name: h.keys.name, Holder: h.holder, Token: l.err.Token, TTL: h.ttl, Reason: l.err.Reason, Held: l.held, MaxDepth: l.deepest,
 		}
