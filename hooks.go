@@ -24,7 +24,8 @@ type Hooks struct {
 	Queued func(Queued)
 	// Released is called when the last entry of a hold was left with Unlock.
 	Released func(Released)
-	// Renewed is called after each batch of renewals, successful or not.
+	// Renewed is called after each batch of renewals, successful or not. Like Reconnected, Retried and Dropped it is the client's
+	// hook, whichever locks it tells of.
 	Renewed func(Renewed)
 	// Lost is called when a hold ended without Unlock.
 	Lost func(Lost)
@@ -152,9 +153,9 @@ type Released struct {
 
 // Renewed is the event of [Hooks.Renewed].
 type Renewed struct {
-	Locks    int // holds in the batch
+	Locks    int // holds in the batch, without those that were unlocked before Redis came to them
 	Lost     int // holds that Redis did not have any more
-	Failed   int // holds whose renewal was not confirmed; they are tried again until their deadline
+	Failed   int // holds whose renewal was not confirmed; they are tried again until their deadline, or their Unlock
 	Duration time.Duration
 	Err      error // the first failure
 }

@@ -293,6 +293,7 @@ func (d *watchdog) renew(r *round) {
 func (d *watchdog) note(r *round, sent time.Time, outcome func(i int) renewal) {
 	c, t := d.client, d.client.table
 	event := Renewed{Locks: len(r.holds), Duration: time.Since(sent)}
+	again := 0
 	var lost []*loss
 	t.mu.Lock()
 	now := time.Now()
@@ -300,7 +301,7 @@ func (d *watchdog) note(r *round, sent time.Time, outcome func(i int) renewal) {
 		one := outcome(i)
 		given := one.hold.tenure
 		given.renewing = false
-		if one.err != nil {
+		if one.err != nil { // also of a hold that has ended meanwhile: Redis has not answered
 			event.Failed++
 			if event.Err == nil {
 				event.Err = one.err
@@ -309,10 +310,11 @@ func (d *watchdog) note(r *round, sent time.Time, outcome func(i int) renewal) {
 		h := one.currentLocked()
 		switch {
 		case h == nil:
-			if one.lost { // that is no news
+			if one.lost { // Redis does not have what was unlocked
 				event.Locks--
 			}
 		case one.err != nil:
+			again++
 			h.failures++
 			t.rescheduleLocked(h, now.Add(retryPause(h.failures, h.ttl)))
 		case one.lost:
@@ -328,11 +330,11 @@ func (d *watchdog) note(r *round, sent time.Time, outcome func(i int) renewal) {
 	for _, l := range lost {
 		l.tell()
 	}
-	if event.Err != nil {
+	if again > 0 {
 		c.events.log(c.settings.logger, slog.LevelWarn, "relock: renewal not confirmed, trying again until the deadline",
-			slog.Int("locks", event.Failed), slog.Any("error", event.Err))
+			slog.Int("locks", again), slog.Any("error", event.Err))
 	}
-	if c.settings.hooks.Renewed != nil {
+	if c.settings.hooks.Renewed != nil && event.Locks > 0 {
 		c.events.emit(func() { c.settings.hooks.Renewed(event) })
 	}
 }

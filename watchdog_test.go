@@ -178,6 +178,61 @@ func TestAHoldSurvivesAnOutageThatEndsBeforeItsDeadline(t *testing.T) {
 	}
 }
 
+func TestARenewalThatOutlastsItsHoldIsNoSuccess(t *testing.T) {
+	for name, end := range map[string]func(t *testing.T, l *relock.Lock, section context.Context){
+		"lost": func(t *testing.T, _ *relock.Lock, section context.Context) {
+			_, cause := ends(t, section)
+			require.ErrorIs(t, cause, relock.ErrLockLost)
+		},
+		"unlocked": func(t *testing.T, l *relock.Lock, section context.Context) {
+			pass(relock.DefaultTTL/3 + time.Second)
+			require.Error(t, l.Unlock(section))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				var r recorder
+				var log logbook
+				m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithLogger(log.logger()))
+				w.warm(m)
+				l := m.NewLock("a")
+				section := enter(t, t.Context(), l)
+				m.net.Partition() // silent from now on
+				end(t, l, section)
+				settle()
+				again := len(log.about("trying again"))
+				pass(time.Minute)
+				require.Len(t, log.about("trying again"), again, "what has ended is not tried again")
+				renewed := eventsOf[relock.Renewed](&r)
+				require.NotEmpty(t, renewed)
+				for _, event := range renewed {
+					require.Equal(t, 1, event.Locks)
+					require.Equal(t, 1, event.Failed)
+					require.Error(t, event.Err)
+				}
+			})
+		})
+	}
+}
+
+func TestARenewalOfWhatWasUnlockedMeanwhileIsNeitherASuccessNorALoss(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		m := w.NewClient(relock.WithHooks(r.Hooks()))
+		l := m.NewLock("a")
+		section := enter(t, t.Context(), l)
+		pass(relock.DefaultTTL/3 + time.Second) // so that the script is known
+		late := m.net.Once(redistest.Named("EVALSHA"), redistest.Hold())
+		pass(relock.DefaultTTL / 3)
+		require.Equal(t, 1, late.Hits())
+		require.NoError(t, l.Unlock(section))
+		late.LetGo()
+		pass(time.Minute)
+		require.Len(t, eventsOf[relock.Renewed](&r), 1, "the first one")
+		require.Empty(t, eventsOf[relock.Lost](&r))
+	})
+}
+
 func TestAtTheDeadlineTheSectionEndsBeforeItsLeaseDoes(t *testing.T) {
 	for name, outage := range outages {
 		if name == "lost replies" {
