@@ -89,8 +89,8 @@ const (
 	OutcomeAcquired Outcome = "acquired"
 	OutcomeLocked   Outcome = "locked"   // another holder has it, and the wait (if any) was over
 	OutcomeCanceled Outcome = "canceled" // the context was done before Redis had said who has it
-	OutcomeClosed   Outcome = "closed"
-	OutcomeLost     Outcome = "lost" // a nested entry found that the outer section had lost the lock
+	OutcomeClosed   Outcome = "closed"   // this client was
+	OutcomeLost     Outcome = "lost"     // a nested entry found that the outer section had lost the lock
 	OutcomeError    Outcome = "error"
 )
 

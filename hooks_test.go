@@ -123,6 +123,63 @@ func TestAcquireHooksSayWhatHappened(t *testing.T) {
 	})
 }
 
+func TestTheOutcomeIsThatOfTheCallAndNotOfWhateverEndedItsContext(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		want relock.Outcome
+		lock func(t *testing.T, w *world, m *member) // b
+	}{
+		{"in a section of a lock that was lost", relock.OutcomeCanceled, func(t *testing.T, w *world, m *member) {
+			section := enter(t, t.Context(), m.NewLock("a"))
+			w.Del(base("a"))
+			_, _ = ends(t, section)
+			_, err := m.NewLock("b").Lock(section)
+			require.ErrorIs(t, err, relock.ErrLockLost)
+		}},
+		{"a wait that the loss of another lock ends", relock.OutcomeLocked, func(t *testing.T, w *world, m *member) {
+			_ = enter(t, t.Context(), w.NewClient().NewLock("b"))
+			section := enter(t, t.Context(), m.NewLock("a"))
+			waiting := begin(t, section, m.NewLock("b").Lock)
+			w.Del(base("a"))
+			_, err := waiting.result()
+			require.ErrorIs(t, err, relock.ErrLockLost)
+		}},
+		{"in a section of another client that was closed", relock.OutcomeCanceled, func(t *testing.T, w *world, m *member) {
+			other := w.NewClient()
+			section := enter(t, t.Context(), other.NewLock("a"))
+			require.NoError(t, other.Close())
+			_, err := m.NewLock("b").Lock(section)
+			require.ErrorIs(t, err, relock.ErrClosed)
+		}},
+		{"a sibling was refused its lock", relock.OutcomeCanceled, func(t *testing.T, w *world, m *member) {
+			_ = enter(t, t.Context(), w.NewClient().NewLock("a"))
+			ctx, cancel := context.WithCancelCause(t.Context())
+			_, err := m.NewLock("a").TryLock(ctx)
+			cancel(err) // as an errgroup does
+			_, err = m.NewLock("b").Lock(ctx)
+			require.ErrorIs(t, err, relock.ErrLocked)
+		}},
+		{"in its own section that was lost", relock.OutcomeLost, func(t *testing.T, w *world, m *member) {
+			section := enter(t, t.Context(), m.NewLock("b"))
+			w.Del(base("b"))
+			_, _ = ends(t, section)
+			_, err := m.NewLock("b").Lock(section)
+			require.ErrorIs(t, err, relock.ErrLockLost)
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				var r recorder
+				test.lock(t, w, w.NewClient(relock.WithHooks(r.Hooks())))
+				finished := eventsOf[relock.AcquireFinished](&r)
+				last := finished[len(finished)-1]
+				require.Equal(t, "b", last.Name)
+				require.Equal(t, test.want, last.Outcome, "%v", last.Err)
+			})
+		})
+	}
+}
+
 func TestAWaiterThatAsksAgainIsWokenByTheRecheck(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		var r recorder

@@ -180,7 +180,7 @@ func (l *Lock) acquire(ctx context.Context, wait time.Duration) (context.Context
 	err := a.enter()
 	if hooks.AcquireFinished != nil {
 		event := AcquireFinished{
-			Context: ctx, Name: l.name, Holder: a.holder, Start: start, Duration: time.Since(start), Outcome: outcome(err),
+			Context: ctx, Name: l.name, Holder: a.holder, Start: start, Duration: time.Since(start), Outcome: a.outcome(err),
 			Reentrant: a.depth > 1, Depth: a.depth, Waited: a.waited, Wake: a.wake, Token: a.token, TTL: l.settings.ttl, Err: err,
 		}
 		c.events.emit(func() { hooks.AcquireFinished(event) })
@@ -217,15 +217,22 @@ func (l *Lock) reenter(ctx context.Context) context.Context {
 	return section
 }
 
-func outcome(err error) Outcome {
-	switch {
-	case err == nil:
+// outcome is what has become of the call. The error may carry the cause of the caller's context too, which can be any: that
+// another lock was lost or refused, or another client closed, is no outcome of this call.
+func (a *acquiring) outcome(err error) Outcome {
+	switch err.(type) { //nolint:errorlint // as it is: a cause may be the refusal, or the loss, of another lock
+	case nil:
 		return OutcomeAcquired
-	case errors.Is(err, ErrLockLost):
-		return OutcomeLost
-	case errors.Is(err, ErrLocked):
+	case *LockedError:
 		return OutcomeLocked
-	case errors.Is(err, ErrClosed):
+	case *LostError:
+		return OutcomeLost
+	}
+	var lost *LostError
+	switch {
+	case errors.As(err, &lost) && lost.Name == a.lock.name && lost.Holder == a.holder:
+		return OutcomeLost
+	case errors.Is(err, ErrClosed) && a.lock.client.isClosed():
 		return OutcomeClosed
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return OutcomeCanceled

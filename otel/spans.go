@@ -33,7 +33,7 @@ func (t *Telemetry) span(e relock.AcquireFinished, lock string) context.Context 
 		attrs = append(attrs, WakeKey.String(string(e.Wake)))
 	}
 	var locked *relock.LockedError
-	if errors.As(e.Err, &locked) && locked.Holder != (relock.Holder{}) {
+	if e.Outcome == relock.OutcomeLocked && errors.As(e.Err, &locked) && locked.Holder != (relock.Holder{}) {
 		attrs = append(attrs, OwnerKey.String(valid(locked.Holder.String())))
 	}
 	if e.Outcome != relock.OutcomeAcquired {
@@ -67,7 +67,7 @@ func errorType(e relock.AcquireFinished) string {
 // describe is what went wrong, without the name of the lock, which is in the texts of errors.
 func describe(e relock.AcquireFinished) string {
 	var lost *relock.LostError
-	if errors.As(e.Err, &lost) {
+	if e.Outcome == relock.OutcomeLost && errors.As(e.Err, &lost) {
 		return "lock lost: " + string(lost.Reason)
 	}
 	var op *relock.OpError

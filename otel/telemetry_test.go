@@ -446,6 +446,34 @@ func TestEachAcquireIsASpanUnderItsCallers(t *testing.T) {
 	})
 }
 
+func TestTheSpanOfACallInASectionThatEndsSaysNothingOfThatSectionsLock(t *testing.T) {
+	bubble(t, func(w *world) {
+		t := w.t
+		c := collect(t)
+		locks := w.client(relock.WithHooks(c.Hooks()))
+		section := enter(t, t.Context(), locks.NewLock("a"))
+		_ = enter(t, t.Context(), w.client().NewLock("b"))
+		w.Del("relock:{a}")
+		_, err := locks.NewLock("b").Lock(section)
+		require.ErrorIs(t, err, relock.ErrLocked)
+		synctest.Wait()
+		span, attrs := c.lastSpan()
+		require.Equal(t, "locked", attrs["relock.outcome"])
+		require.Equal(t, sdktrace.Status{Code: codes.Unset}, span.Status)
+
+		_ = enter(t, t.Context(), w.client().NewLock("a"))
+		ctx, cancel := context.WithCancelCause(t.Context())
+		_, err = locks.NewLock("a").TryLock(ctx)
+		cancel(err)
+		_, err = locks.NewLock("c").Lock(ctx)
+		require.ErrorIs(t, err, relock.ErrLocked)
+		synctest.Wait()
+		_, attrs = c.lastSpan()
+		require.Equal(t, "canceled", attrs["relock.outcome"])
+		require.NotContains(t, attrs, "relock.owner")
+	})
+}
+
 func TestAnErrorWhoseTextHasTheNameIsNotInTheSpan(t *testing.T) {
 	c := collect(t)
 	for _, err := range []error{
