@@ -9,7 +9,8 @@ import (
 
 // Hooks are functions that a client calls when something happens, for metrics and traces. Each may be nil. They are
 // called one after another, in order, by one goroutine of the client that does nothing else: a hook that is slow, blocks
-// or panics changes nothing for the lock. Events that pile up behind a slow hook are dropped beyond [EventBacklog], and
+// or panics changes nothing for the lock. (But a leak may go unnoticed while a hook blocks, as the events that wait refer to the
+// contexts of their calls.) Events that pile up behind a slow hook are dropped beyond [EventBacklog], and
 // the number dropped is logged. [Client.Close] waits for the events before it, at most 5 s for a hook that does not return; so a
 // hook that calls Close itself waits that long.
 //
@@ -39,7 +40,7 @@ type Hooks struct {
 	// Retried is called when a script is about to be sent again.
 	Retried func(Retried)
 	// Dropped is called when events could not be told because a hook was slow, after all events from before that: what is
-	// counted from events is too low. It is the client's hook, whichever lock they were of.
+	// counted from events is too low. While that lasts, it is called about once for each EventBacklog events that are told.
 	Dropped func(Dropped)
 }
 
@@ -71,11 +72,15 @@ func join[E any](all []Hooks, pick func(Hooks) func(E)) func(E) {
 	if len(hooks) == 0 {
 		return nil
 	}
-	return func(event E) {
-		for _, f := range hooks {
-			f(event)
-		}
+	return func(event E) { tellAll(hooks, event) }
+}
+
+// tellAll calls all hooks in order, also those behind one that panics or calls runtime.Goexit.
+func tellAll[E any](hooks []func(E), event E) {
+	if len(hooks) > 1 {
+		defer tellAll(hooks[1:], event)
 	}
+	hooks[0](event)
 }
 
 // EventBacklog is how many events may wait for the hooks of a client.
@@ -214,8 +219,11 @@ type events struct {
 	logger *slog.Logger
 	onDrop func(Dropped)
 
+	// The worker's: events that were dropped and not told of yet, and how many to run before that: those from before the drop.
+	missed, before int
+
 	mu      sync.Mutex
-	dropped int
+	dropped int // since the worker last looked
 	started bool
 	closed  bool
 	done    chan struct{}
@@ -253,21 +261,42 @@ func (e *events) log(l *slog.Logger, level slog.Level, msg string, attrs ...slog
 
 // run is the worker. It ends when close was called and everything before it has run.
 func (e *events) run() {
-	defer close(e.done)
-	missed := 0 // dropped, and not told to the hook yet: it has events from before that to see first
-	for call := range e.queue {
-		e.call(call)
-		e.mu.Lock()
-		dropped := e.dropped
-		e.dropped = 0
-		empty := len(e.queue) == 0
-		e.mu.Unlock()
-		if dropped > 0 {
-			e.call(func() { e.logger.Warn("relock: events dropped behind a slow hook", "events", dropped) })
+	ended := false
+	defer func() {
+		if !ended { // a hook has called runtime.Goexit, as the FailNow of a test does
+			go e.run()
+			return
 		}
-		if missed += dropped; missed > 0 && empty && e.onDrop != nil {
-			event := Dropped{Events: missed}
-			missed = 0
+		close(e.done)
+	}()
+	for {
+		e.tellDropped()
+		call, more := <-e.queue
+		if !more {
+			break
+		}
+		e.before--
+		e.call(call)
+	}
+	ended = true
+}
+
+// tellDropped tells of events that were dropped, when all from before the drop have run. It does so while an overload lasts, too,
+// about once for each EventBacklog events that run.
+func (e *events) tellDropped() {
+	for {
+		if e.missed == 0 {
+			e.mu.Lock()
+			e.missed, e.before, e.dropped = e.dropped, len(e.queue), 0
+			e.mu.Unlock()
+		}
+		if e.missed == 0 || e.before > 0 {
+			return
+		}
+		event := Dropped{Events: e.missed}
+		e.missed = 0
+		e.call(func() { e.logger.Warn("relock: events dropped behind a slow hook", "events", event.Events) })
+		if e.onDrop != nil {
 			e.call(func() { e.onDrop(event) })
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -611,6 +612,53 @@ func TestEventsBehindABlockedHookAreDroppedAndCounted(t *testing.T) {
 		require.Equal(t, []relock.Dropped{{Events: more}}, eventsOf[relock.Dropped](&r))
 		require.NoError(t, l.Unlock(outer))
 	})
+}
+
+func TestDroppedEventsAreToldWhileTheOverloadLasts(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var seen, dropped, wanted, times atomic.Int64
+		var log logbook
+		m := w.NewClient(relock.WithLogger(log.logger()), relock.WithHooks(relock.Hooks{
+			AcquireStarted: func(relock.AcquireStarted) {
+				seen.Add(1)
+				time.Sleep(2 * time.Millisecond) //nolint:forbidigo // fake time
+			},
+			Dropped: func(e relock.Dropped) {
+				dropped.Add(int64(e.Events))
+				times.Add(1)
+			},
+		}))
+		l := m.NewLock("a", relock.WithLocalReentry())
+		outer := enter(t, t.Context(), l)
+		for wanted.Store(1); wanted.Load() < 7*relock.EventBacklog; wanted.Add(1) {
+			require.NoError(t, l.Unlock(enter(t, outer, l)))
+			pass(time.Millisecond)
+		}
+		require.EqualValues(t, 2, times.Load(), "not for each event")
+		require.Positive(t, dropped.Load())
+		pass(time.Minute)
+		require.Equal(t, wanted.Load(), seen.Load()+dropped.Load(), "in the end of all")
+		require.Len(t, log.about("dropped"), int(times.Load()))
+		require.NoError(t, l.Unlock(outer))
+	})
+}
+
+func TestAHookThatPanicsOrEndsItsGoroutineKeepsNoEventFromOthers(t *testing.T) {
+	for name, fail := range map[string]func(){"panic": func() { panic("oops") }, "Goexit": runtime.Goexit} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				var before, behind recorder
+				l := w.NewClient(relock.WithHooks(relock.JoinHooks(before.Hooks(), each(fail), each(fail), behind.Hooks()))).NewLock("a")
+				for range 2 {
+					require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
+				}
+				require.Equal(t, []string{
+					"AcquireStarted", "AcquireFinished", "Released", "AcquireStarted", "AcquireFinished", "Released",
+				}, behind.kinds())
+				require.Equal(t, before.all(), behind.all())
+			})
+		})
+	}
 }
 
 func TestAHookMayUseTheLibraryAndEvenCloseTheClient(t *testing.T) {
