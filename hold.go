@@ -222,7 +222,7 @@ func (f *frame) leaked() {
 	if !f.left {
 		f.left = true
 		t.unlinkLocked(f)
-		h.leaks = append(h.leaks, f.cancel)
+		h.leaked, h.leaks = true, append(h.leaks, f.cancel)
 	}
 }
 

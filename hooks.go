@@ -129,7 +129,7 @@ type AcquireFinished struct {
 	Start     time.Time
 	Duration  time.Duration // from call to return
 	Outcome   Outcome
-	Reentrant bool  // a nested entry
+	Reentrant bool  // a nested entry, or an attempt at one
 	Depth     int   // the hold count after the entry
 	Waited    bool  // it was queued, or stood in a line
 	Wake      Wake  // what ended the wait

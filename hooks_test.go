@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -99,7 +100,7 @@ func TestAcquireHooksSayWhatHappened(t *testing.T) {
 		w.FlushAll()
 		_, err = l.Lock(section)
 		require.ErrorIs(t, err, relock.ErrLockLost)
-		require.Equal(t, relock.AcquireFinished{Name: "a", Holder: holder, Outcome: relock.OutcomeLost, Err: err}, last())
+		require.Equal(t, relock.AcquireFinished{Name: "a", Holder: holder, Outcome: relock.OutcomeLost, Reentrant: true, Err: err}, last())
 
 		cancelled, cancel := context.WithCancel(ctx)
 		cancel()
@@ -616,7 +617,7 @@ func TestEventsBehindABlockedHookAreDroppedAndCounted(t *testing.T) {
 
 func TestDroppedEventsAreToldWhileTheOverloadLasts(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
-		var seen, dropped, wanted, times atomic.Int64
+		var seen, dropped, times atomic.Int64
 		var log logbook
 		m := w.NewClient(relock.WithLogger(log.logger()), relock.WithHooks(relock.Hooks{
 			AcquireStarted: func(relock.AcquireStarted) {
@@ -630,14 +631,15 @@ func TestDroppedEventsAreToldWhileTheOverloadLasts(t *testing.T) {
 		}))
 		l := m.NewLock("a", relock.WithLocalReentry())
 		outer := enter(t, t.Context(), l)
-		for wanted.Store(1); wanted.Load() < 7*relock.EventBacklog; wanted.Add(1) {
+		wanted := 1
+		for ; wanted < 7*relock.EventBacklog; wanted++ {
 			require.NoError(t, l.Unlock(enter(t, outer, l)))
 			pass(time.Millisecond)
 		}
 		require.EqualValues(t, 2, times.Load(), "not for each event")
 		require.Positive(t, dropped.Load())
 		pass(time.Minute)
-		require.Equal(t, wanted.Load(), seen.Load()+dropped.Load(), "in the end of all")
+		require.EqualValues(t, wanted, seen.Load()+dropped.Load(), "in the end of all")
 		require.Len(t, log.about("dropped"), int(times.Load()))
 		require.NoError(t, l.Unlock(outer))
 	})
@@ -659,6 +661,48 @@ func TestAHookThatPanicsOrEndsItsGoroutineKeepsNoEventFromOthers(t *testing.T) {
 			})
 		})
 	}
+}
+
+// panicking is a hook of the go-redis client that panics at the next script once it is armed.
+type panicking struct{ armed atomic.Bool }
+
+func (p *panicking) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (p *panicking) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if strings.HasPrefix(strings.ToUpper(cmd.Name()), "EVAL") && p.armed.Swap(false) {
+			panic("a hook of go-redis")
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (p *panicking) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func TestAWaitThatAHookOfGoRedisEndsByAPanicHasAnEnd(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		m := w.NewClient(relock.WithHooks(r.Hooks()))
+		_ = enter(t, t.Context(), w.NewClient().NewLock("a"))
+		p := &panicking{}
+		m.redis.AddHook(p)
+		panicked := make(chan any)
+		go func() {
+			defer func() { panicked <- recover() }()
+			_, _ = m.NewLock("a").Lock(context.Background()) // which nothing can end: so the caller sends its command itself
+		}()
+		settle()
+		require.Len(t, eventsOf[relock.Queued](&r), 1)
+		p.armed.Store(true)
+		require.NotNil(t, <-panicked)
+		finished := eventsOf[relock.AcquireFinished](&r)
+		require.Len(t, finished, 1)
+		require.Equal(t, relock.OutcomeError, finished[0].Outcome)
+		require.True(t, finished[0].Waited)
+		require.Error(t, finished[0].Err)
+	})
 }
 
 func TestAHookMayUseTheLibraryAndEvenCloseTheClient(t *testing.T) {

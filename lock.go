@@ -177,13 +177,11 @@ func (l *Lock) acquire(ctx context.Context, wait time.Duration) (context.Context
 		a.waiting, cancel = context.WithTimeoutCause(ctx, wait, errWaitOver)
 		defer cancel()
 	}
-	err := a.enter()
-	if hooks.AcquireFinished != nil {
-		event := AcquireFinished{
-			Context: ctx, Name: l.name, Holder: a.holder, Start: start, Duration: time.Since(start), Outcome: a.outcome(err),
-			Reentrant: a.depth > 1, Depth: a.depth, Waited: a.waited, Wake: a.wake, Token: a.token, TTL: l.settings.ttl, Err: err,
-		}
-		c.events.emit(func() { hooks.AcquireFinished(event) })
+	var err error
+	if hooks.AcquireFinished == nil {
+		err = a.enter()
+	} else {
+		err = a.enterAndTell(start)
 	}
 	section := a.section
 	*a = acquiring{}
@@ -192,6 +190,23 @@ func (l *Lock) acquire(ctx context.Context, wait time.Duration) (context.Context
 		return ctx, err
 	}
 	return section, nil
+}
+
+// enterAndTell is enter, whose end the hook is told, also where a hook of the go-redis client panics.
+func (a *acquiring) enterAndTell(start time.Time) (err error) {
+	l := a.lock
+	err = errPanicked
+	defer func() {
+		outcome := a.outcome(err)
+		event := AcquireFinished{
+			Context: a.ctx, Name: l.name, Holder: a.holder, Start: start, Duration: time.Since(start), Outcome: outcome,
+			Reentrant: a.nests || outcome == OutcomeLost, Depth: a.depth, Waited: a.waited, Wake: a.wake, Token: a.token,
+			TTL: l.settings.ttl, Err: err,
+		}
+		l.client.events.emit(func() { l.settings.hooks.AcquireFinished(event) })
+	}()
+	err = a.enter()
+	return err
 }
 
 // reenter enters once more what the section of ctx has, where Redis is not asked, so that it needs nobody's turn. nil: there is
@@ -257,6 +272,7 @@ type acquiring struct {
 	traces    bool         // Redis may have something of ours
 	unsure    bool         // a command was sent that may run later than all that follows
 	late      int          // how often Redis said that we have the lock when that lease was over
+	nests     bool         // the holder has the lock already
 	refusal   *LockedError // what Redis said last
 
 	// What has come of it.
@@ -393,6 +409,7 @@ func (a *acquiring) nested(h *hold) (again bool, err error) {
 		_ = h.lose(LossExpired) // the watchdog is about to find out
 		return true, nil
 	}
+	a.nests = true
 	if !h.localReentry {
 		returned := false
 		defer func() {

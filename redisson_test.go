@@ -399,24 +399,6 @@ func TestASilentConnectionOfOneWaiterDoesNotKeepTheOthersOfItsClientOut(t *testi
 	w.awaitGone("a")
 }
 
-// panicking is a hook of the go-redis client that panics once it is armed.
-type panicking struct{ armed atomic.Bool }
-
-func (*panicking) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (p *panicking) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if ctx.Value(p) != nil && p.armed.Load() {
-			panic("a hook")
-		}
-		return next(ctx, cmd)
-	}
-}
-
-func (*panicking) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
 func TestAWaiterThatPanicsLeavesTheMessageToTheNext(t *testing.T) {
 	// The lease is long, so a wake-up that is lost would be noticed.
 	w := onShared(t)
@@ -429,13 +411,13 @@ func TestAWaiterThatPanicsLeavesTheMessageToTheNext(t *testing.T) {
 	panicked := make(chan any, 1)
 	go func() {
 		defer func() { panicked <- recover() }()
-		_, _ = l.Lock(context.WithValue(context.Background(), hook, true))
+		_, _ = l.Lock(context.Background()) // which sends by itself
 	}()
 	w.awaitAsks(asks, 2)
 	behind := w.start(t.Context(), l)
 	hook.armed.Store(true)
 	j.unlock("a")
-	require.Equal(t, "a hook", <-panicked)
+	require.Equal(t, "a hook of go-redis", <-panicked)
 	w.leave(behind.in(soon), l, soon)
 }
 

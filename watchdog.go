@@ -160,11 +160,11 @@ func (d *watchdog) look(now time.Time) (r *round, next time.Duration) {
 	full := false
 	for len(t.leases) > 0 {
 		h := t.leases[0].tenure.hold
-		leaked = h.takeLeaksLocked(leaked)
 		if !h.deadline.After(now) {
 			lost = append(lost, t.loseLocked(h, h.reasonLocked(t, now)))
 			continue
 		}
+		leaked = h.takeLeaksLocked(leaked)
 		early := h.early()
 		if t.leases[0].due > at+early {
 			break
@@ -207,7 +207,7 @@ func (d *watchdog) look(now time.Time) (r *round, next time.Duration) {
 		l.tell()
 	}
 	for _, l := range leaked {
-		l.tell(now)
+		l.tell(now.Sub(l.hold.since))
 	}
 	return r, next
 }
@@ -221,7 +221,7 @@ type leak struct {
 // takeLeaksLocked adds the leaks of h that are not reported yet.
 func (h *hold) takeLeaksLocked(all []leak) []leak {
 	for _, cancel := range h.leaks {
-		all, h.leaked = append(all, leak{h, cancel}), true
+		all = append(all, leak{h, cancel})
 	}
 	h.leaks = nil
 	return all
@@ -229,10 +229,10 @@ func (h *hold) takeLeaksLocked(all []leak) []leak {
 
 // tell reports the leak, and ends the context that nobody has: those around it know it as long as it has not ended. If no other
 // entry of the hold is worked under, its lease is not renewed, and runs out.
-func (l leak) tell(now time.Time) {
+func (l leak) tell(heldFor time.Duration) {
 	l.cancel(nil)
 	h := l.hold
-	c, heldFor := h.client, now.Sub(h.since)
+	c := h.client
 	c.events.log(h.logger, slog.LevelError, "relock: lock leaked: a context that Lock returned was dropped without Unlock",
 		slog.String("lock", h.keys.name), slog.String("holder", h.holder.String()), slog.Int64("token", h.token))
 	if h.hooks.Leaked != nil {
@@ -382,7 +382,8 @@ type loss struct {
 	held   time.Duration
 
 	deepest int
-	closed  bool // Close had told of the end of this hold
+	closed  bool   // Close had told of the end of this hold
+	leaks   []leak // that were not reported yet
 }
 
 // loseLocked ends a hold that was lost. It is told as a worker, so that Close waits for that.
@@ -391,7 +392,7 @@ func (t *table) loseLocked(h *hold, reason LossReason) *loss {
 	l := &loss{
 		hold: h,
 		err:  &LostError{Name: h.keys.name, Holder: h.holder, Token: h.token, Reason: reason},
-		held: time.Since(h.since), deepest: h.deepest, closed: h.client.isClosed(),
+		held: time.Since(h.since), deepest: h.deepest, closed: h.client.isClosed(), leaks: h.takeLeaksLocked(nil),
 	}
 	for f := h.frames; f != nil; f = f.next {
 		l.cancel = append(l.cancel, f.cancel)
@@ -412,6 +413,9 @@ func (l *loss) tell() {
 		// The last renewal may have reached Redis without our knowing: do not let it keep the lock from others. And who was
 		// granted the lock may still be first in the queue.
 		c.orphans.add(h, h.unsure)
+	}
+	for _, leak := range l.leaks {
+		leak.tell(l.held)
 	}
 	c.events.log(h.logger, slog.LevelError, "relock: lock lost", slog.String("lock", h.keys.name),
 		slog.String("holder", h.holder.String()), slog.Int64("token", h.token), slog.String("reason", string(l.err.Reason)))

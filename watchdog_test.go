@@ -746,6 +746,25 @@ func TestEachEntryThatIsDroppedIsReportedAndTheLeaseRunsOut(t *testing.T) {
 	}
 }
 
+func TestALeakIsReportedWhoeverFindsTheLossFirst(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		l := w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a")
+		outer := enter(t, t.Context(), l)
+		_ = forget(t, outer, l)
+		for range 20 {
+			runtime.GC()
+			settle()
+		}
+		require.Empty(t, eventsOf[relock.Leaked](&r), "the watchdog has not looked yet")
+		w.Del(base("a"))
+		require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
+		pass(time.Hour)
+		require.Len(t, eventsOf[relock.Lost](&r), 1)
+		require.Len(t, eventsOf[relock.Leaked](&r), 1)
+	})
+}
+
 func TestALeakIsReportedAlthoughAHoldLastsThatBeganInTheSection(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		const ttl = 30 * time.Second

@@ -366,9 +366,8 @@ func (t *Telemetry) know(lock string) {
 		for _, waited := range []bool{false, true} {
 			t.acquires.Add(bg, 0, t.with(lock, OutcomeKey.String(string(o)), ReentrantKey.Bool(false), WaitedKey.Bool(waited)))
 		}
+		t.acquires.Add(bg, 0, t.with(lock, OutcomeKey.String(string(o)), ReentrantKey.Bool(true), WaitedKey.Bool(false)))
 	}
-	t.acquires.Add(bg, 0, t.with(lock,
-		OutcomeKey.String(string(relock.OutcomeAcquired)), ReentrantKey.Bool(true), WaitedKey.Bool(false)))
 	for _, w := range wakes {
 		t.wakes.Add(bg, 0, t.with(lock, WakeKey.String(string(w))))
 	}

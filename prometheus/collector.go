@@ -203,9 +203,9 @@ func (c *Collector) know(lock string) {
 		for _, waited := range []bool{false, true} {
 			c.acquires.WithLabelValues(c.with(lock, string(o), "false", strconv.FormatBool(waited))...)
 		}
+		c.acquires.WithLabelValues(c.with(lock, string(o), "true", "false")...)
 		c.acquireTime.WithLabelValues(c.with(lock, string(o))...)
 	}
-	c.acquires.WithLabelValues(c.with(lock, string(relock.OutcomeAcquired), "true", "false")...)
 	for _, w := range wakes {
 		c.wakes.WithLabelValues(c.with(lock, string(w))...)
 	}
