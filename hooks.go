@@ -37,7 +37,7 @@ type Hooks struct {
 	Closed func(Closed)
 	// Reconnected is called when the pub/sub connection was lost and is back.
 	Reconnected func(Reconnected)
-	// Retried is called when a script is about to be sent again.
+	// Retried is called when a script is about to be sent again for a call that has had no answer, or a passing error.
 	Retried func(Retried)
 	// Dropped is called when events could not be told because a hook was slow, after all events from before that: what is
 	// counted from events is too low. While that lasts, it is called about once for each EventBacklog events that are told.

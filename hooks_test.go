@@ -323,6 +323,21 @@ func TestTheRetriedHookTellsOfEachTryThatFailed(t *testing.T) {
 	})
 }
 
+func TestWhatIsToldAsRetriedIsSent(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		m := w.NewClient(relock.WithHooks(r.Hooks()))
+		w.warm(m)
+		w.SetError("LOADING Redis is loading the dataset in memory")
+		_, err := m.NewLock("a").TryLockFor(t.Context(), 100*time.Millisecond)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		sent := m.scripts()
+		w.SetError("")
+		require.Greater(t, sent, 3)
+		require.Len(t, eventsOf[relock.Retried](&r), sent-1)
+	})
+}
+
 func TestTheClosedHookTellsOfEachHoldThatIsOpenAtClose(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		var r recorder
@@ -467,6 +482,10 @@ func TestHooksOfALockReplaceThoseOfItsClient(t *testing.T) {
 		require.NoError(t, c.NewLock("a").Do(t.Context(), func(context.Context) error { return nil }))
 		require.Len(t, clients.kinds(), 3)
 		require.Len(t, locks.kinds(), 3)
+		c.net.Once(redistest.Named("EVALSHA"), redistest.DropReply(redistest.EOF))
+		require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
+		require.Len(t, eventsOf[relock.Retried](&clients), 1, "what is sent is the client's")
+		require.Len(t, locks.kinds(), 6)
 	})
 }
 

@@ -397,6 +397,7 @@ type effort struct {
 func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 	var a answer
 	var last error // of the attempt before
+	again := false // the next attempt follows one that failed
 	eval := false
 	for attempt := 1; ; attempt++ {
 		a.sent = time.Now()
@@ -409,6 +410,10 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 		r.until = e.until // else it is answered before, or go-redis has no connection
 		if ctx.Err() != nil {
 			return a, endedAfter(ctx, last)
+		}
+		if again {
+			again = false
+			w.retried(r, attempt-1, last)
 		}
 		reply, acked, err := w.send(ctx, r, eval, e.stop)
 		if err == nil {
@@ -452,7 +457,7 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 		if w.cluster != nil {
 			w.cluster.ReloadState(ctx)
 		}
-		w.retried(r, attempt, err)
+		again = true
 		if errors.Is(sleep(ctx, e.stop, pause(attempt)), ErrClosed) {
 			return a, ErrClosed
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -45,6 +46,7 @@ type Telemetry struct {
 
 	inflight     *inflight
 	registration metric.Registration
+	begun        sync.Once
 }
 
 // Option is an option of [New].
@@ -91,7 +93,9 @@ func New(options ...Option) (*Telemetry, error) {
 	if err != nil {
 		return nil, err
 	}
-	t.begin()
+	if t.label == nil {
+		t.inflight.know("")
+	}
 	return t, nil
 }
 
@@ -203,7 +207,9 @@ func (t *Telemetry) with(lock string, attrs ...attribute.KeyValue) metric.Measur
 
 // observe is called when metrics are collected.
 func (t *Telemetry) observe(_ context.Context, o metric.Observer) error {
-	for lock, u := range t.inflight.now() {
+	now := t.inflight.now()
+	t.begun.Do(func() { t.begin(now) })
+	for lock, u := range now {
 		o.ObserveInt64(t.waiters, int64(u.waiters), t.with(lock))
 		o.ObserveInt64(t.holds, int64(u.holds), t.with(lock))
 		o.ObserveFloat64(t.maxAge, u.age.Seconds(), t.with(lock))
@@ -326,7 +332,7 @@ var (
 		relock.LossExpired, relock.LossTaken, relock.LossMaxHold, relock.LossAbandoned, relock.LossLeaked,
 	}
 	results = []string{resultOK, resultFailed, resultLost}
-	scripts = []string{"acquire", "release", "renew", "abandon", "state", "force_release", "pass"}
+	scripts = []string{"acquire", "release", "renew", "state", "force_release", "pass"}
 )
 
 const (
@@ -339,8 +345,9 @@ const (
 	resultLost   = "lost"   // Redis did not have the hold any more
 )
 
-// begin makes the counters of clients begin with 0, and those of locks where locks have no attribute.
-func (t *Telemetry) begin() {
+// begin makes the counters of clients begin with 0, and those of locks that are known. Only when metrics are collected for the
+// first time: the global meter provider may be set after New, and what is counted before that is lost.
+func (t *Telemetry) begin(known map[string]usage) {
 	bg := context.Background()
 	for _, r := range results {
 		t.renewals.Add(bg, 0, metric.WithAttributes(ResultKey.String(r)))
@@ -351,16 +358,19 @@ func (t *Telemetry) begin() {
 	t.reconnects.Add(bg, 0)
 	t.downtime.Add(bg, 0)
 	t.dropped.Add(bg, 0)
-	if t.label == nil {
-		t.know("")
+	for lock := range known {
+		t.beginLock(lock)
 	}
 }
 
 // know makes the counters of a lock attribute begin with 0.
 func (t *Telemetry) know(lock string) {
-	if !t.inflight.know(lock) {
-		return
+	if t.inflight.know(lock) {
+		t.beginLock(lock)
 	}
+}
+
+func (t *Telemetry) beginLock(lock string) {
 	bg := context.Background()
 	for _, o := range outcomes {
 		for _, waited := range []bool{false, true} {

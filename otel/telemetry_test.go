@@ -21,6 +21,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/metric"
@@ -574,6 +575,20 @@ func TestCountersBeginWithZero(t *testing.T) {
 	c.Hooks().AcquireStarted(relock.AcquireStarted{Name: "a"})
 	require.Contains(t, c.values(), `relock.leaks{lock=x}`)
 	require.Contains(t, c.values(), `relock.holds{lock=x}`)
+}
+
+func TestCountersBeginWithZeroAlsoWhereTheGlobalProviderIsSetLater(t *testing.T) {
+	before := otel.GetMeterProvider()
+	t.Cleanup(func() { otel.SetMeterProvider(before) })
+	telemetry, err := relockotel.New()
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, telemetry.Close()) })
+	c := &collected{Telemetry: telemetry, t: t, reader: sdkmetric.NewManualReader()}
+	otel.SetMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(c.reader)))
+	got := c.values()
+	for _, sample := range []string{"relock.holds", "relock.leaks", "relock.losses{reason=expired}", "relock.events.dropped"} {
+		require.Contains(t, got, sample)
+	}
 }
 
 func TestEveryHookIsUsed(t *testing.T) {

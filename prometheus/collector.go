@@ -82,7 +82,7 @@ var (
 	}
 	ends    = []string{endReleased, endLost, endClosed}
 	results = []string{resultOK, resultFailed, resultLost}
-	scripts = []string{"acquire", "release", "renew", "abandon", "state", "force_release", "pass"}
+	scripts = []string{"acquire", "release", "renew", "state", "force_release", "pass"}
 )
 
 const (
