@@ -71,10 +71,13 @@ func WithTracerProvider(p trace.TracerProvider) Option { return func(c *config) 
 func WithLockAttribute(f func(name string) string) Option { return func(c *config) { c.label = f } }
 
 // New makes a Telemetry. Make one for each meter provider. An error is that of a meter provider that refuses an
-// instrument; then nothing is registered.
+// instrument, or says that an option is nil; then nothing is registered.
 func New(options ...Option) (*Telemetry, error) {
 	var cfg config
 	for _, option := range options {
+		if option == nil {
+			return nil, errors.New("relockotel: an Option is nil; leave it out instead")
+		}
 		option(&cfg)
 	}
 	if cfg.meters == nil {

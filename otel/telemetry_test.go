@@ -690,6 +690,11 @@ func TestAMeterThatRefusesAnInstrumentIsAnError(t *testing.T) {
 	require.ErrorIs(t, err, errBadMeter)
 }
 
+func TestAnOptionThatIsNilIsAnError(t *testing.T) {
+	_, err := relockotel.New(nil)
+	require.ErrorContains(t, err, "nil")
+}
+
 func TestWithoutProvidersTheGlobalOnesAreUsed(t *testing.T) {
 	telemetry, err := relockotel.New()
 	require.NoError(t, err)

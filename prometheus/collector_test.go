@@ -332,6 +332,30 @@ func TestOneHolderInTwoLocksOfOneNameHasTwoHolds(t *testing.T) {
 	is(t, 1, value(t, c, `relock_holds`))
 }
 
+func TestOneHolderInTwoLocksOfOneNameWithoutTokensHasTwoHolds(t *testing.T) {
+	bubble(t, func(w *world) {
+		t := w.t
+		c := relockprom.New()
+		other := &world{miniredis.NewMiniRedis(), t}
+		other.ClockTTL(true)
+		t.Cleanup(other.Close)
+		one := w.client(relock.WithHooks(c.Hooks()), relock.WithRedissonLayout()).NewLock("a")
+		two := other.client(relock.WithHooks(c.Hooks()), relock.WithRedissonLayout()).NewLock("a")
+		outer := enter(t, t.Context(), one)
+		pass(time.Second)
+		inner := enter(t, outer, two)
+		pass(time.Second)
+		is(t, 2, value(t, c, `relock_holds`))
+		is(t, 2, value(t, c, `relock_hold_max_age_seconds`))
+		require.NoError(t, two.Unlock(inner))
+		synctest.Wait()
+		is(t, 1, value(t, c, `relock_holds`))
+		require.NoError(t, one.Unlock(outer))
+		synctest.Wait()
+		require.Zero(t, value(t, c, `relock_holds`))
+	})
+}
+
 func TestAHolderThatQueuesAgainBeforeItsOldWaitIsToldCountsOnce(t *testing.T) {
 	c, hooks := feed()
 	h := relock.NewHolder()

@@ -17,7 +17,8 @@ type inflight struct {
 	waiters map[waitKey]waiting
 }
 
-// holdKey names a hold. One holder can hold two locks of one name, under two prefixes, so the token is part of it.
+// holdKey names a hold. One holder can hold two locks of one name, under two prefixes, so the token is part of it. Where tokens
+// are 0 (Redisson's layout) these have one key.
 type holdKey struct {
 	name   string
 	holder relock.Holder
@@ -26,8 +27,9 @@ type holdKey struct {
 
 type openHold struct {
 	label string
-	since time.Time
+	since time.Time // of the oldest
 	ttl   time.Duration
+	more  int // of that key, besides one
 }
 
 type waitKey struct {
@@ -83,14 +85,22 @@ func (f *inflight) opened(key holdKey, h openHold) {
 		delete(f.ended, key)
 		return
 	}
+	if open, another := f.holds[key]; another {
+		h = open
+		h.more++
+	}
 	f.holds[key] = h
 }
 
 func (f *inflight) closed(key holdKey) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if _, open := f.holds[key]; open {
-		delete(f.holds, key)
+	if h, open := f.holds[key]; open {
+		if h.more--; h.more < 0 {
+			delete(f.holds, key)
+		} else {
+			f.holds[key] = h
+		}
 		return
 	}
 	if len(f.ended) >= endedLimit {
@@ -127,7 +137,7 @@ func (f *inflight) now() map[string]usage {
 	}
 	for _, h := range f.holds {
 		u, age := all[h.label], time.Since(h.since)
-		u.holds++
+		u.holds += 1 + h.more
 		u.age = max(u.age, age)
 		if h.ttl > 0 {
 			u.ageTTL = max(u.ageTTL, float64(age)/float64(h.ttl))
