@@ -44,7 +44,7 @@ type Hooks struct {
 	Dropped func(Dropped)
 }
 
-// JoinHooks makes one Hooks out of several, for [WithHooks]: each event is told to all of them, in order.
+// JoinHooks makes one Hooks out of several, for [WithHooks]: each event is told to all of them, in order, whatever panics.
 func JoinHooks(all ...Hooks) Hooks {
 	return Hooks{
 		AcquireStarted:  join(all, func(h Hooks) func(AcquireStarted) { return h.AcquireStarted }),

@@ -132,6 +132,7 @@ func TestTheOutcomeIsThatOfTheCallAndNotOfWhateverEndedItsContext(t *testing.T) 
 		lock func(t *testing.T, w *world, m *member) // b
 	}{
 		{"in a section of a lock that was lost", relock.OutcomeCanceled, func(t *testing.T, w *world, m *member) {
+			t.Helper()
 			section := enter(t, t.Context(), m.NewLock("a"))
 			w.Del(base("a"))
 			_, _ = ends(t, section)
@@ -139,6 +140,7 @@ func TestTheOutcomeIsThatOfTheCallAndNotOfWhateverEndedItsContext(t *testing.T) 
 			require.ErrorIs(t, err, relock.ErrLockLost)
 		}},
 		{"a wait that the loss of another lock ends", relock.OutcomeLocked, func(t *testing.T, w *world, m *member) {
+			t.Helper()
 			_ = enter(t, t.Context(), w.NewClient().NewLock("b"))
 			section := enter(t, t.Context(), m.NewLock("a"))
 			waiting := begin(t, section, m.NewLock("b").Lock)
@@ -147,6 +149,7 @@ func TestTheOutcomeIsThatOfTheCallAndNotOfWhateverEndedItsContext(t *testing.T) 
 			require.ErrorIs(t, err, relock.ErrLockLost)
 		}},
 		{"in a section of another client that was closed", relock.OutcomeCanceled, func(t *testing.T, w *world, m *member) {
+			t.Helper()
 			other := w.NewClient()
 			section := enter(t, t.Context(), other.NewLock("a"))
 			require.NoError(t, other.Close())
@@ -154,6 +157,7 @@ func TestTheOutcomeIsThatOfTheCallAndNotOfWhateverEndedItsContext(t *testing.T) 
 			require.ErrorIs(t, err, relock.ErrClosed)
 		}},
 		{"a sibling was refused its lock", relock.OutcomeCanceled, func(t *testing.T, w *world, m *member) {
+			t.Helper()
 			_ = enter(t, t.Context(), w.NewClient().NewLock("a"))
 			ctx, cancel := context.WithCancelCause(t.Context())
 			_, err := m.NewLock("a").TryLock(ctx)
@@ -162,6 +166,7 @@ func TestTheOutcomeIsThatOfTheCallAndNotOfWhateverEndedItsContext(t *testing.T) 
 			require.ErrorIs(t, err, relock.ErrLocked)
 		}},
 		{"in its own section that was lost", relock.OutcomeLost, func(t *testing.T, w *world, m *member) {
+			t.Helper()
 			section := enter(t, t.Context(), m.NewLock("b"))
 			w.Del(base("b"))
 			_, _ = ends(t, section)
@@ -390,6 +395,7 @@ func TestAHoldWhoseClientIsClosedHasOneEnd(t *testing.T) {
 		do   func(t *testing.T, w *world, m *member, l *relock.Lock)
 	}{
 		{"its Unlock is on the way", func(t *testing.T, w *world, m *member, l *relock.Lock) {
+			t.Helper()
 			section := enter(t, t.Context(), l)
 			m.net.DelayOneWay(0, time.Second)
 			unlock := begin(t, section, func(ctx context.Context) (context.Context, error) { return ctx, l.Unlock(ctx) })
@@ -397,6 +403,7 @@ func TestAHoldWhoseClientIsClosedHasOneEnd(t *testing.T) {
 			_ = unlock.section()
 		}},
 		{"it is unlocked while Close waits for something else", func(t *testing.T, w *world, m *member, l *relock.Lock) {
+			t.Helper()
 			_ = enter(t, t.Context(), w.NewClient().NewLock("b"))
 			waiting := begin(t, t.Context(), m.NewLock("b").Lock) // Close takes its place in the queue back
 			do := begin(t, t.Context(), func(ctx context.Context) (context.Context, error) {
@@ -409,6 +416,7 @@ func TestAHoldWhoseClientIsClosedHasOneEnd(t *testing.T) {
 			require.ErrorIs(t, err, relock.ErrClosed)
 		}},
 		{"its renewal finds it lost", func(t *testing.T, w *world, m *member, l *relock.Lock) {
+			t.Helper()
 			_ = enter(t, t.Context(), l)
 			pass(relock.DefaultTTL/3 + time.Second) // so that the script is known
 			w.Del(base("a"))

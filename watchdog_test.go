@@ -181,10 +181,12 @@ func TestAHoldSurvivesAnOutageThatEndsBeforeItsDeadline(t *testing.T) {
 func TestARenewalThatOutlastsItsHoldIsNoSuccess(t *testing.T) {
 	for name, end := range map[string]func(t *testing.T, l *relock.Lock, section context.Context){
 		"lost": func(t *testing.T, _ *relock.Lock, section context.Context) {
+			t.Helper()
 			_, cause := ends(t, section)
 			require.ErrorIs(t, cause, relock.ErrLockLost)
 		},
 		"unlocked": func(t *testing.T, l *relock.Lock, section context.Context) {
+			t.Helper()
 			pass(relock.DefaultTTL/3 + time.Second)
 			require.Error(t, l.Unlock(section))
 		},
