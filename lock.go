@@ -300,6 +300,7 @@ func (a *acquiring) enter() error {
 	for {
 		h, first := l.client.table.join(holdKey{l.keys.base, a.holder}, l, hold)
 		if first {
+			a.nests = false
 			return a.first(h)
 		}
 		if err := a.awaitTurn(h); err != nil {
