@@ -93,13 +93,6 @@ func (w *waiter) tellLocked(what word) {
 	}
 }
 
-// tellLocked makes the waiters ask Redis.
-func (s *subscription) tellLocked() {
-	for _, w := range s.waiters {
-		w.tellLocked(word{})
-	}
-}
-
 // failLocked leaves an error for the waiter, in place of any other word: asking Redis would not bring it again.
 func (w *waiter) failLocked(err error) {
 	select {
@@ -107,6 +100,13 @@ func (w *waiter) failLocked(err error) {
 	default:
 	}
 	w.tellLocked(word{err: err})
+}
+
+// tellLocked makes the waiters ask Redis.
+func (s *subscription) tellLocked() {
+	for _, w := range s.waiters {
+		w.tellLocked(word{})
+	}
 }
 
 func newHub(c *Client) *hub {
@@ -378,16 +378,22 @@ func (l *link) serve() (answered bool, err error) {
 	ps := l.rdb.Subscribe(context.Background()) // connects with the first channel
 	ctx, cancel := context.WithCancel(c.life)
 	broken := make(chan error, 1)
-	var reading chan struct{}
+	var connected, reading chan struct{}
 	defer func() {
 		cancel()
-		if reading == nil { // it may be in the making yet
-			c.workers.start(func() { _ = ps.Close() })
-			return
+		switch {
+		case reading != nil:
+			_ = ps.Close() // ends the reader
+			<-reading
+			answered = l.answered
+		case connected != nil:
+			c.workers.start(func() {
+				<-connected // until then go-redis has a mutex that Close wants
+				_ = ps.Close()
+			})
+		default:
+			_ = ps.Close()
 		}
-		_ = ps.Close() // ends the reader
-		<-reading
-		answered = l.answered
 	}()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -408,7 +414,8 @@ func (l *link) serve() (answered bool, err error) {
 		if reading != nil {
 			err = l.send(ps, subscribeLimit, p.ask)
 		} else if len(p.ask) > 0 {
-			if err = l.connect(ps, p.ask); err == nil {
+			connected = make(chan struct{})
+			if err = l.connect(ps, p.ask, connected); err == nil {
 				reading = make(chan struct{})
 				l.hear()
 				l.answered = false
@@ -570,11 +577,14 @@ func (l *link) askLocked(questions []*question) {
 }
 
 // connect is send on a connection that is made with it. To set one up, go-redis takes its own time, whatever the context says: a
-// connection that is not there in time is left to it.
-func (l *link) connect(ps *redis.PubSub, questions []*question) error {
+// connection that is not there in time is left to it, and over is closed when it is done.
+func (l *link) connect(ps *redis.PubSub, questions []*question, over chan<- struct{}) error {
 	c := l.hub.client
 	sent := make(chan error, 1)
-	c.workers.start(func() { sent <- l.send(ps, subscribeLimit, questions) })
+	c.workers.start(func() {
+		defer close(over)
+		sent <- l.send(ps, subscribeLimit, questions)
+	})
 	timer := time.NewTimer(subscribeLimit)
 	defer timer.Stop()
 	select {
