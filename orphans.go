@@ -46,7 +46,7 @@ const (
 	// queueLimit is how much longer than a lease to go on where Redis does not answer. After that the queue key has
 	// expired, unless others keep it; and then a grant to a client that is gone goes to the next.
 	queueLimit = time.Minute
-	// closeLimit is what Close spends on orphans that are not confirmed.
+	// closeLimit is what Close spends on orphans that are not confirmed, counted anew whenever some are.
 	closeLimit = time.Second
 )
 
@@ -187,32 +187,35 @@ func (o *orphans) abandon(ctx context.Context, batch []*orphan) {
 // last is what Close waits for: that each orphan is confirmed once after its commands have landed, as far as that can be
 // had within closeLimit.
 func (o *orphans) last() {
-	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
-	defer cancel()
+	until := time.Now().Add(closeLimit)
 	for {
 		o.mu.Lock()
 		batch := o.takeLocked(func(p *orphan) bool { return !p.confirmed })
 		o.mu.Unlock()
 		if len(batch) > 0 {
+			ctx, cancel := context.WithDeadline(context.Background(), until)
 			o.abandon(ctx, batch)
+			cancel()
 		}
 		o.mu.Lock()
-		if len(batch) == orphanBatch && slices.ContainsFunc(batch, func(p *orphan) bool { return p.confirmed }) {
-			o.mu.Unlock() // Redis answers, and there may be more
-			continue
+		if slices.ContainsFunc(batch, func(p *orphan) bool { return p.confirmed }) { // Redis answers
+			until = time.Now().Add(closeLimit)
+			if len(batch) == orphanBatch {
+				o.mu.Unlock() // there may be more
+				continue
+			}
 		}
 		open := slices.ContainsFunc(o.pending, func(p *orphan) bool { return !p.confirmed || p.hold.flying > 0 })
-		if !open || ctx.Err() != nil { // what is still open then ends with its lease
+		if !open || !time.Now().Before(until) { // what is still open then ends with its lease
 			o.pending, o.running = nil, false
 			o.mu.Unlock()
 			return
 		}
 		o.mu.Unlock()
-		pause := time.NewTimer(orphanFirst)
+		pause := time.NewTimer(min(orphanFirst, time.Until(until)))
 		select {
 		case <-o.wake: // one has landed
 		case <-pause.C:
-		case <-ctx.Done():
 		}
 		pause.Stop()
 	}

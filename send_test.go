@@ -365,8 +365,9 @@ func TestAHookThatPanicsInTheCallersGoroutineLeavesTheLaneFree(t *testing.T) {
 // panicOnce is a hook of the go-redis client that panics when it is armed and sees that script.
 type panicOnce struct {
 	pipelines
-	script atomic.Pointer[script]
-	after  bool // when Redis has run it
+	script   atomic.Pointer[script]
+	after    bool         // when Redis has run it
+	releases atomic.Int64 // that were answered
 }
 
 func (p *panicOnce) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
@@ -378,7 +379,11 @@ func (p *panicOnce) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 			}
 			panic("a hook")
 		}
-		return next(ctx, cmd)
+		err := next(ctx, cmd)
+		if len(cmd.Args()) > 1 && cmd.Args()[1] == releaseScript.sha && err == nil {
+			p.releases.Add(1)
+		}
+		return err
 	}
 }
 
@@ -417,11 +422,12 @@ func TestAHookThatPanicsInTheCallersGoroutineKeepsNoLock(t *testing.T) {
 			require.Panics(t, func() { _, _ = l.Lock(ctx) })
 			section := enter()
 			hook.script.Store(acquireScript)
+			before := hook.releases.Load()
 			require.Panics(t, func() { _, _ = l.Lock(context.WithoutCancel(section)) }, "a nested entry")
 			redistest.Eventually(t, 10*time.Second, func() bool {
 				s, err := l.State(ctx)
-				return err == nil && s.Count == 1
-			}, "Redis counts one entry")
+				return err == nil && s.Count == 1 && hook.releases.Load() > before
+			}, "Redis counts one entry, and was told so")
 			hook.script.Store(releaseScript)
 			require.Panics(t, func() { _ = l.Unlock(section) })
 			require.ErrorIs(t, l.Unlock(section), ErrNotHeld)
