@@ -305,7 +305,7 @@ func TestWhatSIGKILLLeavesOfTheCommandIsWaitedForAndTold(t *testing.T) {
 
 func TestACommandThatWeMustNotStopIsTold(t *testing.T) {
 	if os.Getuid() != 0 {
-		t.Skip("only root can make a program that belongs to another user")
+		t.Skip("NOT TESTED: only root can make a program that belongs to another user")
 	}
 	s := onShared(t)
 	self, err := os.Executable()
@@ -328,7 +328,7 @@ func TestACommandThatWeMustNotStopIsTold(t *testing.T) {
 	try.Env = []string{probeMode + "=root"}
 	asNobody(try)
 	if _ = try.Run(); try.ProcessState.ExitCode() != 9 {
-		t.Skip("here a program runs as whoever has started it")
+		t.Skip("NOT TESTED: here a program runs as whoever has started it")
 	}
 	nobody := func(p *program) { asNobody(p.cmd) }
 	p := startProgram(t, dir+"/relock", s.on(nobody, env(probeMode+"=root")),
