@@ -24,6 +24,7 @@ func ends(s syscall.Signal) bool { return s != unix.SIGWINCH && s != unix.SIGTST
 type child struct {
 	pid    int
 	events chan childEvent
+	kill   func(pid int, s syscall.Signal) error // the system's, but for tests
 }
 
 // childEvent says that the first process of the command was stopped, or has ended.
@@ -43,7 +44,7 @@ func (e childEvent) signalName() string {
 
 // startChild starts the command in a process group of its own, with our files and directory.
 func startChild(path string, command, env []string) (*child, error) {
-	c := &child{events: make(chan childEvent, 16)}
+	c := &child{events: make(chan childEvent, 16), kill: unix.Kill}
 	started := make(chan error, 1)
 	go c.tend(path, command, env, started)
 	return c, <-started
@@ -107,7 +108,7 @@ func isText(path string) bool {
 
 // signal reaches every process of the command that has not left its group. That nobody is left is no failure.
 func (c *child) signal(s syscall.Signal) error {
-	if err := unix.Kill(-c.pid, s); !errors.Is(err, unix.ESRCH) {
+	if err := c.kill(-c.pid, s); !errors.Is(err, unix.ESRCH) {
 		return err
 	}
 	return nil

@@ -323,6 +323,7 @@ func (r *runner) work() (code int, err error) {
 			return e.code, nil
 		case <-lost:
 			lost = nil
+			adopt() // before anything of it ends
 			kill = r.stop()
 		case <-kill:
 			kill = nil
@@ -334,7 +335,6 @@ func (r *runner) work() (code int, err error) {
 // stop tells the command to end, because the lock is lost. It returns the clock of the grace.
 func (r *runner) stop() <-chan time.Time {
 	r.lost = true
-	adopt() // before anything of it ends
 	timer := time.After(r.grace)
 	var err error
 	if r.grace > 0 {

@@ -304,9 +304,27 @@ func TestWhatSIGKILLLeavesOfTheCommandIsWaitedForAndTold(t *testing.T) {
 }
 
 func TestACommandThatWeMustNotStopIsTold(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("NOT TESTED: only root can make a program that belongs to another user")
+	t.Run("the system refuses", func(t *testing.T) {
+		section, lose := context.WithCancelCause(t.Context())
+		lose(&relock.LostError{Name: "job", Reason: relock.LossTaken})
+		var said bytes.Buffer
+		refuse := func(int, syscall.Signal) error { return syscall.EPERM }
+		r := &runner{
+			app: &app{stderr: &said}, runOptions: runOptions{grace: time.Minute}, name: "job", command: []string{"theirs"},
+			section: section, child: &child{pid: 1, kill: refuse},
+		}
+		r.stop()
+		r.killGroup()
+		require.Equal(t, 2, strings.Count(said.String(), "relock: theirs cannot be stopped: operation not permitted\n"),
+			"of SIGTERM and of SIGKILL: %s", &said)
+		require.NotContains(t, said.String(), "killing it")
+	})
+	if os.Getuid() == 0 { // who else could make a program that belongs to another user?
+		t.Run("a program of another user", aProgramOfAnotherUserIsToldWhenItMustBeStopped)
 	}
+}
+
+func aProgramOfAnotherUserIsToldWhenItMustBeStopped(t *testing.T) {
 	s := onShared(t)
 	self, err := os.Executable()
 	require.NoError(t, err)
@@ -328,7 +346,8 @@ func TestACommandThatWeMustNotStopIsTold(t *testing.T) {
 	try.Env = []string{probeMode + "=root"}
 	asNobody(try)
 	if _ = try.Run(); try.ProcessState.ExitCode() != 9 {
-		t.Skip("NOT TESTED: here a program runs as whoever has started it")
+		t.Log("not shown with a real one: here a program runs as whoever has started it")
+		return
 	}
 	nobody := func(p *program) { asNobody(p.cmd) }
 	p := startProgram(t, dir+"/relock", s.on(nobody, env(probeMode+"=root")),
