@@ -198,11 +198,12 @@ func (w *waiter) confirmation(ctx context.Context, recheck time.Duration) error 
 
 // unheard handles the word of Redis that nobody hears the waiter's channel where the lock is: our connection has just
 // died, or leads to a server that is not the master any more and lives on. The subscription is made anew, where the
-// master is now, and unheard returns when that is confirmed.
+// master is now, and unheard returns when that is confirmed. But where there is a word, that may have happened since Redis was
+// asked: then unheard returns at once, and Redis is asked again first.
 func (w *waiter) unheard(ctx context.Context, recheck time.Duration) error {
 	b, s := w.hub, w.sub
 	b.mu.Lock()
-	if s.confirmed {
+	if s.confirmed && len(w.words) == 0 {
 		s.unheard++
 		b.renewLocked(s, pause(s.unheard))
 	}

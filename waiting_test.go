@@ -465,6 +465,34 @@ func TestAPubSubConnectionThatIsEndedAsSoonAsItIsConfirmedCausesNoHotLoop(t *tes
 	w.awaitFree("a", 0)
 }
 
+// Redis says that nobody hears the waiter, and when the answer has come, somebody does again.
+func TestAnAnswerFromBeforeAPubSubConnectionWasMadeAnewDoesNotEndTheNewOne(t *testing.T) {
+	w := onShared(t)
+	w.loadScripts()
+	owner := w.peer().NewLock("a")
+	section := w.enter(t.Context(), owner, soon)
+	back := make(chan struct{}, 10)
+	p := w.peerOn(func(o *redis.Options) { o.ReadTimeout = time.Minute },
+		relock.WithHooks(relock.Hooks{Reconnected: func(relock.Reconnected) { back <- struct{}{} }}))
+	answered := make(chan struct{})
+	p.faults.On(redistest.Named("SUBSCRIBE"), redistest.Before(func([]string) { <-answered })).Skip(1)
+	p.faults.Once(w.script(luaAcquire), redistest.Before(func([]string) {
+		p.faults.CutPubSub()
+		redistest.Eventually(t, soon, func() bool { return len(redistest.Subscriptions(t, w.plain)) == 0 }, "the server has noticed")
+	})).Skip(1)
+	p.faults.Once(w.script(luaAcquire), redistest.After(func([]string, string) {
+		close(answered)
+		<-back
+	})).Skip(1)
+	waiter := w.start(t.Context(), p.NewLock("a"))
+	w.awaitWaiters("a", 1)
+	sleepUntil(time.Now().Add(100 * time.Millisecond))
+	require.Equal(t, 2, p.faults.Commands("SUBSCRIBE"), "the new connection is kept")
+	w.leave(section, owner, soon)
+	w.leave(waiter.in(soon), waiter.lock, soon)
+	w.awaitFree("a", 0)
+}
+
 // halfOpen bounds how long it takes until a silent pub/sub connection is found out and replaced.
 const halfOpen = 5 * time.Second
 
