@@ -938,7 +938,7 @@ func (b *hub) relocate(s *subscription, move int, pause time.Duration) {
 func (l *link) reset(lost bool) {
 	l.hub.mu.Lock()
 	defer l.hub.mu.Unlock()
-	l.asked, l.leave = nil, nil
+	l.asked, l.leave, l.stale = nil, nil, 0
 	now := &outage{since: time.Now()}
 	for s := range l.subs {
 		s.asked, s.confirmed, s.there = false, false, false

@@ -10,6 +10,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/internal/redistest"
 )
 
 func TestAWaiterReadsTheFirstWordUnlessTheServerRefuses(t *testing.T) {
@@ -76,6 +78,36 @@ func TestASubscriptionThatGoRedisHasMadeAnewIsAskedAfter(t *testing.T) {
 	l.confirmed("relock:{a}:me")
 	require.Len(t, w.words, 1)
 	require.Equal(t, word{}, <-w.words)
+}
+
+func TestANewPubSubConnectionIsNotReplacedForWhatTheOneBeforeWasLacking(t *testing.T) {
+	r := newRig(t)
+	b := r.client.hub
+	other, err := newKeys(DefaultPrefix, t.Name()+"2")
+	require.NoError(t, err)
+	var waiters []*waiter
+	for _, k := range []*keys{r.keys, other} {
+		w, err := b.subscribe(t.Context(), newTestHold(t, r.client, k, NewHolder()), time.Minute)
+		require.NoError(t, err)
+		waiters = append(waiters, w)
+	}
+	first, second := waiters[0], waiters[1]
+	l := first.sub.link
+	isStale := func() bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return l.stale > 0
+	}
+	renew := func(s *subscription, pause time.Duration) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.renewLocked(s, pause)
+	}
+	renew(first.sub, 300*time.Millisecond)
+	redistest.Eventually(t, time.Second, func() bool { return !isStale() }, "the link has noticed")
+	renew(second.sub, time.Minute)
+	require.NoError(t, first.confirmation(t.Context(), 5*time.Second))
+	require.NoError(t, second.confirmation(t.Context(), 5*time.Second))
 }
 
 func TestTheEndOfASubscriptionCostsTheOthersNothing(t *testing.T) {
