@@ -803,6 +803,8 @@ func TestCloseDoesNotWaitForAPubSubConnectionToAHostThatHasGone(t *testing.T) {
 	require.NoError(t, w.call(soon, p.Close))
 	require.ErrorIs(t, waiter.out(promptly), relock.ErrClosed)
 	p.faults.Heal()
+	// Until then the lock would be granted to the waiter that has gone.
+	redistest.Eventually(t, soon, func() bool { return len(redistest.Subscriptions(t, w.plain)) == 0 }, "the server has noticed")
 	w.leave(section, owner, soon)
 	w.awaitFree("a", soon)
 }
