@@ -482,9 +482,9 @@ func (w *wire) process(ctx context.Context, r *request, eval bool) (reply any, a
 	}
 	wait := command{redis.NewCmd(ctx, "WAIT", r.acks, millis(r.acksTimeout))}
 	pipe := node.Pipeline()
-	_ = pipe.Process(ctx, cmd) // queued; the error comes from Exec
+	_ = pipe.Process(ctx, cmd) // queued
 	_ = pipe.Process(ctx, wait)
-	_, _ = pipe.Exec(ctx)
+	exec(ctx, pipe)
 	if err := cmd.Err(); err != nil {
 		return nil, 0, err
 	}
@@ -492,6 +492,17 @@ func (w *wire) process(ctx context.Context, r *request, eval bool) (reply any, a
 		return nil, 0, fmt.Errorf("%w: %w", errNoAcks, err)
 	}
 	return cmd.Val(), acked, nil
+}
+
+// exec sends what is queued in pipe, and notes with each command its own reply or error. (go-redis notes with none of them what a
+// hook says instead of sending them, or Redis while a connection is made.)
+func exec(ctx context.Context, pipe redis.Pipeliner) {
+	cmds, err := pipe.Exec(ctx)
+	for _, cmd := range cmds {
+		if cmd := cmd.(command); cmd.Err() == nil && cmd.Val() == nil {
+			cmd.SetErr(err)
+		}
+	}
 }
 
 // errNoAcks says that a script has run, and that Redis then would not say how many replicas have it.
@@ -560,7 +571,7 @@ func (w *wire) pipeline(ctx context.Context, requests []request) []result {
 		}
 		pipe := w.rdb.Pipeline()
 		_ = pipe.BatchProcess(ctx, cmds...) // queued
-		_, _ = pipe.Exec(ctx)               // each command has its own error
+		exec(ctx, pipe)
 		var again []int
 		for i, n := range todo {
 			results[n].reply, results[n].err = cmds[i].(command).Result()

@@ -2009,6 +2009,62 @@ func TestWhatGoRedisSaysOfAContextThatEndsWhileACommandIsOnTheWireIsUnknown(t *t
 	})
 }
 
+// refusing is a hook of the go-redis client that sends no pipeline.
+type refusing struct {
+	pipelines
+	err error
+}
+
+func (r *refusing) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(context.Context, []redis.Cmder) error { return r.err }
+}
+
+func TestAPipelineThatIsNotSentTellsEachOfItsCommandsWhy(t *testing.T) {
+	const loading = serverError("LOADING Redis is loading the dataset in memory")
+	open := errors.New("the circuit is open")
+	for name, c := range map[string]struct {
+		says error
+		use  func(r *rig)
+	}{
+		"Redis says it while a connection is made": {loading, func(r *rig) {
+			r.use(r.server.Client(func(o *redis.Options) {
+				o.OnConnect = func(context.Context, *redis.Conn) error { return loading }
+			}))
+		}},
+		"a hook says it": {open, func(r *rig) {
+			r.use(r.server.Client())
+			r.wire.rdb.AddHook(&refusing{err: open})
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			c.use(r)
+			_, a, err := r.wire.acquire(t.Context(), r.hold(WithReplicaAcks(1, time.Millisecond)), 1, false, 0, once)
+			require.ErrorIs(t, err, c.says)
+			require.Equal(t, judge(c.says) == unknown, a.unsure)
+			for _, renewed := range r.renew(renewal{hold: r.hold(), ttl: time.Second}, renewal{hold: r.hold(), ttl: time.Second}) {
+				require.ErrorIs(t, renewed.err, c.says)
+			}
+
+			l := &r.wire.lanes
+			fillLanes(t, l)
+			const calls = 2
+			errs := make(chan error, calls)
+			for range calls {
+				go func() {
+					_, err := r.wire.state(t.Context(), r.keys, once)
+					errs <- err
+				}()
+			}
+			redistest.Eventually(t, 10*time.Second, func() bool { return l.queued() == calls }, "all are queued")
+			landLanes(l)
+			for range calls {
+				require.ErrorIs(t, <-errs, c.says)
+			}
+		})
+	}
+}
+
 func TestWhatGoRedisSaysAfterItWasClosedIsRefused(t *testing.T) {
 	r := newRig(t)
 	rdb := r.server.Client()

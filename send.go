@@ -513,7 +513,7 @@ func (w *wire) sendTogether(usual, others []*flight, eval bool) {
 	} else {
 		pipe := w.rdb.Pipeline()
 		_ = pipe.BatchProcess(ctx, cmds...) // queued
-		_, _ = pipe.Exec(ctx)               // each command has its own error
+		exec(ctx, pipe)
 	}
 	for i, f := range others {
 		f.reply, f.err = cmds[len(calls)+i].(command).Result()
