@@ -50,7 +50,9 @@ func (*runner) childStopped(syscall.Signal) {}
 func (*runner) resume()                     {}
 func (*runner) wake()                       {}
 
-func interrupt(syscall.Signal) {}
+func interrupt(syscall.Signal, bool) {}
+
+func hasKeyboard() bool { return false }
 
 func stopSelf(<-chan os.Signal) {}
 

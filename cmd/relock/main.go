@@ -44,11 +44,14 @@ const (
 )
 
 func main() {
-	code, by := execute(os.Args[1:])
-	if by != 0 {
-		interrupt(by)
+	exit := execute(os.Args[1:])
+	if exit == nil {
+		return
 	}
-	os.Exit(code)
+	if exit.by != 0 {
+		interrupt(exit.by, exit.alone)
+	}
+	os.Exit(exit.code)
 }
 
 // app is what the subcommands share.
@@ -81,8 +84,8 @@ func (s *sink) failure() error {
 	return &exitError{code: codeInternal, err: s.err}
 }
 
-// execute returns the exit code, and the signal that should end us before it comes to that, or 0.
-func execute(args []string) (code int, by syscall.Signal) {
+// execute returns how relock should exit; nil: all is done.
+func execute(args []string) *exitError {
 	redis.SetLogger(silent{}) // it would print to stderr by itself, between the lines of the command
 	stderr := newTeller(os.Stderr)
 	defer stderr.finish()
@@ -96,7 +99,7 @@ func execute(args []string) (code int, by syscall.Signal) {
 		err = a.stdout.failure()
 	}
 	if err == nil {
-		return 0, 0
+		return nil
 	}
 	a.json = a.json || asksForJSON(args) // where the parser has not come to it
 	var exit *exitError
@@ -105,7 +108,7 @@ func execute(args []string) (code int, by syscall.Signal) {
 		exit = &exitError{code: codeUsage, err: err}
 	}
 	a.report(exit)
-	return exit.code, exit.by
+	return exit
 }
 
 // strict has cobra's own commands refuse what they do not know; for them that is a success.
@@ -190,9 +193,10 @@ func version() string {
 
 // exitError is an error with the code that relock exits with. A nil err says nothing: all was said before.
 type exitError struct {
-	code int
-	err  error
-	by   syscall.Signal // from the keyboard to the command, and meant for all around it
+	code  int
+	err   error
+	by    syscall.Signal // of the keyboard: it should end us before it comes to the code; 0: none
+	alone bool           // us only: those around us have had it
 }
 
 func (e *exitError) Error() string {

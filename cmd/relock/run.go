@@ -149,8 +149,15 @@ func (r *runner) catch() {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 }
 
-// endedBy is the exit of a wait that a signal has ended, before there was a command to send it to.
-func endedBy(s syscall.Signal) error { return &exitError{code: codeSignal + int(s)} }
+// endedBy is the exit for a signal that we have had, and that has ended the wait, or the command. A shell around us that has had
+// SIGINT too goes on after a program that has not died of it.
+func endedBy(s syscall.Signal) *exitError {
+	e := &exitError{code: codeSignal + int(s)}
+	if s == syscall.SIGINT && hasKeyboard() {
+		e.by, e.alone = s, true
+	}
+	return e
+}
 
 // hold takes the lock, runs the command, and gives the lock back.
 func (r *runner) hold() error {
@@ -163,10 +170,14 @@ func (r *runner) hold() error {
 	if unlockErr := r.release(code); unlockErr != nil && err == nil {
 		err = unlockErr
 	}
-	if err == nil && code != 0 {
-		err = &exitError{code: code, by: r.pressed}
+	switch {
+	case err != nil || code == 0:
+		return err
+	case r.diedOf != 0 && r.diedOf == r.relayed:
+		return endedBy(r.diedOf)
+	default:
+		return &exitError{code: code, by: r.pressed}
 	}
-	return err
 }
 
 // take acquires the lock. A signal ends the wait.

@@ -207,22 +207,56 @@ func TestCtrlCEndsTheScriptAroundToo(t *testing.T) {
 	}
 }
 
+func TestCtrlCEndsTheScriptAroundAlsoWhereItComesToRelock(t *testing.T) {
+	s := onShared(t)
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		redistest.NotTested(t, "only bash goes on after a command that has not died of Ctrl-C, and it is not here")
+	}
+	later := filepath.Join(t.TempDir(), "later")
+	// The command has not the terminal, as its output goes elsewhere.
+	c := openConsole(t, s.on(), bash, "-c",
+		`$relock run job -- sh -c 'echo "pid <$$>" >&2; exec sleep 60' > /dev/null; echo x > "$1"`, "bash", later)
+	pid := c.pid()
+	c.press(ctrlC)
+	c.code()
+	gone(t, pid)
+	require.False(t, s.state("job").Locked())
+	require.NoFileExists(t, later, "while the command ran")
+
+	s.hold("job")
+	c = openConsole(t, s.on(), bash, "-c", `$relock run job -- echo never; echo x > "$1"`, "bash", later)
+	c.sees(`"job" is locked, waiting; 0 before this`)
+	c.press(ctrlC)
+	c.code()
+	require.Equal(t, 0, s.state("job").Waiters)
+	require.NoFileExists(t, later, "during a wait")
+}
+
 func TestASignalThatRelockHandsOnDoesNotEndTheScriptAround(t *testing.T) {
 	s := onShared(t)
-	// Not by the keyboard, but by way of relock.
-	c := openConsole(t, s.on(), "/bin/sh", "-c",
-		`$relock run job -- sh -c 'kill -INT $PPID; exec sleep 60'; echo "<$?>"`)
-	c.sees("<130>")
-	require.Equal(t, 0, c.code())
+	for _, name := range []string{"sh", "bash"} {
+		shell, err := exec.LookPath(name)
+		if err != nil {
+			continue
+		}
+		// Not by the keyboard, but by way of relock.
+		c := openConsole(t, s.on(), shell, "-c",
+			`$relock run job -- sh -c 'kill -INT $PPID; exec sleep 60'; echo "<$?>"`)
+		c.sees("<130>")
+		require.Equal(t, 0, c.code())
+	}
 }
 
 func TestCtrlCEndsAWait(t *testing.T) {
 	s := onShared(t)
 	s.hold("job")
 	c := s.shell()
-	c.press("$relock run job -- echo never; echo \"<$?>\"\n")
+	c.press("$relock run job -- echo never\n")
 	c.sees(`"job" is locked, waiting; 0 before this`)
 	c.press(ctrlC)
+	c.seesTimes("$ ", 2)
+	c.press("echo \"<$?>\"\n")
 	c.sees("<130>")
 	require.Equal(t, 0, s.state("job").Waiters)
 }

@@ -110,12 +110,27 @@ func (t *terminal) end(r *runner) {
 	_ = unix.Close(t.fd)
 }
 
-// interrupt does to our process group what the keyboard did to the command's. For us it is the end.
-func interrupt(by syscall.Signal) {
+// hasKeyboard says whether a signal of the keyboard would come to us, and to all of our group.
+func hasKeyboard() bool {
+	t := openTerminal()
+	if t == nil {
+		return false
+	}
+	defer unix.Close(t.fd)
+	return t.foreground() == unix.Getpgrp()
+}
+
+// interrupt does to our process group what the keyboard did to the command's, or to us alone what it has done to the rest of the
+// group. For us it is the end.
+func interrupt(by syscall.Signal, alone bool) {
 	if by == unix.SIGINT { // after SIGQUIT the Go runtime would say what it was doing; the exit code has to do
 		signal.Reset(by)
 	}
-	_ = unix.Kill(0, by)
+	whom := 0
+	if alone {
+		whom = unix.Getpid()
+	}
+	_ = unix.Kill(whom, by)
 	if by == unix.SIGINT {
 		const delivered = time.Second
 		<-time.After(delivered)
