@@ -95,12 +95,16 @@ const (
 	resultLost   = "lost"   // Redis did not have the hold any more
 )
 
-// New makes a Collector, for one registry to register. It counts what is told to its [Collector.Hooks].
+// New makes a Collector, for one registry to register. It counts what is told to its [Collector.Hooks]. It panics if an option is
+// nil.
 func New(options ...Option) *Collector {
 	cfg := config{
 		buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600},
 	}
 	for _, option := range options {
+		if option == nil {
+			panic("relockprom: an Option is nil; leave it out instead")
+		}
 		option(&cfg)
 	}
 	c := &Collector{label: cfg.label, inflight: newInflight()}

@@ -469,6 +469,10 @@ func TestEveryHookIsUsed(t *testing.T) {
 	}
 }
 
+func TestAnOptionThatIsNilIsToldAsSuch(t *testing.T) {
+	require.PanicsWithValue(t, "relockprom: an Option is nil; leave it out instead", func() { relockprom.New(nil) })
+}
+
 func TestDurationBucketsCanBeChosen(t *testing.T) {
 	c := relockprom.New(relockprom.WithDurationBuckets(1, 2))
 	c.Hooks().Released(relock.Released{Name: "a", Holder: relock.NewHolder(), Held: 1500 * time.Millisecond})
