@@ -96,6 +96,7 @@ type runner struct {
 	lock    *relock.Lock
 	signals chan os.Signal
 	conts   chan os.Signal     // SIGCONT
+	told    chan struct{}      // for each call that has asked for the lock: its hooks were called
 	quit    context.CancelFunc // ends the section's context, when all is over
 
 	section context.Context // once the lock is ours
@@ -113,12 +114,12 @@ type runner struct {
 
 // run is the subcommand.
 func (a *app) run(name string, command []string, o runOptions) error {
-	r := &runner{app: a, runOptions: o, name: name, command: command}
+	r := &runner{app: a, runOptions: o, name: name, command: command, told: make(chan struct{}, 1)}
 	var err error
 	if r.path, err = lookUp(command[0]); err != nil { // before anybody has to wait for us
 		return err
 	}
-	options := []relock.Option{relock.WithTTL(o.ttl), relock.WithHooks(relock.Hooks{Queued: r.queued})}
+	options := []relock.Option{relock.WithTTL(o.ttl), relock.WithHooks(r.hooks())}
 	if o.maxHold != 0 {
 		options = append(options, relock.WithMaxHold(o.maxHold))
 	}
@@ -230,6 +231,7 @@ func (r *runner) take() error {
 // a wrong address would look like a busy lock for ever, so there the first answer must come.
 func (r *runner) acquire(ctx context.Context) (context.Context, error) {
 	if r.waitSet && !r.noWait {
+		defer r.afterHooks()
 		return r.lock.TryLockFor(ctx, r.wait)
 	}
 	section, err := r.tryOnce(ctx)
@@ -241,6 +243,7 @@ func (r *runner) acquire(ctx context.Context) (context.Context, error) {
 		return section, &exitError{code: codeBusy, err: fmt.Errorf("%q is held by the relock run around this one, "+
 			"so without --wait it would wait for its own end", r.name)}
 	}
+	defer r.afterHooks()
 	return r.lock.Lock(ctx)
 }
 
@@ -248,6 +251,7 @@ func (r *runner) acquire(ctx context.Context) (context.Context, error) {
 func (r *runner) tryOnce(ctx context.Context) (context.Context, error) {
 	asking, cancel := context.WithCancelCause(ctx)
 	limit := time.AfterFunc(r.conn.timeout, func() { cancel(context.DeadlineExceeded) })
+	defer r.afterHooks()
 	section, err := r.lock.TryLock(asking)
 	if !limit.Stop() && err == nil {
 		// The limit came at the same moment, and has ended the section's context.
@@ -256,6 +260,13 @@ func (r *runner) tryOnce(ctx context.Context) (context.Context, error) {
 	}
 	return section, err
 }
+
+func (r *runner) hooks() relock.Hooks {
+	return relock.Hooks{Queued: r.queued, AcquireFinished: func(relock.AcquireFinished) { r.told <- struct{}{} }}
+}
+
+// afterHooks waits until the hooks of a call that asked for the lock were called: what we say of its end comes after what they say.
+func (r *runner) afterHooks() { <-r.told }
 
 // queued is told when the wait begins. The first to know is a person at a terminal.
 func (r *runner) queued(q relock.Queued) {

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -152,6 +153,53 @@ func TestAWaitIsToldWithItsPlaceInTheQueue(t *testing.T) {
 	require.Equal(t, 0, first.code())
 	require.Equal(t, 0, second.code())
 	require.Positive(t, first.event("acquired")["waited_ms"])
+}
+
+// lateWriter keeps lines that say "waiting" back until another has come, or a moment has passed.
+type lateWriter struct {
+	mu    sync.Mutex
+	lines []string
+	other chan struct{} // another has come
+	begun func()        // called when one says "waiting"
+}
+
+func (w *lateWriter) Write(line []byte) (int, error) {
+	if strings.Contains(string(line), `"event":"waiting"`) {
+		w.begun()
+		select {
+		case <-w.other:
+		case <-time.After(300 * time.Millisecond):
+		}
+	} else {
+		select {
+		case w.other <- struct{}{}:
+		default:
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.lines = append(w.lines, string(line))
+	return len(line), nil
+}
+
+func TestThatARunWaitsIsToldBeforeItsEnd(t *testing.T) {
+	s := onShared(t)
+	release := s.hold("job")
+	w := &lateWriter{other: make(chan struct{}, 1), begun: release}
+	r := &runner{
+		app: &app{json: true, stderr: w, conn: connection{timeout: soon}}, runOptions: runOptions{waitSet: true, wait: soon}, name: "job", told: make(chan struct{}, 1),
+	}
+	client, err := relock.New(s.rdb, relock.WithHooks(r.hooks()))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = client.Close() })
+	r.lock = client.NewLock("job")
+	require.NoError(t, r.take())
+	defer r.quit()
+	require.NoError(t, r.release(0))
+	require.Len(t, w.lines, 3)
+	for i, event := range []string{"waiting", "acquired", "released"} {
+		require.Contains(t, w.lines[i], `"event":"`+event+`"`)
+	}
 }
 
 func TestASignalEndsAWaitAndLeavesNothingInRedis(t *testing.T) {
