@@ -64,7 +64,14 @@ func run(ctx context.Context, out io.Writer, redisURL string) error {
 	fmt.Fprintf(out, "Redis at %s, keys begin with %s\n", options.Addr, prefix)
 
 	d := &demo{out: out, options: options, prefix: prefix, store: &store{stock: map[string]int{}}}
-	return errors.Join(d.sales(ctx), d.busy(ctx))
+	err := d.sales(ctx)
+	if err == nil {
+		err = d.busy(ctx)
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx) // once, and not what each request makes of it
+	}
+	return err
 }
 
 // instance is one process of the service: a web server, and a client of its own for the locks.
@@ -121,7 +128,12 @@ func (d *demo) startTwo(ctx context.Context, c config) (two [2]*instance, stop f
 			return two, nil, err
 		}
 	}
-	return two, func() { two[0].stop(); two[1].stop() }, nil
+	return two, func() {
+		// The buyers leave first: Shutdown waits 5 s for those that have connected and asked for nothing yet.
+		http.DefaultClient.CloseIdleConnections()
+		two[0].stop()
+		two[1].stop()
+	}, nil
 }
 
 // stop ends the instance in the order in which a service should: first no more requests, then the locks, then Redis.

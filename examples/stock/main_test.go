@@ -4,11 +4,15 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
@@ -57,4 +61,34 @@ func TestItIsTheSameOnAServer(t *testing.T) {
 	var out bytes.Buffer
 	require.NoError(t, run(ctx, &out, server.URL()), "%s", &out)
 	require.Contains(t, out.String(), "25 sold, 35 told it is sold out, 0 left")
+}
+
+func TestAnInterruptIsToldOnce(t *testing.T) {
+	redistest.NoGoroutineLeft(t, "redis/go-redis", "alicebob/miniredis")
+	server := miniredis.RunT(t)
+	ctx, interrupt := context.WithCancelCause(t.Context())
+	cause := errors.New("interrupted")
+	go func() {
+		for len(server.Keys()) == 0 {
+			runtime.Gosched()
+		}
+		interrupt(cause) // one has the lock, the others wait
+	}()
+	require.Equal(t, cause, run(ctx, io.Discard, "redis://"+server.Addr()))
+}
+
+func TestBuyersThatHaveConnectedAndNotAskedDoNotHoldUpTheEnd(t *testing.T) {
+	redistest.NoGoroutineLeft(t, "redis/go-redis", "alicebob/miniredis")
+	server := miniredis.RunT(t)
+	d := &demo{out: io.Discard, options: &redis.Options{Addr: server.Addr()}, store: &store{stock: map[string]int{}}}
+	ctx, interrupt := context.WithCancel(t.Context())
+	go func() {
+		for d.store.get("shirt") == 0 {
+			runtime.Gosched()
+		}
+		interrupt() // they are just connecting
+	}()
+	began := time.Now()
+	require.Error(t, d.sales(ctx))
+	require.Less(t, time.Since(began), 4*time.Second) // Shutdown waits 5 s for them
 }
