@@ -123,5 +123,5 @@ clean: ## Remove what builds, profiles and servers leave in the tree, and cached
 	find . \( -path ./.git -o -name testdata \) -prune -o -type f \
 		\( -name '*.test' -o -name '*.prof' -o -name '*.out' -o -name '*.rdb' -o -name '*.aof' \
 		-o -name '*.trail' -o -path './model/pan*' \) -exec rm -f {} +
-	rm -rf interop/redisson/java/target
+	rm -rf model/.build interop/redisson/java/target
 	$(GO) clean -testcache
