@@ -12,7 +12,7 @@ BENCH     ?= .
 BENCHTIME ?= 1s
 BENCHFLAGS ?=
 RUN       ?=
-EXAMPLES  ?= ./examples/quickstart
+EXAMPLES  ?= ./examples/quickstart ./examples/nested ./examples/stock
 MVNFLAGS  ?= -q -B -ntp -Dstyle.color=never
 
 # A test that needs a server fails without one. Run by hand, without make, it skips and says so.
@@ -81,7 +81,7 @@ modules: ## Tests of the nested modules with the race detector, but those that n
 		echo "test $$m"; (cd "$$m" && $(GOTEST) ./...) || exit 1; \
 	done
 
-examples: ## Run the examples that need no server
+examples: ## Run the examples of the root module, without a server
 	@unset REDIS_URL; for e in $(EXAMPLES); do \
 		echo "run $$e"; $(GO) run "$$e" || exit 1; \
 	done
