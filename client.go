@@ -152,7 +152,8 @@ func (c *Client) NewLock(name string, options ...Option) *Lock {
 // still works. When Close returns, every goroutine and connection of the client is gone, and the hooks have seen every
 // event before it; a hook that does not return is waited for 5 s, and left. On a server that answers, that is a matter of
 // milliseconds. On one that is silent it takes until go-redis gives up the commands that are on the wire: its ReadTimeout, and
-// four times that for new connections; where not even dialling gets an answer, what its DialTimeout and DialerRetries allow.
+// up to four times that for new connections; where not even dialling gets an answer, what its DialTimeout and DialerRetries
+// allow. Calls of Unlock that are trying to reach Redis then can hold it up until they give up (10 s).
 //
 // Closing twice is allowed; both calls wait. It always returns nil.
 func (c *Client) Close() error {
