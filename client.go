@@ -129,7 +129,7 @@ func (c *Client) checkAcks(s settings) error {
 // slot; other names get one ("x" and "{x}" are the same lock). [WithRedissonLayout], every name is used as it is, and in a
 // cluster one whose key and channel Redisson would put into different slots is wrong.
 //
-// A wrong name or option is told by every method of the lock ([ErrInvalid]), and by [Lock.Err].
+// A wrong name or option is told by every method of the lock that returns an error ([ErrInvalid]), and by [Lock.Err].
 func (c *Client) NewLock(name string, options ...Option) *Lock {
 	l := &Lock{client: c, name: name, settings: &c.settings}
 	if len(options) > 0 {

@@ -17,7 +17,7 @@ var (
 	ErrLocked = errors.New("relock: locked by another holder")
 
 	// ErrNotHeld says that the context carries no open entry of this lock: it was never locked with this context,
-	// or that entry was unlocked already. Nothing was changed.
+	// or that entry was unlocked already. Of [Lock.ForceUnlock]: nobody has the lock. Nothing was changed.
 	ErrNotHeld = errors.New("relock: not held by this context")
 
 	// ErrLockLost says that the lock was held and is not any more, without an Unlock: its lease ran out, or somebody

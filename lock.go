@@ -32,7 +32,7 @@ type Lock struct {
 func (l *Lock) Name() string { return l.name }
 
 // Err returns what is wrong with the name or the options ([ErrInvalid]), nil if nothing is. Every other method of such a
-// lock returns it too.
+// lock that returns an error returns this one.
 func (l *Lock) Err() error { return l.err }
 
 // Do runs fn while it holds the lock l: it locks, runs fn with the section's context, and unlocks, also when fn panics.
