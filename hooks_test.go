@@ -156,6 +156,30 @@ func TestTheOutcomeIsThatOfTheCallAndNotOfWhateverEndedItsContext(t *testing.T) 
 			_, err := m.NewLock("b").Lock(section)
 			require.ErrorIs(t, err, relock.ErrClosed)
 		}},
+		{"a wait that another client's Close ends", relock.OutcomeLocked, func(t *testing.T, w *world, m *member) {
+			t.Helper()
+			_ = enter(t, t.Context(), w.NewClient().NewLock("b"))
+			other := w.NewClient()
+			waiting := begin(t, enter(t, t.Context(), other.NewLock("a")), m.NewLock("b").Lock)
+			require.NoError(t, other.Close())
+			_, err := waiting.result()
+			require.ErrorIs(t, err, relock.ErrLocked)
+			require.ErrorIs(t, err, relock.ErrClosed)
+			require.ErrorIs(t, err, context.Canceled)
+		}},
+		{"another client's Close ends the tries to reach Redis", relock.OutcomeCanceled, func(t *testing.T, w *world, m *member) {
+			t.Helper()
+			w.warm(m)
+			other := w.NewClient()
+			section := enter(t, t.Context(), other.NewLock("a"))
+			w.SetError("LOADING Redis is loading the dataset in memory")
+			waiting := begin(t, section, m.NewLock("b").Lock)
+			pass(3*time.Second + time.Millisecond) // it pauses between two tries
+			require.NoError(t, other.Close())
+			_, err := waiting.result()
+			require.ErrorIs(t, err, relock.ErrClosed)
+			require.ErrorIs(t, err, context.Canceled)
+		}},
 		{"a sibling was refused its lock", relock.OutcomeCanceled, func(t *testing.T, w *world, m *member) {
 			t.Helper()
 			_ = enter(t, t.Context(), w.NewClient().NewLock("a"))

@@ -742,7 +742,7 @@ func (a *acquiring) failed(err error) error {
 	switch {
 	case refused && (err == nil || errors.Is(err, errWaitOver) && a.ctx.Err() == nil):
 		return a.refusal
-	case refused && a.ctx.Err() != nil && !errors.Is(err, ErrClosed):
+	case refused && a.ctx.Err() != nil && !(errors.Is(err, ErrClosed) && a.lock.client.isClosed()):
 		refusal := *a.refusal // others may read this one
 		refusal.Err = err
 		return &refusal

@@ -458,7 +458,7 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 			w.cluster.ReloadState(ctx)
 		}
 		again = true
-		if errors.Is(sleep(ctx, e.stop, pause(attempt)), ErrClosed) {
+		if sleep(ctx, e.stop, pause(attempt)) == ErrClosed { //nolint:errorlint // as it is: ctx may have ended with that of another client
 			return a, ErrClosed
 		}
 	}
