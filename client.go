@@ -159,10 +159,13 @@ func (c *Client) NewLock(name string, options ...Option) *Lock {
 func (c *Client) Close() error {
 	c.closeOnce.Do(func() {
 		c.workers.close()
-		cancels := c.table.close(c)
+		cancels, leaks := c.table.close(c)
 		c.wire.lanes.close()
 		for _, cancel := range cancels {
 			cancel(ErrClosed)
+		}
+		for _, l := range leaks {
+			l.tell(time.Since(l.hold.since))
 		}
 	})
 	c.workers.wait()

@@ -457,12 +457,14 @@ type holdKey struct {
 func newTable() *table { return &table{start: time.Now(), holds: make(map[holdKey]*hold)} }
 
 // close closes c, and tells so of every hold that is not over: that was its end, for the hooks, and no other is told. All in one
-// section under the mutex, so each hold ends before, or is told of here. It returns how the contexts of the sections end.
-func (t *table) close(c *Client) (cancels []context.CancelCauseFunc) {
+// section under the mutex, so each hold ends before, or is told of here. It returns how the contexts of the sections end, and the
+// leaks that the watchdog has not come to.
+func (t *table) close(c *Client) (cancels []context.CancelCauseFunc, leaks []leak) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c.end()
 	for _, h := range t.holds {
+		leaks = h.takeLeaksLocked(leaks)
 		for f := h.frames; f != nil; f = f.next {
 			cancels = append(cancels, f.cancel)
 		}
@@ -473,7 +475,7 @@ func (t *table) close(c *Client) (cancels []context.CancelCauseFunc) {
 			c.events.emit(func() { h.hooks.Closed(event) })
 		}
 	}
-	return cancels
+	return cancels, leaks
 }
 
 // join returns the hold of a holder in a lock. first: there was none, so it is a new one, and it is the caller's turn. id is what

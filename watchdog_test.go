@@ -767,6 +767,25 @@ func TestALeakIsReportedWhoeverFindsTheLossFirst(t *testing.T) {
 	})
 }
 
+func TestALeakIsReportedByCloseIfTheWatchdogHasNotComeToIt(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		m := w.NewClient(relock.WithHooks(r.Hooks()))
+		request := &overheard{Context: context.Background(), done: make(chan struct{})}
+		holder := forget(t, request, m.NewLock("a"))
+		for range 20 {
+			runtime.GC()
+			settle()
+		}
+		require.Empty(t, eventsOf[relock.Leaked](&r), "the watchdog has not looked yet")
+		require.NoError(t, m.Close())
+		leaks := eventsOf[relock.Leaked](&r)
+		require.Len(t, leaks, 1)
+		require.Equal(t, holder, leaks[0].Holder)
+		require.Zero(t, request.heard.Load(), "the request's context has nothing of the section any more")
+	})
+}
+
 func TestALeakIsReportedAlthoughAHoldLastsThatBeganInTheSection(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		const ttl = 30 * time.Second
