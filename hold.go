@@ -135,18 +135,20 @@ func margin(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Milliseco
 // safeUntil is the deadline of a lease that was set by a command sent at that time.
 func safeUntil(sent time.Time, ttl time.Duration) time.Time { return sent.Add(ttl - margin(ttl)) }
 
-// turn waits for the step until then, also with a context that is done.
-func (h *hold) turn(ctx context.Context, until time.Time) error {
+// turn waits for the step until then, whatever context has ended, or until stop is closed.
+func (h *hold) turn(stop <-chan struct{}, until time.Time) error {
 	select {
 	case h.step <- struct{}{}:
 		return nil
 	default:
 	}
-	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), until)
+	ctx, cancel := context.WithDeadline(context.Background(), until)
 	defer cancel()
 	select {
 	case h.step <- struct{}{}:
 		return nil
+	case <-stop:
+		return ErrClosed
 	case <-ctx.Done():
 		return ended(ctx)
 	}
@@ -259,7 +261,7 @@ func (h *hold) leave(ctx context.Context, f *frame, until time.Time) error {
 	if h.localReentry && t.leaveInner(h, f) {
 		return nil
 	}
-	noTurn := h.turn(ctx, until)
+	noTurn := h.turn(nil, until)
 	if noTurn == nil {
 		defer h.endTurn()
 	}
@@ -380,8 +382,8 @@ func (h *hold) settle() {
 
 // settleUntil is settle for one lease, and says whether it has come to an end.
 func (h *hold) settleUntil(until time.Time) bool {
-	t, ctx := h.client.table, context.Background()
-	if h.turn(ctx, until) != nil {
+	t, stop := h.client.table, h.client.closed
+	if h.turn(stop, until) != nil {
 		return false
 	}
 	defer h.endTurn()
@@ -391,7 +393,7 @@ func (h *hold) settleUntil(until time.Time) bool {
 	if state != held || count == 0 {
 		return true
 	}
-	there, answer, err := h.client.wire.release(ctx, h, count, effort{stop: h.client.closed, until: until})
+	there, answer, err := h.client.wire.release(context.Background(), h, count, effort{stop: stop, until: until})
 	if err != nil {
 		return false
 	}

@@ -2366,6 +2366,28 @@ func TestCloseDuringCallsOfEveryKindLeavesNothingBehind(t *testing.T) {
 	})
 }
 
+func TestCloseDoesNotWaitForAnUnlockThatHasTheTurnOfItsHold(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClientOn(func(o *redis.Options) { o.ReadTimeout = time.Second }, relock.WithTTL(5*time.Minute))
+		l := m.NewLock("a")
+		section := enter(t, t.Context(), l)
+		m.net.Partition()
+		ctx, cancel := context.WithTimeout(section, 2*time.Second)
+		defer cancel()
+		inner := begin(t, ctx, l.Lock) // what it may have counted is to be settled, behind the Unlock
+		unlock := begin(t, section, func(ctx context.Context) (context.Context, error) { return ctx, l.Unlock(ctx) })
+		_, err := inner.result()
+		require.ErrorIs(t, err, context.Canceled)
+		begun := time.Now()
+		require.NoError(t, m.Close())
+		require.LessOrEqual(t, time.Since(begun), time.Second, "what is on the wire ends with its ReadTimeout")
+		require.True(t, unlock.waits())
+		m.net.Heal()
+		_ = unlock.section()
+		w.requireNothingLeft("a")
+	})
+}
+
 func TestTryLockReturnsWhereRoundTripsAreLongerThanTheLease(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClientOn(func(o *redis.Options) { o.ReadTimeout = 10 * time.Second }, relock.WithTTL(relock.MinTTL))
