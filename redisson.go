@@ -387,11 +387,11 @@ func (p *race) suspect() {
 // wake returns when Redis should be asked. silent: because it is time to, and nothing was heard.
 func (r *redisson) wake(p *race, a *acquiring, h *hold) (silent bool, err error) {
 	a.wake = WakeNone
-	if hears, err := r.listen(p, a, h); !hears {
-		return false, err
-	}
 	if latest := time.Now().Add(max(h.ttl, redissonUnknown)); p.due.After(latest) { // as redissonRecheck has it for this call
 		p.due = latest
+	}
+	if hears, err := r.listen(p, a, h); !hears {
+		return false, err
 	}
 	var words [2]chan word // one that is nil never has anything
 	for i, w := range p.ears {

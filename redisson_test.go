@@ -628,22 +628,27 @@ func TestALockThatIsFreedWithoutAMessageIsFoundFree(t *testing.T) {
 }
 
 func TestWhoWaitsBehindALongLeaseOfItsClientAsksInTimeToo(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		m := w.NewClient(inRedisson()...)
-		long, short := m.NewLock("a", relock.WithFixedLease(time.Hour)), m.NewLock("a", relock.WithTTL(time.Second))
-		w.HSet("a", "f47ac10b-58cc-4372-a567-0e02b2c3d479:42", "1")
-		w.SetTTL("a", 5*time.Second)
-		owner := begin(t, t.Context(), long.Lock)
-		waiter := begin(t, t.Context(), short.Lock)
-		pass(6 * time.Second)
-		section := owner.section()
-		require.True(t, waiter.waits())
-		w.Del("a") // without a message
-		freed := time.Now()
-		require.NoError(t, short.Unlock(waiter.section()))
-		require.LessOrEqual(t, time.Since(freed), 11*time.Second)
-		require.ErrorIs(t, long.Unlock(section), relock.ErrLockLost)
-	})
+	for _, pubsub := range []bool{true, false} {
+		fake(t, func(t *testing.T, w *world) {
+			m := w.NewClient(inRedisson()...)
+			if !pubsub {
+				m.net.On(redistest.Named("SUBSCRIBE"), redistest.CutBefore(redistest.EOF))
+			}
+			long, short := m.NewLock("a", relock.WithFixedLease(time.Hour)), m.NewLock("a", relock.WithTTL(time.Second))
+			w.HSet("a", "f47ac10b-58cc-4372-a567-0e02b2c3d479:42", "1")
+			w.SetTTL("a", 5*time.Second)
+			owner := begin(t, t.Context(), long.Lock)
+			waiter := begin(t, t.Context(), short.Lock)
+			pass(6 * time.Second)
+			section := owner.section()
+			require.True(t, waiter.waits())
+			w.Del("a") // without a message
+			freed := time.Now()
+			require.NoError(t, short.Unlock(waiter.section()))
+			require.LessOrEqual(t, time.Since(freed), 11*time.Second, "with pub/sub: %t", pubsub)
+			require.ErrorIs(t, long.Unlock(section), relock.ErrLockLost)
+		})
+	}
 }
 
 func TestHooksInRedissonsLayoutTellOfTheWait(t *testing.T) {
