@@ -350,6 +350,9 @@ func (r *redisson) run(p *race, a *acquiring, h *hold) error {
 			if done {
 				return err
 			}
+			if runner {
+				p.due = time.Time{} // the lease was over before we could enter, and nobody tells us of that
+			}
 			continue
 		}
 		a.refusedBy(h, reply)

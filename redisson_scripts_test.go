@@ -465,6 +465,35 @@ func TestInRedissonsLayoutAUserWhoMayNotPublishIsTold(t *testing.T) {
 	}
 }
 
+func TestInRedissonsLayoutAWaiterWhoseLeaseIsOverBeforeItEntersAsksAgainAtOnce(t *testing.T) {
+	const ttl = time.Second
+	r := newRedissonRig(t, redistest.Shared(t).Client())
+	require.NoError(t, r.rdb.HSet(t.Context(), r.lock.Name(), javaHolder, 1).Err())
+	require.NoError(t, r.rdb.PExpire(t.Context(), r.lock.Name(), time.Minute).Err())
+	queued := make(chan struct{})
+	l := r.client.NewLock(r.lock.Name(), WithTTL(ttl), WithHooks(Hooks{Queued: func(Queued) { close(queued) }}))
+	waiter := make(chan error, 1)
+	go func() { waiter <- l.Do(t.Context(), func(context.Context) error { return nil }) }()
+	<-queued
+	redistest.Eventually(t, 5*time.Second, func() bool { return r.client.hub.hears(l.keys.topic) }, "it hears the channel")
+	<-time.After(ttl / 5) // and has asked since, and sleeps
+
+	table := r.client.table
+	table.mu.Lock() // nobody enters meanwhile, as if the process stood still
+	freed := r.rdb.Del(t.Context(), l.Name()).Err()
+	told := r.rdb.Publish(t.Context(), l.keys.topic, "0").Err()
+	<-time.After(ttl + ttl/5) // longer than the lease that it is given
+	table.mu.Unlock()
+	require.NoError(t, freed)
+	require.NoError(t, told)
+	select {
+	case err := <-waiter:
+		require.NoError(t, err)
+	case <-time.After(5 * time.Second):
+		require.Fail(t, "it sleeps although the lock is free")
+	}
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Names.
 
