@@ -145,7 +145,7 @@ func TestOthersAreToldToWhomALockWasPassedAndItStaysTheFirstOnes(t *testing.T) {
 }
 
 func TestANoteOfAPassEndsWithItsLock(t *testing.T) {
-	for _, how := range []string{"release", "release to a waiter", "abandon", "force"} {
+	for _, how := range []string{"release", "release to a waiter", "release to a waiter that wants tokens too", "abandon", "force"} {
 		t.Run(how, func(t *testing.T) {
 			r := newRig(t)
 			h := r.apart(10)
@@ -162,6 +162,13 @@ func TestANoteOfAPassEndsWithItsLock(t *testing.T) {
 				require.True(t, r.release(h, 0))
 				_, token := r.granted(ps)
 				left = map[string]string{next.id: "1", "token": strconv.FormatInt(token, 10)}
+			case "release to a waiter that wants tokens too":
+				ps := r.listen("a")
+				next := r.apart(10)
+				require.Equal(t, acquireQueued, r.join(next, "a", 0).status)
+				require.True(t, r.release(h, 0))
+				r.granted(ps)
+				left = map[string]string{next.id: "1"}
 			case "abandon":
 				r.abandon(h, "me")
 			case "force":

@@ -380,7 +380,14 @@ func TestALockIsGoneWithItsOwnerAlsoForAUserWhoMayNotDelete(t *testing.T) {
 	once, twice, later := c.at(0).enter(), c.at(1).enter(), c.at(2).enter()
 	require.Equal(t, acquireOurs, c.at(1).ask(twice, 2).status)
 	require.True(t, c.at(1).release(twice, 1))
-	require.Contains(t, c.at(1).look().hash, "step", "something is noted beside the owner")
+	require.True(t, c.at(1).pass(twice, 1, "x:1:1"))
+	c.at(1).waiter("gone")
+	require.NoError(t, r.rdb.Del(t.Context(), c.keys[1].queue).Err())
+	for _, field := range []string{"step", "as", "next", "token"} {
+		there, err := r.rdb.HExists(t.Context(), c.keys[1].base, field).Result()
+		require.NoError(t, err)
+		require.True(t, there, field+" is noted beside the owner")
+	}
 	got := c.together(c.exit(once), c.exit(twice), c.exit(later), c.exit(c.at(2).hold()))
 	c.requireCalls("evalsha many")
 	for i, o := range got {
@@ -390,6 +397,22 @@ func TestALockIsGoneWithItsOwnerAlsoForAUserWhoMayNotDelete(t *testing.T) {
 	}
 	for i := range c.keys {
 		require.False(t, c.at(i).exists(c.keys[i].base))
+	}
+}
+
+func TestAReplicaThatDoesNotKnowAHoldIsNotBelievedInACallForManyEither(t *testing.T) {
+	for what, held := range map[string]bool{"all it takes are free": false, "one that it takes is held": true} {
+		t.Run(what, func(t *testing.T) {
+			c := newCrowd(t, newRigOn(t, redistest.Start(t)), 2)
+			if held {
+				c.at(1).enter()
+			}
+			require.NoError(t, c.rdb.ReplicaOf(t.Context(), "127.0.0.1", "1").Err())
+			t.Cleanup(func() { require.NoError(t, c.rdb.ReplicaOf(context.Background(), "NO", "ONE").Err()) })
+			got := c.together(c.exit(c.at(0).hold()), c.entry(c.at(1).hold()))
+			require.ErrorContains(t, got[0].err, "READONLY")
+			require.Equal(t, passing, judge(got[0].err))
+		})
 	}
 }
 

@@ -1141,6 +1141,24 @@ func TestAHandOverIsPreparedForTheFirstOneWhoeverComesOrGoes(t *testing.T) {
 	r.nothingElse(ps)
 }
 
+// One that wants tokens is not prepared for, and comes back to a place before one that was.
+func TestAHandOverThatWasPreparedEndsWhereTheFirstOneCannotBePreparedFor(t *testing.T) {
+	r := newRig(t)
+	ps := r.listen("a")
+	owner := r.enter()
+	late := r.waiter("a")
+	require.Equal(t, r.member(late, "a"), r.preparedFor())
+	early := r.apart(10)
+	require.Zero(t, r.join(early, "a", 1).position)
+	require.Empty(t, r.preparedFor())
+	for _, next := range []*hold{early, late} {
+		require.True(t, r.release(owner, 0))
+		granted, _ := r.granted(ps)
+		require.Equal(t, next.id, granted)
+		owner = next
+	}
+}
+
 func TestAPreparedHandOverToAClientThatIsGoneGoesToTheNext(t *testing.T) {
 	r := newRig(t)
 	ps := r.listen("here")
