@@ -383,6 +383,20 @@ func TestALateLockThatNobodyWantsIsTakenBackLongBeforeItsLeaseEnds(t *testing.T)
 	w.awaitFree("a", soon)
 }
 
+func TestALateFirstTryOfALockThatIsUnlockedByThenIsTakenBackLongBeforeItsLeaseEnds(t *testing.T) {
+	w := onShared(t)
+	p := w.peer() // 30 s
+	l := p.NewLock("a")
+	stuck := p.faults.Once(w.script(luaAcquire), redistest.Hold())
+	abandoned := w.counter(p, luaAbandon)
+	w.leave(w.enter(t.Context(), l, soon), l, soon)
+	redistest.Eventually(t, soon, func() bool { return abandoned() >= 2 }, "it is abandoned, more than once")
+	w.awaitFree("a", 0)
+
+	require.Positive(t, tokenOf(t, stuck.Release(t)[0]), "it got the lock, for nobody")
+	w.awaitFree("a", soon)
+}
+
 func TestALateLockOfAClosedClientIsFreeAfterItsLease(t *testing.T) {
 	w := onShared(t)
 	const ttl = 300 * time.Millisecond

@@ -113,3 +113,31 @@ func TestALeaseThatIsOverBeforeTheWatchdogHasWokenWakesItOnceAndNotForEachThatFo
 	pair()
 	require.Len(t, d.wake, 1)
 }
+
+func TestAnOrphanIsKeptUntilNothingOfItCanComeAnyMore(t *testing.T) {
+	const lease = time.Second
+	for name, test := range map[string]struct {
+		lost   bool
+		flying int
+		age    time.Duration
+		kept   bool
+	}{
+		"confirmed":                                  {},
+		"a command was lost":                         {lost: true, kept: true},
+		"a command was lost a lease ago":             {lost: true, age: 2 * lease},
+		"a command is on its way":                    {flying: 1, kept: true},
+		"a command is on its way since a lease ago":  {flying: 1, age: 2 * lease, kept: true},
+		"one is on its way and one was lost by then": {lost: true, flying: 1, age: 2 * lease, kept: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			h := r.hold()
+			h.lost, h.flying = test.lost, test.flying
+			o := r.client.orphans
+			p := &orphan{hold: h, since: time.Now().Add(-test.age), lease: lease}
+			o.abandon(t.Context(), []*orphan{p})
+			require.True(t, p.confirmed)
+			require.Equal(t, test.kept, len(o.pending) == 1)
+		})
+	}
+}

@@ -182,17 +182,10 @@ func TestANoteOfAPassEndsWithItsLock(t *testing.T) {
 	}
 }
 
-// TestAPassThatIsOverWhenItIsSeen: the call to which a lock was passed did not run until the lease was over.
-func TestAPassThatIsOverWhenItIsSeen(t *testing.T) {
-	r := newRig(t)
-	c, err := New(r.rdb, WithLocalPass(0, time.Hour), WithTTL(2*time.Second))
-	require.NoError(t, err)
-	defer func() { require.NoError(t, c.Close()) }()
-	l := c.NewLock(t.Name())
-	type entered struct {
-		section context.Context
-		err     error
-	}
+// passUnseen passes a lock of c from one call to another, and does something before either looks. It returns the hold that the
+// lock was passed from, and what becomes of the other call.
+func passUnseen(t *testing.T, c *Client, l *Lock, meanwhile func(given *tenure)) (from *hold, next chan entered) {
+	t.Helper()
 	begin := func(length int) chan entered {
 		done := make(chan entered, 1)
 		go func() {
@@ -213,7 +206,7 @@ func TestAPassThatIsOverWhenItIsSeen(t *testing.T) {
 	leader := <-one
 	require.NoError(t, leader.err)
 
-	// What Unlock does, but that the clock goes on before the next one looks.
+	// What Unlock does, but that something else happens before the next one looks.
 	f := frameOf(leader.section, c, l.keys.base)
 	h, table := f.hold, c.table
 	table.mu.Lock()
@@ -222,14 +215,36 @@ func TestAPassThatIsOverWhenItIsSeen(t *testing.T) {
 	table.unscheduleLocked(h)
 	given := h.tenure
 	require.True(t, table.passLocked(h, time.Now()))
-	given.deadline = time.Now()
+	meanwhile(given)
 	table.mu.Unlock()
 	f.cancel(ErrReleased)
+	return h, two
+}
 
-	next := <-two
+// entered is what a call that locks has returned.
+type entered struct {
+	section context.Context
+	err     error
+}
+
+// TestAPassThatIsOverWhenItIsSeen: the call to which a lock was passed did not run until the lease was over.
+func TestAPassThatIsOverWhenItIsSeen(t *testing.T) {
+	r := newRig(t)
+	c, err := New(r.rdb, WithLocalPass(0, time.Hour))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, c.Close()) }()
+	l := c.NewLock(t.Name())
+	h, two := passUnseen(t, c, l, func(given *tenure) { given.deadline = time.Now() })
+
+	var next entered
+	select {
+	case next = <-two:
+	case <-time.After(DefaultTTL / 2):
+		require.Fail(t, "what was passed is not given back before its lease ends in Redis")
+	}
 	require.NoError(t, next.err)
 	got := frameOf(next.section, c, l.keys.base).hold
-	require.NotEqual(t, given.id, got.id, "it has asked for itself")
+	require.NotEqual(t, h.tenure.id, got.id, "it has asked for itself")
 	require.Greater(t, l.Token(next.section), h.token)
 	require.Equal(t, got.id, r.owner())
 
@@ -238,6 +253,19 @@ func TestAPassThatIsOverWhenItIsSeen(t *testing.T) {
 	require.NoError(t, next.section.Err())
 	require.NoError(t, l.Unlock(next.section))
 	redistest.Eventually(t, 5*time.Second, func() bool { return r.owner() == "" }, "nothing is left")
+}
+
+// The call to which a lock was passed finds its client closed, and does not enter.
+func TestAPassWhoseClientIsClosedWhenItIsSeenIsGivenBack(t *testing.T) {
+	r := newRig(t)
+	c, err := New(r.rdb, WithLocalPass(0, time.Hour))
+	require.NoError(t, err)
+	l := c.NewLock(t.Name())
+	_, two := passUnseen(t, c, l, func(*tenure) { c.end() })
+	next := <-two
+	require.ErrorIs(t, next.err, ErrClosed)
+	require.NoError(t, c.Close())
+	require.Empty(t, r.owner(), "Close has waited for that")
 }
 
 func TestTokensThatAreSetAsideComeBackFromAnEntryThatIsUndone(t *testing.T) {
