@@ -199,8 +199,9 @@
 //	the hold is gone from Redis       The context ends at the next renewal, nested Lock or Unlock (LossTaken).
 //	ctx is done during a wait         Lock returns at once; the waiter is taken out of the queue in the background.
 //	ctx is done in a section          The section's context ends with it. Unlock works; renewal has stopped.
-//	Unlock is forgotten               When the garbage collector finds the context, it is reported (logger, Hooks.Leaked);
-//	                                  the lease runs out. Not while a context that was made from it is not cancelled.
+//	Unlock is forgotten               When the garbage collector finds the context, from the first renewal on, it is
+//	                                  reported (logger, Hooks.Leaked), and the lease runs out. Not while a context that
+//	                                  was made from it is not cancelled.
 //	the client is closed              Waits and contexts end with ErrClosed. Unlock works.
 //
 // A section that is cut short sees its context end; database drivers and HTTP clients report that as "context canceled".

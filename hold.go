@@ -163,21 +163,22 @@ func (h *hold) isEntering() bool {
 	return h.state == entering
 }
 
-// frame is one entry of a hold. The context that Lock returns refers to its frame, but its frame does not refer to that context:
-// so when the caller drops it without Unlock, the garbage collector tells. (The frame of an entry inside does, and so do contexts
-// made from it: they are children of ctx as long as they have not ended.)
+// frame is one entry of a hold. The context that Lock returns refers to its frame, and once the watchdog has looked at it, the
+// frame does not refer to that context any more: so when the caller drops it without Unlock, the garbage collector tells. (The frame
+// of an entry inside does refer to it, and so do contexts made from it: they are children of ctx as long as they have not ended.)
 type frame struct {
 	// Guarded by the mutex of the client's table.
 	left       bool   // Unlock was called
 	next, prev *frame // in hold.frames
+	entry      *entry // what Lock has returned, nil when it is watched
+	cleanup    runtime.Cleanup
 
-	ctx     context.Context // ends when the frame ends; parent of everything done inside
-	hold    *hold
-	outer   *frame          // the frame that the caller's context carried, of whichever lock
-	base    context.Context // the caller's context outside all frames
-	cancel  context.CancelCauseFunc
-	self    carried
-	cleanup runtime.Cleanup
+	ctx    context.Context // ends when the frame ends; parent of everything done inside
+	hold   *hold
+	outer  *frame          // the frame that the caller's context carried, of whichever lock
+	base   context.Context // the caller's context outside all frames
+	cancel context.CancelCauseFunc
+	self   carried
 }
 
 // entry is the context that Lock returns.
@@ -193,8 +194,7 @@ func (e *entry) Value(key any) any {
 	return e.Context.Value(key)
 }
 
-// newFrame makes the frame of one more entry, and the context for the caller. The garbage collector reports that context if it
-// is dropped without Unlock, from here on: what is not entered must be discarded.
+// newFrame makes the frame of one more entry, and the context for the caller. What is not entered must be discarded.
 func newFrame(parent context.Context, h *hold) (*frame, *entry) {
 	f := &frame{hold: h, outer: carriedBy(parent).frame, base: parent}
 	if f.outer != nil {
@@ -202,9 +202,26 @@ func newFrame(parent context.Context, h *hold) (*frame, *entry) {
 	}
 	f.ctx, f.cancel = context.WithCancelCause(parent)
 	f.self = carried{holder: h.holder, frame: f}
-	e := &entry{Context: f.ctx, frame: f}
-	f.cleanup = runtime.AddCleanup(e, (*frame).leaked, f)
-	return f, e
+	section := &entry{Context: f.ctx, frame: f}
+	f.entry = section
+	if h.fixed || h.maxHold > 0 { // the watchdog may look only when it is over
+		f.watch()
+	}
+	return f, section
+}
+
+// watch makes the garbage collector tell if the caller drops the context without Unlock.
+func (f *frame) watch() {
+	f.cleanup = runtime.AddCleanup(f.entry, (*frame).leaked, f)
+	f.entry = nil
+}
+
+// watchLocked does so for the open entries, when the hold is due to be renewed. Most sections are over by then: this would be
+// a twentieth of what a Lock and an Unlock cost the client. Behind the first one that is watched, all are.
+func (h *hold) watchLocked() {
+	for f := h.frames; f != nil && f.entry != nil; f = f.next {
+		f.watch()
+	}
 }
 
 // discard ends a frame that was not entered.

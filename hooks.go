@@ -30,7 +30,8 @@ type Hooks struct {
 	Renewed func(Renewed)
 	// Lost is called when a hold ended without Unlock.
 	Lost func(Lost)
-	// Leaked is called when the context of an open entry was garbage collected: a Lock without Unlock.
+	// Leaked is called when the context of an open entry was garbage collected: a Lock without Unlock. It is noticed from the first
+	// renewal after the entry on.
 	Leaked func(Leaked)
 	// Closed is called for each hold that is open when its Client is closed, also while its last Unlock is on the way: nothing
 	// else tells of its end then.

@@ -140,6 +140,7 @@ func (d *watchdog) endRound(r *round) {
 func (r *round) keepWantedLocked(t *table) {
 	r.batch = slices.DeleteFunc(r.batch, func(one renewal) bool {
 		h := one.hold
+		h.watchLocked()
 		if t.wantedLocked(h) {
 			return false
 		}

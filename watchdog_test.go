@@ -682,6 +682,30 @@ func TestALeakedHoldIsReportedAndItsLeaseRunsOut(t *testing.T) {
 	})
 }
 
+func TestALeakIsReportedAlsoWhereNothingIsRenewed(t *testing.T) {
+	for name, option := range map[string]relock.Option{
+		"fixed lease":    relock.WithFixedLease(30 * time.Second),
+		"the least hold": relock.WithMaxHold(30 * time.Second),
+		"a longer one":   relock.WithMaxHold(time.Minute),
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				var r recorder
+				l := w.NewClient(relock.WithTTL(30*time.Second), option, relock.WithHooks(r.Hooks())).NewLock("a")
+				forget(t, t.Context(), l)
+				for range 20 { // the garbage collector tells in its own time
+					runtime.GC()
+					settle()
+				}
+				pass(time.Minute)
+				require.Len(t, eventsOf[relock.Leaked](&r), 1)
+				require.Len(t, eventsOf[relock.Lost](&r), 1)
+				require.True(t, w.free("a"))
+			})
+		})
+	}
+}
+
 func TestALeakOfOneEntryDoesNotEndTheOthers(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		const ttl = 30 * time.Second
@@ -754,11 +778,12 @@ func TestALeakIsReportedWhoeverFindsTheLossFirst(t *testing.T) {
 		l := w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a")
 		outer := enter(t, t.Context(), l)
 		_ = forget(t, outer, l)
+		pass(relock.DefaultTTL / 3) // from then on it is watched
 		for range 20 {
 			runtime.GC()
 			settle()
 		}
-		require.Empty(t, eventsOf[relock.Leaked](&r), "the watchdog has not looked yet")
+		require.Empty(t, eventsOf[relock.Leaked](&r), "the watchdog has not looked since")
 		w.Del(base("a"))
 		require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
 		pass(time.Hour)
@@ -773,11 +798,12 @@ func TestALeakIsReportedByCloseIfTheWatchdogHasNotComeToIt(t *testing.T) {
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		request := &overheard{Context: context.Background(), done: make(chan struct{})}
 		holder := forget(t, request, m.NewLock("a"))
+		pass(relock.DefaultTTL / 3) // from then on it is watched
 		for range 20 {
 			runtime.GC()
 			settle()
 		}
-		require.Empty(t, eventsOf[relock.Leaked](&r), "the watchdog has not looked yet")
+		require.Empty(t, eventsOf[relock.Leaked](&r), "the watchdog has not looked since")
 		require.NoError(t, m.Close())
 		leaks := eventsOf[relock.Leaked](&r)
 		require.Len(t, leaks, 1)
