@@ -409,7 +409,7 @@ func (r *redisson) wake(p *race, a *acquiring, h *hold) (silent bool, err error)
 	case heard[0] = <-words[0]:
 	case heard[0] = <-words[1]:
 	case <-timer.C:
-		silent = true
+		silent = !p.due.IsZero() // else because the one before us could not ask
 	case <-h.client.closed:
 		return false, ErrClosed
 	case <-a.waiting.Done():

@@ -399,6 +399,37 @@ func TestASilentConnectionOfOneWaiterDoesNotKeepTheOthersOfItsClientOut(t *testi
 	w.awaitGone("a")
 }
 
+func TestAWaiterThatGivesUpWhileItAsksDoesNotMakeTheNextOneDoubtTheSubscription(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient(inRedisson()...)
+		l, other := m.NewLock("a"), m.NewLock("b")
+		for _, name := range []string{"a", "b"} {
+			w.HSet(name, "f47ac10b-58cc-4372-a567-0e02b2c3d479:42", "1")
+			w.SetTTL(name, 30*time.Second)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		runner := begin(t, ctx, l.Lock)
+		behind := begin(t, t.Context(), l.Lock)
+		bystander := begin(t, t.Context(), other.Lock)
+		pass(5 * time.Second) // a connection that is younger is not doubted
+		m.net.Reset()
+		stuck := m.net.Once(redistest.Named("EVALSHA"), redistest.Hold())
+		w.Del("a")
+		w.Publish(redissonChannelOf("a"), "0")
+		settle()
+		stuck.WaitHits(t, 1)
+		cancel()
+		_, err := runner.result()
+		require.ErrorIs(t, err, context.Canceled)
+		section := behind.section()
+		stuck.LetGo()
+		pass(time.Second)
+		require.Zero(t, m.net.Commands("SUBSCRIBE"))
+		require.NoError(t, l.Unlock(section))
+		require.NoError(t, other.Unlock(bystander.section()))
+	})
+}
+
 func TestAWaiterThatPanicsLeavesTheMessageToTheNext(t *testing.T) {
 	// The lease is long, so a wake-up that is lost would be noticed.
 	w := onShared(t)
