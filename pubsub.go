@@ -602,30 +602,33 @@ func (l *link) send(ps *redis.PubSub, limit time.Duration, questions []*question
 	ctx, cancel := context.WithTimeout(l.hub.client.life, limit)
 	defer cancel()
 	for _, q := range questions {
-		if err := q.send(ctx, ps); err != nil {
+		if err := q.send(ctx, l.hub, ps); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (q *question) send(ctx context.Context, ps *redis.PubSub) error {
-	switch {
-	case len(q.gone) > 0 && q.sharded:
-		return ps.SUnsubscribe(ctx, q.gone...)
-	case len(q.gone) > 0:
-		return ps.Unsubscribe(ctx, q.gone...)
-	case q.isPing():
-		return ps.Ping(ctx)
-	}
-	channels := make([]string, len(q.subs))
+// send sends the command for what is not answered yet: a server that gives a slot away ends subscriptions by itself.
+func (q *question) send(ctx context.Context, b *hub, ps *redis.PubSub) error {
+	b.mu.Lock()
+	gone, channels := slices.Clone(q.gone), make([]string, len(q.subs))
 	for i, s := range q.subs {
 		channels[i] = s.channel
 	}
-	if q.sharded {
+	b.mu.Unlock()
+	switch {
+	case len(gone) > 0 && q.sharded:
+		return ps.SUnsubscribe(ctx, gone...)
+	case len(gone) > 0:
+		return ps.Unsubscribe(ctx, gone...)
+	case len(channels) == 0:
+		return ps.Ping(ctx)
+	case q.sharded:
 		return ps.SSubscribe(ctx, channels...)
+	default:
+		return ps.Subscribe(ctx, channels...)
 	}
-	return ps.Subscribe(ctx, channels...)
 }
 
 func (l *link) ping(ps *redis.PubSub) error {
