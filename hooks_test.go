@@ -756,6 +756,53 @@ func TestAWaitThatAHookOfGoRedisEndsByAPanicHasAnEnd(t *testing.T) {
 	})
 }
 
+func TestAnExitThatAHookOfGoRedisEndsByAPanicIsMadeUpFor(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithTTL(5*time.Minute))
+		l := m.NewLock("a")
+		outer := enter(t, t.Context(), l)
+		inner := enter(t, outer, l)
+		p := &panicking{}
+		m.redis.AddHook(p)
+
+		p.armed.Store(true)
+		require.Panics(t, func() { _ = l.Unlock(inner) })
+		pass(10 * time.Second)
+		state, err := l.State(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, 1, state.Count, "Redis was told though nothing else happened")
+		require.NoError(t, outer.Err())
+
+		p.armed.Store(true)
+		require.Panics(t, func() { _ = l.Unlock(outer) })
+		pass(10 * time.Second)
+		w.requireNothingLeft("a")
+		released := eventsOf[relock.Released](&r)
+		require.Len(t, released, 1)
+		require.Error(t, released[0].Err)
+		require.NoError(t, l.Unlock(enter(t, t.Context(), l)))
+	})
+}
+
+func TestAHoldWhoseLastExitIsOnTheWireAtItsDeadlineHasOneEnd(t *testing.T) {
+	for range 20 { // what happens at the same instant does so in any order
+		fake(t, func(t *testing.T, w *world) {
+			var r recorder
+			m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithTTL(2*time.Second))
+			l := m.NewLock("a")
+			section := enter(t, t.Context(), l)
+			m.net.Partition()
+			require.NotErrorIs(t, l.Unlock(section), relock.ErrLockLost)
+			m.net.Heal()
+			pass(4 * time.Second)
+			require.Len(t, eventsOf[relock.Released](&r), 1)
+			require.Empty(t, eventsOf[relock.Lost](&r))
+			w.requireNothingLeft("a")
+		})
+	}
+}
+
 func TestAHookMayUseTheLibraryAndEvenCloseTheClient(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		var m *member

@@ -457,6 +457,23 @@ func TestAnExitThatCannotWaitForAnEntryOnTheWireIsCountedAllTheSame(t *testing.T
 	})
 }
 
+func TestALastExitThatCannotWaitForAnEntryOnTheWireFreesTheLockLongBeforeItsLeaseEnds(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient(relock.WithTTL(5 * time.Minute))
+		l := m.NewLock("a")
+		one := enter(t, t.Context(), l)
+		m.net.Partition()
+		two := begin(t, context.WithoutCancel(one), l.Lock) // asks until Redis answers
+		require.Error(t, l.Unlock(one))
+		require.True(t, two.waits())
+		m.net.Heal()
+		_, err := two.result()
+		require.ErrorIs(t, err, relock.ErrReleased)
+		pass(10 * time.Second)
+		w.requireNothingLeft("a")
+	})
+}
+
 func TestANestedCallThatRedisDoesNotAnswerIsNotErrLocked(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient(relock.WithTTL(5 * time.Minute))
