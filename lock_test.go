@@ -2405,6 +2405,24 @@ func TestCloseDoesNotWaitForAnUnlockThatHasTheTurnOfItsHold(t *testing.T) {
 	})
 }
 
+func TestCloseDoesNotWaitForAnExitThatIsToldToRedisOnceMore(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClientOn(func(o *redis.Options) { o.ReadTimeout = time.Second }, relock.WithTTL(5*time.Minute))
+		l := m.NewLock("a")
+		outer := enter(t, t.Context(), l)
+		inner := enter(t, outer, l)
+		silent := m.net.On(redistest.Named("EVALSHA"), redistest.Stall())
+		require.Error(t, l.Unlock(inner))
+		pass(10 * time.Second)
+		begun := time.Now()
+		require.NoError(t, m.Close())
+		require.LessOrEqual(t, time.Since(begun), time.Second, "what is on the wire ends with its ReadTimeout")
+		silent.Remove()
+		require.NoError(t, l.Unlock(outer))
+		w.requireNothingLeft("a")
+	})
+}
+
 func TestTryLockReturnsWhereRoundTripsAreLongerThanTheLease(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClientOn(func(o *redis.Options) { o.ReadTimeout = 10 * time.Second }, relock.WithTTL(relock.MinTTL))

@@ -1084,6 +1084,26 @@ func TestExtendWithoutAnAnswerEndsWithTheLeaseWhereItsContextDoesNot(t *testing.
 	})
 }
 
+func TestAFixedLeaseThatIsGoneWhenRedisIsToldOfAnInnerExitOnceMoreIsLost(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		m := w.NewClient(relock.WithFixedLease(time.Hour), relock.WithHooks(r.Hooks()))
+		l := m.NewLock("a")
+		outer := enter(t, t.Context(), l)
+		inner := enter(t, outer, l)
+		m.net.Partition()
+		require.Error(t, l.Unlock(inner))
+		w.Del(base("a"))
+		m.net.Heal()
+		pass(10 * time.Second)
+		require.ErrorIs(t, context.Cause(outer), relock.ErrLockLost, "nothing else would tell it before its deadline")
+		lost := eventsOf[relock.Lost](&r)
+		require.Len(t, lost, 1)
+		require.Equal(t, relock.LossTaken, lost[0].Reason)
+		require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
+	})
+}
+
 func TestExtendOfALockThatTheWatchdogKeepsIsErrInvalid(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		l := w.NewClient().NewLock("a")
