@@ -629,6 +629,22 @@ func TestHooksThatBlockChangeNothingAndCloseDoesNotWaitForThemForEver(t *testing
 	})
 }
 
+func TestALossThatIsFoundAfterCloseIsTheErrorOfItsUnlockOnly(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		var log logbook
+		m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithLogger(log.logger()))
+		l := m.NewLock("a")
+		section := enter(t, t.Context(), l)
+		require.NoError(t, m.Close())
+		w.Del(base("a"))
+		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
+		settle()
+		require.Empty(t, eventsOf[relock.Lost](&r))
+		require.Empty(t, log.about("lost"))
+	})
+}
+
 func TestEventsBehindABlockedHookAreDroppedAndCounted(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		const more = 100
