@@ -33,15 +33,15 @@ type peer struct {
 	faults *redistest.Faults
 }
 
-func newPeer(t testing.TB, server *redistest.Server) *peer {
+// newPeer makes one that gives up a silent connection after patience.
+func newPeer(t testing.TB, server *redistest.Server, patience time.Duration) *peer {
 	t.Helper()
 	p := &peer{faults: redistest.NewFaults()}
 	p.rdb = server.Client(func(o *redis.Options) {
 		o.Dialer = p.faults.Dialer(nil)
-		// It gives up a silent connection soon, so that a lease sees several tries.
-		o.ReadTimeout = 150 * time.Millisecond
-		o.WriteTimeout = 150 * time.Millisecond
-		o.DialTimeout = 500 * time.Millisecond
+		o.ReadTimeout = patience
+		o.WriteTimeout = patience
+		o.DialTimeout = max(patience, 500*time.Millisecond)
 		o.DialerRetries = 1
 	})
 	var err error

@@ -50,6 +50,11 @@ func (s *soak) trouble(random *rand.Rand) {
 	all.Wait()
 }
 
+// forces takes locks away, and makes no other trouble. All leases are ttl or less.
+func (s *soak) forces(random *rand.Rand) {
+	s.happen(random, 60*time.Millisecond, []fault{{"lock forced", 1, func() { s.force(locks[random.IntN(len(locks))], ttl) }}})
+}
+
 // happen lets one fault happen after another.
 func (s *soak) happen(random *rand.Rand, often time.Duration, faults []fault) {
 	sum := 0
@@ -176,7 +181,7 @@ func (s *soak) atTheServer(random *rand.Rand) []fault {
 			s.gone(history.Forget, []string{name}, func() error { return s.plain.Del(ctx, baseKey(name)+":token").Err() })
 		}},
 		{"queue deleted", 1, func() { _ = s.plain.Del(ctx, baseKey(anyLock())+":queue").Err() }},
-		{"lock forced", 2, func() { s.force(anyLock()) }},
+		{"lock forced", 2, func() { s.force(anyLock(), 0) }},
 	}
 }
 
@@ -196,8 +201,8 @@ func (s *soak) gone(kind history.Kind, names []string, do func() error) {
 	}
 }
 
-func (s *soak) force(name string) {
-	op := history.Op{Kind: history.Force, Lock: name, Client: troubler, Call: s.log.Now()}
+func (s *soak) force(name string, within time.Duration) {
+	op := history.Op{Kind: history.Force, Lock: name, Client: troubler, Within: within, Call: s.log.Now()}
 	err := s.admin.NewLock(name).ForceUnlock(context.Background())
 	op.Return = s.log.Now()
 	switch {
@@ -212,7 +217,7 @@ func (s *soak) force(name string) {
 
 // replace closes a client, with whatever its locks are doing, and lets another take its place.
 func (s *soak) replace(i int) {
-	p := newPeer(s.t, s.server)
+	p := newPeer(s.t, s.server, s.patience)
 	s.mu.Lock()
 	old := s.peers[i]
 	s.peers[i] = p

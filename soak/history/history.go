@@ -28,6 +28,11 @@
 // has the lock then is exposed. It may go on believing until it is told, and others may enter meanwhile. That tokens grow is
 // promised all the same, also after a [Forget]. A hold that Redis confirms after that is its owner (again), and not exposed any more.
 //
+// Whether it is told at all is not asked, as a rule: a release that was sent twice cannot tell that it was not the first that found
+// nothing, and a late command can make a forced hold anew. A Force with [Op.Within] says that there was no such trouble. Then the
+// last Unlock of a hold that it exposes is not OK, and its holder does not believe for longer than that. A hold that may be passed
+// on inside its process is left out: its last Unlock need not ask Redis.
+//
 // # Calls whose end is not known
 //
 // A call that returned an error may have done its work in Redis, or do it later. That does not make anybody believe anything:
@@ -109,6 +114,7 @@ type Op struct {
 	Local   bool          // Lock: WithLocalReentry
 	Passing bool          // Lock: WithLocalPass
 	Lease   time.Duration // Extend: the lease asked for
+	Within  time.Duration // Force: the longest lease there is, where no other trouble was made, see the package; else 0
 
 	Token     int64         // Lock: that of the section it returned; State: the last token
 	Count     int           // Look, State: the count, 0 if it was not asked for or is not held
@@ -132,6 +138,9 @@ func (o *Op) String() string {
 	}
 	if o.Lease != 0 {
 		text += " for " + o.Lease.String()
+	}
+	if o.Within != 0 {
+		text += ", and nothing else"
 	}
 	if o.early {
 		text += " before the end of its lease"

@@ -101,6 +101,8 @@ func redis(owner string, count int, token int64) Op {
 var (
 	wipe  = Op{Kind: Wipe}
 	force = Op{Kind: Force}
+	// forceAlone is where no other trouble was made, and no lease is longer than 100 ms.
+	forceAlone = Op{Kind: Force, Within: 100 * ms}
 )
 
 func TestHistoriesThatKeepThePromises(t *testing.T) {
@@ -203,6 +205,29 @@ func TestHistoriesThatKeepThePromises(t *testing.T) {
 		"a force unlock that failed, and worked later": {
 			at(0, 1, lock("A", 1)), at(2, 100, Op{Kind: Force, Outcome: Failed}), at(4, 5, again("A", 1)), at(6, 7, lock("B", 2)),
 			at(8, 9, in(Unlock, Lost, "A", 1)), at(10, 11, in(Unlock, Lost, "A", 1)), at(12, 13, unlock("B", 2)),
+		},
+		"forced and nothing else, and told by the last Unlock": {
+			at(0, 1, lock("A", 1)), at(2, 3, forceAlone), at(4, 5, lock("B", 2)), at(103, 105, count("A", 1, 1)), at(106, 107, in(Unlock, Lost, "A", 1)),
+			at(108, 109, unlock("B", 2)),
+		},
+		"forced and nothing else, and told by the watchdog": {
+			at(0, 1, lock("A", 1)), at(2, 3, remaining("A", 1, 1000)), at(4, 5, forceAlone), at(6, 60, in(Told, Lost, "A", 1)),
+			at(110, 111, in(Look, Lost, "A", 1)), at(112, 113, in(Unlock, Lost, "A", 1)),
+		},
+		"forced and nothing else, while the last Unlock was on its way": {
+			at(0, 1, lock("A", 1)), at(2, 10, unlock("A", 1)), at(9, 12, forceAlone), at(9, 11, lock("B", 2)), at(13, 14, unlock("B", 2)),
+		},
+		"forced and nothing else, and confirmed by Redis all the same": {
+			at(0, 1, lock("A", 1)), at(2, 3, forceAlone), at(4, 5, again("A", 1)), at(6, 7, unlock("A", 1)), at(200, 201, count("A", 1, 1)), at(202, 203, unlock("A", 1)),
+		},
+		"forced and nothing else, and passed on": {
+			at(0, 1, Op{Kind: Lock, Holder: "A", Token: 1, Passing: true}), at(2, 3, forceAlone), at(4, 5, unlock("A", 1)),
+		},
+		"forced and nothing else, and the last Unlock is not confirmed": {
+			at(0, 1, lock("A", 1)), at(2, 3, forceAlone), at(4, 5, in(Unlock, Failed, "A", 1)),
+		},
+		"a force unlock that failed may have done nothing": {
+			at(0, 1, lock("A", 1)), at(2, 3, Op{Kind: Force, Outcome: Failed, Within: 100 * ms}), at(200, 201, count("A", 1, 1)), at(202, 203, unlock("A", 1)),
 		},
 		"deleted, and made anew by a late command of the same hold": {
 			at(0, 1, lock("A", 1)), at(2, 3, wipe), at(4, 5, lock("B", 2)), at(6, 7, unlock("B", 2)), at(8, 9, again("A", 1)), at(10, 11, redis("A", 2, 3)),
@@ -339,6 +364,18 @@ func TestHistoriesThatBreakAPromise(t *testing.T) {
 		"a force unlock that takes it from two": {"C enters with token 3 while B", []Op{
 			at(0, 1, lock("A", 1)), at(2, 3, force), at(4, 5, lock("B", 2)), at(6, 7, lock("C", 3)), at(8, 9, count("B", 2, 1)), at(10, 11, unlock("C", 3)),
 			at(12, 13, unlock("B", 2)), at(14, 15, in(Unlock, Lost, "A", 1)),
+		}},
+		"forced and nothing else, and the last Unlock says nothing": {"the last Unlock of the hold with token 1 does not say so", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, forceAlone), at(4, 5, lock("B", 2)), at(6, 7, unlock("A", 1)), at(8, 9, unlock("B", 2)),
+		}},
+		"forced twice and nothing else, and the last Unlock says nothing": {"the last Unlock of the hold with token 1 does not say so", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, forceAlone), at(4, 5, force), at(6, 7, unlock("A", 1)),
+		}},
+		"forced and nothing else, and believes when its lease is over": {"the holder with token 1 still believes, 2ms after its last lease", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, forceAlone), at(105, 106, count("A", 1, 1)), at(107, 108, in(Unlock, Failed, "A", 1)),
+		}},
+		"forced twice and nothing else, and believes when its lease is over": {"still believes, 2ms after its last lease", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, forceAlone), at(50, 51, forceAlone), at(105, 106, count("A", 1, 1)), at(107, 108, in(Unlock, Failed, "A", 1)),
 		}},
 		"in before somebody takes it away": {"B enters", []Op{
 			at(0, 1, lock("A", 1)), at(2, 3, lock("B", 2)), at(4, 5, count("A", 1, 1)), at(6, 7, force), at(8, 9, in(Unlock, Lost, "A", 1)),

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 )
 
 // believer is a hold that its holder believes in.
@@ -18,6 +19,8 @@ type believer struct {
 	exact   bool // its calls were made one after the other, so what Redis counts is what the holder counts
 	// exposed: somebody has taken the lock away, or may have, and Redis has not confirmed the hold since.
 	exposed bool
+	// until: the lock was forced and nothing else went wrong, so the holder is told, and does not believe after that; 0: who knows.
+	until time.Duration
 	// dirty: the count in Redis may be another one, after a call whose end is not known.
 	dirty bool
 	// astray: the last token in Redis may be another one. It was deleted; or the hold was exposed once, and a late command
@@ -50,6 +53,9 @@ func (s state) String() string {
 		part := fmt.Sprintf("%s holds %d times with token %d", b.holder, b.count, b.token)
 		if b.exposed {
 			part += ", exposed"
+		}
+		if b.until != 0 {
+			part += fmt.Sprintf(", told by %s", b.until)
 		}
 		if b.dirty {
 			part += ", count in Redis not known"
@@ -90,17 +96,20 @@ func (s state) confirmed(i int, counts bool) (b believer, wrong string) {
 	if owner, ok := s.owner(); ok && b.exposed {
 		return b, fmt.Sprintf("Redis confirms the hold with token %d, while %s has the lock with token %d", b.token, owner.holder, owner.token)
 	}
-	b.exposed = false
+	b.exposed, b.until = false, 0
 	b.dirty = b.dirty && !counts
 	return b, ""
 }
 
 // exposed is the state after somebody has taken the lock away.
-func (s state) exposed() state {
+func (s state) exposed(op *Op) state {
 	s.believers = slices.Clone(s.believers)
 	for i := range s.believers {
 		b := &s.believers[i]
 		b.exposed, b.dirty, b.astray = true, true, true
+		if op.Within != 0 && op.Outcome == OK && !b.passing && b.until == 0 {
+			b.until = op.Return + op.Within
+		}
 	}
 	return s
 }
@@ -128,7 +137,7 @@ func step(s state, op *Op) (next state, wrong string) {
 	case State, Force:
 		return s.asked(op)
 	case Wipe:
-		return s.exposed(), ""
+		return s.exposed(op), ""
 	case Forget:
 		return s.forgotten(), ""
 	case Before:
@@ -231,8 +240,10 @@ func (s state) unlock(op *Op) (state, string) {
 		return s, "left a hold that is over, or another's"
 	case op.Outcome != OK && op.Outcome != Failed:
 		return s, "an Unlock has no such outcome"
+	case s.believers[i].count == 1 && op.Outcome == OK && s.believers[i].until != 0:
+		return s, fmt.Sprintf("the lock was forced, and the last Unlock of the hold with token %d does not say so", op.Section)
 	case s.believers[i].count == 1:
-		// Also where the hold is exposed: a release that was sent twice cannot tell that it was not the first that found
+		// Else also where the hold is exposed: a release that was sent twice cannot tell that it was not the first that found
 		// nothing.
 		return s.without(i), ""
 	}
@@ -282,6 +293,9 @@ func (s state) look(op *Op) (state, string) {
 	if op.Count != 0 && op.Count != s.believers[i].count {
 		return s, fmt.Sprintf("counts %d entries, and %d are open", op.Count, s.believers[i].count)
 	}
+	if until := s.believers[i].until; until != 0 && op.Call > until {
+		return s, fmt.Sprintf("the lock was forced, and the holder with token %d still believes, %s after its last lease", op.Section, op.Call-until)
+	}
 	return s, ""
 }
 
@@ -298,7 +312,7 @@ func (s state) asked(op *Op) (state, string) {
 	case op.Outcome != OK && op.Outcome != Failed:
 		return s, "no such outcome"
 	case op.Kind == Force:
-		return s.exposed(), ""
+		return s.exposed(op), ""
 	}
 	if op.Token != 0 && op.Token < s.last {
 		return s, fmt.Sprintf("the last token in Redis is %d, after token %d", op.Token, s.last)
