@@ -2383,44 +2383,50 @@ func TestCloseDuringCallsOfEveryKindLeavesNothingBehind(t *testing.T) {
 	})
 }
 
-func TestCloseDoesNotWaitForAnUnlockThatHasTheTurnOfItsHold(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		m := w.NewClientOn(func(o *redis.Options) { o.ReadTimeout = time.Second }, relock.WithTTL(5*time.Minute))
-		l := m.NewLock("a")
-		section := enter(t, t.Context(), l)
-		m.net.Partition()
-		ctx, cancel := context.WithTimeout(section, 2*time.Second)
-		defer cancel()
-		inner := begin(t, ctx, l.Lock) // what it may have counted is to be settled, behind the Unlock
-		unlock := begin(t, section, func(ctx context.Context) (context.Context, error) { return ctx, l.Unlock(ctx) })
-		_, err := inner.result()
-		require.ErrorIs(t, err, context.Canceled)
-		begun := time.Now()
-		require.NoError(t, m.Close())
-		require.LessOrEqual(t, time.Since(begun), time.Second, "what is on the wire ends with its ReadTimeout")
-		require.True(t, unlock.waits())
-		m.net.Heal()
-		_ = unlock.section()
-		w.requireNothingLeft("a")
-	})
-}
-
-func TestCloseDoesNotWaitForAnExitThatIsToldToRedisOnceMore(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		m := w.NewClientOn(func(o *redis.Options) { o.ReadTimeout = time.Second }, relock.WithTTL(5*time.Minute))
-		l := m.NewLock("a")
-		outer := enter(t, t.Context(), l)
-		inner := enter(t, outer, l)
-		silent := m.net.On(redistest.Named("EVALSHA"), redistest.Stall())
-		require.Error(t, l.Unlock(inner))
-		pass(10 * time.Second)
-		begun := time.Now()
-		require.NoError(t, m.Close())
-		require.LessOrEqual(t, time.Since(begun), time.Second, "what is on the wire ends with its ReadTimeout")
-		silent.Remove()
-		require.NoError(t, l.Unlock(outer))
-		w.requireNothingLeft("a")
-	})
+// What is on the wire ends with go-redis's ReadTimeout, and Close waits for nothing behind it.
+func TestCloseDoesNotWaitForWhatIsToBeToldToRedisOnceMore(t *testing.T) {
+	const readTimeout = time.Second
+	for name, begun := range map[string]func(t *testing.T, m *member, l *relock.Lock, section context.Context) (end func()){
+		"behind an Unlock that has the turn of the hold": func(t *testing.T, m *member, l *relock.Lock, section context.Context) func() {
+			t.Helper()
+			m.net.Partition()
+			ctx, cancel := context.WithTimeout(section, 2*time.Second)
+			defer cancel()
+			inner := begin(t, ctx, l.Lock) // what it may have counted is to be settled, behind the Unlock
+			unlock := begin(t, section, func(ctx context.Context) (context.Context, error) { return ctx, l.Unlock(ctx) })
+			_, err := inner.result()
+			require.ErrorIs(t, err, context.Canceled)
+			return func() {
+				require.True(t, unlock.waits())
+				m.net.Heal()
+				_ = unlock.section()
+			}
+		},
+		"on its way": func(t *testing.T, m *member, l *relock.Lock, section context.Context) func() {
+			t.Helper()
+			inner := enter(t, section, l)
+			silent := m.net.On(redistest.Named("EVALSHA"), redistest.Stall())
+			require.Error(t, l.Unlock(inner))
+			pass(10 * time.Second)
+			return func() {
+				silent.Remove()
+				require.NoError(t, l.Unlock(section))
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				m := w.NewClientOn(func(o *redis.Options) { o.ReadTimeout = readTimeout }, relock.WithTTL(5*time.Minute))
+				l := m.NewLock("a")
+				end := begun(t, m, l, enter(t, t.Context(), l))
+				closing := time.Now()
+				require.NoError(t, m.Close())
+				require.LessOrEqual(t, time.Since(closing), readTimeout)
+				end()
+				w.requireNothingLeft("a")
+			})
+		})
+	}
 }
 
 func TestTryLockReturnsWhereRoundTripsAreLongerThanTheLease(t *testing.T) {
