@@ -33,20 +33,20 @@ type peer struct {
 	faults *redistest.Faults
 }
 
-// newPeer makes one that gives up a silent connection after patience.
-func newPeer(t testing.TB, server *redistest.Server, patience time.Duration) *peer {
-	t.Helper()
+// newPeer makes one that gives up a silent connection after the soak's patience.
+func (s *soak) newPeer() *peer {
+	s.t.Helper()
 	p := &peer{faults: redistest.NewFaults()}
-	p.rdb = server.Client(func(o *redis.Options) {
+	p.rdb = s.server.Client(func(o *redis.Options) {
 		o.Dialer = p.faults.Dialer(nil)
-		o.ReadTimeout = patience
-		o.WriteTimeout = patience
-		o.DialTimeout = max(patience, 500*time.Millisecond)
+		o.ReadTimeout = s.patience
+		o.WriteTimeout = s.patience
+		o.DialTimeout = max(s.patience, 500*time.Millisecond)
 		o.DialerRetries = 1
 	})
 	var err error
-	p.Client, err = relock.New(p.rdb, relock.WithTTL(ttl))
-	require.NoError(t, err)
+	p.Client, err = relock.New(p.rdb, append(s.options, relock.WithTTL(ttl))...)
+	require.NoError(s.t, err)
 	return p
 }
 
@@ -75,7 +75,9 @@ func requireTidy(t testing.TB, rdb *redis.Client) {
 	t.Helper()
 	var left []string
 	redistest.Eventually(t, ttl+slack, func() bool {
-		left = slices.DeleteFunc(redistest.Keys(t, rdb), func(key string) bool { return strings.HasSuffix(key, ":token") })
+		left = slices.DeleteFunc(redistest.Keys(t, rdb), func(key string) bool {
+			return strings.HasSuffix(key, ":token") || strings.HasPrefix(key, "redisson_lock_token:")
+		})
 		left = append(left, redistest.Subscriptions(t, rdb)...)
 		return len(left) == 0
 	}, "everything is gone from Redis but tokens; keys or subscriptions left: %q", &left)
@@ -99,8 +101,13 @@ func (n *names) list() []string {
 	return slices.Clone(n.all)
 }
 
-// baseKey is the key of a lock with the default prefix.
-func baseKey(name string) string { return "relock:{" + name + "}" }
+// baseKey is the key of a lock.
+func (s *soak) baseKey(name string) string {
+	if s.redisson {
+		return name
+	}
+	return "relock:{" + name + "}"
+}
 
 // untilDone waits until ctx is done, and says whether that was in time.
 func untilDone(ctx context.Context, limit time.Duration) bool {
