@@ -104,7 +104,7 @@ fuzz: ## Run every fuzz function for FUZZTIME
 	@cd soak && GO="$(GO)" sh ../tools/fuzz.sh "$(FUZZTIME)"
 
 # No limit of go test: it may be hours, and each wait in it has a limit of its own.
-soak: ## Lock at random among random faults for SOAK and longer, in both layouts, and check every history (RELOCK_SEED repeats the choices)
+soak: ## Lock at random among random faults for SOAK, and in other settings for a third of it each, and check every history (RELOCK_SEED repeats the choices)
 	cd soak && RELOCK_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 0 -v -run '^TestSoak' .
 
 model: ## Check the model in model/, where there is one

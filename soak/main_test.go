@@ -29,23 +29,29 @@ func (silent) Printf(context.Context, string, ...any) {}
 // peer is one process as Redis sees it: a relock client on a go-redis client of its own, with faults on its wire.
 type peer struct {
 	*relock.Client
-	rdb    *redis.Client
+	rdb    redis.UniversalClient
 	faults *redistest.Faults
 }
 
-// newPeer makes one that gives up a silent connection after the soak's patience.
-func (s *soak) newPeer() *peer {
+// newPeer makes one that gives up a silent connection after patience.
+func (s *soak) newPeer(patience time.Duration) *peer {
 	s.t.Helper()
 	p := &peer{faults: redistest.NewFaults()}
-	p.rdb = s.server.Client(func(o *redis.Options) {
-		o.Dialer = p.faults.Dialer(nil)
-		o.ReadTimeout = s.patience
-		o.WriteTimeout = s.patience
-		o.DialTimeout = max(s.patience, 500*time.Millisecond)
-		o.DialerRetries = 1
+	p.rdb = redis.NewUniversalClient(&redis.UniversalOptions{
+		Addrs:         []string{s.server.Addr()},
+		IsClusterMode: s.cluster,
+		Dialer:        p.faults.Dialer(nil),
+		ReadTimeout:   patience,
+		WriteTimeout:  patience,
+		DialTimeout:   max(patience, 500*time.Millisecond),
+		DialerRetries: 1,
 	})
+	options := []relock.Option{relock.WithTTL(ttl)}
+	if s.redisson {
+		options = append(options, relock.WithRedissonLayout(), relock.WithRedissonFencing())
+	}
 	var err error
-	p.Client, err = relock.New(p.rdb, append(s.options, relock.WithTTL(ttl))...)
+	p.Client, err = relock.New(p.rdb, options...)
 	require.NoError(s.t, err)
 	return p
 }

@@ -42,6 +42,19 @@ const (
 	checkLimit = time.Minute
 )
 
+// How long a client waits for an answer before it takes its connection for dead.
+const (
+	severalTries = 150 * time.Millisecond // in a lease
+	nothingTwice = 2 * slack              // is sent, however busy the machine is
+)
+
+// setting is what is the same throughout a soak.
+type setting struct {
+	patience time.Duration // of the clients
+	redisson bool          // locks are kept as Redisson does
+	cluster  bool          // the server is a cluster
+}
+
 var locks = []string{"thing0", "thing1", "thing2", "thing3"}
 
 // TestSoak runs for as long as RELOCK_SOAK says (2s if it says nothing). RELOCK_SEED repeats the choices of a run; the timing
@@ -57,7 +70,7 @@ var locks = []string{"thing0", "thing1", "thing2", "thing3"}
 // Each round is also broken in some random way, which the check must notice.
 func TestSoak(t *testing.T) {
 	duration, seed := settings(t)
-	s := newSoak(t, seed, 150*time.Millisecond) // so that a lease sees several tries
+	s := newSoak(t, seed, setting{patience: severalTries})
 	s.run(duration, s.trouble)
 	require.Positive(t, s.did["Lock: ok"])
 }
@@ -66,18 +79,25 @@ func TestSoak(t *testing.T) {
 // who Redis says has a lock is not compared, as its fields do not name a holder that takes several.
 func TestSoakOfRedissonLocks(t *testing.T) {
 	duration, seed := settings(t)
-	s := newSoak(t, seed, 150*time.Millisecond, relock.WithRedissonLayout(), relock.WithRedissonFencing())
-	s.redisson = true
+	s := newSoak(t, seed, setting{patience: severalTries, redisson: true})
+	s.run(max(duration/3, roundTime), s.trouble)
+	require.Positive(t, s.did["Lock: ok"])
+}
+
+// The same once more on a cluster of one node: pub/sub is sharded there, and a hand-over is never prepared.
+func TestSoakOnACluster(t *testing.T) {
+	duration, seed := settings(t)
+	s := newSoak(t, seed, setting{patience: severalTries, cluster: true})
 	s.run(max(duration/3, roundTime), s.trouble)
 	require.Positive(t, s.did["Lock: ok"])
 }
 
 // Among all the trouble that TestSoak makes, a holder whose lock was forced may rightly never learn of it. Where there is no other,
 // it must, by a lease later or with its last Unlock. (That it learns of it with the next renewal is for the tests of the watchdog.)
-// This is a third of a soak, in time: RELOCK_SOAK is what TestSoak takes.
+// Like the two before it this is a third of a soak, in time: RELOCK_SOAK is what TestSoak takes.
 func TestSoakOfForcedLocks(t *testing.T) {
 	duration, seed := settings(t)
-	s := newSoak(t, seed, 2*slack) // nothing is sent twice, however busy the machine is
+	s := newSoak(t, seed, setting{patience: nothingTwice})
 	s.run(max(duration/3, roundTime), s.forces)
 	require.Positive(t, s.did["ForceUnlock: ok"])
 }
@@ -112,7 +132,7 @@ func (s *soak) run(duration time.Duration, trouble func(*rand.Rand)) {
 // What is checked here of all ways to break a history, a soak checks of one a round.
 func TestARecordedHistoryThatIsBrokenIsNoticed(t *testing.T) {
 	redistest.NoGoroutineLeft(t)
-	s := newSoak(t, rand.Uint64(), 2*slack)
+	s := newSoak(t, rand.Uint64(), setting{patience: nothingTwice})
 	t.Logf("seed %d", s.seed)
 	random := rand.New(rand.NewPCG(s.seed, 0))
 	ways := history.Breaks()
@@ -142,17 +162,15 @@ func env(name, otherwise string) string {
 }
 
 type soak struct {
-	t        *testing.T
-	seed     uint64
-	patience time.Duration   // of the peers
-	options  []relock.Option // of all clients
-	redisson bool            // they keep locks as Redisson does
-	began    time.Time
-	server   *redistest.Server
-	plain    *redis.Client  // has no faults
-	admin    *relock.Client // on plain
-	log      *history.Recorder
-	wrong    names
+	t    *testing.T
+	seed uint64
+	setting
+	began  time.Time
+	server *redistest.Server
+	plain  *redis.Client // has no faults, and knows of no cluster
+	admin  *peer         // has no faults
+	log    *history.Recorder
+	wrong  names
 
 	before []history.Op      // what the next round has to know of those before it
 	held   []*redistest.Rule // commands on their way
@@ -174,24 +192,29 @@ type soak struct {
 	retired []*peer
 }
 
-func newSoak(t *testing.T, seed uint64, patience time.Duration, options ...relock.Option) *soak {
+func newSoak(t *testing.T, seed uint64, setting setting) *soak {
 	t.Helper()
 	s := &soak{
-		t: t, seed: seed, patience: patience, options: options, server: redistest.Start(t), log: history.NewRecorder(),
+		t: t, seed: seed, setting: setting, log: history.NewRecorder(),
 		did: map[string]int{}, broken: map[string]int{}, count: map[string]int{},
 	}
-	s.plain = s.server.Client(func(o *redis.Options) { o.ReadTimeout = 10 * time.Second })
-	var err error
-	s.admin, err = relock.New(s.plain, options...)
-	require.NoError(t, err)
+	var args []string
+	if s.cluster {
+		args = []string{"--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1"}
+	}
+	s.server = redistest.Start(t, args...)
+	s.plain = s.server.Client(func(o *redis.Options) { o.ReadTimeout = nothingTwice })
+	if s.cluster {
+		require.NoError(t, s.plain.ClusterAddSlotsRange(context.Background(), 0, 16383).Err())
+	}
+	s.admin = s.newPeer(nothingTwice)
 	for range clients {
-		s.peers = append(s.peers, s.newPeer())
+		s.peers = append(s.peers, s.newPeer(s.patience))
 	}
 	t.Cleanup(func() { // all is closed already, unless the test has failed
-		for _, p := range append(s.peers, s.retired...) {
+		for _, p := range append(append(s.peers, s.retired...), s.admin) {
 			p.end()
 		}
-		_ = s.admin.Close()
 	})
 	s.began = time.Now()
 	return s
@@ -370,10 +393,9 @@ func (s *soak) end() {
 			})
 		}
 	}
-	for _, p := range s.peers {
-		within(s.t, 60*time.Second, "a client has not been closed", p.end)
+	for _, p := range append(s.peers, s.admin) {
+		within(s.t, 60*time.Second, "a client has not been closed", func() { _ = p.Close() })
 	}
-	within(s.t, 60*time.Second, "a client has not been closed", func() { _ = s.admin.Close() })
 	require.Empty(s.t, s.wrong.list())
 	requireTidy(s.t, s.plain)
 }

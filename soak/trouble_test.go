@@ -222,7 +222,7 @@ func (s *soak) force(name string, within time.Duration) {
 
 // replace closes a client, with whatever its locks are doing, and lets another take its place.
 func (s *soak) replace(i int) {
-	p := s.newPeer()
+	p := s.newPeer(s.patience)
 	s.mu.Lock()
 	old := s.peers[i]
 	s.peers[i] = p
