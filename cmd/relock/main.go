@@ -111,8 +111,15 @@ func execute(args []string) *exitError {
 	return exit
 }
 
-// strict has cobra's own commands refuse what they do not know; for them that is a success.
+// strict has cobra's own commands, and a call without a subcommand, refuse what they do not know; for them that is a success.
 func strict(root *cobra.Command) {
+	root.DisableFlagsInUseLine = true
+	root.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 { // "" and what stands behind -- are none of cobra's business
+			return usage("unknown command %q for %q", args[0], cmd.Name())
+		}
+		return cmd.Help()
+	}
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	for _, cmd := range root.Commands() {

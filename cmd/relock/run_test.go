@@ -703,6 +703,9 @@ func TestWrongUsageIs64AndSaysWhatIsAllowed(t *testing.T) {
 		says string
 	}{
 		{[]string{"bogus"}, "unknown command"},
+		{[]string{""}, "unknown command"},
+		{[]string{"--", "true"}, "unknown command"},
+		{[]string{"--url", "redis://x", "--", "true"}, "unknown command"},
 		{[]string{"help", "bogus"}, "no command"},
 		{[]string{"completion", "bogus"}, "unknown command"},
 		{[]string{"run"}, "behind --"},
