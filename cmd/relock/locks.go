@@ -58,7 +58,7 @@ var holderForm = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:
 // lockInfo is what is known of a lock. It is the JSON of show, ls and watch too: what has no value is left out.
 type lockInfo struct {
 	Name    string     `json:"name"`
-	NameB64 string     `json:"name_base64,omitempty"` // of a name that is not UTF-8, and so not what JSON says it is
+	NameB64 string     `json:"name_base64,omitempty"`
 	Held    bool       `json:"held"`
 	Holder  string     `json:"holder,omitempty"`
 	Count   int        `json:"count,omitempty"`
@@ -69,6 +69,14 @@ type lockInfo struct {
 	Waiters int        `json:"waiters"`
 	WaitMs  *int64     `json:"longest_wait_ms,omitempty"`
 	Queue   []waiter   `json:"queue,omitempty"` // by turn; only show
+}
+
+// base64Of is what stands beside a name that is not UTF-8, and so not what JSON says it is; empty for all others.
+func base64Of(name string) string {
+	if utf8.ValidString(name) {
+		return ""
+	}
+	return base64.StdEncoding.EncodeToString([]byte(name))
 }
 
 // waiter is one place in a queue.
@@ -145,10 +153,7 @@ func (r *reader) lock(ctx context.Context, name string, clock time.Time, all boo
 	if err != nil {
 		return lockInfo{}, err
 	}
-	info := lockInfo{Name: name, Held: state.Locked(), Count: state.Count, Token: state.Token, Waiters: state.Waiters}
-	if !utf8.ValidString(name) {
-		info.NameB64 = base64.StdEncoding.EncodeToString([]byte(name))
-	}
+	info := lockInfo{Name: name, NameB64: base64Of(name), Held: state.Locked(), Count: state.Count, Token: state.Token, Waiters: state.Waiters}
 	if info.Held {
 		info.Holder = state.Holder.String()
 		if state.TTL >= 0 {

@@ -285,12 +285,14 @@ func (a *app) report(e *exitError) {
 		Code    int       `json:"exit_code"`
 		Message string    `json:"message"`
 		Name    string    `json:"name,omitempty"`
+		NameB64 string    `json:"name_base64,omitempty"`
 		Holder  string    `json:"holder,omitempty"`
 		LeaseMs int64     `json:"lease_ms,omitempty"`
 	}{Time: time.Now(), Event: "error", Error: kinds[e.code], Code: e.code, Message: message}
 	var locked *relock.LockedError
 	if errors.As(e.err, &locked) {
-		out.Name, out.Holder, out.LeaseMs = locked.Name, locked.Holder.String(), max(0, locked.TTL.Milliseconds())
+		out.Name, out.NameB64 = locked.Name, base64Of(locked.Name)
+		out.Holder, out.LeaseMs = locked.Holder.String(), max(0, locked.TTL.Milliseconds())
 	}
 	a.encode(a.stderr, out)
 }

@@ -349,10 +349,20 @@ func TestNamesThatWouldUpsetATerminalAreQuoted(t *testing.T) {
 
 func TestANameThatIsNotTextIsWholeInJSON(t *testing.T) {
 	s := onShared(t)
-	s.hold("\xff\xfe")
+	const name, inBase64 = "\xff\xfe", "//4="
+	s.hold(name)
 	infos := list(t, do(t, s.on(), "ls", "--json").stdout)
 	require.Len(t, infos, 1)
-	require.Equal(t, "//4=", infos[0].NameB64)
+	require.Equal(t, inBase64, infos[0].NameB64)
+	require.Equal(t, inBase64, object(t, do(t, s.on(), "show", "--json", name).stdout)["name_base64"])
+
+	busy := do(t, s.on(), "run", "--json", "--no-wait", name, "--", "true")
+	require.Equal(t, codeBusy, busy.code)
+	require.Equal(t, inBase64, object(t, busy.stderr)["name_base64"])
+	require.Equal(t, inBase64, object(t, do(t, s.on(), "unlock", "--json", "--force", name).stdout)["name_base64"])
+	for line := range strings.Lines(do(t, s.on(), "run", "--json", name, "--", "true").stderr) {
+		require.Equal(t, inBase64, object(t, line)["name_base64"])
+	}
 }
 
 func TestEveryLockIsListedByANameThatFindsIt(t *testing.T) {

@@ -56,6 +56,7 @@ type event struct {
 	Time     time.Time `json:"time"`
 	Event    string    `json:"event"`
 	Name     string    `json:"name"`
+	NameB64  string    `json:"name_base64,omitempty"`
 	Holder   string    `json:"holder,omitempty"`
 	Token    int64     `json:"token,omitempty"`
 	Position *int      `json:"position,omitempty"` // how many wait before this
@@ -74,7 +75,7 @@ type event struct {
 
 // tell prints an event.
 func (r *runner) tell(e event) {
-	e.Time, e.Name = time.Now(), r.name
+	e.Time, e.Name, e.NameB64 = time.Now(), r.name, base64Of(r.name)
 	e.Message = r.conn.redact(e.Message)
 	switch {
 	case r.json:
