@@ -48,7 +48,7 @@ func (c *connection) flags(f *pflag.FlagSet) {
 	f.StringArrayVar(&c.cluster, "cluster", nil, "nodes of a Redis Cluster, `HOST:PORT`,…;\n"+
 		"user, password and TLS come from the URL")
 	f.StringVar(&c.prefix, "prefix", relock.DefaultPrefix, "`text` that the keys of locks begin with")
-	f.StringVar(&c.redisson, "redisson", "", "run, unlock: locks are Redisson's getLock; =fenced: `KIND` getFencedLock")
+	f.StringVar(&c.redisson, "redisson", "", "`KIND` of Redisson's locks, for run and unlock:\nplain is getLock, fenced is getFencedLock")
 	f.Lookup("redisson").NoOptDefVal = redissonPlain
 	f.DurationVar(&c.timeout, "timeout", 10*time.Second, "how long Redis has for each answer;\nit does not bound a wait for the lock")
 }
