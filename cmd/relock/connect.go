@@ -83,6 +83,7 @@ func (c *connection) open() (redis.UniversalClient, error) {
 	base.DialTimeout = cmp.Or(base.DialTimeout, min(c.timeout, 5*time.Second))
 	base.ReadTimeout = cmp.Or(base.ReadTimeout, min(c.timeout, 3*time.Second))
 	base.WriteTimeout = cmp.Or(base.WriteTimeout, base.ReadTimeout)
+	base.DialerRetries, base.ContextTimeoutEnabled, base.MaintNotificationsConfig = dials, true, quiet
 	switch {
 	case c.sentinel != "" && len(c.cluster) > 0:
 		return nil, usage("--sentinel and --cluster: only one of them")
@@ -96,13 +97,10 @@ func (c *connection) open() (redis.UniversalClient, error) {
 		if err != nil {
 			return nil, err
 		}
-		return redis.NewFailoverClient(&redis.FailoverOptions{
-			MasterName: master, SentinelAddrs: addrs,
-			SentinelUsername: os.Getenv(envSentinelUser), SentinelPassword: os.Getenv(envSentinelPassword),
-			Username: base.Username, Password: base.Password, DB: base.DB, TLSConfig: base.TLSConfig, ClientName: base.ClientName,
-			DialTimeout: base.DialTimeout, ReadTimeout: base.ReadTimeout, WriteTimeout: base.WriteTimeout,
-			DialerRetries: dials, ContextTimeoutEnabled: true,
-		}), nil
+		o := servers(base, addrs).Failover()
+		o.MasterName = master
+		o.SentinelUsername, o.SentinelPassword = os.Getenv(envSentinelUser), os.Getenv(envSentinelPassword)
+		return redis.NewFailoverClient(o), nil
 
 	case len(c.cluster) > 0:
 		addrs, err := addresses("--cluster", strings.Join(c.cluster, ","))
@@ -112,15 +110,25 @@ func (c *connection) open() (redis.UniversalClient, error) {
 		if base.DB != 0 {
 			return nil, usage("--cluster: a cluster has no database but 0; the URL names another")
 		}
-		return redis.NewClusterClient(&redis.ClusterOptions{
-			Addrs: addrs, Username: base.Username, Password: base.Password, TLSConfig: base.TLSConfig, ClientName: base.ClientName,
-			DialTimeout: base.DialTimeout, ReadTimeout: base.ReadTimeout, WriteTimeout: base.WriteTimeout,
-			DialerRetries: dials, ContextTimeoutEnabled: true, MaintNotificationsConfig: quiet,
-		}), nil
+		return redis.NewClusterClient(servers(base, addrs).Cluster()), nil
 
 	default:
-		base.DialerRetries, base.ContextTimeoutEnabled, base.MaintNotificationsConfig = dials, true, quiet
 		return redis.NewClient(base), nil
+	}
+}
+
+// servers is o for several servers: all that a URL can set, and what open does.
+func servers(o *redis.Options, addrs []string) *redis.UniversalOptions {
+	return &redis.UniversalOptions{
+		Addrs: addrs, Username: o.Username, Password: o.Password, DB: o.DB, TLSConfig: o.TLSConfig,
+		Protocol: o.Protocol, ClientName: o.ClientName,
+		MaxRetries: o.MaxRetries, MinRetryBackoff: o.MinRetryBackoff, MaxRetryBackoff: o.MaxRetryBackoff,
+		DialTimeout: o.DialTimeout, ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout,
+		PoolFIFO: o.PoolFIFO, PoolSize: o.PoolSize, PoolTimeout: o.PoolTimeout,
+		MinIdleConns: o.MinIdleConns, MaxIdleConns: o.MaxIdleConns, MaxActiveConns: o.MaxActiveConns, MaxConcurrentDials: o.MaxConcurrentDials,
+		PipelinePoolSize: o.PipelinePoolSize, PipelineReadBufferSize: o.PipelineReadBufferSize, PipelineWriteBufferSize: o.PipelineWriteBufferSize,
+		ConnMaxIdleTime: o.ConnMaxIdleTime, ConnMaxLifetime: o.ConnMaxLifetime, ConnMaxLifetimeJitter: o.ConnMaxLifetimeJitter,
+		DialerRetries: o.DialerRetries, ContextTimeoutEnabled: o.ContextTimeoutEnabled, MaintNotificationsConfig: o.MaintNotificationsConfig,
 	}
 }
 

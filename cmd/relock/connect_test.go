@@ -3,11 +3,13 @@ package main
 import (
 	"net/url"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/internal/redistest"
@@ -90,6 +92,34 @@ func TestAServerBehindSentinels(t *testing.T) {
 	got = do(t, nil, "--timeout", "2s", "--sentinel", "nobody@"+sentinel.Addrs()[0], "ls")
 	require.Equal(t, codeUnavailable, got.code)
 	require.Contains(t, got.stderr, "the master nobody of the sentinels")
+}
+
+func TestTheOptionsOfTheURLCountWhereverTheServersAre(t *testing.T) {
+	const options = "redis://fox:secret@h/?protocol=2&client_name=cron&max_retries=7&min_retry_backoff=2ms&max_retry_backoff=70ms" +
+		"&dial_timeout=4s&read_timeout=2s&write_timeout=1s&pool_fifo=true&pool_size=20&pool_timeout=6s&min_idle_conns=1&max_idle_conns=5" +
+		"&max_active_conns=30&max_concurrent_dials=4&pipeline_pool_size=3&pipeline_read_buffer_size=8192&pipeline_write_buffer_size=4096" +
+		"&conn_max_idle_time=8m&conn_max_lifetime=9m&conn_max_lifetime_jitter=1m"
+	want, err := redis.ParseURL(options)
+	require.NoError(t, err)
+	for _, c := range []connection{{}, {sentinel: "m@" + closedAddr}, {cluster: []string{closedAddr}}} {
+		c.url, c.timeout, c.given = options, time.Minute, &pflag.FlagSet{}
+		rdb, err := c.open()
+		require.NoError(t, err)
+		var got reflect.Value
+		switch rdb := rdb.(type) {
+		case *redis.Client:
+			got = reflect.ValueOf(*rdb.Options())
+		case *redis.ClusterClient:
+			got = reflect.ValueOf(*rdb.Options())
+		}
+		for field, value := range reflect.ValueOf(*want).Fields() {
+			if value.IsZero() || field.Name == "Addr" || field.Name == "Network" {
+				continue
+			}
+			require.Equal(t, value.Interface(), got.FieldByName(field.Name).Interface(), "%s of %s", field.Name, c.where())
+		}
+		require.NoError(t, rdb.Close())
+	}
 }
 
 func TestAServerThatIsNotThereIs69(t *testing.T) {
