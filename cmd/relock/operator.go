@@ -180,16 +180,16 @@ func leaseText(info lockInfo) string {
 	return "ends in " + span(info.LeaseMs)
 }
 
-// printTable is ls and watch for people.
+// printTable is ls and watch for people. What is wide and matters least is last: a terminal of 80 columns cuts it off.
 func printTable(w io.Writer, infos []lockInfo) {
 	tab := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tab, "NAME\tHOLDER\tCOUNT\tHELD\tLEASE\tWAITERS\tLONGEST WAIT")
+	fmt.Fprintln(tab, "NAME\tCOUNT\tHELD\tLEASE\tWAITERS\tLONGEST WAIT\tHOLDER")
 	for _, info := range infos {
 		holder, count, lease := "-", "-", "-"
 		if info.Held {
 			holder, count, lease = printable(info.Holder), fmt.Sprint(info.Count), span(info.LeaseMs)
 		}
-		fmt.Fprintf(tab, "%s\t%s\t%s\t%s\t%s\t%d\t%s\n", printable(info.Name), holder, count, span(info.HeldMs), lease, info.Waiters, span(info.WaitMs))
+		fmt.Fprintf(tab, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", printable(info.Name), count, span(info.HeldMs), lease, info.Waiters, span(info.WaitMs), holder)
 	}
 	_ = tab.Flush()
 }

@@ -62,9 +62,9 @@ func TestLsListsWhatIsHeldOrWaitedFor(t *testing.T) {
 	text := do(t, s.on(), "ls").stdout
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	require.Len(t, lines, 4)
-	require.Regexp(t, `^NAME +HOLDER +COUNT +HELD +LEASE +WAITERS +LONGEST WAIT$`, lines[0])
-	require.Regexp(t, `^a +[0-9a-f-]{36}:\d+ +1 +\d+\.\ds +\d+s +0 +-$`, lines[1])
-	require.Regexp(t, `^b +[0-9a-f-]{36}:\d+ +1 +\d+\.\ds +\d+s +1 +\d+\.\ds$`, lines[2])
+	require.Regexp(t, `^NAME +COUNT +HELD +LEASE +WAITERS +LONGEST WAIT +HOLDER$`, lines[0])
+	require.Regexp(t, `^a +1 +\d+\.\ds +\d+s +0 +- +[0-9a-f-]{36}:\d+$`, lines[1])
+	require.Regexp(t, `^b +1 +\d+\.\ds +\d+s +1 +\d+\.\ds +[0-9a-f-]{36}:\d+$`, lines[2])
 	waiter.signal(interruptSignal)
 	waiter.code()
 }
