@@ -106,7 +106,7 @@
 //
 // In Redis, a lock named N with the prefix P:
 //
-//	P{N}          hash    the hold that has it, its count, and whom it was passed to; expires with the lease
+//	P{N}          hash    the hold that has it, its count, who is next, and whom it was passed to; expires with the lease
 //	P{N}:queue    zset    who waits, by arrival
 //	P{N}:token    string  the last token that was given or set aside; expires a day after its last use
 //	P{N}:<id>     channel the grants for one client
@@ -129,7 +129,7 @@
 //
 // One goroutine for each client, the watchdog, renews the lease a third of the TTL after the last success, and goes on
 // trying what is not confirmed until the deadline. At the deadline the hold is lost. So others wait up to a TTL after a
-// crash, and an interruption between holder and Redis may last two thirds of a TTL at least. The TTL is no limit to the
+// crash, and an interruption between holder and Redis may last nearly two thirds of a TTL at least. The TTL is no limit to the
 // length of a section; [WithMaxHold] is one. With [WithFixedLease] there is no watchdog, and the lease ends unless it is
 // extended.
 //
