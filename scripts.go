@@ -1005,27 +1005,16 @@ func parseState(reply any) (lockState, error) {
 	if !ok || len(fields) != 6 {
 		return lockState{}, badReply(stateScript, reply)
 	}
-	var s lockState
-	s.hold, ok = fields[0].(string)
-	shown, isString := fields[5].(string)
-	s.shown, ok = shown, ok && isString
-	for i, set := range []func(int64){
-		1: func(n int64) { s.count = int(n) },
-		2: func(n int64) { s.ttl = fromMillis(n) },
-		3: func(n int64) { s.token = n },
-		4: func(n int64) { s.waiters = int(n) },
-	} {
-		if set == nil {
-			continue
-		}
-		n, isInt := fields[i].(int64)
-		ok = ok && isInt
-		set(n)
-	}
-	if !ok {
+	hold, ok1 := fields[0].(string)
+	count, ok2 := fields[1].(int64)
+	ttl, ok3 := fields[2].(int64)
+	token, ok4 := fields[3].(int64)
+	waiters, ok5 := fields[4].(int64)
+	shown, ok6 := fields[5].(string)
+	if !ok1 || !ok2 || !ok3 || !ok4 || !ok5 || !ok6 {
 		return lockState{}, badReply(stateScript, reply)
 	}
-	return s, nil
+	return lockState{hold: hold, shown: shown, count: int(count), ttl: fromMillis(ttl), token: token, waiters: int(waiters)}, nil
 }
 
 func badReply(s *script, reply any) error {
