@@ -63,23 +63,20 @@ func (s settings) with(options []Option) (settings, error) {
 		}
 		option(&s)
 	}
-	if s.err == nil && s.maxHold > 0 && s.fixed {
+	switch {
+	case s.err != nil: // of an option by itself
+	case s.maxHold > 0 && s.fixed:
 		s.err = invalid("WithMaxHold(%s) with WithFixedLease(%s): a fixed lease is its own limit", s.maxHold, s.ttl)
-	}
-	if s.err == nil && s.maxHold > 0 && s.maxHold < s.ttl {
+	case s.maxHold > 0 && s.maxHold < s.ttl:
 		s.err = invalid("WithMaxHold(%s): must be at least the TTL (%s)", s.maxHold, s.ttl)
-	}
-	if s.err == nil && s.redisson && s.hasPrefix {
+	case s.redisson && s.hasPrefix:
 		s.err = invalid("WithPrefix(%q) with WithRedissonLayout: Redisson's keys have no prefix, put it into the lock's name", s.prefix)
-	}
-	if s.err == nil && s.fenced && !s.redisson {
+	case s.fenced && !s.redisson:
 		s.err = invalid("WithRedissonFencing: it needs WithRedissonLayout, given to New; every other lock has a token by itself")
-	}
-	if s.err == nil && s.passes > 0 && s.fixed {
+	case s.passes > 0 && s.fixed:
 		s.err = invalid("WithLocalPass(%d, %s) with WithFixedLease(%s): what is passed on is a lease that is renewed; a fixed one begins with its hold",
 			s.passes, s.passLimit, s.ttl)
-	}
-	if s.err == nil && s.passes > 0 && s.redisson {
+	case s.passes > 0 && s.redisson:
 		s.err = invalid("WithLocalPass with WithRedissonLayout: it is for this package's own layout only")
 	}
 	return s, s.err
