@@ -362,12 +362,12 @@ func (a *acquiring) awaitTurn(h *hold) error {
 		return nil
 	default:
 	}
-	queued := h.queued
+	var queued <-chan struct{}
 	var late <-chan time.Time
-	if a.mayWait || !h.isEntering() {
-		queued = nil
-	}
 	if !a.mayWait {
+		if h.isEntering() {
+			queued = h.queued
+		}
 		timer := time.NewTimer(h.client.wire.triesTake())
 		defer timer.Stop()
 		late = timer.C
