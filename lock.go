@@ -451,9 +451,7 @@ func (a *acquiring) nested(h *hold) (again bool, err error) {
 		again, err = a.outlived(h, h.end)
 	}
 	t.mu.Unlock()
-	if a.frame != nil {
-		a.discard(err)
-	}
+	a.discard(err)
 	return again, err
 }
 
