@@ -158,13 +158,14 @@ func (l *Lock) acquire(ctx context.Context, wait time.Duration) (context.Context
 	}
 	defer c.workers.leave()
 	hooks := &l.settings.hooks
-	if l.settings.localReentry && hooks.AcquireStarted == nil && hooks.AcquireFinished == nil {
+	told := hooks.AcquireStarted != nil || hooks.AcquireFinished != nil
+	if l.settings.localReentry && !told {
 		if section := l.reenter(ctx); section != nil {
 			return section, nil
 		}
 	}
 	var start time.Time
-	if hooks.AcquireStarted != nil || hooks.AcquireFinished != nil {
+	if told {
 		start = time.Now()
 	}
 	if hooks.AcquireStarted != nil {
