@@ -254,12 +254,12 @@ func (h *hold) reasonLocked(t *table, now time.Time) LossReason {
 	switch {
 	case h.maxHold > 0 && h.nextLease(now) < MinTTL+margin(h.ttl):
 		return LossMaxHold
-	case h.leaked && !t.wantedLocked(h):
-		return LossLeaked
-	case !t.wantedLocked(h):
-		return LossAbandoned
-	default:
+	case t.wantedLocked(h):
 		return LossExpired
+	case h.leaked:
+		return LossLeaked
+	default:
+		return LossAbandoned
 	}
 }
 
