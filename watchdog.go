@@ -381,10 +381,8 @@ type loss struct {
 	err    *LostError
 	cancel []context.CancelCauseFunc
 	held   time.Duration
-
-	deepest int
-	closed  bool   // Close had told of the end of this hold
-	leaks   []leak // that were not reported yet
+	closed bool   // Close had told of the end of this hold
+	leaks  []leak // that were not reported yet
 }
 
 // loseLocked ends a hold that was lost. It is told as a worker, so that Close waits for that.
@@ -393,7 +391,7 @@ func (t *table) loseLocked(h *hold, reason LossReason) *loss {
 	l := &loss{
 		hold: h,
 		err:  &LostError{Name: h.keys.name, Holder: h.holder, Token: h.token, Reason: reason},
-		held: time.Since(h.since), deepest: h.deepest, closed: h.client.isClosed(), leaks: h.takeLeaksLocked(nil),
+		held: time.Since(h.since), closed: h.client.isClosed(), leaks: h.takeLeaksLocked(nil),
 	}
 	for f := h.frames; f != nil; f = f.next {
 		l.cancel = append(l.cancel, f.cancel)
@@ -422,7 +420,7 @@ func (l *loss) tell() {
 		slog.String("holder", h.holder.String()), slog.Int64("token", h.token), slog.String("reason", string(l.err.Reason)))
 	if h.hooks.Lost != nil && !l.closed {
 		event := Lost{
-			Name: h.keys.name, Holder: h.holder, Token: l.err.Token, TTL: h.ttl, Reason: l.err.Reason, Held: l.held, MaxDepth: l.deepest,
+			Name: h.keys.name, Holder: h.holder, Token: l.err.Token, TTL: h.ttl, Reason: l.err.Reason, Held: l.held, MaxDepth: h.deepest,
 		}
 		c.events.emit(func() { h.hooks.Lost(event) })
 	}
