@@ -516,7 +516,7 @@ func (native) first(a *acquiring, h *hold) error {
 		}
 	}
 	if a.mayWait {
-		a.waiter = c.hub.listen(h)
+		a.waiter = c.hub.listen(h.keys, h.id)
 	}
 	for {
 		reply, answer, err := a.ask(h, a.waiter != nil)
@@ -566,7 +566,7 @@ func (native) first(a *acquiring, h *hold) error {
 			case !a.mayWait:
 				return a.giveUp(h, nil)
 			case a.waiter == nil:
-				a.waiter, err = c.hub.subscribe(a.waiting, h, recheck)
+				a.waiter, err = c.hub.subscribe(a.waiting, h.keys, h.id, recheck)
 			default:
 				err = a.waiter.unheard(a.waiting, recheck)
 			}

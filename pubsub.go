@@ -69,9 +69,9 @@ type outage struct {
 
 // waiter is one hold that waits for its grant.
 type waiter struct {
-	hub  *hub
-	sub  *subscription
-	hold *hold
+	hub *hub
+	sub *subscription
+	id  string // in sub.waiters
 
 	// words has room for one, is sent to under the hub's mutex, and is only read by that wait. The first word is enough: whatever
 	// it is, the waiter asks Redis after it, or need not ask.
@@ -113,15 +113,15 @@ func newHub(c *Client) *hub {
 	return &hub{client: c, links: make(map[string]*link), subs: make(map[string]*subscription)}
 }
 
-// listen registers h as a waiter if the client hears its lock's channel already. nil: it does not.
-func (b *hub) listen(h *hold) *waiter {
+// listen registers the hold of that id as a waiter if the client hears its lock's channel already. nil: it does not.
+func (b *hub) listen(k *keys, id string) *waiter {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	s := b.subs[h.keys.topic]
+	s := b.subs[k.topic]
 	if s == nil || !s.confirmed {
 		return nil
 	}
-	return b.addLocked(s, h)
+	return b.addLocked(s, id)
 }
 
 // hears says whether the client hears a channel already.
@@ -132,24 +132,24 @@ func (b *hub) hears(topic string) bool {
 	return s != nil && s.confirmed
 }
 
-func (b *hub) addLocked(s *subscription, h *hold) *waiter {
-	w := &waiter{hub: b, sub: s, hold: h, words: make(chan word, 1)}
-	s.waiters[h.id] = w
+func (b *hub) addLocked(s *subscription, id string) *waiter {
+	w := &waiter{hub: b, sub: s, id: id, words: make(chan word, 1)}
+	s.waiters[id] = w
 	return w
 }
 
 // errNotYet: no subscription for now. Redis should be asked all the same, since the owner's lease should be over.
 var errNotYet = errors.New("no pub/sub connection")
 
-// subscribe registers h as a waiter, and returns when its channel is subscribed and the server has confirmed it; with
-// errNotYet if it has not by the time of the recheck.
-func (b *hub) subscribe(ctx context.Context, h *hold, recheck time.Duration) (*waiter, error) {
-	node, rdb, err := b.client.wire.node(ctx, h.keys.base)
+// subscribe registers the hold of that id as a waiter, and returns when the lock's channel is subscribed and the server has
+// confirmed it; with errNotYet if it has not by the time of the recheck.
+func (b *hub) subscribe(ctx context.Context, k *keys, id string, recheck time.Duration) (*waiter, error) {
+	node, rdb, err := b.client.wire.node(ctx, k.base)
 	if err != nil {
 		return nil, err
 	}
 	b.mu.Lock()
-	s := b.subs[h.keys.topic]
+	s := b.subs[k.topic]
 	if s == nil {
 		l := b.linkLocked(node, rdb)
 		if l == nil {
@@ -157,13 +157,13 @@ func (b *hub) subscribe(ctx context.Context, h *hold, recheck time.Duration) (*w
 			return nil, ErrClosed
 		}
 		s = &subscription{
-			topic: h.keys.topic, key: h.keys.base, channel: h.keys.channel(b.client.id), plain: h.keys.plain,
+			topic: k.topic, key: k.base, channel: k.channel(b.client.id), plain: k.plain,
 			link: l, waiters: make(map[string]*waiter),
 		}
 		b.subs[s.topic] = s
 		l.subs[s] = struct{}{}
 	}
-	w := b.addLocked(s, h)
+	w := b.addLocked(s, id)
 	confirmed := s.confirmed
 	if !s.asked {
 		s.link.kick()
@@ -244,7 +244,7 @@ func (w *waiter) close() {
 	b := w.hub
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	delete(w.sub.waiters, w.hold.id)
+	delete(w.sub.waiters, w.id)
 	if len(w.sub.waiters) == 0 {
 		w.sub.idle = time.Now()
 	}

@@ -87,7 +87,7 @@ func TestANewPubSubConnectionIsNotReplacedForWhatTheOneBeforeWasLacking(t *testi
 	require.NoError(t, err)
 	var waiters []*waiter
 	for _, k := range []*keys{r.keys, other} {
-		w, err := b.subscribe(t.Context(), newTestHold(t, r.client, k, NewHolder()), time.Minute)
+		w, err := b.subscribe(t.Context(), k, "hold", time.Minute)
 		require.NoError(t, err)
 		waiters = append(waiters, w)
 	}
@@ -152,7 +152,7 @@ func TestTheRunnerOfARaceMissesNoRefusalBesideAMessage(t *testing.T) {
 				p := &race{key: "a", due: time.Now().Add(time.Minute)}
 				for i := range p.ears {
 					s := &subscription{waiters: map[string]*waiter{}}
-					p.ears[i] = &waiter{hub: c.hub, sub: s, hold: h, words: make(chan word, 1)}
+					p.ears[i] = &waiter{hub: c.hub, sub: s, words: make(chan word, 1)}
 					p.ears[i].words <- told[i]
 				}
 				a := &acquiring{lock: l, ctx: t.Context(), waiting: t.Context(), mayWait: true}

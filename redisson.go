@@ -447,13 +447,14 @@ func (r *redisson) listen(p *race, a *acquiring, h *hold) (heard bool, err error
 			continue
 		}
 		heard = false
-		ear := &hold{client: c, keys: h.keys, tenure: &tenure{id: p.key}} // not h: the race outlives it
+		k := h.keys
 		if i == 1 {
-			k := *h.keys
-			k.topic, k.plain = plainTopic+k.topic, true
-			ear.keys = &k
+			plain := *k
+			plain.topic, plain.plain = plainTopic+k.topic, true
+			k = &plain
 		}
-		p.ears[i], err = c.hub.subscribe(a.waiting, ear, max(time.Until(p.due), firstPause))
+		// As p.key, and not as h.id: the race outlives this call.
+		p.ears[i], err = c.hub.subscribe(a.waiting, k, p.key, max(time.Until(p.due), firstPause))
 		if errors.Is(err, errNotYet) {
 			return false, nil
 		}
