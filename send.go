@@ -96,17 +96,8 @@ func (w *wire) send(ctx context.Context, r *request, eval bool, stop <-chan stru
 		}
 	}
 	if lane == onlyLane && l.isBrisk() {
-		defer l.leave() // also if a hook of the go-redis client panics
-		start := time.Now()
-		limit := &limited{Context: ctx, deadline: start.Add(briskLimit)}
-		defer limit.end()
-		cmd := r.command(ctx, eval)
-		err = w.rdb.Process(limit, cmd)
-		l.timed(start, err)
-		if err != nil && judge(err) == unknown {
-			l.stalled.Store(int64(time.Since(l.start)))
-		}
-		return cmd.Val(), 0, err
+		reply, err = w.sendBriskly(ctx, r, eval)
+		return reply, 0, err
 	}
 	if ctx.Done() == nil && lane != queued { // no context can end it; after Close, go-redis does
 		if lane == noLane {
@@ -147,6 +138,22 @@ func (w *wire) send(ctx context.Context, r *request, eval bool, stop <-chan stru
 		w.orphans.landed(r.first, true)
 	}
 	return nil, 0, err
+}
+
+// sendBriskly sends a command by itself on the lane that it has, and expects the answer within briskLimit.
+func (w *wire) sendBriskly(ctx context.Context, r *request, eval bool) (any, error) {
+	l := &w.lanes
+	defer l.leave() // also if a hook of the go-redis client panics
+	start := time.Now()
+	limit := &limited{Context: ctx, deadline: start.Add(briskLimit)}
+	defer limit.end()
+	cmd := r.command(ctx, eval)
+	err := w.rdb.Process(limit, cmd)
+	l.timed(start, err)
+	if err != nil && judge(err) == unknown {
+		l.stalled.Store(int64(time.Since(l.start)))
+	}
+	return cmd.Val(), err
 }
 
 // limited is a context with a deadline that needs a timer only where somebody waits. go-redis looks once, in passing, whether the
