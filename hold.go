@@ -593,8 +593,8 @@ func (t *table) isNearLocked(h *hold, due time.Time) bool {
 	return before >= -lookSpread && before <= h.early()
 }
 
-// isOver says whether the deadline of h has passed.
-func (t *table) isOver(h *hold) bool {
+// hasExpired says whether the deadline of h has passed.
+func (t *table) hasExpired(h *hold) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return !time.Now().Before(h.deadline)

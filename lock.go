@@ -435,7 +435,7 @@ func (a *acquiring) nested(h *hold) (again bool, err error) {
 			t.renewed(h, answer)
 		}
 		switch {
-		case t.isOver(h):
+		case t.hasExpired(h):
 			return a.outlived(h, h.lose(LossExpired))
 		case err != nil: // the lease was renewed meanwhile
 			return true, nil
