@@ -714,11 +714,8 @@ func (w *wire) release(ctx context.Context, h *hold, target int, e effort) (bool
 	if err != nil {
 		return false, a, err
 	}
-	n, ok := a.reply.(int64)
-	if !ok {
-		return false, a, badReply(script, a.reply)
-	}
-	return n == 1, a, nil
+	n, err := parseNumber(script, a.reply)
+	return n == 1, a, err
 }
 
 func (native) release(w *wire, h *hold, c change) *request {
@@ -801,11 +798,8 @@ func (w *wire) pass(ctx context.Context, k *keys, id string, number int, to stri
 	if err != nil {
 		return false, err
 	}
-	n, ok := a.reply.(int64)
-	if !ok {
-		return false, badReply(r.script, a.reply)
-	}
-	return n == 1, nil
+	n, err := parseNumber(r.script, a.reply)
+	return n == 1, err
 }
 
 // extend renews one lease by itself and says whether the hold was there.
@@ -943,9 +937,8 @@ func (w *wire) abandon(ctx context.Context, batch []*orphan) []error {
 	}
 	errs := make([]error, len(batch))
 	for i, res := range w.runAll(ctx, requests) {
-		errs[i] = res.err
-		if _, ok := res.reply.(int64); res.err == nil && !ok {
-			errs[i] = badReply(requests[i].script, res.reply)
+		if errs[i] = res.err; res.err == nil {
+			_, errs[i] = parseNumber(requests[i].script, res.reply)
 		}
 	}
 	return errs
@@ -968,10 +961,8 @@ func (w *wire) forceRelease(ctx context.Context, k *keys, hold string, e effort)
 	if err != nil {
 		return err
 	}
-	if _, ok := a.reply.(int64); !ok {
-		return badReply(r.script, a.reply)
-	}
-	return nil
+	_, err = parseNumber(r.script, a.reply)
+	return err
 }
 
 func (native) forceRelease(w *wire, k *keys, hold string) *request {
@@ -1015,6 +1006,15 @@ func parseState(reply any) (lockState, error) {
 		return lockState{}, badReply(stateScript, reply)
 	}
 	return lockState{hold: hold, shown: shown, count: int(count), ttl: fromMillis(ttl), token: token, waiters: int(waiters)}, nil
+}
+
+// parseNumber reads a reply that is one number.
+func parseNumber(s *script, reply any) (int64, error) {
+	n, ok := reply.(int64)
+	if !ok {
+		return 0, badReply(s, reply)
+	}
+	return n, nil
 }
 
 func badReply(s *script, reply any) error {
