@@ -653,9 +653,7 @@ func (native) acquire(w *wire, h *hold, c change, wait bool, arrival int64) *req
 	return r
 }
 
-func (native) acquisition(reply any) (acquisition, error) { return parseAcquisition(reply) }
-
-func parseAcquisition(reply any) (acquisition, error) {
+func (native) acquisition(reply any) (acquisition, error) {
 	if n, ok := reply.(int64); ok {
 		switch {
 		case n > 0:

@@ -2232,7 +2232,7 @@ func FuzzAcquireReply(f *testing.F) {
 		[]any{int64(1) << 62, "owner"}, []any{int64(-1) << 62, "owner"}, []any{int64(-58493811630788560), "owner"}, []any{nil, "owner"}, []any{[]any{}, "owner"})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		reply := decoded(b)
-		got, err := parseAcquisition(reply)
+		got, err := native{}.acquisition(reply)
 		if err != nil {
 			require.Equal(t, acquisition{}, got)
 			return
