@@ -102,9 +102,9 @@ func (r LossReason) explain() string {
 
 // LostError says which hold was lost, and why. It matches [ErrLockLost].
 type LostError struct {
-	Name   string
-	Holder Holder
-	Token  int64
+	Name   string // the lock
+	Holder Holder // who had it
+	Token  int64  // its fencing token, 0 if it had none
 	Reason LossReason
 }
 
@@ -118,9 +118,9 @@ func (e *LostError) Is(target error) bool { return target == ErrLockLost }
 // OpError wraps any other failure of an operation on a lock with the lock's name and the holder.
 type OpError struct {
 	Op     string // "lock", "unlock", "extend", "state", "force unlock"
-	Name   string
+	Name   string // the lock
 	Holder Holder // zero where the operation has none
-	Err    error
+	Err    error  // the failure
 }
 
 func (e *OpError) Error() string {

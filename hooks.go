@@ -154,16 +154,16 @@ type Released struct {
 	TTL      time.Duration
 	Held     time.Duration // from the first entry to the last exit
 	MaxDepth int           // the highest hold count
-	Err      error         // the release was not confirmed
+	Err      error         // why the release was not confirmed, nil if it was
 }
 
 // Renewed is the event of [Hooks.Renewed].
 type Renewed struct {
-	Locks    int // holds in the batch, without those that were unlocked before Redis came to them
-	Lost     int // holds that Redis did not have any more
-	Failed   int // holds whose renewal was not confirmed; they are tried again until their deadline, or their Unlock
-	Duration time.Duration
-	Err      error // the first failure
+	Locks    int           // holds in the batch, without those that were unlocked before Redis came to them
+	Lost     int           // holds that Redis did not have any more
+	Failed   int           // holds whose renewal was not confirmed; they are tried again until their deadline, or their Unlock
+	Duration time.Duration // until the answer, or until it was not waited for any more
+	Err      error         // the first failure, nil if there was none
 }
 
 // Lost is the event of [Hooks.Lost].
@@ -173,8 +173,8 @@ type Lost struct {
 	Token    int64
 	TTL      time.Duration
 	Reason   LossReason
-	Held     time.Duration
-	MaxDepth int // the highest hold count
+	Held     time.Duration // from the first entry until the loss was noticed
+	MaxDepth int           // the highest hold count
 }
 
 // Leaked is the event of [Hooks.Leaked].
@@ -182,7 +182,7 @@ type Leaked struct {
 	Name   string
 	Holder Holder
 	Token  int64
-	Held   time.Duration
+	Held   time.Duration // from the first entry until the leak was reported
 }
 
 // Closed is the event of [Hooks.Closed].
@@ -191,27 +191,27 @@ type Closed struct {
 	Holder   Holder
 	Token    int64
 	TTL      time.Duration
-	Held     time.Duration
-	MaxDepth int // the highest hold count
+	Held     time.Duration // from the first entry until Close
+	MaxDepth int           // the highest hold count
 }
 
 // Dropped is the event of [Hooks.Dropped].
 type Dropped struct {
-	Events int
+	Events int // how many were dropped since the last such event
 }
 
 // Reconnected is the event of [Hooks.Reconnected].
 type Reconnected struct {
-	Node string // empty unless Redis is a cluster
-	Down time.Duration
+	Node string        // empty unless Redis is a cluster
+	Down time.Duration // from when the loss was noticed until a subscription was confirmed again
 }
 
 // Retried is the event of [Hooks.Retried].
 type Retried struct {
-	Name    string
-	Script  string
-	Attempt int // the number of the attempt that failed, from 1
-	Err     error
+	Name    string // of the lock
+	Script  string // its name: "acquire", "release", ...
+	Attempt int    // the number of the attempt that failed, from 1
+	Err     error  // of that attempt
 }
 
 // events runs hooks and log calls away from the code that locks. Its worker starts with the first event.
