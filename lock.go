@@ -759,11 +759,10 @@ func (l *Lock) failed(op string, holder Holder, err error) error {
 const unlockLimit = 10 * time.Second
 
 // Unlock leaves the entry of this lock that ctx carries, the nearest one if there are several. The lock is free, and is
-// granted to the next waiter, when all entries of the holder are left, in whatever order. ([WithLocalPass] it may be
-// passed on to the next one of this client instead.) ctx is the context that Lock
-// returned, or one derived from it; it may be done already: Unlock has a time limit of its own (10 s, or the end of the
-// lease). Where go-redis gets a connection only just before, it can take longer: go-redis's ReadTimeout for each greeting, and
-// for the script.
+// granted to the next waiter, when all entries of the holder are left, in whatever order. ([WithLocalPass]: it may be
+// passed on to the next one of this client instead.) ctx is the context that Lock returned, or one derived from it; it may be
+// done already: Unlock has a time limit of its own (10 s, or the end of the lease). Where go-redis gets a connection only just
+// before that, it can take longer: go-redis's ReadTimeout for each greeting, and for the script.
 //
 // In every case the entry is left, and its context has ended. Errors:
 //   - [ErrNotHeld]: ctx carries no entry of this lock, or it was left before. Nothing was changed, and outer sections
@@ -956,7 +955,8 @@ func (l *Lock) State(ctx context.Context) (State, error) {
 //
 // A server that is silent is asked three times, as by [Lock.TryLock]. It works after [Client.Close] too.
 //
-// Errors: [ErrNotHeld] if nobody has the lock; ctx's, those of Redis, [ErrInvalid].
+// Errors: [ErrNotHeld] if nobody has the lock; [ErrInvalid]; ctx's or those of Redis, and then the lock may have been taken
+// all the same.
 func (l *Lock) ForceUnlock(ctx context.Context) error {
 	if l.err != nil {
 		return l.err
