@@ -40,7 +40,7 @@ type hold struct {
 	end     error // why a hold that was entered is over: ErrReleased or a *LostError
 	token   int64
 	since   time.Time
-	deepest int
+	deepest int    // the highest count
 	leaked  bool   // the context of some entry was dropped without Unlock
 	count   int    // of open entries
 	frames  *frame // of these, without those whose context was dropped, newest first
@@ -271,8 +271,7 @@ func (f *frame) wanted() bool {
 	return errors.Is(context.Cause(f.ctx), ErrReleased) && f.base.Err() == nil
 }
 
-// leave closes an entry, in Redis too, for which it has time until then, also with a context that is done. The entry is
-// closed here whatever happens there.
+// leave closes an entry: here in every case, and in Redis if that can be had until then. That ctx is done does not matter.
 func (h *hold) leave(ctx context.Context, f *frame, until time.Time) error {
 	c, t := h.client, h.client.table
 	if h.localReentry && t.leaveInner(h, f) {
@@ -379,8 +378,8 @@ func (h *hold) longest(now time.Time) time.Duration {
 	return max(h.ttl, h.extended.Sub(now).Round(time.Millisecond))
 }
 
-// settle makes Redis count what is true, after an entry or a partial exit whose end is not known. It tries until the hold
-// is over, or Redis refuses.
+// settle sets the count in Redis to the local one, after an entry or a partial exit whose end is not known. It tries until that
+// is confirmed, the hold is over, or Redis refuses.
 func (h *hold) settle() {
 	t := h.client.table
 	for {
@@ -390,8 +389,7 @@ func (h *hold) settle() {
 		if !time.Now().Before(until) {
 			return
 		}
-		settled := h.settleUntil(until)
-		if settled || time.Now().Before(until) { // else the lease may have been renewed meanwhile
+		if h.settleUntil(until) || time.Now().Before(until) { // else the lease may have been renewed meanwhile
 			return
 		}
 	}
@@ -475,9 +473,9 @@ type holdKey struct {
 
 func newTable() *table { return &table{start: time.Now(), holds: make(map[holdKey]*hold)} }
 
-// close closes c, and tells so of every hold that is not over: that was its end, for the hooks, and no other is told. All in one
-// section under the mutex, so each hold ends before, or is told of here. It returns how the contexts of the sections end, and the
-// leaks that the watchdog has not come to.
+// close closes c, which for the hooks is the end of every hold that is not over: they are told of this one, and of no other. All
+// in one section under the mutex, so each hold ends before, or is told of here. It returns what ends the contexts of the sections,
+// and the leaks that the watchdog has not come to.
 func (t *table) close(c *Client) (cancels []context.CancelCauseFunc, leaks []leak) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

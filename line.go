@@ -30,8 +30,8 @@ const showEvery = time.Millisecond
 const showLimit = time.Second
 
 // stand puts a first entry into the line, and returns when it leads, or has been passed the lock. A call that does not wait
-// leads if nobody else does, and otherwise asks for itself. With an error it leads no less, if it was called: the end of its hold
-// ends that.
+// leads if nobody else does, and otherwise asks for itself. A call that ends with an error just when it was called leads all the
+// same, until the end of its hold.
 //
 // Who finds nobody there sets no tokens aside, so that a lock which one call at a time wants costs nothing more; its lock goes
 // back to Redis.
@@ -150,8 +150,8 @@ func (t *table) passLocked(h *hold, now time.Time) bool {
 	return true
 }
 
-// show tells Redis who has a lock that is passed on, until that is told, or nobody has it. What Redis does not answer is told with
-// the next pass. Redis may answer that it is not ours at all.
+// show tells Redis who has a lock that is passed on, until the last pass is told, or nobody has the lock. What Redis does not
+// answer is told with the next pass. If Redis answers that it is not ours at all, it is lost.
 func (c *Client) show(given *tenure) {
 	t, ctx := c.table, context.Background()
 	for {

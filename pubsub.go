@@ -48,7 +48,7 @@ type subscription struct {
 	// Guarded by the hub's mutex.
 	link      *link
 	waiters   map[string]*waiter // by hold id
-	asked     bool               // SUBSCRIBE was sent on the present connection, or is left to again, or relocate
+	asked     bool               // SUBSCRIBE was sent on the present connection, or again or relocate will see to it
 	sharded   bool               // and it was SSUBSCRIBE
 	confirmed bool               // and the server has said yes
 	there     bool               // the server has it on the link's present connection, whoever may be heard there
@@ -221,7 +221,7 @@ func (w *waiter) suspect() {
 	}
 }
 
-// renewLocked makes a subscription anew after a pause, where the master is then. On the only link that takes a new connection.
+// renewLocked makes a subscription anew after a pause, where the master is then. Where there is only one link, it connects anew.
 func (b *hub) renewLocked(s *subscription, pause time.Duration) {
 	if s.link.node != "" {
 		b.relocateLocked(s, pause)

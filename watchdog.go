@@ -24,7 +24,7 @@ type watchdog struct {
 	// Guarded by the table's mutex.
 	running  bool
 	armed    time.Duration // when the watchdog wakes by itself, as in the heap
-	expected time.Duration // when a lease that somebody waits for, or had, will be due or would have been, at the earliest
+	expected time.Duration // when a lease may be due that is waited for, or is over by now; never if there is none
 }
 
 func newWatchdog(c *Client) *watchdog {
@@ -64,7 +64,7 @@ func (d *watchdog) nudgeLocked() {
 	if next == never {
 		return
 	}
-	d.expected = next // also if that lease is over before the watchdog has woken: else each one after it would wake it again
+	d.expected = next // kept when that lease is over sooner: else each one after it would wake the watchdog again
 	if !d.running {
 		d.running = d.client.workers.startOpen(d.run)
 		return

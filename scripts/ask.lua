@@ -3,7 +3,7 @@
 
 local function ask(base, queue, token_key, hold, lease, target, step, publish, client, first_arrival, tokens)
   local ttl, aside = tonumber(lease), tonumber(tokens or 0)
-  local last_given = last_token(token_key) -- must be one
+  local last_given = last_token(token_key) -- before anything is changed: it ends the script if the key holds no token
   local held_by, _, last, shown, prepared, before = owner(base)
   if held_by == hold then
     update(base, hold, target, step, last, ttl)
