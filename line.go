@@ -74,21 +74,17 @@ func (a *acquiring) stand(h *hold) (passed bool, err error) {
 	if err == nil || given != &h.own {
 		a.wake = WakePass
 	}
-	switch {
-	case given == &h.own: // it leads
-		h.aside = h.passes
+	if given != &h.own && time.Now().Before(h.deadline) {
 		t.mu.Unlock()
-		return false, err
-	case !time.Now().Before(h.deadline): // what it was passed is over already
-		h.tenure = &h.own
-		h.aside = h.passes
-		t.mu.Unlock()
-		h.client.orphans.add(&hold{client: h.client, keys: h.keys, holder: h.holder, settings: h.settings, tenure: given}, false)
-		return false, err
+		a.traces = true
+		return true, nil // also if the call should have ended: it has the lock now
 	}
+	h.tenure, h.own.aside = &h.own, h.passes // it leads, in its own name
 	t.mu.Unlock()
-	a.traces = true
-	return true, nil // also if the call should have ended: it has the lock now
+	if given != &h.own { // what it was passed is over already
+		h.client.orphans.add(&hold{client: h.client, keys: h.keys, holder: h.holder, settings: h.settings, tenure: given}, false)
+	}
+	return false, err
 }
 
 // leadLocked makes h the lead of a line.
