@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"net"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -1738,6 +1740,170 @@ func TestAPubSubConnectionThatGoesSilentIsNoticed(t *testing.T) {
 	})
 }
 
+// asTCP makes a dialer respect contexts, as that of go-redis does without TLS: so go-redis makes no pub/sub connection by itself.
+func asTCP(o *redis.Options) {
+	dial := o.Dialer
+	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		return dial(ctx, network, addr)
+	}
+}
+
+func TestASubscriptionLingersAndTheConnectionEndsWithTheLast(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const linger = 2 * time.Second
+		owner, m := w.NewClient(), w.NewClient()
+		sections, waits := map[string]context.Context{}, map[string]*attempt{}
+		wait := func(names ...string) {
+			for _, name := range names {
+				sections[name] = enter(t, t.Context(), owner.NewLock(name))
+				waits[name] = begin(t, t.Context(), m.NewLock(name).Lock)
+			}
+		}
+		end := func(names ...string) {
+			for _, name := range names {
+				require.NoError(t, owner.NewLock(name).Unlock(sections[name]))
+				require.NoError(t, m.NewLock(name).Unlock(waits[name].section()))
+			}
+		}
+		heard := func() []string { settle(); return w.PubSubChannels("*") }
+
+		wait("a", "b", "c", "d")
+		dials := m.net.Stats().Dials
+		pass(time.Minute)
+		end("a", "b")
+		pass(linger / 2)
+		end("c")
+		wait("a")
+		pass(linger / 4)
+		end("a")
+		pass(linger/4 - time.Millisecond)
+		require.Len(t, heard(), 4)
+		pass(2 * time.Millisecond)
+		require.Len(t, heard(), 3, "all but b")
+		pass(linger / 2)
+		require.Len(t, heard(), 2, "all but b and c")
+		pass(linger / 4)
+		require.Len(t, heard(), 1, "d")
+		wait("a", "b")
+		end("a", "b")
+		pass(linger)
+		require.Len(t, heard(), 1, "d")
+		require.Equal(t, 4, m.net.Commands("UNSUBSCRIBE"), "those that end together in one")
+		pass(time.Minute)
+		require.Equal(t, dials, m.net.Stats().Dials, "on one connection throughout")
+		end("d")
+		pass(linger)
+		_, pubsub := m.net.Conns()
+		require.Zero(t, pubsub)
+		wait("a", "d")
+		require.Len(t, heard(), 2, "on a new one")
+		end("a", "d")
+	})
+}
+
+func TestAPubSubConnectionThatTakesLongToBeMadeIsKept(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		slow := time.Duration(0)
+		m := w.NewClientOn(func(o *redis.Options) {
+			dial := o.Dialer
+			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				time.Sleep(slow) //nolint:forbidigo // fake time
+				return dial(ctx, network, addr)
+			}
+		})
+		w.warm(m)
+		owner := w.NewClient().NewLock("a")
+		section := enter(t, t.Context(), owner)
+		slow = 4 * time.Second
+		waiting := begin(t, t.Context(), m.NewLock("a").Lock)
+		pass(time.Minute)
+		require.Equal(t, 1, m.net.Stats().Dials)
+		require.NoError(t, owner.Unlock(section))
+		_ = waiting.section()
+		require.Equal(t, time.Minute, waiting.took())
+	})
+}
+
+func TestOfSeveralSubscriptionsOnlyThatIsRefusedWhichTheServerDoesNotAllow(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		owner, m := w.NewClient(), w.NewClientOn(asTCP, relock.WithHooks(r.Hooks()))
+		var waits []*attempt
+		const locks = 4
+		for i := range locks {
+			_ = enter(t, t.Context(), owner.NewLock(fmt.Sprint(i)))
+			waits = append(waits, begin(t, t.Context(), m.NewLock(fmt.Sprint(i)).Lock))
+		}
+		ofLast := func(arg string) bool { return strings.HasPrefix(arg, base("3")) }
+		refusals := m.net.On(redistest.Named("SUBSCRIBE").And(func(args []string) bool { return slices.ContainsFunc(args, ofLast) }),
+			redistest.Answer("-NOPERM this user has no permissions to access one of the channels"))
+		m.net.Reset()
+		m.net.CutPubSub()
+		_, err := waits[3].result()
+		require.ErrorContains(t, err, "NOPERM")
+		pass(time.Minute)
+		require.Equal(t, 2, refusals.Hits(), "together, and then by itself")
+		require.Equal(t, locks-1, m.net.Commands("SUBSCRIBE"), "each of the others by itself")
+		require.Len(t, w.PubSubChannels("*"), locks-1)
+		require.Len(t, eventsOf[relock.Reconnected](&r), 1)
+		m.net.Reset()
+		m.net.CutPubSub()
+		pass(time.Minute)
+		require.Equal(t, 1, m.net.Commands("SUBSCRIBE"), "those that are left together again")
+		require.Len(t, eventsOf[relock.Reconnected](&r), 2, "one for each outage")
+		for _, a := range waits[:3] {
+			require.True(t, a.waits())
+		}
+	})
+}
+
+func TestAFirstPubSubConnectionIsNoReconnectionHoweverLongItTakes(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		owner := w.NewClient().NewLock("a")
+		m := w.NewClient(relock.WithHooks(r.Hooks()))
+		_ = enter(t, t.Context(), owner)
+		ended := m.net.On(redistest.Named("SUBSCRIBE"), redistest.CutBefore(redistest.EOF))
+		waiting := begin(t, t.Context(), m.NewLock("a").Lock)
+		pass(10 * time.Second)
+		require.Greater(t, ended.Hits(), 3)
+		require.Less(t, ended.Hits(), 300)
+		ended.Remove()
+		pass(time.Minute)
+		require.Len(t, w.PubSubChannels("*"), 1)
+		require.Empty(t, eventsOf[relock.Reconnected](&r))
+		require.True(t, waiting.waits())
+	})
+}
+
+func TestASubscriptionThatWasRefusedInPassingIsAskedForAtOnceTheNextTime(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClientOn(asTCP)
+		_ = enter(t, t.Context(), w.NewClient().NewLock("a"))
+		waiting := begin(t, t.Context(), m.NewLock("a").Lock)
+		busy := func(d time.Duration) (hits int) {
+			rule := m.net.On(redistest.Named("SUBSCRIBE"), redistest.Answer("-BUSY Redis is busy running a script."))
+			defer rule.Remove()
+			m.net.CutPubSub()
+			pass(d)
+			require.Empty(t, w.PubSubChannels("*"))
+			return rule.Hits()
+		}
+		hits := busy(10 * time.Second)
+		require.Greater(t, hits, 20)
+		require.Less(t, hits, 60)
+		pass(time.Second)
+		require.Len(t, w.PubSubChannels("*"), 1)
+		require.Equal(t, 1, busy(time.Millisecond))
+		pass(5 * time.Millisecond)
+		require.Len(t, w.PubSubChannels("*"), 1)
+		require.True(t, waiting.waits())
+	})
+}
+
 func TestAWaitThatEndsLeavesNothingInRedis(t *testing.T) {
 	for name, wait := range map[string]func(t *testing.T, m *member, l *relock.Lock) error{
 		"the wait of TryLockFor is over": func(t *testing.T, _ *member, l *relock.Lock) error {
@@ -1881,6 +2047,119 @@ func TestACallThatGivesUpLeavesNothingInItsContextAndIsNoLeak(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestWhatALateLockHasTakenIsTakenBackAtOnceWhenItLands(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClientOn(func(o *redis.Options) { o.ReadTimeout = time.Minute })
+		w.warm(m)
+		other := enter(t, t.Context(), w.NewClient().NewLock("b"))
+		late := m.net.Once(redistest.WithArg(base("a")), redistest.Hold())
+		ctx, cancel := context.WithCancel(t.Context())
+		lost := begin(t, ctx, m.NewLock("a").Lock)
+		waits := begin(t, ctx, m.NewLock("b").Lock)
+		require.Len(t, w.queue("b"), 1)
+		cancel()
+		_, err := lost.result()
+		require.ErrorIs(t, err, context.Canceled)
+		_, err = waits.result()
+		require.ErrorIs(t, err, context.Canceled)
+		settle()
+		require.Empty(t, w.queue("b"))
+		pass(10*time.Second + time.Millisecond)
+		ctx, cancel = context.WithCancel(t.Context())
+		waits = begin(t, ctx, m.NewLock("b").Lock)
+		require.Len(t, w.queue("b"), 1)
+		cancel()
+		_, err = waits.result()
+		require.ErrorIs(t, err, context.Canceled)
+		settle()
+		require.Empty(t, w.queue("b"), "it does not wait for the turn of another")
+		late.Release(t)
+		w.requireNothingLeft("a")
+		require.NoError(t, other.Err())
+	})
+}
+
+func TestAnOrphanIsTriedAtGrowingIntervalsForALease(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var log logbook
+		m := w.NewClient(relock.WithTTL(time.Minute), relock.WithLogger(log.logger()))
+		w.warm(m)
+		late := m.net.Once(redistest.WithArg(base("a")), redistest.Stall())
+		ctx, cancel := context.WithCancel(t.Context())
+		lost := begin(t, ctx, m.NewLock("a").Lock)
+		cancel()
+		_, err := lost.result()
+		require.ErrorIs(t, err, context.Canceled)
+		require.Equal(t, 1, late.Hits())
+		m.net.Cut()
+		tried := func(d time.Duration) int {
+			m.net.Reset()
+			pass(d)
+			return m.scripts()
+		}
+		first := tried(time.Second)
+		require.GreaterOrEqual(t, first, 4)
+		require.LessOrEqual(t, first, 6)
+		then := tried(50 * time.Second)
+		require.GreaterOrEqual(t, then, 24)
+		require.LessOrEqual(t, then, 27)
+		require.NotZero(t, tried(12*time.Second))
+		require.Zero(t, tried(time.Minute))
+		require.Zero(t, goroutines("orphans"))
+		require.Empty(t, log.about("could not confirm"))
+	})
+}
+
+func TestAnOrphanThatRedisRefusesOrDoesNotAnswerIsGivenUpAndTold(t *testing.T) {
+	for name, c := range map[string]struct {
+		trouble redistest.Action
+		after   time.Duration
+	}{
+		"refused": {redistest.Answer("-NOPERM no"), 0},
+		"passing": {redistest.Answer("-LOADING Redis is loading the dataset in memory"), relock.DefaultTTL + time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				var log logbook
+				m := w.NewClient(relock.WithLogger(log.logger()))
+				w.warm(m)
+				enter(t, t.Context(), w.NewClient().NewLock("a"))
+				ctx, cancel := context.WithCancel(t.Context())
+				waits := begin(t, ctx, m.NewLock("a").Lock)
+				m.net.On(redistest.Named("EVALSHA", "EVAL"), c.trouble)
+				cancel()
+				_, err := waits.result()
+				require.ErrorIs(t, err, context.Canceled)
+				if c.after > 0 {
+					pass(c.after - time.Second)
+					require.Empty(t, log.about("could not confirm"))
+					pass(4 * time.Second)
+				}
+				require.Len(t, log.about("could not confirm"), 1)
+				require.Zero(t, goroutines("orphans"))
+			})
+		})
+	}
+}
+
+func TestCloseDoesNotWaitForTheNextTryOfAnOrphan(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient()
+		w.warm(m)
+		m.net.Once(redistest.WithArg(base("a")), redistest.Stall())
+		ctx, cancel := context.WithCancel(t.Context())
+		lost := begin(t, ctx, m.NewLock("a").Lock)
+		cancel()
+		_, err := lost.result()
+		require.ErrorIs(t, err, context.Canceled)
+		m.net.Cut()
+		pass(10*time.Second + 100*time.Millisecond)
+		closing := time.Now()
+		require.NoError(t, m.Close())
+		require.Zero(t, time.Since(closing))
+	})
 }
 
 func TestCancellingAWaitReturnsAtOnceAlsoWhenRedisIsSilent(t *testing.T) {

@@ -80,6 +80,48 @@ func TestASubscriptionThatGoRedisHasMadeAnewIsAskedAfter(t *testing.T) {
 	require.Equal(t, word{}, <-w.words)
 }
 
+func TestALinkPingsOnlyWhatIsWaitedForAndSilentAndGivesUpWhatOwesAnAnswer(t *testing.T) {
+	const now = 10 * time.Second
+	for name, c := range map[string]struct {
+		plan  plan
+		heard time.Duration
+		ping  bool
+		next  time.Duration
+		err   error
+	}{
+		"nobody waits":                        {plan{}, 0, false, time.Hour, nil},
+		"nobody waits, one lingers":           {plan{linger: time.Second}, 0, false, time.Second, nil},
+		"one lingers for an instant":          {plan{linger: time.Nanosecond}, 0, false, time.Millisecond, nil},
+		"heard a moment ago":                  {plan{waited: true}, now - time.Millisecond, false, pingEvery - time.Millisecond, nil},
+		"and one lingers":                     {plan{waited: true, linger: time.Second}, now, false, time.Second, nil},
+		"silent for almost too long":          {plan{waited: true}, now - pingEvery + 1, false, time.Millisecond, nil},
+		"silent":                              {plan{waited: true}, now - pingEvery, true, pingEvery, nil},
+		"silent, and one lingers":             {plan{waited: true, linger: time.Second}, 0, true, time.Second, nil},
+		"asked a moment ago":                  {plan{waited: true, owed: true, since: now - time.Second}, 0, false, pingEvery - time.Second, nil},
+		"asked, and something else was heard": {plan{waited: true, owed: true}, now - time.Second, false, pingEvery - time.Second, nil},
+		"asked, and silent":                   {plan{waited: true, owed: true, since: now - pingEvery}, now - pingEvery, false, 0, errSilent},
+		"asked, and nobody waits any more":    {plan{owed: true}, 0, false, 0, errSilent},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ping, next, err := c.plan.look(now, c.heard)
+			require.Equal(t, c.err, err)
+			require.Equal(t, c.ping, ping)
+			require.Equal(t, c.next, next)
+		})
+	}
+}
+
+func TestWhoComesWhenTheChannelIsHeardWaitsForNothing(t *testing.T) {
+	r := newRig(t)
+	b := r.client.hub
+	for range 2 {
+		w, err := b.subscribe(t.Context(), r.keys, "hold", time.Minute)
+		require.NoError(t, err)
+		defer w.close()
+		require.Empty(t, w.words)
+	}
+}
+
 func TestANewPubSubConnectionIsNotReplacedForWhatTheOneBeforeWasLacking(t *testing.T) {
 	r := newRig(t)
 	b := r.client.hub
