@@ -29,7 +29,7 @@ type hub struct {
 }
 
 const (
-	// lingerFor is how long a subscription without waiters is kept, and then the connection without subscriptions.
+	// lingerFor is how long a subscription without waiters is kept. The connection ends with the last one.
 	lingerFor = 2 * time.Second
 	// pingEvery is how long a connection may be silent before it is asked for a sign of life, and how long the answer
 	// may take. Together they bound how long a dead connection (no FIN, no RST) goes unnoticed.
@@ -655,7 +655,8 @@ var errReplaced = errors.New("go-redis has given up the pub/sub connection")
 // When a connection breaks, or the server asks to be called elsewhere, go-redis makes a new one before Receive returns: to the
 // node that may just have died, with a mutex held that Close needs, and without a word to those who have missed something
 // meanwhile. A context that is done keeps it from that, and from nothing else: Receive only dials with it. Should that
-// change one day, the context of the connection is as good.
+// change one day, the context of the connection is as good. (A dialer that does not look at contexts, as go-redis's own for
+// TLS, dials all the same, and the connection's end is noticed after that.)
 func (l *link) read(ctx context.Context, ps *redis.PubSub) error {
 	done, cancel := context.WithCancel(ctx)
 	cancel()
