@@ -141,3 +141,36 @@ func TestAnOrphanIsKeptUntilNothingOfItCanComeAnyMore(t *testing.T) {
 		})
 	}
 }
+
+func TestAnOrphanOfWhichACommandLandedMeanwhileIsTriedAgainAtOnce(t *testing.T) {
+	r := newRig(t)
+	h, o := r.hold(), r.client.orphans
+	h.landings = 1 // since the round trip began
+	p := &orphan{hold: h, since: time.Now(), lease: time.Minute}
+	o.abandon(t.Context(), []*orphan{p})
+	require.False(t, p.confirmed, "that was before")
+	batch, _, _ := o.due(time.Now())
+	require.Equal(t, []*orphan{p}, batch)
+	o.abandon(t.Context(), batch)
+	require.True(t, p.confirmed)
+	require.Empty(t, o.pending)
+}
+
+func TestACommandThatWasLostIsNotForgottenForOneThatWasAnswered(t *testing.T) {
+	for name, answered := range map[string][]bool{"before": {true, false}, "after": {false, true}} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			h, o := r.hold(), r.client.orphans
+			o.running = true // it is what this test says it is
+			o.gaveUp(h)
+			o.gaveUp(h)
+			for _, a := range answered {
+				o.landed(h, a)
+			}
+			o.add(h, false)
+			require.True(t, h.lost)
+			require.Zero(t, h.flying)
+			require.Equal(t, 2, h.landings)
+		})
+	}
+}
