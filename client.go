@@ -36,7 +36,9 @@ type Client struct {
 }
 
 // New makes a Client that keeps its locks in Redis behind rdb: a [redis.Client] for a standalone server or one behind
-// Sentinel, or a [redis.ClusterClient]; or a struct that embeds one of these. A [redis.Ring] is refused. The options are the defaults for the client's locks.
+// Sentinel, or a [redis.ClusterClient]; or a struct that embeds one of these; or the AutoPipeline of a redis.Client. A [redis.Ring] is
+// refused, and so are an AsyncAutoPipeline, and the AutoPipeline of a redis.ClusterClient. The options are the defaults for the
+// client's locks.
 //
 // New does not talk to Redis. rdb stays the caller's: it must outlive the Client, and Close does not close it. Its
 // timeouts bound how long a goroutine of the Client can hang on a server that is silent. Commands share its pool of
@@ -47,8 +49,8 @@ func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 	if rdb == nil || reflect.ValueOf(rdb).Kind() == reflect.Pointer && reflect.ValueOf(rdb).IsNil() {
 		return nil, invalid("the go-redis client is nil")
 	}
-	if _, ok := rdb.(interface{ Options() *redis.RingOptions }); ok {
-		return nil, invalid("redis.Ring is not supported: use a redis.Client, or a redis.ClusterClient")
+	if err := checkKind(rdb); err != nil {
+		return nil, err
 	}
 	s, err := defaults().with(options)
 	if err != nil {
@@ -97,6 +99,26 @@ type (
 		ReloadState(ctx context.Context)
 	}
 )
+
+// checkKind refuses what cannot send a script and wait for the answer, and what spreads commands over servers without telling which.
+func checkKind(rdb redis.UniversalClient) error {
+	switch rdb := rdb.(type) {
+	case plainClient, clusterClient:
+		return nil
+	case interface{ Options() *redis.RingOptions }:
+		return invalid("redis.Ring is not supported: use a redis.Client, or a redis.ClusterClient")
+	case interface{ IsBlocking() bool }:
+		if !rdb.IsBlocking() {
+			return invalid("an AsyncAutoPipeline is not supported, as it does not wait for answers: use AutoPipeline, or the client itself")
+		}
+	}
+	single := false // without keys, nothing is sent, and only a client of one server calls the function
+	_ = rdb.Watch(context.Background(), func(*redis.Tx) error { single = true; return nil })
+	if !single {
+		return invalid("%T of several servers is not supported, as it does not tell where a lock is: use the redis.ClusterClient itself", rdb)
+	}
+	return nil
+}
 
 // readTimeout is how long the go-redis client waits for a reply; hardly ever, if it has no limit.
 func readTimeout(rdb redis.UniversalClient) time.Duration {

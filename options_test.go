@@ -283,6 +283,12 @@ func TestALockThatDoesNotFitItsClientsOptionsIsInvalid(t *testing.T) {
 func TestAClientOfGoRedisThatCannotBeUsedIsErrInvalid(t *testing.T) {
 	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"one": "127.0.0.1:1"}, HeartbeatFrequency: time.Hour})
 	defer func() { _ = ring.Close() }()
+	one, many := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}})
+	defer func() { _, _ = one.Close(), many.Close() }()
+	async, err := one.AsyncAutoPipeline()
+	require.NoError(t, err)
+	ofCluster, err := many.AutoPipeline()
+	require.NoError(t, err)
 	for name, c := range map[string]struct {
 		rdb  redis.UniversalClient
 		says string
@@ -293,11 +299,24 @@ func TestAClientOfGoRedisThatCannotBeUsedIsErrInvalid(t *testing.T) {
 		"a nil Ring":    {(*redis.Ring)(nil), "nil"},
 		"a Ring":        {ring, "redis.Ring is not supported: use a redis.Client, or a redis.ClusterClient"},
 		"a Ring inside": {struct{ *redis.Ring }{ring}, "redis.Ring is not supported"},
+		// Its commands have no answer yet when Process returns.
+		"one that does not wait": {async, "an AsyncAutoPipeline is not supported"},
+		// Taken for one server, the renewal of two locks would be a CROSSSLOT.
+		"the AutoPipeline of a cluster": {ofCluster, "*redis.AutoPipeliner of several servers is not supported"},
+		"any cluster":                   {struct{ redis.UniversalClient }{many}, "use the redis.ClusterClient itself"},
 	} {
 		client, err := relock.New(c.rdb)
 		require.Nil(t, client, name)
 		require.ErrorIs(t, err, relock.ErrInvalid, name)
 		require.ErrorContains(t, err, c.says, name)
+	}
+
+	blocking, err := one.AutoPipeline()
+	require.NoError(t, err)
+	for _, rdb := range []redis.UniversalClient{one, many, blocking, struct{ redis.UniversalClient }{one}} {
+		client, err := relock.New(rdb)
+		require.NoError(t, err, "%T", rdb)
+		require.NoError(t, client.Close())
 	}
 }
 
