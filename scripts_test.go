@@ -523,6 +523,7 @@ func TestAReplicaThatDoesNotKnowAHoldIsNotBelieved(t *testing.T) {
 		},
 		"extend":        func(w *wire, h *hold) error { _, _, err := w.extend(ctx, h, time.Minute, once); return err },
 		"force release": func(w *wire, h *hold) error { return w.forceRelease(ctx, h.keys, h.id, once) },
+		"a pass":        func(w *wire, h *hold) error { _, err := w.pass(ctx, h.keys, h.id, 1, "x:1:1", once); return err },
 		"a renewal": func(w *wire, h *hold) error {
 			batch := []renewal{{hold: h, ttl: time.Minute}}
 			w.renew(ctx, batch)

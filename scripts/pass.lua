@@ -21,7 +21,7 @@ for i = 1, #fields, 2 do
   end
 end
 if not there then
-  return 0
+  return call('HDEL', base, ARGV[1]) -- 0, or an error if this is a replica that does not know yet
 end
 if known < tonumber(ARGV[2]) then
   call('HSET', base, AS, ARGV[2] .. '|' .. ARGV[3])
