@@ -118,8 +118,8 @@ func TestOthersAreToldToWhomALockWasPassedAndItStaysTheFirstOnes(t *testing.T) {
 	h, other := r.apart(10), r.hold()
 	r.own(h, r.ask(h, 1).token)
 	require.True(t, r.pass(h, 2, "x:2:2"))
+	r.unchanged(func() { require.True(t, r.pass(h, 1, "x:1:1"), "an earlier one that runs late") })
 	r.unchanged(func() {
-		require.True(t, r.pass(h, 1, "x:1:1"), "an earlier one that runs late")
 		require.True(t, r.pass(h, 2, "x:2:2"))
 		require.Equal(t, "x:2:2", r.ask(other, 1).owner)
 	})
