@@ -412,6 +412,7 @@ func TestAReplicaThatDoesNotKnowAHoldIsNotBelievedInACallForManyEither(t *testin
 			got := c.together(c.exit(c.at(0).hold()), c.entry(c.at(1).hold()))
 			require.ErrorContains(t, got[0].err, "READONLY")
 			require.Equal(t, passing, judge(got[0].err))
+			require.False(t, got[0].unsure, "it has not left: what the new master then does not know was lost")
 		})
 	}
 }
@@ -811,6 +812,9 @@ func manyAndOne(t *testing.T, rdb *redis.Client) {
 			}
 			return v
 		case int64:
+			if v == manyNothing {
+				return "an error"
+			}
 			if v > now-10*seconds && v < now+60*seconds {
 				return "the clock"
 			}

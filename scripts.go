@@ -775,7 +775,10 @@ func manyCommand(batch []*flight, eval bool) command {
 	return command{redis.NewCmd(context.Background(), args...)}
 }
 
-// manyReplies is the reply to manyCommand: one for each flight, nil for one that must be sent by itself.
+// manyNothing is the reply for an exit that must be sent by itself and has changed nothing.
+const manyNothing int64 = -1
+
+// manyReplies is the reply to manyCommand: one for each flight, nil for one that must be sent by itself, as it may have run in part.
 func manyReplies(cmd command, n int) ([]any, error) {
 	reply, err := cmd.Result()
 	if err != nil {

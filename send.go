@@ -540,10 +540,14 @@ func (w *wire) sendTogether(usual, others []*flight, eval bool) {
 			err = errNotTogether
 		}
 		for i, f := range c.flights {
-			if f.err = err; err == nil {
-				if f.reply = replies[i]; f.reply == nil {
-					f.err = errAskAlone
-				}
+			if f.err = err; err != nil {
+				continue
+			}
+			switch f.reply = replies[i]; f.reply {
+			case nil:
+				f.err = errAskAlone
+			case manyNothing:
+				f.err = errNotTogether
 			}
 		}
 	}
@@ -561,7 +565,7 @@ func earliest(until time.Time, flights []*flight) time.Time {
 
 // Why a flight that shared a call has to be sent by itself, in the same attempt.
 var (
-	errNotTogether = errors.New("the server takes no script call for many locks")
+	errNotTogether = errors.New("the server does not do this in a script call for many locks, and has done nothing")
 	errAskAlone    = errors.New("this lock's part of a script call for many has failed, and nobody knows where")
 )
 

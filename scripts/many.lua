@@ -5,7 +5,8 @@
 -- ARGV     how many are to be released; the hold of each lock; lease ms for each to take; if there is only one, it is that
 --          of all
 -- Returns  for each lock what acquire or release would; nothing where that is an error. Then ask by itself: it may have run
---          in part, and the others have run. (go-redis cannot read every error that stands in a list.)
+--          in part, and the others have run; -1 is an error of a release that has changed nothing. (go-redis cannot read every
+--          error that stands in a list.)
 -- Idempotent because acquire and release are.
 
 local call = redis.call
@@ -57,7 +58,8 @@ end
 
 -- The hold leaves, and nobody waits. Its base is gone with the last field.
 local function leave_free(i)
-  return call('HDEL', KEYS[i], ARGV[1 + i]) -- 0, or an error if this is a replica that does not know yet
+  local gone = redis.pcall('HDEL', KEYS[i], ARGV[1 + i]) -- 0, or an error if this is a replica that does not know yet
+  return type(gone) == 'number' and gone or -1
 end
 
 -- Gives the lock to the one that its next hand-over is prepared for, and says whether that one hears it.
@@ -106,7 +108,7 @@ local function leave(i)
   local base, queue, token_key, hold = KEYS[i], KEYS[queues + i], KEYS[tokens + i], ARGV[1 + i]
   local mine, prepared = unpack(call('HMGET', base, hold, 'next'))
   if not mine then
-    return call('HDEL', base, hold) -- as above
+    return leave_free(i)
   end
   if prepared and hand_over(base, hold, prepared) then
     return 1
