@@ -628,6 +628,7 @@ func (w *wire) acquire(ctx context.Context, h *hold, target int, wait bool, arri
 		return acquisition{}, a, err
 	}
 	reply, err := h.keys.layout.acquisition(a.reply)
+	a.unsure = a.unsure || err != nil // it may have run, whatever stands in the way of its reply
 	return reply, a, err
 }
 

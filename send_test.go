@@ -708,3 +708,31 @@ func TestCloseWaitsForEveryWorkerAndLetsNoneBeginAfterIt(t *testing.T) {
 		w.wait()
 	}
 }
+
+// TestAnEntryWhoseReplyCannotBeReadLeavesNothingBehind has a hook that keeps the replies to itself.
+func TestAnEntryWhoseReplyCannotBeReadLeavesNothingBehind(t *testing.T) {
+	for _, wait := range []time.Duration{0, 10 * time.Second} {
+		r := newRig(t)
+		rdb := r.server.Client()
+		rdb.AddHook(&keepsReplies{})
+		c, err := New(rdb)
+		require.NoError(t, err)
+		_, err = c.NewLock(t.Name()).TryLockFor(t.Context(), wait)
+		require.ErrorContains(t, err, "unexpected reply of script acquire: <nil>")
+		redistest.Eventually(t, 10*time.Second, func() bool { return !r.exists(r.keys.base) }, "the lock is free")
+		require.NoError(t, c.Close())
+	}
+}
+
+// keepsReplies is a hook that loses the reply of an acquire.
+type keepsReplies struct{ manyCalls }
+
+func (h *keepsReplies) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if args := cmd.Args(); err == nil && len(args) > 1 && (args[1] == acquireScript.sha || args[1] == acquireScript.source) {
+			cmd.(command).SetVal(nil)
+		}
+		return err
+	}
+}
