@@ -58,7 +58,7 @@ local function ask(base, queue, token_key, hold, lease, target, step, publish, c
     call('PEXPIRE', queue, keep)
   end
 
-  local reply = {remaining, shown, arrival, call('ZRANK', queue, member) or 0, last_given}
+  local reply = {remaining, shown, arrival, call('ZRANK', queue, member), last_given}
   local heir, digits = string.match(prepared or '', '^(.*)|(%d+)$')
   if heir == member then
     reply[5] = tonumber(digits) - 1 -- the grant to come has the last one
