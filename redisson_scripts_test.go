@@ -392,6 +392,37 @@ func TestInRedissonsLayoutAStepIsNotedOnlyOnceACommandMayRunLate(t *testing.T) {
 	require.Empty(t, fields(), "a nested entry takes no free lock")
 }
 
+func TestInRedissonsLayoutEachCommandOfAHoldSetsItsLeaseAndOnlyMovesItLater(t *testing.T) {
+	for _, doubt := range []bool{false, true} {
+		r := newRedissonRig(t, redistest.Shared(t).Client())
+		h := r.entered("u:1", 2)
+		h.doubt = doubt
+		name, w, layout := r.lock.Name(), r.client.wire, r.client.layout
+		after := func(lease time.Duration, request *request) time.Duration {
+			t.Helper()
+			require.NoError(t, r.rdb.PExpire(t.Context(), name, lease).Err())
+			_, err := w.run(t.Context(), request, once)
+			require.NoError(t, err)
+			return r.rdb.PTTL(t.Context(), name).Val()
+		}
+		for what, request := range map[string]func(lease time.Duration) *request{
+			"nested entry": func(lease time.Duration) *request {
+				return layout.acquire(w, h, change{target: 2, step: h.nextStep(), lease: lease}, false, 0)
+			},
+			"inner exit": func(lease time.Duration) *request {
+				return layout.release(w, h, change{target: 2, step: h.nextStep(), lease: lease})
+			},
+		} {
+			sent := request(DefaultTTL)
+			for range 2 { // the reply of the first is lost: the lease counts from the second
+				require.Greater(t, after(time.Second, sent), DefaultTTL-vectorTolerance, what)
+			}
+			require.Greater(t, after(time.Hour, request(DefaultTTL)), time.Hour-vectorTolerance, what)
+			require.LessOrEqual(t, after(time.Second, request(0)), time.Second, what)
+		}
+	}
+}
+
 func TestInRedissonsLayoutNobodyIsLetInUnderAKeyOfAnotherType(t *testing.T) {
 	r := newRedissonRig(t, redistest.Shared(t).Client(), WithRedissonFencing())
 	require.NoError(t, r.rdb.Set(t.Context(), "orders:42", "x", 0).Err())
@@ -413,6 +444,14 @@ func TestInRedissonsLayoutNobodyIsLetInUnderAKeyOfAnotherType(t *testing.T) {
 	_, _, err = r.client.wire.acquire(t.Context(), h, 2, false, 0, once)
 	require.ErrorContains(t, err, "not an integer")
 	require.Equal(t, map[string]string{"u:1": "1"}, r.rdb.HGetAll(t.Context(), "orders:42").Val())
+
+	// A lock of Redisson's getReadWriteLock is under the name by mistake.
+	require.NoError(t, r.rdb.FlushAll(t.Context()).Err())
+	require.NoError(t, r.rdb.HSet(t.Context(), "orders:42", "mode", "write", javaHolder+":write", 2).Err())
+	require.Equal(t, acquisition{status: acquireBusy, remaining: -time.Millisecond, owner: javaHolder + ":write"}, r.ask(r.hold("u:2", 0), 1))
+	state, err := r.lock.State(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, State{Holder: Holder{id: javaHolder + ":write"}, Count: 2, TTL: -time.Millisecond}, state)
 }
 
 func TestInRedissonsLayoutATokenNeverGoesBack(t *testing.T) {
@@ -432,6 +471,11 @@ func TestInRedissonsLayoutATokenNeverGoesBack(t *testing.T) {
 		require.True(t, r.release(h, 0))
 		require.EqualValues(t, -1, r.state()["redisson_lock_token:{orders:42}"].PTTL, "it stays")
 	}
+
+	// Its counter is lost, and so is a reply: better a small token than none.
+	h := r.entered("u:3", 1)
+	require.NoError(t, r.rdb.Del(t.Context(), "redisson_lock_token:{orders:42}").Err())
+	require.Positive(t, r.ask(h, 1).token)
 }
 
 func TestInRedissonsLayoutAUserWhoMayNotPublishIsTold(t *testing.T) {

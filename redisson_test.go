@@ -377,6 +377,23 @@ func TestWhoWaitsBehindAnotherOfItsClientIsToldWhoHasTheLock(t *testing.T) {
 	w.leave(section, l, soon)
 }
 
+func TestWhoWaitsBehindACallThatSubscribesIsToldWhoHasTheLock(t *testing.T) {
+	w := onShared(t)
+	j, p := w.java(), w.peer(inRedisson()...)
+	l := p.NewLock("a")
+	j.lock("a")
+	stuck := p.faults.Once(redistest.Named("SUBSCRIBE"), redistest.Hold())
+	runner := w.start(t.Context(), l)
+	stuck.WaitHits(t, 1)
+	_, err := l.TryLockFor(t.Context(), 50*time.Millisecond)
+	var locked *relock.LockedError
+	require.ErrorAs(t, err, &locked)
+	require.Equal(t, j.holder, locked.Holder.String())
+	stuck.LetGo()
+	j.unlock("a")
+	w.leave(runner.in(soon), l, soon)
+}
+
 func TestASilentConnectionOfOneWaiterDoesNotKeepTheOthersOfItsClientOut(t *testing.T) {
 	const patient = 20 * time.Second
 	w := onShared(t)
@@ -658,6 +675,34 @@ func TestALockThatIsFreedWithoutAMessageIsFoundFree(t *testing.T) {
 	})
 }
 
+func TestALeaseThatItsOwnerRenewsIsNoReasonToSubscribeAnew(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient(inRedisson()...)
+		l := m.NewLock("a")
+		w.HSet("a", "f47ac10b-58cc-4372-a567-0e02b2c3d479:42", "1")
+		w.SetTTL("a", 30*time.Second)
+		first, second := begin(t, t.Context(), l.Lock), begin(t, t.Context(), l.Lock)
+		pass(5 * time.Second) // a connection that is younger is not doubted
+		m.net.Reset()
+		for range 10 {
+			w.SetTTL("a", 30*time.Second)
+			pass(10 * time.Second)
+		}
+		require.Positive(t, m.scripts(), "it has asked")
+		asked := m.scripts()
+		w.Del("a")
+		w.Publish(redissonChannelOf("a"), "0")
+		section := first.section()
+		pass(5 * time.Second)
+		require.Equal(t, asked+1, m.scripts(), "who is next waits for the message")
+		pass(100 * time.Second) // renewed by this client
+		require.True(t, second.waits())
+		require.NoError(t, l.Unlock(section))
+		require.NoError(t, l.Unlock(second.section()))
+		require.Zero(t, m.net.Commands("SUBSCRIBE"))
+	})
+}
+
 func TestWhoWaitsBehindALongLeaseOfItsClientAsksInTimeToo(t *testing.T) {
 	for _, pubsub := range []bool{true, false} {
 		fake(t, func(t *testing.T, w *world) {
@@ -723,6 +768,16 @@ func TestHooksInRedissonsLayoutTellOfTheWait(t *testing.T) {
 		require.ErrorIs(t, err, relock.ErrLocked)
 		require.NoError(t, l.Unlock(section))
 		require.Len(t, eventsOf[relock.Queued](&r), 1)
+
+		// The channel is still heard, so this one begins to wait before it has asked.
+		section = enter(t, t.Context(), l)
+		waiting = begin(t, t.Context(), l.Lock)
+		settle()
+		require.Len(t, eventsOf[relock.Queued](&r), 2)
+		require.NoError(t, l.Unlock(section))
+		require.NoError(t, l.Unlock(waiting.section()))
+		finished = eventsOf[relock.AcquireFinished](&r)
+		require.True(t, finished[len(finished)-1].Waited)
 	})
 }
 
@@ -903,6 +958,27 @@ func TestAUserWithoutRedissonsChannelsIsToldWhenItHasToWait(t *testing.T) {
 	err := w.start(t.Context(), p.NewLock("app:a")).out(soon)
 	require.ErrorContains(t, err, "NOPERM")
 	require.ErrorContains(t, err, "channel")
+	j.unlock("app:a")
+}
+
+func TestEachWaiterIsToldThatItMayNotHearTheChannelAnyMore(t *testing.T) {
+	w := onOwn(t)
+	if !w.server.AtLeast(7, 0) {
+		redistest.NotTested(t, "before 7.0 users may use all channels unless told otherwise")
+	}
+	j := w.java()
+	j.lock("app:a")
+	p := w.aclUser("listener", []string{"~app:*", "&redisson_lock__channel:*", "+@all"}, inRedisson()...)
+	asks := w.answers(p)
+	waiters := []*asking{w.start(t.Context(), p.NewLock("app:a"))}
+	w.awaitAsks(asks, 2)
+	for range 2 {
+		waiters = append(waiters, w.start(t.Context(), p.NewLock("app:a")))
+	}
+	require.NoError(t, w.plain.Do(t.Context(), "ACL", "SETUSER", "listener", "resetchannels").Err()) // which ends its subscriptions
+	for _, waiter := range waiters {
+		require.ErrorContains(t, waiter.out(soon), "NOPERM")
+	}
 	j.unlock("app:a")
 }
 
