@@ -266,16 +266,14 @@ func (r *redisson) join(a *acquiring, h *hold, begin bool, due time.Time) (p *ra
 	case p == nil:
 		p = &race{key: h.keys.base, turn: make(chan struct{}, 1), due: due, refusal: sameRefusal(a.refusal)}
 		r.races[p.key] = p
-	case a.refusal == nil:
-		a.refusal = sameRefusal(p.refusal)
-	default: // it has asked just now
+	case a.refusal != nil: // it has asked just now
 		p.refusal = sameRefusal(a.refusal)
 	}
 	p.waiting++
 	return p, p.waiting - 1
 }
 
-// sameRefusal is a copy: each call adds to its refusal what has ended it.
+// sameRefusal is a copy: whoever gets an error may write to it.
 func sameRefusal(e *LockedError) *LockedError {
 	if e == nil {
 		return nil
@@ -357,9 +355,7 @@ func (r *redisson) run(p *race, a *acquiring, h *hold) error {
 		}
 		a.refusedBy(h, reply)
 		r.refuse(p, a.refusal)
-		if !a.waited {
-			a.joined(h, 0)
-		}
+		a.joined(h, 0)
 		if runner {
 			p.due = time.Now().Add(redissonRecheck(h, reply))
 		}

@@ -9,7 +9,7 @@
 local held_by, count = owner(KEYS[1])
 return {
   held_by or '',
-  count or 0,
+  count,
   redis.call('PTTL', KEYS[1]),
   KEYS[2] and tonumber(redis.call('GET', KEYS[2])) or 0,
   0,
