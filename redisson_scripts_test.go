@@ -642,6 +642,7 @@ func TestOddRepliesInRedissonsLayoutAreErrorsAndNoLock(t *testing.T) {
 	} {
 		got, err := layout.acquisition(reply)
 		require.ErrorContains(t, err, "unexpected reply", "%v", reply)
+		require.ErrorContains(t, err, fmt.Sprint(reply), "as it is")
 		require.Equal(t, acquisition{}, got)
 	}
 }

@@ -1020,5 +1020,5 @@ func parseNumber(s *script, reply any) (int64, error) {
 }
 
 func badReply(s *script, reply any) error {
-	return fmt.Errorf("unexpected reply of script %s: %.200v", s.name, reply)
+	return fmt.Errorf("unexpected reply of script %s: %.200s", s.name, fmt.Sprint(reply)) // %.200v would pad a number
 }
