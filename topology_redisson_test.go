@@ -105,14 +105,22 @@ func TestInAClusterRedissonIsHeardAndToldWhicheverPubSubItUses(t *testing.T) {
 				_, err := ears.ReceiveTimeout(t.Context(), soon)
 				require.NoError(t, err)
 			}
+			told := func() {
+				t.Helper()
+				for _, ears := range []*redis.PubSub{sharded, plain} {
+					m, err := ears.ReceiveTimeout(t.Context(), soon)
+					require.NoError(t, err)
+					require.Equal(t, "0", m.(*redis.Message).Payload)
+				}
+			}
 			l := p.NewLock(name)
 			w.leave(w.enter(t.Context(), l, soon), l, soon)
-			for _, ears := range []*redis.PubSub{sharded, plain} {
-				m, err := ears.ReceiveTimeout(t.Context(), soon)
-				require.NoError(t, err)
-				require.Equal(t, "0", m.(*redis.Message).Payload)
-				require.NoError(t, ears.Close())
-			}
+			told()
+			w.javaLocks(name)
+			require.NoError(t, l.ForceUnlock(t.Context()), "and by force")
+			told()
+			require.NoError(t, sharded.Close())
+			require.NoError(t, plain.Close())
 		}
 	})
 
