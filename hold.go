@@ -408,7 +408,7 @@ func (h *hold) settleUntil(until time.Time) bool {
 	if state != held || count == 0 {
 		return true
 	}
-	there, answer, err := h.client.wire.release(context.Background(), h, count, effort{stop: stop, until: until})
+	there, answer, err := h.client.wire.release(h.client.life, h, count, effort{stop: stop, until: until})
 	if err != nil {
 		return false
 	}

@@ -2662,7 +2662,7 @@ func TestCloseDuringCallsOfEveryKindLeavesNothingBehind(t *testing.T) {
 	})
 }
 
-// What is on the wire ends with go-redis's ReadTimeout, and Close waits for nothing behind it.
+// What is on the wire ends with go-redis's ReadTimeout, and Close waits for nothing behind it, nor for a connection to send it on.
 func TestCloseDoesNotWaitForWhatIsToBeToldToRedisOnceMore(t *testing.T) {
 	const readTimeout = time.Second
 	for name, begun := range map[string]func(t *testing.T, m *member, l *relock.Lock, section context.Context) (end func()){
@@ -2689,6 +2689,17 @@ func TestCloseDoesNotWaitForWhatIsToBeToldToRedisOnceMore(t *testing.T) {
 			pass(10 * time.Second)
 			return func() {
 				silent.Remove()
+				require.NoError(t, l.Unlock(section))
+			}
+		},
+		"behind a new connection": func(t *testing.T, m *member, l *relock.Lock, section context.Context) func() {
+			t.Helper()
+			inner := enter(t, section, l)
+			m.net.Partition()
+			require.Error(t, l.Unlock(inner))
+			pass(10 * time.Second)
+			return func() {
+				m.net.Heal()
 				require.NoError(t, l.Unlock(section))
 			}
 		},
