@@ -405,7 +405,7 @@ func (h *hold) settleUntil(until time.Time) bool {
 	t.mu.Lock()
 	state, count := h.state, h.count
 	t.mu.Unlock()
-	if state != held || count == 0 {
+	if state != held {
 		return true
 	}
 	there, answer, err := h.client.wire.release(h.client.life, h, count, effort{stop: stop, until: until})

@@ -3,6 +3,7 @@ package relock_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"runtime"
@@ -799,6 +800,72 @@ func TestAnExitThatAHookOfGoRedisEndsByAPanicIsMadeUpFor(t *testing.T) {
 		require.Error(t, released[0].Err)
 		require.NoError(t, l.Unlock(enter(t, t.Context(), l)))
 	})
+}
+
+// ending is a hook of the go-redis client that ends the goroutine of some scripts and pipelines, instead of sending them.
+type ending struct{ seen, some atomic.Int64 }
+
+func (e *ending) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (e *ending) end() {
+	if some := e.some.Load(); some > 0 && e.seen.Add(1)%some == 0 {
+		runtime.Goexit()
+	}
+}
+
+func (e *ending) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if strings.HasPrefix(strings.ToUpper(cmd.Name()), "EVAL") {
+			e.end()
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (e *ending) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		e.end()
+		return next(ctx, cmds)
+	}
+}
+
+func TestAHookOfGoRedisThatEndsTheGoroutineOfACommandHoldsUpNobody(t *testing.T) {
+	for name, roundTrip := range map[string]time.Duration{
+		"a server nearby": 0, "those who queue leave together": time.Millisecond, "those who queue cannot wait": 10 * time.Millisecond,
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				m := w.NewClient()
+				w.warm(m)
+				e := &ending{}
+				e.some.Store(2)
+				m.redis.AddHook(e)
+				m.net.Delay(roundTrip)
+				var all sync.WaitGroup
+				for i := range 30 {
+					all.Go(func() {
+						l := m.NewLock(fmt.Sprint(i))
+						ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+						defer cancel()
+						section, err := l.Lock(ctx)
+						if err == nil {
+							err = l.Unlock(section)
+						}
+						if err != nil {
+							t.Error(err)
+						}
+					})
+				}
+				all.Wait()
+				pass(time.Minute)
+				e.some.Store(0)
+				m.net.Delay(0)
+				begun := time.Now()
+				require.NoError(t, m.NewLock("a").Unlock(enter(t, t.Context(), m.NewLock("a"))))
+				require.Zero(t, time.Since(begun), "a lane is free")
+			})
+		})
+	}
 }
 
 func TestAHoldWhoseLastExitIsOnTheWireAtItsDeadlineHasOneEnd(t *testing.T) {

@@ -421,6 +421,12 @@ func (l *lanes) carry(batch []*flight) {
 		return
 	}
 	behind := make(chan struct{})
+	defer func() {
+		if len(batch) > 0 { // a hook of the go-redis client has called runtime.Goexit
+			l.wire.landed(batch)
+			l.wire.workers.start(func() { l.carry(l.pass(nil)) })
+		}
+	}()
 	for len(batch) > 0 {
 		l.wire.sendAll(batch)
 		l.land(batch)
@@ -445,8 +451,8 @@ func (l *lanes) hurry() {
 	}
 	l.carried += len(batch)
 	l.wire.workers.start(func() {
+		defer l.wire.landed(batch) // also if a hook of the go-redis client calls runtime.Goexit
 		l.wire.sendAll(batch)
-		l.wire.landed(batch)
 	})
 }
 
@@ -468,6 +474,9 @@ func (w *wire) landed(batch []*flight) {
 
 // sendAll sends a batch in one pipeline, and notes the answers.
 func (w *wire) sendAll(batch []*flight) {
+	for _, f := range batch {
+		f.err = errPanicked // until there is an answer
+	}
 	if len(batch) == 1 {
 		f := batch[0]
 		f.reply, f.acked, f.err = w.process(f.ctx, f.request, f.eval)
@@ -602,7 +611,18 @@ func (f *flight) fly(lane lane) {
 	w := f.wire
 	defer w.workers.leave()
 	start := time.Now()
+	returned := false
+	defer func() {
+		if !returned { // a hook of the go-redis client has called runtime.Goexit
+			f.arrive()
+			if lane != noLane {
+				w.lanes.leave()
+			}
+		}
+	}()
+	f.err = errPanicked
 	f.reply, f.acked, f.err = w.process(f.ctx, f.request, f.eval)
+	returned = true
 	if lane == noLane {
 		f.arrive()
 		return
