@@ -178,6 +178,42 @@ func TestAHoldSurvivesAnOutageThatEndsBeforeItsDeadline(t *testing.T) {
 	}
 }
 
+func TestTriesOfARenewalHaveGrowingPausesThatBeginAnewAfterASuccess(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		m := w.NewClient(relock.WithHooks(r.Hooks()))
+		_ = enter(t, t.Context(), m.NewLock("a"))
+		for range 2 {
+			before := len(timesOf[relock.Renewed](&r))
+			failing := m.net.On(redistest.Named("EVALSHA"), redistest.Answer("-LOADING Redis is loading the dataset in memory"))
+			pass(relock.DefaultTTL/3 + 4*time.Second)
+			times := timesOf[relock.Renewed](&r)[before:]
+			require.Greater(t, len(times), 8)
+			var pauses []time.Duration
+			for i, at := range times[1:9] {
+				pauses = append(pauses, at.Sub(times[i])/time.Millisecond)
+			}
+			require.Equal(t, []time.Duration{10, 20, 40, 80, 160, 320, 640, 1000}, pauses, "in milliseconds")
+			failing.Remove()
+			pass(2 * time.Second)
+		}
+	})
+}
+
+func TestAShortLeaseThatIsRenewedWithALongOneIsTriedAgainInTime(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const long, short = 3 * time.Second, 100 * time.Millisecond
+		m := w.NewClient()
+		_ = enter(t, t.Context(), m.NewLock("a", relock.WithTTL(long)))
+		pass(long/3 - short/3 + time.Millisecond) // the renewal of the long one is due a millisecond before that of the short one
+		section := enter(t, t.Context(), m.NewLock("b", relock.WithTTL(short)))
+		silent := m.net.On(redistest.Named("EVALSHA"), redistest.Stall()).Times(1)
+		pass(time.Second)
+		require.Equal(t, 1, silent.Hits())
+		require.NoError(t, section.Err())
+	})
+}
+
 func TestARenewalThatOutlastsItsHoldIsNoSuccess(t *testing.T) {
 	for name, end := range map[string]func(t *testing.T, l *relock.Lock, section context.Context){
 		"lost": func(t *testing.T, _ *relock.Lock, section context.Context) {
@@ -506,6 +542,24 @@ func TestASectionSurvivesALinkThatIsSlow(t *testing.T) {
 			})
 		}
 	}
+}
+
+func TestALateFirstTryOfALockThatIsTakenByThenIsTakenBackLongBeforeItsLeaseEnds(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m, operator := w.NewClient(), w.NewClient()
+		w.warm(m)
+		l := m.NewLock("a")
+		stuck := m.net.On(redistest.Named("EVALSHA"), redistest.Hold()).Times(1)
+		section := enter(t, t.Context(), l)
+		require.NoError(t, operator.NewLock("a").ForceUnlock(t.Context()))
+		_, cause := ends(t, section)
+		require.ErrorIs(t, cause, relock.ErrLockLost)
+		pass(time.Second)
+		require.True(t, w.free("a"))
+		require.Len(t, stuck.Release(t), 1)
+		pass(5 * time.Second)
+		require.True(t, w.free("a"), "it got the lock, for nobody")
+	})
 }
 
 func TestALossThatIsAnsweredLateIsTold(t *testing.T) {
@@ -909,6 +963,31 @@ func TestWithMaxHoldEndsTheHoldThen(t *testing.T) {
 				require.LessOrEqual(t, waiting.took(), c.maxHold, "and not later than promised")
 				require.Len(t, eventsOf[relock.Lost](&r), 1)
 				require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
+			})
+		})
+	}
+}
+
+func TestALossWithMaxHoldSaysWhetherItWasTheLimit(t *testing.T) {
+	const ttl, maxHold = 30 * time.Second, time.Minute
+	for name, test := range map[string]struct {
+		silent time.Duration // from then on
+		reason relock.LossReason
+	}{
+		"an outage long before": {5 * time.Second, relock.LossExpired},
+		"an outage at the end":  {maxHold - 5*time.Second, relock.LossMaxHold},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				m := w.NewClient(relock.WithTTL(ttl), relock.WithMaxHold(maxHold))
+				section := enter(t, t.Context(), m.NewLock("a"))
+				pass(test.silent)
+				m.net.Partition()
+				_, cause := ends(t, section)
+				var lost *relock.LostError
+				require.ErrorAs(t, cause, &lost)
+				require.Equal(t, test.reason, lost.Reason)
+				m.net.Heal()
 			})
 		})
 	}
