@@ -567,7 +567,6 @@ func (t *table) renewed(h *hold, a answer) {
 // passed stays passed: others may have been in since, and what answered yes may be a hold that a late command made anew.
 func (t *table) confirmLocked(h *hold, sent time.Time, lease time.Duration, now time.Time) {
 	if !now.Before(h.deadline) {
-		t.rescheduleLocked(h, h.deadline)
 		return
 	}
 	if sent.After(h.renewed) {

@@ -2719,6 +2719,25 @@ func TestCloseDoesNotWaitForWhatIsToBeToldToRedisOnceMore(t *testing.T) {
 	}
 }
 
+func TestAfterCloseNothingGoesOnTellingRedisOfACountWhoseLeaseIsOver(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 5 * time.Second
+		m := w.NewClient(relock.WithTTL(ttl))
+		l := m.NewLock("a")
+		outer := enter(t, t.Context(), l)
+		inner := enter(t, outer, l)
+		require.NoError(t, m.Close())
+		m.net.Partition()
+		unlock := begin(t, inner, func(ctx context.Context) (context.Context, error) { return ctx, l.Unlock(ctx) })
+		_, err := unlock.result()
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, ttl-margin(ttl), unlock.took())
+		m.net.Heal()
+		require.NoError(t, m.Close(), "it waits for what is left")
+		require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
+	})
+}
+
 func TestTryLockReturnsWhereRoundTripsAreLongerThanTheLease(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClientOn(func(o *redis.Options) { o.ReadTimeout = 10 * time.Second }, relock.WithTTL(relock.MinTTL))

@@ -544,6 +544,25 @@ func TestASectionSurvivesALinkThatIsSlow(t *testing.T) {
 	}
 }
 
+func TestADeadlineThatHasPassedStaysPassedThoughARenewalIsConfirmedLate(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClientOn(func(o *redis.Options) { o.ReadTimeout = time.Minute }, relock.WithTTL(10*time.Second))
+		l := m.NewLock("a")
+		section := enter(t, t.Context(), l)
+		pass(4 * time.Second)
+		m.net.DelayOneWay(0, 9*time.Second)
+		pass(4 * time.Second) // the second renewal has reached Redis
+		closing := begin(t, t.Context(), func(ctx context.Context) (context.Context, error) { return ctx, m.Close() })
+		pass(6 * time.Second)
+		require.False(t, l.Held(context.WithoutCancel(section)))
+		pass(2 * time.Second)
+		_ = closing.section()
+		require.Positive(t, w.lease("a"))
+		require.False(t, l.Held(context.WithoutCancel(section)), "others may have thought so")
+		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
+	})
+}
+
 func TestALateFirstTryOfALockThatIsTakenByThenIsTakenBackLongBeforeItsLeaseEnds(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m, operator := w.NewClient(), w.NewClient()
@@ -664,6 +683,27 @@ func TestAnInnerExitAfterTheRequestIsDoneDoesNotRenewTheLease(t *testing.T) {
 		pass(ttl / 2)
 		require.True(t, w.free("a"))
 		require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
+	})
+}
+
+func TestAHoldThatWasLeftToRunOutIsRenewedOnceSomebodyEntersItAgain(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 30 * time.Second
+		var r recorder
+		l := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks())).NewLock("a")
+		ctx, cancel := context.WithCancel(holderContext(t))
+		outer := enter(t, ctx, l)
+		cancel()
+		pass(12 * time.Second)
+		require.Empty(t, eventsOf[relock.Renewed](&r))
+		holder, _ := relock.HolderFrom(outer)
+		entered := time.Now()
+		inner := enter(t, relock.WithHolder(t.Context(), holder), l)
+		require.Equal(t, 2, l.Count(inner))
+		pass(ttl / 3)
+		times := timesOf[relock.Renewed](&r)
+		require.Len(t, times, 1)
+		require.Equal(t, ttl/3, times[0].Sub(entered))
 	})
 }
 
