@@ -1758,7 +1758,7 @@ func TestASubscriptionLingersAndTheConnectionEndsWithTheLast(t *testing.T) {
 		sections, waits := map[string]context.Context{}, map[string]*attempt{}
 		wait := func(names ...string) {
 			for _, name := range names {
-				sections[name] = enter(t, t.Context(), owner.NewLock(name))
+				sections[name] = enter(t, t.Context(), owner.NewLock(name)) //nolint:fatcontext // they do not nest
 				waits[name] = begin(t, t.Context(), m.NewLock(name).Lock)
 			}
 		}
