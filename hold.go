@@ -273,11 +273,11 @@ func (f *frame) wanted() bool {
 
 // leave closes an entry: here in every case, and in Redis if that can be had until then. That ctx is done does not matter.
 func (h *hold) leave(ctx context.Context, f *frame, until time.Time) error {
-	c, t := h.client, h.client.table
+	t := h.client.table
 	if h.localReentry && t.leaveInner(h, f) {
 		return nil
 	}
-	noTurn := h.turn(nil, until)
+	noTurn := h.turn(nil, until) // not nil: another entry or exit hangs
 	if noTurn == nil {
 		defer h.endTurn()
 	}
@@ -292,62 +292,81 @@ func (h *hold) leave(ctx context.Context, f *frame, until time.Time) error {
 		return h.lose(LossExpired)
 	}
 	t.removeLocked(f)
-	target := h.count
-	if target == 0 && noTurn == nil && t.passLocked(h, now) {
+	if count := h.count; count > 0 {
+		t.mu.Unlock()
+		return h.leavePartly(ctx, count, until, noTurn)
+	}
+	if noTurn == nil && t.passLocked(h, now) {
 		h.tellReleasedLocked(nil)
 		t.mu.Unlock()
 		return nil
 	}
-	if target == 0 {
-		h.state = leaving
-		t.unscheduleLocked(h)
-	}
+	h.state = leaving
+	t.unscheduleLocked(h)
 	t.mu.Unlock()
+	return h.leaveLast(ctx, until, noTurn)
+}
 
-	if noTurn != nil { // another entry or exit hangs
-		if target == 0 {
-			h.released(noTurn) // which it will find
-			c.orphans.add(h, true)
-		} else {
+// leavePartly tells Redis how many entries are left. What is not confirmed is told once more in the background.
+func (h *hold) leavePartly(ctx context.Context, count int, until time.Time, noTurn error) error {
+	if h.localReentry {
+		return nil
+	}
+	c, confirmed := h.client, false
+	defer func() {
+		if !confirmed { // also if a hook of the go-redis client panics
 			c.workers.start(h.settle)
 		}
-		return unconfirmed(h, target, noTurn)
+	}()
+	var there bool
+	var told answer
+	err := noTurn
+	if err == nil {
+		there, told, err = c.wire.release(context.WithoutCancel(ctx), h, count, effort{until: until})
 	}
-	if target > 0 && h.localReentry {
-		return nil
+	if err != nil {
+		return fmt.Errorf("not confirmed by Redis; left all the same, and Redis will be told: %w", err)
+	}
+	confirmed = true
+	if !there {
+		return h.lose(LossTaken)
+	}
+	c.table.renewed(h, told)
+	return nil
+}
+
+// leaveLast frees the lock in Redis.
+func (h *hold) leaveLast(ctx context.Context, until time.Time, noTurn error) error {
+	if noTurn != nil {
+		return h.unfreed(noTurn, true)
 	}
 	returned := false
 	defer func() {
-		switch {
-		case returned:
-		case target > 0: // a hook of the go-redis client panics
-			c.workers.start(h.settle)
-		default:
-			h.released(errPanicked)
-			c.orphans.add(h, true)
+		if !returned { // a hook of the go-redis client panics
+			_ = h.unfreed(errPanicked, true)
 		}
 	}()
-	there, answer, err := c.wire.release(context.WithoutCancel(ctx), h, target, effort{until: until})
+	there, answer, err := h.client.wire.release(context.WithoutCancel(ctx), h, 0, effort{until: until})
 	returned = true
 	switch {
-	case target > 0 && err != nil:
-		c.workers.start(h.settle)
-		return unconfirmed(h, target, err)
-	case target > 0 && there:
-		t.renewed(h, answer)
-		return nil
-	case err == nil && !there && !(target == 0 && answer.unsure && time.Now().Before(h.deadline)):
-		// Not ours, and not by an earlier try of this very release.
+	case err != nil:
+		return h.unfreed(err, h.unsure)
+	case !there && (!answer.unsure || !time.Now().Before(h.deadline)): // nor was it freed by an earlier try of this very release
 		return h.lose(LossTaken)
 	}
-	h.released(err)
-	if err != nil || h.unsure {
-		c.orphans.add(h, h.unsure)
-	}
-	if err != nil {
-		return unconfirmed(h, target, err)
+	h.released(nil)
+	if h.unsure {
+		h.client.orphans.add(h, true)
 	}
 	return nil
+}
+
+// unfreed ends a hold of which it is not confirmed that it is free, and sees to that in the background. late: a command that takes the
+// lock for it may still run.
+func (h *hold) unfreed(err error, late bool) error {
+	h.released(err)
+	h.client.orphans.add(h, late)
+	return fmt.Errorf("not confirmed by Redis, so the lock is free within %s at the latest: %w", h.longest(time.Now()), err)
 }
 
 // leaveInner closes an entry that is not the last one, where Redis is not told, so that it needs nobody's turn. false: there is
@@ -360,14 +379,6 @@ func (t *table) leaveInner(h *hold, f *frame) bool {
 	}
 	t.removeLocked(f)
 	return true
-}
-
-// unconfirmed is the error of an exit that Redis did not confirm.
-func unconfirmed(h *hold, target int, err error) error {
-	if target > 0 {
-		return fmt.Errorf("not confirmed by Redis; left all the same, and Redis will be told: %w", err)
-	}
-	return fmt.Errorf("not confirmed by Redis, so the lock is free within %s at the latest: %w", h.longest(time.Now()), err)
 }
 
 // longest is how long Redis may keep the hold from now on if nothing renews it.
