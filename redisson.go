@@ -386,7 +386,7 @@ func (p *race) suspect() {
 // wake returns when Redis should be asked. silent: because it is time to, and nothing was heard.
 func (r *redisson) wake(p *race, a *acquiring, h *hold) (silent bool, err error) {
 	a.wake = WakeNone
-	if latest := time.Now().Add(max(h.ttl, redissonUnknown)); p.due.After(latest) { // as redissonRecheck has it for this call
+	if latest := time.Now().Add(redissonPatience(h)); p.due.After(latest) { // it was for another call
 		p.due = latest
 	}
 	if hears, err := r.listen(p, a, h); !hears {
@@ -468,14 +468,20 @@ const plainTopic = "plain "
 const redissonUnknown = 10 * time.Second
 
 // redissonRecheck is when a waiter asks for itself: when the owner's lease should be over. Nobody needs to be
-// left time, as one of each client asks. A lease much longer than ours is not waited out: by then the lock may belong to
-// somebody whose lease is shorter, or it was freed by a getSpinLock, which publishes nothing.
+// left time, as one of each client asks.
 func redissonRecheck(h *hold, reply acquisition) time.Duration {
-	d := min(reply.remaining, max(h.ttl, redissonUnknown))
+	d := min(reply.remaining, redissonPatience(h))
 	if d < 0 {
 		d = min(h.ttl, redissonUnknown)
 	}
 	return d + time.Millisecond + rand.N(5*time.Millisecond)
+}
+
+// redissonPatience is how much of a lease that is much longer than ours is waited out: meanwhile the lock may have come to
+// somebody whose lease is shorter, or was freed by a getSpinLock, which publishes nothing. A long TTL of ours is no reason
+// to wait for longer, as those behind us may have a short one.
+func redissonPatience(h *hold) time.Duration {
+	return min(max(h.ttl, redissonUnknown), DefaultTTL)
 }
 
 // told wakes the runner: the lock has become free. What the message says does not matter, and to whom the lock goes is

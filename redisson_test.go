@@ -650,6 +650,7 @@ func TestALockThatIsFreedWithoutAMessageIsFoundFree(t *testing.T) {
 			{"at the end of its lease", 20 * time.Second, 30 * time.Second, 20 * time.Second},
 			{"a lease much longer than ours", time.Hour, 30 * time.Second, 30 * time.Second},
 			{"a lease much longer than our short one", time.Hour, time.Second, 10 * time.Second},
+			{"a lease much longer than any need be, and so is ours", 2 * time.Hour, time.Hour, 30 * time.Second},
 			{"no lease", 0, 30 * time.Second, 10 * time.Second},
 			{"no lease, and ours is short", 0, time.Second, time.Second},
 		} {
@@ -725,6 +726,23 @@ func TestWhoWaitsBehindALongLeaseOfItsClientAsksInTimeToo(t *testing.T) {
 			require.ErrorIs(t, long.Unlock(section), relock.ErrLockLost)
 		})
 	}
+}
+
+// It is asked for by the first of its client, whose patience is its own.
+func TestAShortWaiterBehindALongOneFindsALockThatIsFreedWithoutAMessage(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient(inRedisson()...)
+		long, short := m.NewLock("a", relock.WithTTL(time.Hour)), m.NewLock("a", relock.WithTTL(time.Second))
+		w.HSet("a", "f47ac10b-58cc-4372-a567-0e02b2c3d479:42", "1")
+		w.SetTTL("a", time.Hour)
+		first := begin(t, t.Context(), long.Lock)
+		second := begin(t, t.Context(), short.Lock)
+		w.Del("a")
+		freed := time.Now()
+		require.NoError(t, long.Unlock(first.section()))
+		require.NoError(t, short.Unlock(second.section()))
+		require.LessOrEqual(t, time.Since(freed), 31*time.Second)
+	})
 }
 
 func TestHooksInRedissonsLayoutTellOfTheWait(t *testing.T) {
