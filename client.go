@@ -35,10 +35,12 @@ type Client struct {
 	closeOnce sync.Once
 }
 
-// New makes a Client that keeps its locks in Redis behind rdb: a [redis.Client] for a standalone server or one behind
-// Sentinel, or a [redis.ClusterClient]; or a struct that embeds one of these; or the AutoPipeline of a redis.Client. A [redis.Ring] is
-// refused, and so are an AsyncAutoPipeline, and the AutoPipeline of a redis.ClusterClient. The options are the defaults for the
-// client's locks.
+// New makes a Client that keeps its locks in Redis behind rdb. The options are the defaults for the client's locks. rdb is
+//   - a [redis.Client], for a standalone server or one behind Sentinel, or the AutoPipeline of one;
+//   - a [redis.ClusterClient];
+//   - or a struct that embeds one of these.
+//
+// Others are refused: a [redis.Ring], an AsyncAutoPipeline, the AutoPipeline of a ClusterClient.
 //
 // New does not talk to Redis. rdb stays the caller's: it must outlive the Client, and Close does not close it. Its
 // timeouts bound how long a goroutine of the Client can hang on a server that is silent. Commands share its pool of
