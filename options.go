@@ -196,25 +196,32 @@ const (
 )
 
 // WithLocalPass lets a section that ends pass the lock to the next call of this Client that waits for it, without asking
-// Redis: where many goroutines of a process want one lock, that is many times faster. It is off by default, because it gives
-// up order: waiters of other processes are overtaken, for a time that is bounded. A call that finds nobody of its process there
-// takes the lock from Redis as ever, and gives it back there. The next one may pass it on: at most passes times, and not any
-// more when limit has gone by since Redis gave the lock; the section that runs then is the last one. After that whoever is first in
-// Redis's queue has the lock. This process asks again then, behind those who are queued; until it has, a TryLock, or a Lock that
-// comes just then, may be in before those who wait in its line. Within the line the order is that of arrival. (The
-// algorithm is that of lock cohorting, by Dice, Marathe and Shavit, 2012.)
+// Redis. Where many goroutines of a process want one lock, that is many times faster. It is off by default, because it gives
+// up order: waiters of other processes are overtaken, for a time that is bounded. (The algorithm is that of lock cohorting, by
+// Dice, Marathe and Shavit, 2012.)
+//
+// A call that finds nobody of its process there takes the lock from Redis as ever, and gives it back there. The next one may
+// pass it on: at most passes times, and not any more when limit has gone by since Redis gave the lock; the section that runs
+// then is the last one. After that whoever is first in Redis's queue has the lock, and this process asks again, behind those
+// who are queued. Until it has asked, a TryLock, or a Lock that comes just then, may be in before those who wait in its line.
+// Within the line the order is that of arrival.
 //
 // passes is from 1 to [MaxPasses]; 0 is [DefaultPasses]. limit is whole milliseconds from 1 ms to [MaxTTL]; 0 is
 // [DefaultPassLimit]. Anything else is [ErrInvalid], as are [WithRedissonLayout] and a [WithFixedLease] that is given earlier;
-// one that is given later takes this option back, and nothing else does. A lock is passed on only between calls through one
-// Client with this option, the same TTL, and no more [WithReplicaAcks] than the one before; between others it goes through Redis.
+// one that is given later takes this option back, and nothing else does.
 //
-// Tokens grow as ever. [Lock.State] and [LockedError] name the holder to whom the lock was passed some milliseconds later, and never
-// hear of one that has passed it on by then. [State.Token] may be ahead by the passes that are left. [State.Waiters] counts
-// nobody who waits in a line: one for a client that waits in Redis, none for the client that has the lock. The replicas of
-// [WithReplicaAcks] are asked when Redis gives the lock to the process, not for each pass; [WithMaxHold] counts anew from each
-// pass. Where the lock is lost, or the call that asks Redis for the line gives up, the next one in the line asks. A process
-// that dies costs its waiters one TTL at most, as ever.
+// What is passed on, and what is as ever:
+//   - A lock is passed on only between calls through one Client with this option, the same TTL, and no more
+//     [WithReplicaAcks] than the one before; between others it goes through Redis.
+//   - Tokens grow as ever. [State.Token] may be ahead by the passes that are left.
+//   - [Lock.State] and [LockedError] name the holder to whom the lock was passed some milliseconds later, and never hear of one
+//     that has passed it on by then.
+//   - [State.Waiters] counts nobody who waits in a line: one for a client that waits in Redis, none for the client that has
+//     the lock.
+//   - The replicas of [WithReplicaAcks] are asked when Redis gives the lock to the process, not for each pass; [WithMaxHold]
+//     counts anew from each pass.
+//   - Where the lock is lost, or the call that asks Redis for the line gives up, the next one in the line asks. A process
+//     that dies costs its waiters one TTL at most, as ever.
 func WithLocalPass(passes int, limit time.Duration) Option {
 	return func(s *settings) {
 		switch {
