@@ -168,7 +168,7 @@ func (s *soak) atTheServer(random *rand.Rand) []fault {
 		}},
 		{"lock deleted", 1, func() {
 			name := anyLock()
-			s.gone(history.Wipe, []string{name}, func() error { return s.plain.Del(ctx, s.baseKey(name)).Err() })
+			s.gone(history.Op{Kind: history.Wipe}, []string{name}, func() error { return s.plain.Del(ctx, s.baseKey(name)).Err() })
 		}},
 		{"lock forced", 2, func() { s.force(anyLock(), 0) }},
 	}
@@ -176,15 +176,19 @@ func (s *soak) atTheServer(random *rand.Rand) []fault {
 		return faults
 	}
 	return append(faults, []fault{
+		{"data saved", 2, func() { _ = s.plain.Save(ctx).Err() }},
+		// With what was saved last it goes on, if anything was: as where a replica that lagged becomes the master.
 		{"server killed", 1, func() {
-			s.gone(history.Wipe, locks, func() error { s.server.Kill(); return nil })
+			s.gone(history.Op{Kind: history.Wipe, Old: true}, locks, func() error { s.server.Kill(); return nil })
 			s.pause(upTo(random, ttl/4))
 			s.server.Restart()
 		}},
-		{"data flushed", 1, func() { s.gone(history.Wipe, locks, func() error { return s.plain.FlushAll(ctx).Err() }) }},
+		{"data flushed", 1, func() {
+			s.gone(history.Op{Kind: history.Wipe}, locks, func() error { return s.plain.FlushAll(ctx).Err() })
+		}},
 		{"token deleted", 1, func() {
 			name := anyLock()
-			s.gone(history.Forget, []string{name}, func() error { return s.plain.Del(ctx, s.baseKey(name)+":token").Err() })
+			s.gone(history.Op{Kind: history.Forget}, []string{name}, func() error { return s.plain.Del(ctx, s.baseKey(name)+":token").Err() })
 		}},
 		{"queue deleted", 1, func() { _ = s.plain.Del(ctx, s.baseKey(anyLock())+":queue").Err() }},
 	}...)
@@ -194,15 +198,16 @@ func (s *soak) atTheServer(random *rand.Rand) []fault {
 const troubler = 2*workers + 1
 
 // gone does something that makes Redis forget locks, or their tokens.
-func (s *soak) gone(kind history.Kind, names []string, do func() error) {
-	call := s.log.Now()
+func (s *soak) gone(op history.Op, names []string, do func() error) {
+	op.Client, op.Call = troubler, s.log.Now()
 	for range 100 {
 		if do() == nil {
 			break
 		}
 	}
-	for _, name := range names {
-		s.log.Add(history.Op{Kind: kind, Lock: name, Client: troubler, Call: call, Return: s.log.Now()})
+	op.Return = s.log.Now()
+	for _, op.Lock = range names {
+		s.log.Add(op)
 	}
 }
 

@@ -24,8 +24,8 @@
 //
 // # When somebody takes the lock away
 //
-// After a [Force] or a [Wipe] (the key deleted, all data lost, a server restarted empty) exclusion is not promised: whoever
-// has the lock then is exposed. It may go on believing until it is told, and others may enter meanwhile. That tokens grow is
+// After a [Force] or a [Wipe] (the key deleted, all data lost, a server restarted empty or with older data) exclusion is not
+// promised: whoever has the lock then is exposed. It may go on believing until it is told, and others may enter meanwhile. That tokens grow is
 // promised all the same, also after a [Forget]. A hold that Redis confirms after that is its owner (again), and not exposed any more.
 //
 // Whether it is told at all is not asked, as a rule: a release that was sent twice cannot tell that it was not the first that found
@@ -59,7 +59,7 @@ const (
 	Told               // the section's context has ended because the lock was lost
 	State              // somebody asks Redis
 	Force              // ForceUnlock
-	Wipe               // the lock was deleted from Redis
+	Wipe               // the lock was deleted from Redis, or older data took the place of what was there
 	Forget             // the last token was deleted from Redis
 	Before             // the first of a history: tokens up to Token were given before it
 
@@ -115,6 +115,7 @@ type Op struct {
 	Passing bool          // Lock: WithLocalPass
 	Lease   time.Duration // Extend: the lease asked for
 	Within  time.Duration // Force: the longest lease there is, where no other trouble was made, see the package; else 0
+	Old     bool          // Wipe: what came back is older data, so the last token in Redis may be an older one until the next hold
 
 	Token     int64         // Lock: that of the section it returned; State: the last token
 	Count     int           // Look, State: the count, 0 if it was not asked for or is not held
@@ -141,6 +142,9 @@ func (o *Op) String() string {
 	}
 	if o.Within != 0 {
 		text += ", and nothing else"
+	}
+	if o.Old {
+		text += ", and older data is back"
 	}
 	if o.early {
 		text += " before the end of its lease"

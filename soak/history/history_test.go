@@ -99,8 +99,10 @@ func redis(owner string, count int, token int64) Op {
 }
 
 var (
-	wipe  = Op{Kind: Wipe}
-	force = Op{Kind: Force}
+	wipe = Op{Kind: Wipe}
+	// wipeOld is where data came back that is older.
+	wipeOld = Op{Kind: Wipe, Old: true}
+	force   = Op{Kind: Force}
 	// forceAlone is where no other trouble was made, and no lease is longer than 100 ms.
 	forceAlone = Op{Kind: Force, Within: 100 * ms}
 )
@@ -241,6 +243,10 @@ func TestHistoriesThatKeepThePromises(t *testing.T) {
 			at(0, 1, lock("A", 1)), at(2, 3, Op{Kind: Forget}), at(4, 5, redis("A", 1, 0)), at(6, 7, redis("A", 1, 2)), at(8, 9, unlock("A", 1)),
 			at(10, 11, lock("B", 3)), at(12, 13, unlock("B", 3)),
 		},
+		"older data is back, and tokens grow all the same": {
+			at(0, 1, lock("A", 5)), at(2, 3, unlock("A", 5)), at(4, 5, lock("B", 7)), at(6, 7, wipeOld), at(8, 9, redis("A", 1, 5)),
+			at(10, 11, count("B", 7, 1)), at(12, 13, lock("C", 8)), at(14, 15, redis("C", 1, 8)), at(16, 17, in(Unlock, Lost, "B", 7)), at(18, 19, unlock("C", 8)),
+		},
 		"the end of a call was not known, and it was cancelled": {
 			at(0, 1, in(Lock, Failed, "A", 0)), at(2, 3, refused("B", "A")), at(4, 5, lock("B", 2)), at(6, 7, unlock("B", 2)),
 		},
@@ -291,6 +297,12 @@ func TestHistoriesThatBreakAPromise(t *testing.T) {
 		}},
 		"a token that goes back after the data was lost": {"token 1 comes after token 2", []Op{
 			at(0, 1, lock("A", 2)), at(2, 3, wipe), at(4, 5, lock("B", 1)), at(6, 7, unlock("B", 1)), at(8, 9, in(Unlock, Lost, "A", 2)),
+		}},
+		"a token that goes back after older data is back": {"token 6 comes after token 7", []Op{
+			at(0, 1, lock("A", 5)), at(2, 3, unlock("A", 5)), at(4, 5, lock("B", 7)), at(6, 7, unlock("B", 7)), at(8, 9, wipeOld), at(10, 11, lock("C", 6)),
+		}},
+		"Redis has an older token where older data was back before": {"the last token in Redis is 5, after token 8", []Op{
+			at(0, 1, lock("A", 5)), at(2, 3, unlock("A", 5)), at(4, 5, wipeOld), at(6, 7, lock("C", 8)), at(8, 9, redis("C", 1, 5)),
 		}},
 		"a token that goes back after it was deleted": {"token 1 comes after token 2", []Op{
 			at(0, 1, lock("A", 2)), at(2, 3, unlock("A", 2)), at(4, 5, Op{Kind: Forget}), at(6, 7, lock("B", 1)), at(8, 9, unlock("B", 1)),

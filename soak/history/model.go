@@ -31,10 +31,13 @@ type believer struct {
 // state is what is true between two operations on one lock. It is never written to.
 type state struct {
 	last      int64      // the largest token so far
+	old       bool       // the last token in Redis may be an older one
 	believers []believer // oldest first; at most one of them is not exposed
 }
 
-func (s state) equal(o state) bool { return s.last == o.last && slices.Equal(s.believers, o.believers) }
+func (s state) equal(o state) bool {
+	return s.last == o.last && s.old == o.old && slices.Equal(s.believers, o.believers)
+}
 
 func (s state) hash() uint64 {
 	h := uint64(s.last)
@@ -137,7 +140,9 @@ func step(s state, op *Op) (next state, wrong string) {
 	case State, Force:
 		return s.asked(op)
 	case Wipe:
-		return s.exposed(op), ""
+		next = s.exposed(op)
+		next.old = s.old || op.Old
+		return next, ""
 	case Forget:
 		return s.forgotten(), ""
 	case Before:
@@ -204,7 +209,7 @@ func (s state) enter(op *Op) (state, string) {
 	if op.Token <= s.last {
 		return s, fmt.Sprintf("token %d comes after token %d", op.Token, s.last)
 	}
-	s.last = op.Token
+	s.last, s.old = op.Token, false
 	s.believers = append(slices.Clone(s.believers), believer{holder: op.Holder, token: op.Token, count: 1, local: op.Local, passing: op.Passing, exact: op.exact})
 	return s, ""
 }
@@ -314,7 +319,7 @@ func (s state) asked(op *Op) (state, string) {
 	case op.Kind == Force:
 		return s.exposed(op), ""
 	}
-	if op.Token != 0 && op.Token < s.last {
+	if op.Token != 0 && op.Token < s.last && !s.old {
 		return s, fmt.Sprintf("the last token in Redis is %d, after token %d", op.Token, s.last)
 	}
 	if wrong := s.names(op.Owner, true); wrong != "" || !owned {
