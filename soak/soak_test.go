@@ -198,9 +198,9 @@ func newSoak(t *testing.T, seed uint64, setting setting) *soak {
 		t: t, seed: seed, setting: setting, log: history.NewRecorder(),
 		did: map[string]int{}, broken: map[string]int{}, count: map[string]int{},
 	}
-	var args []string
+	args := []string{"--save", "86400 1000000"} // never by itself, but what is saved is there after a restart
 	if s.cluster {
-		args = []string{"--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1"}
+		args = append(args, "--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1")
 	}
 	s.server = redistest.Start(t, args...)
 	s.plain = s.server.Client(func(o *redis.Options) { o.ReadTimeout = nothingTwice })
