@@ -1344,6 +1344,48 @@ func TestWithLocalReentryANestedEntryAfterTheDeadlineIsRefused(t *testing.T) {
 	})
 }
 
+func TestWithLocalReentryADetachedContextDoesNotEnterWhatWasUnlocked(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		l, rival := w.NewClient(relock.WithLocalReentry()).NewLock("a"), w.NewClient().NewLock("a")
+		section := enter(t, t.Context(), l)
+		detached := context.WithoutCancel(section) // it has not ended, and leads to the hold all the same
+		require.NoError(t, l.Unlock(section))
+		theirs := enter(t, t.Context(), rival)
+		_, err := l.TryLock(detached)
+		require.ErrorIs(t, err, relock.ErrLocked)
+		require.NoError(t, rival.Unlock(theirs))
+	})
+}
+
+func TestWithLocalReentryAnExitInsideOfWhatWasTakenIsErrLockLost(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		l := w.NewClient(relock.WithLocalReentry()).NewLock("a")
+		outer := enter(t, t.Context(), l)
+		inner := enter(t, outer, l)
+		require.NoError(t, l.ForceUnlock(t.Context()))
+		pass(relock.DefaultTTL / 3) // the renewal finds out, long before the deadline
+		require.ErrorIs(t, context.Cause(inner), relock.ErrLockLost)
+		require.ErrorIs(t, l.Unlock(inner), relock.ErrLockLost)
+		require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
+	})
+}
+
+func TestALockInsideOfAnotherIsNotRenewedWhereTheContextBetweenThemWasCancelled(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		c := w.NewClient()
+		a, b := c.NewLock("a"), c.NewLock("b")
+		outer := enter(t, t.Context(), a)
+		between, cancel := context.WithCancel(outer)
+		inner := enter(t, between, b)
+		cancel()
+		pass(relock.DefaultTTL + time.Second)
+		require.True(t, w.free("b"))
+		require.True(t, a.Held(outer))
+		require.ErrorIs(t, b.Unlock(inner), relock.ErrLockLost)
+		require.NoError(t, a.Unlock(outer))
+	})
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Many leases.
 
