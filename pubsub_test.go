@@ -176,6 +176,308 @@ func TestTheEndOfASubscriptionCostsTheOthersNothing(t *testing.T) {
 	require.False(t, seven.confirmed, "and is found")
 }
 
+// oneMap is a cluster whose map has one master for all slots.
+type oneMap struct {
+	clusterClient
+	master *redis.Client
+	err    error
+}
+
+func (m *oneMap) MasterForKey(context.Context, string) (*redis.Client, error) { return m.master, m.err }
+
+func (m *oneMap) ForEachMaster(context.Context, func(context.Context, *redis.Client) error) error {
+	return nil
+}
+
+// linked is a client in a cluster with links to two of its nodes, a and b, that nobody runs. The map says b.
+type linked struct {
+	*hub
+	a, b    *link
+	cluster *oneMap
+}
+
+func newLinked(t *testing.T) *linked {
+	t.Helper()
+	c := newTestClient(t, redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}}), "me")
+	n := &linked{hub: c.hub, cluster: &oneMap{}}
+	link := func(node string) *link {
+		rdb := redis.NewClient(&redis.Options{Addr: node})
+		t.Cleanup(func() { _ = rdb.Close() })
+		n.cluster.master = rdb
+		l := &link{hub: c.hub, node: node, rdb: rdb, start: time.Now(), subs: make(map[*subscription]struct{}), wake: make(chan struct{}, 1)}
+		c.hub.links[node] = l
+		return l
+	}
+	n.a, n.b = link("127.0.0.1:1"), link("127.0.0.1:2")
+	c.wire.cluster = n.cluster
+	return n
+}
+
+// hear makes a subscription with a waiter that a link has, and that is confirmed.
+func (n *linked) hear(l *link, lock string) *subscription {
+	topic := "relock:{" + lock + "}"
+	s := &subscription{topic: topic, key: topic, channel: topic + ":me", link: l, asked: true, sharded: true, confirmed: true, there: true}
+	s.waiters = map[string]*waiter{"hold": {hub: n.hub, sub: s, words: make(chan word, 1)}}
+	n.subs[topic], l.subs[s] = s, struct{}{}
+	return s
+}
+
+// asks is what a link sends next.
+func asks(l *link) (commands []string) {
+	l.plan(time.Now())
+	for _, q := range l.asked {
+		command := map[bool]string{true: "SUB", false: "UNSUB"}[len(q.subs) > 0]
+		if q.sharded {
+			command = "S" + command
+		}
+		for _, s := range q.subs {
+			command += " " + s.channel
+		}
+		for _, channel := range q.gone {
+			command += " " + channel
+		}
+		commands = append(commands, command)
+	}
+	l.asked = nil
+	return commands
+}
+
+func TestAnAnswerToASubscriptionThatHasMovedOnEndsItWhereItCameFrom(t *testing.T) {
+	n := newLinked(t)
+	s := n.hear(n.b, "x")
+	s.confirmed, s.there = false, false
+	n.hear(n.a, "kept")
+	n.a.asked = []*question{{sharded: true, subs: []*subscription{s}}}
+	n.a.confirmed(s.channel)
+	require.False(t, s.confirmed)
+	require.False(t, s.there)
+	require.Len(t, n.a.wake, 1)
+	require.Equal(t, []string{"SUNSUB relock:{x}:me"}, asks(n.a))
+	require.Empty(t, asks(n.a), "once")
+
+	s.asked = true
+	n.a.asked = []*question{{subs: []*subscription{s}}}
+	require.True(t, n.a.refused(serverError("NOPERM")))
+	require.Empty(t, s.waiters["hold"].words, "refused where it does not matter any more")
+	require.Contains(t, n.b.subs, s)
+	n.a.again([]*subscription{s}, 0, n.a.made)
+	require.True(t, s.asked, "where it is now")
+}
+
+func TestOnlyTheAnswerToAnUnsubscribeIsTakenForIt(t *testing.T) {
+	for name, c := range map[string]struct {
+		asked *question
+		is    bool
+	}{
+		"it was asked for":               {&question{sharded: true, gone: []string{"x"}}, true},
+		"it was asked for among others":  {&question{sharded: true, gone: []string{"y", "x"}}, true},
+		"its plain twin was asked for":   {&question{gone: []string{"x"}}, false},
+		"another channel was asked for":  {&question{sharded: true, gone: []string{"y"}}, false},
+		"a subscription was asked for":   {&question{sharded: true, subs: []*subscription{{channel: "x"}}}, false},
+		"nothing but a sign of life":     {&question{}, false},
+		"nothing that is sharded at all": {&question{subs: []*subscription{{channel: "x"}}}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newLinked(t)
+			n.a.asked = []*question{c.asked}
+			require.Equal(t, c.is, n.a.left("x", true))
+			require.Equal(t, c.is && len(c.asked.gone) == 0, len(n.a.asked) == 0)
+		})
+	}
+}
+
+func TestWhatARefusalMeansForAPubSubConnection(t *testing.T) {
+	moved, noPerm, loading := serverError("MOVED 1 127.0.0.1:2"), serverError("NOPERM"), serverError("LOADING")
+	for name, c := range map[string]struct {
+		asked  []*question
+		err    error
+		goesOn bool
+	}{
+		"a slot that has moved has ended its subscriptions":      {[]*question{{sharded: true, gone: []string{"x"}}}, moved, true},
+		"a subscription that cannot be ended goes with it":       {[]*question{{sharded: true, gone: []string{"x"}}}, noPerm, false},
+		"and also where it could be ended later":                 {[]*question{{gone: []string{"x"}}}, loading, false},
+		"a server that is busy is alive":                         {[]*question{{}}, loading, true},
+		"a server that forbids a sign of life gives none":        {[]*question{{}}, noPerm, false},
+		"a slot that has moved before its subscription was left": {nil, moved, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newLinked(t)
+			n.a.asked = c.asked
+			require.Equal(t, c.goesOn, n.a.refused(c.err))
+			require.Empty(t, n.a.asked)
+		})
+	}
+}
+
+func TestASubscriptionFollowsItsSlotToTheLinkOfItsMaster(t *testing.T) {
+	for name, c := range map[string]struct {
+		given      func(n *linked, s *subscription)
+		link       string
+		there      bool
+		atA, atB   []string
+		asked      bool
+		wakeA, asB int
+	}{
+		"to another node": {
+			func(*linked, *subscription) {}, "b", false, []string{"SUNSUB relock:{x}:me"}, []string{"SSUB relock:{x}:me"}, false, 1, 1,
+		},
+		"to another node, from one that has ended it": {
+			func(_ *linked, s *subscription) { s.there = false }, "b", false, nil, []string{"SSUB relock:{x}:me"}, false, 1, 1,
+		},
+		"to where it is": {
+			func(n *linked, s *subscription) { n.cluster.master = s.link.rdb.(*redis.Client) },
+			"a", true, []string{"SSUB relock:{x}:me"}, nil, false, 1, 0,
+		},
+		"and without a map stays": {
+			func(n *linked, _ *subscription) { n.cluster.master, n.cluster.err = nil, errStale },
+			"a", true, []string{"SSUB relock:{x}:me"}, nil, false, 1, 0,
+		},
+		"not where it was to move before the last word": {
+			func(_ *linked, s *subscription) { s.moves++ }, "a", true, nil, nil, true, 0, 0,
+		},
+		"not when it has ended": {
+			func(n *linked, s *subscription) { delete(n.subs, s.topic) }, "a", true, nil, nil, true, 0, 0,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newLinked(t)
+			s := n.hear(n.a, "x")
+			n.hear(n.a, "kept")
+			n.hear(n.b, "kept too")
+			c.given(n, s)
+			n.relocate(s, 0, 0)
+			require.Equal(t, map[string]*link{"a": n.a, "b": n.b}[c.link], s.link)
+			require.Equal(t, c.asked, s.asked)
+			require.Equal(t, c.asked, s.confirmed, "asked for anew")
+			require.Equal(t, c.there, s.there)
+			require.Len(t, n.a.wake, c.wakeA)
+			require.Len(t, n.b.wake, c.asB)
+			require.Len(t, n.a.subs, map[string]int{"a": 2, "b": 1}[c.link])
+			require.Equal(t, c.atA, asks(n.a))
+			require.Equal(t, c.atB, asks(n.b))
+		})
+	}
+}
+
+func TestNobodyElseAsksForASubscriptionThatIsAboutToMove(t *testing.T) {
+	n := newLinked(t)
+	s := n.hear(n.a, "x")
+	s.asked = false
+	n.mu.Lock()
+	n.relocateLocked(s, time.Hour)
+	n.mu.Unlock()
+	require.False(t, s.confirmed)
+	require.Empty(t, asks(n.a))
+	s.asked = false // it is to stay
+	n.a.leave = []departure{{s.channel, true}}
+	require.Equal(t, []string{"SUNSUB relock:{x}:me", "SSUB relock:{x}:me"}, asks(n.a), "when it has moved away and back")
+}
+
+func TestTheEndOfAShardedSubscriptionByTheServerMovesWhatWasThere(t *testing.T) {
+	for name, c := range map[string]struct {
+		given func(n *linked, s *subscription)
+		moves int
+		there bool
+		atA   []string
+	}{
+		"a sharded one":                    {func(*linked, *subscription) {}, 1, false, nil},
+		"and its plain twin with it":       {func(_ *linked, s *subscription) { s.sharded, s.plain = false, true }, 1, false, []string{"UNSUB relock:{x}:me"}},
+		"not a plain one that has no twin": {func(_ *linked, s *subscription) { s.sharded = false }, 0, true, nil},
+		"not one that is given up":         {func(_ *linked, s *subscription) { s.confirmed = false }, 0, false, nil},
+		"not one that is heard elsewhere":  {func(n *linked, s *subscription) { s.link = n.b }, 0, true, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newLinked(t)
+			s := n.hear(n.a, "x")
+			n.hear(n.a, "kept")
+			c.given(n, s)
+			n.a.evicted(s.channel)
+			n.mu.Lock()
+			moves := s.moves
+			n.mu.Unlock()
+			require.Equal(t, c.moves, moves)
+			redistest.Eventually(t, 5*time.Second, func() bool {
+				n.mu.Lock()
+				defer n.mu.Unlock()
+				return s.link == n.b || c.moves == 0
+			}, "it moves")
+			require.Equal(t, c.there, s.there)
+			delete(n.a.subs, map[int]*subscription{0: s}[c.moves])
+			require.Equal(t, c.atA, asks(n.a))
+		})
+	}
+}
+
+func TestAnIdleSubscriptionEndsWhereTheServerHasIt(t *testing.T) {
+	for name, c := range map[string]struct {
+		asked, confirmed, there bool
+		gone                    bool
+		asks                    []string
+	}{
+		"heard":                              {true, true, true, true, []string{"SUNSUB relock:{x}:me"}},
+		"to be asked for once more":          {false, false, true, true, []string{"SUNSUB relock:{x}:me"}},
+		"not asked for yet":                  {false, false, false, true, nil},
+		"asked for":                          {true, false, false, false, nil},
+		"asked for once more, or on its way": {true, false, true, false, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newLinked(t)
+			n.hear(n.a, "kept")
+			s := n.hear(n.a, "x")
+			clear(s.waiters)
+			s.asked, s.confirmed, s.there = c.asked, c.confirmed, c.there
+			require.Equal(t, c.asks, asks(n.a))
+			require.Equal(t, c.gone, n.subs[s.topic] == nil)
+			require.Empty(t, asks(n.a), "once")
+		})
+	}
+}
+
+func TestOneOutageLastsUntilItIsOver(t *testing.T) {
+	n := newLinked(t)
+	s := n.hear(n.a, "x")
+	outage := func() *outage {
+		n.mu.Lock()
+		lost, there := s.outage, s.there
+		n.mu.Unlock()
+		require.False(t, there)
+		return lost
+	}
+	n.cluster.err = errStale // it stays
+	n.a.reset(false)
+	require.Nil(t, outage(), "nothing was heard")
+	n.a.leave = []departure{{"gone", true}}
+	n.a.reset(true)
+	first := outage()
+	require.NotNil(t, first)
+	n.mu.Lock()
+	leave := n.a.leave
+	n.mu.Unlock()
+	require.Empty(t, leave)
+	n.a.reset(true)
+	require.Same(t, first, outage(), "the connection that was lost then")
+	first.over = true
+	n.a.reset(true)
+	require.NotSame(t, first, outage())
+}
+
+func TestAClusterWithoutShardedPubSubIsAskedOnceForIt(t *testing.T) {
+	n := newLinked(t)
+	s := n.hear(n.a, "x")
+	s.confirmed, s.there = false, false
+	unknown := serverError("ERR unknown command 'SUBSCRIBE'")
+	n.a.asked = []*question{{sharded: true, subs: []*subscription{s}}}
+	require.True(t, n.a.refused(unknown))
+	require.Len(t, n.a.wake, 1)
+	require.Equal(t, []string{"SUB relock:{x}:me"}, asks(n.a))
+	n.a.asked = []*question{{subs: []*subscription{s}}}
+	require.True(t, n.a.refused(unknown))
+	require.Len(t, s.waiters["hold"].words, 1)
+	require.Equal(t, word{err: unknown}, <-s.waiters["hold"].words, "nor is a plain one asked for again")
+	require.Empty(t, n.a.subs)
+	require.Empty(t, n.subs)
+}
+
 // In a cluster the runner of a race has two ears.
 func TestTheRunnerOfARaceMissesNoRefusalBesideAMessage(t *testing.T) {
 	refusal := errors.New("NOPERM")
