@@ -564,12 +564,12 @@ func subscriptionsThatEnd(w *field) {
 func subscriptionThatEndsWhileItsSlotMoves(w *field) {
 	t := w.t
 	from := w.cluster.MasterFor("kept")
-	ends, to := "", from
-	for i := 0; ends == "" || to == from; i++ {
+	ends, also, to := "", "", from // the slot of also stays, and Redis answers
+	for i := 0; also == "" || to == from; i++ {
 		if name := fmt.Sprint("ends", i); w.cluster.MasterFor(name) != from {
 			to = w.cluster.MasterFor(name)
 		} else {
-			ends = name
+			ends, also = name, ends
 		}
 	}
 	var reconnected atomic.Int64
@@ -581,10 +581,16 @@ func subscriptionThatEndsWhileItsSlotMoves(w *field) {
 	section := w.enter(t.Context(), holder.NewLock(ends), ample)
 	waiter := w.start(t.Context(), waiting.NewLock(ends))
 	w.awaitWaiters(ends, 1)
+	other := w.enter(t.Context(), holder.NewLock(also), ample)
+	otherWaits := w.start(t.Context(), waiting.NewLock(also))
+	w.awaitWaiters(also, 1)
 	moved := waiting.faults.Once(redistest.Named("SUNSUBSCRIBE"), redistest.Before(func([]string) { w.cluster.MoveSlot(ends, to) }))
 	w.leave(section, holder.NewLock(ends), ample)
 	w.leave(waiter.in(ample), waiter.lock, ample)
+	w.leave(other, holder.NewLock(also), ample)
+	w.leave(otherWaits.in(ample), otherWaits.lock, ample)
 	moved.WaitHits(t, 1)
+	redistest.Eventually(t, ample, func() bool { return shardChannels(t, from) == 1 }, "both have ended")
 	pinged := waiting.faults.On(redistest.Named("PING"), redistest.Before(func([]string) {}))
 	pinged.WaitHits(t, 1) // so the answer has been read
 	w.leave(kept, holder.NewLock("kept"), ample)
