@@ -315,17 +315,24 @@ func TestWithLocalPassAnUnlockedFrameStaysUnlockedWhoeverHasTheLock(t *testing.T
 
 func TestWithLocalPassAGrantThatIsHeardOfTwiceDoesNotGiveTheLockAway(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
-		_, l, section, waiting := passing(t, w, 1, relock.WithLocalPass(0, 0))
+		other := w.NewClient().NewLock("a")
+		theirs := enter(t, t.Context(), other)
+		l := w.NewClient(relock.WithLocalPass(0, 0)).NewLock("a")
+		var line []*attempt
+		for range 3 {
+			line = append(line, begin(t, t.Context(), l.Lock))
+		}
+		require.NoError(t, other.Unlock(theirs))
+		require.NoError(t, l.Unlock(line[0].section())) // it has waited in Redis, so its client hears the channel for a while
+		section := line[1].section()
 		fields, err := w.HKeys(base("a"))
 		require.NoError(t, err)
 		require.Len(t, fields, 1)
-		next := handOn(t, l, section, waiting[0])
+		next := handOn(t, l, section, line[2])
 		// The message of a grant that its waiter had learnt of by asking comes late, when the lock has been passed on.
 		hold, client := fields[0], fields[0][:36]
-		begin(t, t.Context(), w.NewClient().NewLock("a").Lock) // so that somebody would have the lock
-		blocked := begin(t, t.Context(), tryFor(l, time.Millisecond))
-		_, _ = blocked.result()
-		w.Publish(base("a")+":"+client, hold+"|"+strconv.FormatInt(l.Token(next)-1, 10))
+		heard := w.Publish(base("a")+":"+client, hold+"|"+strconv.FormatInt(l.Token(next)-1, 10))
+		require.Equal(t, 1, heard)
 		pass(time.Second)
 		require.NoError(t, next.Err())
 		require.True(t, l.Held(next))
@@ -333,6 +340,85 @@ func TestWithLocalPassAGrantThatIsHeardOfTwiceDoesNotGiveTheLockAway(t *testing.
 		require.NoError(t, err)
 		require.Contains(t, fields, hold)
 		require.NoError(t, l.Unlock(next))
+		w.requireNothingLeft("a")
+	})
+}
+
+// endedBy is a context that is done, and does something before it says so.
+type endedBy struct {
+	context.Context
+
+	before func()
+}
+
+func (c *endedBy) Err() error {
+	if before := c.before; before != nil && c.Context.Err() != nil {
+		c.before = nil
+		before()
+	}
+	return c.Context.Err()
+}
+
+func TestWithLocalPassACallThatEndsJustWhenItIsCalledHasTheLockOrLeads(t *testing.T) {
+	t.Run("it is passed the lock", func(t *testing.T) {
+		fake(t, func(t *testing.T, w *world) {
+			var r recorder
+			_, l, section, _ := passing(t, w, 0, relock.WithLocalPass(0, 0), relock.WithHooks(r.Hooks()))
+			ctx, cancel := context.WithCancel(t.Context())
+			ending := &endedBy{Context: ctx}
+			one := begin(t, ending, l.Lock)
+			two := begin(t, t.Context(), l.Lock)
+			ending.before = func() { require.NoError(t, l.Unlock(section)) }
+			cancel()
+			entered := one.section()
+			require.ErrorIs(t, context.Cause(entered), context.Canceled)
+			settle()
+			finished := eventsOf[relock.AcquireFinished](&r)
+			require.Equal(t, relock.WakePass, finished[len(finished)-1].Wake)
+			require.True(t, two.waits())
+			require.NoError(t, l.Unlock(entered))
+			require.NoError(t, l.Unlock(two.section()))
+			w.requireNothingLeft("a")
+		})
+	})
+	t.Run("what it is passed is over when it finds out", func(t *testing.T) {
+		fake(t, func(t *testing.T, w *world) {
+			m, l, section, _ := passing(t, w, 0, relock.WithLocalPass(0, 0))
+			ctx, cancel := context.WithCancel(t.Context())
+			ending := &endedBy{Context: ctx}
+			one := begin(t, ending, l.Lock)
+			two := begin(t, t.Context(), l.Lock)
+			ending.before = func() {
+				require.NoError(t, l.Unlock(section))
+				m.net.Partition()
+				time.Sleep(relock.DefaultTTL - time.Millisecond) //nolint:forbidigo // fake time
+				m.net.Heal()
+			}
+			cancel()
+			_, err := one.result()
+			require.ErrorIs(t, err, context.Canceled)
+			begun := time.Now()
+			section = two.section()
+			require.Zero(t, time.Since(begun), "what nobody has any more is given back, and not waited for")
+			require.NoError(t, l.Unlock(section))
+			w.requireNothingLeft("a")
+		})
+	})
+	t.Run("it leads", func(t *testing.T) {
+		fake(t, func(t *testing.T, w *world) {
+			l := w.NewClient(relock.WithLocalPass(0, 0)).NewLock("a")
+			section := enter(t, t.Context(), l)
+			ctx, cancel := context.WithCancel(t.Context())
+			ending := &endedBy{Context: ctx}
+			one := begin(t, ending, l.Lock)
+			two := begin(t, t.Context(), l.Lock)
+			ending.before = func() { require.NoError(t, l.Unlock(section)) }
+			cancel()
+			_, err := one.result()
+			require.ErrorIs(t, err, context.Canceled)
+			require.NoError(t, l.Unlock(two.section()))
+			w.requireNothingLeft("a")
+		})
 	})
 }
 
