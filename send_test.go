@@ -158,6 +158,28 @@ func TestLanesShareWhatThereIsToCarry(t *testing.T) {
 	require.Equal(t, onlyLane, l.enter(), "all are free")
 }
 
+func TestWhatHasNotLandedIsKnownInWhateverOrderOthersLand(t *testing.T) {
+	l := &lanes{limit: time.Hour}
+	l.aloft.Store(farAloft)
+	var all []*flight
+	for range 4 {
+		f := &flight{done: make(chan struct{}, 1), stops: true}
+		all = append(all, f)
+		require.Equal(t, queued, l.wait(f))
+	}
+	require.True(t, l.forget(all[0]))
+	require.True(t, l.forget(all[2]))
+	require.ElementsMatch(t, []*flight{all[1], all[3]}, l.unlanded)
+	l.aloft.Store(0)
+	require.Equal(t, someLane, l.wait(&flight{}), "a lane has become free")
+	require.EqualValues(t, 1, l.aloft.Load())
+	require.Equal(t, 1, l.carried)
+	l.close()
+	for i, f := range all {
+		require.Equal(t, i%2 == 1, f.stopped)
+	}
+}
+
 func TestARushDoesNotMakeTheServerAFarOne(t *testing.T) {
 	l := &lanes{limit: laneLimit}
 	took := func(d time.Duration, times int) {
