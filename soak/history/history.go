@@ -43,6 +43,7 @@ package history
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 )
@@ -115,7 +116,7 @@ type Op struct {
 	Passing bool          // Lock: WithLocalPass
 	Lease   time.Duration // Extend: the lease asked for
 	Within  time.Duration // Force: the longest lease there is, where no other trouble was made, see the package; else 0
-	Old     bool          // Wipe: what came back is older data, so the last token in Redis may be an older one until the next hold
+	Old     bool          // Wipe: what came back is older data, so the last token in Redis may be an older one until the next hold; Before: so it is
 
 	Token     int64         // Lock: that of the section it returned; State: the last token
 	Count     int           // Look, State: the count, 0 if it was not asked for or is not held
@@ -205,17 +206,29 @@ func (r *Recorder) Take() []Op {
 	return ops
 }
 
-// Tokens is the largest token of each lock in a history, as the Before operations that begin the next part of it.
+// Tokens is what the next part of a history has to know of this one, as the Before operations that it begins with: the largest token of
+// each lock, and whether Redis may still have an older one.
 func Tokens(ops []Op) []Op {
-	last := map[string]int64{}
+	locks := map[string]Op{}
 	for _, op := range ops {
+		before := locks[op.Lock]
 		if op.Kind == Before || op.Kind == Lock && op.Outcome == OK {
-			last[op.Lock] = max(last[op.Lock], op.Token)
+			before.Token = max(before.Token, op.Token)
+		}
+		locks[op.Lock] = before
+	}
+	var all []Op
+	for name, before := range locks {
+		drawn := func(old Op) bool { // a token since
+			return slices.ContainsFunc(ops, func(op Op) bool {
+				return op.Lock == name && op.Kind == Lock && op.Outcome == OK && op.Call >= old.Return
+			})
+		}
+		before.Kind, before.Lock = Before, name
+		before.Old = slices.ContainsFunc(ops, func(op Op) bool { return op.Lock == name && op.Old && !drawn(op) })
+		if before.Token != 0 {
+			all = append(all, before)
 		}
 	}
-	var before []Op
-	for name, token := range last {
-		before = append(before, Op{Lock: name, Kind: Before, Token: token})
-	}
-	return before
+	return all
 }

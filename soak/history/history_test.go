@@ -505,5 +505,10 @@ func TestARecordingIsTakenInParts(t *testing.T) {
 	require.Empty(t, rec.Take())
 	require.Equal(t, []Op{{Lock: "a", Kind: Before, Token: 7}}, Tokens(first))
 	require.Equal(t, Tokens(first), Tokens(Tokens(first)), "also if nothing happens in a part")
+
+	old := append(first, at(200, 201, wipeOld))
+	require.Equal(t, []Op{{Lock: "a", Kind: Before, Token: 7, Old: true}}, Tokens(old))
+	require.Equal(t, Tokens(old), Tokens(Tokens(old)))
+	require.Equal(t, []Op{{Lock: "a", Kind: Before, Token: 9}}, Tokens(append(Tokens(old), at(300, 301, lock("A", 9)))))
 	require.GreaterOrEqual(t, rec.Now(), began)
 }

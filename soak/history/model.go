@@ -146,7 +146,7 @@ func step(s state, op *Op) (next state, wrong string) {
 	case Forget:
 		return s.forgotten(), ""
 	case Before:
-		s.last = max(s.last, op.Token)
+		s.last, s.old = max(s.last, op.Token), op.Old
 		return s, ""
 	case loss:
 		return s.lose(op)
