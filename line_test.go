@@ -359,17 +359,23 @@ func (c *endedBy) Err() error {
 	return c.Context.Err()
 }
 
+// endedInLine lets two calls stand in the line and ends the first, of which before happens just before it finds out.
+func endedInLine(t *testing.T, l *relock.Lock, before func()) (one, two *attempt) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ending := &endedBy{Context: ctx}
+	one, two = begin(t, ending, l.Lock), begin(t, t.Context(), l.Lock)
+	ending.before = before
+	cancel()
+	return one, two
+}
+
 func TestWithLocalPassACallThatEndsJustWhenItIsCalledHasTheLockOrLeads(t *testing.T) {
 	t.Run("it is passed the lock", func(t *testing.T) {
 		fake(t, func(t *testing.T, w *world) {
 			var r recorder
 			_, l, section, _ := passing(t, w, 0, relock.WithLocalPass(0, 0), relock.WithHooks(r.Hooks()))
-			ctx, cancel := context.WithCancel(t.Context())
-			ending := &endedBy{Context: ctx}
-			one := begin(t, ending, l.Lock)
-			two := begin(t, t.Context(), l.Lock)
-			ending.before = func() { require.NoError(t, l.Unlock(section)) }
-			cancel()
+			one, two := endedInLine(t, l, func() { require.NoError(t, l.Unlock(section)) })
 			entered := one.section()
 			require.ErrorIs(t, context.Cause(entered), context.Canceled)
 			settle()
@@ -384,17 +390,12 @@ func TestWithLocalPassACallThatEndsJustWhenItIsCalledHasTheLockOrLeads(t *testin
 	t.Run("what it is passed is over when it finds out", func(t *testing.T) {
 		fake(t, func(t *testing.T, w *world) {
 			m, l, section, _ := passing(t, w, 0, relock.WithLocalPass(0, 0))
-			ctx, cancel := context.WithCancel(t.Context())
-			ending := &endedBy{Context: ctx}
-			one := begin(t, ending, l.Lock)
-			two := begin(t, t.Context(), l.Lock)
-			ending.before = func() {
+			one, two := endedInLine(t, l, func() {
 				require.NoError(t, l.Unlock(section))
 				m.net.Partition()
 				time.Sleep(relock.DefaultTTL - time.Millisecond) //nolint:forbidigo // fake time
 				m.net.Heal()
-			}
-			cancel()
+			})
 			_, err := one.result()
 			require.ErrorIs(t, err, context.Canceled)
 			begun := time.Now()
@@ -408,12 +409,7 @@ func TestWithLocalPassACallThatEndsJustWhenItIsCalledHasTheLockOrLeads(t *testin
 		fake(t, func(t *testing.T, w *world) {
 			l := w.NewClient(relock.WithLocalPass(0, 0)).NewLock("a")
 			section := enter(t, t.Context(), l)
-			ctx, cancel := context.WithCancel(t.Context())
-			ending := &endedBy{Context: ctx}
-			one := begin(t, ending, l.Lock)
-			two := begin(t, t.Context(), l.Lock)
-			ending.before = func() { require.NoError(t, l.Unlock(section)) }
-			cancel()
+			one, two := endedInLine(t, l, func() { require.NoError(t, l.Unlock(section)) })
 			_, err := one.result()
 			require.ErrorIs(t, err, context.Canceled)
 			require.NoError(t, l.Unlock(two.section()))
