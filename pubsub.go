@@ -46,19 +46,27 @@ type subscription struct {
 	plain   bool // SUBSCRIBE also where pub/sub is sharded
 
 	// Guarded by the hub's mutex.
-	link      *link
-	waiters   map[string]*waiter // by hold id
-	asked     bool               // SUBSCRIBE was sent on the present connection, or again or relocate will see to it
-	sharded   bool               // and it was SSUBSCRIBE
-	confirmed bool               // and the server has said yes
-	there     bool               // the server has it on the link's present connection, whoever may be heard there
-	alone     bool               // ask for this one by itself: it failed together with others
-	refusals  int                // times in a row that the server refused it in passing
-	moves     int                // how often relocate was begun; only the last one counts
-	unheard   int                // times in a row that Redis said that nobody hears it
-	idle      time.Time          // since when nobody waits
-	outage    *outage            // what it has not come back from
+	link     *link
+	waiters  map[string]*waiter // by hold id
+	stage    stage
+	sharded  bool      // it was last asked for with SSUBSCRIBE
+	there    bool      // the server has it on the link's present connection, whoever may be heard there
+	alone    bool      // ask for this one by itself: it failed together with others
+	refusals int       // times in a row that the server refused it in passing
+	moves    int       // how often relocate was begun; only the last one counts
+	unheard  int       // times in a row that Redis said that nobody hears it
+	idle     time.Time // since when nobody waits
+	outage   *outage   // what it has not come back from
 }
+
+// stage is how far a subscription has come on its link's present connection.
+type stage int
+
+const (
+	unasked   stage = iota // the link asks the server for it when it plans next
+	asking                 // the server has been asked; or again, relocate or a new connection will make it unasked, in their time
+	confirmed              // the server has said yes
+)
 
 // outage is the loss of a connection, which all its subscriptions share. It is over with the first of them that is
 // confirmed on another.
@@ -118,7 +126,7 @@ func (b *hub) listen(k *keys, id string) *waiter {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s := b.subs[k.topic]
-	if s == nil || !s.confirmed {
+	if s == nil || s.stage != confirmed {
 		return nil
 	}
 	return b.addLocked(s, id)
@@ -129,7 +137,7 @@ func (b *hub) hears(topic string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s := b.subs[topic]
-	return s != nil && s.confirmed
+	return s != nil && s.stage == confirmed
 }
 
 func (b *hub) addLocked(s *subscription, id string) *waiter {
@@ -164,12 +172,12 @@ func (b *hub) subscribe(ctx context.Context, k *keys, id string, recheck time.Du
 		l.subs[s] = struct{}{}
 	}
 	w := b.addLocked(s, id)
-	confirmed := s.confirmed
-	if !s.asked {
+	stage := s.stage
+	if stage == unasked {
 		s.link.kick()
 	}
 	b.mu.Unlock()
-	if confirmed {
+	if stage == confirmed {
 		return w, nil
 	}
 	if err := w.confirmation(ctx, recheck); err != nil {
@@ -203,7 +211,7 @@ func (w *waiter) confirmation(ctx context.Context, recheck time.Duration) error 
 func (w *waiter) unheard(ctx context.Context, recheck time.Duration) error {
 	b, s := w.hub, w.sub
 	b.mu.Lock()
-	if s.confirmed && len(w.words) == 0 {
+	if s.stage == confirmed && len(w.words) == 0 {
 		s.unheard++
 		b.renewLocked(s, pause(s.unheard))
 	}
@@ -216,7 +224,7 @@ func (w *waiter) suspect() {
 	b, s := w.hub, w.sub
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if s.confirmed && time.Since(s.link.made) >= pingEvery {
+	if s.stage == confirmed && time.Since(s.link.made) >= pingEvery {
 		b.renewLocked(s, 0)
 	}
 }
@@ -227,7 +235,7 @@ func (b *hub) renewLocked(s *subscription, pause time.Duration) {
 		b.relocateLocked(s, pause)
 		return
 	}
-	s.confirmed = false
+	s.stage = asking
 	s.link.stale = max(s.link.stale, pause, time.Nanosecond)
 	s.link.kick()
 }
@@ -505,7 +513,7 @@ func (l *link) plan(now time.Time) plan {
 			p.waited = true
 		} else {
 			left := lingerFor - now.Sub(s.idle)
-			if left <= 0 && (s.confirmed || !s.asked) {
+			if left <= 0 && s.stage != asking {
 				l.removeLocked(s)
 				if s.there {
 					leave = append(leave, departure{s.channel, s.sharded})
@@ -519,10 +527,10 @@ func (l *link) plan(now time.Time) plan {
 				p.linger = left
 			}
 		}
-		if s.asked {
+		if s.stage != unasked {
 			continue
 		}
-		s.asked, s.sharded = true, sharded && !s.plain
+		s.stage, s.sharded = asking, sharded && !s.plain
 		if s.alone || s.sharded {
 			asks = append(asks, &question{sharded: s.sharded, subs: []*subscription{s}}) // and one slot a command in a cluster
 			continue
@@ -728,7 +736,7 @@ func (l *link) confirmedLocked(channel string) *outage {
 		l.kick()
 		return nil
 	}
-	s.confirmed, s.there, s.alone, s.refusals = true, true, false, 0
+	s.stage, s.there, s.alone, s.refusals = confirmed, true, false, 0
 	s.tellLocked()
 	lost := s.outage
 	if s.outage = nil; lost == nil || lost.over {
@@ -813,9 +821,9 @@ func (l *link) notSubscribedLocked(q *question, err error) {
 			s.refusals++
 			refusals = max(refusals, s.refusals)
 		case len(q.subs) > 1: // which of them, we are not told
-			s.asked, s.alone = false, true
+			s.stage, s.alone = unasked, true
 		case s.sharded && strings.Contains(err.Error(), "unknown command"): // a cluster older than Redis 7
-			s.asked = false
+			s.stage = unasked
 			c.wire.sharded.Store(false)
 		default:
 			l.failLocked(s, err)
@@ -865,8 +873,8 @@ func (l *link) again(subs []*subscription, pause time.Duration, made time.Time) 
 		return
 	}
 	for _, s := range subs {
-		if s.link == l {
-			s.asked = false
+		if s.link == l && s.stage == asking {
+			s.stage = unasked
 		}
 	}
 	l.kick()
@@ -894,7 +902,7 @@ func (l *link) evicted(channel string) {
 			continue
 		}
 		s.there = s.there && s.plain
-		if s.confirmed { // not one that we have just given up
+		if s.stage == confirmed { // not one that we have just given up
 			b.relocateLocked(s, 0)
 		}
 	}
@@ -903,7 +911,7 @@ func (l *link) evicted(channel string) {
 // relocateLocked moves a subscription, after a pause, to the link of the node that has its slot then. It is asked for there,
 // or where it was once more; either way its waiters ask Redis again when it is confirmed.
 func (b *hub) relocateLocked(s *subscription, pause time.Duration) {
-	s.asked, s.confirmed = true, false // nobody else asks for it
+	s.stage = asking
 	s.moves++
 	move := s.moves
 	b.client.workers.start(func() { b.relocate(s, move, pause) })
@@ -934,7 +942,7 @@ func (b *hub) relocate(s *subscription, move int, pause time.Duration) {
 			l.subs[s] = struct{}{}
 		}
 	}
-	s.asked, s.confirmed = false, false
+	s.stage = unasked
 	s.link.kick()
 }
 
@@ -945,7 +953,7 @@ func (l *link) reset(lost bool) {
 	l.asked, l.leave, l.stale = nil, nil, 0
 	now := &outage{since: time.Now()}
 	for s := range l.subs {
-		s.asked, s.confirmed, s.there = false, false, false
+		s.stage, s.there = unasked, false
 		if lost && (s.outage == nil || s.outage.over) {
 			s.outage = now
 		}

@@ -72,7 +72,7 @@ func TestASubscriptionThatGoRedisHasMadeAnewIsAskedAfter(t *testing.T) {
 	c := newTestClient(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), "me")
 	l := &link{hub: c.hub}
 	w := &waiter{words: make(chan word, 1)}
-	c.hub.subs["relock:{a}"] = &subscription{link: l, confirmed: true, waiters: map[string]*waiter{"hold": w}}
+	c.hub.subs["relock:{a}"] = &subscription{link: l, stage: confirmed, waiters: map[string]*waiter{"hold": w}}
 	l.confirmed("relock:{b}:me")
 	require.Empty(t, w.words)
 	l.confirmed("relock:{a}:me")
@@ -157,7 +157,7 @@ func TestTheEndOfASubscriptionCostsTheOthersNothing(t *testing.T) {
 	l := &link{hub: c.hub, node: "n", subs: make(map[*subscription]struct{}), wake: make(chan struct{}, 1)}
 	for i := range 20_000 {
 		topic := fmt.Sprintf("relock:{%d}", i)
-		s := &subscription{topic: topic, channel: topic + ":me", link: l, sharded: true, confirmed: true}
+		s := &subscription{topic: topic, channel: topic + ":me", link: l, sharded: true, stage: confirmed}
 		l.subs[s], c.hub.subs[topic] = struct{}{}, s
 	}
 	fastest := time.Hour
@@ -173,7 +173,7 @@ func TestTheEndOfASubscriptionCostsTheOthersNothing(t *testing.T) {
 	l.evicted("relock:{7}:me")
 	c.hub.mu.Lock()
 	defer c.hub.mu.Unlock()
-	require.False(t, seven.confirmed, "and is found")
+	require.Equal(t, asking, seven.stage, "and is found")
 }
 
 // oneMap is a cluster whose map has one master for all slots.
@@ -216,7 +216,7 @@ func newLinked(t *testing.T) *linked {
 // hear makes a subscription with a waiter that a link has, and that is confirmed.
 func (n *linked) hear(l *link, lock string) *subscription {
 	topic := "relock:{" + lock + "}"
-	s := &subscription{topic: topic, key: topic, channel: topic + ":me", link: l, asked: true, sharded: true, confirmed: true, there: true}
+	s := &subscription{topic: topic, key: topic, channel: topic + ":me", link: l, stage: confirmed, sharded: true, there: true}
 	s.waiters = map[string]*waiter{"hold": {hub: n.hub, sub: s, words: make(chan word, 1)}}
 	n.subs[topic], l.subs[s] = s, struct{}{}
 	return s
@@ -245,23 +245,22 @@ func asks(l *link) (commands []string) {
 func TestAnAnswerToASubscriptionThatHasMovedOnEndsItWhereItCameFrom(t *testing.T) {
 	n := newLinked(t)
 	s := n.hear(n.b, "x")
-	s.confirmed, s.there = false, false
+	s.stage, s.there = asking, false
 	n.hear(n.a, "kept")
 	n.a.asked = []*question{{sharded: true, subs: []*subscription{s}}}
 	n.a.confirmed(s.channel)
-	require.False(t, s.confirmed)
+	require.Equal(t, asking, s.stage)
 	require.False(t, s.there)
 	require.Len(t, n.a.wake, 1)
 	require.Equal(t, []string{"SUNSUB relock:{x}:me"}, asks(n.a))
 	require.Empty(t, asks(n.a), "once")
 
-	s.asked = true
 	n.a.asked = []*question{{subs: []*subscription{s}}}
 	require.True(t, n.a.refused(serverError("NOPERM")))
 	require.Empty(t, s.waiters["hold"].words, "refused where it does not matter any more")
 	require.Contains(t, n.b.subs, s)
 	n.a.again([]*subscription{s}, 0, n.a.made)
-	require.True(t, s.asked, "where it is now")
+	require.Equal(t, asking, s.stage, "where it is now")
 }
 
 func TestOnlyTheAnswerToAnUnsubscribeIsTakenForIt(t *testing.T) {
@@ -315,28 +314,28 @@ func TestASubscriptionFollowsItsSlotToTheLinkOfItsMaster(t *testing.T) {
 		link       string
 		there      bool
 		atA, atB   []string
-		asked      bool
+		stage      stage
 		wakeA, asB int
 	}{
 		"to another node": {
-			func(*linked, *subscription) {}, "b", false, []string{"SUNSUB relock:{x}:me"}, []string{"SSUB relock:{x}:me"}, false, 1, 1,
+			func(*linked, *subscription) {}, "b", false, []string{"SUNSUB relock:{x}:me"}, []string{"SSUB relock:{x}:me"}, unasked, 1, 1,
 		},
 		"to another node, from one that has ended it": {
-			func(_ *linked, s *subscription) { s.there = false }, "b", false, nil, []string{"SSUB relock:{x}:me"}, false, 1, 1,
+			func(_ *linked, s *subscription) { s.there = false }, "b", false, nil, []string{"SSUB relock:{x}:me"}, unasked, 1, 1,
 		},
 		"to where it is": {
 			func(n *linked, s *subscription) { n.cluster.master = s.link.rdb.(*redis.Client) },
-			"a", true, []string{"SSUB relock:{x}:me"}, nil, false, 1, 0,
+			"a", true, []string{"SSUB relock:{x}:me"}, nil, unasked, 1, 0,
 		},
 		"and without a map stays": {
 			func(n *linked, _ *subscription) { n.cluster.master, n.cluster.err = nil, errStale },
-			"a", true, []string{"SSUB relock:{x}:me"}, nil, false, 1, 0,
+			"a", true, []string{"SSUB relock:{x}:me"}, nil, unasked, 1, 0,
 		},
 		"not where it was to move before the last word": {
-			func(_ *linked, s *subscription) { s.moves++ }, "a", true, nil, nil, true, 0, 0,
+			func(_ *linked, s *subscription) { s.moves++ }, "a", true, nil, nil, confirmed, 0, 0,
 		},
 		"not when it has ended": {
-			func(n *linked, s *subscription) { delete(n.subs, s.topic) }, "a", true, nil, nil, true, 0, 0,
+			func(n *linked, s *subscription) { delete(n.subs, s.topic) }, "a", true, nil, nil, confirmed, 0, 0,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -347,8 +346,7 @@ func TestASubscriptionFollowsItsSlotToTheLinkOfItsMaster(t *testing.T) {
 			c.given(n, s)
 			n.relocate(s, 0, 0)
 			require.Equal(t, map[string]*link{"a": n.a, "b": n.b}[c.link], s.link)
-			require.Equal(t, c.asked, s.asked)
-			require.Equal(t, c.asked, s.confirmed, "asked for anew")
+			require.Equal(t, c.stage, s.stage)
 			require.Equal(t, c.there, s.there)
 			require.Len(t, n.a.wake, c.wakeA)
 			require.Len(t, n.b.wake, c.asB)
@@ -362,13 +360,12 @@ func TestASubscriptionFollowsItsSlotToTheLinkOfItsMaster(t *testing.T) {
 func TestNobodyElseAsksForASubscriptionThatIsAboutToMove(t *testing.T) {
 	n := newLinked(t)
 	s := n.hear(n.a, "x")
-	s.asked = false
+	s.stage = unasked
 	n.mu.Lock()
 	n.relocateLocked(s, time.Hour)
 	n.mu.Unlock()
-	require.False(t, s.confirmed)
 	require.Empty(t, asks(n.a))
-	s.asked = false // it is to stay
+	s.stage = unasked // it is to stay
 	n.a.leave = []departure{{s.channel, true}}
 	require.Equal(t, []string{"SUNSUB relock:{x}:me", "SSUB relock:{x}:me"}, asks(n.a), "when it has moved away and back")
 }
@@ -383,7 +380,7 @@ func TestTheEndOfAShardedSubscriptionByTheServerMovesWhatWasThere(t *testing.T) 
 		"a sharded one":                    {func(*linked, *subscription) {}, 1, false, nil},
 		"and its plain twin with it":       {func(_ *linked, s *subscription) { s.sharded, s.plain = false, true }, 1, false, []string{"UNSUB relock:{x}:me"}},
 		"not a plain one that has no twin": {func(_ *linked, s *subscription) { s.sharded = false }, 0, true, nil},
-		"not one that is given up":         {func(_ *linked, s *subscription) { s.confirmed = false }, 0, false, nil},
+		"not one that is given up":         {func(_ *linked, s *subscription) { s.stage = asking }, 0, false, nil},
 		"not one that is heard elsewhere":  {func(n *linked, s *subscription) { s.link = n.b }, 0, true, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -410,22 +407,22 @@ func TestTheEndOfAShardedSubscriptionByTheServerMovesWhatWasThere(t *testing.T) 
 
 func TestAnIdleSubscriptionEndsWhereTheServerHasIt(t *testing.T) {
 	for name, c := range map[string]struct {
-		asked, confirmed, there bool
-		gone                    bool
-		asks                    []string
+		stage       stage
+		there, gone bool
+		asks        []string
 	}{
-		"heard":                              {true, true, true, true, []string{"SUNSUB relock:{x}:me"}},
-		"to be asked for once more":          {false, false, true, true, []string{"SUNSUB relock:{x}:me"}},
-		"not asked for yet":                  {false, false, false, true, nil},
-		"asked for":                          {true, false, false, false, nil},
-		"asked for once more, or on its way": {true, false, true, false, nil},
+		"heard":                              {confirmed, true, true, []string{"SUNSUB relock:{x}:me"}},
+		"to be asked for once more":          {unasked, true, true, []string{"SUNSUB relock:{x}:me"}},
+		"not asked for yet":                  {unasked, false, true, nil},
+		"asked for":                          {asking, false, false, nil},
+		"asked for once more, or on its way": {asking, true, false, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newLinked(t)
 			n.hear(n.a, "kept")
 			s := n.hear(n.a, "x")
 			clear(s.waiters)
-			s.asked, s.confirmed, s.there = c.asked, c.confirmed, c.there
+			s.stage, s.there = c.stage, c.there
 			require.Equal(t, c.asks, asks(n.a))
 			require.Equal(t, c.gone, n.subs[s.topic] == nil)
 			require.Empty(t, asks(n.a), "once")
@@ -464,7 +461,7 @@ func TestOneOutageLastsUntilItIsOver(t *testing.T) {
 func TestAClusterWithoutShardedPubSubIsAskedOnceForIt(t *testing.T) {
 	n := newLinked(t)
 	s := n.hear(n.a, "x")
-	s.confirmed, s.there = false, false
+	s.stage, s.there = asking, false
 	unknown := serverError("ERR unknown command 'SUBSCRIBE'")
 	n.a.asked = []*question{{sharded: true, subs: []*subscription{s}}}
 	require.True(t, n.a.refused(unknown))
