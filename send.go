@@ -88,27 +88,61 @@ func (l *lanes) init(w *wire) {
 // send is one attempt, given up as soon as ctx is done or stop is closed: that of the client, or nil. (Where ctx cannot end, Close
 // wakes those who are queued, see lanes.close.) What is given up may run all the same.
 func (w *wire) send(ctx context.Context, r *request, eval bool, stop <-chan struct{}) (reply any, acked int, err error) {
-	l := &w.lanes
-	lane := noLane
-	if w.cluster == nil && r.acks == 0 {
-		if lane = queued; l.hasRoom() { // else it need not take the mutex twice
-			lane = l.enter()
-		}
-	}
-	if lane == onlyLane && l.isBrisk() {
+	switch lane := w.laneFor(r); {
+	case lane == onlyLane && w.lanes.isBrisk():
 		reply, err = w.sendBriskly(ctx, r, eval)
 		return reply, 0, err
+	case lane != queued && ctx.Done() == nil:
+		return w.sendPatiently(ctx, r, eval, lane)
+	default:
+		return w.sendAloft(ctx, r, eval, stop, lane)
 	}
-	if ctx.Done() == nil && lane != queued { // no context can end it; after Close, go-redis does
-		if lane == noLane {
-			return w.process(ctx, r, eval)
-		}
-		defer l.leave()
-		start := time.Now()
-		reply, acked, err = w.process(ctx, r, eval)
-		l.timed(start, err)
-		return reply, acked, err
+}
+
+// laneFor takes a lane for a request, if it needs one and one is free.
+func (w *wire) laneFor(r *request) lane {
+	switch {
+	case w.cluster != nil || r.acks > 0:
+		return noLane
+	case !w.lanes.hasRoom(): // then the queue's mutex need not be taken twice
+		return queued
+	default:
+		return w.lanes.enter()
 	}
+}
+
+// sendBriskly sends a command by itself on the lane that it has, and expects the answer within briskLimit.
+func (w *wire) sendBriskly(ctx context.Context, r *request, eval bool) (any, error) {
+	l := &w.lanes
+	defer l.leave() // also if a hook of the go-redis client panics
+	start := time.Now()
+	limit := &limited{Context: ctx, deadline: start.Add(briskLimit)}
+	defer limit.end()
+	cmd := r.command(ctx, eval)
+	err := w.rdb.Process(limit, cmd)
+	l.timed(start, err)
+	if err != nil && judge(err) == unknown {
+		l.stalled.Store(int64(time.Since(l.start)))
+	}
+	return cmd.Val(), err
+}
+
+// sendPatiently sends a command by itself where no context can end it. After Close, go-redis does.
+func (w *wire) sendPatiently(ctx context.Context, r *request, eval bool, lane lane) (reply any, acked int, err error) {
+	if lane == noLane {
+		return w.process(ctx, r, eval)
+	}
+	l := &w.lanes
+	defer l.leave()
+	start := time.Now()
+	reply, acked, err = w.process(ctx, r, eval)
+	l.timed(start, err)
+	return reply, acked, err
+}
+
+// sendAloft has a command sent by somebody else, and waits for the answer, for the end of ctx or for Close.
+func (w *wire) sendAloft(ctx context.Context, r *request, eval bool, stop <-chan struct{}, lane lane) (reply any, acked int, err error) {
+	l := &w.lanes
 	f, _ := l.flights.Get().(*flight)
 	if f == nil {
 		f = &flight{done: make(chan struct{}, 1)}
@@ -138,22 +172,6 @@ func (w *wire) send(ctx context.Context, r *request, eval bool, stop <-chan stru
 		w.orphans.landed(r.first, true)
 	}
 	return nil, 0, err
-}
-
-// sendBriskly sends a command by itself on the lane that it has, and expects the answer within briskLimit.
-func (w *wire) sendBriskly(ctx context.Context, r *request, eval bool) (any, error) {
-	l := &w.lanes
-	defer l.leave() // also if a hook of the go-redis client panics
-	start := time.Now()
-	limit := &limited{Context: ctx, deadline: start.Add(briskLimit)}
-	defer limit.end()
-	cmd := r.command(ctx, eval)
-	err := w.rdb.Process(limit, cmd)
-	l.timed(start, err)
-	if err != nil && judge(err) == unknown {
-		l.stalled.Store(int64(time.Since(l.start)))
-	}
-	return cmd.Val(), err
 }
 
 // limited is a context with a deadline that needs a timer only where somebody waits. go-redis looks once, in passing, whether the
