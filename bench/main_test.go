@@ -264,28 +264,39 @@ func TestUsageIsWhatWasDoneBetweenTwoMoments(t *testing.T) {
 	require.Greater(t, u.mallocs, uint64(50))
 }
 
+// fastest is the shortest that f took in a few tries: the others are about the machine.
+func fastest(t *testing.T, f func() error) time.Duration {
+	t.Helper()
+	took := time.Hour
+	for range 10 {
+		start := time.Now()
+		require.NoError(t, f())
+		took = min(took, time.Since(start))
+	}
+	return took
+}
+
 func TestTheProxyAddsItsRoundTripAndKeepsTheOrder(t *testing.T) {
 	e := newEnv(t)
 	const added = 20 * time.Millisecond
 	rdb, err := e.redis(added)
 	require.NoError(t, err)
 	defer rdb.Close()
-	took, err := roundTrip(t.Context(), rdb, 5)
-	require.NoError(t, err)
+	require.NoError(t, rdb.Ping(t.Context()).Err()) // it has a connection to make
+	took := fastest(t, func() error { return rdb.Ping(t.Context()).Err() })
 	require.GreaterOrEqual(t, took, added)
 	require.Less(t, took, 2*added, "the delay is not what was asked for")
 
-	pipe := rdb.Pipeline()
-	pipe.Ping(t.Context()) // it has a connection of its own to make
-	_, err = pipe.Exec(t.Context())
-	require.NoError(t, err)
-	for i := range 500 {
-		pipe.RPush(t.Context(), "list", i)
-	}
-	start := time.Now()
-	_, err = pipe.Exec(t.Context())
-	require.NoError(t, err)
-	require.Less(t, time.Since(start), 3*added, "a pipeline takes the delay once")
+	took = fastest(t, func() error {
+		pipe := rdb.Pipeline()
+		pipe.Del(t.Context(), "list")
+		for i := range 500 {
+			pipe.RPush(t.Context(), "list", i)
+		}
+		_, err := pipe.Exec(t.Context())
+		return err
+	})
+	require.Less(t, took, 3*added, "a pipeline takes the delay once")
 	list, err := rdb.LRange(t.Context(), "list", 0, -1).Result()
 	require.NoError(t, err)
 	require.Len(t, list, 500)
