@@ -323,7 +323,7 @@ type result struct {
 func do(t *testing.T, setups []setup, args ...string) result {
 	t.Helper()
 	p := start(t, setups, args...)
-	require.NoError(t, p.stdin.Close())
+	_ = p.stdin.Close() // an error if relock has ended by now
 	code := p.code()
 	return result{code, p.stdout.String(), p.stderr.String()}
 }
