@@ -1374,6 +1374,22 @@ func TestALostReplyWithReplicaAcksEntersOnce(t *testing.T) {
 	}
 }
 
+func TestAServerThatBecomesAReplicaWhileItWaitsForReplicasIsAskedAgain(t *testing.T) {
+	w, _ := withReplica(t)
+	p := w.peerOn(func(o *redis.Options) { o.ReadTimeout = 2 * soon }, relock.WithReplicaAcks(1, soon))
+	l := p.NewLock("a")
+	for name, lock := range map[string]locking{"Lock": l.Lock, "TryLock": l.TryLock} {
+		demoted := p.faults.Once(redistest.Named("WAIT"),
+			redistest.Answer("-UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)"))
+		section, err := lock(t.Context())
+		require.NoError(t, err, name)
+		require.Equal(t, 1, demoted.Hits())
+		w.requireCount("a", 1)
+		w.leave(section, l, soon)
+		w.awaitFree("a", 0)
+	}
+}
+
 func TestTooFewReplicaAcksUndoExactlyThisEntry(t *testing.T) {
 	w, replica := withReplica(t)
 	const timeout = 80 * time.Millisecond

@@ -278,9 +278,7 @@ func judge(err error) verdict {
 		return unsent // go-redis says so where the context ends before there is a connection; later ends are network errors
 	}
 	if errors.As(err, &reply) {
-		msg := reply.Error()
-		if passingCodes[errorCode(msg)] || strings.Contains(msg, "max number of clients reached") ||
-			strings.Contains(msg, "non local key") { // from a script, while its slot migrates
+		if passes(reply) {
 			return passing
 		}
 		return refused
@@ -293,6 +291,13 @@ func judge(err error) verdict {
 		return unsent
 	}
 	return unknown
+}
+
+// passes says whether a server that answers so may answer otherwise when it is asked again.
+func passes(reply redis.Error) bool {
+	msg := reply.Error()
+	return passingCodes[errorCode(msg)] || strings.Contains(msg, "max number of clients reached") ||
+		strings.Contains(msg, "non local key") // from a script, while its slot migrates
 }
 
 // errorCode is the first word of an error reply. Redis before 7 wraps an error of a command in a script: "ERR Error
@@ -451,7 +456,7 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 		if ctx.Err() != nil {
 			return a, endedAfter(ctx, last)
 		}
-		if v == refused || e.tries > 0 && attempt >= e.tries || errors.Is(err, errNoAcks) {
+		if v == refused || e.tries > 0 && attempt >= e.tries || errors.Is(err, errNoAcks) && !waitPasses(err) {
 			return a, err
 		}
 		if w.cluster != nil {
@@ -507,6 +512,12 @@ func exec(ctx context.Context, pipe redis.Pipeliner) {
 
 // errNoAcks says that a script has run, and that Redis then would not say how many replicas have it.
 var errNoAcks = errors.New("WAIT failed after the script")
+
+// waitPasses says whether that is because the server does not serve right now, as one that has just become a replica.
+func waitPasses(err error) bool {
+	var reply redis.Error
+	return errors.As(err, &reply) && passes(reply)
+}
 
 // endedAfter is ended with the error of the last attempt, if there was one.
 func endedAfter(ctx context.Context, last error) error {
