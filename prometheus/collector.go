@@ -107,6 +107,7 @@ func New(options ...Option) *Collector {
 		}
 		option(&cfg)
 	}
+	prometheus.NewHistogram(histogram("relock", "", cfg.buckets)) // panics if they are wrong; with a lock label the others come later
 	c := &Collector{label: cfg.label, inflight: newInflight()}
 	ttls := []float64{.1, .25, .5, .75, 1, 1.5, 2, 3, 5, 10, 30, 100, 1000}
 

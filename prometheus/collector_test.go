@@ -514,7 +514,12 @@ func TestWithoutDurationBucketsHistogramsAreNativeOnly(t *testing.T) {
 		}
 	}
 	require.Positive(t, seen)
-	require.Panics(t, func() { relockprom.New(relockprom.WithDurationBuckets(2, 1)) })
+}
+
+func TestDurationBucketsThatDoNotGrowAreToldAtOnce(t *testing.T) {
+	wrong := relockprom.WithDurationBuckets(2, 1)
+	require.Panics(t, func() { relockprom.New(wrong) })
+	require.Panics(t, func() { relockprom.New(wrong, relockprom.WithLockLabel(strings.ToUpper)) })
 }
 
 func TestTheMetricsKeepToPrometheusConventions(t *testing.T) {
