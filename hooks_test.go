@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"runtime"
 	"strings"
 	"sync"
@@ -210,6 +211,17 @@ func TestTheOutcomeIsThatOfTheCallAndNotOfWhateverEndedItsContext(t *testing.T) 
 			})
 		})
 	}
+}
+
+func TestTheOutcomeOfACallThatFindsNoConnectionIsAnErrorAlthoughItIsADeadlineOfTheNetworks(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		late := &net.Dialer{Deadline: time.Now().Add(-time.Second)}
+		m := w.NewClientOn(func(o *redis.Options) { o.Dialer = late.DialContext }, relock.WithHooks(r.Hooks()))
+		_, err := m.NewLock("a").TryLock(t.Context())
+		require.ErrorIs(t, err, context.DeadlineExceeded, "the error of a dial that took too long")
+		require.Equal(t, relock.OutcomeError, eventsOf[relock.AcquireFinished](&r)[0].Outcome)
+	})
 }
 
 func TestAWaiterThatAsksAgainIsWokenByTheRecheck(t *testing.T) {

@@ -250,7 +250,7 @@ func (a *acquiring) outcome(err error) Outcome {
 		return OutcomeLost
 	case errors.Is(err, ErrClosed) && a.lock.client.isClosed():
 		return OutcomeClosed
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case a.waiting.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)):
 		return OutcomeCanceled
 	default:
 		return OutcomeError
