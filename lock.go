@@ -427,17 +427,22 @@ func (a *acquiring) nested(h *hold) (again bool, err error) {
 			l.client.workers.start(h.settle)
 		}
 		switch inTime := time.Now().Before(deadline); {
-		case err != nil && (inTime || !a.mayWait || a.waiting.Err() != nil):
+		case err != nil && inTime:
 			return false, a.failed(err)
 		case err == nil && reply.status != acquireOurs:
 			return a.outlived(h, h.lose(LossTaken))
 		case err == nil:
 			t.renewed(h, answer)
 		}
-		switch {
-		case t.hasExpired(h):
-			return a.outlived(h, h.lose(LossExpired))
-		case err != nil: // the lease was renewed meanwhile
+		if t.hasExpired(h) {
+			if again, end := a.outlived(h, h.lose(LossExpired)); !again || err == nil {
+				return again, end
+			}
+		}
+		if err != nil { // the lease was renewed meanwhile, or is over and the section is not ours
+			if !a.mayWait || a.waiting.Err() != nil {
+				return false, a.failed(err)
+			}
 			return true, nil
 		}
 	}

@@ -503,6 +503,37 @@ func TestANestedCallThatRedisDoesNotAnswerIsNotErrLocked(t *testing.T) {
 	})
 }
 
+func TestANestedCallWhoseLeaseEndsWhileRedisIsSilentIsErrLockLost(t *testing.T) {
+	for name, detached := range map[string]bool{"in its section": false, "under a context that does not end with it": true} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				var r recorder
+				m := w.NewClient(relock.WithTTL(time.Second), relock.WithHooks(r.Hooks()))
+				l := m.NewLock("a")
+				for range 20 { // the watchdog and the call find out at the same time
+					for _, lock := range []locking{l.Lock, l.TryLock, tryFor(l, time.Minute)} {
+						section := enter(t, t.Context(), l)
+						m.net.Partition()
+						ctx := section
+						if detached {
+							ctx = context.WithoutCancel(section)
+						}
+						_, err := lock(ctx)
+						require.ErrorIs(t, err, relock.ErrLockLost)
+						require.NotErrorIs(t, err, context.DeadlineExceeded, "nobody has set one")
+						finished := eventsOf[relock.AcquireFinished](&r)
+						require.Equal(t, relock.OutcomeLost, finished[len(finished)-1].Outcome)
+						m.net.Heal()
+						require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
+						pass(time.Minute)
+						w.requireNothingLeft("a")
+					}
+				}
+			})
+		})
+	}
+}
+
 func TestANestedTryLockTakesItsTurnBehindAnotherEntryAlsoWhereTheFirstOneHadToQueue(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient(relock.WithTTL(5 * time.Minute))

@@ -82,6 +82,7 @@ func TestInRedissonsLayout(t *testing.T) {
 		{"TestALockTakenInsideAnotherOnesSectionOutlivesIt", TestALockTakenInsideAnotherOnesSectionOutlivesIt},
 		{"TestAnExitThatCannotWaitForAnEntryOnTheWireIsCountedAllTheSame", TestAnExitThatCannotWaitForAnEntryOnTheWireIsCountedAllTheSame},
 		{"TestANestedCallThatRedisDoesNotAnswerIsNotErrLocked", TestANestedCallThatRedisDoesNotAnswerIsNotErrLocked},
+		{"TestANestedCallWhoseLeaseEndsWhileRedisIsSilentIsErrLockLost", TestANestedCallWhoseLeaseEndsWhileRedisIsSilentIsErrLockLost},
 		{"TestManyContendersAreNeverInsideTogether", TestManyContendersAreNeverInsideTogether},
 		{"TestSiblingsByWithHolderEnterTogether", TestSiblingsByWithHolderEnterTogether},
 		{"TestTryLockOfASiblingWhileAnotherCallOfItsHolderQueuesIsErrLockedAtOnce", TestTryLockOfASiblingWhileAnotherCallOfItsHolderQueuesIsErrLockedAtOnce},
