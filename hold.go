@@ -524,6 +524,14 @@ func (t *table) join(key holdKey, l *Lock, id string) (h *hold, first bool) {
 	return h, true
 }
 
+// isHeld says whether a holder has a lock.
+func (t *table) isHeld(key holdKey) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h := t.holds[key]
+	return h != nil && h.state == held
+}
+
 func (t *table) addLocked(h *hold, f *frame) {
 	f.next = h.frames
 	if f.next != nil {

@@ -127,6 +127,36 @@ func TestAcquireHooksSayWhatHappened(t *testing.T) {
 	})
 }
 
+func TestANestedCallThatEndsBeforeItHasAskedIsAnAttemptAtReentryToo(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		m := w.NewClient(relock.WithHooks(r.Hooks()))
+		l := m.NewLock("a")
+		section := enter(t, t.Context(), l)
+		cancelled, cancel := context.WithCancel(section)
+		cancel()
+		_, err := l.Lock(cancelled)
+		require.ErrorIs(t, err, context.Canceled)
+		silent := m.net.Once(redistest.Named("EVALSHA"), redistest.Hold())
+		first := begin(t, section, l.Lock)
+		silent.WaitHits(t, 1)
+		_, err = l.TryLockFor(section, time.Second) // waits for its turn
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		silent.LetGo()
+		inner := first.section()
+		require.NoError(t, l.Unlock(inner))
+		require.NoError(t, l.Unlock(section))
+		_, err = l.Lock(section)
+		require.ErrorIs(t, err, relock.ErrReleased)
+
+		var reentrant []bool
+		for _, event := range eventsOf[relock.AcquireFinished](&r) {
+			reentrant = append(reentrant, event.Reentrant)
+		}
+		require.Equal(t, []bool{false, true, true, true, false}, reentrant, "the last one found nothing to enter again")
+	})
+}
+
 func TestTheOutcomeIsThatOfTheCallAndNotOfWhateverEndedItsContext(t *testing.T) {
 	for _, test := range []struct {
 		name string

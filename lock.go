@@ -295,11 +295,13 @@ func (a *acquiring) enter() error {
 	if (a.holder == Holder{}) {
 		a.holder, hold = l.client.layout.newHolder(l.client.id)
 	}
+	t, key := l.client.table, holdKey{l.keys.base, a.holder}
 	if a.ctx.Err() != nil {
+		a.nests = t.isHeld(key)
 		return l.failed("lock", a.holder, ended(a.ctx))
 	}
 	for {
-		h, first := l.client.table.join(holdKey{l.keys.base, a.holder}, l, hold)
+		h, first := t.join(key, l, hold)
 		if first {
 			a.nests = false
 			return a.first(h)
@@ -312,6 +314,7 @@ func (a *acquiring) enter() error {
 				}
 			default:
 			}
+			a.nests = t.isHeld(key)
 			return a.failed(err)
 		}
 		again, err := a.nested(h)
