@@ -203,6 +203,26 @@ func TestWithLocalPassAWaiterInTheLineMayGiveUpAtAnyPlace(t *testing.T) {
 	})
 }
 
+func TestWithLocalPassEachLockHasALineOfItsOwn(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient(relock.WithLocalPass(0, 0))
+		var locks []*relock.Lock
+		var sections []context.Context
+		var waiting []*attempt
+		for _, name := range []string{"a", "b", "c"} {
+			l := m.NewLock(name)
+			locks, sections = append(locks, l), append(sections, enter(t, t.Context(), l))
+			waiting = append(waiting, begin(t, t.Context(), l.Lock))
+		}
+		for i, l := range locks {
+			require.True(t, waiting[i].waits())
+			require.NoError(t, l.Unlock(sections[i]))
+			require.NoError(t, l.Unlock(waiting[i].section()))
+			w.requireNothingLeft(l.Name())
+		}
+	})
+}
+
 func TestWithLocalPassWhenTheLeadGivesUpTheNextOneAsks(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		other := w.NewClient().NewLock("a")
@@ -238,7 +258,7 @@ func TestWithLocalPassALockThatIsLostIsLostForOneAndTheOthersGoOn(t *testing.T) 
 		w.Del(base("a"))
 		took, cause := ends(t, section)
 		require.ErrorIs(t, cause, relock.ErrLockLost)
-		require.LessOrEqual(t, took, relock.DefaultTTL/3, "at the next renewal, or when Redis is told who has it")
+		require.LessOrEqual(t, took, 2*time.Millisecond, "when Redis is told who has it")
 		next := waiting[1].section()
 		require.Positive(t, l.Token(next))
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
@@ -407,11 +427,17 @@ func TestWithLocalPassACallThatEndsJustWhenItIsCalledHasTheLockOrLeads(t *testin
 	})
 	t.Run("it leads", func(t *testing.T) {
 		fake(t, func(t *testing.T, w *world) {
-			l := w.NewClient(relock.WithLocalPass(0, 0)).NewLock("a")
+			var r recorder
+			l := w.NewClient(relock.WithLocalPass(0, 0), relock.WithHooks(r.Hooks())).NewLock("a")
 			section := enter(t, t.Context(), l)
 			one, two := endedInLine(t, l, func() { require.NoError(t, l.Unlock(section)) })
 			_, err := one.result()
 			require.ErrorIs(t, err, context.Canceled)
+			for _, finished := range eventsOf[relock.AcquireFinished](&r) {
+				if finished.Err != nil {
+					require.Equal(t, relock.WakeNone, finished.Wake, "what it was told gave it no lock")
+				}
+			}
 			require.NoError(t, l.Unlock(two.section()))
 			w.requireNothingLeft("a")
 		})
@@ -476,6 +502,7 @@ func TestWithLocalPassHooksTellOfEachHold(t *testing.T) {
 		finished := eventsOf[relock.AcquireFinished](&r)
 		entered := finished[len(finished)-1]
 		require.Equal(t, relock.WakePass, entered.Wake)
+		require.Equal(t, relock.WakePass, finished[len(finished)-2].Wake, "to the one before it was left to ask Redis, and the lock was free")
 		require.True(t, entered.Waited)
 		require.Equal(t, token+1, entered.Token)
 		require.NoError(t, l.Unlock(section))
@@ -549,6 +576,27 @@ func TestWithLocalPassWhoGivesUpInTheLineIsToldWhatItsLeadWasTold(t *testing.T) 
 		m.net.Delay(0)
 		pass(time.Second) // what was in the queue is taken back
 		require.NoError(t, other.Unlock(theirs))
+		w.requireNothingLeft("a")
+	})
+}
+
+func TestWithLocalPassWhoGivesUpBeforeANewLeadHasAnAnswerIsToldWhoHadTheLock(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient(relock.WithLocalPass(0, 0))
+		w.warm(m)
+		l := m.NewLock("a")
+		section := enter(t, t.Context(), l)
+		holder, _ := relock.HolderFrom(section)
+		lead := begin(t, t.Context(), l.Lock)
+		behind := begin(t, t.Context(), tryFor(l, time.Second))
+		m.net.Delay(600 * time.Millisecond) // so the new lead has its answer after 1.2 s
+		require.NoError(t, l.Unlock(section))
+		_, err := behind.result()
+		var refusal *relock.LockedError
+		require.ErrorAs(t, err, &refusal)
+		require.Equal(t, holder, refusal.Holder)
+		require.True(t, lead.waits())
+		require.NoError(t, l.Unlock(lead.section()))
 		w.requireNothingLeft("a")
 	})
 }
