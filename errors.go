@@ -142,7 +142,7 @@ func invalid(format string, args ...any) error {
 // a cause of their own (a deadline, a lost outer lock).
 func ended(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)
-	if errors.Is(cause, err) || errors.Is(cause, errWaitOver) {
+	if errors.Is(cause, err) {
 		return cause
 	}
 	return fmt.Errorf("%w: %w", err, cause)

@@ -888,7 +888,7 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 	t.mu.Unlock()
 	switch {
 	case !h.fixed:
-		return invalid("Extend of %q: the watchdog keeps its %s; it is for WithFixedLease", l.name, h.lease())
+		return invalid("Extend of %q: the watchdog keeps its TTL of %s; it is for WithFixedLease", l.name, h.ttl)
 	case left:
 		return l.failed("extend", h.holder, ErrNotHeld)
 	case state == over:

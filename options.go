@@ -2,7 +2,6 @@ package relock
 
 import (
 	"cmp"
-	"fmt"
 	"log/slog"
 	"time"
 )
@@ -246,12 +245,4 @@ func millis(d time.Duration) int64 {
 func fromMillis(ms int64) time.Duration {
 	const most = 100 * 365 * 24 * time.Hour
 	return time.Duration(max(-2, min(ms, int64(most/time.Millisecond)))) * time.Millisecond
-}
-
-// lease is for messages.
-func (s settings) lease() string {
-	if s.fixed {
-		return fmt.Sprintf("fixed lease of %s", s.ttl)
-	}
-	return fmt.Sprintf("TTL of %s", s.ttl)
 }
