@@ -187,6 +187,7 @@ func TestWithLocalPassAWaiterInTheLineMayGiveUpAtAnyPlace(t *testing.T) {
 		require.Equal(t, time.Second, two.took())
 		var refusal *relock.LockedError
 		require.ErrorAs(t, err, &refusal)
+		require.Equal(t, "a", refusal.Name)
 		require.Equal(t, holder, refusal.Holder)
 		require.InDelta(t, relock.DefaultTTL-time.Second, refusal.TTL, float64(time.Second))
 		_, err = begin(t, t.Context(), l.TryLock).result()
@@ -267,6 +268,45 @@ func TestWithLocalPassALockThatIsLostIsLostForOneAndTheOthersGoOn(t *testing.T) 
 	})
 }
 
+func TestWithLocalPassNoWordOfWhoHasTheLockIsNoLoss(t *testing.T) {
+	t.Run("Redis does not answer, and is told of the next pass", func(t *testing.T) {
+		fake(t, func(t *testing.T, w *world) {
+			m, l, section, waiting := passing(t, w, 3, relock.WithLocalPass(0, time.Hour))
+			for _, next := range waiting[:2] {
+				m.net.Partition()
+				section = handOn(t, l, section, next) //nolint:fatcontext // they do not nest
+				pass(5 * time.Second)
+				m.net.Heal()
+				require.NoError(t, section.Err())
+			}
+			section = handOn(t, l, section, waiting[2])
+			pass(5 * time.Millisecond)
+			state, err := l.State(t.Context())
+			require.NoError(t, err)
+			holder, _ := relock.HolderFrom(section)
+			require.Equal(t, holder, state.Holder)
+			require.NoError(t, l.Unlock(section))
+			w.requireNothingLeft("a")
+		})
+	})
+	t.Run("Redis hears of it when the lock is free", func(t *testing.T) {
+		fake(t, func(t *testing.T, w *world) {
+			var r recorder
+			m, l, section, waiting := passing(t, w, 1, relock.WithLocalPass(0, 0), relock.WithHooks(r.Hooks()))
+			late := m.net.Once(redistest.Named("EVALSHA"), redistest.Hold())
+			section = handOn(t, l, section, waiting[0])
+			pass(2 * time.Millisecond)
+			require.Equal(t, 1, late.Hits())
+			require.NoError(t, l.Unlock(section))
+			late.LetGo()
+			pass(time.Second)
+			require.Empty(t, eventsOf[relock.Lost](&r))
+			require.ErrorIs(t, context.Cause(section), relock.ErrReleased)
+			w.requireNothingLeft("a")
+		})
+	})
+}
+
 func TestWithLocalPassALockThatWasPassedIsRenewed(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m, l, section, waiting := passing(t, w, 1, relock.WithLocalPass(0, 0), relock.WithTTL(3*time.Second))
@@ -292,6 +332,27 @@ func TestWithLocalPassALeaseThatIsHalfOverIsNotPassedOn(t *testing.T) {
 		next := waiting[0].section()
 		require.Greater(t, l.Remaining(next), 2*time.Second, "it has a lease of its own")
 		require.NoError(t, l.Unlock(next))
+	})
+}
+
+func TestWithLocalPassALockOfWhichACommandMayRunLateIsNotPassedOn(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m, l, section, waiting := passing(t, w, 2, relock.WithLocalPass(0, time.Hour))
+		m.net.Once(redistest.Named("EVALSHA"), redistest.DropReply(redistest.Silence))
+		ctx, cancel := context.WithTimeout(section, time.Second)
+		defer cancel()
+		_, err := l.Lock(ctx)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		pass(time.Second) // Redis was told the count once more
+		m.net.Reset()
+		require.NoError(t, l.Unlock(section))
+		section = waiting[0].section()
+		require.Equal(t, 2, m.scripts(), "Redis was given the lock, and was asked for it")
+		m.net.Reset()
+		section = handOn(t, l, section, waiting[1])
+		require.Zero(t, m.scripts(), "of this hold nothing can be on its way")
+		require.NoError(t, l.Unlock(section))
+		w.requireNothingLeft("a")
 	})
 }
 
@@ -452,6 +513,7 @@ func TestWithLocalPassOnlyAmongCallsOfOneTTL(t *testing.T) {
 		section = handOn(t, l, section, waiting[0])
 		require.NoError(t, l.Unlock(section))
 		section = third.section()
+		require.Zero(t, third.ended.Sub(third.begun), "it did not have to wait for the end of a lease")
 		require.LessOrEqual(t, short.Remaining(section), 3*time.Second)
 		require.LessOrEqual(t, w.lease("a"), 3*time.Second)
 		require.NoError(t, short.Unlock(section))
