@@ -564,6 +564,31 @@ func TestHooksOfALockReplaceThoseOfItsClient(t *testing.T) {
 	})
 }
 
+func TestAHookThatIsNotThereIsNotCalled(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		log := logbook{least: slog.LevelDebug}
+		m := w.NewClient(relock.WithLogger(log.logger()))
+		w.warm(m)
+		l := m.NewLock("a")
+		m.net.Once(redistest.Named("EVALSHA"), redistest.DropReply(redistest.EOF))
+		section := enter(t, t.Context(), l)
+		waiting := begin(t, t.Context(), l.Lock)
+		m.net.Cut()
+		pass(time.Second)
+		require.NotEmpty(t, log.about("sending a script again"))
+		require.NotEmpty(t, log.about("is back"))
+		require.NoError(t, l.Unlock(section))
+		section = waiting.section()
+		pass(relock.DefaultTTL) // it is renewed
+		w.Del(base("a"))
+		_, cause := ends(t, section)
+		require.ErrorIs(t, cause, relock.ErrLockLost)
+		enter(t, t.Context(), l)
+		require.NoError(t, m.Close())
+		require.Empty(t, log.about("panicked"))
+	})
+}
+
 func TestJoinedHooksAreAllCalledInOrder(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		var one, two recorder

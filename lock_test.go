@@ -1550,6 +1550,25 @@ func TestStateTellsOfALockWithoutALease(t *testing.T) {
 	})
 }
 
+func TestAWaiterBehindALockWithoutALeaseAsksOncePerTTLOfItsOwn(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 100 * time.Millisecond
+		m := w.NewClient(relock.WithTTL(ttl))
+		l := m.NewLock("a")
+		w.HSet(base("a"), "0:1:1", "1")
+		waiting := begin(t, t.Context(), l.Lock)
+		m.net.Reset()
+		pass(10 * ttl)
+		require.InDelta(t, 10, m.scripts(), 1)
+		w.Del(base("a"))
+		begun := time.Now()
+		section := waiting.section()
+		require.LessOrEqual(t, time.Since(begun), ttl+10*time.Millisecond)
+		require.NoError(t, l.Unlock(section))
+		w.requireNothingLeft("a")
+	})
+}
+
 func TestForceUnlockGrantsTheLockToTheFirstWaiter(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		l := w.NewClient().NewLock("a")
@@ -2021,6 +2040,33 @@ func (o *overheard) AfterFunc(func()) (stop func() bool) {
 		o.heard.Add(-1)
 		return true
 	})
+}
+
+func TestAGrantOfAnEarlierWaitIsGivenBackThoughItsHolderWaitsAgain(t *testing.T) {
+	for name, options := range map[string][]relock.Option{"": nil, "with the local pass": {relock.WithLocalPass(0, 0)}} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				enter(t, t.Context(), w.NewClient().NewLock("a"))
+				holder := relock.NewHolder()
+				l := w.NewClient(options...).NewLock("a")
+				waiting := begin(t, relock.WithHolder(t.Context(), holder), l.Lock)
+
+				// What a grant does in Redis, to a hold of that holder which nobody wants any more.
+				hold := holder.String() + ":1000000"
+				w.Del(base("a"))
+				w.HSet(base("a"), hold, "1")
+				w.SetTTL(base("a"), relock.DefaultTTL)
+				channels := w.PubSubChannels(base("a") + ":*")
+				require.Len(t, channels, 1)
+				w.Publish(channels[0], hold+"|1000000000000000")
+
+				section := waiting.section()
+				require.Zero(t, waiting.took())
+				require.NoError(t, l.Unlock(section))
+				w.requireNothingLeft("a")
+			})
+		})
+	}
 }
 
 func TestACallThatGivesUpLeavesNothingInItsContextAndIsNoLeak(t *testing.T) {

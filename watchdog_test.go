@@ -1166,6 +1166,28 @@ func TestExtendOfALockThatIsGoneIsErrLockLostAtOnce(t *testing.T) {
 	})
 }
 
+func TestExtendOfAnInnerEntryThatIsUnlockedMeanwhileIsErrNotHeldAndTheOuterSectionKeepsItsHold(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient(relock.WithFixedLease(time.Minute))
+		w.warm(m)
+		l := m.NewLock("a")
+		outer := enter(t, t.Context(), l)
+		inner := enter(t, outer, l)
+		late := m.net.Once(redistest.Named("EVALSHA"), redistest.Hold())
+		extending := begin(t, context.WithoutCancel(inner), func(ctx context.Context) (context.Context, error) {
+			return ctx, l.Extend(ctx, time.Hour)
+		})
+		require.NoError(t, l.Unlock(inner))
+		late.LetGo()
+		_, err := extending.result()
+		require.ErrorIs(t, err, relock.ErrNotHeld)
+		require.NoError(t, outer.Err())
+		require.Equal(t, time.Hour-margin(time.Hour), l.Remaining(outer), "it was extended all the same")
+		require.NoError(t, l.Unlock(outer))
+		w.requireNothingLeft("a")
+	})
+}
+
 func TestExtendWhoseAnswerComesAfterTheLossSaysSo(t *testing.T) {
 	const lease = time.Minute
 	for name, late := range map[string]time.Duration{"at the deadline": lease/2 - margin(lease), "later": lease} {
