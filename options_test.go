@@ -386,3 +386,19 @@ func TestAHoldThatReplicasDoNotConfirmIsUndone(t *testing.T) {
 		w.requireNothingLeft("a")
 	})
 }
+
+func TestAHoldThatReplicasDoNotConfirmIsUndoneInTheBackgroundWhereRedisDoesNotAnswer(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient(relock.WithReplicaAcks(1, 100*time.Millisecond))
+		l := m.NewLock("a")
+		cut := m.net.On(redistest.Named("EVALSHA"), redistest.CutBefore(redistest.EOF)).Skip(1) // after the question that WAIT follows
+		a := begin(t, t.Context(), tryFor(l, time.Second))
+		_, err := a.result()
+		require.ErrorIs(t, err, relock.ErrNotReplicated)
+		require.Equal(t, time.Second, a.took())
+		require.False(t, w.free("a"))
+		cut.Remove()
+		pass(5 * time.Second)
+		w.requireNothingLeft("a")
+	})
+}
