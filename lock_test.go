@@ -135,6 +135,8 @@ func TestASecondUnlockIsErrNotHeldAndTheOuterSectionKeepsItsHold(t *testing.T) {
 		for range 3 {
 			require.ErrorIs(t, l.Unlock(inner), relock.ErrNotHeld)
 		}
+		require.False(t, l.Held(inner))
+		require.Zero(t, l.Token(inner), "the section that it was is over")
 		require.NoError(t, outer.Err())
 		require.Equal(t, 1, l.Count(outer))
 		state, err := l.State(outer)
@@ -1390,6 +1392,16 @@ func TestErrorsOfOperationsSayWhichLockAndHolder(t *testing.T) {
 		require.Equal(t, holder, op.Holder)
 		require.EqualError(t, err, fmt.Sprintf(`relock: lock "a" as %s: context canceled`, holder))
 		require.EqualError(t, l.Unlock(t.Context()), `relock: unlock "a": relock: not held by this context`)
+
+		section := enter(t, request, l)
+		c.net.Partition()
+		err = l.Unlock(section)
+		c.net.Heal()
+		require.ErrorAs(t, err, &op)
+		require.Equal(t, "unlock", op.Op)
+		require.Equal(t, "a", op.Name)
+		require.Equal(t, holder, op.Holder)
+		require.ErrorContains(t, err, "not confirmed by Redis")
 	})
 }
 
@@ -1430,6 +1442,18 @@ func TestErrorRepliesThatStayEndTheCallAtOnceAndThoseThatPassDoNot(t *testing.T)
 					require.Zero(t, a.took())
 				}
 				require.Equal(t, 3, c.scripts(), "nothing was tried twice")
+
+				// Nor was a wait refused that had been queued before.
+				w.SetError("")
+				crashed := w.NewClient(relock.WithTTL(time.Second))
+				_ = enter(t, t.Context(), crashed.NewLock("b"))
+				waiting := begin(t, t.Context(), c.NewLock("b").Lock)
+				w.SetError(reply)
+				require.NoError(t, crashed.Close())
+				_, err := waiting.result()
+				require.ErrorContains(t, err, reply)
+				require.NotErrorIs(t, err, relock.ErrLocked)
+				w.SetError("")
 			})
 		})
 	}
@@ -1657,6 +1681,24 @@ func TestAWaiterGetsInAfterTheLeaseOfAHolderThatCrashed(t *testing.T) {
 		require.LessOrEqual(t, after, left+10*time.Millisecond, "the lease is what it costs, and little more")
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 	})
+}
+
+func TestAWaiterAsksOnlyWhenTheLeaseThatItWasToldOfShouldBeOver(t *testing.T) {
+	for _, ttl := range []time.Duration{time.Second, relock.DefaultTTL, time.Hour} {
+		t.Run(ttl.String(), func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				crashed, m := w.NewClient(relock.WithTTL(ttl)), w.NewClient(relock.WithTTL(ttl))
+				_ = enter(t, t.Context(), crashed.NewLock("a"))
+				require.NoError(t, crashed.Close()) // without Unlock
+				waiting := begin(t, t.Context(), m.NewLock("a").Lock)
+				m.net.Reset()
+				pass(ttl)
+				require.Zero(t, m.scripts())
+				_ = waiting.section()
+				require.LessOrEqual(t, waiting.took(), ttl+10*time.Millisecond)
+			})
+		})
+	}
 }
 
 func TestAMissedMessageIsMadeUpForByTheRecheck(t *testing.T) {

@@ -1157,11 +1157,20 @@ func TestAnUnlockAfterExtendThatRedisDoesNotConfirmIsTakenBackForAsLongAsTheLeas
 
 func TestExtendOfALockThatIsGoneIsErrLockLostAtOnce(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
-		l := w.NewClient(relock.WithFixedLease(time.Minute)).NewLock("a")
+		m := w.NewClient(relock.WithFixedLease(time.Minute))
+		w.warm(m)
+		l := m.NewLock("a")
 		section := enter(t, t.Context(), l)
 		require.NoError(t, l.ForceUnlock(t.Context()))
+		late := m.net.Once(redistest.Named("EVALSHA"), redistest.Hold())
+		extending := begin(t, context.WithoutCancel(section), func(ctx context.Context) (context.Context, error) {
+			return ctx, l.Extend(ctx, time.Minute)
+		})
 		require.ErrorIs(t, l.Extend(section, time.Minute), relock.ErrLockLost)
 		require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
+		late.LetGo()
+		_, err := extending.result()
+		require.ErrorIs(t, err, relock.ErrLockLost, "whoever has found out")
 		require.True(t, w.free("a"), "it has not come back by that")
 	})
 }
@@ -1282,10 +1291,14 @@ func TestExtendWithoutAnAnswerEndsWithItsContext(t *testing.T) {
 
 func TestWithLocalReentryAnEntryIsRenewedThoughNobodyElseWorksInTheHold(t *testing.T) {
 	const ttl = 30 * time.Second
-	for name, option := range map[string]relock.Option{"local": relock.WithLocalReentry(), "not local": relock.WithTTL(ttl)} {
+	for name, options := range map[string][]relock.Option{
+		"local":             {relock.WithLocalReentry()},
+		"local, with hooks": {relock.WithLocalReentry(), relock.WithHooks(new(recorder).Hooks())},
+		"not local":         nil,
+	} {
 		t.Run(name, func(t *testing.T) {
 			fake(t, func(t *testing.T, w *world) {
-				l := w.NewClient(relock.WithTTL(ttl), option).NewLock("a")
+				l := w.NewClient(append(options, relock.WithTTL(ttl))...).NewLock("a")
 				request, cancel := context.WithCancel(t.Context())
 				outer := enter(t, request, l)
 				cancel()
