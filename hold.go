@@ -338,19 +338,19 @@ func (h *hold) leavePartly(ctx context.Context, count int, until time.Time, noTu
 // leaveLast frees the lock in Redis.
 func (h *hold) leaveLast(ctx context.Context, until time.Time, noTurn error) error {
 	if noTurn != nil {
-		return h.unfreed(noTurn, true)
+		return h.unfreed(noTurn)
 	}
 	returned := false
 	defer func() {
 		if !returned { // a hook of the go-redis client panics
-			_ = h.unfreed(errPanicked, true)
+			_ = h.unfreed(errPanicked)
 		}
 	}()
 	there, answer, err := h.client.wire.release(context.WithoutCancel(ctx), h, 0, effort{until: until})
 	returned = true
 	switch {
 	case err != nil:
-		return h.unfreed(err, h.unsure)
+		return h.unfreed(err)
 	case !there && (!answer.unsure || !time.Now().Before(h.deadline)): // nor was it freed by an earlier try of this very release
 		return h.lose(LossTaken)
 	}
@@ -361,11 +361,11 @@ func (h *hold) leaveLast(ctx context.Context, until time.Time, noTurn error) err
 	return nil
 }
 
-// unfreed ends a hold of which it is not confirmed that it is free, and sees to that in the background. late: a command that takes the
-// lock for it may still run.
-func (h *hold) unfreed(err error, late bool) error {
+// unfreed ends a hold of which it is not confirmed that it is free, and sees to that in the background. A nested entry or an exit
+// that is still on its way finds nothing then.
+func (h *hold) unfreed(err error) error {
 	h.released(err)
-	h.client.orphans.add(h, late)
+	h.client.orphans.add(h, h.unsure)
 	return fmt.Errorf("not confirmed by Redis, so the lock is free within %s at the latest: %w", h.longest(time.Now()), err)
 }
 
