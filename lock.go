@@ -403,7 +403,7 @@ func (a *acquiring) effort() effort {
 // nested enters a hold once more, in a turn that it gives back. again: it was over when our turn came.
 func (a *acquiring) nested(h *hold) (again bool, err error) {
 	defer h.endTurn()
-	l, t := a.lock, h.client.table
+	t := h.client.table
 	t.mu.Lock()
 	state, target, deadline := h.state, h.count+1, h.deadline
 	t.mu.Unlock()
@@ -416,37 +416,8 @@ func (a *acquiring) nested(h *hold) (again bool, err error) {
 	}
 	a.nests = true
 	if !h.localReentry {
-		returned := false
-		defer func() {
-			if !returned { // a hook of the go-redis client panics, and Redis may count this entry
-				l.client.workers.start(h.settle)
-			}
-		}()
-		e := a.effort()
-		e.until = deadline
-		reply, answer, err := l.client.wire.acquire(a.waiting, h, target, false, 0, e)
-		returned = true
-		if err != nil && (answer.unsure || answer.gaveUp) { // Redis may count this entry
-			l.client.workers.start(h.settle)
-		}
-		switch inTime := time.Now().Before(deadline); {
-		case err != nil && inTime:
-			return false, a.failed(err)
-		case err == nil && reply.status != acquireOurs:
-			return a.outlived(h, h.lose(LossTaken))
-		case err == nil:
-			t.renewed(h, answer)
-		}
-		if t.hasExpired(h) {
-			if again, end := a.outlived(h, h.lose(LossExpired)); !again || err == nil {
-				return again, end
-			}
-		}
-		if err != nil { // the lease was renewed meanwhile, or is over and the section is not ours
-			if !a.mayWait || a.waiting.Err() != nil {
-				return false, a.failed(err)
-			}
-			return true, nil
+		if counted, again, err := a.count(h, target, deadline); !counted {
+			return again, err
 		}
 	}
 	a.prepare(h)
@@ -462,6 +433,44 @@ func (a *acquiring) nested(h *hold) (again bool, err error) {
 	t.mu.Unlock()
 	a.discard(err)
 	return again, err
+}
+
+// count tells Redis of one more entry, before the lease is over. If that is not counted, again and err are those of nested.
+func (a *acquiring) count(h *hold, target int, deadline time.Time) (counted, again bool, err error) {
+	c, t := h.client, h.client.table
+	known := false
+	defer func() {
+		if !known { // Redis may count this entry; also if a hook of the go-redis client panics
+			c.workers.start(h.settle)
+		}
+	}()
+	e := a.effort()
+	e.until = deadline
+	reply, answer, err := c.wire.acquire(a.waiting, h, target, false, 0, e)
+	known = err == nil || !answer.unsure && !answer.gaveUp
+	switch {
+	case err != nil && time.Now().Before(deadline):
+		return false, false, a.failed(err)
+	case err == nil && reply.status != acquireOurs:
+		again, err = a.outlived(h, h.lose(LossTaken))
+		return false, again, err
+	case err == nil:
+		t.renewed(h, answer)
+	}
+	if t.hasExpired(h) { // otherwise it was renewed meanwhile
+		again, end := a.outlived(h, h.lose(LossExpired))
+		if !again || err == nil {
+			return false, again, end
+		}
+	}
+	switch {
+	case err == nil:
+		return true, false, nil
+	case !a.mayWait || a.waiting.Err() != nil:
+		return false, false, a.failed(err)
+	default:
+		return false, true, nil
+	}
 }
 
 // outlived is what becomes of a nested call whose hold has ended. Who is inside of it is told; who has only the same holder asks
