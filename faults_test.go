@@ -175,7 +175,7 @@ func TestALostReplyOfARenewalIsNoLoss(t *testing.T) {
 	for name, how := range breaks {
 		t.Run(name, func(t *testing.T) {
 			w := onShared(t)
-			const ttl = 900 * time.Millisecond
+			const ttl = 1500 * time.Millisecond
 			p := w.peer(relock.WithTTL(ttl))
 			l := p.NewLock("a")
 			section := w.enter(t.Context(), l, soon)
@@ -294,7 +294,7 @@ func TestGoRedisNeverSendsAScriptAgainByItself(t *testing.T) {
 	w := onShared(t)
 	var mu sync.Mutex
 	var renewals int
-	p := w.peerOn(func(o *redis.Options) { o.MaxRetries = 3 }, relock.WithTTL(600*time.Millisecond),
+	p := w.peerOn(func(o *redis.Options) { o.MaxRetries = 3 }, relock.WithTTL(2*time.Second),
 		relock.WithHooks(relock.Hooks{Renewed: func(relock.Renewed) { mu.Lock(); renewals++; mu.Unlock() }}))
 	l := p.NewLock("a")
 
@@ -1131,7 +1131,7 @@ func (c *complaints) WithGroup(string) slog.Handler      { return c }
 func (w *arena) tour(name string, rules []string) []string {
 	var c complaints
 	options := []relock.Option{
-		relock.WithTTL(1500 * time.Millisecond), relock.WithLogger(slog.New(&c)),
+		relock.WithTTL(3 * time.Second), relock.WithLogger(slog.New(&c)),
 		relock.WithHooks(relock.Hooks{
 			Reconnected: func(relock.Reconnected) { c.add("the pub/sub connection was lost") },
 			Renewed:     func(e relock.Renewed) { c.check("renew", e.Err) },
