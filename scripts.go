@@ -301,9 +301,9 @@ func passes(reply redis.Error) bool {
 }
 
 // errorCode is the first word of an error reply. Redis before 7 wraps an error of a command in a script: "ERR Error
-// running script (call to f_...): @user_script:1: -OOM command not allowed".
+// running script (call to f_...): @user_script:1: -OOM command not allowed", or without the first half, where the script returns it.
 func errorCode(msg string) string {
-	if i := strings.Index(msg, ": -"); i >= 0 && strings.HasPrefix(msg, "ERR ") {
+	if i := strings.Index(msg, ": -"); i >= 0 && (strings.HasPrefix(msg, "ERR ") || strings.HasPrefix(msg, "@user_script: ")) {
 		msg = msg[i+len(": -"):]
 	}
 	code, _, _ := strings.Cut(msg, " ")
