@@ -466,7 +466,7 @@ func TestAServerThatTakesNoCallForManyGetsOneForEach(t *testing.T) {
 	t.Run("a node of a cluster", func(t *testing.T) {
 		server := redistest.Start(t, "--cluster-enabled", "yes", "--cluster-node-timeout", "500")
 		rdb := server.Client()
-		require.NoError(t, rdb.Do(t.Context(), "CLUSTER", "ADDSLOTSRANGE", 0, 16383).Err())
+		require.NoError(t, rdb.ClusterAddSlotsRange(t.Context(), 0, 16383).Err())
 		redistest.Eventually(t, 10*time.Second, func() bool {
 			return strings.Contains(rdb.ClusterInfo(t.Context()).Val(), "cluster_state:ok")
 		}, "the cluster is up")

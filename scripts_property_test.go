@@ -1341,7 +1341,7 @@ func (s *sequence) check(l *modelLock) {
 
 	// The lease: as set, but never earlier than before.
 	if l.owner != nil {
-		low, high := l.leaseEnd, l.leaseEnd
+		low, high := l.leaseEnd-v.blurred.Milliseconds(), l.leaseEnd+v.blurred.Milliseconds()
 		for _, d := range l.leases {
 			low = max(low, before.Add(d-v.slack).UnixMilli())
 			high = max(high, v.now.Add(d+v.slack).UnixMilli())

@@ -577,7 +577,11 @@ func TestAFreeLockGoesToTheHeadOfTheQueueBeforeACallerWhoIsNotInIt(t *testing.T)
 			require.Equal(t, acquireQueued, got.status)
 			require.Zero(t, got.position)
 			require.Len(t, v.queue, 1)
-			require.Greater(t, v.prepared.token, token, "and the caller's turn is prepared")
+			if r.server.AtLeast(7, 2) { // where the time stands still in a script
+				require.Nil(t, v.prepared, "a token behind the head's would be ahead of the clock")
+			} else {
+				require.Greater(t, v.prepared.token, token, "and the caller's turn is prepared")
+			}
 		})
 	}
 }
@@ -1401,7 +1405,7 @@ func TestAKeyOfAnotherTypeIsAnErrorAndLeavesEverythingAsItWas(t *testing.T) {
 					return
 				}
 				require.Error(t, err)
-				require.Equal(t, "WRONGTYPE", errorCode(err.Error()), "%v", err)
+				require.ErrorContains(t, err, "WRONGTYPE")
 				require.Equal(t, refused, judge(err))
 				require.Equal(t, before, r.dump(), "an error, and half of the work done")
 			})
@@ -1891,6 +1895,7 @@ func TestAnErrorSaysWhetherItMayPassAndWhetherTheCommandMayHaveRun(t *testing.T)
 		{err: serverError("READONLY You can't write against a read only replica. script: 5b1d, on @user_script:12."), code: "READONLY", want: passing},
 		{err: serverError("ERR Error running script (call to f_5b1d): @user_script:12: -READONLY You can't write against a read only replica."), code: "READONLY", want: passing},
 		{err: serverError("ERR Error running script (call to f_5b1d): @user_script:12: @user_script: 12: -READONLY You can't write against a read only replica."), code: "READONLY", want: passing},
+		{err: serverError("@user_script: 22: -READONLY You can't write against a read only replica."), code: "READONLY", want: passing},
 		{err: serverError("MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'."), code: "MASTERDOWN", want: passing},
 		{err: serverError("CLUSTERDOWN Hash slot not served"), code: "CLUSTERDOWN", want: passing},
 		{err: serverError("CLUSTERDOWN The cluster is down"), code: "CLUSTERDOWN", want: passing},
@@ -2474,7 +2479,8 @@ type view struct {
 	queueEnd int64
 	token    int64
 	tokenEnd int64
-	slack    time.Duration // how far the ends may be off
+	slack    time.Duration // how far the ends may be off from when a lease should end
+	blurred  time.Duration // how far they may be off from what they were before
 }
 
 // prepared is the next hand-over.
@@ -2529,7 +2535,7 @@ func look(t testing.TB, rdb *redis.Client, k *keys) view {
 		if err != nil { // Redis before 7 only says what is left
 			ms, err = left[i].Int64()
 			require.NoError(t, err)
-			if v.slack = time.Second; ms >= 0 {
+			if v.slack, v.blurred = time.Second, 100*time.Millisecond; ms >= 0 {
 				ms += v.now.UnixMilli()
 			}
 		}

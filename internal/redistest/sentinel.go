@@ -71,7 +71,7 @@ func StartSentinel(t testing.TB) *Sentinel {
 	t.Helper()
 	s := &Sentinel{t: t}
 	s.data[0] = Start(t, replicated...)
-	s.data[1] = Start(t, append(slices.Clone(replicated), "--replicaof", "127.0.0.1 "+strconv.Itoa(s.data[0].port))...)
+	s.data[1] = Start(t, append(slices.Clone(replicated), "--replicaof", "127.0.0.1", strconv.Itoa(s.data[0].port))...)
 	if err := poll(startLimit, func() error { return s.data[1].inSync(s.data[0]) }); err != nil {
 		t.Fatalf("redistest: %v", err)
 	}
