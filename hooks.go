@@ -105,7 +105,7 @@ type Wake string
 
 // The ways to get a lock.
 const (
-	WakeNone    Wake = ""        // it was free, or ours: no wait
+	WakeNone    Wake = ""        // it was free, or ours: no wait. Or the call did not get it
 	WakeGrant   Wake = "grant"   // the grant arrived on the pub/sub connection
 	WakeRecheck Wake = "recheck" // asked again, because the owner's lease should have ended, or the connection was new
 	// WakeReleased is WithRedissonLayout's: a message said that the lock had become free, and this one asked first.
@@ -133,7 +133,7 @@ type AcquireFinished struct {
 	Reentrant bool  // a nested entry, or an attempt at one
 	Depth     int   // the hold count after the entry
 	Waited    bool  // it was queued, or stood in a line
-	Wake      Wake  // what ended the wait
+	Wake      Wake  // what told that the lock is its own, where it waited
 	Token     int64 // fencing token, 0 without the lock
 	TTL       time.Duration
 	Err       error // what the call returned

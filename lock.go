@@ -199,6 +199,9 @@ func (a *acquiring) enterAndTell(start time.Time) (err error) {
 	err = errPanicked
 	defer func() {
 		outcome := a.outcome(err)
+		if outcome != OutcomeAcquired { // whatever had woken it
+			a.wake = WakeNone
+		}
 		event := AcquireFinished{
 			Context: a.ctx, Name: l.name, Holder: a.holder, Start: start, Duration: time.Since(start), Outcome: outcome,
 			Reentrant: a.nests || outcome == OutcomeLost, Depth: a.depth, Waited: a.waited, Wake: a.wake, Token: a.token,
