@@ -47,7 +47,7 @@
 //   - Waiting does not poll. An Unlock grants the lock to the first waiter in the same script, and one message tells it
 //     ([WithLocalPass]: or passes it on inside the process).
 //     Besides that a waiter asks only when the lease that it was told of should be over, so the lock of a crashed holder is
-//     granted then.
+//     granted then. (Of a lease that is much longer than its own it asks after one of its own, or 10 s if that is longer.)
 //   - The hold count in Redis is what the holder's entries and exits make it, whatever replies were lost and however
 //     often a command was sent. Scripts set the count; they do not add to it.
 //   - An Unlock, or any other command that arrives late or twice, ends no other hold and no outer entry: commands name the
@@ -108,7 +108,7 @@
 //
 //	P{N}          hash    the hold that has it, its count, who is next, and whom it was passed to; expires with the lease
 //	P{N}:queue    zset    who waits, by arrival
-//	P{N}:token    string  the last token that was given or set aside; expires a day after its last use
+//	P{N}:token    string  the last token that was given or set aside; expires about a day after its last use
 //	P{N}:<id>     channel the grants for one client
 //
 // A name that has a hash tag of its own, such as "{user:7}:cart", is used without more braces.
@@ -199,9 +199,9 @@
 //	the hold is gone from Redis       The context ends at the next renewal, nested Lock or Unlock (LossTaken).
 //	ctx is done during a wait         Lock returns at once; the waiter is taken out of the queue in the background.
 //	ctx is done in a section          The section's context ends with it. Unlock works; renewal has stopped.
-//	Unlock is forgotten               When the garbage collector finds the context, from the first renewal on, it is
-//	                                  reported (logger, Hooks.Leaked), and the lease runs out. Not while a context that
-//	                                  was made from it is not cancelled.
+//	Unlock is forgotten               When the garbage collector finds the context, from the first renewal on (of a fixed
+//	                                  lease: at its end), it is reported (logger, Hooks.Leaked), and the lease runs out.
+//	                                  Not while a context that was made from it is not cancelled.
 //	the client is closed              Waits and contexts end with ErrClosed. Unlock works.
 //
 // A section that is cut short sees its context end; database drivers and HTTP clients report that as "context canceled".

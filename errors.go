@@ -47,7 +47,9 @@ type LockedError struct {
 	// TTL is what was left of that holder's lease when Redis was last asked ([WithLocalPass], if the holder is one of this
 	// client: as this process reckons); negative: no lease is set.
 	TTL time.Duration
-	Err error // what ended the wait (the cause of the caller's context), nil if there was no wait
+	// Err is what ended the caller's context, and with it the wait; nil if that has not ended: there was no wait, or that of
+	// [Lock.TryLockFor] was over.
+	Err error
 }
 
 func (e *LockedError) Error() string {
@@ -115,7 +117,7 @@ func (e *LostError) Error() string {
 // Is makes the error match [ErrLockLost].
 func (e *LostError) Is(target error) bool { return target == ErrLockLost }
 
-// OpError wraps any other failure of an operation on a lock with the lock's name and the holder.
+// OpError wraps any other failure of an operation on a lock, but [ErrInvalid], with the lock's name and the holder.
 type OpError struct {
 	Op     string // "lock", "unlock", "extend", "state", "force unlock"
 	Name   string // the lock

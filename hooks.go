@@ -14,7 +14,9 @@ import (
 // the number dropped is logged. [Client.Close] waits for the events before it, at most 5 s for a hook that does not return; so a
 // hook that calls Close itself waits that long.
 //
-// The lock name is in every event. It is rarely fit for a metric label: map it to a bounded set first.
+// Nothing is told of a call that returns [ErrInvalid], or [ErrClosed] as the client was closed before.
+//
+// The lock name is in every event of a lock. It is rarely fit for a metric label: map it to a bounded set first.
 type Hooks struct {
 	// AcquireStarted is called when Lock, TryLock or TryLockFor begins.
 	AcquireStarted func(AcquireStarted)
@@ -31,7 +33,7 @@ type Hooks struct {
 	// Lost is called when a hold ended without Unlock.
 	Lost func(Lost)
 	// Leaked is called when the context of an open entry was garbage collected: a Lock without Unlock. It is noticed from the first
-	// renewal after the entry on.
+	// renewal after the entry on; where nothing is renewed, as [WithFixedLease], at the end of the lease.
 	Leaked func(Leaked)
 	// Closed is called for each hold that is open when its Client is closed, also while its last Unlock is on the way: nothing
 	// else tells of its end then.
@@ -94,7 +96,7 @@ type Outcome string
 const (
 	OutcomeAcquired Outcome = "acquired"
 	OutcomeLocked   Outcome = "locked"   // another holder has it, and the wait (if any) was over
-	OutcomeCanceled Outcome = "canceled" // the context was done before Redis had said who has it
+	OutcomeCanceled Outcome = "canceled" // the context was done, or the wait over, before Redis had said who has it
 	OutcomeClosed   Outcome = "closed"   // this client was
 	OutcomeLost     Outcome = "lost"     // a nested entry found that the outer section had lost the lock
 	OutcomeError    Outcome = "error"
@@ -141,9 +143,11 @@ type AcquireFinished struct {
 
 // Queued is the event of [Hooks.Queued].
 type Queued struct {
-	Name     string
-	Holder   Holder
-	Position int // how many wait before this one; WithRedissonLayout: of the same client; WithLocalPass: in the same line
+	Name   string
+	Holder Holder
+	// Position is how many wait before this one. WithRedissonLayout: of the same client. WithLocalPass: in the same line, or in
+	// Redis's queue for one that found no line.
+	Position int
 }
 
 // Released is the event of [Hooks.Released].

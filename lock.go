@@ -98,7 +98,8 @@ func (l *Lock) DoFor(ctx context.Context, wait time.Duration, fn func(ctx contex
 //   - [ErrLocked] together with ctx's error: ctx was done while another holder had the lock.
 //   - ctx's error alone: it was done before Redis said who has the lock. Lock returns promptly also when Redis is
 //     silent; what it may have left there is taken back in the background.
-//   - [ErrLockLost]: ctx is inside a section of this lock that was lost.
+//   - [ErrLockLost]: ctx is inside a section of this lock that was lost. (Once that is known, a context that does not end with
+//     the section, as one of [context.WithoutCancel], is outside of it: Lock makes a new hold.)
 //   - [ErrNotReplicated]: see [WithReplicaAcks].
 //   - [ErrClosed], [ErrInvalid].
 //   - an error reply of Redis that asking again would not change, such as NOAUTH or WRONGTYPE. While Redis cannot be
@@ -789,7 +790,8 @@ const unlockLimit = 10 * time.Second
 //   - [ErrLockLost]: the lock was lost before this Unlock. What the section did last may have happened without it.
 //   - [ErrInvalid]: the name or the options of the lock are wrong.
 //   - any other: Redis did not confirm. If it was the last entry, the lock is taken back in the background, and free
-//     within its TTL at the latest; otherwise the holder's other entries are as they were.
+//     within its TTL at the latest (after [Lock.Extend], when the lease that this has asked for is over); otherwise the
+//     holder's other entries are as they were.
 func (l *Lock) Unlock(ctx context.Context) error {
 	if l.err != nil {
 		return l.err
@@ -877,8 +879,8 @@ func (l *Lock) look(ctx context.Context) (token int64, remaining time.Duration, 
 // milliseconds from [MinTTL] to [MaxTTL].
 //
 // Errors: [ErrNotHeld]; [ErrLockLost], and then the section's context has ended; [ErrInvalid] for a wrong d, and for a
-// hold that was not taken [WithFixedLease], whose lease the watchdog extends; ctx's error or that of Redis, and then the lease
-// lasts as long as before, or as asked: count on the shorter.
+// hold that was not taken [WithFixedLease], whose lease the watchdog extends; [ErrClosed], ctx's error or that of Redis, and then
+// the lease lasts as long as before, or as asked: count on the shorter.
 func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 	if l.err != nil {
 		return l.err
@@ -938,7 +940,7 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 // State is what Redis says of a lock.
 type State struct {
 	Holder Holder        // who has it; zero: it is free. WithRedissonLayout: the field in Redis, of Java or Go
-	Count  int           // the holder's open entries
+	Count  int           // the holder's open entries; 1 if these are WithLocalReentry
 	TTL    time.Duration // of the lease; negative if there is a holder without one, which relock never makes
 	Token  int64         // the last fencing token, 0 if none is known; or a later one that was set aside, or drawn for a waiter
 	// Waiters is how many are queued, including those whose process has died and whose turn has not come yet.

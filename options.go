@@ -143,6 +143,10 @@ func WithPrefix(prefix string) Option {
 // WithLogger makes the client log to l: losses and leaks as errors, trouble with Redis as warnings, reconnects at
 // level info, retries at level debug. The default is to log nothing. nil is not allowed.
 //
+// l is called by the goroutine that calls the hooks, and what is logged waits in one line with the events: if l is slow, both
+// can be dropped, see [Hooks]. Given to a lock, l gets its losses, its leaks, and what may be left of it in Redis; all else goes to
+// the client's logger.
+//
 // Attributes: lock, holder, token, reason, error, node, attempt, locks, script, channel, events, panic.
 func WithLogger(l *slog.Logger) Option {
 	return func(s *settings) {

@@ -14,7 +14,7 @@
 //
 //	relock.acquires              counter {acquire}      outcome, reentrant, waited: calls of Lock and its like that have returned
 //	relock.acquire.duration      histogram s            outcome: from call to return, without nested entries
-//	relock.acquire.ttl_ratio     histogram 1            the same as a multiple of the lock's TTL, of calls that would wait
+//	relock.acquire.ttl_ratio     histogram 1            the same as a multiple of the lock's TTL, without refusals of TryLock
 //	relock.wakes                 counter {wake}         wake: waits that ended with the lock, by what told the waiter
 //	relock.queue.position        histogram {waiter}     how many were before a waiter when it joined the queue
 //	relock.waiters               up-down {waiter}       waiters in a queue now

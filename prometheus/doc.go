@@ -10,7 +10,7 @@
 //
 //	relock_acquires_total{outcome,reentrant,waited}  calls of Lock, TryLock, TryLockFor, Do and DoFor that have returned
 //	relock_acquire_duration_seconds{outcome}         from call to return, without nested entries: the wait for the lock
-//	relock_acquire_ttl_ratio                         the same as a multiple of the lock's TTL, of calls that would wait
+//	relock_acquire_ttl_ratio                         the same as a multiple of the lock's TTL, without refusals of TryLock
 //	relock_wakes_total{wake}                         waits that ended with the lock, by what told the waiter
 //	relock_queue_position                            how many were before a waiter when it joined the queue
 //	relock_waiters                                   waiters in a queue now
