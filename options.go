@@ -23,7 +23,8 @@ const (
 )
 
 // Option changes how locks behave. Given to [New] it is the default for all locks of the client; given to
-// [Client.NewLock] it holds for that lock. Later options win over earlier ones. [WithRedissonLayout] is for New only.
+// [Client.NewLock] it holds for that lock. Later options win over earlier ones. [WithRedissonLayout] is for New only. No
+// option takes back [WithReplicaAcks] or [WithLocalReentry]: a client that has one has it for all its locks.
 type Option func(*settings)
 
 // settings is what the options come to.
@@ -225,6 +226,8 @@ const (
 //     counts anew from each pass.
 //   - Where the lock is lost, or the call that asks Redis for the line gives up, the next one in the line asks. A process
 //     that dies costs its waiters one TTL at most, as ever.
+//   - An Unlock that passes the lock on does not notice that somebody has taken it away in Redis. Whoever has it in the process
+//     some milliseconds later is told.
 func WithLocalPass(passes int, limit time.Duration) Option {
 	return func(s *settings) {
 		switch {
