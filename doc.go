@@ -129,9 +129,9 @@
 //
 // One goroutine for each client, the watchdog, renews the lease a third of the TTL after the last success, and goes on
 // trying what is not confirmed until the deadline. At the deadline the hold is lost. So others wait up to a TTL after a
-// crash, and an interruption between holder and Redis may last nearly two thirds of a TTL at least. The TTL is no limit to the
-// length of a section; [WithMaxHold] is one. With [WithFixedLease] there is no watchdog, and the lease ends unless it is
-// extended.
+// crash. An interruption between holder and Redis may last about half of a TTL, whenever it begins; nearly two thirds, if what was
+// sent meanwhile arrives after all. The TTL is no limit to the length of a section; [WithMaxHold] is one. With [WithFixedLease]
+// there is no watchdog, and the lease ends unless it is extended.
 //
 // The watchdog renews only while somebody works under the hold: when the context that was given to Lock is done, it stops.
 // A section that goes on after that (to clean up, say) has what [Lock.Remaining] says, and a section that is never

@@ -91,8 +91,8 @@ func (l *Lock) DoFor(ctx context.Context, wait time.Duration, fn func(ctx contex
 // The context that Lock returns is for the work in the section and for Unlock. It carries the holder and this entry, and
 // ends when ctx ends, when the entry is unlocked ([context.Cause] is [ErrReleased]), when the lock is lost ([ErrLockLost])
 // and when the client is closed ([ErrClosed]). When ctx is done the lease is not renewed any more, so a section that is
-// never unlocked ends at most one TTL after its request. (Where ctx has ended because an outer section was left first, its deadline
-// counts, and the end of the context outside all sections.)
+// never unlocked ends at most one TTL after its request. (Where ctx has ended only because an outer section was left first, the
+// lease is renewed until ctx's deadline, or until the context outside all sections is done.)
 //
 // On error the context returned is ctx itself, and the holder has not entered:
 //   - [ErrLocked] together with ctx's error: ctx was done while another holder had the lock.
@@ -110,9 +110,11 @@ func (l *Lock) Lock(ctx context.Context) (context.Context, error) {
 
 // TryLock enters the lock if it is free, or the holder has it already; otherwise it returns a [*LockedError] at once. It
 // does not queue, and a lock that is free while others queue goes to them ([WithRedissonLayout]: to whoever asks first;
-// [WithLocalPass]: those who stand in a line are not in the queue). If Redis does not answer, or only when the lease that it
-// has given is over, it tries three times, each for as long as go-redis's timeouts allow, and that can be long where new
-// connections are made: a ctx with a deadline, or TryLockFor, bounds it. All else is as for [Lock.Lock].
+// [WithLocalPass]: those who stand in a line are not in the queue). All else is as for [Lock.Lock].
+//
+// Redis is asked three times if it does not answer, or if its answer comes when the lease that it gives is over. Each time takes
+// as long as go-redis's timeouts allow, which can be long where new connections are made: a ctx with a deadline, or
+// TryLockFor, bounds it.
 func (l *Lock) TryLock(ctx context.Context) (context.Context, error) {
 	return l.acquire(ctx, 0)
 }

@@ -160,7 +160,7 @@ func WithLogger(l *slog.Logger) Option {
 }
 
 // WithHooks calls functions of yours when something happens to a lock; see [Hooks]. It replaces the hooks of an earlier
-// WithHooks. Given to a lock, Renewed, Reconnected, Retried and Dropped are not called: these are the client's.
+// WithHooks. Of hooks that are given to a lock, Renewed, Reconnected, Retried and Dropped are not called: these are the client's.
 func WithHooks(h Hooks) Option {
 	return func(s *settings) { s.hooks = h }
 }
