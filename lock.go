@@ -96,8 +96,8 @@ func (l *Lock) DoFor(ctx context.Context, wait time.Duration, fn func(ctx contex
 //
 // On error the context returned is ctx itself, and the holder has not entered:
 //   - [ErrLocked] together with ctx's error: ctx was done while another holder had the lock.
-//   - ctx's error alone: it was done before Redis said who has the lock. Lock returns promptly also when Redis is
-//     silent; what it may have left there is taken back in the background.
+//   - ctx's error alone, with its cause: it was done before Redis said who has the lock. Lock returns promptly also when Redis
+//     is silent; what it may have left there is taken back in the background.
 //   - [ErrLockLost]: ctx is inside a section of this lock that was lost. (Once that is known, a context that does not end with
 //     the section, as one of [context.WithoutCancel], is outside of it: Lock makes a new hold.)
 //   - [ErrNotReplicated]: see [WithReplicaAcks].
@@ -972,9 +972,10 @@ func (l *Lock) State(ctx context.Context) (State, error) {
 }
 
 // ForceUnlock takes the lock from whoever has it, and grants it to the first waiter. It is for operators: the holder is
-// told at its next renewal (with a fixed lease: by Extend or Unlock, or at its end), so for up to a third of its TTL two may
-// believe that they have the lock, and only the fencing token tells them apart. It takes the lock from the holder that it
-// finds first, and from no later one ([WithLocalPass]: from that holder's process, whichever of its holders has it by then).
+// told at its next renewal, so for up to a third of its TTL two may believe that they have the lock, and only the fencing token
+// tells them apart. (Where nothing is renewed, as of a fixed lease or when the section's context is done, the holder is told by
+// Extend or Unlock, or at the end of its lease.) It takes the lock from the holder that it finds first, and from no later one
+// ([WithLocalPass]: from that holder's process, whichever of its holders has it by then).
 //
 // A server that is silent is asked three times, as by [Lock.TryLock]. It works after [Client.Close] too.
 //

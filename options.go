@@ -98,7 +98,7 @@ func checkLease(what string, d time.Duration) error {
 
 // WithTTL sets the lease: how long Redis keeps the lock for a holder that has crashed. While the holder lives, a
 // watchdog renews the lease every third of it, so the TTL is no limit to the length of a section. A shorter TTL frees a
-// crashed holder's lock sooner, and survives shorter interruptions between the holder and Redis.
+// crashed holder's lock sooner, and survives only shorter interruptions between the holder and Redis.
 //
 // The default is [DefaultTTL]. It must be whole milliseconds from [MinTTL] to [MaxTTL].
 func WithTTL(ttl time.Duration) Option {
