@@ -171,7 +171,8 @@ func WithHooks(h Hooks) Option {
 // never heard of the lock. It does not close it entirely, since Redis may promote a replica that was not among the n.
 //
 // n is from 1 to 100; timeout is whole milliseconds, from 1 ms to [MaxTTL], and shorter than the ReadTimeout of the go-redis
-// client, which would give up first.
+// client, which would give up first. (An AutoPipeline does not tell its ReadTimeout, so there nobody checks that: with a longer
+// timeout, and too few replicas, Lock asks in vain until ctx is done.)
 func WithReplicaAcks(n int, timeout time.Duration) Option {
 	return func(s *settings) {
 		switch {
