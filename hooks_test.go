@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"reflect"
 	"runtime"
 	"strings"
 	"sync"
@@ -651,6 +652,27 @@ func each(f func()) relock.Hooks {
 	}
 }
 
+func TestEveryHookCanBeJoined(t *testing.T) {
+	all := reflect.TypeFor[relock.Hooks]()
+	for i := range all.NumField() {
+		kind := all.Field(i)
+		var called []string
+		hook := func(name string) (h relock.Hooks) {
+			reflect.ValueOf(&h).Elem().Field(i).Set(reflect.MakeFunc(kind.Type, func([]reflect.Value) []reflect.Value {
+				called = append(called, name)
+				return nil
+			}))
+			return h
+		}
+		joined := reflect.ValueOf(relock.JoinHooks(hook("one"), relock.Hooks{}, hook("two")))
+		for j := range all.NumField() {
+			require.Equal(t, j != i, joined.Field(j).IsNil(), "%s, of %s", all.Field(j).Name, kind.Name)
+		}
+		joined.Field(i).Call([]reflect.Value{reflect.Zero(kind.Type.In(0))})
+		require.Equal(t, []string{"one", "two"}, called, kind.Name)
+	}
+}
+
 func TestHooksThatPanicChangeNothing(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		var log logbook
@@ -746,6 +768,24 @@ func TestEventsBehindABlockedHookAreDroppedAndCounted(t *testing.T) {
 		require.Equal(t, slog.LevelWarn, lines[0].level)
 		require.Equal(t, map[string]any{"events": int64(more)}, lines[0].attrs)
 		require.Equal(t, []relock.Dropped{{Events: more}}, eventsOf[relock.Dropped](&r))
+		require.NoError(t, l.Unlock(outer))
+	})
+}
+
+func TestEventsAreDroppedAlsoWhereNoHookIsToldOfThat(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		block := make(chan struct{})
+		var log logbook
+		l := w.NewClient(relock.WithLogger(log.logger()), relock.WithHooks(relock.Hooks{
+			AcquireStarted: func(relock.AcquireStarted) { <-block },
+		})).NewLock("a", relock.WithLocalReentry())
+		outer := enter(t, t.Context(), l)
+		for range relock.EventBacklog + 100 {
+			require.NoError(t, l.Unlock(enter(t, outer, l)))
+		}
+		close(block)
+		require.Len(t, log.about("dropped"), 1)
+		require.Empty(t, log.about("panicked"))
 		require.NoError(t, l.Unlock(outer))
 	})
 }

@@ -468,6 +468,25 @@ func TestWithLocalPassACallThatEndsJustWhenItIsCalledHasTheLockOrLeads(t *testin
 			w.requireNothingLeft("a")
 		})
 	})
+	t.Run("what it is passed is renewed before it finds out", func(t *testing.T) {
+		fake(t, func(t *testing.T, w *world) {
+			m, l, section, _ := passing(t, w, 0, relock.WithLocalPass(0, time.Hour))
+			late := m.net.Once(redistest.Named("EVALSHA"), redistest.Hold())
+			pass(relock.DefaultTTL / 3)
+			require.Equal(t, 1, late.Hits(), "a renewal is on its way")
+			one, two := endedInLine(t, l, func() {
+				require.NoError(t, l.Unlock(section))
+				late.LetGo()
+				time.Sleep(time.Nanosecond) //nolint:forbidigo // fake time
+			})
+			entered := one.section()
+			require.Equal(t, relock.DefaultTTL-margin(relock.DefaultTTL)-time.Nanosecond, l.Remaining(entered))
+			require.True(t, two.waits())
+			require.NoError(t, l.Unlock(entered))
+			require.NoError(t, l.Unlock(two.section()))
+			w.requireNothingLeft("a")
+		})
+	})
 	t.Run("what it is passed is over when it finds out", func(t *testing.T) {
 		fake(t, func(t *testing.T, w *world) {
 			m, l, section, _ := passing(t, w, 0, relock.WithLocalPass(0, 0))

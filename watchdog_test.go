@@ -1157,7 +1157,8 @@ func TestAnUnlockAfterExtendThatRedisDoesNotConfirmIsTakenBackForAsLongAsTheLeas
 
 func TestExtendOfALockThatIsGoneIsErrLockLostAtOnce(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
-		m := w.NewClient(relock.WithFixedLease(time.Minute))
+		var r recorder
+		m := w.NewClient(relock.WithFixedLease(time.Minute), relock.WithHooks(r.Hooks()))
 		w.warm(m)
 		l := m.NewLock("a")
 		section := enter(t, t.Context(), l)
@@ -1171,6 +1172,7 @@ func TestExtendOfALockThatIsGoneIsErrLockLostAtOnce(t *testing.T) {
 		late.LetGo()
 		_, err := extending.result()
 		require.ErrorIs(t, err, relock.ErrLockLost, "whoever has found out")
+		require.Len(t, eventsOf[relock.Lost](&r), 1)
 		require.True(t, w.free("a"), "it has not come back by that")
 	})
 }
