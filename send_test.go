@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -237,11 +238,40 @@ func TestACommandThatIsGivenUpBeforeItHasALaneIsNeverSent(t *testing.T) {
 			require.False(t, h.lost, "and nothing can run late")
 		})
 	}
+	t.Run("it is no first entry", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		done := make(chan error, 1)
+		go func() {
+			_, err := r.wire.state(ctx, r.keys, once)
+			done <- err
+		}()
+		redistest.Eventually(t, 10*time.Second, func() bool { return l.queued() == 1 }, "it is queued")
+		cancel()
+		require.ErrorIs(t, <-done, context.Canceled)
+		require.Zero(t, l.queued())
+	})
+}
+
+func TestACommandThatNeedsNoLaneFreesNone(t *testing.T) {
+	r := newRig(t)
+	l := &r.wire.lanes
+	h := r.hold(WithReplicaAcks(1, time.Millisecond)) // so it has a connection to itself
+	_, a, err := r.wire.acquire(context.Background(), h, 1, false, 0, once)
+	require.NoError(t, err)
+	require.Zero(t, a.acked)
+	require.Zero(t, l.aloft.Load())
+	require.Zero(t, l.carried)
 }
 
 func TestCloseEndsTheWaitOfWhatIsQueuedAndOfWhatIsOnItsWay(t *testing.T) {
 	r, f := faulty(t)
-	owned := r.enter()
+	owned, another := r.enter(), r.hold()
+	var err error
+	another.keys, err = newKeys(DefaultPrefix, t.Name()+" another")
+	require.NoError(t, err)
+	_, _, err = r.wire.acquire(t.Context(), another, 1, false, 0, once)
+	require.NoError(t, err)
 	l := &r.wire.lanes
 	enter := func() (*hold, chan error) {
 		h, done := r.hold(), make(chan error, 1)
@@ -267,11 +297,15 @@ func TestCloseEndsTheWaitOfWhatIsQueuedAndOfWhatIsOnItsWay(t *testing.T) {
 	}
 	fillLanes(t, l)
 	sent, sentDone := enter()
-	left := make(chan error, 1)
-	go func() {
-		_, _, err := r.wire.release(context.Background(), owned, 0, effort{until: time.Now().Add(time.Minute)})
-		left <- err
-	}()
+	leave := func(h *hold) chan error {
+		left := make(chan error, 1)
+		go func() {
+			_, _, err := r.wire.release(context.Background(), h, 0, effort{until: time.Now().Add(time.Minute)})
+			left <- err
+		}()
+		return left
+	}
+	left := leave(owned)
 	redistest.Eventually(t, 10*time.Second, func() bool { return l.queued() == 2 }, "an entry and an exit are queued")
 	hang := f.Once(scripts, redistest.Hold())
 	l.leave()
@@ -292,12 +326,15 @@ func TestCloseEndsTheWaitOfWhatIsQueuedAndOfWhatIsOnItsWay(t *testing.T) {
 	require.Equal(t, 1, flying(sent))
 	_, late := enter()
 	require.ErrorIs(t, end(late), ErrClosed)
+	leftLate := leave(another)
+	redistest.Eventually(t, 10*time.Second, func() bool { return l.queued() == 1 }, "an exit is queued also after that")
 	require.Equal(t, before, f.Commands("EVALSHA", "EVAL"))
 	require.Empty(t, left, "Close ends no exit")
 	require.Empty(t, closed, "and waits for it")
 
 	hang.LetGo()
 	require.NoError(t, end(left))
+	require.NoError(t, end(leftLate))
 	require.NoError(t, end(closed))
 	redistest.Eventually(t, 10*time.Second, func() bool {
 		l.mu.Lock()
@@ -528,6 +565,33 @@ func TestADeadlineOfTheCallersOwnIsKept(t *testing.T) {
 		require.True(t, ok)
 		require.Equal(t, c.want, deadline.Sub(now))
 	}
+}
+
+func TestALimitSaysWhatHasEndedItOnceItHas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		callers, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		for _, around := range []context.Context{context.Background(), callers} {
+			limit := &limited{Context: around, deadline: time.Now().Add(time.Second)}
+			require.NoError(t, limit.Err())
+			child, cancelChild := context.WithCancel(limit) // as a hook may make one
+			require.NoError(t, child.Err())
+			require.NoError(t, limit.Err())
+			begun := time.Now()
+			<-child.Done()
+			require.Equal(t, time.Second, time.Since(begun))
+			require.Equal(t, errNoConnection, limit.Err())
+			cancelChild()
+			limit.end()
+		}
+		limit := &limited{Context: callers, deadline: time.Now().Add(time.Second)}
+		defer limit.end()
+		require.Equal(t, callers.Done(), limit.Done())
+		cancel()
+		require.Equal(t, context.Canceled, limit.Err())
+		<-limit.Done()
+		require.Equal(t, context.Canceled, limit.Err())
+	})
 }
 
 // seeing is a hook that notes the context of a command when it has been sent.
