@@ -124,7 +124,9 @@ func TestLanesShareWhatThereIsToCarry(t *testing.T) {
 		}
 		require.Len(t, got, want)
 		require.True(t, slices.Equal(all[:want], got), "first come, first served")
-		all = all[want:]
+		if all = all[want:]; len(all) > 0 {
+			require.True(t, l.late.Reset(l.limit), "the others do not wait for ever")
+		}
 		return got
 	}
 	join(61)
@@ -171,6 +173,7 @@ func TestWhatHasNotLandedIsKnownInWhateverOrderOthersLand(t *testing.T) {
 	require.True(t, l.forget(all[0]))
 	require.True(t, l.forget(all[2]))
 	require.ElementsMatch(t, []*flight{all[1], all[3]}, l.unlanded)
+	require.True(t, l.late.Stop(), "they do not wait for ever")
 	l.aloft.Store(0)
 	require.Equal(t, someLane, l.wait(&flight{}), "a lane has become free")
 	require.EqualValues(t, 1, l.aloft.Load())
@@ -179,6 +182,20 @@ func TestWhatHasNotLandedIsKnownInWhateverOrderOthersLand(t *testing.T) {
 	for i, f := range all {
 		require.Equal(t, i%2 == 1, f.stopped)
 	}
+}
+
+func TestTheQueueIsHurriedWhenItsFirstHasWaitedForLongEnough(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &lanes{limit: laneLimit}
+		l.aloft.Store(farAloft)
+		begun, hurried := time.Now(), make(chan time.Duration, 1)
+		l.late = time.AfterFunc(time.Hour, func() { hurried <- time.Since(begun) })
+		for range 10 {
+			require.Equal(t, queued, l.wait(&flight{}))
+			time.Sleep(laneLimit / 4) //nolint:forbidigo // fake time
+		}
+		require.Equal(t, laneLimit, <-hurried)
+	})
 }
 
 func TestARushDoesNotMakeTheServerAFarOne(t *testing.T) {
