@@ -200,6 +200,46 @@ func TestUsualCommandsThatWaitTogetherLeaveInOneScriptCall(t *testing.T) {
 	require.Zero(t, c.at(5).look().baseEnd)
 }
 
+func TestWhatIsNotUsualOrWasToBeSentAloneSharesNoCall(t *testing.T) {
+	c := newCrowd(t, newRig(t), 4)
+	held := c.at(1).enter()
+	require.NoError(t, c.rdb.ScriptLoad(t.Context(), stateScript.source).Err())
+	var batch []*flight
+	for i, k := range c.keys {
+		request := k.layout.state(k)
+		if i != 1 {
+			h := c.at(i).hold()
+			request = k.layout.acquire(c.wire, h, change{target: 1, step: firstStep, lease: h.ttl}, false, 0)
+			request.alone = i == 2
+		}
+		batch = append(batch, &flight{wire: c.wire, ctx: t.Context(), request: request})
+	}
+	first, state, alone, last := batch[0], batch[1], batch[2], batch[3]
+	c.hook.take()
+	c.wire.sendAll(batch)
+	for _, f := range []*flight{first, alone, last} {
+		require.NoError(t, f.err)
+		require.Positive(t, f.reply)
+	}
+	require.NoError(t, state.err)
+	require.Contains(t, state.reply, held.id)
+	c.requireCalls("evalsha many", "evalsha acquire")
+}
+
+func TestCommandsThatLeaveTogetherHaveTheTimeOfTheFirstThatEnds(t *testing.T) {
+	now := time.Now()
+	var batch []*flight
+	for _, d := range []time.Duration{2 * time.Second, 0, time.Second, time.Minute} { // 0: as long as it takes
+		f := &flight{request: &request{}}
+		if d > 0 {
+			f.request.until = now.Add(d)
+		}
+		batch = append(batch, f)
+	}
+	require.Equal(t, now.Add(time.Second), earliest(time.Time{}, batch))
+	require.Zero(t, earliest(time.Time{}, batch[1:2]))
+}
+
 func TestWhereNobodyHoldsOrWaitsAllAreTakenAndReleasedEachWithItsLease(t *testing.T) {
 	c := newCrowd(t, newRig(t), 2*manyBatch+10)
 	var entries, exits []func(context.Context) outcomeOf
@@ -453,6 +493,31 @@ func TestAnAnswerDoesNotWaitForWhatIsSentAgainInFull(t *testing.T) {
 	for _, o := range got {
 		require.NoError(t, o.err, "the answer came first, and let the others go on")
 	}
+}
+
+func TestAnAnswerDoesNotWaitForAnotherCallThatIsSentAgainInFull(t *testing.T) {
+	r := newRigOn(t, redistest.Start(t))
+	f := redistest.NewFaults()
+	t.Cleanup(f.Close)
+	r.use(r.server.Client(func(o *redis.Options) { o.Dialer = f.Dialer(nil) }))
+	c := newCrowd(t, r, manyBatch+2) // two calls
+	hang := f.On(redistest.Named("EVAL"), redistest.Hold()).Skip(1).Times(1)
+	first := c.entry(c.at(0).hold())
+	commands := []func(context.Context) outcomeOf{func(ctx context.Context) outcomeOf {
+		o := first(ctx)
+		for hang.Hits() == 0 && ctx.Err() == nil {
+			runtime.Gosched()
+		}
+		hang.LetGo()
+		return o
+	}}
+	for i := 1; i < len(c.keys); i++ {
+		commands = append(commands, c.entry(c.at(i).hold()))
+	}
+	for _, o := range c.after(func() { require.NoError(t, c.rdb.ScriptFlush(t.Context()).Err()) }, commands...) {
+		require.NoError(t, o.err, "the answer came first, and let the others go on")
+	}
+	c.requireCalls("evalsha many", "evalsha many", "eval many", "eval many")
 }
 
 func TestAServerThatTakesNoCallForManyGetsOneForEach(t *testing.T) {
