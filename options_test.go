@@ -237,6 +237,9 @@ func TestTheLimitsThemselvesAreAllowed(t *testing.T) {
 			opts(relock.WithMaxHold(0)),
 			opts(relock.WithFixedLease(time.Second), relock.WithMaxHold(0)),
 			opts(relock.WithMaxHold(time.Second), relock.WithTTL(time.Second)),
+			opts(relock.WithMaxHold(relock.MinTTL), relock.WithTTL(relock.MinTTL)),
+			opts(relock.WithLocalPass(1, time.Millisecond)),
+			opts(relock.WithLocalPass(relock.MaxPasses, relock.MaxTTL)),
 			opts(relock.WithPrefix("")),
 			opts(relock.WithReplicaAcks(1, time.Millisecond)),
 			opts(relock.WithReplicaAcks(100, 2999*time.Millisecond)),
@@ -323,7 +326,7 @@ func TestAClientOfGoRedisThatCannotBeUsedIsErrInvalid(t *testing.T) {
 func TestReplicaAcksMayTakeAnyTimeWhereGoRedisHasNoReadTimeout(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		rdb, _ := w.NewRedis(func(o *redis.Options) { o.ReadTimeout = -1 })
-		client, err := relock.New(rdb, relock.WithReplicaAcks(1, time.Hour))
+		client, err := relock.New(rdb, relock.WithReplicaAcks(1, relock.MaxTTL))
 		require.NoError(t, err)
 		require.NoError(t, client.Close())
 
