@@ -335,6 +335,10 @@ func TestReplicaAcksMayTakeAnyTimeWhereGoRedisHasNoReadTimeout(t *testing.T) {
 		require.ErrorIs(t, err, relock.ErrInvalid)
 		require.ErrorContains(t, err, "ReadTimeout (200ms)")
 	})
+	cluster := redis.NewClusterClient(&redis.ClusterOptions{ReadTimeout: 300 * time.Millisecond})
+	t.Cleanup(func() { require.NoError(t, cluster.Close()) })
+	_, err := relock.New(cluster, relock.WithReplicaAcks(1, 300*time.Millisecond))
+	require.ErrorContains(t, err, "ReadTimeout (300ms)")
 }
 
 func TestAnEntryThatReplicasDoNotConfirmWasNotRefused(t *testing.T) {
