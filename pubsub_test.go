@@ -370,6 +370,21 @@ func TestNobodyElseAsksForASubscriptionThatIsAboutToMove(t *testing.T) {
 	require.Equal(t, []string{"SUNSUB relock:{x}:me", "SSUB relock:{x}:me"}, asks(n.a), "when it has moved away and back")
 }
 
+func TestASubscriptionThatIsNotHeardInAClusterMovesAndLeavesTheOthersTheirConnection(t *testing.T) {
+	n := newLinked(t)
+	s, kept := n.hear(n.a, "x"), n.hear(n.a, "kept")
+	n.mu.Lock()
+	n.renewLocked(s, 0)
+	n.mu.Unlock()
+	redistest.Eventually(t, 10*time.Second, func() bool {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return s.link == n.b
+	}, "it is where the master is")
+	require.Equal(t, confirmed, kept.stage)
+	require.Zero(t, n.a.stale, "the connection stays")
+}
+
 func TestTheEndOfAShardedSubscriptionByTheServerMovesWhatWasThere(t *testing.T) {
 	for name, c := range map[string]struct {
 		given func(n *linked, s *subscription)
