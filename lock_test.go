@@ -1420,6 +1420,18 @@ func TestALossSaysWhichHoldAndWhy(t *testing.T) {
 	})
 }
 
+func TestEveryReasonForALossIsToldInWordsOfItsOwn(t *testing.T) {
+	told := map[string]bool{}
+	for _, reason := range []relock.LossReason{
+		relock.LossExpired, relock.LossTaken, relock.LossMaxHold, relock.LossAbandoned, relock.LossLeaked, "a new one",
+	} {
+		_, words, _ := strings.Cut((&relock.LostError{Name: "a", Reason: reason}).Error(), `"a" lost by : `)
+		require.NotEmpty(t, words)
+		require.False(t, told[words], words)
+		told[words] = true
+	}
+}
+
 func TestErrorRepliesThatStayEndTheCallAtOnceAndThoseThatPassDoNot(t *testing.T) {
 	for _, reply := range []string{
 		"NOAUTH Authentication required.",
@@ -2914,4 +2926,6 @@ func TestARefusalByALockWithoutALeaseSaysSo(t *testing.T) {
 	err := &relock.LockedError{Name: "a", Holder: relock.NewHolder(), TTL: -time.Millisecond}
 	require.ErrorContains(t, err, "without a lease")
 	require.NotContains(t, err.Error(), "-1ms")
+	err.TTL = 0
+	require.NotContains(t, err.Error(), "without a lease", "it is over just now")
 }
