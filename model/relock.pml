@@ -60,6 +60,9 @@
 #ifndef STEPS                   /* steps back of the server's clock */
 #define STEPS 0
 #endif
+#ifndef FORCES                  /* times that an operator takes the lock from whoever has it */
+#define FORCES 0
+#endif
 #ifndef SLOW                    /* ticks that the clock of one client misses */
 #define SLOW 0
 #endif
@@ -101,10 +104,11 @@
 #define ID_token_grows          6       /* larger for every stay, the same through a stay */
 #define ID_stale_is_harmless    7       /* a late command touches no newer stay, and only a first entry makes one */
 #define ID_count_is_true        8       /* the count on the server is what the holder did */
-#define ID_no_orphan            9       /* NOT promised, see the README: every hold has a client that wants it */
+#define ID_loss_is_told         9       /* whose lock was taken by force is not told that it has released it */
+#define ID_no_orphan            10      /* NOT promised, see the README: every hold has a client that wants it */
 
 hidden byte mutual_exclusion, lease_covers_belief, no_lost_wakeup, fifo, no_hold_left;
-hidden byte token_grows, stale_is_harmless, count_is_true, no_orphan;
+hidden byte token_grows, stale_is_harmless, count_is_true, loss_is_told, no_orphan;
 
 #ifndef ONLY
 #define ONLY 0
@@ -161,6 +165,7 @@ bool behind;                    /* TIME is behind the last token */
 #else
 #define MAY_PREPARE true
 #endif
+byte seized = NONE;             /* the hold that an operator saw, and is about to take the lock from */
 bool listens[CLIENTS];          /* counted as a receiver of PUBLISH */
 
 /* Grants on their way to a client: hold, token. */
@@ -197,12 +202,23 @@ bool recheck[CLIENTS];          /* (re)subscribed: ask again */
 /* What may still happen. */
 byte faults = FAULTS, cuts = CUTS, crashes = CRASHES, cancels = CANCELS;
 byte rechecks = RECHECKS, nests = NESTS, renewals = RENEWALS, pauses = PAUSES, slow = SLOW, steps = STEPS;
+byte forces = FORCES;
 
 /* Ghosts: who joined when, and who has been queued and connected ever since. */
 byte rank[HOLDS + 1];
 bool steady[HOLDS + 1];
 byte ranks;
 byte largest;                   /* the last token that a stay has had */
+/*
+ * Somebody has taken the lock away from this hold. Until it is told, or the server has again what
+ * it believes, its own belief is not held against the protocol; that of all others is.
+ */
+#if FORCES > 0
+bool taken[HOLDS + 1];
+#define TAKEN(h) taken[h]
+#else
+#define TAKEN(h) false
+#endif
 #ifdef BREAK_HOLD_REUSED
 byte owner_stay;
 #define OWNER_STAY owner_stay
@@ -249,7 +265,7 @@ inline all_believers_own() {
 	k = 0;
 	do
 	:: k == CLIENTS -> break
-	:: else -> MUST(lease_covers_belief, !BELIEVES(k) || hold[k] == owner); k++
+	:: else -> MUST(lease_covers_belief, !BELIEVES(k) || hold[k] == owner || TAKEN(hold[k])); k++
 	od
 }
 
@@ -521,7 +537,11 @@ inline release(c) {
 		:: else -> leave_lock()
 		fi
 #endif
+#ifdef BREAK_RELEASE_OF_NOTHING_IS_OK
+	:: else -> r_what = OK
+#else
 	:: else -> r_what = NOT_YOURS
+#endif
 	fi
 }
 
@@ -555,6 +575,27 @@ inline abandon(h_) {
 #endif
 	fi
 }
+
+/* By an operator. It names the hold that was seen, so it takes nothing from a later one. */
+#if FORCES > 0
+inline force_release(h_) {
+	printf("server: FORCE hold %d\n", h_);
+	if
+#ifdef BREAK_FORCE_UNCHECKED
+	:: owner != NONE ->
+#else
+	:: owner == h_ ->
+#endif
+		taken[h_] = (hold[CLIENT_OF(h_)] == h_);
+#ifdef BREAK_FORCE_WITHOUT_GRANT
+		free_lock()
+#else
+		hand_over()
+#endif
+	:: else
+	fi
+}
+#endif
 
 /* Runs one command. Whatever ran, late or not: the count of a holder at rest is what it did. */
 inline execute(c) {
@@ -787,7 +828,12 @@ inline die(i) {
 		k = 1;
 		do
 		:: k > HOLDS -> break
-		:: CLIENT_OF(k) == i && k <= HOLDS -> abandons[k] = false; steady[k] = false; k++
+		:: CLIENT_OF(k) == i && k <= HOLDS ->
+			abandons[k] = false; steady[k] = false;
+#if FORCES > 0
+			taken[k] = false;
+#endif
+			k++
 		:: else -> k++
 		od;
 		answer[i].what = 0; answer[i].token = 0; answer[i].arrival = 0;
@@ -808,7 +854,7 @@ inline die(i) {
 #define MAY_DIE(i) (crashes > 0 && phase[i] != GONE && phase[i] != FINISHED)
 #endif
 
-#if CRASHES > 0 || STEPS > 0 || defined(BREAK_QUEUE_EXPIRES)
+#if CRASHES + STEPS + FORCES > 0 || defined(BREAK_QUEUE_EXPIRES)
 #ifdef BREAK_QUEUE_EXPIRES
 bool expired;
 #endif
@@ -817,6 +863,17 @@ end:	do
 #if STEPS > 0
 	:: d_step { steps > 0 && arrivals > 0 -> steps--; arrivals = 0; behind = true; printf("server: the clock steps back\n") }
 	:: d_step { behind -> behind = false }
+#endif
+#if FORCES > 0
+	/* An operator looks, and takes the lock at any later time; twice, if a reply was lost. */
+	:: d_step { forces > 0 && seized == NONE && owner != NONE ->
+		forces--; seized = owner; printf("operator: sees hold %d\n", seized) }
+	:: atomic { seized != NONE ->
+		d_step { force_release(seized) };
+		if
+		:: seized = NONE
+		:: faults > 0 -> faults--
+		fi }
 #endif
 #ifdef BREAK_QUEUE_EXPIRES
 	:: d_step { !expired && owner != NONE && arrivals > 0 ->
@@ -873,13 +930,16 @@ inline believe(left_) {
 	d_step {
 		phase[me] = INSIDE;
 		deadline[me] = left_;
+#if FORCES > 0
+		taken[hold[me]] = taken[hold[me]] && (hold[me] != owner || seen[me] != largest || lease < left_);
+#endif
 		k = 0;
 		do
 		:: k == CLIENTS -> break
-		:: else -> MUST(mutual_exclusion, k == me || !BELIEVES(k)); k++
+		:: else -> MUST(mutual_exclusion, k == me || !BELIEVES(k) || TAKEN(hold[me]) || TAKEN(hold[k])); k++
 		od;
-		MUST(lease_covers_belief, hold[me] == owner);
-		MUST(token_grows, seen[me] == largest)
+		MUST(lease_covers_belief, hold[me] == owner || TAKEN(hold[me]));
+		MUST(token_grows, seen[me] == largest || TAKEN(hold[me]))
 	}
 }
 
@@ -899,6 +959,9 @@ inline enter(left_, token_) {
 /* The end of a stay or of a wait: nothing of it is kept. */
 inline stay_ends() {
 	steady[hold[me]] = false;
+#if FORCES > 0
+	taken[hold[me]] = false;
+#endif
 	phase[me] = OUT; hold[me] = NONE; stay[me] = 0; step[me] = 0; frames[me] = 0; seen[me] = 0;
 	arrival[me] = 0; deadline[me] = 0; since_sent[me] = 0; recheck[me] = false
 }
@@ -1092,7 +1155,10 @@ working: /* Inside, with a renewal, a nested entry or its exit under way. */
 
 leaving:
 	if
-	:: atomic { wire[me] == ANSWERED -> settle(); stay_ends() };
+	:: atomic { wire[me] == ANSWERED ->
+		/* sent twice, or beside a late command, it cannot know */
+		MUST(loss_is_told, !TAKEN(hold[me]) || answer[me].what == NOT_YOURS || FAULTS > 0);
+		settle(); stay_ends() };
 		goto begin
 	:: atomic { wire[me] == FAILED -> again() };
 		goto leaving
@@ -1134,7 +1200,7 @@ init {
 #ifndef UNTIMED
 		run Clock();
 #endif
-#if CRASHES > 0 || STEPS > 0 || defined(BREAK_QUEUE_EXPIRES)
+#if CRASHES + STEPS + FORCES > 0 || defined(BREAK_QUEUE_EXPIRES)
 		run Fate();
 #endif
 		run Judge()
