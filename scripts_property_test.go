@@ -798,12 +798,10 @@ func (s *sequence) acquire(o *op) acquisition {
 		s.saw("acquire queued")
 		require.Equal(s, l.position(h), r.position, "position")
 		require.Equal(s, h.arrival, r.arrival, "arrival")
-		if r.token > 0 { // else the key had gone
-			require.GreaterOrEqual(s, r.token, l.top, "grants from before are not larger")
-		}
+		require.GreaterOrEqual(s, r.token, l.top, "grants from before are not larger")
 		if p := l.prepared; p != nil && strings.HasPrefix(p.member, h.id+"|") {
 			require.Less(s, r.token, p.token, "the grant to come is")
-		} else {
+		} else if l.token > 0 { // else the key had gone
 			require.LessOrEqual(s, r.token, l.token, "and neither is any other")
 		}
 		fallthrough

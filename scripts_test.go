@@ -1239,6 +1239,27 @@ func TestAWaiterThatAsksAgainKnowsItsPreparedGrantFromAnOlderOne(t *testing.T) {
 	require.Greater(t, token, old)
 }
 
+func TestAWaiterThatAsksAgainKnowsAnOldGrantAlsoIfTheTokenKeyIsGone(t *testing.T) {
+	r := newRig(t)
+	ps := r.listen("a")
+	owner := r.enter()
+	first := r.waiter("a")
+	arrival := int64(r.look().queue[0].Score)
+	require.True(t, r.release(owner, 0))
+	_, old := r.granted(ps)
+	// Its lease runs out before it hears of that, and another one is faster.
+	require.NoError(t, r.rdb.Del(t.Context(), r.keys.base, r.keys.queue).Err())
+	other := r.enter()
+	require.NoError(t, r.rdb.Del(t.Context(), r.keys.token).Err())
+	got := r.join(first, "a", arrival)
+	require.Equal(t, acquireQueued, got.status)
+	require.GreaterOrEqual(t, got.token, old, "what was granted before is over")
+	require.Nil(t, r.look().prepared)
+	require.True(t, r.release(other, 0))
+	_, token := r.granted(ps)
+	require.Greater(t, token, got.token, "and what is granted now is not")
+}
+
 func TestAHandOverThatWasPreparedOutlivesTheQueue(t *testing.T) {
 	r := newRig(t)
 	ps := r.listen("a")

@@ -58,7 +58,8 @@ local function ask(base, queue, token_key, hold, lease, target, step, publish, c
     call('PEXPIRE', queue, keep)
   end
 
-  local reply = {remaining, shown, arrival, call('ZRANK', queue, member), last_given}
+  -- Where the key was lost, what was granted before was before now.
+  local reply = {remaining, shown, arrival, call('ZRANK', queue, member), last_given > 0 and last_given or now_us()}
   local heir, digits = string.match(prepared or '', '^(.*)|(%d+)$')
   if heir == member then
     reply[5] = tonumber(digits) - 1 -- the grant to come has the last one
