@@ -63,6 +63,9 @@
 #ifndef FORCES                  /* times that an operator takes the lock from whoever has it */
 #define FORCES 0
 #endif
+#ifndef FORGETS                 /* times that the key of the last token is lost */
+#define FORGETS 0
+#endif
 #ifndef SLOW                    /* ticks that the clock of one client misses */
 #define SLOW 0
 #endif
@@ -147,7 +150,12 @@ byte owner = NONE;              /* the hold field in the lock's hash */
 byte count;                     /* its value */
 byte recorded;                  /* the step of the last operation that was let through */
 byte lease;                     /* ticks until the hash expires */
-byte token;                     /* the last fencing token that was drawn */
+byte token;                     /* the last fencing token that was drawn; 0: the key is lost */
+#if FORGETS > 0
+byte newest;                    /* TIME, as far as tokens need it: no token is ahead of it, whatever the key says */
+#else
+#define newest token
+#endif
 byte heir = NONE;               /* the next hand-over, if it is prepared: to whom, "next" in the hash ... */
 byte kept;                      /* ... and its token */
 byte noted;                     /* "token" in the hash: what its owner has, once one was drawn for the next; 0: not noted */
@@ -202,7 +210,7 @@ bool recheck[CLIENTS];          /* (re)subscribed: ask again */
 /* What may still happen. */
 byte faults = FAULTS, cuts = CUTS, crashes = CRASHES, cancels = CANCELS;
 byte rechecks = RECHECKS, nests = NESTS, renewals = RENEWALS, pauses = PAUSES, slow = SLOW, steps = STEPS;
-byte forces = FORCES;
+byte forces = FORCES, forgets = FORGETS;
 
 /* Ghosts: who joined when, and who has been queued and connected ever since. */
 byte rank[HOLDS + 1];
@@ -303,12 +311,27 @@ inline begin_stay(h_, step_, ttl_, token_) {
 	printf("server: hold %d owns the lock, token %d\n", h_, token_)
 }
 
+/* A token is above the last one, and not below the clock, so it grows though its key was lost. */
+inline draw() {
+#ifdef BREAK_TOKEN_WITHOUT_CLOCK
+	token++
+#else
+	newest++; token = newest
+#endif
+}
+
 /* The same with a token drawn now. Nothing is prepared, nothing noted. */
 inline own(h_, step_, ttl_) {
-	token++; heir = NONE; kept = 0; noted = 0;
+	draw(); heir = NONE; kept = 0; noted = 0;
 	begin_stay(h_, step_, ttl_, token);
 	leave_queue(h_)
 }
+
+#ifdef BREAK_NOTES_NO_TOKEN
+#define OWNER_HAS_TOKEN true
+#else
+#define OWNER_HAS_TOKEN token > 0       /* or else that of the next would be taken for it */
+#endif
 
 /* The queue has changed: the hand-over to its first is prepared, or it is noted that none is. */
 inline prepare() {
@@ -317,12 +340,12 @@ inline prepare() {
 	:: heir == head
 #ifdef BREAK_HEIR_STAYS
 	:: heir != head && heir != NONE
-	:: heir == NONE && MAY_PREPARE ->
+	:: heir == NONE && MAY_PREPARE && (OWNER_HAS_TOKEN) ->
 #else
-	:: heir != head && MAY_PREPARE ->
+	:: heir != head && MAY_PREPARE && (OWNER_HAS_TOKEN) ->
 #endif
 		noted = (noted > 0 -> noted : token);
-		token++; heir = head; kept = token;
+		draw(); heir = head; kept = token;
 		printf("server: hold %d is the next, token %d\n", heir, kept)
 	:: else -> heir = NONE; kept = 0
 	fi
@@ -434,7 +457,12 @@ inline join(c) {
 	fi;
 	j = CLIENT_OF(c.hold);
 	steady[c.hold] = link[j] && WAITS(j) && hold[j] == c.hold;
-	r_what = QUEUED; r_arrival = queue[c.hold]; r_token = token;
+	r_what = QUEUED; r_arrival = queue[c.hold];
+#ifdef BREAK_LOST_TOKEN_IS_NONE
+	r_token = token;
+#else
+	r_token = (token > 0 -> token : newest);        /* the key is lost: what was granted before was before now */
+#endif
 	printf("server: hold %d queued, arrival %d\n", c.hold, queue[c.hold]);
 	if
 #ifdef BREAK_RECHECK_LOSES_PLACE
@@ -505,6 +533,12 @@ inline acquire(c) {
 		:: else -> r_what = BUSY
 		fi
 	fi;
+#ifndef BREAK_LOST_TOKEN_NOT_DRAWN
+	if
+	:: r_what == OK && noted == 0 && token == 0 -> draw()   /* the key was lost */
+	:: else
+	fi;
+#endif
 	if
 #ifdef BREAK_OWNER_TOLD_THE_LAST
 	:: r_what == OK -> r_token = token
@@ -854,7 +888,7 @@ inline die(i) {
 #define MAY_DIE(i) (crashes > 0 && phase[i] != GONE && phase[i] != FINISHED)
 #endif
 
-#if CRASHES + STEPS + FORCES > 0 || defined(BREAK_QUEUE_EXPIRES)
+#if CRASHES + STEPS + FORCES + FORGETS > 0 || defined(BREAK_QUEUE_EXPIRES)
 #ifdef BREAK_QUEUE_EXPIRES
 bool expired;
 #endif
@@ -874,6 +908,9 @@ end:	do
 		:: seized = NONE
 		:: faults > 0 -> faults--
 		fi }
+#endif
+#if FORGETS > 0
+	:: d_step { forgets > 0 && token > 0 -> forgets--; token = 0; printf("server: the last token is lost\n") }
 #endif
 #ifdef BREAK_QUEUE_EXPIRES
 	:: d_step { !expired && owner != NONE && arrivals > 0 ->
@@ -944,6 +981,9 @@ inline believe(left_) {
 }
 
 inline enter(left_, token_) {
+#if FORGETS > 0
+	largest = (token_ > largest -> token_ : largest);       /* drawn anew for a stay that had not entered */
+#endif
 	seen[me] = token_; frames[me] = 1; arrival[me] = 0; recheck[me] = false;
 	printf("client %d: inside with token %d, deadline in %d\n", me, token_, left_);
 	believe(left_)
@@ -1200,7 +1240,7 @@ init {
 #ifndef UNTIMED
 		run Clock();
 #endif
-#if CRASHES + STEPS + FORCES > 0 || defined(BREAK_QUEUE_EXPIRES)
+#if CRASHES + STEPS + FORCES + FORGETS > 0 || defined(BREAK_QUEUE_EXPIRES)
 		run Fate();
 #endif
 		run Judge()
