@@ -1260,6 +1260,45 @@ func TestAWaiterThatAsksAgainKnowsAnOldGrantAlsoIfTheTokenKeyIsGone(t *testing.T
 	require.Greater(t, token, got.token, "and what is granted now is not")
 }
 
+func TestWhatOlderDataHasPreparedIsOnlyGivenByARelease(t *testing.T) {
+	var owner *hold
+	for name, end := range map[string]func(r *rig){
+		"the owner is abandoned once more": func(r *rig) { r.abandon(owner, "me") },
+		"a force unlock": func(r *rig) {
+			require.NoError(r, r.wire.forceRelease(r.Context(), r.keys, owner.id, once))
+		},
+		"its lease is over, and another one asks": func(r *rig) {
+			require.NoError(r, r.rdb.Del(r.Context(), r.keys.base).Err())
+			require.Equal(r, acquireBusy, r.ask(r.hold(), 1).status)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			owner = r.enter()
+			heir := r.waiter("a")
+			older := map[string]string{}
+			for _, key := range []string{r.keys.base, r.keys.queue, r.keys.token} {
+				older[key] = r.rdb.Dump(t.Context(), key).Val()
+			}
+			// Nobody hears for the heir just then, so others have the lock.
+			r.abandon(owner, "me")
+			other := r.enter()
+			later := r.look().token
+			require.True(t, r.release(other, 0))
+			// Then a replica that lagged becomes the master.
+			ps := r.listen("a")
+			for key, value := range older {
+				require.NoError(t, r.rdb.RestoreReplace(t.Context(), key, time.Minute, value).Err())
+			}
+			require.Less(t, r.look().prepared.token, later)
+			end(r)
+			hold, token := r.granted(ps)
+			require.Equal(t, heir.id, hold)
+			require.Greater(t, token, later)
+		})
+	}
+}
+
 func TestAHandOverThatWasPreparedOutlivesTheQueue(t *testing.T) {
 	r := newRig(t)
 	ps := r.listen("a")
