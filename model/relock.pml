@@ -66,6 +66,9 @@
 #ifndef FORGETS                 /* times that the key of the last token is lost */
 #define FORGETS 0
 #endif
+#ifndef RESTORES                /* times that the server comes back with older data, or with none */
+#define RESTORES 0
+#endif
 #ifndef SLOW                    /* ticks that the clock of one client misses */
 #define SLOW 0
 #endif
@@ -151,7 +154,7 @@ byte count;                     /* its value */
 byte recorded;                  /* the step of the last operation that was let through */
 byte lease;                     /* ticks until the hash expires */
 byte token;                     /* the last fencing token that was drawn; 0: the key is lost */
-#if FORGETS > 0
+#if FORGETS + RESTORES > 0
 byte newest;                    /* TIME, as far as tokens need it: no token is ahead of it, whatever the key says */
 #else
 #define newest token
@@ -172,6 +175,14 @@ bool behind;                    /* TIME is behind the last token */
 #define MAY_PREPARE (!behind)   /* not with a token ahead of TIME */
 #else
 #define MAY_PREPARE true
+#endif
+#if RESTORES > 0
+typedef Data {                  /* what a dump has, or a replica that lags */
+	byte owner, count, recorded, lease, token, heir, kept, noted;
+	byte queue[HOLDS + 1]
+}
+Data dump;
+byte saves = RESTORES;
 #endif
 byte seized = NONE;             /* the hold that an operator saw, and is about to take the lock from */
 bool listens[CLIENTS];          /* counted as a receiver of PUBLISH */
@@ -210,7 +221,7 @@ bool recheck[CLIENTS];          /* (re)subscribed: ask again */
 /* What may still happen. */
 byte faults = FAULTS, cuts = CUTS, crashes = CRASHES, cancels = CANCELS;
 byte rechecks = RECHECKS, nests = NESTS, renewals = RENEWALS, pauses = PAUSES, slow = SLOW, steps = STEPS;
-byte forces = FORCES, forgets = FORGETS;
+byte forces = FORCES, forgets = FORGETS, restores = RESTORES;
 
 /* Ghosts: who joined when, and who has been queued and connected ever since. */
 byte rank[HOLDS + 1];
@@ -218,14 +229,30 @@ bool steady[HOLDS + 1];
 byte ranks;
 byte largest;                   /* the last token that a stay has had */
 /*
- * Somebody has taken the lock away from this hold. Until it is told, or the server has again what
- * it believes, its own belief is not held against the protocol; that of all others is.
+ * Somebody has taken the lock away from this hold, or older data came back while it was under way.
+ * Until it is told, or the server has again what it believes, its own belief is not held against
+ * the protocol; that of all others is.
  */
-#if FORCES > 0
+#if FORCES + RESTORES > 0
 bool taken[HOLDS + 1];
 #define TAKEN(h) taken[h]
 #else
 #define TAKEN(h) false
+#endif
+/*
+ * The heir of older data may be given its token once more. And, see the README, a release may give it
+ * that token for the first time, although later ones were given before the data came back.
+ */
+#if RESTORES > 0
+byte kept_then;
+hidden byte by_release;
+#ifdef BREAK_OLD_HEIR
+#define IS_OLD(token_) (token_ == kept_then && token_ == largest)
+#else
+#define IS_OLD(token_) (token_ == kept_then && (by_release || token_ == largest))
+#endif
+#else
+#define IS_OLD(token_) false
 #endif
 #ifdef BREAK_HOLD_REUSED
 byte owner_stay;
@@ -300,7 +327,7 @@ inline begin_stay(h_, step_, ttl_, token_) {
 	od;
 	owner = h_; count = 1; recorded = step_; lease = ttl_;
 	assert(token < 100);    /* the model's numbers do not wrap */
-	MUST(token_grows, token_ > largest);
+	MUST(token_grows, token_ > largest || IS_OLD(token_));
 	largest = token_;
 	MUST(no_orphan, hold[CLIENT_OF(h_)] == h_);
 #ifdef BREAK_HOLD_REUSED
@@ -413,6 +440,13 @@ inline leave_lock() {
 	:: else -> hand_over()
 	fi
 }
+
+/* Only a release gives what was prepared. What may come much later, or where the data is older, draws a token. */
+#ifdef BREAK_PREPARED_FOR_ALL
+#define HAND_OVER_ANEW() leave_lock()
+#else
+#define HAND_OVER_ANEW() hand_over()
+#endif
 
 /* The server's TIME, but never before the last in the queue: the clock may step back. */
 inline next_arrival() {
@@ -605,7 +639,7 @@ inline abandon(h_) {
 #ifdef BREAK_ABANDON_KEEPS_GRANT
 	:: else
 #else
-	:: else -> hand_over()
+	:: else -> HAND_OVER_ANEW()
 #endif
 	fi
 }
@@ -624,7 +658,7 @@ inline force_release(h_) {
 #ifdef BREAK_FORCE_WITHOUT_GRANT
 		free_lock()
 #else
-		hand_over()
+		HAND_OVER_ANEW()
 #endif
 	:: else
 	fi
@@ -637,7 +671,11 @@ inline execute(c) {
 	was = owner;
 	if
 	:: c.op == ACQUIRE -> acquire(c)
+#if RESTORES > 0
+	:: c.op == RELEASE -> by_release = true; release(c); by_release = false
+#else
 	:: c.op == RELEASE -> release(c)
+#endif
 	:: c.op == RENEW -> renew(c)
 	fi;
 	printf("server: %e hold %d target %d step %d -> %e\n", c.op, c.hold, c.target, c.step, r_what);
@@ -647,7 +685,7 @@ inline execute(c) {
 	do
 	:: k == CLIENTS -> break
 	:: else ->
-		MUST(count_is_true, !(BELIEVES(k) && wire[k] == IDLE && owner == hold[k]) || count == frames[k]);
+		MUST(count_is_true, !(BELIEVES(k) && wire[k] == IDLE && owner == hold[k]) || count == frames[k] || TAKEN(hold[k]));
 		k++
 	od
 }
@@ -775,6 +813,52 @@ end:	do
 	od
 }
 
+/* ------------------------------------------------------------- older data */
+
+#if RESTORES > 0
+inline save() {
+	dump.owner = owner; dump.count = count; dump.recorded = recorded; dump.lease = lease;
+	dump.token = token; dump.heir = heir; dump.kept = kept; dump.noted = noted;
+	k = 1;
+	do
+	:: k > HOLDS -> break
+	:: else -> dump.queue[k] = queue[k]; k++
+	od;
+	printf("server: what is there is saved\n")
+}
+
+/* Leases end when they would have. */
+inline age_dump() {
+	if
+	:: dump.lease > 1 -> dump.lease = dump.lease - 1
+	:: dump.lease == 1 ->
+		dump.owner = NONE; dump.count = 0; dump.recorded = 0; dump.lease = 0;
+		dump.heir = NONE; dump.kept = 0; dump.noted = 0
+	:: else
+	fi
+}
+
+/* A restart, or a failover to a replica that lagged: all connections end. If nothing was saved, nothing is there. */
+inline restore() {
+	owner = dump.owner; count = dump.count; recorded = dump.recorded; lease = dump.lease;
+	token = dump.token; heir = dump.heir; kept = dump.kept; noted = dump.noted;
+	k = 1;
+	do
+	:: k > HOLDS -> break
+	:: else -> queue[k] = dump.queue[k]; dump.queue[k] = 0; steady[k] = false; k++
+	od;
+	dump.owner = NONE; dump.count = 0; dump.recorded = 0; dump.lease = 0;
+	dump.token = 0; dump.heir = NONE; dump.kept = 0; dump.noted = 0;
+	kept_then = kept;
+	k = 0;
+	do
+	:: k == CLIENTS -> break
+	:: else -> listens[k] = false; link[k] = false; taken[hold[k]] = hold[k] != NONE; k++
+	od;
+	printf("server: older data is back: owner %d, token %d, next %d with token %d\n", owner, token, heir, kept)
+}
+#endif
+
 /* -------------------------------------------------------------- the clock */
 
 /*
@@ -808,6 +892,9 @@ inline tick(laggard) {
 			k++
 		od;
 		printf("-- tick --\n");
+#if RESTORES > 0
+		age_dump();
+#endif
 		if
 		:: lease > 1 -> lease--
 		:: lease == 1 ->
@@ -864,7 +951,7 @@ inline die(i) {
 		:: k > HOLDS -> break
 		:: CLIENT_OF(k) == i && k <= HOLDS ->
 			abandons[k] = false; steady[k] = false;
-#if FORCES > 0
+#if FORCES + RESTORES > 0
 			taken[k] = false;
 #endif
 			k++
@@ -888,7 +975,7 @@ inline die(i) {
 #define MAY_DIE(i) (crashes > 0 && phase[i] != GONE && phase[i] != FINISHED)
 #endif
 
-#if CRASHES + STEPS + FORCES + FORGETS > 0 || defined(BREAK_QUEUE_EXPIRES)
+#if CRASHES + STEPS + FORCES + FORGETS + RESTORES > 0 || defined(BREAK_QUEUE_EXPIRES)
 #ifdef BREAK_QUEUE_EXPIRES
 bool expired;
 #endif
@@ -911,6 +998,15 @@ end:	do
 #endif
 #if FORGETS > 0
 	:: d_step { forgets > 0 && token > 0 -> forgets--; token = 0; printf("server: the last token is lost\n") }
+#endif
+#if RESTORES > 0
+	:: d_step { saves > 0 -> saves--; save() }
+	:: atomic { restores > 0 -> restores--;
+		if
+		:: drop_messages(0); drop_messages(1)
+		:: true         /* what had come is read later */
+		fi;
+		d_step { restore() } }
 #endif
 #ifdef BREAK_QUEUE_EXPIRES
 	:: d_step { !expired && owner != NONE && arrivals > 0 ->
@@ -967,8 +1063,9 @@ inline believe(left_) {
 	d_step {
 		phase[me] = INSIDE;
 		deadline[me] = left_;
-#if FORCES > 0
-		taken[hold[me]] = taken[hold[me]] && (hold[me] != owner || seen[me] != largest || lease < left_);
+#if FORCES + RESTORES > 0
+		taken[hold[me]] = taken[hold[me]] &&
+			(hold[me] != owner || seen[me] != largest || lease < left_ || count != frames[me]);
 #endif
 		k = 0;
 		do
@@ -999,7 +1096,7 @@ inline enter(left_, token_) {
 /* The end of a stay or of a wait: nothing of it is kept. */
 inline stay_ends() {
 	steady[hold[me]] = false;
-#if FORCES > 0
+#if FORCES + RESTORES > 0
 	taken[hold[me]] = false;
 #endif
 	phase[me] = OUT; hold[me] = NONE; stay[me] = 0; step[me] = 0; frames[me] = 0; seen[me] = 0;
@@ -1197,7 +1294,7 @@ leaving:
 	if
 	:: atomic { wire[me] == ANSWERED ->
 		/* sent twice, or beside a late command, it cannot know */
-		MUST(loss_is_told, !TAKEN(hold[me]) || answer[me].what == NOT_YOURS || FAULTS > 0);
+		MUST(loss_is_told, !TAKEN(hold[me]) || answer[me].what == NOT_YOURS || FAULTS + RESTORES > 0);
 		settle(); stay_ends() };
 		goto begin
 	:: atomic { wire[me] == FAILED -> again() };
@@ -1240,7 +1337,7 @@ init {
 #ifndef UNTIMED
 		run Clock();
 #endif
-#if CRASHES + STEPS + FORCES + FORGETS > 0 || defined(BREAK_QUEUE_EXPIRES)
+#if CRASHES + STEPS + FORCES + FORGETS + RESTORES > 0 || defined(BREAK_QUEUE_EXPIRES)
 		run Fate();
 #endif
 		run Judge()
