@@ -69,6 +69,9 @@
 #ifndef RESTORES                /* times that the server comes back with older data, or with none */
 #define RESTORES 0
 #endif
+#ifndef PASSES                  /* times that client 0 passes the lock on inside itself, in one stay; the tokens are set aside */
+#define PASSES 0
+#endif
 #ifndef SLOW                    /* ticks that the clock of one client misses */
 #define SLOW 0
 #endif
@@ -138,6 +141,10 @@ typedef Command {
 	bool wait;      /* join the queue if busy */
 	byte arrival;   /* first arrival, if known: keeps the place */
 	byte ttl;
+#if PASSES > 0
+	byte used;      /* the last token used ... */
+	byte unused;    /* ... and how many behind it are left of those that were set aside */
+#endif
 	bool watched    /* given up, but its end will be seen: then abandon once more */
 }
 
@@ -153,7 +160,7 @@ byte owner = NONE;              /* the hold field in the lock's hash */
 byte count;                     /* its value */
 byte recorded;                  /* the step of the last operation that was let through */
 byte lease;                     /* ticks until the hash expires */
-byte token;                     /* the last fencing token that was drawn; 0: the key is lost */
+byte token;                     /* the last fencing token that was drawn or set aside; 0: the key is lost */
 #if FORGETS + RESTORES > 0
 byte newest;                    /* TIME, as far as tokens need it: no token is ahead of it, whatever the key says */
 #else
@@ -175,6 +182,13 @@ bool behind;                    /* TIME is behind the last token */
 #define MAY_PREPARE (!behind)   /* not with a token ahead of TIME */
 #else
 #define MAY_PREPARE true
+#endif
+
+/* Tokens that are set aside beyond the hold's own: for those to which its client passes the lock without asking. */
+#if PASSES > 0
+#define ASIDE(h) (CLIENT_OF(h) == 0 -> PASSES : 0)
+#else
+#define ASIDE(h) 0
 #endif
 #if RESTORES > 0
 typedef Data {                  /* what a dump has, or a replica that lags */
@@ -217,6 +231,13 @@ bool wants[CLIENTS];            /* it needs the subscription */
 bool link[CLIENTS];             /* bytes get through on the pub/sub connection */
 bool subscribed[CLIENTS];       /* the client takes itself for subscribed */
 bool recheck[CLIENTS];          /* (re)subscribed: ask again */
+#if PASSES > 0                  /* of client 0: */
+byte spare;                     /* tokens left of those that were set aside */
+bool doubt;                     /* the end of a command is not known: the lock is not passed on */
+#ifdef BREAK_PASSED_GRANT_ABANDONED
+bool passed;                    /* it was */
+#endif
+#endif
 
 /* What may still happen. */
 byte faults = FAULTS, cuts = CUTS, crashes = CRASHES, cancels = CANCELS;
@@ -339,18 +360,18 @@ inline begin_stay(h_, step_, ttl_, token_) {
 }
 
 /* A token is above the last one, and not below the clock, so it grows though its key was lost. */
-inline draw() {
+inline draw(aside_) {
 #ifdef BREAK_TOKEN_WITHOUT_CLOCK
-	token++
+	token = token + 1 + aside_
 #else
-	newest++; token = newest
+	newest = newest + 1 + aside_; token = newest
 #endif
 }
 
 /* The same with a token drawn now. Nothing is prepared, nothing noted. */
 inline own(h_, step_, ttl_) {
-	draw(); heir = NONE; kept = 0; noted = 0;
-	begin_stay(h_, step_, ttl_, token);
+	draw(ASIDE(h_)); heir = NONE; kept = 0; noted = 0;
+	begin_stay(h_, step_, ttl_, token - ASIDE(h_));
 	leave_queue(h_)
 }
 
@@ -369,10 +390,10 @@ inline prepare() {
 	:: heir != head && heir != NONE
 	:: heir == NONE && MAY_PREPARE && (OWNER_HAS_TOKEN) ->
 #else
-	:: heir != head && MAY_PREPARE && (OWNER_HAS_TOKEN) ->
+	:: heir != head && MAY_PREPARE && ASIDE(head) == 0 && (OWNER_HAS_TOKEN) ->
 #endif
 		noted = (noted > 0 -> noted : token);
-		draw(); heir = head; kept = token;
+		draw(0); heir = head; kept = token;
 		printf("server: hold %d is the next, token %d\n", heir, kept)
 	:: else -> heir = NONE; kept = 0
 	fi
@@ -390,7 +411,7 @@ inline grant_to_head() {
 #endif
 		own(head, 0, TTL);
 		if
-		:: link[CLIENT_OF(head)] -> grants[CLIENT_OF(head)]!head, token
+		:: link[CLIENT_OF(head)] -> grants[CLIENT_OF(head)]!head, token - ASIDE(head)
 		:: else                         /* nobody reads what was counted as received */
 		fi
 	:: else -> printf("server: hold %d has no listener, passed over\n", head)
@@ -529,7 +550,11 @@ inline acquire(c) {
 	if
 	:: owner == c.hold ->                   /* ours: set the count */
 		if
+#ifdef BREAK_PASS_RESTARTS_STEPS
+		:: STALE_STEP(c) -> r_what = OK         /* the client takes it for that */
+#else
 		:: STALE_STEP(c) -> r_what = STALE
+#endif
 		:: else ->
 			MUST(stale_is_harmless, c.stay == OWNER_STAY);
 #ifdef BREAK_COUNTS_BY_INCR
@@ -569,15 +594,15 @@ inline acquire(c) {
 	fi;
 #ifndef BREAK_LOST_TOKEN_NOT_DRAWN
 	if
-	:: r_what == OK && noted == 0 && token == 0 -> draw()   /* the key was lost */
+	:: r_what == OK && noted == 0 && token == 0 -> draw(ASIDE(c.hold))   /* the key was lost */
 	:: else
 	fi;
 #endif
 	if
 #ifdef BREAK_OWNER_TOLD_THE_LAST
-	:: r_what == OK -> r_token = token
+	:: r_what == OK -> r_token = token - ASIDE(c.hold)
 #else
-	:: r_what == OK -> r_token = (noted > 0 -> noted : token)
+	:: r_what == OK -> r_token = (noted > 0 -> noted : token) - ASIDE(c.hold)
 #endif
 	:: else
 	fi
@@ -602,7 +627,18 @@ inline release(c) {
 #else
 		if
 		:: c.target > 0 -> count = c.target; recorded = c.step; lengthen(c.ttl)
-		:: else -> leave_lock()
+		:: else ->
+#if PASSES > 0
+			if
+#ifdef BREAK_GIVEN_BACK_UNCHECKED
+			:: c.unused > 0 -> token = c.used
+#else
+			:: c.unused > 0 && token == c.used + c.unused -> token = c.used         /* nobody has drawn since */
+#endif
+			:: else
+			fi;
+#endif
+			leave_lock()
 		fi
 #endif
 #ifdef BREAK_RELEASE_OF_NOTHING_IS_OK
@@ -692,12 +728,18 @@ inline execute(c) {
 
 inline forget(c) {
 	c.op = 0; c.hold = 0; c.stay = 0; c.target = 0; c.step = 0; c.wait = false;
+#if PASSES > 0
+	c.used = 0; c.unused = 0;
+#endif
 	c.arrival = 0; c.ttl = 0; c.watched = false
 }
 
 /* What was sent is given up; it stays on its way. */
 inline make_late(me) {
 	late[me].op = cmd[me].op; late[me].hold = cmd[me].hold; late[me].stay = cmd[me].stay;
+#if PASSES > 0
+	late[me].used = cmd[me].used; late[me].unused = cmd[me].unused;
+#endif
 	late[me].target = cmd[me].target; late[me].step = cmd[me].step; late[me].wait = cmd[me].wait;
 	late[me].arrival = cmd[me].arrival; late[me].ttl = cmd[me].ttl
 }
@@ -804,7 +846,9 @@ end:	do
 	:: d_step { nempty(grants[me]) && !(grants[me]?[eval(hold[me]), _] && WAITS(me)) ->
 		grants[me]?h, _;
 		if
-#ifndef BREAK_OWN_GRANT_ABANDONED
+#ifdef BREAK_PASSED_GRANT_ABANDONED
+		:: h == hold[me] && !passed
+#elif !defined(BREAK_OWN_GRANT_ABANDONED)
 		:: h == hold[me]                /* inside already: a recheck was quicker */
 #endif
 		:: else -> abandons[h] = true
@@ -1034,6 +1078,10 @@ end:	do
 
 inline send(op_, target_, wait_, ttl_) {
 	cmd[me].op = op_; cmd[me].hold = hold[me]; cmd[me].stay = stay[me]; cmd[me].target = target_;
+#if PASSES > 0
+	cmd[me].used = (op_ == RELEASE && target_ == 0 && me == 0 && spare > 0 -> seen[me] : 0);
+	cmd[me].unused = (cmd[me].used > 0 -> spare : 0);
+#endif
 	cmd[me].step = step[me]; cmd[me].wait = wait_; cmd[me].arrival = arrival[me]; cmd[me].ttl = ttl_;
 	again()
 }
@@ -1083,8 +1131,38 @@ inline enter(left_, token_) {
 #endif
 	seen[me] = token_; frames[me] = 1; arrival[me] = 0; recheck[me] = false;
 	printf("client %d: inside with token %d, deadline in %d\n", me, token_, left_);
+#if PASSES > 0
+	spare = (me == 0 -> PASSES : spare);
+#endif
 	believe(left_)
 }
+
+/*
+ * Inside client 0 the lock goes on to the next hold of its line: a section with a token of its own.
+ * For the server it is the same stay, with the same lease, and the steps go on.
+ */
+#if PASSES > 0
+inline pass_on() {
+	d_step {
+		spare--; seen[me]++;
+		MUST(token_grows, seen[me] > largest || TAKEN(hold[me]));
+		largest = (seen[me] > largest -> seen[me] : largest);
+#ifdef BREAK_PASS_RESTARTS_STEPS
+		step[me] = 1;
+#endif
+#ifdef BREAK_PASS_RENEWS_DEADLINE
+		deadline[me] = LEASE;
+#endif
+#ifdef BREAK_PASSED_GRANT_ABANDONED
+		passed = true;
+#endif
+		printf("client %d: passes the lock on, token %d\n", me, seen[me])
+	}
+}
+#define DOUBT() if :: me == 0 && cmd[me].op != RENEW -> doubt = true :: else fi
+#else
+#define DOUBT() skip
+#endif
 
 /* A deadline that has passed is not revived by a reply that says "yours". */
 #ifdef BREAK_LOSS_FORGOTTEN
@@ -1095,6 +1173,16 @@ inline enter(left_, token_) {
 
 /* The end of a stay or of a wait: nothing of it is kept. */
 inline stay_ends() {
+#if PASSES > 0
+	if
+	:: me == 0 ->
+		spare = 0; doubt = false
+#ifdef BREAK_PASSED_GRANT_ABANDONED
+		; passed = false
+#endif
+	:: else
+	fi;
+#endif
 	steady[hold[me]] = false;
 #if FORCES + RESTORES > 0
 	taken[hold[me]] = false;
@@ -1161,7 +1249,7 @@ asking: /* An acquire is under way: the first attempt, to join, or to check agai
 		phase[me] = WAITING;
 		settle() };
 		goto waiting
-	:: atomic { wire[me] == FAILED -> again() };
+	:: atomic { wire[me] == FAILED -> DOUBT(); again() };
 		goto asking
 	:: atomic { CAN_GIVE_UP -> give_up() };
 		goto begin
@@ -1196,7 +1284,15 @@ waiting:
 		grants[me]?_, t;
 		if
 #ifndef BREAK_OLD_GRANT_BELIEVED
-		:: t <= seen[me] -> t = 0; goto waiting         /* made before the server last said "wait" */
+		/*
+		 * Made before the server last said "wait". The code asks again then; here only where a new
+		 * grant may look like that: its token may be one that was set aside and came back.
+		 */
+#if PASSES > 0 && !defined(BREAK_OLD_GRANT_NOT_ASKED_ABOUT)
+		:: t <= seen[me] -> t = 0; goto check_again
+#else
+		:: t <= seen[me] -> t = 0; goto waiting
+#endif
 #endif
 		:: else
 		fi;
@@ -1242,6 +1338,10 @@ inside: /* At rest in the critical section. */
 		renewals--;
 		send(RENEW, 0, false, TTL) };
 		goto working
+#if PASSES > 0
+	:: atomic { BELIEVES(me) && frames[me] == 1 && me == 0 && spare > 0 && !doubt -> pass_on() };
+		goto inside
+#endif
 	:: atomic { BELIEVES(me) && frames[me] == 1 ->
 		phase[me] = LEAVING; deadline[me] = 0;
 		step[me]++;
@@ -1275,13 +1375,13 @@ working: /* Inside, with a renewal, a nested entry or its exit under way. */
 		goto begin
 	:: atomic { wire[me] == FAILED && !STILL_MINE -> settle(); lose() };
 		goto begin
-	:: atomic { wire[me] == FAILED && STILL_MINE -> again() };
+	:: atomic { wire[me] == FAILED && STILL_MINE -> DOUBT(); again() };
 		goto working
 	:: atomic { wire[me] == FAILED && STILL_MINE && cmd[me].op == RENEW -> settle() };
 		goto inside
 	:: atomic { wire[me] == FAILED && STILL_MINE && cmd[me].op == ACQUIRE ->
 		/* the nested caller gave up, its entry may have run: set the count back */
-		settle(); step[me]++;
+		DOUBT(); settle(); step[me]++;
 #ifdef BREAK_NESTED_NOT_UNDONE
 		goto inside };
 #else
