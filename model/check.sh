@@ -41,11 +41,12 @@ verdict() {
 must_hold() {
 	kind=$1 name=$2; shift 2
 	began=$(date +%s)
+	# -O1 searches a seventh faster, and compiles for half as long again: more than most cases take.
 	generate "$name" "$@"
 	if [ "$kind" = ends ]; then
-		compile -O1 -DNP; ./pan -m"$DEPTH" -w24 -l >pan.log 2>&1
+		compile -Og -DNP; ./pan -m"$DEPTH" -w24 -l >pan.log 2>&1
 	else
-		compile -O1 -DSAFETY; ./pan -m"$DEPTH" -w24 >pan.log 2>&1
+		compile -Og -DSAFETY; ./pan -m"$DEPTH" -w24 >pan.log 2>&1
 	fi
 	if exhaustive; then
 		verdict ok "$name" "holds"

@@ -1357,7 +1357,7 @@ working: /* Inside, with a renewal, a nested entry or its exit under way. */
 		:: else
 		fi;
 		if
-		:: cmd[me].op != RENEW -> MUST(count_is_true, owner != hold[me] || count == frames[me])
+		:: cmd[me].op != RENEW -> MUST(count_is_true, owner != hold[me] || count == frames[me] || TAKEN(hold[me]))
 		:: else
 		fi;
 		t = GOOD_FOR;
