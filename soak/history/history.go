@@ -25,8 +25,9 @@
 // # When somebody takes the lock away
 //
 // After a [Force] or a [Wipe] (the key deleted, all data lost, a server restarted empty or with older data) exclusion is not
-// promised: whoever has the lock then is exposed. It may go on believing until it is told, and others may enter meanwhile. That tokens grow is
-// promised all the same, also after a [Forget]. A hold that Redis confirms after that is its owner (again), and not exposed any more.
+// promised: whoever has the lock then is exposed. It may go on believing until it is told, and others may enter meanwhile. To whom it passes
+// the lock on inside its process before it is told, is exposed too. That tokens grow is promised all the same, also after a [Forget], but
+// for those of such passes. A hold that Redis confirms after that is its owner (again), and not exposed any more.
 //
 // Whether it is told at all is not asked, as a rule: a release that was sent twice cannot tell that it was not the first that found
 // nothing, and a late command can make a forced hold anew. A Force with [Op.Within] says that there was no such trouble. Then the

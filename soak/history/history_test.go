@@ -225,6 +225,16 @@ func TestHistoriesThatKeepThePromises(t *testing.T) {
 		"forced and nothing else, and passed on": {
 			at(0, 1, Op{Kind: Lock, Holder: "A", Token: 1, Passing: true}), at(2, 3, forceAlone), at(4, 5, unlock("A", 1)),
 		},
+		"forced, and passed on by one that has not heard of it": {
+			at(0, 1, Op{Kind: Lock, Holder: "A", Token: 1, Passing: true}), at(2, 3, force), at(4, 5, lock("C", 7)), at(6, 7, unlock("A", 1)),
+			at(8, 9, Op{Kind: Lock, Holder: "B", Token: 2, Passing: true}), at(10, 11, count("B", 2, 1)), at(12, 13, redis("C", 1, 7)),
+			at(14, 15, in(Told, Lost, "B", 2)), at(16, 17, in(Unlock, Lost, "B", 2)), at(18, 19, unlock("C", 7)),
+		},
+		"forced, and passed on before the next one is in": {
+			at(0, 1, Op{Kind: Lock, Holder: "A", Token: 1, Passing: true}), at(2, 3, force), at(4, 5, unlock("A", 1)),
+			at(6, 7, Op{Kind: Lock, Holder: "B", Token: 2, Passing: true}), at(8, 9, lock("C", 7)), at(10, 11, in(Unlock, Lost, "B", 2)),
+			at(12, 13, unlock("C", 7)),
+		},
 		"forced and nothing else, and the last Unlock is not confirmed": {
 			at(0, 1, lock("A", 1)), at(2, 3, forceAlone), at(4, 5, in(Unlock, Failed, "A", 1)),
 		},
@@ -273,6 +283,19 @@ func TestHistoriesThatBreakAPromise(t *testing.T) {
 	}{
 		"two holders at once": {"B enters with token 2 while A has the lock", []Op{
 			at(0, 1, lock("A", 1)), at(2, 3, lock("B", 2)), at(4, 5, unlock("A", 1)), at(6, 7, unlock("B", 2)),
+		}},
+		"forced, and passed on with a token that is not the next": {"B enters with token 3 while C has the lock", []Op{
+			at(0, 1, Op{Kind: Lock, Holder: "A", Token: 1, Passing: true}), at(2, 3, force), at(4, 5, lock("C", 7)), at(6, 7, unlock("A", 1)),
+			at(8, 9, Op{Kind: Lock, Holder: "B", Token: 3, Passing: true}), at(10, 11, unlock("B", 3)), at(12, 13, unlock("C", 7)),
+		}},
+		"forced, and passed on twice": {"B enters with token 2 while C has the lock", []Op{
+			at(0, 1, Op{Kind: Lock, Holder: "A", Token: 1, Passing: true}), at(2, 3, force), at(4, 5, lock("C", 7)), at(6, 7, unlock("A", 1)),
+			at(8, 9, Op{Kind: Lock, Holder: "D", Token: 2, Passing: true}), at(10, 11, Op{Kind: Lock, Holder: "B", Token: 2, Passing: true}),
+			at(12, 13, unlock("B", 2)), at(14, 15, unlock("D", 2)), at(16, 17, unlock("C", 7)),
+		}},
+		"passed on to another client": {"B enters with token 2 while C has the lock", []Op{
+			at(0, 1, Op{Kind: Lock, Holder: "A", Token: 1, Passing: true}), at(2, 3, force), at(4, 5, lock("C", 7)), at(6, 7, unlock("A", 1)),
+			at(8, 9, lock("B", 2)), at(10, 11, unlock("B", 2)), at(12, 13, unlock("C", 7)),
 		}},
 		"the second is in before the first begins to leave": {"B enters", []Op{
 			at(0, 1, lock("A", 1)), at(1, 3, lock("B", 2)), at(4, 9, unlock("A", 1)), at(10, 11, unlock("B", 2)),

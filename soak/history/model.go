@@ -28,15 +28,24 @@ type believer struct {
 	astray bool
 }
 
+func newBeliever(op *Op) believer {
+	return believer{holder: op.Holder, token: op.Token, count: 1, local: op.Local, passing: op.Passing, exact: op.exact}
+}
+
+func (b *believer) expose() { b.exposed, b.dirty, b.astray = true, true, true }
+
 // state is what is true between two operations on one lock. It is never written to.
 type state struct {
 	last      int64      // the largest token so far
 	old       bool       // the last token in Redis may be an older one
 	believers []believer // oldest first; at most one of them is not exposed
+	// handed is the tokens of exposed holds that were left, and may have been passed on inside their process, which had not heard
+	// of it: whoever has the next token is exposed from the beginning.
+	handed []int64
 }
 
 func (s state) equal(o state) bool {
-	return s.last == o.last && s.old == o.old && slices.Equal(s.believers, o.believers)
+	return s.last == o.last && s.old == o.old && slices.Equal(s.believers, o.believers) && slices.Equal(s.handed, o.handed)
 }
 
 func (s state) hash() uint64 {
@@ -109,7 +118,7 @@ func (s state) exposed(op *Op) state {
 	s.believers = slices.Clone(s.believers)
 	for i := range s.believers {
 		b := &s.believers[i]
-		b.exposed, b.dirty, b.astray = true, true, true
+		b.expose()
 		if op.Within != 0 && op.Outcome == OK && !b.passing && b.until == 0 {
 			b.until = op.Return + op.Within
 		}
@@ -196,6 +205,12 @@ func (s state) tried(op *Op) state {
 
 // enter is the first entry of a new hold.
 func (s state) enter(op *Op) (state, string) {
+	if i := slices.Index(s.handed, op.Token-1); i >= 0 && op.Passing {
+		s.handed = slices.Delete(slices.Clone(s.handed), i, i+1)
+		s.believers = append(slices.Clone(s.believers), newBeliever(op))
+		s.believers[len(s.believers)-1].expose()
+		return s, ""
+	}
 	if owner, ok := s.owner(); ok {
 		return s, fmt.Sprintf("%s enters with token %d while %s has the lock with token %d", op.Holder, op.Token, owner.holder, owner.token)
 	}
@@ -210,7 +225,7 @@ func (s state) enter(op *Op) (state, string) {
 		return s, fmt.Sprintf("token %d comes after token %d", op.Token, s.last)
 	}
 	s.last, s.old = op.Token, false
-	s.believers = append(slices.Clone(s.believers), believer{holder: op.Holder, token: op.Token, count: 1, local: op.Local, passing: op.Passing, exact: op.exact})
+	s.believers = append(slices.Clone(s.believers), newBeliever(op))
 	return s, ""
 }
 
@@ -250,7 +265,12 @@ func (s state) unlock(op *Op) (state, string) {
 	case s.believers[i].count == 1:
 		// Else also where the hold is exposed: a release that was sent twice cannot tell that it was not the first that found
 		// nothing.
-		return s.without(i), ""
+		b := s.believers[i]
+		s = s.without(i)
+		if b.exposed && b.passing {
+			s.handed = append(slices.Clone(s.handed), b.token)
+		}
+		return s, ""
 	}
 	b := s.believers[i]
 	switch {
