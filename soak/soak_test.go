@@ -206,6 +206,9 @@ func newSoak(t *testing.T, seed uint64, setting setting) *soak {
 	s.plain = s.server.Client(func(o *redis.Options) { o.ReadTimeout = nothingTwice })
 	if s.cluster {
 		require.NoError(t, s.plain.ClusterAddSlotsRange(context.Background(), 0, 16383).Err())
+		redistest.Eventually(t, 10*time.Second, func() bool {
+			return strings.Contains(s.plain.ClusterInfo(context.Background()).Val(), "cluster_state:ok")
+		}, "the cluster is up, which it is after two seconds")
 	}
 	s.admin = s.newPeer(nothingTwice)
 	for range clients {
