@@ -884,7 +884,7 @@ func manyAndOne(t *testing.T, rdb *redis.Client) {
 				return "the clock"
 			}
 			if d := time.Duration(v) * time.Millisecond; d > time.Second && d <= time.Minute {
-				return d.Round(10 * time.Second).String()
+				return d.Round(2 * time.Second).String()
 			}
 		}
 		return fmt.Sprint(v)
@@ -905,7 +905,7 @@ func manyAndOne(t *testing.T, rdb *redis.Client) {
 				case "string":
 					there = plain(rdb.Get(ctx, key).Val(), now)
 				}
-				all = append(all, there+" for "+rdb.PTTL(ctx, key).Val().Round(10*time.Second).String())
+				all = append(all, there+" for "+rdb.PTTL(ctx, key).Val().Round(2*time.Second).String())
 			}
 		}
 		return all
