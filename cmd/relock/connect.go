@@ -93,6 +93,10 @@ func (c *connection) open() (redis.UniversalClient, error) {
 		if !ok || master == "" {
 			return nil, usage("--sentinel: must be the name of the master and the addresses of sentinels, NAME@HOST:PORT,…")
 		}
+		if strings.Contains(master, ":") { // of a user and a password, or of a URL
+			return nil, usage("--sentinel: before the @ stands the name of the master, which has no colon. User and password of the "+
+				"master belong in the URL, those of the sentinels in %s and %s", envSentinelUser, envSentinelPassword)
+		}
 		addrs, err := addresses("--sentinel", sentinels)
 		if err != nil {
 			return nil, err

@@ -230,7 +230,7 @@ func TestSecretsAreNeverPrinted(t *testing.T) {
 	for _, flags := range [][]string{
 		{"--url", "redis://fox:20241#hunter2@" + closedAddr}, {"--url", "redis://hunter2#20241@" + closedAddr},
 		{"--cluster", "fox:hunter2@" + closedAddr}, {"--cluster", `fox:hun"ter2@` + closedAddr}, {"--cluster", "fox:0,hunter2,x@" + closedAddr},
-		{"--sentinel", "m@fox:hunter2@" + closedAddr},
+		{"--sentinel", "m@fox:hunter2@" + closedAddr}, {"--sentinel", "fox:hunter2@" + closedAddr}, {"--sentinel", "redis://:hunter2@" + closedAddr},
 	} {
 		got := do(t, nil, append(flags, "ls")...)
 		require.Equal(t, codeUsage, got.code, "%q", flags)
