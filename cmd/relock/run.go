@@ -270,10 +270,15 @@ func (r *runner) afterHooks() { <-r.told }
 
 // queued is told when the wait begins. The first to know is a person at a terminal.
 func (r *runner) queued(q relock.Queued) {
-	r.tell(event{
-		Event: "waiting", Holder: q.Holder.String(), Position: new(q.Position),
-		text: fmt.Sprintf("%q is locked, waiting; %d before this", r.name, q.Position), quiet: !term.IsTerminal(int(os.Stderr.Fd())),
-	})
+	e := event{
+		Event: "waiting", Holder: q.Holder.String(),
+		text: fmt.Sprintf("%q is locked, waiting", r.name), quiet: !term.IsTerminal(int(os.Stderr.Fd())),
+	}
+	if r.conn.redisson == "" { // Redisson's locks have no queue: nobody knows who else waits
+		e.Position = new(q.Position)
+		e.text += fmt.Sprintf("; %d before this", q.Position)
+	}
+	r.tell(e)
 }
 
 // holder is who we are to Redis.
