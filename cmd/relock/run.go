@@ -240,12 +240,20 @@ func (r *runner) acquire(ctx context.Context) (context.Context, error) {
 		return section, err
 	}
 	if holder := locked.Holder.String(); holder != "" && slices.Contains(holdersAround(), holder) {
-		return section, &exitError{code: codeBusy, err: fmt.Errorf("%q is held by the relock run around this one, "+
-			"so without --wait it would wait for its own end", r.name)}
+		return section, heldAroundError{locked}
 	}
 	defer r.afterHooks()
 	return r.lock.Lock(ctx)
 }
+
+// heldAroundError is the refusal of a lock that a run around this one has.
+type heldAroundError struct{ *relock.LockedError }
+
+func (e heldAroundError) Error() string {
+	return fmt.Sprintf("%q is held by the relock run around this one, so without --wait it would wait for its own end", e.Name)
+}
+
+func (e heldAroundError) Unwrap() error { return e.LockedError }
 
 // tryOnce is TryLock with a limit for the answer, which is no limit for the section that it returns.
 func (r *runner) tryOnce(ctx context.Context) (context.Context, error) {

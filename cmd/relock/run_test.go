@@ -229,6 +229,13 @@ func TestARunInsideARunOfTheSameLockDoesNotWaitForItself(t *testing.T) {
 	require.Equal(t, codeBusy, got.code)
 	require.Empty(t, got.stdout)
 	require.Contains(t, got.stderr, "the relock run around this one")
+	// It is busy as any other.
+	got = do(t, s.on(), "run", "job", "--", "sh", "-c", `echo $RELOCK_HOLDER; exec "$@"`, "sh", binary, "run", "--json", "job", "--", "echo", "never")
+	e := object(t, got.stderr)
+	require.Equal(t, "busy", e["error"])
+	require.Equal(t, "job", e["name"])
+	require.Equal(t, strings.TrimSpace(got.stdout), e["holder"])
+	require.Positive(t, e["lease_ms"])
 	// Another lock is another matter.
 	got = do(t, s.on(), "run", "job", "--", binary, "run", "other", "--", "sh", "-c", "echo $RELOCK_NAME")
 	require.Equal(t, result{stdout: "other\n"}, got)
