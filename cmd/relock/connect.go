@@ -67,6 +67,9 @@ func (c *connection) checkGiven() error {
 	return nil
 }
 
+// tries is how often a question that has no answer is asked, by the library and by a reader.
+const tries = 3
+
 // open makes the go-redis client. It does not talk to Redis yet.
 func (c *connection) open() (redis.UniversalClient, error) {
 	if err := c.checkGiven(); err != nil {
@@ -81,7 +84,8 @@ func (c *connection) open() (redis.UniversalClient, error) {
 	const dials = 1
 	quiet := &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	base.DialTimeout = cmp.Or(base.DialTimeout, min(c.timeout, 5*time.Second))
-	base.ReadTimeout = cmp.Or(base.ReadTimeout, min(c.timeout, 3*time.Second))
+	// All tries together have the timeout. One that took all of it would leave no time for another connection, or another node.
+	base.ReadTimeout = cmp.Or(base.ReadTimeout, max(min(c.timeout, 3*time.Second), c.timeout/tries))
 	base.WriteTimeout = cmp.Or(base.WriteTimeout, base.ReadTimeout)
 	base.DialerRetries, base.ContextTimeoutEnabled, base.MaintNotificationsConfig = dials, true, quiet
 	switch {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net"
 	"net/url"
 	"path/filepath"
 	"reflect"
@@ -156,6 +157,37 @@ func TestAServerThatIsSilentIs69AfterTheTimeout(t *testing.T) {
 		require.Equal(t, codeUnavailable, got.code, "%q: %s", args, got.stderr)
 		require.Contains(t, got.stderr, "no answer from Redis at "+s.server.Addr())
 		require.Less(t, time.Since(began), 10*time.Second, "%q", args)
+	}
+}
+
+func TestAllTriesTogetherHaveTheTimeout(t *testing.T) {
+	for _, timeout := range []time.Duration{300 * time.Millisecond, 10 * time.Second, time.Minute, time.Hour} {
+		c := connection{url: defaultURL, timeout: timeout, given: &pflag.FlagSet{}}
+		rdb, err := c.open()
+		require.NoError(t, err)
+		try := rdb.(*redis.Client).Options().ReadTimeout
+		require.LessOrEqual(t, try, timeout)
+		require.GreaterOrEqual(t, tries*try+time.Microsecond, timeout)
+		require.NoError(t, rdb.Close())
+	}
+}
+
+func TestAnAnswerThatDoesNotComeIsAskedForAgain(t *testing.T) {
+	s := onShared(t)
+	s.hold("job")
+	for _, args := range [][]string{{"ls"}, {"show", "job"}, {"watch", "--count", "1"}, {"unlock", "--force", "job"}} {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		silent := make(chan net.Conn, 1)
+		go func() { // nobody serves the first connection
+			conn, _ := listener.Accept()
+			silent <- conn
+			inFrontOf(t, listener, s.server.Addr(), 0)
+		}()
+		got := do(t, nil, append(args, "--url", "redis://"+listener.Addr().String()+"/?read_timeout=300ms")...)
+		require.Equal(t, 0, got.code, "%q: %s", args, got.stderr)
+		require.Contains(t, got.stdout, "job", "%q", args)
+		_ = (<-silent).Close()
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
+	"net"
 	"regexp"
 	"slices"
 	"strconv"
@@ -101,6 +102,20 @@ func (r *reader) ask(ctx context.Context, question func(context.Context) error) 
 	return question(ctx)
 }
 
+// read is ask for a question that go-redis asks by itself. Like the library it asks again where no answer comes.
+func (r *reader) read(ctx context.Context, question func(context.Context) error) error {
+	return r.ask(ctx, func(ctx context.Context) (err error) {
+		for range tries {
+			err = question(ctx)
+			var late net.Error
+			if ctx.Err() != nil || !errors.As(err, &late) || !late.Timeout() {
+				return err
+			}
+		}
+		return err
+	})
+}
+
 // state is what Redis says of a lock.
 func (r *reader) state(ctx context.Context, lock *relock.Lock) (state relock.State, err error) {
 	err = r.ask(ctx, func(ctx context.Context) (err error) {
@@ -115,7 +130,8 @@ func (r *reader) masters(ctx context.Context) (nodes []*redis.Client, err error)
 	switch rdb := r.rdb.(type) {
 	case *redis.ClusterClient:
 		var mu sync.Mutex
-		err = r.ask(ctx, func(ctx context.Context) error {
+		err = r.read(ctx, func(ctx context.Context) error {
+			nodes = nil
 			return rdb.ForEachMaster(ctx, func(_ context.Context, node *redis.Client) error {
 				mu.Lock()
 				defer mu.Unlock()
@@ -135,7 +151,7 @@ func (r *reader) masters(ctx context.Context) (nodes []*redis.Client, err error)
 func (r *reader) node(ctx context.Context, key string) (node *redis.Client, err error) {
 	switch rdb := r.rdb.(type) {
 	case *redis.ClusterClient:
-		err = r.ask(ctx, func(ctx context.Context) (err error) {
+		err = r.read(ctx, func(ctx context.Context) (err error) {
 			node, err = rdb.MasterForKey(ctx, key)
 			return err
 		})
@@ -177,7 +193,7 @@ func (r *reader) lock(ctx context.Context, name string, clock time.Time, all boo
 		last = -1
 	}
 	var entries []redis.Z
-	err = r.ask(ctx, func(ctx context.Context) (err error) {
+	err = r.read(ctx, func(ctx context.Context) (err error) {
 		entries, err = r.rdb.ZRangeWithScores(ctx, keyOf(r.prefix, name)+queueSuffix, 0, last).Result()
 		return err
 	})
@@ -320,7 +336,7 @@ func (r *reader) scanNode(ctx context.Context, node *redis.Client, see func(name
 		var cursor uint64
 		for more := true; more; more = cursor != 0 {
 			var keys []string
-			err := r.ask(ctx, func(ctx context.Context) (err error) {
+			err := r.read(ctx, func(ctx context.Context) (err error) {
 				keys, cursor, err = node.ScanType(ctx, cursor, globEscape(r.prefix)+"*"+kind.suffix, 1000, kind.redisType).Result()
 				return err
 			})
@@ -340,7 +356,7 @@ func (r *reader) scanNode(ctx context.Context, node *redis.Client, see func(name
 
 // clockOf is how far a server's clock is ahead of ours, to about a round trip.
 func (r *reader) clockOf(ctx context.Context, node *redis.Client) (ahead time.Duration, err error) {
-	err = r.ask(ctx, func(ctx context.Context) error {
+	err = r.read(ctx, func(ctx context.Context) error {
 		t, err := node.Time(ctx).Result()
 		ahead = time.Until(t)
 		return err
