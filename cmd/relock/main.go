@@ -114,6 +114,7 @@ func execute(args []string) *exitError {
 // strict has cobra's own commands, and a call without a subcommand, refuse what they do not know; for them that is a success.
 func strict(root *cobra.Command) {
 	root.DisableFlagsInUseLine = true
+	root.DisableSuggestions = true // they are several lines
 	root.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 { // "" and what stands behind -- are none of cobra's business
 			return usage("unknown command %q for %q", args[0], cmd.Name())

@@ -710,6 +710,7 @@ func TestWrongUsageIs64AndSaysWhatIsAllowed(t *testing.T) {
 		says string
 	}{
 		{[]string{"bogus"}, "unknown command"},
+		{[]string{"lss"}, `unknown command "lss" for "relock"`},
 		{[]string{""}, "unknown command"},
 		{[]string{"--", "true"}, "unknown command"},
 		{[]string{"--url", "redis://x", "--", "true"}, "unknown command"},
