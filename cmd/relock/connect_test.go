@@ -67,7 +67,9 @@ func TestLocksOfRedisson(t *testing.T) {
 	require.Contains(t, redistest.Keys(t, s.rdb), "redisson_lock_token:{job}")
 
 	require.NoError(t, s.rdb.HSet(t.Context(), "job", "f47ac10b-58cc-4372-a567-0e02b2c3d479:42", 1).Err()) // Java has it
-	require.Zero(t, do(t, s.on(), "unlock", "--redisson", "--force", "job").code)
+	got = do(t, s.on(), "unlock", "--redisson", "--force", "--json", "job")
+	require.Zero(t, got.code)
+	require.NotContains(t, object(t, got.stdout), "waiters", "nobody knows")
 	require.Zero(t, s.rdb.Exists(t.Context(), "job").Val())
 
 	for _, args := range [][]string{

@@ -129,14 +129,18 @@ Exit code 1: nobody has the lock.`,
 					return err
 				}
 				if a.json {
+					waiters := &before.Waiters
+					if a.conn.redisson != "" { // nobody knows
+						waiters = nil
+					}
 					a.encode(a.stdout, struct {
 						Name     string `json:"name"`
 						NameB64  string `json:"name_base64,omitempty"`
 						Unlocked bool   `json:"unlocked"`
 						Holder   string `json:"holder,omitempty"`
 						Token    int64  `json:"token,omitempty"`
-						Waiters  int    `json:"waiters"`
-					}{args[0], base64Of(args[0]), true, before.Holder.String(), before.Token, before.Waiters})
+						Waiters  *int   `json:"waiters,omitempty"`
+					}{args[0], base64Of(args[0]), true, before.Holder.String(), before.Token, waiters})
 					return nil
 				}
 				fmt.Fprintf(a.stdout, "%s: taken from %s\n", printable(args[0]), printable(before.Holder.String()))
