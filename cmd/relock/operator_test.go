@@ -305,6 +305,22 @@ func TestWatchOutlastsAServerThatIsAway(t *testing.T) {
 	require.Equal(t, 0, p.code())
 }
 
+func TestASignalEndsAWatchThatASilentServerKeepsWaiting(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer silent.Close()
+	p := start(t, nil, "watch", "--timeout", "45s", "--url", "redis://"+silent.Addr().String())
+	conn, err := silent.Accept()
+	require.NoError(t, err)
+	defer conn.Close()
+	_, err = conn.Read(make([]byte, 1)) // from now on it waits for the answer
+	require.NoError(t, err)
+	began := time.Now()
+	p.signal(interruptSignal)
+	require.Equal(t, 0, p.code())
+	require.Less(t, time.Since(began), 5*time.Second)
+}
+
 func TestWatchGoesOnAfterASignalThatItWasStartedToIgnore(t *testing.T) {
 	s := onShared(t)
 	// As nohup does.

@@ -79,7 +79,7 @@ func (a *app) watch(ctx context.Context, pattern string, every time.Duration, co
 	defer tick.Stop()
 	last := view{every: every, where: a.conn.where()}
 	for looks := 1; ; looks++ {
-		infos, err := r.list(ctx, pattern)
+		infos, err := r.look(ctx, pattern)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -111,6 +111,25 @@ func (a *app) watch(ctx context.Context, pattern string, every time.Duration, co
 				waiting = false
 			}
 		}
+	}
+}
+
+// look is list that returns as soon as ctx is done. go-redis itself goes on until an answer comes, or its time is over.
+func (r *reader) look(ctx context.Context, pattern string) (infos []lockInfo, err error) {
+	type result struct {
+		infos []lockInfo
+		err   error
+	}
+	done := make(chan result, 1)
+	go func() {
+		infos, err := r.list(ctx, pattern)
+		done <- result{infos, err}
+	}()
+	select {
+	case got := <-done:
+		return got.infos, got.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
 }
 
