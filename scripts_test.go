@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"slices"
 	"strconv"
@@ -2457,7 +2458,7 @@ func TestTheFirstRetryIsAtOnceAndLaterOnesWaitLongerButNeverLong(t *testing.T) {
 			require.Less(t, d, longest, attempt)
 		}
 	}
-	require.GreaterOrEqual(t, pause(1<<62), longPause/2, "no overflow, however long it lasts")
+	require.GreaterOrEqual(t, pause(math.MaxInt), longPause/2, "no overflow, however long it lasts")
 }
 
 func TestAFailedRenewalIsTriedSeveralTimesBeforeTheDeadline(t *testing.T) {
@@ -2474,7 +2475,7 @@ func TestAFailedRenewalIsTriedSeveralTimesBeforeTheDeadline(t *testing.T) {
 		require.GreaterOrEqual(t, tries, 3, "%s", ttl)
 		require.GreaterOrEqual(t, retryPause(1, ttl), min(time.Millisecond, ttl/12), "not a hot loop")
 	}
-	require.Equal(t, time.Second, retryPause(1<<62, MaxTTL), "no overflow, however often")
+	require.Equal(t, time.Second, retryPause(math.MaxInt, MaxTTL), "no overflow, however often")
 }
 
 func TestRefreshIsTheLeaseThatEntriesAndExitsAskFor(t *testing.T) {
