@@ -516,7 +516,7 @@ var errNoAcks = errors.New("WAIT failed after the script")
 // waitPasses says whether that is because the server does not serve right now, as one that has just become a replica.
 func waitPasses(err error) bool {
 	var reply redis.Error
-	return errors.As(err, &reply) && passes(reply)
+	return errors.As(err, &reply) && (passes(reply) || strings.Contains(reply.Error(), "WAIT cannot be used with replica"))
 }
 
 // endedAfter is ended with the error of the last attempt, if there was one.
