@@ -24,7 +24,7 @@ var (
 	// removed it. The error is a [*LostError]. It is also the cause of the section's context.
 	ErrLockLost = errors.New("relock: lock lost")
 
-	// ErrReleased is the cause of a section's context after its Unlock.
+	// ErrReleased is the cause of a section's context after its Unlock. It is also the error of a nested Lock that was on its way then.
 	ErrReleased = errors.New("relock: lock released")
 
 	// ErrClosed says that the Client was closed. It ends waits, and is the cause of the contexts of sections that

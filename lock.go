@@ -100,6 +100,7 @@ func (l *Lock) DoFor(ctx context.Context, wait time.Duration, fn func(ctx contex
 //     is silent; what it may have left there is taken back in the background.
 //   - [ErrLockLost]: ctx is inside a section of this lock that was lost. (Once that is known, a context that does not end with
 //     the section, as one of [context.WithoutCancel], is outside of it: Lock makes a new hold.)
+//   - [ErrReleased]: ctx is inside a section of this lock that was unlocked during the call, though ctx has not ended with it.
 //   - [ErrNotReplicated]: see [WithReplicaAcks].
 //   - [ErrClosed], [ErrInvalid].
 //   - an error reply of Redis that asking again would not change, such as NOAUTH or WRONGTYPE. While Redis cannot be
@@ -483,9 +484,13 @@ func (a *acquiring) count(h *hold, target int, deadline time.Time) (counted, aga
 // for a new one.
 func (a *acquiring) outlived(h *hold, end error) (again bool, err error) {
 	for f := carriedBy(a.ctx).frame; f != nil; f = f.outer {
-		if f.hold == h {
-			return false, end
+		if f.hold != h {
+			continue
 		}
+		if errors.Is(end, ErrReleased) {
+			end = a.lock.failed("lock", a.holder, end)
+		}
+		return false, end
 	}
 	return true, nil
 }
@@ -908,6 +913,8 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 		return l.failed("extend", h.holder, ErrNotHeld)
 	case state == over:
 		return end
+	case l.client.isClosed():
+		return l.failed("extend", h.holder, ErrClosed)
 	}
 	there, answer, err := l.client.wire.extend(ctx, h, d, effort{stop: l.client.closed, until: until})
 	switch {

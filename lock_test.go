@@ -473,6 +473,9 @@ func TestALastExitThatCannotWaitForAnEntryOnTheWireFreesTheLockLongBeforeItsLeas
 		m.net.Heal()
 		_, err := two.result()
 		require.ErrorIs(t, err, relock.ErrReleased)
+		var failed *relock.OpError
+		require.ErrorAs(t, err, &failed)
+		require.Equal(t, "a", failed.Name)
 		pass(10 * time.Second)
 		w.requireNothingLeft("a")
 	})

@@ -1288,6 +1288,21 @@ func TestExtendWithoutAnAnswerEndsWithItsContext(t *testing.T) {
 	})
 }
 
+func TestExtendAfterCloseIsErrClosedWhateverItsContext(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient(relock.WithFixedLease(time.Minute))
+		l := m.NewLock("a")
+		section := enter(t, t.Context(), l)
+		require.NoError(t, m.Client.Close())
+		for _, ctx := range []context.Context{section, context.WithoutCancel(section)} {
+			require.ErrorIs(t, l.Extend(ctx, time.Hour), relock.ErrClosed)
+		}
+		require.Equal(t, time.Minute, w.lease("a"), "what is not unlocked is free after its TTL")
+		require.NoError(t, l.Unlock(section))
+		w.requireNothingLeft("a")
+	})
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // WithLocalReentry.
 
