@@ -134,6 +134,27 @@ func TestARatioIsTakenWithinEachRound(t *testing.T) {
 	require.True(t, math.IsNaN(a.ratio("other", b, "us")))
 }
 
+func TestTheLocalPassIsComparedWithTheFastestOtherLibraryWithinEachRound(t *testing.T) {
+	hot := func(system, setting string, rates ...float64) *record {
+		rec := &record{Workload: "hot", System: system, Setting: setting}
+		for _, rate := range rates {
+			rec.Rounds = append(rec.Rounds, round{"per_s": rate})
+		}
+		return rec
+	}
+	// The machine changed between the rounds.
+	r := &report{Records: []*record{
+		hot("redislock", defaults), // it had no figures
+		hot("relock", localPass, 100, 400, 400),
+		hot("redsync", defaults, 10, 10, 40),
+		hot("redsync", tuned, 1, 1, 1),
+	}}
+	compared := r.hotBars()[1]
+	require.InDelta(t, 10, compared.value, 1e-9)
+	r.Records = r.Records[:2]
+	require.False(t, r.hotBars()[1].measured(), "there is nobody to compare with")
+}
+
 func TestJainsIndexIsOneForEqualSharesAndOneNthForOneWhoHasAll(t *testing.T) {
 	require.InDelta(t, 1, jain([]int64{7, 7, 7, 7}), 1e-9)
 	require.InDelta(t, 0.25, jain([]int64{0, 9, 0, 0}), 1e-9)
