@@ -82,11 +82,11 @@ func (b *bench) crashSlice(s *system, lock string, broken *int64) (m round, err 
 	if err := holder.kill(); err != nil {
 		return nil, err
 	}
-	left, err := b.admin.PTTL(context.Background(), s.key(lock)).Result()
+	left, err := b.leases(s, []string{lock})
 	if err != nil {
 		return nil, err
 	}
-	end := time.Since(start) + left // of the lease
+	end := time.Since(start) + left[0] // of the lease
 	select {
 	case a := <-r.acquired:
 		if a.err != nil {

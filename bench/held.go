@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -262,24 +263,18 @@ func burn() (stop func()) {
 
 // lost counts the locks that are gone, as the sections know it or as Redis does, and finds the shortest lease.
 func (b *bench) lost(s *system, names []string, sections []context.Context) (n int, least time.Duration, err error) {
-	ctx := context.Background()
 	gone := make([]bool, len(names))
 	for i, section := range sections {
 		gone[i] = section.Err() != nil
 	}
 	const batch = 1000
 	for first := 0; first < len(names); first += batch {
-		part := names[first:min(first+batch, len(names))]
-		pipe := b.admin.Pipeline()
-		ttls := make([]*redis.DurationCmd, len(part))
-		for i, name := range part {
-			ttls[i] = pipe.PTTL(ctx, s.key(name))
-		}
-		if _, err := pipe.Exec(ctx); err != nil {
+		left, err := b.leases(s, names[first:min(first+batch, len(names))])
+		if err != nil {
 			return 0, 0, err
 		}
-		for i, ttl := range ttls {
-			if d := ttl.Val(); d <= 0 {
+		for i, d := range left {
+			if d <= 0 {
 				gone[first+i] = true
 			} else if least == 0 || d < least {
 				least = d
@@ -292,6 +287,32 @@ func (b *bench) lost(s *system, names []string, sections []context.Context) (n i
 		}
 	}
 	return n, least, nil
+}
+
+// leases is how long Redis will keep each lock for the one that has it, which is as long as most of its keys are there. Not above 0:
+// it does not.
+func (b *bench) leases(s *system, names []string) ([]time.Duration, error) {
+	ctx := context.Background()
+	pipe := b.admin.Pipeline()
+	ttls := make([][]*redis.DurationCmd, len(names))
+	for i, name := range names {
+		for _, key := range s.keys(name) {
+			ttls[i] = append(ttls[i], pipe.PTTL(ctx, key))
+		}
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return nil, err
+	}
+	left := make([]time.Duration, len(names))
+	for i := range names {
+		var each durations
+		for _, ttl := range ttls[i] {
+			each = append(each, ttl.Val())
+		}
+		slices.Sort(each)
+		left[i] = each[len(each)/2] // when this one has gone too, less than most are there
+	}
+	return left, nil
 }
 
 func (b *bench) serverMemory() (int64, error) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"math"
 	"os"
@@ -283,6 +284,47 @@ func TestUsageIsWhatWasDoneBetweenTwoMoments(t *testing.T) {
 	require.InDelta(t, 50*(len("*3\r\n$3\r\nset\r\n$1\r\nk\r\n$1000\r\n\r\n")+1000), u.in, 50)
 	require.InDelta(t, 50*len("+OK\r\n"), u.out, 50)
 	require.Greater(t, u.mallocs, uint64(50))
+}
+
+func TestALockOfSeveralKeysIsLostWhenMostOfThemAre(t *testing.T) {
+	e := newEnv(t)
+	b := &bench{env: e}
+	s := find(t, "rueidislock", defaults)
+	p, err := s.open(setup{addr: e.server.Addr()})
+	require.NoError(t, err)
+	t.Cleanup(p.close)
+	lock := freshLock("held")
+	h := p.handle(lock)
+	section, err := h.lock(t.Context())
+	require.NoError(t, err)
+	keys := s.keys(lock)
+	redistest.Eventually(t, 10*time.Second, func() bool {
+		n, err := e.admin.Exists(t.Context(), keys...).Result()
+		return err == nil && n == 3
+	}, "all three keys are there, the last of them after Lock has returned")
+	lost := func() int {
+		n, _, err := b.lost(s, []string{lock}, []context.Context{section})
+		require.NoError(t, err)
+		return n
+	}
+	require.Zero(t, lost())
+	require.NoError(t, e.admin.Del(t.Context(), keys[0]).Err())
+	require.Zero(t, lost(), "two of three are there")
+	require.NoError(t, section.Err())
+	require.NoError(t, e.admin.Del(t.Context(), keys[1]).Err())
+	require.Equal(t, 1, lost())
+}
+
+// find is a system in a setting.
+func find(t *testing.T, name, setting string) *system {
+	t.Helper()
+	for _, s := range systems {
+		if s.name == name && s.setting == setting {
+			return s
+		}
+	}
+	require.Fail(t, "no such system")
+	return nil
 }
 
 // fastest is the shortest that f took in a few tries: the others are about the machine.

@@ -23,8 +23,8 @@ type system struct {
 	name, setting string
 	// open makes what one process would have of the system.
 	open func(s setup) (process, error)
-	// key is where Redis keeps who has a lock.
-	key func(lock string) string
+	// keys are where Redis keeps who has a lock. Who has most of them has it.
+	keys func(lock string) []string
 	// also names the commands that it sends besides scripts.
 	also []string
 	// queued is how many wait in Redis, for systems that know.
@@ -83,7 +83,7 @@ const (
 // relockWith is relock in a setting, for all workloads or only some.
 func relockWith(setting string, only []string, how through, options ...relock.Option) *system {
 	return &system{
-		name: "relock", setting: setting, open: openRelock(how, options...), key: relockKey, queued: relockQueued, only: only,
+		name: "relock", setting: setting, open: openRelock(how, options...), keys: relockKeys, queued: relockQueued, only: only,
 		cycle: relock.DefaultTTL * 4 / 3, // by then every waiter has asked whether the owner's lease is over
 	}
 }
@@ -102,21 +102,21 @@ var (
 		relockLocal,
 		relockPass,
 		relockAuto,
-		{name: "redsync", setting: defaults, open: openRedsync(nil), key: sameKey, also: []string{"set"}},
+		{name: "redsync", setting: defaults, open: openRedsync(nil), keys: sameKey, also: []string{"set"}},
 		{
-			name: "redsync", setting: tuned, key: sameKey, also: []string{"set"},
+			name: "redsync", setting: tuned, keys: sameKey, also: []string{"set"},
 			open: openRedsync(nil, redsync.WithTries(1<<30), redsync.WithRetryDelay(tunedPause)),
 		},
 		{
-			name: "redsync", setting: autoPipelined, key: sameKey, also: []string{"set"}, only: []string{"parallel"},
+			name: "redsync", setting: autoPipelined, keys: sameKey, also: []string{"set"}, only: []string{"parallel"},
 			open: openRedsync(auto, redsync.WithTries(1<<30), redsync.WithRetryDelay(tunedPause)),
 		},
-		{name: "redislock", setting: defaults, open: openRedislock(nil, redislockPause), key: sameKey},
-		{name: "redislock", setting: tuned, open: openRedislock(nil, tunedPause), key: sameKey},
-		{name: "redislock", setting: autoPipelined, open: openRedislock(auto, tunedPause), key: sameKey, only: []string{"parallel"}},
-		{name: "rueidislock", setting: defaults, open: openRueidislock(rueidislock.LockerOption{}), key: rueidislockKey, cycle: rueidislockCycle},
+		{name: "redislock", setting: defaults, open: openRedislock(nil, redislockPause), keys: sameKey},
+		{name: "redislock", setting: tuned, open: openRedislock(nil, tunedPause), keys: sameKey},
+		{name: "redislock", setting: autoPipelined, open: openRedislock(auto, tunedPause), keys: sameKey, only: []string{"parallel"}},
+		{name: "rueidislock", setting: defaults, open: openRueidislock(rueidislock.LockerOption{}), keys: rueidislockKeys(3), cycle: rueidislockCycle},
 		{
-			name: "rueidislock", setting: tuned, key: rueidislockKey, cycle: rueidislockCycle,
+			name: "rueidislock", setting: tuned, keys: rueidislockKeys(1), cycle: rueidislockCycle,
 			open: openRueidislock(rueidislock.LockerOption{
 				KeyMajority: 1, NoLoopTracking: true, TryNextAfter: time.Second,
 			}),
@@ -279,6 +279,8 @@ func (h relockHandle) unlock(section context.Context) error              { retur
 
 func relockKey(lock string) string { return relock.DefaultPrefix + "{" + lock + "}" }
 
+func relockKeys(lock string) []string { return []string{relockKey(lock)} }
+
 func relockQueued(ctx context.Context, rdb *redis.Client, lock string) (int, error) {
 	n, err := rdb.ZCard(ctx, relockKey(lock)+":queue").Result()
 	return int(n), err
@@ -287,7 +289,7 @@ func relockQueued(ctx context.Context, rdb *redis.Client, lock string) (int, err
 // ---------------------------------------------------------------------------------------------------------------------
 // redsync.
 
-func sameKey(lock string) string { return lock }
+func sameKey(lock string) []string { return []string{lock} }
 
 type redsyncProcess struct {
 	connection
@@ -390,7 +392,15 @@ func (h *redislockHandle) unlock(ctx context.Context) error { return h.held.Rele
 // ---------------------------------------------------------------------------------------------------------------------
 // rueidislock.
 
-func rueidislockKey(lock string) string { return "rueidislock:0:" + lock }
+func rueidislockKeys(n int) func(lock string) []string {
+	return func(lock string) []string {
+		keys := make([]string, n)
+		for i := range keys {
+			keys[i] = "rueidislock:" + strconv.Itoa(i) + ":" + lock
+		}
+		return keys
+	}
+}
 
 type rueidislockProcess struct{ locker rueidislock.Locker }
 
