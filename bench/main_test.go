@@ -62,17 +62,28 @@ func TestEveryWorkloadGivesFiguresForEverySystemThatTakesPart(t *testing.T) {
 		}
 		r.Measured[w.name] = time.Now().UTC()
 	}
+	cases, complete := map[string]int{}, map[string]int{}
 	for _, rec := range r.Records {
+		cases[rec.name()]++
+		if rec.complete() > 0 {
+			complete[rec.name()]++
+		}
 		what := rec.Workload + ", " + rec.Case + ", " + rec.name()
 		require.Zero(t, rec.Broken, what)
 		require.NotEmpty(t, rec.Rounds, what)
 		if slices.Contains([]string{"relock", "floor", rawWake, rawWakeApart, bareGrant}, rec.System) {
 			require.Equal(t, len(rec.Rounds), rec.complete(), "%s: %s", what, rec.Note)
 		}
-		for i, m := range rec.Rounds {
-			for metric, v := range m {
-				require.False(t, math.IsNaN(v) || math.IsInf(v, 0), "%s: round %d: %s", what, i, metric)
-			}
+	}
+	// That a library fails in a case is a result (a waiter of rueidislock is not always woken in time), but in most it does not.
+	for name, n := range cases {
+		require.Greater(t, 2*complete[name], n, "%s has figures in %d of %d cases", name, complete[name], n)
+	}
+	for _, shown := range tables {
+		for _, c := range shown.columns {
+			require.True(t, slices.ContainsFunc(r.Records, func(rec *record) bool {
+				return rec.Workload == shown.workload && rec.name() == relockDefaults.String() && c.print(r, rec) != figure(math.NaN())
+			}), "%s: relock has no figure for %q", shown.workload, c.header)
 		}
 	}
 	for _, b := range r.bars() {
