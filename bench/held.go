@@ -16,7 +16,7 @@ import (
 type heldSizes struct {
 	locks  []int
 	ttl    time.Duration
-	rounds int           // each a third of the TTL, in which every lease is renewed once
+	rounds int           // each as long as every lease takes to be renewed once
 	loaded time.Duration // with every CPU busy
 	rest   time.Duration // to see what client and server use when nothing happens
 }
@@ -31,8 +31,7 @@ func held(b *bench) error {
 			return err
 		}
 		for _, s := range b.taking(false) {
-			// The others that poll renew nothing by themselves.
-			if s.name != "relock" && s.name != "rueidislock" || s.setting == defaults && s.name != "relock" && n > b.sizes.held.locks[0] {
+			if s.renews == 0 || s.setting == defaults && s.name != "relock" && n > b.sizes.held.locks[0] {
 				continue
 			}
 			rec := b.record(which, s, b.sizes.held.rounds)
@@ -186,7 +185,7 @@ func (b *bench) hold(s *system, n int, idle usage, rec *record) (err error) {
 		if err != nil {
 			return err
 		}
-		pause(size.ttl / 3)
+		pause(size.ttl / time.Duration(s.renews))
 		after, err := b.now()
 		if err != nil {
 			return err

@@ -53,7 +53,7 @@ func TestEveryWorkloadGivesFiguresForEverySystemThatTakesPart(t *testing.T) {
 		require.NotEmpty(t, r.cases(w.name), "%s left no records", w.name)
 		for _, s := range b.taking(false) {
 			// Those that renew nothing have nothing to hold; and only relock can enter twice.
-			if w.name == "nested" && s.name != "relock" || w.name == "held" && s.name != "relock" && s.name != "rueidislock" {
+			if w.name == "nested" && s.name != "relock" || w.name == "held" && s.renews == 0 {
 				continue
 			}
 			for _, which := range r.cases(w.name) {
@@ -78,6 +78,10 @@ func TestEveryWorkloadGivesFiguresForEverySystemThatTakesPart(t *testing.T) {
 	// That a library fails in a case is a result (a waiter of rueidislock is not always woken in time), but in most it does not.
 	for name, n := range cases {
 		require.Greater(t, 2*complete[name], n, "%s has figures in %d of %d cases", name, complete[name], n)
+	}
+	for _, s := range []*system{relockDefaults, find(t, "rueidislock", tuned)} {
+		rec := r.find("held", r.largest("held"), s.name, s.setting)
+		require.Len(t, rec.values("renewals_per_lock"), len(rec.Rounds), "%s: every lease is renewed once in a round", s)
 	}
 	for _, shown := range tables {
 		for _, c := range shown.columns {

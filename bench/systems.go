@@ -31,6 +31,8 @@ type system struct {
 	queued func(ctx context.Context, rdb *redis.Client, lock string) (int, error)
 	// cycle is the time in which everything has come round that it does by itself while nothing happens; 0: it polls.
 	cycle time.Duration
+	// renews is how often in a TTL it renews a lease by itself; 0: never.
+	renews int
 	// floor: it is no lock, but the least that one costs. It cannot wait.
 	floor bool
 	// only says which workloads it is in; nil: all that it can do.
@@ -84,7 +86,8 @@ const (
 func relockWith(setting string, only []string, how through, options ...relock.Option) *system {
 	return &system{
 		name: "relock", setting: setting, open: openRelock(how, options...), keys: relockKeys, queued: relockQueued, only: only,
-		cycle: relock.DefaultTTL * 4 / 3, // by then every waiter has asked whether the owner's lease is over
+		renews: 3,
+		cycle:  relock.DefaultTTL * 4 / 3, // by then every waiter has asked whether the owner's lease is over
 	}
 }
 
@@ -114,9 +117,9 @@ var (
 		{name: "redislock", setting: defaults, open: openRedislock(nil, redislockPause), keys: sameKey},
 		{name: "redislock", setting: tuned, open: openRedislock(nil, tunedPause), keys: sameKey},
 		{name: "redislock", setting: autoPipelined, open: openRedislock(auto, tunedPause), keys: sameKey, only: []string{"parallel"}},
-		{name: "rueidislock", setting: defaults, open: openRueidislock(rueidislock.LockerOption{}), keys: rueidislockKeys(3), cycle: rueidislockCycle},
+		{name: "rueidislock", setting: defaults, open: openRueidislock(rueidislock.LockerOption{}), keys: rueidislockKeys(3), cycle: rueidislockCycle, renews: 2},
 		{
-			name: "rueidislock", setting: tuned, keys: rueidislockKeys(1), cycle: rueidislockCycle,
+			name: "rueidislock", setting: tuned, keys: rueidislockKeys(1), cycle: rueidislockCycle, renews: 2,
 			open: openRueidislock(rueidislock.LockerOption{
 				KeyMajority: 1, NoLoopTracking: true, TryNextAfter: time.Second,
 			}),
