@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -124,7 +125,7 @@ func (r *record) set(i int, m round) {
 // failed notes that a round gave no figures. It is not the end of the run: where a system cannot do a thing, that is a
 // result.
 func (r *record) failed(i int, err error) {
-	r.Note = err.Error()
+	r.Note = strings.ReplaceAll(err.Error(), "\n", "; ") // a table has it in one line
 	logf("  round %d of %s %s: %v", i+1, r.name(), r.Case, err)
 }
 

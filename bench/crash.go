@@ -72,7 +72,7 @@ func (b *bench) crashSlice(s *system, lock string, broken *int64) (m round, err 
 	pause(200*time.Millisecond + rand.N(size.ttl/3)) // anywhere between two renewals
 	select {
 	case a := <-r.acquired:
-		return nil, fmt.Errorf("a waiter came back while the lock was held: %w", a.err)
+		return nil, errors.Join(errors.New("a waiter came back while the lock was held"), a.err)
 	default:
 	}
 	// A waiter that enters from here on is not in the way of the holder, which does nothing any more.

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"math"
 	"os"
 	"path/filepath"
@@ -124,6 +125,14 @@ func TestEveryWorkloadGivesFiguresForEverySystemThatTakesPart(t *testing.T) {
 			require.Contains(t, string(text), "bench-"+name+".svg")
 		}
 	})
+}
+
+func TestWhatFailedStandsInItsLineOfTheTable(t *testing.T) {
+	rec := &record{Workload: "hot", System: "relock", Setting: defaults, Rounds: make([]round, 1)}
+	rec.failed(0, errors.Join(errHangs, errNotOurs))
+	var b strings.Builder
+	table{workload: "hot"}.write(&b, &report{Records: []*record{rec}}, "")
+	require.Contains(t, b.String(), "| relock, defaults (1 of 1 rounds failed: "+errHangs.Error()+"; "+errNotOurs.Error()+") |")
 }
 
 func TestAnOldReportKeepsOnlyWorkloadsThatWereNotMeasuredAgain(t *testing.T) {
