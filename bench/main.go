@@ -8,7 +8,8 @@
 //	go run . -render      only writes the page and the charts anew from it
 //
 // What counts is ratios within one run: all systems of a workload take turns in every round, in a new order each time, so
-// that whatever else the machine does hits them alike.
+// that whatever else the machine does hits them alike. (But for held, where each has one turn, and crash, where all wait at
+// the same time.)
 package main
 
 import (

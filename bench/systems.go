@@ -60,8 +60,8 @@ type handle interface {
 	unlock(section context.Context) error
 }
 
-// The times between two tries of systems that poll. Their authors' examples wait 50 to 250 ms (redsync's default) and
-// 100 ms (redislock's readme). Tuned, it is 5 ms: shorter ones make a wake-up faster for a few waiters, and for many
+// The times between two tries of systems that poll. Their authors wait 50 to 250 ms (redsync's default) and 100 ms (the
+// first of redislock's examples that waits). Tuned, it is 5 ms: shorter ones make a wake-up faster for a few waiters, and for many
 // only keep the server busy with attempts, at the cost of the one who wants to unlock.
 const (
 	redislockPause = 100 * time.Millisecond
@@ -130,7 +130,7 @@ var (
 // settings says what the settings are, for the page: a system in its setting, a system, or a setting of several.
 var settings = [][2]string{
 	{"floor", "`SET NX PX` and a compare-and-delete `EVALSHA` through the same go-redis client: no waiting, no renewal, no re-entry, " +
-		"no token; the least that a lock costs"},
+		"no token; the least that a lock costs whose commands go by themselves"},
 	{rawWake, "a script that deletes a key and publishes a message, until a subscriber has the message: the least that a hand-over costs"},
 	{rawWakeApart, "the same from client to client, as many as hand the lock round, each with connections that were idle for as long; the " +
 		"raw wake has the same two connections each time"},
@@ -142,7 +142,7 @@ var settings = [][2]string{
 	{"relock, " + localPass, "with `WithLocalPass(0, 0)`: up to 1,000 times and for 10 ms, the lock goes from goroutine to goroutine of a process without a round trip"},
 	{"redsync, defaults", "one pool; 8 s, 32 tries, 50 to 250 ms between them; where the tries are over it is asked again"},
 	{"redsync, tuned", "tries without limit, 5 ms between them"},
-	{"redislock, defaults", "as in its readme: `LinearBackoff(100ms)`; a TTL of 30 s, as it has no default"},
+	{"redislock, defaults", "`LinearBackoff(100ms)` as in an example of its documentation, but without a limit, as it does not wait by itself; a TTL of 30 s, as it has no default"},
 	{"redislock, tuned", "`LinearBackoff(5ms)`"},
 	{"rueidislock, defaults", "2 of 3 keys, 5 s, renewed every 2.5 s"},
 	{"rueidislock, tuned", "as its readme advises for one server: `KeyMajority: 1`, `NoLoopTracking: true`; and `TryNextAfter: 1s`"},
