@@ -525,12 +525,19 @@ func brisk(t *testing.T) (*rig, *redistest.Faults) {
 	t.Helper()
 	r, f := faulty(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
 	r.enter()
-	// On a busy machine round trips may seem long; and who was answered by another goroutine may be before that has left its lane.
-	redistest.Eventually(t, 10*time.Second, func() bool {
-		_, err := r.wire.state(t.Context(), r.keys, once)
-		return err == nil && r.wire.lanes.isBrisk() && r.wire.lanes.aloft.Load() == 0
-	}, "answers come soon")
+	r.untilBrisk()
 	return r, f
+}
+
+// untilBrisk returns when the next command is one that its caller sends. On a busy machine round trips may seem long, and a command
+// that somebody else has sent frees its lane a moment after its call has returned.
+func (r *rig) untilBrisk() {
+	r.Helper()
+	l := &r.wire.lanes
+	redistest.Eventually(r, 10*time.Second, func() bool {
+		_, err := r.wire.state(r.Context(), r.keys, once)
+		return err == nil && l.isBrisk() && l.aloft.Load() == 0
+	}, "answers come soon")
 }
 
 func TestWhereGoRedisRespectsDeadlinesACommandThatGetsNoAnswerSoonIsTriedTheOtherWay(t *testing.T) {
@@ -673,10 +680,7 @@ func TestWhatAHookSaysOfACommandThatWasSentIsNotBelieved(t *testing.T) {
 	r, f := faulty(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
 	h := r.enter()
 	require.False(t, r.release(r.hold(), 0)) // the server has the script now
-	redistest.Eventually(t, 10*time.Second, func() bool {
-		_, err := r.wire.state(t.Context(), r.keys, once)
-		return err == nil && r.wire.lanes.isBrisk()
-	}, "answers come soon")
+	r.untilBrisk()
 	r.wire.rdb.AddHook(&limiting{limit: time.Minute})
 	f.DelayOneWay(0, 4*briskLimit) // Redis runs it, and answers too late
 	there, a, err := r.wire.release(context.Background(), h, 0, effort{until: time.Now().Add(5 * time.Second)})
