@@ -274,7 +274,7 @@ func judge(err error) verdict {
 	if errors.Is(err, errNotTogether) {
 		return passing
 	}
-	if err == context.Canceled || err == context.DeadlineExceeded { //nolint:errorlint // as they are, and not inside another
+	if isContextEnd(err) {
 		return unsent // go-redis says so where the context ends before there is a connection; later ends are network errors
 	}
 	if errors.As(err, &reply) {
@@ -478,7 +478,7 @@ func (w *wire) process(ctx context.Context, r *request, eval bool) (reply any, a
 	}
 	cmd := r.command(ctx, eval)
 	if r.acks == 0 {
-		err = w.rdb.Process(ctx, cmd)
+		err = believed(ctx, w.rdb.Process(ctx, cmd))
 		return cmd.Val(), 0, err
 	}
 	_, node, err := w.node(ctx, cmd.Args()[3].(string)) // WAIT has no key: a cluster client would send it anywhere
@@ -504,10 +504,26 @@ func (w *wire) process(ctx context.Context, r *request, eval bool) (reply any, a
 func exec(ctx context.Context, pipe redis.Pipeliner) {
 	cmds, err := pipe.Exec(ctx)
 	for _, cmd := range cmds {
-		if cmd := cmd.(command); cmd.Err() == nil && cmd.Val() == nil {
+		cmd := cmd.(command)
+		if cmd.Err() == nil && cmd.Val() == nil {
 			cmd.SetErr(err)
 		}
+		cmd.SetErr(believed(ctx, cmd.Err()))
 	}
+}
+
+// believed is what go-redis says of a command that was sent with ctx. That a context has ended, it says as it is only of a command
+// that was not sent; where ctx has not, it was the context of a hook, or of a dialer, and the command may have been sent.
+func believed(ctx context.Context, err error) error {
+	if isContextEnd(err) && ctx.Err() == nil {
+		return fmt.Errorf("%w, though the call goes on", err)
+	}
+	return err
+}
+
+// isContextEnd says whether err is one of the two as it is, and not inside another.
+func isContextEnd(err error) bool {
+	return err == context.Canceled || err == context.DeadlineExceeded //nolint:errorlint // as they are
 }
 
 // errNoAcks says that a script has run, and that Redis then would not say how many replicas have it.

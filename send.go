@@ -119,7 +119,7 @@ func (w *wire) sendBriskly(ctx context.Context, r *request, eval bool) (any, err
 	limit := &limited{Context: ctx, deadline: start.Add(briskLimit)}
 	defer limit.end()
 	cmd := r.command(ctx, eval)
-	err := w.rdb.Process(limit, cmd)
+	err := believed(limit, w.rdb.Process(limit, cmd))
 	l.timed(start, err)
 	if err != nil && judge(err) == unknown {
 		l.stalled.Store(int64(time.Since(l.start)))
@@ -543,7 +543,7 @@ func (w *wire) sendTogether(usual, others []*flight, eval bool) {
 		ctx = limit
 	}
 	if len(cmds) == 1 {
-		_ = w.rdb.Process(ctx, cmds[0])
+		cmds[0].SetErr(believed(ctx, w.rdb.Process(ctx, cmds[0])))
 	} else {
 		pipe := w.rdb.Pipeline()
 		_ = pipe.BatchProcess(ctx, cmds...) // queued

@@ -689,6 +689,90 @@ func TestWhatAHookSaysOfACommandThatWasSentIsNotBelieved(t *testing.T) {
 	require.True(t, a.unsure, "but the first one may have run")
 }
 
+// hasty is a hook that gives a command, or a pipeline, less time than Redis takes for it, and says so as its context does.
+type hasty struct {
+	pipelines
+
+	left atomic.Int32 // how many more
+}
+
+func (h *hasty) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if cmd.Name() == "evalsha" && h.left.Add(-1) >= 0 {
+			err = context.DeadlineExceeded
+		}
+		return err
+	}
+}
+
+func (h *hasty) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := next(ctx, cmds)
+		if cmds[0].Name() == "evalsha" && h.left.Add(-1) >= 0 { // and not what sets up a connection
+			err = context.DeadlineExceeded
+			for _, cmd := range cmds {
+				cmd.SetErr(err)
+			}
+		}
+		return err
+	}
+}
+
+func TestTheEndOfAHooksOwnContextDoesNotSayThatACommandWasNotSent(t *testing.T) {
+	exit := func(t *testing.T, r *rig, h *hold) {
+		t.Helper()
+		there, a, err := r.wire.release(context.Background(), h, 0, effort{})
+		require.NoError(t, err)
+		require.False(t, there, "the second try finds nothing")
+		require.True(t, a.unsure, "as the first one has run")
+	}
+	t.Run("sent by somebody else", func(t *testing.T) {
+		r, _ := faulty(t)
+		h, hook := r.enter(), &hasty{}
+		require.False(t, r.release(r.hold(), 0)) // the server has the script now
+		r.wire.rdb.AddHook(hook)
+		hook.left.Store(1)
+		exit(t, r, h)
+	})
+	t.Run("sent by the caller", func(t *testing.T) {
+		r, _ := brisk(t)
+		require.NoError(t, r.rdb.Del(t.Context(), r.keys.base).Err())
+		h, hook := r.enter(), &hasty{}
+		require.False(t, r.release(r.hold(), 0)) // the server has the script now
+		r.wire.rdb.AddHook(hook)
+		r.untilBrisk()
+		hook.left.Store(1)
+		exit(t, r, h)
+	})
+	t.Run("with WAIT", func(t *testing.T) {
+		r, _ := faulty(t)
+		require.True(t, r.release(r.enter(), 0))
+		hook := &hasty{}
+		r.wire.rdb.AddHook(hook)
+		hook.left.Store(1)
+		_, a, err := r.wire.acquire(t.Context(), r.hold(WithReplicaAcks(1, time.Millisecond)), 1, false, 0, once)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.True(t, a.unsure)
+	})
+	for name, calls := range map[string]int{"in a call for many": 2, "in a pipeline": 1} {
+		t.Run(name, func(t *testing.T) {
+			c := newCrowd(t, newRig(t), calls)
+			hook := &hasty{}
+			c.wire.rdb.AddHook(hook)
+			var exits []func(context.Context) outcomeOf
+			for i := range calls {
+				exits = append(exits, c.exit(c.at(i).enter()))
+			}
+			hook.left.Store(1)
+			for _, o := range c.together(exits...) {
+				require.ErrorIs(t, o.err, context.DeadlineExceeded)
+				require.True(t, o.unsure)
+			}
+		})
+	}
+}
+
 func TestWithoutDeadlinesOfConnectionsNoCommandIsSentByItsCallerBecauseOfThem(t *testing.T) {
 	for name, c := range map[string]struct {
 		o    redis.Options
