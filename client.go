@@ -46,6 +46,9 @@ type Client struct {
 // timeouts bound how long a goroutine of the Client can hang on a server that is silent. Commands share its pool of
 // connections with the caller's: where all are in use, they wait for one as go-redis does (PoolTimeout).
 //
+// Hooks of rdb may delay, refuse or end commands. But one that returns ctx.Err() in place of what go-redis says of a command that
+// was sent hides that it may run late: what a call that was given up leaves behind can then stay for a TTL.
+//
 // Errors: [ErrInvalid].
 func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 	if rdb == nil || reflect.ValueOf(rdb).Kind() == reflect.Pointer && reflect.ValueOf(rdb).IsNil() {
@@ -177,7 +180,8 @@ func (c *Client) NewLock(name string, options ...Option) *Lock {
 // event before it; a hook that does not return is waited for 5 s, and left. On a server that answers, that is a matter of
 // milliseconds. On one that is silent it takes until go-redis gives up the commands that are on the wire: its ReadTimeout, and
 // up to four times that for new connections; where not even dialling gets an answer, what its DialTimeout and DialerRetries
-// allow. Calls of Unlock that are trying to reach Redis then can hold it up until they give up (10 s).
+// allow. Calls of Unlock that are trying to reach Redis then can hold it up until they give up (10 s), and calls of State and
+// ForceUnlock for as long as there are any.
 //
 // Closing twice is allowed; both calls wait. It always returns nil.
 func (c *Client) Close() error {
