@@ -460,6 +460,9 @@ func (h *hold) lose(reason LossReason) error {
 		defer t.mu.Unlock()
 		return h.end
 	}
+	if reason == LossExpired && h.isLongestLocked(h.deadline) {
+		reason = LossMaxHold // the watchdog would have said so
+	}
 	l := t.loseLocked(h, reason)
 	t.mu.Unlock()
 	l.tell()

@@ -250,9 +250,14 @@ func (h *hold) nextLease(now time.Time) time.Duration {
 	return min(h.ttl, left)
 }
 
+// isLongestLocked says whether a lease that ends now could not have been renewed any more, as the longest allowed hold is reached.
+func (h *hold) isLongestLocked(now time.Time) bool {
+	return h.maxHold > 0 && h.nextLease(now) < MinTTL+margin(h.ttl)
+}
+
 func (h *hold) reasonLocked(t *table, now time.Time) LossReason {
 	switch {
-	case h.maxHold > 0 && h.nextLease(now) < MinTTL+margin(h.ttl):
+	case h.isLongestLocked(now):
 		return LossMaxHold
 	case t.wantedLocked(h):
 		return LossExpired

@@ -1033,6 +1033,22 @@ func TestALossWithMaxHoldSaysWhetherItWasTheLimit(t *testing.T) {
 	}
 }
 
+func TestALossWithMaxHoldThatUnlockFindsSaysWhetherItWasTheLimitToo(t *testing.T) {
+	const ttl = 30 * time.Second
+	for maxHold, reason := range map[time.Duration]relock.LossReason{ttl: relock.LossMaxHold, 2 * ttl: relock.LossExpired} {
+		fake(t, func(t *testing.T, w *world) {
+			m := w.NewClient(relock.WithTTL(ttl), relock.WithMaxHold(maxHold))
+			l := m.NewLock("a")
+			section := enter(t, t.Context(), l)
+			require.NoError(t, m.Close()) // so that no watchdog is there before
+			pass(2 * maxHold)
+			var lost *relock.LostError
+			require.ErrorAs(t, l.Unlock(section), &lost)
+			require.Equal(t, reason, lost.Reason, "%s", maxHold)
+		})
+	}
+}
+
 func TestWithMaxHoldIsNotMovedByReentryOrPartialExit(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		const ttl, maxHold = 30 * time.Second, time.Minute
