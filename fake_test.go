@@ -1,7 +1,6 @@
 package relock_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -304,16 +303,31 @@ func ends(t *testing.T, ctx context.Context) (time.Duration, error) { //nolint:r
 	return time.Since(begun), context.Cause(ctx)
 }
 
-// goroutines counts the goroutines with a function in their stack, once those that can go on have done so.
+// goroutines counts those of this bubble with a function in their stack, once those that can go on have done so. (One of the test
+// before may be about to end.)
 func goroutines(function string) int {
 	settle()
 	buf := make([]byte, 1<<20)
-	for {
-		if n := runtime.Stack(buf, true); n < len(buf) {
-			return bytes.Count(buf[:n], []byte(function))
-		}
+	n := runtime.Stack(buf, true)
+	for n == len(buf) {
 		buf = make([]byte, 2*len(buf))
+		n = runtime.Stack(buf, true)
 	}
+	count, bubble := 0, ""
+	for stack := range strings.SplitSeq(string(buf[:n]), "\n\n") {
+		header, _, _ := strings.Cut(stack, "\n")
+		_, in, _ := strings.Cut(header, "synctest bubble ")
+		if bubble == "" { // the first one is ours
+			bubble = in
+		}
+		if bubble == "" {
+			panic("no bubble in " + header)
+		}
+		if in == bubble && strings.Contains(stack, function) {
+			count++
+		}
+	}
+	return count
 }
 
 // recorder notes what hooks are told, in order, and when.
