@@ -881,6 +881,92 @@ func TestAGrantSkipsWhatIsNoWaiter(t *testing.T) {
 	require.Empty(t, v.queue)
 }
 
+// backInTime is a script during which the server's clock goes back by more than any lease. Redis sets a lease by its clock, and
+// whether it is over by the time at which the script has begun, so what is given one is gone for the rest of the script.
+func backInTime(t *testing.T, s *script) string {
+	t.Helper()
+	const call = "local call = redis.call\n"
+	require.Contains(t, s.source, call)
+	return strings.Replace(s.source, call, `
+local leased = {}
+local function call(...)
+  local command, key = ...
+  if key and leased[key] then
+    redis.call('DEL', key)
+    leased[key] = nil
+  end
+  if command == 'PEXPIRE' then
+    leased[key] = true
+  end
+  return redis.call(...)
+end
+`, 1)
+}
+
+// eval runs another source with the arguments of a request.
+func (r *rig) eval(source string, q *request) any {
+	r.Helper()
+	args := q.command(r.Context(), false).Args()
+	reply, err := r.rdb.Do(r.Context(), append([]any{"EVAL", source}, args[2:]...)...).Result()
+	require.NoError(r, err)
+	return reply
+}
+
+func TestAScriptDuringWhichTheClockGoesBackLeavesNoKeyWithoutAnEnd(t *testing.T) {
+	ends := func(r *rig) {
+		r.Helper()
+		for _, key := range []string{r.keys.base, r.keys.queue, r.keys.token} {
+			left, err := r.rdb.PTTL(t.Context(), key).Result()
+			require.NoError(r, err)
+			require.NotEqual(r, time.Duration(-1), left, key)
+		}
+	}
+	t.Run("a waiter joins", func(t *testing.T) {
+		r := newRig(t)
+		r.enter()
+		r.listen("me")
+		got, err := native{}.acquisition(r.eval(backInTime(t, acquireScript),
+			native{}.acquire(r.wire, r.hold(), change{target: 1, step: 1, lease: time.Minute}, true, 0)))
+		require.NoError(t, err)
+		require.Equal(t, acquireQueued, got.status)
+		ends(r)
+	})
+	t.Run("a waiter joins, and the one before it is granted the lock", func(t *testing.T) {
+		r := newRig(t)
+		r.listen("me")
+		owner := r.enter()
+		first := r.waiter("me")
+		r.waiter("me") // so that the queue stays
+		require.NoError(t, r.rdb.Del(t.Context(), r.keys.base).Err(), "the lease of %s is over", owner.id)
+		require.NoError(t, r.rdb.Expire(t.Context(), r.keys.queue, time.Hour).Err(), "it need not be set")
+		got, err := native{}.acquisition(r.eval(backInTime(t, acquireScript),
+			native{}.acquire(r.wire, r.hold(), change{target: 1, step: 1, lease: time.Minute}, true, 0)))
+		require.NoError(t, err)
+		require.Equal(t, acquireQueued, got.status)
+		require.Equal(t, first.id, got.owner)
+		ends(r)
+	})
+	t.Run("a release that is prepared", func(t *testing.T) {
+		r := newRig(t)
+		ps := r.listen("me")
+		owner, heir := r.enter(), r.waiter("me")
+		require.Equal(t, int64(1), r.eval(backInTime(t, releaseScript), native{}.release(r.wire, owner, change{})))
+		hold, _ := r.granted(ps)
+		require.Equal(t, heir.id, hold)
+		ends(r)
+	})
+	t.Run("a release that is not", func(t *testing.T) {
+		r := newRig(t)
+		r.listen("me")
+		owner := r.enter()
+		r.waiter("me")
+		r.waiter("me")
+		require.NoError(t, r.rdb.HDel(t.Context(), r.keys.base, "next").Err())
+		require.Equal(t, int64(1), r.eval(backInTime(t, releaseScript), native{}.release(r.wire, owner, change{})))
+		ends(r)
+	})
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // renew
 

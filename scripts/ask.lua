@@ -58,12 +58,14 @@ local function ask(base, queue, token_key, hold, lease, target, step, publish, c
     call('PEXPIRE', queue, keep)
   end
 
-  -- Where the key was lost, what was granted before was before now.
-  local reply = {remaining, shown, arrival, call('ZRANK', queue, member), last_given > 0 and last_given or now_us()}
+  -- Where the key was lost, what was granted before was before now. (And where the server's clock has gone back while this
+  -- runs, a key whose lease was set since then is gone, as Redis looks at the time of the beginning.)
+  local position = call('ZRANK', queue, member) or 0
+  local reply = {remaining, shown, arrival, position, last_given > 0 and last_given or now_us()}
   local heir, digits = string.match(prepared or '', '^(.*)|(%d+)$')
   if heir == member then
     reply[5] = tonumber(digits) - 1 -- the grant to come has the last one
-  elseif changed then
+  elseif changed and remaining ~= -2 then
     prepare(base, queue, token_key, held_by, heir, before, last_given, publish)
   end
   return reply

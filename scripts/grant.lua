@@ -64,7 +64,7 @@ end
 -- that is not of our making.
 local function prepare(base, queue, token_key, held_by, heir, before, last, publish)
   local head = call('ZRANGE', queue, 0, 0)[1]
-  if heir == head then
+  if not head or heir == head then
     return
   end
   if publish == 'PUBLISH' and string.find(head, '^[^|]+|[^|]+|%d+$') and string.find(held_by, ':%d+:%d+$') and last > 0

@@ -4,8 +4,8 @@ local heir, client, lease, token = string.match(prepared, '^([^|]+)|([^|]+)|(%d+
 local channel = base .. ':' .. client
 local given = call('PUBSUB', 'NUMSUB', channel)[2] > 0
 if given then
-  call('PEXPIRE', base, lease) -- needs no memory; after it Redis lets the script write all the same
+  call('HDEL', base, hold, 'step', 'as', 'next') -- needs no memory; after it Redis lets the script write all the same
   call('HSET', base, heir, '1', 'token', token)
-  call('HDEL', base, hold, 'step', 'as', 'next')
+  call('PEXPIRE', base, lease) -- behind what it is for: see ask, where the clock goes back
   call('PUBLISH', channel, heir .. '|' .. token)
 end
