@@ -102,6 +102,8 @@ func (r *report) pairBars() []bar {
 	many, batched := r.parallelBest(), r.find("parallel", "", "floor", autoPipelined)
 	return []bar{
 		{what: "uncontended pair, of the floor", value: one.ratio("us", floor, "us"), limit: 1.05, first: 1.15},
+		{what: "the same with a context that can end", value: r.find("pair", "", "relock", ending).ratio("us", floor, "us"), aside: true},
+		{what: "the same with a context that can end, and ContextTimeoutEnabled", value: r.find("pair", "", "relock", endingPrompt).ratio("us", floor, "us"), aside: true},
 		{
 			what:  "64 goroutines on own locks, pairs/s, of the floor through go-redis's auto-pipeliner",
 			value: many.ratio("per_s", batched, "per_s"), limit: 1, least: true,

@@ -80,6 +80,8 @@ const (
 	localReentry  = "local re-entry"
 	localPass     = "local pass"
 	autoPipelined = "auto-pipelined"
+	ending        = "can end"
+	endingPrompt  = "can end, prompt"
 )
 
 // relockWith is relock in a setting, for all workloads or only some.
@@ -97,11 +99,15 @@ var (
 	relockLocal    = relockWith(localReentry, []string{"nested"}, nil, relock.WithLocalReentry())
 	relockPass     = relockWith(localPass, []string{"hot"}, nil, relock.WithLocalPass(0, 0))
 	relockAuto     = relockWith(autoPipelined, []string{"parallel"}, auto)
+	relockEnding   = relockWith(ending, []string{"pair"}, nil).ending()
+	relockPrompt   = relockWith(endingPrompt, []string{"pair"}, prompt).ending()
 
 	systems = []*system{
 		{name: "floor", open: openFloor(nil), also: []string{"set"}, floor: true},
 		{name: "floor", setting: autoPipelined, open: openFloor(auto), also: []string{"set"}, floor: true, only: []string{"parallel"}},
 		relockDefaults,
+		relockEnding,
+		relockPrompt,
 		relockLocal,
 		relockPass,
 		relockAuto,
@@ -138,6 +144,8 @@ var settings = [][2]string{
 		"can hear, its lease, the new owner in place of the old one, and a message; until a subscriber has it. No library takes part"},
 	{"auto-pipelined", "the same on `rdb.AutoPipeline()` of go-redis, which sends concurrent commands down one connection together"},
 	{"relock, defaults", "`relock.New(rdb)`"},
+	{"relock, " + ending, "the same with a context like that of a request, where all others in a pair are given one that cannot end"},
+	{"relock, " + endingPrompt, "and with `ContextTimeoutEnabled` in go-redis's options"},
 	{"relock, " + localReentry, "with `WithLocalReentry()`"},
 	{"relock, " + localPass, "with `WithLocalPass(0, 0)`: up to 1,000 times and for 10 ms, the lock goes from goroutine to goroutine of a process without a round trip"},
 	{"redsync, defaults", "one pool; 8 s, 32 tries, 50 to 250 ms between them; where the tries are over it is asked again"},
@@ -157,6 +165,11 @@ func (s *system) String() string {
 
 // auto is a setting of go-redis: concurrent commands go down one connection together.
 func auto(rdb *redis.Client) (redis.UniversalClient, error) { return rdb.AutoPipeline() }
+
+// prompt is a setting of go-redis: it respects the deadlines of contexts. It is a client of its own.
+func prompt(rdb *redis.Client) (redis.UniversalClient, error) {
+	return redis.NewClient(&redis.Options{Addr: rdb.Options().Addr, ContextTimeoutEnabled: true}), nil
+}
 
 // through is how a system gets at its go-redis client.
 type through func(rdb *redis.Client) (redis.UniversalClient, error)
@@ -180,6 +193,10 @@ func connect(s setup, how through) (connection, error) {
 	}
 	var err error
 	c.rdb, err = how(rdb)
+	if other, ok := c.rdb.(*redis.Client); ok && other != rdb {
+		c.close()
+		c.own = other
+	}
 	return c, err
 }
 
@@ -279,6 +296,41 @@ type relockHandle struct{ l *relock.Lock }
 
 func (h relockHandle) lock(ctx context.Context) (context.Context, error) { return h.l.Lock(ctx) }
 func (h relockHandle) unlock(section context.Context) error              { return h.l.Unlock(section) }
+
+// ending gives each handle of a system a context that can end, in place of one that cannot.
+func (s *system) ending() *system {
+	open := s.open
+	s.open = func(with setup) (process, error) {
+		p, err := open(with)
+		if err != nil {
+			return nil, err
+		}
+		e := endingProcess{process: p}
+		e.ctx, e.end = context.WithCancel(context.Background())
+		return e, nil
+	}
+	return s
+}
+
+type endingProcess struct {
+	process
+	ctx context.Context
+	end context.CancelFunc
+}
+
+func (p endingProcess) handle(lock string) handle { return endingHandle{p.process.handle(lock), p.ctx} }
+
+func (p endingProcess) close() {
+	p.end()
+	p.process.close()
+}
+
+type endingHandle struct {
+	handle
+	ctx context.Context
+}
+
+func (h endingHandle) lock(context.Context) (context.Context, error) { return h.handle.lock(h.ctx) }
 
 func relockKey(lock string) string { return relock.DefaultPrefix + "{" + lock + "}" }
 
