@@ -250,6 +250,7 @@ type modelLock struct {
 
 	// What the present command did that only the server knows the numbers of, until check has looked.
 	unseen    bool
+	handed    bool // it was released, so what was prepared is used up
 	newToken  bool
 	newWaiter *modelHold
 	leaseEnd  int64           // in ms of the server's clock, as last seen; 0: no lease
@@ -384,10 +385,11 @@ func (s *sequence) apply(o *op) modelReply {
 		if mine && o.target > 0 {
 			l.set(o)
 		} else if mine {
-			if heir := s.heir(l); heir != nil && l.position(heir) < 0 && l.subscribed[heir.by] {
+			if heir := s.heir(l); heir != nil && !l.handed && l.position(heir) < 0 && l.subscribed[heir.by] {
 				l.queue = slices.Insert(l.queue, 0, heir) // the queue's key is gone, but not what is prepared
 				s.saw("grant without a queue")
 			}
+			l.handed = true
 			l.free()
 			s.grant(l, nil)
 		}
@@ -1269,7 +1271,7 @@ func (s *sequence) check(l *modelLock) {
 
 	// The next hand-over, if it is prepared, is that to the first waiter; unless the queue's key is gone.
 	before, heir := before, l.prepared
-	l.prepared, l.before = v.prepared, v.before
+	l.prepared, l.before, l.handed = v.prepared, v.before, false
 	if p := v.prepared; p != nil {
 		s.saw("prepared")
 		require.NotNil(s, l.owner, context)
