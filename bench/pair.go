@@ -70,9 +70,10 @@ func (b *bench) pairs(rt time.Duration, rounds, pairs int) error {
 	ctx := context.Background()
 	ping := b.recordNamed(which, "ping", "", rounds)
 	handles := make([]handle, len(all))
+	guards := make([]guard, len(all))
 	took := make(durations, pairs)
 	slice := func(i, n int) (time.Duration, error) {
-		h := handles[i]
+		h, g := handles[i], &guards[i]
 		start := time.Now()
 		last := start
 		for k := range n {
@@ -80,6 +81,8 @@ func (b *bench) pairs(rt time.Duration, rounds, pairs int) error {
 			if err != nil {
 				return 0, fmt.Errorf("%s: lock: %w", all[i].system, err)
 			}
+			g.enter(1)
+			g.leave(1)
 			if err := h.unlock(section); err != nil {
 				return 0, fmt.Errorf("%s: unlock: %w", all[i].system, err)
 			}
@@ -94,7 +97,7 @@ func (b *bench) pairs(rt time.Duration, rounds, pairs int) error {
 			return err
 		}
 	}
-	return b.turns("pair "+which, rounds, len(all)+1, func(r, i int) error {
+	err = b.turns("pair "+which, rounds, len(all)+1, func(r, i int) error {
 		if i == len(all) {
 			d, err := roundTrip(ctx, rdb, min(pairs, 50))
 			ping.set(r, round{"us": micros(d)})
@@ -121,6 +124,10 @@ func (b *bench) pairs(rt time.Duration, rounds, pairs int) error {
 		})
 		return nil
 	})
+	for i, c := range all {
+		c.record.Broken = guards[i].broken.Load()
+	}
+	return err
 }
 
 type parallelSizes struct {
@@ -152,6 +159,7 @@ func (b *bench) parallels(rt time.Duration, rounds int) error {
 	defer closeAll()
 	n := b.sizes.parallel.goroutines
 	handles := make([][]handle, len(all))
+	guards := make([][]guard, len(all))
 	slice := func(i int, length time.Duration) (durations, error) {
 		took := make([]durations, n)
 		var failed atomic.Pointer[error]
@@ -159,10 +167,12 @@ func (b *bench) parallels(rt time.Duration, rounds int) error {
 		end := time.Now().Add(length)
 		for k := range n {
 			wg.Go(func() {
-				h := handles[i][k]
+				h, g := handles[i][k], &guards[i][k]
 				for last := time.Now(); last.Before(end); {
 					section, err := h.lock(context.Background())
 					if err == nil {
+						g.enter(1)
+						g.leave(1)
 						err = h.unlock(section)
 					}
 					if err != nil {
@@ -186,6 +196,7 @@ func (b *bench) parallels(rt time.Duration, rounds int) error {
 		return sum, nil
 	}
 	for i, c := range all {
+		guards[i] = make([]guard, n)
 		for range n {
 			handles[i] = append(handles[i], c.process.handle(freshLock("parallel")))
 		}
@@ -193,7 +204,7 @@ func (b *bench) parallels(rt time.Duration, rounds int) error {
 			c.record.failed(0, err)
 		}
 	}
-	return b.turns("parallel "+which, rounds, len(all), func(r, i int) error {
+	err = b.turns("parallel "+which, rounds, len(all), func(r, i int) error {
 		before, err := b.now()
 		if err != nil {
 			return err
@@ -217,4 +228,10 @@ func (b *bench) parallels(rt time.Duration, rounds int) error {
 		})
 		return nil
 	})
+	for i, c := range all {
+		for k := range guards[i] {
+			c.record.Broken += guards[i][k].broken.Load()
+		}
+	}
+	return err
 }
