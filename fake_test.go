@@ -323,8 +323,8 @@ func goroutines(function string) int {
 		if bubble == "" {
 			panic("no bubble in " + header)
 		}
-		if in == bubble && strings.Contains(stack, function) {
-			count++
+		if in == bubble {
+			count += strings.Count(stack, function)
 		}
 	}
 	return count
