@@ -3,6 +3,7 @@ package relock
 import (
 	"cmp"
 	"log/slog"
+	"strings"
 	"time"
 )
 
@@ -130,12 +131,18 @@ func WithMaxHold(d time.Duration) Option {
 }
 
 // WithPrefix sets what the Redis keys and channels of locks begin with; the default is [DefaultPrefix]. All clients
-// that share a lock must use the same prefix. It may be empty, and is at most [MaxNameLen] bytes. [WithRedissonLayout]
-// there is none, and WithPrefix is refused.
+// that share a lock must use the same prefix. It may be empty, and is at most [MaxNameLen] bytes. A whole hash tag in it, such as
+// "{app}:", puts all locks into one slot of a cluster; an empty one, "{}", is refused. [WithRedissonLayout] there is none, and
+// WithPrefix is refused.
 func WithPrefix(prefix string) Option {
 	return func(s *settings) {
-		if len(prefix) > MaxNameLen {
+		_, tag, _ := strings.Cut(prefix, "{")
+		switch {
+		case len(prefix) > MaxNameLen:
 			s.check(invalid("WithPrefix: %d bytes; at most %d are allowed", len(prefix), MaxNameLen))
+		case strings.HasPrefix(tag, "}"):
+			s.check(invalid("WithPrefix(%q): it has an empty hash tag, and with it the keys of a lock different slots in a cluster; "+
+				"a prefix must have no '{', or a whole tag such as {app}", prefix))
 		}
 		s.prefix, s.hasPrefix = prefix, true
 	}

@@ -102,8 +102,8 @@ func newKeys(prefix, name string) (*keys, error) {
 		base = prefix + name
 	}
 	if strings.Contains(prefix, "{") && hashTag(base) == "" {
-		return nil, invalid("prefix %q: it has an empty hash tag, and with it the keys of a lock different slots in a cluster; "+
-			"a prefix must have no '{', or a whole tag such as {app}", prefix)
+		return nil, invalid("prefix %q with lock name %q: the key %q would have an empty hash tag, and the keys of the lock different "+
+			"slots in a cluster; a prefix must have no '{', or a whole tag such as {app}", prefix, name, base)
 	}
 	if hashTag(base) == "" {
 		return nil, invalid("lock name %q: the key %q would have an empty hash tag, and the keys of the lock different slots "+
