@@ -17,6 +17,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"regexp"
 	"runtime/debug"
 	"strings"
 	"syscall"
@@ -230,7 +231,7 @@ func (a *app) failure(err error) error {
 	case err == nil || errors.As(err, &exit):
 		return err
 	case errors.Is(err, relock.ErrInvalid):
-		return &exitError{code: codeUsage, err: err}
+		return usage("%s", inFlags(err.Error()))
 	case errors.Is(err, relock.ErrLocked):
 		return &exitError{code: codeBusy, err: err}
 	case errors.Is(err, relock.ErrLockLost):
@@ -246,6 +247,18 @@ func (a *app) failure(err error) error {
 		return &exitError{code: code, err: fmt.Errorf("the server at %s says: %w", a.conn.where(), err)}
 	}
 	return &exitError{code: code, err: fmt.Errorf("no answer from Redis at %s: %w", a.conn.where(), err)}
+}
+
+// libraryOption is how the library writes an option that a flag sets.
+var libraryOption = regexp.MustCompile(`(WithTTL|WithMaxHold|WithPrefix)(\([^()]*\))?`)
+
+// inFlags is a message of the library about its options, in the words of the command.
+func inFlags(message string) string {
+	flags := map[string]string{"WithTTL": "--ttl", "WithMaxHold": "--max-hold", "WithPrefix": "--prefix"}
+	return libraryOption.ReplaceAllStringFunc(message, func(call string) string {
+		option, value, _ := strings.Cut(strings.TrimSuffix(call, ")"), "(")
+		return strings.TrimSpace(flags[option] + " " + value)
+	})
 }
 
 // scriptLacksRight says whether the user may run scripts, but not what is in them. Redis has no prefix for that.
