@@ -91,7 +91,10 @@ func (w *world) NewClientOn(mod func(*redis.Options), options ...relock.Option) 
 	var err error
 	m.Client, err = relock.New(m.redis, inLayout(options)...)
 	require.NoError(w.t, err)
-	w.t.Cleanup(func() { _ = m.Close() })
+	w.t.Cleanup(func() {
+		require.NoError(w.t, m.Close())
+		require.Empty(w.t, relock.Leftovers(m.Client))
+	})
 	return m
 }
 

@@ -217,6 +217,7 @@ func (w *arena) peerOn(mod func(*redis.Options), options ...relock.Option) *peer
 		start := time.Now()
 		require.NoError(w.t, p.Close())
 		require.Less(w.t, time.Since(start), 10*time.Second, "Close waits for no more than what is on the wire")
+		require.Empty(w.t, relock.Leftovers(p.Client))
 	})
 	return p
 }

@@ -93,6 +93,7 @@ func (w *field) peerOn(mod func(*redis.ClusterOptions), options ...relock.Option
 		start := time.Now()
 		require.NoError(w.t, p.Close())
 		require.Less(w.t, time.Since(start), 10*time.Second, "Close waits for no more than what is on the wire")
+		require.Empty(w.t, relock.Leftovers(p.Client))
 	})
 	return p
 }

@@ -170,6 +170,7 @@ func sentinelPeer(w *arena, s *redistest.Sentinel, options ...relock.Option) *pe
 		start := time.Now()
 		require.NoError(w.t, p.Close())
 		require.Less(w.t, time.Since(start), 10*time.Second)
+		require.Empty(w.t, relock.Leftovers(p.Client))
 	})
 	return p
 }
