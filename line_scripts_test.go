@@ -106,11 +106,28 @@ func TestAGrantSetsTokensAside(t *testing.T) {
 func TestAWaiterWithTokensToSetAsideCanBeTakenOutOfTheQueue(t *testing.T) {
 	r := newRig(t)
 	owner := r.enter()
-	h := r.apart(50)
-	require.Equal(t, acquireQueued, r.join(h, "a", 0).status)
-	r.abandon(h, "a")
-	require.Empty(t, r.look().queue)
+	for _, tokens := range []int{1, 50} {
+		h := r.apart(tokens)
+		require.Equal(t, acquireQueued, r.join(h, "a", 0).status)
+		r.abandon(h, "a")
+		require.Empty(t, r.look().queue, "with %d", tokens)
+	}
 	require.True(t, r.release(owner, 0))
+}
+
+func TestAGrantCanSetAsideASingleToken(t *testing.T) {
+	r := newRig(t)
+	owner := r.enter()
+	ps := r.listen("a")
+	next := r.apart(1)
+	require.Equal(t, acquireQueued, r.join(next, "a", 0).status)
+	require.True(t, r.release(owner, 0))
+	hold, granted := r.granted(ps)
+	require.Equal(t, next.id, hold)
+	require.Equal(t, granted+1, r.look().token)
+	r.own(next, granted)
+	require.True(t, r.release(next, 0))
+	require.Equal(t, granted, r.look().token, "what was not used is given back")
 }
 
 func TestOthersAreToldToWhomALockWasPassedAndItStaysTheFirstOnes(t *testing.T) {
