@@ -896,6 +896,22 @@ func TestASectionsContextHasTheValuesOfTheCallers(t *testing.T) {
 	})
 }
 
+func TestAWaitThatIsQueuedAtOnceIsRefusedWithWhoHasTheLockToo(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		section := enter(t, t.Context(), w.NewClient().NewLock("a"))
+		holder, _ := relock.HolderFrom(section)
+		l := w.NewClient().NewLock("a")
+		for _, what := range []string{"asks, subscribes, and is queued", "has the subscription, and is queued"} {
+			_, err := l.TryLockFor(t.Context(), time.Second)
+			require.ErrorIs(t, err, relock.ErrLocked, what)
+			var refusal *relock.LockedError
+			require.ErrorAs(t, err, &refusal, what)
+			require.Equal(t, holder, refusal.Holder, what)
+			require.Positive(t, refusal.TTL, what)
+		}
+	})
+}
+
 func TestTheWaitOfTryLockForIsNoDeadlineOfTheSection(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		l := w.NewClient().NewLock("a")

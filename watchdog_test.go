@@ -610,6 +610,7 @@ func TestADoneContextStopsRenewalAndTheLeaseRunsOutWithinOneTTL(t *testing.T) {
 		l := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks())).NewLock("a")
 		request, cancel := context.WithCancel(t.Context())
 		section := enter(t, request, l)
+		start := time.Now()
 		waiting := begin(t, t.Context(), w.NewClient(relock.WithTTL(ttl)).NewLock("a").Lock)
 		pass(3*ttl + time.Second)
 		renewals := len(eventsOf[relock.Renewed](&r))
@@ -621,6 +622,7 @@ func TestADoneContextStopsRenewalAndTheLeaseRunsOutWithinOneTTL(t *testing.T) {
 		lost := eventsOf[relock.Lost](&r)
 		require.Len(t, lost, 1)
 		require.Equal(t, relock.LossAbandoned, lost[0].Reason)
+		require.Less(t, timesOf[relock.Lost](&r)[0].Sub(start), 4*ttl-margin(ttl)+time.Millisecond, "told at the deadline, before anybody else can have it")
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 	})
 }
