@@ -556,6 +556,7 @@ func TestAServerThatTakesNoCallForManyGetsOneForEach(t *testing.T) {
 		require.NotContains(t, calls[1:], "evalsha many")
 		entries(c)
 		require.NotContains(t, c.hook.take(), "evalsha many", "it is remembered")
+		require.False(t, c.wire.lanes.mayShare())
 		require.Equal(t, int64(math.MaxInt64), c.wire.lanes.apart.Load(), "for ever")
 	})
 	t.Run("a user who may not ask for many keys", func(t *testing.T) {
