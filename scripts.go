@@ -452,7 +452,9 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 		if v == unknown {
 			a.unsure = true
 		}
-		last = err
+		if last == nil || !isContextEnd(err) { // else what Redis has said says more than that this was not sent
+			last = err
+		}
 		if ctx.Err() != nil {
 			return a, endedAfter(ctx, last)
 		}
