@@ -571,6 +571,18 @@ func TestWhereGoRedisRespectsDeadlinesACallStillReturnsAsSoonAsItsContextIsDone(
 	require.True(t, a.unsure || a.gaveUp, "it may run yet")
 }
 
+func TestACallThatIsEndedAsItAsksAgainSaysWhatRedisHasRefused(t *testing.T) {
+	r, f := brisk(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	refusal := f.On(scripts, redistest.Answer("-READONLY You can't write against a read only replica."))
+	r.wire.retried = func(*request, int, error) { cancel() } // the next try finds it ended, and go-redis says just that
+	_, err := r.wire.state(ctx, r.keys, effort{})
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorContains(t, err, "READONLY")
+	require.Equal(t, 1, refusal.Hits())
+}
+
 func TestADeadlineOfTheCallersOwnIsKept(t *testing.T) {
 	now := time.Now()
 	for _, c := range []struct{ callers, ours, want time.Duration }{
