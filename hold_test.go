@@ -148,11 +148,11 @@ func TestAnOrphanOfWhichACommandLandedMeanwhileIsTriedAgainAtOnce(t *testing.T) 
 	h.landings = 1 // since the round trip began
 	p := &orphan{hold: h, since: time.Now(), lease: time.Minute}
 	o.abandon(t.Context(), []*orphan{p})
-	require.False(t, p.confirmed, "that was before")
+	require.False(t, p.confirmedLocked(), "that was before")
 	batch, _, _ := o.due(time.Now())
 	require.Equal(t, []*orphan{p}, batch)
 	o.abandon(t.Context(), batch)
-	require.True(t, p.confirmed)
+	require.True(t, p.confirmedLocked())
 	require.Empty(t, o.pending)
 }
 

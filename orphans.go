@@ -24,7 +24,7 @@ type orphans struct {
 
 type orphan struct {
 	hold      *hold
-	confirmed bool // that nothing is there, since the last landing
+	confirmed bool // that nothing is there
 	tries     int
 	landings  int // of the hold's, when this was last tried
 	next      time.Time
@@ -36,6 +36,11 @@ type orphan struct {
 // is still on its way, or its connection broke. Then one confirmation is not the end of it. The hold is abandoned again
 // when the command has landed, and at growing intervals for one lease, or for as long as it is on its way.
 func (p *orphan) unsureLocked() bool { return p.hold.flying > 0 || p.hold.lost }
+
+// landedLocked: such a command has landed since this was last tried, so what was confirmed then counts for nothing.
+func (p *orphan) landedLocked() bool { return p.landings != p.hold.landings }
+
+func (p *orphan) confirmedLocked() bool { return p.confirmed && !p.landedLocked() }
 
 // How often an orphan is tried, and how many in one round trip.
 const (
@@ -82,18 +87,14 @@ func (o *orphans) gaveUp(h *hold) {
 	h.flying++
 }
 
-// landed notes that such an acquire has come to an end, with an answer or without.
+// landed notes that such an acquire has come to an end, with an answer or without. It touches nothing but its hold: when Redis
+// answers again after a silence, as many land at once as there are orphans.
 func (o *orphans) landed(h *hold, answered bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	h.flying--
 	h.landings++
 	h.lost = h.lost || !answered
-	for _, p := range o.pending {
-		if p.hold.tenure == h.tenure {
-			p.next, p.confirmed = time.Now(), false
-		}
-	}
 	o.wakeLocked()
 }
 
@@ -134,7 +135,7 @@ func (o *orphans) due(now time.Time) (batch []*orphan, next time.Time, more bool
 		o.running = false
 		return nil, next, false
 	}
-	batch = o.takeLocked(func(p *orphan) bool { return !p.next.After(now) })
+	batch = o.takeLocked(func(p *orphan) bool { return p.landedLocked() || !p.next.After(now) })
 	for _, p := range o.pending {
 		if next.IsZero() || p.next.Before(next) {
 			next = p.next
@@ -167,13 +168,10 @@ func (o *orphans) abandon(ctx context.Context, batch []*orphan) {
 	for i, p := range batch {
 		err, age := errs[i], now.Sub(p.since)
 		p.tries++
-		p.confirmed = err == nil && p.landings == p.hold.landings
+		p.confirmed = err == nil
 		p.next = now.Add(min(orphanFirst<<min(p.tries-1, 10), orphanLong))
-		if p.landings != p.hold.landings {
-			p.next = now // something landed while this was on the wire
-		}
 		switch {
-		case p.confirmed && (!p.unsureLocked() || p.hold.flying == 0 && age > p.lease):
+		case p.confirmedLocked() && (!p.unsureLocked() || p.hold.flying == 0 && age > p.lease):
 		case err != nil && (judge(err) == refused || age > p.lease+queueLimit):
 			h := p.hold
 			o.client.events.log(h.logger, slog.LevelWarn, "relock: could not confirm that nothing is left in Redis",
@@ -190,7 +188,7 @@ func (o *orphans) last() {
 	until := time.Now().Add(closeLimit)
 	for {
 		o.mu.Lock()
-		batch := o.takeLocked(func(p *orphan) bool { return !p.confirmed })
+		batch := o.takeLocked(func(p *orphan) bool { return !p.confirmedLocked() })
 		o.mu.Unlock()
 		if len(batch) > 0 {
 			ctx, cancel := context.WithDeadline(context.Background(), until)
@@ -205,7 +203,7 @@ func (o *orphans) last() {
 				continue
 			}
 		}
-		open := slices.ContainsFunc(o.pending, func(p *orphan) bool { return !p.confirmed || p.hold.flying > 0 })
+		open := slices.ContainsFunc(o.pending, func(p *orphan) bool { return !p.confirmedLocked() || p.hold.flying > 0 })
 		if !open || !time.Now().Before(until) { // what is still open then ends with its lease
 			o.pending, o.running = nil, false
 			o.mu.Unlock()
