@@ -1,6 +1,7 @@
 package relock
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"log/slog"
@@ -29,8 +30,10 @@ type hub struct {
 }
 
 const (
-	// lingerFor is how long a subscription without waiters is kept. The connection ends with the last one.
-	lingerFor = 2 * time.Second
+	// lingerFor is how long a subscription without waiters is kept, or up to lingerLess shorter, to go with others. The connection ends
+	// with the last one.
+	lingerFor  = 2 * time.Second
+	lingerLess = lingerFor / 10
 	// pingEvery is how long a connection may be silent before it is asked for a sign of life, and how long the answer
 	// may take. Together they bound how long a dead connection (no FIN, no RST) goes unnoticed.
 	pingEvery = 2 * time.Second
@@ -49,14 +52,15 @@ type subscription struct {
 	link     *link
 	waiters  map[string]*waiter // by hold id
 	stage    stage
-	sharded  bool      // it was last asked for with SSUBSCRIBE
-	there    bool      // the server has it on the link's present connection, whoever may be heard there
-	alone    bool      // ask for this one by itself: it failed together with others
-	refusals int       // times in a row that the server refused it in passing
-	moves    int       // how often relocate was begun; only the last one counts
-	unheard  int       // times in a row that Redis said that nobody hears it
-	idle     time.Time // since when nobody waits
-	outage   *outage   // what it has not come back from
+	sharded  bool          // it was last asked for with SSUBSCRIBE
+	there    bool          // the server has it on the link's present connection, whoever may be heard there
+	alone    bool          // ask for this one by itself: it failed together with others
+	refusals int           // times in a row that the server refused it in passing
+	moves    int           // how often relocate was begun; only the last one counts
+	unheard  int           // times in a row that Redis said that nobody hears it
+	outage   *outage       // what it has not come back from
+	idle     *list.Element // in link.idle while nobody waits, else nil
+	since    time.Time     // when it was put there
 }
 
 // stage is how far a subscription has come on its link's present connection.
@@ -110,6 +114,27 @@ func (w *waiter) failLocked(err error) {
 	w.tellLocked(word{err: err})
 }
 
+// unaskLocked makes the link ask for s when it plans next.
+func (s *subscription) unaskLocked() {
+	s.stage = unasked
+	s.link.todo = append(s.link.todo, s)
+}
+
+// restLocked notes that nobody waits for s, unless its link has let go of it.
+func (s *subscription) restLocked() {
+	if _, there := s.link.subs[s]; there && s.idle == nil {
+		s.since, s.idle = time.Now(), s.link.idle.PushBack(s)
+	}
+}
+
+// rouseLocked notes that somebody does, or that its link lets go of it.
+func (s *subscription) rouseLocked() {
+	if s.idle != nil {
+		s.link.idle.Remove(s.idle)
+		s.idle = nil
+	}
+}
+
 // tellLocked makes the waiters ask Redis.
 func (s *subscription) tellLocked() {
 	for _, w := range s.waiters {
@@ -143,6 +168,7 @@ func (b *hub) hears(topic string) bool {
 func (b *hub) addLocked(s *subscription, id string) *waiter {
 	w := &waiter{hub: b, sub: s, id: id, words: make(chan word, 1)}
 	s.waiters[id] = w
+	s.rouseLocked()
 	return w
 }
 
@@ -170,6 +196,7 @@ func (b *hub) subscribe(ctx context.Context, k *keys, id string, recheck time.Du
 		}
 		b.subs[s.topic] = s
 		l.subs[s] = struct{}{}
+		s.unaskLocked()
 	}
 	w := b.addLocked(s, id)
 	stage := s.stage
@@ -254,7 +281,7 @@ func (w *waiter) close() {
 	defer b.mu.Unlock()
 	delete(w.sub.waiters, w.id)
 	if len(w.sub.waiters) == 0 {
-		w.sub.idle = time.Now()
+		w.sub.restLocked()
 	}
 }
 
@@ -304,10 +331,12 @@ type link struct {
 
 	// Guarded by the hub's mutex.
 	subs  map[*subscription]struct{}
-	made  time.Time     // when the present connection was begun
-	stale time.Duration // connect anew, after this pause; 0: no need to
-	asked []*question   // that are not answered, oldest first
-	leave []departure   // whose subscriptions have moved to another link
+	todo  []*subscription // those that are unasked are here; others that were may be
+	idle  list.List       // those that nobody waits for, the one that rests longest first
+	made  time.Time       // when the present connection was begun
+	stale time.Duration   // connect anew, after this pause; 0: no need to
+	asked []*question     // that are not answered, oldest first
+	leave []departure     // whose subscriptions have moved to another link
 }
 
 // question is a command: SUBSCRIBE for subs, UNSUBSCRIBE for gone, or PING if it has neither. Redis answers in the order of the
@@ -497,37 +526,37 @@ func (p plan) look(now, heard time.Duration) (ping bool, next time.Duration, err
 	return true, next, nil
 }
 
-// subscribeBatch is how many channels one SUBSCRIBE names.
+// subscribeBatch is how many channels one SUBSCRIBE or UNSUBSCRIBE names.
 const subscribeBatch = 100
 
 func (l *link) plan(now time.Time) plan {
 	b := l.hub
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	p, leave, sharded := plan{stale: l.stale}, l.leave, b.client.wire.sharded.Load()
-	l.stale, l.leave = 0, nil
+	p := plan{stale: l.stale, waited: len(l.subs) > l.idle.Len()}
+	leave, todo, sharded := l.leave, l.todo, b.client.wire.sharded.Load()
+	l.stale, l.leave, l.todo = 0, nil, nil
+	for e := l.idle.Front(); e != nil; e = l.idle.Front() {
+		s := e.Value.(*subscription)
+		left := lingerFor - now.Sub(s.since)
+		if left > lingerLess {
+			p.linger = left
+			break
+		}
+		if s.stage == asking { // the answer to SUBSCRIBE is on its way
+			s.since = now
+			l.idle.MoveToBack(e)
+			continue
+		}
+		l.removeLocked(s)
+		if s.there {
+			leave = append(leave, departure{s.channel, s.sharded})
+		}
+	}
 	var asks []*question
 	var batch *question
-	for s := range l.subs {
-		if len(s.waiters) > 0 {
-			p.waited = true
-		} else {
-			left := lingerFor - now.Sub(s.idle)
-			if left <= 0 && s.stage != asking {
-				l.removeLocked(s)
-				if s.there {
-					leave = append(leave, departure{s.channel, s.sharded})
-				}
-				continue
-			}
-			if left <= 0 {
-				left = lingerFor // the answer to SUBSCRIBE is on its way
-			}
-			if p.linger == 0 || left < p.linger {
-				p.linger = left
-			}
-		}
-		if s.stage != unasked {
+	for _, s := range todo {
+		if _, there := l.subs[s]; !there || s.stage != unasked {
 			continue
 		}
 		s.stage, s.sharded = asking, sharded && !s.plain
@@ -553,10 +582,15 @@ func (l *link) plan(now time.Time) plan {
 }
 
 func (l *link) removeLocked(s *subscription) {
-	delete(l.subs, s)
+	l.letGoLocked(s)
 	if l.hub.subs[s.topic] == s {
 		delete(l.hub.subs, s.topic)
 	}
+}
+
+func (l *link) letGoLocked(s *subscription) {
+	delete(l.subs, s)
+	s.rouseLocked()
 }
 
 // unsubscribe makes the questions for departures.
@@ -568,7 +602,7 @@ func unsubscribe(leave []departure) []*question {
 			questions = append(questions, &question{sharded: true, gone: []string{d.channel}})
 			continue
 		}
-		if plain == nil {
+		if plain == nil || len(plain.gone) == subscribeBatch {
 			plain = &question{}
 			questions = append(questions, plain)
 		}
@@ -821,9 +855,10 @@ func (l *link) notSubscribedLocked(q *question, err error) {
 			s.refusals++
 			refusals = max(refusals, s.refusals)
 		case len(q.subs) > 1: // which of them, we are not told
-			s.stage, s.alone = unasked, true
+			s.alone = true
+			s.unaskLocked()
 		case s.sharded && strings.Contains(err.Error(), "unknown command"): // a cluster older than Redis 7
-			s.stage = unasked
+			s.unaskLocked()
 			c.wire.sharded.Store(false)
 		default:
 			l.failLocked(s, err)
@@ -874,7 +909,7 @@ func (l *link) again(subs []*subscription, pause time.Duration, made time.Time) 
 	}
 	for _, s := range subs {
 		if s.link == l && s.stage == asking {
-			s.stage = unasked
+			s.unaskLocked()
 		}
 	}
 	l.kick()
@@ -932,7 +967,8 @@ func (b *hub) relocate(s *subscription, move int, pause time.Duration) {
 	}
 	if err == nil && node != s.link.node {
 		if l := b.linkLocked(node, rdb); l != nil {
-			delete(s.link.subs, s)
+			rests := s.idle != nil
+			s.link.letGoLocked(s)
 			if s.there { // and whoever else is heard on that connection keeps it
 				s.link.leave = append(s.link.leave, departure{s.channel, s.sharded})
 				s.there = false
@@ -940,9 +976,12 @@ func (b *hub) relocate(s *subscription, move int, pause time.Duration) {
 			s.link.kick()
 			s.link = l
 			l.subs[s] = struct{}{}
+			if rests {
+				s.restLocked()
+			}
 		}
 	}
-	s.stage = unasked
+	s.unaskLocked()
 	s.link.kick()
 }
 
@@ -950,10 +989,10 @@ func (b *hub) relocate(s *subscription, move int, pause time.Duration) {
 func (l *link) reset(lost bool) {
 	l.hub.mu.Lock()
 	defer l.hub.mu.Unlock()
-	l.asked, l.leave, l.stale = nil, nil, 0
+	l.asked, l.leave, l.todo, l.stale = nil, nil, nil, 0
 	now := &outage{since: time.Now()}
 	for s := range l.subs {
-		s.stage, s.there = unasked, false
+		s.there = false
 		if lost && (s.outage == nil || s.outage.over) {
 			s.outage = now
 		}
@@ -962,6 +1001,8 @@ func (l *link) reset(lost bool) {
 			l.removeLocked(s)
 		case l.node != "": // the slot's master may be another by now
 			l.hub.relocateLocked(s, 0)
+		default:
+			s.unaskLocked()
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -217,29 +218,39 @@ func newLinked(t *testing.T) *linked {
 func (n *linked) hear(l *link, lock string) *subscription {
 	topic := "relock:{" + lock + "}"
 	s := &subscription{topic: topic, key: topic, channel: topic + ":me", link: l, stage: confirmed, sharded: true, there: true}
-	s.waiters = map[string]*waiter{"hold": {hub: n.hub, sub: s, words: make(chan word, 1)}}
+	s.waiters = map[string]*waiter{"hold": {hub: n.hub, sub: s, id: "hold", words: make(chan word, 1)}}
 	n.subs[topic], l.subs[s] = s, struct{}{}
 	return s
+}
+
+// rest ends the wait for a subscription, as if that had been some time ago.
+func (n *linked) rest(s *subscription, ago time.Duration) {
+	s.waiters["hold"].close()
+	s.since = s.since.Add(-ago)
 }
 
 // asks is what a link sends next.
 func asks(l *link) (commands []string) {
 	l.plan(time.Now())
 	for _, q := range l.asked {
-		command := map[bool]string{true: "SUB", false: "UNSUB"}[len(q.subs) > 0]
-		if q.sharded {
-			command = "S" + command
-		}
-		for _, s := range q.subs {
-			command += " " + s.channel
-		}
-		for _, channel := range q.gone {
-			command += " " + channel
-		}
-		commands = append(commands, command)
+		commands = append(commands, asked(q))
 	}
 	l.asked = nil
 	return commands
+}
+
+func asked(q *question) string {
+	command := map[bool]string{true: "SUB", false: "UNSUB"}[len(q.subs) > 0]
+	if q.sharded {
+		command = "S" + command
+	}
+	for _, s := range q.subs {
+		command += " " + s.channel
+	}
+	for _, channel := range q.gone {
+		command += " " + channel
+	}
+	return command
 }
 
 func TestAnAnswerToASubscriptionThatHasMovedOnEndsItWhereItCameFrom(t *testing.T) {
@@ -365,7 +376,7 @@ func TestNobodyElseAsksForASubscriptionThatIsAboutToMove(t *testing.T) {
 	n.relocateLocked(s, time.Hour)
 	n.mu.Unlock()
 	require.Empty(t, asks(n.a))
-	s.stage = unasked // it is to stay
+	s.unaskLocked() // it is to stay
 	n.a.leave = []departure{{s.channel, true}}
 	require.Equal(t, []string{"SUNSUB relock:{x}:me", "SSUB relock:{x}:me"}, asks(n.a), "when it has moved away and back")
 }
@@ -436,13 +447,76 @@ func TestAnIdleSubscriptionEndsWhereTheServerHasIt(t *testing.T) {
 			n := newLinked(t)
 			n.hear(n.a, "kept")
 			s := n.hear(n.a, "x")
-			clear(s.waiters)
+			if c.stage == unasked {
+				s.unaskLocked()
+			}
 			s.stage, s.there = c.stage, c.there
+			n.rest(s, lingerFor)
 			require.Equal(t, c.asks, asks(n.a))
 			require.Equal(t, c.gone, n.subs[s.topic] == nil)
 			require.Empty(t, asks(n.a), "once")
 		})
 	}
+}
+
+func TestSubscriptionsThatRestEndSeveralAtATime(t *testing.T) {
+	n := newLinked(t)
+	n.client.wire.sharded.Store(false)
+	names := func(from, to int) (names []string) {
+		for i := from; i < to; i++ {
+			names = append(names, fmt.Sprintf("relock:{%03d}:me", i))
+		}
+		return names
+	}
+	var subs []*subscription
+	for i := range subscribeBatch + 20 {
+		s := n.hear(n.a, fmt.Sprintf("%03d", i))
+		s.sharded = false
+		n.rest(s, lingerFor-time.Duration(i)*time.Millisecond)
+		subs = append(subs, s)
+	}
+	late := n.hear(n.a, "late")
+	late.sharded = false
+	n.rest(late, lingerFor-lingerLess-time.Minute)
+	n.addLocked(subs[1], "again").close() // who waits in between makes it last
+	plan := n.a.plan(time.Now())
+	require.Equal(t, "UNSUB "+strings.Join(append(names(0, 1), names(2, subscribeBatch+1)...), " "), asked(plan.ask[0]))
+	require.Equal(t, "UNSUB "+strings.Join(names(subscribeBatch+1, subscribeBatch+20), " "), asked(plan.ask[1]))
+	require.Len(t, plan.ask, 2)
+	require.Len(t, n.a.subs, 2)
+	require.False(t, plan.waited)
+	require.Greater(t, plan.linger, lingerFor, "when the next one is over, not when it could be")
+}
+
+func TestASubscriptionThatNobodyWaitsForAnyMoreIsKeptForAWhileAndOnce(t *testing.T) {
+	n := newLinked(t)
+	s := n.hear(n.a, "x")
+	w := s.waiters["hold"]
+	w.close()
+	w.close()
+	require.Equal(t, 1, n.a.idle.Len())
+	require.Empty(t, asks(n.a))
+	require.True(t, n.hears(s.topic))
+
+	again := n.listen(&keys{topic: s.topic}, "again")
+	require.NotNil(t, again)
+	require.Zero(t, n.a.idle.Len())
+	require.True(t, n.a.plan(time.Now()).waited)
+
+	n.mu.Lock()
+	n.a.failLocked(s, serverError("NOPERM"))
+	n.mu.Unlock()
+	again.close() // of a subscription that is over
+	require.Zero(t, n.a.idle.Len())
+	require.Empty(t, n.subs)
+
+	s = n.hear(n.a, "moving")
+	n.rest(s, lingerFor)
+	n.relocate(s, 0, 0)
+	require.Zero(t, n.a.idle.Len())
+	require.Equal(t, 1, n.b.idle.Len())
+	n.b.plan(time.Now())
+	require.Contains(t, n.b.subs, s, "asked for anew, it rests anew")
 }
 
 func TestOneOutageLastsUntilItIsOver(t *testing.T) {
@@ -507,7 +581,7 @@ func TestTheRunnerOfARaceMissesNoRefusalBesideAMessage(t *testing.T) {
 			for range 20 { // whichever ear select takes first
 				p := &race{key: "a", due: time.Now().Add(time.Minute)}
 				for i := range p.ears {
-					s := &subscription{waiters: map[string]*waiter{}}
+					s := &subscription{link: &link{}, waiters: map[string]*waiter{}}
 					p.ears[i] = &waiter{hub: c.hub, sub: s, words: make(chan word, 1)}
 					p.ears[i].words <- told[i]
 				}

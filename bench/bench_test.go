@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -20,9 +21,9 @@ import (
 
 // The benchmarks of the library alone, for profiles and allocations. What it is compared with is in the program.
 
-func newClient(b *testing.B) *relock.Client {
+func newClient(b *testing.B, options ...relock.Option) *relock.Client {
 	b.Helper()
-	client, err := relock.New(redistest.Shared(b).Client())
+	client, err := relock.New(redistest.Shared(b).Client(), options...)
 	require.NoError(b, err)
 	b.Cleanup(func() { _ = client.Close() })
 	return client
@@ -311,4 +312,54 @@ func BenchmarkHandover(b *testing.B) {
 			b.ReportMetric(micros(took.quantile(0.99)), "p99-µs")
 		})
 	}
+}
+
+// BenchmarkContended is many goroutines of one process that each see a lock go from another client to one that waits for it: always
+// the same few locks, whose channels stay subscribed, or a new one each time.
+func BenchmarkContended(b *testing.B) {
+	for _, name := range []string{"few", "new"} {
+		b.Run("locks="+name, func(b *testing.B) {
+			var queued sync.Map // of the channels to close, by lock
+			owner, client := newClient(b), newClient(b, relock.WithHooks(relock.Hooks{Queued: func(q relock.Queued) {
+				waits, _ := queued.LoadAndDelete(q.Name)
+				close(waits.(chan struct{}))
+			}}))
+			prefix := freshLock("contended")
+			var goroutines, locks atomic.Int64
+			b.SetParallelism(32)
+			b.ReportAllocs()
+			b.ResetTimer()
+			before := clientCPU()
+			b.RunParallel(func(pb *testing.PB) {
+				lock := fmt.Sprintf("%s:few:%d", prefix, goroutines.Add(1))
+				for pb.Next() {
+					if name == "new" {
+						lock = fmt.Sprintf("%s:new:%d", prefix, locks.Add(1))
+					}
+					if err := seeOver(b.Context(), owner.NewLock(lock), client.NewLock(lock), &queued); err != nil {
+						b.Error(err)
+						return
+					}
+				}
+			})
+			b.ReportMetric(float64((clientCPU()-before).Nanoseconds())/float64(b.N), "cpu-ns/op")
+		})
+	}
+}
+
+// seeOver locks, waits until next is queued, and unlocks; and returns when next has had the lock.
+func seeOver(ctx context.Context, lock, next *relock.Lock, queued *sync.Map) error {
+	section, err := lock.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	waits, done := make(chan struct{}), make(chan error, 1)
+	queued.Store(lock.Name(), waits)
+	go func() { done <- next.Do(ctx, func(context.Context) error { return nil }) }()
+	select {
+	case <-waits:
+	case err := <-done:
+		return errors.Join(err, errors.New("it did not wait"), lock.Unlock(section))
+	}
+	return errors.Join(lock.Unlock(section), <-done)
 }
