@@ -135,7 +135,7 @@ func TestAnOrphanIsKeptUntilNothingOfItCanComeAnyMore(t *testing.T) {
 			h.lost, h.flying = test.lost, test.flying
 			o := r.client.orphans
 			p := &orphan{hold: h, since: time.Now().Add(-test.age), lease: lease}
-			o.abandon(t.Context(), []*orphan{p})
+			o.abandon([]*orphan{p}, time.Now().Add(time.Minute))
 			require.True(t, p.confirmed)
 			require.Equal(t, test.kept, len(o.pending) == 1)
 		})
@@ -147,11 +147,11 @@ func TestAnOrphanOfWhichACommandLandedMeanwhileIsTriedAgainAtOnce(t *testing.T) 
 	h, o := r.hold(), r.client.orphans
 	h.landings = 1 // since the round trip began
 	p := &orphan{hold: h, since: time.Now(), lease: time.Minute}
-	o.abandon(t.Context(), []*orphan{p})
+	o.abandon([]*orphan{p}, time.Now().Add(time.Minute))
 	require.False(t, p.confirmedLocked(), "that was before")
 	batch, _, _ := o.due(time.Now())
 	require.Equal(t, []*orphan{p}, batch)
-	o.abandon(t.Context(), batch)
+	o.abandon(batch, time.Now().Add(time.Minute))
 	require.True(t, p.confirmedLocked())
 	require.Empty(t, o.pending)
 }

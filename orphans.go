@@ -107,14 +107,12 @@ func (o *orphans) run() {
 			o.last()
 			return
 		}
-		batch, next, more := o.due(time.Now())
+		due, next, more := o.due(time.Now())
 		if !more {
 			return
 		}
-		if len(batch) > 0 {
-			ctx, cancel := context.WithTimeout(context.Background(), orphanLimit)
-			o.abandon(ctx, batch)
-			cancel()
+		if len(due) > 0 {
+			o.try(due)
 			continue
 		}
 		timer.Reset(time.Until(next))
@@ -128,39 +126,54 @@ func (o *orphans) run() {
 
 // due takes out what is to be tried now. It says when something else will be, and whether anything is left at all; if
 // not, the goroutine that asked has to end.
-func (o *orphans) due(now time.Time) (batch []*orphan, next time.Time, more bool) {
+func (o *orphans) due(now time.Time) (due []*orphan, next time.Time, more bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if len(o.pending) == 0 {
 		o.running = false
 		return nil, next, false
 	}
-	batch = o.takeLocked(func(p *orphan) bool { return p.landedLocked() || !p.next.After(now) })
+	due = o.takeLocked(func(p *orphan) bool { return p.landedLocked() || !p.next.After(now) })
 	for _, p := range o.pending {
 		if next.IsZero() || p.next.Before(next) {
 			next = p.next
 		}
 	}
-	return batch, next, true
+	return due, next, true
 }
 
-func (o *orphans) takeLocked(want func(*orphan) bool) (batch []*orphan) {
+func (o *orphans) takeLocked(want func(*orphan) bool) (taken []*orphan) {
 	rest := o.pending[:0]
 	for _, p := range o.pending {
-		if len(batch) < orphanBatch && want(p) {
+		if want(p) {
 			p.landings = p.hold.landings
-			batch = append(batch, p)
+			taken = append(taken, p)
 		} else {
 			rest = append(rest, p)
 		}
 	}
 	clear(o.pending[len(rest):])
 	o.pending = rest
-	return batch
+	return taken
 }
 
-// abandon tries a batch, and keeps what is not done with.
-func (o *orphans) abandon(ctx context.Context, batch []*orphan) {
+// try tries what is due, a batch after the other. Close leaves the rest to last.
+func (o *orphans) try(due []*orphan) {
+	for batch := range slices.Chunk(due, orphanBatch) {
+		if o.client.isClosed() {
+			o.mu.Lock()
+			o.pending = append(o.pending, batch...)
+			o.mu.Unlock()
+			continue
+		}
+		o.abandon(batch, time.Now().Add(orphanLimit))
+	}
+}
+
+// abandon tries a batch until then, and keeps what is not done with. It says whether Redis has answered at all.
+func (o *orphans) abandon(batch []*orphan, until time.Time) (answers bool) {
+	ctx, cancel := context.WithDeadline(context.Background(), until)
+	defer cancel()
 	errs := o.client.wire.abandon(ctx, batch)
 	now := time.Now()
 	o.mu.Lock()
@@ -169,6 +182,7 @@ func (o *orphans) abandon(ctx context.Context, batch []*orphan) {
 		err, age := errs[i], now.Sub(p.since)
 		p.tries++
 		p.confirmed = err == nil
+		answers = answers || p.confirmed
 		p.next = now.Add(min(orphanFirst<<min(p.tries-1, 10), orphanLong))
 		switch {
 		case p.confirmedLocked() && (!p.unsureLocked() || p.hold.flying == 0 && age > p.lease):
@@ -180,31 +194,26 @@ func (o *orphans) abandon(ctx context.Context, batch []*orphan) {
 			o.pending = append(o.pending, p)
 		}
 	}
+	return answers
 }
 
 // last is what Close waits for: that each orphan is confirmed once after its commands have landed, as far as that can be
 // had within closeLimit.
 func (o *orphans) last() {
 	until := time.Now().Add(closeLimit)
+	isOpen := func(p *orphan) bool { return !p.confirmedLocked() }
 	for {
 		o.mu.Lock()
-		batch := o.takeLocked(func(p *orphan) bool { return !p.confirmedLocked() })
+		open := o.takeLocked(isOpen)
 		o.mu.Unlock()
-		if len(batch) > 0 {
-			ctx, cancel := context.WithDeadline(context.Background(), until)
-			o.abandon(ctx, batch)
-			cancel()
-		}
-		o.mu.Lock()
-		if slices.ContainsFunc(batch, func(p *orphan) bool { return p.confirmed }) { // Redis answers
-			until = time.Now().Add(closeLimit)
-			if len(batch) == orphanBatch {
-				o.mu.Unlock() // there may be more
-				continue
+		for batch := range slices.Chunk(open, orphanBatch) {
+			if time.Now().Before(until) && o.abandon(batch, until) {
+				until = time.Now().Add(closeLimit)
 			}
 		}
-		open := slices.ContainsFunc(o.pending, func(p *orphan) bool { return !p.confirmedLocked() || p.hold.flying > 0 })
-		if !open || !time.Now().Before(until) { // what is still open then ends with its lease
+		o.mu.Lock()
+		more := slices.ContainsFunc(o.pending, func(p *orphan) bool { return isOpen(p) || p.hold.flying > 0 })
+		if !more || !time.Now().Before(until) { // what is still open then ends with its lease
 			o.pending, o.running = nil, false
 			o.mu.Unlock()
 			return
