@@ -20,6 +20,7 @@ type watchdog struct {
 	client *Client
 	wake   chan struct{}
 	rounds sync.Pool // that are over
+	lost   []*loss   // whose sections have ended, and that are not reported yet; only its goroutine's
 
 	// Guarded by the table's mutex.
 	running  bool
@@ -45,7 +46,7 @@ func (h *hold) early() time.Duration {
 	return h.ttl / 3 / dueSoon
 }
 
-// lookAtMost is how many leases the watchdog looks at for renewal at once, so that others get at the table in between.
+// lookAtMost is how many leases the watchdog renews, or ends, at once, so that others get at the table in between.
 const lookAtMost = 10 * renewBatch
 
 // lookSpread is the time over which a look spreads the next renewals of what it renews: each is a nanosecond after the
@@ -99,12 +100,17 @@ func (d *watchdog) expect(h *hold, sent time.Time) {
 func (d *watchdog) run() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
+	defer d.report()
 	for {
 		r, next := d.look(time.Now())
 		if r != nil {
 			d.client.workers.start(func() { d.renew(r) })
 		}
-		timer.Reset(next - time.Since(d.client.table.start))
+		left := next - time.Since(d.client.table.start)
+		if left > 0 { // else more may be lost, and all sections that are end before anything else is done
+			d.report()
+		}
+		timer.Reset(left)
 		select {
 		case <-timer.C:
 		case <-d.wake:
@@ -150,8 +156,8 @@ func (r *round) keepWantedLocked(t *table) {
 	})
 }
 
-// look looks at what is due: it returns the leases to renew, if any, ends those whose deadline has come, and says
-// when it wants to look again.
+// look looks at what is due: it returns the leases to renew, if any, ends those whose deadline has come, and their sections, and
+// says when it wants to look again.
 func (d *watchdog) look(now time.Time) (r *round, next time.Duration) {
 	t := d.client.table
 	at := t.at(now)
@@ -162,6 +168,9 @@ func (d *watchdog) look(now time.Time) (r *round, next time.Duration) {
 	for len(t.leases) > 0 {
 		h := t.leases[0].tenure.hold
 		if !h.deadline.After(now) {
+			if full = len(lost) == lookAtMost; full {
+				break
+			}
 			lost = append(lost, t.loseLocked(h, h.reasonLocked(t, now)))
 			continue
 		}
@@ -205,12 +214,21 @@ func (d *watchdog) look(now time.Time) (r *round, next time.Duration) {
 	}
 	t.mu.Unlock()
 	for _, l := range lost {
-		l.tell()
+		l.end()
 	}
+	d.lost = append(d.lost, lost...)
 	for _, l := range leaked {
 		l.tell(now.Sub(l.hold.since))
 	}
 	return r, next
+}
+
+// report reports the losses that look has found.
+func (d *watchdog) report() {
+	for _, l := range d.lost {
+		l.report()
+	}
+	d.lost = nil
 }
 
 // leak is an entry that nobody can unlock any more.
@@ -405,13 +423,23 @@ func (t *table) loseLocked(h *hold, reason LossReason) *loss {
 	return l
 }
 
-// tell ends the contexts of the section, newest entry first, before anything else.
+// tell ends the section, before anything else.
 func (l *loss) tell() {
-	defer l.hold.client.workers.leave()
+	l.end()
+	l.report()
+}
+
+// end ends the contexts of the section, newest entry first.
+func (l *loss) end() {
 	for _, cancel := range l.cancel {
 		cancel(l.err)
 	}
+}
+
+// report tells everybody else.
+func (l *loss) report() {
 	h := l.hold
+	defer h.client.workers.leave()
 	c := h.client
 	if l.err.Reason != LossTaken || h.unsure || h.queuedFor {
 		// The last renewal may have reached Redis without our knowing: do not let it keep the lock from others. And who was

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -1626,5 +1627,27 @@ func TestALostReplyOfUnlockIsNotALostLock(t *testing.T) {
 		require.NoError(t, l.Unlock(outer), "the second try finds nothing, and that was the first one's doing")
 		pass(relock.DefaultTTL)
 		w.requireNothingLeft("a")
+	})
+}
+
+func TestAllSectionsThatAreLostTogetherEndBeforeAnythingElseIsDone(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const locks = 1_500 // more than are ended at once
+		var sections []context.Context
+		var losses, early atomic.Int64
+		m := w.NewClient(relock.WithHooks(relock.Hooks{Lost: func(relock.Lost) {
+			losses.Add(1)
+			if slices.ContainsFunc(sections, func(section context.Context) bool { return section.Err() == nil }) {
+				early.Add(1)
+			}
+		}}))
+		for i := range locks {
+			sections = append(sections, enter(t, t.Context(), m.NewLock(fmt.Sprint(i)))) //nolint:fatcontext // they do not nest
+		}
+		m.net.Partition()
+		pass(relock.DefaultTTL)
+		require.EqualValues(t, locks, losses.Load())
+		require.Zero(t, early.Load())
+		m.net.Heal()
 	})
 }
