@@ -35,7 +35,8 @@
 //	relock.events.dropped        counter {event}        events that were not counted, because a hook was slow
 //
 // Durations are of what has ended. A section that hangs shows in the ages of what is held now. Counters begin with 0,
-// not with their first event. Exported to Prometheus, the metrics have the names of the module relock/prometheus.
+// not with their first event; with a lock attribute, when the first lock with its value is asked for. (Histograms begin with
+// their first event.) Exported to Prometheus, the metrics have the names of the module relock/prometheus.
 //
 // The page docs/OBSERVABILITY.md of the repository has all attribute values, alerts, and a dashboard.
 //

@@ -33,7 +33,8 @@
 // Durations are of what has ended. A section that hangs shows in the ages of what is held now. Histograms have classic
 // buckets, and native ones for a Prometheus that asks for them; the alerts and the dashboard want the classic ones
 // (always_scrape_classic_histograms). Counters begin with 0, not with their first event, so
-// that increase() sees that one too.
+// that increase() sees that one too, if there was a scrape before it; with a lock label, when the first lock with its value
+// is asked for.
 //
 // The page docs/OBSERVABILITY.md of the repository has all label values, alerts, and a dashboard.
 //
