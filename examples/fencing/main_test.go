@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"database/sql"
+	"io"
 	"testing"
 	"time"
 
@@ -36,4 +37,12 @@ func TestTheGuardAcceptsTheSameTokenAgainAndNoSmallerOne(t *testing.T) {
 	balance, err := balanceOf(ctx, db, "fenced")
 	require.NoError(t, err)
 	require.Equal(t, 3, balance)
+}
+
+func TestAURLThatCannotBeReadIsNotRepeatedAsItMayHaveAPassword(t *testing.T) {
+	for _, url := range []string{"redis://user:secret@localhost:port", "redis://user:secret/1@localhost", "http://user:secret@localhost"} {
+		err := run(t.Context(), io.Discard, url)
+		require.ErrorContains(t, err, "REDIS_URL")
+		require.NotContains(t, err.Error(), "secret")
+	}
 }

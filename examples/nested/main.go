@@ -44,7 +44,7 @@ func run(ctx context.Context, out io.Writer, redisURL string) error {
 	if redisURL != "" {
 		var err error
 		if options, err = redis.ParseURL(redisURL); err != nil {
-			return fmt.Errorf("REDIS_URL (such as redis://localhost:6379): %w", err)
+			return errors.New("REDIS_URL cannot be read: it must be such as redis://localhost:6379") // err repeats it, and with it a password
 		}
 	} else {
 		server, err := miniredis.Run()

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"io"
 	"testing"
 	"time"
 
@@ -28,4 +29,12 @@ func TestNestedCallsBehaveAsToldOnAServer(t *testing.T) {
 	defer cancel()
 	var out bytes.Buffer
 	require.NoError(t, run(ctx, &out, server.URL()), "%s", &out)
+}
+
+func TestAURLThatCannotBeReadIsNotRepeatedAsItMayHaveAPassword(t *testing.T) {
+	for _, url := range []string{"redis://user:secret@localhost:port", "redis://user:secret/1@localhost", "http://user:secret@localhost"} {
+		err := run(t.Context(), io.Discard, url)
+		require.ErrorContains(t, err, "REDIS_URL")
+		require.NotContains(t, err.Error(), "secret")
+	}
 }

@@ -457,3 +457,11 @@ func TestWhatCannotWorkIsSaidAtOnce(t *testing.T) {
 	require.NoError(t, l.Close())
 	require.Error(t, run(t.Context(), io.Discard, "127.0.0.1:0", "redis://"+closed), "no Redis there")
 }
+
+func TestAURLThatCannotBeReadIsNotRepeatedAsItMayHaveAPassword(t *testing.T) {
+	for _, url := range []string{"redis://user:secret@localhost:port", "redis://user:secret/1@localhost", "http://user:secret@localhost"} {
+		err := run(t.Context(), io.Discard, "127.0.0.1:0", url)
+		require.ErrorContains(t, err, "REDIS_URL")
+		require.NotContains(t, err.Error(), "secret")
+	}
+}

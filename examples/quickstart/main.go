@@ -321,7 +321,7 @@ func (s *story) connect(ctx context.Context, redisURL string) error {
 	if redisURL != "" {
 		parsed, err := redis.ParseURL(redisURL)
 		if err != nil {
-			return fmt.Errorf("REDIS_URL (such as redis://localhost:6379): %w", err)
+			return errors.New("REDIS_URL cannot be read: it must be such as redis://localhost:6379") // err repeats it, and with it a password
 		}
 		options = parsed
 		s.say("--", "Redis is at %s; keys begin with %s", options.Addr, s.prefix)

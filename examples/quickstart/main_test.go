@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -113,3 +114,11 @@ func TestAnInterruptEndsTheStoryWithItsCause(t *testing.T) {
 type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+func TestAURLThatCannotBeReadIsNotRepeatedAsItMayHaveAPassword(t *testing.T) {
+	for _, url := range []string{"redis://user:secret@localhost:port", "redis://user:secret/1@localhost", "http://user:secret@localhost"} {
+		err := run(t.Context(), io.Discard, url)
+		require.ErrorContains(t, err, "REDIS_URL")
+		require.NotContains(t, err.Error(), "secret")
+	}
+}

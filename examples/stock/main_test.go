@@ -92,3 +92,11 @@ func TestBuyersThatHaveConnectedAndNotAskedDoNotHoldUpTheEnd(t *testing.T) {
 	require.Error(t, d.sales(ctx))
 	require.Less(t, time.Since(began), 4*time.Second) // Shutdown waits 5 s for them
 }
+
+func TestAURLThatCannotBeReadIsNotRepeatedAsItMayHaveAPassword(t *testing.T) {
+	for _, url := range []string{"redis://user:secret@localhost:port", "redis://user:secret/1@localhost", "http://user:secret@localhost"} {
+		err := run(t.Context(), io.Discard, url)
+		require.ErrorContains(t, err, "REDIS_URL")
+		require.NotContains(t, err.Error(), "secret")
+	}
+}
