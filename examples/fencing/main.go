@@ -115,23 +115,34 @@ func run(ctx context.Context, out io.Writer, redisURL string) error {
 		return err
 	}
 
-	s := &scene{out: out, locks: locks, db: db}
-	fmt.Fprintln(out, "Without the token:")
-	balance, err := s.play(ctx, "plain", setBalance)
+	err = tell(ctx, &scene{out: out, locks: locks, db: db})
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx) // and not what the call that it has ended makes of it
+	}
+	return err
+}
+
+// tell plays the scene without the token and with it.
+func tell(ctx context.Context, s *scene) error {
+	fmt.Fprintln(s.out, "Without the token:")
+	balance, late, err := s.play(ctx, "plain", setBalance)
 	if err != nil {
 		return err
 	}
-	if balance != 70 {
-		return fmt.Errorf("the balance is %d", balance)
+	if late != nil || balance != 70 {
+		return fmt.Errorf("the balance is %d, and the late write: %s", balance, outcome(late))
 	}
-	fmt.Fprintln(out, "  The deposit is gone: 100 + 50 - 30 is 120, not 70.")
+	fmt.Fprintln(s.out, "  The deposit is gone: 100 + 50 - 30 is 120, not 70.")
 
-	fmt.Fprintln(out, "\nWith the token:")
-	balance, err = s.play(ctx, "fenced", setBalanceFenced)
-	if !errors.Is(err, errStaleToken) || balance != 150 {
-		return fmt.Errorf("the balance is %d, and the late write ended with: %w", balance, err)
+	fmt.Fprintln(s.out, "\nWith the token:")
+	balance, late, err = s.play(ctx, "fenced", setBalanceFenced)
+	if err != nil {
+		return err
 	}
-	fmt.Fprintln(out, "  Nothing is lost. The withdrawal knows that it did not happen, and is tried again:")
+	if !errors.Is(late, errStaleToken) || balance != 150 {
+		return fmt.Errorf("the balance is %d, and the late write: %s", balance, outcome(late))
+	}
+	fmt.Fprintln(s.out, "  Nothing is lost. The withdrawal knows that it did not happen, and is tried again:")
 	return s.again(ctx, "fenced")
 }
 
@@ -146,7 +157,7 @@ type set func(ctx context.Context, db *sql.DB, id string, balance int, token int
 
 // play has a withdrawal lose its lock between its read and its write, and a deposit happen in between. It returns the
 // balance after that, and what the late write has ended with.
-func (s *scene) play(ctx context.Context, id string, set set) (balance int, late error) {
+func (s *scene) play(ctx context.Context, id string, set set) (balance int, late, err error) {
 	const lease = 200 * time.Millisecond
 	// No watchdog: a process that stands still does not renew either.
 	withdrawing := s.locks.NewLock("account:"+id, relock.WithFixedLease(lease))
@@ -154,13 +165,13 @@ func (s *scene) play(ctx context.Context, id string, set set) (balance int, late
 
 	withdrawal, err := withdrawing.Lock(ctx)
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
 	defer withdrawing.Unlock(withdrawal)
 	old := withdrawing.Token(withdrawal) // at the beginning: once the lock is lost it is 0
 	before, err := balanceOf(withdrawal, s.db, id)
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
 	fmt.Fprintf(s.out, "  withdrawal: has the lock, token %d; reads %d; now stands still for longer than its lease\n", old, before)
 
@@ -177,18 +188,18 @@ func (s *scene) play(ctx context.Context, id string, set set) (balance int, late
 		return nil
 	})
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
 
 	// The withdrawal goes on. Its context has ended long since, but this write does not heed it: it was on its way.
 	late = set(context.WithoutCancel(withdrawal), s.db, id, before-30, old)
 	fmt.Fprintf(s.out, "  withdrawal: writes %d with token %d: %s\n", before-30, old, outcome(late))
 	if err := withdrawing.Unlock(withdrawal); !errors.Is(err, relock.ErrLockLost) {
-		return 0, fmt.Errorf("the Unlock of the lost section: %w", err)
+		return 0, late, fmt.Errorf("the Unlock of the lost section: %s", outcome(err))
 	}
 	balance, err = balanceOf(ctx, s.db, id)
 	fmt.Fprintf(s.out, "  the balance is %d\n", balance)
-	return balance, errors.Join(err, late)
+	return balance, late, err
 }
 
 // again is the withdrawal as it should be: with a lock of its own, from the present balance.

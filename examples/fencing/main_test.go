@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"database/sql"
+	"errors"
 	"io"
 	"testing"
 	"time"
@@ -46,3 +47,22 @@ func TestAURLThatCannotBeReadIsNotRepeatedAsItMayHaveAPassword(t *testing.T) {
 		require.NotContains(t, err.Error(), "secret")
 	}
 }
+
+func TestAnInterruptIsNotTakenForTheEndOfTheLateWrite(t *testing.T) {
+	ctx, interrupt := context.WithCancelCause(t.Context())
+	cause := errors.New("interrupted")
+	withdrawals := 0
+	err := run(ctx, writerFunc(func(line []byte) (int, error) {
+		if bytes.Contains(line, []byte("now stands still")) {
+			if withdrawals++; withdrawals == 2 { // the one with the token; the deposit is about to wait
+				interrupt(cause)
+			}
+		}
+		return len(line), nil
+	}), "")
+	require.Equal(t, cause, err)
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }

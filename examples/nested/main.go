@@ -70,12 +70,16 @@ func run(ctx context.Context, out io.Writer, redisURL string) error {
 	pay := &payment{client, log}
 	stock := &inventory{client, log, pay}
 	shop := &orders{client, log, stock}
-	return errors.Join(
+	err = errors.Join(
 		chain(ctx, shop),
 		together(ctx, shop),
 		apart(ctx, client, log),
 		steps(ctx, client, log),
 	)
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx) // once, and not what each call makes of it
+	}
+	return err
 }
 
 // The services. In each, the context that Do hands to the function goes into every call that is made in the section.

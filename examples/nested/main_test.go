@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"testing"
 	"time"
@@ -38,3 +39,20 @@ func TestAURLThatCannotBeReadIsNotRepeatedAsItMayHaveAPassword(t *testing.T) {
 		require.NotContains(t, err.Error(), "secret")
 	}
 }
+
+func TestAnInterruptIsToldOnce(t *testing.T) {
+	redistest.NoGoroutineLeft(t, "redis/go-redis", "alicebob/miniredis")
+	ctx, interrupt := context.WithCancelCause(t.Context())
+	cause := errors.New("interrupted")
+	err := run(ctx, writerFunc(func(line []byte) (int, error) {
+		if bytes.Contains(line, []byte("payment.Charge")) {
+			interrupt(cause)
+		}
+		return len(line), nil
+	}), "")
+	require.Equal(t, cause, err)
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }

@@ -53,10 +53,10 @@ func run(ctx context.Context, out io.Writer, redisURL string) error {
 		start:  time.Now(),
 		prefix: "relock-quickstart:" + rand.Text()[:8] + ":",
 	}
+	defer s.disconnect() // for the ways out before the end of the story; a second Close does nothing
 	if err := s.connect(ctx, redisURL); err != nil {
 		return err
 	}
-	defer s.disconnect() // for the ways out before the end of the story; a second Close does nothing
 
 	for _, chapter := range []struct {
 		title string
@@ -69,7 +69,11 @@ func run(ctx context.Context, out io.Writer, redisURL string) error {
 		{"The end", s.end},
 	} {
 		s.say("", "%s", chapter.title)
-		if err := chapter.tell(ctx); err != nil {
+		err := chapter.tell(ctx)
+		if err != nil && ctx.Err() != nil {
+			err = context.Cause(ctx) // once, and not what each call makes of it
+		}
+		if err != nil {
 			return fmt.Errorf("%s: %w", chapter.title, err)
 		}
 	}

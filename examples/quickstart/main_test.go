@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"strings"
 	"testing"
@@ -109,6 +110,25 @@ func TestAnInterruptEndsTheStoryWithItsCause(t *testing.T) {
 		return out.Write(line)
 	}), "")
 	require.ErrorIs(t, err, context.Canceled, "%s", &out)
+}
+
+func TestAnInterruptIsToldOnceHoweverManyWait(t *testing.T) {
+	redistest.NoGoroutineLeft(t, "redis/go-redis", "alicebob/miniredis")
+	ctx, interrupt := context.WithCancelCause(t.Context())
+	err := run(ctx, writerFunc(func(line []byte) (int, error) {
+		if bytes.Contains(line, []byte("in after")) { // one has been in, the others want to
+			interrupt(errors.New("interrupted"))
+		}
+		return len(line), nil
+	}), "")
+	require.EqualError(t, err, "Nine goroutines on three instances want one lock: interrupted")
+}
+
+func TestAnInterruptAtTheBeginningLeavesNothing(t *testing.T) {
+	redistest.NoGoroutineLeft(t, "redis/go-redis", "alicebob/miniredis")
+	ctx, interrupt := context.WithCancel(t.Context())
+	interrupt()
+	require.Error(t, run(ctx, io.Discard, ""))
 }
 
 type writerFunc func([]byte) (int, error)
