@@ -455,7 +455,30 @@ func TestWhatCannotWorkIsSaidAtOnce(t *testing.T) {
 	require.NoError(t, err)
 	closed := l.Addr().String()
 	require.NoError(t, l.Close())
-	require.Error(t, run(t.Context(), io.Discard, "127.0.0.1:0", "redis://"+closed), "no Redis there")
+	require.ErrorContains(t, run(t.Context(), io.Discard, "127.0.0.1:0", "redis://"+closed), "redis at "+closed)
+}
+
+func TestTheShopLeavesOnlyTokensInRedis(t *testing.T) {
+	server := redistest.Start(t)
+	rdb := server.Client()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	s := &shop{options: server.Options(), prefix: "shop:"}
+	closed := make(chan error, 1)
+	go func() { closed <- s.run(ctx) }()
+	redistest.Eventually(t, 20*time.Second, func() bool {
+		return rdb.Exists(t.Context(), s.key("carts:3")).Val() == 1
+	}, "somebody else uses the key of a lock")
+	cancel()
+	select {
+	case err := <-closed:
+		require.NoError(t, err)
+	case <-time.After(30 * time.Second):
+		t.Fatal("the shop does not close")
+	}
+	redistest.Eventually(t, 10*time.Second, func() bool { // leases that nobody renews run out
+		return !slices.ContainsFunc(redistest.Keys(t, rdb), func(key string) bool { return !strings.HasSuffix(key, ":token") })
+	}, "only tokens are left")
 }
 
 func TestAURLThatCannotBeReadIsNotRepeatedAsItMayHaveAPassword(t *testing.T) {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"runtime"
 	"strconv"
@@ -34,8 +35,9 @@ func (s *shop) run(ctx context.Context) error {
 	defer operator.Close()
 	s.redis = operator
 	if err := operator.Ping(ctx).Err(); err != nil {
-		return err
+		return fmt.Errorf("redis at %s: %w", s.options.Addr, err)
 	}
+	defer operator.Del(context.WithoutCancel(ctx), s.key("carts:3"), s.key("carts:4")) // see wrongType and unconfirmed
 	var instances [2]instance
 	for i := range instances {
 		var err error
