@@ -2,10 +2,14 @@
 // alerts (alerts.yml) and the dashboard (dashboard.json) in this directory have something to show:
 //
 //	cd examples/observability
-//	go run .                                      # serves metrics until it is interrupted
-//	prometheus --config.file=prometheus.yml       # scrapes them, and has the alerts: http://localhost:9090/alerts
+//	go run .          # serves metrics until it is interrupted
 //
-// and import dashboard.json in Grafana. It starts an embedded Redis; with REDIS_URL=redis://... it uses that one, under
+// In another terminal, a Prometheus scrapes them, and has the alerts (http://localhost:9090/alerts):
+//
+//	cd examples/observability
+//	prometheus --config.file=prometheus.yml --storage.tsdb.path="$(mktemp -d)"
+//
+// And import dashboard.json in Grafana. The program starts an embedded Redis; with REDIS_URL=redis://... it uses that one, under
 // keys of its own.
 //
 // The metrics are served twice, at /metrics from the module relock/prometheus, and at /otel from relock/otel through
@@ -46,7 +50,7 @@ func main() {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	if *limit > 0 {
-		ctx, stop = context.WithTimeout(ctx, *limit)
+		time.AfterFunc(*limit, stop)
 	}
 	err := run(ctx, os.Stdout, *listen, os.Getenv("REDIS_URL"))
 	stop()
