@@ -172,7 +172,7 @@ func (t *Telemetry) acquireFinished(e relock.AcquireFinished) {
 	if e.Waited {
 		t.wakes.Add(ctx, 1, t.with(lock, WakeKey.String(string(e.Wake))))
 	}
-	t.inflight.opened(holdKey{e.Name, e.Holder, e.Token}, openHold{label: lock, since: e.Start.Add(e.Duration), ttl: e.TTL})
+	t.inflight.opened(holdKey{e.Name, e.Holder, e.Token}, e.Start, openHold{label: lock, since: e.Start.Add(e.Duration), ttl: e.TTL})
 }
 
 // ended counts a hold that is over.
@@ -183,7 +183,7 @@ func (t *Telemetry) ended(key holdKey, end string, held, ttl time.Duration, dept
 		t.holdTTL.Record(ctx, float64(held)/float64(ttl), t.with(lock))
 	}
 	t.depth.Record(ctx, int64(depth), t.with(lock))
-	t.inflight.closed(key)
+	t.inflight.closed(key, held)
 }
 
 // lock is the attribute's value for a lock's name.

@@ -336,7 +336,7 @@ func (c *Collector) acquireFinished(e relock.AcquireFinished) {
 	if e.Waited {
 		c.wakes.WithLabelValues(c.with(lock, string(e.Wake))...).Inc()
 	}
-	c.inflight.opened(holdKey{e.Name, e.Holder, e.Token}, openHold{label: lock, since: e.Start.Add(e.Duration), ttl: e.TTL})
+	c.inflight.opened(holdKey{e.Name, e.Holder, e.Token}, e.Start, openHold{label: lock, since: e.Start.Add(e.Duration), ttl: e.TTL})
 }
 
 // ended counts a hold that is over.
@@ -347,5 +347,5 @@ func (c *Collector) ended(key holdKey, end string, held, ttl time.Duration, dept
 		c.holdTTL.WithLabelValues(c.with(lock)...).Observe(float64(held) / float64(ttl))
 	}
 	c.depth.WithLabelValues(c.with(lock)...).Observe(float64(depth))
-	c.inflight.closed(key)
+	c.inflight.closed(key, held)
 }

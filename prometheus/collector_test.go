@@ -386,6 +386,38 @@ func TestDroppedEventsDoNotLeaveHoldsAndWaitersForEver(t *testing.T) {
 	is(t, 1, value(t, c, `relock_hold_duration_seconds_count{end="released"}`))
 }
 
+func TestAfterDroppedEventsAHolderWithoutTokensIsCountedAgain(t *testing.T) {
+	bubble(t, func(w *world) {
+		t := w.t
+		c := relockprom.New()
+		l := w.client(relock.WithHooks(c.Hooks()), relock.WithRedissonLayout()).NewLock("a")
+		ctx := relock.WithHolder(t.Context(), relock.NewHolder())
+		section := enter(t, ctx, l)
+		pass(time.Second)
+		c.Hooks().Dropped(relock.Dropped{Events: 1})
+		require.NoError(t, l.Unlock(section)) // of a hold that is not in the gauge any more
+		for range 3 {
+			pass(time.Second)
+			section := enter(t, ctx, l)
+			pass(time.Second)
+			is(t, 1, value(t, c, `relock_holds`))
+			require.NoError(t, l.Unlock(section))
+			synctest.Wait()
+			require.Zero(t, value(t, c, `relock_holds`))
+		}
+	})
+}
+
+func TestALossWithoutATokenThatIsToldBeforeTheEntryLeavesNoHold(t *testing.T) {
+	c, hooks := feed()
+	h := relock.NewHolder()
+	e := acquired("a", h, 0)
+	hooks.Lost(relock.Lost{Name: "a", Holder: h, Reason: relock.LossExpired})
+	e.Duration = time.Since(e.Start)
+	hooks.AcquireFinished(e)
+	require.Zero(t, value(t, c, `relock_holds`))
+}
+
 func TestTheNameIsNoLabelUnlessItIsMapped(t *testing.T) {
 	for _, test := range []struct {
 		name    string

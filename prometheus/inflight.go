@@ -13,7 +13,7 @@ type inflight struct {
 	mu      sync.Mutex
 	labels  map[string]struct{} // every lock label that was seen; just "" if there is no such label
 	holds   map[holdKey]openHold
-	ended   map[holdKey]struct{} // holds whose end was told before their begin
+	ended   map[holdKey]time.Time // holds whose end was told before their begin: when that was, or a little later
 	waiters map[waitKey]waiting
 }
 
@@ -77,13 +77,16 @@ func (f *inflight) waited(key waitKey) {
 	}
 }
 
-// opened notes a hold, unless its end was told already: a lease can be lost while Lock is about to return.
-func (f *inflight) opened(key holdKey, h openHold) {
+// opened notes a hold that was asked for at that time, unless its end was told already: a lease can be lost while Lock is about to
+// return. Without tokens, what was asked for after that one had begun is another: the begin of that one is missing.
+func (f *inflight) opened(key holdKey, asked time.Time, h openHold) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if _, over := f.ended[key]; over {
+	if begun, over := f.ended[key]; over {
 		delete(f.ended, key)
-		return
+		if key.token != 0 || !asked.After(begun) {
+			return
+		}
 	}
 	if open, another := f.holds[key]; another {
 		h = open
@@ -92,7 +95,7 @@ func (f *inflight) opened(key holdKey, h openHold) {
 	f.holds[key] = h
 }
 
-func (f *inflight) closed(key holdKey) {
+func (f *inflight) closed(key holdKey, held time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if h, open := f.holds[key]; open {
@@ -106,7 +109,7 @@ func (f *inflight) closed(key holdKey) {
 	if len(f.ended) >= endedLimit {
 		clear(f.ended)
 	}
-	f.ended[key] = struct{}{}
+	f.ended[key] = time.Now().Add(-held)
 }
 
 // reset forgets everything but the labels. After events were dropped, nobody can tell which of the holds here have
@@ -116,7 +119,7 @@ func (f *inflight) reset() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.holds = make(map[holdKey]openHold)
-	f.ended = make(map[holdKey]struct{})
+	f.ended = make(map[holdKey]time.Time)
 	f.waiters = make(map[waitKey]waiting)
 }
 
