@@ -49,6 +49,7 @@ func main() {
 	limit := flag.Duration("for", 0, "end after this `time` (0: when interrupted)")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second interrupt ends it at once, also while Redis is silent
 	if *limit > 0 {
 		time.AfterFunc(*limit, stop)
 	}

@@ -38,6 +38,7 @@ const (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second interrupt ends it at once, also while Redis is silent
 	err := run(ctx, os.Stdout, os.Getenv("REDIS_URL"))
 	stop()
 	if err != nil {
