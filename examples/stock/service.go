@@ -80,7 +80,7 @@ func answer(w http.ResponseWriter, err error) {
 	case errors.Is(err, errSoldOut):
 		http.Error(w, err.Error(), http.StatusConflict)
 	case errors.As(err, &locked):
-		// Nothing was done: it is safe to ask again, best when the present holder may be through.
+		// Nothing was done, as the section takes no other lock: it is safe to ask again, best when the present holder may be through.
 		w.Header().Set("Retry-After", fmt.Sprint(int(max(1, locked.TTL.Round(time.Second).Seconds()))))
 		http.Error(w, "busy, ask again later", http.StatusServiceUnavailable)
 	case errors.Is(err, relock.ErrLockLost):
