@@ -95,6 +95,7 @@ func run(ctx context.Context, out io.Writer, redisURL string) error {
 		server.ClockTTL(true) // keys expire with the clock
 		options.Addr = server.Addr()
 	}
+	options.ContextTimeoutEnabled = true // as the README says: fewer switches of goroutines, and a quicker Close
 	rdb := redis.NewClient(options)
 	defer rdb.Close()
 	if err := rdb.Ping(ctx).Err(); err != nil {
