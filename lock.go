@@ -418,8 +418,7 @@ func (a *acquiring) nested(h *hold) (again bool, err error) {
 		return true, nil
 	}
 	if !time.Now().Before(deadline) {
-		_ = h.lose(LossExpired) // the watchdog is about to find out
-		return true, nil
+		return a.outlived(h, h.lose(LossExpired)) // the watchdog is about to find out
 	}
 	a.nests = true
 	if !h.localReentry {

@@ -609,6 +609,60 @@ func (o *onSend) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
+// The watchdog is late, as where the process was stopped for a while: here there is none.
+func TestANestedCallThatFindsTheLeaseOverBeforeTheWatchdogEndsTheHold(t *testing.T) {
+	for name, c := range map[string]struct {
+		ctx  func(section, shared context.Context) context.Context
+		lost bool
+	}{
+		"in its section": {func(section, _ context.Context) context.Context { return section }, true},
+		"under a context that does not end with it": {
+			func(section, _ context.Context) context.Context { return context.WithoutCancel(section) }, true,
+		},
+		"outside of it": {func(_, shared context.Context) context.Context { return shared }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.client.watchdog.running = true // it is what this test says it is
+			l := r.client.NewLock(t.Name())
+			shared := WithHolder(t.Context(), NewHolder())
+			section, err := l.Lock(shared)
+			require.NoError(t, err)
+			token := l.Token(section)
+			h := frameOf(section, r.client, l.keys.base).hold
+			r.client.table.mu.Lock()
+			h.deadline = time.Now()
+			r.client.table.mu.Unlock()
+
+			done := make(chan entered, 1)
+			go func() {
+				again, err := l.Lock(c.ctx(section, shared))
+				done <- entered{again, err}
+			}()
+			var second entered
+			select {
+			case second = <-done:
+			case <-time.After(5 * time.Second):
+				_ = h.lose(LossExpired)
+				require.Fail(t, "it waits for the watchdog")
+			}
+			var lost *LostError
+			require.ErrorAs(t, context.Cause(section), &lost)
+			require.Equal(t, LossExpired, lost.Reason)
+			if c.lost {
+				require.Equal(t, error(lost), second.err)
+			} else {
+				require.NoError(t, second.err)
+				require.Equal(t, 1, l.Count(second.section))
+				require.Greater(t, l.Token(second.section), token)
+				require.NoError(t, l.Unlock(second.section))
+			}
+			require.ErrorIs(t, l.Unlock(section), ErrLockLost)
+			redistest.Eventually(t, 5*time.Second, func() bool { return r.owner() == "" }, "nothing is left")
+		})
+	}
+}
+
 func TestANestedEntryIntoAHoldThatIsBeingLeftIsAnError(t *testing.T) {
 	r := newRig(t)
 	l := r.client.NewLock(t.Name())
