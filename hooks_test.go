@@ -222,6 +222,21 @@ func TestTheOutcomeIsThatOfTheCallAndNotOfWhateverEndedItsContext(t *testing.T) 
 			_, err = m.NewLock("b").Lock(ctx)
 			require.ErrorIs(t, err, relock.ErrLocked)
 		}},
+		{"too few replicas confirm, and the wait ends before that is undone", relock.OutcomeError, func(t *testing.T, w *world, m *member) {
+			t.Helper()
+			w.warm(m)
+			m.net.On(redistest.Named("WAIT"), redistest.Answer(":0"))
+			m.net.On(redistest.Named("EVALSHA"), redistest.Hold()).Skip(1)
+			_, err := m.NewLock("b", relock.WithReplicaAcks(1, time.Millisecond)).TryLockFor(t.Context(), time.Second)
+			require.ErrorIs(t, err, relock.ErrNotReplicated)
+		}},
+		{"the wait ends while Redis is silent", relock.OutcomeCanceled, func(t *testing.T, _ *world, m *member) {
+			t.Helper()
+			m.net.Partition()
+			defer m.net.Heal()
+			_, err := m.NewLock("b").TryLockFor(t.Context(), time.Second)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+		}},
 		{"in its own section that was lost", relock.OutcomeLost, func(t *testing.T, w *world, m *member) {
 			t.Helper()
 			section := enter(t, t.Context(), m.NewLock("b"))

@@ -749,13 +749,19 @@ func TestASiblingOutsideOfTheSectionIsNotToldOfItsEnd(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			fake(t, func(t *testing.T, w *world) {
-				m := w.NewClient(relock.WithTTL(5 * time.Minute))
+				var r recorder
+				m := w.NewClient(relock.WithTTL(5*time.Minute), relock.WithHooks(r.Hooks()))
 				l := m.NewLock("a")
 				shared := relock.WithHolder(t.Context(), relock.NewHolder())
 				first := enter(t, shared, l)
 				second := end(t, w, m, l, first, shared)
 				require.Error(t, first.Err())
 				require.Equal(t, 1, l.Count(second))
+				for _, event := range eventsOf[relock.AcquireFinished](&r) {
+					require.Equal(t, relock.OutcomeAcquired, event.Outcome)
+					require.False(t, event.Reentrant, "each has taken the lock anew")
+					require.Equal(t, 1, event.Depth)
+				}
 				require.NoError(t, l.Unlock(second))
 				pass(10 * time.Minute)
 				w.requireNothingLeft("a")

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -607,6 +608,33 @@ func (o *onSend) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		}
 		return next(ctx, cmd)
 	}
+}
+
+func TestATryLockThatFindsItsSiblingInTheQueueIsErrLockedThoughThatHasTheLockWhenItReturns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+		defer func() { _ = rdb.Close() }()
+		c, err := New(rdb)
+		require.NoError(t, err)
+		defer func() { _ = c.Close() }()
+		l, holder := c.NewLock("a"), NewHolder()
+		h, first := c.table.join(holdKey{l.keys.base, holder}, l, "") // which is about to ask
+		require.True(t, first)
+		done := make(chan error, 1)
+		go func() {
+			_, err := l.TryLock(WithHolder(t.Context(), holder))
+			done <- err
+		}()
+		synctest.Wait()
+		c.table.mu.Lock()
+		close(h.queued)
+		h.state = held
+		c.table.mu.Unlock()
+		err = <-done
+		var locked *LockedError
+		require.ErrorAs(t, err, &locked)
+		require.Equal(t, &LockedError{Name: "a"}, locked)
+	})
 }
 
 // The watchdog is late, as where the process was stopped for a while: here there is none.

@@ -1131,6 +1131,40 @@ func TestAFixedLeaseThatIsUnlockedInTimeIsLikeAnyOther(t *testing.T) {
 	})
 }
 
+// A grant says no more than that the lease began after the waiter last knew that the lock was not its own.
+func TestAFixedLeaseThatIsGrantedIsAskedForWhereMoreThanATenthOfItMayBeGone(t *testing.T) {
+	const lease = time.Minute
+	const most = lease/10 - lease/100 - 2*time.Millisecond // beside the margin
+	for name, c := range map[string]struct {
+		waited, left time.Duration
+		asked        int
+	}{
+		"a tenth":             {most, lease - lease/10, 0},
+		"more than a tenth":   {most + time.Nanosecond, lease - margin(lease), 1},
+		"almost half of it":   {lease/2 - 2*margin(lease), lease - margin(lease), 1},
+		"more than all of it": {2 * lease, lease - margin(lease), 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				owner := w.NewClient(relock.WithTTL(time.Hour)).NewLock("a")
+				section := enter(t, t.Context(), owner)
+				m := w.NewClient(relock.WithFixedLease(lease))
+				w.warm(m)
+				l := m.NewLock("a")
+				waiting := begin(t, t.Context(), l.Lock)
+				pass(c.waited)
+				m.net.Reset()
+				require.NoError(t, owner.Unlock(section))
+				granted := waiting.section()
+				require.Equal(t, c.left, l.Remaining(granted))
+				require.Equal(t, c.asked, m.scripts())
+				require.Equal(t, lease, w.lease("a"))
+				require.NoError(t, l.Unlock(granted))
+			})
+		})
+	}
+}
+
 func TestExtendMovesTheEndOfAFixedLeaseAndNeverShortensIt(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		const lease = time.Minute
