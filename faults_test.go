@@ -1445,6 +1445,35 @@ func TestTooFewReplicaAcksUndoExactlyThisEntry(t *testing.T) {
 	w.leave(section, l, soon)
 }
 
+func TestWhatTooFewReplicasConfirmIsAbandonedOnlyWhereItsReleaseIsNotSure(t *testing.T) {
+	for name, c := range map[string]struct {
+		trouble func(w *arena, p *peer, cancel func()) // with an entry that is about to be asked for
+		abandon bool
+	}{
+		"released": {func(*arena, *peer, func()) {}, false},
+		"an entry may come late": {func(w *arena, p *peer, _ func()) {
+			p.faults.Once(w.script(luaAcquire), redistest.DropReply(redistest.EOF))
+		}, true},
+		"not released by the end of the wait": {func(w *arena, p *peer, cancel func()) {
+			p.faults.On(w.script(luaRelease), redistest.Answer("-LOADING Redis is loading the dataset in memory"))
+			p.faults.Once(w.script(luaRelease), redistest.Before(func([]string) { cancel() }))
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := onShared(t)
+			p := w.peer(relock.WithReplicaAcks(1, time.Millisecond))
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			abandoned := w.counter(p, luaAbandon)
+			c.trouble(w, p, cancel)
+			require.ErrorIs(t, w.start(ctx, p.NewLock("a")).out(soon), relock.ErrNotReplicated)
+			w.awaitFree("a", soon)
+			require.NoError(t, p.Close())
+			require.Equal(t, c.abandon, abandoned() > 0)
+		})
+	}
+}
+
 func TestReplicaAcksNeedNoMoreThanOneCommandInTheACL(t *testing.T) {
 	w, _ := withReplica(t)
 	options := relock.WithReplicaAcks(1, 100*time.Millisecond)

@@ -325,6 +325,27 @@ func TestALeaseOnlyMovesLater(t *testing.T) {
 	r.leaseIs(60 * time.Second)
 }
 
+// A grant that replicas are to confirm is asked for once more, on a connection that has written nothing of it yet. WAIT looks at
+// what its connection has written.
+func TestAnEntryThatIsAskedForInTheMillisecondInWhichItsLeaseWasSetSetsItOnceMore(t *testing.T) {
+	const lease = 20 * time.Second
+	r := newRig(t)
+	h := r.enter(WithTTL(lease))
+	const call = "local call = redis.call\n"
+	require.Contains(t, acquireScript.source, call)
+	inThatMillisecond := strings.Replace(acquireScript.source, call, `
+local function call(...)
+  if ... == 'PTTL' then
+    return 20000
+  end
+  return redis.call(...)
+end
+`, 1)
+	require.NoError(t, r.rdb.PExpire(t.Context(), r.keys.base, time.Second).Err()) // so that it can be seen
+	r.eval(inThatMillisecond, native{}.acquire(r.wire, h, change{target: 1, step: 1, lease: lease}, false, 0))
+	r.leaseIs(lease)
+}
+
 func TestReentryIntoALockThatWasLostTouchesNothing(t *testing.T) {
 	for _, after := range []string{"free", "another owner", "a newer hold of the same holder"} {
 		t.Run(after, func(t *testing.T) {
