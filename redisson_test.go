@@ -394,6 +394,62 @@ func TestWhoWaitsBehindACallThatSubscribesIsToldWhoHasTheLock(t *testing.T) {
 	w.leave(runner.in(soon), l, soon)
 }
 
+func TestAllOfARaceAreToldWhoHasHadTheLockLast(t *testing.T) {
+	const one, two = "f47ac10b-58cc-4372-a567-0e02b2c3d479:42", "f47ac10b-58cc-4372-a567-0e02b2c3d479:43"
+	has := func(w *world, holder string) {
+		w.Del("a")
+		w.HSet("a", holder, "1")
+		w.SetTTL("a", time.Minute)
+	}
+	refusal := func(t *testing.T, a *attempt) *relock.LockedError {
+		t.Helper()
+		_, err := a.result()
+		var locked *relock.LockedError
+		require.ErrorAs(t, err, &locked)
+		return locked
+	}
+	t.Run("asked for by its runner", func(t *testing.T) {
+		fake(t, func(t *testing.T, w *world) {
+			m := w.NewClient(inRedisson()...)
+			l := m.NewLock("a")
+			has(w, one)
+			runner := begin(t, t.Context(), tryFor(l, 4*time.Second))
+			var behind []*attempt
+			for _, wait := range []time.Duration{2 * time.Second, 3 * time.Second, time.Minute, 10 * time.Second} {
+				behind = append(behind, begin(t, t.Context(), tryFor(l, wait)))
+			}
+			pass(time.Second)
+			has(w, two)
+			w.Publish(redissonChannelOf("a"), "0")
+			settle()
+			m.net.Partition() // what is known is all that there is
+			for _, a := range []*attempt{behind[0], behind[1], runner, behind[3]} {
+				locked := refusal(t, a)
+				require.Equal(t, two, locked.Holder.String())
+				*locked = relock.LockedError{} // it is the caller's
+			}
+			m.net.Heal()
+		})
+	})
+	t.Run("asked for by one that comes", func(t *testing.T) {
+		fake(t, func(t *testing.T, w *world) {
+			m := w.NewClient(inRedisson()...)
+			w.warm(m)
+			l := m.NewLock("a")
+			has(w, one)
+			late := m.net.Once(redistest.Named("EVALSHA"), redistest.Hold())
+			comes := begin(t, t.Context(), tryFor(l, 2*time.Second)) // there is no race yet
+			runner := begin(t, t.Context(), tryFor(l, 4*time.Second))
+			has(w, two)
+			late.Release(t)
+			behind := begin(t, t.Context(), tryFor(l, time.Second))
+			require.Equal(t, two, refusal(t, behind).Holder.String())
+			require.Equal(t, two, refusal(t, comes).Holder.String())
+			require.ErrorIs(t, refusal(t, runner), relock.ErrLocked)
+		})
+	})
+}
+
 func TestASilentConnectionOfOneWaiterDoesNotKeepTheOthersOfItsClientOut(t *testing.T) {
 	const patient = 20 * time.Second
 	w := onShared(t)
