@@ -156,6 +156,20 @@ func TestAnOrphanOfWhichACommandLandedMeanwhileIsTriedAgainAtOnce(t *testing.T) 
 	require.Empty(t, o.pending)
 }
 
+func TestOrphansAreLookedAtAgainWhenTheNextOfThemIsDue(t *testing.T) {
+	r := newRig(t)
+	o, now := r.client.orphans, time.Now()
+	for _, in := range []time.Duration{2 * time.Second, 50 * time.Millisecond, 0, time.Second} {
+		o.pending = append(o.pending, &orphan{hold: r.hold(), next: now.Add(in)})
+	}
+	batch, next, more := o.due(now)
+	require.True(t, more)
+	require.Len(t, batch, 1)
+	require.Equal(t, now, batch[0].next)
+	require.Equal(t, now.Add(50*time.Millisecond), next)
+	o.pending = nil
+}
+
 func TestACommandThatWasLostIsNotForgottenForOneThatWasAnswered(t *testing.T) {
 	for name, answered := range map[string][]bool{"before": {true, false}, "after": {false, true}} {
 		t.Run(name, func(t *testing.T) {

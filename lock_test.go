@@ -1989,6 +1989,38 @@ func TestOfSeveralSubscriptionsOnlyThatIsRefusedWhichTheServerDoesNotAllow(t *te
 	})
 }
 
+func TestASubscriptionThatWasRefusedForGoodIsAskedForAnewByTheNextWaiter(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		_ = enter(t, t.Context(), w.NewClient().NewLock("a"))
+		m := w.NewClientOn(asTCP)
+		l := m.NewLock("a")
+		m.net.Once(redistest.Named("SUBSCRIBE"), redistest.Answer("-NOPERM this user has no permissions to access one of the channels"))
+		_, err := l.Lock(t.Context())
+		require.ErrorContains(t, err, "NOPERM")
+		waiting := begin(t, t.Context(), l.Lock) // and by now the user may
+		require.Len(t, w.queue("a"), 1)
+		require.True(t, waiting.waits())
+	})
+}
+
+func TestASubscriptionThatNobodyWaitsForIsNotMadeAnewWithItsConnection(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		owner, m := w.NewClient(), w.NewClientOn(asTCP)
+		for _, name := range []string{"a", "b"} {
+			_ = enter(t, t.Context(), owner.NewLock(name))
+		}
+		_, err := begin(t, t.Context(), tryFor(m.NewLock("a"), time.Second)).result()
+		require.ErrorIs(t, err, relock.ErrLocked)
+		waiting := begin(t, t.Context(), m.NewLock("b").Lock)
+		require.Len(t, w.PubSubChannels("*"), 2, "the one of a lingers")
+		m.net.CutPubSub()
+		pass(10 * time.Millisecond)
+		require.Equal(t, w.PubSubChannels(base("b")+":*"), w.PubSubChannels("*"))
+		require.Len(t, w.PubSubChannels("*"), 1)
+		require.True(t, waiting.waits())
+	})
+}
+
 func TestAFirstPubSubConnectionIsNoReconnectionHoweverLongItTakes(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		var r recorder
@@ -2272,9 +2304,15 @@ func TestAnOrphanThatRedisRefusesOrDoesNotAnswerIsGivenUpAndTold(t *testing.T) {
 	for name, c := range map[string]struct {
 		trouble redistest.Action
 		after   time.Duration
+		within  time.Duration
+		told    string
 	}{
-		"refused": {redistest.Answer("-NOPERM no"), 0},
-		"passing": {redistest.Answer("-LOADING Redis is loading the dataset in memory"), relock.DefaultTTL + time.Minute},
+		"refused": {redistest.Answer("-NOPERM no"), 0, 0, "NOPERM no"},
+		"passing": {
+			redistest.Answer("-LOADING Redis is loading the dataset in memory"), relock.DefaultTTL + time.Minute, 3 * time.Second,
+			"LOADING Redis is loading the dataset in memory",
+		},
+		"silent": {redistest.Stall(), relock.DefaultTTL + time.Minute, 5 * time.Second, "no answer from Redis yet"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			fake(t, func(t *testing.T, w *world) {
@@ -2291,9 +2329,11 @@ func TestAnOrphanThatRedisRefusesOrDoesNotAnswerIsGivenUpAndTold(t *testing.T) {
 				if c.after > 0 {
 					pass(c.after - time.Second)
 					require.Empty(t, log.about("could not confirm"))
-					pass(4 * time.Second)
+					pass(time.Second + c.within)
 				}
-				require.Len(t, log.about("could not confirm"), 1)
+				lines := log.about("could not confirm")
+				require.Len(t, lines, 1)
+				require.EqualError(t, lines[0].attrs["error"].(error), c.told)
 				require.Zero(t, goroutines("orphans"))
 			})
 		})

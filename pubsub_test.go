@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -80,6 +81,42 @@ func TestASubscriptionThatGoRedisHasMadeAnewIsAskedAfter(t *testing.T) {
 	l.confirmed("relock:{a}:me")
 	require.Len(t, w.words, 1)
 	require.Equal(t, word{}, <-w.words)
+}
+
+// As a go-redis would that looks at the context of Receive also where it has a connection: here it has none yet.
+func TestAConnectionIsReadAlsoWhereGoRedisWantsAContextThatIsNotDone(t *testing.T) {
+	r := newRig(t)
+	dialled := make(chan struct{}, 1)
+	rdb := r.server.Client(func(o *redis.Options) {
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+			if err == nil {
+				dialled <- struct{}{}
+			}
+			return conn, err
+		}
+	})
+	ps := rdb.Subscribe(t.Context())
+	l := &link{hub: r.client.hub, start: time.Now(), asked: []*question{{}}}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- l.read(ctx, ps) }()
+	select {
+	case <-dialled:
+	case err := <-done:
+		require.NoError(t, err)
+	}
+	require.NoError(t, ps.Ping(t.Context()))
+	redistest.Eventually(t, 5*time.Second, func() bool {
+		l.hub.mu.Lock()
+		defer l.hub.mu.Unlock()
+		return len(l.asked) == 0
+	}, "the answer is read")
+	cancel()
+	require.NoError(t, ps.Close())
+	require.Error(t, <-done)
+	require.True(t, l.answered)
 }
 
 func TestALinkPingsOnlyWhatIsWaitedForAndSilentAndGivesUpWhatOwesAnAnswer(t *testing.T) {

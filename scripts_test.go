@@ -2282,6 +2282,10 @@ func TestAReplyThatNoScriptGivesIsAnError(t *testing.T) {
 			if reply != ":-1" {
 				_, _, err = r.wire.release(t.Context(), r.hold(), 0, effort{})
 				require.Error(t, err, "release")
+				require.Error(t, r.wire.forceRelease(t.Context(), r.keys, "hold", effort{}), "force release")
+				require.Error(t, r.wire.abandon(t.Context(), []*orphan{{hold: r.hold()}})[0], "abandon")
+				_, err = r.wire.pass(t.Context(), r.keys, "hold", 1, "next", effort{})
+				require.Error(t, err, "pass")
 			}
 			if reply != "*0" && reply != "*1\r\n:1" {
 				_, _, err = r.wire.extend(t.Context(), r.hold(), time.Second, effort{})
