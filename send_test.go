@@ -883,6 +883,26 @@ func TestWhereGoRedisRespectsDeadlinesACommandWaitsForNoConnectionInItsCallersGo
 	require.NotEmpty(t, s.hold)
 }
 
+func TestACallThatBeginsJustAsTheClientIsClosedIsNotCounted(t *testing.T) {
+	for range 300 { // in some, the call finds out only when it has been counted
+		w := newWorkers()
+		begun, ended := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(ended)
+			w.enter()
+			close(begun)
+			w.leave()
+			for w.enter() {
+				w.leave()
+			}
+		}()
+		<-begun
+		w.close()
+		<-ended
+		require.EqualValues(t, workersClosed, w.count.Load())
+	}
+}
+
 func TestCloseWaitsForEveryWorkerAndLetsNoneBeginAfterIt(t *testing.T) {
 	for range 200 {
 		w := newWorkers()
