@@ -998,6 +998,21 @@ func TestANestedCallUnderADetachedContextDoesNotReenterALostHold(t *testing.T) {
 	})
 }
 
+func TestANestedCallIsToldOfTheLossThroughSectionsOfOtherLocksToo(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		c := w.NewClient()
+		a, b := c.NewLock("a"), c.NewLock("b")
+		inA := enter(t, t.Context(), a)
+		inB := enter(t, inA, b)
+		w.Del(base("a"))
+		_, err := a.Lock(context.WithoutCancel(inB))
+		require.ErrorIs(t, err, relock.ErrLockLost)
+		require.True(t, w.free("a"), "it has not been taken anew")
+		require.NoError(t, b.Unlock(inB))
+		require.ErrorIs(t, a.Unlock(inA), relock.ErrLockLost)
+	})
+}
+
 func TestASectionInsideOneThatIsLostEndsWithIt(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		c := w.NewClient()
@@ -1527,6 +1542,21 @@ func TestErrorRepliesThatStayEndTheCallAtOnceAndThoseThatPassDoNot(t *testing.T)
 			})
 		})
 	}
+}
+
+func TestAReplyThatIsNoneToAFirstEntryIsAnErrorAtOnce(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient()
+		w.warm(m)
+		l := m.NewLock("a")
+		for _, lock := range []locking{l.Lock, l.TryLock, tryFor(l, time.Minute)} {
+			m.net.Once(redistest.Named("EVALSHA"), redistest.Answer(":0")) // that the hold is not the owner any more
+			_, err := begin(t, t.Context(), lock).result()
+			require.ErrorContains(t, err, "unexpected reply of script acquire: 0")
+			pass(time.Second)
+			w.requireNothingLeft("a")
+		}
+	})
 }
 
 func TestAKeyOfAnotherTypeUnderTheLocksNameIsAnErrorAtOnceAndStaysAsItIs(t *testing.T) {
@@ -2180,6 +2210,30 @@ func TestAGrantOfAnEarlierWaitIsGivenBackThoughItsHolderWaitsAgain(t *testing.T)
 	}
 }
 
+func TestAMessageThatIsNotAGrantIsLoggedAndWakesNobody(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var log logbook
+		owner := w.NewClient().NewLock("a")
+		section := enter(t, t.Context(), owner)
+		m := w.NewClient(relock.WithLogger(log.logger()))
+		l := m.NewLock("a")
+		waiting := begin(t, t.Context(), l.Lock)
+		channels := w.PubSubChannels("*")
+		require.Len(t, channels, 1)
+		m.net.Reset()
+		for i, junk := range []string{"", "junk", "|1", "hold|", "hold|-1"} {
+			require.Equal(t, 1, w.Publish(channels[0], junk))
+			lines := log.about("a message that is not a grant")
+			require.Len(t, lines, i+1)
+			require.Equal(t, channels[0], lines[i].attrs["channel"])
+		}
+		require.True(t, waiting.waits())
+		require.Zero(t, m.scripts())
+		require.NoError(t, owner.Unlock(section))
+		require.NoError(t, l.Unlock(waiting.section()))
+	})
+}
+
 func TestACallThatGivesUpLeavesNothingInItsContextAndIsNoLeak(t *testing.T) {
 	for name, c := range map[string]struct {
 		wait time.Duration
@@ -2743,6 +2797,52 @@ func TestCloseEndsWaitsAndSectionsAndUnlockStillWorks(t *testing.T) {
 		w.requireNothingLeft("a")
 		require.NoError(t, blocking.Unlock(section))
 		w.requireNothingLeft("b")
+	})
+}
+
+func TestCloseEndsTheWaitForATurnBehindAnUnlockThatHangs(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient(relock.WithTTL(5 * time.Minute))
+		l := m.NewLock("a")
+		outer := enter(t, t.Context(), l)
+		inner := enter(t, outer, l)
+		m.net.Partition()
+		unlock := begin(t, inner, func(ctx context.Context) (context.Context, error) { return ctx, l.Unlock(ctx) })
+		detached := context.WithoutCancel(outer) // or the end of the section would end the call
+		waiting := []*attempt{begin(t, detached, l.Lock), begin(t, detached, l.TryLock), begin(t, detached, tryFor(l, time.Hour))}
+		closed := begin(t, t.Context(), func(ctx context.Context) (context.Context, error) { return ctx, m.Close() })
+		for _, a := range waiting {
+			_, err := a.result()
+			require.ErrorIs(t, err, relock.ErrClosed)
+			require.Zero(t, a.took())
+		}
+		require.True(t, unlock.waits())
+		m.net.Heal()
+		_, err := unlock.result()
+		require.NoError(t, err)
+		_ = closed.section()
+		require.NoError(t, l.Unlock(outer))
+		w.requireNothingLeft("a")
+	})
+}
+
+func TestCloseEndsThePauseBetweenTwoTriesAndNothingIsTriedAfterIt(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		m := w.NewClient(relock.WithHooks(r.Hooks()))
+		w.warm(m)
+		w.SetError("LOADING Redis is loading the dataset in memory")
+		a := begin(t, t.Context(), m.NewLock("a").Lock)
+		pass(3*time.Second + time.Millisecond) // it pauses between two tries
+		require.True(t, a.waits())
+		tries, sent := len(eventsOf[relock.Retried](&r)), m.scripts()
+		require.NoError(t, m.Close())
+		_, err := a.result()
+		require.ErrorIs(t, err, relock.ErrClosed)
+		require.Equal(t, 3*time.Second+time.Millisecond, a.took())
+		require.Len(t, eventsOf[relock.Retried](&r), tries)
+		require.Equal(t, sent, m.scripts())
+		w.SetError("")
 	})
 }
 
