@@ -81,6 +81,25 @@ func TestASubscriptionThatGoRedisHasMadeAnewIsAskedAfter(t *testing.T) {
 	l.confirmed("relock:{a}:me")
 	require.Len(t, w.words, 1)
 	require.Equal(t, word{}, <-w.words)
+	asked := &question{subs: []*subscription{{channel: "relock:{b}:me"}}}
+	l.asked = []*question{asked}
+	l.confirmed("relock:{a}:me")
+	require.Len(t, w.words, 1)
+	require.Equal(t, []*question{asked}, l.asked, "that is no answer to it")
+	require.Len(t, asked.subs, 1)
+}
+
+func TestAGrantThatComesWhenItsSubscriptionHasEndedIsGivenBack(t *testing.T) {
+	r := newRig(t)
+	ps := r.listen("me")
+	owner := r.enter()
+	gone := r.waiter("me")
+	require.True(t, r.release(owner, 0))
+	hold, token := r.granted(ps)
+	require.Equal(t, gone.id, hold)
+	require.Equal(t, gone.id, r.owner())
+	native{}.told(r.client.hub, r.keys.channel("me"), fmt.Sprintf("%s|%d", hold, token))
+	redistest.Eventually(t, 5*time.Second, func() bool { return r.owner() == "" }, "it is free")
 }
 
 // As a go-redis would that looks at the context of Receive also where it has a connection: here it has none yet.
@@ -310,6 +329,34 @@ func TestAnAnswerToASubscriptionThatHasMovedOnEndsItWhereItCameFrom(t *testing.T
 	require.Contains(t, n.b.subs, s)
 	n.a.again([]*subscription{s}, 0, n.a.made)
 	require.Equal(t, asking, s.stage, "where it is now")
+	n.b.again([]*subscription{s}, 0, n.b.made.Add(-time.Second))
+	require.Equal(t, asking, s.stage, "a connection that was made since has asked by itself")
+	n.b.again([]*subscription{s}, 0, n.b.made)
+	require.Equal(t, unasked, s.stage)
+}
+
+func TestASubscriptionWhoseSlotHasMovedWhenItIsAskedForMoves(t *testing.T) {
+	n := newLinked(t)
+	s := n.hear(n.a, "x")
+	s.stage, s.there = asking, false
+	n.a.asked = []*question{{sharded: true, subs: []*subscription{s}}}
+	require.True(t, n.a.refused(serverError("MOVED 1 127.0.0.1:2")))
+	require.Empty(t, n.a.wake, "it is not asked for there once more")
+	redistest.Eventually(t, 5*time.Second, func() bool {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return s.link == n.b && s.stage == unasked
+	}, "it moves")
+	require.Empty(t, s.waiters["hold"].words)
+}
+
+func TestWhoWaitsForTheMapOfTheClusterWaitsNoLongerThanItMay(t *testing.T) {
+	n := newLinked(t)
+	n.client.wire.mapping <- struct{}{} // somebody reads it
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	_, _, err := n.client.wire.relocated(ctx, "x")
+	require.ErrorIs(t, err, context.DeadlineExceeded)
 }
 
 func TestOnlyTheAnswerToAnUnsubscribeIsTakenForIt(t *testing.T) {
@@ -671,6 +718,34 @@ func TestATryLockThatFindsItsSiblingInTheQueueIsErrLockedThoughThatHasTheLockWhe
 		var locked *LockedError
 		require.ErrorAs(t, err, &locked)
 		require.Equal(t, &LockedError{Name: "a"}, locked)
+	})
+}
+
+func TestWithLocalReentryAnExitThatIsNotTheLastAnyMoreWhenItsTurnComesSendsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", Dialer: func(context.Context, string, string) (net.Conn, error) {
+			t.Error("it wants a connection")
+			return nil, net.ErrClosed
+		}})
+		defer func() { _ = rdb.Close() }()
+		c, err := New(rdb, WithLocalReentry())
+		require.NoError(t, err)
+		defer func() { _ = c.Close() }()
+		l, holder := c.NewLock("a"), NewHolder()
+		h, _ := c.table.join(holdKey{l.keys.base, holder}, l, "")
+		f, outer := newFrame(t.Context(), h)
+		c.table.mu.Lock()
+		c.table.addLocked(h, f)
+		h.state, h.deadline = held, time.Now().Add(time.Minute)
+		c.table.mu.Unlock()
+		done := make(chan error, 1)
+		go func() { done <- l.Unlock(outer) }()
+		synctest.Wait() // it is not its turn yet
+		inner, err := l.Lock(context.WithoutCancel(outer))
+		require.NoError(t, err)
+		h.endTurn()
+		require.NoError(t, <-done)
+		require.Equal(t, 1, l.Count(inner))
 	})
 }
 

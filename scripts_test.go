@@ -1895,6 +1895,12 @@ func TestGoRedisSendsAScriptOnceForEachTryOfOurs(t *testing.T) {
 	}
 }
 
+func TestGoRedisSendsAlsoACloneOfACommandOnce(t *testing.T) {
+	clone := command{redis.NewCmd(t.Context(), "EVALSHA", "x")}.Clone()
+	require.Equal(t, []any{"EVALSHA", "x"}, clone.Args())
+	require.True(t, clone.NoRetry())
+}
+
 func TestALostReplyIsAnsweredByAskingAgain(t *testing.T) {
 	r, f := faulty(t)
 	h := r.hold()
