@@ -365,9 +365,6 @@ func (w *wire) node(ctx context.Context, key string) (string, redis.UniversalCli
 // relocated is node for a key that is not where it was: it asks the cluster instead of the client's map of it. Many at a
 // time share one answer.
 func (w *wire) relocated(ctx context.Context, key string) (string, redis.UniversalClient, error) {
-	if w.cluster == nil {
-		return w.node(ctx, key)
-	}
 	select {
 	case w.mapping <- struct{}{}:
 	case <-ctx.Done():
