@@ -464,9 +464,8 @@ func (a *acquiring) count(h *hold, target int, deadline time.Time) (counted, aga
 		t.renewed(h, answer)
 	}
 	if t.hasExpired(h) { // otherwise it was renewed meanwhile
-		again, end := a.outlived(h, h.lose(LossExpired))
-		if !again || err == nil {
-			return false, again, end
+		if again, end := a.outlived(h, h.lose(LossExpired)); !again {
+			return false, false, end
 		}
 	}
 	switch {
