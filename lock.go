@@ -413,11 +413,12 @@ func (a *acquiring) nested(h *hold) (again bool, err error) {
 	t := h.client.table
 	t.mu.Lock()
 	state, target, deadline := h.state, h.count+1, h.deadline
+	expired := !time.Now().Before(deadline) // with the mutex held: else it may be renewed before we look
 	t.mu.Unlock()
 	if state != held {
 		return true, nil
 	}
-	if !time.Now().Before(deadline) {
+	if expired {
 		return a.outlived(h, h.lose(LossExpired)) // the watchdog is about to find out
 	}
 	a.nests = true
