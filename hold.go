@@ -393,13 +393,10 @@ func (h *hold) longest(now time.Time) time.Duration {
 // is confirmed, the hold is over, or Redis refuses.
 func (h *hold) settle() {
 	t := h.client.table
-	for {
+	for !t.hasExpired(h) {
 		t.mu.Lock()
 		until := h.deadline
 		t.mu.Unlock()
-		if !time.Now().Before(until) {
-			return
-		}
 		if h.settleUntil(until) || time.Now().Before(until) { // else the lease may have been renewed meanwhile
 			return
 		}
