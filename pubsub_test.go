@@ -237,9 +237,12 @@ func TestTheEndOfASubscriptionCostsTheOthersNothing(t *testing.T) {
 // oneMap is a cluster whose map has one master for all slots.
 type oneMap struct {
 	clusterClient
-	master *redis.Client
-	err    error
+	master  *redis.Client
+	err     error
+	reloads int
 }
+
+func (m *oneMap) ReloadState(context.Context) { m.reloads++ }
 
 func (m *oneMap) MasterForKey(context.Context, string) (*redis.Client, error) { return m.master, m.err }
 
@@ -348,6 +351,20 @@ func TestASubscriptionWhoseSlotHasMovedWhenItIsAskedForMoves(t *testing.T) {
 		return s.link == n.b && s.stage == unasked
 	}, "it moves")
 	require.Empty(t, s.waiters["hold"].words)
+}
+
+func TestWithoutAMapOfTheClusterNobodyIsAskedForReplicasOrSubscriptions(t *testing.T) {
+	n := newLinked(t)
+	n.cluster.master, n.cluster.err = nil, errStale
+	k, err := newKeys(DefaultPrefix, "x")
+	require.NoError(t, err)
+	_, err = n.subscribe(t.Context(), k, "hold", time.Minute)
+	require.ErrorIs(t, err, errStale)
+	require.Empty(t, n.subs)
+	ask := newRequest(stateScript, k, 0)
+	ask.acks, ask.acksTimeout = 1, time.Millisecond
+	_, _, err = n.client.wire.process(t.Context(), ask, false)
+	require.ErrorIs(t, err, errStale)
 }
 
 func TestWhoWaitsForTheMapOfTheClusterWaitsNoLongerThanItMay(t *testing.T) {

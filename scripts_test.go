@@ -1030,6 +1030,53 @@ func TestRenewSaysWhichHoldsAreGoneAndRenewsTheOthers(t *testing.T) {
 	}
 }
 
+// The server is none of a cluster, and answers as one whose slot migrates.
+func TestInAClusterLeasesOfOneSlotAreRenewedTogetherAndAloneWhereThatIsRefused(t *testing.T) {
+	r, f := faulty(t)
+	var batch []renewal
+	for _, name := range []string{"{a}:1", "b", "{a}:2", "{a}:3"} {
+		k, err := newKeys(DefaultPrefix, name+t.Name())
+		require.NoError(t, err)
+		t.Cleanup(func() { r.rdb.Del(context.Background(), k.base, k.queue, k.token) })
+		one := *r
+		one.keys = k
+		batch = append(batch, renewal{hold: one.enter(WithTTL(10 * time.Second)), ttl: 40 * time.Second})
+	}
+	lost := batch[2].hold
+	require.NoError(t, r.rdb.Del(t.Context(), lost.keys.base).Err())
+	cluster := &oneMap{}
+	r.wire.cluster = cluster
+	renewed := func(b []renewal) {
+		t.Helper()
+		for _, one := range b {
+			require.NoError(t, one.err)
+			require.Equal(t, one.hold == lost, one.lost)
+			if !one.lost {
+				left, err := r.rdb.PTTL(t.Context(), one.hold.keys.base).Result()
+				require.NoError(t, err)
+				require.Greater(t, left, 20*time.Second)
+			}
+		}
+	}
+	r.renew(batch...) // the server has the script
+	f.Reset()
+	renewed(r.renew(batch...))
+	require.Equal(t, 2, f.Commands("EVALSHA"), "one call for each slot")
+	require.Zero(t, cluster.reloads)
+
+	for i := range batch {
+		batch[i].lost = false
+		require.NoError(t, r.rdb.PExpire(t.Context(), batch[i].hold.keys.base, 10*time.Second).Err())
+	}
+	together := f.On(redistest.Named("EVALSHA").And(redistest.WithArg("{a}:2")).And(redistest.WithArg("{a}:3")),
+		redistest.Answer("-TRYAGAIN Multiple keys request during rehashing of slot"))
+	f.Reset()
+	renewed(r.renew(batch...))
+	require.Equal(t, 1, together.Hits())
+	require.Equal(t, 1+3, f.Commands("EVALSHA"), "that of the other slot, and each alone")
+	require.Equal(t, 1, cluster.reloads, "the map may be old")
+}
+
 func TestRenewAndExtendPutALeaseBackThatSomebodyTookAway(t *testing.T) {
 	r := newRig(t)
 	h := r.enter()
