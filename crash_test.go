@@ -108,6 +108,36 @@ func (w *arena) locker(name string, ttl time.Duration, how ...string) *redistest
 	return redistest.Child(w.t, "locker", w.server.Addr(), name, ttl.String(), mode, strconv.FormatBool(redissonLayout))
 }
 
+// A process that tries to take a lock as the holder that has it, of whom State has told. It prints "in", or why it is not.
+var _ = func() bool {
+	redistest.RegisterChild("namesake", func(args []string, _ *bufio.Reader, out io.Writer) {
+		redissonLayout = args[2] == "true"
+		fmt.Fprintln(out, namesake(args[0], args[1]))
+	})
+	return true
+}()
+
+func namesake(addr, name string) string {
+	rdb := redis.NewClient(&redis.Options{Addr: addr})
+	defer rdb.Close()
+	client, err := relock.New(rdb, inLayout(nil)...)
+	if err != nil {
+		return err.Error()
+	}
+	defer client.Close()
+	l := client.NewLock(name)
+	state, err := l.State(context.Background())
+	if err != nil {
+		return err.Error()
+	}
+	section, err := l.TryLock(relock.WithHolder(context.Background(), state.Holder))
+	if err != nil {
+		return err.Error()
+	}
+	_ = l.Unlock(section)
+	return "in"
+}
+
 // startUp bounds the start of a process: the test binary, race detector and all.
 const startUp = 20 * time.Second
 
@@ -145,6 +175,24 @@ func TestProcessesAreServedInTheOrderInWhichTheyAsked(t *testing.T) {
 		require.NoError(t, p.Wait(soon))
 	}
 	require.True(t, slices.IsSorted(tokens), "%v", tokens)
+	w.awaitFree("a", 0)
+}
+
+func TestAHolderOfAnotherProcessThatStateHasToldOfIsKeptOutByIt(t *testing.T) {
+	w := onShared(t)
+	holder := w.locker("a", 30*time.Second) // its first hold
+	tokenOf(t, holder.Expect("in ", startUp))
+	hold, _ := w.owner("a")
+	namesake := redistest.Child(t, "namesake", w.server.Addr(), "a", strconv.FormatBool(redissonLayout)) // its first hold too
+	require.Contains(t, namesake.Line(startUp), "is locked by")
+	require.NoError(t, namesake.Wait(soon))
+	now, count := w.owner("a")
+	require.Equal(t, hold, now)
+	require.Equal(t, 1, count)
+	holder.Send("unlock")
+	holder.Expect("ended released", soon)
+	holder.Expect("out ok", soon)
+	require.NoError(t, holder.Wait(soon))
 	w.awaitFree("a", 0)
 }
 

@@ -2,6 +2,7 @@ package relock
 
 import (
 	"context"
+	"math/rand/v2"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,12 +20,22 @@ type Holder struct {
 // String is the holder as Redis and the logs show it: `<uuid>:<n>`. It is empty for the zero Holder.
 func (h Holder) String() string { return h.id }
 
-// holders and holds of this process are numbered by one counter each, so a number is never used twice with one uuid.
+// holders and holds of this process are numbered by one counter each, so a number is never used twice with one uuid. The holds of
+// a holder that came with a context have a counter that begins anywhere, far above the others: it may be a holder of another
+// process, of whom Redis has told (State.Holder), and that process numbers holds for it too.
 var (
-	holderNumber atomic.Int64
-	holdNumber   atomic.Int64
-	processID    = sync.OnceValue(uuid.NewString)
+	holderNumber  atomic.Int64
+	holdNumber    atomic.Int64
+	carriedNumber = anywhere()
+	processID     = sync.OnceValue(uuid.NewString)
 )
+
+// anywhere is a counter that no other process begins near, with room for as many numbers as there will ever be.
+func anywhere() *atomic.Int64 {
+	n := new(atomic.Int64)
+	n.Store(1<<62 + rand.Int64N(1<<61))
+	return n
+}
 
 // NewHolder makes a holder that nobody else has. [Lock.Lock] makes one by itself where the context carries none, so
 // this is for code that wants goroutines, or calls that do not share a section's context, to enter locks together.
@@ -36,7 +47,7 @@ func newHolder(id string) Holder {
 
 // newHold names the next hold of h: the field that stands in Redis while it lasts, and never again.
 func (h Holder) newHold() string {
-	return numbered(h.id, holdNumber.Add(1))
+	return numbered(h.id, carriedNumber.Add(1))
 }
 
 // newHolderWithHold is both in one allocation: the name of a hold begins with that of its holder.
@@ -83,7 +94,8 @@ func carriedBy(ctx context.Context) carried {
 // sections it has entered stay in place; those of another holder are hidden, as by [WithoutHolder]. A zero h is the same
 // as WithoutHolder.
 //
-// A holder re-enters a lock only through the [Client] that has taken it.
+// A holder re-enters a lock only through the [Client] that has taken it. With one of another process, as [Lock.State] and
+// [LockedError] tell of it, a lock that it has is refused like anybody else's.
 func WithHolder(ctx context.Context, h Holder) context.Context {
 	if carriedBy(ctx).holder == h {
 		return ctx

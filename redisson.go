@@ -4,7 +4,6 @@ import (
 	"errors"
 	"math/rand/v2"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -97,10 +96,10 @@ func (*redisson) channel(k *keys, _ string) string { return strings.TrimPrefix(k
 // topics are two: in a cluster both kinds of pub/sub are heard.
 func (*redisson) topics(channel, _ string) []string { return []string{channel, plainTopic + channel} }
 
-// newHold makes the number of a hold one that no other holder or hold of this process has.
+// newHold makes the number of a hold one that no other holder or hold has, and no thread of Java.
 func (*redisson) newHold(h Holder) string {
 	process, _, _ := strings.Cut(h.id, ":")
-	return process + ":" + strconv.FormatInt(holderNumber.Add(1), 10)
+	return numbered(process, carriedNumber.Add(1))
 }
 
 func (*redisson) newHolder(client string) (h Holder, hold string) {

@@ -54,6 +54,7 @@ func TestInRedissonsLayout(t *testing.T) {
 		{"TestContextsCancelledAtRandomInstantsReturnPromptlyAndLeaveNothing", TestContextsCancelledAtRandomInstantsReturnPromptlyAndLeaveNothing},
 		{"TestAClientMayBeClosedAtAnyInstant", TestAClientMayBeClosedAtAnyInstant},
 		{"TestCloseEndsWaitsAndSectionsOnAStoppedServerToo", TestCloseEndsWaitsAndSectionsOnAStoppedServerToo},
+		{"TestAHolderOfAnotherProcessThatStateHasToldOfIsKeptOutByIt", TestAHolderOfAnotherProcessThatStateHasToldOfIsKeptOutByIt},
 		{"TestAWaiterThatIsKilledIsPassedOver", TestAWaiterThatIsKilledIsPassedOver},
 		{"TestAHolderThatIsStoppedPastItsLeaseIsToldWhenItGoesOn", TestAHolderThatIsStoppedPastItsLeaseIsToldWhenItGoesOn},
 		{"TestAHolderThatIsPartitionedIsToldBeforeAnotherIsIn", TestAHolderThatIsPartitionedIsToldBeforeAnotherIsIn},
