@@ -132,13 +132,13 @@ type AcquireFinished struct {
 	Start     time.Time
 	Duration  time.Duration // from call to return
 	Outcome   Outcome
-	Reentrant bool  // a nested entry, or an attempt at one
-	Depth     int   // the hold count after the entry
-	Waited    bool  // it was queued, or stood in a line
-	Wake      Wake  // what told that the lock is its own, where it waited
-	Token     int64 // fencing token, 0 without the lock
-	TTL       time.Duration
-	Err       error // what the call returned
+	Reentrant bool          // a nested entry, or an attempt at one
+	Depth     int           // the hold count after the entry
+	Waited    bool          // it was queued, or stood in a line
+	Wake      Wake          // what told that the lock is its own, where it waited
+	Token     int64         // fencing token, 0 without the lock
+	TTL       time.Duration // of the hold; without the lock, what it would have been
+	Err       error         // what the call returned
 }
 
 // Queued is the event of [Hooks.Queued].

@@ -128,6 +128,26 @@ func TestAcquireHooksSayWhatHappened(t *testing.T) {
 	})
 }
 
+func TestTheTTLOfANestedEntryIsThatOfItsHold(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		m := w.NewClient(relock.WithHooks(r.Hooks()))
+		short, long := m.NewLock("a", relock.WithTTL(time.Minute)), m.NewLock("a", relock.WithTTL(time.Hour))
+		outer := enter(t, t.Context(), short)
+		inner := enter(t, outer, long)
+		_, err := long.TryLock(t.Context())
+		require.ErrorIs(t, err, relock.ErrLocked)
+		require.NoError(t, long.Unlock(inner))
+		require.NoError(t, short.Unlock(outer))
+		var told []time.Duration
+		for _, event := range eventsOf[relock.AcquireFinished](&r) {
+			told = append(told, event.TTL)
+		}
+		require.Equal(t, []time.Duration{time.Minute, time.Minute, time.Hour}, told, "the last one is what it would have had")
+		require.Equal(t, time.Minute, eventsOf[relock.Released](&r)[0].TTL)
+	})
+}
+
 func TestANestedCallThatEndsBeforeItHasAskedIsAnAttemptAtReentryToo(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		var r recorder

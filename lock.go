@@ -211,6 +211,9 @@ func (a *acquiring) enterAndTell(start time.Time) (err error) {
 			Reentrant: a.nests || outcome == OutcomeLost, Depth: a.depth, Waited: a.waited, Wake: a.wake, Token: a.token,
 			TTL: l.settings.ttl, Err: err,
 		}
+		if outcome == OutcomeAcquired { // perhaps by another Lock of the same name, with options of its own
+			event.TTL = a.section.frame.hold.ttl
+		}
 		l.client.events.emit(func() { l.settings.hooks.AcquireFinished(event) })
 	}()
 	err = a.enter()
