@@ -768,7 +768,7 @@ func (a *acquiring) undo(h *hold, acked int) error {
 func (a *acquiring) failed(err error) error {
 	refused := a.refusal != nil
 	switch {
-	case refused && (err == nil || errors.Is(err, errWaitOver) && a.ctx.Err() == nil):
+	case refused && (err == nil || errors.Is(err, errWaitOver)): // also if the caller's context has ended since
 		return a.refusal
 	case refused && a.ctx.Err() != nil && !(errors.Is(err, ErrClosed) && a.lock.client.isClosed()):
 		refusal := *a.refusal // others may read this one

@@ -1416,6 +1416,37 @@ func TestARefusalSaysWhoHasTheLockAndForHowLong(t *testing.T) {
 	})
 }
 
+// lateContext is cancelled when somebody asks for its error from a moment on.
+type lateContext struct {
+	context.Context
+	cancel context.CancelFunc
+	from   time.Time
+}
+
+func (c lateContext) Err() error {
+	if !time.Now().Before(c.from) {
+		c.cancel()
+	}
+	return c.Context.Err()
+}
+
+func TestAWaitThatIsOverJustBeforeItsContextEndsIsARefusalAndNoDeadline(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		holding := w.NewClient().NewLock("a")
+		section := enter(t, t.Context(), holding)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		late := lateContext{ctx, cancel, time.Now().Add(time.Second)}
+		_, err := w.NewClient().NewLock("a").TryLockFor(late, time.Second)
+		require.ErrorIs(t, err, relock.ErrLocked)
+		require.NotErrorIs(t, err, context.DeadlineExceeded, "the context has none")
+		var locked *relock.LockedError
+		require.ErrorAs(t, err, &locked)
+		require.NoError(t, locked.Err, "nothing but the wait has ended it")
+		require.NoError(t, holding.Unlock(section))
+	})
+}
+
 func TestErrorsOfOperationsSayWhichLockAndHolder(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		c := w.NewClient()
