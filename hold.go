@@ -230,6 +230,12 @@ func (f *frame) discard(err error) {
 	f.cleanup.Stop()
 }
 
+// lost ends f, whose hold was lost: whoever has found that out may still be about to tell so.
+func (f *frame) lost(end error) error {
+	f.cancel(end)
+	return end
+}
+
 // leaked is called by the garbage collector when nobody can unlock f any more. It leaves a note for the watchdog, and
 // touches nothing but that: it runs on a goroutine of the runtime, and outside of any synctest bubble. The hold lets go of f, though
 // it goes on to count it: f refers to the context of the entry around it, which may be dropped too.

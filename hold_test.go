@@ -188,3 +188,18 @@ func TestACommandThatWasLostIsNotForgottenForOneThatWasAnswered(t *testing.T) {
 		})
 	}
 }
+
+func TestWhenExtendSaysThatTheLockIsLostItsSectionHasEndedWhoeverIsAboutToTellIt(t *testing.T) {
+	r := newRig(t)
+	l := r.client.NewLock(t.Name(), WithFixedLease(time.Minute))
+	section, err := l.Lock(t.Context())
+	require.NoError(t, err)
+	table := r.client.table
+	table.mu.Lock()
+	loss := table.loseLocked(frameOf(section, r.client, l.keys.base).hold, LossExpired)
+	table.mu.Unlock()
+	defer loss.tell() // as by the watchdog, which has come no further
+
+	require.ErrorIs(t, l.Extend(section, time.Minute), ErrLockLost)
+	require.ErrorIs(t, context.Cause(section), ErrLockLost)
+}

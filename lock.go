@@ -914,7 +914,7 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 	case left:
 		return l.failed("extend", h.holder, ErrNotHeld)
 	case state == over:
-		return end
+		return f.lost(end)
 	case l.client.isClosed():
 		return l.failed("extend", h.holder, ErrClosed)
 	}
@@ -927,7 +927,7 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 		if released { // by an Unlock that was faster
 			return l.failed("extend", h.holder, ErrNotHeld)
 		}
-		return h.lose(LossTaken)
+		return f.lost(h.lose(LossTaken))
 	case err == nil:
 		answer.lease = d
 		t.renewed(h, answer)
@@ -945,7 +945,7 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 	if left {
 		return l.failed("extend", h.holder, ErrNotHeld)
 	}
-	return h.lose(LossExpired)
+	return f.lost(h.lose(LossExpired))
 }
 
 // State is what Redis says of a lock.
