@@ -25,7 +25,7 @@ const (
 
 // Option changes how locks behave. Given to [New] it is the default for all locks of the client; given to
 // [Client.NewLock] it holds for that lock. Later options win over earlier ones. [WithRedissonLayout] is for New only. No
-// option takes back [WithReplicaAcks] or [WithLocalReentry]: a client that has one has it for all its locks.
+// option takes back [WithReplicaAcks], [WithLocalReentry] or [WithRedissonFencing]: a client that has one has it for all its locks.
 type Option func(*settings)
 
 // settings is what the options come to.
@@ -110,7 +110,8 @@ func WithTTL(ttl time.Duration) Option {
 }
 
 // WithFixedLease makes the hold end after d unless it is extended with [Lock.Extend]: there is no watchdog. Re-entry
-// does not renew it. The same limits as for [WithTTL] apply. It takes back an earlier [WithLocalPass].
+// does not renew it. The same limits as for [WithTTL] apply. It takes back an earlier [WithLocalPass], and [WithMaxHold] is
+// refused beside it.
 func WithFixedLease(d time.Duration) Option {
 	return func(s *settings) {
 		s.check(checkLease("WithFixedLease", d))
@@ -120,7 +121,8 @@ func WithFixedLease(d time.Duration) Option {
 
 // WithMaxHold limits how long the watchdog keeps one hold alive: d after it began the lease ends, the section's context
 // ends with [ErrLockLost] (reason [LossMaxHold]), and the lock goes to the next. It stops a section that hangs while its
-// process is healthy. It must be at least the TTL and whole milliseconds; 0, the default, is no limit.
+// process is healthy. It must be at least the TTL and whole milliseconds; 0, the default, is no limit. With [WithFixedLease], which
+// is its own limit, it is refused, whichever comes first; WithMaxHold(0) takes it back.
 func WithMaxHold(d time.Duration) Option {
 	return func(s *settings) {
 		if d != 0 && (d < MinTTL || d%time.Millisecond != 0) {
