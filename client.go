@@ -16,7 +16,7 @@ import (
 // Client is what the locks of one go-redis client share: one watchdog, one pub/sub connection for each Redis node, one
 // table of holds. Make one for the life of the process, and [Client.Close] it at the end. It is safe for concurrent use.
 //
-// Until the first lock is taken a Client has no goroutine and no connection of its own.
+// Until one of its locks is used a Client has no goroutine and no connection of its own.
 type Client struct {
 	id       string
 	settings settings
@@ -153,7 +153,8 @@ func (c *Client) checkAcks(s settings) error {
 // where it is needed, or keep it; two of the same name and prefix are the same lock.
 //
 // A name with a Redis hash tag, such as "{user:7}:cart", is used as it is, so that several locks can share a cluster
-// slot; other names get one ("x" and "{x}" are the same lock). [WithRedissonLayout], every name is used as it is, and in a
+// slot; other names get one ("x" and "{x}" are the same lock). Refused are a name such as "}", whose keys would have no slot in
+// common, and one such as "{x}:queue" or "{x}:token", a key of another lock. [WithRedissonLayout], every name is used as it is, and in a
 // cluster one whose key and channel Redisson would put into different slots is wrong.
 //
 // A wrong name or option is told by every method of the lock that returns an error ([ErrInvalid]), and by [Lock.Err].

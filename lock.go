@@ -793,11 +793,11 @@ const unlockLimit = 10 * time.Second
 // done already: Unlock has a time limit of its own (10 s, or the end of the lease). Where go-redis gets a connection only just
 // before that, it can take longer: go-redis's ReadTimeout for each greeting, and for the script.
 //
-// In every case the entry is left, and its context has ended. Errors:
+// In every case but [ErrInvalid] the entry is left, and its context has ended. Errors:
 //   - [ErrNotHeld]: ctx carries no entry of this lock, or it was left before. Nothing was changed, and outer sections
 //     keep theirs.
 //   - [ErrLockLost]: the lock was lost before this Unlock. What the section did last may have happened without it.
-//   - [ErrInvalid]: the name or the options of the lock are wrong.
+//   - [ErrInvalid]: the name or the options of the lock are wrong. Nothing was changed.
 //   - any other: Redis did not confirm. If it was the last entry, the lock is taken back in the background, and free
 //     within its TTL at the latest (after [Lock.Extend], when the lease that this has asked for is over); otherwise the
 //     holder's other entries are as they were.
