@@ -1128,3 +1128,57 @@ func TestALoggerSeesTheLevelsItWantsOnly(t *testing.T) {
 		require.Equal(t, lost.Holder.String(), lines[0].attrs["holder"])
 	})
 }
+
+func TestTheLoggerOfALockGetsItsLossesItsLeaksAndWhatMayBeLeftOfItAndNothingElse(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		logs, own := logbook{least: slog.LevelDebug}, logbook{least: slog.LevelDebug}
+		m := w.NewClient(relock.WithLogger(logs.logger()))
+		w.warm(m)
+		lock := func(name string) *relock.Lock { return m.NewLock(name, relock.WithLogger(own.logger())) }
+
+		forget(t, t.Context(), lock("leaked"))
+		section := enter(t, t.Context(), lock("lost"))
+		w.SetError("LOADING Redis is loading the dataset in memory")
+		pass(relock.DefaultTTL / 2) // its renewal is tried again
+		w.SetError("")
+		for range 1000 {
+			runtime.GC()
+			if pass(relock.DefaultTTL / 3); len(own.about("leaked")) > 0 {
+				break
+			}
+		}
+		w.Del(base("lost"))
+		_, cause := ends(t, section)
+		require.ErrorIs(t, cause, relock.ErrLockLost)
+		pass(relock.DefaultTTL) // and so does the one that was leaked
+
+		enter(t, t.Context(), w.NewClient().NewLock("left"))
+		ctx, cancel := context.WithCancel(t.Context())
+		waits := begin(t, ctx, lock("left").Lock)
+		m.net.Once(redistest.Named("EVALSHA"), redistest.DropReply(redistest.EOF))
+		_, err := lock("b").State(t.Context()) // is asked again
+		require.NoError(t, err)
+		refuse := m.net.On(redistest.Named("EVALSHA", "EVAL"), redistest.Answer("-NOPERM no"))
+		cancel()
+		_, err = waits.result()
+		require.ErrorIs(t, err, context.Canceled)
+		settle()
+		refuse.Remove()
+
+		told := 0
+		for what, locks := range map[string][]string{
+			"lock leaked": {"leaked"}, "lock lost": {"lost", "leaked"}, "could not confirm": {"left"},
+		} {
+			var of []string
+			for _, line := range own.about(what) {
+				of = append(of, line.attrs["lock"].(string))
+			}
+			require.ElementsMatch(t, locks, of, what)
+			require.Empty(t, logs.about(what))
+			told += len(of)
+		}
+		require.Len(t, own.about(""), told, "nothing else")
+		require.NotEmpty(t, logs.about("renewal not confirmed"))
+		require.NotEmpty(t, logs.about("sending a script again"))
+	})
+}
