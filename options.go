@@ -150,8 +150,8 @@ func WithPrefix(prefix string) Option {
 	}
 }
 
-// WithLogger makes the client log to l: losses and leaks as errors, trouble with Redis as warnings, reconnects at
-// level info, retries at level debug. The default is to log nothing. nil is not allowed.
+// WithLogger makes the client log to l: losses, leaks and hooks that panic as errors, trouble with Redis and dropped events as
+// warnings, reconnects at level info, retries at level debug. The default is to log nothing. nil is not allowed.
 //
 // l is called by the goroutine that calls the hooks, and what is logged waits in one line with the events: if l is slow, both
 // can be dropped, see [Hooks]. Given to a lock, l gets its losses, its leaks, and what may be left of it in Redis; all else goes to
