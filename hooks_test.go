@@ -101,9 +101,11 @@ func TestAcquireHooksSayWhatHappened(t *testing.T) {
 		}, last())
 
 		w.FlushAll()
-		_, err = l.Lock(section)
-		require.ErrorIs(t, err, relock.ErrLockLost)
-		require.Equal(t, relock.AcquireFinished{Name: "a", Holder: holder, Outcome: relock.OutcomeLost, Reentrant: true, Err: err}, last())
+		for range 2 { // this one finds out, the other one's context has ended
+			_, err = l.Lock(section)
+			require.ErrorIs(t, err, relock.ErrLockLost)
+			require.Equal(t, relock.AcquireFinished{Name: "a", Holder: holder, Outcome: relock.OutcomeLost, Reentrant: true, Err: err}, last())
+		}
 
 		cancelled, cancel := context.WithCancel(ctx)
 		cancel()

@@ -1465,6 +1465,15 @@ func TestErrorsOfOperationsSayWhichLockAndHolder(t *testing.T) {
 		require.EqualError(t, l.Unlock(t.Context()), `relock: unlock "a": relock: not held by this context`)
 
 		section := enter(t, request, l)
+		state, err := l.State(t.Context())
+		require.NoError(t, err)
+		c.net.On(redistest.Named("EVALSHA"), redistest.Answer("-NOPERM no")).Skip(1).Times(1) // it has asked who has the lock by then
+		err = l.ForceUnlock(t.Context())
+		require.ErrorAs(t, err, &op)
+		require.Equal(t, "force unlock", op.Op)
+		require.Equal(t, state.Holder, op.Holder)
+		require.ErrorContains(t, err, "NOPERM")
+
 		c.net.Partition()
 		err = l.Unlock(section)
 		c.net.Heal()
