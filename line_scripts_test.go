@@ -310,3 +310,13 @@ func TestTokensThatAreSetAsideComeBackFromAnEntryThatIsUndone(t *testing.T) {
 	}
 	require.Equal(t, ahead+3*2, r.look().token, "one for each entry")
 }
+
+// A negative one would say that there is no lease.
+func TestARefusalByALeaseThatIsOverAndNotToldOfYetSaysThatNothingIsLeftOfIt(t *testing.T) {
+	r := newRig(t)
+	h := r.hold(WithLocalPass(0, 0))
+	h.state, h.deadline = held, time.Now().Add(-time.Second)
+	refusal := (&line{lead: h}).refusalLocked()
+	require.Equal(t, &LockedError{Name: h.keys.name, Holder: h.holder}, refusal)
+	require.NotContains(t, refusal.Error(), "without a lease")
+}
