@@ -902,20 +902,24 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 		return l.failed("extend", Holder{}, ErrNotHeld)
 	}
 	h, t := f.hold, l.client.table
+	if !h.fixed {
+		return invalid("Extend of %q: the watchdog keeps its TTL of %s; it is for WithFixedLease", l.name, h.ttl)
+	}
+	closed := l.client.isClosed()
+	asks := !closed && ctx.Err() == nil
 	t.mu.Lock()
 	state, left, end, until := h.state, f.left, h.end, h.deadline
-	if last := until.Add(d); h.fixed && last.After(h.extended) { // the command may run at any time until then
+	asks = asks && state != over && !left
+	if last := until.Add(d); asks && last.After(h.extended) { // the command may run at any time until then
 		h.extended = last
 	}
 	t.mu.Unlock()
 	switch {
-	case !h.fixed:
-		return invalid("Extend of %q: the watchdog keeps its TTL of %s; it is for WithFixedLease", l.name, h.ttl)
 	case left:
 		return l.failed("extend", h.holder, ErrNotHeld)
 	case state == over:
 		return f.lost(end)
-	case l.client.isClosed():
+	case closed:
 		return l.failed("extend", h.holder, ErrClosed)
 	}
 	there, answer, err := l.client.wire.extend(ctx, h, d, effort{stop: l.client.closed, until: until})

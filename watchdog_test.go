@@ -1208,6 +1208,61 @@ func TestAnUnlockAfterExtendThatRedisDoesNotConfirmIsTakenBackForAsLongAsTheLeas
 	})
 }
 
+func TestAnUnlockThatRedisDoesNotConfirmKnowsTheLongestLeaseThatExtendHasAskedFor(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient(relock.WithFixedLease(time.Minute))
+		w.warm(m)
+		l := m.NewLock("a")
+		section := enter(t, t.Context(), l)
+		m.net.Partition()
+		for _, d := range []time.Duration{time.Hour, time.Second} {
+			ctx, cancel := context.WithTimeout(section, 5*time.Second)
+			require.ErrorIs(t, l.Extend(ctx, d), context.DeadlineExceeded)
+			cancel()
+		}
+		require.ErrorContains(t, l.Unlock(section), "free within 1h0m3", "the first one may run yet")
+		m.net.Heal()
+		pass(10 * time.Second)
+		w.requireNothingLeft("a")
+	})
+}
+
+func TestAnExtendThatIsRefusedHasAskedForNoLease(t *testing.T) {
+	for name, refused := range map[string]func(t *testing.T, m *member, l *relock.Lock, section context.Context){
+		"its entry is left": func(t *testing.T, _ *member, l *relock.Lock, section context.Context) {
+			t.Helper()
+			inner := enter(t, section, l)
+			require.NoError(t, l.Unlock(inner))
+			require.ErrorIs(t, l.Extend(inner, time.Hour), relock.ErrNotHeld)
+		},
+		"its context is done": func(t *testing.T, _ *member, l *relock.Lock, section context.Context) {
+			t.Helper()
+			ctx, cancel := context.WithCancel(section)
+			cancel()
+			require.ErrorIs(t, l.Extend(ctx, time.Hour), context.Canceled)
+		},
+		"its client is closed": func(t *testing.T, m *member, l *relock.Lock, section context.Context) {
+			t.Helper()
+			require.NoError(t, m.Close())
+			require.ErrorIs(t, l.Extend(section, time.Hour), relock.ErrClosed)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				m := w.NewClient(relock.WithFixedLease(5 * time.Second))
+				l := m.NewLock("a")
+				section := enter(t, t.Context(), l)
+				refused(t, m, l, section)
+				m.net.Partition()
+				require.ErrorContains(t, l.Unlock(section), "free within 5s at the latest")
+				m.net.Heal()
+				pass(10 * time.Second)
+				w.requireNothingLeft("a")
+			})
+		})
+	}
+}
+
 func TestExtendOfALockThatIsGoneIsErrLockLostAtOnce(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		var r recorder
