@@ -2900,6 +2900,26 @@ func TestUnlockAfterCloseGrantsTheLockToTheNext(t *testing.T) {
 	})
 }
 
+func TestAfterCloseStateAndForceUnlockStillAskAndAskAgain(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient()
+		w.warm(m)
+		l := m.NewLock("a")
+		section := enter(t, t.Context(), l)
+		token := l.Token(section)
+		require.NoError(t, m.Close())
+		m.net.Once(redistest.Named("EVALSHA"), redistest.DropReply(redistest.EOF))
+		state, err := l.State(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, token, state.Token)
+		m.net.Once(redistest.Named("EVALSHA"), redistest.DropReply(redistest.EOF))
+		require.NoError(t, l.ForceUnlock(t.Context()))
+		w.requireNothingLeft("a")
+		require.ErrorIs(t, l.ForceUnlock(t.Context()), relock.ErrNotHeld)
+		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
+	})
+}
+
 func TestCloseIsIdempotentAndBothCallsWait(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		c := w.NewClient()

@@ -327,13 +327,15 @@ func TestAClientOfGoRedisThatCannotBeUsedIsErrInvalid(t *testing.T) {
 
 func TestReplicaAcksMayTakeAnyTimeWhereGoRedisHasNoReadTimeout(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
-		rdb, _ := w.NewRedis(func(o *redis.Options) { o.ReadTimeout = -1 })
-		client, err := relock.New(rdb, relock.WithReplicaAcks(1, relock.MaxTTL))
-		require.NoError(t, err)
-		require.NoError(t, client.Close())
+		for _, none := range []time.Duration{-1, -2} { // with no deadline, or without looking at any
+			rdb, _ := w.NewRedis(func(o *redis.Options) { o.ReadTimeout = none })
+			client, err := relock.New(rdb, relock.WithReplicaAcks(1, relock.MaxTTL))
+			require.NoError(t, err)
+			require.NoError(t, client.Close())
+		}
 
-		rdb, _ = w.NewRedis(func(o *redis.Options) { o.ReadTimeout = 200 * time.Millisecond })
-		_, err = relock.New(rdb, relock.WithReplicaAcks(1, 200*time.Millisecond))
+		rdb, _ := w.NewRedis(func(o *redis.Options) { o.ReadTimeout = 200 * time.Millisecond })
+		_, err := relock.New(rdb, relock.WithReplicaAcks(1, 200*time.Millisecond))
 		require.ErrorIs(t, err, relock.ErrInvalid)
 		require.ErrorContains(t, err, "ReadTimeout (200ms)")
 	})
