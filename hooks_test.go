@@ -194,6 +194,14 @@ func TestTheOutcomeIsThatOfTheCallAndNotOfWhateverEndedItsContext(t *testing.T) 
 			_, err := m.NewLock("b").Lock(section)
 			require.ErrorIs(t, err, relock.ErrLockLost)
 		}},
+		{"without the holder of a section of this lock that was lost", relock.OutcomeCanceled, func(t *testing.T, w *world, m *member) {
+			t.Helper()
+			section := enter(t, t.Context(), m.NewLock("b"))
+			w.Del(base("b"))
+			_, _ = ends(t, section)
+			_, err := m.NewLock("b").Lock(relock.WithoutHolder(section))
+			require.ErrorIs(t, err, relock.ErrLockLost)
+		}},
 		{"a wait that the loss of another lock ends", relock.OutcomeLocked, func(t *testing.T, w *world, m *member) {
 			t.Helper()
 			_ = enter(t, t.Context(), w.NewClient().NewLock("b"))
