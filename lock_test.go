@@ -1447,6 +1447,23 @@ func TestAWaitThatIsOverJustBeforeItsContextEndsIsARefusalAndNoDeadline(t *testi
 	})
 }
 
+func TestAWaitThatCloseEndsIsNoRefusalThoughItsContextEndsToo(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		holding := w.NewClient().NewLock("a")
+		section := enter(t, t.Context(), holding)
+		m := w.NewClient()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		waiting := begin(t, lateContext{ctx, cancel, time.Now().Add(time.Second)}, m.NewLock("a").Lock)
+		pass(time.Second)
+		require.NoError(t, m.Close())
+		_, err := waiting.result()
+		require.ErrorIs(t, err, relock.ErrClosed)
+		require.NotErrorIs(t, err, relock.ErrLocked)
+		require.NoError(t, holding.Unlock(section))
+	})
+}
+
 func TestErrorsOfOperationsSayWhichLockAndHolder(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		c := w.NewClient()
@@ -1804,6 +1821,22 @@ func TestAWaiterAsksOnlyWhenTheLeaseThatItWasToldOfShouldBeOver(t *testing.T) {
 				_ = waiting.section()
 				require.LessOrEqual(t, waiting.took(), ttl+10*time.Millisecond)
 			})
+		})
+	}
+}
+
+func TestALeaseMuchLongerThanTheWaitersOwnIsNotWaitedOut(t *testing.T) {
+	for ttl, every := range map[time.Duration]time.Duration{time.Second: 10 * time.Second, time.Minute: time.Minute} {
+		fake(t, func(t *testing.T, w *world) {
+			section := enter(t, t.Context(), w.NewClient(relock.WithTTL(time.Hour)).NewLock("a"))
+			m := w.NewClient(relock.WithTTL(ttl))
+			waiting := begin(t, t.Context(), m.NewLock("a").Lock)
+			m.net.Reset()
+			pass(10*every + time.Second)
+			require.Equal(t, 10, m.scripts(), "one each %s", every)
+			require.True(t, waiting.waits())
+			require.NoError(t, m.Close())
+			require.NoError(t, section.Err())
 		})
 	}
 }

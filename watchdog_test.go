@@ -829,6 +829,29 @@ func TestALeakOfOneEntryDoesNotEndTheOthers(t *testing.T) {
 	})
 }
 
+func TestALossOfASectionThatIsWorkedInIsNoLeakThoughAnEntryWasDropped(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		m := w.NewClient(relock.WithHooks(r.Hooks()))
+		l := m.NewLock("a")
+		outer := enter(t, t.Context(), l)
+		_ = forget(t, outer, l)
+		for range 1000 {
+			runtime.GC()
+			if pass(relock.DefaultTTL / 3); len(eventsOf[relock.Leaked](&r)) > 0 {
+				break
+			}
+		}
+		m.net.Partition()
+		_, cause := ends(t, outer)
+		m.net.Heal()
+		var lost *relock.LostError
+		require.ErrorAs(t, cause, &lost)
+		require.Equal(t, relock.LossExpired, lost.Reason)
+		require.Len(t, eventsOf[relock.Leaked](&r), 1)
+	})
+}
+
 // forgetNested enters l twice, one inside the other, and drops both contexts.
 //
 //go:noinline
@@ -1501,6 +1524,23 @@ func TestWithLocalReentryANestedEntryAfterTheDeadlineIsRefused(t *testing.T) {
 		require.ErrorIs(t, err, relock.ErrLockLost)
 		require.ErrorIs(t, l.Unlock(inner), relock.ErrLockLost)
 		require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
+	})
+}
+
+func TestWithLocalReentryAContextThatIsDoneEntersNothing(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		l := w.NewClient(relock.WithLocalReentry()).NewLock("a")
+		section := enter(t, t.Context(), l)
+		ctx, cancel := context.WithCancel(section)
+		cancel()
+		for _, lock := range []locking{l.Lock, l.TryLock, tryFor(l, time.Second)} {
+			got, err := lock(ctx)
+			require.ErrorIs(t, err, context.Canceled)
+			require.Equal(t, ctx, got)
+		}
+		require.Equal(t, 1, l.Count(section))
+		require.NoError(t, l.Unlock(section))
+		w.requireNothingLeft("a")
 	})
 }
 
