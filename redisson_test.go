@@ -1021,6 +1021,20 @@ func (w *arena) redissonTour(user string, rules []string, options ...relock.Opti
 	return l.ForceUnlock(ctx)
 }
 
+func TestInRedissonsLayoutAUserWhoMayNotSetLeasesLeavesNoLockWithoutOne(t *testing.T) {
+	w := onOwn(t)
+	if !w.server.AtLeast(7, 0) {
+		redistest.NotTested(t, "before 7.0 a user cannot be kept from commands in scripts in this way")
+	}
+	for _, options := range [][]relock.Option{nil, {relock.WithRedissonFencing()}} {
+		p := w.aclUser("lessor", []string{"~*", "&*", "+@all", "-pexpire"}, inRedisson(options...)...)
+		_, err := p.NewLock("a").TryLock(t.Context())
+		require.ErrorContains(t, err, "can't run this command")
+		w.java().lock("a") // else it would wait without limit, and so would everybody
+		w.java().unlock("a")
+	}
+}
+
 func TestAUserWithoutRedissonsChannelsIsToldWhenItHasToWait(t *testing.T) {
 	w := onOwn(t)
 	if !w.server.AtLeast(7, 0) {

@@ -33,7 +33,11 @@ if not count then
     error(token_key .. ' holds a number that is too large for a token')
   end
   call('HSET', base, hold, 1)
-  call('PEXPIRE', base, ttl)
+  local leased = redis.pcall('PEXPIRE', base, ttl)
+  if type(leased) == 'table' then -- this user must not use it, and a lock without a lease is nobody's and for ever
+    call('DEL', base)
+    return leased
+  end
   return token
 end
 
