@@ -236,7 +236,7 @@ func TestAPlainLockHasNoTokenAndAFencedOneSharesItsCounterWithJava(t *testing.T)
 }
 
 func TestATokenThatCannotBeCountedUpIsAnErrorAndTheHoldStaysAsItIs(t *testing.T) {
-	for _, junk := range []string{"1.5", "1e3", " 5", "012", "9007199254740992", "9223372036854775807"} {
+	for _, junk := range []string{"1.5", "1e3", " 5", "012", "-1", "-2", "-5", "9007199254740992", "9223372036854775807"} {
 		t.Run(junk, func(t *testing.T) {
 			w := onShared(t)
 			p := w.peer(inRedisson(relock.WithRedissonFencing())...)

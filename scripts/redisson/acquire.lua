@@ -29,8 +29,8 @@ if not count then
   -- Written first: if its key is none that can be counted up, or memory has run out, the script ends here and nothing else
   -- has changed.
   local token = token_key and call('INCR', token_key) or 0
-  if token > 9e15 then
-    error(token_key .. ' holds a number that is too large for a token')
+  if token_key and token < 1 or token > 9e15 then
+    error(token_key .. ' holds a number that is too small or too large for a token')
   end
   call('HSET', base, hold, 1)
   local leased = redis.pcall('PEXPIRE', base, ttl)
@@ -44,6 +44,9 @@ end
 local token
 if token_key then
 --- include last
+  if last < 0 then
+    error(token_key .. ' holds a number that is too small for a token')
+  end
   token = last
 end
 update(base, hold, target, step, ARGV[5] == '1', ttl)
