@@ -187,11 +187,12 @@ type race struct {
 	key string
 
 	// turn is the runner's. Taken by sending, which Go lets happen in the order of arrival; given back by receiving, by
-	// whoever is not the runner any more. It guards ears, due and owner.
+	// whoever is not the runner any more. It guards ears, due, owner and news.
 	turn  chan struct{}
 	ears  [2]*waiter // set while the channel is heard; the second one on plain pub/sub where the first is on sharded
 	due   time.Time  // when to ask although nothing was heard
 	owner string     // the hold that had the lock when that was last known
+	news  int        // how often there was a reason to ask, or an answer
 
 	// Guarded by the layout's mutex.
 	waiting int
@@ -314,17 +315,26 @@ func (r *redisson) run(p *race, a *acquiring, h *hold) error {
 		}
 		<-p.turn
 	}()
+	last := struct { // what our last question has said, if that was a refusal
+		due   time.Time // when to ask again
+		owner string
+		news  int // when we asked
+	}{news: -1}
 	for {
 		if !runner {
 			if err := r.takeTurn(p, a); err != nil {
 				return a.giveUp(h, err)
 			}
 			runner = true
+			if p.news == last.news { // we have had our answer, though late: on a slow link we would ask and ask
+				p.due, p.owner = last.due, last.owner
+			}
 		}
 		silent, err := r.wake(p, a, h)
 		if err != nil {
 			return a.giveUp(h, err)
 		}
+		asked := p.news
 		reply, answer, err := p.ask(a, h, &runner)
 		if err != nil {
 			return a.giveUp(h, err)
@@ -334,6 +344,7 @@ func (r *redisson) run(p *race, a *acquiring, h *hold) error {
 				p.suspect()
 			}
 			p.owner = reply.owner
+			p.news++
 		}
 		if reply.status == acquireOurs {
 			done, err := a.ours(h, reply.token, answer)
@@ -347,6 +358,7 @@ func (r *redisson) run(p *race, a *acquiring, h *hold) error {
 			if done {
 				return err
 			}
+			last.news = -1
 			if runner {
 				p.due = time.Time{} // the lease was over before we could enter, and nobody tells us of that
 			}
@@ -355,8 +367,9 @@ func (r *redisson) run(p *race, a *acquiring, h *hold) error {
 		a.refusedBy(h, reply)
 		r.refuse(p, a.refusal)
 		a.joined(h, 0)
+		last.due, last.owner, last.news = time.Now().Add(redissonRecheck(h, reply)), reply.owner, asked
 		if runner {
-			p.due = time.Now().Add(redissonRecheck(h, reply))
+			p.due = last.due
 		}
 	}
 }
@@ -389,6 +402,7 @@ func (r *redisson) wake(p *race, a *acquiring, h *hold) (silent bool, err error)
 		p.due = latest
 	}
 	if hears, err := r.listen(p, a, h); !hears {
+		p.news++
 		return false, err
 	}
 	var words [2]chan word // one that is nil never has anything
@@ -400,11 +414,13 @@ func (r *redisson) wake(p *race, a *acquiring, h *hold) (silent bool, err error)
 	timer := time.NewTimer(time.Until(p.due))
 	defer timer.Stop()
 	var heard [3]word
+	news := true
 	select {
 	case heard[0] = <-words[0]:
 	case heard[0] = <-words[1]:
 	case <-timer.C:
 		silent = !p.due.IsZero() // else because the one before us could not ask
+		news = silent
 	case <-h.client.closed:
 		return false, ErrClosed
 	case <-a.waiting.Done():
@@ -416,8 +432,12 @@ func (r *redisson) wake(p *race, a *acquiring, h *hold) (silent bool, err error)
 	for i := range words { // whatever has come by now, we ask after it
 		select {
 		case heard[i+1] = <-words[i]:
+			news = true
 		default:
 		}
+	}
+	if news {
+		p.news++
 	}
 	for _, what := range heard {
 		switch {

@@ -503,6 +503,103 @@ func TestAWaiterThatGivesUpWhileItAsksDoesNotMakeTheNextOneDoubtTheSubscription(
 	})
 }
 
+// A waiter who has lost its turn to the next, as its answer took so long, does not ask again for that.
+func TestWaitersOverASlowLinkInRedissonsLayoutWaitForTheMessageToo(t *testing.T) {
+	for _, waiters := range []int{1, 3} {
+		fake(t, func(t *testing.T, w *world) {
+			m := w.NewClient(inRedisson(relock.WithTTL(time.Second))...)
+			l := m.NewLock("a")
+			w.HSet("a", "f47ac10b-58cc-4372-a567-0e02b2c3d479:42", "1")
+			w.SetTTL("a", time.Hour)
+			m.net.Delay(400 * time.Millisecond) // more than a third of the TTL
+			var all []*attempt
+			for range waiters {
+				all = append(all, begin(t, t.Context(), func(ctx context.Context) (context.Context, error) {
+					return ctx, l.Do(ctx, func(context.Context) error { return nil })
+				}))
+			}
+			pass(5 * time.Second) // all have asked, and the channel is heard
+			m.net.Reset()
+			pass(30 * time.Second)
+			require.LessOrEqual(t, m.scripts(), 3*waiters, "each of them every 10 s, as it might be freed without a message")
+			m.net.Delay(0)
+			pass(15 * time.Second)
+			require.Zero(t, m.net.Commands("SUBSCRIBE"), "it is known who had it")
+			m.net.Delay(400 * time.Millisecond)
+			w.Publish(redissonChannelOf("a"), "0")
+			pass(450 * time.Millisecond) // the first has been refused once more, and has not heard of it
+			m.net.Delay(0)
+			freed := time.Now()
+			w.Del("a")
+			w.Publish(redissonChannelOf("a"), "0")
+			for _, a := range all { // in whatever order
+				_ = a.section()
+			}
+			require.Less(t, time.Since(freed), time.Second, "by the message")
+		})
+	}
+}
+
+func TestALateAnswerIsNoReasonToWaitOnceThereIsNews(t *testing.T) {
+	// Two wait, and the first has been refused late. Nobody has heard anything since.
+	const ttl = time.Second
+	late := func(t *testing.T, w *world, m *member) (first, second *attempt, leave [2]func(), answer *redistest.Rule) {
+		t.Helper()
+		w.HSet("a", "f47ac10b-58cc-4372-a567-0e02b2c3d479:42", "1")
+		w.SetTTL("a", time.Hour)
+		l := m.NewLock("a", relock.WithTTL(ttl))
+		ctx1, leave1 := context.WithCancel(t.Context())
+		ctx2, leave2 := context.WithCancel(t.Context())
+		first, second = begin(t, ctx1, l.Lock), begin(t, ctx2, l.Lock)
+		hold := m.net.Once(redistest.Named("EVALSHA"), redistest.Hold())
+		answer = m.net.On(redistest.Named("EVALSHA"), redistest.Hold()).Skip(1).Times(1)
+		w.Publish(redissonChannelOf("a"), "0")
+		pass(ttl / 2) // the second has the turn, and asks
+		answer.WaitHits(t, 1)
+		hold.LetGo()
+		settle()
+		return first, second, [2]func(){leave1, leave2}, answer
+	}
+	soon := func(t *testing.T, m *member, a *attempt) {
+		t.Helper()
+		begun := time.Now()
+		require.NoError(t, m.NewLock("a").Unlock(a.section()))
+		require.Less(t, time.Since(begun), 2*ttl)
+	}
+	t.Run("a message for one that gives up", func(t *testing.T) {
+		fake(t, func(t *testing.T, w *world) {
+			m := w.NewClient(inRedisson()...)
+			first, second, leave, answer := late(t, w, m)
+			pass(ttl / 2) // the first has the turn again
+			answer.LetGo()
+			settle()
+			stuck := m.net.Once(redistest.Named("EVALSHA"), redistest.Hold())
+			w.Del("a")
+			w.Publish(redissonChannelOf("a"), "0")
+			settle()
+			stuck.WaitHits(t, 1)
+			leave[0]()
+			_, err := first.result()
+			require.ErrorIs(t, err, context.Canceled)
+			soon(t, m, second)
+			stuck.LetGo()
+		})
+	})
+	t.Run("an answer for one that gives up", func(t *testing.T) {
+		fake(t, func(t *testing.T, w *world) {
+			m := w.NewClient(inRedisson()...)
+			first, second, leave, answer := late(t, w, m)
+			w.SetTTL("a", ttl) // it has become somebody else's
+			answer.LetGo()
+			settle()
+			leave[1]()
+			_, err := second.result()
+			require.ErrorIs(t, err, context.Canceled)
+			soon(t, m, first)
+		})
+	})
+}
+
 func TestAWaiterThatPanicsLeavesTheMessageToTheNext(t *testing.T) {
 	// The lease is long, so a wake-up that is lost would be noticed.
 	w := onShared(t)
