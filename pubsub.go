@@ -536,6 +536,7 @@ func (l *link) plan(now time.Time) plan {
 	p := plan{stale: l.stale, waited: len(l.subs) > l.idle.Len()}
 	leave, todo, sharded := l.leave, l.todo, b.client.wire.sharded.Load()
 	l.stale, l.leave, l.todo = 0, nil, nil
+	var over []*subscription
 	for e := l.idle.Front(); e != nil; e = l.idle.Front() {
 		s := e.Value.(*subscription)
 		left := lingerFor - now.Sub(s.since)
@@ -549,9 +550,7 @@ func (l *link) plan(now time.Time) plan {
 			continue
 		}
 		l.removeLocked(s)
-		if s.there {
-			leave = append(leave, departure{s.channel, s.sharded})
-		}
+		over = append(over, s)
 	}
 	var asks []*question
 	var batch *question
@@ -569,6 +568,12 @@ func (l *link) plan(now time.Time) plan {
 			asks = append(asks, batch)
 		}
 		batch.subs = append(batch.subs, s)
+	}
+	for _, s := range over {
+		twin := func(other *subscription) bool { return other.sharded == s.sharded } // which would end with it
+		if s.there && !slices.ContainsFunc(l.ofLocked(s.channel), twin) {
+			leave = append(leave, departure{s.channel, s.sharded})
+		}
 	}
 	p.ask = append(unsubscribe(leave), asks...) // in this order: a subscription may have moved away and back
 	l.askLocked(p.ask)

@@ -561,6 +561,39 @@ func TestAnIdleSubscriptionEndsWhereTheServerHasIt(t *testing.T) {
 	}
 }
 
+// In Redisson's layout a channel is heard twice in a cluster. Where some nodes do not know sharded pub/sub, as while they are brought
+// to Redis 7 one by one, both may have become plain.
+func TestAnIdleSubscriptionDoesNotEndItsTwin(t *testing.T) {
+	for name, c := range map[string]struct {
+		given func(n *linked, s, twin *subscription)
+		asks  []string
+	}{
+		"heard in the same way":     {func(_ *linked, _, _ *subscription) {}, nil},
+		"asked for in the same way": {func(_ *linked, _, twin *subscription) { twin.stage, twin.there = asking, false }, nil},
+		"heard in another way":      {func(_ *linked, s, _ *subscription) { s.sharded = true }, []string{"SUNSUB relock:{x}:me"}},
+		"to be asked for now":       {func(_ *linked, _, twin *subscription) { twin.there = false; twin.unaskLocked() }, []string{"SUB relock:{x}:me"}},
+		"idle too":                  {func(n *linked, _, twin *subscription) { n.rest(twin, lingerFor) }, []string{"UNSUB relock:{x}:me relock:{x}:me"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for range 10 { // whichever is looked at first
+				n := newLinked(t)
+				n.client.layout = newRedisson(true)
+				n.client.wire.sharded.Store(false)
+				n.hear(n.a, "kept")
+				s := n.hear(n.a, "x")
+				twin := &subscription{topic: plainTopic + s.channel, key: s.key, channel: s.channel, plain: true, link: n.a, stage: confirmed, there: true}
+				twin.waiters = map[string]*waiter{"hold": {hub: n.hub, sub: twin, id: "hold", words: make(chan word, 1)}}
+				delete(n.subs, s.topic)
+				s.topic, s.sharded = s.channel, false
+				n.subs[s.topic], n.subs[twin.topic], n.a.subs[twin] = s, twin, struct{}{}
+				n.rest(s, lingerFor)
+				c.given(n, s, twin)
+				require.Equal(t, c.asks, asks(n.a))
+			}
+		})
+	}
+}
+
 func TestSubscriptionsThatRestEndSeveralAtATime(t *testing.T) {
 	n := newLinked(t)
 	n.client.wire.sharded.Store(false)
