@@ -1927,6 +1927,51 @@ func TestAGrantSentWhileThePubSubConnectionIsLostIsNotLost(t *testing.T) {
 	})
 }
 
+func TestALateGrantIsBelievedForNoLongerThanItsLeaseOnTheServer(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		owner := w.NewClient().NewLock("a", relock.WithFixedLease(time.Hour))
+		m := w.NewClient(relock.WithTTL(time.Second))
+		l := m.NewLock("a")
+		for _, late := range []time.Duration{200 * time.Millisecond, 500 * time.Millisecond} { // the second with a question
+			section := enter(t, t.Context(), owner)
+			waiting := begin(t, t.Context(), l.Lock)
+			pass(300 * time.Millisecond)
+			m.net.DelayOneWay(0, late)
+			require.NoError(t, owner.Unlock(section))
+			settle()
+			m.net.Delay(0)
+			section = waiting.section()
+			require.Equal(t, 300*time.Millisecond+late, waiting.took())
+			require.LessOrEqual(t, l.Remaining(section), w.lease("a"))
+			require.Positive(t, l.Remaining(section))
+			require.NoError(t, l.Unlock(section))
+		}
+	})
+}
+
+func TestAGrantThatIsOlderThanTheAnswerOfRedisIsNotBelieved(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		owner := w.NewClient().NewLock("a", relock.WithFixedLease(5*time.Second))
+		m, other := w.NewClient(relock.WithTTL(time.Second)), w.NewClient().NewLock("a")
+		section := enter(t, t.Context(), owner)
+		waiting := begin(t, t.Context(), m.NewLock("a").Lock)
+		pass(3 * time.Second)
+		m.net.DelayOneWay(0, 2300*time.Millisecond)
+		require.NoError(t, owner.Unlock(section))
+		settle()
+		m.net.Delay(0)
+		pass(1500 * time.Millisecond)
+		section = enter(t, t.Context(), other) // the lease that was granted is over
+		pass(700 * time.Millisecond)
+		require.Len(t, w.queue("a"), 1, "it has asked, as the first owner's lease should be over")
+		pass(time.Second) // now the message comes
+		require.True(t, waiting.waits())
+		require.NoError(t, section.Err())
+		require.NoError(t, other.Unlock(section))
+		_ = waiting.section()
+	})
+}
+
 func TestAWaiterThatCannotBeReachedIsPassedOverAndKeepsItsPlace(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		l := w.NewClient().NewLock("a")
