@@ -1593,7 +1593,7 @@ func TestAnAcquireThatLandsAfterALeaseIsTakenBack(t *testing.T) {
 	late.WaitHits(t, 1)
 	cancel()
 	require.ErrorIs(t, a.out(soon), context.Canceled)
-	sleepUntil(time.Now().Add(2*ttl + ttl/4))
+	sleepUntil(time.Now().Add(ttl + 3*ttl/4)) // it was abandoned once more not long ago, and would not be soon again
 	late.Release(t)
 	w.awaitFree("a", ttl/2)
 }
