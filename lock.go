@@ -839,7 +839,8 @@ func (l *Lock) Unlock(ctx context.Context) error {
 // lock guards, and let the resource refuse a token smaller than the largest it has seen: then a holder that lost the
 // lock without noticing can do no harm.
 //
-// [WithRedissonLayout] it is always 0, unless the lock is [WithRedissonFencing].
+// [WithRedissonLayout] it is always 0, unless the lock is [WithRedissonFencing]; then tokens grow as long as Redis keeps their
+// counter.
 //
 // It is local: no round trip.
 func (l *Lock) Token(ctx context.Context) int64 {

@@ -39,8 +39,8 @@ func WithRedissonLayout() Option {
 // and Java. It needs [WithRedissonLayout]. All who use a name must agree on it: without it, no token is counted.
 //
 // [Lock.Token] is the one of the hold's first entry, also in nested ones. Redis counts one further for each nested entry,
-// as Redisson does, and may count further than that where a reply was lost; it never goes back. The key of the counter
-// has no TTL: it stays when nobody uses the lock any more.
+// as Redisson does, and may count further than that where a reply was lost; it never goes back as long as Redis keeps it. The key
+// of the counter has no TTL: it stays when nobody uses the lock any more. Where it is lost, tokens begin again at 1.
 func WithRedissonFencing() Option {
 	return func(s *settings) { s.fenced = true }
 }
