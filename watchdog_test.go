@@ -1771,7 +1771,7 @@ func TestAllSectionsThatAreLostTogetherEndBeforeAnythingElseIsDone(t *testing.T)
 			}
 		}}))
 		for i := range locks {
-			sections = append(sections, enter(t, t.Context(), m.NewLock(fmt.Sprint(i)))) //nolint:fatcontext // they do not nest
+			sections = append(sections, enter(t, t.Context(), m.NewLock(fmt.Sprint(i))))
 		}
 		m.net.Partition()
 		pass(relock.DefaultTTL)
