@@ -1088,6 +1088,49 @@ func allow(commands ...string) []string {
 	return rules
 }
 
+func TestAUserWhoMayNotSetLeasesLeavesNoLockWithoutOne(t *testing.T) {
+	w := onOwn(t)
+	if !w.server.AtLeast(7, 0) {
+		redistest.NotTested(t, "before 7.0 a user cannot be kept from commands in scripts in this way")
+	}
+	const ttl = 500 * time.Millisecond
+	others := w.peer(relock.WithTTL(ttl))
+	p := w.aclUser("lessor", []string{"~*", "&*", "+@all", "-pexpire", "-pexpireat"})
+	const names = 64
+	for i := range names { // so that their tokens have a TTL
+		l := others.NewLock(fmt.Sprint(i))
+		w.leave(w.enter(t.Context(), l, soon), l, soon)
+	}
+	isRefused := func(name string) {
+		t.Helper()
+		_, err := p.NewLock(name).TryLock(t.Context())
+		require.ErrorContains(t, err, "can't run this command")
+		require.Zero(t, w.plain.Exists(t.Context(), "relock:{"+name+"}").Val())
+	}
+	isRefused("0")
+
+	dead := redis.Z{Score: 1, Member: "dead:1:1|dead|30000"}
+	require.NoError(t, w.plain.ZAdd(t.Context(), "relock:{0}:queue", dead).Err())
+	isRefused("0")
+
+	section := w.enter(t.Context(), others.NewLock("0"), soon)
+	waiter := w.start(t.Context(), w.peer(relock.WithTTL(ttl)).NewLock("0"))
+	w.awaitWaiters("0", 1)
+	require.NoError(t, w.plain.Del(t.Context(), "relock:{0}").Err()) // the lease is over, and nobody has found out
+	isRefused("0")
+	require.ErrorIs(t, others.NewLock("0").Unlock(section), relock.ErrLockLost)
+	w.leave(waiter.in(soon), waiter.lock, soon)
+
+	var all sync.WaitGroup
+	for i := range names { // together, so that some share a script call
+		all.Go(func() { _, _ = p.NewLock(fmt.Sprint(i)).TryLock(t.Context()) })
+	}
+	all.Wait()
+	for i := range names {
+		require.Zero(t, w.plain.Exists(t.Context(), fmt.Sprintf("relock:{%d}", i)).Val())
+	}
+}
+
 // complaints collects what goes wrong for a user: errors, and what only the log and the hooks tell of.
 type complaints struct {
 	mu   sync.Mutex

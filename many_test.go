@@ -764,6 +764,31 @@ func TestTheUserOfTheReadmeMayShareACall(t *testing.T) {
 	}
 }
 
+func TestACallForManyOfAUserWhoMayNotSetLeasesLeavesNoLockWithoutOne(t *testing.T) {
+	server := redistest.Start(t)
+	if !server.AtLeast(7, 0) {
+		redistest.NotTested(t, "before 7.0 a user cannot be kept from commands in scripts in this way")
+	}
+	r := newRigOn(t, server)
+	user := []any{"ACL", "SETUSER", "lessor", "on", ">password", "~*", "&*", "+@all", "-pexpire", "-pexpireat"}
+	require.NoError(t, r.rdb.Do(t.Context(), user...).Err())
+	r.use(server.Client(func(o *redis.Options) { o.Username, o.Password = "lessor", "password" }))
+	const locks = 2
+	c := newCrowd(t, r, locks)
+	var entries []func(context.Context) outcomeOf
+	for i := range locks {
+		require.NoError(t, r.rdb.Set(t.Context(), c.keys[i].token, time.Now().UnixMicro(), time.Hour).Err()) // else it has no lease either
+		entries = append(entries, c.entry(c.at(i).hold()))
+	}
+	for _, o := range c.together(entries...) {
+		require.ErrorContains(t, o.err, "can't run this command")
+	}
+	c.requireCalls("evalsha many", "evalsha acquire", "evalsha acquire")
+	for i := range locks {
+		require.False(t, c.at(i).exists(c.keys[i].base))
+	}
+}
+
 // TestACallForManyDoesWhatCallsForOneWould gives the same locks to the script for many, and one after the other to those for one,
 // also locks that are not as we leave them. What is answered and what stands there afterwards must be the same, with the
 // exits first or with the entries first; and once more when all is sent a second time. Users test with miniredis, whose Lua is

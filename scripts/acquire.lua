@@ -27,7 +27,8 @@ if (ARGV[3] or '1') == '1' and call('EXISTS', base, queue) == 0 then
     call('INCRBY', token_key, ARGV[8])
   end
   call('HSET', base, hold, '1')
-  call('PEXPIRE', base, ARGV[2])
+  local ttl = ARGV[2]
+--- include lease
   return token
 end
 

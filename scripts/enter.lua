@@ -45,6 +45,6 @@ end
 local function enter(base, token_key, last, hold, ttl, aside)
   local token = next_token(token_key, last, last, aside)
   call('HSET', base, hold, '1')
-  call('PEXPIRE', base, ttl)
+--- include lease
   return token
 end

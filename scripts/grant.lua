@@ -44,7 +44,7 @@ local function grant(base, queue, token_key, last, used, publish, caller, old, w
       if old then
         call('HDEL', base, old, STEP, AS, NEXT, TOKEN)
       end
-      call('PEXPIRE', base, ttl)
+--- include lease
       if command then
         call(command, channel, hold .. '|' .. digits)
       end

@@ -44,14 +44,14 @@ local function enter_free(i)
   if last > 9e15 then
     error() -- see last.lua, which says it to who asks by itself
   end
-  local used, wanted = last, ARGV[leases + i] or ARGV[locks + 2]
+  local used, ttl = last, ARGV[leases + i] or ARGV[locks + 2]
 --- include mint
   call('HSET', base, ARGV[1 + i], '1')
-  if wanted ~= lease then
-    lease, over = wanted, string.format('%.0f', math.floor(now / 1000) + wanted)
+  if ttl ~= lease then
+    lease, over = ttl, string.format('%.0f', math.floor(now / 1000) + ttl)
   end
   if redis.pcall('PEXPIREAT', base, over) ~= 1 then -- it costs two thirds of PEXPIRE, but this user must not use it
-    call('PEXPIRE', base, wanted)
+--- include lease
   end
   return token
 end
