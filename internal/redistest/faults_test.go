@@ -484,9 +484,11 @@ func TestCutPubSubEndsOnlySubscribersAndGoRedisSubscribesAgain(t *testing.T) {
 	messages := sub.Channel()
 	redistest.Eventually(t, time.Second, func() bool { return len(redistest.Subscriptions(t, plain)) == 1 }, "subscribed")
 	require.NoError(t, rdb.Ping(ctx).Err())
+	f.Refuse() // else it may be back before we look
 	f.CutPubSub()
 	all, pubsub := f.Conns()
 	require.Equal(t, [2]int{1, 0}, [2]int{all, pubsub})
+	f.Heal()
 	redistest.Eventually(t, 5*time.Second, func() bool {
 		_, pubsub := f.Conns()
 		return pubsub == 1 && plain.Publish(ctx, "ch", "x").Val() == 1
