@@ -211,12 +211,10 @@ func TestANewPubSubConnectionIsNotReplacedForWhatTheOneBeforeWasLacking(t *testi
 }
 
 func TestTheEndOfASubscriptionCostsTheOthersNothing(t *testing.T) {
-	c := newTestClient(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), "me")
-	l := &link{hub: c.hub, node: "n", subs: make(map[*subscription]struct{}), wake: make(chan struct{}, 1)}
+	n := newLinked(t)
+	l := n.a
 	for i := range 20_000 {
-		topic := fmt.Sprintf("relock:{%d}", i)
-		s := &subscription{topic: topic, channel: topic + ":me", link: l, sharded: true, stage: confirmed}
-		l.subs[s], c.hub.subs[topic] = struct{}{}, s
+		n.hear(l, fmt.Sprint(i))
 	}
 	fastest := time.Hour
 	for range 5 {
@@ -227,10 +225,10 @@ func TestTheEndOfASubscriptionCostsTheOthersNothing(t *testing.T) {
 		fastest = min(fastest, time.Since(begin))
 	}
 	require.Less(t, fastest, time.Millisecond, "the hub is not searched, with the mutex held that every grant needs")
-	seven := c.hub.subs["relock:{7}"]
+	seven := n.subs["relock:{7}"]
 	l.evicted("relock:{7}:me")
-	c.hub.mu.Lock()
-	defer c.hub.mu.Unlock()
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	require.NotEqual(t, confirmed, seven.stage, "and is found")
 }
 
