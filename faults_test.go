@@ -498,13 +498,36 @@ func TestTheCountIsSetRightForAsLongAsTheLockIsHeld(t *testing.T) {
 	p := w.peer()
 	l := p.NewLock("a", relock.WithTTL(ttl))
 	outer := w.enter(holderContext(t), l, soon)
-	inner := w.enter(outer, l, soon)
+	entered := p.faults.Once(w.script(luaAcquire), redistest.DropReply(redistest.Silence))
 	lost := p.faults.On(w.script(luaRelease), redistest.CutBefore(redistest.EOF))
-	require.Error(t, w.call(soon, func() error { return l.Unlock(inner) }), "it tries until the lease that it knows of is over")
+	w.giveUp(outer, p, l, entered)
 	sleepUntil(time.Now().Add(2 * ttl))
 	require.True(t, l.Held(outer), "renewals go on")
+	w.requireCount("a", 2)
 	lost.Remove()
 	redistest.Eventually(t, soon, func() bool { _, count := w.owner("a"); return count == 1 }, "the count is right again")
+	w.leave(outer, l, soon)
+	w.awaitFree("a", 0)
+}
+
+func TestAnInnerUnlockIsTriedForAsLongAsTheLeaseIsRenewed(t *testing.T) {
+	const ttl = 300 * time.Millisecond
+	w := onShared(t)
+	p := w.peer()
+	l := p.NewLock("a", relock.WithTTL(ttl))
+	outer := w.enter(holderContext(t), l, soon)
+	inner := w.enter(outer, l, soon)
+	lost := p.faults.On(w.script(luaRelease), redistest.CutBefore(redistest.EOF))
+	removed := make(chan struct{})
+	timer := time.AfterFunc(2*ttl, func() { lost.Remove(); close(removed) })
+	defer timer.Stop()
+	w.leave(inner, l, soon)
+	select {
+	case <-removed:
+	default:
+		require.Fail(t, "it was released through a network that lets no release through")
+	}
+	w.requireCount("a", 1)
 	w.leave(outer, l, soon)
 	w.awaitFree("a", 0)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -135,19 +136,19 @@ func margin(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Milliseco
 // safeUntil is the deadline of a lease that was set by a command sent at that time.
 func safeUntil(sent time.Time, ttl time.Duration) time.Time { return sent.Add(ttl - margin(ttl)) }
 
-// turn waits for the step until then, whatever context has ended, or until stop is closed.
-func (h *hold) turn(stop <-chan struct{}, until time.Time) error {
+// turn waits for the step for as long as an effort may take, whatever context has ended.
+func (h *hold) turn(e effort) error {
 	select {
 	case h.step <- struct{}{}:
 		return nil
 	default:
 	}
-	ctx, cancel := context.WithDeadline(context.Background(), until)
+	ctx, cancel := e.bound(context.Background())
 	defer cancel()
 	select {
 	case h.step <- struct{}{}:
 		return nil
-	case <-stop:
+	case <-e.stop:
 		return ErrClosed
 	case <-ctx.Done():
 		return ended(ctx)
@@ -155,6 +156,69 @@ func (h *hold) turn(stop <-chan struct{}, until time.Time) error {
 }
 
 func (h *hold) endTurn() { <-h.step }
+
+// bound is a context that ends with ctx, when the lease of h is over, and at limit, if there is one. That the lease is renewed
+// meanwhile is seen: an answer that takes long is waited for as long as the lock is ours.
+func (h *hold) bound(ctx context.Context, limit time.Time) (context.Context, context.CancelFunc) {
+	l := &leased{hold: h, limit: limit}
+	l.Context, l.cancel = context.WithCancelCause(ctx)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.timer = time.AfterFunc(l.left(), l.look)
+	return l, l.end
+}
+
+// leased is a context that bound has made.
+type leased struct {
+	context.Context
+	cancel context.CancelCauseFunc
+	hold   *hold
+	limit  time.Time
+	over   atomic.Bool // by the lease or the limit
+
+	mu    sync.Mutex
+	timer *time.Timer // fires when the lease that was known is over
+}
+
+// Err says what a deadline would.
+func (l *leased) Err() error {
+	err := l.Context.Err()
+	if err != nil && l.over.Load() {
+		return context.DeadlineExceeded
+	}
+	return err
+}
+
+func (l *leased) left() time.Duration {
+	t := l.hold.client.table
+	t.mu.Lock()
+	until := l.hold.deadline
+	t.mu.Unlock()
+	if !l.limit.IsZero() && l.limit.Before(until) {
+		until = l.limit
+	}
+	return time.Until(until)
+}
+
+func (l *leased) look() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch left := l.left(); {
+	case l.Context.Err() != nil:
+	case left > 0:
+		l.timer.Reset(left)
+	default:
+		l.over.Store(true)
+		l.cancel(context.DeadlineExceeded)
+	}
+}
+
+func (l *leased) end() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.cancel(nil)
+	l.timer.Stop()
+}
 
 func (h *hold) isEntering() bool {
 	t := h.client.table
@@ -277,13 +341,13 @@ func (f *frame) wanted() bool {
 	return errors.Is(context.Cause(f.ctx), ErrReleased) && f.base.Err() == nil
 }
 
-// leave closes an entry: here in every case, and in Redis if that can be had until then. That ctx is done does not matter.
-func (h *hold) leave(ctx context.Context, f *frame, until time.Time) error {
+// leave closes an entry: here in every case, and in Redis if it can be had with that effort. That ctx is done does not matter.
+func (h *hold) leave(ctx context.Context, f *frame, e effort) error {
 	t := h.client.table
 	if h.localReentry && t.leaveInner(h, f) {
 		return nil
 	}
-	noTurn := h.turn(nil, until) // not nil: another entry or exit hangs
+	noTurn := h.turn(e) // not nil: another entry or exit hangs
 	if noTurn == nil {
 		defer h.endTurn()
 	}
@@ -300,7 +364,7 @@ func (h *hold) leave(ctx context.Context, f *frame, until time.Time) error {
 	t.removeLocked(f)
 	if count := h.count; count > 0 {
 		t.mu.Unlock()
-		return h.leavePartly(ctx, count, until, noTurn)
+		return h.leavePartly(ctx, count, e, noTurn)
 	}
 	if noTurn == nil && t.passLocked(h, now) {
 		h.tellReleasedLocked(nil)
@@ -310,11 +374,11 @@ func (h *hold) leave(ctx context.Context, f *frame, until time.Time) error {
 	h.state = leaving
 	t.unscheduleLocked(h)
 	t.mu.Unlock()
-	return h.leaveLast(ctx, until, noTurn)
+	return h.leaveLast(ctx, e, noTurn)
 }
 
 // leavePartly tells Redis how many entries are left. What is not confirmed is told once more in the background.
-func (h *hold) leavePartly(ctx context.Context, count int, until time.Time, noTurn error) error {
+func (h *hold) leavePartly(ctx context.Context, count int, e effort, noTurn error) error {
 	if h.localReentry {
 		return nil
 	}
@@ -328,7 +392,7 @@ func (h *hold) leavePartly(ctx context.Context, count int, until time.Time, noTu
 	var told answer
 	err := noTurn
 	if err == nil {
-		there, told, err = c.wire.release(context.WithoutCancel(ctx), h, count, effort{until: until})
+		there, told, err = c.wire.release(context.WithoutCancel(ctx), h, count, e)
 	}
 	if err != nil {
 		return fmt.Errorf("not confirmed by Redis; left all the same, and Redis will be told: %w", err)
@@ -342,7 +406,7 @@ func (h *hold) leavePartly(ctx context.Context, count int, until time.Time, noTu
 }
 
 // leaveLast frees the lock in Redis.
-func (h *hold) leaveLast(ctx context.Context, until time.Time, noTurn error) error {
+func (h *hold) leaveLast(ctx context.Context, e effort, noTurn error) error {
 	if noTurn != nil {
 		return h.unfreed(noTurn)
 	}
@@ -352,7 +416,7 @@ func (h *hold) leaveLast(ctx context.Context, until time.Time, noTurn error) err
 			_ = h.unfreed(errPanicked)
 		}
 	}()
-	there, answer, err := h.client.wire.release(context.WithoutCancel(ctx), h, 0, effort{until: until})
+	there, answer, err := h.client.wire.release(context.WithoutCancel(ctx), h, 0, e)
 	returned = true
 	switch {
 	case err != nil:
@@ -399,39 +463,27 @@ func (h *hold) longest(now time.Time) time.Duration {
 // is confirmed, the hold is over, or Redis refuses.
 func (h *hold) settle() {
 	t := h.client.table
-	for !t.hasExpired(h) {
-		t.mu.Lock()
-		until := h.deadline
-		t.mu.Unlock()
-		if h.settleUntil(until) || time.Now().Before(until) { // else the lease may have been renewed meanwhile
-			return
-		}
-	}
-}
-
-// settleUntil is settle for one lease, and says whether it has come to an end.
-func (h *hold) settleUntil(until time.Time) bool {
-	t, stop := h.client.table, h.client.closed
-	if h.turn(stop, until) != nil {
-		return false
+	t.mu.Lock()
+	e := effort{stop: h.client.closed, until: h.deadline, lease: h}
+	t.mu.Unlock()
+	if h.turn(e) != nil {
+		return
 	}
 	defer h.endTurn()
 	t.mu.Lock()
 	state, count := h.state, h.count
 	t.mu.Unlock()
 	if state != held {
-		return true
+		return
 	}
-	there, answer, err := h.client.wire.release(h.client.life, h, count, effort{stop: stop, until: until})
-	if err != nil {
-		return false
-	}
-	if there {
+	there, answer, err := h.client.wire.release(h.client.life, h, count, e)
+	switch {
+	case err != nil:
+	case there:
 		t.renewed(h, answer)
-	} else {
+	default:
 		_ = h.lose(LossTaken)
 	}
-	return true
 }
 
 // released ends a hold whose last entry was left, and tells so.

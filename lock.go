@@ -455,31 +455,28 @@ func (a *acquiring) count(h *hold, target int, deadline time.Time) (counted, aga
 		}
 	}()
 	e := a.effort()
-	e.until = deadline
+	e.until, e.lease = deadline, h
 	reply, answer, err := c.wire.acquire(a.waiting, h, target, false, 0, e)
 	known = err == nil || !answer.unsure && !answer.gaveUp
 	switch {
-	case err != nil && time.Now().Before(deadline):
-		return false, false, a.failed(err)
 	case err == nil && reply.status != acquireOurs:
 		again, err = a.outlived(h, h.lose(LossTaken))
 		return false, again, err
 	case err == nil:
 		t.renewed(h, answer)
 	}
-	if t.hasExpired(h) { // otherwise it was renewed meanwhile
+	if t.hasExpired(h) {
 		if again, end := a.outlived(h, h.lose(LossExpired)); !again {
 			return false, false, end
 		}
+		if err != nil && a.mayWait && a.waiting.Err() == nil {
+			return false, true, nil
+		}
 	}
-	switch {
-	case err == nil:
-		return true, false, nil
-	case !a.mayWait || a.waiting.Err() != nil:
+	if err != nil {
 		return false, false, a.failed(err)
-	default:
-		return false, true, nil
 	}
+	return true, false, nil
 }
 
 // outlived is what becomes of a nested call whose hold has ended. Who is inside of it is told; who has only the same holder asks
@@ -790,8 +787,9 @@ const unlockLimit = 10 * time.Second
 // Unlock leaves the entry of this lock that ctx carries, the nearest one if there are several. The lock is free, and is
 // granted to the next waiter, when all entries of the holder are left, in whatever order. ([WithLocalPass]: it may be
 // passed on to the next one of this client instead.) ctx is the context that Lock returned, or one derived from it; it may be
-// done already: Unlock has a time limit of its own (10 s, or the end of the lease). Where go-redis gets a connection only just
-// before that, it can take longer: go-redis's ReadTimeout for each greeting, and for the script.
+// done already: Unlock has a time limit of its own (10 s, or the end of the lease, which is renewed as long as other entries are
+// open). Where go-redis gets a connection only just before that, it can take longer: go-redis's ReadTimeout for each greeting, and
+// for the script.
 //
 // In every case but [ErrInvalid] the entry is left, and its context has ended. Errors:
 //   - [ErrNotHeld]: ctx carries no entry of this lock, or it was left before. Nothing was changed, and outer sections
@@ -816,13 +814,14 @@ func (l *Lock) Unlock(ctx context.Context) error {
 		return l.failed("unlock", h.holder, ErrNotHeld)
 	}
 	f.left = true
-	until := time.Now().Add(unlockLimit)
-	if h.deadline.Before(until) {
-		until = h.deadline
+	limit := time.Now().Add(unlockLimit)
+	e := effort{until: limit, lease: h, limit: limit}
+	if h.deadline.Before(limit) {
+		e.until = h.deadline
 	}
 	t.mu.Unlock()
 	f.cancel(ErrReleased) // the work ends before the lock is free
-	err := h.leave(ctx, f, until)
+	err := h.leave(ctx, f, e)
 	f.cleanup.Stop() // not before: the next one waits for this
 	if err == nil {
 		return nil

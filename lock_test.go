@@ -539,6 +539,52 @@ func TestANestedCallWhoseLeaseEndsWhileRedisIsSilentIsErrLockLost(t *testing.T) 
 	}
 }
 
+// The lease that was known when it asked is over before Redis can answer, and has been renewed by then. It must not give up and ask
+// again each time: it would never enter.
+func TestANestedEntryAndItsExitAreAskedForOnceAlsoWhereRedisIsHalfALeaseAway(t *testing.T) {
+	const ttl, trip = 100 * time.Millisecond, 45 * time.Millisecond
+	for name, nested := range map[string]func(*relock.Lock) locking{
+		"Lock":       func(l *relock.Lock) locking { return l.Lock },
+		"TryLock":    func(l *relock.Lock) locking { return l.TryLock },
+		"TryLockFor": func(l *relock.Lock) locking { return tryFor(l, time.Minute) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				m := w.NewClient(relock.WithTTL(ttl))
+				w.warm(m)
+				l, observer := m.NewLock("a"), w.NewClient().NewLock("a")
+				count := func() int {
+					state, err := observer.State(t.Context())
+					require.NoError(t, err)
+					return state.Count
+				}
+				outer := enter(t, t.Context(), l)
+				for d := ttl / 10; d <= trip; d += ttl / 20 { // step by step: to make a connection takes longer than a lease in the end
+					m.net.Delay(d)
+					pass(time.Second)
+				}
+				for range 5 {
+					ctx, cancel := context.WithTimeout(outer, 100*trip)
+					defer cancel()
+					entry := begin(t, ctx, nested(l))
+					inner := entry.section()
+					require.Equal(t, trip, entry.took())
+					require.Equal(t, 2, count())
+					exit := begin(t, inner, func(ctx context.Context) (context.Context, error) { return ctx, l.Unlock(ctx) })
+					_ = exit.section()
+					require.Equal(t, trip, exit.took())
+					require.Equal(t, 1, count())
+					pass(17 * time.Millisecond) // another part of the lease
+				}
+				require.Zero(t, goroutines(").settle("))
+				_ = l.Unlock(outer) // nothing renews the lease while this is under way
+				pass(ttl)
+				w.requireNothingLeft("a")
+			})
+		})
+	}
+}
+
 func TestANestedTryLockTakesItsTurnBehindAnotherEntryAlsoWhereTheFirstOneHadToQueue(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient(relock.WithTTL(5 * time.Minute))

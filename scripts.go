@@ -392,6 +392,18 @@ type effort struct {
 	stop  <-chan struct{} // ends it with ErrClosed; nil: never
 	tries int             // 0: until ctx is done
 	until time.Time       // ends it like a deadline of ctx; zero: never
+	// lease, if there is one: until is when it ends as far as is known, or at a limit. Where it is renewed by then, the effort goes on
+	// until it is over, or at the limit; zero: there is none.
+	lease *hold
+	limit time.Time
+}
+
+// bound is a context that ends with the effort.
+func (e effort) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	if e.lease != nil {
+		return e.lease.bound(ctx, e.limit)
+	}
+	return context.WithDeadline(ctx, e.until)
 }
 
 // run sends a request until it is answered, refused, or ctx is done. The answer says what is known also with an error.
@@ -405,7 +417,7 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 		a.sent = time.Now()
 		if !e.until.IsZero() && (attempt > 1 || e.until.Sub(a.sent) < w.patience || w.cluster != nil) {
 			var cancel context.CancelFunc
-			ctx, cancel = context.WithDeadline(ctx, e.until) //nolint:fatcontext // once: until is zero from then on
+			ctx, cancel = e.bound(ctx) //nolint:fatcontext // once: until is zero from then on
 			defer cancel()
 			e.until = time.Time{}
 		}
