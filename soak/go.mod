@@ -11,7 +11,10 @@ require (
 	github.com/stretchr/testify v1.12.1
 )
 
+require github.com/yuin/gopher-lua v1.1.1 // indirect
+
 require (
+	github.com/alicebob/miniredis/v2 v2.40.0
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/google/uuid v1.6.0 // indirect
 	go.uber.org/atomic v1.12.0 // indirect

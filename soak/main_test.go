@@ -3,6 +3,7 @@ package soak
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
@@ -31,21 +32,31 @@ type peer struct {
 	*relock.Client
 	rdb    redis.UniversalClient
 	faults *redistest.Faults
+
+	up, down time.Duration // to the server and back, while nothing is wrong
 }
 
 // newPeer makes one that gives up a silent connection after patience.
 func (s *soak) newPeer(patience time.Duration) *peer {
 	s.t.Helper()
 	p := &peer{faults: redistest.NewFaults()}
-	p.rdb = redis.NewUniversalClient(&redis.UniversalOptions{
-		Addrs:         []string{s.server.Addr()},
+	o := &redis.UniversalOptions{
 		IsClusterMode: s.cluster,
-		Dialer:        p.faults.Dialer(nil),
 		ReadTimeout:   patience,
 		WriteTimeout:  patience,
 		DialTimeout:   max(patience, 500*time.Millisecond),
 		DialerRetries: 1,
-	})
+	}
+	if s.fake {
+		s.world.options(o)
+		o.Dialer = p.faults.Dialer(s.world.dial)
+		p.faults.On(s.world.noHotLoop, redistest.Action{})
+		p.up, p.down = distance(rand.New(rand.NewPCG(s.seed, uint64(len(s.peers)+len(s.retired)))), patience)
+		p.faults.DelayOneWay(p.up, p.down)
+	} else {
+		o.Addrs, o.Dialer = []string{s.server.Addr()}, p.faults.Dialer(nil)
+	}
+	p.rdb = redis.NewUniversalClient(o)
 	options := []relock.Option{relock.WithTTL(ttl)}
 	if s.redisson {
 		options = append(options, relock.WithRedissonLayout(), relock.WithRedissonFencing())

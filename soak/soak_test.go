@@ -53,6 +53,15 @@ type setting struct {
 	patience time.Duration // of the clients
 	redisson bool          // locks are kept as Redisson does
 	cluster  bool          // the server is a cluster
+	fake     bool          // the server is a world in fake time
+}
+
+// late is how much later than its limit a call may come back, and a loss be told.
+func (s setting) late() time.Duration {
+	if s.fake {
+		return time.Microsecond // of the recorder: what is due at a moment happens in it
+	}
+	return slack
 }
 
 var locks = []string{"thing0", "thing1", "thing2", "thing3"}
@@ -166,9 +175,10 @@ type soak struct {
 	seed uint64
 	setting
 	began  time.Time
-	server *redistest.Server
-	plain  *redis.Client // has no faults, and knows of no cluster
-	admin  *peer         // has no faults
+	server *redistest.Server // nil in fake time
+	world  *world            // nil in real time
+	plain  *redis.Client     // has no faults, and knows of no cluster
+	admin  *peer             // has no faults
 	log    *history.Recorder
 	wrong  names
 
@@ -183,6 +193,7 @@ type soak struct {
 		took, slowest          time.Duration
 	}
 
+	calm   chan struct{}   // closed when there is no more trouble
 	over   chan struct{}   // closed when the round is over
 	limit  context.Context // done when the round is over
 	ending sync.WaitGroup  // peers
@@ -190,20 +201,29 @@ type soak struct {
 	mu      sync.Mutex
 	peers   []*peer
 	retired []*peer
+	waiting map[int]wait // by worker
 }
 
 func newSoak(t *testing.T, seed uint64, setting setting) *soak {
 	t.Helper()
 	s := &soak{
-		t: t, seed: seed, setting: setting, log: history.NewRecorder(),
+		t: t, seed: seed, setting: setting, log: history.NewRecorder(), waiting: map[int]wait{},
 		did: map[string]int{}, broken: map[string]int{}, count: map[string]int{},
 	}
 	args := []string{"--save", "86400 1000000"} // never by itself, but what is saved is there after a restart
 	if s.cluster {
 		args = append(args, "--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1")
 	}
-	s.server = redistest.Start(t, args...)
-	s.plain = s.server.Client(func(o *redis.Options) { o.ReadTimeout = nothingTwice })
+	if s.fake {
+		s.world = newWorld(t)
+		o := &redis.UniversalOptions{Dialer: s.world.dial}
+		s.world.options(o)
+		s.plain = redis.NewClient(o.Simple())
+		t.Cleanup(func() { _ = s.plain.Close() })
+	} else {
+		s.server = redistest.Start(t, args...)
+		s.plain = s.server.Client(func(o *redis.Options) { o.ReadTimeout = nothingTwice })
+	}
 	if s.cluster {
 		require.NoError(t, s.plain.ClusterAddSlotsRange(context.Background(), 0, 16383).Err())
 		redistest.Eventually(t, 10*time.Second, func() bool {
@@ -228,7 +248,7 @@ func (s *soak) round(number uint64, length time.Duration, trouble func(*rand.Ran
 	s.t.Helper()
 	limit, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	s.over, s.limit, s.faults = make(chan struct{}), limit, nil
+	s.calm, s.over, s.limit, s.faults = make(chan struct{}), make(chan struct{}), limit, nil
 	random := func(id int) *rand.Rand { return rand.New(rand.NewPCG(s.seed, number<<8|uint64(id))) }
 
 	var working, troubling, watching sync.WaitGroup
@@ -251,11 +271,18 @@ func (s *soak) round(number uint64, length time.Duration, trouble func(*rand.Ran
 			on = s.log.Len() < roundCalls
 		}
 	}
-	close(s.over)
+	close(s.calm)
+	if !s.fake {
+		close(s.over)
+	}
 	// The trouble ends first, so that what follows is bounded by what a healthy server needs.
 	within(s.t, 60*time.Second, "the faults have not ended", troubling.Wait)
 	for _, p := range s.present() {
 		p.faults.Heal()
+	}
+	if s.fake {
+		s.watchCalm()
+		close(s.over)
 	}
 	cancel()
 	within(s.t, 60*time.Second, "a call has not come back", working.Wait)
@@ -381,6 +408,9 @@ func (s *soak) end() {
 	}
 	for _, p := range s.peers {
 		p.faults.Heal()
+		if s.fake {
+			p.faults.Cut() // one that is silent for good may take longer than a lease
+		}
 	}
 	for _, name := range locks {
 		for _, p := range s.peers {
@@ -415,9 +445,11 @@ func (s *soak) anyone(random *rand.Rand) *peer {
 	return s.peers[random.IntN(len(s.peers))]
 }
 
-func (s *soak) isOver() bool {
+func (s *soak) isOver() bool { return isClosed(s.over) }
+
+func isClosed(c <-chan struct{}) bool {
 	select {
-	case <-s.over:
+	case <-c:
 		return true
 	default:
 		return false

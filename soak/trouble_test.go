@@ -34,7 +34,7 @@ type fault struct {
 }
 
 // trouble is what happens meanwhile: to single commands, to the network of a client, and at the server, each for itself. It
-// ends when the round is over.
+// ends when all shall be calm.
 func (s *soak) trouble(random *rand.Rand) {
 	var all sync.WaitGroup
 	calm := []int{1, 3, 10}[random.IntN(3)] // much trouble shows other things than much work
@@ -61,7 +61,7 @@ func (s *soak) happen(random *rand.Rand, often time.Duration, faults []fault) {
 	for _, f := range faults {
 		sum += f.weight
 	}
-	for !s.isOver() {
+	for !isClosed(s.calm) {
 		n := random.IntN(sum)
 		for _, f := range faults {
 			if n -= f.weight; n < 0 {
@@ -145,7 +145,7 @@ func (s *soak) onNetworks(random *rand.Rand) []fault {
 			p := anyone()
 			p.faults.Delay(upTo(random, 50*time.Millisecond))
 			s.pause(upTo(random, 200*time.Millisecond))
-			p.faults.Delay(0)
+			p.faults.DelayOneWay(p.up, p.down)
 		}},
 		{"client closed", 1, func() { s.replace(random.IntN(clients)) }},
 	}
@@ -156,33 +156,44 @@ func (s *soak) atTheServer(random *rand.Rand) []fault {
 	ctx := context.Background()
 	anyLock := func() string { return locks[random.IntN(len(locks))] }
 	faults := []fault{
-		{"connections killed", 4, func() {
-			kind := []string{"normal", "pubsub"}[random.IntN(2)]
-			_ = s.plain.ClientKillByFilter(ctx, "TYPE", kind).Err()
-		}},
 		{"scripts flushed", 2, func() { _ = s.plain.ScriptFlush(ctx).Err() }},
-		{"server stopped", 1, func() {
-			s.server.Pause()
-			s.pause(upTo(random, 2*ttl))
-			s.server.Resume()
-		}},
 		{"lock deleted", 1, func() {
 			name := anyLock()
 			s.gone(history.Op{Kind: history.Wipe}, []string{name}, func() error { return s.plain.Del(ctx, s.baseKey(name)).Err() })
 		}},
 		{"lock forced", 2, func() { s.force(anyLock(), 0) }},
 	}
+	if s.fake {
+		faults = append(faults, fault{"server stopped", 1, func() { s.stopWorld(random) }})
+	} else {
+		faults = append(faults, fault{"connections killed", 4, func() {
+			kind := []string{"normal", "pubsub"}[random.IntN(2)]
+			_ = s.plain.ClientKillByFilter(ctx, "TYPE", kind).Err()
+		}}, fault{"server stopped", 1, func() {
+			s.server.Pause()
+			s.pause(upTo(random, 2*ttl))
+			s.server.Resume()
+		}})
+	}
 	if s.redisson { // which needs the counter of tokens, and has no queue
 		return faults
 	}
+	if s.fake {
+		saved := "{}"
+		faults = append(faults,
+			fault{"data saved", 2, func() { saved, _ = s.plain.Eval(ctx, saveScript, nil).Text() }},
+			fault{"older data is back", 1, func() { s.bringBack(saved) }})
+	} else {
+		faults = append(faults,
+			fault{"data saved", 2, func() { _ = s.plain.Save(ctx).Err() }},
+			// With what was saved last it goes on, if anything was: as where a replica that lagged becomes the master.
+			fault{"server killed", 1, func() {
+				s.gone(history.Op{Kind: history.Wipe, Old: true}, locks, func() error { s.server.Kill(); return nil })
+				s.pause(upTo(random, ttl/4))
+				s.server.Restart()
+			}})
+	}
 	return append(faults, []fault{
-		{"data saved", 2, func() { _ = s.plain.Save(ctx).Err() }},
-		// With what was saved last it goes on, if anything was: as where a replica that lagged becomes the master.
-		{"server killed", 1, func() {
-			s.gone(history.Op{Kind: history.Wipe, Old: true}, locks, func() error { s.server.Kill(); return nil })
-			s.pause(upTo(random, ttl/4))
-			s.server.Restart()
-		}},
 		{"data flushed", 1, func() {
 			s.gone(history.Op{Kind: history.Wipe}, locks, func() error { return s.plain.FlushAll(ctx).Err() })
 		}},

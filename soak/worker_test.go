@@ -121,7 +121,7 @@ func (w *worker) enter(ctx context.Context, cancel func(), l thing) *section {
 
 // try is TryLock: it tries three times, each for as long as go-redis takes to give up, and says what was wrong last.
 func (w *worker) try(ctx context.Context, l thing, in *section) *section {
-	return w.record(call{ctx: ctx, lock: l, in: in, limit: slack, do: l.TryLock, mayFail: true})
+	return w.record(call{ctx: ctx, lock: l, in: in, limit: slack + 6*w.patience, do: l.TryLock, mayFail: true})
 }
 
 func (w *worker) tryFor(ctx context.Context, l thing, wait time.Duration) *section {
@@ -160,7 +160,11 @@ func (w *worker) record(c call) *section {
 	if c.in != nil {
 		op.Section = c.in.token
 	}
+	if c.waits && c.in == nil {
+		w.waits(w.id, wait{c.lock.Name(), time.Now()})
+	}
 	inner, err := c.do(c.ctx)
+	w.waits(w.id, wait{})
 	w.returned(&op, c.limit, err)
 	if err != nil {
 		w.failed(op, err, c.mayFail, c.waits)
@@ -201,7 +205,7 @@ func (w *worker) op(kind history.Kind, l thing) history.Op {
 // returned ends one, and checks that it did not take too long.
 func (w *worker) returned(op *history.Op, limit time.Duration, err error) {
 	op.Return = w.log.Now()
-	if took := op.Return - op.Call; took > limit+slack {
+	if took := op.Return - op.Call; took > limit+w.late() {
 		w.wrong.add("%s of %q came back after %s, its limit was %s: %v", op.Kind, op.Lock, took, limit, err)
 	}
 }
@@ -244,11 +248,14 @@ func (w *worker) leave(s *section) {
 	w.log.Add(op)
 }
 
+// unlockLimit is how long Unlock tries where the lease is renewed meanwhile, for other entries.
+const unlockLimit = 10 * time.Second
+
 func (w *worker) unlock(s *section) (history.Op, error) {
 	op := w.op(history.Unlock, s.lock)
 	op.Holder, op.Section = s.holder, s.token
 	err := s.lock.Unlock(s.ctx)
-	w.returned(&op, 2*ttl, err)
+	w.returned(&op, unlockLimit, err)
 	switch {
 	case err == nil:
 	case errors.Is(err, relock.ErrLockLost):
@@ -288,7 +295,7 @@ func (w *worker) look(s *section) bool {
 		op.Outcome = history.Lost
 	}
 	w.log.Add(op)
-	if !holds && !untilDone(s.ctx, slack) {
+	if !holds && !untilDone(s.ctx, w.late()) {
 		w.wrong.add("the section of %q with token %d was not told of its loss", s.lock.Name(), s.token)
 	}
 	return holds
@@ -309,8 +316,8 @@ func (w *worker) told(s *section) {
 func (w *worker) abandon(s *section) {
 	const longest = 3 * ttl
 	for began := time.Now(); w.look(s); {
-		if time.Since(began) > longest+slack {
-			w.wrong.add("%q is still held, %s after its context was done", s.lock.Name(), longest+slack)
+		if time.Since(began) > longest+w.late() {
+			w.wrong.add("%q is still held, %s after its context was done", s.lock.Name(), longest+w.late())
 			return
 		}
 		<-time.After(10 * time.Millisecond)

@@ -230,6 +230,9 @@ const never time.Duration = math.MaxInt64
 // margin is by how much a lease ends earlier for its holder than in Redis: 1 % and 2 ms, as the library documents it.
 func margin(lease time.Duration) time.Duration { return lease/100 + 2*time.Millisecond }
 
+// ahead is by how much the times of a recording may be, see [Recorder.Now].
+const ahead = time.Microsecond
+
 // stayKey is what tells one hold from all others.
 type stayKey struct {
 	lock, holder string
@@ -288,9 +291,9 @@ func (h *stay) note(op *Op) {
 	case op.Kind == Lock:
 		h.entered++
 	case op.Kind == Look && op.Remaining > 0:
-		h.lease = max(h.lease, op.Call+op.Remaining)
+		h.lease = max(h.lease, op.Call+op.Remaining-ahead)
 	case op.Kind == Extend:
-		h.lease = max(h.lease, op.Call+op.Lease-margin(op.Lease))
+		h.lease = max(h.lease, op.Call+op.Lease-margin(op.Lease)-ahead)
 	}
 }
 

@@ -1,0 +1,242 @@
+package soak
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"runtime/debug"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/soak/history"
+)
+
+// In fake time a round is as long as it takes for something to happen to most leases.
+const (
+	fakeRoundTime = 15 * time.Second
+	// fakeEnd is when a world ends by force: who waits for what never comes must not spin through fake time for ever.
+	fakeEnd = 365 * 24 * time.Hour
+)
+
+// The same in fake time, on a server in the process: each round in a world of its own, where time passes only while everybody
+// waits. A call that is on its way for half a lease costs no more there than one that takes a millisecond, so most
+// commands meet the end of a lease, and how long a call may take is exact. What pauses a process, or the server's
+// own ways, is for the others. A third of a soak, as they.
+func TestSoakInFakeTime(t *testing.T) {
+	duration, seed := settings(t)
+	var all *soak
+	for round, began := uint64(0), time.Now(); time.Since(began) < max(duration/3, roundTime); round++ {
+		synctest.Test(t, func(t *testing.T) {
+			end := time.AfterFunc(fakeEnd, func() {
+				debug.SetTraceback("all")
+				panic(fmt.Sprintf("round %d of RELOCK_SEED=%d waits for something that never comes", round, seed))
+			})
+			defer end.Stop()
+			defer func() {
+				if t.Failed() {
+					t.Logf("in round %d, which is the first one of RELOCK_SEED=%d", round, seed+round)
+				}
+			}()
+			s := newSoak(t, seed+round, fakeSetting(seed+round))
+			s.round(0, fakeRoundTime, s.trouble)
+			s.check(round)
+			s.end()
+			if all == nil {
+				all = s
+			} else {
+				all.add(s)
+			}
+		})
+		if t.Failed() {
+			return
+		}
+	}
+	all.t = t
+	all.report()
+	require.Positive(t, all.did["Lock: ok"])
+}
+
+// fakeSetting is one of those there are.
+func fakeSetting(seed uint64) setting {
+	random := rand.New(rand.NewPCG(seed, 1))
+	return setting{
+		fake:     true,
+		redisson: random.IntN(4) == 0,
+		patience: []time.Duration{severalTries, severalTries, ttl}[random.IntN(3)],
+	}
+}
+
+// wait is a call that waits for its turn with a lock.
+type wait struct {
+	lock  string
+	since time.Time
+}
+
+// waits notes what a worker waits for, if it waits.
+func (s *soak) waits(id int, what wait) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if what.lock == "" {
+		delete(s.waiting, id)
+	} else {
+		s.waiting[id] = what
+	}
+}
+
+// watchCalm watches for a while in which nothing goes wrong. Nobody waits for a lock that is free, for longer than what is left of what
+// went wrong before lasts: a connection that is silent for good, a TTL, and what the last ones that ask leave the first. (So it can only be
+// seen of those who give up such a connection soon.)
+func (s *soak) watchCalm() {
+	longest := 2*s.patience + 2*ttl
+	free := map[string]time.Time{} // since when
+	for began := time.Now(); time.Since(began) < 6*ttl; s.pause(5 * time.Millisecond) {
+		for _, name := range locks {
+			now := time.Now()
+			if s.world.Exists(s.baseKey(name)) {
+				delete(free, name)
+				continue
+			}
+			if free[name].IsZero() {
+				free[name] = now
+			}
+			s.mu.Lock()
+			for id, w := range s.waiting {
+				if w.lock == name && now.Sub(w.since) > longest && now.Sub(free[name]) > longest {
+					s.wrong.add("worker %d waits for %q for %s, which is free for %s", id, name, now.Sub(w.since), now.Sub(free[name]))
+					delete(s.waiting, id) // told once
+				}
+			}
+			s.mu.Unlock()
+		}
+	}
+}
+
+// world is a server in the process, in fake time.
+type world struct {
+	*miniredis.Miniredis
+
+	mu      sync.Mutex
+	instant time.Time // of the last command
+	busy    int       // commands since the clock last moved
+}
+
+func newWorld(t *testing.T) *world {
+	w := &world{Miniredis: miniredis.NewMiniRedis()}
+	w.ClockTTL(true)
+	t.Cleanup(func() {
+		w.Close()
+		<-time.After(time.Minute) // go-redis goes on dialling for a while
+	})
+	return w
+}
+
+// noHotLoop is called for each command, and matches none. A loop without a pause would hold the clock for ever.
+func (w *world) noHotLoop([]string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if now := time.Now(); !now.Equal(w.instant) {
+		w.instant, w.busy = now, 0
+	}
+	if w.busy++; w.busy == 20_000 {
+		debug.SetTraceback("all")
+		panic("command after command is sent while the clock stands still")
+	}
+	return false
+}
+
+// options are what go-redis needs to work in fake time.
+func (w *world) options(o *redis.UniversalOptions) {
+	o.Addrs = []string{"127.0.0.1:6379"} // nobody listens there
+	// Who waits for a connection does so with a timer that go-redis shares between bubbles, which is fatal.
+	o.PoolSize = 1000
+	// Asking for these, go-redis waits for the reply with a mutex held, and time does not pass for who waits for a mutex.
+	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	o.DisableIdentity = true
+}
+
+func (w *world) dial(context.Context, string, string) (net.Conn, error) { return w.Dial() }
+
+// distance is how far from the server somebody is: each command takes that long, or no time would pass. A client is
+// patient for longer, and a lease is longer than five times there and back: a new connection takes three, a script that Redis has forgotten two.
+func distance(random *rand.Rand, patience time.Duration) (up, down time.Duration) {
+	far := []time.Duration{time.Millisecond, 10 * time.Millisecond, min(patience*2/5, ttl/12)}[random.IntN(3)]
+	return 50*time.Microsecond + upTo(random, far), 50*time.Microsecond + upTo(random, far)
+}
+
+const (
+	saveScript = `
+local all = {}
+for i, key in ipairs(redis.call('KEYS', '*')) do
+	local kind, value = redis.call('TYPE', key).ok, nil
+	if kind == 'hash' then
+		value = redis.call('HGETALL', key)
+	elseif kind == 'zset' then
+		value = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+	else
+		value = {redis.call('GET', key)}
+	end
+	all[i] = {key, kind, redis.call('PEXPIRETIME', key), value}
+end
+return cjson.encode(all)`
+
+	restoreScript = `
+redis.call('FLUSHALL')
+for _, entry in ipairs(cjson.decode(ARGV[1])) do
+	local key, kind, ends, value = entry[1], entry[2], entry[3], entry[4]
+	for i = 1, #value, 2 do
+		if kind == 'hash' then
+			redis.call('HSET', key, value[i], value[i + 1])
+		elseif kind == 'zset' then
+			redis.call('ZADD', key, value[i + 1], value[i])
+		else
+			redis.call('SET', key, value[1])
+		end
+	end
+	if ends > 0 then
+		redis.call('PEXPIREAT', key, string.format('%.0f', ends))
+	end
+end`
+)
+
+// stopWorld is a server that stops for a while.
+func (s *soak) stopWorld(random *rand.Rand) {
+	for _, p := range s.present() {
+		p.faults.Partition()
+	}
+	s.pause(upTo(random, 2*ttl))
+	for _, p := range s.present() {
+		p.faults.Heal()
+	}
+}
+
+// bringBack lets older data take the place of what is there, and breaks all connections.
+func (s *soak) bringBack(saved string) {
+	s.gone(history.Op{Kind: history.Wipe, Old: true}, locks, func() error {
+		return s.plain.Eval(context.Background(), restoreScript, nil, saved).Err()
+	})
+	for _, p := range append(s.present(), s.admin) {
+		p.faults.Cut()
+	}
+}
+
+// add is what another soak has seen, for the report.
+func (s *soak) add(o *soak) {
+	for _, m := range []struct{ to, from map[string]int }{{s.did, o.did}, {s.count, o.count}, {s.broken, o.broken}} {
+		for name, n := range m.from {
+			m.to[name] += n
+		}
+	}
+	s.all.rounds += o.all.rounds
+	s.all.calls += o.all.calls
+	s.all.largest = max(s.all.largest, o.all.largest)
+	s.all.took += o.all.took
+	s.all.slowest = max(s.all.slowest, o.all.slowest)
+}
