@@ -95,6 +95,9 @@ func (s *soak) waits(id int, what wait) {
 // went wrong before lasts: a connection that is silent for good, a TTL, and what the last ones that ask leave the first. (So it can only be
 // seen of those who give up such a connection soon.)
 func (s *soak) watchCalm() {
+	for _, p := range s.present() {
+		p.faults.DelayOneWay(near, near)
+	}
 	longest := 2*s.patience + 2*ttl
 	free := map[string]time.Time{} // since when
 	for began := time.Now(); time.Since(began) < 6*ttl; s.pause(5 * time.Millisecond) {
@@ -164,12 +167,15 @@ func (w *world) options(o *redis.UniversalOptions) {
 
 func (w *world) dial(context.Context, string, string) (net.Conn, error) { return w.Dial() }
 
-// distance is how far from the server somebody is: each command takes that long, or no time would pass. A client is
-// patient for longer, and a lease is longer than five times there and back: a new connection takes three, a script that Redis has forgotten two.
+// distance is how far from the server somebody is, until all is calm: less than what a client is patient for. Each command takes
+// some time, or none would pass.
 func distance(random *rand.Rand, patience time.Duration) (up, down time.Duration) {
-	far := []time.Duration{time.Millisecond, 10 * time.Millisecond, min(patience*2/5, ttl/12)}[random.IntN(3)]
-	return 50*time.Microsecond + upTo(random, far), 50*time.Microsecond + upTo(random, far)
+	far := []time.Duration{time.Millisecond, 10 * time.Millisecond, patience / 10, patience * 2 / 5}[random.IntN(4)]
+	return near + upTo(random, far), near + upTo(random, far)
 }
+
+// near is the distance of everybody when all is calm.
+const near = 50 * time.Microsecond
 
 const (
 	saveScript = `
