@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -294,8 +296,10 @@ func TestGoRedisNeverSendsAScriptAgainByItself(t *testing.T) {
 	w := onShared(t)
 	var mu sync.Mutex
 	var renewals int
-	p := w.peerOn(func(o *redis.Options) { o.MaxRetries = 3 }, relock.WithTTL(2*time.Second),
-		relock.WithHooks(relock.Hooks{Renewed: func(relock.Renewed) { mu.Lock(); renewals++; mu.Unlock() }}))
+	p := w.peerOn(func(o *redis.Options) {
+		o.MaxRetries = 3
+		o.PoolSize, o.PipelinePoolSize = 1, -1 // so that none is idle when one has ended: that would be no try
+	}, relock.WithTTL(2*time.Second), relock.WithHooks(relock.Hooks{Renewed: func(relock.Renewed) { mu.Lock(); renewals++; mu.Unlock() }}))
 	l := p.NewLock("a")
 
 	lose := p.faults.On(w.script(luaAcquire), redistest.DropReply(redistest.EOF))
@@ -323,6 +327,107 @@ func TestGoRedisNeverSendsAScriptAgainByItself(t *testing.T) {
 		return renewals >= 5 && renewals == calls()
 	}, "each renewal is one command")
 	w.leave(section, l, soon)
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// All idle connections have ended, as after a restart of the server, or where it ends what is idle for long. go-redis looks whether
+// one has before it uses it, but cannot where that does not show, as over TLS: then it finds out one by one.
+
+// sealed is a connection of which nothing shows that it has ended, until it is used.
+type sealed struct{ net.Conn }
+
+// sealing is a dialer of such connections.
+func sealing(dial redistest.DialFunc) redistest.DialFunc {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := dial(ctx, network, addr)
+		return sealed{conn}, err
+	}
+}
+
+// sealedPeer is a peer with 30 idle connections of that kind, and 8 in the pool that go-redis has for pipelines.
+func (w *arena) sealedPeer(options ...relock.Option) *peer {
+	w.t.Helper()
+	const idle, pipelines = 30, 8
+	p := w.peerOn(func(o *redis.Options) {
+		o.Dialer = sealing(o.Dialer)
+		o.PoolSize, o.PipelinePoolSize, o.ReadTimeout = idle, pipelines, 5*time.Second
+	}, options...)
+	p.connect(w.t, idle)
+	pings := p.faults.On(redistest.Named("PING"), redistest.Hold())
+	done := make(chan error)
+	for range pipelines {
+		go func() {
+			_, err := p.rdb.Pipelined(context.Background(), func(pipe redis.Pipeliner) error {
+				return pipe.Ping(context.Background()).Err()
+			})
+			done <- err
+		}()
+	}
+	pings.WaitHits(w.t, pipelines)
+	pings.Remove()
+	pings.Release(w.t)
+	for range pipelines {
+		require.NoError(w.t, <-done)
+	}
+	stats := p.rdb.PoolStats()
+	require.EqualValues(w.t, idle, stats.IdleConns)
+	require.EqualValues(w.t, pipelines, stats.PipelineStats.IdleConns)
+	return p
+}
+
+func TestIdleConnectionsThatHaveEndedAreNoTriesOfACallAndMakeItNoSlower(t *testing.T) {
+	for name, prepare := range map[string]func(w *arena, l *relock.Lock) (call func() error){
+		"Lock": func(w *arena, l *relock.Lock) func() error {
+			return func() error { return l.Do(w.t.Context(), func(context.Context) error { return nil }) }
+		},
+		"TryLock": func(w *arena, l *relock.Lock) func() error {
+			return func() error { return l.DoFor(w.t.Context(), 0, func(context.Context) error { return nil }) }
+		},
+		"State": func(w *arena, l *relock.Lock) func() error {
+			return func() error { _, err := l.State(w.t.Context()); return err }
+		},
+		"Unlock": func(w *arena, l *relock.Lock) func() error {
+			section := w.enter(w.t.Context(), l, soon)
+			return func() error { return l.Unlock(section) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := onShared(t)
+			p := w.sealedPeer()
+			call := prepare(w, p.NewLock("a"))
+			p.faults.Cut()
+			require.NoError(t, w.call(soon, call))
+		})
+	}
+}
+
+func TestIdleConnectionsThatHaveEndedCostNoRenewal(t *testing.T) {
+	w := onShared(t)
+	renewals := make(chan relock.Renewed, 100)
+	p := w.sealedPeer(relock.WithTTL(3*time.Second), relock.WithHooks(relock.Hooks{Renewed: func(r relock.Renewed) { renewals <- r }}))
+	l := p.NewLock("a")
+	section := w.enter(t.Context(), l, soon)
+	p.faults.Cut()
+	first := <-renewals
+	require.NoError(t, first.Err)
+	require.Equal(t, 1, first.Locks)
+	w.leave(section, l, soon)
+}
+
+func TestAServerThatEndsEveryConnectionIsAskedNoMoreOftenThanThereWereIdleOnes(t *testing.T) {
+	w := onShared(t)
+	p := w.sealedPeer()
+	ends := p.faults.On(w.script(luaAcquire), redistest.CutBefore(redistest.EOF))
+	_, err := p.NewLock("a").TryLock(t.Context())
+	require.ErrorIs(t, err, io.EOF)
+	require.Equal(t, 30+3, ends.Hits())
+
+	waiter := w.start(t.Context(), p.NewLock("a"))
+	sleepUntil(time.Now().Add(500 * time.Millisecond))
+	require.True(t, waiter.waiting(), "%v", waiter.err)
+	require.LessOrEqual(t, ends.Hits(), 30+3+15, "no hot loop")
+	ends.Remove()
+	w.leave(waiter.in(soon), waiter.lock, soon)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -113,9 +113,9 @@ func (l *Lock) Lock(ctx context.Context) (context.Context, error) {
 // does not queue, and a lock that is free while others queue goes to them ([WithRedissonLayout]: to whoever asks first;
 // [WithLocalPass]: those who stand in a line are not in the queue). All else is as for [Lock.Lock].
 //
-// Redis is asked three times if it does not answer, or if its answer comes when the lease that it gives is over. Each time takes
-// as long as go-redis's timeouts allow, which can be long where new connections are made: a ctx with a deadline, or
-// TryLockFor, bounds it.
+// Redis is asked three times if it does not answer, or if its answer comes when the lease that it gives is over; that a connection
+// had ended while it was idle does not count. Each time takes as long as go-redis's timeouts allow, which can be long where new
+// connections are made: a ctx with a deadline, or TryLockFor, bounds it.
 func (l *Lock) TryLock(ctx context.Context) (context.Context, error) {
 	return l.acquire(ctx, 0)
 }

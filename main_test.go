@@ -225,9 +225,14 @@ func (w *arena) peerOn(mod func(*redis.Options), options ...relock.Option) *peer
 // connect makes n connections that are ready for commands.
 func (p *peer) connect(t testing.TB, n int) {
 	t.Helper()
+	connectAll(t, p.rdb, n)
+}
+
+func connectAll(t testing.TB, rdb *redis.Client, n int) {
+	t.Helper()
 	conns := make([]*redis.Conn, n)
 	for i := range conns {
-		conns[i] = p.rdb.Conn()
+		conns[i] = rdb.Conn()
 		require.NoError(t, conns[i].Ping(t.Context()).Err())
 	}
 	for _, c := range conns {

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"math/rand/v2"
 	"net"
@@ -310,7 +311,8 @@ func errorCode(msg string) string {
 	return code
 }
 
-// How a script is sent again. The first time at once (a connection from the pool was dead), then with growing pauses.
+// How a script is sent again. The first time at once, then with growing pauses. (Connections from the pool that were dead do not
+// count, see wasStale.)
 const (
 	firstPause = 5 * time.Millisecond
 	longPause  = 500 * time.Millisecond
@@ -335,6 +337,7 @@ type wire struct {
 	lanes    lanes
 	mapping  chan struct{} // taken by who reads the map of the cluster
 	mapped   time.Time     // when it was last read; guarded by mapping
+	reached  atomic.Bool   // the cluster has answered, so go-redis has its map
 	orphans  *orphans
 	retried  func(r *request, attempt int, err error)
 }
@@ -413,6 +416,7 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 	var last error // of the attempt before
 	again := false // the next attempt follows one that failed
 	eval := false
+	stale, idle := 0, math.MaxInt // attempts that were no tries, see wasStale
 	for attempt := 1; ; attempt++ {
 		a.sent = time.Now()
 		if !e.until.IsZero() && (attempt > 1 || e.until.Sub(a.sent) < w.patience || w.cluster != nil) {
@@ -431,6 +435,9 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 		}
 		reply, acked, err := w.send(ctx, r, eval, e.stop)
 		if err == nil {
+			if w.cluster != nil && !w.reached.Load() {
+				w.reached.Store(true)
+			}
 			a.reply, a.acked = reply, acked
 			return a, nil
 		}
@@ -467,17 +474,47 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 		if ctx.Err() != nil {
 			return a, endedAfter(ctx, last)
 		}
-		if v == refused || e.tries > 0 && attempt >= e.tries || errors.Is(err, errNoAcks) && !waitPasses(err) {
+		if w.wasStale(err, &idle) {
+			stale++
+		}
+		tries := attempt - stale
+		if v == refused || e.tries > 0 && tries >= e.tries || errors.Is(err, errNoAcks) && !waitPasses(err) {
 			return a, err
 		}
 		if w.cluster != nil {
 			w.cluster.ReloadState(ctx)
 		}
 		again = true
-		if sleep(ctx, e.stop, pause(attempt)) == ErrClosed { //nolint:errorlint // as it is: ctx may have ended with that of another client
+		if sleep(ctx, e.stop, pause(tries)) == ErrClosed { //nolint:errorlint // as it is: ctx may have ended with that of another client
 			return a, ErrClosed
 		}
 	}
+}
+
+// wasStale says that a command had no chance: go-redis had kept its connection, which had ended. Over TLS, or what a dialer of the
+// caller's makes, it cannot see that before it uses one; and where the server was restarted, or has ended what was idle, it can have
+// dozens of these. So that was no try, and the next one needs no pause, as long as there are fewer idle connections each time: fewest
+// is how many there were, math.MaxInt at first. A server that ends every connection is asked no more often than that.
+func (w *wire) wasStale(err error, fewest *int) bool {
+	if !hasEnded(err) || w.cluster != nil && !w.reached.Load() { // else go-redis would wait for the map
+		return false
+	}
+	stats := w.rdb.PoolStats()
+	idle := int(stats.IdleConns)
+	if pipelines := stats.PipelineStats; pipelines != nil {
+		idle += int(pipelines.IdleConns)
+	}
+	if idle == 0 || idle >= *fewest {
+		return false
+	}
+	*fewest = idle
+	return true
+}
+
+// hasEnded says that a command failed with its connection, and not for the time that its answer took.
+func hasEnded(err error) bool {
+	var op *net.OpError
+	return errors.Is(err, io.EOF) || errors.As(err, &op) && op.Op != "dial" && !op.Timeout()
 }
 
 // process lets go-redis send the command, with WAIT behind it on the same connection where replicas must confirm.
@@ -602,7 +639,7 @@ func (w *wire) pipeline(ctx context.Context, requests []request) []result {
 	for i := range todo {
 		todo[i] = i
 	}
-	for _, eval := range []bool{false, true} { // the second time for those whose server does not have the script
+	for eval, idle := false, math.MaxInt; len(todo) > 0; {
 		cmds := make([]redis.Cmder, len(todo))
 		for i, n := range todo {
 			cmds[i] = requests[n].command(ctx, eval)
@@ -610,19 +647,25 @@ func (w *wire) pipeline(ctx context.Context, requests []request) []result {
 		pipe := w.rdb.Pipeline()
 		_ = pipe.BatchProcess(ctx, cmds...) // queued
 		exec(ctx, pipe)
-		var again []int
+		var again, ended []int // whose server does not have the script; whose connection has ended
 		for i, n := range todo {
 			results[n].reply, results[n].err = cmds[i].(command).Result()
-			if w.cluster != nil && results[n].err != nil && judge(results[n].err) != refused {
+			err := results[n].err
+			if w.cluster != nil && err != nil && judge(err) != refused {
 				w.cluster.ReloadState(ctx) // go-redis does so by itself only where a node says MOVED
 			}
-			if redis.HasErrorPrefix(results[n].err, "NOSCRIPT") {
+			switch {
+			case !eval && redis.HasErrorPrefix(err, "NOSCRIPT"):
 				again = append(again, n)
+			case hasEnded(err):
+				ended = append(ended, n)
 			}
 		}
-		if todo = again; len(todo) == 0 {
-			break
+		eval = eval || len(again) > 0
+		if len(ended) > 0 && w.wasStale(results[ended[0]].err, &idle) {
+			again = append(again, ended...)
 		}
+		todo = again
 	}
 	return results
 }

@@ -176,8 +176,8 @@ func (r *recorder) DialHook(next redis.DialHook) redis.DialHook { return next }
 func (r *recorder) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		if r.record(cmd) {
-			cmd.SetErr(io.EOF) // as from a connection that broke
-			return io.EOF
+			cmd.SetErr(io.ErrUnexpectedEOF) // as from a connection that broke while it was answered
+			return io.ErrUnexpectedEOF
 		}
 		return next(ctx, cmd)
 	}
@@ -835,7 +835,7 @@ func (s *sequence) giveUp(o *op) {
 		_, a, err = w.release(s.ctx(), o.hold.hold, o.target, once)
 	}
 	s.rec.setSwallow(false)
-	require.ErrorIs(s, err, io.EOF)
+	require.ErrorIs(s, err, io.ErrUnexpectedEOF)
 	require.True(s, a.unsure)
 	s.recorded(o)
 	s.saw("given up")

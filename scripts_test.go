@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"net"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -1914,7 +1915,10 @@ func faulty(t *testing.T, mod ...func(*redis.Options)) (*rig, *redistest.Faults)
 var scripts = redistest.Named("EVALSHA", "EVAL")
 
 func TestGoRedisSendsAScriptOnceForEachTryOfOurs(t *testing.T) {
-	r, f := faulty(t, func(o *redis.Options) { o.MaxRetries = 5 })
+	r, f := faulty(t, func(o *redis.Options) {
+		o.MaxRetries = 5
+		o.PoolSize, o.PipelinePoolSize = 1, -1 // so that none is idle when one has ended, see wasStale
+	})
 	r.owner() // the server has the scripts
 	for name, call := range map[string]func() error{
 		"one": func() error {
@@ -2174,6 +2178,37 @@ func TestAnErrorSaysWhetherItMayPassAndWhetherTheCommandMayHaveRun(t *testing.T)
 			require.Equal(t, c.code, errorCode(c.err.Error()), "%v", c.err)
 		}
 	}
+}
+
+func TestOnlyTheEndOfAConnectionMakesItAStaleOne(t *testing.T) {
+	for _, err := range []error{
+		io.EOF, fmt.Errorf("redis: %w", io.EOF),
+		&net.OpError{Op: "write", Net: "tcp", Err: syscall.EPIPE}, &net.OpError{Op: "read", Net: "tcp", Err: syscall.ECONNRESET},
+	} {
+		require.True(t, hasEnded(err), "%v", err)
+	}
+	for _, err := range []error{
+		nil, io.ErrUnexpectedEOF, serverError("LOADING"), redis.ErrPoolTimeout, context.DeadlineExceeded, errGivenUp,
+		&net.OpError{Op: "read", Net: "tcp", Err: os.ErrDeadlineExceeded}, &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED},
+	} {
+		require.False(t, hasEnded(err), "%v", err)
+	}
+}
+
+// go-redis would wait for its map, whatever the context of a call says.
+func TestAClusterThatHasNotAnsweredIsNotAskedHowManyConnectionsAreIdle(t *testing.T) {
+	rdb := redis.NewClusterClient(&redis.ClusterOptions{
+		Addrs: []string{"127.0.0.1:1"},
+		Dialer: func(context.Context, string, string) (net.Conn, error) {
+			t.Error("go-redis has looked for the cluster")
+			return nil, io.EOF
+		},
+	})
+	defer func() { require.NoError(t, rdb.Close()) }()
+	c, err := New(rdb)
+	require.NoError(t, err)
+	fewest := math.MaxInt
+	require.False(t, c.wire.wasStale(io.EOF, &fewest))
 }
 
 func TestWhatGoRedisSaysOfAServerThatIsNotThereIsUnsent(t *testing.T) {

@@ -229,6 +229,9 @@ func TestOnAClusterThatIsWell(t *testing.T) {
 	t.Run("a thousand locks over all slots are held and renewed", func(t *testing.T) {
 		aThousandLocks(shared.in(t))
 	})
+	t.Run("idle connections that have ended are no tries of a call", func(t *testing.T) {
+		idleConnectionsThatHaveEnded(shared.in(t))
+	})
 }
 
 func allThatALockDoes(shared *field) {
@@ -533,6 +536,21 @@ func onePubSubConnectionForEachMaster(w *field) {
 		}
 		return n == 0
 	}, "when nobody waits any more the connections end")
+}
+
+func idleConnectionsThatHaveEnded(w *field) {
+	t := w.t
+	const idle = 20
+	p := w.peerOn(func(o *redis.ClusterOptions) { o.Dialer, o.PoolSize = sealing(o.Dialer), idle })
+	l := p.NewLock("a")
+	w.leave(w.enter(t.Context(), l, ample), l, ample)
+	master, err := p.rdb.MasterForKey(t.Context(), baseKey("a"))
+	require.NoError(t, err)
+	connectAll(t, master, idle)
+	p.faults.Cut()
+	section, err := l.TryLock(t.Context())
+	require.NoError(t, err)
+	w.leave(section, l, ample)
 }
 
 // Redis refuses one SUNSUBSCRIBE for several slots, and the answer to it is an error on the connection that all share.

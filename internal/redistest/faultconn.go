@@ -677,8 +677,8 @@ func (c *conn) SetWriteDeadline(t time.Time) error {
 
 // SyscallConn lets go-redis find out, before it uses a connection from its pool
 // again, that it has ended, as it does with a real one; without it, the first
-// command after a Cut would fail on every idle connection, which does not happen
-// in life. [CutBefore] is for the connection that breaks right after that look.
+// command after a Cut would fail on every idle connection, which happens in life
+// only where that does not show, as over TLS. [CutBefore] is for the connection that breaks right after that look.
 func (c *conn) SyscallConn() (syscall.RawConn, error) {
 	c.f.mu.Lock()
 	defer c.f.mu.Unlock()
