@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"time"
 )
@@ -238,6 +239,7 @@ func (l *Lock) reenter(ctx context.Context) context.Context {
 	t.mu.Unlock()
 	if !entered {
 		f.discard(nil)
+		runtime.KeepAlive(section) // until its clean-up is stopped: else it may be taken for a leak, and no entry of h be left in the list
 		return nil
 	}
 	return section

@@ -2334,6 +2334,7 @@ type overheard struct {
 	context.Context
 	done  chan struct{}
 	heard atomic.Int32
+	left  func() // called when somebody does not want to know any more, if it is set
 }
 
 func (o *overheard) Done() <-chan struct{} { return o.done }
@@ -2343,6 +2344,9 @@ func (o *overheard) AfterFunc(func()) (stop func() bool) {
 	o.heard.Add(1)
 	return sync.OnceValue(func() bool {
 		o.heard.Add(-1)
+		if o.left != nil {
+			o.left()
+		}
 		return true
 	})
 }

@@ -1527,6 +1527,34 @@ func TestWithLocalReentryANestedEntryAfterTheDeadlineIsRefused(t *testing.T) {
 	})
 }
 
+func TestWithLocalReentryALossIsToldThoughAnEntryThatWasRefusedIsCollected(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const lease = 10 * time.Second
+		m := w.NewClient(relock.WithLocalReentry())
+		busy := make(chan struct{})
+		defer close(busy)
+		slow := &overheard{Context: t.Context(), done: make(chan struct{}), left: func() { <-busy }}
+		enter(t, slow, m.NewLock("slow", relock.WithFixedLease(lease)))
+		l := m.NewLock("a", relock.WithFixedLease(2*lease))
+		outer := enter(t, t.Context(), l)
+		pass(2 * lease) // the watchdog is busy with the end of the other section
+		require.Zero(t, l.Remaining(outer))
+		require.NoError(t, outer.Err())
+
+		// Nobody refers any more to what was made for this call when that is given up.
+		ctx := &overheard{Context: outer, done: make(chan struct{}), left: func() {
+			for range 20 {
+				runtime.GC()
+				settle()
+			}
+		}}
+		_, err := l.Lock(ctx)
+		require.ErrorIs(t, err, relock.ErrLockLost)
+		require.ErrorIs(t, context.Cause(outer), relock.ErrLockLost)
+		require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
+	})
+}
+
 func TestWithLocalReentryAContextThatIsDoneEntersNothing(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		l := w.NewClient(relock.WithLocalReentry()).NewLock("a")
