@@ -975,8 +975,10 @@ func manyAndOne(t *testing.T, rdb *redis.Client) {
 		return v.([]any)
 	}
 
+	slow := 0
 	for n := range cases {
-		now := time.Now().UnixMicro()
+		begun := time.Now()
+		now := begun.UnixMicro()
 		var states [locks][3]string
 		queues := n%2 == 0 // else the common case
 		for i := range states {
@@ -1044,9 +1046,14 @@ func manyAndOne(t *testing.T, rdb *redis.Client) {
 			if other := inOrder(entriesFirst, oneByOne(entriesFirst, entries, exits)); slices.Equal(other, got) {
 				continue
 			}
+			if time.Since(begun) >= time.Second && !slices.Equal(want, got) { // the rest of a lease is not the same any more
+				slow++
+				break
+			}
 			require.Equal(t, want, got, "%s time, %v, exits %v, entries %v", which, states, exits, entries)
 		}
 	}
+	require.Less(t, slow, cases/10, "cases of which nothing is known, as the machine was busy")
 }
 
 // cutLast is strings.Cut from the end.
