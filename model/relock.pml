@@ -28,6 +28,9 @@
 #ifndef TTL                     /* lease, in ticks */
 #define TTL 2
 #endif
+#ifndef TTL_1                   /* that of client 1 */
+#define TTL_1 TTL
+#endif
 #ifndef MARGIN                  /* what the client takes off for clocks that drift */
 #define MARGIN 0
 #endif
@@ -53,6 +56,9 @@
 #endif
 #ifndef RENEWALS                /* renewals */
 #define RENEWALS 0
+#endif
+#ifndef BESIDE                  /* renewals that run beside whatever else their client sends */
+#define BESIDE 0
 #endif
 #ifndef PAUSES                  /* times that a client sleeps past a lease that it holds */
 #define PAUSES 0
@@ -83,11 +89,17 @@
 #define HOLDS        (CLIENTS * ROUNDS)
 #define NONE         0
 #ifdef BREAK_NO_MARGIN
-#define LEASE        TTL
+#define SAFE(ttl)    (ttl)
 #else
-#define LEASE        (TTL - MARGIN)     /* what a client counts on, from before it sent */
+#define SAFE(ttl)    ((ttl) - MARGIN)   /* what a client counts on, from before it sent */
 #endif
-#define NEST_TTL     (TTL - 1)          /* a nested entry may ask for a shorter lease */
+#define TTL_OF(i)    ((i) == 1 -> TTL_1 : TTL)
+#define LEASE(i)     SAFE(TTL_OF(i))
+#ifdef EXTENDS                          /* leases are fixed: nested entries leave them alone, what runs beside is Extend */
+#define NEST_TTL(i)  0
+#else
+#define NEST_TTL(i)  (TTL_OF(i) - 1)    /* a nested entry may ask for a shorter lease */
+#endif
 
 /* A hold field is used for one stay and never again; hold numbers say whose it is. */
 #ifdef BREAK_HOLD_REUSED
@@ -221,6 +233,23 @@ byte arrival[CLIENTS];          /* first arrival, as the server told */
 byte deadline[CLIENTS];
 byte since_sent[CLIENTS];       /* the same for the command under way: LEASE less what passed since before it was sent */
 bool abandons[HOLDS + 1];       /* holds that it gives up in the background */
+bool traces[CLIENTS];           /* something of its hold may be left where that is gone: a place in the queue, a late first entry */
+#if BESIDE > 0
+bool told[CLIENTS];             /* a renewal was told that the hold is not there */
+bool owes[CLIENTS];             /* the server is to be told the count: a nested entry or its exit was given up */
+
+typedef Renewal {
+	mtype state;
+	byte hold, ttl;
+	byte stay;      /* ghost */
+	byte since;     /* as since_sent */
+	bool yes
+}
+Renewal side[CLIENTS];          /* under way beside all else, also when the hold has ended */
+#define OWES(i) owes[i]
+#else
+#define OWES(i) false
+#endif
 
 mtype wire[CLIENTS] = IDLE;     /* its command connection ... */
 Command cmd[CLIENTS];           /* ... the command on it ... */
@@ -231,6 +260,30 @@ bool wants[CLIENTS];            /* it needs the subscription */
 bool link[CLIENTS];             /* bytes get through on the pub/sub connection */
 bool subscribed[CLIENTS];       /* the client takes itself for subscribed */
 bool recheck[CLIENTS];          /* (re)subscribed: ask again */
+
+/* The same in the steps that it takes, see Pubsub. Then wants, subscribed and recheck are not used. */
+#ifdef STEPWISE
+mtype = { NOT_ASKED, TO_ASK, ASKED, CONFIRMED, TO_RENEW };
+mtype stage[CLIENTS] = NOT_ASKED;       /* the subscription, as the client has it */
+chan commands[CLIENTS] = [2] of { bool };       /* on their way on the pub/sub connection: SUBSCRIBE, or UNSUBSCRIBE */
+bool stale[CLIENTS];            /* one of its connections that is over is counted as a receiver */
+bool heeds[CLIENTS];            /* there is a waiter that hears what comes ... */
+bool word[CLIENTS];             /* ... and what it was told first, until it looks: */
+byte word_token[CLIENTS];       /* a grant's token; 0: ask the server */
+#ifdef SHARED                   /* clients 0 and 1 are calls of one process, and have one connection, and one channel */
+#define HUB(i)      ((i) == 1 -> 0 : (i))
+#define HEEDED(hub) (heeds[hub] || hub == 0 && heeds[1])
+#else
+#define HUB(i)      (i)
+#define HEEDED(hub) heeds[hub]
+#endif
+#define HEARD(i)    (listens[HUB(i)] || stale[HUB(i)])
+#define REACHED(i)  (listens[HUB(i)] && link[HUB(i)])
+#else
+#define HUB(i)      (i)
+#define HEARD(i)    listens[i]
+#define REACHED(i)  link[i]
+#endif
 #if PASSES > 0                  /* of client 0: */
 byte spare;                     /* tokens left of those that were set aside */
 bool doubt;                     /* the end of a command is not known: the lock is not passed on */
@@ -241,7 +294,7 @@ bool passed;                    /* it was */
 
 /* What may still happen. */
 byte faults = FAULTS, cuts = CUTS, crashes = CRASHES, cancels = CANCELS;
-byte rechecks = RECHECKS, nests = NESTS, renewals = RENEWALS, pauses = PAUSES, slow = SLOW, steps = STEPS;
+byte rechecks = RECHECKS, nests = NESTS, renewals = RENEWALS, beside = BESIDE, pauses = PAUSES, slow = SLOW, steps = STEPS;
 byte forces = FORCES, forgets = FORGETS, restores = RESTORES;
 
 /* Ghosts: who joined when, and who has been queued and connected ever since. */
@@ -399,6 +452,13 @@ inline prepare() {
 	fi
 }
 
+/* Each waiter has a lease of its own, which stands in the queue. */
+#ifdef BREAK_GRANT_WITH_ONE_TTL
+#define GRANTED_TTL(h) TTL
+#else
+#define GRANTED_TTL(h) TTL_OF(CLIENT_OF(h))
+#endif
+
 /* Takes the head out of the queue and gives it the free lock, if its client listens. */
 inline grant_to_head() {
 	leave_queue(head);
@@ -407,11 +467,11 @@ inline grant_to_head() {
 	:: true ->
 #else
 	if
-	:: listens[CLIENT_OF(head)] ->          /* PUBLISH returned 1 */
+	:: HEARD(CLIENT_OF(head)) ->            /* PUBLISH returned 1 */
 #endif
-		own(head, 0, TTL);
+		own(head, 0, GRANTED_TTL(head));
 		if
-		:: link[CLIENT_OF(head)] -> grants[CLIENT_OF(head)]!head, token - ASIDE(head)
+		:: REACHED(CLIENT_OF(head)) -> grants[HUB(CLIENT_OF(head))]!head, token - ASIDE(head)
 		:: else                         /* nobody reads what was counted as received */
 		fi
 	:: else -> printf("server: hold %d has no listener, passed over\n", head)
@@ -446,15 +506,15 @@ inline leave_lock() {
 #elif defined(BREAK_HEIR_UNHEARD)
 	:: heir != NONE ->
 #else
-	:: heir != NONE && listens[CLIENT_OF(heir)] ->
+	:: heir != NONE && HEARD(CLIENT_OF(heir)) ->
 #endif
 		head = heir;
 #ifndef BREAK_NOTE_STAYS
 		noted = kept;
 #endif
-		begin_stay(head, 0, TTL, kept);
+		begin_stay(head, 0, GRANTED_TTL(head), kept);
 		if
-		:: link[CLIENT_OF(head)] -> grants[CLIENT_OF(head)]!head, kept
+		:: REACHED(CLIENT_OF(head)) -> grants[HUB(CLIENT_OF(head))]!head, kept
 		:: else                         /* nobody reads what was counted as received */
 		fi;
 		heir = NONE; kept = 0
@@ -511,7 +571,7 @@ inline join(c) {
 	:: else
 	fi;
 	j = CLIENT_OF(c.hold);
-	steady[c.hold] = link[j] && WAITS(j) && hold[j] == c.hold;
+	steady[c.hold] = REACHED(j) && WAITS(j) && hold[j] == c.hold;
 	r_what = QUEUED; r_arrival = queue[c.hold];
 #ifdef BREAK_LOST_TOKEN_IS_NONE
 	r_token = token;
@@ -588,7 +648,12 @@ inline acquire(c) {
 		od;
 		if
 		:: owner == c.hold              /* just now */
+#ifdef STEPWISE
+		:: owner != c.hold && c.wait && !HEARD(CLIENT_OF(c.hold)) -> r_what = BUSY      /* it would wait in vain */
+		:: owner != c.hold && c.wait && HEARD(CLIENT_OF(c.hold)) -> join(c)
+#else
 		:: owner != c.hold && c.wait -> join(c)
+#endif
 		:: else -> r_what = BUSY
 		fi
 	fi;
@@ -653,7 +718,12 @@ inline renew(c) {
 	if
 	:: owner == c.hold ->
 		MUST(stale_is_harmless, c.stay == OWNER_STAY);
-		lengthen(c.ttl); r_what = OK
+#ifdef BREAK_RENEWAL_SHORTENS_LEASE
+		lease = c.ttl;
+#else
+		lengthen(c.ttl);
+#endif
+		r_what = OK
 #ifdef BREAK_RENEW_RECREATES
 	:: owner == NONE -> owner = c.hold; count = 1; lease = c.ttl; r_what = OK
 #endif
@@ -721,7 +791,7 @@ inline execute(c) {
 	do
 	:: k == CLIENTS -> break
 	:: else ->
-		MUST(count_is_true, !(BELIEVES(k) && wire[k] == IDLE && owner == hold[k]) || count == frames[k] || TAKEN(hold[k]));
+		MUST(count_is_true, !(BELIEVES(k) && wire[k] == IDLE && !OWES(k) && owner == hold[k]) || count == frames[k] || TAKEN(hold[k]));
 		k++
 	od
 }
@@ -814,6 +884,115 @@ inline drop_messages(me) {
 	od
 }
 
+#ifdef STEPWISE
+inline drop_commands(me) {
+	do
+	:: len(commands[me]) > 0 -> commands[me]?_
+	:: else -> break
+	od
+}
+
+/* The connection is over. The server may count it for some time. */
+inline disconnect(me) {
+	link[me] = false; steady[hold[me]] = false; drop_commands(me);
+#ifdef SHARED
+	steady[hold[1]] = (me > 0 && steady[hold[1]])
+#endif
+}
+
+/* What was on it is lost, and asked for again if somebody waits. */
+inline forget_connection(me) {
+	drop_messages(me);
+	stage[me] = (HEEDED(me) -> TO_ASK : NOT_ASKED)
+}
+
+/* Leaves a word for the waiter, if there is none yet. */
+inline tell(i, token_) {
+	if
+	:: heeds[i] && !word[i] -> word[i] = true; word_token[i] = token_
+	:: else
+	fi
+}
+
+/*
+ * The pub/sub connection of one client, which other locks may use as well, and the hub that reads it. Commands and what comes
+ * back keep their order. 0 in place of a grant confirms a SUBSCRIBE.
+ */
+proctype Pubsub(byte me) {
+	byte h, t;
+end:	do
+	:: d_step { stage[me] == TO_ASK ->
+		stage[me] = ASKED;
+		if
+		:: !link[me] ->
+			link[me] = true;
+			if
+			:: listens[me] -> listens[me] = false; stale[me] = true
+			:: else
+			fi
+		:: else
+		fi;
+		commands[me]!true;
+		printf("client %d: SUBSCRIBE\n", me) }
+	:: d_step { link[me] && commands[me]?[true] ->
+		commands[me]?_; listens[me] = true; grants[me]!0, 0;
+		printf("server: client %d is subscribed\n", me) }
+	:: d_step { link[me] && commands[me]?[false] ->
+		commands[me]?_; listens[me] = false;
+#ifdef BREAK_HEEDS_WHILE_LEAVING
+		stage[me] = (HEEDED(me) -> stage[me] : NOT_ASKED);
+#endif
+		printf("server: client %d is unsubscribed\n", me) }
+	/* Broken. Whether the server or the client notices first is open. */
+	:: atomic { cuts > 0 && link[me] && LIVE(me) ->
+		cuts--;
+		if
+		:: commands[me]?[true] -> listens[me] = true    /* it had come */
+		:: true
+		fi;
+		disconnect(me);
+		if
+		:: nempty(grants[me]) -> drop_messages(me)
+		:: true         /* what had come is read later */
+		fi;
+		printf("client %d: pub/sub connection cut\n", me) }
+	:: d_step { listens[me] && !link[me] -> listens[me] = false }
+	:: d_step { stale[me] -> stale[me] = false }
+	:: d_step { !link[me] && (stage[me] == ASKED || stage[me] == CONFIRMED || stage[me] == TO_RENEW) -> forget_connection(me) }
+	/* The server has said that nobody hears the channel. */
+	:: d_step { link[me] && stage[me] == TO_RENEW -> disconnect(me); forget_connection(me); printf("client %d: connects anew\n", me) }
+	/* Nobody of this client waits for this lock: it may unsubscribe, or linger; or for any lock: the connection ends. */
+	:: atomic { link[me] && stage[me] == CONFIRMED && !HEEDED(me) && LIVE(me) && empty(commands[me]) ->
+		if
+		:: commands[me]!false;
+#ifndef BREAK_HEEDS_WHILE_LEAVING
+			stage[me] = NOT_ASKED;
+#endif
+			printf("client %d: UNSUBSCRIBE\n", me)
+		:: disconnect(me); forget_connection(me); printf("client %d: disconnects\n", me)
+		fi }
+	:: d_step { nempty(grants[me]) ->
+		grants[me]?h, t;
+		if
+		:: h == 0 ->
+			stage[me] = (stage[me] == ASKED -> CONFIRMED : stage[me]);
+			tell(me, 0);
+#if defined(SHARED) && !defined(BREAK_ONE_WAITER_TOLD)
+			if
+			:: me == 0 -> tell(1, 0)
+			:: else
+			fi
+#endif
+#ifdef BREAK_GRANT_FOR_ANYBODY
+		:: h != 0 && heeds[me] -> tell(me, t)
+#endif
+		:: h != 0 && h == hold[CLIENT_OF(h)] -> tell(CLIENT_OF(h), t)   /* if it does not wait: a recheck was quicker */
+		:: else -> abandons[h] = true
+		fi;
+		h = 0; t = 0 }
+	od
+}
+#else
 /* The pub/sub connection of one client, and the hub that reads it. */
 proctype Pubsub(byte me) {
 	byte h;
@@ -856,6 +1035,7 @@ end:	do
 		h = 0 }
 	od
 }
+#endif
 
 /* ------------------------------------------------------------- older data */
 
@@ -897,7 +1077,11 @@ inline restore() {
 	k = 0;
 	do
 	:: k == CLIENTS -> break
-	:: else -> listens[k] = false; link[k] = false; taken[hold[k]] = hold[k] != NONE; k++
+	:: else ->
+#ifdef STEPWISE
+		stale[k] = false; drop_commands(k);
+#endif
+		listens[k] = false; link[k] = false; taken[hold[k]] = hold[k] != NONE; k++
 	od;
 	printf("server: older data is back: owner %d, token %d, next %d with token %d\n", owner, token, heir, kept)
 }
@@ -933,6 +1117,12 @@ inline tick(laggard) {
 			:: k != laggard && since_sent[k] > 0 -> since_sent[k] = since_sent[k] - 1
 			:: else
 			fi;
+#if BESIDE > 0
+			if
+			:: k != laggard && side[k].since > 0 -> side[k].since = side[k].since - 1
+			:: else
+			fi;
+#endif
 			k++
 		od;
 		printf("-- tick --\n");
@@ -990,6 +1180,9 @@ inline die(i) {
 		arrival[i] = 0; deadline[i] = 0; since_sent[i] = 0;
 		wants[i] = false; subscribed[i] = false; recheck[i] = false; link[i] = false;
 		drop_messages(i);
+#ifdef STEPWISE
+		stage[i] = NOT_ASKED; heeds[i] = false; word[i] = false; word_token[i] = 0; drop_commands(i);
+#endif
 		k = 1;
 		do
 		:: k > HOLDS -> break
@@ -1001,13 +1194,19 @@ inline die(i) {
 			k++
 		:: else -> k++
 		od;
-		answer[i].what = 0; answer[i].token = 0; answer[i].arrival = 0;
+		answer[i].what = 0; answer[i].token = 0; answer[i].arrival = 0; traces[i] = false;
+#if BESIDE > 0
+		told[i] = false; owes[i] = false; side[i].since = 0;
+#endif
 		if
 		:: wire[i] != SENT -> wire[i] = IDLE; forget(cmd[i])
 		:: else         /* on its way */
 		fi
 #ifdef UNTIMED
 		; listens[i] = false
+#ifdef STEPWISE
+		; stale[i] = false
+#endif
 #endif
 	}
 }
@@ -1088,7 +1287,7 @@ inline send(op_, target_, wait_, ttl_) {
 
 /* The same command once more: what it sets is the same, so is its step. */
 inline again() {
-	since_sent[me] = LEASE;
+	since_sent[me] = LEASE(me);
 	wire[me] = SENT;
 	printf("client %d: %e hold %d target %d step %d\n", me, cmd[me].op, cmd[me].hold, cmd[me].target, cmd[me].step)
 }
@@ -1101,9 +1300,22 @@ inline settle() {
 
 /* How long a reply that says "yours" is good for. */
 #ifdef BREAK_DEADLINE_FROM_REPLY
-#define GOOD_FOR LEASE
+#define GOOD_FOR LEASE(me)
 #else
 #define GOOD_FOR since_sent[me]
+#endif
+
+/* The wait is over, whatever more is said. */
+#ifdef STEPWISE
+inline heed_no_more() {
+	heeds[me] = false; word[me] = false; word_token[me] = 0
+}
+#define HEARS heeds[me]
+#else
+inline heed_no_more() {
+	skip
+}
+#define HEARS true
 #endif
 
 /* In, or longer in: nobody else believes so, and the token is that of this very stay. */
@@ -1129,6 +1341,8 @@ inline enter(left_, token_) {
 #if FORGETS > 0
 	largest = (token_ > largest -> token_ : largest);       /* drawn anew for a stay that had not entered */
 #endif
+	traces[me] = traces[me] || arrival[me] > 0;
+	heed_no_more();
 	seen[me] = token_; frames[me] = 1; arrival[me] = 0; recheck[me] = false;
 	printf("client %d: inside with token %d, deadline in %d\n", me, token_, left_);
 #if PASSES > 0
@@ -1151,7 +1365,7 @@ inline pass_on() {
 		step[me] = 1;
 #endif
 #ifdef BREAK_PASS_RENEWS_DEADLINE
-		deadline[me] = LEASE;
+		deadline[me] = LEASE(me);
 #endif
 #ifdef BREAK_PASSED_GRANT_ABANDONED
 		passed = true;
@@ -1183,7 +1397,11 @@ inline stay_ends() {
 	:: else
 	fi;
 #endif
-	steady[hold[me]] = false;
+	steady[hold[me]] = false; traces[me] = false;
+	heed_no_more();
+#if BESIDE > 0
+	told[me] = false; owes[me] = false;
+#endif
 #if FORCES + RESTORES > 0
 	taken[hold[me]] = false;
 #endif
@@ -1191,12 +1409,20 @@ inline stay_ends() {
 	arrival[me] = 0; deadline[me] = 0; since_sent[me] = 0; recheck[me] = false
 }
 
-/* The hold is lost. Its place may still be first in the queue, a renewal or a grant may have made its lease longer. */
-inline lose() {
+/*
+ * The hold is lost. Its place may still be first in the queue, a renewal or a grant may have made its lease longer. Whom the
+ * server has told that the hold is not there need not tell the server, unless something else of it may be.
+ */
+inline lose(told_) {
 	printf("client %d: hold %d is lost\n", me, hold[me]);
-	abandons[hold[me]] = true;
+	abandons[hold[me]] = abandons[hold[me]] || !(told_) || traces[me];
 	stay_ends()
 }
+#if BESIDE > 0
+#define WAS_TOLD told[me]
+#else
+#define WAS_TOLD false
+#endif
 
 /* The caller gave up: gone at once; what is left behind is abandoned in the background. */
 inline give_up() {
@@ -1216,6 +1442,9 @@ inline give_up() {
 
 proctype Client(byte me) {
 	byte round, t;
+#ifdef STEPWISE
+	bool anew;      /* it is to be subscribed anew */
+#endif
 	{
 	round = 0;
 begin:
@@ -1224,7 +1453,12 @@ begin:
 		round++;
 		hold[me] = HOLD_FIELD(me, round); stay[me] = me * ROUNDS + round;
 		phase[me] = ASKING; step[me] = 1;
-		send(ACQUIRE, 1, false, TTL) };
+#ifdef STEPWISE
+		heeds[me] = (stage[HUB(me)] == CONFIRMED);
+		send(ACQUIRE, 1, heeds[me], TTL_OF(me)) };
+#else
+		send(ACQUIRE, 1, false, TTL_OF(me)) };
+#endif
 		goto asking
 	:: atomic { round == ROUNDS_OF(me) -> phase[me] = FINISHED };
 		goto over
@@ -1241,15 +1475,35 @@ asking: /* An acquire is under way: the first attempt, to join, or to check agai
 	:: atomic { ANSWER(OK) && GOOD_FOR == 0 ->      /* the lease may be over: ask again */
 		again() };
 		goto asking
+#ifdef STEPWISE
+	:: atomic { ANSWER(BUSY) && !heeds[me] ->
+		settle(); heeds[me] = true;
+		if
+		:: stage[HUB(me)] == NOT_ASKED -> stage[HUB(me)] = TO_ASK; goto subscribing
+		:: stage[HUB(me)] == CONFIRMED -> goto check_again
+		:: else -> goto subscribing
+		fi }
+	:: atomic { ANSWER(BUSY) && heeds[me] ->        /* nobody hears us, the server says */
+		settle(); anew = true;
+		if
+		:: stage[HUB(me)] == CONFIRMED && !word[me] -> stage[HUB(me)] = TO_RENEW
+		:: else
+		fi };
+		goto subscribing
+#else
 	:: atomic { ANSWER(BUSY) -> settle(); wants[me] = true };
 		goto subscribing
+#endif
 	:: atomic { ANSWER(QUEUED) ->
 		deadline[me] = since_sent[me];
 		seen[me] = answer[me].token; arrival[me] = answer[me].arrival;
 		phase[me] = WAITING;
+#ifdef BREAK_WORD_FORGOTTEN
+		word[me] = false; word_token[me] = 0;
+#endif
 		settle() };
 		goto waiting
-	:: atomic { wire[me] == FAILED -> DOUBT(); again() };
+	:: atomic { wire[me] == FAILED -> DOUBT(); traces[me] = true; again() };
 		goto asking
 	:: atomic { CAN_GIVE_UP -> give_up() };
 		goto begin
@@ -1265,21 +1519,44 @@ asking: /* An acquire is under way: the first attempt, to join, or to check agai
 
 subscribing:
 	if
+#ifdef STEPWISE
+	:: atomic { word[me] -> anew = false; word[me] = false; word_token[me] = 0 };  /* confirmed, or more */
+		goto check_again
+	:: atomic { rechecks > 0 ->             /* not in time: whoever had no subscription yet does not wait for it */
+		rechecks--;
+		if
+		:: !anew -> heed_no_more()
+		:: else -> anew = false
+		fi };
+		goto check_again
+#else
 #ifdef BREAK_JOIN_BEFORE_SUBSCRIBED
 	:: atomic { true ->
 #else
 	:: atomic { subscribed[me] ->           /* confirmed */
 #endif
 		recheck[me] = false;
-		step[me] = 2;
-		send(ACQUIRE, 1, true, TTL) };
+		send(ACQUIRE, 1, true, TTL_OF(me)) };
 		goto asking
-	:: atomic { CAN_GIVE_UP -> give_up() };
+#endif
+	:: atomic { CAN_GIVE_UP ->
+#ifdef STEPWISE
+		anew = false;
+#endif
+		give_up() };
 		goto begin
 	fi;
 
 waiting:
 	if
+#ifdef STEPWISE
+	:: atomic { word[me] ->
+		t = word_token[me]; word[me] = false; word_token[me] = 0;
+		if
+		:: t > seen[me] && deadline[me] > 0 -> enter(deadline[me], t); t = 0; goto inside
+		:: else -> t = 0; goto check_again
+		fi }
+#else
 	:: atomic { grants[me]?[eval(hold[me]), _] ->
 		grants[me]?_, t;
 		if
@@ -1297,12 +1574,13 @@ waiting:
 		:: else
 		fi;
 #ifdef BREAK_GRANT_DEADLINE_FROM_MESSAGE
-		deadline[me] = LEASE;
+		deadline[me] = LEASE(me);
 #endif
 		if
 		:: deadline[me] > 0 -> enter(deadline[me], t); t = 0; goto inside
 		:: else -> t = 0; goto check_again              /* too little is left: confirm first */
 		fi }
+#endif
 	:: atomic { recheck[me] -> goto check_again }
 #ifndef BREAK_NO_TIMER
 	:: atomic { deadline[me] == 0 -> goto check_again }
@@ -1319,25 +1597,31 @@ check_again:
 		deadline[me] = 0;
 #endif
 		seen[me] = 0;
-		send(ACQUIRE, 1, true, TTL) };
+		send(ACQUIRE, 1, HEARS, TTL_OF(me)) };
 	goto asking;
 
 inside: /* At rest in the critical section. */
 	if
-	:: atomic { deadline[me] == 0 -> lose() };
+	:: atomic { deadline[me] == 0 -> lose(WAS_TOLD) };
 		goto begin
 	:: atomic { BELIEVES(me) && nests > 0 && frames[me] == 1 ->
 		nests--; step[me]++;
-		send(ACQUIRE, 2, false, NEST_TTL) };
+		send(ACQUIRE, 2, false, NEST_TTL(me)) };
 		goto working
 	:: atomic { BELIEVES(me) && frames[me] == 2 ->
 		step[me]++;
-		send(RELEASE, 1, false, NEST_TTL) };
+		send(RELEASE, 1, false, NEST_TTL(me)) };
 		goto working
 	:: atomic { BELIEVES(me) && renewals > 0 ->
 		renewals--;
-		send(RENEW, 0, false, TTL) };
+		send(RENEW, 0, false, TTL_OF(me)) };
 		goto working
+#if BESIDE > 0
+	:: atomic { BELIEVES(me) && owes[me] ->
+		step[me]++;
+		send(RELEASE, frames[me], false, NEST_TTL(me)) };
+		goto working
+#endif
 #if PASSES > 0
 	:: atomic { BELIEVES(me) && frames[me] == 1 && me == 0 && spare > 0 && !doubt -> pass_on() };
 		goto inside
@@ -1345,7 +1629,7 @@ inside: /* At rest in the critical section. */
 	:: atomic { BELIEVES(me) && frames[me] == 1 ->
 		phase[me] = LEAVING; deadline[me] = 0;
 		step[me]++;
-		send(RELEASE, 0, false, TTL) };
+		send(RELEASE, 0, false, TTL_OF(me)) };
 		goto leaving
 	fi;
 
@@ -1353,7 +1637,11 @@ working: /* Inside, with a renewal, a nested entry or its exit under way. */
 	if
 	:: atomic { ANSWER(OK) && STILL_MINE ->
 		if
-		:: cmd[me].op != RENEW -> frames[me] = cmd[me].target
+		:: cmd[me].op != RENEW ->
+			frames[me] = cmd[me].target
+#if BESIDE > 0
+			; owes[me] = false
+#endif
 		:: else
 		fi;
 		if
@@ -1362,7 +1650,7 @@ working: /* Inside, with a renewal, a nested entry or its exit under way. */
 		fi;
 		t = GOOD_FOR;
 		if
-		:: cmd[me].ttl < TTL -> t = (t > TTL - cmd[me].ttl -> t - (TTL - cmd[me].ttl) : 0)
+		:: cmd[me].ttl < TTL_OF(me) -> t = (t > TTL_OF(me) - cmd[me].ttl -> t - (TTL_OF(me) - cmd[me].ttl) : 0)
 		:: else
 		fi;
 		t = (t > deadline[me] -> t : deadline[me]);
@@ -1371,23 +1659,52 @@ working: /* Inside, with a renewal, a nested entry or its exit under way. */
 		settle() };
 		goto inside
 	:: atomic { wire[me] == ANSWERED && (answer[me].what == NOT_YOURS || !STILL_MINE) ->
-		settle(); lose() };
+		t = (answer[me].what == NOT_YOURS || WAS_TOLD);
+		settle(); lose(t); t = 0 };
 		goto begin
-	:: atomic { wire[me] == FAILED && !STILL_MINE -> settle(); lose() };
+	:: atomic { wire[me] == FAILED && !STILL_MINE -> settle(); lose(WAS_TOLD) };
 		goto begin
+#if BESIDE > 0
+	/* A command that hangs holds up nobody. The hold ends: its lease is over, a renewal has found it gone ... */
+	:: atomic { wire[me] == SENT && !STILL_MINE && late[me].op == 0 -> make_late(me); settle(); lose(WAS_TOLD) };
+		goto begin
+	/* ... or the section does; what is left is abandoned. */
+	:: atomic { wire[me] == SENT && STILL_MINE && late[me].op == 0 ->
+		make_late(me); settle(); abandons[hold[me]] = true; stay_ends() };
+		goto begin
+#endif
 	:: atomic { wire[me] == FAILED && STILL_MINE -> DOUBT(); again() };
 		goto working
 	:: atomic { wire[me] == FAILED && STILL_MINE && cmd[me].op == RENEW -> settle() };
 		goto inside
+#if BESIDE > 0
+	/* A nested caller gave up, or an exit could not be told: the server is told the count when there is time. */
+	:: atomic { wire[me] == FAILED && STILL_MINE && cmd[me].op != RENEW ->
+		DOUBT();
+		if
+		:: cmd[me].op == RELEASE ->
+#ifndef BREAK_EXIT_NOT_SETTLED
+			owes[me] = true;
+#endif
+			frames[me] = cmd[me].target
+		:: else
+#ifndef BREAK_NESTED_NOT_UNDONE
+			-> owes[me] = true
+#endif
+		fi;
+		settle() };
+		goto inside
+#else
 	:: atomic { wire[me] == FAILED && STILL_MINE && cmd[me].op == ACQUIRE ->
 		/* the nested caller gave up, its entry may have run: set the count back */
 		DOUBT(); settle(); step[me]++;
 #ifdef BREAK_NESTED_NOT_UNDONE
 		goto inside };
 #else
-		send(RELEASE, 1, false, NEST_TTL) };
+		send(RELEASE, 1, false, NEST_TTL(me)) };
 #endif
 		goto working
+#endif
 	fi;
 
 leaving:
@@ -1407,6 +1724,72 @@ leaving:
 over:	skip
 	} unless { phase[me] == GONE }
 }
+
+/* ----------------------------------------------------------- the watchdog */
+
+#if BESIDE > 0
+inline no_renewal(i) {
+	side[i].state = 0; side[i].hold = 0; side[i].ttl = 0; side[i].stay = 0; side[i].since = 0; side[i].yes = false
+}
+
+/* Each answer counts from before its own command was sent. */
+#ifdef BREAK_RENEWED_SINCE_LAST_SENT
+#define RENEWED_FOR (since_sent[me] > side[me].since -> since_sent[me] : side[me].since)
+#else
+#define RENEWED_FOR side[me].since
+#endif
+
+/* Renewals on a connection of their own, as soon as the client is inside. One takes any time. */
+proctype Watchdog(byte me) {
+	byte t;
+end:	do
+	:: atomic { beside > 0 && BELIEVES(me) && side[me].state == 0 ->
+		beside--;
+#ifdef EXTENDS
+		if
+		:: side[me].ttl = MARGIN + 1
+		:: side[me].ttl = TTL_OF(me) + 1
+		fi;
+#else
+		side[me].ttl = TTL_OF(me);
+#endif
+		side[me].hold = hold[me]; side[me].stay = stay[me]; side[me].since = SAFE(side[me].ttl);
+		side[me].state = SENT;
+		printf("client %d: RENEW hold %d beside, for %d\n", me, hold[me], side[me].ttl) }
+	:: atomic { side[me].state == SENT ->
+		d_step {
+			was = owner;
+			renew(side[me]);
+			MUST(stale_is_harmless, owner == was);
+			printf("server: RENEW hold %d -> %e\n", side[me].hold, r_what)
+		};
+		if
+		:: LIVE(me) -> side[me].state = ANSWERED; side[me].yes = (r_what == OK)
+		:: !LIVE(me) || faults > 0 -> faults = (LIVE(me) -> faults - 1 : faults); no_renewal(me)
+		fi }
+	:: atomic { side[me].state == SENT && LIVE(me) && faults > 0 -> faults--; no_renewal(me) }
+	:: atomic { side[me].state == SENT && !LIVE(me) -> no_renewal(me) }
+	:: atomic { side[me].state == ANSWERED ->
+		if
+		:: phase[me] == INSIDE &&
+#ifndef BREAK_ANSWER_FOR_ANOTHER_STAY
+			hold[me] == side[me].hold &&
+#endif
+			STILL_MINE ->
+			if
+			:: side[me].yes ->
+				t = RENEWED_FOR;
+				t = (t > deadline[me] -> t : deadline[me]);
+				believe(t);
+				t = 0
+			:: else -> deadline[me] = 0; told[me] = true
+			fi
+		:: else         /* the hold has ended, or is leaving */
+		fi;
+		no_renewal(me) }
+	od
+}
+#endif
 
 /* -------------------------------------------------------------- the judge */
 
@@ -1430,7 +1813,10 @@ end:	atomic {
 init {
 	atomic {
 		run Client(0); run Commands(0); run Pubsub(0);
-		run Client(1); run Commands(1); run Pubsub(1);
+		run Client(1); run Commands(1);
+#ifndef SHARED
+		run Pubsub(1);
+#endif
 #if CLIENTS > 2
 		run Client(2); run Commands(2); run Pubsub(2);
 #endif
@@ -1439,6 +1825,9 @@ init {
 #endif
 #if CRASHES + STEPS + FORCES + FORGETS + RESTORES > 0 || defined(BREAK_QUEUE_EXPIRES)
 		run Fate();
+#endif
+#if BESIDE > 0
+		run Watchdog(0); run Watchdog(1);
 #endif
 		run Judge()
 	}
