@@ -244,6 +244,25 @@ func TestAGrantToAWaiterThatGivesUpAtThatMomentGoesToTheNext(t *testing.T) {
 	}
 }
 
+// What a waiter is told while it asks is kept until it looks.
+func TestAGrantThatComesBeforeTheAnswerThatItsWaiterIsQueuedIsNotMissed(t *testing.T) {
+	w := onShared(t)
+	w.loadScripts()
+	owner := w.peer().NewLock("a")
+	section := w.enter(t.Context(), owner, soon)
+	wake := make(chan relock.Wake, 1)
+	p := w.peerOn(func(o *redis.Options) { o.ReadTimeout = time.Minute },
+		relock.WithHooks(relock.Hooks{AcquireFinished: func(e relock.AcquireFinished) { wake <- e.Wake }}))
+	p.faults.Once(w.script(luaAcquire), redistest.After(func([]string, string) {
+		w.leave(section, owner, soon)
+		sleepUntil(time.Now().Add(100 * time.Millisecond)) // the message is there by then
+	})).Skip(1) // the first only says that it is busy
+	waiter := w.start(t.Context(), p.NewLock("a"))
+	w.leave(waiter.in(soon), waiter.lock, soon)
+	require.Equal(t, relock.WakeGrant, <-wake)
+	w.awaitFree("a", 0)
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // The pub/sub connection.
 
