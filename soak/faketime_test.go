@@ -132,6 +132,7 @@ type world struct {
 }
 
 func newWorld(t *testing.T) *world {
+	t.Helper()
 	w := &world{Miniredis: miniredis.NewMiniRedis()}
 	w.ClockTTL(true)
 	t.Cleanup(func() {
@@ -204,11 +205,9 @@ for _, entry in ipairs(cjson.decode(ARGV[1])) do
 			redis.call('ZADD', key, value[i + 1], value[i])
 		else
 			redis.call('SET', key, value[1])
-		end
+		end;
 	end
-	if ends > 0 then
-		redis.call('PEXPIREAT', key, string.format('%.0f', ends))
-	end
+	if ends > 0 then redis.call('PEXPIREAT', key, string.format('%.0f', ends)) end;
 end`
 )
 
