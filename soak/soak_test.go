@@ -64,6 +64,21 @@ func (s setting) late() time.Duration {
 	return slack
 }
 
+// moment is a short time in a section, and seldom how many short ones there are for a long one. In fake time both cost nothing.
+func (s setting) moment() time.Duration {
+	if s.fake {
+		return ttl / 4
+	}
+	return 5 * time.Millisecond
+}
+
+func (s setting) seldom() int {
+	if s.fake {
+		return 8
+	}
+	return 40
+}
+
 var locks = []string{"thing0", "thing1", "thing2", "thing3"}
 
 // TestSoak runs for as long as RELOCK_SOAK says (2s if it says nothing). RELOCK_SEED repeats the choices of a run; the timing

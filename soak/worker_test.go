@@ -366,9 +366,9 @@ func (w *worker) inside(p *peer, s *section) (open []*section) {
 				w.leaveTwice(left[w.IntN(len(left))])
 			}
 		case 6:
-			w.pause(upTo(w.Rand, 5*time.Millisecond))
+			w.pause(upTo(w.Rand, w.moment()))
 		case 7:
-			if w.IntN(40) == 0 { // past the lease, so that renewal matters
+			if w.IntN(w.seldom()) == 0 { // past the lease, so that renewal matters
 				w.pause(ttl + upTo(w.Rand, ttl))
 			}
 		case 8:
