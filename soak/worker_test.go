@@ -119,9 +119,10 @@ func (w *worker) enter(ctx context.Context, cancel func(), l thing) *section {
 	return w.record(call{ctx: ctx, lock: l, limit: wait, waits: true, do: l.Lock.Lock})
 }
 
-// try is TryLock: it tries three times, each for as long as go-redis takes to give up, and says what was wrong last.
+// try is TryLock: it waits for its turn as long as three tries take, and tries three times, each for as long as go-redis takes to give up
+// (a dial, a greeting and the script), and says what was wrong last.
 func (w *worker) try(ctx context.Context, l thing, in *section) *section {
-	return w.record(call{ctx: ctx, lock: l, in: in, limit: slack + 6*w.patience, do: l.TryLock, mayFail: true})
+	return w.record(call{ctx: ctx, lock: l, in: in, limit: slack + 12*w.patience, do: l.TryLock, mayFail: true})
 }
 
 func (w *worker) tryFor(ctx context.Context, l thing, wait time.Duration) *section {
