@@ -585,6 +585,32 @@ func TestANestedEntryAndItsExitAreAskedForOnceAlsoWhereRedisIsHalfALeaseAway(t *
 	}
 }
 
+func TestAnInnerUnlockThatIsNotConfirmedGivesUpAtItsLimitThoughTheLeaseIsRenewed(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient(relock.WithTTL(3 * time.Second))
+		w.warm(m)
+		l := m.NewLock("a")
+		outer := enter(t, t.Context(), l)
+		inner := enter(t, outer, l)
+		var last atomic.Value // script that was called
+		m.net.On(redistest.Named("EVALSHA"), redistest.Before(func(args []string) { last.Store(args[1]) }))
+		require.NoError(t, l.Unlock(enter(t, inner, l)))
+		release := last.Load().(string)
+		lost := m.net.On(redistest.Named("EVALSHA").And(redistest.WithArg(release)), redistest.CutBefore(redistest.EOF))
+
+		exit := begin(t, inner, func(ctx context.Context) (context.Context, error) { return ctx, l.Unlock(ctx) })
+		_, err := exit.result()
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NotErrorIs(t, err, context.Canceled, "nobody has cancelled anything")
+		require.Equal(t, 10*time.Second, exit.took())
+		require.True(t, l.Held(outer), "renewals go on")
+		lost.Remove()
+		pass(time.Second) // and what was not confirmed is told
+		require.NoError(t, l.Unlock(outer))
+		w.requireNothingLeft("a")
+	})
+}
+
 func TestANestedTryLockTakesItsTurnBehindAnotherEntryAlsoWhereTheFirstOneHadToQueue(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient(relock.WithTTL(5 * time.Minute))
