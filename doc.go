@@ -169,7 +169,7 @@
 //
 // Waiters of other processes are overtaken while the lock stays inside: for a number of passes and a time that are bounded, and
 // begin when Redis gives the lock to the process. The lock is not passed on when half of its lease has gone by without a renewal,
-// or when it is not known what has become of some command about it.
+// when it is not known what has become of some command about it, or when Redis could not be told of some exit.
 //
 // # Redisson
 //

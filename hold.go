@@ -58,6 +58,7 @@ type tenure struct {
 	steps int64
 	aside int  // how many tokens Redis is asked to set aside; not changed after the first time
 	doubt bool // the end of some entry or exit is not known: it may run late
+	told  int  // the count that Redis has, as far as is known: some exit may not have been told
 
 	// Guarded by the mutex of the client's table.
 

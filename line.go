@@ -119,7 +119,7 @@ func (t *table) stepDownLocked(h *hold) {
 // h's turn.
 func (t *table) passLocked(h *hold, now time.Time) bool {
 	given := h.tenure
-	if !h.leads || given.usedToken == given.lastToken || given.doubt || h.client.isClosed() ||
+	if !h.leads || given.usedToken == given.lastToken || given.doubt || given.told > 1 || h.client.isClosed() ||
 		now.Sub(given.began) >= h.passLimit || given.deadline.Sub(now) < h.ttl/2 {
 		return false
 	}

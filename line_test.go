@@ -356,6 +356,28 @@ func TestWithLocalPassALockOfWhichACommandMayRunLateIsNotPassedOn(t *testing.T) 
 	})
 }
 
+func TestWithLocalPassALockOfWhichRedisWasNotToldAnExitIsNotPassedOn(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m, l, section, waiting := passing(t, w, 2, relock.WithLocalPass(0, time.Hour))
+		inner := enter(t, section, l)
+		refuse := m.net.On(redistest.Named("EVALSHA"), redistest.Answer("-MISCONF no snapshots"))
+		require.ErrorContains(t, l.Unlock(inner), "MISCONF")
+		settle() // Redis was told once more
+		require.Equal(t, 2, refuse.Hits())
+		refuse.Remove()
+		require.NoError(t, l.Unlock(section))
+		section = waiting[0].section()
+		state, err := l.State(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, 1, state.Count)
+		m.net.Reset()
+		section = handOn(t, l, section, waiting[1])
+		require.Zero(t, m.scripts(), "of this hold Redis knows the count")
+		require.NoError(t, l.Unlock(section))
+		w.requireNothingLeft("a")
+	})
+}
+
 func TestWithLocalPassNestedEntriesOfASectionThatWasPassedTheLock(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		_, l, section, waiting := passing(t, w, 2, relock.WithLocalPass(0, 0))

@@ -359,7 +359,7 @@ var errPanicked = errors.New("a hook of the go-redis client panicked")
 func (l *Lock) newHold(holder Holder, id string) *hold {
 	h := &hold{
 		client: l.client, keys: l.keys, holder: holder, settings: l.settings, step: make(chan struct{}, 1),
-		own: tenure{id: id, steps: firstStep, index: -1},
+		own: tenure{id: id, steps: firstStep, told: 1, index: -1},
 	}
 	h.tenure, h.own.hold = &h.own, h
 	if id == "" {

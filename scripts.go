@@ -710,6 +710,9 @@ func (w *wire) acquire(ctx context.Context, h *hold, target int, wait bool, arri
 	}
 	reply, err := h.keys.layout.acquisition(a.reply)
 	a.unsure = a.unsure || err != nil // it may have run, whatever stands in the way of its reply
+	if reply.status == acquireOurs {
+		h.told = target
+	}
 	return reply, a, err
 }
 
@@ -795,6 +798,9 @@ func (w *wire) release(ctx context.Context, h *hold, target int, e effort) (bool
 		return false, a, err
 	}
 	n, err := parseNumber(script, a.reply)
+	if n == 1 {
+		h.told = target
+	}
 	return n == 1, a, err
 }
 
