@@ -143,6 +143,28 @@ func TestALeaseThatATurnedClockMadeLongCanBeEndedByForce(t *testing.T) {
 	w.awaitFree("a", 0)
 }
 
+// A lease that has become longer than the waiter's own is written once more all the same: since 7.2, WAIT looks at no more than
+// its connection has written.
+func TestTheConfirmationOfAGrantIsWrittenAlsoWhereTheServersClockHasGoneBack(t *testing.T) {
+	w, clock := onClock(t)
+	p := w.peer(relock.WithReplicaAcks(1, time.Millisecond))
+	owner := w.peer().NewLock("a")
+	section := w.enter(t.Context(), owner, soon)
+	waiter := w.start(t.Context(), p.NewLock("a"))
+	w.awaitWaiters("a", 1)
+	before := w.calls()["hset"]
+	var lease time.Duration
+	p.faults.Once(w.script(luaAcquire), redistest.Before(func([]string) {
+		clock.Step(-time.Hour)
+		lease = w.lease("a")
+	}))
+	w.leave(section, owner, soon)
+	require.ErrorIs(t, waiter.out(soon), relock.ErrNotReplicated)
+	require.Greater(t, lease, relock.DefaultTTL)
+	require.Equal(t, 2, w.calls()["hset"]-before, "one for the grant, and one that WAIT waits for")
+	w.awaitFree("a", soon)
+}
+
 // Nobody tells the waiters that the clock is right again: they ask.
 func TestALeaseThatATurnedClockMadeLongIsNotWaitedOutWhenTheClockIsRightAgain(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {

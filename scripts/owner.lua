@@ -29,12 +29,16 @@ local function update(base, hold, count, step, last, ttl)
   if step < last then
     return
   end
+  local longer = ttl > 0 and call('PTTL', base) > ttl
+  -- HDEL needs no memory; after it Redis lets the script write although memory has run out.
   if step > 1 then
-    -- HDEL needs no memory; after it Redis lets the script write although memory has run out.
     call('HDEL', base, STEP)
     call('HSET', base, hold, count, STEP, step)
+  elseif longer then -- the same once more: WAIT looks at no more than its connection has written
+    call('HDEL', base, STEP)
+    call('HSET', base, hold, count)
   end
-  if ttl > 0 and call('PTTL', base) <= ttl then -- also the same: WAIT looks at no more than its connection has written
+  if ttl > 0 and not longer then -- also the same
     call('PEXPIRE', base, ttl)
   end
 end
