@@ -889,10 +889,10 @@ func (l *link) failLocked(s *subscription, err error) {
 }
 
 // barred handles the error of a connection that could not be made: where the server will not have it, now or later, as with a
-// wrong password, the waiters are told.
+// wrong password, or the go-redis client is closed, the waiters are told. (That of a node go-redis closes by itself when the node
+// has left the cluster: then they are somewhere else.)
 func (l *link) barred(err error) {
-	var refusal redis.Error
-	if !errors.As(err, &refusal) || judge(err) != refused {
+	if judge(err) != refused || l.node != "" && errors.Is(err, redis.ErrClosed) {
 		return
 	}
 	l.hub.mu.Lock()

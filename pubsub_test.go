@@ -419,6 +419,38 @@ func TestWhatARefusalMeansForAPubSubConnection(t *testing.T) {
 	}
 }
 
+func TestWhatAConnectionThatCannotBeMadeMeansForItsWaiters(t *testing.T) {
+	for name, c := range map[string]struct {
+		node string
+		err  error
+		told bool
+	}{
+		"a server that refuses it refuses them":             {"", serverError("WRONGPASS"), true},
+		"also one of a cluster":                             {"a", serverError("WRONGPASS"), true},
+		"one that refuses it in passing does not":           {"", serverError("LOADING"), false},
+		"nor does one that cannot be reached":               {"", net.ErrClosed, false},
+		"nor does one that is silent":                       {"", errSilent, false},
+		"a client that is closed refuses them":              {"", redis.ErrClosed, true},
+		"that of a node may be closed as the node has gone": {"a", redis.ErrClosed, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newLinked(t)
+			s := n.hear(n.a, "x")
+			w := n.addLocked(s, "h")
+			n.a.node = c.node
+			n.a.barred(c.err)
+			if !c.told {
+				require.Empty(t, w.words)
+				require.Contains(t, n.a.subs, s)
+				return
+			}
+			require.Equal(t, word{err: c.err}, <-w.words)
+			require.Empty(t, n.a.subs)
+			require.NotContains(t, n.subs, s.topic)
+		})
+	}
+}
+
 func TestASubscriptionFollowsItsSlotToTheLinkOfItsMaster(t *testing.T) {
 	for name, c := range map[string]struct {
 		given      func(n *linked, s *subscription)
