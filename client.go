@@ -47,7 +47,8 @@ type Client struct {
 // connections with the caller's: where all are in use, they wait for one as go-redis does (PoolTimeout).
 //
 // Hooks of rdb may delay, refuse or end commands. But one that returns ctx.Err() in place of what go-redis says of a command that
-// was sent hides that it may run late: what a call that was given up leaves behind can then stay for a TTL.
+// was sent hides that it may run late: what a call that was given up leaves behind can then stay for a TTL. And none may send a
+// command again: an Unlock whose script has run before finds nothing, and says that the lock was lost.
 //
 // Errors: [ErrInvalid].
 func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
