@@ -143,8 +143,8 @@ func TestALeaseThatATurnedClockMadeLongCanBeEndedByForce(t *testing.T) {
 	w.awaitFree("a", 0)
 }
 
-// A lease that has become longer than the waiter's own is written once more all the same: since 7.2, WAIT looks at no more than
-// its connection has written.
+// A lease that has become longer than the waiter's own stays, so the count is written once more: since 7.2, WAIT looks at no more
+// than its connection has written.
 func TestTheConfirmationOfAGrantIsWrittenAlsoWhereTheServersClockHasGoneBack(t *testing.T) {
 	w, clock := onClock(t)
 	p := w.peer(relock.WithReplicaAcks(1, time.Millisecond))
