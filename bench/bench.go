@@ -47,7 +47,7 @@ type sizes struct {
 var full = sizes{
 	name:  "full",
 	trips: []time.Duration{time.Millisecond, 10 * time.Millisecond},
-	pair:  pairSizes{rounds: 60, pairs: 300, farRounds: 9, farPairs: 30},
+	pair:  pairSizes{rounds: 60, bursts: 15, pairs: 20, farRounds: 9, farPairs: 30},
 	parallel: parallelSizes{
 		rounds: 12, goroutines: 64, slice: 400 * time.Millisecond, farRounds: 5,
 	},
@@ -68,7 +68,7 @@ var full = sizes{
 var small = sizes{
 	name:     "short",
 	trips:    full.trips,
-	pair:     pairSizes{rounds: 10, pairs: 200, farRounds: 3, farPairs: 10},
+	pair:     pairSizes{rounds: 10, bursts: 10, pairs: 20, farRounds: 3, farPairs: 10},
 	parallel: parallelSizes{rounds: 3, goroutines: 64, slice: 200 * time.Millisecond, farRounds: 2},
 	handover: handoverSizes{
 		rounds: 2, waiters: []int{1, 8, 64, 256}, samples: 30,
@@ -131,15 +131,30 @@ func (r *record) failed(i int, err error) {
 
 // turns calls f for each of n participants in each round, in a new order every time, and tells how far it is.
 func (b *bench) turns(which string, rounds, n int, f func(round, i int) error) error {
+	return b.rounds(which, rounds, func(r int) error {
+		return inTurns(n, func(i int) error { return f(r, i) })
+	})
+}
+
+// rounds calls f for each round, and tells how far it is.
+func (b *bench) rounds(which string, rounds int, f func(round int) error) error {
 	start := time.Now()
 	for r := range rounds {
-		for _, i := range rand.Perm(n) {
-			if err := f(r, i); err != nil {
-				return err
-			}
+		if err := f(r); err != nil {
+			return err
 		}
 	}
 	logf("  %-28s %d rounds, %s", which, rounds, time.Since(start).Round(10*time.Millisecond))
+	return nil
+}
+
+// inTurns calls f for each of n participants, in a new order.
+func inTurns(n int, f func(i int) error) error {
+	for _, i := range rand.Perm(n) {
+		if err := f(i); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

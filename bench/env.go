@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
 	"slices"
 	"strconv"
@@ -159,6 +160,19 @@ func (u moment) since(old moment) usage {
 		}
 	}
 	return d
+}
+
+// plus is what both used.
+func (u usage) plus(v usage) usage {
+	calls := maps.Clone(v.calls)
+	for name, n := range u.calls {
+		calls[name] += n
+	}
+	return usage{
+		wall: u.wall + v.wall, client: u.client + v.client, server: u.server + v.server,
+		mallocs: u.mallocs + v.mallocs, allocated: u.allocated + v.allocated,
+		calls: calls, in: u.in + v.in, out: u.out + v.out,
+	}
 }
 
 // scripts is how many script calls there were.

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 var tiny = sizes{
 	name:     "tiny",
 	trips:    []time.Duration{10 * time.Millisecond},
-	pair:     pairSizes{rounds: 2, pairs: 10, farRounds: 1, farPairs: 3},
+	pair:     pairSizes{rounds: 2, bursts: 2, pairs: 5, farRounds: 1, farPairs: 3},
 	parallel: parallelSizes{rounds: 1, goroutines: 8, slice: 20 * time.Millisecond, farRounds: 1},
 	handover: handoverSizes{
 		rounds: 1, waiters: []int{1, 3}, samples: 2, farRounds: 1, farWaiters: []int{1}, farSamples: 2,

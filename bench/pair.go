@@ -11,8 +11,8 @@ import (
 )
 
 type pairSizes struct {
-	rounds, pairs       int
-	farRounds, farPairs int // with an added round trip
+	rounds, bursts, pairs int // bursts in a round, pairs in a burst
+	farRounds, farPairs   int // with an added round trip, where a round is one burst
 }
 
 // competitor is a system in a slice: its process, and where its figures go.
@@ -49,18 +49,20 @@ func (b *bench) compete(which string, roundTrip time.Duration, rounds int) (all 
 // pair measures Lock and Unlock of a lock that nobody else wants.
 func pair(b *bench) error {
 	for _, rt := range append([]time.Duration{0}, b.sizes.trips...) {
-		rounds, pairs := b.sizes.pair.rounds, b.sizes.pair.pairs
+		rounds, bursts, pairs := b.sizes.pair.rounds, b.sizes.pair.bursts, b.sizes.pair.pairs
 		if rt > 0 {
-			rounds, pairs = b.sizes.pair.farRounds, b.sizes.pair.farPairs
+			rounds, bursts, pairs = b.sizes.pair.farRounds, 1, b.sizes.pair.farPairs
 		}
-		if err := b.pairs(rt, rounds, pairs); err != nil {
+		if err := b.pairs(rt, rounds, bursts, pairs); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (b *bench) pairs(rt time.Duration, rounds, pairs int) error {
+// pairs measures each system in bursts, in turns with all others. A round has several bursts of each, so that its sums are
+// of the same moments: from one tenth of a second to the next a machine may take twice as long for everything.
+func (b *bench) pairs(rt time.Duration, rounds, bursts, pairs int) error {
 	which := trip(rt)
 	all, rdb, closeAll, err := b.compete(which, rt, rounds)
 	if err != nil {
@@ -71,57 +73,76 @@ func (b *bench) pairs(rt time.Duration, rounds, pairs int) error {
 	ping := b.recordNamed(which, "ping", "", rounds)
 	handles := make([]handle, len(all))
 	guards := make([]guard, len(all))
-	took := make(durations, pairs)
-	slice := func(i, n int) (time.Duration, error) {
+	took := make([]durations, len(all)+1) // of the round that is measured; the last one's are the PINGs
+	burst := func(i, n int) error {
 		h, g := handles[i], &guards[i]
-		start := time.Now()
-		last := start
-		for k := range n {
+		last := time.Now()
+		for range n {
 			section, err := h.lock(ctx)
 			if err != nil {
-				return 0, fmt.Errorf("%s: lock: %w", all[i].system, err)
+				return fmt.Errorf("%s: lock: %w", all[i].system, err)
 			}
 			g.enter(1)
 			g.leave(1)
 			if err := h.unlock(section); err != nil {
-				return 0, fmt.Errorf("%s: unlock: %w", all[i].system, err)
+				return fmt.Errorf("%s: unlock: %w", all[i].system, err)
 			}
 			now := time.Now()
-			took[k], last = now.Sub(last), now
+			took[i] = append(took[i], now.Sub(last))
+			last = now
 		}
-		return last.Sub(start), nil
+		return nil
 	}
 	for i, c := range all {
 		handles[i] = c.process.handle(freshLock("pair"))
-		if _, err := slice(i, min(pairs, 50)); err != nil { // connections, scripts
+		if err := burst(i, min(pairs, 50)); err != nil { // connections, scripts
 			return err
 		}
 	}
-	err = b.turns("pair "+which, rounds, len(all)+1, func(r, i int) error {
+	used := make([]usage, len(all))
+	turn := func(i int) error {
 		if i == len(all) {
 			d, err := roundTrip(ctx, rdb, min(pairs, 50))
-			ping.set(r, round{"us": micros(d)})
+			took[i] = append(took[i], d)
 			return err
 		}
 		before, err := b.now()
 		if err != nil {
 			return err
 		}
-		elapsed, err := slice(i, pairs)
-		if err != nil {
+		if err := burst(i, pairs); err != nil {
 			return err
 		}
 		after, err := b.now()
 		if err != nil {
 			return err
 		}
-		u, n := after.since(before), float64(pairs)
-		all[i].record.set(r, round{
-			"us": micros(elapsed) / n, "p50_us": micros(took.quantile(0.5)), "p99_us": micros(took.quantile(0.99)),
-			"client_us": micros(u.client) / n, "server_us": micros(u.server) / n,
-			"allocs": float64(u.mallocs) / n, "bytes": float64(u.allocated) / n,
-			"commands": float64(u.commands(all[i].also...)) / n, "wire_bytes": float64(u.in+u.out) / n,
-		})
+		used[i] = used[i].plus(after.since(before))
+		return nil
+	}
+	tell := func(r int) {
+		ping.set(r, round{"us": micros(took[len(all)].quantile(0.5))})
+		for i, c := range all {
+			u, n := used[i], float64(len(took[i]))
+			c.record.set(r, round{
+				"us": micros(took[i].sum()) / n, "p50_us": micros(took[i].quantile(0.5)), "p99_us": micros(took[i].quantile(0.99)),
+				"client_us": micros(u.client) / n, "server_us": micros(u.server) / n,
+				"allocs": float64(u.mallocs) / n, "bytes": float64(u.allocated) / n,
+				"commands": float64(u.commands(c.also...)) / n, "wire_bytes": float64(u.in+u.out) / n,
+			})
+		}
+	}
+	err = b.rounds("pair "+which, rounds, func(r int) error {
+		clear(used)
+		for i := range took {
+			took[i] = took[i][:0]
+		}
+		for range bursts {
+			if err := inTurns(len(all)+1, turn); err != nil {
+				return err
+			}
+		}
+		tell(r)
 		return nil
 	})
 	for i, c := range all {

@@ -10,6 +10,15 @@ import (
 // durations is a sample of times.
 type durations []time.Duration
 
+// sum of the sample.
+func (d durations) sum() time.Duration {
+	var sum time.Duration
+	for _, t := range d {
+		sum += t
+	}
+	return sum
+}
+
 // quantile is the value that a part q of the sample does not exceed.
 func (d durations) quantile(q float64) time.Duration {
 	if len(d) == 0 {
