@@ -21,7 +21,8 @@ type hold struct {
 
 	// step is the turn of whoever changes the hold in Redis: one entry or exit at a time, so that the local count is the
 	// truth that scripts are told. Taken by sending, given back by receiving. It also guards the tenure's steps and doubt.
-	step chan struct{}
+	step     chan struct{}
+	settling bool // somebody tries again and again to tell Redis the count; guarded by step
 	// queued is closed when the first entry has to wait in the queue, nil if nobody else can know the holder yet.
 	queued chan struct{}
 	// called is closed when the first entry leads its line, or has been passed the lock. Only for those who stand in one.
@@ -378,7 +379,7 @@ func (h *hold) leave(ctx context.Context, f *frame, e effort) error {
 	return h.leaveLast(ctx, e, noTurn)
 }
 
-// leavePartly tells Redis how many entries are left. What is not confirmed is told once more in the background.
+// leavePartly tells Redis how many entries are left. What is not confirmed is told again in the background.
 func (h *hold) leavePartly(ctx context.Context, count int, e effort, noTurn error) error {
 	if h.localReentry {
 		return nil
@@ -461,23 +462,44 @@ func (h *hold) longest(now time.Time) time.Duration {
 }
 
 // settle sets the count in Redis to the local one, after an entry or a partial exit whose end is not known. It tries until that
-// is confirmed, the hold is over, or Redis refuses.
+// is confirmed, or the hold is over; what Redis refuses is tried again, as its reasons may pass. One at a time does that.
 func (h *hold) settle() {
+	var pause *time.Timer
+	for refused := 0; h.settleOnce(refused > 0); refused++ {
+		next := retryPause(refused, h.ttl)
+		if pause == nil {
+			pause = time.NewTimer(next)
+			defer pause.Stop()
+		} else {
+			pause.Reset(next)
+		}
+		select {
+		case <-pause.C:
+		case <-h.client.closed:
+			return
+		}
+	}
+}
+
+// settleOnce is one such try. again: Redis has refused it, or did not answer.
+func (h *hold) settleOnce(mine bool) (again bool) {
 	t := h.client.table
 	t.mu.Lock()
 	e := effort{stop: h.client.closed, until: h.deadline, lease: h}
 	t.mu.Unlock()
 	if h.turn(e) != nil {
-		return
+		return mine
 	}
 	defer h.endTurn()
 	t.mu.Lock()
 	state, count := h.state, h.count
 	t.mu.Unlock()
-	if state != held {
-		return
+	if state != held || h.settling && !mine {
+		return false
 	}
+	h.settling = false // also if a hook of the go-redis client panics
 	there, answer, err := h.client.wire.release(h.client.life, h, count, e)
+	h.settling = err != nil
 	switch {
 	case err != nil:
 	case there:
@@ -485,6 +507,7 @@ func (h *hold) settle() {
 	default:
 		_ = h.lose(LossTaken)
 	}
+	return h.settling
 }
 
 // released ends a hold whose last entry was left, and tells so.

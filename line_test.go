@@ -362,7 +362,7 @@ func TestWithLocalPassALockOfWhichRedisWasNotToldAnExitIsNotPassedOn(t *testing.
 		inner := enter(t, section, l)
 		refuse := m.net.On(redistest.Named("EVALSHA"), redistest.Answer("-MISCONF no snapshots"))
 		require.ErrorContains(t, l.Unlock(inner), "MISCONF")
-		settle() // Redis was told once more
+		settle() // Redis was told once more, and will be again
 		require.Equal(t, 2, refuse.Hits())
 		refuse.Remove()
 		require.NoError(t, l.Unlock(section))

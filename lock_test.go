@@ -585,6 +585,42 @@ func TestANestedEntryAndItsExitAreAskedForOnceAlsoWhereRedisIsHalfALeaseAway(t *
 	}
 }
 
+func TestAnInnerExitThatRedisRefusesIsToldWhenItRefusesNoMore(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient(relock.WithTTL(time.Minute))
+		w.warm(m)
+		l := m.NewLock("a")
+		outer := enter(t, t.Context(), l)
+		inner := enter(t, outer, l)
+		third := enter(t, outer, l)
+		refuse := m.net.On(redistest.Named("EVALSHA"), redistest.Answer("-MISCONF no snapshots"))
+		require.ErrorContains(t, l.Unlock(third), "MISCONF")
+		require.ErrorContains(t, l.Unlock(inner), "MISCONF")
+		pass(10 * time.Second) // of which no renewal is a part
+		require.Equal(t, 1, goroutines(").settle("))
+		require.InDelta(t, 20, refuse.Hits(), 5, "tries, with pauses that grow to a second")
+		count := func() int {
+			state, err := w.NewClient().NewLock("a").State(t.Context())
+			require.NoError(t, err)
+			return state.Count
+		}
+		require.Equal(t, 3, count())
+		refuse.Remove()
+		pass(time.Second)
+		require.Equal(t, 1, count())
+		require.Zero(t, goroutines(").settle("))
+
+		inner = enter(t, outer, l)
+		refuse = m.net.On(redistest.Named("EVALSHA"), redistest.Answer("-MISCONF no snapshots"))
+		require.ErrorContains(t, l.Unlock(inner), "MISCONF")
+		refuse.Remove()
+		require.NoError(t, l.Unlock(outer))
+		pass(time.Second)
+		require.Zero(t, goroutines(").settle("), "the hold is over")
+		w.requireNothingLeft("a")
+	})
+}
+
 func TestAnInnerUnlockThatIsNotConfirmedGivesUpAtItsLimitThoughTheLeaseIsRenewed(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient(relock.WithTTL(3 * time.Second))
