@@ -12,6 +12,7 @@ BENCH     ?= .
 BENCHTIME ?= 1s
 BENCHFLAGS ?=
 RUN       ?=
+VERSION   ?=
 EXAMPLES  ?= ./examples/quickstart ./examples/nested ./examples/stock
 MVNFLAGS  ?= -q -B -ntp -Dstyle.color=never
 
@@ -33,7 +34,7 @@ LINT   = $(GO) tool -modfile="$(CURDIR)/tools/go.mod" golangci-lint
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test deps fmt fmt-check tidy-check vet lint unit topology modules each examples interop fuzz soak model bench gobench bench-check clean
+.PHONY: help test deps fmt fmt-check tidy-check vet lint unit topology modules each examples release-check release interop fuzz soak model bench gobench bench-check clean
 
 help: ## Show this list
 	@echo 'Usage: make TARGET [NAME=value ...]'
@@ -42,13 +43,13 @@ help: ## Show this list
 	@echo
 	@echo 'Values, with what they are now:'
 	@echo '  FUZZTIME=$(FUZZTIME)  SOAK=$(SOAK)  TIMEOUT=$(TIMEOUT) (of one go test)  TESTFLAGS=$(TESTFLAGS)'
-	@echo '  BENCH=$(BENCH)  BENCHTIME=$(BENCHTIME)  RUN=$(RUN)'
+	@echo '  BENCH=$(BENCH)  BENCHTIME=$(BENCHTIME)  RUN=$(RUN)  VERSION=$(VERSION)'
 
 # The quick checks come first, so that a slip is told in seconds and not after the suites.
-test: deps fmt-check tidy-check vet lint unit modules examples bench-check fuzz soak model ## Install what is missing and run every check below
+test: deps fmt-check tidy-check vet lint unit modules examples release-check bench-check fuzz soak model ## Install what is missing and run every check below
 	@echo 'make test: everything passed'
 
-deps: ## Install what is missing: redis-server, redis-sentinel, redis-cli, a C compiler (-race), spin (model), prometheus, faketime
+deps: ## Install what is missing: redis-server, redis-sentinel, redis-cli, a C compiler (-race), git, spin (model), prometheus, faketime
 	@sh tools/install-deps.sh
 
 fmt: ## Rewrite the Go files in gofmt's form
@@ -97,6 +98,12 @@ examples: ## Run the examples of the root module, without a server
 	@unset REDIS_URL; for e in $(EXAMPLES); do \
 		echo "run $$e"; $(GO) run "$$e" || exit 1; \
 	done
+
+release-check: ## Make a release in a copy, import its libraries and install its command
+	@GO="$(GO)" sh tools/release-check.sh
+
+release: ## Commit and tag VERSION (v0.1.0), and say what to push
+	@GO="$(GO)" sh tools/release.sh "$(VERSION)"
 
 topology: ## Of unit, only the suites on Sentinel, Cluster and TLS
 	$(GOTEST) -run "^($$(sed -n 's/^func \(Test[A-Za-z]*\).*/\1/p' topology_*_test.go | paste -sd '|' -))$$" .

@@ -2,6 +2,7 @@
 # Installs what the tests need beyond Go and make, and only what is missing:
 #   redis-server, redis-sentinel, redis-cli   the tests start their own servers on free ports
 #   a C compiler (Linux only)                 go test -race links with it
+#   git                                       the check of a release
 #   spin                                      checks the model in model/
 #   prometheus, promtool                      the alerts and the dashboard in examples/observability
 #   faketime (Linux only)                     sets the clock of a server in the tests
@@ -31,6 +32,7 @@ missing() {
 		has "${compiler%% *}" || printf '%s ' "${compiler%% *}"
 		has faketime || printf 'faketime '
 	fi
+	has git || printf 'git '
 	[ ! -d model ] || has spin || printf 'spin '
 	[ ! -d examples/observability ] || { has promtool && has prometheus; } || printf 'prometheus '
 	if [ "$with" = java ]; then
@@ -43,7 +45,7 @@ give_up() {
 	{
 		echo "relock: missing: $(missing)"
 		echo "relock: $1"
-		echo "relock: install Redis 7.0 or newer (server, sentinel and cli) and spin and Prometheus and, on Linux, a C compiler and faketime${with:+ and, for make interop, a JDK (17 or newer) and Maven}; then run this again."
+		echo "relock: install Redis 7.0 or newer (server, sentinel and cli) and git and spin and Prometheus and, on Linux, a C compiler and faketime${with:+ and, for make interop, a JDK (17 or newer) and Maven}; then run this again."
 	} >&2
 	exit 1
 }
@@ -67,6 +69,7 @@ echo "deps: installing what is missing: $(missing)"
 
 want_redis=
 want_compiler=
+want_git=
 want_spin=
 want_prometheus=
 want_faketime=
@@ -75,6 +78,7 @@ want_jdk=
 for program in $(missing); do
 	case $program in
 	redis-*) want_redis=1 ;;
+	git) want_git=1 ;;
 	spin) want_spin=1 ;;
 	prometheus) want_prometheus=1 ;;
 	faketime) want_faketime=1 ;;
@@ -90,12 +94,13 @@ if has apt-get; then
 		echo "deps: apt-get update failed; trying with the package lists that are there"
 	as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
 		${want_redis:+redis-server redis-sentinel redis-tools} ${want_compiler:+gcc libc6-dev} \
-		${want_spin:+spin} ${want_prometheus:+prometheus} \
+		${want_git:+git} ${want_spin:+spin} ${want_prometheus:+prometheus} \
 		${want_faketime:+faketime} ${want_mvn:+maven} ${want_jdk:+default-jdk-headless} ||
 		give_up "apt-get could not install them"
 elif has brew; then
 	[ -z "$want_redis" ] || brew install redis || give_up "brew could not install redis"
 	[ -z "$want_compiler" ] || brew install gcc || give_up "brew could not install gcc"
+	[ -z "$want_git" ] || brew install git || give_up "brew could not install git"
 	[ -z "$want_spin" ] || brew install spin || give_up "brew could not install spin"
 	[ -z "$want_prometheus" ] || brew install prometheus || give_up "brew could not install prometheus"
 	[ -z "$want_mvn$want_jdk" ] || brew install openjdk maven || give_up "brew could not install openjdk and maven"
@@ -106,6 +111,7 @@ elif has dnf; then
 			give_up "dnf could not install redis"
 	fi
 	[ -z "$want_compiler" ] || as_root dnf install -y gcc glibc-devel || give_up "dnf could not install gcc"
+	[ -z "$want_git" ] || as_root dnf install -y git || give_up "dnf could not install git"
 	[ -z "$want_spin" ] || as_root dnf install -y spin || give_up "dnf could not install spin"
 	[ -z "$want_prometheus" ] || as_root dnf install -y golang-github-prometheus || give_up "dnf could not install prometheus"
 	[ -z "$want_faketime" ] || as_root dnf install -y libfaketime || give_up "dnf could not install libfaketime"

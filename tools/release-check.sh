@@ -1,0 +1,99 @@
+#!/bin/sh
+# Makes a release of what is here, in a copy, and uses it as others would: imports each library into a module of its own,
+# builds that, and installs the command. go fetches the release from the copy as it would from its real home; everything else
+# comes from the module cache, or from where go gets modules.
+set -eu
+
+cd "$(dirname "$0")/.."
+
+version=v0.0.0-check.1
+go=${GO:-go}
+root=$($go list -m)
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+trap 'exit 130' INT TERM
+
+mkdir "$scratch/release"
+tar -cf - --exclude=./.git . | tar -xf - -C "$scratch/release"
+# Just after a release nobody has written down a change yet.
+grep -qx '## Unreleased' CHANGELOG.md || awk '!done && /^## / { print "## Unreleased\n\n* Something.\n"; done = 1 } 1' \
+	CHANGELOG.md >"$scratch/release/CHANGELOG.md"
+(
+	cd "$scratch/release"
+	git init -q
+	for setting in user.name=release-check user.email=release-check@localhost commit.gpgSign=false tag.gpgSign=false; do
+		git config "${setting%%=*}" "${setting#*=}"
+	done
+	git add -A
+	git commit -qm 'What is here'
+	GO=$go sh tools/release.sh "$version" >/dev/null
+	[ -z "$(git status --porcelain)" ] || {
+		echo 'release-check: the release leaves changes in the tree' >&2
+		exit 1
+	}
+)
+for file in $(git -C "$scratch/release" diff --name-only HEAD~ -- '*go.mod'); do
+	(cd "$scratch/release/$(dirname "$file")" && $go mod tidy -diff) # as make tidy-check will
+done
+
+# Of this repository nothing is in a cache, and nothing of it stays in one.
+GOPROXY="file://$($go env GOMODCACHE)/cache/download,$($go env GOPROXY)"
+GOMODCACHE="$scratch/modules"
+GOPRIVATE=$root
+GOFLAGS='-modcacherw -trimpath' # trimpath: what was built stays valid for the next check
+GIT_CONFIG_COUNT=1
+GIT_CONFIG_KEY_0="url.file://$scratch/release/.insteadOf"
+GIT_CONFIG_VALUE_0="https://$root"
+export GOPROXY GOMODCACHE GOPRIVATE GOFLAGS GIT_CONFIG_COUNT GIT_CONFIG_KEY_0 GIT_CONFIG_VALUE_0
+unset GIT_CONFIG_PARAMETERS GONOPROXY GONOSUMDB
+
+mkdir "$scratch/service"
+cd "$scratch/service"
+$go mod init example.com/service 2>/dev/null
+cat >main.go <<EOF
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/redis/go-redis/v9"
+
+	"$root"
+	relockotel "$root/otel"
+	relockprom "$root/prometheus"
+)
+
+func main() {
+	telemetry, err := relockotel.New()
+	if err != nil {
+		panic(err)
+	}
+	client, err := relock.New(redis.NewClient(&redis.Options{}),
+		relock.WithHooks(relock.JoinHooks(relockprom.New().Hooks(), telemetry.Hooks())))
+	if err != nil {
+		panic(err)
+	}
+	defer client.Close()
+	fmt.Fprintln(os.Stdout, client.NewLock("orders").Token(context.Background()))
+}
+EOF
+$go get "$root@$version" "$root/otel@$version" "$root/prometheus@$version" 2>/dev/null ||
+	$go get "$root@$version" "$root/otel@$version" "$root/prometheus@$version"
+$go mod tidy 2>/dev/null
+[ "$($go run .)" = 0 ]
+for m in "$root" "$root/otel" "$root/prometheus"; do
+	[ "$($go list -m "$m")" = "$m $version" ] || {
+		$go list -m "$m"
+		exit 1
+	}
+done
+
+GOBIN="$scratch/bin" $go install "$root/cmd/relock@$version" 2>/dev/null || GOBIN="$scratch/bin" $go install "$root/cmd/relock@$version"
+got=$("$scratch/bin/relock" --version)
+[ "$got" = "relock version $version" ] || {
+	echo "release-check: relock --version says '$got'" >&2
+	exit 1
+}
+echo "release-check: the libraries can be imported, the command can be installed"
