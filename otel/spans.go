@@ -21,7 +21,7 @@ const errorTypeKey = attribute.Key("error.type")
 func (t *Telemetry) span(e relock.AcquireFinished, lock string) context.Context {
 	attrs := []attribute.KeyValue{
 		OutcomeKey.String(string(e.Outcome)), ReentrantKey.Bool(e.Reentrant), WaitedKey.Bool(e.Waited),
-		HolderKey.String(e.Holder.String()),
+		HolderKey.String(valid(e.Holder.String())),
 	}
 	if t.label != nil {
 		attrs = append(attrs, LockKey.String(lock))

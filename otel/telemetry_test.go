@@ -556,6 +556,26 @@ func TestWhatIsNoUTF8IsInNoAttribute(t *testing.T) {
 	require.Equal(t, "ERR \uFFFD", span.Status.Description)
 }
 
+// A holder that Redis has told of is what somebody else has written there.
+func TestAHolderThatIsNoUTF8IsInNoAttribute(t *testing.T) {
+	bubble(t, func(w *world) {
+		t := w.t
+		c := collect(t)
+		l := w.client(relock.WithHooks(c.Hooks()), relock.WithRedissonLayout()).NewLock("orders")
+		w.HSet("orders", "caf\xe9:1", "1")
+		w.SetTTL("orders", time.Minute)
+		_, err := l.TryLock(t.Context())
+		var locked *relock.LockedError
+		require.ErrorAs(t, err, &locked)
+		_, err = l.TryLock(relock.WithHolder(t.Context(), locked.Holder))
+		require.ErrorIs(t, err, relock.ErrLocked)
+		synctest.Wait()
+		_, attrs := c.lastSpan()
+		require.Equal(t, "caf\uFFFD:1", attrs["relock.owner"])
+		require.Equal(t, "caf\uFFFD:1", attrs["relock.holder"])
+	})
+}
+
 func TestCountersBeginWithZero(t *testing.T) {
 	c := collect(t)
 	before := c.values()
