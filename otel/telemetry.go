@@ -66,8 +66,8 @@ func WithMeterProvider(p metric.MeterProvider) Option { return func(c *config) {
 func WithTracerProvider(p trace.TracerProvider) Option { return func(c *config) { c.tracers = p } }
 
 // WithLockAttribute adds an attribute relock.lock with what f makes of the lock's name, which must be one of a few
-// values: "orders" for "orders:42". f is called for each event, by the goroutine that runs the hooks. What is not valid UTF-8
-// in it becomes U+FFFD.
+// values: "orders" for "orders:42". f is called for each event, by the goroutine that runs the hooks: one for each client, so where
+// several share the Telemetry, f may be called by several at once. What is not valid UTF-8 in it becomes U+FFFD.
 func WithLockAttribute(f func(name string) string) Option { return func(c *config) { c.label = f } }
 
 // New makes a Telemetry. Make one for each meter provider. An error is that of a meter provider that refuses an

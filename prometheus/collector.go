@@ -57,8 +57,8 @@ type config struct {
 }
 
 // WithLockLabel adds a label "lock" with what f makes of the lock's name, which must be one of a few values: "orders"
-// for "orders:42". f is called for each event, by the goroutine that runs the hooks. What is not valid UTF-8 in it becomes
-// U+FFFD.
+// for "orders:42". f is called for each event, by the goroutine that runs the hooks: one for each client, so where several share
+// the Collector, f may be called by several at once. What is not valid UTF-8 in it becomes U+FFFD.
 func WithLockLabel(f func(name string) string) Option {
 	return func(c *config) { c.label = f }
 }
