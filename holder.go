@@ -17,7 +17,8 @@ type Holder struct {
 	id string // "<uuid>:<n>"
 }
 
-// String is the holder as Redis and the logs show it: `<uuid>:<n>`. It is empty for the zero Holder.
+// String is the holder as errors and the logs show it: `<uuid>:<n>`. What stands in Redis is a hold of it, `<uuid>:<n>:<m>`
+// ([WithRedissonLayout]: the holder). It is empty for the zero Holder.
 func (h Holder) String() string { return h.id }
 
 // holders and holds of this process are numbered by one counter each, so a number is never used twice with one uuid. The holds of
