@@ -10,9 +10,9 @@ import (
 // Hooks are functions that a client calls when something happens, for metrics and traces. Each may be nil. They are
 // called one after another, in order, by one goroutine of the client that does nothing else: a hook that is slow, blocks
 // or panics changes nothing for the lock. (But a leak may go unnoticed while a hook blocks, as the events that wait refer to the
-// contexts of their calls.) Events that pile up behind a slow hook are dropped beyond [EventBacklog], and
-// the number dropped is logged. [Client.Close] waits for the events before it, at most 5 s for a hook that does not return; so a
-// hook that calls Close itself waits that long.
+// contexts of their calls.) Events that pile up, behind a slow hook or where thousands of holds end at once, are dropped beyond
+// [EventBacklog], and the number dropped is logged. [Client.Close] waits for the events before it, at most 5 s for a hook that does
+// not return; so a hook that calls Close itself waits that long.
 //
 // Nothing is told of a call that returns [ErrInvalid], or [ErrClosed] as the client was closed before.
 //
@@ -42,7 +42,7 @@ type Hooks struct {
 	Reconnected func(Reconnected)
 	// Retried is called when a script is about to be sent again for a call that has had no answer, or a passing error.
 	Retried func(Retried)
-	// Dropped is called when events could not be told because a hook was slow, after all events from before that: what is
+	// Dropped is called when events could not be told because too many waited, after all events from before that: what is
 	// counted from events is too low. While that lasts, it is called about once for each EventBacklog events that are told.
 	Dropped func(Dropped)
 }

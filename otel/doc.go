@@ -32,7 +32,7 @@
 //	relock.retries               counter {retry}        script: scripts that were sent again
 //	relock.reconnects            counter {reconnect}    pub/sub connections that were lost and came back
 //	relock.reconnect.downtime    counter s              how long they were gone
-//	relock.events.dropped        counter {event}        events that were not counted, because a hook was slow
+//	relock.events.dropped        counter {event}        events that were not counted, because too many waited
 //
 // Durations are of what has ended. A section that hangs shows in the ages of what is held now. Counters begin with 0,
 // not with their first event; with a lock attribute, when the first lock with its value is asked for. (Histograms begin with

@@ -312,7 +312,7 @@ func newInstruments(meter metric.Meter) (instruments, error) {
 			.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10),
 		retries:    m.counter("relock.retries", "{retry}", "Scripts that were sent to Redis again."),
 		reconnects: m.counter("relock.reconnects", "{reconnect}", "Pub/sub connections that were lost and are back."),
-		dropped:    m.counter("relock.events.dropped", "{event}", "Events that are in no metric, because they piled up behind a slow hook."),
+		dropped:    m.counter("relock.events.dropped", "{event}", "Events that are in no metric, because too many waited for the hooks."),
 		waiters:    m.upDown("relock.waiters", "{waiter}", "Waiters that are queued for a lock."),
 		holds:      m.upDown("relock.holds", "{hold}", "Holds that are open."),
 		maxAge:     m.gauge("relock.hold.max_age", "s", "Age of the oldest hold that is open, 0 if there is none."),

@@ -148,7 +148,7 @@ func New(options ...Option) *Collector {
 		Name: "relock_reconnect_downtime_seconds_total", Help: "Time for which the pub/sub connections that are back were gone.",
 	})
 	c.dropped = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "relock_events_dropped_total", Help: "Events that are in no metric, because they piled up behind a slow hook.",
+		Name: "relock_events_dropped_total", Help: "Events that are in no metric, because too many waited for the hooks.",
 	})
 
 	c.waiters = c.gauge("relock_waiters", "Waiters that are queued for a lock.")

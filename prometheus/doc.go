@@ -28,7 +28,7 @@
 //	relock_retries_total{script}                     scripts that were sent again
 //	relock_reconnects_total                          pub/sub connections that were lost and came back
 //	relock_reconnect_downtime_seconds_total          how long they were gone
-//	relock_events_dropped_total                      events that were not counted, because a hook was slow
+//	relock_events_dropped_total                      events that were not counted, because too many waited
 //
 // Durations are of what has ended. A section that hangs shows in the ages of what is held now. Histograms have classic
 // buckets, and native ones for a Prometheus that asks for them; the alerts and the dashboard want the classic ones
