@@ -515,6 +515,9 @@ func (h *hold) released(err error) {
 	t := h.client.table
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if h.state == over { // lost meanwhile, and that was told
+		return
+	}
 	t.finishLocked(h, ErrReleased)
 	h.tellReleasedLocked(err)
 }
