@@ -621,6 +621,63 @@ func TestAnInnerExitThatRedisRefusesIsToldWhenItRefusesNoMore(t *testing.T) {
 	})
 }
 
+// Redis refuses an inner exit, and is told of it again after pauses.
+func TestARefusedInnerExitThatIsToldAgainHoldsUpNoCloseFindsALossAndRenewsNothingThatNobodyWants(t *testing.T) {
+	for name, then := range map[string]func(t *testing.T, w *world, m *member, l *relock.Lock, outer context.Context, refuse *redistest.Rule, cancel func()){
+		"the client is closed": func(t *testing.T, _ *world, m *member, l *relock.Lock, outer context.Context, _ *redistest.Rule, _ func()) {
+			t.Helper()
+			begun := time.Now()
+			require.NoError(t, m.Close())
+			require.Zero(t, time.Since(begun), "Close waits for no pause")
+			require.Zero(t, goroutines(").settle("))
+			require.ErrorContains(t, l.Unlock(outer), "MISCONF")
+		},
+		"the lock is taken away": func(t *testing.T, w *world, _ *member, l *relock.Lock, outer context.Context, refuse *redistest.Rule, _ func()) {
+			t.Helper()
+			require.NoError(t, w.NewClient().NewLock("a").ForceUnlock(t.Context()))
+			refuse.Remove()
+			took, cause := ends(t, outer)
+			require.ErrorIs(t, cause, relock.ErrLockLost)
+			require.LessOrEqual(t, took, time.Second, "long before the next renewal")
+			require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
+		},
+		"the request is done": func(t *testing.T, w *world, _ *member, l *relock.Lock, outer context.Context, refuse *redistest.Rule, cancel func()) {
+			t.Helper()
+			cancel()
+			left := w.lease("a")
+			refuse.Remove()
+			pass(time.Second)
+			state, err := l.State(t.Context())
+			require.NoError(t, err)
+			require.Equal(t, 1, state.Count)
+			require.LessOrEqual(t, state.TTL, left-time.Second, "a lock outlives its request by one TTL at most")
+			pass(left)
+			require.True(t, w.free("a"))
+			require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				m := w.NewClient(relock.WithTTL(time.Minute))
+				w.warm(m)
+				l := m.NewLock("a")
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				outer := enter(t, ctx, l)
+				inner := enter(t, outer, l)
+				refuse := m.net.On(redistest.Named("EVALSHA"), redistest.Answer("-MISCONF no snapshots"))
+				require.ErrorContains(t, l.Unlock(inner), "MISCONF")
+				pass(10 * time.Second) // of which no renewal is a part
+				require.Equal(t, 1, goroutines(").settle("))
+				then(t, w, m, l, outer, refuse, cancel)
+				pass(2 * time.Minute)
+				require.Zero(t, goroutines(").settle("))
+				w.requireNothingLeft("a")
+			})
+		})
+	}
+}
+
 func TestAnInnerUnlockThatIsNotConfirmedGivesUpAtItsLimitThoughTheLeaseIsRenewed(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient(relock.WithTTL(3 * time.Second))
