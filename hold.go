@@ -379,7 +379,7 @@ func (h *hold) leave(ctx context.Context, f *frame, e effort) error {
 	return h.leaveLast(ctx, e, noTurn)
 }
 
-// leavePartly tells Redis how many entries are left. What is not confirmed is told again in the background.
+// leavePartly tells Redis how many entries are left. What is not confirmed is told again in the background, until Close.
 func (h *hold) leavePartly(ctx context.Context, count int, e effort, noTurn error) error {
 	if h.localReentry {
 		return nil
@@ -397,6 +397,9 @@ func (h *hold) leavePartly(ctx context.Context, count int, e effort, noTurn erro
 		there, told, err = c.wire.release(context.WithoutCancel(ctx), h, count, e)
 	}
 	if err != nil {
+		if c.isClosed() { // nothing goes on in the background then
+			return fmt.Errorf("not confirmed by Redis; left all the same: %w", err)
+		}
 		return fmt.Errorf("not confirmed by Redis; left all the same, and Redis will be told: %w", err)
 	}
 	confirmed = true

@@ -3341,6 +3341,28 @@ func TestAfterCloseNothingGoesOnTellingRedisOfACountWhoseLeaseIsOver(t *testing.
 	})
 }
 
+func TestAfterCloseAnInnerExitThatRedisRefusesDoesNotSayThatRedisWillBeTold(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient()
+		w.warm(m)
+		l := m.NewLock("a")
+		outer := enter(t, t.Context(), l)
+		inner := enter(t, outer, l)
+		require.NoError(t, m.Close())
+		refuse := m.net.On(redistest.Named("EVALSHA"), redistest.Answer("-MISCONF no snapshots"))
+		err := l.Unlock(inner)
+		require.ErrorContains(t, err, "left all the same: MISCONF")
+		require.NotContains(t, err.Error(), "will be told")
+		refuse.Remove()
+		pass(time.Second)
+		state, err := l.State(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, 2, state.Count, "nothing goes on after Close")
+		require.NoError(t, l.Unlock(outer))
+		w.requireNothingLeft("a")
+	})
+}
+
 func TestTryLockReturnsWhereRoundTripsAreLongerThanTheLease(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClientOn(func(o *redis.Options) { o.ReadTimeout = 10 * time.Second }, relock.WithTTL(relock.MinTTL))
