@@ -33,6 +33,7 @@ func startChild(string, []string, []string) (*child, error) {
 	return nil, errors.New("relock run needs a Unix system")
 }
 
+func (*child) listen()                     {}
 func (*child) signal(syscall.Signal) error { return nil }
 func (*child) groupLives() bool            { return false }
 

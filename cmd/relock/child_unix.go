@@ -24,6 +24,7 @@ func ends(s syscall.Signal) bool { return s != unix.SIGWINCH && s != unix.SIGTST
 type child struct {
 	pid    int
 	events chan childEvent
+	ready  chan struct{}                         // closed: we want to hear of its stops and its end
 	kill   func(pid int, s syscall.Signal) error // the system's, but for tests
 }
 
@@ -44,7 +45,7 @@ func (e childEvent) signalName() string {
 
 // startChild starts the command in a process group of its own, with our files and directory.
 func startChild(path string, command, env []string) (*child, error) {
-	c := &child{events: make(chan childEvent, 16), kill: unix.Kill}
+	c := &child{events: make(chan childEvent, 16), ready: make(chan struct{}), kill: unix.Kill}
 	started := make(chan error, 1)
 	go c.tend(path, command, env, started)
 	return c, <-started
@@ -63,6 +64,7 @@ func (c *child) tend(path string, command, env []string, started chan<- error) {
 	c.pid = p.Pid
 	_ = p.Release() // package os has no more to do with it
 	started <- nil
+	<-c.ready
 	for {
 		var status unix.WaitStatus
 		_, err := unix.Wait4(c.pid, &status, unix.WUNTRACED, nil)
@@ -105,6 +107,9 @@ func isText(path string) bool {
 	n, _ := f.Read(head)
 	return bytes.IndexByte(head[:n], 0) < 0
 }
+
+// listen begins to tell events. What has stopped the command before, and was undone by a SIGCONT, is none.
+func (c *child) listen() { close(c.ready) }
 
 // signal reaches every process of the command that has not left its group. That nobody is left is no failure.
 func (c *child) signal(s syscall.Signal) error {

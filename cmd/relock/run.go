@@ -330,6 +330,7 @@ func (r *runner) work() (code int, err error) {
 		return 0, cannotStart(r.command[0], err)
 	}
 	r.tty.begin(r)
+	r.child.listen()
 	defer r.tty.end(r)
 	r.tell(event{Event: "started", Pid: r.child.pid, text: fmt.Sprintf("%s has pid %d", r.command[0], r.child.pid), quiet: true})
 

@@ -87,6 +87,7 @@ func (c *console) press(keys string) {
 
 const (
 	ctrlC = "\x03"
+	ctrlD = "\x04"
 	ctrlS = "\x13"
 	ctrlZ = "\x1a"
 	quit  = "\x1c"
@@ -298,6 +299,31 @@ func TestCtrlZStopsTheWholeJobAndFgGoesOnWithTheLock(t *testing.T) {
 	c.sees("<fox>")
 	require.Equal(t, token, s.state("job").Token)
 	s.free("job")
+	c.press("echo \"<$((40+2))>\"\n")
+	c.sees("<42>")
+}
+
+func TestCtrlZStopsARunInsideARunToo(t *testing.T) {
+	s := onShared(t)
+	c := s.shell()
+	c.press("$relock run outer -- $relock run -v job -- sh -c 'echo \"pid <$$>\"; while read x; do echo \"<$x>\"; done'\n")
+	c.pid()
+	c.sees("has pid")
+	outer, token := s.state("outer").Token, s.state("job").Token
+	c.press(ctrlZ)
+	c.sees("Stopped")
+	c.press("fg\n")
+	c.press("fox\n")
+	c.sees("<fox>")
+	c.press(ctrlZ)
+	c.seesTimes("Stopped", 2)
+	c.press("fg\n")
+	c.press("vixen\n")
+	c.sees("<vixen>")
+	require.Equal(t, token, s.state("job").Token)
+	require.Equal(t, outer, s.state("outer").Token)
+	c.press(ctrlD)
+	s.free("outer")
 	c.press("echo \"<$((40+2))>\"\n")
 	c.sees("<42>")
 }

@@ -84,6 +84,9 @@ func (t *terminal) begin(r *runner) {
 	signal.Ignore(unix.SIGTTOU)
 	if term.IsTerminal(int(os.Stdin.Fd())) && term.IsTerminal(int(os.Stdout.Fd())) {
 		t.give(r.child)
+		if t.given {
+			_ = r.child.signal(unix.SIGCONT) // it may have been stopped for reading before
+		}
 	}
 }
 
@@ -155,9 +158,9 @@ func (r *runner) childStopped(by syscall.Signal) {
 		// Nobody but the one who stopped it can want it to go on. The lock is kept.
 	case by == unix.SIGTTIN || by == unix.SIGTTOU:
 		r.stopped = true
-		if f := r.tty.foreground(); f == unix.Getpgrp() || f == r.child.pid {
+		if r.tty.foreground() == unix.Getpgrp() {
 			r.wake() // with the terminal
-		} else {
+		} else { // it is another's; or the command's, and then it is a run inside this one that has stopped all, see stopSelf
 			r.suspend()
 		}
 	case by == unix.SIGTSTP:
