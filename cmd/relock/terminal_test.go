@@ -328,6 +328,24 @@ func TestCtrlZStopsARunInsideARunToo(t *testing.T) {
 	c.sees("<42>")
 }
 
+func TestACommandThatStopsItselfLeavesTheTerminalToTheShellUntilFg(t *testing.T) {
+	s := onShared(t)
+	c := s.shell()
+	// As nano does at its Ctrl-Z, and bash for suspend.
+	c.press("$relock run job -- sh -c 'echo \"pid <$$>\"; read x; kill -STOP $$; read y; echo \"<$x $y>\"'\n")
+	c.foreground(c.pid())
+	token := s.state("job").Token
+	c.press("red\n")
+	c.sees("Stopped")
+	c.press("fg\n")
+	c.press("fox\n")
+	c.sees("<red fox>")
+	require.Equal(t, token, s.state("job").Token)
+	s.free("job")
+	c.press("echo \"<$((40+2))>\"\n")
+	c.sees("<42>")
+}
+
 func TestAJobThatWasStoppedLongerThanItsLeaseIsEnded(t *testing.T) {
 	s := onShared(t)
 	c := s.shell()

@@ -20,8 +20,9 @@ import (
 //     Ctrl-C that ended the command, our own group is told too: without us it would have heard of it.
 //   - In a pipeline or the like others of our group may want the terminal, so the command gets it only if it asks, that
 //     is, if the system stops it for that.
-//   - When the command is stopped by Ctrl-Z, we stop too, with our whole group, so that the shell notices. A lock is not
-//     renewed meanwhile. When the shell lets us go on, the command goes on if the lock is still ours, and is ended if not.
+//   - When the command is stopped by Ctrl-Z, or in another way while it has the terminal, we stop too, with our whole group, so
+//     that the shell notices. A lock is not renewed meanwhile. When the shell lets us go on, the command goes on if the lock is
+//     still ours, and is ended if not.
 
 // terminal is the controlling terminal.
 type terminal struct {
@@ -163,7 +164,7 @@ func (r *runner) childStopped(by syscall.Signal) {
 		} else { // it is another's; or the command's, and then it is a run inside this one that has stopped all, see stopSelf
 			r.suspend()
 		}
-	case by == unix.SIGTSTP:
+	case by == unix.SIGTSTP || r.tty.foreground() == r.child.pid: // with the terminal nobody else could let it go on, nor end it
 		r.stopped = true
 		r.suspend()
 	}
