@@ -553,3 +553,24 @@ func TestCtrlZInWatchGivesTheScreenBackUntilFg(t *testing.T) {
 	c.press("echo \"<$((40+2))>\"\n")
 	c.sees("<42>")
 }
+
+func TestWatchEndsWith0AlsoWhereTheTerminalHasHungUp(t *testing.T) {
+	s := onShared(t)
+	screen, tty, err := pty.Open()
+	require.NoError(t, err)
+	defer screen.Close()
+	p := start(t, s.on(func(p *program) {
+		p.cmd.Stdin, p.cmd.Stdout = tty, tty
+		p.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	}), "watch")
+	require.NoError(t, tty.Close())
+	text := ""
+	for buf := make([]byte, 4096); !strings.Contains(text, "LONGEST WAIT"); {
+		n, err := screen.Read(buf)
+		require.NoError(t, err)
+		text += string(buf[:n])
+	}
+	require.NoError(t, screen.Close())
+	require.Equal(t, 0, p.code())
+	require.Empty(t, p.stderr.String())
+}

@@ -66,6 +66,12 @@ func (a *app) watch(ctx context.Context, pattern string, every time.Duration, co
 		}
 	}()
 
+	defer func() {
+		if ctx.Err() != nil { // a terminal that has hung up takes nothing any more, and the usual end is no failure for that
+			a.stdout.err = nil
+		}
+	}()
+
 	r := &reader{rdb: rdb, client: client, prefix: a.conn.prefix, limit: a.conn.timeout}
 	var screen *display
 	resized, stopping, conts := make(chan os.Signal, 1), make(chan os.Signal, 1), make(chan os.Signal, 1)
