@@ -574,3 +574,12 @@ func TestWatchEndsWith0AlsoWhereTheTerminalHasHungUp(t *testing.T) {
 	require.Equal(t, 0, p.code())
 	require.Empty(t, p.stderr.String())
 }
+
+func TestWatchGivesTheScreenBackAlsoAtCtrlBackslash(t *testing.T) {
+	s := onShared(t)
+	c := openConsole(t, s.on(), binary, "watch")
+	c.sees("LONGEST WAIT")
+	c.press(quit)
+	require.Equal(t, 0, c.code())
+	require.True(t, strings.HasSuffix(c.screen.String(), leaveScreen))
+}

@@ -77,6 +77,7 @@ func (a *app) watch(ctx context.Context, pattern string, every time.Duration, co
 	resized, stopping, conts := make(chan os.Signal, 1), make(chan os.Signal, 1), make(chan os.Signal, 1)
 	if !a.json && term.IsTerminal(int(os.Stdout.Fd())) {
 		listenScreen(resized, stopping, conts)
+		heed(ending, syscall.SIGQUIT) // the Go runtime would leave the screen as it is, without a cursor, and write its own state there
 		screen = &display{w: a.stdout}
 		screen.open()
 		defer screen.close()
