@@ -213,6 +213,9 @@ func (r *reader) lock(ctx context.Context, name string, clock time.Time, all boo
 	return info, nil
 }
 
+// year10000 is in microseconds. From then on a time is none in JSON.
+const year10000 = 253_402_300_800_000_000
+
 // readQueue reads entries of a queue: "<holder>:<n>|<client id>|<lease ms>" by arrival in microseconds. What looks
 // otherwise is not from relock.
 func readQueue(entries []redis.Z, clock time.Time) []waiter {
@@ -221,7 +224,7 @@ func readQueue(entries []redis.Z, clock time.Time) []waiter {
 		member, _ := z.Member.(string)
 		hold, _, ok := strings.Cut(member, "|")
 		colon := strings.LastIndexByte(hold, ':')
-		if !ok || colon < 0 || !holderForm.MatchString(hold[:colon]) {
+		if !ok || colon < 0 || !holderForm.MatchString(hold[:colon]) || z.Score < 0 || z.Score >= year10000 {
 			continue
 		}
 		since := time.UnixMicro(int64(z.Score)).UTC()

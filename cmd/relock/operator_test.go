@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -215,6 +216,17 @@ func TestShowTellsTheWholeQueueByTurn(t *testing.T) {
 		p.signal(interruptSignal)
 		p.code()
 	}
+}
+
+func TestWhatIsNoPlaceInAQueueIsNotShown(t *testing.T) {
+	s := onShared(t)
+	// By a score that no clock says. JSON has no such time.
+	require.NoError(t, s.rdb.ZAdd(t.Context(), keyOf("relock:", "job")+queueSuffix, redis.Z{
+		Score: math.Inf(1), Member: "00000000-0000-0000-0000-000000000000:1:1|0|1000",
+	}).Err())
+	got := do(t, s.on(), "show", "job", "--json")
+	require.Equal(t, result{stdout: "{\"name\":\"job\",\"held\":false,\"waiters\":1}\n"}, got)
+	require.Equal(t, "[]\n", do(t, s.on(), "ls", "--json").stdout)
 }
 
 func TestShowOfAFreeLock(t *testing.T) {
