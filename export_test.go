@@ -1,6 +1,9 @@
 package relock
 
-import "fmt"
+import (
+	"context"
+	"fmt"
+)
 
 // Leftovers is what a client that is closed still has in its tables, and nobody can need any more. (Sections that were not unlocked
 // may be there: Unlock works after Close.)
@@ -49,3 +52,6 @@ func Leftovers(c *Client) (left []string) {
 	}
 	return left
 }
+
+// LoseHold ends the hold of a section as one that Redis does not have any more.
+func LoseHold(section context.Context) { _ = carriedBy(section).frame.hold.lose(LossTaken) }

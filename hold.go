@@ -429,18 +429,21 @@ func (h *hold) leaveLast(ctx context.Context, e effort, noTurn error) error {
 	case !there && (!answer.unsure || !time.Now().Before(h.deadline)): // nor was it freed by an earlier try of this very release
 		return h.lose(LossTaken)
 	}
-	h.released(nil)
+	lost := h.released(nil)
 	if h.unsure {
 		h.client.orphans.add(h, true)
 	}
-	return nil
+	return lost
 }
 
 // unfreed ends a hold of which it is not confirmed that it is free, and sees to that in the background. A nested entry or an exit
 // that is still on its way finds nothing then.
 func (h *hold) unfreed(err error) error {
-	h.released(err)
+	lost := h.released(err)
 	h.client.orphans.add(h, h.unsure)
+	if lost != nil {
+		return lost
+	}
 	return fmt.Errorf("not confirmed by Redis, so the lock is free within %s at the latest: %w", h.longest(time.Now()), err)
 }
 
@@ -467,24 +470,17 @@ func (h *hold) longest(now time.Time) time.Duration {
 // settle sets the count in Redis to the local one, after an entry or a partial exit whose end is not known. It tries until that
 // is confirmed, or the hold is over; what Redis refuses is tried again, as its reasons may pass. One at a time does that.
 func (h *hold) settle() {
-	var pause *time.Timer
-	for refused := 0; h.settleOnce(refused > 0); refused++ {
-		next := retryPause(refused, h.ttl)
-		if pause == nil {
-			pause = time.NewTimer(next)
-			defer pause.Stop()
-		} else {
-			pause.Reset(next)
-		}
+	for tries := 0; h.settleOnce(tries > 0); tries++ {
 		select {
-		case <-pause.C:
+		case <-time.After(retryPause(tries, h.ttl)):
 		case <-h.client.closed:
 			return
 		}
 	}
 }
 
-// settleOnce is one such try. again: Redis has refused it, or did not answer.
+// settleOnce is one such try. mine: the caller is the one who tries again and again. again: it is to be that, as Redis has refused
+// or did not answer.
 func (h *hold) settleOnce(mine bool) (again bool) {
 	t := h.client.table
 	t.mu.Lock()
@@ -513,16 +509,17 @@ func (h *hold) settleOnce(mine bool) (again bool) {
 	return h.settling
 }
 
-// released ends a hold whose last entry was left, and tells so.
-func (h *hold) released(err error) {
+// released ends a hold whose last entry was left, and tells so. lost: an Extend has found that it was lost, and that was told.
+func (h *hold) released(err error) (lost error) {
 	t := h.client.table
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if h.state == over { // lost meanwhile, and that was told
-		return
+	if h.state == over {
+		return h.end
 	}
 	t.finishLocked(h, ErrReleased)
 	h.tellReleasedLocked(err)
+	return nil
 }
 
 // tellReleasedLocked tells the hook of a hold that has just ended, unless Close did. With the mutex held, as Close does not wait

@@ -1192,3 +1192,30 @@ func TestTheLoggerOfALockGetsItsLossesItsLeaksAndWhatMayBeLeftOfItAndNothingElse
 		require.NotEmpty(t, logs.about("sending a script again"))
 	})
 }
+
+// As an Extend does that finds nothing at the moment when the last Unlock begins.
+func TestAHoldThatIsLostWhileItsLastUnlockIsOnTheWireHasOneEnd(t *testing.T) {
+	for name, answer := range map[string]func(m *member){
+		"the release is confirmed": func(*member) {},
+		"it is refused":            func(m *member) { m.net.On(redistest.Named("EVALSHA"), redistest.Answer("-MISCONF no snapshots")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				var r recorder
+				m := w.NewClient(relock.WithHooks(r.Hooks()))
+				l := m.NewLock("a")
+				section := enter(t, t.Context(), l)
+				answer(m)
+				m.net.Delay(time.Second)
+				exit := begin(t, section, func(ctx context.Context) (context.Context, error) { return ctx, l.Unlock(ctx) })
+				settle()
+				relock.LoseHold(section)
+				_, err := exit.result()
+				require.ErrorIs(t, err, relock.ErrLockLost)
+				settle()
+				require.Len(t, eventsOf[relock.Lost](&r), 1)
+				require.Empty(t, eventsOf[relock.Released](&r))
+			})
+		})
+	}
+}

@@ -800,7 +800,7 @@ const unlockLimit = 10 * time.Second
 //   - [ErrInvalid]: the name or the options of the lock are wrong. Nothing was changed.
 //   - any other: Redis did not confirm. If it was the last entry, the lock is taken back in the background, and free
 //     within its TTL at the latest (after [Lock.Extend], when the lease that this has asked for is over); otherwise the
-//     holder's other entries are as they were.
+//     holder's other entries are as they were, and Redis is told in the background until it knows, or the client is closed.
 func (l *Lock) Unlock(ctx context.Context) error {
 	if l.err != nil {
 		return l.err

@@ -47,9 +47,18 @@ GIT_CONFIG_VALUE_0="https://$root"
 export GOPROXY GOMODCACHE GOPRIVATE GOFLAGS GIT_CONFIG_COUNT GIT_CONFIG_KEY_0 GIT_CONFIG_VALUE_0
 unset GIT_CONFIG_PARAMETERS GONOPROXY GONOSUMDB
 
+# quietly COMMAND...: shows what it printed only if it fails. go tells of each download.
+quietly() {
+	"$@" >"$scratch/log" 2>&1 || {
+		cat "$scratch/log" >&2
+		echo "release-check: failed: $*" >&2
+		exit 1
+	}
+}
+
 mkdir "$scratch/service"
 cd "$scratch/service"
-$go mod init example.com/service 2>/dev/null
+quietly $go mod init example.com/service
 cat >main.go <<EOF
 package main
 
@@ -79,18 +88,24 @@ func main() {
 	fmt.Fprintln(os.Stdout, client.NewLock("orders").Token(context.Background()))
 }
 EOF
-$go get "$root@$version" "$root/otel@$version" "$root/prometheus@$version" 2>/dev/null ||
-	$go get "$root@$version" "$root/otel@$version" "$root/prometheus@$version"
-$go mod tidy 2>/dev/null
-[ "$($go run .)" = 0 ]
+quietly $go get "$root@$version" "$root/otel@$version" "$root/prometheus@$version"
+quietly $go mod tidy
+quietly $go build -o "$scratch/bin/service"
+got=$("$scratch/bin/service")
+[ "$got" = 0 ] || {
+	echo "release-check: the token of a lock that nobody has is '$got'" >&2
+	exit 1
+}
 for m in "$root" "$root/otel" "$root/prometheus"; do
-	[ "$($go list -m "$m")" = "$m $version" ] || {
-		$go list -m "$m"
+	got=$($go list -m "$m")
+	[ "$got" = "$m $version" ] || {
+		echo "release-check: the service has got $got" >&2
 		exit 1
 	}
 done
 
-GOBIN="$scratch/bin" $go install "$root/cmd/relock@$version" 2>/dev/null || GOBIN="$scratch/bin" $go install "$root/cmd/relock@$version"
+export GOBIN="$scratch/bin"
+quietly $go install "$root/cmd/relock@$version"
 got=$("$scratch/bin/relock" --version)
 [ "$got" = "relock version $version" ] || {
 	echo "release-check: relock --version says '$got'" >&2

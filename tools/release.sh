@@ -22,6 +22,7 @@ fail() {
 
 echo "$version" | grep -Eqx 'v[01]\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-[0-9A-Za-z]+(\.[0-9A-Za-z]+)*)?' ||
 	fail "VERSION is v0.MINOR.PATCH or v1.MINOR.PATCH, and may end in -rc.1; not '$version' (v2 needs another module path)"
+branch=$(git symbolic-ref -q --short HEAD) || fail 'no branch is checked out'
 [ -z "$(git status --porcelain)" ] || fail 'the tree has changes that are not committed'
 tags=$version
 for m in $libraries $commands; do
@@ -63,4 +64,4 @@ for m in $commands; do
 done
 
 echo 'release: made here, and to be pushed together:'
-echo "  git push --atomic origin $(git symbolic-ref --short HEAD) $tags"
+echo "  git push --atomic origin $branch $tags"
