@@ -320,17 +320,16 @@ func TestAWaiterThatGivesUpAtTheMomentOfTheMessageLeavesItToTheNext(t *testing.T
 		}()
 		<-time.After(rand.N(300 * time.Microsecond))
 		j.unlock("a")
+		var left sync.WaitGroup
 		for _, a := range gone {
-			go func() {
+			left.Go(func() {
 				if <-a.done; a.err == nil {
 					_ = a.lock.Unlock(a.section)
 				}
-			}()
+			})
 		}
 		w.leave(stays.in(soon), l, soon)
-		for _, a := range gone {
-			<-a.done
-		}
+		left.Wait()
 		w.awaitGone("a")
 		cancel()
 	}
