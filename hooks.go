@@ -134,7 +134,8 @@ type AcquireFinished struct {
 	Outcome   Outcome
 	Reentrant bool          // a nested entry, or an attempt at one
 	Depth     int           // the hold count after the entry
-	Waited    bool          // it was queued, or stood in a line
+	Waited    bool          // another holder had the lock, and the call could wait for it
+	Queued    bool          // it had a place in the queue, or in a line: a Queued event has told of it
 	Wake      Wake          // what told that the lock is its own, where it waited
 	Token     int64         // fencing token, 0 without the lock
 	TTL       time.Duration // of the hold; without the lock, what it would have been

@@ -87,7 +87,7 @@ func TestAcquireHooksSayWhatHappened(t *testing.T) {
 		_, err = l.TryLockFor(ctx, time.Second)
 		event = last()
 		require.Equal(t, relock.AcquireFinished{
-			Name: "a", Holder: event.Holder, Outcome: relock.OutcomeLocked, Waited: true, Duration: time.Second, Err: err,
+			Name: "a", Holder: event.Holder, Outcome: relock.OutcomeLocked, Waited: true, Queued: true, Duration: time.Second, Err: err,
 		}, event)
 
 		waiting := begin(t, ctx, l.Lock)
@@ -96,7 +96,7 @@ func TestAcquireHooksSayWhatHappened(t *testing.T) {
 		section = waiting.section()
 		holder, _ = relock.HolderFrom(section)
 		require.Equal(t, relock.AcquireFinished{
-			Name: "a", Holder: holder, Outcome: relock.OutcomeAcquired, Waited: true, Wake: relock.WakeGrant,
+			Name: "a", Holder: holder, Outcome: relock.OutcomeAcquired, Waited: true, Queued: true, Wake: relock.WakeGrant,
 			Duration: 2 * time.Second, Depth: 1, Token: l.Token(section),
 		}, last())
 
@@ -125,7 +125,7 @@ func TestAcquireHooksSayWhatHappened(t *testing.T) {
 		_, err = waiting.result()
 		event = last()
 		require.Equal(t, relock.AcquireFinished{
-			Name: "a", Holder: event.Holder, Outcome: relock.OutcomeClosed, Waited: true, Err: err,
+			Name: "a", Holder: event.Holder, Outcome: relock.OutcomeClosed, Waited: true, Queued: true, Err: err,
 		}, event, "Close waits for it")
 	})
 }
@@ -312,6 +312,63 @@ func TestAWaiterThatAsksAgainIsWokenByTheRecheck(t *testing.T) {
 		require.Len(t, events, 1)
 		require.Equal(t, relock.WakeRecheck, events[0].Wake)
 		require.True(t, events[0].Waited)
+	})
+}
+
+// An alert that leaves out refusals of TryLock must see these.
+func TestAWaitThatEndsBeforeItHasAPlaceInTheQueueIsToldAsAWait(t *testing.T) {
+	w := onShared(t)
+	owner := w.peer().NewLock("a")
+	section := w.enter(t.Context(), owner, soon)
+	var finished []relock.AcquireFinished
+	queued := 0
+	p := w.peer(relock.WithHooks(relock.Hooks{
+		AcquireFinished: func(e relock.AcquireFinished) { finished = append(finished, e) },
+		Queued:          func(relock.Queued) { queued++ },
+	}))
+	cut := p.faults.On(redistest.Named("SUBSCRIBE"), redistest.CutBefore(redistest.EOF))
+	_, err := p.NewLock("a").TryLockFor(t.Context(), 200*time.Millisecond)
+	require.ErrorIs(t, err, relock.ErrLocked)
+	_, err = p.NewLock("a").TryLock(t.Context())
+	require.ErrorIs(t, err, relock.ErrLocked)
+	cut.Remove()
+
+	waiting := w.start(t.Context(), p.NewLock("a"))
+	w.awaitWaiters("a", 1)
+	w.leave(section, owner, soon)
+	w.leave(waiting.in(soon), waiting.lock, soon)
+	require.NoError(t, p.Close()) // all is told
+
+	require.Len(t, finished, 3)
+	require.True(t, finished[0].Waited, "it could wait, and others had the lock")
+	require.False(t, finished[0].Queued)
+	require.False(t, finished[1].Waited, "a refusal of TryLock is the answer that it asks for")
+	require.True(t, finished[2].Waited)
+	require.True(t, finished[2].Queued)
+	require.Equal(t, 1, queued)
+}
+
+func TestACallThatWaitsForAnotherOfItsHolderHasWaitedAndHasNoPlaceOfItsOwn(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		l := w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a")
+		section := enter(t, t.Context(), l)
+		ctx := relock.WithHolder(t.Context(), relock.NewHolder())
+		first := begin(t, ctx, l.Lock)
+		settle()
+		_, err := l.TryLockFor(ctx, time.Second)
+		require.ErrorIs(t, err, relock.ErrLocked)
+		_, err = l.TryLock(ctx)
+		require.ErrorIs(t, err, relock.ErrLocked)
+		require.NoError(t, l.Unlock(section))
+		require.NoError(t, l.Unlock(first.section()))
+		settle()
+		var told [][2]bool
+		for _, e := range eventsOf[relock.AcquireFinished](&r) {
+			told = append(told, [2]bool{e.Waited, e.Queued})
+		}
+		require.Equal(t, [][2]bool{{false, false}, {true, false}, {false, false}, {true, true}}, told)
+		require.Len(t, eventsOf[relock.Queued](&r), 1)
 	})
 }
 

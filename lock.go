@@ -209,8 +209,8 @@ func (a *acquiring) enterAndTell(start time.Time) (err error) {
 		}
 		event := AcquireFinished{
 			Context: a.ctx, Name: l.name, Holder: a.holder, Start: start, Duration: time.Since(start), Outcome: outcome,
-			Reentrant: a.nests || outcome == OutcomeLost, Depth: a.depth, Waited: a.waited, Wake: a.wake, Token: a.token,
-			TTL: l.settings.ttl, Err: err,
+			Reentrant: a.nests || outcome == OutcomeLost, Depth: a.depth, Waited: a.waited, Queued: a.queued, Wake: a.wake,
+			Token: a.token, TTL: l.settings.ttl, Err: err,
 		}
 		if outcome == OutcomeAcquired { // perhaps by another Lock of the same name, with options of its own
 			event.TTL = a.section.frame.hold.ttl
@@ -280,7 +280,8 @@ type acquiring struct {
 	// What is known on the way.
 	waiter    *waiter      // set while our channel is heard
 	arrival   int64        // our place in the queue, once we have one
-	waited    bool         // others were told that we wait
+	waited    bool         // another holder had the lock, and we may wait
+	queued    bool         // others were told that we do
 	ungranted time.Time    // the last moment at which we surely did not have the lock
 	traces    bool         // Redis may have something of ours
 	unsure    bool         // a command was sent that may run later than all that follows
@@ -322,7 +323,7 @@ func (a *acquiring) enter() error {
 			select {
 			case <-h.queued:
 				if h.isEntering() { // it waits: another holder has the lock
-					a.refusal = &LockedError{Name: l.name}
+					a.refusal, a.waited = &LockedError{Name: l.name}, a.mayWait
 				}
 			default:
 			}
@@ -525,7 +526,7 @@ func (a *acquiring) ours(h *hold, token int64, answer answer) (done bool, err er
 // refusedBy notes who has the lock.
 func (a *acquiring) refusedBy(h *hold, reply acquisition) {
 	a.refusal = &LockedError{Name: a.lock.name, Holder: h.client.layout.holderOf(reply.owner), TTL: reply.remaining}
-	a.wake = WakeNone // whatever has made us ask
+	a.waited, a.wake = a.mayWait, WakeNone // whatever has made us ask
 	if h.passes > 0 {
 		h.client.table.refuse(h, a.refusal)
 	}
@@ -688,10 +689,10 @@ func (a *acquiring) beginLocked(h *hold) error {
 
 // joined tells that we have a place in the queue, the first time.
 func (a *acquiring) joined(h *hold, position int) {
-	if a.waited {
+	if a.queued {
 		return
 	}
-	a.waited = true
+	a.waited, a.queued = true, true
 	a.prepare(h)
 	if h.queued != nil {
 		close(h.queued)

@@ -23,7 +23,7 @@ const ScopeName = "github.com/go-relock/relock/otel"
 const (
 	OutcomeKey   = attribute.Key("relock.outcome")   // a relock.Outcome
 	ReentrantKey = attribute.Key("relock.reentrant") // bool: a nested entry
-	WaitedKey    = attribute.Key("relock.waited")    // bool: it was queued
+	WaitedKey    = attribute.Key("relock.waited")    // bool: another holder had the lock, and the call could wait for it
 	WakeKey      = attribute.Key("relock.wake")      // a relock.Wake: "grant", "recheck", "released" or "pass"
 	EndKey       = attribute.Key("relock.end")       // of a hold: "released", "lost" or "closed"
 	ReasonKey    = attribute.Key("relock.reason")    // a relock.LossReason
@@ -155,7 +155,7 @@ func (t *Telemetry) acquireFinished(e relock.AcquireFinished) {
 	ctx := t.span(e, lock) // exemplars lead to the span
 	outcome := OutcomeKey.String(string(e.Outcome))
 	t.acquires.Add(ctx, 1, t.with(lock, outcome, ReentrantKey.Bool(e.Reentrant), WaitedKey.Bool(e.Waited)))
-	if e.Waited {
+	if e.Queued {
 		t.inflight.waited(waitKey{e.Name, e.Holder})
 	}
 	if e.Reentrant {

@@ -683,7 +683,7 @@ func TestCollectingAndEventsAtOnceAreSafe(t *testing.T) {
 				hooks.Queued(relock.Queued{Name: "a", Holder: h})
 				hooks.AcquireFinished(relock.AcquireFinished{
 					Context: context.Background(), Name: "a", Holder: h, Start: time.Now(), Outcome: relock.OutcomeAcquired,
-					Depth: 1, Token: i, Waited: true,
+					Depth: 1, Token: i, Waited: true, Queued: true,
 				})
 				hooks.Released(relock.Released{Name: "a", Holder: h, Token: i, Err: errors.New("x")})
 			}
@@ -737,7 +737,7 @@ func TestTheDocumentationListsEveryMetric(t *testing.T) {
 	h := relock.NewHolder()
 	hooks.Queued(relock.Queued{Name: "a", Holder: h})
 	hooks.AcquireFinished(relock.AcquireFinished{
-		Context: t.Context(), Name: "a", Holder: h, Outcome: relock.OutcomeAcquired, Depth: 1, Waited: true, Wake: relock.WakeGrant, TTL: time.Second,
+		Context: t.Context(), Name: "a", Holder: h, Outcome: relock.OutcomeAcquired, Depth: 1, Waited: true, Queued: true, Wake: relock.WakeGrant, TTL: time.Second,
 	})
 	hooks.Released(relock.Released{Name: "a", Holder: h, TTL: time.Second, MaxDepth: 1})
 	hooks.Renewed(relock.Renewed{Locks: 1})

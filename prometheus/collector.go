@@ -112,7 +112,7 @@ func New(options ...Option) *Collector {
 	ttls := []float64{.1, .25, .5, .75, 1, 1.5, 2, 3, 5, 10, 30, 100, 1000}
 
 	c.acquires = c.counters("relock_acquires_total",
-		"Calls that asked for a lock and have returned, by outcome, whether they were nested entries, and whether they were queued.",
+		"Calls that asked for a lock and have returned, by outcome, whether they were nested entries, and whether they waited for another holder.",
 		"outcome", "reentrant", "waited")
 	c.acquireTime = c.histograms("relock_acquire_duration_seconds",
 		"Time from the call to its return, by outcome. Nested entries are left out.", cfg.buckets, "outcome")
@@ -319,7 +319,7 @@ func (c *Collector) acquireFinished(e relock.AcquireFinished) {
 	lock := c.lock(e.Name)
 	c.acquires.WithLabelValues(
 		c.with(lock, string(e.Outcome), strconv.FormatBool(e.Reentrant), strconv.FormatBool(e.Waited))...).Inc()
-	if e.Waited {
+	if e.Queued {
 		c.inflight.waited(waitKey{e.Name, e.Holder})
 	}
 	if e.Reentrant {

@@ -359,7 +359,7 @@ func TestOneHolderInTwoLocksOfOneNameWithoutTokensHasTwoHolds(t *testing.T) {
 func TestAHolderThatQueuesAgainBeforeItsOldWaitIsToldCountsOnce(t *testing.T) {
 	c, hooks := feed()
 	h := relock.NewHolder()
-	gaveUp := relock.AcquireFinished{Name: "a", Holder: h, Outcome: relock.OutcomeLocked, Waited: true}
+	gaveUp := relock.AcquireFinished{Name: "a", Holder: h, Outcome: relock.OutcomeLocked, Waited: true, Queued: true}
 	hooks.Queued(relock.Queued{Name: "a", Holder: h})
 	hooks.Queued(relock.Queued{Name: "a", Holder: h})
 	hooks.AcquireFinished(gaveUp)
@@ -571,7 +571,7 @@ func TestScrapesAndEventsAtOnceAreSafe(t *testing.T) {
 				hooks.AcquireStarted(relock.AcquireStarted{Name: "a"})
 				hooks.Queued(relock.Queued{Name: "a", Holder: h})
 				e := acquired("a", h, i)
-				e.Waited = true
+				e.Waited, e.Queued = true, true
 				hooks.AcquireFinished(e)
 				hooks.Released(relock.Released{Name: "a", Holder: h, Token: i, Err: errors.New("x")})
 			}
