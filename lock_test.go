@@ -2648,7 +2648,7 @@ func TestAnOrphanThatRedisRefusesOrDoesNotAnswerIsGivenUpAndTold(t *testing.T) {
 		within  time.Duration
 		told    string
 	}{
-		"refused": {redistest.Answer("-NOPERM no"), 0, 0, "NOPERM no"},
+		"refused": {redistest.Answer("-NOPERM no"), relock.DefaultTTL + time.Minute, 3 * time.Second, "NOPERM no"},
 		"passing": {
 			redistest.Answer("-LOADING Redis is loading the dataset in memory"), relock.DefaultTTL + time.Minute, 3 * time.Second,
 			"LOADING Redis is loading the dataset in memory",
@@ -2667,11 +2667,9 @@ func TestAnOrphanThatRedisRefusesOrDoesNotAnswerIsGivenUpAndTold(t *testing.T) {
 				cancel()
 				_, err := waits.result()
 				require.ErrorIs(t, err, context.Canceled)
-				if c.after > 0 {
-					pass(c.after - time.Second)
-					require.Empty(t, log.about("could not confirm"))
-					pass(time.Second + c.within)
-				}
+				pass(c.after - time.Second)
+				require.Empty(t, log.about("could not confirm"))
+				pass(time.Second + c.within)
 				lines := log.about("could not confirm")
 				require.Len(t, lines, 1)
 				require.EqualError(t, lines[0].attrs["error"].(error), c.told)
@@ -2679,6 +2677,51 @@ func TestAnOrphanThatRedisRefusesOrDoesNotAnswerIsGivenUpAndTold(t *testing.T) {
 			})
 		})
 	}
+}
+
+// As MISCONF, until the disk has room again.
+func TestWhatIsLeftBehindWhileRedisRefusesIsTakenBackWhenItDoesNotAnyMore(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var log logbook
+		m := w.NewClient(relock.WithLogger(log.logger()))
+		held := enter(t, t.Context(), m.NewLock("held"))
+		owner := w.NewClient().NewLock("waited for")
+		section := enter(t, t.Context(), owner)
+		ctx, cancel := context.WithCancel(t.Context())
+		waits := begin(t, ctx, m.NewLock("waited for").Lock)
+		settle()
+		refuse := m.net.On(redistest.Named("EVALSHA", "EVAL"), redistest.Answer("-MISCONF no snapshots"))
+		cancel()
+		_, err := waits.result()
+		require.ErrorIs(t, err, context.Canceled)
+		require.ErrorContains(t, m.NewLock("held").Unlock(held), "MISCONF")
+		pass(relock.DefaultTTL / 2)
+		require.False(t, w.free("held"))
+		require.Len(t, w.queue("waited for"), 1)
+		require.LessOrEqual(t, refuse.Hits(), 30, "with growing pauses")
+		refuse.Remove()
+		pass(2 * time.Second)
+		require.True(t, w.free("held"), "long before its lease is over")
+		require.Empty(t, w.queue("waited for"))
+		require.Zero(t, goroutines("orphans"))
+		require.Empty(t, log.about("could not confirm"))
+		require.NoError(t, owner.Unlock(section))
+	})
+}
+
+func TestCloseDoesNotWaitForWhatRedisRefuses(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var log logbook
+		m := w.NewClient(relock.WithLogger(log.logger()))
+		held := enter(t, t.Context(), m.NewLock("a"))
+		m.net.On(redistest.Named("EVALSHA", "EVAL"), redistest.Answer("-NOPERM no"))
+		require.ErrorContains(t, m.NewLock("a").Unlock(held), "NOPERM")
+		pass(time.Second)
+		closing := time.Now()
+		require.NoError(t, m.Close())
+		require.Zero(t, time.Since(closing))
+		require.Len(t, log.about("could not confirm"), 1)
+	})
 }
 
 func TestCloseDoesNotWaitForTheNextTryOfAnOrphan(t *testing.T) {

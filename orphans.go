@@ -48,7 +48,7 @@ const (
 	orphanLong  = 2 * time.Second
 	orphanLimit = 2 * time.Second // for one round trip
 	orphanBatch = 256
-	// queueLimit is how much longer than a lease to go on where Redis does not answer. After that the queue key has
+	// queueLimit is how much longer than a lease to go on where Redis does not answer, or refuses. After that the queue key has
 	// expired, unless others keep it; and then a grant to a client that is gone goes to the next.
 	queueLimit = time.Minute
 	// closeLimit is what Close spends on orphans that are not confirmed, counted anew whenever some are.
@@ -186,7 +186,7 @@ func (o *orphans) abandon(batch []*orphan, until time.Time) (answers bool) {
 		p.next = now.Add(min(orphanFirst<<min(p.tries-1, 10), orphanLong))
 		switch {
 		case p.confirmedLocked() && (!p.unsureLocked() || p.hold.flying == 0 && age > p.lease):
-		case err != nil && (judge(err) == refused || age > p.lease+queueLimit):
+		case err != nil && (o.isLast(err) || age > p.lease+queueLimit):
 			h := p.hold
 			o.client.events.log(h.logger, slog.LevelWarn, "relock: could not confirm that nothing is left in Redis",
 				slog.String("lock", h.keys.name), slog.String("holder", h.holder.String()), slog.Any("error", err))
@@ -195,6 +195,12 @@ func (o *orphans) abandon(batch []*orphan, until time.Time) (answers bool) {
 		}
 	}
 	return answers
+}
+
+// isLast says whether an error is the last word on an orphan. What Redis refuses (MISCONF, NOPERM) may be mended while the lease
+// lasts; Close does not wait for that.
+func (o *orphans) isLast(err error) bool {
+	return isRedisClosed(err) || o.client.isClosed() && judge(err) == refused
 }
 
 // last is what Close waits for: that each orphan is confirmed once after its commands have landed, as far as that can be

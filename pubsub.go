@@ -892,7 +892,7 @@ func (l *link) failLocked(s *subscription, err error) {
 // wrong password, or the go-redis client is closed, the waiters are told. (That of a node go-redis closes by itself when the node
 // has left the cluster: then they are somewhere else.)
 func (l *link) barred(err error) {
-	if judge(err) != refused || l.node != "" && errors.Is(err, redis.ErrClosed) {
+	if judge(err) != refused || l.node != "" && isRedisClosed(err) {
 		return
 	}
 	l.hub.mu.Lock()

@@ -284,7 +284,7 @@ func judge(err error) verdict {
 		}
 		return refused
 	}
-	if errors.Is(err, redis.ErrClosed) {
+	if isRedisClosed(err) {
 		return refused
 	}
 	var op *net.OpError
@@ -293,6 +293,9 @@ func judge(err error) verdict {
 	}
 	return unknown
 }
+
+// isRedisClosed says whether the go-redis client was closed: it sends nothing any more.
+func isRedisClosed(err error) bool { return errors.Is(err, redis.ErrClosed) }
 
 // passes says whether a server that answers so may answer otherwise when it is asked again.
 func passes(reply redis.Error) bool {
