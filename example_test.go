@@ -197,7 +197,7 @@ func ExampleLock_DoFor() {
 	lock := client.NewLock("orders:42")
 
 	handle := func() string {
-		err := lock.DoFor(context.Background(), 50*time.Millisecond, func(context.Context) error { return nil })
+		err := lock.DoFor(context.Background(), 500*time.Millisecond, func(context.Context) error { return nil })
 		switch {
 		case errors.Is(err, relock.ErrLocked):
 			return "503 busy, ask again"
@@ -254,7 +254,7 @@ func ExampleLock_Lock_deadline() {
 	}
 	defer lock.Unlock(holder)
 
-	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 	defer cancel()
 	_, err = lock.Lock(ctx)
 	fmt.Println(errors.Is(err, relock.ErrLocked), errors.Is(err, context.DeadlineExceeded))
@@ -317,7 +317,7 @@ func ExampleLock_TryLockFor() {
 		fmt.Println(err)
 		return
 	}
-	_, err = lock.TryLockFor(context.Background(), 50*time.Millisecond)
+	_, err = lock.TryLockFor(context.Background(), 200*time.Millisecond)
 	fmt.Println("refused:", errors.Is(err, relock.ErrLocked))
 
 	_ = lock.Unlock(holder)
