@@ -46,9 +46,9 @@ type Client struct {
 // timeouts bound how long a goroutine of the Client can hang on a server that is silent. Commands share its pool of
 // connections with the caller's: where all are in use, they wait for one as go-redis does (PoolTimeout).
 //
-// Hooks of rdb may delay, refuse or end commands. But one that returns ctx.Err() in place of what go-redis says of a command that
-// was sent hides that it may run late: what a call that was given up leaves behind can then stay for a TTL. And none may send a
-// command again: an Unlock whose script has run before finds nothing, and says that the lock was lost.
+// Hooks of rdb may delay, refuse or end commands, but must not do two things. None may return ctx.Err() in place of go-redis's error
+// for a command that was sent: that hides that the command may still run, and what a call has left behind can then stay for a TTL.
+// And none may send a command again: an Unlock whose script has run already would find nothing, and say that the lock was lost.
 //
 // Errors: [ErrInvalid].
 func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
@@ -155,8 +155,8 @@ func (c *Client) checkAcks(s settings) error {
 //
 // A name with a Redis hash tag, such as "{user:7}:cart", is used as it is, so that several locks can share a cluster
 // slot; other names get one ("x" and "{x}" are the same lock). Refused are a name such as "}", whose keys would have no slot in
-// common, and one such as "{x}:queue" or "{x}:token", a key of another lock. [WithRedissonLayout], every name is used as it is, and in a
-// cluster one whose key and channel Redisson would put into different slots is wrong.
+// common, and one such as "{x}:queue" or "{x}:token", a key of another lock. With [WithRedissonLayout] every name is used as it is, and
+// in a cluster one whose key and channel Redisson would put into different slots is refused.
 //
 // A wrong name or option is told by every method of the lock that returns an error ([ErrInvalid]), and by [Lock.Err].
 func (c *Client) NewLock(name string, options ...Option) *Lock {
@@ -179,8 +179,8 @@ func (c *Client) NewLock(name string, options ...Option) *Lock {
 // Close ends the client: calls that wait for a lock return [ErrClosed], as do later ones; the contexts of open sections
 // end with ErrClosed as their cause; nothing is renewed any more, so what is not unlocked is free after its TTL. Unlock
 // still works. When Close returns, every goroutine and connection of the client is gone, and the hooks have seen every
-// event before it; a hook that does not return is waited for 5 s, and left. On a server that answers, that is a matter of
-// milliseconds. On one that is silent it takes until go-redis gives up the commands that are on the wire: its ReadTimeout, and
+// event before it; a hook that does not return is waited for 5 s, and left. Where the server answers, Close takes
+// milliseconds. Where it is silent, Close takes until go-redis gives up the commands that are on the wire: its ReadTimeout, and
 // up to four times that for new connections; where not even dialling gets an answer, what its DialTimeout and DialerRetries
 // allow. Calls of Unlock that are trying to reach Redis then can hold it up until they give up (10 s), and calls of State and
 // ForceUnlock for as long as there are any.
@@ -220,7 +220,7 @@ func (c *Client) returnGrant(base, id string) {
 	known := h != nil && h.id == id || c.table.isGivenLocked(base, id)
 	c.table.mu.Unlock()
 	if !known {
-		c.orphans.add(&hold{client: c, keys: keysAt(base, base), holder: holderOf(id), tenure: &tenure{id: id}, settings: &c.settings}, false)
+		c.orphans.add(&hold{client: c, keys: keysAt(base, base), holder: holderOf(id), tenure: &tenure{id: id, index: -1}, settings: &c.settings}, false)
 	}
 }
 
@@ -240,7 +240,8 @@ func (c *Client) reconnected(node string, down time.Duration) {
 	}
 }
 
-// workers starts every goroutine of a client, so that Close can wait for them.
+// workers counts the goroutines of a client, and the calls that take a lock, so that Close can wait for them. Not counted are the
+// goroutine of the hooks, for which events.close waits, and callbacks of timers, which do not block.
 type workers struct {
 	count atomic.Int64 // oneWorker for each that runs, and workersClosed
 	mu    sync.Mutex

@@ -13,7 +13,7 @@
 //	})
 //
 // Do waits for the lock, runs the function, and unlocks, also on a panic. The function's context ends if the lock is lost,
-// and the error tells so. [Lock.DoFor] limits the wait, but not the work; the function [Do] takes a [Locker].
+// and the error says so. [Lock.DoFor] limits the wait, but not the work; the function [Do] takes a [Locker].
 //
 // [Lock.Lock], [Lock.TryLock] and [Lock.TryLockFor] return the section's context, for [Lock.Unlock] to end:
 //
@@ -23,8 +23,8 @@
 //	}
 //	defer lock.Unlock(section)
 //
-// After Unlock the section's context is done. What comes later uses the context from before, so it is best not to give
-// both one name where the function goes on.
+// After Unlock the section's context is done. Code after it needs the outer context again, so do not give both one name where the
+// function goes on.
 //
 // The words of this documentation: a holder is the identity of one chain of calls; a context carries it. A hold is one stay
 // of a holder in a lock, from its first entry to its last exit. An entry (in the code: a frame) is opened by Lock and left
@@ -44,10 +44,10 @@
 //   - Waiters are granted the lock in the order in which they joined its queue in Redis. Nobody overtakes them, not even
 //     TryLock of a lock that has just become free. (A waiter whose connection is interrupted when its turn comes is passed
 //     over; it has its old place again when it is back. [WithLocalPass] gives this up for a time that it bounds.)
-//   - Waiting does not poll. An Unlock grants the lock to the first waiter in the same script, and one message tells it
-//     ([WithLocalPass]: or passes it on inside the process).
+//   - Waiting does not poll. An Unlock grants the lock to the first waiter in the same script, and one message tells it.
+//     (With [WithLocalPass] it may pass the lock on inside the process instead.)
 //     Besides that a waiter asks only when the lease that it was told of should be over, so the lock of a crashed holder is
-//     granted then. (Of a lease that is much longer than its own it asks after one of its own, or 10 s if that is longer.)
+//     granted then. (However long that lease is, it asks after about its own TTL at the latest, or after 10 s if that is more.)
 //   - The hold count in Redis is what the holder's entries and exits make it, whatever replies were lost and however
 //     often a command was sent. Scripts set the count; they do not add to it.
 //   - An Unlock, or any other command that arrives late or twice, ends no other hold and no outer entry: commands name the
@@ -186,7 +186,7 @@
 // latter. [*LockedError] says who has the lock, [*LostError]
 // what was lost and why. An error of Redis that asking again would not change (NOAUTH, WRONGTYPE, out of memory, ...) is
 // returned at once. All other trouble is retried with growing pauses, by this package alone: go-redis is told not to send a
-// command again, because only who knows that it was sent twice can tell what the answer means.
+// command again, because only a sender that knows that it was sent twice can tell what the answer means.
 //
 //	what happens                      what you see
 //	Redis does not answer, or         Lock goes on until ctx is done, TryLock tries three times; what they may have left

@@ -44,8 +44,8 @@ var (
 type LockedError struct {
 	Name   string // the lock
 	Holder Holder // who has it, as far as is known
-	// TTL is what was left of that holder's lease when Redis was last asked ([WithLocalPass], if the holder is one of this
-	// client: as this process reckons); negative: no lease is set.
+	// TTL is what was left of that holder's lease when Redis was last asked (with [WithLocalPass], if the holder is one of
+	// this client, as this process reckons); negative: no lease is set.
 	TTL time.Duration
 	// Err is what ended the caller's context, and with it the wait; nil if that has not ended: there was no wait, or that of
 	// [Lock.TryLockFor] was over.

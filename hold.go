@@ -20,7 +20,8 @@ type hold struct {
 	*settings
 
 	// step is the turn of whoever changes the hold in Redis: one entry or exit at a time, so that the local count is the
-	// truth that scripts are told. Taken by sending, given back by receiving. It also guards the tenure's steps and doubt.
+	// truth that scripts are told. Taken by sending, given back by receiving. It also guards settling, and what the
+	// tenure says.
 	step     chan struct{}
 	settling bool // somebody tries again and again to tell Redis the count; guarded by step
 	// queued is closed when the first entry has to wait in the queue, nil if nobody else can know the holder yet.
@@ -33,7 +34,7 @@ type hold struct {
 	*tenure
 	own tenure
 
-	// The rest is guarded by the mutex of the client's table.
+	// The rest is guarded by the mutex of the client's table. Whoever ends the hold reads it without: nobody else changes it then.
 
 	state holdState
 	leads bool          // its line, until it is over
@@ -282,8 +283,8 @@ func (f *frame) watch() {
 	f.entry = nil
 }
 
-// watchLocked does so for the open entries, when the hold is due to be renewed. Most sections are over by then: this would be
-// a twentieth of what a Lock and an Unlock cost the client. Behind the first one that is watched, all are.
+// watchLocked has the open entries watched, when the hold is first due to be renewed: most sections are over by then, and it would be a
+// twentieth of what a Lock and an Unlock cost the client. Newer entries come first, so behind one that is watched all are.
 func (h *hold) watchLocked() {
 	for f := h.frames; f != nil && f.entry != nil; f = f.next {
 		f.watch()
@@ -376,7 +377,10 @@ func (h *hold) leave(ctx context.Context, f *frame, e effort) error {
 	h.state = leaving
 	t.unscheduleLocked(h)
 	t.mu.Unlock()
-	return h.leaveLast(ctx, e, noTurn)
+	if noTurn != nil {
+		return h.unfreed(noTurn)
+	}
+	return h.leaveLast(ctx, e)
 }
 
 // leavePartly tells Redis how many entries are left. What is not confirmed is told again in the background, until Close.
@@ -411,10 +415,7 @@ func (h *hold) leavePartly(ctx context.Context, count int, e effort, noTurn erro
 }
 
 // leaveLast frees the lock in Redis.
-func (h *hold) leaveLast(ctx context.Context, e effort, noTurn error) error {
-	if noTurn != nil {
-		return h.unfreed(noTurn)
-	}
+func (h *hold) leaveLast(ctx context.Context, e effort) error {
 	returned := false
 	defer func() {
 		if !returned { // a hook of the go-redis client panics
@@ -479,8 +480,8 @@ func (h *hold) settle() {
 	}
 }
 
-// settleOnce is one such try. mine: the caller is the one who tries again and again. again: it is to be that, as Redis has refused
-// or did not answer.
+// settleOnce is one such try. mine: the caller is already the one that keeps trying, and anybody else leaves it to that one. again: the
+// caller has to go on, as Redis has refused or did not answer.
 func (h *hold) settleOnce(mine bool) (again bool) {
 	t := h.client.table
 	t.mu.Lock()
@@ -552,7 +553,11 @@ func (h *hold) lose(reason LossReason) error {
 }
 
 // table is all holds of a client. Its one mutex guards them, their frames and the watchdog's heap; each section under it
-// is a few map and heap operations long, and nothing is called from it that could block.
+// is a few map and heap operations long, and nothing is called from it that could block. (Contexts of callers are asked for their Err and
+// Deadline, which must not.)
+//
+// Where two mutexes are held at once, the order is: redisson's before the hub's, leased's before the table's, and any of them before
+// those of events and workers, under which no other is taken. A turn (hold.step, race.turn) is taken before all of these.
 type table struct {
 	start time.Time // what the heap counts from
 
@@ -591,8 +596,8 @@ func (t *table) close(c *Client) (cancels []context.CancelCauseFunc, leaks []lea
 	return cancels, leaks
 }
 
-// join returns the hold of a holder in a lock. first: there was none, so it is a new one, and it is the caller's turn. id is what
-// a new one is called, where nobody else knows this holder.
+// join returns the hold of a holder in a lock. first: there was none, so it is a new one, and it is the caller's turn. id, if
+// there is one, names the new hold of a holder that was made just now.
 func (t *table) join(key holdKey, l *Lock, id string) (h *hold, first bool) {
 	if id != "" {
 		h = l.newHold(key.holder, id)

@@ -22,8 +22,8 @@ type Hooks struct {
 	AcquireStarted func(AcquireStarted)
 	// AcquireFinished is called when it returns, whatever the outcome.
 	AcquireFinished func(AcquireFinished)
-	// Queued is called when a waiter has joined the queue of the lock, or [WithLocalPass] the line of its client;
-	// [WithRedissonLayout], when it begins to wait.
+	// Queued is called when a waiter has joined the queue of the lock, or, with [WithLocalPass], the line of its
+	// client; with [WithRedissonLayout], when it begins to wait.
 	Queued func(Queued)
 	// Released is called when the last entry of a hold was left with Unlock.
 	Released func(Released)
@@ -33,7 +33,7 @@ type Hooks struct {
 	// Lost is called when a hold ended without Unlock.
 	Lost func(Lost)
 	// Leaked is called when the context of an open entry was garbage collected: a Lock without Unlock. It is noticed from the first
-	// renewal after the entry on; where nothing is renewed, as [WithFixedLease], at the end of the lease.
+	// renewal after the entry on; where nothing is renewed, as with [WithFixedLease], at the end of the lease.
 	Leaked func(Leaked)
 	// Closed is called for each hold that is open when its Client is closed, also while its last Unlock is on the way: nothing
 	// else tells of its end then.

@@ -33,7 +33,7 @@ const showLimit = time.Second
 // leads if nobody else does, and otherwise asks for itself. A call that ends with an error just when it was called leads all the
 // same, until the end of its hold.
 //
-// Who finds nobody there sets no tokens aside, so that a lock which one call at a time wants costs nothing more; its lock goes
+// A call that finds nobody there sets no tokens aside, so that a lock which one call at a time wants costs nothing more; its lock goes
 // back to Redis.
 func (a *acquiring) stand(h *hold) (passed bool, err error) {
 	t, closed := h.client.table, h.client.closed

@@ -83,7 +83,7 @@ func (l *Lock) DoFor(ctx context.Context, wait time.Duration, fn func(ctx contex
 }
 
 // Lock waits until the holder has the lock, and enters it. Waiters are served first come, first served, across processes
-// ([WithRedissonLayout]: in no order that is promised; [WithLocalPass]: the calls of one client for a while before others).
+// (with [WithRedissonLayout] in no promised order; with [WithLocalPass] the calls of one client, for a while, before others).
 //
 // If ctx carries a holder (it, or one of its parents, came from Lock, or from [WithHolder]), the lock is taken as that
 // holder, and if the holder has the lock already, the call enters at once, one level deeper. Otherwise a new holder is
@@ -99,8 +99,8 @@ func (l *Lock) DoFor(ctx context.Context, wait time.Duration, fn func(ctx contex
 //   - [ErrLocked] together with ctx's error: ctx was done while another holder had the lock.
 //   - ctx's error alone, with its cause: it was done before Redis said who has the lock. Lock returns promptly also when Redis
 //     is silent; what it may have left there is taken back in the background.
-//   - [ErrLockLost]: ctx is inside a section of this lock that was lost. (Once that is known, a context that does not end with
-//     the section, as one of [context.WithoutCancel], is outside of it: Lock makes a new hold.)
+//   - [ErrLockLost]: ctx is inside a section of this lock that was lost. (Once that is known, a context that has not ended
+//     with the section, such as one of [context.WithoutCancel], counts as outside of it: Lock makes a new hold.)
 //   - [ErrReleased]: ctx is inside a section of this lock that was unlocked during the call, though ctx has not ended with it.
 //   - [ErrNotReplicated]: see [WithReplicaAcks].
 //   - [ErrClosed], [ErrInvalid].
@@ -111,11 +111,11 @@ func (l *Lock) Lock(ctx context.Context) (context.Context, error) {
 }
 
 // TryLock enters the lock if it is free, or the holder has it already; otherwise it returns a [*LockedError] at once. It
-// does not queue, and a lock that is free while others queue goes to them ([WithRedissonLayout]: to whoever asks first;
-// [WithLocalPass]: those who stand in a line are not in the queue). All else is as for [Lock.Lock].
+// does not queue, and a lock that is free while others queue goes to them (with [WithRedissonLayout] to whoever asks first;
+// with [WithLocalPass] calls that stand in a line are not in the queue). All else is as for [Lock.Lock].
 //
-// Redis is asked three times if it does not answer, or if its answer comes when the lease that it gives is over; that a connection
-// had ended while it was idle does not count. Each time takes as long as go-redis's timeouts allow, which can be long where new
+// If Redis does not answer, or answers only when the lease that it gives is over, it is asked up to three times; that a connection
+// had ended while it was idle does not count. Each attempt takes as long as go-redis's timeouts allow, which can be long where new
 // connections are made: a ctx with a deadline, or TryLockFor, bounds it.
 func (l *Lock) TryLock(ctx context.Context) (context.Context, error) {
 	return l.acquire(ctx, 0)
@@ -355,8 +355,8 @@ func (a *acquiring) first(h *hold) error {
 // errPanicked is the end of a hold whose command did not come back.
 var errPanicked = errors.New("a hook of the go-redis client panicked")
 
-// newHold makes a hold whose first entry is about to be asked for, by the caller, whose turn it is. Without an id, others know the
-// holder too.
+// newHold makes a hold whose first entry is about to be asked for, by the caller, whose turn it is. Without an id, the
+// holder came with a context, which others may have too.
 func (l *Lock) newHold(holder Holder, id string) *hold {
 	h := &hold{
 		client: l.client, keys: l.keys, holder: holder, settings: l.settings, step: make(chan struct{}, 1),
@@ -482,8 +482,8 @@ func (a *acquiring) count(h *hold, target int, deadline time.Time) (counted, aga
 	return true, false, nil
 }
 
-// outlived is what becomes of a nested call whose hold has ended. Who is inside of it is told; who has only the same holder asks
-// for a new one.
+// outlived is what becomes of a nested call whose hold has ended. A call from inside of it is told; one that only has the same holder
+// asks for a new one.
 func (a *acquiring) outlived(h *hold, end error) (again bool, err error) {
 	for f := carriedBy(a.ctx).frame; f != nil; f = f.outer {
 		if f.hold != h {
@@ -576,14 +576,14 @@ func (native) first(a *acquiring, h *hold) error {
 				continue
 			}
 			a.wake = WakeGrant
-			// It is ours, for as long as a lease that began when we last knew that it was not. Where that is too little,
-			// or replicas must confirm it, we ask.
+			if h.acks > 0 { // replicas must confirm it: we ask
+				continue
+			}
+			// It is ours, for as long as a lease that began when we last knew that it was not. Where that is too little, we ask,
+			// which sets the lease anew: half will do where it is renewed, a fixed one should be nearly whole.
 			enough := h.ttl / 2
 			if h.fixed {
 				enough = h.ttl - h.ttl/10
-			}
-			if h.acks > 0 {
-				continue
 			}
 			if done, err := a.own(h, token, a.ungranted, enough); done {
 				return err
@@ -788,8 +788,8 @@ func (l *Lock) failed(op string, holder Holder, err error) error {
 const unlockLimit = 10 * time.Second
 
 // Unlock leaves the entry of this lock that ctx carries, the nearest one if there are several. The lock is free, and is
-// granted to the next waiter, when all entries of the holder are left, in whatever order. ([WithLocalPass]: it may be
-// passed on to the next one of this client instead.) ctx is the context that Lock returned, or one derived from it; it may be
+// granted to the next waiter, when all entries of the holder are left, in whatever order. (With [WithLocalPass] it may be
+// passed on to the next call of this client instead.) ctx is the context that Lock returned, or one derived from it; it may be
 // done already: Unlock has a time limit of its own (10 s, or the end of the lease, which is renewed as long as other entries are
 // open). Where go-redis gets a connection only just before that, it can take longer: go-redis's ReadTimeout for each greeting, and
 // for the script.
@@ -841,7 +841,7 @@ func (l *Lock) Unlock(ctx context.Context) error {
 // lock guards, and let the resource refuse a token smaller than the largest it has seen: then a holder that lost the
 // lock without noticing can do no harm.
 //
-// [WithRedissonLayout] it is always 0, unless the lock is [WithRedissonFencing]; then tokens grow as long as Redis keeps their
+// With [WithRedissonLayout] it is always 0, unless [WithRedissonFencing] is given too; then tokens grow as long as Redis keeps their
 // counter.
 //
 // It is local: no round trip.
@@ -891,7 +891,7 @@ func (l *Lock) look(ctx context.Context) (token int64, remaining time.Duration, 
 // milliseconds from [MinTTL] to [MaxTTL].
 //
 // Errors: [ErrNotHeld]; [ErrLockLost], and then the section's context has ended; [ErrInvalid] for a wrong d, and for a
-// hold that was not taken [WithFixedLease], whose lease the watchdog extends; [ErrClosed], ctx's error or that of Redis, and then
+// hold that was taken without [WithFixedLease], whose lease the watchdog extends; [ErrClosed], ctx's error or that of Redis, and then
 // the lease lasts as long as before, or as asked: count on the shorter.
 func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 	if l.err != nil {
@@ -991,7 +991,7 @@ func (l *Lock) State(ctx context.Context) (State, error) {
 // told at its next renewal, so for up to a third of its TTL two may believe that they have the lock, and only the fencing token
 // tells them apart. (Where nothing is renewed, as of a fixed lease or when the section's context is done, the holder is told by
 // Extend or Unlock, or at the end of its lease.) It takes the lock from the holder that it finds first, and from no later one
-// ([WithLocalPass]: from that holder's process, whichever of its holders has it by then).
+// (with [WithLocalPass], from that holder's process, whichever of its holders has it by then).
 //
 // A server that is silent is asked three times, as by [Lock.TryLock]. It works after [Client.Close] too.
 //

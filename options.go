@@ -134,8 +134,8 @@ func WithMaxHold(d time.Duration) Option {
 
 // WithPrefix sets what the Redis keys and channels of locks begin with; the default is [DefaultPrefix]. All clients
 // that share a lock must use the same prefix. It may be empty, and is at most [MaxNameLen] bytes. A whole hash tag in it, such as
-// "{app}:", puts all locks into one slot of a cluster; an empty one, "{}", is refused. [WithRedissonLayout] there is none, and
-// WithPrefix is refused.
+// "{app}:", puts all locks into one slot of a cluster; an empty one, "{}", is refused. With
+// [WithRedissonLayout] there is none, and WithPrefix is refused.
 func WithPrefix(prefix string) Option {
 	return func(s *settings) {
 		_, tag, _ := strings.Cut(prefix, "{")

@@ -692,7 +692,7 @@ func (l *link) hear() time.Duration {
 	return time.Duration(now - l.heard.Swap(now))
 }
 
-// quiet is how long nothing has arrived where nothing more is expected at once.
+// quiet is how long a silence must be for the message behind it to count as a single one, with no more to be read at once.
 const quiet = time.Millisecond
 
 var errReplaced = errors.New("go-redis has given up the pub/sub connection")
@@ -711,7 +711,7 @@ func (l *link) read(ctx context.Context, ps *redis.PubSub) error {
 		msg, err := ps.Receive(done)
 		if errors.Is(err, context.Canceled) && ctx.Err() == nil {
 			if !first {
-				return errReplaced // but for the dial
+				return errReplaced // it was about to dial a new one, which done has kept it from
 			}
 			done = ctx //nolint:fatcontext // once: the context of the connection in place of one made from it
 			continue

@@ -199,7 +199,7 @@ type race struct {
 	refusal *LockedError // what is known of who has the lock; nil: nothing yet
 }
 
-// first asks once and then waits in the client's race for the lock. Who finds a race that is on goes behind those in it,
+// first asks once and then waits in the client's race for the lock. A call that finds a race on goes behind those in it,
 // without asking; and where the channel is still heard since the last race, a new one begins with the question.
 func (r *redisson) first(a *acquiring, h *hold) error {
 	p, position := r.join(a, h, a.mayWait && h.client.hub.hears(h.keys.topic), time.Time{})
@@ -282,7 +282,8 @@ func sameRefusal(e *LockedError) *LockedError {
 	return &refusal
 }
 
-// leave leaves the race. The last one stops to hear the channel, before anybody can begin a new race.
+// leave leaves the race. The last one stops hearing the channel, before anybody can begin a new race. It needs no turn for that, as
+// nobody is left to have it.
 func (r *redisson) leave(p *race) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -375,7 +376,8 @@ func (r *redisson) run(p *race, a *acquiring, h *hold) error {
 }
 
 // ask asks Redis in the runner's turn. Where the answer takes its time, the turn goes to the next, who asks too, perhaps over a
-// connection that is better; then runner is false.
+// connection that is better; then runner is false. It is set through a pointer so that run sees it also where a hook of the go-redis
+// client panics: else run would give back somebody else's turn.
 func (p *race) ask(a *acquiring, h *hold, runner *bool) (acquisition, answer, error) {
 	slow := time.AfterFunc(h.ttl/3, func() {
 		p.due = time.Time{}

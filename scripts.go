@@ -22,7 +22,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file is the Redis side: the only place that knows keys, arguments and replies. Each script sets state and never
+// This file is the Redis side: the only place that knows keys, arguments and replies (with redisson.go, for
+// that layout). Each script sets state and never
 // adds to it, so running one twice does what running it once does, and a reply that was lost is answered by asking again.
 
 //go:embed scripts/*.lua scripts/redisson/*.lua
@@ -72,7 +73,7 @@ func loadSource(name string) string {
 	return b.String()
 }
 
-// keys is where a lock is in Redis. In the layout of its own, every key and channel begins with base, which has a complete
+// keys is where a lock is in Redis. In relock's own layout, every key and channel begins with base, which has a complete
 // hash tag, so in a cluster they all share one slot.
 type keys struct {
 	layout             layout
@@ -338,7 +339,7 @@ type wire struct {
 	sharded  atomic.Bool   // pub/sub is sharded, as in a cluster of Redis 7 or newer
 	workers  *workers
 	lanes    lanes
-	mapping  chan struct{} // taken by who reads the map of the cluster
+	mapping  chan struct{} // taken by whoever reads the map of the cluster
 	mapped   time.Time     // when it was last read; guarded by mapping
 	reached  atomic.Bool   // the cluster has answered, so go-redis has its map
 	orphans  *orphans
@@ -420,7 +421,7 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 	again := false // the next attempt follows one that failed
 	eval := false
 	stale, idle := 0, math.MaxInt // attempts that were no tries, see wasStale
-	for attempt := 1; ; attempt++ {
+	for attempt := 1; ; {
 		a.sent = time.Now()
 		if !e.until.IsZero() && (attempt > 1 || e.until.Sub(a.sent) < w.patience || w.cluster != nil) {
 			var cancel context.CancelFunc
@@ -457,12 +458,10 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 		}
 		if !eval && redis.HasErrorPrefix(err, "NOSCRIPT") {
 			eval = true // the server has forgotten, or never had, the script; it has not run, and that is no try
-			attempt--
 			continue
 		}
 		if err == errAskAlone || err == errNotTogether { //nolint:errorlint // as they are
 			r.alone = true // that is no try either
-			attempt--
 			// An entry that has run is answered again. An exit finds nothing, and must know why.
 			a.unsure = a.unsure || err == errAskAlone //nolint:errorlint // as it is
 			continue
@@ -488,6 +487,7 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 			w.cluster.ReloadState(ctx)
 		}
 		again = true
+		attempt++
 		if sleep(ctx, e.stop, pause(tries)) == ErrClosed { //nolint:errorlint // as it is: ctx may have ended with that of another client
 			return a, ErrClosed
 		}

@@ -179,7 +179,7 @@ func (w *wire) sendAloft(ctx context.Context, r *request, eval bool, stop <-chan
 // that of the context around it when it is called first, and from then on ends at the deadline too. Where go-redis respects
 // deadlines, it gives up reading and writing then.
 //
-// It is never done without a channel that says so, even at first: who makes a context from it, as a hook may, looks at that,
+// It is never done without a channel that says so, even at first: code that makes a context from it, as a hook may, looks at that,
 // and then calls Done again to wait.
 type limited struct {
 	context.Context
@@ -407,7 +407,7 @@ func (l *lanes) passLocked(room []*flight) []*flight {
 	share, most := len(l.queue), l.most()
 	if int(l.aloft.Load()) > most {
 		share = 0
-	} else if l.usual.Load() < int64(l.limit) { // else who stays would be hurried before another lane lands
+	} else if l.usual.Load() < int64(l.limit) { // else those who stay would be hurried before another lane lands
 		share = min(share, (l.carried+share+most-1)/most)
 	}
 	batch := l.takeLocked(share)
@@ -615,10 +615,12 @@ type flight struct {
 	request *request
 	eval    bool // its script is sent in full
 	done    chan struct{}
-	given   atomic.Bool // away: by the caller, who has given it up, by Close for the caller, or by arrive
-	stops   bool        // Close ends the wait for it: the caller looks at nothing else
-	stopped bool        // it has
-	index   int         // in lanes.unlanded
+	// given is set by whoever decides how the caller's wait ends: arrive, with an answer; the caller, who gives up; or lanes.close. The
+	// sender has reply, acked and err until arrive has set it, and then the caller.
+	given   atomic.Bool
+	stops   bool // Close ends the wait for it: the caller looks at nothing else
+	stopped bool // it has
+	index   int  // in lanes.unlanded
 	reply   any
 	acked   int
 	err     error

@@ -23,9 +23,11 @@ type watchdog struct {
 	lost   []*loss   // whose sections have ended, and that are not reported yet; only its goroutine's
 
 	// Guarded by the table's mutex.
-	running  bool
-	armed    time.Duration // when the watchdog wakes by itself, as in the heap
-	expected time.Duration // when a lease may be due that is waited for, or is over by now; never if there is none
+	running bool
+	armed   time.Duration // when the watchdog wakes by itself, as in the heap
+	// expected is when to look whatever the heap says: a grant that is waited for may have come, or a lease that was due then is over
+	// by now. never: no such time.
+	expected time.Duration
 }
 
 func newWatchdog(c *Client) *watchdog {
@@ -65,7 +67,7 @@ func (d *watchdog) nudgeLocked() {
 	if next == never {
 		return
 	}
-	d.expected = next // kept when that lease is over sooner: else each one after it would wake the watchdog again
+	d.expected = next // kept if that lease ends first: one look for nothing costs less than a wake-up for each lease that comes after it
 	if !d.running {
 		d.running = d.client.workers.startOpen(d.run)
 		return
@@ -123,7 +125,7 @@ func (d *watchdog) run() {
 // round is leases that are renewed together. One that is over is used again.
 type round struct {
 	batch []renewal
-	holds []*hold // of the batch, for who does not wait for it any more
+	holds []*hold // the batch's, for note where it is not waited for any more: the batch is still sorted and written to then
 }
 
 func (d *watchdog) newRound() *round {

@@ -13,8 +13,8 @@
 -- Tokens are set aside for the holds to which a process may pass the lock without asking: as many as it says in advance, all
 -- larger than its own. What it has not used comes back with the release.
 --
--- When a waiter joins the queue, it prepares the next hand-over: "next" says all that the release needs to know, so that it
--- touches no other key. It also leaves the queue alone, whose first is the owner then, until somebody else changes it.
+-- When a waiter joins the queue, its script prepares the next hand-over: "next" says all that the release needs to know, so the release
+-- touches no other key. Nor does it take the new owner out of the queue: until another script changes that, its first may be the owner.
 --
 -- Lua numbers are doubles. Microseconds since 1970 stay below 2^53 until the year 2255, so they are exact here.
 

@@ -42,7 +42,7 @@ local lease, over -- the last one, and when it is over
 local function enter_free(i)
   local base, token_key, last = KEYS[i], KEYS[tokens + i], tonumber(lasts[i - release] or '0')
   if last > 9e15 then
-    error() -- see last.lua, which says it to who asks by itself
+    error() -- see last.lua, which says it to a hold that asks by itself
   end
   local used, ttl = last, ARGV[leases + i] or ARGV[locks + 2]
 --- include mint
