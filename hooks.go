@@ -301,7 +301,9 @@ func (e *events) tellDropped() {
 		}
 		event := Dropped{Events: e.missed}
 		e.missed = 0
-		e.call(func() { e.logger.Warn("relock: events dropped behind a slow hook", "events", event.Events) })
+		e.call(func() {
+			e.logger.Warn("relock: events dropped, as too many waited for the hooks", "events", event.Events)
+		})
 		if e.onDrop != nil {
 			e.call(func() { e.onDrop(event) })
 		}

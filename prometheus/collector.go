@@ -1,6 +1,7 @@
 package relockprom
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -67,6 +68,7 @@ func WithLockLabel(f func(name string) string) Option {
 // increasing order; [New] panics if they are not, as [prometheus.NewHistogram] does. The default is from 0.5 ms to an
 // hour. With none these histograms are native ones only.
 func WithDurationBuckets(seconds ...float64) Option {
+	seconds = slices.Clone(seconds)
 	return func(c *config) { c.buckets = seconds }
 }
 

@@ -506,7 +506,10 @@ func TestAnOptionThatIsNilIsToldAsSuch(t *testing.T) {
 }
 
 func TestDurationBucketsCanBeChosen(t *testing.T) {
-	c := relockprom.New(relockprom.WithDurationBuckets(1, 2))
+	bounds := []float64{1, 2}
+	chosen := relockprom.WithDurationBuckets(bounds...)
+	bounds[0] = 3 // is the caller's
+	c := relockprom.New(chosen)
 	c.Hooks().Released(relock.Released{Name: "a", Holder: relock.NewHolder(), Held: 1500 * time.Millisecond})
 	require.NoError(t, testutil.CollectAndCompare(c, strings.NewReader(`
 # HELP relock_hold_duration_seconds Time from the first entry of a hold to its last exit, by how it ended.
