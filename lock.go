@@ -906,7 +906,7 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 	}
 	h, t := f.hold, l.client.table
 	if !h.fixed {
-		return invalid("Extend of %q: the watchdog keeps its TTL of %s; it is for WithFixedLease", l.name, h.ttl)
+		return invalid("Extend of %q: it is for a lock that was taken WithFixedLease; the watchdog renews this one (TTL %s)", l.name, h.ttl)
 	}
 	closed := l.client.isClosed()
 	asks := !closed && ctx.Err() == nil

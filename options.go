@@ -67,7 +67,8 @@ func (s settings) with(options []Option) (settings, error) {
 	switch {
 	case s.err != nil: // of an option by itself
 	case s.maxHold > 0 && s.fixed:
-		s.err = invalid("WithMaxHold(%s) with WithFixedLease(%s): a fixed lease is its own limit", s.maxHold, s.ttl)
+		s.err = invalid("WithMaxHold(%s) with WithFixedLease(%s): a fixed lease is its own limit; leave WithMaxHold out, "+
+			"or take it back with WithMaxHold(0)", s.maxHold, s.ttl)
 	case s.maxHold > 0 && s.maxHold < s.ttl:
 		s.err = invalid("WithMaxHold(%s): must be at least the TTL (%s)", s.maxHold, s.ttl)
 	case s.redisson && s.hasPrefix:
@@ -75,8 +76,8 @@ func (s settings) with(options []Option) (settings, error) {
 	case s.fenced && !s.redisson:
 		s.err = invalid("WithRedissonFencing: it needs WithRedissonLayout, given to New; every other lock has a token by itself")
 	case s.passes > 0 && s.fixed:
-		s.err = invalid("WithLocalPass(%d, %s) with WithFixedLease(%s): what is passed on is a lease that is renewed; a fixed one begins with its hold",
-			s.passes, s.passLimit, s.ttl)
+		s.err = invalid("WithLocalPass(%d, %s) with WithFixedLease(%s): what is passed on is a lease that is renewed; a fixed one begins with its hold; "+
+			"use WithTTL in place of it", s.passes, s.passLimit, s.ttl)
 	case s.passes > 0 && s.redisson:
 		s.err = invalid("WithLocalPass with WithRedissonLayout: it is for this package's own layout only")
 	}

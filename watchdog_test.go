@@ -1393,7 +1393,7 @@ func TestExtendOfALockThatTheWatchdogKeepsIsErrInvalid(t *testing.T) {
 		section := enter(t, t.Context(), l)
 		err := l.Extend(section, time.Hour)
 		require.ErrorIs(t, err, relock.ErrInvalid)
-		require.ErrorContains(t, err, "WithFixedLease")
+		require.EqualError(t, err, `relock: invalid: Extend of "a": it is for a lock that was taken WithFixedLease; the watchdog renews this one (TTL 30s)`)
 		require.Equal(t, relock.DefaultTTL, w.lease("a"))
 		require.NoError(t, l.Unlock(section))
 	})
