@@ -55,7 +55,7 @@ type LockedError struct {
 func (e *LockedError) Error() string {
 	msg := fmt.Sprintf("relock: %q is locked by another holder", e.Name)
 	if e.Holder != (Holder{}) {
-		msg = fmt.Sprintf("relock: %q is locked by %s for another %s", e.Name, e.Holder, e.TTL)
+		msg = fmt.Sprintf("relock: %q is locked by %s for another %s", e.Name, e.Holder, e.TTL.Round(time.Millisecond))
 		if e.TTL < 0 {
 			msg = fmt.Sprintf("relock: %q is locked by %s without a lease", e.Name, e.Holder)
 		}

@@ -1581,6 +1581,19 @@ func TestARefusalSaysWhoHasTheLockAndForHowLong(t *testing.T) {
 	})
 }
 
+func TestARefusalTellsTheLeaseInMillisecondsAlsoWhereThisProcessReckonsIt(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		l := w.NewClient(relock.WithTTL(time.Second), relock.WithLocalPass(0, 0)).NewLock("a")
+		section := enter(t, t.Context(), l)
+		holder, _ := relock.HolderFrom(section)
+		pass(1234567 * time.Nanosecond)
+
+		_, err := l.TryLockFor(t.Context(), 100*time.Millisecond)
+		require.EqualError(t, err, fmt.Sprintf(`relock: "a" is locked by %s for another 887ms`, holder))
+		require.NoError(t, l.Unlock(section))
+	})
+}
+
 // lateContext is cancelled when somebody asks for its error from a moment on.
 type lateContext struct {
 	context.Context
