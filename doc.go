@@ -151,10 +151,11 @@
 // A nested entry asks Redis, and so notices that the outer section was lost ([ErrLockLost]). [WithLocalReentry] saves that
 // round trip and relies on the deadline.
 //
-// If a nested call waits for ever, it was most likely not given the section's context. There are three other cases:
+// If a nested call waits for ever, it was most likely not given the section's context. Three cases are different:
 //
-//   - Goroutines of one section that must exclude each other in a second lock take it with [WithoutHolder]. They must not
-//     ask for the lock of the section itself while the section waits for them.
+//   - Goroutines that were given the context of one section are one holder in every other lock too, and enter it together. Where
+//     they must exclude each other, they take it with [WithoutHolder]. Then they must not ask for the lock of the section itself
+//     while the section waits for them.
 //   - Calls that belong together without a common context share a holder: [NewHolder], [WithHolder].
 //   - A holder re-enters only through the Client that took the lock. Two Clients of one process exclude each other like two
 //     processes, also with one holder.
