@@ -31,7 +31,7 @@
 // by Unlock; its context is the section's. The lease is how long Redis keeps a hold that is not renewed (the TTL). A waiter
 // is a holder that is queued; a grant gives it the lock. The token is a number that is larger for each new hold.
 //
-// The scripts use what Redis has since version 6.2, and in a cluster sharded pub/sub, which it has since 7.0.
+// The scripts use what Redis has since version 6.2. In a cluster pub/sub is sharded from version 7.0 on, and plain before.
 //
 // # Guarantees
 //
