@@ -25,7 +25,8 @@ func TestEveryCommandFlagAndExitCodeIsDocumented(t *testing.T) {
 		}
 	}
 	visit(root)
-	for code := range kinds {
+	for code, word := range kinds {
+		require.Contains(t, text, "`"+word+"` ("+strconv.Itoa(code)+")")
 		require.Regexp(t, `(?m)^\| [0-9, ]*\b`+strconv.Itoa(code)+`\b.* \|`, text)
 	}
 }
