@@ -117,7 +117,8 @@ func (e *LostError) Error() string {
 // Is makes the error match [ErrLockLost].
 func (e *LostError) Is(target error) bool { return target == ErrLockLost }
 
-// OpError wraps any other failure of an operation on a lock, but [ErrInvalid], with the lock's name and the holder.
+// OpError is the failure of an operation on a lock that is no [*LockedError], no [*LostError] and not [ErrInvalid]. It adds the
+// lock's name and the holder to what went wrong.
 type OpError struct {
 	Op     string // "lock", "unlock", "extend", "state", "force unlock"
 	Name   string // the lock
