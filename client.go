@@ -224,8 +224,16 @@ func (c *Client) returnGrant(base, id string) {
 	}
 }
 
+// manyAttempts is after how many a call that Redis does not answer is worth a warning: a quarter of a second or longer. The next
+// one comes with twice as many, so that a thousand calls that wait for Redis do not fill the log.
+const manyAttempts = 8
+
 func (c *Client) retried(r *request, attempt int, err error) {
-	c.events.log(c.settings.logger, slog.LevelDebug, "relock: sending a script again",
+	level := slog.LevelDebug
+	if attempt >= manyAttempts && attempt&(attempt-1) == 0 {
+		level = slog.LevelWarn
+	}
+	c.events.log(c.settings.logger, level, "relock: sending a script again",
 		slog.String("script", r.script.name), slog.String("lock", r.name), slog.Int("attempt", attempt), slog.Any("error", err))
 	if c.settings.hooks.Retried != nil {
 		event := Retried{Name: r.name, Script: r.script.name, Attempt: attempt, Err: err}

@@ -141,6 +141,12 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
 }
 
+// freeError is the ErrNotHeld of ForceUnlock, to which no context has said who should hold the lock.
+type freeError struct{}
+
+func (freeError) Error() string        { return "nobody has the lock" }
+func (freeError) Is(target error) bool { return target == ErrNotHeld }
+
 // ended is why a done context is done. It matches both ctx.Err and the cause, which differ when somebody cancelled with
 // a cause of their own (a deadline, a lost outer lock).
 func ended(ctx context.Context) error {

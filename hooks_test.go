@@ -692,6 +692,59 @@ func TestAHookThatIsNotThereIsNotCalled(t *testing.T) {
 	})
 }
 
+func TestACallThatRedisDoesNotServeForLongWarnsWithGrowingPauses(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		log := logbook{least: slog.LevelDebug}
+		m := w.NewClient(relock.WithLogger(log.logger()))
+		w.SetError("LOADING Redis is loading the dataset in memory")
+		waiting := begin(t, t.Context(), m.NewLock("a").Lock)
+		pass(time.Minute)
+		w.SetError("")
+		require.NoError(t, m.NewLock("a").Unlock(waiting.section()))
+		settle()
+		var warned []int64
+		lines := log.about("sending a script again")
+		for i, line := range lines {
+			require.EqualValues(t, i+1, line.attrs["attempt"])
+			if line.level == slog.LevelWarn {
+				warned = append(warned, int64(i+1))
+			} else {
+				require.Equal(t, slog.LevelDebug, line.level)
+			}
+		}
+		require.Equal(t, []int64{8, 16, 32, 64, 128}, warned)
+		require.Less(t, len(lines), 256)
+	})
+}
+
+func TestAWaitForASectionOfItsOwnContextIsLogged(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var log logbook
+		m := w.NewClient(relock.WithLogger(log.logger()))
+		one, other := m.NewLock("a"), w.NewClient().NewLock("a")
+		section := enter(t, t.Context(), other)
+		holder, _ := relock.HolderFrom(section)
+
+		_, err := one.TryLock(section)
+		require.ErrorIs(t, err, relock.ErrLocked)
+		_, err = one.TryLockFor(t.Context(), time.Second)
+		require.ErrorIs(t, err, relock.ErrLocked)
+		settle()
+		require.Empty(t, log.about("same holder"), "the one does not wait, the other is somebody else")
+
+		waiting := begin(t, section, one.Lock)
+		pass(3 * relock.DefaultTTL)
+		lines := log.about("same holder")
+		require.Len(t, lines, 1, "once")
+		require.Equal(t, slog.LevelWarn, lines[0].level)
+		require.Equal(t, "a", lines[0].attrs["lock"])
+		require.Equal(t, holder.String(), lines[0].attrs["holder"])
+		require.NoError(t, other.Unlock(section))
+		_, err = waiting.result()
+		require.ErrorIs(t, err, context.Canceled)
+	})
+}
+
 func TestJoinedHooksAreAllCalledInOrder(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		var one, two recorder

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"runtime"
 	"sync"
@@ -525,7 +526,12 @@ func (a *acquiring) ours(h *hold, token int64, answer answer) (done bool, err er
 
 // refusedBy notes who has the lock.
 func (a *acquiring) refusedBy(h *hold, reply acquisition) {
-	a.refusal = &LockedError{Name: a.lock.name, Holder: h.client.layout.holderOf(reply.owner), TTL: reply.remaining}
+	owner := h.client.layout.holderOf(reply.owner)
+	if own := owner == a.holder; own && a.mayWait && (a.refusal == nil || a.refusal.Holder != owner) {
+		h.client.events.log(h.logger, slog.LevelWarn, "relock: waiting for another hold of the same holder",
+			slog.String("lock", a.lock.name), slog.String("holder", owner.String()))
+	}
+	a.refusal = &LockedError{Name: a.lock.name, Holder: owner, TTL: reply.remaining}
 	a.waited, a.wake = a.mayWait, WakeNone // whatever has made us ask
 	if h.passes > 0 {
 		h.client.table.refuse(h, a.refusal)
@@ -1007,7 +1013,7 @@ func (l *Lock) ForceUnlock(ctx context.Context) error {
 		return l.failed("force unlock", Holder{}, err)
 	}
 	if s.hold == "" {
-		return l.failed("force unlock", Holder{}, fmt.Errorf("nobody has the lock: %w", ErrNotHeld))
+		return l.failed("force unlock", Holder{}, freeError{})
 	}
 	// Not there any more is as good: that hold is over, by an earlier try of ours or by itself.
 	if err := l.client.wire.forceRelease(ctx, l.keys, s.hold, e); err != nil {
