@@ -588,21 +588,21 @@ func ExampleHolderFrom() {
 	// <nil>
 }
 
-// Goroutines of one section have its context, so they would enter a second lock together. Without the holder they
-// exclude each other, and still end with the section.
+// Workers that a leader starts exclude each other, and still end with it. With its own context they would be one holder, and enter
+// together.
 func ExampleWithoutHolder() {
 	client, stop := connect()
 	defer stop()
-	order, customer := client.NewLock("orders:42"), client.NewLock("customers:7")
+	leader, customer := client.NewLock("billing-run"), client.NewLock("customers:7")
 
-	err := order.Do(context.Background(), func(ctx context.Context) error {
-		booking, err := customer.Lock(relock.WithoutHolder(ctx))
+	err := leader.Do(context.Background(), func(ctx context.Context) error {
+		booking, err := customer.Lock(relock.WithoutHolder(ctx)) // one worker
 		if err != nil {
 			return err
 		}
 		defer customer.Unlock(booking)
 
-		_, err = customer.TryLock(relock.WithoutHolder(ctx)) // another goroutine
+		_, err = customer.TryLock(relock.WithoutHolder(ctx)) // another one
 		fmt.Println("refused:", errors.Is(err, relock.ErrLocked))
 		return nil
 	})
