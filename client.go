@@ -150,6 +150,11 @@ func (c *Client) checkAcks(s settings) error {
 	return nil
 }
 
+// ID returns the UUID with which the name of each holder begins that this client makes, as a [LockedError], [State] and the logs show
+// it. Log it at the start of a process, and such a name says which process has the lock. (Holders that [NewHolder] makes begin with a UUID
+// that all clients of their process share.)
+func (c *Client) ID() string { return c.id }
+
 // NewLock returns the lock of that name, 1 to [MaxNameLen] bytes. It does not talk to Redis. Locks are cheap: make one
 // where it is needed, or keep it; two of the same name and prefix are the same lock.
 //

@@ -104,6 +104,28 @@ func ExampleClient_NewLock() {
 	// relock: invalid: lock name is empty; 1 to 1024 bytes are allowed
 }
 
+// A refusal names the holder, and that begins with the ID of the client that has the lock.
+func ExampleClient_ID() {
+	here, stop := connect()
+	defer stop()
+	lock := here.NewLock("orders:42")
+
+	ctx, err := lock.Lock(context.Background())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer lock.Unlock(ctx)
+
+	var locked *relock.LockedError
+	_, err = lock.TryLock(context.Background())
+	if errors.As(err, &locked) {
+		fmt.Println("it is this process:", strings.HasPrefix(locked.Holder.String(), here.ID()+":"))
+	}
+	// Output:
+	// it is this process: true
+}
+
 func ExampleClient_Close() {
 	client, stop := connect()
 	defer stop()
