@@ -326,6 +326,7 @@ func (r *runner) work() (code int, err error) {
 		return 0, &exitError{code: codeLost, err: fmt.Errorf("%w; the command was not started", context.Cause(r.section))}
 	}
 	r.tty = openTerminal()
+	r.hearStops()
 	if r.child, err = startChild(r.path, r.command, r.environment()); err != nil {
 		return 0, cannotStart(r.command[0], err)
 	}

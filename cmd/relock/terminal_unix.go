@@ -73,10 +73,14 @@ func (t *terminal) check(c *child) {
 	}
 }
 
-// begin is called when the command has just started.
-func (t *terminal) begin(r *runner) {
+// hearStops is called when the command is about to start: a Ctrl-Z that comes at its first moment must stop it too, and not us alone.
+func (r *runner) hearStops() {
 	signal.Notify(r.signals, unix.SIGTSTP)
 	signal.Notify(r.conts, unix.SIGCONT)
+}
+
+// begin is called when the command has just started.
+func (t *terminal) begin(r *runner) {
 	if t == nil {
 		return
 	}
