@@ -49,7 +49,7 @@ func (a *acquiring) stand(h *hold) (passed bool, err error) {
 	h.called = make(chan struct{})
 	position := l.waiting.Len()
 	h.place = l.waiting.PushBack(h)
-	a.refusal = l.refusalLocked()
+	a.refusal = l.refusalLocked(a.lock.name)
 	t.mu.Unlock()
 	a.joined(h, position)
 
@@ -61,7 +61,7 @@ func (a *acquiring) stand(h *hold) (passed bool, err error) {
 		err = ended(a.waiting)
 	}
 	t.mu.Lock()
-	if refusal := l.refusalLocked(); refusal != nil { // it may be more than was known then
+	if refusal := l.refusalLocked(a.lock.name); refusal != nil { // it may be more than was known then
 		a.refusal = refusal
 	}
 	if h.place != nil { // nobody has called
@@ -182,12 +182,17 @@ func (c *Client) show(given *tenure) {
 	}
 }
 
-// refusalLocked is what a call that stands in the line is told if it does not get the lock. nil: not known yet.
-func (l *line) refusalLocked() *LockedError {
-	if l.lead.state != held {
-		return sameRefusal(l.refusal)
+// refusalLocked is what a call that stands in the line is told if it does not get the lock. nil: not known yet. name is what the
+// call knows the lock by: it may have more than one.
+func (l *line) refusalLocked(name string) *LockedError {
+	if l.lead.state == held {
+		return &LockedError{Name: name, Holder: l.lead.holder, TTL: max(0, time.Until(l.lead.deadline))}
 	}
-	return &LockedError{Name: l.lead.keys.name, Holder: l.lead.holder, TTL: max(0, time.Until(l.lead.deadline))}
+	refusal := sameRefusal(l.refusal)
+	if refusal != nil {
+		refusal.Name = name
+	}
+	return refusal
 }
 
 // refuse notes for those in the line what Redis has said to their lead.

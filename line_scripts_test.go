@@ -316,7 +316,7 @@ func TestARefusalByALeaseThatIsOverAndNotToldOfYetSaysThatNothingIsLeftOfIt(t *t
 	r := newRig(t)
 	h := r.hold(WithLocalPass(0, 0))
 	h.state, h.deadline = held, time.Now().Add(-time.Second)
-	refusal := (&line{lead: h}).refusalLocked()
+	refusal := (&line{lead: h}).refusalLocked(r.keys.name)
 	require.Equal(t, &LockedError{Name: h.keys.name, Holder: h.holder}, refusal)
 	require.NotContains(t, refusal.Error(), "without a lease")
 }

@@ -704,6 +704,30 @@ func TestWithLocalPassWhoGivesUpBeforeANewLeadHasAnAnswerIsToldWhoHadTheLock(t *
 	})
 }
 
+func TestWithLocalPassWhoGivesUpInTheLineIsToldTheNameOfItsOwnLock(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient(relock.WithLocalPass(0, 0))
+		l, other := m.NewLock("a"), m.NewLock("{a}")
+		refused := func() string {
+			t.Helper()
+			_, err := other.TryLockFor(t.Context(), time.Second)
+			var refusal *relock.LockedError
+			require.ErrorAs(t, err, &refusal)
+			return refusal.Name
+		}
+		section := enter(t, t.Context(), l)
+		require.Equal(t, "{a}", refused(), "by who has it in this process")
+		require.NoError(t, l.Unlock(section))
+		theirs := w.NewClient().NewLock("a")
+		section = enter(t, t.Context(), theirs)
+		lead := begin(t, t.Context(), l.Lock)
+		settle()
+		require.Equal(t, "{a}", refused(), "by what the lead was told")
+		require.NoError(t, theirs.Unlock(section))
+		require.NoError(t, l.Unlock(lead.section()))
+	})
+}
+
 func TestWithLocalPassTheWakeIsThatOfTheLastWord(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		var r recorder
