@@ -377,9 +377,9 @@ func (r *redisson) run(p *race, a *acquiring, h *hold) error {
 
 // ask asks Redis in the runner's turn. Where the answer takes its time, the turn goes to the next, who asks too, perhaps over a
 // connection that is better; then runner is false. It is set through a pointer so that run sees it also where a hook of the go-redis
-// client panics: else run would give back somebody else's turn.
+// client panics: else run would give back somebody else's turn. A long TTL of ours is no reason to wait for longer here, either.
 func (p *race) ask(a *acquiring, h *hold, runner *bool) (acquisition, answer, error) {
-	slow := time.AfterFunc(h.ttl/3, func() {
+	slow := time.AfterFunc(min(h.ttl, DefaultTTL)/3, func() {
 		p.due = time.Time{}
 		<-p.turn
 	})

@@ -471,6 +471,26 @@ func TestASilentConnectionOfOneWaiterDoesNotKeepTheOthersOfItsClientOut(t *testi
 	w.awaitGone("a")
 }
 
+func TestASilentConnectionOfAWaiterWithALongTTLDoesNotKeepThoseBehindItOutForLong(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClientOn(func(o *redis.Options) { o.ReadTimeout, o.WriteTimeout = time.Hour, time.Hour }, inRedisson()...)
+		long, short := m.NewLock("a", relock.WithTTL(time.Hour)), m.NewLock("a", relock.WithTTL(time.Second))
+		w.HSet("a", "f47ac10b-58cc-4372-a567-0e02b2c3d479:42", "1")
+		w.SetTTL("a", time.Hour)
+		runner := begin(t, t.Context(), long.Lock)
+		behind := begin(t, t.Context(), tryFor(short, time.Minute))
+		stuck := m.net.Once(redistest.Named("EVALSHA"), redistest.Hold())
+		w.Del("a")
+		w.Publish(redissonChannelOf("a"), "0")
+		freed := time.Now()
+		section := behind.section()
+		require.LessOrEqual(t, time.Since(freed), 10*time.Second)
+		stuck.LetGo()
+		require.NoError(t, short.Unlock(section))
+		require.NoError(t, long.Unlock(runner.section()))
+	})
+}
+
 func TestAWaiterThatGivesUpWhileItAsksDoesNotMakeTheNextOneDoubtTheSubscription(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient(inRedisson()...)
