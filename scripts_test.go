@@ -903,6 +903,30 @@ func TestAGrantSkipsWhatIsNoWaiter(t *testing.T) {
 	require.Empty(t, v.queue)
 }
 
+func TestAWaiterIsNotBehindWhatStandsInTheQueueAtNoTime(t *testing.T) {
+	for _, score := range []float64{math.Inf(1), 1e19, 1e18} {
+		t.Run(fmt.Sprint(score), func(t *testing.T) {
+			r := newRig(t)
+			ps := r.listen("a")
+			owner := r.enter()
+			require.NoError(t, r.rdb.ZAdd(t.Context(), r.keys.queue, redis.Z{Score: score, Member: "junk"}).Err())
+			first, second := r.hold(), r.hold()
+			for i, h := range []*hold{first, second} {
+				got := r.join(h, "a", 0)
+				require.Equal(t, acquireQueued, got.status)
+				require.Equal(t, i, got.position)
+				require.WithinDuration(t, time.Now(), time.UnixMicro(got.arrival), time.Minute)
+			}
+			for _, h := range []*hold{first, second} {
+				require.True(t, r.release(owner, 0))
+				hold, _ := r.granted(ps)
+				require.Equal(t, h.id, hold)
+				owner = h
+			}
+		})
+	}
+}
+
 // backInTime is a script during which the server's clock goes back by more than any lease. Redis sets a lease by its clock, and
 // whether it is over by the time at which the script has begun, so what is given one is gone for the rest of the script.
 func backInTime(t *testing.T, s *script) string {

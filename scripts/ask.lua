@@ -45,9 +45,10 @@ local function ask(base, queue, token_key, hold, lease, target, step, publish, c
   if not arrival then
     arrival = first_arrival
     if arrival == 0 then
-      -- Behind everybody, also when two arrive in one microsecond or the clock has been turned back.
-      local tail = tonumber(call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2])
-      arrival = math.max(now_us(), (tail or 0) + 1)
+      -- Behind everybody, also when two arrive in one microsecond or the clock has been turned back. But a score that Lua cannot
+      -- count is none of ours.
+      local tail = tonumber(call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2]) or 0
+      arrival = math.max(now_us(), tail < 9e15 and tail + 1 or 0)
     end
     call('ZADD', queue, arrival, member)
     changed = true
