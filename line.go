@@ -13,7 +13,7 @@ import (
 // was given to, its lease goes over from hold to hold, and whatever is sent names that one: so a command that runs late is as
 // harmless as ever. Only a note beside the count says who has it now. Tokens for the holds to come were set aside when Redis
 // gave the lock. When the lead has come to its end without passing the lock on, whatever the reason, the next one leads, and
-// asks Redis.
+// asks Redis; also when it has had no answer for long.
 
 // line is the calls of a client that want one lock. It is there while somebody leads, and guarded by the table's mutex.
 type line struct {
@@ -85,6 +85,23 @@ func (a *acquiring) stand(h *hold) (passed bool, err error) {
 		h.client.orphans.add(&hold{client: h.client, keys: h.keys, holder: h.holder, settings: h.settings, tenure: given}, false)
 	}
 	return false, err
+}
+
+// askForLine is ask of native, and of the lead of a line. Where the answer takes its time, the next one leads, and asks too, perhaps
+// over a connection that is better; and h asks on for itself.
+func (a *acquiring) askForLine(h *hold) (acquisition, answer, error) {
+	if h.passes > 0 {
+		t := h.client.table
+		slow := time.AfterFunc(min(h.ttl, DefaultTTL)/3, func() {
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			if h.leads && h.state == entering {
+				t.stepDownLocked(h)
+			}
+		})
+		defer slow.Stop()
+	}
+	return a.ask(h, a.waiter != nil)
 }
 
 // leadLocked makes h the lead of a line.

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
@@ -248,6 +249,31 @@ func TestWithLocalPassWhenTheLeadGivesUpTheNextOneAsks(t *testing.T) {
 		require.NoError(t, other.Unlock(theirs))
 		section := next.section()
 		require.NoError(t, l.Unlock(section))
+		w.requireNothingLeft("a")
+	})
+}
+
+func TestWithLocalPassASilentConnectionOfTheLeadDoesNotKeepTheOthersOut(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = time.Second
+		other := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
+		theirs := enter(t, t.Context(), other)
+		m := w.NewClientOn(func(o *redis.Options) { o.ReadTimeout, o.WriteTimeout = time.Minute, time.Minute }, relock.WithTTL(ttl), relock.WithLocalPass(0, 0))
+		w.warm(m)
+		l := m.NewLock("a")
+		lead := begin(t, t.Context(), l.Lock)
+		behind := begin(t, t.Context(), tryFor(l, 30*time.Second))
+		stuck := m.net.Once(redistest.Named("EVALSHA"), redistest.Hold())
+		m.net.CutPubSub() // so it asks
+		stuck.WaitHits(t, 1)
+		require.NoError(t, other.Unlock(theirs))
+		freed := time.Now()
+		section := behind.section()
+		require.LessOrEqual(t, time.Since(freed), 2*ttl)
+		stuck.LetGo()
+		require.True(t, lead.waits())
+		require.NoError(t, l.Unlock(section))
+		require.NoError(t, l.Unlock(lead.section()))
 		w.requireNothingLeft("a")
 	})
 }

@@ -555,7 +555,7 @@ func (native) first(a *acquiring, h *hold) error {
 		a.waiter = c.hub.listen(h.keys, h.id)
 	}
 	for {
-		reply, answer, err := a.ask(h, a.waiter != nil)
+		reply, answer, err := a.askForLine(h)
 		if err != nil {
 			return a.giveUp(h, err)
 		}

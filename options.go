@@ -235,8 +235,9 @@ const (
 //     the lock.
 //   - The replicas of [WithReplicaAcks] are asked when Redis gives the lock to the process, not for each pass; [WithMaxHold]
 //     counts anew from each pass.
-//   - Where the lock is lost, or the call that asks Redis for the line gives up, the next one in the line asks. A process
-//     that dies costs its waiters one TTL at most, as ever.
+//   - Where the lock is lost, or the call that asks Redis for the line gives up, the next one in the line asks; also where it
+//     has had no answer for a third of the TTL, or for 10 s, and then it asks on for itself. A process that dies costs its waiters
+//     one TTL at most, as ever.
 //   - An Unlock that passes the lock on does not notice that somebody has taken it away in Redis. Whoever has it in the process
 //     some milliseconds later is told.
 func WithLocalPass(passes int, limit time.Duration) Option {
