@@ -278,6 +278,21 @@ func TestWithLocalPassASilentConnectionOfTheLeadDoesNotKeepTheOthersOut(t *testi
 	})
 }
 
+func TestWithLocalPassAShortWaiterBehindALongOneFindsALockThatIsFreedWithoutAMessage(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		enter(t, t.Context(), w.NewClient(relock.WithTTL(time.Hour)).NewLock("a"))
+		m := w.NewClient(relock.WithLocalPass(0, 0))
+		long, short := m.NewLock("a", relock.WithTTL(time.Hour)), m.NewLock("a", relock.WithTTL(time.Second))
+		first := begin(t, t.Context(), long.Lock)
+		second := begin(t, t.Context(), short.Lock)
+		w.Del(base("a"))
+		freed := time.Now()
+		require.NoError(t, long.Unlock(first.section()))
+		require.NoError(t, short.Unlock(second.section()))
+		require.LessOrEqual(t, time.Since(freed), 31*time.Second)
+	})
+}
+
 func TestWithLocalPassALockThatIsLostIsLostForOneAndTheOthersGoOn(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		_, l, section, waiting := passing(t, w, 2, relock.WithLocalPass(0, 0))

@@ -732,17 +732,22 @@ func (a *acquiring) wait(recheck time.Duration, last int64) (token int64, err er
 
 // recheckAfter is when a waiter asks for itself: when the owner's lease should be over. The first few are there at once,
 // so that a crashed holder costs little more than its lease; the others leave them some time, as one is enough.
-// A lease much longer than ours is not waited out: by then the lock may belong to somebody whose lease is shorter.
+// A lease much longer than ours is not waited out: by then the lock may belong to somebody whose lease is shorter. Who asks for a
+// line has no long one: those behind it may have a short one, and do not ask.
 func recheckAfter(h *hold, reply acquisition) time.Duration {
 	const prompt, long = 4, 10 * time.Second
-	d := min(reply.remaining, max(h.ttl, long))
+	ttl := h.ttl
+	if h.passes > 0 {
+		ttl = min(ttl, DefaultTTL)
+	}
+	d := min(reply.remaining, max(ttl, long))
 	if d < 0 { // no lease at all: somebody else wrote this key
-		d = h.ttl
+		d = ttl
 	}
 	if reply.position < prompt {
 		return d + time.Millisecond + rand.N(5*time.Millisecond)
 	}
-	return d + rand.N(h.ttl/3)
+	return d + rand.N(ttl/3)
 }
 
 // giveUp ends a first entry that failed. Whatever it may have left in Redis is taken back in the background.
