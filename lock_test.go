@@ -678,6 +678,40 @@ func TestARefusedInnerExitThatIsToldAgainHoldsUpNoCloseFindsALossAndRenewsNothin
 	}
 }
 
+func TestAnInnerExitThatRedisDoesNotAnswerRenewsNothingThatNobodyWantsWhenItIsToldAgain(t *testing.T) {
+	for name, done := range map[string]time.Duration{ // since Unlock
+		"while Unlock tries": 5 * time.Second, "when it has given up": 15 * time.Second,
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				m := w.NewClient(relock.WithTTL(time.Minute))
+				w.warm(m)
+				l := m.NewLock("a")
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				outer := enter(t, ctx, l)
+				inner := enter(t, outer, l)
+				unanswered := m.net.On(redistest.Named("EVALSHA"), redistest.CutBefore(redistest.EOF))
+				exit := begin(t, inner, func(ctx context.Context) (context.Context, error) { return ctx, l.Unlock(ctx) })
+				pass(done)
+				cancel()
+				left := w.lease("a")
+				pass(4 * time.Second)
+				unanswered.Remove()
+				pass(time.Second)
+				require.False(t, exit.waits())
+				state, err := l.State(t.Context())
+				require.NoError(t, err)
+				require.Equal(t, 1, state.Count)
+				require.LessOrEqual(t, state.TTL, left-5*time.Second, "a lock outlives its request by one TTL at most")
+				pass(left)
+				require.True(t, w.free("a"))
+				require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
+			})
+		})
+	}
+}
+
 func TestAnInnerUnlockThatIsNotConfirmedGivesUpAtItsLimitThoughTheLeaseIsRenewed(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient(relock.WithTTL(3 * time.Second))

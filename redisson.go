@@ -130,6 +130,7 @@ func (h *hold) guard() int {
 
 func (*redisson) acquire(_ *wire, h *hold, c change, _ bool, _ int64) *request {
 	r := newRedissonRequest(redissonAcquire, h.keys, true, 5)
+	r.leaseAt = len(r.args) + 3
 	r.args = append(r.args, &h.id, c.target, c.step, millis(c.lease), h.guard())
 	return r
 }
@@ -158,6 +159,7 @@ func (*redisson) acquisition(reply any) (acquisition, error) {
 
 func (*redisson) release(w *wire, h *hold, c change) *request {
 	r := newRedissonRequest(redissonRelease, h.keys, false, 7)
+	r.leaseAt = len(r.args) + 3
 	r.args = append(r.args, &h.id, c.target, c.step, millis(c.lease), h.guard(), w.publish(), h.keys.topic)
 	return r
 }

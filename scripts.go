@@ -180,8 +180,13 @@ type request struct {
 	usual usual
 	keys  *keys
 	id    *string       // the hold
-	lease time.Duration // of an entry
+	lease time.Duration // that it sets, 0 if it leaves it alone
 	alone bool          // it must have a call of its own
+
+	// refresh is the lease that a nested entry, or an exit that is not the last, sets when it is sent again: by then less may be left
+	// of the longest hold, or nobody work in the section any more. nil for all others.
+	refresh func() time.Duration
+	leaseAt int // where the lease stands in args
 
 	// until is when go-redis must not wait for a connection any longer; zero: the context says so, or nobody does.
 	until time.Time
@@ -192,6 +197,15 @@ type request struct {
 	// first is the hold that this request makes the owner; nil for all others. If it is given up on its way, the hold's
 	// orphan is told when it has landed.
 	first *hold
+}
+
+// renewLease makes the request ready to be sent again. Its old arguments stay as they are, for whoever still looks at them.
+func (r *request) renewLease() {
+	if r.refresh != nil {
+		r.lease = r.refresh()
+		r.args = slices.Clone(r.args)
+		r.args[r.leaseAt] = millis(r.lease)
+	}
 }
 
 // usualRequests are those that are not needed any more: a seventh of what a pair would allocate.
@@ -436,13 +450,14 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 		if again {
 			again = false
 			w.retried(r, attempt-1, last)
+			r.renewLease()
 		}
 		reply, acked, err := w.send(ctx, r, eval, e.stop)
 		if err == nil {
 			if w.cluster != nil && !w.reached.Load() {
 				w.reached.Store(true)
 			}
-			a.reply, a.acked = reply, acked
+			a.reply, a.acked, a.lease = reply, acked, r.lease
 			return a, nil
 		}
 		if errors.Is(err, ErrClosed) || errors.Is(err, errGivenUp) {
@@ -703,11 +718,13 @@ func (w *wire) acquire(ctx context.Context, h *hold, target int, wait bool, arri
 		step, lease = h.nextStep(), h.refresh(true)
 	}
 	r := h.keys.layout.acquire(w, h, change{target: target, step: step, lease: lease}, wait, arrival)
+	r.lease = lease
 	if target == 1 {
 		r.first, r.acks, r.acksTimeout = h, h.acks, h.acksTimeout
+	} else {
+		r.refresh = func() time.Duration { return h.refresh(true) }
 	}
 	a, err := w.runStep(ctx, h, r, e)
-	a.lease = lease
 	if err != nil {
 		return acquisition{}, a, err
 	}
@@ -728,6 +745,7 @@ func (native) acquire(w *wire, h *hold, c change, wait bool, arrival int64) *req
 		return newUsualRequest(acquireScript, usualEntry, h, c.lease)
 	}
 	r := newRequest(acquireScript, h.keys, 8)
+	r.leaseAt = len(r.args) + 1
 	r.args = append(r.args, &h.id, millis(c.lease), c.target, c.step, w.publish())
 	switch {
 	case wait:
@@ -795,8 +813,10 @@ func (w *wire) release(ctx context.Context, h *hold, target int, e effort) (bool
 	}
 	r := h.keys.layout.release(w, h, change{target: target, step: step, lease: lease})
 	script := r.script
+	if target > 0 {
+		r.lease, r.refresh = lease, func() time.Duration { return h.refresh(false) }
+	}
 	a, err := w.runStep(ctx, h, r, e)
-	a.lease = lease
 	if err != nil {
 		return false, a, err
 	}
@@ -813,6 +833,7 @@ func (native) release(w *wire, h *hold, c change) *request {
 		return newUsualRequest(releaseScript, usualExit, h, 0)
 	}
 	r := newRequest(releaseScript, h.keys, 7)
+	r.leaseAt = len(r.args) + 3
 	r.args = append(r.args, &h.id, c.target, c.step, millis(c.lease), w.publish())
 	if unused {
 		r.args = append(r.args, h.usedToken, h.lastToken)

@@ -1099,6 +1099,43 @@ func TestWithMaxHoldIsNotMovedByReentryOrPartialExit(t *testing.T) {
 	})
 }
 
+// What was asked for first is the rest of the longest hold as it was then.
+func TestWithMaxHoldIsNotMovedByWhatIsSentAgainOfAReentryOrPartialExit(t *testing.T) {
+	for name, call := range map[string]func(l *relock.Lock, section, inner context.Context) locking{
+		"re-entry": func(l *relock.Lock, section, _ context.Context) locking {
+			return func(context.Context) (context.Context, error) { return l.Lock(section) }
+		},
+		"partial exit": func(l *relock.Lock, _, inner context.Context) locking {
+			return func(ctx context.Context) (context.Context, error) { return ctx, l.Unlock(inner) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				const ttl, maxHold = 30 * time.Second, 40 * time.Second
+				m := w.NewClient(relock.WithTTL(ttl), relock.WithMaxHold(maxHold))
+				w.warm(m)
+				l := m.NewLock("a")
+				section := enter(t, t.Context(), l)
+				waiting := begin(t, t.Context(), w.NewClient().NewLock("a").Lock)
+				inner := enter(t, section, l)
+				pass(maxHold - 20*time.Second)
+				unanswered := m.net.On(redistest.Named("EVALSHA"), redistest.CutBefore(redistest.EOF))
+				nested := begin(t, t.Context(), call(l, section, inner))
+				pass(8 * time.Second)
+				require.True(t, nested.waits())
+				unanswered.Remove()
+				_ = nested.section()
+				_, cause := ends(t, section)
+				var lost *relock.LostError
+				require.ErrorAs(t, cause, &lost)
+				require.Equal(t, relock.LossMaxHold, lost.Reason)
+				_ = waiting.section()
+				require.LessOrEqual(t, waiting.took(), maxHold)
+			})
+		})
+	}
+}
+
 func TestASectionThatEndsBeforeItsMaxHoldIsLikeAnyOther(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		l := w.NewClient(relock.WithMaxHold(10 * time.Minute)).NewLock("a")
