@@ -221,6 +221,13 @@ func (t *table) refuse(h *hold, refusal *LockedError) {
 	}
 }
 
+// gotLocked notes that a lead has the lock: whom Redis has told of before has it no more.
+func (t *table) gotLocked(h *hold) {
+	if h.leads {
+		t.lines[h.keys.base].refusal = nil
+	}
+}
+
 // isGivenLocked says whether a lock that is passed on is this hold's, as Redis sees it.
 func (t *table) isGivenLocked(base, id string) bool {
 	l := t.lines[base]

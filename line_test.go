@@ -769,6 +769,35 @@ func TestWithLocalPassWhoGivesUpInTheLineIsToldTheNameOfItsOwnLock(t *testing.T)
 	})
 }
 
+func TestWithLocalPassWhoGivesUpBeforeANewLeadHasAnAnswerIsNotToldOfAHolderLongGone(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		other := w.NewClient().NewLock("a")
+		theirs := enter(t, t.Context(), other)
+		m := w.NewClient(relock.WithLocalPass(0, 0))
+		w.warm(m)
+		l := m.NewLock("a")
+		first := begin(t, t.Context(), l.Lock) // is told of them
+		require.NoError(t, other.Unlock(theirs))
+		section := first.section()
+		holder, _ := relock.HolderFrom(section)
+		lead := begin(t, t.Context(), l.Lock)
+		behind := begin(t, t.Context(), tryFor(l, time.Second))
+		m.net.Delay(600 * time.Millisecond) // so the new lead has its answer after 1.2 s
+		require.NoError(t, l.Unlock(section))
+		late := begin(t, t.Context(), tryFor(l, 200*time.Millisecond)) // when nobody is known to have the lock
+		_, err := behind.result()
+		var refusal *relock.LockedError
+		require.ErrorAs(t, err, &refusal)
+		require.Equal(t, holder, refusal.Holder)
+		_, err = late.result()
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NotErrorIs(t, err, relock.ErrLocked)
+		require.True(t, lead.waits())
+		require.NoError(t, l.Unlock(lead.section()))
+		w.requireNothingLeft("a")
+	})
+}
+
 func TestWithLocalPassTheWakeIsThatOfTheLastWord(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		var r recorder

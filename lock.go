@@ -650,6 +650,7 @@ func (a *acquiring) firstLocked(h *hold) error {
 		return err
 	}
 	h.state = held
+	h.client.table.gotLocked(h)
 	h.client.table.scheduleLocked(h)
 	h.client.watchdog.nudgeLocked()
 	return nil
