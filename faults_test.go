@@ -1645,6 +1645,24 @@ func TestWhatTooFewReplicasConfirmIsAbandonedOnlyWhereItsReleaseIsNotSure(t *tes
 	}
 }
 
+// The lease is over when replicas have not confirmed it, so there is nothing to release; but the first in the queue may still be
+// this one.
+func TestAGrantWhoseLeaseIsOverBeforeTooFewReplicasConfirmItLeavesNoPlaceInTheQueue(t *testing.T) {
+	w := onShared(t)
+	p := w.peer(relock.WithReplicaAcks(1, time.Millisecond))
+	owner, l := w.peer().NewLock("a"), p.NewLock("a")
+	section := w.enter(t.Context(), owner, soon)
+	waiter := w.start(t.Context(), l)
+	redistest.Eventually(t, soon, func() bool { return p.faults.Commands("WAIT") == 2 }, "it has asked before and after it subscribed")
+	over := p.faults.Once(redistest.Named("WAIT"), redistest.After(func([]string, string) {
+		require.NoError(t, w.plain.Del(context.Background(), baseKey("a")).Err())
+	}))
+	w.leave(section, owner, soon)
+	require.ErrorIs(t, waiter.out(soon), relock.ErrNotReplicated)
+	require.Equal(t, 1, over.Hits())
+	w.awaitFree("a", soon)
+}
+
 func TestReplicaAcksNeedNoMoreThanOneCommandInTheACL(t *testing.T) {
 	w, _ := withReplica(t)
 	options := relock.WithReplicaAcks(1, 100*time.Millisecond)

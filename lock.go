@@ -770,9 +770,9 @@ func (a *acquiring) giveUp(h *hold, err error) error {
 // undo takes back an entry that too few replicas have confirmed; in the background, where the wait ends before that is done.
 func (a *acquiring) undo(h *hold, acked int) error {
 	c := h.client
-	_, _, err := c.wire.release(a.waiting, h, 0, effort{stop: c.closed, until: time.Now().Add(unlockLimit)})
-	a.traces = err != nil || a.unsure
-	a.refusal = nil // that was before
+	there, _, err := c.wire.release(a.waiting, h, 0, effort{stop: c.closed, until: time.Now().Add(unlockLimit)})
+	a.traces = err != nil || !there || a.unsure // not there: its lease is over, and it may be first in the queue
+	a.refusal = nil                             // that was before
 	return a.giveUp(h, fmt.Errorf("%w: %d of %d within %s", ErrNotReplicated, acked, h.acks, h.acksTimeout))
 }
 
