@@ -1259,6 +1259,27 @@ func TestAUserWhoMayNotSetLeasesLeavesNoLockWithoutOne(t *testing.T) {
 	}
 }
 
+func TestARenewalThatMayNotLookWhoseTheLockIsDoesNotFreeIt(t *testing.T) {
+	w := onOwn(t)
+	if !w.server.AtLeast(7, 0) {
+		redistest.NotTested(t, "before 7.0 a user cannot be kept from commands in scripts in this way")
+	}
+	const ttl = 600 * time.Millisecond
+	p := w.aclUser("blind", []string{"~*", "&*", "+@all", "-hexists"}, relock.WithTTL(ttl))
+	l := p.NewLock("a")
+	section := w.enter(t.Context(), l, soon)
+	renewals := w.counter(p, luaRenew)
+	redistest.Eventually(t, soon, func() bool { return renewals() >= 2 }, "the first one is not confirmed, and not the last one")
+	require.Equal(t, relock.LossExpired, w.lost(section, ttl+promptly).Reason)
+	w.awaitFree("a", soon)
+
+	fixed := p.NewLock("b", relock.WithFixedLease(time.Minute))
+	section = w.enter(t.Context(), fixed, soon)
+	require.ErrorContains(t, fixed.Extend(section, time.Hour), "can't run this command")
+	w.requireCount("b", 1)
+	w.leave(section, fixed, soon)
+}
+
 // complaints collects what goes wrong for a user: errors, and what only the log and the hooks tell of.
 type complaints struct {
 	mu   sync.Mutex

@@ -10,10 +10,13 @@ local lost = {}
 for i = 1, #KEYS do
   local ttl = tonumber(ARGV[#KEYS + i] or ARGV[#KEYS + 1])
   -- pcall: a key of another type under one name must not cost the others their renewal.
-  if redis.pcall('HEXISTS', KEYS[i], ARGV[i]) == 1 then
+  local there = redis.pcall('HEXISTS', KEYS[i], ARGV[i])
+  if there == 1 then
     if redis.call('PTTL', KEYS[i]) < ttl then
       redis.call('PEXPIRE', KEYS[i], ttl)
     end
+  elseif type(there) == 'table' and not string.find(there.err, 'WRONGTYPE', 1, true) then
+    return there -- who must not look does not know, and must not free it below
   else
     -- A replica that does not know yet says so when it is to write.
     local refused = redis.pcall('HDEL', KEYS[i], ARGV[i])
