@@ -1504,6 +1504,54 @@ func TestAUserOutsideOfItsKeysIsToldAtOnce(t *testing.T) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// Contexts.
+
+// curious is a context whose methods use the library.
+type curious struct {
+	context.Context
+	ask func()
+}
+
+func (c *curious) Err() error {
+	c.ask()
+	return c.Context.Err()
+}
+
+func (c *curious) Deadline() (time.Time, bool) {
+	c.ask()
+	return c.Context.Deadline()
+}
+
+func TestAContextWhoseMethodsUseTheLibraryStopsNobody(t *testing.T) {
+	w := onShared(t)
+	p := w.peer(relock.WithTTL(600 * time.Millisecond))
+	l, other := p.NewLock("a"), p.NewLock("b")
+	section := w.enter(t.Context(), other, soon)
+	var stuck atomic.Bool
+	request := &curious{Context: t.Context(), ask: func() {
+		answered := make(chan struct{})
+		go func() {
+			defer close(answered)
+			_ = other.Held(section)
+		}()
+		if !stuck.Load() && !w.within(soon, answered) {
+			stuck.Store(true)
+		}
+	}}
+	outer := w.enter(request, l, soon)
+	inner := w.enter(outer, l, soon)
+	third := w.enter(outer, l, soon)
+	w.leave(outer, l, soon) // so whether the others are worked in is for the request to say
+	w.leave(third, l, soon)
+	renewals := w.counter(p, luaRenew)
+	redistest.Eventually(t, soon, func() bool { return renewals() >= 3 }, "the leases are renewed")
+	require.False(t, stuck.Load())
+	require.True(t, l.Held(inner))
+	w.leave(inner, l, soon)
+	w.leave(section, other, soon)
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Replicas.
 
 // withReplica is a server with a replica that is in sync.

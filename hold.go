@@ -242,10 +242,13 @@ type frame struct {
 
 	ctx    context.Context // ends when the frame ends; parent of everything done inside
 	hold   *hold
-	outer  *frame          // the frame that the caller's context carried, of whichever lock
-	base   context.Context // the caller's context outside all frames
+	outer  *frame // the frame that the caller's context carried, of whichever lock
 	cancel context.CancelCauseFunc
 	self   carried
+
+	// Asked of the caller's contexts when the frame is made, as what they do then is code that is not ours, and not for under a mutex.
+	baseDone <-chan struct{} // that of the context outside all frames
+	deadline time.Duration   // of ctx, as in the heap; never if it has none
 }
 
 // entry is the context that Lock returns.
@@ -263,9 +266,14 @@ func (e *entry) Value(key any) any {
 
 // newFrame makes the frame of one more entry, and the context for the caller. What is not entered must be discarded.
 func newFrame(parent context.Context, h *hold) (*frame, *entry) {
-	f := &frame{hold: h, outer: carriedBy(parent).frame, base: parent}
+	f := &frame{hold: h, outer: carriedBy(parent).frame, deadline: never}
 	if f.outer != nil {
-		f.base = f.outer.base
+		f.baseDone = f.outer.baseDone
+	} else {
+		f.baseDone = parent.Done()
+	}
+	if deadline, ok := parent.Deadline(); ok {
+		f.deadline = h.client.table.at(deadline)
 	}
 	f.ctx, f.cancel = context.WithCancelCause(parent)
 	f.self = carried{holder: h.holder, frame: f}
@@ -338,10 +346,15 @@ func (f *frame) wanted() bool {
 	if f.ctx.Err() == nil {
 		return true
 	}
-	if deadline, ok := f.ctx.Deadline(); ok && !time.Now().Before(deadline) {
+	if time.Since(f.hold.client.table.start) >= f.deadline || !errors.Is(context.Cause(f.ctx), ErrReleased) {
 		return false
 	}
-	return errors.Is(context.Cause(f.ctx), ErrReleased) && f.base.Err() == nil
+	select {
+	case <-f.baseDone:
+		return false
+	default:
+		return true
+	}
 }
 
 // leave closes an entry: here in every case, and in Redis if it can be had with that effort. That ctx is done does not matter.

@@ -436,15 +436,18 @@ func (a *acquiring) nested(h *hold) (again bool, err error) {
 	}
 	a.prepare(h)
 	t.mu.Lock()
-	switch h.state {
-	case held:
+	state, end := h.state, h.end
+	if state == held {
 		err = a.beginLocked(h)
+	}
+	t.mu.Unlock()
+	switch state {
+	case held:
 	case leaving: // as the other entries were left, and this one could not be waited for
 		again, err = a.outlived(h, ErrReleased)
 	default:
-		again, err = a.outlived(h, h.end)
+		again, err = a.outlived(h, end)
 	}
-	t.mu.Unlock()
 	a.discard(err)
 	return again, err
 }

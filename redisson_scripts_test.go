@@ -93,7 +93,7 @@ func newRedissonRig(t *testing.T, rdb *redis.Client, options ...Option) *redisso
 func (r *redissonRig) hold(id string, entries int) *hold {
 	r.Helper()
 	h := r.lock.newHold(Holder{id: id}, id)
-	h.frames = &frame{hold: h, base: context.Background(), ctx: context.Background()}
+	h.frames = &frame{hold: h, ctx: context.Background()}
 	h.steps = int64(max(entries, 1))
 	return h
 }

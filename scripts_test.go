@@ -560,7 +560,7 @@ func TestAReplicaThatDoesNotKnowAHoldIsNotBelieved(t *testing.T) {
 				require.NoError(t, err)
 				defer func() { require.NoError(t, c.Close()) }()
 				h := c.NewLock("x").newHold(NewHolder(), "")
-				h.frames = &frame{hold: h, base: ctx, ctx: ctx}
+				h.frames = &frame{hold: h, ctx: ctx}
 				err = send(c.wire, h)
 				require.ErrorContains(t, err, "READONLY")
 				require.Equal(t, passing, judge(err))
@@ -2750,7 +2750,7 @@ func newTestHold(t testing.TB, c *Client, k *keys, holder Holder, options ...Opt
 	require.NoError(t, l.Err())
 	l.keys = k
 	h := l.newHold(holder, c.layout.newHold(holder))
-	h.frames = &frame{hold: h, base: context.Background(), ctx: context.Background()}
+	h.frames = &frame{hold: h, ctx: context.Background()}
 	return h
 }
 
