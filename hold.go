@@ -566,8 +566,7 @@ func (h *hold) lose(reason LossReason) error {
 }
 
 // table is all holds of a client. Its one mutex guards them, their frames and the watchdog's heap; each section under it
-// is a few map and heap operations long, and nothing is called from it that could block. (Contexts of callers are asked for their Err and
-// Deadline, which must not.)
+// is a few map and heap operations long, and nothing is called from it that could block.
 //
 // Where two mutexes are held at once, the order is: redisson's before the hub's, leased's before the table's, and any of them before
 // those of events and workers, under which no other is taken. A turn (hold.step, race.turn) is taken before all of these.
