@@ -82,10 +82,10 @@ type tenure struct {
 	index    int       // in the watchdog's heap, which knows when it looks at this one next; -1 if not in it
 	renewing bool      // a renewal is on the wire
 
-	// Guarded by the mutex of the client's orphans: acquires that were given up on their way.
-	lost     bool // some ended without an answer, and may run late
-	flying   int  // and have not landed
-	landings int  // and have
+	// Guarded by the mutex of the client's orphans: acquires of this tenure for which nobody waits any more.
+	unanswered bool // some have ended without an answer, and may run late
+	flying     int  // how many are on their way
+	landings   int  // how many have come to an end
 }
 
 type holdState uint8
@@ -125,7 +125,7 @@ func (h *hold) refresh(entering bool) time.Duration {
 	t := h.client.table
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	lease := h.nextLease(time.Now())
+	lease := h.nextLeaseLocked(time.Now())
 	if lease < MinTTL || !entering && !t.wantedLocked(h) {
 		return 0
 	}
@@ -336,10 +336,10 @@ func frameOf(ctx context.Context, c *Client, base string) *frame {
 	return nil
 }
 
-// wanted says whether somebody still works under this frame, so that the lease is worth renewing. Its context ends with
+// wantedLocked says whether somebody still works under this frame, so that the lease is worth renewing. Its context ends with
 // the caller's, and with any frame around it. An outer frame that was left early does not count: this one is still open,
 // and lasts as long as the caller's context outside of all frames, and its own deadline.
-func (f *frame) wanted() bool {
+func (f *frame) wantedLocked() bool {
 	if f.left {
 		return false
 	}
@@ -708,7 +708,7 @@ func (t *table) isNearLocked(h *hold, due time.Time) bool {
 		return false
 	}
 	before := t.at(due) - t.leases[h.index].due
-	return before >= -lookSpread && before <= h.early()
+	return before >= -lookSpread && before <= h.earlyLocked()
 }
 
 // hasExpired says whether the deadline of h has passed.
@@ -721,7 +721,7 @@ func (t *table) hasExpired(h *hold) bool {
 // wantedLocked says whether any frame of h is still worked under.
 func (t *table) wantedLocked(h *hold) bool {
 	for f := h.frames; f != nil; f = f.next {
-		if f.wanted() {
+		if f.wantedLocked() {
 			return true
 		}
 	}

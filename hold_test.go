@@ -117,22 +117,22 @@ func TestALeaseThatIsOverBeforeTheWatchdogHasWokenWakesItOnceAndNotForEachThatFo
 func TestAnOrphanIsKeptUntilNothingOfItCanComeAnyMore(t *testing.T) {
 	const lease = time.Second
 	for name, test := range map[string]struct {
-		lost   bool
-		flying int
-		age    time.Duration
-		kept   bool
+		unanswered bool
+		flying     int
+		age        time.Duration
+		kept       bool
 	}{
 		"confirmed":                                  {},
-		"a command was lost":                         {lost: true, kept: true},
-		"a command was lost a lease ago":             {lost: true, age: 2 * lease},
+		"a command was lost":                         {unanswered: true, kept: true},
+		"a command was lost a lease ago":             {unanswered: true, age: 2 * lease},
 		"a command is on its way":                    {flying: 1, kept: true},
 		"a command is on its way since a lease ago":  {flying: 1, age: 2 * lease, kept: true},
-		"one is on its way and one was lost by then": {lost: true, flying: 1, age: 2 * lease, kept: true},
+		"one is on its way and one was lost by then": {unanswered: true, flying: 1, age: 2 * lease, kept: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			h := r.hold()
-			h.lost, h.flying = test.lost, test.flying
+			h.unanswered, h.flying = test.unanswered, test.flying
 			o := r.client.orphans
 			p := &orphan{hold: h, since: time.Now().Add(-test.age), lease: lease}
 			o.abandon([]*orphan{p}, time.Now().Add(time.Minute))
@@ -182,7 +182,7 @@ func TestACommandThatWasLostIsNotForgottenForOneThatWasAnswered(t *testing.T) {
 				o.landed(h, a)
 			}
 			o.add(h, false)
-			require.True(t, h.lost)
+			require.True(t, h.unanswered)
 			require.Zero(t, h.flying)
 			require.Equal(t, 2, h.landings)
 		})

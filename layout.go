@@ -32,8 +32,8 @@ type layout interface {
 
 	// first takes the lock for a new hold: it asks, and waits where it may and has to.
 	first(a *acquiring, h *hold) error
-	// told is called with each message that arrives.
-	told(b *hub, channel, payload string)
+	// received is called with each message that arrives.
+	received(b *hub, channel, payload string)
 }
 
 // change is what an entry or exit makes of a hold.

@@ -60,6 +60,12 @@ func (a *acquiring) stand(h *hold) (passed bool, err error) {
 	case <-a.waiting.Done():
 		err = ended(a.waiting)
 	}
+	return a.stood(l, h, err)
+}
+
+// stood is what a call's time in the line has come to. err is what has ended its wait, if it was not called.
+func (a *acquiring) stood(l *line, h *hold, err error) (passed bool, _ error) {
+	t := h.client.table
 	t.mu.Lock()
 	if refusal := l.refusalLocked(a.lock.name); refusal != nil { // it may be more than was known then
 		a.refusal = refusal
@@ -71,17 +77,18 @@ func (a *acquiring) stand(h *hold) (passed bool, err error) {
 		return false, err
 	}
 	given := h.tenure
-	if err == nil || given != &h.own {
+	passed = given != &h.own
+	if err == nil || passed {
 		a.wake = WakePass
 	}
-	if given != &h.own && time.Now().Before(h.deadline) {
+	if passed && time.Now().Before(h.deadline) {
 		t.mu.Unlock()
 		a.traces = true
 		return true, nil // also if the call should have ended: it has the lock now
 	}
 	h.tenure, h.own.aside = &h.own, h.passes // it leads, in its own name
 	t.mu.Unlock()
-	if given != &h.own { // what it was passed is over already
+	if passed { // what it was passed is over already
 		h.client.orphans.add(&hold{client: h.client, keys: h.keys, holder: h.holder, settings: h.settings, tenure: given}, false)
 	}
 	return false, err

@@ -305,9 +305,9 @@ var acquirings = sync.Pool{New: func() any { return new(acquiring) }}
 func (a *acquiring) enter() error {
 	l := a.lock
 	a.holder = carriedBy(a.ctx).holder
-	hold := "" // that nobody else can know
+	id := "" // of the hold, if the holder is made here: then nobody else can have entered as it, and none need be looked for
 	if (a.holder == Holder{}) {
-		a.holder, hold = l.client.layout.newHolder(l.client.id)
+		a.holder, id = l.client.layout.newHolder(l.client.id)
 	}
 	t, key := l.client.table, holdKey{l.keys.base, a.holder}
 	if a.ctx.Err() != nil {
@@ -315,7 +315,7 @@ func (a *acquiring) enter() error {
 		return l.failed("lock", a.holder, ended(a.ctx))
 	}
 	for {
-		h, first := t.join(key, l, hold)
+		h, first := t.join(key, l, id)
 		if first {
 			a.nests = false
 			return a.first(h)
@@ -380,11 +380,11 @@ func (a *acquiring) awaitTurn(h *hold) error {
 		return nil
 	default:
 	}
-	var queued <-chan struct{}
+	var behind <-chan struct{}
 	var late <-chan time.Time
 	if !a.mayWait {
 		if h.isEntering() {
-			queued = h.queued
+			behind = h.queued
 		}
 		timer := time.NewTimer(h.client.wire.triesTake())
 		defer timer.Stop()
@@ -393,7 +393,7 @@ func (a *acquiring) awaitTurn(h *hold) error {
 	select {
 	case h.step <- struct{}{}:
 		return nil
-	case <-queued:
+	case <-behind:
 		a.refusal = &LockedError{Name: a.lock.name}
 		return errWaitOver
 	case <-late:
@@ -430,7 +430,7 @@ func (a *acquiring) nested(h *hold) (again bool, err error) {
 	}
 	a.nests = true
 	if !h.localReentry {
-		if counted, again, err := a.count(h, target, deadline); !counted {
+		if counted, again, err := a.countInRedis(h, target, deadline); !counted {
 			return again, err
 		}
 	}
@@ -452,8 +452,8 @@ func (a *acquiring) nested(h *hold) (again bool, err error) {
 	return again, err
 }
 
-// count tells Redis of one more entry, before the lease is over. If that is not counted, again and err are those of nested.
-func (a *acquiring) count(h *hold, target int, deadline time.Time) (counted, again bool, err error) {
+// countInRedis tells Redis of one more entry, before the lease is over. If that is not counted, again and err are those of nested.
+func (a *acquiring) countInRedis(h *hold, target int, deadline time.Time) (counted, again bool, err error) {
 	c, t := h.client, h.client.table
 	known := false
 	defer func() {
@@ -518,7 +518,7 @@ func (a *acquiring) ours(h *hold, token int64, answer answer) (done bool, err er
 	if a.waited && a.wake == WakeNone {
 		a.wake = WakeRecheck
 	}
-	done, err = a.own(h, token, answer.sent, time.Nanosecond)
+	done, err = a.enterFirst(h, token, answer.sent, time.Nanosecond)
 	if !done { // the reply has taken longer than the lease
 		if a.late++; a.late == tryAttempts && !a.mayWait {
 			return true, a.giveUp(h, fmt.Errorf("%d times Redis took longer to answer than the lease of %s lasts", a.late, h.ttl))
@@ -551,7 +551,7 @@ func (native) first(a *acquiring, h *hold) error {
 			return a.giveUp(h, err)
 		}
 		if passed {
-			return a.passed(h)
+			return a.enterPassed(h)
 		}
 	}
 	if a.mayWait {
@@ -594,7 +594,7 @@ func (native) first(a *acquiring, h *hold) error {
 			if h.fixed {
 				enough = h.ttl - h.ttl/10
 			}
-			if done, err := a.own(h, token, a.ungranted, enough); done {
+			if done, err := a.enterFirst(h, token, a.ungranted, enough); done {
 				return err
 			}
 
@@ -619,9 +619,9 @@ func (native) first(a *acquiring, h *hold) error {
 	}
 }
 
-// own enters a new hold, whose lease was set by a command sent at that time. done: it has entered, or failed for good. Otherwise
-// less than enough is left of the lease.
-func (a *acquiring) own(h *hold, token int64, sent time.Time, enough time.Duration) (done bool, err error) {
+// enterFirst enters a hold that Redis has given us; sent is when the command that set its lease was sent. done: it has entered, or failed
+// for good. Otherwise less than enough is left of the lease.
+func (a *acquiring) enterFirst(h *hold, token int64, sent time.Time, enough time.Duration) (done bool, err error) {
 	a.prepare(h)
 	t, deadline := h.client.table, safeUntil(sent, h.ttl)
 	t.mu.Lock()
@@ -632,23 +632,23 @@ func (a *acquiring) own(h *hold, token int64, sent time.Time, enough time.Durati
 	}
 	h.token, h.since, h.began, h.renewed, h.deadline, h.unsure, h.queuedFor = token, now, now, sent, deadline, a.unsure, a.arrival > 0
 	h.noteTokensLocked(token)
-	err = a.firstLocked(h)
+	err = a.holdLocked(h)
 	t.mu.Unlock()
-	return true, a.entered(h, err)
+	return true, a.finishFirst(h, err)
 }
 
-// passed enters a new hold that was passed the lock.
-func (a *acquiring) passed(h *hold) error {
+// enterPassed enters a new hold that was passed the lock.
+func (a *acquiring) enterPassed(h *hold) error {
 	a.prepare(h)
 	t := h.client.table
 	t.mu.Lock()
-	err := a.firstLocked(h)
+	err := a.holdLocked(h)
 	t.mu.Unlock()
-	return a.entered(h, err)
+	return a.finishFirst(h, err)
 }
 
-// firstLocked makes a hold that we own held.
-func (a *acquiring) firstLocked(h *hold) error {
+// holdLocked adds our entry to a hold that is ours now, and gives its lease to the watchdog.
+func (a *acquiring) holdLocked(h *hold) error {
 	if err := a.beginLocked(h); err != nil {
 		return err
 	}
@@ -659,8 +659,8 @@ func (a *acquiring) firstLocked(h *hold) error {
 	return nil
 }
 
-// entered ends the way to a first entry.
-func (a *acquiring) entered(h *hold, err error) error {
+// finishFirst ends the way to a first entry.
+func (a *acquiring) finishFirst(h *hold, err error) error {
 	if err != nil {
 		return a.giveUp(h, err)
 	}
@@ -954,10 +954,10 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 		answer.lease = d
 		t.renewed(h, answer)
 	}
-	switch held := l.Held(ctx); {
-	case held && err != nil:
+	switch valid := l.Held(ctx); {
+	case valid && err != nil:
 		return l.failed("extend", h.holder, err)
-	case held:
+	case valid:
 		return nil
 	}
 	// It took longer than the lease, so it has extended nothing.

@@ -634,7 +634,7 @@ func TestACallerThatGivesUpWhileItSharesACallIsToldWhenItLands(t *testing.T) {
 		n, landings := flying()
 		return n == 0 && landings == 1
 	}, "it has landed")
-	require.False(t, h.lost, "and was answered")
+	require.False(t, h.unanswered, "and was answered")
 	require.Equal(t, h.id, c.at(0).owner(), "so it is known that there is something to take back")
 }
 

@@ -35,7 +35,7 @@ type orphan struct {
 // unsureLocked: a command that can take the lock, or join the queue, may run later than the abandon: it was given up and
 // is still on its way, or its connection broke. Then one confirmation is not the end of it. The hold is abandoned again
 // when the command has landed, and at growing intervals for one lease, or for as long as it is on its way.
-func (p *orphan) unsureLocked() bool { return p.hold.flying > 0 || p.hold.lost }
+func (p *orphan) unsureLocked() bool { return p.hold.flying > 0 || p.hold.unanswered }
 
 // landedLocked: such a command has landed since this was last tried, so what was confirmed then counts for nothing.
 func (p *orphan) landedLocked() bool { return p.landings != p.hold.landings }
@@ -48,8 +48,8 @@ const (
 	orphanLong  = 2 * time.Second
 	orphanLimit = 2 * time.Second // for one round trip
 	orphanBatch = 256
-	// queueLimit is how much longer than a lease to go on where Redis does not answer, or refuses. After that the queue key has
-	// expired, unless others keep it; and then a grant to a client that is gone goes to the next.
+	// queueLimit is how much longer than a lease to go on where Redis does not answer, or refuses. The place in the
+	// queue may outlast that (see keep in ask.lua): a grant to it then goes on to the next, or costs one lease.
 	queueLimit = time.Minute
 	// closeLimit is what Close spends on orphans that are not confirmed, counted anew whenever some are.
 	closeLimit = time.Second
@@ -57,13 +57,13 @@ const (
 
 func newOrphans(c *Client) *orphans { return &orphans{client: c, wake: make(chan struct{}, 1)} }
 
-// add takes in a hold. lost: some command of it was sent and its connection broke, so it may run late.
-func (o *orphans) add(h *hold, lost bool) {
+// add takes in a hold. unanswered: some command of it has ended without an answer, and may run late.
+func (o *orphans) add(h *hold, unanswered bool) {
 	now := time.Now()
 	p := &orphan{hold: h, next: now, since: now, lease: h.longest(now)}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	h.lost = h.lost || lost
+	h.unanswered = h.unanswered || unanswered
 	o.pending = append(o.pending, p)
 	if !o.running {
 		o.running = true
@@ -94,7 +94,7 @@ func (o *orphans) landed(h *hold, answered bool) {
 	defer o.mu.Unlock()
 	h.flying--
 	h.landings++
-	h.lost = h.lost || !answered
+	h.unanswered = h.unanswered || !answered
 	o.wakeLocked()
 }
 

@@ -285,8 +285,8 @@ func (w *waiter) close() {
 	}
 }
 
-// told hands a grant to its waiter, or gives it back.
-func (native) told(b *hub, channel, payload string) {
+// received hands a grant to its waiter, or gives it back.
+func (native) received(b *hub, channel, payload string) {
 	c := b.client
 	hold, token, ok := grantMessage(payload)
 	base, isOurs := strings.CutSuffix(channel, c.id)
@@ -534,41 +534,11 @@ func (l *link) plan(now time.Time) plan {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	p := plan{stale: l.stale, waited: len(l.subs) > l.idle.Len()}
-	leave, todo, sharded := l.leave, l.todo, b.client.wire.sharded.Load()
+	leave, todo := l.leave, l.todo
 	l.stale, l.leave, l.todo = 0, nil, nil
 	var over []*subscription
-	for e := l.idle.Front(); e != nil; e = l.idle.Front() {
-		s := e.Value.(*subscription)
-		left := lingerFor - now.Sub(s.since)
-		if left > lingerLess {
-			p.linger = left
-			break
-		}
-		if s.stage == asking { // the answer to SUBSCRIBE is on its way
-			s.since = now
-			l.idle.MoveToBack(e)
-			continue
-		}
-		l.removeLocked(s)
-		over = append(over, s)
-	}
-	var asks []*question
-	var batch *question
-	for _, s := range todo {
-		if _, there := l.subs[s]; !there || s.stage != unasked {
-			continue
-		}
-		s.stage, s.sharded = asking, sharded && !s.plain
-		if s.alone || s.sharded {
-			asks = append(asks, &question{sharded: s.sharded, subs: []*subscription{s}}) // and one slot a command in a cluster
-			continue
-		}
-		if batch == nil || len(batch.subs) == subscribeBatch {
-			batch = &question{}
-			asks = append(asks, batch)
-		}
-		batch.subs = append(batch.subs, s)
-	}
+	over, p.linger = l.lingeredLocked(now)
+	asks := l.subscribeLocked(todo)
 	for _, s := range over {
 		twin := func(other *subscription) bool { return other.sharded == s.sharded } // which would end with it
 		if s.there && !slices.ContainsFunc(l.ofLocked(s.channel), twin) {
@@ -584,6 +554,48 @@ func (l *link) plan(now time.Time) plan {
 		delete(b.links, l.node)
 	}
 	return p
+}
+
+// lingeredLocked takes out what has lingered for long enough, and says when the next one will have; 0: none lingers.
+func (l *link) lingeredLocked(now time.Time) (over []*subscription, next time.Duration) {
+	for e := l.idle.Front(); e != nil; e = l.idle.Front() {
+		s := e.Value.(*subscription)
+		left := lingerFor - now.Sub(s.since)
+		if left > lingerLess {
+			return over, left
+		}
+		if s.stage == asking { // the answer to SUBSCRIBE is on its way
+			s.since = now
+			l.idle.MoveToBack(e)
+			continue
+		}
+		l.removeLocked(s)
+		over = append(over, s)
+	}
+	return over, 0
+}
+
+// subscribeLocked makes the questions for those of todo that are still to be asked for.
+func (l *link) subscribeLocked(todo []*subscription) []*question {
+	sharded := l.hub.client.wire.sharded.Load()
+	var questions []*question
+	var batch *question
+	for _, s := range todo {
+		if _, there := l.subs[s]; !there || s.stage != unasked {
+			continue
+		}
+		s.stage, s.sharded = asking, sharded && !s.plain
+		if s.alone || s.sharded {
+			questions = append(questions, &question{sharded: s.sharded, subs: []*subscription{s}}) // and one slot a command in a cluster
+			continue
+		}
+		if batch == nil || len(batch.subs) == subscribeBatch {
+			batch = &question{}
+			questions = append(questions, batch)
+		}
+		batch.subs = append(batch.subs, s)
+	}
+	return questions
 }
 
 func (l *link) removeLocked(s *subscription) {
@@ -728,7 +740,7 @@ func (l *link) read(ctx context.Context, ps *redis.PubSub) error {
 		l.answered = true
 		switch m := msg.(type) {
 		case *redis.Message:
-			l.hub.client.layout.told(l.hub, m.Channel, m.Payload)
+			l.hub.client.layout.received(l.hub, m.Channel, m.Payload)
 			// The waiter goes first, and not when we have set up the next read. Where message follows upon message it would be
 			// the other way round: of all that is ready to run we would be the last, and those behind would wait for us.
 			if before > quiet {

@@ -98,7 +98,7 @@ func TestAGrantThatComesWhenItsSubscriptionHasEndedIsGivenBack(t *testing.T) {
 	hold, token := r.granted(ps)
 	require.Equal(t, gone.id, hold)
 	require.Equal(t, gone.id, r.owner())
-	native{}.told(r.client.hub, r.keys.channel("me"), fmt.Sprintf("%s|%d", hold, token))
+	native{}.received(r.client.hub, r.keys.channel("me"), fmt.Sprintf("%s|%d", hold, token))
 	redistest.Eventually(t, 5*time.Second, func() bool { return r.owner() == "" }, "it is free")
 }
 

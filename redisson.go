@@ -507,9 +507,9 @@ func redissonPatience(h *hold) time.Duration {
 	return min(max(h.ttl, redissonUnknown), DefaultTTL)
 }
 
-// told wakes the runner: the lock has become free. What the message says does not matter, and to whom the lock goes is
+// received wakes the runner: the lock has become free. What the message says does not matter, and to whom the lock goes is
 // for Redis to say.
-func (r *redisson) told(b *hub, channel, _ string) {
+func (r *redisson) received(b *hub, channel, _ string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, topic := range r.topics(channel, b.client.id) {

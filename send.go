@@ -56,14 +56,14 @@ const (
 // lanes is what is on its way on one go-redis client, and what waits to be. Commands that need a connection to themselves,
 // and those for a cluster, which go-redis spreads over the nodes, use no lane.
 type lanes struct {
-	wire    *wire
-	prompt  bool         // go-redis respects the deadlines of contexts
-	usual   atomic.Int64 // the smoothed round trip, in nanoseconds; 0: not known
-	least   atomic.Int64 // the shortest one of late, also in a rush
-	apart   atomic.Int64 // until when flights share no script call, in nanoseconds since start
-	stalled atomic.Int64 // when a brisk command had an unknown end, in nanoseconds since start
-	start   time.Time
-	flights sync.Pool // not for the whole package: a channel made in a synctest bubble must stay there
+	wire     *wire
+	prompt   bool         // go-redis respects the deadlines of contexts
+	smoothed atomic.Int64 // the usual round trip, in nanoseconds; 0: not known
+	shortest atomic.Int64 // the shortest one of late, also in a rush
+	apart    atomic.Int64 // until when flights share no script call, in nanoseconds since start
+	stalled  atomic.Int64 // when a brisk command had an unknown end, in nanoseconds since start
+	start    time.Time
+	flights  sync.Pool // not for the whole package: a channel made in a synctest bubble must stay there
 
 	mu       sync.Mutex
 	aloft    atomic.Int32 // written with mu held
@@ -163,7 +163,7 @@ func (w *wire) sendAloft(ctx context.Context, r *request, eval bool, stop <-chan
 		go f.fly(lane)
 	}
 	if err = f.await(ctx, stop); err == nil {
-		return f.land()
+		return f.take()
 	}
 	if r.first != nil {
 		w.orphans.gaveUp(r.first)
@@ -243,8 +243,8 @@ var errNoConnection = errors.New("no connection to Redis in time")
 
 // isBrisk says whether an answer can be expected well within briskLimit.
 func (l *lanes) isBrisk() bool {
-	usual := l.usual.Load()
-	return l.prompt && usual > 0 && usual < int64(briskNear) &&
+	smoothed := l.smoothed.Load()
+	return l.prompt && smoothed > 0 && smoothed < int64(briskNear) &&
 		int64(time.Since(l.start))-l.stalled.Load() >= int64(briskPause)
 }
 
@@ -253,16 +253,16 @@ func (l *lanes) timed(start time.Time, err error) {
 	if err != nil {
 		return
 	}
-	took, usual, least := int64(time.Since(start)), l.usual.Load(), l.least.Load()
-	if least == 0 || took < least {
-		l.least.Store(took)
+	took, smoothed, shortest := int64(time.Since(start)), l.smoothed.Load(), l.shortest.Load()
+	if shortest == 0 || took < shortest {
+		l.shortest.Store(took)
 	} else {
-		l.least.Store(least + (took-least)/64)
+		l.shortest.Store(shortest + (took-shortest)/64)
 	}
-	if usual > 0 {
-		took = usual + (took-usual)/8
+	if smoothed > 0 {
+		took = smoothed + (took-smoothed)/8
 	}
-	l.usual.Store(took)
+	l.smoothed.Store(took)
 }
 
 // lane is what a command has for its way.
@@ -278,7 +278,7 @@ const (
 
 // most is how many lanes there are.
 func (l *lanes) most() int {
-	if l.least.Load() < int64(l.limit/4) {
+	if l.shortest.Load() < int64(l.limit/4) {
 		return flightsAloft
 	}
 	return farAloft
@@ -391,23 +391,23 @@ func (l *lanes) land(batch []*flight) {
 	}
 }
 
-// pass gives a lane that carries nothing to its share of those who wait for one, and returns what they want sent. Nothing: the
+// reuse gives a lane that carries nothing to its share of those who wait for one, and returns what they want sent. Nothing: the
 // lane is free. room is for the next queue.
-func (l *lanes) pass(room []*flight) []*flight {
+func (l *lanes) reuse(room []*flight) []*flight {
 	clear(room)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.passLocked(room)
+	return l.reuseLocked(room)
 }
 
-func (l *lanes) passLocked(room []*flight) []*flight {
+func (l *lanes) reuseLocked(room []*flight) []*flight {
 	if l.spare == nil {
 		l.spare = room[:0]
 	}
 	share, most := len(l.queue), l.most()
 	if int(l.aloft.Load()) > most {
 		share = 0
-	} else if l.usual.Load() < int64(l.limit) { // else those who stay would be hurried before another lane lands
+	} else if l.smoothed.Load() < int64(l.limit) { // else those who stay would be hurried before another lane lands
 		share = min(share, (l.carried+share+most-1)/most)
 	}
 	batch := l.takeLocked(share)
@@ -425,12 +425,12 @@ func (l *lanes) leave() {
 	}
 }
 
-// landOne is land and pass for a lane that had one command.
+// landOne is land and reuse for a lane that had one command.
 func (l *lanes) landOne() []*flight {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.carried--
-	return l.passLocked(nil)
+	return l.reuseLocked(nil)
 }
 
 // carry sends a batch, and then whatever has come meanwhile, on one lane.
@@ -442,7 +442,7 @@ func (l *lanes) carry(batch []*flight) {
 	defer func() {
 		if len(batch) > 0 { // a hook of the go-redis client has called runtime.Goexit
 			l.wire.landed(batch)
-			l.wire.workers.start(func() { l.carry(l.pass(nil)) })
+			l.wire.workers.start(func() { l.carry(l.reuse(nil)) })
 		}
 	}()
 	for len(batch) > 0 {
@@ -455,7 +455,7 @@ func (l *lanes) carry(batch []*flight) {
 		go func() { behind <- struct{}{} }()
 		arrive(batch[last:])
 		<-behind
-		batch = l.pass(batch)
+		batch = l.reuse(batch)
 	}
 }
 
@@ -689,7 +689,8 @@ func (f *flight) await(ctx context.Context, stop <-chan struct{}) (err error) {
 	return err
 }
 
-func (f *flight) land() (reply any, acked int, err error) {
+// take returns the answer of a flight that has arrived, and keeps the flight for another command.
+func (f *flight) take() (reply any, acked int, err error) {
 	l := &f.wire.lanes
 	reply, acked, err = f.reply, f.acked, f.err
 	f.wire, f.ctx, f.request, f.reply, f.acked, f.err = nil, nil, nil, nil, 0, nil

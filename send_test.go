@@ -120,7 +120,7 @@ func TestLanesShareWhatThereIsToCarry(t *testing.T) {
 			got = l.landOne()
 		} else {
 			l.land(landed)
-			got = l.pass(landed)
+			got = l.reuse(landed)
 		}
 		require.Len(t, got, want)
 		require.True(t, slices.Equal(all[:want], got), "first come, first served")
@@ -139,19 +139,19 @@ func TestLanesShareWhatThereIsToCarry(t *testing.T) {
 	join(3)
 	one = take(one, 3)
 	join(12)
-	three = take(three, 7)            // of 21
-	two = take(two, 5)                // the rest, so they have 3, 5 and 7
-	l.least.Store(int64(l.limit / 4)) // another lane
+	three = take(three, 7)               // of 21
+	two = take(two, 5)                   // the rest, so they have 3, 5 and 7
+	l.shortest.Store(int64(l.limit / 4)) // another lane
 	for _, want := range []lane{someLane, queued} {
 		require.Equal(t, want, l.enter())
 	}
 	join(11)
 	one = take(one, 6) // of 24
-	l.least.Store(0)
+	l.shortest.Store(0)
 	take(nil, 0) // there is a lane too many
 	two = take(two, 5)
 	join(9)
-	l.usual.Store(int64(l.limit)) // whoever stays would not wait for another lane
+	l.smoothed.Store(int64(l.limit)) // whoever stays would not wait for another lane
 	one = take(one, 9)
 	take(two, 0)
 	take(three, 0)
@@ -218,10 +218,10 @@ func TestARushDoesNotMakeTheServerAFarOne(t *testing.T) {
 func TestACallThatSendsItsCommandItselfTellsHowLongARoundTripTakes(t *testing.T) {
 	r := newRig(t)
 	l := &r.wire.lanes
-	require.Zero(t, l.usual.Load())
+	require.Zero(t, l.smoothed.Load())
 	_, err := r.wire.state(context.Background(), r.keys, once)
 	require.NoError(t, err)
-	require.Positive(t, l.usual.Load())
+	require.Positive(t, l.smoothed.Load())
 }
 
 func TestACommandThatIsGivenUpBeforeItHasALaneIsNeverSent(t *testing.T) {
@@ -252,7 +252,7 @@ func TestACommandThatIsGivenUpBeforeItHasALaneIsNeverSent(t *testing.T) {
 			o.mu.Lock()
 			defer o.mu.Unlock()
 			require.Zero(t, h.flying, "nothing is on its way")
-			require.False(t, h.lost, "and nothing can run late")
+			require.False(t, h.unanswered, "and nothing can run late")
 		})
 	}
 	t.Run("it is no first entry", func(t *testing.T) {

@@ -40,8 +40,8 @@ const never = time.Duration(math.MaxInt64)
 // dueSoon is the part of its renewal interval by which a lease is renewed early, to go with others that are due.
 const dueSoon = 10
 
-// early is by how much the next renewal of h may be early.
-func (h *hold) early() time.Duration {
+// earlyLocked is by how much the next renewal of h may be early.
+func (h *hold) earlyLocked() time.Duration {
 	if h.failures > 0 {
 		return 0
 	}
@@ -177,11 +177,11 @@ func (d *watchdog) look(now time.Time) (r *round, next time.Duration) {
 			continue
 		}
 		leaked = h.takeLeaksLocked(leaked)
-		early := h.early()
+		early := h.earlyLocked()
 		if t.leases[0].due > at+early {
 			break
 		}
-		ttl := h.nextLease(now)
+		ttl := h.nextLeaseLocked(now)
 		if h.renewing || h.fixed || ttl < MinTTL || !safeUntil(now, ttl).After(h.deadline) {
 			t.rescheduleLocked(h, h.deadline)
 			if h.deadline.After(now.Add(early)) {
@@ -261,8 +261,8 @@ func (l leak) tell(heldFor time.Duration) {
 	}
 }
 
-// nextLease is the lease to ask for: the TTL, or what is left until the longest allowed hold.
-func (h *hold) nextLease(now time.Time) time.Duration {
+// nextLeaseLocked is the lease to ask for: the TTL, or what is left until the longest allowed hold.
+func (h *hold) nextLeaseLocked(now time.Time) time.Duration {
 	if h.maxHold == 0 {
 		return h.ttl
 	}
@@ -272,7 +272,7 @@ func (h *hold) nextLease(now time.Time) time.Duration {
 
 // isLongestLocked says whether a lease that ends now could not have been renewed any more, as the longest allowed hold is reached.
 func (h *hold) isLongestLocked(now time.Time) bool {
-	return h.maxHold > 0 && h.nextLease(now) < MinTTL+margin(h.ttl)
+	return h.maxHold > 0 && h.nextLeaseLocked(now) < MinTTL+margin(h.ttl)
 }
 
 func (h *hold) reasonLocked(t *table, now time.Time) LossReason {

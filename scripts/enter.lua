@@ -18,6 +18,7 @@
 --
 -- Lua numbers are doubles. Microseconds since 1970 stay below 2^53 until the year 2255, so they are exact here.
 
+-- The fields beside the hold. handover, release and many write them out: what is there runs before this is included.
 local STEP, AS, NEXT, TOKEN = 'step', 'as', 'next', 'token'
 
 local function now_us()
