@@ -530,7 +530,7 @@ func (a *acquiring) ours(h *hold, token int64, answer answer) (done bool, err er
 // refusedBy notes who has the lock.
 func (a *acquiring) refusedBy(h *hold, reply acquisition) {
 	owner := h.client.layout.holderOf(reply.owner)
-	if own := owner == a.holder; own && a.mayWait && (a.refusal == nil || a.refusal.Holder != owner) {
+	if owner == a.holder && a.mayWait && (a.refusal == nil || a.refusal.Holder != owner) {
 		h.client.events.log(h.logger, slog.LevelWarn, "relock: waiting for another hold of the same holder",
 			slog.String("lock", a.lock.name), slog.String("holder", owner.String()))
 	}

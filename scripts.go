@@ -22,9 +22,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file is the Redis side: the only place that knows keys, arguments and replies (with redisson.go, for
-// that layout). Each script sets state and never
-// adds to it, so running one twice does what running it once does, and a reply that was lost is answered by asking again.
+// This file is the Redis side: the only place that knows keys, arguments and replies (with redisson.go, for that layout). Each
+// script sets state and never adds to it, so running one twice does what running it once does, and a reply that was lost is
+// answered by asking again.
 
 //go:embed scripts/*.lua scripts/redisson/*.lua
 var sources embed.FS
