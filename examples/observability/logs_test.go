@@ -18,6 +18,12 @@ import (
 	"github.com/go-relock/relock"
 )
 
+// levels are those that are no constants.
+var levels = map[string]string{
+	"relock: pub/sub connection lost, connecting again": "INFO, and WARN from the fourth attempt on",
+	"relock: sending a script again":                    "DEBUG, and WARN for attempt 8, 16, 32, … of one call",
+}
+
 // logged are the messages that the library logs, found in its source: "LEVEL|message|keys".
 func logged(t *testing.T) []string {
 	t.Helper()
@@ -44,7 +50,7 @@ func logged(t *testing.T) []string {
 				if len(call.Args) < 3 {
 					return true
 				}
-				level := "INFO, and WARN from the fourth attempt on" // the one level that is not a constant
+				level := levels[text(t, call.Args[2])]
 				if l, ok := call.Args[1].(*ast.SelectorExpr); ok {
 					level = strings.ToUpper(strings.TrimPrefix(l.Sel.Name, "Level"))
 				}
