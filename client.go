@@ -229,13 +229,14 @@ func (c *Client) returnGrant(base, id string) {
 	}
 }
 
-// manyAttempts is after how many a call that Redis does not answer is worth a warning: a quarter of a second or longer. The next
-// one comes with twice as many, so that a thousand calls that wait for Redis do not fill the log.
-const manyAttempts = 8
+// manyTries is after how many a call that Redis does not answer is worth a warning: about a quarter of a second, or longer. The next
+// one comes with twice as many, so that a thousand calls that wait for Redis do not fill the log. Idle connections that had ended do
+// not count: where a server has ended dozens, they are all found out at once, and the call is answered.
+const manyTries = 8
 
-func (c *Client) retried(r *request, attempt int, err error) {
+func (c *Client) retried(r *request, attempt, tries int, err error) {
 	level := slog.LevelDebug
-	if attempt >= manyAttempts && attempt&(attempt-1) == 0 {
+	if tries >= manyTries && tries&(tries-1) == 0 {
 		level = slog.LevelWarn
 	}
 	c.events.log(c.settings.logger, level, "relock: sending a script again",

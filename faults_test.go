@@ -393,10 +393,13 @@ func TestIdleConnectionsThatHaveEndedAreNoTriesOfACallAndMakeItNoSlower(t *testi
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := onShared(t)
-			p := w.sealedPeer()
+			var log logbook
+			p := w.sealedPeer(relock.WithLogger(log.logger()))
 			call := prepare(w, p.NewLock("a"))
 			p.faults.Cut()
 			require.NoError(t, w.call(soon, call))
+			require.NoError(t, p.Close()) // all is told
+			require.Empty(t, log.lines, "no warning that Redis does not serve it")
 		})
 	}
 }

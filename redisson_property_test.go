@@ -34,7 +34,7 @@ func TestRandomSequencesInRedissonsLayoutLeaveWhatTheHoldersBelieve(t *testing.T
 			s.redissonRig = newRedissonRig(t, rdb, options...)
 			s.plain = server.Client()
 			rdb.AddHook(s.rec)
-			s.client.wire.retried = func(*request, int, error) {
+			s.client.wire.retried = func(*request, int, int, error) {
 				s.rec.setSwallow(false)
 				s.between()
 			}

@@ -357,7 +357,7 @@ type wire struct {
 	mapped   time.Time     // when it was last read; guarded by mapping
 	reached  atomic.Bool   // the cluster has answered, so go-redis has its map
 	orphans  *orphans
-	retried  func(r *request, attempt int, err error)
+	retried  func(r *request, attempt, tries int, err error)
 }
 
 // publish is the command with which scripts send grants.
@@ -435,6 +435,7 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 	again := false // the next attempt follows one that failed
 	eval := false
 	stale, idle := 0, math.MaxInt // attempts that were no tries, see wasStale
+	tries := 0                    // all others
 	for attempt := 1; ; {
 		a.sent = time.Now()
 		if !e.until.IsZero() && (attempt > 1 || e.until.Sub(a.sent) < w.patience || w.cluster != nil) {
@@ -449,7 +450,7 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 		}
 		if again {
 			again = false
-			w.retried(r, attempt-1, last)
+			w.retried(r, attempt-1, tries, last)
 			r.renewLease()
 		}
 		reply, acked, err := w.send(ctx, r, eval, e.stop)
@@ -494,7 +495,7 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 		if w.wasStale(err, &idle) {
 			stale++
 		}
-		tries := attempt - stale
+		tries = attempt - stale
 		if v == refused || e.tries > 0 && tries >= e.tries || errors.Is(err, errNoAcks) && !waitPasses(err) {
 			return a, err
 		}

@@ -2105,7 +2105,7 @@ func TestACallThatWasStoppedBetweenTwoTriesEndsToo(t *testing.T) {
 	r, f := faulty(t)
 	f.On(scripts, redistest.Answer("-LOADING"))
 	stop := make(chan struct{})
-	r.wire.retried = func(_ *request, attempt int, err error) {
+	r.wire.retried = func(_ *request, attempt, _ int, err error) {
 		require.ErrorContains(t, err, "LOADING")
 		if attempt == 3 {
 			close(stop)
@@ -2246,7 +2246,7 @@ func TestWhatGoRedisSaysOfAServerThatIsNotThereIsUnsent(t *testing.T) {
 	k, err := newKeys("", "x")
 	require.NoError(t, err)
 	tries := 0
-	w.retried = func(*request, int, error) { tries++ }
+	w.retried = func(*request, int, int, error) { tries++ }
 	a, err := w.run(t.Context(), newRequest(stateScript, k, 0), effort{tries: 3})
 	require.ErrorIs(t, err, syscall.ECONNREFUSED)
 	require.Equal(t, unsent, judge(err))

@@ -546,7 +546,7 @@ func TestWhereGoRedisRespectsDeadlinesACommandThatGetsNoAnswerSoonIsTriedTheOthe
 	defer cancel()
 	stall := f.Once(scripts, redistest.Stall())
 	retried := 0
-	r.wire.retried = func(_ *request, _ int, err error) {
+	r.wire.retried = func(_ *request, _, _ int, err error) {
 		retried++
 		require.Equal(t, unknown, judge(err), "%v", err)
 		require.False(t, r.wire.lanes.isBrisk(), "the next ones take no risk")
@@ -576,7 +576,7 @@ func TestACallThatIsEndedAsItAsksAgainSaysWhatRedisHasRefused(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	refusal := f.On(scripts, redistest.Answer("-READONLY You can't write against a read only replica."))
-	r.wire.retried = func(*request, int, error) { cancel() } // the next try finds it ended, and go-redis says just that
+	r.wire.retried = func(*request, int, int, error) { cancel() } // the next try finds it ended, and go-redis says just that
 	_, err := r.wire.state(ctx, r.keys, effort{})
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorContains(t, err, "READONLY")
@@ -870,7 +870,7 @@ func TestWhereGoRedisRespectsDeadlinesACommandWaitsForNoConnectionInItsCallersGo
 	r, f := brisk(t)
 	f.Cut()
 	f.Partition()
-	r.wire.retried = func(_ *request, attempt int, err error) {
+	r.wire.retried = func(_ *request, attempt, _ int, err error) {
 		require.Equal(t, 1, attempt)
 		require.ErrorIs(t, err, errNoConnection)
 		require.False(t, r.wire.lanes.isBrisk(), "the next ones wait the other way")
