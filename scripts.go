@@ -474,6 +474,7 @@ func (w *wire) run(ctx context.Context, r *request, e effort) (answer, error) {
 		}
 		if !eval && redis.HasErrorPrefix(err, "NOSCRIPT") {
 			eval = true // the server has forgotten, or never had, the script; it has not run, and that is no try
+			r.renewLease()
 			continue
 		}
 		if err == errAskAlone || err == errNotTogether { //nolint:errorlint // as they are

@@ -1136,6 +1136,25 @@ func TestWithMaxHoldIsNotMovedByWhatIsSentAgainOfAReentryOrPartialExit(t *testin
 	}
 }
 
+func TestWithMaxHoldIsNotMovedByAReentryThatIsSentAgainAsItsScriptWasNotThere(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const maxHold = 40 * time.Second
+		m := w.NewClient(relock.WithMaxHold(maxHold))
+		w.warm(m)
+		l := m.NewLock("a")
+		section := enter(t, t.Context(), l)
+		began := time.Now()
+		pass(maxHold / 2)
+		rdb, _ := w.NewRedis()
+		require.NoError(t, rdb.ScriptFlush(t.Context()).Err())
+		m.net.Delay(2800 * time.Millisecond)
+		enter(t, section, l)
+		_, cause := ends(t, section)
+		require.ErrorIs(t, cause, relock.ErrLockLost)
+		require.LessOrEqual(t, time.Since(began), maxHold)
+	})
+}
+
 func TestASectionThatEndsBeforeItsMaxHoldIsLikeAnyOther(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		l := w.NewClient(relock.WithMaxHold(10 * time.Minute)).NewLock("a")
