@@ -9,6 +9,7 @@ import (
 	"net"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -743,6 +744,32 @@ func TestAWaitForASectionOfItsOwnContextIsLogged(t *testing.T) {
 		_, err = waiting.result()
 		require.ErrorIs(t, err, context.Canceled)
 	})
+}
+
+// It learns from the one before it who has the lock.
+func TestAWaitForASectionOfItsOwnContextIsLoggedAlsoBehindAnotherWaiter(t *testing.T) {
+	for name, test := range map[string]struct{ all, one []relock.Option }{
+		"in a line": {nil, []relock.Option{relock.WithLocalPass(0, 0)}},
+		"in a race": {inRedisson(), nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				var log logbook
+				one := w.NewClient(slices.Concat(test.all, test.one, []relock.Option{relock.WithLogger(log.logger())})...).NewLock("a")
+				other := w.NewClient(test.all...).NewLock("a")
+				section := enter(t, t.Context(), other)
+				before := begin(t, t.Context(), tryFor(one, time.Second))
+				waiting := begin(t, section, one.Lock)
+				_, err := before.result()
+				require.ErrorIs(t, err, relock.ErrLocked)
+				pass(3 * relock.DefaultTTL)
+				require.Len(t, log.about("same holder"), 1)
+				require.NoError(t, other.Unlock(section))
+				_, err = waiting.result()
+				require.ErrorIs(t, err, context.Canceled)
+			})
+		})
+	}
 }
 
 func TestJoinedHooksAreAllCalledInOrder(t *testing.T) {

@@ -289,6 +289,7 @@ type acquiring struct {
 	late      int          // how often Redis said that we have the lock when that lease was over
 	nests     bool         // the holder has the lock already
 	refusal   *LockedError // what Redis said last
+	warned    bool         // that another hold of our own holder has it
 
 	// What has come of it.
 	frame   *frame // made, but not entered yet
@@ -530,7 +531,8 @@ func (a *acquiring) ours(h *hold, token int64, answer answer) (done bool, err er
 // refusedBy notes who has the lock.
 func (a *acquiring) refusedBy(h *hold, reply acquisition) {
 	owner := h.client.layout.holderOf(reply.owner)
-	if owner == a.holder && a.mayWait && (a.refusal == nil || a.refusal.Holder != owner) {
+	if owner == a.holder && a.mayWait && !a.warned {
+		a.warned = true
 		h.client.events.log(h.logger, slog.LevelWarn, "relock: waiting for another hold of the same holder",
 			slog.String("lock", a.lock.name), slog.String("holder", owner.String()))
 	}
