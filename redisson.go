@@ -241,7 +241,7 @@ func (r *redisson) takeTurn(p *race, a *acquiring) (err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if p.refusal != nil {
-		a.refusal = sameRefusal(p.refusal)
+		a.refusal, a.waited = sameRefusal(p.refusal), true
 	}
 	return err
 }

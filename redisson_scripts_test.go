@@ -646,3 +646,16 @@ func TestOddRepliesInRedissonsLayoutAreErrorsAndNoLock(t *testing.T) {
 		require.Equal(t, acquisition{}, got)
 	}
 }
+
+// It is in a race before it has its turn, and another one may come in between.
+func TestWhoGivesUpBehindOneThatHasOvertakenItHasWaited(t *testing.T) {
+	r := newRig(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	p := &race{turn: make(chan struct{}, 1), refusal: &LockedError{Name: r.keys.name, Holder: NewHolder()}}
+	p.turn <- struct{}{}
+	a := &acquiring{lock: r.client.NewLock(r.keys.name), ctx: ctx, waiting: ctx, mayWait: true}
+	require.ErrorIs(t, newRedisson(false).takeTurn(p, a), context.Canceled)
+	require.Equal(t, p.refusal, a.refusal)
+	require.True(t, a.waited)
+}
