@@ -48,7 +48,7 @@
 //     (With [WithLocalPass] it may pass the lock on inside the process instead.)
 //     Besides that a waiter asks only when the lease that it was told of should be over, so the lock of a crashed holder is
 //     granted then. (However long that lease is, it asks after about its own TTL at the latest, or after 10 s if that is more;
-//     with [WithLocalPass] after 30 s at the latest.)
+//     with [WithLocalPass] after about 30 s at the latest.)
 //   - The hold count in Redis is what the holder's entries and exits make it, whatever replies were lost and however
 //     often a command was sent. Scripts set the count; they do not add to it.
 //   - An Unlock, or any other command that arrives late or twice, ends no other hold and no outer entry: commands name the

@@ -37,7 +37,7 @@ type hold struct {
 	// The rest is guarded by the mutex of the client's table. Whoever ends the hold reads it without: nobody else changes it then.
 
 	state holdState
-	leads bool          // its line, until it is over
+	leads bool          // its line, until it is over, or has had no answer for long
 	place *list.Element // in the line, nil if it stands in none
 
 	end     error // why a hold that was entered is over: ErrReleased or a *LostError

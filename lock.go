@@ -979,7 +979,7 @@ type State struct {
 	TTL    time.Duration // of the lease; negative if there is a holder without one, which relock never makes
 	Token  int64         // the last fencing token, 0 if none is known; or a later one that was set aside, or drawn for a waiter
 	// Waiters is how many are queued, including those whose process has died and whose turn has not come yet.
-	// WithLocalPass: at most one for each client; WithRedissonLayout: 0.
+	// WithLocalPass: one for each client, unless Redis is slow to answer it; WithRedissonLayout: 0.
 	Waiters int
 }
 

@@ -231,13 +231,13 @@ const (
 //   - Tokens grow as ever. [State.Token] may be ahead by the passes that are left.
 //   - [Lock.State] and [LockedError] name the holder to whom the lock was passed some milliseconds later, and never hear of one
 //     that has passed it on by then.
-//   - [State.Waiters] counts nobody who waits in a line: one for a client that waits in Redis, none for the client that has
-//     the lock.
+//   - [State.Waiters] counts nobody who waits in a line: one for a client that waits in Redis (or one for each call that asks for
+//     itself, see below), none for the client that has the lock.
 //   - The replicas of [WithReplicaAcks] are asked when Redis gives the lock to the process, not for each pass; [WithMaxHold]
 //     counts anew from each pass.
 //   - Where the lock is lost, or the call that asks Redis for the line gives up, the next one in the line asks; also where it
-//     has had no answer for a third of the TTL, or for 10 s, and then it asks on for itself. A process that dies costs its waiters
-//     one TTL at most, as ever.
+//     has had no answer for a third of the TTL, or for 10 s, and then it asks on for itself, with no place in the line any more. A process
+//     that dies costs its waiters one TTL at most, as ever.
 //   - An Unlock that passes the lock on does not notice that somebody has taken it away in Redis. Whoever has it in the process
 //     some milliseconds later is told.
 func WithLocalPass(passes int, limit time.Duration) Option {
