@@ -46,7 +46,7 @@ func openTerminal() *terminal { return nil }
 func (*terminal) begin(*runner) {}
 func (*terminal) end(*runner)   {}
 
-func (*runner) hearStops()                  {}
+func (*runner) hearStops(bool)              {}
 func (*runner) forward(os.Signal)           {}
 func (*runner) childStopped(syscall.Signal) {}
 func (*runner) resume()                     {}

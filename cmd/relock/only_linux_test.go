@@ -12,6 +12,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -28,6 +30,18 @@ func TestTheCommandEndsWithRelock(t *testing.T) {
 	gone(t, pid)
 	p.expect(&p.stdout, "got terminated")
 	s.free("job") // after its lease
+}
+
+func TestACommandIgnoresCtrlZWhereRelockWasStartedToIgnoreIt(t *testing.T) {
+	s := onShared(t)
+	for trap, want := range map[string]bool{`trap "" TSTP`: true, "true": false} {
+		p := startProgram(t, "/bin/sh", s.on(), "-c", trap+`; exec "$@"`, "sh",
+			binary, "run", "job", "--", "sed", "-n", "s/^SigIgn:.//p", "/proc/self/status")
+		require.Equal(t, 0, p.code())
+		ignored, err := strconv.ParseUint(strings.TrimSpace(p.stdout.String()), 16, 64)
+		require.NoError(t, err)
+		require.Equal(t, want, ignored>>(syscall.SIGTSTP-1)&1 == 1, trap)
+	}
 }
 
 func TestTLS(t *testing.T) {

@@ -326,10 +326,11 @@ func (r *runner) work() (code int, err error) {
 		return 0, &exitError{code: codeLost, err: fmt.Errorf("%w; the command was not started", context.Cause(r.section))}
 	}
 	r.tty = openTerminal()
-	r.hearStops()
+	r.hearStops(false)
 	if r.child, err = startChild(r.path, r.command, r.environment()); err != nil {
 		return 0, cannotStart(r.command[0], err)
 	}
+	r.hearStops(true)
 	r.tty.begin(r)
 	r.child.listen()
 	defer r.tty.end(r)

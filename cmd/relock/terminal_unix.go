@@ -73,10 +73,13 @@ func (t *terminal) check(c *child) {
 	}
 }
 
-// hearStops is called when the command is about to start: a Ctrl-Z that comes at its first moment must stop it too, and not us alone.
-func (r *runner) hearStops() {
-	signal.Notify(r.signals, unix.SIGTSTP)
-	signal.Notify(r.conts, unix.SIGCONT)
+// hearStops is called when the command is about to start, and when it has: a Ctrl-Z that comes at its first moment must stop it too,
+// and not us alone. But where we ignore Ctrl-Z the command is to do so too, which it would not if we had begun to hear it before.
+func (r *runner) hearStops(started bool) {
+	if started == ignores(unix.SIGTSTP) {
+		signal.Notify(r.signals, unix.SIGTSTP)
+		signal.Notify(r.conts, unix.SIGCONT)
+	}
 }
 
 // begin is called when the command has just started.
