@@ -1309,7 +1309,7 @@ func TestTheLoggerOfALockGetsItsLossesItsLeaksAndWhatMayBeLeftOfItAndNothingElse
 		cancel()
 		_, err = waits.result()
 		require.ErrorIs(t, err, context.Canceled)
-		pass(relock.DefaultTTL + time.Minute + 3*time.Second)
+		pass(relock.DefaultTTL + time.Minute + 11*time.Second)
 		refuse.Remove()
 
 		told := 0

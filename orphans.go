@@ -46,7 +46,8 @@ func (p *orphan) confirmedLocked() bool { return p.confirmed && !p.landedLocked(
 const (
 	orphanFirst = 50 * time.Millisecond
 	orphanLong  = 2 * time.Second
-	orphanLimit = 2 * time.Second // for one round trip
+	orphanCalm  = 10 * time.Second // where Redis refuses: that may last, for many
+	orphanLimit = 2 * time.Second  // for one round trip
 	orphanBatch = 256
 	// queueLimit is how much longer than a lease to go on where Redis does not answer, or refuses. The place in the
 	// queue may outlast that (see keep in ask.lua): a grant to it then goes on to the next, or costs one lease.
@@ -183,7 +184,11 @@ func (o *orphans) abandon(batch []*orphan, until time.Time) (answers bool) {
 		p.tries++
 		p.confirmed = err == nil
 		answers = answers || p.confirmed
-		p.next = now.Add(min(orphanFirst<<min(p.tries-1, 10), orphanLong))
+		longest := orphanLong
+		if err != nil && judge(err) == refused {
+			longest = orphanCalm
+		}
+		p.next = now.Add(min(orphanFirst<<min(p.tries-1, 10), longest))
 		switch {
 		case p.confirmedLocked() && (!p.unsureLocked() || p.hold.flying == 0 && age > p.lease):
 		case err != nil && (o.isLast(err) || age > p.lease+queueLimit):
