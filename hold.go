@@ -273,7 +273,7 @@ func newFrame(parent context.Context, h *hold) (*frame, *entry) {
 		f.baseDone = parent.Done()
 	}
 	if deadline, ok := parent.Deadline(); ok {
-		f.deadline = h.client.table.at(deadline)
+		f.deadline = time.Since(h.client.table.start) + time.Until(deadline)
 	}
 	f.ctx, f.cancel = context.WithCancelCause(parent)
 	f.self = carried{holder: h.holder, frame: f}
