@@ -107,7 +107,7 @@ type Wake string
 
 // The ways to get a lock.
 const (
-	WakeNone    Wake = ""        // it was free, or ours: no wait. Or the call did not get it
+	WakeNone    Wake = ""        // it was free when asked for, or ours: no wait for it in a queue. Or the call did not get it
 	WakeGrant   Wake = "grant"   // the grant arrived on the pub/sub connection
 	WakeRecheck Wake = "recheck" // asked again, because the owner's lease should have ended, or the connection was new
 	// WakeReleased is WithRedissonLayout's: a message said that the lock had become free, and this one asked first.
@@ -136,7 +136,7 @@ type AcquireFinished struct {
 	Depth     int           // the hold count after the entry
 	Waited    bool          // another holder had the lock, and the call could wait for it
 	Queued    bool          // it had a place in the queue, or in a line: a Queued event has told of it
-	Wake      Wake          // what told that the lock is its own, where it waited
+	Wake      Wake          // what told that the lock is its own, where it was queued
 	Token     int64         // fencing token, 0 without the lock
 	TTL       time.Duration // of the hold; without the lock, what it would have been
 	Err       error         // what the call returned

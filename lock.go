@@ -516,7 +516,7 @@ func (a *acquiring) ours(h *hold, token int64, answer answer) (done bool, err er
 		h.noteTokens(token)
 		return true, a.undo(h, answer.acked)
 	}
-	if a.waited && a.wake == WakeNone {
+	if a.queued && a.wake == WakeNone {
 		a.wake = WakeRecheck
 	}
 	done, err = a.enterFirst(h, token, answer.sent, time.Nanosecond)

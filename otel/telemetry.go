@@ -169,7 +169,7 @@ func (t *Telemetry) acquireFinished(e relock.AcquireFinished) {
 	if e.Outcome != relock.OutcomeAcquired {
 		return
 	}
-	if e.Waited {
+	if e.Queued {
 		t.wakes.Add(ctx, 1, t.with(lock, WakeKey.String(string(e.Wake))))
 	}
 	t.inflight.opened(holdKey{e.Name, e.Holder, e.Token}, e.Start, openHold{label: lock, since: e.Start.Add(e.Duration), ttl: e.TTL})

@@ -335,7 +335,7 @@ func (c *Collector) acquireFinished(e relock.AcquireFinished) {
 	if e.Outcome != relock.OutcomeAcquired {
 		return
 	}
-	if e.Waited {
+	if e.Queued {
 		c.wakes.WithLabelValues(c.with(lock, string(e.Wake))...).Inc()
 	}
 	c.inflight.opened(holdKey{e.Name, e.Holder, e.Token}, e.Start, openHold{label: lock, since: e.Start.Add(e.Duration), ttl: e.TTL})
