@@ -1,0 +1,137 @@
+// Package events runs callbacks of the user's, and log calls, away from the code that has something
+// to tell.
+package events
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// Backlog is how many calls may wait.
+const Backlog = 4096
+
+// Worker runs calls one after another, in order, in one goroutine that starts with the first of
+// them. A call that is slow, blocks or panics holds up nobody but the calls behind it. Calls beyond
+// the backlog are dropped, and the number of them is told.
+type Worker struct {
+	queue  chan func()
+	logger *slog.Logger
+	onDrop func(dropped int)
+
+	// Only the goroutine uses these: how many calls were dropped that it has not told of, and how
+	// many are to run before it does.
+	missed, before int
+
+	mu      sync.Mutex
+	dropped int // since the goroutine last looked
+	started bool
+	closed  bool
+	done    chan struct{}
+}
+
+// New makes a Worker. onDrop may be nil; it is called like any other call.
+func New(logger *slog.Logger, onDrop func(dropped int)) *Worker {
+	return &Worker{queue: make(chan func(), Backlog), logger: logger, onDrop: onDrop, done: make(chan struct{})}
+}
+
+// Emit hands one call to the goroutine, and never blocks.
+func (w *Worker) Emit(call func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return
+	}
+	if !w.started {
+		w.started = true
+		go w.run()
+	}
+	select {
+	case w.queue <- call:
+	default:
+		w.dropped++
+	}
+}
+
+// Log emits a log record; nothing if l is nil. It does not ask the handler whether it wants that
+// level: Enabled is code of the user's too, so the goroutine calls it, as a part of LogAttrs.
+func (w *Worker) Log(l *slog.Logger, level slog.Level, msg string, attrs ...slog.Attr) {
+	if l != nil {
+		w.Emit(func() { l.LogAttrs(context.Background(), level, msg, attrs...) })
+	}
+}
+
+// run ends when Close was called and everything before it has run.
+func (w *Worker) run() {
+	ended := false
+	defer func() {
+		if !ended { // a call has ended its goroutine, as the FailNow of a test does
+			go w.run()
+			return
+		}
+		close(w.done)
+	}()
+	for {
+		w.tellDropped()
+		call, more := <-w.queue
+		if !more {
+			break
+		}
+		w.before--
+		w.call(call)
+	}
+	ended = true
+}
+
+// tellDropped tells of calls that were dropped, when all from before the drop have run.
+func (w *Worker) tellDropped() {
+	for {
+		if w.missed == 0 {
+			w.mu.Lock()
+			w.missed, w.before, w.dropped = w.dropped, len(w.queue), 0
+			w.mu.Unlock()
+		}
+		if w.missed == 0 || w.before > 0 {
+			return
+		}
+		missed := w.missed
+		w.missed = 0
+		if w.logger != nil {
+			w.call(func() { w.logger.Warn("relock: events dropped, as too many waited for the hooks", "events", missed) })
+		}
+		if w.onDrop != nil {
+			w.call(func() { w.onDrop(missed) })
+		}
+	}
+}
+
+// call survives a panic of the user's code.
+func (w *Worker) call(call func()) {
+	defer func() {
+		if r := recover(); r != nil && w.logger != nil {
+			defer func() { _ = recover() }() // the logger may be what panics
+			w.logger.Error("relock: a hook panicked", "panic", r)
+		}
+	}()
+	call()
+}
+
+// Close drops later calls, and waits for those before it, at most for that long.
+func (w *Worker) Close(limit time.Duration) {
+	w.mu.Lock()
+	if !w.closed {
+		w.closed = true
+		close(w.queue)
+		if !w.started {
+			close(w.done)
+		}
+	}
+	w.mu.Unlock()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-w.done:
+	case <-timer.C:
+	}
+}
