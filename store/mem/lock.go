@@ -1,0 +1,138 @@
+package mem
+
+import (
+	"slices"
+	"time"
+
+	"github.com/go-relock/relock/store"
+)
+
+// lock is one name: the holds that are in, oldest first, and the queue. A lock with an empty holds
+// has an empty queue, and is not in Store.locks.
+type lock struct {
+	holds, queue []*hold
+	timer        *time.Timer // fires at the end of the first lease that ends
+}
+
+// hold is a place in the queue, or a stay in the lock.
+type hold struct {
+	store.Lease
+	count int
+	moved chan struct{} // closed when the hold leaves the queue
+}
+
+func (h *hold) end() time.Time { return h.Sent.Add(h.TTL) }
+
+func find(holds []*hold, id store.ID) *hold {
+	for _, h := range holds {
+		if h.ID == id {
+			return h
+		}
+	}
+	return nil
+}
+
+// of makes a command on a hold. The command is refused if the hold is not in.
+func of(id store.ID, command func(*lock, *hold)) func(*lock) error {
+	return func(k *lock) error {
+		h := find(k.holds, id)
+		if h == nil {
+			return store.ErrGone
+		}
+		command(k, h)
+		return nil
+	}
+}
+
+// on runs a command on a lock. Leases that have ended are gone before the command runs, and waiters
+// are served behind it. The caller holds Store.mu.
+func (s *Store) on(name string, command func(*lock) error) error {
+	k := s.locks[name]
+	if k == nil {
+		k = &lock{timer: time.AfterFunc(time.Hour, func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			_ = s.on(name, func(*lock) error { return nil })
+		})}
+	}
+	k.settle()
+	err := command(k)
+	k.settle()
+	if len(k.holds) == 0 {
+		k.timer.Stop()
+		delete(s.locks, name)
+		return err
+	}
+	first := slices.MinFunc(k.holds, func(a, b *hold) int { return a.end().Compare(b.end()) })
+	k.timer.Reset(time.Until(first.end()))
+	s.locks[name] = k
+	return err
+}
+
+// settle ends the leases that have run out, and grants the lock to the head of the queue for as
+// long as the rule admits it.
+func (k *lock) settle() {
+	now := time.Now()
+	k.holds = slices.DeleteFunc(k.holds, func(h *hold) bool { return !now.Before(h.end()) })
+	for len(k.queue) > 0 && k.admits(k.queue[0]) {
+		h := k.queue[0]
+		k.queue = slices.Delete(k.queue, 0, 1)
+		k.enter(h, store.WakeGrant)
+		close(h.moved)
+	}
+}
+
+// admits is the rule: at most so many holds may be in as the smallest limit among them says.
+func (k *lock) admits(h *hold) bool {
+	fits := func(other *hold) bool { return len(k.holds) < other.Limit }
+	return fits(h) && !slices.ContainsFunc(k.holds, func(in *hold) bool { return !fits(in) })
+}
+
+func (k *lock) enter(h *hold, woken store.Wake) {
+	h.Sent, h.Woken, h.count = time.Now(), woken, 1
+	k.holds = append(k.holds, h)
+}
+
+// ask returns the hold of an ask, and says whether the hold is in. A hold that was neither in nor
+// in the queue enters if the lock is free.
+func (k *lock) ask(a store.Ask) (h *hold, in bool) {
+	if h = find(k.holds, a.ID); h != nil {
+		return h, true
+	}
+	if h = find(k.queue, a.ID); h != nil {
+		return h, false
+	}
+	h = &hold{Lease: store.Lease{Ask: a}, moved: make(chan struct{})}
+	if len(k.queue) > 0 || !k.admits(h) {
+		return h, false
+	}
+	k.enter(h, store.WakeNone)
+	return h, true
+}
+
+// join puts the hold at the end of the queue, unless the hold has a place, and returns its
+// position.
+func (k *lock) join(h *hold) int {
+	if !slices.Contains(k.queue, h) {
+		k.queue = append(k.queue, h)
+	}
+	return slices.Index(k.queue, h)
+}
+
+// remove takes a hold out of the lock and out of the queue.
+func (k *lock) remove(id store.ID) {
+	other := func(h *hold) bool { return h.ID == id }
+	k.holds = slices.DeleteFunc(k.holds, other)
+	if h := find(k.queue, id); h != nil {
+		k.queue = slices.DeleteFunc(k.queue, other)
+		close(h.moved)
+	}
+}
+
+// busy is the refusal of the lock.
+func (k *lock) busy() *store.Busy {
+	if len(k.holds) == 0 {
+		return &store.Busy{}
+	}
+	return &store.Busy{Owner: k.holds[0].ID, TTL: time.Until(k.holds[0].end())}
+}

@@ -1,0 +1,45 @@
+package mem
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/store"
+)
+
+func TestAdmitsCountsTheSmallestLimit(t *testing.T) {
+	for _, c := range []struct {
+		in     []int
+		limit  int
+		admits bool
+	}{
+		{nil, 1, true},
+		{[]int{1}, 1, false},
+		{[]int{1}, store.Unlimited, false},
+		{[]int{store.Unlimited}, store.Unlimited, true},
+		{[]int{store.Unlimited}, 1, false},
+		{[]int{3, 3}, 3, true},
+		{[]int{3, 3, 3}, 3, false},
+		{[]int{2, store.Unlimited}, store.Unlimited, false},
+	} {
+		k := &lock{}
+		for _, limit := range c.in {
+			k.enter(&hold{Lease: store.Lease{Ask: store.Ask{Limit: limit}}}, store.WakeNone)
+		}
+		require.Equal(t, c.admits, k.admits(&hold{Lease: store.Lease{Ask: store.Ask{Limit: c.limit}}}), "%+v", c)
+	}
+}
+
+func TestFreeLockIsNotKept(t *testing.T) {
+	s, a := New(), store.Ask{Name: "orders", ID: "client:1:1", TTL: time.Minute, Limit: 1}
+	l, err := s.Try(t.Context(), a)
+	require.NoError(t, err)
+	require.Len(t, s.locks, 1)
+	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.Empty(t, s.locks)
+	_, err = s.Look(t.Context(), "orders")
+	require.NoError(t, err)
+	require.Empty(t, s.locks)
+}

@@ -1,0 +1,329 @@
+// Package mem keeps locks in memory. The package serves unit tests that need no server, and is the
+// reference of package storetest:
+//
+//	client, err := relock.Open(mem.New())
+//
+// One [Store] stands for one server. Clients that share a Store exclude each other as processes
+// that share a server do. The package measures leases with package time, so a testing/synctest
+// bubble gives fake time. Make the Store inside the bubble.
+package mem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-relock/relock/store"
+)
+
+// Store keeps locks in memory, in one first-in-first-out queue for each name. A Store serves every
+// [store.Ask.Limit], draws fencing tokens from 1 for each name, and remembers the last token of a
+// name for as long as the Store lives. A lock that nobody has and nobody waits for leaves nothing
+// else behind: no goroutine, no timer.
+//
+// [Store.Lose] and [Store.Interrupt] play the failures of a server.
+type Store struct {
+	mu       sync.Mutex
+	locks    map[string]*lock
+	tokens   map[string]int64
+	watchers map[*watcher]struct{}
+	cuts     []*cut // the interruptions that are in force
+}
+
+var _ store.Watcher = (*Store)(nil)
+
+// watcher is one call of [Store.Watch].
+type watcher struct {
+	prefix string
+	doubt  func(store.ID)
+}
+
+// cut is one interruption. The restore function closes over.
+type cut struct {
+	err  error
+	over chan struct{}
+}
+
+// New makes an empty Store.
+func New() *Store {
+	return &Store{
+		locks:    make(map[string]*lock),
+		tokens:   make(map[string]int64),
+		watchers: make(map[*watcher]struct{}),
+	}
+}
+
+// Check accepts every name but the empty one, and every limit from 1 up. Replica
+// acknowledgements are [errors.ErrUnsupported].
+func (s *Store) Check(a store.Ask) (store.Ask, error) {
+	switch {
+	case a.Name == "":
+		return a, errors.New("the lock name is empty")
+	case a.Limit < 1:
+		return a, fmt.Errorf("a limit of %d holds lets nobody in", a.Limit)
+	case a.Acks.Replicas != 0:
+		return a, fmt.Errorf("memory has no replicas: %w", errors.ErrUnsupported)
+	}
+	return a, nil
+}
+
+// Try implements [store.Store].
+func (s *Store) Try(ctx context.Context, a store.Ask) (l store.Lease, err error) {
+	err = s.once(ctx, a.Name, func(k *lock) error {
+		h, in := k.ask(a)
+		if !in {
+			return k.busy()
+		}
+		l = h.Lease
+		return nil
+	})
+	return l, err
+}
+
+// Wait implements [store.Store]. Wait calls progress once for each place that the hold takes in the
+// queue. A wait that ends with ctx takes its place back, unless an interruption prevents that.
+func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (l store.Lease, err error) {
+	for {
+		var h *hold
+		var in bool
+		var p store.Progress
+		err = s.patiently(ctx, a.Name, func(k *lock) error {
+			if h, in = k.ask(a); in {
+				l = h.Lease
+			} else {
+				p = store.Progress{Busy: k.busy(), Queued: true, Position: k.join(h)}
+			}
+			return nil
+		})
+		if err != nil {
+			return l, s.giveUp(a, err)
+		}
+		if in {
+			return l, nil
+		}
+		progress(p)
+		select {
+		case <-h.moved:
+		case <-ctx.Done():
+			return l, s.giveUp(a, ended(ctx))
+		}
+	}
+}
+
+// giveUp takes back what a wait has got, and returns the error of the wait.
+func (s *Store) giveUp(a store.Ask, err error) error {
+	if s.Forget(context.Background(), []store.Ask{a})[0] != nil {
+		return store.Unsure(err)
+	}
+	return err
+}
+
+// Enter implements [store.Store]. If l.TTL is 0, Enter returns the lease that the hold has.
+func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
+	err := s.patiently(ctx, l.Name, of(l.ID, func(_ *lock, h *hold) {
+		h.count = count
+		if now := time.Now(); now.Add(l.TTL).After(h.end()) {
+			h.Sent, h.TTL = now, l.TTL
+		}
+		l.Sent, l.TTL = h.Sent, h.TTL
+	}))
+	return l, err
+}
+
+// Release implements [store.Store].
+func (s *Store) Release(ctx context.Context, l store.Lease, count int) error {
+	if count > 0 {
+		_, err := s.Enter(ctx, l, count)
+		return err
+	}
+	released := false
+	err := s.patiently(ctx, l.Name, of(l.ID, func(k *lock, _ *hold) {
+		k.remove(l.ID)
+		released = true
+	}))
+	if released && errors.Is(err, store.ErrGone) {
+		return store.Unsure(err) // an attempt without an answer has released the hold
+	}
+	return err
+}
+
+// Renew implements [store.Store].
+func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
+	errs := make([]error, len(renewals))
+	for i, r := range renewals {
+		errs[i] = s.once(ctx, r.Lease.Name, of(r.Lease.ID, func(_ *lock, h *hold) {
+			h.count = r.Count
+			if now := time.Now(); now.Add(r.TTL).After(h.end()) {
+				h.Sent, h.TTL = now, r.TTL
+			}
+		}))
+	}
+	return errs
+}
+
+// Forget implements [store.Store].
+func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
+	errs := make([]error, len(asks))
+	for i, a := range asks {
+		errs[i] = s.once(ctx, a.Name, func(k *lock) error { k.remove(a.ID); return nil })
+	}
+	return errs
+}
+
+// Token implements [store.Store].
+func (s *Store) Token(ctx context.Context, l store.Lease) (token int64, err error) {
+	err = s.once(ctx, l.Name, of(l.ID, func(*lock, *hold) {
+		s.tokens[l.Name]++
+		token = s.tokens[l.Name]
+	}))
+	return token, err
+}
+
+// Look implements [store.Store]. If several holds are in, the owner is the one that came first.
+func (s *Store) Look(ctx context.Context, name string) (state store.State, err error) {
+	err = s.once(ctx, name, func(k *lock) error {
+		state = store.State{Token: s.tokens[name], Waiters: len(k.queue)}
+		if len(k.holds) > 0 {
+			h := k.holds[0]
+			state.Owner, state.Count, state.TTL = h.ID, h.count, time.Until(h.end())
+		}
+		return nil
+	})
+	return state, err
+}
+
+// Break implements [store.Store]. Break tells the hold's client.
+func (s *Store) Break(ctx context.Context, name string, id store.ID) error {
+	err := s.once(ctx, name, of(id, func(k *lock, _ *hold) { k.remove(id) }))
+	if err == nil || errors.Is(err, store.ErrUnsure) {
+		s.tell(id)
+	}
+	return err
+}
+
+// Close does nothing. Clients that share the Store go on, and so does the Store.
+func (s *Store) Close() error { return nil }
+
+// Watch implements [store.Watcher]. [Store.Break], [Store.Lose] and the end of an interruption call
+// doubt, in their own goroutine.
+func (s *Store) Watch(client string, doubt func(store.ID)) (stop func()) {
+	w := &watcher{prefix: client + ":", doubt: doubt}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.watchers[w] = struct{}{}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.watchers, w)
+	}
+}
+
+// tell calls the watchers of the hold's client; all watchers if id is empty.
+func (s *Store) tell(id store.ID) {
+	var doubts []func(store.ID)
+	s.mu.Lock()
+	for w := range s.watchers {
+		if id == "" || strings.HasPrefix(string(id), w.prefix) {
+			doubts = append(doubts, w.doubt)
+		}
+	}
+	s.mu.Unlock()
+	for _, doubt := range doubts {
+		doubt(id)
+	}
+}
+
+// Lose forgets every hold of the lock, as a server that crashes does. The queue stays, so the lock
+// goes to the next waiter at once. Lose tells the clients of the lost holds.
+func (s *Store) Lose(name string) {
+	var lost []*hold
+	s.mu.Lock()
+	_ = s.on(name, func(k *lock) error { lost, k.holds = k.holds, nil; return nil })
+	s.mu.Unlock()
+	for _, h := range lost {
+		s.tell(h.ID)
+	}
+}
+
+// Interrupt cuts every client off until restore is called: commands fail with err, marked with
+// [store.ErrUnavailable], or wait for the end of the interruption where package store says so.
+// Commands do not run, unless err matches [store.ErrUnsure]: then commands run, and only their
+// answers are lost. Leases end during an interruption and waiters are granted the lock, but learn
+// of the grant afterwards. A nil err stands for [store.ErrUnavailable]. If interruptions overlap,
+// the latest one decides, and each lasts until its own restore. Calling restore again does nothing.
+func (s *Store) Interrupt(err error) (restore func()) {
+	if err == nil {
+		err = store.ErrUnavailable
+	}
+	c := &cut{err: store.Unavailable(err), over: make(chan struct{})}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cuts = append(s.cuts, c)
+	return sync.OnceFunc(func() {
+		s.mu.Lock()
+		s.cuts = slices.DeleteFunc(s.cuts, func(other *cut) bool { return other == c })
+		close(c.over)
+		s.mu.Unlock()
+		s.tell("")
+	})
+}
+
+// ended returns the error and the cause of a context that is done.
+func ended(ctx context.Context) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if errors.Is(cause, err) {
+		return cause
+	}
+	return fmt.Errorf("%w: %w", err, cause)
+}
+
+// once makes one attempt at a command, unless ctx is done.
+func (s *Store) once(ctx context.Context, name string, command func(*lock) error) error {
+	if ctx.Err() != nil {
+		return ended(ctx)
+	}
+	_, err := s.attempt(name, command)
+	return err
+}
+
+// patiently makes attempts until one is answered or ctx is done.
+func (s *Store) patiently(ctx context.Context, name string, command func(*lock) error) error {
+	if ctx.Err() != nil {
+		return ended(ctx)
+	}
+	unsure := false
+	for {
+		c, err := s.attempt(name, command)
+		if c == nil {
+			return err
+		}
+		unsure = unsure || errors.Is(err, store.ErrUnsure)
+		select {
+		case <-c.over:
+		case <-ctx.Done():
+			err = fmt.Errorf("%w: %w", ended(ctx), err)
+			if unsure {
+				err = store.Unsure(err)
+			}
+			return err
+		}
+	}
+}
+
+// attempt runs a command, and returns the interruption that has lost its answer, if there is one.
+func (s *Store) attempt(name string, command func(*lock) error) (*cut, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.cuts) == 0 {
+		return nil, s.on(name, command)
+	}
+	c := s.cuts[len(s.cuts)-1]
+	if errors.Is(c.err, store.ErrUnsure) {
+		_ = s.on(name, command) // the answer is lost
+	}
+	return c, c.err
+}
