@@ -1,0 +1,283 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/store"
+)
+
+var faultTests = []test{
+	{name: "A context that is done ends every call", run: contextDone},
+	{name: "A silent server holds up no call", run: silentServer, needs: interrupt},
+	{name: "Wait outlasts an interruption", run: waitOutlasts, needs: interrupt},
+	{name: "Enter and Release outlast an interruption", run: exitOutlasts, needs: interrupt},
+	{name: "A lost lock goes to the waiter", run: lostLock, needs: lose},
+}
+
+var optionalTests = []test{
+	{name: "Token grows with every hold", run: tokens, needs: Tokens},
+	{name: "Check and Token refuse what is not promised", run: refuses},
+	{name: "Limit lets so many holds in", run: semaphore, needs: Limits},
+	{name: "Limit of readers and writers keeps the queue", run: readers, needs: Limits},
+	{name: "Acks that do not come take the hold back", run: acks, needs: Acks},
+	{name: "Watch tells the client of a broken hold", run: watch, needs: Watch},
+	{name: "CheckServer leaves nothing behind", run: checkServer, needs: CheckServer},
+}
+
+// call runs one command: of the hold l that has the lock, or of a new hold with the ask a.
+type call = func(ctx context.Context, l store.Lease, a store.Ask) error
+
+func (b *bench) calls() map[string]call {
+	st, progress := b.st, func(store.Progress) {}
+	return map[string]call{
+		"Try": func(ctx context.Context, _ store.Lease, a store.Ask) error { return last(st.Try(ctx, a)) },
+		"Wait": func(ctx context.Context, _ store.Lease, a store.Ask) error {
+			return last(st.Wait(ctx, a, progress))
+		},
+		"Enter":        func(ctx context.Context, l store.Lease, _ store.Ask) error { return last(st.Enter(ctx, l, 2)) },
+		"Release to 2": func(ctx context.Context, l store.Lease, _ store.Ask) error { return st.Release(ctx, l, 2) },
+		"Release":      func(ctx context.Context, l store.Lease, _ store.Ask) error { return st.Release(ctx, l, 0) },
+		"Renew": func(ctx context.Context, l store.Lease, _ store.Ask) error {
+			return st.Renew(ctx, []store.Renewal{{Lease: l, TTL: long, Count: 2}})[0]
+		},
+		"Forget": func(ctx context.Context, l store.Lease, _ store.Ask) error {
+			return st.Forget(ctx, []store.Ask{l.Ask})[0]
+		},
+		"Token": func(ctx context.Context, l store.Lease, _ store.Ask) error { return last(st.Token(ctx, l)) },
+		"Look":  func(ctx context.Context, l store.Lease, _ store.Ask) error { return last(st.Look(ctx, l.Name)) },
+		"Break": func(ctx context.Context, l store.Lease, _ store.Ask) error { return st.Break(ctx, l.Name, l.ID) },
+	}
+}
+
+// eachCall runs every command with a context that ends. The command must return promptly. If its
+// error does not match ErrUnsure, the command must not have run.
+func (b *bench) eachCall(newContext func() context.Context, silence func() (restore func()), check func(name string, err error)) {
+	for name, call := range b.calls() {
+		b.name = b.newName()
+		a, l := b.ask(long), b.take(b.st, b.ask(long))
+		ctx, restore := newContext(), silence()
+		var err error
+		b.promptly(func() { err = call(ctx, l, a) })
+		restore()
+		check(name, err)
+		if state := b.look(); err != nil && !errors.Is(err, store.ErrUnsure) {
+			require.Equal(b.t, l.ID, state.Owner, "%s has run: %v", name, err)
+			require.Equal(b.t, 1, state.Count, "%s has run: %v", name, err)
+			require.Zero(b.t, state.Waiters, "%s has run: %v", name, err)
+		}
+		b.left[l.ID], b.left[a.ID] = l.Ask, a
+		b.requireFree()
+	}
+}
+
+func contextDone(b *bench) {
+	cause := errors.New("the caller has ended the call")
+	done := func() context.Context {
+		ctx, cancel := context.WithCancelCause(b.ctx)
+		cancel(cause)
+		return ctx
+	}
+	b.eachCall(done, func() func() { return func() {} }, func(name string, err error) {
+		if err != nil {
+			require.ErrorIs(b.t, err, context.Canceled, name)
+			require.ErrorIs(b.t, err, cause, name)
+		}
+	})
+}
+
+func silentServer(b *bench) {
+	soon := func() context.Context {
+		ctx, cancel := context.WithTimeout(b.ctx, 100*time.Millisecond)
+		b.t.Cleanup(cancel)
+		return ctx
+	}
+	b.eachCall(soon, b.interrupt, func(name string, err error) { require.Error(b.t, err, name) })
+}
+
+// waitOutlasts interrupts one Wait before it has asked, and one that is queued while the lease
+// ends.
+func waitOutlasts(b *bench) {
+	restore := b.interrupt()
+	w := b.start(b.st, b.ask(long))
+	b.pause(b.h.TTL)
+	b.waits(w)
+	restore()
+	b.release(b.get(w))
+
+	l := b.take(b.st, b.ask(b.h.TTL))
+	w = b.wait(b.other, b.ask(long))
+	restore = b.interrupt()
+	b.pause(2 * b.h.TTL)
+	restore()
+	next := b.get(w)
+	b.requireGone(b.st.Release(b.ctx, l, 0))
+	b.release(next)
+}
+
+// exitOutlasts calls Enter, and then Release, while the server is interrupted. If an attempt without
+// an answer has freed the lock, Release returns ErrGone together with ErrUnsure.
+func exitOutlasts(b *bench) {
+	l := b.take(b.st, b.ask(long))
+	for _, call := range []func() error{
+		func() error { return last(b.st.Enter(b.ctx, l, 2)) },
+		func() error { return b.st.Release(b.ctx, l, 1) },
+		func() error { return b.st.Release(b.ctx, l, 0) },
+	} {
+		require.Equal(b.t, l.ID, b.look().Owner)
+		restore := b.interrupt()
+		done := make(chan error, 1)
+		go func() { done <- call() }()
+		b.pause(100 * time.Millisecond)
+		restore()
+		select {
+		case err := <-done:
+			if !errors.Is(err, store.ErrGone) || !errors.Is(err, store.ErrUnsure) {
+				require.NoError(b.t, err)
+			}
+		case <-time.After(patience):
+			require.FailNow(b.t, "does not happen: a call returns after the interruption")
+		}
+	}
+	require.Empty(b.t, b.look().Owner)
+}
+
+func lostLock(b *bench) {
+	var token int64
+	l := b.take(b.st, b.ask(4*b.h.TTL))
+	if b.promises(Tokens) {
+		token = b.token(l)
+	}
+	w := b.wait(b.other, b.ask(long))
+	b.server.Lose(b.name)
+	next := b.get(w)
+	b.refused(l)
+	b.requireOwner(w.ask, 1)
+	if b.promises(Tokens) {
+		require.Greater(b.t, b.token(next), token)
+	}
+	b.release(next)
+}
+
+func (b *bench) token(l store.Lease) int64 {
+	token, err := b.st.Token(b.ctx, l)
+	require.NoError(b.t, err)
+	return token
+}
+
+func tokens(b *bench) {
+	var newest int64
+	for i := range 6 {
+		st := []store.Store{b.st, b.other}[i%2]
+		l := b.take(st, b.ask(long))
+		token := b.token(l)
+		require.Greater(b.t, token, newest, "a newer hold has a token that is not larger")
+		newest = b.token(l)
+		require.GreaterOrEqual(b.t, newest, token, "a hold draws a smaller token")
+		require.Equal(b.t, newest, b.look().Token)
+		b.release(l)
+	}
+	l := b.take(b.st, b.ask(long))
+	w := b.wait(b.other, b.ask(long))
+	b.release(l)
+	granted := b.get(w)
+	require.Greater(b.t, b.token(granted), newest)
+	b.requireGone(last(b.st.Token(b.ctx, l)))
+	b.release(granted)
+}
+
+// limited returns the ask of a new hold with a limit.
+func (b *bench) limited(limit int) store.Ask {
+	a := b.ask(long)
+	a.Limit = limit
+	a, err := b.st.Check(a)
+	require.NoError(b.t, err)
+	return a
+}
+
+func semaphore(b *bench) {
+	first, second := b.take(b.st, b.limited(2)), b.take(b.other, b.limited(2))
+	require.Error(b.t, last(b.st.Try(b.ctx, b.limited(2))))
+	third := b.wait(b.st, b.limited(2))
+	b.waits(third)
+	b.release(second)
+	b.release(b.get(third))
+	b.release(first)
+}
+
+func readers(b *bench) {
+	first, second := b.take(b.st, b.limited(store.Unlimited)), b.take(b.other, b.limited(store.Unlimited))
+	writer := b.wait(b.st, b.ask(long))
+	late := b.wait(b.other, b.limited(store.Unlimited))
+	later := b.wait(b.st, b.limited(store.Unlimited))
+	b.release(first)
+	b.waits(writer)
+	b.waits(late)
+	b.release(second)
+	l := b.get(writer)
+	b.waits(late)
+	b.release(l)
+	first, second = b.get(late), b.get(later)
+	b.release(first)
+	b.release(second)
+}
+
+func (b *bench) acked() store.Ask {
+	a := b.ask(long)
+	a.Acks = store.Acks{Replicas: 1000, Timeout: 50 * time.Millisecond}
+	return a
+}
+
+func acks(b *bench) {
+	a, err := b.st.Check(b.acked())
+	require.NoError(b.t, err)
+	_, err = b.st.Try(b.ctx, a)
+	require.ErrorIs(b.t, err, store.ErrNotReplicated)
+	b.failed(a, err)
+}
+
+func refuses(b *bench) {
+	limited, acked := b.ask(long), b.acked()
+	limited.Limit = 2
+	for promise, ask := range map[Promise]store.Ask{Limits: limited, Acks: acked} {
+		if !b.promises(promise) {
+			require.ErrorIs(b.t, last(b.st.Check(ask)), errors.ErrUnsupported)
+		}
+	}
+	l := b.take(b.st, b.ask(long))
+	if !b.promises(Tokens) {
+		require.ErrorIs(b.t, last(b.st.Token(b.ctx, l)), errors.ErrUnsupported)
+	}
+	b.release(l)
+}
+
+func watch(b *bench) {
+	watcher, ok := b.st.(store.Watcher)
+	require.True(b.t, ok, "the store is no store.Watcher: the harness must list Watch in Without")
+	l := b.take(b.st, b.ask(long))
+	doubts, others := make(chan store.ID, 100), make(chan store.ID, 100)
+	stop := watcher.Watch(client(l.ID), func(id store.ID) { doubts <- id })
+	defer watcher.Watch("storetest/other", func(id store.ID) { others <- id })()
+	require.NoError(b.t, b.other.Break(b.ctx, b.name, l.ID))
+	b.eventually("Watch tells of the broken hold", func() bool {
+		select {
+		case doubt := <-doubts:
+			return doubt == l.ID || doubt == "" // of all holds
+		default:
+			return false
+		}
+	})
+	for len(others) > 0 {
+		require.Empty(b.t, <-others, "Watch tells another client of the hold")
+	}
+	stop()
+}
+
+func checkServer(b *bench) {
+	checker, ok := b.st.(store.Checker)
+	require.True(b.t, ok, "the store is no store.Checker: the harness must list CheckServer in Without")
+	require.NoError(b.t, checker.CheckServer(b.ctx, b.ask(long)))
+}

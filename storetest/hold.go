@@ -1,0 +1,288 @@
+package storetest
+
+import (
+	"errors"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/store"
+)
+
+var holdTests = []test{
+	{name: "Enter sets the count", run: enterCount},
+	{name: "Enter sets the lease", run: enterLease},
+	{name: "Release sets the count and the lease", run: releaseCount},
+	{name: "Enter and Release never shorten a lease", run: enterShort},
+	{name: "Release twice is once", run: releaseTwice},
+	{name: "Commands of an old hold change nothing", run: oldHold},
+	{name: "Commands of a hold that never was", run: noHold},
+	{name: "Forget frees the lock and serves a waiter", run: forgetHold},
+	{name: "Forget takes a waiter out of the queue", run: forgetWaiter},
+	{name: "Forget of many and of nothing", run: forgetMany},
+	{name: "Forget again after the ask has come late", run: forgetLate},
+	{name: "Break frees the lock of that hold only", run: breakHold},
+	{name: "Close leaves commands working", run: closed},
+}
+
+var renewTests = []test{
+	{name: "Renew sets the lease and the count", run: renewLease},
+	{name: "Renew never shortens a lease", run: renewShort},
+	{name: "Renew keeps a lease from ending", run: renewKeeps},
+	{name: "Renew of many says which are gone", run: renewMany},
+}
+
+func enterCount(b *bench) {
+	a := b.ask(long)
+	l := b.take(b.st, a)
+	for _, count := range []int{2, 2, 3, 1, 3} {
+		before := time.Now()
+		entered, err := b.st.Enter(b.ctx, l, count)
+		require.NoError(b.t, err)
+		require.Equal(b.t, a, entered.Ask)
+		b.requireSent(before, entered)
+		b.requireOwner(a, count)
+	}
+	b.release(l)
+	require.Empty(b.t, b.look().Owner, "Release with 0 leaves the lock with entries")
+}
+
+func enterLease(b *bench) {
+	l := b.take(b.st, b.ask(long))
+	l.TTL = 0
+	require.NoError(b.t, last(b.st.Enter(b.ctx, l, 2)))
+	b.requireTTL(long/2, long)
+	l.TTL = 3 * long
+	require.NoError(b.t, last(b.st.Enter(b.ctx, l, 2)))
+	b.requireTTL(2*long, 3*long)
+	l.TTL = 0
+	require.NoError(b.t, last(b.st.Enter(b.ctx, l, 3)))
+	b.requireTTL(2*long, 3*long)
+	b.release(l)
+}
+
+func releaseCount(b *bench) {
+	a := b.ask(long)
+	l := b.take(b.st, a)
+	require.NoError(b.t, last(b.st.Enter(b.ctx, l, 4)))
+	l.TTL = 3 * long
+	for range 2 {
+		require.NoError(b.t, b.st.Release(b.ctx, l, 3))
+		b.requireOwner(a, 3)
+		b.requireTTL(2*long, 3*long)
+	}
+	b.release(l)
+}
+
+func enterShort(b *bench) {
+	l := b.take(b.st, b.ask(long))
+	short := l
+	short.TTL = long / 10
+	entered, err := b.st.Enter(b.ctx, short, 3)
+	require.NoError(b.t, err)
+	b.requireTTL(long/2, long)
+	until := time.Now().Add(b.look().TTL)
+	require.False(b.t, entered.Until().After(until), "Enter returns a lease that outlasts that of the store")
+	require.NoError(b.t, b.st.Release(b.ctx, short, 2))
+	b.requireTTL(long/2, long)
+	b.requireOwner(l.Ask, 2)
+	b.release(l)
+}
+
+func releaseTwice(b *bench) {
+	l := b.take(b.st, b.ask(long))
+	b.release(l)
+	if err := b.st.Release(b.ctx, l, 0); err != nil {
+		b.requireGone(err)
+	}
+	require.Empty(b.t, b.look().Owner)
+}
+
+// refused runs every command on a hold that does not have the lock.
+func (b *bench) refused(l store.Lease) {
+	l.TTL = 5 * long
+	b.requireGone(last(b.st.Enter(b.ctx, l, 7)))
+	b.requireGone(b.st.Release(b.ctx, l, 7))
+	b.requireGone(b.st.Renew(b.ctx, []store.Renewal{{Lease: l, TTL: 5 * long, Count: 7}})[0])
+	b.requireGone(b.st.Break(b.ctx, l.Name, l.ID))
+	if b.promises(Tokens) {
+		b.requireGone(last(b.st.Token(b.ctx, l)))
+	}
+	if err := b.st.Release(b.ctx, l, 0); err != nil {
+		b.requireGone(err)
+	}
+	require.NoError(b.t, b.st.Forget(b.ctx, []store.Ask{l.Ask})[0])
+}
+
+func oldHold(b *bench) {
+	first := b.ask(long)
+	old := b.take(b.st, first)
+	b.release(old)
+	sameClient := first
+	sameClient.ID = newID(client(first.ID))
+	for _, newer := range []store.Ask{sameClient, b.ask(long)} {
+		l := b.take(b.other, newer)
+		b.refused(old)
+		b.requireBusy(last(b.st.Try(b.ctx, first)), newer.ID)
+		b.requireOwner(newer, 1)
+		b.requireTTL(long/2, long)
+		b.release(l)
+	}
+}
+
+func noHold(b *bench) {
+	b.refused(store.Lease{Ask: b.ask(long), Sent: time.Now()})
+	require.Empty(b.t, b.look().Owner)
+}
+
+func forgetHold(b *bench) {
+	l := b.take(b.st, b.ask(long))
+	w := b.wait(b.other, b.ask(long))
+	for range 2 {
+		require.NoError(b.t, b.other.Forget(b.ctx, []store.Ask{l.Ask})[0])
+	}
+	l = b.get(w)
+	b.requireOwner(w.ask, 1)
+	b.release(l)
+}
+
+// forgetWaiter leaves a waiter in the queue, if an interruption can do that, and forgets the
+// waiter.
+func forgetWaiter(b *bench) {
+	l := b.take(b.st, b.ask(long))
+	w := b.wait(b.other, b.ask(long))
+	restore := func() {}
+	if b.server.Interrupt != nil {
+		restore = b.interrupt()
+	}
+	w.cancel()
+	b.promptly(func() { <-w.done })
+	restore()
+	b.left[w.ask.ID] = w.ask
+	b.eventually("the waiter is gone", func() bool { return b.forgotten() && b.look().Waiters == 0 })
+	b.release(l)
+	require.Empty(b.t, b.look().Owner)
+}
+
+func forgetMany(b *bench) {
+	keep := b.take(b.st, b.ask(long))
+	var asks []store.Ask
+	for i := range 120 {
+		a := b.ask(long)
+		if i%2 == 0 {
+			a.Name = b.newName()
+			b.take(b.st, a)
+		}
+		asks = append(asks, a)
+	}
+	errs := b.other.Forget(b.ctx, asks)
+	require.Len(b.t, errs, len(asks))
+	require.NoError(b.t, errors.Join(errs...))
+	for _, a := range asks {
+		state, err := b.st.Look(b.ctx, a.Name)
+		require.NoError(b.t, err)
+		require.Equal(b.t, a.Name == b.name, state.Owner == keep.ID)
+		require.NotEqual(b.t, a.ID, state.Owner)
+	}
+	b.release(keep)
+	require.Empty(b.t, b.st.Forget(b.ctx, nil))
+}
+
+func forgetLate(b *bench) {
+	a := b.ask(long)
+	forget := func() { require.NoError(b.t, b.st.Forget(b.ctx, []store.Ask{a})[0]) }
+	forget()
+	if _, err := b.st.Try(b.ctx, a); err == nil {
+		b.requireOwner(a, 1)
+	}
+	forget()
+	require.Empty(b.t, b.look().Owner)
+}
+
+func breakHold(b *bench) {
+	l := b.take(b.st, b.ask(long))
+	w := b.wait(b.other, b.ask(long))
+	b.requireGone(b.other.Break(b.ctx, b.name, w.ask.ID))
+	b.waits(w)
+	b.requireOwner(l.Ask, 1)
+	require.NoError(b.t, b.other.Break(b.ctx, b.name, l.ID))
+	next := b.get(w)
+	b.requireGone(b.other.Break(b.ctx, b.name, l.ID))
+	b.requireOwner(w.ask, 1)
+	b.release(next)
+}
+
+func closed(b *bench) {
+	st := b.server.New()
+	l := b.take(st, b.ask(long))
+	for range 2 {
+		require.NoError(b.t, st.Close())
+	}
+	l, err := st.Enter(b.ctx, l, 2)
+	require.NoError(b.t, err)
+	require.NoError(b.t, st.Renew(b.ctx, []store.Renewal{{Lease: l, TTL: long, Count: 2}})[0])
+	require.NoError(b.t, st.Release(b.ctx, l, 0))
+	l = b.take(st, b.ask(long))
+	require.NoError(b.t, st.Forget(b.ctx, []store.Ask{l.Ask})[0])
+}
+
+func renewLease(b *bench) {
+	a := b.ask(long)
+	l := b.take(b.st, a)
+	for range 2 {
+		require.NoError(b.t, b.st.Renew(b.ctx, []store.Renewal{{Lease: l, TTL: 3 * long, Count: 2}})[0])
+		b.requireOwner(a, 2)
+		b.requireTTL(2*long, 3*long)
+	}
+	require.NoError(b.t, b.st.Renew(b.ctx, []store.Renewal{{Lease: l, Count: 1}})[0])
+	b.requireOwner(a, 1)
+	b.requireTTL(2*long, 3*long)
+	b.release(l)
+	require.Empty(b.t, b.st.Renew(b.ctx, nil))
+}
+
+func renewShort(b *bench) {
+	l := b.take(b.st, b.ask(long))
+	require.NoError(b.t, b.st.Renew(b.ctx, []store.Renewal{{Lease: l, TTL: b.h.TTL, Count: 1}})[0])
+	b.requireTTL(long/2, long)
+	b.release(l)
+}
+
+func renewKeeps(b *bench) {
+	l := b.take(b.st, b.ask(2*b.h.TTL))
+	for range 6 {
+		b.pause(b.h.TTL / 2)
+		require.NoError(b.t, b.st.Renew(b.ctx, []store.Renewal{{Lease: l, TTL: 2 * b.h.TTL, Count: 1}})[0])
+		b.requireBusy(last(b.other.Try(b.ctx, b.ask(long))), l.ID)
+	}
+	b.release(l)
+}
+
+func renewMany(b *bench) {
+	var renewals []store.Renewal
+	gone := func(i int) bool { return i%3 == 0 }
+	for i := range 120 {
+		a := b.ask(long)
+		a.Name = b.newName()
+		l := b.take(b.st, a)
+		if gone(i) {
+			b.release(l)
+		}
+		renewals = append(renewals, store.Renewal{Lease: l, TTL: 3 * long, Count: 2})
+	}
+	errs := b.st.Renew(b.ctx, renewals)
+	require.Len(b.t, errs, len(renewals))
+	for i, r := range renewals {
+		state, err := b.other.Look(b.ctx, r.Lease.Name)
+		require.NoError(b.t, err)
+		if gone(i) {
+			b.requireGone(errs[i])
+			require.Empty(b.t, state.Owner)
+			continue
+		}
+		require.NoError(b.t, errs[i])
+		require.Equal(b.t, 2, state.Count)
+		require.Greater(b.t, state.TTL, 2*long)
+		b.release(r.Lease)
+	}
+}

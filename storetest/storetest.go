@@ -1,0 +1,128 @@
+// Package storetest shows whether a store keeps the promises of package store:
+//
+//	func TestStore(t *testing.T) {
+//		storetest.Run(t, storetest.Harness{
+//			Start: func(t *testing.T) storetest.Server {
+//				address := startServer(t)
+//				return storetest.Server{New: func() store.Store { return mystore.New(address) }}
+//			},
+//			Without: map[storetest.Promise]string{storetest.Acks: "one server only"},
+//		})
+//	}
+//
+// The suite runs on real servers, and needs no fake time. Option -run selects single promises by
+// the name of the subtest. At the end of each subtest the lock must be free, and nobody may wait
+// for it.
+package storetest
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/store"
+)
+
+// Promise names a part of package store for a harness to leave out.
+type Promise string
+
+// The promises that a [Harness] may list in Without.
+const (
+	FIFO        Promise = "FIFO"        // the longest waiter is served, nobody overtakes, and Look counts the waiters
+	Wakes       Promise = "Wakes"       // a waiter is woken when the lock is freed, well before the lease would have ended
+	Tokens      Promise = "Tokens"      // Token draws tokens; without the promise, Token is errors.ErrUnsupported
+	Limits      Promise = "Limits"      // limits other than 1; without the promise, Check refuses them
+	Acks        Promise = "Acks"        // replicas confirm; without the promise, Check refuses Acks
+	Watch       Promise = "Watch"       // the store is a store.Watcher, and tells of Break
+	CheckServer Promise = "CheckServer" // the store is a store.Checker
+)
+
+// Harness describes a store to the suite.
+type Harness struct {
+	// Start returns the server of one subtest. Subtests may share a server: each one uses new lock
+	// names.
+	Start func(t *testing.T) Server
+	// Around runs the body of one subtest, for instance in a bubble: synctest.Test. If nil, the
+	// body is called.
+	Around func(t *testing.T, body func(*testing.T))
+	// Without lists the promises the store does not make, each with the reason. Run logs each of
+	// them.
+	Without map[Promise]string
+	// TTL is the lease in subtests of expiry: long enough for a few round trips. 0 is 500 ms.
+	TTL time.Duration
+	// BadNames are names for Check to refuse, beside the empty name.
+	BadNames []string
+	// SameNames are pairs of spellings of one lock.
+	SameNames [][2]string
+}
+
+// Server keeps the locks of one subtest. Without a hook, Run logs each subtest in need of the hook.
+type Server struct {
+	// New returns a store of one process. All stores of a server share their locks. The suite
+	// closes the store.
+	New func() store.Store
+	// Interrupt makes the server silent or unreachable for every store, until restore is called.
+	Interrupt func() (restore func())
+	// Lose makes the server lose the holds of a lock, or everything.
+	Lose func(name string)
+}
+
+// Times that suit real servers.
+const (
+	long     = time.Minute      // a lease without an end
+	patience = 10 * time.Second // limit of everything that takes no time
+	prompt   = 2 * time.Second  // limit of a call whose context is done
+)
+
+// Needs of a subtest beside a promise of the store.
+const (
+	interrupt Promise = "Server.Interrupt"
+	lose      Promise = "Server.Lose"
+)
+
+// test is one subtest.
+type test struct {
+	name  string
+	run   func(b *bench)
+	needs Promise // empty: every store can run the subtest
+}
+
+// Run runs the suite, and logs every promise in h.Without.
+func Run(t *testing.T, h Harness) {
+	t.Helper()
+	for promise, reason := range h.Without {
+		t.Logf("NOT PROMISED: %s: %s", promise, reason)
+	}
+	if h.Around == nil {
+		h.Around = func(t *testing.T, body func(*testing.T)) { t.Helper(); body(t) }
+	}
+	if h.TTL == 0 {
+		h.TTL = 500 * time.Millisecond
+	}
+	for _, tests := range [][]test{takeTests, waitTests, holdTests, renewTests, faultTests, optionalTests} {
+		for _, c := range tests {
+			t.Run(c.name, func(t *testing.T) {
+				h.Around(t, func(t *testing.T) { t.Helper(); h.run(t, c) })
+			})
+		}
+	}
+}
+
+// run runs one subtest, and then requires a free lock.
+func (h Harness) run(t *testing.T, c test) {
+	t.Helper()
+	b := newBench(t, h)
+	if racing, ok := b.st.(store.Racing); ok && racing.Races() {
+		require.False(t, b.promises(FIFO), "waiters race: the harness must list FIFO in Without")
+	}
+	switch {
+	case c.needs == interrupt && b.server.Interrupt == nil, c.needs == lose && b.server.Lose == nil:
+		t.Logf("NOT TESTED: the harness has no %s", c.needs)
+	case !b.promises(c.needs):
+		t.Logf("NOT TESTED: the store does not promise %s: %s", c.needs, h.Without[c.needs])
+	default:
+		c.run(b)
+		b.requireFree()
+	}
+}
