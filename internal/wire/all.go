@@ -1,0 +1,61 @@
+package wire
+
+import (
+	"cmp"
+	"context"
+	"math"
+	"slices"
+	"time"
+)
+
+// Result is the end of one unit of All.
+type Result struct {
+	Reply any
+	Err   error
+}
+
+// All runs a script once for many units, in one round trip. In a cluster a script call has units of
+// one slot. All returns as soon as ctx is done, with a result for each unit, in order. A unit with
+// an error may have run, unless the error is a refusal.
+func (w *Wire) All(ctx context.Context, s *Script, subject string, shared []any, units []Unit) []Result {
+	results, call := make([]Result, len(units)), &Call{Script: s, Shared: shared}
+	places, fewest := make([]int, len(units)), math.MaxInt // places of units to send
+	for i := range places {
+		places[i] = i
+	}
+	for attempt := 1; len(places) > 0; attempt++ {
+		flights := make([]*flight, len(places))
+		for i, at := range places {
+			flights[i] = &flight{ctx: ctx, call: call, unit: units[at], since: time.Now(), done: make(chan struct{})}
+			if w.cluster != nil {
+				flights[i].slot = slotOf(units[at].Keys[0])
+			}
+		}
+		w.fly(ctx, slices.SortedStableFunc(slices.Values(flights), bySlot), false)
+		var lost []int // places of units whose connection has ended
+		var last error
+		for i, f := range flights {
+			o := w.await(ctx, f)
+			if hasEnded(o.err) {
+				lost, last = append(lost, places[i]), o.err
+			}
+			w.reportTrouble(o.err)
+			results[places[i]].Reply = o.reply
+			if o.err != nil && ctx.Err() != nil {
+				results[places[i]].Err = endedAfter(ctx, o.err)
+			} else {
+				results[places[i]].Err = unavailable(o.err)
+			}
+		}
+		if places = nil; ctx.Err() == nil && w.wasStale(last, &fewest) {
+			w.options.Retried(subject, s.Name, attempt, attempt, last)
+			places = lost
+		}
+	}
+	if slices.ContainsFunc(results, func(r Result) bool { return r.Err != nil && !Refused(r.Err) }) {
+		w.doubtMap(ctx)
+	}
+	return results
+}
+
+func bySlot(a, b *flight) int { return cmp.Compare(a.slot, b.slot) }

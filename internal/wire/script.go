@@ -1,0 +1,178 @@
+package wire
+
+import (
+	"context"
+	"crypto/sha1"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Script is a Lua script for any number of units in one call. KEYS are the keys of unit 1, of unit
+// 2 and so on. ARGV is a part that all units share, then the arguments of unit 1, of unit 2 and so
+// on. The reply is a list with one reply a unit. A unit that fails alone in a call of several has a
+// reply of "-" and the error's text. A call with one unit fails as a script error.
+//
+// Scripts set state and never add to it, so that running one again is safe.
+type Script struct {
+	Name   string // for logs and errors
+	Source string
+	Hash   string // for EVALSHA
+}
+
+// NewScript makes a Script of Lua source.
+func NewScript(name, source string) *Script {
+	sum := sha1.Sum([]byte(source))
+	return &Script{Name: name, Source: source, Hash: hex.EncodeToString(sum[:])}
+}
+
+// Unit is one lock in a script call. The keys of a unit share a slot of a cluster.
+type Unit struct {
+	Keys []string
+	Args []any
+}
+
+// command is a command that go-redis must not repeat. After a broken connection go-redis would, and
+// nobody would know that the command may have run already.
+type command struct{ *redis.Cmd }
+
+// NoRetry makes go-redis send the command once.
+func (command) NoRetry() bool { return true }
+
+// Clone keeps NoRetry.
+func (c command) Clone() redis.Cmder { return command{c.Cmd.Clone().(*redis.Cmd)} }
+
+// scriptCall is one call of a script for one or more units, with the reply.
+type scriptCall struct {
+	script *Script
+	shared []any
+	units  []Unit
+
+	flights []*flight // of the units
+
+	acks        int // replicas that are to confirm
+	acksTimeout time.Duration
+
+	cmd, wait command
+	acked     int
+	err       error
+}
+
+var evalSHA, evalText any = "EVALSHA", "EVAL"
+
+// prepare appends the commands of the call, with eval the whole source.
+func (c *scriptCall) prepare(ctx context.Context, eval bool, cmds []redis.Cmder) []redis.Cmder {
+	size, keys := 3+len(c.shared), 0
+	for i := range c.units {
+		keys += len(c.units[i].Keys)
+		size += len(c.units[i].Keys) + len(c.units[i].Args)
+	}
+	args := make([]any, 0, size)
+	if eval {
+		args = append(args, evalText, c.script.Source, keys)
+	} else {
+		args = append(args, evalSHA, c.script.Hash, keys)
+	}
+	for i := range c.units {
+		for _, key := range c.units[i].Keys {
+			args = append(args, key)
+		}
+	}
+	args = append(args, c.shared...)
+	for i := range c.units {
+		args = append(args, c.units[i].Args...)
+	}
+	c.cmd = command{redis.NewCmd(ctx, args...)}
+	cmds = append(cmds, c.cmd)
+	if c.acks > 0 {
+		c.wait = command{redis.NewCmd(ctx, "WAIT", c.acks, millis(c.acksTimeout))}
+		cmds = append(cmds, c.wait)
+	}
+	return cmds
+}
+
+// finish reads the reply to the whole call.
+func (c *scriptCall) finish() {
+	c.err = c.cmd.Err()
+	switch list, ok := c.cmd.Val().([]any); {
+	case c.err != nil && !errors.Is(c.err, redis.Nil):
+		return
+	case c.err != nil || !ok || len(list) != len(c.units):
+		c.err = fmt.Errorf("%w of script %s: %.200s", errBadReply, c.script.Name, fmt.Sprint(c.cmd.Val()))
+	case c.acks > 0:
+		if c.acked, c.err = c.wait.Int(); c.err != nil {
+			c.err = fmt.Errorf("%w: %w", errNoAcks, c.err)
+		}
+	}
+}
+
+// result is the reply to one unit, or the error.
+func (c *scriptCall) result(unit int) (any, error) {
+	if c.err != nil {
+		return nil, c.err
+	}
+	reply := c.cmd.Val().([]any)[unit]
+	if text, ok := reply.(string); ok && strings.HasPrefix(text, "-") {
+		return nil, unitError(text[1:])
+	}
+	return reply, nil
+}
+
+// transmit sends script calls in one round trip. If the server lacks scripts, the calls of these
+// scripts are sent in another, with the source.
+func (w *Wire) transmit(ctx context.Context, rdb redis.UniversalClient, calls []*scriptCall) {
+	for eval := false; len(calls) > 0; eval = true {
+		cmds := make([]redis.Cmder, 0, len(calls)+1)
+		for _, c := range calls {
+			cmds = c.prepare(ctx, eval, cmds)
+		}
+		exchange(ctx, rdb, cmds)
+		var unknown []*scriptCall
+		for _, c := range calls {
+			switch c.finish(); {
+			case c.err == nil:
+				w.noteAnswer()
+			case !eval && redis.HasErrorPrefix(c.err, "NOSCRIPT"):
+				unknown = append(unknown, c)
+			}
+		}
+		calls = unknown
+	}
+}
+
+// exchange lets go-redis send commands in one round trip, and sets the reply or error of each.
+// Hooks of go-redis run here. The panic of a hook becomes an error. A hook can also end the
+// goroutine with runtime.Goexit: see fly.
+func exchange(ctx context.Context, rdb redis.UniversalClient, cmds []redis.Cmder) {
+	defer func() {
+		if reason := recover(); reason != nil {
+			for _, cmd := range cmds {
+				cmd.SetErr(fmt.Errorf("%w: %v", errHook, reason))
+			}
+		}
+	}()
+	if len(cmds) == 1 {
+		cmds[0].SetErr(believed(ctx, rdb.Process(ctx, cmds[0])))
+		return
+	}
+	pipe := rdb.Pipeline()
+	for _, cmd := range cmds {
+		_ = pipe.Process(ctx, cmd) // queued
+	}
+	_, err := pipe.Exec(ctx)
+	for _, cmd := range cmds {
+		// go-redis sets no command's error if a hook sends nothing, or if the server refuses a new
+		// connection.
+		if cmd.Err() == nil && cmd.(command).Val() == nil {
+			cmd.SetErr(err)
+		}
+		cmd.SetErr(believed(ctx, cmd.Err()))
+	}
+}
+
+// millis rounds up to whole milliseconds.
+func millis(d time.Duration) int64 { return int64((d + time.Millisecond - 1) / time.Millisecond) }

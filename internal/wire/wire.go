@@ -1,0 +1,290 @@
+// Package wire brings script calls to Redis, through any client of go-redis. [Wire.Do] sends one
+// call until Redis answers, and reports how sure the answer is. [Wire.All] sends many calls once.
+// The package knows how go-redis and Redis fail, and knows nothing of locks.
+//
+// go-redis cannot be interrupted while reading: a read ends at ReadTimeout, and not with a context.
+// A call with a context is therefore sent by another goroutine. A call whose context cannot end is
+// sent by its caller, which saves two goroutine switches. Calls that meet are batched, see batcher.
+package wire
+
+import (
+	"context"
+	"errors"
+	"math"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-relock/relock/internal/group"
+	"github.com/go-relock/relock/internal/lifetime"
+)
+
+// Options is what a Wire reports, and to whom. The zero value reports nothing.
+type Options struct {
+	// Closed is the client's life. A context with this very channel as its Done counts as a context
+	// that cannot end: Do then returns when go-redis does.
+	Closed <-chan struct{}
+	// Retried is called before a call is sent again. attempt counts all attempts so far, tries
+	// leaves out attempts over dead idle connections, err is the last failure.
+	Retried func(subject, script string, attempt, tries int, err error)
+	// Trouble is called, at most once a second, after the loss of a connection and after the
+	// answers READONLY and MOVED. Leases had better be renewed at once. Trouble must not block.
+	Trouble func()
+}
+
+// Wire sends scripts to Redis. A Wire is safe for concurrent use.
+type Wire struct {
+	topology
+
+	rdb         redis.UniversalClient
+	options     Options
+	readTimeout time.Duration
+	start       time.Time
+	batcher     batcher
+
+	group    group.Group
+	troubled atomic.Int64 // the last call of Options.Trouble, in nanoseconds since start; 0: none
+}
+
+// New makes a Wire over rdb: a [redis.Client], a [redis.ClusterClient], the AutoPipeline of a
+// redis.Client, or a struct that embeds one of these. New sends nothing. The error says why another
+// client cannot be used.
+func New(rdb redis.UniversalClient, o Options) (*Wire, error) {
+	if err := checkKind(rdb); err != nil {
+		return nil, err
+	}
+	if o.Retried == nil {
+		o.Retried = func(string, string, int, int, error) {}
+	}
+	if o.Trouble == nil {
+		o.Trouble = func() {}
+	}
+	w := &Wire{rdb: rdb, options: o, readTimeout: readTimeoutOf(rdb), start: time.Now()}
+	w.topology.init(rdb)
+	w.batcher.fly = w.fly
+	return w, nil
+}
+
+// ReadTimeout is how long go-redis waits for a reply; [math.MaxInt64] without a limit.
+func (w *Wire) ReadTimeout() time.Duration { return w.readTimeout }
+
+// Wait returns when no goroutine of the wire is left. Do works after Wait, too.
+func (w *Wire) Wait() {
+	w.group.Close()
+	w.group.Wait()
+}
+
+// Call is a script for one lock. A Call and its slices must not change after Do, which may return
+// before the call is sent.
+type Call struct {
+	Script  *Script
+	Subject string // the lock's name, for logs
+	// Shared is the part of ARGV in front of the arguments of units. Calls share a script call only
+	// if Script and Shared are equal. The values must be comparable.
+	Shared []any
+	Unit   Unit
+
+	// Tries is how often the call is sent at most; 0: until ctx is done.
+	Tries int
+	// Patience is how long one attempt may take. Do then gives the attempt up and sends the next
+	// one, while the first one may still run. 0: as long as go-redis waits.
+	Patience time.Duration
+	// Acks is how many replicas are to confirm the script within AcksTimeout. Answer.Acked is how
+	// many have. A call with Acks is never batched.
+	Acks        int
+	AcksTimeout time.Duration
+	// Repeat makes the Unit.Args of an attempt at a time elapsed after Answer.First, once the end
+	// of an attempt is unknown. nil: the same as before.
+	Repeat func(elapsed time.Duration) []any
+}
+
+// Answer is what Do knows of a call.
+type Answer struct {
+	Reply any // of the unit
+	Acked int // replicas that have confirmed
+	// Sent is a time just before the answered attempt was sent; after an error, the last attempt.
+	Sent time.Time
+	// First is a time just before the first attempt with an unknown end was sent; otherwise Sent.
+	First time.Time
+	// Unsure says that some attempt may have run, or may run yet, without an answer.
+	Unsure bool
+}
+
+// doubt notes that the end of the last attempt is unknown.
+func (a *Answer) doubt() {
+	if !a.Unsure {
+		a.Unsure, a.First = true, a.Sent
+	}
+}
+
+// Do sends a call until Redis answers or refuses, the tries are used up, or ctx is done. Do returns
+// as soon as ctx is done, also while Redis is silent. Between attempts Do waits for a [Pause]. The
+// Answer counts also with an error.
+//
+// Errors: a refusal, see [Refused]; after all tries the last error, marked with [ErrUnavailable];
+// the end of ctx, with its cause and the error of the last attempt, marked with ErrUnavailable if
+// that attempt has found no server that serves.
+func (w *Wire) Do(ctx context.Context, c *Call) (Answer, error) {
+	var a Answer
+	var last error // of the attempts
+	attempts, tries, fewest := 0, 0, math.MaxInt
+	for ctx.Err() == nil {
+		args := c.Unit.Args
+		if attempts > 0 {
+			w.options.Retried(c.Subject, c.Script.Name, attempts, tries, last)
+			if a.Unsure && c.Repeat != nil {
+				args = c.Repeat(time.Since(a.First))
+			}
+		}
+		a.Sent = time.Now()
+		if !a.Unsure {
+			a.First = a.Sent
+		}
+		o := w.attempt(ctx, c, args, a.Sent)
+		v := judge(o.err)
+		if o.unsure || v == unknown || v == broken {
+			a.doubt()
+		}
+		switch v {
+		case answered:
+			a.Reply, a.Acked = o.reply, o.acked
+			return a, nil
+		case refused, broken:
+			return a, o.err
+		default: // worth another attempt
+		}
+		w.reportTrouble(o.err)
+		if ctx.Err() != nil {
+			last = moreTelling(last, o.err)
+			break
+		}
+		last = o.err
+		attempts++
+		if !w.wasStale(o.err, &fewest) {
+			tries++
+		}
+		if c.Tries > 0 && tries >= c.Tries {
+			return a, unavailable(o.err)
+		}
+		w.doubtMap(ctx)
+		sleep(ctx, Pause(tries))
+	}
+	return a, endedAfter(ctx, last)
+}
+
+// moreTelling chooses between the error of an attempt that ended with its context, and the error of
+// the attempt before.
+func moreTelling(last, err error) error {
+	if last != nil && errors.Is(err, ErrGivenUp) || isContextEnd(err) {
+		return last
+	}
+	return err
+}
+
+// attempt sends a call once, and returns as soon as ctx is done or the call's patience is over.
+func (w *Wire) attempt(ctx context.Context, c *Call, args []any, now time.Time) (o outcome) {
+	f := &flight{ctx: ctx, call: c, unit: Unit{Keys: c.Unit.Keys, Args: args}, since: now}
+	direct := w.isDirect(ctx, c)
+	if !direct && c.Patience > 0 {
+		var cancel context.CancelFunc
+		f.ctx, cancel = context.WithTimeout(ctx, c.Patience)
+		defer cancel()
+	}
+	batched := w.cluster == nil && c.Acks == 0 // go-redis spreads calls over nodes; WAIT takes long
+	switch {
+	case batched && !w.batcher.enter(f): // f is in the queue
+		o = w.await(ctx, f)
+	case direct:
+		if batched {
+			defer w.batcher.leave() // also if a hook of go-redis ends the goroutine
+		}
+		w.send(ctx, []*flight{f})
+		o = f.outcome
+	default:
+		f.done = make(chan struct{})
+		w.fly(f.ctx, []*flight{f}, batched)
+		o = w.await(ctx, f)
+	}
+	if isContextEnd(o.err) && (ctx.Err() == nil || time.Since(now) >= silence) {
+		o.err = errNoConnection // for all the time of the attempt
+	}
+	return o
+}
+
+// isDirect reports whether the caller sends a call itself, as nothing is to end the call before
+// go-redis.
+func (w *Wire) isDirect(ctx context.Context, c *Call) bool {
+	return (c.Patience <= 0 || c.Patience >= w.readTimeout) &&
+		(!lifetime.Within(ctx, w.readTimeout) || ctx.Done() == w.options.Closed)
+}
+
+// await returns the outcome of a flight, or an error if the context of the flight ends first. ctx
+// is the caller's.
+func (w *Wire) await(ctx context.Context, f *flight) outcome {
+	select {
+	case <-f.done:
+		return f.outcome
+	case <-f.ctx.Done():
+	}
+	if w.batcher.forget(f) {
+		return outcome{err: f.ctx.Err()}
+	}
+	select {
+	case <-f.done: // at the same time
+		return f.outcome
+	default:
+		return outcome{err: givenUp(time.Since(f.since), ctx.Err() == nil)}
+	}
+}
+
+// fly sends flights in a goroutine. With slot the goroutine has a slot of the batcher.
+func (w *Wire) fly(ctx context.Context, flights []*flight, slot bool) {
+	w.group.Go(func() {
+		defer func() {
+			for _, f := range flights {
+				if !f.landed { // a hook of go-redis ends the goroutine
+					f.land(nil, 0, errHook)
+				}
+			}
+			if slot {
+				runtime.Gosched() // let the callers that are awake now run first: their next calls join the queue
+				w.batcher.leave()
+			}
+		}()
+		w.send(ctx, flights)
+	})
+}
+
+// send sends flights in one round trip, and lands them.
+func (w *Wire) send(ctx context.Context, flights []*flight) {
+	rdb := w.rdb
+	if f := flights[0]; f.call.Acks > 0 { // WAIT has no key: a cluster client would choose any node
+		var err error
+		if _, rdb, err = w.Node(ctx, f.unit.Keys[0], false); err != nil {
+			f.land(nil, 0, err)
+			return
+		}
+	}
+	calls := w.batcher.merge(flights)
+	w.transmit(ctx, rdb, calls)
+	var again []*flight
+	for _, c := range calls {
+		if len(c.flights) > 1 && isRefusedTogether(c.err) {
+			w.batcher.keepApart(c.err)
+			again = append(again, c.flights...)
+			continue
+		}
+		for i, f := range c.flights {
+			reply, err := c.result(i)
+			f.land(reply, c.acked, err)
+		}
+	}
+	for _, f := range again {
+		f.unsure = true // the refused call may have reached this unit
+	}
+	if len(again) > 0 {
+		w.send(ctx, again)
+	}
+}
