@@ -1,0 +1,243 @@
+// Package subs brings the messages of Redis channels to the goroutines that wait for them.
+//
+// A [Hub] has a single pub/sub connection to each node, for any number of channels. All faults have
+// the same recovery: anything odd about a connection ends the connection. The hub looks for the
+// node of each channel again, makes a new connection, and notifies every listener when its channel
+// is confirmed. Messages of the time in between are lost, and a listener with a zero [Note] has to
+// ask the store.
+package subs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-relock/relock/internal/group"
+)
+
+// ErrClosed is the error of a listener whose client is closed.
+var ErrClosed = errors.New("the client is closed")
+
+// Options are the surroundings of a Hub. All fields are required. The functions are called from
+// several goroutines, and never with a mutex held. Lost and Reconnected must not block.
+type Options struct {
+	// Node returns the server that has key: its name, which is empty unless the servers are a
+	// cluster, and a client for it. With anew the cluster itself is asked.
+	Node func(ctx context.Context, key string, anew bool) (string, redis.UniversalClient, error)
+	// Sharded says whether pub/sub is sharded. NotSharded notes a server without SSUBSCRIBE.
+	Sharded    func() bool
+	NotSharded func()
+	// Group has the goroutines of the hub. It is closed together with the client.
+	Group *group.Group
+	// Closed is closed with the client, and ends all connections.
+	Closed <-chan struct{}
+	// Lost reports a connection to a node that was lost, or could not be made. attempt counts from
+	// 1, and begins anew after a connection with a life of 500 ms.
+	Lost func(node string, attempt int, err error)
+	// Reconnected reports the first channel that is confirmed after Lost. down is the time since
+	// the first loss.
+	Reconnected func(node string, down time.Duration)
+}
+
+// Topic is a channel to listen on. Topics are told apart by Channel and Plain.
+type Topic struct {
+	Key     string // decides on which node the channel is subscribed
+	Channel string
+	Plain   bool // use SUBSCRIBE even if pub/sub is sharded
+}
+
+// Note is news for a listener. The zero Note reports that the server has confirmed the channel,
+// perhaps not for the first time. Earlier messages may be lost, and the listener has to ask the
+// store.
+type Note struct {
+	// Message reports a message for the listener.
+	Message bool
+	// Err is why the channel cannot be subscribed. No other Note follows.
+	Err error
+}
+
+// Hub has the subscriptions of one client. It is safe for concurrent use.
+type Hub struct {
+	o Options
+
+	mu    sync.Mutex
+	subs  map[Topic]*subscription // by topics without their keys
+	links map[string]*link        // by node
+}
+
+// New returns a Hub without connections.
+func New(o Options) *Hub {
+	return &Hub{o: o, subs: map[Topic]*subscription{}, links: map[string]*link{}}
+}
+
+// subscription is a topic with listeners, or a topic that had listeners a moment ago.
+type subscription struct {
+	Topic
+
+	// Guarded by Hub.mu.
+	link      *link // nil after the end of the subscription
+	listeners map[string][]*Listener
+	sharded   bool      // asked for with SSUBSCRIBE
+	confirmed bool      // by the server, on the present connection of link
+	alone     bool      // needs a command of its own, after the refusal of a batch
+	idle      time.Time // when the last listener was closed
+}
+
+// Listener gets the messages of one topic for one id.
+type Listener struct {
+	hub   *Hub
+	sub   *subscription
+	id    string
+	notes chan Note // sent to with Hub.mu held
+}
+
+// Listening returns a new listener if the server has confirmed the channel already, and nil if not.
+// A message goes to the listeners with the payload as their id, and to listeners without an id. The
+// caller ends the listener with Close.
+func (h *Hub) Listening(t Topic, id string) *Listener {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if s := h.subs[t.name()]; s != nil && s.confirmed {
+		return h.addLocked(s, id)
+	}
+	return nil
+}
+
+// Listen is Listening, and waits until the server has confirmed the channel. The caller has to ask
+// the store afterwards, as earlier messages are lost. Errors: [ErrClosed], an error of
+// [Options.Node], the refusal of the server, and an error that matches both ctx.Err and the cause
+// of ctx. After an error no listener is left.
+func (h *Hub) Listen(ctx context.Context, t Topic, id string) (*Listener, error) {
+	if l := h.Listening(t, id); l != nil {
+		return l, nil
+	}
+	node, rdb, err := h.o.Node(ctx, t.Key, false)
+	if err != nil {
+		return nil, err
+	}
+	l := h.add(t, id, node, rdb)
+	if l == nil {
+		return nil, ErrClosed
+	}
+	select {
+	case n := <-l.notes:
+		if n.Err == nil {
+			return l, nil
+		}
+		err = n.Err
+	case <-h.o.Closed:
+		err = ErrClosed
+	case <-ctx.Done():
+		err = ended(ctx)
+	}
+	l.Close()
+	return nil, err
+}
+
+// add makes a listener, and a subscription for a new topic. nil: the client is closed.
+func (h *Hub) add(t Topic, id, node string, rdb redis.UniversalClient) *Listener {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := h.subs[t.name()]
+	if s == nil {
+		to := h.linkLocked(node, rdb)
+		if to == nil {
+			return nil
+		}
+		s = &subscription{Topic: t, listeners: map[string][]*Listener{}}
+		h.subs[t.name()] = s
+		to.adoptLocked(s)
+	}
+	l := h.addLocked(s, id)
+	if s.confirmed {
+		l.tellLocked(Note{})
+	}
+	return l
+}
+
+func (h *Hub) addLocked(s *subscription, id string) *Listener {
+	l := &Listener{hub: h, sub: s, id: id, notes: make(chan Note, 1)}
+	s.listeners[id] = append(s.listeners[id], l)
+	return l
+}
+
+// C is where notes arrive. C has room for a single note. While C is full, later notes are dropped:
+// the caller asks the store after any note. An error replaces a note that nobody has read.
+func (l *Listener) C() <-chan Note { return l.notes }
+
+// Close ends the listener. A second call does nothing.
+func (l *Listener) Close() {
+	l.hub.mu.Lock()
+	defer l.hub.mu.Unlock()
+	s, same := l.sub, l.sub.listeners[l.id]
+	i := slices.Index(same, l)
+	if i < 0 {
+		return
+	}
+	if s.listeners[l.id] = slices.Delete(same, i, i+1); len(same) == 1 {
+		delete(s.listeners, l.id)
+		s.idle = time.Now()
+	}
+}
+
+// Odd reports that messages do not seem to reach the listener on a confirmed channel. The
+// connection ends and is made anew, and a zero Note follows. The first Odd takes effect at once. A
+// connection that was made after an Odd is kept for at least 1 s, and for up to 1 min if Odd
+// follows upon Odd. While C has a note, Odd does nothing: the note may already be the end of the
+// trouble.
+func (l *Listener) Odd() {
+	l.hub.mu.Lock()
+	defer l.hub.mu.Unlock()
+	if l.sub.confirmed && len(l.notes) == 0 {
+		l.sub.link.odd = true
+		l.sub.link.kick()
+	}
+}
+
+// tellLocked leaves a note if C is empty. An error replaces an older note.
+func (l *Listener) tellLocked(n Note) {
+	if n.Err != nil && len(l.notes) > 0 {
+		select {
+		case <-l.notes:
+		default:
+		}
+	}
+	select {
+	case l.notes <- n:
+	default:
+	}
+}
+
+// tellLocked leaves a note for each listener.
+func (s *subscription) tellLocked(n Note) {
+	for _, same := range s.listeners {
+		for _, l := range same {
+			l.tellLocked(n)
+		}
+	}
+}
+
+// endLocked ends a subscription. The remaining listeners get err.
+func (h *Hub) endLocked(s *subscription, err error) {
+	delete(h.subs, s.name())
+	delete(s.link.subs, s)
+	s.link, s.confirmed = nil, false
+	s.tellLocked(Note{Err: err})
+}
+
+// name is the place of a topic in Hub.subs.
+func (t Topic) name() Topic { return Topic{Channel: t.Channel, Plain: t.Plain} }
+
+// ended is why a done context is done. The error matches both ctx.Err and the cause.
+func ended(ctx context.Context) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if errors.Is(cause, err) {
+		return cause
+	}
+	return fmt.Errorf("%w: %w", err, cause)
+}
