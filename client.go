@@ -3,327 +3,257 @@ package relock
 import (
 	"context"
 	"log/slog"
-	"math"
-	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/redis/go-redis/v9"
+
+	"github.com/go-relock/relock/internal/events"
+	"github.com/go-relock/relock/internal/group"
+	"github.com/go-relock/relock/internal/lifetime"
+	"github.com/go-relock/relock/store"
 )
 
-// Client is what the locks of one go-redis client share: one watchdog, one pub/sub connection for each Redis node, one
-// table of holds. Make one for the life of the process, and [Client.Close] it at the end. It is safe for concurrent use.
+// Client keeps one store, one watchdog and one table of holds for the locks of one process. Make a
+// Client for the life of the process, and call [Client.Close] at the end. A Client is safe for
+// concurrent use.
 //
-// Until one of its locks is used a Client has no goroutine and no connection of its own.
+// A Client has no goroutine and no connection of its own until one of its locks is used.
 type Client struct {
 	id       string
 	settings settings
-	layout   layout
-	wire     *wire
-	table    *table
+	store    store.Store
+	owned    bool // New has made the store, so Close closes it
+	races    bool // the store wants the waiters of a client behind each other
+	events   *events.Worker
+	group    group.Group // goroutines, and calls that take a lock
 	watchdog *watchdog
-	hub      *hub
-	orphans  *orphans
-	events   *events
-	workers  *workers
+	cleanup  *cleanup
 
-	life      context.Context // ends with Close
-	closed    <-chan struct{} // when it ends
-	end       context.CancelFunc
-	closeOnce sync.Once
+	life    context.Context // ends with Close
+	end     context.CancelCauseFunc
+	once    sync.Once
+	ended   sync.Once    // of the store that New has made
+	numbers atomic.Int64 // of holders and holds
+	table   table
 }
 
-// New makes a Client that keeps its locks in Redis behind rdb. The options are the defaults for the client's locks. rdb is
-//   - a [redis.Client], for a standalone server or one behind Sentinel, or the AutoPipeline of one;
-//   - a [redis.ClusterClient];
-//   - or a struct that embeds one of these.
-//
-// Others are refused: a [redis.Ring], an AsyncAutoPipeline, the AutoPipeline of a ClusterClient.
-//
-// New does not talk to Redis. rdb stays the caller's: it must outlive the Client, and Close does not close it. Its
-// timeouts bound how long a goroutine of the Client can hang on a server that is silent. Commands share its pool of
-// connections with the caller's: where all are in use, they wait for one as go-redis does (PoolTimeout).
-//
-// Hooks of rdb may delay, refuse or end commands, but must not do two things. None may return ctx.Err() in place of go-redis's error
-// for a command that was sent: that hides that the command may still run, and what a call has left behind can then stay for a TTL.
-// And none may send a command again: an Unlock whose script has run already would find nothing, and say that the lock was lost.
+// Open makes a Client that keeps its locks in s. The options are the defaults for the client's
+// locks; [WithPrefix], [WithRedissonLayout] and [WithRedissonFencing] are refused, as all three are
+// about Redis. s stays the caller's: s must outlive the Client, and Close does not close s. Open
+// does not talk to the store.
 //
 // Errors: [ErrInvalid].
-func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
-	if rdb == nil || reflect.ValueOf(rdb).Kind() == reflect.Pointer && reflect.ValueOf(rdb).IsNil() {
-		return nil, invalid("the go-redis client is nil")
+func Open(s store.Store, options ...Option) (*Client, error) {
+	if isNil(s) {
+		return nil, invalid("the store is nil")
 	}
-	if err := checkKind(rdb); err != nil {
-		return nil, err
-	}
-	s, err := defaults().with(options)
+	set, err := defaults().with(options)
 	if err != nil {
 		return nil, err
 	}
+	if set.redis != (redisSettings{prefix: DefaultPrefix}) {
+		return nil, invalid("WithPrefix, WithRedissonLayout and WithRedissonFencing are for New, which keeps locks in Redis")
+	}
+	c, err := newClient(set)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.use(s); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// newClient makes a client without a store.
+func newClient(s settings) (*Client, error) {
 	id, err := uuid.NewRandom()
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{
-		id:       id.String(),
-		settings: s,
-		layout:   native{},
-		table:    newTable(),
-		workers:  newWorkers(),
-	}
-	c.life, c.end = context.WithCancel(context.Background())
-	c.closed = c.life.Done()
-	c.events = newEvents(c)
-	c.watchdog = newWatchdog(c)
-	c.orphans = newOrphans(c)
-	c.hub = newHub(c)
-	c.wire = &wire{rdb: rdb, client: c.id, patience: readTimeout(rdb), workers: c.workers, orphans: c.orphans, mapping: make(chan struct{}, 1), retried: c.retried}
-	c.wire.cluster, _ = rdb.(clusterClient)
-	c.wire.lanes.init(c.wire)
-	// A cluster client with slots of its own is one for servers that are no cluster: masters and replicas of Sentinel.
-	cluster := c.wire.cluster != nil && c.wire.cluster.Options().ClusterSlots == nil
-	c.wire.sharded.Store(cluster)
-	if s.redisson {
-		c.layout = newRedisson(cluster)
-	}
-	if err := c.checkAcks(s); err != nil {
-		return nil, err
+	c := &Client{id: id.String(), settings: s, table: table{start: time.Now()}}
+	if s.owner != "" {
+		c.id = s.owner + "/" + c.id
 	}
 	c.settings.ofClient = true
+	c.life, c.end = context.WithCancelCause(context.Background())
+	var onDrop func(int)
+	if dropped := s.hooks.Dropped; dropped != nil {
+		onDrop = func(n int) { dropped(Dropped{Events: n}) }
+	}
+	c.events = events.New(s.logger, onDrop)
+	c.watchdog = newWatchdog(c)
+	c.cleanup = newCleanup(c)
 	return c, nil
 }
 
-// What tells the clients of go-redis apart, also where one is embedded in a struct of the caller's.
-type (
-	plainClient   interface{ Options() *redis.Options }
-	clusterClient interface {
-		Options() *redis.ClusterOptions
-		MasterForKey(ctx context.Context, key string) (*redis.Client, error)
-		ForEachMaster(ctx context.Context, f func(context.Context, *redis.Client) error) error
-		ReloadState(ctx context.Context)
-	}
-)
-
-// checkKind refuses what cannot send a script and wait for the answer, and what spreads commands over servers without telling which.
-func checkKind(rdb redis.UniversalClient) error {
-	switch rdb := rdb.(type) {
-	case plainClient, clusterClient:
-		return nil
-	case interface{ Options() *redis.RingOptions }:
-		return invalid("redis.Ring is not supported: use a redis.Client, or a redis.ClusterClient")
-	case interface{ IsBlocking() bool }:
-		if !rdb.IsBlocking() {
-			return invalid("an AsyncAutoPipeline is not supported, as it does not wait for answers: use AutoPipeline, or the client itself")
-		}
-	}
-	single := false // without keys, nothing is sent, and only a client of one server calls the function
-	_ = rdb.Watch(context.Background(), func(*redis.Tx) error { single = true; return nil })
-	if !single {
-		return invalid("%T of several servers is not supported, as it does not tell where a lock is: use the redis.ClusterClient itself", rdb)
-	}
-	return nil
+// use gives the client its store, and checks that the store can serve the client's options.
+func (c *Client) use(s store.Store) error {
+	c.store = s
+	racing, is := s.(store.Racing)
+	c.races = is && racing.Races()
+	return c.NewLock("check").Err()
 }
 
-// readTimeout is how long the go-redis client waits for a reply; hardly ever, if it has no limit.
-func readTimeout(rdb redis.UniversalClient) time.Duration {
-	var d time.Duration
-	switch rdb := rdb.(type) {
-	case plainClient:
-		d = rdb.Options().ReadTimeout
-	case clusterClient:
-		d = rdb.Options().ReadTimeout
-	}
-	if d <= 0 {
-		return math.MaxInt64
-	}
-	return d
-}
-
-// checkAcks refuses a WAIT that go-redis would give up before Redis answers.
-func (c *Client) checkAcks(s settings) error {
-	if s.acks > 0 && s.acksTimeout >= c.wire.patience {
-		return invalid("WithReplicaAcks(%d, %s): the timeout must be shorter than the go-redis client's ReadTimeout (%s)",
-			s.acks, s.acksTimeout, c.wire.patience)
-	}
-	return nil
-}
-
-// ID returns the UUID with which the name of each holder begins that this client makes, as a [LockedError], [State] and the logs show
-// it. Log it at the start of a process, and such a name says which process has the lock. (Holders that [NewHolder] makes begin with a UUID
-// that all clients of their process share.)
+// ID returns the name of this client: a UUID, with the name of [WithOwner] in front, if one is
+// given. The name of each holder of this client begins with the ID, so a refusal, [State] or a log
+// line leads to the process with the same ID in its log.
 func (c *Client) ID() string { return c.id }
 
-// NewLock returns the lock of that name, 1 to [MaxNameLen] bytes. It does not talk to Redis. Locks are cheap: make one
-// where it is needed, or keep it; two of the same name and prefix are the same lock.
+// NewLock returns the lock called name, 1 to [MaxNameLen] bytes. NewLock does not talk to the
+// store. Locks are cheap: make a Lock for each use, or keep the Lock. Two Locks of one name are the
+// same lock.
 //
-// A name with a Redis hash tag, such as "{user:7}:cart", is used as it is, so that several locks can share a cluster
-// slot; other names get one ("x" and "{x}" are the same lock). Refused are a name such as "}", whose keys would have no slot in
-// common, and one such as "{x}:queue" or "{x}:token", a key of another lock. With [WithRedissonLayout] every name is used as it is, and
-// in a cluster one whose key and channel Redisson would put into different slots is refused.
+// In Redis a name with a hash tag, such as "{user:7}:cart", is used unchanged, so several locks can
+// share a cluster slot. Other names get a hash tag ("x" and "{x}" are the same lock). NewLock
+// refuses a name such as "}", as its keys would have no slot in common, and a name such as
+// "{x}:queue" or "{x}:token", a key of another lock. With [WithRedissonLayout] every name is used
+// unchanged, and in a cluster NewLock refuses a name if Redisson would put its key and its channel
+// into different slots.
 //
-// A wrong name or option is told by every method of the lock that returns an error ([ErrInvalid]), and by [Lock.Err].
+// Every method of the lock with an error result reports a wrong name or option, or a demand beyond
+// the store ([errors.ErrUnsupported]), as [ErrInvalid]. [Lock.Err] reports the same error.
 func (c *Client) NewLock(name string, options ...Option) *Lock {
 	l := &Lock{client: c, name: name, settings: &c.settings}
 	if len(options) > 0 {
 		s, err := c.settings.with(options)
-		if err == nil {
-			err = c.checkAcks(s)
-		}
 		if err != nil {
 			l.err = err
 			return l
 		}
 		l.settings = &s
 	}
-	l.keys, l.err = c.layout.place(l.settings, name)
+	if l.err = checkName(name); l.err == nil {
+		l.ask, l.err = c.store.Check(store.Ask{Name: name, TTL: l.settings.ttl, Limit: 1, Acks: l.settings.acks})
+	}
+	if l.err != nil {
+		l.err = asInvalid(l.err)
+	}
 	return l
 }
 
-// Close ends the client: calls that wait for a lock return [ErrClosed], as do later ones; the contexts of open sections
-// end with ErrClosed as their cause; nothing is renewed any more, so what is not unlocked is free after its TTL. Unlock
-// still works. When Close returns, every goroutine and connection of the client is gone, and the hooks have seen every
-// event before it; a hook that does not return is waited for 5 s, and left. Where the server answers, Close takes
-// milliseconds. Where it is silent, Close takes until go-redis gives up the commands that are on the wire: its ReadTimeout, and
-// up to four times that for new connections; where not even dialling gets an answer, what its DialTimeout and DialerRetries
-// allow. Calls of Unlock that are trying to reach Redis then can hold it up until they give up (10 s), and calls of State and
-// ForceUnlock for as long as there are any.
+// Check asks the store for everything that locks with the client's options will need (in Redis:
+// commands, pub/sub, replicas), and returns nil, or one error that names all missing parts. Check
+// is for the start of a process. Check leaves nothing in the store. Errors: ctx's,
+// [ErrUnavailable], errors of the store.
+func (c *Client) Check(ctx context.Context) error {
+	if ctx == nil {
+		return errNilContext
+	}
+	l := c.NewLock("check")
+	if l.err != nil {
+		return l.err
+	}
+	ask := l.ask
+	ask.ID, _ = c.newID(Holder{})
+	if checker, is := c.store.(store.Checker); is {
+		return checker.CheckServer(ctx, ask)
+	}
+	_, err := c.store.Look(ctx, ask.Name)
+	return err
+}
+
+// Close ends the client. Calls that wait for a lock return [ErrClosed], as do later calls. The
+// contexts of open sections end with ErrClosed as their cause. Nothing is renewed any more, so a
+// lock without Unlock is free after its TTL. Unlock still works. With [WithReleaseOnClose] Close
+// frees all held locks.
 //
-// Closing twice is allowed; both calls wait. It always returns nil.
+// When Close returns, every goroutine and connection of the client is gone, and the hooks have seen
+// every earlier event. Close waits at most 5 s for a hook that hangs. Close takes milliseconds if
+// the store answers. If a Redis server is silent, Close takes until go-redis gives up the commands
+// in flight: its ReadTimeout, up to four times its ReadTimeout for new connections, and the time of
+// DialTimeout and DialerRetries if not even dialling gets an answer. An Unlock in flight can hold
+// up Close until the Unlock gives up (10 s).
+//
+// Closing twice is allowed; both calls wait. Close always returns nil.
 func (c *Client) Close() error {
-	c.closeOnce.Do(func() {
-		c.workers.close()
-		cancels, leaks := c.table.close(c)
-		c.wire.lanes.close()
-		for _, cancel := range cancels {
-			cancel(ErrClosed)
-		}
-		for _, l := range leaks {
-			l.tell(time.Since(l.hold.since))
+	c.once.Do(func() {
+		c.group.Close()
+		for _, end := range c.table.close(c) {
+			end()
 		}
 	})
-	c.workers.wait()
-	c.events.close()
+	c.group.Wait()
+	if c.owned {
+		c.ended.Do(func() {
+			_ = c.store.Close() // nothing is in flight any more
+			if c.cleanup.forgetLast() {
+				_ = c.store.Close()
+			}
+		})
+	}
+	c.events.Close(hookLimit)
 	return nil
 }
 
-func (c *Client) isClosed() bool {
-	select {
-	case <-c.closed:
-		return true
-	default:
-		return false
+// hookLimit bounds the wait of Close for a hook that hangs.
+const hookLimit = 5 * time.Second
+
+// close ends the life of the client and reports the end of each hold: each hold ends before, or is
+// reported here. close returns the work to do without the mutex.
+func (t *table) close(c *Client) (todo []func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.closed = true
+	c.end(ErrClosed)
+	var holds []*hold
+	for h := range t.leases.All() {
+		holds = append(holds, h)
 	}
-}
-
-// returnGrant gives back a grant that no waiter waits for, unless its hold is known: then the waiter has learnt of it
-// by asking.
-func (c *Client) returnGrant(base, id string) {
-	c.table.mu.Lock()
-	h := c.table.holds[holdKey{base, holderOf(id)}]
-	known := h != nil && h.id == id || c.table.isGivenLocked(base, id)
-	c.table.mu.Unlock()
-	if !known {
-		c.orphans.add(&hold{client: c, keys: keysAt(base, base), holder: holderOf(id), tenure: &tenure{id: id, index: -1}, settings: &c.settings}, false)
+	for _, h := range holds {
+		for _, cancel := range h.leaks {
+			todo = append(todo, func() { h.reportLeak(cancel, time.Since(h.since)) })
+		}
+		h.leaks = nil
+		for _, cancel := range h.cancelsLocked() {
+			todo = append(todo, func() { cancel(ErrClosed) })
+		}
+		if h.hooks.Closed != nil {
+			event := Closed{
+				Name: h.name, Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest,
+			}
+			c.events.Emit(func() { h.hooks.Closed(event) })
+		}
+		if h.state == held && c.settings.releaseOnClose {
+			t.finishLocked(h, ErrClosed)
+			ask := h.lease.Ask
+			todo = append(todo, func() { c.cleanup.add(h, ask, h.longest()) })
+		}
 	}
+	return todo
 }
 
-// manyTries is after how many a call that Redis does not answer is worth a warning: about a quarter of a second, or longer. The next
-// one comes with twice as many, so that a thousand calls that wait for Redis do not fill the log. Idle connections that had ended do
-// not count: where a server has ended dozens, they are all found out at once, and the call is answered.
-const manyTries = 8
+func (c *Client) isClosed() bool { return c.life.Err() != nil }
 
-func (c *Client) retried(r *request, attempt, tries int, err error) {
-	level := slog.LevelDebug
-	if tries >= manyTries && tries&(tries-1) == 0 {
-		level = slog.LevelWarn
+// bound returns a context for a command. The context ends with ctx, with the client, and after wait
+// if wait is above 0.
+func (c *Client) bound(ctx context.Context, wait time.Duration) (context.Context, context.CancelFunc) {
+	if ctx.Done() == nil && wait <= 0 {
+		return lifetime.Of(c.life, ctx), func() {}
 	}
-	c.events.log(c.settings.logger, level, "relock: sending a script again",
-		slog.String("script", r.script.name), slog.String("lock", r.name), slog.Int("attempt", attempt), slog.Any("error", err))
-	if c.settings.hooks.Retried != nil {
-		event := Retried{Name: r.name, Script: r.script.name, Attempt: attempt, Err: err}
-		c.events.emit(func() { c.settings.hooks.Retried(event) })
+	var timed context.CancelFunc = func() {}
+	if wait > 0 {
+		ctx, timed = context.WithTimeoutCause(ctx, wait, errWaitOver)
 	}
+	ctx, cancel := endingWith(ctx, c.life)
+	return ctx, func() { cancel(); timed() }
 }
 
-func (c *Client) reconnected(node string, down time.Duration) {
-	c.events.log(c.settings.logger, slog.LevelInfo, "relock: pub/sub connection is back", slog.String("node", node))
-	if c.settings.hooks.Reconnected != nil {
-		c.events.emit(func() { c.settings.hooks.Reconnected(Reconnected{Node: node, Down: down}) })
-	}
+// endingWith returns a context with two ends: the end of ctx, and the end of other with the cause
+// of other.
+func endingWith(ctx, other context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(other, func() { cancel(context.Cause(other)) })
+	return ctx, func() { stop(); cancel(nil) }
 }
 
-// workers counts the goroutines of a client, and the calls that take a lock, so that Close can wait for them. Not counted are the
-// goroutine of the hooks, for which events.close waits, and callbacks of timers, which do not block.
-type workers struct {
-	count atomic.Int64 // oneWorker for each that runs, and workersClosed
-	mu    sync.Mutex
-	idle  *sync.Cond
+// log hands a record to the logger of the client or of a lock.
+func (c *Client) log(l *slog.Logger, level slog.Level, msg string, attrs ...slog.Attr) {
+	c.events.Log(l, level, msg, attrs...)
 }
 
-const (
-	workersClosed = 1
-	oneWorker     = 2
-)
-
-func newWorkers() *workers {
-	w := &workers{}
-	w.idle = sync.NewCond(&w.mu)
-	return w
-}
-
-// add counts a goroutine that the caller starts, and that calls leave at its end.
-func (w *workers) add() { w.count.Add(oneWorker) }
-
-// start runs f in a goroutine. It works after Close too, for the Unlock of a section that outlives the client.
-func (w *workers) start(f func()) {
-	w.add()
-	go w.run(f)
-}
-
-// startOpen is start for goroutines that a closed client must not begin. It says whether it did.
-func (w *workers) startOpen(f func()) bool {
-	if !w.enter() {
-		return false
-	}
-	go w.run(f)
-	return true
-}
-
-func (w *workers) run(f func()) {
-	defer w.leave()
-	f()
-}
-
-// enter counts a call like a goroutine, so that Close waits for it and for what it still has to clean up. false: closed.
-func (w *workers) enter() bool {
-	if w.count.Load()&workersClosed != 0 { // else calls on a closed client would hold up Close
-		return false
-	}
-	if w.count.Add(oneWorker)&workersClosed == 0 {
-		return true
-	}
-	w.leave()
-	return false
-}
-
-func (w *workers) leave() {
-	if w.count.Add(-oneWorker) == workersClosed {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.idle.Broadcast()
-	}
-}
-
-// close lets no long-lived goroutine, and no call, begin any more.
-func (w *workers) close() { w.count.Or(workersClosed) }
-
-// wait returns when nothing is left running, after close.
-func (w *workers) wait() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for w.count.Load() >= oneWorker {
-		w.idle.Wait()
-	}
+func (c *Client) logLoss(h *hold, lost *LostError) {
+	c.log(h.logger, slog.LevelError, "relock: lock lost", slog.String("lock", h.name),
+		slog.String("holder", h.holder.String()), slog.Int64("token", lost.Token), slog.String("reason", string(lost.Reason)))
 }

@@ -4,58 +4,79 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"time"
+
+	"github.com/go-relock/relock/store"
 )
 
-// What can go wrong, for [errors.Is]. An error of this package matches at most one of these by itself, and in addition the
-// cause it was made from: a wait that ran into the caller's deadline is both ErrLocked and [context.DeadlineExceeded], and one
-// inside a section of another lock that was lost is both ErrLocked and ErrLockLost. An error that matches none of them comes
-// from Redis, from the network, or from the caller's context.
+// Kinds of failures, for [errors.Is]. An error of this package matches at most one kind by itself,
+// and its cause in addition: a wait cut off by the caller's deadline is both ErrLocked and
+// [context.DeadlineExceeded], and a wait inside a lost section of another lock is both ErrLocked
+// and ErrLockLost. ErrUnavailable goes together with the other kinds. An error without a kind comes
+// from the store, from the network, or from the caller's context.
 var (
-	// ErrLocked says that another holder has the lock, and the caller would not, or could no longer, wait for it.
-	// The error is a [*LockedError]. The caller holds nothing; its place in the queue is taken back in the background.
+	// ErrLocked reports a lock of another hold: the caller would not wait for the lock, or could
+	// not wait any longer. The error is a [*LockedError]. The caller holds nothing. Cleanup takes
+	// the caller's place in the queue back in the background.
 	ErrLocked = errors.New("relock: locked by another holder")
 
-	// ErrNotHeld says that the context carries no open entry of this lock: it was never locked with this context,
-	// or that entry was unlocked already. Of [Lock.ForceUnlock]: nobody has the lock. Nothing was changed.
+	// ErrNotHeld reports a context inside no open entry of this lock: the lock was never locked
+	// with the context, or the entry was unlocked already. For [Lock.ForceUnlock], nobody has the
+	// lock. Nothing was changed.
 	ErrNotHeld = errors.New("relock: not held by this context")
 
-	// ErrLockLost says that the lock was held and is not any more, without an Unlock: its lease ran out, or somebody
-	// removed it. The error is a [*LostError]. It is also the cause of the section's context.
+	// ErrLockLost reports the end of a hold without an Unlock: its lease ran out, or somebody
+	// removed the lock. The error is a [*LostError], and is also the cause of the section's
+	// context.
 	ErrLockLost = errors.New("relock: lock lost")
 
-	// ErrReleased is the cause of a section's context after its Unlock. It is also the error of a nested Lock that was on its way then.
+	// ErrReleased is the cause of a section's context after its Unlock. ErrReleased is also the
+	// error of a nested Lock in flight at the Unlock.
 	ErrReleased = errors.New("relock: lock released")
 
-	// ErrClosed says that the Client was closed. It ends waits, and is the cause of the contexts of sections that
-	// were open at that time.
+	// ErrClosed reports a closed Client. ErrClosed ends waits, and is the cause of the contexts of
+	// sections open at the time of Close.
 	ErrClosed = errors.New("relock: client closed")
 
-	// ErrInvalid says that an argument, an option or a lock name cannot be used; the message says what is allowed.
-	// Nothing was sent to Redis.
+	// ErrInvalid reports an argument, an option or a lock name that cannot be used; the message
+	// names what is allowed. Nothing was sent to the store.
 	ErrInvalid = errors.New("relock: invalid")
 
-	// ErrNotReplicated says that too few replicas confirmed a new hold, see [WithReplicaAcks]. The entry was undone; where Redis is
-	// silent by then, that goes on in the background.
-	ErrNotReplicated = errors.New("relock: not confirmed by enough replicas")
+	// ErrNotReplicated reports a new hold with too few confirming replicas, see [WithReplicaAcks].
+	// The entry was undone, or is undone in the background if Redis is silent at the time.
+	ErrNotReplicated = store.ErrNotReplicated
+
+	// ErrUnavailable reports a store out of reach, or not serving now. A call given up for this
+	// reason matches ErrUnavailable in addition to its own error, also if a context or the wait has
+	// ended the call.
+	ErrUnavailable = store.ErrUnavailable
+
+	// ErrKind reports a name in use for another kind of lock, such as a read-write lock of
+	// Redisson. Nothing was changed.
+	ErrKind = store.ErrKind
 )
 
-// LockedError is the refusal of a lock that another holder has. It matches [ErrLocked], and Err if there is one.
+// LockedError is the refusal of a lock of another holder. LockedError matches [ErrLocked], and Err
+// if Err is set.
 type LockedError struct {
 	Name   string // the lock
-	Holder Holder // who has it, as far as is known
-	// TTL is what was left of that holder's lease when Redis was last asked (with [WithLocalPass], if the holder is one of
-	// this client, as this process reckons); negative: no lease is set.
+	Holder Holder // the holder of the lock, as far as is known
+	// TTL is the rest of the holder's lease as of the store's last answer (with [WithLocalPass] and
+	// a holder of this client, as this process reckons); negative: no lease is set. The lease may
+	// be renewed.
 	TTL time.Duration
-	// Err is what ended the caller's context, and with it the wait; nil if that has not ended: there was no wait, or that of
-	// [Lock.TryLockFor] was over.
+	// Err is the end of the caller's context, which ended the wait. Err is nil if the context has
+	// not ended: the call did not wait, or the wait of [Lock.TryLockFor] was over. If the store
+	// could not be reached at the end, Err matches [ErrUnavailable].
 	Err error
 }
 
 func (e *LockedError) Error() string {
 	msg := fmt.Sprintf("relock: %q is locked by another holder", e.Name)
 	if e.Holder != (Holder{}) {
-		msg = fmt.Sprintf("relock: %q is locked by %s for another %s", e.Name, e.Holder, e.TTL.Round(time.Millisecond))
+		msg = fmt.Sprintf("relock: %q is locked by %s; its lease has %s left and may be renewed",
+			e.Name, e.Holder, e.TTL.Round(time.Millisecond))
 		if e.TTL < 0 {
 			msg = fmt.Sprintf("relock: %q is locked by %s without a lease", e.Name, e.Holder)
 		}
@@ -69,28 +90,28 @@ func (e *LockedError) Error() string {
 // Is makes the error match [ErrLocked].
 func (e *LockedError) Is(target error) bool { return target == ErrLocked }
 
-// Unwrap returns what ended the wait.
+// Unwrap returns Err.
 func (e *LockedError) Unwrap() error { return e.Err }
 
-// LossReason says why a hold was lost.
+// LossReason is the reason for the loss of a hold.
 type LossReason string
 
-// The reasons for a loss. They are a bounded set, fit for a metric label.
+// The reasons for a loss are a bounded set, fit for a metric label.
 const (
-	LossExpired   LossReason = "expired"   // the lease ran out before a renewal was confirmed (or it was a fixed one)
-	LossTaken     LossReason = "taken"     // Redis says that the hold is gone: expired there, deleted, force-unlocked, or data was lost
+	LossExpired   LossReason = "expired"   // the lease ran out before a renewal was confirmed (or the lease was fixed)
+	LossTaken     LossReason = "taken"     // the store has lost the hold: expired there, deleted, force-unlocked, or data was lost
 	LossMaxHold   LossReason = "max_hold"  // the limit of WithMaxHold was reached
-	LossAbandoned LossReason = "abandoned" // the section's context was done, so nothing renewed the lease, and it ran out without Unlock
+	LossAbandoned LossReason = "abandoned" // the section's context was done, so nothing renewed the lease, and the lease ran out without Unlock
 	LossLeaked    LossReason = "leaked"    // the section's context was garbage collected without Unlock, and the lease ran out
 )
 
-// explain is the reason in words.
+// explain returns the reason in words.
 func (r LossReason) explain() string {
 	switch r {
 	case LossExpired:
 		return "the lease ran out"
 	case LossTaken:
-		return "Redis does not have this hold any more"
+		return "the store does not have this hold any more"
 	case LossMaxHold:
 		return "the longest allowed hold was reached"
 	case LossAbandoned:
@@ -102,11 +123,11 @@ func (r LossReason) explain() string {
 	}
 }
 
-// LostError says which hold was lost, and why. It matches [ErrLockLost].
+// LostError is the loss of a hold. LostError matches [ErrLockLost].
 type LostError struct {
 	Name   string // the lock
-	Holder Holder // who had it
-	Token  int64  // its fencing token, 0 if it had none
+	Holder Holder // the holder of the lost hold
+	Token  int64  // its fencing token, 0 if none was drawn
 	Reason LossReason
 }
 
@@ -117,10 +138,10 @@ func (e *LostError) Error() string {
 // Is makes the error match [ErrLockLost].
 func (e *LostError) Is(target error) bool { return target == ErrLockLost }
 
-// OpError is the failure of an operation on a lock that is no [*LockedError], no [*LostError] and not [ErrInvalid]. It adds the
-// lock's name and the holder to what went wrong.
+// OpError is any other failure of an operation on a lock: no [*LockedError], no [*LostError] and
+// not [ErrInvalid]. OpError adds the lock's name and the holder to the failure.
 type OpError struct {
-	Op     string // "lock", "unlock", "extend", "state", "force unlock"
+	Op     string // "lock", "unlock", "extend", "token", "state", "force unlock"
 	Name   string // the lock
 	Holder Holder // zero where the operation has none
 	Err    error  // the failure
@@ -136,19 +157,21 @@ func (e *OpError) Error() string {
 // Unwrap returns the failure.
 func (e *OpError) Unwrap() error { return e.Err }
 
-// invalid is an ErrInvalid with what is wrong and what is allowed.
+// invalid makes an ErrInvalid. The text names the mistake and the limits.
 func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
 }
 
-// freeError is the ErrNotHeld of ForceUnlock, to which no context has said who should hold the lock.
+// freeError is the ErrNotHeld of ForceUnlock, which looks for any holder and not for the holder of
+// a context.
 type freeError struct{}
 
 func (freeError) Error() string        { return "nobody has the lock" }
 func (freeError) Is(target error) bool { return target == ErrNotHeld }
 
-// ended is why a done context is done. It matches both ctx.Err and the cause, which differ when somebody cancelled with
-// a cause of their own (a deadline, a lost outer lock).
+// ended returns the end of a done context as an error. The error matches both ctx.Err and the
+// cause, which differ if a context was cancelled with a cause of its own (a deadline, a lost outer
+// lock).
 func ended(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)
 	if errors.Is(cause, err) {
@@ -156,3 +179,40 @@ func ended(ctx context.Context) error {
 	}
 	return fmt.Errorf("%w: %w", err, cause)
 }
+
+// isLost says whether err is the loss of a lock.
+func isLost(err error) bool {
+	var lost *LostError
+	return errors.As(err, &lost)
+}
+
+var (
+	errNilContext = invalid("the context is nil; use context.Background if there is no other")
+	errZeroLock   = invalid("this Lock was not made by Client.NewLock")
+)
+
+// asInvalid makes an ErrInvalid of an error of [store.Store.Check].
+func asInvalid(err error) error {
+	if errors.Is(err, ErrInvalid) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrInvalid, err)
+}
+
+// isNil says whether an interface is empty, or has a nil pointer.
+func isNil(v any) bool {
+	if v == nil {
+		return true
+	}
+	r := reflect.ValueOf(v)
+	return r.Kind() == reflect.Pointer && r.IsNil()
+}
+
+// waitOverError is the cause of a wait's own end. Like every end of a wait by time, waitOverError
+// is a context.DeadlineExceeded.
+type waitOverError struct{}
+
+func (waitOverError) Error() string        { return "the wait is over" }
+func (waitOverError) Is(target error) bool { return target == context.DeadlineExceeded }
+
+var errWaitOver error = waitOverError{}

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/store/mem"
 )
 
 // embedded starts a Redis server inside the example. A program of yours connects to a real one:
@@ -30,7 +31,7 @@ func embedded() (rdb *redis.Client, stop func()) {
 	}
 }
 
-// connect is what the examples begin with: a client for locks on an embedded server.
+// connect begins most examples: a client for locks on an embedded server.
 func connect(options ...relock.Option) (client *relock.Client, stop func()) {
 	rdb, stopServer := embedded()
 	client, err := relock.New(rdb, options...)
@@ -56,7 +57,8 @@ func Example() {
 
 	lock := client.NewLock("orders:42", relock.WithTTL(10*time.Second))
 	err = lock.Do(context.Background(), func(ctx context.Context) error {
-		// Nobody else is here, in any process. The context ends if the lock is lost: use it for all the work.
+		// Nobody else is here, in any process. The context ends if the lock is lost: use it for all the
+		// work.
 		fmt.Println("in:", lock.Held(ctx))
 		return nil
 	})
@@ -87,6 +89,28 @@ func ExampleNew() {
 	// relock: invalid: WithTTL(1ms): must be whole milliseconds from 10ms to 168h0m0s
 }
 
+// A unit test needs no server: it keeps its locks in memory, and plays their loss.
+func ExampleOpen() {
+	store := mem.New()
+	client, err := relock.Open(store)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer client.Close()
+	lock := client.NewLock("orders:42")
+
+	ctx, err := lock.Lock(context.Background())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	store.Lose("orders:42") // as a server that crashes does
+	fmt.Println("lost:", errors.Is(lock.Unlock(ctx), relock.ErrLockLost))
+	// Output:
+	// lost: true
+}
+
 func ExampleClient_NewLock() {
 	client, stop := connect()
 	defer stop()
@@ -95,13 +119,29 @@ func ExampleClient_NewLock() {
 	lock := client.NewLock("orders:42", relock.WithTTL(5*time.Second))
 	fmt.Println(lock.Name(), lock.Err())
 
-	// What is wrong with a name or an option is told by Err, and by every other method.
+	// Err, and every other method, tells what is wrong with a name or an option.
 	lock = client.NewLock("")
 	_, err := lock.Lock(context.Background())
 	fmt.Println(err)
 	// Output:
 	// orders:42 <nil>
 	// relock: invalid: lock name is empty; 1 to 1024 bytes are allowed
+}
+
+// Check belongs to the start of a process: it asks the server for everything that locks will need.
+func ExampleClient_Check() {
+	client, stop := connect()
+	defer stop()
+
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if err := client.Check(ctx); err != nil {
+		fmt.Println("locks will not work here:", err)
+		return
+	}
+	fmt.Println("ready")
+	// Output:
+	// ready
 }
 
 // A refusal names the holder, and that begins with the ID of the client that has the lock.
@@ -168,7 +208,8 @@ func ExampleLock_Do() {
 	// locked afterwards: false <nil>
 }
 
-// A nested call with the section's context enters at once, so a function that locks can call another that locks the same.
+// A nested call with the section's context enters at once, so a function that locks can call
+// another that locks the same.
 func ExampleLock_Do_reentry() {
 	client, stop := connect()
 	defer stop()
@@ -196,11 +237,12 @@ func ExampleLock_Do_reentry() {
 	// <nil>
 }
 
-// If the lock is lost, the section's context ends. Drivers report that as "context canceled"; Do joins the reason.
+// If the lock is lost, the section's context ends. Drivers report that as "context canceled"; Do
+// joins the reason.
 func ExampleLock_Do_lost() {
-	client, stop := connect(relock.WithTTL(600 * time.Millisecond))
+	client, stop := connect()
 	defer stop()
-	lock := client.NewLock("orders:42")
+	lock := client.NewLock("orders:42", relock.WithTTL(600*time.Millisecond))
 
 	err := lock.Do(context.Background(), func(ctx context.Context) error {
 		_ = lock.ForceUnlock(context.Background()) // an operator, somewhere else
@@ -212,7 +254,8 @@ func ExampleLock_Do_lost() {
 	// true true
 }
 
-// DoFor is for whoever cannot wait for ever, such as the handler of a request. The limit is for the wait, not for the work.
+// DoFor is for a caller that cannot wait for ever, such as the handler of a request. The wait is
+// limited, and the work is not.
 func ExampleLock_DoFor() {
 	client, stop := connect()
 	defer stop()
@@ -242,6 +285,30 @@ func ExampleLock_DoFor() {
 	// 204
 }
 
+// NotEntered tells a call that has done nothing, and may be repeated, from one whose function has
+// run.
+func ExampleNotEntered() {
+	client, stop := connect()
+	defer stop()
+	lock := client.NewLock("orders:42")
+
+	section, err := lock.Lock(context.Background())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	work := func(context.Context) error { return errors.New("the payment was refused") }
+	err = lock.DoFor(context.Background(), 0, work)
+	fmt.Println("nothing was done:", relock.NotEntered(err))
+
+	_ = lock.Unlock(section)
+	err = lock.DoFor(context.Background(), 0, work)
+	fmt.Println("nothing was done:", relock.NotEntered(err))
+	// Output:
+	// nothing was done: true
+	// nothing was done: false
+}
+
 func ExampleLock_Lock() {
 	client, stop := connect()
 	defer stop()
@@ -263,7 +330,8 @@ func ExampleLock_Lock() {
 	// <nil>
 }
 
-// A wait ends with the caller's context. The error matches both: nobody gave us the lock, and why we stopped waiting.
+// A wait ends with the caller's context. The error matches both: nobody gave us the lock, and why
+// we stopped waiting.
 func ExampleLock_Lock_deadline() {
 	client, stop := connect()
 	defer stop()
@@ -286,9 +354,9 @@ func ExampleLock_Lock_deadline() {
 
 // The cause of a section's context says how the section ended.
 func ExampleLock_Lock_cause() {
-	client, stop := connect(relock.WithTTL(600 * time.Millisecond))
+	client, stop := connect()
 	defer stop()
-	lock := client.NewLock("orders:42")
+	lock := client.NewLock("orders:42", relock.WithTTL(600*time.Millisecond))
 
 	released, err := lock.Lock(context.Background())
 	if err != nil {
@@ -378,7 +446,8 @@ func ExampleLock_Unlock() {
 	// outer: <nil>
 }
 
-// Unlock tells when the lock was lost before: what the section did last may have happened without it.
+// Unlock tells when the lock was lost before: the last steps of the section may have happened
+// without the lock.
 func ExampleLock_Unlock_lost() {
 	client, stop := connect()
 	defer stop()
@@ -399,379 +468,19 @@ func ExampleLock_Unlock_lost() {
 	// orders:42 expired
 }
 
-// Write with the token, and let the storage refuse a smaller one than it has seen. examples/fencing does it in SQL.
-func ExampleLock_Token() {
-	client, stop := connect()
-	defer stop()
-	lock := client.NewLock("orders:42")
-
-	var seen int64
-	write := func(token int64) error {
-		if token < seen {
-			return errors.New("refused: the lock has been somebody else's since")
-		}
-		seen = token
-		return nil
-	}
-
-	var first int64
-	_ = lock.Do(context.Background(), func(ctx context.Context) error {
-		first = lock.Token(ctx)
-		return write(first)
-	})
-	_ = lock.Do(context.Background(), func(ctx context.Context) error {
-		fmt.Println("larger:", lock.Token(ctx) > first)
-		return write(lock.Token(ctx))
-	})
-	fmt.Println("a late write of the first:", write(first))
-	// Output:
-	// larger: true
-	// a late write of the first: refused: the lock has been somebody else's since
-}
-
-// Remaining tells whether a step that cannot be cut short still fits.
-func ExampleLock_Remaining() {
-	client, stop := connect()
-	defer stop()
-	lock := client.NewLock("orders:42", relock.WithFixedLease(10*time.Second))
-
-	err := lock.Do(context.Background(), func(ctx context.Context) error {
-		fmt.Println("time for 5s:", lock.Remaining(ctx) > 5*time.Second)
-		fmt.Println("time for 10s:", lock.Remaining(ctx) > 10*time.Second)
-		return nil
-	})
-	fmt.Println(err, lock.Remaining(context.Background()))
-	// Output:
-	// time for 5s: true
-	// time for 10s: false
-	// <nil> 0s
-}
-
-func ExampleLock_Count() {
-	client, stop := connect()
-	defer stop()
-	lock := client.NewLock("orders:42")
-
-	err := lock.Do(context.Background(), func(ctx context.Context) error {
-		return lock.Do(ctx, func(ctx context.Context) error {
-			fmt.Println(lock.Count(ctx))
-			return nil
-		})
-	})
-	fmt.Println(err, lock.Count(context.Background()))
-	// Output:
-	// 2
-	// <nil> 0
-}
-
-// A function that must only run inside a section can say so.
-func ExampleLock_Held() {
-	client, stop := connect()
-	defer stop()
-	lock := client.NewLock("orders:42")
-
-	setStatus := func(ctx context.Context, status string) error {
-		if !lock.Held(ctx) {
-			return errors.New("setStatus: call it with the order locked")
-		}
-		fmt.Println("status:", status)
-		return nil
-	}
-	fmt.Println(setStatus(context.Background(), "paid"))
-	fmt.Println(lock.Do(context.Background(), func(ctx context.Context) error { return setStatus(ctx, "paid") }))
-	// Output:
-	// setStatus: call it with the order locked
-	// status: paid
-	// <nil>
-}
-
-// State asks Redis, so any process can look.
-func ExampleLock_State() {
-	client, stop := connect()
-	defer stop()
-	lock := client.NewLock("orders:42", relock.WithTTL(30*time.Second))
-
-	ctx, err := lock.Lock(context.Background())
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	state, err := lock.State(context.Background())
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	holder, _ := relock.HolderFrom(ctx)
-	fmt.Println("locked:", state.Locked(), "by us:", state.Holder == holder, "count:", state.Count, "waiters:", state.Waiters)
-	fmt.Println("token:", state.Token == lock.Token(ctx), "lease:", state.TTL > 29*time.Second)
-
-	_ = lock.Unlock(ctx)
-	state, err = lock.State(context.Background())
-	fmt.Println("locked:", state.Locked(), err)
-	// Output:
-	// locked: true by us: true count: 1 waiters: 0
-	// token: true lease: true
-	// locked: false <nil>
-}
-
-// A fixed lease ends by itself unless it is extended.
-func ExampleLock_Extend() {
-	client, stop := connect()
-	defer stop()
-	lock := client.NewLock("orders:42", relock.WithFixedLease(5*time.Second))
-
-	err := lock.Do(context.Background(), func(ctx context.Context) error {
-		if err := lock.Extend(ctx, time.Minute); err != nil {
-			return err
-		}
-		fmt.Println(lock.Remaining(ctx) > 50*time.Second)
-		return nil
-	})
-	fmt.Println(err)
-	// Output:
-	// true
-	// <nil>
-}
-
-// ForceUnlock is for operators: the holder hears of it at its next renewal, and works on until then.
-func ExampleLock_ForceUnlock() {
-	client, stop := connect(relock.WithTTL(600 * time.Millisecond))
-	defer stop()
-	lock := client.NewLock("orders:42")
-
-	ctx, err := lock.Lock(context.Background())
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	fmt.Println("taken:", lock.ForceUnlock(context.Background()))
-	<-ctx.Done()
-	fmt.Println("the holder is told:", errors.Is(lock.Unlock(ctx), relock.ErrLockLost))
-	fmt.Println("nobody has it:", errors.Is(lock.ForceUnlock(context.Background()), relock.ErrNotHeld))
-	// Output:
-	// taken: <nil>
-	// the holder is told: true
-	// nobody has it: true
-}
-
-// Two steps that do not share a context enter together if they carry the same holder.
-func ExampleNewHolder() {
-	client, stop := connect()
-	defer stop()
-	lock := client.NewLock("orders:42")
-
-	holder := relock.NewHolder()
-	first, err := lock.Lock(relock.WithHolder(context.Background(), holder))
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	second, err := lock.Lock(relock.WithHolder(context.Background(), holder))
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	fmt.Println("count:", lock.Count(second))
-
-	_ = lock.Unlock(first)
-	fmt.Println("count:", lock.Count(second)) // the lock is free when both have left
-	_ = lock.Unlock(second)
-	// Output:
-	// count: 2
-	// count: 1
-}
-
-func ExampleWithHolder() {
-	holder := relock.NewHolder()
-	ctx := relock.WithHolder(context.Background(), holder)
-
-	carried, ok := relock.HolderFrom(ctx)
-	fmt.Println(carried == holder, ok)
-	// Output:
-	// true true
-}
-
-func ExampleHolderFrom() {
-	client, stop := connect()
-	defer stop()
-	lock := client.NewLock("orders:42")
-
-	_, ok := relock.HolderFrom(context.Background())
-	fmt.Println("outside:", ok)
-	err := lock.Do(context.Background(), func(ctx context.Context) error {
-		holder, ok := relock.HolderFrom(ctx)
-		fmt.Println("inside:", ok, strings.Count(holder.String(), ":")) // <uuid>:<number>, as logs and Redis show it
-		return nil
-	})
-	fmt.Println(err)
-	// Output:
-	// outside: false
-	// inside: true 1
-	// <nil>
-}
-
-// Workers that a leader starts exclude each other, and still end with it. With its own context they would be one holder, and enter
-// together.
-func ExampleWithoutHolder() {
-	client, stop := connect()
-	defer stop()
-	leader, customer := client.NewLock("billing-run"), client.NewLock("customers:7")
-
-	err := leader.Do(context.Background(), func(ctx context.Context) error {
-		booking, err := customer.Lock(relock.WithoutHolder(ctx)) // one worker
-		if err != nil {
-			return err
-		}
-		defer customer.Unlock(booking)
-
-		_, err = customer.TryLock(relock.WithoutHolder(ctx)) // another one
-		fmt.Println("refused:", errors.Is(err, relock.ErrLocked))
-		return nil
-	})
-	fmt.Println(err)
-	// Output:
-	// refused: true
-	// <nil>
-}
-
-// A refusal says who has the lock, and for how long if nothing renews it.
-func ExampleLockedError() {
-	client, stop := connect()
-	defer stop()
-	lock := client.NewLock("orders:42", relock.WithTTL(10*time.Second))
-
-	ctx, err := lock.Lock(context.Background())
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer lock.Unlock(ctx)
-	holder, _ := relock.HolderFrom(ctx)
-
-	_, err = lock.TryLock(context.Background())
-	var locked *relock.LockedError
-	if errors.As(err, &locked) {
-		fmt.Println(locked.Name, locked.Holder == holder, locked.TTL.Round(time.Second))
-	}
-	// Output:
-	// orders:42 true 10s
-}
-
-// A section that was lost says which hold it was, and why.
-func ExampleLostError() {
-	client, stop := connect()
-	defer stop()
-	lock := client.NewLock("orders:42", relock.WithTTL(500*time.Millisecond), relock.WithMaxHold(500*time.Millisecond))
-
-	ctx, err := lock.Lock(context.Background())
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	token := lock.Token(ctx)
-	<-ctx.Done() // it hangs until WithMaxHold ends it
-
-	var lost *relock.LostError
-	if errors.As(context.Cause(ctx), &lost) {
-		fmt.Println(lost.Name, lost.Token == token, lost.Reason)
-	}
-	// Output:
-	// orders:42 true max_hold
-}
-
-// fakeLock is free, or somebody else's, as the test wants it.
-type fakeLock struct{ locked bool }
-
-func (f fakeLock) Lock(ctx context.Context) (context.Context, error) { return f.TryLock(ctx) }
-
-func (f fakeLock) TryLock(ctx context.Context) (context.Context, error) {
-	if f.locked {
-		return ctx, &relock.LockedError{Name: "fake"}
-	}
-	return ctx, nil
-}
-
-func (f fakeLock) Unlock(context.Context) error { return nil }
-
-// A service that depends on Locker can be tested without Redis.
-func ExampleLocker() {
-	cleanUp := func(ctx context.Context, lock relock.Locker) error {
-		section, err := lock.TryLock(ctx)
-		if errors.Is(err, relock.ErrLocked) {
-			fmt.Println("another instance does it")
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		defer lock.Unlock(section)
-		fmt.Println("cleaning up")
-		return nil
-	}
-
-	fmt.Println(cleanUp(context.Background(), fakeLock{}))
-	fmt.Println(cleanUp(context.Background(), fakeLock{locked: true}))
-	// Output:
-	// cleaning up
-	// <nil>
-	// another instance does it
-	// <nil>
-}
-
-// Do with a Locker is the same as the method of Lock, for a service that depends on the interface.
-func ExampleDo() {
-	ship := func(ctx context.Context, lock relock.Locker) error {
-		return relock.Do(ctx, lock, func(context.Context) error {
-			fmt.Println("shipping")
-			return nil
-		})
-	}
-
-	fmt.Println(ship(context.Background(), fakeLock{}))
-	fmt.Println(ship(context.Background(), fakeLock{locked: true}))
-	// Output:
-	// shipping
-	// <nil>
-	// relock: "fake" is locked by another holder
-}
-
-// Hooks are for metrics and traces. They run one after another, away from the code that locks.
-func ExampleWithHooks() {
-	client, stop := connect(relock.WithHooks(relock.Hooks{
-		AcquireFinished: func(e relock.AcquireFinished) { fmt.Println("acquire:", e.Name, e.Outcome, e.Depth) },
-		Released:        func(e relock.Released) { fmt.Println("released:", e.Name, e.MaxDepth) },
-	}))
-	defer stop()
-	lock := client.NewLock("orders:42")
-
-	_ = lock.Do(context.Background(), func(ctx context.Context) error {
-		_, _ = lock.TryLock(context.Background()) // somebody else
-		return lock.Do(ctx, func(context.Context) error { return nil })
-	})
-	_ = client.Close() // when it returns, the hooks have seen everything
-	// Output:
-	// acquire: orders:42 acquired 1
-	// acquire: orders:42 locked 0
-	// acquire: orders:42 acquired 2
-	// released: orders:42 2
-}
-
-// Many goroutines of a process want one lock. Each has it alone, with a token of its own; Redis is asked a few times for all
+// Many goroutines of a process want one lock. Each has it alone; Redis is asked a few times for all
 // of them.
 func ExampleWithLocalPass() {
 	client, stop := connect(relock.WithLocalPass(0, 0)) // 1,000 times and for 10 ms at most, while others wait
 	defer stop()
-	stock, last := 500, int64(0)
+	stock := 500
 	lock := client.NewLock("stock:42")
 
 	var buyers sync.WaitGroup
 	for range 500 {
 		buyers.Go(func() {
-			err := lock.Do(context.Background(), func(ctx context.Context) error {
-				if token := lock.Token(ctx); token <= last {
-					return fmt.Errorf("token %d after %d", token, last)
-				}
-				stock, last = stock-1, lock.Token(ctx)
+			err := lock.Do(context.Background(), func(context.Context) error {
+				stock--
 				return nil
 			})
 			if err != nil {
@@ -784,7 +493,7 @@ func ExampleWithLocalPass() {
 	// Output: left: 0
 }
 
-// What a Java service has taken with redisson.getLock("orders:42").lock().
+// A Java service has taken this lock with redisson.getLock("orders:42").lock().
 func ExampleWithRedissonLayout() {
 	rdb, stop := embedded()
 	defer stop()
@@ -795,7 +504,7 @@ func ExampleWithRedissonLayout() {
 	}
 	defer client.Close()
 	ctx := context.Background()
-	rdb.HSet(ctx, "orders:42", "f47ac10b-58cc-4372-a567-0e02b2c3d479:42", 1) // what Redisson writes
+	rdb.HSet(ctx, "orders:42", "f47ac10b-58cc-4372-a567-0e02b2c3d479:42", 1) // as Redisson writes it
 	rdb.PExpire(ctx, "orders:42", 30*time.Second)
 
 	lock := client.NewLock("orders:42")
@@ -806,23 +515,27 @@ func ExampleWithRedissonLayout() {
 	rdb.Del(ctx, "orders:42") // unlock()
 	rdb.Publish(ctx, "redisson_lock__channel:{orders:42}", "0")
 	section, err := lock.Lock(ctx)
-	fmt.Println(err, lock.Held(section), lock.Token(section))
+	fmt.Println(err, lock.Held(section))
+	_, err = lock.Token(section)
+	fmt.Println("has tokens:", !errors.Is(err, errors.ErrUnsupported))
 	fmt.Println(lock.Unlock(section))
 	// Output:
 	// true f47ac10b-58cc-4372-a567-0e02b2c3d479:42
-	// <nil> true 0
+	// <nil> true
+	// has tokens: false
 	// <nil>
 }
 
 func ExampleWithRedissonFencing() {
-	client, stop := connect(relock.WithRedissonLayout())
+	client, stop := connect(relock.WithRedissonLayout(), relock.WithRedissonFencing())
 	defer stop()
 	ctx := context.Background()
-	lock := client.NewLock("orders:42", relock.WithRedissonFencing()) // redisson.getFencedLock("orders:42")
+	lock := client.NewLock("orders:42") // redisson.getFencedLock("orders:42")
 	for range 2 {
 		err := lock.Do(ctx, func(ctx context.Context) error {
-			fmt.Println(lock.Token(ctx))
-			return nil
+			token, err := lock.Token(ctx)
+			fmt.Println(token)
+			return err
 		})
 		if err != nil {
 			fmt.Println(err)

@@ -2,116 +2,171 @@ package relock
 
 import (
 	"context"
-	"math/rand/v2"
+	"runtime"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 
-	"github.com/google/uuid"
+	"github.com/go-relock/relock/store"
 )
 
-// Holder is the identity of one logical call chain, such as one request. Whoever carries the same holder in a context
-// enters the same lock together. The zero Holder is no holder. Holders are comparable.
+// Holder is the identity of one chain of calls, such as one request: the call outside of all
+// sections, and the calls inside its sections. All holds of a chain are named after its holder, so
+// that refusals, logs and [State] tell one story. A Holder decides nothing: a call enters a lock
+// again because its context is inside an open section of that lock. The zero Holder is no holder.
+// Holders are comparable.
 type Holder struct {
-	id string // "<uuid>:<n>"
+	id string // "<client id>:<n>"
 }
 
-// String is the holder as errors and the logs show it: `<uuid>:<n>`. What stands in Redis is a hold of it, `<uuid>:<n>:<m>`
-// ([WithRedissonLayout]: the holder). It is empty for the zero Holder.
+// String returns the holder as shown by errors and logs: the [Client.ID] of its process, and a
+// number. The string of the zero Holder is empty.
 func (h Holder) String() string { return h.id }
 
-// holders and holds of this process are numbered by one counter each, so a number is never used twice with one uuid. The holds of
-// a holder that came with a context have a counter that begins anywhere, far above the others: it may be a holder of another
-// process, of whom Redis has told (State.Holder), and that process numbers holds for it too.
-var (
-	holderNumber  atomic.Int64
-	holdNumber    atomic.Int64
-	carriedNumber = anywhere()
-	processID     = sync.OnceValue(uuid.NewString)
-)
-
-// anywhere is a counter that no other process begins near, with room for as many numbers as there will ever be.
-func anywhere() *atomic.Int64 {
-	n := new(atomic.Int64)
-	n.Store(1<<62 + rand.Int64N(1<<61))
-	return n
+// holderOf returns the holder of a hold. The ID of a foreign hold, such as a thread of Java, is its
+// own holder.
+func holderOf(id store.ID) Holder {
+	name := string(id)
+	if i := strings.LastIndexByte(name, ':'); i > 0 && strings.IndexByte(name[:i], ':') >= 0 {
+		return Holder{id: name[:i]}
+	}
+	return Holder{id: name}
 }
 
-// NewHolder makes a holder that nobody else has. [Lock.Lock] makes one by itself where the context carries none, so
-// this is for code that wants goroutines, or calls that do not share a section's context, to enter locks together.
-func NewHolder() Holder { return newHolder(processID()) }
-
-func newHolder(id string) Holder {
-	return Holder{id: numbered(id, holderNumber.Add(1))}
-}
-
-// newHold names the next hold of h: the field that stands in Redis while it lasts, and never again.
-func (h Holder) newHold() string {
-	return numbered(h.id, carriedNumber.Add(1))
-}
-
-// newHolderWithHold is both in one allocation: the name of a hold begins with that of its holder.
-func newHolderWithHold(id string) (h Holder, hold string) {
-	hold = numbered(id, holderNumber.Add(1), holdNumber.Add(1))
-	return holderOf(hold), hold
-}
-
-// numbered is "<id>:<n>", or "<id>:<n>:<m>", in one allocation.
-func numbered(id string, numbers ...int64) string {
+// newID names a hold of a holder, and makes a holder if holder is zero. One counter numbers both,
+// so that the last number of an ID is unique in the client.
+func (c *Client) newID(holder Holder) (store.ID, Holder) {
+	n := c.numbers.Add(1)
+	if holder != (Holder{}) {
+		return store.ID(holder.id + ":" + strconv.FormatInt(n, 10)), holder
+	}
 	var room [96]byte
-	name := append(room[:0], id...)
-	for _, n := range numbers {
-		name = strconv.AppendInt(append(name, ':'), n, 10)
+	id := strconv.AppendInt(append(append(room[:0], c.id...), ':'), n, 10)
+	end := len(id)
+	name := string(strconv.AppendInt(append(id, ':'), n, 10))
+	return store.ID(name), Holder{id: name[:end]} // both in one allocation
+}
+
+// entry is one Lock and its Unlock. The section's context refers to its entry, and the entry does
+// not refer to the section's context. So the garbage collector can report a context that is dropped
+// without Unlock.
+type entry struct {
+	hold   *hold
+	outer  *entry          // that the caller's context carried, of whichever lock
+	ctx    context.Context // ends with the entry
+	cancel context.CancelCauseFunc
+
+	cleanup runtime.Cleanup
+
+	// Guarded by the table's mutex.
+	left       bool   // Unlock was called, or the context was dropped
+	next, prev *entry // in hold.entries
+}
+
+// section is the context that Lock returns.
+type section struct {
+	context.Context // entry.ctx
+	entry           *entry
+}
+
+// entryKey is the context key of the *entry around a context. A nil *entry is outside of all
+// sections.
+type entryKey struct{}
+
+func (s *section) Value(key any) any {
+	if key == (entryKey{}) {
+		return s.entry
 	}
-	return string(name)
+	return s.Context.Value(key)
 }
 
-// holderOf is the holder whose hold this is.
-func holderOf(hold string) Holder {
-	if i := strings.LastIndexByte(hold, ':'); i >= 0 {
-		return Holder{id: hold[:i]}
+// entryOf returns the innermost entry around ctx, open or not; nil: none.
+func entryOf(ctx context.Context) *entry {
+	if ctx == nil {
+		panic(errNilContext)
 	}
-	return Holder{id: hold}
+	e, _ := ctx.Value(entryKey{}).(*entry)
+	return e
 }
 
-// carried is what a context carries for this package: a holder, and the innermost frame that it has entered.
-type carried struct {
-	holder Holder
-	frame  *frame
+// newEntry makes an entry of h and the section's context for the caller. The caller enters the
+// entry, or ends the entry with discard.
+func newEntry(parent context.Context, h *hold) (*entry, *section) {
+	e := &entry{hold: h, outer: entryOf(parent)}
+	e.ctx, e.cancel = context.WithCancelCause(parent)
+	s := &section{Context: e.ctx, entry: e}
+	e.cleanup = runtime.AddCleanup(s, (*entry).leaked, e)
+	return e, s
 }
 
-// carriedKey is the context key of *carried.
-type carriedKey struct{}
+// discard ends the context of an entry, and its watch for a leak.
+func (e *entry) discard(err error) {
+	e.cancel(err)
+	e.cleanup.Stop()
+}
 
-func carriedBy(ctx context.Context) carried {
-	if c, ok := ctx.Value(carriedKey{}).(*carried); ok {
-		return *c
+// leaked notes for the watchdog that nobody can unlock e any more. The garbage collector calls it
+// on a goroutine of the runtime, and outside of every synctest bubble.
+func (e *entry) leaked() {
+	t := &e.hold.client.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !e.left {
+		e.left = true
+		t.unlinkLocked(e) // the hold goes on to count the entry
+		e.hold.leaks = append(e.hold.leaks, e.cancel)
+		e.hold.leaked = true
 	}
-	return carried{}
 }
 
-// WithHolder returns a context that carries h, so that locks taken with it are taken as h. If ctx carries h already, the
-// sections it has entered stay in place; those of another holder are hidden, as by [WithoutHolder]. A zero h is the same
-// as WithoutHolder.
-//
-// A holder re-enters a lock only through the [Client] that has taken it. With one of another process, as [Lock.State] and
-// [LockedError] tell of it, a lock that it has is refused like anybody else's.
-func WithHolder(ctx context.Context, h Holder) context.Context {
-	if carriedBy(ctx).holder == h {
+// isOpenLocked says whether calls inside of e are inside its lock.
+func (e *entry) isOpenLocked() bool { return !e.left && e.hold.state == held }
+
+// HolderFrom returns the holder of the innermost open section around ctx, and whether ctx is inside
+// of one.
+func HolderFrom(ctx context.Context) (Holder, bool) {
+	if e := openEntry(ctx, func(*entry) bool { return true }); e != nil {
+		return e.hold.holder, true
+	}
+	return Holder{}, false
+}
+
+// openEntry returns the innermost open entry of a kind around ctx; nil: none.
+func openEntry(ctx context.Context, is func(*entry) bool) *entry {
+	for e := entryOf(ctx); e != nil; e = e.outer {
+		if !is(e) {
+			continue
+		}
+		t := &e.hold.client.table
+		t.mu.Lock()
+		open := e.isOpenLocked()
+		t.mu.Unlock()
+		if open {
+			return e
+		}
+	}
+	return nil
+}
+
+// WithSection returns a context like ctx for calls inside section, a context of Lock. WithSection
+// is for callbacks and frameworks with a context of their own: the result ends when ctx ends, has
+// the values of ctx, and a Lock of the section's lock enters again. When the section ends, a nested
+// Lock in flight ends with the section, and everything else under ctx goes on. If section is inside
+// of no section, the result is outside of all sections, too.
+func WithSection(ctx, section context.Context) context.Context {
+	ctx = context.WithValue(ctx, sectionKey{}, section)
+	return context.WithValue(ctx, entryKey{}, entryOf(section))
+}
+
+// sectionKey is the context key of the section of WithSection. The reference keeps the section from
+// being reported as a leak.
+type sectionKey struct{}
+
+// WithoutHolder returns a context like ctx for calls outside of all sections, such as the calls of
+// a goroutine that is started in a section and must compete for its lock. The result still ends
+// when ctx ends.
+func WithoutHolder(ctx context.Context) context.Context {
+	if entryOf(ctx) == nil {
 		return ctx
 	}
-	return context.WithValue(ctx, carriedKey{}, &carried{holder: h})
-}
-
-// HolderFrom returns the holder that ctx carries, and whether there is one.
-func HolderFrom(ctx context.Context) (Holder, bool) {
-	h := carriedBy(ctx).holder
-	return h, h != Holder{}
-}
-
-// WithoutHolder returns a context without holder and entered sections, for a goroutine that is started inside a critical
-// section and must compete for itself. It still ends when ctx ends.
-func WithoutHolder(ctx context.Context) context.Context {
-	return WithHolder(ctx, Holder{})
+	return context.WithValue(ctx, entryKey{}, (*entry)(nil))
 }

@@ -2,70 +2,80 @@ package relock
 
 import (
 	"context"
-	"log/slog"
-	"sync"
+	"errors"
 	"time"
+
+	"github.com/go-relock/relock/internal/events"
+	"github.com/go-relock/relock/store"
 )
 
-// Hooks are functions that a client calls when something happens, for metrics and traces. Each may be nil. They are
-// called one after another, in order, by one goroutine of the client that does nothing else: a hook that is slow, blocks
-// or panics changes nothing for the lock. (But a leak may go unnoticed while a hook blocks, as the events that wait refer to the
-// contexts of their calls.) Events that pile up, behind a slow hook or where thousands of holds end at once, are dropped beyond
-// [EventBacklog], and the number dropped is logged. [Client.Close] waits for the events before it, at most 5 s for a hook that does
-// not return; so a hook that calls Close itself waits that long.
+// Hooks are the functions that a client calls for its events, for metrics and traces. Each may be
+// nil. One goroutine of the client calls the hooks one after another, in order, and does nothing
+// else: a hook that is slow, blocks or panics changes nothing for the lock. But a leak may go
+// unnoticed while a hook blocks, as waiting events refer to the contexts of their calls. Events
+// that pile up, behind a slow hook or where thousands of holds end at once, are dropped beyond
+// [EventBacklog], and the number of dropped events is logged. [Client.Close] waits for all earlier
+// events, but at most 5 s for a hook that hangs, so a hook that calls Close itself waits 5 s.
 //
-// Nothing is told of a call that returns [ErrInvalid], or [ErrClosed] as the client was closed before.
+// No hook is called for a call that returns [ErrInvalid], or [ErrClosed] as the client was closed
+// before.
 //
-// The lock name is in every event of a lock. It is rarely fit for a metric label: map it to a bounded set first.
+// The lock name is in every event of a lock. The name is rarely fit for a metric label: map the
+// name to a bounded set first.
 type Hooks struct {
 	// AcquireStarted is called when Lock, TryLock or TryLockFor begins.
 	AcquireStarted func(AcquireStarted)
-	// AcquireFinished is called when it returns, whatever the outcome.
+	// AcquireFinished is called when Lock, TryLock or TryLockFor returns, whatever the outcome.
 	AcquireFinished func(AcquireFinished)
-	// Queued is called when a waiter has joined the queue of the lock, or, with [WithLocalPass], the line of its
-	// client; with [WithRedissonLayout], when it begins to wait.
+	// Queued is called when a waiter has joined the queue of the lock, or, with [WithLocalPass],
+	// the line of its client; with [WithRedissonLayout], when the waiter begins to wait.
 	Queued func(Queued)
 	// Released is called when the last entry of a hold was left with Unlock.
 	Released func(Released)
-	// Renewed is called after each batch of renewals, successful or not. Like Reconnected, Retried and Dropped it is the client's
-	// hook, whichever locks it tells of.
+	// Renewed is called after each batch of renewals, successful or not. Like Reconnected, Retried
+	// and Dropped, Renewed is the hook of the client, for all of its locks.
 	Renewed func(Renewed)
 	// Lost is called when a hold ended without Unlock.
 	Lost func(Lost)
-	// Leaked is called when the context of an open entry was garbage collected: a Lock without Unlock. It is noticed from the first
-	// renewal after the entry on; where nothing is renewed, as with [WithFixedLease], at the end of the lease.
+	// Leaked is called when the context of an open entry was garbage collected: a Lock without
+	// Unlock. A leak is noticed from the first renewal after the entry on, or at the end of the
+	// lease if nothing is renewed, as with [WithFixedLease].
 	Leaked func(Leaked)
-	// Closed is called for each hold that is open when its Client is closed, also while its last Unlock is on the way: nothing
-	// else tells of its end then.
+	// Closed is called for each hold that is open when its Client is closed, also while its last
+	// Unlock is in flight. No other event reports the end of such a hold.
 	Closed func(Closed)
-	// Reconnected is called when the pub/sub connection was lost and is back.
+	// Reconnected is called when a lost pub/sub connection is back.
 	Reconnected func(Reconnected)
-	// Retried is called when a script is about to be sent again for a call that has had no answer, or a passing error.
+	// Retried is called when a script is about to be sent again for a call without an answer, or
+	// with a passing error.
 	Retried func(Retried)
-	// Dropped is called when events could not be told because too many waited, after all events from before that: what is
-	// counted from events is too low. While that lasts, it is called about once for each EventBacklog events that are told.
+	// Dropped is called after events were dropped because too many waited: figures counted from
+	// events are too low. Dropped comes after all events from before the drop. While events go on
+	// to be dropped, Dropped is called about once for each EventBacklog delivered events.
 	Dropped func(Dropped)
 }
 
-// JoinHooks makes one Hooks out of several, for [WithHooks]: each event is told to all of them, in order, whatever panics.
+// JoinHooks makes one Hooks out of several, for [WithHooks]: each event goes to all of them, in
+// order, also after a panic.
 func JoinHooks(all ...Hooks) Hooks {
 	return Hooks{
-		AcquireStarted:  join(all, func(h Hooks) func(AcquireStarted) { return h.AcquireStarted }),
-		AcquireFinished: join(all, func(h Hooks) func(AcquireFinished) { return h.AcquireFinished }),
-		Queued:          join(all, func(h Hooks) func(Queued) { return h.Queued }),
-		Released:        join(all, func(h Hooks) func(Released) { return h.Released }),
-		Renewed:         join(all, func(h Hooks) func(Renewed) { return h.Renewed }),
-		Lost:            join(all, func(h Hooks) func(Lost) { return h.Lost }),
-		Leaked:          join(all, func(h Hooks) func(Leaked) { return h.Leaked }),
-		Reconnected:     join(all, func(h Hooks) func(Reconnected) { return h.Reconnected }),
-		Closed:          join(all, func(h Hooks) func(Closed) { return h.Closed }),
-		Retried:         join(all, func(h Hooks) func(Retried) { return h.Retried }),
-		Dropped:         join(all, func(h Hooks) func(Dropped) { return h.Dropped }),
+		AcquireStarted:  joinHook(all, func(h Hooks) func(AcquireStarted) { return h.AcquireStarted }),
+		AcquireFinished: joinHook(all, func(h Hooks) func(AcquireFinished) { return h.AcquireFinished }),
+		Queued:          joinHook(all, func(h Hooks) func(Queued) { return h.Queued }),
+		Released:        joinHook(all, func(h Hooks) func(Released) { return h.Released }),
+		Renewed:         joinHook(all, func(h Hooks) func(Renewed) { return h.Renewed }),
+		Lost:            joinHook(all, func(h Hooks) func(Lost) { return h.Lost }),
+		Leaked:          joinHook(all, func(h Hooks) func(Leaked) { return h.Leaked }),
+		Reconnected:     joinHook(all, func(h Hooks) func(Reconnected) { return h.Reconnected }),
+		Closed:          joinHook(all, func(h Hooks) func(Closed) { return h.Closed }),
+		Retried:         joinHook(all, func(h Hooks) func(Retried) { return h.Retried }),
+		Dropped:         joinHook(all, func(h Hooks) func(Dropped) { return h.Dropped }),
 	}
 }
 
-// join is one hook for those that are there, nil if none is: then nothing is made ready for it.
-func join[E any](all []Hooks, pick func(Hooks) func(E)) func(E) {
+// joinHook returns one hook for all hooks that are set. If no hook is set, joinHook returns nil,
+// and no event is made.
+func joinHook[E any](all []Hooks, pick func(Hooks) func(E)) func(E) {
 	var hooks []func(E)
 	for _, h := range all {
 		if f := pick(h); f != nil {
@@ -78,7 +88,8 @@ func join[E any](all []Hooks, pick func(Hooks) func(E)) func(E) {
 	return func(event E) { tellAll(hooks, event) }
 }
 
-// tellAll calls all hooks in order, also those behind one that panics or calls runtime.Goexit.
+// tellAll calls all hooks in order, also the hooks behind a hook that panics or calls
+// runtime.Goexit.
 func tellAll[E any](hooks []func(E), event E) {
 	if len(hooks) > 1 {
 		defer tellAll(hooks[1:], event)
@@ -86,34 +97,36 @@ func tellAll[E any](hooks []func(E), event E) {
 	hooks[0](event)
 }
 
-// EventBacklog is how many events may wait for the hooks of a client.
-const EventBacklog = 4096
+// EventBacklog is the largest number of events that may wait for the hooks of a client.
+const EventBacklog = events.Backlog
 
-// Outcome is how an attempt to acquire ended. The set is bounded, fit for a metric label.
+// Outcome is the end of an attempt to acquire. The set is bounded, fit for a metric label.
 type Outcome string
 
 // The outcomes of an acquire.
 const (
 	OutcomeAcquired Outcome = "acquired"
-	OutcomeLocked   Outcome = "locked"   // another holder has it, and the wait (if any) was over
-	OutcomeCanceled Outcome = "canceled" // the context was done, or the wait over, before Redis had said who has it
-	OutcomeClosed   Outcome = "closed"   // this client was
-	OutcomeLost     Outcome = "lost"     // a nested entry found that the outer section had lost the lock
+	OutcomeLocked   Outcome = "locked"   // another holder has the lock, and the wait (if any) was over
+	OutcomeCanceled Outcome = "canceled" // the context was done, or the wait over, before the store had named the holder
+	OutcomeClosed   Outcome = "closed"   // this client was closed
+	OutcomeLost     Outcome = "lost"     // a nested entry found the lock of the outer section lost
 	OutcomeError    Outcome = "error"
 )
 
-// Wake is what told a waiter that the lock is its own. The set is bounded.
+// Wake is the way in which a waiter got the lock. The set is bounded.
 type Wake string
 
 // The ways to get a lock.
 const (
-	WakeNone    Wake = ""        // it was free when asked for, or ours: no wait for it in a queue. Or the call did not get it
+	WakeNone    Wake = ""        // the call got the lock without a wait in a queue, or did not get the lock
 	WakeGrant   Wake = "grant"   // the grant arrived on the pub/sub connection
 	WakeRecheck Wake = "recheck" // asked again, because the owner's lease should have ended, or the connection was new
-	// WakeReleased is WithRedissonLayout's: a message said that the lock had become free, and this one asked first.
+	// WakeReleased is for WithRedissonLayout: a message reported a free lock, and this call asked
+	// first.
 	WakeReleased Wake = "released"
-	// WakePass is WithLocalPass's: the section before passed the lock on inside the process, or left it to this call to ask
-	// Redis, and there it was free.
+	// WakePass is for a call that waited in the line of its client: the section before passed the
+	// lock on inside the process (see WithLocalPass), or the call took over the lead of the line
+	// and asked Redis.
 	WakePass Wake = "pass"
 )
 
@@ -135,19 +148,19 @@ type AcquireFinished struct {
 	Reentrant bool          // a nested entry, or an attempt at one
 	Depth     int           // the hold count after the entry
 	Waited    bool          // another holder had the lock, and the call could wait for it
-	Queued    bool          // it had a place in the queue, or in a line: a Queued event has told of it
-	Wake      Wake          // what told that the lock is its own, where it was queued
-	Token     int64         // fencing token, 0 without the lock
-	TTL       time.Duration // of the hold; without the lock, what it would have been
-	Err       error         // what the call returned
+	Queued    bool          // the call had a place in the queue, or in a line, and a Queued event
+	Wake      Wake          // how a queued call got the lock
+	TTL       time.Duration // of the hold; without the lock, the TTL of the attempt
+	Err       error         // the error of the call
 }
 
 // Queued is the event of [Hooks.Queued].
 type Queued struct {
 	Name   string
 	Holder Holder
-	// Position is how many wait before this one. WithRedissonLayout: of the same client. WithLocalPass: in the same line, or in
-	// Redis's queue for one that found no line.
+	// Position is the number of earlier waiters. With WithRedissonLayout, Position counts waiters
+	// of the same client. With WithLocalPass, Position counts waiters in the same line, or in
+	// Redis's queue if the call found no line.
 	Position int
 }
 
@@ -155,20 +168,20 @@ type Queued struct {
 type Released struct {
 	Name     string
 	Holder   Holder
-	Token    int64
+	Token    int64 // 0 if none was drawn
 	TTL      time.Duration
 	Held     time.Duration // from the first entry to the last exit
 	MaxDepth int           // the highest hold count
-	Err      error         // why the release was not confirmed, nil if it was
+	Err      error         // why the release was not confirmed, nil if the store confirmed
 }
 
 // Renewed is the event of [Hooks.Renewed].
 type Renewed struct {
-	Locks    int           // holds in the batch, without those that were unlocked before Redis came to them
+	Locks    int           // holds in the batch, without holds that were unlocked before their renewal in Redis
 	Lost     int           // holds that Redis did not have any more
-	Failed   int           // holds whose renewal was not confirmed; they are tried again until their deadline, or their Unlock
-	Duration time.Duration // until the answer, or until it was not waited for any more
-	Err      error         // the first failure, nil if there was none
+	Failed   int           // holds whose renewal was not confirmed; retried until their deadline, or their Unlock
+	Duration time.Duration // until the answer, or until the time limit of the batch
+	Err      error         // the first failure, or nil
 }
 
 // Lost is the event of [Hooks.Lost].
@@ -186,7 +199,6 @@ type Lost struct {
 type Leaked struct {
 	Name   string
 	Holder Holder
-	Token  int64
 	Held   time.Duration // from the first entry until the leak was reported
 }
 
@@ -194,7 +206,7 @@ type Leaked struct {
 type Closed struct {
 	Name     string
 	Holder   Holder
-	Token    int64
+	Token    int64 // 0 if none was drawn
 	TTL      time.Duration
 	Held     time.Duration // from the first entry until Close
 	MaxDepth int           // the highest hold count
@@ -202,13 +214,13 @@ type Closed struct {
 
 // Dropped is the event of [Hooks.Dropped].
 type Dropped struct {
-	Events int // how many were dropped since the last such event
+	Events int // events dropped since the last such event
 }
 
 // Reconnected is the event of [Hooks.Reconnected].
 type Reconnected struct {
 	Node string        // empty unless Redis is a cluster
-	Down time.Duration // from when the loss was noticed until a subscription was confirmed again
+	Down time.Duration // from the notice of the loss until a subscription was confirmed again
 }
 
 // Retried is the event of [Hooks.Retried].
@@ -219,124 +231,60 @@ type Retried struct {
 	Err     error  // of that attempt
 }
 
-// events runs hooks and log calls away from the code that locks. Its worker starts with the first event.
-type events struct {
-	queue  chan func()
-	logger *slog.Logger
-	onDrop func(Dropped)
-
-	// The worker's: events that were dropped and not told of yet, and how many to run before that: those from before the drop.
-	missed, before int
-
-	mu      sync.Mutex
-	dropped int // since the worker last looked
-	started bool
-	closed  bool
-	done    chan struct{}
+// started reports the begin of a call to the hook, and returns the time of the begin.
+func (a *acquiring) started() time.Time {
+	hooks := &a.lock.settings.hooks
+	if hooks.AcquireStarted == nil && hooks.AcquireFinished == nil {
+		return time.Time{}
+	}
+	start := time.Now()
+	if hooks.AcquireStarted != nil {
+		event := AcquireStarted{Context: a.ctx, Name: a.lock.name, Start: start}
+		a.lock.client.events.Emit(func() { hooks.AcquireStarted(event) })
+	}
+	return start
 }
 
-func newEvents(c *Client) *events {
-	return &events{queue: make(chan func(), EventBacklog), logger: c.settings.logger, onDrop: c.settings.hooks.Dropped, done: make(chan struct{})}
-}
-
-// emit hands one call to the worker and never blocks.
-func (e *events) emit(call func()) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closed {
+// finished reports the end of the call to the hook.
+func (a *acquiring) finished(start time.Time, err error) {
+	hook := a.lock.settings.hooks.AcquireFinished
+	if hook == nil {
 		return
 	}
-	if !e.started {
-		e.started = true
-		go e.run()
+	event := AcquireFinished{
+		Context: a.ctx, Name: a.lock.name, Holder: a.holder, Start: start, Duration: time.Since(start), Outcome: a.outcome(err),
+		Reentrant: a.nested, Depth: a.depth, Waited: a.waited, Queued: a.queued, TTL: a.lock.settings.ttl, Err: err,
 	}
-	select {
-	case e.queue <- call:
+	if err == nil { // perhaps by another Lock of the same name, with options of its own
+		event.TTL, event.Wake = a.section.entry.hold.ttl, a.wake
+	}
+	a.lock.client.events.Emit(func() { hook(event) })
+}
+
+// outcome returns the outcome of the call. The error may carry the cause of the caller's context
+// too, and the cause can be any error: the loss or the refusal of another lock, or the end of
+// another client, is no outcome of this call.
+func (a *acquiring) outcome(err error) Outcome {
+	switch err.(type) { //nolint:errorlint // as it is: a cause may be the refusal, or the loss, of another lock
+	case nil:
+		return OutcomeAcquired
+	case *LockedError:
+		return OutcomeLocked
+	case *LostError:
+		return OutcomeLost
+	}
+	switch {
+	case errors.Is(err, ErrClosed) && a.lock.client.isClosed():
+		return OutcomeClosed
+	case errors.Is(err, ErrNotReplicated) && a.ctx.Err() == nil:
+		return OutcomeError
+	case errors.Is(err, ErrUnavailable) && a.ctx.Err() == nil && !errors.Is(err, errWaitOver):
+		return OutcomeError // the deadline of a dial is a context.DeadlineExceeded too
+	case errors.Is(err, store.ErrUnsure) && a.ctx.Err() == nil && !errors.Is(err, errWaitOver):
+		return OutcomeError
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return OutcomeCanceled
 	default:
-		e.dropped++
-	}
-}
-
-// log is emit for a log record. It does not ask the logger whether it wants that level: the handler's Enabled is code that is not
-// ours either, so the worker calls it, as a part of LogAttrs.
-func (e *events) log(l *slog.Logger, level slog.Level, msg string, attrs ...slog.Attr) {
-	if l != silent {
-		e.emit(func() { l.LogAttrs(context.Background(), level, msg, attrs...) })
-	}
-}
-
-// run is the worker. It ends when close was called and everything before it has run.
-func (e *events) run() {
-	ended := false
-	defer func() {
-		if !ended { // a hook has called runtime.Goexit, as the FailNow of a test does
-			go e.run()
-			return
-		}
-		close(e.done)
-	}()
-	for {
-		e.tellDropped()
-		call, more := <-e.queue
-		if !more {
-			break
-		}
-		e.before--
-		e.call(call)
-	}
-	ended = true
-}
-
-// tellDropped tells of events that were dropped, when all from before the drop have run. It does so while an overload lasts, too,
-// about once for each EventBacklog events that run.
-func (e *events) tellDropped() {
-	for {
-		if e.missed == 0 {
-			e.mu.Lock()
-			e.missed, e.before, e.dropped = e.dropped, len(e.queue), 0
-			e.mu.Unlock()
-		}
-		if e.missed == 0 || e.before > 0 {
-			return
-		}
-		event := Dropped{Events: e.missed}
-		e.missed = 0
-		e.call(func() {
-			e.logger.Warn("relock: events dropped, as too many waited for the hooks", "events", event.Events)
-		})
-		if e.onDrop != nil {
-			e.call(func() { e.onDrop(event) })
-		}
-	}
-}
-
-// call survives a panic of code that is not ours.
-func (e *events) call(call func()) {
-	defer func() {
-		if r := recover(); r != nil {
-			defer func() { _ = recover() }() // the logger may be what panics
-			e.logger.Error("relock: a hook panicked", "panic", r)
-		}
-	}()
-	call()
-}
-
-// hookLimit is how long Close waits for hooks that do not return.
-const hookLimit = 5 * time.Second
-
-// close drops later events and waits for the worker.
-func (e *events) close() {
-	e.mu.Lock()
-	if !e.closed {
-		e.closed = true
-		close(e.queue)
-		if !e.started {
-			close(e.done)
-		}
-	}
-	e.mu.Unlock()
-	select {
-	case <-e.done:
-	case <-time.After(hookLimit):
+		return OutcomeError
 	}
 }

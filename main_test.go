@@ -24,83 +24,57 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
-func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
+// This file is the vocabulary of the tests on real servers: faults_*_test.go, crash_test.go,
+// clock_linux_test.go, stress_test.go, flood_test.go, deaf_test.go.
 
-// This file is what the tests on a real server share: faults_test.go, waiting_test.go, crash_test.go, stress_test.go.
+const (
+	// soon bounds a few round trips. It leaves room for a busy machine under the race detector; the
+	// subject of a test has a bound of its own.
+	soon = 3 * time.Second
+	// promptly is how long a call may go on after its context is done.
+	promptly = 50 * time.Millisecond
+	// atOnce bounds a call that should not wait for anything.
+	atOnce = 500 * time.Millisecond
+	// afterLease is how much later than the end of a dead holder's lease the next one may be in.
+	afterLease = 500 * time.Millisecond
+)
 
-// soon bounds what takes a few round trips. It leaves room for a busy machine under the race detector; what a test is
-// about has a bound of its own.
-const soon = 3 * time.Second
-
-// promptly is how long a call may go on after its context is done.
-const promptly = 50 * time.Millisecond
-
-// arena is the surroundings of one test: a server, and a view of it from outside. When the test ends, and all its peers
-// are closed, nothing may be left: no key but tokens, no subscription, no goroutine of the library.
+// arena is the surroundings of one test: a server, and a view of that server from outside. When
+// the test ends, and all its peers are closed, nothing may be left: no key but tokens, no
+// subscription, and no goroutine of the library.
 type arena struct {
-	t      *testing.T
-	server *redistest.Server
-	plain  *redis.Client // has no faults, and is not in the way of any
-	// tidyWithin bounds how long it may take until nothing is left. A test with leases that nobody gives back raises it.
-	tidyWithin time.Duration
+	t          *testing.T
+	server     *redistest.Server
+	plain      *redis.Client // has no faults
+	tidyWithin time.Duration // until nothing is left; longer for a test with leases that nobody gives back
 	late       *atomic.Int64 // the longest that this process was late for anything, in nanoseconds
-	figures    *figures
-}
-
-// figures is the longest that a test had to wait for each kind of thing, with the bound that it had. They are logged at
-// its end.
-type figures struct {
-	mu      sync.Mutex
-	longest map[string]figure
-}
-
-type figure struct{ took, limit time.Duration }
-
-func (f *figures) add(what string, took, limit time.Duration) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.longest == nil {
-		f.longest = map[string]figure{}
-	}
-	if took > f.longest[what].took {
-		f.longest[what] = figure{took, limit}
-	}
-}
-
-func (f *figures) String() string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	var parts []string
-	for _, what := range slices.Sorted(maps.Keys(f.longest)) {
-		l := f.longest[what]
-		parts = append(parts, fmt.Sprintf("%s %s (at most %s)", what, l.took.Round(10*time.Microsecond), l.limit))
-	}
-	return strings.Join(parts, ", ")
 }
 
 // onShared is an arena on the server of the whole test binary, emptied, with the scripts loaded.
 func onShared(t *testing.T) *arena {
 	t.Helper()
+	redistest.NoGoroutineLeft(t)
 	return newArena(t, redistest.Shared(t))
 }
 
 // onOwn is an arena on a server of its own, for a test that pauses, kills or configures it.
 func onOwn(t *testing.T, args ...string) *arena {
 	t.Helper()
+	redistest.NoGoroutineLeft(t)
 	return newArena(t, redistest.Start(t, args...))
 }
 
-// onClock is an arena on a server with a clock of its own.
-func onClock(t *testing.T) (*arena, *redistest.Clock) {
+// apart is onOwn for a test that mostly waits, and runs in parallel with others of its kind.
+func apart(t *testing.T, args ...string) *arena {
 	t.Helper()
-	server, clock := redistest.StartWithClock(t)
-	return newArena(t, server), clock
+	t.Parallel()
+	return newArena(t, redistest.Start(t, args...))
 }
 
 func newArena(t *testing.T, server *redistest.Server) *arena {
 	t.Helper()
-	w := bareArena(t, soon)
-	w.server = server
+	w := &arena{t: t, server: server, tidyWithin: soon, late: new(atomic.Int64)}
+	t.Cleanup(w.measure())
 	w.plain = server.Client(func(o *redis.Options) { o.ReadTimeout = 10 * time.Second })
 	t.Cleanup(func() {
 		if !t.Failed() { // what has failed half-way leaves what it likes
@@ -112,44 +86,36 @@ func newArena(t *testing.T, server *redistest.Server) *arena {
 	return w
 }
 
-// bareArena is an arena without a server.
-func bareArena(t *testing.T, tidyWithin time.Duration) *arena {
-	t.Helper()
-	redistest.NoGoroutineLeft(t)
-	w := &arena{t: t, tidyWithin: tidyWithin, late: new(atomic.Int64), figures: new(figures)}
-	t.Cleanup(func() {
-		t.Logf("longest: %s; this process was late by up to %s", w.figures, time.Duration(w.late.Load()))
-	})
-	t.Cleanup(w.measure())
-	return w
-}
-
-// measure notes how late this process is because the machine is busy, until the function that it returns is called.
+// measure notes how late this process is because the machine is busy, until stop is called.
 func (w *arena) measure() (stop func()) {
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
-		for {
-			const beat = 5 * time.Millisecond
-			began := time.Now()
-			select {
-			case <-time.After(beat):
-				w.late.Store(max(w.late.Load(), int64(time.Since(began)-beat)))
-			case <-quit:
-				return
-			}
-		}
+		every(5*time.Millisecond, quit, func(late time.Duration) { w.late.Store(max(w.late.Load(), int64(late))) })
 	}()
 	return func() { close(quit); <-done }
 }
 
-// within waits for done and says whether it came within limit. What the whole process was late is not held against it:
-// the bounds are about the library, not about the machine.
+// every calls f after each interval, with how late the call is, until stop is closed.
+func every(interval time.Duration, stop <-chan struct{}, f func(late time.Duration)) {
+	for {
+		began := time.Now()
+		select {
+		case <-time.After(interval):
+			f(time.Since(began) - interval)
+		case <-stop:
+			return
+		}
+	}
+}
+
+// lateness is the longest that this process was late. Bounds are about the library, and not about
+// the machine.
+func (w *arena) lateness() time.Duration { return time.Duration(w.late.Load()) }
+
+// within waits for done, and says whether done came within limit.
 func (w *arena) within(limit time.Duration, done <-chan struct{}) bool {
-	for _, d := range []func() time.Duration{
-		func() time.Duration { return limit },
-		func() time.Duration { return time.Duration(w.late.Load()) },
-	} {
+	for _, d := range []func() time.Duration{func() time.Duration { return limit }, w.lateness} {
 		select {
 		case <-done:
 			return true
@@ -177,13 +143,14 @@ func (w *arena) requireTidy() {
 	w.t.Helper()
 	var left []string
 	redistest.Eventually(w.t, w.tidyWithin, func() bool {
-		left = slices.DeleteFunc(redistest.Keys(w.t, w.plain), isToken)
+		left = slices.DeleteFunc(redistest.Keys(w.t, w.plain), func(key string) bool { return strings.HasSuffix(key, ":token") })
 		left = append(left, redistest.Subscriptions(w.t, w.plain)...)
 		return len(left) == 0
 	}, "everything is gone from Redis but tokens; keys or subscriptions left: %q", &left)
 }
 
-// peer is one process as Redis sees it: a relock client on a go-redis client of its own, with faults on its wire.
+// peer is one process as Redis sees it: a client on a go-redis client of its own, with faults on
+// its wire.
 type peer struct {
 	*relock.Client
 	rdb    *redis.Client
@@ -203,21 +170,18 @@ func (w *arena) peerOn(mod func(*redis.Options), options ...relock.Option) *peer
 	w.t.Cleanup(p.faults.Close)
 	p.rdb = w.server.Client(func(o *redis.Options) {
 		o.Dialer = p.faults.Dialer(nil)
-		o.ReadTimeout = 150 * time.Millisecond
-		o.WriteTimeout = 150 * time.Millisecond
-		o.DialTimeout = 500 * time.Millisecond
-		o.DialerRetries = 1
+		o.ReadTimeout, o.WriteTimeout = 150*time.Millisecond, 150*time.Millisecond
+		o.DialTimeout, o.DialerRetries = 500*time.Millisecond, 1
 		mod(o)
 	})
 	var err error
-	p.Client, err = relock.New(p.rdb, inLayout(options)...)
+	p.Client, err = relock.New(p.rdb, options...)
 	require.NoError(w.t, err)
 	w.t.Cleanup(func() {
 		p.faults.Heal() // what a failed test has left
 		start := time.Now()
 		require.NoError(w.t, p.Close())
 		require.Less(w.t, time.Since(start), 10*time.Second, "Close waits for no more than what is on the wire")
-		require.Empty(w.t, relock.Leftovers(p.Client))
 	})
 	return p
 }
@@ -225,23 +189,24 @@ func (w *arena) peerOn(mod func(*redis.Options), options ...relock.Option) *peer
 // connect makes n connections that are ready for commands.
 func (p *peer) connect(t testing.TB, n int) {
 	t.Helper()
-	connectAll(t, p.rdb, n)
-}
-
-func connectAll(t testing.TB, rdb *redis.Client, n int) {
-	t.Helper()
 	conns := make([]*redis.Conn, n)
 	for i := range conns {
-		conns[i] = rdb.Conn()
-		require.NoError(t, conns[i].Ping(t.Context()).Err())
+		redistest.Eventually(t, soon, func() bool { // a busy machine may take longer than the timeouts of p
+			conns[i] = p.rdb.Conn()
+			err := conns[i].Ping(t.Context()).Err()
+			if err != nil {
+				_ = conns[i].Close()
+			}
+			return err == nil
+		}, "connected")
 	}
 	for _, c := range conns {
 		require.NoError(t, c.Close()) // back into the pool
 	}
 }
 
-// enter locks, and fails the test if that fails or takes longer than limit. The wait itself has no deadline, so that a
-// lock that comes late is told from one that never comes.
+// enter locks, and fails the test if that fails or takes longer than limit. The wait itself has no
+// deadline, so that a lock that comes late is told from one that never comes.
 func (w *arena) enter(ctx context.Context, l *relock.Lock, limit time.Duration) context.Context {
 	w.t.Helper()
 	return w.start(ctx, l).in(limit)
@@ -253,17 +218,15 @@ func (w *arena) leave(ctx context.Context, l *relock.Lock, limit time.Duration) 
 	require.NoError(w.t, w.call(limit, func() error { return l.Unlock(ctx) }))
 }
 
-// call runs f and fails the test if it does not come back within limit.
+// call runs f, and fails the test if f does not come back within limit.
 func (w *arena) call(limit time.Duration, f func() error) error {
 	w.t.Helper()
 	var err error
 	done := make(chan struct{})
-	begin := time.Now()
 	go func() { defer close(done); err = f() }()
 	if !w.within(limit, done) {
 		w.t.Fatalf("the call has not come back after %s", limit)
 	}
-	w.figures.add("call", time.Since(begin), limit)
 	return err
 }
 
@@ -273,7 +236,7 @@ type asking struct {
 	lock *relock.Lock
 	done chan struct{}
 
-	// readable once done is closed
+	// Set when done is closed.
 	section context.Context
 	err     error
 	at      time.Time
@@ -281,38 +244,43 @@ type asking struct {
 
 // start begins to lock.
 func (w *arena) start(ctx context.Context, l *relock.Lock) *asking {
+	return w.startWith(ctx, l, l.Lock)
+}
+
+// startWith begins to lock in that way.
+func (w *arena) startWith(ctx context.Context, l *relock.Lock, lock locking) *asking {
 	a := &asking{w: w, lock: l, done: make(chan struct{})}
 	go func() {
 		defer close(a.done)
-		a.section, a.err = l.Lock(ctx)
+		a.section, a.err = lock(ctx)
 		a.at = time.Now()
 	}()
 	return a
 }
 
-// in waits until the lock is entered, and fails the test if it is not within limit from now.
+// in waits until the lock is entered, and fails the test if that takes longer than limit from now.
 func (a *asking) in(limit time.Duration) context.Context {
 	a.w.t.Helper()
 	require.NoError(a.w.t, a.out(limit))
 	return a.section
 }
 
-// out waits until Lock returns, whatever the outcome.
+// out waits until the call returns, whatever the outcome.
 func (a *asking) out(limit time.Duration) error {
 	a.w.t.Helper()
-	begin := time.Now()
 	if !a.w.within(limit, a.done) {
 		a.w.t.Fatalf("Lock of %q has not come back after %s", a.lock.Name(), limit)
 	}
-	what := "entry"
-	if a.err != nil {
-		what = "refusal"
-	}
-	a.w.figures.add(what, a.at.Sub(begin), limit)
 	return a.err
 }
 
-// waiting says whether Lock has not returned.
+// leave waits until the lock is entered, and unlocks.
+func (a *asking) leave() {
+	a.w.t.Helper()
+	a.w.leave(a.in(soon), a.lock, soon)
+}
+
+// waiting says whether the call has not returned.
 func (a *asking) waiting() bool {
 	select {
 	case <-a.done:
@@ -322,77 +290,37 @@ func (a *asking) waiting() bool {
 	}
 }
 
-// lost waits until the section's context has ended, and fails the test if it does not say that the lock was lost.
-func (w *arena) lost(section context.Context, limit time.Duration) relock.LostError {
+// lost waits until the section's context has ended, and fails the test if the lock was not lost.
+func (w *arena) lost(section context.Context, limit time.Duration) relock.LossReason {
 	w.t.Helper()
-	begin := time.Now()
 	if !w.within(limit, section.Done()) {
 		w.t.Fatalf("the holder has not been told after %s", limit)
 	}
-	w.figures.add("notice of loss", time.Since(begin), limit)
-	require.ErrorIs(w.t, context.Cause(section), relock.ErrLockLost)
 	var lost *relock.LostError
 	require.ErrorAs(w.t, context.Cause(section), &lost)
-	return *lost
+	require.ErrorIs(w.t, lost, relock.ErrLockLost)
+	return lost.Reason
 }
 
-// redissonLayout is set while a test runs that is to show that what it shows holds in Redisson's layout too, see
-// redisson_suite_test.go. No test of this package is parallel.
-var redissonLayout bool
-
-// localPass is set while a test runs that is to show that what it shows holds WithLocalPass too, see line_test.go.
-var localPass bool
-
-// namedTest is a test that is run once more in some other way.
-type namedTest struct {
-	name string
-	test func(*testing.T)
-}
-
-// onceMore runs tests while way is set.
-func onceMore(t *testing.T, way *bool, tests []namedTest) {
-	t.Helper()
-	*way = true
-	defer func() { *way = false }()
-	for _, c := range tests {
-		t.Run(c.name, c.test)
-	}
-}
-
-// inLayout is the options of a client in the layout that is tested: Redisson's fenced lock is the one with tokens.
-func inLayout(options []relock.Option) []relock.Option {
-	if redissonLayout {
-		return append([]relock.Option{relock.WithRedissonLayout(), relock.WithRedissonFencing()}, options...)
-	}
-	if localPass {
-		return append([]relock.Option{relock.WithLocalPass(0, 0)}, options...)
-	}
-	return options
+// draw returns the token of a section.
+func (w *arena) draw(section context.Context, l *relock.Lock) int64 {
+	w.t.Helper()
+	token, err := l.Token(section)
+	require.NoError(w.t, err)
+	require.Positive(w.t, token)
+	return token
 }
 
 // baseKey is the key of a lock with the default prefix.
-func baseKey(name string) string {
-	if redissonLayout {
-		return name
-	}
-	return relock.DefaultPrefix + "{" + name + "}"
-}
-
-// isToken says whether a key is a token counter: the only kind that may stay.
-func isToken(key string) bool {
-	return strings.HasSuffix(key, ":token") || strings.HasPrefix(key, "redisson_lock_token:")
-}
+func baseKey(name string) string { return relock.DefaultPrefix + "{" + name + "}" }
 
 // owner is what Redis has under a lock's name: the hold and its count; "" and 0 if it is free.
 func (w *arena) owner(name string) (hold string, count int) {
 	w.t.Helper()
 	fields, err := w.plain.HGetAll(context.Background(), baseKey(name)).Result()
 	require.NoError(w.t, err)
+	require.LessOrEqual(w.t, len(fields), 1, "one hold owns the lock: %v", fields)
 	for field, value := range fields {
-		if field == "step" || field == "relock:step" || field == "next" || field == "token" {
-			continue
-		}
-		require.Empty(w.t, hold, "one hold owns the lock: %v", fields)
 		hold = field
 		count, err = strconv.Atoi(value)
 		require.NoError(w.t, err)
@@ -407,45 +335,41 @@ func (w *arena) requireCount(name string, want int) {
 	require.Equal(w.t, want, count, "the count of %q in Redis", name)
 }
 
-// waiters is the length of a lock's queue. Redisson's layout has none: there it is the number of clients that hear the lock.
+// awaitCount waits until Redis has that count.
+func (w *arena) awaitCount(name string, want int, limit time.Duration) {
+	w.t.Helper()
+	redistest.Eventually(w.t, limit, func() bool { _, count := w.owner(name); return count == want }, "the count is %d", want)
+}
+
+// queue is the holds that wait for a lock, first come first.
+func (w *arena) queue(name string) []string {
+	w.t.Helper()
+	members, err := w.plain.ZRange(context.Background(), baseKey(name)+":queue", 0, -1).Result()
+	require.NoError(w.t, err)
+	for i, m := range members {
+		members[i], _, _ = strings.Cut(m, "|")
+	}
+	return members
+}
+
+// waiters is the length of a lock's queue.
 func (w *arena) waiters(name string) int {
 	w.t.Helper()
-	if redissonLayout {
-		channel := "redisson_lock__channel:{" + name + "}"
-		n, err := w.plain.PubSubNumSub(context.Background(), channel).Result()
-		require.NoError(w.t, err)
-		return int(n[channel])
-	}
-	queue, err := w.plain.ZRange(context.Background(), baseKey(name)+":queue", 0, -1).Result()
+	n, err := w.plain.ZCard(context.Background(), baseKey(name)+":queue").Result()
 	require.NoError(w.t, err)
-	if len(queue) > 0 {
-		first, _, _ := strings.Cut(queue[0], "|")
-		if owner, _ := w.owner(name); owner == first { // it was granted the lock, and nobody has come since
-			return len(queue) - 1
-		}
-	}
-	return len(queue)
+	return int(n)
 }
 
 // awaitWaiters waits until n are queued.
 func (w *arena) awaitWaiters(name string, n int) {
 	w.t.Helper()
-	if redissonLayout && n == 0 {
-		return // who gives up has left nothing, and the channel is heard for some seconds more
-	}
-	var got int
-	redistest.Eventually(w.t, soon+time.Duration(n)*10*time.Millisecond, func() bool {
-		got = w.waiters(name)
-		return got == n
-	}, "%d wait for %q", n, name)
+	redistest.Eventually(w.t, soon+time.Duration(n)*10*time.Millisecond, func() bool { return w.waiters(name) == n },
+		"%d wait for %q", n, name)
 }
 
 // awaitFree waits until nobody holds the lock and nobody waits for it.
 func (w *arena) awaitFree(name string, limit time.Duration) {
 	w.t.Helper()
-	if redissonLayout { // where a waiter is only known by what it hears, it may be cancelled with a question on its way
-		limit = max(limit, soon)
-	}
 	redistest.Eventually(w.t, limit, func() bool {
 		n, err := w.plain.Exists(context.Background(), baseKey(name), baseKey(name)+":queue").Result()
 		return err == nil && n == 0
@@ -460,7 +384,7 @@ func (w *arena) lease(name string) time.Duration {
 	return ttl
 }
 
-// calls is how many commands the server has run for others than this arena's own look.
+// calls is how many commands the server has run, by name.
 func (w *arena) calls() map[string]int {
 	w.t.Helper()
 	info, err := w.plain.Info(context.Background(), "commandstats").Result()
@@ -478,61 +402,29 @@ func (w *arena) calls() map[string]int {
 	return calls
 }
 
-// callsSince adds up what has been run since before.
-func (w *arena) callsSince(before map[string]int) (sum int, each string) {
-	w.t.Helper()
-	var list []string
-	for name, n := range w.calls() {
-		if d := n - before[name]; d > 0 {
-			sum += d
-			list = append(list, fmt.Sprintf("%s %d", name, d))
-		}
-	}
-	slices.Sort(list)
-	return sum, strings.Join(list, ", ")
-}
+// scriptNames are the scripts, as the client sends them. Faults are aimed at one of them.
+var scriptNames = []string{luaAcquire, luaRelease, luaRenew, luaForget, luaToken, luaState, luaBreak}
 
-// The scripts, as the client sends them. They are the only commands of interest on the wire, and faults are aimed at one
-// of them.
 const (
 	luaAcquire = "acquire"
 	luaRelease = "release"
-	luaRenew   = "renew"
-	luaAbandon = "abandon"
+	luaRenew   = "renew" // also a nested entry, an inner exit, and Extend
+	luaForget  = "forget"
+	luaToken   = "token"
 	luaState   = "state"
-	luaForce   = "force_release"
-	luaMany    = "many"
+	luaBreak   = "break"
 )
 
-var scriptNames = []string{luaAcquire, luaRelease, luaRenew, luaAbandon, luaState, luaForce}
-
-// inScripts is the file of a script in the layout that is tested.
-func inScripts(name string) string {
-	if !redissonLayout {
-		return name
-	}
-	switch name {
-	case luaRenew:
-		return name
-	case luaAbandon, luaForce:
-		name = luaRelease
-	}
-	return "redisson/" + name
-}
-
-// luaSource joins a script from its files.
+// luaSource is the text of a script.
 func luaSource(t testing.TB, name string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("scripts", name+".lua"))
-	require.NoError(t, err)
-	var b strings.Builder
-	for line := range strings.Lines(string(text)) {
-		if include, ok := strings.CutPrefix(strings.TrimSpace(line), "--- include "); ok {
-			line = luaSource(t, include)
-		}
-		b.WriteString(line)
+	var text strings.Builder
+	for _, file := range []string{"lib", name} {
+		b, err := os.ReadFile(filepath.Join("scripts", file+".lua"))
+		require.NoError(t, err)
+		text.Write(b)
 	}
-	return b.String()
+	return text.String()
 }
 
 // script matches the calls of the scripts of these names.
@@ -540,7 +432,7 @@ func (w *arena) script(names ...string) redistest.Match {
 	w.t.Helper()
 	var wanted []string
 	for _, name := range names {
-		text := luaSource(w.t, inScripts(name))
+		text := luaSource(w.t, name)
 		sum := sha1.Sum([]byte(text))
 		wanted = append(wanted, text, hex.EncodeToString(sum[:]))
 	}
@@ -552,7 +444,7 @@ func (w *arena) script(names ...string) redistest.Match {
 // loadScripts makes EVALSHA work at once, so that every call is one command.
 func (w *arena) loadScripts() {
 	w.t.Helper()
-	for _, name := range append([]string{"redisson/acquire", "redisson/release", "redisson/state", luaMany}, scriptNames...) {
+	for _, name := range scriptNames {
 		require.NoError(w.t, w.plain.ScriptLoad(w.t.Context(), luaSource(w.t, name)).Err())
 	}
 }
@@ -568,8 +460,9 @@ var breaks = map[string]redistest.Break{
 	"end of file": redistest.EOF, "reset": redistest.Reset, "silence": redistest.Silence,
 }
 
-// guarded is what a lock guards. It notices two that are in at once, and a token that is not larger than all before it.
-type guarded struct {
+// witness is what a lock guards. It notices two that are in at once, and a token that is not larger
+// than all tokens before.
+type witness struct {
 	lost bool // leases may be lost: a section that is over by its own clock is not in
 
 	mu      sync.Mutex
@@ -580,30 +473,33 @@ type guarded struct {
 	faults  []string
 }
 
-// enter is called with the section's context. false: the section is over already.
-func (g *guarded) enter(section context.Context, l *relock.Lock) bool {
+// enter is called with the section's context. It returns false if the section is over already.
+func (g *witness) enter(section context.Context, l *relock.Lock) bool {
+	g.mu.Lock()
+	if g.section != nil && (!g.lost || g.lock.Held(g.section) && l.Held(section)) {
+		g.faults = append(g.faults, fmt.Sprintf("a section of %q begins while another still is in", l.Name()))
+	}
+	g.lock, g.section = l, section
+	g.entries++
+	g.mu.Unlock()
+	token, err := l.Token(section)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	token := l.Token(section)
-	if token == 0 {
+	switch {
+	case err == nil && token <= g.token && (!g.lost || l.Held(section)):
+		g.faults = append(g.faults, fmt.Sprintf("token %d comes after token %d", token, g.token))
+	case errors.Is(err, relock.ErrLockLost):
 		if !g.lost {
-			g.faults = append(g.faults, fmt.Sprintf("a section of %q is over before it began: %v", l.Name(), context.Cause(section)))
+			g.faults = append(g.faults, fmt.Sprintf("a section of %q is over before it began: %v", l.Name(), err))
 		}
 		return false
 	}
-	if g.section != nil && (!g.lost || g.lock.Held(g.section)) {
-		g.faults = append(g.faults, fmt.Sprintf("token %d is in while token %d still is", token, g.token))
-	}
-	if token <= g.token {
-		g.faults = append(g.faults, fmt.Sprintf("token %d comes after token %d", token, g.token))
-	}
-	g.lock, g.section, g.token = l, section, max(token, g.token)
-	g.entries++
+	g.token = max(token, g.token)
 	return true
 }
 
 // leave is called before Unlock.
-func (g *guarded) leave(section context.Context) {
+func (g *witness) leave(section context.Context) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.section == section {
@@ -611,22 +507,80 @@ func (g *guarded) leave(section context.Context) {
 	}
 }
 
-// forget is told that the lock has been lost in a way that nobody could tell in time.
-func (g *guarded) forget() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.section = nil
-}
-
-func (g *guarded) require(t testing.TB) {
+func (g *witness) require(t testing.TB) {
 	t.Helper()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	require.Empty(t, g.faults)
-	require.Nil(t, g.section, "everybody has left")
 }
 
-// sleepUntil waits for a moment, not for an event: where a test shows that something does not happen.
+// names collects texts of many goroutines, such as errors.
+type names struct {
+	mu   sync.Mutex
+	list []string
+}
+
+func (n *names) add(name string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.list = append(n.list, name)
+}
+
+// check adds an error, if there is one.
+func (n *names) check(err error) {
+	if err != nil {
+		n.add(err.Error())
+	}
+}
+
+func (n *names) all() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.list)
+}
+
+// tally counts what happened, by name.
+type tally struct {
+	mu     sync.Mutex
+	counts map[string]int
+}
+
+func (c *tally) add(what string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.counts == nil {
+		c.counts = map[string]int{}
+	}
+	c.counts[what]++
+}
+
+func (c *tally) of(what string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.counts[what]
+}
+
+func (c *tally) String() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var parts []string
+	for _, what := range slices.Sorted(maps.Keys(c.counts)) {
+		parts = append(parts, fmt.Sprintf("%s %d", what, c.counts[what]))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// isClosed says whether a channel is closed.
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// sleepUntil waits for a moment, and not for an event: to show that something does not happen.
 func sleepUntil(moment time.Time) { <-time.After(time.Until(moment)) }
 
 // isDone says that err is how a call with a done context ends.

@@ -5,13 +5,16 @@ import (
 	"log/slog"
 	"strings"
 	"time"
+
+	"github.com/go-relock/relock/store"
 )
 
-// What an option may be.
+// The limits of options.
 const (
-	// MinTTL is the shortest lease. Below it, one slow packet or one scheduling delay loses the lock.
+	// MinTTL is the shortest lease. One slow packet or one scheduling delay would lose a lock with
+	// a shorter lease.
 	MinTTL = 10 * time.Millisecond
-	// MaxTTL is the longest lease: a crashed holder keeps everybody else out that long.
+	// MaxTTL is the longest lease: a crashed holder keeps everybody else out for the whole lease.
 	MaxTTL = 7 * 24 * time.Hour
 	// MaxNameLen is the longest lock name in bytes, and the longest prefix.
 	MaxNameLen = 1024
@@ -23,40 +26,48 @@ const (
 	DefaultPrefix = "relock:"
 )
 
-// Option changes how locks behave. Given to [New] it is the default for all locks of the client; given to
-// [Client.NewLock] it holds for that lock. Later options win over earlier ones. [WithRedissonLayout] is for New only. No
-// option takes back [WithReplicaAcks], [WithLocalReentry] or [WithRedissonFencing]: a client that has one has it for all its locks.
+// Option changes the behavior of locks. An option of [New] or [Open] is the default for all locks
+// of the client; an option of [Client.NewLock] holds for the one lock. Later options win over
+// earlier options. [WithPrefix], [WithRedissonLayout] and [WithRedissonFencing] are for New only.
+// [WithOwner] and [WithReleaseOnClose] are for New and Open only. No option takes back
+// [WithReplicaAcks] or [WithLocalReentry]: a client with such an option applies the option to all
+// its locks.
 type Option func(*settings)
 
-// settings is what the options come to.
+// settings is the sum of the options.
 type settings struct {
-	prefix       string
-	hasPrefix    bool // it was given
-	redisson     bool // WithRedissonLayout
-	fenced       bool // WithRedissonFencing
-	ofClient     bool // the client is made: what is for New comes too late
 	ttl          time.Duration
 	fixed        bool          // no watchdog
 	maxHold      time.Duration // 0: no limit
-	acks         int           // 0: no WAIT
-	acksTimeout  time.Duration
+	acks         store.Acks
 	localReentry bool
 	passes       int           // 0: no local pass
-	passLimit    time.Duration // from when Redis gave the lock to this process
-	logger       *slog.Logger
+	passLimit    time.Duration // from when the store gave the lock to this process
+	logger       *slog.Logger  // nil: log nothing
 	hooks        Hooks
 
-	err error // the first option that was wrong
+	// Of the client as a whole.
+	redis          redisSettings
+	owner          string
+	releaseOnClose bool
+	ofClient       bool // the client is made: an option of the client as a whole comes too late
+
+	err error // of the first wrong option
+}
+
+// redisSettings says how a client keeps its locks in Redis.
+type redisSettings struct {
+	prefix    string
+	hasPrefix bool // the prefix was given
+	redisson  bool // WithRedissonLayout
+	fenced    bool // WithRedissonFencing
 }
 
 func defaults() settings {
-	return settings{prefix: DefaultPrefix, ttl: DefaultTTL, logger: silent}
+	return settings{redis: redisSettings{prefix: DefaultPrefix}, ttl: DefaultTTL}
 }
 
-// silent is the logger where none was given.
-var silent = slog.New(slog.DiscardHandler)
-
-// with is s changed by options, checked.
+// with returns s changed by options, checked.
 func (s settings) with(options []Option) (settings, error) {
 	for _, option := range options {
 		if option == nil {
@@ -64,6 +75,7 @@ func (s settings) with(options []Option) (settings, error) {
 		}
 		option(&s)
 	}
+	r := &s.redis
 	switch {
 	case s.err != nil: // of an option by itself
 	case s.maxHold > 0 && s.fixed:
@@ -71,14 +83,14 @@ func (s settings) with(options []Option) (settings, error) {
 			"or take it back with WithMaxHold(0)", s.maxHold, s.ttl)
 	case s.maxHold > 0 && s.maxHold < s.ttl:
 		s.err = invalid("WithMaxHold(%s): must be at least the TTL (%s)", s.maxHold, s.ttl)
-	case s.redisson && s.hasPrefix:
-		s.err = invalid("WithPrefix(%q) with WithRedissonLayout: Redisson's keys have no prefix, put it into the lock's name", s.prefix)
-	case s.fenced && !s.redisson:
-		s.err = invalid("WithRedissonFencing: it needs WithRedissonLayout, given to New; every other lock has a token by itself")
+	case r.redisson && r.hasPrefix:
+		s.err = invalid("WithPrefix(%q) with WithRedissonLayout: Redisson's keys have no prefix, put it into the lock's name", r.prefix)
+	case r.fenced && !r.redisson:
+		s.err = invalid("WithRedissonFencing: it needs WithRedissonLayout; every other lock has tokens by itself")
 	case s.passes > 0 && s.fixed:
 		s.err = invalid("WithLocalPass(%d, %s) with WithFixedLease(%s): what is passed on is a lease that is renewed; a fixed one begins with its hold; "+
 			"use WithTTL in place of it", s.passes, s.passLimit, s.ttl)
-	case s.passes > 0 && s.redisson:
+	case s.passes > 0 && r.redisson:
 		s.err = invalid("WithLocalPass with WithRedissonLayout: it is for this package's own layout only")
 	}
 	return s, s.err
@@ -90,7 +102,24 @@ func (s *settings) check(err error) {
 	}
 }
 
-// checkLease says whether d can be a lease in Redis, which counts whole milliseconds.
+// forClient refuses an option of the client as a whole for a single lock.
+func (s *settings) forClient(option string) {
+	if s.ofClient {
+		s.check(invalid("%s: it is about all locks of a client, so it is for New; make a second Client", option))
+	}
+}
+
+func checkName(name string) error {
+	if name == "" {
+		return invalid("lock name is empty; 1 to %d bytes are allowed", MaxNameLen)
+	}
+	if len(name) > MaxNameLen {
+		return invalid("lock name has %d bytes; at most %d are allowed", len(name), MaxNameLen)
+	}
+	return nil
+}
+
+// checkLease says whether d can be a lease, which is in whole milliseconds.
 func checkLease(what string, d time.Duration) error {
 	if d < MinTTL || d > MaxTTL || d%time.Millisecond != 0 {
 		return invalid("%s(%s): must be whole milliseconds from %s to %s", what, d, MinTTL, MaxTTL)
@@ -98,11 +127,12 @@ func checkLease(what string, d time.Duration) error {
 	return nil
 }
 
-// WithTTL sets the lease: how long Redis keeps the lock for a holder that has crashed. While the holder lives, a
-// watchdog renews the lease every third of it, so the TTL is no limit to the length of a section. A shorter TTL frees a
-// crashed holder's lock sooner, and survives only shorter interruptions between the holder and Redis.
+// WithTTL sets the lease: the time for which the store keeps the lock of a crashed holder. While
+// the holder lives, a watchdog renews the lease every third of it, so the TTL is no limit to the
+// length of a section. A shorter TTL frees a crashed holder's lock sooner, and survives only
+// shorter interruptions between the holder and the store.
 //
-// The default is [DefaultTTL]. It must be whole milliseconds from [MinTTL] to [MaxTTL].
+// The default is [DefaultTTL]. ttl must be whole milliseconds from [MinTTL] to [MaxTTL].
 func WithTTL(ttl time.Duration) Option {
 	return func(s *settings) {
 		s.check(checkLease("WithTTL", ttl))
@@ -110,9 +140,9 @@ func WithTTL(ttl time.Duration) Option {
 	}
 }
 
-// WithFixedLease makes the hold end after d unless it is extended with [Lock.Extend]: there is no watchdog. Re-entry
-// does not renew it. The same limits as for [WithTTL] apply. It takes back an earlier [WithLocalPass], and [WithMaxHold] is
-// refused beside it.
+// WithFixedLease makes the hold end after d, unless [Lock.Extend] extends the lease: no watchdog
+// renews the lease, and neither does re-entry. The limits of [WithTTL] apply to d. WithFixedLease
+// takes back an earlier [WithLocalPass], and excludes [WithMaxHold].
 func WithFixedLease(d time.Duration) Option {
 	return func(s *settings) {
 		s.check(checkLease("WithFixedLease", d))
@@ -120,10 +150,12 @@ func WithFixedLease(d time.Duration) Option {
 	}
 }
 
-// WithMaxHold limits how long the watchdog keeps one hold alive: d after it began the lease ends, the section's context
-// ends with [ErrLockLost] (reason [LossMaxHold]), and the lock goes to the next. It stops a section that hangs while its
-// process is healthy. It must be at least the TTL and whole milliseconds; 0, the default, is no limit. With [WithFixedLease], which
-// is its own limit, it is refused, whichever comes first; WithMaxHold(0) takes it back.
+// WithMaxHold limits how long the watchdog keeps one hold alive: at d after the begin of the hold
+// the lease ends, the section's context ends with [ErrLockLost] (reason [LossMaxHold]), and the
+// lock goes to the next waiter. WithMaxHold stops a section that hangs while its process is
+// healthy. d must be at least the TTL and whole milliseconds; 0, the default, is no limit.
+// WithMaxHold together with [WithFixedLease], in any order, is refused, as a fixed lease is its own
+// limit. WithMaxHold(0) takes an earlier WithMaxHold back.
 func WithMaxHold(d time.Duration) Option {
 	return func(s *settings) {
 		if d != 0 && (d < MinTTL || d%time.Millisecond != 0) {
@@ -133,12 +165,15 @@ func WithMaxHold(d time.Duration) Option {
 	}
 }
 
-// WithPrefix sets what the Redis keys and channels of locks begin with; the default is [DefaultPrefix]. All clients
-// that share a lock must use the same prefix. It may be empty, and is at most [MaxNameLen] bytes. A whole hash tag in it, such as
-// "{app}:", puts all locks into one slot of a cluster; an empty one, "{}", is refused. With
-// [WithRedissonLayout] there is none, and WithPrefix is refused.
+// WithPrefix sets the prefix of the Redis keys and channels of locks; the default is
+// [DefaultPrefix]. All clients that share a lock must use the same prefix. The prefix may be empty,
+// and is at most [MaxNameLen] bytes. A prefix with a whole hash tag, such as "{app}:", puts all
+// locks into one slot of a cluster. An empty hash tag, "{}", is refused. Keys of
+// [WithRedissonLayout] have no prefix, so WithPrefix is refused there. WithPrefix is for [New]
+// only.
 func WithPrefix(prefix string) Option {
 	return func(s *settings) {
+		s.forClient("WithPrefix")
 		_, tag, _ := strings.Cut(prefix, "{")
 		switch {
 		case len(prefix) > MaxNameLen:
@@ -147,18 +182,20 @@ func WithPrefix(prefix string) Option {
 			s.check(invalid("WithPrefix(%q): it has an empty hash tag, and with it the keys of a lock different slots in a cluster; "+
 				"a prefix must have no '{', or a whole tag such as {app}", prefix))
 		}
-		s.prefix, s.hasPrefix = prefix, true
+		s.redis.prefix, s.redis.hasPrefix = prefix, true
 	}
 }
 
-// WithLogger makes the client log to l: losses, leaks and hooks that panic as errors, trouble with Redis and dropped events as
-// warnings, reconnects at level info, retries at level debug. The default is to log nothing. nil is not allowed.
+// WithLogger makes the client log to l: losses, leaks and hooks that panic as errors, trouble with
+// the store and dropped events as warnings, reconnects at level info, retries at level debug. The
+// default is to log nothing. nil is not allowed.
 //
-// l is called by the goroutine that calls the hooks, and what is logged waits in one line with the events: if l is slow, both
-// can be dropped, see [Hooks]. Given to a lock, l gets its losses, its leaks, and what may be left of it in Redis; all else goes to
-// the client's logger.
+// The goroutine of the hooks calls l, and log records wait in one queue with the events: if l is
+// slow, both can be dropped, see [Hooks]. The logger of a single lock gets its losses, its leaks,
+// and warnings of remains in Redis; all else goes to the client's logger.
 //
-// Attributes: lock, holder, token, reason, error, node, attempt, locks, script, channel, events, panic.
+// Attributes: lock, holder, token, reason, error, node, attempt, locks, script, channel, events,
+// panic.
 func WithLogger(l *slog.Logger) Option {
 	return func(s *settings) {
 		if l == nil {
@@ -169,20 +206,23 @@ func WithLogger(l *slog.Logger) Option {
 	}
 }
 
-// WithHooks calls functions of yours when something happens to a lock; see [Hooks]. It replaces the hooks of an earlier
-// WithHooks. Of hooks that are given to a lock, Renewed, Reconnected, Retried and Dropped are not called: these are the client's.
+// WithHooks sets functions to call for the events of a lock; see [Hooks]. WithHooks replaces the
+// hooks of an earlier WithHooks. Renewed, Reconnected, Retried and Dropped are hooks of the client,
+// and are not called if given to a lock.
 func WithHooks(h Hooks) Option {
 	return func(s *settings) { s.hooks = h }
 }
 
-// WithReplicaAcks makes a new hold count only when n replicas have confirmed it within timeout (the WAIT command). If
-// fewer do, exactly this entry is undone and Lock returns [ErrNotReplicated]. It costs one replication round trip for
-// each new hold, not for re-entries, renewals or local passes, and closes the usual gap of a failover: that the promoted replica has
-// never heard of the lock. It does not close it entirely, since Redis may promote a replica that was not among the n.
+// WithReplicaAcks makes a new hold count only when n replicas have confirmed it within timeout (the
+// WAIT command). If fewer replicas confirm, exactly this entry is undone and Lock returns
+// [ErrNotReplicated]. WithReplicaAcks costs one replication round trip for each new hold, not for
+// re-entries, renewals or local passes. The usual gap of a failover, a promoted replica without the
+// lock, becomes smaller. A gap remains, since Redis may promote a replica that was not among the n.
 //
-// n is from 1 to 100; timeout is whole milliseconds, from 1 ms to [MaxTTL], and shorter than the ReadTimeout of the go-redis
-// client, which would give up first. (An AutoPipeline does not tell its ReadTimeout, so there nobody checks that: with a longer
-// timeout, and too few replicas, Lock asks in vain until ctx is done.)
+// n is from 1 to 100; timeout is whole milliseconds, from 1 ms to [MaxTTL], and shorter than the
+// ReadTimeout of the go-redis client, which would give up first. (An AutoPipeline does not show its
+// ReadTimeout, so the timeout is not checked: with a longer timeout, and too few replicas, Lock
+// asks in vain until ctx is done.)
 func WithReplicaAcks(n int, timeout time.Duration) Option {
 	return func(s *settings) {
 		switch {
@@ -191,55 +231,57 @@ func WithReplicaAcks(n int, timeout time.Duration) Option {
 		case timeout < time.Millisecond || timeout > MaxTTL || timeout%time.Millisecond != 0:
 			s.check(invalid("WithReplicaAcks(%d, %s): the timeout must be whole milliseconds, from 1ms to %s", n, timeout, MaxTTL))
 		}
-		s.acks, s.acksTimeout = n, timeout
+		s.acks = store.Acks{Replicas: n, Timeout: timeout}
 	}
 }
 
-// WithLocalReentry makes nested entries and exits cost no round trip: they are counted in this process only, and the
-// count in Redis stays 1 until the last exit. A nested entry then relies on the local deadline of the lease (which ends
-// before the lease in Redis does), instead of asking Redis.
+// WithLocalReentry makes nested entries and exits cost no round trip: this process alone counts
+// them, and the count in Redis stays 1 until the last exit. A nested entry relies on the local
+// deadline of the lease, before the end of the lease in Redis, and does not ask Redis.
 func WithLocalReentry() Option {
 	return func(s *settings) { s.localReentry = true }
 }
 
-// The bounds of WithLocalPass where none are given.
+// The bounds of WithLocalPass.
 const (
 	DefaultPasses    = 1000
 	DefaultPassLimit = 10 * time.Millisecond
-	// MaxPasses is the most passes that are allowed.
+	// MaxPasses is the largest number of passes.
 	MaxPasses = 10_000
 )
 
-// WithLocalPass lets a section that ends pass the lock to the next call of this Client that waits for it, without asking
-// Redis. Where many goroutines of a process want one lock, that is many times faster. It is off by default, because it gives
-// up order: waiters of other processes are overtaken, for a time that is bounded. (The algorithm is that of lock cohorting, by
-// Dice, Marathe and Shavit, 2012.)
+// WithLocalPass lets a section pass the lock at its end to the next waiting call of this Client,
+// without asking Redis. A local pass is many times faster if many goroutines of a process want one
+// lock. Local passes are off by default, as they give up order: waiters of other processes are
+// overtaken, for a bounded time. (The algorithm is that of lock cohorting, by Dice, Marathe and
+// Shavit, 2012.)
 //
-// A call that finds nobody of its process there takes the lock from Redis as ever, and gives it back there. The next one may
-// pass it on: at most passes times, and not any more when limit has gone by since Redis gave the lock; the section that runs
-// then is the last one. After that whoever is first in Redis's queue has the lock, and this process asks again, behind those
-// who are queued. Until it has asked, a TryLock, or a Lock that comes just then, may be in before those who wait in its line.
-// Within the line the order is that of arrival.
+// A call without other calls of its process in the line takes the lock from Redis as ever. At its
+// end a section passes the lock on to the first call in the line, or gives the lock back to Redis
+// if the line is empty. A lock is passed on at most passes times, and not any more when limit has
+// gone by since Redis gave the lock; the section running at that time is the last one. After the
+// last section the first in Redis's queue has the lock, and this process asks again, behind the
+// queue. Until this process has asked, a TryLock, or a new Lock, may be in before the calls in the
+// line. Within the line the order is the order of arrival.
 //
-// passes is from 1 to [MaxPasses]; 0 is [DefaultPasses]. limit is whole milliseconds from 1 ms to [MaxTTL]; 0 is
-// [DefaultPassLimit]. Anything else is [ErrInvalid], as are [WithRedissonLayout] and a [WithFixedLease] that is given earlier;
-// one that is given later takes this option back, and nothing else does.
+// passes is from 1 to [MaxPasses]; 0 is [DefaultPasses]. limit is whole milliseconds from 1 ms to
+// [MaxTTL]; 0 is [DefaultPassLimit]. Anything else is [ErrInvalid], as are [WithRedissonLayout] and
+// an earlier [WithFixedLease]. A later WithFixedLease takes WithLocalPass back, and nothing else
+// does.
 //
-// What is passed on, and what is as ever:
-//   - A lock is passed on only between calls through one Client with this option, the same TTL, and no more
-//     [WithReplicaAcks] than the one before; between others it goes through Redis.
-//   - Tokens grow as ever. [State.Token] may be ahead by the passes that are left.
-//   - [Lock.State] and [LockedError] name the holder to whom the lock was passed some milliseconds later, and never hear of one
-//     that has passed it on by then.
-//   - [State.Waiters] counts nobody who waits in a line: one for a client that waits in Redis (or one for each call that asks for
-//     itself, see below), none for the client that has the lock.
-//   - The replicas of [WithReplicaAcks] are asked when Redis gives the lock to the process, not for each pass; [WithMaxHold]
-//     counts anew from each pass.
-//   - Where the lock is lost, or the call that asks Redis for the line gives up, the next one in the line asks; also where it
-//     has had no answer for a third of the TTL, or for 10 s, and then it asks on for itself, with no place in the line any more. A process
-//     that dies costs its waiters one TTL at most, as ever.
-//   - An Unlock that passes the lock on does not notice that somebody has taken it away in Redis. Whoever has it in the process
-//     some milliseconds later is told.
+// The rules of passes:
+//   - A lock is passed on only between calls through one Client with this option, the same TTL, and
+//     the same [WithReplicaAcks]; between all other calls the lock goes through the store.
+//   - The store sees one hold throughout: [Lock.State] and [LockedError] name the holder that got
+//     the lock from the store. Each hold draws tokens of its own, and tokens grow as ever.
+//   - [State.Waiters] does not count the line: a client in the queue counts once, and the client
+//     with the lock does not count.
+//   - The replicas of [WithReplicaAcks] are asked when the store gives the lock to the process, not
+//     for each pass; [WithMaxHold] counts anew from each pass.
+//   - If the lock is lost, or the leading call gives up, the next call in the line asks the store.
+//     A dead process costs the waiters one TTL at most, as ever.
+//   - An Unlock that passes the lock on does not notice if somebody has taken the lock away in the
+//     store. The next section learns of the loss at once, or at its next renewal.
 func WithLocalPass(passes int, limit time.Duration) Option {
 	return func(s *settings) {
 		switch {
@@ -253,15 +295,29 @@ func WithLocalPass(passes int, limit time.Duration) Option {
 	}
 }
 
-// millis is the one place where a Duration becomes the milliseconds that Redis wants. It rounds up: a lease is never
-// shorter than asked for.
-func millis(d time.Duration) int64 {
-	return int64((d + time.Millisecond - 1) / time.Millisecond)
+// WithOwner puts a name in front of the client's ID, such as "orders@pod-7", so that refusals,
+// [State], logs and the command relock name the owner of a lock. The name is 1 to 64 letters,
+// digits and any of ._@- . WithOwner is for [New] and [Open].
+func WithOwner(name string) Option {
+	return func(s *settings) {
+		s.forClient("WithOwner")
+		bad := strings.IndexFunc(name, func(r rune) bool {
+			return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("._@-", r))
+		})
+		if name == "" || len(name) > 64 || bad >= 0 {
+			s.check(invalid("WithOwner(%q): must be 1 to 64 letters, digits and any of ._@-", name))
+		}
+		s.owner = name
+	}
 }
 
-// fromMillis is the way back. Somebody else's key may have a time to live that no Duration can hold; -1 is
-// none, and -2 no key.
-func fromMillis(ms int64) time.Duration {
-	const most = 100 * 365 * 24 * time.Hour
-	return time.Duration(max(-2, min(ms, int64(most/time.Millisecond)))) * time.Millisecond
+// WithReleaseOnClose makes [Client.Close] free all held locks, in place of leaving each lock to the
+// end of its lease. The contexts of the sections end first, but the work in a section may go on for
+// a moment: use WithReleaseOnClose if Close comes after the work. Unlock of such a section returns
+// [ErrClosed]. WithReleaseOnClose is for [New] and [Open].
+func WithReleaseOnClose() Option {
+	return func(s *settings) {
+		s.forClient("WithReleaseOnClose")
+		s.releaseOnClose = true
+	}
 }

@@ -1,48 +1,141 @@
 package relock_test
 
 import (
+	"context"
+	"go/parser"
+	"go/token"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/redistest"
 )
 
-func TestThePagesShowTheCommandsThatARedisUserNeeds(t *testing.T) {
-	for page, needs := range map[string][]string{"README.md": aclCommands, "docs/REDISSON.md": redissonACL} {
-		text, err := os.ReadFile(page)
+// pages are all that users read, by file name.
+func pages(t *testing.T) map[string]string {
+	t.Helper()
+	files, err := filepath.Glob("docs/*.md")
+	require.NoError(t, err)
+	all := make(map[string]string)
+	for _, file := range append(files, "README.md", "examples/README.md") {
+		text, err := os.ReadFile(file)
 		require.NoError(t, err)
-		rule := regexp.MustCompile(`(?m)^ACL SETUSER .*$`).FindString(string(text))
-		require.NotEmpty(t, rule)
+		all[file] = string(text)
+	}
+	return all
+}
+
+// aclRules are the commands that make a Redis user for locks, by the page that shows them.
+func aclRules(t *testing.T) map[string][]string {
+	t.Helper()
+	rules := make(map[string][]string)
+	for file, text := range pages(t) {
+		if rule := regexp.MustCompile(`(?m)^ACL SETUSER .*$`).FindString(text); rule != "" {
+			rules[file] = strings.Fields(rule)
+		}
+	}
+	require.Len(t, rules, 2, "one page for each layout")
+	return rules
+}
+
+// The commands that the library sends itself. All others are in the scripts.
+var sentCommands = []string{"eval", "evalsha", "subscribe", "unsubscribe", "ping"}
+
+func TestThePageShowsTheCommandsThatARedisUserNeeds(t *testing.T) {
+	files, err := filepath.Glob("scripts/*.lua")
+	require.NoError(t, err)
+	needs := slices.Clone(sentCommands)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		for _, m := range regexp.MustCompile(`call\('([A-Z]+)'`).FindAllStringSubmatch(string(text), -1) {
+			switch name := strings.ToLower(m[1]); name {
+			case "spublish": // in a cluster
+			case "pubsub":
+				needs = append(needs, "pubsub|numsub")
+			default:
+				needs = append(needs, name)
+			}
+		}
+	}
+	slices.Sort(needs)
+	for file, rule := range aclRules(t) {
+		if file == "docs/REDISSON.md" {
+			continue
+		}
 		var shown []string
-		for _, word := range strings.Fields(rule) {
+		for _, word := range rule {
 			if command, ok := strings.CutPrefix(word, "+"); ok {
 				shown = append(shown, command)
 			}
 		}
-		require.ElementsMatch(t, needs, shown, page)
-		for _, command := range aclReplicaAcks {
-			require.Contains(t, string(text), "`+"+command+"`")
-		}
-		inCluster := slices.Concat(aclInCluster, aclNotInCluster)
-		if page != "README.md" {
-			require.Contains(t, string(text), "+"+strings.Join(redissonFencingACL, " +"))
-			inCluster = redissonClusterACL
-		}
-		for _, command := range inCluster {
-			require.Regexp(t, `(?i)in a cluster[^.]*\+`+regexp.QuoteMeta(command)+"[ `]", string(text))
-		}
+		require.ElementsMatch(t, slices.Compact(needs), shown, file)
+	}
+}
+
+func TestARedisUserMayDoWhatLocksNeedWithTheRuleOfThePage(t *testing.T) {
+	for file, rule := range aclRules(t) {
+		t.Run(file, func(t *testing.T) {
+			server := redistest.Start(t)
+			var options []relock.Option
+			name := "orders:42"
+			if file == "docs/REDISSON.md" {
+				options, name = append(options, relock.WithRedissonLayout()), "app:42"
+			}
+			args := make([]any, len(rule))
+			for i, word := range rule {
+				args[i] = word
+			}
+			require.NoError(t, server.Client().Do(t.Context(), args...).Err())
+			locks := func() *relock.Client {
+				rdb := server.Client(func(o *redis.Options) { o.Username, o.Password = rule[2], "password" })
+				c, err := relock.New(rdb, options...)
+				require.NoError(t, err)
+				t.Cleanup(func() { require.NoError(t, c.Close()) })
+				return c
+			}
+			one, two := locks().NewLock(name), locks().NewLock(name)
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+
+			section, err := one.Lock(ctx)
+			require.NoError(t, err)
+			inner, err := one.Lock(section)
+			require.NoError(t, err)
+			waited := make(chan error, 1)
+			go func() {
+				waited <- two.Do(ctx, func(context.Context) error { return two.ForceUnlock(ctx) })
+			}()
+			redistest.Eventually(t, 10*time.Second, func() bool {
+				_, err = two.TryLock(ctx)
+				return err != nil
+			}, "another call is refused")
+			require.ErrorIs(t, err, relock.ErrLocked)
+			if file != "docs/REDISSON.md" {
+				_, err = one.Token(inner)
+				require.NoError(t, err)
+			}
+			require.NoError(t, one.Unlock(inner))
+			require.NoError(t, one.Unlock(section))
+			require.ErrorIs(t, <-waited, relock.ErrLockLost)
+			state, err := one.State(ctx)
+			require.NoError(t, err)
+			require.False(t, state.Locked())
+		})
 	}
 }
 
 func TestEveryTestThatTheGuaranteesNameIsThere(t *testing.T) {
-	page, err := os.ReadFile("docs/GUARANTEES.md")
-	require.NoError(t, err)
 	var files []string
-	for _, pattern := range []string{"*_test.go", "soak/*_test.go", "soak/history/*_test.go"} {
+	for _, pattern := range []string{"*_test.go", "*/*_test.go", "soak/*/*_test.go", "locktest/*.go", "storetest/*.go"} {
 		some, err := filepath.Glob(pattern)
 		require.NoError(t, err)
 		files = append(files, some...)
@@ -53,13 +146,33 @@ func TestEveryTestThatTheGuaranteesNameIsThere(t *testing.T) {
 		require.NoError(t, err)
 		tests.Write(text)
 	}
-	named := regexp.MustCompile("`(Test[A-Za-z]+)(…?)`").FindAllStringSubmatch(string(page), -1)
+	page := pages(t)["docs/GUARANTEES.md"]
+	named := regexp.MustCompile("`(Test[A-Za-z]+)(…?)`").FindAllStringSubmatch(page, -1)
 	require.NotEmpty(t, named)
+	var missing []string
 	for _, name := range named {
 		declared := "func " + name[1]
 		if name[2] == "" {
 			declared += "("
 		}
-		require.Contains(t, tests.String(), declared)
+		if !strings.Contains(tests.String(), declared) {
+			missing = append(missing, name[1])
+		}
+	}
+	require.Empty(t, missing)
+}
+
+func TestTheCodeOnThePagesIsGo(t *testing.T) {
+	for file, text := range pages(t) {
+		for _, block := range regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(text, -1) {
+			code := regexp.MustCompile(`(?m)^\s*(\.\.\.|…)$`).ReplaceAllString(block[1], "")
+			var err error
+			for _, whole := range []string{code, "package p\n" + code, "package p\nfunc _() {\n" + code + "\n}"} {
+				if _, err = parser.ParseFile(token.NewFileSet(), file, whole, 0); err == nil {
+					break
+				}
+			}
+			require.NoError(t, err, "%s:\n%s", file, code)
+		}
 	}
 }

@@ -4,12 +4,12 @@ import (
 	"context"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -18,11 +18,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/store"
 )
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The vectors: what Redisson's own scripts were seen to do.
-
+// vectorFile is what Redisson's own scripts were seen to do, see testdata/redisson.
 type vectorFile struct {
 	Holders map[string]string `json:"holders"`
 	Vectors []vector          `json:"vectors"`
@@ -49,8 +48,11 @@ type keyVector struct {
 	PTTL  int64  `json:"pttl"`
 }
 
-// vectorTolerance is how much time the run that made the vectors took between two steps, and ours.
+// vectorTolerance is how much time may lie between two steps, there and here.
 const vectorTolerance = 2 * time.Second
+
+// redissonTTL is the lease of the vectors.
+const redissonTTL = 30 * time.Second
 
 func readVectors(t *testing.T) vectorFile {
 	t.Helper()
@@ -59,88 +61,91 @@ func readVectors(t *testing.T) vectorFile {
 	var f vectorFile
 	require.NoError(t, json.Unmarshal(data, &f))
 	for i := range f.Vectors {
-		// The key with which Redisson answers a release that it sends twice. Nobody but the client that sent it reads it.
+		// A Java client keeps its answer to a release under a key that no other client reads.
 		maps.DeleteFunc(f.Vectors[i].State, func(key string, _ keyVector) bool { return strings.HasPrefix(key, "redisson_unlock_latch:") })
 	}
 	return f
 }
 
-// redissonRig is a server with a lock in Redisson's layout, and somebody who hears everything.
+// redissonRig is a server with a lock in Redisson's layout, and a subscriber of all channels.
 type redissonRig struct {
 	*testing.T
-	rdb    *redis.Client
-	client *Client
-	lock   *Lock
-	ears   *redis.PubSub
+	rdb   *redis.Client
+	store *redissonStore
+	ears  *redis.PubSub
 }
 
-func newRedissonRig(t *testing.T, rdb *redis.Client, options ...Option) *redissonRig {
+const redissonName = "orders:42"
+
+func newRedissonRig(t *testing.T, rdb *redis.Client, fenced bool) *redissonRig {
 	t.Helper()
-	client, err := New(rdb, append([]Option{WithRedissonLayout()}, options...)...)
+	s, err := newRedisStore(rdb, redisOptions{prefix: DefaultPrefix, redisson: true, fenced: fenced})
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = client.Close() })
-	r := &redissonRig{T: t, rdb: rdb, client: client, lock: client.NewLock("orders:42")}
-	require.NoError(t, r.lock.Err())
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	require.NoError(t, rdb.FlushAll(t.Context()).Err())
-	r.ears = rdb.PSubscribe(t.Context(), "*")
-	t.Cleanup(func() { _ = r.ears.Close() })
-	_, err = r.ears.ReceiveTimeout(t.Context(), 10*time.Second)
-	require.NoError(t, err)
-	return r
+	return &redissonRig{T: t, rdb: rdb, store: s.(*redissonStore), ears: subscribed(t, rdb.PSubscribe(t.Context(), "*"))}
 }
 
-// hold is a hold of that name with so many entries made, whose next change is the one after these.
-func (r *redissonRig) hold(id string, entries int) *hold {
-	r.Helper()
-	h := r.lock.newHold(Holder{id: id}, id)
-	h.frames = &frame{hold: h, ctx: context.Background()}
-	h.steps = int64(max(entries, 1))
-	return h
+// redissonID is an ID whose field is that.
+func redissonID(field string) store.ID {
+	i := strings.LastIndexByte(field, ':')
+	return store.ID(field[:i] + ":7" + field[i:])
 }
 
-// entered is hold with its entries made in Redis.
-func (r *redissonRig) entered(id string, entries int) *hold {
-	r.Helper()
-	h := r.hold(id, 0)
-	for i := range entries {
-		require.Equal(r, acquireOurs, r.ask(h, i+1).status)
-	}
-	return h
+func (r *redissonRig) ask(field string) store.Ask {
+	return store.Ask{Name: redissonName, ID: redissonID(field), TTL: redissonTTL, Limit: 1}
 }
 
-func (r *redissonRig) ask(h *hold, target int) acquisition {
+func (r *redissonRig) lease(field string) store.Lease { return store.Lease{Ask: r.ask(field)} }
+
+func (r *redissonRig) take(field string) store.Lease {
 	r.Helper()
-	got, _, err := r.client.wire.acquire(r.Context(), h, target, false, 0, once)
+	l, err := r.store.Try(r.Context(), r.ask(field))
 	require.NoError(r, err)
-	return got
+	return l
 }
 
-func (r *redissonRig) release(h *hold, target int) bool {
+func (r *redissonRig) busy(field string) *store.Busy {
 	r.Helper()
-	there, _, err := r.client.wire.release(r.Context(), h, target, once)
-	require.NoError(r, err)
-	return there
+	_, err := r.store.Try(r.Context(), r.ask(field))
+	var busy *store.Busy
+	require.ErrorAs(r, err, &busy)
+	return busy
 }
 
-// heard is what was published since it was last asked.
+func (r *redissonRig) enter(field string, count int) {
+	r.Helper()
+	_, err := r.store.Enter(r.Context(), r.lease(field), count)
+	require.NoError(r, err)
+}
+
+func (r *redissonRig) release(field string, count int) error {
+	return r.store.Release(r.Context(), r.lease(field), count)
+}
+
+// heard returns the messages since the last call.
 func (r *redissonRig) heard() []published {
 	r.Helper()
-	const mark = "the end"
+	lastID++
+	mark := fmt.Sprint("mark ", lastID)
 	require.NoError(r, r.rdb.Publish(r.Context(), mark, "").Err())
 	got := []published{}
 	for {
-		m, err := r.ears.ReceiveTimeout(r.Context(), 10*time.Second)
+		m, err := r.ears.ReceiveTimeout(r.Context(), soon)
 		require.NoError(r, err)
 		msg, ok := m.(*redis.Message)
 		require.True(r, ok, "%T", m)
 		if msg.Channel == mark {
 			return got
 		}
+		if strings.HasPrefix(msg.Channel, "mark") { // of another rig
+			continue
+		}
 		got = append(got, published{Channel: msg.Channel, Payload: hex.EncodeToString([]byte(msg.Payload))})
 	}
 }
 
-// state is every key of the server.
+// state returns each key of the server.
 func (r *redissonRig) state() map[string]keyVector {
 	r.Helper()
 	ctx := r.Context()
@@ -197,109 +202,70 @@ func (r *redissonRig) requireState(want map[string]keyVector) {
 	}
 }
 
-// remaining says that what is left of a lease is as in the vector.
-func (r *redissonRig) remaining(want any, got time.Duration) {
-	r.Helper()
-	if list, ok := want.([]any); ok { // of a fenced lock: {remaining, no token}
-		require.EqualValues(r, -1, list[1])
-		want = list[0]
+// replays are what we do where Redisson does a step. Before each step Redis is as the step before has
+// left it. a and b are holders.
+func replays(a, b string) map[string]func(r *redissonRig, v vector) {
+	busy := func(r *redissonRig, v vector) {
+		got := r.busy(b)
+		require.EqualValues(r, a, got.Owner)
+		want := v.Reply
+		if list, ok := want.([]any); ok { // of a fenced lock: {remaining, no token}
+			require.EqualValues(r, -1, list[1])
+			want = list[0]
+		}
+		require.InDelta(r, want, got.TTL.Milliseconds(), float64(vectorTolerance/time.Millisecond))
 	}
-	require.InDelta(r, want, got.Milliseconds(), float64(vectorTolerance/time.Millisecond))
-}
-
-func TestEveryStepOfRedissonsLocksIsReplayed(t *testing.T) {
-	f := readVectors(t)
-	a, b := f.Holders["A"], f.Holders["B"]
-	ours := func(r *redissonRig, h *hold, target int, token int64) {
-		r.Helper()
-		require.Equal(r, acquisition{status: acquireOurs, token: token}, r.ask(h, target))
-	}
-	busy := func(r *redissonRig, h *hold, owner string, v vector) {
-		r.Helper()
-		got := r.ask(h, 1)
-		require.Equal(r, acquireBusy, got.status)
-		require.Equal(r, owner, got.owner)
-		r.remaining(v.Reply, got.remaining)
-	}
-	// What we do where Redisson does this step, and what the reply means. Before it, Redis is as the step before has left it.
-	replay := map[string]func(r *redissonRig, v vector){
-		"RLock: acquire by A (free)": func(r *redissonRig, v vector) {
-			require.Nil(r, v.Reply, "taken")
-			ours(r, r.hold(a, 0), 1, 0)
-		},
-		"RLock: re-acquire by A": func(r *redissonRig, v vector) {
-			require.Nil(r, v.Reply, "taken")
-			ours(r, r.hold(a, 1), 2, 0)
-		},
-		"RLock: contended attempt by B: reply is remaining ttl (ms)": func(r *redissonRig, v vector) { busy(r, r.hold(b, 0), a, v) },
+	gone := func(r *redissonRig, err error) { r.Helper(); require.ErrorIs(r, err, store.ErrGone) }
+	done := func(r *redissonRig, err error) { r.Helper(); require.NoError(r, err) }
+	return map[string]func(r *redissonRig, v vector){
+		"RLock: acquire by A (free)":                                 func(r *redissonRig, _ vector) { r.take(a) },
+		"RLock: re-acquire by A":                                     func(r *redissonRig, _ vector) { r.enter(a, 2) },
+		"RLock: contended attempt by B: reply is remaining ttl (ms)": busy,
 		"RLock: watchdog renewal, two entries, second not held: reply 1/0 per key": func(r *redissonRig, v vector) {
-			elsewhere := r.hold(b, 1)
-			k, err := r.client.layout.place(r.lock.settings, "nosuch")
-			require.NoError(r, err)
-			elsewhere.keys = k
-			batch := []renewal{{hold: r.hold(a, 2), ttl: DefaultTTL}, {hold: elsewhere, ttl: DefaultTTL}}
-			r.client.wire.renew(r.Context(), batch)
-			for i, renewed := range v.Reply.([]any) {
-				require.NoError(r, batch[i].err)
-				require.Equal(r, renewed.(float64) == 0, batch[i].lost)
-			}
+			elsewhere := r.lease(b)
+			elsewhere.Name = "nosuch"
+			errs := r.store.Renew(r.Context(), []store.Renewal{
+				{Lease: r.lease(a), TTL: redissonTTL, Count: 2}, {Lease: elsewhere, TTL: redissonTTL, Count: 1},
+			})
+			require.Equal(r, []any{1.0, 0.0}, v.Reply)
+			require.Equal(r, []error{nil, store.ErrGone}, errs)
 		},
-		"RLock: release 1 of 2 by A": func(r *redissonRig, v vector) {
-			require.EqualValues(r, 0, v.Reply, "left, and not free")
-			require.True(r, r.release(r.hold(a, 2), 1))
+		"RLock: release 1 of 2 by A":                                      func(r *redissonRig, _ vector) { done(r, r.release(a, 1)) },
+		"RLock: same request id replayed: latch answers, nothing changes": func(r *redissonRig, _ vector) { done(r, r.release(a, 1)) },
+		"RLock: release by non-owner B: nil": func(r *redissonRig, _ vector) {
+			gone(r, r.release(b, 1))
+			gone(r, r.release(b, 0))
 		},
-		"RLock: same request id replayed: latch answers, nothing changes": func(r *redissonRig, v vector) {
-			require.EqualValues(r, 0, v.Reply)
-			h := r.hold(a, 2)
-			require.True(r, r.release(h, 1))
+		"RLock: final release by A: DEL + publish 0": func(r *redissonRig, _ vector) { done(r, r.release(a, 0)) },
+		// There a key says that it was freed. Here the client knows that it has sent the command twice.
+		"RLock: same request id replayed after final release": func(r *redissonRig, _ vector) { gone(r, r.release(a, 0)) },
+		"RLock: release when free: nil, no publish, no latch": func(r *redissonRig, _ vector) { gone(r, r.release(a, 0)) },
+		"RLock: forceUnlock when free: 0, no publish": func(r *redissonRig, _ vector) {
+			gone(r, r.store.Break(r.Context(), redissonName, store.ID(a)))
 		},
-		"RLock: release by non-owner B: nil": func(r *redissonRig, v vector) {
-			require.Nil(r, v.Reply)
-			require.False(r, r.release(r.hold(b, 2), 1))
-			require.False(r, r.release(r.hold(b, 1), 0))
-		},
-		"RLock: final release by A: DEL + publish 0": func(r *redissonRig, v vector) {
-			require.EqualValues(r, 1, v.Reply)
-			require.True(r, r.release(r.hold(a, 1), 0))
-		},
-		"RLock: same request id replayed after final release": func(r *redissonRig, _ vector) {
-			// Without a latch the reply is that nothing is there. That it was freed is for the client to know, which sent
-			// it twice: TestALostReplyOfTheLastUnlockIsNoLoss.
-			require.False(r, r.release(r.hold(a, 1), 0))
-		},
-		"RLock: release when free: nil, no publish, no latch": func(r *redissonRig, v vector) {
-			require.Nil(r, v.Reply)
-			require.False(r, r.release(r.hold(a, 1), 0))
-		},
-		"RLock: forceUnlock when free: 0, no publish": func(r *redissonRig, v vector) {
-			require.EqualValues(r, 0, v.Reply)
-			require.ErrorIs(r, r.lock.ForceUnlock(r.Context()), ErrNotHeld)
-			require.NoError(r, r.client.wire.forceRelease(r.Context(), r.lock.keys, a, once))
-		},
-		"RLock: forceUnlock when held": func(r *redissonRig, v vector) {
-			require.EqualValues(r, 1, v.Reply)
-			r.entered(b, 2)
-			require.NoError(r, r.lock.ForceUnlock(r.Context()))
+		"RLock: forceUnlock when held": func(r *redissonRig, _ vector) {
+			r.take(b)
+			r.enter(b, 2)
+			done(r, r.store.Break(r.Context(), redissonName, store.ID(b)))
 		},
 		"RLock: attempt while the key has no TTL: reply -1": func(r *redissonRig, v vector) {
 			require.EqualValues(r, -1, v.Reply)
-			require.NoError(r, r.rdb.HSet(r.Context(), r.lock.Name(), b, 1).Err())
-			got := r.ask(r.hold(a, 0), 1)
-			require.Equal(r, acquisition{status: acquireBusy, remaining: -time.Millisecond, owner: b}, got)
+			require.NoError(r, r.rdb.HSet(r.Context(), redissonName, b, 1).Err())
+			require.Equal(r, &store.Busy{Owner: store.ID(b), TTL: -time.Millisecond}, r.busy(a))
 		},
 		"RFencedLock: lockAndGetToken by A": func(r *redissonRig, v vector) {
 			require.Equal(r, []any{-1.0, 1.0}, v.Reply, "taken, with a token")
-			ours(r, r.hold(a, 0), 1, 1)
+			require.EqualValues(r, 1, r.take(a).Token)
 		},
-		"RFencedLock: re-entrant lockAndGetToken by A: token grows": func(r *redissonRig, v vector) {
-			require.Equal(r, []any{-1.0, 2.0}, v.Reply)
-			ours(r, r.hold(a, 1), 2, 2)
-		},
-		"RFencedLock: contended by B": func(r *redissonRig, v vector) { busy(r, r.hold(b, 0), a, v) },
-		"RFencedLock: plain lock() re-entry by A also increments": func(r *redissonRig, _ vector) {
-			ours(r, r.hold(a, 2), 3, 3)
-		},
+		"RFencedLock: re-entrant lockAndGetToken by A: token grows": func(r *redissonRig, _ vector) { r.enter(a, 2) },
+		"RFencedLock: contended by B":                               busy,
+		"RFencedLock: plain lock() re-entry by A also increments":   func(r *redissonRig, _ vector) { r.enter(a, 3) },
 	}
+}
+
+func TestRedissonVectors(t *testing.T) {
+	f := readVectors(t)
+	steps := replays(f.Holders["A"], f.Holders["B"])
 	rdb := redistest.Shared(t).Client()
 	done := 0
 	before := map[string]map[string]keyVector{}
@@ -309,353 +275,288 @@ func TestEveryStepOfRedissonsLocksIsReplayed(t *testing.T) {
 		}
 		name := v.Group + ": " + v.Op
 		t.Run(name, func(t *testing.T) {
-			step := replay[name]
+			step := steps[name]
 			require.NotNil(t, step, "a step that nobody replays")
-			var options []Option
-			if v.Group == "RFencedLock" {
-				options = []Option{WithRedissonFencing()}
-			}
-			r := newRedissonRig(t, rdb, options...)
+			r := newRedissonRig(t, rdb, v.Group == "RFencedLock")
 			r.restore(before[v.Group])
 			step(r, v)
-			r.requireState(v.State)
-			require.Equal(t, v.Published, r.heard())
+			want := maps.Clone(v.State)
+			const token = redissonToken + "{" + redissonName + "}"
+			if last, is := before[v.Group][token]; is { // a nested entry draws none here
+				want[token] = last
+			}
+			r.requireState(want)
+			control := func(p published) bool { return strings.HasPrefix(p.Channel, DefaultPrefix) }
+			require.Equal(t, v.Published, slices.DeleteFunc(r.heard(), control))
 		})
 		before[v.Group] = v.State
 		done++
 	}
-	require.Equal(t, len(replay), done, "every step that we replay is in the file")
+	require.Equal(t, len(steps), done, "each step that we replay is in the file")
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// What goes beyond the vectors.
-
-func TestInRedissonsLayoutEveryCommandMayRunTwice(t *testing.T) {
-	for _, options := range [][]Option{nil, {WithRedissonFencing()}} {
-		r := newRedissonRig(t, redistest.Shared(t).Client(), options...)
-		run := func(request *request) any {
+func TestRedissonCommandsMayRunAgain(t *testing.T) {
+	for _, fenced := range []bool{false, true} {
+		r := newRedissonRig(t, redistest.Shared(t).Client(), fenced)
+		again := func(what string, f func() error) {
 			t.Helper()
-			var first any
-			var state map[string]keyVector
-			for i := range 3 {
-				reply, err := r.rdb.Do(t.Context(), plainArgs(request.command(t.Context(), true).Args())...).Result()
-				require.NoError(t, err)
-				if i == 0 {
-					first, state = reply, r.state()
-					continue
-				}
-				if request.script != redissonRelease { // the second time nothing is there any more to release
-					require.Equal(t, first, reply, request.script.name)
+			require.NoError(t, f(), what)
+			state := r.state()
+			for range 2 {
+				if err := f(); err != nil {
+					require.ErrorIs(t, err, store.ErrGone, what)
 				}
 				r.requireState(state)
 			}
-			return first
 		}
-		h, w, layout := r.hold("u:1", 0), r.client.wire, r.client.layout
-		run(layout.acquire(w, h, change{target: 1, step: 1, lease: DefaultTTL}, false, 0))
-		run(layout.acquire(w, h, change{target: 2, step: 2, lease: DefaultTTL}, false, 0))
-		h.doubt = true
-		run(layout.acquire(w, h, change{target: 3, step: 3, lease: DefaultTTL}, false, 0))
-		run(layout.release(w, h, change{target: 1, step: 4, lease: DefaultTTL}))
+		var tokens []int64
+		again("Try", func() error {
+			l, err := r.store.Try(t.Context(), r.ask("u:1"))
+			tokens = append(tokens, l.Token)
+			return err
+		})
+		require.Len(t, slices.Compact(tokens), 1)
+		again("Enter", func() error { _, err := r.store.Enter(t.Context(), r.lease("u:1"), 3); return err })
+		again("Release to 1", func() error { return r.release("u:1", 1) })
 		require.Empty(t, r.heard())
-		require.EqualValues(t, 1, run(layout.release(w, h, change{target: 0, step: 5})))
-		require.Len(t, r.heard(), 1, "told once")
-		run(layout.acquire(w, r.hold("u:2", 0), change{target: 1, step: 1, lease: DefaultTTL}, false, 0))
-		run(layout.forceRelease(w, h.keys, "u:2"))
-		require.Len(t, r.heard(), 1, "told once")
-		run(layout.state(h.keys))
+		again("Release", func() error { return r.release("u:1", 0) })
+		require.Len(t, r.heard(), 1, "published once")
+		r.take("u:2")
+		again("Forget", func() error { return r.store.Forget(t.Context(), []store.Ask{r.ask("u:2")})[0] })
+		require.Len(t, r.heard(), 1)
+		r.take("u:3")
+		again("Break", func() error { return r.store.Break(t.Context(), redissonName, redissonID("u:3")) })
+		require.Len(t, r.heard(), 2, "for waiters, and for the client of the hold")
 	}
 }
 
-func TestInRedissonsLayoutAStepIsNotedOnlyOnceACommandMayRunLate(t *testing.T) {
-	r := newRedissonRig(t, redistest.Shared(t).Client())
-	h := r.entered("u:1", 3)
-	require.True(t, r.release(h, 2))
-	fields := func() map[string]string { return r.rdb.HGetAll(t.Context(), r.lock.Name()).Val() }
-	require.Equal(t, map[string]string{"u:1": "2"}, fields(), "nothing that Redisson would not have written")
-
-	late := r.client.layout.acquire(r.client.wire, h, change{target: 3, step: h.nextStep(), lease: DefaultTTL}, false, 0)
-	h.doubt = true
-	require.True(t, r.release(h, 1))
-	require.Equal(t, map[string]string{"u:1": "1", "relock:step": strconv.FormatInt(h.steps, 10)}, fields())
-	_, err := r.client.wire.run(t.Context(), late, once)
-	require.NoError(t, err)
-	require.Equal(t, "1", fields()["u:1"], "what ran late has changed nothing")
-
-	// Redisson does not mind: it is refused, and has the lock when it is free.
-	other := "f47ac10b-58cc-4372-a567-0e02b2c3d479:42"
-	require.Equal(t, acquireBusy, r.ask(r.hold(other, 0), 1).status)
-	require.True(t, r.release(h, 0))
-	require.Empty(t, fields())
-	_, err = r.client.wire.run(t.Context(), late, once)
-	require.NoError(t, err)
-	require.Empty(t, fields(), "a nested entry takes no free lock")
+func TestRedissonTryAgainDoesNotExtendTheLease(t *testing.T) {
+	r := newRedissonRig(t, redistest.Shared(t).Client(), false)
+	sent := time.Now()
+	r.take("u:1")
+	r.enter("u:1", 2)
+	require.NoError(t, r.rdb.PExpire(t.Context(), redissonName, 5*time.Second).Err())
+	l := r.take("u:1")
+	require.InDelta(t, 5*time.Second, r.rdb.PTTL(t.Context(), redissonName).Val(), float64(vectorTolerance))
+	require.InDelta(t, float64(5*time.Second-redissonTTL), float64(l.Sent.Sub(sent)), float64(vectorTolerance), "counts from its end")
+	require.Equal(t, map[string]string{"u:1": "2"}, r.rdb.HGetAll(t.Context(), redissonName).Val())
 }
 
-func TestInRedissonsLayoutEachCommandOfAHoldSetsItsLeaseAndOnlyMovesItLater(t *testing.T) {
-	for _, doubt := range []bool{false, true} {
-		r := newRedissonRig(t, redistest.Shared(t).Client())
-		h := r.entered("u:1", 2)
-		h.doubt = doubt
-		name, w, layout := r.lock.Name(), r.client.wire, r.client.layout
-		after := func(lease time.Duration, request *request) time.Duration {
-			t.Helper()
-			require.NoError(t, r.rdb.PExpire(t.Context(), name, lease).Err())
-			_, err := w.run(t.Context(), request, once)
+func TestRedissonTokens(t *testing.T) {
+	const key = redissonToken + "{" + redissonName + "}"
+	t.Run("never go back", func(t *testing.T) {
+		r := newRedissonRig(t, redistest.Shared(t).Client(), true)
+		for i := range int64(3) {
+			field := fmt.Sprint("u:", i)
+			l := r.take(field)
+			require.Equal(t, i+1, l.Token)
+			token, err := r.store.Token(t.Context(), l)
 			require.NoError(t, err)
-			return r.rdb.PTTL(t.Context(), name).Val()
+			require.Equal(t, l.Token, token)
+			state, err := r.store.Look(t.Context(), redissonName)
+			require.NoError(t, err)
+			require.Equal(t, l.Token, state.Token)
+			require.NoError(t, r.release(field, 0))
+			_, err = r.store.Token(t.Context(), l)
+			require.ErrorIs(t, err, store.ErrGone)
+			require.EqualValues(t, -1, r.state()[key].PTTL, "the key stays")
 		}
-		for what, request := range map[string]func(lease time.Duration) *request{
-			"nested entry": func(lease time.Duration) *request {
-				return layout.acquire(w, h, change{target: 2, step: h.nextStep(), lease: lease}, false, 0)
-			},
-			"inner exit": func(lease time.Duration) *request {
-				return layout.release(w, h, change{target: 2, step: h.nextStep(), lease: lease})
-			},
-		} {
-			sent := request(DefaultTTL)
-			for range 2 { // the reply of the first is lost: the lease counts from the second
-				require.Greater(t, after(time.Second, sent), DefaultTTL-vectorTolerance, what)
-			}
-			require.Greater(t, after(time.Hour, request(DefaultTTL)), time.Hour-vectorTolerance, what)
-			require.LessOrEqual(t, after(time.Second, request(0)), time.Second, what)
+		r.take("u:4")
+		require.NoError(t, r.rdb.Del(t.Context(), key).Err())
+		require.Positive(t, r.take("u:4").Token, "asked again, when the key is lost")
+	})
+	t.Run("are refused where the key holds none", func(t *testing.T) {
+		r := newRedissonRig(t, redistest.Shared(t).Client(), true)
+		for _, foreign := range []string{"x", "-5", "9000000000000000"} {
+			require.NoError(t, r.rdb.Set(t.Context(), key, foreign, 0).Err())
+			_, err := r.store.Try(t.Context(), r.ask("u:1"))
+			require.Error(t, err, foreign)
+			require.NotErrorIs(t, err, store.ErrUnsure)
+			require.Zero(t, r.rdb.Exists(t.Context(), redissonName).Val())
 		}
+	})
+	t.Run("are unsupported without fencing", func(t *testing.T) {
+		r := newRedissonRig(t, redistest.Shared(t).Client(), false)
+		l := r.take("u:1")
+		require.Zero(t, l.Token)
+		_, err := r.store.Token(t.Context(), l)
+		require.ErrorIs(t, err, errors.ErrUnsupported)
+	})
+}
+
+func TestRedissonSaysThatANameIsAnotherKindOfLock(t *testing.T) {
+	const java = "8743c9c0-0795-4907-87fd-6c719a6b4586:1"
+	for what, set := range map[string]func(r *redissonRig){
+		"read-write": func(r *redissonRig) { r.rdb.HSet(r.Context(), redissonName, "mode", "write", java+":write", 2) },
+		"fair": func(r *redissonRig) {
+			r.rdb.HSet(r.Context(), redissonName, java, 1)
+			r.rdb.RPush(r.Context(), "redisson_lock_queue:{"+redissonName+"}", java)
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			r := newRedissonRig(t, redistest.Shared(t).Client(), false)
+			set(r)
+			_, err := r.store.Try(t.Context(), r.ask("u:1"))
+			require.ErrorIs(t, err, store.ErrKind)
+			require.ErrorContains(t, err, what)
+			require.NotErrorIs(t, err, store.ErrUnsure)
+			_, err = r.store.Wait(t.Context(), r.ask("u:1"), func(store.Progress) {})
+			require.ErrorIs(t, err, store.ErrKind)
+			state, err := r.store.Look(t.Context(), redissonName)
+			require.NoError(t, err)
+			require.Contains(t, state.Owner, java)
+		})
+	}
+	t.Run("and works for a user who may not look for that", func(t *testing.T) {
+		server := redistest.Start(t)
+		if !server.AtLeast(6, 2) {
+			redistest.NotTested(t, "Redis before 6.2 has no rules for channels")
+		}
+		require.NoError(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "u", "on", ">u", "~orders:*", "resetchannels",
+			"&redisson_lock__channel:*", "+@all").Err())
+		s, err := newRedisStore(server.Client(func(o *redis.Options) { o.Username, o.Password = "u", "u" }), redisOptions{redisson: true})
+		require.NoError(t, err)
+		r := &redissonRig{T: t, store: s.(*redissonStore)}
+		r.take("u:1")
+		require.EqualValues(t, "u:1", r.busy("u:2").Owner)
+		r.enter("u:1", 2)
+		require.NoError(t, s.Break(t.Context(), redissonName, redissonID("u:1")), "though its client cannot be told")
+	})
+}
+
+func TestRedissonAKeyOfAnotherTypeIsAnErrorAndNothingChanges(t *testing.T) {
+	r := newRedissonRig(t, redistest.Shared(t).Client(), true)
+	want := map[string]keyVector{redissonName: {Type: "string", Value: "x", PTTL: -1}}
+	r.restore(want)
+	for what, command := range r.commands() {
+		require.ErrorContains(t, command(t.Context()), "WRONGTYPE", what)
+		r.requireState(want)
 	}
 }
 
-func TestInRedissonsLayoutNobodyIsLetInUnderAKeyOfAnotherType(t *testing.T) {
-	r := newRedissonRig(t, redistest.Shared(t).Client(), WithRedissonFencing())
-	require.NoError(t, r.rdb.Set(t.Context(), "orders:42", "x", 0).Err())
-	_, err := r.lock.Lock(t.Context())
-	require.ErrorContains(t, err, "WRONGTYPE")
-	r.requireState(map[string]keyVector{"orders:42": {Type: "string", Value: "x", PTTL: -1}})
-
-	require.NoError(t, r.rdb.Del(t.Context(), "orders:42").Err())
-	token := map[string]keyVector{"redisson_lock_token:{orders:42}": {Type: "string", Value: "x", PTTL: -1}}
-	require.NoError(t, r.rdb.Set(t.Context(), "redisson_lock_token:{orders:42}", "x", 0).Err())
-	_, err = r.lock.Lock(t.Context())
-	require.ErrorContains(t, err, "not an integer")
-	r.requireState(token)
-
-	// The same for a nested entry.
-	require.NoError(t, r.rdb.Del(t.Context(), "redisson_lock_token:{orders:42}").Err())
-	h := r.entered("u:1", 1)
-	require.NoError(t, r.rdb.Set(t.Context(), "redisson_lock_token:{orders:42}", "x", 0).Err())
-	_, _, err = r.client.wire.acquire(t.Context(), h, 2, false, 0, once)
-	require.ErrorContains(t, err, "not an integer")
-	require.Equal(t, map[string]string{"u:1": "1"}, r.rdb.HGetAll(t.Context(), "orders:42").Val())
-
-	// A lock of Redisson's getReadWriteLock is under the name by mistake.
-	require.NoError(t, r.rdb.FlushAll(t.Context()).Err())
-	require.NoError(t, r.rdb.HSet(t.Context(), "orders:42", "mode", "write", javaHolder+":write", 2).Err())
-	require.Equal(t, acquisition{status: acquireBusy, remaining: -time.Millisecond, owner: javaHolder + ":write"}, r.ask(r.hold("u:2", 0), 1))
-	state, err := r.lock.State(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, State{Holder: Holder{id: javaHolder + ":write"}, Count: 2, TTL: -time.Millisecond}, state)
-}
-
-func TestInRedissonsLayoutATokenNeverGoesBack(t *testing.T) {
-	r := newRedissonRig(t, redistest.Shared(t).Client(), WithRedissonFencing())
-	var last int64
-	for i := range 3 {
-		h := r.hold(fmt.Sprint("u:", i), 0)
-		first := r.ask(h, 1).token
-		require.Greater(t, first, last)
-		require.Equal(t, first, r.ask(h, 1).token, "asked again, it says the same")
-		second := r.ask(h, 2).token
-		require.Greater(t, second, first)
-		require.Equal(t, second, r.ask(h, 2).token)
-		require.True(t, r.release(h, 1))
-		last = r.ask(h, 2).token
-		require.Greater(t, last, second)
-		require.True(t, r.release(h, 0))
-		require.EqualValues(t, -1, r.state()["redisson_lock_token:{orders:42}"].PTTL, "it stays")
+// commands are all calls of the store about a hold.
+func (r *redissonRig) commands() map[string]func(ctx context.Context) error {
+	l := r.lease("u:1")
+	return map[string]func(ctx context.Context) error{
+		"Try":   func(ctx context.Context) error { _, err := r.store.Try(ctx, l.Ask); return err },
+		"Enter": func(ctx context.Context) error { _, err := r.store.Enter(ctx, l, 2); return err },
+		"Renew": func(ctx context.Context) error {
+			return r.store.Renew(ctx, []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0]
+		},
+		"Release": func(ctx context.Context) error { return r.store.Release(ctx, l, 0) },
+		"Forget":  func(ctx context.Context) error { return r.store.Forget(ctx, []store.Ask{l.Ask})[0] },
+		"Break":   func(ctx context.Context) error { return r.store.Break(ctx, l.Name, l.ID) },
 	}
-
-	// Its counter is lost, and so is a reply: better a small token than none.
-	h := r.entered("u:3", 1)
-	require.NoError(t, r.rdb.Del(t.Context(), "redisson_lock_token:{orders:42}").Err())
-	require.Positive(t, r.ask(h, 1).token)
 }
 
-func TestInRedissonsLayoutAUserWhoMayNotPublishIsTold(t *testing.T) {
+func TestRedissonAReplicaIsNotBelieved(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	r := newRedissonRig(t, rdb, false)
+	require.NoError(t, rdb.ReplicaOf(t.Context(), "127.0.0.1", "1").Err())
+	for what, command := range r.commands() {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		err := command(ctx)
+		cancel()
+		require.ErrorContains(t, err, "READONLY", what)
+		require.NotErrorIs(t, err, store.ErrGone, what)
+	}
+}
+
+func TestRedissonSaysThatAWaiterMayNotBeWoken(t *testing.T) {
 	server := redistest.Start(t)
 	if !server.AtLeast(7, 0) {
-		redistest.NotTested(t, "before 7.0 a user cannot be kept from commands in scripts in this way, and there is no SPUBLISH")
+		redistest.NotTested(t, "before Redis 7 there is no SPUBLISH")
 	}
 	rdb := server.Client()
 	for _, c := range []struct {
-		sharded bool
-		without string
-		told    bool
+		publish, without string
+		fails            bool
 	}{
-		{false, "publish", true}, {false, "spublish", false}, {true, "publish", true}, {true, "spublish", true}, {true, "ping", false},
+		{"PUBLISH", "publish", true}, {"PUBLISH", "spublish", false}, {"SPUBLISH", "publish", true}, {"SPUBLISH", "spublish", true},
+		{"SPUBLISH", "ping", false},
 	} {
 		require.NoError(t, rdb.Do(t.Context(), "ACL", "SETUSER", "u", "reset", "on", ">u", "~*", "&*", "+@all", "-"+c.without).Err())
-		r := newRedissonRig(t, rdb)
+		r := newRedissonRig(t, rdb, false)
+		r.take("u:1")
 		user := server.Client(func(o *redis.Options) { o.Username, o.Password = "u", "u" })
-		client, err := New(user, WithRedissonLayout())
-		require.NoError(t, err)
-		client.wire.sharded.Store(c.sharded)
-		h := r.entered("u:1", 1)
-		_, _, err = client.wire.release(t.Context(), h, 0, once)
-		if c.told {
-			require.Error(t, err, c)
-		} else {
-			require.NoError(t, err)
-		}
-		require.Empty(t, r.state(), "it is free all the same")
-		require.NoError(t, client.Close())
+		err := user.Eval(t.Context(), redissonReleaseScript.Source, []string{redissonName}, c.publish, "", "u:1", "channel").Err()
+		require.Equal(t, c.fails, err != nil, "%+v: %v", c, err)
+		require.Empty(t, r.state(), "the lock is free all the same")
 	}
 }
 
-func TestInRedissonsLayoutAWaiterWhoseLeaseIsOverBeforeItEntersAsksAgainAtOnce(t *testing.T) {
-	const ttl = time.Second
-	r := newRedissonRig(t, redistest.Shared(t).Client())
-	require.NoError(t, r.rdb.HSet(t.Context(), r.lock.Name(), javaHolder, 1).Err())
-	require.NoError(t, r.rdb.PExpire(t.Context(), r.lock.Name(), time.Minute).Err())
-	queued := make(chan struct{})
-	l := r.client.NewLock(r.lock.Name(), WithTTL(ttl), WithHooks(Hooks{Queued: func(Queued) { close(queued) }}))
-	waiter := make(chan error, 1)
-	go func() { waiter <- l.Do(t.Context(), func(context.Context) error { return nil }) }()
-	<-queued
-	redistest.Eventually(t, 5*time.Second, func() bool { return r.client.hub.hears(l.keys.topic) }, "it hears the channel")
-	<-time.After(ttl / 5) // and has asked since, and sleeps
-
-	table := r.client.table
-	table.mu.Lock() // nobody enters meanwhile, as if the process stood still
-	freed := r.rdb.Del(t.Context(), l.Name()).Err()
-	told := r.rdb.Publish(t.Context(), l.keys.topic, "0").Err()
-	<-time.After(ttl + ttl/5) // longer than the lease that it is given
-	table.mu.Unlock()
-	require.NoError(t, freed)
-	require.NoError(t, told)
-	select {
-	case err := <-waiter:
-		require.NoError(t, err)
-	case <-time.After(5 * time.Second):
-		require.Fail(t, "it sleeps although the lock is free")
-	}
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Names.
-
-func TestRedissonsNamesForALock(t *testing.T) {
-	one, cluster := newRedisson(false), newRedisson(true)
-	for name, want := range map[string]struct {
-		channel, token string
-		cluster        bool // it can be used there
-	}{
-		"orders:42":      {"redisson_lock__channel:{orders:42}", "redisson_lock_token:{orders:42}", true},
-		"{user:7}:cart":  {"redisson_lock__channel:{user:7}:cart", "redisson_lock_token:{user:7}:cart", true},
-		"cart:{user:7}":  {"redisson_lock__channel:cart:{user:7}", "redisson_lock_token:cart:{user:7}", true},
-		"{a}":            {"redisson_lock__channel:{a}", "redisson_lock_token:{a}", true},
-		"a b":            {"redisson_lock__channel:{a b}", "redisson_lock_token:{a b}", true},
-		"é":              {"redisson_lock__channel:{é}", "redisson_lock_token:{é}", true},
-		"a}b":            {"redisson_lock__channel:{a}b}", "redisson_lock_token:{a}b}", false},
-		"}":              {"redisson_lock__channel:{}}", "redisson_lock_token:{}}", false},
-		"a{b":            {"redisson_lock__channel:a{b", "redisson_lock_token:a{b", false},
-		"a{}b":           {"redisson_lock__channel:a{}b", "redisson_lock_token:a{}b", false},
-		"{":              {"redisson_lock__channel:{", "redisson_lock_token:{", false},
-		"relock:{a}":     {"redisson_lock__channel:relock:{a}", "redisson_lock_token:relock:{a}", true},
-		"a}{b}":          {"redisson_lock__channel:a}{b}", "redisson_lock_token:a}{b}", true},
-		"{}{b}":          {"redisson_lock__channel:{}{b}", "redisson_lock_token:{}{b}", false},
-		"redisson:queue": {"redisson_lock__channel:{redisson:queue}", "redisson_lock_token:{redisson:queue}", true},
+func TestRedissonFields(t *testing.T) {
+	for id, want := range map[store.ID]string{
+		"8743c9c0-0795-4907-87fd-6c719a6b4586:3:17":      "8743c9c0-0795-4907-87fd-6c719a6b4586:17",
+		"web@1/8743c9c0-0795-4907-87fd-6c719a6b4586:3:4": "web@1/8743c9c0-0795-4907-87fd-6c719a6b4586:4",
+		"8743c9c0-0795-4907-87fd-6c719a6b4586:17":        "8743c9c0-0795-4907-87fd-6c719a6b4586:17",
+		"x": "x",
+		"":  "",
 	} {
-		k, err := one.place(&settings{fenced: true}, name)
-		require.NoError(t, err, name)
-		require.Equal(t, []string{name, want.channel, want.token}, []string{k.base, k.channel("x"), k.token})
-		plain, err := one.place(&settings{}, name)
-		require.NoError(t, err, name)
-		require.Empty(t, plain.token)
+		require.Equal(t, want, redissonField(id), id)
+	}
+}
 
-		_, err = cluster.place(&settings{}, name)
-		require.Equal(t, want.cluster, slot(name) == slot(want.channel), name)
+func TestRedissonNames(t *testing.T) {
+	one, cluster := &redissonStore{redisStore: &redisStore{}}, &redissonStore{redisStore: &redisStore{}, cluster: true}
+	for name, want := range map[string]struct {
+		braced  string
+		cluster bool // the name can be used there
+	}{
+		"orders:42":      {"{orders:42}", true},
+		"{user:7}:cart":  {"{user:7}:cart", true},
+		"cart:{user:7}":  {"cart:{user:7}", true},
+		"{a}":            {"{a}", true},
+		"a b":            {"{a b}", true},
+		"é":              {"{é}", true},
+		"a}b":            {"{a}b}", false},
+		"}":              {"{}}", false},
+		"a{b":            {"a{b", false},
+		"a{}b":           {"a{}b", false},
+		"{":              {"{", false},
+		"relock:{a}":     {"relock:{a}", true},
+		"a}{b}":          {"a}{b}", true},
+		"{}{b}":          {"{}{b}", false},
+		"redisson:queue": {"{redisson:queue}", true},
+	} {
+		a := store.Ask{Name: name, Limit: 1}
+		got, err := one.Check(a)
+		require.NoError(t, err, name)
+		require.Equal(t, a, got)
+		require.Equal(t, want.braced, braced(name))
+		require.Equal(t, want.cluster, slot(name) == slot(redissonChannel+braced(name)), name)
+		_, err = cluster.Check(a)
 		if want.cluster {
 			require.NoError(t, err, name)
 		} else {
-			require.ErrorIs(t, err, ErrInvalid, name)
-			require.ErrorContains(t, err, fmt.Sprintf("%q", name))
+			require.ErrorContains(t, err, fmt.Sprintf("lock name %q", name))
 			require.ErrorContains(t, err, "slots of a cluster")
 		}
 	}
-	for _, bad := range []string{"", strings.Repeat("x", MaxNameLen+1)} {
-		_, err := one.place(&settings{}, bad)
-		require.ErrorIs(t, err, ErrInvalid)
-	}
+	_, err := one.Check(store.Ask{Limit: 1})
+	require.Error(t, err)
 }
 
-func TestInAClusterAllNamesOfRedissonsThatAreNotRefusedAreInOneSlot(t *testing.T) {
+func TestRedissonNamesAtRandom(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
-	layout := newRedisson(true)
+	s := &redissonStore{redisStore: &redisStore{}, cluster: true}
 	fine, bad := 0, 0
 	for range 50_000 {
-		var name strings.Builder
+		var b strings.Builder
 		for range 1 + rng.IntN(7) {
-			name.WriteByte("{}{}ab"[rng.IntN(6)])
+			b.WriteByte("{}{}ab"[rng.IntN(6)])
 		}
-		k, err := layout.place(&settings{fenced: true}, name.String())
-		if err != nil {
+		name := b.String()
+		if _, err := s.Check(store.Ask{Name: name, Limit: 1}); err != nil {
 			bad++
-			require.ErrorIs(t, err, ErrInvalid)
 			continue
 		}
 		fine++
-		require.Equal(t, slot(k.base), slot(k.channel("")), k.base)
-		require.Equal(t, slot(k.base), slot(k.token), k.base)
+		require.Equal(t, slot(name), slot(redissonChannel+braced(name)), name)
+		require.Equal(t, slot(name), slot(redissonToken+braced(name)), name)
 	}
 	require.Positive(t, fine)
 	require.Positive(t, bad)
-}
-
-func TestInRedissonsLayoutAHoldIsAUUIDAndANumberThatIsNeverUsedAgain(t *testing.T) {
-	layout := newRedisson(false)
-	seen := map[string]bool{}
-	add := func(id string) {
-		t.Helper()
-		require.Regexp(t, `^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}:[1-9][0-9]*$`, id)
-		_, number, _ := strings.Cut(id, ":")
-		_, err := strconv.ParseInt(number, 10, 64)
-		require.NoError(t, err)
-		require.False(t, seen[id], id)
-		seen[id] = true
-	}
-	for range 100 {
-		h, hold := layout.newHolder(processID())
-		add(hold)
-		require.Equal(t, h, layout.holderOf(hold), "what Redis shows of the holder that Lock has made is its name")
-		add(layout.newHold(h))
-		add(layout.newHold(h))
-	}
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Replies.
-
-func TestOddRepliesInRedissonsLayoutAreErrorsAndNoLock(t *testing.T) {
-	layout := newRedisson(false)
-	for _, reply := range []any{
-		nil, "", "1", int64(-2), []any{}, []any{int64(1)}, []any{"1", "x"}, []any{int64(1), int64(2)}, []any{int64(1), "x", int64(3)}, true,
-	} {
-		got, err := layout.acquisition(reply)
-		require.ErrorContains(t, err, "unexpected reply", "%v", reply)
-		require.ErrorContains(t, err, fmt.Sprint(reply), "as it is")
-		require.Equal(t, acquisition{}, got)
-	}
-}
-
-// It is in a race before it has its turn, and another one may come in between.
-func TestWhoGivesUpBehindOneThatHasOvertakenItHasWaited(t *testing.T) {
-	r := newRig(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	p := &race{turn: make(chan struct{}, 1), refusal: &LockedError{Name: r.keys.name, Holder: NewHolder()}}
-	p.turn <- struct{}{}
-	a := &acquiring{lock: r.client.NewLock(r.keys.name), ctx: ctx, waiting: ctx, mayWait: true}
-	require.ErrorIs(t, newRedisson(false).takeTurn(p, a), context.Canceled)
-	require.Equal(t, p.refusal, a.refusal)
-	require.True(t, a.waited)
 }

@@ -1,180 +1,107 @@
 package relock_test
 
 import (
+	"context"
+	"reflect"
 	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/locktest"
 )
 
-// TestInRedissonsLayout runs tests of the own layout once more in Redisson's: what they show holds there too, on a fenced
-// lock. What is missing in the list is of one of these kinds:
-//   - It is about the queue, grants, arrivals, the number of waiters, prefixes, or tokens that outlive their key: there are none.
-//   - It looks into a key or counts script calls; redisson_test.go has its counterpart.
-//   - It is about what does not know of layouts, and takes long.
-func TestInRedissonsLayout(t *testing.T) {
-	onceMore(t, &redissonLayout, []namedTest{
-		{"TestALostReplyOfLockEntersOnce", TestALostReplyOfLockEntersOnce},
-		{"TestManyLostRepliesOfLockEnterOnce", TestManyLostRepliesOfLockEnterOnce},
-		{"TestALostReplyOfLockOnABusyLockQueuesOnce", TestALostReplyOfLockOnABusyLockQueuesOnce},
-		{"TestALostReplyOfANestedLockCountsOnce", TestALostReplyOfANestedLockCountsOnce},
-		{"TestALostReplyOfAnInnerUnlockLeavesTheOuterSectionItsHold", TestALostReplyOfAnInnerUnlockLeavesTheOuterSectionItsHold},
-		{"TestALostReplyOfTheLastUnlockIsNoLoss", TestALostReplyOfTheLastUnlockIsNoLoss},
-		{"TestALostReplyOfTheLastUnlockIsNoLossWhenTheNextIsInAlready", TestALostReplyOfTheLastUnlockIsNoLossWhenTheNextIsInAlready},
-		{"TestAnUnlockWhoseEveryReplyIsLostSaysSoAndLeavesTheLockFree", TestAnUnlockWhoseEveryReplyIsLostSaysSoAndLeavesTheLockFree},
-		{"TestALostReplyOfARenewalIsNoLoss", TestALostReplyOfARenewalIsNoLoss},
-		{"TestALostReplyOfExtendExtendsOnce", TestALostReplyOfExtendExtendsOnce},
-		{"TestALostReplyOfForceUnlockFreesTheLockAndHitsNobodyElse", TestALostReplyOfForceUnlockFreesTheLockAndHitsNobodyElse},
-		{"TestALostReplyOfStateIsAskedAgain", TestALostReplyOfStateIsAskedAgain},
-		{"TestGoRedisNeverSendsAScriptAgainByItself", TestGoRedisNeverSendsAScriptAgainByItself},
-		{"TestALateLockTouchesNothingOfTheSameHolderThatHasLockedAgain", TestALateLockTouchesNothingOfTheSameHolderThatHasLockedAgain},
-		{"TestALateLockThatNobodyWantsIsTakenBackLongBeforeItsLeaseEnds", TestALateLockThatNobodyWantsIsTakenBackLongBeforeItsLeaseEnds},
-		{"TestALateLockOfAClosedClientIsFreeAfterItsLease", TestALateLockOfAClosedClientIsFreeAfterItsLease},
-		{"TestALateNestedLockDoesNotRaiseTheCount", TestALateNestedLockDoesNotRaiseTheCount},
-		{"TestALateNestedLockIsTakenOutOfTheCountThoughNothingElseHappens", TestALateNestedLockIsTakenOutOfTheCountThoughNothingElseHappens},
-		{"TestALateNestedLockOfAnEarlierHoldTouchesNothing", TestALateNestedLockOfAnEarlierHoldTouchesNothing},
-		{"TestALateNestedLockOnAFreeLockDoesNotTakeIt", TestALateNestedLockOnAFreeLockDoesNotTakeIt},
-		{"TestALateInnerUnlockDoesNotLowerTheCount", TestALateInnerUnlockDoesNotLowerTheCount},
-		{"TestALateInnerUnlockOfAnEarlierHoldTouchesNothing", TestALateInnerUnlockOfAnEarlierHoldTouchesNothing},
-		{"TestALateLastUnlockDoesNotFreeWhatIsHeldByThen", TestALateLastUnlockDoesNotFreeWhatIsHeldByThen},
-		{"TestUnlocksThatAllHangFreeTheLockSoonAndTouchNothingWhenTheyRun", TestUnlocksThatAllHangFreeTheLockSoonAndTouchNothingWhenTheyRun},
-		{"TestALateRenewalDoesNotExtendWhatIsHeldByThen", TestALateRenewalDoesNotExtendWhatIsHeldByThen},
-		{"TestALateForceUnlockDoesNotHitTheNextHolder", TestALateForceUnlockDoesNotHitTheNextHolder},
-		{"TestALateStateChangesNothing", TestALateStateChangesNothing},
-		{"TestAConnectionMayBreakAtAnyCommandOfTheStory", TestAConnectionMayBreakAtAnyCommandOfTheStory},
-		{"TestACommandThatRunsTwiceOrThreeTimesDoesWhatItDoesOnce", TestACommandThatRunsTwiceOrThreeTimesDoesWhatItDoesOnce},
-		{"TestARefusalThatStaysIsReturnedAtOnceAndAskedOnce", TestARefusalThatStaysIsReturnedAtOnceAndAskedOnce},
-		{"TestARefusalThatPassesIsAskedAgainWhileTheContextAllows", TestARefusalThatPassesIsAskedAgainWhileTheContextAllows},
-		{"TestAReadOnlyServerIsWaitedForAndItsHolderIsToldInTime", TestAReadOnlyServerIsWaitedForAndItsHolderIsToldInTime},
-		{"TestALoadingServerIsWaitedFor", TestALoadingServerIsWaitedFor},
-		{"TestAServerWithoutRoomForConnectionsIsWaitedFor", TestAServerWithoutRoomForConnectionsIsWaitedFor},
-		{"TestAMissingPasswordIsToldAtOnce", TestAMissingPasswordIsToldAtOnce},
-		{"TestReplicaAcksConfirmNewHoldsOnly", TestReplicaAcksConfirmNewHoldsOnly},
-		{"TestALostReplyWithReplicaAcksEntersOnce", TestALostReplyWithReplicaAcksEntersOnce},
-		{"TestAWaiterOfALockWhoseLeaseRunsOutIsInSoonAfterwards", TestAWaiterOfALockWhoseLeaseRunsOutIsInSoonAfterwards},
-		{"TestWaitersOfALockThatIsDeletedByHandAreInWithinALease", TestWaitersOfALockThatIsDeletedByHandAreInWithinALease},
-		{"TestAPubSubConnectionThatCannotBeMadeCausesNoHotLoopAndCostsNoMoreThanALease", TestAPubSubConnectionThatCannotBeMadeCausesNoHotLoopAndCostsNoMoreThanALease},
-		{"TestContextsCancelledAtRandomInstantsReturnPromptlyAndLeaveNothing", TestContextsCancelledAtRandomInstantsReturnPromptlyAndLeaveNothing},
-		{"TestAClientMayBeClosedAtAnyInstant", TestAClientMayBeClosedAtAnyInstant},
-		{"TestCloseEndsWaitsAndSectionsOnAStoppedServerToo", TestCloseEndsWaitsAndSectionsOnAStoppedServerToo},
-		{"TestAHolderOfAnotherProcessThatStateHasToldOfIsKeptOutByIt", TestAHolderOfAnotherProcessThatStateHasToldOfIsKeptOutByIt},
-		{"TestAWaiterThatIsKilledIsPassedOver", TestAWaiterThatIsKilledIsPassedOver},
-		{"TestAHolderThatIsStoppedPastItsLeaseIsToldWhenItGoesOn", TestAHolderThatIsStoppedPastItsLeaseIsToldWhenItGoesOn},
-		{"TestAHolderThatIsPartitionedIsToldBeforeAnotherIsIn", TestAHolderThatIsPartitionedIsToldBeforeAnotherIsIn},
-		{"TestAShortPartitionCostsAHolderNothing", TestAShortPartitionCostsAHolderNothing},
-		{"TestTheLeaseCountsFromWhenTheRequestWasSent", TestTheLeaseCountsFromWhenTheRequestWasSent},
-		{"TestAServerThatStopsForLongerThanTheLeaseTellsItsHolderBeforeAnotherIsIn", TestAServerThatStopsForLongerThanTheLeaseTellsItsHolderBeforeAnotherIsIn},
-		{"TestUnlockOnAStoppedServerComesBackByTheEndOfTheLeaseAndTheLockIsFreeWhenItGoesOn", TestUnlockOnAStoppedServerComesBackByTheEndOfTheLeaseAndTheLockIsFreeWhenItGoesOn},
-		{"TestAServerThatStopsForLessThanTheLeaseCostsAHolderNothing", TestAServerThatStopsForLessThanTheLeaseCostsAHolderNothing},
-		{"TestScriptsMayBeFlushedAtAnyTime", TestScriptsMayBeFlushedAtAnyTime},
-		{"TestThirtyTwoWorkersExcludeEachOtherWhileTheirConnectionsAreKilled", TestThirtyTwoWorkersExcludeEachOtherWhileTheirConnectionsAreKilled},
-		{"TestOneHolderMayBeSharedByManyGoroutinesThatComeAndGoInAnyOrder", TestOneHolderMayBeSharedByManyGoroutinesThatComeAndGoInAnyOrder},
-		{"TestALockThatIsFreeIsEnteredAtOnceAndUnlockFreesIt", TestALockThatIsFreeIsEnteredAtOnceAndUnlockFreesIt},
-		{"TestANestedCallEntersAtOnce", TestANestedCallEntersAtOnce},
-		{"TestTryLockAndTryLockForReenterTheirHoldersLock", TestTryLockAndTryLockForReenterTheirHoldersLock},
-		{"TestASecondUnlockIsErrNotHeldAndTheOuterSectionKeepsItsHold", TestASecondUnlockIsErrNotHeldAndTheOuterSectionKeepsItsHold},
-		{"TestASecondUnlockDoesNotTouchTheHoldThatTheSameHolderHasNow", TestASecondUnlockDoesNotTouchTheHoldThatTheSameHolderHasNow},
-		{"TestTwoUnlocksOfOneFrameAtOnceLeaveItOnce", TestTwoUnlocksOfOneFrameAtOnceLeaveItOnce},
-		{"TestAnOuterFrameLeftFirstLeavesTheLockToTheInner", TestAnOuterFrameLeftFirstLeavesTheLockToTheInner},
-		{"TestAnInnerFrameThatIsLeftOpenIsNotRenewedAnyMoreOnceTheRequestIsDone", TestAnInnerFrameThatIsLeftOpenIsNotRenewedAnyMoreOnceTheRequestIsDone},
-		{"TestManyGoroutinesOfOneSectionReenterAndLeaveInAnyOrder", TestManyGoroutinesOfOneSectionReenterAndLeaveInAnyOrder},
-		{"TestTheLastOfManyFramesFreesTheLockWhicheverItIs", TestTheLastOfManyFramesFreesTheLockWhicheverItIs},
-		{"TestUnlockWithAContextWithoutAFrameIsErrNotHeld", TestUnlockWithAContextWithoutAFrameIsErrNotHeld},
-		{"TestUnlockTakesTheFrameOfItsOwnLockOutOfANest", TestUnlockTakesTheFrameOfItsOwnLockOutOfANest},
-		{"TestUnlockWorksWithADerivedContextAndWithACancelledOne", TestUnlockWorksWithADerivedContextAndWithACancelledOne},
-		{"TestHandOverHandOneHolderWalksAlongAChainOfLocks", TestHandOverHandOneHolderWalksAlongAChainOfLocks},
-		{"TestALockTakenInsideAnotherOnesSectionOutlivesIt", TestALockTakenInsideAnotherOnesSectionOutlivesIt},
-		{"TestAnExitThatCannotWaitForAnEntryOnTheWireIsCountedAllTheSame", TestAnExitThatCannotWaitForAnEntryOnTheWireIsCountedAllTheSame},
-		{"TestANestedCallThatRedisDoesNotAnswerIsNotErrLocked", TestANestedCallThatRedisDoesNotAnswerIsNotErrLocked},
-		{"TestANestedCallWhoseLeaseEndsWhileRedisIsSilentIsErrLockLost", TestANestedCallWhoseLeaseEndsWhileRedisIsSilentIsErrLockLost},
-		{"TestManyContendersAreNeverInsideTogether", TestManyContendersAreNeverInsideTogether},
-		{"TestSiblingsByWithHolderEnterTogether", TestSiblingsByWithHolderEnterTogether},
-		{"TestTryLockOfASiblingWhileAnotherCallOfItsHolderQueuesIsErrLockedAtOnce", TestTryLockOfASiblingWhileAnotherCallOfItsHolderQueuesIsErrLockedAtOnce},
-		{"TestOnErrorTheContextIsTheCallersAndNeverNil", TestOnErrorTheContextIsTheCallersAndNeverNil},
-		{"TestTheCauseOfASectionsContextSaysWhyItEnded", TestTheCauseOfASectionsContextSaysWhyItEnded},
-		{"TestASectionsContextHasTheValuesOfTheCallers", TestASectionsContextHasTheValuesOfTheCallers},
-		{"TestTheWaitOfTryLockForIsNoDeadlineOfTheSection", TestTheWaitOfTryLockForIsNoDeadlineOfTheSection},
-		{"TestTheWorkEndsBeforeTheLockIsFree", TestTheWorkEndsBeforeTheLockIsFree},
-		{"TestANestedCallInALostSectionIsErrLockLost", TestANestedCallInALostSectionIsErrLockLost},
-		{"TestANestedCallUnderADetachedContextDoesNotReenterALostHold", TestANestedCallUnderADetachedContextDoesNotReenterALostHold},
-		{"TestASectionInsideOneThatIsLostEndsWithIt", TestASectionInsideOneThatIsLostEndsWithIt},
-		{"TestASiblingThatComesWhileTheLastExitIsOnTheWireTakesANewHold", TestASiblingThatComesWhileTheLastExitIsOnTheWireTakesANewHold},
-		{"TestDoRunsInsideTheLockAndReturnsWhatItsFunctionReturns", TestDoRunsInsideTheLockAndReturnsWhatItsFunctionReturns},
-		{"TestDoReenters", TestDoReenters},
-		{"TestDoUnlocksWhenItsFunctionPanics", TestDoUnlocksWhenItsFunctionPanics},
-		{"TestDoUnlocksWhenItsFunctionEndsTheGoroutine", TestDoUnlocksWhenItsFunctionEndsTheGoroutine},
-		{"TestDoDoesNotRunItsFunctionWithoutTheLock", TestDoDoesNotRunItsFunctionWithoutTheLock},
-		{"TestDoJoinsALossToWhatItsFunctionReturns", TestDoJoinsALossToWhatItsFunctionReturns},
-		{"TestDoWhoseFunctionUnlocksSaysThatItWasNotHeldAnyMore", TestDoWhoseFunctionUnlocksSaysThatItWasNotHeldAnyMore},
-		{"TestDoForWaitsNoLongerThanItMay", TestDoForWaitsNoLongerThanItMay},
-		{"TestDoTakesAnyLocker", TestDoTakesAnyLocker},
-		{"TestErrorsMatchTheirKindAndTheirCauseAndNothingElse", TestErrorsMatchTheirKindAndTheirCauseAndNothingElse},
-		{"TestARefusalSaysWhoHasTheLockAndForHowLong", TestARefusalSaysWhoHasTheLockAndForHowLong},
-		{"TestErrorsOfOperationsSayWhichLockAndHolder", TestErrorsOfOperationsSayWhichLockAndHolder},
-		{"TestALossSaysWhichHoldAndWhy", TestALossSaysWhichHoldAndWhy},
-		{"TestErrorRepliesThatStayEndTheCallAtOnceAndThoseThatPassDoNot", TestErrorRepliesThatStayEndTheCallAtOnceAndThoseThatPassDoNot},
-		{"TestForceUnlockGrantsTheLockToTheFirstWaiter", TestForceUnlockGrantsTheLockToTheFirstWaiter},
-		{"TestAWaiterGetsInAfterTheLeaseOfAHolderThatCrashed", TestAWaiterGetsInAfterTheLeaseOfAHolderThatCrashed},
-		{"TestAPubSubConnectionThatIsLostCostsAWaiterNothing", TestAPubSubConnectionThatIsLostCostsAWaiterNothing},
-		{"TestAQuietPubSubConnectionIsKept", TestAQuietPubSubConnectionIsKept},
-		{"TestAGrantSentWhileThePubSubConnectionIsLostIsNotLost", TestAGrantSentWhileThePubSubConnectionIsLostIsNotLost},
-		{"TestAPubSubConnectionThatGoesSilentIsNoticed", TestAPubSubConnectionThatGoesSilentIsNoticed},
-		{"TestAWaitThatEndsLeavesNothingInRedis", TestAWaitThatEndsLeavesNothingInRedis},
-		{"TestCancellingAWaitReturnsAtOnceAlsoWhenRedisIsSilent", TestCancellingAWaitReturnsAtOnceAlsoWhenRedisIsSilent},
-		{"TestAReplyThatTakesLongerThanTheLeaseIsNoLock", TestAReplyThatTakesLongerThanTheLeaseIsNoLock},
-		{"TestOneConnectionAndOneSubscriptionServeAllWaitersOfALock", TestOneConnectionAndOneSubscriptionServeAllWaitersOfALock},
-		{"TestAWaitMayBeAsLongAsADurationIs", TestAWaitMayBeAsLongAsADurationIs},
-		{"TestACallThatDoesNotWaitGivesUpOnASilentRedisAndLeavesNothing", TestACallThatDoesNotWaitGivesUpOnASilentRedisAndLeavesNothing},
-		{"TestAGoRedisClientThatIsClosedIsAnErrorAtOnce", TestAGoRedisClientThatIsClosedIsAnErrorAtOnce},
-		{"TestWhateverTheNetworkDoesTwoAreNeverInsideAndNothingIsLeft", TestWhateverTheNetworkDoesTwoAreNeverInsideAndNothingIsLeft},
-		{"TestCloseEndsWaitsAndSectionsAndUnlockStillWorks", TestCloseEndsWaitsAndSectionsAndUnlockStillWorks},
-		{"TestUnlockAfterCloseGrantsTheLockToTheNext", TestUnlockAfterCloseGrantsTheLockToTheNext},
-		{"TestCloseIsIdempotentAndBothCallsWait", TestCloseIsIdempotentAndBothCallsWait},
-		{"TestCloseLeavesNoGoroutineAndNoConnection", TestCloseLeavesNoGoroutineAndNoConnection},
-		{"TestACloseOfAClientThatWasNeverUsedSendsNothing", TestACloseOfAClientThatWasNeverUsedSendsNothing},
-		{"TestCloseDuringCallsOfEveryKindLeavesNothingBehind", TestCloseDuringCallsOfEveryKindLeavesNothingBehind},
-		{"TestASectionLastsAHundredTTLs", TestASectionLastsAHundredTTLs},
-		{"TestALeaseIsRenewedEveryThirdOfItsTTL", TestALeaseIsRenewedEveryThirdOfItsTTL},
-		{"TestNothingIsRenewedAfterUnlock", TestNothingIsRenewedAfterUnlock},
-		{"TestReentryAndPartialExitRenewTheLeaseOnTheirWay", TestReentryAndPartialExitRenewTheLeaseOnTheirWay},
-		{"TestAHoldSurvivesAnOutageThatEndsBeforeItsDeadline", TestAHoldSurvivesAnOutageThatEndsBeforeItsDeadline},
-		{"TestAtTheDeadlineTheSectionEndsBeforeItsLeaseDoes", TestAtTheDeadlineTheSectionEndsBeforeItsLeaseDoes},
-		{"TestALostReplyLeavesNoLeaseBehindThatKeepsOthersOut", TestALostReplyLeavesNoLeaseBehindThatKeepsOthersOut},
-		{"TestTheNextHolderNeverEntersBeforeThePreviousSectionHasEnded", TestTheNextHolderNeverEntersBeforeThePreviousSectionHasEnded},
-		{"TestWhatASilentNetworkHeldBackDoesNotTouchTheNextHold", TestWhatASilentNetworkHeldBackDoesNotTouchTheNextHold},
-		{"TestALossIsToldAtTheNextRenewal", TestALossIsToldAtTheNextRenewal},
-		{"TestAProcessThatWasPausedLearnsThatItsLockIsLost", TestAProcessThatWasPausedLearnsThatItsLockIsLost},
-		{"TestRemainingIsNeverMoreThanTheLeaseOnTheServer", TestRemainingIsNeverMoreThanTheLeaseOnTheServer},
-		{"TestASectionSurvivesALinkThatIsSlow", TestASectionSurvivesALinkThatIsSlow},
-		{"TestADoneContextStopsRenewalAndTheLeaseRunsOutWithinOneTTL", TestADoneContextStopsRenewalAndTheLeaseRunsOutWithinOneTTL},
-		{"TestADeadlineOfTheRequestStopsRenewalToo", TestADeadlineOfTheRequestStopsRenewalToo},
-		{"TestUnlockAfterTheRequestIsDoneFreesTheLockAtOnce", TestUnlockAfterTheRequestIsDoneFreesTheLockAtOnce},
-		{"TestAnInnerExitAfterTheRequestIsDoneDoesNotRenewTheLease", TestAnInnerExitAfterTheRequestIsDoneDoesNotRenewTheLease},
-		{"TestAnInnerExitThatRedisDoesNotAnswerRenewsNothingThatNobodyWantsWhenItIsToldAgain", TestAnInnerExitThatRedisDoesNotAnswerRenewsNothingThatNobodyWantsWhenItIsToldAgain},
-		{"TestAHoldIsRenewedAsLongAsOneOfItsSectionsIsWorkedIn", TestAHoldIsRenewedAsLongAsOneOfItsSectionsIsWorkedIn},
-		{"TestALeakedHoldIsReportedAndItsLeaseRunsOut", TestALeakedHoldIsReportedAndItsLeaseRunsOut},
-		{"TestALeakOfOneEntryDoesNotEndTheOthers", TestALeakOfOneEntryDoesNotEndTheOthers},
-		{"TestASectionInUseIsNoLeak", TestASectionInUseIsNoLeak},
-		{"TestASectionThatIsNeverUnlockedIsNotRenewedAfterClose", TestASectionThatIsNeverUnlockedIsNotRenewedAfterClose},
-		{"TestWithMaxHoldEndsTheHoldThen", TestWithMaxHoldEndsTheHoldThen},
-		{"TestWithMaxHoldIsNotMovedByReentryOrPartialExit", TestWithMaxHoldIsNotMovedByReentryOrPartialExit},
-		{"TestWithMaxHoldIsNotMovedByWhatIsSentAgainOfAReentryOrPartialExit", TestWithMaxHoldIsNotMovedByWhatIsSentAgainOfAReentryOrPartialExit},
-		{"TestASectionThatEndsBeforeItsMaxHoldIsLikeAnyOther", TestASectionThatEndsBeforeItsMaxHoldIsLikeAnyOther},
-		{"TestWithFixedLeaseEndsThenAndNothingRenewsIt", TestWithFixedLeaseEndsThenAndNothingRenewsIt},
-		{"TestAFixedLeaseThatIsUnlockedInTimeIsLikeAnyOther", TestAFixedLeaseThatIsUnlockedInTimeIsLikeAnyOther},
-		{"TestExtendMovesTheEndOfAFixedLeaseAndNeverShortensIt", TestExtendMovesTheEndOfAFixedLeaseAndNeverShortensIt},
-		{"TestExtendOfALockThatIsGoneIsErrLockLostAtOnce", TestExtendOfALockThatIsGoneIsErrLockLostAtOnce},
-		{"TestExtendOfALockThatTheWatchdogKeepsIsErrInvalid", TestExtendOfALockThatTheWatchdogKeepsIsErrInvalid},
-		{"TestExtendWithoutAnAnswerEndsWithItsContext", TestExtendWithoutAnAnswerEndsWithItsContext},
-		{"TestWithLocalReentryNestedPairsSendNothing", TestWithLocalReentryNestedPairsSendNothing},
-		{"TestWithLocalReentryTheLastExitFreesTheLockWhicheverItIs", TestWithLocalReentryTheLastExitFreesTheLockWhicheverItIs},
-		{"TestWithLocalReentryANestedEntryAfterTheDeadlineIsRefused", TestWithLocalReentryANestedEntryAfterTheDeadlineIsRefused},
-		{"TestUnlockWithoutAnAnswerReturnsInTimeAndTheLockIsTakenBackInTheBackground", TestUnlockWithoutAnAnswerReturnsInTimeAndTheLockIsTakenBackInTheBackground},
-		{"TestUnlockDoesNotTryLongerThanTheLease", TestUnlockDoesNotTryLongerThanTheLease},
-		{"TestALostReplyOfUnlockIsNotALostLock", TestALostReplyOfUnlockIsNotALostLock},
-		{"TestHooksAreCalledInOrder", TestHooksAreCalledInOrder},
-		{"TestAWaiterThatAsksAgainIsWokenByTheRecheck", TestAWaiterThatAsksAgainIsWokenByTheRecheck},
-		{"TestTheReleasedHookTellsOfTheWholeHold", TestTheReleasedHookTellsOfTheWholeHold},
-		{"TestTheReconnectedHookSaysForHowLong", TestTheReconnectedHookSaysForHowLong},
-		{"TestTheRetriedHookTellsOfEachTryThatFailed", TestTheRetriedHookTellsOfEachTryThatFailed},
-		{"TestTheClosedHookTellsOfEachHoldThatIsOpenAtClose", TestTheClosedHookTellsOfEachHoldThatIsOpenAtClose},
-		{"TestHooksOfALockReplaceThoseOfItsClient", TestHooksOfALockReplaceThoseOfItsClient},
+// onRedis is the harness of locks in Redis. Each process has a go-redis client of its own, which
+// dial makes. The subtests share a server, as locktest uses new names for each.
+func onRedis(dial func() redis.UniversalClient, options ...relock.Option) locktest.Harness {
+	return locktest.Harness{
+		Start: func(t *testing.T) locktest.Server {
+			t.Helper()
+			rdb := dial()
+			return locktest.Server{
+				NewClient: func(more ...relock.Option) *relock.Client {
+					t.Helper()
+					c, err := relock.New(dial(), append(options, more...)...)
+					require.NoError(t, err)
+					return c
+				},
+				Lose: func(name string) {
+					t.Helper()
+					for _, key := range []string{name, baseKey(name)} { // in either layout
+						require.NoError(t, rdb.Del(t.Context(), key).Err())
+					}
+				},
+			}
+		},
+		Without: map[locktest.Promise]string{},
+		TTL:     500 * time.Millisecond,
+	}
+}
+
+// overRedisson is onRedis in Redisson's layout.
+func overRedisson(dial func() redis.UniversalClient, options ...relock.Option) locktest.Harness {
+	h := onRedis(dial, inRedisson(options...)...)
+	h.Without = map[locktest.Promise]string{
+		locktest.FIFO:      "Redisson's lock has no queue: whoever asks first has the lock",
+		locktest.Names:     "Redis knows a hold by a field that looks like one of Redisson's",
+		locktest.LocalPass: "relock's own layout only",
+	}
+	return h
+}
+
+// TestLocksInOtherSetupsKeepThePromises is about all but one server with relock's own layout, see
+// lock_test.go. The suites run in parallel, as they mostly wait for leases.
+func TestLocksInOtherSetupsKeepThePromises(t *testing.T) {
+	redistest.NoGoroutineLeft(t)
+	on := func(name string, test func(t *testing.T, server *redistest.Server)) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, redistest.Start(t))
+		})
+	}
+	dialer := func(server *redistest.Server) func() redis.UniversalClient {
+		return func() redis.UniversalClient { return server.Client() }
+	}
+	on("an AutoPipeline", func(t *testing.T, server *redistest.Server) {
+		t.Helper()
+		if !reflect.ValueOf(server.Client()).MethodByName("AutoPipeline").IsValid() {
+			t.Skip("this go-redis has no AutoPipeline") // older ones have none
+		}
+		onRedis(func() redis.UniversalClient {
+			results := reflect.ValueOf(server.Client()).MethodByName("AutoPipeline").Call(nil)
+			require.Nil(t, results[1].Interface())
+			pipeline := results[0].Interface().(redis.UniversalClient)
+			t.Cleanup(func() { require.NoError(t, pipeline.Close()) })
+			return pipeline
+		}).Run(t)
+	})
+	on("Redisson's layout", func(t *testing.T, server *redistest.Server) {
+		t.Helper()
+		h := overRedisson(dialer(server))
+		h.Without[locktest.Tokens] = "only a fenced lock of Redisson has tokens"
+		h.Run(t)
+	})
+	on("Redisson's layout, fenced", func(t *testing.T, server *redistest.Server) {
+		t.Helper()
+		overRedisson(dialer(server), relock.WithRedissonFencing()).Run(t)
+	})
+	t.Run("a cluster", func(t *testing.T) {
+		if testing.Short() {
+			redistest.NotTested(t, "a cluster takes long to start")
+		}
+		t.Parallel()
+		cluster := redistest.StartCluster(t)
+		h := onRedis(func() redis.UniversalClient {
+			rdb := cluster.Client()
+			require.NoError(t, rdb.ForEachMaster(t.Context(), func(ctx context.Context, node *redis.Client) error {
+				return node.Ping(ctx).Err() // calls with a short wait find connections
+			}))
+			return rdb
+		})
+		h.Replicas = 1
+		h.Run(t)
 	})
 }

@@ -2,11 +2,9 @@ package relock_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,163 +13,118 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/redistest"
 )
 
-// tally counts what happened, by name.
-type tally struct {
-	mu     sync.Mutex
-	counts map[string]int
-}
-
-func (c *tally) add(what string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.counts == nil {
-		c.counts = map[string]int{}
-	}
-	c.counts[what]++
-}
-
-func (c *tally) of(what string) int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.counts[what]
-}
-
-func (c *tally) String() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	var parts []string
-	for _, what := range slices.Sorted(maps.Keys(c.counts)) {
-		parts = append(parts, fmt.Sprintf("%s %d", what, c.counts[what]))
-	}
-	return strings.Join(parts, ", ")
-}
-
-// every calls f at intervals until stop is closed.
-func every(interval time.Duration, stop <-chan struct{}, f func()) {
-	ticker := time.NewTicker(interval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ticker.C:
-			f()
-		case <-stop:
-			return
-		}
-	}
-}
+// This file is about many goroutines on a real server, while everything breaks.
 
 // The tests below are worth what this one shows.
-func TestTheGuardNoticesTwoAtOnceAndTokensThatDoNotGrow(t *testing.T) {
+func TestTheWitnessNoticesTwoAtOnceAndTokensThatDoNotGrow(t *testing.T) {
 	w := onShared(t)
-	p := w.peer()
-	l := p.NewLock("a")
-	first := w.enter(t.Context(), l, soon)
-	require.NoError(t, l.ForceUnlock(t.Context())) // its holder does not know
-	second := w.enter(t.Context(), l, soon)
+	l, other := w.peer().NewLock("a"), w.peer().NewLock("b")
+	first, second := w.enter(t.Context(), l, soon), w.enter(t.Context(), other, soon)
+	w.draw(first, l)
+	token := w.draw(second, other)
 	for _, lost := range []bool{false, true} {
-		g := guarded{lost: lost}
+		g := witness{lost: lost}
 		require.True(t, g.enter(first, l))
-		require.True(t, g.enter(second, l))
+		require.True(t, g.enter(second, other))
 		require.Len(t, g.faults, 1)
-		require.Contains(t, g.faults[0], "still is")
-		g = guarded{lost: lost}
-		require.True(t, g.enter(second, l))
-		g.leave(second)
-		require.True(t, g.enter(first, l))
+		require.Contains(t, g.faults[0], "while another still is in")
+		g = witness{lost: lost, token: token}
+		require.True(t, g.enter(second, other))
 		require.Len(t, g.faults, 1)
 		require.Contains(t, g.faults[0], "comes after")
 	}
-	w.leave(second, l, soon)
-	_ = l.Unlock(first) // it is lost, and may have been told so
-	require.False(t, (&guarded{lost: true}).enter(first, l))
-	g := guarded{}
+	w.leave(second, other, soon)
+	require.NoError(t, l.ForceUnlock(t.Context()))
+	w.lost(first, soon)
+	require.False(t, (&witness{lost: true}).enter(first, l))
+	var g witness
 	require.False(t, g.enter(first, l))
 	require.Len(t, g.faults, 1)
+	require.ErrorIs(t, l.Unlock(first), relock.ErrLockLost)
+}
+
+// traffic is what workers do to locks, until stop.
+type traffic struct {
+	done    tally
+	errs    names
+	slowest atomic.Int64
+	stop    chan struct{}
+	all     sync.WaitGroup
+}
+
+// work adds a worker that calls f with a random number, again and again.
+func (f *traffic) work(one func()) {
+	f.all.Go(func() {
+		for !isClosed(f.stop) {
+			one()
+		}
+	})
+}
+
+// end lets the traffic go on for a while, and ends it.
+func (f *traffic) end(w *arena, after time.Duration) {
+	w.t.Helper()
+	sleepUntil(time.Now().Add(after))
+	close(f.stop)
+	require.NoError(w.t, w.call(10*time.Second, func() error { f.all.Wait(); return nil }))
+	w.t.Logf("%s; the slowest was in after %s", &f.done, time.Duration(f.slowest.Load()))
+	require.Empty(w.t, f.errs.all())
+}
+
+// visit is one section, some with a nested one.
+func (f *traffic) visit(l *relock.Lock, g *witness) {
+	begin := time.Now()
+	section, err := l.Lock(context.Background())
+	if err != nil {
+		f.errs.check(err)
+		return
+	}
+	f.slowest.Store(max(f.slowest.Load(), int64(time.Since(begin)))) // nearly exact is enough
+	g.enter(section, l)
+	if rand.IntN(3) == 0 {
+		inner, err := l.Lock(section)
+		f.errs.check(err)
+		f.errs.check(l.Unlock(inner))
+		f.done.add("nested")
+	}
+	<-time.After(rand.N(2 * time.Millisecond))
+	f.errs.check(context.Cause(section))
+	g.leave(section)
+	f.errs.check(l.Unlock(section))
+	f.done.add("sections")
 }
 
 func TestThirtyTwoWorkersExcludeEachOtherWhileTheirConnectionsAreKilled(t *testing.T) {
+	const workers, locks = 32, 4
 	for _, kind := range []string{"normal", "pubsub"} {
 		t.Run(kind, func(t *testing.T) {
-			w := onShared(t)
-			const workers, locks, clients = 32, 4, 4
-			var peers []*peer
-			for range clients {
-				peers = append(peers, w.peer())
-			}
-			guards := make([]guarded, locks)
-			var done tally
-			var errs names
-			var slowest atomic.Int64
-			stop, ended := make(chan struct{}), make(chan struct{})
-			var all, killer sync.WaitGroup
+			w := apart(t)
+			peers := []*peer{w.peer(), w.peer(), w.peer(), w.peer()}
+			guards := make([]witness, locks)
+			f := traffic{stop: make(chan struct{})}
 			for i := range workers {
-				g, p := &guards[i%locks], peers[i/locks%clients]
-				l := p.NewLock(fmt.Sprint("lock", i%locks))
-				all.Go(func() {
-					random := rand.New(rand.NewPCG(1, uint64(i)))
-					for {
-						select {
-						case <-stop:
-							return
-						default:
-						}
-						begin := time.Now()
-						section, err := l.Lock(context.Background())
-						if err != nil {
-							errs.add(err.Error())
-							return
-						}
-						if took := int64(time.Since(begin)); took > slowest.Load() {
-							slowest.Store(took)
-						}
-						g.enter(section, l)
-						if random.IntN(3) == 0 {
-							inner, err := l.Lock(section)
-							if err != nil {
-								errs.add(err.Error())
-							} else if err := l.Unlock(inner); err != nil {
-								errs.add(err.Error())
-							}
-							done.add("nested")
-						}
-						<-time.After(time.Duration(random.IntN(2000)) * time.Microsecond)
-						if err := section.Err(); err != nil {
-							errs.add(fmt.Sprint("in the section: ", context.Cause(section)))
-						}
-						g.leave(section)
-						if err := l.Unlock(section); err != nil {
-							errs.add(err.Error())
-							return
-						}
-						done.add("sections")
-					}
-				})
+				l := peers[i/locks%len(peers)].NewLock(fmt.Sprint("lock", i%locks))
+				f.work(func() { f.visit(l, &guards[i%locks]) })
 			}
+			ended := make(chan struct{})
+			var killer sync.WaitGroup
 			killer.Go(func() {
-				every(50*time.Millisecond, ended, func() {
+				every(50*time.Millisecond, ended, func(time.Duration) {
 					n, err := w.plain.ClientKillByFilter(context.Background(), "TYPE", kind).Result()
 					if err == nil && n > 0 {
-						done.add("kills")
+						f.done.add("kills")
 					}
 				})
 			})
-			duration := 20 * time.Second
-			if testing.Short() || redissonLayout { // where what this shows is nearly the same code once more
-				duration = 1500 * time.Millisecond
-			}
-			sleepUntil(time.Now().Add(duration))
-			close(stop)
-			err := w.call(10*time.Second, func() error { all.Wait(); return nil }) // while it goes on
+			f.end(w, stressFor())
 			close(ended)
 			killer.Wait()
-			require.NoError(t, err)
-			t.Logf("%s; the slowest was in after %s", &done, time.Duration(slowest.Load()))
-			require.Empty(t, errs.all())
-			require.Less(t, time.Duration(slowest.Load()-w.late.Load()), 5*time.Second)
-			require.Greater(t, done.of("kills"), 10)
-			require.Greater(t, done.of("sections"), 50)
+			require.Less(t, time.Duration(f.slowest.Load())-w.lateness(), 5*time.Second)
+			require.Greater(t, f.done.of("kills"), 5)
+			require.Greater(t, f.done.of("sections"), 50)
 			for i := range guards {
 				guards[i].require(t)
 				w.awaitFree(fmt.Sprint("lock", i), soon)
@@ -180,77 +133,114 @@ func TestThirtyTwoWorkersExcludeEachOtherWhileTheirConnectionsAreKilled(t *testi
 	}
 }
 
-func TestOneHolderMayBeSharedByManyGoroutinesThatComeAndGoInAnyOrder(t *testing.T) {
-	w := onShared(t)
-	const goroutines = 16
-	p, rival := w.peer(), w.peer().NewLock("a")
-	l := p.NewLock("a")
-	g := guarded{}
-	for range 5 {
-		outer := w.enter(t.Context(), l, soon)
-		require.True(t, g.enter(outer, l))
-		waiter := w.start(t.Context(), rival)
-		var errs names
-		var all sync.WaitGroup
-		for range goroutines {
-			all.Go(func() {
-				for range 5 {
-					inner, err := l.Lock(outer)
-					if err != nil {
-						errs.add(err.Error())
-						return
-					}
-					if n := l.Count(inner); n < 2 || n > goroutines+1 {
-						errs.add(fmt.Sprint("count ", n))
-					}
-					if err := l.Unlock(inner); err != nil {
-						errs.add(err.Error())
-					}
-				}
-			})
-		}
-		require.NoError(t, w.call(10*time.Second, func() error { all.Wait(); return nil }))
-		require.Empty(t, errs.all())
-		w.requireCount("a", 1)
-		require.True(t, waiter.waiting())
-		g.leave(outer)
-		w.leave(outer, l, soon)
-		mine := waiter.in(soon)
-		require.True(t, g.enter(mine, rival))
-		g.leave(mine)
-		w.leave(mine, rival, soon)
+// stressFor is how long a test goes on that gets better with time.
+func stressFor() time.Duration {
+	if testing.Short() {
+		return time.Second
 	}
-	g.require(t)
-	w.awaitFree("a", 0)
+	return 3 * time.Second
+}
+
+// Most goroutines have a lock of their own, some share theirs with another process. Their commands
+// share script calls: some lose their reply or their connection, the server forgets its scripts,
+// and calls are cancelled at any instant.
+func TestGoroutinesWhoseSharedScriptCallsBreakExcludeEachOther(t *testing.T) {
+	const goroutines, shared = 64, 8
+	w := apart(t)
+	peers := []*peer{w.peer(), w.peer()}
+	guards := make([]witness, len(peers)*goroutines)
+	f := traffic{stop: make(chan struct{})}
+	once := func(l *relock.Lock, g *witness) {
+		ctx, cancel := t.Context(), context.CancelFunc(func() {})
+		if rand.IntN(4) == 0 {
+			ctx, cancel = context.WithTimeout(ctx, rand.N(2*time.Millisecond))
+		}
+		defer cancel()
+		lock := l.Lock
+		if rand.IntN(3) == 0 {
+			lock = l.TryLock
+		}
+		section, err := lock(ctx)
+		switch {
+		case err == nil:
+			g.enter(section, l)
+			g.leave(section)
+			f.errs.check(l.Unlock(section))
+			f.done.add("sections")
+		case errors.Is(err, relock.ErrLocked), errors.Is(err, relock.ErrUnavailable), isDone(err):
+			f.done.add("refusals")
+		default:
+			f.errs.check(err)
+		}
+	}
+	for n, p := range peers {
+		for i := range goroutines {
+			name, g := fmt.Sprintf("lock-%d-%d", n, i), &guards[n*goroutines+i]
+			if i < shared {
+				name, g = fmt.Sprintf("shared-%d", i), &guards[i]
+			}
+			l := p.NewLock(name)
+			f.work(func() { once(l, g) })
+		}
+	}
+	together := peers[0].faults.On(manyUnits, redistest.Before(func([]string) {}))
+	ended := make(chan struct{})
+	var trouble sync.WaitGroup
+	trouble.Go(func() {
+		n := 0
+		every(20*time.Millisecond, ended, func(time.Duration) {
+			n++
+			p, how := peers[n%2], []redistest.Break{redistest.EOF, redistest.Reset}[n/5%2]
+			switch n % 5 {
+			case 0:
+				p.faults.Once(manyUnits, redistest.CutBefore(how))
+			case 1:
+				f.errs.check(w.plain.ScriptFlush(context.Background()).Err())
+			case 2:
+				p.faults.Cut()
+			default:
+				p.faults.Once(manyUnits, redistest.DropReply(how))
+			}
+		})
+	})
+	f.end(w, stressFor())
+	close(ended)
+	trouble.Wait()
+	require.Greater(t, together.Hits(), 10, "script calls for many")
+	require.Greater(t, f.done.of("sections"), 100)
+	for i := range guards {
+		guards[i].require(t)
+	}
+}
+
+// manyUnits matches script calls for several locks.
+func manyUnits(args []string) bool {
+	return redistest.Named("EVALSHA", "EVAL")(args) && len(args) > 2 && args[2] != "1" && args[2] != "2"
 }
 
 func TestTokensGrowThroughEveryKindOfEnd(t *testing.T) {
-	w := onShared(t)
-	const ttl = 60 * time.Millisecond
-	p := w.peer()
-	operator := w.peer().NewLock("a")
+	const ttl = 300 * time.Millisecond
+	s := onShared(t).scene(relock.WithFixedLease(ttl))
 	var last int64
-	for i := range 20 {
-		l := p.NewLock("a", relock.WithFixedLease(ttl))
-		section := w.enter(t.Context(), l, soon)
-		token := l.Token(section)
+	for i := range 16 {
+		section := s.enter(t.Context(), s.l, soon)
+		token := s.draw(section, s.l)
 		require.Greater(t, token, last)
 		last = token
 		switch i % 4 {
 		case 0:
-			w.leave(section, l, soon)
-		case 1: // it runs out
-			w.lost(section, soon)
+			s.leave(section, s.l, soon)
+			continue
+		case 1: // runs out
+			s.lost(section, soon)
 		case 2:
-			if err := operator.ForceUnlock(t.Context()); err != nil {
+			if err := s.far.ForceUnlock(t.Context()); err != nil {
 				require.ErrorIs(t, err, relock.ErrNotHeld)
 			}
 		case 3:
-			require.NoError(t, w.plain.FlushAll(t.Context()).Err())
+			require.NoError(t, s.plain.FlushAll(t.Context()).Err())
 		}
-		if i%4 > 1 {
-			require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
-		}
+		require.ErrorIs(t, s.l.Unlock(section), relock.ErrLockLost)
 	}
-	w.awaitFree("a", soon)
+	s.awaitFree("a", soon)
 }

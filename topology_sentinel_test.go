@@ -19,31 +19,45 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
-// ---------------------------------------------------------------------------------------------------------------------
-// What the suites for several servers share: this file, topology_cluster_test.go, topology_tls_test.go.
+// The first half of this file is the vocabulary of all tests with several servers.
 
-// ample is what soon is in other tests. Here it is for several servers and clients, and a busy machine may let each of them
-// wait. It is less than the lease that a lock has by default, so what only comes at the end of one is found out.
+// ample is soon of these tests: several servers and clients share a busy machine. ample is less
+// than DefaultTTL, so a test finds out what only comes at the end of a lease.
 const ample = 10 * time.Second
 
-// acked asks for the one replica that there is, and gives it time on a busy machine.
-func acked() relock.Option { return relock.WithReplicaAcks(1, 400*time.Millisecond) }
-
-// onWire is how the peers of these suites talk: a server that is gone is noticed soon, and there is room for a busy machine.
+// onWire is the timeout of the peers in these tests. A server that is gone is noticed soon, and a
+// busy machine has time.
 const onWire = 500 * time.Millisecond
 
-// surroundings is an arena that has no server yet.
+// acked asks for the one replica that there is.
+func acked() relock.Option { return relock.WithReplicaAcks(1, 400*time.Millisecond) }
+
+// surroundings is an arena without a server.
 func surroundings(t *testing.T) *arena {
 	t.Helper()
 	if testing.Short() {
-		redistest.NotTested(t, "Sentinel and Cluster take nearly half of the time of this package; -short leaves them out")
+		redistest.NotTested(t, "-short leaves out Sentinel and Cluster, which take long")
 	}
-	return bareArena(t, ample)
+	redistest.NoGoroutineLeft(t)
+	w := &arena{t: t, tidyWithin: ample, late: new(atomic.Int64)}
+	t.Cleanup(w.measure())
+	return w
+}
+
+// closing closes a client at the end of a test.
+func (w *arena) closing(c *relock.Client, faults *redistest.Faults) {
+	w.t.Helper()
+	w.t.Cleanup(func() {
+		faults.Heal() // what a failed test has left
+		start := time.Now()
+		require.NoError(w.t, c.Close())
+		require.Less(w.t, time.Since(start), 10*time.Second, "Close waits for no more than what is on the wire")
+	})
 }
 
 // crowd is many who wait for one lock, go through it one by one, and leave at once.
 type crowd struct {
-	guarded
+	witness
 	w    *arena
 	all  sync.WaitGroup
 	errs names
@@ -51,17 +65,12 @@ type crowd struct {
 
 func (c *crowd) joins(l *relock.Lock) {
 	c.all.Go(func() {
-		section, err := l.Lock(context.Background())
-		if err != nil {
-			c.errs.add("lock: " + err.Error())
-			return
-		}
-		c.enter(section, l)
-		<-time.After(time.Millisecond)
-		c.leave(section)
-		if err := l.Unlock(section); err != nil {
-			c.errs.add("unlock: " + err.Error())
-		}
+		c.errs.check(l.Do(context.Background(), func(section context.Context) error {
+			c.enter(section, l)
+			<-time.After(time.Millisecond)
+			c.leave(section)
+			return context.Cause(section)
+		}))
 	})
 }
 
@@ -78,8 +87,6 @@ func (c *crowd) through(limit time.Duration, entries int) {
 func replicated(t testing.TB, master redis.UniversalClient, key string) {
 	t.Helper()
 	redistest.Eventually(t, 10*time.Second, func() bool {
-		// Behind a write on the same connection: else there is nothing that the replica could lack.
-		var wait *redis.Cmd
 		node, ok := master.(*redis.Client)
 		if !ok {
 			var err error
@@ -87,6 +94,8 @@ func replicated(t testing.TB, master redis.UniversalClient, key string) {
 				return false
 			}
 		}
+		var wait *redis.Cmd
+		// WAIT counts replicas that have the writes of its connection, so there must be a write.
 		_, err := node.Pipelined(context.Background(), func(p redis.Pipeliner) error {
 			p.Set(context.Background(), key, 1, time.Millisecond)
 			wait = p.Do(context.Background(), "WAIT", 1, 100)
@@ -97,8 +106,9 @@ func replicated(t testing.TB, master redis.UniversalClient, key string) {
 	}, "the replica has everything")
 }
 
-// cutReplica makes a replica lack all that its master is told from now on. It may be elected all the same. (To stop its
-// process would not do: what the master has sent by then waits in the socket.)
+// cutReplica makes a replica lack all that its master is told from now on. The replica may be
+// elected all the same. (A replica that is stopped would not do: its socket has what the master has
+// sent by then.)
 func cutReplica(t testing.TB, master, replica *redistest.Server) {
 	t.Helper()
 	m, r := master.Client(), replica.Client()
@@ -112,14 +122,14 @@ func cutReplica(t testing.TB, master, replica *redistest.Server) {
 	}, "the replica has lost its master")
 }
 
-// mendReplica lets it in again.
+// mendReplica lets a replica in again.
 func mendReplica(t testing.TB, replica *redistest.Server) {
 	t.Helper()
 	require.NoError(t, replica.Client().ConfigSet(context.Background(), "masterauth", "").Err())
 }
 
-// forgotten says that a server has none of the library's scripts.
-func forgotten(t testing.TB, server *redistest.Server) bool {
+// requireForgotten says that a server has none of the scripts, and answers NOSCRIPT.
+func requireForgotten(t testing.TB, server *redistest.Server) {
 	t.Helper()
 	var sums []string
 	for _, name := range scriptNames {
@@ -128,16 +138,16 @@ func forgotten(t testing.TB, server *redistest.Server) bool {
 	}
 	there, err := server.Client().ScriptExists(context.Background(), sums...).Result()
 	require.NoError(t, err)
-	for _, yes := range there {
-		if yes {
-			return false
-		}
-	}
-	return true
+	require.NotContains(t, there, true)
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Sentinel.
+// requireOwner says that whoever is in has the lock in Redis too.
+func (w *arena) requireOwner(name string, section context.Context) { //nolint:revive // the section does not bound the call
+	w.t.Helper()
+	holder, _ := relock.HolderFrom(section)
+	hold, _ := w.owner(name)
+	require.True(w.t, strings.HasPrefix(hold, holder.String()+":"), "%s is in, and Redis says %q", holder, hold)
+}
 
 // onSentinel is an arena on a master with a replica, and three sentinels.
 func onSentinel(t *testing.T) (*arena, *redistest.Sentinel) {
@@ -166,34 +176,35 @@ func sentinelPeer(w *arena, s *redistest.Sentinel, options ...relock.Option) *pe
 	var err error
 	p.Client, err = relock.New(p.rdb, options...)
 	require.NoError(w.t, err)
-	w.t.Cleanup(func() {
-		start := time.Now()
-		require.NoError(w.t, p.Close())
-		require.Less(w.t, time.Since(start), 10*time.Second)
-		require.Empty(w.t, relock.Leftovers(p.Client))
-	})
+	w.closing(p.Client, p.faults)
 	return p
 }
 
-// TestTwentyWaitersGetInOneByOneAfterASentinelFailover is about a lock that is held and waited for while the master goes
-// away, in each of the three ways in which it can.
-func TestTwentyWaitersGetInOneByOneAfterASentinelFailover(t *testing.T) {
+// failovers are the ways in which a master goes away. fail returns when all sentinels know the new
+// master.
+func failovers(s *redistest.Sentinel) map[string]struct {
+	fail     func() *redistest.Server
+	comeBack func()
+} {
+	return map[string]struct {
+		fail     func() *redistest.Server
+		comeBack func()
+	}{
+		"killed":       {s.KillMaster, func() { s.Replica().Restart() }},
+		"in agreement": {s.Failover, func() {}},
+		"stopped, and resumed as a second master": {s.PauseMaster, func() { s.Replica().Resume() }},
+	}
+}
+
+func TestWaitersGetInOneByOneAfterASentinelFailover(t *testing.T) {
 	w, s := onSentinel(t)
 	var peers []*peer
 	for range 4 {
 		peers = append(peers, sentinelPeer(w, s, relock.WithTTL(12*time.Second)))
 	}
 	holder := sentinelPeer(w, s, relock.WithTTL(12*time.Second))
-	for _, way := range []struct {
-		name     string
-		fail     func() *redistest.Server // returns when all sentinels know the new master
-		comeBack func()
-	}{
-		{"killed", s.KillMaster, func() { s.Replica().Restart() }},
-		{"in agreement", s.Failover, func() {}},
-		{"stopped, and resumed as a second master", s.PauseMaster, func() { s.Replica().Resume() }},
-	} {
-		t.Run(way.name, func(t *testing.T) {
+	for way, failover := range failovers(s) {
+		t.Run(way, func(t *testing.T) {
 			const name = "a"
 			w := w.in(t)
 			l := holder.NewLock(name)
@@ -206,19 +217,17 @@ func TestTwentyWaitersGetInOneByOneAfterASentinelFailover(t *testing.T) {
 			}
 			w.awaitWaiters(name, 20)
 			replicated(t, w.plain, "x")
-			require.True(t, forgotten(t, s.Replica()), "scripts are not replicated, so the new master answers NOSCRIPT")
+			requireForgotten(t, s.Replica()) // Redis does not replicate scripts
 
-			way.fail()
-			way.comeBack()
+			failover.fail()
+			failover.comeBack()
 			require.NoError(t, section.Err(), "the new master has the lock")
 			w.leave(section, l, ample)
 			require.NoError(t, outer.Err())
 			w.requireCount(name, 1)
 			c.leave(section)
 			w.leave(outer, l, ample)
-			// All are queued on the new master, or ask there as soon as their pub/sub connection has found it. A stopped
-			// server is only noticed by its silence.
-			c.through(3*ample, 21)
+			c.through(3*ample, 21) // a stopped server is only noticed by its silence
 			w.awaitFree(name, ample)
 			s.WaitReplica()
 			require.NoError(t, s.Replica().Client().ScriptFlush(t.Context()).Err()) // for the next way
@@ -226,8 +235,8 @@ func TestTwentyWaitersGetInOneByOneAfterASentinelFailover(t *testing.T) {
 	}
 }
 
-// A lock that only the old master knew is lost with it. The holder hears of it, and those who waited get in.
-func TestAHolderIsToldThatTheReplicaWhichWasPromotedLackedItsLock(t *testing.T) {
+// A lock that only the old master had is lost with it.
+func TestAHolderIsToldThatThePromotedReplicaLackedItsLock(t *testing.T) {
 	w, s := onSentinel(t)
 	const ttl = 12 * time.Second
 	holder, next := sentinelPeer(w, s, relock.WithTTL(ttl)), sentinelPeer(w, s, relock.WithTTL(ttl))
@@ -237,7 +246,7 @@ func TestAHolderIsToldThatTheReplicaWhichWasPromotedLackedItsLock(t *testing.T) 
 
 	l := holder.NewLock("a")
 	section := w.enter(t.Context(), l, ample)
-	token := l.Token(section)
+	token := w.draw(section, l)
 	c := &crowd{w: w}
 	for range 5 {
 		c.joins(next.NewLock("a"))
@@ -246,17 +255,16 @@ func TestAHolderIsToldThatTheReplicaWhichWasPromotedLackedItsLock(t *testing.T) 
 	require.Same(t, replica, s.KillMaster())
 	mendReplica(t, replica)
 
-	// A renewal is tried again every ttl/12 while it fails.
-	lost := w.lost(section, ttl/3+ttl/12+ample)
-	require.Equal(t, relock.LossTaken, lost.Reason, "not by its deadline: Redis has said so")
+	require.Equal(t, relock.LossTaken, w.lost(section, ttl/3+ample), "not by its deadline: Redis has said so")
+	var lost *relock.LostError
+	require.ErrorAs(t, l.Unlock(section), &lost)
 	require.Equal(t, token, lost.Token)
-	require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 	c.through(ample, 5)
-	require.Greater(t, c.token, token, "who is in now has a larger token, although the new master did not know of the old one")
+	require.Greater(t, c.token, token, "the new master did not know of the old token")
 	s.Replica().Restart()
 }
 
-// The same with WithReplicaAcks: either the replica has the lock, or nobody thinks to have it.
+// With WithReplicaAcks either the replica has the lock, or nobody thinks to have it.
 func TestReplicaAcksCloseTheGapOfASentinelFailover(t *testing.T) {
 	w, s := onSentinel(t)
 	p, q := sentinelPeer(w, s, acked()), sentinelPeer(w, s)
@@ -266,7 +274,7 @@ func TestReplicaAcksCloseTheGapOfASentinelFailover(t *testing.T) {
 
 	cutReplica(t, s.Master(), replica)
 	require.ErrorIs(t, w.start(t.Context(), l).out(ample), relock.ErrNotReplicated)
-	w.awaitFree("a", 0)
+	w.awaitFree("a", ample)
 	mendReplica(t, replica)
 	s.WaitReplica()
 
@@ -275,18 +283,18 @@ func TestReplicaAcksCloseTheGapOfASentinelFailover(t *testing.T) {
 	s.Master().Kill() // at once
 	waiter := w.start(t.Context(), q.NewLock("a"))
 	s.Replace(replica)
-	redistest.Eventually(t, ample, func() bool { return w.plain.Ping(t.Context()).Err() == nil }, "it is found")
+	redistest.Eventually(t, ample, func() bool { return w.plain.Ping(t.Context()).Err() == nil }, "the new master is found")
 	w.awaitWaiters("a", 1)
 	require.NoError(t, section.Err())
 	require.True(t, l.Held(section))
-	token := l.Token(section)
+	token := w.draw(section, l)
 	w.requireCount("a", 1)
 	w.leave(section, l, ample)
 	mine := waiter.in(ample)
-	require.Greater(t, waiter.lock.Token(mine), token)
+	require.Greater(t, w.draw(mine, waiter.lock), token)
 	w.leave(mine, waiter.lock, ample)
 
-	// Nobody is left to confirm. That is told, and not for ever.
+	// No replica is left. Lock says so, until one is back.
 	require.ErrorIs(t, w.start(t.Context(), l).out(ample), relock.ErrNotReplicated)
 	s.Replica().Restart()
 	s.WaitReplica()
@@ -294,20 +302,40 @@ func TestReplicaAcksCloseTheGapOfASentinelFailover(t *testing.T) {
 	w.leave(w.enter(t.Context(), l, ample), l, ample)
 }
 
-// Work goes on all the time here, so the failover comes at whatever moment it likes.
+// Work goes on all the time, so the failover comes at any moment.
 func TestWithReplicaAcksNoTwoAreInThroughASentinelFailover(t *testing.T) {
 	w, s := onSentinel(t)
 	const ttl, workers = 2 * time.Second, 8
-	w.tidyWithin = ttl + ample // of a release that got lost
+	w.tidyWithin = ttl + ample // the lease of a release that was lost
 	var peers []*peer
 	for range 4 {
 		peers = append(peers, sentinelPeer(w, s, relock.WithTTL(ttl), acked()))
 	}
-	g := &guarded{lost: true}
+	g := &witness{lost: true}
 	var done tally
 	var errs names
 	stop := make(chan struct{})
 	var all sync.WaitGroup
+	work := func(l *relock.Lock) {
+		section, err := l.Lock(context.Background())
+		switch {
+		case errors.Is(err, relock.ErrNotReplicated):
+			done.add("not replicated")
+			<-time.After(20 * time.Millisecond)
+			return
+		case err != nil:
+			errs.check(err)
+			return
+		}
+		if g.enter(section, l) {
+			<-time.After(3 * time.Millisecond)
+			done.add("sections")
+		}
+		g.leave(section)
+		if l.Unlock(section) != nil { // nobody confirms while there is no master
+			done.add("unlocks that failed")
+		}
+	}
 	for i := range workers {
 		l := peers[i%len(peers)].NewLock("a")
 		all.Go(func() {
@@ -316,24 +344,7 @@ func TestWithReplicaAcksNoTwoAreInThroughASentinelFailover(t *testing.T) {
 				case <-stop:
 					return
 				default:
-				}
-				section, err := l.Lock(context.Background())
-				switch {
-				case errors.Is(err, relock.ErrNotReplicated):
-					done.add("not replicated")
-					<-time.After(20 * time.Millisecond)
-					continue
-				case err != nil:
-					errs.add(err.Error())
-					return
-				}
-				if g.enter(section, l) {
-					<-time.After(3 * time.Millisecond)
-					g.leave(section)
-					done.add("sections")
-				}
-				if l.Unlock(section) != nil { // while there is no master it cannot be confirmed
-					done.add("unlocks that failed")
+					work(l)
 				}
 			}
 		})
@@ -351,13 +362,11 @@ func TestWithReplicaAcksNoTwoAreInThroughASentinelFailover(t *testing.T) {
 	close(stop)
 	require.NoError(t, w.call(20*time.Second, func() error { all.Wait(); return nil }))
 	require.Empty(t, errs.all())
-	g.section = nil // of one whose lease ran out
 	g.require(t)
 	t.Log(&done)
 }
 
-// Behind sentinels there are two kinds of go-redis clients. One of them is a cluster client, as it also reads from replicas,
-// although there is no cluster. Services with either share their locks.
+// A FailoverClusterClient of go-redis is a cluster client without a cluster. Reads go to replicas.
 func TestBothKindsOfSentinelClientsShareTheirLocks(t *testing.T) {
 	w, s := onSentinel(t)
 	plain := sentinelPeer(w, s)
@@ -392,11 +401,11 @@ func TestBothKindsOfSentinelClientsShareTheirLocks(t *testing.T) {
 	handOver()
 }
 
-// Without sentinels: an operator makes the replica the master, and moves the name or address to it that clients use. What
-// is connected stays connected, so the pub/sub connections of waiters lead to a replica now. There, they hear what the new
-// master publishes; but the new master does not see them, and takes the waiters for dead.
+// Without sentinels, an operator makes the replica the master, and moves the address that clients
+// use. Connections stay, so the pub/sub connections of waiters lead to a replica then. A replica
+// repeats what the new master publishes, and the new master does not count who hears it there.
 func TestAGrantHeardThroughADemotedMasterIsNotBelieved(t *testing.T) {
-	const ttl = 5 * time.Second // nothing of it must have run out before all is in place
+	const ttl = 5 * time.Second // longer than all takes to be in place
 	w, replica := withReplica(t)
 	w.tidyWithin = ttl + ample
 	var address atomic.Value
@@ -421,20 +430,19 @@ func TestAGrantHeardThroughADemotedMasterIsNotBelieved(t *testing.T) {
 	host, port, _ := strings.Cut(replica.Addr(), ":")
 	require.NoError(t, old.ReplicaOf(t.Context(), host, port).Err())
 	replicated(t, w.plain, "x")
-	require.Len(t, redistest.Subscriptions(t, old), 1, "the waiter hears the old master")
+	hears := func(s string) bool { return strings.HasPrefix(s, baseKey("a")+":") }
+	heard := redistest.Subscriptions(t, old)
+	require.True(t, hears(heard[0]) || hears(heard[len(heard)-1]), "the waiter hears the old master: %q", heard)
 
 	require.NoError(t, section.Err())
 	w.leave(section, l, ample)
-	// It is enough that it gets in when the lease would have ended. It must not get in while Redis knows nothing of it.
+	// The waiter may get in as late as its lease allows, but not while Redis knows nothing of that.
 	mine := waiter.in(ttl + ample)
-	hold, count := w.owner("a")
-	require.Equal(t, 1, count, "whoever is in has the lock in Redis")
-	holder, _ := relock.HolderFrom(mine)
-	require.True(t, strings.HasPrefix(hold, holder.String()), "%s is in, and %s has the lock", holder, hold)
+	w.requireOwner("a", mine)
 	_, err := tl.TryLock(t.Context())
 	require.ErrorIs(t, err, relock.ErrLocked)
 
-	// And now it knows, so that the next hand-over is as prompt as any.
+	// The client has found the new master, so the next hand-over is as prompt as any.
 	w.leave(mine, wl, ample)
 	section = w.enter(t.Context(), l, ample)
 	waiter = w.start(t.Context(), wl)
@@ -442,9 +450,9 @@ func TestAGrantHeardThroughADemotedMasterIsNotBelieved(t *testing.T) {
 	w.leave(section, l, ample)
 	start := time.Now()
 	mine = waiter.in(ttl + ample)
-	require.Less(t, time.Since(start), ttl/2+time.Duration(w.late.Load()), "not by the end of a lease")
+	require.Less(t, time.Since(start), ttl/2+w.lateness(), "not by the end of a lease")
 	w.leave(mine, wl, ample)
 	w.awaitFree("a", ample)
 	replicated(t, w.plain, "x")
-	w.plain = old // which outlives the test's new master, and has all that it had
+	w.plain = old // lives longer than the new master, and has all that the new master had
 }

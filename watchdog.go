@@ -2,77 +2,68 @@ package relock
 
 import (
 	"context"
+	"errors"
 	"log/slog"
-	"math"
-	"slices"
-	"sync"
 	"time"
+
+	"github.com/go-relock/relock/internal/timers"
+	"github.com/go-relock/relock/store"
 )
 
-// The watchdog is one goroutine for all leases of a client. It looks at a hold when its renewal is due (a third of the
-// TTL after the last one), renews what is due in batches, tries again soon what was not confirmed, and ends a hold at
-// its deadline, or as soon as Redis says that it is gone: the section's contexts end with the cause before anybody else
-// can have the lock.
+// watchdog is one goroutine for all leases of a client. The watchdog looks at a hold when its
+// renewal is due (a third of the TTL after the last renewal), renews due leases in batches, and
+// retries unconfirmed renewals soon. The watchdog ends a hold at its deadline, or as soon as the
+// store does not have the hold: at the deadline the section's contexts end with the cause before
+// anybody else can have the lock.
 //
-// Renewals run in goroutines of their own, so a silent Redis cannot keep the watchdog from a deadline. One that is still on the
-// wire when the next is sent, or when the hold ends, does no harm: it names a hold that is never used again.
+// Renewals run in goroutines of their own, so a silent store cannot keep the watchdog from a
+// deadline.
 type watchdog struct {
 	client *Client
 	wake   chan struct{}
-	rounds sync.Pool // that are over
-	lost   []*loss   // whose sections have ended, and that are not reported yet; only its goroutine's
 
 	// Guarded by the table's mutex.
 	running bool
 	armed   time.Duration // when the watchdog wakes by itself, as in the heap
-	// expected is when to look whatever the heap says: a grant that is waited for may have come, or a lease that was due then is over
-	// by now. never: no such time.
-	expected time.Duration
+	watchAt time.Duration // when to look for sections old enough to be watched; Never: no need to
+	stop    func()        // ends the watch of the store; nil: the store is not watched
 }
 
 func newWatchdog(c *Client) *watchdog {
-	return &watchdog{client: c, wake: make(chan struct{}, 1), armed: never, expected: never}
+	return &watchdog{client: c, wake: make(chan struct{}, 1), armed: timers.Never, watchAt: timers.Never}
 }
 
-// never is later than anything in the heap.
-const never = time.Duration(math.MaxInt64)
+const (
+	// lookAtMost is the largest number of leases that the watchdog renews, or ends, at once. Other
+	// goroutines get the table's mutex in between.
+	lookAtMost = 1000
+	// early is the part of its renewal interval by which a lease is renewed early, in a batch with
+	// due leases.
+	early = 10
+	// watchAfter is the age of a section at which the client begins to watch the store for its end.
+	// Short sections cost no subscription.
+	watchAfter = 200 * time.Millisecond
+)
 
-// dueSoon is the part of its renewal interval by which a lease is renewed early, to go with others that are due.
-const dueSoon = 10
-
-// earlyLocked is by how much the next renewal of h may be early.
-func (h *hold) earlyLocked() time.Duration {
-	if h.failures > 0 {
-		return 0
-	}
-	return h.ttl / 3 / dueSoon
-}
-
-// lookAtMost is how many leases the watchdog renews, or ends, at once, so that others get at the table in between.
-const lookAtMost = 10 * renewBatch
-
-// lookSpread is the time over which a look spreads the next renewals of what it renews: each is a nanosecond after the
-// one before, so that they keep their order, which is mostly that of the memory they are in.
-const lookSpread time.Duration = lookAtMost
-
-// retryPause is the time between two tries of a renewal: short at first, and never so long that a lease sees less than
-// a few more.
+// retryPause returns the time between two tries of a renewal: short at first, and short enough for
+// several tries within a lease.
 func retryPause(failures int, ttl time.Duration) time.Duration {
 	return min(5*time.Millisecond<<min(failures, 10), ttl/12+time.Millisecond, time.Second)
 }
 
-// nudgeLocked makes sure that the watchdog runs, and looks again if something is due before it would.
+// nudgeLocked starts the watchdog if needed, and wakes the watchdog if anything is due before its
+// next look.
 func (d *watchdog) nudgeLocked() {
 	next := d.nextLocked()
-	if next == never {
+	if next == timers.Never {
 		return
 	}
-	d.expected = next // kept if that lease ends first: one look for nothing costs less than a wake-up for each lease that comes after it
 	if !d.running {
-		d.running = d.client.workers.startOpen(d.run)
+		d.running = d.client.group.GoOpen(d.run)
 		return
 	}
 	if next < d.armed {
+		d.armed = next
 		select {
 		case d.wake <- struct{}{}:
 		default:
@@ -80,206 +71,104 @@ func (d *watchdog) nudgeLocked() {
 	}
 }
 
-// nextLocked is when something is due.
 func (d *watchdog) nextLocked() time.Duration {
-	if leases := d.client.table.leases; len(leases) > 0 {
-		return min(leases[0].due, d.expected)
-	}
-	return d.expected
+	_, due := d.client.table.leases.First()
+	return min(due, d.watchAt)
 }
 
-// expect makes the watchdog ready for a lease that h waits for, if it comes soon: to start or wake a goroutine between the grant
-// and the return of Lock costs more than all that Lock does there. sent is since when the lease can be ours.
-func (d *watchdog) expect(h *hold, sent time.Time) {
-	t := d.client.table
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	d.expected = min(d.expected, t.at(sent.Add(h.ttl/3)))
-	d.nudgeLocked()
-}
-
-// run ends when the client is closed: leases that are held then are not renewed any more.
+// run ends when the client is closed. Leases held at the time are not renewed any more.
 func (d *watchdog) run() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
-	defer d.report()
 	for {
-		r, next := d.look(time.Now())
-		if r != nil {
-			d.client.workers.start(func() { d.renew(r) })
-		}
-		left := next - time.Since(d.client.table.start)
-		if left > 0 { // else more may be lost, and all sections that are end before anything else is done
-			d.report()
-		}
-		timer.Reset(left)
+		next := d.look(time.Now())
+		timer.Reset(min(next-time.Since(d.client.table.start), time.Hour))
 		select {
 		case <-timer.C:
 		case <-d.wake:
-		case <-d.client.closed:
+		case <-d.client.life.Done():
+			d.endWatch()
 			return
 		}
 	}
 }
 
-// round is leases that are renewed together. One that is over is used again.
-type round struct {
-	batch []renewal
-	holds []*hold // the batch's, for note where it is not waited for any more: the batch is still sorted and written to then
-}
-
-func (d *watchdog) newRound() *round {
-	r, _ := d.rounds.Get().(*round)
-	if r == nil {
-		r = &round{}
-	}
-	return r
-}
-
-func (d *watchdog) endRound(r *round) {
-	clear(r.batch)
-	clear(r.holds)
-	r.batch, r.holds = r.batch[:0], r.holds[:0]
-	d.rounds.Put(r)
-}
-
-// keepWantedLocked leaves out the leases that nobody works under: they run out. It is a loop of its own, which does little
-// for each, because the CPU then waits for the memory of several frames at a time.
-func (r *round) keepWantedLocked(t *table) {
-	r.batch = slices.DeleteFunc(r.batch, func(one renewal) bool {
-		h := one.hold
-		h.watchLocked()
-		if t.wantedLocked(h) {
-			return false
-		}
-		h.renewing = false
-		t.rescheduleLocked(h, h.deadline)
-		return true
-	})
-}
-
-// look looks at what is due: it returns the leases to renew, if any, ends those whose deadline has come, and their sections, and
-// says when it wants to look again.
-func (d *watchdog) look(now time.Time) (r *round, next time.Duration) {
-	t := d.client.table
-	at := t.at(now)
+// look does all due work, and returns the time of the next look.
+func (d *watchdog) look(now time.Time) (next time.Duration) {
+	t := &d.client.table
 	t.mu.Lock()
-	var lost []*loss
-	var leaked []leak
-	full := false
-	for len(t.leases) > 0 {
-		h := t.leases[0].tenure.hold
-		if !h.deadline.After(now) {
-			if full = len(lost) == lookAtMost; full {
-				break
-			}
-			lost = append(lost, t.loseLocked(h, h.reasonLocked(t, now)))
-			continue
-		}
-		leaked = h.takeLeaksLocked(leaked)
-		early := h.earlyLocked()
-		if t.leases[0].due > at+early {
-			break
-		}
-		ttl := h.nextLeaseLocked(now)
-		if h.renewing || h.fixed || ttl < MinTTL || !safeUntil(now, ttl).After(h.deadline) {
-			t.rescheduleLocked(h, h.deadline)
-			if h.deadline.After(now.Add(early)) {
-				continue
-			}
-			break
-		}
-		if r == nil {
-			r = d.newRound()
-		}
-		if len(r.batch) == lookAtMost {
-			full = true
-			break
-		}
-		h.renewing = true
-		// Where it stays if the renewal is confirmed; see lookSpread.
-		t.rescheduleLocked(h, now.Add(h.ttl/3+time.Duration(len(r.batch))))
-		r.batch = append(r.batch, renewal{hold: h, ttl: ttl})
-	}
-	if r != nil {
-		if r.keepWantedLocked(t); len(r.batch) == 0 {
-			d.endRound(r)
-			r = nil
-		}
-	}
-	if d.expected <= at {
-		d.expected = never
-	}
+	r, lost, leaks := d.dueLocked(now)
+	watch := d.watchDueLocked(now)
 	d.armed = d.nextLocked()
-	if next = d.armed; full {
-		next = at
-	}
+	next = d.armed
 	t.mu.Unlock()
-	for _, l := range lost {
+	for _, l := range lost { // all lost sections end before anything else is done
 		l.end()
 	}
-	d.lost = append(d.lost, lost...)
-	for _, l := range leaked {
-		l.tell(now.Sub(l.hold.since))
-	}
-	return r, next
-}
-
-// report reports the losses that look has found.
-func (d *watchdog) report() {
-	for _, l := range d.lost {
+	for _, l := range lost {
 		l.report()
 	}
-	d.lost = nil
-}
-
-// leak is an entry that nobody can unlock any more.
-type leak struct {
-	hold   *hold
-	cancel context.CancelCauseFunc
-}
-
-// takeLeaksLocked adds the leaks of h that are not reported yet.
-func (h *hold) takeLeaksLocked(all []leak) []leak {
-	for _, cancel := range h.leaks {
-		all = append(all, leak{h, cancel})
+	for _, report := range leaks {
+		report()
 	}
-	h.leaks = nil
-	return all
-}
-
-// tell reports the leak, and ends the context that nobody has: those around it know it as long as it has not ended. If no other
-// entry of the hold is worked under, its lease is not renewed, and runs out.
-func (l leak) tell(heldFor time.Duration) {
-	l.cancel(nil)
-	h := l.hold
-	c := h.client
-	c.events.log(h.logger, slog.LevelError, "relock: lock leaked: a context that Lock returned was dropped without Unlock",
-		slog.String("lock", h.keys.name), slog.String("holder", h.holder.String()), slog.Int64("token", h.token))
-	if h.hooks.Leaked != nil {
-		c.events.emit(func() { h.hooks.Leaked(Leaked{Name: h.keys.name, Holder: h.holder, Token: h.token, Held: heldFor}) })
+	if len(r.holds) > 0 {
+		d.client.group.Go(func() { d.renew(r) })
 	}
-}
-
-// nextLeaseLocked is the lease to ask for: the TTL, or what is left until the longest allowed hold.
-func (h *hold) nextLeaseLocked(now time.Time) time.Duration {
-	if h.maxHold == 0 {
-		return h.ttl
+	if watch != nil {
+		watch()
 	}
-	left := h.since.Add(h.maxHold).Sub(now).Truncate(time.Millisecond)
-	return min(h.ttl, left)
+	return next
 }
 
-// isLongestLocked says whether a lease that ends now could not have been renewed any more, as the longest allowed hold is reached.
-func (h *hold) isLongestLocked(now time.Time) bool {
-	return h.maxHold > 0 && h.nextLeaseLocked(now) < MinTTL+margin(h.ttl)
+// dueLocked returns all due work in the heap: the leases to renew, the holds at their deadline, and
+// the leaks to report.
+func (d *watchdog) dueLocked(now time.Time) (r round, lost []*loss, leaks []func()) {
+	t := &d.client.table
+	at := t.at(now)
+	for len(r.holds) < lookAtMost && len(lost) < lookAtMost {
+		item, due := t.leases.First()
+		if item == nil {
+			break
+		}
+		h := item.Value
+		interval := h.ttl / 3
+		if h.fixed || h.renewal.failures > 0 || h.renewal.check {
+			interval = 0
+		}
+		if due > at+interval/early || due > at && due >= t.at(h.lease.Until()) {
+			break
+		}
+		for _, cancel := range h.leaks {
+			leaks = append(leaks, func() { h.reportLeak(cancel, now.Sub(h.since)) })
+		}
+		h.leaks = nil
+		switch ttl := h.nextTTLLocked(now); {
+		case h.expiredLocked(now):
+			lost = append(lost, t.loseLocked(h, h.reasonLocked(now)))
+		case h.renewal.inFlight:
+			t.leases.Set(item, t.at(h.lease.Until()))
+		case !t.isWantedLocked(h), !now.Add(ttl - store.Margin(ttl)).After(h.lease.Until()):
+			ttl = 0
+			fallthrough
+		default:
+			if ttl == 0 && !h.renewal.check { // the lease runs out
+				t.leases.Set(item, t.at(h.lease.Until()))
+				break
+			}
+			h.renewal.inFlight, h.renewal.check = true, false
+			t.leases.Set(item, t.at(h.lease.Until()))
+			r.add(h, ttl)
+		}
+	}
+	return r, lost, leaks
 }
 
-func (h *hold) reasonLocked(t *table, now time.Time) LossReason {
+// reasonLocked returns the reason for the loss of a hold at its deadline.
+func (h *hold) reasonLocked(now time.Time) LossReason {
 	switch {
 	case h.isLongestLocked(now):
 		return LossMaxHold
-	case t.wantedLocked(h):
+	case h.client.table.isWantedLocked(h):
 		return LossExpired
 	case h.leaked:
 		return LossLeaked
@@ -288,175 +177,191 @@ func (h *hold) reasonLocked(t *table, now time.Time) LossReason {
 	}
 }
 
-// renew sends one round and notes what became of it.
-//
-// It waits for half of a renewal interval, as a connection that went silent must leave time to try another; then what it carries may
-// be sent once more. An answer that comes later counts as well: what it confirms is so since the command was sent.
-func (d *watchdog) renew(r *round) {
-	defer d.endRound(r)
-	sent, least := time.Now(), r.batch[0].ttl
-	for _, one := range r.batch {
-		least = min(least, one.ttl)
-		r.holds = append(r.holds, one.hold)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), least)
-	defer cancel()
-	givenUp := make(chan struct{})
-	limit := time.AfterFunc(least/6+5*time.Millisecond, func() {
-		defer close(givenUp)
-		d.note(r, sent, func(i int) renewal { return renewal{hold: r.holds[i], err: errGivenUp} })
-	})
-	d.client.wire.renew(ctx, r.batch)
-	if limit.Stop() {
-		d.note(r, sent, func(i int) renewal { return r.batch[i] })
-		return
-	}
-	<-givenUp
-	d.noteLate(r, sent)
+// round is a batch of renewals.
+type round struct {
+	holds    []*hold
+	renewals []store.Renewal
+	changes  []int // of the counts, when the round began
+	least    time.Duration
 }
 
-// note notes what became of each lease of a round, and tells of it.
-func (d *watchdog) note(r *round, sent time.Time, outcome func(i int) renewal) {
-	c, t := d.client, d.client.table
+func (r *round) add(h *hold, ttl time.Duration) {
+	r.holds = append(r.holds, h)
+	r.renewals = append(r.renewals, store.Renewal{Lease: h.lease, TTL: ttl, Count: h.storeCount()})
+	r.changes = append(r.changes, h.renewal.changes)
+	if r.least == 0 || h.ttl < r.least {
+		r.least = h.ttl
+	}
+}
+
+// storeCount returns the count for the store.
+func (h *hold) storeCount() int {
+	if h.localReentry {
+		return 1
+	}
+	return h.count
+}
+
+// renew renews one round. renew waits for half of a renewal interval, as a silent connection must
+// leave time to try another connection.
+func (d *watchdog) renew(r round) {
+	ctx, cancel := context.WithTimeout(context.Background(), r.least/6+5*time.Millisecond)
+	defer cancel()
+	sent := time.Now()
+	errs := d.client.store.Renew(ctx, r.renewals)
+	d.note(r, errs, sent)
+}
+
+// note notes the result of each renewal of a round, and reports the round.
+func (d *watchdog) note(r round, errs []error, sent time.Time) {
+	c, t := d.client, &d.client.table
 	event := Renewed{Locks: len(r.holds), Duration: time.Since(sent)}
 	again := 0
 	var lost []*loss
 	t.mu.Lock()
 	now := time.Now()
-	for i := range r.holds {
-		one := outcome(i)
-		given := one.hold.tenure
-		given.renewing = false
-		if one.err != nil { // also of a hold that has ended meanwhile: Redis has not answered
+	for i, h := range r.holds {
+		h.renewal.inFlight = false
+		gone := errors.Is(errs[i], store.ErrGone)
+		if errs[i] != nil && !gone {
 			event.Failed++
 			if event.Err == nil {
-				event.Err = one.err
+				event.Err = errs[i]
 			}
 		}
-		h := one.currentLocked()
 		switch {
-		case h == nil:
-			if one.lost { // Redis does not have what was unlocked
+		case h.state != held:
+			if gone { // the hold was unlocked, or passed on, during the renewal
 				event.Locks--
+				if h.passes > 0 {
+					t.doubtLocked(r.renewals[i].Lease.ID)
+				}
 			}
-		case one.err != nil:
-			again++
-			h.failures++
-			t.rescheduleLocked(h, now.Add(retryPause(h.failures, h.ttl)))
-		case one.lost:
+		case gone:
 			event.Lost++
 			lost = append(lost, t.loseLocked(h, LossTaken))
+		case errs[i] != nil:
+			again++
+			h.renewal.failures++
+			h.renewal.check = true // also if nobody wants the lease any more: the count may be wrong
+			next := now.Add(retryPause(h.renewal.failures, h.ttl))
+			t.leases.Set(&h.renewal.item, min(t.at(next), t.at(h.lease.Until())))
 		default:
-			h.failures = 0
-			t.confirmLocked(h, sent, one.ttl, now)
+			h.renewal.failures = 0
+			lease := r.renewals[i].Lease
+			lease.Sent, lease.TTL = sent, r.renewals[i].TTL
+			t.confirmLocked(h, lease, now)
+			t.scheduleLocked(h)
+			if h.renewal.check || h.renewal.changes != r.changes[i] && r.renewals[i].Count != h.storeCount() {
+				t.checkLocked(h)
+			}
 		}
 	}
 	d.nudgeLocked()
 	t.mu.Unlock()
 	for _, l := range lost {
-		l.tell()
+		l.end()
+		l.report()
 	}
 	if again > 0 {
-		c.events.log(c.settings.logger, slog.LevelWarn, "relock: renewal not confirmed, trying again until the deadline",
+		c.log(c.settings.logger, slog.LevelWarn, "relock: renewal not confirmed, trying again until the deadline",
 			slog.Int("locks", again), slog.Any("error", event.Err))
 	}
 	if c.settings.hooks.Renewed != nil && event.Locks > 0 {
-		c.events.emit(func() { c.settings.hooks.Renewed(event) })
+		c.events.Emit(func() { c.settings.hooks.Renewed(event) })
 	}
 }
 
-// noteLate is note for answers that nobody waited for any more: others have been sent since.
-func (d *watchdog) noteLate(r *round, sent time.Time) {
-	t := d.client.table
-	var lost []*loss
-	t.mu.Lock()
-	now := time.Now()
-	for _, one := range r.batch {
-		h := one.currentLocked()
-		switch {
-		case h == nil || one.err != nil:
-		case one.lost:
-			lost = append(lost, t.loseLocked(h, LossTaken))
-		default:
-			h.failures = 0
-			t.confirmLocked(h, sent, one.ttl, now)
-		}
+// reportLeak reports an entry that nobody can unlock any more, and ends its context. Nobody has the
+// context, but its parents refer to the context until its end. If nobody works under another entry
+// of the hold, the lease is not renewed, and runs out.
+func (h *hold) reportLeak(cancel context.CancelCauseFunc, heldFor time.Duration) {
+	cancel(nil)
+	c := h.client
+	c.log(h.logger, slog.LevelError, "relock: lock leaked: a context that Lock returned was dropped without Unlock",
+		slog.String("lock", h.name), slog.String("holder", h.holder.String()))
+	if h.hooks.Leaked != nil {
+		c.events.Emit(func() { h.hooks.Leaked(Leaked{Name: h.name, Holder: h.holder, Held: heldFor}) })
 	}
+}
+
+// watchLocked makes the watchdog look after watchAfter for a section worth a watch of the store.
+func (d *watchdog) watchLocked() {
+	if _, is := d.client.store.(store.Watcher); !is || d.stop != nil || d.watchAt != timers.Never {
+		return
+	}
+	t := &d.client.table
+	d.watchAt = t.at(time.Now().Add(watchAfter))
 	d.nudgeLocked()
-	t.mu.Unlock()
-	for _, l := range lost {
-		l.tell()
-	}
 }
 
-// currentLocked is the hold that has the lease now, as it may have been passed on meanwhile; nil if it is over, or the answer
-// does not matter to it: what was passed and is lost finds out next time, and what came too late to be passed has a tenure of its own.
-func (r *renewal) currentLocked() *hold {
-	given := r.hold.tenure
-	h := given.hold
-	if h.tenure != given || h.state != held && (h.state != entering || r.lost) {
+// watchDueLocked returns the function that begins or ends the watch of the store, if due. The watch
+// begins with a section older than watchAfter, and ends when a look finds no section.
+func (d *watchdog) watchDueLocked(now time.Time) func() {
+	t := &d.client.table
+	if t.at(now) < d.watchAt {
 		return nil
 	}
-	return h
-}
-
-// loss is a hold that has just been lost, for whoever tells of it outside the mutex.
-type loss struct {
-	hold   *hold
-	err    *LostError
-	cancel []context.CancelCauseFunc
-	held   time.Duration
-	closed bool   // Close had told of the end of this hold
-	leaks  []leak // that were not reported yet
-}
-
-// loseLocked ends a hold that was lost. It is told as a worker, so that Close waits for that.
-func (t *table) loseLocked(h *hold, reason LossReason) *loss {
-	h.client.workers.add()
-	l := &loss{
-		hold: h,
-		err:  &LostError{Name: h.keys.name, Holder: h.holder, Token: h.token, Reason: reason},
-		held: time.Since(h.since), closed: h.client.isClosed(), leaks: h.takeLeaksLocked(nil),
-	}
-	for f := h.frames; f != nil; f = f.next {
-		l.cancel = append(l.cancel, f.cancel)
-	}
-	t.finishLocked(h, l.err)
-	return l
-}
-
-// tell ends the section, before anything else.
-func (l *loss) tell() {
-	l.end()
-	l.report()
-}
-
-// end ends the contexts of the section, newest entry first.
-func (l *loss) end() {
-	for _, cancel := range l.cancel {
-		cancel(l.err)
-	}
-}
-
-// report tells everybody else.
-func (l *loss) report() {
-	h := l.hold
-	defer h.client.workers.leave()
-	c := h.client
-	if l.err.Reason != LossTaken || h.unsure || h.queuedFor {
-		// The last renewal may have reached Redis without our knowing: do not let it keep the lock from others. And who was
-		// granted the lock may still be first in the queue.
-		c.orphans.add(h, h.unsure)
-	}
-	for _, leak := range l.leaks {
-		leak.tell(l.held)
-	}
-	c.events.log(h.logger, slog.LevelError, "relock: lock lost", slog.String("lock", h.keys.name),
-		slog.String("holder", h.holder.String()), slog.Int64("token", h.token), slog.String("reason", string(l.err.Reason)))
-	if h.hooks.Lost != nil && !l.closed {
-		event := Lost{
-			Name: h.keys.name, Holder: h.holder, Token: l.err.Token, TTL: h.ttl, Reason: l.err.Reason, Held: l.held, MaxDepth: h.deepest,
+	d.watchAt = timers.Never
+	old := false
+	for h := range t.leases.All() {
+		if old = now.Sub(h.since) >= watchAfter; old {
+			break
 		}
-		c.events.emit(func() { h.hooks.Lost(event) })
+	}
+	if t.leases.Len() > 0 {
+		d.watchAt = t.at(now.Add(watchAfter))
+	}
+	switch {
+	case old && d.stop == nil:
+		d.watchAt = t.at(now.Add(watchLinger))
+		d.stop = func() {}
+		return func() {
+			stop := d.client.store.(store.Watcher).Watch(d.client.id, d.doubt)
+			t.mu.Lock()
+			d.stop = stop
+			t.mu.Unlock()
+		}
+	case old || d.stop != nil && t.leases.Len() > 0:
+		d.watchAt = t.at(now.Add(watchLinger))
+	case d.stop != nil:
+		stop := d.stop
+		d.stop = nil
+		return stop
+	}
+	return nil
+}
+
+// watchLinger is the interval at which the watchdog looks whether the watch is still needed.
+const watchLinger = 10 * time.Second
+
+func (d *watchdog) endWatch() {
+	t := &d.client.table
+	t.mu.Lock()
+	stop := d.stop
+	d.stop = nil
+	t.mu.Unlock()
+	if stop != nil {
+		stop()
+	}
+}
+
+// doubt asks the store at once about a hold that may be gone, or about all holds if id is empty.
+func (d *watchdog) doubt(id store.ID) {
+	t := &d.client.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.doubtLocked(id)
+}
+
+func (t *table) doubtLocked(id store.ID) {
+	var doubtful []*hold
+	for h := range t.leases.All() {
+		if id == "" || h.lease.ID == id {
+			doubtful = append(doubtful, h)
+		}
+	}
+	for _, h := range doubtful {
+		t.checkLocked(h)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // figure prints three digits of a number, without exponents.
@@ -285,6 +286,9 @@ func writeMeasured(w io.Writer, r *report, charts map[string][]string) {
 			continue
 		}
 		fmt.Fprintf(w, "\n### %s\n", t.title)
+		if at, ok := r.Measured[t.workload]; ok {
+			fmt.Fprintf(w, "\nMeasured on %s.\n", at.Format(time.DateOnly))
+		}
 		if t.note != "" {
 			fmt.Fprintf(w, "\n%s\n", t.note)
 		}

@@ -1,17 +1,17 @@
 #!/bin/sh
-# Checks the model: one case of it, or tells the shortest story of one broken rule.
+# Checks one case of the model, or tells the shortest story of one broken rule.
 #
 #   sh check.sh <name>            exit 1 if that case is not as the file "cases" says
 #   sh check.sh story <rule>      what happens without that rule, step by step
 #
-# Needs spin and a C compiler. Everything it makes is in .build, one directory a case.
+# Needs spin and a C compiler. All output is in .build, one directory a case.
 set -u
 cd "$(dirname "$0")" || exit 1
 model=$PWD/relock.pml
 build=$PWD/.build
-: "${CC:=cc}" "${MEMORY:=2000}" "${DEPTH:=20000}"
+: "${CC:=cc}" "${MEMORY:=1500}" "${DEPTH:=20000}"
 
-# generate <name> <flags for spin>: the verifier's source, in its own directory.
+# generate <name> <flags for spin>: the source of the verifier, in its own directory.
 generate() {
 	rm -rf "$build/$1" && mkdir -p "$build/$1" && cd "$build/$1" || exit 1
 	shift
@@ -26,13 +26,13 @@ compile() {
 figure() { sed -n "s/^ *\([0-9.]*\) *$1.*/\1/p" pan.log | head -1; }
 broken() { sed -n 's/^pan:[0-9]*: \(.*\) (at depth.*/\1/p' pan.log | head -1; }
 
-# exhaustive: all of the state space was seen, and nothing was wrong in it.
+# exhaustive: the search saw the whole state space, and found no error.
 exhaustive() {
 	grep -q 'errors: 0$' pan.log && grep -q '^Full statespace search' pan.log &&
 		! grep -Eq 'max search depth too small|Search not completed|out of memory|Bit statespace|aborting' pan.log
 }
 
-# verdict <ok or not> <name> <what was seen>
+# verdict <ok or not> <name> <result>
 verdict() {
 	printf '%-5s %-28s %-40s %10s states %4ss\n' "$1" "$2" "$3" "$(figure 'states, stored')" "$(($(date +%s) - began))"
 	[ "$1" = ok ]
@@ -41,15 +41,13 @@ verdict() {
 must_hold() {
 	kind=$1 name=$2; shift 2
 	began=$(date +%s)
-	# Most of what a case takes is to compile it. With -O1 that takes half as long again, and the search a seventh less.
 	generate "$name" "$@"
-	if [ "$kind" = ends ]; then
-		compile -Og -DNP; ./pan -m"$DEPTH" -w24 -l >pan.log 2>&1
-	elif [ "$kind" = small ]; then
-		compile -O0 -DSAFETY; ./pan -m"$DEPTH" -w22 >pan.log 2>&1
-	else
-		compile -Og -DSAFETY; ./pan -m"$DEPTH" -w24 >pan.log 2>&1
-	fi
+	# To compile a small case takes longer than to search it.
+	case $kind in
+	ends) compile -Og -DNP; ./pan -m"$DEPTH" -w22 -l >pan.log 2>&1 ;;
+	small) compile -O0 -DSAFETY; ./pan -m"$DEPTH" -w20 >pan.log 2>&1 ;;
+	*) compile -Og -DSAFETY; ./pan -m"$DEPTH" -w23 >pan.log 2>&1 ;;
+	esac
 	if exhaustive; then
 		verdict ok "$name" "holds"
 	else
@@ -76,15 +74,15 @@ tell() {
 	echo "broken: $promise"
 }
 
-# story <rule> <promise> <flags>: breadth first, so that the story is a shortest one;
-# depth first where that takes too much memory.
+# story <rule> <promise> <flags>: breadth first, for a shortest story; depth first if memory is
+# too small for that.
 story() {
 	rule=$1 promise=$2; shift 2
 	set -- -DBREAK_"$rule" -DONLY=ID_"$promise" "$@"
 	generate "$rule" -Dhidden= "$@"         # breadth first knows no hidden variables
 	compile -O1 -DSAFETY -DBFS; ./pan -E >pan.log 2>&1
 	tell -Dhidden= "$@" && return
-	echo "(not the shortest: no memory for that)"
+	echo "(not the shortest: memory is too small for that)"
 	generate "$rule" "$@"
 	compile -O1 -DSAFETY; ./pan -m"$DEPTH" -E >pan.log 2>&1
 	tell "$@" || { tail -30 pan.log; exit 1; }
@@ -98,7 +96,7 @@ if [ "${1-}" = story ]; then
 	exit
 fi
 [ $# -eq 1 ] || { sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 1; }
-set -- $(awk -v name="$1" '/^[a-z]/ && $2 == name' cases)
+set -- $(sed 's/ *#.*//' cases | awk -v name="$1" '$2 == name')
 case ${1-} in
 hold | small | ends | deep) must_hold "$@" ;;
 fail | limit) shift; must_fail "$@" ;;

@@ -1,15 +1,15 @@
 /*
  * relock: a model of the lock protocol in Promela, for spin.
  *
- * One lock, one Redis server, a few clients. Each script of the server is one
- * indivisible step, as in Redis. Everything between two steps may take any
- * time: a command on its way, a reply, a grant message, a client that is paused.
+ * One lock, one Redis server, a few clients. Each script of the server is one indivisible step, as
+ * in Redis. Everything between two steps may take any time: a command on its way, a reply, a grant
+ * message, a client that is paused.
  *
- * Read it from top to bottom: sizes, what is checked, what the server keeps,
- * what a client keeps, the scripts, the wires, the clock, the client, the judge.
- * README.md says how each promise is expressed and what the model leaves out.
+ * Read from top to bottom: sizes, promises, state of the server, state of a client, scripts, wires,
+ * subscriptions, clock, accidents, client, watchdog, judge. README.md says how each promise is
+ * expressed, and names all that the model leaves out.
  *
- * -DBREAK_... takes one rule away; then the model must fail (see the README).
+ * -DBREAK_<rule> takes one rule away. The model must fail then.
  */
 
 /* ------------------------------------------------------------------ sizes */
@@ -17,13 +17,16 @@
 #ifndef CLIENTS
 #define CLIENTS 2
 #endif
-#ifndef ROUNDS                  /* stays in the lock that each client makes; 1 or 2 */
+#ifndef ROUNDS                  /* sections of each client, one after the other */
 #define ROUNDS 1
 #endif
-#ifdef FIRST_RETURNS            /* only client 0 makes all its rounds, the others one */
+#ifdef FIRST_RETURNS            /* only client 0 makes all its rounds, the others make one */
 #define ROUNDS_OF(i) ((i) == 0 -> ROUNDS : 1)
 #else
 #define ROUNDS_OF(i) ROUNDS
+#endif
+#ifndef IDS                     /* IDs of holds for each client, see FRESH */
+#define IDS 2
 #endif
 #ifndef TTL                     /* lease, in ticks */
 #define TTL 2
@@ -31,326 +34,213 @@
 #ifndef TTL_1                   /* that of client 1 */
 #define TTL_1 TTL
 #endif
-#ifndef MARGIN                  /* what the client takes off for clocks that drift */
+#ifndef MARGIN                  /* taken off by the client for clocks that drift */
 #define MARGIN 0
 #endif
 
-/* How much may go wrong, or be done, in one run. All of it may happen anywhere. */
-#ifndef FAULTS                  /* commands or replies lost, given up, run late or twice */
+/* Budgets: how often each accident or action may happen in one run, at any time. */
+#ifndef FAULTS                  /* commands or replies that are lost, or given up and run late */
 #define FAULTS 0
 #endif
-#ifndef CUTS                    /* pub/sub connections broken */
+#ifndef CUTS                    /* pub/sub connections that break */
 #define CUTS 0
 #endif
 #ifndef CRASHES                 /* client processes that die */
 #define CRASHES 0
 #endif
-#ifndef CANCELS                 /* waits given up by the caller */
+#ifndef CANCELS                 /* waits that the caller gives up */
 #define CANCELS 0
 #endif
-#ifndef RECHECKS                /* recheck timers that fire early (they may: any time up to a TTL) */
+#ifndef RECHECKS                /* recheck timers that fire early */
 #define RECHECKS 0
 #endif
 #ifndef NESTS                   /* nested entries */
 #define NESTS 0
 #endif
-#ifndef RENEWALS                /* renewals */
+#ifndef RENEWALS                /* renewals, beside all else that the client sends */
 #define RENEWALS 0
 #endif
-#ifndef BESIDE                  /* renewals that run beside whatever else their client sends */
-#define BESIDE 0
+#ifndef DRAWS                   /* tokens that sections draw */
+#define DRAWS 0
 #endif
-#ifndef PAUSES                  /* times that a client sleeps past a lease that it holds */
+#ifndef PASSES                  /* passes of the lock inside client 0 */
+#define PASSES 0
+#endif
+#ifndef PAUSES                  /* leases that run out while a live client could use them */
 #define PAUSES 0
 #endif
 #ifndef STEPS                   /* steps back of the server's clock */
 #define STEPS 0
 #endif
-#ifndef FORCES                  /* times that an operator takes the lock from whoever has it */
+#ifndef FORCES                  /* force unlocks of an operator */
 #define FORCES 0
 #endif
-#ifndef FORGETS                 /* times that the key of the last token is lost */
+#ifndef FORGETS                 /* losses of the token's key */
 #define FORGETS 0
 #endif
-#ifndef RESTORES                /* times that the server comes back with older data, or with none */
+#ifndef RESTORES                /* restarts of the server with older data, or with none */
 #define RESTORES 0
-#endif
-#ifndef PASSES                  /* times that client 0 passes the lock on inside itself, in one stay; the tokens are set aside */
-#define PASSES 0
 #endif
 #ifndef SLOW                    /* ticks that the clock of one client misses */
 #define SLOW 0
 #endif
 
-#ifndef UNREAD                  /* grants that can be on their way to one client; more would stop the run with an error */
-#define UNREAD 3
-#endif
-
-#define HOLDS        (CLIENTS * ROUNDS)
+#define HOLDS        (CLIENTS * IDS)
 #define NONE         0
+#define CLIENT_OF(h) (((h) - 1) / IDS)
+#define TTL_OF(i)    ((i) == 1 -> TTL_1 : TTL)
 #ifdef BREAK_NO_MARGIN
 #define SAFE(ttl)    (ttl)
 #else
-#define SAFE(ttl)    ((ttl) - MARGIN)   /* what a client counts on, from before it sent */
+#define SAFE(ttl)    ((ttl) - MARGIN)   /* counted on by a client, from before it sent the command */
 #endif
-#define TTL_OF(i)    ((i) == 1 -> TTL_1 : TTL)
 #define LEASE(i)     SAFE(TTL_OF(i))
-#ifdef EXTENDS                          /* leases are fixed: nested entries leave them alone, what runs beside is Extend */
-#define NEST_TTL(i)  0
-#else
-#define NEST_TTL(i)  (TTL_OF(i) - 1)    /* a nested entry may ask for a shorter lease */
-#endif
 
-/* A hold field is used for one stay and never again; hold numbers say whose it is. */
-#ifdef BREAK_HOLD_REUSED
-#define HOLD_FIELD(i, round)  ((i) + 1)
-#define CLIENT_OF(h)          ((h) - 1)
-#else
-#define HOLD_FIELD(i, round)  ((i) * ROUNDS + (round))
-#define CLIENT_OF(h)          (((h) - 1) / ROUNDS)
-#endif
-
-/* ------------------------------------------------------- what is checked */
+/* --------------------------------------------------------------- promises */
 
 /*
- * Each promise is an assertion with its own name, so that spin names the one
- * that broke. -DONLY=ID_<promise> leaves that one: so it is seen that a broken
- * rule breaks the very promise that it is there for.
+ * Each promise is an assertion with its own name, so spin names the promise that broke.
+ * -DONLY=ID_<promise> leaves one promise, to see that a broken rule breaks the very promise that
+ * the rule is there for.
  */
 #define ID_mutual_exclusion     1       /* never two believers */
 #define ID_lease_covers_belief  2       /* a believer is the owner on the server */
 #define ID_no_lost_wakeup       3       /* nobody sleeps for ever */
 #define ID_fifo                 4       /* first come, first served */
-#define ID_no_hold_left         5       /* the lock ends free, its queue empty */
-#define ID_token_grows          6       /* larger for every stay, the same through a stay */
-#define ID_stale_is_harmless    7       /* a late command touches no newer stay, and only a first entry makes one */
-#define ID_count_is_true        8       /* the count on the server is what the holder did */
-#define ID_loss_is_told         9       /* whose lock was taken by force is not told that it has released it */
-#define ID_no_orphan            10      /* NOT promised, see the README: every hold has a client that wants it */
+#define ID_nothing_left         5       /* the lock ends free, the queue ends empty */
+#define ID_token_grows          6       /* each token is larger than all before, and is the owner's */
+#define ID_late_is_harmless     7       /* a command touches its own hold only */
+#define ID_loss_is_told         8       /* a section whose hold was lost does not end as if nothing was */
+#define ID_deaf_holds_up_nobody 9       /* repeats of a command make no lease longer */
+#define ID_no_orphan            10      /* NOT promised: every hold has a client that wants it */
+#define ID_revival_is_told      11      /* NOT promised: loss_is_told where the acquire runs late */
 
-hidden byte mutual_exclusion, lease_covers_belief, no_lost_wakeup, fifo, no_hold_left;
-hidden byte token_grows, stale_is_harmless, count_is_true, loss_is_told, no_orphan;
+hidden byte mutual_exclusion, lease_covers_belief, no_lost_wakeup, fifo, nothing_left, token_grows;
+hidden byte late_is_harmless, loss_is_told, deaf_holds_up_nobody, no_orphan, revival_is_told;
 
 #ifndef ONLY
 #define ONLY 0
 #endif
-#define LOOKED_AT(id)           (ONLY == id || ONLY == 0 && id != ID_no_orphan)
+#define LOOKED_AT(id)           (ONLY == id || ONLY == 0 && id < ID_no_orphan)
 #define MUST(promise, holds)    promise = (!LOOKED_AT(ID_##promise) || (holds)); assert(promise)
 
-/* -------------------------------------------------------------- messages */
+/* ------------------------------------------------------- state of the server */
 
-mtype = { ACQUIRE, RELEASE, RENEW };                    /* commands */
-mtype = { IDLE, SENT, ANSWERED, FAILED };               /* a client's command connection */
-mtype = { OK, BUSY, QUEUED, NOT_YOURS, STALE };         /* replies */
-mtype = { OUT, ASKING, WAITING, INSIDE, LEAVING, FINISHED, GONE };      /* a client */
+mtype = { ACQUIRE, RELEASE, RENEW, TOKEN };             /* commands */
+mtype = { YES, HAD, BUSY, QUEUED, GONE };               /* replies; HAD: the hold had the lock before */
+mtype = { IDLE, SENT, ANSWERED, FAILED };               /* a command connection */
+mtype = { OUT, ASKING, WAITING, INSIDE, LEAVING, FINISHED, DEAD };      /* a client */
 
-typedef Command {
-	mtype op;
-	byte hold;      /* the hold field */
-	byte stay;      /* ghost: the stay it was sent for (tells late from current if fields are reused) */
-	byte target;    /* the count to set */
-	byte step;      /* grows with each operation of the hold */
-	bool wait;      /* join the queue if busy */
-	byte arrival;   /* first arrival, if known: keeps the place */
-	byte ttl;
-#if PASSES > 0
-	byte used;      /* the last token used ... */
-	byte unused;    /* ... and how many behind it are left of those that were set aside */
-#endif
-	bool watched    /* given up, but its end will be seen: then abandon once more */
-}
-
-typedef Reply {
-	mtype what;
-	byte token;     /* OK: of the hold; QUEUED: the last one given, to anybody */
-	byte arrival
-}
-
-/* ---------------------------------------------------- what the server has */
-
-byte owner = NONE;              /* the hold field in the lock's hash */
-byte count;                     /* its value */
-byte recorded;                  /* the step of the last operation that was let through */
+byte owner = NONE;              /* the hold in the lock's hash */
 byte lease;                     /* ticks until the hash expires */
-byte token;                     /* the last fencing token that was drawn or set aside; 0: the key is lost */
-#if FORGETS + RESTORES > 0
-byte newest;                    /* TIME, as far as tokens need it: no token is ahead of it, whatever the key says */
-#else
-#define newest token
-#endif
-byte heir = NONE;               /* the next hand-over, if it is prepared: to whom, "next" in the hash ... */
-byte kept;                      /* ... and its token */
-byte noted;                     /* "token" in the hash: what its owner has, once one was drawn for the next; 0: not noted */
-byte queue[HOLDS + 1];          /* arrival of each waiter, and perhaps of the owner as the first; 0: not queued */
-byte arrivals;                  /* the server's TIME, as far as the queue needs it */
-#if STEPS > 0
-bool behind;                    /* TIME is behind the last token */
-#endif
+byte queue[HOLDS + 1];          /* arrival of each waiter; 0: not queued */
+byte arrivals;                  /* the server's clock, as far as the queue needs it */
+byte token;                     /* the last token; 0: the key is lost */
+byte newest;                    /* the server's clock, as far as tokens need it */
+bool listens[CLIENTS];          /* counted as a subscriber of the channel */
+byte seized = NONE;             /* the hold that an operator saw, and is about to take the lock from */
 
-/* Whether the next hand-over may be prepared. */
-#ifdef UNPREPARED               /* never: sharded pub/sub, tokens that are set aside */
-#define MAY_PREPARE false
-#elif STEPS > 0
-#define MAY_PREPARE (!behind)   /* not with a token ahead of TIME */
-#else
-#define MAY_PREPARE true
-#endif
-
-/* Tokens that are set aside beyond the hold's own: for those to which its client passes the lock without asking. */
-#if PASSES > 0
-#define ASIDE(h) (CLIENT_OF(h) == 0 -> PASSES : 0)
-#else
-#define ASIDE(h) 0
-#endif
 #if RESTORES > 0
-typedef Data {                  /* what a dump has, or a replica that lags */
-	byte owner, count, recorded, lease, token, heir, kept, noted;
+typedef Data {                  /* a dump, or a replica that lags */
+	byte owner, lease, token;
 	byte queue[HOLDS + 1]
 }
 Data dump;
 byte saves = RESTORES;
 #endif
-byte seized = NONE;             /* the hold that an operator saw, and is about to take the lock from */
-bool listens[CLIENTS];          /* counted as a receiver of PUBLISH */
 
-/* Grants on their way to a client: hold, token. */
-chan grants[CLIENTS] = [UNREAD] of { byte, byte };
-
-/* ---------------------------------------------------- what a client keeps */
+/* -------------------------------------------------------- state of a client */
 
 mtype phase[CLIENTS] = OUT;
-byte hold[CLIENTS];             /* field of the stay under way */
-byte stay[CLIENTS];             /* ghost: number of the stay under way */
-byte step[CLIENTS];
-byte frames[CLIENTS];           /* the count that it believes */
-byte seen[CLIENTS];             /* inside: the token; waiting: the last token given when it was told to wait */
+byte hold[CLIENTS];             /* ID of the hold under way */
 byte arrival[CLIENTS];          /* first arrival, as the server told */
+byte asked[CLIENTS];            /* commands that could queue the hold, 2 at most */
+bool unsure[CLIENTS];           /* an acquire of this hold may run yet */
+bool repeated[CLIENTS];         /* the release was sent twice */
+byte seen[CLIENTS];             /* the token of the section; 0: not drawn */
 /*
- * Ticks left on its own clock. Inside: until the hold is to be taken as lost.
- * Waiting: until that would be so if the grant had come just after the client
- * was last told "no"; the recheck timer fires at its end.
+ * Ticks left on the client's own clock. Inside, the hold counts as lost at the end. While the client
+ * waits, these are the ticks of a lease that began when the client asked, and then its recheck timer
+ * fires.
  */
 byte deadline[CLIENTS];
-byte since_sent[CLIENTS];       /* the same for the command under way: LEASE less what passed since before it was sent */
-bool abandons[HOLDS + 1];       /* holds that it gives up in the background */
-bool traces[CLIENTS];           /* something of its hold may be left where that is gone: a place in the queue, a late first entry */
-#if BESIDE > 0
-bool told[CLIENTS];             /* a renewal was told that the hold is not there */
-bool owes[CLIENTS];             /* the server is to be told the count: a nested entry or its exit was given up */
+byte since[CLIENTS];            /* the same for a lease that began before the command under way ... */
+byte sent[CLIENTS];             /* ... and for one that began before its last attempt */
 
+typedef Command {
+	mtype op;
+	byte hold;
+	bool wait;      /* join the queue if the lock is busy */
+	byte arrival;   /* first arrival, if known: keeps the place */
+	byte ttl
+}
+
+mtype wire[CLIENTS] = IDLE;     /* the command connection ... */
+Command cmd[CLIENTS];           /* ... the command on it ... */
+mtype answer[CLIENTS];          /* ... and the reply ... */
+byte told[CLIENTS];             /* ... with an arrival, a token or the rest of a lease */
+Command late[CLIENTS];          /* a command that was given up and may still run */
+bool unwanted[HOLDS + 1];       /* holds in cleanup: forgotten in the background */
+
+bool wants[CLIENTS];            /* somebody needs the subscription */
+bool link[CLIENTS];             /* bytes get through on the pub/sub connection */
+bool subscribed[CLIENTS];       /* the client takes the subscription for confirmed */
+bool leaving[CLIENTS];          /* UNSUBSCRIBE is on its way */
+bool recheck[CLIENTS];          /* a note for the waiter: the subscription was confirmed, ask again */
+bool message[CLIENTS];          /* a grant to this waiter is on its way, or was not read yet */
+
+#ifdef SHARED                   /* clients 0 and 1 are calls of one process: one connection, one channel */
+#define HUB(i)      ((i) == 1 -> 0 : (i))
+#define HUB_WAITS(i) (WAITS(i) || (i) == 0 && WAITS(1))
+#else
+#define HUB(i)      (i)
+#define HUB_WAITS(i) WAITS(i)
+#endif
+#define HEARD(h)    listens[HUB(CLIENT_OF(h))]
+
+#if RENEWALS > 0
 typedef Renewal {
 	mtype state;
-	byte hold, ttl;
-	byte stay;      /* ghost */
-	byte since;     /* as since_sent */
+	byte hold, ttl, since;
 	bool yes
 }
-Renewal side[CLIENTS];          /* under way beside all else, also when the hold has ended */
-#define OWES(i) owes[i]
-#else
-#define OWES(i) false
+Renewal side[CLIENTS];          /* a renewal under way, also when the hold has ended */
 #endif
 
-mtype wire[CLIENTS] = IDLE;     /* its command connection ... */
-Command cmd[CLIENTS];           /* ... the command on it ... */
-Reply answer[CLIENTS];          /* ... and the reply */
-Command late[CLIENTS];          /* a command that was given up and may still run */
+byte faults = FAULTS, cuts = CUTS, crashes = CRASHES, cancels = CANCELS, rechecks = RECHECKS;
+byte nests = NESTS, renewals = RENEWALS, draws = DRAWS, passes = PASSES, pauses = PAUSES;
+byte steps = STEPS, forces = FORCES, forgets = FORGETS, restores = RESTORES, slow = SLOW;
 
-bool wants[CLIENTS];            /* it needs the subscription */
-bool link[CLIENTS];             /* bytes get through on the pub/sub connection */
-bool subscribed[CLIENTS];       /* the client takes itself for subscribed */
-bool recheck[CLIENTS];          /* (re)subscribed: ask again */
-
-/* The same in the steps that it takes, see Pubsub. Then wants, subscribed and recheck are not used. */
-#ifdef STEPWISE
-mtype = { NOT_ASKED, TO_ASK, ASKED, CONFIRMED, TO_RENEW };
-mtype stage[CLIENTS] = NOT_ASKED;       /* the subscription, as the client has it */
-chan commands[CLIENTS] = [2] of { bool };       /* on their way on the pub/sub connection: SUBSCRIBE, or UNSUBSCRIBE */
-bool stale[CLIENTS];            /* one of its connections that is over is counted as a receiver */
-bool heeds[CLIENTS];            /* there is a waiter that hears what comes ... */
-bool word[CLIENTS];             /* ... and what it was told first, until it looks: */
-byte word_token[CLIENTS];       /* a grant's token; 0: ask the server */
-#ifdef SHARED                   /* clients 0 and 1 are calls of one process, and have one connection, and one channel */
-#define HUB(i)      ((i) == 1 -> 0 : (i))
-#define HEEDED(hub) (heeds[hub] || hub == 0 && heeds[1])
-#else
-#define HUB(i)      (i)
-#define HEEDED(hub) heeds[hub]
-#endif
-#define HEARD(i)    (listens[HUB(i)] || stale[HUB(i)])
-#define REACHED(i)  (listens[HUB(i)] && link[HUB(i)])
-#else
-#define HUB(i)      (i)
-#define HEARD(i)    listens[i]
-#define REACHED(i)  link[i]
-#endif
-#if PASSES > 0                  /* of client 0: */
-byte spare;                     /* tokens left of those that were set aside */
-bool doubt;                     /* the end of a command is not known: the lock is not passed on */
-#ifdef BREAK_PASSED_GRANT_ABANDONED
-bool passed;                    /* it was */
-#endif
-#endif
-
-/* What may still happen. */
-byte faults = FAULTS, cuts = CUTS, crashes = CRASHES, cancels = CANCELS;
-byte rechecks = RECHECKS, nests = NESTS, renewals = RENEWALS, beside = BESIDE, pauses = PAUSES, slow = SLOW, steps = STEPS;
-byte forces = FORCES, forgets = FORGETS, restores = RESTORES;
-
-/* Ghosts: who joined when, and who has been queued and connected ever since. */
-byte rank[HOLDS + 1];
-bool steady[HOLDS + 1];
+/* Ghosts: no part of the protocol. */
+byte rank[HOLDS + 1];           /* order of joining, kept by the model itself */
+bool steady[HOLDS + 1];         /* queued, and connected ever since */
 byte ranks;
-byte largest;                   /* the last token that a stay has had */
+byte largest;                   /* the largest token that was drawn */
 /*
- * Somebody has taken the lock away from this hold, or older data came back while it was under way.
- * Until it is told, or the server has again what it believes, its own belief is not held against
- * the protocol; that of all others is.
+ * How the server lost a hold while its client was under way. TAKEN is by force, or because older
+ * data came back: the belief of this hold is not held against the protocol until the holder is told.
+ * EXPIRED is by the end of its lease: its holder must not believe again.
  */
-#if FORCES + RESTORES > 0
-bool taken[HOLDS + 1];
-#define TAKEN(h) taken[h]
-#else
-#define TAKEN(h) false
-#endif
-/*
- * The heir of older data may be given its token once more. And, see the README, a release may give it
- * that token for the first time, although later ones were given before the data came back.
- */
-#if RESTORES > 0
-byte kept_then;
-hidden byte by_release;
-#ifdef BREAK_OLD_HEIR
-#define IS_OLD(token_) (token_ == kept_then && token_ == largest)
-#else
-#define IS_OLD(token_) (token_ == kept_then && (by_release || token_ == largest))
-#endif
-#else
-#define IS_OLD(token_) false
-#endif
-#ifdef BREAK_HOLD_REUSED
-byte owner_stay;
-#define OWNER_STAY owner_stay
-#else
-#define OWNER_STAY owner
-#endif
+#define TAKEN   1
+#define EXPIRED 2
+byte lost[HOLDS + 1];
 
 /* Scratch, no part of the state. */
-hidden byte j, k, head, was, old;
-hidden byte changed;
+hidden byte j, k, head, was, was_lease;
 hidden mtype r_what;
-hidden byte r_token, r_arrival;
+hidden byte r_told;
 
 /*
- * What "believes" means: it is inside and its own clock, looked at now, is
- * before its deadline. A client acts only after such a look; so a client that
- * slept past its lease is no believer when it wakes.
+ * A client believes that it has the lock if it is inside, and its own clock, read now, is before
+ * its deadline. A client acts only after such a look, so a client that slept past its lease is no
+ * believer when it wakes.
  */
 #define BELIEVES(i) (phase[i] == INSIDE && deadline[i] > 0)
 #define WAITS(i)    (phase[i] == ASKING || phase[i] == WAITING)
-#define LIVE(i)     (phase[i] != GONE)
+#define LIVE(i)     (phase[i] != DEAD)
+#define WANTED(h)   (hold[CLIENT_OF(h)] == h)
 
-/* ------------------------------------------------------------ the scripts */
+/* ---------------------------------------------------------------- scripts */
 
 /* head: the first waiter in the queue. */
 inline first_waiter() {
@@ -367,190 +257,85 @@ inline first_waiter() {
 }
 
 inline leave_queue(h_) {
-	queue[h_] = 0; steady[h_] = false
+	queue[h_] = 0; steady[h_] = false;
+	rank[h_] = (WANTED(h_) -> rank[h_] : 0)
 }
 
 inline all_believers_own() {
 	k = 0;
 	do
 	:: k == CLIENTS -> break
-	:: else -> MUST(lease_covers_belief, !BELIEVES(k) || hold[k] == owner || TAKEN(hold[k])); k++
+	:: else ->
+		MUST(lease_covers_belief, !BELIEVES(k) || hold[k] == owner || lost[hold[k]] == TAKEN);
+		k++
 	od
 }
 
-/* The lock has no hold any more: deleted, or its lease ran out. The queue may still have the place of who had it. */
-inline free_lock() {
-	owner = NONE; count = 0; recorded = 0; lease = 0; heir = NONE; kept = 0; noted = 0;
-#ifdef BREAK_HOLD_REUSED
-	owner_stay = 0;
-#endif
-#ifdef BREAK_TOKEN_IN_HASH
-	token = 0;
-#endif
+inline end_hold() {
+	owner = NONE; lease = 0;
 	all_believers_own()
 }
 
-/* A new stay: hold and lease are written. Its token, and its place in the queue, are the caller's business. */
-inline begin_stay(h_, step_, ttl_, token_) {
+/* A hold gets the lock, with a new lease. */
+inline begin_hold(h_, ttl_) {
 	k = 1;
 	do
 	:: k > HOLDS -> break
 	:: else ->
-		MUST(fifo, k == h_ || !steady[k] || (rank[h_] > 0 && rank[h_] < rank[k]));
+		MUST(fifo, k == h_ || !steady[k] || rank[h_] > 0 && rank[h_] < rank[k] || !WANTED(h_));
 		k++
 	od;
-	owner = h_; count = 1; recorded = step_; lease = ttl_;
-	assert(token < 100);    /* the model's numbers do not wrap */
-	MUST(token_grows, token_ > largest || IS_OLD(token_));
-	largest = token_;
-	MUST(no_orphan, hold[CLIENT_OF(h_)] == h_);
-#ifdef BREAK_HOLD_REUSED
-	owner_stay = stay[CLIENT_OF(h_)];
-#endif
-	steady[h_] = false;
+	MUST(no_orphan, WANTED(h_));
+	owner = h_; lease = ttl_;
+	leave_queue(h_);
+	lost[h_] = (WAITS(CLIENT_OF(h_)) -> 0 : lost[h_]);      /* not entered yet, so nothing was lost */
 	all_believers_own();
-	printf("server: hold %d owns the lock, token %d\n", h_, token_)
+	printf("server: hold %d has the lock\n", h_)
 }
 
-/* A token is above the last one, and not below the clock, so it grows though its key was lost. */
-inline draw(aside_) {
-#ifdef BREAK_TOKEN_WITHOUT_CLOCK
-	token = token + 1 + aside_
-#else
-	newest = newest + 1 + aside_; token = newest
-#endif
-}
-
-/* The same with a token drawn now. Nothing is prepared, nothing noted. */
-inline own(h_, step_, ttl_) {
-	draw(ASIDE(h_)); heir = NONE; kept = 0; noted = 0;
-	begin_stay(h_, step_, ttl_, token - ASIDE(h_));
-	leave_queue(h_)
-}
-
-#ifdef BREAK_NOTES_NO_TOKEN
-#define OWNER_HAS_TOKEN true
-#else
-#define OWNER_HAS_TOKEN token > 0       /* or else that of the next would be taken for it */
-#endif
-
-/* The queue has changed: the hand-over to its first is prepared, or it is noted that none is. */
-inline prepare() {
-	first_waiter();
-	if
-	:: heir == head
-#ifdef BREAK_HEIR_STAYS
-	:: heir != head && heir != NONE
-	:: heir == NONE && MAY_PREPARE && (OWNER_HAS_TOKEN) ->
-#else
-	:: heir != head && MAY_PREPARE && ASIDE(head) == 0 && (OWNER_HAS_TOKEN) ->
-#endif
-		noted = (noted > 0 -> noted : token);
-		draw(0); heir = head; kept = token;
-		printf("server: hold %d is the next, token %d\n", heir, kept)
-	:: else -> heir = NONE; kept = 0
-	fi
-}
-
-/* Each waiter has a lease of its own, which stands in the queue. */
+/* Each waiter has a lease of its own, kept in the queue. */
 #ifdef BREAK_GRANT_WITH_ONE_TTL
 #define GRANTED_TTL(h) TTL
 #else
 #define GRANTED_TTL(h) TTL_OF(CLIENT_OF(h))
 #endif
 
-/* Takes the head out of the queue and gives it the free lock, if its client listens. */
-inline grant_to_head() {
-	leave_queue(head);
-#ifdef BREAK_RECEIVERS_UNCHECKED
-	if
-	:: true ->
+/* One message, with the ID of the hold. Nobody reads a message on a broken connection. */
+inline publish(h_) {
+	j = CLIENT_OF(h_);
+#if defined(SHARED) && defined(BREAK_GRANT_FOR_ANYBODY)
+	j = (j < 2 -> (phase[1] == WAITING -> 1 : 0) : j);
+	message[j] = link[HUB(j)] && listens[HUB(j)] && WAITS(j)
 #else
-	if
-	:: HEARD(CLIENT_OF(head)) ->            /* PUBLISH returned 1 */
+	message[j] = message[j] || link[HUB(j)] && listens[HUB(j)] && WAITS(j) && hold[j] == h_
 #endif
-		own(head, 0, GRANTED_TTL(head));
-		if
-		:: REACHED(CLIENT_OF(head)) -> grants[HUB(CLIENT_OF(head))]!head, token - ASIDE(head)
-		:: else                         /* nobody reads what was counted as received */
-		fi
-	:: else -> printf("server: hold %d has no listener, passed over\n", head)
-	fi
 }
 
-/* What release and abandon share: to the first who listens, or to nobody. The owner itself may stand first. */
-inline hand_over() {
-	old = owner;
-	free_lock();
-#ifndef BREAK_RELEASE_WITHOUT_GRANT
+/* A free lock goes to the first waiter that is heard. The caller learns of a grant by its reply. */
+inline grant(caller) {
 	do
 	:: owner != NONE -> break
 	:: else ->
 		first_waiter();
 		if
 		:: head == NONE -> break
-#ifndef BREAK_SERVED_NOT_SKIPPED
-		:: head != NONE && head == old -> leave_queue(head)
+		:: else ->
+			if
+			:: head == caller -> begin_hold(head, GRANTED_TTL(head))
+#ifdef BREAK_RECEIVERS_UNCHECKED
+			:: head != caller ->
+#else
+			:: head != caller && HEARD(head) ->
 #endif
-		:: else -> grant_to_head()
+				begin_hold(head, GRANTED_TTL(head)); publish(head)
+			:: else -> leave_queue(head); printf("server: hold %d is not heard, skipped\n", head)
+			fi
 		fi
 	od
-#endif
 }
 
-/* The end of a stay: to the heir if it listens, whose place in the queue stays as it is. Otherwise as above. */
-inline leave_lock() {
-	if
-#ifdef BREAK_RELEASE_WITHOUT_GRANT
-	:: false ->
-#elif defined(BREAK_HEIR_UNHEARD)
-	:: heir != NONE ->
-#else
-	:: heir != NONE && HEARD(CLIENT_OF(heir)) ->
-#endif
-		head = heir;
-#ifndef BREAK_NOTE_STAYS
-		noted = kept;
-#endif
-		begin_stay(head, 0, GRANTED_TTL(head), kept);
-		if
-		:: REACHED(CLIENT_OF(head)) -> grants[HUB(CLIENT_OF(head))]!head, kept
-		:: else                         /* nobody reads what was counted as received */
-		fi;
-		heir = NONE; kept = 0
-	:: else -> hand_over()
-	fi
-}
-
-/* Only a release gives what was prepared. What may come much later, or where the data is older, draws a token. */
-#ifdef BREAK_PREPARED_FOR_ALL
-#define HAND_OVER_ANEW() leave_lock()
-#else
-#define HAND_OVER_ANEW() hand_over()
-#endif
-
-/* The server's TIME, but never before the last in the queue: the clock may step back. */
-inline next_arrival() {
-	arrivals++;
-#ifndef BREAK_ARRIVAL_IS_BARE_TIME
-	k = 1;
-	do
-	:: k > HOLDS -> break
-	:: else -> arrivals = (queue[k] >= arrivals -> queue[k] + 1 : arrivals); k++
-	od
-#endif
-}
-
-/* Stays in, or joins, the queue. A client that brings its first arrival gets its place back. */
+/* A waiter keeps the place that it has, and gets the place of its first arrival back. */
 inline join(c) {
-	changed = false;
-#ifndef BREAK_SERVED_NOT_SWEPT
-	first_waiter();
-	if
-	:: head == owner -> leave_queue(head); changed = true   /* its hand-over had been prepared */
-	:: else
-	fi;
-#endif
 	if
 #ifdef BREAK_RECHECK_LOSES_PLACE
 	:: true ->
@@ -561,9 +346,8 @@ inline join(c) {
 #if !defined(BREAK_RECHECK_LOSES_PLACE) && !defined(BREAK_REJOINS_AT_THE_END)
 		:: c.arrival > 0 -> queue[c.hold] = c.arrival
 #endif
-		:: else -> next_arrival(); queue[c.hold] = arrivals
+		:: else -> arrivals++; queue[c.hold] = arrivals
 		fi;
-		changed = true;
 		if
 		:: rank[c.hold] == 0 || c.arrival == 0 && !steady[c.hold] -> ranks++; rank[c.hold] = ranks
 		:: else
@@ -571,263 +355,167 @@ inline join(c) {
 	:: else
 	fi;
 	j = CLIENT_OF(c.hold);
-	steady[c.hold] = REACHED(j) && WAITS(j) && hold[j] == c.hold;
-	r_what = QUEUED; r_arrival = queue[c.hold];
-#ifdef BREAK_LOST_TOKEN_IS_NONE
-	r_token = token;
-#else
-	r_token = (token > 0 -> token : newest);        /* the key is lost: what was granted before was before now */
-#endif
-	printf("server: hold %d queued, arrival %d\n", c.hold, queue[c.hold]);
-	if
-#ifdef BREAK_RECHECK_LOSES_PLACE
-	:: heir == c.hold -> prepare()
-#elif defined(BREAK_HEIR_TOLD_ITS_OWN)
-	:: heir == c.hold
-#else
-	:: heir == c.hold -> r_token = kept - 1         /* the grant to come has kept */
-#endif
-	:: heir != c.hold && changed -> prepare()
-	:: else
-	fi
+	steady[c.hold] = listens[HUB(j)] && link[HUB(j)] && WAITS(j) && hold[j] == c.hold;
+	r_what = QUEUED; r_told = queue[c.hold]
 }
 
 inline lengthen(ttl_) {
-#ifdef BREAK_ENTRY_SHORTENS_LEASE
-	lease = ttl_
-#else
 	lease = (ttl_ > lease -> ttl_ : lease)
-#endif
 }
-
-#ifdef BREAK_NO_STEP
-#define STALE_STEP(c) false
-#else
-#define STALE_STEP(c) (c.step < recorded)
-#endif
 
 inline acquire(c) {
 	if
-	:: owner == c.hold ->                   /* ours: set the count */
-		if
-#ifdef BREAK_PASS_RESTARTS_STEPS
-		:: STALE_STEP(c) -> r_what = OK         /* the client takes it for that */
-#else
-		:: STALE_STEP(c) -> r_what = STALE
+	:: owner == c.hold ->
+#ifdef BREAK_ACQUIRE_EXTENDS
+		lengthen(c.ttl);
 #endif
-		:: else ->
-			MUST(stale_is_harmless, c.stay == OWNER_STAY);
-#ifdef BREAK_COUNTS_BY_INCR
-			count++;
-#else
-			count = c.target;
-#endif
-			recorded = c.step; lengthen(c.ttl); r_what = OK
-		fi
-#ifdef BREAK_NESTED_ENTERS_FREE
-	:: owner != c.hold && c.target > 1 && owner != NONE -> r_what = NOT_YOURS
-#else
-	:: owner != c.hold && c.target > 1 -> r_what = NOT_YOURS        /* an outer entry was broken: touch nothing */
-#endif
+		r_what = HAD; r_told = lease
 	:: else ->
-#ifdef BREAK_NEWCOMER_OVERTAKES
 		if
-		:: owner == NONE -> own(c.hold, c.step, c.ttl); r_what = OK
+#ifndef BREAK_NEWCOMER_OVERTAKES
+		:: owner == NONE -> grant(c.hold)
+#endif
 		:: else
 		fi;
-#endif
-		do
-		:: owner != NONE -> break
-		:: else ->                      /* free: those who queue were first */
-			first_waiter();
-			if
-			:: head == NONE || head == c.hold ->
-				own(c.hold, c.step, c.ttl); r_what = OK
-			:: else -> grant_to_head()
-			fi
-		od;
 		if
-		:: owner == c.hold              /* just now */
-#ifdef STEPWISE
-		:: owner != c.hold && c.wait && !HEARD(CLIENT_OF(c.hold)) -> r_what = BUSY      /* it would wait in vain */
-		:: owner != c.hold && c.wait && HEARD(CLIENT_OF(c.hold)) -> join(c)
+		:: owner == NONE -> begin_hold(c.hold, c.ttl); r_what = YES
+		:: owner == c.hold -> r_what = YES
+#ifdef BREAK_JOINS_UNHEARD
+		:: owner != NONE && owner != c.hold && c.wait -> join(c)
 #else
-		:: owner != c.hold && c.wait -> join(c)
+		:: owner != NONE && owner != c.hold && c.wait && HEARD(c.hold) -> join(c)
 #endif
 		:: else -> r_what = BUSY
 		fi
-	fi;
-#ifndef BREAK_LOST_TOKEN_NOT_DRAWN
-	if
-	:: r_what == OK && noted == 0 && token == 0 -> draw(ASIDE(c.hold))   /* the key was lost */
-	:: else
-	fi;
-#endif
-	if
-#ifdef BREAK_OWNER_TOLD_THE_LAST
-	:: r_what == OK -> r_token = token - ASIDE(c.hold)
-#else
-	:: r_what == OK -> r_token = (noted > 0 -> noted : token) - ASIDE(c.hold)
-#endif
-	:: else
 	fi
 }
 
-inline release(c) {
+inline release(h_) {
+	if
 #ifdef BREAK_RELEASE_UNCHECKED
-	if
-	:: owner != NONE ->
-#else
-	if
-	:: owner == c.hold && STALE_STEP(c) -> r_what = STALE
-	:: owner == c.hold && !STALE_STEP(c) ->
-#endif
-		MUST(stale_is_harmless, c.stay == OWNER_STAY);
-		r_what = OK;
-#ifdef BREAK_COUNTS_BY_INCR
-		if
-		:: count > 1 -> count--
-		:: else -> leave_lock()
-		fi
-#else
-		if
-		:: c.target > 0 -> count = c.target; recorded = c.step; lengthen(c.ttl)
-		:: else ->
-#if PASSES > 0
-			if
-#ifdef BREAK_GIVEN_BACK_UNCHECKED
-			:: c.unused > 0 -> token = c.used
-#else
-			:: c.unused > 0 && token == c.used + c.unused -> token = c.used         /* nobody has drawn since */
-#endif
-			:: else
-			fi;
-#endif
-			leave_lock()
-		fi
-#endif
-#ifdef BREAK_RELEASE_OF_NOTHING_IS_OK
-	:: else -> r_what = OK
-#else
-	:: else -> r_what = NOT_YOURS
-#endif
-	fi
-}
-
-inline renew(c) {
-	if
-	:: owner == c.hold ->
-		MUST(stale_is_harmless, c.stay == OWNER_STAY);
-#ifdef BREAK_RENEWAL_SHORTENS_LEASE
-		lease = c.ttl;
-#else
-		lengthen(c.ttl);
-#endif
-		r_what = OK
-#ifdef BREAK_RENEW_RECREATES
-	:: owner == NONE -> owner = c.hold; count = 1; lease = c.ttl; r_what = OK
-#endif
-	:: else -> r_what = NOT_YOURS
-	fi
-}
-
-/* A waiter that gave up: out of the queue, and no heir any more; if the grant had come, on to the next. */
-inline abandon(h_) {
-	if
-	:: owner != h_ ->
-		leave_queue(h_);
-#ifndef BREAK_ABANDON_KEEPS_HEIR
-		if
-		:: heir == h_ -> heir = NONE; kept = 0
-		:: else
-		fi
-#endif
-#ifdef BREAK_ABANDON_KEEPS_GRANT
-	:: else
-#else
-	:: else -> HAND_OVER_ANEW()
-#endif
-	fi
-}
-
-/* By an operator. It names the hold that was seen, so it takes nothing from a later one. */
-#if FORCES > 0
-inline force_release(h_) {
-	printf("server: FORCE hold %d\n", h_);
-	if
-#ifdef BREAK_FORCE_UNCHECKED
 	:: owner != NONE ->
 #else
 	:: owner == h_ ->
 #endif
-		taken[h_] = (hold[CLIENT_OF(h_)] == h_);
-#ifdef BREAK_FORCE_WITHOUT_GRANT
-		free_lock()
-#else
-		HAND_OVER_ANEW()
+		end_hold();
+#ifndef BREAK_RELEASE_WITHOUT_GRANT
+		grant(NONE);
 #endif
-	:: else
+		r_what = YES
+#ifdef BREAK_RELEASE_OF_NOTHING_IS_OK
+	:: else -> r_what = YES
+#else
+	:: else -> r_what = GONE
+#endif
 	fi
 }
-#endif
 
-/* Runs one command. Whatever ran, late or not: the count of a holder at rest is what it did. */
-inline execute(c) {
-	r_what = OK; r_token = 0; r_arrival = 0;
+/* Renewals, nested entries, inner exits and Extend. A lease only moves later. */
+inline renew(h_, ttl_) {
+	if
+	:: owner == h_ ->
+#ifdef BREAK_RENEWAL_SHORTENS_LEASE
+		lease = ttl_;
+#else
+		lengthen(ttl_);
+#endif
+		r_what = YES
+#ifdef BREAK_RENEW_RECREATES
+	:: owner == NONE -> owner = h_; lease = ttl_; r_what = YES
+#endif
+	:: else -> r_what = GONE
+	fi
+}
+
+/* A token is above the last one and not below the clock. */
+inline draw(h_) {
+	if
+#ifdef BREAK_TOKEN_UNCHECKED
+	:: true ->
+#else
+	:: owner == h_ ->
+#endif
+		newest++;
+#ifdef BREAK_TOKEN_WITHOUT_CLOCK
+		token++;
+#elif defined(BREAK_TOKEN_IS_CLOCK)
+		token = newest;
+#else
+		token = (newest > token + 1 -> newest : token + 1);
+#endif
+		MUST(token_grows, owner == h_ && token > largest);
+		largest = token; newest = token;
+		r_what = YES; r_told = token
+	:: else -> r_what = GONE
+	fi
+}
+
+/* Takes back whatever a hold may have left: the lock, or a place in the queue. */
+inline forget(h_) {
+	printf("server: FORGET hold %d\n", h_);
 	was = owner;
 	if
-	:: c.op == ACQUIRE -> acquire(c)
-#if RESTORES > 0
-	:: c.op == RELEASE -> by_release = true; release(c); by_release = false
+#ifdef BREAK_FORGET_UNCHECKED
+	:: owner != NONE ->
+#elif defined(BREAK_FORGET_KEEPS_GRANT)
+	:: false ->
 #else
-	:: c.op == RELEASE -> release(c)
+	:: owner == h_ ->
 #endif
-	:: c.op == RENEW -> renew(c)
+		end_hold();
+#ifndef BREAK_FORGET_WITHOUT_GRANT
+		grant(NONE)
+#endif
+	:: else -> leave_queue(h_)
 	fi;
-	printf("server: %e hold %d target %d step %d -> %e\n", c.op, c.hold, c.target, c.step, r_what);
-	/* only a first entry makes a hold */
-	MUST(stale_is_harmless, (c.op == ACQUIRE && c.target == 1) || owner != c.hold || was == c.hold);
-	k = 0;
-	do
-	:: k == CLIENTS -> break
-	:: else ->
-		MUST(count_is_true, !(BELIEVES(k) && wire[k] == IDLE && !OWES(k) && owner == hold[k]) || count == frames[k] || TAKEN(hold[k]));
-		k++
-	od
+	MUST(late_is_harmless, was == h_ || owner == was)
 }
 
-inline forget(c) {
-	c.op = 0; c.hold = 0; c.stay = 0; c.target = 0; c.step = 0; c.wait = false;
-#if PASSES > 0
-	c.used = 0; c.unused = 0;
+/* Runs one command. */
+inline execute(c) {
+	r_what = YES; r_told = 0; was = owner; was_lease = lease;
+	if
+	:: c.op == ACQUIRE -> acquire(c)
+	:: c.op == RELEASE -> release(c.hold)
+	:: c.op == RENEW -> renew(c.hold, c.ttl)
+	:: c.op == TOKEN -> draw(c.hold)
+	fi;
+	printf("server: %e hold %d -> %e\n", c.op, c.hold, r_what);
+	MUST(late_is_harmless, was == owner || was == c.hold || was == NONE && c.op == ACQUIRE);
+	assert(owner == NONE || queue[owner] == 0)
+}
+
+inline erase(c) {
+	c.op = 0; c.hold = 0; c.wait = false; c.arrival = 0; c.ttl = 0
+}
+
+/* ------------------------------------------------------------------ wires */
+
+/* The command under way is given up, and stays on its way. */
+inline make_late(i) {
+	late[i].op = cmd[i].op; late[i].hold = cmd[i].hold; late[i].wait = cmd[i].wait;
+	late[i].arrival = cmd[i].arrival; late[i].ttl = cmd[i].ttl
+}
+
+/*
+ * Cleanup: a hold that nobody wants is forgotten until the server confirms, and again for as long as
+ * a command of this hold may run late. Where nothing is left and nothing may come, a forget would
+ * change nothing: the model leaves that out.
+ */
+#ifdef BREAK_FORGOTTEN_ONCE
+#define SOMETHING_LEFT(h) (owner == h || queue[h] > 0)
+#else
+#define SOMETHING_LEFT(h) (owner == h || queue[h] > 0 || late[CLIENT_OF(h)].hold == h)
 #endif
-	c.arrival = 0; c.ttl = 0; c.watched = false
-}
 
-/* What was sent is given up; it stays on its way. */
-inline make_late(me) {
-	late[me].op = cmd[me].op; late[me].hold = cmd[me].hold; late[me].stay = cmd[me].stay;
-#if PASSES > 0
-	late[me].used = cmd[me].used; late[me].unused = cmd[me].unused;
+inline clean_up(h_) {
+	d_step { unwanted[h_] && (owner == h_ || queue[h_] > 0) ->
+		forget(h_);
+#ifdef BREAK_FORGET_KEEPS_GRANT
+		unwanted[h_] = false }
+#else
+		unwanted[h_] = SOMETHING_LEFT(h_) }
 #endif
-	late[me].target = cmd[me].target; late[me].step = cmd[me].step; late[me].wait = cmd[me].wait;
-	late[me].arrival = cmd[me].arrival; late[me].ttl = cmd[me].ttl
-}
-
-/* -------------------------------------------------------------- the wires */
-
-/* Sent again until it is confirmed, so a lost command is only a later one. */
-inline give_up_in_background(h_) {
-	atomic { abandons[h_] ->
-		d_step {
-			printf("server: ABANDON hold %d\n", h_);
-			abandon(h_)
-		};
-		if
-		:: abandons[h_] = false
-		:: faults > 0 -> faults--
-		fi
-	}
 }
 
 /* Commands of one client: run, lost before, run with the reply lost, or left behind. */
@@ -837,319 +525,187 @@ end:	do
 		wire[me] == SENT ->
 		d_step {
 			execute(cmd[me]);
-			answer[me].what = r_what; answer[me].token = r_token; answer[me].arrival = r_arrival;
+#if MARGIN == 0         /* but for the ticks that the last attempt was on its way */
+			MUST(deaf_holds_up_nobody, owner != was || lease <= was_lease || !LIVE(me) ||
+			     lease <= since[me] + LEASE(me) - sent[me]);
+#endif
+			answer[me] = r_what; told[me] = r_told
 		};
 		if
 		:: LIVE(me) -> wire[me] = ANSWERED
 		:: LIVE(me) && faults > 0 ->
-			faults--; wire[me] = FAILED;
-			answer[me].what = 0; answer[me].token = 0; answer[me].arrival = 0;
+			faults--; wire[me] = FAILED; answer[me] = 0; told[me] = 0;
 			printf("client %d: the reply is lost\n", me)
-		:: !LIVE(me) ->
-			wire[me] = IDLE; forget(cmd[me]);
-			answer[me].what = 0; answer[me].token = 0; answer[me].arrival = 0
+		:: !LIVE(me) -> wire[me] = IDLE; erase(cmd[me]); answer[me] = 0; told[me] = 0
 		fi
 	}
 	:: atomic { wire[me] == SENT && LIVE(me) && faults > 0 ->
 		faults--; wire[me] = FAILED;
 		printf("client %d: the command is lost\n", me) }
-	:: atomic { wire[me] == SENT && !LIVE(me) ->
-		wire[me] = IDLE; forget(cmd[me]) }
-#ifndef UNTIMED
+	:: atomic { wire[me] == SENT && !LIVE(me) -> wire[me] = IDLE; erase(cmd[me]) }
 	:: atomic { wire[me] == SENT && LIVE(me) && faults > 0 && late[me].op == 0 ->
 		faults--; make_late(me); wire[me] = FAILED;
 		printf("client %d: no reply in time, the command is still on its way\n", me) }
-#endif
 	:: d_step { late[me].op != 0 ->
 		printf("late:\n");
-		execute(late[me]);
-		if
-#ifndef BREAK_ABANDON_ONCE
-		:: late[me].watched && LIVE(me) -> abandons[late[me].hold] = true
+		j = late[me].hold;
+		execute(late[me]); erase(late[me]);
+		unwanted[j] = (unwanted[j] && SOMETHING_LEFT(j)) }
+	:: clean_up(me * IDS + 1)
+#if IDS > 1
+	:: clean_up(me * IDS + 2)
 #endif
-		:: else
-		fi;
-		forget(late[me]) }
-	:: give_up_in_background(HOLD_FIELD(me, 1))
-#if ROUNDS > 1 && !defined(BREAK_HOLD_REUSED)
-	:: give_up_in_background(HOLD_FIELD(me, 2))
+#if IDS > 2
+	:: clean_up(me * IDS + 3)
 #endif
 	od
 }
 
-inline drop_messages(me) {
+/* ---------------------------------------------------------- subscriptions */
+
+/* The connection of a hub is over. The server may notice later. */
+inline disconnect(i) {
+	link[i] = false; leaving[i] = false;
+	k = 1;
 	do
-	:: len(grants[me]) > 0 -> grants[me]?_, _
-	:: else -> break
+	:: k > HOLDS -> break
+	:: else -> steady[k] = (steady[k] && HUB(CLIENT_OF(k)) != i); k++
 	od
 }
 
-#ifdef STEPWISE
-inline drop_commands(me) {
-	do
-	:: len(commands[me]) > 0 -> commands[me]?_
-	:: else -> break
-	od
-}
-
-/* The connection is over. The server may count it for some time. */
-inline disconnect(me) {
-	link[me] = false; steady[hold[me]] = false; drop_commands(me);
+inline drop_messages(i) {
+	message[i] = false;
 #ifdef SHARED
-	steady[hold[1]] = (me > 0 && steady[hold[1]])
+	message[1] = message[1] && i != 0
 #endif
 }
 
-/* What was on it is lost, and asked for again if somebody waits. */
-inline forget_connection(me) {
-	drop_messages(me);
-	stage[me] = (HEEDED(me) -> TO_ASK : NOT_ASKED)
-}
-
-/* Leaves a word for the waiter, if there is none yet. */
-inline tell(i, token_) {
-	if
-	:: heeds[i] && !word[i] -> word[i] = true; word_token[i] = token_
-	:: else
-	fi
-}
-
-/*
- * The pub/sub connection of one client, which other locks may use as well, and the hub that reads it. Commands and what comes
- * back keep their order. 0 in place of a grant confirms a SUBSCRIBE.
- */
+/* The pub/sub connection of one process, and the hub that reads it. */
 proctype Pubsub(byte me) {
-	byte h, t;
 end:	do
-	:: d_step { stage[me] == TO_ASK ->
-		stage[me] = ASKED;
-		if
-		:: !link[me] ->
-			link[me] = true;
-			if
-			:: listens[me] -> listens[me] = false; stale[me] = true
-			:: else
-			fi
-		:: else
-		fi;
-		commands[me]!true;
-		printf("client %d: SUBSCRIBE\n", me) }
-	:: d_step { link[me] && commands[me]?[true] ->
-		commands[me]?_; listens[me] = true; grants[me]!0, 0;
-		printf("server: client %d is subscribed\n", me) }
-	:: d_step { link[me] && commands[me]?[false] ->
-		commands[me]?_; listens[me] = false;
-#ifdef BREAK_HEEDS_WHILE_LEAVING
-		stage[me] = (HEEDED(me) -> stage[me] : NOT_ASKED);
-#endif
-		printf("server: client %d is unsubscribed\n", me) }
-	/* Broken. Whether the server or the client notices first is open. */
-	:: atomic { cuts > 0 && link[me] && LIVE(me) ->
-		cuts--;
-		if
-		:: commands[me]?[true] -> listens[me] = true    /* it had come */
-		:: true
-		fi;
-		disconnect(me);
-		if
-		:: nempty(grants[me]) -> drop_messages(me)
-		:: true         /* what had come is read later */
-		fi;
-		printf("client %d: pub/sub connection cut\n", me) }
-	:: d_step { listens[me] && !link[me] -> listens[me] = false }
-	:: d_step { stale[me] -> stale[me] = false }
-	:: d_step { !link[me] && (stage[me] == ASKED || stage[me] == CONFIRMED || stage[me] == TO_RENEW) -> forget_connection(me) }
-	/* The server has said that nobody hears the channel. */
-	:: d_step { link[me] && stage[me] == TO_RENEW -> disconnect(me); forget_connection(me); printf("client %d: connects anew\n", me) }
-	/* Nobody of this client waits for this lock: it may unsubscribe, or linger; or for any lock: the connection ends. */
-	:: atomic { link[me] && stage[me] == CONFIRMED && !HEEDED(me) && LIVE(me) && empty(commands[me]) ->
-		if
-		:: commands[me]!false;
-#ifndef BREAK_HEEDS_WHILE_LEAVING
-			stage[me] = NOT_ASKED;
-#endif
-			printf("client %d: UNSUBSCRIBE\n", me)
-		:: disconnect(me); forget_connection(me); printf("client %d: disconnects\n", me)
-		fi }
-	:: d_step { nempty(grants[me]) ->
-		grants[me]?h, t;
-		if
-		:: h == 0 ->
-			stage[me] = (stage[me] == ASKED -> CONFIRMED : stage[me]);
-			tell(me, 0);
-#if defined(SHARED) && !defined(BREAK_ONE_WAITER_TOLD)
-			if
-			:: me == 0 -> tell(1, 0)
-			:: else
-			fi
-#endif
-#ifdef BREAK_GRANT_FOR_ANYBODY
-		:: h != 0 && heeds[me] -> tell(me, t)
-#endif
-		:: h != 0 && h == hold[CLIENT_OF(h)] -> tell(CLIENT_OF(h), t)   /* if it does not wait: a recheck was quicker */
-		:: else -> abandons[h] = true
-		fi;
-		h = 0; t = 0 }
-	od
-}
-#else
-/* The pub/sub connection of one client, and the hub that reads it. */
-proctype Pubsub(byte me) {
-	byte h;
-end:	do
+	/* Connects if need be. SUBSCRIBE comes behind an UNSUBSCRIBE that is on its way. */
 	:: d_step { wants[me] && !subscribed[me] ->
-		listens[me] = true; link[me] = true; subscribed[me] = true;
-#if !defined(BREAK_NO_RECHECK_ON_RECONNECT) && !defined(BREAK_JOIN_BEFORE_SUBSCRIBED)
-		recheck[me] = true;
+		leaving[me] = false; listens[me] = true; link[me] = true; subscribed[me] = true;
+#if !defined(BREAK_NO_RECHECK_ON_RECONNECT) && !defined(BREAK_JOINS_UNHEARD)
+		recheck[me] = WAITS(me);
+#ifdef SHARED
+#ifndef BREAK_ONE_WAITER_TOLD
+		recheck[1] = (me == 0 -> WAITS(1) : recheck[1]);
+#endif
+#endif
 #endif
 		printf("client %d: subscribed\n", me) }
-	/* Broken. Whether the server or the client notices first is open. */
+	/* Broken. The server or the client may notice first. Messages that had come may be read later. */
 	:: atomic { cuts > 0 && link[me] && LIVE(me) ->
-		cuts--; link[me] = false;
+		cuts--; disconnect(me);
 		if
-		:: len(grants[me]) > 0 -> drop_messages(me)
-		:: true         /* what had come is read later */
+		:: drop_messages(me)
+		:: message[me] || HUB(1) == me && message[1]
 		fi;
-		steady[hold[me]] = false;
 		printf("client %d: pub/sub connection cut\n", me) }
 	:: d_step { listens[me] && !link[me] -> listens[me] = false }
 	:: d_step { subscribed[me] && !link[me] -> subscribed[me] = false }
 #ifdef UNSUBSCRIBES
-	/* Nobody of this client waits: it may unsubscribe, or linger. */
-	:: d_step { subscribed[me] && link[me] && !WAITS(me) ->
-		wants[me] = false; link[me] = false; subscribed[me] = false; listens[me] = false;
-		recheck[me] = false; drop_messages(me);
-		printf("client %d: unsubscribed\n", me) }
+	/* Nobody of this process waits. */
+	:: d_step { subscribed[me] && link[me] && !leaving[me] && !HUB_WAITS(me) && LIVE(me) ->
+		leaving[me] = true;
+#ifndef BREAK_HEEDS_WHILE_LEAVING
+		subscribed[me] = false; wants[me] = false;
 #endif
-	/* A grant that the waiter at hand is not waiting for. */
-	:: d_step { nempty(grants[me]) && !(grants[me]?[eval(hold[me]), _] && WAITS(me)) ->
-		grants[me]?h, _;
+		printf("client %d: UNSUBSCRIBE\n", me) }
+	:: d_step { leaving[me] && link[me] ->
+		leaving[me] = false; listens[me] = false;
+#ifdef BREAK_HEEDS_WHILE_LEAVING
 		if
-#ifdef BREAK_PASSED_GRANT_ABANDONED
-		:: h == hold[me] && !passed
-#elif !defined(BREAK_OWN_GRANT_ABANDONED)
-		:: h == hold[me]                /* inside already: a recheck was quicker */
-#endif
-		:: else -> abandons[h] = true
+		:: !HUB_WAITS(me) -> subscribed[me] = false; wants[me] = false
+		:: else
 		fi;
-		h = 0 }
+#endif
+		printf("server: client %d is unsubscribed\n", me) }
+#endif
 	od
 }
+
+/* ------------------------------------------------------------------ clock */
+
+/*
+ * A lease that a live client could still use runs out only while there are PAUSES left: the client
+ * slept past it. All other leases run out freely: of the dead, of holds that are over, of a client
+ * that sleeps with a recheck timer still to fire, and of one that is inside and not yet at its own
+ * deadline. With all rules kept there is no lease of the last two kinds, as is to be shown.
+ */
+#define HOLDER        CLIENT_OF(owner)
+#define HELD_BY_LIVE  (owner != NONE && hold[HOLDER] == owner && LIVE(HOLDER) && \
+		       phase[HOLDER] != LEAVING && !(phase[HOLDER] == WAITING && deadline[HOLDER] > 0) && \
+		       !(phase[HOLDER] == INSIDE && deadline[HOLDER] > 1))
+
+/* So is a client that makes its lease whole, and is not answered before that lease is over. */
+#define TOO_SLOW(i)   (phase[i] == ASKING && cmd[i].op == RENEW && since[i] == 1)
+#if CLIENTS > 2
+#define TWO_COUNT     (deadline[2] + since[2] > 0)
+#define TWO_TOO_SLOW  TOO_SLOW(2)
+#else
+#define TWO_COUNT     false
+#define TWO_TOO_SLOW  false
 #endif
+#define COSTS_A_PAUSE (lease == 1 && HELD_BY_LIVE || TOO_SLOW(0) || TOO_SLOW(1) || TWO_TOO_SLOW)
+#define TIME_MAY_PASS ((lease + deadline[0] + since[0] + deadline[1] + since[1] > 0 || TWO_COUNT) && \
+		       (pauses > 0 || !COSTS_A_PAUSE))
 
-/* ------------------------------------------------------------- older data */
-
+#ifndef UNTIMED
 #if RESTORES > 0
-inline save() {
-	dump.owner = owner; dump.count = count; dump.recorded = recorded; dump.lease = lease;
-	dump.token = token; dump.heir = heir; dump.kept = kept; dump.noted = noted;
-	k = 1;
-	do
-	:: k > HOLDS -> break
-	:: else -> dump.queue[k] = queue[k]; k++
-	od;
-	printf("server: what is there is saved\n")
-}
-
-/* Leases end when they would have. */
+/* Leases in the dump end when they would have. */
 inline age_dump() {
 	if
 	:: dump.lease > 1 -> dump.lease = dump.lease - 1
-	:: dump.lease == 1 ->
-		dump.owner = NONE; dump.count = 0; dump.recorded = 0; dump.lease = 0;
-		dump.heir = NONE; dump.kept = 0; dump.noted = 0
+	:: dump.lease == 1 -> dump.owner = NONE; dump.lease = 0
+	:: else
+	fi
+}
+#else
+inline age_dump() { skip }
+#endif
+
+inline count_down(ticks) {
+	if
+	:: ticks > 0 -> ticks = ticks - 1
 	:: else
 	fi
 }
 
-/* A restart, or a failover to a replica that lagged: all connections end. If nothing was saved, nothing is there. */
-inline restore() {
-	owner = dump.owner; count = dump.count; recorded = dump.recorded; lease = dump.lease;
-	token = dump.token; heir = dump.heir; kept = dump.kept; noted = dump.noted;
-	k = 1;
-	do
-	:: k > HOLDS -> break
-	:: else -> queue[k] = dump.queue[k]; dump.queue[k] = 0; steady[k] = false; k++
-	od;
-	dump.owner = NONE; dump.count = 0; dump.recorded = 0; dump.lease = 0;
-	dump.token = 0; dump.heir = NONE; dump.kept = 0; dump.noted = 0;
-	kept_then = kept;
-	k = 0;
-	do
-	:: k == CLIENTS -> break
-	:: else ->
-#ifdef STEPWISE
-		stale[k] = false; drop_commands(k);
-#endif
-		listens[k] = false; link[k] = false; taken[hold[k]] = hold[k] != NONE; k++
-	od;
-	printf("server: older data is back: owner %d, token %d, next %d with token %d\n", owner, token, heir, kept)
-}
-#endif
-
-/* -------------------------------------------------------------- the clock */
-
-/*
- * A lease that a live client could still use runs out only while there are
- * PAUSES left: the client slept past it. All other leases run out freely: of
- * the dead, of stays that are over, of a client that sleeps with a recheck timer
- * still to fire, and of one that is inside and not yet at its own deadline
- * (with all rules kept there is no such lease; that is what is to be shown).
- */
-#define HOLDER        CLIENT_OF(owner)
-#define HELD_BY_LIVE  (owner != NONE && hold[HOLDER] == owner && LIVE(HOLDER) && phase[HOLDER] != LEAVING && \
-		       !(phase[HOLDER] == WAITING && deadline[HOLDER] > 0) && \
-		       !(phase[HOLDER] == INSIDE && deadline[HOLDER] > 1))
-
-#ifndef UNTIMED
-/* One tick; the clock of the laggard, if there is one, misses it. */
+/* One tick. The clock of the laggard, if there is one, misses it. */
 inline tick(laggard) {
 	d_step {
-		k = 0; was = HELD_BY_LIVE;
+		printf("-- tick --\n");
+		pauses = pauses - COSTS_A_PAUSE;
+		k = 0;
 		do
 		:: k == CLIENTS -> break
+		:: k < CLIENTS && k == laggard -> k++
 		:: else ->
-			if
-			:: k != laggard && deadline[k] > 0 -> deadline[k] = deadline[k] - 1
-			:: else
-			fi;
-			if
-			:: k != laggard && since_sent[k] > 0 -> since_sent[k] = since_sent[k] - 1
-			:: else
-			fi;
-#if BESIDE > 0
-			if
-			:: k != laggard && side[k].since > 0 -> side[k].since = side[k].since - 1
-			:: else
-			fi;
+			count_down(deadline[k]); count_down(since[k]); count_down(sent[k]);
+#if RENEWALS > 0
+			count_down(side[k].since);
 #endif
 			k++
 		od;
-		printf("-- tick --\n");
-#if RESTORES > 0
 		age_dump();
-#endif
 		if
 		:: lease > 1 -> lease--
 		:: lease == 1 ->
+			printf("server: the lease of hold %d ran out\n", owner);
 			if
-			:: was -> pauses--
+			:: phase[HOLDER] == INSIDE && hold[HOLDER] == owner && lost[owner] == 0 -> lost[owner] = EXPIRED
 			:: else
 			fi;
-			printf("server: the lease of hold %d ran out\n", owner);
-			free_lock()
+			j = owner;
+			end_hold();
+			unwanted[j] = (unwanted[j] && SOMETHING_LEFT(j))
 		:: else
 		fi
 	}
 }
 
-#if CLIENTS > 2
-#define A_CLIENT_COUNTS (deadline[0] + since_sent[0] + deadline[1] + since_sent[1] + deadline[2] + since_sent[2] > 0)
-#else
-#define A_CLIENT_COUNTS (deadline[0] + since_sent[0] + deadline[1] + since_sent[1] > 0)
-#endif
-#define TIME_MAY_PASS   (lease == 0 && A_CLIENT_COUNTS || lease > 1 || \
-			 lease == 1 && (!HELD_BY_LIVE || pauses > 0))
 
 proctype Clock() {
 	byte l;
@@ -1171,62 +727,109 @@ end:	do
 }
 #endif
 
-/* ---------------------------------------------------------------- crashes */
+/* -------------------------------------------------------------- accidents */
 
+#if CRASHES + STEPS + FORCES + FORGETS + RESTORES > 0 || defined(BREAK_QUEUE_EXPIRES)
+
+/* A client stops for ever. Its command may still run; its subscription counts for a while. */
 inline die(i) {
 	d_step {
 		crashes--; printf("client %d: dies\n", i);
-		phase[i] = GONE; hold[i] = NONE; stay[i] = 0; step[i] = 0; frames[i] = 0; seen[i] = 0;
-		arrival[i] = 0; deadline[i] = 0; since_sent[i] = 0;
-		wants[i] = false; subscribed[i] = false; recheck[i] = false; link[i] = false;
-		drop_messages(i);
-#ifdef STEPWISE
-		stage[i] = NOT_ASKED; heeds[i] = false; word[i] = false; word_token[i] = 0; drop_commands(i);
-#endif
+		phase[i] = DEAD; lost[hold[i]] = 0; hold[i] = NONE; arrival[i] = 0; asked[i] = 0;
+		unsure[i] = false; repeated[i] = false; seen[i] = 0; deadline[i] = 0; since[i] = 0; sent[i] = 0;
+		wants[i] = false; subscribed[i] = false; recheck[i] = false; message[i] = false;
+		disconnect(i);
 		k = 1;
 		do
 		:: k > HOLDS -> break
-		:: CLIENT_OF(k) == i && k <= HOLDS ->
-			abandons[k] = false; steady[k] = false;
-#if FORCES + RESTORES > 0
-			taken[k] = false;
-#endif
-			k++
-		:: else -> k++
+		:: else -> unwanted[k] = (unwanted[k] && CLIENT_OF(k) != i); k++
 		od;
-		answer[i].what = 0; answer[i].token = 0; answer[i].arrival = 0; traces[i] = false;
-#if BESIDE > 0
-		told[i] = false; owes[i] = false; side[i].since = 0;
+		answer[i] = 0; told[i] = 0;
+#if RENEWALS > 0
+		side[i].since = 0;
 #endif
 		if
-		:: wire[i] != SENT -> wire[i] = IDLE; forget(cmd[i])
-		:: else         /* on its way */
+		:: wire[i] != SENT -> wire[i] = IDLE; erase(cmd[i])
+		:: else
 		fi
 #ifdef UNTIMED
 		; listens[i] = false
-#ifdef STEPWISE
-		; stale[i] = false
-#endif
 #endif
 	}
 }
 
 #ifdef UNTIMED
-/* Without leases only a waiter may die, and its end is noticed by the server. */
+/* Without leases only a waiter may die, and the server notices at once. */
 #define MAY_DIE(i) (crashes > 0 && phase[i] == WAITING && owner != hold[i])
 #else
-#define MAY_DIE(i) (crashes > 0 && phase[i] != GONE && phase[i] != FINISHED)
+#define MAY_DIE(i) (crashes > 0 && phase[i] != DEAD && phase[i] != FINISHED)
 #endif
 
-#if CRASHES + STEPS + FORCES + FORGETS + RESTORES > 0 || defined(BREAK_QUEUE_EXPIRES)
+/* Notes that the server does not have this hold any more, if its client is under way with it. */
+inline take_away(h_) {
+	if
+	:: h_ != NONE && hold[CLIENT_OF(h_)] == h_ -> lost[h_] = TAKEN
+	:: else
+	fi
+}
+
+/* A force unlock names the hold that the operator saw, and takes nothing from a later one. */
+inline force_release(h_) {
+	printf("server: FORCE hold %d\n", h_);
+	if
+#ifdef BREAK_FORCE_UNCHECKED
+	:: owner != NONE ->
+#else
+	:: owner == h_ ->
+#endif
+		take_away(h_);
+		end_hold();
+#ifndef BREAK_FORCE_WITHOUT_GRANT
+		grant(NONE)
+#endif
+	:: else
+	fi
+}
+
+#if RESTORES > 0
+inline save() {
+	dump.owner = owner; dump.lease = lease; dump.token = token;
+	k = 1;
+	do
+	:: k > HOLDS -> break
+	:: else -> dump.queue[k] = queue[k]; k++
+	od;
+	printf("server: all data is saved\n")
+}
+
+/* A restart, or a failover to a replica that lagged. All connections end. */
+inline restore() {
+	take_away(owner);
+	owner = dump.owner; lease = dump.lease; token = dump.token;
+	dump.owner = NONE; dump.lease = 0; dump.token = 0;
+	k = 1;
+	do
+	:: k > HOLDS -> break
+	:: else -> queue[k] = dump.queue[k]; dump.queue[k] = 0; k++
+	od;
+	j = 0;
+	do
+	:: j == CLIENTS -> break
+	:: else -> disconnect(j); listens[j] = false; j++
+	od;
+	printf("server: older data is back: owner %d, token %d\n", owner, token)
+}
+#endif
+
 #ifdef BREAK_QUEUE_EXPIRES
 bool expired;
 #endif
+
 proctype Fate() {
 end:	do
 #if STEPS > 0
-	:: d_step { steps > 0 && arrivals > 0 -> steps--; arrivals = 0; behind = true; printf("server: the clock steps back\n") }
-	:: d_step { behind -> behind = false }
+	:: d_step { steps > 0 && arrivals + newest > 0 ->
+		steps--; arrivals = 0; newest = 0; printf("server: the clock steps back\n") }
 #endif
 #if FORCES > 0
 	/* An operator looks, and takes the lock at any later time; twice, if a reply was lost. */
@@ -1240,14 +843,14 @@ end:	do
 		fi }
 #endif
 #if FORGETS > 0
-	:: d_step { forgets > 0 && token > 0 -> forgets--; token = 0; printf("server: the last token is lost\n") }
+	:: d_step { forgets > 0 && token > 0 -> forgets--; token = 0; printf("server: the token's key is lost\n") }
 #endif
 #if RESTORES > 0
 	:: d_step { saves > 0 -> saves--; save() }
 	:: atomic { restores > 0 -> restores--;
 		if
 		:: drop_messages(0); drop_messages(1)
-		:: true         /* what had come is read later */
+		:: message[0] || message[1]     /* a message that had come is read later */
 		fi;
 		d_step { restore() } }
 #endif
@@ -1258,7 +861,7 @@ end:	do
 		:: j > HOLDS -> break
 		:: else -> leave_queue(j); j++
 		od;
-		printf("server: the queue key expires\n") }
+		printf("server: the queue's key expires\n") }
 #endif
 #if CRASHES > 0
 	:: atomic { MAY_DIE(0) -> die(0) }
@@ -1271,315 +874,271 @@ end:	do
 }
 #endif
 
-/* ------------------------------------------------------------- the client */
+/* ----------------------------------------------------------------- client */
 
-#define ANSWER(what_) (wire[me] == ANSWERED && answer[me].what == what_)
+#define ANSWER(what_) (wire[me] == ANSWERED && answer[me] == what_)
 
-inline send(op_, target_, wait_, ttl_) {
-	cmd[me].op = op_; cmd[me].hold = hold[me]; cmd[me].stay = stay[me]; cmd[me].target = target_;
-#if PASSES > 0
-	cmd[me].used = (op_ == RELEASE && target_ == 0 && me == 0 && spare > 0 -> seen[me] : 0);
-	cmd[me].unused = (cmd[me].used > 0 -> spare : 0);
-#endif
-	cmd[me].step = step[me]; cmd[me].wait = wait_; cmd[me].arrival = arrival[me]; cmd[me].ttl = ttl_;
-	again()
+#define SETS_A_LEASE(op_) (op_ == ACQUIRE || op_ == RENEW)
+
+inline send(op_, wait_, ttl_) {
+	cmd[me].op = op_; cmd[me].hold = hold[me]; cmd[me].wait = wait_; cmd[me].ttl = ttl_;
+	cmd[me].arrival = (wait_ -> arrival[me] : 0);
+	since[me] = (SETS_A_LEASE(op_) -> SAFE(ttl_) : 0);
+	transmit()
 }
 
-/* The same command once more: what it sets is the same, so is its step. */
-inline again() {
-	since_sent[me] = LEASE(me);
+inline transmit() {
+	asked[me] = (cmd[me].wait && asked[me] < 2 -> asked[me] + 1 : asked[me]);
+	sent[me] = (SETS_A_LEASE(cmd[me].op) -> LEASE(me) : 0);
 	wire[me] = SENT;
-	printf("client %d: %e hold %d target %d step %d\n", me, cmd[me].op, cmd[me].hold, cmd[me].target, cmd[me].step)
+	printf("client %d: %e hold %d\n", me, cmd[me].op, cmd[me].hold)
 }
 
-/* The reply has been read. */
+/* Sends the command once more. A repeat asks for a lease that ends when that of the first attempt does. */
+inline again() {
+	if
+#ifdef BREAK_REPEAT_EXTENDS
+	:: false
+#else
+	:: cmd[me].op == RENEW -> cmd[me].ttl = (since[me] > 0 -> since[me] + MARGIN : 0)
+#endif
+	/* Nor does a hold without a place overtake anybody by a repeat. */
+	:: cmd[me].op == ACQUIRE && !cmd[me].wait && since[me] > 0 -> cmd[me].ttl = since[me] + MARGIN
+	:: else
+	fi;
+	transmit()
+}
+
+/* The reply was read. */
 inline settle() {
-	wire[me] = IDLE; since_sent[me] = 0; forget(cmd[me]);
-	answer[me].what = 0; answer[me].token = 0; answer[me].arrival = 0
+	wire[me] = IDLE; since[me] = 0; sent[me] = 0; erase(cmd[me]); answer[me] = 0; told[me] = 0
 }
 
-/* How long a reply that says "yours" is good for. */
-#ifdef BREAK_DEADLINE_FROM_REPLY
-#define GOOD_FOR LEASE(me)
-#else
-#define GOOD_FOR since_sent[me]
-#endif
-
-/* The wait is over, whatever more is said. */
-#ifdef STEPWISE
-inline heed_no_more() {
-	heeds[me] = false; word[me] = false; word_token[me] = 0
-}
-#define HEARS heeds[me]
-#else
-inline heed_no_more() {
-	skip
-}
-#define HEARS true
-#endif
-
-/* In, or longer in: nobody else believes so, and the token is that of this very stay. */
+/* In, or in for longer: nobody else believes so. */
 inline believe(left_) {
 	d_step {
 		phase[me] = INSIDE;
 		deadline[me] = left_;
-#if FORCES + RESTORES > 0
-		taken[hold[me]] = taken[hold[me]] &&
-			(hold[me] != owner || seen[me] != largest || lease < left_ || count != frames[me]);
-#endif
 		k = 0;
 		do
 		:: k == CLIENTS -> break
-		:: else -> MUST(mutual_exclusion, k == me || !BELIEVES(k) || TAKEN(hold[me]) || TAKEN(hold[k])); k++
+		:: else ->
+			MUST(mutual_exclusion, k == me || !BELIEVES(k) || lost[hold[me]] == TAKEN || lost[hold[k]] == TAKEN);
+			k++
 		od;
-		MUST(lease_covers_belief, hold[me] == owner || TAKEN(hold[me]));
-		MUST(token_grows, seen[me] == largest || TAKEN(hold[me]))
+		MUST(lease_covers_belief, hold[me] == owner || lost[hold[me]] == TAKEN);
+		MUST(loss_is_told, lost[hold[me]] != EXPIRED)
 	}
 }
 
-inline enter(left_, token_) {
-#if FORGETS > 0
-	largest = (token_ > largest -> token_ : largest);       /* drawn anew for a stay that had not entered */
-#endif
-	traces[me] = traces[me] || arrival[me] > 0;
-	heed_no_more();
-	seen[me] = token_; frames[me] = 1; arrival[me] = 0; recheck[me] = false;
-	printf("client %d: inside with token %d, deadline in %d\n", me, token_, left_);
-#if PASSES > 0
-	spare = (me == 0 -> PASSES : spare);
-#endif
+inline enter(left_) {
+	arrival[me] = 0; asked[me] = 0; recheck[me] = false; message[me] = false;
+	printf("client %d: inside, deadline in %d\n", me, left_);
 	believe(left_)
 }
 
-/*
- * Inside client 0 the lock goes on to the next hold of its line: a section with a token of its own.
- * For the server it is the same stay, with the same lease, and the steps go on.
- */
-#if PASSES > 0
+/* Inside client 0 the lease moves to the next hold of its line. For the server it is the same hold. */
 inline pass_on() {
 	d_step {
-		spare--; seen[me]++;
-		MUST(token_grows, seen[me] > largest || TAKEN(hold[me]));
-		largest = (seen[me] > largest -> seen[me] : largest);
-#ifdef BREAK_PASS_RESTARTS_STEPS
-		step[me] = 1;
+		passes--; printf("client %d: passes the lock on\n", me);
+#ifndef BREAK_PASS_KEEPS_TOKEN
+		seen[me] = 0;
 #endif
+		MUST(token_grows, seen[me] == 0);       /* the next section draws its own */
 #ifdef BREAK_PASS_RENEWS_DEADLINE
 		deadline[me] = LEASE(me);
 #endif
-#ifdef BREAK_PASSED_GRANT_ABANDONED
-		passed = true;
+#ifdef BREAK_PASSED_ASK_IS_CLEANED
+		unwanted[hold[me]] = unsure[me];
 #endif
-		printf("client %d: passes the lock on, token %d\n", me, seen[me])
+#ifdef BREAK_PASS_FORGETS_UNSURE
+		unsure[me] = false;
+#endif
 	}
 }
-#define DOUBT() if :: me == 0 && cmd[me].op != RENEW -> doubt = true :: else fi
-#else
-#define DOUBT() skip
-#endif
 
-/* A deadline that has passed is not revived by a reply that says "yours". */
+/* A deadline that has passed is not revived by a reply. */
 #ifdef BREAK_LOSS_FORGOTTEN
-#define STILL_MINE (deadline[me] > 0 || since_sent[me] > 0)
+#define STILL_MINE(since_) (deadline[me] > 0 || since_ > 0)
 #else
-#define STILL_MINE (deadline[me] > 0)
+#define STILL_MINE(since_) (deadline[me] > 0)
 #endif
 
-/* The end of a stay or of a wait: nothing of it is kept. */
-inline stay_ends() {
-#if PASSES > 0
-	if
-	:: me == 0 ->
-		spare = 0; doubt = false
-#ifdef BREAK_PASSED_GRANT_ABANDONED
-		; passed = false
+/* Numbers begin again where nobody remembers one, so that equal states are equal. */
+inline tidy() {
+	d_step {
+		j = 0; k = 1;
+		do
+		:: k > HOLDS -> break
+		:: else ->
+			rank[k] = (queue[k] == 0 && hold[CLIENT_OF(k)] != k -> 0 : rank[k]);
+			j = j + rank[k] + queue[k]; k++
+		od;
+		k = 0;
+		do
+		:: k == CLIENTS -> break
+		:: else -> j = j + arrival[k] + cmd[k].arrival + late[k].arrival; k++
+		od;
+#if RESTORES > 0
+		k = 1;
+		do
+		:: k > HOLDS -> break
+		:: else -> j = j + dump.queue[k]; k++
+		od;
 #endif
-	:: else
-	fi;
-#endif
-	steady[hold[me]] = false; traces[me] = false;
-	heed_no_more();
-#if BESIDE > 0
-	told[me] = false; owes[me] = false;
-#endif
-#if FORCES + RESTORES > 0
-	taken[hold[me]] = false;
-#endif
-	phase[me] = OUT; hold[me] = NONE; stay[me] = 0; step[me] = 0; frames[me] = 0; seen[me] = 0;
-	arrival[me] = 0; deadline[me] = 0; since_sent[me] = 0; recheck[me] = false
+		if
+		:: j == 0 -> ranks = 0; arrivals = 0
+		:: else
+		fi
+	}
 }
 
-/*
- * The hold is lost. Its place may still be first in the queue, a renewal or a grant may have made its lease longer. Whom the
- * server has told that the hold is not there need not tell the server, unless something else of it may be.
- */
-inline lose(told_) {
+/* The end of a hold, and of all that the client knows of it. Cleanup takes back what may be left. */
+inline hold_ends(left_) {
+	unwanted[hold[me]] = (left_) && SOMETHING_LEFT(hold[me]);
+	steady[hold[me]] = false; lost[hold[me]] = 0;
+	phase[me] = OUT; hold[me] = NONE; arrival[me] = 0; asked[me] = 0; unsure[me] = false;
+	repeated[me] = false; seen[me] = 0; deadline[me] = 0; recheck[me] = false; message[me] = false;
+	settle(); tidy()
+}
+
+inline lose() {
 	printf("client %d: hold %d is lost\n", me, hold[me]);
-	abandons[hold[me]] = abandons[hold[me]] || !(told_) || traces[me];
-	stay_ends()
+	hold_ends(true)
 }
-#if BESIDE > 0
-#define WAS_TOLD told[me]
-#else
-#define WAS_TOLD false
-#endif
 
-/* The caller gave up: gone at once; what is left behind is abandoned in the background. */
+/* The caller gave up. */
 inline give_up() {
 	cancels--;
 	printf("client %d: gives up hold %d\n", me, hold[me]);
 	if
-	:: wire[me] == SENT -> make_late(me); late[me].watched = true
+	:: wire[me] == SENT -> make_late(me)
 	:: else
 	fi;
-	abandons[hold[me]] = true;
-	settle();
-	stay_ends()
+	hold_ends(true)
 }
 
 /* A command under way can be left behind if the model has room to remember it. */
 #define CAN_GIVE_UP (cancels > 0 && (wire[me] != SENT || late[me].op == 0))
 
+/* An ID is used once: nothing anywhere refers to a fresh one. The model takes them from a small pool. */
+#if RESTORES > 0
+#define IN_DUMP(h) (dump.owner == h || dump.queue[h] > 0)
+#else
+#define IN_DUMP(h) false
+#endif
+#if RENEWALS > 0
+#define IN_RENEWAL(h) (side[CLIENT_OF(h)].hold == h)
+#else
+#define IN_RENEWAL(h) false
+#endif
+#define FRESH(h) (owner != h && queue[h] == 0 && late[CLIENT_OF(h)].hold != h && seized != h && \
+		  !IN_RENEWAL(h) && !IN_DUMP(h))
+#define FIRST_ID (me * IDS + 1)
+#ifdef BREAK_HOLD_REUSED
+#define SOME_ID_IS_FRESH true
+#define FRESH_ID FIRST_ID
+#elif IDS == 1
+#define SOME_ID_IS_FRESH FRESH(FIRST_ID)
+#define FRESH_ID FIRST_ID
+#elif IDS == 2
+#define SOME_ID_IS_FRESH (FRESH(FIRST_ID) || FRESH(FIRST_ID + 1))
+#define FRESH_ID (FRESH(FIRST_ID) -> FIRST_ID : FIRST_ID + 1)
+#else
+#define SOME_ID_IS_FRESH (FRESH(FIRST_ID) || FRESH(FIRST_ID + 1) || FRESH(FIRST_ID + 2))
+#define FRESH_ID (FRESH(FIRST_ID) -> FIRST_ID : (FRESH(FIRST_ID + 1) -> FIRST_ID + 1 : FIRST_ID + 2))
+#endif
+
+/* How long a renewal is good for. */
+#ifdef BREAK_REPEAT_EXTENDS
+#define RENEWED sent[me]
+#else
+#define RENEWED since[me]
+#endif
+
 proctype Client(byte me) {
 	byte round, t;
-#ifdef STEPWISE
-	bool anew;      /* it is to be subscribed anew */
-#endif
 	{
 	round = 0;
 begin:
 	if
-	:: atomic { round < ROUNDS_OF(me) ->
-		round++;
-		hold[me] = HOLD_FIELD(me, round); stay[me] = me * ROUNDS + round;
-		phase[me] = ASKING; step[me] = 1;
-#ifdef STEPWISE
-		heeds[me] = (stage[HUB(me)] == CONFIRMED);
-		send(ACQUIRE, 1, heeds[me], TTL_OF(me)) };
-#else
-		send(ACQUIRE, 1, false, TTL_OF(me)) };
-#endif
-		goto asking
+	:: atomic { round < ROUNDS_OF(me) -> round++; goto ask_anew }
 	:: atomic { round == ROUNDS_OF(me) -> phase[me] = FINISHED };
 		goto over
 	fi;
 
-asking: /* An acquire is under way: the first attempt, to join, or to check again. */
+ask_anew:
+	atomic { SOME_ID_IS_FRESH ->
+		hold[me] = FRESH_ID; rank[hold[me]] = 0; unwanted[hold[me]] = false;
+		phase[me] = ASKING;
+		send(ACQUIRE, subscribed[HUB(me)], TTL_OF(me)) };
+
+asking: /* An acquire is under way: the first one, to join, or to confirm. */
 	if
-	:: atomic { ANSWER(OK) && GOOD_FOR > 0 ->
-		t = GOOD_FOR;
-		enter(t, answer[me].token);
-		t = 0;
-		settle() };
-		goto inside
-	:: atomic { ANSWER(OK) && GOOD_FOR == 0 ->      /* the lease may be over: ask again */
-		again() };
-		goto asking
-#ifdef STEPWISE
-	:: atomic { ANSWER(BUSY) && !heeds[me] ->
-		settle(); heeds[me] = true;
-		if
-		:: stage[HUB(me)] == NOT_ASKED -> stage[HUB(me)] = TO_ASK; goto subscribing
-		:: stage[HUB(me)] == CONFIRMED -> goto check_again
-		:: else -> goto subscribing
-		fi }
-	:: atomic { ANSWER(BUSY) && heeds[me] ->        /* nobody hears us, the server says */
-		settle(); anew = true;
-		if
-		:: stage[HUB(me)] == CONFIRMED && !word[me] -> stage[HUB(me)] = TO_RENEW
-		:: else
-		fi };
-		goto subscribing
+	:: atomic { ANSWER(YES) ->
+#ifdef BREAK_DEADLINE_FROM_REPLY
+		deadline[me] = LEASE(me);
+#elif defined(BREAK_LAST_ATTEMPT_COUNTS)
+		deadline[me] = sent[me];
 #else
-	:: atomic { ANSWER(BUSY) -> settle(); wants[me] = true };
-		goto subscribing
+		deadline[me] = since[me];
 #endif
+		settle(); goto granted }
+	:: atomic { ANSWER(HAD) ->      /* the reply says how long the lease lasts yet */
+#ifdef BREAK_FOUND_LEASE_IS_NEW
+		deadline[me] = sent[me];
+#else
+		deadline[me] = (told[me] + sent[me] > TTL_OF(me) -> told[me] + sent[me] - TTL_OF(me) : 0);
+#endif
+		settle(); goto granted }
+	:: atomic { ANSWER(BUSY) && !cmd[me].wait ->
+		wants[HUB(me)] = true; settle() };
+		goto subscribing
+	:: atomic { ANSWER(BUSY) && cmd[me].wait ->     /* not heard: the connection is made anew */
+		if
+		:: recheck[me]
+		:: else -> disconnect(HUB(me)); subscribed[HUB(me)] = false
+		fi;
+		settle() };
+		goto subscribing
 	:: atomic { ANSWER(QUEUED) ->
-		deadline[me] = since_sent[me];
-		seen[me] = answer[me].token; arrival[me] = answer[me].arrival;
+		deadline[me] = since[me]; arrival[me] = told[me];
 		phase[me] = WAITING;
-#ifdef BREAK_WORD_FORGOTTEN
-		word[me] = false; word_token[me] = 0;
+#ifdef BREAK_NOTE_FORGOTTEN
+		message[me] = false; recheck[me] = false;
 #endif
 		settle() };
 		goto waiting
-	:: atomic { wire[me] == FAILED -> DOUBT(); traces[me] = true; again() };
+	:: atomic { wire[me] == FAILED -> unsure[me] = true; again() };
 		goto asking
 	:: atomic { CAN_GIVE_UP -> give_up() };
 		goto begin
 #ifdef BREAK_ENTERS_PAST_RECHECK
-	:: atomic { wire[me] == SENT && late[me].op == 0 && grants[me]?[eval(hold[me]), _] && deadline[me] > 0 ->
-		grants[me]?_, t;
-		make_late(me); settle();
-		enter(deadline[me], t);
-		t = 0 };
+	:: atomic { wire[me] == SENT && late[me].op == 0 && message[me] && deadline[me] > 0 ->
+		make_late(me); settle(); enter(deadline[me]) };
 		goto inside
 #endif
 	fi;
 
 subscribing:
 	if
-#ifdef STEPWISE
-	:: atomic { word[me] -> anew = false; word[me] = false; word_token[me] = 0 };  /* confirmed, or more */
-		goto check_again
-	:: atomic { rechecks > 0 ->             /* not in time: whoever had no subscription yet does not wait for it */
-		rechecks--;
-		if
-		:: !anew -> heed_no_more()
-		:: else -> anew = false
-		fi };
-		goto check_again
+#ifdef BREAK_JOINS_UNHEARD
+	:: goto check_again
 #else
-#ifdef BREAK_JOIN_BEFORE_SUBSCRIBED
-	:: atomic { true ->
-#else
-	:: atomic { subscribed[me] ->           /* confirmed */
+	:: atomic { subscribed[HUB(me)] -> goto check_again }
 #endif
-		recheck[me] = false;
-		send(ACQUIRE, 1, true, TTL_OF(me)) };
-		goto asking
-#endif
-	:: atomic { CAN_GIVE_UP ->
-#ifdef STEPWISE
-		anew = false;
-#endif
-		give_up() };
+	:: atomic { CAN_GIVE_UP -> give_up() };
 		goto begin
 	fi;
 
 waiting:
 	if
-#ifdef STEPWISE
-	:: atomic { word[me] ->
-		t = word_token[me]; word[me] = false; word_token[me] = 0;
-		if
-		:: t > seen[me] && deadline[me] > 0 -> enter(deadline[me], t); t = 0; goto inside
-		:: else -> t = 0; goto check_again
-		fi }
+	/* A message may be older than the place of a waiter that has asked again. */
+#ifdef BREAK_OLD_GRANT_BELIEVED
+	:: atomic { message[me] -> message[me] = false; goto granted }
 #else
-	:: atomic { grants[me]?[eval(hold[me]), _] ->
-		grants[me]?_, t;
-		if
-#ifndef BREAK_OLD_GRANT_BELIEVED
-		/*
-		 * Made before the server last said "wait". The code asks again then; here only where a new
-		 * grant may look like that: its token may be one that was set aside and came back.
-		 */
-#if PASSES > 0 && !defined(BREAK_OLD_GRANT_NOT_ASKED_ABOUT)
-		:: t <= seen[me] -> t = 0; goto check_again
-#else
-		:: t <= seen[me] -> t = 0; goto waiting
-#endif
-#endif
-		:: else
-		fi;
-#ifdef BREAK_GRANT_DEADLINE_FROM_MESSAGE
-		deadline[me] = LEASE(me);
-#endif
-		if
-		:: deadline[me] > 0 -> enter(deadline[me], t); t = 0; goto inside
-		:: else -> t = 0; goto check_again              /* too little is left: confirm first */
-		fi }
+	:: atomic { message[me] && asked[me] == 1 -> message[me] = false; goto granted }
+	:: atomic { message[me] && asked[me] > 1 -> message[me] = false; goto check_again }
 #endif
 	:: atomic { recheck[me] -> goto check_again }
 #ifndef BREAK_NO_TIMER
@@ -1591,161 +1150,134 @@ waiting:
 
 check_again:
 	atomic {
-		recheck[me] = false;
-		phase[me] = ASKING;
+		recheck[me] = false; phase[me] = ASKING;
 #ifndef BREAK_ENTERS_PAST_RECHECK
 		deadline[me] = 0;
 #endif
-		seen[me] = 0;
-		send(ACQUIRE, 1, HEARS, TTL_OF(me)) };
+		send(ACQUIRE, true, TTL_OF(me)) };
 	goto asking;
 
-inside: /* At rest in the critical section. */
+granted: /* Less than half of the lease may be left: that is made whole first. */
 	if
-	:: atomic { deadline[me] == 0 -> lose(WAS_TOLD) };
+#ifdef BREAK_GRANT_DEADLINE_FROM_MESSAGE
+	:: atomic { true -> enter(LEASE(me)); goto inside }
+#else
+	:: atomic { deadline[me] > 0 -> enter(deadline[me]); goto inside }
+	:: atomic { deadline[me] == 0 -> phase[me] = ASKING; send(RENEW, false, TTL_OF(me)) }
+#endif
+	fi;
+
+whole:
+	if
+	:: atomic { ANSWER(YES) && RENEWED > 0 -> t = RENEWED; settle(); enter(t); t = 0 };
+		goto inside
+	:: atomic { ANSWER(GONE) || ANSWER(YES) && RENEWED == 0 ->
+#ifdef BREAK_SAME_ID_AGAIN
+		settle(); asked[me] = 0;
+		send(ACQUIRE, subscribed[HUB(me)], TTL_OF(me)) };
+		goto asking
+#else
+		printf("client %d: hold %d is over before it began\n", me, hold[me]);
+		hold_ends(true); goto ask_anew }
+#endif
+	:: atomic { wire[me] == FAILED -> again() };
+		goto whole
+	:: atomic { CAN_GIVE_UP -> give_up() };
 		goto begin
-	:: atomic { BELIEVES(me) && nests > 0 && frames[me] == 1 ->
-		nests--; step[me]++;
-		send(ACQUIRE, 2, false, NEST_TTL(me)) };
+	fi;
+
+inside: /* At rest in the section. */
+	if
+	:: atomic { deadline[me] == 0 -> lose() };
+		goto begin
+#if NESTS > 0
+	:: atomic { BELIEVES(me) && nests > 0 -> nests--;
+		/* The longest hold is near: the lease that it may ask for is shorter. */
+		send(RENEW, false, TTL_OF(me) - 1) };
 		goto working
-	:: atomic { BELIEVES(me) && frames[me] == 2 ->
-		step[me]++;
-		send(RELEASE, 1, false, NEST_TTL(me)) };
-		goto working
-	:: atomic { BELIEVES(me) && renewals > 0 ->
-		renewals--;
-		send(RENEW, 0, false, TTL_OF(me)) };
-		goto working
-#if BESIDE > 0
-	:: atomic { BELIEVES(me) && owes[me] ->
-		step[me]++;
-		send(RELEASE, frames[me], false, NEST_TTL(me)) };
+#endif
+#if DRAWS > 0
+	:: atomic { BELIEVES(me) && draws > 0 && seen[me] == 0 -> draws--;
+		send(TOKEN, false, TTL_OF(me)) };
 		goto working
 #endif
 #if PASSES > 0
-	:: atomic { BELIEVES(me) && frames[me] == 1 && me == 0 && spare > 0 && !doubt -> pass_on() };
+	:: atomic { BELIEVES(me) && me == 0 && passes > 0 -> pass_on() };
 		goto inside
 #endif
-	:: atomic { BELIEVES(me) && frames[me] == 1 ->
+	:: atomic { BELIEVES(me) ->
 		phase[me] = LEAVING; deadline[me] = 0;
-		step[me]++;
-		send(RELEASE, 0, false, TTL_OF(me)) };
-		goto leaving
+		send(RELEASE, false, TTL_OF(me)) };
+		goto released
 	fi;
 
-working: /* Inside, with a renewal, a nested entry or its exit under way. */
+working: /* Inside, with a nested entry or the draw of a token under way. */
 	if
-	:: atomic { ANSWER(OK) && STILL_MINE ->
-		if
-		:: cmd[me].op != RENEW ->
-			frames[me] = cmd[me].target
-#if BESIDE > 0
-			; owes[me] = false
-#endif
-		:: else
-		fi;
-		if
-		:: cmd[me].op != RENEW -> MUST(count_is_true, owner != hold[me] || count == frames[me] || TAKEN(hold[me]))
-		:: else
-		fi;
-		t = GOOD_FOR;
-		if
-		:: cmd[me].ttl < TTL_OF(me) -> t = (t > TTL_OF(me) - cmd[me].ttl -> t - (TTL_OF(me) - cmd[me].ttl) : 0)
-		:: else
-		fi;
-		t = (t > deadline[me] -> t : deadline[me]);
-		believe(t);
-		t = 0;
-		settle() };
+	:: atomic { ANSWER(YES) && STILL_MINE(since[me]) && cmd[me].op == RENEW ->
+		t = (RENEWED > deadline[me] -> RENEWED : deadline[me]);
+		settle(); believe(t); t = 0 };
 		goto inside
-	:: atomic { wire[me] == ANSWERED && (answer[me].what == NOT_YOURS || !STILL_MINE) ->
-		t = (answer[me].what == NOT_YOURS || WAS_TOLD);
-		settle(); lose(t); t = 0 };
+	:: atomic { ANSWER(YES) && STILL_MINE(since[me]) && cmd[me].op == TOKEN ->
+		seen[me] = told[me]; settle() };
+		goto inside
+	:: atomic { ANSWER(GONE) || wire[me] != SENT && !STILL_MINE(since[me]) -> lose() };
 		goto begin
-	:: atomic { wire[me] == FAILED && !STILL_MINE -> settle(); lose(WAS_TOLD) };
-		goto begin
-#if BESIDE > 0
-	/* A command that hangs holds up nobody. The hold ends: its lease is over, a renewal has found it gone ... */
-	:: atomic { wire[me] == SENT && !STILL_MINE && late[me].op == 0 -> make_late(me); settle(); lose(WAS_TOLD) };
-		goto begin
-	/* ... or the section does; what is left is abandoned. */
-	:: atomic { wire[me] == SENT && STILL_MINE && late[me].op == 0 ->
-		make_late(me); settle(); abandons[hold[me]] = true; stay_ends() };
-		goto begin
-#endif
-	:: atomic { wire[me] == FAILED && STILL_MINE -> DOUBT(); again() };
+	:: atomic { wire[me] == FAILED && STILL_MINE(since[me]) -> again() };
 		goto working
-	:: atomic { wire[me] == FAILED && STILL_MINE && cmd[me].op == RENEW -> settle() };
+	:: atomic { wire[me] == FAILED && STILL_MINE(since[me]) -> settle() };     /* the nested caller gave up */
 		goto inside
-#if BESIDE > 0
-	/* A nested caller gave up, or an exit could not be told: the server is told the count when there is time. */
-	:: atomic { wire[me] == FAILED && STILL_MINE && cmd[me].op != RENEW ->
-		DOUBT();
-		if
-		:: cmd[me].op == RELEASE ->
-#ifndef BREAK_EXIT_NOT_SETTLED
-			owes[me] = true;
-#endif
-			frames[me] = cmd[me].target
-		:: else
-#ifndef BREAK_NESTED_NOT_UNDONE
-			-> owes[me] = true
-#endif
-		fi;
-		settle() };
-		goto inside
-#else
-	:: atomic { wire[me] == FAILED && STILL_MINE && cmd[me].op == ACQUIRE ->
-		/* the nested caller gave up, its entry may have run: set the count back */
-		DOUBT(); settle(); step[me]++;
-#ifdef BREAK_NESTED_NOT_UNDONE
-		goto inside };
-#else
-		send(RELEASE, 1, false, NEST_TTL(me)) };
-#endif
-		goto working
-#endif
 	fi;
 
-leaving:
+released: /* The release is under way. */
 	if
-	:: atomic { wire[me] == ANSWERED ->
-		/* sent twice, or beside a late command, it cannot know */
-		MUST(loss_is_told, !TAKEN(hold[me]) || answer[me].what == NOT_YOURS || FAULTS + RESTORES > 0);
-		settle(); stay_ends() };
-		goto begin
-	:: atomic { wire[me] == FAILED -> again() };
-		goto leaving
-#ifndef UNTIMED
-	:: atomic { wire[me] == FAILED -> settle(); abandons[hold[me]] = true; stay_ends() };
-		goto begin
+	/* A client that has sent twice cannot know better: GONE may be by its own release. */
+	:: atomic { ANSWER(YES) || ANSWER(GONE) && repeated[me] ->
+		MUST(loss_is_told, lost[hold[me]] == 0 || unsure[me] || repeated[me] || RESTORES > 0);
+		MUST(revival_is_told, lost[hold[me]] == 0 || repeated[me]);
+#ifdef BREAK_UNSURE_NOT_CLEANED
+		hold_ends(false) };
+#else
+		hold_ends(unsure[me] || repeated[me]) };
 #endif
+		goto begin
+	:: atomic { ANSWER(GONE) && !repeated[me] -> lose() };
+		goto begin
+	:: atomic { wire[me] == FAILED -> repeated[me] = true; again() };
+		goto released
+	:: atomic { wire[me] == FAILED -> hold_ends(true) };
+		goto begin
 	fi;
 over:	skip
-	} unless { phase[me] == GONE }
+	} unless { phase[me] == DEAD }
 }
 
-/* ----------------------------------------------------------- the watchdog */
+/* --------------------------------------------------------------- watchdog */
 
-#if BESIDE > 0
+#if RENEWALS > 0
 inline no_renewal(i) {
-	side[i].state = 0; side[i].hold = 0; side[i].ttl = 0; side[i].stay = 0; side[i].since = 0; side[i].yes = false
+	side[i].state = 0; side[i].hold = 0; side[i].ttl = 0; side[i].since = 0; side[i].yes = false
 }
 
 /* Each answer counts from before its own command was sent. */
 #ifdef BREAK_RENEWED_SINCE_LAST_SENT
-#define RENEWED_FOR (since_sent[me] > side[me].since -> since_sent[me] : side[me].since)
+#define RENEWED_FOR (sent[me] > side[me].since -> sent[me] : side[me].since)
 #else
 #define RENEWED_FOR side[me].since
+#endif
+
+#ifdef BREAK_ANSWER_FOR_ANOTHER_HOLD
+#define SAME_HOLD true
+#else
+#define SAME_HOLD (hold[me] == side[me].hold)
 #endif
 
 /* Renewals on a connection of their own, as soon as the client is inside. One takes any time. */
 proctype Watchdog(byte me) {
 	byte t;
 end:	do
-	:: atomic { beside > 0 && BELIEVES(me) && side[me].state == 0 ->
-		beside--;
-#ifdef EXTENDS
+	:: atomic { renewals > 0 && BELIEVES(me) && side[me].state == 0 ->
+		renewals--;
+#ifdef EXTENDS                  /* leases are fixed, and Extend asks for less or for more */
 		if
 		:: side[me].ttl = MARGIN + 1
 		:: side[me].ttl = TTL_OF(me) + 1
@@ -1753,36 +1285,31 @@ end:	do
 #else
 		side[me].ttl = TTL_OF(me);
 #endif
-		side[me].hold = hold[me]; side[me].stay = stay[me]; side[me].since = SAFE(side[me].ttl);
-		side[me].state = SENT;
+		side[me].hold = hold[me]; side[me].since = SAFE(side[me].ttl); side[me].state = SENT;
 		printf("client %d: RENEW hold %d beside, for %d\n", me, hold[me], side[me].ttl) }
 	:: atomic { side[me].state == SENT ->
 		d_step {
 			was = owner;
-			renew(side[me]);
-			MUST(stale_is_harmless, owner == was);
+			renew(side[me].hold, side[me].ttl);
+			MUST(late_is_harmless, owner == was);
 			printf("server: RENEW hold %d -> %e\n", side[me].hold, r_what)
 		};
 		if
-		:: LIVE(me) -> side[me].state = ANSWERED; side[me].yes = (r_what == OK)
+		:: LIVE(me) -> side[me].state = ANSWERED; side[me].yes = (r_what == YES)
 		:: !LIVE(me) || faults > 0 -> faults = (LIVE(me) -> faults - 1 : faults); no_renewal(me)
 		fi }
 	:: atomic { side[me].state == SENT && LIVE(me) && faults > 0 -> faults--; no_renewal(me) }
 	:: atomic { side[me].state == SENT && !LIVE(me) -> no_renewal(me) }
 	:: atomic { side[me].state == ANSWERED ->
 		if
-		:: phase[me] == INSIDE &&
-#ifndef BREAK_ANSWER_FOR_ANOTHER_STAY
-			hold[me] == side[me].hold &&
-#endif
-			STILL_MINE ->
+		:: phase[me] == INSIDE && STILL_MINE(side[me].since) && SAME_HOLD ->
 			if
 			:: side[me].yes ->
 				t = RENEWED_FOR;
 				t = (t > deadline[me] -> t : deadline[me]);
 				believe(t);
 				t = 0
-			:: else -> deadline[me] = 0; told[me] = true
+			:: else -> deadline[me] = 0
 			fi
 		:: else         /* the hold has ended, or is leaving */
 		fi;
@@ -1791,7 +1318,7 @@ end:	do
 }
 #endif
 
-/* -------------------------------------------------------------- the judge */
+/* ------------------------------------------------------------------ judge */
 
 /* Nothing can happen any more, not even a tick. */
 proctype Judge() {
@@ -1800,13 +1327,11 @@ end:	atomic {
 	timeout ->
 	do
 	:: i == CLIENTS -> break
-	:: else -> MUST(no_lost_wakeup, phase[i] == FINISHED || phase[i] == GONE); i++
+	:: else -> MUST(no_lost_wakeup, phase[i] == FINISHED || phase[i] == DEAD); i++
 	od;
-	MUST(no_hold_left, owner == NONE);
-#ifdef UNTIMED
-	/* Without leases: nor is anything left for a key's TTL to sweep. */
-	d_step { first_waiter(); MUST(no_hold_left, head == NONE) }
-#endif
+	MUST(nothing_left, owner == NONE);
+	/* The dead, and older data, leave places in the queue, which grants skip and the key's TTL ends. */
+	d_step { first_waiter(); MUST(nothing_left, head == NONE || CRASHES + RESTORES > 0) }
 	}
 }
 
@@ -1826,7 +1351,7 @@ init {
 #if CRASHES + STEPS + FORCES + FORGETS + RESTORES > 0 || defined(BREAK_QUEUE_EXPIRES)
 		run Fate();
 #endif
-#if BESIDE > 0
+#if RENEWALS > 0
 		run Watchdog(0); run Watchdog(1);
 #endif
 		run Judge()

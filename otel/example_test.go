@@ -27,7 +27,8 @@ func Example() {
 	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
 	defer rdb.Close()
 
-	// In your service: the providers of your SDK set-up. Without the first two options the global ones are used.
+	// In your service: the providers of your SDK set-up. Without the first two options the global ones
+	// are used.
 	reader, spans := sdkmetric.NewManualReader(), tracetest.NewInMemoryExporter()
 	telemetry, err := relockotel.New(
 		relockotel.WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))),
@@ -61,12 +62,12 @@ func Example() {
 		return
 	}
 	for _, m := range metrics.ScopeMetrics[0].Metrics {
-		if h, ok := m.Data.(metricdata.Histogram[float64]); ok && m.Name == "relock.hold.duration" {
+		if h, ok := m.Data.(metricdata.Histogram[float64]); ok && m.Name == "relock.client.hold.duration" {
 			p := h.DataPoints[0]
 			fmt.Println(m.Name, p.Count, p.Attributes.Encoded(attribute.DefaultEncoder()))
 		}
 	}
 	// Output:
 	// span relock.acquire
-	// relock.hold.duration 1 relock.end=released,relock.lock=orders
+	// relock.client.hold.duration 1 relock.end=released,relock.lock=orders
 }

@@ -17,7 +17,7 @@ const SpanName = "relock.acquire"
 
 const errorTypeKey = attribute.Key("error.type")
 
-// span makes the span of an acquire that has returned, and returns a context with it.
+// span makes the span of an acquire that has returned, and returns a context with the span.
 func (t *Telemetry) span(e relock.AcquireFinished, lock string) context.Context {
 	attrs := []attribute.KeyValue{
 		OutcomeKey.String(string(e.Outcome)), ReentrantKey.Bool(e.Reentrant), WaitedKey.Bool(e.Waited),
@@ -27,7 +27,7 @@ func (t *Telemetry) span(e relock.AcquireFinished, lock string) context.Context 
 		attrs = append(attrs, LockKey.String(lock))
 	}
 	if e.Depth > 0 {
-		attrs = append(attrs, DepthKey.Int(e.Depth), TokenKey.Int64(e.Token))
+		attrs = append(attrs, DepthKey.Int(e.Depth))
 	}
 	if e.Wake != relock.WakeNone {
 		attrs = append(attrs, WakeKey.String(string(e.Wake)))
@@ -49,7 +49,7 @@ func (t *Telemetry) span(e relock.AcquireFinished, lock string) context.Context 
 	return ctx
 }
 
-// errorType is the outcome, or the code of an error reply of Redis, such as WRONGTYPE.
+// errorType returns the outcome, or the code of an error reply of Redis, such as WRONGTYPE.
 func errorType(e relock.AcquireFinished) string {
 	var reply interface {
 		error
@@ -64,7 +64,7 @@ func errorType(e relock.AcquireFinished) string {
 	return string(e.Outcome)
 }
 
-// describe is what went wrong, without the name of the lock, which is in the texts of errors.
+// describe says what went wrong. The text leaves out the name of the lock.
 func describe(e relock.AcquireFinished) string {
 	var lost *relock.LostError
 	if e.Outcome == relock.OutcomeLost && errors.As(e.Err, &lost) {

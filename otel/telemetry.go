@@ -13,38 +13,38 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/inflight"
 )
 
 // ScopeName is the name of the meter and of the tracer.
 const ScopeName = "github.com/go-relock/relock/otel"
 
-// The attributes of metrics and spans. Those of metrics have few values, unless a function given to [WithLockAttribute]
-// says otherwise.
+// The attributes of metrics and spans. An attribute of metrics has few values, unless a function
+// given to [WithLockAttribute] returns many.
 const (
 	OutcomeKey   = attribute.Key("relock.outcome")   // a relock.Outcome
 	ReentrantKey = attribute.Key("relock.reentrant") // bool: a nested entry
-	WaitedKey    = attribute.Key("relock.waited")    // bool: another holder had the lock, and the call could wait for it
-	WakeKey      = attribute.Key("relock.wake")      // a relock.Wake: "grant", "recheck", "released" or "pass"
+	WaitedKey    = attribute.Key("relock.waited")    // bool: others had the lock, and the call could wait
+	WakeKey      = attribute.Key("relock.wake")      // a relock.Wake: "grant", "recheck", "released", "pass"
 	EndKey       = attribute.Key("relock.end")       // of a hold: "released", "lost" or "closed"
 	ReasonKey    = attribute.Key("relock.reason")    // a relock.LossReason
 	ResultKey    = attribute.Key("relock.result")    // of a renewal: "ok", "failed" or "lost"
-	ScriptKey    = attribute.Key("relock.script")
-	LockKey      = attribute.Key("relock.lock") // see WithLockAttribute
+	ScriptKey    = attribute.Key("relock.script")    // the name of a script
+	LockKey      = attribute.Key("relock.lock")      // see WithLockAttribute
 
 	DepthKey  = attribute.Key("relock.depth")  // of spans only: the hold count after the entry
-	TokenKey  = attribute.Key("relock.token")  // of spans only
-	HolderKey = attribute.Key("relock.holder") // of spans only: who asked
-	OwnerKey  = attribute.Key("relock.owner")  // of spans only: who had the lock
+	HolderKey = attribute.Key("relock.holder") // of spans only: the holder that asked
+	OwnerKey  = attribute.Key("relock.owner")  // of spans only: the holder that had the lock
 )
 
-// Telemetry makes metrics and spans of what happens to the locks whose clients have its [Telemetry.Hooks]. It is safe for
-// concurrent use.
+// Telemetry makes metrics and spans of the events of locks whose clients have [Telemetry.Hooks]. A
+// Telemetry is safe for concurrent use.
 type Telemetry struct {
 	label  func(name string) string // nil: no attribute
 	tracer trace.Tracer
 	instruments
 
-	inflight     *inflight
+	inflight     *inflight.Table
 	registration metric.Registration
 	begun        sync.Once
 }
@@ -58,20 +58,22 @@ type config struct {
 	label   func(name string) string
 }
 
-// WithMeterProvider sets where the metrics go. The default is [otel.GetMeterProvider].
+// WithMeterProvider sets where the metrics go. The default is [otel.GetMeterProvider]; for no
+// metrics give a provider from the package metric/noop.
 func WithMeterProvider(p metric.MeterProvider) Option { return func(c *config) { c.meters = p } }
 
-// WithTracerProvider sets where the spans go. The default is [otel.GetTracerProvider]; for no spans give a provider from
-// the package trace/noop.
+// WithTracerProvider sets where the spans go. The default is [otel.GetTracerProvider]; for no spans
+// give a provider from the package trace/noop.
 func WithTracerProvider(p trace.TracerProvider) Option { return func(c *config) { c.tracers = p } }
 
-// WithLockAttribute adds an attribute relock.lock with what f makes of the lock's name, which must be one of a few
-// values: "orders" for "orders:42". f is called for each event, by the goroutine that runs the hooks: one for each client, so where
-// several share the Telemetry, f may be called by several at once. What is not valid UTF-8 in it becomes U+FFFD.
+// WithLockAttribute adds an attribute relock.lock. The function f maps the name of a lock to one of
+// a few values, such as "orders:42" to "orders". The goroutine that runs a client's hooks calls f
+// for each event, so f must be safe for concurrent use if several clients share the Telemetry.
+// Bytes that are not valid UTF-8 become U+FFFD.
 func WithLockAttribute(f func(name string) string) Option { return func(c *config) { c.label = f } }
 
-// New makes a Telemetry. Make one for each meter provider. An error is that of a meter provider that refuses an
-// instrument, or says that an option is nil; then nothing is registered.
+// New makes a Telemetry. Make one for each meter provider. New returns an error if an option is
+// nil, or if the meter provider refuses an instrument; then nothing is registered.
 func New(options ...Option) (*Telemetry, error) {
 	var cfg config
 	for _, option := range options {
@@ -86,7 +88,7 @@ func New(options ...Option) (*Telemetry, error) {
 	if cfg.tracers == nil {
 		cfg.tracers = otel.GetTracerProvider()
 	}
-	t := &Telemetry{label: cfg.label, tracer: cfg.tracers.Tracer(ScopeName), inflight: newInflight()}
+	t := &Telemetry{label: cfg.label, tracer: cfg.tracers.Tracer(ScopeName), inflight: inflight.New()}
 	meter := cfg.meters.Meter(ScopeName)
 	var err error
 	if t.instruments, err = newInstruments(meter); err != nil {
@@ -97,39 +99,39 @@ func New(options ...Option) (*Telemetry, error) {
 		return nil, err
 	}
 	if t.label == nil {
-		t.inflight.know("")
+		t.inflight.Know("")
 	}
 	return t, nil
 }
 
-// Close ends the metrics of what is in flight, which the meter provider asks for each time it collects. It is needed only
-// where a Telemetry ends before its meter provider does.
+// Close ends the metrics of what is in flight, which the meter provider reads whenever somebody
+// collects. Close is needed only if a Telemetry ends before the meter provider does.
 func (t *Telemetry) Close() error { return t.registration.Unregister() }
 
-// Hooks returns the hooks that feed the Telemetry, for [relock.WithHooks]. Any number of clients may have them. To have
-// others beside them, use [relock.JoinHooks].
+// Hooks returns the hooks that feed the Telemetry, for [relock.WithHooks]. Any number of clients
+// may have them. To add hooks of your own, use [relock.JoinHooks].
 func (t *Telemetry) Hooks() relock.Hooks {
 	bg := context.Background()
 	return relock.Hooks{
-		AcquireStarted:  func(e relock.AcquireStarted) { t.lock(e.Name) }, // its counters begin before they count
+		AcquireStarted:  func(e relock.AcquireStarted) { t.lock(e.Name) }, // counters begin before they count
 		AcquireFinished: t.acquireFinished,
 		Queued: func(e relock.Queued) {
 			lock := t.lock(e.Name)
 			t.position.Record(bg, int64(e.Position), t.with(lock))
-			t.inflight.queued(lock, waitKey{e.Name, e.Holder})
+			t.inflight.Queue(keyOf(e.Name, e.Holder), lock)
 		},
 		Released: func(e relock.Released) {
 			if e.Err != nil {
 				t.unconfirmed.Add(bg, 1, t.with(t.lock(e.Name)))
 			}
-			t.ended(holdKey{e.Name, e.Holder, e.Token}, endReleased, e.Held, e.TTL, e.MaxDepth)
+			t.ended(keyOf(e.Name, e.Holder), endReleased, e.Held, e.TTL, e.MaxDepth)
 		},
 		Lost: func(e relock.Lost) {
 			t.losses.Add(bg, 1, t.with(t.lock(e.Name), ReasonKey.String(string(e.Reason))))
-			t.ended(holdKey{e.Name, e.Holder, e.Token}, endLost, e.Held, e.TTL, e.MaxDepth)
+			t.ended(keyOf(e.Name, e.Holder), endLost, e.Held, e.TTL, e.MaxDepth)
 		},
 		Closed: func(e relock.Closed) {
-			t.ended(holdKey{e.Name, e.Holder, e.Token}, endClosed, e.Held, e.TTL, e.MaxDepth)
+			t.ended(keyOf(e.Name, e.Holder), endClosed, e.Held, e.TTL, e.MaxDepth)
 		},
 		Leaked: func(e relock.Leaked) { t.leaks.Add(bg, 1, t.with(t.lock(e.Name))) },
 		Renewed: func(e relock.Renewed) {
@@ -145,7 +147,7 @@ func (t *Telemetry) Hooks() relock.Hooks {
 		},
 		Dropped: func(e relock.Dropped) {
 			t.dropped.Add(bg, int64(e.Events))
-			t.inflight.reset()
+			t.inflight.Reset()
 		},
 	}
 }
@@ -156,7 +158,7 @@ func (t *Telemetry) acquireFinished(e relock.AcquireFinished) {
 	outcome := OutcomeKey.String(string(e.Outcome))
 	t.acquires.Add(ctx, 1, t.with(lock, outcome, ReentrantKey.Bool(e.Reentrant), WaitedKey.Bool(e.Waited)))
 	if e.Queued {
-		t.inflight.waited(waitKey{e.Name, e.Holder})
+		t.inflight.Unqueue(keyOf(e.Name, e.Holder))
 	}
 	if e.Reentrant {
 		return
@@ -172,18 +174,24 @@ func (t *Telemetry) acquireFinished(e relock.AcquireFinished) {
 	if e.Queued {
 		t.wakes.Add(ctx, 1, t.with(lock, WakeKey.String(string(e.Wake))))
 	}
-	t.inflight.opened(holdKey{e.Name, e.Holder, e.Token}, e.Start, openHold{label: lock, since: e.Start.Add(e.Duration), ttl: e.TTL})
+	t.inflight.Open(keyOf(e.Name, e.Holder),
+		inflight.Hold{Label: lock, Asked: e.Start, Since: e.Start.Add(e.Duration), TTL: e.TTL})
+}
+
+// keyOf names a hold, or a wait, for the table of what is in flight.
+func keyOf(name string, h relock.Holder) inflight.Key {
+	return inflight.Key{Name: name, Holder: h.String()}
 }
 
 // ended counts a hold that is over.
-func (t *Telemetry) ended(key holdKey, end string, held, ttl time.Duration, depth int) {
-	ctx, lock := context.Background(), t.lock(key.name)
+func (t *Telemetry) ended(key inflight.Key, end string, held, ttl time.Duration, depth int) {
+	ctx, lock := context.Background(), t.lock(key.Name)
 	t.holdTime.Record(ctx, held.Seconds(), t.with(lock, EndKey.String(end)))
 	if ttl > 0 {
 		t.holdTTL.Record(ctx, float64(held)/float64(ttl), t.with(lock))
 	}
 	t.depth.Record(ctx, int64(depth), t.with(lock))
-	t.inflight.closed(key, held)
+	t.inflight.End(key, held)
 }
 
 // lock is the attribute's value for a lock's name.
@@ -196,11 +204,11 @@ func (t *Telemetry) lock(name string) string {
 	return lock
 }
 
-// valid is what an exporter can send of a text that somebody else has made: one attribute that is no UTF-8 would cost the whole
-// batch that it is in, or every scrape until the process ends.
+// valid makes a text fit for an exporter. Invalid UTF-8 in one attribute would cost the whole
+// batch, or every scrape until the process ends.
 func valid(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
-// with is attributes, and the lock's if there is such an attribute.
+// with returns attributes, and the lock's if there is such an attribute.
 func (t *Telemetry) with(lock string, attrs ...attribute.KeyValue) metric.MeasurementOption {
 	if t.label != nil {
 		attrs = append(attrs, LockKey.String(lock))
@@ -208,185 +216,15 @@ func (t *Telemetry) with(lock string, attrs ...attribute.KeyValue) metric.Measur
 	return metric.WithAttributes(attrs...)
 }
 
-// observe is called when metrics are collected.
+// observe reports what is in flight when somebody collects metrics.
 func (t *Telemetry) observe(_ context.Context, o metric.Observer) error {
-	now := t.inflight.now()
+	now := t.inflight.Usage()
 	t.begun.Do(func() { t.begin(now) })
 	for lock, u := range now {
-		o.ObserveInt64(t.waiters, int64(u.waiters), t.with(lock))
-		o.ObserveInt64(t.holds, int64(u.holds), t.with(lock))
-		o.ObserveFloat64(t.maxAge, u.age.Seconds(), t.with(lock))
-		o.ObserveFloat64(t.maxAgeTTL, u.ageTTL, t.with(lock))
+		o.ObserveInt64(t.waiters, int64(u.Waiters), t.with(lock))
+		o.ObserveInt64(t.holds, int64(u.Holds), t.with(lock))
+		o.ObserveFloat64(t.maxAge, u.Age.Seconds(), t.with(lock))
+		o.ObserveFloat64(t.maxAgeTTL, u.AgeTTL, t.with(lock))
 	}
 	return nil
-}
-
-// instruments are the metrics; see the package documentation.
-type instruments struct {
-	acquires    metric.Int64Counter
-	acquireTime metric.Float64Histogram
-	acquireTTL  metric.Float64Histogram
-	wakes       metric.Int64Counter
-	position    metric.Int64Histogram
-	holdTime    metric.Float64Histogram
-	holdTTL     metric.Float64Histogram
-	depth       metric.Int64Histogram
-	unconfirmed metric.Int64Counter
-	losses      metric.Int64Counter
-	leaks       metric.Int64Counter
-
-	renewals    metric.Int64Counter
-	renewalTime metric.Float64Histogram
-	retries     metric.Int64Counter
-	reconnects  metric.Int64Counter
-	downtime    metric.Float64Counter
-	dropped     metric.Int64Counter
-
-	waiters   metric.Int64ObservableUpDownCounter
-	holds     metric.Int64ObservableUpDownCounter
-	maxAge    metric.Float64ObservableGauge
-	maxAgeTTL metric.Float64ObservableGauge
-}
-
-// maker makes instruments and keeps what goes wrong.
-type maker struct {
-	meter metric.Meter
-	errs  []error
-}
-
-func (m *maker) counter(name, unit, description string) metric.Int64Counter {
-	c, err := m.meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(description))
-	m.errs = append(m.errs, err)
-	return c
-}
-
-func (m *maker) histogram(name, unit, description string, bounds ...float64) metric.Float64Histogram {
-	h, err := m.meter.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(description),
-		metric.WithExplicitBucketBoundaries(bounds...))
-	m.errs = append(m.errs, err)
-	return h
-}
-
-func (m *maker) intHistogram(name, unit, description string, bounds ...float64) metric.Int64Histogram {
-	h, err := m.meter.Int64Histogram(name, metric.WithUnit(unit), metric.WithDescription(description),
-		metric.WithExplicitBucketBoundaries(bounds...))
-	m.errs = append(m.errs, err)
-	return h
-}
-
-func (m *maker) upDown(name, unit, description string) metric.Int64ObservableUpDownCounter {
-	c, err := m.meter.Int64ObservableUpDownCounter(name, metric.WithUnit(unit), metric.WithDescription(description))
-	m.errs = append(m.errs, err)
-	return c
-}
-
-func (m *maker) gauge(name, unit, description string) metric.Float64ObservableGauge {
-	g, err := m.meter.Float64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(description))
-	m.errs = append(m.errs, err)
-	return g
-}
-
-func newInstruments(meter metric.Meter) (instruments, error) {
-	m := &maker{meter: meter}
-	seconds := []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600}
-	ttls := []float64{.1, .25, .5, .75, 1, 1.5, 2, 3, 5, 10, 30, 100, 1000}
-	i := instruments{
-		acquires: m.counter("relock.acquires", "{acquire}", "Calls that asked for a lock and have returned."),
-		acquireTime: m.histogram("relock.acquire.duration", "s",
-			"Time from the call to its return. Nested entries are left out.", seconds...),
-		acquireTTL: m.histogram("relock.acquire.ttl_ratio", "1", "Time from the call to its return as a multiple of the lock's TTL. "+
-			"Nested entries and refusals without a wait are left out.", ttls...),
-		wakes: m.counter("relock.wakes", "{wake}", "Waits that ended with the lock, by what told the waiter."),
-		position: m.intHistogram("relock.queue.position", "{waiter}", "How many waiters were before one that joined the queue.",
-			0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
-		holdTime: m.histogram("relock.hold.duration", "s", "Time from the first entry of a hold to its last exit.", seconds...),
-		holdTTL: m.histogram("relock.hold.ttl_ratio", "1",
-			"Time from the first entry of a hold to its last exit as a multiple of the lock's TTL.", ttls...),
-		depth: m.intHistogram("relock.hold.depth", "{entry}", "The highest number of open entries of a hold; 1 is no re-entry.",
-			1, 2, 3, 4, 5, 8, 16, 32, 64),
-		unconfirmed: m.counter("relock.releases.unconfirmed", "{release}", "Last exits of a hold that Redis did not confirm."),
-		losses:      m.counter("relock.losses", "{loss}", "Holds that ended without Unlock."),
-		leaks:       m.counter("relock.leaks", "{leak}", "Reports of entries whose context was dropped without Unlock."),
-		renewals:    m.counter("relock.renewals", "{renewal}", "Renewals of a lease by the watchdog."),
-		renewalTime: m.histogram("relock.renewal.duration", "s", "Time of a round trip of the watchdog, which renews many leases.",
-			.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10),
-		retries:    m.counter("relock.retries", "{retry}", "Scripts that were sent to Redis again."),
-		reconnects: m.counter("relock.reconnects", "{reconnect}", "Pub/sub connections that were lost and are back."),
-		dropped:    m.counter("relock.events.dropped", "{event}", "Events that are in no metric, because too many waited for the hooks."),
-		waiters:    m.upDown("relock.waiters", "{waiter}", "Waiters that are queued for a lock."),
-		holds:      m.upDown("relock.holds", "{hold}", "Holds that are open."),
-		maxAge:     m.gauge("relock.hold.max_age", "s", "Age of the oldest hold that is open, 0 if there is none."),
-		maxAgeTTL:  m.gauge("relock.hold.max_age_ttl", "1", "Largest age of an open hold as a multiple of the lock's TTL."),
-	}
-	var err error
-	i.downtime, err = meter.Float64Counter("relock.reconnect.downtime", metric.WithUnit("s"),
-		metric.WithDescription("Time for which the pub/sub connections that are back were gone."))
-	return i, errors.Join(append(m.errs, err)...)
-}
-
-// The attribute values that are known before anything happens. Their counters begin with 0.
-var (
-	outcomes = []relock.Outcome{
-		relock.OutcomeAcquired, relock.OutcomeLocked, relock.OutcomeCanceled, relock.OutcomeClosed, relock.OutcomeLost,
-		relock.OutcomeError,
-	}
-	wakes   = []relock.Wake{relock.WakeGrant, relock.WakeRecheck, relock.WakeReleased, relock.WakePass}
-	reasons = []relock.LossReason{
-		relock.LossExpired, relock.LossTaken, relock.LossMaxHold, relock.LossAbandoned, relock.LossLeaked,
-	}
-	results = []string{resultOK, resultFailed, resultLost}
-	scripts = []string{"acquire", "release", "renew", "state", "force_release", "pass"}
-)
-
-const (
-	endReleased = "released" // Unlock
-	endLost     = "lost"
-	endClosed   = "closed" // the client was closed
-
-	resultOK     = "ok"
-	resultFailed = "failed" // not confirmed, tried again
-	resultLost   = "lost"   // Redis did not have the hold any more
-)
-
-// begin makes the counters of clients begin with 0, and those of locks that are known. Only when metrics are collected for the
-// first time: the global meter provider may be set after New, and what is counted before that is lost.
-func (t *Telemetry) begin(known map[string]usage) {
-	bg := context.Background()
-	for _, r := range results {
-		t.renewals.Add(bg, 0, metric.WithAttributes(ResultKey.String(r)))
-	}
-	for _, s := range scripts {
-		t.retries.Add(bg, 0, metric.WithAttributes(ScriptKey.String(s)))
-	}
-	t.reconnects.Add(bg, 0)
-	t.downtime.Add(bg, 0)
-	t.dropped.Add(bg, 0)
-	for lock := range known {
-		t.beginLock(lock)
-	}
-}
-
-// know makes the counters of a lock attribute begin with 0.
-func (t *Telemetry) know(lock string) {
-	if t.inflight.know(lock) {
-		t.beginLock(lock)
-	}
-}
-
-func (t *Telemetry) beginLock(lock string) {
-	bg := context.Background()
-	for _, o := range outcomes {
-		for _, waited := range []bool{false, true} {
-			t.acquires.Add(bg, 0, t.with(lock, OutcomeKey.String(string(o)), ReentrantKey.Bool(false), WaitedKey.Bool(waited)))
-		}
-		t.acquires.Add(bg, 0, t.with(lock, OutcomeKey.String(string(o)), ReentrantKey.Bool(true), WaitedKey.Bool(false)))
-	}
-	for _, w := range wakes {
-		t.wakes.Add(bg, 0, t.with(lock, WakeKey.String(string(w))))
-	}
-	for _, r := range reasons {
-		t.losses.Add(bg, 0, t.with(lock, ReasonKey.String(string(r))))
-	}
-	t.unconfirmed.Add(bg, 0, t.with(lock))
-	t.leaks.Add(bg, 0, t.with(lock))
 }

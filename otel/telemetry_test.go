@@ -34,6 +34,7 @@ import (
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/redistest"
 	relockotel "github.com/go-relock/relock/otel"
+	"github.com/go-relock/relock/store/mem"
 )
 
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
@@ -72,7 +73,8 @@ func (c *collected) metrics() []metricdata.Metrics {
 	return all.ScopeMetrics[0].Metrics
 }
 
-// values is what was collected, as name{attribute=value,...}; of a histogram the count, and the sum as name.sum{...}.
+// values is what was collected, as name{attribute=value,...}; of a histogram the count, and the sum
+// as name.sum{...}.
 func (c *collected) values() map[string]float64 {
 	c.t.Helper()
 	all := make(map[string]float64)
@@ -194,6 +196,18 @@ func enter(t *testing.T, ctx context.Context, l *relock.Lock) context.Context { 
 	return section
 }
 
+// newHolder makes a holder for events that a test makes up.
+func newHolder(t *testing.T) relock.Holder {
+	t.Helper()
+	c, err := relock.Open(mem.New())
+	require.NoError(t, err)
+	defer c.Close()
+	section, err := c.NewLock("a").Lock(t.Context())
+	require.NoError(t, err)
+	holder, _ := relock.HolderFrom(section)
+	return holder
+}
+
 func TestTheStoryOfALockIsCounted(t *testing.T) {
 	bubble(t, func(w *world) {
 		t := w.t
@@ -217,24 +231,27 @@ func TestTheStoryOfALockIsCounted(t *testing.T) {
 			next <- section
 		}()
 		pass(3 * time.Second)
+		before := c.changed()
+		for _, sample := range []string{`relock.client.renewals{result=ok}`, `relock.client.renewal.duration`} {
+			require.GreaterOrEqual(t, before[sample], 1.)
+			delete(before, sample)
+		}
 		require.Equal(t, map[string]float64{
-			`relock.acquires{outcome=acquired,reentrant=false,waited=false}`: 1,
-			`relock.acquires{outcome=acquired,reentrant=true,waited=false}`:  1,
-			`relock.acquires{outcome=locked,reentrant=false,waited=false}`:   1,
-			`relock.acquires{outcome=locked,reentrant=false,waited=true}`:    1,
-			`relock.acquire.duration{outcome=acquired}`:                      1,
-			`relock.acquire.duration{outcome=locked}`:                        2,
-			`relock.acquire.duration.sum{outcome=locked}`:                    2,
-			`relock.acquire.ttl_ratio`:                                       2,
-			`relock.acquire.ttl_ratio.sum`:                                   .2,
-			`relock.queue.position`:                                          2,
-			`relock.waiters`:                                                 1,
-			`relock.holds`:                                                   1,
-			`relock.hold.max_age`:                                            5,
-			`relock.hold.max_age_ttl`:                                        .5,
-			`relock.renewals{result=ok}`:                                     1,
-			`relock.renewal.duration`:                                        1,
-		}, c.changed())
+			`relock.client.acquires{outcome=acquired,reentrant=false,waited=false}`: 1,
+			`relock.client.acquires{outcome=acquired,reentrant=true,waited=false}`:  1,
+			`relock.client.acquires{outcome=locked,reentrant=false,waited=false}`:   1,
+			`relock.client.acquires{outcome=locked,reentrant=false,waited=true}`:    1,
+			`relock.client.acquire.duration{outcome=acquired}`:                      1,
+			`relock.client.acquire.duration{outcome=locked}`:                        2,
+			`relock.client.acquire.duration.sum{outcome=locked}`:                    2,
+			`relock.client.acquire.ttl_ratio`:                                       2,
+			`relock.client.acquire.ttl_ratio.sum`:                                   .2,
+			`relock.client.queue.position`:                                          2,
+			`relock.client.waiters`:                                                 1,
+			`relock.client.holds`:                                                   1,
+			`relock.client.hold.max_age`:                                            5,
+			`relock.client.hold.max_age_ttl`:                                        .5,
+		}, before)
 
 		pass(20 * time.Second)
 		require.NoError(t, l.Unlock(inner))
@@ -242,34 +259,34 @@ func TestTheStoryOfALockIsCounted(t *testing.T) {
 		last := <-next
 		synctest.Wait()
 		got := c.changed()
-		is(t, 1, got[`relock.acquires{outcome=acquired,reentrant=false,waited=true}`])
-		is(t, 23, got[`relock.acquire.duration.sum{outcome=acquired}`])
-		is(t, 1, got[`relock.wakes{wake=grant}`])
-		is(t, 1, got[`relock.hold.duration{end=released}`])
-		is(t, 25, got[`relock.hold.duration.sum{end=released}`])
-		is(t, 2.5, got[`relock.hold.ttl_ratio.sum`])
-		is(t, 1, got[`relock.hold.depth`])
-		is(t, 2, got[`relock.hold.depth.sum`])
-		is(t, 1, got[`relock.holds`])
-		require.NotContains(t, got, `relock.waiters`)
+		is(t, 1, got[`relock.client.acquires{outcome=acquired,reentrant=false,waited=true}`])
+		is(t, 23, got[`relock.client.acquire.duration.sum{outcome=acquired}`])
+		is(t, 1, got[`relock.client.wakes{wake=grant}`])
+		is(t, 1, got[`relock.client.hold.duration{end=released}`])
+		is(t, 25, got[`relock.client.hold.duration.sum{end=released}`])
+		is(t, 2.5, got[`relock.client.hold.ttl_ratio.sum`])
+		is(t, 1, got[`relock.client.hold.depth`])
+		is(t, 2, got[`relock.client.hold.depth.sum`])
+		is(t, 1, got[`relock.client.holds`])
+		require.NotContains(t, got, `relock.client.waiters`)
 
 		w.FlushAll()
 		<-last.Done()
 		require.ErrorIs(t, l.Unlock(last), relock.ErrLockLost)
 		synctest.Wait()
 		got = c.changed()
-		is(t, 1, got[`relock.losses{reason=taken}`])
-		is(t, 1, got[`relock.renewals{result=lost}`])
-		is(t, 1, got[`relock.hold.duration{end=lost}`])
-		is(t, 2, got[`relock.hold.depth`])
-		require.NotContains(t, got, `relock.holds`)
+		is(t, 1, got[`relock.client.losses{reason=taken}`])
+		is(t, 1, got[`relock.client.renewals{result=lost}`])
+		is(t, 1, got[`relock.client.hold.duration{end=lost}`])
+		is(t, 2, got[`relock.client.hold.depth`])
+		require.NotContains(t, got, `relock.client.holds`)
 
 		open := enter(t, t.Context(), l)
 		pass(time.Second)
 		require.NoError(t, locks.Close())
 		got = c.changed()
-		is(t, 1, got[`relock.hold.duration{end=closed}`])
-		require.NotContains(t, got, `relock.holds`, "nobody tells of its end any more")
+		is(t, 1, got[`relock.client.hold.duration{end=closed}`])
+		require.NotContains(t, got, `relock.client.holds`, "nobody tells of its end any more")
 		require.NoError(t, l.Unlock(open))
 	})
 }
@@ -289,12 +306,12 @@ func TestTroubleWithRedisIsCounted(t *testing.T) {
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		synctest.Wait()
 		got := c.changed()
-		is(t, 1, got[`relock.losses{reason=expired}`])
-		require.Greater(t, got[`relock.renewals{result=failed}`], 2.)
-		require.NotContains(t, got, `relock.renewals{result=ok}`)
-		require.NotContains(t, got, `relock.holds`)
-		require.Greater(t, got[`relock.retries{script=acquire}`], 2.)
-		is(t, 1, got[`relock.acquires{outcome=canceled,reentrant=false,waited=false}`])
+		is(t, 1, got[`relock.client.losses{reason=expired}`])
+		require.Greater(t, got[`relock.client.renewals{result=failed}`], 2.)
+		require.NotContains(t, got, `relock.client.renewals{result=ok}`)
+		require.NotContains(t, got, `relock.client.holds`)
+		require.Greater(t, got[`relock.client.retries{script=acquire}`], 2.)
+		is(t, 1, got[`relock.client.acquires{outcome=canceled,reentrant=false,waited=false}`])
 
 		w.SetError("")
 		section = enter(t, t.Context(), l)
@@ -303,8 +320,8 @@ func TestTroubleWithRedisIsCounted(t *testing.T) {
 		synctest.Wait()
 		w.SetError("")
 		got = c.changed()
-		is(t, 1, got[`relock.releases.unconfirmed`])
-		require.NotContains(t, got, `relock.holds`)
+		is(t, 1, got[`relock.client.releases.unconfirmed`])
+		require.NotContains(t, got, `relock.client.holds`)
 	})
 }
 
@@ -319,9 +336,9 @@ func TestALeakIsCounted(t *testing.T) {
 	redistest.Eventually(t, 20*time.Second, func() bool {
 		runtime.GC()
 		got := c.changed()
-		return got[`relock.leaks`] == 1 && got[`relock.losses{reason=leaked}`] == 1
+		return got[`relock.client.leaks`] == 1 && got[`relock.client.losses{reason=leaked}`] == 1
 	}, "the leak and the loss were told")
-	require.Zero(t, c.values()[`relock.holds`])
+	require.Zero(t, c.values()[`relock.client.holds`])
 }
 
 func TestAPubSubConnectionThatComesBackIsCounted(t *testing.T) {
@@ -338,14 +355,14 @@ func TestAPubSubConnectionThatComesBackIsCounted(t *testing.T) {
 	go func() {
 		waiting <- l.Do(t.Context(), func(context.Context) error { return nil })
 	}()
-	redistest.Eventually(t, 10*time.Second, func() bool { return c.values()[`relock.waiters`] == 1 }, "one waits")
+	redistest.Eventually(t, 10*time.Second, func() bool { return c.values()[`relock.client.waiters`] == 1 }, "one waits")
 	faults.CutPubSub()
-	redistest.Eventually(t, 10*time.Second, func() bool { return c.values()[`relock.reconnects`] == 1 }, "it is back")
-	require.Positive(t, c.values()[`relock.reconnect.downtime`])
+	redistest.Eventually(t, 10*time.Second, func() bool { return c.values()[`relock.client.reconnects`] == 1 }, "it is back")
+	require.Positive(t, c.values()[`relock.client.reconnect.downtime`])
 	require.NoError(t, l.Unlock(section))
 	require.NoError(t, <-waiting)
-	redistest.Eventually(t, 10*time.Second, func() bool { return c.values()[`relock.holds`] == 0 }, "both holds have ended")
-	require.Zero(t, c.values()[`relock.waiters`])
+	redistest.Eventually(t, 10*time.Second, func() bool { return c.values()[`relock.client.holds`] == 0 }, "both holds have ended")
+	require.Zero(t, c.values()[`relock.client.waiters`])
 }
 
 func TestEachAcquireIsASpanUnderItsCallers(t *testing.T) {
@@ -368,7 +385,7 @@ func TestEachAcquireIsASpanUnderItsCallers(t *testing.T) {
 		require.Equal(t, codes.Unset, span.Status.Code)
 		require.Equal(t, map[string]any{
 			"relock.outcome": "acquired", "relock.reentrant": false, "relock.waited": false, "relock.depth": int64(1),
-			"relock.token": l.Token(outer), "relock.holder": holder.String(),
+			"relock.holder": holder.String(),
 		}, attrs)
 
 		inner := enter(t, outer, l)
@@ -393,7 +410,6 @@ func TestEachAcquireIsASpanUnderItsCallers(t *testing.T) {
 		require.Equal(t, true, attrs["relock.waited"])
 		require.Equal(t, holder.String(), attrs["relock.owner"], "it says who to look for")
 		require.NotEqual(t, holder.String(), attrs["relock.holder"])
-		require.NotContains(t, attrs, "relock.token")
 
 		waiting, cancel := context.WithCancel(ctx)
 		done := make(chan error, 1)
@@ -520,7 +536,7 @@ func TestTheNameIsNoAttributeUnlessItIsMapped(t *testing.T) {
 				require.NoError(t, locks.Close())
 				got := c.values()
 				require.Greater(t, len(got), 30)
-				ofClients := regexp.MustCompile(`^relock\.(renewal|retries|reconnect|events)`)
+				ofClients := regexp.MustCompile(`^relock\.client\.(renewal|retries|reconnect|events)`)
 				for sample := range got {
 					require.NotContains(t, sample, "jones")
 					if test.lock != "" && !ofClients.MatchString(sample) {
@@ -550,7 +566,7 @@ func TestWhatIsNoUTF8IsInNoAttribute(t *testing.T) {
 		Context: t.Context(), Name: "caf\xe9:42", Start: time.Now(), Outcome: relock.OutcomeError,
 		Err: &relock.OpError{Op: "lock", Name: "caf\xe9:42", Err: errors.New("ERR \xff")},
 	})
-	require.Contains(t, c.values(), "relock.leaks{lock=caf\uFFFD}")
+	require.Contains(t, c.values(), "relock.client.leaks{lock=caf\uFFFD}")
 	span, attrs := c.lastSpan()
 	require.Equal(t, "caf\uFFFD", attrs["relock.lock"])
 	require.Equal(t, "ERR \uFFFD", span.Status.Description)
@@ -567,12 +583,9 @@ func TestAHolderThatIsNoUTF8IsInNoAttribute(t *testing.T) {
 		_, err := l.TryLock(t.Context())
 		var locked *relock.LockedError
 		require.ErrorAs(t, err, &locked)
-		_, err = l.TryLock(relock.WithHolder(t.Context(), locked.Holder))
-		require.ErrorIs(t, err, relock.ErrLocked)
 		synctest.Wait()
 		_, attrs := c.lastSpan()
 		require.Equal(t, "caf\uFFFD:1", attrs["relock.owner"])
-		require.Equal(t, "caf\uFFFD:1", attrs["relock.holder"])
 	})
 }
 
@@ -583,21 +596,22 @@ func TestCountersBeginWithZero(t *testing.T) {
 		require.Zero(t, v, sample)
 	}
 	for _, sample := range []string{
-		`relock.leaks`, `relock.losses{reason=expired}`, `relock.holds`, `relock.retries{script=acquire}`,
-		`relock.acquires{outcome=locked,reentrant=false,waited=true}`,
+		`relock.client.leaks`, `relock.client.losses{reason=expired}`, `relock.client.holds`, `relock.client.retries{script=acquire}`,
+		`relock.client.acquires{outcome=locked,reentrant=false,waited=true}`,
 	} {
 		require.Contains(t, before, sample)
 	}
 
 	// With a lock attribute, when the lock is seen first, which is before anything is counted.
 	c = collect(t, relockotel.WithLockAttribute(func(string) string { return "x" }))
-	require.NotContains(t, c.values(), `relock.leaks{lock=x}`)
+	require.NotContains(t, c.values(), `relock.client.leaks{lock=x}`)
 	c.Hooks().AcquireStarted(relock.AcquireStarted{Name: "a"})
-	require.Contains(t, c.values(), `relock.leaks{lock=x}`)
-	require.Contains(t, c.values(), `relock.holds{lock=x}`)
+	require.Contains(t, c.values(), `relock.client.leaks{lock=x}`)
+	require.Contains(t, c.values(), `relock.client.holds{lock=x}`)
 }
 
-// What is made before the global provider is set goes to the first one that is set in a process: with -count, too.
+// What is made before the global provider is set goes to the first one that is set in a process:
+// with -count, too.
 var (
 	globalOnce  sync.Once
 	globalFirst map[string]float64
@@ -614,7 +628,7 @@ func TestCountersBeginWithZeroAlsoWhereTheGlobalProviderIsSetLater(t *testing.T)
 		otel.SetMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(c.reader)))
 		globalFirst = c.values()
 	})
-	for _, sample := range []string{"relock.holds", "relock.leaks", "relock.losses{reason=expired}", "relock.events.dropped"} {
+	for _, sample := range []string{"relock.client.holds", "relock.client.leaks", "relock.client.losses{reason=expired}", "relock.client.events.dropped"} {
 		require.Contains(t, globalFirst, sample)
 	}
 }
@@ -636,7 +650,7 @@ func TestExemplarsLeadToTheSpanOfTheAcquire(t *testing.T) {
 	})
 	span, _ := c.lastSpan()
 	for _, m := range c.metrics() {
-		if m.Name == "relock.acquire.duration" {
+		if m.Name == "relock.client.acquire.duration" {
 			exemplars := m.Data.(metricdata.Histogram[float64]).DataPoints[0].Exemplars
 			require.Len(t, exemplars, 1)
 			id := span.SpanContext.SpanID()
@@ -644,30 +658,30 @@ func TestExemplarsLeadToTheSpanOfTheAcquire(t *testing.T) {
 			return
 		}
 	}
-	t.Fatal("no relock.acquire.duration")
+	t.Fatal("no relock.client.acquire.duration")
 }
 
 func TestDroppedEventsDoNotLeaveHoldsAndWaitersForEver(t *testing.T) {
 	c := collect(t)
 	hooks := c.Hooks()
-	h := relock.NewHolder()
+	h := newHolder(t)
 	hooks.AcquireFinished(relock.AcquireFinished{
-		Context: t.Context(), Name: "a", Holder: h, Start: time.Now(), Outcome: relock.OutcomeAcquired, Depth: 1, Token: 1,
+		Context: t.Context(), Name: "a", Holder: h, Start: time.Now(), Outcome: relock.OutcomeAcquired, Depth: 1,
 	})
-	hooks.Queued(relock.Queued{Name: "a", Holder: relock.NewHolder()})
-	is(t, 1, c.values()[`relock.holds`])
-	is(t, 1, c.values()[`relock.waiters`])
+	hooks.Queued(relock.Queued{Name: "a", Holder: newHolder(t)})
+	is(t, 1, c.values()[`relock.client.holds`])
+	is(t, 1, c.values()[`relock.client.waiters`])
 	hooks.Dropped(relock.Dropped{Events: 5})
-	is(t, 5, c.values()[`relock.events.dropped`])
-	require.Zero(t, c.values()[`relock.holds`])
-	require.Zero(t, c.values()[`relock.waiters`])
+	is(t, 5, c.values()[`relock.client.events.dropped`])
+	require.Zero(t, c.values()[`relock.client.holds`])
+	require.Zero(t, c.values()[`relock.client.waiters`])
 }
 
 func TestCloseEndsWhatTheMeterProviderAsksFor(t *testing.T) {
 	c := collect(t)
-	require.Contains(t, c.values(), `relock.holds`)
+	require.Contains(t, c.values(), `relock.client.holds`)
 	require.NoError(t, c.Close())
-	require.NotContains(t, c.values(), `relock.holds`)
+	require.NotContains(t, c.values(), `relock.client.holds`)
 	require.NoError(t, c.Close(), "again")
 }
 
@@ -676,16 +690,16 @@ func TestCollectingAndEventsAtOnceAreSafe(t *testing.T) {
 	hooks := c.Hooks()
 	var work sync.WaitGroup
 	for range 4 {
+		h := newHolder(t)
 		work.Go(func() {
-			h := relock.NewHolder()
-			for i := range int64(200) {
+			for range 200 {
 				hooks.AcquireStarted(relock.AcquireStarted{Name: "a"})
 				hooks.Queued(relock.Queued{Name: "a", Holder: h})
 				hooks.AcquireFinished(relock.AcquireFinished{
 					Context: context.Background(), Name: "a", Holder: h, Start: time.Now(), Outcome: relock.OutcomeAcquired,
-					Depth: 1, Token: i, Waited: true, Queued: true,
+					Depth: 1, Waited: true, Queued: true,
 				})
-				hooks.Released(relock.Released{Name: "a", Holder: h, Token: i, Err: errors.New("x")})
+				hooks.Released(relock.Released{Name: "a", Holder: h, Err: errors.New("x")})
 			}
 		})
 		work.Go(func() {
@@ -695,9 +709,9 @@ func TestCollectingAndEventsAtOnceAreSafe(t *testing.T) {
 		})
 	}
 	work.Wait()
-	require.Zero(t, c.values()[`relock.holds`])
-	require.Zero(t, c.values()[`relock.waiters`])
-	is(t, 800, c.values()[`relock.releases.unconfirmed`])
+	require.Zero(t, c.values()[`relock.client.holds`])
+	require.Zero(t, c.values()[`relock.client.waiters`])
+	is(t, 800, c.values()[`relock.client.releases.unconfirmed`])
 }
 
 // badProvider gives a meter that refuses counters.
@@ -730,11 +744,12 @@ func TestWithoutProvidersTheGlobalOnesAreUsed(t *testing.T) {
 	require.NoError(t, telemetry.Close())
 }
 
-// The page and the package documentation list the metrics with kind and unit; neither may miss one, or have one too many.
+// The page and the package documentation list the metrics with kind and unit; neither may miss one,
+// or have one too many.
 func TestTheDocumentationListsEveryMetric(t *testing.T) {
 	c := collect(t)
 	hooks := c.Hooks()
-	h := relock.NewHolder()
+	h := newHolder(t)
 	hooks.Queued(relock.Queued{Name: "a", Holder: h})
 	hooks.AcquireFinished(relock.AcquireFinished{
 		Context: t.Context(), Name: "a", Holder: h, Outcome: relock.OutcomeAcquired, Depth: 1, Waited: true, Queued: true, Wake: relock.WakeGrant, TTL: time.Second,
@@ -793,14 +808,4 @@ func setsOf[N int64 | float64](points []metricdata.DataPoint[N]) []attribute.Set
 		sets = append(sets, p.Attributes)
 	}
 	return sets
-}
-
-// What is in flight is counted in the same way for Prometheus. A module of its own for it would be one more thing that
-// users see, so it is there twice, and this is what keeps the two alike.
-func TestWhatIsInFlightIsCountedLikeInTheModuleForPrometheus(t *testing.T) {
-	ours, err := os.ReadFile("inflight.go")
-	require.NoError(t, err)
-	theirs, err := os.ReadFile("../prometheus/inflight.go")
-	require.NoError(t, err)
-	require.Equal(t, strings.Replace(string(theirs), "package relockprom", "package relockotel", 1), string(ours))
 }

@@ -9,36 +9,18 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/inflight"
 )
 
-// Collector is a [prometheus.Collector] of what happens to the locks whose clients have its [Collector.Hooks]. It is safe
-// for concurrent use.
+// Collector is a [prometheus.Collector] of the events of locks whose clients have
+// [Collector.Hooks]. A Collector is safe for concurrent use.
 type Collector struct {
 	label func(name string) string // nil: no label
+	lockMetrics
+	clientMetrics
 
-	// Of locks: with the lock label, if there is one, as the last.
-	acquires    *prometheus.CounterVec
-	acquireTime *prometheus.HistogramVec
-	acquireTTL  *prometheus.HistogramVec
-	wakes       *prometheus.CounterVec
-	position    *prometheus.HistogramVec
-	holdTime    *prometheus.HistogramVec
-	holdTTL     *prometheus.HistogramVec
-	depth       *prometheus.HistogramVec
-	unconfirmed *prometheus.CounterVec
-	losses      *prometheus.CounterVec
-	leaks       *prometheus.CounterVec
-
-	// Of clients.
-	renewals    *prometheus.CounterVec
-	renewalTime prometheus.Histogram
-	retries     *prometheus.CounterVec
-	reconnects  prometheus.Counter
-	downtime    prometheus.Counter
-	dropped     prometheus.Counter
-
-	// What is in flight, asked for when Prometheus scrapes.
-	inflight *inflight
+	// What is in flight is read when Prometheus scrapes.
+	inflight *inflight.Table
 	waiters  *prometheus.Desc
 	holds    *prometheus.Desc
 	maxAge   *prometheus.Desc
@@ -57,48 +39,24 @@ type config struct {
 	buckets []float64
 }
 
-// WithLockLabel adds a label "lock" with what f makes of the lock's name, which must be one of a few values: "orders"
-// for "orders:42". f is called for each event, by the goroutine that runs the hooks: one for each client, so where several share
-// the Collector, f may be called by several at once. What is not valid UTF-8 in it becomes U+FFFD.
+// WithLockLabel adds a label "lock". The function f maps the name of a lock to one of a few values,
+// such as "orders:42" to "orders". The goroutine that runs a client's hooks calls f for each event,
+// so f must be safe for concurrent use if several clients share the Collector. Bytes that are not
+// valid UTF-8 become U+FFFD.
 func WithLockLabel(f func(name string) string) Option {
 	return func(c *config) { c.label = f }
 }
 
-// WithDurationBuckets sets the upper bounds, in seconds, of the buckets for the time of acquires and of holds, in
-// increasing order; [New] panics if they are not, as [prometheus.NewHistogram] does. The default is from 0.5 ms to an
-// hour. With none these histograms are native ones only.
+// WithDurationBuckets sets the upper bounds, in seconds, of the buckets for the time of acquires
+// and of holds, in increasing order; otherwise [New] panics, as [prometheus.NewHistogram] does. The
+// default goes from 0.5 ms to an hour. With no bounds these histograms are native ones only.
 func WithDurationBuckets(seconds ...float64) Option {
 	seconds = slices.Clone(seconds)
 	return func(c *config) { c.buckets = seconds }
 }
 
-// The label values that are known before anything happens. Their series begin with 0.
-var (
-	outcomes = []relock.Outcome{
-		relock.OutcomeAcquired, relock.OutcomeLocked, relock.OutcomeCanceled, relock.OutcomeClosed, relock.OutcomeLost,
-		relock.OutcomeError,
-	}
-	wakes   = []relock.Wake{relock.WakeGrant, relock.WakeRecheck, relock.WakeReleased, relock.WakePass}
-	reasons = []relock.LossReason{
-		relock.LossExpired, relock.LossTaken, relock.LossMaxHold, relock.LossAbandoned, relock.LossLeaked,
-	}
-	ends    = []string{endReleased, endLost, endClosed}
-	results = []string{resultOK, resultFailed, resultLost}
-	scripts = []string{"acquire", "release", "renew", "state", "force_release", "pass"}
-)
-
-const (
-	endReleased = "released" // Unlock
-	endLost     = "lost"
-	endClosed   = "closed" // the client was closed
-
-	resultOK     = "ok"
-	resultFailed = "failed" // not confirmed, tried again
-	resultLost   = "lost"   // Redis did not have the hold any more
-)
-
-// New makes a Collector, for one registry to register. It counts what is told to its [Collector.Hooks]. It panics if an option is
-// nil.
+// New makes a Collector, for one registry to register. The Collector counts the events of
+// [Collector.Hooks]. New panics if an option is nil.
 func New(options ...Option) *Collector {
 	cfg := config{
 		buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600},
@@ -109,136 +67,22 @@ func New(options ...Option) *Collector {
 		}
 		option(&cfg)
 	}
-	prometheus.NewHistogram(histogram("relock", "", cfg.buckets)) // panics if they are wrong; with a lock label the others come later
-	c := &Collector{label: cfg.label, inflight: newInflight()}
-	ttls := []float64{.1, .25, .5, .75, 1, 1.5, 2, 3, 5, 10, 30, 100, 1000}
-
-	c.acquires = c.counters("relock_acquires_total",
-		"Calls that asked for a lock and have returned, by outcome, whether they were nested entries, and whether they waited for another holder.",
-		"outcome", "reentrant", "waited")
-	c.acquireTime = c.histograms("relock_acquire_duration_seconds",
-		"Time from the call to its return, by outcome. Nested entries are left out.", cfg.buckets, "outcome")
-	c.acquireTTL = c.histograms("relock_acquire_ttl_ratio",
-		"Time from the call to its return as a multiple of the lock's TTL. Nested entries and refusals without a wait are left out.",
-		ttls)
-	c.wakes = c.counters("relock_wakes_total", "Waits that ended with the lock, by what told the waiter.", "wake")
-	c.position = c.histograms("relock_queue_position", "How many waiters were before one that joined the queue.",
-		[]float64{0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024})
-	c.holdTime = c.histograms("relock_hold_duration_seconds",
-		"Time from the first entry of a hold to its last exit, by how it ended.", cfg.buckets, "end")
-	c.holdTTL = c.histograms("relock_hold_ttl_ratio",
-		"Time from the first entry of a hold to its last exit as a multiple of the lock's TTL.", ttls)
-	c.depth = c.histograms("relock_hold_depth", "The highest number of open entries of a hold; 1 is no re-entry.",
-		[]float64{1, 2, 3, 4, 5, 8, 16, 32, 64})
-	c.unconfirmed = c.counters("relock_releases_unconfirmed_total", "Last exits of a hold that Redis did not confirm.")
-	c.losses = c.counters("relock_losses_total", "Holds that ended without Unlock, by reason.", "reason")
-	c.leaks = c.counters("relock_leaks_total", "Reports of entries whose context was dropped without Unlock.")
-
-	c.renewals = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "relock_renewals_total", Help: "Renewals of a lease by the watchdog, by result.",
-	}, []string{"result"})
-	c.renewalTime = prometheus.NewHistogram(histogram("relock_renewal_duration_seconds",
-		"Time of a round trip of the watchdog, which renews many leases.",
-		[]float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}))
-	c.retries = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "relock_retries_total", Help: "Scripts that were sent to Redis again, by script.",
-	}, []string{"script"})
-	c.reconnects = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "relock_reconnects_total", Help: "Pub/sub connections that were lost and are back.",
-	})
-	c.downtime = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "relock_reconnect_downtime_seconds_total", Help: "Time for which the pub/sub connections that are back were gone.",
-	})
-	c.dropped = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "relock_events_dropped_total", Help: "Events that are in no metric, because too many waited for the hooks.",
-	})
-
+	// With a lock label the histograms are made later, so wrong buckets panic here.
+	prometheus.NewHistogram(histogram("relock", "", cfg.buckets))
+	c := &Collector{label: cfg.label, inflight: inflight.New()}
+	c.makeLockMetrics(cfg.buckets)
+	c.makeClientMetrics()
 	c.waiters = c.gauge("relock_waiters", "Waiters that are queued for a lock.")
 	c.holds = c.gauge("relock_holds", "Holds that are open.")
 	c.maxAge = c.gauge("relock_hold_max_age_seconds", "Age of the oldest hold that is open, 0 if there is none.")
 	c.maxTTL = c.gauge("relock_hold_max_age_ttl_ratio", "Largest age of an open hold as a multiple of the lock's TTL.")
-
-	c.counted = append(c.counted, c.renewals, c.renewalTime, c.retries, c.reconnects, c.downtime, c.dropped)
-	for _, r := range results {
-		c.renewals.WithLabelValues(r)
-	}
-	for _, s := range scripts {
-		c.retries.WithLabelValues(s)
-	}
 	if c.label == nil {
 		c.know("")
 	}
 	return c
 }
 
-func (c *Collector) lockLabels(labels []string) []string {
-	if c.label != nil {
-		return append(labels, "lock")
-	}
-	return labels
-}
-
-func (c *Collector) counters(name, help string, labels ...string) *prometheus.CounterVec {
-	v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, c.lockLabels(labels))
-	c.counted = append(c.counted, v)
-	return v
-}
-
-func (c *Collector) histograms(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
-	v := prometheus.NewHistogramVec(histogram(name, help, buckets), c.lockLabels(labels))
-	c.counted = append(c.counted, v)
-	return v
-}
-
-func histogram(name, help string, buckets []float64) prometheus.HistogramOpts {
-	return prometheus.HistogramOpts{
-		Name: name, Help: help, Buckets: buckets,
-		NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 100, NativeHistogramMinResetDuration: time.Hour,
-	}
-}
-
-func (c *Collector) gauge(name, help string) *prometheus.Desc {
-	return prometheus.NewDesc(name, help, c.lockLabels(nil), nil)
-}
-
-// know makes the series of a lock label begin with 0.
-func (c *Collector) know(lock string) {
-	if !c.inflight.know(lock) {
-		return
-	}
-	for _, o := range outcomes {
-		for _, waited := range []bool{false, true} {
-			c.acquires.WithLabelValues(c.with(lock, string(o), "false", strconv.FormatBool(waited))...)
-		}
-		c.acquires.WithLabelValues(c.with(lock, string(o), "true", "false")...)
-		c.acquireTime.WithLabelValues(c.with(lock, string(o))...)
-	}
-	for _, w := range wakes {
-		c.wakes.WithLabelValues(c.with(lock, string(w))...)
-	}
-	for _, r := range reasons {
-		c.losses.WithLabelValues(c.with(lock, string(r))...)
-	}
-	for _, e := range ends {
-		c.holdTime.WithLabelValues(c.with(lock, e)...)
-	}
-	for _, v := range []*prometheus.CounterVec{c.unconfirmed, c.leaks} {
-		v.WithLabelValues(c.with(lock)...)
-	}
-	for _, v := range []*prometheus.HistogramVec{c.acquireTTL, c.position, c.holdTTL, c.depth} {
-		v.WithLabelValues(c.with(lock)...)
-	}
-}
-
-// with is label values, and the lock's if there is such a label.
-func (c *Collector) with(lock string, values ...string) []string {
-	if c.label != nil {
-		return append(values, lock)
-	}
-	return values
-}
-
-// lock is the label value for a lock's name. A name may be any bytes, but one label that is no UTF-8 would break every scrape
+// lock is the label value for a lock's name. Invalid UTF-8 in one label would break every scrape
 // until the process ends.
 func (c *Collector) lock(name string) string {
 	if c.label == nil {
@@ -247,6 +91,14 @@ func (c *Collector) lock(name string) string {
 	lock := strings.ToValidUTF8(c.label(name), "\uFFFD")
 	c.know(lock)
 	return lock
+}
+
+// with returns label values, and the lock's if there is such a label.
+func (c *Collector) with(lock string, values ...string) []string {
+	if c.label != nil {
+		return append(values, lock)
+	}
+	return values
 }
 
 // Describe implements [prometheus.Collector].
@@ -265,38 +117,38 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	for _, v := range c.counted {
 		v.Collect(ch)
 	}
-	for lock, u := range c.inflight.now() {
+	for lock, u := range c.inflight.Usage() {
 		values := c.with(lock)
-		ch <- prometheus.MustNewConstMetric(c.waiters, prometheus.GaugeValue, float64(u.waiters), values...)
-		ch <- prometheus.MustNewConstMetric(c.holds, prometheus.GaugeValue, float64(u.holds), values...)
-		ch <- prometheus.MustNewConstMetric(c.maxAge, prometheus.GaugeValue, u.age.Seconds(), values...)
-		ch <- prometheus.MustNewConstMetric(c.maxTTL, prometheus.GaugeValue, u.ageTTL, values...)
+		ch <- prometheus.MustNewConstMetric(c.waiters, prometheus.GaugeValue, float64(u.Waiters), values...)
+		ch <- prometheus.MustNewConstMetric(c.holds, prometheus.GaugeValue, float64(u.Holds), values...)
+		ch <- prometheus.MustNewConstMetric(c.maxAge, prometheus.GaugeValue, u.Age.Seconds(), values...)
+		ch <- prometheus.MustNewConstMetric(c.maxTTL, prometheus.GaugeValue, u.AgeTTL, values...)
 	}
 }
 
-// Hooks returns the hooks that feed the Collector, for [relock.WithHooks]. Any number of clients may have them. To have
-// others beside them, use [relock.JoinHooks].
+// Hooks returns the hooks that feed the Collector, for [relock.WithHooks]. Any number of clients
+// may have them. To add hooks of your own, use [relock.JoinHooks].
 func (c *Collector) Hooks() relock.Hooks {
 	return relock.Hooks{
-		AcquireStarted:  func(e relock.AcquireStarted) { c.lock(e.Name) }, // its series begin before it counts
+		AcquireStarted:  func(e relock.AcquireStarted) { c.lock(e.Name) }, // series begin before they count
 		AcquireFinished: c.acquireFinished,
 		Queued: func(e relock.Queued) {
 			lock := c.lock(e.Name)
 			c.position.WithLabelValues(c.with(lock)...).Observe(float64(e.Position))
-			c.inflight.queued(lock, waitKey{e.Name, e.Holder})
+			c.inflight.Queue(keyOf(e.Name, e.Holder), lock)
 		},
 		Released: func(e relock.Released) {
 			if e.Err != nil {
 				c.unconfirmed.WithLabelValues(c.with(c.lock(e.Name))...).Inc()
 			}
-			c.ended(holdKey{e.Name, e.Holder, e.Token}, endReleased, e.Held, e.TTL, e.MaxDepth)
+			c.ended(keyOf(e.Name, e.Holder), endReleased, e.Held, e.TTL, e.MaxDepth)
 		},
 		Lost: func(e relock.Lost) {
 			c.losses.WithLabelValues(c.with(c.lock(e.Name), string(e.Reason))...).Inc()
-			c.ended(holdKey{e.Name, e.Holder, e.Token}, endLost, e.Held, e.TTL, e.MaxDepth)
+			c.ended(keyOf(e.Name, e.Holder), endLost, e.Held, e.TTL, e.MaxDepth)
 		},
 		Closed: func(e relock.Closed) {
-			c.ended(holdKey{e.Name, e.Holder, e.Token}, endClosed, e.Held, e.TTL, e.MaxDepth)
+			c.ended(keyOf(e.Name, e.Holder), endClosed, e.Held, e.TTL, e.MaxDepth)
 		},
 		Leaked: func(e relock.Leaked) { c.leaks.WithLabelValues(c.with(c.lock(e.Name))...).Inc() },
 		Renewed: func(e relock.Renewed) {
@@ -312,7 +164,7 @@ func (c *Collector) Hooks() relock.Hooks {
 		},
 		Dropped: func(e relock.Dropped) {
 			c.dropped.Add(float64(e.Events))
-			c.inflight.reset()
+			c.inflight.Reset()
 		},
 	}
 }
@@ -322,7 +174,7 @@ func (c *Collector) acquireFinished(e relock.AcquireFinished) {
 	c.acquires.WithLabelValues(
 		c.with(lock, string(e.Outcome), strconv.FormatBool(e.Reentrant), strconv.FormatBool(e.Waited))...).Inc()
 	if e.Queued {
-		c.inflight.waited(waitKey{e.Name, e.Holder})
+		c.inflight.Unqueue(keyOf(e.Name, e.Holder))
 	}
 	if e.Reentrant {
 		return
@@ -338,16 +190,22 @@ func (c *Collector) acquireFinished(e relock.AcquireFinished) {
 	if e.Queued {
 		c.wakes.WithLabelValues(c.with(lock, string(e.Wake))...).Inc()
 	}
-	c.inflight.opened(holdKey{e.Name, e.Holder, e.Token}, e.Start, openHold{label: lock, since: e.Start.Add(e.Duration), ttl: e.TTL})
+	c.inflight.Open(keyOf(e.Name, e.Holder),
+		inflight.Hold{Label: lock, Asked: e.Start, Since: e.Start.Add(e.Duration), TTL: e.TTL})
+}
+
+// keyOf names a hold, or a wait, for the table of what is in flight.
+func keyOf(name string, h relock.Holder) inflight.Key {
+	return inflight.Key{Name: name, Holder: h.String()}
 }
 
 // ended counts a hold that is over.
-func (c *Collector) ended(key holdKey, end string, held, ttl time.Duration, depth int) {
-	lock := c.lock(key.name)
+func (c *Collector) ended(key inflight.Key, end string, held, ttl time.Duration, depth int) {
+	lock := c.lock(key.Name)
 	c.holdTime.WithLabelValues(c.with(lock, end)...).Observe(held.Seconds())
 	if ttl > 0 {
 		c.holdTTL.WithLabelValues(c.with(lock)...).Observe(float64(held) / float64(ttl))
 	}
 	c.depth.WithLabelValues(c.with(lock)...).Observe(float64(depth))
-	c.inflight.closed(key, held)
+	c.inflight.End(key, held)
 }

@@ -1,41 +1,60 @@
--- Takes the lock for a hold, enters it again, asks whether a grant has come, or joins the queue.
+-- Takes a lock for a hold, or joins the queue.
 --
--- KEYS     base, queue, token
--- ARGV     hold, lease ms (0: leave it alone); target count (1), step (1), publish command (PUBLISH); from a hold that
---          would wait: client id (''), first arrival in microseconds (0: not in the queue yet); how many tokens to set aside
---          beyond its own (0). What is left out at the end has the value in brackets: in the common case each argument
---          would cost a tenth of what the script does.
--- Returns  token                                        the hold owns the lock, with the target count
---          0                                            the hold had entered before and is not the owner any more
---          {remaining ms, owner}                        another hold owns it; if it was to wait: nobody hears the
---                                                       client's channel here, so it would wait in vain
---          {remaining ms, owner, arrival, position, token}
---                                                       and this one is queued, with position waiters before it; a grant
---                                                       with that token or a lower one is from before this answer
--- Idempotent because the count is set, never added to, and a queued hold keeps its place.
-
-local call = redis.call
-local base, queue, token_key = KEYS[1], KEYS[2], KEYS[3]
-local hold = ARGV[1]
-
--- The common case first, before the rest is even defined: nobody holds it and nobody waits.
-if (ARGV[3] or '1') == '1' and call('EXISTS', base, queue) == 0 then
---- include last
-  local used = last
---- include token
-  if ARGV[8] then
-    call('INCRBY', token_key, ARGV[8])
+-- KEYS     base, queue
+-- ARGV     publish command; hold, lease ms, arrival: '' do not queue, '0' queue for the first time,
+--          else the arrival of an earlier reply, for the same place
+-- Returns  {status, owner, remaining ms of its lease, arrival, position}, or the status alone:
+--          1  the hold has the lock, with a new lease; {1, hold, remaining}: had the lock before
+--          0  busy, and not queued: unwanted, or nothing hears the channel of the client here
+--          2  busy, and queued
+--          3  only dead waiters so far: call again
+-- Idempotent because a hold that has the lock keeps its lease, and a waiter keeps its place.
+return each(#KEYS / 2, function(i)
+  local base, queue, publish = KEYS[2 * i - 1], KEYS[2 * i], ARGV[1]
+  local hold, ttl, arrival = ARGV[3 * i - 1], ARGV[3 * i], ARGV[3 * i + 1]
+  if call('EXISTS', base, queue) == 0 then
+    enter(base, hold, ttl)
+    return 1
   end
-  call('HSET', base, hold, '1')
-  local ttl = ARGV[2]
---- include lease
-  return token
-end
 
---- include enter
---- include owner
---- include grant
---- include ask
+  local has, count = owner(base)
+  if has == hold then
+    set(base, hold, count) -- WAIT looks only at the writes of its own connection
+    return {1, hold, call('PTTL', base)}
+  elseif not has then -- the lease of the last owner ran out: whoever queues comes first
+    local heir, more = grant(base, queue, publish, call('ZCARD', queue), nil, hold)
+    if more then
+      return 3
+    elseif not heir then
+      enter(base, hold, ttl)
+    end
+    if not heir or heir == hold then
+      return 1
+    end
+    has = heir
+  end
 
-return ask(base, queue, token_key, hold, ARGV[2], tonumber(ARGV[3] or 1), tonumber(ARGV[4] or 1), ARGV[5] or 'PUBLISH',
-  ARGV[6] or '', tonumber(ARGV[7] or 0), ARGV[8])
+  local remaining = call('PTTL', base)
+  if arrival == '' or not reach(publish, base .. ':' .. string.match(hold, '^(.+):%d+:%d+$')) then
+    return {0, has, remaining}
+  end
+  local member, position = hold .. '|' .. ttl, nil
+  if arrival == '0' then
+    local time = call('TIME')
+    arrival = time[1] * 1000000 + time[2] + i
+    if call('ZADD', queue, 'NX', arrival, member) == 1 then
+      position = call('ZCARD', queue) - 1
+    else
+      arrival = call('ZSCORE', queue, member)
+    end
+  elseif not call('ZSCORE', queue, member) then -- first, as ZADD needs memory
+    call('ZADD', queue, arrival, member)
+  end
+  position = position or call('ZRANK', queue, member)
+  -- A waiter asks again within its own lease after the lease of the owner. Its place outlives that.
+  local keep = math.max(remaining, ttl) + ttl + 60000
+  if call('PTTL', queue) < keep then
+    call('PEXPIRE', queue, keep)
+  end
+  return {2, has, remaining, tonumber(arrival), position}
+end)

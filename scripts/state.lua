@@ -1,25 +1,13 @@
--- Reads a lock.
+-- Reads locks, in both layouts. Writes nothing.
 --
--- KEYS     base, queue, token
--- Returns  {owner ('' when free), count, remaining ms (-2 when free, -1 without a lease), last token given or set
---          aside, waiters, the hold to which its process has passed it (otherwise the owner)}
--- Writes nothing.
-
-local call = redis.call
-
---- include enter
---- include owner
-
-local held_by, count, _, shown, _, token = owner(KEYS[1])
-local waiting = call('ZCARD', KEYS[2])
-if held_by and string.match(call('ZRANGE', KEYS[2], 0, 0)[1] or '', '^[^|]*') == held_by then
-  waiting = waiting - 1
-end
-return {
-  held_by or '',
-  count,
-  call('PTTL', KEYS[1]),
-  token or tonumber(call('GET', KEYS[3])) or 0,
-  waiting,
-  shown or '',
-}
+-- KEYS     base, token, queue; a layout without the last ones leaves them out
+-- ARGV     how many keys a lock has
+-- Returns  {owner ('' nobody), count, remaining ms (-1: no lease), token (0: none), waiters}
+local keys = tonumber(ARGV[1])
+return each(#KEYS / keys, function(i)
+  local at = keys * (i - 1)
+  local has, count = owner(KEYS[at + 1])
+  local token = keys > 1 and tonumber(call('GET', KEYS[at + 2])) or 0
+  local waiters = keys > 2 and call('ZCARD', KEYS[at + 3]) or 0
+  return {has or '', tonumber(count) or 0, call('PTTL', KEYS[at + 1]), token, waiters}
+end)

@@ -1,14 +1,17 @@
-// Fencing shows what the fencing token is for: a holder that has lost its lock without noticing writes to a database that
-// somebody else has written to since.
+// Fencing shows the use of the fencing token: a holder that has lost its lock without noticing
+// writes to a database that somebody else has written to since.
 //
-// No lock with a lease can prevent that by itself. A process that stands still (a pause of the garbage collector, a virtual
-// machine that is moved, a statement that is long on its way) does not see its context end. But the resource can tell:
-// each new hold of a lock has a larger token than all before, so it refuses a token smaller than the last it has seen.
+// No lock with a lease can prevent that by itself. A process that stands still (a pause of the
+// garbage collector, a virtual machine that is moved, a statement that is long on its way) does not
+// see its context end. But the resource can tell. A section draws a token from its lock before its
+// first write, and each token is larger than all that were drawn before. The resource refuses a
+// token smaller than the last it has seen.
 //
 //	go run .
 //
-// (in examples/fencing: it is a module of its own, because of the embedded database) needs no server; with
-// REDIS_URL=redis://... the locks are there. The exit code is 1 if anything is not as told.
+// (in examples/fencing, a module of its own because of the embedded database) needs no server; with
+// REDIS_URL=redis://... the locks are on that server. The exit code is 1 if anything is not as
+// told.
 package main
 
 import (
@@ -32,7 +35,7 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second interrupt ends it at once, also while Redis is silent
+	context.AfterFunc(ctx, stop) // a second interrupt kills the program, also while Redis is silent
 	err := run(ctx, os.Stdout, os.Getenv("REDIS_URL"))
 	stop()
 	if err != nil {
@@ -52,13 +55,14 @@ const schema = `
 
 var errStaleToken = errors.New("refused: a later holder of the lock has written already")
 
-// setBalance writes whatever the token is.
+// setBalance writes with any token.
 func setBalance(ctx context.Context, db *sql.DB, id string, balance int, _ int64) error {
 	_, err := db.ExecContext(ctx, `UPDATE account SET balance = ? WHERE id = ?`, balance, id)
 	return err
 }
 
-// setBalanceFenced writes if nobody with a larger token has, and leaves its own: one statement, so it cannot be divided.
+// setBalanceFenced writes unless a holder with a larger token has written, and leaves its own
+// token. One statement does both, so nothing comes between.
 func setBalanceFenced(ctx context.Context, db *sql.DB, id string, balance int, token int64) error {
 	if token <= 0 {
 		return errors.New("refused: no token, so no lock")
@@ -95,7 +99,6 @@ func run(ctx context.Context, out io.Writer, redisURL string) error {
 		server.ClockTTL(true) // keys expire with the clock
 		options.Addr = server.Addr()
 	}
-	options.ContextTimeoutEnabled = true // as the README says: fewer switches of goroutines, and a quicker Close
 	rdb := redis.NewClient(options)
 	defer rdb.Close()
 	if err := rdb.Ping(ctx).Err(); err != nil {
@@ -119,7 +122,7 @@ func run(ctx context.Context, out io.Writer, redisURL string) error {
 
 	err = tell(ctx, &scene{out: out, locks: locks, db: db})
 	if err != nil && ctx.Err() != nil {
-		return context.Cause(ctx) // and not what the call that it has ended makes of it
+		return context.Cause(ctx) // in place of the error of the call that ended
 	}
 	return err
 }
@@ -157,8 +160,8 @@ type scene struct {
 // set is setBalance or setBalanceFenced.
 type set func(ctx context.Context, db *sql.DB, id string, balance int, token int64) error
 
-// play has a withdrawal lose its lock between its read and its write, and a deposit happen in between. It returns the
-// balance after that, and what the late write has ended with.
+// play has a withdrawal lose its lock between its read and its write, and a deposit happen in
+// between. The balance after that and the error of the late write are returned.
 func (s *scene) play(ctx context.Context, id string, set set) (balance int, late, err error) {
 	const lease = 200 * time.Millisecond
 	// No watchdog: a process that stands still does not renew either.
@@ -170,7 +173,11 @@ func (s *scene) play(ctx context.Context, id string, set set) (balance int, late
 		return 0, nil, err
 	}
 	defer withdrawing.Unlock(withdrawal)
-	old := withdrawing.Token(withdrawal) // at the beginning: once the lock is lost it is 0
+	// Token draws only while the lock is held, so draw before the first write.
+	old, err := withdrawing.Token(withdrawal)
+	if err != nil {
+		return 0, nil, err
+	}
 	before, err := balanceOf(withdrawal, s.db, id)
 	if err != nil {
 		return 0, nil, err
@@ -178,7 +185,10 @@ func (s *scene) play(ctx context.Context, id string, set set) (balance int, late
 	fmt.Fprintf(s.out, "  withdrawal: has the lock, token %d; reads %d; now stands still for longer than its lease\n", old, before)
 
 	err = depositing.Do(ctx, func(ctx context.Context) error { // waits until the lease has run out
-		token := depositing.Token(ctx)
+		token, err := depositing.Token(ctx)
+		if err != nil {
+			return err
+		}
 		balance, err := balanceOf(ctx, s.db, id)
 		if err != nil {
 			return err
@@ -193,7 +203,7 @@ func (s *scene) play(ctx context.Context, id string, set set) (balance int, late
 		return 0, nil, err
 	}
 
-	// The withdrawal goes on. Its context has ended long since, but this write does not heed it: it was on its way.
+	// The withdrawal goes on. Its context ended long ago, but this write was already on its way.
 	late = set(context.WithoutCancel(withdrawal), s.db, id, before-30, old)
 	fmt.Fprintf(s.out, "  withdrawal: writes %d with token %d: %s\n", before-30, old, outcome(late))
 	if err := withdrawing.Unlock(withdrawal); !errors.Is(err, relock.ErrLockLost) {
@@ -204,11 +214,14 @@ func (s *scene) play(ctx context.Context, id string, set set) (balance int, late
 	return balance, late, err
 }
 
-// again is the withdrawal as it should be: with a lock of its own, from the present balance.
+// again repeats the withdrawal with a new hold, from the present balance.
 func (s *scene) again(ctx context.Context, id string) error {
 	lock := s.locks.NewLock("account:" + id)
 	return lock.Do(ctx, func(ctx context.Context) error {
-		token := lock.Token(ctx)
+		token, err := lock.Token(ctx)
+		if err != nil {
+			return err
+		}
 		before, err := balanceOf(ctx, s.db, id)
 		if err != nil {
 			return err

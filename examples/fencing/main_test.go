@@ -30,7 +30,7 @@ func TestTheGuardAcceptsTheSameTokenAgainAndNoSmallerOne(t *testing.T) {
 	_, err = db.ExecContext(ctx, schema)
 	require.NoError(t, err)
 
-	require.Error(t, setBalanceFenced(ctx, db, "fenced", 1, 0), "a section that was lost has token 0")
+	require.Error(t, setBalanceFenced(ctx, db, "fenced", 1, 0), "0 is no token")
 	require.NoError(t, setBalanceFenced(ctx, db, "fenced", 1, 10))
 	require.NoError(t, setBalanceFenced(ctx, db, "fenced", 2, 10), "one section may write twice")
 	require.NoError(t, setBalanceFenced(ctx, db, "fenced", 3, 11))

@@ -1,12 +1,16 @@
-// Nested shows how the context carries the holder of a lock through calls that lock the same thing again.
+// Nested shows how the context carries a section through calls that lock the same thing again.
 //
-// An order service calls the inventory, which calls the payment. Each locks the order, because each is also called by
-// itself, and none knows whether its caller has the lock. Then: goroutines of one section that enter together, goroutines
-// that must not (WithoutHolder), and steps that belong together without a common context (WithHolder).
+// An order service calls the inventory, and the inventory calls the payment. Each service locks the
+// order, because each is also called by itself and does not know whether its caller has the lock.
+// The other scenes show which goroutines are inside of a section, and which exclude each other:
+// workers that lock the section's own lock, workers that each lock a second lock (as in an
+// errgroup), a worker outside of the section (WithoutHolder), and a callback inside of the section
+// whose context comes from elsewhere (WithSection).
 //
 //	go run ./examples/nested
 //
-// starts an embedded Redis; with REDIS_URL=redis://... it uses that one. The exit code is 1 if anything is not as told.
+// starts an embedded Redis; with REDIS_URL=redis://... the program uses that server. The exit code
+// is 1 if anything is not as told.
 package main
 
 import (
@@ -31,7 +35,7 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second interrupt ends it at once, also while Redis is silent
+	context.AfterFunc(ctx, stop) // a second interrupt kills the program, also while Redis is silent
 	err := run(ctx, os.Stdout, os.Getenv("REDIS_URL"))
 	stop()
 	if err != nil {
@@ -56,7 +60,6 @@ func run(ctx context.Context, out io.Writer, redisURL string) error {
 		server.ClockTTL(true) // keys expire with the clock
 		options.Addr = server.Addr()
 	}
-	options.ContextTimeoutEnabled = true // as the README says: fewer switches of goroutines, and a quicker Close
 	rdb := redis.NewClient(options)
 	defer rdb.Close()
 	if err := rdb.Ping(ctx).Err(); err != nil {
@@ -76,15 +79,16 @@ func run(ctx context.Context, out io.Writer, redisURL string) error {
 		chain(ctx, shop),
 		together(ctx, shop),
 		apart(ctx, client, log),
-		steps(ctx, client, log),
+		outside(ctx, client, log),
+		callback(ctx, client, log),
 	)
 	if err != nil && ctx.Err() != nil {
-		return context.Cause(ctx) // once, and not what each call makes of it
+		return context.Cause(ctx) // once, in place of the error of each call
 	}
 	return err
 }
 
-// The services. In each, the context that Do hands to the function goes into every call that is made in the section.
+// The services pass the context that Do hands to the function on to every call in the section.
 
 type orders struct {
 	locks *relock.Client
@@ -149,15 +153,16 @@ func chain(ctx context.Context, shop *orders) error {
 	)
 }
 
-// together starts goroutines inside a section. They have its context, so they are its holder and enter at once. Two
-// requests for one order never do: each call without a holder in its context gets a holder of its own.
+// together starts workers inside a section that lock the section's lock again. Their context is
+// inside the section, so they enter at once. Two requests for one order never do: a call whose
+// context is outside of the section excludes, and is excluded.
 func together(ctx context.Context, shop *orders) error {
-	shop.log.title("Goroutines of one section enter together, another request does not")
+	shop.log.title("Workers of one section are inside of it, another request is not")
 	lock := shop.locks.NewLock("order:8")
 	err := lock.Do(ctx, func(section context.Context) error {
 		met := make(chan bool)
-		err := both(func() error {
-			return lock.Do(section, func(ctx context.Context) error {
+		err := both(section, func(ctx context.Context) error {
+			return lock.Do(ctx, func(ctx context.Context) error {
 				select { // one sends, the other receives: both are inside
 				case met <- true:
 				case <-met:
@@ -169,33 +174,35 @@ func together(ctx context.Context, shop *orders) error {
 		if err != nil {
 			return err
 		}
-		shop.log.say("two goroutines with the section's context were inside at once")
+		shop.log.say("two workers with the section's context were inside at once")
 
-		// The mistake to look for when a nested call waits for ever: this is the context from before the section.
+		// This is the context from before the section: the mistake to look for if a nested call waits
+		// for ever.
 		_, err = lock.TryLockFor(ctx, 20*time.Millisecond)
 		var locked *relock.LockedError
 		if !errors.As(err, &locked) {
 			return fmt.Errorf("TryLockFor with another context: %w", orNil(err))
 		}
 		holder, _ := relock.HolderFrom(section)
-		shop.log.say("with the context from before the section, the lock is refused: its holder is another: %v", locked.Holder == holder)
+		shop.log.say("the context from before the section is refused, by this very section: %v", locked.Holder == holder)
 		return nil
 	})
 	return errors.Join(err, shop.log.expect(
-		"two goroutines with the section's context were inside at once",
-		"with the context from before the section, the lock is refused: its holder is another: true",
+		"two workers with the section's context were inside at once",
+		"the context from before the section is refused, by this very section: true",
 	))
 }
 
-// apart starts goroutines inside a section that must exclude each other in a second lock. They keep the section's end and
-// values, and drop its holder.
+// apart starts workers inside a section that each lock a second lock. The workers exclude each
+// other in the second lock, as neither is inside the other's section. Every group of goroutines
+// with the section's context behaves so, such as an errgroup.
 func apart(ctx context.Context, locks *relock.Client, log *log) error {
-	log.title("Goroutines of one section that must compete for a second lock: WithoutHolder")
+	log.title("Workers of one section that lock a second lock take turns")
 	order, customer := locks.NewLock("order:9"), locks.NewLock("customer:3")
 	err := order.Do(ctx, func(section context.Context) error {
 		var inside, balance atomic.Int64
-		err := both(func() error {
-			return customer.Do(relock.WithoutHolder(section), func(ctx context.Context) error {
+		err := both(section, func(ctx context.Context) error {
+			return customer.Do(ctx, func(ctx context.Context) error {
 				if inside.Add(1) > 1 {
 					return errors.New("two are inside at once")
 				}
@@ -208,69 +215,93 @@ func apart(ctx context.Context, locks *relock.Client, log *log) error {
 				return nil
 			})
 		})
-		log.say("two goroutines booked 50 each, one at a time: %d", balance.Load())
+		log.say("two workers booked 50 each, one at a time: %d", balance.Load())
 		return err
 	})
-	return errors.Join(err, log.expect("two goroutines booked 50 each, one at a time: 100"))
+	return errors.Join(err, log.expect("two workers booked 50 each, one at a time: 100"))
 }
 
-// steps are two steps of one workflow. They run in different goroutines with contexts of their own, as handlers of
-// messages do. The message carries the holder, so that they enter together, and the lock is free when both are done.
-// (A holder enters again only through the Client that has taken the lock: this is for one process.)
-func steps(ctx context.Context, locks *relock.Client, log *log) error {
-	log.title("Steps that share no context: NewHolder and WithHolder")
+// outside starts a worker inside a section that must compete for the section's own lock.
+// WithoutHolder takes the worker's context out of the section; the context still ends with the
+// section.
+func outside(ctx context.Context, locks *relock.Client, log *log) error {
+	log.title("A worker that must wait for the section that started it: WithoutHolder")
 	lock := locks.NewLock("order:10")
-	type message struct{ holder relock.Holder }
-	messages := make(chan message)
-	second := make(chan error, 1)
-	go func() {
-		var m message
-		select {
-		case m = <-messages:
-		case <-ctx.Done():
-			second <- ctx.Err()
-			return
+	next := make(chan error, 1)
+	err := lock.Do(ctx, func(section context.Context) error {
+		_, err := lock.TryLock(relock.WithoutHolder(section))
+		if !errors.Is(err, relock.ErrLocked) {
+			return fmt.Errorf("TryLock outside of the section: %w", orNil(err))
 		}
-		if _, err := lock.TryLock(ctx); !errors.Is(err, relock.ErrLocked) {
-			second <- fmt.Errorf("TryLock without the holder: %w", orNil(err))
-			return
-		}
-		log.say("the second step is refused as somebody else")
-		second <- lock.Do(relock.WithHolder(ctx, m.holder), func(ctx context.Context) error {
-			log.say("the second step is in as the same holder, count %d", lock.Count(ctx))
-			return nil
-		})
-	}()
+		log.say("outside of the section the lock is taken")
+		later := relock.WithoutHolder(context.WithoutCancel(section)) // goes on when the section ends
+		go func() {
+			next <- lock.Do(later, func(ctx context.Context) error {
+				log.say("the worker is in when the section is over, count %d", lock.Count(ctx))
+				return nil
+			})
+		}()
+		log.say("the section is over")
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return errors.Join(<-next, log.expect(
+		"outside of the section the lock is taken",
+		"the section is over",
+		"the worker is in when the section is over, count 1",
+	))
+}
 
-	h := relock.NewHolder()
-	err := lock.Do(relock.WithHolder(ctx, h), func(ctx context.Context) error {
-		log.say("the first step is in, count %d", lock.Count(ctx))
-		select {
-		case messages <- message{h}:
-			return <-second
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
+// callback calls a service through a framework that brings a context of its own, as a bus of
+// messages does. WithSection says that the call belongs to the section. (A section counts for the
+// Client that has made it: this is for one process.)
+func callback(ctx context.Context, locks *relock.Client, log *log) error {
+	log.title("A callback with a context of its own: WithSection")
+	lock := locks.NewLock("order:11")
+	bus := func(handle func(context.Context) error) error { // hands over no context
+		own, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		defer context.AfterFunc(ctx, cancel)()
+		return handle(own)
+	}
+	err := lock.Do(ctx, func(section context.Context) error {
+		return bus(func(ctx context.Context) error {
+			if _, err := lock.TryLock(ctx); !errors.Is(err, relock.ErrLocked) {
+				return fmt.Errorf("TryLock of the callback: %w", orNil(err))
+			}
+			log.say("by itself the callback is somebody else")
+			return lock.Do(relock.WithSection(ctx, section), func(ctx context.Context) error {
+				log.say("with the section it enters again, count %d", lock.Count(ctx))
+				return nil
+			})
+		})
 	})
 	if err != nil {
 		return err
 	}
 	state, err := lock.State(ctx)
-	log.say("both are done, locked: %v", state.Locked())
+	log.say("all is done, locked: %v", state.Locked())
 	return errors.Join(err, log.expect(
-		"the first step is in, count 1",
-		"the second step is refused as somebody else",
-		"the second step is in as the same holder, count 2",
-		"both are done, locked: false",
+		"by itself the callback is somebody else",
+		"with the section it enters again, count 2",
+		"all is done, locked: false",
 	))
 }
 
-// both runs f twice at once and waits.
-func both(f func() error) error {
+// both runs f twice at once and waits, as an errgroup does: the first error ends the context.
+func both(ctx context.Context, f func(ctx context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	var wg sync.WaitGroup
 	var errs [2]error
 	for i := range errs {
-		wg.Go(func() { errs[i] = f() })
+		wg.Go(func() {
+			if errs[i] = f(ctx); errs[i] != nil {
+				cancel(errs[i])
+			}
+		})
 	}
 	wg.Wait()
 	return errors.Join(errs[:]...)
@@ -293,7 +324,7 @@ func orNil(err error) error {
 	return err
 }
 
-// log prints, and remembers what it has printed since the last title.
+// log prints, and remembers the lines since the last title.
 type log struct {
 	out io.Writer
 
@@ -316,7 +347,7 @@ func (l *log) say(format string, args ...any) {
 	fmt.Fprintf(l.out, "  %s\n", line)
 }
 
-// expect is the check that makes the program fail if it has told anything else.
+// expect makes the program fail if other lines were printed.
 func (l *log) expect(lines ...string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

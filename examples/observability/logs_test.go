@@ -29,6 +29,7 @@ func logged(t *testing.T) []string {
 	t.Helper()
 	files, err := filepath.Glob("../../*.go")
 	require.NoError(t, err)
+	files = append(files, "../../internal/events/events.go")
 	var found []string
 	for _, name := range files {
 		if strings.HasSuffix(name, "_test.go") {
@@ -46,7 +47,7 @@ func logged(t *testing.T) []string {
 				return true
 			}
 			switch sel.Sel.Name {
-			case "log": // events.log(logger, level, message, attrs...)
+			case "log": // client.log(logger, level, message, attrs...)
 				if len(call.Args) < 3 {
 					return true
 				}

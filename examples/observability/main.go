@@ -1,19 +1,22 @@
-// Observability is a shop under load where everything goes wrong now and then, with the metrics of relock, so that the
-// alerts (alerts.yml) and the dashboard (dashboard.json) in this directory have something to show:
+// Observability is a shop under load in which everything goes wrong now and then. The program
+// serves the metrics of relock, so that the alerts (alerts.yml) and the dashboard (dashboard.json)
+// in this directory have something to show:
 //
 //	cd examples/observability
 //	go run .          # serves metrics until it is interrupted
 //
-// In another terminal, a Prometheus scrapes them, and has the alerts (http://localhost:9090/alerts):
+// In another terminal, a Prometheus scrapes the metrics and evaluates the alerts
+// (http://localhost:9090/alerts):
 //
 //	cd examples/observability
 //	prometheus --config.file=prometheus.yml --storage.tsdb.path="$(mktemp -d)"
 //
-// And import dashboard.json in Grafana. The program starts an embedded Redis; with REDIS_URL=redis://... it uses that one, under
-// keys of its own.
+// And import dashboard.json in Grafana. The program starts an embedded Redis; with
+// REDIS_URL=redis://... it uses that server, under keys of its own.
 //
-// The metrics are served twice, at /metrics from the module relock/prometheus, and at /otel from relock/otel through
-// OpenTelemetry's exporter for Prometheus. The alerts and the dashboard work with both. A service has one of them.
+// The metrics are served twice, at /metrics from the module relock/prometheus, and at /otel from
+// relock/otel through OpenTelemetry's exporter for Prometheus. The alerts and the dashboard work
+// with both. A service has one of the modules, or both in one registry.
 package main
 
 import (
@@ -49,7 +52,7 @@ func main() {
 	limit := flag.Duration("for", 0, "end after this `time` (0: when interrupted)")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second interrupt ends it at once, also while Redis is silent
+	context.AfterFunc(ctx, stop) // a second interrupt kills the program, also while Redis is silent
 	if *limit > 0 {
 		time.AfterFunc(*limit, stop)
 	}
@@ -61,7 +64,7 @@ func main() {
 	}
 }
 
-// run serves metrics and makes what they show, until ctx is done.
+// run serves metrics, and runs the shop that causes them, until ctx is done.
 func run(ctx context.Context, out io.Writer, listen, redisURL string) error {
 	options := &redis.Options{}
 	if redisURL != "" {
@@ -78,7 +81,6 @@ func run(ctx context.Context, out io.Writer, listen, redisURL string) error {
 		server.ClockTTL(true) // keys expire with the clock
 		options.Addr = server.Addr()
 	}
-	options.ContextTimeoutEnabled = true // as the README says: fewer switches of goroutines, and a quicker Close
 	m, err := newMetrics()
 	if err != nil {
 		return err
@@ -120,26 +122,33 @@ func kindOf(name string) string {
 }
 
 func newMetrics() (*metrics, error) {
-	collector := relockprom.New(relockprom.WithLockLabel(kindOf))
-	registry := prometheus.NewRegistry()
-	if err := registry.Register(collector); err != nil {
+	registry, otelRegistry := prometheus.NewRegistry(), prometheus.NewRegistry()
+	hooks, err := register(registry, otelRegistry)
+	if err != nil {
 		return nil, err
 	}
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	mux.Handle("/otel", promhttp.HandlerFor(otelRegistry, promhttp.HandlerOpts{}))
+	return &metrics{Handler: mux, hooks: hooks}, nil
+}
 
-	otelRegistry := prometheus.NewRegistry()
+// register makes the metrics of both modules. The two registries may be one: no name is in both
+// modules.
+func register(registry, otelRegistry prometheus.Registerer) (relock.Hooks, error) {
+	collector := relockprom.New(relockprom.WithLockLabel(kindOf))
+	if err := registry.Register(collector); err != nil {
+		return relock.Hooks{}, err
+	}
 	exporter, err := otelprom.New(otelprom.WithRegisterer(otelRegistry),
 		otelprom.WithTranslationStrategy(otlptranslator.UnderscoreEscapingWithSuffixes))
 	if err != nil {
-		return nil, err
+		return relock.Hooks{}, err
 	}
 	telemetry, err := relockotel.New(relockotel.WithLockAttribute(kindOf),
 		relockotel.WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter))))
 	if err != nil {
-		return nil, err
+		return relock.Hooks{}, err
 	}
-
-	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	mux.Handle("/otel", promhttp.HandlerFor(otelRegistry, promhttp.HandlerOpts{}))
-	return &metrics{Handler: mux, hooks: relock.JoinHooks(collector.Hooks(), telemetry.Hooks())}, nil
+	return relock.JoinHooks(collector.Hooks(), telemetry.Hooks()), nil
 }

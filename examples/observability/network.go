@@ -43,7 +43,7 @@ func (n *network) isDown() bool {
 	return n.down
 }
 
-// cut breaks every connection. If the network is to be down, there are no new ones until it is up.
+// cut breaks every connection. A network that is down makes no new connections until up is called.
 func (n *network) cut(down bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

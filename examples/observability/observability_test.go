@@ -24,14 +24,19 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/store/mem"
 )
 
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
-// program finds prometheus or promtool: in PATH, or where the environment variable PROMETHEUS or PROMTOOL says.
+// program finds prometheus or promtool: in PATH, or where the environment variable PROMETHEUS or
+// PROMTOOL says.
 func program(t *testing.T, name string) string {
 	t.Helper()
 	file := os.Getenv(strings.ToUpper(name))
@@ -62,6 +67,23 @@ func TestPromtoolAcceptsTheRulesAndTheirTestsPass(t *testing.T) {
 		cancel()
 		require.NoError(t, err, "promtool %v:\n%s", args, out)
 	}
+}
+
+// A service may have the metrics of both modules in its one registry, as the default one is.
+func TestOneRegistryServesTheMetricsOfBothModules(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	hooks, err := register(registry, registry)
+	require.NoError(t, err)
+	locks, err := relock.Open(mem.New(), relock.WithHooks(hooks))
+	require.NoError(t, err)
+	require.NoError(t, locks.NewLock("orders:42").Do(t.Context(), func(context.Context) error { return nil }))
+	require.NoError(t, locks.Close())
+
+	scrape := httptest.NewRecorder()
+	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(scrape, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	require.Equal(t, http.StatusOK, scrape.Code, "%s", scrape.Body)
+	require.Regexp(t, `(?m)^relock_acquires_total\{.*outcome="acquired",reentrant="false".*\} 1$`, scrape.Body.String())
+	require.Regexp(t, `(?m)^relock_client_acquires_total\{.*relock_outcome="acquired",relock_reentrant="false".*\} 1$`, scrape.Body.String())
 }
 
 // ruleNames are the alerts in a rules file, in order.
@@ -168,7 +190,8 @@ func TestTheDashboardIsInOrder(t *testing.T) {
 	require.Equal(t, []string{"datasource", "job", "lock"}, variables)
 }
 
-// Every metric that there is can be seen on the dashboard, and neither it nor the alerts ask for another.
+// Every metric that there is can be seen on the dashboard, and neither it nor the alerts ask for
+// another.
 func TestTheDashboardShowsEveryMetric(t *testing.T) {
 	page, err := os.ReadFile("../../docs/OBSERVABILITY.md") // whose table is compared with the metrics where these are made
 	require.NoError(t, err)
@@ -200,8 +223,8 @@ type prometheusServer struct {
 	url string
 }
 
-// startPrometheus runs Prometheus with prometheus.yml and alerts.yml as they are, but for the address of what it scrapes and
-// the intervals.
+// startPrometheus runs Prometheus with prometheus.yml and alerts.yml as they are, but for the
+// address of what it scrapes and the intervals.
 func startPrometheus(t *testing.T, target string) *prometheusServer {
 	t.Helper()
 	bin, dir := program(t, "prometheus"), t.TempDir()
@@ -216,7 +239,8 @@ func startPrometheus(t *testing.T, target string) *prometheusServer {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "prometheus.yml"), config, 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "alerts.yml"), rules, 0o600))
 
-	// Between the choice of a port and its use another process can take it: then Prometheus ends, and the next is tried.
+	// Between the choice of a port and its use another process can take it: then Prometheus ends, and
+	// the next is tried.
 	for range 5 {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
@@ -416,7 +440,8 @@ func TestTheDashboardAndTheAlertsFindWhatTheLoadDoes(t *testing.T) {
 	}
 	require.Greater(t, n, len(ruleNames(t)))
 
-	// Both modules have counted the same. While the shop works they are not scraped at the same moment.
+	// Both modules have counted the same. While the shop works they are not scraped at the same
+	// moment.
 	closeShop()
 	const counted = `sum by (metric) (label_replace({__name__=~"relock_.+_(total|count)", job=%q}, "metric", "$1", "__name__", "(.+)"))`
 	shop, otel := fmt.Sprintf(counted, "shop"), fmt.Sprintf(counted, "shop-otel")
@@ -442,7 +467,7 @@ func TestTheProgramServesMetricsUntilItsTimeIsOver(t *testing.T) {
 	for _, path := range []string{"/metrics", "/otel"} {
 		redistest.Eventually(t, 20*time.Second, func() bool {
 			body, status, err := p.get(path, nil)
-			return err == nil && status == http.StatusOK && bytes.Contains(body, []byte(`relock_hold_depth_count{`))
+			return err == nil && status == http.StatusOK && regexp.MustCompile(`(?m)^relock_(client_)?hold_depth_count\{`).Match(body)
 		}, "%s has what happened", path)
 	}
 	cancel()

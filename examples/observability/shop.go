@@ -15,21 +15,21 @@ import (
 	"github.com/go-relock/relock"
 )
 
-// shop is a service with a few kinds of locks, on two instances, and everything that can happen to them. What its calls
-// return is of no interest here: it is in the metrics.
+// shop is a service on two instances with a few kinds of locks, and everything that can happen to
+// locks. The results of calls are of no interest here, as the metrics have them.
 type shop struct {
 	options *redis.Options
 	hooks   relock.Hooks
 	prefix  string
 
 	network network       // of the instances
-	redis   redis.Cmdable // of the operator, who is not on that network
+	redis   redis.Cmdable // of the operator, on another network
 }
 
-// ttl is short, so that what takes a lease does not take long. Services have seconds.
+// ttl is short, so that the shop need not wait for long. Services have seconds.
 const ttl = 300 * time.Millisecond
 
-// run works until ctx is done. An error means that the shop could not open.
+// run works until ctx is done. An error says that the shop could not open.
 func (s *shop) run(ctx context.Context) error {
 	operator := redis.NewClient(s.options)
 	defer operator.Close()
@@ -108,7 +108,8 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// sell is what the shop is for. Some orders are nested a few levels deep, and some buyers do not wait for long.
+// sell takes an order. Some orders are nested a few levels deep, and some buyers do not wait for
+// long.
 func sell(ctx context.Context, c *relock.Client) {
 	lock := c.NewLock("orders:" + strconv.Itoa(rand.IntN(3)))
 	var order func(levels int) func(context.Context) error
@@ -132,7 +133,7 @@ func browse(ctx context.Context, c *relock.Client) {
 	}
 }
 
-// report is held for over twice its TTL, and who waits for it waits longer than a TTL.
+// report is held for over twice its TTL, so its waiters wait longer than a TTL.
 func report(ctx context.Context, c *relock.Client) {
 	_ = c.NewLock("reports:daily").Do(ctx, func(ctx context.Context) error {
 		sleep(ctx, 3*ttl)
@@ -223,8 +224,8 @@ func (s *shop) unconfirmed(ctx context.Context, c *relock.Client) {
 	s.redis.Del(ctx, s.key("carts:4"))
 }
 
-// crash: an instance is closed while it has a lock, and while it waits for another. Who waits for the first has it when
-// the lease is over.
+// crash: an instance is closed while it has a lock, and while it waits for another. The waiter for
+// the first lock gets the lock when the lease is over.
 func (s *shop) crash(ctx context.Context, c *relock.Client) {
 	crashing, err := s.open(&network{})
 	if err != nil {
@@ -265,7 +266,7 @@ func (s *shop) outages(ctx context.Context) {
 	}
 }
 
-// tooSlow is a hook that holds up the ones behind it.
+// tooSlow is a hook that holds up the hooks behind it.
 func tooSlow() relock.Hooks {
 	var once sync.Once
 	return relock.Hooks{AcquireStarted: func(relock.AcquireStarted) {

@@ -1,14 +1,15 @@
-// Quickstart tells the story of one lock, line by line with times: contention between several instances of a service, a
-// nested call, a section that outlasts its TTL, waiting, and a lock that is lost.
+// Quickstart tells the story of one lock, line by line with times: contention between several
+// instances of a service, a nested call, a section that outlasts its TTL, waiting, and a lock that
+// is lost.
 //
 //	go run ./examples/quickstart
 //
-// needs no server: it starts an embedded one. To see the same on a server of yours:
+// needs no server, as the program starts an embedded one. To use a server of yours:
 //
 //	REDIS_URL=redis://localhost:6379 go run ./examples/quickstart
 //
-// There it uses keys of its own, and leaves nothing but one token key, which expires within a day. The exit code is 1 if
-// anything is not as the story says.
+// On that server the program uses keys of its own, and leaves one token key, which expires within a
+// day. The exit code is 1 if anything is not as the story says.
 package main
 
 import (
@@ -32,13 +33,13 @@ import (
 
 const (
 	lockName = "stock:42"
-	ttl      = time.Second             // of some chapters; short, so that the story is
+	ttl      = time.Second             // of some chapters; a short one makes a short story
 	longWork = 2200 * time.Millisecond // more than two TTLs
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second interrupt ends it at once, also while Redis is silent
+	context.AfterFunc(ctx, stop) // a second interrupt kills the program, also while Redis is silent
 	err := run(ctx, os.Stdout, os.Getenv("REDIS_URL"))
 	stop()
 	if err != nil {
@@ -47,14 +48,14 @@ func main() {
 	}
 }
 
-// run tells the whole story to out. An error means that something was not as told.
+// run tells the whole story to out. An error says which chapter was not as told.
 func run(ctx context.Context, out io.Writer, redisURL string) error {
 	s := &story{
 		out:    out,
 		start:  time.Now(),
 		prefix: "relock-quickstart:" + rand.Text()[:8] + ":",
 	}
-	defer s.disconnect() // for the ways out before the end of the story; a second Close does nothing
+	defer s.disconnect() // for early returns; a second Close does nothing
 	if err := s.connect(ctx, redisURL); err != nil {
 		return err
 	}
@@ -72,7 +73,7 @@ func run(ctx context.Context, out io.Writer, redisURL string) error {
 		s.say("", "%s", chapter.title)
 		err := chapter.tell(ctx)
 		if err != nil && ctx.Err() != nil {
-			err = context.Cause(ctx) // once, and not what each call makes of it
+			err = context.Cause(ctx) // once, in place of the error of each call
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", chapter.title, err)
@@ -81,7 +82,8 @@ func run(ctx context.Context, out io.Writer, redisURL string) error {
 	return nil
 }
 
-// contention: a counter in a place without transactions, which loses updates unless the sections exclude each other.
+// contention counts down in a place without transactions. Sections that did not exclude each other
+// would lose updates.
 func (s *story) contention(ctx context.Context) error {
 	const each = 3
 	var (
@@ -102,7 +104,10 @@ func (s *story) contention(ctx context.Context) error {
 					return errors.New("two are inside at once")
 				}
 				defer inside.Add(-1)
-				token := in.lock.Token(ctx)
+				token, err := in.lock.Token(ctx)
+				if err != nil {
+					return err
+				}
 				if last := lastToken.Swap(token); token <= last {
 					return fmt.Errorf("token %d came after %d", token, last)
 				}
@@ -127,17 +132,26 @@ func (s *story) contention(ctx context.Context) error {
 	return nil
 }
 
-// nested: a function that locks calls another that locks the same. The context tells that they belong together.
+// nested calls a function that locks from another function that locks the same. The context tells
+// that both belong together.
 func (s *story) nested(ctx context.Context) error {
 	lock := s.instances[0].lock
 	reserve := func(ctx context.Context) error {
 		return lock.Do(ctx, func(ctx context.Context) error {
-			s.say("A", "  reserve locks it again: count %d, same token %d", lock.Count(ctx), lock.Token(ctx))
+			token, err := lock.Token(ctx)
+			if err != nil {
+				return err
+			}
+			s.say("A", "  reserve locks it again: count %d, same token %d", lock.Count(ctx), token)
 			return expect(lock.Count(ctx) == 2, "the count in the nested call is %d", lock.Count(ctx))
 		})
 	}
 	err := lock.Do(ctx, func(ctx context.Context) error {
-		s.say("A", "placeOrder has the lock: count %d, token %d", lock.Count(ctx), lock.Token(ctx))
+		token, err := lock.Token(ctx)
+		if err != nil {
+			return err
+		}
+		s.say("A", "placeOrder has the lock: count %d, token %d", lock.Count(ctx), token)
 		if err := reserve(ctx); err != nil {
 			return err
 		}
@@ -155,7 +169,8 @@ func (s *story) nested(ctx context.Context) error {
 	return expect(!state.Locked(), "%s still has the lock", state.Holder)
 }
 
-// watchdog: A works for longer than its lease, which is renewed meanwhile. B is refused, then waits and is granted.
+// watchdog lets A work for longer than its lease, which the watchdog renews. B is refused, then
+// waits and gets the lock.
 func (s *story) watchdog(ctx context.Context) error {
 	a, b := s.instances[0], s.instances[1]
 	renewals := a.renewals.Load()
@@ -163,24 +178,14 @@ func (s *story) watchdog(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer a.short.Unlock(section) // for the ways out below; a second Unlock changes nothing
+	defer a.short.Unlock(section) // for early returns; a second Unlock changes nothing
 	began := time.Now()
 	s.say("A", "in; its lease is %s, its work will take %s", ttl, longWork)
 
-	if _, err = b.short.TryLock(ctx); !errors.Is(err, relock.ErrLocked) {
-		return fmt.Errorf("TryLock of a lock that another has: %w", orNil(err))
+	if err := s.refused(ctx, b); err != nil {
+		return err
 	}
-	s.say("B", "TryLock says: %v", err)
-	if _, err = b.short.TryLockFor(ctx, 100*time.Millisecond); !errors.Is(err, relock.ErrLocked) {
-		return fmt.Errorf("TryLockFor of a lock that another has: %w", orNil(err))
-	}
-	s.say("B", "TryLockFor(100ms) has waited and says the same")
 
-	type grant struct {
-		section context.Context
-		at      time.Time
-		err     error
-	}
 	granted := make(chan grant, 1)
 	s.say("B", "Lock waits")
 	asked := time.Now()
@@ -218,15 +223,36 @@ func (s *story) watchdog(ctx context.Context) error {
 		return g.err
 	}
 	defer b.short.Unlock(g.section)
-	s.say("B", "granted after %s, %s after A began to unlock, token %d",
-		ms(g.at.Sub(asked)), ms(g.at.Sub(left)), b.short.Token(g.section))
+	s.say("B", "granted after %s, %s after A began to unlock", ms(g.at.Sub(asked)), ms(g.at.Sub(left)))
 	if g.at.Before(left) {
 		return errors.New("the waiter was in before the holder was out")
 	}
 	return b.short.Unlock(g.section)
 }
 
-// loss: an operator takes the lock from C while it works. C's context ends, and says why.
+// grant is how a wait has ended.
+type grant struct {
+	section context.Context
+	at      time.Time
+	err     error
+}
+
+// refused has an instance ask for a lock that another instance has.
+func (s *story) refused(ctx context.Context, in *instance) error {
+	_, err := in.short.TryLock(ctx)
+	if !errors.Is(err, relock.ErrLocked) {
+		return fmt.Errorf("TryLock of a lock that another has: %w", orNil(err))
+	}
+	s.say(in.name, "TryLock says: %v", err)
+	_, err = in.short.TryLockFor(ctx, 100*time.Millisecond)
+	if !errors.Is(err, relock.ErrLocked) {
+		return fmt.Errorf("TryLockFor of a lock that another has: %w", orNil(err))
+	}
+	s.say(in.name, "TryLockFor(100ms) has waited and says the same")
+	return nil
+}
+
+// loss lets an operator take the lock from C while C works. C's context ends, and says why.
 func (s *story) loss(ctx context.Context) error {
 	operator, c := s.instances[0], s.instances[2]
 	section, err := c.short.Lock(ctx)
@@ -234,14 +260,20 @@ func (s *story) loss(ctx context.Context) error {
 		return err
 	}
 	defer c.short.Unlock(section)
-	token := c.short.Token(section)
-	s.say("C", "in, token %d", token)
+	token, err := c.short.Token(section) // before the first write
+	if err != nil {
+		return err
+	}
+	s.say("C", "in, token %d; works", token)
+	if err := work(section, ttl/2); err != nil {
+		return err
+	}
 
 	if err := operator.lock.ForceUnlock(ctx); err != nil {
 		return err
 	}
 	taken := time.Now()
-	s.say("--", "an operator takes the lock away (ForceUnlock); C hears of it at its next renewal")
+	s.say("--", "an operator takes the lock away (ForceUnlock); C is told by a message")
 
 	err = work(section, longWork)
 	s.say("C", "its work ends %s later with: %v", ms(time.Since(taken)), err)
@@ -257,7 +289,10 @@ func (s *story) loss(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	newer := s.instances[1].lock.Token(next)
+	newer, err := s.instances[1].lock.Token(next)
+	if err != nil {
+		return err
+	}
 	s.say("B", "in, token %d: storage that remembers it refuses a late write of C with %d", newer, token)
 	if newer <= token {
 		return fmt.Errorf("token %d came after %d", newer, token)
@@ -299,7 +334,7 @@ func (s *story) end(ctx context.Context) error {
 	return nil
 }
 
-// story is what the chapters share.
+// story is shared by the chapters.
 type story struct {
 	out       io.Writer
 	start     time.Time
@@ -310,7 +345,7 @@ type story struct {
 	mu sync.Mutex // lines come from many goroutines
 }
 
-// instance plays one process of a service: it shares nothing with the others but Redis.
+// instance plays one process of a service. Instances share nothing but Redis.
 type instance struct {
 	name     string
 	rdb      *redis.Client
@@ -340,7 +375,6 @@ func (s *story) connect(ctx context.Context, redisURL string) error {
 		options.Addr = server.Addr()
 		s.say("--", "an embedded Redis (miniredis) is at %s; set REDIS_URL to use another", options.Addr)
 	}
-	options.ContextTimeoutEnabled = true // as the README says: fewer switches of goroutines, and a quicker Close
 	for _, name := range []string{"A", "B", "C"} {
 		in := &instance{name: name, rdb: redis.NewClient(options)}
 		s.instances = append(s.instances, in)
@@ -348,7 +382,7 @@ func (s *story) connect(ctx context.Context, redisURL string) error {
 			return fmt.Errorf("redis at %s: %w", options.Addr, err)
 		}
 		var err error
-		in.client, err = relock.New(in.rdb, relock.WithPrefix(s.prefix), relock.WithHooks(relock.Hooks{
+		in.client, err = relock.New(in.rdb, relock.WithPrefix(s.prefix), relock.WithOwner("shop@"+name), relock.WithHooks(relock.Hooks{
 			Renewed: func(r relock.Renewed) { in.renewals.Add(int64(r.Locks - r.Lost - r.Failed)) },
 		}))
 		if err != nil {
@@ -373,7 +407,7 @@ func (s *story) disconnect() {
 	}
 }
 
-// say prints one line: when, who, what. Without a who it is the title of a chapter.
+// say prints one line: time, name, text. Without a name the text is the title of a chapter.
 func (s *story) say(who, format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,11 +1,12 @@
-// Stock runs two instances of an HTTP service that sells from one store, and sends buyers to both of them at once: first
-// with a lock around each sale, then without. With the lock nothing is sold twice; without it much is. Then one request
-// keeps the lock for long, so others are answered 503, and an operator takes the lock away from it.
+// Stock runs two instances of an HTTP service that sells from one store, and sends buyers to both
+// instances at once: first with a lock around each sale, then without. With the lock nothing is
+// sold twice; without the lock much is. At last one request keeps the lock for long, other requests
+// get a 503, and an operator takes the lock away.
 //
 //	go run ./examples/stock
 //
-// starts an embedded Redis; with REDIS_URL=redis://... it uses that one. The lock is in service.go. The exit code is 1 if
-// anything is not as it should be.
+// starts an embedded Redis; with REDIS_URL=redis://... it uses that one. The lock is in service.go.
+// The exit code is 1 if anything is not as it should be.
 package main
 
 import (
@@ -36,7 +37,7 @@ const (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second interrupt ends it at once, also while Redis is silent
+	context.AfterFunc(ctx, stop) // a second interrupt kills the program, also while Redis is silent
 	err := run(ctx, os.Stdout, os.Getenv("REDIS_URL"))
 	stop()
 	if err != nil {
@@ -61,7 +62,6 @@ func run(ctx context.Context, out io.Writer, redisURL string) error {
 		server.ClockTTL(true) // keys expire with the clock
 		options.Addr = server.Addr()
 	}
-	options.ContextTimeoutEnabled = true // as the README says: fewer switches of goroutines, and a quicker Close
 	prefix := "relock-stock:" + rand.Text()[:8] + ":"
 	fmt.Fprintf(out, "Redis at %s, keys begin with %s\n", options.Addr, prefix)
 
@@ -71,7 +71,7 @@ func run(ctx context.Context, out io.Writer, redisURL string) error {
 		err = d.busy(ctx)
 	}
 	if ctx.Err() != nil {
-		return context.Cause(ctx) // once, and not what each request makes of it
+		return context.Cause(ctx) // once, in place of the error of each request
 	}
 	return err
 }
@@ -85,7 +85,7 @@ type instance struct {
 	locks *relock.Client
 }
 
-// config is what differs between the rounds.
+// config differs between the rounds.
 type config struct {
 	unguarded bool
 	patience  time.Duration
@@ -120,7 +120,7 @@ func (d *demo) start(ctx context.Context, c config) (*instance, error) {
 	return in, nil
 }
 
-// startTwo starts two instances, and returns what stops them.
+// startTwo starts two instances, and returns a function that stops both.
 func (d *demo) startTwo(ctx context.Context, c config) (two [2]*instance, stop func(), err error) {
 	for i := range two {
 		if two[i], err = d.start(ctx, c); err != nil {
@@ -131,18 +131,19 @@ func (d *demo) startTwo(ctx context.Context, c config) (two [2]*instance, stop f
 		}
 	}
 	return two, func() {
-		// The buyers leave first: Shutdown waits 5 s for those that have connected and asked for nothing yet.
+		// The buyers leave first: Shutdown waits 5 s for connections without a request.
 		http.DefaultClient.CloseIdleConnections()
 		two[0].stop()
 		two[1].stop()
 	}, nil
 }
 
-// stop ends the instance in the order in which a service should: first no more requests, then the locks, then Redis.
+// stop ends the instance in the order in which a service should: first no more requests, then the
+// locks, then Redis.
 func (in *instance) stop() {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	in.web.Shutdown(ctx) //nolint:errcheck // what is not done by then is cut off
+	in.web.Shutdown(ctx) //nolint:errcheck // a request that is not done by then is cut off
 	in.locks.Close()
 	in.rdb.Close()
 }
@@ -209,8 +210,8 @@ func (d *demo) buy(ctx context.Context, product string, unguarded bool) (map[int
 	return answers, time.Since(began).Round(time.Millisecond), errors.Join(errs...)
 }
 
-// busy has one request keep the lock for longer than a buyer waits. Then an operator takes it from such a request, and
-// what that one wanted to write must not happen.
+// busy has one request keep the lock for longer than a buyer waits. An operator takes the lock from
+// a second such request, whose write must not happen.
 func (d *demo) busy(ctx context.Context) error {
 	instances, stop, err := d.startTwo(ctx, config{patience: 250 * time.Millisecond, ttl: stocktaking})
 	if err != nil {
@@ -253,7 +254,7 @@ func (d *demo) busy(ctx context.Context) error {
 	return nil
 }
 
-// takeStock starts a request that has the lock for long, and returns when it has it.
+// takeStock starts a request that has the lock for long, and returns when the request has the lock.
 func (d *demo) takeStock(ctx context.Context, in *instance, product string) <-chan reply {
 	counting := make(chan reply, 1)
 	go func() { counting <- post(ctx, in.url+"/products/"+product+"/stocktaking") }()
@@ -267,7 +268,7 @@ func (d *demo) takeStock(ctx context.Context, in *instance, product string) <-ch
 	return counting
 }
 
-// reply is what the service has answered.
+// reply is an answer of the service.
 type reply struct {
 	status     int
 	text       string

@@ -10,14 +10,15 @@ import (
 	"github.com/go-relock/relock"
 )
 
-// service sells what is in stock. Several instances of it work on one store.
+// service sells from stock. Several instances of the service work on one store.
 type service struct {
 	store    *store
 	patience time.Duration // how long a request waits for its turn
 	lock     func(name string) locker
 }
 
-// locker is what the service needs of a lock. [relock.Lock] is one; unguarded, below, is none at all.
+// locker is the part of a lock that the service needs. [relock.Lock] is a locker; unguarded, below,
+// is no lock at all.
 type locker interface {
 	DoFor(ctx context.Context, wait time.Duration, fn func(ctx context.Context) error) error
 }
@@ -49,7 +50,8 @@ func (s *service) sell(ctx context.Context, product string) error {
 	})
 }
 
-// takeStock counts what is there, which takes its time, and corrects the number. Nothing may be sold meanwhile.
+// takeStock counts the stock, which takes time, and corrects the number. Nothing may be sold
+// meanwhile.
 func (s *service) takeStock(ctx context.Context, product string) error {
 	return s.guard(ctx, product, func(ctx context.Context) error {
 		counted, err := s.store.Stock(ctx, product)
@@ -65,13 +67,13 @@ func (s *service) takeStock(ctx context.Context, product string) error {
 
 const stocktaking = 1200 * time.Millisecond
 
-// guard runs fn in the section of a product. A request waits for that, but not for ever. The limit is for the wait only:
-// the work may take longer.
+// guard runs fn in the section of a product. A request waits for the section, but not for ever. The
+// limit is for the wait only: the work may take longer.
 func (s *service) guard(ctx context.Context, product string, fn func(context.Context) error) error {
 	return s.lock("product:"+product).DoFor(ctx, s.patience, fn)
 }
 
-// answer turns the outcome into a status that tells the caller what to do next.
+// answer turns the outcome into a status that the caller can act on.
 func answer(w http.ResponseWriter, err error) {
 	var locked *relock.LockedError
 	switch {
@@ -80,19 +82,20 @@ func answer(w http.ResponseWriter, err error) {
 	case errors.Is(err, errSoldOut):
 		http.Error(w, err.Error(), http.StatusConflict)
 	case errors.As(err, &locked):
-		// Nothing was done, as the section takes no other lock: it is safe to ask again, best when the present holder may be through.
+		// The function has not run (relock.NotEntered), so the caller may ask again. The present holder
+		// may be through when its lease is over.
 		w.Header().Set("Retry-After", fmt.Sprint(int(max(1, locked.TTL.Round(time.Second).Seconds()))))
 		http.Error(w, "busy, ask again later", http.StatusServiceUnavailable)
 	case errors.Is(err, relock.ErrLockLost):
-		// The section was cut short. It has only seen "context canceled"; DoFor adds the reason. What it wrote last may or
-		// may not have happened.
+		// The section was cut short. The store said "context canceled", and DoFor adds the reason. The
+		// last write may or may not have happened.
 		http.Error(w, "interrupted: "+err.Error(), http.StatusInternalServerError)
 	default:
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 	}
 }
 
-// unguarded lets everybody in at once.
+// unguarded lets all callers in at once.
 type unguarded struct{}
 
 func (unguarded) DoFor(ctx context.Context, _ time.Duration, fn func(context.Context) error) error {

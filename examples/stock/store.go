@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// store plays a database without transactions: a read and a write are safe each, but whoever writes what follows from an
-// earlier read may overwrite what others have written in between.
+// store plays a database without transactions. A read and a write are safe each, but a write that
+// follows from an earlier read may overwrite the writes of others in between.
 type store struct {
 	mu    sync.Mutex
 	stock map[string]int
 }
 
-// latency is what a call to a database takes.
+// latency is the time of a call to a database.
 const latency = 2 * time.Millisecond
 
 func (s *store) Stock(ctx context.Context, product string) (int, error) {
@@ -49,7 +49,8 @@ func (s *store) get(product string) int {
 	return s.stock[product]
 }
 
-// roundTrip fails as drivers do: with the context's error, "context canceled", and not with the cause behind it.
+// roundTrip fails as drivers do: with the context's error, "context canceled", in place of the
+// cause.
 func roundTrip(ctx context.Context) error { return sleep(ctx, latency) }
 
 func sleep(ctx context.Context, d time.Duration) error {

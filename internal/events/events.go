@@ -1,5 +1,5 @@
-// Package events runs callbacks of the user's, and log calls, away from the code that has something
-// to tell.
+// Package events runs callbacks of the user, and log calls, away from the code that emits the
+// events.
 package events
 
 import (
@@ -9,19 +9,19 @@ import (
 	"time"
 )
 
-// Backlog is how many calls may wait.
+// Backlog is the largest number of waiting calls.
 const Backlog = 4096
 
-// Worker runs calls one after another, in order, in one goroutine that starts with the first of
-// them. A call that is slow, blocks or panics holds up nobody but the calls behind it. Calls beyond
-// the backlog are dropped, and the number of them is told.
+// Worker runs calls one after another, in order, in one goroutine that starts with the first call.
+// A call that is slow, blocks or panics holds up only later calls. Calls beyond the backlog are
+// dropped, and the number of dropped calls is reported.
 type Worker struct {
 	queue  chan func()
 	logger *slog.Logger
 	onDrop func(dropped int)
 
-	// Only the goroutine uses these: how many calls were dropped that it has not told of, and how
-	// many are to run before it does.
+	// Only the goroutine uses missed and before: missed is the number of dropped calls not reported
+	// yet, and before is the number of calls to run before the report.
 	missed, before int
 
 	mu      sync.Mutex
@@ -31,7 +31,7 @@ type Worker struct {
 	done    chan struct{}
 }
 
-// New makes a Worker. onDrop may be nil; it is called like any other call.
+// New makes a Worker. onDrop may be nil, and runs like any other call.
 func New(logger *slog.Logger, onDrop func(dropped int)) *Worker {
 	return &Worker{queue: make(chan func(), Backlog), logger: logger, onDrop: onDrop, done: make(chan struct{})}
 }
@@ -54,15 +54,15 @@ func (w *Worker) Emit(call func()) {
 	}
 }
 
-// Log emits a log record; nothing if l is nil. It does not ask the handler whether it wants that
-// level: Enabled is code of the user's too, so the goroutine calls it, as a part of LogAttrs.
+// Log emits a log record, or nothing if l is nil. Log does not ask the handler for its level:
+// Enabled is code of the user too, so the goroutine calls Enabled, as a part of LogAttrs.
 func (w *Worker) Log(l *slog.Logger, level slog.Level, msg string, attrs ...slog.Attr) {
 	if l != nil {
 		w.Emit(func() { l.LogAttrs(context.Background(), level, msg, attrs...) })
 	}
 }
 
-// run ends when Close was called and everything before it has run.
+// run ends after Close, when all earlier calls have run.
 func (w *Worker) run() {
 	ended := false
 	defer func() {
@@ -84,7 +84,7 @@ func (w *Worker) run() {
 	ended = true
 }
 
-// tellDropped tells of calls that were dropped, when all from before the drop have run.
+// tellDropped reports dropped calls, when all calls from before the drop have run.
 func (w *Worker) tellDropped() {
 	for {
 		if w.missed == 0 {
@@ -106,7 +106,7 @@ func (w *Worker) tellDropped() {
 	}
 }
 
-// call survives a panic of the user's code.
+// call runs one call, and survives a panic of the user's code.
 func (w *Worker) call(call func()) {
 	defer func() {
 		if r := recover(); r != nil && w.logger != nil {
@@ -117,7 +117,7 @@ func (w *Worker) call(call func()) {
 	call()
 }
 
-// Close drops later calls, and waits for those before it, at most for that long.
+// Close drops later calls, and waits for earlier calls, at most for limit.
 func (w *Worker) Close(limit time.Duration) {
 	w.mu.Lock()
 	if !w.closed {

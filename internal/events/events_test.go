@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -21,22 +22,31 @@ import (
 const limit = 5 * time.Second
 
 // bubble runs a test in fake time with a Worker that is closed at the end.
-func bubble(t *testing.T, test func(t *testing.T, w *events.Worker, log *bytes.Buffer, drops *[]int)) {
+func bubble(t *testing.T, test func(t *testing.T, w *events.Worker, log *bytes.Buffer, drops func() []int)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
-		var drops []int
-		w := events.New(slog.New(slog.NewTextHandler(&log, nil)), func(n int) { drops = append(drops, n) })
-		test(t, w, &log, &drops)
+		var mu sync.Mutex
+		var dropped []int
+		w := events.New(slog.New(slog.NewTextHandler(&log, nil)), func(n int) {
+			mu.Lock()
+			defer mu.Unlock()
+			dropped = append(dropped, n)
+		})
+		test(t, w, &log, func() []int {
+			mu.Lock()
+			defer mu.Unlock()
+			return slices.Clone(dropped)
+		})
 		w.Close(limit)
 	})
 }
 
 func TestCallsRunInOrderInOneGoroutine(t *testing.T) {
-	bubble(t, func(t *testing.T, w *events.Worker, _ *bytes.Buffer, _ *[]int) {
+	bubble(t, func(t *testing.T, w *events.Worker, _ *bytes.Buffer, _ func() []int) {
 		var ran []int
 		for i := range 100 {
-			w.Emit(func() { time.Sleep(time.Millisecond); ran = append(ran, i) })
+			w.Emit(func() { <-time.After(time.Millisecond); ran = append(ran, i) }) //nolint:forbidigo // fake time
 		}
 		start := time.Now()
 		w.Close(limit)
@@ -47,8 +57,8 @@ func TestCallsRunInOrderInOneGoroutine(t *testing.T) {
 }
 
 func TestEmitNeverBlocks(t *testing.T) {
-	bubble(t, func(t *testing.T, w *events.Worker, _ *bytes.Buffer, _ *[]int) {
-		w.Emit(func() { time.Sleep(time.Second) })
+	bubble(t, func(t *testing.T, w *events.Worker, _ *bytes.Buffer, _ func() []int) {
+		w.Emit(func() { <-time.After(time.Second) }) //nolint:forbidigo // fake time
 		start := time.Now()
 		for range 3 * events.Backlog {
 			w.Emit(func() {})
@@ -61,7 +71,7 @@ func TestAWorkerWithoutCallsHasNoGoroutine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // a goroutine that is left over fails the bubble
 		events.New(nil, nil)
 	})
-	bubble(t, func(t *testing.T, w *events.Worker, _ *bytes.Buffer, _ *[]int) {
+	bubble(t, func(t *testing.T, w *events.Worker, _ *bytes.Buffer, _ func() []int) {
 		start := time.Now()
 		w.Close(limit)
 		require.Zero(t, time.Since(start))
@@ -69,19 +79,19 @@ func TestAWorkerWithoutCallsHasNoGoroutine(t *testing.T) {
 }
 
 func TestCallsAfterCloseAreDropped(t *testing.T) {
-	bubble(t, func(t *testing.T, w *events.Worker, log *bytes.Buffer, drops *[]int) {
+	bubble(t, func(t *testing.T, w *events.Worker, log *bytes.Buffer, drops func() []int) {
 		w.Close(limit)
 		w.Emit(func() { t.Error("a call after Close has run") })
 		w.Log(slog.New(slog.NewTextHandler(log, nil)), slog.LevelError, "late")
 		w.Close(limit)
 		synctest.Wait()
 		require.Empty(t, log.String())
-		require.Empty(t, *drops)
+		require.Empty(t, drops())
 	})
 }
 
 func TestCloseWaitsNoLongerThanItsLimit(t *testing.T) {
-	bubble(t, func(t *testing.T, w *events.Worker, _ *bytes.Buffer, _ *[]int) {
+	bubble(t, func(t *testing.T, w *events.Worker, _ *bytes.Buffer, _ func() []int) {
 		end := make(chan struct{})
 		w.Emit(func() { <-end })
 		for range 2 {
@@ -105,7 +115,7 @@ func TestACallThatEndsBadlyHoldsUpNobody(t *testing.T) {
 		"Goexit": {runtime.Goexit, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, w *events.Worker, log *bytes.Buffer, drops *[]int) {
+			bubble(t, func(t *testing.T, w *events.Worker, log *bytes.Buffer, drops func() []int) {
 				ran := 0
 				for range 5 {
 					w.Emit(test.end)
@@ -114,7 +124,7 @@ func TestACallThatEndsBadlyHoldsUpNobody(t *testing.T) {
 				w.Close(limit)
 				require.Equal(t, 5, ran)
 				require.Equal(t, test.log != "", strings.Count(log.String(), test.log) == 5, log.String())
-				require.Empty(t, *drops)
+				require.Empty(t, drops())
 			})
 		})
 	}
@@ -122,7 +132,7 @@ func TestACallThatEndsBadlyHoldsUpNobody(t *testing.T) {
 
 func TestCallsBeyondTheBacklogAreDroppedAndCounted(t *testing.T) {
 	const more = 100
-	bubble(t, func(t *testing.T, w *events.Worker, log *bytes.Buffer, drops *[]int) {
+	bubble(t, func(t *testing.T, w *events.Worker, log *bytes.Buffer, drops func() []int) {
 		blocked := make(chan struct{})
 		ran := 0
 		w.Emit(func() { <-blocked })
@@ -130,30 +140,30 @@ func TestCallsBeyondTheBacklogAreDroppedAndCounted(t *testing.T) {
 		for range events.Backlog + more {
 			w.Emit(func() {
 				ran++
-				require.Empty(t, *drops, "a drop is told after all calls from before the drop")
+				require.Empty(t, drops(), "a drop is told after all calls from before the drop")
 			})
 		}
 		close(blocked)
 		w.Close(limit)
 		require.Equal(t, events.Backlog, ran)
-		require.Equal(t, []int{more}, *drops)
+		require.Equal(t, []int{more}, drops())
 		require.Contains(t, log.String(), `level=WARN msg="relock: events dropped, as too many waited for the hooks" events=100`)
 	})
 }
 
 func TestDropsAreToldWhileTheOverloadLasts(t *testing.T) {
-	bubble(t, func(t *testing.T, w *events.Worker, _ *bytes.Buffer, drops *[]int) {
+	bubble(t, func(t *testing.T, w *events.Worker, _ *bytes.Buffer, drops func() []int) {
 		const all = 7 * events.Backlog
 		ran := 0
 		for range all {
-			w.Emit(func() { time.Sleep(2 * time.Millisecond); ran++ })
-			time.Sleep(time.Millisecond)
+			w.Emit(func() { <-time.After(2 * time.Millisecond); ran++ }) //nolint:forbidigo // fake time
+			<-time.After(time.Millisecond)                               //nolint:forbidigo // fake time
 		}
 		synctest.Wait()
-		require.Len(t, *drops, 2, "once for each backlog that has run, and not for each drop")
+		require.Len(t, drops(), 2, "once for each backlog that has run, and not for each drop")
 		w.Close(time.Hour)
 		dropped := 0
-		for _, n := range *drops {
+		for _, n := range drops() {
 			dropped += n
 		}
 		require.Equal(t, all, ran+dropped)
@@ -168,6 +178,7 @@ func TestWhoIsToldOfDropsMayEndBadly(t *testing.T) {
 				w := events.New(nil, func(int) { told++; end() })
 				block := make(chan struct{})
 				w.Emit(func() { <-block })
+				synctest.Wait() // the goroutine has the first call, and the queue is empty
 				for range 2 * events.Backlog {
 					w.Emit(func() { ran++ })
 				}
@@ -217,7 +228,7 @@ func TestALoggerThatEndsBadlyHoldsUpNobody(t *testing.T) {
 }
 
 func TestLogLeavesTheLevelToTheHandler(t *testing.T) {
-	bubble(t, func(t *testing.T, w *events.Worker, log *bytes.Buffer, _ *[]int) {
+	bubble(t, func(t *testing.T, w *events.Worker, log *bytes.Buffer, _ func() []int) {
 		l := slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelWarn}))
 		w.Log(l, slog.LevelInfo, "too little")
 		w.Log(l, slog.LevelWarn, "enough", slog.Int("n", 1))

@@ -1,5 +1,4 @@
-// Package group counts goroutines and calls, so that whoever has started them can wait for their
-// end.
+// Package group counts goroutines and calls, so that their owner can wait for their end.
 package group
 
 import (
@@ -7,10 +6,10 @@ import (
 	"sync/atomic"
 )
 
-// Group counts goroutines and calls. Its zero value is open and empty. It is safe for concurrent
-// use.
+// Group counts goroutines and calls. The zero value is open and empty. A Group is safe for
+// concurrent use.
 type Group struct {
-	count atomic.Int64 // member for each that runs, and closed
+	count atomic.Int64 // member for each running goroutine or call, plus closed
 	mu    sync.Mutex
 	idle  sync.Cond
 }
@@ -26,7 +25,7 @@ func (g *Group) Go(f func()) {
 	go g.run(f)
 }
 
-// GoOpen runs f in a goroutine, unless the group is closed. It says whether it did.
+// GoOpen runs f in a goroutine, and returns true, unless the group is closed.
 func (g *Group) GoOpen(f func()) bool {
 	if !g.Enter() {
 		return false
@@ -40,12 +39,12 @@ func (g *Group) run(f func()) {
 	f()
 }
 
-// Add counts one more, which calls Leave at its end.
+// Add counts one more goroutine or call. The goroutine or call ends with Leave.
 func (g *Group) Add() { g.count.Add(member) }
 
-// Enter is Add, unless the group is closed. It says whether it did.
+// Enter is Add, and returns true, unless the group is closed.
 func (g *Group) Enter() bool {
-	if g.count.Load()&closed != 0 { // else calls on a closed group would hold up Wait
+	if g.count.Load()&closed != 0 { // otherwise calls on a closed group would hold up Wait
 		return false
 	}
 	if g.count.Add(member)&closed == 0 {
@@ -55,7 +54,7 @@ func (g *Group) Enter() bool {
 	return false
 }
 
-// Leave ends what Add or Enter has counted.
+// Leave takes back one Add or Enter.
 func (g *Group) Leave() {
 	if g.count.Add(-member) == closed {
 		g.mu.Lock()
@@ -69,7 +68,7 @@ func (g *Group) Leave() {
 // Close lets Enter and GoOpen count no more.
 func (g *Group) Close() { g.count.Or(closed) }
 
-// Wait returns when nothing is left, after Close.
+// Wait returns when no goroutine or call is left. Wait is for use after Close.
 func (g *Group) Wait() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package lifetime makes contexts whose only ends are known in advance. A command whose context
-// cannot end while the command is in flight needs no second goroutine that waits for the end.
+// Package lifetime makes contexts with ends known in advance. A command needs no second goroutine
+// to wait for the end of the context if the context cannot end while the command is in flight.
 package lifetime
 
 import (
@@ -26,17 +26,18 @@ type of struct {
 	values context.Context
 }
 
-// Of returns a context that ends with life, which is long, and has the values of another context.
+// Of returns a context that ends with life, and has the values of another context. life has to be
+// long, as Within ignores its end.
 func Of(life, values context.Context) context.Context { return &of{life, values} }
 
 func (c *of) Value(key any) any {
-	if v := c.Context.Value(key); v != nil { // context.Cause asks so
+	if v := c.Context.Value(key); v != nil { // context.Cause asks for a value of life
 		return v
 	}
 	return c.values.Value(key)
 }
 
-// until is a context of Until. It starts a timer only for somebody who waits for its end.
+// until is a context of Until. The timer starts with the first call of Done.
 type until struct {
 	context.Context // has the values, and never ends
 	deadline        time.Time
@@ -47,8 +48,8 @@ type until struct {
 	ended  bool // the CancelFunc was called
 }
 
-// Until returns a context that ends at a deadline, and not with ctx, whose values it has. The
-// CancelFunc ends it early.
+// Until returns a context with the values of ctx that ends at a deadline, and not with ctx. The
+// CancelFunc ends the context early.
 func Until(ctx context.Context, deadline time.Time) (context.Context, context.CancelFunc) {
 	c := &until{Context: context.WithoutCancel(ctx), deadline: deadline}
 	return c, c.stop

@@ -53,10 +53,10 @@ func TestUntilEndsAtItsDeadlineAndNotWithItsParent(t *testing.T) {
 				got, ok := ctx.Deadline()
 				require.True(t, ok)
 				require.Equal(t, deadline, got)
-				time.Sleep(time.Second - time.Nanosecond)
+				<-time.After(time.Second - time.Nanosecond) //nolint:forbidigo // fake time
 				synctest.Wait()
 				require.NoError(t, ctx.Err())
-				time.Sleep(time.Nanosecond)
+				<-time.After(time.Nanosecond) //nolint:forbidigo // fake time
 				synctest.Wait()
 				require.ErrorIs(t, ctx.Err(), context.DeadlineExceeded)
 				require.ErrorIs(t, context.Cause(ctx), context.DeadlineExceeded)

@@ -143,22 +143,30 @@ func (b *batcher) forget(f *flight) bool {
 
 // merge puts flights into as few script calls as possible.
 func (b *batcher) merge(flights []*flight) []*scriptCall {
+	if len(flights) == 1 {
+		return []*scriptCall{callOf(flights)}
+	}
 	most := maxUnits
-	if len(flights) > 1 && b.isApart() {
+	if b.isApart() {
 		most = 1
 	}
-	calls := make([]*scriptCall, 0, 1)
-	for _, f := range flights {
+	var calls []*scriptCall
+	for i, f := range flights {
 		open := calls[max(0, len(calls)-maxOpen):]
-		i := slices.IndexFunc(open, func(c *scriptCall) bool { return len(c.units) < most && c.takes(f) })
-		if i < 0 {
-			c := &scriptCall{script: f.call.Script, shared: f.call.Shared, acks: f.call.Acks, acksTimeout: f.call.AcksTimeout}
-			calls = append(calls, c)
-			open, i = calls, len(calls)-1
+		at := slices.IndexFunc(open, func(c *scriptCall) bool { return len(c.flights) < most && c.takes(f) })
+		if at < 0 {
+			calls = append(calls, callOf(flights[i:i+1:i+1]))
+		} else {
+			open[at].flights = append(open[at].flights, f)
 		}
-		open[i].flights, open[i].units = append(open[i].flights, f), append(open[i].units, f.unit)
 	}
 	return calls
+}
+
+// callOf begins a script call with the first of the flights.
+func callOf(flights []*flight) *scriptCall {
+	c := flights[0].call
+	return &scriptCall{script: c.Script, shared: c.Shared, flights: flights, acks: c.Acks, acksTimeout: c.AcksTimeout}
 }
 
 // takes reports whether f may be a unit of the call.

@@ -57,11 +57,12 @@ var passingCodes = map[string]bool{
 
 // judge finds the verdict of an error.
 func judge(err error) verdict {
+	if err == nil {
+		return answered
+	}
 	var reply redis.Error
 	var op *net.OpError
 	switch {
-	case err == nil:
-		return answered
 	case errors.Is(err, errHook), errors.Is(err, errBadReply):
 		return broken
 	case errors.Is(err, errNoAcks):

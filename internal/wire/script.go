@@ -14,20 +14,24 @@ import (
 
 // Script is a Lua script for any number of units in one call. KEYS are the keys of unit 1, of unit
 // 2 and so on. ARGV is a part that all units share, then the arguments of unit 1, of unit 2 and so
-// on. The reply is a list with one reply a unit. A unit that fails alone in a call of several has a
-// reply of "-" and the error's text. A call with one unit fails as a script error.
+// on. The reply to one unit is the reply of the script: Redis takes much longer to write a list. The
+// reply to several units is a list with one reply a unit. A unit that fails alone in a call of
+// several has a reply of "-" and the error's text. A call with one unit fails as a script error.
 //
 // Scripts set state and never add to it, so that running one again is safe.
 type Script struct {
 	Name   string // for logs and errors
 	Source string
 	Hash   string // for EVALSHA
+
+	hash any // Hash as an argument
 }
 
 // NewScript makes a Script of Lua source.
 func NewScript(name, source string) *Script {
 	sum := sha1.Sum([]byte(source))
-	return &Script{Name: name, Source: source, Hash: hex.EncodeToString(sum[:])}
+	hash := hex.EncodeToString(sum[:])
+	return &Script{Name: name, Source: source, Hash: hash, hash: hash}
 }
 
 // Unit is one lock in a script call. The keys of a unit share a slot of a cluster.
@@ -48,11 +52,9 @@ func (c command) Clone() redis.Cmder { return command{c.Cmd.Clone().(*redis.Cmd)
 
 // scriptCall is one call of a script for one or more units, with the reply.
 type scriptCall struct {
-	script *Script
-	shared []any
-	units  []Unit
-
-	flights []*flight // of the units
+	script  *Script
+	shared  []any
+	flights []*flight // one for each unit
 
 	acks        int // replicas that are to confirm
 	acksTimeout time.Duration
@@ -67,24 +69,24 @@ var evalSHA, evalText any = "EVALSHA", "EVAL"
 // prepare appends the commands of the call, with eval the whole source.
 func (c *scriptCall) prepare(ctx context.Context, eval bool, cmds []redis.Cmder) []redis.Cmder {
 	size, keys := 3+len(c.shared), 0
-	for i := range c.units {
-		keys += len(c.units[i].Keys)
-		size += len(c.units[i].Keys) + len(c.units[i].Args)
+	for _, f := range c.flights {
+		keys += len(f.unit.Keys)
+		size += len(f.unit.Keys) + len(f.unit.Args)
 	}
 	args := make([]any, 0, size)
 	if eval {
 		args = append(args, evalText, c.script.Source, keys)
 	} else {
-		args = append(args, evalSHA, c.script.Hash, keys)
+		args = append(args, evalSHA, c.script.hash, keys)
 	}
-	for i := range c.units {
-		for _, key := range c.units[i].Keys {
+	for _, f := range c.flights {
+		for _, key := range f.unit.Keys {
 			args = append(args, key)
 		}
 	}
 	args = append(args, c.shared...)
-	for i := range c.units {
-		args = append(args, c.units[i].Args...)
+	for _, f := range c.flights {
+		args = append(args, f.unit.Args...)
 	}
 	c.cmd = command{redis.NewCmd(ctx, args...)}
 	cmds = append(cmds, c.cmd)
@@ -98,10 +100,11 @@ func (c *scriptCall) prepare(ctx context.Context, eval bool, cmds []redis.Cmder)
 // finish reads the reply to the whole call.
 func (c *scriptCall) finish() {
 	c.err = c.cmd.Err()
-	switch list, ok := c.cmd.Val().([]any); {
+	list, ok := c.cmd.Val().([]any)
+	switch alone := len(c.flights) == 1; {
 	case c.err != nil && !errors.Is(c.err, redis.Nil):
 		return
-	case c.err != nil || !ok || len(list) != len(c.units):
+	case c.err != nil || !alone && (!ok || len(list) != len(c.flights)):
 		c.err = fmt.Errorf("%w of script %s: %.200s", errBadReply, c.script.Name, fmt.Sprint(c.cmd.Val()))
 	case c.acks > 0:
 		if c.acked, c.err = c.wait.Int(); c.err != nil {
@@ -114,6 +117,9 @@ func (c *scriptCall) finish() {
 func (c *scriptCall) result(unit int) (any, error) {
 	if c.err != nil {
 		return nil, c.err
+	}
+	if len(c.flights) == 1 {
+		return c.cmd.Val(), nil
 	}
 	reply := c.cmd.Val().([]any)[unit]
 	if text, ok := reply.(string); ok && strings.HasPrefix(text, "-") {

@@ -23,9 +23,6 @@ import (
 
 // Options is what a Wire reports, and to whom. The zero value reports nothing.
 type Options struct {
-	// Closed is the client's life. A context with this very channel as its Done counts as a context
-	// that cannot end: Do then returns when go-redis does.
-	Closed <-chan struct{}
 	// Retried is called before a call is sent again. attempt counts all attempts so far, tries
 	// leaves out attempts over dead idle connections, err is the last failure.
 	Retried func(subject, script string, attempt, tries int, err error)
@@ -187,7 +184,7 @@ func moreTelling(last, err error) error {
 func (w *Wire) attempt(ctx context.Context, c *Call, args []any, now time.Time) (o outcome) {
 	f := &flight{ctx: ctx, call: c, unit: Unit{Keys: c.Unit.Keys, Args: args}, since: now}
 	direct := w.isDirect(ctx, c)
-	if !direct && c.Patience > 0 {
+	if !direct && c.Patience > 0 && c.Patience < w.readTimeout { // else go-redis gives up before
 		var cancel context.CancelFunc
 		f.ctx, cancel = context.WithTimeout(ctx, c.Patience)
 		defer cancel()
@@ -216,8 +213,7 @@ func (w *Wire) attempt(ctx context.Context, c *Call, args []any, now time.Time) 
 // isDirect reports whether the caller sends a call itself, as nothing is to end the call before
 // go-redis.
 func (w *Wire) isDirect(ctx context.Context, c *Call) bool {
-	return (c.Patience <= 0 || c.Patience >= w.readTimeout) &&
-		(!lifetime.Within(ctx, w.readTimeout) || ctx.Done() == w.options.Closed)
+	return (c.Patience <= 0 || c.Patience >= w.readTimeout) && !lifetime.Within(ctx, w.readTimeout)
 }
 
 // await returns the outcome of a flight, or an error if the context of the flight ends first. ctx

@@ -31,7 +31,8 @@ type Store struct {
 	locks    map[string]*lock
 	tokens   map[string]int64
 	watchers map[*watcher]struct{}
-	cuts     []*cut // the interruptions that are in force
+	missed   []store.ID // of holds that were gone when nobody watched, the last ones
+	cuts     []*cut     // the interruptions that are in force
 }
 
 var _ store.Watcher = (*Store)(nil)
@@ -209,18 +210,32 @@ func (s *Store) Break(ctx context.Context, name string, id store.ID) error {
 func (s *Store) Close() error { return nil }
 
 // Watch implements [store.Watcher]. [Store.Break], [Store.Lose] and the end of an interruption call
-// doubt, in their own goroutine.
+// doubt, in their own goroutine. Watch itself calls doubt with holds that were gone before.
 func (s *Store) Watch(client string, doubt func(store.ID)) (stop func()) {
 	w := &watcher{prefix: client + ":", doubt: doubt}
+	var missed []store.ID
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.watchers[w] = struct{}{}
+	s.missed = slices.DeleteFunc(s.missed, func(id store.ID) bool {
+		mine := strings.HasPrefix(string(id), w.prefix)
+		if mine {
+			missed = append(missed, id)
+		}
+		return mine
+	})
+	s.mu.Unlock()
+	for _, id := range missed {
+		doubt(id)
+	}
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		delete(s.watchers, w)
 	}
 }
+
+// missedMost is how many holds that were gone a Store remembers for clients that do not watch yet.
+const missedMost = 100
 
 // tell calls the watchers of the hold's client; all watchers if id is empty.
 func (s *Store) tell(id store.ID) {
@@ -230,6 +245,10 @@ func (s *Store) tell(id store.ID) {
 		if id == "" || strings.HasPrefix(string(id), w.prefix) {
 			doubts = append(doubts, w.doubt)
 		}
+	}
+	if len(doubts) == 0 && id != "" {
+		s.missed = append(s.missed, id)
+		s.missed = s.missed[max(0, len(s.missed)-missedMost):]
 	}
 	s.mu.Unlock()
 	for _, doubt := range doubts {

@@ -1,0 +1,208 @@
+package relock
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-relock/relock/store"
+)
+
+// cleanup takes back all remains of unwanted asks in the store: the queue place of a waiter that
+// gave up, a late grant, a lock that a command takes after its caller has gone.
+//
+// An ask is forgotten until the store confirms it, and again at growing intervals for one lease, as
+// a command may run late. One goroutine works on all asks, many in a round trip, and ends with the
+// last ask.
+type cleanup struct {
+	client *Client
+	wake   chan struct{}
+
+	mu      sync.Mutex
+	pending []*unwanted
+	last    []store.Ask // confirmed when the client was closed
+	running bool
+}
+
+// unwanted is an ask without a caller.
+type unwanted struct {
+	ask       store.Ask
+	name      string       // of the lock, as its user knows it
+	logger    *slog.Logger // of the lock
+	confirmed bool         // by some attempt
+	tries     int
+	next      time.Time
+	until     time.Time // the store keeps nothing of the ask from this time on
+}
+
+const (
+	// firstForget is the time between the first two attempts. The interval doubles with each
+	// attempt, up to longForget, until the store has confirmed an attempt. After the confirmation
+	// the interval grows four times with each attempt.
+	firstForget = 50 * time.Millisecond
+	longForget  = 2 * time.Second
+	forgetLimit = 2 * time.Second // for one round trip
+	forgetBatch = 256
+	// keepForgetting is the time beyond the lease for which cleanup retries an unconfirmed ask. The
+	// place of a waiter may outlast both: a grant to the place goes on to the next waiter, or costs
+	// one lease.
+	keepForgetting = time.Minute
+	// closeLimit bounds the wait of Close for unconfirmed asks. Each confirmation starts the limit
+	// anew.
+	closeLimit = time.Second
+)
+
+func newCleanup(c *Client) *cleanup { return &cleanup{client: c, wake: make(chan struct{}, 1)} }
+
+// add takes in an ask. The store may keep the ask for longest from now on.
+func (u *cleanup) add(h *hold, ask store.Ask, longest time.Duration) {
+	now := time.Now()
+	ask.TTL = h.ttl // as in the queue; renewals may have set another TTL
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.pending = append(u.pending, &unwanted{ask: ask, name: h.name, logger: h.logger, next: now, until: now.Add(max(longest, ask.TTL))})
+	if !u.running {
+		u.running = true
+		u.client.group.Go(u.run) // also after Close, for a section that outlives the client
+		return
+	}
+	select {
+	case u.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run ends when nothing is pending, or soon after Close.
+func (u *cleanup) run() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	closing := time.Time{} // when to give up, once the client is closed
+	for {
+		now := time.Now()
+		if closing.IsZero() && u.client.isClosed() {
+			closing = now.Add(closeLimit)
+		}
+		due, next, more := u.due(now, !closing.IsZero())
+		if len(due) > 0 {
+			if u.forget(due, closing) && !closing.IsZero() {
+				closing = time.Now().Add(closeLimit)
+			}
+			continue
+		}
+		if !more || !closing.IsZero() && !now.Before(closing) {
+			if u.end(more) {
+				return
+			}
+			continue
+		}
+		timer.Reset(time.Until(next))
+		if !closing.IsZero() {
+			<-timer.C
+			continue
+		}
+		select {
+		case <-timer.C:
+		case <-u.wake:
+		case <-u.client.life.Done():
+		}
+	}
+}
+
+// due takes out a batch of asks to try now. due returns the time of the next attempt too, and
+// whether any ask is left. When the client is closing, due moves confirmed asks to last, and
+// retries the rest every firstForget.
+func (u *cleanup) due(now time.Time, closing bool) (due []*unwanted, next time.Time, more bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.pending = slices.DeleteFunc(u.pending, func(w *unwanted) bool {
+		if closing && w.confirmed {
+			u.last = append(u.last, w.ask)
+			return true
+		}
+		if len(due) < forgetBatch && !w.next.After(now) {
+			due = append(due, w)
+			return true
+		}
+		if closing && w.next.After(now.Add(firstForget)) {
+			w.next = now.Add(firstForget)
+		}
+		if next.IsZero() || w.next.Before(next) {
+			next = w.next
+		}
+		return false
+	})
+	return due, next, len(u.pending) > 0
+}
+
+// forget tries a batch, and keeps unfinished asks. forget returns whether the store has confirmed
+// any.
+func (u *cleanup) forget(batch []*unwanted, closing time.Time) (answered bool) {
+	ctx, cancel := context.WithTimeout(u.client.life, forgetLimit)
+	if !closing.IsZero() {
+		ctx, cancel = context.WithDeadline(context.Background(), closing)
+	}
+	defer cancel()
+	asks := make([]store.Ask, len(batch))
+	for i, w := range batch {
+		asks[i] = w.ask
+	}
+	errs := u.client.store.Forget(ctx, asks)
+	now := time.Now()
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for i, w := range batch {
+		w.tries++
+		last := w.until
+		if err := errs[i]; err == nil {
+			answered = true
+			if !w.confirmed {
+				w.confirmed, w.tries = true, 1
+			}
+			w.next = now.Add(firstForget << min(2*(w.tries-1), 20))
+			if w.next.After(last) && now.Before(last) {
+				w.next = last // once more at the end of everything
+			}
+		} else {
+			if !w.confirmed {
+				last = last.Add(keepForgetting)
+			}
+			w.next = now.Add(min(firstForget<<min(w.tries-1, 10), longForget))
+			if !now.Before(last) {
+				u.client.log(w.logger, slog.LevelWarn, "relock: could not confirm that nothing is left in the store",
+					slog.String("lock", w.name), slog.String("holder", holderOf(w.ask.ID).String()), slog.Any("error", err))
+			}
+		}
+		if now.Before(last) {
+			u.pending = append(u.pending, w)
+		}
+	}
+	return answered
+}
+
+// end ends the goroutine, unless new asks are pending.
+func (u *cleanup) end(drop bool) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if len(u.pending) > 0 && !drop {
+		return false
+	}
+	u.pending, u.running = nil, false
+	return true
+}
+
+// forgetLast forgets once more all asks confirmed before the end of the client's last command.
+// forgetLast returns whether any ask was left.
+func (u *cleanup) forgetLast() bool {
+	u.mu.Lock()
+	asks := u.last
+	u.last = nil
+	u.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
+	defer cancel()
+	for batch := range slices.Chunk(asks, forgetBatch) {
+		u.client.store.Forget(ctx, batch) // the store answered just now, and leases end
+	}
+	return len(asks) > 0
+}

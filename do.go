@@ -1,0 +1,117 @@
+package relock
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+)
+
+// Do runs fn inside the lock l: Do locks, runs fn with the section's context, and unlocks, also
+// when fn panics.
+//
+// If the lock is lost while fn runs, the section's context ends, and the error (a [*LostError],
+// [ErrLockLost]) is joined to the error of fn: drivers only say "context canceled", and the last
+// steps of fn may have happened without the lock. Any other cause of the context's end, such as
+// [ErrClosed] or the cause of ctx, is joined if fn returns an error. The error of an unconfirmed
+// Unlock is joined too. If the lock cannot be had, fn is not run, and the error matches
+// [NotEntered].
+func Do(ctx context.Context, l Locker, fn func(ctx context.Context) error) error {
+	switch {
+	case isNil(l):
+		return notEntered(invalid("Do: the Locker is nil"))
+	case ctx == nil:
+		return notEntered(errNilContext)
+	case fn == nil:
+		return notEntered(invalid("Do: the function is nil"))
+	}
+	section, err := l.Lock(ctx)
+	if err != nil {
+		return notEntered(err)
+	}
+	return within(section, l, fn)
+}
+
+// within runs fn in a section, and leaves it.
+func within(section context.Context, l Locker, fn func(ctx context.Context) error) (err error) {
+	defer func() {
+		if unlockErr := l.Unlock(section); unlockErr != nil && !errors.Is(err, unlockErr) {
+			err = join(err, unlockErr)
+		}
+		if NotEntered(err) { // by another Do: fn has returned the error of the other Do, or the error has ended the context
+			err = &enteredError{err}
+		}
+	}()
+	err = fn(section)
+	if cause := context.Cause(section); err != nil && cause != nil && !errors.Is(err, cause) {
+		err = join(err, cause)
+	}
+	return err
+}
+
+// Do is [Do] with this lock.
+func (l *Lock) Do(ctx context.Context, fn func(ctx context.Context) error) error {
+	return Do(ctx, l, fn)
+}
+
+// DoFor is [Lock.Do] that waits for the lock as [Lock.TryLockFor] does: at most wait, and not at
+// all if wait is 0. The wait is no limit to fn.
+func (l *Lock) DoFor(ctx context.Context, wait time.Duration, fn func(ctx context.Context) error) error {
+	if fn == nil {
+		return notEntered(invalid("DoFor: the function is nil"))
+	}
+	if err := l.checkWait("DoFor", wait); err != nil {
+		return notEntered(err)
+	}
+	section, err := l.acquire(ctx, wait)
+	if err != nil {
+		return notEntered(err)
+	}
+	return within(section, l, fn)
+}
+
+// NotEntered says whether err comes from a Do or DoFor that did not get the lock, and so has not
+// run its function. The error of another Do does not count if the function called the other Do and
+// returned its error.
+func NotEntered(err error) bool {
+	switch e := err.(type) { //nolint:errorlint // NotEntered walks by itself, as enteredError ends the walk
+	case *notEnteredError:
+		return true
+	case *enteredError:
+		return false
+	case interface{ Unwrap() error }:
+		return NotEntered(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		return slices.ContainsFunc(e.Unwrap(), NotEntered)
+	default:
+		return false
+	}
+}
+
+// enteredError is the error of a Do whose function ran, around the error of a Do whose function did
+// not run.
+type enteredError struct{ err error }
+
+func (e *enteredError) Error() string { return e.err.Error() }
+func (e *enteredError) Unwrap() error { return e.err }
+
+// notEnteredError marks the error of a Do or DoFor without the lock.
+type notEnteredError struct{ err error }
+
+func notEntered(err error) error { return &notEnteredError{err} }
+
+func (e *notEnteredError) Error() string { return e.err.Error() }
+func (e *notEnteredError) Unwrap() error { return e.err }
+
+// join is errors.Join with a text in one line.
+func join(err, other error) error {
+	if err == nil {
+		return other
+	}
+	return &joinedError{err, other}
+}
+
+type joinedError struct{ first, second error }
+
+func (e *joinedError) Error() string   { return e.first.Error() + "; " + e.second.Error() }
+func (e *joinedError) Unwrap() []error { return []error{e.first, e.second} }

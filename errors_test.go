@@ -1,0 +1,211 @@
+package relock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+)
+
+// This file is about the texts of errors. errkinds_test.go and locktest are about their kinds.
+
+func TestARefusalSaysWhoHasTheLockAndForHowLong(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 10 * time.Second
+		holding := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
+		section := enter(t, t.Context(), holding)
+		holder := holderOf(t, section)
+		l := w.NewClient().NewLock("a")
+		pass(2*time.Second + 345678*time.Nanosecond)
+
+		_, err := l.TryLock(t.Context())
+		require.EqualError(t, err, fmt.Sprintf(`relock: "a" is locked by %s; its lease has 8s left and may be renewed`, holder))
+		var refusal *relock.LockedError
+		require.ErrorAs(t, err, &refusal)
+		refusal.TTL = refusal.TTL.Round(time.Millisecond)
+		require.Equal(t, &relock.LockedError{Name: "a", Holder: holder, TTL: 8 * time.Second}, refusal)
+
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("the request took too long"))
+		defer cancel()
+		_, err = l.Lock(ctx)
+		require.ErrorAs(t, err, &refusal)
+		require.Equal(t, holder, refusal.Holder)
+		require.ErrorContains(t, err, "may be renewed: context deadline exceeded: the request took too long")
+		require.NoError(t, holding.Unlock(section))
+	})
+}
+
+func TestARefusalSaysWhatIsNotKnown(t *testing.T) {
+	owner := relock.LockedError{Name: "a"}
+	fake(t, func(t *testing.T, w *world) {
+		owner.Holder = holderOf(t, enter(t, t.Context(), w.NewClient().NewLock("a")))
+	})
+	noLease, over, unknown := owner, owner, relock.LockedError{Name: "a", TTL: -1}
+	noLease.TTL = -time.Millisecond
+	require.EqualError(t, &noLease, fmt.Sprintf(`relock: "a" is locked by %s without a lease`, owner.Holder))
+	require.NotContains(t, over.Error(), "without a lease", "the lease is over just now")
+	require.EqualError(t, &unknown, `relock: "a" is locked by another holder`)
+}
+
+func TestARefusalInMillisecondsAlsoWhereThisProcessReckons(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		l := w.NewClient(relock.WithTTL(time.Second), relock.WithLocalPass(0, 0)).NewLock("a")
+		section := enter(t, t.Context(), l)
+		pass(1234567 * time.Nanosecond)
+		_, err := l.TryLockFor(t.Context(), 100*time.Millisecond)
+		require.EqualError(t, err,
+			fmt.Sprintf(`relock: "a" is locked by %s; its lease has 887ms left and may be renewed`, holderOf(t, section)))
+		require.NoError(t, l.Unlock(section))
+	})
+}
+
+// lateContext is cancelled by the first question for its error after a moment.
+type lateContext struct {
+	context.Context
+	cancel context.CancelFunc
+	from   time.Time
+}
+
+func (c lateContext) Err() error {
+	if !time.Now().Before(c.from) {
+		c.cancel()
+	}
+	return c.Context.Err()
+}
+
+func TestAWaitThatIsOverJustBeforeItsContextIsNoDeadline(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		holding := w.NewClient().NewLock("a")
+		section := enter(t, t.Context(), holding)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		late := lateContext{ctx, cancel, time.Now().Add(time.Second)}
+		_, err := w.NewClient().NewLock("a").TryLockFor(late, time.Second)
+		require.ErrorIs(t, err, relock.ErrLocked)
+		require.NotErrorIs(t, err, context.DeadlineExceeded, "the context has none")
+		require.NoError(t, holding.Unlock(section))
+	})
+}
+
+func TestErrorsOfOperationsSayWhichLockAndHolder(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient()
+		l := m.NewLock("a")
+		done, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err := l.Lock(done)
+		require.EqualError(t, err, `relock: lock "a": context canceled`)
+		require.EqualError(t, l.Unlock(t.Context()), `relock: unlock "a": relock: not held by this context`)
+		require.EqualError(t, l.ForceUnlock(t.Context()), `relock: force unlock "a": nobody has the lock`)
+
+		section := enter(t, t.Context(), l)
+		holder := holderOf(t, section)
+		inside, cancel := context.WithCancel(section)
+		cancel()
+		_, err = l.Lock(inside)
+		require.EqualError(t, err, fmt.Sprintf(`relock: lock "a" as %s: context canceled`, holder))
+		m.link.on(refuse(errRefused))
+		for op, err := range map[string]error{
+			"lock": second(l.Lock(section)), "token": second(l.Token(section)), "unlock": l.Unlock(section),
+		} {
+			requireOp(t, err, op, "a", holder)
+		}
+		requireOp(t, second(l.State(t.Context())), "state", "a", relock.Holder{})
+		m.link.heal()
+		pass(time.Second)
+		section = enter(t, t.Context(), l)
+		m.link.on(refuse(errRefused), cmdBreak)
+		requireOp(t, l.ForceUnlock(t.Context()), "force unlock", "a", holderOf(t, section))
+		fixed := m.NewLock("b", relock.WithFixedLease(time.Minute))
+		inB := enter(t, t.Context(), fixed)
+		m.link.on(refuse(errRefused), cmdEnter)
+		requireOp(t, fixed.Extend(inB, time.Minute), "extend", "b", holderOf(t, inB))
+		require.True(t, fixed.Held(inB))
+		require.NoError(t, fixed.Unlock(inB))
+		require.NoError(t, l.Unlock(section))
+	})
+}
+
+// second returns the error of a call.
+func second[T any](_ T, err error) error { return err }
+
+// requireOp fails unless err is a refusal of the store in that operation.
+func requireOp(t *testing.T, err error, op, name string, holder relock.Holder) {
+	t.Helper()
+	require.ErrorIs(t, err, errRefused, op)
+	var failed *relock.OpError
+	require.ErrorAs(t, err, &failed, op)
+	require.Equal(t, op, failed.Op)
+	require.Equal(t, name, failed.Name)
+	require.Equal(t, holder, failed.Holder, op)
+	require.ErrorContains(t, err, fmt.Sprintf("relock: %s %q", op, name))
+	require.NotContains(t, err.Error(), "\n")
+}
+
+func TestALossSaysWhichHoldAndWhy(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		l := w.NewClient().NewLock("a")
+		section := enter(t, t.Context(), l)
+		holder := holderOf(t, section)
+		token, err := l.Token(section)
+		require.NoError(t, err)
+		w.Lose("a")
+		_, cause := ends(t, section)
+		require.Equal(t, &relock.LostError{Name: "a", Holder: holder, Token: token, Reason: relock.LossTaken}, cause)
+		require.EqualError(t, cause, fmt.Sprintf(`relock: "a" lost by %s: the store does not have this hold any more`, holder))
+		require.Equal(t, cause, l.Unlock(section), "Unlock returns the same")
+	})
+}
+
+func TestEveryReasonForALossIsToldInWordsOfItsOwn(t *testing.T) {
+	told := map[string]bool{}
+	for _, reason := range []relock.LossReason{
+		relock.LossExpired, relock.LossTaken, relock.LossMaxHold, relock.LossAbandoned, relock.LossLeaked, "a new one",
+	} {
+		_, words, _ := strings.Cut((&relock.LostError{Name: "a", Reason: reason}).Error(), `"a" lost by : `)
+		require.NotEmpty(t, words)
+		require.False(t, told[words], words)
+		told[words] = true
+	}
+}
+
+func TestAnErrorHasTheCauseOfItsContext(t *testing.T) {
+	cause := errors.New("shutting down")
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient()
+		l, fixed := m.NewLock("a"), m.NewLock("b", relock.WithFixedLease(time.Minute))
+		section, inB := enter(t, t.Context(), l), enter(t, t.Context(), fixed)
+		m.link.cut()
+		for name, call := range map[string]func(ctx context.Context) error{
+			"Lock":        func(ctx context.Context) error { return second(m.NewLock("c").Lock(ctx)) },
+			"TryLock":     func(ctx context.Context) error { return second(m.NewLock("c").TryLock(ctx)) },
+			"TryLockFor":  func(ctx context.Context) error { return second(m.NewLock("c").TryLockFor(ctx, time.Hour)) },
+			"nested Lock": func(ctx context.Context) error { return second(l.Lock(relock.WithSection(ctx, section))) },
+			"Token":       func(ctx context.Context) error { return second(l.Token(relock.WithSection(ctx, section))) },
+			"Extend":      func(ctx context.Context) error { return fixed.Extend(relock.WithSection(ctx, inB), time.Minute) },
+			"State":       func(ctx context.Context) error { return second(l.State(ctx)) },
+			"ForceUnlock": l.ForceUnlock,
+		} {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			time.AfterFunc(time.Second, func() { cancel(cause) })
+			begun := time.Now()
+			err := call(ctx)
+			require.Equal(t, time.Second, time.Since(begun), name)
+			require.ErrorIs(t, err, context.Canceled, name)
+			require.ErrorIs(t, err, relock.ErrUnavailable, name)
+			if strings.Contains(name, "Lock") && name != "ForceUnlock" {
+				require.ErrorIs(t, err, cause, name)
+			}
+		}
+		m.link.heal()
+		pass(time.Second)
+		require.NoError(t, l.Unlock(section))
+		require.NoError(t, fixed.Unlock(inB))
+	})
+}

@@ -1,0 +1,331 @@
+package relock_test
+
+import (
+	"context"
+	"reflect"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+)
+
+// story runs the library through everything that calls a hook in fake time.
+func story(t *testing.T, w *world, m *member) {
+	t.Helper()
+	begun := time.Now()
+	l := m.NewLock("a")
+	outer := enter(t, t.Context(), l)
+	inner := enter(t, outer, l)
+	waiting := begin(t, t.Context(), l.Lock)
+	_, err := l.TryLock(t.Context())
+	require.ErrorIs(t, err, relock.ErrLocked)
+	require.NoError(t, l.Unlock(inner))
+	pass(relock.DefaultTTL)
+	require.NoError(t, outer.Err())
+	require.NoError(t, l.Unlock(outer))
+	next := waiting.section()
+	require.Equal(t, relock.DefaultTTL, time.Since(begun))
+	w.Lose("a")
+	took, cause := ends(t, next)
+	require.LessOrEqual(t, took, relock.DefaultTTL/3)
+	require.ErrorIs(t, cause, relock.ErrLockLost)
+	require.ErrorIs(t, l.Unlock(next), relock.ErrLockLost)
+}
+
+// each makes every hook call f.
+func each(f func()) relock.Hooks {
+	return relock.Hooks{
+		AcquireStarted:  func(relock.AcquireStarted) { f() },
+		AcquireFinished: func(relock.AcquireFinished) { f() },
+		Queued:          func(relock.Queued) { f() },
+		Released:        func(relock.Released) { f() },
+		Renewed:         func(relock.Renewed) { f() },
+		Lost:            func(relock.Lost) { f() },
+		Leaked:          func(relock.Leaked) { f() },
+		Reconnected:     func(relock.Reconnected) { f() },
+		Retried:         func(relock.Retried) { f() },
+		Closed:          func(relock.Closed) { f() },
+		Dropped:         func(relock.Dropped) { f() },
+	}
+}
+
+func TestHooksOfALockReplaceThoseOfItsClient(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var clients, locks recorder
+		c := w.NewClient(relock.WithHooks(clients.Hooks()))
+		l := c.NewLock("a", relock.WithHooks(locks.Hooks()))
+		require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
+		require.Empty(t, clients.kinds())
+		require.Equal(t, []string{"AcquireStarted", "AcquireFinished", "Released"}, locks.kinds())
+		require.NoError(t, c.NewLock("a").Do(t.Context(), func(context.Context) error { return nil }))
+		require.Len(t, clients.kinds(), 3)
+		require.Len(t, locks.kinds(), 3)
+
+		enter(t, t.Context(), l)
+		pass(relock.DefaultTTL / 3)
+		require.Len(t, eventsOf[relock.Renewed](&clients), 1, "a batch of renewals is the client's")
+		require.Empty(t, eventsOf[relock.Renewed](&locks))
+	})
+}
+
+func TestAHookThatIsNotThereIsNotCalled(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var log logbook
+		m := w.NewClient(relock.WithLogger(log.logger()))
+		story(t, w, m)
+		enter(t, t.Context(), m.NewLock("a"))
+		require.NoError(t, m.Close())
+		require.Empty(t, log.about("panicked"))
+	})
+}
+
+func TestNoHookIsCalledAfterClose(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		m := w.NewClient(relock.WithHooks(r.Hooks()))
+		l := m.NewLock("a")
+		section := enter(t, t.Context(), l)
+		require.NoError(t, m.Close())
+		require.Equal(t, []string{"AcquireStarted", "AcquireFinished", "Closed"}, r.kinds())
+		before := len(r.all())
+		require.NoError(t, l.Unlock(section))
+		_, err := l.TryLock(t.Context())
+		require.ErrorIs(t, err, relock.ErrClosed)
+		pass(time.Minute)
+		require.Len(t, r.all(), before)
+	})
+}
+
+func TestNoHookIsCalledForAWrongCall(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		m := w.NewClient(relock.WithHooks(r.Hooks()))
+		_, err := m.NewLock("").Lock(t.Context())
+		require.ErrorIs(t, err, relock.ErrInvalid)
+		_, err = m.NewLock("a").TryLockFor(t.Context(), -1)
+		require.ErrorIs(t, err, relock.ErrInvalid)
+		_, err = m.NewLock("a").Lock(nil) //nolint:staticcheck // a nil context is what the test is about
+		require.ErrorIs(t, err, relock.ErrInvalid)
+		require.Empty(t, r.all())
+	})
+}
+
+func TestAHookMayUseTheLibraryAndEvenCloseTheClient(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var m *member
+		errs := make(chan error, 10)
+		m = w.NewClient(relock.WithHooks(relock.Hooks{Released: func(e relock.Released) {
+			if e.Name == "a" {
+				errs <- m.NewLock("b").Do(t.Context(), func(context.Context) error { return nil })
+				errs <- m.Close()
+			}
+		}}))
+		require.NoError(t, m.NewLock("a").Do(t.Context(), func(context.Context) error { return nil }))
+		require.NoError(t, <-errs)
+		require.NoError(t, <-errs)
+		_, err := m.NewLock("a").TryLock(t.Context())
+		require.ErrorIs(t, err, relock.ErrClosed)
+	})
+}
+
+func TestJoinedHooksAreAllCalledInOrder(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var one, two recorder
+		var order []string
+		l := w.NewClient(relock.WithHooks(relock.JoinHooks(
+			one.Hooks(),
+			relock.Hooks{}, // has nothing to say
+			relock.Hooks{Released: func(relock.Released) { order = append(order, "first") }},
+			relock.Hooks{Released: func(relock.Released) { order = append(order, "second") }},
+			two.Hooks(),
+		))).NewLock("a")
+		require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
+		require.Equal(t, one.all(), two.all())
+		require.Len(t, one.all(), 3)
+		require.Equal(t, []string{"first", "second"}, order)
+
+		joined := relock.JoinHooks(relock.Hooks{}, relock.Hooks{Lost: func(relock.Lost) {}})
+		require.NotNil(t, joined.Lost)
+		require.Nil(t, joined.Released, "nobody wants it")
+	})
+}
+
+func TestEveryHookCanBeJoined(t *testing.T) {
+	all := reflect.TypeFor[relock.Hooks]()
+	for i := range all.NumField() {
+		kind := all.Field(i)
+		var called []string
+		hook := func(name string) (h relock.Hooks) {
+			reflect.ValueOf(&h).Elem().Field(i).Set(reflect.MakeFunc(kind.Type, func([]reflect.Value) []reflect.Value {
+				called = append(called, name)
+				return nil
+			}))
+			return h
+		}
+		joined := reflect.ValueOf(relock.JoinHooks(hook("one"), relock.Hooks{}, hook("two")))
+		for j := range all.NumField() {
+			require.Equal(t, j != i, joined.Field(j).IsNil(), "%s, of %s", all.Field(j).Name, kind.Name)
+		}
+		joined.Field(i).Call([]reflect.Value{reflect.Zero(kind.Type.In(0))})
+		require.Equal(t, []string{"one", "two"}, called, kind.Name)
+	}
+}
+
+func TestHooksThatPanicChangeNothing(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var log logbook
+		var calls atomic.Int64
+		m := w.NewClient(relock.WithLogger(log.logger()), relock.WithHooks(each(func() {
+			calls.Add(1)
+			panic("oops")
+		})))
+		story(t, w, m)
+		lines := log.about("a hook panicked")
+		require.Len(t, lines, int(calls.Load()))
+		require.Greater(t, len(lines), 10)
+		require.Equal(t, map[string]any{"panic": "oops"}, lines[0].attrs)
+	})
+}
+
+func TestHooksThatAreSlowChangeNothing(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		quick := w.NewClient(relock.WithHooks(r.Hooks()))
+		story(t, w, quick)
+		require.NoError(t, quick.Close())
+		var calls atomic.Int64
+		slow := w.NewClient(relock.WithHooks(each(func() {
+			<-time.After(200 * time.Millisecond)
+			calls.Add(1)
+		})))
+		story(t, w, slow)
+		require.NoError(t, slow.Close())
+		require.EqualValues(t, len(r.all()), calls.Load(), "Close has waited until the hooks have seen everything")
+	})
+}
+
+func TestHooksThatBlockChangeNothingAndHoldUpCloseForALimit(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		block := make(chan struct{})
+		m := w.NewClient(relock.WithHooks(each(func() { <-block })))
+		defer close(block)
+		story(t, w, m)
+		begun := time.Now()
+		require.NoError(t, m.Close())
+		require.InDelta(t, 5*time.Second, time.Since(begun), float64(200*time.Millisecond))
+	})
+}
+
+func TestAHookThatPanicsOrExitsKeepsNoEventFromOthers(t *testing.T) {
+	for name, fail := range map[string]func(){"panic": func() { panic("oops") }, "Goexit": runtime.Goexit} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				var before, behind recorder
+				hooks := relock.JoinHooks(before.Hooks(), each(fail), each(fail), behind.Hooks())
+				l := w.NewClient(relock.WithHooks(hooks)).NewLock("a")
+				for range 2 {
+					require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
+				}
+				require.Equal(t, []string{
+					"AcquireStarted", "AcquireFinished", "Released", "AcquireStarted", "AcquireFinished", "Released",
+				}, behind.kinds())
+				require.Equal(t, before.all(), behind.all())
+			})
+		})
+	}
+}
+
+func TestEventsBehindABlockedHookAreDroppedAndCounted(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const more = 100
+		block := make(chan struct{})
+		var calls atomic.Int64
+		var log logbook
+		var r recorder
+		m := w.NewClient(relock.WithLogger(log.logger()), relock.WithHooks(relock.Hooks{
+			AcquireStarted: func(relock.AcquireStarted) {
+				calls.Add(1)
+				<-block
+			},
+			Dropped: func(e relock.Dropped) {
+				require.EqualValues(t, 1+relock.EventBacklog, calls.Load(), "after all events before the drop")
+				r.add(e)
+			},
+		}))
+		l := m.NewLock("a", relock.WithLocalReentry())
+		outer := enter(t, t.Context(), l)
+		settle() // the hook has the first event
+		for range relock.EventBacklog + more {
+			require.NoError(t, l.Unlock(enterQuietly(t, outer, l)))
+		}
+		require.Empty(t, log.about("dropped"))
+		close(block)
+		settle()
+		require.EqualValues(t, 1+relock.EventBacklog, calls.Load())
+		require.Equal(t, []relock.Dropped{{Events: more}}, eventsOf[relock.Dropped](&r))
+		lines := log.about("dropped")
+		require.Len(t, lines, 1)
+		require.Equal(t, map[string]any{"events": int64(more)}, lines[0].attrs)
+		require.NoError(t, l.Unlock(outer))
+	})
+}
+
+// enterQuietly is enter that keeps nothing for the end of the test.
+func enterQuietly(t *testing.T, ctx context.Context, l *relock.Lock) context.Context { //nolint:revive // t comes first in a test helper
+	t.Helper()
+	section, err := l.Lock(ctx)
+	require.NoError(t, err)
+	return section
+}
+
+func TestEventsAreDroppedAlsoWhereNoHookIsToldOfDrops(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		block := make(chan struct{})
+		var log logbook
+		l := w.NewClient(relock.WithLogger(log.logger()), relock.WithHooks(relock.Hooks{
+			AcquireStarted: func(relock.AcquireStarted) { <-block },
+		})).NewLock("a", relock.WithLocalReentry())
+		outer := enter(t, t.Context(), l)
+		for range relock.EventBacklog + 100 {
+			require.NoError(t, l.Unlock(enterQuietly(t, outer, l)))
+		}
+		close(block)
+		require.Len(t, log.about("dropped"), 1)
+		require.Empty(t, log.about("panicked"))
+		require.NoError(t, l.Unlock(outer))
+	})
+}
+
+func TestDroppedEventsAreToldWhileTheOverloadLasts(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var seen, dropped, times atomic.Int64
+		var log logbook
+		m := w.NewClient(relock.WithLogger(log.logger()), relock.WithHooks(relock.Hooks{
+			AcquireStarted: func(relock.AcquireStarted) {
+				seen.Add(1)
+				<-time.After(2 * time.Millisecond)
+			},
+			Dropped: func(e relock.Dropped) {
+				dropped.Add(int64(e.Events))
+				times.Add(1)
+			},
+		}))
+		l := m.NewLock("a", relock.WithLocalReentry())
+		outer := enter(t, t.Context(), l)
+		wanted := 1
+		for ; wanted < 7*relock.EventBacklog; wanted++ {
+			require.NoError(t, l.Unlock(enterQuietly(t, outer, l)))
+			pass(time.Millisecond)
+		}
+		require.EqualValues(t, 2, times.Load(), "not for each event")
+		require.Positive(t, dropped.Load())
+		pass(time.Minute)
+		require.EqualValues(t, wanted, seen.Load()+dropped.Load(), "in the end of all")
+		require.Len(t, log.about("dropped"), int(times.Load()))
+		require.NoError(t, l.Unlock(outer))
+	})
+}

@@ -1,0 +1,262 @@
+package relock_test
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/redistest"
+)
+
+// embedding is an embedded Redis server and a clock, both of its own, in a testing/synctest bubble.
+type embedding struct {
+	*miniredis.Miniredis
+	t *testing.T
+}
+
+// onEmbedded runs a test with a server of its own in fake time.
+func onEmbedded(t *testing.T, test func(t *testing.T, w *embedding)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		t.Helper()
+		w := &embedding{miniredis.NewMiniRedis(), t}
+		w.ClockTTL(true)
+		t.Cleanup(func() {
+			require.Zero(t, goroutines("go-relock/relock.(*"), "goroutines of the library")
+			w.Close()
+			pass(time.Minute) // go-redis goes on dialling for a while
+		})
+		test(t, w)
+	})
+}
+
+// NewRedis returns a go-redis client of the server, and its network.
+func (w *embedding) NewRedis(mod ...func(*redis.Options)) (*redis.Client, *redistest.Faults) {
+	faults := redistest.NewFaults()
+	w.t.Cleanup(faults.Close)
+	o := &redis.Options{
+		Addr:        "127.0.0.1:6379", // nobody listens there: the dialer ignores the address
+		Dialer:      faults.Dialer(func(context.Context, string, string) (net.Conn, error) { return w.Dial() }),
+		ReadTimeout: 3 * time.Second,
+		// A call that waits for a connection uses a timer that go-redis shares between bubbles.
+		PoolSize: 1000,
+		// Asking for these, go-redis waits for the reply with a mutex held, and time does not pass
+		// meanwhile.
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+		DisableIdentity:          true, // nothing but the handshake comes before the first command
+	}
+	for _, f := range mod {
+		f(o)
+	}
+	rdb := redis.NewClient(o)
+	w.t.Cleanup(func() { _ = rdb.Close() })
+	return rdb, faults
+}
+
+// embedder is a Client on an embedded server, as a process of its own would have it.
+type embedder struct {
+	*relock.Client
+	net *redistest.Faults
+}
+
+func (w *embedding) NewClient(options ...relock.Option) *embedder {
+	w.t.Helper()
+	rdb, faults := w.NewRedis()
+	c, err := relock.New(rdb, options...)
+	require.NoError(w.t, err)
+	w.t.Cleanup(func() { require.NoError(w.t, c.Close()) })
+	return &embedder{c, faults}
+}
+
+// warm runs the scripts of a short section once, so that later calls need not send their text.
+func (m *embedder) warm(t *testing.T) {
+	t.Helper()
+	l := m.NewLock("warm")
+	require.NoError(t, l.Do(t.Context(), func(ctx context.Context) error {
+		return l.Do(ctx, func(context.Context) error { return nil })
+	}))
+	m.net.Reset()
+}
+
+var scriptCalls = redistest.Named("EVALSHA", "EVAL")
+
+func TestTheRetriedEventTellsOfEachTryThatFailed(t *testing.T) {
+	onEmbedded(t, func(t *testing.T, w *embedding) {
+		var r recorder
+		log := logbook{least: slog.LevelDebug}
+		m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithLogger(log.logger()))
+		m.warm(t)
+		m.net.On(scriptCalls, redistest.DropReply(redistest.EOF)).Times(2)
+		section := enter(t, t.Context(), m.NewLock("a"))
+		events := eventsOf[relock.Retried](&r)
+		require.Len(t, events, 2)
+		for i, event := range events {
+			require.Equal(t, "a", event.Name)
+			require.Equal(t, "acquire", event.Script)
+			require.Equal(t, i+1, event.Attempt)
+			require.Error(t, event.Err)
+		}
+		lines := log.about("again")
+		require.Len(t, lines, 2)
+		require.Equal(t, slog.LevelDebug, lines[0].level)
+		require.Equal(t, map[string]any{
+			"lock": "a", "script": "acquire", "attempt": int64(1), "error": events[0].Err,
+		}, lines[0].attrs)
+
+		m.net.Once(scriptCalls, redistest.DropReply(redistest.EOF))
+		inner := enter(t, section, m.NewLock("a"))
+		require.NoError(t, m.NewLock("a").Unlock(inner))
+		require.Len(t, eventsOf[relock.Retried](&r), 3, "nested calls too")
+		require.NoError(t, m.NewLock("a").Unlock(section))
+	})
+}
+
+func TestTheRetriedEventHasTheNameOfTheLockAndNotItsKey(t *testing.T) {
+	for _, prefix := range []string{relock.DefaultPrefix, "", "{app}:"} {
+		for _, name := range []string{"a", "{user:7}:cart", "a{7}b", "a}b", "{", "{}", "a:queue", "relock:a"} {
+			onEmbedded(t, func(t *testing.T, w *embedding) {
+				var r recorder
+				m := w.NewClient(relock.WithPrefix(prefix), relock.WithHooks(r.Hooks()))
+				l := m.NewLock(name)
+				if prefix == "" && l.Err() != nil {
+					return // the key would have an empty hash tag
+				}
+				m.warm(t)
+				m.net.Once(scriptCalls, redistest.DropReply(redistest.EOF))
+				require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
+				events := eventsOf[relock.Retried](&r)
+				require.Len(t, events, 1)
+				require.Equal(t, name, events[0].Name, "with prefix %q", prefix)
+			})
+		}
+	}
+}
+
+func TestWhatIsToldAsRetriedIsSent(t *testing.T) {
+	onEmbedded(t, func(t *testing.T, w *embedding) {
+		var r recorder
+		m := w.NewClient(relock.WithHooks(r.Hooks()))
+		m.warm(t)
+		w.SetError("LOADING Redis is loading the dataset in memory")
+		_, err := m.NewLock("a").TryLockFor(t.Context(), 100*time.Millisecond)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, err, relock.ErrUnavailable)
+		sent := 0
+		for _, event := range eventsOf[relock.Retried](&r) {
+			if event.Script == "acquire" {
+				sent++
+			}
+		}
+		acquires := m.net.Commands("EVALSHA", "EVAL")
+		w.SetError("")
+		require.Greater(t, sent, 3)
+		require.GreaterOrEqual(t, acquires, sent+1)
+	})
+}
+
+func TestACallThatRedisDoesNotServeWarnsWithGrowingPauses(t *testing.T) {
+	onEmbedded(t, func(t *testing.T, w *embedding) {
+		log := logbook{least: slog.LevelDebug}
+		m := w.NewClient(relock.WithLogger(log.logger()))
+		w.SetError("LOADING Redis is loading the dataset in memory")
+		waiting := begin(t, t.Context(), m.NewLock("a").Lock)
+		pass(time.Minute)
+		w.SetError("")
+		require.NoError(t, m.NewLock("a").Unlock(waiting.section()))
+		var warned []int64
+		lines := log.about("sending a script again")
+		for i, line := range lines {
+			require.EqualValues(t, i+1, line.attrs["attempt"])
+			if line.level == slog.LevelWarn {
+				warned = append(warned, int64(i+1))
+			} else {
+				require.Equal(t, slog.LevelDebug, line.level)
+			}
+		}
+		require.Equal(t, []int64{8, 16, 32, 64, 128}, warned)
+		require.Less(t, len(lines), 256)
+	})
+}
+
+func TestTheReconnectedEventSaysForHowLong(t *testing.T) {
+	onEmbedded(t, func(t *testing.T, w *embedding) {
+		var r recorder
+		var log logbook
+		m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithLogger(log.logger()))
+		_ = enter(t, t.Context(), w.NewClient().NewLock("a"))
+		waiting := begin(t, t.Context(), m.NewLock("a").Lock)
+		pass(time.Second)
+		require.Empty(t, eventsOf[relock.Reconnected](&r), "the first connection is none that is back")
+		m.net.Refuse()
+		m.net.CutPubSub()
+		lost := time.Now()
+		pass(10 * time.Second)
+		m.net.Heal()
+		pass(10 * time.Second)
+		events := eventsOf[relock.Reconnected](&r)
+		require.Len(t, events, 1)
+		require.Empty(t, events[0].Node)
+		require.Equal(t, timesOf[relock.Reconnected](&r)[0].Sub(lost), events[0].Down)
+		require.GreaterOrEqual(t, events[0].Down, 10*time.Second)
+		require.Less(t, events[0].Down, 13*time.Second)
+
+		log.require1(t, "is back", slog.LevelInfo, "node")
+		var levels []slog.Level
+		for _, line := range log.about("connecting again") {
+			levels = append(levels, line.level)
+			for _, key := range []string{"error", "attempt", "node"} {
+				require.Contains(t, line.attrs, key)
+			}
+		}
+		require.Equal(t, slog.LevelInfo, levels[0], "once is no trouble")
+		require.Equal(t, slog.LevelWarn, levels[len(levels)-1], "again and again is")
+		require.Less(t, len(levels), 50)
+		require.True(t, waiting.waits())
+	})
+}
+
+func TestAWaiterThatAsksAgainIsWokenByTheRecheck(t *testing.T) {
+	onEmbedded(t, func(t *testing.T, w *embedding) {
+		var r recorder
+		crashed := w.NewClient(relock.WithTTL(10 * time.Second))
+		_ = enter(t, t.Context(), crashed.NewLock("a"))
+		require.NoError(t, crashed.Close())
+		_ = enter(t, t.Context(), w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a"))
+		events := eventsOf[relock.AcquireFinished](&r)
+		require.Len(t, events, 1)
+		require.Equal(t, relock.WakeRecheck, events[0].Wake)
+		require.True(t, events[0].Waited)
+		require.True(t, events[0].Queued)
+	})
+}
+
+// An alert that leaves out refusals of TryLock must see these calls.
+func TestAWaitThatEndsBeforeItIsInTheQueueIsToldAsAWait(t *testing.T) {
+	onEmbedded(t, func(t *testing.T, w *embedding) {
+		var r recorder
+		_ = enter(t, t.Context(), w.NewClient().NewLock("a"))
+		m := w.NewClient(relock.WithHooks(r.Hooks()))
+		m.net.On(redistest.Named("SUBSCRIBE"), redistest.CutBefore(redistest.EOF))
+		_, err := m.NewLock("a").TryLockFor(t.Context(), 200*time.Millisecond)
+		require.ErrorIs(t, err, relock.ErrLocked)
+		_, err = m.NewLock("a").TryLock(t.Context())
+		require.ErrorIs(t, err, relock.ErrLocked)
+		m.net.Heal()
+
+		finished := eventsOf[relock.AcquireFinished](&r)
+		require.Len(t, finished, 2)
+		require.True(t, finished[0].Waited, "the call could wait, and others had the lock")
+		require.False(t, finished[0].Queued)
+		require.False(t, finished[1].Waited, "a refusal of TryLock is the answer that it asks for")
+		require.Empty(t, eventsOf[relock.Queued](&r))
+	})
+}

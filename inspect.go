@@ -1,0 +1,259 @@
+package relock
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/go-relock/relock/store"
+)
+
+// Token returns the fencing token of the section around ctx. Give the token to the resource behind
+// the lock, and let the resource refuse every token smaller than the largest token so far. Such a
+// resource is safe from a holder that lost the lock without noticing.
+//
+// The first call in a hold draws the token. The draw takes a round trip, and only succeeds while
+// the hold has the lock. A token is larger than every token drawn for the lock before, across
+// processes and restarts of the store. Later calls in the same hold return the same token, without
+// a round trip. With [WithRedissonFencing] Redis draws the token with the lock, as Redisson does.
+// Draw the token before the section's first write.
+//
+// Errors: [ErrNotHeld]; [ErrLockLost], and the section's context has ended; [errors.ErrUnsupported]
+// with a store without tokens, such as [WithRedissonLayout] without fencing; [ErrClosed]; ctx's
+// error, or errors of the store, and the section goes on. The token is 0 with each error.
+func (l *Lock) Token(ctx context.Context) (int64, error) {
+	e, err := l.inside("token", ctx)
+	if err != nil {
+		return 0, err
+	}
+	h, t := e.hold, &l.client.table
+	t.mu.Lock()
+	token, lease := h.token, h.lease
+	t.mu.Unlock()
+	if token > 0 {
+		return token, nil
+	}
+	ctx, cancel := l.client.bound(ctx, 0)
+	defer cancel()
+	ctx, stop := endingWith(ctx, e.ctx)
+	defer stop()
+	token, err = l.client.store.Token(ctx, lease)
+	if errors.Is(err, store.ErrGone) {
+		_ = h.gone() // and inside says what has become of the section
+	}
+	if _, over := l.inside("token", ctx); over != nil {
+		return 0, over
+	}
+	if err != nil && l.client.isClosed() {
+		err = ErrClosed
+	}
+	if err != nil {
+		return 0, l.failed("token", h.holder, err)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h.token == 0 { // otherwise another call was faster, and its token may be in use
+		h.token = token
+	}
+	return h.token, nil
+}
+
+// inside returns the entry of this lock around ctx, if its hold is valid.
+func (l *Lock) inside(op string, ctx context.Context) (*entry, error) { //nolint:revive // op is the text of an error
+	if err := l.Err(); err != nil {
+		return nil, err
+	}
+	if ctx == nil {
+		return nil, errNilContext
+	}
+	e := l.nearest(ctx)
+	if e == nil {
+		return nil, l.failed(op, Holder{}, ErrNotHeld)
+	}
+	h, t := e.hold, &l.client.table
+	t.mu.Lock()
+	left, state, end, expired := e.left, h.state, h.end, h.expiredLocked(time.Now())
+	t.mu.Unlock()
+	switch {
+	case left, state == leaving:
+		return nil, l.failed(op, h.holder, ErrNotHeld)
+	case state == over && isLost(end):
+		e.cancel(end) // the finder of the loss may still be about to end the context
+		return nil, end
+	case state == over:
+		return nil, l.failed(op, h.holder, end)
+	case expired:
+		return nil, h.lose(LossExpired)
+	}
+	return e, nil
+}
+
+// Remaining returns the time for which the section around ctx still safely has the lock if no
+// renewal succeeds from now on, 0 outside of a section. The time is a little less than the lease in
+// the store. Remaining is local: no round trip.
+func (l *Lock) Remaining(ctx context.Context) time.Duration {
+	remaining, _ := l.look(ctx)
+	return remaining
+}
+
+// Count returns the number of entries in the hold of ctx's section, 0 outside of a section. Count
+// is local: no round trip.
+func (l *Lock) Count(ctx context.Context) int {
+	_, count := l.look(ctx)
+	return count
+}
+
+// Held says whether ctx is in a section of this lock whose lease is not over. Held is local: no
+// round trip.
+func (l *Lock) Held(ctx context.Context) bool {
+	return l.Count(ctx) > 0
+}
+
+// look returns the local state of the section around ctx, zero outside of a section.
+func (l *Lock) look(ctx context.Context) (remaining time.Duration, count int) {
+	if l.Err() != nil || ctx == nil {
+		return 0, 0
+	}
+	e := l.nearest(ctx)
+	if e == nil {
+		return 0, 0
+	}
+	h, t := e.hold, &l.client.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	remaining = time.Until(h.lease.Until())
+	if h.state != held || e.left || remaining <= 0 {
+		return 0, 0
+	}
+	return remaining, h.count
+}
+
+// Extend makes the fixed lease of the section around ctx last at least d from now. Extend never
+// shortens the lease. d is whole milliseconds from [MinTTL] to [MaxTTL].
+//
+// Errors: [ErrNotHeld]; [ErrLockLost], and the section's context has ended; [ErrInvalid] for a
+// wrong d, and for a hold without [WithFixedLease], as the watchdog extends its lease; [ErrClosed],
+// ctx's error or an error of the store, and the lease lasts as long as before, or as asked: count
+// on the shorter.
+func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
+	if err := l.Err(); err != nil {
+		return err
+	}
+	if err := checkLease("Extend", d); err != nil {
+		return err
+	}
+	e, err := l.inside("extend", ctx)
+	if err != nil {
+		return err
+	}
+	h, c, t := e.hold, l.client, &l.client.table
+	switch {
+	case !h.fixed:
+		return invalid("Extend of %q: it is for a lock that was taken WithFixedLease; the watchdog renews this one (TTL %s)", l.name, h.ttl)
+	case c.isClosed():
+		return l.failed("extend", h.holder, ErrClosed)
+	case ctx.Err() != nil:
+		return l.failed("extend", h.holder, ended(ctx))
+	}
+	t.mu.Lock()
+	lease, count := h.lease, h.storeCount()
+	if last := lease.Until().Add(d); last.After(h.renewal.longest) { // the command may run at any time until the end of the lease
+		h.renewal.longest = last
+	}
+	t.mu.Unlock()
+	bounded, cancel := c.bound(ctx, time.Until(lease.Until()))
+	defer cancel()
+	lease.TTL = d
+	lease, err = c.store.Enter(bounded, lease, count)
+	if errors.Is(err, store.ErrGone) {
+		_ = h.gone() // and inside says what has become of the section
+	}
+	if err == nil {
+		t.mu.Lock()
+		t.confirmLocked(h, lease, time.Now())
+		t.mu.Unlock()
+	}
+	if _, over := l.inside("extend", ctx); over != nil { // Extend took longer than the lease, and has extended nothing
+		return over
+	}
+	if err != nil && c.isClosed() {
+		err = ErrClosed
+	}
+	if err != nil {
+		return l.failed("extend", h.holder, err)
+	}
+	return nil
+}
+
+// State is the state of a lock in the store.
+type State struct {
+	// Holder has the lock; zero: nobody. With [WithLocalPass] Holder is the first holder of its
+	// process. With [WithRedissonLayout] Holder is the field in Redis, of Java or Go.
+	Holder Holder
+	// Count is the number of open entries in the hold of Holder; 1 with [WithLocalReentry]. After a
+	// command with a lost reply, Count may be wrong until the next renewal.
+	Count int
+	TTL   time.Duration // of the lease; negative for a holder without a lease, which relock never makes
+	Token int64         // the last drawn fencing token, 0 if none is known
+	// Waiters is the number of queued waiters, including waiters of dead processes until their
+	// turn. With [WithLocalPass] a client counts once. With [WithRedissonLayout] Waiters is 0.
+	Waiters int
+}
+
+// Locked says whether somebody has the lock.
+func (s State) Locked() bool { return s.Holder != Holder{} }
+
+// State asks the store for the holder of the lock, in one round trip. State changes nothing, and
+// the answer may be outdated on arrival: State is for operators and tests, not for decisions. State
+// asks a silent server three times, as [Lock.TryLock] does. State works after [Client.Close] too.
+// Errors: ctx's, errors of the store, [ErrInvalid].
+func (l *Lock) State(ctx context.Context) (State, error) {
+	if err := l.Err(); err != nil {
+		return State{}, err
+	}
+	if ctx == nil {
+		return State{}, errNilContext
+	}
+	s, err := l.client.store.Look(ctx, l.ask.Name)
+	if err != nil {
+		return State{}, l.failed("state", Holder{}, err)
+	}
+	state := State{Count: s.Count, Token: s.Token, Waiters: s.Waiters}
+	if s.Owner != "" {
+		state.Holder, state.TTL = holderOf(s.Owner), s.TTL
+	}
+	return state, nil
+}
+
+// ForceUnlock takes the lock from its holder, and grants the lock to the first waiter. ForceUnlock
+// is for operators. A message notifies the process of the holder, and the process ends the section
+// in milliseconds, or at its next renewal if no message arrives. Until then two holders may believe
+// that they have the lock, and only the fencing token tells them apart. ForceUnlock takes the lock
+// from the hold found first, and from no later hold.
+//
+// ForceUnlock asks a silent server three times, as [Lock.TryLock] does. ForceUnlock works after
+// [Client.Close] too.
+//
+// Errors: [ErrNotHeld] if nobody has the lock; [ErrInvalid]; ctx's or errors of the store, and the
+// lock may have been taken all the same.
+func (l *Lock) ForceUnlock(ctx context.Context) error {
+	if err := l.Err(); err != nil {
+		return err
+	}
+	if ctx == nil {
+		return errNilContext
+	}
+	s, err := l.client.store.Look(ctx, l.ask.Name)
+	if err != nil {
+		return l.failed("force unlock", Holder{}, err)
+	}
+	if s.Owner == "" {
+		return l.failed("force unlock", Holder{}, freeError{})
+	}
+	// A hold that is gone is as good as broken: an earlier attempt of this call has broken the
+	// hold, or the hold has ended by itself.
+	if err := l.client.store.Break(ctx, l.ask.Name, s.Owner); err != nil && !errors.Is(err, store.ErrGone) {
+		return l.failed("force unlock", holderOf(s.Owner), err)
+	}
+	return nil
+}

@@ -1,0 +1,133 @@
+package locktest
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+)
+
+var doTests = []test{
+	{name: "Do runs its function inside of the lock", run: doInside},
+	{name: "Do unlocks whatever its function does", run: doUnlocks},
+	{name: "Do does not run its function without the lock", run: doRefused},
+	{name: "Do joins what has ended its section", run: doJoins},
+	{name: "DoFor waits no longer than it may", run: doFor},
+}
+
+func doInside(b *bench) {
+	l, there := b.locks()
+	var section context.Context
+	require.NoError(b.t, l.Do(b.ctx, func(ctx context.Context) error {
+		section = ctx //nolint:fatcontext // the section is looked at afterwards
+		b.requireCount(l, ctx, 1)
+		b.requireBusy(there)
+		return l.Do(ctx, func(ctx context.Context) error {
+			b.requireCount(l, ctx, 2)
+			return nil
+		})
+	}))
+	require.Equal(b.t, relock.ErrReleased, context.Cause(section))
+	require.False(b.t, b.state(l).Locked())
+
+	err := relock.Do(b.ctx, l, func(context.Context) error { return errMine })
+	require.Equal(b.t, errMine, err, "nothing is wrapped around the error")
+	require.False(b.t, relock.NotEntered(err))
+	require.False(b.t, b.state(l).Locked())
+}
+
+func doUnlocks(b *bench) {
+	l, _ := b.locks()
+	require.PanicsWithValue(b.t, "oops", func() {
+		_ = l.Do(b.ctx, func(context.Context) error { panic("oops") })
+	})
+	require.False(b.t, b.state(l).Locked())
+
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = l.Do(b.ctx, func(context.Context) error { runtime.Goexit(); return nil })
+	}()
+	b.happens("the goroutine ends", ended)
+	require.False(b.t, b.state(l).Locked())
+
+	err := l.Do(b.ctx, func(ctx context.Context) error { return l.Unlock(ctx) })
+	b.requireKinds(err, relock.ErrNotHeld)
+	require.False(b.t, relock.NotEntered(err))
+}
+
+func doRefused(b *bench) {
+	l, _ := b.locks()
+	section := b.enter(b.ctx, l)
+	run := func(context.Context) error {
+		b.t.Error("the function has run")
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(b.ctx, 50*time.Millisecond)
+	defer cancel()
+	for _, err := range []error{
+		l.Do(ctx, run), relock.Do(ctx, l, run), l.DoFor(ctx, long, run), l.DoFor(b.ctx, 50*time.Millisecond, run), l.DoFor(b.ctx, 0, run),
+	} {
+		require.Error(b.t, err)
+		require.True(b.t, relock.NotEntered(err))
+		require.True(b.t, relock.NotEntered(fmt.Errorf("wrapped: %w", err)))
+		require.NotContains(b.t, err.Error(), "\n")
+	}
+	b.requireRefused(l.DoFor(b.ctx, 0, run), l, b.holder(section))
+	b.unlock(l, section)
+}
+
+func doJoins(b *bench) {
+	l, there := b.locks(relock.WithTTL(b.h.TTL))
+	lose := func(ctx context.Context) {
+		require.NoError(b.t, there.ForceUnlock(b.ctx))
+		b.requireLost(b.ends(ctx), l, relock.LossTaken)
+	}
+	err := l.Do(b.ctx, func(ctx context.Context) error {
+		lose(ctx)
+		return fmt.Errorf("query: %w", ctx.Err()) // as a driver says
+	})
+	b.requireKinds(err, relock.ErrLockLost, context.Canceled)
+	b.requireLost(err, l, relock.LossTaken)
+	require.False(b.t, relock.NotEntered(err))
+
+	err = l.Do(b.ctx, func(ctx context.Context) error { lose(ctx); return nil })
+	b.requireLost(err, l, relock.LossTaken)
+
+	var cause error
+	err = l.Do(b.ctx, func(ctx context.Context) error {
+		lose(ctx)
+		cause = context.Cause(ctx)
+		return cause
+	})
+	require.Equal(b.t, cause, err, "the loss is not told twice")
+
+	ctx, cancel := context.WithCancelCause(b.ctx)
+	err = l.Do(ctx, func(ctx context.Context) error {
+		cancel(errMine)
+		return ctx.Err()
+	})
+	b.requireKinds(err, context.Canceled)
+	require.ErrorIs(b.t, err, errMine)
+}
+
+func doFor(b *bench) {
+	l, _ := b.locks()
+	section := b.enter(b.ctx, l)
+	begun := time.Now()
+	err := l.DoFor(b.ctx, 100*time.Millisecond, nothing)
+	require.GreaterOrEqual(b.t, time.Since(begun), 100*time.Millisecond)
+	b.requireRefused(err, l, b.holder(section))
+	b.unlock(l, section)
+
+	require.NoError(b.t, l.DoFor(b.ctx, patience, func(ctx context.Context) error {
+		_, limited := ctx.Deadline()
+		require.False(b.t, limited, "the wait is no limit to the function")
+		return ctx.Err()
+	}))
+	b.requireKinds(l.DoFor(b.ctx, -1, nothing), relock.ErrInvalid)
+}

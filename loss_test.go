@@ -1,0 +1,343 @@
+package relock_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/store"
+)
+
+// lostBecause waits for the loss of a section, and returns how long that took.
+func lostBecause(t *testing.T, section context.Context, reason relock.LossReason) time.Duration { //nolint:revive // t comes first
+	t.Helper()
+	took, cause := ends(t, section)
+	var lost *relock.LostError
+	require.ErrorAs(t, cause, &lost)
+	require.Equal(t, reason, lost.Reason)
+	return took
+}
+
+func TestAtTheDeadlineASectionEndsBeforeItsLease(t *testing.T) {
+	for name, outage := range outages {
+		if name == "lost answers" {
+			continue // then the lease is renewed all the time, and only the holder does not know
+		}
+		for _, ttl := range []time.Duration{relock.MinTTL, 100 * time.Millisecond, 30 * time.Second, time.Hour} {
+			t.Run(fmt.Sprint(name, " ", ttl), func(t *testing.T) {
+				fake(t, func(t *testing.T, w *world) {
+					var r recorder
+					m := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks()))
+					l := m.NewLock("a")
+					outer := enter(t, t.Context(), l)
+					inner := enter(t, outer, l)
+					token, err := l.Token(inner)
+					require.NoError(t, err)
+					begun, holder := time.Now(), holderOf(t, outer)
+					pass(ttl / 4)
+					end := outage(m.link)
+					_, cause := ends(t, inner)
+					require.Equal(t, ttl-margin(ttl), time.Since(begun))
+					require.Equal(t, margin(ttl), w.lease("a"), "nobody else can have the lock yet")
+					settle()
+					require.Equal(t, &relock.LostError{Name: "a", Holder: holder, Token: token, Reason: relock.LossExpired}, cause)
+					require.Equal(t, cause, context.Cause(outer))
+					require.False(t, l.Held(inner))
+					require.Zero(t, l.Remaining(inner))
+					require.Zero(t, l.Count(inner))
+					_, err = l.Token(inner)
+					require.ErrorIs(t, err, relock.ErrLockLost)
+					require.Len(t, eventsOf[relock.Lost](&r), 1, "once, however many entries the hold had")
+					require.Equal(t, cause, l.Unlock(inner), "at once, and without the store")
+					require.Equal(t, cause, l.Unlock(outer))
+					require.ErrorIs(t, l.Unlock(outer), relock.ErrNotHeld)
+					end.end()
+					pass(2 * ttl)
+					w.requireFree("a")
+				})
+			})
+		}
+	}
+}
+
+func TestALostAnswerLeavesNoLeaseThatKeepsOthersOut(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 30 * time.Second
+		m := w.NewClient(relock.WithTTL(ttl))
+		section := enter(t, t.Context(), m.NewLock("a"))
+		waiting := begin(t, t.Context(), w.NewClient(relock.WithTTL(ttl)).NewLock("a").Lock)
+		// Every renewal arrives, so the store keeps the lease while the holder has to believe that
+		// the lease is over.
+		rule := m.link.on(loseAnswer(errBroken), cmdRenew)
+		lostBecause(t, section, relock.LossExpired)
+		rule.end()
+		waiting.section()
+		require.Equal(t, ttl-margin(ttl), waiting.took(), "cleanup gives the rest of the lease back")
+	})
+}
+
+func TestTheNextHolderEntersAfterTheSectionBeforeHasEnded(t *testing.T) {
+	for name, outage := range outages {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				const ttl = 10 * time.Second
+				m := w.NewClient(relock.WithTTL(ttl))
+				section := enter(t, t.Context(), m.NewLock("a"))
+				next := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
+				waiting := begin(t, t.Context(), func(ctx context.Context) (context.Context, error) {
+					mine, err := next.Lock(ctx)
+					require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
+					return mine, err
+				})
+				pass(17 * time.Second)
+				end := outage(m.link)
+				mine := waiting.section()
+				end.end()
+				pass(5 * ttl)
+				require.NoError(t, mine.Err(), "late commands of the first do not touch the second")
+			})
+		})
+	}
+}
+
+func TestALossIsReportedAtOnceOrAtTheNextRenewal(t *testing.T) {
+	const ttl = 30 * time.Second
+	losses := map[string]func(t *testing.T, w *world, l *relock.Lock){
+		"the store loses the hold": func(_ *testing.T, w *world, _ *relock.Lock) { w.Lose("a") },
+		"ForceUnlock": func(t *testing.T, _ *world, l *relock.Lock) {
+			t.Helper()
+			require.NoError(t, l.ForceUnlock(t.Context()))
+		},
+		"another hold has the lock": func(t *testing.T, w *world, _ *relock.Lock) {
+			t.Helper()
+			w.Lose("a")
+			_, err := w.Try(t.Context(), store.Ask{Name: "a", ID: "other:1:1", TTL: time.Hour, Limit: 1})
+			require.NoError(t, err)
+		},
+	}
+	for name, loss := range losses {
+		for _, deaf := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, deaf %v", name, deaf), func(t *testing.T) {
+				fake(t, func(t *testing.T, w *world) {
+					var r recorder
+					m := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks()))
+					l := m.NewLock("a")
+					bystander := enter(t, t.Context(), m.NewLock("b"))
+					section := enter(t, t.Context(), l)
+					pass(25 * time.Second)
+					want, batch := time.Duration(0), 1
+					if deaf {
+						want, batch = 5*time.Second, 2
+						m.link.deaf()
+					}
+					loss(t, w, l)
+					require.Equal(t, want, lostBecause(t, section, relock.LossTaken))
+					require.Len(t, eventsOf[relock.Lost](&r), 1)
+					events := eventsOf[relock.Renewed](&r)
+					require.Equal(t, relock.Renewed{Locks: batch, Lost: 1}, events[len(events)-1])
+					require.Equal(t, context.Cause(section), l.Unlock(section))
+					pass(10 * ttl)
+					require.True(t, m.NewLock("b").Held(bystander), "others in the batch keep theirs")
+				})
+			})
+		}
+	}
+}
+
+func TestALossOfAYoungSectionIsReportedOnceItIsWatched(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		l := w.NewClient().NewLock("a")
+		section := enter(t, t.Context(), l)
+		w.Lose("a")
+		require.Equal(t, 200*time.Millisecond, lostBecause(t, section, relock.LossTaken))
+		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
+	})
+}
+
+func TestAnInterruptionMakesAllRenewalsDueAtItsEnd(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient()
+		section := enter(t, t.Context(), m.NewLock("a"))
+		pass(12 * time.Second) // the lease was renewed 2 s ago
+		end := w.Interrupt(nil)
+		pass(time.Second)
+		require.Less(t, w.NewClient().NewLock("a").Remaining(section), time.Nanosecond)
+		m.link.reset()
+		end()
+		require.Equal(t, 1, m.link.sent(cmdRenew))
+		require.Equal(t, relock.DefaultTTL-margin(relock.DefaultTTL), m.NewLock("a").Remaining(section))
+	})
+}
+
+func TestTheStoreIsWatchedForSectionsThatLastOnly(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		watching := 0
+		s := &countedWatch{link: newLink(w.Store), change: func(n int) { watching += n }}
+		c, err := relock.Open(s)
+		require.NoError(t, err)
+		l := c.NewLock("a")
+		for range 100 {
+			section := enter(t, t.Context(), l)
+			pass(20 * time.Millisecond)
+			require.NoError(t, l.Unlock(section))
+		}
+		require.Zero(t, watching, "sections of 20 ms are short")
+		section := enter(t, t.Context(), l)
+		pass(time.Second)
+		require.Equal(t, 1, watching)
+		pass(time.Hour)
+		require.Equal(t, 1, watching)
+		require.NoError(t, l.Unlock(section))
+		pass(time.Minute)
+		require.Zero(t, watching, "nobody watches for nothing")
+		section = enter(t, t.Context(), l)
+		pass(time.Second)
+		require.Equal(t, 1, watching)
+		require.NoError(t, c.Close())
+		require.Zero(t, watching)
+		require.NoError(t, l.Unlock(section))
+	})
+}
+
+// countedWatch counts who watches a store.
+type countedWatch struct {
+	*link
+	change func(int)
+}
+
+func (s *countedWatch) Watch(client string, doubt func(store.ID)) (stop func()) {
+	s.change(1)
+	end := s.link.Watch(client, doubt)
+	return func() { s.change(-1); end() }
+}
+
+func TestADoneContextStopsRenewal(t *testing.T) {
+	for name, end := range map[string]func(t *testing.T) (context.Context, func()){
+		"cancelled": func(t *testing.T) (context.Context, func()) {
+			t.Helper()
+			ctx, cancel := context.WithCancel(t.Context())
+			return ctx, func() { pass(31 * time.Second); cancel() }
+		},
+		"its deadline is over": func(t *testing.T) (context.Context, func()) {
+			t.Helper()
+			ctx, cancel := context.WithTimeout(t.Context(), 31*time.Second)
+			t.Cleanup(cancel)
+			return ctx, func() { pass(31 * time.Second) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				const ttl = 10 * time.Second
+				var r recorder
+				l := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks())).NewLock("a")
+				request, done := end(t)
+				section := enter(t, request, l)
+				inner := enter(t, section, l)
+				waiting := begin(t, t.Context(), w.NewClient(relock.WithTTL(ttl)).NewLock("a").Lock)
+				done()
+				over, renewals := time.Now(), len(eventsOf[relock.Renewed](&r))
+				waiting.section()
+				require.LessOrEqual(t, waiting.ended.Sub(over), ttl)
+				require.Len(t, eventsOf[relock.Renewed](&r), renewals)
+				lost := eventsOf[relock.Lost](&r)
+				require.Len(t, lost, 1)
+				require.Equal(t, relock.LossAbandoned, lost[0].Reason)
+				require.False(t, timesOf[relock.Lost](&r)[0].After(waiting.ended), "before anybody else has the lock")
+				require.ErrorIs(t, l.Unlock(inner), relock.ErrLockLost)
+				require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
+			})
+		})
+	}
+}
+
+func TestADeadlineCountsThoughAnOuterSectionWasLeftFirst(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 10 * time.Second
+		c := w.NewClient(relock.WithTTL(ttl))
+		a, b := c.NewLock("a"), c.NewLock("b")
+		outer := enter(t, t.Context(), a)
+		request, cancel := context.WithTimeout(outer, time.Minute)
+		defer cancel()
+		inner := enter(t, request, b)
+		require.NoError(t, a.Unlock(outer)) // which ends the context of b's section
+		require.Error(t, inner.Err())
+		pass(ttl)
+		require.True(t, w.free("b"))
+		require.ErrorIs(t, b.Unlock(inner), relock.ErrLockLost)
+	})
+}
+
+func TestUnlockOfADoneRequestFreesTheLockAtOnce(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		l := w.NewClient().NewLock("a")
+		request, cancel := context.WithCancel(t.Context())
+		section := enter(t, request, l)
+		cancel()
+		pass(relock.DefaultTTL / 2) // the work takes a while to notice
+		require.NoError(t, l.Unlock(section))
+		w.requireFree("a")
+	})
+}
+
+func TestAnInnerExitOfADoneRequestDoesNotRenewTheLease(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 10 * time.Second
+		l := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
+		request, cancel := context.WithCancel(t.Context())
+		outer := enter(t, request, l)
+		inner := enter(t, outer, l)
+		cancel()
+		pass(ttl / 2)
+		require.NoError(t, l.Unlock(inner))
+		require.Equal(t, ttl/2, w.lease("a"), "a lock outlives its request by one TTL at most")
+		pass(ttl / 2)
+		require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
+	})
+}
+
+func TestAllSectionsThatAreLostTogetherEndBeforeAnythingElse(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const locks = 900 // as many as are ended at once, and a few less
+		var sections []context.Context
+		var losses, early atomic.Int64
+		m := w.NewClient(relock.WithHooks(relock.Hooks{Lost: func(relock.Lost) {
+			losses.Add(1)
+			if slices.ContainsFunc(sections, func(section context.Context) bool { return section.Err() == nil }) {
+				early.Add(1)
+			}
+		}}))
+		for i := range locks {
+			sections = append(sections, enter(t, t.Context(), m.NewLock(fmt.Sprint(i))))
+		}
+		m.link.cut()
+		pass(relock.DefaultTTL)
+		require.EqualValues(t, locks, losses.Load())
+		require.Zero(t, early.Load())
+	})
+}
+
+func TestMoreLeasesThanAreEndedAtOnceEndAtTheirDeadline(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient()
+		var late atomic.Int64
+		deadline := time.Now().Add(relock.DefaultTTL - margin(relock.DefaultTTL))
+		for i := range 3500 {
+			section := enter(t, t.Context(), m.NewLock(fmt.Sprint(i)))
+			context.AfterFunc(section, func() {
+				if time.Now().After(deadline) {
+					late.Add(1)
+				}
+			})
+		}
+		m.link.cut()
+		pass(relock.DefaultTTL)
+		require.Zero(t, late.Load())
+		require.Zero(t, w.waiters("0"))
+	})
+}

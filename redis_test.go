@@ -1,0 +1,562 @@
+package relock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/storetest"
+)
+
+// The stores on real servers, where connections fail and messages are lost.
+
+func TestRedisStoreKeepsThePromisesOfStores(t *testing.T) {
+	server := redistest.Start(t)
+	rdb := server.Client()
+	storetest.Run(t, storetest.Harness{
+		Start: func(t *testing.T) storetest.Server {
+			t.Helper()
+			return storetest.Server{
+				New: func() store.Store {
+					s, err := newRedisStore(server.Client(), redisOptions{prefix: DefaultPrefix})
+					require.NoError(t, err)
+					return s
+				},
+				Interrupt: func() func() { server.Pause(); return server.Resume },
+				Lose:      func(name string) { require.NoError(t, rdb.Del(t.Context(), name).Err()) },
+			}
+		},
+		Without:   map[storetest.Promise]string{storetest.Limits: "a lock in Redis lets one in at a time"},
+		TTL:       time.Second,
+		BadNames:  []string{"}", "{x}:queue"},
+		SameNames: [][2]string{{"x", "{x}"}, {"x", "relock:{x}"}},
+	})
+}
+
+// faulty is a rig whose store has connections that misbehave.
+func faulty(t *testing.T) (*rig, *redistest.Faults) {
+	t.Helper()
+	r := newRig(t)
+	faults := redistest.NewFaults()
+	t.Cleanup(faults.Close)
+	rdb := r.server.Client(func(o *redis.Options) {
+		o.Dialer, o.DisableIdentity, o.ReadTimeout = faults.Dialer(nil), true, soon
+	})
+	s, err := newRedisStore(rdb, redisOptions{prefix: DefaultPrefix})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	r.store = s.(*nativeStore)
+	return r, faults
+}
+
+// waiterCall is one call of Wait.
+type waiterCall struct {
+	*rig
+	lease  store.Lease
+	err    error
+	done   chan struct{}
+	queued chan struct{} // each time it is told that it is queued
+	cancel context.CancelFunc
+}
+
+// wait calls Wait, and returns when the waiter is queued.
+func (r *rig) wait(a store.Ask) *waiterCall {
+	r.Helper()
+	ctx, cancel := context.WithCancel(r.Context())
+	r.Cleanup(cancel)
+	w := &waiterCall{rig: r, done: make(chan struct{}), queued: make(chan struct{}, 100), cancel: cancel}
+	go func() {
+		defer close(w.done)
+		w.lease, w.err = r.store.Wait(ctx, a, func(p store.Progress) {
+			if p.Queued && p.Busy != nil {
+				w.queued <- struct{}{}
+			}
+		})
+	}()
+	w.isQueued()
+	return w
+}
+
+func (w *waiterCall) isQueued() {
+	w.Helper()
+	select {
+	case <-w.queued:
+	case <-w.done:
+		require.FailNow(w, "Wait has returned", "%v", w.err)
+	case <-time.After(soon):
+		require.FailNow(w, "the waiter is not queued")
+	}
+}
+
+// get returns the lease that Wait returns.
+func (w *waiterCall) get() store.Lease {
+	w.Helper()
+	select {
+	case <-w.done:
+	case <-time.After(soon):
+		require.FailNow(w, "Wait does not return")
+	}
+	require.NoError(w, w.err)
+	return w.lease
+}
+
+func TestWaitBelievesAGrant(t *testing.T) {
+	r, faults := faulty(t)
+	owner := r.enter("a")
+	before := time.Now()
+	a := r.ask(newID("b"), minute)
+	w := r.wait(a)
+	asked := time.Now()
+	require.Equal(t, 2, faults.Commands("EVALSHA"), "asked before and after it listened")
+	scripts := faults.Commands("EVALSHA")
+	require.EqualValues(t, 1, r.release(owner))
+	l := w.get()
+	require.Equal(t, a, l.Ask)
+	require.Equal(t, store.WakeGrant, l.Woken)
+	require.False(t, l.Unsure)
+	require.WithinRange(t, l.Sent, before, asked, "it did not have the lock when it queued")
+	require.Equal(t, scripts, faults.Commands("EVALSHA"), "a message is enough")
+	r.owner(string(a.ID), 1)
+
+	// The client still listens, so the next waiter queues with its first question.
+	scripts = faults.Commands("EVALSHA")
+	next := r.wait(r.ask(newID("b"), minute))
+	require.Equal(t, scripts+1, faults.Commands("EVALSHA"))
+	require.EqualValues(t, 1, r.release(string(a.ID)))
+	require.Equal(t, store.WakeGrant, next.get().Woken)
+}
+
+func TestWaitConfirmsAGrantThatMayBeOlderThanItsPlace(t *testing.T) {
+	r, faults := faulty(t)
+	owner := r.enter("a")
+	a := r.ask(newID("b"), minute)
+	w := r.wait(a)
+	faults.CutPubSub() // so the waiter asks again
+	w.isQueued()
+	scripts := faults.Commands("EVALSHA")
+	require.NoError(t, r.rdb.Publish(t.Context(), r.base+":b", string(a.ID)).Err(), "an old message")
+	w.isQueued()
+	require.Equal(t, scripts+1, faults.Commands("EVALSHA"))
+
+	granted := time.Now()
+	require.EqualValues(t, 1, r.release(owner))
+	redistest.Eventually(t, soon, func() bool { return r.rdb.PExpire(t.Context(), r.base, 20*time.Second).Val() }, "granted")
+	l := w.get()
+	require.Equal(t, store.WakeGrant, l.Woken)
+	require.Equal(t, scripts+2, faults.Commands("EVALSHA"))
+	require.False(t, l.Sent.Add(l.TTL).After(granted.Add(minute+time.Second)), "counts from the end of the lease that it has found")
+}
+
+func TestWaitWithAcksConfirmsAGrant(t *testing.T) {
+	r, _ := faulty(t)
+	owner := r.enter("a")
+	a := r.ask(newID("b"), minute)
+	a.Acks = store.Acks{Replicas: 1, Timeout: 10 * time.Millisecond}
+	w := r.wait(a)
+	require.EqualValues(t, 1, r.release(owner))
+	<-w.done
+	require.ErrorIs(t, w.err, store.ErrNotReplicated)
+	require.ErrorContains(t, w.err, "0 of 1 within 10ms")
+	require.NotErrorIs(t, w.err, store.ErrUnsure, "taken back")
+	r.free()
+}
+
+func TestWaitEnds(t *testing.T) {
+	t.Run("with what is left", func(t *testing.T) {
+		r, _ := faulty(t)
+		owner := r.enter("a")
+		a := r.ask(newID("b"), minute)
+		w := r.wait(a)
+		w.cancel()
+		<-w.done
+		require.ErrorIs(t, w.err, context.Canceled)
+		require.ErrorIs(t, w.err, store.ErrUnsure)
+		require.Equal(t, []string{string(a.ID)}, r.waiters())
+		require.NoError(t, r.store.Forget(t.Context(), []store.Ask{a})[0])
+		require.Empty(t, r.waiters())
+		r.owner(owner, 1)
+	})
+	t.Run("when it may not subscribe", func(t *testing.T) {
+		r := withUser(t, "~*", "+@all", "&nothing")
+		r.enter("a")
+		_, err := r.store.Wait(t.Context(), r.ask(newID("b"), minute), func(store.Progress) {})
+		require.ErrorContains(t, err, "NOPERM")
+		require.NotErrorIs(t, err, store.ErrUnsure)
+		require.Empty(t, r.waiters())
+	})
+	t.Run("with the store", func(t *testing.T) {
+		r, _ := faulty(t)
+		r.enter("a")
+		w := r.wait(r.ask(newID("b"), minute))
+		go func() { _ = r.store.Close() }()
+		select {
+		case <-w.done:
+			require.ErrorIs(t, w.err, store.ErrUnsure)
+		case <-time.After(100 * time.Millisecond): // Wait ends with its context, which the client ends
+			w.cancel()
+			<-w.done
+		}
+	})
+}
+
+func TestWaitAsksAgainWhenMessagesWereLost(t *testing.T) {
+	r, faults := faulty(t)
+	owner := r.enter("a")
+	w := r.wait(r.ask(newID("b"), minute))
+	faults.Partition()
+	require.EqualValues(t, 1, r.release(owner), "by another client")
+	faults.Heal()
+	faults.CutPubSub()
+	l := w.get()
+	r.owner(string(l.ID), 1)
+}
+
+func TestWaitOfADeadOwnerTakesItsLease(t *testing.T) {
+	r, _ := faulty(t)
+	_, err := r.acquire(newID("a"), time.Second, noPlace)
+	require.NoError(t, err)
+	start := time.Now()
+	w := r.wait(r.ask(newID("b"), minute))
+	require.Equal(t, store.WakeRecheck, w.get().Woken)
+	require.Less(t, time.Since(start), 2*time.Second)
+}
+
+func TestRecheckAfter(t *testing.T) {
+	for _, c := range []struct {
+		ttl, remaining time.Duration
+		position       int
+		from, to       time.Duration
+	}{
+		{minute, time.Second, 0, time.Second, time.Second + 6*time.Millisecond},
+		{minute, time.Second, 3, time.Second, time.Second + 6*time.Millisecond},
+		{minute, time.Second, 4, time.Second, 21 * time.Second},
+		{minute, time.Hour, 0, minute, minute + 6*time.Millisecond},
+		{minute, time.Hour, 4, minute, minute + 20*time.Second},
+		{time.Second, time.Hour, 4, longRecheck, longRecheck + time.Second},
+		{time.Second, -time.Millisecond, 0, time.Second, time.Second + 6*time.Millisecond},
+		{time.Millisecond, 0, 9, 0, time.Millisecond},
+	} {
+		for range 100 {
+			d := recheckAfter(store.Ask{TTL: c.ttl}, acquired{remaining: c.remaining, position: c.position})
+			require.True(t, c.from <= d && d <= c.to, "%+v: %s", c, d)
+		}
+	}
+}
+
+func TestRedissonRecheck(t *testing.T) {
+	for _, c := range []struct{ ttl, remaining, want time.Duration }{
+		{minute, time.Second, time.Second},
+		{20 * time.Second, time.Hour, 20 * time.Second},
+		{time.Second, time.Hour, longRecheck},
+		{time.Hour, time.Hour, DefaultTTL},
+		{time.Second, -time.Millisecond, time.Second},
+	} {
+		d := redissonRecheck(store.Ask{TTL: c.ttl}, acquired{remaining: c.remaining})
+		require.True(t, c.want <= d && d <= c.want+6*time.Millisecond, "%+v: %s", c, d)
+	}
+}
+
+func TestALostReplyOf(t *testing.T) {
+	lose := redistest.DropReply(redistest.EOF)
+	t.Run("Try", func(t *testing.T) {
+		r, faults := faulty(t)
+		before := time.Now()
+		faults.Once(redistest.Named("EVALSHA"), lose)
+		l, err := r.store.Try(t.Context(), r.ask(newID("a"), minute))
+		require.NoError(t, err)
+		require.True(t, l.Unsure)
+		require.WithinRange(t, l.Sent, before.Add(-2*time.Millisecond), time.Now(), "but for the resolution of the server")
+		r.owner(string(l.ID), 1)
+	})
+	t.Run("Try of a busy lock", func(t *testing.T) {
+		r, faults := faulty(t)
+		r.enter("a")
+		faults.Once(redistest.Named("EVALSHA"), lose)
+		_, err := r.store.Try(t.Context(), r.ask(newID("b"), minute))
+		var busy *store.Busy
+		require.ErrorAs(t, err, &busy)
+		require.ErrorIs(t, err, store.ErrUnsure, "the first attempt may run yet")
+	})
+	t.Run("Wait", func(t *testing.T) {
+		r, faults := faulty(t)
+		owner := r.enter("a")
+		r.wait(r.ask(newID("b"), minute)) // the client listens
+		faults.Once(redistest.Named("EVALSHA"), lose)
+		w := r.wait(r.ask(newID("b"), minute))
+		require.Len(t, r.waiters(), 2)
+		for id := owner; len(r.waiters()) > 0; id = string(r.look().Owner) {
+			require.EqualValues(t, 1, r.release(id))
+		}
+		l := w.get()
+		require.Equal(t, store.WakeGrant, l.Woken)
+		require.True(t, l.Unsure)
+	})
+	t.Run("Enter", func(t *testing.T) {
+		r, faults := faulty(t)
+		id := r.enter("a")
+		faults.Once(redistest.Named("EVALSHA"), lose)
+		sent := time.Now()
+		l, err := r.store.Enter(t.Context(), r.held(id, minute), 2)
+		require.NoError(t, err)
+		require.False(t, l.Sent.Before(sent))
+		r.owner(id, 2)
+	})
+	t.Run("Release", func(t *testing.T) {
+		r, faults := faulty(t)
+		id := r.enter("a")
+		faults.Once(redistest.Named("EVALSHA"), lose)
+		err := r.store.Release(t.Context(), r.held(id, minute), 0)
+		require.ErrorIs(t, err, store.ErrGone)
+		require.ErrorIs(t, err, store.ErrUnsure, "the first attempt may have freed it")
+		r.free()
+	})
+	t.Run("Renew", func(t *testing.T) {
+		r, faults := faulty(t)
+		id := r.enter("a")
+		_, err := r.store.Enter(t.Context(), r.held(id, minute), 1) // the server knows the script
+		require.NoError(t, err)
+		faults.On(redistest.Named("EVALSHA"), lose)
+		errs := r.store.Renew(t.Context(), []store.Renewal{{Lease: r.held(id, minute), TTL: minute, Count: 1}})
+		require.ErrorIs(t, errs[0], store.ErrUnsure)
+	})
+}
+
+// TestADeafClientKeepsNoHold has a client whose renewals arrive, and who hears no answers.
+func TestADeafClientKeepsNoHold(t *testing.T) {
+	const ttl = time.Second
+	r, faults := faulty(t)
+	id := newID("deaf")
+	l, err := r.store.Try(t.Context(), r.ask(id, ttl))
+	require.NoError(t, err)
+	_, err = r.store.Enter(t.Context(), l, 1) // the server knows the script
+	require.NoError(t, err)
+	faults.On(redistest.Named("EVALSHA"), redistest.DropReply(redistest.EOF))
+	ctx, cancel := context.WithTimeout(t.Context(), 3*ttl)
+	defer cancel()
+	start := time.Now()
+	done := make(chan error, 1)
+	go func() { _, err := r.store.Enter(ctx, l, 2); done <- err }()
+	redistest.Eventually(t, soon, func() bool { return r.rdb.HGet(t.Context(), r.base, id).Val() == "2" }, "entered")
+	redistest.Eventually(t, soon, func() bool { return r.rdb.Exists(t.Context(), r.base).Val() == 0 }, "the lease ends")
+	require.Less(t, time.Since(start), 2*ttl)
+	require.ErrorIs(t, <-done, store.ErrUnsure)
+}
+
+// TestADeafClientKeepsNoLock has a client whose commands arrive, and who hears no answers.
+func TestADeafClientKeepsNoLock(t *testing.T) {
+	const ttl = time.Second
+	r, faults := faulty(t)
+	_, err := r.store.Try(t.Context(), r.ask(newID("x"), ttl)) // the server knows the script
+	require.NoError(t, err)
+	require.NoError(t, r.rdb.Del(t.Context(), r.base).Err())
+	faults.On(redistest.Named("EVALSHA"), redistest.DropReply(redistest.EOF))
+	ctx, cancel := context.WithTimeout(t.Context(), 3*ttl)
+	defer cancel()
+	var ended atomic.Bool
+	go func() {
+		_, _ = r.store.Wait(ctx, r.ask(newID("deaf"), ttl), func(store.Progress) {})
+		ended.Store(true)
+	}()
+	redistest.Eventually(t, soon, func() bool { return r.rdb.Exists(t.Context(), r.base).Val() == 1 }, "the deaf client has the lock")
+	other, err := newRedisStore(r.rdb, redisOptions{prefix: DefaultPrefix})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, other.Close()) }()
+	start := time.Now()
+	_, err = other.Wait(t.Context(), r.ask(newID("b"), minute), func(store.Progress) {})
+	require.NoError(t, err)
+	require.Less(t, time.Since(start), 2*ttl)
+	cancel()
+	redistest.Eventually(t, soon, ended.Load, "ended")
+}
+
+func TestWatch(t *testing.T) {
+	r, faults := faulty(t)
+	doubts := make(chan store.ID, 100)
+	stop := r.store.Watch("web@1/x", func(id store.ID) { doubts <- id })
+	hears := func(what string) {
+		t.Helper()
+		select {
+		case <-doubts:
+		case <-time.After(soon):
+			require.FailNow(t, what)
+		}
+	}
+	hears("it begins to listen")
+	id := r.enter("web@1/x")
+	require.NoError(t, r.store.Break(t.Context(), r.base, store.ID(id)))
+	hears("Break")
+	faults.CutPubSub()
+	hears("the connection is back")
+	stop()
+	stop()
+	faults.CutPubSub()
+	require.NoError(t, r.store.Close())
+	require.Empty(t, doubts)
+}
+
+func TestCloseLeavesNothing(t *testing.T) {
+	redistest.NoGoroutineLeft(t)
+	r, faults := faulty(t)
+	r.enter("a")
+	w := r.wait(r.ask(newID("b"), minute))
+	r.store.Watch("b", func(store.ID) {})
+	w.cancel()
+	<-w.done
+	require.NoError(t, r.store.Close())
+	require.NoError(t, r.store.Close())
+	_, pubsub := faults.Conns()
+	require.Zero(t, pubsub)
+	_, err := r.store.Look(t.Context(), r.base)
+	require.NoError(t, err, "commands still work")
+}
+
+func TestCheckServer(t *testing.T) {
+	open := func(t *testing.T, rdb redis.UniversalClient, o redisOptions) (store.Checker, store.Ask) {
+		t.Helper()
+		o.prefix = DefaultPrefix
+		s, err := newRedisStore(rdb, o)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, s.Close()) })
+		a, err := s.Check(store.Ask{Name: "app:x", ID: "a:1:1", TTL: minute, Limit: 1})
+		require.NoError(t, err)
+		return s.(store.Checker), a
+	}
+	server := redistest.Start(t)
+	for what, o := range map[string]redisOptions{"": {}, "Redisson": {redisson: true}, "fenced": {redisson: true, fenced: true}} {
+		t.Run("leaves nothing"+what, func(t *testing.T) {
+			rdb := server.Client()
+			s, a := open(t, rdb, o)
+			require.NoError(t, s.CheckServer(t.Context(), a))
+			redistest.Eventually(t, soon, func() bool { return len(redistest.Keys(t, rdb)) == 0 }, "no key is left")
+		})
+	}
+	t.Run("asks for replicas", func(t *testing.T) {
+		s, a := open(t, server.Client(), redisOptions{})
+		a.Acks = store.Acks{Replicas: 1, Timeout: 10 * time.Millisecond}
+		err := s.CheckServer(t.Context(), a)
+		require.ErrorIs(t, err, store.ErrNotReplicated)
+	})
+	t.Run("says all that is missing", func(t *testing.T) {
+		if !server.AtLeast(7, 0) {
+			redistest.NotTested(t, "Redis before 7 does not say where a script has failed")
+		}
+		require.NoError(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "u", "on", ">u", "~*", "&*", "+@all", "-time", "-publish").Err())
+		s, a := open(t, server.Client(func(o *redis.Options) { o.Username, o.Password = "u", "u" }), redisOptions{})
+		err := s.CheckServer(t.Context(), a)
+		require.ErrorContains(t, err, "draw a token")
+		require.ErrorContains(t, err, "call('TIME')")
+		require.ErrorContains(t, err, "break a lock")
+		require.ErrorContains(t, err, "call('PUBLISH'")
+	})
+	t.Run("without a server", func(t *testing.T) {
+		s, a := open(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}), redisOptions{})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		err := s.CheckServer(ctx, a)
+		require.ErrorIs(t, err, store.ErrUnavailable)
+	})
+}
+
+func TestRedissonWait(t *testing.T) {
+	start := func(r *redissonRig, field string) (got chan store.Lease, waits chan struct{}) {
+		got, waits = make(chan store.Lease, 1), make(chan struct{}, 100)
+		go func() {
+			l, err := r.store.Wait(r.Context(), r.ask(field), func(p store.Progress) {
+				if p.Queued {
+					waits <- struct{}{}
+				}
+			})
+			if err != nil && !errors.Is(err, context.Canceled) {
+				panic(err)
+			}
+			got <- l
+		}()
+		return got, waits
+	}
+	t.Run("is woken when Java unlocks", func(t *testing.T) {
+		r := newRedissonRig(t, redistest.Shared(t).Client(), true)
+		r.rdb.HSet(t.Context(), redissonName, javaField, 1)
+		r.rdb.PExpire(t.Context(), redissonName, redissonTTL)
+		got, waits := start(r, "u:1")
+		<-waits
+		r.rdb.Del(t.Context(), redissonName)
+		r.rdb.Publish(t.Context(), redissonChannel+"{"+redissonName+"}", "0")
+		l := <-got
+		require.Equal(t, store.WakeReleased, l.Woken)
+		require.EqualValues(t, 1, l.Token)
+		require.False(t, l.Unsure)
+		require.NoError(t, r.release("u:1", 0))
+	})
+	t.Run("is woken when Go unlocks, in turn", func(t *testing.T) {
+		r := newRedissonRig(t, redistest.Shared(t).Client(), false)
+		r.take("u:0")
+		for i := range 5 {
+			got, waits := start(r, fmt.Sprint("u:", i+1))
+			<-waits
+			require.NoError(t, r.release(fmt.Sprint("u:", i), 0))
+			require.Equal(t, store.WakeReleased, (<-got).Woken)
+		}
+	})
+	t.Run("finds a lock that was freed without a message", func(t *testing.T) {
+		r := newRedissonRig(t, redistest.Shared(t).Client(), false)
+		r.rdb.HSet(t.Context(), redissonName, javaField, 1)
+		r.rdb.PExpire(t.Context(), redissonName, time.Second)
+		got, waits := start(r, "u:1")
+		<-waits
+		require.Equal(t, store.WakeRecheck, (<-got).Woken)
+	})
+	t.Run("hears both kinds of pub/sub in a cluster", func(t *testing.T) {
+		cluster := redistest.StartCluster(t)
+		rdb := cluster.Client()
+		s, err := newRedisStore(rdb, redisOptions{redisson: true})
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, s.Close()) })
+		r := &redissonRig{T: t, store: s.(*redissonStore)}
+		for i, publish := range []string{"PUBLISH", "SPUBLISH"} {
+			require.NoError(t, rdb.HSet(t.Context(), redissonName, javaField, 1).Err())
+			require.NoError(t, rdb.PExpire(t.Context(), redissonName, redissonTTL).Err())
+			field := fmt.Sprint("u:", i)
+			got, waits := start(r, field)
+			<-waits
+			require.NoError(t, rdb.Del(t.Context(), redissonName).Err())
+			master := cluster.MasterFor(redissonName).Client()
+			require.NoError(t, master.Do(t.Context(), publish, redissonChannel+"{"+redissonName+"}", "0").Err())
+			require.Equal(t, store.WakeReleased, (<-got).Woken, publish)
+			require.NoError(t, r.release(field, 0))
+		}
+	})
+}
+
+func TestClusterStore(t *testing.T) {
+	cluster := redistest.StartCluster(t)
+	s, err := newRedisStore(cluster.Client(), redisOptions{prefix: DefaultPrefix})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	require.NoError(t, s.(store.Checker).CheckServer(t.Context(), store.Ask{Name: "x", Limit: 1}))
+	var asks []store.Ask
+	for i := range 20 {
+		a, err := s.Check(store.Ask{Name: fmt.Sprint("lock ", i), ID: store.ID(newID("a")), TTL: minute, Limit: 1})
+		require.NoError(t, err)
+		_, err = s.Try(t.Context(), a)
+		require.NoError(t, err)
+		asks = append(asks, a)
+	}
+	var renewals []store.Renewal
+	for _, a := range asks {
+		renewals = append(renewals, store.Renewal{Lease: store.Lease{Ask: a}, TTL: minute, Count: 1})
+	}
+	for _, err := range append(s.Renew(t.Context(), renewals), s.Forget(t.Context(), asks)...) {
+		require.NoError(t, err)
+	}
+	for _, err := range s.Renew(t.Context(), renewals) {
+		require.ErrorIs(t, err, store.ErrGone)
+	}
+}

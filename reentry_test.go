@@ -1,0 +1,585 @@
+package relock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/store/mem"
+)
+
+// This file shows which calls are inside of a section. reentry_faults_test.go is about entries
+// whose commands are slow or get lost.
+
+// room is guarded by a lock, and notices when two are inside at one moment.
+type room struct{ inside, visits, overlaps atomic.Int64 }
+
+// visit stays for a time.
+func (r *room) visit(d time.Duration) {
+	if r.inside.Add(1) > 1 {
+		r.overlaps.Add(1)
+	}
+	<-time.After(d)
+	r.visits.Add(1)
+	r.inside.Add(-1)
+}
+
+// requireVisits fails unless so many visits were made, one at a time.
+func (r *room) requireVisits(t *testing.T, visits int) {
+	t.Helper()
+	require.Zero(t, r.overlaps.Load(), "sections overlapped")
+	require.EqualValues(t, visits, r.visits.Load())
+}
+
+func TestGoroutinesOfASectionExcludeEachOtherInAnotherLock(t *testing.T) {
+	const goroutines = 60
+	for name, options := range map[string][]relock.Option{
+		"": nil, "WithLocalReentry": {relock.WithLocalReentry()}, "WithLocalPass": {relock.WithLocalPass(0, time.Hour)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				c := w.NewClient(options...)
+				section := enter(t, t.Context(), c.NewLock("a"))
+				group, cancel := context.WithCancelCause(section) // as errgroup.WithContext makes it
+				defer cancel(nil)
+				var guarded room
+				var wg sync.WaitGroup
+				for range goroutines {
+					wg.Go(func() {
+						err := c.NewLock("b").Do(group, func(context.Context) error { guarded.visit(time.Second); return nil })
+						if err != nil {
+							cancel(err)
+						}
+					})
+				}
+				wg.Wait()
+				require.NoError(t, context.Cause(group))
+				guarded.requireVisits(t, goroutines)
+				require.NoError(t, c.NewLock("a").Unlock(section))
+				w.requireFree("a", "b")
+			})
+		})
+	}
+}
+
+func TestGoroutinesOfASectionEnterItsOwnLockTogether(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		l := w.NewClient().NewLock("a")
+		section := enter(t, t.Context(), l)
+		var inside, most atomic.Int64
+		var wg sync.WaitGroup
+		errs := make([]error, 50)
+		for i := range errs {
+			wg.Go(func() {
+				errs[i] = l.Do(section, func(ctx context.Context) error {
+					most.Store(max(most.Load(), inside.Add(1)))
+					pause := time.After(time.Second)
+					<-pause
+					inside.Add(-1)
+					return l.Do(ctx, func(context.Context) error { return nil })
+				})
+			})
+		}
+		wg.Wait()
+		require.NoError(t, errors.Join(errs...))
+		require.EqualValues(t, len(errs), most.Load())
+		require.Equal(t, 1, l.Count(section))
+		pass(time.Second)
+		require.Equal(t, 1, w.count("a"))
+		require.NoError(t, l.Unlock(section))
+		w.requireFree("a")
+	})
+}
+
+func TestRequestsOfAServerInASectionExcludeEachOther(t *testing.T) {
+	const requests = 20
+	c, err := relock.Open(mem.New())
+	require.NoError(t, err)
+	defer c.Close()
+	a, b := c.NewLock("a"), c.NewLock("b")
+	section, err := a.Lock(t.Context())
+	require.NoError(t, err)
+
+	var guarded room
+	var together sync.WaitGroup
+	mux := http.NewServeMux()
+	mux.HandleFunc("/b", func(_ http.ResponseWriter, r *http.Request) {
+		_ = b.Do(r.Context(), func(context.Context) error { guarded.visit(time.Millisecond); return nil })
+	})
+	mux.HandleFunc("/a", func(_ http.ResponseWriter, r *http.Request) { // all are inside of a at one moment
+		_ = a.Do(r.Context(), func(context.Context) error { together.Done(); together.Wait(); return nil })
+	})
+	server := httptest.NewUnstartedServer(mux)
+	server.Config.BaseContext = func(net.Listener) context.Context { return section }
+	server.Start()
+	defer server.Close()
+
+	for _, path := range []string{"/b", "/a"} {
+		together.Add(requests)
+		var wg sync.WaitGroup
+		errs := make([]error, requests)
+		for i := range errs {
+			wg.Go(func() { errs[i] = get(t.Context(), server, path) })
+		}
+		wg.Wait()
+		require.NoError(t, errors.Join(errs...))
+		together = sync.WaitGroup{}
+	}
+	guarded.requireVisits(t, requests)
+	require.Equal(t, 1, a.Count(section))
+	require.NoError(t, a.Unlock(section))
+}
+
+func get(ctx context.Context, server *httptest.Server, path string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL+path, http.NoBody)
+	if err != nil {
+		return err
+	}
+	response, err := server.Client().Do(request)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, response.Body)
+	return errors.Join(err, response.Body.Close())
+}
+
+func TestADetachedContextOfASectionThatIsOverCarriesNothing(t *testing.T) {
+	for name, end := range map[string]func(t *testing.T, w *world, l *relock.Lock, section context.Context){
+		"unlocked": func(t *testing.T, _ *world, l *relock.Lock, section context.Context) {
+			t.Helper()
+			require.NoError(t, l.Unlock(section))
+		},
+		"lost and unlocked": func(t *testing.T, w *world, l *relock.Lock, section context.Context) {
+			t.Helper()
+			w.Lose("a")
+			_, _ = ends(t, section)
+			require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				l := w.NewClient().NewLock("a")
+				section := enter(t, t.Context(), l)
+				before := holderOf(t, section)
+				detached := context.WithoutCancel(section)
+				end(t, w, l, section)
+				_, inside := relock.HolderFrom(detached)
+				require.False(t, inside)
+				require.False(t, l.Held(detached))
+
+				other := enter(t, t.Context(), l)
+				_, err := l.TryLock(detached)
+				require.ErrorIs(t, err, relock.ErrLocked)
+				calls := []*attempt{begin(t, detached, l.Lock), begin(t, detached, l.Lock)}
+				require.NoError(t, l.Unlock(other))
+				first := calls[0].section()
+				require.True(t, calls[1].waits(), "two calls under that context exclude each other")
+				require.NotEqual(t, before, holderOf(t, first))
+				require.NoError(t, l.Unlock(first))
+				require.NoError(t, l.Unlock(calls[1].section()))
+				w.requireFree("a")
+			})
+		})
+	}
+}
+
+func TestACallInALostSectionIsToldSoUnderADetachedContextToo(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		c := w.NewClient()
+		a, b := c.NewLock("a"), c.NewLock("b")
+		inA := enter(t, t.Context(), a)
+		inB := enter(t, inA, b)
+		w.Lose("a")
+		for range 2 { // before the process knows, and afterwards
+			for _, lock := range []locking{a.Lock, a.TryLock, tryFor(a, time.Minute)} {
+				_, err := lock(context.WithoutCancel(inB))
+				require.ErrorIs(t, err, relock.ErrLockLost)
+				require.NotErrorIs(t, err, relock.ErrLocked)
+			}
+			pass(time.Second)
+		}
+		require.True(t, w.free("a"), "the lock was not taken anew")
+		require.True(t, b.Held(inB))
+		require.NoError(t, b.Unlock(inB))
+		require.ErrorIs(t, a.Unlock(inA), relock.ErrLockLost)
+		w.requireFree("a", "b")
+	})
+}
+
+func TestACallWhileTheLastExitIsInFlightMakesANewHold(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient()
+		l := m.NewLock("a")
+		section := enter(t, t.Context(), l)
+		detached := context.WithoutCancel(section)
+		other := begin(t, t.Context(), w.NewClient().NewLock("a").Lock)
+		m.link.once(delay(time.Second, time.Second), cmdRelease)
+		exit := begin(t, section, unlock(l))
+		late := begin(t, detached, l.Lock)
+		_, err := l.TryLock(detached)
+		require.ErrorIs(t, err, relock.ErrLocked)
+		require.NoError(t, exit.failure())
+		require.NoError(t, other.section().Err())
+		require.True(t, late.waits(), "behind the one that waited before")
+		require.NoError(t, l.ForceUnlock(t.Context()))
+		require.Equal(t, 1, l.Count(late.section()))
+		require.NoError(t, l.Unlock(late.section()))
+	})
+}
+
+func TestWithSectionPutsCallbacksInside(t *testing.T) {
+	type key struct{}
+	fake(t, func(t *testing.T, w *world) {
+		l := w.NewClient().NewLock("a")
+		section := enter(t, t.Context(), l)
+
+		// A framework calls back with a context of its own, as a gRPC stream does.
+		own, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "stream"))
+		callback := relock.WithSection(own, section)
+		require.Equal(t, "stream", callback.Value(key{}))
+		require.Equal(t, holderOf(t, section), holderOf(t, callback))
+		require.Equal(t, 1, l.Count(callback))
+		inner := enter(t, callback, l)
+		require.Equal(t, 2, w.count("a"))
+		require.Equal(t, "stream", inner.Value(key{}))
+
+		cancel()
+		require.ErrorIs(t, inner.Err(), context.Canceled)
+		require.NoError(t, section.Err(), "the section goes on")
+		require.NoError(t, l.Unlock(inner))
+		require.NoError(t, l.Unlock(section))
+
+		// A context outside of all sections puts nothing inside.
+		for _, over := range []context.Context{section, t.Context(), relock.WithoutHolder(section)} {
+			require.False(t, l.Held(relock.WithSection(t.Context(), over)))
+		}
+		other := enter(t, t.Context(), l)
+		require.False(t, l.Held(relock.WithSection(other, t.Context())))
+		_, err := l.TryLock(relock.WithSection(t.Context(), section))
+		require.ErrorIs(t, err, relock.ErrLocked)
+		require.NoError(t, l.Unlock(relock.WithSection(t.Context(), other)), "Unlock takes such a context, too")
+		w.requireFree("a")
+	})
+}
+
+func TestASectionInsideOfWithSectionOutlivesTheOuterOne(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 10 * time.Second
+		l := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
+		outer := enter(t, t.Context(), l)
+		inner := enter(t, relock.WithSection(t.Context(), outer), l)
+		require.NoError(t, l.Unlock(outer))
+		require.NoError(t, inner.Err())
+		pass(10 * ttl)
+		require.NoError(t, inner.Err(), "the lease is renewed")
+		require.Equal(t, 1, l.Count(inner))
+		w.Lose("a")
+		_, cause := ends(t, inner)
+		require.ErrorIs(t, cause, relock.ErrLockLost)
+		require.ErrorIs(t, l.Unlock(inner), relock.ErrLockLost)
+	})
+}
+
+func TestASectionThatOnlyWithSectionRefersToIsNoLeak(t *testing.T) {
+	var r recorder
+	fake(t, func(t *testing.T, w *world) {
+		l := w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a")
+		callback := func() context.Context {
+			section, err := l.Lock(t.Context())
+			require.NoError(t, err)
+			return relock.WithSection(t.Context(), section)
+		}()
+		for range 3 {
+			runtime.GC()
+			pass(relock.DefaultTTL)
+		}
+		require.NoError(t, l.Unlock(callback))
+		require.Empty(t, eventsOf[relock.Leaked](&r))
+	})
+}
+
+func TestWithoutHolderPutsCallsOutside(t *testing.T) {
+	type key struct{}
+	fake(t, func(t *testing.T, w *world) {
+		require.Equal(t, t.Context(), relock.WithoutHolder(t.Context()), "there is nothing to take away")
+		l := w.NewClient().NewLock("a")
+		section := enter(t, context.WithValue(t.Context(), key{}, "trace"), l)
+		outside := relock.WithoutHolder(section)
+		require.Equal(t, "trace", outside.Value(key{}))
+		_, inside := relock.HolderFrom(outside)
+		require.False(t, inside)
+		require.False(t, l.Held(outside))
+		require.ErrorIs(t, l.Unlock(outside), relock.ErrNotHeld)
+		_, err := l.TryLock(outside)
+		require.ErrorIs(t, err, relock.ErrLocked)
+		own := begin(t, outside, l.Lock)
+		require.True(t, own.waits())
+
+		require.NoError(t, l.Unlock(section))
+		err = own.failure()
+		require.ErrorIs(t, err, relock.ErrLocked)
+		require.ErrorIs(t, err, context.Canceled, "the context still ends with the section")
+		require.ErrorIs(t, err, relock.ErrReleased)
+		w.requireFree("a")
+
+		section = enter(t, t.Context(), l)
+		own = begin(t, relock.WithoutHolder(context.WithoutCancel(section)), l.Lock)
+		pass(time.Minute)
+		require.True(t, own.waits())
+		require.NoError(t, l.Unlock(section))
+		require.NoError(t, l.Unlock(own.section()))
+		w.requireFree("a")
+	})
+}
+
+func TestANilContextIsAPanicWithAText(t *testing.T) {
+	var none context.Context
+	for name, call := range map[string]func(){
+		"WithSection, no context": func() { relock.WithSection(none, t.Context()) },
+		"WithSection, no section": func() { relock.WithSection(t.Context(), none) },
+		"WithoutHolder":           func() { relock.WithoutHolder(none) },
+		"HolderFrom":              func() { relock.HolderFrom(none) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer func() { require.Contains(t, fmt.Sprint(recover()), "nil") }()
+			call()
+		})
+	}
+}
+
+func TestAChainOfTenCalls(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		c := w.NewClient()
+		var chain func(ctx context.Context, depth int) error
+		chain = func(ctx context.Context, depth int) error {
+			if depth == 10 {
+				for _, name := range []string{"a", "b"} {
+					require.Equal(t, 5, c.NewLock(name).Count(ctx))
+					require.Equal(t, 5, w.count(name))
+				}
+				return nil
+			}
+			return c.NewLock([]string{"a", "b"}[depth%2]).Do(ctx, func(ctx context.Context) error { return chain(ctx, depth+1) })
+		}
+		begun := time.Now()
+		require.NoError(t, chain(t.Context(), 0))
+		require.Zero(t, time.Since(begun))
+		w.requireFree("a", "b")
+	})
+}
+
+func TestEveryHoldOfAChainIsNamedAfterItsFirst(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var log logbook
+		var r recorder
+		c := w.NewClient(relock.WithOwner("orders"), relock.WithLogger(log.logger()), relock.WithHooks(r.Hooks()))
+		ctx := t.Context()
+		for _, name := range []string{"a", "b", "c"} {
+			ctx = enter(t, ctx, c.NewLock(name)) //nolint:fatcontext // a section inside of a section
+		}
+		holder := holderOf(t, ctx)
+		require.Equal(t, c.ID()+":1", holder.String())
+		for _, name := range []string{"a", "b", "c"} {
+			state, err := c.NewLock(name).State(t.Context())
+			require.NoError(t, err)
+			require.Equal(t, holder, state.Holder)
+			_, err = w.NewClient().NewLock(name).TryLock(t.Context())
+			require.ErrorContains(t, err, fmt.Sprintf("%q is locked by %s;", name, holder))
+		}
+		for _, event := range eventsOf[relock.AcquireFinished](&r) {
+			require.Equal(t, holder, event.Holder)
+		}
+		w.Lose("c")
+		_, cause := ends(t, ctx)
+		var lost *relock.LostError
+		require.ErrorAs(t, cause, &lost)
+		require.Equal(t, holder, lost.Holder)
+		lines := log.about("lock lost")
+		require.Len(t, lines, 1)
+		require.Equal(t, holder.String(), lines[0].attrs["holder"])
+		require.ErrorContains(t, c.NewLock("d").Unlock(ctx), "relock: not held by this context")
+
+		// The name lasts as long as a section of the chain is open.
+		outside := context.WithoutCancel(ctx)
+		require.NoError(t, c.NewLock("a").Unlock(ctx))
+		require.Equal(t, holder, holderOf(t, outside), "b is still open")
+		require.NoError(t, c.NewLock("b").Unlock(ctx))
+		next := enter(t, outside, c.NewLock("a"))
+		require.NotEqual(t, holder, holderOf(t, next))
+		require.NoError(t, c.NewLock("a").Unlock(next))
+	})
+}
+
+func TestTwoClientsInOneChainNeverShareAHold(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		one, two := w.NewClient(), w.NewClient()
+		section := enter(t, t.Context(), one.NewLock("a"))
+		// The clients number their holds alike.
+		for i := range 5 {
+			name := fmt.Sprint("b", i)
+			inner := enter(t, section, two.NewLock(name))
+			require.Contains(t, holderOf(t, inner).String(), two.ID())
+			require.Contains(t, w.owner(name), two.ID())
+			_, err := one.NewLock(name).TryLock(section)
+			require.ErrorIs(t, err, relock.ErrLocked)
+			require.NoError(t, two.NewLock(name).Unlock(inner))
+			again := enter(t, section, one.NewLock(name))
+			require.Equal(t, holderOf(t, section), holderOf(t, again))
+			require.NoError(t, one.NewLock(name).Unlock(again))
+		}
+		require.NoError(t, one.NewLock("a").Unlock(section))
+	})
+}
+
+func TestACallThatWaitsForItsOwnChainIsLogged(t *testing.T) {
+	const text = "waiting for another hold of the same holder"
+	for name, wait := range map[string]func(w *world, c *member, log relock.Option, section context.Context) locking{
+		"through another client": func(w *world, _ *member, log relock.Option, _ context.Context) locking {
+			return w.NewClient(log).NewLock("a").Lock
+		},
+		"for another goroutine of the section": func(w *world, c *member, _ relock.Option, section context.Context) locking {
+			enter(w.t, section, c.NewLock("b"))
+			return c.NewLock("b").Lock
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				var log logbook
+				c := w.NewClient(relock.WithLogger(log.logger()))
+				section := enter(t, t.Context(), c.NewLock("a"))
+				holder := holderOf(t, section)
+				lock := wait(w, c, relock.WithLogger(log.logger()), section)
+				_, err := w.NewClient(relock.WithLogger(log.logger())).NewLock("a").TryLock(section)
+				require.ErrorIs(t, err, relock.ErrLocked)
+				require.Empty(t, log.about(text), "a call that does not wait is not logged")
+				own := begin(t, section, lock)
+				require.True(t, own.waits())
+				pass(time.Hour)
+				lines := log.about(text)
+				require.Len(t, lines, 1, "once for each wait")
+				require.Equal(t, slog.LevelWarn, lines[0].level)
+				require.Equal(t, holder.String(), lines[0].attrs["holder"])
+				require.NoError(t, c.NewLock("a").Unlock(section))
+				require.ErrorIs(t, own.failure(), relock.ErrLocked)
+			})
+		})
+	}
+}
+
+func TestHandOverHandAlongAChainOfLocks(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		const ttl = 10 * time.Second
+		c := w.NewClient(relock.WithTTL(ttl))
+		// Each lock is taken with the request's context, since the section before ends on the way.
+		request := t.Context()
+		leave := func() error { return nil }
+		for i := range 5 {
+			l := c.NewLock(fmt.Sprint("node ", i))
+			section := enter(t, request, l)
+			require.NoError(t, leave())
+			pass(3 * ttl)
+			require.True(t, l.Held(section))
+			leave = func() error { return l.Unlock(section) }
+		}
+		require.NoError(t, leave())
+		for i := range 5 {
+			w.requireFree(fmt.Sprint("node ", i))
+		}
+	})
+}
+
+// A context that has ended with an outer section stops renewal, as every done context does.
+func TestALeaseIsNotRenewedUnderAnOuterSectionThatWasLeft(t *testing.T) {
+	const ttl = 10 * time.Second
+	for name, names := range map[string][2]string{"the same lock": {"a", "a"}, "another lock": {"a", "b"}} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				c := w.NewClient(relock.WithTTL(ttl))
+				outer, inner := c.NewLock(names[0]), c.NewLock(names[1])
+				for _, late := range []bool{false, true} {
+					inOuter := enter(t, t.Context(), outer)
+					inInner := enter(t, inOuter, inner)
+					require.NoError(t, outer.Unlock(inOuter))
+					require.ErrorIs(t, context.Cause(inInner), relock.ErrReleased)
+					require.True(t, inner.Held(inInner), "there is time to clean up")
+					require.Equal(t, 1, inner.Count(inInner))
+					pass(ttl / 2)
+					require.True(t, inner.Held(inInner))
+					if !late {
+						require.NoError(t, inner.Unlock(inInner))
+						continue
+					}
+					pass(ttl/2 + time.Millisecond)
+					require.False(t, inner.Held(inInner))
+					w.requireFree(names[0], names[1])
+					require.ErrorIs(t, inner.Unlock(inInner), relock.ErrLockLost)
+				}
+			})
+		})
+	}
+}
+
+func TestManyEntriesAndExitsLeaveTheRightCount(t *testing.T) {
+	for name, options := range map[string][]relock.Option{"": nil, "WithLocalReentry": {relock.WithLocalReentry()}} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				const ttl = 30 * time.Second
+				m := w.NewClient(append(options, relock.WithTTL(ttl))...)
+				l := m.NewLock("a")
+				outer := enter(t, t.Context(), l)
+				m.link.on(func(ctx context.Context, f *fault, run func() error) error { // in any order
+					return delay(rand.N(time.Second), rand.N(time.Second))(ctx, f, run)
+				}, cmdEnter, cmdRelease)
+				var wg sync.WaitGroup
+				var kept []context.Context
+				var mu sync.Mutex
+				errs := make([]error, 30)
+				for i := range errs {
+					wg.Go(func() {
+						var open []context.Context
+						for range 10 {
+							if len(open) > 0 && rand.IntN(2) == 0 {
+								at := rand.IntN(len(open))
+								errs[i] = errors.Join(errs[i], l.Unlock(open[at]))
+								open = slices.Delete(open, at, at+1)
+								continue
+							}
+							inner, err := l.Lock(relock.WithSection(t.Context(), outer))
+							errs[i] = errors.Join(errs[i], err)
+							open = append(open, inner)
+						}
+						mu.Lock()
+						defer mu.Unlock()
+						kept = append(kept, open...)
+					})
+				}
+				wg.Wait()
+				require.NoError(t, errors.Join(errs...))
+				require.Equal(t, 1+len(kept), l.Count(outer))
+				pass(ttl / 3)
+				if options == nil { // else the store knows one entry
+					require.Equal(t, 1+len(kept), w.count("a"))
+				}
+				for _, section := range append(kept, outer) {
+					require.NoError(t, l.Unlock(section))
+				}
+				w.requireFree("a")
+			})
+		})
+	}
+}

@@ -1,0 +1,101 @@
+-- Functions for all scripts: this file stands in front of each verb.
+--
+-- A lock is three keys in one slot, each with a TTL:
+--   base        hash    <hold> -> count, one field; the TTL of the key is the lease
+--   base:queue  zset    <hold>|<lease ms> -> arrival in microseconds
+--   base:token  string  the last fencing token
+-- and a channel for each client that waits: base:<client>. A hold is <client>:<n>:<m>.
+--
+-- Scripts set state and never add to it, so two runs of a script do the work of one.
+local call = redis.call
+
+-- Calls unit(i) for each of count locks and returns a list of their replies. A unit that fails
+-- among several replies "-" and its error. A unit that is alone is the whole reply, or error.
+local function each(count, unit)
+  if count == 1 then
+    return unit(1)
+  end
+  local replies = {}
+  for i = 1, count do
+    local ok, reply = pcall(unit, i)
+    replies[i] = ok and reply or '-' .. (type(reply) == 'table' and reply.err or reply)
+  end
+  return replies
+end
+
+-- Returns the hold that has the lock and its count, nil if nobody has the lock. A foreign hash is a
+-- lock of its first field, or of the second one behind the mode of a read-write lock of Redisson.
+local function owner(base)
+  local fields = call('HGETALL', base)
+  local at = fields[1] == 'mode' and fields[3] and 3 or 1
+  return fields[at], fields[at + 1]
+end
+
+-- Makes hold the owner in place of old. A lease that cannot be set leaves no lock without an end.
+local function enter(base, hold, ttl, old)
+  call('HSET', base, hold, '1')
+  if old then
+    call('HDEL', base, old)
+  end
+  if redis.pcall('PEXPIRE', base, ttl) ~= 1 then
+    call('HDEL', base, hold)
+    call('PEXPIRE', base, ttl) -- raises the error in Redis's own words
+  end
+end
+
+-- Sets the count of the owner. HDEL needs no memory, and behind a first write Redis lets a script
+-- go on without memory.
+local function set(base, hold, count)
+  call('HDEL', base, '')
+  call('HSET', base, hold, count)
+end
+
+-- Returns the command that reaches subscribers of a channel on this node, or nil. The reply of
+-- PUBLISH cannot tell: its count leaves out subscribers at replicas and other nodes. Clients may
+-- differ in whether they know sharded pub/sub. A server before Redis 7 does not.
+local function reach(publish, channel)
+  local function sharded()
+    local n = redis.pcall('PUBSUB', 'SHARDNUMSUB', channel)
+    return not n.err and n[2] > 0
+  end
+  if publish == 'SPUBLISH' and sharded() then
+    return publish
+  elseif call('PUBSUB', 'NUMSUB', channel)[2] > 0 then
+    return 'PUBLISH'
+  end
+  return publish ~= 'SPUBLISH' and sharded() and 'SPUBLISH' or nil
+end
+
+-- Gives the lock to the first waiter with a subscriber, and returns that hold. The client of any
+-- other waiter is gone, or will ask again with its arrival. After 100 dead waiters grant returns
+-- nil, and whether more are left, as Redis serves nobody else meanwhile. old is the hold that
+-- leaves, nil if the lock is free. The caller learns of its grant by the reply.
+--
+-- While a slot migrates, Redis refuses keys that do not exist any more. So base keeps a field until
+-- no hold is left, and nothing touches the queue after its last member.
+local function grant(base, queue, publish, waiting, old, caller)
+  for _ = 1, math.min(waiting, 100) do
+    local member = call('ZPOPMIN', queue)[1] -- needs no memory, see set
+    local hold, client, ttl = string.match(member, '^((.+):%d+:%d+)|(%d+)$')
+    local command = hold and hold ~= old and hold ~= caller and reach(publish, base .. ':' .. client)
+    if command or hold and hold == caller then
+      enter(base, hold, ttl, old)
+      if command then
+        call(command, base .. ':' .. client, hold)
+      end
+      return hold
+    end
+  end
+  return nil, waiting > 100
+end
+
+-- Frees the lock of a hold, or grants the lock to the first waiter. Returns 1 freed, 0 the hold is
+-- gone, 3 call again: only dead waiters so far, and the hold still has the lock.
+local function release(base, queue, publish, hold)
+  local waiting = call('ZCARD', queue)
+  if waiting == 0 or call('HEXISTS', base, hold) == 0 then
+    return call('HDEL', base, hold) -- a write, as a replica that is behind must say READONLY
+  end
+  local heir, more = grant(base, queue, publish, waiting, hold)
+  return heir and 1 or more and 3 or call('HDEL', base, hold)
+end

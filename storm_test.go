@@ -1,0 +1,279 @@
+package relock_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/store"
+)
+
+// believers knows who believes to have which lock, and notices when two do.
+type believers struct {
+	mu      sync.Mutex
+	in      map[*belief]bool
+	entries int
+	faults  []string
+}
+
+type belief struct {
+	lock    *relock.Lock
+	section context.Context
+	last    int64 // token
+}
+
+func (b *belief) holds() bool { return b.section.Err() == nil && b.lock.Remaining(b.section) > 0 }
+
+func (g *believers) enter(l *relock.Lock, section context.Context) *belief { //nolint:revive // the section belongs to the lock
+	b := &belief{lock: l, section: section}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.entries++
+	for other := range g.in {
+		if other.lock.Name() == l.Name() && other.holds() && b.holds() {
+			g.faults = append(g.faults, fmt.Sprintf("%s: two believe, the old one for another %s", l.Name(), l.Remaining(other.section)))
+		}
+	}
+	g.in[b] = true
+	return b
+}
+
+func (g *believers) leave(b *belief) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.in, b)
+}
+
+// weather breaks a link in random ways, until stop is closed.
+func weather(p *tape, ttl time.Duration, stop <-chan struct{}) {
+	commands := []command{cmdTry, cmdWait, cmdEnter, cmdRelease, cmdRenew, cmdForget, cmdToken}
+	for {
+		some := []command{commands[rand.IntN(len(commands))], commands[rand.IntN(len(commands))]}
+		var f *fault
+		switch rand.IntN(12) {
+		case 0:
+			f = p.cut()
+		case 1:
+			f = p.on(loseAnswer(store.Unavailable(errBroken)), some...)
+		case 2:
+			f = p.on(refuse(store.Unavailable(errBroken)), some...)
+		case 3:
+			f = p.on(sendTwice, some...)
+		case 4:
+			f = p.on(delay(rand.N(ttl/2), rand.N(ttl/2)), some...)
+		case 5:
+			f = p.on(delay(rand.N(2*ttl), rand.N(2*ttl)), some...)
+		case 6:
+			f = p.once(mute, some...)
+		case 7:
+			f = p.on(sendTwice) // fine weather, nearly
+			<-time.After(2 * ttl)
+		default:
+			f = p.on(delay(rand.N(ms), rand.N(ms)))
+			p.keep(some...)
+		}
+		select {
+		case <-stop:
+			f.end()
+			return
+		case <-time.After(rand.N(ttl)):
+		}
+		f.end()
+		if rand.IntN(2) == 0 {
+			p.replay()
+		}
+	}
+}
+
+// work is one section of a random kind.
+func work(ctx context.Context, g *believers, l *relock.Lock, ttl time.Duration, fixed bool) error {
+	ctx, cancel := context.WithTimeout(ctx, rand.N(40*ttl))
+	defer cancel()
+	var section context.Context
+	var err error
+	switch rand.IntN(3) {
+	case 0:
+		section, err = l.Lock(ctx)
+	case 1:
+		section, err = l.TryLockFor(ctx, rand.N(8*ttl))
+	default:
+		section, err = l.TryLock(ctx)
+	}
+	if err != nil {
+		return nil // the weather is bad
+	}
+	b := g.enter(l, section)
+	defer g.leave(b)
+	for range rand.IntN(4) {
+		select {
+		case <-section.Done():
+		case <-time.After(rand.N(ttl)):
+		}
+		switch rand.IntN(4) {
+		case 0:
+			if inner, err := l.Lock(section); err == nil {
+				if n := l.Count(inner); n < 2 && l.Held(inner) {
+					return fmt.Errorf("an inner section counts %d", n)
+				}
+				_ = l.Unlock(inner)
+			}
+		case 1:
+			token, err := l.Token(section)
+			if err == nil && b.last != 0 && token != b.last {
+				return fmt.Errorf("token %d after %d", token, b.last)
+			}
+			if err == nil {
+				b.last = token
+			}
+		case 2:
+			if fixed {
+				_ = l.Extend(section, ttl/2+ttl)
+			}
+		}
+	}
+	if rand.IntN(10) == 0 {
+		cancel()
+		<-time.After(rand.N(2 * ttl)) // abandoned
+	}
+	_ = l.Unlock(section)
+	return nil
+}
+
+func TestNoTwoHoldersBelieveWhateverTheWeather(t *testing.T) {
+	const ttl = 200 * ms
+	for name, kinds := range map[string][][]relock.Option{
+		"plain":         {nil, nil, nil},
+		"local pass":    {{relock.WithLocalPass(0, 0)}, {relock.WithLocalPass(3, 20*ms)}, {relock.WithLocalPass(1000, time.Second)}},
+		"local reentry": {{relock.WithLocalReentry()}, {relock.WithLocalReentry(), relock.WithLocalPass(0, 0)}},
+		"limits":        {{relock.WithMaxHold(ttl)}, {relock.WithMaxHold(5 * ttl / 2)}, {relock.WithMaxHold(3 * ttl), relock.WithLocalPass(0, 0)}},
+		"fixed leases":  {{relock.WithFixedLease(ttl)}, {relock.WithFixedLease(ttl)}, {relock.WithFixedLease(2 * ttl)}},
+		"all kinds": {
+			nil, {relock.WithLocalPass(0, 0)}, {relock.WithLocalReentry()}, {relock.WithMaxHold(5 * ttl / 2)}, {relock.WithFixedLease(ttl)},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				g := believers{in: map[*belief]bool{}}
+				stop := make(chan struct{})
+				var working, raging sync.WaitGroup
+				var tapes []*tape
+				var r recorder
+				hooks := relock.WithHooks(relock.Hooks{
+					AcquireFinished: r.Hooks().AcquireFinished, Released: r.Hooks().Released, Lost: r.Hooks().Lost,
+				})
+				for i, options := range kinds {
+					m, p := w.NewTape(append([]relock.Option{relock.WithTTL(ttl), hooks}, options...)...)
+					fixed := name == "fixed leases" || name == "all kinds" && i == 4
+					tapes = append(tapes, p)
+					raging.Go(func() { weather(p, ttl, stop) })
+					for j := range 4 {
+						l := m.NewLock([]string{"a", "b"}[j%2])
+						working.Go(func() {
+							for range 120 {
+								if err := work(t.Context(), &g, l, ttl, fixed); err != nil {
+									t.Error(err)
+								}
+							}
+						})
+					}
+				}
+				working.Wait()
+				close(stop)
+				raging.Wait()
+				for _, p := range tapes {
+					p.calm()
+				}
+				require.Empty(t, g.faults)
+				require.Greater(t, g.entries, 50)
+				t.Log(g.entries, "sections")
+				pass(2 * ttl)
+				w.requireFree("a", "b")
+				requireOneEndEach(t, &r, g.entries)
+				for range 3 { // and everything is as before
+					section := enter(t, t.Context(), w.NewClient().NewLock("a"))
+					pass(time.Second)
+					require.NoError(t, section.Err())
+					w.Lose("a")
+				}
+				pass(2 * time.Minute)
+				require.Zero(t, goroutines("(*cleanup)"))
+			})
+		})
+	}
+}
+
+// requireOneEndEach fails unless each hold that was entered has exactly one end.
+func requireOneEndEach(t *testing.T, r *recorder, holds int) {
+	t.Helper()
+	entered, over := map[relock.Holder]int{}, map[relock.Holder]int{}
+	for _, event := range r.all() {
+		switch e := event.(type) {
+		case relock.AcquireFinished:
+			if e.Err == nil && !e.Reentrant {
+				entered[e.Holder]++
+			}
+		case relock.Released:
+			over[e.Holder]++
+		case relock.Lost:
+			over[e.Holder]++
+		}
+	}
+	require.Len(t, entered, holds)
+	require.Equal(t, entered, over)
+}
+
+func TestTheCountIsRightSoonAfterTheWeather(t *testing.T) {
+	for name, options := range map[string][]relock.Option{"renewed": nil, "fixed": {relock.WithFixedLease(time.Hour)}} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				const ttl = time.Minute
+				m, p := w.NewTape(append([]relock.Option{relock.WithTTL(ttl)}, options...)...)
+				l := m.NewLock("a")
+				survived := 0
+				for range 30 {
+					outer := enter(t, t.Context(), l)
+					stop := make(chan struct{})
+					var working, raging sync.WaitGroup
+					raging.Go(func() { weather(p, time.Second, stop) })
+					for range 3 {
+						working.Go(func() {
+							for range 20 {
+								ctx, cancel := context.WithTimeout(outer, rand.N(time.Second))
+								if inner, err := l.Lock(ctx); err == nil {
+									<-time.After(rand.N(100 * ms))
+									_ = l.Unlock(inner)
+								}
+								cancel()
+							}
+						})
+					}
+					working.Wait()
+					close(stop)
+					raging.Wait()
+					p.calm()
+					pass(ttl / 3)
+					if name == "fixed" {
+						// A late command comes when nothing is renewed. The next entry or exit sets
+						// the count right.
+						require.NoError(t, l.Unlock(enter(t, outer, l)))
+					}
+					if l.Held(outer) {
+						survived++
+						require.Equal(t, 1, l.Count(outer))
+						require.Equal(t, 1, w.count("a"))
+					}
+					_ = l.Unlock(outer)
+					pass(ttl)
+					w.requireFree("a")
+				}
+				require.Greater(t, survived, 10)
+			})
+		})
+	}
+}
