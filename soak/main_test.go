@@ -30,7 +30,8 @@ func (silent) Printf(context.Context, string, ...any) {}
 // peer is one process as Redis sees it: a relock client on a go-redis client of its own, with faults on its wire.
 type peer struct {
 	*relock.Client
-	rdb    redis.UniversalClient
+	rdb    redis.UniversalClient // nil: the store is in memory
+	link   *link                 // nil: the store is Redis
 	faults *redistest.Faults
 
 	up, down time.Duration // to the server and back, while nothing is wrong
@@ -40,6 +41,13 @@ type peer struct {
 func (s *soak) newPeer(patience time.Duration) *peer {
 	s.t.Helper()
 	p := &peer{faults: redistest.NewFaults()}
+	var err error
+	if s.memory != nil {
+		p.link = s.newLink(len(s.peers) + len(s.retired))
+		p.Client, err = relock.Open(p.link, relock.WithTTL(ttl))
+		require.NoError(s.t, err)
+		return p
+	}
 	o := &redis.UniversalOptions{
 		IsClusterMode: s.cluster,
 		ReadTimeout:   patience,
@@ -61,7 +69,6 @@ func (s *soak) newPeer(patience time.Duration) *peer {
 	if s.redisson {
 		options = append(options, relock.WithRedissonLayout(), relock.WithRedissonFencing())
 	}
-	var err error
 	p.Client, err = relock.New(p.rdb, options...)
 	require.NoError(s.t, err)
 	return p
@@ -69,10 +76,20 @@ func (s *soak) newPeer(patience time.Duration) *peer {
 
 // end is the end of the process: nobody uses the client any more.
 func (p *peer) end() {
-	p.faults.Heal()
+	p.heal()
 	_ = p.Close()
-	_ = p.rdb.Close()
+	if p.rdb != nil {
+		_ = p.rdb.Close()
+	}
 	p.faults.Close()
+}
+
+// heal ends all faults.
+func (p *peer) heal() {
+	p.faults.Heal()
+	if p.link != nil {
+		p.link.setOdds(0)
+	}
 }
 
 // within fails the test, with the stacks of all goroutines, if f does not return in time.
@@ -85,6 +102,24 @@ func within(t testing.TB, limit time.Duration, what string, f func()) {
 	case <-time.After(limit):
 		t.Fatalf("after %s: %s\n%s", limit, what, stacks())
 	}
+}
+
+// requireTidy waits until nothing is left that a lock in use would leave.
+func (s *soak) requireTidy() {
+	s.t.Helper()
+	if s.memory == nil {
+		requireTidy(s.t, s.plain)
+		return
+	}
+	redistest.Eventually(s.t, ttl+slack, func() bool {
+		for _, name := range locks {
+			state, err := s.memory.Look(context.Background(), name)
+			if err != nil || state.Owner != "" || state.Waiters > 0 {
+				return false
+			}
+		}
+		return true
+	}, "every lock is free, and nobody waits")
 }
 
 // requireTidy waits until nothing is left in Redis that a lock in use would leave.

@@ -20,9 +20,9 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/redistest"
 	"github.com/go-relock/relock/soak/history"
+	"github.com/go-relock/relock/store/mem"
 )
 
 const (
@@ -54,6 +54,7 @@ type setting struct {
 	redisson bool          // locks are kept as Redisson does
 	cluster  bool          // the server is a cluster
 	fake     bool          // the server is a world in fake time
+	mem      bool          // the server is a store in memory
 }
 
 // late is how much later than its limit a call may come back, and a loss be told.
@@ -192,6 +193,7 @@ type soak struct {
 	began  time.Time
 	server *redistest.Server // nil in fake time
 	world  *world            // nil in real time
+	memory *mem.Store        // nil: the store is Redis
 	plain  *redis.Client     // has no faults, and knows of no cluster
 	admin  *peer             // has no faults
 	log    *history.Recorder
@@ -209,6 +211,7 @@ type soak struct {
 	}
 
 	calm   chan struct{}   // closed when there is no more trouble
+	calmed time.Time       // when that was
 	over   chan struct{}   // closed when the round is over
 	limit  context.Context // done when the round is over
 	ending sync.WaitGroup  // peers
@@ -229,13 +232,16 @@ func newSoak(t *testing.T, seed uint64, setting setting) *soak {
 	if s.cluster {
 		args = append(args, "--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1")
 	}
-	if s.fake {
+	switch {
+	case s.mem:
+		s.memory = mem.New()
+	case s.fake:
 		s.world = newWorld(t)
 		o := &redis.UniversalOptions{Dialer: s.world.dial}
 		s.world.options(o)
 		s.plain = redis.NewClient(o.Simple())
 		t.Cleanup(func() { _ = s.plain.Close() })
-	} else {
+	default:
 		s.server = redistest.Start(t, args...)
 		s.plain = s.server.Client(func(o *redis.Options) { o.ReadTimeout = nothingTwice })
 	}
@@ -269,7 +275,7 @@ func (s *soak) round(number uint64, length time.Duration, trouble func(*rand.Ran
 	var working, troubling, watching sync.WaitGroup
 	// With many there is always a queue; with few, hardly ever.
 	for id := range []int{workers / 4, workers / 2, workers}[random(2*workers+2).IntN(3)] {
-		w := &worker{soak: s, Rand: random(id), id: id, helper: workers + id, holder: relock.NewHolder()}
+		w := &worker{soak: s, Rand: random(id), id: id, helper: workers + id}
 		working.Go(w.run)
 	}
 	troubling.Go(func() { trouble(random(2 * workers)) })
@@ -286,6 +292,7 @@ func (s *soak) round(number uint64, length time.Duration, trouble func(*rand.Ran
 			on = s.log.Len() < roundCalls
 		}
 	}
+	s.calmed = time.Now()
 	close(s.calm)
 	if !s.fake {
 		close(s.over)
@@ -293,7 +300,7 @@ func (s *soak) round(number uint64, length time.Duration, trouble func(*rand.Ran
 	// The trouble ends first, so that what follows is bounded by what a healthy server needs.
 	within(s.t, 60*time.Second, "the faults have not ended", troubling.Wait)
 	for _, p := range s.present() {
-		p.faults.Heal()
+		p.heal()
 	}
 	if s.fake {
 		s.watchCalm()
@@ -307,8 +314,9 @@ func (s *soak) round(number uint64, length time.Duration, trouble func(*rand.Ran
 		p.end()
 	}
 	s.retired = nil
-	// What the server has read by now it has run.
-	require.NoError(s.t, s.plain.Ping(context.Background()).Err())
+	if s.plain != nil { // what the server has read by now has run
+		require.NoError(s.t, s.plain.Ping(context.Background()).Err())
+	}
 }
 
 // check is what the round has shown.
@@ -382,7 +390,7 @@ func (s *soak) breakIt(random *rand.Rand, ops []history.Op) {
 func what(op history.Op) string {
 	name := op.Kind.String()
 	switch {
-	case op.Kind == history.Lock && op.Section != 0:
+	case op.Nested:
 		name = "nested Lock"
 	case op.Again:
 		name = "second Unlock"
@@ -422,7 +430,7 @@ func (s *soak) end() {
 		rule.LetGo()
 	}
 	for _, p := range s.peers {
-		p.faults.Heal()
+		p.heal()
 		if s.fake {
 			p.faults.Cut() // one that is silent for good may take longer than a lease
 		}
@@ -445,7 +453,7 @@ func (s *soak) end() {
 		within(s.t, 60*time.Second, "a client has not been closed", func() { _ = p.Close() })
 	}
 	require.Empty(s.t, s.wrong.list())
-	requireTidy(s.t, s.plain)
+	s.requireTidy()
 }
 
 func (s *soak) present() []*peer {

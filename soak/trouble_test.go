@@ -15,7 +15,7 @@ import (
 // watch asks Redis about the locks, often enough to see the inside of most sections.
 func (s *soak) watch(random *rand.Rand, id int) {
 	for !s.isOver() {
-		op := history.Op{Kind: history.State, Lock: locks[random.IntN(len(locks))], Client: id, Call: s.log.Now()}
+		op := history.Op{Kind: history.State, Lock: locks[random.IntN(len(locks))], Client: id, Late: s.settles(), Call: s.log.Now()}
 		state, err := s.admin.NewLock(op.Lock).State(context.Background())
 		op.Return = s.log.Now()
 		if err == nil { // the server may be gone
@@ -24,6 +24,16 @@ func (s *soak) watch(random *rand.Rand, id int) {
 		}
 		s.pause(upTo(random, 8*time.Millisecond))
 	}
+}
+
+// settles is how long Redis may count wrong after a call that has changed the count. The next renewal
+// tells the right count; but a command that runs late may change it at any time.
+func (s *soak) settles() time.Duration {
+	calm := s.patience == nothingTwice || s.fake && isClosed(s.calm) && time.Since(s.calmed) > 2*ttl
+	if !calm {
+		return time.Hour
+	}
+	return ttl / 2
 }
 
 // fault is something that may happen, and how often compared with others.
@@ -38,6 +48,10 @@ type fault struct {
 func (s *soak) trouble(random *rand.Rand) {
 	var all sync.WaitGroup
 	calm := []int{1, 3, 10}[random.IntN(3)] // much trouble shows other things than much work
+	if s.memory != nil {
+		s.happen(random, time.Duration(calm)*100*time.Millisecond, s.inMemory(random))
+		return
+	}
 	for i, kind := range []struct {
 		often  time.Duration // the longest time between two
 		faults func(*rand.Rand) []fault

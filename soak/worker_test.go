@@ -16,24 +16,49 @@ type worker struct {
 	*soak
 	*rand.Rand
 	id     int // in the history
-	helper int // the same, of a goroutine that helps it
-	holder relock.Holder
-	last   int // the lock it was at
+	helper int // the same, of a goroutine that helps the worker
+	last   int // the number of the last lock
 }
 
 // thing is a lock with the options that matter here.
 type thing struct {
 	*relock.Lock
-	number                int // in locks
-	fixed, local, passing bool
+	history.Mode
+	number int // in locks
+	fixed  bool
 }
 
-// section is one entry.
-type section struct {
-	ctx    context.Context
-	lock   thing
+// hold is one hold of the worker. Its goroutines share it.
+type hold struct {
+	number int
 	holder string
-	token  int64
+	caller context.Context // of the Lock that has begun the hold
+
+	mu    sync.Mutex
+	token int64 // 0: none was drawn
+}
+
+// section is one entry of a hold.
+type section struct {
+	*hold
+	ctx   context.Context
+	lock  thing
+	outer *section // of the same lock; nil: the first entry
+	left  bool
+}
+
+// isLost says whether err is the loss of this hold. A context may have ended by the loss of another.
+func (s *section) isLost(err error) bool {
+	var lost *relock.LostError
+	return errors.As(err, &lost) && lost.Name == s.lock.Name() && lost.Holder.String() == s.holder
+}
+
+// around returns the innermost section that is open; nil: none.
+func (s *section) around() *section {
+	for s != nil && s.left {
+		s = s.outer
+	}
+	return s
 }
 
 func (w *worker) run() {
@@ -42,18 +67,15 @@ func (w *worker) run() {
 	}
 }
 
-// visit is one attempt to lock, in a way of its choice, and what follows.
+// visit is one attempt to lock, in a way of its choice, with a section behind it.
 func (w *worker) visit() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	if w.IntN(2) == 0 {
-		ctx = relock.WithHolder(ctx, w.holder) // the same as for earlier holds
-	}
-	if w.IntN(2) == 0 {
-		w.last = w.IntN(len(locks)) // or the same once more, where its late commands may meet it
+		w.last = w.IntN(len(locks)) // or the same once more, so that late commands may meet it
 	}
 	p := w.anyone(w.Rand)
-	stop := context.AfterFunc(w.limit, cancel) // nobody waits any more, and who is in takes the time it takes
+	stop := context.AfterFunc(w.limit, cancel) // ends the wait, and no section
 	s := w.enter(ctx, cancel, w.choose(p, w.last))
 	stop()
 	if s == nil {
@@ -77,13 +99,14 @@ func (w *worker) visit() {
 // choose makes a lock with some options.
 func (w *worker) choose(p *peer, number int) thing {
 	t := thing{number: number}
+	t.Redisson = w.redisson
 	var options []relock.Option
 	switch w.IntN(10) {
 	case 0, 1:
 		t.fixed = true
 		options = append(options, relock.WithFixedLease(ttl/2))
 	case 2:
-		t.local = true
+		t.Local = true
 		options = append(options, relock.WithLocalReentry())
 	case 3:
 		options = append(options, relock.WithMaxHold(ttl+ttl/4))
@@ -93,11 +116,8 @@ func (w *worker) choose(p *peer, number int) thing {
 		if w.redisson {
 			break // it has no such thing
 		}
-		t.passing = true
+		t.Passing = true
 		options = append(options, relock.WithLocalPass(1+w.IntN(5), upTo(w.Rand, 300*time.Millisecond).Truncate(time.Millisecond)))
-	}
-	if w.redisson { // Redis names no holder of several locks, and counts a token for each entry
-		t.passing = true
 	}
 	t.Lock = p.NewLock(locks[number], options...)
 	return t
@@ -119,14 +139,18 @@ func (w *worker) enter(ctx context.Context, cancel func(), l thing) *section {
 	return w.record(call{ctx: ctx, lock: l, limit: wait, waits: true, do: l.Lock.Lock})
 }
 
-// try is TryLock: it waits for its turn as long as three tries take, and tries three times, each for as long as go-redis takes to give up
-// (a dial, a greeting and the script), and says what was wrong last.
-func (w *worker) try(ctx context.Context, l thing, in *section) *section {
-	limit := slack
+// threeTries is how long three attempts may take, each for as long as go-redis takes to give up: a
+// dial, a greeting and the script.
+func (w *worker) threeTries() time.Duration {
 	if w.fake { // where late allows nothing more
-		limit += 12 * w.patience
+		return slack + 12*w.patience
 	}
-	return w.record(call{ctx: ctx, lock: l, in: in, limit: limit, do: l.TryLock, mayFail: true})
+	return slack
+}
+
+// try is TryLock.
+func (w *worker) try(ctx context.Context, l thing, in *section) *section {
+	return w.record(call{ctx: ctx, lock: l, in: in, limit: w.threeTries(), do: l.TryLock, mayFail: true})
 }
 
 func (w *worker) tryFor(ctx context.Context, l thing, wait time.Duration) *section {
@@ -135,35 +159,37 @@ func (w *worker) tryFor(ctx context.Context, l thing, wait time.Duration) *secti
 	}})
 }
 
-// again enters the lock of an open section once more.
+// again enters the lock of an open section once more: in the context of the section, or in another
+// one that WithSection has put inside it.
 func (w *worker) again(in *section) *section {
+	ctx := in.ctx
 	if w.IntN(4) == 0 {
-		return w.try(in.ctx, in.lock, in)
+		ctx = relock.WithSection(in.caller, in.ctx)
 	}
-	// It tries until the lease is over, which is not renewed for long where this does not get through.
-	return w.record(call{ctx: in.ctx, lock: in.lock, in: in, limit: 4 * ttl, waits: true, do: in.lock.Lock.Lock})
+	if w.IntN(4) == 0 {
+		return w.try(ctx, in.lock, in)
+	}
+	// Lock tries until the lease is over. If no attempt gets through, the lease is not renewed, either.
+	return w.record(call{ctx: ctx, lock: in.lock, in: in, limit: 4 * ttl, waits: true, do: in.lock.Lock.Lock})
 }
 
 // call is a call that locks.
 type call struct {
 	ctx     context.Context
 	lock    thing
-	in      *section // of the same lock, that it is made in
+	in      *section // of the same lock, open; nil: the call begins a hold
 	limit   time.Duration
 	do      func(context.Context) (context.Context, error)
-	waits   bool // for its turn, if it has to
+	waits   bool // for its turn, if necessary
 	mayFail bool // for whatever reason
 }
 
-// record makes a call, and notes what came of it. The result is nil if it failed, or if the lock is lost already.
+// record makes a call, and notes its outcome. The result is nil if the call failed.
 func (w *worker) record(c call) *section {
 	op := w.op(history.Lock, c.lock)
-	op.Local, op.Passing = c.lock.local, c.lock.passing
-	if h, ok := relock.HolderFrom(c.ctx); ok {
-		op.Holder = h.String()
-	}
+	op.Mode = c.lock.Mode
 	if c.in != nil {
-		op.Section = c.in.token
+		op.Holder, op.Hold, op.Nested = c.in.holder, c.in.number, true
 	}
 	if c.waits && c.in == nil {
 		w.waits(w.id, wait{c.lock.Name(), time.Now()})
@@ -175,30 +201,19 @@ func (w *worker) record(c call) *section {
 		w.failed(op, err, c.mayFail, c.waits)
 		return nil
 	}
-	h, _ := relock.HolderFrom(inner)
-	s := &section{ctx: inner, lock: c.lock, holder: h.String()}
-	op.Holder = s.holder
-	look := w.op(history.Look, c.lock)
-	s.token = c.lock.Token(inner)
-	look.Return = w.log.Now()
-	look.Holder = s.holder
-	if s.token == 0 { // lost already: Unlock says which token it was
-		look.Outcome = history.Lost
-		left, err := w.unlock(s)
-		var lost *relock.LostError
-		if !errors.As(err, &lost) {
-			w.wrong.add("a section has no token, and Unlock does not say that it was lost: %v", err)
-			return nil
-		}
-		op.Token, look.Section, left.Section = lost.Token, lost.Token, lost.Token
-		w.log.Add(op)
-		w.log.Add(look)
-		w.log.Add(left)
-		return nil
+	s := &section{ctx: inner, lock: c.lock, outer: c.in}
+	holder, inSection := relock.HolderFrom(inner)
+	if c.in != nil {
+		s.hold = c.in.hold
+	} else {
+		// If the hold is lost by now, nobody says whose it was. The recording needs a name.
+		s.hold = &hold{number: w.log.Hold(), holder: holder.String(), caller: c.ctx}
+		op.Hold, op.Holder = s.number, s.holder
 	}
-	op.Token, look.Section = s.token, s.token
 	w.log.Add(op)
-	w.log.Add(look)
+	if w.look(s) && inSection && holder.String() != s.holder {
+		w.wrong.add("a nested Lock of %q has the holder %s, and the hold %s", op.Lock, holder, s.holder)
+	}
 	return s
 }
 
@@ -207,7 +222,14 @@ func (w *worker) op(kind history.Kind, l thing) history.Op {
 	return history.Op{Kind: kind, Lock: l.Name(), Client: w.id, Call: w.log.Now()}
 }
 
-// returned ends one, and checks that it did not take too long.
+// opIn begins an operation in a section.
+func (w *worker) opIn(kind history.Kind, s *section) history.Op {
+	op := w.op(kind, s.lock)
+	op.Holder, op.Hold = s.holder, s.number
+	return op
+}
+
+// returned ends an operation, and checks that it did not take too long.
 func (w *worker) returned(op *history.Op, limit time.Duration, err error) {
 	op.Return = w.log.Now()
 	if took := op.Return - op.Call; took > limit+w.late() {
@@ -221,14 +243,13 @@ func (w *worker) failed(op history.Op, err error, mayFail, waited bool) {
 	var locked *relock.LockedError
 	op.Outcome = history.Failed
 	switch {
-	case errors.As(err, &lost):
-		// Not the loss of another section around this call, which has ended its context.
-		if lost.Name == op.Lock && lost.Holder.String() == op.Holder {
-			op.Outcome, op.Section = history.Lost, lost.Token
+	case errors.As(err, &lost): // perhaps a section of another lock around this call was, and its context has ended
+		if op.Nested && lost.Name == op.Lock && lost.Holder.String() == op.Holder {
+			op.Outcome = history.Lost
 		}
 	case errors.As(err, &locked):
 		op.Outcome = history.Refused
-		if !waited { // or it has been so at some time, which says next to nothing, and makes many orders possible
+		if !waited { // else the lock was busy at some time, which says little and makes many orders possible
 			op.Owner = locked.Holder.String()
 		}
 	case mayFail, errors.Is(err, relock.ErrClosed), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
@@ -249,45 +270,42 @@ func (w *worker) leaveOne(open []*section) (left *section, rest []*section) {
 
 func (w *worker) leave(s *section) {
 	w.told(s)
-	op, _ := w.unlock(s)
-	w.log.Add(op)
+	w.log.Add(w.unlock(s))
+	s.left = true
 }
 
-// unlockLimit is how long Unlock tries where the lease is renewed meanwhile, for other entries.
+// unlockLimit is how long Unlock tries while the lease is renewed, for other entries.
 const unlockLimit = 10 * time.Second
 
-func (w *worker) unlock(s *section) (history.Op, error) {
-	op := w.op(history.Unlock, s.lock)
-	op.Holder, op.Section = s.holder, s.token
+func (w *worker) unlock(s *section) history.Op {
+	op := w.opIn(history.Unlock, s)
 	err := s.lock.Unlock(s.ctx)
 	w.returned(&op, unlockLimit, err)
 	switch {
 	case err == nil:
-	case errors.Is(err, relock.ErrLockLost):
+	case s.isLost(err):
 		op.Outcome = history.Lost
 	case errors.Is(err, relock.ErrNotHeld):
 		op.Outcome = history.NotHeld
 	default:
 		op.Outcome = history.Failed
 	}
-	return op, err
+	return op
 }
 
 // leaveTwice leaves an entry that was left before.
 func (w *worker) leaveTwice(s *section) {
-	op, _ := w.unlock(s)
+	op := w.unlock(s)
 	op.Again = true
 	w.log.Add(op)
 }
 
-// look asks what the holder believes, and says whether it believes that it has the lock.
-func (w *worker) look(s *section) bool {
-	op := w.op(history.Look, s.lock)
-	op.Holder, op.Section = s.holder, s.token
-	var holds bool
+// look asks for the belief of the holder, and says whether the holder believes that it has the lock.
+func (w *worker) look(s *section) (holds bool) {
+	op := w.opIn(history.Look, s)
 	switch w.IntN(3) {
 	case 0:
-		holds = s.lock.Token(s.ctx) == s.token
+		holds = s.lock.Held(s.ctx)
 	case 1:
 		op.Count = s.lock.Count(s.ctx)
 		holds = op.Count > 0
@@ -301,20 +319,47 @@ func (w *worker) look(s *section) bool {
 	}
 	w.log.Add(op)
 	if !holds && !untilDone(s.ctx, w.late()) {
-		w.wrong.add("the section of %q with token %d was not told of its loss", s.lock.Name(), s.token)
+		w.wrong.add("a section of %q, hold %d, was not told of its loss", s.lock.Name(), s.number)
 	}
 	return holds
 }
 
-// told notes that the section was told of its loss, if it was.
+// draw draws the token of a hold.
+func (w *worker) draw(s *section) {
+	op := w.opIn(history.Draw, s)
+	token, err := s.lock.Token(s.ctx)
+	w.returned(&op, w.threeTries(), err)
+	switch {
+	case err == nil:
+		op.Token = token
+		s.mu.Lock()
+		s.token = token
+		s.mu.Unlock()
+	case s.isLost(err):
+		op.Outcome = history.Lost
+	default:
+		op.Outcome = history.Failed
+	}
+	if err != nil && token != 0 {
+		w.wrong.add("token %d beside the error %v", token, err)
+	}
+	w.log.Add(op)
+}
+
+// told records that the section was told of its loss, if it was.
 func (w *worker) told(s *section) {
-	op := w.op(history.Told, s.lock)
+	op := w.opIn(history.Told, s)
 	var lost *relock.LostError
-	if !errors.As(context.Cause(s.ctx), &lost) || lost.Name != s.lock.Name() {
+	if !s.isLost(context.Cause(s.ctx)) || !errors.As(context.Cause(s.ctx), &lost) {
 		return
 	}
-	op.Holder, op.Section, op.Outcome, op.Return = s.holder, lost.Token, history.Lost, w.log.Now()
+	op.Outcome, op.Return = history.Lost, w.log.Now()
 	w.log.Add(op)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if lost.Token != 0 && s.token != 0 && lost.Token != s.token {
+		w.wrong.add("hold %d of %q drew token %d, and its loss names %d", s.number, op.Lock, s.token, lost.Token)
+	}
 }
 
 // abandon waits for the end of a hold whose context is done, and that is not unlocked.
@@ -331,13 +376,13 @@ func (w *worker) abandon(s *section) {
 
 // extend extends a fixed lease.
 func (w *worker) extend(s *section) {
-	op := w.op(history.Extend, s.lock)
-	op.Holder, op.Section, op.Lease = s.holder, s.token, ttl/4+upTo(w.Rand, ttl/2).Truncate(time.Millisecond)
+	op := w.opIn(history.Extend, s)
+	op.Lease = ttl/4 + upTo(w.Rand, ttl/2).Truncate(time.Millisecond)
 	err := s.lock.Extend(s.ctx, op.Lease)
 	w.returned(&op, 4*ttl, err)
 	switch {
 	case err == nil:
-	case errors.Is(err, relock.ErrLockLost):
+	case s.isLost(err):
 		op.Outcome = history.Lost
 	default:
 		op.Outcome = history.Failed
@@ -345,7 +390,8 @@ func (w *worker) extend(s *section) {
 	w.log.Add(op)
 }
 
-// inside is what happens in a section. It returns the entries that are open in the end: s, or others of its hold.
+// inside is the work in a section. It returns the entries that are open in the end: s, or others of
+// its hold.
 func (w *worker) inside(p *peer, s *section) (open []*section) {
 	open = []*section{s}
 	var left []*section
@@ -355,7 +401,7 @@ func (w *worker) inside(p *peer, s *section) (open []*section) {
 	}
 	for range steps {
 		in := open[w.IntN(len(open))]
-		switch w.IntN(12) {
+		switch w.IntN(15) {
 		case 0, 1, 2:
 			if inner := w.again(in); inner != nil {
 				open = append(open, inner)
@@ -382,16 +428,18 @@ func (w *worker) inside(p *peer, s *section) (open []*section) {
 			}
 		case 9:
 			w.share(in)
-		case 10: // somebody else
-			if s := w.try(relock.WithoutHolder(in.ctx), in.lock, nil); s != nil {
-				w.leave(s)
-			}
+		case 10: // outside of all sections
+			w.tryAndLeave(relock.WithoutHolder(in.ctx), in.lock, nil)
 		case 11: // another lock, always in this order
 			if in.lock.number+1 < len(locks) {
-				if s := w.tryFor(in.ctx, w.choose(p, in.lock.number+1), 50*time.Millisecond); s != nil {
-					w.look(s)
-					w.leave(s)
-				}
+				w.next(p, in)
+			}
+		case 12, 13:
+			w.draw(in)
+		case 14: // a context that was kept is inside the sections around it that are open
+			if len(left) > 0 {
+				out := left[w.IntN(len(left))]
+				w.tryAndLeave(context.WithoutCancel(out.ctx), in.lock, out.around())
 			}
 		}
 		w.look(open[w.IntN(len(open))])
@@ -402,27 +450,42 @@ func (w *worker) inside(p *peer, s *section) (open []*section) {
 	return open
 }
 
-// share lets another goroutine enter and leave as the same holder, while this one does so too.
+func (w *worker) tryAndLeave(ctx context.Context, l thing, in *section) {
+	if s := w.try(ctx, l, in); s != nil {
+		w.leave(s)
+	}
+}
+
+// next takes the next lock in a section of the one before.
+func (w *worker) next(p *peer, in *section) {
+	if s := w.tryFor(in.ctx, w.choose(p, in.lock.number+1), 50*time.Millisecond); s != nil {
+		w.look(s)
+		if w.IntN(2) == 0 {
+			w.draw(s)
+		}
+		w.leave(s)
+	}
+}
+
+// share lets another goroutine work in a section too. Either both enter the same hold again, or both
+// take the next lock, and exclude each other there.
 func (w *worker) share(s *section) {
 	other := *w
 	other.id, other.Rand = w.helper, rand.New(rand.NewPCG(w.Uint64(), w.Uint64()))
-	var helping sync.WaitGroup
-	helping.Go(func() {
-		var inner *section
-		if holder, ok := relock.HolderFrom(s.ctx); ok && other.IntN(2) == 0 {
-			// It does not know the section, only the holder. If the hold is lost by then, this is a new one.
-			inner = other.tryFor(relock.WithHolder(other.limit, holder), s.lock, 100*time.Millisecond)
-		} else {
-			inner = other.again(s)
+	work := func(w *worker) {
+		if inner := w.again(s); inner != nil {
+			w.look(inner)
+			if w.IntN(3) == 0 {
+				w.draw(inner)
+			}
+			w.leave(inner)
 		}
-		if inner != nil {
-			other.look(inner)
-			other.leave(inner)
-		}
-	})
-	if inner := w.again(s); inner != nil {
-		w.look(inner)
-		w.leave(inner)
 	}
+	if p := w.anyone(w.Rand); s.lock.number+1 < len(locks) && w.IntN(2) == 0 {
+		work = func(w *worker) { w.next(p, s) }
+	}
+	var helping sync.WaitGroup
+	helping.Go(func() { work(&other) })
+	work(w)
 	helping.Wait()
 }

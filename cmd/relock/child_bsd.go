@@ -4,13 +4,14 @@ package main
 
 import "syscall"
 
-// inOwnGroup has the command begin a process group. Only Linux can tell it when relock is killed.
+// inOwnGroup makes the command begin a process group. Only Linux can signal the command when relock
+// is killed.
 func inOwnGroup() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true}
 }
 
-// ignores cannot tell, so the command is the first to know.
+// ignores cannot find out, and says yes.
 func ignores(syscall.Signal) bool { return true }
 
-// adopt has nothing to do: the first process asks how all others have ended.
+// adopt does nothing: the first process of the system waits for orphans.
 func adopt() {}

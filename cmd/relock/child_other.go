@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// Without process groups and their signals nothing that run promises can be kept, so it is not there. All other
-// subcommands are.
+// Without process groups and their signals run cannot keep its promises, so run is missing here.
+// All other subcommands work.
 
 var forwarded []syscall.Signal
 
@@ -18,6 +18,7 @@ func ends(syscall.Signal) bool { return true }
 type child struct {
 	pid    int
 	events chan childEvent
+	diedOf syscall.Signal
 }
 
 type childEvent struct {
@@ -58,5 +59,5 @@ func hasKeyboard() bool { return false }
 
 func stopSelf(<-chan os.Signal) {}
 
-// listenScreen has nothing to listen to; the next look finds the new size.
+// listenScreen does nothing; the next look finds the new size.
 func listenScreen(_, _, _ chan os.Signal) {}

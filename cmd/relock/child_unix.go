@@ -12,27 +12,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forwarded are the signals that the command gets when relock gets them.
+// forwarded are the signals that relock forwards to the command.
 var forwarded = []syscall.Signal{
 	unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH,
 }
 
-// ends says whether a signal would end a program that does not care about it, as relock is while it waits.
+// ends says whether a signal ends a program that does not handle it, such as relock during the
+// wait.
 func ends(s syscall.Signal) bool { return s != unix.SIGWINCH && s != unix.SIGTSTP }
 
-// child is the command: a process, and its process group, which has the same number.
+// child is the command: a process, and a process group with the same number.
 type child struct {
 	pid    int
 	events chan childEvent
-	ready  chan struct{}                         // closed: we want to hear of its stops and its end
-	kill   func(pid int, s syscall.Signal) error // the system's, but for tests
+	diedOf syscall.Signal                        // the signal that has ended the first process, or 0
+	ready  chan struct{}                         // closed: send events
+	kill   func(pid int, s syscall.Signal) error // unix.Kill, except in tests
 }
 
-// childEvent says that the first process of the command was stopped, or has ended.
+// childEvent reports that the first process of the command was stopped, or has ended.
 type childEvent struct {
 	stop  syscall.Signal
 	ended bool
-	code  int // as a shell says it
+	code  int // as in a shell
 	by    syscall.Signal
 }
 
@@ -43,7 +45,7 @@ func (e childEvent) signalName() string {
 	return unix.SignalName(e.by)
 }
 
-// startChild starts the command in a process group of its own, with our files and directory.
+// startChild starts the command in a new process group, with the files and the directory of relock.
 func startChild(path string, command, env []string) (*child, error) {
 	c := &child{events: make(chan childEvent, 16), ready: make(chan struct{}), kill: unix.Kill}
 	started := make(chan error, 1)
@@ -51,10 +53,11 @@ func startChild(path string, command, env []string) (*child, error) {
 	return c, <-started
 }
 
-// tend starts the command and waits for it. It is the wait of the system itself, because that of package os does not tell
-// when a process is stopped.
+// tend starts the command and waits for its events with wait4, as package os does not report a
+// stop.
 func (c *child) tend(path string, command, env []string, started chan<- error) {
-	// Linux sends the parent-death signal when the thread that forked ends, so this one stays for as long as we do.
+	// Linux sends the parent-death signal at the end of the thread that forked. This thread lasts as
+	// long as relock.
 	runtime.LockOSThread()
 	p, err := spawn(path, command, &os.ProcAttr{Env: env, Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}, Sys: inOwnGroup()})
 	if err != nil {
@@ -62,7 +65,7 @@ func (c *child) tend(path string, command, env []string, started chan<- error) {
 		return
 	}
 	c.pid = p.Pid
-	_ = p.Release() // package os has no more to do with it
+	_ = p.Release() // package os must not wait for the process
 	started <- nil
 	<-c.ready
 	for {
@@ -70,7 +73,7 @@ func (c *child) tend(path string, command, env []string, started chan<- error) {
 		_, err := unix.Wait4(c.pid, &status, unix.WUNTRACED, nil)
 		switch {
 		case errors.Is(err, unix.EINTR):
-		case err != nil: // somebody else has waited for it; there is nobody else
+		case err != nil: // another part of relock has waited for the process; there is none
 			c.events <- childEvent{ended: true, code: codeInternal}
 			return
 		case status.Stopped():
@@ -85,7 +88,7 @@ func (c *child) tend(path string, command, env []string, started chan<- error) {
 	}
 }
 
-// spawn starts a program as a shell would: what the system does not know and is text is a script.
+// spawn starts a program as a shell does: a text file of an unknown format is a script.
 func spawn(path string, command []string, attr *os.ProcAttr) (*os.Process, error) {
 	p, err := os.StartProcess(path, command, attr)
 	if errors.Is(err, unix.ENOEXEC) && isText(path) {
@@ -96,7 +99,7 @@ func spawn(path string, command []string, attr *os.ProcAttr) (*os.Process, error
 
 const shell = "/bin/sh"
 
-// isText says whether a file begins as text does.
+// isText says whether a file begins like text.
 func isText(path string) bool {
 	f, err := os.Open(path)
 	if err != nil {
@@ -108,10 +111,10 @@ func isText(path string) bool {
 	return bytes.IndexByte(head[:n], 0) < 0
 }
 
-// listen begins to tell events. What has stopped the command before, and was undone by a SIGCONT, is none.
+// listen begins to send events. An earlier stop that a SIGCONT has undone is no event.
 func (c *child) listen() { close(c.ready) }
 
-// signal reaches every process of the command that has not left its group. That nobody is left is no failure.
+// signal sends a signal to every process of the group. An empty group is no failure.
 func (c *child) signal(s syscall.Signal) error {
 	if err := c.kill(-c.pid, s); !errors.Is(err, unix.ESRCH) {
 		return err
@@ -119,9 +122,9 @@ func (c *child) signal(s syscall.Signal) error {
 	return nil
 }
 
-// groupLives says whether any process of the group is left, after the first has ended.
+// groupLives says whether any process of the group is left after the end of the first one.
 func (c *child) groupLives() bool {
-	// Those whose parent has ended may be ours to wait for: see adopt, or we are the first process of a container.
+	// Relock may be the parent of orphans: see adopt, or relock is the first process of a container.
 	for pid := 1; pid > 0; {
 		pid, _ = unix.Wait4(-c.pid, nil, unix.WNOHANG, nil)
 	}

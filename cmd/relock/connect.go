@@ -17,20 +17,20 @@ import (
 	"github.com/go-relock/relock"
 )
 
-// connection says where the locks are: flags, and secrets from the environment.
+// connection says where the locks are, by flags and by secrets from the environment.
 type connection struct {
 	url      string
 	sentinel string
 	cluster  []string
 	prefix   string
-	redisson string // the kind of Redisson's lock; empty: relock's own
+	redisson string // the kind of Redisson's locks; empty: relock's own
 	timeout  time.Duration
 	given    *pflag.FlagSet
 }
 
 const defaultURL = "redis://localhost:6379"
 
-// The environment is the place for secrets: flags are shown to everybody by ps.
+// The environment is the place for secrets, as ps shows flags to everybody.
 const (
 	envURL              = "REDIS_URL"
 	envSentinelUser     = "RELOCK_SENTINEL_USERNAME"
@@ -39,12 +39,12 @@ const (
 
 func (c *connection) flags(f *pflag.FlagSet) {
 	c.given = f
-	// The defaults of the environment are not the flags' defaults: --help would print them.
+	// The environment sets no defaults of flags, as --help would print them.
 	f.StringVar(&c.url, "url", "", "`URL` of the server: redis://[user:password@]host[:port][/db], rediss:// for TLS,\n"+
 		"unix:// for a socket (default $"+envURL+", or "+defaultURL+")")
 	f.StringVar(&c.sentinel, "sentinel", "", "ask sentinels for the master, `NAME@HOST:PORT`,HOST:PORT,…;\n"+
 		"user, password, database and TLS come from the URL")
-	// Not a slice of pflag, which repeats what it cannot read.
+	// Not a slice of pflag, whose errors repeat a value that cannot be read.
 	f.StringArrayVar(&c.cluster, "cluster", nil, "nodes of a Redis Cluster, `HOST:PORT`,…;\n"+
 		"user, password and TLS come from the URL")
 	f.StringVar(&c.prefix, "prefix", relock.DefaultPrefix, "`text` that the keys of locks begin with")
@@ -53,8 +53,8 @@ func (c *connection) flags(f *pflag.FlagSet) {
 	f.DurationVar(&c.timeout, "timeout", 10*time.Second, "how long Redis has for each answer;\nit does not bound a wait for the lock")
 }
 
-// checkGiven refuses flags that are there and say nothing, as those of a script whose variable is not set: without the flag
-// the lock would be another one.
+// checkGiven refuses flags with an empty value, as in a script whose variable is not set: without
+// the flag the lock would be another one.
 func (c *connection) checkGiven() error {
 	for name, value := range map[string]string{"url": c.url, "sentinel": c.sentinel, "redisson": c.redisson} {
 		if value == "" && c.given.Changed(name) {
@@ -67,10 +67,10 @@ func (c *connection) checkGiven() error {
 	return nil
 }
 
-// tries is how often a question that has no answer is asked, by the library and by a reader.
+// tries is how often a question without an answer is asked, by the library and by a reader.
 const tries = 3
 
-// open makes the go-redis client. It does not talk to Redis yet.
+// open makes the go-redis client, and does not talk to Redis.
 func (c *connection) open() (redis.UniversalClient, error) {
 	if err := c.checkGiven(); err != nil {
 		return nil, err
@@ -79,12 +79,12 @@ func (c *connection) open() (redis.UniversalClient, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A person or a script waits for the answer: less patience than a service has. What fails is tried again by the
-	// commands, so one dial is one.
+	// A person or a script waits for the answer, and has less patience than a service. The subcommands
+	// try again, so the dialler does not.
 	const dials = 1
 	quiet := &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	base.DialTimeout = cmp.Or(base.DialTimeout, min(c.timeout, 5*time.Second))
-	// All tries together have the timeout. One that took all of it would leave no time for another connection, or another node.
+	// All tries together have the timeout. One try must leave time for another connection or node.
 	base.ReadTimeout = cmp.Or(base.ReadTimeout, max(min(c.timeout, 3*time.Second), c.timeout/tries))
 	base.WriteTimeout = cmp.Or(base.WriteTimeout, base.ReadTimeout)
 	base.DialerRetries, base.ContextTimeoutEnabled, base.MaintNotificationsConfig = dials, true, quiet
@@ -97,7 +97,7 @@ func (c *connection) open() (redis.UniversalClient, error) {
 		if !ok || master == "" {
 			return nil, usage("--sentinel: must be the name of the master and the addresses of sentinels, NAME@HOST:PORT,…")
 		}
-		if strings.Contains(master, ":") { // of a user and a password, or of a URL
+		if strings.Contains(master, ":") { // of a user with a password, or of a URL
 			return nil, usage("--sentinel: before the @ stands the name of the master, which has no colon. User and password of the "+
 				"master belong in the URL, those of the sentinels in %s and %s", envSentinelUser, envSentinelPassword)
 		}
@@ -125,7 +125,7 @@ func (c *connection) open() (redis.UniversalClient, error) {
 	}
 }
 
-// servers is o for several servers: all that a URL can set, and what open does.
+// servers returns o for several servers: all that a URL can set, and what open sets.
 func servers(o *redis.Options, addrs []string) *redis.UniversalOptions {
 	return &redis.UniversalOptions{
 		Addrs: addrs, Username: o.Username, Password: o.Password, DB: o.DB, TLSConfig: o.TLSConfig,
@@ -140,7 +140,7 @@ func servers(o *redis.Options, addrs []string) *redis.UniversalOptions {
 	}
 }
 
-// rawURL is the URL as it was given, and where.
+// rawURL returns the URL as it was given, and where it was given.
 func (c *connection) rawURL() (raw, source string) {
 	if c.url != "" {
 		return c.url, "--url"
@@ -151,12 +151,12 @@ func (c *connection) rawURL() (raw, source string) {
 	return defaultURL, "the default URL"
 }
 
-// options reads the URL. What is wrong with it is not told in detail: every detail (a port that is no number, an option
-// that is not known) can be a piece of a password with a character that should have been encoded.
+// options reads the URL. An error has no details: every detail (a port that is no number, an
+// unknown option) can be a piece of a password with a character that should have been encoded.
 func (c *connection) options() (*redis.Options, error) {
 	raw, source := c.rawURL()
 	o, err := redis.ParseURL(raw)
-	if err != nil || strings.Contains(raw, "#") { // go-redis ignores what stands behind one, and before it a password is a port
+	if err != nil || strings.Contains(raw, "#") { // go-redis ignores the text behind # in a password
 		return nil, usage("%s cannot be read; it must be redis://HOST:PORT/DB, rediss://HOST:PORT/DB or unix://PATH, with "+
 			"USER:PASSWORD@ before the host or path if Redis wants them. Characters such as @ : / ? # %% in a password must "+
 			"be percent-encoded, and a ?option=value must be one that go-redis knows", source)
@@ -166,13 +166,14 @@ func (c *connection) options() (*redis.Options, error) {
 			return nil, usage("%s is a unix socket, which goes with neither --sentinel nor --cluster", source)
 		}
 		if o.TLSConfig != nil {
-			o.TLSConfig.ServerName = "" // each server is checked against its own name, not that of the URL
+			o.TLSConfig.ServerName = "" // the name in the URL is not that of the servers
 		}
 	}
 	return o, nil
 }
 
-// addresses reads a list of HOST:PORT. One with an @ is not repeated: it may have a password.
+// addresses reads a list of HOST:PORT. The error of a list with an @ does not repeat the list,
+// which may have a password.
 func addresses(flag, list string) ([]string, error) {
 	if strings.Contains(list, "@") {
 		return nil, usage("%s: an address is HOST:PORT, without user and password: those belong in the URL", flag)
@@ -187,7 +188,7 @@ func addresses(flag, list string) ([]string, error) {
 	return addrs, nil
 }
 
-// where is the server in words without secrets.
+// where returns words for the server, without secrets.
 func (c *connection) where() string {
 	if c.sentinel != "" {
 		master, sentinels, _ := strings.Cut(c.sentinel, "@")
@@ -205,10 +206,10 @@ func (c *connection) where() string {
 
 const hidden = "***"
 
-// credentials is what stands between :// and @ in anything like a URL.
+// credentials matches the text between :// and @ in anything like a URL.
 var credentials = regexp.MustCompile(`(://)[^\s"']*@`)
 
-// redact takes every secret out of a message, wherever it got in.
+// redact takes every secret out of a message.
 func (c *connection) redact(message string) string {
 	raw, _ := c.rawURL()
 	secrets := []string{os.Getenv(envSentinelPassword)}
@@ -221,7 +222,7 @@ func (c *connection) redact(message string) string {
 	}
 	message = credentials.ReplaceAllString(message, "${1}"+hidden+"@")
 	for _, secret := range secrets {
-		// A very short one occurs in ordinary words; a URL is hidden by the line above in any case.
+		// A very short secret occurs in ordinary words. The line above hides the secret of a URL.
 		if len(secret) > 2 {
 			message = strings.ReplaceAll(message, secret, hidden)
 		}
@@ -229,8 +230,8 @@ func (c *connection) redact(message string) string {
 	return message
 }
 
-// client makes the go-redis client and the one of relock on top. The function returned closes both; it takes no longer
-// than limit, so that a server which is silent does not keep the program from ending.
+// client makes a go-redis client, and a relock client that uses it. closeAll closes both, and takes
+// no longer than limit, so that a silent server does not keep the program from ending.
 func (a *app) client(options ...relock.Option) (rdb redis.UniversalClient, client *relock.Client, closeAll func(limit time.Duration), err error) {
 	rdb, err = a.conn.open()
 	if err != nil {
@@ -259,13 +260,13 @@ func (a *app) client(options ...relock.Option) (rdb redis.UniversalClient, clien
 	}, nil
 }
 
-// What --redisson may be.
+// The values of --redisson.
 const (
 	redissonPlain  = "plain"
 	redissonFenced = "fenced"
 )
 
-// layout is the options that say how locks are kept in Redis.
+// layout returns the options that say how locks are kept in Redis.
 func (c *connection) layout() ([]relock.Option, error) {
 	if c.redisson != "" && c.prefix != relock.DefaultPrefix {
 		return nil, usage("--prefix and --redisson: Redisson's keys have no prefix, put it into the lock's name")
@@ -282,7 +283,7 @@ func (c *connection) layout() ([]relock.Option, error) {
 	}
 }
 
-// own refuses --redisson for a command that reads the keys of relock's own layout.
+// own refuses --redisson for a subcommand that reads the keys of relock's own layout.
 func (c *connection) own(command string) error {
 	if c.redisson != "" {
 		return usage("%s knows relock's own locks only, which are not those of --redisson", command)
@@ -290,5 +291,5 @@ func (c *connection) own(command string) error {
 	return nil
 }
 
-// closeLimit bounds the end of the commands that only read.
+// closeLimit bounds the end of the subcommands that only read.
 const closeLimit = time.Second

@@ -81,6 +81,7 @@ func TestLocksOfRedisson(t *testing.T) {
 }
 
 func TestAUnixSocket(t *testing.T) {
+	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "redis.sock")
 	s := onOwn(t, "--unixsocket", socket)
 	s.hold("job")
@@ -90,6 +91,7 @@ func TestAUnixSocket(t *testing.T) {
 }
 
 func TestAServerBehindSentinels(t *testing.T) {
+	t.Parallel()
 	sentinel := redistest.StartSentinel(t)
 	holdWith(t, newClient(t, sentinel.Client()), "held")
 	flags := []string{"--sentinel", sentinel.MasterName() + "@" + strings.Join(sentinel.Addrs(), ",")}
@@ -133,6 +135,7 @@ func TestTheOptionsOfTheURLCountWhereverTheServersAre(t *testing.T) {
 }
 
 func TestAServerThatIsNotThereIs69(t *testing.T) {
+	t.Parallel()
 	nowhere := []setup{env("REDIS_URL=redis://" + closedAddr)}
 	for _, args := range [][]string{
 		{"ls"}, {"show", "job"}, {"watch"}, {"unlock", "--force", "job"},
@@ -148,6 +151,7 @@ func TestAServerThatIsNotThereIs69(t *testing.T) {
 }
 
 func TestAServerThatIsSilentIs69AfterTheTimeout(t *testing.T) {
+	t.Parallel()
 	s := onOwn(t)
 	s.server.Pause()
 	defer s.server.Resume()
@@ -194,6 +198,7 @@ func TestAnAnswerThatDoesNotComeIsAskedForAgain(t *testing.T) {
 }
 
 func TestALimitedWaitOutlastsAServerThatIsAway(t *testing.T) {
+	t.Parallel()
 	s := onOwn(t)
 	s.server.Kill()
 	p := start(t, s.on(), "run", "job", "--wait", "1m", "--", "echo", "mine")
@@ -203,6 +208,7 @@ func TestALimitedWaitOutlastsAServerThatIsAway(t *testing.T) {
 }
 
 func TestAServerThatWantsAnotherPasswordIs77(t *testing.T) {
+	t.Parallel()
 	s := onOwn(t, "--requirepass", "hunter2hunter2")
 	for _, target := range []string{"redis://" + s.server.Addr(), "redis://:wrongwrong@" + s.server.Addr()} {
 		for _, args := range [][]string{{"ls"}, {"show", "job"}, {"run", "job", "--", "true"}} {
@@ -215,6 +221,7 @@ func TestAServerThatWantsAnotherPasswordIs77(t *testing.T) {
 }
 
 func TestARightThatAScriptLacksIs77(t *testing.T) {
+	t.Parallel()
 	s := onOwn(t)
 	s.hold("job")
 	require.NoError(t, s.rdb.Do(t.Context(), "acl", "setuser", "fox", "on", ">fox", "~relock:*", "resetchannels", "&relock:*", "+evalsha", "+eval", "+time", "+scan").Err())
@@ -236,6 +243,7 @@ func TestAKeyOfAnotherTypeIs69(t *testing.T) {
 }
 
 func TestSecretsAreNeverPrinted(t *testing.T) {
+	t.Parallel()
 	s := onOwn(t, "--requirepass", "right")
 	// A user, and passwords with all that makes a URL hard to read.
 	for i, password := range []string{"hunter2", "hun@ter2", "hun:ter2", "hun/ter2", "hun#ter2", "hun?ter2=1", "hun%ter2", "hun[ter2", "hun ter2", "100%hunter2"} {
@@ -285,6 +293,7 @@ func TestSecretsAreNeverPrinted(t *testing.T) {
 }
 
 func TestASentinelsPasswordIsNeverPrinted(t *testing.T) {
+	t.Parallel()
 	s := onOwn(t, "--requirepass", "right") // it refuses the password, as a sentinel would
 	got := do(t, []setup{env("RELOCK_SENTINEL_PASSWORD=hunter2")}, "--timeout", "2s", "ls", "--sentinel", "m@"+s.server.Addr())
 	require.NotEqual(t, 0, got.code)

@@ -1,10 +1,10 @@
 package main
 
-// glob says whether name matches a pattern of Redis: * any text, ? any byte, [abc] [a-z] [^abc] a set, \x just x. It works
-// on bytes, and a set that is not closed reaches to the end, as in Redis. It is done here and not in SCAN because a pattern
-// is about names, and a name stands in its key in two forms.
+// glob says whether name matches a pattern of Redis: * any text, ? any byte, [abc] [a-z] [^abc] a
+// set, \x just x. As in Redis, a pattern is about bytes, and a set that is not closed reaches to
+// the end. SCAN cannot match for relock, as a key has a name in one of two forms.
 func glob(pattern, name string) bool {
-	// Where to go on after a mismatch: behind the last star, one byte further in the name.
+	// After a mismatch the search goes on behind the last star, one byte further in the name.
 	star, mark := -1, 0
 	p, n := 0, 0
 	for n < len(name) {
@@ -30,7 +30,8 @@ func glob(pattern, name string) bool {
 	return p == len(pattern)
 }
 
-// globByte matches one byte with what stands at pattern[p:], which is not a star, and returns where that ends.
+// globByte matches one byte with the element at pattern[p:], no star, and returns the end of the
+// element.
 func globByte(pattern string, p int, c byte) (next int, ok bool) {
 	if p >= len(pattern) {
 		return p, false
@@ -50,7 +51,8 @@ func globByte(pattern string, p int, c byte) (next int, ok bool) {
 	}
 }
 
-// globSet matches one byte with the set that begins at pattern[p:], behind its bracket.
+// globSet matches one byte with the set at pattern[p:], behind the bracket, and returns the end of
+// the set.
 func globSet(pattern string, p int, c byte) (next int, ok bool) {
 	not := p < len(pattern) && pattern[p] == '^'
 	if not {
@@ -77,7 +79,7 @@ func globSet(pattern string, p int, c byte) (next int, ok bool) {
 	return p, in != not
 }
 
-// globEscape is s as a pattern that matches only s.
+// globEscape returns a pattern that matches only s.
 func globEscape(s string) string {
 	var b []byte
 	for i := range len(s) {

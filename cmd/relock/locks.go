@@ -19,60 +19,68 @@ import (
 	"github.com/go-relock/relock"
 )
 
-// This file is where the command knows what the library keeps to itself: which key belongs to which lock, what stands in
-// the queue, and that a token is a time. It only reads.
+// This file reads locks. The file knows two things that the library does not export: the key of a
+// lock, and the members of a queue. docs/DESIGN.md describes both.
 
 const queueSuffix = ":queue"
 
-// keyOf is the key of a lock: prefix{name}, or prefix+name where the name has a hash tag of its own.
+// keyOf returns the key of a lock: prefix{name}, or prefix+name if the name has a hash tag. A name
+// that is such a key already stays as it is.
 func keyOf(prefix, name string) string {
-	if hasTag(name) {
+	switch {
+	case !hasTag(name):
+		return prefix + "{" + name + "}"
+	case strings.HasPrefix(name, prefix):
+		return name
+	default:
 		return prefix + name
 	}
-	return prefix + "{" + name + "}"
 }
 
-// nameOf is the way back; false: no lock has this key. Where two names mean the same lock ("x" and "{x}") it is the
-// shorter one. Whether the library takes the name is another matter.
+// nameOf returns the shortest name of the lock that has this key; false if no lock has the key. The
+// library may refuse the name.
 func nameOf(prefix, key string) (name string, ok bool) {
 	rest, ok := strings.CutPrefix(key, prefix)
 	if !ok {
 		return "", false
 	}
 	inner := strings.TrimSuffix(strings.TrimPrefix(rest, "{"), "}")
-	if inner != "" && rest == "{"+inner+"}" && !hasTag(inner) {
-		return inner, true
+	for _, name := range []string{inner, rest, key} {
+		if name != "" && keyOf(prefix, name) == key {
+			return name, true
+		}
 	}
-	return rest, hasTag(rest)
+	return "", false
 }
 
-// hasTag says whether Redis finds a hash tag in s: something between the first { and the first } behind it.
+// hasTag says whether Redis finds a hash tag in s: something between the first { and the first }
+// behind it.
 func hasTag(s string) bool {
 	_, rest, _ := strings.Cut(s, "{")
 	tag, _, closed := strings.Cut(rest, "}")
 	return closed && tag != ""
 }
 
-// holderForm is how holders of relock look: a UUID and a number. A hash with another field is somebody else's.
-var holderForm = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:[0-9]+$`)
+// holderForm matches holders of relock: a UUID with the owner's name in front if there is one, and
+// a number. A hash with another field is no lock of relock.
+var holderForm = regexp.MustCompile(`^([A-Za-z0-9._@-]{1,64}/)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:[0-9]+$`)
 
-// lockInfo is what is known of a lock. It is the JSON of show, ls and watch too: what has no value is left out.
+// lockInfo is the JSON of a lock, for show, ls and watch. Fields without a value are left out.
 type lockInfo struct {
-	Name    string     `json:"name"`
-	NameB64 string     `json:"name_base64,omitempty"`
-	Held    bool       `json:"held"`
-	Holder  string     `json:"holder,omitempty"`
-	Count   int        `json:"count,omitempty"`
-	Token   int64      `json:"token,omitempty"` // the last one, also of a lock that is free
-	Since   *time.Time `json:"since,omitempty"`
-	HeldMs  *int64     `json:"held_ms,omitempty"`
-	LeaseMs *int64     `json:"lease_ms,omitempty"` // what is left of it
-	Waiters int        `json:"waiters"`
-	WaitMs  *int64     `json:"longest_wait_ms,omitempty"`
-	Queue   []waiter   `json:"queue,omitempty"` // by turn; only show
+	Name    string   `json:"name"`
+	NameB64 string   `json:"name_base64,omitempty"`
+	Held    bool     `json:"held"`
+	Holder  string   `json:"holder,omitempty"`
+	Count   int      `json:"count,omitempty"`
+	LeaseMs *int64   `json:"lease_ms,omitempty"` // the rest of the lease
+	Token   int64    `json:"token,omitempty"`    // the last one that was drawn, by whichever hold
+	Waiters int      `json:"waiters"`
+	WaitMs  *int64   `json:"longest_wait_ms,omitempty"`
+	Queue   []waiter `json:"queue,omitempty"` // by turn; only show
 }
 
-// base64Of is what stands beside a name that is not UTF-8, and so not what JSON says it is; empty for all others.
+// base64Of returns the base64 of a name that is not UTF-8, and that JSON therefore changes; empty
+// for all other names.
 func base64Of(name string) string {
 	if utf8.ValidString(name) {
 		return ""
@@ -92,17 +100,18 @@ type reader struct {
 	rdb    redis.UniversalClient
 	client *relock.Client
 	prefix string
-	limit  time.Duration // how long Redis has for each answer; all of them may take any time
+	limit  time.Duration // for each answer of Redis, and not for all answers together
 }
 
-// ask is one question to Redis.
+// ask limits the time for one question to Redis.
 func (r *reader) ask(ctx context.Context, question func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, r.limit)
 	defer cancel()
 	return question(ctx)
 }
 
-// read is ask for a question that go-redis asks by itself. Like the library it asks again where no answer comes.
+// read is ask for a question without the library. Like the library, read asks again when no answer
+// comes.
 func (r *reader) read(ctx context.Context, question func(context.Context) error) error {
 	return r.ask(ctx, func(ctx context.Context) (err error) {
 		for range tries {
@@ -116,7 +125,7 @@ func (r *reader) read(ctx context.Context, question func(context.Context) error)
 	})
 }
 
-// state is what Redis says of a lock.
+// state asks Redis about a lock.
 func (r *reader) state(ctx context.Context, lock *relock.Lock) (state relock.State, err error) {
 	err = r.ask(ctx, func(ctx context.Context) (err error) {
 		state, err = lock.State(ctx)
@@ -125,7 +134,7 @@ func (r *reader) state(ctx context.Context, lock *relock.Lock) (state relock.Sta
 	return state, err
 }
 
-// masters are all servers that have locks.
+// masters returns all servers that have locks.
 func (r *reader) masters(ctx context.Context) (nodes []*redis.Client, err error) {
 	switch rdb := r.rdb.(type) {
 	case *redis.ClusterClient:
@@ -147,7 +156,7 @@ func (r *reader) masters(ctx context.Context) (nodes []*redis.Client, err error)
 	}
 }
 
-// node is the server that has a key.
+// node returns the server that has a key.
 func (r *reader) node(ctx context.Context, key string) (node *redis.Client, err error) {
 	switch rdb := r.rdb.(type) {
 	case *redis.ClusterClient:
@@ -163,7 +172,7 @@ func (r *reader) node(ctx context.Context, key string) (node *redis.Client, err 
 	}
 }
 
-// lock reads one lock, with its whole queue or only the head of it. clock is the time on its server.
+// lock reads one lock, with the whole queue or only its head. clock is the time on the server.
 func (r *reader) lock(ctx context.Context, name string, clock time.Time, all bool) (lockInfo, error) {
 	state, err := r.state(ctx, r.client.NewLock(name))
 	if err != nil {
@@ -175,20 +184,11 @@ func (r *reader) lock(ctx context.Context, name string, clock time.Time, all boo
 		if state.TTL >= 0 {
 			info.LeaseMs = new(state.TTL.Milliseconds())
 		}
-		// A token is made from the server's clock in microseconds when the lock is taken, or when its holder was the next in
-		// the queue. A clock that has been turned back makes it lie ahead: then nothing better is known than "now".
-		if state.Token > 0 && holderForm.MatchString(info.Holder) {
-			since := time.UnixMicro(state.Token).UTC()
-			if since.After(clock) {
-				since = clock
-			}
-			info.Since, info.HeldMs = &since, new(clock.Sub(since).Milliseconds())
-		}
 	}
 	if info.Waiters == 0 {
 		return info, nil
 	}
-	last := int64(1) // the owner may still be first
+	last := int64(0)
 	if all {
 		last = -1
 	}
@@ -201,9 +201,6 @@ func (r *reader) lock(ctx context.Context, name string, clock time.Time, all boo
 		return lockInfo{}, err
 	}
 	queue := readQueue(entries, clock)
-	if len(queue) > 0 && queue[0].Holder == info.Holder && (!all || len(queue) > info.Waiters) {
-		queue = queue[1:]
-	}
 	if len(queue) > 0 {
 		info.WaitMs = &queue[0].WaitMs
 	}
@@ -213,11 +210,11 @@ func (r *reader) lock(ctx context.Context, name string, clock time.Time, all boo
 	return info, nil
 }
 
-// year10000 is in microseconds. From then on a time is none in JSON.
+// year10000 is a time in microseconds. JSON has no times from that year on.
 const year10000 = 253_402_300_800_000_000
 
-// readQueue reads entries of a queue: "<holder>:<n>|<client id>|<lease ms>" by arrival in microseconds. What looks
-// otherwise is not from relock.
+// readQueue reads entries of a queue: "<holder>:<n>|<lease ms>" with the arrival in microseconds as
+// the score. Other entries are not from relock.
 func readQueue(entries []redis.Z, clock time.Time) []waiter {
 	var queue []waiter
 	for _, z := range entries {
@@ -233,7 +230,7 @@ func readQueue(entries []redis.Z, clock time.Time) []waiter {
 	return queue
 }
 
-// found is a lock that a scan has come across, and how far its server's clock is ahead of ours.
+// found is a lock that a scan has found. ahead is the lead of the server's clock over this one.
 type found struct {
 	name  string
 	ahead time.Duration
@@ -245,9 +242,9 @@ func (r *reader) list(ctx context.Context, pattern string) ([]lockInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(ctx) // after the first failure: each answer that does not come takes its time
+	ctx, cancel := context.WithCancel(ctx) // the first failure ends all questions
 	defer cancel()
-	// Each is a round trip, so some go side by side.
+	// Each lock costs a round trip, so several are read at a time.
 	const lanes = 16
 	next := make(chan found)
 	infos := []lockInfo{} // an empty list is [] in JSON, not null
@@ -282,14 +279,14 @@ func (r *reader) list(ctx context.Context, pattern string) ([]lockInfo, error) {
 	return infos, nil
 }
 
-// listed says whether ls shows what a scan has found: not what has become free meanwhile, nor a key of somebody else that
-// looks like the key of a lock.
+// listed says whether ls shows a lock. ls leaves out locks that have become free since the scan,
+// and keys of other programs that look like the key of a lock.
 func listed(info lockInfo) bool {
 	return info.Held && holderForm.MatchString(info.Holder) || !info.Held && info.WaitMs != nil
 }
 
-// scan finds the names of all locks that have a holder or a queue, on every master. It is SCAN, never KEYS: other clients
-// are served in between.
+// scan finds the names of all locks that have a holder or a queue, on every master. scan uses SCAN
+// and not KEYS, so that Redis serves other clients in between.
 func (r *reader) scan(ctx context.Context, pattern string) ([]found, error) {
 	nodes, err := r.masters(ctx)
 	if err != nil {
@@ -324,12 +321,14 @@ func (r *reader) scan(ctx context.Context, pattern string) ([]found, error) {
 	return all, nil
 }
 
-// matches says whether the pattern, empty for all, matches a name or its other form: a lock "x" is "{x}" too.
+// matches says whether the pattern, empty for all, matches a name or its other form: a lock "x" is
+// "{x}" too.
 func matches(pattern, name string) bool {
 	return pattern == "" || glob(pattern, name) || !hasTag(name) && glob(pattern, "{"+name+"}")
 }
 
-// scanNode calls see with the names on one server, and how far its clock is ahead of ours.
+// scanNode calls see with the names on one server, and with how far the clock there is ahead of
+// this one.
 func (r *reader) scanNode(ctx context.Context, node *redis.Client, see func(name string, ahead time.Duration)) error {
 	ahead, err := r.clockOf(ctx, node)
 	if err != nil {
@@ -357,7 +356,7 @@ func (r *reader) scanNode(ctx context.Context, node *redis.Client, see func(name
 	return nil
 }
 
-// clockOf is how far a server's clock is ahead of ours, to about a round trip.
+// clockOf returns how far the clock of a server is ahead of this one, to about a round trip.
 func (r *reader) clockOf(ctx context.Context, node *redis.Client) (ahead time.Duration, err error) {
 	err = r.read(ctx, func(ctx context.Context) error {
 		t, err := node.Time(ctx).Result()
@@ -367,7 +366,7 @@ func (r *reader) clockOf(ctx context.Context, node *redis.Client) (ahead time.Du
 	return ahead, err
 }
 
-// printable is text for a terminal: names are any bytes, and some bytes are commands to a terminal.
+// printable returns text for a terminal. A name may have bytes that are commands to a terminal.
 func printable(s string) string {
 	for _, r := range s {
 		if r == utf8.RuneError || !strconv.IsPrint(r) {

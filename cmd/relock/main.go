@@ -1,4 +1,5 @@
-// Command relock runs commands under a lock of package relock, and shows operators what the locks are doing.
+// Command relock runs commands under a lock of package relock, and shows operators what the locks
+// are doing.
 //
 //	relock run NAME -- command…     hold the lock while the command runs
 //	relock show NAME                who holds it, who waits
@@ -29,19 +30,19 @@ import (
 	"github.com/go-relock/relock"
 )
 
-// The exit codes of relock itself. `run` passes the code of its command on, so these must not look like one: they are
-// those of sysexits.h, which commands rarely use, and the first number behind them.
+// The exit codes of relock itself. `run` passes on the code of its command, so these are codes that
+// commands rarely use: those of sysexits.h, and the first number behind them.
 const (
 	codeNotHeld     = 1   // unlock: nobody has the lock
 	codeUsage       = 64  // EX_USAGE: a wrong flag, name or URL. Trying again does not help
 	codeUnavailable = 69  // EX_UNAVAILABLE: Redis cannot be reached, or answered with an error
 	codeInternal    = 70  // EX_SOFTWARE: the operating system refused something
-	codeBusy        = 75  // EX_TEMPFAIL: another holder has the lock. Mailers and schedulers read this as "try later"
+	codeBusy        = 75  // EX_TEMPFAIL: another holder has the lock; schedulers try later
 	codeNoPerm      = 77  // EX_NOPERM: Redis wants another user or password
-	codeLost        = 79  // the lock was lost while the command ran, or before. sysexits.h ends at 78, so nothing else means 79
-	codeCannotRun   = 126 // the command is there and cannot be run; as a shell says it
-	codeNotFound    = 127 // the command is not there; as a shell says it
-	codeSignal      = 128 // plus the number of the signal that ended the command; as a shell says it
+	codeLost        = 79  // the lock was lost while the command ran, or before; sysexits.h ends at 78
+	codeCannotRun   = 126 // the command cannot be run; as in a shell
+	codeNotFound    = 127 // the command does not exist; as in a shell
+	codeSignal      = 128 // plus the number of the signal that ended the command; as in a shell
 )
 
 func main() {
@@ -55,7 +56,7 @@ func main() {
 	os.Exit(exit.code)
 }
 
-// app is what the subcommands share.
+// app has the flags and files of all subcommands.
 type app struct {
 	conn   connection
 	json   bool
@@ -63,7 +64,7 @@ type app struct {
 	stderr io.Writer
 }
 
-// sink is standard output, which remembers whether something could not be written.
+// sink is a standard output that keeps the first error of a write.
 type sink struct {
 	w   io.Writer
 	err error
@@ -77,7 +78,7 @@ func (s *sink) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// failure is what went wrong, if anything did.
+// failure returns the first error of a write, nil if there was none.
 func (s *sink) failure() error {
 	if s.err == nil {
 		return nil
@@ -85,9 +86,9 @@ func (s *sink) failure() error {
 	return &exitError{code: codeInternal, err: s.err}
 }
 
-// execute returns how relock should exit; nil: all is done.
+// execute runs a subcommand, and returns how relock should exit; nil is code 0.
 func execute(args []string) *exitError {
-	redis.SetLogger(silent{}) // it would print to stderr by itself, between the lines of the command
+	redis.SetLogger(silent{}) // go-redis prints to stderr, between the lines of the command
 	stderr := newTeller(os.Stderr)
 	defer stderr.finish()
 	a := &app{stdout: &sink{w: os.Stdout}, stderr: stderr}
@@ -102,22 +103,23 @@ func execute(args []string) *exitError {
 	if err == nil {
 		return nil
 	}
-	a.json = a.json || asksForJSON(args) // where the parser has not come to it
+	a.json = a.json || asksForJSON(args) // the parser may have stopped before --json
 	var exit *exitError
 	if !errors.As(err, &exit) {
-		// It comes from the parser: an unknown command or flag, a wrong number of arguments.
+		// The error of the parser: an unknown command or flag, a wrong number of arguments.
 		exit = &exitError{code: codeUsage, err: err}
 	}
 	a.report(exit)
 	return exit
 }
 
-// strict has cobra's own commands, and a call without a subcommand, refuse what they do not know; for them that is a success.
+// strict makes cobra's own commands, and a call without a subcommand, refuse unknown arguments. By
+// themselves they succeed.
 func strict(root *cobra.Command) {
 	root.DisableFlagsInUseLine = true
-	root.DisableSuggestions = true // they are several lines
+	root.DisableSuggestions = true // a suggestion has several lines
 	root.RunE = func(cmd *cobra.Command, args []string) error {
-		if len(args) > 0 { // "" and what stands behind -- are none of cobra's business
+		if len(args) > 0 { // cobra accepts "" and arguments behind --
 			return usage("unknown command %q for %q", args[0], cmd.Name())
 		}
 		return cmd.Help()
@@ -139,20 +141,20 @@ func strict(root *cobra.Command) {
 	}
 }
 
-// asksForJSON says whether --json is among the arguments of relock itself.
+// asksForJSON says whether --json is an argument of relock itself.
 func asksForJSON(args []string) bool {
 	for _, arg := range args {
 		switch arg {
 		case "--json", "--json=true":
 			return true
-		case "--": // the rest belongs to the command
+		case "--": // the rest is the command
 			return false
 		}
 	}
 	return false
 }
 
-// oneName is for a command that is about one lock.
+// oneName checks the arguments of a subcommand about one lock.
 func oneName(cmd *cobra.Command, args []string) error {
 	if len(args) != 1 {
 		return usage("%s: there must be one lock name, not %d", cmd.Name(), len(args))
@@ -160,7 +162,7 @@ func oneName(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// heed has c told of signals, but not of those that relock was started to ignore: that is how nohup works.
+// heed sends signals to c, but for signals that relock was started to ignore, as with nohup.
 func heed(c chan<- os.Signal, signals ...syscall.Signal) {
 	for _, s := range signals {
 		if !signal.Ignored(s) {
@@ -169,7 +171,7 @@ func heed(c chan<- os.Signal, signals ...syscall.Signal) {
 	}
 }
 
-// silent is the logger of go-redis: what matters comes back as an error.
+// silent is a logger for go-redis, which returns all that matters as errors.
 type silent struct{}
 
 func (silent) Printf(context.Context, string, ...any) {}
@@ -200,12 +202,12 @@ func version() string {
 	return info.Main.Version
 }
 
-// exitError is an error with the code that relock exits with. A nil err says nothing: all was said before.
+// exitError is an error with an exit code of relock. A nil err was reported before.
 type exitError struct {
 	code  int
 	err   error
-	by    syscall.Signal // of the keyboard: it should end us before it comes to the code; 0: none
-	alone bool           // us only: those around us have had it
+	by    syscall.Signal // of the keyboard: relock should die of it; 0: none
+	alone bool           // the rest of the process group has had the signal
 }
 
 func (e *exitError) Error() string {
@@ -217,13 +219,13 @@ func (e *exitError) Error() string {
 
 func (e *exitError) Unwrap() error { return e.err }
 
-// usage is what is wrong with how relock was called.
+// usage returns the error of a wrong call of relock.
 func usage(format string, args ...any) error {
 	return &exitError{code: codeUsage, err: fmt.Errorf(format, args...)}
 }
 
-// failure gives an error of the library or of Redis its exit code, and says where it happened when the error itself
-// does not.
+// failure gives an error of the library or of Redis its exit code, and names the server if the
+// error does not.
 func (a *app) failure(err error) error {
 	var exit *exitError
 	var reply redis.Error
@@ -249,25 +251,26 @@ func (a *app) failure(err error) error {
 	return &exitError{code: code, err: fmt.Errorf("no answer from Redis at %s: %w", a.conn.where(), err)}
 }
 
-// libraryOption is how the library writes an option that a flag sets.
-var libraryOption = regexp.MustCompile(`(WithTTL|WithMaxHold|WithPrefix)(\([^()]*\))?`)
+// libraryOption matches an option in the library's messages that a flag sets.
+var libraryOption = regexp.MustCompile(`(WithTTL|WithMaxHold|WithPrefix|WithOwner)(\([^()]*\))?`)
 
-// inFlags is a message of the library about its options, in the words of the command.
+// inFlags turns the options in a message of the library into flags.
 func inFlags(message string) string {
-	flags := map[string]string{"WithTTL": "--ttl", "WithMaxHold": "--max-hold", "WithPrefix": "--prefix"}
+	flags := map[string]string{"WithTTL": "--ttl", "WithMaxHold": "--max-hold", "WithPrefix": "--prefix", "WithOwner": "--owner"}
 	return libraryOption.ReplaceAllStringFunc(message, func(call string) string {
 		option, value, _ := strings.Cut(strings.TrimSuffix(call, ")"), "(")
 		return strings.TrimSpace(flags[option] + " " + value)
 	})
 }
 
-// scriptLacksRight says whether the user may run scripts, but not what is in them. Redis has no prefix for that.
+// scriptLacksRight says whether the user may run scripts, but not the commands in them. The error
+// has no prefix of its own in Redis.
 func scriptLacksRight(err error) bool {
 	return strings.Contains(err.Error(), "The user executing the script can't") || // Redis 7.0
 		strings.Contains(err.Error(), "ACL failure in script") // later
 }
 
-// kinds are the words for exit codes in JSON.
+// kinds has the words for exit codes in JSON.
 var kinds = map[int]string{
 	codeNotHeld:     "not_held",
 	codeUsage:       "usage",
@@ -280,12 +283,13 @@ var kinds = map[int]string{
 	codeNotFound:    "not_found",
 }
 
-// report tells on stderr why relock fails. Results go to stdout, so that stays clean.
+// report writes to stderr why relock fails. Standard output has results only.
 func (a *app) report(e *exitError) {
 	if e.err == nil {
 		return
 	}
-	// The library's errors begin with its name, which is ours too.
+	// The library's errors begin with the name of the library, and every line with that of the
+	// command.
 	message := strings.ReplaceAll(strings.TrimPrefix(e.err.Error(), "relock: "), ": relock: ", ": ")
 	message = a.conn.redact(message)
 	if !a.json {
@@ -315,5 +319,5 @@ func (a *app) report(e *exitError) {
 func (a *app) encode(w io.Writer, v any) {
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
-	_ = enc.Encode(v) // a reader that is gone does not want it
+	_ = enc.Encode(v) // the reader may be gone
 }

@@ -93,7 +93,7 @@ The whole database is searched with SCAN, which does not block the server.`,
 	}
 }
 
-// patternOf is the optional argument, empty for all locks.
+// patternOf returns the optional argument, empty for all locks.
 func patternOf(args []string) string {
 	if len(args) == 0 {
 		return ""
@@ -108,9 +108,9 @@ func (a *app) unlockCommand() *cobra.Command {
 		Short: "Take a lock from its holder and grant it to the first waiter",
 		Long: `Take a lock from its holder, whoever that is, and grant it to the first waiter.
 
-The holder is told at its next renewal, so for up to a third of its TTL two may believe that they
-have the lock; only the fencing token tells them apart. A command under "relock run" is stopped then.
-Exit code 1: nobody has the lock.`,
+The holder is told by a message, in milliseconds, or else at its next renewal. Until then two may
+believe that they have the lock; only the fencing token tells them apart. A command under
+"relock run" is stopped. Exit code 1: nobody has the lock.`,
 		Args: oneName,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if !force {
@@ -130,7 +130,7 @@ Exit code 1: nobody has the lock.`,
 				}
 				if a.json {
 					waiters := &before.Waiters
-					if a.conn.redisson != "" { // nobody knows
+					if a.conn.redisson != "" { // not known there
 						waiters = nil
 					}
 					a.encode(a.stdout, struct {
@@ -152,7 +152,7 @@ Exit code 1: nobody has the lock.`,
 	return cmd
 }
 
-// printLock is show for people.
+// printLock prints the text of show.
 func printLock(w io.Writer, info lockInfo) {
 	tab := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	line := func(what, value string) { fmt.Fprintf(tab, "%s\t%s\n", what, value) }
@@ -160,9 +160,6 @@ func printLock(w io.Writer, info lockInfo) {
 	if info.Held {
 		line("holder", printable(info.Holder))
 		line("count", fmt.Sprint(info.Count))
-		if info.HeldMs != nil {
-			line("held", fmt.Sprintf("for %s, since %s", span(info.HeldMs), info.Since.Local().Format(time.DateTime)))
-		}
 		line("lease", leaseText(info))
 	} else {
 		line("holder", "nobody")
@@ -184,21 +181,22 @@ func leaseText(info lockInfo) string {
 	return "ends in " + span(info.LeaseMs)
 }
 
-// printTable is ls and watch for people. What is wide and matters least is last: a terminal of 80 columns cuts it off.
+// printTable prints the text of ls and watch. The widest column is the last, as a terminal of 80
+// columns cuts it off.
 func printTable(w io.Writer, infos []lockInfo) {
 	tab := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tab, "NAME\tCOUNT\tHELD\tLEASE\tWAITERS\tLONGEST WAIT\tHOLDER")
+	fmt.Fprintln(tab, "NAME\tCOUNT\tLEASE\tWAITERS\tLONGEST WAIT\tHOLDER")
 	for _, info := range infos {
 		holder, count, lease := "-", "-", "-"
 		if info.Held {
 			holder, count, lease = printable(info.Holder), fmt.Sprint(info.Count), span(info.LeaseMs)
 		}
-		fmt.Fprintf(tab, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", printable(info.Name), count, span(info.HeldMs), lease, info.Waiters, span(info.WaitMs), holder)
+		fmt.Fprintf(tab, "%s\t%s\t%s\t%d\t%s\t%s\n", printable(info.Name), count, lease, info.Waiters, span(info.WaitMs), holder)
 	}
 	_ = tab.Flush()
 }
 
-// span is a number of milliseconds as a person says it: two units at most.
+// span returns a number of milliseconds in two units at most.
 func span(ms *int64) string {
 	if ms == nil {
 		return "-"

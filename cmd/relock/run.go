@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,12 +18,12 @@ import (
 	"github.com/go-relock/relock"
 )
 
-// What the command finds in its environment.
+// The environment of the command has these variables.
 const (
 	envToken   = "RELOCK_TOKEN"
 	envName    = "RELOCK_NAME"
 	envHolder  = "RELOCK_HOLDER"
-	envHolders = "RELOCK_HOLDERS" // of the runs around it too, the outermost first
+	envHolders = "RELOCK_HOLDERS" // also of the runs around this one, outermost first
 )
 
 // runOptions are the flags of run.
@@ -33,6 +34,7 @@ type runOptions struct {
 	ttl     time.Duration
 	maxHold time.Duration
 	grace   time.Duration
+	owner   string
 	verbose bool
 }
 
@@ -82,44 +84,44 @@ If another holder has the lock and the wait (if any) is over, relock exits with 
 	f.DurationVar(&o.ttl, "ttl", relock.DefaultTTL, "lease: how long the lock stays taken if this machine dies")
 	f.DurationVar(&o.maxHold, "max-hold", 0, "stop the command after this time (default: no limit)")
 	f.DurationVar(&o.grace, "grace", 10*time.Second, "time between SIGTERM and SIGKILL when the lock is lost")
+	f.StringVar(&o.owner, "owner", "", "`name` of this run for show, ls and those who find the lock busy (default relock@ and the host)")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "say on stderr when the lock is taken and given back")
 	return cmd
 }
 
-// runner is one run.
+// runner is one run of a command.
 type runner struct {
 	*app
 	runOptions
 	name    string
 	path    string   // of the program
-	command []string // its name, as it was given, and arguments
+	command []string // the given name, and the arguments
 	lock    *relock.Lock
 	signals chan os.Signal
 	conts   chan os.Signal     // SIGCONT
-	told    chan struct{}      // for each call that has asked for the lock: its hooks were called
-	quit    context.CancelFunc // ends the section's context, when all is over
+	told    chan struct{}      // after the hooks of each call that asks for the lock
+	quit    context.CancelFunc // ends the context of the section, at the end of the run
 
-	section context.Context // once the lock is ours
+	section context.Context // nil before the lock is taken
 	began   time.Time
 	token   int64
 	child   *child
-	tty     *terminal      // nil: none, or not ours
-	stopped bool           // the child is, by the terminal
-	diedOf  syscall.Signal // the child has, or 0
-	pressed syscall.Signal // the child has died of that key, or 0
-	relayed syscall.Signal // the last that we have handed on
+	tty     *terminal      // nil: there is none
+	stopped bool           // the terminal has stopped the child
+	pressed syscall.Signal // the signal of the keyboard that has ended the child, or 0
+	relayed syscall.Signal // the last signal that relock has forwarded
 	lost    bool
-	silent  bool // Redis is, now that the command has ended
+	silent  bool // Redis was silent at the end of the run
 }
 
 // run is the subcommand.
 func (a *app) run(name string, command []string, o runOptions) error {
 	r := &runner{app: a, runOptions: o, name: name, command: command, told: make(chan struct{}, 1)}
 	var err error
-	if r.path, err = lookUp(command[0]); err != nil { // before anybody has to wait for us
+	if r.path, err = lookUp(command[0]); err != nil { // before anybody waits for this run
 		return err
 	}
-	options := []relock.Option{relock.WithTTL(o.ttl), relock.WithHooks(r.hooks())}
+	options := []relock.Option{relock.WithTTL(o.ttl), relock.WithHooks(r.hooks()), relock.WithOwner(cmp.Or(o.owner, defaultOwner()))}
 	if o.maxHold != 0 {
 		options = append(options, relock.WithMaxHold(o.maxHold))
 	}
@@ -134,24 +136,43 @@ func (a *app) run(name string, command []string, o runOptions) error {
 	r.catch()
 	err = r.hold()
 	if !r.lost && !r.silent {
-		// A wait that was given up has a place in the queue, which Close takes back. If Redis is silent it is left: grants
-		// to a client that is gone go to the next.
+		// Close takes back the place in the queue of a wait that was given up. If Redis is silent, the
+		// place stays: a grant to a client that is gone goes to the next one.
 		closeAll(3 * time.Second)
 	}
 	return a.failure(err)
 }
 
-// catch begins to listen to signals. One that was ignored when relock began stays so, for the command too.
+// defaultOwner returns relock@ and the name of this machine, with the characters that
+// [relock.WithOwner] allows.
+func defaultOwner() string {
+	host, err := os.Hostname()
+	if err != nil || host == "" {
+		return "relock"
+	}
+	owner := "relock@" + strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', strings.ContainsRune("._-", r):
+			return r
+		default:
+			return '-'
+		}
+	}, host)
+	return owner[:min(len(owner), 64)]
+}
+
+// catch begins to listen to signals. A signal that relock was started to ignore stays ignored, for
+// the command too.
 func (r *runner) catch() {
 	r.signals, r.conts = make(chan os.Signal, 64), make(chan os.Signal, 1)
 	heed(r.signals, forwarded...)
-	// A write to stderr whose reader is gone would end this process, and leave the command alone. Caught and not ignored,
-	// for what is ignored is ignored by the command too.
+	// SIGPIPE of a stderr whose reader is gone would end relock, and leave the command alone. Relock
+	// catches SIGPIPE and does not ignore it, as the command would inherit that.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 }
 
-// endedBy is the exit for a signal that we have had, and that has ended the wait, or the command. A shell around us that has had
-// SIGINT too goes on after a program that has not died of it.
+// endedBy is the exit for a signal that has ended the wait or the command. Relock dies of SIGINT,
+// as a shell that has had SIGINT too goes on after a program that has not died of it.
 func endedBy(s syscall.Signal) *exitError {
 	e := &exitError{code: codeSignal + int(s)}
 	if s == syscall.SIGINT && hasKeyboard() {
@@ -174,28 +195,34 @@ func (r *runner) hold() error {
 	switch {
 	case err != nil || code == 0:
 		return err
-	case r.diedOf != 0 && r.diedOf == r.relayed:
-		return endedBy(r.diedOf)
+	case r.child != nil && r.child.diedOf != 0 && r.child.diedOf == r.relayed:
+		return endedBy(r.child.diedOf)
 	default:
 		return &exitError{code: code, by: r.pressed}
 	}
 }
 
-// take acquires the lock. A signal ends the wait.
+// take takes the lock, and draws the token. A signal ends the wait.
 func (r *runner) take() error {
-	// The section's context must not end with a signal: a lock whose context is done is not renewed, and the command may
-	// take its time to end.
+	// A signal must not end the context of the section: the lock would not be renewed any more, and
+	// the command may take its time to end.
 	ctx, cancel := context.WithCancel(context.Background())
 	r.quit = cancel
 	type result struct {
-		section context.Context
+		section context.Context // nil: not entered
+		token   int64
 		err     error
 	}
 	done := make(chan result, 1)
 	asked := time.Now()
 	go func() {
 		section, err := r.acquire(ctx)
-		done <- result{section, err}
+		if err != nil {
+			done <- result{err: err}
+			return
+		}
+		token, err := r.draw(section)
+		done <- result{section, token, err}
 	}()
 	var by syscall.Signal
 	var got result
@@ -210,25 +237,40 @@ func (r *runner) take() error {
 			waiting = false
 		}
 	}
+	r.section, r.began, r.token = got.section, time.Now(), got.token
+	if r.section != nil && (by != 0 || got.err != nil) {
+		_ = r.unlock()
+	}
 	if by != 0 {
-		if got.err == nil { // it came at the same time
-			_ = r.lock.Unlock(got.section)
-		}
 		return endedBy(by)
 	}
 	if got.err != nil {
 		return got.err
 	}
-	r.section, r.began, r.token = got.section, time.Now(), r.lock.Token(got.section)
+	text := fmt.Sprintf("%q taken", r.name)
+	if r.token != 0 {
+		text += fmt.Sprintf(", token %d", r.token)
+	}
 	r.tell(event{
 		Event: "acquired", Holder: r.holder(), Token: r.token, WaitedMs: new(r.began.Sub(asked).Milliseconds()),
-		text: fmt.Sprintf("%q taken, token %d", r.name, r.token), quiet: true,
+		text: text, quiet: true,
 	})
 	return nil
 }
 
-// acquire is the wait that the flags ask for. Only a limited one goes on while Redis cannot be reached; without a limit,
-// a wrong address would look like a busy lock for ever, so there the first answer must come.
+// draw draws the token for the command; 0 if the locks have no tokens.
+func (r *runner) draw(section context.Context) (int64, error) {
+	if r.conn.redisson == redissonPlain {
+		return 0, nil
+	}
+	ctx, cancel := context.WithTimeout(section, r.conn.timeout)
+	defer cancel()
+	return r.lock.Token(ctx)
+}
+
+// acquire waits as the flags ask for. A wait with a limit goes on while Redis cannot be reached.
+// Without a limit the first answer must come, as a wrong address would look like a busy lock for
+// ever.
 func (r *runner) acquire(ctx context.Context) (context.Context, error) {
 	if r.waitSet && !r.noWait {
 		defer r.afterHooks()
@@ -246,7 +288,7 @@ func (r *runner) acquire(ctx context.Context) (context.Context, error) {
 	return r.lock.Lock(ctx)
 }
 
-// heldAroundError is the refusal of a lock that a run around this one has.
+// heldAroundError is the refusal by a run around this one.
 type heldAroundError struct{ *relock.LockedError }
 
 func (e heldAroundError) Error() string {
@@ -255,14 +297,14 @@ func (e heldAroundError) Error() string {
 
 func (e heldAroundError) Unwrap() error { return e.LockedError }
 
-// tryOnce is TryLock with a limit for the answer, which is no limit for the section that it returns.
+// tryOnce is TryLock with a limit for the answer. The section has no limit.
 func (r *runner) tryOnce(ctx context.Context) (context.Context, error) {
 	asking, cancel := context.WithCancelCause(ctx)
 	limit := time.AfterFunc(r.conn.timeout, func() { cancel(context.DeadlineExceeded) })
 	defer r.afterHooks()
 	section, err := r.lock.TryLock(asking)
 	if !limit.Stop() && err == nil {
-		// The limit came at the same moment, and has ended the section's context.
+		// The limit came at the same moment, and has ended the context of the section.
 		_ = r.lock.Unlock(section)
 		return ctx, context.DeadlineExceeded
 	}
@@ -273,37 +315,39 @@ func (r *runner) hooks() relock.Hooks {
 	return relock.Hooks{Queued: r.queued, AcquireFinished: func(relock.AcquireFinished) { r.told <- struct{}{} }}
 }
 
-// afterHooks waits until the hooks of a call that asked for the lock were called: what we say of its end comes after what they say.
+// afterHooks waits until the hooks of a call that asked for the lock were called, so that the
+// events are printed in order.
 func (r *runner) afterHooks() { <-r.told }
 
-// queued is told when the wait begins. The first to know is a person at a terminal.
+// queued is the hook for the beginning of the wait. At a terminal the event is printed without
+// --verbose.
 func (r *runner) queued(q relock.Queued) {
 	e := event{
 		Event: "waiting", Holder: q.Holder.String(),
 		text: fmt.Sprintf("%q is locked, waiting", r.name), quiet: !term.IsTerminal(int(os.Stderr.Fd())),
 	}
-	if r.conn.redisson == "" { // Redisson's locks have no queue: nobody knows who else waits
+	if r.conn.redisson == "" { // Redisson's locks have no queue
 		e.Position = new(q.Position)
 		e.text += fmt.Sprintf("; %d before this", q.Position)
 	}
 	r.tell(e)
 }
 
-// holder is who we are to Redis.
+// holder returns the holder of the lock.
 func (r *runner) holder() string {
 	h, _ := relock.HolderFrom(r.section)
 	return h.String()
 }
 
-// holdersAround are those of the runs that this one is inside of.
+// holdersAround returns the holders of the runs around this one.
 func holdersAround() []string { return strings.Fields(os.Getenv(envHolders)) }
 
-// environment is ours, with what the command should know of its lock.
+// environment returns the environment of relock, with variables about the lock.
 func (r *runner) environment() []string {
 	var env []string
 	for _, v := range os.Environ() {
 		switch name, _, _ := strings.Cut(v, "="); name {
-		case envToken, envName, envHolder, envHolders, envSentinelUser, envSentinelPassword: // of an outer run; not for the command
+		case envToken, envName, envHolder, envHolders, envSentinelUser, envSentinelPassword: // not for the command
 		default:
 			env = append(env, v)
 		}
@@ -315,13 +359,13 @@ func (r *runner) environment() []string {
 // work runs the command to its end, and returns its exit code.
 func (r *runner) work() (code int, err error) {
 	select {
-	case s := <-r.signals: // while the answer was on its way
+	case s := <-r.signals: // since the lock was taken
 		if sig, ok := s.(syscall.Signal); ok && ends(sig) {
 			return 0, endedBy(sig)
 		}
 	default:
 	}
-	if r.section.Err() != nil { // as after a long time in which this machine or we were stopped
+	if r.section.Err() != nil { // as after a long stop of this machine, or of relock
 		r.lost = true
 		return 0, &exitError{code: codeLost, err: fmt.Errorf("%w; the command was not started", context.Cause(r.section))}
 	}
@@ -353,15 +397,15 @@ func (r *runner) work() (code int, err error) {
 				Event: "exited", Pid: r.child.pid, ExitCode: new(e.code), Signal: e.signalName(),
 				text: fmt.Sprintf("%s has ended with %d", r.command[0], e.code), quiet: !r.lost,
 			})
-			r.diedOf = e.by
+			r.child.diedOf = e.by
 			if r.lost {
 				r.clear(kill)
-				return e.code, &exitError{code: codeLost} // told when it happened
+				return e.code, &exitError{code: codeLost} // reported at the loss
 			}
 			return e.code, nil
 		case <-lost:
 			lost = nil
-			adopt() // before anything of it ends
+			adopt() // before any process of the command ends
 			kill = r.stop()
 		case <-kill:
 			kill = nil
@@ -370,14 +414,14 @@ func (r *runner) work() (code int, err error) {
 	}
 }
 
-// stop tells the command to end, because the lock is lost. It returns the clock of the grace.
+// stop sends the command SIGTERM, as the lock is lost. It returns the clock of the grace.
 func (r *runner) stop() <-chan time.Time {
 	r.lost = true
 	timer := time.After(r.grace)
 	var err error
 	if r.grace > 0 {
 		err = r.child.signal(syscall.SIGTERM)
-		r.wake() // one that is stopped must run to hear of it
+		r.wake() // a stopped command handles no signal
 	}
 	cause := context.Cause(r.section)
 	var loss *relock.LostError
@@ -395,7 +439,7 @@ func (r *runner) stop() <-chan time.Time {
 	return timer
 }
 
-// killGroup ends the command for good.
+// killGroup sends the command SIGKILL.
 func (r *runner) killGroup() {
 	if err := r.child.signal(syscall.SIGKILL); err != nil {
 		r.tellUnstopped(err.Error())
@@ -407,7 +451,7 @@ func (r *runner) killGroup() {
 	})
 }
 
-// tellUnstopped says that the command, or some of it, works on without the lock and that we cannot help it.
+// tellUnstopped reports that the command, or a part of it, works on without the lock.
 func (r *runner) tellUnstopped(why string) {
 	r.tell(event{
 		Event: "unstopped", Pid: r.child.pid, Message: why,
@@ -415,12 +459,12 @@ func (r *runner) tellUnstopped(why string) {
 	})
 }
 
-// clear sees to it that nothing of the command's process group works on without the lock: its first process has ended,
-// others have until the end of the grace. kill is nil if that is over and SIGKILL was sent.
+// clear waits for the rest of the command's process group, whose first process has ended, and kills
+// the rest at the end of the grace. kill is nil if SIGKILL was sent.
 func (r *runner) clear(kill <-chan time.Time) {
 	const (
-		look  = 10 * time.Millisecond // there is no event for the end of a group
-		dying = 2 * time.Second       // the system may have much to tidy up behind a process
+		look  = 10 * time.Millisecond // the system reports no end of a group
+		dying = 2 * time.Second       // the system may need time to end a process
 	)
 	tick := time.NewTicker(look)
 	defer tick.Stop()
@@ -444,19 +488,19 @@ func (r *runner) clear(kill <-chan time.Time) {
 	}
 }
 
-// release gives the lock back. The command's exit code is only for the message.
+// release gives the lock back. The exit code of the command is for the message.
 func (r *runner) release(code int) error {
 	if r.lost {
-		return nil // there is nothing to give back
+		return nil // nothing to give back
 	}
 	unlockErr := r.unlock()
 	if errors.Is(unlockErr, relock.ErrLockLost) {
-		// It was lost so shortly before the command ended that nothing had noticed. What it did last may have been without.
+		// The release has found the loss. The command may have done its last work without the lock.
 		return &exitError{code: codeLost, err: fmt.Errorf("%w (the command had ended with %d)", unlockErr, code)}
 	}
 	e := event{Event: "released", Token: r.token, HeldMs: r.held(), text: fmt.Sprintf("%q given back", r.name), quiet: true}
 	if unlockErr != nil {
-		// The work is done, under the lock. That others wait a little longer is no failure of the command.
+		// The work was done under the lock. A longer wait of others is no failure of the command.
 		message := strings.TrimPrefix(unlockErr.Error(), "relock: ")
 		e = event{Event: "unconfirmed", Error: kinds[codeUnavailable], Message: message, text: message}
 	}
@@ -464,7 +508,8 @@ func (r *runner) release(code int) error {
 	return nil
 }
 
-// unlock is Unlock within the time that Redis has for an answer. A signal can only mean us now, and leaves it a moment.
+// unlock is Unlock within --timeout. A signal leaves it a moment, as the command has ended and the
+// signal is for relock.
 func (r *runner) unlock() error {
 	const moment = time.Second
 	done := make(chan error, 1)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -66,6 +67,33 @@ func TestTheCommandFindsItsLockInTheEnvironment(t *testing.T) {
 	p.code()
 }
 
+func TestTheOwnerSaysWhoHasTheLock(t *testing.T) {
+	s := onShared(t)
+	for flags, owner := range map[string]string{"": defaultOwner(), "--owner=cron@db-1": "cron@db-1"} {
+		p, _ := s.startProbe("plain", strings.Fields("job "+flags)...)
+		require.Regexp(t, "^"+regexp.QuoteMeta(owner)+"/[0-9a-f-]{36}:\\d+$", s.state("job").Holder.String())
+		got := do(t, s.on(), "run", "job", "--no-wait", "--", "true")
+		require.Equal(t, codeBusy, got.code)
+		require.Contains(t, got.stderr, `"job" is locked by `+owner)
+		require.Contains(t, do(t, s.on(), "ls").stdout, " "+owner+"/")
+		require.NoError(t, p.stdin.Close())
+		require.Equal(t, 9, p.code())
+	}
+	require.Regexp(t, `^relock(@[A-Za-z0-9._-]+)?$`, defaultOwner())
+	require.LessOrEqual(t, len(defaultOwner()), 64)
+}
+
+func TestTheTokenIsDrawnBeforeTheCommandStarts(t *testing.T) {
+	t.Parallel()
+	s := onOwn(t)
+	// The user may take the lock and give it back, and has no right to draw a token.
+	require.NoError(t, s.rdb.Do(t.Context(), "acl", "setuser", "fox", "on", ">fox", "~relock:*", "&relock:*", "+@all", "-set").Err())
+	got := do(t, []setup{env("REDIS_URL=redis://fox:fox@" + s.server.Addr())}, "run", "job", "--", "echo", "never")
+	require.Equal(t, codeNoPerm, got.code, got.stderr)
+	require.Empty(t, got.stdout)
+	require.False(t, s.state("job").Locked())
+}
+
 func TestTokensGrowFromRunToRun(t *testing.T) {
 	s := onShared(t)
 	last := int64(0)
@@ -98,7 +126,7 @@ func TestFlagsBehindTheDashesBelongToTheCommand(t *testing.T) {
 
 func TestTheLockIsRenewedForAsLongAsTheCommandRuns(t *testing.T) {
 	s := onShared(t)
-	const ttl = time.Second
+	const ttl = 500 * time.Millisecond
 	p, _ := s.startProbe("plain", "job", "--ttl", ttl.String())
 	token := s.state("job").Token
 	began := time.Now()
@@ -259,7 +287,7 @@ func TestSignalsReachTheWholeTreeOfTheCommand(t *testing.T) {
 
 func TestTheLockIsKeptUntilACommandThatTakesItsTimeHasEnded(t *testing.T) {
 	s := onShared(t)
-	const ttl = time.Second
+	const ttl = 500 * time.Millisecond
 	p, _ := s.startProbe("ignore", "job", "--ttl", ttl.String())
 	p.signal(syscall.SIGTERM)
 	p.expect(&p.stdout, "got terminated")
@@ -280,7 +308,11 @@ func TestALockThatIsTakenAwayStopsTheCommand(t *testing.T) {
 		"forced":  func() { require.Equal(t, 0, do(t, s.on(), "unlock", "--force", "job").code) },
 	} {
 		t.Run(what, func(t *testing.T) {
-			p, pid := s.startProbe("tree", "job", "--ttl", "1s")
+			ttl := "1s"
+			if what == "forced" { // relock is told at once, long before a renewal is due
+				ttl = "5m"
+			}
+			p, pid := s.startProbe("tree", "job", "--ttl", ttl)
 			child := p.ready("child ")
 			take()
 			require.Equal(t, codeLost, p.code())
@@ -295,6 +327,7 @@ func TestALockThatIsTakenAwayStopsTheCommand(t *testing.T) {
 }
 
 func TestALockThatRedisCannotConfirmStopsTheCommand(t *testing.T) {
+	t.Parallel()
 	s := onOwn(t)
 	p, pid := s.startProbe("plain", "job", "--ttl", "1s", "--json")
 	s.server.Pause()
@@ -445,24 +478,29 @@ func TestMaxHoldStopsTheCommand(t *testing.T) {
 
 func TestALossThatOnlyTheEndFindsIsTold(t *testing.T) {
 	s := onShared(t)
-	// The lock goes while the command runs, long before a renewal is due.
-	p, _ := s.startProbe("plain", "job")
-	require.NoError(t, s.rdb.Del(t.Context(), keyOf("relock:", "job")).Err())
-	require.NoError(t, p.stdin.Close())
-	require.Equal(t, codeLost, p.code())
-	require.Contains(t, p.stderr.String(), "the command had ended with 9")
+	lock := s.client.NewLock("job")
+	section, err := lock.TryLock(t.Context())
+	require.NoError(t, err)
+	r := &runner{app: &app{stderr: io.Discard, conn: connection{timeout: soon}}, name: "job", lock: lock, section: section}
+	require.NoError(t, s.rdb.Del(t.Context(), keyOf("relock:", "job")).Err()) // long before a renewal is due
+	var exit *exitError
+	require.ErrorAs(t, r.release(9), &exit)
+	require.Equal(t, codeLost, exit.code)
+	require.ErrorContains(t, exit, "the command had ended with 9")
 }
 
 func TestAReleaseThatRedisDoesNotConfirmIsNoFailureOfTheCommand(t *testing.T) {
+	t.Parallel()
 	s := onOwn(t)
-	p, _ := s.startProbe("plain", "job", "--ttl", "3s")
+	p, _ := s.startProbe("plain", "job", "--ttl", "2s")
 	s.server.Kill()
 	require.NoError(t, p.stdin.Close())
 	require.Equal(t, 9, p.code())
-	require.Contains(t, p.stderr.String(), "not confirmed by Redis")
+	require.Contains(t, p.stderr.String(), "not confirmed by the store")
 }
 
 func TestASilentRedisKeepsRunNoLongerThanTheTimeout(t *testing.T) {
+	t.Parallel()
 	s := onOwn(t)
 	p, _ := s.startProbe("plain", "job", "--timeout", "500ms")
 	s.server.Pause()
@@ -475,6 +513,7 @@ func TestASilentRedisKeepsRunNoLongerThanTheTimeout(t *testing.T) {
 }
 
 func TestASignalEndsARunWhoseCommandHasEnded(t *testing.T) {
+	t.Parallel()
 	s := onOwn(t)
 	p, _ := s.startProbe("plain", "job", "--json")
 	s.server.Pause()
@@ -730,6 +769,7 @@ func TestWrongUsageIs64AndSaysWhatIsAllowed(t *testing.T) {
 		{[]string{"run", "job", "--wait", "-1s", "--", "true"}, "must be 0"},
 		{[]string{"run", "job", "--wait", "soon", "--", "true"}, "invalid"},
 		{[]string{"run", "job", "--grace", "-1s", "--", "true"}, "must be 0"},
+		{[]string{"run", "job", "--owner", "a b", "--", "true"}, `--owner "a b": must be 1 to 64 letters`},
 		{[]string{"run", "job", "--ttl", "1ms", "--", "true"}, "--ttl 1ms: must be whole milliseconds"},
 		{[]string{"run", "job", "--ttl", "10s", "--max-hold", "5s", "--", "true"}, "--max-hold 5s: must be at least the TTL"},
 		{[]string{"ls", "--prefix", "app{}:"}, `--prefix "app{}:": it has an empty hash tag`},

@@ -7,21 +7,21 @@ import (
 	"time"
 )
 
-// teller is a standard error that keeps nobody waiting. It may have no room, behind Ctrl-S or before a pager that nobody
-// scrolls, and whoever waited for that could neither stop a command whose lock is lost nor give a lock back. So a
-// goroutine does the writing, and lines that find no place in its queue are dropped.
+// teller is a standard error that never blocks its writers. The real one may be full, after Ctrl-S
+// or before a pager that nobody scrolls, and a run that is blocked could neither stop a command
+// whose lock is lost nor give a lock back. So a goroutine writes, and a full queue drops lines.
 type teller struct {
-	lines chan []byte // nil: that was all
+	lines chan []byte // nil ends the goroutine
 	done  chan struct{}
 }
 
 func newTeller(w io.Writer) *teller {
-	const queue = 128 // a run says about ten
+	const queue = 128 // a run writes about ten
 	t := &teller{lines: make(chan []byte, queue), done: make(chan struct{})}
 	go func() {
 		defer close(t.done)
 		for line := <-t.lines; line != nil; line = <-t.lines {
-			_, _ = w.Write(line) // a reader that is gone does not want it
+			_, _ = w.Write(line) // the reader may be gone
 		}
 	}()
 	return t
@@ -35,7 +35,7 @@ func (t *teller) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// finish waits until all is written, but not for long.
+// finish waits until all lines are written, for 1 s at most.
 func (t *teller) finish() {
 	const patience = time.Second
 	timer := time.NewTimer(patience)
@@ -51,7 +51,7 @@ func (t *teller) finish() {
 	}
 }
 
-// event is what happens in a run. It is a line of JSON on stderr, or of text.
+// event is a line of JSON on stderr about a run, or a line of text.
 type event struct {
 	Time     time.Time `json:"time"`
 	Event    string    `json:"event"`
@@ -59,7 +59,7 @@ type event struct {
 	NameB64  string    `json:"name_base64,omitempty"`
 	Holder   string    `json:"holder,omitempty"`
 	Token    int64     `json:"token,omitempty"`
-	Position *int      `json:"position,omitempty"` // how many wait before this
+	Position *int      `json:"position,omitempty"` // how many wait before this run
 	WaitedMs *int64    `json:"waited_ms,omitempty"`
 	HeldMs   *int64    `json:"held_ms,omitempty"`
 	Pid      int       `json:"pid,omitempty"`
@@ -70,7 +70,7 @@ type event struct {
 	Message  string    `json:"message,omitempty"`
 
 	text  string // for people
-	quiet bool   // said only to those who ask for more
+	quiet bool   // printed with --verbose only
 }
 
 // tell prints an event.

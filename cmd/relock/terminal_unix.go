@@ -12,22 +12,24 @@ import (
 	"golang.org/x/term"
 )
 
-// Job control. The command has a process group of its own, so relock stands between it and the shell, and does for it what
-// a shell does for a job:
+// Job control. The command has a process group of its own, so relock is between the command and the
+// shell. Relock does for the command what a shell does for a job:
 //
-//   - At a terminal (standard input and output are one, and we are in its foreground) the command's group becomes the
-//     foreground: it reads the keyboard, and Ctrl-C goes to it, not to us. At the end the terminal is taken back. If it was
-//     Ctrl-C that ended the command, our own group is told too: without us it would have heard of it.
-//   - In a pipeline or the like others of our group may want the terminal, so the command gets it only if it asks, that
-//     is, if the system stops it for that.
-//   - When the command is stopped by Ctrl-Z, or in another way while it has the terminal, we stop too, with our whole group, so
-//     that the shell notices. A lock is not renewed meanwhile. When the shell lets us go on, the command goes on if the lock is
-//     still ours, and is ended if not.
+//   - At a terminal (standard input and output are one, and relock is in the foreground) the group
+//     of the command becomes the foreground: the command reads the keyboard, and Ctrl-C goes to the
+//     command and not to relock. At the end relock takes the terminal back. If Ctrl-C has ended the
+//     command, relock signals its own group too, as Ctrl-C would have done without relock.
+//   - In a pipeline other processes of the group may want the terminal. The command gets the
+//     terminal only on demand, that is, when the system stops the command for lack of it.
+//   - When the command is stopped by Ctrl-Z, or in another way while the command has the terminal,
+//     relock stops with its whole group, so that the shell notices. Nothing is renewed meanwhile.
+//     When the shell continues relock, the command goes on if the lock is still held, and is ended
+//     if not.
 
 // terminal is the controlling terminal.
 type terminal struct {
 	fd    int
-	modes *term.State // as they were, nil if not known
+	modes *term.State // at the beginning, nil if not known
 	given bool        // to the command
 }
 
@@ -42,7 +44,7 @@ func openTerminal() *terminal {
 	return &terminal{fd: fd, modes: modes}
 }
 
-// foreground is the process group that has the keyboard.
+// foreground returns the process group that has the keyboard, -1 if unknown.
 func (t *terminal) foreground() int {
 	group, err := unix.IoctlGetInt(t.fd, unix.TIOCGPGRP)
 	if err != nil {
@@ -51,14 +53,15 @@ func (t *terminal) foreground() int {
 	return group
 }
 
-// give makes the command the foreground, if that is ours to give.
+// give makes the command the foreground if relock is the foreground.
 func (t *terminal) give(c *child) {
 	if t.foreground() == unix.Getpgrp() && unix.IoctlSetPointerInt(t.fd, unix.TIOCSPGRP, c.pid) == nil {
 		t.given = true
 	}
 }
 
-// take makes us the foreground again, if we gave that away. By now it may be a job of a shell that the command is.
+// take makes relock the foreground again after give. The foreground may be a job of the command by
+// now, if the command is a shell.
 func (t *terminal) take() {
 	if t.given {
 		t.given = false
@@ -66,15 +69,17 @@ func (t *terminal) take() {
 	}
 }
 
-// check is called when somebody lets us go on: if we were stopped, a shell has taken the terminal from the command.
+// check is called after a SIGCONT: if relock was stopped, a shell has taken the terminal from the
+// command.
 func (t *terminal) check(c *child) {
 	if t != nil && t.foreground() != c.pid {
 		t.given = false
 	}
 }
 
-// hearStops is called when the command is about to start, and when it has: a Ctrl-Z that comes at its first moment must stop it too,
-// and not us alone. But where we ignore Ctrl-Z the command is to do so too, which it would not if we had begun to hear it before.
+// hearStops is called before and after the start of the command. A Ctrl-Z during the start must
+// stop the command too, so relock listens from before. If relock ignores Ctrl-Z, the command must
+// inherit that, so relock listens from after the start.
 func (r *runner) hearStops(started bool) {
 	if started == ignores(unix.SIGTSTP) {
 		signal.Notify(r.signals, unix.SIGTSTP)
@@ -82,18 +87,18 @@ func (r *runner) hearStops(started bool) {
 	}
 }
 
-// begin is called when the command has just started.
+// begin is called when the command has started.
 func (t *terminal) begin(r *runner) {
 	if t == nil {
 		return
 	}
-	// Who takes the terminal back from the background would be stopped for it. Not before the start: what is ignored is
-	// ignored by the command too.
+	// SIGTTOU would stop relock when relock takes the terminal back from the background. Relock does
+	// not ignore it before the start, as the command would inherit that.
 	signal.Ignore(unix.SIGTTOU)
 	if term.IsTerminal(int(os.Stdin.Fd())) && term.IsTerminal(int(os.Stdout.Fd())) {
 		t.give(r.child)
 		if t.given {
-			_ = r.child.signal(unix.SIGCONT) // it may have been stopped for reading before
+			_ = r.child.signal(unix.SIGCONT) // the command may have been stopped for reading before
 		}
 	}
 }
@@ -110,18 +115,18 @@ func (t *terminal) end(r *runner) {
 	}
 	was := t.given
 	t.take()
-	if was && r.diedOf != 0 {
+	if was && r.child.diedOf != 0 {
 		if t.modes != nil {
-			_ = term.Restore(t.fd, t.modes) // it had no time to do so
+			_ = term.Restore(t.fd, t.modes) // the command had no time to restore them
 		}
-		if (r.diedOf == unix.SIGINT || r.diedOf == unix.SIGQUIT) && r.diedOf != r.relayed {
-			r.pressed = r.diedOf
+		if (r.child.diedOf == unix.SIGINT || r.child.diedOf == unix.SIGQUIT) && r.child.diedOf != r.relayed {
+			r.pressed = r.child.diedOf
 		}
 	}
 	_ = unix.Close(t.fd)
 }
 
-// hasKeyboard says whether a signal of the keyboard would come to us, and to all of our group.
+// hasKeyboard says whether a signal of the keyboard reaches the group of relock.
 func hasKeyboard() bool {
 	t := openTerminal()
 	if t == nil {
@@ -131,10 +136,10 @@ func hasKeyboard() bool {
 	return t.foreground() == unix.Getpgrp()
 }
 
-// interrupt does to our process group what the keyboard did to the command's, or to us alone what it has done to the rest of the
-// group. For us it is the end.
+// interrupt sends a signal of the keyboard to the process group of relock, or to relock alone if
+// the rest of the group has had the signal. The signal ends relock.
 func interrupt(by syscall.Signal, alone bool) {
-	if by == unix.SIGINT { // after SIGQUIT the Go runtime would say what it was doing; the exit code has to do
+	if by == unix.SIGINT { // after SIGQUIT the Go runtime would print its goroutines
 		signal.Reset(by)
 	}
 	whom := 0
@@ -148,11 +153,11 @@ func interrupt(by syscall.Signal, alone bool) {
 	}
 }
 
-// forward hands a signal on.
+// forward sends a signal to the command.
 func (r *runner) forward(s os.Signal) {
 	if sig, ok := s.(syscall.Signal); ok {
 		r.relayed = sig
-		_ = r.child.signal(sig) // whom it must not reach it does not concern
+		_ = r.child.signal(sig) // processes of other users get no signals
 	}
 }
 
@@ -160,37 +165,38 @@ func (r *runner) forward(s os.Signal) {
 func (r *runner) childStopped(by syscall.Signal) {
 	switch {
 	case r.lost:
-		r.stopped = by == unix.SIGTTIN || by == unix.SIGTTOU // it wants to tidy up
+		r.stopped = by == unix.SIGTTIN || by == unix.SIGTTOU // the command wants to tidy up
 		r.wake()
 	case r.tty == nil:
-		// Nobody but the one who stopped it can want it to go on. The lock is kept.
+		// Whoever has stopped the command continues it. The lock is kept.
 	case by == unix.SIGTTIN || by == unix.SIGTTOU:
 		r.stopped = true
 		if r.tty.foreground() == unix.Getpgrp() {
 			r.wake() // with the terminal
-		} else { // it is another's; or the command's, and then it is a run inside this one that has stopped all, see stopSelf
+		} else { // another group has it, or a run inside of the command has stopped all, see stopSelf
 			r.suspend()
 		}
-	case by == unix.SIGTSTP || r.tty.foreground() == r.child.pid: // with the terminal nobody else could let it go on, nor end it
+	case by == unix.SIGTSTP || r.tty.foreground() == r.child.pid: // nobody else could continue it
 		r.stopped = true
 		r.suspend()
 	}
 }
 
-// suspend stops us, and returns when we may go on.
+// suspend stops relock, and returns after a SIGCONT.
 func (r *runner) suspend() {
 	r.tty.take()
 	stopSelf(r.conts)
 	r.resume()
 }
 
-// stopSelf stops our process group, and returns when a shell lets it go on, which conts tells.
+// stopSelf stops the process group of relock, and returns when a shell continues the group. conts
+// gets SIGCONT.
 func stopSelf(conts <-chan os.Signal) {
-	// Not SIGTSTP: we catch it, and once caught the Go runtime never gives it back to the system. Both stop a process by
-	// default, unless no shell could ever let it go on (its group is orphaned): then nothing happens, and all goes on at
-	// once.
+	// SIGTSTP is caught, and the Go runtime never gives a caught signal back to the system. SIGTTIN
+	// stops a process in the same way. Neither stops a process of an orphaned group, which no shell
+	// could continue.
 	_ = unix.Kill(0, unix.SIGTTIN)
-	// The stop comes with some delay; SIGCONT is the proof that it was there.
+	// The stop comes with some delay. SIGCONT proves that the stop has happened.
 	const orphaned = 250 * time.Millisecond
 	timer := time.NewTimer(orphaned)
 	defer timer.Stop()
@@ -200,16 +206,17 @@ func stopSelf(conts <-chan os.Signal) {
 	}
 }
 
-// resume is called when somebody lets us go on.
+// resume is called after a SIGCONT.
 func (r *runner) resume() {
 	r.tty.check(r.child)
 	if !r.lost && !r.lock.Held(r.section) {
-		return // while we were stopped; that is told, and the command ended, at once
+		return // the loss is reported, and the command ended, at once
 	}
 	r.wake()
 }
 
-// wake lets the command go on, with the terminal if that is ours and it had it before, or has asked for it.
+// wake continues the command. If the command had the terminal, or was stopped for lack of it, the
+// command gets it again.
 func (r *runner) wake() {
 	if r.tty != nil && r.stopped {
 		r.tty.give(r.child)
@@ -218,7 +225,7 @@ func (r *runner) wake() {
 	_ = r.child.signal(unix.SIGCONT)
 }
 
-// listenScreen tells when a screen is not what it was any more, when it should be left for the shell, and when it is back.
+// listenScreen reports a new size of the screen, a stop by the shell, and the end of that stop.
 func listenScreen(resized, stop, conts chan os.Signal) {
 	signal.Notify(resized, unix.SIGWINCH)
 	signal.Notify(stop, unix.SIGTSTP)

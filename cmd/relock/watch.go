@@ -47,7 +47,7 @@ for each. Each round searches the whole database, as ls does: on a large one use
 	return cmd
 }
 
-// watch looks until a signal comes.
+// watch looks again and again, until a signal comes.
 func (a *app) watch(ctx context.Context, pattern string, every time.Duration, count int) error {
 	rdb, client, closeAll, err := a.client()
 	if err != nil {
@@ -65,63 +65,88 @@ func (a *app) watch(ctx context.Context, pattern string, every time.Duration, co
 		case <-ctx.Done():
 		}
 	}()
-
 	defer func() {
-		if ctx.Err() != nil { // a terminal that has hung up takes nothing any more, and the usual end is no failure for that
+		if ctx.Err() != nil { // after the usual end a terminal that has hung up is no failure
 			a.stdout.err = nil
 		}
 	}()
 
-	r := &reader{rdb: rdb, client: client, prefix: a.conn.prefix, limit: a.conn.timeout}
-	var screen *display
-	resized, stopping, conts := make(chan os.Signal, 1), make(chan os.Signal, 1), make(chan os.Signal, 1)
-	if !a.json && term.IsTerminal(int(os.Stdout.Fd())) {
-		listenScreen(resized, stopping, conts)
-		heed(ending, syscall.SIGQUIT) // the Go runtime would leave the screen as it is, without a cursor, and write its own state there
-		screen = &display{w: a.stdout}
-		screen.open()
-		defer screen.close()
+	w := &watcher{
+		app: a, pattern: pattern, count: count, last: view{every: every, where: a.conn.where()},
+		reader:  &reader{rdb: rdb, client: client, prefix: a.conn.prefix, limit: a.conn.timeout},
+		tick:    time.NewTicker(every),
+		resized: make(chan os.Signal, 1), stopping: make(chan os.Signal, 1), conts: make(chan os.Signal, 1),
 	}
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	last := view{every: every, where: a.conn.where()}
+	defer w.tick.Stop()
+	if !a.json && term.IsTerminal(int(os.Stdout.Fd())) {
+		listenScreen(w.resized, w.stopping, w.conts)
+		heed(ending, syscall.SIGQUIT) // the Go runtime would leave the screen without a cursor
+		w.screen = &display{w: a.stdout}
+		w.screen.open()
+		defer w.screen.close()
+	}
+	return w.run(ctx)
+}
+
+// watcher is one run of watch.
+type watcher struct {
+	*app
+	reader  *reader
+	pattern string
+	count   int // of looks; 0: no end
+	tick    *time.Ticker
+	screen  *display // nil: not at a terminal
+	last    view
+
+	resized, stopping, conts chan os.Signal // see listenScreen
+}
+
+func (w *watcher) run(ctx context.Context) error {
 	for looks := 1; ; looks++ {
-		infos, err := r.look(ctx, pattern)
+		infos, err := w.reader.look(ctx, w.pattern)
 		if ctx.Err() != nil {
 			return nil
 		}
-		err = a.failure(err)
+		err = w.failure(err)
 		if err != nil && looks == 1 {
-			return err // a wrong address, most likely; what comes later may pass
+			return err // most likely a wrong address; a later failure may pass
 		}
-		if screen != nil {
-			last.update(infos, err, a.conn.redact)
-			screen.show(last)
+		if w.screen != nil {
+			w.last.update(infos, err, w.conn.redact)
+			w.screen.show(w.last)
 		} else {
-			a.printLook(infos, err)
+			w.printLook(infos, err)
 		}
-		if err := a.stdout.failure(); err != nil || looks == count {
+		if err := w.stdout.failure(); err != nil || looks == w.count {
 			return err
 		}
-		for waiting := true; waiting; {
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-resized:
-				screen.show(last)
-			case <-stopping:
-				screen.close()
-				stopSelf(conts)
-				screen.open()
-				screen.show(last)
-			case <-tick.C:
-				waiting = false
-			}
+		if !w.wait(ctx) {
+			return nil
 		}
 	}
 }
 
-// look is list that returns as soon as ctx is done. go-redis itself goes on until an answer comes, or its time is over.
+// wait waits for the time of the next look, and returns false at the end of ctx.
+func (w *watcher) wait(ctx context.Context) bool {
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-w.resized:
+			w.screen.show(w.last)
+		case <-w.stopping:
+			w.screen.close()
+			stopSelf(w.conts)
+			w.screen.open()
+			w.screen.show(w.last)
+		case <-w.tick.C:
+			return true
+		}
+	}
+}
+
+// look is list that returns as soon as ctx is done. go-redis goes on until an answer comes, or
+// until the timeout.
 func (r *reader) look(ctx context.Context, pattern string) (infos []lockInfo, err error) {
 	type result struct {
 		infos []lockInfo
@@ -140,7 +165,7 @@ func (r *reader) look(ctx context.Context, pattern string) (infos []lockInfo, er
 	}
 }
 
-// printLook is one look where there is no screen.
+// printLook prints one look without a screen.
 func (a *app) printLook(infos []lockInfo, err error) {
 	var exit *exitError
 	switch {
@@ -169,16 +194,16 @@ func counted(infos []lockInfo) string {
 	return fmt.Sprintf("%d held, %d waiting", held, waiters)
 }
 
-// view is what stands on a display.
+// view is the content of a display.
 type view struct {
 	every   time.Duration
 	where   string
 	infos   []lockInfo
 	at      time.Time
-	trouble string // why it is an old one
+	trouble string // why the last look failed
 }
 
-// update is the view after another look.
+// update takes over the result of another look.
 func (v *view) update(infos []lockInfo, err error, redact func(string) string) {
 	if err != nil {
 		v.trouble = redact(strings.TrimPrefix(err.Error(), "relock: "))
@@ -187,7 +212,7 @@ func (v *view) update(infos []lockInfo, err error, redact func(string) string) {
 	v.infos, v.at, v.trouble = infos, time.Now(), ""
 }
 
-// display is a terminal that shows one view at a time, beside what was on it before.
+// display is a terminal that shows one view at a time, in the other buffer of the terminal.
 type display struct{ w io.Writer }
 
 const (
@@ -201,7 +226,7 @@ const (
 func (d *display) open()  { fmt.Fprint(d.w, enterScreen) }
 func (d *display) close() { fmt.Fprint(d.w, leaveScreen) }
 
-// show draws over what is there, in one write, so that nothing flickers.
+// show draws a view over the last one. A single write keeps the display from flickering.
 func (d *display) show(v view) {
 	width, height, err := term.GetSize(int(os.Stdout.Fd()))
 	if err != nil || width <= 0 || height <= 0 {
@@ -226,7 +251,7 @@ func (d *display) show(v view) {
 		if i > 0 {
 			out.WriteByte('\n')
 		}
-		out.WriteString(clearLine) // before the text: behind a full line it would take the last character
+		out.WriteString(clearLine) // behind a full line the sequence would clear the last character
 		out.WriteString(cut(line, width))
 	}
 	if len(lines) < height {
@@ -235,8 +260,8 @@ func (d *display) show(v view) {
 	_, _ = d.w.Write(out.Bytes())
 }
 
-// cut is the first width characters of a line. Some may be two columns wide: what is too much the terminal cuts, as it does
-// not wrap.
+// cut returns the first width characters of a line. The terminal, which does not wrap, cuts what is
+// too long with characters of two columns.
 func cut(line string, width int) string {
 	if utf8.RuneCountInString(line) <= width {
 		return line

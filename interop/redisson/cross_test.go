@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -142,7 +141,7 @@ func aNestedLockIsFreeWhenItsLastLevelIsLeft(w *world) {
 	entry := java.ask("lock", name, -1)
 	w.listening(name, 1)
 	w.leave(inner, lock)
-	require.Equal(w.t, map[string]string{w.holder(outer): "1"}, w.counts(name))
+	require.Equal(w.t, map[string]string{w.holder(outer): "1"}, w.fields(name))
 	entry.pending("Java is in while Go has the outer level")
 	w.leave(outer, lock)
 	entry.in(soon)
@@ -167,7 +166,7 @@ func eachSideSeesTheOthersHoldCountAndLease(w *world) {
 	w.between(java.do("remainTimeToLive", name), 20*time.Second-soon, 20*time.Second)
 	second := w.enter(section, lock)
 	third := w.enter(second, lock)
-	require.Contains(w.t, strings.Split(java.do("fields", name), ","), w.holder(section)+"=3")
+	require.Equal(w.t, w.holder(section)+"=3", java.do("fields", name))
 	require.Equal(w.t, "true", java.do("isLocked", name))
 	require.Equal(w.t, "0", java.do("holdCount", name), "no thread of Java holds it")
 	w.between(java.do("remainTimeToLive", name), 20*time.Second-soon, 20*time.Second)
@@ -260,39 +259,39 @@ func aForcedUnlockInGoEndsTheHoldInJava(w *world) {
 
 func fencingTokensGrowAcrossBothSides(w *world) {
 	name := w.name()
-	lock := w.fenced(w.peer(), name)
+	lock := w.peer(relock.WithRedissonFencing()).NewLock(name)
 	java, other := w.java.thread(w.t, "a"), w.java.thread(w.t, "b")
 	var tokens []int64
-	got := func(answer string) {
+	got := func(token int64, err error) {
 		w.t.Helper()
-		token, err := strconv.ParseInt(answer, 10, 64)
 		require.NoError(w.t, err)
 		if len(tokens) > 0 {
 			require.Greater(w.t, token, tokens[len(tokens)-1], "tokens so far: %v", tokens)
 		}
 		tokens = append(tokens, token)
 	}
+	parsed := func(answer string) (int64, error) { return strconv.ParseInt(answer, 10, 64) }
 	for range 3 {
 		section := w.enter(w.t.Context(), lock)
-		got(strconv.FormatInt(lock.Token(section), 10))
+		got(lock.Token(section))
 		require.Equal(w.t, "null", other.do("tryLockAndGetToken", name, 100, -1))
 		w.leave(section, lock)
-		got(java.do("lockAndGetToken", name, -1))
+		got(parsed(java.do("lockAndGetToken", name, -1)))
 		require.Equal(w.t, strconv.FormatInt(tokens[len(tokens)-1], 10), java.do("getToken", name))
-		got(java.do("tryLockAndGetToken", name, 0, -1)) // re-entry there has a token of its own
+		got(parsed(java.do("tryLockAndGetToken", name, 0, -1))) // re-entry there has a token of its own
 		java.do("unlockFenced", name)
 		java.do("unlockFenced", name)
-		got(other.do("tryLockAndGetToken", name, 0, 20000))
+		got(parsed(other.do("tryLockAndGetToken", name, 0, 20000)))
 		// The hand-over to a waiter grows it, too.
 		entry := w.start(lock)
 		w.listening(name, 1)
 		other.do("unlockFenced", name)
 		section = entry.in(soon)
-		got(strconv.FormatInt(lock.Token(section), 10))
+		got(lock.Token(section))
 		back := java.ask("lockAndGetToken", name, -1)
 		w.listening(name, 2) // Go's subscription lingers
 		w.leave(section, lock)
-		got(back.in(soon))
+		got(parsed(back.in(soon)))
 		java.do("unlockFenced", name)
 	}
 	state, err := lock.State(w.t.Context())
@@ -508,7 +507,7 @@ func bothWatchdogsKeepTheirLockPastItsLease(w *world) {
 		start := time.Now()
 		redistest.Eventually(w.t, section+soon, func() bool {
 			over := time.Since(start) > section // before the look, so that there is one after the time
-			require.Equal(w.t, map[string]string{holder: "1"}, w.counts(name))
+			require.Equal(w.t, map[string]string{holder: "1"}, w.fields(name))
 			require.LessOrEqual(w.t, w.ttl(name), short)
 			pending("it is in while the lock is held")
 			return over

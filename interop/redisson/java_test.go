@@ -84,7 +84,8 @@ func startJava(t *testing.T, s servers, watchdog time.Duration) *java {
 	if master == "" {
 		master = "-"
 	}
-	j.id = j.thread(t, "main").do("connect", s.Kind, watchdog.Milliseconds(), master, strings.Join(s.Addrs, ","))
+	const starting = 3 * soon // many programs may start at once
+	j.id = j.thread(t, "main").ask("connect", s.Kind, watchdog.Milliseconds(), master, strings.Join(s.Addrs, ",")).in(starting)
 	return j
 }
 

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -283,14 +282,6 @@ func (w *world) fields(name string) map[string]string {
 	return m
 }
 
-// counts returns the holders in the hash with their hold counts, without a note that Go may have beside them.
-func (w *world) counts(name string) map[string]string {
-	w.t.Helper()
-	m := w.fields(name)
-	maps.DeleteFunc(m, func(field, _ string) bool { return strings.HasPrefix(field, "relock:") })
-	return m
-}
-
 // unheard waits until nobody listens for the lock.
 func (w *world) unheard(name string) {
 	w.t.Helper()
@@ -398,10 +389,4 @@ func (w *world) locker(name string, lease time.Duration) *redistest.Process {
 	s, err := json.Marshal(w.servers)
 	require.NoError(w.t, err)
 	return redistest.Child(w.t, "locker", string(s), name, lease.String())
-}
-
-// fenced makes a lock that shares with Redisson's getFencedLock.
-func (w *world) fenced(client *relock.Client, name string) *relock.Lock {
-	w.t.Helper()
-	return client.NewLock(name, relock.WithRedissonFencing())
 }

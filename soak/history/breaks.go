@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// A break makes a history that keeps every promise into one that does not. That is how the checker is checked: on made-up
-// histories, and on recorded ones.
+// A break makes a history that keeps every promise into one that does not. That is how the checker
+// is checked: on made-up histories, and on recorded ones.
 type breaking struct {
 	name string
 	do   func(b *breaker) bool // false: there is nothing that could be broken this way
@@ -30,8 +30,8 @@ func Breaks() []string {
 	return names
 }
 
-// Break returns a copy of a whole history that is broken in the way of that name, in a place that random chooses. ok is
-// false if the history has no place for it.
+// Break returns a copy of a whole history that is broken in the way of that name, in a place that
+// random chooses. ok is false if the history has no place for it.
 func Break(random *rand.Rand, ops []Op, name string) (broken []Op, ok bool) {
 	i := slices.IndexFunc(breaks, func(b breaking) bool { return b.name == name })
 	if i < 0 {
@@ -41,8 +41,9 @@ func Break(random *rand.Rand, ops []Op, name string) (broken []Op, ok bool) {
 	return b.ops, len(b.plain) > 0 && breaks[i].do(b) && b.ops != nil
 }
 
-// plain is the holds of which everything is known: each call was made after the one before, all were answered, the last
-// entry was left before any word of a loss, and nobody took the lock away meanwhile. They stand in the order of their ends.
+// plain is the holds of which everything is known: each call was made after the one before, all
+// were answered, the last entry was left before any word of a loss, and nobody took the lock away
+// meanwhile. They stand in the order of their ends.
 func plain(ops []Op) []*stay {
 	var all []*stay
 	for _, h := range stays(ops) {
@@ -53,13 +54,13 @@ func plain(ops []Op) []*stay {
 			continue
 		}
 		if !slices.ContainsFunc(ops, func(op Op) bool {
-			return (op.Outcome == Failed && op.Holder == h.holder || takesAway(op)) && meets(op, h.lock, h.ops[0].Call, h.last().Return)
+			return (op.Outcome == Failed && op.Hold == h.hold || takesAway(op)) && meets(op, h.lock, h.ops[0].Call, h.last().Return)
 		}) {
 			all = append(all, h)
 		}
 	}
 	slices.SortFunc(all, func(a, b *stay) int {
-		return cmp.Or(cmp.Compare(a.last().Return, b.last().Return), cmp.Compare(a.token, b.token))
+		return cmp.Or(cmp.Compare(a.last().Return, b.last().Return), cmp.Compare(a.hold, b.hold))
 	})
 	return all
 }
@@ -87,8 +88,24 @@ func (b *breaker) any(kind func(h *stay) bool) *stay {
 
 func anyStay(*stay) bool { return true }
 
-// named is a hold of which Redis says the holder and the token.
-func named(h *stay) bool { return !h.ops[0].Passing }
+// named is a hold whose holder Redis names.
+func named(h *stay) bool { return !h.ops[0].Mode.Passing && !h.ops[0].Mode.Redisson }
+
+// granted is a hold that Redis has given the lock to.
+func granted(h *stay) bool { return !h.ops[0].Mode.Passing }
+
+// drew is a hold that has drawn a token before its last call.
+func drew(h *stay) bool { return h.token() != 0 }
+
+// token returns the token of a hold, 0 if it has drawn none.
+func (h *stay) token() int64 {
+	for _, op := range h.ops {
+		if op.Kind == Draw && op.Outcome == OK {
+			return op.Token
+		}
+	}
+	return 0
+}
 
 // add puts in a call that nobody made.
 func (b *breaker) add(op Op, lock string, at time.Duration) bool {
@@ -114,8 +131,8 @@ const nobody = "nobody"
 
 var breaks = []breaking{
 	{"two at once", func(b *breaker) bool {
-		first, second := b.any(anyStay), b.any(anyStay)
-		if first == second || first.lock != second.lock {
+		first, second := b.any(anyStay), b.any(granted)
+		if second == nil || first == second || first.lock != second.lock {
 			return false
 		}
 		b.edit(second, func(op *Op) { op.Call, op.Return = first.inside(), first.inside() })
@@ -123,19 +140,19 @@ var breaks = []breaking{
 	}},
 	{"believes after its Unlock", func(b *breaker) bool {
 		h := b.any(anyStay)
-		return b.add(Op{Kind: Look, Holder: h.holder, Section: h.token, Count: 1}, h.lock, h.last().Return+1)
+		return b.add(Op{Kind: Look, Holder: h.holder, Hold: h.hold, Count: 1}, h.lock, h.last().Return+1)
 	}},
 	{"a token that went back", func(b *breaker) bool { return b.retoken(-1) }},
-	{"a token given twice", func(b *breaker) bool { return b.retoken(0) }},
+	{"a token drawn twice", func(b *breaker) bool { return b.retoken(0) }},
 	{"a count that is one too high", func(b *breaker) bool { return b.recount(1) }},
 	{"a count that is one too low", func(b *breaker) bool { return b.recount(-1) }},
 	{"a nested entry by another holder", func(b *breaker) bool {
 		h := b.any(anyStay)
-		return b.add(Op{Kind: Lock, Holder: nobody, Token: h.token}, h.lock, h.inside())
+		return b.add(Op{Kind: Lock, Holder: nobody, Hold: h.hold, Nested: true}, h.lock, h.inside())
 	}},
 	{"a nested entry after the end", func(b *breaker) bool {
 		h := b.any(anyStay)
-		return b.add(Op{Kind: Lock, Holder: h.holder, Section: h.token, Token: h.token}, h.lock, h.last().Return+1)
+		return b.add(Op{Kind: Lock, Holder: h.holder, Hold: h.hold, Nested: true}, h.lock, h.last().Return+1)
 	}},
 	{"an Unlock by another holder", func(b *breaker) bool {
 		h := b.any(anyStay)
@@ -144,7 +161,7 @@ var breaks = []breaking{
 	}},
 	{"an Unlock of another hold", func(b *breaker) bool {
 		h := b.any(anyStay)
-		b.ops[b.index(h.last())].Section += 1 << 50 // a token that nobody was given
+		b.ops[b.index(h.last())].Hold += 1 << 30 // a hold that never was
 		return true
 	}},
 	{"an Unlock that works twice", func(b *breaker) bool {
@@ -174,7 +191,7 @@ var breaks = []breaking{
 		for i, h := range b.plain {
 			for _, later := range b.plain[i+1:] {
 				in := later.ops[0].Return
-				next[h] = next[h] || later.lock == h.lock && in < h.lease &&
+				next[h] = next[h] || later.lock == h.lock && granted(later) && in < h.lease &&
 					!slices.ContainsFunc(b.ops, func(op Op) bool { return takesAway(op) && meets(op, h.lock, h.last().Call, in) })
 			}
 		}
@@ -196,11 +213,11 @@ var breaks = []breaking{
 	}},
 	{"believes after its loss was told", func(b *breaker) bool {
 		h := b.any(anyStay)
-		return b.add(Op{Kind: Told, Outcome: Lost, Holder: h.holder, Section: h.token}, h.lock, h.inside())
+		return b.add(Op{Kind: Told, Outcome: Lost, Holder: h.holder, Hold: h.hold}, h.lock, h.inside())
 	}},
-	{"a holder refused what it has", func(b *breaker) bool {
+	{"a refusal inside a section", func(b *breaker) bool {
 		h := b.any(anyStay)
-		return b.add(Op{Kind: Lock, Outcome: Refused, Holder: h.holder, Owner: h.holder}, h.lock, h.inside())
+		return b.add(Op{Kind: Lock, Outcome: Refused, Holder: h.holder, Hold: h.hold, Nested: true, Owner: h.holder}, h.lock, h.inside())
 	}},
 	{"a refusal that names another holder", func(b *breaker) bool {
 		h := b.any(named)
@@ -214,22 +231,34 @@ var breaks = []breaking{
 		if h == nil {
 			return false
 		}
-		return b.add(Op{Kind: State, Owner: nobody, Count: 1, Token: h.token}, h.lock, h.inside())
+		return b.add(Op{Kind: State, Owner: nobody, Count: 1}, h.lock, h.inside())
 	}},
 	{"nobody in Redis", func(b *breaker) bool {
 		h := b.any(anyStay)
-		return b.add(Op{Kind: State, Token: h.token}, h.lock, h.inside())
+		return b.add(Op{Kind: State}, h.lock, h.inside())
 	}},
 	{"another count in Redis", func(b *breaker) bool {
 		h := b.any(anyStay)
-		return b.add(Op{Kind: State, Owner: h.holder, Count: 1000, Token: h.token}, h.lock, h.inside())
+		op := Op{Kind: State, Lock: h.lock, Owner: h.holder, Count: 1000, Call: h.inside(), Return: h.inside()}
+		return !slices.ContainsFunc(b.ops, op.unsettledBy) && b.add(op, h.lock, h.inside())
 	}},
-	{"another token in Redis", func(b *breaker) bool {
-		h := b.any(named)
+	{"an older token in Redis", func(b *breaker) bool {
+		h := b.any(func(h *stay) bool { return h.token() > 1 })
 		if h == nil {
 			return false
 		}
-		return b.add(Op{Kind: State, Owner: h.holder, Count: 1, Token: h.token + 1}, h.lock, h.inside())
+		return b.add(Op{Kind: State, Owner: h.holder, Late: time.Hour, Token: h.token() - 1}, h.lock, h.inside())
+	}},
+	{"a second token in a hold", func(b *breaker) bool {
+		h := b.any(drew)
+		if h == nil {
+			return false
+		}
+		return b.add(Op{Kind: Draw, Holder: h.holder, Hold: h.hold, Token: h.token() + 1}, h.lock, h.inside())
+	}},
+	{"a token for nobody", func(b *breaker) bool {
+		h := b.any(anyStay)
+		return b.add(Op{Kind: Draw, Holder: h.holder, Hold: h.hold, Token: 1 << 60}, h.lock, h.last().Return+1)
 	}},
 	{"nothing to force where somebody is", func(b *breaker) bool {
 		h := b.any(anyStay)
@@ -237,19 +266,20 @@ var breaks = []breaking{
 	}},
 }
 
-// retoken gives a hold the token of one that was over before it began, or a smaller one.
+// retoken gives a hold the token of a hold that was over before, or a smaller one.
 func (b *breaker) retoken(by int64) bool {
-	second := b.any(anyStay)
-	first := b.any(func(h *stay) bool { return h.lock == second.lock && h.last().Return < second.ops[0].Call })
+	second := b.any(drew)
+	if second == nil {
+		return false
+	}
+	first := b.any(func(h *stay) bool { return drew(h) && h.lock == second.lock && h.last().Return < second.ops[0].Call })
 	if first == nil {
 		return false
 	}
+	token := first.token() + by
 	b.edit(second, func(op *Op) {
-		if op.Section != 0 {
-			op.Section = first.token + by
-		}
-		if op.Kind == Lock {
-			op.Token = first.token + by
+		if op.Kind == Draw {
+			op.Token = token
 		}
 	})
 	return true

@@ -43,11 +43,12 @@ type found struct {
 	pending []porcupine.Operation // not in it
 }
 
-// Check looks for an order of the operations, lock by lock, in which every promise is kept, for at most limit. The
-// history is whole: at its end nobody believes to have a lock but those who were never heard of again.
+// Check looks for an order of the operations, lock by lock, in which every promise is kept, for at
+// most limit. The history is whole: at its end nobody believes to have a lock but those who were
+// never heard of again.
 //
-// It takes time and memory in proportion to the square of the operations on one lock, so a long recording is
-// checked in parts; see [Recorder.Take].
+// It takes time and memory in proportion to the square of the operations on one lock, so a long
+// recording is checked in parts; see [Recorder.Take].
 func Check(ops []Op, limit time.Duration) *Report {
 	began := time.Now()
 	all := whole(ops)
@@ -74,8 +75,8 @@ func Check(ops []Op, limit time.Duration) *Report {
 	return r
 }
 
-// model is one lock that is in a state at first. What a call has returned is in its Op, which is the input; there is no
-// output. The metadata is the number of the operation.
+// model is one lock that is in a state at first. What a call has returned is in its Op, which is
+// the input; there is no output. The metadata is the number of the operation.
 func model(at state) porcupine.Model {
 	return porcupine.Model{
 		Partition: partition,
@@ -106,7 +107,8 @@ func partition(all []porcupine.Operation) [][]porcupine.Operation {
 	return parts
 }
 
-// furthest is the longest of the orders that porcupine has found for some of the operations on one lock.
+// furthest is the longest of the orders that porcupine has found for some of the operations on one
+// lock.
 func furthest(all []porcupine.Operation, orders [][]porcupine.Operation) found {
 	f := found{lock: all[0].Input.(*Op).Lock}
 	for _, order := range orders {
@@ -138,7 +140,8 @@ func (f found) state(n int) state {
 	return s
 }
 
-// stuck is what is pending and had to come next, in some order: all that began before the first of it had ended.
+// stuck is what is pending and had to come next, in some order: all that began before the first of
+// it had ended.
 func (f found) stuck() []porcupine.Operation {
 	first := slices.MinFunc(f.pending, func(a, b porcupine.Operation) int { return cmp.Compare(a.Return, b.Return) })
 	return slices.DeleteFunc(slices.Clone(f.pending), func(o porcupine.Operation) bool { return o.Call > first.Return })
@@ -147,7 +150,8 @@ func (f found) stuck() []porcupine.Operation {
 // shown is how many operations before the end of the order are worth a look.
 const shown = 100
 
-// Explain says, for each lock whose history is broken, how far it could be explained, and why it ends there.
+// Explain says, for each lock whose history is broken, how far it could be explained, and why it
+// ends there.
 func (r *Report) Explain() string {
 	if r.Verdict != Broken {
 		return r.Verdict.String()
@@ -157,7 +161,7 @@ func (r *Report) Explain() string {
 		n := len(f.order)
 		s := f.state(n)
 		fmt.Fprintf(&b, "%q: an order was found for %d operations, of which the last are\n", f.lock, n)
-		for _, o := range f.order[max(0, n-shown/10):] {
+		for _, o := range f.order[max(0, n-shown):] {
 			fmt.Fprintf(&b, "  %s\n", line(o))
 		}
 		fmt.Fprintf(&b, "Then it is: %s\nNone of these can be next:\n", s)
@@ -177,12 +181,13 @@ func line(o porcupine.Operation) string {
 	return fmt.Sprintf("%s to %s, client %d: %s", time.Duration(o.Call), until, o.ClientId, o.Input)
 }
 
-// Draw writes porcupine's picture of where a history is broken, an HTML page for each lock, into files that begin with
-// prefix, and returns their names. faults are shown beside it.
+// Draw writes porcupine's picture of where a history is broken, an HTML page for each lock, into
+// files that begin with prefix, and returns their names. faults are shown beside it.
 func (r *Report) Draw(prefix string, faults []Fault) ([]string, error) {
 	var files []string
 	for _, f := range r.broken {
-		// The order that was found is taken for granted but for its last part: a whole recording is too much to look at.
+		// The order that was found is taken for granted but for its last part: a whole recording is too
+		// much to look at.
 		n := max(0, len(f.order)-shown)
 		part := append(slices.Clone(f.order[n:]), f.stuck()...)
 		m := model(f.state(n))
@@ -213,39 +218,37 @@ type Fault struct {
 	From, Until time.Duration
 }
 
-// stay is what a history says of one hold.
+// stay is all that a history says of one hold.
 type stay struct {
 	stayKey
+	holder   string
 	ops      []*Op
 	entered  int
 	left     int
-	believed time.Duration // the last call that said that it lasts
-	lease    time.Duration // it lasts until then, unless somebody takes the lock away
-	told     time.Duration // the first word of its loss; never, if there is none
-	exact    bool          // no two of its calls were made at the same time
+	believed time.Duration // the last call that said that the hold lasts
+	lease    time.Duration // the hold lasts until then, unless somebody takes the lock away
+	told     time.Duration // the first word of the loss; never, if there is none
+	exact    bool          // no two calls were made at the same time
 }
 
 const never time.Duration = math.MaxInt64
 
-// margin is by how much a lease ends earlier for its holder than in Redis: 1 % and 2 ms, as the library documents it.
+// margin is by how much a lease ends earlier for its holder than in Redis: 1 % and 2 ms, as the
+// library documents it.
 func margin(lease time.Duration) time.Duration { return lease/100 + 2*time.Millisecond }
 
-// ahead is by how much the times of a recording may be, see [Recorder.Now].
+// ahead is by how much the times of a recording may be late, see [Recorder.Now].
 const ahead = time.Microsecond
 
-// stayKey is what tells one hold from all others.
+// stayKey tells one hold from all others.
 type stayKey struct {
-	lock, holder string
-	token        int64
+	lock string
+	hold int
 }
 
-// key is of the hold that a call was about, if it was about one.
+// key returns the hold that a call was about; false if the call was about none.
 func (o *Op) key() (k stayKey, ok bool) {
-	token := o.Section
-	if o.Kind == Lock && o.Outcome == OK {
-		token = o.Token
-	}
-	return stayKey{o.Lock, o.Holder, token}, token != 0 && !o.Again
+	return stayKey{o.Lock, o.Hold}, o.Hold != 0 && !o.Again
 }
 
 // stays finds the holds of a history.
@@ -286,10 +289,15 @@ func (h *stay) note(op *Op) {
 		h.believed = max(h.believed, op.Call)
 		h.left++
 	}
+	if op.Outcome != OK {
+		return
+	}
 	switch {
-	case op.Outcome != OK:
 	case op.Kind == Lock:
 		h.entered++
+		if !op.Nested {
+			h.holder = op.Holder
+		}
 	case op.Kind == Look && op.Remaining > 0:
 		h.lease = max(h.lease, op.Call+op.Remaining-ahead)
 	case op.Kind == Extend:
@@ -314,10 +322,10 @@ func (h *stay) end() time.Duration {
 
 // loss is the end of a hold that was lost, or that was never heard of again.
 func (h *stay) loss() (op Op, ok bool) {
-	op = Op{Lock: h.lock, Kind: loss, Outcome: Lost, Holder: h.holder, Section: h.token, Return: h.told}
+	op = Op{Lock: h.lock, Kind: loss, Outcome: Lost, Holder: h.holder, Hold: h.hold, Return: h.told}
 	switch {
 	case h.entered == 0:
-		return Op{}, false // its end would have no beginning; whatever was said of it is wrong anyway
+		return Op{}, false // the hold has no beginning, so every call in it is wrong
 	case h.told == never:
 		op.Call = max(h.believed, h.lease)
 		return op, h.left < h.entered
@@ -331,21 +339,20 @@ func (h *stay) loss() (op Op, ok bool) {
 	return op, true
 }
 
-// saysNothing is true of a failed call by a holder that had nothing at the time. Where it stands in the order makes no
-// difference, and trying all places for a long call takes long.
-func saysNothing(op *Op, holds map[stayKey]*stay) bool {
-	if op.Kind != Lock || op.Owner != "" || op.Outcome != Failed && op.Outcome != Refused {
-		return false
-	}
-	for key, h := range holds {
-		if key.lock == op.Lock && key.holder == op.Holder && h.ops[0].Call <= op.Return && (h.end() >= op.Call) {
-			return false
-		}
-	}
-	return true
+// saysNothing is true of a Lock that failed. The place of such a call in the order makes no
+// difference, and trying all places takes long.
+func saysNothing(op *Op) bool {
+	return op.Kind == Lock && op.Owner == "" && (op.Outcome == Failed || op.Outcome == Refused && !op.Nested)
 }
 
-// whole is a history with all that no call has told, for porcupine.
+// unsettledBy says whether Redis may count wrong in the State o because of another call, which was
+// under way during o or shortly before.
+func (o *Op) unsettledBy(other Op) bool {
+	changes := takesAway(other) || other.Kind == Unlock || other.Nested
+	return changes && meets(other, o.Lock, o.Call-o.Late, o.Return)
+}
+
+// whole is a history with the operations that Check makes up, for porcupine.
 func whole(ops []Op) []porcupine.Operation {
 	holds := stays(ops)
 	clients := 0
@@ -357,17 +364,15 @@ func whole(ops []Op) []porcupine.Operation {
 	}
 	for _, op := range ops {
 		clients = max(clients, op.Client+1)
-		if saysNothing(&op, holds) {
+		if saysNothing(&op) {
 			continue
 		}
-		if key, ok := op.key(); ok {
-			op.exact = holds[key].exact
-		}
+		op.settled = op.Kind == State && !slices.ContainsFunc(ops, op.unsettledBy)
 		add(&op)
 	}
 	for _, op := range ops {
-		if made, ok := map[Kind]Kind{Lock: attempt, Unlock: exit}[op.Kind]; ok && op.Outcome == Lost {
-			op.Kind, op.Client = made, clients // a row of its own in the picture
+		if op.Kind == Unlock && op.Outcome == Lost {
+			op.Kind, op.Client = exit, clients // a row of its own in the picture
 			add(&op)
 		}
 	}

@@ -22,8 +22,9 @@ type play struct {
 	leased time.Duration // the owner's lease in Redis ends then
 	count  int           // of the owner
 	token  int64
-	// forgotten: the token is not in Redis until the next hold. (Its clock is.)
+	// forgotten says that the token is not in Redis until the next one is drawn. (The clock is.)
 	forgotten bool
+	holds     int
 }
 
 type playClient struct {
@@ -32,8 +33,9 @@ type playClient struct {
 }
 
 type playHold struct {
+	number   int
 	holder   string
-	token    int64
+	token    int64 // 0: none was drawn
 	entries  int
 	deadline time.Duration // for its holder; earlier than in Redis
 	local    bool
@@ -107,6 +109,9 @@ func (p *play) operator(client int) {
 		}
 		if p.owner != nil {
 			op.Owner, op.Count = p.owner.holder, p.count
+			if p.count != p.owner.entries { // after a call that failed
+				op.Late = time.Hour
+			}
 		}
 		p.call(client, op)
 	}
@@ -115,18 +120,20 @@ func (p *play) operator(client int) {
 // outside is what a client does that holds nothing.
 func (p *play) outside(client int) {
 	holder := fmt.Sprint("h", len(p.ops))
+	if p.IntN(3) == 0 {
+		holder = "h" // of another hold too
+	}
 	switch {
 	case p.IntN(6) == 0:
 		p.call(client, Op{Kind: Lock, Outcome: Failed, Holder: holder})
 	case p.owner != nil:
 		p.call(client, Op{Kind: Lock, Outcome: Refused, Holder: holder, Owner: p.owner.holder})
 	default:
-		p.token += 1 + int64(p.IntN(3))
-		p.forgotten = false
-		h := &playHold{holder: holder, token: p.token, entries: 1, deadline: p.now + playTTL, local: p.IntN(5) == 0}
+		p.holds++
+		h := &playHold{number: p.holds, holder: holder, entries: 1, deadline: p.now + playTTL, local: p.IntN(5) == 0}
 		p.owner, p.leased, p.count = h, h.deadline+20, 1
 		p.clients[client].hold = h
-		p.call(client, Op{Kind: Lock, Holder: holder, Token: p.token, Local: h.local})
+		p.call(client, Op{Kind: Lock, Holder: holder, Hold: h.number, Mode: Mode{Local: h.local}})
 	}
 }
 
@@ -134,8 +141,9 @@ func (p *play) outside(client int) {
 func (p *play) over(client int) {
 	h := p.clients[client].hold
 	h.told = true
-	op := Op{Outcome: Lost, Holder: h.holder, Section: h.token}
-	op.Kind = []Kind{Lock, Extend, Look, Told, Unlock}[p.IntN(5)]
+	op := Op{Outcome: Lost, Holder: h.holder, Hold: h.number}
+	op.Kind = []Kind{Lock, Extend, Look, Told, Draw, Unlock}[p.IntN(6)]
+	op.Nested = op.Kind == Lock
 	p.call(client, op)
 	if op.Kind == Unlock {
 		p.leave(client)
@@ -158,12 +166,12 @@ func (p *play) inside(client int) {
 	h := p.clients[client].hold
 	mine := p.owner == h
 	told := func() { p.over(client) }
-	op := Op{Holder: h.holder, Section: h.token}
+	op := Op{Holder: h.holder, Hold: h.number}
 	if mine && p.IntN(3) == 0 { // the watchdog
 		h.deadline = max(h.deadline, p.now+playTTL)
 		p.leased = h.deadline + 20
 	}
-	switch n := p.IntN(24); {
+	switch n := p.IntN(32); {
 	case n == 0 && p.IntN(3) == 0: // it crashes
 		for _, c := range p.clients {
 			if c.hold == h {
@@ -184,13 +192,13 @@ func (p *play) inside(client int) {
 		op.Kind, op.Remaining = Look, h.deadline-p.now
 		p.call(client, op)
 	case n < 16: // a nested entry
-		op.Kind, op.Token = Lock, h.token
+		op.Kind, op.Nested = Lock, true
 		switch {
 		case !mine && !h.local:
 			told()
 			return
 		case !h.local && p.IntN(10) == 0:
-			op.Outcome, op.Token = Failed, 0
+			op.Outcome = Failed
 			p.count = h.entries + p.IntN(2)
 		default:
 			h.entries++
@@ -210,6 +218,23 @@ func (p *play) inside(client int) {
 		p.call(client, op)
 	case n == 17:
 		op.Kind, op.Again, op.Outcome = Unlock, true, NotHeld
+		p.call(client, op)
+	case n < 24:
+		op.Kind = Draw
+		switch {
+		case h.token == 0 && !mine:
+			told()
+			return
+		case h.token == 0 && p.IntN(6) == 0:
+			op.Outcome = Failed
+			p.token += int64(p.IntN(3)) // perhaps it was drawn
+		case h.token == 0:
+			p.token += 1 + int64(p.IntN(3))
+			h.token, p.forgotten = p.token, false
+		}
+		if op.Outcome == OK {
+			op.Token = h.token
+		}
 		p.call(client, op)
 	case h.entries > 1: // an inner exit
 		op.Kind = Unlock

@@ -82,7 +82,9 @@ public final class Main {
                 redisson = Redisson.create(config(w[3], millis(w[4]), w[5], w[6].split(",")));
                 return redisson.getId();
             case "stop":
-                redisson.shutdown(0, 2, TimeUnit.SECONDS);
+                if (redisson != null) {
+                    redisson.shutdown(0, 2, TimeUnit.SECONDS);
+                }
                 return "";
             case "thread":
                 return Thread.currentThread().getId();

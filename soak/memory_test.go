@@ -1,0 +1,293 @@
+package soak
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/go-relock/relock/soak/history"
+	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/store/mem"
+)
+
+// link is the way of one client to a store in memory. It does all that package store allows: a command
+// is lost, or runs without an answer, or runs late. So the core of the library meets every error at
+// which a store may hint with store.ErrUnsure.
+type link struct {
+	*mem.Store
+	patience time.Duration // of a command without an answer
+
+	mu       sync.Mutex
+	rand     *rand.Rand
+	odds     int           // one command of so many goes wrong; 0: none
+	up, down time.Duration // to the store and back
+}
+
+// fate is the end of one command.
+type fate int
+
+const (
+	fine fate = iota
+	lost      // never runs
+	deaf      // runs without an answer
+	late      // runs when nobody waits for an answer any more
+)
+
+// fate decides about a command. A late one runs after the delay.
+func (k *link) fate() (f fate, delay time.Duration) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.odds == 0 || k.rand.IntN(k.odds) > 0 {
+		return fine, 0
+	}
+	return fate(1 + k.rand.IntN(3)), upTo(k.rand, 3*ttl/4)
+}
+
+// setOdds sets the odds for trouble.
+func (k *link) setOdds(odds int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.odds = odds
+}
+
+// calm makes the way short.
+func (k *link) calm() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.odds, k.up, k.down = 0, near, near
+}
+
+func (k *link) way() (up, down time.Duration) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.up, k.down
+}
+
+// sleep waits, and returns false at the end of ctx.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func ended(ctx context.Context) error { return fmt.Errorf("%w: %w", ctx.Err(), context.Cause(ctx)) }
+
+// answer is the answer to a command.
+type answer[T any] struct {
+	value  T
+	err    error
+	unsure bool // an attempt may have run without an answer, or may run yet
+}
+
+// send sends a command until the answer comes, with so many attempts (0: until ctx is done).
+func send[T any](ctx context.Context, k *link, tries int, command func(context.Context) (T, error)) (a answer[T]) {
+	later := func(delay time.Duration) {
+		a.unsure = true
+		go func() {
+			ctx, cancel := context.WithTimeout(context.Background(), delay+ttl)
+			defer cancel()
+			if sleep(ctx, delay) {
+				_, _ = command(ctx)
+			}
+		}()
+	}
+	for try := 1; ; try++ {
+		f, delay := k.fate()
+		up, down := k.way()
+		switch {
+		case ctx.Err() != nil:
+		case f == lost:
+			sleep(ctx, k.patience)
+		case f == late:
+			later(delay)
+			sleep(ctx, k.patience)
+		case !sleep(ctx, up):
+			later(0)
+		default:
+			a.value, a.err = command(ctx)
+			if ctx.Err() == nil && f == fine && sleep(ctx, down) {
+				return a
+			}
+			a.unsure = true
+			sleep(ctx, k.patience)
+		}
+		if ctx.Err() != nil || try == tries {
+			break
+		}
+	}
+	a.err = store.Unavailable(errors.New("no answer"))
+	if ctx.Err() != nil {
+		a.err = ended(ctx)
+	}
+	return a
+}
+
+// error is the error for a caller that has to know whether the command may have run.
+func (a answer[T]) error() error {
+	if a.unsure {
+		return store.Unsure(a.err)
+	}
+	return a.err
+}
+
+func (k *link) Try(ctx context.Context, ask store.Ask) (store.Lease, error) {
+	a := send(ctx, k, 3, func(ctx context.Context) (store.Lease, error) { return k.Store.Try(ctx, ask) })
+	a.value.Unsure = a.unsure
+	return a.value, a.error()
+}
+
+func (k *link) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
+	a := send(ctx, k, 0, func(ctx context.Context) (store.Lease, error) { return k.Store.Enter(ctx, l, count) })
+	if errors.Is(a.err, store.ErrGone) {
+		return a.value, a.err
+	}
+	return a.value, a.error()
+}
+
+func (k *link) Release(ctx context.Context, l store.Lease, count int) error {
+	return send(ctx, k, 0, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, k.Store.Release(ctx, l, count)
+	}).error()
+}
+
+func (k *link) Renew(ctx context.Context, renewals []store.Renewal) []error {
+	return k.each(ctx, len(renewals), func(ctx context.Context) []error { return k.Store.Renew(ctx, renewals) })
+}
+
+func (k *link) Forget(ctx context.Context, asks []store.Ask) []error {
+	return k.each(ctx, len(asks), func(ctx context.Context) []error { return k.Store.Forget(ctx, asks) })
+}
+
+// each sends a command about many holds once.
+func (k *link) each(ctx context.Context, n int, command func(context.Context) []error) []error {
+	a := send(ctx, k, 1, func(ctx context.Context) ([]error, error) { return command(ctx), nil })
+	if a.err == nil {
+		return a.value
+	}
+	errs := make([]error, n)
+	for i := range errs {
+		errs[i] = a.error()
+	}
+	return errs
+}
+
+func (k *link) Token(ctx context.Context, l store.Lease) (int64, error) {
+	a := send(ctx, k, 3, func(ctx context.Context) (int64, error) { return k.Store.Token(ctx, l) })
+	if a.err != nil {
+		return 0, a.err
+	}
+	return a.value, nil
+}
+
+func (k *link) Look(ctx context.Context, name string) (store.State, error) {
+	a := send(ctx, k, 3, func(ctx context.Context) (store.State, error) { return k.Store.Look(ctx, name) })
+	return a.value, a.err
+}
+
+func (k *link) Break(ctx context.Context, name string, id store.ID) error {
+	a := send(ctx, k, 3, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, k.Store.Break(ctx, name, id)
+	})
+	if a.unsure && errors.Is(a.err, store.ErrGone) {
+		return nil
+	}
+	return a.error()
+}
+
+// Watch loses messages.
+func (k *link) Watch(client string, doubt func(store.ID)) (stop func()) {
+	return k.Store.Watch(client, func(id store.ID) {
+		if f, _ := k.fate(); f == fine {
+			doubt(id)
+		}
+	})
+}
+
+// Wait asks, and hears of the grant late if its message is lost. A wait that is given up in bad weather
+// leaves its place in the queue for a while.
+func (k *link) Wait(ctx context.Context, ask store.Ask, progress func(store.Progress)) (store.Lease, error) {
+	up, down := k.way()
+	if !sleep(ctx, up) {
+		return store.Lease{}, ended(ctx)
+	}
+	waiting, cancel := context.WithCancel(context.Background())
+	said, got := make(chan store.Progress, 100), make(chan store.Lease, 1)
+	go func() {
+		defer close(got)
+		l, err := k.Store.Wait(waiting, ask, func(p store.Progress) {
+			select {
+			case said <- p:
+			default:
+			}
+		})
+		if err == nil {
+			got <- l
+		}
+	}()
+	for {
+		select {
+		case p := <-said:
+			progress(p)
+		case l := <-got:
+			cancel()
+			f, delay := k.fate()
+			if sleep(ctx, down) && (f == fine || sleep(ctx, delay)) {
+				return l, nil
+			}
+			return store.Lease{}, store.Unsure(ended(ctx))
+		case <-ctx.Done():
+			if f, delay := k.fate(); f != fine {
+				go func() { defer cancel(); <-time.After(delay) }()
+				return store.Lease{}, store.Unsure(ended(ctx))
+			}
+			cancel()
+			if _, granted := <-got; granted {
+				return store.Lease{}, store.Unsure(ended(ctx))
+			}
+			return store.Lease{}, ended(ctx)
+		}
+	}
+}
+
+// newLink makes the way of one more client.
+func (s *soak) newLink(number int) *link {
+	random := rand.New(rand.NewPCG(s.seed, uint64(number)))
+	k := &link{Store: s.memory, patience: s.patience, rand: random}
+	k.up, k.down = distance(random, s.patience)
+	return k
+}
+
+// inMemory is the trouble of a store in memory.
+func (s *soak) inMemory(random *rand.Rand) []fault {
+	anyLock := func() string { return locks[random.IntN(len(locks))] }
+	return []fault{
+		{"bad weather", 12, func() {
+			k := s.anyone(random).link
+			k.setOdds(1 + random.IntN(8))
+			s.pause(upTo(random, ttl))
+			k.setOdds(0)
+		}},
+		{"store away", 2, func() {
+			restore := s.memory.Interrupt(nil)
+			s.pause(upTo(random, 2*ttl))
+			restore()
+		}},
+		{"answers lost", 2, func() {
+			restore := s.memory.Interrupt(store.Unsure(errors.New("no answer")))
+			s.pause(upTo(random, ttl))
+			restore()
+		}},
+		{"lock lost", 1, func() {
+			name := anyLock()
+			s.gone(history.Op{Kind: history.Wipe}, []string{name}, func() error { s.memory.Lose(name); return nil })
+		}},
+		{"lock forced", 2, func() { s.force(anyLock(), 0) }},
+		{"client closed", 1, func() { s.replace(random.IntN(clients)) }},
+	}
+}
