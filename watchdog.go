@@ -251,8 +251,16 @@ func (d *watchdog) note(r round, errs []error, sent time.Time) {
 			lease := r.renewals[i].Lease
 			lease.Sent, lease.TTL = sent, r.renewals[i].TTL
 			t.confirmLocked(h, lease, now)
+			again := h.renewal.check
 			t.scheduleLocked(h)
-			if h.renewal.check || h.renewal.changes != r.changes[i] && r.renewals[i].Count != h.storeCount() {
+			if h.renewal.changes != r.changes[i] {
+				// An entry in flight may have reached the store before this renewal. The next renewal
+				// tells the count again, also if nobody wants the lease by then.
+				h.renewal.check = true
+				t.leases.Set(&h.renewal.item, min(t.at(now.Add(h.ttl/3)), t.leases.Due(&h.renewal.item)))
+				again = again || r.renewals[i].Count != h.storeCount()
+			}
+			if again {
 				t.checkLocked(h)
 			}
 		}

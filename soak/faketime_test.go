@@ -41,7 +41,7 @@ func TestSoakInFakeTime(t *testing.T) {
 	var all *soak
 	for began := time.Now(); time.Since(began) < max(duration/3, roundTime); round++ {
 		var s *soak
-	synctest.Test(t, func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
 			end := time.AfterFunc(fakeEnd, func() {
 				debug.SetTraceback("all")
 				panic(fmt.Sprintf("round %d of RELOCK_SEED=%d waits for something that never comes", round, seed))

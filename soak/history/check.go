@@ -161,7 +161,7 @@ func (r *Report) Explain() string {
 		n := len(f.order)
 		s := f.state(n)
 		fmt.Fprintf(&b, "%q: an order was found for %d operations, of which the last are\n", f.lock, n)
-		for _, o := range f.order[max(0, n-shown):] {
+		for _, o := range f.order[max(0, n-shown/10):] {
 			fmt.Fprintf(&b, "  %s\n", line(o))
 		}
 		fmt.Fprintf(&b, "Then it is: %s\nNone of these can be next:\n", s)
