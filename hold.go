@@ -39,7 +39,9 @@ type renewal struct {
 	// check asks for a renewal soon: the store may have another count, or not have the hold any
 	// more.
 	check   bool
-	changes int       // how many commands that set the count have begun
+	recount bool      // as check, with the next renewal
+	changes int       // how many commands that set the count have begun, without renewals
+	rounds  int       // how many renewals have begun
 	longest time.Time // until when an Extend without an answer may have made the lease last
 }
 
@@ -139,6 +141,14 @@ func (t *table) checkLocked(h *hold) {
 	}
 	h.renewal.check = true
 	t.leases.Set(&h.renewal.item, t.at(time.Now()))
+	h.client.watchdog.nudgeLocked()
+}
+
+// recountLocked makes the watchdog send the count again within TTL/3, also if nobody wants the lease
+// any more: a renewal and another command with a count may have reached the store in either order.
+func (t *table) recountLocked(h *hold) {
+	h.renewal.recount = true
+	t.leases.Set(&h.renewal.item, min(t.at(time.Now().Add(h.ttl/3)), t.leases.Due(&h.renewal.item)))
 	h.client.watchdog.nudgeLocked()
 }
 

@@ -376,8 +376,7 @@ func (a *acquiring) enterAgain(outer *entry) error {
 	}
 	lease, count := h.lease, h.count+1
 	lease.TTL = h.nextTTLLocked(time.Now())
-	h.renewal.changes++
-	change := h.renewal.changes
+	change := h.changeLocked()
 	t.mu.Unlock()
 	if !h.localReentry {
 		ctx, cancel := h.client.bound(a.ctx, a.wait)
@@ -412,12 +411,23 @@ func (a *acquiring) enterAgain(outer *entry) error {
 	return nil
 }
 
-// countedLocked compares the count sent to the store with the count of now. If another command with
-// a count was in flight at the same time, the store may have run both in either order, so the
-// watchdog sends the count again.
-func (h *hold) countedLocked(change, count int) {
-	if h.renewal.changes != change || h.count != count {
-		h.client.table.checkLocked(h)
+// change is one command that sets the count in the store.
+type change struct{ number, rounds int }
+
+func (h *hold) changeLocked() change {
+	h.renewal.changes++
+	return change{h.renewal.changes, h.renewal.rounds}
+}
+
+// countedLocked compares the count that a command has set with the local count. If another command
+// with a count was in flight at the same time, the store may have run both in either order, so the
+// watchdog sends the count again: at once, or with the next renewal if the other one was a renewal.
+func (h *hold) countedLocked(c change, count int) {
+	switch t := &h.client.table; {
+	case h.renewal.changes != c.number || h.count != count:
+		t.checkLocked(h)
+	case h.renewal.rounds != c.rounds:
+		t.recountLocked(h)
 	}
 }
 
@@ -579,8 +589,7 @@ func (h *hold) leaveInner(ctx context.Context) error {
 	if lease.TTL = h.nextTTLLocked(now); !t.isWantedLocked(h) {
 		lease.TTL = 0
 	}
-	h.renewal.changes++
-	change := h.renewal.changes
+	change := h.changeLocked()
 	t.mu.Unlock()
 	err := h.tellExit(ctx, lease, count, now.Add(unlockLimit))
 	if errors.Is(err, store.ErrGone) {

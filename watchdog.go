@@ -151,11 +151,11 @@ func (d *watchdog) dueLocked(now time.Time) (r round, lost []*loss, leaks []func
 			ttl = 0
 			fallthrough
 		default:
-			if ttl == 0 && !h.renewal.check { // the lease runs out
+			if ttl == 0 && !h.renewal.check && !h.renewal.recount { // the lease runs out
 				t.leases.Set(item, t.at(h.lease.Until()))
 				break
 			}
-			h.renewal.inFlight, h.renewal.check = true, false
+			h.renewal.inFlight, h.renewal.check, h.renewal.recount = true, false, false
 			t.leases.Set(item, t.at(h.lease.Until()))
 			r.add(h, ttl)
 		}
@@ -189,6 +189,7 @@ func (r *round) add(h *hold, ttl time.Duration) {
 	r.holds = append(r.holds, h)
 	r.renewals = append(r.renewals, store.Renewal{Lease: h.lease, TTL: ttl, Count: h.storeCount()})
 	r.changes = append(r.changes, h.renewal.changes)
+	h.renewal.rounds++
 	if r.least == 0 || h.ttl < r.least {
 		r.least = h.ttl
 	}
@@ -254,10 +255,7 @@ func (d *watchdog) note(r round, errs []error, sent time.Time) {
 			again := h.renewal.check
 			t.scheduleLocked(h)
 			if h.renewal.changes != r.changes[i] {
-				// An entry in flight may have reached the store before this renewal. The next renewal
-				// tells the count again, also if nobody wants the lease by then.
-				h.renewal.check = true
-				t.leases.Set(&h.renewal.item, min(t.at(now.Add(h.ttl/3)), t.leases.Due(&h.renewal.item)))
+				t.recountLocked(h)
 				again = again || r.renewals[i].Count != h.storeCount()
 			}
 			if again {

@@ -46,7 +46,7 @@ func TestCallsRunInOrderInOneGoroutine(t *testing.T) {
 	bubble(t, func(t *testing.T, w *events.Worker, _ *bytes.Buffer, _ func() []int) {
 		var ran []int
 		for i := range 100 {
-			w.Emit(func() { <-time.After(time.Millisecond); ran = append(ran, i) }) //nolint:forbidigo // fake time
+			w.Emit(func() { <-time.After(time.Millisecond); ran = append(ran, i) })
 		}
 		start := time.Now()
 		w.Close(limit)
@@ -58,7 +58,7 @@ func TestCallsRunInOrderInOneGoroutine(t *testing.T) {
 
 func TestEmitNeverBlocks(t *testing.T) {
 	bubble(t, func(t *testing.T, w *events.Worker, _ *bytes.Buffer, _ func() []int) {
-		w.Emit(func() { <-time.After(time.Second) }) //nolint:forbidigo // fake time
+		w.Emit(func() { <-time.After(time.Second) })
 		start := time.Now()
 		for range 3 * events.Backlog {
 			w.Emit(func() {})
@@ -156,8 +156,8 @@ func TestDropsAreToldWhileTheOverloadLasts(t *testing.T) {
 		const all = 7 * events.Backlog
 		ran := 0
 		for range all {
-			w.Emit(func() { <-time.After(2 * time.Millisecond); ran++ }) //nolint:forbidigo // fake time
-			<-time.After(time.Millisecond)                               //nolint:forbidigo // fake time
+			w.Emit(func() { <-time.After(2 * time.Millisecond); ran++ })
+			<-time.After(time.Millisecond)
 		}
 		synctest.Wait()
 		require.Len(t, drops(), 2, "once for each backlog that has run, and not for each drop")

@@ -32,7 +32,7 @@ func TestWaitReturnsWhenNothingIsLeft(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var g group.Group
 				for i := range 10 {
-					join(&g, func() { <-time.After(time.Duration(i) * time.Second) }) //nolint:forbidigo // fake time
+					join(&g, func() { <-time.After(time.Duration(i) * time.Second) })
 				}
 				start := time.Now()
 				g.Close()
@@ -54,14 +54,14 @@ func TestManyMayWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g group.Group
 		var done atomic.Int64
-		g.Go(func() { <-time.After(time.Second) }) //nolint:forbidigo // fake time
+		g.Go(func() { <-time.After(time.Second) })
 		g.Close()
 		for range 5 {
 			go func() { g.Wait(); done.Add(1) }()
 		}
 		synctest.Wait()
 		require.Zero(t, done.Load())
-		<-time.After(time.Second) //nolint:forbidigo // fake time
+		<-time.After(time.Second)
 		synctest.Wait()
 		require.EqualValues(t, 5, done.Load())
 	})
@@ -84,7 +84,7 @@ func TestAClosedGroupRefusesEnterAndGoOpenButNotGo(t *testing.T) {
 		require.False(t, g.Enter())
 		require.False(t, g.GoOpen(func() { t.Error("GoOpen of a closed group has run its function") }))
 		ran := false
-		g.Go(func() { <-time.After(time.Second); ran = true }) //nolint:forbidigo // fake time
+		g.Go(func() { <-time.After(time.Second); ran = true })
 		g.Wait()
 		require.True(t, ran)
 	})
@@ -100,11 +100,11 @@ func TestRefusedCallsDoNotHoldUpWait(t *testing.T) {
 			refused.Go(func() {
 				for range 100 {
 					require.False(t, g.Enter())
-					<-time.After(time.Microsecond) //nolint:forbidigo // fake time
+					<-time.After(time.Microsecond)
 				}
 			})
 		}
-		go func() { <-time.After(50 * time.Microsecond); g.Leave() }() //nolint:forbidigo // fake time
+		go func() { <-time.After(50 * time.Microsecond); g.Leave() }()
 		start := time.Now()
 		g.Wait()
 		require.Equal(t, 50*time.Microsecond, time.Since(start))

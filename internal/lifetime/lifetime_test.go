@@ -53,10 +53,10 @@ func TestUntilEndsAtItsDeadlineAndNotWithItsParent(t *testing.T) {
 				got, ok := ctx.Deadline()
 				require.True(t, ok)
 				require.Equal(t, deadline, got)
-				<-time.After(time.Second - time.Nanosecond) //nolint:forbidigo // fake time
+				<-time.After(time.Second - time.Nanosecond)
 				synctest.Wait()
 				require.NoError(t, ctx.Err())
-				<-time.After(time.Nanosecond) //nolint:forbidigo // fake time
+				<-time.After(time.Nanosecond)
 				synctest.Wait()
 				require.ErrorIs(t, ctx.Err(), context.DeadlineExceeded)
 				require.ErrorIs(t, context.Cause(ctx), context.DeadlineExceeded)
