@@ -76,6 +76,7 @@ func fake(t *testing.T, test func(t *testing.T, r *rig)) {
 		r := &rig{t: t, faults: redistest.NewFaults()}
 		client := func(dial redistest.DialFunc) *redis.Client {
 			return redis.NewClient(&redis.Options{
+				Addr:   "127.0.0.1:6379", // no name, which go-redis would look up; the dialer ignores it
 				Dialer: dial, DisableIdentity: true, PoolSize: 100,
 				// go-redis asks for them with a mutex held, where time does not pass for others.
 				MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},

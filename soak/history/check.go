@@ -339,6 +339,15 @@ func (h *stay) loss() (op Op, ok bool) {
 	return op, true
 }
 
+// splits says whether the order of the answers of Redis, and that of the entries and exits, may differ
+// and matter: goroutines share the hold, and somebody may have taken the lock away.
+func (h *stay) splits(ops []Op) bool {
+	first, local := h.ops[0], h.ops[0].Mode.Local
+	return !h.exact && !local && (first.Mode.Passing || slices.ContainsFunc(ops, func(op Op) bool {
+		return takesAway(op) && meets(op, h.lock, first.Call, h.end())
+	}))
+}
+
 // saysNothing is true of a Lock that failed. The place of such a call in the order makes no
 // difference, and trying all places takes long.
 func saysNothing(op *Op) bool {
@@ -355,6 +364,10 @@ func (o *Op) unsettledBy(other Op) bool {
 // whole is a history with the operations that Check makes up, for porcupine.
 func whole(ops []Op) []porcupine.Operation {
 	holds := stays(ops)
+	splits := map[int]bool{}
+	for _, h := range holds {
+		splits[h.hold] = h.splits(ops)
+	}
 	clients := 0
 	all := make([]porcupine.Operation, 0, len(ops)+len(holds)/2)
 	add := func(op *Op) {
@@ -368,11 +381,16 @@ func whole(ops []Op) []porcupine.Operation {
 			continue
 		}
 		op.settled = op.Kind == State && !slices.ContainsFunc(ops, op.unsettledBy)
+		op.split = splits[op.Hold] && op.Outcome == OK && (op.Nested || op.Kind == Unlock)
 		add(&op)
 	}
 	for _, op := range ops {
-		if op.Kind == Unlock && op.Outcome == Lost {
-			op.Kind, op.Client = exit, clients // a row of its own in the picture
+		switch { // with a row of its own in the picture
+		case op.Kind == Unlock && op.Outcome == Lost:
+			op.Kind, op.Client = exit, clients
+			add(&op)
+		case splits[op.Hold] && op.Outcome == OK && !op.Again && (op.Nested || op.Kind == Unlock):
+			op.Kind, op.Client = confirm, clients
 			add(&op)
 		}
 	}

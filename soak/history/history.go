@@ -76,13 +76,14 @@ const (
 
 	// Made up by Check.
 
-	loss // the end of a hold that was lost
-	exit // an exit that was counted before the loss that the call returned
+	loss    // the end of a hold that was lost
+	exit    // an exit that was counted before the loss that the call returned
+	confirm // the answer of Redis to an entry or exit, which the holder counts at another moment
 )
 
 var kinds = [...]string{
 	"Lock", "Unlock", "Extend", "Token", "Look", "Told", "State", "ForceUnlock", "Wipe", "Forget", "Before",
-	"loss", "exit before the loss",
+	"loss", "exit before the loss", "answer",
 }
 
 func (k Kind) String() string {
@@ -141,6 +142,7 @@ type Op struct {
 
 	early   bool // loss: before the end of the last known lease
 	settled bool // State: Redis must count right
+	split   bool // Lock, Unlock: the answer of Redis is an operation of its own
 }
 
 // Mode is the part of a lock's options that changes what Redis says.

@@ -182,6 +182,10 @@ func TestHistoriesThatKeepThePromises(t *testing.T) {
 			at(6, 7, passing("B", 2)), at(8, 9, redis("A", 1)), at(10, 11, redis("B", 1)),
 			at(12, 13, refused("C", "A")), at(14, 15, unlock("B", 2)), at(16, 17, redis("", 0)),
 		},
+		"two nested entries at once, taken away before they are counted": {
+			at(0, 1, lock("A", 1)), at(2, 20, again("A", 1)), at(2, 30, again("A", 1)), at(5, 6, force), at(7, 8, lock("B", 2)),
+			at(22, 23, count("A", 1, 2)), at(32, 33, count("A", 1, 3)), at(34, 35, in(Told, Lost, "A", 1)), at(36, 37, unlock("B", 2)),
+		},
 		"a nested entry that failed may be counted in Redis for a while": {
 			at(0, 1, lock("A", 1)), at(2, 3, in(Lock, Failed, "A", 1)), at(4, 5, late(redis("A", 2))), at(6, 7, count("A", 1, 1)), at(8, 9, again("A", 1)),
 			at(10, 11, redis("A", 2)), at(12, 13, unlock("A", 1)), at(14, 15, redis("A", 1)), at(16, 17, unlock("A", 1)),

@@ -158,6 +158,16 @@ func step(s state, op *Op) (next state, wrong string) {
 		return s.lose(op)
 	case exit:
 		return s.exit(op), ""
+	case confirm:
+		i := s.find(op)
+		if i < 0 { // the last exit
+			return s, ""
+		}
+		b, wrong := s.confirmed(i)
+		if wrong != "" {
+			return s, wrong
+		}
+		return s.with(i, b), ""
 	}
 	return s, "no kind of operation"
 }
@@ -218,7 +228,7 @@ func (s state) enterAgain(op *Op) (state, string) {
 		return s, fmt.Sprintf("enters hold %d again, which is over, or another's", op.Hold)
 	}
 	b := s.believers[i]
-	if !b.Local {
+	if !b.Local && !op.split {
 		var wrong string
 		if b, wrong = s.confirmed(i); wrong != "" {
 			return s, wrong
@@ -251,7 +261,7 @@ func (s state) unlock(op *Op) (state, string) {
 		return s.leave(op, i)
 	}
 	b := s.believers[i]
-	if op.Outcome == OK && !b.Local {
+	if op.Outcome == OK && !b.Local && !op.split {
 		var wrong string
 		if b, wrong = s.confirmed(i); wrong != "" {
 			return s, wrong
