@@ -69,7 +69,7 @@ func TestSoakInFakeTime(t *testing.T) {
 // fakeSetting is one of those there are.
 func fakeSetting(seed uint64) setting {
 	random := rand.New(rand.NewPCG(seed, 1))
-	kind := 1
+	kind := random.IntN(4)
 	return setting{
 		fake:     true,
 		redisson: kind == 0,

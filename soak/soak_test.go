@@ -349,13 +349,6 @@ func (s *soak) check(number uint64) {
 		s.report()
 		s.t.Fatalf("round %d: whether the promises were kept is not decided: %d operations in %s", number, r.Ops, r.Took)
 	case history.Broken:
-		f, _ := os.Create("/tmp/w/ops.txt")
-		for _, op := range ops {
-			if op.Kind != history.Look {
-				fmt.Fprintln(f, op.Lock, op.Call, op.Return, op.Client, op.String(), op.Mode)
-			}
-		}
-		f.Close()
 		s.report()
 		s.t.Errorf("round %d: a promise is broken:\n%s", number, r.Explain())
 		s.t.Fatalf("the pictures: %q", s.draw(r))

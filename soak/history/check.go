@@ -330,9 +330,9 @@ func (h *stay) loss() (op Op, ok bool) {
 		op.Call = max(h.believed, h.lease)
 		return op, h.left < h.entered
 	}
-	op.early = h.told < h.lease
+	op.made.early = h.told < h.lease
 	op.Call = h.believed
-	if !op.early {
+	if !op.made.early {
 		op.Call = max(op.Call, h.lease)
 	}
 	op.Call = min(op.Call, op.Return)
@@ -380,8 +380,8 @@ func whole(ops []Op) []porcupine.Operation {
 		if saysNothing(&op) {
 			continue
 		}
-		op.settled = op.Kind == State && !slices.ContainsFunc(ops, op.unsettledBy)
-		op.split = splits[op.Hold] && op.Outcome == OK && (op.Nested || op.Kind == Unlock)
+		op.made.settled = op.Kind == State && !slices.ContainsFunc(ops, op.unsettledBy)
+		op.made.split = splits[op.Hold] && op.Outcome == OK && (op.Nested || op.Kind == Unlock)
 		add(&op)
 	}
 	for _, op := range ops {

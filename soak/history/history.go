@@ -140,6 +140,11 @@ type Op struct {
 	Remaining time.Duration // Look: the rest of the lease, 0 if not asked for
 	Owner     string        // Refused, State: the holder that Redis named, empty if none
 
+	made made
+}
+
+// made is the part of an Op that Check makes up.
+type made struct {
 	early   bool // loss: before the end of the last known lease
 	settled bool // State: Redis must count right
 	split   bool // Lock, Unlock: the answer of Redis is an operation of its own
@@ -175,7 +180,7 @@ func (o *Op) String() string {
 	if o.Old {
 		text += ", and older data is back"
 	}
-	if o.early {
+	if o.made.early {
 		text += " before the end of its lease"
 	}
 	text += ": " + o.Outcome.String()
