@@ -19,17 +19,18 @@ import (
 	"github.com/go-relock/relock/soak/history"
 )
 
-// In fake time a round is as long as it takes for something to happen to most leases.
+// In fake time a round is long enough for trouble with most leases.
 const (
 	fakeRoundTime = 15 * time.Second
-	// fakeEnd is when a world ends by force: who waits for what never comes must not spin through fake time for ever.
+	// fakeEnd is the age of a world in which somebody waits for ever. The world ends with the stacks
+	// of all goroutines.
 	fakeEnd = 365 * 24 * time.Hour
 )
 
-// The same in fake time, on a server in the process: each round in a world of its own, where time passes only while everybody
-// waits. A call that is on its way for half a lease costs no more there than one that takes a millisecond, so most
-// commands meet the end of a lease, and how long a call may take is exact. What pauses a process, or the server's
-// own ways, is for the others. A third of a soak, as they.
+// TestSoakInFakeTime does the same in fake time, in a third of the time. Each round has a world of
+// its own: miniredis with either layout, or a store in memory. Time passes only while everybody
+// waits. A call of half a lease costs no more than a call of a millisecond, so most commands meet
+// the end of a lease, and limits are exact.
 func TestSoakInFakeTime(t *testing.T) {
 	duration, seed := settings(t)
 	round := uint64(0)
@@ -55,7 +56,7 @@ func TestSoakInFakeTime(t *testing.T) {
 			return
 		}
 		s.t = t
-		s.check(round) // in real time, which limits it
+		s.check(round) // in real time
 		if all == nil {
 			all = s
 		} else {
@@ -66,7 +67,7 @@ func TestSoakInFakeTime(t *testing.T) {
 	require.Positive(t, all.did["Lock: ok"])
 }
 
-// fakeSetting is one of those there are.
+// fakeSetting chooses a setting.
 func fakeSetting(seed uint64) setting {
 	random := rand.New(rand.NewPCG(seed, 1))
 	kind := random.IntN(4)
@@ -78,13 +79,13 @@ func fakeSetting(seed uint64) setting {
 	}
 }
 
-// wait is a call that waits for its turn with a lock.
+// wait is a call that waits for a lock.
 type wait struct {
 	lock  string
 	since time.Time
 }
 
-// waits notes what a worker waits for, if it waits.
+// waits notes the lock that a worker waits for; the zero wait is none.
 func (s *soak) waits(id int, what wait) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,9 +96,8 @@ func (s *soak) waits(id int, what wait) {
 	}
 }
 
-// watchCalm watches for a while in which nothing goes wrong. Nobody waits for a lock that is free, for longer than what is left of what
-// went wrong before lasts: a connection that is silent for good, a TTL, and what the last ones that ask leave the first. (So it can only be
-// seen of those who give up such a connection soon.)
+// watchCalm watches a time without trouble. Nobody may wait for a free lock for longer than earlier
+// trouble lasts: a silent connection, and a TTL.
 func (s *soak) watchCalm() {
 	for _, p := range s.present() {
 		p.faults.DelayOneWay(near, near)
@@ -121,7 +121,7 @@ func (s *soak) watchCalm() {
 			for id, w := range s.waiting {
 				if w.lock == name && now.Sub(w.since) > longest && now.Sub(free[name]) > longest {
 					s.wrong.add("worker %d waits for %q for %s, which is free for %s", id, name, now.Sub(w.since), now.Sub(free[name]))
-					delete(s.waiting, id) // told once
+					delete(s.waiting, id) // reported once
 				}
 			}
 			s.mu.Unlock()
@@ -138,13 +138,13 @@ func (s *soak) isHeld(name string) bool {
 	return err != nil || state.Owner != ""
 }
 
-// world is a server in the process, in fake time.
+// world is a Redis server in the process, in fake time.
 type world struct {
 	*miniredis.Miniredis
 
 	mu      sync.Mutex
 	instant time.Time // of the last command
-	busy    int       // commands since the clock last moved
+	busy    int       // commands at that instant
 }
 
 func newWorld(t *testing.T) *world {
@@ -158,7 +158,8 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// noHotLoop is called for each command, and matches none. A loop without a pause would hold the clock for ever.
+// noHotLoop is called for each command, and matches none. A loop without a pause would stop the
+// clock for ever.
 func (w *world) noHotLoop([]string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -172,26 +173,27 @@ func (w *world) noHotLoop([]string) bool {
 	return false
 }
 
-// options are what go-redis needs to work in fake time.
+// options sets what go-redis needs in fake time.
 func (w *world) options(o *redis.UniversalOptions) {
 	o.Addrs = []string{"127.0.0.1:6379"} // nobody listens there
-	// Who waits for a connection does so with a timer that go-redis shares between bubbles, which is fatal.
+	// A wait for a connection uses a timer that go-redis shares between bubbles, which is fatal.
 	o.PoolSize = 1000
-	// Asking for these, go-redis waits for the reply with a mutex held, and time does not pass for who waits for a mutex.
+	// For these go-redis waits for a reply with a mutex held, and no time passes while others wait for
+	// the mutex.
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	o.DisableIdentity = true
 }
 
 func (w *world) dial(context.Context, string, string) (net.Conn, error) { return w.Dial() }
 
-// distance is how far from the server somebody is, until all is calm: less than what a client is patient for. Each command takes
-// some time, or none would pass.
+// distance returns the way of a client to the server during trouble, less than its patience. Each
+// command takes some time, so that time passes.
 func distance(random *rand.Rand, patience time.Duration) (up, down time.Duration) {
 	far := []time.Duration{time.Millisecond, 10 * time.Millisecond, patience / 10, patience * 2 / 5}[random.IntN(4)]
 	return near + upTo(random, far), near + upTo(random, far)
 }
 
-// near is the distance of everybody when all is calm.
+// near is the way of each client without trouble.
 const near = 50 * time.Microsecond
 
 const (
@@ -227,7 +229,7 @@ for _, entry in ipairs(cjson.decode(ARGV[1])) do
 end`
 )
 
-// stopWorld is a server that stops for a while.
+// stopWorld stops the server for a while.
 func (s *soak) stopWorld(random *rand.Rand) {
 	for _, p := range s.present() {
 		p.faults.Partition()
@@ -238,7 +240,7 @@ func (s *soak) stopWorld(random *rand.Rand) {
 	}
 }
 
-// bringBack lets older data take the place of what is there, and breaks all connections.
+// bringBack replaces all data by older data, and breaks all connections.
 func (s *soak) bringBack(saved string) {
 	s.gone(history.Op{Kind: history.Wipe, Old: true}, locks, func() error {
 		return s.plain.Eval(context.Background(), restoreScript, nil, saved).Err()
@@ -248,7 +250,7 @@ func (s *soak) bringBack(saved string) {
 	}
 }
 
-// add is what another soak has seen, for the report.
+// add adds the numbers of another soak, for the report.
 func (s *soak) add(o *soak) {
 	for _, m := range []struct{ to, from map[string]int }{{s.did, o.did}, {s.count, o.count}, {s.broken, o.broken}} {
 		for name, n := range m.from {

@@ -19,7 +19,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	redis.SetLogger(silent{}) // it tells of every connection that a fault has cost it
+	redis.SetLogger(silent{}) // go-redis logs every connection that a fault breaks
 	os.Exit(redistest.Main(m))
 }
 
@@ -27,17 +27,18 @@ type silent struct{}
 
 func (silent) Printf(context.Context, string, ...any) {}
 
-// peer is one process as Redis sees it: a relock client on a go-redis client of its own, with faults on its wire.
+// peer is one process for the store: a relock client with a way of its own to the store, and faults
+// on that way.
 type peer struct {
 	*relock.Client
 	rdb    redis.UniversalClient // nil: the store is in memory
 	link   *link                 // nil: the store is Redis
 	faults *redistest.Faults
 
-	up, down time.Duration // to the server and back, while nothing is wrong
+	up, down time.Duration // to the server and back, without trouble
 }
 
-// newPeer makes one that gives up a silent connection after patience.
+// newPeer makes a peer that gives up a silent connection after patience.
 func (s *soak) newPeer(patience time.Duration) *peer {
 	s.t.Helper()
 	p := &peer{faults: redistest.NewFaults()}
@@ -74,7 +75,7 @@ func (s *soak) newPeer(patience time.Duration) *peer {
 	return p
 }
 
-// end is the end of the process: nobody uses the client any more.
+// end ends the process. Nobody uses the client any more.
 func (p *peer) end() {
 	p.heal()
 	_ = p.Close()
@@ -135,7 +136,7 @@ func requireTidy(t testing.TB, rdb *redis.Client) {
 	}, "everything is gone from Redis but tokens; keys or subscriptions left: %q", &left)
 }
 
-// names collects what should not have happened.
+// names collects broken promises.
 type names struct {
 	mu  sync.Mutex
 	all []string

@@ -13,9 +13,9 @@ import (
 	"github.com/go-relock/relock/store/mem"
 )
 
-// link is the way of one client to a store in memory. It does all that package store allows: a command
-// is lost, or runs without an answer, or runs late. So the core of the library meets every error at
-// which a store may hint with store.ErrUnsure.
+// link is the way of one client to a store in memory. It does all that package store allows: a
+// command is lost, or runs without an answer, or runs late. So the core of the library meets every
+// error at which a store may hint with store.ErrUnsure.
 type link struct {
 	*mem.Store
 	patience time.Duration // of a command without an answer
@@ -209,8 +209,8 @@ func (k *link) Watch(client string, doubt func(store.ID)) (stop func()) {
 	})
 }
 
-// Wait asks, and hears of the grant late if its message is lost. A wait that is given up in bad weather
-// leaves its place in the queue for a while.
+// Wait asks, and hears of the grant late if its message is lost. A wait that is given up in bad
+// weather leaves its place in the queue for a while.
 func (k *link) Wait(ctx context.Context, ask store.Ask, progress func(store.Progress)) (store.Lease, error) {
 	up, down := k.way()
 	if !sleep(ctx, up) {

@@ -1,5 +1,5 @@
-// Package soak lets workers lock at random while faults happen at random, for as long as it is asked to, and checks that what
-// the lock has told them can be put in an order in which every promise is kept: see package history.
+// Package soak lets workers lock at random while faults happen at random. For all answers of the
+// lock there must be an order in which every promise is kept, see package history.
 package soak
 
 import (
@@ -29,26 +29,26 @@ const (
 	clients, workers = 4, 16
 
 	ttl = time.Second
-	// slack is how much later than its limit a call may come back, and a loss be told: the machine is busy. The promise
-	// is milliseconds, which has tests of its own.
+	// slack is how much later than its limit a call may return, and a loss be reported, on a busy
+	// machine. The promise is milliseconds; other tests check that.
 	slack = 5 * time.Second
 
-	// A round is as much as can be checked at once, which takes time and memory in proportion to the square of the
-	// calls. It ends when either limit is reached. At its end nobody holds anything; what is on its way in the network
-	// stays there.
+	// A round is checked at once, which takes time and memory in proportion to the square of the
+	// calls. A round ends at either limit. At the end nobody holds a lock, but commands may be on
+	// their way.
 	roundTime  = 3 * time.Second
 	roundCalls = 9000
-	// checkLimit is some hundred times what a round takes to check.
+	// checkLimit is some hundred times the time for the check of a round.
 	checkLimit = time.Minute
 )
 
-// How long a client waits for an answer before it takes its connection for dead.
+// The patience of a client for an answer.
 const (
-	severalTries = 150 * time.Millisecond // in a lease
-	nothingTwice = 2 * slack              // is sent, however busy the machine is
+	severalTries = 150 * time.Millisecond // several tries fit into a lease
+	nothingTwice = 2 * slack              // no command is sent twice on a busy machine
 )
 
-// setting is what is the same throughout a soak.
+// setting does not change during a soak.
 type setting struct {
 	patience time.Duration // of the clients
 	redisson bool          // locks are kept as Redisson does
@@ -57,15 +57,16 @@ type setting struct {
 	mem      bool          // the server is a store in memory
 }
 
-// late is how much later than its limit a call may come back, and a loss be told.
+// late is how much later than its limit a call may return, and a loss be reported.
 func (s setting) late() time.Duration {
 	if s.fake {
-		return time.Microsecond // of the recorder: what is due at a moment happens in it
+		return time.Microsecond // of the recorder: in fake time nothing is late
 	}
 	return slack
 }
 
-// moment is a short time in a section, and seldom how many short ones there are for a long one. In fake time both cost nothing.
+// moment is a short pause in a section. One pause of seldom is a long one. Pauses cost nothing in
+// fake time.
 func (s setting) moment() time.Duration {
 	if s.fake {
 		return ttl / 4
@@ -82,17 +83,17 @@ func (s setting) seldom() int {
 
 var locks = []string{"thing0", "thing1", "thing2", "thing3"}
 
-// TestSoak runs for as long as RELOCK_SOAK says (2s if it says nothing). RELOCK_SEED repeats the choices of a run; the timing
-// is never the same. It checks that
+// TestSoak runs for the time in RELOCK_SOAK (default 2s). RELOCK_SEED repeats the random choices,
+// and not the timing. TestSoak checks that
 //
-//   - the history of each round keeps the promises: exclusion of those who believe to hold the lock, counts, tokens that
-//     grow, entries and exits of one's own hold only, no loss without reason, and Redis says the same;
-//   - a section that has lost the lock is told, as far as its own calls show it (whether also if somebody has taken the lock away is
-//     for TestSoakOfForcedLocks);
-//   - every call comes back, soon after its context is done;
+//   - the history of each round keeps the promises: exclusion of the holds that are believed in,
+//     counts, tokens that grow, entries and exits of the own hold only, no loss without a reason,
+//     and the answers of Redis;
+//   - a lost section is told of the loss (TestSoakOfForcedLocks checks that of forced locks);
+//   - every call returns soon after the end of its context;
 //   - at the end everybody can lock, and nothing is left.
 //
-// Each round is also broken in some random way, which the check must notice.
+// The history of each round is also broken in a random way, and the check must notice.
 func TestSoak(t *testing.T) {
 	duration, seed := settings(t)
 	s := newSoak(t, seed, setting{patience: severalTries})
@@ -100,8 +101,9 @@ func TestSoak(t *testing.T) {
 	require.Positive(t, s.did["Lock: ok"])
 }
 
-// The same in Redisson's layout, in a third of the time, less what it does not promise: the counter of tokens is never lost, and
-// who Redis says has a lock is not compared, as its fields do not name a holder that takes several.
+// TestSoakOfRedissonLocks does the same in Redisson's layout, in a third of the time. Redis does
+// not lose the counter of tokens, and the owner in Redis is not compared, as Redis names a hold
+// there.
 func TestSoakOfRedissonLocks(t *testing.T) {
 	duration, seed := settings(t)
 	s := newSoak(t, seed, setting{patience: severalTries, redisson: true})
@@ -109,7 +111,7 @@ func TestSoakOfRedissonLocks(t *testing.T) {
 	require.Positive(t, s.did["Lock: ok"])
 }
 
-// The same once more on a cluster of one node: pub/sub is sharded there, and a hand-over is never prepared.
+// TestSoakOnACluster does the same on a cluster of one node, where pub/sub is sharded.
 func TestSoakOnACluster(t *testing.T) {
 	duration, seed := settings(t)
 	s := newSoak(t, seed, setting{patience: severalTries, cluster: true})
@@ -117,9 +119,9 @@ func TestSoakOnACluster(t *testing.T) {
 	require.Positive(t, s.did["Lock: ok"])
 }
 
-// Among all the trouble that TestSoak makes, a holder whose lock was forced may rightly never learn of it. Where there is no other,
-// it must, by a lease later or with its last Unlock. (That it learns of it with the next renewal is for the tests of the watchdog.)
-// Like the two before it this is a third of a soak, in time: RELOCK_SOAK is what TestSoak takes.
+// TestSoakOfForcedLocks makes no trouble but ForceUnlock, in a third of the time. In TestSoak a
+// holder may rightly never learn that its lock was forced. Here the holder must learn of it within
+// a lease, or with the last Unlock.
 func TestSoakOfForcedLocks(t *testing.T) {
 	duration, seed := settings(t)
 	s := newSoak(t, seed, setting{patience: nothingTwice})
@@ -143,7 +145,7 @@ func settings(t *testing.T) (duration time.Duration, seed uint64) {
 	return duration, seed
 }
 
-// run is rounds with that trouble, for that long.
+// run makes rounds with that trouble, for that long.
 func (s *soak) run(duration time.Duration, trouble func(*rand.Rand)) {
 	s.t.Helper()
 	for round := uint64(0); time.Since(s.began) < duration; round++ {
@@ -154,7 +156,7 @@ func (s *soak) run(duration time.Duration, trouble func(*rand.Rand)) {
 	s.end()
 }
 
-// What is checked here of all ways to break a history, a soak checks of one a round.
+// A soak checks one way to break a history in each round; this test checks all ways.
 func TestARecordedHistoryThatIsBrokenIsNoticed(t *testing.T) {
 	redistest.NoGoroutineLeft(t)
 	s := newSoak(t, rand.Uint64(), setting{patience: nothingTwice})
@@ -163,7 +165,7 @@ func TestARecordedHistoryThatIsBrokenIsNoticed(t *testing.T) {
 	ways := history.Breaks()
 	for round := uint64(0); len(ways) > 0; round++ {
 		require.Less(t, round, uint64(50), "no recording has a place for: %q", ways)
-		s.round(round, 300*time.Millisecond, func(*rand.Rand) {}) // all is well
+		s.round(round, 300*time.Millisecond, func(*rand.Rand) {}) // without trouble
 		ops := append(slices.Clone(s.before), s.log.Take()...)
 		s.before = history.Tokens(ops)
 		r := history.Check(ops, checkLimit)
@@ -194,12 +196,12 @@ type soak struct {
 	server *redistest.Server // nil in fake time
 	world  *world            // nil in real time
 	memory *mem.Store        // nil: the store is Redis
-	plain  *redis.Client     // has no faults, and knows of no cluster
-	admin  *peer             // has no faults
+	plain  *redis.Client     // without faults, and no client of a cluster
+	admin  *peer             // without faults
 	log    *history.Recorder
 	wrong  names
 
-	before []history.Op      // what the next round has to know of those before it
+	before []history.Op      // for the next round, see history.Tokens
 	held   []*redistest.Rule // commands on their way
 	did    map[string]int    // calls by kind and outcome
 	broken map[string]int    // breaks of histories that were noticed
@@ -228,7 +230,7 @@ func newSoak(t *testing.T, seed uint64, setting setting) *soak {
 		t: t, seed: seed, setting: setting, log: history.NewRecorder(), waiting: map[int]wait{},
 		did: map[string]int{}, broken: map[string]int{}, count: map[string]int{},
 	}
-	args := []string{"--save", "86400 1000000"} // never by itself, but what is saved is there after a restart
+	args := []string{"--save", "86400 1000000"} // never by itself; a restart reads saved data
 	if s.cluster {
 		args = append(args, "--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1")
 	}
@@ -264,7 +266,7 @@ func newSoak(t *testing.T, seed uint64, setting setting) *soak {
 	return s
 }
 
-// round lets everybody work for that long, while trouble is made.
+// round lets everybody work for that long, with trouble.
 func (s *soak) round(number uint64, length time.Duration, trouble func(*rand.Rand)) {
 	s.t.Helper()
 	limit, cancel := context.WithCancel(context.Background())
@@ -273,7 +275,7 @@ func (s *soak) round(number uint64, length time.Duration, trouble func(*rand.Ran
 	random := func(id int) *rand.Rand { return rand.New(rand.NewPCG(s.seed, number<<8|uint64(id))) }
 
 	var working, troubling, watching sync.WaitGroup
-	// With many there is always a queue; with few, hardly ever.
+	// Many workers always queue, and few hardly ever.
 	for id := range []int{workers / 4, workers / 2, workers}[random(2*workers+2).IntN(3)] {
 		w := &worker{soak: s, Rand: random(id), id: id, helper: workers + id}
 		working.Go(w.run)
@@ -297,7 +299,7 @@ func (s *soak) round(number uint64, length time.Duration, trouble func(*rand.Ran
 	if !s.fake {
 		close(s.over)
 	}
-	// The trouble ends first, so that what follows is bounded by what a healthy server needs.
+	// The trouble ends first, so that the limits below are those of a healthy server.
 	within(s.t, 60*time.Second, "the faults have not ended", troubling.Wait)
 	for _, p := range s.present() {
 		p.heal()
@@ -314,18 +316,18 @@ func (s *soak) round(number uint64, length time.Duration, trouble func(*rand.Ran
 		p.end()
 	}
 	s.retired = nil
-	if s.plain != nil { // what the server has read by now has run
+	if s.plain != nil { // all commands that the server has read have run
 		require.NoError(s.t, s.plain.Ping(context.Background()).Err())
 	}
 }
 
-// check is what the round has shown.
+// check checks the history of a round.
 func (s *soak) check(number uint64) {
 	s.t.Helper()
 	ops := s.log.Take()
 	for i := range ops {
 		if ops[i].Kind == history.Force && ops[i].Outcome == history.Failed {
-			ops[i].Return = s.log.Now() // it may have worked until now, and no longer
+			ops[i].Return = s.log.Now() // the command may have run until now
 		}
 	}
 	for _, op := range ops {
@@ -360,7 +362,7 @@ func (s *soak) check(number uint64) {
 	s.breakIt(rand.New(rand.NewPCG(s.seed, number<<8|255)), ops)
 }
 
-// draw shows a broken history in files that stay when the test has ended.
+// draw writes pictures of a broken history to files that outlast the test.
 func (s *soak) draw(r *history.Report) []string {
 	dir, err := os.MkdirTemp("", "relock-soak-")
 	require.NoError(s.t, err)
@@ -369,7 +371,7 @@ func (s *soak) draw(r *history.Report) []string {
 	return files
 }
 
-// breakIt makes one lock's history of the round one that cannot be, and checks that the check says so.
+// breakIt breaks the history of one lock, and requires that the check notices.
 func (s *soak) breakIt(random *rand.Rand, ops []history.Op) {
 	s.t.Helper()
 	name := locks[random.IntN(len(locks))]
@@ -386,7 +388,7 @@ func (s *soak) breakIt(random *rand.Rand, ops []history.Op) {
 	s.all.slowest = max(s.all.slowest, r.Took)
 }
 
-// what is the name of a call in the report.
+// what returns the name of a call for the report.
 func what(op history.Op) string {
 	name := op.Kind.String()
 	switch {
@@ -432,7 +434,7 @@ func (s *soak) end() {
 	for _, p := range s.peers {
 		p.heal()
 		if s.fake {
-			p.faults.Cut() // one that is silent for good may take longer than a lease
+			p.faults.Cut() // a silent connection may last longer than a lease
 		}
 	}
 	for _, name := range locks {

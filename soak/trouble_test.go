@@ -26,8 +26,8 @@ func (s *soak) watch(random *rand.Rand, id int) {
 	}
 }
 
-// settles is how long Redis may count wrong after a call that has changed the count. The next renewal
-// tells the right count; but a command that runs late may change it at any time.
+// settles is how long Redis may count wrong after a call that has changed the count. The next
+// renewal tells the right count; but a command that runs late may change it at any time.
 func (s *soak) settles() time.Duration {
 	calm := s.patience == nothingTwice || s.fake && isClosed(s.calm) && time.Since(s.calmed) > 2*ttl
 	if !calm {
@@ -36,18 +36,18 @@ func (s *soak) settles() time.Duration {
 	return ttl / 2
 }
 
-// fault is something that may happen, and how often compared with others.
+// fault is one kind of trouble. weight says how often it happens, compared with others.
 type fault struct {
 	name   string
 	weight int
 	do     func()
 }
 
-// trouble is what happens meanwhile: to single commands, to the network of a client, and at the server, each for itself. It
-// ends when all shall be calm.
+// trouble makes trouble with single commands, with the networks of clients, and at the server, side
+// by side. trouble ends with s.calm.
 func (s *soak) trouble(random *rand.Rand) {
 	var all sync.WaitGroup
-	calm := []int{1, 3, 10}[random.IntN(3)] // much trouble shows other things than much work
+	calm := []int{1, 3, 10}[random.IntN(3)] // much trouble shows other faults than much work
 	if s.memory != nil {
 		s.happen(random, time.Duration(calm)*100*time.Millisecond, s.inMemory(random))
 		return
@@ -95,7 +95,7 @@ func (s *soak) happened(f history.Fault) {
 	s.faults = append(s.faults, f)
 }
 
-// onCommands is what happens to one command of one client.
+// onCommands is trouble with one command of one client.
 func (s *soak) onCommands(random *rand.Rand) []fault {
 	scripts := redistest.Named("EVALSHA", "EVAL")
 	once := func(action redistest.Action) *redistest.Rule {
@@ -120,7 +120,7 @@ func (s *soak) onCommands(random *rand.Rand) []fault {
 	}
 }
 
-// letGo lets a command run after a while. It is on its way also when the round is over.
+// letGo lets a command run after a while, perhaps after the end of the round.
 func (s *soak) letGo(rule *redistest.Rule, after time.Duration) {
 	s.ending.Go(func() {
 		<-time.After(after)
@@ -129,7 +129,7 @@ func (s *soak) letGo(rule *redistest.Rule, after time.Duration) {
 	})
 }
 
-// onNetworks is what happens to the connections of one client.
+// onNetworks is trouble with the connections of one client.
 func (s *soak) onNetworks(random *rand.Rand) []fault {
 	anyone := func() *peer { return s.anyone(random) }
 	return []fault{
@@ -165,7 +165,7 @@ func (s *soak) onNetworks(random *rand.Rand) []fault {
 	}
 }
 
-// atTheServer is what happens to all clients.
+// atTheServer is trouble for all clients.
 func (s *soak) atTheServer(random *rand.Rand) []fault {
 	ctx := context.Background()
 	anyLock := func() string { return locks[random.IntN(len(locks))] }
@@ -189,7 +189,7 @@ func (s *soak) atTheServer(random *rand.Rand) []fault {
 			s.server.Resume()
 		}})
 	}
-	if s.redisson { // which needs the counter of tokens, and has no queue
+	if s.redisson { // Redisson needs the counter of tokens, and has no queue
 		return faults
 	}
 	if s.fake {
@@ -200,7 +200,8 @@ func (s *soak) atTheServer(random *rand.Rand) []fault {
 	} else {
 		faults = append(faults,
 			fault{"data saved", 2, func() { _ = s.plain.Save(ctx).Err() }},
-			// With what was saved last it goes on, if anything was: as where a replica that lagged becomes the master.
+			// The server starts with the data that was saved last, like a replica that lagged and becomes
+			// the master.
 			fault{"server killed", 1, func() {
 				s.gone(history.Op{Kind: history.Wipe, Old: true}, locks, func() error { s.server.Kill(); return nil })
 				s.pause(upTo(random, ttl/4))
@@ -219,10 +220,10 @@ func (s *soak) atTheServer(random *rand.Rand) []fault {
 	}...)
 }
 
-// troubler is who makes trouble, in the history.
+// troubler is the client number of trouble in the history.
 const troubler = 2*workers + 1
 
-// gone does something that makes Redis forget locks, or their tokens.
+// gone makes Redis forget locks, or their tokens.
 func (s *soak) gone(op history.Op, names []string, do func() error) {
 	op.Client, op.Call = troubler, s.log.Now()
 	for range 100 {
@@ -250,7 +251,7 @@ func (s *soak) force(name string, within time.Duration) {
 	s.log.Add(op)
 }
 
-// replace closes a client, with whatever its locks are doing, and lets another take its place.
+// replace closes a client in the midst of its work, and lets another take its place.
 func (s *soak) replace(i int) {
 	p := s.newPeer(s.patience)
 	s.mu.Lock()

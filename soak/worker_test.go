@@ -47,7 +47,8 @@ type section struct {
 	left  bool
 }
 
-// isLost says whether err is the loss of this hold. A context may have ended by the loss of another.
+// isLost says whether err is the loss of this hold. A context may have ended by the loss of
+// another.
 func (s *section) isLost(err error) bool {
 	var lost *relock.LostError
 	return errors.As(err, &lost) && lost.Name == s.lock.Name() && lost.Holder.String() == s.holder
@@ -169,7 +170,8 @@ func (w *worker) again(in *section) *section {
 	if w.IntN(4) == 0 {
 		return w.try(ctx, in.lock, in)
 	}
-	// Lock tries until the lease is over. If no attempt gets through, the lease is not renewed, either.
+	// Lock tries until the lease is over. If no attempt gets through, the lease is not renewed,
+	// either.
 	return w.record(call{ctx: ctx, lock: in.lock, in: in, limit: 4 * ttl, waits: true, do: in.lock.Lock.Lock})
 }
 
@@ -243,13 +245,13 @@ func (w *worker) failed(op history.Op, err error, mayFail, waited bool) {
 	var locked *relock.LockedError
 	op.Outcome = history.Failed
 	switch {
-	case errors.As(err, &lost): // perhaps a section of another lock around this call was, and its context has ended
+	case errors.As(err, &lost): // perhaps a section of another lock around this call
 		if op.Nested && lost.Name == op.Lock && lost.Holder.String() == op.Holder {
 			op.Outcome = history.Lost
 		}
 	case errors.As(err, &locked):
 		op.Outcome = history.Refused
-		if !waited { // else the lock was busy at some time, which says little and makes many orders possible
+		if !waited { // a wait says of the owner only that it had the lock at some time
 			op.Owner = locked.Holder.String()
 		}
 	case mayFail, errors.Is(err, relock.ErrClosed), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
@@ -300,7 +302,8 @@ func (w *worker) leaveTwice(s *section) {
 	w.log.Add(op)
 }
 
-// look asks for the belief of the holder, and says whether the holder believes that it has the lock.
+// look asks for the belief of the holder, and says whether the holder believes that it has the
+// lock.
 func (w *worker) look(s *section) (holds bool) {
 	op := w.opIn(history.Look, s)
 	switch w.IntN(3) {
@@ -467,8 +470,8 @@ func (w *worker) next(p *peer, in *section) {
 	}
 }
 
-// share lets another goroutine work in a section too. Either both enter the same hold again, or both
-// take the next lock, and exclude each other there.
+// share lets another goroutine work in a section too. Either both enter the same hold again, or
+// both take the next lock, and exclude each other there.
 func (w *worker) share(s *section) {
 	other := *w
 	other.id, other.Rand = w.helper, rand.New(rand.NewPCG(w.Uint64(), w.Uint64()))

@@ -105,7 +105,7 @@ func (w *watcher) run(ctx context.Context) error {
 	for looks := 1; ; looks++ {
 		infos, err := w.reader.look(ctx, w.pattern)
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // whoever ends watch sees no failure in that
 		}
 		err = w.failure(err)
 		if err != nil && looks == 1 {

@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// A break makes a history that keeps every promise into one that does not. That is how the checker
-// is checked: on made-up histories, and on recorded ones.
+// breaking turns a history that keeps every promise into a history that breaks one. Made-up and
+// recorded histories that were broken in this way show that Check works.
 type breaking struct {
 	name string
-	do   func(b *breaker) bool // false: there is nothing that could be broken this way
+	do   func(b *breaker) bool // false: the history has no place for it
 }
 
-// breaker is a history on its way to be broken.
+// breaker is a history that is being broken.
 type breaker struct {
 	*rand.Rand
 	ops   []Op
@@ -41,9 +41,9 @@ func Break(random *rand.Rand, ops []Op, name string) (broken []Op, ok bool) {
 	return b.ops, len(b.plain) > 0 && breaks[i].do(b) && b.ops != nil
 }
 
-// plain is the holds of which everything is known: each call was made after the one before, all
-// were answered, the last entry was left before any word of a loss, and nobody took the lock away
-// meanwhile. They stand in the order of their ends.
+// plain returns the holds without secrets, by the time of their ends: each call was made after the
+// one before and was answered, the last entry was left before any word of a loss, and nobody took
+// the lock away meanwhile.
 func plain(ops []Op) []*stay {
 	var all []*stay
 	for _, h := range stays(ops) {
@@ -107,7 +107,7 @@ func (h *stay) token() int64 {
 	return 0
 }
 
-// add puts in a call that nobody made.
+// add adds a call that nobody made.
 func (b *breaker) add(op Op, lock string, at time.Duration) bool {
 	op.Lock, op.Call, op.Return = lock, at, at
 	b.ops = append(b.ops, op)

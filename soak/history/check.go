@@ -13,24 +13,24 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// Verdict is what a check has found.
+// Verdict is the result of a check.
 type Verdict int
 
 // The verdicts.
 const (
 	Kept      Verdict = iota // there is an order in which every promise is kept
 	Broken                   // there is none
-	Undecided                // it was not found out in the time allowed
+	Undecided                // the check took too long
 )
 
 var verdicts = [...]string{"kept", "broken", "not decided"}
 
 func (v Verdict) String() string { return verdicts[v] }
 
-// Report is the result of a check.
+// Report is a verdict, with all that explains it.
 type Report struct {
 	Verdict Verdict
-	Ops     int           // those made up included
+	Ops     int           // with those that Check makes up
 	Took    time.Duration // to check
 
 	broken []found
@@ -44,11 +44,11 @@ type found struct {
 }
 
 // Check looks for an order of the operations, lock by lock, in which every promise is kept, for at
-// most limit. The history is whole: at its end nobody believes to have a lock but those who were
-// never heard of again.
+// most limit. At the end of a history nobody believes in a hold, except processes that have
+// crashed.
 //
-// It takes time and memory in proportion to the square of the operations on one lock, so a long
-// recording is checked in parts; see [Recorder.Take].
+// Check takes time and memory in proportion to the square of the operations on one lock. So a long
+// recording has to be checked in parts, see [Recorder.Take].
 func Check(ops []Op, limit time.Duration) *Report {
 	began := time.Now()
 	all := whole(ops)
@@ -63,7 +63,7 @@ func Check(ops []Op, limit time.Duration) *Report {
 		r.Verdict = Undecided
 	}
 	r.Took = time.Since(began)
-	if r.Verdict == Broken { // once more, with all that is needed to explain it
+	if r.Verdict == Broken { // again, for the explanation
 		_, info := porcupine.CheckOperationsVerbose(m, all, limit)
 		parts := m.Partition(all)
 		for i, orders := range info.PartialLinearizationsOperations() {
@@ -75,8 +75,8 @@ func Check(ops []Op, limit time.Duration) *Report {
 	return r
 }
 
-// model is one lock that is in a state at first. What a call has returned is in its Op, which is
-// the input; there is no output. The metadata is the number of the operation.
+// model is one lock, with its first state. An Op has the answer of a call too, and is the input of
+// the model; there is no output. The metadata is the number of the operation.
 func model(at state) porcupine.Model {
 	return porcupine.Model{
 		Partition: partition,
@@ -93,7 +93,7 @@ func model(at state) porcupine.Model {
 	}
 }
 
-// partition parts a history by lock.
+// partition divides a history by lock.
 func partition(all []porcupine.Operation) [][]porcupine.Operation {
 	locks := map[string][]porcupine.Operation{}
 	for _, o := range all {
@@ -112,7 +112,7 @@ func partition(all []porcupine.Operation) [][]porcupine.Operation {
 func furthest(all []porcupine.Operation, orders [][]porcupine.Operation) found {
 	f := found{lock: all[0].Input.(*Op).Lock}
 	for _, order := range orders {
-		// Among those of one length any will do, but always the same.
+		// The choice among orders of one length is always the same.
 		if cmp.Or(cmp.Compare(len(order), len(f.order)), -slices.CompareFunc(order, f.order, byNumber)) > 0 {
 			f.order = order
 		}
@@ -131,7 +131,7 @@ func furthest(all []porcupine.Operation, orders [][]porcupine.Operation) found {
 
 func byNumber(a, b porcupine.Operation) int { return cmp.Compare(a.Metadata.(int), b.Metadata.(int)) }
 
-// state is that after the first n operations of the order.
+// state returns the state after the first n operations of the order.
 func (f found) state(n int) state {
 	s := state{}
 	for _, o := range f.order[:n] {
@@ -140,18 +140,18 @@ func (f found) state(n int) state {
 	return s
 }
 
-// stuck is what is pending and had to come next, in some order: all that began before the first of
-// it had ended.
+// stuck returns the pending operations that may be the next: all that began before the first end of
+// a pending operation.
 func (f found) stuck() []porcupine.Operation {
 	first := slices.MinFunc(f.pending, func(a, b porcupine.Operation) int { return cmp.Compare(a.Return, b.Return) })
 	return slices.DeleteFunc(slices.Clone(f.pending), func(o porcupine.Operation) bool { return o.Call > first.Return })
 }
 
-// shown is how many operations before the end of the order are worth a look.
+// shown is how many operations at the end of the order are in a picture.
 const shown = 100
 
-// Explain says, for each lock whose history is broken, how far it could be explained, and why it
-// ends there.
+// Explain returns, for each lock with a broken history, the end of the longest order, and why no
+// operation can follow.
 func (r *Report) Explain() string {
 	if r.Verdict != Broken {
 		return r.Verdict.String()
@@ -182,12 +182,11 @@ func line(o porcupine.Operation) string {
 }
 
 // Draw writes porcupine's picture of where a history is broken, an HTML page for each lock, into
-// files that begin with prefix, and returns their names. faults are shown beside it.
+// files that begin with prefix, and returns their names. The picture has the faults too.
 func (r *Report) Draw(prefix string, faults []Fault) ([]string, error) {
 	var files []string
 	for _, f := range r.broken {
-		// The order that was found is taken for granted but for its last part: a whole recording is too
-		// much to look at.
+		// Only the last part of the order is in the picture, as a whole recording is too much.
 		n := max(0, len(f.order)-shown)
 		part := append(slices.Clone(f.order[n:]), f.stuck()...)
 		m := model(f.state(n))
@@ -212,7 +211,7 @@ func (r *Report) Draw(prefix string, faults []Fault) ([]string, error) {
 	return files, nil
 }
 
-// Fault is something that was done to the lock's surroundings while its history was recorded.
+// Fault is a trouble that was made during the recording of a history.
 type Fault struct {
 	Name        string
 	From, Until time.Duration
@@ -233,11 +232,11 @@ type stay struct {
 
 const never time.Duration = math.MaxInt64
 
-// margin is by how much a lease ends earlier for its holder than in Redis: 1 % and 2 ms, as the
-// library documents it.
+// margin is how much earlier a lease ends for its holder than in Redis: 1 % and 2 ms, as the
+// library documents.
 func margin(lease time.Duration) time.Duration { return lease/100 + 2*time.Millisecond }
 
-// ahead is by how much the times of a recording may be late, see [Recorder.Now].
+// ahead is how late the times of a recording may be, see [Recorder.Now].
 const ahead = time.Microsecond
 
 // stayKey tells one hold from all others.
@@ -330,17 +329,17 @@ func (h *stay) loss() (op Op, ok bool) {
 		op.Call = max(h.believed, h.lease)
 		return op, h.left < h.entered
 	}
-	op.made.early = h.told < h.lease
+	op.derived.early = h.told < h.lease
 	op.Call = h.believed
-	if !op.made.early {
+	if !op.derived.early {
 		op.Call = max(op.Call, h.lease)
 	}
 	op.Call = min(op.Call, op.Return)
 	return op, true
 }
 
-// splits says whether the order of the answers of Redis, and that of the entries and exits, may differ
-// and matter: goroutines share the hold, and somebody may have taken the lock away.
+// splits says whether the order of the answers of Redis, and that of the entries and exits, may
+// differ and matter: goroutines share the hold, and somebody may have taken the lock away.
 func (h *stay) splits(ops []Op) bool {
 	first, local := h.ops[0], h.ops[0].Mode.Local
 	return !h.exact && !local && (first.Mode.Passing || slices.ContainsFunc(ops, func(op Op) bool {
@@ -380,8 +379,8 @@ func whole(ops []Op) []porcupine.Operation {
 		if saysNothing(&op) {
 			continue
 		}
-		op.made.settled = op.Kind == State && !slices.ContainsFunc(ops, op.unsettledBy)
-		op.made.split = splits[op.Hold] && op.Outcome == OK && (op.Nested || op.Kind == Unlock)
+		op.derived.settled = op.Kind == State && !slices.ContainsFunc(ops, op.unsettledBy)
+		op.derived.split = splits[op.Hold] && op.Outcome == OK && (op.Nested || op.Kind == Unlock)
 		add(&op)
 	}
 	for _, op := range ops {

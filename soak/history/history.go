@@ -1,7 +1,6 @@
-// Package history checks the answers that a lock has given to its users. A check looks for an order
-// of all calls, each at one moment between its beginning and its end, in which the lock keeps its
-// promises. The package is a model of the reentrant, fenced lock for the linearizability checker
-// porcupine.
+// Package history checks the answers of a lock. A check looks for an order of all calls, each at
+// one moment between the call and the return, in which the lock keeps its promises. The package is
+// a model of the reentrant, fenced lock for the linearizability checker porcupine.
 //
 // # Beliefs
 //
@@ -14,18 +13,17 @@
 //   - A Lock in an open section of the lock enters the hold of that section, and every other Lock
 //     begins a hold. Holds of one holder exclude each other like all others.
 //   - An Unlock leaves one entry of its own hold. A hold ends with the last of them, not earlier.
-//   - A lost hold ends when the last lease is over that its holder knew of, not earlier, and never
-//     comes back.
+//   - A lost hold ends with the last lease that its holder knew of, not earlier, and never comes
+//     back.
 //   - A token is larger than all tokens that were drawn before, and a hold keeps its first one.
 //   - A nested Lock is never refused, and a refusal names the owner.
 //   - While a hold is believed in, Redis names its holder as the owner, and soon counts right.
 //
 // # Losses
 //
-// No call is the moment of a loss. [Check] makes that moment up: a hold ends between the last lease
-// that is known of (the answer of [Lock.Remaining], counted from before the call) and the first
-// word of the loss. A hold of a process that has crashed ends at any time after its last known
-// lease.
+// No call is the moment of a loss. [Check] makes that moment up: a hold ends between the last known
+// lease (the answer of [Lock.Remaining], counted from before the call) and the first word of the
+// loss. The hold of a crashed process ends at any time after the last known lease.
 //
 // # Holds that somebody takes away
 //
@@ -33,8 +31,8 @@
 // older data) exclusion is not promised: whoever has the lock then is exposed. The holder may go on
 // to believe until the loss is reported, and others may enter meanwhile. If the holder passes the
 // lock on inside its process before the report, the next hold is exposed too. Tokens grow all the
-// same, also after a [Forget]. A hold that Redis confirms after that is the owner again, and not
-// exposed any more.
+// same, also after a [Forget]. If Redis confirms an exposed hold, the hold is the owner again, and
+// not exposed any more.
 //
 // As a rule the model does not ask whether the holder learns of the loss: a release that was sent
 // twice cannot tell that another command found nothing first, and a late command can make a forced
@@ -44,10 +42,10 @@
 //
 // # Calls with an unknown end
 //
-// A call that returned an error may have done its work in Redis, or may do it later. That makes
-// nobody believe anything: a Lock that failed has not entered, and the entry of an Unlock that
-// failed is left. So in the model such a call is over when it has returned. Redis may count wrong
-// for a while. A ForceUnlock that failed may expose a hold until the end of the recording.
+// A failed call may have done its work in Redis, or may do so later. Nobody believes more for that:
+// a failed Lock has not entered, and the entry of a failed Unlock is left. In the model such a call
+// ends with its return. Redis may count wrong for a while. A failed ForceUnlock may expose a hold
+// until the end of the recording.
 package history
 
 import (
@@ -70,7 +68,7 @@ const (
 	Told               // the context of a section has ended because the lock was lost
 	State              // somebody asks Redis
 	Force              // ForceUnlock
-	Wipe               // the lock was deleted from Redis, or older data took the place of the data there
+	Wipe               // the lock was deleted from Redis, or older data came back
 	Forget             // the last token was deleted from Redis
 	Before             // the first of a history: tokens up to Token were drawn earlier
 
@@ -78,7 +76,7 @@ const (
 
 	loss    // the end of a hold that was lost
 	exit    // an exit that was counted before the loss that the call returned
-	confirm // the answer of Redis to an entry or exit, which the holder counts at another moment
+	confirm // the answer of Redis to an entry or exit; the holder counts at another moment
 )
 
 var kinds = [...]string{
@@ -128,8 +126,8 @@ type Op struct {
 	Lease  time.Duration // Extend: the lease asked for
 	// Within is the longest lease, if a Force was the only trouble; see the package. Else 0.
 	Within time.Duration
-	// Old says of a Wipe that the data which came back is older, so Redis may have an older token
-	// until the next draw. Before has it from a Wipe.
+	// Old says of a Wipe that older data came back, so Redis may have an older token until the next
+	// draw. A Before takes Old over from a Wipe.
 	Old bool
 	// Late is how long Redis may go on to count wrong after a call that has changed the count: two
 	// commands may have run in the other order, or one may have run late. For State.
@@ -140,11 +138,11 @@ type Op struct {
 	Remaining time.Duration // Look: the rest of the lease, 0 if not asked for
 	Owner     string        // Refused, State: the holder that Redis named, empty if none
 
-	made made
+	derived derived
 }
 
-// made is the part of an Op that Check makes up.
-type made struct {
+// derived is the part of an Op that Check finds out from the other operations.
+type derived struct {
 	early   bool // loss: before the end of the last known lease
 	settled bool // State: Redis must count right
 	split   bool // Lock, Unlock: the answer of Redis is an operation of its own
@@ -180,7 +178,7 @@ func (o *Op) String() string {
 	if o.Old {
 		text += ", and older data is back"
 	}
-	if o.made.early {
+	if o.derived.early {
 		text += " before the end of its lease"
 	}
 	text += ": " + o.Outcome.String()

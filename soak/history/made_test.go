@@ -7,9 +7,10 @@ import (
 	"time"
 )
 
-// A made-up history is what the clients of a lock that keeps every promise might record. It is made by playing the lock: one
-// thing happens after another, each in the middle of a call that began before and ends later. So it has an order, and
-// Check must find one. It shares nothing with the model but Op.
+// A made-up history is what the clients of a lock that keeps every promise might record. It is made
+// by playing the lock: one thing happens after another, each in the middle of a call that began
+// before and ends later. So it has an order, and Check must find one. It shares nothing with the
+// model but Op.
 type play struct {
 	*rand.Rand
 	now     time.Duration
@@ -268,7 +269,8 @@ func (p *play) inside(client int) {
 	}
 }
 
-// scaled makes the units of a made-up history, which are small, the nanoseconds of a lease that has a margin.
+// scaled makes the units of a made-up history, which are small, the nanoseconds of a lease that has
+// a margin.
 func scaled(ops []Op) []Op {
 	ops = slices.Clone(ops)
 	for i := range ops {

@@ -228,7 +228,7 @@ func (s state) enterAgain(op *Op) (state, string) {
 		return s, fmt.Sprintf("enters hold %d again, which is over, or another's", op.Hold)
 	}
 	b := s.believers[i]
-	if !b.Local && !op.made.split {
+	if !b.Local && !op.derived.split {
 		var wrong string
 		if b, wrong = s.confirmed(i); wrong != "" {
 			return s, wrong
@@ -261,7 +261,7 @@ func (s state) unlock(op *Op) (state, string) {
 		return s.leave(op, i)
 	}
 	b := s.believers[i]
-	if op.Outcome == OK && !b.Local && !op.made.split {
+	if op.Outcome == OK && !b.Local && !op.derived.split {
 		var wrong string
 		if b, wrong = s.confirmed(i); wrong != "" {
 			return s, wrong
@@ -390,7 +390,7 @@ func (s state) asked(op *Op) (state, string) {
 	if owner.Local {
 		count = 1
 	}
-	if op.Count != count && op.made.settled {
+	if op.Count != count && op.derived.settled {
 		return s, fmt.Sprintf("Redis counts %d entries of %s, and there are %d", op.Count, owner.holder, count)
 	}
 	return s, ""
@@ -418,7 +418,7 @@ func (s state) lose(op *Op) (state, string) {
 	switch {
 	case i < 0:
 		return s, "lost a hold that is over"
-	case op.made.early && !s.believers[i].exposed:
+	case op.derived.early && !s.believers[i].exposed:
 		return s, fmt.Sprintf("hold %d is lost before the end of its lease, and nobody took it away", op.Hold)
 	}
 	return s.without(i), ""
