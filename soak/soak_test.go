@@ -83,7 +83,7 @@ func (s setting) seldom() int {
 
 var locks = []string{"thing0", "thing1", "thing2", "thing3"}
 
-// TestSoak runs for the time in RELOCK_SOAK (default 2s). RELOCK_SEED repeats the random choices,
+// TestSoak runs for the time in RELOCK_SOAK (default 4s). RELOCK_SEED repeats the random choices,
 // and not the timing. TestSoak checks that
 //
 //   - the history of each round keeps the promises: exclusion of the holds that are believed in,
@@ -131,7 +131,7 @@ func TestSoakOfForcedLocks(t *testing.T) {
 
 func settings(t *testing.T) (duration time.Duration, seed uint64) {
 	t.Helper()
-	duration, err := time.ParseDuration(env("RELOCK_SOAK", "2s"))
+	duration, err := time.ParseDuration(env("RELOCK_SOAK", "4s"))
 	require.NoError(t, err, "RELOCK_SOAK")
 	seed, err = strconv.ParseUint(env("RELOCK_SEED", strconv.FormatUint(rand.Uint64(), 10)), 10, 64)
 	require.NoError(t, err, "RELOCK_SEED")

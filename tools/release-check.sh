@@ -85,15 +85,15 @@ func main() {
 		panic(err)
 	}
 	defer client.Close()
-	fmt.Fprintln(os.Stdout, client.NewLock("orders").Token(context.Background()))
+	fmt.Fprintln(os.Stdout, client.NewLock("orders").Held(context.Background()))
 }
 EOF
 quietly $go get "$root@$version" "$root/otel@$version" "$root/prometheus@$version"
 quietly $go mod tidy
 quietly $go build -o "$scratch/bin/service"
 got=$("$scratch/bin/service")
-[ "$got" = 0 ] || {
-	echo "release-check: the token of a lock that nobody has is '$got'" >&2
+[ "$got" = false ] || {
+	echo "release-check: a lock that nobody has is held: '$got'" >&2
 	exit 1
 }
 for m in "$root" "$root/otel" "$root/prometheus"; do
