@@ -2,7 +2,6 @@ package relock_test
 
 import (
 	"context"
-	"reflect"
 	"testing"
 	"time"
 
@@ -53,7 +52,8 @@ func overRedisson(dial func() redis.UniversalClient, options ...relock.Option) l
 }
 
 // TestLocksInOtherSetupsKeepThePromises is about all but one server with relock's own layout, see
-// lock_test.go. The suites run in parallel, as they mostly wait for leases.
+// lock_test.go; an AutoPipeline is in bench/, whose go-redis has one. The suites run in parallel,
+// as they mostly wait for leases.
 func TestLocksInOtherSetupsKeepThePromises(t *testing.T) {
 	redistest.NoGoroutineLeft(t)
 	on := func(name string, test func(t *testing.T, server *redistest.Server)) {
@@ -65,19 +65,6 @@ func TestLocksInOtherSetupsKeepThePromises(t *testing.T) {
 	dialer := func(server *redistest.Server) func() redis.UniversalClient {
 		return func() redis.UniversalClient { return server.Client() }
 	}
-	on("an AutoPipeline", func(t *testing.T, server *redistest.Server) {
-		t.Helper()
-		if !reflect.ValueOf(server.Client()).MethodByName("AutoPipeline").IsValid() {
-			t.Skip("this go-redis has no AutoPipeline") // older ones have none
-		}
-		onRedis(func() redis.UniversalClient {
-			results := reflect.ValueOf(server.Client()).MethodByName("AutoPipeline").Call(nil)
-			require.Nil(t, results[1].Interface())
-			pipeline := results[0].Interface().(redis.UniversalClient)
-			t.Cleanup(func() { require.NoError(t, pipeline.Close()) })
-			return pipeline
-		}).Run(t)
-	})
 	on("Redisson's layout", func(t *testing.T, server *redistest.Server) {
 		t.Helper()
 		h := overRedisson(dialer(server))
