@@ -1,6 +1,7 @@
 package relock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -223,43 +224,24 @@ func (d *watchdog) note(r round, errs []error, sent time.Time) {
 	now := time.Now()
 	for i, h := range r.holds {
 		h.renewal.inFlight = false
-		gone := errors.Is(errs[i], store.ErrGone)
-		if errs[i] != nil && !gone {
+		switch err := errs[i]; {
+		case err == nil && h.state == held:
+			t.renewedLocked(h, r.renewals[i], r.changes[i], sent, now)
+		case err == nil:
+		case !errors.Is(err, store.ErrGone):
 			event.Failed++
-			if event.Err == nil {
-				event.Err = errs[i]
+			event.Err = cmp.Or(event.Err, err)
+			if h.state == held {
+				again++
+				t.retryLocked(h, now)
 			}
-		}
-		switch {
-		case h.state != held:
-			if gone { // the hold was unlocked, or passed on, during the renewal
-				event.Locks--
-				if h.passes > 0 {
-					t.doubtLocked(r.renewals[i].Lease.ID)
-				}
-			}
-		case gone:
+		case h.state == held:
 			event.Lost++
 			lost = append(lost, t.loseLocked(h, LossTaken))
-		case errs[i] != nil:
-			again++
-			h.renewal.failures++
-			h.renewal.check = true // also if nobody wants the lease any more: the count may be wrong
-			next := now.Add(retryPause(h.renewal.failures, h.ttl))
-			t.leases.Set(&h.renewal.item, min(t.at(next), t.at(h.lease.Until())))
-		default:
-			h.renewal.failures = 0
-			lease := r.renewals[i].Lease
-			lease.Sent, lease.TTL = sent, r.renewals[i].TTL
-			t.confirmLocked(h, lease, now)
-			again := h.renewal.check
-			t.scheduleLocked(h)
-			if h.renewal.changes != r.changes[i] {
-				t.recountLocked(h)
-				again = again || r.renewals[i].Count != h.storeCount()
-			}
-			if again {
-				t.checkLocked(h)
+		default: // the hold was unlocked, or passed on, during the renewal
+			event.Locks--
+			if h.passes > 0 {
+				t.doubtLocked(r.renewals[i].Lease.ID)
 			}
 		}
 	}
@@ -276,6 +258,32 @@ func (d *watchdog) note(r round, errs []error, sent time.Time) {
 	if c.settings.hooks.Renewed != nil && event.Locks > 0 {
 		c.events.Emit(func() { c.settings.hooks.Renewed(event) })
 	}
+}
+
+// renewedLocked notes a confirmed renewal. If a command with a count ran meanwhile, the store may
+// have either count, so the watchdog sends the count again.
+func (t *table) renewedLocked(h *hold, r store.Renewal, changes int, sent, now time.Time) {
+	h.renewal.failures = 0
+	lease := r.Lease
+	lease.Sent, lease.TTL = sent, r.TTL
+	t.confirmLocked(h, lease, now)
+	t.scheduleLocked(h)
+	changed := h.renewal.changes != changes
+	if changed {
+		t.recountLocked(h)
+	}
+	if h.renewal.check || changed && r.Count != h.storeCount() {
+		t.checkLocked(h)
+	}
+}
+
+// retryLocked makes the watchdog repeat an unconfirmed renewal soon, also if nobody wants the lease
+// any more: the store may have a wrong count.
+func (t *table) retryLocked(h *hold, now time.Time) {
+	h.renewal.failures++
+	h.renewal.check = true
+	next := now.Add(retryPause(h.renewal.failures, h.ttl))
+	t.leases.Set(&h.renewal.item, min(t.at(next), t.at(h.lease.Until())))
 }
 
 // reportLeak reports an entry that nobody can unlock any more, and ends its context. Nobody has the
