@@ -47,6 +47,9 @@ func (a *acquiring) stand(ctx context.Context, h *hold) (passed bool, err error)
 	h.turn.called = make(chan struct{})
 	place := ln.waiting.PushBack(h)
 	position := ln.waiting.Len() - 1
+	if ln.lead.state == entering {
+		position++ // the lead waits, too
+	}
 	busy := ln.busyLocked()
 	t.mu.Unlock()
 	a.progress(store.Progress{Busy: busy, Queued: true, Position: position})

@@ -393,7 +393,8 @@ func TestACallThatGivesUpInTheLineIsToldWhatItsLeadWasTold(t *testing.T) {
 		other := w.NewClient().NewLock("a")
 		theirs := enter(t, t.Context(), other)
 		holder := holderOf(t, theirs)
-		m := w.NewClient(relock.WithLocalPass(0, 0))
+		var r recorder
+		m := w.NewClient(relock.WithLocalPass(0, 0), relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a")
 		slow := m.link.on(delay(ms, 0)) // so that all are in the line before the store has said anything
 		var waiting []*attempt
@@ -406,6 +407,11 @@ func TestACallThatGivesUpInTheLineIsToldWhatItsLeadWasTold(t *testing.T) {
 			require.Equal(t, holder, refusal.Holder)
 		}
 		slow.end()
+		var positions []int
+		for _, event := range eventsOf[relock.Queued](&r) {
+			positions = append(positions, event.Position)
+		}
+		require.ElementsMatch(t, []int{0, 1, 2, 3, 4}, positions) // the lead waits, too
 
 		// A new lead without an answer knows nobody, and the holder of whom the lead before was
 		// told has gone.
