@@ -1,7 +1,8 @@
-// Package timers is a heap of things by the time at which somebody has to look at them.
+// Package timers orders items by the time at which the owner has to look at them.
 package timers
 
 import (
+	"container/heap"
 	"iter"
 	"time"
 )
@@ -9,31 +10,23 @@ import (
 // Never is later than every time in a heap.
 const Never = time.Duration(1<<63 - 1)
 
-// Item is what stands in a heap. A zero Item is in none.
+// Item is a value in at most one heap. A zero Item is in none.
 type Item[T any] struct {
 	Value T
-	place int // in the heap, from 1; 0: in none
+	place int // index in the heap, from 1; 0: in none
 }
 
-// In says whether the item is in a heap.
+// In reports whether the item is in a heap.
 func (i *Item[T]) In() bool { return i.place > 0 }
 
-// Heap holds items by their due times, earliest first. The due times stand in the heap itself, with
-// four items below each one: a search among a hundred thousand then reads few cache lines. Its zero
-// value is empty. It is not safe for concurrent use.
-type Heap[T any] struct{ nodes []node[T] }
+// Heap orders items by due time, earliest first. The zero value is empty. A Heap is not safe for
+// concurrent use.
+type Heap[T any] struct{ nodes nodes[T] }
 
-type node[T any] struct {
-	due  time.Duration
-	item *Item[T]
-}
-
-const arity = 4
-
-// Len is the number of items.
+// Len returns the number of items.
 func (h *Heap[T]) Len() int { return len(h.nodes) }
 
-// All is the values of all items, in no order. The heap must not change meanwhile.
+// All yields the values of all items, in no order. The heap must not change meanwhile.
 func (h *Heap[T]) All() iter.Seq[T] {
 	return func(yield func(T) bool) {
 		for _, n := range h.nodes {
@@ -44,7 +37,7 @@ func (h *Heap[T]) All() iter.Seq[T] {
 	}
 }
 
-// First is the earliest item and its due time; nil and Never if there is none.
+// First returns the earliest item and its due time, or nil and Never from an empty heap.
 func (h *Heap[T]) First() (*Item[T], time.Duration) {
 	if len(h.nodes) == 0 {
 		return nil, Never
@@ -52,85 +45,52 @@ func (h *Heap[T]) First() (*Item[T], time.Duration) {
 	return h.nodes[0].item, h.nodes[0].due
 }
 
-// Due is when the item is due; Never if it is in no heap.
+// Due returns the due time of the item, or Never if the item is in no heap.
 func (h *Heap[T]) Due(i *Item[T]) time.Duration {
-	if i.place == 0 {
+	if !i.In() {
 		return Never
 	}
 	return h.nodes[i.place-1].due
 }
 
-// Set puts the item into the heap, or moves it to another time.
+// Set puts the item into the heap, or gives an item in the heap another due time.
 func (h *Heap[T]) Set(i *Item[T], due time.Duration) {
-	n := node[T]{due, i}
-	if i.place == 0 {
-		h.nodes = append(h.nodes, n)
-		h.up(len(h.nodes)-1, n)
-		return
+	if !i.In() {
+		h.nodes = append(h.nodes, node[T]{item: i}) // no heap.Push: a node in an any allocates
+		i.place = len(h.nodes)
 	}
-	at := i.place - 1
-	if due < h.nodes[at].due {
-		h.up(at, n)
-	} else {
-		h.down(at, n)
-	}
+	h.nodes[i.place-1].due = due
+	heap.Fix(&h.nodes, i.place-1)
 }
 
-// Remove takes the item out of the heap, if it is in.
+// Remove takes the item out of the heap. Nothing happens if the item is in none.
 func (h *Heap[T]) Remove(i *Item[T]) {
-	if i.place == 0 {
-		return
-	}
-	at, last := i.place-1, len(h.nodes)-1
-	i.place = 0
-	moved, due := h.nodes[last], h.nodes[at].due
-	h.nodes[last] = node[T]{}
-	h.nodes = h.nodes[:last]
-	switch {
-	case at == last:
-	case moved.due < due:
-		h.up(at, moved)
-	default:
-		h.down(at, moved)
+	if i.In() {
+		heap.Remove(&h.nodes, i.place-1)
 	}
 }
 
-// up puts n at i, or nearer to the front.
-func (h *Heap[T]) up(i int, n node[T]) {
-	for i > 0 {
-		above := (i - 1) / arity
-		if h.nodes[above].due <= n.due {
-			break
-		}
-		h.put(i, h.nodes[above])
-		i = above
-	}
-	h.put(i, n)
+// nodes implements heap.Interface. Nodes have the due times, so that a comparison reads no item.
+type nodes[T any] []node[T]
+
+type node[T any] struct {
+	due  time.Duration
+	item *Item[T]
 }
 
-// down puts n at i, or farther from the front.
-func (h *Heap[T]) down(i int, n node[T]) {
-	for {
-		first := arity*i + 1
-		if first >= len(h.nodes) {
-			break
-		}
-		next := first
-		for j := first + 1; j < min(first+arity, len(h.nodes)); j++ {
-			if h.nodes[j].due < h.nodes[next].due {
-				next = j
-			}
-		}
-		if n.due <= h.nodes[next].due {
-			break
-		}
-		h.put(i, h.nodes[next])
-		i = next
-	}
-	h.put(i, n)
+func (n nodes[T]) Len() int           { return len(n) }
+func (n nodes[T]) Less(i, j int) bool { return n[i].due < n[j].due }
+func (n nodes[T]) Swap(i, j int) {
+	n[i], n[j] = n[j], n[i]
+	n[i].item.place, n[j].item.place = i+1, j+1
 }
 
-func (h *Heap[T]) put(i int, n node[T]) {
-	h.nodes[i] = n
-	n.item.place = i + 1
+func (n nodes[T]) Push(any) {} // unused
+
+func (n *nodes[T]) Pop() any {
+	last := len(*n) - 1
+	(*n)[last].item.place = 0
+	(*n)[last] = node[T]{}
+	*n = (*n)[:last]
+	return nil
 }

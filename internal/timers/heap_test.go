@@ -98,3 +98,16 @@ func TestTheEarliestIsOnTopWhateverIsDone(t *testing.T) {
 		heap.Remove(first)
 	}
 }
+
+func TestMovingAnItemDoesNotAllocate(t *testing.T) {
+	var h timers.Heap[int]
+	items := make([]item, 100)
+	for n := range items {
+		h.Set(&items[n], time.Duration(n))
+	}
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		h.Set(&items[0], 1000)
+		h.Remove(&items[1])
+		h.Set(&items[1], 1)
+	}))
+}
