@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/inflight"
+	"github.com/go-relock/relock/internal/measures"
 )
 
 // ScopeName is the name of the meter and of the tracer.
@@ -124,23 +125,28 @@ func (t *Telemetry) Hooks() relock.Hooks {
 			if e.Err != nil {
 				t.unconfirmed.Add(bg, 1, t.with(t.lock(e.Name)))
 			}
-			t.ended(keyOf(e.Name, e.Holder), endReleased, e.Held, e.TTL, e.MaxDepth)
+			t.ended(keyOf(e.Name, e.Holder), measures.EndReleased, e.Held, e.TTL, e.MaxDepth)
 		},
 		Lost: func(e relock.Lost) {
 			t.losses.Add(bg, 1, t.with(t.lock(e.Name), ReasonKey.String(string(e.Reason))))
-			t.ended(keyOf(e.Name, e.Holder), endLost, e.Held, e.TTL, e.MaxDepth)
+			t.ended(keyOf(e.Name, e.Holder), measures.EndLost, e.Held, e.TTL, e.MaxDepth)
 		},
 		Closed: func(e relock.Closed) {
-			t.ended(keyOf(e.Name, e.Holder), endClosed, e.Held, e.TTL, e.MaxDepth)
+			t.ended(keyOf(e.Name, e.Holder), measures.EndClosed, e.Held, e.TTL, e.MaxDepth)
 		},
 		Leaked: func(e relock.Leaked) { t.leaks.Add(bg, 1, t.with(t.lock(e.Name))) },
 		Renewed: func(e relock.Renewed) {
-			t.renewals.Add(bg, int64(e.Locks-e.Failed-e.Lost), metric.WithAttributes(ResultKey.String(resultOK)))
-			t.renewals.Add(bg, int64(e.Failed), metric.WithAttributes(ResultKey.String(resultFailed)))
-			t.renewals.Add(bg, int64(e.Lost), metric.WithAttributes(ResultKey.String(resultLost)))
+			renewed := func(n int, result string) {
+				t.renewals.Add(bg, int64(n), metric.WithAttributes(ResultKey.String(result)))
+			}
+			renewed(e.Locks-e.Failed-e.Lost, measures.ResultOK)
+			renewed(e.Failed, measures.ResultFailed)
+			renewed(e.Lost, measures.ResultLost)
 			t.renewalTime.Record(bg, e.Duration.Seconds())
 		},
-		Retried: func(e relock.Retried) { t.retries.Add(bg, 1, metric.WithAttributes(ScriptKey.String(e.Script))) },
+		Retried: func(e relock.Retried) {
+			t.retries.Add(bg, 1, metric.WithAttributes(ScriptKey.String(e.Script)))
+		},
 		Reconnected: func(e relock.Reconnected) {
 			t.reconnects.Add(bg, 1)
 			t.downtime.Add(bg, e.Down.Seconds())

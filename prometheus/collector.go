@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/inflight"
+	"github.com/go-relock/relock/internal/measures"
 )
 
 // Collector is a [prometheus.Collector] of the events of locks whose clients have
@@ -58,9 +59,7 @@ func WithDurationBuckets(seconds ...float64) Option {
 // New makes a Collector, for one registry to register. The Collector counts the events of
 // [Collector.Hooks]. New panics if an option is nil.
 func New(options ...Option) *Collector {
-	cfg := config{
-		buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600},
-	}
+	cfg := config{buckets: measures.Seconds}
 	for _, option := range options {
 		if option == nil {
 			panic("relockprom: an Option is nil; leave it out instead")
@@ -68,14 +67,14 @@ func New(options ...Option) *Collector {
 		option(&cfg)
 	}
 	// With a lock label the histograms are made later, so wrong buckets panic here.
-	prometheus.NewHistogram(histogram("relock", "", cfg.buckets))
+	prometheus.NewHistogram(histogram(measures.HoldTime, cfg.buckets))
 	c := &Collector{label: cfg.label, inflight: inflight.New()}
 	c.makeLockMetrics(cfg.buckets)
 	c.makeClientMetrics()
-	c.waiters = c.gauge("relock_waiters", "Waiters that are queued for a lock.")
-	c.holds = c.gauge("relock_holds", "Holds that are open.")
-	c.maxAge = c.gauge("relock_hold_max_age_seconds", "Age of the oldest hold that is open, 0 if there is none.")
-	c.maxTTL = c.gauge("relock_hold_max_age_ttl_ratio", "Largest age of an open hold as a multiple of the lock's TTL.")
+	c.waiters = c.gauge(measures.Waiters)
+	c.holds = c.gauge(measures.Holds)
+	c.maxAge = c.gauge(measures.MaxAge)
+	c.maxTTL = c.gauge(measures.MaxAgeTTL)
 	if c.label == nil {
 		c.know("")
 	}
@@ -141,20 +140,20 @@ func (c *Collector) Hooks() relock.Hooks {
 			if e.Err != nil {
 				c.unconfirmed.WithLabelValues(c.with(c.lock(e.Name))...).Inc()
 			}
-			c.ended(keyOf(e.Name, e.Holder), endReleased, e.Held, e.TTL, e.MaxDepth)
+			c.ended(keyOf(e.Name, e.Holder), measures.EndReleased, e.Held, e.TTL, e.MaxDepth)
 		},
 		Lost: func(e relock.Lost) {
 			c.losses.WithLabelValues(c.with(c.lock(e.Name), string(e.Reason))...).Inc()
-			c.ended(keyOf(e.Name, e.Holder), endLost, e.Held, e.TTL, e.MaxDepth)
+			c.ended(keyOf(e.Name, e.Holder), measures.EndLost, e.Held, e.TTL, e.MaxDepth)
 		},
 		Closed: func(e relock.Closed) {
-			c.ended(keyOf(e.Name, e.Holder), endClosed, e.Held, e.TTL, e.MaxDepth)
+			c.ended(keyOf(e.Name, e.Holder), measures.EndClosed, e.Held, e.TTL, e.MaxDepth)
 		},
 		Leaked: func(e relock.Leaked) { c.leaks.WithLabelValues(c.with(c.lock(e.Name))...).Inc() },
 		Renewed: func(e relock.Renewed) {
-			c.renewals.WithLabelValues(resultOK).Add(float64(e.Locks - e.Failed - e.Lost))
-			c.renewals.WithLabelValues(resultFailed).Add(float64(e.Failed))
-			c.renewals.WithLabelValues(resultLost).Add(float64(e.Lost))
+			c.renewals.WithLabelValues(measures.ResultOK).Add(float64(e.Locks - e.Failed - e.Lost))
+			c.renewals.WithLabelValues(measures.ResultFailed).Add(float64(e.Failed))
+			c.renewals.WithLabelValues(measures.ResultLost).Add(float64(e.Lost))
 			c.renewalTime.Observe(e.Duration.Seconds())
 		},
 		Retried: func(e relock.Retried) { c.retries.WithLabelValues(e.Script).Inc() },

@@ -462,7 +462,7 @@ func TestDurationBucketsCanBeChosen(t *testing.T) {
 	c := relockprom.New(chosen)
 	c.Hooks().Released(relock.Released{Name: "a", Holder: newHolder(t), Held: 1500 * time.Millisecond})
 	require.NoError(t, testutil.CollectAndCompare(c, strings.NewReader(`
-# HELP relock_hold_duration_seconds Time from the first entry of a hold to its last exit, by how it ended.
+# HELP relock_hold_duration_seconds Time from the first entry of a hold to its last exit.
 # TYPE relock_hold_duration_seconds histogram
 relock_hold_duration_seconds_bucket{end="closed",le="1"} 0
 relock_hold_duration_seconds_bucket{end="closed",le="2"} 0

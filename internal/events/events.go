@@ -20,20 +20,22 @@ type Worker struct {
 	logger *slog.Logger
 	onDrop func(dropped int)
 
-	// Only the goroutine uses missed and before: missed is the number of dropped calls not reported
-	// yet, and before is the number of calls to run before the report.
-	missed, before int
+	// Used by the goroutine only.
+	missed int // dropped calls that are not reported yet
+	before int // calls to run before the report
 
 	mu      sync.Mutex
-	dropped int // since the goroutine last looked
+	dropped int // calls that the goroutine has not moved to missed
 	started bool
 	closed  bool
 	done    chan struct{}
 }
 
-// New makes a Worker. onDrop may be nil, and runs like any other call.
+// New returns a Worker. onDrop may be nil, and runs like any other call.
 func New(logger *slog.Logger, onDrop func(dropped int)) *Worker {
-	return &Worker{queue: make(chan func(), Backlog), logger: logger, onDrop: onDrop, done: make(chan struct{})}
+	return &Worker{
+		queue: make(chan func(), Backlog), logger: logger, onDrop: onDrop, done: make(chan struct{}),
+	}
 }
 
 // Emit hands one call to the goroutine, and never blocks.
@@ -66,14 +68,14 @@ func (w *Worker) Log(l *slog.Logger, level slog.Level, msg string, attrs ...slog
 func (w *Worker) run() {
 	ended := false
 	defer func() {
-		if !ended { // a call has ended its goroutine, as the FailNow of a test does
-			go w.run()
-			return
+		if ended {
+			close(w.done)
+		} else {
+			go w.run() // a call has ended the goroutine, as the FailNow of a test does
 		}
-		close(w.done)
 	}()
 	for {
-		w.tellDropped()
+		w.reportDropped()
 		call, more := <-w.queue
 		if !more {
 			break
@@ -84,8 +86,9 @@ func (w *Worker) run() {
 	ended = true
 }
 
-// tellDropped reports dropped calls, when all calls from before the drop have run.
-func (w *Worker) tellDropped() {
+// reportDropped reports dropped calls when all calls from before the drop have run, as the receiver
+// forgets what these calls have reported. An overload is reported about once for each backlog.
+func (w *Worker) reportDropped() {
 	for {
 		if w.missed == 0 {
 			w.mu.Lock()
@@ -98,7 +101,9 @@ func (w *Worker) tellDropped() {
 		missed := w.missed
 		w.missed = 0
 		if w.logger != nil {
-			w.call(func() { w.logger.Warn("relock: events dropped, as too many waited for the hooks", "events", missed) })
+			w.call(func() {
+				w.logger.Warn("relock: events dropped, as too many waited for the hooks", "events", missed)
+			})
 		}
 		if w.onDrop != nil {
 			w.call(func() { w.onDrop(missed) })

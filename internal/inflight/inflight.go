@@ -1,6 +1,5 @@
-// Package inflight counts what has begun and not ended: open holds, and waiters in a queue. The
-// modules otel and prometheus feed a Table with events, and read the usage whenever somebody
-// collects metrics.
+// Package inflight counts open holds, and waiters in a queue. The modules otel and prometheus feed a
+// Table with events, and read the usage for each collection of metrics.
 package inflight
 
 import (
@@ -35,28 +34,22 @@ type Usage struct {
 // drops, not at all: an event that is missing makes no later count wrong. A Table is safe for
 // concurrent use.
 type Table struct {
-	mu      sync.Mutex
-	labels  map[string]struct{} // every label that was announced
-	holds   map[Key]holds
-	ended   map[Key]time.Time // ends that arrived before their begin: when the hold began, or a little later
-	waiters map[Key]waiters
+	mu     sync.Mutex
+	labels map[string]struct{} // every label that was announced
+	counts map[Key]counts
+	early  map[Key]time.Time // ends before their begin: when the hold began, or a little later
 }
 
-// holds are the open holds of one Key, described by the oldest.
-type holds struct {
-	oldest Hold
-	n      int
+// counts are the open holds and the waits of one Key. A holder can begin a wait before the end of
+// the last wait is reported.
+type counts struct {
+	label          string
+	holds, waiters int
+	oldest         Hold // of the open holds
 }
 
-// waiters counts, as a wait that a holder begins can be reported before the end of the holder's
-// last one.
-type waiters struct {
-	label string
-	n     int
-}
-
-// endedLimit bounds the ends that wait for a begin. After drops some begins never arrive.
-const endedLimit = 1024
+// earlyLimit bounds Table.early. After drops some begins never arrive.
+const earlyLimit = 1024
 
 // New makes an empty Table.
 func New() *Table {
@@ -75,61 +68,58 @@ func (t *Table) Know(label string) bool {
 	return !known
 }
 
-// Queue counts a wait that has begun.
-func (t *Table) Queue(key Key, label string) {
+// change applies f to the counts of a key, and removes counts of nothing.
+func (t *Table) change(key Key, f func(*counts)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.waiters[key] = waiters{label, t.waiters[key].n + 1}
+	c := t.counts[key]
+	f(&c)
+	if c.holds == 0 && c.waiters == 0 {
+		delete(t.counts, key)
+	} else {
+		t.counts[key] = c
+	}
+}
+
+// Queue counts a wait that has begun.
+func (t *Table) Queue(key Key, label string) {
+	t.change(key, func(c *counts) { c.label, c.waiters = label, c.waiters+1 })
 }
 
 // Unqueue counts a wait that has ended. Without a begin, Unqueue does nothing.
 func (t *Table) Unqueue(key Key) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	w := t.waiters[key]
-	if w.n--; w.n > 0 {
-		t.waiters[key] = w
-	} else {
-		delete(t.waiters, key)
-	}
+	t.change(key, func(c *counts) { c.waiters = max(0, c.waiters-1) })
 }
 
 // Open counts a hold that has begun, unless its end was reported already: a lease can be lost while
 // Lock is about to return. An end from before the call began belongs to an older hold, whose begin
 // is missing.
 func (t *Table) Open(key Key, h Hold) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if begun, over := t.ended[key]; over {
-		delete(t.ended, key)
-		if !h.Asked.After(begun) {
+	t.change(key, func(c *counts) {
+		begun, over := t.early[key]
+		delete(t.early, key)
+		if over && !h.Asked.After(begun) {
 			return
 		}
-	}
-	open := t.holds[key]
-	if open.n == 0 {
-		open.oldest = h
-	}
-	open.n++
-	t.holds[key] = open
+		if c.holds == 0 {
+			c.oldest = h
+		}
+		c.label, c.holds = h.Label, c.holds+1
+	})
 }
 
 // End counts a hold that has ended and lasted for held.
 func (t *Table) End(key Key, held time.Duration) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if open, ok := t.holds[key]; ok {
-		if open.n--; open.n > 0 {
-			t.holds[key] = open
-		} else {
-			delete(t.holds, key)
+	t.change(key, func(c *counts) {
+		if c.holds > 0 {
+			c.holds--
+			return
 		}
-		return
-	}
-	if len(t.ended) >= endedLimit {
-		clear(t.ended)
-	}
-	t.ended[key] = time.Now().Add(-held)
+		if len(t.early) >= earlyLimit {
+			clear(t.early)
+		}
+		t.early[key] = time.Now().Add(-held)
+	})
 }
 
 // Reset forgets everything but the labels. After drops nobody can tell which holds have ended.
@@ -138,9 +128,7 @@ func (t *Table) End(key Key, held time.Duration) {
 func (t *Table) Reset() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.holds = make(map[Key]holds)
-	t.ended = make(map[Key]time.Time)
-	t.waiters = make(map[Key]waiters)
+	t.counts, t.early = make(map[Key]counts), make(map[Key]time.Time)
 }
 
 // Usage returns the usage of every label.
@@ -151,19 +139,18 @@ func (t *Table) Usage() map[string]Usage {
 	for label := range t.labels {
 		all[label] = Usage{}
 	}
-	for _, open := range t.holds {
-		u, age := all[open.oldest.Label], time.Since(open.oldest.Since)
-		u.Holds += open.n
-		u.Age = max(u.Age, age)
-		if ttl := open.oldest.TTL; ttl > 0 {
-			u.AgeTTL = max(u.AgeTTL, float64(age)/float64(ttl))
+	for _, c := range t.counts {
+		u := all[c.label]
+		u.Holds += c.holds
+		u.Waiters += c.waiters
+		if c.holds > 0 {
+			age := time.Since(c.oldest.Since)
+			u.Age = max(u.Age, age)
+			if c.oldest.TTL > 0 {
+				u.AgeTTL = max(u.AgeTTL, float64(age)/float64(c.oldest.TTL))
+			}
 		}
-		all[open.oldest.Label] = u
-	}
-	for _, w := range t.waiters {
-		u := all[w.label]
-		u.Waiters += w.n
-		all[w.label] = u
+		all[c.label] = u
 	}
 	return all
 }

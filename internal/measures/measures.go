@@ -1,0 +1,94 @@
+// Package measures names and describes the metrics of the modules otel and prometheus. Both modules
+// have the same measures.
+package measures
+
+import "github.com/go-relock/relock"
+
+// Measure describes a metric.
+type Measure struct {
+	Name   string // in OpenTelemetry, behind the prefix of the module
+	Unit   string // in OpenTelemetry
+	Series string // the name in Prometheus, which ends with the unit
+	Help   string
+}
+
+// The measures of locks.
+var (
+	Acquires = Measure{"acquires", "{acquire}", "relock_acquires_total",
+		"Calls that asked for a lock and have returned."}
+	AcquireTime = Measure{"acquire.duration", "s", "relock_acquire_duration_seconds",
+		"Time from the call to its return. Nested entries are left out."}
+	AcquireTTL = Measure{"acquire.ttl_ratio", "1", "relock_acquire_ttl_ratio",
+		"Acquire time as a multiple of the lock's TTL. Nested entries and refusals without a wait are left out."}
+	Wakes = Measure{"wakes", "{wake}", "relock_wakes_total",
+		"Waits that ended with the lock, by the cause of the wake-up."}
+	Position = Measure{"queue.position", "{waiter}", "relock_queue_position",
+		"Number of waiters before one that joined the queue."}
+	HoldTime = Measure{"hold.duration", "s", "relock_hold_duration_seconds",
+		"Time from the first entry of a hold to its last exit."}
+	HoldTTL = Measure{"hold.ttl_ratio", "1", "relock_hold_ttl_ratio",
+		"Time from the first entry of a hold to its last exit as a multiple of the lock's TTL."}
+	Depth = Measure{"hold.depth", "{entry}", "relock_hold_depth",
+		"The highest number of open entries of a hold; 1 is no re-entry."}
+	Unconfirmed = Measure{"releases.unconfirmed", "{release}", "relock_releases_unconfirmed_total",
+		"Last exits of a hold that the store did not confirm."}
+	Losses = Measure{"losses", "{loss}", "relock_losses_total", "Holds that ended without Unlock."}
+	Leaks  = Measure{"leaks", "{leak}", "relock_leaks_total",
+		"Reports of entries whose context was dropped without Unlock."}
+	Waiters = Measure{"waiters", "{waiter}", "relock_waiters", "Waiters that are queued for a lock."}
+	Holds   = Measure{"holds", "{hold}", "relock_holds", "Holds that are open."}
+	MaxAge  = Measure{"hold.max_age", "s", "relock_hold_max_age_seconds",
+		"Age of the oldest hold that is open, 0 if there is none."}
+	MaxAgeTTL = Measure{"hold.max_age_ttl", "1", "relock_hold_max_age_ttl_ratio",
+		"Largest age of an open hold as a multiple of the lock's TTL."}
+)
+
+// The measures of clients.
+var (
+	Renewals    = Measure{"renewals", "{renewal}", "relock_renewals_total", "Renewals of a lease by the watchdog."}
+	RenewalTime = Measure{"renewal.duration", "s", "relock_renewal_duration_seconds",
+		"Time of a round trip of the watchdog, which renews many leases."}
+	Retries    = Measure{"retries", "{retry}", "relock_retries_total", "Scripts that were sent to Redis again."}
+	Reconnects = Measure{"reconnects", "{reconnect}", "relock_reconnects_total",
+		"Pub/sub connections that were lost and are back."}
+	Downtime = Measure{"reconnect.downtime", "s", "relock_reconnect_downtime_seconds_total",
+		"Time for which the pub/sub connections that are back were gone."}
+	Dropped = Measure{"events.dropped", "{event}", "relock_events_dropped_total",
+		"Events that are in no metric, because too many waited for the hooks."}
+)
+
+// The default upper bounds of the buckets.
+var (
+	Seconds = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300,
+		1800, 3600}
+	RoundTrips = Seconds[:14] // in seconds
+	TTLs       = []float64{.1, .25, .5, .75, 1, 1.5, 2, 3, 5, 10, 30, 100, 1000}
+	Positions  = []float64{0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}
+	Depths     = []float64{1, 2, 3, 4, 5, 8, 16, 32, 64}
+)
+
+// The label values that are known before anything happens. Their counters begin with 0.
+var (
+	Outcomes = []relock.Outcome{
+		relock.OutcomeAcquired, relock.OutcomeLocked, relock.OutcomeCanceled, relock.OutcomeClosed, relock.OutcomeLost,
+		relock.OutcomeError,
+	}
+	WakeCauses = []relock.Wake{relock.WakeGrant, relock.WakeRecheck, relock.WakeReleased, relock.WakePass}
+	Reasons    = []relock.LossReason{
+		relock.LossExpired, relock.LossTaken, relock.LossMaxHold, relock.LossAbandoned, relock.LossLeaked,
+	}
+	Ends    = []string{EndReleased, EndLost, EndClosed}
+	Results = []string{ResultOK, ResultFailed, ResultLost}
+	Scripts = []string{"acquire", "release", "renew", "token", "state", "break"}
+)
+
+// The ends of a hold, and the results of a renewal.
+const (
+	EndReleased = "released" // Unlock
+	EndLost     = "lost"
+	EndClosed   = "closed" // the client was closed
+
+	ResultOK     = "ok"
+	ResultFailed = "failed" // not confirmed, tried again
+	ResultLost   = "lost"   // the store did not have the hold any more
+)
