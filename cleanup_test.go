@@ -13,17 +13,19 @@ import (
 	"github.com/go-relock/relock"
 )
 
+// When is a hold that nobody wants taken back, and for how long?
+
 // giveUp begins a call whose command is kept, or lost, and ends its context.
-func giveUp(t *testing.T, ctx context.Context, lock locking) { //nolint:revive // t comes first in a test helper
-	t.Helper()
+func (w *world) giveUp(ctx context.Context, lock locking) {
+	w.t.Helper()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	a := begin(t, ctx, lock)
-	require.True(t, a.waits())
+	a := w.begin(ctx, lock)
+	require.True(w.t, a.waits())
 	cancel()
-	require.ErrorIs(t, a.failure(), context.Canceled)
-	require.Equal(t, ctx, a.ctx, "the context comes back as it was")
-	require.Zero(t, a.took(), "the call returns promptly")
+	require.ErrorIs(w.t, a.failure(), context.Canceled)
+	require.Equal(w.t, ctx, a.ctx, "the context comes back as it was")
+	require.Zero(w.t, a.took(), "the call returns promptly")
 }
 
 // forgets records the times at which a link sends Forget, beginning with 0.
@@ -56,27 +58,27 @@ func answer(_ context.Context, _ *fault, run func() error) error { return run() 
 
 const ms = time.Millisecond
 
-func TestWhatIsConfirmedIsForgottenAgainForOneLease(t *testing.T) {
+func TestCleanupRepeatsWhatIsConfirmedForOneLease(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m, tape := w.NewTape()
 		var f forgets
 		f.record(m.link, answer)
 		tape.keep(cmdWait)
-		giveUp(t, t.Context(), m.NewLock("a").Lock)
+		w.giveUp(t.Context(), m.NewLock("a").Lock)
 		pass(time.Hour)
 		require.Equal(t, []time.Duration{0, 50 * ms, 250 * ms, 1050 * ms, 4250 * ms, 17050 * ms, 30 * time.Second}, f.all())
 		require.Zero(t, goroutines("(*cleanup)"), "the goroutine ends")
 	})
 }
 
-func TestWhatIsNotConfirmedIsForgottenUntilItIs(t *testing.T) {
+func TestCleanupRepeatsWhatIsNotConfirmedUntilItIs(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		var log logbook
 		m, tape := w.NewTape(relock.WithLogger(log.logger()))
 		var f forgets
 		refused := f.record(m.link, refuse(errBroken))
 		tape.keep(cmdWait)
-		giveUp(t, t.Context(), m.NewLock("a").Lock)
+		w.giveUp(t.Context(), m.NewLock("a").Lock)
 		pass(10 * time.Second)
 		require.Equal(t, []time.Duration{0, 50 * ms, 150 * ms, 350 * ms, 750 * ms, 1550 * ms, 3150 * ms, 5150 * ms, 7150 * ms, 9150 * ms}, f.all())
 		refused.end()
@@ -94,7 +96,7 @@ func TestCleanupStopsAMinuteAfterTheLease(t *testing.T) {
 		var f forgets
 		f.record(m.link, refuse(errBroken))
 		tape.keep(cmdWait)
-		giveUp(t, t.Context(), m.NewLock("a", relock.WithTTL(10*time.Second), relock.WithLogger(own.logger())).Lock)
+		w.giveUp(t.Context(), m.NewLock("a", relock.WithTTL(10*time.Second), relock.WithLogger(own.logger())).Lock)
 		pass(time.Hour)
 		times := f.all()
 		require.InDelta(t, 70*time.Second, times[len(times)-1], float64(2*time.Second))
@@ -108,7 +110,7 @@ func TestCleanupStopsAMinuteAfterTheLease(t *testing.T) {
 	})
 }
 
-func TestManyAsksAreForgottenInFewRoundTrips(t *testing.T) {
+func TestCleanupOfManyAsksTakesFewRoundTrips(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		const n = 1000
 		m := w.NewClient()
@@ -116,7 +118,7 @@ func TestManyAsksAreForgottenInFewRoundTrips(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var calls []*attempt
 		for i := range n {
-			calls = append(calls, begin(t, ctx, m.NewLock(fmt.Sprint(i)).Lock))
+			calls = append(calls, w.start(ctx, m.NewLock(fmt.Sprint(i))))
 		}
 		cancel()
 		for _, a := range calls {
@@ -130,7 +132,7 @@ func TestManyAsksAreForgottenInFewRoundTrips(t *testing.T) {
 	})
 }
 
-func TestAnUnlockWithoutAnAnswerEndsAndTheLockIsTakenBack(t *testing.T) {
+func TestCleanupTakesBackAnUnlockWithoutAnAnswer(t *testing.T) {
 	for ttl, limit := range map[time.Duration]time.Duration{
 		relock.DefaultTTL: 10 * time.Second,
 		2 * time.Second:   2*time.Second - margin(2*time.Second),
@@ -139,9 +141,9 @@ func TestAnUnlockWithoutAnAnswerEndsAndTheLockIsTakenBack(t *testing.T) {
 			fake(t, func(t *testing.T, w *world) {
 				m := w.NewClient(relock.WithTTL(ttl))
 				l := m.NewLock("a")
-				section := enter(t, t.Context(), l)
+				section := w.enter(t.Context(), l)
 				silent := m.link.cut()
-				call := begin(t, section, unlock(l))
+				call := w.begin(section, unlock(l))
 				require.ErrorIs(t, call.failure(), context.DeadlineExceeded)
 				require.ErrorContains(t, call.err, fmt.Sprintf("free within %s", ttl))
 				require.NotErrorIs(t, call.err, relock.ErrLockLost)
@@ -162,10 +164,10 @@ func TestTheTimeLimitOfUnlockIsItsOwn(t *testing.T) {
 		m := w.NewClient()
 		l := m.NewLock("a")
 		request, cancel := context.WithCancel(t.Context())
-		section := enter(t, request, l)
+		section := w.enter(request, l)
 		m.link.on(delay(2*time.Second, 2*time.Second), cmdRelease)
 		cancel()
-		call := begin(t, section, unlock(l))
+		call := w.begin(section, unlock(l))
 		require.NoError(t, call.failure())
 		require.Equal(t, 4*time.Second, call.took())
 		w.requireFree("a")

@@ -15,6 +15,8 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
+// What if the clock of the server is turned?
+
 // The server's clock is turned, while those of the clients run on. Redis notes the end of a lease
 // as a time of day: turned forward, leases end early, and two may be in; turned back, they last
 // longer. Tokens grow all the same, every loss is told, and everybody gets in, in order as long as
@@ -28,7 +30,7 @@ func onClock(t *testing.T) (*arena, *redistest.Clock) {
 	return newArena(t, server), clock
 }
 
-func TestAServerClockThatGoesForwardEndsTheLeaseAndItsHolderIsTold(t *testing.T) {
+func TestAServerClockThatGoesForwardEndsTheLease(t *testing.T) {
 	const ttl = 900 * time.Millisecond
 	for _, step := range []time.Duration{
 		10 * time.Second, // the lease is over
@@ -37,9 +39,9 @@ func TestAServerClockThatGoesForwardEndsTheLeaseAndItsHolderIsTold(t *testing.T)
 		t.Run(step.String(), func(t *testing.T) {
 			w, clock := onClock(t)
 			l := w.peer(relock.WithTTL(ttl)).NewLock("a")
-			section := w.enter(t.Context(), l, soon)
+			section := w.enter(t.Context(), l)
 			token := w.draw(section, l)
-			var waiters []*asking
+			var waiters []*attempt
 			for i := range 5 {
 				waiters = append(waiters, w.start(t.Context(), w.peer(relock.WithTTL(ttl)).NewLock("a")))
 				w.awaitWaiters("a", i+1)
@@ -54,17 +56,17 @@ func TestAServerClockThatGoesForwardEndsTheLeaseAndItsHolderIsTold(t *testing.T)
 			for i, a := range waiters {
 				workers.Go(func() {
 					<-a.done
-					next, err := a.lock.Token(a.section)
+					next, err := a.lock.Token(a.ctx)
 					mu.Lock()
 					order, tokens = append(order, i), append(tokens, next)
 					mu.Unlock()
-					errs.check(errors.Join(a.err, err, a.lock.Unlock(a.section)))
+					errs.check(errors.Join(a.err, err, a.lock.Unlock(a.ctx)))
 				})
 			}
-			require.Equal(t, relock.LossTaken, w.lost(section, ttl/3+afterLease))
+			require.Equal(t, relock.LossTaken, w.within(ttl/3+afterLease).lost(section))
 			t.Logf("the holder was told after %s", time.Since(stepped))
 			// Without a queue each asks for itself when the lease that it knew of should be over.
-			require.NoError(t, w.call(ttl+ttl/3+afterLease, func() error { workers.Wait(); return nil }))
+			require.NoError(t, w.within(ttl+ttl/3+afterLease).call(func() error { workers.Wait(); return nil }))
 			require.Empty(t, errs.all())
 			require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 			if step < time.Hour {
@@ -74,18 +76,18 @@ func TestAServerClockThatGoesForwardEndsTheLeaseAndItsHolderIsTold(t *testing.T)
 				require.Greater(t, next, token)
 				token = next
 			}
-			w.awaitFree("a", soon)
+			w.requireFree("a")
 		})
 	}
 }
 
-func TestAServerClockThatGoesBackCostsNeitherHolderNorQueueAnything(t *testing.T) {
+func TestAServerClockThatGoesBackCostsNobodyAnything(t *testing.T) {
 	const ttl, step = 900 * time.Millisecond, 30 * time.Hour
 	w, clock := onClock(t)
 	l := w.peer(relock.WithTTL(ttl)).NewLock("a")
-	outer := w.enter(t.Context(), l, soon)
+	outer := w.enter(t.Context(), l)
 	token := w.draw(outer, l)
-	var waiters []*asking
+	var waiters []*attempt
 	join := func() {
 		waiters = append(waiters, w.start(t.Context(), w.peer(relock.WithTTL(ttl)).NewLock("a")))
 		w.awaitWaiters("a", len(waiters))
@@ -94,23 +96,23 @@ func TestAServerClockThatGoesBackCostsNeitherHolderNorQueueAnything(t *testing.T
 	join()
 	clock.Step(-step)
 	require.Greater(t, w.lease("a"), step)
-	inner := w.enter(outer, l, soon)
+	inner := w.enter(outer, l)
 	w.requireCount("a", 2)
 	sleepUntil(time.Now().Add(ttl + ttl/2))
 	require.NoError(t, outer.Err())
 	require.LessOrEqual(t, l.Remaining(outer), ttl, "by the holder's own clock")
-	w.leave(inner, l, soon)
-	w.leave(outer, l, soon)
+	w.leave(inner, l)
+	w.leave(outer, l)
 	for i, a := range waiters {
-		section := a.in(soon)
+		section := a.section()
 		next := w.draw(section, a.lock)
 		require.Greater(t, next, token)
 		token = next
 		require.LessOrEqual(t, w.lease("a"), ttl, "new leases are as long as they should be")
 		require.Equal(t, len(waiters)-1-i, w.waiters("a"), "one by one, in their order")
-		w.leave(section, a.lock, soon)
+		w.leave(section, a.lock)
 	}
-	w.awaitFree("a", 0)
+	w.within(0).requireFree("a")
 }
 
 // A holder that dies leaves a lease that is longer now. An operator can free the lock.
@@ -124,16 +126,16 @@ func TestALeaseThatATurnedClockMadeLongCanBeEndedByForce(t *testing.T) {
 	clock.Step(-step)
 	holder.Kill()
 	sleepUntil(time.Now().Add(ttl + afterLease)) // the waiter has asked, and knows of a lease of an hour
-	require.True(t, waiter.waiting())
+	require.True(t, waiter.waits())
 	require.Greater(t, w.lease("a"), step-ttl)
 	require.NoError(t, w.peer().NewLock("a").ForceUnlock(t.Context()))
-	section := waiter.in(soon)
+	section := waiter.section()
 	require.Greater(t, w.draw(section, waiter.lock), token)
-	w.leave(section, waiter.lock, soon)
-	w.awaitFree("a", 0)
+	w.leave(section, waiter.lock)
+	w.within(0).requireFree("a")
 }
 
-func TestTokensGrowThoughTheServersClockGoesBackByDaysAndTheirKeyEnds(t *testing.T) {
+func TestTokensGrowThoughTheServersClockGoesBackByDays(t *testing.T) {
 	w, clock := onClock(t)
 	l := w.peer().NewLock("a")
 	var last int64
@@ -143,13 +145,13 @@ func TestTokensGrowThoughTheServersClockGoesBackByDaysAndTheirKeyEnds(t *testing
 		24 * time.Hour, 24*time.Hour + time.Second, 25 * time.Hour, -25 * time.Hour,
 	} {
 		clock.Step(step)
-		section := w.enter(t.Context(), l, soon)
+		section := w.enter(t.Context(), l)
 		token := w.draw(section, l)
 		require.Greater(t, token, last, "after %s", step)
 		last = token
-		w.leave(section, l, soon)
+		w.leave(section, l)
 	}
-	w.awaitFree("a", 0)
+	w.within(0).requireFree("a")
 }
 
 func TestEverybodyGoesOnWhileTheServersClockGoesBackAndForth(t *testing.T) {
@@ -220,7 +222,7 @@ func TestEverybodyGoesOnWhileTheServersClockGoesBackAndForth(t *testing.T) {
 			close(stop)
 			// One more comes, and the queue drains. A waiter whose place was lost with its key, and
 			// who was told of a long lease, asks after ten seconds.
-			require.NoError(t, w.call(10*time.Second+soon, func() error {
+			require.NoError(t, w.within(10*time.Second+w.limit).call(func() error {
 				err := w.peer(ttl).NewLock("a").Do(t.Context(), func(context.Context) error { return nil })
 				all.Wait()
 				return err
@@ -230,7 +232,7 @@ func TestEverybodyGoesOnWhileTheServersClockGoesBackAndForth(t *testing.T) {
 			require.Greater(t, done.of("sections"), 10)
 			g.require(t)
 			stays.requireTokensGrow(t)
-			w.awaitFree("a", soon)
+			w.requireFree("a")
 		})
 	}
 }

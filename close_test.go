@@ -15,6 +15,8 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
+// What does Close end, and what does Close leave?
+
 // closing returns Close, for begin.
 func closing(m *member) locking {
 	return func(ctx context.Context) (context.Context, error) { return ctx, m.Close() }
@@ -27,21 +29,21 @@ func TestCloseEndsWaitsAndSections(t *testing.T) {
 		for _, silent := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, silent %v", name, silent), func(t *testing.T) {
 				fake(t, func(t *testing.T, w *world) {
-					owner := enter(t, t.Context(), w.NewClient().NewLock("a"))
+					owner := w.enter(t.Context(), w.NewClient().NewLock("a"))
 					m := w.NewClient(options...)
-					mine := enter(t, t.Context(), m.NewLock("b"))
+					mine := w.enter(t.Context(), m.NewLock("b"))
 					calls := []*attempt{
-						begin(t, t.Context(), m.NewLock("a").Lock),
-						begin(t, t.Context(), m.NewLock("a").Lock),
-						begin(t, t.Context(), tryFor(m.NewLock("a"), time.Hour)),
-						begin(t, relock.WithoutHolder(mine), m.NewLock("b").Lock),
+						w.start(t.Context(), m.NewLock("a")),
+						w.start(t.Context(), m.NewLock("a")),
+						w.begin(t.Context(), tryFor(m.NewLock("a"), time.Hour)),
+						w.start(relock.WithoutHolder(mine), m.NewLock("b")),
 					}
 					if silent {
 						m.link.cut()
-						calls = append(calls, begin(t, t.Context(), m.NewLock("c").TryLock), begin(t, mine, m.NewLock("b").Lock))
+						calls = append(calls, w.begin(t.Context(), m.NewLock("c").TryLock), w.start(mine, m.NewLock("b")))
 					}
 					pass(time.Minute / 10)
-					end := begin(t, t.Context(), closing(m))
+					end := w.begin(t.Context(), closing(m))
 					require.ErrorIs(t, mine.Err(), context.Canceled)
 					require.ErrorIs(t, context.Cause(mine), relock.ErrClosed)
 					for _, a := range calls {
@@ -68,7 +70,7 @@ func TestAClientThatWasNeverUsedClosesAtOnce(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient()
 		for range 2 {
-			end := begin(t, t.Context(), closing(m))
+			end := w.begin(t.Context(), closing(m))
 			require.NoError(t, end.failure())
 			require.Zero(t, end.took())
 		}
@@ -80,8 +82,8 @@ func TestBothOfTwoClosesWait(t *testing.T) {
 		m := w.NewClient()
 		m.link.once(mute, cmdWait)
 		m.link.on(delay(0, 500*ms), cmdForget)
-		giveUp(t, t.Context(), m.NewLock("a").Lock)
-		one, two := begin(t, t.Context(), closing(m)), begin(t, t.Context(), closing(m))
+		w.giveUp(t.Context(), m.NewLock("a").Lock)
+		one, two := w.begin(t.Context(), closing(m)), w.begin(t.Context(), closing(m))
 		require.NoError(t, one.failure())
 		require.NoError(t, two.failure())
 		require.Positive(t, one.took())
@@ -93,12 +95,12 @@ func TestUnlockWorksAfterClose(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient()
 		l := m.NewLock("a")
-		outer := enter(t, t.Context(), l)
-		inner := enter(t, outer, l)
+		outer := w.enter(t.Context(), l)
+		inner := w.enter(outer, l)
 		require.NoError(t, m.Close())
-		require.NoError(t, l.Unlock(inner))
-		require.Equal(t, 1, w.count("a"))
-		require.NoError(t, l.Unlock(outer))
+		w.leave(inner, l)
+		w.requireCount("a", 1)
+		w.leave(outer, l)
 		w.requireFree("a")
 		require.ErrorIs(t, l.Unlock(outer), relock.ErrNotHeld)
 	})
@@ -106,7 +108,7 @@ func TestUnlockWorksAfterClose(t *testing.T) {
 		fake(t, func(t *testing.T, w *world) {
 			m := w.NewClient()
 			l := m.NewLock("a")
-			section := enter(t, t.Context(), l)
+			section := w.enter(t.Context(), l)
 			require.NoError(t, m.Close())
 			m.link.once(silence, cmdRelease)
 			require.ErrorContains(t, l.Unlock(section), "not confirmed")
@@ -118,7 +120,7 @@ func TestUnlockWorksAfterClose(t *testing.T) {
 		fake(t, func(t *testing.T, w *world) {
 			m := w.NewClient()
 			l := m.NewLock("a")
-			section := enter(t, t.Context(), l)
+			section := w.enter(t.Context(), l)
 			require.NoError(t, m.Close())
 			m.link.cut()
 			require.ErrorContains(t, l.Unlock(section), "not confirmed")
@@ -132,7 +134,7 @@ func TestStateAndForceUnlockWorkAfterClose(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient()
 		l := m.NewLock("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		holder := holderOf(t, section)
 		require.NoError(t, m.Close())
 		state, err := l.State(t.Context())
@@ -148,7 +150,7 @@ func TestStateAndForceUnlockWorkAfterClose(t *testing.T) {
 func TestTokenOfASectionWhoseClientIsClosedIsErrClosed(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient()
-		section := enter(t, t.Context(), m.NewLock("a"))
+		section := w.enter(t.Context(), m.NewLock("a"))
 		require.NoError(t, m.Close())
 		for _, ctx := range []context.Context{section, context.WithoutCancel(section)} {
 			_, err := m.NewLock("a").Token(ctx)
@@ -161,7 +163,7 @@ func TestOneHoldHasOneTokenWhoeverDrawsIt(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient()
 		l := m.NewLock("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		m.link.on(delay(time.Second, time.Second), cmdToken)
 		var tokens [3]int64
 		var all sync.WaitGroup
@@ -172,7 +174,7 @@ func TestOneHoldHasOneTokenWhoeverDrawsIt(t *testing.T) {
 		require.Positive(t, tokens[0])
 		require.Equal(t, tokens[0], tokens[1])
 		require.Equal(t, tokens[0], tokens[2])
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 	})
 }
 
@@ -180,7 +182,7 @@ func TestASectionThatIsNotUnlockedIsFreeAfterItsTTL(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		const ttl = 10 * time.Second
 		m := w.NewClient(relock.WithTTL(ttl))
-		section := enter(t, t.Context(), m.NewLock("a"))
+		section := w.enter(t.Context(), m.NewLock("a"))
 		pass(10 * ttl)
 		require.NoError(t, m.Close())
 		pass(w.lease("a") - 1)
@@ -196,10 +198,10 @@ func TestWithReleaseOnCloseTheLockIsFreeWhenItsSectionsHaveEnded(t *testing.T) {
 		var r recorder
 		m := w.NewClient(relock.WithReleaseOnClose(), relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a", relock.WithFixedLease(time.Hour))
-		outer := enter(t, t.Context(), l)
-		inner := enter(t, outer, l)
-		waiting := begin(t, t.Context(), w.NewClient().NewLock("a").Lock)
-		end := begin(t, t.Context(), closing(m))
+		outer := w.enter(t.Context(), l)
+		inner := w.enter(outer, l)
+		waiting := w.start(t.Context(), w.NewClient().NewLock("a"))
+		end := w.begin(t.Context(), closing(m))
 		require.NoError(t, end.failure())
 		require.Zero(t, end.took())
 		waiting.section()
@@ -241,7 +243,7 @@ func TestWithReleaseOnCloseManyLocksAreFreedInFewRoundTrips(t *testing.T) {
 		c, err := relock.Open(s, relock.WithReleaseOnClose())
 		require.NoError(t, err)
 		for i := range 600 {
-			sections[fmt.Sprint(i)] = enter(t, t.Context(), c.NewLock(fmt.Sprint(i))) //nolint:fatcontext // one each
+			sections[fmt.Sprint(i)] = w.enter(t.Context(), c.NewLock(fmt.Sprint(i))) //nolint:fatcontext // one each
 		}
 		require.NoError(t, c.Close())
 		require.LessOrEqual(t, s.sent(cmdForget), 5)
@@ -256,9 +258,9 @@ func TestWithReleaseOnCloseAnUnlockInFlightFreesTheLock(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient(relock.WithReleaseOnClose())
 		l := m.NewLock("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		m.link.once(delay(time.Second, time.Second), cmdRelease)
-		call := begin(t, section, unlock(l))
+		call := w.begin(section, unlock(l))
 		require.NoError(t, m.Close())
 		require.NoError(t, call.failure())
 		w.requireFree("a")
@@ -276,16 +278,16 @@ func TestCloseWaitsASecondForWhatIsNotTakenBack(t *testing.T) {
 			fake(t, func(t *testing.T, w *world) {
 				m := w.NewClient()
 				m.link.once(mute, cmdWait)
-				giveUp(t, t.Context(), m.NewLock("a").Lock)
+				w.giveUp(t.Context(), m.NewLock("a").Lock)
 				m.link.once(silence, cmdWait)
 				broken(m.link)
-				giveUp(t, t.Context(), func(ctx context.Context) (context.Context, error) {
+				w.giveUp(t.Context(), func(ctx context.Context) (context.Context, error) {
 					<-ctx.Done()
 					_, err := m.NewLock("b").Lock(ctx)
 					return ctx, err
 				})
 				pass(300 * ms)
-				end := begin(t, t.Context(), closing(m))
+				end := w.begin(t.Context(), closing(m))
 				require.NoError(t, end.failure())
 				require.LessOrEqual(t, end.took(), time.Second+50*ms)
 			})
@@ -302,7 +304,7 @@ func TestCloseGoesOnForAsLongAsTheStoreConfirms(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var calls []*attempt
 		for i := range n {
-			calls = append(calls, begin(t, ctx, m.NewLock(fmt.Sprint(i)).Lock))
+			calls = append(calls, w.start(ctx, m.NewLock(fmt.Sprint(i))))
 		}
 		cancel()
 		for _, a := range calls {
@@ -337,7 +339,7 @@ func TestAClientMayBeClosedAtAnyInstant(t *testing.T) {
 				})
 			}
 			pass(rand.N(12 * ms))
-			end := begin(t, t.Context(), closing(m))
+			end := w.begin(t.Context(), closing(m))
 			require.NoError(t, end.failure())
 			require.Less(t, end.took(), 10*ms)
 			all.Wait()
@@ -350,7 +352,7 @@ func TestAClientMayBeClosedAtAnyInstant(t *testing.T) {
 func TestCloseWithThousandsOfWaitersLeavesNothing(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		owner := w.NewClient().NewLock("a")
-		section := enter(t, t.Context(), owner)
+		section := w.enter(t.Context(), owner)
 		m := w.NewClient()
 		var all sync.WaitGroup
 		for range 3000 {
@@ -364,7 +366,7 @@ func TestCloseWithThousandsOfWaitersLeavesNothing(t *testing.T) {
 		require.NoError(t, m.Close())
 		all.Wait()
 		require.Zero(t, w.waiters("a"))
-		require.NoError(t, owner.Unlock(section))
+		w.leave(section, owner)
 		w.requireFree("a")
 	})
 }

@@ -20,6 +20,8 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
+// What if a process, a network or a server goes away?
+
 // This file is about processes that are killed or stopped, networks that part, and servers that
 // go away.
 
@@ -121,15 +123,15 @@ func unlocks(t testing.TB, p *redistest.Process, says ...string) {
 	t.Helper()
 	p.Send("unlock")
 	for _, line := range says {
-		p.Expect(line, soon)
+		p.Expect(line, limit)
 	}
-	require.NoError(t, p.Wait(soon))
+	require.NoError(t, p.Wait(limit))
 }
 
 func TestAWaiterThatIsKilledIsPassedOver(t *testing.T) {
 	w := onShared(t)
 	owner := w.peer().NewLock("a")
-	section := w.enter(t.Context(), owner, soon)
+	section := w.enter(t.Context(), owner)
 	dead := []*redistest.Process{w.locker("a", 30*time.Second), w.locker("a", 30*time.Second)}
 	for _, p := range dead {
 		p.Expect("queued ", startUp)
@@ -141,7 +143,7 @@ func TestAWaiterThatIsKilledIsPassedOver(t *testing.T) {
 	for _, p := range dead {
 		p.Kill()
 	}
-	redistest.Eventually(t, soon, func() bool {
+	redistest.Eventually(t, w.limit, func() bool {
 		n := 0
 		for _, channel := range redistest.Subscriptions(t, w.plain) {
 			if strings.HasPrefix(channel, baseKey("a")) {
@@ -150,9 +152,9 @@ func TestAWaiterThatIsKilledIsPassedOver(t *testing.T) {
 		}
 		return n == 1
 	}, "the server has noticed")
-	w.leave(section, owner, soon)
+	w.leave(section, owner)
 	waiter.leave()
-	w.awaitFree("a", 0)
+	w.within(0).requireFree("a")
 }
 
 func TestAHolderThatIsKilledCostsNoMoreThanItsLease(t *testing.T) {
@@ -160,17 +162,17 @@ func TestAHolderThatIsKilledCostsNoMoreThanItsLease(t *testing.T) {
 	w := onShared(t)
 	holder := w.locker("a", ttl)
 	token := tokenOf(t, holder.Expect("in ", startUp))
-	waiters := []*asking{w.start(t.Context(), w.peer().NewLock("a"))}
+	waiters := []*attempt{w.start(t.Context(), w.peer().NewLock("a"))}
 	w.awaitWaiters("a", 1)
 	waiters = append(waiters, w.start(t.Context(), w.peer().NewLock("a")))
 	w.awaitWaiters("a", 2)
 	holder.Kill()
-	first := waiters[0].in(w.lease("a") + afterLease)
+	first := waiters[0].within(w.lease("a") + afterLease).section()
 	require.Greater(t, w.draw(first, waiters[0].lock), token)
-	require.True(t, waiters[1].waiting())
-	w.leave(first, waiters[0].lock, soon)
+	require.True(t, waiters[1].waits())
+	w.leave(first, waiters[0].lock)
 	waiters[1].leave()
-	w.awaitFree("a", 0)
+	w.within(0).requireFree("a")
 }
 
 func TestAHolderThatIsStoppedPastItsLeaseIsToldWhenItGoesOn(t *testing.T) {
@@ -181,43 +183,43 @@ func TestAHolderThatIsStoppedPastItsLeaseIsToldWhenItGoesOn(t *testing.T) {
 	waiter := w.start(t.Context(), w.peer().NewLock("a"))
 	w.awaitWaiters("a", 1)
 	holder.Pause()
-	mine := waiter.in(ttl + afterLease)
+	mine := waiter.within(ttl + afterLease).section()
 	require.Greater(t, w.draw(mine, waiter.lock), token)
 	holder.Resume()
-	holder.Expect("ended lost", soon)
+	holder.Expect("ended lost", limit)
 	unlocks(t, holder, "out lost")
 	require.NoError(t, mine.Err())
 	w.requireCount("a", 1)
-	w.leave(mine, waiter.lock, soon)
-	w.awaitFree("a", 0)
+	w.leave(mine, waiter.lock)
+	w.within(0).requireFree("a")
 }
 
 func TestAGrantToAStoppedWaiterCostsItsLeaseAndIsNotBelievedLater(t *testing.T) {
 	const ttl = time.Second
 	w := onShared(t)
 	owner := w.peer(relock.WithTTL(ttl)).NewLock("a")
-	section := w.enter(t.Context(), owner, soon)
+	section := w.enter(t.Context(), owner)
 	stopped := w.locker("a", ttl)
 	stopped.Expect("queued ", startUp)
 	w.awaitWaiters("a", 1)
 	next := w.start(t.Context(), w.peer(relock.WithTTL(ttl)).NewLock("a"))
 	w.awaitWaiters("a", 2)
 	stopped.Pause()
-	w.leave(section, owner, soon)
+	w.leave(section, owner)
 	w.requireCount("a", 1) // granted: its connection is there
-	mine := next.in(ttl + afterLease)
+	mine := next.within(ttl + afterLease).section()
 	token := w.draw(mine, next.lock)
 
 	// The grant is the first thing that the waiter reads, and means nothing any more.
 	stopped.Resume()
 	w.awaitWaiters("a", 1)
 	require.NoError(t, mine.Err())
-	hold, _ := w.owner("a")
+	hold := w.owner("a")
 	require.True(t, strings.HasPrefix(hold, holderOf(t, mine).String()))
-	w.leave(mine, next.lock, soon)
-	require.Greater(t, tokenOf(t, stopped.Expect("in ", soon)), token)
+	w.leave(mine, next.lock)
+	require.Greater(t, tokenOf(t, stopped.Expect("in ", limit)), token)
 	unlocks(t, stopped, "ended released", "out ok")
-	w.awaitFree("a", 0)
+	w.within(0).requireFree("a")
 }
 
 func TestAHolderThatIsPartitionedIsToldBeforeAnotherIsIn(t *testing.T) {
@@ -227,27 +229,27 @@ func TestAHolderThatIsPartitionedIsToldBeforeAnotherIsIn(t *testing.T) {
 	token := s.draw(section, s.l)
 	// The holder is asked at the moment when the other comes in.
 	var told error
-	waiter := s.startWith(t.Context(), s.far, func(ctx context.Context) (context.Context, error) {
+	waiter := s.begin(t.Context(), func(ctx context.Context) (context.Context, error) {
 		mine, err := s.far.Lock(ctx)
 		told = section.Err()
 		return mine, err
 	})
 	s.awaitWaiters("a", 1)
 	s.p.faults.Partition()
-	mine := waiter.in(ttl + afterLease)
+	mine := waiter.within(ttl + afterLease).section()
 	require.Error(t, told, "the holder was told before")
-	require.Equal(t, relock.LossExpired, s.lost(section, 0))
-	s.lost(inner, 0)
+	require.Equal(t, relock.LossExpired, s.within(0).lost(section))
+	s.within(0).lost(inner)
 	require.Less(t, token, s.draw(mine, s.far))
 	require.Zero(t, s.l.Count(section))
 	for _, ctx := range []context.Context{inner, section} {
-		require.ErrorIs(t, s.call(atOnce, func() error { return s.l.Unlock(ctx) }), relock.ErrLockLost)
+		require.ErrorIs(t, s.within(atOnce).call(func() error { return s.l.Unlock(ctx) }), relock.ErrLockLost)
 	}
 	s.p.faults.Heal() // what was on the way arrives now
 	s.requireCount("a", 1)
 	require.NoError(t, mine.Err())
-	s.leave(mine, s.far, soon)
-	s.awaitFree("a", soon)
+	s.leave(mine, s.far)
+	s.requireFree("a")
 }
 
 func TestAShortSilenceCostsAHolderNothing(t *testing.T) {
@@ -258,7 +260,7 @@ func TestAShortSilenceCostsAHolderNothing(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			s := apart(t).scene(relock.WithTTL(ttl))
-			section := s.enter(t.Context(), s.l, soon)
+			section := s.enter(t.Context(), s.l)
 			waiter := s.start(t.Context(), s.far)
 			s.awaitWaiters("a", 1)
 			for range 2 {
@@ -268,21 +270,21 @@ func TestAShortSilenceCostsAHolderNothing(t *testing.T) {
 				redistest.Eventually(t, ttl/2, func() bool { return s.l.Remaining(section) > ttl/2 }, "the lease is renewed")
 			}
 			require.NoError(t, section.Err())
-			require.True(t, waiter.waiting())
-			s.leave(section, s.l, soon)
+			require.True(t, waiter.waits())
+			s.leave(section, s.l)
 			waiter.leave()
-			s.awaitFree("a", soon)
+			s.requireFree("a")
 		})
 	}
 }
 
-func TestAServerThatComesBackEmptyTellsItsHolderAndServesItsWaiters(t *testing.T) {
+func TestAServerThatComesBackEmptyServesItsWaiters(t *testing.T) {
 	const ttl = 900 * time.Millisecond
 	w := onOwn(t)
 	l := w.peer(relock.WithTTL(ttl)).NewLock("a")
-	section := w.enter(t.Context(), l, soon)
+	section := w.enter(t.Context(), l)
 	g := witness{token: w.draw(section, l)}
-	var waiters []*asking
+	var waiters []*attempt
 	for i := range 5 {
 		waiters = append(waiters, w.start(t.Context(), w.peer(relock.WithTTL(ttl)).NewLock("a")))
 		w.awaitWaiters("a", i+1)
@@ -290,7 +292,7 @@ func TestAServerThatComesBackEmptyTellsItsHolderAndServesItsWaiters(t *testing.T
 	w.server.Kill()
 	w.server.Restart()
 	restarted := time.Now()
-	require.Contains(t, []relock.LossReason{relock.LossTaken, relock.LossExpired}, w.lost(section, ttl))
+	require.Contains(t, []relock.LossReason{relock.LossTaken, relock.LossExpired}, w.within(ttl).lost(section))
 	require.Less(t, time.Since(restarted), ttl/3+afterLease+w.lateness(), "at the next renewal")
 
 	// The queue is gone, so anybody may be first. Nobody is in together with another, and tokens grow.
@@ -300,41 +302,41 @@ func TestAServerThatComesBackEmptyTellsItsHolderAndServesItsWaiters(t *testing.T
 		workers.Go(func() {
 			<-a.done
 			errs.check(a.err)
-			g.enter(a.section, a.lock)
-			g.leave(a.section)
-			errs.check(a.lock.Unlock(a.section))
+			g.enter(a.ctx, a.lock)
+			g.leave(a.ctx)
+			errs.check(a.lock.Unlock(a.ctx))
 		})
 	}
-	require.NoError(t, w.call(ttl+soon, func() error { workers.Wait(); return nil }))
+	require.NoError(t, w.within(ttl+w.limit).call(func() error { workers.Wait(); return nil }))
 	require.Empty(t, errs.all())
 	g.require(t)
 	require.Equal(t, len(waiters), g.entries)
 	require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
-	w.awaitFree("a", soon)
+	w.requireFree("a")
 }
 
-func TestUnlockOnAStoppedServerEndsWithTheLeaseAndTheLockIsFreeLater(t *testing.T) {
+func TestUnlockOnAStoppedServerEndsWithTheLease(t *testing.T) {
 	const ttl = time.Second
 	w := onOwn(t)
 	// go-redis alone would hang for longer than the lease.
 	p := w.peerOn(func(o *redis.Options) { o.ReadTimeout, o.MaxRetries = 3*time.Second, -1 }, relock.WithTTL(ttl))
 	single, double := p.NewLock("single"), p.NewLock("double")
-	one := w.enter(t.Context(), single, soon)
-	outer := w.enter(t.Context(), double, soon)
-	inner := w.enter(outer, double, soon)
+	one := w.enter(t.Context(), single)
+	outer := w.enter(t.Context(), double)
+	inner := w.enter(outer, double)
 	w.server.Pause()
 	results := make(chan error, 2)
 	go func() { results <- single.Unlock(one) }()
 	go func() { results <- double.Unlock(inner) }()
 	for range 2 {
-		require.Error(t, w.call(ttl+promptly, func() error { return <-results }))
+		require.Error(t, w.within(ttl+promptly).call(func() error { return <-results }))
 	}
 	require.ErrorIs(t, single.Unlock(one), relock.ErrNotHeld)
-	w.lost(outer, ttl)
-	require.ErrorIs(t, w.call(atOnce, func() error { return double.Unlock(outer) }), relock.ErrLockLost)
+	w.within(ttl).lost(outer)
+	require.ErrorIs(t, w.within(atOnce).call(func() error { return double.Unlock(outer) }), relock.ErrLockLost)
 	w.server.Resume()
 	for _, l := range []*relock.Lock{single, double} {
-		w.awaitFree(l.Name(), soon)
+		w.requireFree(l.Name())
 		w.start(t.Context(), l).leave()
 	}
 }

@@ -17,6 +17,8 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
+// What if a client hears nothing?
+
 // This file is about clients who hear nothing, waiters who have gone, and holders who are told at
 // once.
 
@@ -88,10 +90,10 @@ func (w *arena) deafPeer(n int, options ...relock.Option) (*peer, *ears) {
 
 func TestADeafClientKeepsOthersOutForOneLeaseAtMost(t *testing.T) {
 	const ttl, conns = 1500 * time.Millisecond, 40
-	for name, how := range map[string]func(w *arena, l *relock.Lock) *asking{
-		"Lock": func(w *arena, l *relock.Lock) *asking { return w.start(w.t.Context(), l) },
-		"TryLock, again and again": func(w *arena, l *relock.Lock) *asking {
-			return w.startWith(w.t.Context(), l, func(ctx context.Context) (context.Context, error) {
+	for name, how := range map[string]func(w *arena, l *relock.Lock) *attempt{
+		"Lock": func(w *arena, l *relock.Lock) *attempt { return w.start(w.t.Context(), l) },
+		"TryLock, again and again": func(w *arena, l *relock.Lock) *attempt {
+			return w.begin(w.t.Context(), func(ctx context.Context) (context.Context, error) {
 				for {
 					if section, err := l.TryLock(ctx); err == nil {
 						return section, nil
@@ -110,17 +112,17 @@ func TestADeafClientKeepsOthersOutForOneLeaseAtMost(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			deaf := w.start(ctx, p.NewLock("a"))
-			redistest.Eventually(t, soon, func() bool { _, count := w.owner("a"); return count == 1 }, "the deaf client has the lock")
+			redistest.Eventually(t, w.limit, func() bool { return w.count("a") == 1 }, "the deaf client has the lock")
 			taken := time.Now()
 			other := how(w, l)
-			section := other.in(ttl + atOnce)
-			t.Logf("in after %s; the deaf client has asked %d times", other.at.Sub(taken), asks())
+			section := other.within(ttl + atOnce).section()
+			t.Logf("in after %s; the deaf client has asked %d times", other.ended.Sub(taken), asks())
 			require.GreaterOrEqual(t, asks(), 5)
-			require.True(t, deaf.waiting())
+			require.True(t, deaf.waits())
 			cancel()
-			require.True(t, isDone(deaf.out(promptly)))
-			w.leave(section, l, soon)
-			w.tidyWithin = ttl + soon
+			require.True(t, isDone(deaf.within(promptly).failure()))
+			w.leave(section, l)
+			w.tidyWithin = ttl + w.limit
 		})
 	}
 }
@@ -136,10 +138,10 @@ func TestAnAttemptThatComesLateSetsNoLongerLeaseThanTheFirst(t *testing.T) {
 	deaf := w.start(ctx, p.NewLock("a"))
 	sleepUntil(begun.Add(ttl / 2))
 	e.close(0, false)
-	redistest.Eventually(t, soon, func() bool { _, count := w.owner("a"); return count == 1 }, "an attempt arrives")
+	redistest.Eventually(t, w.limit, func() bool { return w.count("a") == 1 }, "an attempt arrives")
 	require.LessOrEqual(t, w.lease("a"), ttl-ttl/2+promptly)
 	cancel()
-	require.True(t, isDone(deaf.out(promptly)))
+	require.True(t, isDone(deaf.within(promptly).failure()))
 }
 
 func TestALockIsTakenBackThoughSomeConnectionsAreDead(t *testing.T) {
@@ -154,27 +156,27 @@ func TestALockIsTakenBackThoughSomeConnectionsAreDead(t *testing.T) {
 			lost.WaitHits(t, 1)
 			e.close(1, dead)
 			cancel()
-			require.True(t, isDone(a.out(promptly)))
+			require.True(t, isDone(a.within(promptly).failure()))
 			begun := time.Now()
-			w.awaitFree("a", soon)
+			w.requireFree("a")
 			t.Logf("taken back after %s", time.Since(begun))
 		})
 	}
 }
 
-func TestLockNeverEntersWithAContextThatWasDoneBeforeTheLockWasFree(t *testing.T) {
+func TestLockNeverEntersWithADoneContext(t *testing.T) {
 	w := onShared(t)
 	o := w.peer()
 	owner, l := o.NewLock("a"), w.peer().NewLock("a")
 	for range 200 {
-		section := w.enter(t.Context(), owner, soon)
+		section := w.enter(t.Context(), owner)
 		ctx, cancel := context.WithCancel(t.Context())
 		waiter := w.start(ctx, l)
 		w.awaitWaiters("a", 1)
 		o.faults.Once(w.script(luaRelease), redistest.Before(func([]string) { cancel() })) // just before the lock is free
-		w.leave(section, owner, soon)
-		require.ErrorIs(t, waiter.out(soon), context.Canceled)
-		w.awaitFree("a", soon)
+		w.leave(section, owner)
+		require.ErrorIs(t, waiter.failure(), context.Canceled)
+		w.requireFree("a")
 	}
 }
 
@@ -196,7 +198,7 @@ func TestTwentyThousandDeadWaitersArePassedOverInShortSteps(t *testing.T) {
 	patient := func(o *redis.Options) { o.ReadTimeout = 5 * time.Second }
 	p, other := w.peerOn(patient), w.peerOn(patient)
 	l := p.NewLock("a")
-	section := w.enter(t.Context(), l, soon)
+	section := w.enter(t.Context(), l)
 	w.addDead("a", dead)
 	waiter := w.start(t.Context(), w.peerOn(patient).NewLock("a"))
 	w.awaitWaiters("a", dead+1)
@@ -217,15 +219,15 @@ func TestTwentyThousandDeadWaitersArePassedOverInShortSteps(t *testing.T) {
 			}
 		}
 	}()
-	w.leave(section, l, 10*time.Second)
+	w.within(10*time.Second).leave(section, l)
 	close(stop)
 	served := <-stopped
 	t.Logf("one Unlock in %d script calls, while %d sections of another client were served", calls(), served)
 	require.InDelta(t, dead/step, calls(), 2, "at most %d a script", step)
 	require.Greater(t, served, dead/step/10)
-	mine := waiter.in(soon)
+	mine := waiter.section()
 	require.Zero(t, w.waiters("a"))
-	w.leave(mine, waiter.lock, soon)
+	w.leave(mine, waiter.lock)
 }
 
 func TestAForcedUnlockIsToldAtOnce(t *testing.T) {
@@ -233,13 +235,13 @@ func TestAForcedUnlockIsToldAtOnce(t *testing.T) {
 	l, operator := w.peer().NewLock("a"), w.peer().NewLock("a") // renewed every 10 s
 	var took []time.Duration
 	for i := range 9 {
-		section := w.enter(t.Context(), l, soon)
+		section := w.enter(t.Context(), l)
 		if i > 0 { // also a section that has just begun
 			sleepUntil(time.Now().Add(250 * time.Millisecond)) // long enough to be watched
 		}
 		begun := time.Now()
 		require.NoError(t, operator.ForceUnlock(t.Context()))
-		require.Equal(t, relock.LossTaken, w.lost(section, time.Second))
+		require.Equal(t, relock.LossTaken, w.within(time.Second).lost(section))
 		took = append(took, time.Since(begun))
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 	}
@@ -259,11 +261,11 @@ func TestTheEndOfALockIsToldLongBeforeItsRenewal(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			w := onOwn(t)
 			l := w.peer().NewLock("a") // renewed every 10 s
-			section := w.enter(t.Context(), l, soon)
-			redistest.Eventually(t, soon, func() bool { return len(redistest.Subscriptions(t, w.plain)) == 1 }, "it is watched")
+			section := w.enter(t.Context(), l)
+			redistest.Eventually(t, w.limit, func() bool { return len(redistest.Subscriptions(t, w.plain)) == 1 }, "it is watched")
 			begun := time.Now()
 			end(w)
-			require.Equal(t, relock.LossTaken, w.lost(section, soon))
+			require.Equal(t, relock.LossTaken, w.lost(section))
 			t.Logf("told after %s", time.Since(begun))
 			require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 		})
@@ -292,10 +294,10 @@ func TestAWaiterOfALockWhoseKeyWasDeletedIsIn(t *testing.T) {
 				require.NoError(t, w.plain.PExpire(t.Context(), baseKey("a"), c.dead).Err())
 			} else {
 				l := w.peer(relock.WithTTL(3 * third)).NewLock("a")
-				section := w.enter(t.Context(), l, soon)
+				section := w.enter(t.Context(), l)
 				defer func() { require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost) }()
 			}
-			waiters := []*asking{w.start(t.Context(), w.peer().NewLock("a"))}
+			waiters := []*attempt{w.start(t.Context(), w.peer().NewLock("a"))}
 			w.awaitWaiters("a", 1)
 			waiters = append(waiters, w.start(t.Context(), w.peer().NewLock("a")))
 			w.awaitWaiters("a", 2)
@@ -306,10 +308,10 @@ func TestAWaiterOfALockWhoseKeyWasDeletedIsIn(t *testing.T) {
 				_, err := w.peer().NewLock("a").TryLock(t.Context())
 				require.ErrorIs(t, err, relock.ErrLocked)
 			}
-			mine := waiters[0].in(c.within)
-			t.Logf("in after %s", waiters[0].at.Sub(begun))
-			require.True(t, waiters[1].waiting())
-			w.leave(mine, waiters[0].lock, soon)
+			mine := waiters[0].within(c.within).section()
+			t.Logf("in after %s", waiters[0].ended.Sub(begun))
+			require.True(t, waiters[1].waits())
+			w.leave(mine, waiters[0].lock)
 			waiters[1].leave()
 		})
 	}

@@ -79,7 +79,7 @@ func TestNotEnteredIsAboutTheDoThatReturnsTheError(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient()
 		free, busy := m.NewLock("free"), m.NewLock("busy")
-		_ = enter(t, t.Context(), w.NewClient().NewLock("busy"))
+		_ = w.enter(t.Context(), w.NewClient().NewLock("busy"))
 		nothing := func(context.Context) error { return nil }
 		inner := func(ctx context.Context) error { return busy.DoFor(ctx, 0, nothing) }
 

@@ -169,17 +169,6 @@ type freeError struct{}
 func (freeError) Error() string        { return "nobody has the lock" }
 func (freeError) Is(target error) bool { return target == ErrNotHeld }
 
-// ended returns the end of a done context as an error. The error matches both ctx.Err and the
-// cause, which differ if a context was cancelled with a cause of its own (a deadline, a lost outer
-// lock).
-func ended(ctx context.Context) error {
-	err, cause := ctx.Err(), context.Cause(ctx)
-	if errors.Is(cause, err) {
-		return cause
-	}
-	return fmt.Errorf("%w: %w", err, cause)
-}
-
 // isLost says whether err is the loss of a lock.
 func isLost(err error) bool {
 	var lost *LostError

@@ -13,13 +13,15 @@ import (
 	"github.com/go-relock/relock"
 )
 
+// What do the texts of errors say?
+
 // This file is about the texts of errors. errkinds_test.go and locktest are about their kinds.
 
 func TestARefusalSaysWhoHasTheLockAndForHowLong(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		const ttl = 10 * time.Second
 		holding := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
-		section := enter(t, t.Context(), holding)
+		section := w.enter(t.Context(), holding)
 		holder := holderOf(t, section)
 		l := w.NewClient().NewLock("a")
 		pass(2*time.Second + 345678*time.Nanosecond)
@@ -37,14 +39,14 @@ func TestARefusalSaysWhoHasTheLockAndForHowLong(t *testing.T) {
 		require.ErrorAs(t, err, &refusal)
 		require.Equal(t, holder, refusal.Holder)
 		require.ErrorContains(t, err, "may be renewed: context deadline exceeded: the request took too long")
-		require.NoError(t, holding.Unlock(section))
+		w.leave(section, holding)
 	})
 }
 
 func TestARefusalSaysWhatIsNotKnown(t *testing.T) {
 	owner := relock.LockedError{Name: "a"}
 	fake(t, func(t *testing.T, w *world) {
-		owner.Holder = holderOf(t, enter(t, t.Context(), w.NewClient().NewLock("a")))
+		owner.Holder = holderOf(t, w.enter(t.Context(), w.NewClient().NewLock("a")))
 	})
 	noLease, over, unknown := owner, owner, relock.LockedError{Name: "a", TTL: -1}
 	noLease.TTL = -time.Millisecond
@@ -56,12 +58,12 @@ func TestARefusalSaysWhatIsNotKnown(t *testing.T) {
 func TestARefusalInMillisecondsAlsoWhereThisProcessReckons(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		l := w.NewClient(relock.WithTTL(time.Second), relock.WithLocalPass(0, 0)).NewLock("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		pass(1234567 * time.Nanosecond)
 		_, err := l.TryLockFor(t.Context(), 100*time.Millisecond)
 		require.EqualError(t, err,
 			fmt.Sprintf(`relock: "a" is locked by %s; its lease has 887ms left and may be renewed`, holderOf(t, section)))
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 	})
 }
 
@@ -82,14 +84,14 @@ func (c lateContext) Err() error {
 func TestAWaitThatIsOverJustBeforeItsContextIsNoDeadline(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		holding := w.NewClient().NewLock("a")
-		section := enter(t, t.Context(), holding)
+		section := w.enter(t.Context(), holding)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		late := lateContext{ctx, cancel, time.Now().Add(time.Second)}
 		_, err := w.NewClient().NewLock("a").TryLockFor(late, time.Second)
 		require.ErrorIs(t, err, relock.ErrLocked)
 		require.NotErrorIs(t, err, context.DeadlineExceeded, "the context has none")
-		require.NoError(t, holding.Unlock(section))
+		w.leave(section, holding)
 	})
 }
 
@@ -104,7 +106,7 @@ func TestErrorsOfOperationsSayWhichLockAndHolder(t *testing.T) {
 		require.EqualError(t, l.Unlock(t.Context()), `relock: unlock "a": relock: not held by this context`)
 		require.EqualError(t, l.ForceUnlock(t.Context()), `relock: force unlock "a": nobody has the lock`)
 
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		holder := holderOf(t, section)
 		inside, cancel := context.WithCancel(section)
 		cancel()
@@ -119,16 +121,16 @@ func TestErrorsOfOperationsSayWhichLockAndHolder(t *testing.T) {
 		requireOp(t, second(l.State(t.Context())), "state", "a", relock.Holder{})
 		m.link.heal()
 		pass(time.Second)
-		section = enter(t, t.Context(), l)
+		section = w.enter(t.Context(), l)
 		m.link.on(refuse(errRefused), cmdBreak)
 		requireOp(t, l.ForceUnlock(t.Context()), "force unlock", "a", holderOf(t, section))
 		fixed := m.NewLock("b", relock.WithFixedLease(time.Minute))
-		inB := enter(t, t.Context(), fixed)
+		inB := w.enter(t.Context(), fixed)
 		m.link.on(refuse(errRefused), cmdEnter)
 		requireOp(t, fixed.Extend(inB, time.Minute), "extend", "b", holderOf(t, inB))
 		require.True(t, fixed.Held(inB))
-		require.NoError(t, fixed.Unlock(inB))
-		require.NoError(t, l.Unlock(section))
+		w.leave(inB, fixed)
+		w.leave(section, l)
 	})
 }
 
@@ -151,12 +153,12 @@ func requireOp(t *testing.T, err error, op, name string, holder relock.Holder) {
 func TestALossSaysWhichHoldAndWhy(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		l := w.NewClient().NewLock("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		holder := holderOf(t, section)
 		token, err := l.Token(section)
 		require.NoError(t, err)
 		w.Lose("a")
-		_, cause := ends(t, section)
+		_, cause := w.ends(section)
 		require.Equal(t, &relock.LostError{Name: "a", Holder: holder, Token: token, Reason: relock.LossTaken}, cause)
 		require.EqualError(t, cause, fmt.Sprintf(`relock: "a" lost by %s: the store does not have this hold any more`, holder))
 		require.Equal(t, cause, l.Unlock(section), "Unlock returns the same")
@@ -180,7 +182,7 @@ func TestAnErrorHasTheCauseOfItsContext(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient()
 		l, fixed := m.NewLock("a"), m.NewLock("b", relock.WithFixedLease(time.Minute))
-		section, inB := enter(t, t.Context(), l), enter(t, t.Context(), fixed)
+		section, inB := w.enter(t.Context(), l), w.enter(t.Context(), fixed)
 		m.link.cut()
 		for name, call := range map[string]func(ctx context.Context) error{
 			"Lock":        func(ctx context.Context) error { return second(m.NewLock("c").Lock(ctx)) },
@@ -205,7 +207,7 @@ func TestAnErrorHasTheCauseOfItsContext(t *testing.T) {
 		}
 		m.link.heal()
 		pass(time.Second)
-		require.NoError(t, l.Unlock(section))
-		require.NoError(t, fixed.Unlock(inB))
+		w.leave(section, l)
+		w.leave(inB, fixed)
 	})
 }

@@ -10,6 +10,8 @@ import (
 	"github.com/go-relock/relock"
 )
 
+// When does a fixed lease end?
+
 // extending returns Extend, for begin.
 func extending(l *relock.Lock, d time.Duration) locking {
 	return func(ctx context.Context) (context.Context, error) { return ctx, l.Extend(ctx, d) }
@@ -20,16 +22,16 @@ func TestWithFixedLeaseEndsThenAndNothingRenewsIt(t *testing.T) {
 		const lease = time.Minute
 		m := w.NewClient(relock.WithFixedLease(lease))
 		l := m.NewLock("a")
-		section := enter(t, t.Context(), l)
-		waiting := begin(t, t.Context(), w.NewClient().NewLock("a").Lock)
+		section := w.enter(t.Context(), l)
+		waiting := w.start(t.Context(), w.NewClient().NewLock("a"))
 		require.Equal(t, lease-margin(lease), l.Remaining(section))
 		pass(lease / 2)
-		inner := enter(t, section, l) // re-entry and inner exit leave the lease alone
+		inner := w.enter(section, l) // re-entry and inner exit leave the lease alone
 		pass(lease / 4)
-		require.NoError(t, l.Unlock(inner))
+		w.leave(inner, l)
 		require.Equal(t, lease/4, w.lease("a"))
 		require.Equal(t, lease/4-margin(lease), l.Remaining(section))
-		require.Equal(t, lease/4-margin(lease), lostBecause(t, section, relock.LossExpired))
+		require.Equal(t, lease/4-margin(lease), w.lostBecause(section, relock.LossExpired))
 		waiting.section()
 		require.GreaterOrEqual(t, waiting.took(), lease-margin(lease))
 		require.LessOrEqual(t, waiting.took(), lease)
@@ -42,7 +44,7 @@ func TestExtendMovesTheEndAndNeverShortens(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		const lease = time.Minute
 		l := w.NewClient(relock.WithFixedLease(lease)).NewLock("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		pass(lease / 2)
 		require.NoError(t, l.Extend(section, lease))
 		require.Equal(t, lease, w.lease("a"))
@@ -52,7 +54,7 @@ func TestExtendMovesTheEndAndNeverShortens(t *testing.T) {
 		require.Equal(t, lease-margin(lease), l.Remaining(section))
 		require.NoError(t, l.Extend(section, time.Hour))
 		require.Equal(t, time.Hour, w.lease("a"))
-		require.Equal(t, time.Hour-margin(time.Hour), lostBecause(t, section, relock.LossExpired))
+		require.Equal(t, time.Hour-margin(time.Hour), w.lostBecause(section, relock.LossExpired))
 		require.ErrorIs(t, l.Extend(section, lease), relock.ErrLockLost)
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 		require.ErrorIs(t, l.Extend(section, lease), relock.ErrNotHeld)
@@ -64,7 +66,7 @@ func TestALateExtendDoesNotShortenALaterOne(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m, tape := w.NewTape(relock.WithFixedLease(time.Minute))
 		l := m.NewLock("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		tape.keep(cmdEnter)
 		ctx, cancel := context.WithTimeout(section, time.Millisecond)
 		defer cancel()
@@ -72,7 +74,7 @@ func TestALateExtendDoesNotShortenALaterOne(t *testing.T) {
 		require.NoError(t, l.Extend(section, time.Hour))
 		require.Equal(t, 1, tape.play())
 		require.Equal(t, time.Hour, w.lease("a"))
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 	})
 }
 
@@ -81,7 +83,7 @@ func TestAnUnlockAfterExtendCountsOnTheLongestLease(t *testing.T) {
 		fake(t, func(t *testing.T, w *world) {
 			m := w.NewClient(relock.WithFixedLease(5 * time.Second))
 			l := m.NewLock("a")
-			section := enter(t, t.Context(), l)
+			section := w.enter(t.Context(), l)
 			require.NoError(t, l.Extend(section, time.Hour))
 			m.link.cut()
 			require.ErrorContains(t, l.Unlock(section), "free within 1h0m0s")
@@ -96,7 +98,7 @@ func TestAnUnlockAfterExtendCountsOnTheLongestLease(t *testing.T) {
 		fake(t, func(t *testing.T, w *world) {
 			m := w.NewClient(relock.WithFixedLease(time.Minute))
 			l := m.NewLock("a")
-			section := enter(t, t.Context(), l)
+			section := w.enter(t.Context(), l)
 			m.link.cut()
 			for _, d := range []time.Duration{time.Hour, time.Second} {
 				ctx, cancel := context.WithTimeout(section, 5*time.Second)
@@ -112,30 +114,30 @@ func TestAnUnlockAfterExtendCountsOnTheLongestLease(t *testing.T) {
 }
 
 func TestAnExtendThatIsRefusedHasAskedForNoLease(t *testing.T) {
-	for name, refused := range map[string]func(t *testing.T, m *member, l *relock.Lock, section context.Context){
-		"its entry is left": func(t *testing.T, _ *member, l *relock.Lock, section context.Context) {
-			t.Helper()
-			inner := enter(t, section, l)
-			require.NoError(t, l.Unlock(inner))
-			require.ErrorIs(t, l.Extend(inner, time.Hour), relock.ErrNotHeld)
+	for name, refused := range map[string]func(w *world, m *member, l *relock.Lock, section context.Context){
+		"its entry is left": func(w *world, _ *member, l *relock.Lock, section context.Context) {
+			w.t.Helper()
+			inner := w.enter(section, l)
+			w.leave(inner, l)
+			require.ErrorIs(w.t, l.Extend(inner, time.Hour), relock.ErrNotHeld)
 		},
-		"its context is done": func(t *testing.T, _ *member, l *relock.Lock, section context.Context) {
-			t.Helper()
+		"its context is done": func(w *world, _ *member, l *relock.Lock, section context.Context) {
+			w.t.Helper()
 			ctx, cancel := context.WithCancel(section)
 			cancel()
-			require.ErrorIs(t, l.Extend(ctx, time.Hour), context.Canceled)
+			require.ErrorIs(w.t, l.Extend(ctx, time.Hour), context.Canceled)
 		},
-		"its client is closed": func(t *testing.T, m *member, l *relock.Lock, section context.Context) {
-			t.Helper()
-			require.NoError(t, m.Close())
+		"its client is closed": func(w *world, m *member, l *relock.Lock, section context.Context) {
+			w.t.Helper()
+			require.NoError(w.t, m.Close())
 			for _, ctx := range []context.Context{section, context.WithoutCancel(section)} {
-				require.ErrorIs(t, l.Extend(ctx, time.Hour), relock.ErrClosed)
+				require.ErrorIs(w.t, l.Extend(ctx, time.Hour), relock.ErrClosed)
 			}
 		},
-		"its length is wrong": func(t *testing.T, _ *member, l *relock.Lock, section context.Context) {
-			t.Helper()
+		"its length is wrong": func(w *world, _ *member, l *relock.Lock, section context.Context) {
+			w.t.Helper()
 			for _, d := range []time.Duration{-1, 0, relock.MinTTL - time.Millisecond, time.Second + 1, relock.MaxTTL + time.Millisecond} {
-				require.ErrorIs(t, l.Extend(section, d), relock.ErrInvalid)
+				require.ErrorIs(w.t, l.Extend(section, d), relock.ErrInvalid)
 			}
 		},
 	} {
@@ -143,8 +145,8 @@ func TestAnExtendThatIsRefusedHasAskedForNoLease(t *testing.T) {
 			fake(t, func(t *testing.T, w *world) {
 				m := w.NewClient(relock.WithFixedLease(5 * time.Second))
 				l := m.NewLock("a")
-				section := enter(t, t.Context(), l)
-				refused(t, m, l, section)
+				section := w.enter(t.Context(), l)
+				refused(w, m, l, section)
 				require.Equal(t, 5*time.Second, w.lease("a"))
 				m.link.cut()
 				require.ErrorContains(t, l.Unlock(section), "free within 5s at the latest")
@@ -161,10 +163,10 @@ func TestExtendOfALockThatIsGoneIsErrLockLostAtOnce(t *testing.T) {
 		m := w.NewClient(relock.WithFixedLease(time.Minute), relock.WithHooks(r.Hooks()))
 		m.link.deaf()
 		l := m.NewLock("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		require.NoError(t, l.ForceUnlock(t.Context()))
 		m.link.once(delay(time.Second, 0), cmdEnter)
-		late := begin(t, context.WithoutCancel(section), extending(l, time.Minute))
+		late := w.begin(context.WithoutCancel(section), extending(l, time.Minute))
 		require.ErrorIs(t, l.Extend(section, time.Minute), relock.ErrLockLost)
 		require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
 		require.ErrorIs(t, late.failure(), relock.ErrLockLost, "whoever has found out")
@@ -191,16 +193,16 @@ func TestACommandThatMeetsAnUnlockIsNoLoss(t *testing.T) {
 				var r recorder
 				m := w.NewClient(relock.WithFixedLease(time.Minute), relock.WithHooks(r.Hooks()))
 				l := m.NewLock("a")
-				outer := enter(t, t.Context(), l)
-				inner := enter(t, outer, l)
+				outer := w.enter(t.Context(), l)
+				inner := w.enter(outer, l)
 				m.link.once(delay(time.Second, 0), c.verb)
-				call := begin(t, context.WithoutCancel(inner), c.call(l)) // reaches the store when the lock is free
+				call := w.begin(context.WithoutCancel(inner), c.call(l)) // reaches the store when the lock is free
 				m.link.once(delay(0, 2*time.Second), cmdRelease)
 				if name != "Unlock" {
-					require.NoError(t, l.Unlock(inner))
+					w.leave(inner, l)
 					m.link.once(delay(0, 2*time.Second), cmdRelease)
 				}
-				last := begin(t, outer, unlock(l))
+				last := w.begin(outer, unlock(l))
 				require.NoError(t, last.failure())
 				err := call.failure()
 				require.NotErrorIs(t, err, relock.ErrLockLost)
@@ -217,15 +219,15 @@ func TestExtendOfAnInnerEntryThatIsUnlockedMeanwhileIsErrNotHeld(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient(relock.WithFixedLease(time.Minute))
 		l := m.NewLock("a")
-		outer := enter(t, t.Context(), l)
-		inner := enter(t, outer, l)
+		outer := w.enter(t.Context(), l)
+		inner := w.enter(outer, l)
 		m.link.once(delay(time.Second, 0), cmdEnter)
-		late := begin(t, context.WithoutCancel(inner), extending(l, time.Hour))
-		require.NoError(t, l.Unlock(inner))
+		late := w.begin(context.WithoutCancel(inner), extending(l, time.Hour))
+		w.leave(inner, l)
 		require.ErrorIs(t, late.failure(), relock.ErrNotHeld)
 		require.NoError(t, outer.Err())
 		require.Equal(t, time.Hour-margin(time.Hour)-time.Second, l.Remaining(outer), "the lease is extended all the same")
-		require.NoError(t, l.Unlock(outer))
+		w.leave(outer, l)
 		w.requireFree("a")
 	})
 }
@@ -237,7 +239,7 @@ func TestExtendWhoseAnswerComesAfterTheLossSaysSo(t *testing.T) {
 			fake(t, func(t *testing.T, w *world) {
 				m := w.NewClient(relock.WithFixedLease(lease))
 				l := m.NewLock("a")
-				section := enter(t, t.Context(), l)
+				section := w.enter(t.Context(), l)
 				pass(lease / 2)
 				m.link.once(delay(0, late), cmdEnter)
 				detached := context.WithoutCancel(section) // or the end of the section would end the call
@@ -255,16 +257,16 @@ func TestExtendWithoutAnAnswerEndsWithItsContextOrTheLease(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient(relock.WithFixedLease(lease))
 		l := m.NewLock("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		m.link.cut()
 		ctx, cancel := context.WithTimeout(section, 10*time.Second)
 		defer cancel()
-		call := begin(t, ctx, extending(l, time.Hour))
+		call := w.begin(ctx, extending(l, time.Hour))
 		require.ErrorIs(t, call.failure(), context.DeadlineExceeded)
 		require.Equal(t, 10*time.Second, call.took())
 		require.NotErrorIs(t, call.err, relock.ErrLockLost)
 		require.Equal(t, 50*time.Second-margin(lease), l.Remaining(section), "count on the shorter")
-		call = begin(t, context.WithoutCancel(section), extending(l, time.Hour))
+		call = w.begin(context.WithoutCancel(section), extending(l, time.Hour))
 		require.ErrorIs(t, call.failure(), relock.ErrLockLost)
 		require.Equal(t, 50*time.Second-margin(lease), call.took())
 		require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
@@ -275,11 +277,11 @@ func TestExtendWithoutAnAnswerEndsWithItsContextOrTheLease(t *testing.T) {
 func TestExtendOfALockThatTheWatchdogKeepsIsErrInvalid(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		l := w.NewClient().NewLock("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		require.EqualError(t, l.Extend(section, time.Hour),
 			`relock: invalid: Extend of "a": it is for a lock that was taken WithFixedLease; the watchdog renews this one (TTL 30s)`)
 		require.Equal(t, relock.DefaultTTL, w.lease("a"))
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 	})
 }
 
@@ -287,13 +289,13 @@ func TestAFixedLeaseThatIsGoneIsFoundOutByTheCorrectionOfACount(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient(relock.WithFixedLease(time.Hour))
 		l := m.NewLock("a")
-		outer := enter(t, t.Context(), l)
-		inner := enter(t, outer, l)
+		outer := w.enter(t.Context(), l)
+		inner := w.enter(outer, l)
 		silent := m.link.cut()
 		require.Error(t, l.Unlock(inner))
 		w.Lose("a")
 		silent.end()
-		require.LessOrEqual(t, lostBecause(t, outer, relock.LossTaken), 5*time.Second)
+		require.LessOrEqual(t, w.lostBecause(outer, relock.LossTaken), 5*time.Second)
 		require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
 	})
 }

@@ -12,6 +12,8 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
+// What if a server refuses commands or lacks replicas?
+
 // This chapter is about servers that refuse, and servers with replicas.
 
 func TestOutOfMemoryRefusesNewLocksAndStillServesThoseHeld(t *testing.T) {
@@ -22,11 +24,11 @@ func TestOutOfMemoryRefusesNewLocksAndStillServesThoseHeld(t *testing.T) {
 	waiter := s.start(t.Context(), s.far)
 	s.awaitWaiters("a", 1)
 	require.NoError(t, s.plain.ConfigSet(t.Context(), "maxmemory", "1").Err())
-	require.ErrorContains(t, s.start(t.Context(), s.other.NewLock("b")).out(atOnce), "OOM")
+	require.ErrorContains(t, s.start(t.Context(), s.other.NewLock("b")).within(atOnce).failure(), "OOM")
 	sleepUntil(time.Now().Add(2 * ttl))
 	require.True(t, s.l.Held(outer), "the lease is renewed")
-	s.leave(inner, s.l, soon)
-	s.leave(outer, s.l, soon)
+	s.leave(inner, s.l)
+	s.leave(outer, s.l)
 	waiter.leave()
 	require.NoError(t, s.plain.ConfigSet(t.Context(), "maxmemory", "0").Err())
 	s.start(t.Context(), s.other.NewLock("b")).leave()
@@ -37,14 +39,14 @@ func TestAReadOnlyServerIsWaitedForAndItsHolderIsToldInTime(t *testing.T) {
 	for _, serveStale := range []string{"yes", "no"} { // READONLY, MASTERDOWN
 		t.Run("serve stale "+serveStale, func(t *testing.T) {
 			s := onOwn(t, "--replica-serve-stale-data", serveStale).scene(relock.WithTTL(ttl))
-			section := s.enter(t.Context(), s.l, soon)
+			section := s.enter(t.Context(), s.l)
 			host, port, _ := strings.Cut(s.server.Addr(), ":")
 			// The server follows itself, and never comes to a synchronization: a replica without its master.
 			require.NoError(t, s.plain.ReplicaOf(t.Context(), host, port).Err())
 			waiter := s.start(t.Context(), s.other.NewLock("b"))
 			calls := s.counter(s.other, luaAcquire)
-			require.Equal(t, relock.LossExpired, s.lost(section, ttl+promptly))
-			require.True(t, waiter.waiting())
+			require.Equal(t, relock.LossExpired, s.within(ttl+promptly).lost(section))
+			require.True(t, waiter.waits())
 			require.LessOrEqual(t, calls(), 15, "no hot loop")
 			require.NoError(t, s.plain.ReplicaOf(t.Context(), "no", "one").Err())
 			waiter.leave()
@@ -76,23 +78,23 @@ func withReplica(t *testing.T) (*arena, *redistest.Server) {
 
 func TestReplicaAcksConfirmNewHoldsOnly(t *testing.T) {
 	w, _ := withReplica(t)
-	patient := func(o *redis.Options) { o.ReadTimeout = 2 * soon } // the replica may be slow, on a busy machine
-	p, q := w.peerOn(patient, relock.WithReplicaAcks(1, soon)), w.peerOn(patient, relock.WithReplicaAcks(1, soon))
+	patient := func(o *redis.Options) { o.ReadTimeout = 2 * w.limit } // the replica may be slow, on a busy machine
+	p, q := w.peerOn(patient, relock.WithReplicaAcks(1, w.limit)), w.peerOn(patient, relock.WithReplicaAcks(1, w.limit))
 	l := p.NewLock("a")
-	outer := w.enter(t.Context(), l, soon)
+	outer := w.enter(t.Context(), l)
 	require.Equal(t, 1, p.faults.Commands("WAIT"))
-	inner := w.enter(outer, l, soon)
+	inner := w.enter(outer, l)
 	waiter := w.start(t.Context(), q.NewLock("a"))
 	w.awaitWaiters("a", 1)
-	redistest.Eventually(t, soon, func() bool { return q.faults.Commands("WAIT") == 2 }, "asked before and after it listened")
-	w.leave(inner, l, soon)
-	w.leave(outer, l, soon)
+	redistest.Eventually(t, w.limit, func() bool { return q.faults.Commands("WAIT") == 2 }, "asked before and after it listened")
+	w.leave(inner, l)
+	w.leave(outer, l)
 	require.Equal(t, 1, p.faults.Commands("WAIT"), "re-entry and exit are not waited for")
-	mine := waiter.in(soon)
+	mine := waiter.section()
 	require.Equal(t, 3, q.faults.Commands("WAIT"), "a grant is confirmed before it counts")
 	w.requireCount("a", 1)
-	w.leave(mine, waiter.lock, soon)
-	w.awaitFree("a", soon)
+	w.leave(mine, waiter.lock)
+	w.requireFree("a")
 }
 
 func TestALostReplyWithReplicaAcksEntersOnce(t *testing.T) {
@@ -112,11 +114,11 @@ func TestALostReplyWithReplicaAcksEntersOnce(t *testing.T) {
 				command = "WAIT"
 			}
 			rule := p.faults.Once(redistest.Named(command), fault)
-			section := w.enter(t.Context(), l, soon)
+			section := w.enter(t.Context(), l)
 			require.Equal(t, 1, rule.Hits())
 			w.requireCount("a", 1)
-			w.leave(section, l, soon)
-			w.awaitFree("a", soon)
+			w.leave(section, l)
+			w.requireFree("a")
 		}
 	}
 }
@@ -125,38 +127,38 @@ func TestTooFewReplicaAcksUndoExactlyThisEntry(t *testing.T) {
 	const timeout = 80 * time.Millisecond
 	w, replica := withReplica(t)
 	one := w.peer()
-	err := w.start(t.Context(), one.NewLock("a", relock.WithReplicaAcks(2, timeout))).out(timeout + atOnce)
+	err := w.start(t.Context(), one.NewLock("a", relock.WithReplicaAcks(2, timeout))).within(timeout + atOnce).failure()
 	require.ErrorIs(t, err, relock.ErrNotReplicated)
 	require.ErrorContains(t, err, "1 of 2")
-	w.awaitFree("a", soon)
+	w.requireFree("a")
 
 	// With the replica stopped nobody confirms a grant; and the lock goes on to the next.
 	l := one.NewLock("a", relock.WithReplicaAcks(1, timeout))
 	owner := w.peer().NewLock("a")
-	section := w.enter(t.Context(), owner, soon)
+	section := w.enter(t.Context(), owner)
 	waiter := w.start(t.Context(), l)
 	w.awaitWaiters("a", 1)
 	behind := w.start(t.Context(), w.peer().NewLock("a"))
 	w.awaitWaiters("a", 2)
 	replica.Pause()
-	w.leave(section, owner, soon)
-	require.ErrorIs(t, waiter.out(timeout+atOnce), relock.ErrNotReplicated)
+	w.leave(section, owner)
+	require.ErrorIs(t, waiter.within(timeout+atOnce).failure(), relock.ErrNotReplicated)
 	behind.leave()
-	w.awaitFree("a", soon)
+	w.requireFree("a")
 
 	// Also where an attempt comes late.
 	stuck := one.faults.Once(w.script(luaAcquire), redistest.Hold())
-	require.ErrorIs(t, w.start(t.Context(), l).out(timeout+soon), relock.ErrNotReplicated)
+	require.ErrorIs(t, w.start(t.Context(), l).within(timeout+w.limit).failure(), relock.ErrNotReplicated)
 	stuck.Release(t)
-	w.awaitFree("a", soon)
+	w.requireFree("a")
 
 	// A section that is held already keeps what it has.
 	plain := one.NewLock("a")
-	outer := w.enter(t.Context(), plain, soon)
-	inner := w.enter(outer, l, soon)
+	outer := w.enter(t.Context(), plain)
+	inner := w.enter(outer, l)
 	w.requireCount("a", 2)
-	w.leave(inner, l, soon)
-	w.leave(outer, plain, soon)
+	w.leave(inner, l)
+	w.leave(outer, plain)
 	replica.Resume()
 	w.start(t.Context(), l).leave()
 }

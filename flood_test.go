@@ -27,6 +27,8 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
+// Are thousands of waiters of several processes served in order?
+
 // A crowd is a process with many waiters, one for each goroutine: the race detector allows 8128 of
 // these at a time. Its arguments are the server, a file, how many locks there are, and the first
 // waiter and the one behind the last. Each waiter locks once, marks the lock as taken in the file,
@@ -88,7 +90,7 @@ func runCrowd(args []string, in *bufio.Reader, out io.Writer) error {
 		c.lines.add(fmt.Sprint("wrong close: ", err))
 	}
 	left := 0
-	for end := time.Now().Add(soon); time.Now().Before(end); <-time.After(10 * time.Millisecond) {
+	for end := time.Now().Add(limit); time.Now().Before(end); <-time.After(10 * time.Millisecond) {
 		if left = runtime.NumGoroutine() - before; left <= 0 {
 			break
 		}
@@ -158,7 +160,7 @@ func (w *arena) flood(locks, waiters int) *flood {
 	for i := range locks {
 		l := p.NewLock(fmt.Sprint("lock", i))
 		f.owners = append(f.owners, l)
-		f.sections = append(f.sections, w.enter(w.t.Context(), l, soon))
+		f.sections = append(f.sections, w.enter(w.t.Context(), l))
 	}
 	file := filepath.Join(w.t.TempDir(), "taken")
 	require.NoError(w.t, os.WriteFile(file, make([]byte, 4*locks), 0o600))
@@ -202,11 +204,11 @@ func (f *flood) lines(line func(string)) {
 			}
 			line(text)
 		}
-		require.NoError(t, process.Wait(soon))
+		require.NoError(t, process.Wait(limit))
 	}
 }
 
-func TestThousandsOfWaitersOfFourProcessesAreServedOnceEachInTheirOrder(t *testing.T) {
+func TestThousandsOfWaitersAreServedOnceEachInOrder(t *testing.T) {
 	for _, size := range []struct{ locks, waiters int }{{1, 2_000}, {200, 10}} {
 		t.Run(fmt.Sprintf("%d locks with %d each", size.locks, size.waiters), func(t *testing.T) {
 			w := onShared(t)
@@ -227,7 +229,7 @@ func TestThousandsOfWaitersOfFourProcessesAreServedOnceEachInTheirOrder(t *testi
 
 			before, begin = w.calls(), time.Now()
 			for i, l := range f.owners {
-				w.leave(f.sections[i], l, soon)
+				w.leave(f.sections[i], l)
 			}
 			served := make([]map[string]int64, size.locks) // holder -> token
 			for i := range served {
@@ -248,7 +250,7 @@ func TestThousandsOfWaitersOfFourProcessesAreServedOnceEachInTheirOrder(t *testi
 				for n, hold := range order {
 					require.True(t, strings.HasPrefix(hold, got[n]+":"), "in the order in which they asked")
 				}
-				w.awaitFree(f.owners[i].Name(), 0)
+				w.within(0).requireFree(f.owners[i].Name())
 			}
 		})
 	}
@@ -268,6 +270,6 @@ func TestThousandsOfWaitersThatGiveUpAtOnceLeaveNothing(t *testing.T) {
 	gone := 0
 	f.lines(func(line string) { require.Equal(t, "gave up", line); gone++ })
 	require.Equal(t, waiters, gone)
-	w.leave(f.sections[0], f.owners[0], soon)
-	w.awaitFree("lock0", 0)
+	w.leave(f.sections[0], f.owners[0])
+	w.within(0).requireFree("lock0")
 }

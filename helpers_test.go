@@ -19,7 +19,63 @@ import (
 	"github.com/go-relock/relock/store/mem"
 )
 
-// This file and link_test.go are the vocabulary of the tests in fake time.
+// The chapters of the tests, each with its question:
+//
+//   - arena_test.go: How does a test play on a real server?
+//   - cleanup_test.go: When is a hold that nobody wants taken back, and for how long?
+//   - clock_linux_test.go: What if the clock of the server is turned?
+//   - close_test.go: What does Close end, and what does Close leave?
+//   - crash_test.go: What if a process, a network or a server goes away?
+//   - deaf_test.go: What if a client hears nothing?
+//   - errkinds_test.go: Which errors does an error match?
+//   - errors_test.go: What do the texts of errors say?
+//   - extend_test.go: When does a fixed lease end?
+//   - faults_pubsub_test.go: What if the pub/sub connection of waiters breaks?
+//   - faults_queue_test.go: In which order are waiters served, also when some give up?
+//   - faults_replies_test.go: What if a reply is lost, or a command runs late or twice?
+//   - faults_server_test.go: What if a server refuses commands or lacks replicas?
+//   - flood_test.go: Are thousands of waiters of several processes served in order?
+//   - hooks_test.go: What do events say?
+//   - hooks_calls_test.go: How and when are hooks called?
+//   - hooks_ends_test.go: Does each hold have one end?
+//   - hooks_redis_test.go: Which events does only a Redis server cause?
+//   - late_test.go: What if a command runs late?
+//   - leak_test.go: When is a hold reported as leaked?
+//   - lease_test.go: What if a lease is nearly over when it begins?
+//   - line_test.go: How does a client pass a lock on within itself?
+//   - link_test.go: How does a test break the link to a store in fake time?
+//   - lock_test.go: Does a lock keep the promises of package locktest?
+//   - log_test.go: What does the library log?
+//   - loss_test.go: When does a section end because its lock is lost?
+//   - names_test.go: Where is a lock kept, and which names are refused?
+//   - options_test.go: Which options and arguments are refused?
+//   - options_redis_test.go: Which options need Redis, and what do they do?
+//   - outcome_test.go: Which outcome does a call have?
+//   - readme_test.go: Is what the pages say true?
+//   - reentry_test.go: Which calls are inside of a section?
+//   - reentry_faults_test.go: What if a nested entry or exit is slow, refused or lost?
+//   - scripts_test.go: How does a test call a script?
+//   - scripts_acquire_test.go: Is a lock taken, re-entered or refused?
+//   - scripts_queue_test.go: Who is served next?
+//   - scripts_refused_test.go: What is left when Redis refuses a command?
+//   - scripts_release_test.go: What do release, renew and forget change?
+//   - scripts_token_test.go: What do token, break and state read and write?
+//   - stage_test.go: Which words begin, wait and end a call?
+//   - storm_test.go: Do holders exclude each other at random faults in fake time?
+//   - stress_test.go: Do many goroutines exclude each other on a real server while everything breaks?
+//   - topology_cluster_test.go: How does a test play on a cluster?
+//   - topology_commands_test.go: Which commands does a user need on a cluster?
+//   - topology_connections_test.go: What do locks cost on a cluster that is well?
+//   - topology_failover_test.go: Who is in after a master has gone?
+//   - topology_redisson_test.go: Does Redisson's layout work on Sentinel and on a cluster?
+//   - topology_sentinel_test.go: Who is in after a failover by Sentinel?
+//   - topology_slots_test.go: What if a slot moves?
+//   - topology_tls_test.go: Does a user with few commands have all that a lock needs over TLS?
+//   - wait_test.go: When exactly does a wait end?
+//   - wall_test.go: Does the core know Redis?
+//   - watchdog_test.go: When are leases renewed?
+
+// This file and link_test.go are the vocabulary of the tests in fake time, with stage_test.go.
 
 // A world is a store in memory and a clock in a testing/synctest bubble. Time stands still while
 // anything in the world can run, and jumps to the next timer when nothing can. Commands take no
@@ -28,12 +84,15 @@ import (
 // The end of a test closes all clients of its world. A goroutine that is left over fails the test.
 type world struct {
 	*mem.Store
-	t *testing.T
+	stage
 }
 
 // worldEnd is the time at which a world ends by force. A test that waits for ever would spin
 // through fake time.
 const worldEnd = 10 * 365 * 24 * time.Hour
+
+// patience is the limit of a world.
+const patience = 2 * time.Hour
 
 // fake runs a test in a world of its own.
 func fake(t *testing.T, test func(t *testing.T, w *world)) {
@@ -46,7 +105,10 @@ func fake(t *testing.T, test func(t *testing.T, w *world)) {
 		})
 		t.Cleanup(func() { end.Stop() })
 		t.Cleanup(func() { require.Zero(t, goroutines("go-relock/relock.(*"), "goroutines of the library") })
-		test(t, &world{Store: mem.New(), t: t})
+		w := &world{Store: mem.New()}
+		look := func(name string) (store.State, error) { return w.Look(context.Background(), name) }
+		w.stage = stage{t: t, clock: fakeClock{}, look: look, limit: patience}
+		test(t, w)
 	})
 }
 
@@ -77,165 +139,6 @@ func (w *world) NewClient(options ...relock.Option) *member {
 		require.NoError(w.t, m.Close())
 	})
 	return m
-}
-
-// look reads a lock in the store.
-func (w *world) look(name string) store.State {
-	w.t.Helper()
-	state, err := w.Look(context.Background(), name)
-	require.NoError(w.t, err)
-	return state
-}
-
-// owner returns the hold that has the lock in the store; empty if nobody has the lock.
-func (w *world) owner(name string) string { return string(w.look(name).Owner) }
-
-// count returns the count of the hold that has the lock in the store.
-func (w *world) count(name string) int { return w.look(name).Count }
-
-// lease returns what is left of a lock's lease in the store; 0 if the lock is free.
-func (w *world) lease(name string) time.Duration { return w.look(name).TTL }
-
-// waiters returns how many holds queue for a lock in the store.
-func (w *world) waiters(name string) int { return w.look(name).Waiters }
-
-// free says whether nobody has the lock in the store, and nobody waits.
-func (w *world) free(name string) bool { return w.owner(name) == "" && w.waiters(name) == 0 }
-
-// requireFree fails unless nobody has the lock in the store, and nobody waits.
-func (w *world) requireFree(names ...string) {
-	w.t.Helper()
-	settle()
-	for _, name := range names {
-		require.Empty(w.t, w.owner(name), "the owner of %s", name)
-		require.Zero(w.t, w.waiters(name), "the waiters of %s", name)
-	}
-}
-
-// attempt is a call of Lock, or the like, in a goroutine of its own.
-type attempt struct {
-	t     *testing.T
-	begun time.Time
-	done  chan struct{}
-
-	// Set when done is closed.
-	ctx   context.Context
-	err   error
-	ended time.Time
-}
-
-// locking is Lock or TryLock, or TryLockFor with its wait bound to it.
-type locking func(context.Context) (context.Context, error)
-
-// begin starts a call, and returns when the call has ended or waits for something.
-func begin(t *testing.T, ctx context.Context, lock locking) *attempt { //nolint:revive // t comes first in a test helper
-	t.Helper()
-	a := &attempt{t: t, begun: time.Now(), done: make(chan struct{})}
-	t.Cleanup(func() { runtime.KeepAlive(a) }) // as keep
-	go func() {
-		defer close(a.done)
-		a.ctx, a.err = lock(ctx)
-		a.ended = time.Now()
-	}()
-	settle()
-	return a
-}
-
-// tryFor returns TryLockFor with its wait.
-func tryFor(l *relock.Lock, wait time.Duration) locking {
-	return func(ctx context.Context) (context.Context, error) { return l.TryLockFor(ctx, wait) }
-}
-
-// unlock returns Unlock, for begin.
-func unlock(l *relock.Lock) locking {
-	return func(ctx context.Context) (context.Context, error) { return ctx, l.Unlock(ctx) }
-}
-
-// waits says whether the call has not returned yet.
-func (a *attempt) waits() bool {
-	settle()
-	select {
-	case <-a.done:
-		return false
-	default:
-		return true
-	}
-}
-
-// patience is how long a test waits for a thing that should happen.
-const patience = 2 * time.Hour
-
-func (a *attempt) await() {
-	a.t.Helper()
-	select {
-	case <-a.done:
-	case <-time.After(patience):
-		require.FailNow(a.t, "the call does not return")
-	}
-}
-
-// result waits until the call returns.
-func (a *attempt) result() (context.Context, error) {
-	a.t.Helper()
-	a.await()
-	return a.ctx, a.err
-}
-
-// failure waits until the call returns, and returns its error.
-func (a *attempt) failure() error {
-	a.t.Helper()
-	a.await()
-	return a.err
-}
-
-// section waits until the call has entered.
-func (a *attempt) section() context.Context {
-	a.t.Helper()
-	require.NoError(a.t, a.failure())
-	return a.ctx
-}
-
-// took returns how long the call lasted.
-func (a *attempt) took() time.Duration {
-	a.t.Helper()
-	a.await()
-	return a.ended.Sub(a.begun)
-}
-
-// enter locks.
-func enter(t *testing.T, ctx context.Context, l *relock.Lock) context.Context { //nolint:revive // t comes first in a test helper
-	t.Helper()
-	section, err := l.Lock(ctx)
-	require.NoError(t, err)
-	keep(t, section)
-	return section
-}
-
-// keep refers to a section until its test ends. A section that the test does not mention any more
-// would be a leak, and not be renewed.
-func keep(t *testing.T, section context.Context) { //nolint:revive // t comes first in a test helper
-	t.Helper()
-	t.Cleanup(func() { runtime.KeepAlive(section) })
-}
-
-// ends waits until a context ends, and returns how long that took, and the cause.
-func ends(t *testing.T, ctx context.Context) (time.Duration, error) { //nolint:revive // t comes first in a test helper
-	t.Helper()
-	begun := time.Now()
-	select {
-	case <-ctx.Done():
-	case <-time.After(patience):
-		require.FailNow(t, "the context does not end")
-	}
-	return time.Since(begun), context.Cause(ctx)
-}
-
-// holderOf returns the holder of a section.
-func holderOf(t *testing.T, section context.Context) relock.Holder { //nolint:revive // t comes first in a test helper
-	t.Helper()
-	holder, ok := relock.HolderFrom(section)
-	require.True(t, ok, "the context is in no open section")
-	return holder
 }
 
 // margin is by how much the deadline of a lease is earlier than its end.

@@ -39,16 +39,21 @@ type renewal struct {
 	// check asks for a renewal soon: the store may have another count, or not have the hold any
 	// more.
 	check   bool
-	recount bool      // as check, with the next renewal
-	changes int       // how many commands that set the count have begun, without renewals
-	rounds  int       // how many renewals have begun
+	recount bool // as check, with the next renewal
+	// Two commands with a count that are in flight at once may reach the store in either order.
+	// changes and rounds tell whether that happened; then the count is sent again. After an entry
+	// or exit beside another one the count is sent at once. After an entry or exit beside a renewal
+	// the count is sent within TTL/3, as a busy loop of nested calls would cause one renewal after
+	// the other.
+	changes int       // how many entries and exits have been sent
+	rounds  int       // how many renewals have been sent
 	longest time.Time // until when an Extend without an answer may have made the lease last
 }
 
 // turn is the line's part of a hold, see line.go.
 type turn struct {
-	leads  bool
-	called chan struct{} // closed when the hold leads, or has been passed the lock
+	isHead bool
+	called chan struct{} // closed when the hold is the head, or has been passed the lock
 	passed bool
 	passes int       // how often the lease was passed on since the store gave it
 	began  time.Time // when the store gave the lease
@@ -227,18 +232,25 @@ func (h *hold) lose(reason LossReason) error {
 	return l.err
 }
 
-// gone ends a hold that the store does not have any more. An exception is a hold whose last Unlock
-// is in flight, as the Unlock may have been faster than the command that found nothing. gone
-// returns the error for the sections of the hold.
-func (h *hold) gone() error {
+// fate returns the end of a hold for its sections, nil while the hold is valid. gone says that the
+// store did not find the hold: a loss, unless the last Unlock is in flight and was faster.
+func (h *hold) fate(gone bool) error {
 	t := &h.client.table
 	t.mu.Lock()
-	left := h.state == leaving
+	state, end, expired := h.state, h.end, h.expiredLocked(time.Now())
 	t.mu.Unlock()
-	if left {
+	switch {
+	case state == over:
+		return end
+	case state == leaving:
 		return ErrReleased
+	case gone:
+		return h.lose(LossTaken)
+	case expired: // the watchdog is about to find out
+		return h.lose(LossExpired)
+	default:
+		return nil
 	}
-	return h.lose(LossTaken)
 }
 
 // loss carries a lost hold out of the mutex, to be reported.

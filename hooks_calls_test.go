@@ -13,24 +13,26 @@ import (
 	"github.com/go-relock/relock"
 )
 
+// How and when are hooks called?
+
 // story runs the library through everything that calls a hook in fake time.
 func story(t *testing.T, w *world, m *member) {
 	t.Helper()
 	begun := time.Now()
 	l := m.NewLock("a")
-	outer := enter(t, t.Context(), l)
-	inner := enter(t, outer, l)
-	waiting := begin(t, t.Context(), l.Lock)
+	outer := w.enter(t.Context(), l)
+	inner := w.enter(outer, l)
+	waiting := w.start(t.Context(), l)
 	_, err := l.TryLock(t.Context())
 	require.ErrorIs(t, err, relock.ErrLocked)
-	require.NoError(t, l.Unlock(inner))
+	w.leave(inner, l)
 	pass(relock.DefaultTTL)
 	require.NoError(t, outer.Err())
-	require.NoError(t, l.Unlock(outer))
+	w.leave(outer, l)
 	next := waiting.section()
 	require.Equal(t, relock.DefaultTTL, time.Since(begun))
 	w.Lose("a")
-	took, cause := ends(t, next)
+	took, cause := w.ends(next)
 	require.LessOrEqual(t, took, relock.DefaultTTL/3)
 	require.ErrorIs(t, cause, relock.ErrLockLost)
 	require.ErrorIs(t, l.Unlock(next), relock.ErrLockLost)
@@ -65,7 +67,7 @@ func TestHooksOfALockReplaceThoseOfItsClient(t *testing.T) {
 		require.Len(t, clients.kinds(), 3)
 		require.Len(t, locks.kinds(), 3)
 
-		enter(t, t.Context(), l)
+		w.enter(t.Context(), l)
 		pass(relock.DefaultTTL / 3)
 		require.Len(t, eventsOf[relock.Renewed](&clients), 1, "a batch of renewals is the client's")
 		require.Empty(t, eventsOf[relock.Renewed](&locks))
@@ -77,7 +79,7 @@ func TestAHookThatIsNotThereIsNotCalled(t *testing.T) {
 		var log logbook
 		m := w.NewClient(relock.WithLogger(log.logger()))
 		story(t, w, m)
-		enter(t, t.Context(), m.NewLock("a"))
+		w.enter(t.Context(), m.NewLock("a"))
 		require.NoError(t, m.Close())
 		require.Empty(t, log.about("panicked"))
 	})
@@ -88,11 +90,11 @@ func TestNoHookIsCalledAfterClose(t *testing.T) {
 		var r recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		require.NoError(t, m.Close())
 		require.Equal(t, []string{"AcquireStarted", "AcquireFinished", "Closed"}, r.kinds())
 		before := len(r.all())
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 		_, err := l.TryLock(t.Context())
 		require.ErrorIs(t, err, relock.ErrClosed)
 		pass(time.Minute)
@@ -257,7 +259,7 @@ func TestEventsBehindABlockedHookAreDroppedAndCounted(t *testing.T) {
 			},
 		}))
 		l := m.NewLock("a", relock.WithLocalReentry())
-		outer := enter(t, t.Context(), l)
+		outer := w.enter(t.Context(), l)
 		settle() // the hook has the first event
 		for range relock.EventBacklog + more {
 			require.NoError(t, l.Unlock(enterQuietly(t, outer, l)))
@@ -270,7 +272,7 @@ func TestEventsBehindABlockedHookAreDroppedAndCounted(t *testing.T) {
 		lines := log.about("dropped")
 		require.Len(t, lines, 1)
 		require.Equal(t, map[string]any{"events": int64(more)}, lines[0].attrs)
-		require.NoError(t, l.Unlock(outer))
+		w.leave(outer, l)
 	})
 }
 
@@ -289,14 +291,14 @@ func TestEventsAreDroppedAlsoWhereNoHookIsToldOfDrops(t *testing.T) {
 		l := w.NewClient(relock.WithLogger(log.logger()), relock.WithHooks(relock.Hooks{
 			AcquireStarted: func(relock.AcquireStarted) { <-block },
 		})).NewLock("a", relock.WithLocalReentry())
-		outer := enter(t, t.Context(), l)
+		outer := w.enter(t.Context(), l)
 		for range relock.EventBacklog + 100 {
 			require.NoError(t, l.Unlock(enterQuietly(t, outer, l)))
 		}
 		close(block)
 		require.Len(t, log.about("dropped"), 1)
 		require.Empty(t, log.about("panicked"))
-		require.NoError(t, l.Unlock(outer))
+		w.leave(outer, l)
 	})
 }
 
@@ -315,7 +317,7 @@ func TestDroppedEventsAreToldWhileTheOverloadLasts(t *testing.T) {
 			},
 		}))
 		l := m.NewLock("a", relock.WithLocalReentry())
-		outer := enter(t, t.Context(), l)
+		outer := w.enter(t.Context(), l)
 		wanted := 1
 		for ; wanted < 7*relock.EventBacklog; wanted++ {
 			require.NoError(t, l.Unlock(enterQuietly(t, outer, l)))
@@ -326,6 +328,6 @@ func TestDroppedEventsAreToldWhileTheOverloadLasts(t *testing.T) {
 		pass(time.Minute)
 		require.EqualValues(t, wanted, seen.Load()+dropped.Load(), "in the end of all")
 		require.Len(t, log.about("dropped"), int(times.Load()))
-		require.NoError(t, l.Unlock(outer))
+		w.leave(outer, l)
 	})
 }

@@ -13,6 +13,8 @@ import (
 	"github.com/go-relock/relock"
 )
 
+// Does each hold have one end?
+
 // This file is about the one end that each hold has.
 
 // endsOf returns how the holds of a lock ended, for each holder that got it.
@@ -42,20 +44,20 @@ func endsOf(r *recorder, name string) map[relock.Holder][]string {
 
 func TestAHoldWhoseClientIsClosedHasOneEnd(t *testing.T) {
 	for name, do := range map[string]func(t *testing.T, w *world, m *member, l *relock.Lock){
-		"its Unlock is on the way": func(t *testing.T, _ *world, m *member, l *relock.Lock) {
+		"its Unlock is on the way": func(t *testing.T, w *world, m *member, l *relock.Lock) {
 			t.Helper()
-			section := enter(t, t.Context(), l)
+			section := w.enter(t.Context(), l)
 			m.link.on(delay(0, time.Second), cmdRelease)
-			unlocking := begin(t, section, unlock(l))
+			unlocking := w.begin(section, unlock(l))
 			require.NoError(t, m.Close())
 			_ = unlocking.section()
 		},
 		"it is unlocked while Close waits for something else": func(t *testing.T, w *world, m *member, l *relock.Lock) {
 			t.Helper()
-			_ = enter(t, t.Context(), w.NewClient().NewLock("b"))
-			waiting := begin(t, t.Context(), m.NewLock("b").Lock)
+			_ = w.enter(t.Context(), w.NewClient().NewLock("b"))
+			waiting := w.start(t.Context(), m.NewLock("b"))
 			m.link.on(delay(0, 10*time.Millisecond), cmdForget, cmdRelease)
-			do := begin(t, t.Context(), func(ctx context.Context) (context.Context, error) {
+			do := w.begin(t.Context(), func(ctx context.Context) (context.Context, error) {
 				return ctx, l.Do(ctx, func(ctx context.Context) error { <-ctx.Done(); return nil })
 			})
 			require.NoError(t, m.Close())
@@ -64,7 +66,7 @@ func TestAHoldWhoseClientIsClosedHasOneEnd(t *testing.T) {
 		},
 		"its renewal finds it lost": func(t *testing.T, w *world, m *member, l *relock.Lock) {
 			t.Helper()
-			_ = enter(t, t.Context(), l)
+			_ = w.enter(t.Context(), l)
 			pass(time.Second) // from now on the store is watched
 			renewal := m.link.on(delay(0, 2*time.Second), cmdRenew)
 			w.Lose("a")
@@ -133,7 +135,7 @@ func TestAHoldWhoseLastExitMeetsItsDeadlineHasOneEnd(t *testing.T) {
 			var r recorder
 			m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithTTL(2*time.Second))
 			l := m.NewLock("a")
-			section := enter(t, t.Context(), l)
+			section := w.enter(t.Context(), l)
 			silent := m.link.cut()
 			require.NotErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 			silent.end()
@@ -158,10 +160,10 @@ func TestAHoldThatIsLostDuringItsLastUnlockHasOneEnd(t *testing.T) {
 				var r recorder
 				m := w.NewClient(relock.WithHooks(r.Hooks()))
 				l := m.NewLock("a")
-				section := enter(t, t.Context(), l)
+				section := w.enter(t.Context(), l)
 				pass(time.Second) // from now on the store is watched
 				m.link.once(test.release, cmdRelease)
-				exit := begin(t, section, unlock(l))
+				exit := w.begin(section, unlock(l))
 				w.Lose("a")
 				require.Error(t, exit.failure())
 				pass(time.Minute)
@@ -179,7 +181,7 @@ func TestALossAfterCloseIsTheErrorOfItsUnlockOnly(t *testing.T) {
 		var log logbook
 		m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithLogger(log.logger()))
 		l := m.NewLock("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		require.NoError(t, m.Close())
 		w.Lose("a")
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)

@@ -17,10 +17,12 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
+// Which events does only a Redis server cause?
+
 // embedding is an embedded Redis server and a clock, both of its own, in a testing/synctest bubble.
 type embedding struct {
 	*miniredis.Miniredis
-	t *testing.T
+	stage // nobody looks into this store
 }
 
 // onEmbedded runs a test with a server of its own in fake time.
@@ -28,7 +30,7 @@ func onEmbedded(t *testing.T, test func(t *testing.T, w *embedding)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		t.Helper()
-		w := &embedding{miniredis.NewMiniRedis(), t}
+		w := &embedding{miniredis.NewMiniRedis(), stage{t: t, clock: fakeClock{}, limit: patience}}
 		w.ClockTTL(true)
 		t.Cleanup(func() {
 			require.Zero(t, goroutines("go-relock/relock.(*"), "goroutines of the library")
@@ -96,7 +98,7 @@ func TestTheRetriedEventTellsOfEachTryThatFailed(t *testing.T) {
 		m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithLogger(log.logger()))
 		m.warm(t)
 		m.net.On(scriptCalls, redistest.DropReply(redistest.EOF)).Times(2)
-		section := enter(t, t.Context(), m.NewLock("a"))
+		section := w.enter(t.Context(), m.NewLock("a"))
 		events := eventsOf[relock.Retried](&r)
 		require.Len(t, events, 2)
 		for i, event := range events {
@@ -113,10 +115,10 @@ func TestTheRetriedEventTellsOfEachTryThatFailed(t *testing.T) {
 		}, lines[0].attrs)
 
 		m.net.Once(scriptCalls, redistest.DropReply(redistest.EOF))
-		inner := enter(t, section, m.NewLock("a"))
-		require.NoError(t, m.NewLock("a").Unlock(inner))
+		inner := w.enter(section, m.NewLock("a"))
+		w.leave(inner, m.NewLock("a"))
 		require.Len(t, eventsOf[relock.Retried](&r), 3, "nested calls too")
-		require.NoError(t, m.NewLock("a").Unlock(section))
+		w.leave(section, m.NewLock("a"))
 	})
 }
 
@@ -168,7 +170,7 @@ func TestACallThatRedisDoesNotServeWarnsWithGrowingPauses(t *testing.T) {
 		log := logbook{least: slog.LevelDebug}
 		m := w.NewClient(relock.WithLogger(log.logger()))
 		w.SetError("LOADING Redis is loading the dataset in memory")
-		waiting := begin(t, t.Context(), m.NewLock("a").Lock)
+		waiting := w.start(t.Context(), m.NewLock("a"))
 		pass(time.Minute)
 		w.SetError("")
 		require.NoError(t, m.NewLock("a").Unlock(waiting.section()))
@@ -192,8 +194,8 @@ func TestTheReconnectedEventSaysForHowLong(t *testing.T) {
 		var r recorder
 		var log logbook
 		m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithLogger(log.logger()))
-		_ = enter(t, t.Context(), w.NewClient().NewLock("a"))
-		waiting := begin(t, t.Context(), m.NewLock("a").Lock)
+		_ = w.enter(t.Context(), w.NewClient().NewLock("a"))
+		waiting := w.start(t.Context(), m.NewLock("a"))
 		pass(time.Second)
 		require.Empty(t, eventsOf[relock.Reconnected](&r), "the first connection is none that is back")
 		m.net.Refuse()
@@ -228,9 +230,9 @@ func TestAWaiterThatAsksAgainIsWokenByTheRecheck(t *testing.T) {
 	onEmbedded(t, func(t *testing.T, w *embedding) {
 		var r recorder
 		crashed := w.NewClient(relock.WithTTL(10 * time.Second))
-		_ = enter(t, t.Context(), crashed.NewLock("a"))
+		_ = w.enter(t.Context(), crashed.NewLock("a"))
 		require.NoError(t, crashed.Close())
-		_ = enter(t, t.Context(), w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a"))
+		_ = w.enter(t.Context(), w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a"))
 		events := eventsOf[relock.AcquireFinished](&r)
 		require.Len(t, events, 1)
 		require.Equal(t, relock.WakeRecheck, events[0].Wake)
@@ -243,7 +245,7 @@ func TestAWaiterThatAsksAgainIsWokenByTheRecheck(t *testing.T) {
 func TestAWaitThatEndsBeforeItIsInTheQueueIsToldAsAWait(t *testing.T) {
 	onEmbedded(t, func(t *testing.T, w *embedding) {
 		var r recorder
-		_ = enter(t, t.Context(), w.NewClient().NewLock("a"))
+		_ = w.enter(t.Context(), w.NewClient().NewLock("a"))
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		m.net.On(redistest.Named("SUBSCRIBE"), redistest.CutBefore(redistest.EOF))
 		_, err := m.NewLock("a").TryLockFor(t.Context(), 200*time.Millisecond)

@@ -11,6 +11,8 @@ import (
 	"github.com/go-relock/relock"
 )
 
+// What do events say?
+
 // This file is about what events say. hooks_calls_test.go is about how hooks are called, and
 // hooks_redis_test.go about the events that only a Redis server causes.
 
@@ -20,11 +22,11 @@ func TestHooksAreCalledInOrder(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		var r recorder
 		l := w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a")
-		outer := enter(t, t.Context(), l)
-		inner := enter(t, outer, l)
-		require.NoError(t, l.Unlock(inner))
+		outer := w.enter(t.Context(), l)
+		inner := w.enter(outer, l)
+		w.leave(inner, l)
 		pass(relock.DefaultTTL / 3)
-		require.NoError(t, l.Unlock(outer))
+		w.leave(outer, l)
 		require.Equal(t, []string{
 			"AcquireStarted", "AcquireFinished", // the outer one
 			"AcquireStarted", "AcquireFinished", // the inner one
@@ -60,17 +62,17 @@ func TestAcquireEventsSayWhatHappened(t *testing.T) {
 		l := w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a")
 		ctx := context.WithValue(t.Context(), traceKey{}, "trace")
 
-		section := enter(t, ctx, l)
+		section := w.enter(ctx, l)
 		holder := holderOf(t, section)
 		require.Equal(t, relock.AcquireFinished{
 			Name: "a", Holder: holder, Outcome: relock.OutcomeAcquired, Depth: 1,
 		}, lastAcquire(t, &r))
 
-		inner := enter(t, section, l)
+		inner := w.enter(section, l)
 		require.Equal(t, relock.AcquireFinished{
 			Name: "a", Holder: holder, Outcome: relock.OutcomeAcquired, Reentrant: true, Depth: 2,
 		}, lastAcquire(t, &r))
-		require.NoError(t, l.Unlock(inner))
+		w.leave(inner, l)
 
 		_, err := l.TryLock(ctx)
 		event := lastAcquire(t, &r)
@@ -86,9 +88,9 @@ func TestAcquireEventsSayWhatHappened(t *testing.T) {
 			Name: "a", Holder: event.Holder, Outcome: relock.OutcomeLocked, Waited: true, Queued: true, Duration: time.Second, Err: err,
 		}, event)
 
-		waiting := begin(t, ctx, l.Lock)
+		waiting := w.start(ctx, l)
 		pass(2 * time.Second)
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 		section = waiting.section()
 		require.Equal(t, relock.AcquireFinished{
 			Name: "a", Holder: holderOf(t, section), Outcome: relock.OutcomeAcquired, Waited: true, Queued: true,
@@ -104,7 +106,7 @@ func TestAcquireEventsSayWhyACallFailed(t *testing.T) {
 		l := m.NewLock("a")
 		ctx := context.WithValue(t.Context(), traceKey{}, "trace")
 
-		section := enter(t, ctx, l)
+		section := w.enter(ctx, l)
 		holder := holderOf(t, section)
 		w.Lose("a")
 		for range 2 { // the first call finds the loss, and the second one an ended context
@@ -131,8 +133,8 @@ func TestAcquireEventsSayWhyACallFailed(t *testing.T) {
 			Name: "a", Holder: event.Holder, Outcome: relock.OutcomeError, Err: err,
 		}, event)
 
-		_ = enter(t, t.Context(), w.NewClient().NewLock("a"))
-		waiting := begin(t, ctx, l.Lock)
+		_ = w.enter(t.Context(), w.NewClient().NewLock("a"))
+		waiting := w.start(ctx, l)
 		require.NoError(t, m.Close())
 		err = waiting.failure()
 		event = lastAcquire(t, &r)
@@ -147,12 +149,12 @@ func TestTheTTLOfANestedEntryIsThatOfItsHold(t *testing.T) {
 		var r recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		short, long := m.NewLock("a", relock.WithTTL(time.Minute)), m.NewLock("a", relock.WithTTL(time.Hour))
-		outer := enter(t, t.Context(), short)
-		inner := enter(t, outer, long)
+		outer := w.enter(t.Context(), short)
+		inner := w.enter(outer, long)
 		_, err := long.TryLock(t.Context())
 		require.ErrorIs(t, err, relock.ErrLocked)
-		require.NoError(t, long.Unlock(inner))
-		require.NoError(t, short.Unlock(outer))
+		w.leave(inner, long)
+		w.leave(outer, short)
 		var told []time.Duration
 		for _, event := range eventsOf[relock.AcquireFinished](&r) {
 			told = append(told, event.TTL)
@@ -167,7 +169,7 @@ func TestANestedCallThatFailsIsAnAttemptAtReentry(t *testing.T) {
 		var r recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		cancelled, cancel := context.WithCancel(section)
 		cancel()
 		_, err := l.Lock(cancelled)
@@ -177,7 +179,7 @@ func TestANestedCallThatFailsIsAnAttemptAtReentry(t *testing.T) {
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		silent.end()
 		settle()
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 		_, err = l.Lock(section)
 		require.ErrorIs(t, err, relock.ErrReleased)
 
@@ -193,19 +195,19 @@ func TestTheQueuedEventSaysHowManyAreBefore(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		var r recorder
 		l := w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		var waiting []*attempt
 		for range 4 {
-			waiting = append(waiting, begin(t, t.Context(), l.Lock))
+			waiting = append(waiting, w.start(t.Context(), l))
 		}
 		pass(5 * time.Minute)
 		queued := eventsOf[relock.Queued](&r)
 		require.Len(t, queued, 4, "once for each wait")
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 		for i, a := range waiting {
 			section := a.section()
 			require.Equal(t, relock.Queued{Name: "a", Holder: holderOf(t, section), Position: i}, queued[i])
-			require.NoError(t, l.Unlock(section))
+			w.leave(section, l)
 		}
 	})
 }
@@ -215,23 +217,23 @@ func TestTheReleasedEventTellsOfTheWholeHold(t *testing.T) {
 		var r recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a")
-		one := enter(t, t.Context(), l)
+		one := w.enter(t.Context(), l)
 		holder := holderOf(t, one)
 		pass(time.Minute)
-		two := enter(t, one, l)
-		three := enter(t, two, l)
+		two := w.enter(one, l)
+		three := w.enter(two, l)
 		token, err := l.Token(three)
 		require.NoError(t, err)
-		require.NoError(t, l.Unlock(three))
-		require.NoError(t, l.Unlock(two))
+		w.leave(three, l)
+		w.leave(two, l)
 		pass(time.Minute)
 		require.Empty(t, eventsOf[relock.Released](&r))
-		require.NoError(t, l.Unlock(one))
+		w.leave(one, l)
 		require.Equal(t, []relock.Released{{
 			Name: "a", Holder: holder, Token: token, TTL: relock.DefaultTTL, Held: 2 * time.Minute, MaxDepth: 3,
 		}}, eventsOf[relock.Released](&r))
 
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		m.link.once(refuse(errOdd), cmdRelease)
 		require.ErrorIs(t, l.Unlock(section), errOdd)
 		released := eventsOf[relock.Released](&r)
@@ -246,12 +248,12 @@ func TestTheLostEventTellsOfTheWholeHold(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		var r recorder
 		l := w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a", relock.WithFixedLease(time.Minute))
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		holder := holderOf(t, section)
 		token, err := l.Token(section)
 		require.NoError(t, err)
-		require.NoError(t, l.Unlock(enter(t, section, l)))
-		held, cause := ends(t, section)
+		require.NoError(t, l.Unlock(w.enter(section, l)))
+		held, cause := w.ends(section)
 		require.Equal(t, &relock.LostError{Name: "a", Holder: holder, Token: token, Reason: relock.LossExpired}, cause)
 		require.Equal(t, []relock.Lost{{
 			Name: "a", Holder: holder, Token: token, TTL: time.Minute, Reason: relock.LossExpired, Held: held, MaxDepth: 2,
@@ -282,7 +284,7 @@ func TestTheRenewedEventCountsWhatBecameOfEachLease(t *testing.T) {
 		var r recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		for _, name := range []string{"a", "b", "c"} {
-			enter(t, t.Context(), m.NewLock(name))
+			w.enter(t.Context(), m.NewLock(name))
 		}
 		pass(relock.DefaultTTL / 3)
 		require.Equal(t, []relock.Renewed{{Locks: 3}}, eventsOf[relock.Renewed](&r))
@@ -310,13 +312,13 @@ func TestTheClosedEventTellsOfEachHoldThatIsOpenAtClose(t *testing.T) {
 		var r recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a", relock.WithTTL(time.Hour))
-		section := enter(t, t.Context(), l)
-		require.NoError(t, l.Unlock(enter(t, section, l)))
+		section := w.enter(t.Context(), l)
+		require.NoError(t, l.Unlock(w.enter(section, l)))
 		require.NoError(t, m.NewLock("b").Do(t.Context(), func(context.Context) error { return nil }))
 		holder := holderOf(t, section)
 		token, err := l.Token(section)
 		require.NoError(t, err)
-		waiting := begin(t, t.Context(), l.Lock) // it holds nothing
+		waiting := w.start(t.Context(), l) // it holds nothing
 		pass(time.Minute)
 		require.NoError(t, m.Close())
 		require.ErrorIs(t, waiting.failure(), relock.ErrClosed)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
 
@@ -39,7 +40,7 @@ func (l *Lock) Token(ctx context.Context) (int64, error) {
 	defer stop()
 	token, err = l.client.store.Token(ctx, lease)
 	if errors.Is(err, store.ErrGone) {
-		_ = h.gone() // and inside says what has become of the section
+		_ = h.fate(true) // and inside says what has become of the section
 	}
 	if _, over := l.inside("token", ctx); over != nil {
 		return 0, over
@@ -72,18 +73,19 @@ func (l *Lock) inside(op string, ctx context.Context) (*entry, error) { //nolint
 	}
 	h, t := e.hold, &l.client.table
 	t.mu.Lock()
-	left, state, end, expired := e.left, h.state, h.end, h.expiredLocked(time.Now())
+	left := e.left
 	t.mu.Unlock()
-	switch {
-	case left, state == leaving:
+	if left {
 		return nil, l.failed(op, h.holder, ErrNotHeld)
-	case state == over && isLost(end):
+	}
+	switch end := h.fate(false); {
+	case end == ErrReleased: //nolint:errorlint // the end of a hold is not wrapped
+		return nil, l.failed(op, h.holder, ErrNotHeld)
+	case isLost(end):
 		e.cancel(end) // the finder of the loss may still be about to end the context
 		return nil, end
-	case state == over:
+	case end != nil:
 		return nil, l.failed(op, h.holder, end)
-	case expired:
-		return nil, h.lose(LossExpired)
 	}
 	return e, nil
 }
@@ -153,7 +155,7 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 	case c.isClosed():
 		return l.failed("extend", h.holder, ErrClosed)
 	case ctx.Err() != nil:
-		return l.failed("extend", h.holder, ended(ctx))
+		return l.failed("extend", h.holder, lifetime.Ended(ctx))
 	}
 	t.mu.Lock()
 	lease, count := h.lease, h.storeCount()
@@ -166,7 +168,7 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 	lease.TTL = d
 	lease, err = c.store.Enter(bounded, lease, count)
 	if errors.Is(err, store.ErrGone) {
-		_ = h.gone() // and inside says what has become of the section
+		_ = h.fate(true) // and inside says what has become of the section
 	}
 	if err == nil {
 		t.mu.Lock()

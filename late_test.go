@@ -13,19 +13,21 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
+// What if a command runs late?
+
 // Commands that run late.
 
 func TestALateLockThatNobodyWantsIsTakenBackSoon(t *testing.T) {
 	for name, end := range map[string]func(t *testing.T, w *world, m *member, l *relock.Lock, tape *tape){
-		"its caller gave up": func(t *testing.T, _ *world, _ *member, l *relock.Lock, tape *tape) {
+		"its caller gave up": func(t *testing.T, w *world, _ *member, l *relock.Lock, tape *tape) {
 			t.Helper()
 			tape.keep(cmdWait)
-			giveUp(t, t.Context(), l.Lock)
+			w.giveUp(t.Context(), l.Lock)
 		},
-		"a later attempt had the lock, and it was unlocked": func(t *testing.T, _ *world, _ *member, l *relock.Lock, tape *tape) {
+		"a later attempt had the lock, and it was unlocked": func(t *testing.T, w *world, _ *member, l *relock.Lock, tape *tape) {
 			t.Helper()
 			tape.keep(cmdWait)
-			require.NoError(t, l.Unlock(enter(t, t.Context(), l)))
+			require.NoError(t, l.Unlock(w.enter(t.Context(), l)))
 		},
 		"and it was lost": func(t *testing.T, w *world, _ *member, l *relock.Lock, tape *tape) {
 			t.Helper()
@@ -34,7 +36,7 @@ func TestALateLockThatNobodyWantsIsTakenBackSoon(t *testing.T) {
 			require.NoError(t, err)
 			pass(time.Second)
 			w.Lose("a")
-			lostBecause(t, section, relock.LossTaken)
+			w.lostBecause(section, relock.LossTaken)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -57,14 +59,14 @@ func TestALateLockTouchesNothingOfALaterHold(t *testing.T) {
 		m, tape := w.NewTape()
 		l := m.NewLock("a")
 		tape.keep(cmdWait)
-		giveUp(t, t.Context(), l.Lock)
-		section := enter(t, t.Context(), l)
+		w.giveUp(t.Context(), l.Lock)
+		section := w.enter(t.Context(), l)
 		owner := w.owner("a")
 		require.Equal(t, 1, tape.play())
 		require.Equal(t, owner, w.owner("a"))
 		require.Zero(t, w.waiters("a"))
 		pass(time.Minute)
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 		w.requireFree("a")
 	})
 }
@@ -73,7 +75,7 @@ func TestALateLockOfAClosedClientIsFreeAfterItsLease(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m, tape := w.NewTape()
 		tape.keep(cmdWait)
-		giveUp(t, t.Context(), m.NewLock("a").Lock)
+		w.giveUp(t.Context(), m.NewLock("a").Lock)
 		require.NoError(t, m.Close())
 		require.Equal(t, 1, tape.play())
 		pass(relock.DefaultTTL - 1)
@@ -83,26 +85,26 @@ func TestALateLockOfAClosedClientIsFreeAfterItsLease(t *testing.T) {
 	})
 }
 
-func TestALateNestedLockLeavesAWrongCountForAThirdOfTheTTLAtMost(t *testing.T) {
+func TestCountIsWrongAfterALateNestedLockForAThirdOfTheTTL(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m, tape := w.NewTape()
 		l := m.NewLock("a")
-		outer := enter(t, t.Context(), l)
+		outer := w.enter(t.Context(), l)
 		pass(time.Second)
 		tape.keep(cmdEnter)
-		giveUp(t, outer, l.Lock)
+		w.giveUp(outer, l.Lock)
 		require.Equal(t, 1, l.Count(outer))
 		require.Equal(t, 1, m.link.sent(cmdRenew), "the store is told of the count at once")
 		tape.play()
-		require.Equal(t, 2, w.count("a"))
+		w.requireCount("a", 2)
 		pass(relock.DefaultTTL / 3)
-		require.Equal(t, 1, w.count("a"))
-		require.NoError(t, l.Unlock(outer))
+		w.requireCount("a", 1)
+		w.leave(outer, l)
 		w.requireFree("a")
 	})
 }
 
-func TestALostAnswerLeavesAWrongCountForAsLongAsACommandTakes(t *testing.T) {
+func TestCountIsWrongAfterALostAnswerForOneCommand(t *testing.T) {
 	for name, lose := range map[string]func(k *link, c command) *fault{
 		"the command has run":     func(k *link, c command) *fault { return k.once(mute, c) },
 		"the command has not run": func(k *link, c command) *fault { return k.once(silence, c) },
@@ -112,7 +114,7 @@ func TestALostAnswerLeavesAWrongCountForAsLongAsACommandTakes(t *testing.T) {
 			fake(t, func(t *testing.T, w *world) {
 				m := w.NewClient()
 				l := m.NewLock("a")
-				outer := enter(t, t.Context(), l)
+				outer := w.enter(t.Context(), l)
 				m.link.on(delay(5*ms, 5*ms), cmdRenew)
 				lose(m.link, cmdEnter)
 				ctx, cancel := context.WithTimeout(outer, time.Second)
@@ -120,61 +122,61 @@ func TestALostAnswerLeavesAWrongCountForAsLongAsACommandTakes(t *testing.T) {
 				require.Error(t, err)
 				cancel()
 				pass(20 * ms)
-				require.Equal(t, 1, w.count("a"))
-				inner := enter(t, outer, l)
+				w.requireCount("a", 1)
+				inner := w.enter(outer, l)
 				lose(m.link, cmdRelease)
 				require.ErrorContains(t, l.Unlock(inner), "left all the same, and the store will be told")
 				require.Equal(t, 1, l.Count(outer))
 				pass(20 * ms)
-				require.Equal(t, 1, w.count("a"))
-				require.NoError(t, l.Unlock(outer))
+				w.requireCount("a", 1)
+				w.leave(outer, l)
 				w.requireFree("a")
 			})
 		})
 	}
 }
 
-func TestTheCountIsSetRightForAsLongAsTheLockIsHeld(t *testing.T) {
+func TestCountIsSetRightForAsLongAsTheLockIsHeld(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient(relock.WithFixedLease(time.Hour)) // nothing else is renewed
 		l := m.NewLock("a")
-		outer := enter(t, t.Context(), l)
-		inner := enter(t, outer, l)
+		outer := w.enter(t.Context(), l)
+		inner := w.enter(outer, l)
 		broken := m.link.on(refuse(errBroken), cmdRelease, cmdRenew)
 		require.Error(t, l.Unlock(inner))
 		pass(30 * time.Minute)
-		require.Equal(t, 2, w.count("a"))
+		w.requireCount("a", 2)
 		require.Less(t, m.link.sent(cmdRenew), 2000, "no hot loop")
 		broken.end()
 		pass(time.Second)
-		require.Equal(t, 1, w.count("a"))
-		require.NoError(t, l.Unlock(outer))
+		w.requireCount("a", 1)
+		w.leave(outer, l)
 		w.requireFree("a")
 	})
 }
 
-func TestEntriesAndExitsAtOnceLeaveTheRightCount(t *testing.T) {
+func TestCountIsRightAfterEntriesAndExitsAtOnce(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient()
 		l := m.NewLock("a")
-		outer := enter(t, t.Context(), l)
+		outer := w.enter(t.Context(), l)
 		// The first command is the last one to reach the store.
 		m.link.once(delay(100*ms, 0), cmdEnter)
-		first := begin(t, outer, l.Lock)
-		inner := enter(t, outer, l)
-		require.NoError(t, l.Unlock(inner))
-		inner = enter(t, outer, l)
+		first := w.start(outer, l)
+		inner := w.enter(outer, l)
+		w.leave(inner, l)
+		inner = w.enter(outer, l)
 		first.section()
 		pass(ms)
 		require.Equal(t, 3, l.Count(outer))
-		require.Equal(t, 3, w.count("a"))
+		w.requireCount("a", 3)
 		m.link.once(delay(100*ms, 0), cmdRelease)
-		late := begin(t, inner, unlock(l))
+		late := w.begin(inner, unlock(l))
 		require.NoError(t, l.Unlock(first.ctx))
 		require.NoError(t, late.failure())
 		pass(ms)
-		require.Equal(t, 1, w.count("a"))
-		require.NoError(t, l.Unlock(outer))
+		w.requireCount("a", 1)
+		w.leave(outer, l)
 		w.requireFree("a")
 	})
 }
@@ -183,19 +185,19 @@ func TestARenewalThatCarriesAnOldCountIsCorrectedAtOnce(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient()
 		l := m.NewLock("a")
-		outer := enter(t, t.Context(), l)
+		outer := w.enter(t.Context(), l)
 		m.link.once(delay(100*ms, 0), cmdRenew)
 		pass(relock.DefaultTTL / 3)
-		inner := enter(t, outer, l)
-		require.Equal(t, 2, w.count("a"))
+		inner := w.enter(outer, l)
+		w.requireCount("a", 2)
 		pass(100 * ms)
 		require.Equal(t, 2, m.link.sent(cmdRenew))
-		require.Equal(t, 2, w.count("a"))
+		w.requireCount("a", 2)
 		m.link.once(delay(100*ms, 0), cmdRenew)
 		pass(relock.DefaultTTL / 3)
-		require.NoError(t, l.Unlock(inner))
+		w.leave(inner, l)
 		pass(100 * ms)
-		require.Equal(t, 1, w.count("a"))
+		w.requireCount("a", 1)
 	})
 }
 
@@ -203,21 +205,21 @@ func TestALateExitDoesNotTouchWhatIsEnteredByThen(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m, tape := w.NewTape()
 		l := m.NewLock("a")
-		outer := enter(t, t.Context(), l)
+		outer := w.enter(t.Context(), l)
 		tape.keep(cmdRelease)
-		require.NoError(t, l.Unlock(enter(t, outer, l)), "the second attempt is answered")
-		inner := enter(t, outer, l)
+		require.NoError(t, l.Unlock(w.enter(outer, l)), "the second attempt is answered")
+		inner := w.enter(outer, l)
 		require.Equal(t, 1, tape.play())
 		pass(relock.DefaultTTL / 3)
-		require.Equal(t, 2, w.count("a"))
-		require.NoError(t, l.Unlock(inner))
+		w.requireCount("a", 2)
+		w.leave(inner, l)
 		tape.keep(cmdRelease)
-		require.NoError(t, l.Unlock(outer))
+		w.leave(outer, l)
 		w.requireFree("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		require.Equal(t, 1, tape.play())
-		require.Equal(t, 1, w.count("a"))
-		require.NoError(t, l.Unlock(section))
+		w.requireCount("a", 1)
+		w.leave(section, l)
 		w.requireFree("a")
 	})
 }
@@ -228,15 +230,15 @@ func TestALateCommandDoesNotTouchTheNextHold(t *testing.T) {
 			fake(t, func(t *testing.T, w *world) {
 				m, tape := w.NewTape()
 				l := m.NewLock("a")
-				outer := enter(t, t.Context(), l)
+				outer := w.enter(t.Context(), l)
 				tape.keep(v)
 				switch v { //nolint:exhaustive // the verbs of the list above
 				case cmdEnter:
-					giveUp(t, outer, l.Lock)
+					w.giveUp(outer, l.Lock)
 				case cmdRelease:
-					enter(t, outer, l)
-					require.NoError(t, l.Unlock(enter(t, outer, l)))
-					outer = enter(t, context.WithoutCancel(outer), l)
+					w.enter(outer, l)
+					require.NoError(t, l.Unlock(w.enter(outer, l)))
+					outer = w.enter(context.WithoutCancel(outer), l)
 				case cmdRenew:
 					pass(relock.DefaultTTL / 3)
 				case cmdForget:
@@ -245,12 +247,12 @@ func TestALateCommandDoesNotTouchTheNextHold(t *testing.T) {
 				_ = w.Break(t.Context(), "a", store.ID(w.owner("a")))
 				pass(5 * time.Second)
 				_ = l.Unlock(outer)
-				next := enter(t, t.Context(), w.NewClient(relock.WithFixedLease(time.Minute)).NewLock("a"))
+				next := w.enter(t.Context(), w.NewClient(relock.WithFixedLease(time.Minute)).NewLock("a"))
 				owner := w.owner("a")
 				settle()
 				require.Positive(t, tape.play())
 				require.Equal(t, owner, w.owner("a"))
-				require.Equal(t, 1, w.count("a"))
+				w.requireCount("a", 1)
 				require.Equal(t, time.Minute, w.lease("a"))
 				require.NoError(t, next.Err())
 			})
@@ -263,13 +265,13 @@ func TestAPausedProcessLearnsThatItsLockIsLost(t *testing.T) {
 		const ttl = 10 * time.Second
 		m, tape := w.NewTape(relock.WithTTL(ttl))
 		l := m.NewLock("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		other := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
-		waiting := begin(t, t.Context(), other.Lock)
+		waiting := w.start(t.Context(), other)
 		tape.keep(cmdRenew) // a renewal that reaches the store after more than a lease
 		pass(ttl / 3)
 		m.link.cut()
-		lostBecause(t, section, relock.LossExpired)
+		w.lostBecause(section, relock.LossExpired)
 		next := waiting.section()
 		pass(ttl)
 		tape.play()
@@ -277,7 +279,7 @@ func TestAPausedProcessLearnsThatItsLockIsLost(t *testing.T) {
 		pass(5 * ttl)
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 		require.NoError(t, next.Err())
-		require.NoError(t, other.Unlock(next))
+		w.leave(next, other)
 		w.requireFree("a")
 	})
 }
@@ -286,11 +288,11 @@ func TestALeaseThatRunsOutBehindCloseIsLost(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient(relock.WithTTL(10 * time.Second))
 		l := m.NewLock("a")
-		outer := enter(t, t.Context(), l)
-		inner := enter(t, outer, l)
+		outer := w.enter(t.Context(), l)
+		inner := w.enter(outer, l)
 		require.NoError(t, m.Close()) // so that no watchdog finds the loss
 		pass(9 * time.Second)
-		require.NoError(t, l.Unlock(inner))
+		w.leave(inner, l)
 		require.Equal(t, time.Second, w.lease("a"), "nothing renews it any more")
 		pass(time.Second)
 		detached := context.WithoutCancel(outer)
@@ -322,7 +324,7 @@ func TestANestedCallDoesNotEnterAHoldThatIsOver(t *testing.T) {
 					m := w.NewClient(append(options, relock.WithTTL(10*time.Second))...)
 					l := m.NewLock("a")
 					request, cancel := context.WithCancel(t.Context())
-					outer := enter(t, request, l)
+					outer := w.enter(request, l)
 					cancel() // so that the nested call does not end with the section's context
 					answer := 5 * time.Second
 					if name == "its lease ran out" {
@@ -333,7 +335,7 @@ func TestANestedCallDoesNotEnterAHoldThatIsOver(t *testing.T) {
 						<-time.After(answer)
 						return err
 					}, cmdEnter)
-					nested := begin(t, context.WithoutCancel(outer), l.Lock)
+					nested := w.start(context.WithoutCancel(outer), l)
 					go test.end(t, w, m, outer)
 					require.ErrorIs(t, nested.failure(), test.want)
 					_ = l.Unlock(outer)

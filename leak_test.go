@@ -13,6 +13,8 @@ import (
 	"github.com/go-relock/relock"
 )
 
+// When is a hold reported as leaked?
+
 // forget locks, and drops the section without Unlock.
 //
 //go:noinline
@@ -61,10 +63,10 @@ func TestALeakedHoldIsReportedAndItsLeaseRunsOut(t *testing.T) {
 		var r recorder
 		var log logbook
 		m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithLogger(log.logger()))
-		kept := enter(t, t.Context(), m.NewLock("b"))
+		kept := w.enter(t.Context(), m.NewLock("b"))
 		holder := forget(t, t.Context(), m.NewLock("a"))
 		begun := time.Now()
-		waiting := begin(t, t.Context(), w.NewClient().NewLock("a").Lock)
+		waiting := w.start(t.Context(), w.NewClient().NewLock("a"))
 		awaitLeaks(t, 1, leaksOf(&r))
 		require.Equal(t, relock.Leaked{Name: "a", Holder: holder, Held: time.Since(begun)}, eventsOf[relock.Leaked](&r)[0])
 		lines := log.about("leaked")
@@ -108,7 +110,7 @@ func TestALeakOfOneEntryDoesNotEndTheOthers(t *testing.T) {
 			fake(t, func(t *testing.T, w *world) {
 				var r recorder
 				l := w.NewClient(append(options, relock.WithHooks(r.Hooks()))...).NewLock("a")
-				outer := enter(t, t.Context(), l)
+				outer := w.enter(t.Context(), l)
 				forget(t, outer, l)
 				awaitLeaks(t, 1, leaksOf(&r))
 				pass(time.Hour)
@@ -116,7 +118,7 @@ func TestALeakOfOneEntryDoesNotEndTheOthers(t *testing.T) {
 				require.Len(t, eventsOf[relock.Leaked](&r), 1, "once")
 				// The last Unlock cannot free the lock, as an entry is still open. The end of the
 				// lease does.
-				require.NoError(t, l.Unlock(outer))
+				w.leave(outer, l)
 				require.False(t, w.free("a"))
 				pass(relock.DefaultTTL)
 				w.requireFree("a")
@@ -131,11 +133,11 @@ func TestALossOfASectionWithWorkIsNoLeakThoughAnEntryWasDropped(t *testing.T) {
 		var r recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a")
-		outer := enter(t, t.Context(), l)
+		outer := w.enter(t.Context(), l)
 		forget(t, outer, l)
 		awaitLeaks(t, 1, leaksOf(&r))
 		m.link.cut()
-		lostBecause(t, outer, relock.LossExpired)
+		w.lostBecause(outer, relock.LossExpired)
 		require.Len(t, eventsOf[relock.Leaked](&r), 1)
 	})
 }
@@ -167,7 +169,7 @@ func TestALeakIsReportedWhoeverFindsTheLossFirst(t *testing.T) {
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		m.link.deaf()
 		l := m.NewLock("a")
-		outer := enter(t, t.Context(), l)
+		outer := w.enter(t.Context(), l)
 		forget(t, outer, l)
 		collect()
 		require.Empty(t, eventsOf[relock.Leaked](&r), "the watchdog has not looked since")
@@ -212,7 +214,7 @@ func TestASectionInUseIsNoLeak(t *testing.T) {
 		}
 		require.Empty(t, eventsOf[relock.Leaked](&r))
 		require.True(t, l.Held(derived))
-		require.NoError(t, l.Unlock(derived))
+		w.leave(derived, l)
 	})
 }
 
@@ -230,15 +232,15 @@ func TestNothingIsALeakThatHasEnded(t *testing.T) {
 			require.NoError(t, err)
 			pass(time.Second)
 			w.Lose("a")
-			lostBecause(t, section, relock.LossTaken)
+			w.lostBecause(section, relock.LossTaken)
 		},
 		"refused": func(t *testing.T, w *world, l *relock.Lock) {
 			t.Helper()
 			keep := w.NewClient().NewLock("a")
-			section := enter(t, t.Context(), keep)
+			section := w.enter(t.Context(), keep)
 			_, err := l.TryLock(context.Background())
 			require.ErrorIs(t, err, relock.ErrLocked)
-			require.NoError(t, keep.Unlock(section))
+			w.leave(section, keep)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -246,7 +248,7 @@ func TestNothingIsALeakThatHasEnded(t *testing.T) {
 				var leaked atomic.Int64
 				c := w.NewClient(relock.WithHooks(relock.Hooks{Leaked: func(relock.Leaked) { leaked.Add(1) }}))
 				end(t, w, c.NewLock("a"))
-				kept := enter(t, t.Context(), c.NewLock("b")) // so that the watchdog goes on to look
+				kept := w.enter(t.Context(), c.NewLock("b")) // so that the watchdog goes on to look
 				for range 2 {
 					collect()
 					pass(relock.DefaultTTL)
@@ -263,9 +265,9 @@ func TestALossIsReportedThoughTheEntryOfARefusedCallIsCollected(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient()
 		l := m.NewLock("a", relock.WithFixedLease(10*time.Second))
-		outer := enter(t, t.Context(), l)
+		outer := w.enter(t.Context(), l)
 		m.link.once(delay(0, 20*time.Second), cmdEnter)
-		nested := begin(t, context.WithoutCancel(outer), l.Lock)
+		nested := w.start(context.WithoutCancel(outer), l)
 		require.ErrorIs(t, nested.failure(), relock.ErrLockLost)
 		collect()
 		require.ErrorIs(t, context.Cause(outer), relock.ErrLockLost)

@@ -12,6 +12,8 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
+// What if a lease is nearly over when it begins?
+
 // staleGrants is a link whose grants count from the beginning of the wait, as a message does not
 // say when the store gave the lock.
 type staleGrants struct{ *link }
@@ -51,18 +53,18 @@ func TestALeaseThatComesBackNearlyOverIsMadeWhole(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			fake(t, func(t *testing.T, w *world) {
 				owner := w.NewClient(relock.WithTTL(time.Hour)).NewLock("a")
-				section := enter(t, t.Context(), owner)
+				section := w.enter(t.Context(), owner)
 				m := w.NewStale(relock.WithTTL(ttl))
 				m.link.on(silence, cmdRenew) // a lease that is half over is renewed at once
 				l := m.NewLock("a")
-				waiting := begin(t, t.Context(), l.Lock)
+				waiting := w.start(t.Context(), l)
 				pass(c.waited)
-				require.NoError(t, owner.Unlock(section))
+				w.leave(section, owner)
 				granted := waiting.section()
 				require.Equal(t, c.left, l.Remaining(granted))
 				require.Equal(t, c.asked, m.link.sent(cmdEnter))
 				require.Equal(t, ttl, w.lease("a"))
-				require.NoError(t, l.Unlock(granted))
+				w.leave(granted, l)
 				pass(ttl)
 				w.requireFree("a")
 			})
@@ -82,11 +84,11 @@ func TestAFixedLeaseBeginsWithNineTenthsOfItAtLeast(t *testing.T) {
 		t.Run(waited.String(), func(t *testing.T) {
 			fake(t, func(t *testing.T, w *world) {
 				owner := w.NewClient().NewLock("a")
-				section := enter(t, t.Context(), owner)
+				section := w.enter(t.Context(), owner)
 				l := w.NewStale(relock.WithFixedLease(lease)).NewLock("a")
-				waiting := begin(t, t.Context(), l.Lock)
+				waiting := w.start(t.Context(), l)
 				pass(waited)
-				require.NoError(t, owner.Unlock(section))
+				w.leave(section, owner)
 				require.Equal(t, left, l.Remaining(waiting.section()))
 			})
 		})
@@ -108,13 +110,13 @@ func TestALeaseThatIsOverBeforeItBeginsIsAskedForAsAnother(t *testing.T) {
 				m := w.NewStale(relock.WithTTL(ttl))
 				slow(m)
 				l := m.NewLock("a")
-				section := enter(t, t.Context(), l)
+				section := w.enter(t.Context(), l)
 				require.Equal(t, 2, m.link.sent(cmdWait))
 				require.Equal(t, ttl-margin(ttl), l.Remaining(section))
-				require.Equal(t, 1, w.count("a"))
+				w.requireCount("a", 1)
 				pass(5 * ttl)
 				require.True(t, l.Held(section), "what is taken back is the hold before")
-				require.NoError(t, l.Unlock(section))
+				w.leave(section, l)
 				w.requireFree("a")
 			})
 		})
@@ -154,15 +156,15 @@ func TestACallWhoseContextIsDoneHasNotEntered(t *testing.T) {
 		owner, l := w.NewClient().NewLock("a"), w.NewClient().NewLock("a")
 		entered := 0
 		for range 200 {
-			section := enter(t, t.Context(), owner)
+			section := w.enter(t.Context(), owner)
 			ctx, cancel := context.WithCancel(t.Context())
-			waiting := begin(t, ctx, l.Lock)
+			waiting := w.start(ctx, l)
 			go cancel()
-			require.NoError(t, owner.Unlock(section))
+			w.leave(section, owner)
 			mine, err := waiting.result()
 			if err == nil {
 				entered++
-				require.NoError(t, l.Unlock(mine))
+				w.leave(mine, l)
 			} else {
 				require.ErrorIs(t, err, context.Canceled)
 				require.Equal(t, ctx, mine)
@@ -208,10 +210,10 @@ func TestWithMaxHoldEndsTheHoldThen(t *testing.T) {
 				m := w.NewClient(relock.WithTTL(c.ttl), relock.WithMaxHold(c.maxHold))
 				l, other := m.NewLock("a"), w.NewClient().NewLock("a")
 				for range 2 { // each hold has the whole time
-					section := enter(t, t.Context(), l)
-					waiting := begin(t, t.Context(), other.Lock)
+					section := w.enter(t.Context(), l)
+					waiting := w.start(t.Context(), other)
 					m.link.reset()
-					took := lostBecause(t, section, relock.LossMaxHold)
+					took := w.lostBecause(section, relock.LossMaxHold)
 					require.LessOrEqual(t, took, c.maxHold)
 					require.GreaterOrEqual(t, took, c.maxHold-margin(c.ttl)-relock.MinTTL)
 					require.Less(t, m.link.sent(), 20+4*int(c.maxHold/c.ttl), "no hot loop towards the end")
@@ -219,7 +221,7 @@ func TestWithMaxHoldEndsTheHoldThen(t *testing.T) {
 					require.GreaterOrEqual(t, waiting.took(), took, "not before the section has ended")
 					require.LessOrEqual(t, waiting.took(), c.maxHold)
 					require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
-					require.NoError(t, other.Unlock(next))
+					w.leave(next, other)
 				}
 			})
 		})
@@ -238,10 +240,10 @@ func TestALossWithMaxHoldSaysWhetherItWasTheLimit(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			fake(t, func(t *testing.T, w *world) {
 				m := w.NewClient(relock.WithTTL(ttl), relock.WithMaxHold(maxHold))
-				section := enter(t, t.Context(), m.NewLock("a"))
+				section := w.enter(t.Context(), m.NewLock("a"))
 				pass(test.silent)
 				m.link.cut()
-				lostBecause(t, section, test.reason)
+				w.lostBecause(section, test.reason)
 			})
 		})
 	}
@@ -250,7 +252,7 @@ func TestALossWithMaxHoldSaysWhetherItWasTheLimit(t *testing.T) {
 			fake(t, func(t *testing.T, w *world) {
 				m := w.NewClient(relock.WithTTL(ttl), relock.WithMaxHold(limit))
 				l := m.NewLock("a")
-				section := enter(t, t.Context(), l)
+				section := w.enter(t.Context(), l)
 				require.NoError(t, m.Close()) // so that no watchdog finds the loss before
 				pass(2 * limit)
 				var lost *relock.LostError
@@ -265,8 +267,8 @@ func TestWithMaxHoldIsNotMovedByReentryOrInnerExit(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		const ttl, maxHold = 30 * time.Second, time.Minute
 		l := w.NewClient(relock.WithTTL(ttl), relock.WithMaxHold(maxHold)).NewLock("a")
-		section := enter(t, t.Context(), l)
-		waiting := begin(t, t.Context(), w.NewClient().NewLock("a").Lock)
+		section := w.enter(t.Context(), l)
+		waiting := w.start(t.Context(), w.NewClient().NewLock("a"))
 		for section.Err() == nil {
 			pass(4 * time.Second)
 			inner, err := l.Lock(section)
@@ -299,17 +301,17 @@ func TestWithMaxHoldIsNotMovedByACommandThatComesLate(t *testing.T) {
 				require.NoError(t, err)
 				defer c.Close()
 				l := c.NewLock("a")
-				section := enter(t, t.Context(), l)
-				waiting := begin(t, t.Context(), w.NewClient().NewLock("a").Lock)
-				inner := enter(t, section, l)
+				section := w.enter(t.Context(), l)
+				waiting := w.start(t.Context(), w.NewClient().NewLock("a"))
+				inner := w.enter(section, l)
 				pass(maxHold - 20*time.Second)
 				restore := w.Interrupt(nil)
-				nested := begin(t, t.Context(), call(l, section, inner))
+				nested := w.begin(t.Context(), call(l, section, inner))
 				pass(8 * time.Second)
 				require.True(t, nested.waits())
 				restore()
 				nested.section()
-				lostBecause(t, section, relock.LossMaxHold)
+				w.lostBecause(section, relock.LossMaxHold)
 				waiting.section()
 				require.LessOrEqual(t, waiting.took(), maxHold)
 			})

@@ -5,31 +5,31 @@ import (
 	"context"
 	"time"
 
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
 
-// A line queues the calls of one client that wait for one lock, first come first served. One hold
-// leads the line and asks the store; all other holds wait for their turn to lead. A line has two
-// uses:
+// A line queues the calls of one client that wait for one lock, first come first served. The hold
+// at its head asks the store; all other holds wait for their turn. A line has two uses:
 //
-//   - A store whose waiters race for the lock gets one racer of each client. The leading hold steps
-//     down when it has the lock.
-//   - WithLocalPass keeps the lock inside of the process. The leading hold has the lock, or asks
-//     for the lock, in the name of all, and steps down at its end. At its end a section passes its
-//     lease on to the first in the line, and the store is not asked. The store sees one hold
-//     throughout, so a late command is as harmless as ever. (The algorithm is lock cohorting, by
-//     Dice, Marathe and Shavit, 2012.)
+//   - A store whose waiters race for the lock gets one racer of each client. The head leaves the
+//     line when it has the lock, and the next hold asks.
+//   - WithLocalPass keeps the lock inside of the process. The head asks for the lock, and stays the
+//     head while it has the lock. When its section ends, the head hands its lease to the next hold,
+//     and the store is not asked; or, beyond the limits of WithLocalPass, frees the lock, and the
+//     next hold asks. The store sees one hold throughout, so a late command is as harmless as ever.
+//     (The algorithm is lock cohorting, by Dice, Marathe and Shavit, 2012.)
 //
-// A line exists while a hold leads the line. The table's mutex guards the line.
+// A line exists while it has a head. The table's mutex guards the line.
 type line struct {
-	lead    *hold
-	busy    *store.Busy // the store's last refusal of the lead, while the lead asks; nil: none yet
+	head    *hold
+	busy    *store.Busy // the store's last refusal of the head, while the head asks; nil: none yet
 	waiting list.List   // of *hold
 }
 
-// stand waits until h leads the line of its lock. passed says whether h has got the lease of the
+// waitTurn waits until h is the head of the line of its lock. passed says whether h has got the lease of the
 // section before.
-func (a *acquiring) stand(ctx context.Context, h *hold) (passed bool, err error) {
+func (a *acquiring) waitTurn(ctx context.Context, h *hold) (passed bool, err error) {
 	t := &h.client.table
 	t.mu.Lock()
 	ln := t.lines[h.lease.Name]
@@ -40,15 +40,15 @@ func (a *acquiring) stand(ctx context.Context, h *hold) (passed bool, err error)
 			t.lines = make(map[string]*line)
 		}
 		t.lines[h.lease.Name] = ln
-		ln.lead, h.turn.leads = h, true
+		ln.head, h.turn.isHead = h, true
 		t.mu.Unlock()
 		return false, nil
 	}
 	h.turn.called = make(chan struct{})
 	place := ln.waiting.PushBack(h)
 	position := ln.waiting.Len() - 1
-	if ln.lead.state == entering {
-		position++ // the lead waits, too
+	if ln.head.state == entering {
+		position++ // the head waits, too
 	}
 	busy := ln.busyLocked()
 	t.mu.Unlock()
@@ -59,17 +59,17 @@ func (a *acquiring) stand(ctx context.Context, h *hold) (passed bool, err error)
 	}
 	t.mu.Lock()
 	busy = ln.busyLocked()
-	leads := h.turn.leads
+	isHead := h.turn.isHead
 	passed = h.turn.passed
-	if !leads {
+	if !isHead {
 		ln.waiting.Remove(place)
 	}
 	t.mu.Unlock()
 	if busy != nil {
 		a.refusedBy(busy) // takes the mutex
 	}
-	if !leads {
-		return false, ended(ctx)
+	if !isHead {
+		return false, lifetime.Ended(ctx)
 	}
 	if h.passes > 0 {
 		a.wake = WakePass
@@ -79,22 +79,22 @@ func (a *acquiring) stand(ctx context.Context, h *hold) (passed bool, err error)
 
 // busyLocked returns the owner of the lock, as far as the line knows.
 func (ln *line) busyLocked() *store.Busy {
-	if ln.lead.state != held {
+	if ln.head.state != held {
 		return ln.busy
 	}
-	return &store.Busy{Owner: ln.lead.lease.ID, TTL: max(0, time.Until(ln.lead.lease.Until()))}
+	return &store.Busy{Owner: ln.head.lease.ID, TTL: max(0, time.Until(ln.head.lease.Until()))}
 }
 
-// told notes the store's last refusal of h, for the line led by h.
-func (t *table) told(h *hold, busy *store.Busy) {
+// noteRefusal notes the store's last refusal of h, for the line behind h.
+func (t *table) noteRefusal(h *hold, busy *store.Busy) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if h.turn.leads && busy != nil {
+	if h.turn.isHead && busy != nil {
 		t.lines[h.lease.Name].busy = busy
 	}
 }
 
-// stepDown makes the next hold lead the line, if h has led the line.
+// stepDown makes the next hold the head of the line, if h is the head.
 func (t *table) stepDown(h *hold) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -102,10 +102,10 @@ func (t *table) stepDown(h *hold) {
 }
 
 func (t *table) stepDownLocked(h *hold) {
-	if !h.turn.leads {
+	if !h.turn.isHead {
 		return
 	}
-	h.turn.leads = false
+	h.turn.isHead = false
 	ln := t.lines[h.lease.Name]
 	if front := ln.waiting.Front(); front != nil {
 		ln.callLocked(front)
@@ -114,13 +114,13 @@ func (t *table) stepDownLocked(h *hold) {
 	delete(t.lines, h.lease.Name)
 }
 
-// callLocked makes the hold at place lead the line.
+// callLocked makes the hold at place the head of the line.
 func (ln *line) callLocked(place *list.Element) {
 	next := ln.waiting.Remove(place).(*hold)
-	if ln.lead.state != entering { // the lead has had the lock since its last refusal
+	if ln.head.state != entering { // the head has had the lock since its last refusal
 		ln.busy = nil
 	}
-	ln.lead, next.turn.leads = next, true
+	ln.head, next.turn.isHead = next, true
 	close(next.turn.called)
 }
 
@@ -129,7 +129,7 @@ func (ln *line) callLocked(place *list.Element) {
 // gave the lease are within their limits, both holds want the same TTL and replicas, at least half
 // of the lease is left, and the store has the right count.
 func (t *table) passLocked(h *hold, now time.Time) bool {
-	if !h.turn.leads || h.client.races || t.closed || h.renewal.check || h.turn.passes >= h.passes ||
+	if !h.turn.isHead || h.client.races || t.closed || h.renewal.check || h.turn.passes >= h.passes ||
 		now.Sub(h.turn.began) >= h.passLimit || h.lease.Until().Sub(now) < h.ttl/2 {
 		return false
 	}
@@ -144,7 +144,7 @@ func (t *table) passLocked(h *hold, now time.Time) bool {
 	next.lease = h.lease
 	next.lease.Token, next.lease.Woken = 0, store.WakeNone
 	next.turn.passed, next.turn.passes, next.turn.began = true, h.turn.passes+1, h.turn.began
-	h.turn.leads = false
+	h.turn.isHead = false
 	t.lines[h.lease.Name].callLocked(front)
 	return true
 }

@@ -12,6 +12,8 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
+// How does a client pass a lock on within itself?
+
 // This file is about WithLocalPass, and about stores whose waiters race.
 
 // passing returns a client, a section whose lock can be passed on, and calls that stand in the line
@@ -20,10 +22,10 @@ func passing(t *testing.T, w *world, n int, options ...relock.Option) (*member, 
 	t.Helper()
 	m := w.NewClient(options...)
 	l := m.NewLock("a")
-	section := enter(t, t.Context(), l)
+	section := w.enter(t.Context(), l)
 	var waiting []*attempt
 	for range n {
-		waiting = append(waiting, begin(t, t.Context(), l.Lock))
+		waiting = append(waiting, w.start(t.Context(), l))
 	}
 	m.link.reset()
 	return m, l, section, waiting
@@ -41,7 +43,7 @@ func handOn(t *testing.T, l *relock.Lock, section context.Context, next *attempt
 	return entered
 }
 
-func TestALockIsPassedOnInOrderWithoutAskingTheStore(t *testing.T) {
+func TestLinePassesALockOnInOrderWithoutAskingTheStore(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m, l, section, waiting := passing(t, w, 3, relock.WithLocalPass(0, 0))
 		owner, first := w.owner("a"), holderOf(t, section)
@@ -55,13 +57,13 @@ func TestALockIsPassedOnInOrderWithoutAskingTheStore(t *testing.T) {
 		var refusal *relock.LockedError
 		require.ErrorAs(t, err, &refusal)
 		require.Equal(t, first, refusal.Holder, "the holder that has got the lock from the store")
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 		require.Equal(t, 1, m.link.sent())
 		w.requireFree("a")
 	})
 }
 
-func TestEachHoldThatIsPassedALockDrawsATokenOfItsOwn(t *testing.T) {
+func TestLineDrawsATokenForEachHold(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		_, l, section, waiting := passing(t, w, 3, relock.WithLocalPass(0, 0))
 		last := int64(0)
@@ -76,11 +78,11 @@ func TestEachHoldThatIsPassedALockDrawsATokenOfItsOwn(t *testing.T) {
 				section = handOn(t, l, section, next) //nolint:fatcontext // they do not nest
 			}
 		}
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 	})
 }
 
-func TestOthersAreOvertakenNoLongerThanLocalPassSays(t *testing.T) {
+func TestLineOvertakesOthersNoLongerThanLocalPassSays(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		option relock.Option
@@ -95,34 +97,34 @@ func TestOthersAreOvertakenNoLongerThanLocalPassSays(t *testing.T) {
 			fake(t, func(t *testing.T, w *world) {
 				_, l, section, waiting := passing(t, w, c.passes+2, c.option)
 				other := w.NewClient().NewLock("a")
-				remote := begin(t, t.Context(), other.Lock)
+				remote := w.start(t.Context(), other)
 				for _, next := range waiting[:c.passes] {
 					pass(c.each)
 					section = handOn(t, l, section, next) //nolint:fatcontext // they do not nest
 					require.True(t, remote.waits())
 				}
 				pass(c.each)
-				require.NoError(t, l.Unlock(section))
+				w.leave(section, l)
 				theirs := remote.section()
 				rest := waiting[c.passes:]
 				require.True(t, rest[0].waits())
 				require.Equal(t, 1, w.waiters("a"), "one waits in the store, for all in the line")
-				require.NoError(t, other.Unlock(theirs))
+				w.leave(theirs, other)
 				section = handOn(t, l, rest[0].section(), rest[1]) // and the lock can be passed on again
-				require.NoError(t, l.Unlock(section))
+				w.leave(section, l)
 				w.requireFree("a")
 			})
 		})
 	}
 }
 
-func TestAWaiterInTheLineMayGiveUpAtAnyPlace(t *testing.T) {
+func TestLineGoesOnWhenAWaiterGivesUpAtAnyPlace(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		_, l, section, waiting := passing(t, w, 2, relock.WithLocalPass(0, 0))
 		holder := holderOf(t, section)
 		ctx, cancel := context.WithCancel(t.Context())
-		one, two := begin(t, ctx, l.Lock), begin(t, t.Context(), tryFor(l, time.Second))
-		last := begin(t, t.Context(), l.Lock)
+		one, two := w.start(ctx, l), w.begin(t.Context(), tryFor(l, time.Second))
+		last := w.start(t.Context(), l)
 		cancel()
 		require.ErrorIs(t, one.failure(), context.Canceled)
 		require.ErrorIs(t, one.err, relock.ErrLocked)
@@ -135,7 +137,7 @@ func TestAWaiterInTheLineMayGiveUpAtAnyPlace(t *testing.T) {
 		require.Equal(t, relock.DefaultTTL-margin(relock.DefaultTTL)-time.Second, refusal.TTL)
 		_, err := l.TryLock(t.Context())
 		require.ErrorIs(t, err, relock.ErrLocked, "a call that does not wait is not put into the line")
-		require.NoError(t, l.Unlock(section)) // the limit is over
+		w.leave(section, l) // the limit is over
 		for _, next := range append(waiting, last) {
 			require.NoError(t, l.Unlock(next.section()))
 		}
@@ -143,25 +145,25 @@ func TestAWaiterInTheLineMayGiveUpAtAnyPlace(t *testing.T) {
 	})
 }
 
-func TestWhenTheLeadGivesUpTheNextInTheLineAsks(t *testing.T) {
+func TestLineAsksAgainWhenItsLeadGivesUp(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		other := w.NewClient().NewLock("a")
-		theirs := enter(t, t.Context(), other)
+		theirs := w.enter(t.Context(), other)
 		l := w.NewClient(relock.WithLocalPass(0, 0)).NewLock("a")
 		ctx, cancel := context.WithCancel(t.Context())
-		lead, next := begin(t, ctx, l.Lock), begin(t, t.Context(), tryFor(l, time.Minute))
+		lead, next := w.start(ctx, l), w.begin(t.Context(), tryFor(l, time.Minute))
 		require.Equal(t, 1, w.waiters("a"))
 		cancel()
 		require.ErrorIs(t, lead.failure(), context.Canceled)
 		require.True(t, next.waits())
 		require.Equal(t, 1, w.waiters("a"))
-		require.NoError(t, other.Unlock(theirs))
+		w.leave(theirs, other)
 		require.NoError(t, l.Unlock(next.section()))
 		w.requireFree("a")
 	})
 }
 
-func TestALockThatIsLostIsLostForOneAndTheLineGoesOn(t *testing.T) {
+func TestLineGoesOnWhenALockIsLost(t *testing.T) {
 	for name, lose := range map[string]func(t *testing.T, w *world, m *member){
 		"the store loses it": func(_ *testing.T, w *world, _ *member) { pass(time.Second); w.Lose("a") },
 		"no renewal is confirmed": func(_ *testing.T, w *world, m *member) {
@@ -173,19 +175,19 @@ func TestALockThatIsLostIsLostForOneAndTheLineGoesOn(t *testing.T) {
 				m, l, section, waiting := passing(t, w, 2, relock.WithLocalPass(0, time.Hour))
 				section = handOn(t, l, section, waiting[0])
 				lose(t, w, m)
-				_, cause := ends(t, section)
+				_, cause := w.ends(section)
 				require.ErrorIs(t, cause, relock.ErrLockLost)
 				next := waiting[1].section()
 				require.NoError(t, next.Err())
 				require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
-				require.NoError(t, l.Unlock(next))
+				w.leave(next, l)
 				w.requireFree("a")
 			})
 		})
 	}
 }
 
-func TestALockThatIsTakenDuringAPassIsReportedAtOnce(t *testing.T) {
+func TestLineReportsALockThatIsTakenDuringAPass(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m, l, section, waiting := passing(t, w, 1, relock.WithLocalPass(0, time.Hour))
 		pass(time.Second)
@@ -193,12 +195,12 @@ func TestALockThatIsTakenDuringAPassIsReportedAtOnce(t *testing.T) {
 		w.Lose("a") // the store is asked about the hold
 		settle()
 		section = handOn(t, l, section, waiting[0])
-		require.Equal(t, 4*ms, lostBecause(t, section, relock.LossTaken))
+		require.Equal(t, 4*ms, w.lostBecause(section, relock.LossTaken))
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 	})
 }
 
-func TestALockThatWasPassedOnIsRenewed(t *testing.T) {
+func TestLineRenewsALockThatWasPassedOn(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m, l, section, waiting := passing(t, w, 1, relock.WithLocalPass(0, 0), relock.WithTTL(3*time.Second))
 		section = handOn(t, l, section, waiting[0])
@@ -208,41 +210,41 @@ func TestALockThatWasPassedOnIsRenewed(t *testing.T) {
 			require.GreaterOrEqual(t, w.lease("a"), 2*time.Second)
 		}
 		require.Equal(t, 100, m.link.sent())
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 		w.requireFree("a")
 	})
 }
 
-func TestALeaseThatIsHalfOverIsNotPassedOn(t *testing.T) {
+func TestLineDoesNotPassOnALeaseThatIsHalfOver(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m, l, section, waiting := passing(t, w, 1, relock.WithLocalPass(0, time.Hour), relock.WithTTL(3*time.Second))
 		owner := w.owner("a")
 		silent := m.link.cut()
 		pass(1600 * ms)
 		silent.end()
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 		next := waiting[0].section()
 		require.NotEqual(t, owner, w.owner("a"))
 		require.Greater(t, l.Remaining(next), 2*time.Second, "the next hold has a lease of its own")
-		require.NoError(t, l.Unlock(next))
+		w.leave(next, l)
 	})
 }
 
-func TestALockWhoseCountMayBeWrongIsNotPassedOn(t *testing.T) {
+func TestLineDoesNotPassOnALockWhoseCountMayBeWrong(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m, l, section, waiting := passing(t, w, 2, relock.WithLocalPass(0, time.Hour))
 		owner := w.owner("a")
-		inner := enter(t, section, l)
+		inner := w.enter(section, l)
 		broken := m.link.on(refuse(errBroken), cmdRelease, cmdRenew)
 		require.ErrorIs(t, l.Unlock(inner), errBroken)
 		settle()
 		broken.end()
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 		section = waiting[0].section()
 		require.NotEqual(t, owner, w.owner("a"))
-		require.Equal(t, 1, w.count("a"))
+		w.requireCount("a", 1)
 		section = handOn(t, l, section, waiting[1])
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 		w.requireFree("a")
 	})
 }
@@ -251,13 +253,13 @@ func TestNestedEntriesOfASectionThatWasPassedTheLock(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		_, l, section, waiting := passing(t, w, 2, relock.WithLocalPass(0, 0))
 		for _, next := range waiting {
-			inner := enter(t, section, l)
-			require.Equal(t, 2, w.count("a"))
-			require.NoError(t, l.Unlock(inner))
+			inner := w.enter(section, l)
+			w.requireCount("a", 2)
+			w.leave(inner, l)
 			section = handOn(t, l, section, next) //nolint:fatcontext // they do not nest
-			require.Equal(t, 1, w.count("a"))
+			w.requireCount("a", 1)
 		}
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 		w.requireFree("a")
 	})
 }
@@ -269,7 +271,7 @@ func TestAnUnlockedEntryStaysUnlockedWhoeverHasTheLock(t *testing.T) {
 		require.ErrorIs(t, l.Unlock(section), relock.ErrNotHeld)
 		require.False(t, l.Held(section))
 		require.True(t, l.Held(next))
-		again := begin(t, context.WithoutCancel(section), l.Lock) // stands in the line like any other
+		again := w.start(context.WithoutCancel(section), l) // stands in the line like any other
 		require.NoError(t, l.Unlock(handOn(t, l, next, again)))
 		w.requireFree("a")
 	})
@@ -289,14 +291,14 @@ func TestACallThatEndsAsItIsCalledHoldsUpNobody(t *testing.T) {
 				m, l, section, waiting := passing(t, w, 1, relock.WithLocalPass(test.passes, time.Hour))
 				section = handOn(t, l, section, waiting[0])
 				ctx, cancel := context.WithCancel(t.Context())
-				one := begin(t, ctx, func(ctx context.Context) (context.Context, error) {
+				one := w.begin(ctx, func(ctx context.Context) (context.Context, error) {
 					ctx, err := l.Lock(ctx)
 					if err == nil {
 						err = l.Unlock(ctx)
 					}
 					return ctx, err
 				})
-				two := begin(t, t.Context(), l.Lock)
+				two := w.start(t.Context(), l)
 				if test.silent {
 					defer m.link.cut().end()
 				}
@@ -321,11 +323,11 @@ func TestALockIsPassedOnlyBetweenCallsThatWantTheSame(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m, l, section, waiting := passing(t, w, 1, relock.WithLocalPass(0, 0))
 		short := m.NewLock("a", relock.WithTTL(3*time.Second))
-		third := begin(t, t.Context(), short.Lock)
+		third := w.start(t.Context(), short)
 		fixed := m.NewLock("a", relock.WithFixedLease(3*time.Second)) // takes the option back
-		fourth := begin(t, t.Context(), fixed.Lock)
+		fourth := w.start(t.Context(), fixed)
 		section = handOn(t, l, section, waiting[0])
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 		require.Equal(t, 3*time.Second-margin(3*time.Second), fixed.Remaining(fourth.section()), "first in the store's queue")
 		require.NoError(t, fixed.Unlock(fourth.ctx))
 		require.Equal(t, 3*time.Second-margin(3*time.Second), short.Remaining(third.section()))
@@ -340,7 +342,7 @@ func TestWithLocalPassMaxHoldIsThatOfEachHold(t *testing.T) {
 		_, l, section, waiting := passing(t, w, 1, relock.WithLocalPass(0, time.Hour), relock.WithTTL(ttl), relock.WithMaxHold(most))
 		pass(2 * time.Second)
 		section = handOn(t, l, section, waiting[0])
-		took := lostBecause(t, section, relock.LossMaxHold)
+		took := w.lostBecause(section, relock.LossMaxHold)
 		require.LessOrEqual(t, took, most)
 		require.Greater(t, took, most-100*ms)
 	})
@@ -355,7 +357,7 @@ func TestWithLocalPassCloseEndsTheLine(t *testing.T) {
 		for _, a := range waiting[1:] {
 			require.ErrorIs(t, a.failure(), relock.ErrClosed)
 		}
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 		w.requireFree("a")
 	})
 }
@@ -370,7 +372,7 @@ func TestWithLocalPassHooksTellOfEachHold(t *testing.T) {
 		section = handOn(t, l, section, waiting[0])
 		released := eventsOf[relock.Released](&r)
 		require.Equal(t, []relock.Released{{Name: "a", Holder: holder, Token: token, TTL: relock.DefaultTTL, MaxDepth: 1}}, released)
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 		section = waiting[1].section()
 		finished := eventsOf[relock.AcquireFinished](&r)
 		require.Len(t, finished, 3)
@@ -380,7 +382,7 @@ func TestWithLocalPassHooksTellOfEachHold(t *testing.T) {
 			require.True(t, event.Waited)
 			require.True(t, event.Queued)
 		}
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 		require.Equal(t, []relock.Queued{
 			{Name: "a", Holder: finished[1].Holder, Position: 0}, {Name: "a", Holder: finished[2].Holder, Position: 1},
 		}, eventsOf[relock.Queued](&r))
@@ -391,7 +393,7 @@ func TestWithLocalPassHooksTellOfEachHold(t *testing.T) {
 func TestACallThatGivesUpInTheLineIsToldWhatItsLeadWasTold(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		other := w.NewClient().NewLock("a")
-		theirs := enter(t, t.Context(), other)
+		theirs := w.enter(t.Context(), other)
 		holder := holderOf(t, theirs)
 		var r recorder
 		m := w.NewClient(relock.WithLocalPass(0, 0), relock.WithHooks(r.Hooks()))
@@ -399,7 +401,7 @@ func TestACallThatGivesUpInTheLineIsToldWhatItsLeadWasTold(t *testing.T) {
 		slow := m.link.on(delay(ms, 0)) // so that all are in the line before the store has said anything
 		var waiting []*attempt
 		for range 5 {
-			waiting = append(waiting, begin(t, t.Context(), tryFor(l, time.Second)))
+			waiting = append(waiting, w.begin(t.Context(), tryFor(l, time.Second)))
 		}
 		for _, a := range waiting {
 			var refusal *relock.LockedError
@@ -415,14 +417,14 @@ func TestACallThatGivesUpInTheLineIsToldWhatItsLeadWasTold(t *testing.T) {
 
 		// A new lead without an answer knows nobody, and the holder of whom the lead before was
 		// told has gone.
-		first := begin(t, t.Context(), l.Lock)
-		require.NoError(t, other.Unlock(theirs))
+		first := w.start(t.Context(), l)
+		w.leave(theirs, other)
 		section := first.section()
-		lead := begin(t, t.Context(), l.Lock)
+		lead := w.start(t.Context(), l)
 		m.link.on(delay(2*time.Second, 0), cmdWait)
 		pass(11 * ms)
-		require.NoError(t, l.Unlock(section))
-		late := begin(t, t.Context(), tryFor(l, time.Second))
+		w.leave(section, l)
+		late := w.begin(t.Context(), tryFor(l, time.Second))
 		require.ErrorIs(t, late.failure(), context.DeadlineExceeded)
 		require.NotErrorIs(t, late.err, relock.ErrLocked)
 		require.NoError(t, l.Unlock(lead.section()))
@@ -433,14 +435,14 @@ func TestACallThatGivesUpInTheLineIsToldWhoHasTheLock(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m, l, section, _ := passing(t, w, 0, relock.WithLocalPass(0, 0))
 		holder := holderOf(t, section)
-		refused := begin(t, t.Context(), tryFor(l, time.Second))
+		refused := w.begin(t.Context(), tryFor(l, time.Second))
 		var refusal *relock.LockedError
 		require.ErrorAs(t, refused.failure(), &refusal)
 		require.Equal(t, holder, refusal.Holder)
-		lead, behind := begin(t, t.Context(), l.Lock), begin(t, t.Context(), tryFor(l, time.Second))
+		lead, behind := w.start(t.Context(), l), w.begin(t.Context(), tryFor(l, time.Second))
 		m.link.on(delay(2*time.Second, 0), cmdWait)
 		pass(500 * ms)
-		require.NoError(t, l.Unlock(section)) // the limit is over, and the lead asks
+		w.leave(section, l) // the limit is over, and the lead asks
 		require.ErrorAs(t, behind.failure(), &refusal)
 		require.Equal(t, holder, refusal.Holder)
 		require.NoError(t, l.Unlock(lead.section()))
@@ -474,7 +476,7 @@ func TestOneCallOfAClientRacesAndTheOthersWaitBehindIt(t *testing.T) {
 		c, err := relock.Open(s)
 		require.NoError(t, err)
 		l, other := c.NewLock("a"), w.NewClient().NewLock("a")
-		owner := enter(t, t.Context(), other)
+		owner := w.enter(t.Context(), other)
 		var order []int
 		var all sync.WaitGroup
 		for i := range 20 {
@@ -488,10 +490,10 @@ func TestOneCallOfAClientRacesAndTheOthersWaitBehindIt(t *testing.T) {
 			settle()
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		gone := begin(t, ctx, l.Lock)
+		gone := w.start(ctx, l)
 		cancel()
 		require.ErrorIs(t, gone.failure(), context.Canceled)
-		require.NoError(t, other.Unlock(owner))
+		w.leave(owner, other)
 		all.Wait()
 		require.Equal(t, 1, s.most)
 		require.IsIncreasing(t, order)

@@ -13,6 +13,8 @@ import (
 	"github.com/go-relock/relock/store/mem"
 )
 
+// How does a test break the link to a store in fake time?
+
 // link is the way of one client to the store of its world. A test breaks a link with faults: the
 // latest fault that matches a command decides the fate of the command.
 type link struct {

@@ -110,7 +110,8 @@ func (l *Lock) checkWait(verb string, wait time.Duration) error {
 // forever is the wait of Lock.
 const forever time.Duration = -1
 
-// acquire is Lock, TryLock and TryLockFor. acquire calls the hooks, and leaves the rest to enter.
+// acquire is Lock, TryLock and TryLockFor. acquire calls the hooks, and enters the section
+// of this very lock around the context again, or takes the lock for a new hold.
 func (l *Lock) acquire(ctx context.Context, wait time.Duration) (context.Context, error) {
 	if err := l.Err(); err != nil {
 		return ctx, err
@@ -125,7 +126,14 @@ func (l *Lock) acquire(ctx context.Context, wait time.Duration) (context.Context
 	defer c.group.Leave()
 	a := acquiring{lock: l, ctx: ctx, wait: wait}
 	start := a.started()
-	err := a.enter()
+	outer, err := a.surroundings()
+	switch {
+	case err != nil:
+	case outer != nil:
+		err = a.enterAgain(outer)
+	default:
+		err = a.enterFirst()
+	}
 	a.finished(start, err)
 	if err != nil {
 		return ctx, err
@@ -152,26 +160,23 @@ type acquiring struct {
 	section *section
 }
 
-// enter enters the section of this very lock around the context again, or takes the lock for a new
-// hold.
-func (a *acquiring) enter() error {
+// surroundings returns the open entry of this very lock around the context, nil outside of the
+// lock, and notes the holder of the sections around the context. Errors: the loss of a section of
+// this lock, the end of the context.
+func (a *acquiring) surroundings() (*entry, error) {
 	outer := openEntry(a.ctx, a.lock.isOf)
 	if outer != nil {
 		a.holder, a.nested = outer.hold.holder, true
 	} else if lost := a.lock.lostAround(a.ctx); lost != nil {
 		a.holder, a.nested = lost.Holder, true
-		return lost
+		return nil, lost
 	} else if e := openEntry(a.ctx, a.lock.client.isOf); e != nil {
 		a.holder = e.hold.holder
 	}
-	switch {
-	case a.ctx.Err() != nil:
-		return a.failed(ended(a.ctx))
-	case outer != nil:
-		return a.enterAgain(outer)
-	default:
-		return a.enterFirst()
+	if a.ctx.Err() != nil {
+		return nil, a.failed(lifetime.Ended(a.ctx))
 	}
+	return outer, nil
 }
 
 // isOf says whether e is an entry of this lock.
@@ -215,9 +220,19 @@ func (a *acquiring) enterFirst() error {
 	h.renewal.item.Value, h.lease.Ask = h, l.ask
 	h.lease.ID, a.holder = c.newID(a.holder)
 	h.holder = a.holder
-	lease, err := a.lease(ctx, h)
+	passed, err := false, error(nil)
+	if a.wait != 0 && (c.races || h.passes > 0) {
+		passed, err = a.waitTurn(ctx, h)
+	}
+	lease := h.lease
+	if err == nil && !passed {
+		lease, err = a.ask(ctx, h, h.lease.Ask)
+	}
+	if err == nil && !h.isEnough(lease) {
+		lease, err = a.whole(ctx, h, lease)
+	}
 	if err == nil && ctx.Err() != nil { // the lock came too late: give the lock back
-		err = store.Unsure(ended(ctx))
+		err = store.Unsure(lifetime.Ended(ctx))
 	}
 	if err == nil {
 		err = a.begin(h, lease)
@@ -232,67 +247,63 @@ func (a *acquiring) enterFirst() error {
 	return a.failed(a.reason(ctx, err))
 }
 
-// lease gets a lease for h, long enough to begin with. The returned lease names its ask also with
-// an error.
-func (a *acquiring) lease(ctx context.Context, h *hold) (store.Lease, error) {
-	c, ask := a.lock.client, h.lease.Ask
-	enough := h.ttl / 2 // the watchdog has time to renew the lease
+// ask asks the store for a new hold. The returned lease names its ask also with an error.
+func (a *acquiring) ask(ctx context.Context, h *hold, ask store.Ask) (lease store.Lease, err error) {
+	c := a.lock.client
+	if a.wait == 0 {
+		lease, err = c.store.Try(ctx, ask)
+	} else {
+		lease, err = c.store.Wait(ctx, ask, func(p store.Progress) {
+			a.progress(p)
+			c.table.noteRefusal(h, p.Busy)
+		})
+	}
+	if err != nil {
+		lease.Ask = ask
+		a.refusedBy(err)
+	}
+	return lease, err
+}
+
+// isEnough says whether a lease is long enough to begin with: the watchdog has time to renew the
+// lease.
+func (h *hold) isEnough(l store.Lease) bool {
+	enough := h.ttl / 2
 	if h.fixed {
 		enough = h.ttl - h.ttl/10
 	}
-	for late := 1; ; late++ {
-		lease, err := a.askStore(ctx, h, ask)
-		if err != nil || time.Until(lease.Until()) >= enough {
-			return lease, err
-		}
-		// The answer was slow, or the wait for the grant was long: get the whole lease now.
-		whole := lease
-		whole.TTL = h.ttl
-		whole, err = c.store.Enter(ctx, whole, 1)
-		switch {
-		case err == nil && time.Until(whole.Until()) > 0:
-			whole.Woken, whole.Token, whole.Unsure = lease.Woken, lease.Token, lease.Unsure
-			return whole, nil
-		case err != nil && !errors.Is(err, store.ErrGone):
-			return lease, store.Unsure(err)
-		case a.wait == 0 && late == lateLeases:
-			return lease, store.Unsure(fmt.Errorf("%d times the answer took longer than the lease of %s lasts", late, h.ttl))
-		}
-		// The hold was over before its begin. Ask again, with another ID.
-		c.cleanup.add(h, lease.Ask, h.ttl)
-		ask.ID, _ = c.newID(h.holder)
-	}
+	return time.Until(l.Until()) >= enough
 }
 
 // lateLeases is the number of late leases after which TryLock gives up.
 const lateLeases = 3
 
-// askStore asks the store once for a new hold; with a line, first the call waits for its turn.
-func (a *acquiring) askStore(ctx context.Context, h *hold, ask store.Ask) (lease store.Lease, err error) {
+// whole gets a whole lease in place of a lease that is nearly over, as the answer was slow, or the
+// wait for the grant was long. A hold that is gone was over before its begin: whole asks again for
+// a hold with another ID, as cleanup forgets the old ID. The returned lease names its ask also with
+// an error.
+func (a *acquiring) whole(ctx context.Context, h *hold, late store.Lease) (store.Lease, error) {
 	c := a.lock.client
-	lease.Ask = ask
-	if a.wait == 0 {
-		got, err := c.store.Try(ctx, ask)
-		if err != nil {
-			got.Ask = ask
-			a.refusedBy(err)
+	for n := 1; ; n++ {
+		lease := late
+		lease.TTL = h.ttl
+		lease, err := c.store.Enter(ctx, lease, 1)
+		switch {
+		case err == nil && time.Until(lease.Until()) > 0:
+			lease.Woken, lease.Token, lease.Unsure = late.Woken, late.Token, late.Unsure
+			return lease, nil
+		case err != nil && !errors.Is(err, store.ErrGone):
+			return late, store.Unsure(err)
+		case a.wait == 0 && n == lateLeases:
+			return late, store.Unsure(fmt.Errorf("%d times the answer took longer than the lease of %s lasts", n, h.ttl))
 		}
-		return got, err
-	}
-	if !h.turn.leads && (c.races || h.passes > 0) {
-		passed, err := a.stand(ctx, h)
-		if err != nil || passed {
-			return h.lease, err
+		c.cleanup.add(h, late.Ask, h.ttl)
+		ask := a.lock.ask
+		ask.ID, _ = c.newID(h.holder)
+		if late, err = a.ask(ctx, h, ask); err != nil || h.isEnough(late) {
+			return late, err
 		}
 	}
-	got, err := c.store.Wait(ctx, ask, func(p store.Progress) {
-		a.progress(p)
-		c.table.told(h, p.Busy)
-	})
-	if err != nil {
-		got.Ask = ask
-	}
-	return got, err
 }
 
 // progress notes the answers of the store while the call waits.
@@ -339,15 +350,16 @@ func (a *acquiring) begin(h *hold, lease store.Lease) error {
 	t := &c.table
 	e, section := newEntry(a.ctx, h)
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	now := time.Now()
-	if t.closed || !now.Before(lease.Until()) {
-		e.discard(ErrClosed)
-		if t.closed {
+	now, closed := time.Now(), t.closed
+	if closed || !now.Before(lease.Until()) {
+		t.mu.Unlock()
+		e.discard(ErrReleased)
+		if closed {
 			return store.Unsure(ErrClosed)
 		}
 		return store.Unsure(fmt.Errorf("the lease of %s was over before it began", h.ttl))
 	}
+	defer t.mu.Unlock()
 	h.lease, h.token, h.since, h.state = lease, lease.Token, now, held
 	if h.turn.passes == 0 {
 		h.turn.began = now
@@ -369,11 +381,10 @@ func (a *acquiring) begin(h *hold, lease store.Lease) error {
 func (a *acquiring) enterAgain(outer *entry) error {
 	h := outer.hold
 	t := &h.client.table
-	t.mu.Lock()
-	if h.state == held && h.expiredLocked(time.Now()) {
-		t.mu.Unlock()
-		return h.lose(LossExpired) // the watchdog is about to find out
+	if h.fate(false) != nil {
+		return a.notAgain(outer.ctx, outer, nil)
 	}
+	t.mu.Lock()
 	lease, count := h.lease, h.count+1
 	lease.TTL = h.nextTTLLocked(time.Now())
 	change := h.changeLocked()
@@ -419,9 +430,8 @@ func (h *hold) changeLocked() change {
 	return change{h.renewal.changes, h.renewal.rounds}
 }
 
-// countedLocked compares the count that a command has set with the local count. If another command
-// with a count was in flight at the same time, the store may have run both in either order, so the
-// watchdog sends the count again: at once, or with the next renewal if the other one was a renewal.
+// countedLocked makes the watchdog send the count again if the count that an entry or exit has set
+// may be wrong, see renewal.
 func (h *hold) countedLocked(c change, count int) {
 	switch t := &h.client.table; {
 	case h.renewal.changes != c.number || h.count != count:
@@ -436,26 +446,20 @@ func (a *acquiring) notAgain(ctx context.Context, outer *entry, err error) error
 	h := outer.hold
 	t := &h.client.table
 	t.mu.Lock()
-	state, end, expired, closed := h.state, h.end, h.expiredLocked(time.Now()), t.closed
+	closed := t.closed
 	if err != nil {
 		t.checkLocked(h) // the store may count this entry
 	}
 	t.mu.Unlock()
-	switch {
-	case state == over && isLost(end):
+	switch end := h.fate(errors.Is(err, store.ErrGone)); {
+	case isLost(end):
 		return end
-	case state == over:
+	case end != nil:
 		return a.failed(end)
-	case state != held:
-		return a.failed(ErrReleased)
-	case errors.Is(err, store.ErrGone):
-		return h.lose(LossTaken)
-	case expired:
-		return h.lose(LossExpired)
 	case closed:
 		return a.failed(ErrClosed)
 	case a.ctx.Err() == nil && outer.ctx.Err() != nil:
-		return a.failed(ended(outer.ctx))
+		return a.failed(lifetime.Ended(outer.ctx))
 	default:
 		return a.failed(a.reason(ctx, err))
 	}
@@ -501,11 +505,19 @@ func (l *Lock) failed(op string, holder Holder, err error) error {
 // unlockLimit bounds the time in which Unlock tries to reach the store.
 const unlockLimit = 10 * time.Second
 
+// unlockBy returns the time until which Unlock tries to reach the store.
+func unlockBy(now time.Time, l store.Lease) time.Time {
+	if limit := now.Add(unlockLimit); limit.Before(l.Until()) {
+		return limit
+	}
+	return l.Until()
+}
+
 // Unlock leaves the nearest entry of this lock around ctx. The lock is free, and is granted to the
 // next waiter, when all entries of its hold are left, in any order. (With [WithLocalPass] the lock
 // may be passed on to the next call of this client instead.) ctx is the context that Lock returned,
 // or a context derived from it. ctx may be done already: Unlock has a time limit of its own (10 s,
-// and for the last entry the end of the lease if the lease ends sooner).
+// or the end of the lease if that is sooner).
 //
 // In every case but [ErrInvalid] the entry is left, and its context has ended. Errors:
 //   - [ErrNotHeld]: ctx is inside no entry of this lock, or the entry was left before. Nothing was
@@ -585,15 +597,17 @@ func (h *hold) leaveInner(ctx context.Context) error {
 	t := &h.client.table
 	t.mu.Lock()
 	now := time.Now()
-	lease, count := h.lease, h.count
+	lease, count, limit := h.lease, h.count, unlockBy(now, h.lease)
 	if lease.TTL = h.nextTTLLocked(now); !t.isWantedLocked(h) {
 		lease.TTL = 0
 	}
 	change := h.changeLocked()
 	t.mu.Unlock()
-	err := h.tellExit(ctx, lease, count, now.Add(unlockLimit))
+	bound, cancel := lifetime.Until(ctx, limit)
+	defer cancel()
+	err := h.client.store.Release(bound, lease, count)
 	if errors.Is(err, store.ErrGone) {
-		if end := h.gone(); isLost(end) {
+		if end := h.fate(true); isLost(end) {
 			return end
 		}
 		return nil // an Unlock of the last entry was faster
@@ -614,45 +628,10 @@ func (h *hold) leaveInner(ctx context.Context) error {
 	return nil
 }
 
-// tellExit sets the count of an inner exit in the store. tellExit tries until limit, or until the
-// end of the lease, which renewals move.
-func (h *hold) tellExit(ctx context.Context, l store.Lease, count int, limit time.Time) error {
-	t := &h.client.table
-	for {
-		t.mu.Lock()
-		until := h.lease.Until()
-		t.mu.Unlock()
-		if limit.Before(until) {
-			until = limit
-		}
-		bound, cancel := lifetime.Until(ctx, until)
-		err := h.client.store.Release(bound, l, count)
-		cancel()
-		now := time.Now()
-		if err == nil || errors.Is(err, store.ErrGone) || now.Before(until) || !now.Before(limit) {
-			return err
-		}
-		t.mu.Lock()
-		state, expired := h.state, h.expiredLocked(now)
-		t.mu.Unlock()
-		switch {
-		case state == held && !expired: // renewed meanwhile
-		case state == held:
-			return h.lose(LossExpired) // the watchdog is about to find out
-		default:
-			return err
-		}
-	}
-}
-
 // leaveLast frees the lock in the store.
 func (h *hold) leaveLast(ctx context.Context, now time.Time) error {
 	c, t := h.client, &h.client.table
-	until := h.lease.Until()
-	if limit := now.Add(unlockLimit); limit.Before(until) {
-		until = limit
-	}
-	ctx, cancel := lifetime.Until(ctx, until)
+	ctx, cancel := lifetime.Until(ctx, unlockBy(now, h.lease))
 	defer cancel()
 	err := c.store.Release(ctx, h.lease, 0)
 	again := errors.Is(err, store.ErrUnsure)

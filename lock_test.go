@@ -12,6 +12,8 @@ import (
 	"github.com/go-relock/relock/store/mem"
 )
 
+// Does a lock keep the promises of package locktest?
+
 // overMemory is the harness of a store in memory, inside of wrap. All clients have these options.
 func overMemory(wrap func(*mem.Store) store.Store, options ...relock.Option) locktest.Harness {
 	return locktest.Harness{

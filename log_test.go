@@ -12,6 +12,8 @@ import (
 	"github.com/go-relock/relock"
 )
 
+// What does the library log?
+
 // require1 returns the only line about text, after its level and its keys were checked.
 func (b *logbook) require1(t *testing.T, text string, level slog.Level, keys ...string) logLine {
 	t.Helper()
@@ -29,12 +31,12 @@ func TestALossIsLoggedWithWhoseItWas(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		var log logbook
 		l := w.NewClient(relock.WithLogger(log.logger())).NewLock("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		holder := holderOf(t, section)
 		token, err := l.Token(section)
 		require.NoError(t, err)
 		w.Lose("a")
-		_, _ = ends(t, section)
+		_, _ = w.ends(section)
 		line := log.require1(t, "lock lost", slog.LevelError, "lock", "holder", "token", "reason")
 		require.Equal(t, map[string]any{"lock": "a", "holder": holder.String(), "token": token, "reason": "taken"}, line.attrs)
 	})
@@ -44,8 +46,8 @@ func TestARenewalThatIsNotConfirmedIsLogged(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		var log logbook
 		m := w.NewClient(relock.WithLogger(log.logger()))
-		enter(t, t.Context(), m.NewLock("a"))
-		enter(t, t.Context(), m.NewLock("b"))
+		w.enter(t.Context(), m.NewLock("a"))
+		w.enter(t.Context(), m.NewLock("b"))
 		m.link.once(refuse(errOdd), cmdRenew)
 		pass(relock.DefaultTTL / 2)
 		line := log.require1(t, "renewal not confirmed", slog.LevelWarn, "locks", "error")
@@ -69,7 +71,7 @@ func TestAWaitForASectionOfItsOwnContextIsLogged(t *testing.T) {
 		var log logbook
 		one := w.NewClient(relock.WithLogger(log.logger())).NewLock("a")
 		other := w.NewClient().NewLock("a")
-		section := enter(t, t.Context(), other)
+		section := w.enter(t.Context(), other)
 		holder := holderOf(t, section)
 
 		_, err := one.TryLock(section)
@@ -78,11 +80,11 @@ func TestAWaitForASectionOfItsOwnContextIsLogged(t *testing.T) {
 		require.ErrorIs(t, err, relock.ErrLocked)
 		require.Empty(t, log.about("same holder"), "one call does not wait, and the other is somebody else's")
 
-		waiting := begin(t, section, one.Lock)
+		waiting := w.start(section, one)
 		pass(3 * relock.DefaultTTL)
 		line := log.require1(t, "same holder", slog.LevelWarn, "lock", "holder")
 		require.Equal(t, map[string]any{"lock": "a", "holder": holder.String()}, line.attrs)
-		require.NoError(t, other.Unlock(section))
+		w.leave(section, other)
 		require.ErrorIs(t, waiting.failure(), context.Canceled)
 	})
 }
@@ -93,13 +95,13 @@ func TestAWaitForItsOwnContextIsLoggedAlsoInALine(t *testing.T) {
 		var log logbook
 		one := w.NewClient(relock.WithLocalPass(0, 0), relock.WithLogger(log.logger())).NewLock("a")
 		other := w.NewClient().NewLock("a")
-		section := enter(t, t.Context(), other)
-		before := begin(t, t.Context(), tryFor(one, time.Second))
-		waiting := begin(t, section, one.Lock)
+		section := w.enter(t.Context(), other)
+		before := w.begin(t.Context(), tryFor(one, time.Second))
+		waiting := w.start(section, one)
 		require.ErrorIs(t, before.failure(), relock.ErrLocked)
 		pass(3 * relock.DefaultTTL)
 		require.Len(t, log.about("same holder"), 1)
-		require.NoError(t, other.Unlock(section))
+		w.leave(section, other)
 		require.ErrorIs(t, waiting.failure(), context.Canceled)
 	})
 }
@@ -130,20 +132,20 @@ func TestTheLoggerOfALockGetsWhatIsAboutItOnly(t *testing.T) {
 		m := w.NewClient(relock.WithLogger(logs.logger()))
 		lock := func(name string) *relock.Lock { return m.NewLock(name, relock.WithLogger(own.logger())) }
 
-		kept := enter(t, t.Context(), m.NewLock("kept"))
+		kept := w.enter(t.Context(), m.NewLock("kept"))
 		dropSection(t, t.Context(), lock("leaked"))
 		untilLogged(t, &own, "lock leaked")
-		section := enter(t, t.Context(), lock("lost"))
+		section := w.enter(t.Context(), lock("lost"))
 		m.link.once(refuse(errOdd), cmdRenew)
 		pass(relock.DefaultTTL / 2)
 		require.NoError(t, kept.Err())
 		w.Lose("lost")
-		_, _ = ends(t, section)
+		_, _ = w.ends(section)
 		pass(3 * relock.DefaultTTL) // the lease of "leaked" runs out, and cleanup is done
 
-		_ = enter(t, t.Context(), w.NewClient().NewLock("left"))
+		_ = w.enter(t.Context(), w.NewClient().NewLock("left"))
 		ctx, cancel := context.WithCancel(t.Context())
-		waits := begin(t, ctx, lock("left").Lock)
+		waits := w.start(ctx, lock("left"))
 		silent := m.link.cut(cmdForget, cmdWait)
 		cancel()
 		require.ErrorIs(t, waits.failure(), context.Canceled)
@@ -202,15 +204,15 @@ func TestALoggerThatBlocksChangesNothing(t *testing.T) {
 		block := make(chan struct{})
 		defer close(block)
 		m := w.NewClient(relock.WithLogger(slog.New(&guardedHandler{enter: func() { <-block }})))
-		fixed := enter(t, t.Context(), m.NewLock("a", relock.WithFixedLease(10*time.Second)))
-		renewed := enter(t, t.Context(), m.NewLock("b"))
-		_, cause := ends(t, fixed)
+		fixed := w.enter(t.Context(), m.NewLock("a", relock.WithFixedLease(10*time.Second)))
+		renewed := w.enter(t.Context(), m.NewLock("b"))
+		_, cause := w.ends(fixed)
 		require.ErrorIs(t, cause, relock.ErrLockLost) // which is logged
 		pass(2 * relock.DefaultTTL)
 		require.NoError(t, renewed.Err())
 		require.Positive(t, w.lease("b"), "the watchdog goes on")
-		fixed = enter(t, t.Context(), m.NewLock("a", relock.WithFixedLease(10*time.Second)))
-		_, cause = ends(t, fixed)
+		fixed = w.enter(t.Context(), m.NewLock("a", relock.WithFixedLease(10*time.Second)))
+		_, cause = w.ends(fixed)
 		require.ErrorIs(t, cause, relock.ErrLockLost)
 	})
 }
@@ -219,9 +221,9 @@ func TestALoggerSeesTheLevelsItWantsOnly(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		log := logbook{least: slog.LevelError}
 		m := w.NewClient(relock.WithLogger(log.logger()))
-		section := enter(t, t.Context(), m.NewLock("a"))
+		section := w.enter(t.Context(), m.NewLock("a"))
 		m.link.on(refuse(errOdd), cmdRenew)
-		_, cause := ends(t, section)
+		_, cause := w.ends(section)
 		require.ErrorIs(t, cause, relock.ErrLockLost)
 		lines := log.about("")
 		require.Len(t, lines, 1)

@@ -14,14 +14,14 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
+// When does a section end because its lock is lost?
+
 // lostBecause waits for the loss of a section, and returns how long that took.
-func lostBecause(t *testing.T, section context.Context, reason relock.LossReason) time.Duration { //nolint:revive // t comes first
-	t.Helper()
-	took, cause := ends(t, section)
-	var lost *relock.LostError
-	require.ErrorAs(t, cause, &lost)
-	require.Equal(t, reason, lost.Reason)
-	return took
+func (w *world) lostBecause(section context.Context, reason relock.LossReason) time.Duration { //nolint:revive // the section does not bound the call
+	w.t.Helper()
+	begun := time.Now()
+	require.Equal(w.t, reason, w.lost(section))
+	return time.Since(begun)
 }
 
 func TestAtTheDeadlineASectionEndsBeforeItsLease(t *testing.T) {
@@ -35,14 +35,14 @@ func TestAtTheDeadlineASectionEndsBeforeItsLease(t *testing.T) {
 					var r recorder
 					m := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks()))
 					l := m.NewLock("a")
-					outer := enter(t, t.Context(), l)
-					inner := enter(t, outer, l)
+					outer := w.enter(t.Context(), l)
+					inner := w.enter(outer, l)
 					token, err := l.Token(inner)
 					require.NoError(t, err)
 					begun, holder := time.Now(), holderOf(t, outer)
 					pass(ttl / 4)
 					end := outage(m.link)
-					_, cause := ends(t, inner)
+					_, cause := w.ends(inner)
 					require.Equal(t, ttl-margin(ttl), time.Since(begun))
 					require.Equal(t, margin(ttl), w.lease("a"), "nobody else can have the lock yet")
 					settle()
@@ -70,12 +70,12 @@ func TestALostAnswerLeavesNoLeaseThatKeepsOthersOut(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		const ttl = 30 * time.Second
 		m := w.NewClient(relock.WithTTL(ttl))
-		section := enter(t, t.Context(), m.NewLock("a"))
-		waiting := begin(t, t.Context(), w.NewClient(relock.WithTTL(ttl)).NewLock("a").Lock)
+		section := w.enter(t.Context(), m.NewLock("a"))
+		waiting := w.start(t.Context(), w.NewClient(relock.WithTTL(ttl)).NewLock("a"))
 		// Every renewal arrives, so the store keeps the lease while the holder has to believe that
 		// the lease is over.
 		rule := m.link.on(loseAnswer(errBroken), cmdRenew)
-		lostBecause(t, section, relock.LossExpired)
+		w.lostBecause(section, relock.LossExpired)
 		rule.end()
 		waiting.section()
 		require.Equal(t, ttl-margin(ttl), waiting.took(), "cleanup gives the rest of the lease back")
@@ -88,9 +88,9 @@ func TestTheNextHolderEntersAfterTheSectionBeforeHasEnded(t *testing.T) {
 			fake(t, func(t *testing.T, w *world) {
 				const ttl = 10 * time.Second
 				m := w.NewClient(relock.WithTTL(ttl))
-				section := enter(t, t.Context(), m.NewLock("a"))
+				section := w.enter(t.Context(), m.NewLock("a"))
 				next := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
-				waiting := begin(t, t.Context(), func(ctx context.Context) (context.Context, error) {
+				waiting := w.begin(t.Context(), func(ctx context.Context) (context.Context, error) {
 					mine, err := next.Lock(ctx)
 					require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
 					return mine, err
@@ -128,8 +128,8 @@ func TestALossIsReportedAtOnceOrAtTheNextRenewal(t *testing.T) {
 					var r recorder
 					m := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks()))
 					l := m.NewLock("a")
-					bystander := enter(t, t.Context(), m.NewLock("b"))
-					section := enter(t, t.Context(), l)
+					bystander := w.enter(t.Context(), m.NewLock("b"))
+					section := w.enter(t.Context(), l)
 					pass(25 * time.Second)
 					want, batch := time.Duration(0), 1
 					if deaf {
@@ -137,7 +137,7 @@ func TestALossIsReportedAtOnceOrAtTheNextRenewal(t *testing.T) {
 						m.link.deaf()
 					}
 					loss(t, w, l)
-					require.Equal(t, want, lostBecause(t, section, relock.LossTaken))
+					require.Equal(t, want, w.lostBecause(section, relock.LossTaken))
 					require.Len(t, eventsOf[relock.Lost](&r), 1)
 					events := eventsOf[relock.Renewed](&r)
 					require.Equal(t, relock.Renewed{Locks: batch, Lost: 1}, events[len(events)-1])
@@ -153,9 +153,9 @@ func TestALossIsReportedAtOnceOrAtTheNextRenewal(t *testing.T) {
 func TestALossOfAYoungSectionIsReportedOnceItIsWatched(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		l := w.NewClient().NewLock("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		w.Lose("a")
-		require.Equal(t, 200*time.Millisecond, lostBecause(t, section, relock.LossTaken))
+		require.Equal(t, 200*time.Millisecond, w.lostBecause(section, relock.LossTaken))
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 	})
 }
@@ -163,7 +163,7 @@ func TestALossOfAYoungSectionIsReportedOnceItIsWatched(t *testing.T) {
 func TestAnInterruptionMakesAllRenewalsDueAtItsEnd(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient()
-		section := enter(t, t.Context(), m.NewLock("a"))
+		section := w.enter(t.Context(), m.NewLock("a"))
 		pass(12 * time.Second) // the lease was renewed 2 s ago
 		end := w.Interrupt(nil)
 		pass(time.Second)
@@ -183,25 +183,25 @@ func TestTheStoreIsWatchedForSectionsThatLastOnly(t *testing.T) {
 		require.NoError(t, err)
 		l := c.NewLock("a")
 		for range 100 {
-			section := enter(t, t.Context(), l)
+			section := w.enter(t.Context(), l)
 			pass(20 * time.Millisecond)
-			require.NoError(t, l.Unlock(section))
+			w.leave(section, l)
 		}
 		require.Zero(t, watching, "sections of 20 ms are short")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		pass(time.Second)
 		require.Equal(t, 1, watching)
 		pass(time.Hour)
 		require.Equal(t, 1, watching)
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 		pass(time.Minute)
 		require.Zero(t, watching, "nobody watches for nothing")
-		section = enter(t, t.Context(), l)
+		section = w.enter(t.Context(), l)
 		pass(time.Second)
 		require.Equal(t, 1, watching)
 		require.NoError(t, c.Close())
 		require.Zero(t, watching)
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 	})
 }
 
@@ -237,9 +237,9 @@ func TestADoneContextStopsRenewal(t *testing.T) {
 				var r recorder
 				l := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks())).NewLock("a")
 				request, done := end(t)
-				section := enter(t, request, l)
-				inner := enter(t, section, l)
-				waiting := begin(t, t.Context(), w.NewClient(relock.WithTTL(ttl)).NewLock("a").Lock)
+				section := w.enter(request, l)
+				inner := w.enter(section, l)
+				waiting := w.start(t.Context(), w.NewClient(relock.WithTTL(ttl)).NewLock("a"))
 				done()
 				over, renewals := time.Now(), len(eventsOf[relock.Renewed](&r))
 				waiting.section()
@@ -261,11 +261,11 @@ func TestADeadlineCountsThoughAnOuterSectionWasLeftFirst(t *testing.T) {
 		const ttl = 10 * time.Second
 		c := w.NewClient(relock.WithTTL(ttl))
 		a, b := c.NewLock("a"), c.NewLock("b")
-		outer := enter(t, t.Context(), a)
+		outer := w.enter(t.Context(), a)
 		request, cancel := context.WithTimeout(outer, time.Minute)
 		defer cancel()
-		inner := enter(t, request, b)
-		require.NoError(t, a.Unlock(outer)) // which ends the context of b's section
+		inner := w.enter(request, b)
+		w.leave(outer, a) // which ends the context of b's section
 		require.Error(t, inner.Err())
 		pass(ttl)
 		require.True(t, w.free("b"))
@@ -277,10 +277,10 @@ func TestUnlockOfADoneRequestFreesTheLockAtOnce(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		l := w.NewClient().NewLock("a")
 		request, cancel := context.WithCancel(t.Context())
-		section := enter(t, request, l)
+		section := w.enter(request, l)
 		cancel()
 		pass(relock.DefaultTTL / 2) // the work takes a while to notice
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 		w.requireFree("a")
 	})
 }
@@ -290,11 +290,11 @@ func TestAnInnerExitOfADoneRequestDoesNotRenewTheLease(t *testing.T) {
 		const ttl = 10 * time.Second
 		l := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
 		request, cancel := context.WithCancel(t.Context())
-		outer := enter(t, request, l)
-		inner := enter(t, outer, l)
+		outer := w.enter(request, l)
+		inner := w.enter(outer, l)
 		cancel()
 		pass(ttl / 2)
-		require.NoError(t, l.Unlock(inner))
+		w.leave(inner, l)
 		require.Equal(t, ttl/2, w.lease("a"), "a lock outlives its request by one TTL at most")
 		pass(ttl / 2)
 		require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
@@ -313,7 +313,7 @@ func TestAllSectionsThatAreLostTogetherEndBeforeAnythingElse(t *testing.T) {
 			}
 		}}))
 		for i := range locks {
-			sections = append(sections, enter(t, t.Context(), m.NewLock(fmt.Sprint(i))))
+			sections = append(sections, w.enter(t.Context(), m.NewLock(fmt.Sprint(i))))
 		}
 		m.link.cut()
 		pass(relock.DefaultTTL)
@@ -328,7 +328,7 @@ func TestMoreLeasesThanAreEndedAtOnceEndAtTheirDeadline(t *testing.T) {
 		var late atomic.Int64
 		deadline := time.Now().Add(relock.DefaultTTL - margin(relock.DefaultTTL))
 		for i := range 3500 {
-			section := enter(t, t.Context(), m.NewLock(fmt.Sprint(i)))
+			section := w.enter(t.Context(), m.NewLock(fmt.Sprint(i)))
 			context.AfterFunc(section, func() {
 				if time.Now().After(deadline) {
 					late.Add(1)

@@ -14,6 +14,8 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
+// Where is a lock kept, and which names are refused?
+
 // slot is the cluster slot of a key, by the letter of the Redis Cluster specification.
 func slot(key string) uint16 {
 	if open := strings.IndexByte(key, '{'); open >= 0 {

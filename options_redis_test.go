@@ -14,6 +14,8 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
+// Which options need Redis, and what do they do?
+
 func TestAWrongOptionOfARedisClientIsToldBeforeAnythingIsSent(t *testing.T) {
 	for name, c := range map[string]struct {
 		options []relock.Option
@@ -87,15 +89,15 @@ func TestNamesAndPrefixesThatRedisCanUse(t *testing.T) {
 			onEmbedded(t, func(t *testing.T, w *embedding) {
 				l := w.NewClient(relock.WithPrefix(prefix)).NewLock(name)
 				require.NoError(t, l.Err(), "%q %q", prefix, name)
-				section := enter(t, t.Context(), l)
+				section := w.enter(t.Context(), l)
 				inner, err := l.TryLock(section)
 				require.NoError(t, err)
 				_, err = l.Token(inner)
 				require.NoError(t, err)
-				waiting := begin(t, t.Context(), l.Lock)
+				waiting := w.start(t.Context(), l)
 				require.True(t, waiting.waits())
-				require.NoError(t, l.Unlock(inner))
-				require.NoError(t, l.Unlock(section))
+				w.leave(inner, l)
+				w.leave(section, l)
 				require.NoError(t, l.Unlock(waiting.section()))
 				keys := w.Keys()
 				require.Len(t, keys, 1)
@@ -194,7 +196,7 @@ func TestAHoldThatReplicasDoNotConfirmIsUndone(t *testing.T) {
 		m := w.NewClient(relock.WithReplicaAcks(1, 100*time.Millisecond), relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a")
 		for _, lock := range []locking{l.Lock, l.TryLock, tryFor(l, time.Minute)} {
-			ctx, err := begin(t, t.Context(), lock).result()
+			ctx, err := w.begin(t.Context(), lock).result()
 			require.ErrorIs(t, err, relock.ErrNotReplicated)
 			for _, other := range []error{relock.ErrLocked, relock.ErrLockLost, relock.ErrNotHeld, context.DeadlineExceeded} {
 				require.NotErrorIs(t, err, other)
@@ -215,11 +217,11 @@ func TestAWaiterThatReplicasDoNotConfirmHoldsUpNobody(t *testing.T) {
 		var r recorder
 		l := w.NewClient(relock.WithReplicaAcks(1, 100*time.Millisecond), relock.WithHooks(r.Hooks())).NewLock("a")
 		plain := w.NewClient().NewLock("a")
-		section := enter(t, t.Context(), plain)
-		unlucky := begin(t, t.Context(), l.Lock)
+		section := w.enter(t.Context(), plain)
+		unlucky := w.start(t.Context(), l)
 		pass(time.Millisecond) // else they arrive at the same time, and are queued in any order
-		next := begin(t, t.Context(), plain.Lock)
-		require.NoError(t, plain.Unlock(section))
+		next := w.start(t.Context(), plain)
+		w.leave(section, plain)
 		require.ErrorIs(t, unlucky.failure(), relock.ErrNotReplicated)
 		require.NotErrorIs(t, unlucky.failure(), relock.ErrLocked)
 		finished := eventsOf[relock.AcquireFinished](&r)
@@ -236,7 +238,7 @@ func TestAHoldThatReplicasDoNotConfirmIsUndoneLaterIfRedisIsAway(t *testing.T) {
 		l := m.NewLock("a")
 		_, _ = m.NewLock("warm").TryLock(t.Context())                            // sends the script
 		cut := m.net.On(scriptCalls, redistest.CutBefore(redistest.EOF)).Skip(1) // after the question that WAIT follows
-		err := begin(t, t.Context(), tryFor(l, time.Second)).failure()
+		err := w.begin(t.Context(), tryFor(l, time.Second)).failure()
 		require.ErrorIs(t, err, relock.ErrNotReplicated)
 		require.NotEmpty(t, w.Keys())
 		cut.Remove()

@@ -14,6 +14,8 @@ import (
 	"github.com/go-relock/relock/store/mem"
 )
 
+// Which options and arguments are refused?
+
 func opts(options ...relock.Option) []relock.Option { return options }
 
 // wrongOptions are options that cannot be used, with what the message must say: what was given, and
@@ -241,14 +243,14 @@ func TestTheOwnerIsInFrontOfTheClientsID(t *testing.T) {
 		m := w.NewClient(relock.WithOwner("orders@pod-7.eu_1"))
 		require.True(t, strings.HasPrefix(m.ID(), "orders@pod-7.eu_1/"), m.ID())
 		l := m.NewLock("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		require.True(t, strings.HasPrefix(holderOf(t, section).String(), m.ID()+":"))
 		_, err := w.NewClient().NewLock("a").TryLock(t.Context())
 		require.ErrorContains(t, err, "is locked by orders@pod-7.eu_1/")
 		state, err := l.State(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, holderOf(t, section), state.Holder)
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 	})
 }
 
@@ -258,14 +260,14 @@ func TestAWaitOfZeroIsTryLock(t *testing.T) {
 		l := m.NewLock("a")
 		section, err := l.TryLockFor(t.Context(), 0)
 		require.NoError(t, err)
-		a := begin(t, t.Context(), tryFor(l, 0))
+		a := w.begin(t.Context(), tryFor(l, 0))
 		require.ErrorIs(t, a.failure(), relock.ErrLocked)
 		require.NotErrorIs(t, a.failure(), context.DeadlineExceeded)
 		require.Zero(t, a.took())
 		err = l.DoFor(t.Context(), 0, func(context.Context) error { return errors.New("the function has run") })
 		require.ErrorIs(t, err, relock.ErrLocked)
 		require.Zero(t, m.link.sent(cmdWait), "nothing queues")
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 	})
 }
 
@@ -298,8 +300,8 @@ func TestLaterOptionsWinAndThoseOfTheLockOverThoseOfTheClient(t *testing.T) {
 		m := w.NewClient(relock.WithTTL(time.Minute), relock.WithTTL(20*time.Second))
 		lease := func(options ...relock.Option) time.Duration {
 			l := m.NewLock("a", options...)
-			section := enter(t, t.Context(), l)
-			defer func() { require.NoError(t, l.Unlock(section)) }()
+			section := w.enter(t.Context(), l)
+			defer func() { w.leave(section, l) }()
 			return w.lease("a")
 		}
 		require.Equal(t, 20*time.Second, lease())
@@ -309,10 +311,10 @@ func TestLaterOptionsWinAndThoseOfTheLockOverThoseOfTheClient(t *testing.T) {
 
 		// WithTTL after WithFixedLease brings the watchdog back.
 		l := m.NewLock("a", relock.WithFixedLease(time.Second), relock.WithTTL(2*time.Second))
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		pass(time.Minute)
 		require.NoError(t, section.Err())
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 	})
 }
 

@@ -11,6 +11,8 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
+// Which outcome does a call have?
+
 // outcomes are calls of lock "b", each with its outcome. What has ended the call's context is no
 // outcome of the call.
 var outcomes = map[string]struct {
@@ -19,35 +21,35 @@ var outcomes = map[string]struct {
 }{
 	"in a section of a lock that was lost": {relock.OutcomeCanceled, func(t *testing.T, w *world, m *member) error {
 		t.Helper()
-		section := enter(t, t.Context(), m.NewLock("a"))
+		section := w.enter(t.Context(), m.NewLock("a"))
 		w.Lose("a")
-		_, _ = ends(t, section)
+		_, _ = w.ends(section)
 		_, err := m.NewLock("b").Lock(section)
 		require.ErrorIs(t, err, relock.ErrLockLost)
 		return err
 	}},
 	"outside of a section of this lock that was lost": {relock.OutcomeCanceled, func(t *testing.T, w *world, m *member) error {
 		t.Helper()
-		section := enter(t, t.Context(), m.NewLock("b"))
+		section := w.enter(t.Context(), m.NewLock("b"))
 		w.Lose("b")
-		_, _ = ends(t, section)
+		_, _ = w.ends(section)
 		_, err := m.NewLock("b").Lock(relock.WithoutHolder(section))
 		require.ErrorIs(t, err, relock.ErrLockLost)
 		return err
 	}},
 	"in its own section that was lost": {relock.OutcomeLost, func(t *testing.T, w *world, m *member) error {
 		t.Helper()
-		section := enter(t, t.Context(), m.NewLock("b"))
+		section := w.enter(t.Context(), m.NewLock("b"))
 		w.Lose("b")
-		_, _ = ends(t, section)
+		_, _ = w.ends(section)
 		_, err := m.NewLock("b").Lock(section)
 		require.ErrorIs(t, err, relock.ErrLockLost)
 		return err
 	}},
 	"a wait that the loss of another lock ends": {relock.OutcomeLocked, func(t *testing.T, w *world, m *member) error {
 		t.Helper()
-		_ = enter(t, t.Context(), w.NewClient().NewLock("b"))
-		waiting := begin(t, enter(t, t.Context(), m.NewLock("a")), m.NewLock("b").Lock)
+		_ = w.enter(t.Context(), w.NewClient().NewLock("b"))
+		waiting := w.start(w.enter(t.Context(), m.NewLock("a")), m.NewLock("b"))
 		w.Lose("a")
 		require.ErrorIs(t, waiting.failure(), relock.ErrLockLost)
 		return waiting.failure()
@@ -55,7 +57,7 @@ var outcomes = map[string]struct {
 	"in a section of another client that was closed": {relock.OutcomeCanceled, func(t *testing.T, w *world, m *member) error {
 		t.Helper()
 		other := w.NewClient()
-		section := enter(t, t.Context(), other.NewLock("a"))
+		section := w.enter(t.Context(), other.NewLock("a"))
 		require.NoError(t, other.Close())
 		_, err := m.NewLock("b").Lock(section)
 		require.ErrorIs(t, err, relock.ErrClosed)
@@ -63,9 +65,9 @@ var outcomes = map[string]struct {
 	}},
 	"a wait that another client's Close ends": {relock.OutcomeLocked, func(t *testing.T, w *world, m *member) error {
 		t.Helper()
-		_ = enter(t, t.Context(), w.NewClient().NewLock("b"))
+		_ = w.enter(t.Context(), w.NewClient().NewLock("b"))
 		other := w.NewClient()
-		waiting := begin(t, enter(t, t.Context(), other.NewLock("a")), m.NewLock("b").Lock)
+		waiting := w.start(w.enter(t.Context(), other.NewLock("a")), m.NewLock("b"))
 		require.NoError(t, other.Close())
 		require.ErrorIs(t, waiting.failure(), relock.ErrLocked)
 		require.ErrorIs(t, waiting.failure(), relock.ErrClosed)
@@ -75,9 +77,9 @@ var outcomes = map[string]struct {
 	"another client's Close ends the tries to reach the store": {relock.OutcomeCanceled, func(t *testing.T, w *world, m *member) error {
 		t.Helper()
 		other := w.NewClient()
-		section := enter(t, t.Context(), other.NewLock("a"))
+		section := w.enter(t.Context(), other.NewLock("a"))
 		m.link.cut()
-		waiting := begin(t, section, m.NewLock("b").Lock)
+		waiting := w.start(section, m.NewLock("b"))
 		pass(3 * time.Second)
 		require.NoError(t, other.Close())
 		require.ErrorIs(t, waiting.failure(), relock.ErrClosed)
@@ -86,7 +88,7 @@ var outcomes = map[string]struct {
 	}},
 	"a sibling was refused its lock": {relock.OutcomeCanceled, func(t *testing.T, w *world, m *member) error {
 		t.Helper()
-		_ = enter(t, t.Context(), w.NewClient().NewLock("a"))
+		_ = w.enter(t.Context(), w.NewClient().NewLock("a"))
 		ctx, cancel := context.WithCancelCause(t.Context())
 		_, err := m.NewLock("a").TryLock(ctx)
 		cancel(err) // as an errgroup does

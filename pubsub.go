@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/subs"
 	"github.com/go-relock/relock/internal/wire"
 	"github.com/go-relock/relock/store"
@@ -57,7 +58,7 @@ func (w *waiting) listen(ctx context.Context, h *subs.Hub, t subs.Topic, id stri
 	case err == nil:
 		return l, nil
 	case ctx.Err() != nil:
-		return nil, ended(ctx)
+		return nil, lifetime.Ended(ctx)
 	case wire.Refused(err), errors.Is(err, subs.ErrClosed):
 		return nil, err
 	case bound.Err() == nil: // the cluster has no node for the channel just now
@@ -87,7 +88,7 @@ func (w *waiting) sleep(ctx context.Context, recheck time.Duration, ears [2]<-ch
 		default:
 		}
 		if !n.Message {
-			return false, ended(ctx)
+			return false, lifetime.Ended(ctx)
 		}
 	}
 	if !n.Message {

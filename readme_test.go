@@ -19,6 +19,8 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
+// Is what the pages say true?
+
 // pages are all that users read, by file name.
 func pages(t *testing.T) map[string]string {
 	t.Helper()

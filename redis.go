@@ -107,20 +107,6 @@ const boundTries = 3
 // the lease.
 func patience(ttl time.Duration) time.Duration { return ttl / 3 }
 
-// do sends a call until the server answers, and again while only dead waiters are in the queue. The
-// answer is unsure if any of these calls is unsure. Errors are errors of package store.
-func (s *redisStore) do(ctx context.Context, c *wire.Call) (wire.Answer, error) {
-	for unsure := false; ; {
-		a, err := s.wire.Do(ctx, c)
-		a.Unsure = a.Unsure || unsure
-		if err == nil && a.Reply == callAgain {
-			unsure = a.Unsure
-			continue
-		}
-		return a, unsureOf(a, reachable(err))
-	}
-}
-
 // unsureOf marks the error of a call that may have run, or may run yet.
 func unsureOf(a wire.Answer, err error) error {
 	if a.Unsure {
@@ -137,44 +123,31 @@ func reachable(err error) error {
 	return err
 }
 
-// number sends a call with do, and reads a number from the reply.
+// number sends a call, and reads a number from the reply.
 func (s *redisStore) number(ctx context.Context, c *wire.Call) (n int64, a wire.Answer, err error) {
-	a, err = s.do(ctx, c)
+	a, err = s.wire.Do(ctx, c)
 	if err == nil && !scan(a.Reply, &n) {
 		err = badReply(c.Script, a.Reply)
 	}
-	return n, a, err
+	return n, a, unsureOf(a, reachable(err))
 }
 
-// all sends many units in few round trips, once, and again while only dead waiters are in a queue.
-// all returns an error for each unit: nil for the reply 1, store.ErrGone for 0.
+// all sends many units in few round trips, once. all returns an error for each unit: nil for the
+// reply 1, store.ErrGone for 0.
 func (s *redisStore) all(ctx context.Context, script *wire.Script, shared []any, units []wire.Unit) []error {
-	errs, todo := make([]error, len(units)), make([]int, len(units))
-	for i := range todo {
-		todo[i] = i
-	}
-	for len(todo) > 0 {
-		batch := make([]wire.Unit, len(todo))
-		for i, at := range todo {
-			batch[i] = units[at]
+	errs := make([]error, len(units))
+	for i, r := range s.wire.All(ctx, script, shared, units) {
+		var n int64
+		switch {
+		case wire.Code(r.Err) != "", wire.Refused(r.Err): // the server says that the unit has not run
+			errs[i] = r.Err
+		case r.Err != nil:
+			errs[i] = store.Unsure(reachable(r.Err))
+		case !scan(r.Reply, &n):
+			errs[i] = badReply(script, r.Reply)
+		case n == 0:
+			errs[i] = store.ErrGone
 		}
-		var again []int
-		for i, r := range s.wire.All(ctx, script, batch[0].Keys[0], shared, batch) {
-			var n int64
-			switch at := todo[i]; {
-			case wire.Code(r.Err) != "", wire.Refused(r.Err): // the server says that the unit has not run
-				errs[at] = r.Err
-			case r.Err != nil:
-				errs[at] = store.Unsure(reachable(r.Err))
-			case !scan(r.Reply, &n):
-				errs[at] = badReply(script, r.Reply)
-			case n == callAgain:
-				again = append(again, at)
-			case n == 0:
-				errs[at] = store.ErrGone
-			}
-		}
-		todo = again
 	}
 	return errs
 }
@@ -183,7 +156,7 @@ func (s *redisStore) all(ctx context.Context, script *wire.Script, shared []any,
 // the first attempt, so a client that hears no answers keeps a lock for one TTL.
 func (s *redisStore) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
 	n, a, err := s.number(ctx, &wire.Call{
-		Script: renewScript, Subject: l.Name, Unit: s.renewal(l, l.TTL, count), Patience: patience(l.TTL),
+		Script: renewScript, Unit: s.renewal(l, l.TTL, count), Patience: patience(l.TTL),
 		Repeat: func(elapsed time.Duration) []any { return s.renewal(l, max(l.TTL-elapsed, 0), count).Args },
 	})
 	switch {
@@ -232,11 +205,11 @@ func forgotten(errs []error) []error {
 
 // look reads the lock with these keys.
 func (s *redisStore) look(ctx context.Context, keys []string) (store.State, error) {
-	a, err := s.do(ctx, &wire.Call{
-		Script: stateScript, Subject: keys[0], Shared: []any{len(keys)}, Unit: wire.Unit{Keys: keys}, Tries: boundTries,
+	a, err := s.wire.Do(ctx, &wire.Call{
+		Script: stateScript, Shared: []any{len(keys)}, Unit: wire.Unit{Keys: keys}, Tries: boundTries,
 	})
 	if err != nil {
-		return store.State{}, err
+		return store.State{}, unsureOf(a, reachable(err))
 	}
 	var owner string
 	var count, ttl, token, waiters int64

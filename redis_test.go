@@ -48,7 +48,7 @@ func faulty(t *testing.T) (*rig, *redistest.Faults) {
 	faults := redistest.NewFaults()
 	t.Cleanup(faults.Close)
 	rdb := r.server.Client(func(o *redis.Options) {
-		o.Dialer, o.DisableIdentity, o.ReadTimeout = faults.Dialer(nil), true, soon
+		o.Dialer, o.DisableIdentity, o.ReadTimeout = faults.Dialer(nil), true, limit
 	})
 	s, err := newRedisStore(rdb, redisOptions{prefix: DefaultPrefix})
 	require.NoError(t, err)
@@ -91,7 +91,7 @@ func (w *waiterCall) isQueued() {
 	case <-w.queued:
 	case <-w.done:
 		require.FailNow(w, "Wait has returned", "%v", w.err)
-	case <-time.After(soon):
+	case <-time.After(limit):
 		require.FailNow(w, "the waiter is not queued")
 	}
 }
@@ -101,7 +101,7 @@ func (w *waiterCall) get() store.Lease {
 	w.Helper()
 	select {
 	case <-w.done:
-	case <-time.After(soon):
+	case <-time.After(limit):
 		require.FailNow(w, "Wait does not return")
 	}
 	require.NoError(w, w.err)
@@ -148,7 +148,7 @@ func TestWaitConfirmsAGrantThatMayBeOlderThanItsPlace(t *testing.T) {
 
 	granted := time.Now()
 	require.EqualValues(t, 1, r.release(owner))
-	redistest.Eventually(t, soon, func() bool { return r.rdb.PExpire(t.Context(), r.base, 20*time.Second).Val() }, "granted")
+	redistest.Eventually(t, limit, func() bool { return r.rdb.PExpire(t.Context(), r.base, 20*time.Second).Val() }, "granted")
 	l := w.get()
 	require.Equal(t, store.WakeGrant, l.Woken)
 	require.Equal(t, scripts+2, faults.Commands("EVALSHA"))
@@ -344,8 +344,8 @@ func TestADeafClientKeepsNoHold(t *testing.T) {
 	start := time.Now()
 	done := make(chan error, 1)
 	go func() { _, err := r.store.Enter(ctx, l, 2); done <- err }()
-	redistest.Eventually(t, soon, func() bool { return r.rdb.HGet(t.Context(), r.base, id).Val() == "2" }, "entered")
-	redistest.Eventually(t, soon, func() bool { return r.rdb.Exists(t.Context(), r.base).Val() == 0 }, "the lease ends")
+	redistest.Eventually(t, limit, func() bool { return r.rdb.HGet(t.Context(), r.base, id).Val() == "2" }, "entered")
+	redistest.Eventually(t, limit, func() bool { return r.rdb.Exists(t.Context(), r.base).Val() == 0 }, "the lease ends")
 	require.Less(t, time.Since(start), 2*ttl)
 	require.ErrorIs(t, <-done, store.ErrUnsure)
 }
@@ -365,7 +365,7 @@ func TestADeafClientKeepsNoLock(t *testing.T) {
 		_, _ = r.store.Wait(ctx, r.ask(newID("deaf"), ttl), func(store.Progress) {})
 		ended.Store(true)
 	}()
-	redistest.Eventually(t, soon, func() bool { return r.rdb.Exists(t.Context(), r.base).Val() == 1 }, "the deaf client has the lock")
+	redistest.Eventually(t, limit, func() bool { return r.rdb.Exists(t.Context(), r.base).Val() == 1 }, "the deaf client has the lock")
 	other, err := newRedisStore(r.rdb, redisOptions{prefix: DefaultPrefix})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, other.Close()) }()
@@ -374,7 +374,7 @@ func TestADeafClientKeepsNoLock(t *testing.T) {
 	require.NoError(t, err)
 	require.Less(t, time.Since(start), 2*ttl)
 	cancel()
-	redistest.Eventually(t, soon, ended.Load, "ended")
+	redistest.Eventually(t, limit, ended.Load, "ended")
 }
 
 func TestWatch(t *testing.T) {
@@ -385,7 +385,7 @@ func TestWatch(t *testing.T) {
 		t.Helper()
 		select {
 		case <-doubts:
-		case <-time.After(soon):
+		case <-time.After(limit):
 			require.FailNow(t, what)
 		}
 	}
@@ -435,7 +435,7 @@ func TestCheckServer(t *testing.T) {
 			rdb := server.Client()
 			s, a := open(t, rdb, o)
 			require.NoError(t, s.CheckServer(t.Context(), a))
-			redistest.Eventually(t, soon, func() bool { return len(redistest.Keys(t, rdb)) == 0 }, "no key is left")
+			redistest.Eventually(t, limit, func() bool { return len(redistest.Keys(t, rdb)) == 0 }, "no key is left")
 		})
 	}
 	t.Run("asks for replicas", func(t *testing.T) {

@@ -95,14 +95,14 @@ func (s *redissonStore) topics(name string) []subs.Topic {
 func (s *redissonStore) acquire(ctx context.Context, a store.Ask, tries int) (acquired, wire.Answer, error) {
 	field := s.field(a.ID)
 	c := &wire.Call{
-		Script: redissonAcquireScript, Subject: a.Name, Tries: tries, Patience: patience(a.TTL),
+		Script: redissonAcquireScript, Tries: tries, Patience: patience(a.TTL),
 		Unit: wire.Unit{Keys: s.keys(a.Name), Args: []any{field, millis(a.TTL)}},
 		Acks: a.Acks.Replicas, AcksTimeout: a.Acks.Timeout,
 		Repeat: func(elapsed time.Duration) []any { return []any{field, repeatMillis(a.TTL, elapsed)} },
 	}
-	answer, err := s.do(ctx, c)
+	answer, err := s.wire.Do(ctx, c)
 	if err != nil {
-		return acquired{}, answer, err
+		return acquired{}, answer, unsureOf(answer, reachable(err))
 	}
 	r, err := parseAcquired(c.Script, answer.Reply)
 	if err == nil && r.status == statusKind {
@@ -194,7 +194,7 @@ func (s *redissonStore) Release(ctx context.Context, l store.Lease, count int) e
 		return err
 	}
 	return s.free(ctx, &wire.Call{
-		Script: redissonReleaseScript, Subject: l.Name, Shared: s.freeing(""), Unit: s.unit(l.Name, l.ID),
+		Script: redissonReleaseScript, Shared: s.freeing(""), Unit: s.unit(l.Name, l.ID),
 		Patience: patience(l.TTL),
 	})
 }
@@ -242,7 +242,7 @@ func (s *redissonStore) Look(ctx context.Context, name string) (store.State, err
 // Break frees the lock of a hold, and has the client of that hold look at once.
 func (s *redissonStore) Break(ctx context.Context, name string, id store.ID) error {
 	return s.free(ctx, &wire.Call{
-		Script: redissonReleaseScript, Subject: name, Shared: s.freeing(s.control(cutLast(s.field(id), 1))),
+		Script: redissonReleaseScript, Shared: s.freeing(s.control(cutLast(s.field(id), 1))),
 		Unit: s.unit(name, id), Tries: boundTries,
 	})
 }

@@ -131,7 +131,7 @@ func (r *redissonRig) heard() []published {
 	require.NoError(r, r.rdb.Publish(r.Context(), mark, "").Err())
 	got := []published{}
 	for {
-		m, err := r.ears.ReceiveTimeout(r.Context(), soon)
+		m, err := r.ears.ReceiveTimeout(r.Context(), limit)
 		require.NoError(r, err)
 		msg, ok := m.(*redis.Message)
 		require.True(r, ok, "%T", m)

@@ -94,7 +94,7 @@ func channelOf(name string) string {
 // awaitEars waits until so many connections listen to the channel of a lock.
 func (w *arena) awaitEars(name string, n int) {
 	w.t.Helper()
-	redistest.Eventually(w.t, soon, func() bool {
+	redistest.Eventually(w.t, w.limit, func() bool {
 		got, err := w.plain.PubSubNumSub(context.Background(), channelOf(name)).Result()
 		return err == nil && got[channelOf(name)] == int64(n)
 	}, "%d listen to %q", n, name)
@@ -104,7 +104,7 @@ func (w *arena) awaitEars(name string, n int) {
 // moment.
 func (w *arena) awaitGone(name string) {
 	w.t.Helper()
-	redistest.Eventually(w.t, soon, func() bool { return w.plain.Exists(context.Background(), name).Val() == 0 }, "%q is free", name)
+	redistest.Eventually(w.t, w.limit, func() bool { return w.plain.Exists(context.Background(), name).Val() == 0 }, "%q is free", name)
 }
 
 // answers counts the calls of acquire that Redis has answered from now on. The second call of a
@@ -120,7 +120,7 @@ func (w *arena) answers(p *peer) func() int {
 // awaitAsks waits until acquire was called n times.
 func (w *arena) awaitAsks(asks func() int, n int) {
 	w.t.Helper()
-	redistest.Eventually(w.t, soon, func() bool { return asks() >= n }, "%d calls of acquire", n)
+	redistest.Eventually(w.t, w.limit, func() bool { return asks() >= n }, "%d calls of acquire", n)
 }
 
 // field is the only field of a lock in Redis.
@@ -155,7 +155,7 @@ func TestAJavaUnlockWakesAGoWaiter(t *testing.T) {
 		w.awaitAsks(asks, 2)
 		require.NoError(t, w.plain.Del(t.Context(), "a").Err())
 		require.NoError(t, w.plain.Publish(t.Context(), channelOf("a"), payload).Err())
-		w.leave(waiter.in(soon), waiter.lock, soon)
+		w.leave(waiter.section(), waiter.lock)
 		require.Equal(t, 3, asks())
 		e := <-finished
 		require.True(t, e.Waited)
@@ -170,18 +170,18 @@ func TestAGoUnlockTellsJavaOnceAndOnlyWhenTheLockIsFree(t *testing.T) {
 	java := w.plain.Subscribe(t.Context(), channelOf("a"))
 	next := func() any {
 		t.Helper()
-		m, err := java.ReceiveTimeout(t.Context(), soon)
+		m, err := java.ReceiveTimeout(t.Context(), w.limit)
 		require.NoError(t, err)
 		return m
 	}
 	next()
-	outer := w.enter(t.Context(), l, soon)
+	outer := w.enter(t.Context(), l)
 	require.False(t, w.javaTryLock("a"))
-	w.leave(w.enter(outer, l, soon), l, soon)
+	w.leave(w.enter(outer, l), l)
 	require.False(t, w.javaTryLock("a"), "an inner exit frees nothing")
 	require.NoError(t, java.Ping(t.Context()))
 	require.IsType(t, &redis.Pong{}, next(), "and tells nobody")
-	w.leave(outer, l, soon)
+	w.leave(outer, l)
 	require.Equal(t, "0", next().(*redis.Message).Payload)
 	require.NoError(t, java.Close())
 	w.javaLock("a")
@@ -192,8 +192,8 @@ func TestWhatJavaSeesOfAGoHoldAndGoOfAJavaHold(t *testing.T) {
 	w := onShared(t).forRedisson()
 	p := w.peer(inRedisson()...)
 	l := p.NewLock("a", relock.WithTTL(20*time.Second))
-	section := w.enter(t.Context(), l, soon)
-	inner := w.enter(section, l, soon)
+	section := w.enter(t.Context(), l)
+	inner := w.enter(section, l)
 	field, count := w.field("a")
 	require.Equal(t, "2", count)
 	require.Regexp(t, `^[0-9a-f-]{36}:[0-9]+$`, field)
@@ -205,8 +205,8 @@ func TestWhatJavaSeesOfAGoHoldAndGoOfAJavaHold(t *testing.T) {
 	require.Equal(t, field, state.Holder.String())
 	require.Equal(t, 2, state.Count)
 	require.Zero(t, state.Waiters)
-	w.leave(inner, l, soon)
-	w.leave(section, l, soon)
+	w.leave(inner, l)
+	w.leave(section, l)
 	require.Empty(t, redistest.Keys(t, w.plain), "not even a token")
 
 	w.javaLock("a")
@@ -226,10 +226,10 @@ func TestWhatJavaSeesOfAGoHoldAndGoOfAJavaHold(t *testing.T) {
 func TestAGoHolderIsToldThatJavaHasFreedItsLockByForce(t *testing.T) {
 	w := onShared(t).forRedisson()
 	l := w.peer(inRedisson(relock.WithTTL(600 * time.Millisecond))...).NewLock("a")
-	section := w.enter(t.Context(), l, soon)
+	section := w.enter(t.Context(), l)
 	require.NoError(t, w.plain.Del(t.Context(), "a").Err())
 	w.javaLock("a")
-	require.Equal(t, relock.LossTaken, w.lost(section, soon))
+	require.Equal(t, relock.LossTaken, w.lost(section))
 	require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 	w.javaUnlock("a") // Go has not touched the lock
 }
@@ -239,16 +239,16 @@ func TestAFencedLockSharesItsCounterWithJava(t *testing.T) {
 	w := onShared(t).forRedisson()
 	l := w.peer(inRedisson(relock.WithRedissonFencing())...).NewLock("a")
 	require.NoError(t, w.plain.Set(t.Context(), counter, 41, 0).Err()) // Java was here before
-	outer := w.enter(t.Context(), l, soon)
+	outer := w.enter(t.Context(), l)
 	require.EqualValues(t, 42, w.draw(outer, l))
-	inner := w.enter(outer, l, soon)
+	inner := w.enter(outer, l)
 	require.EqualValues(t, 42, w.draw(inner, l), "one hold has one token")
-	w.leave(inner, l, soon)
-	w.leave(outer, l, soon)
+	w.leave(inner, l)
+	w.leave(outer, l)
 	require.NoError(t, w.plain.Incr(t.Context(), counter).Err()) // Java was in
-	section := w.enter(t.Context(), l, soon)
+	section := w.enter(t.Context(), l)
 	require.EqualValues(t, 44, w.draw(section, l))
-	w.leave(section, l, soon)
+	w.leave(section, l)
 	require.Equal(t, []string{counter}, redistest.Keys(t, w.plain))
 	require.Equal(t, time.Duration(-1), w.plain.TTL(t.Context(), counter).Val(), "it has no end")
 
@@ -265,13 +265,13 @@ func TestOfTheWaitersOfOneClientAMessageWakesOne(t *testing.T) {
 	var queued atomic.Int32
 	p := w.peer(inRedisson(relock.WithHooks(relock.Hooks{Queued: func(relock.Queued) { queued.Add(1) }}))...)
 	asks := w.answers(p)
-	var all []*asking
+	var all []*attempt
 	for i := range waiters {
 		all = append(all, w.start(t.Context(), p.NewLock("a")))
 		if i == 0 {
 			w.awaitAsks(asks, 2)
 		}
-		redistest.Eventually(t, soon, func() bool { return int(queued.Load()) == i+1 }, "it waits")
+		redistest.Eventually(t, w.limit, func() bool { return int(queued.Load()) == i+1 }, "it waits")
 	}
 	require.Equal(t, 2, asks(), "those behind the first have not asked")
 	require.Equal(t, 1, p.faults.Commands("SUBSCRIBE"))
@@ -284,24 +284,24 @@ func TestOfTheWaitersOfOneClientAMessageWakesOne(t *testing.T) {
 	// They get in as they came, each with one call that is refused and one that is not.
 	w.javaUnlock("a")
 	for i, a := range all {
-		section := a.in(soon)
+		section := a.section()
 		for _, later := range all[i+1:] {
-			require.True(t, later.waiting())
+			require.True(t, later.waits())
 		}
-		w.leave(section, a.lock, soon)
+		w.leave(section, a.lock)
 	}
 	require.LessOrEqual(t, asks(), 7+2*waiters)
 	w.awaitGone("a")
 }
 
 // The lease is long and the lock is free at once, so a message that is lost would be noticed.
-func TestAWaiterThatGivesUpAtTheMomentOfTheMessageLeavesItToTheNext(t *testing.T) {
+func TestAWaiterThatGivesUpLeavesTheMessageToTheNext(t *testing.T) {
 	w := onShared(t).forRedisson()
 	l := w.peer(inRedisson()...).NewLock("a")
 	for range 60 {
-		redistest.Eventually(t, soon, func() bool { return w.javaTryLock("a") }, "it is free")
+		redistest.Eventually(t, w.limit, func() bool { return w.javaTryLock("a") }, "it is free")
 		ctx, cancel := context.WithCancel(t.Context())
-		gone := []*asking{w.start(ctx, l), w.start(ctx, l), w.start(ctx, l)}
+		gone := []*attempt{w.start(ctx, l), w.start(ctx, l), w.start(ctx, l)}
 		w.awaitEars("a", 1)
 		stays := w.start(t.Context(), l)
 		go func() {
@@ -314,11 +314,11 @@ func TestAWaiterThatGivesUpAtTheMomentOfTheMessageLeavesItToTheNext(t *testing.T
 		for _, a := range gone {
 			left.Go(func() {
 				if <-a.done; a.err == nil {
-					_ = a.lock.Unlock(a.section)
+					_ = a.lock.Unlock(a.ctx)
 				}
 			})
 		}
-		w.leave(stays.in(soon), l, soon)
+		w.leave(stays.section(), l)
 		left.Wait()
 		w.awaitGone("a")
 		cancel()
@@ -339,12 +339,12 @@ func TestACallBehindAnotherOfItsClientIsToldWhoHasTheLock(t *testing.T) {
 	w.awaitAsks(asks, 2)
 	last := w.start(t.Context(), l)
 	w.javaUnlock("a")
-	section := first.in(soon)
+	section := first.section()
 	w.awaitAsks(asks, 4) // last was refused
 	field, _ := w.field("a")
 	require.Equal(t, field, w.refusal(l).Holder.String(), "the one that has it now, not Java")
-	w.leave(section, l, soon)
-	w.leave(last.in(soon), l, soon)
+	w.leave(section, l)
+	w.leave(last.section(), l)
 }
 
 // The call that asks for all gives up a silent connection, and asks on another one.
@@ -361,8 +361,8 @@ func TestASilentConnectionOfOneWaiterDoesNotKeepItsClientOut(t *testing.T) {
 	stuck := p.faults.Once(w.script(luaRedisson), redistest.Hold())
 	w.javaUnlock("a")
 	stuck.WaitHits(t, 1)
-	w.leave(first.in(soon), l, soon)
-	w.leave(behind.in(soon), l, soon)
+	w.leave(first.section(), l)
+	w.leave(behind.section(), l)
 	stuck.LetGo()
 	w.awaitGone("a")
 }
@@ -390,17 +390,17 @@ func TestAnUnlockWhilePubSubIsDownIsMadeUpForWhenItIsBack(t *testing.T) {
 				p.faults.Cut()
 				w.javaUnlock("a")
 				sleepUntil(time.Now().Add(300 * time.Millisecond))
-				require.True(t, waiter.waiting())
+				require.True(t, waiter.waits())
 				p.faults.Heal()
 			}
-			w.leave(waiter.in(soon), waiter.lock, soon)
-			w.leave(behind.in(soon), behind.lock, soon)
+			w.leave(waiter.section(), waiter.lock)
+			w.leave(behind.section(), behind.lock)
 			w.awaitGone("a")
 		})
 	}
 }
 
-func TestALockContendedAgainAndAgainInRedissonsLayoutIsSubscribedOnce(t *testing.T) {
+func TestAContendedLockInRedissonsLayoutIsSubscribedOnce(t *testing.T) {
 	const rounds = 20
 	w := onShared(t).forRedisson()
 	p := w.peer(inRedisson()...)
@@ -412,7 +412,7 @@ func TestALockContendedAgainAndAgainInRedissonsLayoutIsSubscribedOnce(t *testing
 		waiter := w.start(t.Context(), l)
 		w.awaitAsks(asks, before+1)
 		w.javaUnlock("a")
-		w.leave(waiter.in(soon), l, soon)
+		w.leave(waiter.section(), l)
 	}
 	require.Equal(t, 1, p.faults.Commands("SUBSCRIBE"))
 	require.Zero(t, p.faults.Commands("UNSUBSCRIBE"))
@@ -427,23 +427,23 @@ func TestTwoNamesThatShareAChannelAreStillTwoLocks(t *testing.T) {
 	bare, braced := w.start(t.Context(), p.NewLock("a")), w.start(t.Context(), p.NewLock("{a}"))
 	w.awaitEars("a", 1)
 	w.javaUnlock("{a}")
-	w.leave(braced.in(soon), braced.lock, soon)
-	require.True(t, bare.waiting())
+	w.leave(braced.section(), braced.lock)
+	require.True(t, bare.waits())
 	w.javaUnlock("a")
-	w.leave(bare.in(soon), bare.lock, soon)
+	w.leave(bare.section(), bare.lock)
 }
 
 func TestNestedEntriesAndExitsInRedissonsLayoutNeedNoMemory(t *testing.T) {
 	w := onOwn(t, "--maxmemory-policy", "noeviction").forRedisson()
 	p := w.peer(inRedisson()...)
 	l := p.NewLock("a")
-	outer := w.enter(t.Context(), l, soon)
-	inner := w.enter(outer, l, soon)
+	outer := w.enter(t.Context(), l)
+	inner := w.enter(outer, l)
 	require.NoError(t, w.plain.ConfigSet(t.Context(), "maxmemory", "1").Err())
-	require.ErrorContains(t, w.start(t.Context(), p.NewLock("b")).out(soon), "OOM")
-	w.leave(w.enter(inner, l, soon), l, soon)
-	w.leave(inner, l, soon)
-	w.leave(outer, l, soon)
+	require.ErrorContains(t, w.start(t.Context(), p.NewLock("b")).failure(), "OOM")
+	w.leave(w.enter(inner, l), l)
+	w.leave(inner, l)
+	w.leave(outer, l)
 	require.Empty(t, redistest.Keys(t, w.plain))
 }
 
@@ -453,9 +453,9 @@ func TestTooFewReplicaAcksInRedissonsLayoutUndoTheEntry(t *testing.T) {
 	const timeout = 80 * time.Millisecond
 	p := w.peer(inRedisson()...)
 	l := p.NewLock("a", relock.WithReplicaAcks(1, timeout))
-	w.leave(w.enter(t.Context(), l, soon), l, soon)
+	w.leave(w.enter(t.Context(), l), l)
 	replica.Pause()
-	require.ErrorIs(t, w.start(t.Context(), l).out(timeout+soon), relock.ErrNotReplicated)
+	require.ErrorIs(t, w.start(t.Context(), l).within(timeout+w.limit).failure(), relock.ErrNotReplicated)
 	w.awaitGone("a")
 	replica.Resume()
 }
@@ -571,21 +571,21 @@ func TestAUserWhoMayNotSetLeasesLeavesNoLockWithoutOne(t *testing.T) {
 func TestAUserWithoutRedissonsChannelsIsToldWhenItHasToWait(t *testing.T) {
 	w := onACL(t)
 	w.javaLock("app:a")
-	err := w.start(t.Context(), w.aclUser("deaf", []string{"~app:*", "+@all"}).NewLock("app:a")).out(soon)
+	err := w.start(t.Context(), w.aclUser("deaf", []string{"~app:*", "+@all"}).NewLock("app:a")).failure()
 	require.ErrorContains(t, err, "NOPERM")
 	require.ErrorContains(t, err, "channel")
 
 	// Waiters are told when they may not listen any more.
 	p := w.aclUser("listener", []string{"~app:*", "&redisson_lock__channel:*", "+@all"})
 	asks := w.answers(p)
-	waiters := []*asking{w.start(t.Context(), p.NewLock("app:a"))}
+	waiters := []*attempt{w.start(t.Context(), p.NewLock("app:a"))}
 	w.awaitAsks(asks, 2)
 	for range 2 {
 		waiters = append(waiters, w.start(t.Context(), p.NewLock("app:a")))
 	}
 	require.NoError(t, w.plain.Do(t.Context(), "ACL", "SETUSER", "listener", "resetchannels").Err()) // ends its subscriptions
 	for _, waiter := range waiters {
-		require.ErrorContains(t, waiter.out(soon), "NOPERM")
+		require.ErrorContains(t, waiter.failure(), "NOPERM")
 	}
 	w.javaUnlock("app:a")
 }

@@ -23,6 +23,8 @@ import (
 	"github.com/go-relock/relock/store/mem"
 )
 
+// Which calls are inside of a section?
+
 // This file shows which calls are inside of a section. reentry_faults_test.go is about entries
 // whose commands are slow or get lost.
 
@@ -54,7 +56,7 @@ func TestGoroutinesOfASectionExcludeEachOtherInAnotherLock(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			fake(t, func(t *testing.T, w *world) {
 				c := w.NewClient(options...)
-				section := enter(t, t.Context(), c.NewLock("a"))
+				section := w.enter(t.Context(), c.NewLock("a"))
 				group, cancel := context.WithCancelCause(section) // as errgroup.WithContext makes it
 				defer cancel(nil)
 				var guarded room
@@ -70,7 +72,7 @@ func TestGoroutinesOfASectionExcludeEachOtherInAnotherLock(t *testing.T) {
 				wg.Wait()
 				require.NoError(t, context.Cause(group))
 				guarded.requireVisits(t, goroutines)
-				require.NoError(t, c.NewLock("a").Unlock(section))
+				w.leave(section, c.NewLock("a"))
 				w.requireFree("a", "b")
 			})
 		})
@@ -80,7 +82,7 @@ func TestGoroutinesOfASectionExcludeEachOtherInAnotherLock(t *testing.T) {
 func TestGoroutinesOfASectionEnterItsOwnLockTogether(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		l := w.NewClient().NewLock("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		var inside, most atomic.Int64
 		var wg sync.WaitGroup
 		errs := make([]error, 50)
@@ -100,8 +102,8 @@ func TestGoroutinesOfASectionEnterItsOwnLockTogether(t *testing.T) {
 		require.EqualValues(t, len(errs), most.Load())
 		require.Equal(t, 1, l.Count(section))
 		pass(time.Second)
-		require.Equal(t, 1, w.count("a"))
-		require.NoError(t, l.Unlock(section))
+		w.requireCount("a", 1)
+		w.leave(section, l)
 		w.requireFree("a")
 	})
 }
@@ -167,14 +169,14 @@ func TestADetachedContextOfASectionThatIsOverCarriesNothing(t *testing.T) {
 		"lost and unlocked": func(t *testing.T, w *world, l *relock.Lock, section context.Context) {
 			t.Helper()
 			w.Lose("a")
-			_, _ = ends(t, section)
+			_, _ = w.ends(section)
 			require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			fake(t, func(t *testing.T, w *world) {
 				l := w.NewClient().NewLock("a")
-				section := enter(t, t.Context(), l)
+				section := w.enter(t.Context(), l)
 				before := holderOf(t, section)
 				detached := context.WithoutCancel(section)
 				end(t, w, l, section)
@@ -182,15 +184,15 @@ func TestADetachedContextOfASectionThatIsOverCarriesNothing(t *testing.T) {
 				require.False(t, inside)
 				require.False(t, l.Held(detached))
 
-				other := enter(t, t.Context(), l)
+				other := w.enter(t.Context(), l)
 				_, err := l.TryLock(detached)
 				require.ErrorIs(t, err, relock.ErrLocked)
-				calls := []*attempt{begin(t, detached, l.Lock), begin(t, detached, l.Lock)}
-				require.NoError(t, l.Unlock(other))
+				calls := []*attempt{w.start(detached, l), w.start(detached, l)}
+				w.leave(other, l)
 				first := calls[0].section()
 				require.True(t, calls[1].waits(), "two calls under that context exclude each other")
 				require.NotEqual(t, before, holderOf(t, first))
-				require.NoError(t, l.Unlock(first))
+				w.leave(first, l)
 				require.NoError(t, l.Unlock(calls[1].section()))
 				w.requireFree("a")
 			})
@@ -202,8 +204,8 @@ func TestACallInALostSectionIsToldSoUnderADetachedContextToo(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		c := w.NewClient()
 		a, b := c.NewLock("a"), c.NewLock("b")
-		inA := enter(t, t.Context(), a)
-		inB := enter(t, inA, b)
+		inA := w.enter(t.Context(), a)
+		inB := w.enter(inA, b)
 		w.Lose("a")
 		for range 2 { // before the process knows, and afterwards
 			for _, lock := range []locking{a.Lock, a.TryLock, tryFor(a, time.Minute)} {
@@ -215,7 +217,7 @@ func TestACallInALostSectionIsToldSoUnderADetachedContextToo(t *testing.T) {
 		}
 		require.True(t, w.free("a"), "the lock was not taken anew")
 		require.True(t, b.Held(inB))
-		require.NoError(t, b.Unlock(inB))
+		w.leave(inB, b)
 		require.ErrorIs(t, a.Unlock(inA), relock.ErrLockLost)
 		w.requireFree("a", "b")
 	})
@@ -225,12 +227,12 @@ func TestACallWhileTheLastExitIsInFlightMakesANewHold(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient()
 		l := m.NewLock("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		detached := context.WithoutCancel(section)
-		other := begin(t, t.Context(), w.NewClient().NewLock("a").Lock)
+		other := w.start(t.Context(), w.NewClient().NewLock("a"))
 		m.link.once(delay(time.Second, time.Second), cmdRelease)
-		exit := begin(t, section, unlock(l))
-		late := begin(t, detached, l.Lock)
+		exit := w.begin(section, unlock(l))
+		late := w.start(detached, l)
 		_, err := l.TryLock(detached)
 		require.ErrorIs(t, err, relock.ErrLocked)
 		require.NoError(t, exit.failure())
@@ -246,7 +248,7 @@ func TestWithSectionPutsCallbacksInside(t *testing.T) {
 	type key struct{}
 	fake(t, func(t *testing.T, w *world) {
 		l := w.NewClient().NewLock("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 
 		// A framework calls back with a context of its own, as a gRPC stream does.
 		own, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "stream"))
@@ -254,21 +256,21 @@ func TestWithSectionPutsCallbacksInside(t *testing.T) {
 		require.Equal(t, "stream", callback.Value(key{}))
 		require.Equal(t, holderOf(t, section), holderOf(t, callback))
 		require.Equal(t, 1, l.Count(callback))
-		inner := enter(t, callback, l)
-		require.Equal(t, 2, w.count("a"))
+		inner := w.enter(callback, l)
+		w.requireCount("a", 2)
 		require.Equal(t, "stream", inner.Value(key{}))
 
 		cancel()
 		require.ErrorIs(t, inner.Err(), context.Canceled)
 		require.NoError(t, section.Err(), "the section goes on")
-		require.NoError(t, l.Unlock(inner))
-		require.NoError(t, l.Unlock(section))
+		w.leave(inner, l)
+		w.leave(section, l)
 
 		// A context outside of all sections puts nothing inside.
 		for _, over := range []context.Context{section, t.Context(), relock.WithoutHolder(section)} {
 			require.False(t, l.Held(relock.WithSection(t.Context(), over)))
 		}
-		other := enter(t, t.Context(), l)
+		other := w.enter(t.Context(), l)
 		require.False(t, l.Held(relock.WithSection(other, t.Context())))
 		_, err := l.TryLock(relock.WithSection(t.Context(), section))
 		require.ErrorIs(t, err, relock.ErrLocked)
@@ -281,15 +283,15 @@ func TestASectionInsideOfWithSectionOutlivesTheOuterOne(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		const ttl = 10 * time.Second
 		l := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
-		outer := enter(t, t.Context(), l)
-		inner := enter(t, relock.WithSection(t.Context(), outer), l)
-		require.NoError(t, l.Unlock(outer))
+		outer := w.enter(t.Context(), l)
+		inner := w.enter(relock.WithSection(t.Context(), outer), l)
+		w.leave(outer, l)
 		require.NoError(t, inner.Err())
 		pass(10 * ttl)
 		require.NoError(t, inner.Err(), "the lease is renewed")
 		require.Equal(t, 1, l.Count(inner))
 		w.Lose("a")
-		_, cause := ends(t, inner)
+		_, cause := w.ends(inner)
 		require.ErrorIs(t, cause, relock.ErrLockLost)
 		require.ErrorIs(t, l.Unlock(inner), relock.ErrLockLost)
 	})
@@ -308,7 +310,7 @@ func TestASectionThatOnlyWithSectionRefersToIsNoLeak(t *testing.T) {
 			runtime.GC()
 			pass(relock.DefaultTTL)
 		}
-		require.NoError(t, l.Unlock(callback))
+		w.leave(callback, l)
 		require.Empty(t, eventsOf[relock.Leaked](&r))
 	})
 }
@@ -318,7 +320,7 @@ func TestWithoutHolderPutsCallsOutside(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		require.Equal(t, t.Context(), relock.WithoutHolder(t.Context()), "there is nothing to take away")
 		l := w.NewClient().NewLock("a")
-		section := enter(t, context.WithValue(t.Context(), key{}, "trace"), l)
+		section := w.enter(context.WithValue(t.Context(), key{}, "trace"), l)
 		outside := relock.WithoutHolder(section)
 		require.Equal(t, "trace", outside.Value(key{}))
 		_, inside := relock.HolderFrom(outside)
@@ -327,21 +329,21 @@ func TestWithoutHolderPutsCallsOutside(t *testing.T) {
 		require.ErrorIs(t, l.Unlock(outside), relock.ErrNotHeld)
 		_, err := l.TryLock(outside)
 		require.ErrorIs(t, err, relock.ErrLocked)
-		own := begin(t, outside, l.Lock)
+		own := w.start(outside, l)
 		require.True(t, own.waits())
 
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 		err = own.failure()
 		require.ErrorIs(t, err, relock.ErrLocked)
 		require.ErrorIs(t, err, context.Canceled, "the context still ends with the section")
 		require.ErrorIs(t, err, relock.ErrReleased)
 		w.requireFree("a")
 
-		section = enter(t, t.Context(), l)
-		own = begin(t, relock.WithoutHolder(context.WithoutCancel(section)), l.Lock)
+		section = w.enter(t.Context(), l)
+		own = w.start(relock.WithoutHolder(context.WithoutCancel(section)), l)
 		pass(time.Minute)
 		require.True(t, own.waits())
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 		require.NoError(t, l.Unlock(own.section()))
 		w.requireFree("a")
 	})
@@ -390,7 +392,7 @@ func TestEveryHoldOfAChainIsNamedAfterItsFirst(t *testing.T) {
 		c := w.NewClient(relock.WithOwner("orders"), relock.WithLogger(log.logger()), relock.WithHooks(r.Hooks()))
 		ctx := t.Context()
 		for _, name := range []string{"a", "b", "c"} {
-			ctx = enter(t, ctx, c.NewLock(name)) //nolint:fatcontext // a section inside of a section
+			ctx = w.enter(ctx, c.NewLock(name)) //nolint:fatcontext // a section inside of a section
 		}
 		holder := holderOf(t, ctx)
 		require.Equal(t, c.ID()+":1", holder.String())
@@ -405,7 +407,7 @@ func TestEveryHoldOfAChainIsNamedAfterItsFirst(t *testing.T) {
 			require.Equal(t, holder, event.Holder)
 		}
 		w.Lose("c")
-		_, cause := ends(t, ctx)
+		_, cause := w.ends(ctx)
 		var lost *relock.LostError
 		require.ErrorAs(t, cause, &lost)
 		require.Equal(t, holder, lost.Holder)
@@ -416,33 +418,33 @@ func TestEveryHoldOfAChainIsNamedAfterItsFirst(t *testing.T) {
 
 		// The name lasts as long as a section of the chain is open.
 		outside := context.WithoutCancel(ctx)
-		require.NoError(t, c.NewLock("a").Unlock(ctx))
+		w.leave(ctx, c.NewLock("a"))
 		require.Equal(t, holder, holderOf(t, outside), "b is still open")
-		require.NoError(t, c.NewLock("b").Unlock(ctx))
-		next := enter(t, outside, c.NewLock("a"))
+		w.leave(ctx, c.NewLock("b"))
+		next := w.enter(outside, c.NewLock("a"))
 		require.NotEqual(t, holder, holderOf(t, next))
-		require.NoError(t, c.NewLock("a").Unlock(next))
+		w.leave(next, c.NewLock("a"))
 	})
 }
 
 func TestTwoClientsInOneChainNeverShareAHold(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		one, two := w.NewClient(), w.NewClient()
-		section := enter(t, t.Context(), one.NewLock("a"))
+		section := w.enter(t.Context(), one.NewLock("a"))
 		// The clients number their holds alike.
 		for i := range 5 {
 			name := fmt.Sprint("b", i)
-			inner := enter(t, section, two.NewLock(name))
+			inner := w.enter(section, two.NewLock(name))
 			require.Contains(t, holderOf(t, inner).String(), two.ID())
 			require.Contains(t, w.owner(name), two.ID())
 			_, err := one.NewLock(name).TryLock(section)
 			require.ErrorIs(t, err, relock.ErrLocked)
 			require.NoError(t, two.NewLock(name).Unlock(inner))
-			again := enter(t, section, one.NewLock(name))
+			again := w.enter(section, one.NewLock(name))
 			require.Equal(t, holderOf(t, section), holderOf(t, again))
 			require.NoError(t, one.NewLock(name).Unlock(again))
 		}
-		require.NoError(t, one.NewLock("a").Unlock(section))
+		w.leave(section, one.NewLock("a"))
 	})
 }
 
@@ -453,7 +455,7 @@ func TestACallThatWaitsForItsOwnChainIsLogged(t *testing.T) {
 			return w.NewClient(log).NewLock("a").Lock
 		},
 		"for another goroutine of the section": func(w *world, c *member, _ relock.Option, section context.Context) locking {
-			enter(w.t, section, c.NewLock("b"))
+			w.enter(section, c.NewLock("b"))
 			return c.NewLock("b").Lock
 		},
 	} {
@@ -461,20 +463,20 @@ func TestACallThatWaitsForItsOwnChainIsLogged(t *testing.T) {
 			fake(t, func(t *testing.T, w *world) {
 				var log logbook
 				c := w.NewClient(relock.WithLogger(log.logger()))
-				section := enter(t, t.Context(), c.NewLock("a"))
+				section := w.enter(t.Context(), c.NewLock("a"))
 				holder := holderOf(t, section)
 				lock := wait(w, c, relock.WithLogger(log.logger()), section)
 				_, err := w.NewClient(relock.WithLogger(log.logger())).NewLock("a").TryLock(section)
 				require.ErrorIs(t, err, relock.ErrLocked)
 				require.Empty(t, log.about(text), "a call that does not wait is not logged")
-				own := begin(t, section, lock)
+				own := w.begin(section, lock)
 				require.True(t, own.waits())
 				pass(time.Hour)
 				lines := log.about(text)
 				require.Len(t, lines, 1, "once for each wait")
 				require.Equal(t, slog.LevelWarn, lines[0].level)
 				require.Equal(t, holder.String(), lines[0].attrs["holder"])
-				require.NoError(t, c.NewLock("a").Unlock(section))
+				w.leave(section, c.NewLock("a"))
 				require.ErrorIs(t, own.failure(), relock.ErrLocked)
 			})
 		})
@@ -490,7 +492,7 @@ func TestHandOverHandAlongAChainOfLocks(t *testing.T) {
 		leave := func() error { return nil }
 		for i := range 5 {
 			l := c.NewLock(fmt.Sprint("node ", i))
-			section := enter(t, request, l)
+			section := w.enter(request, l)
 			require.NoError(t, leave())
 			pass(3 * ttl)
 			require.True(t, l.Held(section))
@@ -512,16 +514,16 @@ func TestALeaseIsNotRenewedUnderAnOuterSectionThatWasLeft(t *testing.T) {
 				c := w.NewClient(relock.WithTTL(ttl))
 				outer, inner := c.NewLock(names[0]), c.NewLock(names[1])
 				for _, late := range []bool{false, true} {
-					inOuter := enter(t, t.Context(), outer)
-					inInner := enter(t, inOuter, inner)
-					require.NoError(t, outer.Unlock(inOuter))
+					inOuter := w.enter(t.Context(), outer)
+					inInner := w.enter(inOuter, inner)
+					w.leave(inOuter, outer)
 					require.ErrorIs(t, context.Cause(inInner), relock.ErrReleased)
 					require.True(t, inner.Held(inInner), "there is time to clean up")
 					require.Equal(t, 1, inner.Count(inInner))
 					pass(ttl / 2)
 					require.True(t, inner.Held(inInner))
 					if !late {
-						require.NoError(t, inner.Unlock(inInner))
+						w.leave(inInner, inner)
 						continue
 					}
 					pass(ttl/2 + time.Millisecond)
@@ -534,14 +536,14 @@ func TestALeaseIsNotRenewedUnderAnOuterSectionThatWasLeft(t *testing.T) {
 	}
 }
 
-func TestManyEntriesAndExitsLeaveTheRightCount(t *testing.T) {
+func TestCountIsRightAfterManyEntriesAndExits(t *testing.T) {
 	for name, options := range map[string][]relock.Option{"": nil, "WithLocalReentry": {relock.WithLocalReentry()}} {
 		t.Run(name, func(t *testing.T) {
 			fake(t, func(t *testing.T, w *world) {
 				const ttl = 30 * time.Second
 				m := w.NewClient(append(options, relock.WithTTL(ttl))...)
 				l := m.NewLock("a")
-				outer := enter(t, t.Context(), l)
+				outer := w.enter(t.Context(), l)
 				m.link.on(func(ctx context.Context, f *fault, run func() error) error { // in any order
 					return delay(rand.N(time.Second), rand.N(time.Second))(ctx, f, run)
 				}, cmdEnter, cmdRelease)
@@ -576,7 +578,7 @@ func TestManyEntriesAndExitsLeaveTheRightCount(t *testing.T) {
 					require.Equal(t, 1+len(kept), w.count("a"))
 				}
 				for _, section := range append(kept, outer) {
-					require.NoError(t, l.Unlock(section))
+					w.leave(section, l)
 				}
 				w.requireFree("a")
 			})

@@ -47,7 +47,9 @@ func loadScript(name string) *wire.Script {
 	if err != nil {
 		panic(err)
 	}
-	return wire.NewScript(path.Base(name), string(lib)+string(verb))
+	s := wire.NewScript(path.Base(name), string(lib)+string(verb))
+	s.Again = statusAgain
+	return s
 }
 
 // Statuses in the replies of scripts.
@@ -55,7 +57,7 @@ const (
 	statusBusy   int64 = 0
 	statusOurs   int64 = 1
 	statusQueued int64 = 2
-	callAgain    int64 = 3 // only dead waiters were in the queue so far
+	statusAgain  int64 = 3 // only dead waiters were in the queue so far
 	statusKind   int64 = 4 // the name is another kind of lock
 )
 
@@ -227,15 +229,15 @@ const noPlace, newPlace = "", "0"
 func (s *nativeStore) acquire(ctx context.Context, a store.Ask, arrival string, tries int) (acquired, wire.Answer, error) {
 	id := string(a.ID)
 	c := &wire.Call{
-		Script: acquireScript, Subject: a.Name, Shared: s.publish(), Unit: s.unit(a.Name, id, millis(a.TTL), arrival),
+		Script: acquireScript, Shared: s.publish(), Unit: s.unit(a.Name, id, millis(a.TTL), arrival),
 		Tries: tries, Patience: patience(a.TTL), Acks: a.Acks.Replicas, AcksTimeout: a.Acks.Timeout,
 	}
 	if arrival == noPlace { // a waiter overtakes nobody, and the TTL is part of its place
 		c.Repeat = func(elapsed time.Duration) []any { return []any{id, repeatMillis(a.TTL, elapsed), arrival} }
 	}
-	answer, err := s.do(ctx, c)
+	answer, err := s.wire.Do(ctx, c)
 	if err != nil {
-		return acquired{}, answer, err
+		return acquired{}, answer, unsureOf(answer, reachable(err))
 	}
 	r, err := parseAcquired(c.Script, answer.Reply)
 	return r, answer, unsureOf(answer, err)
@@ -264,7 +266,7 @@ func (s *nativeStore) Release(ctx context.Context, l store.Lease, count int) err
 		return err
 	}
 	return s.free(ctx, &wire.Call{
-		Script: releaseScript, Subject: l.Name, Shared: s.publish(), Unit: s.unit(l.Name, string(l.ID)),
+		Script: releaseScript, Shared: s.publish(), Unit: s.unit(l.Name, string(l.ID)),
 		Patience: patience(l.TTL),
 	})
 }
@@ -278,11 +280,11 @@ func (s *nativeStore) Forget(ctx context.Context, asks []store.Ask) []error {
 	return forgotten(s.all(ctx, forgetScript, s.publish(), units))
 }
 
-// Token draws a token.
+// Token draws a token above l.Token.
 func (s *nativeStore) Token(ctx context.Context, l store.Lease) (int64, error) {
 	token, _, err := s.number(ctx, &wire.Call{
-		Script: tokenScript, Subject: l.Name, Tries: boundTries, Patience: patience(l.TTL),
-		Unit: wire.Unit{Keys: []string{l.Name, l.Name + tokenSuffix}, Args: []any{string(l.ID)}},
+		Script: tokenScript, Tries: boundTries, Patience: patience(l.TTL),
+		Unit: wire.Unit{Keys: []string{l.Name, l.Name + tokenSuffix}, Args: []any{string(l.ID), l.Token}},
 	})
 	if err == nil && token == 0 {
 		err = store.ErrGone
@@ -298,7 +300,7 @@ func (s *nativeStore) Look(ctx context.Context, name string) (store.State, error
 // Break frees the lock of a hold, and has the client of that hold look at once.
 func (s *nativeStore) Break(ctx context.Context, name string, id store.ID) error {
 	return s.free(ctx, &wire.Call{
-		Script: breakScript, Subject: name, Shared: s.publish(), Tries: boundTries,
+		Script: breakScript, Shared: s.publish(), Tries: boundTries,
 		Unit: s.unit(name, string(id), s.control(cutLast(string(id), 2))),
 	})
 }

@@ -218,7 +218,7 @@ func (s *sequence) listen(client string, on bool) {
 // hear returns the messages that come before what is waited for.
 func (s *sequence) hear(client string, is func(any) bool) (got []string) {
 	for {
-		m, err := s.ears[client].ReceiveTimeout(s.Context(), soon)
+		m, err := s.ears[client].ReceiveTimeout(s.Context(), limit)
 		require.NoError(s, err)
 		if is(m) {
 			return got
@@ -263,7 +263,7 @@ func (s *sequence) command() command {
 	case p < 88:
 		return command{forgetScript, h, []any{h.id, millis(h.ttl)}, func(*modelLock) any { return s.forget(h) }}
 	case p < 94:
-		return command{tokenScript, h, []any{h.id}, func(*modelLock) any { return s.drawn(h) }}
+		return command{tokenScript, h, []any{h.id, 0}, func(*modelLock) any { return s.drawn(h) }}
 	default:
 		return command{breakScript, h, []any{h.id, s.r.store.control(h.client)}, func(*modelLock) any { return s.broken(h) }}
 	}

@@ -14,6 +14,8 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
+// Do holders exclude each other at random faults in fake time?
+
 // believers knows who believes to have which lock, and notices when two do.
 type believers struct {
 	mu      sync.Mutex
@@ -196,7 +198,7 @@ func TestNoTwoHoldersBelieveWhateverTheWeather(t *testing.T) {
 				w.requireFree("a", "b")
 				requireOneEndEach(t, &r, g.entries)
 				for range 3 { // and everything is as before
-					section := enter(t, t.Context(), w.NewClient().NewLock("a"))
+					section := w.enter(t.Context(), w.NewClient().NewLock("a"))
 					pass(time.Second)
 					require.NoError(t, section.Err())
 					w.Lose("a")
@@ -228,7 +230,7 @@ func requireOneEndEach(t *testing.T, r *recorder, holds int) {
 	require.Equal(t, entered, over)
 }
 
-func TestTheCountIsRightSoonAfterTheWeather(t *testing.T) {
+func TestCountIsRightSoonAfterTheWeather(t *testing.T) {
 	for name, options := range map[string][]relock.Option{"renewed": nil, "fixed": {relock.WithFixedLease(time.Hour)}} {
 		t.Run(name, func(t *testing.T) {
 			fake(t, func(t *testing.T, w *world) {
@@ -237,7 +239,7 @@ func TestTheCountIsRightSoonAfterTheWeather(t *testing.T) {
 				l := m.NewLock("a")
 				survived := 0
 				for range 30 {
-					outer := enter(t, t.Context(), l)
+					outer := w.enter(t.Context(), l)
 					stop := make(chan struct{})
 					var working, raging sync.WaitGroup
 					raging.Go(func() { weather(p, time.Second, stop) })
@@ -261,12 +263,12 @@ func TestTheCountIsRightSoonAfterTheWeather(t *testing.T) {
 					if name == "fixed" {
 						// A late command comes when nothing is renewed. The next entry or exit sets
 						// the count right.
-						require.NoError(t, l.Unlock(enter(t, outer, l)))
+						require.NoError(t, l.Unlock(w.enter(outer, l)))
 					}
 					if l.Held(outer) {
 						survived++
 						require.Equal(t, 1, l.Count(outer))
-						require.Equal(t, 1, w.count("a"))
+						w.requireCount("a", 1)
 					}
 					_ = l.Unlock(outer)
 					pass(ttl)

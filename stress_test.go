@@ -16,13 +16,15 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
+// Do many goroutines exclude each other on a real server while everything breaks?
+
 // This file is about many goroutines on a real server, while everything breaks.
 
 // The tests below are worth what this one shows.
 func TestTheWitnessNoticesTwoAtOnceAndTokensThatDoNotGrow(t *testing.T) {
 	w := onShared(t)
 	l, other := w.peer().NewLock("a"), w.peer().NewLock("b")
-	first, second := w.enter(t.Context(), l, soon), w.enter(t.Context(), other, soon)
+	first, second := w.enter(t.Context(), l), w.enter(t.Context(), other)
 	w.draw(first, l)
 	token := w.draw(second, other)
 	for _, lost := range []bool{false, true} {
@@ -36,9 +38,9 @@ func TestTheWitnessNoticesTwoAtOnceAndTokensThatDoNotGrow(t *testing.T) {
 		require.Len(t, g.faults, 1)
 		require.Contains(t, g.faults[0], "comes after")
 	}
-	w.leave(second, other, soon)
+	w.leave(second, other)
 	require.NoError(t, l.ForceUnlock(t.Context()))
-	w.lost(first, soon)
+	w.lost(first)
 	require.False(t, (&witness{lost: true}).enter(first, l))
 	var g witness
 	require.False(t, g.enter(first, l))
@@ -69,7 +71,7 @@ func (f *traffic) end(w *arena, after time.Duration) {
 	w.t.Helper()
 	sleepUntil(time.Now().Add(after))
 	close(f.stop)
-	require.NoError(w.t, w.call(10*time.Second, func() error { f.all.Wait(); return nil }))
+	require.NoError(w.t, w.within(10*time.Second).call(func() error { f.all.Wait(); return nil }))
 	w.t.Logf("%s; the slowest was in after %s", &f.done, time.Duration(f.slowest.Load()))
 	require.Empty(w.t, f.errs.all())
 }
@@ -97,7 +99,7 @@ func (f *traffic) visit(l *relock.Lock, g *witness) {
 	f.done.add("sections")
 }
 
-func TestThirtyTwoWorkersExcludeEachOtherWhileTheirConnectionsAreKilled(t *testing.T) {
+func TestWorkersExcludeEachOtherWhileConnectionsAreKilled(t *testing.T) {
 	const workers, locks = 32, 4
 	for _, kind := range []string{"normal", "pubsub"} {
 		t.Run(kind, func(t *testing.T) {
@@ -127,7 +129,7 @@ func TestThirtyTwoWorkersExcludeEachOtherWhileTheirConnectionsAreKilled(t *testi
 			require.Greater(t, f.done.of("sections"), 50)
 			for i := range guards {
 				guards[i].require(t)
-				w.awaitFree(fmt.Sprint("lock", i), soon)
+				w.requireFree(fmt.Sprint("lock", i))
 			}
 		})
 	}
@@ -223,16 +225,16 @@ func TestTokensGrowThroughEveryKindOfEnd(t *testing.T) {
 	s := onShared(t).scene(relock.WithFixedLease(ttl))
 	var last int64
 	for i := range 16 {
-		section := s.enter(t.Context(), s.l, soon)
+		section := s.enter(t.Context(), s.l)
 		token := s.draw(section, s.l)
 		require.Greater(t, token, last)
 		last = token
 		switch i % 4 {
 		case 0:
-			s.leave(section, s.l, soon)
+			s.leave(section, s.l)
 			continue
 		case 1: // runs out
-			s.lost(section, soon)
+			s.lost(section)
 		case 2:
 			if err := s.far.ForceUnlock(t.Context()); err != nil {
 				require.ErrorIs(t, err, relock.ErrNotHeld)
@@ -242,5 +244,5 @@ func TestTokensGrowThroughEveryKindOfEnd(t *testing.T) {
 		}
 		require.ErrorIs(t, s.l.Unlock(section), relock.ErrLockLost)
 	}
-	s.awaitFree("a", soon)
+	s.requireFree("a")
 }

@@ -13,6 +13,8 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
+// Does Redisson's layout work on Sentinel and on a cluster?
+
 // Redisson's layout on Sentinel and on a cluster, where the kind of pub/sub depends on how the Java
 // side is set up.
 
@@ -42,7 +44,7 @@ func (w *field) javaUnlock(name, publish string, via redis.UniversalClient) {
 }
 
 // waits begins to wait for a lock, and returns when the client listens and has asked since.
-func (w *field) waits(p *clusterPeer, l *relock.Lock) *asking {
+func (w *field) waits(p *clusterPeer, l *relock.Lock) *attempt {
 	w.t.Helper()
 	asks := w.answers(&peer{faults: p.faults})
 	waiter := w.start(w.t.Context(), l)
@@ -74,7 +76,7 @@ func TestInAClusterRedissonIsHeardAndToldWhicheverPubSubItUses(t *testing.T) {
 					via = w.cluster.MasterFor(names[0]).Client()
 				}
 				w.javaUnlock(name, publish, via)
-				w.leave(waiter.in(ample), waiter.lock, ample)
+				w.leave(waiter.section(), waiter.lock)
 			}
 		})
 	}
@@ -86,19 +88,19 @@ func TestInAClusterRedissonIsHeardAndToldWhicheverPubSubItUses(t *testing.T) {
 		for i := range 40 {
 			c.joins(peers[i%2].NewLock(names[0]))
 		}
-		c.through(ample, 40)
+		c.through(w.limit, 40)
 	})
 	t.Run("leases in many slots are renewed", func(t *testing.T) {
 		w := shared.in(t)
 		p := w.peer(inRedisson(relock.WithTTL(1500 * time.Millisecond))...)
 		var sections []context.Context
 		for i := range 100 {
-			sections = append(sections, w.enter(t.Context(), p.NewLock(fmt.Sprint("many", i)), ample))
+			sections = append(sections, w.enter(t.Context(), p.NewLock(fmt.Sprint("many", i))))
 		}
 		sleepUntil(time.Now().Add(2 * time.Second))
 		for i, section := range sections {
 			require.NoError(t, section.Err())
-			w.leave(section, p.NewLock(fmt.Sprint("many", i)), ample)
+			w.leave(section, p.NewLock(fmt.Sprint("many", i)))
 		}
 	})
 	t.Run("for a user with the commands of the page", func(t *testing.T) { redissonUserInACluster(shared.in(t), names[0]) })
@@ -122,7 +124,7 @@ func goFreesInACluster(w *field, names []string) {
 		told := func() {
 			t.Helper()
 			for _, java := range []*redis.PubSub{sharded, plain} {
-				m, err := java.ReceiveTimeout(t.Context(), ample)
+				m, err := java.ReceiveTimeout(t.Context(), w.limit)
 				require.NoError(t, err)
 				if message, ok := m.(*redis.Message); ok {
 					require.Equal(t, "0", message.Payload)
@@ -131,7 +133,7 @@ func goFreesInACluster(w *field, names []string) {
 		}
 		told() // that they are subscribed
 		l := p.NewLock(name)
-		w.leave(w.enter(t.Context(), l, ample), l, ample)
+		w.leave(w.enter(t.Context(), l), l)
 		told()
 		w.javaLock(name)
 		require.NoError(t, l.ForceUnlock(t.Context()))
@@ -154,12 +156,12 @@ func redissonUserInACluster(w *field, name string) {
 	}
 	p := w.user("redisson", rules, inRedisson(relock.WithRedissonFencing(), relock.WithTTL(1500*time.Millisecond))...)
 	l := p.NewLock(name)
-	section := w.enter(t.Context(), l, ample)
-	w.leave(w.enter(section, l, ample), l, ample)
+	section := w.enter(t.Context(), l)
+	w.leave(w.enter(section, l), l)
 	waiter := w.start(t.Context(), l)
 	sleepUntil(time.Now().Add(2 * time.Second)) // the lease is renewed
-	w.leave(section, l, ample)
-	w.leave(waiter.in(ample), l, ample)
+	w.leave(section, l)
+	w.leave(waiter.section(), l)
 	require.ErrorIs(t, l.ForceUnlock(t.Context()), relock.ErrNotHeld)
 }
 
@@ -176,18 +178,18 @@ func redissonFollowsItsSlot(t *testing.T, shared *field) {
 			to := w.cluster.MasterFor(names[1])
 			w.cluster.MoveSlot(name, to)
 			channel := channelOf(name)
-			redistest.Eventually(t, ample, func() bool {
+			redistest.Eventually(t, w.limit, func() bool {
 				heard, err := to.Client().PubSubShardChannels(t.Context(), channel).Result()
 				return err == nil && len(heard) == 1
 			}, "the waiter hears the new master")
-			require.True(t, waiter.waiting())
+			require.True(t, waiter.waits())
 			w.javaUnlock(name, publish, w.all)
-			w.leave(waiter.in(ample), l, ample)
-			section := w.enter(t.Context(), l, ample) // and a section that is held while its slot moves
+			w.leave(waiter.section(), l)
+			section := w.enter(t.Context(), l) // and a section that is held while its slot moves
 			w.cluster.MoveSlot(name, w.cluster.MasterFor(names[2]))
 			sleepUntil(time.Now().Add(2 * time.Second)) // a lease
 			require.NoError(t, section.Err())
-			w.leave(section, l, ample)
+			w.leave(section, l)
 		})
 	}
 	t.Run("to the replica of a master that dies", func(t *testing.T) {
@@ -195,7 +197,7 @@ func redissonFollowsItsSlot(t *testing.T, shared *field) {
 		name := w.oneForEachMaster()[0]
 		p, q := w.peer(inRedisson(relock.WithRedissonFencing())...), w.peer(inRedisson(relock.WithRedissonFencing())...)
 		l := p.NewLock(name)
-		section := w.enter(t.Context(), l, ample)
+		section := w.enter(t.Context(), l)
 		c := &crowd{w: w.arena}
 		c.enter(section, l)
 		for range 5 {
@@ -206,13 +208,13 @@ func redissonFollowsItsSlot(t *testing.T, shared *field) {
 		w.cluster.KillMasterFor(name)
 		require.NoError(t, section.Err())
 		c.leave(section)
-		w.leave(section, l, ample)
+		w.leave(section, l)
 		c.through(recheckInTime, 11)
 	})
 }
 
 // recheckInTime is enough for a waiter that missed the message.
-const recheckInTime = relock.DefaultTTL + soon
+const recheckInTime = relock.DefaultTTL + limit
 
 func TestAWaiterInRedissonsLayoutGetsInAfterASentinelFailover(t *testing.T) {
 	w, s := onSentinel(t)
@@ -228,7 +230,7 @@ func TestAWaiterInRedissonsLayoutGetsInAfterASentinelFailover(t *testing.T) {
 		t.Run(way, func(t *testing.T) {
 			w := w.in(t)
 			l := holder.NewLock("a")
-			section := w.enter(t.Context(), l, ample)
+			section := w.enter(t.Context(), l)
 			c := &crowd{w: w}
 			c.enter(section, l)
 			for i := range 9 {
@@ -240,7 +242,7 @@ func TestAWaiterInRedissonsLayoutGetsInAfterASentinelFailover(t *testing.T) {
 			failover.comeBack()
 			require.NoError(t, section.Err(), "the new master has the lock")
 			c.leave(section)
-			w.leave(section, l, ample)
+			w.leave(section, l)
 			c.through(recheckInTime, 10)
 			s.WaitReplica()
 		})
@@ -251,5 +253,5 @@ func TestAWaiterInRedissonsLayoutGetsInAfterASentinelFailover(t *testing.T) {
 	waiter := w.start(t.Context(), peers[0].NewLock("b"))
 	w.awaitEars("b", 1)
 	w.javaUnlock("b")
-	w.leave(waiter.in(ample), waiter.lock, ample)
+	w.leave(waiter.section(), waiter.lock)
 }

@@ -19,11 +19,9 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
-// The first half of this file is the vocabulary of all tests with several servers.
+// Who is in after a failover by Sentinel?
 
-// ample is soon of these tests: several servers and clients share a busy machine. ample is less
-// than DefaultTTL, so a test finds out what only comes at the end of a lease.
-const ample = 10 * time.Second
+// The first half of this file is the vocabulary of all tests with several servers.
 
 // onWire is the timeout of the peers in these tests. A server that is gone is noticed soon, and a
 // busy machine has time.
@@ -32,16 +30,16 @@ const onWire = 500 * time.Millisecond
 // acked asks for the one replica that there is.
 func acked() relock.Option { return relock.WithReplicaAcks(1, 400*time.Millisecond) }
 
-// surroundings is an arena without a server.
-func surroundings(t *testing.T) *arena {
+// surroundings is an arena of several servers, none of them started. Servers and clients share a
+// busy machine. The limit is less than DefaultTTL, so a test finds out what only comes at the end of
+// a lease.
+func surroundings(t *testing.T, rdb func() redis.UniversalClient) *arena {
 	t.Helper()
 	if testing.Short() {
 		redistest.NotTested(t, "-short leaves out Sentinel and Cluster, which take long")
 	}
 	redistest.NoGoroutineLeft(t)
-	w := &arena{t: t, tidyWithin: ample, late: new(atomic.Int64)}
-	t.Cleanup(w.measure())
-	return w
+	return bare(t, 10*time.Second, rdb)
 }
 
 // closing closes a client at the end of a test.
@@ -77,7 +75,7 @@ func (c *crowd) joins(l *relock.Lock) {
 // through waits until everybody was in.
 func (c *crowd) through(limit time.Duration, entries int) {
 	c.w.t.Helper()
-	_ = c.w.call(limit, func() error { c.all.Wait(); return nil })
+	_ = c.w.within(limit).call(func() error { c.all.Wait(); return nil })
 	require.Empty(c.w.t, c.errs.all())
 	c.require(c.w.t)
 	require.Equal(c.w.t, entries, c.entries)
@@ -116,7 +114,7 @@ func cutReplica(t testing.TB, master, replica *redistest.Server) {
 	// A password that the master does not want keeps the replica out.
 	require.NoError(t, r.ConfigSet(ctx, "masterauth", "nobody").Err())
 	require.NoError(t, m.Do(ctx, "CLIENT", "KILL", "TYPE", "replica").Err())
-	redistest.Eventually(t, ample, func() bool {
+	redistest.Eventually(t, 3*limit, func() bool {
 		info, err := r.Info(ctx, "replication").Result()
 		return err == nil && strings.Contains(info, "master_link_status:down")
 	}, "the replica has lost its master")
@@ -141,18 +139,11 @@ func requireForgotten(t testing.TB, server *redistest.Server) {
 	require.NotContains(t, there, true)
 }
 
-// requireOwner says that whoever is in has the lock in Redis too.
-func (w *arena) requireOwner(name string, section context.Context) { //nolint:revive // the section does not bound the call
-	w.t.Helper()
-	holder, _ := relock.HolderFrom(section)
-	hold, _ := w.owner(name)
-	require.True(w.t, strings.HasPrefix(hold, holder.String()+":"), "%s is in, and Redis says %q", holder, hold)
-}
-
 // onSentinel is an arena on a master with a replica, and three sentinels.
 func onSentinel(t *testing.T) (*arena, *redistest.Sentinel) {
 	t.Helper()
-	w := surroundings(t)
+	var w *arena
+	w = surroundings(t, func() redis.UniversalClient { return w.plain })
 	s := redistest.StartSentinel(t)
 	w.server, w.plain = s.Master(), s.Client()
 	t.Cleanup(func() {
@@ -208,8 +199,8 @@ func TestWaitersGetInOneByOneAfterASentinelFailover(t *testing.T) {
 			const name = "a"
 			w := w.in(t)
 			l := holder.NewLock(name)
-			outer := w.enter(t.Context(), l, ample)
-			section := w.enter(outer, l, ample)
+			outer := w.enter(t.Context(), l)
+			section := w.enter(outer, l)
 			c := &crowd{w: w}
 			c.enter(section, l)
 			for i := range 20 {
@@ -222,13 +213,13 @@ func TestWaitersGetInOneByOneAfterASentinelFailover(t *testing.T) {
 			failover.fail()
 			failover.comeBack()
 			require.NoError(t, section.Err(), "the new master has the lock")
-			w.leave(section, l, ample)
+			w.leave(section, l)
 			require.NoError(t, outer.Err())
 			w.requireCount(name, 1)
 			c.leave(section)
-			w.leave(outer, l, ample)
-			c.through(3*ample, 21) // a stopped server is only noticed by its silence
-			w.awaitFree(name, ample)
+			w.leave(outer, l)
+			c.through(3*w.limit, 21) // a stopped server is only noticed by its silence
+			w.requireFree(name)
 			s.WaitReplica()
 			require.NoError(t, s.Replica().Client().ScriptFlush(t.Context()).Err()) // for the next way
 		})
@@ -245,7 +236,7 @@ func TestAHolderIsToldThatThePromotedReplicaLackedItsLock(t *testing.T) {
 	cutReplica(t, s.Master(), replica)
 
 	l := holder.NewLock("a")
-	section := w.enter(t.Context(), l, ample)
+	section := w.enter(t.Context(), l)
 	token := w.draw(section, l)
 	c := &crowd{w: w}
 	for range 5 {
@@ -255,11 +246,11 @@ func TestAHolderIsToldThatThePromotedReplicaLackedItsLock(t *testing.T) {
 	require.Same(t, replica, s.KillMaster())
 	mendReplica(t, replica)
 
-	require.Equal(t, relock.LossTaken, w.lost(section, ttl/3+ample), "not by its deadline: Redis has said so")
+	require.Equal(t, relock.LossTaken, w.within(ttl/3+w.limit).lost(section), "not by its deadline: Redis has said so")
 	var lost *relock.LostError
 	require.ErrorAs(t, l.Unlock(section), &lost)
 	require.Equal(t, token, lost.Token)
-	c.through(ample, 5)
+	c.through(w.limit, 5)
 	require.Greater(t, c.token, token, "the new master did not know of the old token")
 	s.Replica().Restart()
 }
@@ -273,40 +264,40 @@ func TestReplicaAcksCloseTheGapOfASentinelFailover(t *testing.T) {
 	replica := s.Replica()
 
 	cutReplica(t, s.Master(), replica)
-	require.ErrorIs(t, w.start(t.Context(), l).out(ample), relock.ErrNotReplicated)
-	w.awaitFree("a", ample)
+	require.ErrorIs(t, w.start(t.Context(), l).failure(), relock.ErrNotReplicated)
+	w.requireFree("a")
 	mendReplica(t, replica)
 	s.WaitReplica()
 
 	replicated(t, w.plain, "x")
-	section := w.enter(t.Context(), l, ample)
+	section := w.enter(t.Context(), l)
 	s.Master().Kill() // at once
 	waiter := w.start(t.Context(), q.NewLock("a"))
 	s.Replace(replica)
-	redistest.Eventually(t, ample, func() bool { return w.plain.Ping(t.Context()).Err() == nil }, "the new master is found")
+	redistest.Eventually(t, w.limit, func() bool { return w.plain.Ping(t.Context()).Err() == nil }, "the new master is found")
 	w.awaitWaiters("a", 1)
 	require.NoError(t, section.Err())
 	require.True(t, l.Held(section))
 	token := w.draw(section, l)
 	w.requireCount("a", 1)
-	w.leave(section, l, ample)
-	mine := waiter.in(ample)
+	w.leave(section, l)
+	mine := waiter.section()
 	require.Greater(t, w.draw(mine, waiter.lock), token)
-	w.leave(mine, waiter.lock, ample)
+	w.leave(mine, waiter.lock)
 
 	// No replica is left. Lock says so, until one is back.
-	require.ErrorIs(t, w.start(t.Context(), l).out(ample), relock.ErrNotReplicated)
+	require.ErrorIs(t, w.start(t.Context(), l).failure(), relock.ErrNotReplicated)
 	s.Replica().Restart()
 	s.WaitReplica()
 	replicated(t, w.plain, "x")
-	w.leave(w.enter(t.Context(), l, ample), l, ample)
+	w.leave(w.enter(t.Context(), l), l)
 }
 
 // Work goes on all the time, so the failover comes at any moment.
 func TestWithReplicaAcksNoTwoAreInThroughASentinelFailover(t *testing.T) {
 	w, s := onSentinel(t)
 	const ttl, workers = 2 * time.Second, 8
-	w.tidyWithin = ttl + ample // the lease of a release that was lost
+	w.tidyWithin = ttl + w.limit // the lease of a release that was lost
 	var peers []*peer
 	for range 4 {
 		peers = append(peers, sentinelPeer(w, s, relock.WithTTL(ttl), acked()))
@@ -360,7 +351,7 @@ func TestWithReplicaAcksNoTwoAreInThroughASentinelFailover(t *testing.T) {
 	s.WaitReplica()
 	sections(50)
 	close(stop)
-	require.NoError(t, w.call(20*time.Second, func() error { all.Wait(); return nil }))
+	require.NoError(t, w.within(20*time.Second).call(func() error { all.Wait(); return nil }))
 	require.Empty(t, errs.all())
 	g.require(t)
 	t.Log(&done)
@@ -383,21 +374,21 @@ func TestBothKindsOfSentinelClientsShareTheirLocks(t *testing.T) {
 	handOver := func() {
 		t.Helper()
 		for _, way := range [][2]*relock.Lock{{l, rl}, {rl, l}, {rl, rl}} {
-			section := w.enter(t.Context(), way[0], ample)
+			section := w.enter(t.Context(), way[0])
 			waiter := w.start(t.Context(), way[1])
 			w.awaitWaiters("a", 1)
-			w.leave(section, way[0], ample)
-			w.leave(waiter.in(ample), way[1], ample)
+			w.leave(section, way[0])
+			w.leave(waiter.section(), way[1])
 		}
 	}
 	handOver()
-	section := w.enter(t.Context(), rl, ample)
+	section := w.enter(t.Context(), rl)
 	waiter := w.start(t.Context(), rl)
 	w.awaitWaiters("a", 1)
 	replicated(t, w.plain, "x")
 	s.Failover()
-	w.leave(section, rl, ample)
-	w.leave(waiter.in(ample), rl, ample)
+	w.leave(section, rl)
+	w.leave(waiter.section(), rl)
 	handOver()
 }
 
@@ -407,7 +398,7 @@ func TestBothKindsOfSentinelClientsShareTheirLocks(t *testing.T) {
 func TestAGrantHeardThroughADemotedMasterIsNotBelieved(t *testing.T) {
 	const ttl = 5 * time.Second // longer than all takes to be in place
 	w, replica := withReplica(t)
-	w.tidyWithin = ttl + ample
+	w.tidyWithin = ttl + w.limit
 	var address atomic.Value
 	address.Store(w.server.Addr())
 	follow := func(o *redis.Options) {
@@ -419,7 +410,7 @@ func TestAGrantHeardThroughADemotedMasterIsNotBelieved(t *testing.T) {
 	owner, waiting, third := w.peerOn(follow, relock.WithTTL(ttl)), w.peerOn(follow, relock.WithTTL(ttl)), w.peerOn(follow)
 	l, wl, tl := owner.NewLock("a"), waiting.NewLock("a"), third.NewLock("a")
 
-	section := w.enter(t.Context(), l, ample)
+	section := w.enter(t.Context(), l)
 	waiter := w.start(t.Context(), wl)
 	w.awaitWaiters("a", 1)
 	replicated(t, w.plain, "x")
@@ -435,24 +426,24 @@ func TestAGrantHeardThroughADemotedMasterIsNotBelieved(t *testing.T) {
 	require.True(t, hears(heard[0]) || hears(heard[len(heard)-1]), "the waiter hears the old master: %q", heard)
 
 	require.NoError(t, section.Err())
-	w.leave(section, l, ample)
+	w.leave(section, l)
 	// The waiter may get in as late as its lease allows, but not while Redis knows nothing of that.
-	mine := waiter.in(ttl + ample)
+	mine := waiter.within(ttl + w.limit).section()
 	w.requireOwner("a", mine)
 	_, err := tl.TryLock(t.Context())
 	require.ErrorIs(t, err, relock.ErrLocked)
 
 	// The client has found the new master, so the next hand-over is as prompt as any.
-	w.leave(mine, wl, ample)
-	section = w.enter(t.Context(), l, ample)
+	w.leave(mine, wl)
+	section = w.enter(t.Context(), l)
 	waiter = w.start(t.Context(), wl)
 	w.awaitWaiters("a", 1)
-	w.leave(section, l, ample)
+	w.leave(section, l)
 	start := time.Now()
-	mine = waiter.in(ttl + ample)
+	mine = waiter.within(ttl + w.limit).section()
 	require.Less(t, time.Since(start), ttl/2+w.lateness(), "not by the end of a lease")
-	w.leave(mine, wl, ample)
-	w.awaitFree("a", ample)
+	w.leave(mine, wl)
+	w.requireFree("a")
 	replicated(t, w.plain, "x")
 	w.plain = old // lives longer than the new master, and has all that the new master had
 }

@@ -25,6 +25,8 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
+// Does a user with few commands have all that a lock needs over TLS?
+
 // authority signs certificates for one test.
 type authority struct {
 	t    *testing.T
@@ -153,55 +155,55 @@ func TestOverTLSAUserWithFewCommandsHasAllThatALockDoes(t *testing.T) {
 	l, other := p.NewLock("a"), q.NewLock("a")
 
 	// Enter again, refuse, wait, renew, and hand over.
-	outer := w.enter(t.Context(), l, ample)
-	inner := w.enter(outer, l, ample)
+	outer := w.enter(t.Context(), l)
+	inner := w.enter(outer, l)
 	w.requireCount("a", 2)
 	_, err := other.TryLock(t.Context())
 	require.ErrorIs(t, err, relock.ErrLocked)
 	waiter := w.start(t.Context(), other)
 	w.awaitWaiters("a", 1)
 	renewals := w.counter(p, luaRenew)
-	redistest.Eventually(t, ample, func() bool { return renewals() >= 4 }, "the lease is renewed")
+	redistest.Eventually(t, w.limit, func() bool { return renewals() >= 4 }, "the lease is renewed")
 	require.NoError(t, inner.Err())
-	w.leave(inner, l, ample)
-	w.leave(outer, l, ample)
-	mine := waiter.in(ample)
+	w.leave(inner, l)
+	w.leave(outer, l)
+	mine := waiter.section()
 	w.draw(mine, other)
-	w.leave(mine, other, ample)
+	w.leave(mine, other)
 
 	// Twenty wait for one lock.
 	c := &crowd{w: w.arena}
-	section := w.enter(t.Context(), l, ample)
+	section := w.enter(t.Context(), l)
 	c.enter(section, l)
 	for i := range 20 {
 		c.joins([]*peer{p, q}[i%2].NewLock("a"))
 	}
 	w.awaitWaiters("a", 20)
 	c.leave(section)
-	w.leave(section, l, ample)
-	c.through(ample, 21)
+	w.leave(section, l)
+	c.through(w.limit, 21)
 
 	// Cut the pub/sub connection while the lock is freed.
-	section = w.enter(t.Context(), l, ample)
+	section = w.enter(t.Context(), l)
 	waiter = w.start(t.Context(), other)
 	w.awaitWaiters("a", 1)
 	q.faults.CutPubSub()
-	w.leave(section, l, ample)
-	w.leave(waiter.in(ample), other, ample)
+	w.leave(section, l)
+	w.leave(waiter.section(), other)
 
 	// Lose a reply.
 	p.faults.Once(w.script(luaAcquire), redistest.DropReply(redistest.EOF))
-	section = w.enter(t.Context(), l, ample)
+	section = w.enter(t.Context(), l)
 	w.requireCount("a", 1)
 	p.faults.Once(w.script(luaRelease), redistest.DropReply(redistest.EOF))
-	w.leave(section, l, ample)
+	w.leave(section, l)
 
 	// The server restarts empty.
-	section = w.enter(t.Context(), l, ample)
+	section = w.enter(t.Context(), l)
 	w.server.Restart()
-	require.Equal(t, relock.LossTaken, w.lost(section, ample))
+	require.Equal(t, relock.LossTaken, w.lost(section))
 	require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
-	w.leave(w.enter(t.Context(), other, ample), other, ample)
+	w.leave(w.enter(t.Context(), other), other)
 
 	// Ask for a name that the user may not use.
 	_, err = w.peer(w.config(), "secret", relock.WithPrefix("elsewhere:")).NewLock("a").TryLock(t.Context())
@@ -212,7 +214,7 @@ func TestAClientThatIsRefusedOverTLSIsToldWhy(t *testing.T) {
 	w := onTLS(t)
 	try := func(config *tls.Config, password string) error {
 		l := w.peer(config, password).NewLock("a")
-		return w.call(ample, func() error { _, err := l.State(t.Context()); return err })
+		return w.call(func() error { _, err := l.State(t.Context()); return err })
 	}
 	require.NoError(t, try(w.config(), "secret"))
 	require.ErrorContains(t, try(w.config(), "guess"), "WRONGPASS")

@@ -17,6 +17,8 @@ import (
 	"github.com/go-relock/relock/store/mem"
 )
 
+// When exactly does a wait end?
+
 // This file is about the exact ends of waits. locktest has the promises that hold over every store,
 // and lease_test.go is about leases that are nearly over when they begin.
 
@@ -34,7 +36,7 @@ func TestEnteringAndLeavingAFreeLockAsksTheStoreOnce(t *testing.T) {
 			require.Equal(t, 1, m.link.sent(name))
 			require.Equal(t, relock.DefaultTTL, w.lease("a"))
 			require.Equal(t, relock.DefaultTTL-margin(relock.DefaultTTL), l.Remaining(section))
-			require.NoError(t, l.Unlock(section))
+			w.leave(section, l)
 			require.Equal(t, 2, m.link.sent())
 			require.Zero(t, time.Since(begun))
 			w.requireFree("a")
@@ -46,9 +48,9 @@ func TestTheWorkEndsBeforeTheLockIsFree(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient()
 		l := m.NewLock("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		m.link.on(delay(time.Second, 0), cmdRelease)
-		exit := begin(t, section, unlock(l))
+		exit := w.begin(section, unlock(l))
 		require.Equal(t, relock.ErrReleased, context.Cause(section))
 		require.False(t, w.free("a"))
 		require.NoError(t, exit.failure())
@@ -60,13 +62,13 @@ func TestAWaiterIsServedTheMomentTheLockIsFree(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		m := w.NewClient()
 		l := w.NewClient().NewLock("a")
-		section := enter(t, t.Context(), l)
-		waiting := begin(t, t.Context(), m.NewLock("a").Lock)
+		section := w.enter(t.Context(), l)
+		waiting := w.start(t.Context(), m.NewLock("a"))
 		m.link.reset()
 		pass(time.Hour)
 		require.True(t, waiting.waits())
 		require.Zero(t, m.link.sent(), "a waiter does not ask again and again")
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 		_ = waiting.section()
 		require.Equal(t, time.Hour, waiting.took())
 	})
@@ -77,10 +79,10 @@ func TestAWaitMayBeAsLongAsADurationIs(t *testing.T) {
 		l := w.NewClient().NewLock("a")
 		section, err := l.TryLockFor(t.Context(), math.MaxInt64)
 		require.NoError(t, err)
-		waiting := begin(t, t.Context(), tryFor(l, math.MaxInt64))
+		waiting := w.begin(t.Context(), tryFor(l, math.MaxInt64))
 		pass(time.Minute)
 		require.True(t, waiting.waits())
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 		require.NoError(t, l.Unlock(waiting.section()))
 	})
 }
@@ -90,13 +92,13 @@ func TestACallEndsWithItsContextAlsoInSilence(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			fake(t, func(t *testing.T, w *world) {
 				l := w.NewClient().NewLock("a")
-				section := enter(t, t.Context(), l)
+				section := w.enter(t.Context(), l)
 				m := w.NewClient()
 				ctx, cancel := context.WithCancel(t.Context())
 				if when == 0 {
 					m.link.cut()
 				}
-				call := begin(t, ctx, m.NewLock("a").Lock)
+				call := w.start(ctx, m.NewLock("a"))
 				pass(when)
 				m.link.cut()
 				pass(time.Second)
@@ -109,7 +111,7 @@ func TestACallEndsWithItsContextAlsoInSilence(t *testing.T) {
 				m.link.heal()
 				pass(2 * relock.DefaultTTL)
 				require.Zero(t, w.waiters("a"), "the place is taken back")
-				require.NoError(t, l.Unlock(section))
+				w.leave(section, l)
 				pass(time.Minute)
 				w.requireFree("a")
 			})
@@ -119,9 +121,9 @@ func TestACallEndsWithItsContextAlsoInSilence(t *testing.T) {
 
 func TestAWaitThatIsOverSaysThatTheStoreIsSilent(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
-		holder := enter(t, t.Context(), w.NewClient().NewLock("a"))
+		holder := w.enter(t.Context(), w.NewClient().NewLock("a"))
 		m := w.NewClient()
-		call := begin(t, t.Context(), tryFor(m.NewLock("a"), time.Minute))
+		call := w.begin(t.Context(), tryFor(m.NewLock("a"), time.Minute))
 		m.link.cut()
 		err := call.failure()
 		require.Equal(t, time.Minute, call.took())
@@ -131,7 +133,7 @@ func TestAWaitThatIsOverSaysThatTheStoreIsSilent(t *testing.T) {
 		require.ErrorAs(t, err, &refusal)
 		require.Equal(t, holderOf(t, holder), refusal.Holder, "as the store has said last")
 
-		call = begin(t, t.Context(), tryFor(m.NewLock("b"), time.Minute))
+		call = w.begin(t.Context(), tryFor(m.NewLock("b"), time.Minute))
 		err = call.failure()
 		require.Equal(t, time.Minute, call.took())
 		require.NotErrorIs(t, err, relock.ErrLocked, "nobody has said who has this one")
@@ -144,16 +146,16 @@ func TestAWaitThatIsOverSaysThatTheStoreIsSilent(t *testing.T) {
 func TestAGrantToAWaiterThatHasGivenUpGoesToTheNext(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		l := w.NewClient().NewLock("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		quitter := w.NewClient()
 		ctx, cancel := context.WithCancel(t.Context())
-		first := begin(t, ctx, quitter.NewLock("a").Lock)
-		second := begin(t, t.Context(), w.NewClient().NewLock("a").Lock)
+		first := w.start(ctx, quitter.NewLock("a"))
+		second := w.start(t.Context(), w.NewClient().NewLock("a"))
 
 		quitter.link.cut() // what takes its place back does not arrive
 		cancel()
 		require.ErrorIs(t, first.failure(), relock.ErrLocked)
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 		require.True(t, second.waits())
 		pass(time.Second)
 		quitter.link.heal()
@@ -180,13 +182,13 @@ func TestAWaitThatEndsAsTheLockIsGrantedHasOneEnd(t *testing.T) {
 				entered := 0
 				for range 200 {
 					l, other := w.NewClient().NewLock("a"), w.NewClient().NewLock("a")
-					section := enter(t, t.Context(), l)
+					section := w.enter(t.Context(), l)
 					time.AfterFunc(time.Second, func() { _ = l.Unlock(section) })
 					got, err := wait(t.Context(), other)
 					if err == nil {
 						entered++
 						require.True(t, other.Held(got))
-						require.NoError(t, other.Unlock(got))
+						w.leave(got, other)
 					} else {
 						require.True(t, errors.Is(err, relock.ErrLocked) || errors.Is(err, context.DeadlineExceeded), "%v", err)
 					}
@@ -237,11 +239,11 @@ func TestACallThatGivesUpLeavesNothingInItsContextAndIsNoLeak(t *testing.T) {
 			fake(t, func(t *testing.T, w *world) {
 				var r recorder
 				owner := w.NewClient().NewLock("a")
-				section := enter(t, t.Context(), owner)
+				section := w.enter(t.Context(), owner)
 				m := w.NewClient(relock.WithHooks(r.Hooks()))
 				l := m.NewLock("a")
 				parent := &overheard{Context: context.Background(), done: make(chan struct{})}
-				call := begin(t, parent, tryFor(l, c.wait))
+				call := w.begin(parent, tryFor(l, c.wait))
 				require.True(t, call.waits())
 				require.Positive(t, parent.heard.Load())
 				if c.end != nil {
@@ -253,7 +255,7 @@ func TestACallThatGivesUpLeavesNothingInItsContextAndIsNoLeak(t *testing.T) {
 					require.Equal(t, context.Context(parent), mine)
 				} else {
 					require.EqualValues(t, 1, parent.heard.Load())
-					require.NoError(t, l.Unlock(mine))
+					w.leave(mine, l)
 				}
 				require.Zero(t, parent.heard.Load())
 				for range 3 {

@@ -14,6 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// Does the core know Redis?
+
 // redisFiles are the files that know Redis. All other files of the package are the core.
 var redisFiles = []string{"new.go", "redis.go", "scripts.go", "pubsub.go", "redisson.go"}
 

@@ -16,6 +16,8 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
+// When are leases renewed?
+
 var errBroken = errors.New("broken")
 
 // outages are ways in which a store does not confirm a renewal.
@@ -31,7 +33,7 @@ func TestASectionLastsManyTTLs(t *testing.T) {
 		t.Run(ttl.String(), func(t *testing.T) {
 			fake(t, func(t *testing.T, w *world) {
 				l := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
-				section := enter(t, t.Context(), l)
+				section := w.enter(t.Context(), l)
 				owner := w.owner("a")
 				for range n {
 					pass(ttl)
@@ -40,7 +42,7 @@ func TestASectionLastsManyTTLs(t *testing.T) {
 					require.Less(t, l.Remaining(section), w.lease("a"), "less than the store keeps it")
 				}
 				require.Equal(t, owner, w.owner("a"), "the hold is the same")
-				require.NoError(t, l.Unlock(section))
+				w.leave(section, l)
 				w.requireFree("a")
 			})
 		})
@@ -53,7 +55,7 @@ func TestALeaseIsRenewedEveryThirdOfItsTTL(t *testing.T) {
 		var r recorder
 		m := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		begun := time.Now()
 		pass(10*ttl + time.Second)
 		renewals := timesOf[relock.Renewed](&r)
@@ -65,7 +67,7 @@ func TestALeaseIsRenewedEveryThirdOfItsTTL(t *testing.T) {
 			require.Equal(t, relock.Renewed{Locks: 1}, event)
 		}
 		require.Equal(t, 31, m.link.sent())
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 		m.link.reset()
 		pass(time.Hour)
 		require.Zero(t, m.link.sent(), "nothing is renewed after Unlock")
@@ -77,14 +79,14 @@ func TestReentryAndInnerExitRenewTheLeaseOnTheirWay(t *testing.T) {
 		const ttl = 30 * time.Second
 		m := w.NewClient(relock.WithTTL(ttl))
 		l := m.NewLock("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		for range 10 { // something every 9 s, so the watchdog has nothing to do
 			pass(9 * time.Second)
-			inner := enter(t, section, l)
+			inner := w.enter(section, l)
 			require.Equal(t, ttl, w.lease("a"))
 			require.Equal(t, ttl-margin(ttl), l.Remaining(section))
 			pass(9 * time.Second)
-			require.NoError(t, l.Unlock(inner))
+			w.leave(inner, l)
 			require.Equal(t, ttl, w.lease("a"))
 			require.Equal(t, ttl-margin(ttl), l.Remaining(section))
 		}
@@ -101,7 +103,7 @@ func TestAHoldSurvivesAnOutageThatEndsBeforeItsDeadline(t *testing.T) {
 				var log logbook
 				m := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks()), relock.WithLogger(log.logger()))
 				l := m.NewLock("a")
-				section := enter(t, t.Context(), l)
+				section := w.enter(t.Context(), l)
 				pass(25 * time.Second) // the last renewal was 5 s ago
 				end := outage(m.link)
 				m.link.reset()
@@ -124,7 +126,7 @@ func TestAHoldSurvivesAnOutageThatEndsBeforeItsDeadline(t *testing.T) {
 				require.Len(t, warnings, failed)
 				require.Equal(t, slog.LevelWarn, warnings[0].level)
 				require.Empty(t, eventsOf[relock.Lost](&r))
-				require.NoError(t, l.Unlock(section))
+				w.leave(section, l)
 				w.requireFree("a")
 			})
 		})
@@ -135,7 +137,7 @@ func TestAttemptsOfARenewalHaveGrowingPauses(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		var r recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
-		enter(t, t.Context(), m.NewLock("a"))
+		w.enter(t.Context(), m.NewLock("a"))
 		for range 2 { // the pauses begin anew after a success
 			before := len(timesOf[relock.Renewed](&r))
 			failing := m.link.on(refuse(errBroken))
@@ -157,9 +159,9 @@ func TestAShortLeaseInABatchWithALongOneIsRetriedInTime(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		const long, short = 3 * time.Second, 100 * time.Millisecond
 		m := w.NewClient()
-		enter(t, t.Context(), m.NewLock("a", relock.WithTTL(long)))
+		w.enter(t.Context(), m.NewLock("a", relock.WithTTL(long)))
 		pass(long/3 - short/3 + time.Millisecond) // the long one is due a millisecond before the short one
-		section := enter(t, t.Context(), m.NewLock("b", relock.WithTTL(short)))
+		section := w.enter(t.Context(), m.NewLock("b", relock.WithTTL(short)))
 		silent := m.link.once(silence, cmdRenew)
 		pass(time.Second)
 		require.EqualValues(t, 1, silent.hits.Load())
@@ -179,7 +181,7 @@ func TestALeaseHasOneRenewalInFlight(t *testing.T) {
 			<-time.After(100 * time.Millisecond)
 			return run()
 		}, cmdRenew)
-		outer := enter(t, t.Context(), l)
+		outer := w.enter(t.Context(), l)
 		m.link.on(refuse(errBroken), cmdEnter)
 		for range 100 { // each of these makes the store be asked about the count
 			_, err := l.Lock(outer)
@@ -193,15 +195,15 @@ func TestALeaseHasOneRenewalInFlight(t *testing.T) {
 }
 
 func TestARenewalThatOutlastsItsHoldIsNoSuccess(t *testing.T) {
-	for name, end := range map[string]func(t *testing.T, l *relock.Lock, section context.Context){
-		"lost": func(t *testing.T, _ *relock.Lock, section context.Context) {
-			t.Helper()
-			lostBecause(t, section, relock.LossExpired)
+	for name, end := range map[string]func(w *world, l *relock.Lock, section context.Context){
+		"lost": func(w *world, _ *relock.Lock, section context.Context) {
+			w.t.Helper()
+			w.lostBecause(section, relock.LossExpired)
 		},
-		"unlocked": func(t *testing.T, l *relock.Lock, section context.Context) {
-			t.Helper()
+		"unlocked": func(w *world, l *relock.Lock, section context.Context) {
+			w.t.Helper()
 			pass(relock.DefaultTTL/3 + time.Second)
-			require.Error(t, l.Unlock(section))
+			require.Error(w.t, l.Unlock(section))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -210,9 +212,9 @@ func TestARenewalThatOutlastsItsHoldIsNoSuccess(t *testing.T) {
 				var log logbook
 				m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithLogger(log.logger()))
 				l := m.NewLock("a")
-				section := enter(t, t.Context(), l)
+				section := w.enter(t.Context(), l)
 				m.link.cut()
-				end(t, l, section)
+				end(w, l, section)
 				again := len(log.about("trying again"))
 				pass(time.Minute)
 				require.Len(t, log.about("trying again"), again, "no attempt for a hold that is over")
@@ -233,11 +235,11 @@ func TestALateRenewalOfWhatWasUnlockedIsNoSuccessAndNoLoss(t *testing.T) {
 		var r recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a")
-		section := enter(t, t.Context(), l)
+		section := w.enter(t.Context(), l)
 		late := m.link.once(delay(time.Second, 0), cmdRenew)
 		pass(relock.DefaultTTL / 3)
 		require.EqualValues(t, 1, late.hits.Load())
-		require.NoError(t, l.Unlock(section))
+		w.leave(section, l)
 		pass(time.Minute)
 		require.Empty(t, eventsOf[relock.Renewed](&r))
 		require.Empty(t, eventsOf[relock.Lost](&r))
@@ -251,11 +253,11 @@ func TestRemainingIsNeverMoreThanTheLeaseInTheStore(t *testing.T) {
 		l := m.NewLock("a")
 		other := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
 		for range 20 {
-			owner := enter(t, t.Context(), other)
+			owner := w.enter(t.Context(), other)
 			slow := m.link.on(delay(rand.N(time.Second/2), rand.N(time.Second/2)))
-			a := begin(t, t.Context(), l.Lock) // with a late grant too
+			a := w.start(t.Context(), l) // with a late grant too
 			pass(rand.N(3 * ttl))
-			require.NoError(t, other.Unlock(owner))
+			w.leave(owner, other)
 			section := a.section()
 			for range 20 {
 				remaining, lease := l.Remaining(section), w.lease("a")
@@ -265,7 +267,7 @@ func TestRemainingIsNeverMoreThanTheLeaseInTheStore(t *testing.T) {
 				slow = m.link.on(delay(rand.N(time.Second/5), rand.N(time.Second/5)))
 				pass(rand.N(ttl))
 			}
-			require.NoError(t, l.Unlock(section))
+			w.leave(section, l)
 			slow.end()
 		}
 	})
@@ -279,10 +281,10 @@ func TestASectionSurvivesASlowLink(t *testing.T) {
 					m := w.NewClient(relock.WithTTL(ttl))
 					m.link.on(delay(ttl/part/2, ttl/part/2))
 					l := m.NewLock("a")
-					section := enter(t, t.Context(), l)
+					section := w.enter(t.Context(), l)
 					pass(20 * ttl)
 					require.NoError(t, section.Err())
-					require.NoError(t, l.Unlock(section))
+					w.leave(section, l)
 				})
 			})
 		}
@@ -301,16 +303,16 @@ func TestAHoldWithoutWorkIsRenewedOnceSomebodyEntersAgain(t *testing.T) {
 				m.link.on(delay(time.Millisecond, time.Millisecond))
 				l := m.NewLock("a")
 				request, cancel := context.WithCancel(t.Context())
-				outer := enter(t, request, l)
+				outer := w.enter(request, l)
 				cancel()
 				pass(ttl / 2) // the watchdog has seen that
 				require.Zero(t, m.link.sent(cmdRenew))
-				inner := enter(t, context.WithoutCancel(outer), l)
+				inner := w.enter(context.WithoutCancel(outer), l)
 				require.Equal(t, 2, l.Count(inner))
 				pass(10 * ttl)
 				require.True(t, l.Held(inner))
-				require.NoError(t, l.Unlock(inner))
-				require.NoError(t, l.Unlock(outer))
+				w.leave(inner, l)
+				w.leave(outer, l)
 			})
 		})
 	}
@@ -321,13 +323,13 @@ func TestAHoldIsRenewedAsLongAsOneOfItsSectionsIsWorkedIn(t *testing.T) {
 		const ttl = 10 * time.Second
 		l := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
 		short, cancel := context.WithCancel(t.Context())
-		outer := enter(t, short, l)
-		inner := enter(t, context.WithoutCancel(outer), l)
+		outer := w.enter(short, l)
+		inner := w.enter(context.WithoutCancel(outer), l)
 		cancel()
 		pass(10 * ttl)
 		require.ErrorIs(t, outer.Err(), context.Canceled)
 		require.True(t, l.Held(inner))
-		require.NoError(t, l.Unlock(inner))
+		w.leave(inner, l)
 		pass(ttl)
 		require.True(t, w.free("a"), "the context of the other section is done")
 		require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
@@ -371,7 +373,7 @@ func TestLeasesThatBeganAtDifferentTimesAreRenewedTogether(t *testing.T) {
 		m := w.NewClient(relock.WithTTL(ttl))
 		var sections []context.Context
 		for i := range n {
-			sections = append(sections, enter(t, t.Context(), m.NewLock(fmt.Sprint(i))))
+			sections = append(sections, w.enter(t.Context(), m.NewLock(fmt.Sprint(i))))
 			pass(ttl / n)
 		}
 		pass(ttl)
@@ -390,7 +392,7 @@ func TestLeasesOfDifferentLengthsAreEachRenewedInTime(t *testing.T) {
 		var sections []context.Context
 		for i := range 50 {
 			ttl := time.Duration(10+rand.IntN(10_000)) * time.Millisecond
-			sections = append(sections, enter(t, t.Context(), m.NewLock(fmt.Sprint(i), relock.WithTTL(ttl))))
+			sections = append(sections, w.enter(t.Context(), m.NewLock(fmt.Sprint(i), relock.WithTTL(ttl))))
 			pass(rand.N(10 * time.Millisecond))
 		}
 		pass(30 * time.Second)
@@ -408,11 +410,11 @@ func TestTheWatchdogStartsWithTheFirstHoldAndOnce(t *testing.T) {
 		require.NoError(t, err)
 		require.Zero(t, goroutines("go-relock/relock.(*"))
 		for range 5 {
-			section := enter(t, t.Context(), l)
+			section := w.enter(t.Context(), l)
 			require.Equal(t, 1, goroutines("(*watchdog).run"))
 			pass(time.Hour)
 			require.NoError(t, section.Err())
-			require.NoError(t, l.Unlock(section))
+			w.leave(section, l)
 		}
 		require.NoError(t, m.Close())
 		require.Zero(t, goroutines("go-relock/relock.(*"))

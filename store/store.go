@@ -126,7 +126,9 @@ type Store interface {
 	// Wait returns when the hold has the lock, or ctx is done. Wait calls progress, in the
 	// goroutine of its caller, after each refusal by the store; progress is not nil. While the
 	// store cannot be reached Wait goes on trying. The returned lease may be nearly over, as the
-	// lease counts from the last moment at which the hold surely did not have the lock.
+	// lease counts from the last moment at which the hold surely did not have the lock. If the
+	// lease is over, Enter decides: after ErrGone the caller hands the ask to cleanup, and asks
+	// again with a new ID.
 	Wait(ctx context.Context, a Ask, progress func(Progress)) (Lease, error)
 
 	// Enter sets the count of an existing hold, and makes its lease last for l.TTL from now on.
@@ -149,7 +151,9 @@ type Store interface {
 	Forget(ctx context.Context, asks []Ask) []error
 
 	// Token draws a fencing token for a hold with the lock. The token is larger than every token
-	// drawn for this lock before. Errors: [ErrGone], [errors.ErrUnsupported].
+	// drawn for this lock before, and larger than l.Token: the floor for a store that has drawn
+	// elsewhere too. A store that draws a token with each hold returns that token, and has no
+	// floor. Errors: [ErrGone], [errors.ErrUnsupported].
 	Token(ctx context.Context, l Lease) (int64, error)
 
 	// Look reads the lock, and changes nothing.

@@ -20,6 +20,7 @@ var faultTests = []test{
 
 var optionalTests = []test{
 	{name: "Token grows with every hold", run: tokens, needs: Tokens},
+	{name: "Token is larger than the floor in its lease", run: tokenFloor, needs: Tokens},
 	{name: "Check and Token refuse what is not promised", run: refuses},
 	{name: "Limit lets so many holds in", run: semaphore, needs: Limits},
 	{name: "Limit of readers and writers keeps the queue", run: readers, needs: Limits},
@@ -187,6 +188,25 @@ func tokens(b *bench) {
 	require.Greater(b.t, b.token(granted), newest)
 	b.requireGone(last(b.st.Token(b.ctx, l)))
 	b.release(granted)
+}
+
+// tokenFloor draws above a floor that the store has not drawn, and then with a low floor.
+func tokenFloor(b *bench) {
+	l := b.take(b.st, b.ask(long))
+	if l.Token != 0 {
+		b.t.Log("NOT TESTED: the store draws a token with each hold")
+		b.release(l)
+		return
+	}
+	floored := l
+	floored.Token = b.token(l) + 1_000_000_000
+	token := b.token(floored)
+	require.Greater(b.t, token, floored.Token, "Token draws below the floor")
+	floored.Token = 1
+	again := b.token(floored)
+	require.Greater(b.t, again, token, "a low floor turns the tokens back")
+	require.Greater(b.t, b.token(l), again, "Token forgets the tokens above a floor")
+	b.release(l)
 }
 
 // limited returns the ask of a new hold with a limit.

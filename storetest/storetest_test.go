@@ -56,6 +56,7 @@ var mutants = map[string]struct {
 	"mixes up errors":              {mixesErrors{mem.New()}, "Renew of many says which are gone"},
 	"forgets nothing":              {forgetsNothing{mem.New()}, "Forget frees the lock and serves a waiter"},
 	"draws one token":              {oneToken{mem.New()}, "Token grows with every hold"},
+	"draws below the floor":        {floorless{mem.New()}, "Token is larger than the floor in its lease"},
 	"breaks anybody":               {breaksAny{mem.New()}, "Break frees the lock of that hold only"},
 	"tells nobody":                 {tellsNobody{Store: mem.New()}, "Watch tells the client of a broken hold"},
 	"ends with Close":              {&endsWithClose{Store: mem.New()}, "Close leaves commands working"},
@@ -353,6 +354,13 @@ type oneToken struct{ *mem.Store }
 func (s oneToken) Token(ctx context.Context, l store.Lease) (int64, error) {
 	_, err := s.Store.Token(ctx, l)
 	return 1, err
+}
+
+type floorless struct{ *mem.Store }
+
+func (s floorless) Token(ctx context.Context, l store.Lease) (int64, error) {
+	l.Token = 0
+	return s.Store.Token(ctx, l)
 }
 
 type breaksAny struct{ *mem.Store }

@@ -4,7 +4,8 @@ package lifetime
 
 import (
 	"context"
-	"sync"
+	"errors"
+	"fmt"
 	"time"
 )
 
@@ -14,7 +15,8 @@ func Within(ctx context.Context, d time.Duration) bool {
 	case *of:
 		return false
 	case *until:
-		return time.Until(c.deadline) < d
+		deadline, _ := c.Deadline()
+		return time.Until(deadline) < d
 	default:
 		return ctx.Done() != nil
 	}
@@ -37,61 +39,22 @@ func (c *of) Value(key any) any {
 	return c.values.Value(key)
 }
 
-// until is a context of Until. The timer starts with the first call of Done.
-type until struct {
-	context.Context // has the values, and never ends
-	deadline        time.Time
-
-	mu     sync.Mutex
-	timed  context.Context // nil: nobody waits yet
-	cancel context.CancelFunc
-	ended  bool // the CancelFunc was called
-}
+// until is a context of Until.
+type until struct{ context.Context }
 
 // Until returns a context with the values of ctx that ends at a deadline, and not with ctx. The
 // CancelFunc ends the context early.
 func Until(ctx context.Context, deadline time.Time) (context.Context, context.CancelFunc) {
-	c := &until{Context: context.WithoutCancel(ctx), deadline: deadline}
-	return c, c.stop
+	timed, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline)
+	return &until{timed}, cancel
 }
 
-func (c *until) Deadline() (time.Time, bool) { return c.deadline, true }
-
-func (c *until) Done() <-chan struct{} { return c.wait().Done() }
-
-func (c *until) wait() context.Context {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.timed == nil {
-		c.timed, c.cancel = context.WithDeadline(c.Context, c.deadline)
-		if c.ended {
-			c.cancel()
-		}
+// Ended returns the end of a done context as an error. The error matches both ctx.Err and the
+// cause, which differ if a context was cancelled with a cause of its own.
+func Ended(ctx context.Context) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if errors.Is(cause, err) {
+		return cause
 	}
-	return c.timed
-}
-
-func (c *until) Err() error {
-	c.mu.Lock()
-	timed, ended := c.timed, c.ended
-	c.mu.Unlock()
-	switch {
-	case timed != nil:
-		return timed.Err()
-	case ended:
-		return context.Canceled
-	case time.Now().Before(c.deadline):
-		return nil
-	default:
-		return c.wait().Err()
-	}
-}
-
-func (c *until) stop() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.ended = true
-	if c.cancel != nil {
-		c.cancel()
-	}
+	return fmt.Errorf("%w: %w", err, cause)
 }

@@ -14,10 +14,10 @@ type Result struct {
 	Err   error
 }
 
-// All runs a script once for many units, in one round trip. In a cluster a script call has units of
+// All runs a script once for many units, in one round trip, and again for units that ask again. In a cluster a script call has units of
 // one slot. All returns as soon as ctx is done, with a result for each unit, in order. A unit with
 // an error may have run, unless the error is a refusal.
-func (w *Wire) All(ctx context.Context, s *Script, subject string, shared []any, units []Unit) []Result {
+func (w *Wire) All(ctx context.Context, s *Script, shared []any, units []Unit) []Result {
 	results, call := make([]Result, len(units)), &Call{Script: s, Shared: shared}
 	places, fewest := make([]int, len(units)), math.MaxInt // places of units to send
 	for i := range places {
@@ -31,13 +31,16 @@ func (w *Wire) All(ctx context.Context, s *Script, subject string, shared []any,
 				flights[i].slot = slotOf(units[at].Keys[0])
 			}
 		}
-		w.fly(ctx, slices.SortedStableFunc(slices.Values(flights), bySlot), false)
-		var lost []int // places of units whose connection has ended
+		w.sendAsync(ctx, slices.SortedStableFunc(slices.Values(flights), bySlot), false)
+		var lost, again []int // places of units whose connection has ended, or whose reply asks again
 		var last error
 		for i, f := range flights {
 			o := w.await(ctx, f)
-			if hasEnded(o.err) {
+			switch {
+			case hasEnded(o.err):
 				lost, last = append(lost, places[i]), o.err
+			case o.err == nil && s.asksAgain(o.reply):
+				again, o.err = append(again, places[i]), ctx.Err()
 			}
 			w.reportTrouble(o.err)
 			results[places[i]].Reply = o.reply
@@ -47,9 +50,12 @@ func (w *Wire) All(ctx context.Context, s *Script, subject string, shared []any,
 				results[places[i]].Err = unavailable(o.err)
 			}
 		}
-		if places = nil; ctx.Err() == nil && w.wasStale(last, &fewest) {
-			w.options.Retried(subject, s.Name, attempt, attempt, last)
-			places = lost
+		if ctx.Err() != nil {
+			break
+		}
+		if places = again; w.wasStale(last, &fewest) {
+			w.options.Retried(units[lost[0]].Keys[0], s.Name, attempt, attempt, last)
+			places = append(places, lost...)
 		}
 	}
 	if slices.ContainsFunc(results, func(r Result) bool { return r.Err != nil && !Refused(r.Err) }) {

@@ -19,9 +19,6 @@ const (
 	// maxQueued is how long calls queue while no send ends, so that a hanging connection holds up
 	// nobody else. A round trip to a server nearby is much shorter, a lease much longer.
 	maxQueued = 2 * time.Millisecond
-	// apartPause is how long units share no script call after a refusal of several together.
-	apartPause = time.Second
-	forever    = 100 * 365 * 24 * time.Hour
 )
 
 // flight is one attempt of a call, in flight or in the queue.
@@ -31,10 +28,10 @@ type flight struct {
 	unit  Unit
 	slot  string        // in a cluster
 	since time.Time     // the beginning of the attempt
-	done  chan struct{} // closed by land; nil if the caller itself sends the flight
+	done  chan struct{} // closed by finish; nil if the caller itself sends the flight
 
-	outcome      // the sender's until land
-	landed  bool // the sender's
+	outcome       // the sender's until finish
+	finished bool // the sender's
 }
 
 // outcome is the end of an attempt.
@@ -45,9 +42,10 @@ type outcome struct {
 	unsure bool // an earlier send of the same attempt may have run
 }
 
-// land hands the outcome to the caller. If the caller has given up, nobody reads the outcome.
-func (f *flight) land(reply any, acked int, err error) {
-	f.reply, f.acked, f.err, f.landed = reply, acked, err, true
+// finish hands the outcome to the caller. If the caller has given up, nobody reads the outcome.
+func (f *flight) finish(o outcome) {
+	o.unsure = f.unsure
+	f.outcome, f.finished = o, true
 	if f.done != nil {
 		close(f.done)
 	}
@@ -58,13 +56,12 @@ func (f *flight) land(reply any, acked int, err error) {
 // 64 goroutines a call then takes a quarter of the time, as most of the cost is system calls of the
 // client and the start of a script in the server.
 type batcher struct {
-	fly func(ctx context.Context, flights []*flight, slot bool)
+	sendAsync func(ctx context.Context, flights []*flight, slot bool)
 
 	mu    sync.Mutex
-	sends int       // in flight; more than maxSends after a hurry
+	sends int       // in flight; more than maxSends after a flush
 	queue []*flight // empty while a slot is free
 	late  *time.Timer
-	apart time.Time // the end of the time in which units share no script call
 }
 
 // enter takes a slot for f, or else queues f, and reports whether f has a slot.
@@ -79,7 +76,7 @@ func (b *batcher) enter(f *flight) bool {
 	b.queue = append(b.queue, f)
 	switch {
 	case b.late == nil:
-		b.late = time.AfterFunc(maxQueued, b.hurry)
+		b.late = time.AfterFunc(maxQueued, b.flush)
 	case len(b.queue) == 1:
 		b.late.Reset(maxQueued)
 	}
@@ -98,8 +95,8 @@ func (b *batcher) leave() {
 	b.start(queue)
 }
 
-// hurry sends the queue without a slot, as no send has ended in time.
-func (b *batcher) hurry() {
+// flush sends the queue without a slot, as no send has ended in time.
+func (b *batcher) flush() {
 	b.mu.Lock()
 	queue := b.takeLocked()
 	b.mu.Unlock()
@@ -120,9 +117,9 @@ func (b *batcher) start(flights []*flight) {
 	switch len(flights) {
 	case 0:
 	case 1:
-		b.fly(flights[0].ctx, flights, true)
+		b.sendAsync(flights[0].ctx, flights, true)
 	default:
-		b.fly(context.Background(), flights, true)
+		b.sendAsync(context.Background(), flights, true)
 	}
 }
 
@@ -142,18 +139,14 @@ func (b *batcher) forget(f *flight) bool {
 }
 
 // merge puts flights into as few script calls as possible.
-func (b *batcher) merge(flights []*flight) []*scriptCall {
+func merge(flights []*flight) []*scriptCall {
 	if len(flights) == 1 {
 		return []*scriptCall{callOf(flights)}
-	}
-	most := maxUnits
-	if b.isApart() {
-		most = 1
 	}
 	var calls []*scriptCall
 	for i, f := range flights {
 		open := calls[max(0, len(calls)-maxOpen):]
-		at := slices.IndexFunc(open, func(c *scriptCall) bool { return len(c.flights) < most && c.takes(f) })
+		at := slices.IndexFunc(open, func(c *scriptCall) bool { return len(c.flights) < maxUnits && c.takes(f) })
 		if at < 0 {
 			calls = append(calls, callOf(flights[i:i+1:i+1]))
 		} else {
@@ -169,15 +162,16 @@ func callOf(flights []*flight) *scriptCall {
 	return &scriptCall{script: c.Script, shared: c.Shared, flights: flights, acks: c.Acks, acksTimeout: c.AcksTimeout}
 }
 
+// finish hands each flight of the call its outcome.
+func (c *scriptCall) finish() {
+	for i, f := range c.flights {
+		f.finish(c.outcome(i))
+	}
+}
+
 // takes reports whether f may be a unit of the call.
 func (c *scriptCall) takes(f *flight) bool {
 	return c.script == f.call.Script && c.flights[0].slot == f.slot && slices.Equal(c.shared, f.call.Shared)
-}
-
-func (b *batcher) isApart() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return time.Now().Before(b.apart)
 }
 
 // isRefusedTogether reports whether single units may fare better than a call of several. TRYAGAIN
@@ -185,17 +179,4 @@ func (b *batcher) isApart() bool {
 func isRefusedTogether(err error) bool {
 	c := Code(err)
 	return c == "TRYAGAIN" || c != "" && Refused(err)
-}
-
-// keepApart notes that a server has refused a script call of several units.
-func (b *batcher) keepApart(err error) {
-	pause := apartPause
-	if Code(err) == "CROSSSLOT" { // from a node of a cluster, for ever
-		pause = forever
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if until := time.Now().Add(pause); until.After(b.apart) {
-		b.apart = until
-	}
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/go-relock/relock/internal/lifetime"
 )
 
 // The methods by which the clients of go-redis are told apart, also inside a struct of the
@@ -131,7 +133,7 @@ func (t *topology) readMap(ctx context.Context) error {
 	case t.reading <- struct{}{}:
 		defer func() { <-t.reading }()
 	case <-ctx.Done():
-		return ended(ctx)
+		return lifetime.Ended(ctx)
 	}
 	if time.Since(t.read) > mapAge {
 		// ForEachMaster is the only call of go-redis that returns after reading the map.

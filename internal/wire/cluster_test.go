@@ -107,7 +107,7 @@ func TestACluster(t *testing.T) {
 		}
 	}
 	call := func(name string) *Call {
-		return &Call{Script: setScript, Subject: name, Unit: Unit{Keys: []string{name}, Args: []any{"x"}}}
+		return &Call{Script: setScript, Unit: Unit{Keys: []string{name}, Args: []any{"x"}}}
 	}
 
 	t.Run("calls of any slot are answered, and share nothing", func(t *testing.T) {
@@ -152,7 +152,7 @@ func TestACluster(t *testing.T) {
 		}
 		for range 2 {
 			faults.Reset()
-			for i, result := range w.All(t.Context(), setScript, "many", nil, units) {
+			for i, result := range w.All(t.Context(), setScript, nil, units) {
 				require.NoError(t, result.Err)
 				require.Contains(t, []any{"", units[i].Args[0]}, result.Reply)
 			}
@@ -165,7 +165,7 @@ func TestACluster(t *testing.T) {
 		for n := range 3 {
 			units = append(units, Unit{Keys: []string{fmt.Sprint(names[0], n)}, Args: []any{"x"}})
 		}
-		results := w.All(t.Context(), setScript, "many", nil, units)
+		results := w.All(t.Context(), setScript, nil, units)
 		require.Equal(t, 2, refuse.Hits())
 		require.Equal(t, "TRYAGAIN", Code(results[0].Err), "once")
 		require.NoError(t, results[1].Err)

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/go-relock/relock/internal/lifetime"
 )
 
 // Kinds of errors, for [errors.Is].
@@ -176,22 +178,13 @@ func givenUp(waited time.Duration, patienceOver bool) error {
 	return err
 }
 
-// ended is the end of a done context. The error matches both ctx.Err and the cause of the end.
-func ended(ctx context.Context) error {
-	err, cause := ctx.Err(), context.Cause(ctx)
-	if errors.Is(cause, err) {
-		return cause
-	}
-	return fmt.Errorf("%w: %w", err, cause)
-}
-
-// endedAfter is ended with the error of the last attempt, if there is one.
+// endedAfter is [lifetime.Ended] with the error of the last attempt, if there is one.
 func endedAfter(ctx context.Context, last error) error {
 	if last == nil || isContextEnd(last) {
-		return ended(ctx)
+		return lifetime.Ended(ctx)
 	}
 	if !errors.Is(last, ErrGivenUp) { // else givenUp has decided
 		last = unavailable(last)
 	}
-	return fmt.Errorf("%w (last: %w)", ended(ctx), last)
+	return fmt.Errorf("%w (last: %w)", lifetime.Ended(ctx), last)
 }

@@ -97,7 +97,7 @@ func TestAHookThatPanicsIsAnErrorOfTheCall(t *testing.T) {
 			})
 			t.Run("many", func(t *testing.T) {
 				r := hooked(t, angry)
-				require.ErrorIs(t, r.wire.All(t.Context(), setScript, r.Name(), nil, units(r, 1))[0].Err, errHook)
+				require.ErrorIs(t, r.wire.All(t.Context(), setScript, nil, units(r, 1))[0].Err, errHook)
 			})
 		})
 	}
@@ -125,7 +125,7 @@ func TestAHookThatEndsItsGoroutineLeavesNobodyWaiting(t *testing.T) {
 	})
 	t.Run("many", func(t *testing.T) {
 		r := hooked(t, exit)
-		require.ErrorIs(t, r.wire.All(t.Context(), setScript, r.Name(), nil, units(r, 1))[0].Err, errHook)
+		require.ErrorIs(t, r.wire.All(t.Context(), setScript, nil, units(r, 1))[0].Err, errHook)
 		r.wire.Wait()
 	})
 }
@@ -179,7 +179,7 @@ func TestAPipelineThatIsNotSentTellsEachOfItsCommandsWhy(t *testing.T) {
 					require.ErrorIs(t, err, says)
 					require.Equal(t, judge(says) == unknown, a.Unsure)
 				case "many":
-					for _, result := range r.wire.All(t.Context(), setScript, r.Name(), nil, units(r, 2*maxUnits)) {
+					for _, result := range r.wire.All(t.Context(), setScript, nil, units(r, 2*maxUnits)) {
 						require.ErrorIs(t, result.Err, says)
 					}
 				default:
@@ -219,7 +219,7 @@ func ending(t *testing.T, taken bool, check func(t *testing.T, err error, sent i
 				}
 				defer cancel()
 				c := &scriptCall{script: setScript, flights: []*flight{{unit: r.unit(0, "x")}}}
-				r.wire.transmit(ctx, r.rdb, []*scriptCall{c})
+				r.wire.exchange(ctx, []*scriptCall{c})
 				check(t, c.err, held.Hits())
 			})
 		}

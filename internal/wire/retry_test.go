@@ -69,7 +69,7 @@ func TestIdleConnectionsThatHadEndedAreNoTries(t *testing.T) {
 	})
 	t.Run("many", func(t *testing.T) {
 		r := sealedRig(t, idle)
-		for _, result := range r.wire.All(t.Context(), setScript, r.Name(), nil, units(r, 2*maxUnits)) {
+		for _, result := range r.wire.All(t.Context(), setScript, nil, units(r, 2*maxUnits)) {
 			require.NoError(t, result.Err)
 		}
 	})

@@ -23,9 +23,13 @@ type Script struct {
 	Name   string // for logs and errors
 	Source string
 	Hash   string // for EVALSHA
+	// Again is a reply to a unit that asks for the same unit once more, at once. nil: no reply does.
+	Again any
 
 	hash any // Hash as an argument
 }
+
+func (s *Script) asksAgain(reply any) bool { return s.Again != nil && reply == s.Again }
 
 // NewScript makes a Script of Lua source.
 func NewScript(name, source string) *Script {
@@ -97,8 +101,8 @@ func (c *scriptCall) prepare(ctx context.Context, eval bool, cmds []redis.Cmder)
 	return cmds
 }
 
-// finish reads the reply to the whole call.
-func (c *scriptCall) finish() {
+// read reads the reply to the whole call.
+func (c *scriptCall) read() {
 	c.err = c.cmd.Err()
 	list, ok := c.cmd.Val().([]any)
 	switch alone := len(c.flights) == 1; {
@@ -113,33 +117,53 @@ func (c *scriptCall) finish() {
 	}
 }
 
-// result is the reply to one unit, or the error.
-func (c *scriptCall) result(unit int) (any, error) {
+// outcome is the reply to one unit, or the error.
+func (c *scriptCall) outcome(unit int) outcome {
 	if c.err != nil {
-		return nil, c.err
+		return outcome{err: c.err}
 	}
-	if len(c.flights) == 1 {
-		return c.cmd.Val(), nil
+	reply := c.cmd.Val()
+	if len(c.flights) > 1 {
+		reply = reply.([]any)[unit]
+		if text, ok := reply.(string); ok && strings.HasPrefix(text, "-") {
+			return outcome{err: unitError(text[1:])}
+		}
 	}
-	reply := c.cmd.Val().([]any)[unit]
-	if text, ok := reply.(string); ok && strings.HasPrefix(text, "-") {
-		return nil, unitError(text[1:])
-	}
-	return reply, nil
+	return outcome{reply: reply, acked: c.acked}
 }
 
-// transmit sends script calls in one round trip. If the server lacks scripts, the calls of these
-// scripts are sent in another, with the source.
-func (w *Wire) transmit(ctx context.Context, rdb redis.UniversalClient, calls []*scriptCall) {
+// exchange lets go-redis send script calls in one round trip, and sets the reply or error of each.
+// If the server lacks scripts, the calls of these scripts are sent in another, with the source.
+//
+// Hooks of go-redis run here. The panic of a hook becomes an error. A hook can also end the
+// goroutine with runtime.Goexit: see sendAsync.
+func (w *Wire) exchange(ctx context.Context, calls []*scriptCall) {
+	defer func() {
+		if reason := recover(); reason != nil {
+			for _, c := range calls {
+				c.err = fmt.Errorf("%w: %v", errHook, reason)
+			}
+		}
+	}()
+	rdb := w.rdb
+	if c := calls[0]; c.acks > 0 { // WAIT has no key: a cluster client would choose any node
+		if _, rdb, c.err = w.Node(ctx, c.flights[0].unit.Keys[0], false); c.err != nil {
+			return
+		}
+	}
 	for eval := false; len(calls) > 0; eval = true {
 		cmds := make([]redis.Cmder, 0, len(calls)+1)
 		for _, c := range calls {
 			cmds = c.prepare(ctx, eval, cmds)
 		}
-		exchange(ctx, rdb, cmds)
+		if len(cmds) == 1 {
+			cmds[0].SetErr(believed(ctx, rdb.Process(ctx, cmds[0])))
+		} else {
+			pipeline(ctx, rdb, cmds)
+		}
 		var unknown []*scriptCall
 		for _, c := range calls {
-			switch c.finish(); {
+			switch c.read(); {
 			case c.err == nil:
 				w.noteAnswer()
 			case !eval && redis.HasErrorPrefix(c.err, "NOSCRIPT"):
@@ -150,21 +174,8 @@ func (w *Wire) transmit(ctx context.Context, rdb redis.UniversalClient, calls []
 	}
 }
 
-// exchange lets go-redis send commands in one round trip, and sets the reply or error of each.
-// Hooks of go-redis run here. The panic of a hook becomes an error. A hook can also end the
-// goroutine with runtime.Goexit: see fly.
-func exchange(ctx context.Context, rdb redis.UniversalClient, cmds []redis.Cmder) {
-	defer func() {
-		if reason := recover(); reason != nil {
-			for _, cmd := range cmds {
-				cmd.SetErr(fmt.Errorf("%w: %v", errHook, reason))
-			}
-		}
-	}()
-	if len(cmds) == 1 {
-		cmds[0].SetErr(believed(ctx, rdb.Process(ctx, cmds[0])))
-		return
-	}
+// pipeline lets go-redis send several commands.
+func pipeline(ctx context.Context, rdb redis.UniversalClient, cmds []redis.Cmder) {
 	pipe := rdb.Pipeline()
 	for _, cmd := range cmds {
 		_ = pipe.Process(ctx, cmd) // queued

@@ -23,9 +23,10 @@ import (
 
 // Options is what a Wire reports, and to whom. The zero value reports nothing.
 type Options struct {
-	// Retried is called before a call is sent again. attempt counts all attempts so far, tries
+	// Retried is called before a call is sent again. key is its first key, attempt counts all
+	// attempts so far, tries
 	// leaves out attempts over dead idle connections, err is the last failure.
-	Retried func(subject, script string, attempt, tries int, err error)
+	Retried func(key, script string, attempt, tries int, err error)
 	// Trouble is called, at most once a second, after the loss of a connection and after the
 	// answers READONLY and MOVED. Leases had better be renewed at once. Trouble must not block.
 	Trouble func()
@@ -60,7 +61,7 @@ func New(rdb redis.UniversalClient, o Options) (*Wire, error) {
 	}
 	w := &Wire{rdb: rdb, options: o, readTimeout: readTimeoutOf(rdb), start: time.Now()}
 	w.topology.init(rdb)
-	w.batcher.fly = w.fly
+	w.batcher.sendAsync = w.sendAsync
 	return w, nil
 }
 
@@ -76,8 +77,7 @@ func (w *Wire) Wait() {
 // Call is a script for one lock. A Call and its slices must not change after Do, which may return
 // before the call is sent.
 type Call struct {
-	Script  *Script
-	Subject string // the lock's name, for logs
+	Script *Script
 	// Shared is the part of ARGV in front of the arguments of units. Calls share a script call only
 	// if Script and Shared are equal. The values must be comparable.
 	Shared []any
@@ -130,7 +130,7 @@ func (w *Wire) Do(ctx context.Context, c *Call) (Answer, error) {
 	for ctx.Err() == nil {
 		args := c.Unit.Args
 		if attempts > 0 {
-			w.options.Retried(c.Subject, c.Script.Name, attempts, tries, last)
+			w.options.Retried(c.Unit.Keys[0], c.Script.Name, attempts, tries, last)
 			if a.Unsure && c.Repeat != nil {
 				args = c.Repeat(time.Since(a.First))
 			}
@@ -144,13 +144,14 @@ func (w *Wire) Do(ctx context.Context, c *Call) (Answer, error) {
 		if o.unsure || v == unknown || v == broken {
 			a.doubt()
 		}
-		switch v {
-		case answered:
+		switch {
+		case v == answered && c.Script.asksAgain(o.reply):
+			continue
+		case v == answered:
 			a.Reply, a.Acked = o.reply, o.acked
 			return a, nil
-		case refused, broken:
+		case v == refused, v == broken:
 			return a, o.err
-		default: // worth another attempt
 		}
 		w.reportTrouble(o.err)
 		if ctx.Err() != nil {
@@ -197,11 +198,12 @@ func (w *Wire) attempt(ctx context.Context, c *Call, args []any, now time.Time) 
 		if batched {
 			defer w.batcher.leave() // also if a hook of go-redis ends the goroutine
 		}
-		w.send(ctx, []*flight{f})
-		o = f.outcome
+		call := callOf([]*flight{f})
+		w.exchange(ctx, []*scriptCall{call})
+		o = call.outcome(0)
 	default:
 		f.done = make(chan struct{})
-		w.fly(f.ctx, []*flight{f}, batched)
+		w.sendAsync(f.ctx, []*flight{f}, batched)
 		o = w.await(ctx, f)
 	}
 	if isContextEnd(o.err) && (ctx.Err() == nil || time.Since(now) >= silence) {
@@ -235,13 +237,13 @@ func (w *Wire) await(ctx context.Context, f *flight) outcome {
 	}
 }
 
-// fly sends flights in a goroutine. With slot the goroutine has a slot of the batcher.
-func (w *Wire) fly(ctx context.Context, flights []*flight, slot bool) {
+// sendAsync sends flights in a goroutine. With slot the goroutine has a slot of the batcher.
+func (w *Wire) sendAsync(ctx context.Context, flights []*flight, slot bool) {
 	w.group.Go(func() {
 		defer func() {
 			for _, f := range flights {
-				if !f.landed { // a hook of go-redis ends the goroutine
-					f.land(nil, 0, errHook)
+				if !f.finished { // a hook of go-redis ends the goroutine
+					f.finish(outcome{err: errHook})
 				}
 			}
 			if slot {
@@ -253,34 +255,26 @@ func (w *Wire) fly(ctx context.Context, flights []*flight, slot bool) {
 	})
 }
 
-// send sends flights in one round trip, and lands them.
+// send sends flights in one round trip, and finishes them. Units that a server refuses together are
+// sent again, each in a call of its own.
 func (w *Wire) send(ctx context.Context, flights []*flight) {
-	rdb := w.rdb
-	if f := flights[0]; f.call.Acks > 0 { // WAIT has no key: a cluster client would choose any node
-		var err error
-		if _, rdb, err = w.Node(ctx, f.unit.Keys[0], false); err != nil {
-			f.land(nil, 0, err)
-			return
-		}
-	}
-	calls := w.batcher.merge(flights)
-	w.transmit(ctx, rdb, calls)
-	var again []*flight
+	var apart []*scriptCall
+	calls := merge(flights)
+	w.exchange(ctx, calls)
 	for _, c := range calls {
-		if len(c.flights) > 1 && isRefusedTogether(c.err) {
-			w.batcher.keepApart(c.err)
-			again = append(again, c.flights...)
+		if len(c.flights) == 1 || !isRefusedTogether(c.err) {
+			c.finish()
 			continue
 		}
 		for i, f := range c.flights {
-			reply, err := c.result(i)
-			f.land(reply, c.acked, err)
+			f.unsure = true // the refused call may have reached this unit
+			apart = append(apart, callOf(c.flights[i:i+1]))
 		}
 	}
-	for _, f := range again {
-		f.unsure = true // the refused call may have reached this unit
+	if len(apart) > 0 {
+		w.exchange(ctx, apart)
 	}
-	if len(again) > 0 {
-		w.send(ctx, again)
+	for _, c := range apart {
+		c.finish()
 	}
 }

@@ -90,7 +90,7 @@ func (r *rig) note(subject, script string, attempt, tries int, err error) {
 	r.mu.Lock()
 	r.retried = append(r.retried, err)
 	r.mu.Unlock()
-	if subject != r.Name() || script != "set" || attempt < 1 || tries > attempt {
+	if !strings.HasPrefix(subject, r.Name()) || script != "set" || attempt < 1 || tries > attempt {
 		r.Errorf("retried %s of %s, attempt %d, try %d", script, subject, attempt, tries)
 	}
 	r.retry()
@@ -110,7 +110,7 @@ func (r *rig) unit(n int, value string) Unit {
 
 // call sets key 0.
 func (r *rig) call(value string) *Call {
-	return &Call{Script: setScript, Subject: r.Name(), Unit: r.unit(0, value)}
+	return &Call{Script: setScript, Unit: r.unit(0, value)}
 }
 
 // tries is call that is sent so often.
@@ -209,7 +209,7 @@ func TestGoRedisSendsACommandOnceForEachAttempt(t *testing.T) {
 			return err
 		},
 		"many": func(r *rig) error {
-			return r.wire.All(r.Context(), setScript, r.Name(), nil, units(r, 2*maxUnits))[0].Err
+			return r.wire.All(r.Context(), setScript, nil, units(r, 2*maxUnits))[0].Err
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -271,7 +271,7 @@ func TestACallReturnsWhenItsContextIsDoneAndRedisIsSilent(t *testing.T) {
 		cancel(cause)
 	}()
 	all := make(chan []Result, 1)
-	go func() { all <- r.wire.All(ctx, setScript, r.Name(), nil, []Unit{r.unit(1, "x")}) }()
+	go func() { all <- r.wire.All(ctx, setScript, nil, []Unit{r.unit(1, "x")}) }()
 	begin := time.Now()
 	a, err := r.wire.Do(ctx, r.call("x"))
 	require.ErrorIs(t, err, context.Canceled)
@@ -449,7 +449,7 @@ func TestEveryCallIsSentInFullToAServerThatHasForgottenTheScript(t *testing.T) {
 	c.Acks, c.AcksTimeout = 1, time.Millisecond
 	require.Equal(t, "a", r.do(t.Context(), c).Reply)
 	forget()
-	for i, result := range r.wire.All(t.Context(), setScript, r.Name(), nil, units(r, 2*maxUnits)) {
+	for i, result := range r.wire.All(t.Context(), setScript, nil, units(r, 2*maxUnits)) {
 		require.NoError(t, result.Err, i)
 	}
 	require.Equal(t, "x", r.value(2*maxUnits-1))
@@ -468,7 +468,7 @@ func TestAReplyThatNoScriptGivesIsAnErrorAndNotAskedForAgain(t *testing.T) {
 			for _, f := range r.batch(2) {
 				require.ErrorContains(t, f.err, "unexpected reply of script set: ")
 			}
-			require.Error(t, r.wire.All(t.Context(), setScript, r.Name(), nil, units(r, 2))[1].Err)
+			require.Error(t, r.wire.All(t.Context(), setScript, nil, units(r, 2))[1].Err)
 			if reply != "*-1" {
 				return // only the caller knows the replies of its script
 			}
@@ -559,11 +559,11 @@ func TestTroubleIsReportedWhenAServerIsNotWhatItWas(t *testing.T) {
 
 	r.use(r.rdb)
 	r.faults.Once(scripts, redistest.Answer("-READONLY You can't write against a read only replica."))
-	err := r.wire.All(t.Context(), setScript, r.Name(), nil, []Unit{r.unit(0, "x")})[0].Err
+	err := r.wire.All(t.Context(), setScript, nil, []Unit{r.unit(0, "x")})[0].Err
 	require.Equal(t, "READONLY", Code(err))
 	require.ErrorIs(t, err, ErrUnavailable)
 	require.Equal(t, 2, r.trouble)
 	r.faults.Once(scripts, redistest.Answer("-NOPERM no access"))
-	require.True(t, Refused(r.wire.All(t.Context(), setScript, r.Name(), nil, []Unit{r.unit(0, "x")})[0].Err))
+	require.True(t, Refused(r.wire.All(t.Context(), setScript, nil, []Unit{r.unit(0, "x")})[0].Err))
 	require.Equal(t, 2, r.trouble)
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// lock is one name: the holds that are in, oldest first, and the queue. A lock with an empty holds
-// has an empty queue, and is not in Store.locks.
+// lock has the holds of one name, oldest first, and the queue. A lock without holds has an empty
+// queue, and is not in Store.locks.
 type lock struct {
 	holds, queue []*hold
 	timer        *time.Timer // fires at the end of the first lease that ends
@@ -23,11 +23,18 @@ type hold struct {
 
 func (h *hold) end() time.Time { return h.Sent.Add(h.TTL) }
 
+// extend sets the count, and moves the end of the lease to ttl from now unless the end is later.
+func (h *hold) extend(ttl time.Duration, count int) {
+	h.count = count
+	if now := time.Now(); now.Add(ttl).After(h.end()) {
+		h.Sent, h.TTL = now, ttl
+	}
+}
+
+// find returns the hold with an id, or nil.
 func find(holds []*hold, id store.ID) *hold {
-	for _, h := range holds {
-		if h.ID == id {
-			return h
-		}
+	if i := slices.IndexFunc(holds, func(h *hold) bool { return h.ID == id }); i >= 0 {
+		return holds[i]
 	}
 	return nil
 }
@@ -82,7 +89,7 @@ func (k *lock) settle() {
 	}
 }
 
-// admits is the rule: at most so many holds may be in as the smallest limit among them says.
+// admits says whether h may enter: the smallest limit among the holds bounds their number.
 func (k *lock) admits(h *hold) bool {
 	fits := func(other *hold) bool { return len(k.holds) < other.Limit }
 	return fits(h) && !slices.ContainsFunc(k.holds, func(in *hold) bool { return !fits(in) })
@@ -121,15 +128,15 @@ func (k *lock) join(h *hold) int {
 
 // remove takes a hold out of the lock and out of the queue.
 func (k *lock) remove(id store.ID) {
-	other := func(h *hold) bool { return h.ID == id }
-	k.holds = slices.DeleteFunc(k.holds, other)
+	same := func(h *hold) bool { return h.ID == id }
+	k.holds = slices.DeleteFunc(k.holds, same)
 	if h := find(k.queue, id); h != nil {
-		k.queue = slices.DeleteFunc(k.queue, other)
+		k.queue = slices.DeleteFunc(k.queue, same)
 		close(h.moved)
 	}
 }
 
-// busy is the refusal of the lock.
+// busy returns the refusal of the lock.
 func (k *lock) busy() *store.Busy {
 	if len(k.holds) == 0 {
 		return &store.Busy{}

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
 
@@ -110,7 +111,7 @@ func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progr
 		select {
 		case <-h.moved:
 		case <-ctx.Done():
-			return l, s.giveUp(a, ended(ctx))
+			return l, s.giveUp(a, lifetime.Ended(ctx))
 		}
 	}
 }
@@ -126,10 +127,7 @@ func (s *Store) giveUp(a store.Ask, err error) error {
 // Enter implements [store.Store]. If l.TTL is 0, Enter returns the lease that the hold has.
 func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
 	err := s.patiently(ctx, l.Name, of(l.ID, func(_ *lock, h *hold) {
-		h.count = count
-		if now := time.Now(); now.Add(l.TTL).After(h.end()) {
-			h.Sent, h.TTL = now, l.TTL
-		}
+		h.extend(l.TTL, count)
 		l.Sent, l.TTL = h.Sent, h.TTL
 	}))
 	return l, err
@@ -157,10 +155,7 @@ func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
 	errs := make([]error, len(renewals))
 	for i, r := range renewals {
 		errs[i] = s.once(ctx, r.Lease.Name, of(r.Lease.ID, func(_ *lock, h *hold) {
-			h.count = r.Count
-			if now := time.Now(); now.Add(r.TTL).After(h.end()) {
-				h.Sent, h.TTL = now, r.TTL
-			}
+			h.extend(r.TTL, r.Count)
 		}))
 	}
 	return errs
@@ -178,8 +173,8 @@ func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
 // Token implements [store.Store].
 func (s *Store) Token(ctx context.Context, l store.Lease) (token int64, err error) {
 	err = s.once(ctx, l.Name, of(l.ID, func(*lock, *hold) {
-		s.tokens[l.Name]++
-		token = s.tokens[l.Name]
+		token = max(s.tokens[l.Name], l.Token) + 1
+		s.tokens[l.Name] = token
 	}))
 	return token, err
 }
@@ -291,19 +286,10 @@ func (s *Store) Interrupt(err error) (restore func()) {
 	})
 }
 
-// ended returns the error and the cause of a context that is done.
-func ended(ctx context.Context) error {
-	err, cause := ctx.Err(), context.Cause(ctx)
-	if errors.Is(cause, err) {
-		return cause
-	}
-	return fmt.Errorf("%w: %w", err, cause)
-}
-
 // once makes one attempt at a command, unless ctx is done.
 func (s *Store) once(ctx context.Context, name string, command func(*lock) error) error {
 	if ctx.Err() != nil {
-		return ended(ctx)
+		return lifetime.Ended(ctx)
 	}
 	_, err := s.attempt(name, command)
 	return err
@@ -312,7 +298,7 @@ func (s *Store) once(ctx context.Context, name string, command func(*lock) error
 // patiently makes attempts until one is answered or ctx is done.
 func (s *Store) patiently(ctx context.Context, name string, command func(*lock) error) error {
 	if ctx.Err() != nil {
-		return ended(ctx)
+		return lifetime.Ended(ctx)
 	}
 	unsure := false
 	for {
@@ -324,7 +310,7 @@ func (s *Store) patiently(ctx context.Context, name string, command func(*lock) 
 		select {
 		case <-c.over:
 		case <-ctx.Done():
-			err = fmt.Errorf("%w: %w", ended(ctx), err)
+			err = fmt.Errorf("%w: %w", lifetime.Ended(ctx), err)
 			if unsure {
 				err = store.Unsure(err)
 			}

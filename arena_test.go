@@ -22,15 +22,15 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/store"
 )
 
-// This file is the vocabulary of the tests on real servers: faults_*_test.go, crash_test.go,
+// This file and stage_test.go are the vocabulary of the tests on real servers: faults_*_test.go, crash_test.go,
 // clock_linux_test.go, stress_test.go, flood_test.go, deaf_test.go.
 
 const (
-	// soon bounds a few round trips. It leaves room for a busy machine under the race detector; the
-	// subject of a test has a bound of its own.
-	soon = 3 * time.Second
+	// limit bounds a few round trips on one server. See stage.limit.
+	limit = 3 * time.Second
 	// promptly is how long a call may go on after its context is done.
 	promptly = 50 * time.Millisecond
 	// atOnce bounds a call that should not wait for anything.
@@ -43,11 +43,11 @@ const (
 // the test ends, and all its peers are closed, nothing may be left: no key but tokens, no
 // subscription, and no goroutine of the library.
 type arena struct {
-	t          *testing.T
+	stage
 	server     *redistest.Server
 	plain      *redis.Client // has no faults
 	tidyWithin time.Duration // until nothing is left; longer for a test with leases that nobody gives back
-	late       *atomic.Int64 // the longest that this process was late for anything, in nanoseconds
+	wall       wallClock
 }
 
 // onShared is an arena on the server of the whole test binary, emptied, with the scripts loaded.
@@ -73,9 +73,9 @@ func apart(t *testing.T, args ...string) *arena {
 
 func newArena(t *testing.T, server *redistest.Server) *arena {
 	t.Helper()
-	w := &arena{t: t, server: server, tidyWithin: soon, late: new(atomic.Int64)}
-	t.Cleanup(w.measure())
-	w.plain = server.Client(func(o *redis.Options) { o.ReadTimeout = 10 * time.Second })
+	plain := server.Client(func(o *redis.Options) { o.ReadTimeout = 10 * time.Second })
+	w := bare(t, limit, func() redis.UniversalClient { return plain })
+	w.server, w.plain = server, plain
 	t.Cleanup(func() {
 		if !t.Failed() { // what has failed half-way leaves what it likes
 			w.requireTidy()
@@ -86,15 +86,49 @@ func newArena(t *testing.T, server *redistest.Server) *arena {
 	return w
 }
 
+// bare is an arena without a server. The arena sees locks through rdb.
+func bare(t *testing.T, limit time.Duration, rdb func() redis.UniversalClient) *arena {
+	t.Helper()
+	w := &arena{tidyWithin: limit, wall: wallClock{new(atomic.Int64)}}
+	look := func(name string) (store.State, error) { return lookIn(rdb(), name) }
+	w.stage = stage{t: t, clock: w.wall, look: look, limit: limit}
+	t.Cleanup(w.measure())
+	return w
+}
+
+// lookIn reads a lock in Redis, behind the back of the library.
+func lookIn(rdb redis.UniversalClient, name string) (state store.State, err error) {
+	ctx, key := context.Background(), baseKey(name)
+	hash, lease, queued := new(redis.MapStringStringCmd), new(redis.DurationCmd), new(redis.IntCmd)
+	_, err = rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+		hash, lease, queued = p.HGetAll(ctx, key), p.PTTL(ctx, key), p.ZCard(ctx, key+":queue")
+		return nil
+	})
+	if err == nil && len(hash.Val()) > 1 {
+		err = fmt.Errorf("one hold owns the lock: %v", hash.Val())
+	}
+	for hold, count := range hash.Val() {
+		state.Owner = store.ID(hold)
+		if err == nil {
+			state.Count, err = strconv.Atoi(count)
+		}
+	}
+	state.TTL, state.Waiters = lease.Val(), int(queued.Val())
+	return state, err
+}
+
 // measure notes how late this process is because the machine is busy, until stop is called.
 func (w *arena) measure() (stop func()) {
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
-		every(5*time.Millisecond, quit, func(late time.Duration) { w.late.Store(max(w.late.Load(), int64(late))) })
+		every(5*time.Millisecond, quit, func(late time.Duration) { w.wall.late.Store(max(w.wall.late.Load(), int64(late))) })
 	}()
 	return func() { close(quit); <-done }
 }
+
+// lateness is the longest that this process was late.
+func (w *arena) lateness() time.Duration { return w.wall.lateness() }
 
 // every calls f after each interval, with how late the call is, until stop is closed.
 func every(interval time.Duration, stop <-chan struct{}, f func(late time.Duration)) {
@@ -107,27 +141,6 @@ func every(interval time.Duration, stop <-chan struct{}, f func(late time.Durati
 			return
 		}
 	}
-}
-
-// lateness is the longest that this process was late. Bounds are about the library, and not about
-// the machine.
-func (w *arena) lateness() time.Duration { return time.Duration(w.late.Load()) }
-
-// within waits for done, and says whether done came within limit.
-func (w *arena) within(limit time.Duration, done <-chan struct{}) bool {
-	for _, d := range []func() time.Duration{func() time.Duration { return limit }, w.lateness} {
-		select {
-		case <-done:
-			return true
-		default:
-		}
-		select {
-		case <-done:
-			return true
-		case <-time.After(d()):
-		}
-	}
-	return false
 }
 
 // in is the same surroundings for a subtest.
@@ -191,7 +204,7 @@ func (p *peer) connect(t testing.TB, n int) {
 	t.Helper()
 	conns := make([]*redis.Conn, n)
 	for i := range conns {
-		redistest.Eventually(t, soon, func() bool { // a busy machine may take longer than the timeouts of p
+		redistest.Eventually(t, limit, func() bool { // a busy machine may take longer than the timeouts of p
 			conns[i] = p.rdb.Conn()
 			err := conns[i].Ping(t.Context()).Err()
 			if err != nil {
@@ -205,103 +218,6 @@ func (p *peer) connect(t testing.TB, n int) {
 	}
 }
 
-// enter locks, and fails the test if that fails or takes longer than limit. The wait itself has no
-// deadline, so that a lock that comes late is told from one that never comes.
-func (w *arena) enter(ctx context.Context, l *relock.Lock, limit time.Duration) context.Context {
-	w.t.Helper()
-	return w.start(ctx, l).in(limit)
-}
-
-// leave unlocks, and fails the test if that fails or takes longer than limit.
-func (w *arena) leave(ctx context.Context, l *relock.Lock, limit time.Duration) {
-	w.t.Helper()
-	require.NoError(w.t, w.call(limit, func() error { return l.Unlock(ctx) }))
-}
-
-// call runs f, and fails the test if f does not come back within limit.
-func (w *arena) call(limit time.Duration, f func() error) error {
-	w.t.Helper()
-	var err error
-	done := make(chan struct{})
-	go func() { defer close(done); err = f() }()
-	if !w.within(limit, done) {
-		w.t.Fatalf("the call has not come back after %s", limit)
-	}
-	return err
-}
-
-// asking is a Lock on its way in a goroutine.
-type asking struct {
-	w    *arena
-	lock *relock.Lock
-	done chan struct{}
-
-	// Set when done is closed.
-	section context.Context
-	err     error
-	at      time.Time
-}
-
-// start begins to lock.
-func (w *arena) start(ctx context.Context, l *relock.Lock) *asking {
-	return w.startWith(ctx, l, l.Lock)
-}
-
-// startWith begins to lock in that way.
-func (w *arena) startWith(ctx context.Context, l *relock.Lock, lock locking) *asking {
-	a := &asking{w: w, lock: l, done: make(chan struct{})}
-	go func() {
-		defer close(a.done)
-		a.section, a.err = lock(ctx)
-		a.at = time.Now()
-	}()
-	return a
-}
-
-// in waits until the lock is entered, and fails the test if that takes longer than limit from now.
-func (a *asking) in(limit time.Duration) context.Context {
-	a.w.t.Helper()
-	require.NoError(a.w.t, a.out(limit))
-	return a.section
-}
-
-// out waits until the call returns, whatever the outcome.
-func (a *asking) out(limit time.Duration) error {
-	a.w.t.Helper()
-	if !a.w.within(limit, a.done) {
-		a.w.t.Fatalf("Lock of %q has not come back after %s", a.lock.Name(), limit)
-	}
-	return a.err
-}
-
-// leave waits until the lock is entered, and unlocks.
-func (a *asking) leave() {
-	a.w.t.Helper()
-	a.w.leave(a.in(soon), a.lock, soon)
-}
-
-// waiting says whether the call has not returned.
-func (a *asking) waiting() bool {
-	select {
-	case <-a.done:
-		return false
-	default:
-		return true
-	}
-}
-
-// lost waits until the section's context has ended, and fails the test if the lock was not lost.
-func (w *arena) lost(section context.Context, limit time.Duration) relock.LossReason {
-	w.t.Helper()
-	if !w.within(limit, section.Done()) {
-		w.t.Fatalf("the holder has not been told after %s", limit)
-	}
-	var lost *relock.LostError
-	require.ErrorAs(w.t, context.Cause(section), &lost)
-	require.ErrorIs(w.t, lost, relock.ErrLockLost)
-	return lost.Reason
-}
-
 // draw returns the token of a section.
 func (w *arena) draw(section context.Context, l *relock.Lock) int64 {
 	w.t.Helper()
@@ -312,33 +228,11 @@ func (w *arena) draw(section context.Context, l *relock.Lock) int64 {
 }
 
 // baseKey is the key of a lock with the default prefix.
-func baseKey(name string) string { return relock.DefaultPrefix + "{" + name + "}" }
-
-// owner is what Redis has under a lock's name: the hold and its count; "" and 0 if it is free.
-func (w *arena) owner(name string) (hold string, count int) {
-	w.t.Helper()
-	fields, err := w.plain.HGetAll(context.Background(), baseKey(name)).Result()
-	require.NoError(w.t, err)
-	require.LessOrEqual(w.t, len(fields), 1, "one hold owns the lock: %v", fields)
-	for field, value := range fields {
-		hold = field
-		count, err = strconv.Atoi(value)
-		require.NoError(w.t, err)
+func baseKey(name string) string {
+	if strings.Contains(name, "{") { // {slot}:lock, as tests on a cluster name locks
+		return relock.DefaultPrefix + name
 	}
-	return hold, count
-}
-
-// requireCount says how often Redis thinks that the lock is held.
-func (w *arena) requireCount(name string, want int) {
-	w.t.Helper()
-	_, count := w.owner(name)
-	require.Equal(w.t, want, count, "the count of %q in Redis", name)
-}
-
-// awaitCount waits until Redis has that count.
-func (w *arena) awaitCount(name string, want int, limit time.Duration) {
-	w.t.Helper()
-	redistest.Eventually(w.t, limit, func() bool { _, count := w.owner(name); return count == want }, "the count is %d", want)
+	return relock.DefaultPrefix + "{" + name + "}"
 }
 
 // queue is the holds that wait for a lock, first come first.
@@ -350,38 +244,6 @@ func (w *arena) queue(name string) []string {
 		members[i], _, _ = strings.Cut(m, "|")
 	}
 	return members
-}
-
-// waiters is the length of a lock's queue.
-func (w *arena) waiters(name string) int {
-	w.t.Helper()
-	n, err := w.plain.ZCard(context.Background(), baseKey(name)+":queue").Result()
-	require.NoError(w.t, err)
-	return int(n)
-}
-
-// awaitWaiters waits until n are queued.
-func (w *arena) awaitWaiters(name string, n int) {
-	w.t.Helper()
-	redistest.Eventually(w.t, soon+time.Duration(n)*10*time.Millisecond, func() bool { return w.waiters(name) == n },
-		"%d wait for %q", n, name)
-}
-
-// awaitFree waits until nobody holds the lock and nobody waits for it.
-func (w *arena) awaitFree(name string, limit time.Duration) {
-	w.t.Helper()
-	redistest.Eventually(w.t, limit, func() bool {
-		n, err := w.plain.Exists(context.Background(), baseKey(name), baseKey(name)+":queue").Result()
-		return err == nil && n == 0
-	}, "%q is free and nobody is queued", name)
-}
-
-// lease is what is left of the lease in Redis.
-func (w *arena) lease(name string) time.Duration {
-	w.t.Helper()
-	ttl, err := w.plain.PTTL(context.Background(), baseKey(name)).Result()
-	require.NoError(w.t, err)
-	return ttl
 }
 
 // calls is how many commands the server has run, by name.

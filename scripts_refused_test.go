@@ -1,0 +1,219 @@
+package relock
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/store"
+)
+
+// What is left when Redis refuses a command of a script?
+
+// commands are all calls of the store about a lock that id has, or is to have.
+func (r *rig) commands(id string) map[string]func(ctx context.Context) error {
+	s, l := r.store, r.held(id, minute)
+	other := r.ask(newID("b"), minute)
+	return map[string]func(ctx context.Context) error{
+		"Try":     func(ctx context.Context) error { _, err := s.Try(ctx, other); return err },
+		"acquire": func(ctx context.Context) error { _, _, err := s.acquire(ctx, other, newPlace, 1); return err },
+		"Enter":   func(ctx context.Context) error { _, err := s.Enter(ctx, l, 2); return err },
+		"Renew": func(ctx context.Context) error {
+			return s.Renew(ctx, []store.Renewal{{Lease: l, TTL: 2 * minute, Count: 2}})[0]
+		},
+		"Release": func(ctx context.Context) error { return s.Release(ctx, l, 0) },
+		"Forget":  func(ctx context.Context) error { return s.Forget(ctx, []store.Ask{l.Ask})[0] },
+		"Token":   func(ctx context.Context) error { _, err := s.Token(ctx, l); return err },
+		"Look":    func(ctx context.Context) error { _, err := s.Look(ctx, r.base); return err },
+		"Break":   func(ctx context.Context) error { return s.Break(ctx, r.base, l.ID) },
+	}
+}
+
+func TestAKeyOfAnotherTypeIsAnErrorAndNothingChanges(t *testing.T) {
+	uses := map[string]string{
+		"":          "Try acquire Enter Renew Release Forget Token Look Break",
+		queueSuffix: "acquire Release Forget Look Break",
+		tokenSuffix: "Token Look",
+	}
+	for suffix, users := range uses {
+		for _, what := range strings.Fields(users) {
+			t.Run(what+suffix, func(t *testing.T) {
+				r := newRig(t)
+				r.listen("b")
+				id := r.enter("a")
+				if suffix == "" {
+					require.NoError(t, r.rdb.Del(t.Context(), r.base).Err())
+					r.waitInQueue()
+				}
+				require.NoError(t, r.rdb.SAdd(t.Context(), r.base+suffix, "x").Err())
+				r.unchanged(func() {
+					err := r.commands(id)[what](t.Context())
+					require.ErrorContains(t, err, "WRONGTYPE")
+					require.NotErrorIs(t, err, store.ErrUnsure)
+				})
+			})
+		}
+	}
+}
+
+// waitInQueue puts a waiter into the queue, whoever has the lock.
+func (r *rig) waitInQueue() string {
+	r.Helper()
+	id := newID("b")
+	require.NoError(r, r.rdb.ZAdd(r.Context(), r.base+queueSuffix, redis.Z{Score: 1, Member: id + "|60000"}).Err())
+	return id
+}
+
+func TestOutOfMemory(t *testing.T) {
+	server := redistest.Start(t)
+	full := func(t *testing.T, rdb *redis.Client, limit string) {
+		t.Helper()
+		require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", limit).Err())
+	}
+	for what, oom := range map[string]bool{
+		"Try": false, "acquire": true, "Enter": false, "Renew": false, "Release": false, "Forget": false, "Token": true,
+		"Look": false, "Break": false,
+	} {
+		t.Run(what, func(t *testing.T) {
+			r := newRigOn(t, server)
+			full(t, r.rdb, "0")
+			ps := r.listen("b")
+			id := r.enter("a")
+			next := r.waiter("b")
+			full(t, r.rdb, "1")
+			defer full(t, r.rdb, "0")
+			err := r.commands(id)[what](t.Context())
+			var busy *store.Busy
+			switch {
+			case oom:
+				require.ErrorContains(t, err, "OOM")
+				require.NotErrorIs(t, err, store.ErrUnsure)
+			case what == "Try":
+				require.ErrorAs(t, err, &busy)
+			default:
+				require.NoError(t, err)
+			}
+			switch what {
+			case "Enter", "Renew":
+				r.owner(id, 2)
+			case "Release", "Forget", "Break":
+				require.Equal(t, next, message(t, ps))
+				r.owner(next, 1)
+				r.lease(minute)
+			}
+		})
+	}
+	t.Run("a free lock is not taken", func(t *testing.T) {
+		r := newRigOn(t, server)
+		full(t, r.rdb, "1")
+		defer full(t, r.rdb, "0")
+		_, err := r.store.Try(t.Context(), r.ask(newID("a"), minute))
+		require.ErrorContains(t, err, "OOM")
+		r.free()
+	})
+	t.Run("a waiter keeps its place and gets its grant", func(t *testing.T) {
+		r := newRigOn(t, server)
+		ps := r.listen("b")
+		owner, id := r.enter("a"), newID("b")
+		got, err := r.acquire(id, minute, newPlace)
+		require.NoError(t, err)
+		full(t, r.rdb, "1")
+		defer full(t, r.rdb, "0")
+		arrival := strconv.FormatInt(got.number, 10)
+		require.Equal(t, statusQueued, r.status(id, arrival))
+		require.EqualValues(t, 1, r.release(owner))
+		require.Equal(t, id, message(t, ps))
+		require.Equal(t, statusOurs, r.status(id, arrival))
+	})
+	t.Run("a free lock goes to a waiter", func(t *testing.T) {
+		r := newRigOn(t, server)
+		ps := r.listen("b")
+		r.enter("a")
+		next := r.waiter("b")
+		require.NoError(t, r.rdb.Del(t.Context(), r.base).Err())
+		full(t, r.rdb, "1")
+		defer full(t, r.rdb, "0")
+		require.Equal(t, statusBusy, r.status(newID("a"), noPlace))
+		require.Equal(t, next, message(t, ps))
+	})
+}
+
+// TestAReplicaIsNotBelieved asks a server that has just become a replica, and has no data yet.
+func TestAReplicaIsNotBelieved(t *testing.T) {
+	server := redistest.Start(t)
+	r := newRigOn(t, server)
+	require.NoError(t, r.rdb.ReplicaOf(t.Context(), "127.0.0.1", "1").Err())
+	t.Cleanup(func() { require.NoError(t, r.rdb.ReplicaOf(context.Background(), "NO", "ONE").Err()) })
+	for what, command := range r.commands(newID("a")) {
+		if what == "Look" { // reads, and decides nothing
+			continue
+		}
+		t.Run(what, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			err := command(ctx)
+			require.ErrorContains(t, err, "READONLY")
+			require.NotErrorIs(t, err, store.ErrGone)
+			require.True(t, ctx.Err() != nil || !errors.Is(err, store.ErrUnsure), "the server says that nothing has run")
+		})
+	}
+}
+
+// withUser is a rig of a user of Redis with these rules.
+func withUser(t *testing.T, rules ...any) *rig {
+	t.Helper()
+	server := redistest.Start(t)
+	if !server.AtLeast(6, 2) {
+		redistest.NotTested(t, "Redis before 6.2 has no rules for channels")
+	}
+	r := newRigOn(t, server)
+	require.NoError(t, r.rdb.Do(t.Context(), append([]any{"ACL", "SETUSER", "app", "on", ">pw", "resetchannels"}, rules...)...).Err())
+	rdb := server.Client(func(o *redis.Options) { o.Username, o.Password = "app", "pw" })
+	s, err := newRedisStore(rdb, redisOptions{prefix: DefaultPrefix})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	r.store = s.(*nativeStore)
+	return r
+}
+
+func TestAUserNeedsNoMoreThanItsPrefix(t *testing.T) {
+	r := withUser(t, "&"+DefaultPrefix+"*", "~"+DefaultPrefix+"*", "+@all")
+	ps := r.listen("b")
+	for _, what := range []string{"Release", "Forget", "Break"} {
+		id := newID("a")
+		l, err := r.store.Try(t.Context(), r.ask(id, minute))
+		require.NoError(t, err)
+		require.EqualValues(t, id, l.ID)
+		commands := r.commands(id)
+		for _, other := range []string{"acquire", "Enter", "Renew", "Token", "Look", what} {
+			require.NoError(t, commands[other](t.Context()), other)
+		}
+		granted := message(t, ps)
+		r.owner(granted, 1)
+		require.NoError(t, r.store.Forget(t.Context(), []store.Ask{r.ask(granted, minute)})[0])
+		r.free()
+	}
+}
+
+func TestALeaseThatCannotBeSetLeavesNoLockWithoutEnd(t *testing.T) {
+	r := withUser(t, "&*", "~*", "+@all", "-pexpire")
+	_, err := r.store.Try(t.Context(), r.ask(newID("a"), minute))
+	require.ErrorContains(t, err, "can't run this command")
+	r.free()
+
+	for _, what := range []string{"Release", "Forget", "Break"} {
+		owner := r.enter("a") // as another user
+		ps := r.listen("b")
+		r.waiter("b")
+		require.ErrorContains(t, r.commands(owner)[what](t.Context()), "can't run this command", what)
+		silent(t, ps)
+		r.free()
+	}
+}
