@@ -1,0 +1,669 @@
+package quorum_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/quorum"
+	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/store/mem"
+)
+
+// far is a member behind a network of one process.
+type far struct {
+	*mem.Store
+
+	down atomic.Bool // no command arrives
+	hold atomic.Bool // a Try arrives when its caller has given up
+}
+
+var errDown = store.Unavailable(errors.New("no route"))
+
+// reach returns an error while the member is down.
+func (f *far) reach() error {
+	if f.down.Load() {
+		return errDown
+	}
+	return nil
+}
+
+// until waits for the member.
+func (f *far) until(ctx context.Context) error {
+	for f.down.Load() {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", context.Cause(ctx), errDown)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+func (f *far) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+	if f.hold.Load() {
+		<-ctx.Done()
+		time.Sleep(time.Millisecond) // behind the commands of the caller
+		_, _ = f.Store.Try(context.WithoutCancel(ctx), a)
+		return store.Lease{}, store.Unsure(context.Cause(ctx))
+	}
+	if err := f.reach(); err != nil {
+		return store.Lease{}, err
+	}
+	return f.Store.Try(ctx, a)
+}
+
+func (f *far) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+	if err := f.until(ctx); err != nil {
+		return store.Lease{}, err
+	}
+	return f.Store.Wait(ctx, a, progress)
+}
+
+func (f *far) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
+	if err := f.until(ctx); err != nil {
+		return store.Lease{}, err
+	}
+	return f.Store.Enter(ctx, l, count)
+}
+
+func (f *far) Release(ctx context.Context, l store.Lease, count int) error {
+	if err := f.until(ctx); err != nil {
+		return err
+	}
+	return f.Store.Release(ctx, l, count)
+}
+
+func (f *far) Renew(ctx context.Context, renewals []store.Renewal) []error {
+	if err := f.reach(); err != nil {
+		errs := make([]error, len(renewals))
+		for i := range errs {
+			errs[i] = err
+		}
+		return errs
+	}
+	return f.Store.Renew(ctx, renewals)
+}
+
+func (f *far) Forget(ctx context.Context, asks []store.Ask) []error {
+	if err := f.reach(); err != nil {
+		errs := make([]error, len(asks))
+		for i := range errs {
+			errs[i] = err
+		}
+		return errs
+	}
+	return f.Store.Forget(ctx, asks)
+}
+
+func (f *far) Token(ctx context.Context, l store.Lease) (int64, error) {
+	if err := f.reach(); err != nil {
+		return 0, err
+	}
+	return f.Store.Token(ctx, l)
+}
+
+func (f *far) Look(ctx context.Context, name string) (store.State, error) {
+	if err := f.reach(); err != nil {
+		return store.State{}, err
+	}
+	return f.Store.Look(ctx, name)
+}
+
+// seen returns the store of a process with members of its own view.
+func (r *rig) seen() (store.Store, []*far) {
+	r.Helper()
+	var view []*far
+	s := r.over(func(_ int, m *mem.Store) store.Store {
+		view = append(view, &far{Store: m})
+		return view[len(view)-1]
+	})
+	return s, view
+}
+
+// subsets calls f with each set of k of n members.
+func subsets(n, k int, f func(members []int)) {
+	for set := range 1 << n {
+		var members []int
+		for i := range n {
+			if set&(1<<i) != 0 {
+				members = append(members, i)
+			}
+		}
+		if len(members) == k {
+			f(members)
+		}
+	}
+}
+
+// fake runs a subtest in fake time for each set of k of n members.
+func fake(t *testing.T, n, k int, f func(r *rig, members []int)) {
+	t.Helper()
+	subsets(n, k, func(members []int) {
+		t.Run(fmt.Sprint(members, " of ", n), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { t.Helper(); f(newRig(t, n), members) })
+		})
+	})
+}
+
+// cycle runs each command of a hold, and returns its token.
+func (r *rig) cycle() int64 {
+	r.Helper()
+	l := r.try(minute)
+	ctx, cancel := context.WithTimeout(r.Context(), 5*time.Second)
+	defer cancel()
+	l, err := r.store.Enter(ctx, l, 2)
+	require.NoError(r, err)
+	require.NoError(r, r.store.Release(ctx, l, 1))
+	require.NoError(r, r.store.Renew(ctx, []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
+	token, err := r.store.Token(ctx, l)
+	require.NoError(r, err)
+	state, err := r.store.Look(ctx, l.Name)
+	require.NoError(r, err)
+	require.Equal(r, l.ID, state.Owner)
+	a := ask(minute)
+	next := make(chan store.Lease, 1)
+	go func() {
+		l, err := r.store.Wait(ctx, a, nothing)
+		require.NoError(r, err)
+		next <- l
+	}()
+	synctest.Wait()
+	require.Empty(r, next)
+	require.NoError(r, r.store.Release(ctx, l, 0))
+	require.NoError(r, r.store.Release(ctx, <-next, 0))
+	return token
+}
+
+func TestADeadMinorityCostsNoFailure(t *testing.T) {
+	for _, n := range []int{3, 5} {
+		fake(t, n, n/2, func(r *rig, dead []int) {
+			r.interrupt(dead...)
+			begun := time.Now()
+			r.cycle()
+			begun = time.Now()
+			r.cycle()
+			require.Less(r, time.Since(begun), 200*time.Millisecond, "a member that is known to be silent is waited for")
+		})
+	}
+}
+
+func TestADeadMajorityIsUnavailable(t *testing.T) {
+	for _, n := range []int{3, 5} {
+		fake(t, n, n/2+1, func(r *rig, dead []int) {
+			restore := r.interrupt(dead...)
+			_, err := r.store.Try(r.Context(), ask(minute))
+			require.ErrorIs(r, err, store.ErrUnavailable)
+			require.NotErrorIs(r, err, store.ErrUnsure)
+			ctx, cancel := context.WithTimeout(r.Context(), 20*time.Second)
+			defer cancel()
+			a := ask(minute)
+			l, err := r.store.Wait(ctx, a, nothing)
+			for err == nil && l.Sent.IsZero() { // as the core does
+				require.ErrorIs(r, second(r.store.Enter(ctx, l, 1)), store.ErrGone)
+				r.store.Forget(ctx, []store.Ask{a})
+				a = ask(minute)
+				l, err = r.store.Wait(ctx, a, nothing)
+			}
+			require.ErrorIs(r, err, context.DeadlineExceeded)
+			r.store.Forget(r.Context(), []store.Ask{a})
+			restore()
+			for _, owner := range r.owners() {
+				require.Empty(r, owner)
+			}
+		})
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+func TestAHoldOutlastsTheLossOfAMinority(t *testing.T) {
+	for _, n := range []int{3, 5} {
+		fake(t, n, n/2, func(r *rig, emptied []int) {
+			l := r.try(minute)
+			for _, i := range emptied {
+				r.members[i].Lose("orders")
+			}
+			require.NoError(r, r.store.Renew(r.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
+			synctest.Wait()
+			for _, owner := range r.owners() {
+				require.Equal(r, l.ID, owner, "the member is not filled up")
+			}
+			for _, i := range emptied {
+				r.members[i].Lose("orders")
+			}
+			require.NoError(r, second(r.store.Enter(r.Context(), l, 2)))
+			require.NoError(r, r.store.Release(r.Context(), l, 0))
+		})
+	}
+}
+
+func TestALostMajorityIsGone(t *testing.T) {
+	for _, n := range []int{3, 5} {
+		fake(t, n, n/2+1, func(r *rig, emptied []int) {
+			l := r.try(minute)
+			for _, i := range emptied {
+				r.members[i].Lose("orders")
+			}
+			require.ErrorIs(r, r.store.Renew(r.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0], store.ErrGone)
+			synctest.Wait()
+			for _, owner := range r.owners() {
+				require.Empty(r, owner, "a hold that is over comes back, or stays")
+			}
+			require.ErrorIs(r, second(r.store.Enter(r.Context(), l, 2)), store.ErrGone)
+			require.ErrorIs(r, r.store.Release(r.Context(), l, 0), store.ErrGone)
+		})
+	}
+}
+
+func TestTokensGrowWhateverMinorityIsDead(t *testing.T) {
+	for _, n := range []int{3, 5} {
+		synctest.Test(t, func(t *testing.T) {
+			r, last := newRig(t, n), int64(0)
+			for range 3 {
+				subsets(n, n/2, func(dead []int) {
+					restore := r.interrupt(dead...)
+					token := r.cycle()
+					require.Greater(t, token, last, "dead: %v", dead)
+					last = token
+					restore()
+					time.Sleep(2 * minute) // leases at the dead members end
+				})
+			}
+		})
+	}
+}
+
+// fast is a member whose clock, the source of its tokens, runs ahead of the others.
+type fast struct {
+	*mem.Store
+	clock atomic.Int64
+}
+
+func (f *fast) Token(ctx context.Context, l store.Lease) (int64, error) {
+	l.Token = max(l.Token, f.clock.Add(1000))
+	return f.Store.Token(ctx, l)
+}
+
+func TestTokensGrowWhenTheFastestClockIsLost(t *testing.T) {
+	fake(t, 3, 1, func(r *rig, ahead []int) {
+		r.store = r.over(func(i int, m *mem.Store) store.Store {
+			if i == ahead[0] {
+				return &fast{Store: m}
+			}
+			return m
+		})
+		before := r.cycle()
+		defer r.interrupt(ahead...)()
+		require.Greater(r, r.cycle(), before)
+	})
+}
+
+// floorless draws tokens without a floor.
+type floorless struct{ *mem.Store }
+
+func (f floorless) Token(ctx context.Context, l store.Lease) (int64, error) {
+	l.Token = 0
+	return f.Store.Token(ctx, l)
+}
+
+func TestTokenRefusesMembersWithoutAFloor(t *testing.T) {
+	r := newRig(t, 3)
+	one := true
+	r.store = r.over(func(_ int, m *mem.Store) store.Store {
+		if one {
+			one = false
+			return floorless{m}
+		}
+		return m
+	})
+	other := ask(minute)
+	for _, m := range r.members[1:] { // ahead of the first member
+		l, err := m.Try(t.Context(), other)
+		require.NoError(t, err)
+		l.Token = 100
+		require.NoError(t, second(m.Token(t.Context(), l)))
+		require.NoError(t, m.Release(t.Context(), l, 0))
+	}
+	l := r.try(minute)
+	require.ErrorIs(t, second(r.store.Token(t.Context(), l)), errors.ErrUnsupported)
+}
+
+func TestALateMemberIsTakenBack(t *testing.T) {
+	t.Run("after the release", func(t *testing.T) {
+		fake(t, 3, 1, func(r *rig, late []int) {
+			s, view := r.seen()
+			view[late[0]].hold.Store(true)
+			a := ask(minute)
+			l, err := s.Try(r.Context(), a)
+			require.NoError(r, err)
+			require.True(r, l.Unsure)
+			require.NoError(r, s.Release(r.Context(), l, 0))
+			synctest.Wait()
+			require.NoError(r, s.Close())
+			require.NoError(r, s.Forget(r.Context(), []store.Ask{a})[0]) // cleanup
+			for _, owner := range r.owners() {
+				require.Empty(r, owner)
+			}
+		})
+	})
+	t.Run("after a refusal", func(t *testing.T) {
+		fake(t, 3, 2, func(r *rig, late []int) {
+			s, view := r.seen()
+			for _, i := range late {
+				view[i].hold.Store(true)
+			}
+			_, err := s.Try(r.Context(), ask(minute))
+			require.ErrorIs(r, err, store.ErrUnavailable)
+			require.NoError(r, s.Close())
+			for _, owner := range r.owners() {
+				require.Empty(r, owner)
+			}
+		})
+	})
+}
+
+// TestAFillBehindAReleaseIsTakenBack fills up a member whose Try arrives after the release.
+func TestAFillBehindAReleaseIsTakenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		s, view := r.seen()
+		l, err := s.Try(t.Context(), ask(minute))
+		require.NoError(t, err)
+		r.members[2].Lose("orders")
+		view[2].hold.Store(true)
+		require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
+		require.NoError(t, s.Release(t.Context(), l, 0))
+		time.Sleep(time.Second)
+		require.Equal(t, []store.ID{"", "", ""}, r.owners())
+	})
+}
+
+// entersBetween releases a hold at the member, in place of an Enter of the hold.
+type entersBetween struct {
+	*mem.Store
+	release func()
+}
+
+func (m entersBetween) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
+	m.release()
+	return m.Store.Enter(ctx, l, count)
+}
+
+// TestAFillBesideAReleaseDoesNotComeBack begins a release between the Enter of three members.
+func TestAFillBesideAReleaseDoesNotComeBack(t *testing.T) {
+	fake(t, 3, 1, func(r *rig, late []int) {
+		var l store.Lease
+		var s store.Store
+		s = r.over(func(i int, m *mem.Store) store.Store {
+			if i != late[0] {
+				return m
+			}
+			return entersBetween{m, func() {
+				time.Sleep(time.Millisecond) // the others have entered
+				require.NoError(r, s.Release(r.Context(), l, 0))
+			}}
+		})
+		var err error
+		l, err = s.Try(r.Context(), ask(minute))
+		require.NoError(r, err)
+		_, _ = s.Enter(r.Context(), l, 2)
+		time.Sleep(2 * time.Second)
+		require.Equal(r, []store.ID{"", "", ""}, r.owners())
+	})
+}
+
+func TestAWaiterMovesOnWhenItsQueueDies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		l := r.try(minute)
+		order := make(chan store.ID, 3)
+		var asks []store.Ask
+		for range 3 {
+			a := ask(minute)
+			asks = append(asks, a)
+			go func() {
+				l, err := r.store.Wait(t.Context(), a, nothing)
+				require.NoError(t, err)
+				order <- l.ID
+				time.Sleep(time.Second)
+				require.NoError(t, r.store.Release(t.Context(), l, 0))
+			}()
+			synctest.Wait()
+		}
+		restore := r.interrupt(0)
+		time.Sleep(3 * longestBeat)
+		require.NoError(t, r.store.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
+		require.Empty(t, order)
+		require.NoError(t, r.store.Release(t.Context(), l, 0))
+		for range asks {
+			<-order
+		}
+		time.Sleep(2 * time.Second)
+		restore()
+	})
+}
+
+const longestBeat = 3 * time.Second // as in wait.go
+
+func TestTryDoesNotPassTheQueueOfTheFirstMember(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		first, err := r.members[0].Try(t.Context(), ask(minute))
+		require.NoError(t, err)
+		_, err = r.store.Try(t.Context(), ask(minute))
+		var busy *store.Busy
+		require.ErrorAs(t, err, &busy)
+		require.NotErrorIs(t, err, store.ErrUnsure)
+		require.Equal(t, []store.ID{first.ID, "", ""}, r.owners())
+	})
+}
+
+func TestAMinorityOfOthersIsNoHindrance(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 5)
+		for _, i := range []int{2, 4} {
+			_, err := r.members[i].Try(t.Context(), ask(minute))
+			require.NoError(t, err)
+		}
+		l := r.try(minute)
+		state, err := r.store.Look(t.Context(), "orders")
+		require.NoError(t, err)
+		require.Equal(t, l.ID, state.Owner)
+		require.NoError(t, r.store.Release(t.Context(), l, 0))
+	})
+}
+
+// TestClientsThatSeeDifferentMembersTakeTurns lets 16 waiters of 4 clients count up a number that
+// only the lock guards. Each client but the last has lost another member.
+func TestClientsThatSeeDifferentMembersTakeTurns(t *testing.T) {
+	for _, n := range []int{3, 5} {
+		synctest.Test(t, func(t *testing.T) {
+			const waiters, rounds = 4, 5
+			r := newRig(t, n)
+			var group sync.WaitGroup
+			var in atomic.Int32
+			number, begun := 0, time.Now()
+			for c := range 4 {
+				s, view := r.seen()
+				if c < 3 {
+					view[c].down.Store(true)
+				}
+				client, err := relock.Open(s, relock.WithTTL(4*time.Second))
+				require.NoError(t, err)
+				t.Cleanup(func() { _ = client.Close() })
+				for range waiters {
+					group.Go(func() {
+						for range rounds {
+							err := client.NewLock("orders").Do(t.Context(), func(context.Context) error {
+								require.EqualValues(t, 1, in.Add(1))
+								time.Sleep(10 * time.Millisecond)
+								number++
+								in.Add(-1)
+								return nil
+							})
+							require.NoError(t, err)
+						}
+					})
+				}
+			}
+			group.Wait()
+			require.Equal(t, 4*waiters*rounds, number)
+			t.Logf("%d members: %d sections of 10 ms took %s", n, number, time.Since(begun))
+			require.Less(t, time.Since(begun), 3*minute)
+		})
+	}
+}
+
+func TestClientsOfOneViewPassTheLockOnAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		var group sync.WaitGroup
+		number, begun := 0, time.Now()
+		for range 4 {
+			client, err := relock.Open(r.open())
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = client.Close() })
+			for range 4 {
+				group.Go(func() {
+					for range 20 {
+						require.NoError(t, client.NewLock("orders").Do(t.Context(), func(context.Context) error {
+							number++
+							return nil
+						}))
+					}
+				})
+			}
+		}
+		group.Wait()
+		require.Equal(t, 320, number)
+		require.Less(t, time.Since(begun), time.Second)
+	})
+}
+
+func TestNewRefusesWhatIsNoQuorum(t *testing.T) {
+	for _, members := range [][]store.Store{nil, {mem.New()}, {mem.New(), mem.New()}, {mem.New(), mem.New(), nil},
+		{mem.New(), mem.New(), mem.New(), mem.New()}} {
+		_, err := quorum.New(members...)
+		require.Error(t, err)
+	}
+}
+
+// spells spells names in its own way.
+type spells struct {
+	*mem.Store
+	prefix string
+}
+
+func (s spells) Check(a store.Ask) (store.Ask, error) {
+	a.Name = s.prefix + a.Name
+	return a, nil
+}
+
+func TestCheckWantsOneSpelling(t *testing.T) {
+	s, err := quorum.New(spells{mem.New(), ""}, spells{mem.New(), ""}, spells{mem.New(), "app:"})
+	require.NoError(t, err)
+	_, err = s.Check(ask(minute))
+	require.ErrorContains(t, err, "member 3")
+	a := ask(minute)
+	a.Limit = 2
+	_, err = s.Check(a)
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+}
+
+// aged is a member whose leases are older than they seem.
+type aged struct {
+	*mem.Store
+	age time.Duration
+}
+
+func (m aged) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+	l, err := m.Store.Try(ctx, a)
+	l.Sent = l.Sent.Add(-m.age)
+	return l, err
+}
+
+func (m aged) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
+	l, err := m.Store.Enter(ctx, l, count)
+	l.Sent = l.Sent.Add(-m.age)
+	return l, err
+}
+
+func TestTheDeadlineIsThatOfTheMajority(t *testing.T) {
+	for _, n := range []int{3, 5} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t, n)
+			s := r.over(func(i int, m *mem.Store) store.Store { return aged{m, time.Duration(i) * time.Second} })
+			l, err := s.Try(t.Context(), ask(minute))
+			require.NoError(t, err)
+			require.Equal(t, time.Duration(n/2)*time.Second, time.Since(l.Sent))
+			l, err = s.Enter(t.Context(), l, 2)
+			require.NoError(t, err)
+			require.GreaterOrEqual(t, time.Since(l.Sent), time.Duration(n/2)*time.Second)
+			require.NoError(t, s.Release(t.Context(), l, 0))
+		})
+	}
+}
+
+func TestASilentMemberIsWaitedForOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		s, view := r.seen()
+		view[0].hold.Store(true)
+		view[0].down.Store(true)
+		begun := time.Now()
+		for range 10 {
+			l, err := s.Try(t.Context(), ask(minute))
+			require.NoError(t, err)
+			require.NoError(t, s.Release(t.Context(), l, 0))
+		}
+		require.Less(t, time.Since(begun), 2*time.Second)
+	})
+}
+
+// TestAWaiterGivesBackWhatItDoesNotUse refuses a waiter at the first member only.
+func TestAWaiterGivesBackWhatItDoesNotUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		first, err := r.members[0].Try(t.Context(), ask(minute))
+		require.NoError(t, err)
+		a, got := ask(minute), make(chan store.Lease, 1)
+		go func() {
+			l, err := r.store.Wait(t.Context(), a, nothing)
+			require.NoError(t, err)
+			got <- l
+		}()
+		synctest.Wait()
+		require.Equal(t, []store.ID{first.ID, "", ""}, r.owners())
+		require.NoError(t, r.members[0].Release(t.Context(), first, 0))
+		require.NoError(t, r.store.Release(t.Context(), <-got, 0))
+	})
+}
+
+// TestAMinorityIsGivenUp has a waiter at a first member that has lost the hold of a live owner.
+func TestAMinorityIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		l := r.try(minute)
+		r.members[0].Lose("orders")
+		begun, a := time.Now(), ask(minute)
+		spent, err := r.store.Wait(t.Context(), a, nothing)
+		require.NoError(t, err)
+		require.Less(t, time.Since(begun), 3*time.Second)
+		require.Negative(t, time.Until(spent.Until()))
+		require.ErrorIs(t, second(r.store.Enter(t.Context(), spent, 1)), store.ErrGone)
+		require.NoError(t, r.store.Forget(t.Context(), []store.Ask{a})[0])
+		require.NoError(t, r.store.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
+		synctest.Wait()
+		require.Equal(t, []store.ID{l.ID, l.ID, l.ID}, r.owners())
+		require.NoError(t, r.store.Release(t.Context(), l, 0))
+	})
+}

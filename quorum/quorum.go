@@ -1,0 +1,300 @@
+// Package quorum keeps locks in several independent stores. A hold has a lock while a majority of
+// the stores keeps its lease, so locks outlast the loss of any minority of them:
+//
+//	var members []store.Store
+//	for _, rdb := range servers { // independent servers, not replicas of one
+//		m, err := relock.RedisStore(rdb)
+//		...
+//		members = append(members, m)
+//	}
+//	s, err := quorum.New(members...)
+//	...
+//	client, err := relock.Open(s)
+//
+// All processes must name the same members in the same order. docs/QUORUM.md has the algorithm, and
+// says what no quorum protects from.
+package quorum
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-relock/relock/internal/group"
+	"github.com/go-relock/relock/store"
+)
+
+// quorum is a store over members. Waiters queue at the first member that answers.
+type quorum struct {
+	members  []store.Store
+	majority int
+	silent   []atomic.Bool // the member gave no answer in time, and no answer since
+	group    group.Group   // goroutines of calls that have returned
+
+	mu     sync.Mutex
+	late   map[store.ID][]*late // commands on open holds
+	ending map[store.ID]int     // commands in flight that end the hold
+}
+
+var (
+	_ store.Watcher = (*quorum)(nil)
+	_ store.Checker = (*quorum)(nil)
+	_ store.Racing  = (*quorum)(nil)
+)
+
+// New makes a store over members: an odd number, at least 3. The members must not share a server.
+// The order of the members is part of the configuration, and must be the same in all processes.
+// Close closes the members.
+func New(members ...store.Store) (store.Store, error) {
+	n := len(members)
+	if n < 3 || n%2 == 0 {
+		return nil, fmt.Errorf("a quorum needs an odd number of members, at least 3, and not %d", n)
+	}
+	if i := slices.Index(members, nil); i >= 0 {
+		return nil, fmt.Errorf("member %d of the quorum is nil", i+1)
+	}
+	return &quorum{
+		members: slices.Clone(members), majority: n/2 + 1,
+		silent: make([]atomic.Bool, n), late: make(map[store.ID][]*late), ending: make(map[store.ID]int),
+	}, nil
+}
+
+// Check accepts an ask that all members accept, in one spelling. Limits other than 1 are
+// [errors.ErrUnsupported]: majorities of semaphores do not add up to one.
+func (q *quorum) Check(a store.Ask) (store.Ask, error) {
+	if a.Limit != 1 {
+		return a, fmt.Errorf("%w: a quorum lets one hold in at a time, and not %d", errors.ErrUnsupported, a.Limit)
+	}
+	checked, err := q.members[0].Check(a)
+	for i, m := range q.members[1:] {
+		if err != nil {
+			break
+		}
+		var other store.Ask
+		if other, err = m.Check(a); err == nil && other != checked {
+			err = fmt.Errorf("member %d spells the lock %+v, and member 1 %+v: do all have the same prefix?", i+2, other, checked)
+		}
+	}
+	return checked, err
+}
+
+// Try asks all members at once. The hold has the lock when a majority has given its lease, and the
+// first member that can be reached is among them. A refusal by that member is a refusal of the
+// lock, as the waiters queue there.
+func (q *quorum) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+	if ctx.Err() != nil {
+		return store.Lease{}, ended(ctx)
+	}
+	begun := time.Now()
+	admitted := func(r *round[store.Lease]) bool {
+		first, known := r.first()
+		return known && first.done && first.err == nil && len(r.values()) >= q.majority
+	}
+	r := ask(ctx, q, limitOf(a), func(r *round[store.Lease]) bool { return admitted(r) || r.complete() },
+		func(ctx context.Context, i int) (store.Lease, error) { return q.members[i].Try(ctx, a) })
+	if admitted(r) {
+		r.linger(begun, r.complete)
+	}
+	if !admitted(r) || ctx.Err() != nil {
+		return store.Lease{}, q.refused(ctx, a, r)
+	}
+	errs, leases := r.errs(), r.values()
+	l := store.Lease{Ask: a, Sent: q.best(leases).Sent, Unsure: len(where(errs, unsure)) > 0}
+	for _, given := range leases {
+		l.Unsure = l.Unsure || given.Unsure
+	}
+	if r.open > 0 {
+		q.behind(q.enlist(a.ID, func() { r.cancel(nil) }), a, where(errs, unsure), r.rest)
+	}
+	return l, nil
+}
+
+// refused takes back all leases of a hold that does not have the lock, and returns the error of
+// Try.
+func (q *quorum) refused(ctx context.Context, a store.Ask, r *round[store.Lease]) error {
+	r.finish()
+	errs := r.errs()
+	err := failed(ctx, errs)
+	busy, first := where(errs, isBusy), where(errs, answered)
+	if len(busy) > 0 && ctx.Err() == nil && (busy[0] == first[0] || len(first) >= q.majority) {
+		err = errs[busy[0]]
+	}
+	if !q.takeBack(a, where(errs, func(err error) bool { return done(err) || unsure(err) })) {
+		err = store.Unsure(err)
+	}
+	return err
+}
+
+// all returns all members.
+func (q *quorum) all() []int {
+	return where(make([]error, len(q.members)), done)
+}
+
+// takeBack forgets an ask at members, and reports whether all of them have confirmed. takeBack does
+// not wait for silent members, and has a time limit.
+func (q *quorum) takeBack(a store.Ask, members []int) bool {
+	if len(members) == 0 {
+		return true
+	}
+	r := ask(context.Background(), q, limitOf(a), (*round[struct{}]).complete,
+		func(ctx context.Context, i int) (none struct{}, err error) {
+			if !slices.Contains(members, i) {
+				return none, errNotAsked
+			}
+			return none, q.members[i].Forget(ctx, []store.Ask{a})[0]
+		})
+	defer r.behind()
+	return len(r.values()) == len(members)
+}
+
+// Enter sends the count and the lease to all members. Members that do not have the hold get the
+// hold again, once a majority has confirmed. A lease that was never sent is gone, see Wait.
+func (q *quorum) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
+	if l.Sent.IsZero() {
+		return store.Lease{}, store.ErrGone
+	}
+	command := q.enlist(l.ID, func() {})
+	r := ask(ctx, q, 0, func(r *round[store.Lease]) bool { return q.decided(r.errs()) },
+		func(ctx context.Context, i int) (store.Lease, error) { return q.members[i].Enter(ctx, l, count) })
+	defer r.behind()
+	errs, leases := r.errs(), r.values()
+	if err := q.verdict(ctx, errs); err != nil {
+		q.dismiss(command)
+		q.abandon(l.Ask, err)
+		return store.Lease{}, err
+	}
+	q.fill(command, l.Ask, where(errs, gone))
+	entered := l
+	if l.TTL > 0 {
+		kept := q.best(leases)
+		entered.Sent, entered.TTL = kept.Sent, kept.TTL
+	}
+	return entered, nil
+}
+
+// Release sends the count to all members. Release waits a little for the first member too, as a
+// refusal there is a refusal of the lock.
+func (q *quorum) Release(ctx context.Context, l store.Lease, count int) error {
+	ended := func() {}
+	if count == 0 {
+		ended = q.over(l.ID)
+	}
+	begun := time.Now()
+	r := ask(ctx, q, 0, func(r *round[struct{}]) bool { return q.decided(r.errs()) },
+		func(ctx context.Context, i int) (none struct{}, err error) {
+			return none, q.members[i].Release(ctx, l, count)
+		})
+	defer q.background(func() {
+		defer ended()
+		r.rest()
+	})
+	r.linger(begun, func() bool { _, known := r.first(); return known })
+	return q.verdict(ctx, r.errs())
+}
+
+// Renew renews at all members. Members that do not have a hold get the hold again, once a majority
+// has confirmed.
+func (q *quorum) Renew(ctx context.Context, renewals []store.Renewal) []error {
+	results, renewals := make([]error, len(renewals)), slices.Clone(renewals)
+	if len(renewals) == 0 {
+		return results
+	}
+	of := func(r *round[[]error], lease int) []error {
+		errs := r.errs()
+		for i, a := range r.answers {
+			if a.done {
+				errs[i] = a.value[lease]
+			}
+		}
+		return errs
+	}
+	commands := make([]*late, len(renewals))
+	for lease, renewal := range renewals {
+		commands[lease] = q.enlist(renewal.Lease.ID, func() {})
+	}
+	begun := time.Now()
+	r := ask(ctx, q, 0, func(r *round[[]error]) bool {
+		for lease := range renewals {
+			if !q.decided(of(r, lease)) {
+				return false
+			}
+		}
+		return true
+	}, func(ctx context.Context, i int) ([]error, error) {
+		errs := q.members[i].Renew(ctx, renewals)
+		return errs, unreached(errs)
+	})
+	defer r.behind()
+	r.linger(begun, r.complete)
+	for lease, renewal := range renewals {
+		errs, a := of(r, lease), renewal.Lease.Ask
+		results[lease] = q.verdict(ctx, errs)
+		q.abandon(a, results[lease])
+		if a.TTL = renewal.TTL; results[lease] != nil {
+			q.dismiss(commands[lease])
+			continue
+		}
+		q.fill(commands[lease], a, where(errs, gone))
+	}
+	return results
+}
+
+// Forget takes back the remains at all members. An ask is forgotten when all members have
+// confirmed; the error names the others.
+func (q *quorum) Forget(ctx context.Context, asks []store.Ask) []error {
+	for _, a := range asks {
+		defer q.over(a.ID)()
+	}
+	r := ask(ctx, q, 0, func(*round[[]error]) bool { return false },
+		func(ctx context.Context, i int) ([]error, error) {
+			errs := q.members[i].Forget(ctx, asks)
+			return errs, unreached(errs)
+		})
+	results := make([]error, len(asks))
+	for n := range asks {
+		errs := make([]error, len(r.answers))
+		for i, a := range r.answers {
+			errs[i] = a.value[n]
+		}
+		if len(where(errs, done)) < len(errs) {
+			results[n] = failed(ctx, errs)
+			if len(where(errs, done))+len(where(errs, unsure)) > 0 {
+				results[n] = store.Unsure(results[n])
+			}
+		}
+	}
+	return results
+}
+
+// Token draws in two rounds, each with a majority. M is the largest token of the first round, and
+// the floor of the second round. Token returns the k-th largest token of the second round, where k
+// is the majority.
+//
+// The token is larger than every token V that was returned before. When V was returned, k members
+// had a last token of at least V. Two majorities share a member, so the first round has the answer
+// of one of these k members, and M is larger than V. All tokens of the second round are larger than
+// M. At the end, k members have a last token of at least the new token, and never go below it. One
+// round would not do: its k-th largest token may come from a member that has never heard of V.
+func (q *quorum) Token(ctx context.Context, l store.Lease) (int64, error) {
+	var token int64
+	for range 2 {
+		floored := l // a copy for members that go on behind the round
+		r := ask(ctx, q, limitOf(l.Ask), (*round[int64]).settled,
+			func(ctx context.Context, i int) (int64, error) { return q.members[i].Token(ctx, floored) })
+		r.behind()
+		errs, drawn := r.errs(), r.values()
+		if err := q.verdict(ctx, errs); err != nil {
+			return 0, err
+		}
+		if slices.Min(drawn) <= l.Token {
+			return 0, fmt.Errorf("%w: a member draws tokens without a floor", errors.ErrUnsupported)
+		}
+		l.Token = slices.Max(drawn)
+		token = nth(drawn, q.majority, func(t int64) int64 { return t })
+	}
+	return token, nil
+}

@@ -1,0 +1,311 @@
+package quorum
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-relock/relock/store"
+)
+
+const (
+	// longestLimit bounds the time limit of an attempt at one member.
+	longestLimit = time.Second
+	// straggle is the time for which members without an answer go on, behind a call that returned.
+	straggle = time.Second
+	// shortestGrace and longestGrace bound the time for which a call with a majority waits for the
+	// other members.
+	shortestGrace, longestGrace = 5 * time.Millisecond, 50 * time.Millisecond
+)
+
+// limitOf returns the time limit of an attempt at one member: a quarter of the TTL, at most
+// longestLimit, and the time for the replicas of the member.
+func limitOf(a store.Ask) time.Duration { return min(a.TTL/4, longestLimit) + a.Acks.Timeout }
+
+// answer is the answer of one member. The zero value is a member without an answer.
+type answer[T any] struct {
+	value T
+	err   error
+	done  bool
+}
+
+// round is one command to all members.
+type round[T any] struct {
+	quorum  *quorum
+	answers []answer[T]
+	open    int // members without an answer
+
+	came   chan int // members with an answer, before the answer is read
+	made   []answer[T]
+	cancel context.CancelCauseFunc
+}
+
+// ask sends a command to all members. ask returns when enough says so, or when all members have
+// answered. The end of ctx ends the command at all members. A member without an answer within limit
+// is unavailable; limit 0 is no limit. After ask has returned, the other members go on, and the
+// caller ends the round with finish or behind.
+func ask[T any](ctx context.Context, q *quorum, limit time.Duration, enough func(r *round[T]) bool,
+	call func(ctx context.Context, i int) (T, error)) *round[T] {
+	n := len(q.members)
+	r := &round[T]{quorum: q, answers: make([]answer[T], n), made: make([]answer[T], n), open: n, came: make(chan int, n)}
+	var run context.Context
+	run, r.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	if ctx.Err() != nil {
+		r.cancel(ended(ctx)) // before any command
+	}
+	stop := context.AfterFunc(ctx, func() { r.cancel(ended(ctx)) })
+	defer stop()
+	for i := range n {
+		go func() {
+			var a answer[T]
+			a.value, a.err = within(run, q, i, limit, call)
+			a.done = true
+			r.made[i] = a
+			r.came <- i
+		}()
+	}
+	for r.open > 0 && !enough(r) {
+		r.take(<-r.came)
+	}
+	if r.open == 0 {
+		r.cancel(nil)
+	}
+	return r
+}
+
+// within calls one member with a time limit, and notes whether the member is silent.
+func within[T any](ctx context.Context, q *quorum, i int, limit time.Duration,
+	call func(ctx context.Context, i int) (T, error)) (T, error) {
+	bound, cancel := ctx, context.CancelFunc(func() {})
+	if limit > 0 {
+		bound, cancel = context.WithTimeout(ctx, limit)
+	}
+	defer cancel()
+	v, err := call(bound, i)
+	if err != nil && bound.Err() != nil && ctx.Err() == nil {
+		err = store.Unavailable(err)
+	}
+	switch {
+	case answered(err):
+		q.silent[i].Store(false)
+	case unavailable(err) && ctx.Err() == nil:
+		q.silent[i].Store(true)
+	}
+	return v, err
+}
+
+// answered reports whether err is the word of a member that could be reached.
+func answered(err error) bool {
+	return err == nil || isBusy(err) || gone(err)
+}
+
+func (r *round[T]) take(i int) {
+	r.answers[i] = r.made[i]
+	r.open--
+}
+
+// linger waits until enough says so, or until a call with a majority has cost twice its time,
+// within shortestGrace and longestGrace.
+func (r *round[T]) linger(since time.Time, enough func() bool) {
+	timer := time.NewTimer(grace(since))
+	defer timer.Stop()
+	for r.open > 0 && !enough() {
+		select {
+		case i := <-r.came:
+			r.take(i)
+		case <-timer.C:
+			return
+		}
+	}
+}
+
+// grace returns the time for which a call that has begun at since, and has a majority, waits on.
+func grace(since time.Time) time.Duration {
+	return min(max(time.Since(since), shortestGrace), longestGrace)
+}
+
+// complete reports whether all members have answered but the silent ones. A member that has
+// answered needs no cleanup.
+func (r *round[T]) complete() bool {
+	for i, a := range r.answers {
+		if !a.done && !r.quorum.silent[i].Load() {
+			return false
+		}
+	}
+	return true
+}
+
+// finish ends the command at members without an answer, and takes in the errors of these members.
+func (r *round[T]) finish() {
+	r.cancel(nil)
+	for r.open > 0 {
+		r.take(<-r.came)
+	}
+}
+
+// rest waits for the members without an answer, and ends the command there after straggle. Nobody
+// reads their answers, so rest may run beside a reader of the round.
+func (r *round[T]) rest() {
+	timer := time.AfterFunc(straggle, func() { r.cancel(nil) })
+	defer timer.Stop()
+	for range r.open {
+		<-r.came
+	}
+	r.cancel(nil)
+}
+
+// behind lets the members without an answer go on behind the call.
+func (r *round[T]) behind() {
+	if r.open > 0 {
+		r.quorum.background(r.rest)
+	}
+}
+
+// unreached returns the error of a member that could not be reached, if errs has one.
+func unreached(errs []error) error {
+	for _, err := range errs {
+		if unavailable(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// first returns the answer of the first member that can be reached. first returns false while that
+// member is not known.
+func (r *round[T]) first() (a answer[T], known bool) {
+	for i, a := range r.answers {
+		if a.done && answered(a.err) {
+			return a, true
+		}
+		if !a.done && !r.quorum.silent[i].Load() {
+			return a, false
+		}
+	}
+	return a, true
+}
+
+// settled reports whether a majority has answered, and all members but the silent ones.
+func (r *round[T]) settled() bool {
+	return r.complete() && len(r.answers)-r.open >= r.quorum.majority
+}
+
+// values returns the answers without an error.
+func (r *round[T]) values() (values []T) {
+	for _, a := range r.answers {
+		if a.done && a.err == nil {
+			values = append(values, a.value)
+		}
+	}
+	return values
+}
+
+// errs returns the error of each member.
+func (r *round[T]) errs() []error {
+	errs := make([]error, len(r.answers))
+	for i, a := range r.answers {
+		if errs[i] = a.err; !a.done {
+			errs[i] = errOpen
+		}
+	}
+	return errs
+}
+
+// where returns the members whose errors match.
+func where(errs []error, match func(error) bool) (members []int) {
+	for i, err := range errs {
+		if match(err) {
+			members = append(members, i)
+		}
+	}
+	return members
+}
+
+func done(err error) bool        { return err == nil }
+func gone(err error) bool        { return errors.Is(err, store.ErrGone) }
+func unsure(err error) bool      { return errors.Is(err, store.ErrUnsure) }
+func unavailable(err error) bool { return errors.Is(err, store.ErrUnavailable) }
+func isBusy(err error) bool      { return errors.As(err, new(*store.Busy)) }
+
+var (
+	errOpen       = store.Unsure(errors.New("no answer yet"))
+	errNoMajority = errors.New("no majority of the members agrees")
+	errNotAsked   = errors.New("not asked")
+)
+
+// decided reports whether a majority has confirmed a command on a hold, or does not have the hold.
+func (q *quorum) decided(errs []error) bool {
+	return len(where(errs, done)) >= q.majority || len(where(errs, gone)) >= q.majority
+}
+
+// verdict returns nil if a majority has confirmed a command on a hold, ErrGone if a majority does
+// not have the hold, or the reason why neither is known.
+func (q *quorum) verdict(ctx context.Context, errs []error) error {
+	confirmed, lost := len(where(errs, done)), len(where(errs, gone))
+	someUnsure := len(where(errs, unsure)) > 0
+	switch {
+	case confirmed >= q.majority:
+		return nil
+	case lost >= q.majority && len(where(errs, func(err error) bool { return gone(err) && unsure(err) })) > 0:
+		return store.Unsure(store.ErrGone)
+	case lost >= q.majority:
+		return store.ErrGone
+	case confirmed > 0 || someUnsure:
+		return store.Unsure(failed(ctx, errs))
+	}
+	return failed(ctx, errs)
+}
+
+// failed makes one error of the errors of the members. The quorum is unavailable if a member is,
+// and there is no other reason.
+func failed(ctx context.Context, errs []error) error {
+	err := named(ctx, errs)
+	if len(where(errs, unavailable)) > 0 && (ctx.Err() != nil || errors.Is(err, errNoMajority)) {
+		return store.Unavailable(err)
+	}
+	return err
+}
+
+// named makes one error that names the members. Of the kinds of their errors, named keeps those
+// that no other member can mend.
+func named(ctx context.Context, errs []error) error {
+	var texts []string
+	failed := errNoMajority
+	for i, err := range errs {
+		if err == nil {
+			continue
+		}
+		texts = append(texts, fmt.Sprintf("member %d: %v", i+1, err))
+		for _, kind := range []error{store.ErrKind, store.ErrNotReplicated, errors.ErrUnsupported} {
+			if errors.Is(err, kind) {
+				failed = kind
+			}
+		}
+	}
+	if ctx.Err() != nil {
+		failed = ended(ctx)
+	}
+	if len(texts) == 0 {
+		return failed
+	}
+	return fmt.Errorf("%w (%s)", failed, strings.Join(texts, "; "))
+}
+
+// ended returns the error and the cause of a context that is done.
+func ended(ctx context.Context) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if errors.Is(cause, err) {
+		return cause
+	}
+	return fmt.Errorf("%w: %w", err, cause)
+}
+
+// best returns the lease that a majority keeps: the k-th longest lease of the members, where k is
+// the majority. There are at least k leases.
+func (q *quorum) best(leases []store.Lease) store.Lease {
+	slices.SortFunc(leases, func(a, b store.Lease) int { return b.Until().Compare(a.Until()) })
+	return leases[q.majority-1]
+}

@@ -1,0 +1,132 @@
+package quorum
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/go-relock/relock/store"
+)
+
+// Look returns the view of the majority. The owner is a hold that may have a majority, and its
+// lease ends when the majority does. The token is the last one that a majority has drawn. The
+// waiters are those of the first member that can be reached.
+func (q *quorum) Look(ctx context.Context, name string) (store.State, error) {
+	r := ask(ctx, q, longestLimit, (*round[store.State]).settled,
+		func(ctx context.Context, i int) (store.State, error) { return q.members[i].Look(ctx, name) })
+	r.behind()
+	states := r.values()
+	if len(states) < q.majority || ctx.Err() != nil {
+		return store.State{}, failed(ctx, r.errs())
+	}
+	state := store.State{Token: nth(states, q.majority, func(s store.State) int64 { return s.Token })}
+	if first, _ := r.first(); first.done {
+		state.Waiters = first.value.Waiters
+	}
+	for _, s := range states {
+		owned := slices.DeleteFunc(slices.Clone(states), func(other store.State) bool { return other.Owner != s.Owner })
+		if missing := len(q.members) - len(states); s.Owner == "" || len(owned)+missing < q.majority {
+			continue
+		}
+		state.Owner = s.Owner
+		state.TTL = nth(owned, q.majority, func(s store.State) time.Duration { return s.TTL })
+		state.Count = mostCommon(owned)
+	}
+	return state, nil
+}
+
+// nth returns the n-th largest value, or the smallest of fewer values.
+func nth[T any, V cmp.Ordered](from []T, n int, value func(T) V) V {
+	var values []V
+	for _, f := range from {
+		values = append(values, value(f))
+	}
+	slices.Sort(values)
+	return values[max(len(values)-n, 0)]
+}
+
+// mostCommon returns the count that most states have: a late command may differ.
+func mostCommon(states []store.State) (count int) {
+	votes := make(map[int]int)
+	for _, s := range states {
+		if votes[s.Count]++; votes[s.Count] > votes[count] {
+			count = s.Count
+		}
+	}
+	return count
+}
+
+// Break frees the lock at all members. Break returns nil if a member has freed the lock, and a
+// majority does not have the hold any more.
+func (q *quorum) Break(ctx context.Context, name string, id store.ID) error {
+	defer q.over(id)()
+	r := ask(ctx, q, longestLimit, func(*round[struct{}]) bool { return false },
+		func(ctx context.Context, i int) (none struct{}, err error) {
+			return none, q.members[i].Break(ctx, name, id)
+		})
+	errs := r.errs()
+	freed, lost := len(where(errs, done)), len(where(errs, gone))
+	if freed > 0 && lost < q.majority && freed+lost >= q.majority {
+		return nil
+	}
+	return q.verdict(ctx, errs)
+}
+
+// Watch passes on the doubts of all members.
+func (q *quorum) Watch(client string, doubt func(store.ID)) (stop func()) {
+	var stops []func()
+	for _, m := range q.members {
+		if w, ok := m.(store.Watcher); ok {
+			stops = append(stops, w.Watch(client, doubt))
+		}
+	}
+	return func() {
+		for _, stop := range stops {
+			stop()
+		}
+	}
+}
+
+// Races reports whether waiters race at a member: the waiters of the quorum queue at a member.
+func (q *quorum) Races() bool {
+	return slices.ContainsFunc(q.members, func(m store.Store) bool {
+		r, ok := m.(store.Racing)
+		return ok && r.Races()
+	})
+}
+
+// CheckServer checks all members, and names each member that lacks something.
+func (q *quorum) CheckServer(ctx context.Context, a store.Ask) error {
+	if ctx.Err() != nil {
+		return ended(ctx)
+	}
+	r := ask(ctx, q, 0, func(*round[struct{}]) bool { return false },
+		func(ctx context.Context, i int) (none struct{}, err error) {
+			if c, ok := q.members[i].(store.Checker); ok {
+				err = c.CheckServer(ctx, a)
+			}
+			return none, err
+		})
+	errs := r.errs()
+	for i, err := range errs {
+		if err != nil {
+			errs[i] = fmt.Errorf("member %d: %w", i+1, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Close waits for the goroutines behind earlier calls, at most a few seconds, and closes the
+// members.
+func (q *quorum) Close() error {
+	q.group.Close()
+	q.group.Wait()
+	var errs []error
+	for _, m := range q.members {
+		errs = append(errs, m.Close())
+	}
+	return errors.Join(errs...)
+}

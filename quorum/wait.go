@@ -1,0 +1,373 @@
+package quorum
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"github.com/go-relock/relock/store"
+)
+
+const (
+	// longestBeat bounds the interval at which a waiter looks whether its queue is still there.
+	longestBeat = 3 * time.Second
+	// longestTaking bounds the time for which a waiter with a minority waits for a majority.
+	longestTaking = 2 * time.Second
+)
+
+// waiting is one call of Wait.
+//
+// All waiters queue at one member, the anchor: the first member that can be reached. The hold with
+// the lock of the anchor waits for the locks of the other members, all at once. Nobody else waits
+// there, so waiters do not wait for each other in a circle. Clients that disagree about the anchor
+// may hold a minority each. So a hold without a majority in time gives up, at a random moment.
+type waiting struct {
+	*quorum
+	ask      store.Ask
+	ctx      context.Context // of the calls at the members
+	progress func(store.Progress)
+	events   chan event
+	open     int // calls at the members
+	seats    []seat
+	anchor   int
+	alarm    *time.Timer
+	took     time.Time // when the hold got the lock of an anchor
+
+	refused bool // the anchor has queued the hold
+	taking  bool // the hold has the lock of an anchor
+	spent   bool // the ID is of no use any more
+	unsure  bool
+}
+
+// seat is the stand of the hold at one member.
+type seat struct {
+	asking bool // Try, Wait or Enter is running
+	waited bool // Wait has been called
+	heard  bool // the member has answered
+	has    bool
+	lease  store.Lease
+	err    error // the last word of Wait
+}
+
+// event is news of a call at a member. A call ends with an event without progress.
+type event struct {
+	member   int
+	call     call
+	progress *store.Progress
+	lease    store.Lease
+	err      error
+}
+
+type call int
+
+const (
+	callTry call = iota
+	callWait
+	callEnter
+	callLook
+)
+
+// Wait queues at the anchor, and tries the other members meanwhile, so that a free lock costs one
+// round trip.
+//
+// If the ID is of no use any more, Wait returns a lease that was never sent, and Enter says that
+// the lease is gone: the caller asks again with a new ID. The old ID cannot serve, as commands that
+// take the old ID back may run late.
+func (q *quorum) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+	if ctx.Err() != nil {
+		return store.Lease{}, ended(ctx)
+	}
+	w := &waiting{
+		quorum: q, ask: a, progress: progress, events: make(chan event), seats: make([]seat, len(q.members)),
+		alarm: time.NewTimer(limitOf(a)),
+	}
+	defer w.alarm.Stop()
+	var cancel context.CancelCauseFunc
+	w.ctx, cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	for i := len(q.members) - 1; i >= 0; i-- {
+		if !q.silent[i].Load() {
+			w.anchor = i
+		}
+	}
+	w.start(w.anchor, callWait)
+	for i := range q.members {
+		if i != w.anchor {
+			w.start(i, callTry)
+		}
+	}
+	for !w.spent && !w.admitted() && !w.failed() && ctx.Err() == nil {
+		select {
+		case e := <-w.events:
+			w.note(e)
+		case <-w.alarm.C:
+			w.overdue()
+		case <-ctx.Done():
+		}
+	}
+	if !w.spent && w.admitted() {
+		return w.in(cancel), nil
+	}
+	cancel(ended(ctx)) // nil: given up
+	w.drain()
+	if w.spent && ctx.Err() == nil {
+		return store.Lease{Ask: a}, nil
+	}
+	return store.Lease{}, w.error(ctx)
+}
+
+// start begins a call at a member.
+func (w *waiting) start(i int, c call) {
+	s := &w.seats[i]
+	if s.asking && c != callLook || s.has && c == callWait {
+		return
+	}
+	s.asking = s.asking || c != callLook
+	s.waited = s.waited || c == callWait
+	w.open++
+	m, lease := w.members[i], s.lease
+	go func() {
+		e := event{member: i, call: c}
+		defer func() { w.events <- e }()
+		ctx, cancel := w.ctx, context.CancelFunc(func() {})
+		if c != callWait {
+			ctx, cancel = context.WithTimeout(ctx, limitOf(w.ask))
+		}
+		defer cancel()
+		switch c {
+		case callTry:
+			e.lease, e.err = m.Try(ctx, w.ask)
+		case callWait:
+			e.lease, e.err = m.Wait(ctx, w.ask, func(p store.Progress) {
+				w.events <- event{member: i, call: c, progress: &p}
+			})
+		case callEnter:
+			e.lease, e.err = m.Enter(ctx, lease, 1)
+		case callLook:
+			_, e.err = m.Look(ctx, w.ask.Name)
+		}
+	}()
+}
+
+// note takes in one event.
+func (w *waiting) note(e event) {
+	s := &w.seats[e.member]
+	if e.progress != nil {
+		w.progressed(e)
+		return
+	}
+	w.ended(e)
+	switch {
+	case e.call == callLook && e.member == w.anchor && !w.taking:
+		if e.err != nil {
+			w.silent[e.member].Store(true)
+			w.moveOn()
+			return
+		}
+		w.alarm.Reset(w.beat())
+	case e.call == callLook:
+	case e.call == callEnter && e.err != nil: // the grant was over before its answer
+		w.spent = e.member == w.anchor
+	case e.err == nil:
+		if e.call != callEnter && time.Until(e.lease.Until()) < w.ask.TTL/2 {
+			s.has = false // the lease counts from long ago
+			w.start(e.member, callEnter)
+		}
+		if !w.taking && (s.waited || e.member == w.anchor) {
+			w.take()
+		} else if !w.taking && w.refused {
+			w.giveBack()
+		}
+	case e.call == callWait && e.member == w.anchor && !w.taking:
+		w.moveOn()
+	case e.call == callTry && (w.taking || e.member == w.anchor):
+		w.start(e.member, callWait)
+	}
+}
+
+// ended notes the end of a call.
+func (w *waiting) ended(e event) {
+	s := &w.seats[e.member]
+	w.open--
+	w.unsure = w.unsure || unsure(e.err) || e.lease.Unsure
+	if answered(e.err) {
+		w.hear(e.member)
+	}
+	if e.call == callLook {
+		return
+	}
+	s.asking = false
+	switch {
+	case e.err == nil:
+		s.has, s.lease = true, e.lease
+	case e.call == callWait:
+		s.err = e.err
+	}
+}
+
+func (w *waiting) hear(i int) {
+	w.seats[i].heard = true
+	w.silent[i].Store(false)
+}
+
+// progressed reports a refusal. The first refusal by the anchor gives back what other members have
+// given.
+func (w *waiting) progressed(e event) {
+	w.hear(e.member)
+	p := *e.progress
+	if w.taking {
+		p.Position = 0
+	}
+	if e.member == w.anchor && !w.refused && !w.taking {
+		w.refused = true
+		w.alarm.Reset(w.beat())
+		w.giveBack()
+	}
+	w.progress(p)
+}
+
+// giveBack gives back locks that members have given to a hold that queues. If a member does not
+// confirm, the ID must not be used at that member again, so the ID is spent.
+func (w *waiting) giveBack() {
+	var members []int
+	for i := range w.seats {
+		if w.seats[i].has {
+			members = append(members, i)
+			w.seats[i].has = false
+		}
+	}
+	w.spent = !w.takeBack(w.ask, members)
+}
+
+// take waits at all members for a majority.
+func (w *waiting) take() {
+	w.taking, w.took = true, time.Now()
+	for i := range w.seats {
+		w.start(i, callWait)
+	}
+	limit := min(w.ask.TTL/2, longestTaking)
+	w.alarm.Reset(limit/2 + rand.N(limit/2+1))
+}
+
+// overdue acts at the alarm: a majority has not come, the anchor is due for a look, or the anchor
+// is silent.
+func (w *waiting) overdue() {
+	switch {
+	case w.taking:
+		w.spent = true
+	case w.seats[w.anchor].heard:
+		w.start(w.anchor, callLook)
+	default:
+		w.silent[w.anchor].Store(true)
+		w.moveOn()
+	}
+}
+
+// moveOn makes the next member the anchor. The wait at the former anchor goes on.
+func (w *waiting) moveOn() {
+	if w.anchor == len(w.members)-1 {
+		return
+	}
+	w.anchor++
+	w.refused = false
+	w.alarm.Reset(limitOf(w.ask))
+	if w.seats[w.anchor].has {
+		w.take()
+		return
+	}
+	w.start(w.anchor, callWait)
+}
+
+func (w *waiting) beat() time.Duration { return min(w.ask.TTL/3, longestBeat) }
+
+// admitted reports whether the hold has the lock.
+func (w *waiting) admitted() bool { return w.taking && w.count(seat.owned) >= w.majority }
+
+// failed reports whether a majority has refused for good.
+func (w *waiting) failed() bool { return w.count(seat.failed) >= w.majority }
+
+func (w *waiting) count(match func(seat) bool) (n int) {
+	for _, s := range w.seats {
+		if match(s) {
+			n++
+		}
+	}
+	return n
+}
+
+func (s seat) owned() bool   { return s.has }
+func (s seat) failed() bool  { return s.err != nil }
+func (s seat) mute() bool    { return s.waited && !s.heard }
+func (s seat) heardOf() bool { return s.heard }
+
+// in returns the lease of the majority. Calls without an answer get a short time more, and then go
+// on in the background.
+func (w *waiting) in(cancel context.CancelCauseFunc) store.Lease {
+	timer := time.NewTimer(grace(w.took))
+	defer timer.Stop()
+	for over := false; w.open > 0 && !over; {
+		select {
+		case e := <-w.events:
+			w.last(e)
+		case <-timer.C:
+			over = true
+		}
+	}
+	var leases []store.Lease
+	var open []int
+	l := store.Lease{Ask: w.ask, Unsure: w.unsure || w.open > 0}
+	for i, s := range w.seats {
+		if s.asking {
+			open = append(open, i)
+		}
+		if !s.has {
+			continue
+		}
+		leases = append(leases, s.lease)
+		if l.Woken == store.WakeNone {
+			l.Woken = s.lease.Woken
+		}
+	}
+	l.Sent = w.best(leases).Sent
+	if w.open == 0 {
+		cancel(nil)
+		return l
+	}
+	end := func() { cancel(context.Canceled) }
+	w.behind(w.enlist(w.ask.ID, end), w.ask, open, func() {
+		timer := time.AfterFunc(straggle, end)
+		defer timer.Stop()
+		w.drain()
+		end()
+	})
+	return l
+}
+
+// last takes in an event of a wait that is over.
+func (w *waiting) last(e event) {
+	if e.progress == nil {
+		w.ended(e)
+	}
+}
+
+// drain waits for the end of all calls.
+func (w *waiting) drain() {
+	for w.open > 0 {
+		w.last(<-w.events)
+	}
+}
+
+// error returns the error of a wait without the lock. Cleanup takes back what is left.
+func (w *waiting) error(ctx context.Context) error {
+	errs := make([]error, len(w.seats))
+	for i, s := range w.seats {
+		errs[i] = s.err
+	}
+	err := named(ctx, errs)
+	if mute := w.count(seat.mute); !w.failed() && (mute >= w.majority || w.count(seat.heardOf) == 0) {
+		err = store.Unavailable(err)
+	}
+	if w.unsure || w.count(seat.owned) > 0 {
+		err = store.Unsure(err)
+	}
+	return err
+}
