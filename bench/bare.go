@@ -2,235 +2,247 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 )
 
-// turn is what is measured next in a slice of hand-overs: one of a system, or what it costs without a library.
-type turn int
+// Baselines of waiting, without a library: the raw wake and the bare grant.
 
 const (
-	handOver   turn = iota
-	wake            // the raw wake: a script that deletes a key and publishes a message, until a subscriber has the message
-	wakeApart       // the same among as many clients as hand the lock round, each of which was idle for as long
-	grantApart      // among these, a script that does what any lock of this kind has to, see grantScript
+	rawWake   = "raw wake"
+	bareGrant = "bare grant"
 )
 
-var bareTurns = []turn{wake, wakeApart, grantApart}
+// The bare grant is the least work of a lock with a queue on Redis: take the lock or join the
+// queue; free the lock, or give the lock to the first waiter and send that waiter a message. Each
+// script checks the owner, and a grant checks that the waiter can hear. There is no renewal, no
+// re-entry, no retry and no recovery.
+//
+// KEYS are base and queue. A hold is <channel>:<number>.
+var (
+	bareAcquire = redis.NewScript(`
+if redis.call('EXISTS', KEYS[1], KEYS[2]) == 0 then
+  redis.call('HSET', KEYS[1], ARGV[1], '1')
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  return -1
+end
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 then
+  return -1
+end
+local time = redis.call('TIME')
+redis.call('ZADD', KEYS[2], 'NX', time[1] * 1000000 + time[2], ARGV[1])
+return redis.call('PTTL', KEYS[1])`)
 
-// The names of their records.
-const (
-	rawWake      = "raw wake"
-	rawWakeApart = "raw wake, as many clients"
-	bareGrant    = "bare grant, as many clients"
-)
-
-func (t turn) name() string { return [...]string{"", rawWake, rawWakeApart, bareGrant}[t] }
-
-// mixed is the order of n turns of each kind. It is random, and each comes after the same pause: a machine answers faster shortly
-// after it had much to do, so what always comes behind the same other thing is measured on a machine of its own.
-func mixed(n int, kinds []turn) []turn {
-	turns := make([]turn, n*len(kinds))
-	for i, to := range rand.Perm(len(turns)) {
-		turns[to] = kinds[i%len(kinds)]
-	}
-	return turns
-}
-
-// bare measures what a hand-over costs without a library.
-type bare struct {
-	alone         *subscriber
-	ring          []*subscriber
-	lock          string // the key of the bare lock
-	wakes, grants int    // how many there were in the ring
-}
-
-// newBare opens as many clients, and one.
-func newBare(ctx context.Context, open func() (*redis.Client, error), name string, n int) (*bare, error) {
-	b := &bare{ring: make([]*subscriber, n), lock: "bare:" + name}
-	err := eachOf(n+1, func(i int) error {
-		rdb, err := open()
-		if err != nil {
-			return err
-		}
-		s, err := newSubscriber(ctx, rdb, b.lock+":"+strconv.Itoa(i))
-		if err != nil {
-			_ = rdb.Close()
-			return err
-		}
-		if i == n {
-			b.alone = s
-		} else {
-			b.ring[i] = s
-		}
-		return nil
-	})
-	if err == nil {
-		err = wakeScript.Load(ctx, b.alone.rdb).Err()
-	}
-	if err == nil {
-		err = grantScript.Load(ctx, b.alone.rdb).Err()
-	}
-	if err == nil {
-		err = b.alone.rdb.HSet(ctx, b.lock, b.at(0).key, 1).Err()
-	}
-	if err == nil {
-		err = b.prepare(ctx, b.at(1))
-	}
-	if err != nil {
-		b.close()
-		return nil, err
-	}
-	return b, nil
-}
-
-func (b *bare) at(i int) *subscriber { return b.ring[i%len(b.ring)] }
-
-// run is one turn.
-func (b *bare) run(ctx context.Context, t turn) (time.Duration, error) {
-	switch t {
-	case wake:
-		return b.alone.wake(ctx, b.alone)
-	case wakeApart:
-		b.wakes++
-		return b.at(b.wakes-1).wake(ctx, b.at(b.wakes))
-	default:
-		b.grants++
-		d, err := b.at(b.grants-1).grant(ctx, b.lock, b.at(b.grants))
-		if err != nil {
-			return 0, err
-		}
-		return d, b.prepare(ctx, b.at(b.grants+1))
-	}
-}
-
-// grantScript hands a lock over, and knows before to whom, as that stands beside the owner. It asks whether the owner is the
-// owner, and whether the next one can hear; it sets the lease and puts the new owner in place of the old one; and it tells the
-// new one.
-var grantScript = redis.NewScript(`
-local owned, heir, channel = unpack(redis.call('HMGET', KEYS[1], ARGV[1], 'next', 'channel'))
-if not owned or redis.call('PUBSUB', 'NUMSUB', channel)[2] == 0 then
+	bareRelease = redis.NewScript(`
+if redis.call('ZCARD', KEYS[2]) == 0 then
+  return redis.call('HDEL', KEYS[1], ARGV[1])
+end
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
   return 0
 end
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
+local heir = redis.call('ZPOPMIN', KEYS[2])[1]
+local channel = string.match(heir, '^(.+):')
+if redis.call('PUBSUB', 'NUMSUB', channel)[2] == 0 then
+  return -1
+end
 redis.call('HSET', KEYS[1], heir, '1')
-redis.call('HDEL', KEYS[1], ARGV[1], 'next', 'channel')
+redis.call('HDEL', KEYS[1], ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
 redis.call('PUBLISH', channel, heir)
 return 1`)
-
-// prepare notes to whom the bare lock goes next.
-func (b *bare) prepare(ctx context.Context, s *subscriber) error {
-	return s.rdb.HSet(ctx, b.lock, "next", s.key, "channel", s.channel).Err()
-}
-
-func (b *bare) close() {
-	_ = eachOf(len(b.ring)+1, func(i int) error {
-		s := b.alone
-		if i < len(b.ring) {
-			s = b.ring[i]
-		}
-		if s != nil {
-			s.close()
-		}
-		return nil
-	})
-}
-
-// subscriber is a client with a connection for commands, and one that hears its channel.
-type subscriber struct {
-	rdb     *redis.Client
-	ps      *redis.PubSub
-	key     string
-	channel string
-	woken   chan time.Time
-	reading chan struct{}
-}
-
-var wakeScript = redis.NewScript(`redis.call('DEL', KEYS[1]) return redis.call('PUBLISH', ARGV[1], ARGV[2])`)
-
-// wakePayload is as long as the message of a grant.
-const wakePayload = wakeValue + "|1700000000000000"
-
-// What a lock of the floor would be.
-const (
-	wakeValue = "00000000-0000-0000-0000-000000000000:1:1"
-	wakeTTL   = time.Minute
 )
 
-// newSubscriber hears a channel with a connection of rdb, which it closes at its end.
-func newSubscriber(ctx context.Context, rdb *redis.Client, name string) (*subscriber, error) {
-	s := &subscriber{rdb: rdb, key: name, channel: name + ":channel", woken: make(chan time.Time, 1), reading: make(chan struct{})}
-	if err := s.lock(ctx); err != nil {
+// bareTTL is long enough for a run, as nothing renews the lease.
+const bareTTL = time.Minute
+
+// bareLocks is the system of the bare grant.
+var bareLocks = &system{
+	name: bareGrant, only: []string{"hot"}, open: openBare,
+	queued: func(ctx context.Context, rdb *redis.Client, lock string) (int, error) {
+		n, err := rdb.ZCard(ctx, lock+":queue").Result()
+		return int(n), err
+	},
+}
+
+// bareProcess is a go-redis client and a connection that hears the channel of the process.
+type bareProcess struct {
+	connection
+	listener
+
+	holds   atomic.Int64
+	mu      sync.Mutex
+	waiting map[string]chan struct{} // by hold
+}
+
+var bareProcesses atomic.Int64
+
+func openBare(s setup) (process, error) {
+	c, err := connect(s, nil)
+	if err != nil {
 		return nil, err
 	}
-	s.ps = rdb.Subscribe(ctx, s.channel)
-	if _, err := s.ps.Receive(ctx); err != nil {
-		_ = s.ps.Close()
+	// A hold has the length of a hold of relock.
+	channel := fmt.Sprintf("00000000-0000-0000-0000-%012d", bareProcesses.Add(1))
+	p := &bareProcess{connection: c, waiting: map[string]chan struct{}{}}
+	for _, script := range []*redis.Script{bareAcquire, bareRelease} {
+		if err := script.Load(context.Background(), c.rdb).Err(); err != nil {
+			c.close()
+			return nil, err
+		}
+	}
+	if p.listener, err = listen(c.rdb, channel, p.grant); err != nil {
+		c.close()
 		return nil, err
+	}
+	return p, nil
+}
+
+// grant wakes the waiter of a hold.
+func (p *bareProcess) grant(hold string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if woken := p.waiting[hold]; woken != nil {
+		close(woken)
+		delete(p.waiting, hold)
+	}
+}
+
+func (p *bareProcess) handle(lock string) handle {
+	return &bareHandle{p: p, keys: []string{lock, lock + ":queue"}}
+}
+
+func (p *bareProcess) close() {
+	p.listener.close()
+	p.connection.close()
+}
+
+type bareHandle struct {
+	p    *bareProcess
+	keys []string
+	hold string
+}
+
+func (h *bareHandle) lock(ctx context.Context) (context.Context, error) {
+	h.hold = h.p.channel + ":" + strconv.FormatInt(h.p.holds.Add(1), 10)
+	woken := make(chan struct{})
+	h.p.mu.Lock()
+	h.p.waiting[h.hold] = woken
+	h.p.mu.Unlock()
+	left, err := bareAcquire.EvalSha(ctx, h.p.rdb, h.keys, h.hold, bareTTL.Milliseconds()).Int()
+	if err == nil && left >= 0 {
+		select {
+		case <-woken:
+			return ctx, nil
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+	}
+	h.p.mu.Lock()
+	delete(h.p.waiting, h.hold)
+	h.p.mu.Unlock()
+	return ctx, err
+}
+
+func (h *bareHandle) unlock(ctx context.Context) error {
+	n, err := bareRelease.EvalSha(ctx, h.p.rdb, h.keys, h.hold, bareTTL.Milliseconds()).Int()
+	if err == nil && n != 1 {
+		err = errNotOurs
+	}
+	return err
+}
+
+// listener is a connection that hears a channel.
+type listener struct {
+	channel string
+	pubsub  *redis.PubSub
+	reading chan struct{} // closed after the last message
+}
+
+// listen subscribes to a channel, and calls heard with the payload of each message.
+func listen(rdb redis.UniversalClient, channel string, heard func(payload string)) (listener, error) {
+	ctx := context.Background()
+	l := listener{channel, rdb.Subscribe(ctx, channel), make(chan struct{})}
+	if _, err := l.pubsub.Receive(ctx); err != nil {
+		_ = l.pubsub.Close()
+		return listener{}, err
 	}
 	go func() {
-		defer close(s.reading)
+		defer close(l.reading)
 		for {
-			msg, err := s.ps.Receive(context.Background())
+			msg, err := l.pubsub.Receive(ctx)
 			if err != nil {
 				return
 			}
-			if _, ok := msg.(*redis.Message); ok {
-				s.woken <- time.Now()
+			if m, ok := msg.(*redis.Message); ok {
+				heard(m.Payload)
 			}
 		}
 	}()
-	return s, nil
+	return l, nil
 }
 
-// wake is one raw wake of another subscriber, or the same.
-func (s *subscriber) wake(ctx context.Context, other *subscriber) (time.Duration, error) {
-	start := time.Now()
-	if err := wakeScript.EvalSha(ctx, s.rdb, []string{s.key}, other.channel, wakePayload).Err(); err != nil {
-		return 0, err
+func (l listener) close() {
+	_ = l.pubsub.Close()
+	<-l.reading
+}
+
+// waker measures the raw wake: a script deletes a key and publishes a message, and a subscriber in
+// the same process hears the message. The two connections are always the same.
+type waker struct {
+	rdb      *redis.Client
+	key      string
+	listener listener
+	woken    chan time.Time
+}
+
+var wakeScript = redis.NewScript(
+	`redis.call('DEL', KEYS[1]) return redis.call('PUBLISH', ARGV[1], ARGV[2])`)
+
+// wakePayload has the length of a grant of relock.
+var wakePayload = strings.Repeat("0", len("00000000-0000-0000-0000-000000000000:1:1"))
+
+// newWaker takes over rdb.
+func newWaker(rdb *redis.Client, name string) (*waker, error) {
+	w := &waker{rdb: rdb, key: "wake:" + name, woken: make(chan time.Time, 1)}
+	err := errors.Join(wakeScript.Load(context.Background(), rdb).Err(), w.lock())
+	if err == nil {
+		w.listener, err = listen(rdb, w.key+":channel", func(string) { w.woken <- time.Now() })
 	}
-	at, err := other.hear()
+	if err != nil {
+		_ = rdb.Close()
+		return nil, err
+	}
+	return w, nil
+}
+
+// lock sets the key that the next wake deletes.
+func (w *waker) lock() error {
+	return w.rdb.Set(context.Background(), w.key, wakePayload, bareTTL).Err()
+}
+
+// wake makes one raw wake, and returns how long the message took.
+func (w *waker) wake() (time.Duration, error) {
+	ctx, start := context.Background(), time.Now()
+	err := wakeScript.EvalSha(ctx, w.rdb, []string{w.key}, w.listener.channel, wakePayload).Err()
 	if err != nil {
 		return 0, err
 	}
-	return at.Sub(start), s.lock(ctx)
-}
-
-// grant gives the bare lock to another.
-func (s *subscriber) grant(ctx context.Context, lock string, other *subscriber) (time.Duration, error) {
-	start := time.Now()
-	granted, err := grantScript.EvalSha(ctx, s.rdb, []string{lock}, s.key, wakeTTL.Milliseconds()).Int()
-	if err != nil {
-		return 0, err
-	}
-	if granted != 1 {
-		return 0, fmt.Errorf("bare grant: %w", errNotOurs)
-	}
-	at, err := other.hear()
-	return at.Sub(start), err
-}
-
-// hear returns when the message came that was sent last.
-func (s *subscriber) hear() (time.Time, error) {
 	select {
-	case at := <-s.woken:
-		return at, nil
+	case at := <-w.woken:
+		return at.Sub(start), w.lock()
 	case <-time.After(5 * time.Second):
-		return time.Time{}, fmt.Errorf("no message: %w", errHangs)
+		return 0, fmt.Errorf("no message: %w", errHangs)
 	}
 }
 
-// lock makes the key that the next wake deletes, as a lock without owners and waiters would.
-func (s *subscriber) lock(ctx context.Context) error {
-	return s.rdb.Set(ctx, s.key, wakeValue, wakeTTL).Err()
-}
-
-func (s *subscriber) close() {
-	_ = s.ps.Close()
-	<-s.reading
-	_ = s.rdb.Close()
+func (w *waker) close() {
+	w.listener.close()
+	_ = w.rdb.Close()
 }

@@ -5,21 +5,22 @@ import (
 	"io"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
 )
 
-// bar is what this project has promised of itself, as a limit of a figure of the report.
+// bar is a promise of the project about itself: a limit of a figure.
 type bar struct {
-	what  string
+	name  string
 	value float64 // NaN: not measured
 	limit float64
 	first float64 // the limit for the first version; 0: the same
-	least bool    // the limit is the least, not the most, that the figure may be
-	aside bool    // no goal: it stands beside the one before, so that nobody is misled
+	least bool    // the figure must not be below the limit
+	aside bool    // no promise, but context of the bar before
 	unit  string
+
+	statistic // over several runs
 }
 
 func (b bar) measured() bool { return !math.IsNaN(b.value) }
@@ -46,135 +47,133 @@ func (b bar) verdict() string {
 	}
 }
 
-func (b bar) figure() string {
-	if !b.measured() {
-		return figure(b.value)
-	}
-	return figure(b.value) + b.unit
-}
-
-// missed is a goal that was measured and not met.
-func (b bar) missed() bool { return b.measured() && !b.aside && !b.meets(b.limit) }
-
-// goal is empty where there is none.
-func (b bar) goal() string {
-	if b.aside {
-		return ""
-	}
-	return b.show(b.limit)
-}
-
-// firstGoal is empty where there was none.
-func (b bar) firstGoal() string {
-	if b.first == 0 {
-		return ""
-	}
-	return b.show(b.first)
-}
-
-func (b bar) show(limit float64) string {
-	sign := "≤ "
-	if b.least {
-		sign = "≥ "
-	}
-	return sign + figure(limit) + b.unit
-}
-
-// bars is what has become of them.
-func (r *report) bars() []bar {
-	broken := math.NaN()
-	if len(r.Records) > 0 {
-		broken = 0
-	}
-	for _, rec := range r.Records {
-		if rec.System == "relock" {
-			broken += float64(rec.Broken)
+// row returns the columns of a table of bars.
+func (b bar) row() []any {
+	show := func(limit float64, there bool) string {
+		if !there {
+			return ""
 		}
+		sign := "≤ "
+		if b.least {
+			sign = "≥ "
+		}
+		return sign + figure(limit) + b.unit
 	}
-	return slices.Concat(r.pairBars(), r.handoverBars(), r.hotBars(), r.heldBars(), []bar{
-		{what: "nested pair with local re-entry", value: r.find("nested", "", "relock", localReentry).median("us"), limit: 1, unit: " µs"},
-		{what: "two in a section of relock at once, in everything that was measured", value: broken},
+	measured := b.String()
+	if b.measured() {
+		measured += b.unit
+	}
+	return []any{b.name, show(b.first, b.first != 0), show(b.limit, !b.aside), measured, b.verdict()}
+}
+
+// bars returns all bars of a run, always the same in the same order.
+func (r *report) bars() []bar {
+	return slices.Concat(r.pairBars(), r.handoverBars(), r.hotBars(), r.keepingBars(), []bar{
+		{name: "two in a section of relock at once, in all measurements", value: r.broken()},
 	})
 }
 
+// broken counts violations of exclusion by relock, NaN without records.
+func (r *report) broken() float64 {
+	if len(r.Records) == 0 {
+		return math.NaN()
+	}
+	var n int64
+	for _, rec := range r.Records {
+		if rec.System == "relock" {
+			n += rec.Broken
+		}
+	}
+	return float64(n)
+}
+
 func (r *report) pairBars() []bar {
-	one, floor := r.find("pair", "", "relock", defaults), r.find("pair", "", "floor", "")
-	many, batched := r.parallelBest(), r.find("parallel", "", "floor", autoPipelined)
+	relock := func(workload, setting, metric string) float64 {
+		return r.find(workload, "", "relock", setting).median(metric)
+	}
 	return []bar{
-		{what: "uncontended pair, of the floor", value: one.ratio("us", floor, "us"), limit: 1.05, first: 1.15},
-		{what: "the same with a context that can end", value: r.find("pair", "", "relock", ending).ratio("us", floor, "us"), aside: true},
-		{what: "the same with a context that can end, and ContextTimeoutEnabled", value: r.find("pair", "", "relock", endingPrompt).ratio("us", floor, "us"), aside: true},
-		{
-			what:  "64 goroutines on own locks, pairs/s, of the floor through go-redis's auto-pipeliner",
-			value: many.ratio("per_s", batched, "per_s"), limit: 1, least: true,
-		},
+		{name: "uncontended pair, of the floor", value: relock("pair", defaults, "of_floor"), limit: 1.05, first: 1.15},
+		{name: "the same with a context that can end", value: relock("pair", ending, "of_floor"), aside: true},
+		{name: "the same with ContextTimeoutEnabled too", value: relock("pair", endingPrompt, "of_floor"), aside: true},
+		{name: "64 goroutines on own locks, pairs/s, of the auto-pipelined floor", value: relock("parallel", defaults, "of_auto"), limit: 1, least: true},
+		{name: "nested pair with local re-entry", value: relock("nested", localReentry, "us"), limit: 1, unit: " µs"},
 	}
 }
 
-// parallelBest is relock as it comes. The same on an auto-pipelined client is in the table, but is not what users get.
-func (r *report) parallelBest() *record { return r.find("parallel", "", "relock", defaults) }
-
-// fewWaiting is the most waiters that the first bar of a hand-over was set for.
+// fewWaiting is the largest number of waiters of the first bar of a hand-over.
 const fewWaiting = 256
 
+// far is the added round trip of the bar in round trips.
+const far = 10 * time.Millisecond
+
+// handoverBars are of the worst case over the numbers of waiters.
 func (r *report) handoverBars() []bar {
-	// Over all numbers of waiters without an added round trip, the worst of each.
-	worstOfFew, worstOfMany, worstTail, worstScripts := math.NaN(), math.NaN(), math.NaN(), math.NaN()
-	worstGrant, grantOfWake := math.NaN(), math.NaN()
-	var medians, ofWake []float64
-	worse := func(a *float64, b float64) {
-		if math.IsNaN(*a) || b > *a {
-			*a = b
-		}
+	ring, drain, distant := r.handovers(" waiting"), r.handovers(draining), r.handovers(trip(far))
+	var bars []bar
+	for _, c := range []struct {
+		name    string
+		records []*record
+	}{{"hand-over in a ring", ring}, {"hand-over while the queue drains", drain}} {
+		few, many := splitBy(c.records, fewWaiting)
+		bars = append(bars,
+			bar{name: c.name + ", 1 to 256 waiting, median, of the raw wake", value: worst(few, "of_wake"), limit: 1.2, first: 1.5},
+			bar{name: c.name + ", 1,000 waiting, median, of the raw wake", value: worst(many, "of_wake"), limit: 1.2},
+			bar{name: c.name + ", bare grant instead of relock, of the raw wake", value: worst(c.records, "grant_of_wake"), aside: true},
+			bar{name: c.name + ", median, of the bare grant", value: worst(c.records, "of_grant"), aside: true},
+			bar{
+				name:  c.name + ", of the raw wake: the slowest number of waiters, of the fastest",
+				value: spread(c.records, "of_wake"), limit: 1.3, first: 1.5,
+			},
+			bar{name: "the same in microseconds, changes of the machine included", value: spread(c.records, "p50_us"), aside: true},
+			bar{name: c.name + ", 99th percentile, of the median", value: worst(c.records, "tail"), limit: 3},
+		)
 	}
-	trips, far := math.NaN(), 10*time.Millisecond
-	for _, which := range r.cases("handover") {
-		rec := r.find("handover", which, "relock", defaults)
-		if rec == nil || len(rec.values("p50_us")) == 0 {
-			continue
-		}
-		if strings.Contains(which, "+") {
-			if strings.HasSuffix(which, trip(far)) {
-				worse(&trips, rec.ratio("p50_us", rec, "ping_us"))
-			}
-			continue
-		}
-		waiting, _ := strconv.Atoi(strings.Fields(which)[0])
-		worst := &worstOfFew
-		if waiting > fewWaiting {
-			worst = &worstOfMany
-		}
-		worse(worst, rec.ratio("p50_us", rec, "wake_us"))
-		worse(&worstGrant, rec.ratio("p50_us", rec, "grant_us"))
-		worse(&grantOfWake, rec.ratio("grant_us", rec, "wake_us"))
-		worse(&worstTail, rec.ratio("p99_us", rec, "p50_us"))
-		worse(&worstScripts, rec.median("scripts"))
-		medians = append(medians, rec.median("p50_us"))
-		ofWake = append(ofWake, rec.ratio("p50_us", rec, "wake_us"))
-	}
-	bars := []bar{{what: "hand-over with 1 to 256 waiting, median, of the raw wake", value: worstOfFew, limit: 1.2, first: 1.5}}
-	if !math.IsNaN(worstOfMany) { // the small sizes have no more than that
-		bars = append(bars, bar{what: "hand-over with 1,000 waiting, median, of the raw wake", value: worstOfMany, limit: 1.2})
-	}
-	return append(bars, []bar{
-		{what: "a bare grant among as many clients, without any library, of the raw wake", value: grantOfWake, aside: true},
-		{what: "hand-over, median, of a bare grant", value: worstGrant, aside: true},
-		{
-			what:  "hand-over, of the raw wake in the same slice: the slowest number of waiters from 1 to 1,000, of the fastest",
-			value: spreadOf(ofWake), limit: 1.3, first: 1.5,
-		},
-		{
-			what:  "the same in microseconds, with what the machine did meanwhile: the slowest median, of the fastest",
-			value: spreadOf(medians), aside: true,
-		},
-		{what: "hand-over, 99th percentile, of the median", value: worstTail, limit: 3},
-		{what: "hand-over, script calls", value: worstScripts, limit: 2, first: 2.1},
-		{what: "hand-over with 10 ms added, round trips", value: trips, limit: 1.1},
-	}...)
+	return append(bars,
+		bar{name: "hand-over in a ring, script calls", value: worst(ring, "scripts"), limit: 2, first: 2.1},
+		bar{name: "hand-over with 10 ms added, round trips", value: worst(distant, "trips"), limit: 1.1},
+	)
 }
 
-// spreadOf is the largest figure, of the smallest; NaN where there are not two to compare.
-func spreadOf(v []float64) float64 {
+// handovers returns relock's records of the cases with a suffix.
+func (r *report) handovers(suffix string) []*record {
+	var all []*record
+	for _, which := range r.cases("handover") {
+		if rec := r.find("handover", which, "relock", defaults); rec != nil && strings.HasSuffix(which, suffix) {
+			all = append(all, rec)
+		}
+	}
+	return all
+}
+
+// splitBy parts records with at most n waiters from records with more.
+func splitBy(records []*record, n int) (few, many []*record) {
+	for _, rec := range records {
+		if leading(rec.Case) <= n {
+			few = append(few, rec)
+		} else {
+			many = append(many, rec)
+		}
+	}
+	return few, many
+}
+
+// figures returns a metric of the records with such a metric.
+func figures(records []*record, metric string) []float64 {
+	var v []float64
+	for _, rec := range records {
+		if f := rec.median(metric); !math.IsNaN(f) {
+			v = append(v, f)
+		}
+	}
+	return v
+}
+
+// worst returns the largest figure, NaN without figures.
+func worst(records []*record, metric string) float64 { return quantile(figures(records, metric), 1) }
+
+// spread divides the largest figure by the smallest. The result is NaN with less than two figures.
+func spread(records []*record, metric string) float64 {
+	v := figures(records, metric)
 	if len(v) < 2 {
 		return math.NaN()
 	}
@@ -182,50 +181,45 @@ func spreadOf(v []float64) float64 {
 }
 
 func (r *report) hotBars() []bar {
-	var fastest *record // of the others
-	for _, rec := range r.in("hot", "") {
-		if most := fastest.median("per_s"); rec.System != "relock" && (math.IsNaN(most) || rec.median("per_s") > most) {
-			fastest = rec
-		}
-	}
+	asComes, passing := r.find("hot", "", "relock", defaults), r.find("hot", "", "relock", localPass)
+	peers := slices.DeleteFunc(r.in("hot", ""), func(rec *record) bool {
+		return rec.System == "relock" || rec.System == bareGrant
+	})
 	return []bar{
+		{name: "256 goroutines on one lock, sections/s, of the bare grant", value: asComes.median("of_grant"), limit: 0.85, least: true},
+		{name: "256 goroutines on one lock, Jain's index", value: asComes.median("jain"), limit: 0.99, least: true},
 		{
-			what:  "256 goroutines on one lock, Jain's index without the local pass",
-			value: r.find("hot", "", "relock", defaults).median("jain"), limit: 0.99, least: true,
-		},
-		{
-			what:  "256 goroutines on one lock with the local pass, sections/s, of the fastest other library",
-			value: r.find("hot", "", "relock", localPass).ratio("per_s", fastest, "per_s"), limit: 10, least: true,
+			name:  "256 goroutines on one lock with the local pass, sections/s, of the fastest peer",
+			value: passing.median("per_s") / worst(peers, "per_s"), limit: 10, least: true,
 		},
 	}
 }
 
-func (r *report) heldBars() []bar {
-	which := r.largest("held")
-	rec, raw := r.find("held", which, "relock", defaults), r.find("held", which, rawRenewal, "")
-	locks, _ := strconv.Atoi(strings.TrimSuffix(which, " locks"))
+// keepingBars are of locks that stay held, and of waiters that stay waiting.
+func (r *report) keepingBars() []bar {
+	locks, waiting := r.largest("held"), r.largest("idle")
+	rec, waiter := r.find("held", locks, "relock", defaults), r.find("idle", waiting, "relock", defaults)
 	return []bar{
-		{what: "renewal, client's CPU, of one script for 100 leases", value: rec.ratio("client_us", raw, "client_us"), limit: 3},
-		{what: "renewal, server's CPU, of one script for 100 leases", value: rec.ratio("server_us", raw, "server_us"), limit: 3},
-		// A batch may be smaller now and then, as some leases are due alone.
-		{what: "renewal, commands for 100 locks", value: rec.median("commands_per_100"), limit: 1.05},
-		{what: "locks lost while every CPU was busy", value: rec.median("lost")},
-		{what: "goroutines for 1,000 held locks", value: 1000 * rec.median("goroutines") / float64(max(locks, 1)), limit: 1},
-		// What go-redis allocates for a call is below that.
-		{what: "allocations of the watchdog for a renewal", value: rec.median("allocs"), limit: 0.1},
+		{name: "renewal, client's CPU, of one script for 100 leases", value: rec.median("client_of_raw"), limit: 3},
+		{name: "renewal, server's CPU, of one script for 100 leases", value: rec.median("server_of_raw"), limit: 3},
+		// A lease that is due alone makes a smaller batch.
+		{name: "renewal, commands for 100 locks", value: rec.median("commands_per_100"), limit: 1.05},
+		{name: "locks lost while every CPU was busy", value: rec.median("lost")},
+		{name: "goroutines for 1,000 held locks", value: 1000 * rec.median("goroutines") / float64(max(leading(locks), 1)), limit: 1},
+		// The allocations of go-redis for a call are below the limit.
+		{name: "allocations of the watchdog for a renewal", value: rec.median("allocs"), limit: 0.1},
+		{name: "heap of a held lock", value: rec.median("heap_bytes"), limit: 1200, unit: " B"},
+		{name: "heap of a waiter", value: waiter.median("heap_bytes"), limit: 4000, unit: " B"},
+		{name: "commands a second of 1,000 idle waiters", value: 1000 * waiter.median("commands_per_s") / float64(max(leading(waiting), 1)), aside: true},
 	}
 }
 
-// printBars says what became of the bars, and returns how many were missed.
-func printBars(w io.Writer, r *report) (missed int) {
+// printBars writes a table of all bars.
+func printBars(w io.Writer, m *merged) {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "\nbar\tat first\tnow\tmeasured\tmet")
-	for _, b := range r.bars() {
-		if b.missed() {
-			missed++
-		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", b.what, b.firstGoal(), b.goal(), b.figure(), b.verdict())
+	for _, b := range m.bars() {
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", b.row()...)
 	}
 	_ = table.Flush() // as Fprintf
-	return missed
 }

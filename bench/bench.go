@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// workload is one kind of work, given to all systems that can do it.
+// workload is a kind of work for all systems that can do the work.
 type workload struct {
 	name, title string
 	run         func(b *bench) error
@@ -20,7 +20,7 @@ type workload struct {
 var workloads = []workload{
 	{"pair", "one goroutine locks and unlocks a lock that nobody else wants", pair},
 	{"parallel", "64 goroutines of one process, each with a lock of its own", parallel},
-	{"handover", "one lock goes round among waiters in separate clients", handover},
+	{"handover", "one lock goes from client to client", handover},
 	{"hot", "256 goroutines of one process want one lock", hot},
 	{"nested", "a section enters its lock once more and leaves it", nested},
 	{"held", "many locks are held and kept alive, nothing else", held},
@@ -29,7 +29,7 @@ var workloads = []workload{
 	{"storm", "all waiters are cancelled at once", storm},
 }
 
-// sizes is how much of everything is measured.
+// sizes says how much to measure.
 type sizes struct {
 	name     string
 	trips    []time.Duration // added round trips, besides none
@@ -45,20 +45,20 @@ type sizes struct {
 }
 
 var full = sizes{
-	name:  "full",
-	trips: []time.Duration{time.Millisecond, 10 * time.Millisecond},
-	pair:  pairSizes{rounds: 60, bursts: 15, pairs: 20, farRounds: 9, farPairs: 30},
-	parallel: parallelSizes{
-		rounds: 12, goroutines: 64, slice: 400 * time.Millisecond, farRounds: 5,
-	},
+	name:     "full",
+	trips:    []time.Duration{time.Millisecond, 10 * time.Millisecond},
+	pair:     pairSizes{rounds: 60, bursts: 15, pairs: 20, farRounds: 9, farPairs: 30},
+	parallel: parallelSizes{rounds: 12, goroutines: 64, slice: 400 * time.Millisecond, farRounds: 5},
 	handover: handoverSizes{
 		rounds: 5, waiters: []int{1, 8, 64, 256, 1000}, samples: 100,
-		farRounds: 3, farWaiters: []int{1, 64}, farSamples: 30, hold: 3 * time.Millisecond, limit: 3 * time.Second,
+		farRounds: 3, farWaiters: []int{1, 64}, farSamples: 30,
+		hold: 3 * time.Millisecond, limit: 3 * time.Second,
 	},
 	hot:    hotSizes{rounds: 5, goroutines: 256, slice: 2 * time.Second, apartRounds: 3},
 	nested: nestedSizes{rounds: 20, pairs: 500},
 	held: heldSizes{
-		locks: []int{10_000, 100_000}, ttl: 30 * time.Second, rounds: 3, loaded: 15 * time.Second, rest: 3 * time.Second,
+		locks: []int{10_000, 100_000}, ttl: 30 * time.Second, rounds: 3,
+		loaded: 15 * time.Second, rest: 3 * time.Second,
 	},
 	idle:  idleSizes{rounds: 2, waiters: []int{1_000, 10_000}, window: 3 * time.Second, most: time.Minute},
 	crash: crashSizes{rounds: 7, waiters: 4, ttl: 2 * time.Second},
@@ -72,19 +72,21 @@ var small = sizes{
 	parallel: parallelSizes{rounds: 3, goroutines: 64, slice: 200 * time.Millisecond, farRounds: 2},
 	handover: handoverSizes{
 		rounds: 2, waiters: []int{1, 8, 64, 256}, samples: 30,
-		farRounds: 1, farWaiters: []int{1, 64}, farSamples: 10, hold: 3 * time.Millisecond, limit: time.Second,
+		farRounds: 1, farWaiters: []int{1, 64}, farSamples: 10,
+		hold: 3 * time.Millisecond, limit: time.Second,
 	},
 	hot:    hotSizes{rounds: 2, goroutines: 256, slice: 500 * time.Millisecond, apartRounds: 1},
 	nested: nestedSizes{rounds: 5, pairs: 200},
 	held: heldSizes{
-		locks: []int{2_000}, ttl: 3 * time.Second, rounds: 3, loaded: 2 * time.Second, rest: time.Second,
+		locks: []int{2_000}, ttl: 3 * time.Second, rounds: 3,
+		loaded: 2 * time.Second, rest: time.Second,
 	},
 	idle:  idleSizes{rounds: 1, waiters: []int{1_000}, window: time.Second, most: 5 * time.Second},
 	crash: crashSizes{rounds: 1, waiters: 4, ttl: time.Second},
 	storm: stormSizes{rounds: 1, processes: 10, waiters: 500},
 }
 
-// bench is one workload's run.
+// bench is a workload on its way.
 type bench struct {
 	*env
 	sizes    sizes
@@ -92,59 +94,69 @@ type bench struct {
 	workload string
 }
 
-// taking are the systems that take part in this workload: those that can wait, or all.
-func (b *bench) taking(floors bool) []*system {
+// taking returns the systems of the workload.
+func (b *bench) taking() []*system {
 	var all []*system
 	for _, s := range systems {
-		if (s.only == nil || slices.Contains(s.only, b.workload)) && (floors || !s.floor) {
+		if s.only == nil || slices.Contains(s.only, b.workload) {
 			all = append(all, s)
 		}
 	}
 	return all
 }
 
-// record makes the record of a system in a case, with all rounds still empty.
+// record makes the empty record of a system in a case.
 func (b *bench) record(which string, s *system, rounds int) *record {
-	return b.recordNamed(which, s.name, s.setting, rounds)
-}
-
-func (b *bench) recordNamed(which, name, setting string, rounds int) *record {
-	r := &record{Workload: b.workload, Case: which, System: name, Setting: setting, Rounds: make([]round, rounds)}
-	for i := range r.Rounds {
-		r.Rounds[i] = round{}
-	}
+	r := &record{Workload: b.workload, Case: which, System: s.name, Setting: s.setting}
+	r.rounds = make([]round, rounds)
 	b.report.Records = append(b.report.Records, r)
 	return r
 }
 
-// set notes the metrics of one round.
-func (r *record) set(i int, m round) {
-	r.Rounds[i] = m.rounded()
+// contest gives every system of the workload a turn in each round of a case. An error of a turn
+// goes into the record, beside the figures that the turn returned.
+func (b *bench) contest(which string, rounds int, turn func(*system, *record) (round, error)) error {
+	all := b.taking()
+	records := make([]*record, len(all))
+	for i, s := range all {
+		records[i] = b.record(which, s, rounds)
+	}
+	return b.turns(caseName(b.workload, which), rounds, len(all), func(r, i int) error {
+		m, err := turn(all[i], records[i])
+		if err != nil {
+			records[i].failed(r, err)
+		}
+		records[i].set(r, m)
+		return b.flush()
+	})
 }
 
-// failed notes that a round gave no figures. It is not the end of the run: where a system cannot do a thing, that is a
-// result.
-func (r *record) failed(i int, err error) {
-	r.Note = strings.ReplaceAll(err.Error(), "\n", "; ") // a table has it in one line
-	logf("  round %d of %s %s: %v", i+1, r.name(), r.Case, err)
+// eachTrip calls f without and with each added round trip.
+func (b *bench) eachTrip(f func(rt time.Duration) error) error {
+	for _, rt := range append([]time.Duration{0}, b.sizes.trips...) {
+		if err := f(rt); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// turns calls f for each of n participants in each round, in a new order every time, and tells how far it is.
-func (b *bench) turns(which string, rounds, n int, f func(round, i int) error) error {
-	return b.rounds(which, rounds, func(r int) error {
+// turns calls f for each of n participants in each round, in a new order every time.
+func (b *bench) turns(what string, rounds, n int, f func(round, i int) error) error {
+	return b.rounds(what, rounds, func(r int) error {
 		return inTurns(n, func(i int) error { return f(r, i) })
 	})
 }
 
-// rounds calls f for each round, and tells how far it is.
-func (b *bench) rounds(which string, rounds int, f func(round int) error) error {
+// rounds calls f for each round, and logs how long all of them took.
+func (b *bench) rounds(what string, rounds int, f func(round int) error) error {
 	start := time.Now()
 	for r := range rounds {
 		if err := f(r); err != nil {
 			return err
 		}
 	}
-	logf("  %-28s %d rounds, %s", which, rounds, time.Since(start).Round(10*time.Millisecond))
+	logf("  %-28s %d rounds, %s", what, rounds, time.Since(start).Round(10*time.Millisecond))
 	return nil
 }
 
@@ -158,12 +170,12 @@ func inTurns(n int, f func(i int) error) error {
 	return nil
 }
 
-// logf tells how far the run is.
+// logf writes progress to stderr.
 func logf(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
 
 var lockNumber int
 
-// freshLock is a name that was not used before. Not for concurrent use.
+// freshLock returns a new name. Not for concurrent use.
 func freshLock(workload string) string {
 	lockNumber++
 	return "bench:" + workload + ":" + strconv.Itoa(lockNumber)
@@ -177,28 +189,17 @@ func trip(d time.Duration) string {
 	return "+" + d.String()
 }
 
-// caseName joins the parts of a case that are there.
+// caseName joins the parts of a case, without empty parts.
 func caseName(parts ...string) string {
-	var name string
-	for _, p := range parts {
-		if p == "" {
-			continue
-		}
-		if name != "" {
-			name += ", "
-		}
-		name += p
-	}
-	return name
+	return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), ", ")
 }
 
-// pause lets time pass where that is the point: a section that lasts, a machine that comes to rest.
+// pause lets time pass: a section with a length, a machine on its way to rest.
 func pause(d time.Duration) {
 	time.Sleep(d) //nolint:forbidigo // nothing is waited for
 }
 
-// within runs f and gives up, leaving f behind, when it takes longer than the limit: a system that hangs is a result, and
-// must not hang the run.
+// within runs f, and leaves f behind at the limit: a system may hang, but not the run.
 func within(limit time.Duration, f func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- f() }()

@@ -19,7 +19,7 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
-// The benchmarks of the library alone, for profiles and allocations. What it is compared with is in the program.
+// Benchmarks of the library alone, for profiles and allocations. The program has the comparisons.
 
 func newClient(b *testing.B, options ...relock.Option) *relock.Client {
 	b.Helper()
@@ -74,9 +74,10 @@ func BenchmarkPairFloor(b *testing.B) {
 	}
 }
 
-// BenchmarkPairLineByLine is where the time of a pair goes: from two bare commands to the library, each line with one thing
-// more than the line before. They take turns, in a new order each time; shown are medians, also of the ratios to the floor within
-// a turn. It takes some hundred turns (BENCHTIME=400x) until they say something.
+// BenchmarkPairLineByLine shows the parts of a pair's time: from two bare commands to the library,
+// each line with one thing more than the line before. The lines take turns, in a new order each
+// time. Figures are medians, also of the ratios to the floor within a turn, and need some hundred
+// turns (BENCHTIME=400x).
 func BenchmarkPairLineByLine(b *testing.B) {
 	server := redistest.Shared(b)
 	rdb := server.Client()
@@ -109,7 +110,7 @@ func BenchmarkPairLineByLine(b *testing.B) {
 	}
 	slow, fast := client(rdb), client(quick)
 
-	// The commands of a pair as they are sent, and the same with another script.
+	// The commands of a pair on the wire, and the same with another script.
 	watched, sent := server.Client(), &sentCommands{}
 	watched.AddHook(sent)
 	pairWatched := pair(background, client(watched).NewLock(base+":0"))
@@ -129,7 +130,7 @@ func BenchmarkPairLineByLine(b *testing.B) {
 			return errors.Join(rdb.Do(background, commands[0]...).Err(), rdb.Do(background, commands[1]...).Err())
 		}
 	}
-	for _, command := range sent.args { // sent again they do all that they did
+	for _, command := range sent.args { // again, with the same effect
 		reply, err := rdb.Do(background, command...).Int64()
 		require.NoError(b, err)
 		require.EqualValues(b, 1, reply, "taken, and released by its owner")
@@ -168,7 +169,7 @@ func BenchmarkPairLineByLine(b *testing.B) {
 			lines[i].took = append(lines[i].took, time.Since(begin))
 		}
 	}
-	b.ReportMetric(0, "ns/op") // of all lines together it means nothing
+	b.ReportMetric(0, "ns/op") // of all lines together
 	for _, l := range lines {
 		ratios := make([]float64, len(l.took))
 		for i := range l.took {
@@ -179,7 +180,7 @@ func BenchmarkPairLineByLine(b *testing.B) {
 	}
 }
 
-// sentCommands are the arguments of the commands that a client sends.
+// sentCommands records the arguments of all commands of a client.
 type sentCommands struct{ args [][]any }
 
 func (s *sentCommands) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -201,7 +202,7 @@ func (s *sentCommands) ProcessPipelineHook(next redis.ProcessPipelineHook) redis
 	return next
 }
 
-// BenchmarkPairParallel is many goroutines of one process with a lock each.
+// BenchmarkPairParallel measures many goroutines of one process with a lock each.
 func BenchmarkPairParallel(b *testing.B) {
 	client := newClient(b)
 	name := freshLock("parallel")
@@ -236,8 +237,8 @@ func BenchmarkNestedPairLocal(b *testing.B) {
 	pairs(section(b, lock), b, lock)
 }
 
-// BenchmarkRenewal is what the watchdog takes to keep n locks: client's CPU and allocations. Its time says nothing, as a
-// lease is renewed when that is due.
+// BenchmarkRenewal measures the client's CPU and allocations for a renewal among n locks. The time
+// means nothing, as renewals wait until they are due.
 func BenchmarkRenewal(b *testing.B) {
 	for _, n := range []int{1_000, 100_000} {
 		b.Run(fmt.Sprintf("locks=%d", n), func(b *testing.B) {
@@ -281,15 +282,16 @@ func BenchmarkRenewal(b *testing.B) {
 	}
 }
 
-// BenchmarkHandover is the time from one client's Unlock until another's Lock has returned, with n clients waiting.
+// BenchmarkHandover measures from a client's Unlock until another client's Lock has returned, with
+// n clients waiting.
 func BenchmarkHandover(b *testing.B) {
 	for _, n := range []int{1, 64} {
 		b.Run(fmt.Sprintf("waiting=%d", n), func(b *testing.B) {
-			e := newEnv(b)
-			r := newRing(freshLock("handover"))
-			require.NoError(b, r.open(relockDefaults, setup{addr: e.server.Addr()}, n+1))
+			e := &bench{env: newEnv(b)}
+			r, err := newRing(e, relockDefaults, freshLock("handover"), setup{addr: e.server.Addr()}, n+1)
+			require.NoError(b, err)
 			b.Cleanup(func() { require.NoError(b, r.close()) })
-			require.NoError(b, r.queueUp(&bench{env: e}, relockDefaults, 0))
+			require.NoError(b, r.queueUp(0))
 			b.ReportAllocs()
 			var took durations
 			for b.Loop() {
@@ -298,9 +300,9 @@ func BenchmarkHandover(b *testing.B) {
 					b.Fatal(err)
 				}
 				took = append(took, d)
-				// The one that had the lock queues again, which is not part of a hand-over.
-				b.StopTimer()
-				require.NoError(b, r.queued(&bench{env: e}, relockDefaults, n))
+				b.StopTimer() // the former owner queues again
+				require.NoError(b, r.again(closeLimit))
+				require.NoError(b, e.queued(relockDefaults, r.lock, n))
 				b.StartTimer()
 			}
 			require.Zero(b, r.guard.broken.Load())
@@ -310,12 +312,13 @@ func BenchmarkHandover(b *testing.B) {
 	}
 }
 
-// BenchmarkContended is many goroutines of one process that each see a lock go from another client to one that waits for it: always
-// the same few locks, whose channels stay subscribed, or a new one each time.
+// BenchmarkContended measures many goroutines of one process. Each sees a lock go from another
+// client to a waiter: always the same few locks, whose channels stay subscribed, or a new lock each
+// time.
 func BenchmarkContended(b *testing.B) {
 	for _, name := range []string{"few", "new"} {
 		b.Run("locks="+name, func(b *testing.B) {
-			var queued sync.Map // of the channels to close, by lock
+			var queued sync.Map // channels to close, by lock
 			owner, client := newClient(b), newClient(b, relock.WithHooks(relock.Hooks{Queued: func(q relock.Queued) {
 				waits, _ := queued.LoadAndDelete(q.Name)
 				close(waits.(chan struct{}))
@@ -343,7 +346,7 @@ func BenchmarkContended(b *testing.B) {
 	}
 }
 
-// seeOver locks, waits until next is queued, and unlocks; and returns when next has had the lock.
+// seeOver locks, waits until next is queued, unlocks, and returns when next has had the lock.
 func seeOver(ctx context.Context, lock, next *relock.Lock, queued *sync.Map) error {
 	section, err := lock.Lock(ctx)
 	if err != nil {

@@ -11,15 +11,16 @@ import (
 	"strings"
 )
 
-// Charts show what a reader should see first; the tables beside them have the rest. They are drawn here and not with a
-// library for charts: those place texts by the measures of a font of their own, and a page is shown with another one. Here
-// texts are anchored at their ends, so that they fit with any font.
+// Charts show the first things to see; tables have the rest. Libraries for charts place texts by
+// the measures of their own font, and the page is shown in another font. These charts anchor texts
+// at their ends, so that the texts fit in any font.
 
-// colours of the systems; a paler one where a system is not tuned.
+// colours of a system, tuned and (paler) with its defaults.
 var colours = map[string][2]string{
 	"relock":      {"#d62728", "#d62728"},
 	"floor":       {"#777777", "#777777"},
 	rawWake:       {"#777777", "#777777"},
+	bareGrant:     {"#444444", "#444444"},
 	rawRenewal:    {"#777777", "#777777"},
 	"redsync":     {"#1f77b4", "#9cc4e4"},
 	"redislock":   {"#2ca02c", "#9fd99f"},
@@ -34,7 +35,7 @@ func colourOf(rec *record) string {
 	return c[0]
 }
 
-// drawCharts writes the charts for which there are figures, and returns their file names by workload.
+// drawCharts writes the charts that have figures, and returns their file names by workload.
 func drawCharts(dir string, r *report) (map[string][]string, error) {
 	charts := map[string][]string{}
 	save := func(workload, name, svg string) error {
@@ -72,7 +73,7 @@ func drawCharts(dir string, r *report) (map[string][]string, error) {
 			parts: medians("commands_per_s"), log: true,
 		}},
 		{"crash", crash, "crash", barChart{
-			title: "A crash, until the next one has it: (pale) rest of the lease, and more, of the TTL",
+			title: "A crash, until the next owner: (pale) rest of the lease, and more, of the TTL",
 			parts: crashParts, pale: 0,
 		}},
 		{"storm", storm, "storm", barChart{
@@ -109,7 +110,7 @@ func (s *svg) rect(x, y, w, h float64, colour string) {
 	fmt.Fprintf(s, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"/>`+"\n", x, y, w, h, colour)
 }
 
-// veil makes what is below it pale.
+// veil makes an area pale.
 func (s *svg) veil(x, y, w, h float64) {
 	fmt.Fprintf(s, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="#ffffff" fill-opacity="0.6"/>`+"\n", x, y, w, h)
 }
@@ -138,7 +139,7 @@ func (a axis) at(v float64) float64 {
 	return a.from + (a.to-a.from)*(v-a.lo)/(a.hi-a.lo)
 }
 
-// ticks are the figures to write at the axis: powers of ten, or about five round ones.
+// ticks returns the figures at the axis: powers of ten, or about five round figures.
 func (a axis) ticks() []float64 {
 	var ticks []float64
 	if a.log {
@@ -159,33 +160,34 @@ func (a axis) ticks() []float64 {
 
 const pale = `fill="#666"`
 
-// barChart has one bar for each system.
+// barChart has a bar for each system.
 type barChart struct {
 	title string
-	// parts of a bar, from the left. One that was not measured leaves the system out.
+	// parts of a bar, from the left. A NaN leaves the system out.
 	parts func(rec *record) []float64
-	pale  int // which of several parts is pale
+	pale  int // the number of the pale part
 	log   bool
 }
 
-// medians of metrics are the parts of a bar.
+// medians returns metrics as the parts of a bar.
 func medians(metrics ...string) func(rec *record) []float64 {
 	return func(rec *record) []float64 {
 		var parts []float64
 		for _, m := range metrics {
-			parts = append(parts, max(0, rec.median(m))) // memory may be less than before, where there is hardly any
+			parts = append(parts, max(0, rec.median(m))) // a difference of memory may be negative
 		}
 		return parts
 	}
 }
 
-// crashParts are what was left of the lease when its holder died, and how much later the next one had the lock.
+// crashParts returns the rest of the dead holder's lease, and the time from there to the next
+// owner.
 func crashParts(rec *record) []float64 {
-	total, late := rec.median("of_ttl"), rec.median("late_ms")/rec.ratio("total_ms", rec, "of_ttl")
+	total, late := rec.median("of_ttl"), rec.median("late_ms")*rec.median("of_ttl")/rec.median("total_ms")
 	return []float64{total - late, late}
 }
 
-// draw is empty if no system has the figure.
+// draw returns "" if no system has the figure.
 func (c barChart) draw(records []*record) string {
 	const width, left, right, top, row = 760.0, 200.0, 70.0, 44.0, 24.0
 	type bar struct {
@@ -228,7 +230,7 @@ func (c barChart) draw(records []*record) string {
 		for k, p := range b.parts {
 			sum += p
 			if sum == 0 {
-				continue // nothing has no place on a logarithmic axis
+				continue // zero has no place on a logarithmic axis
 			}
 			s.rect(from, y+4, x.at(sum)-from, row-8, colourOf(b.record))
 			if len(b.parts) > 1 && k == c.pale {
@@ -247,7 +249,8 @@ type curve struct {
 	points [][2]float64
 }
 
-// handoverChart is the time of a hand-over over the number of waiters, a curve for each system.
+// handoverChart shows the time of a hand-over by the number of waiters, with a curve for each
+// system.
 func handoverChart(r *report) string {
 	const width, left, right, top, bottom, height = 760.0, 84.0, 190.0, 50.0, 350.0, 400.0
 	var curves []*curve
@@ -255,7 +258,7 @@ func handoverChart(r *report) string {
 	for _, which := range r.cases("handover") {
 		n, err := strconv.ParseFloat(strings.TrimSuffix(which, " waiting"), 64)
 		if err != nil {
-			continue // with a round trip added
+			continue // draining, or with an added round trip
 		}
 		for _, rec := range r.in("handover", which) {
 			v := rec.median("p50_us")
@@ -275,7 +278,7 @@ func handoverChart(r *report) string {
 		return ""
 	}
 	y.lo, y.hi = math.Pow(10, math.Floor(math.Log10(y.lo))), math.Pow(10, math.Ceil(math.Log10(y.hi)))
-	s := newSVG(width, height, "Hand-over among separate clients: median µs (logarithmic), less is better")
+	s := newSVG(width, height, "Hand-over in a ring of separate clients: median µs (logarithmic), less is better")
 	for _, v := range y.ticks() {
 		s.line(left, y.at(v), width-right, y.at(v), "#e4e4e4")
 		s.text(left-8, y.at(v)+4, "end", pale, figure(v))
@@ -286,7 +289,7 @@ func handoverChart(r *report) string {
 	}
 	s.text((x.from+x.to)/2, bottom+40, "middle", pale, "waiting clients")
 
-	// The names stand in the order in which the curves end.
+	// The names stand in the order of the ends of the curves.
 	last := func(c *curve) float64 { return c.points[len(c.points)-1][1] }
 	slices.SortStableFunc(curves, func(a, b *curve) int { return -int(math.Copysign(1, last(a)-last(b))) })
 	for i, c := range curves {

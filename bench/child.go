@@ -12,28 +12,28 @@ import (
 	"strings"
 )
 
-// child is this program in another process, which does one task.
+// child is this program in another process with a task.
 type child struct {
 	cmd   *exec.Cmd
-	input io.Closer // the process ends when this one does
+	input io.Closer // closed by the end of the parent, and ends the child
 }
 
-// task is what a child does: one of these.
+// task has one field that is not nil.
 type task struct {
 	Hold  *heldLock `json:",omitempty"`
 	Proxy *link     `json:",omitempty"`
 }
 
-// childEnv tells this program that it is a child, and its task.
+// childEnv gives a child its task.
 const childEnv = "RELOCK_BENCH_TASK"
 
-// startChild starts one, and returns what it says when it is ready.
-func startChild(what task) (c *child, says string, err error) {
+// startChild starts a child, and returns the text of its [ready].
+func startChild(t task) (c *child, says string, err error) {
 	program, err := os.Executable()
 	if err != nil {
 		return nil, "", err
 	}
-	spec, err := json.Marshal(what)
+	spec, err := json.Marshal(t)
 	if err != nil {
 		return nil, "", err
 	}
@@ -55,21 +55,21 @@ func startChild(what task) (c *child, says string, err error) {
 	line, err := bufio.NewReader(output).ReadString('\n')
 	says, isReady := strings.CutPrefix(strings.TrimSuffix(line, "\n"), readyPrefix)
 	if !isReady {
-		return nil, "", errors.Join(fmt.Errorf("a process with the task %s did not begin it (%w)", spec, err), c.kill())
+		return nil, "", errors.Join(fmt.Errorf("a process did not begin the task %s (%w)", spec, err), c.kill())
 	}
 	return c, says, nil
 }
 
 const readyPrefix = "ready: "
 
-// ready tells the parent, and returns when that ends.
+// ready sends a text to the parent, and returns when the parent ends.
 func ready(says string) error {
 	fmt.Println(readyPrefix + says)
 	_, err := io.Copy(io.Discard, os.Stdin)
 	return err
 }
 
-// kill ends the process with SIGKILL and returns when it is gone. It can be called again.
+// kill ends the process with SIGKILL and returns when the process is gone. More calls do nothing.
 func (c *child) kill() error {
 	if c.cmd.ProcessState != nil {
 		return nil
@@ -84,20 +84,20 @@ func (c *child) kill() error {
 	return nil
 }
 
-// runChild is the other side: it does the task of this process, if it has one.
+// runChild runs the task of this process, if this process is a child.
 func runChild() (is bool) {
 	spec := os.Getenv(childEnv)
 	if spec == "" {
 		return false
 	}
-	var what task
-	err := json.Unmarshal([]byte(spec), &what)
+	var t task
+	err := json.Unmarshal([]byte(spec), &t)
 	switch {
 	case err != nil:
-	case what.Hold != nil:
-		err = what.Hold.run()
-	case what.Proxy != nil:
-		err = what.Proxy.run()
+	case t.Hold != nil:
+		err = t.Hold.run()
+	case t.Proxy != nil:
+		err = t.Proxy.run()
 	}
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "bench: %s: %v\n", spec, err)

@@ -19,7 +19,7 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
-// env is where everything is measured: one server, a connection to look at it from outside, and ways to it that take longer.
+// env is a server, a connection to look at the server from outside, and slower links to the server.
 type env struct {
 	t      testing.TB
 	server *redistest.Server
@@ -43,7 +43,7 @@ func newEnv(t testing.TB) *env {
 	return e
 }
 
-// addr is where the server is reached with that round trip added.
+// addr returns the address of the server behind an added round trip.
 func (e *env) addr(roundTrip time.Duration) (string, error) {
 	if roundTrip == 0 {
 		return e.server.Addr(), nil
@@ -59,7 +59,7 @@ func (e *env) addr(roundTrip time.Duration) (string, error) {
 	return l.addr, nil
 }
 
-// redis is a new go-redis client with go-redis's defaults.
+// redis opens a go-redis client with go-redis's defaults.
 func (e *env) redis(roundTrip time.Duration) (*redis.Client, error) {
 	addr, err := e.addr(roundTrip)
 	if err != nil {
@@ -71,27 +71,40 @@ func (e *env) redis(roundTrip time.Duration) (*redis.Client, error) {
 // flush empties the server between two slices.
 func (e *env) flush() error { return e.admin.FlushAll(context.Background()).Err() }
 
-// usage is what client and server have used between two moments.
+// spent calls f, and returns what client and server used meanwhile.
+func (e *env) spent(f func() error) (usage, error) {
+	before, err := e.now()
+	if err != nil {
+		return usage{}, err
+	}
+	if err := f(); err != nil {
+		return usage{}, err
+	}
+	after, err := e.now()
+	return after.since(before), err
+}
+
+// usage is the use of client and server between two moments.
 type usage struct {
 	wall      time.Duration
 	client    time.Duration // CPU
 	server    time.Duration // CPU
 	mallocs   uint64
 	allocated uint64
-	calls     map[string]int64 // commands executed, those inside scripts included, by name
+	calls     map[string]int64 // executed commands by name, also inside scripts
 	in, out   int64            // bytes that the server received and sent
 }
 
-// moment is what has been used so far. Reading it uses something too, so this process is read before and after.
+// moment is the use so far. Reading has a use of its own, so this process is read before and after.
 type moment struct {
 	before, after own
 	server        time.Duration
 	calls         map[string]int64
 	in, out       int64
-	infoLen       int64 // of the answer that told it
+	infoLen       int64 // bytes of the reply to INFO
 }
 
-// own is what this process has used.
+// own is the use of this process.
 type own struct {
 	at                 time.Time
 	cpu                time.Duration
@@ -104,7 +117,7 @@ func readOwn() own {
 	return own{time.Now(), clientCPU(), m.Mallocs, m.TotalAlloc}
 }
 
-// now reads what has been used so far.
+// now reads the use so far.
 func (e *env) now() (moment, error) {
 	u := moment{calls: map[string]int64{}, before: readOwn()}
 	info, err := e.admin.Info(context.Background(), "all").Result()
@@ -141,13 +154,13 @@ func (e *env) now() (moment, error) {
 	return u, lines.Err()
 }
 
-// The command INFO all on the wire, and what RESP3 puts around its answer.
+// The command INFO all on the wire, and the frame of its reply in RESP3.
 const (
 	infoCommand = int64(len("*2\r\n$4\r\ninfo\r\n$3\r\nall\r\n"))
 	infoFrame   = int64(len("=12345\r\ntxt:\r\n"))
 )
 
-// since is what was used after old. The commands that told it do not count.
+// since returns the use after old, without INFO.
 func (u moment) since(old moment) usage {
 	d := usage{
 		wall: u.before.at.Sub(old.after.at), client: u.before.cpu - old.after.cpu, server: u.server - old.server,
@@ -162,7 +175,7 @@ func (u moment) since(old moment) usage {
 	return d
 }
 
-// plus is what both used.
+// plus adds two uses.
 func (u usage) plus(v usage) usage {
 	calls := maps.Clone(v.calls)
 	for name, n := range u.calls {
@@ -175,11 +188,11 @@ func (u usage) plus(v usage) usage {
 	}
 }
 
-// scripts is how many script calls there were.
+// scripts counts script calls.
 func (u usage) scripts() int64 { return u.calls["evalsha"] + u.calls["eval"] }
 
-// commands is how many commands clients have sent. The server counts those that scripts run under the same names, so the
-// names are given: scripts and what connections need are in any case, also are those that a system sends besides.
+// commands counts the commands of clients. The server counts commands inside scripts under the same
+// names, so the count is by name: scripts, commands of connections, and the names in also.
 func (u usage) commands(also ...string) int64 {
 	var n int64
 	for name, calls := range u.calls {
@@ -195,7 +208,7 @@ var connectionCommands = map[string]bool{
 	"client|tracking": true, "client|caching": true, "client|maint_notifications": true, "script|load": true,
 }
 
-// clientCPU is what this process has used, in user mode and in the kernel.
+// clientCPU returns the CPU time of this process, in user mode and in the kernel.
 func clientCPU() time.Duration {
 	var r syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
@@ -204,7 +217,7 @@ func clientCPU() time.Duration {
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
-// memory is what this process holds in memory after a garbage collection.
+// memory is the memory of this process after a garbage collection.
 type memory struct {
 	heap, stacks int64
 	goroutines   int
@@ -212,13 +225,13 @@ type memory struct {
 
 func (e *env) memory() memory {
 	runtime.GC()
-	runtime.GC() // what finalizers and pools have let go
+	runtime.GC() // pools and finalizers let go only now
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return memory{heap: int64(m.HeapAlloc), stacks: int64(m.StackInuse), goroutines: runtime.NumGoroutine()}
 }
 
-// roundTrip is the time of n PINGs, the middle one.
+// roundTrip returns the median time of n PINGs.
 func roundTrip(ctx context.Context, rdb *redis.Client, n int) (time.Duration, error) {
 	var all durations
 	for range n {
@@ -231,15 +244,16 @@ func roundTrip(ctx context.Context, rdb *redis.Client, n int) (time.Duration, er
 	return all.quantile(0.5), nil
 }
 
-// harness is a testing.TB for a program, so that it can start servers as tests do. What fails ends the run.
+// harness is a testing.TB for a program, so that the program can start servers as tests do. A
+// failure ends the run.
 type harness struct {
-	testing.TB // for its unexported method; nothing of it is called
+	testing.TB // for the unexported method; nothing calls the TB
 
 	cleanups []func()
 	errs     []error
 }
 
-// failure is what Fatalf panics with.
+// failure is the panic of Fatalf.
 type failure struct{ error }
 
 func (h *harness) Helper()             {}
@@ -253,10 +267,11 @@ func (h *harness) Errorf(format string, args ...any) {
 
 func (h *harness) Fatalf(format string, args ...any) { panic(failure{fmt.Errorf(format, args...)}) }
 
-// Skipf is a failure: a program that measures nothing has not done its job.
+// Skipf is a failure, as the program has nothing to skip to.
 func (h *harness) Skipf(format string, args ...any) { h.Fatalf(format, args...) }
 
-// end runs the cleanups, in reverse as a test does, and returns what failed. A panic that is not ours goes on.
+// end runs the cleanups in reverse, as a test does, and joins the failures. A foreign panic goes
+// on.
 func (h *harness) end(recovered any) error {
 	for i := len(h.cleanups) - 1; i >= 0; i-- {
 		h.cleanups[i]()

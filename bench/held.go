@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"runtime"
 	"slices"
 	"strconv"
@@ -16,27 +17,27 @@ import (
 type heldSizes struct {
 	locks  []int
 	ttl    time.Duration
-	rounds int           // each as long as every lease takes to be renewed once
+	rounds int           // each with one renewal of every lease
 	loaded time.Duration // with every CPU busy
-	rest   time.Duration // to see what client and server use when nothing happens
+	rest   time.Duration // for the use of client and server at rest
 }
 
-// held holds many locks and does nothing else: what it costs to keep them. Its unit is one script call that renews 100
-// leases, again and again.
+// held measures what many locks cost while nothing but renewal happens. The unit is a script call
+// that renews 100 leases, again and again.
 func held(b *bench) error {
 	for _, n := range b.sizes.held.locks {
 		which := strconv.Itoa(n) + " locks"
-		idle, err := b.rawRenewals(which, n)
+		rest, err := b.rawRenewals(which, n)
 		if err != nil {
 			return err
 		}
-		for _, s := range b.taking(false) {
+		for _, s := range b.taking() {
 			if s.renews == 0 || s.setting == defaults && s.name != "relock" && n > b.sizes.held.locks[0] {
 				continue
 			}
 			rec := b.record(which, s, b.sizes.held.rounds)
 			start := time.Now()
-			if err := b.hold(s, n, idle, rec); err != nil {
+			if err := b.hold(s, n, rest, rec); err != nil {
 				rec.failed(0, err)
 			}
 			logf("  held, %s, %s: %s", which, s, time.Since(start).Round(time.Second))
@@ -59,93 +60,94 @@ for i = 1, #KEYS do
 end
 return 0`)
 
-// rawRenewals measures the unit, and before that what client and server use while the keys are there and nothing is done.
-func (b *bench) rawRenewals(which string, n int) (idle usage, err error) {
-	ctx := context.Background()
+// rawRenewals measures the unit, and returns what client and server use at rest with n keys.
+func (b *bench) rawRenewals(which string, n int) (rest usage, err error) {
 	rdb, err := b.redis(0)
 	if err != nil {
 		return usage{}, err
 	}
 	defer rdb.Close()
-	if err := rawRenewScript.Load(ctx, rdb).Err(); err != nil {
+	commands, err := b.rawCommands(rdb, n)
+	if err != nil {
 		return usage{}, err
+	}
+	rest, err = b.spent(func() error { pause(b.sizes.held.rest); return nil })
+	if err != nil {
+		return usage{}, err
+	}
+	rec := b.record(which, &system{name: rawRenewal}, b.sizes.held.rounds)
+	again := max(1, 200_000/n) // enough for the clocks of CPU time
+	for r := range rec.rounds {
+		u, err := b.spent(func() error {
+			for range again {
+				if err := pipelined(rdb, commands); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return usage{}, err
+		}
+		renewals := float64(n * again)
+		rec.set(r, round{
+			"client_us": micros(u.client) / renewals, "server_us": micros(u.server) / renewals,
+			"commands_per_100": 100 * float64(u.scripts()) / renewals, "allocs": float64(u.mallocs) / renewals,
+		})
+	}
+	return rest, b.flush()
+}
+
+// rawCommands sets n keys, and returns the commands that renew all of them.
+func (b *bench) rawCommands(rdb *redis.Client, n int) ([][]any, error) {
+	ctx := context.Background()
+	if err := rawRenewScript.Load(ctx, rdb).Err(); err != nil {
+		return nil, err
 	}
 	var commands [][]any
 	for first := 0; first < n; first += rawBatch {
 		count := min(rawBatch, n-first)
 		pipe := rdb.Pipeline()
-		args := []any{"evalsha", rawRenewScript.Hash(), count}
-		for i := range count {
-			key := "raw:" + strconv.Itoa(first+i)
-			args = append(args, key)
-			pipe.Set(ctx, key, rawValue(first+i), time.Hour)
+		keys, values := []any{"evalsha", rawRenewScript.Hash(), count}, []any{}
+		for i := first; i < first+count; i++ {
+			key := "raw:" + strconv.Itoa(i)
+			value := fmt.Sprintf("00000000-0000-0000-0000-%012d:%d", i, i) // as long as a hold
+			keys, values = append(keys, key), append(values, value)
+			pipe.Set(ctx, key, value, time.Hour)
 		}
-		for i := range count {
-			args = append(args, rawValue(first+i))
-		}
-		commands = append(commands, append(args, b.sizes.held.ttl.Milliseconds()*1000))
+		commands = append(commands, append(append(keys, values...), b.sizes.held.ttl.Milliseconds()*1000))
 		if _, err := pipe.Exec(ctx); err != nil {
-			return usage{}, err
+			return nil, err
 		}
 	}
-	before, err := b.now()
-	if err != nil {
-		return usage{}, err
-	}
-	pause(b.sizes.held.rest)
-	after, err := b.now()
-	if err != nil {
-		return usage{}, err
-	}
-	idle = after.since(before)
-
-	rec := b.recordNamed(which, rawRenewal, "", b.sizes.held.rounds)
-	again := max(1, 200_000/n) // enough for the clocks of CPU time
-	for r := range rec.Rounds {
-		if before, err = b.now(); err != nil {
-			return usage{}, err
-		}
-		for range again {
-			for todo := commands; len(todo) > 0; {
-				batch := todo[:min(rawPipeline, len(todo))]
-				todo = todo[len(batch):]
-				pipe := rdb.Pipeline()
-				for _, args := range batch {
-					_ = pipe.Do(ctx, args...) // Exec has the error
-				}
-				if _, err := pipe.Exec(ctx); err != nil {
-					return usage{}, err
-				}
-			}
-		}
-		if after, err = b.now(); err != nil {
-			return usage{}, err
-		}
-		u, renewals := after.since(before), float64(n*again)
-		rec.set(r, round{
-			"client_us": micros(u.client) / renewals, "server_us": micros(u.server) / renewals,
-			"commands_per_100": 100 * float64(u.scripts()) / renewals, "allocs": float64(u.mallocs) / renewals,
-			"wire_bytes": float64(u.in+u.out) / renewals,
-		})
-	}
-	return idle, b.flush()
+	return commands, nil
 }
 
-// rawValue is as long as the name of a hold.
-func rawValue(i int) string {
-	return fmt.Sprintf("00000000-0000-0000-0000-%012d:%d", i, i)
-}
-
-// share is the part of what was used while idle that falls into d.
-func share(used time.Duration, idle usage, d time.Duration) time.Duration {
-	return time.Duration(float64(used) * d.Seconds() / idle.wall.Seconds())
-}
-
-// hold is one system's turn.
-func (b *bench) hold(s *system, n int, idle usage, rec *record) (err error) {
+// pipelined sends commands in pipelines.
+func pipelined(rdb *redis.Client, commands [][]any) error {
 	ctx := context.Background()
-	size := b.sizes.held
-	with := setup{addr: b.server.Addr(), ttl: size.ttl}
+	for batch := range slices.Chunk(commands, rawPipeline) {
+		pipe := rdb.Pipeline()
+		for _, args := range batch {
+			_ = pipe.Do(ctx, args...) // Exec has the error
+		}
+		if _, err := pipe.Exec(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// hoard is many locks that a process holds.
+type hoard struct {
+	names    []string
+	handles  []handle
+	sections []context.Context
+}
+
+// hold is the turn of a system.
+func (b *bench) hold(s *system, n int, rest usage, rec *record) error {
+	with := setup{addr: b.server.Addr(), ttl: b.sizes.held.ttl}
 	if s.name != "relock" && s.setting == defaults {
 		with.ttl = 0
 	}
@@ -154,88 +156,86 @@ func (b *bench) hold(s *system, n int, idle usage, rec *record) (err error) {
 		return err
 	}
 	defer p.close()
-	names, handles, sections := make([]string, n), make([]handle, n), make([]context.Context, n)
-	for i := range n {
-		names[i] = freshLock("held")
-	}
-	serverBefore, err := b.serverMemory()
+	h, taken, err := b.take(p, n)
 	if err != nil {
 		return err
 	}
-	memoryBefore := b.memory()
-	start := time.Now()
-	err = eachOf(n, func(i int) error {
-		handles[i] = p.handle(names[i])
-		section, err := handles[i].lock(ctx)
-		sections[i] = section //nolint:fatcontext // one layer for each lock
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	locking := time.Since(start)
-	memoryAfter := b.memory()
-	serverAfter, err := b.serverMemory()
-	if err != nil {
-		return err
-	}
-
-	for r := range rec.Rounds {
-		before, err := b.now()
+	for r := range rec.rounds {
+		u, err := b.spent(func() error {
+			pause(b.sizes.held.ttl / time.Duration(s.renews))
+			return nil
+		})
 		if err != nil {
 			return err
 		}
-		pause(size.ttl / time.Duration(s.renews))
-		after, err := b.now()
-		if err != nil {
-			return err
-		}
-		u := after.since(before)
-		m := round{
-			"commands_per_s": float64(u.commands(s.also...)) / u.wall.Seconds(),
-			"cpu_client":     (u.client - share(idle.client, idle, u.wall)).Seconds() / u.wall.Seconds(),
-			"cpu_server":     (u.server - share(idle.server, idle, u.wall)).Seconds() / u.wall.Seconds(),
-		}
-		// Scripts set a lease with one of these, and nothing else here uses them.
-		if renewals := float64(u.calls["pexpire"] + u.calls["pexpireat"]); renewals > 0 {
-			m["renewals_per_lock"] = renewals / float64(n)
-			m["commands_per_100"] = 100 * float64(u.scripts()) / renewals
-			m["client_us"] = micros(u.client-share(idle.client, idle, u.wall)) / renewals
-			m["server_us"] = micros(u.server-share(idle.server, idle, u.wall)) / renewals
-			m["allocs"] = float64(u.mallocs) / renewals
-			m["alloc_bytes"] = float64(u.allocated) / renewals
-			m["wire_bytes"] = float64(u.in+u.out) / renewals
-		}
-		if r == 0 {
-			m["lock_per_s"] = float64(n) / locking.Seconds()
-			m["heap_bytes"] = float64(memoryAfter.heap-memoryBefore.heap) / float64(n)
-			m["stack_bytes"] = float64(memoryAfter.stacks-memoryBefore.stacks) / float64(n)
-			m["goroutines"] = float64(max(0, memoryAfter.goroutines-memoryBefore.goroutines))
-			m["server_bytes"] = float64(serverAfter-serverBefore) / float64(n)
-		}
-		rec.set(r, m)
+		rec.set(r, renewals(s, n, u, rest))
 	}
-
 	stop := burn()
-	pause(size.loaded)
+	pause(b.sizes.held.loaded)
 	stop()
-	lost, least, err := b.lost(s, names, sections)
+	lost, err := b.lost(s, h.names, h.sections)
 	if err != nil {
 		return err
 	}
-	rec.Rounds[0]["lost"] = float64(lost)
-	rec.Rounds[0]["least_ttl_s"] = least.Seconds()
-	err = within(closeLimit, func() error {
-		return eachOf(n, func(i int) error { return handles[i].unlock(sections[i]) })
+	taken["lost"] = float64(lost)
+	maps.Copy(rec.rounds[0], taken)
+	return h.unlock()
+}
+
+// take locks n locks, and returns how much memory each takes.
+func (b *bench) take(p process, n int) (*hoard, round, error) {
+	h := &hoard{make([]string, n), make([]handle, n), make([]context.Context, n)}
+	for i := range n {
+		h.names[i] = freshLock("held")
+	}
+	before := b.memory()
+	err := eachOf(n, func(i int) (err error) {
+		h.handles[i] = p.handle(h.names[i])
+		h.sections[i], err = h.handles[i].lock(context.Background()) //nolint:fatcontext // one layer for each lock
+		return err
 	})
 	if err != nil {
-		first, _, _ := strings.Cut(err.Error(), "\n") // they are many, and alike
-		return fmt.Errorf("unlocking them: %s", first)
+		return nil, nil, err
+	}
+	after := b.memory()
+	return h, round{
+		"heap_bytes":  float64(after.heap-before.heap) / float64(n),
+		"stack_bytes": float64(after.stacks-before.stacks) / float64(n),
+		"goroutines":  float64(max(0, after.goroutines-before.goroutines)),
+	}, nil
+}
+
+// unlock frees all locks.
+func (h *hoard) unlock() error {
+	err := within(closeLimit, func() error {
+		return eachOf(len(h.handles), func(i int) error { return h.handles[i].unlock(h.sections[i]) })
+	})
+	if err != nil {
+		first, _, _ := strings.Cut(err.Error(), "\n") // all are alike
+		return fmt.Errorf("unlock of all: %s", first)
 	}
 	return nil
 }
 
-// burn keeps every CPU busy, twice over, until it is stopped.
+// renewals returns the metrics of a time of renewals, without the use at rest.
+func renewals(s *system, n int, u, rest usage) round {
+	part := u.wall.Seconds() / rest.wall.Seconds()
+	client := u.client - time.Duration(float64(rest.client)*part)
+	server := u.server - time.Duration(float64(rest.server)*part)
+	m := round{"commands_per_s": float64(u.commands(s.also...)) / u.wall.Seconds()}
+	// Every script sets a lease with one of these commands, and nothing else here sends them.
+	count := float64(u.calls["pexpire"] + u.calls["pexpireat"])
+	if count == 0 {
+		return m
+	}
+	m["renewals_per_lock"] = count / float64(n)
+	m["commands_per_100"] = 100 * float64(u.scripts()) / count
+	m["client_us"], m["server_us"] = micros(client)/count, micros(server)/count
+	m["allocs"] = float64(u.mallocs) / count
+	return m
+}
+
+// burn keeps every CPU busy, twice over, until stop.
 func burn() (stop func()) {
 	done := make(chan struct{})
 	var wg sync.WaitGroup
@@ -260,36 +260,25 @@ func burn() (stop func()) {
 	}
 }
 
-// lost counts the locks that are gone, as the sections know it or as Redis does, and finds the shortest lease.
-func (b *bench) lost(s *system, names []string, sections []context.Context) (n int, least time.Duration, err error) {
-	gone := make([]bool, len(names))
-	for i, section := range sections {
-		gone[i] = section.Err() != nil
-	}
-	const batch = 1000
-	for first := 0; first < len(names); first += batch {
-		left, err := b.leases(s, names[first:min(first+batch, len(names))])
+// lost counts the locks that are gone for the sections or for Redis.
+func (b *bench) lost(s *system, names []string, sections []context.Context) (n int, err error) {
+	for batch := range slices.Chunk(names, 1000) {
+		left, err := b.leases(s, batch)
 		if err != nil {
-			return 0, 0, err
+			return 0, err
 		}
 		for i, d := range left {
-			if d <= 0 {
-				gone[first+i] = true
-			} else if least == 0 || d < least {
-				least = d
+			if d <= 0 || sections[i].Err() != nil {
+				n++
 			}
 		}
+		sections = sections[len(batch):]
 	}
-	for _, g := range gone {
-		if g {
-			n++
-		}
-	}
-	return n, least, nil
+	return n, nil
 }
 
-// leases is how long Redis will keep each lock for the one that has it, which is as long as most of its keys are there. Not above 0:
-// it does not.
+// leases returns how long most keys of each lock will live. A lock without most of its keys is
+// free: the result is not above 0.
 func (b *bench) leases(s *system, names []string) ([]time.Duration, error) {
 	ctx := context.Background()
 	pipe := b.admin.Pipeline()
@@ -309,15 +298,7 @@ func (b *bench) leases(s *system, names []string) ([]time.Duration, error) {
 			each = append(each, ttl.Val())
 		}
 		slices.Sort(each)
-		left[i] = each[len(each)/2] // when this one has gone too, less than most are there
+		left[i] = each[len(each)/2]
 	}
 	return left, nil
-}
-
-func (b *bench) serverMemory() (int64, error) {
-	info, err := b.admin.InfoMap(context.Background(), "memory").Result()
-	if err != nil {
-		return 0, err
-	}
-	return strconv.ParseInt(info["Memory"]["used_memory"], 10, 64)
 }

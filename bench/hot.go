@@ -11,52 +11,49 @@ import (
 type hotSizes struct {
 	rounds, goroutines int
 	slice              time.Duration
-	apartRounds        int // with the goroutines in two clients
-}
-
-// hot lets many goroutines of one process want one lock, as the requests of a service do for one busy thing. Then the same
-// number in two clients with connections of their own, half in each: what one client's goroutines get from each other is
-// at the cost of those of the other.
-func hot(b *bench) error {
-	for _, c := range []struct {
-		which             string
-		processes, rounds int
-	}{
-		{"", 1, b.sizes.hot.rounds},
-		{apart, 2, b.sizes.hot.apartRounds},
-	} {
-		all := b.taking(false)
-		records := make([]*record, len(all))
-		for i, s := range all {
-			records[i] = b.record(c.which, s, c.rounds)
-		}
-		err := b.turns(caseName("hot", c.which), c.rounds, len(all), func(r, i int) error {
-			m, err := b.hotSlice(all[i], c.processes, &records[i].Broken)
-			if err != nil {
-				records[i].failed(r, err)
-				return b.flush()
-			}
-			records[i].set(r, m)
-			return b.flush()
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	apartRounds        int // with two clients
 }
 
 // apart is the case of two clients.
 const apart = "half of them in each of two clients"
 
-// wanting is one goroutine that wants the lock again and again.
-type wanting struct {
-	asked    atomic.Int64 // when, in nanoseconds since the slice began; 0: it is inside
-	sections int64
-	longest  time.Duration // that it waited
+// hot lets many goroutines of one process want one lock, as the requests of a service want a busy
+// thing. With two clients, each has connections of its own and half of the goroutines: a client
+// that favours its own goroutines does so at the cost of the other client.
+func hot(b *bench) error {
+	err := b.contest("", b.sizes.hot.rounds, func(s *system, rec *record) (round, error) {
+		return b.hotSlice(s, 1, rec)
+	})
+	if err != nil {
+		return err
+	}
+	return b.contest(apart, b.sizes.hot.apartRounds, func(s *system, rec *record) (round, error) {
+		return b.hotSlice(s, 2, rec)
+	})
 }
 
-func (b *bench) hotSlice(s *system, processes int, broken *int64) (m round, err error) {
+// rush is many goroutines that want one lock again and again.
+type rush struct {
+	ctx    context.Context
+	cancel context.CancelFunc
+	start  time.Time
+	all    []wanting
+	stays  *stays
+	wg     sync.WaitGroup
+	guard  guard
+
+	measuring atomic.Bool
+	failed    atomic.Pointer[error]
+}
+
+// wanting is a goroutine of a rush.
+type wanting struct {
+	asked    atomic.Int64 // the start of its Lock, in nanoseconds since start; 0: inside
+	sections int64
+	longest  time.Duration // of its waits
+}
+
+func (b *bench) hotSlice(s *system, processes int, rec *record) (round, error) {
 	opened := make([]process, processes)
 	for i := range opened {
 		p, err := s.open(setup{addr: b.server.Addr()})
@@ -66,106 +63,118 @@ func (b *bench) hotSlice(s *system, processes int, broken *int64) (m round, err 
 		defer p.close()
 		opened[i] = p
 	}
-	var g guard
-	var failed atomic.Pointer[error]
+	r := &rush{start: time.Now(), all: make([]wanting, b.sizes.hot.goroutines), stays: newStays(processes)}
+	r.ctx, r.cancel = context.WithCancel(context.Background())
 	lock := freshLock("hot")
-	all := make([]wanting, b.sizes.hot.goroutines)
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	var measuring atomic.Bool
-	stays := newStays(processes)
-	begin := time.Now()
-	var wg sync.WaitGroup
-	for k := range all {
-		of := k % processes
-		h, w := opened[of].handle(lock), &all[k]
-		wg.Go(func() {
-			for {
-				asked := time.Since(begin)
-				w.asked.Store(int64(asked))
-				section, err := h.lock(ctx)
-				if err == nil {
-					g.enter(int64(k + 1))
-					w.asked.Store(0)
-					if measuring.Load() {
-						now := time.Since(begin)
-						w.sections++
-						w.longest = max(w.longest, now-asked)
-						stays.enter(of, now)
-					}
-					g.leave(int64(k + 1))
-					err = h.unlock(context.WithoutCancel(section))
-				}
-				if err != nil {
-					if ctx.Err() == nil {
-						failed.Store(&err)
-					}
-					return
-				}
+	for k := range r.all {
+		h := opened[k%processes].handle(lock)
+		r.wg.Go(func() {
+			if err := r.want(h, k); r.ctx.Err() == nil {
+				r.failed.Store(&err)
 			}
 		})
 	}
 	pause(b.sizes.hot.slice / 4) // all have asked
-	before, err := b.now()
+	var longest time.Duration
+	u, err := b.spent(func() error {
+		longest = r.measure(b.sizes.hot.slice)
+		return nil
+	})
+	err = errors.Join(err, r.close())
+	rec.Broken += r.guard.broken.Load()
 	if err != nil {
 		return nil, err
 	}
-	stays.begin(time.Since(begin))
-	measuring.Store(true)
-	pause(b.sizes.hot.slice)
-	measuring.Store(false)
-	over := time.Since(begin)
-	stays.end(over)
-	var longest time.Duration
-	for k := range all { // some have waited to the end
-		if asked := time.Duration(all[k].asked.Load()); asked > 0 {
+	return r.figures(s, u, longest), nil
+}
+
+// want is goroutine k, until an error.
+func (r *rush) want(h handle, k int) error {
+	who, w := int64(k+1), &r.all[k]
+	for {
+		asked := time.Since(r.start)
+		w.asked.Store(int64(asked))
+		section, err := h.lock(r.ctx)
+		if err != nil {
+			return err
+		}
+		r.guard.enter(who)
+		w.asked.Store(0)
+		if r.measuring.Load() {
+			now := time.Since(r.start)
+			w.sections++
+			w.longest = max(w.longest, now-asked)
+			r.stays.enter(k%len(r.stays.seen), now)
+		}
+		r.guard.leave(who)
+		if err := h.unlock(context.WithoutCancel(section)); err != nil {
+			return err
+		}
+	}
+}
+
+// measure lets the rush go on for a time, and returns the longest wait that is not over.
+func (r *rush) measure(length time.Duration) (longest time.Duration) {
+	r.stays.begin(time.Since(r.start))
+	r.measuring.Store(true)
+	pause(length)
+	r.measuring.Store(false)
+	over := time.Since(r.start)
+	r.stays.end(over)
+	for k := range r.all {
+		if asked := time.Duration(r.all[k].asked.Load()); asked > 0 {
 			longest = max(longest, over-asked)
 		}
 	}
-	after, err := b.now()
-	cancel()
-	hangs := within(closeLimit, func() error { wg.Wait(); return nil })
-	*broken += g.broken.Load()
-	if failure := failed.Load(); failure != nil {
-		err = errors.Join(err, *failure)
+	return longest
+}
+
+// close ends the rush, and returns its error.
+func (r *rush) close() error {
+	r.cancel()
+	err := within(closeLimit, func() error { r.wg.Wait(); return nil })
+	if failure := r.failed.Load(); failure != nil {
+		err = errors.Join(*failure, err)
 	}
-	if err = errors.Join(err, hangs); err != nil {
-		return nil, err
-	}
+	return err
+}
+
+// figures returns the metrics after the end of the rush.
+func (r *rush) figures(s *system, u usage, longest time.Duration) round {
 	var sum int64
-	shares := make([]int64, len(all))
-	for k := range all {
-		shares[k] = all[k].sections
+	shares := make([]int64, len(r.all))
+	for k := range r.all {
+		shares[k] = r.all[k].sections
 		sum += shares[k]
-		longest = max(longest, all[k].longest)
+		longest = max(longest, r.all[k].longest)
 	}
-	u, each := after.since(before), float64(max(sum, 1))
-	m = round{
-		"per_s": float64(sum) / u.wall.Seconds(), "jain": jain(shares), "sections": float64(sum),
+	each := float64(max(sum, 1))
+	m := round{
+		"per_s": float64(sum) / u.wall.Seconds(), "jain": jain(shares),
 		"longest_wait_ms": millis(longest), "commands": float64(u.commands(s.also...)) / each,
 		"client_us": micros(u.client) / each, "server_us": micros(u.server) / each,
 	}
-	if processes > 1 {
-		m["in_a_row"], m["away_ms"] = float64(stays.most), millis(stays.longest)
+	if len(r.stays.seen) > 1 {
+		m["in_a_row"], m["away_ms"] = float64(r.stays.most), millis(r.stays.longest)
 	}
-	return m, nil
+	return m
 }
 
-// stays is how long one client after the other had the lock among its own goroutines. It is not left to the lock under test
-// to keep those who write here apart.
+// stays records the clients that have the lock, in turn. Its own mutex keeps its writers apart, as
+// the lock under test may fail to.
 type stays struct {
 	mu      sync.Mutex
-	whose   int             // the client that has the lock
-	sofar   int             // sections that it had in a row
-	most    int             // that any had
-	seen    []time.Duration // when each client last had it
-	longest time.Duration   // that a client was without
+	owner   int             // the client with the lock
+	sofar   int             // its sections in a row
+	most    int             // sections in a row of any client
+	seen    []time.Duration // the last section of each client
+	longest time.Duration   // of a client without the lock
 	over    bool
 }
 
-func newStays(clients int) *stays { return &stays{whose: -1, seen: make([]time.Duration, clients)} }
+func newStays(clients int) *stays { return &stays{owner: -1, seen: make([]time.Duration, clients)} }
 
-// begin is before the first enter: no client has been without so far.
+// begin starts the time of all clients, before the first enter.
 func (s *stays) begin(now time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -181,8 +190,8 @@ func (s *stays) enter(client int, now time.Duration) {
 	if s.over {
 		return
 	}
-	if s.whose != client {
-		s.whose, s.sofar = client, 0
+	if s.owner != client {
+		s.owner, s.sofar = client, 0
 	}
 	s.sofar++
 	s.most = max(s.most, s.sofar)
@@ -190,7 +199,7 @@ func (s *stays) enter(client int, now time.Duration) {
 	s.seen[client] = now
 }
 
-// end counts the clients that have been without since.
+// end counts the time since the last section of each client.
 func (s *stays) end(now time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

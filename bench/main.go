@@ -1,15 +1,17 @@
-// Command bench measures relock against other locks and against the least that a lock on Redis can cost, on a real
-// redis-server that it starts by itself:
+// Command bench measures relock against other locks and against the least cost of a lock on Redis.
+// The command starts a redis-server of its own.
 //
-//	go run .              everything, half an hour or so; writes results/results.json, ../docs/BENCHMARKS.md and the charts
-//	go run . -short       everything in small, some minutes, to see that it works; writes nothing
-//	go run . -run pair    only the workloads whose name matches; the others keep what was measured before
-//	go run . -bars        only says what became of the bars in results/results.json
-//	go run . -render      only writes the page and the charts anew from it
+//	go run .              everything, half an hour or so; writes results, page and charts
+//	go run . -short       everything in small, some minutes; writes nothing
+//	go run . -run pair    only the workloads whose name matches
+//	go run . -bars        measures nothing; compares all runs in results with the bars
+//	go run . -render      measures nothing; writes the page and the charts from all runs in results
 //
-// What counts is ratios within one run: all systems of a workload take turns in every round, in a new order each time, so
-// that whatever else the machine does hits them alike. (But for held, where each has one turn, and crash, where all wait at
-// the same time.)
+// Each run is a file of its own. The page shows the median of all runs and their range.
+//
+// Ratios within a run count. The systems take turns in every round, in a new order each time, so
+// that all of them meet the same moods of the machine. Two workloads differ: in held each system
+// has a single turn, and in crash all systems wait at the same time.
 package main
 
 import (
@@ -32,96 +34,104 @@ func main() {
 	}
 }
 
-func command() error {
-	var (
-		short  = flag.Bool("short", false, "small sizes and few rounds; writes nothing unless -write is given")
-		write  = flag.Bool("write", true, "write the results, the page and the charts; without it the tables are only printed")
-		run    = flag.String("run", "", "only the workloads whose name matches this regular expression")
-		list   = flag.Bool("list", false, "list the workloads")
-		render = flag.Bool("render", false, "measure nothing; write the page and the charts from the results that are there")
-		bars   = flag.Bool("bars", false, "measure nothing; say what became of the bars in the results that are there")
-		strict = flag.Bool("strict", false, "fail if a bar is missed")
-		out    = flag.String("out", filepath.Join("results", "results.json"), "the file of results")
-		docs   = flag.String("docs", filepath.Join("..", "docs"), "the directory of BENCHMARKS.md and the charts")
-	)
+// options are the flags.
+type options struct {
+	short, list, render, bars  bool
+	run, commit, results, docs string
+}
+
+func parse() (options, error) {
+	var o options
+	flag.BoolVar(&o.short, "short", false, "small sizes and few rounds; writes nothing")
+	flag.StringVar(&o.run, "run", "", "only the workloads whose name matches this regular expression")
+	flag.BoolVar(&o.list, "list", false, "list the workloads")
+	flag.BoolVar(&o.render, "render", false, "measure nothing; write page and charts from all results")
+	flag.BoolVar(&o.bars, "bars", false, "measure nothing; compare all results with the bars")
+	flag.StringVar(&o.commit, "commit", gitCommit(), "the commit that is measured")
+	flag.StringVar(&o.results, "results", "results", "the directory of results")
+	flag.StringVar(&o.docs, "docs", filepath.Join("..", "docs"), "the directory of BENCHMARKS.md and the charts")
 	flag.Parse()
 	if flag.NArg() > 0 {
-		return fmt.Errorf("unexpected argument %q", flag.Arg(0))
+		return o, fmt.Errorf("unexpected argument %q", flag.Arg(0))
 	}
-	given := map[string]bool{}
-	flag.Visit(func(f *flag.Flag) { given[f.Name] = true })
-	if *short && !given["write"] {
-		*write = false
-	}
-	which, err := regexp.Compile(*run)
-	if err != nil {
-		return err
-	}
+	return o, nil
+}
 
-	old, err := readReport(*out)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
+func command() error {
+	o, err := parse()
+	switch {
+	case err != nil:
 		return err
-	}
-	if *list {
+	case o.list:
 		for _, w := range workloads {
 			fmt.Printf("%-10s %s\n", w.name, w.title)
 		}
 		return nil
-	}
-	r := old
-	if *bars || *render {
-		if old == nil {
-			return fmt.Errorf("there is no %s to read", *out)
-		}
-	} else {
-		s := full
-		if *short {
-			s = small
-		}
-		start := time.Now()
-		if r, err = measure(s, which); err != nil {
+	case o.bars, o.render:
+		runs, err := readRuns(o.results)
+		if err != nil {
 			return err
 		}
-		logf("measured in %s", time.Since(start).Round(time.Second))
-		if *write {
-			if old != nil {
-				r.keep(old)
-			}
-			if err := writeReport(*out, r); err != nil {
-				return err
-			}
+		m := merge(runs)
+		printBars(os.Stdout, m)
+		if o.render {
+			return writePage(o.docs, m)
 		}
+		return nil
+	default:
+		return o.measure()
 	}
-	missed := printBars(os.Stdout, r)
-	if *write && !*bars {
-		if err := writePage(*docs, r); err != nil {
-			return err
-		}
-	}
-	if *strict && missed > 0 {
-		return fmt.Errorf("%d bars are missed", missed)
-	}
-	return nil
 }
 
-// measure runs the workloads on a server of their own, and prints the tables of each.
-func measure(s sizes, which *regexp.Regexp) (r *report, err error) {
+// measure runs the workloads, prints the bars of the run, and writes the page of all runs.
+func (o options) measure() error {
+	which, err := regexp.Compile(o.run)
+	if err != nil {
+		return err
+	}
+	s := full
+	if o.short {
+		s = small
+	}
+	start := time.Now()
+	r, err := measure(s, which, o.commit)
+	if err != nil {
+		return err
+	}
+	logf("measured in %s", time.Since(start).Round(time.Second))
+	printBars(os.Stdout, merge([]*report{r}))
+	if o.short {
+		return nil
+	}
+	path, err := r.write(o.results)
+	if err != nil {
+		return err
+	}
+	logf("written to %s", path)
+	runs, err := readRuns(o.results)
+	if err != nil {
+		return err
+	}
+	return writePage(o.docs, merge(runs))
+}
+
+// measure runs the workloads on a new server, and prints the tables of each at once.
+func measure(s sizes, which *regexp.Regexp, commit string) (r *report, err error) {
 	t := &harness{}
 	defer func() { err = errors.Join(err, t.end(recover())) }()
 	e := newEnv(t)
-	r = newReport(e, s)
+	r = newReport(e, s, commit)
 	for _, w := range workloads {
 		if !which.MatchString(w.name) {
 			continue
 		}
 		logf("%-10s %s", w.name, w.title)
-		b := &bench{env: e, sizes: s, report: r, workload: w.name}
-		err := w.run(b)
-		printWorkload(os.Stdout, r, w.name) // at once, as the rest takes long, and may fail
+		err := w.run(&bench{env: e, sizes: s, report: r, workload: w.name})
+		r.finish(w.name)
+		printWorkload(os.Stdout, merge([]*report{r}), w.name)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", w.name, err)
 		}
-		r.Measured[w.name] = time.Now().UTC().Truncate(time.Second)
 	}
 	return r, nil
 }

@@ -38,210 +38,186 @@ func figure(v float64) string {
 	}
 }
 
-// column is one column of a table: what to print of a record.
-type column struct {
-	header string
-	print  func(r *report, rec *record) string
-}
-
-// plain is the median of a metric.
-func plain(header, metric string) column {
-	return column{header, func(_ *report, rec *record) string { return figure(rec.median(metric)) }}
-}
-
-// spread is the median of a metric, and between which values the middle half of the rounds was.
-func spread(header, metric string) column {
-	return column{header, func(_ *report, rec *record) string {
-		v := rec.values(metric)
-		if len(v) < 3 {
-			return figure(rec.median(metric))
-		}
-		return fmt.Sprintf("%s (%s–%s)", figure(quantile(v, 0.5)), figure(quantile(v, 0.25)), figure(quantile(v, 0.75)))
-	}}
-}
-
-// times is a metric as a multiple of another record's in the same case.
-func times(header, metric, system, setting, other string) column {
-	return column{header, func(r *report, rec *record) string {
-		return figure(rec.ratio(metric, r.find(rec.Workload, rec.Case, system, setting), other))
-	}}
-}
-
-// table is how a workload is shown.
+// table says how the page shows a workload.
 type table struct {
 	workload, title, note string
 	columns               []column
-	// one is what the case without a name is, where it is not that no round trip is added.
-	one string
-	// skip leaves a record out.
-	skip func(rec *record) bool
+	unnamed               string // the name of the case without a name
 }
 
-func only(names ...string) func(rec *record) bool {
-	return func(rec *record) bool { return slices.Contains(names, rec.System) }
+// column is a metric under a header.
+type column struct {
+	header, metric string
+	ranged         bool // the range over the runs stands beside the median
 }
 
 var tables = []table{
 	{
 		workload: "pair", title: "Lock and unlock, one goroutine, nobody else",
-		note: "CPU, allocations and bytes are of a whole pair; commands are what went over the wire.",
+		note: "CPU, allocations and bytes are of a whole pair. Commands are counted on the wire.",
 		columns: []column{
-			spread("µs", "us"), times("of the floor", "us", "floor", "", "us"), times("round trips", "us", ping, "", "us"),
-			plain("p99 µs", "p99_us"), plain("client CPU µs", "client_us"), plain("server CPU µs", "server_us"),
-			plain("allocations", "allocs"), plain("bytes allocated", "bytes"), plain("commands", "commands"),
-			plain("bytes on the wire", "wire_bytes"),
+			{"µs", "us", true}, {"of the floor", "of_floor", true}, {"round trips", "trips", false},
+			{"p99 µs", "p99_us", false}, {"client CPU µs", "client_us", false},
+			{"server CPU µs", "server_us", false}, {"allocations", "allocs", false},
+			{"bytes allocated", "bytes", false}, {"commands", "commands", false},
+			{"bytes on the wire", "wire_bytes", false},
 		},
-		skip: only(ping),
 	},
 	{
 		workload: "parallel", title: "64 goroutines of one process, each with a lock of its own",
 		columns: []column{
-			spread("pairs/s", "per_s"), times("of the floor", "per_s", "floor", "", "per_s"),
-			times("of the floor, auto-pipelined", "per_s", "floor", autoPipelined, "per_s"),
-			plain("p50 µs", "p50_us"), plain("p99 µs", "p99_us"), plain("client CPU µs", "client_us"), plain("server CPU µs", "server_us"),
+			{"pairs/s", "per_s", true}, {"of the floor", "of_floor", true},
+			{"of the floor, auto-pipelined", "of_auto", true}, {"p50 µs", "p50_us", false},
+			{"p99 µs", "p99_us", false}, {"client CPU µs", "client_us", false},
+			{"server CPU µs", "server_us", false},
 		},
 	},
 	{
 		workload: "handover", title: "Hand-over among waiters in separate clients",
-		note: "From the call of Unlock until another's Lock has returned. Commands are what all clients together sent for each " +
-			"hand-over, the time that the lock was held included. The raw wake and the bare grant were measured in turns with relock's " +
-			"hand-overs.",
+		note: "From the call of Unlock until the Lock of another client has returned. In a ring each client " +
+			"queues again after its turn. While a queue drains no client does, until the queue is empty. " +
+			"Scripts, commands and bytes are of all clients for each hand-over in a ring, the section " +
+			"included. Raw wakes and bare grants were measured in turns with relock's hand-overs.",
 		columns: []column{
-			spread("median µs", "p50_us"), times("of the raw wake", "p50_us", rawWake, "", "p50_us"),
-			times("of the bare grant", "p50_us", bareGrant, "", "p50_us"),
-			times("round trips", "p50_us", ping, "", "us"), plain("p99 µs", "p99_us"), plain("scripts", "scripts"),
-			plain("commands", "commands"), plain("bytes on the wire", "wire_bytes"),
+			{"median µs", "p50_us", true}, {"of the raw wake", "of_wake", true},
+			{"of the bare grant", "of_grant", true}, {"round trips", "trips", false},
+			{"p99 µs", "p99_us", false}, {"p99 of the median", "tail", false}, {"scripts", "scripts", false},
+			{"commands", "commands", false}, {"bytes on the wire", "wire_bytes", false},
 		},
-		skip: only(ping),
 	},
 	{
 		workload: "hot", title: "256 goroutines of one process want one lock",
-		note: "Jain's index is 1 when all goroutines got the same number of sections, and 1/256 when one got them all. The longest wait " +
-			"is that of any goroutine, those that still waited at the end included. With two clients: the longest time that one of them " +
-			"was without the lock, while its goroutines waited, and the most sections that one had in a row.",
-		one: "All in one client",
+		note: "Jain's index is 1 when all goroutines got the same number of sections, and 1/256 when one " +
+			"goroutine got them all. The longest wait is of any goroutine, unfinished waits included. With " +
+			"two clients: the longest time of a client without the lock, while its goroutines waited, and " +
+			"the most sections of a client in a row.",
+		unnamed: "All in one client",
 		columns: []column{
-			spread("sections/s", "per_s"), plain("Jain's index", "jain"), plain("longest wait ms", "longest_wait_ms"),
-			plain("a client without it ms", "away_ms"), plain("in a row", "in_a_row"),
-			plain("commands a section", "commands"), plain("client CPU µs", "client_us"), plain("server CPU µs", "server_us"),
+			{"sections/s", "per_s", true}, {"of the bare grant", "of_grant", true},
+			{"Jain's index", "jain", true}, {"longest wait ms", "longest_wait_ms", false},
+			{"a client without it ms", "away_ms", false}, {"in a row", "in_a_row", false},
+			{"commands a section", "commands", false}, {"client CPU µs", "client_us", false},
+			{"server CPU µs", "server_us", false},
 		},
 	},
 	{
 		workload: "nested", title: "One more entry into a lock that the call chain has, and out again",
-		columns: []column{spread("µs", "us"), plain("allocations", "allocs"), plain("bytes allocated", "bytes"), plain("commands", "commands")},
+		columns: []column{
+			{"µs", "us", true}, {"allocations", "allocs", false}, {"bytes allocated", "bytes", false},
+			{"commands", "commands", false},
+		},
 	},
 	{
 		workload: "held", title: "Many locks held and kept alive",
-		note: "redsync and redislock renew nothing by themselves. CPU is of one renewal, without what client and server use at rest. " +
-			"Lost: after a time with every CPU busy. As it comes rueidislock takes part only with the fewest locks.",
+		note: "redsync and redislock renew nothing by themselves. CPU is of one renewal, without the CPU of " +
+			"client and server at rest. Lost: after a time with every CPU busy. rueidislock with its " +
+			"defaults takes part only with the fewest locks.",
 		columns: []column{
-			plain("heap bytes a lock", "heap_bytes"), plain("stack bytes a lock", "stack_bytes"), plain("goroutines", "goroutines"),
-			plain("commands/s", "commands_per_s"), plain("commands for 100 renewals", "commands_per_100"),
-			plain("client CPU µs", "client_us"), plain("server CPU µs", "server_us"), plain("allocations a renewal", "allocs"),
-			plain("lost", "lost"),
+			{"heap bytes a lock", "heap_bytes", true}, {"stack bytes a lock", "stack_bytes", false},
+			{"goroutines", "goroutines", false}, {"commands/s", "commands_per_s", false},
+			{"commands for 100 renewals", "commands_per_100", true}, {"client CPU µs", "client_us", false},
+			{"server CPU µs", "server_us", false}, {"allocations a renewal", "allocs", false},
+			{"lost", "lost", true},
 		},
 	},
 	{
 		workload: "idle", title: "Many goroutines of one process wait for a lock that stays taken",
-		note: "The heap has the connections of the process in it too, which with few waiters is much for each. Who polls is watched for 3 s; " +
-			"rueidislock for 5 s, in which the owner renews twice; relock for 40 s, in which every waiter asks once by itself whether the owner's " +
+		note: "The heap includes the connections of the process. With few waiters the share of each in " +
+			"them is large. Systems that poll are watched for 3 s; rueidislock for 5 s, in which the owner " +
+			"renews twice; relock for 40 s, in which every waiter asks once by itself whether the owner's " +
 			"lease is over (later every 30 s or so).",
 		columns: []column{
-			plain("heap bytes a waiter", "heap_bytes"), plain("stack bytes a waiter", "stack_bytes"), plain("goroutines a waiter", "goroutines"),
-			plain("commands/s", "commands_per_s"), plain("client CPUs", "cpu_client"), plain("server CPUs", "cpu_server"),
+			{"heap bytes a waiter", "heap_bytes", true}, {"stack bytes a waiter", "stack_bytes", false},
+			{"goroutines a waiter", "goroutines", false}, {"commands/s", "commands_per_s", true},
+			{"client CPUs", "cpu_client", false}, {"server CPUs", "cpu_server", false},
 		},
 	},
 	{
 		workload: "crash", title: "The process that holds the lock is killed",
-		note: "Until the next one of four waiters has it, and how long that is after the end of the lease in Redis.",
+		note: "Until the next of four waiters has the lock, and how long after the end of the lease in Redis.",
 		columns: []column{
-			spread("ms", "total_ms"), plain("of the TTL", "of_ttl"), spread("ms after the lease", "late_ms"),
+			{"ms", "total_ms", true}, {"of the TTL", "of_ttl", false},
+			{"ms after the lease", "late_ms", true},
 		},
 	},
 	{
 		workload: "storm", title: "All waiters are cancelled at once",
-		note: "Until the middle and the last of their Locks have returned; until Redis knows nothing of them; and, where it happens in " +
-			"the moment of an Unlock, until somebody who asks then has the lock.",
+		note: "Until the middle and the last of their Locks have returned; until Redis has forgotten all " +
+			"of them; and, at the moment of an Unlock, until a new caller has the lock.",
 		columns: []column{
-			spread("return p50 ms", "return_p50_ms"), spread("last return ms", "return_max_ms"), plain("cleaned up ms", "cleaned_ms"),
-			plain("commands a waiter", "commands_each"), spread("next has it ms", "next_ms"),
+			{"return p50 ms", "return_p50_ms", true}, {"last return ms", "return_max_ms", true},
+			{"cleaned up ms", "cleaned_ms", true}, {"commands a waiter", "commands_each", false},
+			{"next has it ms", "next_ms", true},
 		},
 	},
 }
 
-// printWorkload writes the tables of a workload.
-func printWorkload(w io.Writer, r *report, workload string) {
+// printWorkload writes the tables of a workload, with the case as the title.
+func printWorkload(w io.Writer, m *merged, workload string) {
 	for _, t := range tables {
 		if t.workload != workload {
 			continue
 		}
-		for _, which := range r.cases(workload) {
-			t.write(w, r, which)
+		for _, which := range m.cases(workload) {
+			fmt.Fprintf(w, "\n**%s**\n\n", caseName(t.title, readable(which)))
+			t.write(w, m, which)
 		}
 	}
 }
 
-// write one case as a table. Columns in which nobody has a figure are left out.
-func (t table) write(w io.Writer, r *report, which string) {
-	var rows []*record
-	for _, rec := range r.in(t.workload, which) {
-		if t.skip == nil || !t.skip(rec) {
-			rows = append(rows, rec)
-		}
-	}
-	var columns []column
-	for _, c := range t.columns {
-		if slices.ContainsFunc(rows, func(rec *record) bool { return c.print(r, rec) != figure(math.NaN()) }) {
-			columns = append(columns, c)
-		}
-	}
-	fmt.Fprintf(w, "\n**%s**\n\n|", caseName(t.title, strings.TrimSpace(strings.Replace(which, "+", "round trip + ", 1))))
-	fmt.Fprint(w, " |")
+// readable spells out an added round trip in the name of a case.
+func readable(which string) string { return strings.Replace(which, "+", "round trip + ", 1) }
+
+// write prints a case, without columns that are empty for everybody.
+func (t table) write(w io.Writer, m *merged, which string) {
+	rows := m.in(t.workload, which)
+	columns := slices.DeleteFunc(slices.Clone(t.columns), func(c column) bool {
+		return len(figures(rows, c.metric)) == 0
+	})
+	fmt.Fprint(w, "| |")
 	for _, c := range columns {
 		fmt.Fprintf(w, " %s |", c.header)
 	}
 	fmt.Fprintf(w, "\n|---|%s\n", strings.Repeat("--:|", len(columns)))
 	for _, rec := range rows {
-		name := rec.name()
-		if rec.Broken > 0 {
-			name += fmt.Sprintf(" (**two inside at once: %d times**)", rec.Broken)
-		}
-		if failed := len(rec.Rounds) - rec.complete(); failed > 0 {
-			name += fmt.Sprintf(" (%d of %d rounds failed: %s)", failed, len(rec.Rounds), rec.Note)
-		} else if rec.Note != "" {
-			name += fmt.Sprintf(" (%s)", rec.Note)
-		}
-		fmt.Fprintf(w, "| %s |", name)
+		fmt.Fprintf(w, "| %s |", rec.label())
 		for _, c := range columns {
-			fmt.Fprintf(w, " %s |", c.print(r, rec))
+			if c.ranged {
+				fmt.Fprintf(w, " %s |", m.over(rec, c.metric))
+			} else {
+				fmt.Fprintf(w, " %s |", figure(rec.median(c.metric)))
+			}
 		}
 		fmt.Fprintln(w)
 	}
 }
 
-// complete is how many rounds have figures.
-func (r *record) complete() int {
-	n := 0
-	for _, m := range r.Rounds {
-		if len(m) > 0 {
-			n++
-		}
+// label is the name of the record, with all that went wrong.
+func (r *record) label() string {
+	name := r.name()
+	if r.Broken > 0 {
+		name += fmt.Sprintf(" (**two inside at once: %d times**)", r.Broken)
 	}
-	return n
+	if r.Failed > 0 {
+		name += fmt.Sprintf(" (%d of %d rounds failed: %s)", r.Failed, r.Rounds, r.Note)
+	} else if r.Note != "" {
+		name += fmt.Sprintf(" (%s)", r.Note)
+	}
+	return name
 }
 
-// The page is written by hand but for what is between these lines.
+// The page between these lines is generated. The rest is written by hand.
 const (
-	beginMark = "<!-- measured: begin (written by bench, from bench/results/results.json) -->"
+	beginMark = "<!-- measured: begin (written by bench, from bench/results"
 	endMark   = "<!-- measured: end -->"
 )
 
-// writePage puts the tables into the page and draws the charts beside it.
-func writePage(dir string, r *report) error {
+// writePage puts the tables into the page and draws the charts beside the page.
+func writePage(dir string, m *merged) error {
 	path := filepath.Join(dir, "BENCHMARKS.md")
 	page, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
-		page, err = []byte("# Benchmarks\n\n"+beginMark+"\n"+endMark+"\n"), os.MkdirAll(dir, 0o755)
+		page, err = []byte("# Benchmarks\n\n"+beginMark+" -->\n"+endMark+"\n"), os.MkdirAll(dir, 0o755)
 	}
 	if err != nil {
 		return err
@@ -251,63 +227,74 @@ func writePage(dir string, r *report) error {
 	if !ok1 || !ok2 {
 		return fmt.Errorf("%s has no lines %q and %q", path, beginMark, endMark)
 	}
-	charts, err := drawCharts(dir, r)
+	charts, err := drawCharts(dir, &m.report)
 	if err != nil {
 		return err
 	}
 	var b strings.Builder
-	b.WriteString(before + beginMark + "\n\n")
-	writeMeasured(&b, r, charts)
+	b.WriteString(before + beginMark + ") -->\n\n")
+	writeMeasured(&b, m, charts)
 	b.WriteString("\n" + endMark + after)
 	return os.WriteFile(path, []byte(b.String()), 0o644)
 }
 
-func writeMeasured(w io.Writer, r *report, charts map[string][]string) {
-	fmt.Fprintf(w, "Measured with %s on %s, %d CPUs shared by client and server, redis-server %s", r.Go, r.System, r.CPUs, r.Redis)
-	for _, path := range compared {
-		if v := r.Modules[path]; v != "" {
-			fmt.Fprintf(w, ", %s %s", strings.TrimPrefix(path, "github.com/"), v)
-		}
+func writeMeasured(w io.Writer, m *merged, charts map[string][]string) {
+	writeHead(w, m)
+	fmt.Fprint(w, "### Goals\n\n| | at first | now | measured | met |\n|---|--:|--:|--:|---|\n")
+	for _, b := range m.bars() {
+		fmt.Fprintf(w, "| %s | %s | %s | %s | %s |\n", b.row()...)
 	}
-	fmt.Fprintf(w, "; sizes: %s.\n\n### What was aimed at\n\n"+
-		"| | at first | now | measured | met |\n|---|--:|--:|--:|---|\n", r.Sizes)
-	for _, b := range r.bars() {
-		fmt.Fprintf(w, "| %s | %s | %s | %s | %s |\n", b.what, b.firstGoal(), b.goal(), b.figure(), b.verdict())
-	}
-	fmt.Fprint(w, "\n### Who takes part\n\n")
+	fmt.Fprint(w, "\n### Systems\n\n")
 	for _, s := range settings {
-		if r.has(s[0]) {
+		if m.has(s[0]) {
 			fmt.Fprintf(w, "* **%s**: %s.\n", s[0], s[1])
 		}
 	}
 	for _, t := range tables {
-		cases := r.cases(t.workload)
-		if len(cases) == 0 {
-			continue
+		if len(m.cases(t.workload)) > 0 {
+			t.section(w, m, charts[t.workload])
 		}
-		fmt.Fprintf(w, "\n### %s\n", t.title)
-		if at, ok := r.Measured[t.workload]; ok {
-			fmt.Fprintf(w, "\nMeasured on %s.\n", at.Format(time.DateOnly))
+	}
+}
+
+// writeHead names the runs, and the machine and the programs of the last run.
+func writeHead(w io.Writer, m *merged) {
+	fmt.Fprintf(w, "Figures are medians of the runs below, in brackets the lowest and the highest run. "+
+		"Measured with %s on %s, %d CPUs shared by client and server, redis-server %s", m.Go, m.System, m.CPUs, m.Redis)
+	for _, path := range compared {
+		if v := m.Modules[path]; v != "" {
+			fmt.Fprintf(w, ", %s %s", strings.TrimPrefix(path, "github.com/"), v)
 		}
-		if t.note != "" {
-			fmt.Fprintf(w, "\n%s\n", t.note)
+	}
+	fmt.Fprintf(w, "; sizes: %s. Runs:\n\n", m.Sizes)
+	for _, r := range m.runs {
+		fmt.Fprintf(w, "* %s\n", caseName(r.Date.Format(time.DateTime), r.Commit))
+	}
+	fmt.Fprintln(w)
+}
+
+// section writes a workload: heading, note, charts, and a table a case.
+func (t table) section(w io.Writer, m *merged, charts []string) {
+	runs := m.measured(t.workload)
+	fmt.Fprintf(w, "\n### %s\n\nRuns: %d, the last on %s.\n", t.title, len(runs), runs[len(runs)-1].Date.Format(time.DateOnly))
+	if t.note != "" {
+		fmt.Fprintf(w, "\n%s\n", t.note)
+	}
+	for _, chart := range charts {
+		fmt.Fprintf(w, "\n![%s](%s)\n", t.title, chart)
+	}
+	cases := m.cases(t.workload)
+	for _, which := range cases {
+		title := readable(which)
+		switch {
+		case which == "" && len(cases) == 1:
+			title = "All"
+		case which == "" && t.unnamed != "":
+			title = t.unnamed
+		case which == "":
+			title = "No round trip added"
 		}
-		for _, chart := range charts[t.workload] {
-			fmt.Fprintf(w, "\n![%s](%s)\n", t.title, chart)
-		}
-		for _, which := range cases {
-			t := t
-			t.title = "" // it is the heading
-			if which == "" {
-				t.title = "No round trip added"
-				if t.one != "" {
-					t.title = t.one
-				}
-				if len(cases) == 1 {
-					t.title = "All"
-				}
-			}
-			t.write(w, r, which)
-		}
+		fmt.Fprintf(w, "\n**%s**\n\n", title)
+		t.write(w, m, which)
 	}
 }

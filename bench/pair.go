@@ -15,244 +15,231 @@ type pairSizes struct {
 	farRounds, farPairs   int // with an added round trip, where a round is one burst
 }
 
-// competitor is a system in a slice: its process, and where its figures go.
-type competitor struct {
-	*system
-	process process
-	record  *record
-}
-
-// compete opens all systems that take part, on one go-redis client.
-func (b *bench) compete(which string, roundTrip time.Duration, rounds int) (all []*competitor, rdb *redis.Client, closeAll func(), err error) {
-	addr, err := b.addr(roundTrip)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	rdb = redis.NewClient(&redis.Options{Addr: addr})
-	closeAll = func() {
-		for _, c := range all {
-			c.process.close()
-		}
-		_ = rdb.Close()
-	}
-	for _, s := range b.taking(true) {
-		p, err := s.open(setup{addr: addr, rdb: rdb})
-		if err != nil {
-			closeAll()
-			return nil, nil, nil, fmt.Errorf("%s: %w", s, err)
-		}
-		all = append(all, &competitor{s, p, b.record(which, s, rounds)})
-	}
-	return all, rdb, closeAll, nil
-}
-
-// pair measures Lock and Unlock of a lock that nobody else wants.
-func pair(b *bench) error {
-	for _, rt := range append([]time.Duration{0}, b.sizes.trips...) {
-		rounds, bursts, pairs := b.sizes.pair.rounds, b.sizes.pair.bursts, b.sizes.pair.pairs
-		if rt > 0 {
-			rounds, bursts, pairs = b.sizes.pair.farRounds, 1, b.sizes.pair.farPairs
-		}
-		if err := b.pairs(rt, rounds, bursts, pairs); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// pairs measures each system in bursts, in turns with all others. A round has several bursts of each, so that its sums are
-// of the same moments: from one tenth of a second to the next a machine may take twice as long for everything.
-func (b *bench) pairs(rt time.Duration, rounds, bursts, pairs int) error {
-	which := trip(rt)
-	all, rdb, closeAll, err := b.compete(which, rt, rounds)
-	if err != nil {
-		return err
-	}
-	defer closeAll()
-	ctx := context.Background()
-	ping := b.recordNamed(which, "ping", "", rounds)
-	handles := make([]handle, len(all))
-	guards := make([]guard, len(all))
-	took := make([]durations, len(all)+1) // of the round that is measured; the last one's are the PINGs
-	burst := func(i, n int) error {
-		h, g := handles[i], &guards[i]
-		last := time.Now()
-		for range n {
-			section, err := h.lock(ctx)
-			if err != nil {
-				return fmt.Errorf("%s: lock: %w", all[i].system, err)
-			}
-			g.enter(1)
-			g.leave(1)
-			if err := h.unlock(section); err != nil {
-				return fmt.Errorf("%s: unlock: %w", all[i].system, err)
-			}
-			now := time.Now()
-			took[i] = append(took[i], now.Sub(last))
-			last = now
-		}
-		return nil
-	}
-	for i, c := range all {
-		handles[i] = c.process.handle(freshLock("pair"))
-		if err := burst(i, min(pairs, 50)); err != nil { // connections, scripts
-			return err
-		}
-	}
-	used := make([]usage, len(all))
-	turn := func(i int) error {
-		if i == len(all) {
-			d, err := roundTrip(ctx, rdb, min(pairs, 50))
-			took[i] = append(took[i], d)
-			return err
-		}
-		before, err := b.now()
-		if err != nil {
-			return err
-		}
-		if err := burst(i, pairs); err != nil {
-			return err
-		}
-		after, err := b.now()
-		if err != nil {
-			return err
-		}
-		used[i] = used[i].plus(after.since(before))
-		return nil
-	}
-	tell := func(r int) {
-		ping.set(r, round{"us": micros(took[len(all)].quantile(0.5))})
-		for i, c := range all {
-			u, n := used[i], float64(len(took[i]))
-			c.record.set(r, round{
-				"us": micros(took[i].sum()) / n, "p50_us": micros(took[i].quantile(0.5)), "p99_us": micros(took[i].quantile(0.99)),
-				"client_us": micros(u.client) / n, "server_us": micros(u.server) / n,
-				"allocs": float64(u.mallocs) / n, "bytes": float64(u.allocated) / n,
-				"commands": float64(u.commands(c.also...)) / n, "wire_bytes": float64(u.in+u.out) / n,
-			})
-		}
-	}
-	err = b.rounds("pair "+which, rounds, func(r int) error {
-		clear(used)
-		for i := range took {
-			took[i] = took[i][:0]
-		}
-		for range bursts {
-			if err := inTurns(len(all)+1, turn); err != nil {
-				return err
-			}
-		}
-		tell(r)
-		return nil
-	})
-	for i, c := range all {
-		c.record.Broken = guards[i].broken.Load()
-	}
-	return err
-}
-
 type parallelSizes struct {
 	rounds, goroutines int
 	slice              time.Duration
 	farRounds          int
 }
 
-// parallel measures many goroutines of one process, each with a lock of its own: what can be sent together.
-func parallel(b *bench) error {
-	for _, rt := range append([]time.Duration{0}, b.sizes.trips...) {
-		rounds := b.sizes.parallel.rounds
-		if rt > 0 {
-			rounds = b.sizes.parallel.farRounds
+// seat is a goroutine's place in a system: a lock that nobody else wants.
+type seat struct {
+	handle
+
+	ctx   context.Context
+	guard guard
+	took  durations
+}
+
+// pairs locks and unlocks as long as more says so of the time.
+func (s *seat) pairs(more func(now time.Time) bool) error {
+	for last := time.Now(); more(last); {
+		section, err := s.lock(s.ctx)
+		if err != nil {
+			return fmt.Errorf("lock: %w", err)
 		}
-		if err := b.parallels(rt, rounds); err != nil {
-			return err
+		s.guard.enter(1)
+		s.guard.leave(1)
+		if err := s.unlock(section); err != nil {
+			return fmt.Errorf("unlock: %w", err)
 		}
+		now := time.Now()
+		s.took = append(s.took, now.Sub(last))
+		last = now
 	}
 	return nil
 }
 
-func (b *bench) parallels(rt time.Duration, rounds int) error {
-	which := trip(rt)
-	all, _, closeAll, err := b.compete(which, rt, rounds)
+// burst makes n pairs.
+func (s *seat) burst(n int) error {
+	return s.pairs(func(time.Time) bool { n--; return n >= 0 })
+}
+
+// competitor is a system in a case.
+type competitor struct {
+	*system
+
+	process process
+	record  *record
+	seats   []seat
+	used    usage
+}
+
+// field is all systems of a case, on the same go-redis client.
+type field struct {
+	rdb *redis.Client
+	all []*competitor
+	end context.CancelFunc
+}
+
+// field opens all systems of the workload, with n seats each.
+func (b *bench) field(roundTrip time.Duration, rounds, n int) (*field, error) {
+	addr, err := b.addr(roundTrip)
+	if err != nil {
+		return nil, err
+	}
+	f := &field{rdb: redis.NewClient(&redis.Options{Addr: addr})}
+	endable, end := context.WithCancel(context.Background())
+	f.end = end
+	for _, s := range b.taking() {
+		p, err := s.open(setup{addr: addr, rdb: f.rdb})
+		if err != nil {
+			f.close()
+			return nil, fmt.Errorf("%s: %w", s, err)
+		}
+		c := &competitor{system: s, process: p, record: b.record(trip(roundTrip), s, rounds), seats: make([]seat, n)}
+		ctx := context.Background()
+		if s.endable() {
+			ctx = endable
+		}
+		for i := range c.seats {
+			c.seats[i].handle, c.seats[i].ctx = p.handle(freshLock(b.workload)), ctx
+		}
+		f.all = append(f.all, c)
+	}
+	return f, nil
+}
+
+func (f *field) close() {
+	f.end()
+	for _, c := range f.all {
+		for i := range c.seats {
+			c.record.Broken += c.seats[i].guard.broken.Load()
+		}
+		c.process.close()
+	}
+	_ = f.rdb.Close()
+}
+
+// reset forgets the figures of the last round.
+func (c *competitor) reset() {
+	c.used = usage{}
+	for i := range c.seats {
+		c.seats[i].took = c.seats[i].took[:0]
+	}
+}
+
+// run adds the use of f to the figures.
+func (c *competitor) run(e *env, f func() error) error {
+	u, err := e.spent(f)
+	if err != nil {
+		return fmt.Errorf("%s: %w", c.system, err)
+	}
+	c.used = c.used.plus(u)
+	return nil
+}
+
+// figures returns the metrics since the reset.
+func (c *competitor) figures() round {
+	var took durations
+	for i := range c.seats {
+		took = append(took, c.seats[i].took...)
+	}
+	u, n := c.used, float64(len(took))
+	return round{
+		"us": micros(took.sum()) / n, "per_s": n / u.wall.Seconds(),
+		"p50_us": micros(took.quantile(0.5)), "p99_us": micros(took.quantile(0.99)),
+		"client_us": micros(u.client) / n, "server_us": micros(u.server) / n,
+		"allocs": float64(u.mallocs) / n, "bytes": float64(u.allocated) / n,
+		"commands": float64(u.commands(c.also...)) / n, "wire_bytes": float64(u.in+u.out) / n,
+	}
+}
+
+// pair measures Lock and Unlock of a lock that nobody else wants.
+func pair(b *bench) error { return b.eachTrip(b.pairs) }
+
+// pairs measures each system in bursts, in turns with all others. From a tenth of a second to the
+// next a machine may take twice as long for everything. So a round has several bursts of each
+// system, and compares sums over the same moments.
+func (b *bench) pairs(rt time.Duration) error {
+	rounds, bursts, pairs := b.sizes.pair.rounds, b.sizes.pair.bursts, b.sizes.pair.pairs
+	if rt > 0 {
+		rounds, bursts, pairs = b.sizes.pair.farRounds, 1, b.sizes.pair.farPairs
+	}
+	f, err := b.field(rt, rounds, 1)
 	if err != nil {
 		return err
 	}
-	defer closeAll()
-	n := b.sizes.parallel.goroutines
-	handles := make([][]handle, len(all))
-	guards := make([][]guard, len(all))
-	slice := func(i int, length time.Duration) (durations, error) {
-		took := make([]durations, n)
-		var failed atomic.Pointer[error]
-		var wg sync.WaitGroup
-		end := time.Now().Add(length)
-		for k := range n {
-			wg.Go(func() {
-				h, g := handles[i][k], &guards[i][k]
-				for last := time.Now(); last.Before(end); {
-					section, err := h.lock(context.Background())
-					if err == nil {
-						g.enter(1)
-						g.leave(1)
-						err = h.unlock(section)
-					}
-					if err != nil {
-						failed.Store(&err)
-						return
-					}
-					now := time.Now()
-					took[k] = append(took[k], now.Sub(last))
-					last = now
-				}
-			})
+	defer f.close()
+	warm := min(pairs, 50)
+	for _, c := range f.all {
+		if err := c.seats[0].burst(warm); err != nil { // connections, scripts
+			return fmt.Errorf("%s: %w", c.system, err)
 		}
-		wg.Wait()
-		var sum durations
-		for _, t := range took {
-			sum = append(sum, t...)
-		}
-		if err := failed.Load(); err != nil {
-			return sum, fmt.Errorf("%s: %w", all[i].system, *err)
-		}
-		return sum, nil
 	}
-	for i, c := range all {
-		guards[i] = make([]guard, n)
-		for range n {
-			handles[i] = append(handles[i], c.process.handle(freshLock("parallel")))
+	return b.rounds(caseName("pair", trip(rt)), rounds, func(r int) error {
+		var pinged durations
+		for _, c := range f.all {
+			c.reset()
 		}
-		if _, err := slice(i, b.sizes.parallel.slice/4); err != nil {
+		for range bursts {
+			err := inTurns(len(f.all)+1, func(i int) error {
+				if i < len(f.all) {
+					return f.all[i].run(b.env, func() error { return f.all[i].seats[0].burst(pairs) })
+				}
+				d, err := roundTrip(context.Background(), f.rdb, warm)
+				pinged = append(pinged, d)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+		}
+		for _, c := range f.all {
+			m := c.figures()
+			m["trips"] = m["us"] / micros(pinged.quantile(0.5))
+			c.record.set(r, m)
+		}
+		return nil
+	})
+}
+
+// parallel measures many goroutines of one process, each with a lock of its own, whose commands can
+// be sent together.
+func parallel(b *bench) error { return b.eachTrip(b.parallels) }
+
+func (b *bench) parallels(rt time.Duration) error {
+	rounds := b.sizes.parallel.rounds
+	if rt > 0 {
+		rounds = b.sizes.parallel.farRounds
+	}
+	f, err := b.field(rt, rounds, b.sizes.parallel.goroutines)
+	if err != nil {
+		return err
+	}
+	defer f.close()
+	for _, c := range f.all {
+		if err := c.together(b.sizes.parallel.slice / 4); err != nil { // connections, scripts
 			c.record.failed(0, err)
 		}
 	}
-	err = b.turns("parallel "+which, rounds, len(all), func(r, i int) error {
-		before, err := b.now()
+	return b.turns(caseName("parallel", trip(rt)), rounds, len(f.all), func(r, i int) error {
+		c := f.all[i]
+		c.reset()
+		err := c.run(b.env, func() error { return c.together(b.sizes.parallel.slice) })
 		if err != nil {
-			return err
-		}
-		start := time.Now()
-		took, err := slice(i, b.sizes.parallel.slice)
-		elapsed := time.Since(start)
-		if err != nil {
-			all[i].record.failed(r, err)
+			c.record.failed(r, err)
 			return nil
 		}
-		after, err := b.now()
-		if err != nil {
-			return err
-		}
-		u, pairs := after.since(before), float64(len(took))
-		all[i].record.set(r, round{
-			"per_s": pairs / elapsed.Seconds(), "p50_us": micros(took.quantile(0.5)), "p99_us": micros(took.quantile(0.99)),
-			"client_us": micros(u.client) / pairs, "server_us": micros(u.server) / pairs,
-			"allocs": float64(u.mallocs) / pairs, "wire_bytes": float64(u.in+u.out) / pairs,
-		})
+		c.record.set(r, c.figures())
 		return nil
 	})
-	for i, c := range all {
-		for k := range guards[i] {
-			c.record.Broken += guards[i][k].broken.Load()
-		}
+}
+
+// together makes pairs in all seats at the same time.
+func (c *competitor) together(length time.Duration) error {
+	var failed atomic.Pointer[error]
+	var wg sync.WaitGroup
+	end := time.Now().Add(length)
+	for i := range c.seats {
+		wg.Go(func() {
+			if err := c.seats[i].pairs(end.After); err != nil {
+				failed.Store(&err)
+			}
+		})
 	}
-	return err
+	wg.Wait()
+	if err := failed.Load(); err != nil {
+		return *err
+	}
+	return nil
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/go-relock/relock/locktest"
 )
 
-// TestLocksOverAnAutoPipelineKeepThePromises is here, as the oldest go-redis that the root module works
-// with has no AutoPipeline.
+// TestLocksOverAnAutoPipelineKeepThePromises is here, as the oldest go-redis that the root module
+// works with has no AutoPipeline.
 func TestLocksOverAnAutoPipelineKeepThePromises(t *testing.T) {
 	server := redistest.Start(t)
 	locktest.Harness{

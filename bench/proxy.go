@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// link is the way to the server with a longer round trip: a proxy in a process of its own, so that the clients' CPU is theirs
-// alone, and its threads that sleep take no place from their goroutines.
+// link is a way to the server with a longer round trip. The proxy is a process of its own, so that
+// its CPU does not count as the clients', and its sleeping threads do not hinder their goroutines.
 type link struct {
 	Target    string
 	RoundTrip time.Duration
@@ -23,9 +23,9 @@ func (l *link) start() (err error) {
 	return err
 }
 
-// run is the other side.
+// run is the proxy's process.
 func (l *link) run() error {
-	runtime.GOMAXPROCS(2*runtime.NumCPU() + 4) // a thread that sleeps in a system call keeps one for a while
+	runtime.GOMAXPROCS(2*runtime.NumCPU() + 4) // a thread asleep in a system call keeps a P for a while
 	p, err := newProxy(l.Target, l.RoundTrip)
 	if err != nil {
 		return err
@@ -34,8 +34,7 @@ func (l *link) run() error {
 	return ready(p.addr())
 }
 
-// proxy is a TCP proxy on loopback that makes every round trip longer without making the link any narrower. It is the same
-// for all systems, whatever client they use.
+// proxy is a TCP proxy on loopback. The proxy delays all data, and does not limit the throughput.
 type proxy struct {
 	listener net.Listener
 	target   string
@@ -94,7 +93,7 @@ func (p *proxy) keep(conns ...net.Conn) bool {
 	return !p.closed
 }
 
-// pass reads what one side sends until its end, and puts it on the line to the other.
+// pass puts all data from a connection on the line to another connection.
 func (p *proxy) pass(from, to net.Conn, line *delayLine) {
 	buf := make([]byte, 64<<10)
 	for {
@@ -126,8 +125,9 @@ func (p *proxy) close() {
 	p.down.close()
 }
 
-// delayLine delivers everything a fixed time after it was put in, in that order. One goroutine on a thread of its own
-// does it for all connections: the runtime's timers come up to a millisecond late on Linux, which is as much as the delay.
+// delayLine delivers each parcel a fixed time after put, in order. A goroutine on a thread of its
+// own serves all connections, as the runtime's timers are up to a millisecond late on Linux, and
+// the delay may be as short.
 type delayLine struct {
 	delay time.Duration
 	done  chan struct{}
@@ -167,7 +167,7 @@ func (l *delayLine) close() {
 	<-l.done
 }
 
-// blockLimit is how long one receiver that does not read may hold up the others.
+// blockLimit is how long a receiver that does not read may hold up all connections.
 const blockLimit = 5 * time.Second
 
 func (l *delayLine) run() {
@@ -193,7 +193,7 @@ func (l *delayLine) run() {
 			}
 			_ = p.to.SetWriteDeadline(time.Now().Add(blockLimit))
 			if _, err := p.to.Write(p.data); err != nil {
-				_ = p.to.Close() // its reader finds out
+				_ = p.to.Close() // pass ends with an error
 			}
 		}
 	}

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
@@ -16,79 +18,48 @@ import (
 	"time"
 )
 
-// report is everything a run has found out, as the file of results has it.
+// report is the outcome of a run, as the file of the run keeps the outcome.
 type report struct {
-	Sizes    string               `json:"sizes"`
-	Go       string               `json:"go"`
-	System   string               `json:"system"`
-	CPUs     int                  `json:"cpus"`
-	Redis    string               `json:"redis"`
-	Modules  map[string]string    `json:"modules"`
-	Measured map[string]time.Time `json:"measured"` // when, by workload
-	Records  []*record            `json:"-"`
+	Date    time.Time         `json:"date"`
+	Commit  string            `json:"commit,omitempty"`
+	Sizes   string            `json:"sizes"`
+	Go      string            `json:"go"`
+	System  string            `json:"system"`
+	CPUs    int               `json:"cpus"`
+	Redis   string            `json:"redis"`
+	Modules map[string]string `json:"modules"`
+	Records []*record         `json:"records"`
 }
 
-// record is what one system did in one case of a workload.
+// record is the outcome of a system in a case of a workload.
 type record struct {
-	Workload string  `json:"workload"`
-	Case     string  `json:"case,omitempty"`
-	System   string  `json:"system"`
-	Setting  string  `json:"setting,omitempty"`
-	Rounds   []round `json:"rounds"`
-	// Broken counts how often somebody entered while another was inside.
-	Broken int64 `json:"broken"`
-	// Note says what went wrong, or why rounds are missing.
+	Workload string `json:"workload"`
+	Case     string `json:"case,omitempty"`
+	System   string `json:"system"`
+	Setting  string `json:"setting,omitempty"`
+	// Figures are the medians over the rounds, by metric.
+	Figures map[string]float64 `json:"figures"`
+	// Rounds counts all rounds, Failed the rounds without figures.
+	Rounds int `json:"rounds"`
+	Failed int `json:"failed,omitempty"`
+	// Broken counts entries while another goroutine was inside.
+	Broken int64 `json:"broken,omitempty"`
+	// Note is the last error.
 	Note string `json:"note,omitempty"`
+
+	rounds []round // while the workload runs
 }
 
-// round is the metrics of one round, by name. All systems of a case have the same rounds; one that failed is empty.
+// round is the metrics of a round, by name. A failed round is empty.
 type round map[string]float64
 
-// rounded keeps what a figure can mean, so that files of results can be compared.
-func (r round) rounded() round {
-	for k, v := range r {
-		if math.IsNaN(v) || math.IsInf(v, 0) {
-			delete(r, k)
-			continue
-		}
-		r[k], _ = strconv.ParseFloat(strconv.FormatFloat(v, 'g', 5, 64), 64)
-	}
-	return r
-}
+// set keeps the metrics of round i.
+func (r *record) set(i int, m round) { r.rounds[i] = m }
 
-// values of a metric, of the rounds that have it.
-func (r *record) values(metric string) []float64 {
-	var v []float64
-	for _, m := range r.Rounds {
-		if x, ok := m[metric]; ok {
-			v = append(v, x)
-		}
-	}
-	return v
-}
-
-// median of a metric over the rounds, NaN without any.
-func (r *record) median(metric string) float64 {
-	if r == nil {
-		return math.NaN()
-	}
-	return quantile(r.values(metric), 0.5)
-}
-
-// ratio of a metric to the same or another metric of other, within each round, and then the median.
-func (r *record) ratio(metric string, other *record, otherMetric string) float64 {
-	if r == nil || other == nil {
-		return math.NaN()
-	}
-	var ratios []float64
-	for i := range min(len(r.Rounds), len(other.Rounds)) {
-		a, ok1 := r.Rounds[i][metric]
-		b, ok2 := other.Rounds[i][otherMetric]
-		if ok1 && ok2 && b != 0 {
-			ratios = append(ratios, a/b)
-		}
-	}
-	return quantile(ratios, 0.5)
+// failed notes an error of round i. The run goes on, as a failure of a system is a result.
+func (r *record) failed(i int, err error) {
+	r.Note = strings.ReplaceAll(err.Error(), "\n", "; ") // a line of a table
+	logf("  round %d of %s %s: %v", i+1, r.name(), r.Case, err)
 }
 
 func (r *record) name() string {
@@ -98,10 +69,84 @@ func (r *record) name() string {
 	return r.System + ", " + r.Setting
 }
 
-func newReport(e *env, s sizes) *report {
+// median returns the figure of a metric, NaN without a figure.
+func (r *record) median(metric string) float64 {
+	if r != nil {
+		if v, ok := r.Figures[metric]; ok {
+			return v
+		}
+	}
+	return math.NaN()
+}
+
+// ratios lists metrics that are a metric of the record, divided by a metric of another record of
+// the case. The division is made in each round.
+var ratios = []struct{ workload, name, metric, system, setting, other string }{
+	{"pair", "of_floor", "us", "floor", "", "us"},
+	{"parallel", "of_floor", "per_s", "floor", "", "per_s"},
+	{"parallel", "of_auto", "per_s", "floor", autoPipelined, "per_s"},
+	{"handover", "of_wake", "p50_us", rawWake, "", "p50_us"},
+	{"handover", "of_grant", "p50_us", bareGrant, "", "p50_us"},
+	{"hot", "of_grant", "per_s", bareGrant, "", "per_s"},
+	{"held", "client_of_raw", "client_us", rawRenewal, "", "client_us"},
+	{"held", "server_of_raw", "server_us", rawRenewal, "", "server_us"},
+}
+
+// finish makes the figures of a workload from its rounds.
+func (r *report) finish(workload string) {
+	for _, q := range ratios {
+		for _, rec := range r.Records {
+			if q.workload == workload && rec.Workload == workload {
+				rec.divide(q.name, q.metric, r.find(workload, rec.Case, q.system, q.setting), q.other)
+			}
+		}
+	}
+	for _, rec := range r.Records {
+		if rec.Workload == workload {
+			rec.finish()
+		}
+	}
+}
+
+// divide adds the metric name to each round with both figures.
+func (r *record) divide(name, metric string, other *record, otherMetric string) {
+	if other == nil {
+		return
+	}
+	for i := range min(len(r.rounds), len(other.rounds)) {
+		a, ok1 := r.rounds[i][metric]
+		b, ok2 := other.rounds[i][otherMetric]
+		if ok1 && ok2 && b != 0 {
+			r.rounds[i][name] = a / b
+		}
+	}
+}
+
+// finish makes the figures from the rounds, with five digits.
+func (r *record) finish() {
+	r.Figures, r.Rounds, r.Failed = map[string]float64{}, len(r.rounds), 0
+	values := map[string][]float64{}
+	for _, m := range r.rounds {
+		if len(m) == 0 {
+			r.Failed++
+		}
+		for metric, v := range m {
+			if !math.IsNaN(v) && !math.IsInf(v, 0) {
+				values[metric] = append(values[metric], v)
+			}
+		}
+	}
+	for metric, v := range values {
+		r.Figures[metric], _ = strconv.ParseFloat(fmt.Sprintf("%.5g", quantile(v, 0.5)), 64)
+	}
+	r.rounds = nil
+}
+
+func newReport(e *env, s sizes, commit string) *report {
 	r := &report{
-		Sizes: s.name, Go: runtime.Version(), System: runtime.GOOS + "/" + runtime.GOARCH, CPUs: runtime.NumCPU(),
-		Modules: map[string]string{}, Measured: map[string]time.Time{},
+		Date: time.Now().UTC().Truncate(time.Second), Commit: commit, Sizes: s.name,
+		Go: runtime.Version(), System: runtime.GOOS + "/" + runtime.GOARCH, CPUs: runtime.NumCPU(),
+		Modules: map[string]string{},
 	}
 	if info, err := e.admin.InfoMap(context.Background(), "server").Result(); err == nil {
 		r.Redis = info["Server"]["redis_version"]
@@ -116,26 +161,27 @@ func newReport(e *env, s sizes) *report {
 	return r
 }
 
-// compared are the modules whose versions the results name.
+// compared lists the modules whose versions stand in the results.
 var compared = []string{
-	"github.com/redis/go-redis/v9", "github.com/go-redsync/redsync/v4", "github.com/bsm/redislock", "github.com/redis/rueidis",
+	"github.com/redis/go-redis/v9", "github.com/go-redsync/redsync/v4",
+	"github.com/bsm/redislock", "github.com/redis/rueidis",
 }
 
-// keep takes over what an earlier run has measured and this one has not. Each workload is from one run as a whole.
-func (r *report) keep(old *report) {
-	for _, rec := range old.Records {
-		if _, fresh := r.Measured[rec.Workload]; !fresh {
-			r.Records = append(r.Records, rec)
-		}
+// gitCommit returns the commit of the tree, "" without git. Results and pages may differ from the
+// commit, code may not.
+func gitCommit() string {
+	git := func(args ...string) string {
+		out, _ := exec.CommandContext(context.Background(), "git", args...).Output()
+		return strings.TrimSpace(string(out))
 	}
-	for name, at := range old.Measured {
-		if _, fresh := r.Measured[name]; !fresh {
-			r.Measured[name] = at
-		}
+	commit := git("rev-parse", "--short", "HEAD")
+	if git("diff", "--name-only", "HEAD", "--", ":/*.go", ":/*.lua", ":/*go.mod") != "" {
+		commit += "-dirty"
 	}
+	return commit
 }
 
-// cases of a workload, in the order in which they were measured.
+// cases returns the cases of a workload in the order of their measurement.
 func (r *report) cases(workload string) []string {
 	var all []string
 	for _, rec := range r.Records {
@@ -146,18 +192,16 @@ func (r *report) cases(workload string) []string {
 	return all
 }
 
-// largest is the case of a workload with the largest number in front, the first one where none has a number.
+// largest returns the case of a workload with the largest number in front.
 func (r *report) largest(workload string) string {
-	var largest string
-	most := -1
-	for _, which := range r.cases(workload) {
-		number, _, _ := strings.Cut(which, " ")
-		n, _ := strconv.Atoi(number)
-		if n > most {
-			largest, most = which, n
-		}
-	}
-	return largest
+	return slices.MaxFunc(append(r.cases(workload), ""), func(a, b string) int { return leading(a) - leading(b) })
+}
+
+// leading returns the number in front of the name of a case.
+func leading(which string) int {
+	number, _, _ := strings.Cut(which, " ")
+	n, _ := strconv.Atoi(number)
+	return n
 }
 
 // in returns the records of a case.
@@ -171,81 +215,61 @@ func (r *report) in(workload, which string) []*record {
 	return all
 }
 
-// find returns the record of a system in a case, nil if there is none.
+// find returns the record of a system in a case, nil without such a record.
 func (r *report) find(workload, which, system, setting string) *record {
-	for _, rec := range r.Records {
-		if rec.Workload == workload && rec.Case == which && rec.System == system && rec.Setting == setting {
+	for _, rec := range r.in(workload, which) {
+		if rec.System == system && rec.Setting == setting {
 			return rec
 		}
 	}
 	return nil
 }
 
-// has says whether anything was measured of a system in its setting, of a system, or of a setting.
-func (r *report) has(what string) bool {
+// has reports whether a system in its setting, a system, or a setting was measured.
+func (r *report) has(name string) bool {
 	return slices.ContainsFunc(r.Records, func(rec *record) bool {
-		return rec.name() == what || rec.System == what || rec.Setting == what
+		return rec.name() == name || rec.System == name || rec.Setting == name
 	})
 }
 
-// The file has the report's head, and then one record a line, so that two files of results can be compared.
+// write keeps the report as a file of its own in dir, with a record a line, and returns the path.
+func (r *report) write(dir string) (string, error) {
+	data, err := json.Marshal(r)
+	if err != nil {
+		return "", err
+	}
+	data = bytes.ReplaceAll(data, []byte(`{"workload"`), []byte("\n"+`{"workload"`))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	name := r.Date.Format("20060102-150405")
+	if r.Commit != "" {
+		name += "-" + r.Commit
+	}
+	path := filepath.Join(dir, name+".json")
+	return path, os.WriteFile(path, append(data, '\n'), 0o644)
+}
 
-func (r *report) MarshalJSON() ([]byte, error) {
-	type head report
-	h, err := json.MarshalIndent((*head)(r), "", "  ")
+// readRuns returns the reports of all files in dir, in the order of their names.
+func readRuns(dir string) ([]*report, error) {
+	paths, err := filepath.Glob(filepath.Join(dir, "*.json"))
 	if err != nil {
 		return nil, err
 	}
-	var b bytes.Buffer
-	b.Write(bytes.TrimSuffix(h, []byte("\n}")))
-	b.WriteString(",\n  \"records\": [")
-	for i, rec := range r.Records {
-		line, err := json.Marshal(rec)
+	var runs []*report
+	for _, path := range paths {
+		data, err := os.ReadFile(path)
 		if err != nil {
 			return nil, err
 		}
-		if i > 0 {
-			b.WriteByte(',')
+		r := &report{}
+		if err := json.Unmarshal(data, r); err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
 		}
-		b.WriteString("\n    ")
-		b.Write(line)
+		runs = append(runs, r)
 	}
-	b.WriteString("\n  ]\n}")
-	return b.Bytes(), nil
-}
-
-func (r *report) UnmarshalJSON(data []byte) error {
-	type head report
-	file := struct {
-		*head
-		Records []*record `json:"records"`
-	}{head: (*head)(r)}
-	if err := json.Unmarshal(data, &file); err != nil {
-		return err
+	if len(runs) == 0 {
+		return nil, errors.New("no results in " + dir)
 	}
-	r.Records = file.Records
-	return nil
-}
-
-func readReport(path string) (*report, error) {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	r := &report{Measured: map[string]time.Time{}}
-	if err := json.Unmarshal(data, r); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return r, nil
-}
-
-func writeReport(path string, r *report) error {
-	data, err := r.MarshalJSON() // json.Marshal would put it on one line
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
-	return os.WriteFile(path, append(data, '\n'), 0o644)
+	return runs, nil
 }

@@ -8,12 +8,12 @@ import (
 
 const prSetTimerSlack = 29
 
-// ownThread binds the goroutine to a thread whose sleeps are not rounded up to be joined with others.
+// ownThread binds the goroutine to a thread without timer slack.
 func ownThread() (release func()) {
 	runtime.LockOSThread()
-	// Where it is refused, sleeps are some 50 µs longer.
+	// Without the permission, sleeps are some 50 µs longer.
 	_, _, _ = syscall.RawSyscall(syscall.SYS_PRCTL, prSetTimerSlack, 1, 0)
-	return func() {} // the thread ends with the goroutine, and its slack with it
+	return func() {} // the thread ends with the goroutine
 }
 
 func sleepExactly(d time.Duration) {
@@ -21,5 +21,5 @@ func sleepExactly(d time.Duration) {
 		return
 	}
 	ts := syscall.NsecToTimespec(int64(d))
-	_ = syscall.Nanosleep(&ts, nil) // a signal ends it early, by the little that is left
+	_ = syscall.Nanosleep(&ts, nil) // a signal may end the sleep a little early
 }

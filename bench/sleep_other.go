@@ -4,7 +4,7 @@ package main
 
 import "time"
 
-// ownThread does nothing: the runtime's timers are fine enough here.
+// ownThread does nothing, as the runtime's timers are fine enough here.
 func ownThread() (release func()) { return func() {} }
 
 func sleepExactly(d time.Duration) { pause(d) }

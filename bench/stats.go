@@ -10,7 +10,7 @@ import (
 // durations is a sample of times.
 type durations []time.Duration
 
-// sum of the sample.
+// sum adds all times.
 func (d durations) sum() time.Duration {
 	var sum time.Duration
 	for _, t := range d {
@@ -19,7 +19,7 @@ func (d durations) sum() time.Duration {
 	return sum
 }
 
-// quantile is the value that a part q of the sample does not exceed.
+// quantile returns the time that a part q of the sample does not exceed.
 func (d durations) quantile(q float64) time.Duration {
 	if len(d) == 0 {
 		return 0
@@ -29,7 +29,7 @@ func (d durations) quantile(q float64) time.Duration {
 	return sorted[min(max(i, 0), len(sorted)-1)]
 }
 
-// quantile of figures, between the two nearest.
+// quantile interpolates between the two nearest figures. Without figures the result is NaN.
 func quantile(v []float64, q float64) float64 {
 	if len(v) == 0 {
 		return math.NaN()
@@ -45,7 +45,7 @@ func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsec
 
 func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// jain is the fairness index of Jain: 1 when all shares are equal, 1/n when one has all.
+// jain returns Jain's fairness index: 1 for equal shares, 1/n if a single share has all.
 func jain(shares []int64) float64 {
 	var sum, squares float64
 	for _, s := range shares {
@@ -58,21 +58,21 @@ func jain(shares []int64) float64 {
 	return sum * sum / (float64(len(shares)) * squares)
 }
 
-// guard watches one lock while it is measured: it counts who enters while another is inside. Its atomics order what the
-// sections do also where the lock under test fails to.
+// guard watches a lock, and counts entries while another goroutine is inside. Its atomics order the
+// sections even if the lock under test fails to.
 type guard struct {
 	inside atomic.Int64
 	broken atomic.Int64
 }
 
-// enter notes that who, not 0, believes it has the lock.
+// enter notes that who, not 0, believes to have the lock.
 func (g *guard) enter(who int64) {
 	if !g.inside.CompareAndSwap(0, who) {
 		g.broken.Add(1)
 	}
 }
 
-// leave is to be called before the unlock.
+// leave comes before the unlock.
 func (g *guard) leave(who int64) {
 	g.inside.CompareAndSwap(who, 0)
 }

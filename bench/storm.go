@@ -2,87 +2,68 @@ package main
 
 import (
 	"context"
+	"errors"
 	"strconv"
 	"time"
 )
 
 type stormSizes struct{ rounds, processes, waiters int }
 
-// storm cancels all waiters of a lock at the same moment, first while the lock is taken, then while it is being unlocked,
-// so that some of them are about to get it. Then somebody else wants it.
+// storm cancels all waiters of a lock at the same moment: first while the lock is taken, then
+// during an Unlock, when some waiters are about to get the lock. After the second a new caller
+// wants the lock.
 func storm(b *bench) error {
 	size := b.sizes.storm
-	which := strconv.Itoa(size.waiters) + " waiting"
-	all := b.taking(false)
-	records := make([]*record, len(all))
-	for i, s := range all {
-		records[i] = b.record(which, s, size.rounds)
-	}
-	return b.turns("storm, "+which, size.rounds, len(all), func(r, i int) error {
+	return b.contest(strconv.Itoa(size.waiters)+" waiting", size.rounds, func(s *system, rec *record) (round, error) {
 		m := round{}
-		err := b.calm(all[i], m, &records[i].Broken)
+		err := b.calm(s, m, rec)
 		if err == nil {
-			err = b.wild(all[i], m, &records[i].Broken)
+			err = b.wild(s, m, rec)
 		}
-		if err != nil {
-			records[i].failed(r, err)
-		}
-		records[i].set(r, m)
-		return b.flush()
+		return m, err
 	})
 }
 
 // calm is a storm while the lock is taken.
-func (b *bench) calm(s *system, m round, broken *int64) error {
-	size := b.sizes.storm
-	c, err := b.gather(s, freshLock("storm"), size.processes)
+func (b *bench) calm(s *system, m round, rec *record) error {
+	n := b.sizes.storm.waiters
+	c, err := b.gather(s, b.sizes.storm.processes)
 	if err != nil {
 		return err
 	}
-	defer func() { *broken += c.guard.broken.Load() }()
-	defer c.close() //nolint:errcheck // where it hangs, the wait below has told
-	c.wait(size.waiters)
-	if err := c.settle(b, size.waiters); err != nil {
+	defer c.close(rec) //nolint:errcheck // a wait below has reported a waiter that hangs
+	if err := c.wait(n); err != nil {
 		return err
 	}
-	before, err := b.now()
-	if err != nil {
-		return err
-	}
-	start := time.Now()
-	c.cancel()
-	if err := within(closeLimit, func() error { c.waiting.Wait(); return nil }); err != nil {
-		return err
-	}
-	var took durations
-	for _, at := range c.returned {
-		took = append(took, at.Sub(start))
-	}
-	m["return_p50_ms"], m["return_max_ms"] = millis(took.quantile(0.5)), millis(took.quantile(1))
-	if s.queued != nil {
-		if err := c.queued(b, 0); err != nil {
+	u, err := b.spent(func() error {
+		start := time.Now()
+		c.cancel()
+		if err := within(closeLimit, func() error { c.waiting.Wait(); return nil }); err != nil {
 			return err
 		}
+		var took durations
+		for _, at := range c.returned {
+			took = append(took, at.Sub(start))
+		}
+		m["return_p50_ms"], m["return_max_ms"] = millis(took.quantile(0.5)), millis(took.quantile(1))
+		if s.queued == nil {
+			return nil
+		}
+		err := b.queued(s, c.lock, 0)
 		m["cleaned_ms"] = millis(time.Since(start))
-	}
-	after, err := b.now()
-	if err != nil {
 		return err
-	}
-	u := after.since(before)
-	m["commands_each"] = float64(u.commands(s.also...)) / float64(size.waiters)
-	return nil
+	})
+	m["commands_each"] = float64(u.commands(s.also...)) / float64(n)
+	return err
 }
 
 // wild is a storm in the moment of an Unlock.
-func (b *bench) wild(s *system, m round, broken *int64) error {
-	size := b.sizes.storm
-	c, err := b.gather(s, freshLock("storm"), size.processes)
+func (b *bench) wild(s *system, m round, rec *record) error {
+	c, err := b.gather(s, b.sizes.storm.processes)
 	if err != nil {
 		return err
 	}
-	defer func() { *broken += c.guard.broken.Load() }()
-	defer c.close() //nolint:errcheck // where it hangs, the next wait has told
+	defer c.close(rec) //nolint:errcheck // a wait below has reported a waiter that hangs
 	next, err := s.open(setup{addr: b.server.Addr()})
 	if err != nil {
 		return err
@@ -94,8 +75,7 @@ func (b *bench) wild(s *system, m round, broken *int64) error {
 	} else if err := other.unlock(section); err != nil {
 		return err
 	}
-	c.wait(size.waiters)
-	if err := c.settle(b, size.waiters); err != nil {
+	if err := c.wait(b.sizes.storm.waiters); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
@@ -114,8 +94,5 @@ func (b *bench) wild(s *system, m round, broken *int64) error {
 	m["next_ms"] = millis(time.Since(start))
 	c.guard.enter(later)
 	c.guard.leave(later)
-	if err := h.unlock(section); err != nil {
-		return err
-	}
-	return <-unlocked
+	return errors.Join(h.unlock(section), <-unlocked)
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,32 +22,30 @@ import (
 // system is one way to lock, in one setting.
 type system struct {
 	name, setting string
-	// open makes what one process would have of the system.
-	open func(s setup) (process, error)
-	// keys are where Redis keeps who has a lock. Who has most of them has it.
-	keys func(lock string) []string
-	// also names the commands that it sends besides scripts.
-	also []string
-	// queued is how many wait in Redis, for systems that know.
-	queued func(ctx context.Context, rdb *redis.Client, lock string) (int, error)
-	// cycle is the time in which everything has come round that it does by itself while nothing happens; 0: it polls.
-	cycle time.Duration
-	// renews is how often in a TTL it renews a lease by itself; 0: never.
-	renews int
-	// floor: it is no lock, but the least that one costs. It cannot wait.
-	floor bool
-	// only says which workloads it is in; nil: all that it can do.
+	// only lists the workloads of the system; nil: all.
 	only []string
+	// open makes one process's part of the system.
+	open func(s setup) (process, error)
+	// keys names the keys of a lock in Redis. The owner has most of the keys.
+	keys func(lock string) []string
+	// also names the commands besides scripts.
+	also []string
+	// queued counts the waiters in Redis; nil: the system polls, and Redis knows no waiters.
+	queued func(ctx context.Context, rdb *redis.Client, lock string) (int, error)
+	// cycle is the longest interval of all that the system does by itself; 0: the system polls.
+	cycle time.Duration
+	// renews is how often in a TTL the system renews a lease; 0: never.
+	renews int
 }
 
 // setup is what a process is opened with.
 type setup struct {
 	addr string
-	rdb  *redis.Client // to be shared by all that are built on go-redis; nil: each opens its own
+	rdb  *redis.Client // for all systems on go-redis; nil: each opens a client of its own
 	ttl  time.Duration // 0: the system's default
 }
 
-// process is one process's part of a system: its connections, and what it shares between goroutines.
+// process is a process's part of a system: connections, and all that goroutines share.
 type process interface {
 	// handle is for one goroutine and one lock.
 	handle(lock string) handle
@@ -55,23 +54,24 @@ type process interface {
 
 // handle locks and unlocks one lock, in turns.
 type handle interface {
-	// lock waits until the lock is ours, or ctx is done. What it returns is for unlock.
-	lock(ctx context.Context) (context.Context, error)
+	// lock waits for the lock until ctx is done. The section is for unlock.
+	lock(ctx context.Context) (section context.Context, err error)
 	unlock(section context.Context) error
 }
 
-// The times between two tries of systems that poll. Their authors wait 50 to 250 ms (redsync's default) and 100 ms (the
-// first of redislock's examples that waits). Tuned, it is 5 ms: shorter ones make a wake-up faster for a few waiters, and for many
-// only keep the server busy with attempts, at the cost of the one who wants to unlock.
+// The pauses between two tries of systems that poll. The default of redsync is 50 to 250 ms. 100 ms
+// is from the first example of redislock with a wait. The tuned pause is 5 ms: a shorter pause
+// wakes a few waiters faster, but with many waiters keeps the server busy with tries, and delays
+// the Unlock.
 const (
 	redislockPause = 100 * time.Millisecond
 	tunedPause     = 5 * time.Millisecond
 )
 
-// redislockTTL: redislock has no default.
+// redislockTTL stands for the default that redislock does not have.
 const redislockTTL = 30 * time.Second
 
-// rueidislockCycle is two renewals, each of which may wake those who wait.
+// rueidislockCycle is two renewals. Each may wake the waiters.
 const rueidislockCycle = 5 * time.Second
 
 const (
@@ -87,9 +87,9 @@ const (
 // relockWith is relock in a setting, for all workloads or only some.
 func relockWith(setting string, only []string, how through, options ...relock.Option) *system {
 	return &system{
-		name: "relock", setting: setting, open: openRelock(how, options...), keys: relockKeys, queued: relockQueued, only: only,
+		name: "relock", setting: setting, open: openRelock(how, options...), keys: func(lock string) []string { return []string{relockKey(lock)} }, queued: relockQueued, only: only,
 		renews: 3,
-		cycle:  relock.DefaultTTL * 4 / 3, // by then every waiter has asked whether the owner's lease is over
+		cycle:  relock.DefaultTTL * 4 / 3, // every waiter has asked once about the owner's lease
 	}
 }
 
@@ -99,12 +99,13 @@ var (
 	relockLocal    = relockWith(localReentry, []string{"nested"}, nil, relock.WithLocalReentry())
 	relockPass     = relockWith(localPass, []string{"hot"}, nil, relock.WithLocalPass(0, 0))
 	relockAuto     = relockWith(autoPipelined, []string{"parallel"}, auto)
-	relockEnding   = relockWith(ending, []string{"pair"}, nil).ending()
-	relockPrompt   = relockWith(endingPrompt, []string{"pair"}, prompt).ending()
+	relockEnding   = relockWith(ending, []string{"pair"}, nil)
+	relockPrompt   = relockWith(endingPrompt, []string{"pair"}, prompt)
 
 	systems = []*system{
-		{name: "floor", open: openFloor(nil), also: []string{"set"}, floor: true},
-		{name: "floor", setting: autoPipelined, open: openFloor(auto), also: []string{"set"}, floor: true, only: []string{"parallel"}},
+		{name: "floor", open: openFloor(nil), also: []string{"set"}, only: []string{"pair", "parallel"}},
+		{name: "floor", setting: autoPipelined, open: openFloor(auto), also: []string{"set"}, only: []string{"parallel"}},
+		bareLocks,
 		relockDefaults,
 		relockEnding,
 		relockPrompt,
@@ -133,28 +134,37 @@ var (
 	}
 )
 
-// settings says what the settings are, for the page: a system in its setting, a system, or a setting of several.
+// settings explains for the page a system in its setting, a system, or a setting of several
+// systems.
 var settings = [][2]string{
-	{"floor", "`SET NX PX` and a compare-and-delete `EVALSHA` through the same go-redis client: no waiting, no renewal, no re-entry, " +
-		"no token; the least that a lock costs whose commands go by themselves"},
-	{rawWake, "a script that deletes a key and publishes a message, until a subscriber has the message: the least that a hand-over costs"},
-	{rawWakeApart, "the same from client to client, as many as hand the lock round, each with connections that were idle for as long; the " +
-		"raw wake has the same two connections each time"},
-	{bareGrant, "among these, a script that does what any lock of this kind has to: whether the owner is the owner, whether the next one " +
-		"can hear, its lease, the new owner in place of the old one, and a message; until a subscriber has it. No library takes part"},
-	{"auto-pipelined", "the same on `rdb.AutoPipeline()` of go-redis, which sends concurrent commands down one connection together"},
+	{"floor", "`SET NX PX` and a compare-and-delete `EVALSHA` through the same go-redis client: no waiting, " +
+		"no renewal, no re-entry; the least cost of a lock whose commands are sent one by one"},
+	{rawWake, "a script that deletes a key and publishes a message, until a subscriber has the message: the " +
+		"least cost of a hand-over; always on the same two connections"},
+	{bareGrant, "the smallest scripts of a lock with a queue, sent by plain go-redis, with one pub/sub " +
+		"connection a client: take the lock or join the queue; free the lock, or check that the first waiter " +
+		"can hear, make that waiter the owner and send a message. No renewal, no re-entry, no recovery"},
+	{autoPipelined, "the same on `rdb.AutoPipeline()` of go-redis, which sends concurrent commands together " +
+		"on one connection"},
 	{"relock, defaults", "`relock.New(rdb)`"},
-	{"relock, " + ending, "the same with a context like that of a request, where all others in a pair are given one that cannot end"},
-	{"relock, " + endingPrompt, "and with `ContextTimeoutEnabled` in go-redis's options"},
+	{"relock, " + ending, "the same with a context like that of a request. All other systems in a pair get a " +
+		"context that cannot end"},
+	{"relock, " + endingPrompt, "also with `ContextTimeoutEnabled` in go-redis's options"},
 	{"relock, " + localReentry, "with `WithLocalReentry()`"},
-	{"relock, " + localPass, "with `WithLocalPass(0, 0)`: up to 1,000 times and for 10 ms, the lock goes from goroutine to goroutine of a process without a round trip"},
-	{"redsync, defaults", "one pool; 8 s, 32 tries, 50 to 250 ms between them; where the tries are over it is asked again"},
-	{"redsync, tuned", "tries without limit, 5 ms between them"},
-	{"redislock, defaults", "`LinearBackoff(100ms)` as in an example of its documentation, but without a limit, as it does not wait by itself; a TTL of 30 s, as it has no default"},
+	{"relock, " + localPass, "with `WithLocalPass(0, 0)`: up to 1,000 times and for 10 ms, the lock goes from " +
+		"goroutine to goroutine of a process without a round trip"},
+	{"redsync, defaults", "one pool; 8 s, 32 tries, 50 to 250 ms between tries; after the last try asked again"},
+	{"redsync, tuned", "tries without limit, 5 ms between tries"},
+	{"redislock, defaults", "`LinearBackoff(100ms)` as in an example of its documentation, but without a limit, " +
+		"as redislock does not wait by itself; a TTL of 30 s, as redislock has no default"},
 	{"redislock, tuned", "`LinearBackoff(5ms)`"},
 	{"rueidislock, defaults", "2 of 3 keys, 5 s, renewed every 2.5 s"},
-	{"rueidislock, tuned", "as its readme advises for one server: `KeyMajority: 1`, `NoLoopTracking: true`; and `TryNextAfter: 1s`"},
+	{"rueidislock, tuned", "`KeyMajority: 1` and `NoLoopTracking: true`, as the readme advises for one server; " +
+		"and `TryNextAfter: 1s`"},
 }
+
+// endable reports whether the context of a pair can end.
+func (s *system) endable() bool { return s.setting == ending || s.setting == endingPrompt }
 
 func (s *system) String() string {
 	if s.setting == "" {
@@ -163,18 +173,18 @@ func (s *system) String() string {
 	return s.name + ", " + s.setting
 }
 
-// auto is a setting of go-redis: concurrent commands go down one connection together.
+// auto sends concurrent commands together on one connection.
 func auto(rdb *redis.Client) (redis.UniversalClient, error) { return rdb.AutoPipeline() }
 
-// prompt is a setting of go-redis: it respects the deadlines of contexts. It is a client of its own.
+// prompt opens a client that respects the deadlines of contexts.
 func prompt(rdb *redis.Client) (redis.UniversalClient, error) {
 	return redis.NewClient(&redis.Options{Addr: rdb.Options().Addr, ContextTimeoutEnabled: true}), nil
 }
 
-// through is how a system gets at its go-redis client.
+// through makes the go-redis client of a system from a plain client.
 type through func(rdb *redis.Client) (redis.UniversalClient, error)
 
-// connection is a go-redis client, shared or a process's own.
+// connection is a go-redis client, shared or owned by a process.
 type connection struct {
 	own *redis.Client
 	rdb redis.UniversalClient
@@ -206,7 +216,6 @@ func (c connection) close() {
 	}
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // The floor.
 
 var compareAndDelete = redis.NewScript(`if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end`)
@@ -225,11 +234,7 @@ func openFloor(how through) func(setup) (process, error) {
 		if err := compareAndDelete.Load(context.Background(), c.rdb).Err(); err != nil {
 			return nil, err
 		}
-		ttl := s.ttl
-		if ttl == 0 {
-			ttl = relock.DefaultTTL
-		}
-		return &floorProcess{c, ttl}, nil
+		return &floorProcess{c, cmp.Or(s.ttl, relock.DefaultTTL)}, nil
 	}
 }
 
@@ -246,7 +251,7 @@ var floorValues atomic.Int64
 func (h *floorHandle) lock(ctx context.Context) (context.Context, error) {
 	h.value = "floor:" + strconv.FormatInt(floorValues.Add(1), 10)
 	set := redis.NewStatusCmd(ctx, "set", h.keys[0], h.value, "nx", "px", h.p.ttl.Milliseconds())
-	return ctx, h.p.rdb.Process(ctx, set) // redis.Nil: it is taken
+	return ctx, h.p.rdb.Process(ctx, set) // redis.Nil: taken
 }
 
 func (h *floorHandle) unlock(ctx context.Context) error {
@@ -259,7 +264,6 @@ func (h *floorHandle) unlock(ctx context.Context) error {
 
 var errNotOurs = errors.New("the lock was not ours any more")
 
-// ---------------------------------------------------------------------------------------------------------------------
 // relock.
 
 type relockProcess struct {
@@ -297,51 +301,13 @@ type relockHandle struct{ l *relock.Lock }
 func (h relockHandle) lock(ctx context.Context) (context.Context, error) { return h.l.Lock(ctx) }
 func (h relockHandle) unlock(section context.Context) error              { return h.l.Unlock(section) }
 
-// ending gives each handle of a system a context that can end, in place of one that cannot.
-func (s *system) ending() *system {
-	open := s.open
-	s.open = func(with setup) (process, error) {
-		p, err := open(with)
-		if err != nil {
-			return nil, err
-		}
-		e := endingProcess{process: p}
-		e.ctx, e.end = context.WithCancel(context.Background())
-		return e, nil
-	}
-	return s
-}
-
-type endingProcess struct {
-	process
-	ctx context.Context
-	end context.CancelFunc
-}
-
-func (p endingProcess) handle(lock string) handle { return endingHandle{p.process.handle(lock), p.ctx} }
-
-func (p endingProcess) close() {
-	p.end()
-	p.process.close()
-}
-
-type endingHandle struct {
-	handle
-	ctx context.Context
-}
-
-func (h endingHandle) lock(context.Context) (context.Context, error) { return h.handle.lock(h.ctx) }
-
 func relockKey(lock string) string { return relock.DefaultPrefix + "{" + lock + "}" }
-
-func relockKeys(lock string) []string { return []string{relockKey(lock)} }
 
 func relockQueued(ctx context.Context, rdb *redis.Client, lock string) (int, error) {
 	n, err := rdb.ZCard(ctx, relockKey(lock)+":queue").Result()
 	return int(n), err
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // redsync.
 
 func sameKey(lock string) []string { return []string{lock} }
@@ -393,7 +359,6 @@ func (h redsyncHandle) unlock(ctx context.Context) error {
 	return err
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // redislock.
 
 type redislockProcess struct {
@@ -409,11 +374,7 @@ func openRedislock(how through, pause time.Duration) func(setup) (process, error
 		if err != nil {
 			return nil, err
 		}
-		p := &redislockProcess{connection: c, client: redislock.New(c.rdb), ttl: s.ttl, pause: pause}
-		if p.ttl == 0 {
-			p.ttl = redislockTTL
-		}
-		return p, nil
+		return &redislockProcess{c, redislock.New(c.rdb), cmp.Or(s.ttl, redislockTTL), pause}, nil
 	}
 }
 
@@ -435,7 +396,7 @@ func (h *redislockHandle) lock(ctx context.Context) (context.Context, error) {
 		if err == nil || ctx.Err() != nil {
 			return ctx, err
 		}
-		// Where ctx has no deadline, Obtain gives up after one TTL.
+		// Without a deadline of ctx, Obtain gives up after one TTL.
 		if !errors.Is(err, redislock.ErrNotObtained) && !errors.Is(err, context.DeadlineExceeded) {
 			return ctx, err
 		}
@@ -444,7 +405,6 @@ func (h *redislockHandle) lock(ctx context.Context) (context.Context, error) {
 
 func (h *redislockHandle) unlock(ctx context.Context) error { return h.held.Release(ctx) }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // rueidislock.
 
 func rueidislockKeys(n int) func(lock string) []string {
@@ -493,7 +453,7 @@ func (h *rueidislockHandle) lock(ctx context.Context) (context.Context, error) {
 	return section, nil
 }
 
-// unlock cannot say whether the lock was still held: rueidislock tells by the section's context.
+// unlock learns from the section's context whether the lock was held to the end.
 func (h *rueidislockHandle) unlock(section context.Context) error {
 	err := section.Err()
 	h.cancel()
