@@ -45,9 +45,9 @@ const (
 	longForget  = 2 * time.Second
 	forgetLimit = 2 * time.Second // for one round trip
 	forgetBatch = 256
-	// keepForgetting is the time beyond the lease for which cleanup retries an unconfirmed ask. The
-	// place of a waiter may outlast both: a grant to the place goes on to the next waiter, or costs
-	// one lease.
+	// keepForgetting is the time beyond the lease for which cleanup retries an unconfirmed ask. A
+	// queue place may last longer still: a grant to such a place goes on to the next waiter, or
+	// costs one lease.
 	keepForgetting = time.Minute
 	// closeLimit bounds the wait of Close for unconfirmed asks. Each confirmation starts the limit
 	// anew.

@@ -252,8 +252,3 @@ func endingWith(ctx, other context.Context) (context.Context, context.CancelFunc
 func (c *Client) log(l *slog.Logger, level slog.Level, msg string, attrs ...slog.Attr) {
 	c.events.Log(l, level, msg, attrs...)
 }
-
-func (c *Client) logLoss(h *hold, lost *LostError) {
-	c.log(h.logger, slog.LevelError, "relock: lock lost", slog.String("lock", h.name),
-		slog.String("holder", h.holder.String()), slog.Int64("token", lost.Token), slog.String("reason", string(lost.Reason)))
-}

@@ -64,7 +64,7 @@ type holdState uint8
 const (
 	entering holdState = iota // the store is being asked for the first entry
 	held
-	leaving // the last exit is in flight
+	leaving // the last exit is in flight; nothing changes the lease any more
 	over
 )
 
@@ -72,7 +72,7 @@ func (h *hold) expiredLocked(now time.Time) bool { return !now.Before(h.lease.Un
 
 // table has all leases of a client. Its mutex guards the holds, their entries, the lines and the
 // heap. No blocking call runs with the mutex held. Of other mutexes, only the mutexes of events and
-// cleanup may be taken with the table's mutex held.
+// group may be taken with the table's mutex held.
 type table struct {
 	start time.Time // the heap counts from here
 
@@ -215,95 +215,6 @@ func (t *table) releaseLocked(h *hold, err error) {
 		Name: h.name, Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest, Err: err,
 	}
 	h.client.events.Emit(func() { h.hooks.Released(event) })
-}
-
-// lose ends a lost hold, and returns the error for its sections.
-func (h *hold) lose(reason LossReason) error {
-	t := &h.client.table
-	t.mu.Lock()
-	if h.state == over {
-		defer t.mu.Unlock()
-		return h.end
-	}
-	l := t.loseLocked(h, reason)
-	t.mu.Unlock()
-	l.end()
-	l.report()
-	return l.err
-}
-
-// fate returns the end of a hold for its sections, nil while the hold is valid. gone says that the
-// store did not find the hold: a loss, unless the last Unlock is in flight and was faster.
-func (h *hold) fate(gone bool) error {
-	t := &h.client.table
-	t.mu.Lock()
-	state, end, expired := h.state, h.end, h.expiredLocked(time.Now())
-	t.mu.Unlock()
-	switch {
-	case state == over:
-		return end
-	case state == leaving:
-		return ErrReleased
-	case gone:
-		return h.lose(LossTaken)
-	case expired: // the watchdog is about to find out
-		return h.lose(LossExpired)
-	default:
-		return nil
-	}
-}
-
-// loss carries a lost hold out of the mutex, to be reported.
-type loss struct {
-	hold   *hold
-	err    *LostError
-	cancel []context.CancelCauseFunc
-	leaks  []context.CancelCauseFunc
-	held   time.Duration
-	closed bool // Close has reported the end of this hold
-}
-
-// loseLocked ends a lost hold. The caller calls end and report, and counts as a goroutine of the
-// client until report returns.
-func (t *table) loseLocked(h *hold, reason LossReason) *loss {
-	h.client.group.Add()
-	if reason == LossExpired && h.isLongestLocked(h.lease.Until()) {
-		reason = LossMaxHold
-	}
-	l := &loss{
-		hold: h, err: &LostError{Name: h.name, Holder: h.holder, Token: h.token, Reason: reason},
-		cancel: h.cancelsLocked(), leaks: h.leaks, held: time.Since(h.since), closed: t.closed,
-	}
-	h.leaks = nil
-	t.finishLocked(h, l.err)
-	return l
-}
-
-// end ends the contexts of the section, before anything else is done.
-func (l *loss) end() {
-	for _, cancel := range l.cancel {
-		cancel(l.err)
-	}
-}
-
-// report reports the loss to cleanup, the log and the hooks.
-func (l *loss) report() {
-	h := l.hold
-	c := h.client
-	defer c.group.Leave()
-	// The last renewal may have reached the store without an answer. Cleanup keeps it from holding
-	// up whoever waits.
-	c.cleanup.add(h, h.lease.Ask, h.longest())
-	for _, cancel := range l.leaks {
-		h.reportLeak(cancel, l.held)
-	}
-	c.logLoss(h, l.err)
-	if h.hooks.Lost != nil && !l.closed {
-		event := Lost{
-			Name: h.name, Holder: h.holder, Token: l.err.Token, TTL: h.ttl, Reason: l.err.Reason, Held: l.held, MaxDepth: h.deepest,
-		}
-		c.events.Emit(func() { h.hooks.Lost(event) })
-	}
 }
 
 // longest returns the longest time for which the store may keep the hold from now on without a

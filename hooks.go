@@ -2,11 +2,9 @@ package relock
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/go-relock/relock/internal/events"
-	"github.com/go-relock/relock/store"
 )
 
 // Hooks are the functions that a client calls for its events, for metrics and traces. Each may be
@@ -229,62 +227,4 @@ type Retried struct {
 	Script  string // its name: "acquire", "release", ...
 	Attempt int    // the number of the attempt that failed, from 1
 	Err     error  // of that attempt
-}
-
-// started reports the begin of a call to the hook, and returns the time of the begin.
-func (a *acquiring) started() time.Time {
-	hooks := &a.lock.settings.hooks
-	if hooks.AcquireStarted == nil && hooks.AcquireFinished == nil {
-		return time.Time{}
-	}
-	start := time.Now()
-	if hooks.AcquireStarted != nil {
-		event := AcquireStarted{Context: a.ctx, Name: a.lock.name, Start: start}
-		a.lock.client.events.Emit(func() { hooks.AcquireStarted(event) })
-	}
-	return start
-}
-
-// finished reports the end of the call to the hook.
-func (a *acquiring) finished(start time.Time, err error) {
-	hook := a.lock.settings.hooks.AcquireFinished
-	if hook == nil {
-		return
-	}
-	event := AcquireFinished{
-		Context: a.ctx, Name: a.lock.name, Holder: a.holder, Start: start, Duration: time.Since(start), Outcome: a.outcome(err),
-		Reentrant: a.nested, Depth: a.depth, Waited: a.waited, Queued: a.queued, TTL: a.lock.settings.ttl, Err: err,
-	}
-	if err == nil { // perhaps by another Lock of the same name, with options of its own
-		event.TTL, event.Wake = a.section.entry.hold.ttl, a.wake
-	}
-	a.lock.client.events.Emit(func() { hook(event) })
-}
-
-// outcome returns the outcome of the call. The error may carry the cause of the caller's context
-// too, and the cause can be any error: the loss or the refusal of another lock, or the end of
-// another client, is no outcome of this call.
-func (a *acquiring) outcome(err error) Outcome {
-	switch err.(type) { //nolint:errorlint // as it is: a cause may be the refusal, or the loss, of another lock
-	case nil:
-		return OutcomeAcquired
-	case *LockedError:
-		return OutcomeLocked
-	case *LostError:
-		return OutcomeLost
-	}
-	switch {
-	case errors.Is(err, ErrClosed) && a.lock.client.isClosed():
-		return OutcomeClosed
-	case errors.Is(err, ErrNotReplicated) && a.ctx.Err() == nil:
-		return OutcomeError
-	case errors.Is(err, ErrUnavailable) && a.ctx.Err() == nil && !errors.Is(err, errWaitOver):
-		return OutcomeError // the deadline of a dial is a context.DeadlineExceeded too
-	case errors.Is(err, store.ErrUnsure) && a.ctx.Err() == nil && !errors.Is(err, errWaitOver):
-		return OutcomeError
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return OutcomeCanceled
-	default:
-		return OutcomeError
-	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 
 	"github.com/go-relock/relock/internal/lifetime"
@@ -139,25 +138,6 @@ func (l *Lock) acquire(ctx context.Context, wait time.Duration) (context.Context
 		return ctx, err
 	}
 	return a.section, nil
-}
-
-// acquiring is one call on its way into the lock.
-type acquiring struct {
-	lock   *Lock
-	ctx    context.Context // the caller's
-	wait   time.Duration   // forever; 0: do not wait
-	holder Holder
-
-	refusal *LockedError // the store's last refusal
-
-	// For the hooks.
-	nested bool // the holder has the lock already
-	waited bool // another hold had the lock, and the call may wait
-	queued bool // the call has waited in a queue or line
-	wake   Wake
-	depth  int
-
-	section *section
 }
 
 // surroundings returns the open entry of this very lock around the context, nil outside of the
@@ -306,44 +286,6 @@ func (a *acquiring) whole(ctx context.Context, h *hold, late store.Lease) (store
 	}
 }
 
-// progress notes the answers of the store while the call waits.
-func (a *acquiring) progress(p store.Progress) {
-	a.waited = true
-	if p.Busy != nil {
-		a.refusedBy(p.Busy)
-	}
-	if p.Queued {
-		a.joined(p.Position)
-	}
-}
-
-// refusedBy notes the owner of the lock, if err is a refusal.
-func (a *acquiring) refusedBy(err error) {
-	var busy *store.Busy
-	if !errors.As(err, &busy) {
-		return
-	}
-	l, owner := a.lock, holderOf(busy.Owner)
-	isOwner := func(e *entry) bool { return holderOf(e.hold.lease.ID) == owner }
-	if a.wait != 0 && (a.refusal == nil || a.refusal.Holder != owner) && openEntry(a.ctx, isOwner) != nil {
-		l.client.log(l.settings.logger, slog.LevelWarn, "relock: waiting for another hold of the same holder",
-			slog.String("lock", l.name), slog.String("holder", owner.String()))
-	}
-	a.refusal = &LockedError{Name: l.name, Holder: owner, TTL: busy.TTL}
-}
-
-// joined tells the hooks that the call has a place in the queue, the first time.
-func (a *acquiring) joined(position int) {
-	if a.queued {
-		return
-	}
-	a.waited, a.queued = true, true
-	if hook := a.lock.settings.hooks.Queued; hook != nil {
-		event := Queued{Name: a.lock.name, Holder: a.holder, Position: position}
-		a.lock.client.events.Emit(func() { hook(event) })
-	}
-}
-
 // begin enters a new hold, and gives its lease to the watchdog.
 func (a *acquiring) begin(h *hold, lease store.Lease) error {
 	c := a.lock.client
@@ -377,140 +319,9 @@ func (a *acquiring) begin(h *hold, lease store.Lease) error {
 	return nil
 }
 
-// enterAgain enters the hold of outer once more.
-func (a *acquiring) enterAgain(outer *entry) error {
-	h := outer.hold
-	t := &h.client.table
-	if h.fate(false) != nil {
-		return a.notAgain(outer.ctx, outer, nil)
-	}
-	t.mu.Lock()
-	lease, count := h.lease, h.count+1
-	lease.TTL = h.nextTTLLocked(time.Now())
-	change := h.changeLocked()
-	t.mu.Unlock()
-	if !h.localReentry {
-		ctx, cancel := h.client.bound(a.ctx, a.wait)
-		defer cancel()
-		if outer.ctx.Err() == nil { // a hold that ends meanwhile is not entered again
-			var stop context.CancelFunc
-			ctx, stop = endingWith(ctx, outer.ctx)
-			defer stop()
-		}
-		var err error
-		if lease, err = h.client.store.Enter(ctx, lease, count); err != nil {
-			return a.notAgain(ctx, outer, err)
-		}
-	}
-	e, section := newEntry(a.ctx, h)
-	t.mu.Lock()
-	if t.closed || h.state != held || h.expiredLocked(time.Now()) {
-		t.mu.Unlock()
-		e.discard(ErrReleased)
-		return a.notAgain(outer.ctx, outer, nil)
-	}
-	t.enterLocked(e)
-	if !h.localReentry {
-		h.countedLocked(change, count)
-		t.confirmLocked(h, lease, time.Now())
-	}
-	if h.renewal.item.In() && t.leases.Due(&h.renewal.item) >= t.at(h.lease.Until()) {
-		t.scheduleLocked(h) // nobody worked in the hold, so the watchdog had let go
-	}
-	a.section, a.depth = section, h.count
-	t.mu.Unlock()
-	return nil
-}
-
-// change is one command that sets the count in the store.
-type change struct{ number, rounds int }
-
-func (h *hold) changeLocked() change {
-	h.renewal.changes++
-	return change{h.renewal.changes, h.renewal.rounds}
-}
-
-// countedLocked makes the watchdog send the count again if the count that an entry or exit has set
-// may be wrong, see renewal.
-func (h *hold) countedLocked(c change, count int) {
-	switch t := &h.client.table; {
-	case h.renewal.changes != c.number || h.count != count:
-		t.checkLocked(h)
-	case h.renewal.rounds != c.rounds:
-		t.recountLocked(h)
-	}
-}
-
-// notAgain returns the error of a nested call without an entry. err is the error of the store.
-func (a *acquiring) notAgain(ctx context.Context, outer *entry, err error) error {
-	h := outer.hold
-	t := &h.client.table
-	t.mu.Lock()
-	closed := t.closed
-	if err != nil {
-		t.checkLocked(h) // the store may count this entry
-	}
-	t.mu.Unlock()
-	switch end := h.fate(errors.Is(err, store.ErrGone)); {
-	case isLost(end):
-		return end
-	case end != nil:
-		return a.failed(end)
-	case closed:
-		return a.failed(ErrClosed)
-	case a.ctx.Err() == nil && outer.ctx.Err() != nil:
-		return a.failed(lifetime.Ended(outer.ctx))
-	default:
-		return a.failed(a.reason(ctx, err))
-	}
-}
-
-// reason returns the reason for the end of a call with context ctx. err is the error of the store.
-func (a *acquiring) reason(ctx context.Context, err error) error {
-	cause := context.Cause(ctx)
-	switch {
-	case (errors.Is(cause, ErrClosed) || errors.Is(err, ErrClosed)) && a.lock.client.isClosed():
-		return ErrClosed
-	case cause == errWaitOver && !errors.Is(err, errWaitOver): //nolint:errorlint // the cause of ctx may come from another call
-		return fmt.Errorf("%w: %w", errWaitOver, err)
-	case a.ctx.Err() != nil && !errors.Is(err, context.Cause(a.ctx)): // a store need not know the cause
-		return fmt.Errorf("%w: %w", err, context.Cause(a.ctx))
-	default:
-		return err
-	}
-}
-
-// failed returns the error of a call without an entry.
-func (a *acquiring) failed(err error) error {
-	var busy *store.Busy
-	switch refusal := a.refusal; {
-	case refusal != nil && (errors.As(err, &busy) || errors.Is(err, errWaitOver)):
-		if errors.Is(err, ErrUnavailable) {
-			refusal.Err = err
-		}
-		return refusal
-	case refusal != nil && a.ctx.Err() != nil && !(errors.Is(err, ErrClosed) && a.lock.client.isClosed()):
-		refusal.Err = err
-		return refusal
-	default:
-		return a.lock.failed("lock", a.holder, err)
-	}
-}
-
 // failed makes an OpError of err.
 func (l *Lock) failed(op string, holder Holder, err error) error {
 	return &OpError{Op: op, Name: l.name, Holder: holder, Err: err}
-}
-
-// unlockLimit bounds the time in which Unlock tries to reach the store.
-const unlockLimit = 10 * time.Second
-
-// unlockBy returns the time until which Unlock tries to reach the store.
-func unlockBy(now time.Time, l store.Lease) time.Time {
-	if limit := now.Add(unlockLimit); limit.Before(l.Until()) {
-		return limit
-	}
-	return l.Until()
 }
 
 // Unlock leaves the nearest entry of this lock around ctx. The lock is free, and is granted to the
@@ -586,46 +397,6 @@ func (h *hold) leave(ctx context.Context, e *entry) error {
 	t.leases.Set(&h.renewal.item, timers.Never)
 	t.mu.Unlock()
 	return h.leaveLast(ctx, now)
-}
-
-// leaveInner sends the new count to the store. If the store does not confirm, the watchdog sends
-// the count again.
-func (h *hold) leaveInner(ctx context.Context) error {
-	if h.localReentry {
-		return nil
-	}
-	t := &h.client.table
-	t.mu.Lock()
-	now := time.Now()
-	lease, count, limit := h.lease, h.count, unlockBy(now, h.lease)
-	if lease.TTL = h.nextTTLLocked(now); !t.isWantedLocked(h) {
-		lease.TTL = 0
-	}
-	change := h.changeLocked()
-	t.mu.Unlock()
-	bound, cancel := lifetime.Until(ctx, limit)
-	defer cancel()
-	err := h.client.store.Release(bound, lease, count)
-	if errors.Is(err, store.ErrGone) {
-		if end := h.fate(true); isLost(end) {
-			return end
-		}
-		return nil // an Unlock of the last entry was faster
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if err != nil {
-		if isLost(h.end) {
-			return h.end
-		}
-		t.checkLocked(h)
-		return fmt.Errorf("not confirmed by the store; left all the same, and the store will be told: %w", err)
-	}
-	h.countedLocked(change, count)
-	if lease.Sent = now; lease.TTL > 0 {
-		t.confirmLocked(h, lease, time.Now())
-	}
-	return nil
 }
 
 // leaveLast frees the lock in the store.

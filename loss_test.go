@@ -17,7 +17,7 @@ import (
 // When does a section end because its lock is lost?
 
 // lostBecause waits for the loss of a section, and returns how long that took.
-func (w *world) lostBecause(section context.Context, reason relock.LossReason) time.Duration { //nolint:revive // the section does not bound the call
+func (w *world) lostBecause(section context.Context, reason relock.LossReason) time.Duration {
 	w.t.Helper()
 	begun := time.Now()
 	require.Equal(w.t, reason, w.lost(section))

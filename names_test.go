@@ -202,7 +202,7 @@ func TestNamesThatAreRefused(t *testing.T) {
 }
 
 func TestAsksThatAreRefused(t *testing.T) {
-	s, err := newRedisStore(redistest.Shared(t).Client(), redisOptions{prefix: DefaultPrefix})
+	s, err := newRedisStore(redistest.Shared(t).Client(), redisOptions{redisSettings: redisSettings{prefix: DefaultPrefix}})
 	require.NoError(t, err)
 	fine := store.Ask{Name: "x", ID: "a:1:1", TTL: minute, Limit: 1, Acks: store.Acks{Replicas: 1, Timeout: time.Second}}
 	got, err := s.Check(fine)

@@ -6,6 +6,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/go-relock/relock/internal/subs"
+	"github.com/go-relock/relock/internal/wire"
 	"github.com/go-relock/relock/store"
 )
 
@@ -40,9 +42,9 @@ func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := set.redis.options()
-	o.retried, o.lost, o.reconnected = c.retried, c.disconnected, c.reconnected
-	s, err := newRedisStore(rdb, o)
+	s, err := newRedisStore(rdb, redisOptions{
+		redisSettings: set.redis, retried: c.retried, lost: c.disconnected, reconnected: c.reconnected,
+	})
 	if err != nil {
 		return nil, asInvalid(err)
 	}
@@ -64,7 +66,7 @@ func RedisStore(rdb redis.UniversalClient, options ...Option) (store.Store, erro
 	if err != nil {
 		return nil, err
 	}
-	s, err := newRedisStore(rdb, set.redis.options())
+	s, err := newRedisStore(rdb, redisOptions{redisSettings: set.redis})
 	if err != nil {
 		return nil, asInvalid(err)
 	}
@@ -76,10 +78,6 @@ func redisOptionsOf(rdb redis.UniversalClient, options []Option) (settings, erro
 		return settings{}, invalid("the go-redis client is nil")
 	}
 	return defaults().with(options)
-}
-
-func (r redisSettings) options() redisOptions {
-	return redisOptions{prefix: r.prefix, redisson: r.redisson, fenced: r.fenced}
 }
 
 // WithRedissonLayout makes a client keep its locks as Redisson does, the Java library, so that Go
@@ -125,19 +123,20 @@ func WithRedissonFencing() Option {
 // thousand calls waiting for Redis do not fill the log.
 const manyTries = 8
 
-// retried reports that a call is sent again. The subject is the key of its lock.
-func (c *Client) retried(subject, script string, attempt, tries int, err error) {
+// retried reports that a call for the lock of a key is sent again.
+func (c *Client) retried(key, script string, attempt, tries int, err error) {
+	name := key
 	if r := c.settings.redis; !r.redisson {
-		subject = nameOf(r.prefix, subject)
+		name = nameOf(r.prefix, key)
 	}
 	level := slog.LevelDebug
 	if tries >= manyTries && tries&(tries-1) == 0 {
 		level = slog.LevelWarn
 	}
 	c.log(c.settings.logger, level, "relock: sending a script again",
-		slog.String("script", script), slog.String("lock", subject), slog.Int("attempt", attempt), slog.Any("error", err))
+		slog.String("script", script), slog.String("lock", name), slog.Int("attempt", attempt), slog.Any("error", err))
 	if hook := c.settings.hooks.Retried; hook != nil {
-		c.events.Emit(func() { hook(Retried{Name: subject, Script: script, Attempt: attempt, Err: err}) })
+		c.events.Emit(func() { hook(Retried{Name: name, Script: script, Attempt: attempt, Err: err}) })
 	}
 }
 
@@ -157,4 +156,39 @@ func (c *Client) reconnected(node string, down time.Duration) {
 	if hook := c.settings.hooks.Reconnected; hook != nil {
 		c.events.Emit(func() { hook(Reconnected{Node: node, Down: down}) })
 	}
+}
+
+// redisOptions are the options of a Redis store. Each function may be nil.
+type redisOptions struct {
+	redisSettings
+	retried     func(key, script string, attempt, tries int, err error)
+	lost        func(node string, attempt int, err error)
+	reconnected func(node string, down time.Duration)
+}
+
+// newRedisStore makes the store that keeps locks behind rdb, and sends nothing. newRedisStore
+// refuses the same kinds of rdb as New.
+func newRedisStore(rdb redis.UniversalClient, o redisOptions) (store.Store, error) {
+	s := &redisStore{prefix: o.prefix, closed: make(chan struct{}), watchers: make(map[*watcher]struct{})}
+	var err error
+	s.wire, err = wire.New(rdb, wire.Options{Retried: o.retried, Trouble: s.doubtAll})
+	if err != nil {
+		return nil, err
+	}
+	if o.lost == nil {
+		o.lost = func(string, int, error) {}
+	}
+	if o.reconnected == nil {
+		o.reconnected = func(string, time.Duration) {}
+	}
+	s.subs = subs.New(subs.Options{
+		Node: s.wire.Node, Sharded: s.wire.Sharded, NotSharded: s.wire.NotSharded,
+		Group: &s.group, Closed: s.closed, Lost: o.lost, Reconnected: o.reconnected,
+	})
+	if o.redisson {
+		s.field = redissonField
+		return &redissonStore{redisStore: s, fenced: o.fenced, cluster: s.wire.Sharded()}, nil
+	}
+	s.field = func(id store.ID) string { return string(id) }
+	return &nativeStore{s}, nil
 }

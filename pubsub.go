@@ -3,9 +3,7 @@ package relock
 import (
 	"context"
 	"errors"
-	"maps"
 	"math/rand/v2"
-	"slices"
 	"strconv"
 	"time"
 
@@ -15,8 +13,8 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// Wait of both layouts: ask, listen, ask again, and wait for a message, the end of the lease of the
-// owner, or the end of the context.
+// This file is the wait of a store: ask, listen, ask again, and wait for a message, the end of the
+// lease of the owner, or the end of the context. Wait of Redisson's layout is in redisson.go.
 
 // waiting is the state of one call of Wait.
 type waiting struct {
@@ -43,7 +41,7 @@ func (w *waiting) ours(l store.Lease) store.Lease {
 }
 
 // refused reports that others have the lock.
-func (w *waiting) refused(r acquired, queued bool) {
+func (w *waiting) refused(r acquireReply, queued bool) {
 	w.woken = store.WakeNone
 	w.progress(store.Progress{Busy: r.busy(), Queued: queued, Position: r.position})
 }
@@ -99,9 +97,10 @@ func (w *waiting) sleep(ctx context.Context, recheck time.Duration, ears [2]<-ch
 
 // Wait queues, and waits for the grant.
 //
-// The waiter believes a grant if the waiter has asked exactly once with a place in the queue, in
-// one attempt: no older grant can be on its way. Otherwise the waiter asks, and the answer confirms
-// the grant.
+// Each ask with a place in the queue may be answered by a grant. A waiter that has asked more than
+// once cannot tell to which ask a message belongs, and an older grant may be over. So the waiter
+// believes a grant after exactly one ask in one attempt. Otherwise the waiter asks, and the answer
+// confirms the grant.
 //
 // A lost base key leaves a queue that nobody serves. The next call that asks for the lock serves
 // the queue, and so does Forget, when the client of the owner has found the loss. If no client
@@ -122,13 +121,13 @@ func (s *nativeStore) Wait(ctx context.Context, a store.Ask, progress func(store
 			place = arrival
 			asked++
 		}
-		r, answer, err := s.acquire(ctx, a, place, 0)
+		r, answer, err := s.ask(ctx, a, place, 0)
 		w.unsure = w.unsure || answer.Unsure
 		switch {
 		case err != nil:
 			return store.Lease{}, w.error(err)
 		case r.status == statusOurs:
-			return confirmed(ctx, w.ours(r.lease(a, answer)), answer.Acked, s.Release)
+			return keepOrUndo(ctx, w.ours(r.toLease(a, answer)), answer.Acked, s.Release)
 		case r.status == statusQueued:
 			w.queued, arrival = true, strconv.FormatInt(r.number, 10)
 		case listener != nil: // nothing hears the channel on the node of the lock
@@ -167,7 +166,7 @@ const (
 
 // recheckAfter returns the time after which a waiter asks again by itself: the lease of the owner
 // should be over.
-func recheckAfter(a store.Ask, r acquired) time.Duration {
+func recheckAfter(a store.Ask, r acquireReply) time.Duration {
 	d := min(r.remaining, max(a.TTL, longRecheck))
 	if d < 0 { // a foreign key without a lease
 		d = a.TTL
@@ -177,71 +176,3 @@ func recheckAfter(a store.Ask, r acquired) time.Duration {
 	}
 	return d + rand.N(a.TTL/3+1)
 }
-
-// watcher is one call of Watch.
-type watcher struct{ doubt func(store.ID) }
-
-// Watch listens to the control channel of a client, where Break publishes. Watch calls doubt with
-// "" when the subscription is confirmed, when the connection of the subscription is back, and when
-// the connections for commands are in trouble.
-func (s *redisStore) Watch(client string, doubt func(store.ID)) (stop func()) {
-	w := &watcher{doubt}
-	s.mu.Lock()
-	s.watchers[w] = struct{}{}
-	s.mu.Unlock()
-	ctx, cancel := context.WithCancel(context.Background())
-	s.group.GoOpen(func() { s.watch(ctx, client, w) })
-	return func() {
-		cancel()
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		delete(s.watchers, w)
-	}
-}
-
-// watch ends with ctx, with the store, or when the server refuses the channel. Without the channel
-// the next renewal finds that a hold is broken.
-func (s *redisStore) watch(ctx context.Context, client string, w *watcher) {
-	channel := s.control(client)
-	var l *subs.Listener
-	for tries := 2; l == nil; tries++ {
-		var err error
-		l, err = s.subs.Listen(ctx, subs.Topic{Key: channel, Channel: channel, Plain: true}, "")
-		if ctx.Err() != nil || wire.Refused(err) || errors.Is(err, subs.ErrClosed) {
-			return
-		}
-		if err != nil { // the cluster has no node for the channel just now
-			pause, cancel := context.WithTimeout(ctx, wire.Pause(tries))
-			<-pause.Done()
-			cancel()
-		}
-	}
-	defer l.Close()
-	w.doubt("") // a hold may have been broken before
-	for {
-		select {
-		case n := <-l.C():
-			if n.Err != nil {
-				return
-			}
-			w.doubt("")
-		case <-ctx.Done():
-			return
-		case <-s.closed:
-			return
-		}
-	}
-}
-
-// doubtAll tells all watchers that any hold may be gone.
-func (s *redisStore) doubtAll() {
-	s.mu.Lock()
-	watchers := slices.Collect(maps.Keys(s.watchers))
-	s.mu.Unlock()
-	for _, w := range watchers {
-		w.doubt("")
-	}
-}
-
-// control returns the control channel of a client.
-func (s *redisStore) control(client string) string { return s.prefix + "{" + client + "}" }

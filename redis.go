@@ -4,31 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
-	"strconv"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/google/uuid"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/go-relock/relock/internal/group"
 	"github.com/go-relock/relock/internal/subs"
 	"github.com/go-relock/relock/internal/wire"
 	"github.com/go-relock/relock/store"
 )
-
-// redisOptions are the options of a Redis store. Each function may be nil.
-type redisOptions struct {
-	prefix   string // of keys and channels; in Redisson's layout of the control channel only
-	redisson bool   // keep locks as Redisson does
-	fenced   bool   // and draw a token with each hold, as getFencedLock does there
-
-	retried     func(subject, script string, attempt, tries int, err error)
-	lost        func(node string, attempt int, err error)
-	reconnected func(node string, down time.Duration)
-}
 
 // redisStore is the common part of the stores of both layouts: the way to the server, and the verbs
 // that both layouts share.
@@ -44,33 +30,6 @@ type redisStore struct {
 
 	mu       sync.Mutex
 	watchers map[*watcher]struct{}
-}
-
-// newRedisStore makes the store that keeps locks behind rdb, and sends nothing. newRedisStore
-// refuses the same kinds of rdb as New.
-func newRedisStore(rdb redis.UniversalClient, o redisOptions) (store.Store, error) {
-	s := &redisStore{prefix: o.prefix, closed: make(chan struct{}), watchers: make(map[*watcher]struct{})}
-	var err error
-	s.wire, err = wire.New(rdb, wire.Options{Retried: o.retried, Trouble: s.doubtAll})
-	if err != nil {
-		return nil, err
-	}
-	if o.lost == nil {
-		o.lost = func(string, int, error) {}
-	}
-	if o.reconnected == nil {
-		o.reconnected = func(string, time.Duration) {}
-	}
-	s.subs = subs.New(subs.Options{
-		Node: s.wire.Node, Sharded: s.wire.Sharded, NotSharded: s.wire.NotSharded,
-		Group: &s.group, Closed: s.closed, Lost: o.lost, Reconnected: o.reconnected,
-	})
-	if o.redisson {
-		s.field = redissonField
-		return &redissonStore{redisStore: s, fenced: o.fenced, cluster: s.wire.Sharded()}, nil
-	}
-	s.field = func(id store.ID) string { return string(id) }
-	return &nativeStore{s}, nil
 }
 
 // Close ends the subscriptions, and waits for each goroutine of the store. Later commands still
@@ -103,9 +62,9 @@ func (s *redisStore) checkAsk(a store.Ask) error {
 // context is done.
 const boundTries = 3
 
-// patience returns the time limit of an attempt for a hold with this TTL. Three attempts fit into
+// attemptLimit returns the time limit of an attempt for a hold with this TTL. Three attempts fit into
 // the lease.
-func patience(ttl time.Duration) time.Duration { return ttl / 3 }
+func attemptLimit(ttl time.Duration) time.Duration { return ttl / 3 }
 
 // unsureOf marks the error of a call that may have run, or may run yet.
 func unsureOf(a wire.Answer, err error) error {
@@ -156,7 +115,7 @@ func (s *redisStore) all(ctx context.Context, script *wire.Script, shared []any,
 // the first attempt, so a client that hears no answers keeps a lock for one TTL.
 func (s *redisStore) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
 	n, a, err := s.number(ctx, &wire.Call{
-		Script: renewScript, Unit: s.renewal(l, l.TTL, count), Patience: patience(l.TTL),
+		Script: renewScript, Unit: s.renewal(l, l.TTL, count), Patience: attemptLimit(l.TTL),
 		Repeat: func(elapsed time.Duration) []any { return s.renewal(l, max(l.TTL-elapsed, 0), count).Args },
 	})
 	switch {
@@ -224,9 +183,9 @@ func (s *redisStore) look(ctx context.Context, keys []string) (store.State, erro
 // undoLimit bounds the time in which a hold with too few confirming replicas is taken back.
 const undoLimit = 10 * time.Second
 
-// confirmed returns a new lease if enough replicas have confirmed the hold. Otherwise confirmed
+// keepOrUndo returns a new lease if enough replicas have confirmed the hold. Otherwise keepOrUndo
 // takes the hold back with release.
-func confirmed(ctx context.Context, l store.Lease, acked int,
+func keepOrUndo(ctx context.Context, l store.Lease, acked int,
 	release func(context.Context, store.Lease, int) error) (store.Lease, error) {
 	if acked >= l.Acks.Replicas {
 		return l, nil
@@ -258,112 +217,70 @@ func cutLast(id string, n int) string {
 	return id
 }
 
-// checkTTL is the lease of the holds that check a server.
-const checkTTL = 2 * time.Second
+// watcher is one call of Watch.
+type watcher struct{ doubt func(store.ID) }
 
-// checkServer runs each verb of st on a lock that nobody else uses, and returns all failures.
-// Waiters of that lock listen on topics, and token is the key of its token.
-func (s *redisStore) checkServer(ctx context.Context, st store.Store, a store.Ask, topics []subs.Topic, token string) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*checkTTL)
-	defer cancel()
-	first, second := a, a
-	first.ID, second.ID = a.ID+":0:1", a.ID+":0:2"
-	second.Acks = store.Acks{}
-	var c checks
-
-	lease, err := st.Try(ctx, first)
-	c.note("take a lock", err)
-	lease.Ask = first // also after a refusal: something else may be missing, too
-	_, err = st.Enter(ctx, lease, 2)
-	c.note("renew a lock", err)
-	_, err = st.Token(ctx, lease)
-	c.note("draw a token", err)
-	_, err = st.Look(ctx, a.Name)
-	c.note("read a lock", err)
-	for _, topic := range topics {
-		l, err := s.subs.Listen(ctx, topic, string(second.ID))
-		c.note("subscribe to "+topic.Channel, err)
-		if err == nil {
-			defer l.Close()
-		}
+// Watch listens to the control channel of a client, where Break publishes. Watch calls doubt with
+// "" when the subscription is confirmed, when the connection of the subscription is back, and when
+// the connections for commands are in trouble.
+func (s *redisStore) Watch(client string, doubt func(store.ID)) (stop func()) {
+	w := &watcher{doubt}
+	s.mu.Lock()
+	s.watchers[w] = struct{}{}
+	s.mu.Unlock()
+	ctx, cancel := context.WithCancel(context.Background())
+	s.group.GoOpen(func() { s.watch(ctx, client, w) })
+	return func() {
+		cancel()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.watchers, w)
 	}
-	c.note("wait for a lock", c.handOver(ctx, st, lease, second))
-	c.note("break a lock", st.Break(ctx, a.Name, second.ID))
-	c.note("clean up", errors.Join(st.Forget(ctx, []store.Ask{first, second})...))
-	if _, rdb, err := s.wire.Node(ctx, token, false); err == nil && token != "" {
-		c.note("remove a token", rdb.PExpire(ctx, token, time.Millisecond).Err())
-	}
-	return errors.Join(c.missing...)
 }
 
-// checks collects what is missing on a server.
-type checks struct{ missing []error }
-
-// note adds an error, unless another verb has added the same error.
-func (c *checks) note(verb string, err error) {
-	var busy *store.Busy
-	if err == nil || errors.Is(err, store.ErrGone) || errors.Is(err, errors.ErrUnsupported) || errors.As(err, &busy) {
-		return
+// watch ends with ctx, with the store, or when the server refuses the channel. Without the channel
+// the next renewal finds that a hold is broken.
+func (s *redisStore) watch(ctx context.Context, client string, w *watcher) {
+	channel := s.control(client)
+	var l *subs.Listener
+	for tries := 2; l == nil; tries++ {
+		var err error
+		l, err = s.subs.Listen(ctx, subs.Topic{Key: channel, Channel: channel, Plain: true}, "")
+		if ctx.Err() != nil || wire.Refused(err) || errors.Is(err, subs.ErrClosed) {
+			return
+		}
+		if err != nil { // the cluster has no node for the channel just now
+			pause, cancel := context.WithTimeout(ctx, wire.Pause(tries))
+			<-pause.Done()
+			cancel()
+		}
 	}
-	cause, _, _ := strings.Cut(err.Error(), " script: ")
-	if line := scriptLine(err.Error()); line != "" {
-		cause = line // the same command is missing in all verbs
-		err = fmt.Errorf("%w (%s)", err, line)
-	}
-	for _, m := range c.missing {
-		if strings.Contains(m.Error(), cause) {
+	defer l.Close()
+	w.doubt("") // a hold may have been broken before
+	for {
+		select {
+		case n := <-l.C():
+			if n.Err != nil {
+				return
+			}
+			w.doubt("")
+		case <-ctx.Done():
+			return
+		case <-s.closed:
 			return
 		}
 	}
-	c.missing = append(c.missing, fmt.Errorf("cannot %s: %w", verb, err))
 }
 
-var scriptError = regexp.MustCompile(`script: ([0-9a-f]{40}), on @user_script:(\d+)`)
-
-// scriptLine returns the line at which a script has failed, as Redis 7 does not name the command
-// forbidden to a user. For other errors scriptLine returns an empty string.
-func scriptLine(text string) string {
-	found := scriptError.FindStringSubmatch(text)
-	if found == nil {
-		return ""
-	}
-	for _, s := range scripts {
-		if at, _ := strconv.Atoi(found[2]); s.Hash == found[1] {
-			return strings.TrimSpace(strings.Split(s.Source, "\n")[at-1])
-		}
-	}
-	return ""
-}
-
-// handOver frees a lock for which another hold waits.
-func (c *checks) handOver(ctx context.Context, st store.Store, lease store.Lease, next store.Ask) error {
-	waits, done := make(chan struct{}), make(chan error, 1)
-	go func() {
-		queued := sync.OnceFunc(func() { close(waits) })
-		got, err := st.Wait(ctx, next, func(p store.Progress) {
-			if p.Queued {
-				queued()
-			}
-		})
-		if err == nil && got.Woken == store.WakeRecheck {
-			err = errors.New("the message did not come")
-		}
-		done <- err
-	}()
-	select {
-	case <-waits:
-		c.note("release a lock", st.Release(ctx, lease, 0))
-		return <-done
-	case err := <-done: // Break needs some of the commands that a waiter would have needed
-		c.note("break a lock", st.Break(ctx, lease.Name, lease.ID))
-		c.note("release a lock", st.Release(ctx, lease, 0))
-		return err
+// doubtAll tells all watchers that any hold may be gone.
+func (s *redisStore) doubtAll() {
+	s.mu.Lock()
+	watchers := slices.Collect(maps.Keys(s.watchers))
+	s.mu.Unlock()
+	for _, w := range watchers {
+		w.doubt("")
 	}
 }
 
-// newCheckAsk returns an ask like a, for the holds that check a server. The ID of the ask is the
-// client of the holds.
-func newCheckAsk(a store.Ask) store.Ask {
-	a.ID, a.TTL = store.ID(uuid.NewString()), checkTTL
-	return a
-}
+// control returns the control channel of a client.
+func (s *redisStore) control(client string) string { return s.prefix + "{" + client + "}" }

@@ -26,7 +26,7 @@ func TestRedisStoreKeepsThePromisesOfStores(t *testing.T) {
 			t.Helper()
 			return storetest.Server{
 				New: func() store.Store {
-					s, err := newRedisStore(server.Client(), redisOptions{prefix: DefaultPrefix})
+					s, err := newRedisStore(server.Client(), redisOptions{redisSettings: redisSettings{prefix: DefaultPrefix}})
 					require.NoError(t, err)
 					return s
 				},
@@ -50,7 +50,7 @@ func faulty(t *testing.T) (*rig, *redistest.Faults) {
 	rdb := r.server.Client(func(o *redis.Options) {
 		o.Dialer, o.DisableIdentity, o.ReadTimeout = faults.Dialer(nil), true, limit
 	})
-	s, err := newRedisStore(rdb, redisOptions{prefix: DefaultPrefix})
+	s, err := newRedisStore(rdb, redisOptions{redisSettings: redisSettings{prefix: DefaultPrefix}})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	r.store = s.(*nativeStore)
@@ -245,7 +245,7 @@ func TestRecheckAfter(t *testing.T) {
 		{time.Millisecond, 0, 9, 0, time.Millisecond},
 	} {
 		for range 100 {
-			d := recheckAfter(store.Ask{TTL: c.ttl}, acquired{remaining: c.remaining, position: c.position})
+			d := recheckAfter(store.Ask{TTL: c.ttl}, acquireReply{remaining: c.remaining, position: c.position})
 			require.True(t, c.from <= d && d <= c.to, "%+v: %s", c, d)
 		}
 	}
@@ -259,7 +259,7 @@ func TestRedissonRecheck(t *testing.T) {
 		{time.Hour, time.Hour, DefaultTTL},
 		{time.Second, -time.Millisecond, time.Second},
 	} {
-		d := redissonRecheck(store.Ask{TTL: c.ttl}, acquired{remaining: c.remaining})
+		d := redissonRecheck(store.Ask{TTL: c.ttl}, acquireReply{remaining: c.remaining})
 		require.True(t, c.want <= d && d <= c.want+6*time.Millisecond, "%+v: %s", c, d)
 	}
 }
@@ -366,7 +366,7 @@ func TestADeafClientKeepsNoLock(t *testing.T) {
 		ended.Store(true)
 	}()
 	redistest.Eventually(t, limit, func() bool { return r.rdb.Exists(t.Context(), r.base).Val() == 1 }, "the deaf client has the lock")
-	other, err := newRedisStore(r.rdb, redisOptions{prefix: DefaultPrefix})
+	other, err := newRedisStore(r.rdb, redisOptions{redisSettings: redisSettings{prefix: DefaultPrefix}})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, other.Close()) }()
 	start := time.Now()
@@ -430,10 +430,10 @@ func TestCheckServer(t *testing.T) {
 		return s.(store.Checker), a
 	}
 	server := redistest.Start(t)
-	for what, o := range map[string]redisOptions{"": {}, "Redisson": {redisson: true}, "fenced": {redisson: true, fenced: true}} {
+	for what, o := range map[string]redisSettings{"": {}, "Redisson": {redisson: true}, "fenced": {redisson: true, fenced: true}} {
 		t.Run("leaves nothing"+what, func(t *testing.T) {
 			rdb := server.Client()
-			s, a := open(t, rdb, o)
+			s, a := open(t, rdb, redisOptions{redisSettings: o})
 			require.NoError(t, s.CheckServer(t.Context(), a))
 			redistest.Eventually(t, limit, func() bool { return len(redistest.Keys(t, rdb)) == 0 }, "no key is left")
 		})
@@ -516,7 +516,7 @@ func TestRedissonWait(t *testing.T) {
 	t.Run("hears both kinds of pub/sub in a cluster", func(t *testing.T) {
 		cluster := redistest.StartCluster(t)
 		rdb := cluster.Client()
-		s, err := newRedisStore(rdb, redisOptions{redisson: true})
+		s, err := newRedisStore(rdb, redisOptions{redisSettings: redisSettings{redisson: true}})
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, s.Close()) })
 		r := &redissonRig{T: t, store: s.(*redissonStore)}
@@ -537,7 +537,7 @@ func TestRedissonWait(t *testing.T) {
 
 func TestClusterStore(t *testing.T) {
 	cluster := redistest.StartCluster(t)
-	s, err := newRedisStore(cluster.Client(), redisOptions{prefix: DefaultPrefix})
+	s, err := newRedisStore(cluster.Client(), redisOptions{redisSettings: redisSettings{prefix: DefaultPrefix}})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	require.NoError(t, s.(store.Checker).CheckServer(t.Context(), store.Ask{Name: "x", Limit: 1}))

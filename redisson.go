@@ -92,19 +92,19 @@ func (s *redissonStore) topics(name string) []subs.Topic {
 	return []subs.Topic{t}
 }
 
-func (s *redissonStore) acquire(ctx context.Context, a store.Ask, tries int) (acquired, wire.Answer, error) {
+func (s *redissonStore) ask(ctx context.Context, a store.Ask, tries int) (acquireReply, wire.Answer, error) {
 	field := s.field(a.ID)
 	c := &wire.Call{
-		Script: redissonAcquireScript, Tries: tries, Patience: patience(a.TTL),
+		Script: redissonAcquireScript, Tries: tries, Patience: attemptLimit(a.TTL),
 		Unit: wire.Unit{Keys: s.keys(a.Name), Args: []any{field, millis(a.TTL)}},
 		Acks: a.Acks.Replicas, AcksTimeout: a.Acks.Timeout,
 		Repeat: func(elapsed time.Duration) []any { return []any{field, repeatMillis(a.TTL, elapsed)} },
 	}
 	answer, err := s.wire.Do(ctx, c)
 	if err != nil {
-		return acquired{}, answer, unsureOf(answer, reachable(err))
+		return acquireReply{}, answer, unsureOf(answer, reachable(err))
 	}
-	r, err := parseAcquired(c.Script, answer.Reply)
+	r, err := parseAcquireReply(c.Script, answer.Reply)
 	if err == nil && r.status == statusKind {
 		err = fmt.Errorf("%w: %q is %s", store.ErrKind, a.Name, r.owner)
 	}
@@ -113,14 +113,14 @@ func (s *redissonStore) acquire(ctx context.Context, a store.Ask, tries int) (ac
 
 // Try takes a free lock.
 func (s *redissonStore) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
-	r, answer, err := s.acquire(ctx, a, boundTries)
+	r, answer, err := s.ask(ctx, a, boundTries)
 	if err == nil && r.status != statusOurs {
 		err = unsureOf(answer, r.busy())
 	}
 	if err != nil {
 		return store.Lease{}, err
 	}
-	return confirmed(ctx, r.lease(a, answer), answer.Acked, s.Release)
+	return keepOrUndo(ctx, r.toLease(a, answer), answer.Acked, s.Release)
 }
 
 // Wait listens, and races for the lock whenever the lock may be free. A message wakes one waiter of
@@ -139,13 +139,13 @@ func (s *redissonStore) Wait(ctx context.Context, a store.Ask, progress func(sto
 		ears[i] = s.subs.Listening(t, "")
 	}
 	for {
-		r, answer, err := s.acquire(ctx, a, 0)
+		r, answer, err := s.ask(ctx, a, 0)
 		w.unsure = w.unsure || answer.Unsure
 		switch {
 		case err != nil:
 			return store.Lease{}, w.error(err)
 		case r.status == statusOurs:
-			return confirmed(ctx, w.ours(r.lease(a, answer)), answer.Acked, s.Release)
+			return keepOrUndo(ctx, w.ours(r.toLease(a, answer)), answer.Acked, s.Release)
 		}
 		recheck := redissonRecheck(a, r)
 		topics, notes := s.topics(a.Name), [2]<-chan subs.Note{}
@@ -178,7 +178,7 @@ func (s *redissonStore) Wait(ctx context.Context, a store.Ask, progress func(sto
 // owner should be over. The waiter waits out only a part of a much longer lease, as a lock may be
 // freed without a message, as by getSpinLock, or get another owner. A long TTL of its own is no
 // reason to wait for longer, as waiters behind this waiter may have a short TTL.
-func redissonRecheck(a store.Ask, r acquired) time.Duration {
+func redissonRecheck(a store.Ask, r acquireReply) time.Duration {
 	longest := max(min(a.TTL, DefaultTTL), longRecheck)
 	d := min(r.remaining, longest)
 	if d < 0 { // no lease
@@ -195,7 +195,7 @@ func (s *redissonStore) Release(ctx context.Context, l store.Lease, count int) e
 	}
 	return s.free(ctx, &wire.Call{
 		Script: redissonReleaseScript, Shared: s.freeing(""), Unit: s.unit(l.Name, l.ID),
-		Patience: patience(l.TTL),
+		Patience: attemptLimit(l.TTL),
 	})
 }
 

@@ -193,9 +193,9 @@ func (m *redissonModel) acquire(field string) any {
 		m.saw("has already")
 	default:
 		m.saw("busy")
-		return acquired{status: statusBusy, owner: m.owner, known: true}
+		return acquireReply{status: statusBusy, owner: m.owner, known: true}
 	}
-	return acquired{status: statusOurs, owner: field, known: true, number: m.token}
+	return acquireReply{status: statusOurs, owner: field, known: true, number: m.token}
 }
 
 func (m *redissonModel) call(c redissonCommand) {
@@ -203,8 +203,8 @@ func (m *redissonModel) call(c redissonCommand) {
 	got, err := m.rdb.Eval(m.Context(), c.script.Source, c.keys, c.args...).Result()
 	require.NoError(m, err)
 	want := c.apply()
-	if _, is := want.(acquired); is {
-		r, err := parseAcquired(c.script, got)
+	if _, is := want.(acquireReply); is {
+		r, err := parseAcquireReply(c.script, got)
 		require.NoError(m, err)
 		r.remaining = 0
 		require.Equal(m, want, r)

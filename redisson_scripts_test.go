@@ -79,7 +79,7 @@ const redissonName = "orders:42"
 
 func newRedissonRig(t *testing.T, rdb *redis.Client, fenced bool) *redissonRig {
 	t.Helper()
-	s, err := newRedisStore(rdb, redisOptions{prefix: DefaultPrefix, redisson: true, fenced: fenced})
+	s, err := newRedisStore(rdb, redisOptions{redisSettings: redisSettings{prefix: DefaultPrefix, redisson: true, fenced: fenced}})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	require.NoError(t, rdb.FlushAll(t.Context()).Err())
@@ -414,7 +414,7 @@ func TestRedissonSaysThatANameIsAnotherKindOfLock(t *testing.T) {
 		}
 		require.NoError(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "u", "on", ">u", "~orders:*", "resetchannels",
 			"&redisson_lock__channel:*", "+@all").Err())
-		s, err := newRedisStore(server.Client(func(o *redis.Options) { o.Username, o.Password = "u", "u" }), redisOptions{redisson: true})
+		s, err := newRedisStore(server.Client(func(o *redis.Options) { o.Username, o.Password = "u", "u" }), redisOptions{redisSettings: redisSettings{redisson: true}})
 		require.NoError(t, err)
 		r := &redissonRig{T: t, store: s.(*redissonStore)}
 		r.take("u:1")

@@ -19,7 +19,7 @@ func TestAcquire(t *testing.T) {
 			id := newID("a")
 			got, err := r.acquire(id, 20*time.Second, arrival)
 			require.NoError(t, err)
-			require.Equal(t, acquired{status: statusOurs}, got)
+			require.Equal(t, acquireReply{status: statusOurs}, got)
 			r.owner(id, 1)
 			r.lease(20 * time.Second)
 			require.Empty(t, r.waiters())
@@ -136,7 +136,7 @@ func TestOddRepliesAreErrors(t *testing.T) {
 		[]any{int64(0), "x", int64(1), int64(1), int64(1)}, []any{int64(1), "x", int64(1), int64(-1)},
 		[]any{int64(2), "x", int64(1), int64(1), int64(1), int64(1)}, []any{nil, nil, nil},
 	} {
-		_, err := parseAcquired(acquireScript, reply)
+		_, err := parseAcquireReply(acquireScript, reply)
 		require.ErrorIs(t, err, store.ErrUnsure, "%v", reply)
 		require.ErrorContains(t, err, "acquire")
 	}
@@ -155,9 +155,9 @@ func FuzzParseAcquired(f *testing.F) {
 				reply = append(reply, int64(int8(b)))
 			}
 		}
-		r, err := parseAcquired(acquireScript, reply)
+		r, err := parseAcquireReply(acquireScript, reply)
 		if err != nil {
-			require.Equal(t, acquired{}, r)
+			require.Equal(t, acquireReply{}, r)
 			return
 		}
 		require.Contains(t, []int64{statusBusy, statusOurs, statusQueued, statusKind}, r.status)
@@ -172,16 +172,16 @@ func TestLeaseOfAReply(t *testing.T) {
 	answer := wire.Answer{First: first, Sent: sent}
 	a := store.Ask{TTL: minute}
 	for _, c := range []struct {
-		reply acquired
+		reply acquireReply
 		want  time.Time
 	}{
-		{acquired{status: statusOurs}, first}, // a repeat sets a shorter lease
-		{acquired{status: statusOurs, known: true, remaining: minute}, sent},
-		{acquired{status: statusOurs, known: true, remaining: 2 * minute}, sent},
-		{acquired{status: statusOurs, known: true, remaining: minute / 4}, sent.Add(-minute * 3 / 4)},
-		{acquired{status: statusOurs, known: true, remaining: -time.Millisecond}, sent.Add(-minute)},
+		{acquireReply{status: statusOurs}, first}, // a repeat sets a shorter lease
+		{acquireReply{status: statusOurs, known: true, remaining: minute}, sent},
+		{acquireReply{status: statusOurs, known: true, remaining: 2 * minute}, sent},
+		{acquireReply{status: statusOurs, known: true, remaining: minute / 4}, sent.Add(-minute * 3 / 4)},
+		{acquireReply{status: statusOurs, known: true, remaining: -time.Millisecond}, sent.Add(-minute)},
 	} {
-		require.Equal(t, c.want, c.reply.lease(a, answer).Sent, "%+v", c.reply)
+		require.Equal(t, c.want, c.reply.toLease(a, answer).Sent, "%+v", c.reply)
 	}
 }
 

@@ -322,9 +322,9 @@ func (s *sequence) compare(c command, want, got any) {
 		require.Equal(s, want, got, "%s %v", c.script.Name, c.args)
 		return
 	}
-	r, err := parseAcquired(acquireScript, got)
+	r, err := parseAcquireReply(acquireScript, got)
 	require.NoError(s, err)
-	w := want.(acquired)
+	w := want.(acquireReply)
 	if w.status != statusOurs {
 		w.known = true
 	}
@@ -408,7 +408,7 @@ func (s *sequence) acquire(h *modelHold, place string) any {
 	l := &s.modelLock
 	if l.owner == h {
 		s.saw("has already")
-		return acquired{status: statusOurs, owner: h.id, known: true}
+		return acquireReply{status: statusOurs, owner: h.id, known: true}
 	}
 	if l.owner == nil {
 		if heir := s.grant(h); heir == nil {
@@ -416,17 +416,17 @@ func (s *sequence) acquire(h *modelHold, place string) any {
 			s.enter(h)
 		}
 		if l.owner == h {
-			return acquired{status: statusOurs}
+			return acquireReply{status: statusOurs}
 		}
 	}
 	if place == noPlace || !l.listens[h.client] {
 		s.saw(map[bool]string{true: "busy", false: "deaf"}[place == noPlace])
-		return acquired{status: statusBusy, owner: l.owner.id}
+		return acquireReply{status: statusBusy, owner: l.owner.id}
 	}
 	at := slices.Index(l.queue, h)
 	if at >= 0 {
 		s.saw("keeps its place")
-		return acquired{status: statusQueued, owner: l.owner.id, position: at}
+		return acquireReply{status: statusQueued, owner: l.owner.id, position: at}
 	}
 	at = len(l.queue)
 	if place == newPlace {
@@ -441,7 +441,7 @@ func (s *sequence) acquire(h *modelHold, place string) any {
 		}
 	}
 	l.queue = slices.Insert(l.queue, at, h)
-	return acquired{status: statusQueued, owner: l.owner.id, position: at}
+	return acquireReply{status: statusQueued, owner: l.owner.id, position: at}
 }
 
 func (s *sequence) enter(h *modelHold) {

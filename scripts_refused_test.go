@@ -23,7 +23,7 @@ func (r *rig) commands(id string) map[string]func(ctx context.Context) error {
 	other := r.ask(newID("b"), minute)
 	return map[string]func(ctx context.Context) error{
 		"Try":     func(ctx context.Context) error { _, err := s.Try(ctx, other); return err },
-		"acquire": func(ctx context.Context) error { _, _, err := s.acquire(ctx, other, newPlace, 1); return err },
+		"acquire": func(ctx context.Context) error { _, _, err := s.ask(ctx, other, newPlace, 1); return err },
 		"Enter":   func(ctx context.Context) error { _, err := s.Enter(ctx, l, 2); return err },
 		"Renew": func(ctx context.Context) error {
 			return s.Renew(ctx, []store.Renewal{{Lease: l, TTL: 2 * minute, Count: 2}})[0]
@@ -176,7 +176,7 @@ func withUser(t *testing.T, rules ...any) *rig {
 	r := newRigOn(t, server)
 	require.NoError(t, r.rdb.Do(t.Context(), append([]any{"ACL", "SETUSER", "app", "on", ">pw", "resetchannels"}, rules...)...).Err())
 	rdb := server.Client(func(o *redis.Options) { o.Username, o.Password = "app", "pw" })
-	s, err := newRedisStore(rdb, redisOptions{prefix: DefaultPrefix})
+	s, err := newRedisStore(rdb, redisOptions{redisSettings: redisSettings{prefix: DefaultPrefix}})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	r.store = s.(*nativeStore)

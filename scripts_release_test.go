@@ -190,7 +190,7 @@ func TestUnits(t *testing.T) {
 func TestAMigratingSlot(t *testing.T) {
 	cluster := redistest.StartCluster(t)
 	rdb := cluster.Client()
-	s, err := newRedisStore(rdb, redisOptions{prefix: DefaultPrefix})
+	s, err := newRedisStore(rdb, redisOptions{redisSettings: redisSettings{prefix: DefaultPrefix}})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	r := &rig{T: t, rdb: cluster.MasterFor("relock:{x}").Client(), store: s.(*nativeStore), base: "relock:{x}"}

@@ -47,7 +47,7 @@ func newRig(t *testing.T) *rig {
 func newRigOn(t *testing.T, server *redistest.Server) *rig {
 	t.Helper()
 	r := &rig{T: t, server: server, rdb: server.Client()}
-	s, err := newRedisStore(r.rdb, redisOptions{prefix: DefaultPrefix})
+	s, err := newRedisStore(r.rdb, redisOptions{redisSettings: redisSettings{prefix: DefaultPrefix}})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	r.store = s.(*nativeStore)
@@ -96,16 +96,16 @@ func (r *rig) number(s *wire.Script, keys []string, args ...any) int64 {
 func (r *rig) both() []string { return []string{r.base, r.base + queueSuffix} }
 
 // acquire asks for the lock, and queues with an arrival.
-func (r *rig) acquire(id string, ttl time.Duration, arrival string) (acquired, error) {
+func (r *rig) acquire(id string, ttl time.Duration, arrival string) (acquireReply, error) {
 	r.Helper()
 	reply, err := r.script(acquireScript, r.both(), "PUBLISH", id, millis(ttl), arrival)
 	if err != nil {
-		return acquired{}, err
+		return acquireReply{}, err
 	}
 	if reply == statusAgain {
-		return acquired{status: statusAgain}, nil
+		return acquireReply{status: statusAgain}, nil
 	}
-	return parseAcquired(acquireScript, reply)
+	return parseAcquireReply(acquireScript, reply)
 }
 
 // status is what acquire says to a hold with a lease of a minute.

@@ -77,13 +77,16 @@ func (s *stage) within(limit time.Duration) *stage {
 func (s *stage) enter(ctx context.Context, l *relock.Lock) context.Context {
 	s.t.Helper()
 	var section context.Context
-	require.NoError(s.t, s.call(func() (err error) { section, err = l.Lock(ctx); return err }))
+	require.NoError(s.t, s.call(func() (err error) {
+		section, err = l.Lock(ctx) //nolint:fatcontext // the section is the result
+		return err
+	}))
 	keep(s.t, section)
 	return section
 }
 
 // leave unlocks, and fails the test if that fails or takes longer than the limit.
-func (s *stage) leave(section context.Context, l *relock.Lock) { //nolint:revive // the section belongs to the lock
+func (s *stage) leave(section context.Context, l *relock.Lock) {
 	s.t.Helper()
 	require.NoError(s.t, s.call(func() error { return l.Unlock(section) }))
 }

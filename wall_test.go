@@ -1,32 +1,36 @@
 package relock
 
 import (
+	"context"
 	"errors"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"go/types"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 )
 
-// Does the core know Redis?
+// Do calls go down, and does the core know Redis?
 
 // redisFiles are the files that know Redis. All other files of the package are the core.
-var redisFiles = []string{"new.go", "redis.go", "scripts.go", "pubsub.go", "redisson.go"}
+var redisFiles = []string{"scripts.go", "redis.go", "check.go", "native.go", "pubsub.go", "redisson.go", "new.go"}
 
 // noPackage imports nothing: the wall is about names that this package declares, and about import paths.
 type noPackage struct{}
 
 func (noPackage) Import(string) (*types.Package, error) { return nil, errors.New("not imported") }
 
-// breaches are the uses, in core files, of what a Redis file declares, and the imports of packages that know Redis.
-func breaches(files map[string]*ast.File, set *token.FileSet) []string {
-	var found []string
+// uses resolves the names of the package.
+func uses(files map[string]*ast.File, set *token.FileSet) types.Info {
 	all := make([]*ast.File, 0, len(files))
 	for _, f := range files {
 		all = append(all, f)
@@ -34,8 +38,14 @@ func breaches(files map[string]*ast.File, set *token.FileSet) []string {
 	info := types.Info{Uses: make(map[*ast.Ident]types.Object), Selections: make(map[*ast.SelectorExpr]*types.Selection)}
 	config := types.Config{Importer: noPackage{}, Error: func(error) {}}
 	_, _ = config.Check("relock", set, all, &info)
+	return info
+}
+
+// breaches are the uses, in core files, of what a Redis file declares, and the imports of packages that know Redis.
+func breaches(files map[string]*ast.File, set *token.FileSet) []string {
+	var found []string
 	isRedis := func(p token.Pos) bool { return slices.Contains(redisFiles, filepath.Base(set.Position(p).Filename)) }
-	for name, use := range info.Uses {
+	for name, use := range uses(files, set).Uses {
 		if use.Pos().IsValid() && isRedis(use.Pos()) && !isRedis(name.Pos()) {
 			found = append(found, set.Position(name.Pos()).String()+": "+name.Name)
 		}
@@ -77,6 +87,48 @@ func parsePackage(t *testing.T, extra map[string]string) (map[string]*ast.File, 
 	return files, set
 }
 
+// fileOrder are the files of the package, from the bottom to the top: a file uses the files before it.
+var fileOrder = append([]string{
+	"doc.go", "holder.go", "errors.go", "hooks.go", "options.go", "hold.go", "entry.go", "line.go", "cleanup.go", "loss.go",
+	"watchdog.go", "client.go", "acquiring.go", "reentry.go", "lock.go", "inspect.go", "do.go",
+}, redisFiles...)
+
+// upward are the uses against fileOrder that are known: the parts of a Client know their Client, and a hold its parts.
+var upward = map[string]bool{
+	"entry.go client.go": true, "hold.go client.go": true, "line.go client.go": true, "cleanup.go client.go": true,
+	"loss.go client.go": true, "watchdog.go client.go": true, "hold.go entry.go": true, "hold.go line.go": true,
+	"hold.go watchdog.go": true, "line.go acquiring.go": true, "acquiring.go lock.go": true, "client.go lock.go": true,
+}
+
+func TestFilesUseTheFilesBelowThem(t *testing.T) {
+	files, set := parsePackage(t, nil)
+	found := make(map[string]bool)
+	for file, used := range usedFiles(files, set) {
+		require.Contains(t, fileOrder, file)
+		for other := range used {
+			if slices.Index(fileOrder, file) < slices.Index(fileOrder, other) {
+				found[file+" "+other] = true
+			}
+		}
+	}
+	require.Equal(t, upward, found)
+}
+
+// usedFiles are the files in which the names are declared that each file uses.
+func usedFiles(files map[string]*ast.File, set *token.FileSet) map[string]map[string]bool {
+	found := make(map[string]map[string]bool)
+	for name, use := range uses(files, set).Uses {
+		file, other := filepath.Base(set.Position(name.Pos()).Filename), filepath.Base(set.Position(use.Pos()).Filename)
+		if use.Pos().IsValid() && file != other {
+			if found[file] == nil {
+				found[file] = make(map[string]bool)
+			}
+			found[file][other] = true
+		}
+	}
+	return found
+}
+
 func TestTheCoreDoesNotKnowRedis(t *testing.T) {
 	files, set := parsePackage(t, nil)
 	require.Empty(t, breaches(files, set))
@@ -91,4 +143,53 @@ func TestTheWallNoticesABreach(t *testing.T) {
 		files, set := parsePackage(t, map[string]string{"breach.go": source})
 		require.NotEmpty(t, breaches(files, set), what)
 	}
+}
+
+// frames notes the functions of the library behind the first command that go-redis is asked to send.
+type frames struct {
+	once  sync.Once
+	found []string
+}
+
+func (f *frames) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (f *frames) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		f.once.Do(func() {
+			pcs := make([]uintptr, 64)
+			for stack := runtime.CallersFrames(pcs[:runtime.Callers(1, pcs)]); ; {
+				frame, more := stack.Next()
+				_, name, ours := strings.Cut(frame.Function, "go-relock/relock")
+				if ours && !strings.HasSuffix(frame.File, "_test.go") {
+					f.found = append(f.found, name)
+				}
+				if !more {
+					return
+				}
+			}
+		})
+		return next(ctx, cmd)
+	}
+}
+
+func (f *frames) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func TestFromLockToGoRedisAreEightCalls(t *testing.T) {
+	rdb := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()})
+	defer rdb.Close()
+	var f frames
+	rdb.AddHook(&f)
+	c, err := New(rdb)
+	require.NoError(t, err)
+	defer c.Close()
+	section, err := c.NewLock("a").Lock(context.Background())
+	require.NoError(t, err)
+	require.NoError(t, c.NewLock("a").Unlock(section))
+	slices.Reverse(f.found)
+	require.Equal(t, []string{
+		".(*Lock).Lock", ".(*Lock).acquire", ".(*acquiring).enterFirst", ".(*acquiring).ask", ".(*nativeStore).Wait", ".(*nativeStore).ask",
+		"/internal/wire.(*Wire).Do", "/internal/wire.(*Wire).attempt", "/internal/wire.(*Wire).exchange",
+	}, f.found)
 }

@@ -38,9 +38,9 @@ const (
 	// lookAtMost is the largest number of leases that the watchdog renews, or ends, at once. Other
 	// goroutines get the table's mutex in between.
 	lookAtMost = 1000
-	// early is the part of its renewal interval by which a lease is renewed early, in a batch with
-	// due leases.
-	early = 10
+	// earlyDivisor makes a batch of due leases take along all leases that are due within a tenth of
+	// their renewal interval.
+	earlyDivisor = 10
 	// watchAfter is the age of a section at which the client begins to watch the store for its end.
 	// Short sections cost no subscription.
 	watchAfter = 200 * time.Millisecond
@@ -136,7 +136,7 @@ func (d *watchdog) dueLocked(now time.Time) (r round, lost []*loss, leaks []func
 		if h.fixed || h.renewal.failures > 0 || h.renewal.check {
 			interval = 0
 		}
-		if due > at+interval/early || due > at && due >= t.at(h.lease.Until()) {
+		if due > at+interval/earlyDivisor || due > at && due >= t.at(h.lease.Until()) {
 			break
 		}
 		for _, cancel := range h.leaks {
@@ -146,7 +146,7 @@ func (d *watchdog) dueLocked(now time.Time) (r round, lost []*loss, leaks []func
 		switch ttl := h.nextTTLLocked(now); {
 		case h.expiredLocked(now):
 			lost = append(lost, t.loseLocked(h, h.reasonLocked(now)))
-		case h.renewal.inFlight:
+		case h.renewal.inFlight: // look again at the deadline: the result of the renewal schedules the next one
 			t.leases.Set(item, t.at(h.lease.Until()))
 		case !t.isWantedLocked(h), !now.Add(ttl - store.Margin(ttl)).After(h.lease.Until()):
 			ttl = 0
@@ -286,19 +286,6 @@ func (t *table) retryLocked(h *hold, now time.Time) {
 	t.leases.Set(&h.renewal.item, min(t.at(next), t.at(h.lease.Until())))
 }
 
-// reportLeak reports an entry that nobody can unlock any more, and ends its context. Nobody has the
-// context, but its parents refer to the context until its end. If nobody works under another entry
-// of the hold, the lease is not renewed, and runs out.
-func (h *hold) reportLeak(cancel context.CancelCauseFunc, heldFor time.Duration) {
-	cancel(nil)
-	c := h.client
-	c.log(h.logger, slog.LevelError, "relock: lock leaked: a context that Lock returned was dropped without Unlock",
-		slog.String("lock", h.name), slog.String("holder", h.holder.String()))
-	if h.hooks.Leaked != nil {
-		c.events.Emit(func() { h.hooks.Leaked(Leaked{Name: h.name, Holder: h.holder, Held: heldFor}) })
-	}
-}
-
 // watchLocked makes the watchdog look after watchAfter for a section worth a watch of the store.
 func (d *watchdog) watchLocked() {
 	if _, is := d.client.store.(store.Watcher); !is || d.stop != nil || d.watchAt != timers.Never {
@@ -329,7 +316,7 @@ func (d *watchdog) watchDueLocked(now time.Time) func() {
 	switch {
 	case old && d.stop == nil:
 		d.watchAt = t.at(now.Add(watchLinger))
-		d.stop = func() {}
+		d.stop = func() {} // until the watch has begun
 		return func() {
 			stop := d.client.store.(store.Watcher).Watch(d.client.id, d.doubt)
 			t.mu.Lock()

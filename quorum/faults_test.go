@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
@@ -17,6 +18,9 @@ import (
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
 )
+
+// pass lets time go by in a bubble.
+func pass(d time.Duration) { time.Sleep(d) } //nolint:forbidigo // in a synctest bubble
 
 // far is a member behind a network of one process.
 type far struct {
@@ -51,7 +55,7 @@ func (f *far) until(ctx context.Context) error {
 func (f *far) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 	if f.hold.Load() {
 		<-ctx.Done()
-		time.Sleep(time.Millisecond) // behind the commands of the caller
+		pass(time.Millisecond) // behind the commands of the caller
 		_, _ = f.Store.Try(context.WithoutCancel(ctx), a)
 		return store.Lease{}, store.Unsure(context.Cause(ctx))
 	}
@@ -187,9 +191,8 @@ func TestADeadMinorityCostsNoFailure(t *testing.T) {
 	for _, n := range []int{3, 5} {
 		fake(t, n, n/2, func(r *rig, dead []int) {
 			r.interrupt(dead...)
-			begun := time.Now()
 			r.cycle()
-			begun = time.Now()
+			begun := time.Now()
 			r.cycle()
 			require.Less(r, time.Since(begun), 200*time.Millisecond, "a member that is known to be silent is waited for")
 		})
@@ -275,7 +278,7 @@ func TestTokensGrowWhateverMinorityIsDead(t *testing.T) {
 					require.Greater(t, token, last, "dead: %v", dead)
 					last = token
 					restore()
-					time.Sleep(2 * minute) // leases at the dead members end
+					pass(2 * minute) // leases at the dead members end
 				})
 			}
 		})
@@ -382,7 +385,7 @@ func TestAFillBehindAReleaseIsTakenBack(t *testing.T) {
 		view[2].hold.Store(true)
 		require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
 		require.NoError(t, s.Release(t.Context(), l, 0))
-		time.Sleep(time.Second)
+		pass(time.Second)
 		require.Equal(t, []store.ID{"", "", ""}, r.owners())
 	})
 }
@@ -408,7 +411,7 @@ func TestAFillBesideAReleaseDoesNotComeBack(t *testing.T) {
 				return m
 			}
 			return entersBetween{m, func() {
-				time.Sleep(time.Millisecond) // the others have entered
+				pass(time.Millisecond) // the others have entered
 				require.NoError(r, s.Release(r.Context(), l, 0))
 			}}
 		})
@@ -416,7 +419,7 @@ func TestAFillBesideAReleaseDoesNotComeBack(t *testing.T) {
 		l, err = s.Try(r.Context(), ask(minute))
 		require.NoError(r, err)
 		_, _ = s.Enter(r.Context(), l, 2)
-		time.Sleep(2 * time.Second)
+		pass(2 * time.Second)
 		require.Equal(r, []store.ID{"", "", ""}, r.owners())
 	})
 }
@@ -432,22 +435,22 @@ func TestAWaiterMovesOnWhenItsQueueDies(t *testing.T) {
 			asks = append(asks, a)
 			go func() {
 				l, err := r.store.Wait(t.Context(), a, nothing)
-				require.NoError(t, err)
+				assert.NoError(t, err)
 				order <- l.ID
-				time.Sleep(time.Second)
-				require.NoError(t, r.store.Release(t.Context(), l, 0))
+				pass(time.Second)
+				assert.NoError(t, r.store.Release(t.Context(), l, 0))
 			}()
 			synctest.Wait()
 		}
 		restore := r.interrupt(0)
-		time.Sleep(3 * longestBeat)
+		pass(3 * longestBeat)
 		require.NoError(t, r.store.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
 		require.Empty(t, order)
 		require.NoError(t, r.store.Release(t.Context(), l, 0))
 		for range asks {
 			<-order
 		}
-		time.Sleep(2 * time.Second)
+		pass(2 * time.Second)
 		restore()
 	})
 }
@@ -505,7 +508,7 @@ func TestClientsThatSeeDifferentMembersTakeTurns(t *testing.T) {
 						for range rounds {
 							err := client.NewLock("orders").Do(t.Context(), func(context.Context) error {
 								require.EqualValues(t, 1, in.Add(1))
-								time.Sleep(10 * time.Millisecond)
+								pass(10 * time.Millisecond)
 								number++
 								in.Add(-1)
 								return nil
@@ -557,7 +560,7 @@ func TestNewRefusesWhatIsNoQuorum(t *testing.T) {
 	}
 }
 
-// spells spells names in its own way.
+// spells gives names a spelling of its own.
 type spells struct {
 	*mem.Store
 	prefix string
@@ -638,7 +641,7 @@ func TestAWaiterGivesBackWhatItDoesNotUse(t *testing.T) {
 		a, got := ask(minute), make(chan store.Lease, 1)
 		go func() {
 			l, err := r.store.Wait(t.Context(), a, nothing)
-			require.NoError(t, err)
+			assert.NoError(t, err)
 			got <- l
 		}()
 		synctest.Wait()

@@ -41,7 +41,7 @@ return each(#KEYS / 2, function(i)
   local member, position = hold .. '|' .. ttl, nil
   if arrival == '0' then
     local time = call('TIME')
-    arrival = time[1] * 1000000 + time[2] + i
+    arrival = time[1] * 1000000 + time[2] + i -- units of one call keep their order
     if call('ZADD', queue, 'NX', arrival, member) == 1 then
       position = call('ZCARD', queue) - 1
     else
@@ -51,7 +51,7 @@ return each(#KEYS / 2, function(i)
     call('ZADD', queue, arrival, member)
   end
   position = position or call('ZRANK', queue, member)
-  -- A waiter asks again within its own lease after the lease of the owner. Its place outlives that.
+  -- A waiter asks again within its own lease after the lease of the owner. The place outlives both.
   local keep = math.max(remaining, ttl) + ttl + 60000
   if call('PTTL', queue) < keep then
     call('PEXPIRE', queue, keep)

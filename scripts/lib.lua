@@ -43,8 +43,8 @@ local function enter(base, hold, ttl, old)
   end
 end
 
--- Sets the count of the owner. HDEL needs no memory, and behind a first write Redis lets a script
--- go on without memory.
+-- Sets the count of the owner. At maxmemory Redis refuses HSET, unless the script has written
+-- before. HDEL of a field that never exists is such a write, and changes nothing.
 local function set(base, hold, count)
   call('HDEL', base, '')
   call('HSET', base, hold, count)
@@ -66,10 +66,11 @@ local function reach(publish, channel)
   return publish ~= 'SPUBLISH' and sharded() and 'SPUBLISH' or nil
 end
 
--- Gives the lock to the first waiter with a subscriber, and returns that hold. The client of any
--- other waiter is gone, or will ask again with its arrival. After 100 dead waiters grant returns
--- nil, and whether more are left, as Redis serves nobody else meanwhile. old is the hold that
--- leaves, nil if the lock is free. The caller learns of its grant by the reply.
+-- Gives the lock to the first waiter with a subscriber, and returns that hold. A waiter without a
+-- subscriber is skipped: its client is dead, or asks again with its old arrival once it listens.
+-- One call skips at most 100 waiters, as Redis serves nobody else meanwhile; the second result says
+-- whether more are left. old is the hold that leaves, nil if the lock is free. caller is the hold
+-- of acquire, which learns of its grant by the reply.
 --
 -- While a slot migrates, Redis refuses keys that do not exist any more. So base keeps a field until
 -- no hold is left, and nothing touches the queue after its last member.

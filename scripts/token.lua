@@ -3,7 +3,7 @@
 -- KEYS     base, token
 -- ARGV     hold, floor
 -- Returns  the token, 0 the hold is gone
--- Idempotent because every token is larger than all before.
+-- Safe to repeat: a repeat draws a larger token, and nobody uses the smaller one.
 --
 -- A token is never below the clock of the server, so a lost key cannot turn tokens back, and always
 -- above the last one, so the clock cannot either. The token is above the floor too: a store over

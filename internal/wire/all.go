@@ -55,7 +55,7 @@ func (w *Wire) All(ctx context.Context, s *Script, shared []any, units []Unit) [
 		}
 		if places = again; w.wasStale(last, &fewest) {
 			w.options.Retried(units[lost[0]].Keys[0], s.Name, attempt, attempt, last)
-			places = append(places, lost...)
+			places = slices.Concat(again, lost)
 		}
 	}
 	if slices.ContainsFunc(results, func(r Result) bool { return r.Err != nil && !Refused(r.Err) }) {

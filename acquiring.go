@@ -1,0 +1,158 @@
+package relock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/go-relock/relock/store"
+)
+
+// acquiring is one call on its way into the lock.
+type acquiring struct {
+	lock   *Lock
+	ctx    context.Context // the caller's
+	wait   time.Duration   // forever; 0: do not wait
+	holder Holder
+
+	refusal *LockedError // the store's last refusal
+
+	// For the hooks.
+	nested bool // the holder has the lock already
+	waited bool // another hold had the lock, and the call may wait
+	queued bool // the call has waited in a queue or line
+	wake   Wake
+	depth  int
+
+	section *section
+}
+
+// progress notes the answers of the store while the call waits.
+func (a *acquiring) progress(p store.Progress) {
+	a.waited = true
+	if p.Busy != nil {
+		a.refusedBy(p.Busy)
+	}
+	if p.Queued {
+		a.joined(p.Position)
+	}
+}
+
+// refusedBy notes the owner of the lock, if err is a refusal.
+func (a *acquiring) refusedBy(err error) {
+	var busy *store.Busy
+	if !errors.As(err, &busy) {
+		return
+	}
+	l, owner := a.lock, holderOf(busy.Owner)
+	isOwner := func(e *entry) bool { return holderOf(e.hold.lease.ID) == owner }
+	if a.wait != 0 && (a.refusal == nil || a.refusal.Holder != owner) && openEntry(a.ctx, isOwner) != nil {
+		l.client.log(l.settings.logger, slog.LevelWarn, "relock: waiting for another hold of the same holder",
+			slog.String("lock", l.name), slog.String("holder", owner.String()))
+	}
+	a.refusal = &LockedError{Name: l.name, Holder: owner, TTL: busy.TTL}
+}
+
+// joined tells the hooks that the call has a place in the queue, the first time.
+func (a *acquiring) joined(position int) {
+	if a.queued {
+		return
+	}
+	a.waited, a.queued = true, true
+	if hook := a.lock.settings.hooks.Queued; hook != nil {
+		event := Queued{Name: a.lock.name, Holder: a.holder, Position: position}
+		a.lock.client.events.Emit(func() { hook(event) })
+	}
+}
+
+// reason returns the reason for the end of a call with context ctx. err is the error of the store.
+func (a *acquiring) reason(ctx context.Context, err error) error {
+	cause := context.Cause(ctx)
+	switch {
+	case (errors.Is(cause, ErrClosed) || errors.Is(err, ErrClosed)) && a.lock.client.isClosed():
+		return ErrClosed
+	case cause == errWaitOver && !errors.Is(err, errWaitOver): //nolint:errorlint // the cause of ctx may come from another call
+		return fmt.Errorf("%w: %w", errWaitOver, err)
+	case a.ctx.Err() != nil && !errors.Is(err, context.Cause(a.ctx)): // a store need not know the cause
+		return fmt.Errorf("%w: %w", err, context.Cause(a.ctx))
+	default:
+		return err
+	}
+}
+
+// failed returns the error of a call without an entry.
+func (a *acquiring) failed(err error) error {
+	var busy *store.Busy
+	switch refusal := a.refusal; {
+	case refusal != nil && (errors.As(err, &busy) || errors.Is(err, errWaitOver)):
+		if errors.Is(err, ErrUnavailable) {
+			refusal.Err = err
+		}
+		return refusal
+	case refusal != nil && a.ctx.Err() != nil && !(errors.Is(err, ErrClosed) && a.lock.client.isClosed()):
+		refusal.Err = err
+		return refusal
+	default:
+		return a.lock.failed("lock", a.holder, err)
+	}
+}
+
+// started reports the begin of a call to the hook, and returns the time of the begin.
+func (a *acquiring) started() time.Time {
+	hooks := &a.lock.settings.hooks
+	if hooks.AcquireStarted == nil && hooks.AcquireFinished == nil {
+		return time.Time{}
+	}
+	start := time.Now()
+	if hooks.AcquireStarted != nil {
+		event := AcquireStarted{Context: a.ctx, Name: a.lock.name, Start: start}
+		a.lock.client.events.Emit(func() { hooks.AcquireStarted(event) })
+	}
+	return start
+}
+
+// finished reports the end of the call to the hook.
+func (a *acquiring) finished(start time.Time, err error) {
+	hook := a.lock.settings.hooks.AcquireFinished
+	if hook == nil {
+		return
+	}
+	event := AcquireFinished{
+		Context: a.ctx, Name: a.lock.name, Holder: a.holder, Start: start, Duration: time.Since(start), Outcome: a.outcome(err),
+		Reentrant: a.nested, Depth: a.depth, Waited: a.waited, Queued: a.queued, TTL: a.lock.settings.ttl, Err: err,
+	}
+	if err == nil { // perhaps by another Lock of the same name, with options of its own
+		event.TTL, event.Wake = a.section.entry.hold.ttl, a.wake
+	}
+	a.lock.client.events.Emit(func() { hook(event) })
+}
+
+// outcome returns the outcome of the call. The error may carry the cause of the caller's context
+// too, and the cause can be any error: the loss or the refusal of another lock, or the end of
+// another client, is no outcome of this call.
+func (a *acquiring) outcome(err error) Outcome {
+	switch err.(type) { //nolint:errorlint // as it is: a cause may be the refusal, or the loss, of another lock
+	case nil:
+		return OutcomeAcquired
+	case *LockedError:
+		return OutcomeLocked
+	case *LostError:
+		return OutcomeLost
+	}
+	switch {
+	case errors.Is(err, ErrClosed) && a.lock.client.isClosed():
+		return OutcomeClosed
+	case errors.Is(err, ErrNotReplicated) && a.ctx.Err() == nil:
+		return OutcomeError
+	case errors.Is(err, ErrUnavailable) && a.ctx.Err() == nil && !errors.Is(err, errWaitOver):
+		return OutcomeError // the deadline of a dial is a context.DeadlineExceeded too
+	case errors.Is(err, store.ErrUnsure) && a.ctx.Err() == nil && !errors.Is(err, errWaitOver):
+		return OutcomeError
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return OutcomeCanceled
+	default:
+		return OutcomeError
+	}
+}

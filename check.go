@@ -1,0 +1,129 @@
+package relock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/go-relock/relock/internal/subs"
+	"github.com/go-relock/relock/store"
+)
+
+// This file asks a Redis server for everything that locks will need, for both layouts.
+
+// checkTTL is the lease of the holds that check a server.
+const checkTTL = 2 * time.Second
+
+// checkServer runs each verb of st on a lock that nobody else uses, and returns all failures.
+// Waiters of that lock listen on topics, and token is the key of its token.
+func (s *redisStore) checkServer(ctx context.Context, st store.Store, a store.Ask, topics []subs.Topic, token string) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*checkTTL)
+	defer cancel()
+	first, second := a, a
+	first.ID, second.ID = a.ID+":0:1", a.ID+":0:2"
+	second.Acks = store.Acks{}
+	var c checks
+
+	lease, err := st.Try(ctx, first)
+	c.note("take a lock", err)
+	lease.Ask = first // also after a refusal: something else may be missing, too
+	_, err = st.Enter(ctx, lease, 2)
+	c.note("renew a lock", err)
+	_, err = st.Token(ctx, lease)
+	c.note("draw a token", err)
+	_, err = st.Look(ctx, a.Name)
+	c.note("read a lock", err)
+	for _, topic := range topics {
+		l, err := s.subs.Listen(ctx, topic, string(second.ID))
+		c.note("subscribe to "+topic.Channel, err)
+		if err == nil {
+			defer l.Close()
+		}
+	}
+	c.note("wait for a lock", c.handOver(ctx, st, lease, second))
+	c.note("break a lock", st.Break(ctx, a.Name, second.ID))
+	c.note("clean up", errors.Join(st.Forget(ctx, []store.Ask{first, second})...))
+	if _, rdb, err := s.wire.Node(ctx, token, false); err == nil && token != "" {
+		c.note("remove a token", rdb.PExpire(ctx, token, time.Millisecond).Err())
+	}
+	return errors.Join(c.missing...)
+}
+
+// checks collects what is missing on a server.
+type checks struct{ missing []error }
+
+// note adds an error, unless another verb has added the same error.
+func (c *checks) note(verb string, err error) {
+	var busy *store.Busy
+	if err == nil || errors.Is(err, store.ErrGone) || errors.Is(err, errors.ErrUnsupported) || errors.As(err, &busy) {
+		return
+	}
+	cause, _, _ := strings.Cut(err.Error(), " script: ")
+	if line := scriptLine(err.Error()); line != "" {
+		cause = line // the same command is missing in all verbs
+		err = fmt.Errorf("%w (%s)", err, line)
+	}
+	for _, m := range c.missing {
+		if strings.Contains(m.Error(), cause) {
+			return
+		}
+	}
+	c.missing = append(c.missing, fmt.Errorf("cannot %s: %w", verb, err))
+}
+
+var scriptError = regexp.MustCompile(`script: ([0-9a-f]{40}), on @user_script:(\d+)`)
+
+// scriptLine returns the line at which a script has failed, as Redis 7 does not name the command
+// forbidden to a user. For other errors scriptLine returns an empty string.
+func scriptLine(text string) string {
+	found := scriptError.FindStringSubmatch(text)
+	if found == nil {
+		return ""
+	}
+	for _, s := range scripts {
+		if at, _ := strconv.Atoi(found[2]); s.Hash == found[1] {
+			return strings.TrimSpace(strings.Split(s.Source, "\n")[at-1])
+		}
+	}
+	return ""
+}
+
+// handOver frees a lock for which another hold waits.
+func (c *checks) handOver(ctx context.Context, st store.Store, lease store.Lease, next store.Ask) error {
+	waits, done := make(chan struct{}), make(chan error, 1)
+	go func() {
+		queued := sync.OnceFunc(func() { close(waits) })
+		got, err := st.Wait(ctx, next, func(p store.Progress) {
+			if p.Queued {
+				queued()
+			}
+		})
+		if err == nil && got.Woken == store.WakeRecheck {
+			err = errors.New("the message did not come")
+		}
+		done <- err
+	}()
+	select {
+	case <-waits:
+		c.note("release a lock", st.Release(ctx, lease, 0))
+		return <-done
+	case err := <-done: // Break needs some of the commands that a waiter would have needed
+		c.note("break a lock", st.Break(ctx, lease.Name, lease.ID))
+		c.note("release a lock", st.Release(ctx, lease, 0))
+		return err
+	}
+}
+
+// newCheckAsk returns an ask like a, for the holds that check a server. The ID of the ask is the
+// client of the holds.
+func newCheckAsk(a store.Ask) store.Ask {
+	a.ID, a.TTL = store.ID(uuid.NewString()), checkTTL
+	return a
+}

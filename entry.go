@@ -1,0 +1,148 @@
+package relock
+
+import (
+	"context"
+	"runtime"
+	"strconv"
+
+	"github.com/go-relock/relock/store"
+)
+
+// newID names a hold of a holder, and makes a holder if holder is zero. One counter numbers both,
+// so that the last number of an ID is unique in the client.
+func (c *Client) newID(holder Holder) (store.ID, Holder) {
+	n := c.numbers.Add(1)
+	if holder != (Holder{}) {
+		return store.ID(holder.id + ":" + strconv.FormatInt(n, 10)), holder
+	}
+	var room [96]byte
+	id := strconv.AppendInt(append(append(room[:0], c.id...), ':'), n, 10)
+	end := len(id)
+	name := string(strconv.AppendInt(append(id, ':'), n, 10))
+	return store.ID(name), Holder{id: name[:end]} // both in one allocation
+}
+
+// entry is one Lock and its Unlock. The section's context refers to its entry, and the entry does
+// not refer to the section's context. So the garbage collector can report a context that is dropped
+// without Unlock.
+type entry struct {
+	hold   *hold
+	outer  *entry          // that the caller's context carried, of whichever lock
+	ctx    context.Context // ends with the entry
+	cancel context.CancelCauseFunc
+
+	cleanup runtime.Cleanup
+
+	// Guarded by the table's mutex.
+	left       bool   // Unlock was called, or the context was dropped
+	next, prev *entry // in hold.entries
+}
+
+// section is the context that Lock returns.
+type section struct {
+	context.Context // entry.ctx
+	entry           *entry
+}
+
+// entryKey is the context key of the *entry around a context. A nil *entry is outside of all
+// sections.
+type entryKey struct{}
+
+func (s *section) Value(key any) any {
+	if key == (entryKey{}) {
+		return s.entry
+	}
+	return s.Context.Value(key)
+}
+
+// entryOf returns the innermost entry around ctx, open or not; nil: none.
+func entryOf(ctx context.Context) *entry {
+	if ctx == nil {
+		panic(errNilContext)
+	}
+	e, _ := ctx.Value(entryKey{}).(*entry)
+	return e
+}
+
+// newEntry makes an entry of h and the section's context for the caller. The caller enters the
+// entry, or ends the entry with discard.
+func newEntry(parent context.Context, h *hold) (*entry, *section) {
+	e := &entry{hold: h, outer: entryOf(parent)}
+	e.ctx, e.cancel = context.WithCancelCause(parent)
+	s := &section{Context: e.ctx, entry: e}
+	e.cleanup = runtime.AddCleanup(s, (*entry).leaked, e)
+	return e, s
+}
+
+// discard ends the context of an entry, and its watch for a leak.
+func (e *entry) discard(err error) {
+	e.cancel(err)
+	e.cleanup.Stop()
+}
+
+// leaked notes for the watchdog that nobody can unlock e any more. The garbage collector calls it
+// on a goroutine of the runtime, and outside of every synctest bubble.
+func (e *entry) leaked() {
+	t := &e.hold.client.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !e.left {
+		e.left = true
+		t.unlinkLocked(e) // the hold goes on to count the entry
+		e.hold.leaks = append(e.hold.leaks, e.cancel)
+		e.hold.leaked = true
+	}
+}
+
+// isOpenLocked says whether calls inside of e are inside its lock.
+func (e *entry) isOpenLocked() bool { return !e.left && e.hold.state == held }
+
+// HolderFrom returns the holder of the innermost open section around ctx, and whether ctx is inside
+// of one.
+func HolderFrom(ctx context.Context) (Holder, bool) {
+	if e := openEntry(ctx, func(*entry) bool { return true }); e != nil {
+		return e.hold.holder, true
+	}
+	return Holder{}, false
+}
+
+// openEntry returns the innermost open entry of a kind around ctx; nil: none.
+func openEntry(ctx context.Context, is func(*entry) bool) *entry {
+	for e := entryOf(ctx); e != nil; e = e.outer {
+		if !is(e) {
+			continue
+		}
+		t := &e.hold.client.table
+		t.mu.Lock()
+		open := e.isOpenLocked()
+		t.mu.Unlock()
+		if open {
+			return e
+		}
+	}
+	return nil
+}
+
+// WithSection returns a context like ctx for calls inside section, a context of Lock. WithSection
+// is for callbacks and frameworks with a context of their own: the result ends when ctx ends, has
+// the values of ctx, and a Lock of the section's lock enters again. When the section ends, a nested
+// Lock in flight ends with the section, and everything else under ctx goes on. If section is inside
+// of no section, the result is outside of all sections, too.
+func WithSection(ctx, section context.Context) context.Context {
+	ctx = context.WithValue(ctx, sectionKey{}, section)
+	return context.WithValue(ctx, entryKey{}, entryOf(section))
+}
+
+// sectionKey is the context key of the section of WithSection. The reference keeps the section from
+// being reported as a leak.
+type sectionKey struct{}
+
+// WithoutHolder returns a context like ctx for calls outside of all sections, such as the calls of
+// a goroutine that is started in a section and must compete for its lock. The result still ends
+// when ctx ends.
+func WithoutHolder(ctx context.Context) context.Context {
+	if entryOf(ctx) == nil {
+		return ctx
+	}
+	return context.WithValue(ctx, entryKey{}, (*entry)(nil))
+}

@@ -1,0 +1,152 @@
+package relock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-relock/relock/internal/lifetime"
+	"github.com/go-relock/relock/store"
+)
+
+// This file is nested entries: a hold is entered again, and left with entries still open.
+
+// enterAgain enters the hold of outer once more.
+func (a *acquiring) enterAgain(outer *entry) error {
+	h := outer.hold
+	t := &h.client.table
+	if h.fate(false) != nil {
+		return a.notAgain(outer.ctx, outer, nil)
+	}
+	t.mu.Lock()
+	lease, count := h.lease, h.count+1
+	lease.TTL = h.nextTTLLocked(time.Now())
+	change := h.changeLocked()
+	t.mu.Unlock()
+	if !h.localReentry {
+		ctx, cancel := h.client.bound(a.ctx, a.wait)
+		defer cancel()
+		if outer.ctx.Err() == nil { // a hold that ends meanwhile is not entered again
+			var stop context.CancelFunc
+			ctx, stop = endingWith(ctx, outer.ctx)
+			defer stop()
+		}
+		var err error
+		if lease, err = h.client.store.Enter(ctx, lease, count); err != nil {
+			return a.notAgain(ctx, outer, err)
+		}
+	}
+	e, section := newEntry(a.ctx, h)
+	t.mu.Lock()
+	if t.closed || h.state != held || h.expiredLocked(time.Now()) {
+		t.mu.Unlock()
+		e.discard(ErrReleased)
+		return a.notAgain(outer.ctx, outer, nil)
+	}
+	t.enterLocked(e)
+	if !h.localReentry {
+		h.countedLocked(change, count)
+		t.confirmLocked(h, lease, time.Now())
+	}
+	if h.renewal.item.In() && t.leases.Due(&h.renewal.item) >= t.at(h.lease.Until()) {
+		t.scheduleLocked(h) // nobody worked in the hold, so the watchdog had let go
+	}
+	a.section, a.depth = section, h.count
+	t.mu.Unlock()
+	return nil
+}
+
+// change is one command that sets the count in the store.
+type change struct{ number, rounds int }
+
+func (h *hold) changeLocked() change {
+	h.renewal.changes++
+	return change{h.renewal.changes, h.renewal.rounds}
+}
+
+// countedLocked makes the watchdog send the count again if the count that an entry or exit has set
+// may be wrong, see renewal.
+func (h *hold) countedLocked(c change, count int) {
+	switch t := &h.client.table; {
+	case h.renewal.changes != c.number || h.count != count:
+		t.checkLocked(h)
+	case h.renewal.rounds != c.rounds:
+		t.recountLocked(h)
+	}
+}
+
+// notAgain returns the error of a nested call without an entry. err is the error of the store.
+func (a *acquiring) notAgain(ctx context.Context, outer *entry, err error) error {
+	h := outer.hold
+	t := &h.client.table
+	t.mu.Lock()
+	closed := t.closed
+	if err != nil {
+		t.checkLocked(h) // the store may count this entry
+	}
+	t.mu.Unlock()
+	switch end := h.fate(errors.Is(err, store.ErrGone)); {
+	case isLost(end):
+		return end
+	case end != nil:
+		return a.failed(end)
+	case closed:
+		return a.failed(ErrClosed)
+	case a.ctx.Err() == nil && outer.ctx.Err() != nil:
+		return a.failed(lifetime.Ended(outer.ctx))
+	default:
+		return a.failed(a.reason(ctx, err))
+	}
+}
+
+// leaveInner sends the new count to the store. If the store does not confirm, the watchdog sends
+// the count again.
+func (h *hold) leaveInner(ctx context.Context) error {
+	if h.localReentry {
+		return nil
+	}
+	t := &h.client.table
+	t.mu.Lock()
+	now := time.Now()
+	lease, count, limit := h.lease, h.count, unlockBy(now, h.lease)
+	if lease.TTL = h.nextTTLLocked(now); !t.isWantedLocked(h) {
+		lease.TTL = 0
+	}
+	change := h.changeLocked()
+	t.mu.Unlock()
+	bound, cancel := lifetime.Until(ctx, limit)
+	defer cancel()
+	err := h.client.store.Release(bound, lease, count)
+	if errors.Is(err, store.ErrGone) {
+		if end := h.fate(true); isLost(end) {
+			return end
+		}
+		return nil // an Unlock of the last entry was faster
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err != nil {
+		if isLost(h.end) {
+			return h.end
+		}
+		t.checkLocked(h)
+		return fmt.Errorf("not confirmed by the store; left all the same, and the store will be told: %w", err)
+	}
+	h.countedLocked(change, count)
+	if lease.Sent = now; lease.TTL > 0 {
+		t.confirmLocked(h, lease, time.Now())
+	}
+	return nil
+}
+
+// unlockLimit bounds the time in which Unlock tries to reach the store.
+const unlockLimit = 10 * time.Second
+
+// unlockBy returns the time until which Unlock tries to reach the store.
+func unlockBy(now time.Time, l store.Lease) time.Time {
+	if limit := now.Add(unlockLimit); limit.Before(l.Until()) {
+		return limit
+	}
+	return l.Until()
+}
