@@ -3,6 +3,7 @@ package relock
 import (
 	"context"
 	"log/slog"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,7 +35,6 @@ type Client struct {
 	life    context.Context // ends with Close
 	end     context.CancelCauseFunc
 	once    sync.Once
-	ended   sync.Once    // of the store that New has made
 	numbers atomic.Int64 // of holders and holds
 	table   table
 }
@@ -93,66 +93,14 @@ func (c *Client) use(s store.Store) error {
 	c.store = s
 	racing, is := s.(store.Racing)
 	c.races = is && racing.Races()
-	return c.NewLock("check").Err()
+	_, err := s.Check(store.Ask{Name: "check", TTL: c.settings.ttl, Limit: 1, Acks: c.settings.acks})
+	return asInvalid(err)
 }
 
 // ID returns the name of this client: a UUID, with the name of [WithOwner] in front, if one is
 // given. The name of each holder of this client begins with the ID, so a refusal, [State] or a log
 // line leads to the process with the same ID in its log.
 func (c *Client) ID() string { return c.id }
-
-// NewLock returns the lock called name, 1 to [MaxNameLen] bytes. NewLock does not talk to the
-// store. Locks are cheap: make a Lock for each use, or keep the Lock. Two Locks of one name are the
-// same lock.
-//
-// In Redis a name with a hash tag, such as "{user:7}:cart", is used unchanged, so several locks can
-// share a cluster slot. Other names get a hash tag ("x" and "{x}" are the same lock). NewLock
-// refuses a name such as "}", as its keys would have no slot in common, and a name such as
-// "{x}:queue" or "{x}:token", a key of another lock. With [WithRedissonLayout] every name is used
-// unchanged, and in a cluster NewLock refuses a name if Redisson would put its key and its channel
-// into different slots.
-//
-// Every method of the lock with an error result reports a wrong name or option, or a demand beyond
-// the store ([errors.ErrUnsupported]), as [ErrInvalid]. [Lock.Err] reports the same error.
-func (c *Client) NewLock(name string, options ...Option) *Lock {
-	l := &Lock{client: c, name: name, settings: &c.settings}
-	if len(options) > 0 {
-		s, err := c.settings.with(options)
-		if err != nil {
-			l.err = err
-			return l
-		}
-		l.settings = &s
-	}
-	if l.err = checkName(name); l.err == nil {
-		l.ask, l.err = c.store.Check(store.Ask{Name: name, TTL: l.settings.ttl, Limit: 1, Acks: l.settings.acks})
-	}
-	if l.err != nil {
-		l.err = asInvalid(l.err)
-	}
-	return l
-}
-
-// Check asks the store for everything that locks with the client's options will need (in Redis:
-// commands, pub/sub, replicas), and returns nil, or one error that names all missing parts. Check
-// is for the start of a process. Check leaves nothing in the store. Errors: ctx's,
-// [ErrUnavailable], errors of the store.
-func (c *Client) Check(ctx context.Context) error {
-	if ctx == nil {
-		return errNilContext
-	}
-	l := c.NewLock("check")
-	if l.err != nil {
-		return l.err
-	}
-	ask := l.ask
-	ask.ID, _ = c.newID(Holder{})
-	if checker, is := c.store.(store.Checker); is {
-		return checker.CheckServer(ctx, ask)
-	}
-	_, err := c.store.Look(ctx, ask.Name)
-	return err
-}
 
 // Close ends the client. Calls that wait for a lock return [ErrClosed], as do later calls. The
 // contexts of open sections end with ErrClosed as their cause. Nothing is renewed any more, so a
@@ -173,17 +121,15 @@ func (c *Client) Close() error {
 		for _, end := range c.table.close(c) {
 			end()
 		}
-	})
-	c.group.Wait()
-	if c.owned {
-		c.ended.Do(func() {
+		c.group.Wait()
+		if c.owned {
 			_ = c.store.Close() // nothing is in flight any more
 			if c.cleanup.forgetLast() {
 				_ = c.store.Close()
 			}
-		})
-	}
-	c.events.Close(hookLimit)
+		}
+		c.events.Close(hookLimit)
+	})
 	return nil
 }
 
@@ -251,4 +197,18 @@ func endingWith(ctx, other context.Context) (context.Context, context.CancelFunc
 // log hands a record to the logger of the client or of a lock.
 func (c *Client) log(l *slog.Logger, level slog.Level, msg string, attrs ...slog.Attr) {
 	c.events.Log(l, level, msg, attrs...)
+}
+
+// newID names a hold of a holder, and makes a holder if holder is zero. One counter numbers both,
+// so that the last number of an ID is unique in the client.
+func (c *Client) newID(holder Holder) (store.ID, Holder) {
+	n := c.numbers.Add(1)
+	if holder != (Holder{}) {
+		return store.ID(holder.id + ":" + strconv.FormatInt(n, 10)), holder
+	}
+	var room [96]byte
+	id := strconv.AppendInt(append(append(room[:0], c.id...), ':'), n, 10)
+	end := len(id)
+	name := string(strconv.AppendInt(append(id, ':'), n, 10))
+	return store.ID(name), Holder{id: name[:end]} // both in one allocation
 }

@@ -39,7 +39,7 @@ func within(section context.Context, l Locker, fn func(ctx context.Context) erro
 			err = join(err, unlockErr)
 		}
 		if NotEntered(err) { // by another Do: fn has returned the error of the other Do, or the error has ended the context
-			err = &enteredError{err}
+			err = &doError{err, true}
 		}
 	}()
 	err = fn(section)
@@ -74,11 +74,9 @@ func (l *Lock) DoFor(ctx context.Context, wait time.Duration, fn func(ctx contex
 // run its function. The error of another Do does not count if the function called the other Do and
 // returned its error.
 func NotEntered(err error) bool {
-	switch e := err.(type) { //nolint:errorlint // NotEntered walks by itself, as enteredError ends the walk
-	case *notEnteredError:
-		return true
-	case *enteredError:
-		return false
+	switch e := err.(type) { //nolint:errorlint // NotEntered walks by itself, as doError ends the walk
+	case *doError:
+		return !e.entered
 	case interface{ Unwrap() error }:
 		return NotEntered(e.Unwrap())
 	case interface{ Unwrap() []error }:
@@ -88,20 +86,16 @@ func NotEntered(err error) bool {
 	}
 }
 
-// enteredError is the error of a Do whose function ran, around the error of a Do whose function did
-// not run.
-type enteredError struct{ err error }
+// doError is the error of a Do. With entered its function ran, and an error of a Do inside does not
+// count.
+type doError struct {
+	error
+	entered bool
+}
 
-func (e *enteredError) Error() string { return e.err.Error() }
-func (e *enteredError) Unwrap() error { return e.err }
+func notEntered(err error) error { return &doError{err, false} }
 
-// notEnteredError marks the error of a Do or DoFor without the lock.
-type notEnteredError struct{ err error }
-
-func notEntered(err error) error { return &notEnteredError{err} }
-
-func (e *notEnteredError) Error() string { return e.err.Error() }
-func (e *notEnteredError) Unwrap() error { return e.err }
+func (e *doError) Unwrap() error { return e.error }
 
 // join is errors.Join with a text in one line.
 func join(err, other error) error {

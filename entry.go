@@ -3,40 +3,8 @@ package relock
 import (
 	"context"
 	"runtime"
-	"strconv"
-
-	"github.com/go-relock/relock/store"
+	"slices"
 )
-
-// newID names a hold of a holder, and makes a holder if holder is zero. One counter numbers both,
-// so that the last number of an ID is unique in the client.
-func (c *Client) newID(holder Holder) (store.ID, Holder) {
-	n := c.numbers.Add(1)
-	if holder != (Holder{}) {
-		return store.ID(holder.id + ":" + strconv.FormatInt(n, 10)), holder
-	}
-	var room [96]byte
-	id := strconv.AppendInt(append(append(room[:0], c.id...), ':'), n, 10)
-	end := len(id)
-	name := string(strconv.AppendInt(append(id, ':'), n, 10))
-	return store.ID(name), Holder{id: name[:end]} // both in one allocation
-}
-
-// entry is one Lock and its Unlock. The section's context refers to its entry, and the entry does
-// not refer to the section's context. So the garbage collector can report a context that is dropped
-// without Unlock.
-type entry struct {
-	hold   *hold
-	outer  *entry          // that the caller's context carried, of whichever lock
-	ctx    context.Context // ends with the entry
-	cancel context.CancelCauseFunc
-
-	cleanup runtime.Cleanup
-
-	// Guarded by the table's mutex.
-	left       bool   // Unlock was called, or the context was dropped
-	next, prev *entry // in hold.entries
-}
 
 // section is the context that Lock returns.
 type section struct {
@@ -88,7 +56,7 @@ func (e *entry) leaked() {
 	defer t.mu.Unlock()
 	if !e.left {
 		e.left = true
-		t.unlinkLocked(e) // the hold goes on to count the entry
+		e.hold.dropLocked(e) // the hold goes on to count the entry
 		e.hold.leaks = append(e.hold.leaks, e.cancel)
 		e.hold.leaked = true
 	}
@@ -145,4 +113,43 @@ func WithoutHolder(ctx context.Context) context.Context {
 		return ctx
 	}
 	return context.WithValue(ctx, entryKey{}, (*entry)(nil))
+}
+
+// enterLocked adds an entry to its hold.
+func (t *table) enterLocked(e *entry) {
+	h := e.hold
+	h.entries = append(h.entries, e)
+	h.count++
+	h.deepest = max(h.deepest, h.count)
+}
+
+// leaveLocked takes an entry out of its hold.
+func (t *table) leaveLocked(e *entry) {
+	e.left = true
+	e.hold.dropLocked(e)
+	e.hold.count--
+}
+
+// dropLocked takes an entry out of the open ones.
+func (h *hold) dropLocked(e *entry) {
+	i := slices.Index(h.entries, e)
+	h.entries = slices.Delete(h.entries, i, i+1)
+}
+
+// isWantedLocked says whether anybody still works in a section of h.
+func (t *table) isWantedLocked(h *hold) bool {
+	for _, e := range h.entries {
+		if e.ctx.Err() == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// cancelsLocked returns the functions that end the contexts of h, newest entry first.
+func (h *hold) cancelsLocked() (cancels []context.CancelCauseFunc) {
+	for _, e := range slices.Backward(h.entries) {
+		cancels = append(cancels, e.cancel)
+	}
+	return cancels
 }

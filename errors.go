@@ -182,7 +182,7 @@ var (
 
 // asInvalid makes an ErrInvalid of an error of [store.Store.Check].
 func asInvalid(err error) error {
-	if errors.Is(err, ErrInvalid) {
+	if err == nil || errors.Is(err, ErrInvalid) {
 		return err
 	}
 	return fmt.Errorf("%w: %w", ErrInvalid, err)

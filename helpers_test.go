@@ -29,7 +29,9 @@ import (
 //   - deaf_test.go: What if a client hears nothing?
 //   - errkinds_test.go: Which errors does an error match?
 //   - errors_test.go: What do the texts of errors say?
+//   - example_test.go, example_more_test.go: How is each verb used?
 //   - extend_test.go: When does a fixed lease end?
+//   - fakestore_test.go: What does the core make of each answer of a store?
 //   - faults_pubsub_test.go: What if the pub/sub connection of waiters breaks?
 //   - faults_queue_test.go: In which order are waiters served, also when some give up?
 //   - faults_replies_test.go: What if a reply is lost, or a command runs late or twice?
@@ -44,7 +46,7 @@ import (
 //   - lease_test.go: What if a lease is nearly over when it begins?
 //   - line_test.go: How does a client pass a lock on within itself?
 //   - link_test.go: How does a test break the link to a store in fake time?
-//   - lock_test.go: Does a lock keep the promises of package locktest?
+//   - lock_test.go: What is a lock, and does it keep the promises of package locktest?
 //   - log_test.go: What does the library log?
 //   - loss_test.go: When does a section end because its lock is lost?
 //   - names_test.go: Where is a lock kept, and which names are refused?
@@ -52,10 +54,15 @@ import (
 //   - options_redis_test.go: Which options need Redis, and what do they do?
 //   - outcome_test.go: Which outcome does a call have?
 //   - readme_test.go: Is what the pages say true?
+//   - redis_test.go: Does the Redis store check, wait and watch as package store says?
+//   - redisson_test.go: Does a lock of Redisson's layout work as others do?
+//   - redisson_scripts_test.go, redisson_property_test.go: Do the scripts keep Redisson's wire facts?
+//   - redisson_suite_test.go: Does Redisson's layout pass the suites?
 //   - reentry_test.go: Which calls are inside of a section?
 //   - reentry_faults_test.go: What if a nested entry or exit is slow, refused or lost?
 //   - scripts_test.go: How does a test call a script?
 //   - scripts_acquire_test.go: Is a lock taken, re-entered or refused?
+//   - scripts_property_test.go: Do scripts do the same as a model, in any order and twice?
 //   - scripts_queue_test.go: Who is served next?
 //   - scripts_refused_test.go: What is left when Redis refuses a command?
 //   - scripts_release_test.go: What do release, renew and forget change?
@@ -72,7 +79,7 @@ import (
 //   - topology_slots_test.go: What if a slot moves?
 //   - topology_tls_test.go: Does a user with few commands have all that a lock needs over TLS?
 //   - wait_test.go: When exactly does a wait end?
-//   - wall_test.go: Does the core know Redis?
+//   - wall_test.go: Do calls go down, and does the core know Redis?
 //   - watchdog_test.go: When are leases renewed?
 
 // This file and link_test.go are the vocabulary of the tests in fake time, with stage_test.go.

@@ -1,7 +1,9 @@
 package relock
 
 import (
+	"container/list"
 	"context"
+	"runtime"
 	"sync"
 	"time"
 
@@ -24,7 +26,7 @@ type hold struct {
 	token   int64       // the first drawn token; 0: none
 	count   int         // of open entries
 	deepest int         // the highest count
-	entries *entry      // the open ones, newest first; without entries whose context was dropped
+	entries []*entry    // the open ones, oldest first; without entries whose context was dropped
 	leaks   []context.CancelCauseFunc
 	leaked  bool // the context of some entry was dropped without Unlock
 	renewal renewal
@@ -85,88 +87,6 @@ type table struct {
 // at returns a time as the heap counts.
 func (t *table) at(when time.Time) time.Duration { return when.Sub(t.start) }
 
-// enterLocked adds an entry to its hold.
-func (t *table) enterLocked(e *entry) {
-	h := e.hold
-	if e.next = h.entries; e.next != nil {
-		e.next.prev = e
-	}
-	h.entries = e
-	h.count++
-	h.deepest = max(h.deepest, h.count)
-}
-
-// leaveLocked takes an entry out of its hold.
-func (t *table) leaveLocked(e *entry) {
-	e.left = true
-	t.unlinkLocked(e)
-	e.hold.count--
-}
-
-func (t *table) unlinkLocked(e *entry) {
-	if e.prev != nil {
-		e.prev.next = e.next
-	} else if e.hold.entries == e {
-		e.hold.entries = e.next
-	}
-	if e.next != nil {
-		e.next.prev = e.prev
-	}
-	e.next, e.prev = nil, nil
-}
-
-// confirmLocked notes a lease that a command has set. A deadline only moves later, and a passed
-// deadline stays passed, as another hold may have had the lock since. A hold at its longest allowed
-// length ends in time, also if a command reached the store late and set a longer lease.
-func (t *table) confirmLocked(h *hold, lease store.Lease, now time.Time) {
-	if h.maxHold > 0 {
-		lease.TTL = min(lease.TTL, h.since.Add(h.maxHold).Sub(lease.Sent).Truncate(time.Millisecond))
-	}
-	if h.state != held || h.expiredLocked(now) || !lease.Until().After(h.lease.Until()) {
-		return
-	}
-	h.lease.Sent, h.lease.TTL = lease.Sent, lease.TTL
-	t.scheduleLocked(h)
-}
-
-// scheduleLocked puts h into the heap at the time of its next renewal or of its deadline.
-func (t *table) scheduleLocked(h *hold) {
-	due := h.lease.Until()
-	if next := h.lease.Sent.Add(h.ttl / 3); !h.fixed && next.Before(due) {
-		due = next
-	}
-	t.leases.Set(&h.renewal.item, t.at(due))
-	h.client.watchdog.nudgeLocked()
-}
-
-// checkLocked makes the watchdog ask the store about h at once.
-func (t *table) checkLocked(h *hold) {
-	if h.state != held {
-		return
-	}
-	h.renewal.check = true
-	t.leases.Set(&h.renewal.item, t.at(time.Now()))
-	h.client.watchdog.nudgeLocked()
-}
-
-// recountLocked makes the watchdog send the count again within TTL/3, also if nobody wants the lease
-// any more: a renewal and another command with a count may have reached the store in either order.
-func (t *table) recountLocked(h *hold) {
-	h.renewal.recount = true
-	t.leases.Set(&h.renewal.item, min(t.at(time.Now().Add(h.ttl/3)), t.leases.Due(&h.renewal.item)))
-	h.client.watchdog.nudgeLocked()
-}
-
-// isWantedLocked says whether anybody still works in a section of h.
-func (t *table) isWantedLocked(h *hold) bool {
-	for e := h.entries; e != nil; e = e.next {
-		if e.ctx.Err() == nil {
-			return true
-		}
-	}
-	return false
-}
-
 // nextTTLLocked returns the lease to ask for: the TTL, or the rest of the longest allowed hold; 0
 // leaves the lease unchanged.
 func (h *hold) nextTTLLocked(now time.Time) time.Duration {
@@ -189,39 +109,24 @@ func (h *hold) isLongestLocked(now time.Time) bool {
 	return h.maxHold > 0 && h.since.Add(h.maxHold).Sub(now) < MinTTL+store.Margin(h.ttl)
 }
 
-// finishLocked ends a hold. Its entries stay, for whoever has to end their contexts.
-func (t *table) finishLocked(h *hold, end error) {
-	h.state, h.end = over, end
-	t.leases.Remove(&h.renewal.item)
-	t.stepDownLocked(h)
+// entry is one Lock and its Unlock. The section's context refers to its entry, and the entry does
+// not refer to the section's context. So the garbage collector can report a context that is dropped
+// without Unlock.
+type entry struct {
+	hold   *hold
+	outer  *entry          // that the caller's context carried, of whichever lock
+	ctx    context.Context // ends with the entry
+	cancel context.CancelCauseFunc
+
+	cleanup runtime.Cleanup
+
+	// Guarded by the table's mutex.
+	left bool // Unlock was called, or the context was dropped
 }
 
-// cancelsLocked returns the functions that end the contexts of h, newest entry first.
-func (h *hold) cancelsLocked() (cancels []context.CancelCauseFunc) {
-	for e := h.entries; e != nil; e = e.next {
-		cancels = append(cancels, e.cancel)
-	}
-	return cancels
-}
-
-// releaseLocked ends a hold after its last exit, and reports the end. The end and its event are one
-// step under the mutex, so that Close comes before both or after both.
-func (t *table) releaseLocked(h *hold, err error) {
-	t.finishLocked(h, ErrReleased)
-	if h.hooks.Released == nil || t.closed {
-		return
-	}
-	event := Released{
-		Name: h.name, Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest, Err: err,
-	}
-	h.client.events.Emit(func() { h.hooks.Released(event) })
-}
-
-// longest returns the longest time for which the store may keep the hold from now on without a
-// renewal.
-func (h *hold) longest() time.Duration {
-	t := &h.client.table
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return max(h.lease.TTL, h.ttl, time.Until(h.renewal.longest).Round(time.Millisecond))
+// line queues the calls of one client that wait for one lock, see line.go.
+type line struct {
+	head    *hold
+	busy    *store.Busy // the store's last refusal of the head, while the head asks; nil: none yet
+	waiting list.List   // of *hold
 }

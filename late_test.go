@@ -125,7 +125,7 @@ func TestCountIsWrongAfterALostAnswerForOneCommand(t *testing.T) {
 				w.requireCount("a", 1)
 				inner := w.enter(outer, l)
 				lose(m.link, cmdRelease)
-				require.ErrorContains(t, l.Unlock(inner), "left all the same, and the store will be told")
+				require.ErrorContains(t, l.Unlock(inner), "the entry is left, and the count will be sent again")
 				require.Equal(t, 1, l.Count(outer))
 				pass(20 * ms)
 				w.requireCount("a", 1)

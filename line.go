@@ -21,16 +21,10 @@ import (
 //     (The algorithm is lock cohorting, by Dice, Marathe and Shavit, 2012.)
 //
 // A line exists while it has a head. The table's mutex guards the line.
-type line struct {
-	head    *hold
-	busy    *store.Busy // the store's last refusal of the head, while the head asks; nil: none yet
-	waiting list.List   // of *hold
-}
 
-// waitTurn waits until h is the head of the line of its lock. passed says whether h has got the lease of the
-// section before.
-func (a *acquiring) waitTurn(ctx context.Context, h *hold) (passed bool, err error) {
-	t := &h.client.table
+// waitTurn waits until h is the head of the line of its lock. passed says whether h has got the
+// lease of the section before.
+func (t *table) waitTurn(ctx context.Context, h *hold, progress func(store.Progress)) (passed bool, err error) {
 	t.mu.Lock()
 	ln := t.lines[h.lease.Name]
 	if ln == nil {
@@ -52,7 +46,7 @@ func (a *acquiring) waitTurn(ctx context.Context, h *hold) (passed bool, err err
 	}
 	busy := ln.busyLocked()
 	t.mu.Unlock()
-	a.progress(store.Progress{Busy: busy, Queued: true, Position: position})
+	progress(store.Progress{Busy: busy, Queued: true, Position: position})
 	select {
 	case <-h.turn.called:
 	case <-ctx.Done():
@@ -65,14 +59,9 @@ func (a *acquiring) waitTurn(ctx context.Context, h *hold) (passed bool, err err
 		ln.waiting.Remove(place)
 	}
 	t.mu.Unlock()
-	if busy != nil {
-		a.refusedBy(busy) // takes the mutex
-	}
+	progress(store.Progress{Busy: busy})
 	if !isHead {
 		return false, lifetime.Ended(ctx)
-	}
-	if h.passes > 0 {
-		a.wake = WakePass
 	}
 	return passed, nil
 }

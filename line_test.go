@@ -151,10 +151,10 @@ func TestLineAsksAgainWhenItsLeadGivesUp(t *testing.T) {
 		theirs := w.enter(t.Context(), other)
 		l := w.NewClient(relock.WithLocalPass(0, 0)).NewLock("a")
 		ctx, cancel := context.WithCancel(t.Context())
-		lead, next := w.start(ctx, l), w.begin(t.Context(), tryFor(l, time.Minute))
+		head, next := w.start(ctx, l), w.begin(t.Context(), tryFor(l, time.Minute))
 		require.Equal(t, 1, w.waiters("a"))
 		cancel()
-		require.ErrorIs(t, lead.failure(), context.Canceled)
+		require.ErrorIs(t, head.failure(), context.Canceled)
 		require.True(t, next.waits())
 		require.Equal(t, 1, w.waiters("a"))
 		w.leave(theirs, other)
@@ -413,21 +413,21 @@ func TestACallThatGivesUpInTheLineIsToldWhatItsLeadWasTold(t *testing.T) {
 		for _, event := range eventsOf[relock.Queued](&r) {
 			positions = append(positions, event.Position)
 		}
-		require.ElementsMatch(t, []int{0, 1, 2, 3, 4}, positions) // the lead waits, too
+		require.ElementsMatch(t, []int{0, 1, 2, 3, 4}, positions) // the head waits, too
 
-		// A new lead without an answer knows nobody, and the holder of whom the lead before was
+		// A new head without an answer knows nobody, and the holder of whom the head before was
 		// told has gone.
 		first := w.start(t.Context(), l)
 		w.leave(theirs, other)
 		section := first.section()
-		lead := w.start(t.Context(), l)
+		head := w.start(t.Context(), l)
 		m.link.on(delay(2*time.Second, 0), cmdWait)
 		pass(11 * ms)
 		w.leave(section, l)
 		late := w.begin(t.Context(), tryFor(l, time.Second))
 		require.ErrorIs(t, late.failure(), context.DeadlineExceeded)
 		require.NotErrorIs(t, late.err, relock.ErrLocked)
-		require.NoError(t, l.Unlock(lead.section()))
+		require.NoError(t, l.Unlock(head.section()))
 	})
 }
 
@@ -439,13 +439,13 @@ func TestACallThatGivesUpInTheLineIsToldWhoHasTheLock(t *testing.T) {
 		var refusal *relock.LockedError
 		require.ErrorAs(t, refused.failure(), &refusal)
 		require.Equal(t, holder, refusal.Holder)
-		lead, behind := w.start(t.Context(), l), w.begin(t.Context(), tryFor(l, time.Second))
+		head, behind := w.start(t.Context(), l), w.begin(t.Context(), tryFor(l, time.Second))
 		m.link.on(delay(2*time.Second, 0), cmdWait)
 		pass(500 * ms)
-		w.leave(section, l) // the limit is over, and the lead asks
+		w.leave(section, l) // the limit is over, and the head asks
 		require.ErrorAs(t, behind.failure(), &refusal)
 		require.Equal(t, holder, refusal.Holder)
-		require.NoError(t, l.Unlock(lead.section()))
+		require.NoError(t, l.Unlock(head.section()))
 	})
 }
 

@@ -202,7 +202,10 @@ func (a *acquiring) enterFirst() error {
 	h.holder = a.holder
 	passed, err := false, error(nil)
 	if a.wait != 0 && (c.races || h.passes > 0) {
-		passed, err = a.waitTurn(ctx, h)
+		passed, err = c.table.waitTurn(ctx, h, a.progress)
+		if a.queued && h.passes > 0 {
+			a.wake = WakePass
+		}
 	}
 	lease := h.lease
 	if err == nil && !passed {
@@ -426,4 +429,57 @@ func (h *hold) leaveLast(ctx context.Context, now time.Time) error {
 		return fmt.Errorf("not confirmed by the store, so the lock is free within %s at the latest: %w", h.longest(), err)
 	}
 	return nil
+}
+
+// NewLock returns the lock called name, 1 to [MaxNameLen] bytes. NewLock does not talk to the
+// store. Locks are cheap: make a Lock for each use, or keep the Lock. Two Locks of one name are the
+// same lock.
+//
+// In Redis a name with a hash tag, such as "{user:7}:cart", is used unchanged, so several locks can
+// share a cluster slot. Other names get a hash tag ("x" and "{x}" are the same lock). NewLock
+// refuses a name such as "}", as its keys would have no slot in common, and a name such as
+// "{x}:queue" or "{x}:token", a key of another lock. With [WithRedissonLayout] every name is used
+// unchanged, and in a cluster NewLock refuses a name if Redisson would put its key and its channel
+// into different slots.
+//
+// Every method of the lock with an error result reports a wrong name or option, or a demand beyond
+// the store ([errors.ErrUnsupported]), as [ErrInvalid]. [Lock.Err] reports the same error.
+func (c *Client) NewLock(name string, options ...Option) *Lock {
+	l := &Lock{client: c, name: name, settings: &c.settings}
+	if len(options) > 0 {
+		s, err := c.settings.with(options)
+		if err != nil {
+			l.err = err
+			return l
+		}
+		l.settings = &s
+	}
+	if l.err = checkName(name); l.err == nil {
+		l.ask, l.err = c.store.Check(store.Ask{Name: name, TTL: l.settings.ttl, Limit: 1, Acks: l.settings.acks})
+	}
+	if l.err != nil {
+		l.err = asInvalid(l.err)
+	}
+	return l
+}
+
+// Check asks the store for everything that locks with the client's options will need (in Redis:
+// commands, pub/sub, replicas), and returns nil, or one error that names all missing parts. Check
+// is for the start of a process. Check leaves nothing in the store. Errors: ctx's,
+// [ErrUnavailable], errors of the store.
+func (c *Client) Check(ctx context.Context) error {
+	if ctx == nil {
+		return errNilContext
+	}
+	l := c.NewLock("check")
+	if l.err != nil {
+		return l.err
+	}
+	ask := l.ask
+	ask.ID, _ = c.newID(Holder{})
+	if checker, is := c.store.(store.Checker); is {
+		return checker.CheckServer(ctx, ask)
+	}
+	_, err := c.store.Look(ctx, ask.Name)
+	return err
 }

@@ -1,6 +1,7 @@
 package relock_test
 
 import (
+	"context"
 	"testing"
 	"testing/synctest"
 
@@ -12,7 +13,51 @@ import (
 	"github.com/go-relock/relock/store/mem"
 )
 
-// Does a lock keep the promises of package locktest?
+// What is a lock, and does it keep the promises of package locktest over every kind of store?
+
+func TestALockLetsOneInAtATime(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		one, two := w.NewClient().NewLock("a"), w.NewClient().NewLock("a")
+		section, err := one.Lock(t.Context())
+		require.NoError(t, err)
+		waiting := w.begin(t.Context(), two.Lock)
+		require.True(t, waiting.waits())
+		_, err = two.TryLock(t.Context())
+		require.ErrorIs(t, err, relock.ErrLocked)
+
+		require.NoError(t, one.Unlock(section))
+		require.ErrorIs(t, context.Cause(section), relock.ErrReleased)
+		require.NoError(t, two.Unlock(waiting.section())) // the waiter has got the lock by the Unlock
+		w.requireFree("a")
+	})
+}
+
+func TestACallInsideOfASectionEntersAgain(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		l := w.NewClient().NewLock("a")
+		outer, err := l.Lock(t.Context())
+		require.NoError(t, err)
+		inner, err := l.Lock(outer)
+		require.NoError(t, err)
+		require.Equal(t, 2, l.Count(inner))
+		require.NoError(t, l.Unlock(inner))
+		require.True(t, l.Held(outer))
+		require.NoError(t, l.Unlock(outer))
+		w.requireFree("a")
+	})
+}
+
+func TestALostLockEndsItsSection(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		l := w.NewClient().NewLock("a")
+		section, err := l.Lock(t.Context())
+		require.NoError(t, err)
+		w.Lose("a") // as a server does that restarts empty
+		<-section.Done()
+		require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
+		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
+	})
+}
 
 // overMemory is the harness of a store in memory, inside of wrap. All clients have these options.
 func overMemory(wrap func(*mem.Store) store.Store, options ...relock.Option) locktest.Harness {

@@ -71,18 +71,18 @@ func (w *waiting) listen(ctx context.Context, h *subs.Hub, t subs.Topic, id stri
 
 // sleep returns true when a message comes, and false when the waiter has to ask again. A message at
 // the end of ctx counts more than that end.
-func (w *waiting) sleep(ctx context.Context, recheck time.Duration, ears [2]<-chan subs.Note) (message bool, err error) {
+func (w *waiting) sleep(ctx context.Context, recheck time.Duration, notes [2]<-chan subs.Note) (message bool, err error) {
 	timer := time.NewTimer(recheck)
 	defer timer.Stop()
 	var n subs.Note
 	select {
-	case n = <-ears[0]:
-	case n = <-ears[1]:
+	case n = <-notes[0]:
+	case n = <-notes[1]:
 	case <-timer.C:
 	case <-ctx.Done():
 		select {
-		case n = <-ears[0]:
-		case n = <-ears[1]:
+		case n = <-notes[0]:
+		case n = <-notes[1]:
 		default:
 		}
 		if !n.Message {
@@ -131,7 +131,7 @@ func (s *nativeStore) Wait(ctx context.Context, a store.Ask, progress func(store
 		case r.status == statusQueued:
 			w.queued, arrival = true, strconv.FormatInt(r.number, 10)
 		case listener != nil: // nothing hears the channel on the node of the lock
-			listener.Odd()
+			listener.Suspect()
 		}
 		w.refused(r, w.queued)
 		recheck := recheckAfter(a, r)

@@ -127,16 +127,16 @@ func (s *redissonStore) Try(ctx context.Context, a store.Ask) (store.Lease, erro
 // each client, as callers wait behind each other.
 func (s *redissonStore) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
 	w := waiting{progress: progress}
-	var ears [2]*subs.Listener // on the topics
+	var listeners [2]*subs.Listener // on the topics
 	defer func() {
-		for _, l := range ears {
+		for _, l := range listeners {
 			if l != nil {
 				l.Close()
 			}
 		}
 	}()
 	for i, t := range s.topics(a.Name) {
-		ears[i] = s.subs.Listening(t, "")
+		listeners[i] = s.subs.Listening(t, "")
 	}
 	for {
 		r, answer, err := s.ask(ctx, a, 0)
@@ -149,19 +149,19 @@ func (s *redissonStore) Wait(ctx context.Context, a store.Ask, progress func(sto
 		}
 		recheck := redissonRecheck(a, r)
 		topics, notes := s.topics(a.Name), [2]<-chan subs.Note{}
-		heard := !slices.Contains(ears[:len(topics)], nil)
-		w.refused(r, heard)
+		listening := !slices.Contains(listeners[:len(topics)], nil)
+		w.refused(r, listening)
 		for i, t := range topics {
-			if ears[i] == nil {
-				if ears[i], err = w.listen(ctx, s.subs, t, "", recheck); err != nil {
+			if listeners[i] == nil {
+				if listeners[i], err = w.listen(ctx, s.subs, t, "", recheck); err != nil {
 					return store.Lease{}, w.error(err)
 				}
 			}
-			if ears[i] != nil {
-				notes[i] = ears[i].C()
+			if listeners[i] != nil {
+				notes[i] = listeners[i].C()
 			}
 		}
-		if !heard { // a message from before is lost
+		if !listening { // a message from before is lost
 			continue
 		}
 		message, err := w.sleep(ctx, recheck, notes)

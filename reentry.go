@@ -131,7 +131,7 @@ func (h *hold) leaveInner(ctx context.Context) error {
 			return h.end
 		}
 		t.checkLocked(h)
-		return fmt.Errorf("not confirmed by the store; left all the same, and the store will be told: %w", err)
+		return fmt.Errorf("not confirmed by the store; the entry is left, and the count will be sent again: %w", err)
 	}
 	h.countedLocked(change, count)
 	if lease.Sent = now; lease.TTL > 0 {

@@ -249,7 +249,7 @@ func TestAnInnerExitThatIsRefusedIsToldLater(t *testing.T) {
 				bad := m.link.on(act, cmdRelease, cmdRenew)
 				for _, section := range []context.Context{third, inner} {
 					err := l.Unlock(section)
-					require.ErrorContains(t, err, "not confirmed by the store; left all the same, and the store will be told")
+					require.ErrorContains(t, err, "not confirmed by the store; the entry is left, and the count will be sent again")
 					require.ErrorIs(t, l.Unlock(section), relock.ErrNotHeld)
 				}
 				require.Equal(t, 1, l.Count(outer))

@@ -89,15 +89,14 @@ func parsePackage(t *testing.T, extra map[string]string) (map[string]*ast.File, 
 
 // fileOrder are the files of the package, from the bottom to the top: a file uses the files before it.
 var fileOrder = append([]string{
-	"doc.go", "holder.go", "errors.go", "hooks.go", "options.go", "hold.go", "entry.go", "line.go", "cleanup.go", "loss.go",
+	"doc.go", "holder.go", "errors.go", "hooks.go", "options.go", "hold.go", "entry.go", "line.go", "cleanup.go", "ends.go",
 	"watchdog.go", "client.go", "acquiring.go", "reentry.go", "lock.go", "inspect.go", "do.go",
 }, redisFiles...)
 
-// upward are the uses against fileOrder that are known: the parts of a Client know their Client, and a hold its parts.
+// upward are the uses against fileOrder that are known: the parts of a Client know their Client.
 var upward = map[string]bool{
-	"entry.go client.go": true, "hold.go client.go": true, "line.go client.go": true, "cleanup.go client.go": true,
-	"loss.go client.go": true, "watchdog.go client.go": true, "hold.go entry.go": true, "hold.go line.go": true,
-	"hold.go watchdog.go": true, "line.go acquiring.go": true, "acquiring.go lock.go": true, "client.go lock.go": true,
+	"hold.go client.go": true, "entry.go client.go": true, "line.go client.go": true, "cleanup.go client.go": true, "ends.go client.go": true,
+	"watchdog.go client.go": true, "acquiring.go lock.go": true,
 }
 
 func TestFilesUseTheFilesBelowThem(t *testing.T) {
@@ -184,12 +183,20 @@ func TestFromLockToGoRedisAreEightCalls(t *testing.T) {
 	c, err := New(rdb)
 	require.NoError(t, err)
 	defer c.Close()
-	section, err := c.NewLock("a").Lock(context.Background())
+	l := c.NewLock("a")
+	section, err := l.Lock(context.Background())
 	require.NoError(t, err)
-	require.NoError(t, c.NewLock("a").Unlock(section))
+	require.NoError(t, l.Unlock(section))
 	slices.Reverse(f.found)
 	require.Equal(t, []string{
 		".(*Lock).Lock", ".(*Lock).acquire", ".(*acquiring).enterFirst", ".(*acquiring).ask", ".(*nativeStore).Wait", ".(*nativeStore).ask",
 		"/internal/wire.(*Wire).Do", "/internal/wire.(*Wire).attempt", "/internal/wire.(*Wire).exchange",
 	}, f.found)
+	// A call whose context may end waits in attempt, and a goroutine sends.
+	f.once, f.found = sync.Once{}, nil
+	section, err = l.Lock(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, l.Unlock(section))
+	slices.Reverse(f.found)
+	require.Equal(t, []string{"/internal/wire.(*Wire).send", "/internal/wire.(*Wire).exchange"}, f.found[len(f.found)-2:])
 }

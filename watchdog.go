@@ -366,3 +366,45 @@ func (t *table) doubtLocked(id store.ID) {
 		t.checkLocked(h)
 	}
 }
+
+// confirmLocked notes a lease that a command has set. A deadline only moves later, and a passed
+// deadline stays passed, as another hold may have had the lock since. A hold at its longest allowed
+// length ends in time, also if a command reached the store late and set a longer lease.
+func (t *table) confirmLocked(h *hold, lease store.Lease, now time.Time) {
+	if h.maxHold > 0 {
+		lease.TTL = min(lease.TTL, h.since.Add(h.maxHold).Sub(lease.Sent).Truncate(time.Millisecond))
+	}
+	if h.state != held || h.expiredLocked(now) || !lease.Until().After(h.lease.Until()) {
+		return
+	}
+	h.lease.Sent, h.lease.TTL = lease.Sent, lease.TTL
+	t.scheduleLocked(h)
+}
+
+// scheduleLocked puts h into the heap at the time of its next renewal or of its deadline.
+func (t *table) scheduleLocked(h *hold) {
+	due := h.lease.Until()
+	if next := h.lease.Sent.Add(h.ttl / 3); !h.fixed && next.Before(due) {
+		due = next
+	}
+	t.leases.Set(&h.renewal.item, t.at(due))
+	h.client.watchdog.nudgeLocked()
+}
+
+// checkLocked makes the watchdog ask the store about h at once.
+func (t *table) checkLocked(h *hold) {
+	if h.state != held {
+		return
+	}
+	h.renewal.check = true
+	t.leases.Set(&h.renewal.item, t.at(time.Now()))
+	h.client.watchdog.nudgeLocked()
+}
+
+// recountLocked makes the watchdog send the count again within TTL/3, also if nobody wants the lease
+// any more: a renewal and another command with a count may have reached the store in either order.
+func (t *table) recountLocked(h *hold) {
+	h.renewal.recount = true
+	t.leases.Set(&h.renewal.item, min(t.at(time.Now().Add(h.ttl/3)), t.leases.Due(&h.renewal.item)))
+	h.client.watchdog.nudgeLocked()
+}

@@ -200,8 +200,8 @@ func TestAClusterBeforeRedisSevenHasPlainPubSub(t *testing.T) {
 	require.Equal(t, 1, f.faults.Commands("SSUBSCRIBE"))
 	from, to := f.cluster.MasterFor(f.masters[0]), f.cluster.MasterFor(f.masters[1])
 	f.cluster.MoveSlot(f.masters[0], to)
-	f.hears(listeners[0]) // by way of the bus between the nodes
-	listeners[0].Odd()    // as nobody counts a listener on another node
+	f.hears(listeners[0])  // by way of the bus between the nodes
+	listeners[0].Suspect() // as nobody counts a listener on another node
 	f.confirmed(listeners[0])
 	f.eventually(func() bool {
 		here, err := to.Client().PubSubNumSub(t.Context(), listeners[0].sub.Channel).Result()

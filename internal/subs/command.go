@@ -43,13 +43,13 @@ func batch(verb string, subs []*subscription, now time.Time) (commands []*comman
 	var plain *command // has room
 	for _, s := range subs {
 		c := plain
-		if c == nil || s.sharded || s.alone || len(c.channels) == maxBatch {
+		if c == nil || s.sharded || s.single || len(c.channels) == maxBatch {
 			c = &command{verb: verb, at: now}
 			commands = append(commands, c)
 		}
 		if s.sharded {
 			c.verb = "s" + verb
-		} else if !s.alone {
+		} else if !s.single {
 			plain = c
 		}
 		c.channels, c.subs = append(c.channels, s.Channel), append(c.subs, s)
@@ -59,7 +59,7 @@ func batch(verb string, subs []*subscription, now time.Time) (commands []*comman
 
 // send writes the command. After an error go-redis gives the connection up, and the reader ends.
 func (c *command) send(ctx context.Context, ps *redis.PubSub) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	_ = verbs[c.verb](ps, ctx, c.channels...)
 }
@@ -104,18 +104,18 @@ func (l *link) read(ctx context.Context, ps *redis.PubSub) error {
 func (l *link) deliver(now time.Time, m *redis.Message) {
 	l.hub.mu.Lock()
 	defer l.hub.mu.Unlock()
-	l.heard = now
+	l.lastRead = now
 	for _, plain := range []bool{false, true} {
 		s := l.hub.subs[Topic{Channel: m.Channel, Plain: plain}]
 		if s == nil {
 			continue
 		}
 		for _, to := range s.listeners[m.Payload] {
-			to.tellLocked(Note{Message: true})
+			to.notifyLocked(Note{Message: true})
 		}
 		if m.Payload != "" {
 			for _, to := range s.listeners[""] {
-				to.tellLocked(Note{Message: true})
+				to.notifyLocked(Note{Message: true})
 			}
 		}
 	}
@@ -135,7 +135,7 @@ func (l *link) answered(now time.Time, verb, channel string) error {
 func (l *link) settle(now time.Time, verb, channel string) (lost time.Time, err error) {
 	l.hub.mu.Lock()
 	defer l.hub.mu.Unlock()
-	l.heard = now
+	l.lastRead = now
 	if len(l.asked) == 0 || l.asked[0].verb != verb || l.asked[0].subs[0].Channel != channel {
 		return lost, errUnasked
 	}
@@ -145,8 +145,8 @@ func (l *link) settle(now time.Time, verb, channel string) (lost time.Time, err 
 		l.asked = l.asked[1:]
 	}
 	if s.link == l { // after UNSUBSCRIBE, s has no link
-		s.confirmed, s.alone = true, false
-		s.tellLocked(Note{})
+		s.confirmed, s.single = true, false
+		s.notifyLocked(Note{})
 		lost, l.lost = l.lost, lost
 	}
 	return lost, nil
@@ -172,13 +172,13 @@ func (l *link) refused(now time.Time, err error) error {
 		switch {
 		case s.link != l: // has ended meanwhile
 		case unknown, len(c.subs) > 1:
-			s.alone = !unknown
+			s.single = !unknown
 			l.todo = append(l.todo, s)
 		default:
 			h.endLocked(s, err)
 		}
 	}
-	l.kick()
+	l.replan()
 	return nil
 }
 
@@ -186,7 +186,7 @@ func (l *link) refused(now time.Time, err error) error {
 func (l *link) pop(now time.Time) *command {
 	l.hub.mu.Lock()
 	defer l.hub.mu.Unlock()
-	l.heard = now
+	l.lastRead = now
 	if len(l.asked) == 0 {
 		return &command{}
 	}

@@ -226,7 +226,7 @@ func (x *exchange) follow(i int, last int64) error {
 				return nil
 			}
 			if rand.IntN(50) == 0 {
-				l.Odd()
+				l.Suspect()
 			}
 			select {
 			case n := <-l.C():
@@ -294,7 +294,7 @@ func TestALostConnectionIsMadeWhereTheKeysAreThen(t *testing.T) {
 	moveTo("b", b)
 	r.hears("x", first)
 	third := r.listen("z", "1") // asked for at b
-	first.Odd()
+	first.Suspect()
 	r.confirmed(first)
 	r.confirmed(second)
 	r.eventually(func() bool { return slices.Equal(r.backs(), []string{"b"}) }, "back on b, for all of them")

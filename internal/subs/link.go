@@ -20,21 +20,21 @@ const (
 	pingEvery = 2 * time.Second
 	// tick is how often a link looks for subscriptions without listeners, and for silence.
 	tick = 500 * time.Millisecond
-	// patience is for connecting, for one write, and for finding the nodes of all channels.
-	patience = 5 * time.Second
+	// limit is for connecting, for one write, and for finding the nodes of all channels.
+	limit = 5 * time.Second
 	// lived is the age at which a connection counts as a success, and pauses begin anew.
 	lived = 500 * time.Millisecond
-	// firstGrace and longGrace bound how long a connection is kept that was made after an Odd.
+	// firstGrace and longGrace bound how long a connection is kept that was made after a Suspect.
 	firstGrace, longGrace = time.Second, time.Minute
 )
 
 // Why a connection ends, beside errors of go-redis and refusals of the server.
 var (
-	errUnused   = errors.New("the pub/sub connection is not needed any more")
-	errSilent   = errors.New("the pub/sub connection is silent")
-	errOdd      = errors.New("the pub/sub connection brings no messages")
-	errUnasked  = errors.New("a reply without a command: the server may have ended a subscription")
-	errReplaced = errors.New("go-redis has given up the pub/sub connection")
+	errUnused     = errors.New("the pub/sub connection is not needed any more")
+	errSilent     = errors.New("the pub/sub connection is silent")
+	errNoMessages = errors.New("the pub/sub connection brings no messages")
+	errUnasked    = errors.New("a reply without a command: the server may have ended a subscription")
+	errReplaced   = errors.New("go-redis has given up the pub/sub connection")
 )
 
 // link is the pub/sub connection to a node, and the goroutine that makes a new connection after
@@ -46,16 +46,16 @@ type link struct {
 	rdb  redis.UniversalClient // used by the goroutine only
 
 	// Guarded by Hub.mu.
-	subs    map[*subscription]struct{}
-	todo    []*subscription // to subscribe; some may have left the link
-	leave   []*subscription // to unsubscribe
-	asked   []*command      // in flight, oldest first
-	made    time.Time       // when the connection was made, or took subscriptions over; or zero
-	heard   time.Time       // when bytes arrived last
-	attempt int             // number of the last attempt that failed
-	lost    time.Time       // begin of the outage; zero if all is well
-	odd     bool            // the connection ends at the age of grace
-	grace   time.Duration
+	subs     map[*subscription]struct{}
+	todo     []*subscription // to subscribe; some may have left the link
+	leave    []*subscription // to unsubscribe
+	asked    []*command      // in flight, oldest first
+	made     time.Time       // when the connection was made, or took subscriptions over; or zero
+	lastRead time.Time       // when bytes arrived last
+	attempt  int             // number of the last attempt that failed
+	lost     time.Time       // begin of the outage; zero if all is well
+	suspect  bool            // the connection ends at the age of grace
+	grace    time.Duration
 }
 
 // linkLocked returns the link to a node, and starts a missing link. nil: the client is closed.
@@ -77,11 +77,11 @@ func (l *link) adoptLocked(s *subscription) {
 	s.link = l
 	l.subs[s] = struct{}{}
 	l.todo = append(l.todo, s)
-	l.kick()
+	l.replan()
 }
 
-// kick makes the goroutine plan again.
-func (l *link) kick() {
+// replan makes the goroutine plan again.
+func (l *link) replan() {
 	select {
 	case l.wake <- struct{}{}:
 	default:
@@ -143,7 +143,7 @@ func (l *link) unusedLocked() bool {
 // end of the context, and PubSub.Close would wait. The goroutine closes a connection that is late.
 func (l *link) connect(ctx context.Context) (*redis.PubSub, error) {
 	ps := l.rdb.Subscribe(context.Background()) // connects with the first command
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	made := make(chan error)
 	l.hub.o.Group.Go(func() {
@@ -172,7 +172,7 @@ func (l *link) isRefused(err error) bool {
 	return wire.Refused(err) && (l.node == "" || !errors.Is(err, redis.ErrClosed))
 }
 
-// serve is the life of a connection. It returns why the connection has ended.
+// serve is the life of a connection, and returns the reason for its end.
 func (l *link) serve(ctx context.Context, ps *redis.PubSub) error {
 	ctx, cancel := context.WithCancel(ctx)
 	l.begin(time.Now())
@@ -214,7 +214,7 @@ func (l *link) serve(ctx context.Context, ps *redis.PubSub) error {
 func (l *link) begin(now time.Time) {
 	l.hub.mu.Lock()
 	defer l.hub.mu.Unlock()
-	l.made, l.heard, l.odd = now, now, false
+	l.made, l.lastRead, l.suspect = now, now, false
 	l.asked = []*command{newPing(now)}
 	l.todo, l.leave = slices.Collect(maps.Keys(l.subs)), nil
 }
@@ -224,16 +224,16 @@ func (l *link) plan(now time.Time) ([]*command, error) {
 	sharded := l.hub.o.Sharded()
 	l.hub.mu.Lock()
 	defer l.hub.mu.Unlock()
-	age, silent := now.Sub(l.made), now.Sub(l.heard) >= pingEvery
+	age, silent := now.Sub(l.made), now.Sub(l.lastRead) >= pingEvery
 	switch {
 	case l.unusedLocked():
 		return nil, errUnused
-	case l.odd && age >= l.grace:
-		if age >= 4*l.grace { // the previous Odd is long ago
+	case l.suspect && age >= l.grace:
+		if age >= 4*l.grace { // the previous Suspect is long ago
 			l.grace = 0
 		}
 		l.grace = min(max(2*l.grace, firstGrace), longGrace)
-		return nil, errOdd
+		return nil, errNoMessages
 	case silent && len(l.asked) > 0 && now.Sub(l.asked[0].at) >= pingEvery:
 		return nil, errSilent
 	}
@@ -296,7 +296,7 @@ func (l *link) lose(err error, forGood bool) (attempt int) {
 // the subscription stays.
 func (l *link) resolve(ctx context.Context) {
 	h := l.hub
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	h.mu.Lock()
 	all := slices.Collect(maps.Keys(l.subs))
@@ -335,7 +335,7 @@ func (l *link) moveLocked(s *subscription, node string, rdb redis.UniversalClien
 	if to.lost.IsZero() {
 		to.lost = l.lost
 	}
-	if !to.made.IsZero() {
+	if !to.made.IsZero() { // grace counts from here, as the moved channels are new to the connection
 		to.made = time.Now()
 	}
 }

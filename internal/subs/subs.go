@@ -10,7 +10,6 @@ package subs
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -18,6 +17,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-relock/relock/internal/group"
+	"github.com/go-relock/relock/internal/lifetime"
 )
 
 // ErrClosed is the error of a listener whose client is closed.
@@ -32,7 +32,7 @@ type Options struct {
 	// Sharded says whether pub/sub is sharded. NotSharded notes a server without SSUBSCRIBE.
 	Sharded    func() bool
 	NotSharded func()
-	// Group has the goroutines of the hub. It is closed together with the client.
+	// Group has the goroutines of the hub. Group is closed together with the client.
 	Group *group.Group
 	// Closed is closed with the client, and ends all connections.
 	Closed <-chan struct{}
@@ -57,11 +57,11 @@ type Topic struct {
 type Note struct {
 	// Message reports a message for the listener.
 	Message bool
-	// Err is why the channel cannot be subscribed. No other Note follows.
+	// Err is the reason for which the channel cannot be subscribed. No other Note follows.
 	Err error
 }
 
-// Hub has the subscriptions of one client. It is safe for concurrent use.
+// Hub has the subscriptions of one client. A Hub is safe for concurrent use.
 type Hub struct {
 	o Options
 
@@ -84,7 +84,7 @@ type subscription struct {
 	listeners map[string][]*Listener
 	sharded   bool      // asked for with SSUBSCRIBE
 	confirmed bool      // by the server, on the present connection of link
-	alone     bool      // needs a command of its own, after the refusal of a batch
+	single    bool      // needs a command of its own, after the refusal of a batch
 	idle      time.Time // when the last listener was closed
 }
 
@@ -96,7 +96,8 @@ type Listener struct {
 	notes chan Note // sent to with Hub.mu held
 }
 
-// Listening returns a new listener if the server has confirmed the channel already, and nil if not.
+// Listening returns a new listener if the server has confirmed the channel already, and nil if not:
+// with Listening a caller knows, without a round trip, that no message is missed from now on.
 // A message goes to the listeners with the payload as their id, and to listeners without an id. The
 // caller ends the listener with Close.
 func (h *Hub) Listening(t Topic, id string) *Listener {
@@ -133,7 +134,7 @@ func (h *Hub) Listen(ctx context.Context, t Topic, id string) (*Listener, error)
 	case <-h.o.Closed:
 		err = ErrClosed
 	case <-ctx.Done():
-		err = ended(ctx)
+		err = lifetime.Ended(ctx)
 	}
 	l.Close()
 	return nil, err
@@ -155,7 +156,7 @@ func (h *Hub) add(t Topic, id, node string, rdb redis.UniversalClient) *Listener
 	}
 	l := h.addLocked(s, id)
 	if s.confirmed {
-		l.tellLocked(Note{})
+		l.notifyLocked(Note{})
 	}
 	return l
 }
@@ -166,7 +167,7 @@ func (h *Hub) addLocked(s *subscription, id string) *Listener {
 	return l
 }
 
-// C is where notes arrive. C has room for a single note. While C is full, later notes are dropped:
+// C returns the channel of notes. C has room for a single note. While C is full, later notes are dropped:
 // the caller asks the store after any note. An error replaces a note that nobody has read.
 func (l *Listener) C() <-chan Note { return l.notes }
 
@@ -185,22 +186,22 @@ func (l *Listener) Close() {
 	}
 }
 
-// Odd reports that messages do not seem to reach the listener on a confirmed channel. The
-// connection ends and is made anew, and a zero Note follows. The first Odd takes effect at once. A
-// connection that was made after an Odd is kept for at least 1 s, and for up to 1 min if Odd
-// follows upon Odd. While C has a note, Odd does nothing: the note may already be the end of the
+// Suspect reports that messages do not seem to reach the listener on a confirmed channel. The
+// connection ends and is made anew, and a zero Note follows. The first Suspect takes effect at once. A
+// connection that was made after a Suspect is kept for at least 1 s, and for up to 1 min if Suspect
+// follows upon Suspect. While C has a note, Suspect does nothing: the note may already be the end of the
 // trouble.
-func (l *Listener) Odd() {
+func (l *Listener) Suspect() {
 	l.hub.mu.Lock()
 	defer l.hub.mu.Unlock()
 	if l.sub.confirmed && len(l.notes) == 0 {
-		l.sub.link.odd = true
-		l.sub.link.kick()
+		l.sub.link.suspect = true
+		l.sub.link.replan()
 	}
 }
 
-// tellLocked leaves a note if C is empty. An error replaces an older note.
-func (l *Listener) tellLocked(n Note) {
+// notifyLocked leaves a note if C is empty. An error replaces an older note.
+func (l *Listener) notifyLocked(n Note) {
 	if n.Err != nil && len(l.notes) > 0 {
 		select {
 		case <-l.notes:
@@ -213,11 +214,11 @@ func (l *Listener) tellLocked(n Note) {
 	}
 }
 
-// tellLocked leaves a note for each listener.
-func (s *subscription) tellLocked(n Note) {
+// notifyLocked leaves a note for each listener.
+func (s *subscription) notifyLocked(n Note) {
 	for _, same := range s.listeners {
 		for _, l := range same {
-			l.tellLocked(n)
+			l.notifyLocked(n)
 		}
 	}
 }
@@ -227,17 +228,8 @@ func (h *Hub) endLocked(s *subscription, err error) {
 	delete(h.subs, s.name())
 	delete(s.link.subs, s)
 	s.link, s.confirmed = nil, false
-	s.tellLocked(Note{Err: err})
+	s.notifyLocked(Note{Err: err})
 }
 
-// name is the place of a topic in Hub.subs.
+// name returns the key of a topic in Hub.subs.
 func (t Topic) name() Topic { return Topic{Channel: t.Channel, Plain: t.Plain} }
-
-// ended is why a done context is done. The error matches both ctx.Err and the cause.
-func ended(ctx context.Context) error {
-	err, cause := ctx.Err(), context.Cause(ctx)
-	if errors.Is(cause, err) {
-		return cause
-	}
-	return fmt.Errorf("%w: %w", err, cause)
-}

@@ -55,7 +55,7 @@ func TestTheFirstNoteIsKeptUnlessAnErrorComes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := &Listener{notes: make(chan Note, 1)}
 			for _, n := range c.told {
-				l.tellLocked(n)
+				l.notifyLocked(n)
 			}
 			require.Equal(t, c.want, <-l.notes)
 			require.Empty(t, l.notes)
@@ -131,7 +131,7 @@ func TestAClosedClientEndsListeners(t *testing.T) {
 	r.close()
 	require.Equal(t, ErrClosed, <-done)
 	require.Equal(t, Note{Err: ErrClosed}, r.next(l))
-	l.Odd() // nothing is left of it
+	l.Suspect() // nothing is left of it
 	l.Close()
 	_, err := r.try(r.topic("a"), "1")
 	require.Equal(t, ErrClosed, err)
@@ -212,9 +212,9 @@ func TestCommandsNameTheChannelsThatMayShareOne(t *testing.T) {
 	}
 	add(maxBatch-1, subscription{})
 	add(1, subscription{sharded: true})
-	add(1, subscription{alone: true})
+	add(1, subscription{single: true})
 	add(2, subscription{})
-	add(1, subscription{sharded: true, alone: true})
+	add(1, subscription{sharded: true, single: true})
 	var got []string
 	for _, c := range batch("subscribe", subs, time.Time{}) {
 		require.Len(t, c.subs, len(c.channels))

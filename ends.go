@@ -114,3 +114,32 @@ func (c *Client) logLoss(h *hold, lost *LostError) {
 	c.log(h.logger, slog.LevelError, "relock: lock lost", slog.String("lock", h.name),
 		slog.String("holder", h.holder.String()), slog.Int64("token", lost.Token), slog.String("reason", string(lost.Reason)))
 }
+
+// finishLocked ends a hold. Its entries stay, for whoever has to end their contexts.
+func (t *table) finishLocked(h *hold, end error) {
+	h.state, h.end = over, end
+	t.leases.Remove(&h.renewal.item)
+	t.stepDownLocked(h)
+}
+
+// releaseLocked ends a hold after its last exit, and reports the end. The end and its event are one
+// step under the mutex, so that Close comes before both or after both.
+func (t *table) releaseLocked(h *hold, err error) {
+	t.finishLocked(h, ErrReleased)
+	if h.hooks.Released == nil || t.closed {
+		return
+	}
+	event := Released{
+		Name: h.name, Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest, Err: err,
+	}
+	h.client.events.Emit(func() { h.hooks.Released(event) })
+}
+
+// longest returns the longest time for which the store may keep the hold from now on without a
+// renewal.
+func (h *hold) longest() time.Duration {
+	t := &h.client.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return max(h.lease.TTL, h.ttl, time.Until(h.renewal.longest).Round(time.Millisecond))
+}
