@@ -35,6 +35,7 @@ type Client struct {
 	life    context.Context // ends with Close
 	end     context.CancelCauseFunc
 	once    sync.Once
+	ended   sync.Once    // of the store that New has made
 	numbers atomic.Int64 // of holders and holds
 	table   table
 }
@@ -121,15 +122,17 @@ func (c *Client) Close() error {
 		for _, end := range c.table.close(c) {
 			end()
 		}
-		c.group.Wait()
-		if c.owned {
+	})
+	c.group.Wait() // outside of once, so that a second Close waits where fake time goes on
+	if c.owned {
+		c.ended.Do(func() {
 			_ = c.store.Close() // nothing is in flight any more
 			if c.cleanup.forgetLast() {
 				_ = c.store.Close()
 			}
-		}
-		c.events.Close(hookLimit)
-	})
+		})
+	}
+	c.events.Close(hookLimit)
 	return nil
 }
 
