@@ -62,8 +62,8 @@ func (s *redisStore) checkAsk(a store.Ask) error {
 // context is done.
 const boundTries = 3
 
-// attemptLimit returns the time limit of an attempt for a hold with this TTL. Three attempts fit into
-// the lease.
+// attemptLimit returns the time limit of an attempt for a hold with this TTL. Three attempts fit
+// into the lease.
 func attemptLimit(ttl time.Duration) time.Duration { return ttl / 3 }
 
 // unsureOf marks the error of a call that may have run, or may run yet.

@@ -401,8 +401,9 @@ func (t *table) checkLocked(h *hold) {
 	h.client.watchdog.nudgeLocked()
 }
 
-// recountLocked makes the watchdog send the count again within TTL/3, also if nobody wants the lease
-// any more: a renewal and another command with a count may have reached the store in either order.
+// recountLocked makes the watchdog send the count again within TTL/3, also if nobody wants the
+// lease any more: a renewal and another command with a count may have reached the store in either
+// order.
 func (t *table) recountLocked(h *hold) {
 	h.renewal.recount = true
 	t.leases.Set(&h.renewal.item, min(t.at(time.Now().Add(h.ttl/3)), t.leases.Due(&h.renewal.item)))

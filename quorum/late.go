@@ -77,10 +77,10 @@ func (q *quorum) behind(l *late, a store.Ask, members []int, rest func()) {
 	})
 }
 
-// fill gives a hold again to members that do not have the hold: a member was missed, or has lost its
-// data. The command l before has the word of a majority that the hold is not over. If a Release has
-// begun before the end of l, fill does nothing, so the hold does not come back. A member that has
-// another hold, or waiters, refuses.
+// fill gives a hold again to members that do not have the hold: a member was missed, or has lost
+// its data. The command l before has the word of a majority that the hold is not over. If a Release
+// has begun before the end of l, fill does nothing, so the hold does not come back. A member that
+// has another hold, or waiters, refuses.
 func (q *quorum) fill(l *late, a store.Ask, members []int) {
 	if len(members) == 0 || a.TTL == 0 {
 		q.dismiss(l)

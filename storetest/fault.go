@@ -119,8 +119,8 @@ func waitOutlasts(b *bench) {
 	b.release(next)
 }
 
-// exitOutlasts calls Enter, and then Release, while the server is interrupted. If an attempt without
-// an answer has freed the lock, Release returns ErrGone together with ErrUnsure.
+// exitOutlasts calls Enter, and then Release, while the server is interrupted. If an attempt
+// without an answer has freed the lock, Release returns ErrGone together with ErrUnsure.
 func exitOutlasts(b *bench) {
 	l := b.take(b.st, b.ask(long))
 	for _, call := range []func() error{

@@ -1,5 +1,5 @@
-// Package inflight counts open holds, and waiters in a queue. The modules otel and prometheus feed a
-// Table with events, and read the usage for each collection of metrics.
+// Package inflight counts open holds, and waiters in a queue. The modules otel and prometheus feed
+// a Table with events, and read the usage for each collection of metrics.
 package inflight
 
 import (

@@ -167,8 +167,8 @@ func (h *Hub) addLocked(s *subscription, id string) *Listener {
 	return l
 }
 
-// C returns the channel of notes. C has room for a single note. While C is full, later notes are dropped:
-// the caller asks the store after any note. An error replaces a note that nobody has read.
+// C returns the channel of notes. C has room for a single note. While C is full, later notes are
+// dropped: the caller asks the store after any note. An error replaces a note that nobody has read.
 func (l *Listener) C() <-chan Note { return l.notes }
 
 // Close ends the listener. A second call does nothing.
@@ -187,10 +187,10 @@ func (l *Listener) Close() {
 }
 
 // Suspect reports that messages do not seem to reach the listener on a confirmed channel. The
-// connection ends and is made anew, and a zero Note follows. The first Suspect takes effect at once. A
-// connection that was made after a Suspect is kept for at least 1 s, and for up to 1 min if Suspect
-// follows upon Suspect. While C has a note, Suspect does nothing: the note may already be the end of the
-// trouble.
+// connection ends and is made anew, and a zero Note follows. The first Suspect takes effect at
+// once. A connection that was made after a Suspect is kept for at least 1 s, and for up to 1 min if
+// Suspect follows upon Suspect. While C has a note, Suspect does nothing: the note may already be
+// the end of the trouble.
 func (l *Listener) Suspect() {
 	l.hub.mu.Lock()
 	defer l.hub.mu.Unlock()

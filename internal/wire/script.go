@@ -14,8 +14,8 @@ import (
 
 // Script is a Lua script for any number of units in one call. KEYS are the keys of unit 1, of unit
 // 2 and so on. ARGV is a part that all units share, then the arguments of unit 1, of unit 2 and so
-// on. The reply to one unit is the reply of the script: Redis takes much longer to write a list. The
-// reply to several units is a list with one reply a unit. A unit that fails alone in a call of
+// on. The reply to one unit is the reply of the script: Redis takes much longer to write a list.
+// The reply to several units is a list with one reply a unit. A unit that fails alone in a call of
 // several has a reply of "-" and the error's text. A call with one unit fails as a script error.
 //
 // Scripts set state and never add to it, so that running one again is safe.
@@ -23,7 +23,8 @@ type Script struct {
 	Name   string // for logs and errors
 	Source string
 	Hash   string // for EVALSHA
-	// Again is a reply to a unit that asks for the same unit once more, at once. nil: no reply does.
+	// Again is a reply to a unit that asks for the same unit once more, at once. nil: no reply
+	// does.
 	Again any
 
 	hash any // Hash as an argument

@@ -24,8 +24,8 @@ import (
 // Options is what a Wire reports, and to whom. The zero value reports nothing.
 type Options struct {
 	// Retried is called before a call is sent again. key is its first key, attempt counts all
-	// attempts so far, tries
-	// leaves out attempts over dead idle connections, err is the last failure.
+	// attempts so far, tries leaves out attempts over dead idle connections, err is the last
+	// failure.
 	Retried func(key, script string, attempt, tries int, err error)
 	// Trouble is called, at most once a second, after the loss of a connection and after the
 	// answers READONLY and MOVED. Leases had better be renewed at once. Trouble must not block.
