@@ -4,7 +4,6 @@ import (
 	"context"
 	"math"
 	"math/rand/v2"
-	"reflect"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -57,13 +56,11 @@ func (w *Wire) wasStale(err error, fewest *int) bool {
 	return true
 }
 
-// idleConns counts the idle connections of go-redis. Since version 9.22 pipelines have a pool of
-// their own. PipelineStats is read by name, as older versions lack the field.
+// idleConns counts the idle connections of go-redis. Pipelines have a pool of their own.
 func idleConns(stats *redis.PoolStats) int {
 	idle := int(stats.IdleConns)
-	pipelines := reflect.ValueOf(stats).Elem().FieldByName("PipelineStats")
-	if pipelines.IsValid() && !pipelines.IsNil() {
-		idle += int(pipelines.Elem().FieldByName("IdleConns").Uint())
+	if p := stats.PipelineStats; p != nil {
+		idle += int(p.IdleConns)
 	}
 	return idle
 }
