@@ -6,6 +6,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/go-relock/relock/internal/lifetime"
 )
 
 // Result is the end of one unit of All.
@@ -40,7 +42,7 @@ func (w *Wire) All(ctx context.Context, s *Script, shared []any, units []Unit) [
 			case hasEnded(o.err):
 				lost, last = append(lost, places[i]), o.err
 			case o.err == nil && s.asksAgain(o.reply):
-				again, o.err = append(again, places[i]), ctx.Err()
+				again = append(again, places[i])
 			}
 			w.reportTrouble(o.err)
 			results[places[i]].Reply = o.reply
@@ -51,6 +53,9 @@ func (w *Wire) All(ctx context.Context, s *Script, shared []any, units []Unit) [
 			}
 		}
 		if ctx.Err() != nil {
+			for _, at := range again {
+				results[at].Err = lifetime.Ended(ctx)
+			}
 			break
 		}
 		if places = again; w.wasStale(last, &fewest) {
