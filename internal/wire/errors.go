@@ -95,6 +95,9 @@ func Refused(err error) bool { return judge(err) == refused }
 
 // Code is the first word of an error reply, such as "NOPERM"; empty for other errors.
 func Code(err error) string {
+	if err == nil { // a variable for errors.As is on the heap
+		return ""
+	}
 	var reply redis.Error
 	if !errors.As(err, &reply) {
 		return ""
@@ -146,6 +149,9 @@ func believed(ctx context.Context, err error) error {
 
 // hasEnded reports whether a command failed because its connection ended. A timeout does not count.
 func hasEnded(err error) bool {
+	if err == nil {
+		return false
+	}
 	var op *net.OpError
 	return errors.Is(err, io.EOF) || errors.As(err, &op) && op.Op != "dial" && !op.Timeout()
 }
