@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// This file is the end that a holder did not ask for: a lost lock, or a leaked section.
+// This file is how holds end: by a loss, by a leaked section, or by the last exit.
 
 // lose ends a lost hold, and returns the error for its sections.
 func (h *hold) lose(reason LossReason) error {

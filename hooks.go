@@ -123,7 +123,7 @@ const (
 	// first.
 	WakeReleased Wake = "released"
 	// WakePass is for a call that waited in the line of its client: the section before passed the
-	// lock on inside the process (see WithLocalPass), or the call took over the lead of the line
+	// lock on inside the process (see WithLocalPass), or the call became the head of the line
 	// and asked Redis.
 	WakePass Wake = "pass"
 )

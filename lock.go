@@ -109,8 +109,8 @@ func (l *Lock) checkWait(verb string, wait time.Duration) error {
 // forever is the wait of Lock.
 const forever time.Duration = -1
 
-// acquire is Lock, TryLock and TryLockFor. acquire calls the hooks, and enters the section
-// of this very lock around the context again, or takes the lock for a new hold.
+// acquire is Lock, TryLock and TryLockFor. acquire calls the hooks, and enters the section of this
+// very lock around the context again, or takes the lock for a new hold.
 func (l *Lock) acquire(ctx context.Context, wait time.Duration) (context.Context, error) {
 	if err := l.Err(); err != nil {
 		return ctx, err

@@ -165,8 +165,8 @@ type listener struct {
 	reading chan struct{} // closed after the last message
 }
 
-// listen subscribes to a channel, and calls heard with the payload of each message.
-func listen(rdb redis.UniversalClient, channel string, heard func(payload string)) (listener, error) {
+// listen subscribes to a channel, and calls onMessage with the payload of each message.
+func listen(rdb redis.UniversalClient, channel string, onMessage func(payload string)) (listener, error) {
 	ctx := context.Background()
 	l := listener{channel, rdb.Subscribe(ctx, channel), make(chan struct{})}
 	if _, err := l.pubsub.Receive(ctx); err != nil {
@@ -181,7 +181,7 @@ func listen(rdb redis.UniversalClient, channel string, heard func(payload string
 				return
 			}
 			if m, ok := msg.(*redis.Message); ok {
-				heard(m.Payload)
+				onMessage(m.Payload)
 			}
 		}
 	}()

@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/go-relock/relock/internal/group"
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
 
@@ -87,7 +88,7 @@ func (q *quorum) Check(a store.Ask) (store.Ask, error) {
 // lock, as the waiters queue there.
 func (q *quorum) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 	if ctx.Err() != nil {
-		return store.Lease{}, ended(ctx)
+		return store.Lease{}, lifetime.Ended(ctx)
 	}
 	begun := time.Now()
 	admitted := func(r *round[store.Lease]) bool {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
 
@@ -54,9 +55,9 @@ func ask[T any](ctx context.Context, q *quorum, limit time.Duration, enough func
 	var run context.Context
 	run, r.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	if ctx.Err() != nil {
-		r.cancel(ended(ctx)) // before any command
+		r.cancel(lifetime.Ended(ctx)) // before any command
 	}
-	stop := context.AfterFunc(ctx, func() { r.cancel(ended(ctx)) })
+	stop := context.AfterFunc(ctx, func() { r.cancel(lifetime.Ended(ctx)) })
 	defer stop()
 	for i := range n {
 		go func() {
@@ -286,21 +287,12 @@ func named(ctx context.Context, errs []error) error {
 		}
 	}
 	if ctx.Err() != nil {
-		failed = ended(ctx)
+		failed = lifetime.Ended(ctx)
 	}
 	if len(texts) == 0 {
 		return failed
 	}
 	return fmt.Errorf("%w (%s)", failed, strings.Join(texts, "; "))
-}
-
-// ended returns the error and the cause of a context that is done.
-func ended(ctx context.Context) error {
-	err, cause := ctx.Err(), context.Cause(ctx)
-	if errors.Is(cause, err) {
-		return cause
-	}
-	return fmt.Errorf("%w: %w", err, cause)
 }
 
 // best returns the lease that a majority keeps: the k-th longest lease of the members, where k is

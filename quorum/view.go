@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
 
@@ -59,8 +60,8 @@ func mostCommon(states []store.State) (count int) {
 	return count
 }
 
-// Break frees the lock at all members. Break returns nil if a member has freed the lock, and a
-// majority does not have the hold any more.
+// Break frees the lock at all members. Break returns nil if the hold may have had a majority, and a
+// majority does not have the hold any more; ErrGone if a majority did not have the hold before.
 func (q *quorum) Break(ctx context.Context, name string, id store.ID) error {
 	defer q.over(id)()
 	r := ask(ctx, q, longestLimit, func(*round[struct{}]) bool { return false },
@@ -101,7 +102,7 @@ func (q *quorum) Races() bool {
 // CheckServer checks all members, and names each member that lacks something.
 func (q *quorum) CheckServer(ctx context.Context, a store.Ask) error {
 	if ctx.Err() != nil {
-		return ended(ctx)
+		return lifetime.Ended(ctx)
 	}
 	r := ask(ctx, q, 0, func(*round[struct{}]) bool { return false },
 		func(ctx context.Context, i int) (none struct{}, err error) {

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
 
@@ -39,14 +40,14 @@ type waiting struct {
 	unsure  bool
 }
 
-// seat is the stand of the hold at one member.
+// seat is the state of the hold at one member.
 type seat struct {
-	asking bool // Try, Wait or Enter is running
-	waited bool // Wait has been called
-	heard  bool // the member has answered
-	has    bool
-	lease  store.Lease
-	err    error // the last word of Wait
+	asking   bool // Try, Wait or Enter is running
+	waited   bool // Wait has been called
+	answered bool // the member has answered
+	has      bool
+	lease    store.Lease
+	err      error // the last word of Wait
 }
 
 // event is news of a call at a member. A call ends with an event without progress.
@@ -75,7 +76,7 @@ const (
 // take the old ID back may run late.
 func (q *quorum) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
 	if ctx.Err() != nil {
-		return store.Lease{}, ended(ctx)
+		return store.Lease{}, lifetime.Ended(ctx)
 	}
 	w := &waiting{
 		quorum: q, ask: a, progress: progress, events: make(chan event), seats: make([]seat, len(q.members)),
@@ -107,7 +108,7 @@ func (q *quorum) Wait(ctx context.Context, a store.Ask, progress func(store.Prog
 	if !w.spent && w.admitted() {
 		return w.in(cancel), nil
 	}
-	cancel(ended(ctx)) // nil: given up
+	cancel(lifetime.Ended(ctx)) // nil: given up
 	w.drain()
 	if w.spent && ctx.Err() == nil {
 		return store.Lease{Ask: a}, nil
@@ -190,7 +191,7 @@ func (w *waiting) ended(e event) {
 	w.open--
 	w.unsure = w.unsure || unsure(e.err) || e.lease.Unsure
 	if answered(e.err) {
-		w.hear(e.member)
+		w.noteAnswer(e.member)
 	}
 	if e.call == callLook {
 		return
@@ -204,15 +205,16 @@ func (w *waiting) ended(e event) {
 	}
 }
 
-func (w *waiting) hear(i int) {
-	w.seats[i].heard = true
+// noteAnswer notes that a member can be reached.
+func (w *waiting) noteAnswer(i int) {
+	w.seats[i].answered = true
 	w.silent[i].Store(false)
 }
 
 // progressed reports a refusal. The first refusal by the anchor gives back what other members have
 // given.
 func (w *waiting) progressed(e event) {
-	w.hear(e.member)
+	w.noteAnswer(e.member)
 	p := *e.progress
 	if w.taking {
 		p.Position = 0
@@ -254,7 +256,7 @@ func (w *waiting) overdue() {
 	switch {
 	case w.taking:
 		w.spent = true
-	case w.seats[w.anchor].heard:
+	case w.seats[w.anchor].answered:
 		w.start(w.anchor, callLook)
 	default:
 		w.silent[w.anchor].Store(true)
@@ -294,10 +296,10 @@ func (w *waiting) count(match func(seat) bool) (n int) {
 	return n
 }
 
-func (s seat) owned() bool   { return s.has }
-func (s seat) failed() bool  { return s.err != nil }
-func (s seat) mute() bool    { return s.waited && !s.heard }
-func (s seat) heardOf() bool { return s.heard }
+func (s seat) owned() bool       { return s.has }
+func (s seat) failed() bool      { return s.err != nil }
+func (s seat) isSilent() bool    { return s.waited && !s.answered }
+func (s seat) hasAnswered() bool { return s.answered }
 
 // in returns the lease of the majority. Calls without an answer get a short time more, and then go
 // on in the background.
@@ -363,7 +365,7 @@ func (w *waiting) error(ctx context.Context) error {
 		errs[i] = s.err
 	}
 	err := named(ctx, errs)
-	if mute := w.count(seat.mute); !w.failed() && (mute >= w.majority || w.count(seat.heardOf) == 0) {
+	if silent := w.count(seat.isSilent); !w.failed() && (silent >= w.majority || w.count(seat.hasAnswered) == 0) {
 		err = store.Unavailable(err)
 	}
 	if w.unsure || w.count(seat.owned) > 0 {

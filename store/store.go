@@ -169,7 +169,7 @@ type Store interface {
 }
 
 // Racing is a store whose waiters may race for a free lock. If Races is true, the waiters of one
-// client had better wait behind each other, and send one waiter into the race. A store without this
+// client should wait behind each other, and send one waiter into the race. A store without this
 // method queues all its waiters.
 type Racing interface {
 	Store

@@ -87,8 +87,8 @@ func (f *field) hears(l *Listener) {
 		_ = publish(context.Background(), l.sub.Channel, l.id).Err()
 		select {
 		case n := <-l.C():
-			require.NoError(f.t, n.Err)
-			return n.Message // else the channel was confirmed again, after one more change of the map
+			require.Equal(f.t, Note{Message: true}, n)
+			return true
 		case <-time.After(100 * time.Millisecond):
 			return false
 		}
@@ -183,6 +183,13 @@ func TestASlotThatNobodyServesCausesNoFlood(t *testing.T) {
 	asked := f.faults.Commands("SSUBSCRIBE")
 	require.GreaterOrEqual(t, asked, channels, "it is asked for again")
 	require.LessOrEqual(t, asked, 20*channels, "no hot loop")
+	for _, l := range listeners { // nodes forget the slot one after the other, and one may have confirmed meanwhile
+		select {
+		case n := <-l.C():
+			require.NoError(t, n.Err)
+		default:
+		}
+	}
 	require.NoError(t, master.Client().Do(t.Context(), "CLUSTER", "ADDSLOTS", slot).Err())
 	for _, l := range listeners {
 		f.confirmed(l)

@@ -28,7 +28,7 @@ type Options struct {
 	// failure.
 	Retried func(key, script string, attempt, tries int, err error)
 	// Trouble is called, at most once a second, after the loss of a connection and after the
-	// answers READONLY and MOVED. Leases had better be renewed at once. Trouble must not block.
+	// answers READONLY and MOVED. Leases should be renewed at once. Trouble must not block.
 	Trouble func()
 }
 
