@@ -19,6 +19,8 @@ type acquiring struct {
 
 	refusal *LockedError // the store's last refusal
 
+	around *entry // the open entry of this lock around ctx, in any mode
+
 	// For the hooks.
 	nested bool // the holder has the lock already
 	waited bool // another hold had the lock, and the call may wait

@@ -38,7 +38,7 @@ func (s *redisStore) checkServer(ctx context.Context, st store.Store, a store.As
 	c.note("renew a lock", err)
 	_, err = st.Token(ctx, lease)
 	c.note("draw a token", err)
-	_, err = st.Look(ctx, a.Name)
+	_, err = st.Look(ctx, a)
 	c.note("read a lock", err)
 	for _, topic := range topics {
 		l, err := s.subs.Listen(ctx, topic, string(second.ID))
@@ -48,7 +48,7 @@ func (s *redisStore) checkServer(ctx context.Context, st store.Store, a store.As
 		}
 	}
 	c.note("wait for a lock", c.handOver(ctx, st, lease, second))
-	c.note("break a lock", st.Break(ctx, a.Name, second.ID))
+	c.note("break a lock", st.Break(ctx, second))
 	c.note("clean up", errors.Join(st.Forget(ctx, []store.Ask{first, second})...))
 	if _, rdb, err := s.wire.Node(ctx, token, false); err == nil && token != "" {
 		c.note("remove a token", rdb.PExpire(ctx, token, time.Millisecond).Err())
@@ -115,7 +115,7 @@ func (c *checks) handOver(ctx context.Context, st store.Store, lease store.Lease
 		c.note("release a lock", st.Release(ctx, lease, 0))
 		return <-done
 	case err := <-done: // Break needs some of the commands that a waiter would have needed
-		c.note("break a lock", st.Break(ctx, lease.Name, lease.ID))
+		c.note("break a lock", st.Break(ctx, lease.Ask))
 		c.note("release a lock", st.Release(ctx, lease, 0))
 		return err
 	}

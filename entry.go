@@ -35,11 +35,58 @@ func entryOf(ctx context.Context) *entry {
 // newEntry makes an entry of h and the section's context for the caller. The caller enters the
 // entry, or ends the entry with discard.
 func newEntry(parent context.Context, h *hold) (*entry, *section) {
-	e := &entry{hold: h, outer: entryOf(parent)}
-	e.ctx, e.cancel = context.WithCancelCause(parent)
+	e := &entry{hold: h, outer: entryOf(parent), parent: parent}
+	if h.isReader() && h.lease.With != "" {
+		e.outlive(parent)
+	} else {
+		e.ctx, e.cancel = context.WithCancelCause(parent)
+	}
 	s := &section{Context: e.ctx, entry: e}
 	e.cleanup = runtime.AddCleanup(s, (*entry).leaked, e)
 	return e, s
+}
+
+// outlive makes the context of a reader inside a writer. The context ends with parent, but outlives
+// the Unlock of the writer: then the reader goes on (a downgrade), with the writer's own parent.
+func (e *entry) outlive(parent context.Context) {
+	ctx := context.WithoutCancel(parent)
+	if deadline, ok := parent.Deadline(); ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, deadline)
+		context.AfterFunc(ctx, cancel)
+	}
+	e.ctx, e.cancel = context.WithCancelCause(ctx)
+	e.follow(parent)
+}
+
+// follow ends the context of e with ctx, unless ctx ends with the Unlock of the writer around e.
+func (e *entry) follow(ctx context.Context) {
+	stop := context.AfterFunc(ctx, func() {
+		if w := e.leftWriter(); w != nil && context.Cause(ctx) == ErrReleased { //nolint:errorlint // as discard sets it
+			e.follow(w.parent)
+			return
+		}
+		e.cancel(context.Cause(ctx))
+	})
+	context.AfterFunc(e.ctx, func() { stop() })
+}
+
+// leftWriter returns the innermost left entry around e if it is a writer's entry of the same lock.
+func (e *entry) leftWriter() *entry {
+	for o := e.outer; o != nil; o = o.outer {
+		t := &o.hold.client.table
+		t.mu.Lock()
+		left := o.left
+		t.mu.Unlock()
+		if left {
+			same := o.hold.client == e.hold.client && o.hold.lease.Name == e.hold.lease.Name
+			if same && !o.hold.isReader() {
+				return o
+			}
+			return nil
+		}
+	}
+	return nil
 }
 
 // discard ends the context of an entry, and its watch for a leak.

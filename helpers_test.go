@@ -113,7 +113,7 @@ func fake(t *testing.T, test func(t *testing.T, w *world)) {
 		t.Cleanup(func() { end.Stop() })
 		t.Cleanup(func() { require.Zero(t, goroutines("go-relock/relock.(*"), "goroutines of the library") })
 		w := &world{Store: mem.New()}
-		look := func(name string) (store.State, error) { return w.Look(context.Background(), name) }
+		look := func(name string) (store.State, error) { return w.Look(context.Background(), store.Ask{Name: name}) }
 		w.stage = stage{t: t, clock: fakeClock{}, look: look, limit: patience}
 		test(t, w)
 	})

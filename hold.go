@@ -70,6 +70,9 @@ const (
 	over
 )
 
+// isReader says whether h shares its lock with all other readers.
+func (h *hold) isReader() bool { return h.lease.Limit == store.Unlimited }
+
 func (h *hold) expiredLocked(now time.Time) bool { return !now.Before(h.lease.Until()) }
 
 // table has all leases of a client. Its mutex guards the holds, their entries, the lines and the
@@ -115,6 +118,7 @@ func (h *hold) isLongestLocked(now time.Time) bool {
 type entry struct {
 	hold   *hold
 	outer  *entry          // that the caller's context carried, of whichever lock
+	parent context.Context // the caller's
 	ctx    context.Context // ends with the entry
 	cancel context.CancelCauseFunc
 

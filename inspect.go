@@ -192,14 +192,26 @@ type State struct {
 	// Holder has the lock; zero: nobody. With [WithLocalPass] Holder is the first holder of its
 	// process. With [WithRedissonLayout] Holder is the field in Redis, of Java or Go.
 	Holder Holder
-	// Count is the number of open entries in the hold of Holder; 1 with [WithLocalReentry]. After a
-	// command with a lost reply, Count may be wrong until the next renewal.
+	// Count is the number of open entries in the hold of Holder; 1 with [WithLocalReentry], and in a
+	// read-write lock or semaphore in Redis. After a command with a lost reply, Count may be wrong
+	// until the next renewal.
 	Count int
 	TTL   time.Duration // of the lease; negative for a holder without a lease, which relock never makes
 	Token int64         // the last drawn fencing token, 0 if none is known
 	// Waiters is the number of queued waiters, including waiters of dead processes until their
 	// turn. With [WithLocalPass] a client counts once. With [WithRedissonLayout] Waiters is 0.
 	Waiters int
+	Mode    Mode // of Holder
+	// Others are the other holders of a read-write lock or a semaphore. Holder is the one whose
+	// lease ends first.
+	Others []Held
+}
+
+// Held is one of several holders of a lock.
+type Held struct {
+	Holder Holder
+	TTL    time.Duration // of its lease
+	Mode   Mode
 }
 
 // Locked says whether somebody has the lock.
@@ -216,19 +228,24 @@ func (l *Lock) State(ctx context.Context) (State, error) {
 	if ctx == nil {
 		return State{}, errNilContext
 	}
-	s, err := l.client.store.Look(ctx, l.ask.Name)
+	s, err := l.client.store.Look(ctx, l.ask)
 	if err != nil {
 		return State{}, l.failed("state", Holder{}, err)
 	}
 	state := State{Count: s.Count, Token: s.Token, Waiters: s.Waiters}
 	if s.Owner != "" {
-		state.Holder, state.TTL = holderOf(s.Owner), s.TTL
+		state.Holder, state.TTL, state.Mode = holderOf(s.Owner), s.TTL, modeOf(l.ask.Kind, s.Limit)
+	}
+	for _, held := range s.Others {
+		state.Others = append(state.Others, Held{
+			Holder: holderOf(held.ID), TTL: held.TTL, Mode: modeOf(l.ask.Kind, held.Limit),
+		})
 	}
 	return state, nil
 }
 
-// ForceUnlock takes the lock from its holder, and grants the lock to the first waiter. ForceUnlock
-// is for operators. A message notifies the process of the holder, and the process ends the section
+// ForceUnlock takes the lock from its holder (all readers, and all permits of a semaphore), and
+// grants the lock to the first waiter. ForceUnlock is for operators. A message notifies the process of the holder, and the process ends the section
 // in milliseconds, or at its next renewal if no message arrives. Until then two holders may believe
 // that they have the lock, and only the fencing token tells them apart. ForceUnlock takes the lock
 // from the hold found first, and from no later hold.
@@ -245,17 +262,21 @@ func (l *Lock) ForceUnlock(ctx context.Context) error {
 	if ctx == nil {
 		return errNilContext
 	}
-	s, err := l.client.store.Look(ctx, l.ask.Name)
+	s, err := l.client.store.Look(ctx, l.ask)
 	if err != nil {
 		return l.failed("force unlock", Holder{}, err)
 	}
 	if s.Owner == "" {
 		return l.failed("force unlock", Holder{}, freeError{})
 	}
-	// A hold that is gone is as good as broken: an earlier attempt of this call has broken the
-	// hold, or the hold has ended by itself.
-	if err := l.client.store.Break(ctx, l.ask.Name, s.Owner); err != nil && !errors.Is(err, store.ErrGone) {
-		return l.failed("force unlock", holderOf(s.Owner), err)
+	for _, held := range append([]store.Held{{ID: s.Owner}}, s.Others...) {
+		ask := l.ask
+		ask.ID = held.ID
+		// A hold that is gone is as good as broken: an earlier attempt of this call has broken the
+		// hold, or the hold has ended by itself.
+		if err := l.client.store.Break(ctx, ask); err != nil && !errors.Is(err, store.ErrGone) {
+			return l.failed("force unlock", holderOf(held.ID), err)
+		}
 	}
 	return nil
 }

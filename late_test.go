@@ -244,7 +244,7 @@ func TestALateCommandDoesNotTouchTheNextHold(t *testing.T) {
 				case cmdForget:
 					m.link.once(mute, cmdRelease)
 				}
-				_ = w.Break(t.Context(), "a", store.ID(w.owner("a")))
+				_ = w.Break(t.Context(), store.Ask{Name: "a", ID: store.ID(w.owner("a"))})
 				pass(5 * time.Second)
 				_ = l.Unlock(outer)
 				next := w.enter(t.Context(), w.NewClient(relock.WithFixedLease(time.Minute)).NewLock("a"))

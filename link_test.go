@@ -346,14 +346,14 @@ func (k *link) Token(ctx context.Context, l store.Lease) (n int64, err error) {
 }
 
 // Look implements store.Store.
-func (k *link) Look(ctx context.Context, name string) (s store.State, err error) {
-	err = k.through(ctx, cmdLook, func() (err error) { s, err = k.Store.Look(ctx, name); return err })
+func (k *link) Look(ctx context.Context, a store.Ask) (s store.State, err error) {
+	err = k.through(ctx, cmdLook, func() (err error) { s, err = k.Store.Look(ctx, a); return err })
 	return s, err
 }
 
 // Break implements store.Store.
-func (k *link) Break(ctx context.Context, name string, id store.ID) error {
-	return k.through(ctx, cmdBreak, func() error { return k.Store.Break(ctx, name, id) })
+func (k *link) Break(ctx context.Context, a store.Ask) error {
+	return k.through(ctx, cmdBreak, func() error { return k.Store.Break(ctx, a) })
 }
 
 // Watch implements store.Watcher. A silent link loses the messages.

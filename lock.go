@@ -125,11 +125,11 @@ func (l *Lock) acquire(ctx context.Context, wait time.Duration) (context.Context
 	defer c.group.Leave()
 	a := acquiring{lock: l, ctx: ctx, wait: wait}
 	start := a.started()
-	outer, err := a.surroundings()
+	again, err := a.surroundings()
 	switch {
 	case err != nil:
-	case outer != nil:
-		err = a.enterAgain(outer)
+	case again != nil:
+		err = a.enterAgain(again)
 	default:
 		err = a.enterFirst()
 	}
@@ -140,13 +140,18 @@ func (l *Lock) acquire(ctx context.Context, wait time.Duration) (context.Context
 	return a.section, nil
 }
 
-// surroundings returns the open entry of this very lock around the context, nil outside of the
-// lock, and notes the holder of the sections around the context. Errors: the loss of a section of
-// this lock, the end of the context.
-func (a *acquiring) surroundings() (*entry, error) {
-	outer := openEntry(a.ctx, a.lock.isOf)
-	if outer != nil {
-		a.holder, a.nested = outer.hold.holder, true
+// surroundings returns the open entry of this very lock around the context that the call enters
+// again, nil for a new hold, and notes the holder of the sections around the context. Inside an
+// entry in the other mode of a read-write lock, surroundings notes that entry. Errors: the loss of
+// a section of this lock, the end of the context.
+func (a *acquiring) surroundings() (again *entry, err error) {
+	again = openEntry(a.ctx, a.lock.isMode)
+	a.around = again
+	if again == nil && a.lock.ask.Kind == store.ReadWrite {
+		a.around = openEntry(a.ctx, a.lock.isOf)
+	}
+	if a.around != nil {
+		a.holder, a.nested = a.around.hold.holder, true
 	} else if lost := a.lock.lostAround(a.ctx); lost != nil {
 		a.holder, a.nested = lost.Holder, true
 		return nil, lost
@@ -156,11 +161,18 @@ func (a *acquiring) surroundings() (*entry, error) {
 	if a.ctx.Err() != nil {
 		return nil, a.failed(lifetime.Ended(a.ctx))
 	}
-	return outer, nil
+	return again, nil
 }
 
-// isOf says whether e is an entry of this lock.
-func (l *Lock) isOf(e *entry) bool { return l.client.isOf(e) && e.hold.lease.Name == l.ask.Name }
+// isOf says whether e is an entry of this lock, in any mode.
+func (l *Lock) isOf(e *entry) bool {
+	return l.client.isOf(e) && e.hold.lease.Name == l.ask.Name && e.hold.lease.Kind == l.ask.Kind
+}
+
+// isMode says whether e is an entry of this lock in the same mode: for reading, or not.
+func (l *Lock) isMode(e *entry) bool {
+	return l.isOf(e) && e.hold.isReader() == (l.ask.Limit == store.Unlimited)
+}
 
 // isOf says whether e is an entry of this client. Another client numbers its holds by itself.
 func (c *Client) isOf(e *entry) bool { return e.hold.client == c }
@@ -200,6 +212,12 @@ func (a *acquiring) enterFirst() error {
 	h.renewal.item.Value, h.lease.Ask = h, l.ask
 	h.lease.ID, a.holder = c.newID(a.holder)
 	h.holder = a.holder
+	if a.around != nil { // the call ends with the section around it
+		h.lease.With = a.around.hold.lease.ID
+		var stop context.CancelFunc
+		ctx, stop = endingWith(ctx, a.around.ctx)
+		defer stop()
+	}
 	passed, err := false, error(nil)
 	if a.wait != 0 && (c.races || h.passes > 0) {
 		passed, err = c.table.waitTurn(ctx, h, a.progress)
@@ -281,7 +299,8 @@ func (a *acquiring) whole(ctx context.Context, h *hold, late store.Lease) (store
 			return late, store.Unsure(fmt.Errorf("%d times the answer took longer than the lease of %s lasts", n, h.ttl))
 		}
 		c.cleanup.add(h, late.Ask, h.ttl)
-		ask := a.lock.ask
+		ask := late.Ask
+		ask.TTL = h.ttl
 		ask.ID, _ = c.newID(h.holder)
 		if late, err = a.ask(ctx, h, ask); err != nil || h.isEnough(late) {
 			return late, err
@@ -445,7 +464,12 @@ func (h *hold) leaveLast(ctx context.Context, now time.Time) error {
 // Every method of the lock with an error result reports a wrong name or option, or a demand beyond
 // the store ([errors.ErrUnsupported]), as [ErrInvalid]. [Lock.Err] reports the same error.
 func (c *Client) NewLock(name string, options ...Option) *Lock {
-	l := &Lock{client: c, name: name, settings: &c.settings}
+	return c.newLock(store.Ask{Name: name, Kind: store.Mutex, Limit: 1}, options)
+}
+
+// newLock returns the lock of an ask with a name, a kind and a limit.
+func (c *Client) newLock(ask store.Ask, options []Option) *Lock {
+	l := &Lock{client: c, name: ask.Name, settings: &c.settings}
 	if len(options) > 0 {
 		s, err := c.settings.with(options)
 		if err != nil {
@@ -454,8 +478,14 @@ func (c *Client) NewLock(name string, options ...Option) *Lock {
 		}
 		l.settings = &s
 	}
-	if l.err = checkName(name); l.err == nil {
-		l.ask, l.err = c.store.Check(store.Ask{Name: name, TTL: l.settings.ttl, Limit: 1, Acks: l.settings.acks})
+	if ask.Kind != store.Mutex && l.settings.passes > 0 { // a line has one head, and so lets one in at a time
+		s := *l.settings
+		s.passes = 0
+		l.settings = &s
+	}
+	if l.err = checkName(ask.Name); l.err == nil {
+		ask.TTL, ask.Acks = l.settings.ttl, l.settings.acks
+		l.ask, l.err = c.store.Check(ask)
 	}
 	if l.err != nil {
 		l.err = asInvalid(l.err)
@@ -480,6 +510,6 @@ func (c *Client) Check(ctx context.Context) error {
 	if checker, is := c.store.(store.Checker); is {
 		return checker.CheckServer(ctx, ask)
 	}
-	_, err := c.store.Look(ctx, ask.Name)
+	_, err := c.store.Look(ctx, ask)
 	return err
 }

@@ -161,15 +161,15 @@ func (s *nativeStore) Token(ctx context.Context, l store.Lease) (int64, error) {
 }
 
 // Look reads a lock.
-func (s *nativeStore) Look(ctx context.Context, name string) (store.State, error) {
-	return s.look(ctx, []string{name, name + tokenSuffix, name + queueSuffix})
+func (s *nativeStore) Look(ctx context.Context, a store.Ask) (store.State, error) {
+	return s.look(ctx, []string{a.Name, a.Name + tokenSuffix, a.Name + queueSuffix})
 }
 
 // Break frees the lock of a hold, and has the client of that hold look at once.
-func (s *nativeStore) Break(ctx context.Context, name string, id store.ID) error {
+func (s *nativeStore) Break(ctx context.Context, a store.Ask) error {
 	return s.free(ctx, &wire.Call{
 		Script: breakScript, Shared: s.publish(), Tries: boundTries,
-		Unit: s.unit(name, string(id), s.control(cutLast(string(id), 2))),
+		Unit: s.unit(a.Name, string(a.ID), s.control(cutLast(string(a.ID), 2))),
 	})
 }
 

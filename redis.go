@@ -49,8 +49,8 @@ func (s *redisStore) checkAsk(a store.Ask) error {
 	switch {
 	case a.Name == "":
 		return errors.New("the lock name is empty")
-	case a.Limit != 1:
-		return fmt.Errorf("%w: a lock in Redis lets one in at a time, and not %d", errors.ErrUnsupported, a.Limit)
+	case a.Kind != store.Mutex || a.Limit != 1:
+		return fmt.Errorf("%w: a lock in Redis is a mutex, and not %s for %d", errors.ErrUnsupported, a.Kind, a.Limit)
 	case a.Acks.Replicas > 0 && a.Acks.Timeout >= s.wire.ReadTimeout():
 		return fmt.Errorf("%d replicas within %s: the timeout must be shorter than the go-redis client's ReadTimeout (%s)",
 			a.Acks.Replicas, a.Acks.Timeout, s.wire.ReadTimeout())

@@ -34,7 +34,7 @@ func TestRedisStoreKeepsThePromisesOfStores(t *testing.T) {
 				Lose:      func(name string) { require.NoError(t, rdb.Del(t.Context(), name).Err()) },
 			}
 		},
-		Without:   map[storetest.Promise]string{storetest.Limits: "a lock in Redis lets one in at a time"},
+		Without:   map[storetest.Promise]string{storetest.Kinds: "a lock in Redis lets one in at a time"},
 		TTL:       time.Second,
 		BadNames:  []string{"}", "{x}:queue"},
 		SameNames: [][2]string{{"x", "{x}"}, {"x", "relock:{x}"}},
@@ -391,7 +391,7 @@ func TestWatch(t *testing.T) {
 	}
 	hears("it begins to listen")
 	id := r.enter("web@1/x")
-	require.NoError(t, r.store.Break(t.Context(), r.base, store.ID(id)))
+	require.NoError(t, r.store.Break(t.Context(), store.Ask{Name: r.base, ID: store.ID(id)}))
 	hears("Break")
 	faults.CutPubSub()
 	hears("the connection is back")
@@ -414,7 +414,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	require.NoError(t, r.store.Close())
 	_, pubsub := faults.Conns()
 	require.Zero(t, pubsub)
-	_, err := r.store.Look(t.Context(), r.base)
+	_, err := r.store.Look(t.Context(), store.Ask{Name: r.base})
 	require.NoError(t, err, "commands still work")
 }
 

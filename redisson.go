@@ -224,7 +224,7 @@ func (s *redissonStore) Token(ctx context.Context, l store.Lease) (int64, error)
 	if !s.fenced {
 		return 0, fmt.Errorf("%w: locks of Redisson's layout have tokens only WithRedissonFencing", errors.ErrUnsupported)
 	}
-	state, err := s.Look(ctx, l.Name)
+	state, err := s.Look(ctx, l.Ask)
 	switch {
 	case err != nil:
 		return 0, err
@@ -235,15 +235,15 @@ func (s *redissonStore) Token(ctx context.Context, l store.Lease) (int64, error)
 }
 
 // Look reads a lock.
-func (s *redissonStore) Look(ctx context.Context, name string) (store.State, error) {
-	return s.look(ctx, s.keys(name))
+func (s *redissonStore) Look(ctx context.Context, a store.Ask) (store.State, error) {
+	return s.look(ctx, s.keys(a.Name))
 }
 
 // Break frees the lock of a hold, and has the client of that hold look at once.
-func (s *redissonStore) Break(ctx context.Context, name string, id store.ID) error {
+func (s *redissonStore) Break(ctx context.Context, a store.Ask) error {
 	return s.free(ctx, &wire.Call{
-		Script: redissonReleaseScript, Shared: s.freeing(s.control(cutLast(s.field(id), 1))),
-		Unit: s.unit(name, id), Tries: boundTries,
+		Script: redissonReleaseScript, Shared: s.freeing(s.control(cutLast(s.field(a.ID), 1))),
+		Unit: s.unit(a.Name, a.ID), Tries: boundTries,
 	})
 }
 

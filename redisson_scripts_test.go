@@ -241,12 +241,12 @@ func replays(a, b string) map[string]func(r *redissonRig, v vector) {
 		"RLock: same request id replayed after final release": func(r *redissonRig, _ vector) { gone(r, r.release(a, 0)) },
 		"RLock: release when free: nil, no publish, no latch": func(r *redissonRig, _ vector) { gone(r, r.release(a, 0)) },
 		"RLock: forceUnlock when free: 0, no publish": func(r *redissonRig, _ vector) {
-			gone(r, r.store.Break(r.Context(), redissonName, store.ID(a)))
+			gone(r, r.store.Break(r.Context(), store.Ask{Name: redissonName, ID: store.ID(a)}))
 		},
 		"RLock: forceUnlock when held": func(r *redissonRig, _ vector) {
 			r.take(b)
 			r.enter(b, 2)
-			done(r, r.store.Break(r.Context(), redissonName, store.ID(b)))
+			done(r, r.store.Break(r.Context(), store.Ask{Name: redissonName, ID: store.ID(b)}))
 		},
 		"RLock: attempt while the key has no TTL: reply -1": func(r *redissonRig, v vector) {
 			require.EqualValues(r, -1, v.Reply)
@@ -325,7 +325,7 @@ func TestRedissonCommandsMayRunAgain(t *testing.T) {
 		again("Forget", func() error { return r.store.Forget(t.Context(), []store.Ask{r.ask("u:2")})[0] })
 		require.Len(t, r.heard(), 1)
 		r.take("u:3")
-		again("Break", func() error { return r.store.Break(t.Context(), redissonName, redissonID("u:3")) })
+		again("Break", func() error { return r.store.Break(t.Context(), store.Ask{Name: redissonName, ID: redissonID("u:3")}) })
 		require.Len(t, r.heard(), 2, "for waiters, and for the client of the hold")
 	}
 }
@@ -353,7 +353,7 @@ func TestRedissonTokens(t *testing.T) {
 			token, err := r.store.Token(t.Context(), l)
 			require.NoError(t, err)
 			require.Equal(t, l.Token, token)
-			state, err := r.store.Look(t.Context(), redissonName)
+			state, err := r.store.Look(t.Context(), store.Ask{Name: redissonName})
 			require.NoError(t, err)
 			require.Equal(t, l.Token, state.Token)
 			require.NoError(t, r.release(field, 0))
@@ -402,7 +402,7 @@ func TestRedissonSaysThatANameIsAnotherKindOfLock(t *testing.T) {
 			require.NotErrorIs(t, err, store.ErrUnsure)
 			_, err = r.store.Wait(t.Context(), r.ask("u:1"), func(store.Progress) {})
 			require.ErrorIs(t, err, store.ErrKind)
-			state, err := r.store.Look(t.Context(), redissonName)
+			state, err := r.store.Look(t.Context(), store.Ask{Name: redissonName})
 			require.NoError(t, err)
 			require.Contains(t, state.Owner, java)
 		})
@@ -420,7 +420,7 @@ func TestRedissonSaysThatANameIsAnotherKindOfLock(t *testing.T) {
 		r.take("u:1")
 		require.EqualValues(t, "u:1", r.busy("u:2").Owner)
 		r.enter("u:1", 2)
-		require.NoError(t, s.Break(t.Context(), redissonName, redissonID("u:1")), "though its client cannot be told")
+		require.NoError(t, s.Break(t.Context(), store.Ask{Name: redissonName, ID: redissonID("u:1")}), "though its client cannot be told")
 	})
 }
 
@@ -445,7 +445,7 @@ func (r *redissonRig) commands() map[string]func(ctx context.Context) error {
 		},
 		"Release": func(ctx context.Context) error { return r.store.Release(ctx, l, 0) },
 		"Forget":  func(ctx context.Context) error { return r.store.Forget(ctx, []store.Ask{l.Ask})[0] },
-		"Break":   func(ctx context.Context) error { return r.store.Break(ctx, l.Name, l.ID) },
+		"Break":   func(ctx context.Context) error { return r.store.Break(ctx, store.Ask{Name: l.Name, ID: l.ID}) },
 	}
 }
 

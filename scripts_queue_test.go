@@ -140,8 +140,10 @@ func TestDeadWaiters(t *testing.T) {
 	t.Run("the stores call again", func(t *testing.T) {
 		for what, free := range map[string]func(r *rig, id string) error{
 			"Release": func(r *rig, id string) error { return r.store.Release(t.Context(), r.held(id, minute), 0) },
-			"Break":   func(r *rig, id string) error { return r.store.Break(t.Context(), r.base, store.ID(id)) },
-			"Forget":  func(r *rig, id string) error { return r.store.Forget(t.Context(), []store.Ask{r.ask(id, minute)})[0] },
+			"Break": func(r *rig, id string) error {
+				return r.store.Break(t.Context(), store.Ask{Name: r.base, ID: store.ID(id)})
+			},
+			"Forget": func(r *rig, id string) error { return r.store.Forget(t.Context(), []store.Ask{r.ask(id, minute)})[0] },
 			"Forget of a lost hold": func(r *rig, id string) error {
 				require.NoError(t, r.rdb.Del(t.Context(), r.base).Err())
 				return r.store.Forget(t.Context(), []store.Ask{r.ask(id, minute)})[0]

@@ -31,8 +31,8 @@ func (r *rig) commands(id string) map[string]func(ctx context.Context) error {
 		"Release": func(ctx context.Context) error { return s.Release(ctx, l, 0) },
 		"Forget":  func(ctx context.Context) error { return s.Forget(ctx, []store.Ask{l.Ask})[0] },
 		"Token":   func(ctx context.Context) error { _, err := s.Token(ctx, l); return err },
-		"Look":    func(ctx context.Context) error { _, err := s.Look(ctx, r.base); return err },
-		"Break":   func(ctx context.Context) error { return s.Break(ctx, r.base, l.ID) },
+		"Look":    func(ctx context.Context) error { _, err := s.Look(ctx, store.Ask{Name: r.base}); return err },
+		"Break":   func(ctx context.Context) error { return s.Break(ctx, store.Ask{Name: r.base, ID: l.ID}) },
 	}
 }
 

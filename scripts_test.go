@@ -154,7 +154,7 @@ func (r *rig) token(id string) int64 {
 
 func (r *rig) look() store.State {
 	r.Helper()
-	state, err := r.store.Look(r.Context(), r.base)
+	state, err := r.store.Look(r.Context(), store.Ask{Name: r.base})
 	require.NoError(r, err)
 	return state
 }

@@ -74,14 +74,14 @@ func TestBreak(t *testing.T) {
 	next := r.waiter("b")
 	r.unchanged(func() {
 		for _, other := range []string{next, newID("web@1/x"), ""} {
-			require.ErrorIs(t, r.store.Break(t.Context(), r.base, store.ID(other)), store.ErrGone)
+			require.ErrorIs(t, r.store.Break(t.Context(), store.Ask{Name: r.base, ID: store.ID(other)}), store.ErrGone)
 		}
 	})
-	require.NoError(t, r.store.Break(t.Context(), r.base, store.ID(owner)))
+	require.NoError(t, r.store.Break(t.Context(), store.Ask{Name: r.base, ID: store.ID(owner)}))
 	require.Equal(t, owner, message(t, control))
 	require.Equal(t, next, message(t, ps))
 	r.owner(next, 1)
-	require.ErrorIs(t, r.store.Break(t.Context(), r.base, store.ID(owner)), store.ErrGone)
+	require.ErrorIs(t, r.store.Break(t.Context(), store.Ask{Name: r.base, ID: store.ID(owner)}), store.ErrGone)
 	silent(t, control)
 }
 

@@ -115,11 +115,11 @@ func (f *far) Token(ctx context.Context, l store.Lease) (int64, error) {
 	return f.Store.Token(ctx, l)
 }
 
-func (f *far) Look(ctx context.Context, name string) (store.State, error) {
+func (f *far) Look(ctx context.Context, a store.Ask) (store.State, error) {
 	if err := f.reach(); err != nil {
 		return store.State{}, err
 	}
-	return f.Store.Look(ctx, name)
+	return f.Store.Look(ctx, a)
 }
 
 // seen returns the store of a process with members of its own view.
@@ -170,7 +170,7 @@ func (r *rig) cycle() int64 {
 	require.NoError(r, r.store.Renew(ctx, []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
 	token, err := r.store.Token(ctx, l)
 	require.NoError(r, err)
-	state, err := r.store.Look(ctx, l.Name)
+	state, err := r.store.Look(ctx, l.Ask)
 	require.NoError(r, err)
 	require.Equal(r, l.ID, state.Owner)
 	a := ask(minute)
@@ -478,7 +478,7 @@ func TestAMinorityOfOthersIsNoHindrance(t *testing.T) {
 			require.NoError(t, err)
 		}
 		l := r.try(minute)
-		state, err := r.store.Look(t.Context(), "orders")
+		state, err := r.store.Look(t.Context(), store.Ask{Name: "orders"})
 		require.NoError(t, err)
 		require.Equal(t, l.ID, state.Owner)
 		require.NoError(t, r.store.Release(t.Context(), l, 0))

@@ -64,11 +64,11 @@ func New(members ...store.Store) (store.Store, error) {
 	}, nil
 }
 
-// Check accepts an ask that all members accept, in one spelling. Limits other than 1 are
-// [errors.ErrUnsupported]: majorities of semaphores do not add up to one.
+// Check accepts an ask that all members accept, in one spelling. Kinds other than a
+// mutex are [errors.ErrUnsupported]: majorities of semaphores do not add up to one.
 func (q *quorum) Check(a store.Ask) (store.Ask, error) {
-	if a.Limit != 1 {
-		return a, fmt.Errorf("%w: a quorum lets one hold in at a time, and not %d", errors.ErrUnsupported, a.Limit)
+	if a.Kind != store.Mutex || a.Limit != 1 {
+		return a, fmt.Errorf("%w: a lock in a quorum is a mutex, and not %s for %d", errors.ErrUnsupported, a.Kind, a.Limit)
 	}
 	checked, err := q.members[0].Check(a)
 	for i, m := range q.members[1:] {

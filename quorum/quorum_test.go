@@ -91,7 +91,7 @@ func (r *rig) try(ttl time.Duration) store.Lease {
 func (r *rig) owners() (owners []store.ID) {
 	r.Helper()
 	for _, m := range r.members {
-		state, err := m.Look(r.Context(), "orders")
+		state, err := m.Look(r.Context(), store.Ask{Name: "orders"})
 		if err != nil {
 			state.Owner = "?"
 		}
@@ -116,8 +116,8 @@ func memory() storetest.Harness {
 			}
 		},
 		Without: map[storetest.Promise]string{
-			storetest.Acks:   "memory has no replicas",
-			storetest.Limits: "a quorum lets one in at a time",
+			storetest.Acks:  "memory has no replicas",
+			storetest.Kinds: "a quorum lets one in at a time",
 		},
 	}
 }

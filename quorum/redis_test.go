@@ -66,7 +66,7 @@ func TestQuorumOfRedisKeepsThePromisesOfStores(t *testing.T) {
 				Lose: func(name string) { loseOn(t, servers, name) },
 			}
 		},
-		Without:   map[storetest.Promise]string{storetest.Limits: "a quorum lets one in at a time"},
+		Without:   map[storetest.Promise]string{storetest.Kinds: "a quorum lets one in at a time"},
 		TTL:       time.Second,
 		BadNames:  []string{"}", "{x}:queue"},
 		SameNames: [][2]string{{"x", "{x}"}, {"x", "relock:{x}"}},

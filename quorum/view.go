@@ -15,9 +15,9 @@ import (
 // Look returns the view of the majority. The owner is a hold that may have a majority, and its
 // lease ends when the majority does. The token is the last one that a majority has drawn. The
 // waiters are those of the first member that can be reached.
-func (q *quorum) Look(ctx context.Context, name string) (store.State, error) {
+func (q *quorum) Look(ctx context.Context, a store.Ask) (store.State, error) {
 	r := ask(ctx, q, longestLimit, (*round[store.State]).settled,
-		func(ctx context.Context, i int) (store.State, error) { return q.members[i].Look(ctx, name) })
+		func(ctx context.Context, i int) (store.State, error) { return q.members[i].Look(ctx, a) })
 	r.behind()
 	states := r.values()
 	if len(states) < q.majority || ctx.Err() != nil {
@@ -62,11 +62,11 @@ func mostCommon(states []store.State) (count int) {
 
 // Break frees the lock at all members. Break returns nil if the hold may have had a majority, and a
 // majority does not have the hold any more; ErrGone if a majority did not have the hold before.
-func (q *quorum) Break(ctx context.Context, name string, id store.ID) error {
-	defer q.over(id)()
+func (q *quorum) Break(ctx context.Context, a store.Ask) error {
+	defer q.over(a.ID)()
 	r := ask(ctx, q, longestLimit, func(*round[struct{}]) bool { return false },
 		func(ctx context.Context, i int) (none struct{}, err error) {
-			return none, q.members[i].Break(ctx, name, id)
+			return none, q.members[i].Break(ctx, a)
 		})
 	errs := r.errs()
 	freed, lost := len(where(errs, done)), len(where(errs, gone))

@@ -144,7 +144,7 @@ func (w *waiting) start(i int, c call) {
 		case callEnter:
 			e.lease, e.err = m.Enter(ctx, lease, 1)
 		case callLook:
-			_, e.err = m.Look(ctx, w.ask.Name)
+			_, e.err = m.Look(ctx, w.ask)
 		}
 	}()
 }

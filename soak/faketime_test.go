@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/soak/history"
+	"github.com/go-relock/relock/store"
 )
 
 // In fake time a round is long enough for trouble with most leases.
@@ -134,7 +135,7 @@ func (s *soak) isHeld(name string) bool {
 	if s.memory == nil {
 		return s.world.Exists(s.baseKey(name))
 	}
-	state, err := s.memory.Look(context.Background(), name)
+	state, err := s.memory.Look(context.Background(), store.Ask{Name: name})
 	return err != nil || state.Owner != ""
 }
 

@@ -114,7 +114,7 @@ func (s *soak) requireTidy() {
 	}
 	redistest.Eventually(s.t, ttl+slack, func() bool {
 		for _, name := range locks {
-			state, err := s.memory.Look(context.Background(), name)
+			state, err := s.memory.Look(context.Background(), store.Ask{Name: name})
 			if err != nil || state.Owner != "" || state.Waiters > 0 {
 				return false
 			}

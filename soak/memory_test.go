@@ -185,14 +185,14 @@ func (k *link) Token(ctx context.Context, l store.Lease) (int64, error) {
 	return a.value, nil
 }
 
-func (k *link) Look(ctx context.Context, name string) (store.State, error) {
-	a := send(ctx, k, 3, func(ctx context.Context) (store.State, error) { return k.Store.Look(ctx, name) })
+func (k *link) Look(ctx context.Context, ask store.Ask) (store.State, error) {
+	a := send(ctx, k, 3, func(ctx context.Context) (store.State, error) { return k.Store.Look(ctx, ask) })
 	return a.value, a.err
 }
 
-func (k *link) Break(ctx context.Context, name string, id store.ID) error {
+func (k *link) Break(ctx context.Context, ask store.Ask) error {
 	a := send(ctx, k, 3, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, k.Store.Break(ctx, name, id)
+		return struct{}{}, k.Store.Break(ctx, ask)
 	})
 	if a.unsure && errors.Is(a.err, store.ErrGone) {
 		return nil

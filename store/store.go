@@ -8,6 +8,7 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"time"
 )
@@ -21,17 +22,50 @@ type ID string
 // Unlimited is the Limit of a hold that any number of other holds may accompany.
 const Unlimited = math.MaxInt32
 
+// Kind is the kind of a lock. A name is one kind of lock at a time.
+type Kind int
+
+// The kinds of locks.
+const (
+	Mutex     Kind = iota // lets one hold in
+	ReadWrite             // lets one writer in (Limit 1), or any number of readers (Limit Unlimited)
+	Semaphore             // lets Limit holds in
+)
+
+func (k Kind) String() string {
+	switch k {
+	case Mutex:
+		return "a mutex"
+	case ReadWrite:
+		return "a read-write lock"
+	case Semaphore:
+		return "a semaphore"
+	default:
+		return fmt.Sprintf("Kind(%d)", int(k))
+	}
+}
+
 // Ask is the request of a hold for a lock.
+//
+// One rule serves all kinds of locks: a hold is in with at most Limit holds, itself included, and
+// never beside a hold whose Limit is smaller than their number. All asks of a name share one queue:
+// the first waiter is let in as soon as the rule admits it, and then the next.
 type Ask struct {
 	// Name is the lock, in the spelling returned by [Store.Check].
 	Name string
 	ID   ID
 	// TTL is the time for which the store keeps the hold without a renewal, in whole milliseconds.
-	TTL time.Duration
+	TTL  time.Duration
+	Kind Kind
 	// Limit is the number of holds that may have the lock while this hold has the lock: 1 is a
-	// mutex, n a semaphore, Unlimited a reader. [Store.Check] refuses 0: a forgotten limit is an
-	// error.
+	// mutex or a writer, n a semaphore, Unlimited a reader. [Store.Check] refuses 0: a forgotten
+	// limit is an error.
 	Limit int
+	// With is a hold of the same lock around this ask, which waits for this ask and so is no
+	// obstacle: the rule does not count With. Such an ask goes before the queue. A reader that asks
+	// to write is an upgrade; two upgrades would wait for each other, so the second one is refused
+	// with [ErrDeadlock]. Empty: none.
+	With ID
 	// Acks must confirm a new hold before the hold counts. The zero value asks for nothing.
 	Acks Acks
 }
@@ -95,13 +129,23 @@ type Progress struct {
 	Position int // the number of earlier waiters in the queue, as far as the store knows
 }
 
-// State is the state of a lock in a store.
+// State is the state of a lock in a store. Several holds have the lock at once only if their limits
+// say so; Owner is then the hold whose lease ends first.
 type State struct {
 	Owner   ID // empty: nobody has the lock
 	Count   int
 	TTL     time.Duration // the rest of the owner's lease; negative: the owner has no lease
+	Limit   int           // of the owner
+	Others  []Held        // the other holds
 	Token   int64         // the last drawn fencing token, 0 if none is known
 	Waiters int           // the number of queued waiters, including waiters that are gone, until their turn
+}
+
+// Held is one of several holds with a lock.
+type Held struct {
+	ID    ID
+	TTL   time.Duration // the rest of its lease
+	Limit int
 }
 
 // Store keeps locks. All methods are safe for concurrent use.
@@ -120,7 +164,8 @@ type Store interface {
 	Check(a Ask) (Ask, error)
 
 	// Try gives the lock to the hold if the lock is free and nobody waits for the lock. Try asks a
-	// bounded number of times. Errors: [*Busy], [ErrUnavailable], [ErrNotReplicated].
+	// bounded number of times. Errors: [*Busy], [ErrUnavailable], [ErrNotReplicated], [ErrKind],
+	// [ErrDeadlock].
 	Try(ctx context.Context, a Ask) (Lease, error)
 
 	// Wait returns when the hold has the lock, or ctx is done. Wait calls progress, in the
@@ -153,15 +198,16 @@ type Store interface {
 	// Token draws a fencing token for a hold with the lock. The token is larger than every token
 	// drawn for this lock before, and larger than l.Token: the floor for a store that has drawn
 	// elsewhere too. A store that draws a token with each hold returns that token, and has no
-	// floor. Errors: [ErrGone], [errors.ErrUnsupported].
+	// floor. The token of a reader is the token of the last writer, so two readers with one token
+	// saw no writer in between. Errors: [ErrGone], [errors.ErrUnsupported].
 	Token(ctx context.Context, l Lease) (int64, error)
 
-	// Look reads the lock, and changes nothing.
-	Look(ctx context.Context, name string) (State, error)
+	// Look reads the lock with the name and kind of the ask, and changes nothing.
+	Look(ctx context.Context, a Ask) (State, error)
 
-	// Break frees the lock if the hold id has the lock, for operators. Break notifies the client of
-	// the hold if the store can. Errors: [ErrGone].
-	Break(ctx context.Context, name string, id ID) error
+	// Break takes the hold a.ID out of the lock, for operators. Break notifies the client of the
+	// hold if the store can. Errors: [ErrGone].
+	Break(ctx context.Context, a Ask) error
 
 	// Close ends all goroutines and connections of the store itself. Later commands still work, and
 	// leave no goroutine or connection behind.
@@ -216,6 +262,9 @@ var (
 	ErrNotReplicated = errors.New("not confirmed by enough replicas")
 	// ErrKind reports a name in use for another kind of lock. Nothing was changed.
 	ErrKind = errors.New("the name is in use for another kind of lock")
+	// ErrDeadlock reports an ask that would wait for a hold that waits for the asker. Nothing was
+	// changed.
+	ErrDeadlock = errors.New("the wait would be a deadlock")
 )
 
 // Unsure marks an error with [ErrUnsure]. The text stays the same; nil stays nil.

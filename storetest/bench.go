@@ -94,7 +94,7 @@ func (b *bench) release(l store.Lease) {
 }
 
 func (b *bench) look() store.State {
-	state, err := b.other.Look(b.ctx, b.name)
+	state, err := b.other.Look(b.ctx, b.ask(long))
 	require.NoError(b.t, err)
 	return state
 }
@@ -178,7 +178,7 @@ func (b *bench) interrupt() (restore func()) {
 	return func() {
 		end()
 		b.eventually("the server answers again", func() bool {
-			return errors.Join(last(b.st.Look(b.ctx, b.name)), last(b.other.Look(b.ctx, b.name))) == nil
+			return errors.Join(last(b.st.Look(b.ctx, b.ask(long))), last(b.other.Look(b.ctx, b.ask(long)))) == nil
 		})
 	}
 }

@@ -22,8 +22,8 @@ var optionalTests = []test{
 	{name: "Token grows with every hold", run: tokens, needs: Tokens},
 	{name: "Token is larger than the floor in its lease", run: tokenFloor, needs: Tokens},
 	{name: "Check and Token refuse what is not promised", run: refuses},
-	{name: "Limit lets so many holds in", run: semaphore, needs: Limits},
-	{name: "Limit of readers and writers keeps the queue", run: readers, needs: Limits},
+	{name: "Limit lets so many holds in", run: semaphore, needs: Kinds},
+	{name: "Limit of readers and writers keeps the queue", run: readers, needs: Kinds},
 	{name: "Acks that do not come take the hold back", run: acks, needs: Acks},
 	{name: "Watch tells the client of a broken hold", run: watch, needs: Watch},
 	{name: "CheckServer leaves nothing behind", run: checkServer, needs: CheckServer},
@@ -49,8 +49,8 @@ func (b *bench) calls() map[string]call {
 			return st.Forget(ctx, []store.Ask{l.Ask})[0]
 		},
 		"Token": func(ctx context.Context, l store.Lease, _ store.Ask) error { return last(st.Token(ctx, l)) },
-		"Look":  func(ctx context.Context, l store.Lease, _ store.Ask) error { return last(st.Look(ctx, l.Name)) },
-		"Break": func(ctx context.Context, l store.Lease, _ store.Ask) error { return st.Break(ctx, l.Name, l.ID) },
+		"Look":  func(ctx context.Context, l store.Lease, _ store.Ask) error { return last(st.Look(ctx, l.Ask)) },
+		"Break": func(ctx context.Context, l store.Lease, _ store.Ask) error { return st.Break(ctx, l.Ask) },
 	}
 }
 
@@ -262,7 +262,7 @@ func acks(b *bench) {
 func refuses(b *bench) {
 	limited, acked := b.ask(long), b.acked()
 	limited.Limit = 2
-	for promise, ask := range map[Promise]store.Ask{Limits: limited, Acks: acked} {
+	for promise, ask := range map[Promise]store.Ask{Kinds: limited, Acks: acked} {
 		if !b.promises(promise) {
 			require.ErrorIs(b.t, last(b.st.Check(ask)), errors.ErrUnsupported)
 		}
@@ -281,7 +281,7 @@ func watch(b *bench) {
 	doubts, others := make(chan store.ID, 100), make(chan store.ID, 100)
 	stop := watcher.Watch(client(l.ID), func(id store.ID) { doubts <- id })
 	defer watcher.Watch("storetest/other", func(id store.ID) { others <- id })()
-	require.NoError(b.t, b.other.Break(b.ctx, b.name, l.ID))
+	require.NoError(b.t, b.other.Break(b.ctx, l.Ask))
 	b.eventually("Watch tells of the broken hold", func() bool {
 		select {
 		case doubt := <-doubts:

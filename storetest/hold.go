@@ -104,7 +104,7 @@ func (b *bench) refused(l store.Lease) {
 	b.requireGone(last(b.st.Enter(b.ctx, l, 7)))
 	b.requireGone(b.st.Release(b.ctx, l, 7))
 	b.requireGone(b.st.Renew(b.ctx, []store.Renewal{{Lease: l, TTL: 5 * long, Count: 7}})[0])
-	b.requireGone(b.st.Break(b.ctx, l.Name, l.ID))
+	b.requireGone(b.st.Break(b.ctx, l.Ask))
 	if b.promises(Tokens) {
 		b.requireGone(last(b.st.Token(b.ctx, l)))
 	}
@@ -179,7 +179,7 @@ func forgetMany(b *bench) {
 	require.Len(b.t, errs, len(asks))
 	require.NoError(b.t, errors.Join(errs...))
 	for _, a := range asks {
-		state, err := b.st.Look(b.ctx, a.Name)
+		state, err := b.st.Look(b.ctx, a)
 		require.NoError(b.t, err)
 		require.Equal(b.t, a.Name == b.name, state.Owner == keep.ID)
 		require.NotEqual(b.t, a.ID, state.Owner)
@@ -202,12 +202,12 @@ func forgetLate(b *bench) {
 func breakHold(b *bench) {
 	l := b.take(b.st, b.ask(long))
 	w := b.wait(b.other, b.ask(long))
-	b.requireGone(b.other.Break(b.ctx, b.name, w.ask.ID))
+	b.requireGone(b.other.Break(b.ctx, w.ask))
 	b.waits(w)
 	b.requireOwner(l.Ask, 1)
-	require.NoError(b.t, b.other.Break(b.ctx, b.name, l.ID))
+	require.NoError(b.t, b.other.Break(b.ctx, l.Ask))
 	next := b.get(w)
-	b.requireGone(b.other.Break(b.ctx, b.name, l.ID))
+	b.requireGone(b.other.Break(b.ctx, l.Ask))
 	b.requireOwner(w.ask, 1)
 	b.release(next)
 }
@@ -273,7 +273,7 @@ func renewMany(b *bench) {
 	errs := b.st.Renew(b.ctx, renewals)
 	require.Len(b.t, errs, len(renewals))
 	for i, r := range renewals {
-		state, err := b.other.Look(b.ctx, r.Lease.Name)
+		state, err := b.other.Look(b.ctx, r.Lease.Ask)
 		require.NoError(b.t, err)
 		if gone(i) {
 			b.requireGone(errs[i])

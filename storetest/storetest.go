@@ -32,7 +32,7 @@ const (
 	FIFO        Promise = "FIFO"        // the longest waiter is served, nobody overtakes, and Look counts the waiters
 	Wakes       Promise = "Wakes"       // a waiter is woken when the lock is freed, well before the lease would have ended
 	Tokens      Promise = "Tokens"      // Token draws tokens; without the promise, Token is errors.ErrUnsupported
-	Limits      Promise = "Limits"      // limits other than 1; without the promise, Check refuses them
+	Kinds       Promise = "Kinds"       // read-write locks and semaphores; without the promise, Check refuses them
 	Acks        Promise = "Acks"        // replicas confirm; without the promise, Check refuses Acks
 	Watch       Promise = "Watch"       // the store is a store.Watcher, and tells of Break
 	CheckServer Promise = "CheckServer" // the store is a store.Checker

@@ -119,7 +119,7 @@ func (s admitsAll) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 type refusesTwice struct{ *mem.Store }
 
 func (s refusesTwice) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
-	if state, err := s.Look(ctx, a.Name); err == nil && state.Owner == a.ID {
+	if state, err := s.Look(ctx, a); err == nil && state.Owner == a.ID {
 		return store.Lease{}, &store.Busy{Owner: a.ID, TTL: state.TTL}
 	}
 	return s.Store.Try(ctx, a)
@@ -137,9 +137,9 @@ func (s *lastFirst) Wait(ctx context.Context, a store.Ask, progress func(store.P
 		once.Do(func() {
 			if before := s.last.Swap(&a); before != nil && p.Position > 0 {
 				s.Forget(ctx, []store.Ask{*before})
-				for state, err := s.Look(ctx, a.Name); err == nil && state.Waiters <= p.Position; {
+				for state, err := s.Look(ctx, a); err == nil && state.Waiters <= p.Position; {
 					<-time.After(time.Millisecond)
-					state, err = s.Look(ctx, a.Name)
+					state, err = s.Look(ctx, a)
 				}
 			}
 		})
@@ -175,11 +175,11 @@ func (s neverEnds) Wait(ctx context.Context, a store.Ask, progress func(store.Pr
 
 type hidesCause struct{ *mem.Store }
 
-func (s hidesCause) Look(ctx context.Context, name string) (store.State, error) {
+func (s hidesCause) Look(ctx context.Context, a store.Ask) (store.State, error) {
 	if ctx.Err() != nil {
 		return store.State{}, ctx.Err()
 	}
-	return s.Store.Look(ctx, name)
+	return s.Store.Look(ctx, a)
 }
 
 type leavesWaiter struct{ *mem.Store }
@@ -213,7 +213,7 @@ func (s leavesGrant) Wait(ctx context.Context, a store.Ask, progress func(store.
 type givesUp struct{ *mem.Store }
 
 func (s givesUp) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
-	if _, err := s.Look(ctx, a.Name); err != nil {
+	if _, err := s.Look(ctx, a); err != nil {
 		return store.Lease{}, err
 	}
 	return s.Store.Wait(ctx, a, progress)
@@ -222,7 +222,7 @@ func (s givesUp) Wait(ctx context.Context, a store.Ask, progress func(store.Prog
 type addsCounts struct{ *mem.Store }
 
 func (s addsCounts) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
-	if state, err := s.Look(ctx, l.Name); err == nil {
+	if state, err := s.Look(ctx, l.Ask); err == nil {
 		count = state.Count + 1
 	}
 	return s.Store.Enter(ctx, l, count)
@@ -230,8 +230,8 @@ func (s addsCounts) Enter(ctx context.Context, l store.Lease, count int) (store.
 
 type showsOne struct{ *mem.Store }
 
-func (s showsOne) Look(ctx context.Context, name string) (store.State, error) {
-	state, err := s.Store.Look(ctx, name)
+func (s showsOne) Look(ctx context.Context, a store.Ask) (store.State, error) {
+	state, err := s.Store.Look(ctx, a)
 	state.Count = 1
 	return state, err
 }
@@ -295,7 +295,7 @@ func (s entersGone) Enter(ctx context.Context, l store.Lease, count int) (store.
 type releasesAny struct{ *mem.Store }
 
 func (s releasesAny) Release(ctx context.Context, l store.Lease, count int) error {
-	if state, err := s.Look(ctx, l.Name); err == nil {
+	if state, err := s.Look(ctx, l.Ask); err == nil {
 		l.ID = state.Owner
 	}
 	return s.Store.Release(ctx, l, count)
@@ -365,12 +365,13 @@ func (s floorless) Token(ctx context.Context, l store.Lease) (int64, error) {
 
 type breaksAny struct{ *mem.Store }
 
-func (s breaksAny) Break(ctx context.Context, name string, _ store.ID) error {
-	state, err := s.Look(ctx, name)
+func (s breaksAny) Break(ctx context.Context, a store.Ask) error {
+	state, err := s.Look(ctx, a)
 	if err != nil {
 		return err
 	}
-	return s.Store.Break(ctx, name, state.Owner)
+	a.ID = state.Owner
+	return s.Store.Break(ctx, a)
 }
 
 // tellsNobody has a field that hides the method Watch.

@@ -1,17 +1,19 @@
 package mem
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
 	"github.com/go-relock/relock/store"
 )
 
-// lock has the holds of one name, oldest first, and the queue. A lock without holds has an empty
-// queue, and is not in Store.locks.
+// lock has the holds of one name, and the queue. A lock without holds has an empty queue, and is
+// not in Store.locks.
 type lock struct {
 	holds, queue []*hold
 	timer        *time.Timer // fires at the end of the first lease that ends
+	draw         func()      // draws the next token, for a writer
 }
 
 // hold is a place in the queue, or a stay in the lock.
@@ -60,7 +62,7 @@ func (s *Store) on(name string, command func(*lock) error) error {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			_ = s.on(name, func(*lock) error { return nil })
-		})}
+		}), draw: func() { s.tokens[name]++ }}
 	}
 	k.settle()
 	err := command(k)
@@ -70,8 +72,7 @@ func (s *Store) on(name string, command func(*lock) error) error {
 		delete(s.locks, name)
 		return err
 	}
-	first := slices.MinFunc(k.holds, func(a, b *hold) int { return a.end().Compare(b.end()) })
-	k.timer.Reset(time.Until(first.end()))
+	k.timer.Reset(time.Until(k.byEnd()[0].end()))
 	s.locks[name] = k
 	return err
 }
@@ -89,41 +90,73 @@ func (k *lock) settle() {
 	}
 }
 
-// admits says whether h may enter: the smallest limit among the holds bounds their number.
+// byEnd sorts the holds by the ends of their leases, the earliest first, and returns them.
+func (k *lock) byEnd() []*hold {
+	slices.SortStableFunc(k.holds, func(a, b *hold) int { return a.end().Compare(b.end()) })
+	return k.holds
+}
+
+// admits says whether h may enter: the smallest limit bounds the number of holds. The hold around h
+// does not count.
 func (k *lock) admits(h *hold) bool {
-	fits := func(other *hold) bool { return len(k.holds) < other.Limit }
-	return fits(h) && !slices.ContainsFunc(k.holds, func(in *hold) bool { return !fits(in) })
+	n, least := 1, h.Limit
+	for _, other := range k.holds {
+		if other.ID != h.With {
+			n, least = n+1, min(least, other.Limit)
+		}
+	}
+	return n <= least
 }
 
 func (k *lock) enter(h *hold, woken store.Wake) {
 	h.Sent, h.Woken, h.count = time.Now(), woken, 1
 	k.holds = append(k.holds, h)
+	if h.Kind == store.ReadWrite && h.Limit == 1 {
+		k.draw()
+	}
+}
+
+// is returns an error if the lock is of another kind.
+func (k *lock) is(kind store.Kind) error {
+	if len(k.holds) > 0 && k.holds[0].Kind != kind {
+		return fmt.Errorf("%w: %s, and not %s", store.ErrKind, k.holds[0].Kind, kind)
+	}
+	return nil
 }
 
 // ask returns the hold of an ask, and says whether the hold is in. A hold that was neither in nor
 // in the queue enters if the lock is free.
-func (k *lock) ask(a store.Ask) (h *hold, in bool) {
+func (k *lock) ask(a store.Ask) (h *hold, in bool, err error) {
 	if h = find(k.holds, a.ID); h != nil {
-		return h, true
+		return h, true, nil
 	}
 	if h = find(k.queue, a.ID); h != nil {
-		return h, false
+		return h, false, nil
 	}
 	h = &hold{Lease: store.Lease{Ask: a}, moved: make(chan struct{})}
-	if len(k.queue) > 0 || !k.admits(h) {
-		return h, false
+	if err := k.is(a.Kind); err != nil {
+		return h, false, err
+	}
+	if len(k.queue) > 0 && a.With == "" || !k.admits(h) {
+		return h, false, nil
 	}
 	k.enter(h, store.WakeNone)
-	return h, true
+	return h, true, nil
 }
 
 // join puts the hold at the end of the queue, unless the hold has a place, and returns its
-// position.
-func (k *lock) join(h *hold) int {
-	if !slices.Contains(k.queue, h) {
+// position. An ask with a hold around it goes to the head.
+func (k *lock) join(h *hold) (position int, err error) {
+	switch {
+	case slices.Contains(k.queue, h):
+	case h.With == "":
 		k.queue = append(k.queue, h)
+	case len(k.queue) > 0 && k.queue[0].With != "" && k.queue[0].With != h.With:
+		return 0, store.ErrDeadlock
+	default:
+		k.queue = slices.Insert(k.queue, 0, h)
 	}
-	return slices.Index(k.queue, h)
+	return slices.Index(k.queue, h), nil
 }
 
 // remove takes a hold out of the lock and out of the queue.

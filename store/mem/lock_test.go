@@ -26,7 +26,7 @@ func TestAdmitsCountsTheSmallestLimit(t *testing.T) {
 	} {
 		k := &lock{}
 		for _, limit := range c.in {
-			k.enter(&hold{Lease: store.Lease{Ask: store.Ask{Limit: limit}}}, store.WakeNone)
+			k.enter(&hold{Lease: store.Lease{Ask: store.Ask{ID: "in", Limit: limit}}}, store.WakeNone)
 		}
 		require.Equal(t, c.admits, k.admits(&hold{Lease: store.Lease{Ask: store.Ask{Limit: c.limit}}}), "%+v", c)
 	}
@@ -39,7 +39,7 @@ func TestFreeLockIsNotKept(t *testing.T) {
 	require.Len(t, s.locks, 1)
 	require.NoError(t, s.Release(t.Context(), l, 0))
 	require.Empty(t, s.locks)
-	_, err = s.Look(t.Context(), "orders")
+	_, err = s.Look(t.Context(), a)
 	require.NoError(t, err)
 	require.Empty(t, s.locks)
 }

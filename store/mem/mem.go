@@ -76,12 +76,12 @@ func (s *Store) Check(a store.Ask) (store.Ask, error) {
 // Try implements [store.Store].
 func (s *Store) Try(ctx context.Context, a store.Ask) (l store.Lease, err error) {
 	err = s.once(ctx, a.Name, func(k *lock) error {
-		h, in := k.ask(a)
-		if !in {
-			return k.busy()
+		h, in, err := k.ask(a)
+		if err == nil && !in {
+			err = k.busy()
 		}
 		l = h.Lease
-		return nil
+		return err
 	})
 	return l, err
 }
@@ -94,12 +94,12 @@ func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progr
 		var in bool
 		var p store.Progress
 		err = s.patiently(ctx, a.Name, func(k *lock) error {
-			if h, in = k.ask(a); in {
-				l = h.Lease
-			} else {
-				p = store.Progress{Busy: k.busy(), Queued: true, Position: k.join(h)}
+			if h, in, err = k.ask(a); err == nil && !in {
+				p = store.Progress{Busy: k.busy(), Queued: true}
+				p.Position, err = k.join(h)
 			}
-			return nil
+			l = h.Lease
+			return err
 		})
 		if err != nil {
 			return l, s.giveUp(a, err)
@@ -173,19 +173,27 @@ func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
 // Token implements [store.Store].
 func (s *Store) Token(ctx context.Context, l store.Lease) (token int64, err error) {
 	err = s.once(ctx, l.Name, of(l.ID, func(*lock, *hold) {
-		token = max(s.tokens[l.Name], l.Token) + 1
-		s.tokens[l.Name] = token
+		if token = s.tokens[l.Name]; l.Kind != store.ReadWrite || token == 0 {
+			token = max(token, l.Token) + 1
+			s.tokens[l.Name] = token
+		}
 	}))
 	return token, err
 }
 
-// Look implements [store.Store]. If several holds are in, the owner is the one that came first.
-func (s *Store) Look(ctx context.Context, name string) (state store.State, err error) {
-	err = s.once(ctx, name, func(k *lock) error {
-		state = store.State{Token: s.tokens[name], Waiters: len(k.queue)}
-		if len(k.holds) > 0 {
-			h := k.holds[0]
-			state.Owner, state.Count, state.TTL = h.ID, h.count, time.Until(h.end())
+// Look implements [store.Store].
+func (s *Store) Look(ctx context.Context, a store.Ask) (state store.State, err error) {
+	err = s.once(ctx, a.Name, func(k *lock) error {
+		state = store.State{Token: s.tokens[a.Name], Waiters: len(k.queue)}
+		if err := k.is(a.Kind); err != nil {
+			return err
+		}
+		for i, h := range k.byEnd() {
+			if i == 0 {
+				state.Owner, state.Count, state.TTL, state.Limit = h.ID, h.count, time.Until(h.end()), h.Limit
+				continue
+			}
+			state.Others = append(state.Others, store.Held{ID: h.ID, TTL: time.Until(h.end()), Limit: h.Limit})
 		}
 		return nil
 	})
@@ -193,10 +201,10 @@ func (s *Store) Look(ctx context.Context, name string) (state store.State, err e
 }
 
 // Break implements [store.Store]. Break tells the hold's client.
-func (s *Store) Break(ctx context.Context, name string, id store.ID) error {
-	err := s.once(ctx, name, of(id, func(k *lock, _ *hold) { k.remove(id) }))
+func (s *Store) Break(ctx context.Context, a store.Ask) error {
+	err := s.once(ctx, a.Name, of(a.ID, func(k *lock, _ *hold) { k.remove(a.ID) }))
 	if err == nil || errors.Is(err, store.ErrUnsure) {
-		s.tell(id)
+		s.tell(a.ID)
 	}
 	return err
 }

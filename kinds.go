@@ -1,0 +1,120 @@
+package relock
+
+import (
+	"context"
+	"time"
+
+	"github.com/go-relock/relock/store"
+)
+
+// This file is the locks beside the mutex. All kinds of locks share one way in and out: a kind is
+// the limit of holds that a lock asks for, see [store.Ask].
+
+// Mode is the way in which a hold has its lock. The set is bounded, fit for a metric label.
+type Mode string
+
+// The modes of holds.
+const (
+	ModeExclusive Mode = "exclusive" // a mutex, or a read-write lock for writing
+	ModeShared    Mode = "shared"    // a read-write lock for reading
+	ModePermit    Mode = "permit"    // a semaphore
+)
+
+func modeOf(kind store.Kind, limit int) Mode {
+	switch {
+	case kind == store.Semaphore:
+		return ModePermit
+	case limit == store.Unlimited:
+		return ModeShared
+	default:
+		return ModeExclusive
+	}
+}
+
+// RWLock is a lock for one writer or any number of readers, made by [Client.NewRWLock]. It has all
+// methods of [Lock]: Lock, TryLock, TryLockFor, Do and DoFor are for writing, and Unlock leaves the
+// nearest entry, in whichever mode. An RWLock is safe for concurrent use.
+//
+// Waiters are served first come, first served: a writer waits for the readers before it, and for
+// none behind it, and a reader for the writers before it. Readers that are next to each other in
+// the queue enter together. Each reader has a lease of its own, so a crashed reader costs its own
+// lease and nobody else's.
+//
+// A call inside a section of the same lock:
+//   - A reader in a reader, and a writer in a writer, enter again, as in a [Lock].
+//   - A reader in a writer enters at once. If the writer's entry is left first, the reader goes on
+//     with its own hold and lets other readers in: a downgrade. The reader's context outlives the
+//     Unlock of the writer.
+//   - A writer in a reader is an upgrade. The only reader enters at once. Otherwise the call waits
+//     before the queue for the other readers to leave, keeps its own read, and nobody new gets in.
+//     Two readers that both wait to write would wait for each other, so the second call returns
+//     [ErrDeadlock] at once, and has to leave its read for the other one.
+//
+// [Lock.Token] of a reader is the token of the last writer: two readers with one token saw no
+// writer in between. Each hold for writing draws a new token.
+type RWLock struct {
+	*forWriting
+	read *Lock
+}
+
+// forWriting is a name for Lock as a part of RWLock, which has a method of the name Lock.
+type forWriting = Lock
+
+// NewRWLock returns the read-write lock called name. Names and options are as for [Client.NewLock];
+// [WithLocalPass] has no effect. A name is one kind of lock: while a mutex or a semaphore of this
+// name is in use, calls return [ErrKind]. A store without read-write locks, such as one
+// [WithRedissonLayout], is [ErrInvalid] ([errors.ErrUnsupported]).
+func (c *Client) NewRWLock(name string, options ...Option) *RWLock {
+	ask := store.Ask{Name: name, Kind: store.ReadWrite, Limit: 1}
+	write := c.newLock(ask, options)
+	ask.Limit = store.Unlimited
+	return &RWLock{forWriting: write, read: c.newLock(ask, options)}
+}
+
+// RLock is [Lock.Lock] for reading.
+func (l *RWLock) RLock(ctx context.Context) (context.Context, error) { return l.RLocker().Lock(ctx) }
+
+// TryRLock is [Lock.TryLock] for reading.
+func (l *RWLock) TryRLock(ctx context.Context) (context.Context, error) {
+	return l.RLocker().TryLock(ctx)
+}
+
+// TryRLockFor is [Lock.TryLockFor] for reading.
+func (l *RWLock) TryRLockFor(ctx context.Context, wait time.Duration) (context.Context, error) {
+	return l.RLocker().TryLockFor(ctx, wait)
+}
+
+// RDo is [Lock.Do] for reading.
+func (l *RWLock) RDo(ctx context.Context, fn func(ctx context.Context) error) error {
+	return l.RLocker().Do(ctx, fn)
+}
+
+// RDoFor is [Lock.DoFor] for reading.
+func (l *RWLock) RDoFor(ctx context.Context, wait time.Duration, fn func(ctx context.Context) error) error {
+	return l.RLocker().DoFor(ctx, wait, fn)
+}
+
+// RLocker returns the lock for reading as a Lock of its own.
+func (l *RWLock) RLocker() *Lock {
+	if l == nil {
+		return nil
+	}
+	return l.read
+}
+
+// NewSemaphore returns the semaphore called name: a [Lock] that lets n holds in at a time, each
+// with a lease of its own, first come, first served. Names and options are as for
+// [Client.NewRWLock].
+//
+// Each caller asks with its own n, and the smallest n among the holds counts while they last: with
+// an old deployment of 3 and a new one of 5, a fourth holder enters when nobody with a 3 is in.
+// Calls inside a section of the semaphore enter the same hold again, and take no second permit.
+// Tokens are drawn as for a mutex, so each permit has its own, and a larger token says only which
+// permit was asked later.
+func (c *Client) NewSemaphore(name string, n int, options ...Option) *Lock {
+	if n < 1 || n >= store.Unlimited {
+		err := invalid("NewSemaphore(%q, %d): n must be 1 to %d permits", name, n, store.Unlimited-1)
+		return &Lock{client: c, name: name, settings: &c.settings, err: err}
+	}
+	return c.newLock(store.Ask{Name: name, Kind: store.Semaphore, Limit: n}, options)
+}
