@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/go-relock/relock/internal/events"
+	"github.com/go-relock/relock/store"
 )
 
 // Hooks are the functions that a client calls for its events, for metrics and traces. Each may be
@@ -127,6 +128,27 @@ const (
 	// and asked Redis.
 	WakePass Wake = "pass"
 )
+
+// Mode is the way in which a hold has its lock. The set is bounded, fit for a metric label.
+type Mode string
+
+// The modes of holds.
+const (
+	ModeExclusive Mode = "exclusive" // a mutex, or a read-write lock for writing
+	ModeShared    Mode = "shared"    // a read-write lock for reading
+	ModePermit    Mode = "permit"    // a semaphore
+)
+
+func modeOf(kind store.Kind, limit int) Mode {
+	switch {
+	case kind == store.Semaphore:
+		return ModePermit
+	case limit == store.Unlimited:
+		return ModeShared
+	default:
+		return ModeExclusive
+	}
+}
 
 // AcquireStarted is the event of [Hooks.AcquireStarted].
 type AcquireStarted struct {

@@ -10,27 +10,6 @@ import (
 // This file is the locks beside the mutex. All kinds of locks share one way in and out: a kind is
 // the limit of holds that a lock asks for, see [store.Ask].
 
-// Mode is the way in which a hold has its lock. The set is bounded, fit for a metric label.
-type Mode string
-
-// The modes of holds.
-const (
-	ModeExclusive Mode = "exclusive" // a mutex, or a read-write lock for writing
-	ModeShared    Mode = "shared"    // a read-write lock for reading
-	ModePermit    Mode = "permit"    // a semaphore
-)
-
-func modeOf(kind store.Kind, limit int) Mode {
-	switch {
-	case kind == store.Semaphore:
-		return ModePermit
-	case limit == store.Unlimited:
-		return ModeShared
-	default:
-		return ModeExclusive
-	}
-}
-
 // RWLock is a lock for one writer or any number of readers, made by [Client.NewRWLock]. It has all
 // methods of [Lock]: Lock, TryLock, TryLockFor, Do and DoFor are for writing, and Unlock leaves the
 // nearest entry, in whichever mode. An RWLock is safe for concurrent use.

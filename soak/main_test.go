@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/store"
 )
 
 func TestMain(m *testing.M) {
