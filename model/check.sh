@@ -7,9 +7,11 @@
 # Needs spin and a C compiler. All output is in .build, one directory a case.
 set -u
 cd "$(dirname "$0")" || exit 1
-model=$PWD/relock.pml
 build=$PWD/.build
 : "${CC:=cc}" "${MEMORY:=1500}" "${DEPTH:=20000}"
+
+# line_of <name>: the line of that case, behind the name of its model.
+line_of() { sed 's/ *#.*//' cases | awk -v name="$1" '$1 == "model" { model = $2 } $2 == name { print model, $0 }'; }
 
 # generate <name> <flags for spin>: the source of the verifier, in its own directory.
 generate() {
@@ -70,7 +72,7 @@ must_fail() {
 # tell <flags>: the run that the verifier found.
 tell() {
 	[ "$(broken)" = "assertion violated $promise" ] || return 1
-	spin -T -k relock.pml.trail "$@" "$model" 2>&1 | sed -n 's/^ *\(client\|server\|late\|operator\|--\)/\1/p'
+	spin -T -k "${model##*/}.trail" "$@" "$model" 2>&1 | sed -n 's/^ *\(client\|server\|late\|operator\|--\)/\1/p'
 	echo "broken: $promise"
 }
 
@@ -88,17 +90,15 @@ story() {
 	tell "$@" || { tail -30 pan.log; exit 1; }
 }
 
-if [ "${1-}" = story ]; then
-	rule=${2:-none}
-	set -- $(sed -n "s/^\(fail\|limit\) *$rule  *//p" cases | head -1)
-	[ $# -gt 0 ] || { echo "no rule '$rule' in the file cases" >&2; exit 1; }
-	story "$rule" "$@"
-	exit
-fi
+do=check
+[ "${1-}" != story ] || { do=tell; shift; }
 [ $# -eq 1 ] || { sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 1; }
-set -- $(sed 's/ *#.*//' cases | awk -v name="$1" '$2 == name')
-case ${1-} in
-hold | small | ends | deep) must_hold "$@" ;;
-fail | limit) shift; must_fail "$@" ;;
-*) echo "that case is not in the file cases" >&2; exit 1 ;;
+name=$1
+set -- $(line_of "$name")
+model=$PWD/${1-}.pml kind=${2-}
+case $do-$kind in
+check-hold | check-small | check-ends | check-deep) shift; must_hold "$@" ;;
+check-fail | check-limit) shift 2; must_fail "$@" ;;
+tell-fail | tell-limit) shift 2; story "$@" ;;
+*) echo "the file cases has no '$name' to $do" >&2; exit 1 ;;
 esac
