@@ -32,15 +32,30 @@ type bench struct {
 	one    *relock.Client
 	other  *relock.Client
 	suffix string
-	names  map[string]bool // of all locks
-	queued chan string     // the name of a lock, whenever a call waits for it
+	names  map[string]maker // of all locks
+	queued chan string      // the name of a lock, whenever a call waits for it
+}
+
+// maker makes the lock of a name.
+type maker func(c *relock.Client, name string) *relock.Lock
+
+func mutex(c *relock.Client, name string) *relock.Lock { return c.NewLock(name) }
+
+// oneLock is a Lock, or an RWLock for writing.
+type oneLock interface {
+	relock.Locker
+	TryLockFor(ctx context.Context, wait time.Duration) (context.Context, error)
+	Name() string
+	Count(ctx context.Context) int
+	Held(ctx context.Context) bool
+	State(ctx context.Context) (relock.State, error)
 }
 
 func newBench(t *testing.T, h Harness) *bench {
 	t.Helper()
 	b := &bench{
 		t: t, ctx: t.Context(), h: h, server: h.Start(t), suffix: "-" + strings.ToLower(rand.Text()[:10]),
-		names: make(map[string]bool), queued: make(chan string, relock.EventBacklog),
+		names: make(map[string]maker), queued: make(chan string, relock.EventBacklog),
 	}
 	b.one, b.other = b.client(), b.client()
 	return b
@@ -67,7 +82,9 @@ func (b *bench) lock(c *relock.Client, name string, options ...relock.Option) *r
 
 // name returns the name of a lock that no other subtest uses.
 func (b *bench) name(name string) string {
-	b.names[name+b.suffix] = true
+	if b.names[name+b.suffix] == nil {
+		b.names[name+b.suffix] = mutex
+	}
 	return name + b.suffix
 }
 
@@ -90,12 +107,12 @@ func last[T any](_ T, err error) error { return err }
 type locking func(context.Context) (context.Context, error)
 
 // tryFor returns TryLockFor with its wait.
-func tryFor(l *relock.Lock, wait time.Duration) locking {
+func tryFor(l oneLock, wait time.Duration) locking {
 	return func(ctx context.Context) (context.Context, error) { return l.TryLockFor(ctx, wait) }
 }
 
 // enter enters a lock at once.
-func (b *bench) enter(ctx context.Context, l *relock.Lock) context.Context {
+func (b *bench) enter(ctx context.Context, l relock.Locker) context.Context {
 	b.t.Helper()
 	ctx, cancel := context.WithCancel(ctx)
 	b.t.Cleanup(cancel)
@@ -107,7 +124,7 @@ func (b *bench) enter(ctx context.Context, l *relock.Lock) context.Context {
 	return section
 }
 
-func (b *bench) unlock(l *relock.Lock, sections ...context.Context) {
+func (b *bench) unlock(l relock.Locker, sections ...context.Context) {
 	b.t.Helper()
 	for _, section := range sections {
 		require.NoError(b.t, l.Unlock(section))
@@ -122,7 +139,7 @@ func (b *bench) holder(section context.Context) relock.Holder {
 	return holder
 }
 
-func (b *bench) state(l *relock.Lock) relock.State {
+func (b *bench) state(l oneLock) relock.State {
 	b.t.Helper()
 	state, err := l.State(b.ctx)
 	require.NoError(b.t, err)
@@ -130,7 +147,7 @@ func (b *bench) state(l *relock.Lock) relock.State {
 }
 
 // requireCount looks for the entries of a section, in its process and in the store.
-func (b *bench) requireCount(l *relock.Lock, section context.Context, count int) { //nolint:revive // as l.Count(section)
+func (b *bench) requireCount(l oneLock, section context.Context, count int) { //nolint:revive // as l.Count(section)
 	b.t.Helper()
 	require.Equal(b.t, count, l.Count(section))
 	require.True(b.t, l.Held(section))
@@ -140,7 +157,7 @@ func (b *bench) requireCount(l *relock.Lock, section context.Context, count int)
 }
 
 // requireOwner fails unless the store says that this holder has the lock.
-func (b *bench) requireOwner(l *relock.Lock, holder relock.Holder) {
+func (b *bench) requireOwner(l oneLock, holder relock.Holder) {
 	b.t.Helper()
 	state := b.state(l)
 	require.True(b.t, state.Locked())
@@ -166,7 +183,7 @@ func (b *bench) requireKinds(err error, kinds ...error) {
 
 // requireRefused fails unless err says that this holder has the lock. want has the other kinds that
 // err must match.
-func (b *bench) requireRefused(err error, l *relock.Lock, holder relock.Holder, want ...error) {
+func (b *bench) requireRefused(err error, l oneLock, holder relock.Holder, want ...error) {
 	b.t.Helper()
 	b.requireKinds(err, append(want, relock.ErrLocked)...)
 	var refusal *relock.LockedError
@@ -181,7 +198,7 @@ func (b *bench) requireRefused(err error, l *relock.Lock, holder relock.Holder, 
 }
 
 // requireLost fails unless err says that this lock was lost for that reason.
-func (b *bench) requireLost(err error, l *relock.Lock, reason relock.LossReason) {
+func (b *bench) requireLost(err error, l oneLock, reason relock.LossReason) {
 	b.t.Helper()
 	require.ErrorIs(b.t, err, relock.ErrLockLost)
 	var lost *relock.LostError
@@ -192,7 +209,7 @@ func (b *bench) requireLost(err error, l *relock.Lock, reason relock.LossReason)
 }
 
 // requireBusy fails unless a call outside of all sections is refused.
-func (b *bench) requireBusy(locks ...*relock.Lock) {
+func (b *bench) requireBusy(locks ...relock.Locker) {
 	b.t.Helper()
 	for _, l := range locks {
 		b.requireKinds(last(l.TryLock(b.ctx)), relock.ErrLocked)
@@ -203,9 +220,9 @@ func (b *bench) requireBusy(locks ...*relock.Lock) {
 func (b *bench) requireFree() {
 	b.t.Helper()
 	observer := b.client()
-	for name := range b.names {
+	for name, lock := range b.names {
 		b.eventually("nothing is left of "+name, func() bool {
-			state := b.state(observer.NewLock(name))
+			state := b.state(lock(observer, name))
 			return !state.Locked() && state.Waiters == 0
 		})
 	}

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/store"
 )
 
 // Promise is something that a store may leave out.
@@ -34,6 +35,7 @@ const (
 	LocalPass Promise = "LocalPass" // WithLocalPass; without the promise, NewLock refuses it
 	Acks      Promise = "Acks"      // WithReplicaAcks; without the promise, NewLock refuses it
 	Watch     Promise = "Watch"     // a ForceUnlock ends the section at once
+	Kinds     Promise = "Kinds"     // read-write locks and semaphores; without the promise, NewRWLock and NewSemaphore refuse them
 )
 
 // Harness is what the suite needs to know of a store.
@@ -69,6 +71,7 @@ type test struct {
 	name  string
 	run   func(b *bench)
 	needs Promise // empty: every store can run the subtest
+	also  Promise // a second need
 }
 
 // Run runs the suite over a store that keeps all promises. All clients of one subtest share their
@@ -97,7 +100,7 @@ func (h Harness) Run(t *testing.T) {
 		h.TTL = time.Second
 	}
 	for _, tests := range [][]test{
-		enterTests, reentryTests, waitTests, leaseTests, lossTests, doTests, clientTests, optionalTests,
+		enterTests, reentryTests, waitTests, leaseTests, lossTests, doTests, clientTests, optionalTests, kindTests,
 	} {
 		for _, c := range tests {
 			t.Run(c.name, func(t *testing.T) {
@@ -111,20 +114,23 @@ func (h Harness) Run(t *testing.T) {
 func (h Harness) run(t *testing.T, c test) {
 	t.Helper()
 	b := newBench(t, h)
-	reason, without := h.Without[c.needs]
-	switch {
-	case c.needs == lose && b.server.Lose == nil:
-		t.Logf("NOT TESTED: the harness has no %s", c.needs)
-	case without:
-		t.Logf("NOT TESTED: the store does not promise %s: %s", c.needs, reason)
-	default:
-		c.run(b)
-		b.requireFree()
+	for _, need := range []Promise{c.needs, c.also} {
+		reason, without := h.Without[need]
+		switch {
+		case need == lose && b.server.Lose == nil:
+			t.Logf("NOT TESTED: the harness has no %s", need)
+			return
+		case without:
+			t.Logf("NOT TESTED: the store does not promise %s: %s", need, reason)
+			return
+		}
 	}
+	c.run(b)
+	b.requireFree()
 }
 
 // sentinels are all kinds of errors. A call must match the kinds that its test names, and no other.
 var sentinels = []error{
 	relock.ErrLocked, relock.ErrNotHeld, relock.ErrLockLost, relock.ErrReleased, relock.ErrClosed, relock.ErrInvalid,
-	relock.ErrNotReplicated, relock.ErrUnavailable, relock.ErrKind, errors.ErrUnsupported,
+	relock.ErrNotReplicated, relock.ErrUnavailable, relock.ErrKind, store.ErrDeadlock, errors.ErrUnsupported,
 }

@@ -22,8 +22,6 @@ var optionalTests = []test{
 	{name: "Token grows with every hold", run: tokens, needs: Tokens},
 	{name: "Token is larger than the floor in its lease", run: tokenFloor, needs: Tokens},
 	{name: "Check and Token refuse what is not promised", run: refuses},
-	{name: "Limit lets so many holds in", run: semaphore, needs: Kinds},
-	{name: "Limit of readers and writers keeps the queue", run: readers, needs: Kinds},
 	{name: "Acks that do not come take the hold back", run: acks, needs: Acks},
 	{name: "Watch tells the client of a broken hold", run: watch, needs: Watch},
 	{name: "CheckServer leaves nothing behind", run: checkServer, needs: CheckServer},
@@ -209,42 +207,6 @@ func tokenFloor(b *bench) {
 	b.release(l)
 }
 
-// limited returns the ask of a new hold with a limit.
-func (b *bench) limited(limit int) store.Ask {
-	a := b.ask(long)
-	a.Limit = limit
-	a, err := b.st.Check(a)
-	require.NoError(b.t, err)
-	return a
-}
-
-func semaphore(b *bench) {
-	first, second := b.take(b.st, b.limited(2)), b.take(b.other, b.limited(2))
-	require.Error(b.t, last(b.st.Try(b.ctx, b.limited(2))))
-	third := b.wait(b.st, b.limited(2))
-	b.waits(third)
-	b.release(second)
-	b.release(b.get(third))
-	b.release(first)
-}
-
-func readers(b *bench) {
-	first, second := b.take(b.st, b.limited(store.Unlimited)), b.take(b.other, b.limited(store.Unlimited))
-	writer := b.wait(b.st, b.ask(long))
-	late := b.wait(b.other, b.limited(store.Unlimited))
-	later := b.wait(b.st, b.limited(store.Unlimited))
-	b.release(first)
-	b.waits(writer)
-	b.waits(late)
-	b.release(second)
-	l := b.get(writer)
-	b.waits(late)
-	b.release(l)
-	first, second = b.get(late), b.get(later)
-	b.release(first)
-	b.release(second)
-}
-
 func (b *bench) acked() store.Ask {
 	a := b.ask(long)
 	a.Acks = store.Acks{Replicas: 1000, Timeout: 50 * time.Millisecond}
@@ -260,11 +222,12 @@ func acks(b *bench) {
 }
 
 func refuses(b *bench) {
-	limited, acked := b.ask(long), b.acked()
-	limited.Limit = 2
-	for promise, ask := range map[Promise]store.Ask{Kinds: limited, Acks: acked} {
-		if !b.promises(promise) {
-			require.ErrorIs(b.t, last(b.st.Check(ask)), errors.ErrUnsupported)
+	if !b.promises(Acks) {
+		require.ErrorIs(b.t, last(b.st.Check(b.acked())), errors.ErrUnsupported)
+	}
+	if !b.promises(Kinds) {
+		for _, a := range []store.Ask{b.reader(), b.writer(), b.permit(1), b.permit(2)} {
+			require.ErrorIs(b.t, last(b.st.Check(a)), errors.ErrUnsupported, a.Kind)
 		}
 	}
 	l := b.take(b.st, b.ask(long))

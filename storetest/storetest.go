@@ -16,6 +16,7 @@
 package storetest
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -32,7 +33,7 @@ const (
 	FIFO        Promise = "FIFO"        // the longest waiter is served, nobody overtakes, and Look counts the waiters
 	Wakes       Promise = "Wakes"       // a waiter is woken when the lock is freed, well before the lease would have ended
 	Tokens      Promise = "Tokens"      // Token draws tokens; without the promise, Token is errors.ErrUnsupported
-	Kinds       Promise = "Kinds"       // read-write locks and semaphores; without the promise, Check refuses them
+	Kinds       Promise = "Kinds"       // read-write locks and semaphores, in one queue; without the promise, Check refuses them
 	Acks        Promise = "Acks"        // replicas confirm; without the promise, Check refuses Acks
 	Watch       Promise = "Watch"       // the store is a store.Watcher, and tells of Break
 	CheckServer Promise = "CheckServer" // the store is a store.Checker
@@ -86,6 +87,8 @@ type test struct {
 	name  string
 	run   func(b *bench)
 	needs Promise // empty: every store can run the subtest
+	also  Promise // a second need
+	kind  store.Kind
 }
 
 // Run runs the suite, and logs every promise in h.Without.
@@ -100,13 +103,30 @@ func Run(t *testing.T, h Harness) {
 	if h.TTL == 0 {
 		h.TTL = 500 * time.Millisecond
 	}
-	for _, tests := range [][]test{takeTests, waitTests, holdTests, renewTests, faultTests, optionalTests} {
-		for _, c := range tests {
-			t.Run(c.name, func(t *testing.T) {
-				h.Around(t, func(t *testing.T) { t.Helper(); h.run(t, c) })
-			})
-		}
+	for _, c := range allTests() {
+		t.Run(c.name, func(t *testing.T) {
+			h.Around(t, func(t *testing.T) { t.Helper(); h.run(t, c) })
+		})
 	}
+}
+
+// allTests returns the suite. One writer, and a semaphore of one, keep the promises of a mutex.
+func allTests() []test {
+	stays := slices.Concat(takeTests, waitTests, holdTests)
+	others := slices.Concat(renewTests, faultTests)
+	return slices.Concat(
+		stays, others, optionalTests, kindTests,
+		as("Writer", store.ReadWrite, stays, others), as("Permit", store.Semaphore, stays),
+	)
+}
+
+// as returns the tests for another kind of lock.
+func as(name string, kind store.Kind, lists ...[]test) []test {
+	tests := slices.Concat(lists...)
+	for i := range tests {
+		tests[i].name, tests[i].kind, tests[i].also = name+": "+tests[i].name, kind, Kinds
+	}
+	return tests
 }
 
 // run runs one subtest, and then requires a free lock.
@@ -116,13 +136,19 @@ func (h Harness) run(t *testing.T, c test) {
 	if racing, ok := b.st.(store.Racing); ok && racing.Races() {
 		require.False(t, b.promises(FIFO), "waiters race: the harness must list FIFO in Without")
 	}
-	switch {
-	case c.needs == interrupt && b.server.Interrupt == nil, c.needs == lose && b.server.Lose == nil:
-		t.Logf("NOT TESTED: the harness has no %s", c.needs)
-	case !b.promises(c.needs):
-		t.Logf("NOT TESTED: the store does not promise %s: %s", c.needs, h.Without[c.needs])
-	default:
-		c.run(b)
-		b.requireFree()
+	for _, need := range []Promise{c.needs, c.also} {
+		switch {
+		case need == interrupt && b.server.Interrupt == nil, need == lose && b.server.Lose == nil:
+			t.Logf("NOT TESTED: the harness has no %s", need)
+			return
+		case !b.promises(need):
+			t.Logf("NOT TESTED: the store does not promise %s: %s", need, h.Without[need])
+			return
+		}
 	}
+	if c.kind != store.Mutex {
+		b.begin(c.kind)
+	}
+	c.run(b)
+	b.requireFree()
 }

@@ -3,6 +3,7 @@ package storetest_test
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"os/exec"
 	"slices"
@@ -27,11 +28,14 @@ type memory interface {
 	Lose(name string)
 }
 
-// mutants are stores with one fault each, and the subtest that must fail.
-var mutants = map[string]struct {
+// mutant is a store with one fault, and the subtest that must fail.
+type mutant struct {
 	broken  memory
 	noticed string
-}{
+}
+
+// mutants have one fault each.
+var mutants = map[string]mutant{
 	"admits everybody":             {admitsAll{mem.New()}, "Try of a busy lock says who has it"},
 	"refuses a second Try":         {refusesTwice{mem.New()}, "Try twice is once"},
 	"serves the last waiter first": {&lastFirst{Store: mem.New()}, "Waiters are served in order"},
@@ -66,7 +70,9 @@ var mutants = map[string]struct {
 const child = "STORETEST_MUTANT"
 
 func TestRunNoticesMutants(t *testing.T) {
-	for name, m := range mutants {
+	all := maps.Clone(mutants)
+	maps.Copy(all, kindMutants)
+	for name, m := range all {
 		t.Run(name, func(t *testing.T) {
 			if os.Getenv(child) != "" {
 				storetest.Run(t, harness(m.broken))

@@ -1,0 +1,483 @@
+package locktest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/store"
+)
+
+// kindTests are the promises of read-write locks and semaphores.
+var kindTests = []test{
+	{name: "Readers enter together and a writer alone", run: readersTogether, needs: Kinds},
+	{name: "Every verb for reading enters as a reader", run: readVerbs, needs: Kinds},
+	{name: "Readers behind a writer enter together", run: readersQueue, needs: Kinds, also: FIFO},
+	{name: "Unlock leaves the nearest entry in any mode", run: unlockNearest, needs: Kinds},
+	{name: "Reads and writes inside of each other", run: nestModes, needs: Kinds},
+	{name: "The only reader writes at once", run: upgradeOnly, needs: Kinds},
+	{name: "An upgrade waits and keeps its read", run: upgradeWaits, needs: Kinds},
+	{name: "A second upgrade is a deadlock", run: upgradeDeadlock, needs: Kinds},
+	{name: "An upgrade ends with its context or its read", run: upgradeEnds, needs: Kinds},
+	{name: "A read goes on after the write around it", run: downgrade, needs: Kinds},
+	{name: "A read inside of two writes goes on", run: downgradeTwice, needs: Kinds},
+	{name: "A read inside of a write ends with its caller", run: downgradeEnds, needs: Kinds},
+	{name: "A read inside of a write ends with its loss", run: lostWrite, needs: Kinds},
+	{name: "A read goes on through a section of another lock", run: downgradeThrough, needs: Kinds},
+	{name: "A lost read ends the write inside of it", run: lostRead, needs: Kinds},
+	{name: "Readers have the token of the last writer", run: readerTokens, needs: Kinds, also: Tokens},
+	{name: "A semaphore lets n in", run: semaphoreLets, needs: Kinds},
+	{name: "The smallest n of a semaphore counts", run: semaphoreSmallest, needs: Kinds},
+	{name: "A call inside of a permit takes no second one", run: semaphoreAgain, needs: Kinds},
+	{name: "State names all holders and their modes", run: stateHolders, needs: Kinds},
+	{name: "ForceUnlock takes the lock from all holders", run: forceAll, needs: Kinds},
+	{name: "A name is one kind of lock at a time", run: oneKind, needs: Kinds},
+	{name: "Readers and permits outlive their TTL", run: kindsRenewed, needs: Kinds},
+	{name: "The lease of one reader ends alone", run: readerFixed, needs: Kinds},
+	{name: "WithMaxHold ends a reader alone", run: readerMaxHold, needs: Kinds},
+	{name: "WithLocalPass has no effect on other kinds", run: kindsPass, needs: Kinds, also: LocalPass},
+	{name: "Close ends readers and permits", run: kindsClose, needs: Kinds},
+	{name: "Many readers, writers and upgrades at once", run: kindsMany, needs: Kinds},
+	{name: "Wrong permits and RWLocks are told", run: kindsInvalid},
+}
+
+// rwLock returns a read-write lock of a process.
+func (b *bench) rwLock(c *relock.Client, name string, options ...relock.Option) *relock.RWLock {
+	b.t.Helper()
+	l := c.NewRWLock(b.name(name), options...)
+	require.NoError(b.t, l.Err())
+	require.NoError(b.t, l.RLocker().Err())
+	b.names[l.Name()] = func(c *relock.Client, name string) *relock.Lock { return c.NewRWLock(name).RLocker() }
+	return l
+}
+
+// rwLocks returns the read-write lock "a" of the first process and of the other one.
+func (b *bench) rwLocks(options ...relock.Option) (here, there *relock.RWLock) {
+	b.t.Helper()
+	return b.rwLock(b.one, "a", options...), b.rwLock(b.other, "a", options...)
+}
+
+// semaphore returns a semaphore of a process.
+func (b *bench) semaphore(c *relock.Client, name string, n int, options ...relock.Option) *relock.Lock {
+	b.t.Helper()
+	l := c.NewSemaphore(b.name(name), n, options...)
+	require.NoError(b.t, l.Err())
+	b.names[l.Name()] = func(c *relock.Client, name string) *relock.Lock { return c.NewSemaphore(name, 1) }
+	return l
+}
+
+// requireHolders fails unless exactly these sections have the lock, each one with its own hold.
+func (b *bench) requireHolders(l oneLock, sections ...context.Context) {
+	b.t.Helper()
+	state := b.state(l)
+	var names, want []relock.Holder
+	if state.Locked() {
+		names = append(names, state.Holder)
+	}
+	for _, other := range state.Others {
+		names = append(names, other.Holder)
+	}
+	require.Len(b.t, names, len(sections))
+	for _, section := range sections {
+		want = append(want, b.holder(section))
+	}
+	if b.promises(Names) {
+		require.ElementsMatch(b.t, want, names)
+	}
+}
+
+// requireOpen fails if a section ends, or has ended.
+func (b *bench) requireOpen(sections ...context.Context) {
+	b.t.Helper()
+	b.pause(5 * time.Millisecond)
+	for _, section := range sections {
+		require.NoError(b.t, section.Err(), "%v", context.Cause(section))
+	}
+}
+
+// modes returns the modes of all holders, in order.
+func modes(state relock.State) []relock.Mode {
+	all := []relock.Mode{state.Mode}
+	for _, other := range state.Others {
+		all = append(all, other.Mode)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// token draws the token of a section.
+func (b *bench) token(l *relock.Lock, section context.Context) int64 { //nolint:revive // as l.Token(section)
+	b.t.Helper()
+	token, err := l.Token(section)
+	require.NoError(b.t, err)
+	return token
+}
+
+func semaphoreLets(b *bench) {
+	l, there := b.semaphore(b.one, "a", 3), b.semaphore(b.other, "a", 3)
+	in := []context.Context{b.enter(b.ctx, l), b.enter(b.ctx, l), b.enter(b.ctx, l)}
+	b.requireHolders(there, in...)
+	b.requireBusy(l, there)
+	line := []*call{b.wait(b.ctx, there.Lock), b.wait(b.ctx, tryFor(there, long))}
+	b.unlock(l, in[1])
+	next := b.get(line[0])
+	b.waits(line[1])
+	b.requireHolders(l, in[0], in[2], next)
+	b.unlock(l, in[0])
+	last := b.get(line[1])
+	b.requireHolders(l, in[2], next, last)
+	require.Equal(b.t, []relock.Mode{relock.ModePermit, relock.ModePermit, relock.ModePermit}, modes(b.state(l)))
+	b.requireOpen(in[2], next, last)
+	b.unlock(there, last, next)
+	b.unlock(l, in[2])
+	require.NoError(b.t, l.Do(b.ctx, func(ctx context.Context) error { b.requireHolders(there, ctx); return nil }))
+	b.requireKinds(l.Unlock(in[2]), relock.ErrNotHeld)
+}
+
+func semaphoreSmallest(b *bench) {
+	old, fresh := b.semaphore(b.one, "a", 2), b.semaphore(b.other, "a", 3)
+	small, large := b.enter(b.ctx, old), b.enter(b.ctx, fresh)
+	b.requireBusy(old, fresh)
+	c := b.wait(b.ctx, fresh.Lock)
+	b.unlock(old, small)
+	in := []context.Context{large, b.get(c), b.enter(b.ctx, fresh)}
+	b.requireBusy(old, fresh)
+	b.requireHolders(old, in...)
+	b.unlock(fresh, in[0])
+	b.requireBusy(old)
+	b.unlock(fresh, in[1:]...)
+}
+
+func semaphoreAgain(b *bench) {
+	l, there := b.semaphore(b.one, "a", 2), b.semaphore(b.other, "a", 2)
+	section := b.enter(b.ctx, l)
+	inner := b.enter(section, l)
+	require.Equal(b.t, 2, l.Count(inner))
+	require.Equal(b.t, b.holder(section), b.holder(inner))
+	b.requireHolders(l, section)
+	second := b.enter(relock.WithoutHolder(section), l)
+	require.NotEqual(b.t, b.holder(section), b.holder(second))
+	b.requireHolders(l, section, second)
+	b.requireBusy(l, there)
+	b.unlock(l, b.enter(inner, l)) // also if no permit is left
+	b.unlock(l, section)
+	require.True(b.t, l.Held(inner))
+	b.requireBusy(there)
+	b.unlock(l, inner)
+	b.unlock(there, b.enter(b.ctx, there))
+	b.unlock(l, second)
+}
+
+func stateHolders(b *bench) {
+	observer := b.semaphore(b.other, "a", 3)
+	require.Equal(b.t, relock.State{}, b.state(observer))
+	var in []context.Context
+	for i := range 3 {
+		in = append(in, b.enter(b.ctx, b.semaphore(b.one, "a", 3, relock.WithTTL(long*time.Duration(3-i)))))
+	}
+	state := b.state(observer)
+	require.Len(b.t, state.Others, 2)
+	require.Equal(b.t, 1, state.Count)
+	for i, held := range append([]relock.Held{{Holder: state.Holder, TTL: state.TTL, Mode: state.Mode}}, state.Others...) {
+		if b.promises(Names) {
+			require.Equal(b.t, b.holder(in[2-i]), held.Holder, "the lease that ends first is shown first")
+		}
+		require.Equal(b.t, relock.ModePermit, held.Mode)
+		require.Greater(b.t, held.TTL, long*time.Duration(i)+long/2)
+		require.LessOrEqual(b.t, held.TTL, long*time.Duration(i+1))
+	}
+	b.unlock(b.semaphore(b.one, "a", 3), in...)
+}
+
+// forceAll breaks the holds of readers, and of permits.
+func forceAll(b *bench) {
+	short := relock.WithTTL(b.h.TTL)
+	rw, there := b.rwLocks(short)
+	readers := []context.Context{b.enter(b.ctx, rw.RLocker()), b.enter(b.ctx, rw.RLocker()), b.enter(b.ctx, rw.RLocker())}
+	c := b.wait(b.ctx, there.Lock)
+	require.NoError(b.t, there.ForceUnlock(b.ctx))
+	writer := b.get(c)
+	for _, reader := range readers {
+		b.requireLost(b.ends(reader), rw, relock.LossTaken)
+		b.requireLost(rw.Unlock(reader), rw, relock.LossTaken)
+	}
+	b.requireHolders(rw, writer)
+	b.unlock(there, writer)
+	b.requireKinds(rw.ForceUnlock(b.ctx), relock.ErrNotHeld)
+	b.requireKinds(rw.RLocker().ForceUnlock(b.ctx), relock.ErrNotHeld)
+
+	l := b.semaphore(b.one, "b", 2, short)
+	first, second := b.enter(b.ctx, l), b.enter(b.ctx, l)
+	require.NoError(b.t, b.semaphore(b.other, "b", 5).ForceUnlock(b.ctx))
+	b.requireHolders(l)
+	for _, section := range []context.Context{first, second} {
+		b.requireLost(b.ends(section), l, relock.LossTaken)
+		b.requireLost(l.Unlock(section), l, relock.LossTaken)
+	}
+	b.requireKinds(l.ForceUnlock(b.ctx), relock.ErrNotHeld)
+}
+
+// oneKind calls a lock of each kind while another kind has the name.
+func oneKind(b *bench) {
+	type named struct {
+		lock *relock.Lock
+		kind store.Kind
+	}
+	of := func(c *relock.Client) []named {
+		return []named{
+			{c.NewLock(b.name("a")), store.Mutex}, {c.NewRWLock(b.name("a")).RLocker(), store.ReadWrite},
+			{c.NewSemaphore(b.name("a"), 2), store.Semaphore},
+		}
+	}
+	for _, in := range of(b.one) {
+		for _, other := range append(of(b.other), of(b.one)...) {
+			if other.kind == in.kind {
+				continue
+			}
+			section, wrong := b.enter(b.ctx, in.lock), other.lock
+			for _, ctx := range []context.Context{b.ctx, section} {
+				for _, err := range []error{
+					last(wrong.Lock(ctx)), last(wrong.TryLock(ctx)), last(wrong.TryLockFor(ctx, long)), last(wrong.State(ctx)),
+					wrong.ForceUnlock(ctx), wrong.Do(ctx, nothing),
+				} {
+					b.requireKinds(err, relock.ErrKind)
+					require.ErrorContains(b.t, err, in.lock.Name())
+					require.ErrorContains(b.t, err, in.kind.String())
+					require.ErrorContains(b.t, err, other.kind.String())
+				}
+				b.requireKinds(wrong.Unlock(ctx), relock.ErrNotHeld)
+				require.False(b.t, wrong.Held(ctx))
+			}
+			b.requireHolders(in.lock, section)
+			b.unlock(in.lock, section)
+			b.unlock(wrong, b.enter(b.ctx, wrong))
+		}
+	}
+}
+
+func kindsRenewed(b *bench) {
+	short := relock.WithTTL(b.h.TTL)
+	rw, there := b.rwLocks(short)
+	permits := b.semaphore(b.one, "b", 2, short)
+	reader, beside := b.enter(b.ctx, rw.RLocker()), b.enter(b.ctx, there.RLocker())
+	inner := b.enter(reader, rw.RLocker())
+	first, second := b.enter(b.ctx, permits), b.enter(b.ctx, permits)
+	c := b.wait(reader, rw.Lock)
+	for range 5 {
+		b.pause(b.h.TTL / 2)
+		b.requireOpen(reader, beside, inner, first, second)
+		b.waits(c)
+		require.Positive(b.t, rw.Remaining(reader))
+		require.LessOrEqual(b.t, rw.Remaining(reader), b.h.TTL)
+		b.requireHolders(rw, reader, beside)
+		b.requireHolders(permits, first, second)
+		b.requireBusy(b.semaphore(b.other, "b", 2))
+	}
+	b.unlock(there, beside)
+	writer := b.get(c)
+	b.unlock(rw, b.enter(writer, rw.RLocker()))
+	b.unlock(rw, writer, inner, reader)
+	b.unlock(permits, first, second)
+}
+
+func readerFixed(b *bench) {
+	l, there := b.rwLocks(relock.WithFixedLease(b.h.TTL))
+	b.unlock(l, b.enter(b.ctx, l))
+	extended, brief := b.enter(b.ctx, l.RLocker()), b.enter(b.ctx, l.RLocker())
+	require.NoError(b.t, l.Extend(extended, long))
+	require.Greater(b.t, l.Remaining(extended), long/2)
+	c := b.wait(b.ctx, there.Lock)
+	cause := b.ends(brief)
+	b.requireLost(cause, l, relock.LossExpired)
+	b.eventually("the lease ends", func() bool { return len(b.state(l).Others) == 0 })
+	b.requireHolders(l, extended)
+	b.waits(c)
+	require.Greater(b.t, b.state(there).TTL, long/2)
+	require.NoError(b.t, l.RLocker().Extend(extended, long))
+	b.requireKinds(b.rwLock(b.other, "a").Extend(extended, long), relock.ErrNotHeld)
+	b.requireOpen(extended)
+	require.Equal(b.t, cause, l.Unlock(brief))
+	b.unlock(l, extended)
+	b.unlock(there, b.get(c))
+}
+
+func readerMaxHold(b *bench) {
+	limited := b.rwLock(b.one, "a", relock.WithTTL(b.h.TTL), relock.WithMaxHold(2*b.h.TTL))
+	l, there := b.rwLocks()
+	beside, brief := b.enter(b.ctx, l.RLocker()), b.enter(b.ctx, limited.RLocker())
+	c := b.wait(b.ctx, there.Lock)
+	cause := b.ends(brief)
+	b.requireLost(cause, l, relock.LossMaxHold)
+	b.eventually("the lease ends", func() bool { return len(b.state(l).Others) == 0 })
+	b.waits(c)
+	b.requireOpen(beside)
+	require.Equal(b.t, cause, limited.Unlock(brief))
+	b.unlock(l, beside)
+	b.unlock(there, b.get(c))
+}
+
+func kindsPass(b *bench) {
+	passing := b.client(relock.WithLocalPass(0, relock.MaxTTL))
+	rw, there := b.rwLock(passing, "a"), b.rwLock(b.other, "a")
+	first, second := b.enter(b.ctx, rw.RLocker()), b.enter(b.ctx, rw.RLocker())
+	b.requireHolders(there, first, second)
+	theirs := b.wait(b.ctx, there.Lock)
+	ours := b.wait(b.ctx, rw.Lock)
+	b.unlock(rw, first, second)
+	if b.promises(FIFO) {
+		b.unlock(there, b.get(theirs))
+		b.unlock(rw, b.get(ours))
+	} else {
+		select {
+		case <-theirs.done:
+			b.unlock(there, b.get(theirs))
+			b.unlock(rw, b.get(ours))
+		case <-ours.done:
+			b.unlock(rw, b.get(ours))
+			b.unlock(there, b.get(theirs))
+		}
+	}
+
+	l := b.semaphore(passing, "b", 2, relock.WithLocalPass(0, 0))
+	first, second = b.enter(b.ctx, l), b.enter(b.ctx, l)
+	b.requireBusy(l)
+	c := b.wait(b.ctx, l.Lock)
+	b.unlock(l, second)
+	b.unlock(l, b.get(c), first)
+}
+
+func kindsClose(b *bench) {
+	for _, options := range [][]relock.Option{nil, {relock.WithReleaseOnClose()}} {
+		closing := b.client(options...)
+		rw, there := b.rwLock(closing, "a"), b.rwLock(b.other, "a")
+		permits := b.semaphore(closing, "b", 2)
+		reader, beside := b.enter(b.ctx, rw.RLocker()), b.enter(b.ctx, there.RLocker())
+		permit := b.enter(b.ctx, permits)
+		upgrade, writer := b.wait(reader, rw.Lock), b.wait(b.ctx, there.Lock)
+		require.NoError(b.t, closing.Close())
+		require.ErrorIs(b.t, b.fails(upgrade), relock.ErrClosed)
+		require.Equal(b.t, relock.ErrClosed, context.Cause(reader))
+		require.Equal(b.t, relock.ErrClosed, context.Cause(permit))
+		b.requireKinds(last(rw.RLock(b.ctx)), relock.ErrClosed)
+		b.requireKinds(last(permits.TryLock(b.ctx)), relock.ErrClosed)
+		b.requireOpen(beside)
+		b.unlock(there, beside)
+		if options == nil {
+			require.True(b.t, b.state(there).Locked(), "Close leaves the reader to the end of its lease")
+			require.True(b.t, b.state(permits).Locked())
+			b.waits(writer)
+			b.unlock(rw, reader)
+			b.unlock(permits, permit)
+		} else {
+			b.requireKinds(rw.Unlock(reader), relock.ErrClosed)
+			b.requireKinds(permits.Unlock(permit), relock.ErrClosed)
+		}
+		b.unlock(there, b.get(writer))
+	}
+}
+
+// hall has the readers and writers that are in.
+type hall struct{ readers, writers, clashes atomic.Int32 }
+
+// write visits as a writer, beside so many readers of its own.
+func (h *hall) write(own int32) {
+	if h.writers.Add(1) != 1 || h.readers.Load() != own {
+		h.clashes.Add(1)
+	}
+	<-time.After(100 * time.Microsecond)
+	h.writers.Add(-1)
+}
+
+// read visits as a reader, and runs fn as one.
+func (h *hall) read(fn func() error) error {
+	h.readers.Add(1)
+	if h.writers.Load() != 0 {
+		h.clashes.Add(1)
+	}
+	<-time.After(100 * time.Microsecond)
+	defer h.readers.Add(-1)
+	return fn()
+}
+
+func kindsMany(b *bench) {
+	const goroutines, rounds = 4, 6 // of each process
+	var h hall
+	var permits atomic.Int32
+	var wg sync.WaitGroup
+	clients := []*relock.Client{b.one, b.other, b.client()}
+	errs := make([]error, len(clients)*goroutines)
+	for i := range errs {
+		rw, sem := b.rwLock(clients[i%len(clients)], "a"), b.semaphore(clients[i%len(clients)], "b", 2)
+		wg.Go(func() {
+			for n := range rounds {
+				err := h.visit(b.ctx, rw, (i+n)%4)
+				errs[i] = errors.Join(errs[i], err, sem.Do(b.ctx, func(context.Context) error {
+					defer permits.Add(-1)
+					if in := permits.Add(1); in > 2 {
+						return fmt.Errorf("%d permits", in)
+					}
+					<-time.After(100 * time.Microsecond)
+					return nil
+				}))
+			}
+		})
+	}
+	wg.Wait()
+	require.NoError(b.t, errors.Join(errs...))
+	require.Zero(b.t, h.clashes.Load())
+}
+
+// visit visits as a writer, as a reader that writes in between, or as a reader.
+func (h *hall) visit(ctx context.Context, l *relock.RWLock, as int) error {
+	switch as {
+	case 0:
+		return l.Do(ctx, func(context.Context) error { h.write(0); return nil })
+	case 1:
+		return l.RDo(ctx, func(ctx context.Context) error {
+			return h.read(func() error {
+				err := l.Do(ctx, func(context.Context) error { h.write(1); return nil })
+				if errors.Is(err, store.ErrDeadlock) && relock.NotEntered(err) {
+					return nil // another reader waits to write
+				}
+				return err
+			})
+		})
+	default:
+		return l.RDo(ctx, func(context.Context) error { return h.read(func() error { return nil }) })
+	}
+}
+
+func kindsInvalid(b *bench) {
+	var none *relock.RWLock
+	var zero relock.RWLock
+	wrong := []*relock.Lock{none.RLocker(), zero.RLocker(), b.one.NewRWLock("").RLocker(), b.one.NewRWLock("a", relock.WithTTL(0)).RLocker()}
+	for _, n := range []int{0, -1, math.MinInt, store.Unlimited, math.MaxInt} {
+		l := b.one.NewSemaphore("a", n)
+		require.ErrorContains(b.t, l.Err(), fmt.Sprint(n))
+		wrong = append(wrong, l)
+	}
+	for _, l := range wrong {
+		b.requireKinds(l.Err(), relock.ErrInvalid)
+		for _, lock := range []locking{l.Lock, l.TryLock, tryFor(l, long)} {
+			b.requireKinds(last(lock(b.ctx)), relock.ErrInvalid)
+		}
+		for _, err := range []error{l.Unlock(b.ctx), l.ForceUnlock(b.ctx), last(l.State(b.ctx)), l.Do(b.ctx, nothing)} {
+			b.requireKinds(err, relock.ErrInvalid)
+		}
+	}
+	for _, l := range []*relock.RWLock{none, &zero} {
+		b.requireKinds(last(l.RLock(b.ctx)), relock.ErrInvalid)
+		b.requireKinds(l.RDo(b.ctx, nothing), relock.ErrInvalid)
+	}
+	b.requireKinds(zero.Err(), relock.ErrInvalid)
+	b.requireKinds(last(zero.Lock(b.ctx)), relock.ErrInvalid)
+	b.requireKinds(zero.Unlock(b.ctx), relock.ErrInvalid)
+}

@@ -1,0 +1,306 @@
+package locktest
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/store"
+)
+
+func readersTogether(b *bench) {
+	l, there := b.rwLocks()
+	first, second := b.enter(b.ctx, l.RLocker()), b.enter(b.ctx, there.RLocker())
+	third, err := l.TryRLock(b.ctx)
+	require.NoError(b.t, err)
+	b.requireHolders(l, first, second, third)
+	b.requireBusy(l, there)
+	c := b.wait(b.ctx, there.Lock)
+	b.unlock(l, third, first)
+	b.waits(c)
+	b.requireHolders(l, second)
+	b.unlock(there, second)
+	writer := b.get(c)
+	b.requireHolders(l, writer)
+	for _, lock := range []locking{l.TryLock, l.TryRLock, there.TryLock, there.TryRLock, tryFor(l.RLocker(), 100*time.Millisecond)} {
+		ctx, err := lock(b.ctx)
+		b.requireRefused(err, l, b.holder(writer))
+		require.Equal(b.t, b.ctx, ctx)
+	}
+	b.unlock(there, writer)
+}
+
+func readVerbs(b *bench) {
+	l, there := b.rwLocks()
+	require.Equal(b.t, l.Name(), l.RLocker().Name())
+	beside := b.enter(b.ctx, there.RLocker())
+	tryRFor := func(ctx context.Context) (context.Context, error) { return l.TryRLockFor(ctx, patience) }
+	for i, lock := range []locking{l.RLock, l.TryRLock, tryRFor, l.RLocker().Lock, l.RLocker().TryLock, tryFor(l.RLocker(), 0)} {
+		section, err := lock(b.ctx)
+		require.NoError(b.t, err)
+		require.Equal(b.t, 1, l.Count(section))
+		require.True(b.t, l.Held(section))
+		require.True(b.t, l.RLocker().Held(section))
+		require.Greater(b.t, l.Remaining(section), long/2)
+		b.requireHolders(l, section, beside)
+		require.Equal(b.t, []relock.Mode{relock.ModeShared, relock.ModeShared}, modes(b.state(l)))
+		b.requireBusy(l, there)
+		b.unlock([]relock.Locker{l, l.RLocker()}[i%2], section)
+		require.Equal(b.t, relock.ErrReleased, context.Cause(section))
+		b.requireKinds(l.Unlock(section), relock.ErrNotHeld)
+	}
+	ran := 0
+	run := func(ctx context.Context) error {
+		ran++
+		b.requireHolders(l, ctx, beside)
+		return nil
+	}
+	require.NoError(b.t, l.RDo(b.ctx, run))
+	require.NoError(b.t, l.RDoFor(b.ctx, 0, run))
+	require.NoError(b.t, l.RDoFor(b.ctx, patience, run))
+	require.NoError(b.t, relock.Do(b.ctx, l.RLocker(), run))
+	require.Equal(b.t, 4, ran)
+	b.unlock(there, beside)
+
+	require.NoError(b.t, there.Do(b.ctx, func(writer context.Context) error {
+		err := l.RDoFor(b.ctx, 0, run)
+		b.requireRefused(err, l, b.holder(writer))
+		require.True(b.t, relock.NotEntered(err))
+		return nil
+	}))
+	b.requireKinds(last(l.TryRLockFor(b.ctx, -1)), relock.ErrInvalid)
+	b.requireKinds(l.RDoFor(b.ctx, -1, run), relock.ErrInvalid)
+	b.requireKinds(l.RDo(b.ctx, nil), relock.ErrInvalid)
+	require.Equal(b.t, 4, ran)
+}
+
+func readersQueue(b *bench) {
+	l, there := b.rwLocks()
+	writer := b.enter(b.ctx, l)
+	var line []*call
+	for _, lock := range []locking{there.RLock, l.RLock, there.RLock, there.Lock, l.RLock} {
+		line = append(line, b.wait(b.ctx, lock))
+		require.Equal(b.t, len(line), b.state(l).Waiters)
+	}
+	b.unlock(l, writer)
+	first, second, third := b.get(line[0]), b.get(line[1]), b.get(line[2])
+	b.requireHolders(l, first, second, third)
+	b.unlock(l, second)
+	b.unlock(there, first)
+	b.waits(line[3])
+	b.waits(line[4])
+	b.unlock(there, third)
+	writer = b.get(line[3])
+	b.waits(line[4])
+	b.unlock(there, writer)
+	b.unlock(l, b.get(line[4]))
+}
+
+func unlockNearest(b *bench) {
+	type key struct{}
+	l, there := b.rwLocks()
+	for _, unlock := range []func(context.Context) error{l.Unlock, l.RLocker().Unlock} {
+		reader := b.enter(b.ctx, l.RLocker())
+		writer := b.enter(reader, l)
+		inside := context.WithValue(writer, key{}, "inside")
+		require.NoError(b.t, unlock(inside))
+		require.Equal(b.t, relock.ErrReleased, context.Cause(writer))
+		b.requireKinds(unlock(inside), relock.ErrNotHeld)
+		b.requireKinds(unlock(writer), relock.ErrNotHeld)
+		b.requireOpen(reader)
+		b.requireHolders(l, reader)
+		require.NoError(b.t, unlock(reader))
+
+		writer = b.enter(b.ctx, l)
+		reader = b.enter(writer, l.RLocker())
+		require.NoError(b.t, unlock(reader))
+		b.requireKinds(unlock(reader), relock.ErrNotHeld)
+		b.requireOpen(writer)
+		b.requireHolders(l, writer)
+		require.NoError(b.t, unlock(writer))
+		b.requireKinds(there.Unlock(writer), relock.ErrNotHeld)
+	}
+}
+
+// nestModes enters in all orders of four modes. All reads of a chain are one hold, and so are all
+// writes.
+func nestModes(b *bench) {
+	l, there := b.rwLocks()
+	for order := range 16 {
+		ctx := b.ctx
+		var sections []context.Context
+		counts := map[bool]int{}
+		for i := range 4 {
+			lock, read := relock.Locker(l), order>>i&1 == 0
+			if read {
+				lock = l.RLocker()
+			}
+			ctx = b.enter(ctx, lock) //nolint:fatcontext // a section inside of a section
+			counts[read]++
+			require.Equal(b.t, counts[read], l.Count(ctx), "order %b, entry %d", order, i)
+			require.Len(b.t, b.state(there).Others, len(counts)-1)
+			sections = append(sections, ctx)
+		}
+		require.Equal(b.t, b.holder(sections[0]), b.holder(ctx))
+		b.requireOpen(sections...)
+		b.requireBusy(there)
+		if order%3 == 0 {
+			slices.Reverse(sections)
+		}
+		for _, section := range sections {
+			require.True(b.t, l.Held(section))
+			b.unlock(l, section)
+		}
+		require.False(b.t, b.state(there).Locked())
+	}
+}
+
+func upgradeOnly(b *bench) {
+	l, there := b.rwLocks()
+	reader := b.enter(b.ctx, l.RLocker())
+	for _, lock := range []locking{l.Lock, l.TryLock, tryFor(l, 0), tryFor(l, patience)} {
+		section, err := lock(reader)
+		require.NoError(b.t, err)
+		require.Equal(b.t, b.holder(reader), b.holder(section))
+		b.unlock(l, section)
+	}
+	c, late := b.wait(b.ctx, there.Lock), b.wait(b.ctx, l.RLock)
+	writer := b.enter(reader, l)
+	b.requireHolders(l, reader, writer)
+	require.Equal(b.t, []relock.Mode{relock.ModeExclusive, relock.ModeShared}, modes(b.state(l)))
+	b.requireBusy(there, there.RLocker())
+	b.unlock(l, writer)
+	b.waits(c)
+	b.requireOpen(reader)
+	b.unlock(l, reader)
+	b.unlock(there, b.get(c))
+	b.unlock(l, b.get(late))
+}
+
+func upgradeWaits(b *bench) {
+	l, there := b.rwLocks()
+	reader, beside := b.enter(b.ctx, l.RLocker()), b.enter(b.ctx, there.RLocker())
+	b.requireRefused(last(l.TryLock(reader)), l, b.holder(beside))
+	c := b.wait(reader, l.Lock)
+	if b.promises(FIFO) {
+		b.requireBusy(l.RLocker(), there.RLocker())
+	}
+	late := b.wait(b.ctx, there.RLock)
+	b.waits(c)
+	b.requireHolders(l, reader, beside)
+	require.True(b.t, l.Held(reader))
+	again := b.enter(beside, there.RLocker()) // a read goes on meanwhile
+	b.unlock(there, again, beside)
+	writer := b.get(c)
+	b.requireHolders(l, reader, writer)
+	b.waits(late)
+	b.requireOpen(reader, writer)
+	b.unlock(l, writer)
+	b.unlock(there, b.get(late))
+	b.requireHolders(l, reader)
+	b.unlock(l, reader)
+}
+
+func upgradeDeadlock(b *bench) {
+	l, there := b.rwLocks()
+	reader, second, third := b.enter(b.ctx, l.RLocker()), b.enter(b.ctx, there.RLocker()), b.enter(b.ctx, l.RLocker())
+	c := b.wait(reader, l.Lock)
+	for _, late := range []struct {
+		lock    *relock.RWLock
+		section context.Context
+	}{{there, second}, {l, third}} {
+		for _, lock := range []locking{late.lock.Lock, tryFor(late.lock, long)} {
+			refused := b.start(late.section, lock)
+			b.requireKinds(b.fails(refused), store.ErrDeadlock)
+			require.NoError(b.t, refused.section.Err(), "the caller's context comes back")
+		}
+		err := late.lock.Do(late.section, nothing)
+		b.requireKinds(err, store.ErrDeadlock)
+		require.ErrorContains(b.t, err, l.Name())
+		require.True(b.t, relock.NotEntered(err))
+		require.Error(b.t, last(late.lock.TryLock(late.section)))
+		b.waits(c)
+		b.requireHolders(l, reader, second, third)
+		require.True(b.t, late.lock.Held(late.section))
+		b.unlock(late.lock, b.enter(late.section, late.lock.RLocker()))
+	}
+	b.unlock(l, third)
+	b.waits(c)
+	b.unlock(there, second)
+	b.unlock(l, b.get(c))
+	b.unlock(l, reader)
+}
+
+func upgradeEnds(b *bench) {
+	l, there := b.rwLocks()
+	reader, beside := b.enter(b.ctx, l.RLocker()), b.enter(b.ctx, there.RLocker())
+	c := b.wait(reader, l.Lock)
+	c.cancel(errMine)
+	b.requireRefused(b.fails(c), l, b.holder(beside), context.Canceled, errMine)
+	c = b.wait(reader, tryFor(l, 100*time.Millisecond))
+	b.requireRefused(b.fails(c), l, b.holder(beside))
+	b.requireOpen(reader)
+	require.True(b.t, l.Held(reader))
+	b.eventually("the upgrade makes way", func() bool {
+		section, err := there.TryRLock(b.ctx)
+		return err == nil && there.Unlock(section) == nil
+	})
+
+	c = b.wait(reader, l.Lock)
+	b.unlock(l, reader)
+	b.requireRefused(b.fails(c), l, b.holder(beside), context.Canceled, relock.ErrReleased)
+	b.requireHolders(l, beside)
+	b.unlock(there, beside)
+}
+
+// lostRead lets the fixed lease of a reader run out.
+func lostRead(b *bench) {
+	l, there := b.rwLocks()
+	short := b.rwLock(b.one, "a", relock.WithFixedLease(b.h.TTL))
+	reader := b.enter(b.ctx, short.RLocker())
+	writer := b.enter(reader, l)
+	cause := b.ends(writer)
+	b.requireLost(cause, l, relock.LossExpired)
+	require.Equal(b.t, cause, b.ends(reader))
+	b.requireBusy(there, there.RLocker()) // the hold of the writer was not lost
+	b.unlock(l, writer)
+	require.Equal(b.t, cause, l.Unlock(reader))
+	b.unlock(there, b.enter(b.ctx, there))
+}
+
+func readerTokens(b *bench) {
+	here, there := b.rwLocks()
+	l, other := here.RLocker(), there.RLocker() // Token is of the nearest entry in any mode
+	first, second := b.enter(b.ctx, l), b.enter(b.ctx, other)
+	token := b.token(l, first)
+	require.Equal(b.t, token, b.token(other, second), "no writer in between")
+	b.unlock(l, first)
+	b.unlock(other, second)
+
+	require.NoError(b.t, there.Do(b.ctx, nothing)) // a writer that draws no token is a writer, too
+	first = b.enter(b.ctx, l)
+	drawn := b.token(l, first)
+	require.Greater(b.t, drawn, token)
+	up := b.enter(first, here)
+	token = b.token(l, up)
+	require.Greater(b.t, token, drawn, "an upgrade draws a token")
+	require.Equal(b.t, token, b.state(here).Token)
+	require.Equal(b.t, drawn, b.token(l, first), "a hold has one token")
+	b.unlock(here, up, first)
+
+	writer := b.enter(b.ctx, there)
+	drawn = b.token(other, writer)
+	require.Greater(b.t, drawn, token)
+	second = b.enter(writer, other)
+	require.Equal(b.t, drawn, b.token(other, second))
+	b.unlock(there, writer)
+	require.Equal(b.t, drawn, b.token(other, second))
+	b.requireKinds(last(other.Token(writer)), relock.ErrNotHeld)
+	first = b.enter(b.ctx, l)
+	require.Equal(b.t, drawn, b.token(l, first))
+	b.unlock(other, second)
+	b.unlock(l, first)
+}
