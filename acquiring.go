@@ -64,7 +64,7 @@ func (a *acquiring) joined(position int) {
 	}
 	a.waited, a.queued = true, true
 	if hook := a.lock.settings.hooks.Queued; hook != nil {
-		event := Queued{Name: a.lock.name, Holder: a.holder, Position: position}
+		event := Queued{Name: a.lock.name, Mode: a.lock.mode(), Holder: a.holder, Position: position}
 		a.lock.client.events.Emit(func() { hook(event) })
 	}
 }
@@ -75,6 +75,8 @@ func (a *acquiring) reason(ctx context.Context, err error) error {
 	switch {
 	case (errors.Is(cause, ErrClosed) || errors.Is(err, ErrClosed)) && a.lock.client.isClosed():
 		return ErrClosed
+	case a.ctx.Err() == nil && isDeadlock(cause):
+		return cause
 	case cause == errWaitOver && !errors.Is(err, errWaitOver): //nolint:errorlint // the cause of ctx may come from another call
 		return fmt.Errorf("%w: %w", errWaitOver, err)
 	case a.ctx.Err() != nil && !errors.Is(err, context.Cause(a.ctx)): // a store need not know the cause
@@ -88,6 +90,8 @@ func (a *acquiring) reason(ctx context.Context, err error) error {
 func (a *acquiring) failed(err error) error {
 	var busy *store.Busy
 	switch refusal := a.refusal; {
+	case isDeadlock(err):
+		return err
 	case refusal != nil && (errors.As(err, &busy) || errors.Is(err, errWaitOver)):
 		if errors.Is(err, ErrUnavailable) {
 			refusal.Err = err
@@ -108,11 +112,16 @@ func (a *acquiring) started() time.Time {
 		return time.Time{}
 	}
 	start := time.Now()
-	if hooks.AcquireStarted != nil {
-		event := AcquireStarted{Context: a.ctx, Name: a.lock.name, Start: start}
-		a.lock.client.events.Emit(func() { hooks.AcquireStarted(event) })
-	}
+	a.reportStart(start)
 	return start
+}
+
+// reportStart reports a begin at start to the hook.
+func (a *acquiring) reportStart(start time.Time) {
+	if hook := a.lock.settings.hooks.AcquireStarted; hook != nil {
+		event := AcquireStarted{Context: a.ctx, Name: a.lock.name, Mode: a.lock.mode(), Start: start}
+		a.lock.client.events.Emit(func() { hook(event) })
+	}
 }
 
 // finished reports the end of the call to the hook.
@@ -122,7 +131,8 @@ func (a *acquiring) finished(start time.Time, err error) {
 		return
 	}
 	event := AcquireFinished{
-		Context: a.ctx, Name: a.lock.name, Holder: a.holder, Start: start, Duration: time.Since(start), Outcome: a.outcome(err),
+		Context: a.ctx, Name: a.lock.name, Mode: a.lock.mode(), Holder: a.holder,
+		Start: start, Duration: time.Since(start), Outcome: a.outcome(err),
 		Reentrant: a.nested, Depth: a.depth, Waited: a.waited, Queued: a.queued, TTL: a.lock.settings.ttl, Err: err,
 	}
 	if err == nil { // perhaps by another Lock of the same name, with options of its own
@@ -142,10 +152,14 @@ func (a *acquiring) outcome(err error) Outcome {
 		return OutcomeLocked
 	case *LostError:
 		return OutcomeLost
+	case *DeadlockError:
+		return OutcomeDeadlock
 	}
 	switch {
 	case errors.Is(err, ErrClosed) && a.lock.client.isClosed():
 		return OutcomeClosed
+	case errors.Is(err, ErrDeadlock) && a.ctx.Err() == nil:
+		return OutcomeDeadlock
 	case errors.Is(err, ErrNotReplicated) && a.ctx.Err() == nil:
 		return OutcomeError
 	case errors.Is(err, ErrUnavailable) && a.ctx.Err() == nil && !errors.Is(err, errWaitOver):

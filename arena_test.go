@@ -265,7 +265,7 @@ func (w *arena) calls() map[string]int {
 }
 
 // scriptNames are the scripts, as the client sends them. Faults are aimed at one of them.
-var scriptNames = []string{luaAcquire, luaRelease, luaRenew, luaForget, luaToken, luaState, luaBreak}
+var scriptNames = []string{luaAcquire, luaRelease, luaRenew, luaForget, luaToken, luaState, luaBreak, luaAll}
 
 const (
 	luaAcquire = "acquire"
@@ -275,6 +275,7 @@ const (
 	luaToken   = "token"
 	luaState   = "state"
 	luaBreak   = "break"
+	luaAll     = "all"
 )
 
 // luaSource is the text of a script.

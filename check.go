@@ -34,6 +34,10 @@ func (s *redisStore) checkServer(ctx context.Context, st store.Store, a store.As
 	lease, err := st.Try(ctx, first)
 	c.note("take a lock", err)
 	lease.Ask = first // also after a refusal: something else may be missing, too
+	if several, is := st.(store.Several); is {
+		_, err = several.TryAll(ctx, []store.Ask{first})
+		c.note("take several locks", err)
+	}
 	_, err = st.Enter(ctx, lease, 2)
 	c.note("renew a lock", err)
 	_, err = st.Token(ctx, lease)

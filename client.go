@@ -160,7 +160,7 @@ func (t *table) close(c *Client) (todo []func()) {
 		}
 		if h.hooks.Closed != nil {
 			event := Closed{
-				Name: h.name, Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest,
+				Name: h.name, Mode: h.mode(), Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest,
 			}
 			c.events.Emit(func() { h.hooks.Closed(event) })
 		}
@@ -174,6 +174,9 @@ func (t *table) close(c *Client) (todo []func()) {
 }
 
 func (c *Client) isClosed() bool { return c.life.Err() != nil }
+
+// isOf says whether e is an entry of this client. Another client numbers its holds by itself.
+func (c *Client) isOf(e *entry) bool { return e.hold.client == c }
 
 // bound returns a context for a command. The context ends with ctx, with the client, and after wait
 // if wait is above 0.

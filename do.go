@@ -57,10 +57,20 @@ func (l *Lock) Do(ctx context.Context, fn func(ctx context.Context) error) error
 // DoFor is [Lock.Do] that waits for the lock as [Lock.TryLockFor] does: at most wait, and not at
 // all if wait is 0. The wait is no limit to fn.
 func (l *Lock) DoFor(ctx context.Context, wait time.Duration, fn func(ctx context.Context) error) error {
+	return doFor(ctx, wait, l, fn)
+}
+
+// acquirer is a Locker whose wait has a limit.
+type acquirer interface {
+	Locker
+	acquire(ctx context.Context, wait time.Duration) (context.Context, error)
+}
+
+func doFor(ctx context.Context, wait time.Duration, l acquirer, fn func(ctx context.Context) error) error {
 	if fn == nil {
 		return notEntered(invalid("DoFor: the function is nil"))
 	}
-	if err := l.checkWait("DoFor", wait); err != nil {
+	if err := checkWait("DoFor", wait); err != nil {
 		return notEntered(err)
 	}
 	section, err := l.acquire(ctx, wait)

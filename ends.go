@@ -91,7 +91,7 @@ func (l *loss) report() {
 	c.logLoss(h, l.err)
 	if h.hooks.Lost != nil && !l.closed {
 		event := Lost{
-			Name: h.name, Holder: h.holder, Token: l.err.Token, TTL: h.ttl, Reason: l.err.Reason, Held: l.held, MaxDepth: h.deepest,
+			Name: h.name, Mode: h.mode(), Holder: h.holder, Token: l.err.Token, TTL: h.ttl, Reason: l.err.Reason, Held: l.held, MaxDepth: h.deepest,
 		}
 		c.events.Emit(func() { h.hooks.Lost(event) })
 	}
@@ -106,7 +106,7 @@ func (h *hold) reportLeak(cancel context.CancelCauseFunc, heldFor time.Duration)
 	c.log(h.logger, slog.LevelError, "relock: lock leaked: a context that Lock returned was dropped without Unlock",
 		slog.String("lock", h.name), slog.String("holder", h.holder.String()))
 	if h.hooks.Leaked != nil {
-		c.events.Emit(func() { h.hooks.Leaked(Leaked{Name: h.name, Holder: h.holder, Held: heldFor}) })
+		c.events.Emit(func() { h.hooks.Leaked(Leaked{Name: h.name, Mode: h.mode(), Holder: h.holder, Held: heldFor}) })
 	}
 }
 
@@ -130,7 +130,7 @@ func (t *table) releaseLocked(h *hold, err error) {
 		return
 	}
 	event := Released{
-		Name: h.name, Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest, Err: err,
+		Name: h.name, Mode: h.mode(), Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest, Err: err,
 	}
 	h.client.events.Emit(func() { h.hooks.Released(event) })
 }

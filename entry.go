@@ -36,7 +36,7 @@ func entryOf(ctx context.Context) *entry {
 // entry, or ends the entry with discard.
 func newEntry(parent context.Context, h *hold) (*entry, *section) {
 	e := &entry{hold: h, outer: entryOf(parent), parent: parent}
-	if h.isReader() && h.lease.With != "" {
+	if h.isReader() && e.isInsideWriter() {
 		e.outlive(parent)
 	} else {
 		e.ctx, e.cancel = context.WithCancelCause(parent)
@@ -49,21 +49,21 @@ func newEntry(parent context.Context, h *hold) (*entry, *section) {
 // outlive makes the context of a reader inside a writer. The context ends with parent, but outlives
 // the Unlock of the writer: then the reader goes on (a downgrade), with the writer's own parent.
 func (e *entry) outlive(parent context.Context) {
-	ctx := context.WithoutCancel(parent)
+	ctx, cancel := context.WithoutCancel(parent), func() {}
 	if deadline, ok := parent.Deadline(); ok {
-		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, deadline)
-		context.AfterFunc(ctx, cancel)
 	}
 	e.ctx, e.cancel = context.WithCancelCause(ctx)
-	e.follow(parent)
+	context.AfterFunc(e.ctx, cancel) // stops the timer of the deadline
+	e.follow(parent, e.outer)
 }
 
-// follow ends the context of e with ctx, unless ctx ends with the Unlock of the writer around e.
-func (e *entry) follow(ctx context.Context) {
+// follow ends the context of e with ctx, unless ctx ends with the Unlock of a writer around e. The
+// entries around ctx are outer, and the entries around outer.
+func (e *entry) follow(ctx context.Context, outer *entry) {
 	stop := context.AfterFunc(ctx, func() {
-		if w := e.leftWriter(); w != nil && context.Cause(ctx) == ErrReleased { //nolint:errorlint // as discard sets it
-			e.follow(w.parent)
+		if w := e.leftWriter(outer); w != nil && context.Cause(ctx) == ErrReleased { //nolint:errorlint // as discard sets it
+			e.follow(w.parent, w.outer)
 			return
 		}
 		e.cancel(context.Cause(ctx))
@@ -71,28 +71,58 @@ func (e *entry) follow(ctx context.Context) {
 	context.AfterFunc(e.ctx, func() { stop() })
 }
 
-// leftWriter returns the innermost left entry around e if it is a writer's entry of the same lock.
-func (e *entry) leftWriter() *entry {
-	for o := e.outer; o != nil; o = o.outer {
+// leftWriter returns the first left entry from o outwards if it is a writer's entry of the lock of
+// e.
+func (e *entry) leftWriter(o *entry) *entry {
+	for ; o != nil; o = o.outer {
 		t := &o.hold.client.table
 		t.mu.Lock()
 		left := o.left
 		t.mu.Unlock()
+		if left && e.isWriter(o) {
+			return o
+		}
 		if left {
-			same := o.hold.client == e.hold.client && o.hold.lease.Name == e.hold.lease.Name
-			if same && !o.hold.isReader() {
-				return o
-			}
 			return nil
 		}
 	}
 	return nil
 }
 
+// isInsideWriter says whether e is inside a writer's entry of its lock.
+func (e *entry) isInsideWriter() bool {
+	for o := e.outer; o != nil; o = o.outer {
+		if e.isWriter(o) {
+			return true
+		}
+	}
+	return false
+}
+
+// isWriter says whether o is a writer's entry of the lock of e.
+func (e *entry) isWriter(o *entry) bool {
+	return o.hold.client == e.hold.client && o.hold.lease.Name == e.hold.lease.Name && !o.hold.isReader()
+}
+
 // discard ends the context of an entry, and its watch for a leak.
 func (e *entry) discard(err error) {
 	e.cancel(err)
 	e.cleanup.Stop()
+}
+
+// close ends the section of an entry that is about to be left, as the work ends before the lock is
+// free. close returns false if the entry was left before.
+func (e *entry) close() bool {
+	t := &e.hold.client.table
+	t.mu.Lock()
+	left := e.left
+	e.left = true
+	t.mu.Unlock()
+	if left {
+		return false
+	}
+	e.discard(ErrReleased)
+	return true
 }
 
 // leaked notes for the watchdog that nobody can unlock e any more. The garbage collector calls it

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strings"
 	"time"
 
 	"github.com/go-relock/relock/store"
@@ -52,9 +53,14 @@ var (
 	// ended the call.
 	ErrUnavailable = store.ErrUnavailable
 
-	// ErrKind reports a name in use for another kind of lock, such as a read-write lock of
-	// Redisson. Nothing was changed.
+	// ErrKind reports a name in use for another kind of lock: a mutex, a read-write lock or a
+	// semaphore, or a read-write lock of Redisson. Nothing was changed.
 	ErrKind = store.ErrKind
+
+	// ErrDeadlock reports a wait that would never end: two readers that both wait to write, see
+	// [RWLock], or a circle of calls that wait for locks of each other ([*DeadlockError]). The
+	// caller holds nothing new, and should leave the sections around the call.
+	ErrDeadlock = store.ErrDeadlock
 )
 
 // LockedError is the refusal of a lock of another holder. LockedError matches [ErrLocked], and Err
@@ -137,6 +143,39 @@ func (e *LostError) Error() string {
 
 // Is makes the error match [ErrLockLost].
 func (e *LostError) Is(target error) bool { return target == ErrLockLost }
+
+// DeadlockError is the end of a wait that was part of a circle of waits. DeadlockError matches
+// [ErrDeadlock]. The caller holds nothing new; the sections around the call go on, and should be
+// left so that the others can go on.
+type DeadlockError struct {
+	// Cycle is the circle, from this call on: each holder waits for a lock of the next one, and the
+	// last for a lock of the first.
+	Cycle []CycleStep
+}
+
+// CycleStep is one wait in a [DeadlockError].
+type CycleStep struct {
+	Holder Holder
+	Lock   string // for which it waits
+}
+
+func (e *DeadlockError) Error() string {
+	var steps []string
+	for i, step := range e.Cycle {
+		next := e.Cycle[(i+1)%len(e.Cycle)]
+		steps = append(steps, fmt.Sprintf("%s waits for %q of %s", step.Holder, step.Lock, next.Holder))
+	}
+	return "relock: deadlock: " + strings.Join(steps, ", ")
+}
+
+// Is makes the error match [ErrDeadlock].
+func (e *DeadlockError) Is(target error) bool { return target == ErrDeadlock }
+
+// isDeadlock says whether err is a circle of waits.
+func isDeadlock(err error) bool {
+	_, is := err.(*DeadlockError) //nolint:errorlint // a cause may wrap the deadlock of another lock
+	return is
+}
 
 // OpError is any other failure of an operation on a lock: no [*LockedError], no [*LostError] and
 // not [ErrInvalid]. OpError adds the lock's name and the holder to the failure.

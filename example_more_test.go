@@ -481,3 +481,41 @@ func ExampleWithMaxHold() {
 	// Output:
 	// true
 }
+
+// A transfer between two accounts needs the locks of both. All takes them in one order for
+// everybody, so a transfer the other way round at the same time is no deadlock.
+func ExampleAll() {
+	client := inMemory()
+	defer client.Close()
+	from, to := client.NewLock("account:7"), client.NewLock("account:3")
+
+	both := relock.All(from, to)
+	err := both.Do(context.Background(), func(ctx context.Context) error {
+		fmt.Println("inside of", both.Names(), from.Held(ctx), to.Held(ctx))
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// inside of [account:3 account:7] true true
+	// <nil>
+}
+
+// An order locks all its articles, or none of them: a refusal names the article that is taken.
+func ExampleClient_NewLocks() {
+	client := inMemory()
+	defer client.Close()
+	articles := client.NewLocks([]string{"article:1", "article:2", "article:3"})
+
+	err := client.NewLock("article:2").Do(context.Background(), func(context.Context) error {
+		_, err := articles.TryLock(context.Background())
+		var locked *relock.LockedError
+		if errors.As(err, &locked) {
+			fmt.Println("taken:", locked.Name)
+		}
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// taken: article:2
+	// <nil>
+}

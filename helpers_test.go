@@ -21,15 +21,17 @@ import (
 
 // The chapters of the tests, each with its question:
 //
+//   - all_test.go: Are several locks entered and left together?
 //   - arena_test.go: How does a test play on a real server?
 //   - cleanup_test.go: When is a hold that nobody wants taken back, and for how long?
 //   - clock_linux_test.go: What if the clock of the server is turned?
 //   - close_test.go: What does Close end, and what does Close leave?
 //   - crash_test.go: What if a process, a network or a server goes away?
 //   - deaf_test.go: What if a client hears nothing?
+//   - deadlock_test.go: Which calls wait for each other in a circle, and which one gives up?
 //   - errkinds_test.go: Which errors does an error match?
 //   - errors_test.go: What do the texts of errors say?
-//   - example_test.go, example_more_test.go: How is each verb used?
+//   - example_test.go, example_more_test.go, example_kinds_test.go: How is each verb used?
 //   - extend_test.go: When does a fixed lease end?
 //   - fakestore_test.go: What does the core make of each answer of a store?
 //   - faults_pubsub_test.go: What if the pub/sub connection of waiters breaks?
@@ -67,6 +69,9 @@ import (
 //   - scripts_refused_test.go: What is left when Redis refuses a command?
 //   - scripts_release_test.go: What do release, renew and forget change?
 //   - scripts_token_test.go: What do token, break and state read and write?
+//   - several_test.go: What does a script for several locks change?
+//   - shared_property_test.go: Do the scripts of read-write locks and semaphores do the same as a model?
+//   - shared_scripts_test.go: What do the scripts of read-write locks and semaphores do on a bad day?
 //   - stage_test.go: Which words begin, wait and end a call?
 //   - storm_test.go: Do holders exclude each other at random faults in fake time?
 //   - stress_test.go: Do many goroutines exclude each other on a real server while everything breaks?
@@ -79,6 +84,7 @@ import (
 //   - topology_slots_test.go: What if a slot moves?
 //   - topology_tls_test.go: Does a user with few commands have all that a lock needs over TLS?
 //   - wait_test.go: When exactly does a wait end?
+//   - waits_test.go: What do the scripts of waits show and take back?
 //   - wall_test.go: Do calls go down, and does the core know Redis?
 //   - watchdog_test.go: When are leases renewed?
 

@@ -73,6 +73,8 @@ const (
 // isReader says whether h shares its lock with all other readers.
 func (h *hold) isReader() bool { return h.lease.Limit == store.Unlimited }
 
+func (h *hold) mode() Mode { return modeOf(h.lease.Kind, h.lease.Limit) }
+
 func (h *hold) expiredLocked(now time.Time) bool { return !now.Before(h.lease.Until()) }
 
 // table has all leases of a client. Its mutex guards the holds, their entries, the lines and the

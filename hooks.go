@@ -109,6 +109,7 @@ const (
 	OutcomeCanceled Outcome = "canceled" // the context was done, or the wait over, before the store had named the holder
 	OutcomeClosed   Outcome = "closed"   // this client was closed
 	OutcomeLost     Outcome = "lost"     // a nested entry found the lock of the outer section lost
+	OutcomeDeadlock Outcome = "deadlock" // the wait would never have ended, see ErrDeadlock
 	OutcomeError    Outcome = "error"
 )
 
@@ -154,6 +155,7 @@ func modeOf(kind store.Kind, limit int) Mode {
 type AcquireStarted struct {
 	Context context.Context // the caller's, for traces
 	Name    string
+	Mode    Mode
 	Start   time.Time
 }
 
@@ -161,11 +163,12 @@ type AcquireStarted struct {
 type AcquireFinished struct {
 	Context   context.Context // the caller's, for traces
 	Name      string
+	Mode      Mode
 	Holder    Holder
 	Start     time.Time
 	Duration  time.Duration // from call to return
 	Outcome   Outcome
-	Reentrant bool          // a nested entry, or an attempt at one
+	Reentrant bool          // inside a section of the lock; an upgrade or downgrade too, which begins a hold of its own
 	Depth     int           // the hold count after the entry
 	Waited    bool          // another holder had the lock, and the call could wait for it
 	Queued    bool          // the call had a place in the queue, or in a line, and a Queued event
@@ -177,6 +180,7 @@ type AcquireFinished struct {
 // Queued is the event of [Hooks.Queued].
 type Queued struct {
 	Name   string
+	Mode   Mode
 	Holder Holder
 	// Position is the number of earlier waiters. With WithRedissonLayout, Position counts waiters
 	// of the same client. With WithLocalPass, Position counts waiters in the same line, or in
@@ -187,6 +191,7 @@ type Queued struct {
 // Released is the event of [Hooks.Released].
 type Released struct {
 	Name     string
+	Mode     Mode
 	Holder   Holder
 	Token    int64 // 0 if none was drawn
 	TTL      time.Duration
@@ -207,6 +212,7 @@ type Renewed struct {
 // Lost is the event of [Hooks.Lost].
 type Lost struct {
 	Name     string
+	Mode     Mode
 	Holder   Holder
 	Token    int64
 	TTL      time.Duration
@@ -218,6 +224,7 @@ type Lost struct {
 // Leaked is the event of [Hooks.Leaked].
 type Leaked struct {
 	Name   string
+	Mode   Mode
 	Holder Holder
 	Held   time.Duration // from the first entry until the leak was reported
 }
@@ -225,6 +232,7 @@ type Leaked struct {
 // Closed is the event of [Hooks.Closed].
 type Closed struct {
 	Name     string
+	Mode     Mode
 	Holder   Holder
 	Token    int64 // 0 if none was drawn
 	TTL      time.Duration

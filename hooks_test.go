@@ -65,12 +65,12 @@ func TestAcquireEventsSayWhatHappened(t *testing.T) {
 		section := w.enter(ctx, l)
 		holder := holderOf(t, section)
 		require.Equal(t, relock.AcquireFinished{
-			Name: "a", Holder: holder, Outcome: relock.OutcomeAcquired, Depth: 1,
+			Mode: relock.ModeExclusive, Name: "a", Holder: holder, Outcome: relock.OutcomeAcquired, Depth: 1,
 		}, lastAcquire(t, &r))
 
 		inner := w.enter(section, l)
 		require.Equal(t, relock.AcquireFinished{
-			Name: "a", Holder: holder, Outcome: relock.OutcomeAcquired, Reentrant: true, Depth: 2,
+			Mode: relock.ModeExclusive, Name: "a", Holder: holder, Outcome: relock.OutcomeAcquired, Reentrant: true, Depth: 2,
 		}, lastAcquire(t, &r))
 		w.leave(inner, l)
 
@@ -79,13 +79,13 @@ func TestAcquireEventsSayWhatHappened(t *testing.T) {
 		require.NotEqual(t, holder, event.Holder)
 		require.NotZero(t, event.Holder)
 		require.Equal(t, relock.AcquireFinished{
-			Name: "a", Holder: event.Holder, Outcome: relock.OutcomeLocked, Err: err,
+			Mode: relock.ModeExclusive, Name: "a", Holder: event.Holder, Outcome: relock.OutcomeLocked, Err: err,
 		}, event)
 
 		_, err = l.TryLockFor(ctx, time.Second)
 		event = lastAcquire(t, &r)
 		require.Equal(t, relock.AcquireFinished{
-			Name: "a", Holder: event.Holder, Outcome: relock.OutcomeLocked, Waited: true, Queued: true, Duration: time.Second, Err: err,
+			Mode: relock.ModeExclusive, Name: "a", Holder: event.Holder, Outcome: relock.OutcomeLocked, Waited: true, Queued: true, Duration: time.Second, Err: err,
 		}, event)
 
 		waiting := w.start(ctx, l)
@@ -93,7 +93,7 @@ func TestAcquireEventsSayWhatHappened(t *testing.T) {
 		w.leave(section, l)
 		section = waiting.section()
 		require.Equal(t, relock.AcquireFinished{
-			Name: "a", Holder: holderOf(t, section), Outcome: relock.OutcomeAcquired, Waited: true, Queued: true,
+			Mode: relock.ModeExclusive, Name: "a", Holder: holderOf(t, section), Outcome: relock.OutcomeAcquired, Waited: true, Queued: true,
 			Wake: relock.WakeGrant, Duration: 2 * time.Second, Depth: 1,
 		}, lastAcquire(t, &r))
 	})
@@ -123,14 +123,14 @@ func TestAcquireEventsSayWhyACallFailed(t *testing.T) {
 		_, err := l.Lock(cancelled)
 		event := lastAcquire(t, &r)
 		require.Equal(t, relock.AcquireFinished{
-			Name: "a", Holder: event.Holder, Outcome: relock.OutcomeCanceled, Err: err,
+			Mode: relock.ModeExclusive, Name: "a", Holder: event.Holder, Outcome: relock.OutcomeCanceled, Err: err,
 		}, event)
 
 		m.link.once(refuse(errOdd))
 		_, err = l.Lock(ctx)
 		event = lastAcquire(t, &r)
 		require.Equal(t, relock.AcquireFinished{
-			Name: "a", Holder: event.Holder, Outcome: relock.OutcomeError, Err: err,
+			Mode: relock.ModeExclusive, Name: "a", Holder: event.Holder, Outcome: relock.OutcomeError, Err: err,
 		}, event)
 
 		_ = w.enter(t.Context(), w.NewClient().NewLock("a"))
@@ -139,7 +139,7 @@ func TestAcquireEventsSayWhyACallFailed(t *testing.T) {
 		err = waiting.failure()
 		event = lastAcquire(t, &r)
 		require.Equal(t, relock.AcquireFinished{
-			Name: "a", Holder: event.Holder, Outcome: relock.OutcomeClosed, Waited: true, Queued: true, Err: err,
+			Mode: relock.ModeExclusive, Name: "a", Holder: event.Holder, Outcome: relock.OutcomeClosed, Waited: true, Queued: true, Err: err,
 		}, event, "Close waits for the event")
 	})
 }
@@ -206,7 +206,7 @@ func TestTheQueuedEventSaysHowManyAreBefore(t *testing.T) {
 		w.leave(section, l)
 		for i, a := range waiting {
 			section := a.section()
-			require.Equal(t, relock.Queued{Name: "a", Holder: holderOf(t, section), Position: i}, queued[i])
+			require.Equal(t, relock.Queued{Mode: relock.ModeExclusive, Name: "a", Holder: holderOf(t, section), Position: i}, queued[i])
 			w.leave(section, l)
 		}
 	})
@@ -229,7 +229,7 @@ func TestTheReleasedEventTellsOfTheWholeHold(t *testing.T) {
 		pass(time.Minute)
 		require.Empty(t, eventsOf[relock.Released](&r))
 		w.leave(one, l)
-		require.Equal(t, []relock.Released{{
+		require.Equal(t, []relock.Released{{Mode: relock.ModeExclusive,
 			Name: "a", Holder: holder, Token: token, TTL: relock.DefaultTTL, Held: 2 * time.Minute, MaxDepth: 3,
 		}}, eventsOf[relock.Released](&r))
 
@@ -255,7 +255,7 @@ func TestTheLostEventTellsOfTheWholeHold(t *testing.T) {
 		require.NoError(t, l.Unlock(w.enter(section, l)))
 		held, cause := w.ends(section)
 		require.Equal(t, &relock.LostError{Name: "a", Holder: holder, Token: token, Reason: relock.LossExpired}, cause)
-		require.Equal(t, []relock.Lost{{
+		require.Equal(t, []relock.Lost{{Mode: relock.ModeExclusive,
 			Name: "a", Holder: holder, Token: token, TTL: time.Minute, Reason: relock.LossExpired, Held: held, MaxDepth: 2,
 		}}, eventsOf[relock.Lost](&r))
 	})
@@ -272,7 +272,7 @@ func TestTheLeakedEventSaysWhoseTheLostContextWas(t *testing.T) {
 		leaks := eventsOf[relock.Leaked](&r)
 		require.Len(t, leaks, 1)
 		require.Positive(t, leaks[0].Held)
-		require.Equal(t, relock.Leaked{Name: "a", Holder: holder, Held: leaks[0].Held}, leaks[0])
+		require.Equal(t, relock.Leaked{Mode: relock.ModeExclusive, Name: "a", Holder: holder, Held: leaks[0].Held}, leaks[0])
 		pass(relock.DefaultTTL)
 		require.Equal(t, relock.LossLeaked, eventsOf[relock.Lost](&r)[0].Reason)
 		w.requireFree("a")
@@ -322,7 +322,7 @@ func TestTheClosedEventTellsOfEachHoldThatIsOpenAtClose(t *testing.T) {
 		pass(time.Minute)
 		require.NoError(t, m.Close())
 		require.ErrorIs(t, waiting.failure(), relock.ErrClosed)
-		require.Equal(t, []relock.Closed{{
+		require.Equal(t, []relock.Closed{{Mode: relock.ModeExclusive,
 			Name: "a", Holder: holder, Token: token, TTL: time.Hour, Held: time.Minute, MaxDepth: 2,
 		}}, eventsOf[relock.Closed](&r))
 	})

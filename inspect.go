@@ -269,9 +269,9 @@ func (l *Lock) ForceUnlock(ctx context.Context) error {
 	if s.Owner == "" {
 		return l.failed("force unlock", Holder{}, freeError{})
 	}
-	for _, held := range append([]store.Held{{ID: s.Owner}}, s.Others...) {
+	for _, held := range append([]store.Held{{ID: s.Owner, Limit: s.Limit}}, s.Others...) {
 		ask := l.ask
-		ask.ID = held.ID
+		ask.ID, ask.Limit = held.ID, held.Limit
 		// A hold that is gone is as good as broken: an earlier attempt of this call has broken the
 		// hold, or the hold has ended by itself.
 		if err := l.client.store.Break(ctx, ask); err != nil && !errors.Is(err, store.ErrGone) {

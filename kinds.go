@@ -73,6 +73,14 @@ func (l *RWLock) RDoFor(ctx context.Context, wait time.Duration, fn func(ctx con
 	return l.RLocker().DoFor(ctx, wait, fn)
 }
 
+// Writer returns the lock for writing as a Lock of its own.
+func (l *RWLock) Writer() *Lock {
+	if l == nil {
+		return nil
+	}
+	return l.forWriting
+}
+
 // RLocker returns the lock for reading as a Lock of its own.
 func (l *RWLock) RLocker() *Lock {
 	if l == nil {

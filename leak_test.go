@@ -68,7 +68,7 @@ func TestALeakedHoldIsReportedAndItsLeaseRunsOut(t *testing.T) {
 		begun := time.Now()
 		waiting := w.start(t.Context(), w.NewClient().NewLock("a"))
 		awaitLeaks(t, 1, leaksOf(&r))
-		require.Equal(t, relock.Leaked{Name: "a", Holder: holder, Held: time.Since(begun)}, eventsOf[relock.Leaked](&r)[0])
+		require.Equal(t, relock.Leaked{Mode: relock.ModeExclusive, Name: "a", Holder: holder, Held: time.Since(begun)}, eventsOf[relock.Leaked](&r)[0])
 		lines := log.about("leaked")
 		require.Len(t, lines, 1)
 		require.Equal(t, slog.LevelError, lines[0].level)

@@ -371,7 +371,7 @@ func TestWithLocalPassHooksTellOfEachHold(t *testing.T) {
 		require.NoError(t, err)
 		section = handOn(t, l, section, waiting[0])
 		released := eventsOf[relock.Released](&r)
-		require.Equal(t, []relock.Released{{Name: "a", Holder: holder, Token: token, TTL: relock.DefaultTTL, MaxDepth: 1}}, released)
+		require.Equal(t, []relock.Released{{Mode: relock.ModeExclusive, Name: "a", Holder: holder, Token: token, TTL: relock.DefaultTTL, MaxDepth: 1}}, released)
 		w.leave(section, l)
 		section = waiting[1].section()
 		finished := eventsOf[relock.AcquireFinished](&r)
@@ -384,7 +384,7 @@ func TestWithLocalPassHooksTellOfEachHold(t *testing.T) {
 		}
 		w.leave(section, l)
 		require.Equal(t, []relock.Queued{
-			{Name: "a", Holder: finished[1].Holder, Position: 0}, {Name: "a", Holder: finished[2].Holder, Position: 1},
+			{Mode: relock.ModeExclusive, Name: "a", Holder: finished[1].Holder, Position: 0}, {Mode: relock.ModeExclusive, Name: "a", Holder: finished[2].Holder, Position: 1},
 		}, eventsOf[relock.Queued](&r))
 		require.NoError(t, m.Close())
 	})

@@ -29,7 +29,10 @@ type link struct {
 	busy    int       // commands since the clock last moved
 }
 
-var _ store.Watcher = (*link)(nil)
+var (
+	_ store.Watcher = (*link)(nil)
+	_ store.Several = (*link)(nil)
+)
 
 // command names a method of [store.Store] that talks to the server.
 type command string
@@ -44,6 +47,9 @@ const (
 	cmdToken   command = "Token"
 	cmdLook    command = "Look"
 	cmdBreak   command = "Break"
+
+	cmdTryAll     command = "TryAll"
+	cmdReleaseAll command = "ReleaseAll"
 )
 
 // action is the fate of a command. run sends the command, and may be called any number of times.
@@ -238,6 +244,23 @@ func (k *link) Try(ctx context.Context, a store.Ask) (l store.Lease, err error) 
 		l.Sent = sent
 	}
 	return l, err
+}
+
+// TryAll implements store.Several.
+func (k *link) TryAll(ctx context.Context, asks []store.Ask) (leases []store.Lease, err error) {
+	sent := time.Now()
+	err = k.through(ctx, cmdTryAll, func() (err error) { leases, err = k.Store.TryAll(ctx, asks); return err })
+	for i := range leases {
+		if leases[i].Sent.After(sent) {
+			leases[i].Sent = sent
+		}
+	}
+	return leases, err
+}
+
+// ReleaseAll implements store.Several.
+func (k *link) ReleaseAll(ctx context.Context, leases []store.Lease) []error {
+	return k.each(ctx, cmdReleaseAll, len(leases), func() []error { return k.Store.ReleaseAll(ctx, leases) })
 }
 
 // Wait implements store.Store. A silent link delivers a grant when the fault ends. A wait that ends

@@ -34,6 +34,8 @@ type Lock struct {
 // Name returns the name that was given to NewLock.
 func (l *Lock) Name() string { return l.name }
 
+func (l *Lock) mode() Mode { return modeOf(l.ask.Kind, l.ask.Limit) }
+
 // Err returns an [ErrInvalid] if the name or the options are wrong, and nil otherwise. Every other
 // method of such a lock with an error result returns the same error. A Lock that NewLock has not
 // made is such a lock, too.
@@ -93,13 +95,13 @@ func (l *Lock) TryLock(ctx context.Context) (context.Context, error) {
 // the end of wait, the error matches [context.DeadlineExceeded] instead. A wait of 0 is TryLock; a
 // wait below 0 is [ErrInvalid].
 func (l *Lock) TryLockFor(ctx context.Context, wait time.Duration) (context.Context, error) {
-	if err := l.checkWait("TryLockFor", wait); err != nil {
+	if err := checkWait("TryLockFor", wait); err != nil {
 		return ctx, err
 	}
 	return l.acquire(ctx, wait)
 }
 
-func (l *Lock) checkWait(verb string, wait time.Duration) error {
+func checkWait(verb string, wait time.Duration) error {
 	if wait < 0 {
 		return invalid("%s(%s): the wait must be 0 (do not wait) or longer; Lock and Do wait without limit", verb, wait)
 	}
@@ -174,9 +176,6 @@ func (l *Lock) isMode(e *entry) bool {
 	return l.isOf(e) && e.hold.isReader() == (l.ask.Limit == store.Unlimited)
 }
 
-// isOf says whether e is an entry of this client. Another client numbers its holds by itself.
-func (c *Client) isOf(e *entry) bool { return e.hold.client == c }
-
 // nearest returns the innermost entry of this lock around ctx, open or not; nil: none.
 func (l *Lock) nearest(ctx context.Context) *entry {
 	e := entryOf(ctx)
@@ -203,23 +202,35 @@ func (l *Lock) lostAround(ctx context.Context) *LostError {
 	return nil
 }
 
-// enterFirst takes the lock for a new hold.
-func (a *acquiring) enterFirst() error {
+// newHold makes a hold for the call, and a holder if the call has none.
+func (a *acquiring) newHold() *hold {
 	l, c := a.lock, a.lock.client
-	ctx, cancel := c.bound(a.ctx, a.wait)
-	defer cancel()
 	h := &hold{client: c, name: l.name, settings: l.settings}
 	h.renewal.item.Value, h.lease.Ask = h, l.ask
 	h.lease.ID, a.holder = c.newID(a.holder)
 	h.holder = a.holder
+	return h
+}
+
+// enterFirst takes the lock for a new hold.
+func (a *acquiring) enterFirst() error {
+	c := a.lock.client
+	ctx, cancel := c.bound(a.ctx, a.wait)
+	defer cancel()
+	h := a.newHold()
 	if a.around != nil { // the call ends with the section around it
 		h.lease.With = a.around.hold.lease.ID
 		var stop context.CancelFunc
 		ctx, stop = endingWith(ctx, a.around.ctx)
 		defer stop()
 	}
+	if a.wait != 0 {
+		var stop context.CancelFunc
+		ctx, stop = h.watchForDeadlock(ctx, a.ctx)
+		defer stop()
+	}
 	passed, err := false, error(nil)
-	if a.wait != 0 && (c.races || h.passes > 0) {
+	if a.wait != 0 && a.around == nil && (c.races || h.passes > 0) {
 		passed, err = c.table.waitTurn(ctx, h, a.progress)
 		if a.queued && h.passes > 0 {
 			a.wake = WakePass
@@ -229,6 +240,12 @@ func (a *acquiring) enterFirst() error {
 	if err == nil && !passed {
 		lease, err = a.ask(ctx, h, h.lease.Ask)
 	}
+	return a.enter(ctx, h, lease, err)
+}
+
+// enter begins a hold with the answer of the store. The lease names its ask also with an error.
+func (a *acquiring) enter(ctx context.Context, h *hold, lease store.Lease, err error) error {
+	c := a.lock.client
 	if err == nil && !h.isEnough(lease) {
 		lease, err = a.whole(ctx, h, lease)
 	}
@@ -375,58 +392,77 @@ func (l *Lock) Unlock(ctx context.Context) error {
 	if e == nil {
 		return l.failed("unlock", Holder{}, ErrNotHeld)
 	}
-	h, t := e.hold, &l.client.table
-	t.mu.Lock()
-	if e.left {
-		t.mu.Unlock()
-		return l.failed("unlock", h.holder, ErrNotHeld)
+	if !e.close() {
+		return l.failed("unlock", e.hold.holder, ErrNotHeld)
 	}
-	e.left = true
-	t.mu.Unlock()
-	e.discard(ErrReleased) // the work ends before the lock is free
-	err := h.leave(ctx, e)
+	rest, err := e.hold.exit(e)
+	if err == nil {
+		err = e.hold.leave(ctx, rest)
+	}
+	return l.unlocked(e, err)
+}
+
+// unlocked returns the error of an Unlock.
+func (l *Lock) unlocked(e *entry, err error) error {
 	if err == nil || isLost(err) {
 		return err
 	}
-	return l.failed("unlock", h.holder, err)
+	return l.failed("unlock", e.hold.holder, err)
 }
 
-// leave takes an entry out of its hold: in this process in every case, and in the store if the
-// store can be reached.
-func (h *hold) leave(ctx context.Context, e *entry) error {
+// exit is what an Unlock has to tell the store.
+type exit uint8
+
+const (
+	exitHere  exit = iota // nothing: the lock was passed on
+	exitInner             // the count
+	exitLast              // the lock is to be freed
+)
+
+// exit takes an entry out of its hold in this process, and returns what to tell the store.
+func (h *hold) exit(e *entry) (exit, error) {
 	t := &h.client.table
 	t.mu.Lock()
 	now := time.Now()
 	switch {
 	case h.state == over:
 		defer t.mu.Unlock()
-		return h.end
+		return exitHere, h.end
 	case h.expiredLocked(now): // the watchdog has not seen the end yet, or is gone
 		t.mu.Unlock()
-		return h.lose(LossExpired)
+		return exitHere, h.lose(LossExpired)
 	}
+	defer t.mu.Unlock()
 	t.leaveLocked(e)
 	if h.count > 0 {
-		t.mu.Unlock()
-		return h.leaveInner(ctx)
+		return exitInner, nil
 	}
 	if t.passLocked(h, now) {
 		t.releaseLocked(h, nil)
-		t.mu.Unlock()
-		return nil
+		return exitHere, nil
 	}
 	h.state = leaving
 	t.leases.Set(&h.renewal.item, timers.Never)
-	t.mu.Unlock()
-	return h.leaveLast(ctx, now)
+	return exitLast, nil
 }
 
-// leaveLast frees the lock in the store.
-func (h *hold) leaveLast(ctx context.Context, now time.Time) error {
+// leave tells the store the exit of an entry.
+func (h *hold) leave(ctx context.Context, rest exit) error {
+	switch rest {
+	case exitInner:
+		return h.leaveInner(ctx)
+	case exitLast:
+		ctx, cancel := lifetime.Until(ctx, unlockBy(time.Now(), h.lease))
+		defer cancel()
+		return h.freed(h.client.store.Release(ctx, h.lease, 0))
+	default:
+		return nil
+	}
+}
+
+// freed ends a hold with the store's answer to its release.
+func (h *hold) freed(err error) error {
 	c, t := h.client, &h.client.table
-	ctx, cancel := lifetime.Until(ctx, unlockBy(now, h.lease))
-	defer cancel()
-	err := c.store.Release(ctx, h.lease, 0)
 	again := errors.Is(err, store.ErrUnsure)
 	if errors.Is(err, store.ErrGone) {
 		if !again || !time.Now().Before(h.lease.Until()) {

@@ -188,9 +188,11 @@ func TestWhereALockIs(t *testing.T) {
 
 func TestNamesThatAreRefused(t *testing.T) {
 	for _, c := range []struct{ prefix, name, says string }{
-		{DefaultPrefix, "{x}:queue", `must not end in ":queue" or ":token"`},
-		{DefaultPrefix, "a{x}:token", `must not end in ":queue" or ":token"`},
-		{DefaultPrefix, "relock:{x}:token", `must not end in ":queue" or ":token"`},
+		{DefaultPrefix, "{x}:queue", `must not end in ":queue"`},
+		{DefaultPrefix, "a{x}:token", `must not end in ":token"`},
+		{DefaultPrefix, "{x}:rw", `must not end in ":rw"`},
+		{DefaultPrefix, "{x}:permits", `must not end in ":permits"`},
+		{DefaultPrefix, "relock:{x}:token", `must not end in ":token"`},
 		{DefaultPrefix, "}", "must not begin with '}'"},
 		{DefaultPrefix, "}{x", "must not begin with '}'"},
 		{"{}", "x", "a prefix must have no '{', or a whole tag such as {app}"},

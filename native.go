@@ -2,6 +2,7 @@ package relock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -13,20 +14,16 @@ import (
 
 // This file is relock's own layout in Redis. Waiting is in pubsub.go.
 
-const (
-	queueSuffix = ":queue"
-	tokenSuffix = ":token"
-)
-
 // baseKey returns the key of a lock: prefix{name}, or prefix+name if the name has a hash tag. All
 // keys and channels of the lock begin with the base key, and share its slot. A base key is its own
 // base key.
 func baseKey(prefix, name string) (string, error) {
 	base := prefix + "{" + name + "}"
 	if hashTag(name) != "" {
-		if strings.HasSuffix(name, queueSuffix) || strings.HasSuffix(name, tokenSuffix) {
-			return "", fmt.Errorf("lock name %q: a name with a hash tag must not end in %q or %q, which are keys of another lock",
-				name, queueSuffix, tokenSuffix)
+		for _, suffix := range []string{queueSuffix, tokenSuffix, rwSuffix, permitsSuffix} {
+			if strings.HasSuffix(name, suffix) {
+				return "", fmt.Errorf("lock name %q: a name with a hash tag must not end in %q, which is a key of another lock", name, suffix)
+			}
 		}
 		base = name
 		if !strings.HasPrefix(name, prefix) {
@@ -73,6 +70,13 @@ type nativeStore struct{ *redisStore }
 // Check returns the ask with the base key of its lock as its name.
 func (s *nativeStore) Check(a store.Ask) (store.Ask, error) {
 	err := s.checkAsk(a)
+	switch {
+	case err != nil:
+	case a.Limit < 1:
+		err = fmt.Errorf("a limit of %d holds lets nobody in", a.Limit)
+	case a.Kind < store.Mutex || a.Kind > store.Semaphore, a.Kind == store.Mutex && a.Limit != 1:
+		err = fmt.Errorf("%w: %s in Redis lets one in at a time, and not %d", errors.ErrUnsupported, a.Kind, a.Limit)
+	}
 	if err == nil {
 		a.Name, err = baseKey(s.prefix, a.Name)
 	}
@@ -96,18 +100,30 @@ const noPlace, newPlace = "", "0"
 // ask asks for a lock, and queues unless arrival is noPlace.
 func (s *nativeStore) ask(ctx context.Context, a store.Ask, arrival string, tries int) (acquireReply, wire.Answer, error) {
 	id := string(a.ID)
-	c := &wire.Call{
+	c := s.ofKind(&wire.Call{
 		Script: acquireScript, Shared: s.publish(), Unit: s.unit(a.Name, id, millis(a.TTL), arrival),
 		Tries: tries, Patience: attemptLimit(a.TTL), Acks: a.Acks.Replicas, AcksTimeout: a.Acks.Timeout,
-	}
+	}, a, sharedAcquireScript, arrival)
 	if arrival == noPlace { // a waiter overtakes nobody, and the TTL is part of its place
-		c.Repeat = func(elapsed time.Duration) []any { return []any{id, repeatMillis(a.TTL, elapsed), arrival} }
+		c.Repeat = func(elapsed time.Duration) []any {
+			if a.Kind != store.Mutex {
+				return sharedUnit(a, repeatMillis(a.TTL, elapsed), arrival).Args
+			}
+			return []any{id, repeatMillis(a.TTL, elapsed), arrival}
+		}
 	}
 	answer, err := s.wire.Do(ctx, c)
 	if err != nil {
-		return acquireReply{}, answer, unsureOf(answer, reachable(err))
+		return acquireReply{}, answer, s.explained(ctx, a, unsureOf(answer, reachable(err)))
 	}
 	r, err := parseAcquireReply(c.Script, answer.Reply)
+	switch {
+	case err != nil:
+	case r.status == statusKind:
+		err = wrongKind(a, r.owner)
+	case r.status == statusCircle:
+		err = store.ErrDeadlock
+	}
 	return r, answer, unsureOf(answer, err)
 }
 
@@ -133,27 +149,62 @@ func (s *nativeStore) Release(ctx context.Context, l store.Lease, count int) err
 		_, err := s.Enter(ctx, l, count)
 		return err
 	}
-	return s.free(ctx, &wire.Call{
+	return s.free(ctx, s.ofKind(&wire.Call{
 		Script: releaseScript, Shared: s.publish(), Unit: s.unit(l.Name, string(l.ID)),
 		Patience: attemptLimit(l.TTL),
+	}, l.Ask, sharedReleaseScript, ""))
+}
+
+// Enter sets the count of a mutex, and the lease of each kind of lock. Only a mutex keeps its count
+// in Redis.
+func (s *nativeStore) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
+	if l.Kind == store.Mutex {
+		return s.redisStore.Enter(ctx, l, count)
+	}
+	return s.enter(ctx, l, &wire.Call{
+		Script: sharedRenewScript, Shared: s.publish(), Unit: sharedUnit(l.Ask, millis(l.TTL), ""),
+		Repeat: func(elapsed time.Duration) []any {
+			return sharedUnit(l.Ask, millis(max(l.TTL-elapsed, 0)), "").Args
+		},
+	})
+}
+
+// Renew sets the counts and the leases of many holds.
+func (s *nativeStore) Renew(ctx context.Context, renewals []store.Renewal) []error {
+	kindOf := func(r store.Renewal) store.Kind { return r.Lease.Kind }
+	return inKinds(renewals, kindOf, func(kind store.Kind, same []store.Renewal) []error {
+		if kind == store.Mutex {
+			return s.redisStore.Renew(ctx, same)
+		}
+		units := make([]wire.Unit, len(same))
+		for i, r := range same {
+			units[i] = sharedUnit(r.Lease.Ask, millis(r.TTL), "")
+		}
+		return s.all(ctx, sharedRenewScript, s.publish(), units)
 	})
 }
 
 // Forget takes back places in the queue, and locks.
 func (s *nativeStore) Forget(ctx context.Context, asks []store.Ask) []error {
-	units := make([]wire.Unit, len(asks))
-	for i, a := range asks {
-		units[i] = s.unit(a.Name, string(a.ID), millis(a.TTL))
-	}
-	return forgotten(s.all(ctx, forgetScript, s.publish(), units))
+	kindOf := func(a store.Ask) store.Kind { return a.Kind }
+	return forgotten(inKinds(asks, kindOf, func(kind store.Kind, same []store.Ask) []error {
+		units, script := make([]wire.Unit, len(same)), forgetScript
+		for i, a := range same {
+			units[i] = s.unit(a.Name, string(a.ID), millis(a.TTL))
+			if kind != store.Mutex {
+				units[i], script = sharedUnit(a, millis(a.TTL), ""), sharedForgetScript
+			}
+		}
+		return s.all(ctx, script, s.publish(), units)
+	}))
 }
 
 // Token draws a token above l.Token.
 func (s *nativeStore) Token(ctx context.Context, l store.Lease) (int64, error) {
-	token, _, err := s.number(ctx, &wire.Call{
+	token, _, err := s.number(ctx, s.ofKind(&wire.Call{
 		Script: tokenScript, Tries: boundTries, Patience: attemptLimit(l.TTL),
 		Unit: wire.Unit{Keys: []string{l.Name, l.Name + tokenSuffix}, Args: []any{string(l.ID), l.Token}},
-	})
+	}, l.Ask, sharedTokenScript, ""))
 	if err == nil && token == 0 {
 		err = store.ErrGone
 	}
@@ -162,15 +213,19 @@ func (s *nativeStore) Token(ctx context.Context, l store.Lease) (int64, error) {
 
 // Look reads a lock.
 func (s *nativeStore) Look(ctx context.Context, a store.Ask) (store.State, error) {
-	return s.look(ctx, []string{a.Name, a.Name + tokenSuffix, a.Name + queueSuffix})
+	if a.Kind == store.Mutex {
+		state, err := s.look(ctx, []string{a.Name, a.Name + tokenSuffix, a.Name + queueSuffix})
+		return state, s.explained(ctx, a, err)
+	}
+	return s.lookShared(ctx, a)
 }
 
 // Break frees the lock of a hold, and has the client of that hold look at once.
 func (s *nativeStore) Break(ctx context.Context, a store.Ask) error {
-	return s.free(ctx, &wire.Call{
-		Script: breakScript, Shared: s.publish(), Tries: boundTries,
-		Unit: s.unit(a.Name, string(a.ID), s.control(cutLast(string(a.ID), 2))),
-	})
+	control := s.control(cutLast(string(a.ID), 2))
+	return s.free(ctx, s.ofKind(&wire.Call{
+		Script: breakScript, Shared: s.publish(), Tries: boundTries, Unit: s.unit(a.Name, string(a.ID), control),
+	}, a, sharedBreakScript, control))
 }
 
 // CheckServer runs each script on a lock that nobody else uses.

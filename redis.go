@@ -49,8 +49,6 @@ func (s *redisStore) checkAsk(a store.Ask) error {
 	switch {
 	case a.Name == "":
 		return errors.New("the lock name is empty")
-	case a.Kind != store.Mutex || a.Limit != 1:
-		return fmt.Errorf("%w: a lock in Redis is a mutex, and not %s for %d", errors.ErrUnsupported, a.Kind, a.Limit)
 	case a.Acks.Replicas > 0 && a.Acks.Timeout >= s.wire.ReadTimeout():
 		return fmt.Errorf("%d replicas within %s: the timeout must be shorter than the go-redis client's ReadTimeout (%s)",
 			a.Acks.Replicas, a.Acks.Timeout, s.wire.ReadTimeout())
@@ -114,10 +112,16 @@ func (s *redisStore) all(ctx context.Context, script *wire.Script, shared []any,
 // Enter sets the count and the lease of a hold. A repeat sets a lease that ends with the lease of
 // the first attempt, so a client that hears no answers keeps a lock for one TTL.
 func (s *redisStore) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
-	n, a, err := s.number(ctx, &wire.Call{
-		Script: renewScript, Unit: s.renewal(l, l.TTL, count), Patience: attemptLimit(l.TTL),
+	return s.enter(ctx, l, &wire.Call{
+		Script: renewScript, Unit: s.renewal(l, l.TTL, count),
 		Repeat: func(elapsed time.Duration) []any { return s.renewal(l, max(l.TTL-elapsed, 0), count).Args },
 	})
+}
+
+// enter sends the call of an Enter.
+func (s *redisStore) enter(ctx context.Context, l store.Lease, c *wire.Call) (store.Lease, error) {
+	c.Patience = attemptLimit(l.TTL)
+	n, a, err := s.number(ctx, c)
 	switch {
 	case err != nil:
 		return store.Lease{}, err
@@ -175,9 +179,13 @@ func (s *redisStore) look(ctx context.Context, keys []string) (store.State, erro
 	if !scan(a.Reply, &owner, &count, &ttl, &token, &waiters) {
 		return store.State{}, badReply(stateScript, a.Reply)
 	}
-	return store.State{
+	state := store.State{
 		Owner: store.ID(owner), Count: int(count), TTL: fromMillis(ttl), Token: token, Waiters: int(waiters),
-	}, nil
+	}
+	if owner != "" {
+		state.Limit = 1
+	}
+	return state, nil
 }
 
 // undoLimit bounds the time in which a hold with too few confirming replicas is taken back.

@@ -34,7 +34,6 @@ func TestRedisStoreKeepsThePromisesOfStores(t *testing.T) {
 				Lose:      func(name string) { require.NoError(t, rdb.Del(t.Context(), name).Err()) },
 			}
 		},
-		Without:   map[storetest.Promise]string{storetest.Kinds: "a lock in Redis lets one in at a time"},
 		TTL:       time.Second,
 		BadNames:  []string{"}", "{x}:queue"},
 		SameNames: [][2]string{{"x", "{x}"}, {"x", "relock:{x}"}},

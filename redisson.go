@@ -67,6 +67,9 @@ func (s *redissonStore) Check(a store.Ask) (store.Ask, error) {
 	if err := s.checkAsk(a); err != nil {
 		return a, err
 	}
+	if a.Kind != store.Mutex || a.Limit != 1 {
+		return a, fmt.Errorf("%w: a lock of Redisson's layout is a mutex, and not %s for %d", errors.ErrUnsupported, a.Kind, a.Limit)
+	}
 	if s.cluster && slotTag(redissonChannel+braced(a.Name)) != slotTag(a.Name) {
 		return a, fmt.Errorf("lock name %q: Redisson's key and channel of it are in different slots of a cluster; a name must have "+
 			"no braces, or a whole tag such as {user:7}", a.Name)

@@ -47,6 +47,7 @@ func overRedisson(dial func() redis.UniversalClient, options ...relock.Option) l
 		locktest.FIFO:      "Redisson's lock has no queue: whoever asks first has the lock",
 		locktest.Names:     "Redis knows a hold by a field that looks like one of Redisson's",
 		locktest.LocalPass: "relock's own layout only",
+		locktest.Kinds:     "relock's own layout only",
 	}
 	return h
 }

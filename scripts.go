@@ -13,7 +13,7 @@ import (
 
 // This file is the scripts of both layouts, and their replies.
 
-//go:embed scripts/*.lua scripts/redisson/*.lua
+//go:embed scripts/*.lua scripts/redisson/*.lua scripts/shared/*.lua scripts/waits/*.lua
 var sources embed.FS
 
 var (
@@ -24,30 +24,52 @@ var (
 	tokenScript   = loadScript("token")
 	stateScript   = loadScript("state")
 	breakScript   = loadScript("break")
+	allScript     = loadScript("all")
+
+	sharedAcquireScript = loadScript("shared/acquire")
+	sharedReleaseScript = loadScript("shared/release")
+	sharedRenewScript   = loadScript("shared/renew")
+	sharedForgetScript  = loadScript("shared/forget")
+	sharedTokenScript   = loadScript("shared/token")
+	sharedStateScript   = loadScript("shared/state")
+	sharedBreakScript   = loadScript("shared/break")
 
 	redissonAcquireScript = loadScript("redisson/acquire")
 	redissonReleaseScript = loadScript("redisson/release")
 )
 
 var scripts = []*wire.Script{
-	acquireScript, releaseScript, renewScript, forgetScript, tokenScript, stateScript, breakScript,
-	redissonAcquireScript, redissonReleaseScript,
+	acquireScript, releaseScript, renewScript, forgetScript, tokenScript, stateScript, breakScript, allScript,
+	sharedAcquireScript, sharedReleaseScript, sharedRenewScript, sharedForgetScript, sharedTokenScript, sharedStateScript,
+	sharedBreakScript, redissonAcquireScript, redissonReleaseScript,
 }
 
-// loadScript puts the library of functions in front of a verb.
+// loadScript puts the libraries of functions in front of a verb.
 func loadScript(name string) *wire.Script {
-	lib, err := sources.ReadFile("scripts/lib.lua")
-	if err != nil {
-		panic(err) // the file is part of the build
+	files := []string{"lib", name}
+	if path.Dir(name) == "shared" {
+		files = []string{"lib", "shared/lib", name}
 	}
-	verb, err := sources.ReadFile("scripts/" + name + ".lua")
-	if err != nil {
-		panic(err)
+	var source []byte
+	for _, file := range files {
+		part, err := sources.ReadFile("scripts/" + file + ".lua")
+		if err != nil {
+			panic(err) // the file is part of the build
+		}
+		source = append(source, part...)
 	}
-	s := wire.NewScript(path.Base(name), string(lib)+string(verb))
+	s := wire.NewScript(path.Base(name), string(source))
 	s.Again = statusAgain
 	return s
 }
+
+// Suffixes of the keys of a lock in relock's own layout.
+const (
+	queueSuffix   = ":queue"
+	tokenSuffix   = ":token"
+	rwSuffix      = ":rw"
+	permitsSuffix = ":permits"
+)
 
 // Statuses in the replies of scripts.
 const (
@@ -56,6 +78,7 @@ const (
 	statusQueued int64 = 2
 	statusAgain  int64 = 3 // only dead waiters were in the queue so far
 	statusKind   int64 = 4 // the name is another kind of lock
+	statusCircle int64 = 5 // the owner waits for the hold around the ask
 )
 
 // acquireReply is the reply to acquire, in both layouts.
@@ -78,7 +101,8 @@ func parseAcquireReply(script *wire.Script, reply any) (r acquireReply, err erro
 	case 2:
 		ok = scan(reply, &r.status, &r.owner) && r.status == statusKind
 	case 3:
-		ok = scan(reply, &r.status, &r.owner, &remaining) && (r.status == statusBusy || r.status == statusOurs)
+		ok = scan(reply, &r.status, &r.owner, &remaining) &&
+			(r.status == statusBusy || r.status == statusOurs || r.status == statusCircle)
 	case 4:
 		ok = scan(reply, &r.status, &r.owner, &remaining, &r.number) && r.status == statusOurs && r.number >= 0
 	case 5:

@@ -118,7 +118,7 @@ func TestRandomCommands(t *testing.T) {
 		return
 	}
 	for _, event := range []string{ // a sequence that never gets anywhere would agree with any model
-		"takes", "has already", "busy", "joins", "keeps its place", "has its place again", "deaf", "grant by message", "grant by reply",
+		"takes", "takes in one step", "has already", "busy", "joins", "keeps its place", "has its place again", "deaf", "grant by message", "grant by reply",
 		"dead waiter", "frees", "gone", "renews", "forgets a waiter", "forgets an owner", "serves a queue without an owner", "breaks", "draws a token", "lease over",
 		"queue lost", "token lost", "late", "late after the end", "twice", "several in a call",
 	} {
@@ -175,6 +175,9 @@ func (s *sequence) step() {
 		s.sent = append(s.sent, c)
 		batch := []command{c}
 		for range s.rng.IntN(3) * s.rng.IntN(2) { // others of this script, or this one again
+			if c.script == allScript { // which is for several locks, and not for one lock several times
+				break
+			}
 			same := slices.DeleteFunc(slices.Clone(s.sent), func(o command) bool { return o.script != c.script })
 			batch = append(batch, same[s.rng.IntN(len(same))])
 		}
@@ -249,6 +252,8 @@ func (s *sequence) hold() *modelHold {
 func (s *sequence) command() command {
 	h := s.hold()
 	switch p := s.rng.IntN(100); {
+	case p < 5:
+		return command{allScript, h, []any{h.id, millis(h.ttl)}, func(*modelLock) any { return s.all(h) }}
 	case p < 45:
 		place := noPlace
 		if s.rng.IntN(4) > 0 {
@@ -318,11 +323,17 @@ func (s *sequence) compare(c command, want, got any) {
 		s.token = got.(int64)
 		return
 	}
-	if c.script != acquireScript {
+	var r acquireReply
+	var err error
+	switch c.script {
+	case acquireScript:
+		r, err = parseAcquireReply(c.script, got)
+	case allScript:
+		r, _, err = parseAllReply(c.script, got, 1)
+	default:
 		require.Equal(s, want, got, "%s %v", c.script.Name, c.args)
 		return
 	}
-	r, err := parseAcquireReply(acquireScript, got)
 	require.NoError(s, err)
 	w := want.(acquireReply)
 	if w.status != statusOurs {
@@ -340,7 +351,7 @@ func (s *sequence) compare(c command, want, got any) {
 		w.number = r.number
 	}
 	w.remaining = r.remaining
-	require.Equal(s, w, r, "acquire %v", c.args)
+	require.Equal(s, w, r, "%s %v", c.script.Name, c.args)
 }
 
 // check compares the server with the model.
@@ -442,6 +453,24 @@ func (s *sequence) acquire(h *modelHold, place string) any {
 	}
 	l.queue = slices.Insert(l.queue, at, h)
 	return acquireReply{status: statusQueued, owner: l.owner.id, position: at}
+}
+
+// all is a call for one lock alone.
+func (s *sequence) all(h *modelHold) any {
+	l := &s.modelLock
+	if l.owner == h {
+		s.saw("has already")
+		return acquireReply{status: statusOurs, known: true}
+	}
+	if l.owner == nil {
+		if heir := s.grant(nil); heir == nil || heir == h {
+			s.saw("takes in one step")
+			s.enter(h)
+			return acquireReply{status: statusOurs}
+		}
+	}
+	s.saw("busy")
+	return acquireReply{status: statusBusy, owner: l.owner.id}
 }
 
 func (s *sequence) enter(h *modelHold) {

@@ -96,7 +96,7 @@ func TestLook(t *testing.T) {
 		state := r.look()
 		require.InDelta(t, minute, state.TTL, float64(2*time.Second))
 		state.TTL = 0
-		require.Equal(t, store.State{Owner: store.ID(id), Count: 2, Token: token, Waiters: 1}, state)
+		require.Equal(t, store.State{Owner: store.ID(id), Count: 2, Limit: 1, Token: token, Waiters: 1}, state)
 	})
 	require.NoError(t, r.rdb.Do(t.Context(), "EXPIRE", r.base, 1000*365*24*3600).Err())
 	require.Greater(t, r.look().TTL, time.Duration(math.MaxInt64-2e6), "as long as a Duration can be")

@@ -205,7 +205,7 @@ type Store interface {
 	// Look reads the lock with the name and kind of the ask, and changes nothing.
 	Look(ctx context.Context, a Ask) (State, error)
 
-	// Break takes the hold a.ID out of the lock, for operators. Break notifies the client of the
+	// Break takes the hold a.ID with a.Limit out of the lock, for operators. Break notifies the client of the
 	// hold if the store can. Errors: [ErrGone].
 	Break(ctx context.Context, a Ask) error
 
@@ -232,6 +232,27 @@ type Watcher interface {
 	Watch(client string, doubt func(ID)) (stop func())
 }
 
+// Waits is a store where a call that waits inside a section can show its wait, so that calls that
+// wait for each other are found.
+type Waits interface {
+	Store
+	// Show shows a wait under each of w.Holds, for lifetime. Without w.For, Show takes the wait
+	// back. Show makes one attempt.
+	Show(ctx context.Context, w Waiting, lifetime time.Duration) error
+	// Shown returns the waits that are shown under any of holds, perhaps more than once.
+	Shown(ctx context.Context, holds []ID) ([]Waiting, error)
+}
+
+// Waiting is the wait of a call inside a section.
+type Waiting struct {
+	ID    ID        // of the ask
+	Name  string    // of the lock, as its user knows it
+	Holds []ID      // the holds around the call: none of them ends before the wait
+	For   []ID      // the holds with the lock
+	Since time.Time // when the call began to wait
+	Round int       // how often the wait was shown
+}
+
 // Checker is a store that can ask its server for everything that locks will need.
 type Checker interface {
 	Store
@@ -240,8 +261,26 @@ type Checker interface {
 	CheckServer(ctx context.Context, a Ask) error
 }
 
+// Several is a store that can take and free several locks in one step.
+type Several interface {
+	Store
+	// TryAll gives each lock to its hold if all locks are free and nobody waits for any of them.
+	// Otherwise no hold gets a lock. The names of the asks differ, and there is at least one ask.
+	// TryAll returns a lease for each ask, in order. TryAll asks a bounded number of times. After
+	// an error that matches [ErrUnsure], any of the holds may have its lock. Errors: [*Busy] with
+	// the name of a lock, [ErrUnavailable], and [errors.ErrUnsupported] if the store cannot serve
+	// these asks in one step, or refuses one of them for another reason.
+	TryAll(ctx context.Context, asks []Ask) ([]Lease, error)
+
+	// ReleaseAll is Release of each lease with a count of 0, in few round trips. ReleaseAll returns
+	// an error for each lease, in order. An error that matches [errors.ErrUnsupported] leaves its
+	// lease to Release.
+	ReleaseAll(ctx context.Context, leases []Lease) []error
+}
+
 // Busy is the refusal of a lock of other holds.
 type Busy struct {
+	Name  string        // the lock that refuses, for [Several]; empty otherwise
 	Owner ID            // one of the other holds; empty if not known
 	TTL   time.Duration // the rest of the owner's lease; negative: the owner has no lease
 }

@@ -2,7 +2,21 @@
 // have the same measures.
 package measures
 
-import "github.com/go-relock/relock"
+import (
+	"strings"
+
+	"github.com/go-relock/relock"
+)
+
+// Label joins the labels of a lock, its mode and what its name maps to, into one text for package
+// inflight.
+func Label(mode relock.Mode, lock string) string { return string(mode) + " " + lock }
+
+// Split takes a text of [Label] apart.
+func Split(label string) (mode, lock string) {
+	mode, lock, _ = strings.Cut(label, " ") // no mode has a space
+	return mode, lock
+}
 
 // Measure describes a metric.
 type Measure struct {
@@ -71,7 +85,7 @@ var (
 var (
 	Outcomes = []relock.Outcome{
 		relock.OutcomeAcquired, relock.OutcomeLocked, relock.OutcomeCanceled, relock.OutcomeClosed, relock.OutcomeLost,
-		relock.OutcomeError,
+		relock.OutcomeDeadlock, relock.OutcomeError,
 	}
 	WakeCauses = []relock.Wake{relock.WakeGrant, relock.WakeRecheck, relock.WakeReleased, relock.WakePass}
 	Reasons    = []relock.LossReason{

@@ -110,8 +110,10 @@ func (l *link) deliver(now time.Time, m *redis.Message) {
 		if s == nil {
 			continue
 		}
-		for _, to := range s.listeners[m.Payload] {
-			to.notifyLocked(Note{Message: true})
+		for id := range strings.SplitSeq(m.Payload, "\n") {
+			for _, to := range s.listeners[id] {
+				to.notifyLocked(Note{Message: true})
+			}
 		}
 		if m.Payload != "" {
 			for _, to := range s.listeners[""] {

@@ -84,6 +84,9 @@ func (t *topology) init(rdb redis.UniversalClient) {
 	t.sharded.Store(t.cluster != nil && t.cluster.Options().ClusterSlots == nil)
 }
 
+// Clustered reports whether go-redis finds the server of a command by the slot of its keys.
+func (t *topology) Clustered() bool { return t.cluster != nil }
+
 // Sharded reports whether pub/sub is sharded: in a cluster, until NotSharded is called.
 func (t *topology) Sharded() bool { return t.sharded.Load() }
 

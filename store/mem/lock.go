@@ -1,6 +1,7 @@
 package mem
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -134,18 +135,40 @@ func (k *lock) ask(a store.Ask) (h *hold, in bool, err error) {
 		return h, false, nil
 	}
 	h = &hold{Lease: store.Lease{Ask: a}, moved: make(chan struct{})}
-	if err := k.is(a.Kind); err != nil {
-		return h, false, err
+	if in, err = k.isFree(h); in {
+		k.enter(h, store.WakeNone)
 	}
-	if len(k.queue) > 0 && a.With == "" || !k.admits(h) {
-		return h, false, nil
+	return h, in, err
+}
+
+// isFree says whether a new hold may enter now.
+func (k *lock) isFree(h *hold) (bool, error) {
+	if err := k.is(h.Kind); err != nil {
+		return false, err
 	}
-	k.enter(h, store.WakeNone)
-	return h, true, nil
+	return (len(k.queue) == 0 || h.With != "") && k.admits(h), nil
+}
+
+// refusal returns the error of TryAll for an ask: nil if the ask can have the lock now, or has the
+// lock.
+func (k *lock) refusal(a store.Ask) error {
+	if find(k.holds, a.ID) != nil {
+		return nil
+	}
+	h := &hold{Lease: store.Lease{Ask: a}}
+	switch free, err := k.isFree(h); {
+	case err != nil:
+		return fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
+	case free:
+		return nil
+	}
+	busy := k.busy(h)
+	busy.Name = a.Name
+	return busy
 }
 
 // join puts the hold at the end of the queue, unless the hold has a place, and returns its
-// position. An ask with a hold around it goes to the head.
+// position. An ask with a hold around it goes before the asks without one.
 func (k *lock) join(h *hold) (position int, err error) {
 	switch {
 	case slices.Contains(k.queue, h):
@@ -154,9 +177,17 @@ func (k *lock) join(h *hold) (position int, err error) {
 	case len(k.queue) > 0 && k.queue[0].With != "" && k.queue[0].With != h.With:
 		return 0, store.ErrDeadlock
 	default:
-		k.queue = slices.Insert(k.queue, 0, h)
+		k.queue = slices.Insert(k.queue, k.upgrades(), h)
 	}
 	return slices.Index(k.queue, h), nil
+}
+
+// upgrades returns the number of asks at the head of the queue with a hold around them.
+func (k *lock) upgrades() int {
+	if i := slices.IndexFunc(k.queue, func(h *hold) bool { return h.With == "" }); i >= 0 {
+		return i
+	}
+	return len(k.queue)
 }
 
 // remove takes a hold out of the lock and out of the queue.
@@ -169,10 +200,12 @@ func (k *lock) remove(id store.ID) {
 	}
 }
 
-// busy returns the refusal of the lock.
-func (k *lock) busy() *store.Busy {
-	if len(k.holds) == 0 {
-		return &store.Busy{}
+// busy returns the refusal of an ask. The hold around the ask is no obstacle, and so not the owner.
+func (k *lock) busy(h *hold) *store.Busy {
+	for _, other := range k.holds {
+		if other.ID != h.With {
+			return &store.Busy{Owner: other.ID, TTL: time.Until(other.end())}
+		}
 	}
-	return &store.Busy{Owner: k.holds[0].ID, TTL: time.Until(k.holds[0].end())}
+	return &store.Busy{}
 }

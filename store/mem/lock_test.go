@@ -43,3 +43,18 @@ func TestFreeLockIsNotKept(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, s.locks)
 }
+
+func TestUpgradesOfOneReaderWaitInOrder(t *testing.T) {
+	k := &lock{}
+	waiter := func(id, with store.ID) *hold {
+		return &hold{Lease: store.Lease{Ask: store.Ask{ID: id, With: with, Kind: store.ReadWrite, Limit: 1}}}
+	}
+	for i, h := range []*hold{waiter("late", ""), waiter("first", "reader"), waiter("second", "reader")} {
+		position, err := k.join(h)
+		require.NoError(t, err)
+		require.Equal(t, []int{0, 0, 1}[i], position)
+	}
+	_, err := k.join(waiter("deadlock", "other"))
+	require.ErrorIs(t, err, store.ErrDeadlock)
+	require.Len(t, k.queue, 3)
+}

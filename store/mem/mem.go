@@ -34,9 +34,14 @@ type Store struct {
 	watchers map[*watcher]struct{}
 	missed   []store.ID // of holds that were gone when nobody watched, the last ones
 	cuts     []*cut     // the interruptions that are in force
+	waits    map[store.ID]shown
 }
 
-var _ store.Watcher = (*Store)(nil)
+var (
+	_ store.Watcher = (*Store)(nil)
+	_ store.Several = (*Store)(nil)
+	_ store.Waits   = (*Store)(nil)
+)
 
 // watcher is one call of [Store.Watch].
 type watcher struct {
@@ -56,6 +61,7 @@ func New() *Store {
 		locks:    make(map[string]*lock),
 		tokens:   make(map[string]int64),
 		watchers: make(map[*watcher]struct{}),
+		waits:    make(map[store.ID]shown),
 	}
 }
 
@@ -78,12 +84,51 @@ func (s *Store) Try(ctx context.Context, a store.Ask) (l store.Lease, err error)
 	err = s.once(ctx, a.Name, func(k *lock) error {
 		h, in, err := k.ask(a)
 		if err == nil && !in {
-			err = k.busy()
+			err = k.busy(h)
 		}
 		l = h.Lease
 		return err
 	})
 	return l, err
+}
+
+// TryAll implements [store.Several]. Locks of other kinds than a mutex are
+// [errors.ErrUnsupported].
+func (s *Store) TryAll(ctx context.Context, asks []store.Ask) (leases []store.Lease, err error) {
+	if slices.ContainsFunc(asks, func(a store.Ask) bool { return a.Kind != store.Mutex }) {
+		return nil, fmt.Errorf("several locks in one step: only mutexes: %w", errors.ErrUnsupported)
+	}
+	if ctx.Err() != nil {
+		return nil, lifetime.Ended(ctx)
+	}
+	_, err = s.attempt(func() error {
+		for _, a := range asks {
+			if err := s.on(a.Name, func(k *lock) error { return k.refusal(a) }); err != nil {
+				return err
+			}
+		}
+		for _, a := range asks {
+			_ = s.on(a.Name, func(k *lock) error {
+				h, _, err := k.ask(a)
+				leases = append(leases, h.Lease)
+				return err
+			})
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return leases, nil
+}
+
+// ReleaseAll implements [store.Several].
+func (s *Store) ReleaseAll(ctx context.Context, leases []store.Lease) []error {
+	errs := make([]error, len(leases))
+	for i, l := range leases {
+		errs[i] = s.Release(ctx, l, 0)
+	}
+	return errs
 }
 
 // Wait implements [store.Store]. Wait calls progress once for each place that the hold takes in the
@@ -95,7 +140,7 @@ func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progr
 		var p store.Progress
 		err = s.patiently(ctx, a.Name, func(k *lock) error {
 			if h, in, err = k.ask(a); err == nil && !in {
-				p = store.Progress{Busy: k.busy(), Queued: true}
+				p = store.Progress{Busy: k.busy(h), Queued: true}
 				p.Position, err = k.join(h)
 			}
 			l = h.Lease
@@ -299,7 +344,7 @@ func (s *Store) once(ctx context.Context, name string, command func(*lock) error
 	if ctx.Err() != nil {
 		return lifetime.Ended(ctx)
 	}
-	_, err := s.attempt(name, command)
+	_, err := s.attempt(func() error { return s.on(name, command) })
 	return err
 }
 
@@ -310,7 +355,7 @@ func (s *Store) patiently(ctx context.Context, name string, command func(*lock) 
 	}
 	unsure := false
 	for {
-		c, err := s.attempt(name, command)
+		c, err := s.attempt(func() error { return s.on(name, command) })
 		if c == nil {
 			return err
 		}
@@ -328,15 +373,15 @@ func (s *Store) patiently(ctx context.Context, name string, command func(*lock) 
 }
 
 // attempt runs a command, and returns the interruption that has lost its answer, if there is one.
-func (s *Store) attempt(name string, command func(*lock) error) (*cut, error) {
+func (s *Store) attempt(command func() error) (*cut, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.cuts) == 0 {
-		return nil, s.on(name, command)
+		return nil, command()
 	}
 	c := s.cuts[len(s.cuts)-1]
 	if errors.Is(c.err, store.ErrUnsure) {
-		_ = s.on(name, command) // the answer is lost
+		_ = command() // the answer is lost
 	}
 	return c, c.err
 }

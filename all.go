@@ -1,0 +1,503 @@
+package relock
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-relock/relock/internal/lifetime"
+	"github.com/go-relock/relock/store"
+)
+
+// This file is several locks at once.
+
+// Locks is several locks that a caller enters together or not at all, made by [All] or
+// [Client.NewLocks]. A Locks is a [Locker], and safe for concurrent use. Like a [Lock], a Locks has
+// no state of its own: two Locks of the same locks are the same.
+//
+// Every Locks takes its locks in one order, the order of the bytes of their keys. So two calls of
+// Locks cannot wait for each other in a circle, whatever the order of their arguments. The order
+// does not help a caller that is inside a section of one lock and asks for other ones: take all
+// locks in one call.
+type Locks struct {
+	locks []*Lock // by key, each key once
+	err   error
+}
+
+var _ Locker = (*Locks)(nil)
+
+// All returns the Locks of several locks: each a [*Lock], a [*RWLock] (its lock for writing;
+// [RWLock.RLocker] is the one for reading) or a [*Locks] (all of its locks). A lock that is given
+// several times counts once, and with the smallest limit: for writing if it is given for writing and
+// for reading, and with the smallest number of permits. All does not talk to the store.
+//
+// Locks of several clients may be mixed if their names and keys differ. Then the order of keys must
+// be the same in all processes: use the same prefixes.
+//
+// Every method with an error result returns an [ErrInvalid] if there is no lock, if one is nil or
+// of another type, if one has an [ErrInvalid] itself, if two locks of one key are of two clients or
+// kinds, or if two locks of one name are of two clients. [Locks.Err] returns the same error.
+func All(locks ...Locker) *Locks {
+	l := new(Locks)
+	for _, lock := range locks {
+		if l.err = l.add(lock); l.err != nil {
+			return l
+		}
+	}
+	if len(l.locks) == 0 {
+		l.err = invalid("All: no lock is given; give one lock or more")
+		return l
+	}
+	l.err = l.arrange()
+	return l
+}
+
+// NewLocks is [All] of [Client.NewLock] of each name, with the same options.
+func (c *Client) NewLocks(names []string, options ...Option) *Locks {
+	locks := make([]Locker, len(names))
+	for i, name := range names {
+		locks[i] = c.NewLock(name, options...)
+	}
+	return All(locks...)
+}
+
+func (l *Locks) add(lock Locker) error {
+	if isNil(lock) {
+		return invalid("All: a lock is nil; each must be a *Lock, *RWLock or *Locks")
+	}
+	switch lock := lock.(type) {
+	case *Lock:
+		l.locks = append(l.locks, lock)
+		return lock.Err()
+	case *RWLock:
+		return l.add(lock.forWriting)
+	case *Locks:
+		l.locks = append(l.locks, lock.locks...)
+		return lock.Err()
+	default:
+		return invalid("All: a lock is a %T; each must be a *Lock, *RWLock or *Locks", lock)
+	}
+}
+
+// arrange sorts the locks, and drops duplicates.
+func (l *Locks) arrange() error {
+	slices.SortStableFunc(l.locks, func(a, b *Lock) int { return strings.Compare(a.ask.Name, b.ask.Name) })
+	names := make(map[string]bool, len(l.locks))
+	kept := l.locks[:0]
+	for _, lock := range l.locks {
+		var last *Lock
+		if len(kept) > 0 && kept[len(kept)-1].ask.Name == lock.ask.Name {
+			last = kept[len(kept)-1]
+		}
+		switch {
+		case last == nil && names[lock.name], last != nil && last.client != lock.client:
+			return invalid("All: two clients have a lock %q; take the lock of one of them", lock.name)
+		case last == nil:
+			kept, names[lock.name] = append(kept, lock), true
+		case last.ask.Kind != lock.ask.Kind:
+			return invalid("All: %q is %s and %s; a name is one kind of lock", lock.name, last.ask.Kind, lock.ask.Kind)
+		case lock.ask.Limit < last.ask.Limit:
+			kept[len(kept)-1] = lock
+		}
+	}
+	l.locks = kept
+	return nil
+}
+
+// Names returns the names of the locks, in the order in which they are taken.
+func (l *Locks) Names() []string {
+	if l.Err() != nil {
+		return nil
+	}
+	names := make([]string, len(l.locks))
+	for i, lock := range l.locks {
+		names[i] = lock.name
+	}
+	return names
+}
+
+// Err returns an [ErrInvalid] if the locks cannot be entered together, see [All], and nil
+// otherwise. Every other method with an error result returns the same error.
+func (l *Locks) Err() error {
+	if l == nil || len(l.locks) == 0 && l.err == nil {
+		return errZeroLocks
+	}
+	return l.err
+}
+
+var errZeroLocks = invalid("this Locks was not made by All or Client.NewLocks")
+
+// Lock waits until the caller has all locks, and enters them. Mutexes of one client that are all
+// free cost one round trip if the store can take them in one step: in memory, and in Redis if their
+// keys are in one slot of a cluster. Otherwise Lock waits for one lock after the other, in each
+// queue, and keeps the locks that it has. A call with ctx inside a section of some of the locks
+// enters these one level deeper.
+//
+// The context that Lock returns is for the work and for Unlock. The context ends when any of the
+// locks is lost, and otherwise as for [Lock.Lock].
+//
+// On error the context returned is ctx itself, and the caller has entered none of the locks. Lock
+// gives back the locks that it has taken so far, and does not wait long for that: cleanup takes back
+// all remains in the background. The errors are the errors of [Lock.Lock] for one of the locks.
+func (l *Locks) Lock(ctx context.Context) (context.Context, error) {
+	return l.acquire(ctx, forever)
+}
+
+// TryLock enters all locks if all are free, or ctx is inside of them already. Otherwise TryLock
+// returns at once a [*LockedError] with the name of a taken lock, and changes nothing. Locks that
+// cannot be taken in one step, see [Locks.Lock], are taken one after the other and given back: for
+// that time others see them taken. All else is as for [Lock.TryLock].
+func (l *Locks) TryLock(ctx context.Context) (context.Context, error) {
+	return l.acquire(ctx, 0)
+}
+
+// TryLockFor is [Locks.Lock] with a limit for the whole wait, as [Lock.TryLockFor]. A wait of 0 is
+// TryLock; a wait below 0 is [ErrInvalid].
+func (l *Locks) TryLockFor(ctx context.Context, wait time.Duration) (context.Context, error) {
+	if err := checkWait("TryLockFor", wait); err != nil {
+		return ctx, err
+	}
+	return l.acquire(ctx, wait)
+}
+
+// Do is [Do] with these locks.
+func (l *Locks) Do(ctx context.Context, fn func(ctx context.Context) error) error {
+	return Do(ctx, l, fn)
+}
+
+// DoFor is [Locks.Do] that waits for the locks as [Locks.TryLockFor] does. The wait is no limit to
+// fn.
+func (l *Locks) DoFor(ctx context.Context, wait time.Duration, fn func(ctx context.Context) error) error {
+	return doFor(ctx, wait, l, fn)
+}
+
+// Unlock leaves the entries of the nearest section of these very locks around ctx, all at once:
+// their contexts end before the first lock is free. Sections of some of the locks inside or around
+// that section keep their entries. All else is as for [Lock.Unlock].
+//
+// Errors: [ErrNotHeld] if ctx is inside no such section, or the section was left before; [ErrInvalid].
+// Otherwise the section is left, and the error joins the errors of [Lock.Unlock] of all locks, such
+// as an [ErrLockLost] of one of them.
+func (l *Locks) Unlock(ctx context.Context) error {
+	if err := l.Err(); err != nil {
+		return err
+	}
+	if ctx == nil {
+		return errNilContext
+	}
+	j := l.nearest(ctx)
+	if j == nil || !j.left.CompareAndSwap(false, true) {
+		return &OpError{Op: "unlock", Name: strings.Join(l.Names(), ", "), Err: ErrNotHeld}
+	}
+	return j.leave(ctx, j.close())
+}
+
+// Tokens returns the fencing token of each lock, by its name in [Locks.Names], see [Lock.Token].
+// section is inside of all locks. Errors: the joined errors of [Lock.Token]; the map is nil then.
+func (l *Locks) Tokens(section context.Context) (map[string]int64, error) {
+	if err := l.Err(); err != nil {
+		return nil, err
+	}
+	calls, errs, drawn := make([]func(), len(l.locks)), make([]error, len(l.locks)), make([]int64, len(l.locks))
+	for i, lock := range l.locks {
+		calls[i] = func() { drawn[i], errs[i] = lock.Token(section) }
+	}
+	l.locks[0].client.sideBySide(calls)
+	if err := joinAll(errs); err != nil {
+		return nil, err
+	}
+	tokens := make(map[string]int64, len(drawn))
+	for i, token := range drawn {
+		tokens[l.locks[i].name] = token
+	}
+	return tokens, nil
+}
+
+// sideBySide runs calls at the same time, the last one in the goroutine of the caller.
+func (c *Client) sideBySide(calls []func()) {
+	var others sync.WaitGroup
+	for i, call := range calls {
+		if i == len(calls)-1 {
+			call()
+			break
+		}
+		others.Add(1)
+		c.group.Go(func() {
+			defer others.Done()
+			call()
+		})
+	}
+	others.Wait()
+}
+
+// joinAll joins errors in order. Some may be nil.
+func joinAll(errs []error) (err error) {
+	for _, e := range errs {
+		if e != nil {
+			err = join(err, e)
+		}
+	}
+	return err
+}
+
+// joint is the context around one section of a Locks: the parent of its first entry. Each further
+// entry is inside of the one before, so the innermost section ends with each of them.
+type joint struct {
+	context.Context // the caller's
+	locks           *Locks
+
+	entries []*entry    // one for each lock, in the same order
+	left    atomic.Bool // by Unlock
+	cleanup runtime.Cleanup
+}
+
+// nearest returns the innermost joint of these locks around ctx, left or not; nil: none.
+func (l *Locks) nearest(ctx context.Context) *joint {
+	same := func(a, b *Lock) bool {
+		return a.client == b.client && a.ask.Name == b.ask.Name && a.ask.Kind == b.ask.Kind
+	}
+	for e := entryOf(ctx); e != nil; e = e.outer {
+		if j, is := e.parent.(*joint); is && slices.EqualFunc(j.locks.locks, l.locks, same) {
+			return j
+		}
+	}
+	return nil
+}
+
+// acquire is Lock, TryLock and TryLockFor.
+func (l *Locks) acquire(ctx context.Context, wait time.Duration) (context.Context, error) {
+	if err := l.Err(); err != nil {
+		return ctx, err
+	}
+	if ctx == nil {
+		return ctx, errNilContext
+	}
+	j, begun := &joint{Context: ctx, locks: l}, time.Now()
+	inner, done, err := j.atOnce(wait)
+	if !done {
+		inner, err = j.oneByOne(wait, begun)
+	}
+	if err != nil {
+		j.giveUp()
+		runtime.KeepAlive(inner) // an entry that is not left yet would be a leak
+		return ctx, err
+	}
+	j.cleanup = runtime.AddCleanup(inner.(*section), (*joint).leaked, j)
+	return inner, nil
+}
+
+// oneByOne takes one lock after the other. With an error, the entries so far are entered.
+func (j *joint) oneByOne(wait time.Duration, begun time.Time) (context.Context, error) {
+	var inner context.Context = j
+	for _, lock := range j.locks.locks {
+		left := wait
+		if wait > 0 {
+			left = max(wait-time.Since(begun), 1) // 0 would be TryLock, with several attempts
+		}
+		next, err := lock.acquire(inner, left)
+		if err != nil {
+			return inner, err
+		}
+		inner = next //nolint:fatcontext // each section is inside of the one before
+		j.entries = append(j.entries, entryOf(inner))
+	}
+	return inner, nil
+}
+
+// atOnce takes all locks in one step. Without done, nothing was entered, and the locks are to be
+// taken one by one: the store cannot take them in one step, or some lock is taken and the caller
+// waits.
+func (j *joint) atOnce(wait time.Duration) (inner context.Context, done bool, err error) {
+	several, c := j.several(), j.locks.locks[0].client
+	if several == nil || !c.group.Enter() {
+		return nil, false, nil
+	}
+	defer c.group.Leave()
+	calls, holds, asks := j.newHolds(wait)
+	if calls == nil {
+		return nil, false, nil
+	}
+	ctx, cancel := c.bound(j.Context, wait)
+	defer cancel()
+	start := time.Now()
+	leases, err := several.TryAll(ctx, asks)
+	if err == nil {
+		inner, err = j.begin(ctx, start, calls, holds, leases)
+		return inner, true, err
+	}
+	if errors.Is(err, store.ErrUnsure) {
+		for i, h := range holds {
+			c.cleanup.add(h, asks[i], h.ttl)
+		}
+	}
+	if errors.Is(err, errors.ErrUnsupported) || wait != 0 && ctx.Err() == nil {
+		return nil, false, nil
+	}
+	return nil, true, refuseAll(ctx, start, calls, err)
+}
+
+// several returns the store that may take all locks in one step; nil: none.
+func (j *joint) several() store.Several {
+	c := j.locks.locks[0].client
+	for _, lock := range j.locks.locks {
+		if lock.client != c || lock.ask.Kind != store.Mutex || lock.settings.passes > 0 {
+			return nil
+		}
+	}
+	several, is := c.store.(store.Several)
+	if !is || c.races {
+		return nil
+	}
+	return several
+}
+
+// newHolds makes a hold for each lock, all of one holder. newHolds returns nothing if a section of
+// some lock is around, or the context has ended.
+func (j *joint) newHolds(wait time.Duration) (calls []*acquiring, holds []*hold, asks []store.Ask) {
+	var holder Holder
+	for _, lock := range j.locks.locks {
+		a := &acquiring{lock: lock, ctx: j, wait: wait, holder: holder}
+		if again, err := a.surroundings(); again != nil || err != nil {
+			return nil, nil, nil
+		}
+		h := a.newHold()
+		holder = a.holder
+		calls, holds, asks = append(calls, a), append(holds, h), append(asks, h.lease.Ask)
+	}
+	return calls, holds, asks
+}
+
+// begin enters the holds that the store has let in. After an error, the rest is cleaned up, and the
+// entries so far are entered.
+func (j *joint) begin(ctx context.Context, start time.Time, calls []*acquiring, holds []*hold,
+	leases []store.Lease) (inner context.Context, err error) {
+	inner = j
+	for i, a := range calls {
+		if err != nil {
+			a.lock.client.cleanup.add(holds[i], leases[i].Ask, holds[i].ttl)
+			continue
+		}
+		a.ctx = inner //nolint:fatcontext // as in oneByOne
+		a.reportStart(start)
+		err = a.enter(ctx, holds[i], leases[i], nil)
+		a.finished(start, err)
+		if err == nil {
+			inner = a.section
+			j.entries = append(j.entries, a.section.entry)
+		}
+	}
+	return inner, err
+}
+
+// refuseAll reports that the store has taken none of the locks, for the lock that the store names, or
+// else the first one.
+func refuseAll(ctx context.Context, start time.Time, calls []*acquiring, err error) error {
+	a := calls[0]
+	var busy *store.Busy
+	if errors.As(err, &busy) {
+		named := func(a *acquiring) bool { return a.lock.ask.Name == busy.Name }
+		a = calls[max(slices.IndexFunc(calls, named), 0)]
+	}
+	a.refusedBy(err)
+	err = a.failed(a.reason(ctx, err))
+	a.reportStart(start)
+	a.finished(start, err)
+	return err
+}
+
+// giveBack is the time for which a failed call waits for the release of the locks that it has
+// entered. The release goes on in the background.
+const giveBack = 50 * time.Millisecond
+
+// giveUp leaves the entries of a failed call.
+func (j *joint) giveUp() {
+	if len(j.entries) == 0 {
+		return
+	}
+	errs, done := j.close(), make(chan struct{})
+	j.locks.locks[0].client.group.Go(func() {
+		defer close(done)
+		_ = j.leave(j.Context, errs) // cleanup has what the store does not confirm
+	})
+	select {
+	case <-done:
+	case <-time.After(giveBack):
+	}
+}
+
+// close ends the sections, the innermost first. The result has an error for each entry that was
+// left before.
+func (j *joint) close() []error {
+	j.cleanup.Stop()
+	errs := make([]error, len(j.entries))
+	for i, e := range slices.Backward(j.entries) {
+		if !e.close() {
+			errs[i] = ErrNotHeld
+		}
+	}
+	return errs
+}
+
+// leave leaves closed entries, and frees the locks in one step if the store can. errs has the errors
+// of close.
+func (j *joint) leave(ctx context.Context, errs []error) error {
+	exits := make([]exit, len(errs))
+	for i, e := range j.entries {
+		if errs[i] == nil {
+			exits[i], errs[i] = e.hold.exit(e)
+		}
+	}
+	if several := j.several(); several != nil {
+		j.freeAll(ctx, several, exits, errs)
+	}
+	var calls []func()
+	for i, e := range j.entries {
+		if exits[i] != exitHere {
+			calls = append(calls, func() { errs[i] = e.hold.leave(ctx, exits[i]) })
+		}
+	}
+	j.locks.locks[0].client.sideBySide(calls)
+	for i, e := range j.entries {
+		errs[i] = j.locks.locks[i].unlocked(e, errs[i])
+	}
+	return joinAll(errs)
+}
+
+// freeAll frees the locks of last exits in one step, if the store can do that.
+func (j *joint) freeAll(ctx context.Context, several store.Several, exits []exit, errs []error) {
+	var leases []store.Lease
+	var places []int
+	var limit time.Time
+	for i, e := range j.entries {
+		if exits[i] == exitLast {
+			lease := e.hold.lease // nothing changes the lease any more
+			leases, places = append(leases, lease), append(places, i)
+			if by := unlockBy(time.Now(), lease); by.After(limit) {
+				limit = by
+			}
+		}
+	}
+	if len(leases) < 2 {
+		return
+	}
+	ctx, cancel := lifetime.Until(ctx, limit)
+	defer cancel()
+	for n, err := range several.ReleaseAll(ctx, leases) {
+		if i := places[n]; !errors.Is(err, errors.ErrUnsupported) {
+			exits[i], errs[i] = exitHere, j.entries[i].hold.freed(err)
+		}
+	}
+}
+
+// leaked notes that nobody can unlock the section any more. Each outer section is a parent of the
+// next one: without leaked, each round of the garbage collector would find one of them.
+func (j *joint) leaked() {
+	for _, e := range j.entries {
+		e.leaked()
+	}
+}

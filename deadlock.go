@@ -1,0 +1,208 @@
+package relock
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-relock/relock/store"
+)
+
+// This file finds deadlocks between locks that are taken in different order. A call that waits for
+// long inside the section of another lock shows in the store which holds are around it, and for
+// which holds it waits. Then it follows the waits of others from the holds that it waits for. If
+// they lead back to a hold around the call, nobody in the circle can go on, and the youngest call
+// gives up. (The waits-for graph of databases; its nodes are holds, so goroutines of one section
+// that wait for each other are no circle.)
+
+const (
+	// deadlockAfter is the length of a wait from which on a call looks for circles, and the time
+	// between two looks.
+	deadlockAfter = time.Second
+	// waitShown is how long the store shows a wait that is not shown again.
+	waitShown = 5 * deadlockAfter
+	// longestCycle bounds the search. A longer circle is not found.
+	longestCycle = 16
+	// mostWaits bounds the waits that one search looks at.
+	mostWaits = 256
+)
+
+// search looks for a circle of waits around one call.
+type search struct {
+	client *Client
+	waits  store.Waits
+	ask    store.Ask
+	me     store.Waiting
+	end    context.CancelCauseFunc
+
+	seen map[store.ID]int // the rounds of the calls in the circle that was seen first
+}
+
+// watchForDeadlock returns a context that ends with a [*DeadlockError] if h waits in a circle. around
+// is the context of the call: outside of all sections it has nothing that others wait for.
+func (h *hold) watchForDeadlock(ctx, around context.Context) (context.Context, context.CancelFunc) {
+	c := h.client
+	waits, is := c.store.(store.Waits)
+	if !is {
+		return ctx, func() {}
+	}
+	holds := openHolds(around, c)
+	if len(holds) == 0 {
+		return ctx, func() {}
+	}
+	ctx, end := context.WithCancelCause(ctx)
+	s := &search{
+		client: c, waits: waits, ask: h.lease.Ask, end: end,
+		me: store.Waiting{ID: h.lease.ID, Name: h.name, Holds: holds, Since: time.Now()},
+	}
+	timer := time.AfterFunc(deadlockAfter, func() {
+		c.group.GoOpen(func() { s.run(ctx) })
+	})
+	return ctx, func() { timer.Stop(); end(nil) }
+}
+
+// openHolds returns the holds of the open sections of a client around ctx.
+func openHolds(ctx context.Context, c *Client) (holds []store.ID) {
+	for e := entryOf(ctx); e != nil; e = e.outer {
+		if !c.isOf(e) {
+			continue
+		}
+		c.table.mu.Lock()
+		id, open := e.hold.lease.ID, e.isOpenLocked()
+		c.table.mu.Unlock()
+		if open && !slices.Contains(holds, id) {
+			holds = append(holds, id)
+		}
+	}
+	return holds
+}
+
+// run looks for circles until the wait ends, and takes back what it has shown.
+func (s *search) run(ctx context.Context) {
+	defer func() {
+		s.me.For = nil
+		bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), deadlockAfter)
+		defer cancel()
+		_ = s.waits.Show(bound, s.me, waitShown) // what stays ends by itself
+	}()
+	timer := time.NewTimer(deadlockAfter)
+	defer timer.Stop()
+	for {
+		if cycle := s.look(ctx); cycle != nil {
+			s.end(cycle)
+			return
+		}
+		timer.Reset(deadlockAfter)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// look shows the wait, looks for a circle, and returns the error of the call if it has to end: a
+// circle was seen twice, and the call is the youngest in it.
+func (s *search) look(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, deadlockAfter)
+	defer cancel()
+	state, err := s.client.store.Look(ctx, s.ask)
+	if err != nil {
+		return nil //nolint:nilerr // the next look may find more
+	}
+	s.me.For = nil
+	for _, held := range append([]store.Held{{ID: state.Owner}}, state.Others...) {
+		if held.ID != "" && held.ID != s.ask.With {
+			s.me.For = append(s.me.For, held.ID)
+		}
+	}
+	s.me.Round++
+	if len(s.me.For) == 0 || s.waits.Show(ctx, s.me, waitShown) != nil {
+		return nil
+	}
+	if cycle := s.follow(ctx); s.isSeenTwice(cycle) && youngest(cycle).ID == s.me.ID {
+		return deadlock(cycle)
+	}
+	return nil
+}
+
+// follow follows the waits of others, from the holds that the call waits for, and returns the first
+// circle of waits, from the call on; nil: none.
+func (s *search) follow(ctx context.Context) (cycle []store.Waiting) {
+	type step struct {
+		store.Waiting
+		from int // the step before
+	}
+	steps, last := []step{{Waiting: s.me}}, 0 // last: the first step that was not followed
+	for range longestCycle {
+		from := make(map[store.ID]int) // holds to look at, and who waits for them
+		for i := last; i < len(steps); i++ {
+			for _, hold := range steps[i].For {
+				from[hold] = i
+			}
+		}
+		last = len(steps)
+		if len(from) == 0 || last > mostWaits {
+			return nil
+		}
+		shown, err := s.waits.Shown(ctx, slices.Sorted(maps.Keys(from)))
+		if err != nil {
+			return nil
+		}
+		for _, w := range shown {
+			if slices.ContainsFunc(steps, func(known step) bool { return known.ID == w.ID }) {
+				continue
+			}
+			at := slices.IndexFunc(w.Holds, func(hold store.ID) bool { _, is := from[hold]; return is })
+			if at < 0 {
+				continue
+			}
+			steps = append(steps, step{w, from[w.Holds[at]]})
+			if slices.ContainsFunc(w.For, func(hold store.ID) bool { return slices.Contains(s.me.Holds, hold) }) {
+				for i := len(steps) - 1; i > 0; i = steps[i].from {
+					cycle = append(cycle, steps[i].Waiting)
+				}
+				cycle = append(cycle, s.me)
+				slices.Reverse(cycle)
+				return cycle
+			}
+		}
+	}
+	return nil
+}
+
+// isSeenTwice says whether the same circle was seen before, and all its calls have shown their waits
+// anew since: a call that has given up does not.
+func (s *search) isSeenTwice(cycle []store.Waiting) bool {
+	rounds := make(map[store.ID]int)
+	again, same := len(cycle) > 0, len(cycle) == len(s.seen)
+	for _, w := range cycle {
+		before, known := s.seen[w.ID]
+		same = same && known
+		again = again && known && w.Round > before
+		rounds[w.ID] = w.Round
+	}
+	if !same {
+		s.seen = rounds
+		return false
+	}
+	return again
+}
+
+// youngest returns the call of a circle that began last.
+func youngest(cycle []store.Waiting) store.Waiting {
+	return slices.MaxFunc(cycle, func(a, b store.Waiting) int {
+		return cmp.Or(a.Since.Compare(b.Since), strings.Compare(string(a.ID), string(b.ID)))
+	})
+}
+
+func deadlock(cycle []store.Waiting) error {
+	e := &DeadlockError{}
+	for _, w := range cycle {
+		e.Cycle = append(e.Cycle, CycleStep{Holder: holderOf(w.ID), Lock: w.Name})
+	}
+	return e
+}

@@ -1,0 +1,67 @@
+-- Takes a lock for a hold, or joins the queue.
+--
+-- ARGV     ... arrival: '' do not queue, '0' queue for the first time, else the arrival of an earlier
+--          reply, for the same place
+-- Returns  {status, owner, remaining ms of its lease, arrival, position}, or the status alone:
+--          1  the hold has the lock, with a new lease; {1, hold, remaining}: had the lock before
+--          0  busy, and not queued: unwanted, or nothing hears the channel of the client here
+--          2  busy, and queued
+--          3  only dead waiters or leases so far: call again
+--          4  {4, type}: the name is another kind of lock
+--          5  {5, owner, remaining}: the owner waits for the hold around this ask
+-- Idempotent because a hold that has the lock keeps its lease, and a waiter keeps its place.
+return each(#KEYS / 4, function(i)
+  local publish, lock, a, arrival = ARGV[1], unit(i)
+  if call('EXISTS', lock.base, lock.limits, lock.queue) == 0 then
+    if a.mode == 'r' then -- the short way of admit
+      call('ZADD', lock.base, clock(lock) + a.ttl, a.member)
+      call('PEXPIRE', lock.base, a.ttl)
+    else
+      admit(lock, {a})
+    end
+    return 1
+  end
+
+  local found = foreign(lock, a)
+  if found then
+    return {4, found}
+  elseif expire(lock) then
+    return 3
+  end
+  local ending, now = call('ZSCORE', lock.base, a.member), clock(lock)
+  if ending then
+    call('PEXPIRE', lock.base, math.max(call('PTTL', lock.base), ending - now)) -- WAIT looks only at the writes of its own connection
+    return {1, a.hold, ending - now}
+  elseif serve(lock, publish, a.hold) then
+    return 3
+  elseif call('ZSCORE', lock.base, a.member) then
+    return 1
+  elseif (a.with or call('EXISTS', lock.queue) == 0) and fits(lock, a) then
+    admit(lock, {a})
+    return 1
+  end
+
+  local holds = call('ZRANGE', lock.base, 0, 1, 'WITHSCORES')
+  local at = holds[1] == a.with and 3 or 1
+  local owner, remaining = string.match(holds[at] or '', '^[^|]*'), (holds[at + 1] or now) - now
+  if arrival == '' or not reach(publish, lock.base .. ':' .. string.match(a.hold, '^(.+):%d+:%d+$')) then
+    return {0, owner, remaining}
+  end
+  local head = a.with and call('ZRANGE', lock.queue, 0, 0)[1]
+  local rival, with = string.match(head or '', '^([^|]+)|%d+|%w+|(.+)$')
+  if rival and with ~= string.match(a.with, '^[^|]+') then
+    return {5, rival, remaining}
+  end
+  if arrival == '0' then
+    arrival = a.with and 1 or lock.micros
+  end
+  if not call('ZSCORE', lock.queue, place(a)) then -- first, as ZADD needs memory
+    call('ZADD', lock.queue, arrival, place(a))
+  end
+  -- A waiter asks again within its own lease after the lease of the owner. The place outlives both.
+  local keep = math.ceil(math.max(remaining, a.ttl)) + a.ttl + 60000
+  if call('PTTL', lock.queue) < keep then
+    call('PEXPIRE', lock.queue, keep)
+  end
+  return {2, owner, remaining, tonumber(call('ZSCORE', lock.queue, place(a))), call('ZRANK', lock.queue, place(a))}
+end)

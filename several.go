@@ -1,0 +1,126 @@
+package relock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/go-relock/relock/internal/wire"
+	"github.com/go-relock/relock/store"
+)
+
+// This file is several locks of relock's own layout in one step.
+
+// mostAtOnce is the number of locks that one script takes. Redis serves nobody else meanwhile:
+// about 1 ms.
+const mostAtOnce = 256
+
+// TryAll takes mutexes whose keys are in one slot.
+func (s *nativeStore) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lease, error) {
+	if err := s.checkAll(asks); err != nil {
+		return nil, err
+	}
+	ttls := func(elapsed time.Duration) (all []any) {
+		for _, a := range asks {
+			all = append(all, repeatMillis(a.TTL, elapsed))
+		}
+		return all
+	}
+	c := s.inOneCall(allScript, asks)
+	c.Unit.Args, c.Repeat = ttls(0), ttls
+	answer, err := s.wire.Do(ctx, c)
+	if err != nil {
+		if apart := wire.Refused(err) || wire.Code(err) == "TRYAGAIN"; apart && !answer.Unsure {
+			return nil, fmt.Errorf("%w in one step: %w", errors.ErrUnsupported, err) // single locks may fare better
+		}
+		return nil, unsureOf(answer, reachable(err))
+	}
+	r, busy, err := parseAllReply(c.Script, answer.Reply, len(asks))
+	if err == nil && r.status != statusOurs {
+		refusal := r.busy()
+		refusal.Name = asks[busy].Name
+		err = refusal
+	}
+	if err != nil {
+		return nil, unsureOf(answer, err)
+	}
+	leases := make([]store.Lease, len(asks))
+	for i, a := range asks {
+		leases[i] = r.toLease(a, answer)
+	}
+	return leases, nil
+}
+
+// ReleaseAll frees mutexes whose keys are in one slot, and then one by one what the server has not
+// confirmed.
+func (s *nativeStore) ReleaseAll(ctx context.Context, leases []store.Lease) []error {
+	errs, asks := make([]error, len(leases)), make([]store.Ask, len(leases))
+	for i, l := range leases {
+		asks[i] = l.Ask
+	}
+	if err := s.checkAll(asks); err != nil {
+		return slices.Repeat([]error{err}, len(leases))
+	}
+	answer, err := s.wire.Do(ctx, s.inOneCall(releaseScript, asks))
+	replies, _ := answer.Reply.([]any)
+	for i, l := range leases {
+		freed := int64(-1)
+		if err == nil && len(replies) == len(leases) {
+			_ = scan(replies[i], &freed)
+		}
+		switch freed {
+		case 1:
+		case 0:
+			errs[i] = unsureOf(answer, store.ErrGone)
+		default: // an error, or only dead waiters so far
+			errs[i] = unsureOf(answer, s.Release(ctx, l, 0))
+		}
+	}
+	return errs
+}
+
+// checkAll refuses asks that no script can serve together.
+func (s *nativeStore) checkAll(asks []store.Ask) error {
+	if len(asks) > mostAtOnce {
+		return fmt.Errorf("%w: %d locks in one step; %d are the most", errors.ErrUnsupported, len(asks), mostAtOnce)
+	}
+	for _, a := range asks {
+		switch {
+		case a.Kind != store.Mutex, a.Acks.Replicas > 0:
+			return fmt.Errorf("%w: %s with %d replicas in one step", errors.ErrUnsupported, a.Kind, a.Acks.Replicas)
+		case s.wire.Clustered() && hashTag(a.Name) != hashTag(asks[0].Name):
+			return fmt.Errorf("%w: locks of several slots in one step", errors.ErrUnsupported)
+		}
+	}
+	return nil
+}
+
+// inOneCall makes the call of a script for all asks. The holds are a part of the arguments that no
+// other call shares, so the asks have a script call of their own.
+func (s *nativeStore) inOneCall(script *wire.Script, asks []store.Ask) *wire.Call {
+	c := &wire.Call{
+		Script: script, Shared: slices.Clone(s.publish()), Tries: boundTries, Patience: attemptLimit(asks[0].TTL),
+	}
+	for _, a := range asks {
+		c.Unit.Keys = append(c.Unit.Keys, a.Name, a.Name+queueSuffix)
+		c.Shared = append(c.Shared, string(a.ID))
+		c.Patience = min(c.Patience, attemptLimit(a.TTL))
+	}
+	return c
+}
+
+// parseAllReply reads the reply to all for n locks. busy is the index of the lock that refuses.
+func parseAllReply(script *wire.Script, reply any, n int) (r acquireReply, busy int, err error) {
+	if scan(reply, &r.status) && r.status == statusOurs {
+		return r, 0, nil
+	}
+	var remaining, at int64
+	ok := scan(reply, &r.status, &r.owner, &remaining, &at)
+	if !ok || r.status != statusOurs && (r.status != statusBusy || at < 1 || at > int64(n)) {
+		return acquireReply{}, 0, badReply(script, reply)
+	}
+	r.remaining, r.known = fromMillis(remaining), true
+	return r, int(at) - 1, nil
+}

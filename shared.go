@@ -1,0 +1,163 @@
+package relock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/go-relock/relock/internal/wire"
+	"github.com/go-relock/relock/store"
+)
+
+// This file is read-write locks and semaphores in relock's own layout. They share the ways of
+// native.go and pubsub.go, and have keys and scripts of their own: those of the mutex pay nothing
+// for them.
+
+// suffix returns the suffix of the keys of a kind of lock.
+func suffix(kind store.Kind) string {
+	if kind == store.Semaphore {
+		return permitsSuffix
+	}
+	return rwSuffix
+}
+
+// sharedUnit makes the unit for a read-write lock or semaphore. extra is the last argument of the
+// verb.
+func sharedUnit(a store.Ask, ttl int64, extra any) wire.Unit {
+	limits := a.Name + suffix(a.Kind)
+	return wire.Unit{
+		Keys: []string{a.Name, limits, limits + queueSuffix, a.Name + tokenSuffix},
+		Args: []any{string(a.ID), ttl, mode(a), string(a.With), extra},
+	}
+}
+
+// mode returns the mode of a hold in scripts: "r" for a reader, "w" for a writer, or the number of
+// permits.
+func mode(a store.Ask) string {
+	switch {
+	case a.Kind == store.Semaphore:
+		return strconv.Itoa(a.Limit)
+	case a.Limit == store.Unlimited:
+		return "r"
+	default:
+		return "w"
+	}
+}
+
+// limitOf returns the kind and the limit of a mode. A mode of no lock is no kind.
+func limitOf(mode string) (kind store.Kind, limit int) {
+	switch limit, err := strconv.Atoi(mode); {
+	case mode == "r":
+		return store.ReadWrite, store.Unlimited
+	case mode == "w":
+		return store.ReadWrite, 1
+	case err == nil:
+		return store.Semaphore, limit
+	default:
+		return -1, 0
+	}
+}
+
+// ofKind turns a call for a mutex into the call for the kind of the ask.
+func (s *redisStore) ofKind(c *wire.Call, a store.Ask, script *wire.Script, extra any) *wire.Call {
+	if a.Kind != store.Mutex {
+		c.Script, c.Shared, c.Unit = script, s.publish(), sharedUnit(a, millis(a.TTL), extra)
+	}
+	return c
+}
+
+// inKinds sends the items of each kind by themselves, as their scripts differ. inKinds returns the
+// errors in the order of items.
+func inKinds[T any](items []T, kindOf func(T) store.Kind, send func(store.Kind, []T) []error) []error {
+	isShared := func(item T) bool { return kindOf(item) != store.Mutex }
+	if !slices.ContainsFunc(items, isShared) {
+		return send(store.Mutex, items)
+	}
+	errs := make([]error, len(items))
+	for _, kind := range []store.Kind{store.Mutex, store.ReadWrite, store.Semaphore} {
+		var same []T
+		var at []int
+		for i, item := range items {
+			if kindOf(item) == kind {
+				same, at = append(same, item), append(at, i)
+			}
+		}
+		if len(same) > 0 {
+			for i, err := range send(kind, same) {
+				errs[at[i]] = err
+			}
+		}
+	}
+	return errs
+}
+
+// lookShared reads a read-write lock or semaphore. Errors: [store.ErrKind].
+func (s *redisStore) lookShared(ctx context.Context, a store.Ask) (state store.State, err error) {
+	answer, err := s.wire.Do(ctx, &wire.Call{
+		Script: sharedStateScript, Shared: s.publish(), Unit: sharedUnit(a, 0, ""), Tries: boundTries,
+	})
+	if err != nil {
+		return state, unsureOf(answer, reachable(err))
+	}
+	var found string
+	var waiters int64
+	fields, _ := answer.Reply.([]any)
+	if len(fields)%3 != 0 || len(fields) == 0 || !scan(fields[:3], &found, &state.Token, &waiters) {
+		return state, badReply(sharedStateScript, answer.Reply)
+	}
+	if found != "" {
+		return state, wrongKind(a, found)
+	}
+	state.Waiters = int(waiters)
+	for hold := range slices.Chunk(fields[3:], 3) {
+		var id, mode string
+		var ttl int64
+		if !scan(hold, &id, &mode, &ttl) {
+			return state, badReply(sharedStateScript, answer.Reply)
+		}
+		kind, limit := limitOf(mode)
+		if kind != a.Kind {
+			return state, wrongKind(a, "zset")
+		}
+		if state.Owner == "" {
+			state.Owner, state.Count, state.TTL, state.Limit = store.ID(id), 1, fromMillis(ttl), limit
+			continue
+		}
+		state.Others = append(state.Others, store.Held{ID: store.ID(id), TTL: fromMillis(ttl), Limit: limit})
+	}
+	return state, nil
+}
+
+// wrongKind returns the error of an ask for a name that is another kind of lock. found is the Redis
+// type of its key.
+func wrongKind(a store.Ask, found string) error {
+	kind := store.Mutex
+	switch {
+	case found == "zset" && a.Kind == store.ReadWrite:
+		kind = store.Semaphore
+	case found == "zset":
+		kind = store.ReadWrite
+	case found != "hash":
+		return fmt.Errorf("WRONGTYPE: the key %q is a %s of Redis, and no lock", a.Name, found)
+	}
+	return fmt.Errorf("%w: %q is %s, and not %s", store.ErrKind, a.Name, kind, a.Kind)
+}
+
+// explained returns the error of a call for a mutex whose key has another Redis type: the key may be
+// another kind of lock.
+func (s *redisStore) explained(ctx context.Context, a store.Ask, err error) error {
+	if err == nil || a.Kind != store.Mutex || !strings.Contains(err.Error(), "WRONGTYPE") || errors.Is(err, store.ErrUnsure) {
+		return err
+	}
+	for _, kind := range []store.Kind{store.ReadWrite, store.Semaphore} {
+		other := a
+		other.Kind = kind
+		if _, lookErr := s.lookShared(ctx, other); lookErr == nil {
+			return fmt.Errorf("%w: %q is %s, and not %s", store.ErrKind, a.Name, kind, a.Kind)
+		}
+	}
+	return err
+}

@@ -1,0 +1,60 @@
+package relock
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/go-relock/relock/internal/wire"
+	"github.com/go-relock/relock/store"
+)
+
+// This file shows waits in Redis, for the search for circles in deadlock.go: a hash for each hold
+// whose section waits, <waiting hold> -> wait.
+
+var (
+	showScript  = loadScript("waits/show")
+	shownScript = loadScript("waits/shown")
+)
+
+func (s *redisStore) waitsKey(hold store.ID) string { return s.prefix + "{" + string(hold) + "}:waits" }
+
+// Show implements [store.Waits].
+func (s *redisStore) Show(ctx context.Context, w store.Waiting, lifetime time.Duration) error {
+	text := []byte{}
+	if len(w.For) > 0 {
+		var err error
+		if text, err = json.Marshal(w); err != nil {
+			return err
+		}
+	}
+	units := make([]wire.Unit, len(w.Holds))
+	for i, hold := range w.Holds {
+		units[i] = wire.Unit{Keys: []string{s.waitsKey(hold)}, Args: []any{string(w.ID), string(text)}}
+	}
+	return errors.Join(s.all(ctx, showScript, []any{millis(lifetime)}, units)...)
+}
+
+// Shown implements [store.Waits].
+func (s *redisStore) Shown(ctx context.Context, holds []store.ID) ([]store.Waiting, error) {
+	units := make([]wire.Unit, len(holds))
+	for i, hold := range holds {
+		units[i] = wire.Unit{Keys: []string{s.waitsKey(hold)}}
+	}
+	var waits []store.Waiting
+	for _, r := range s.wire.All(ctx, shownScript, nil, units) {
+		if r.Err != nil {
+			return nil, reachable(r.Err)
+		}
+		texts, _ := r.Reply.([]any)
+		for _, text := range texts {
+			var w store.Waiting
+			if s, is := text.(string); !is || json.Unmarshal([]byte(s), &w) != nil {
+				return nil, badReply(shownScript, r.Reply)
+			}
+			waits = append(waits, w)
+		}
+	}
+	return waits, nil
+}
