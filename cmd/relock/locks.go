@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
+	"maps"
 	"net"
 	"regexp"
 	"slices"
@@ -21,8 +22,6 @@ import (
 
 // This file reads locks. The file knows two things that the library does not export: the key of a
 // lock, and the members of a queue. docs/DESIGN.md describes both.
-
-const queueSuffix = ":queue"
 
 // keyOf returns the key of a lock: prefix{name}, or prefix+name if the name has a hash tag. A name
 // that is such a key already stays as it is.
@@ -61,22 +60,49 @@ func hasTag(s string) bool {
 	return closed && tag != ""
 }
 
-// holderForm matches holders of relock: a UUID with the owner's name in front if there is one, and
-// a number. A hash with another field is no lock of relock.
-var holderForm = regexp.MustCompile(`^([A-Za-z0-9._@-]{1,64}/)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:[0-9]+$`)
+// holderText matches holders of relock: a UUID with the owner's name in front if there is one, and
+// a number.
+const holderText = `([A-Za-z0-9._@-]{1,64}/)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:[0-9]+`
+
+// holderForm is for a whole text. A hash with another field is no lock of relock.
+var holderForm = regexp.MustCompile(`^` + holderText + `$`)
 
 // lockInfo is the JSON of a lock, for show, ls and watch. Fields without a value are left out.
 type lockInfo struct {
-	Name    string   `json:"name"`
-	NameB64 string   `json:"name_base64,omitempty"`
-	Held    bool     `json:"held"`
-	Holder  string   `json:"holder,omitempty"`
-	Count   int      `json:"count,omitempty"`
-	LeaseMs *int64   `json:"lease_ms,omitempty"` // the rest of the lease
-	Token   int64    `json:"token,omitempty"`    // the last one that was drawn, by whichever hold
-	Waiters int      `json:"waiters"`
-	WaitMs  *int64   `json:"longest_wait_ms,omitempty"`
-	Queue   []waiter `json:"queue,omitempty"` // by turn; only show
+	Name    string      `json:"name"`
+	NameB64 string      `json:"name_base64,omitempty"`
+	Kind    kind        `json:"kind,omitempty"` // empty: nobody has the lock, and nobody waits
+	Held    bool        `json:"held"`
+	Holder  string      `json:"holder,omitempty"`
+	Mode    relock.Mode `json:"mode,omitempty"`     // of Holder
+	Count   int         `json:"count,omitempty"`    // of a mutex, which alone has the count in Redis
+	LeaseMs *int64      `json:"lease_ms,omitempty"` // the rest of the lease
+	Others  []other     `json:"others,omitempty"`   // the other holders
+	Token   int64       `json:"token,omitempty"`    // the last one that was drawn, by whichever hold
+	Waiters int         `json:"waiters"`
+	WaitMs  *int64      `json:"longest_wait_ms,omitempty"`
+	Queue   []waiter    `json:"queue,omitempty"` // by turn; only show
+
+	queued bool // somebody of relock waits
+}
+
+// other is one more holder of a lock.
+type other struct {
+	Holder  string      `json:"holder"`
+	Mode    relock.Mode `json:"mode"`
+	LeaseMs int64       `json:"lease_ms"`
+}
+
+// holders returns the names of all holders, the one of lockInfo.Holder first.
+func (i lockInfo) holders() []string {
+	if !i.Held {
+		return nil
+	}
+	all := []string{i.Holder}
+	for _, o := range i.Others {
+		all = append(all, o.Holder)
+	}
+	return all
 }
 
 // base64Of returns the base64 of a name that is not UTF-8, and that JSON therefore changes; empty
@@ -90,9 +116,11 @@ func base64Of(name string) string {
 
 // waiter is one place in a queue.
 type waiter struct {
-	Holder string    `json:"holder"`
-	Since  time.Time `json:"since"`
-	WaitMs int64     `json:"wait_ms"`
+	Holder string      `json:"holder"`
+	Mode   relock.Mode `json:"mode"`
+	// A reader that waits to write stands before all others, and Redis does not keep since when.
+	Since  *time.Time `json:"since,omitempty"`
+	WaitMs *int64     `json:"wait_ms,omitempty"`
 }
 
 // reader reads locks.
@@ -101,6 +129,8 @@ type reader struct {
 	client *relock.Client
 	prefix string
 	limit  time.Duration // for each answer of Redis, and not for all answers together
+
+	redisson bool // the layout is that of Redisson, where all locks are mutexes
 }
 
 // ask limits the time for one question to Redis.
@@ -173,36 +203,32 @@ func (r *reader) node(ctx context.Context, key string) (node *redis.Client, err 
 }
 
 // lock reads one lock, with the whole queue or only its head. clock is the time on the server.
-func (r *reader) lock(ctx context.Context, name string, clock time.Time, all bool) (lockInfo, error) {
-	state, err := r.state(ctx, r.client.NewLock(name))
+func (r *reader) lock(ctx context.Context, f found, clock time.Time, all bool) (lockInfo, error) {
+	got, err := r.find(ctx, f.name, f.likely)
 	if err != nil {
 		return lockInfo{}, err
 	}
-	info := lockInfo{Name: name, NameB64: base64Of(name), Held: state.Locked(), Count: state.Count, Token: state.Token, Waiters: state.Waiters}
-	if info.Held {
-		info.Holder = state.Holder.String()
-		if state.TTL >= 0 {
-			info.LeaseMs = new(state.TTL.Milliseconds())
-		}
-	}
+	info := got.info(f.name)
 	if info.Waiters == 0 {
 		return info, nil
 	}
-	last := int64(0)
+	const heads = 4 // an upgrade, which stands before all others, has no time
+	last := int64(heads - 1)
 	if all {
 		last = -1
 	}
 	var entries []redis.Z
 	err = r.read(ctx, func(ctx context.Context) (err error) {
-		entries, err = r.rdb.ZRangeWithScores(ctx, keyOf(r.prefix, name)+queueSuffix, 0, last).Result()
+		entries, err = r.rdb.ZRangeWithScores(ctx, keyOf(r.prefix, f.name)+queueSuffixOf(got.kind), 0, last).Result()
 		return err
 	})
 	if err != nil {
 		return lockInfo{}, err
 	}
-	queue := readQueue(entries, clock)
-	if len(queue) > 0 {
-		info.WaitMs = &queue[0].WaitMs
+	queue := readQueue(got.kind, entries, clock)
+	info.queued = len(queue) > 0
+	if timed := slices.IndexFunc(queue, func(w waiter) bool { return w.WaitMs != nil }); timed >= 0 {
+		info.WaitMs = queue[timed].WaitMs
 	}
 	if all {
 		info.Queue = queue
@@ -210,30 +236,60 @@ func (r *reader) lock(ctx context.Context, name string, clock time.Time, all boo
 	return info, nil
 }
 
+// info returns what the state of a lock says.
+func (s seen) info(name string) lockInfo {
+	state := s.state
+	info := lockInfo{
+		Name: name, NameB64: base64Of(name), Kind: s.kind, Held: state.Locked(), Mode: state.Mode,
+		Holder: state.Holder.String(), Token: state.Token, Waiters: state.Waiters,
+	}
+	if s.kind == kindMutex {
+		info.Count = state.Count
+	}
+	if info.Held && state.TTL >= 0 {
+		info.LeaseMs = new(state.TTL.Milliseconds())
+	}
+	for _, o := range state.Others {
+		info.Others = append(info.Others, other{o.Holder.String(), o.Mode, o.TTL.Milliseconds()})
+	}
+	return info
+}
+
 // year10000 is a time in microseconds. JSON has no times from that year on.
 const year10000 = 253_402_300_800_000_000
 
-// readQueue reads entries of a queue: "<holder>:<n>|<lease ms>" with the arrival in microseconds as
+// upgrade is the score of a reader that waits to write.
+const upgrade = 1
+
+// readQueue reads entries of a queue: "<holder>:<n>|<lease ms>" of a mutex, and
+// "<holder>:<n>|<lease ms>|<mode>|<hold around>" of other kinds, with the arrival in microseconds as
 // the score. Other entries are not from relock.
-func readQueue(entries []redis.Z, clock time.Time) []waiter {
+func readQueue(k kind, entries []redis.Z, clock time.Time) []waiter {
 	var queue []waiter
 	for _, z := range entries {
 		member, _ := z.Member.(string)
-		hold, _, ok := strings.Cut(member, "|")
+		hold, rest, ok := strings.Cut(member, "|")
+		_, rest, _ = strings.Cut(rest, "|") // the lease
+		mode, _, _ := strings.Cut(rest, "|")
 		colon := strings.LastIndexByte(hold, ':')
-		if !ok || colon < 0 || !holderForm.MatchString(hold[:colon]) || z.Score < 0 || z.Score >= year10000 {
+		if !ok || colon < 0 || !holderForm.MatchString(hold[:colon]) || !validMode(k, mode) || z.Score < 0 || z.Score >= year10000 {
 			continue
 		}
-		since := time.UnixMicro(int64(z.Score)).UTC()
-		queue = append(queue, waiter{Holder: hold[:colon], Since: since, WaitMs: max(0, clock.Sub(since).Milliseconds())})
+		w := waiter{Holder: hold[:colon], Mode: modeOf(mode)}
+		if z.Score != upgrade {
+			since := time.UnixMicro(int64(z.Score)).UTC()
+			w.Since, w.WaitMs = &since, new(max(0, clock.Sub(since).Milliseconds()))
+		}
+		queue = append(queue, w)
 	}
 	return queue
 }
 
 // found is a lock that a scan has found. ahead is the lead of the server's clock over this one.
 type found struct {
-	name  string
-	ahead time.Duration
+	name   string
+	likely kind
+	ahead  time.Duration
 }
 
 // list reads all locks that are held or waited for and whose name matches the pattern, by name.
@@ -254,10 +310,10 @@ func (r *reader) list(ctx context.Context, pattern string) ([]lockInfo, error) {
 	for range min(lanes, len(names)) {
 		wg.Go(func() {
 			for f := range next {
-				info, err := r.lock(ctx, f.name, time.Now().Add(f.ahead), false)
+				info, err := r.lock(ctx, f, time.Now().Add(f.ahead), false)
 				mu.Lock()
 				switch {
-				case err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE"):
+				case err != nil && !strings.Contains(err.Error(), "WRONGTYPE"):
 					firstErr = cmp.Or(firstErr, err)
 					cancel()
 				case err == nil && listed(info):
@@ -282,7 +338,7 @@ func (r *reader) list(ctx context.Context, pattern string) ([]lockInfo, error) {
 // listed says whether ls shows a lock. ls leaves out locks that have become free since the scan,
 // and keys of other programs that look like the key of a lock.
 func listed(info lockInfo) bool {
-	return info.Held && holderForm.MatchString(info.Holder) || !info.Held && info.WaitMs != nil
+	return info.Held && holderForm.MatchString(info.Holder) || !info.Held && info.queued
 }
 
 // scan finds the names of all locks that have a holder or a queue, on every master. scan uses SCAN
@@ -294,15 +350,15 @@ func (r *reader) scan(ctx context.Context, pattern string) ([]found, error) {
 	}
 	var mu sync.Mutex
 	var firstErr error
-	names := map[string]time.Duration{} // a slot that moves can be seen on two masters
+	names := map[string]found{} // a slot that moves can be seen on two masters
 	var wg sync.WaitGroup
 	for _, node := range nodes {
 		wg.Go(func() {
-			err := r.scanNode(ctx, node, func(name string, ahead time.Duration) {
+			err := r.scanNode(ctx, node, func(f found) {
 				mu.Lock()
 				defer mu.Unlock()
-				if matches(pattern, name) {
-					names[name] = ahead
+				if matches(pattern, f.name) {
+					names[f.name] = f
 				}
 			})
 			mu.Lock()
@@ -314,11 +370,7 @@ func (r *reader) scan(ctx context.Context, pattern string) ([]found, error) {
 	if firstErr != nil {
 		return nil, firstErr
 	}
-	all := make([]found, 0, len(names))
-	for name, ahead := range names {
-		all = append(all, found{name: name, ahead: ahead})
-	}
-	return all, nil
+	return slices.Collect(maps.Values(names)), nil
 }
 
 // matches says whether the pattern, empty for all, matches a name or its other form: a lock "x" is
@@ -327,28 +379,31 @@ func matches(pattern, name string) bool {
 	return pattern == "" || glob(pattern, name) || !hasTag(name) && glob(pattern, "{"+name+"}")
 }
 
-// scanNode calls see with the names on one server, and with how far the clock there is ahead of
-// this one.
-func (r *reader) scanNode(ctx context.Context, node *redis.Client, see func(name string, ahead time.Duration)) error {
+// scanNode calls see for each lock on one server. A lock may be seen several times.
+func (r *reader) scanNode(ctx context.Context, node *redis.Client, see func(found)) error {
 	ahead, err := r.clockOf(ctx, node)
 	if err != nil {
 		return err
 	}
-	for _, kind := range []struct{ suffix, redisType string }{{"", "hash"}, {queueSuffix, "zset"}} {
+	for _, redisType := range []string{"hash", "zset"} {
 		var cursor uint64
 		for more := true; more; more = cursor != 0 {
 			var keys []string
 			err := r.read(ctx, func(ctx context.Context) (err error) {
-				keys, cursor, err = node.ScanType(ctx, cursor, globEscape(r.prefix)+"*"+kind.suffix, 1000, kind.redisType).Result()
+				keys, cursor, err = node.ScanType(ctx, cursor, globEscape(r.prefix)+"*", 1000, redisType).Result()
 				return err
 			})
 			if err != nil {
 				return err
 			}
 			for _, key := range keys {
-				name, ok := nameOf(r.prefix, strings.TrimSuffix(key, kind.suffix))
+				base, likely, ok := foundIn(key, redisType)
+				if !ok {
+					continue
+				}
+				name, ok := nameOf(r.prefix, base)
 				if ok && r.client.NewLock(name).Err() == nil {
-					see(name, ahead)
+					see(found{name: name, likely: likely, ahead: ahead})
 				}
 			}
 		}

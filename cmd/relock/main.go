@@ -1,7 +1,7 @@
 // Command relock runs commands under a lock of package relock, and shows operators what the locks
 // are doing.
 //
-//	relock run NAME -- command…     hold the lock while the command runs
+//	relock run NAME… -- command…    hold the lock, or several, while the command runs
 //	relock show NAME                who holds it, who waits
 //	relock ls [PATTERN]             all locks that are held or waited for
 //	relock watch [PATTERN]          the same, again and again
@@ -11,6 +11,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -37,7 +38,7 @@ const (
 	codeUsage       = 64  // EX_USAGE: a wrong flag, name or URL. Trying again does not help
 	codeUnavailable = 69  // EX_UNAVAILABLE: Redis cannot be reached, or answered with an error
 	codeInternal    = 70  // EX_SOFTWARE: the operating system refused something
-	codeBusy        = 75  // EX_TEMPFAIL: another holder has the lock; schedulers try later
+	codeBusy        = 75  // EX_TEMPFAIL: another holder has the lock, or a deadlock; schedulers try later
 	codeNoPerm      = 77  // EX_NOPERM: Redis wants another user or password
 	codeLost        = 79  // the lock was lost while the command ran, or before; sysexits.h ends at 78
 	codeCannotRun   = 126 // the command cannot be run; as in a shell
@@ -186,7 +187,7 @@ func (a *app) root() *cobra.Command {
 		Long: `relock runs commands under a lock that is kept in Redis, and shows what the locks are doing.
 
 Exit codes of relock itself: 64 wrong usage, 69 Redis cannot be reached or refuses, 70 the system
-refuses, 75 the lock is busy, 77 Redis wants another user or password, 79 the lock was lost.`,
+refuses, 75 the lock is busy, or in a deadlock, 77 Redis wants another user or password, 79 the lock was lost.`,
 	}
 	a.conn.flags(root.PersistentFlags())
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print JSON")
@@ -205,6 +206,7 @@ func version() string {
 // exitError is an error with an exit code of relock. A nil err was reported before.
 type exitError struct {
 	code  int
+	word  string // for the code in JSON, if kinds has another
 	err   error
 	by    syscall.Signal // of the keyboard: relock should die of it; 0: none
 	alone bool           // the rest of the process group has had the signal
@@ -234,6 +236,13 @@ func (a *app) failure(err error) error {
 		return err
 	case errors.Is(err, relock.ErrInvalid):
 		return usage("%s", inFlags(err.Error()))
+	case errors.Is(err, relock.ErrDeadlock):
+		return &exitError{code: codeBusy, word: "deadlock", err: fmt.Errorf("%w; all locks were given back. Run it again, and take the "+
+			"locks in the same order everywhere: all of them in one relock run, or in one call of relock.All", err)}
+	case errors.Is(err, relock.ErrKind) && a.conn.redisson != "":
+		return usage("%w", err)
+	case errors.Is(err, relock.ErrKind):
+		return usage("%w; --shared and --write are for a read-write lock, --permits is for a semaphore, and without them it is a mutex", err)
 	case errors.Is(err, relock.ErrLocked):
 		return &exitError{code: codeBusy, err: err}
 	case errors.Is(err, relock.ErrLockLost):
@@ -306,7 +315,7 @@ func (a *app) report(e *exitError) {
 		NameB64 string    `json:"name_base64,omitempty"`
 		Holder  string    `json:"holder,omitempty"`
 		LeaseMs int64     `json:"lease_ms,omitempty"`
-	}{Time: time.Now(), Event: "error", Error: kinds[e.code], Code: e.code, Message: message}
+	}{Time: time.Now(), Event: "error", Error: cmp.Or(e.word, kinds[e.code]), Code: e.code, Message: message}
 	var locked *relock.LockedError
 	if errors.As(e.err, &locked) {
 		out.Name, out.NameB64 = locked.Name, base64Of(locked.Name)

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
 	"github.com/go-relock/relock"
@@ -20,7 +22,13 @@ func (a *app) reading(ctx context.Context, f func(ctx context.Context, r *reader
 		return a.failure(err)
 	}
 	defer closeAll(closeLimit)
-	return a.failure(f(ctx, &reader{rdb: rdb, client: client, prefix: a.conn.prefix, limit: a.conn.timeout}))
+	return a.failure(f(ctx, a.reader(rdb, client)))
+}
+
+func (a *app) reader(rdb redis.UniversalClient, client *relock.Client) *reader {
+	return &reader{
+		rdb: rdb, client: client, prefix: a.conn.prefix, limit: a.conn.timeout, redisson: a.conn.redisson != "",
+	}
 }
 
 func (a *app) showCommand() *cobra.Command {
@@ -61,7 +69,7 @@ func (r *reader) show(ctx context.Context, name string) (lockInfo, error) {
 	if err != nil {
 		return lockInfo{}, err
 	}
-	return r.lock(ctx, name, time.Now().Add(ahead), true)
+	return r.lock(ctx, found{name: name, likely: kindMutex}, time.Now().Add(ahead), true)
 }
 
 func (a *app) lsCommand() *cobra.Command {
@@ -106,7 +114,8 @@ func (a *app) unlockCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "unlock --force NAME",
 		Short: "Take a lock from its holder and grant it to the first waiter",
-		Long: `Take a lock from its holder, whoever that is, and grant it to the first waiter.
+		Long: `Take a lock from its holder, whoever that is, and grant it to the first waiter. All readers of a
+read-write lock lose it, and all permits of a semaphore.
 
 The holder is told by a message, in milliseconds, or else at its next renewal. Until then two may
 believe that they have the lock; only the fencing token tells them apart. A command under
@@ -117,34 +126,7 @@ believe that they have the lock; only the fencing token tells them apart. A comm
 				return usage("unlock takes the lock from a holder that may be at work: say --force if that is what you want")
 			}
 			return a.reading(cmd.Context(), func(ctx context.Context, r *reader) error {
-				lock := r.client.NewLock(args[0])
-				before, err := r.state(ctx, lock)
-				if err != nil {
-					return err
-				}
-				if err := r.ask(ctx, lock.ForceUnlock); err != nil {
-					if errors.Is(err, relock.ErrNotHeld) {
-						return &exitError{code: codeNotHeld, err: fmt.Errorf("%q: nobody has the lock", args[0])}
-					}
-					return err
-				}
-				if a.json {
-					waiters := &before.Waiters
-					if a.conn.redisson != "" { // not known there
-						waiters = nil
-					}
-					a.encode(a.stdout, struct {
-						Name     string `json:"name"`
-						NameB64  string `json:"name_base64,omitempty"`
-						Unlocked bool   `json:"unlocked"`
-						Holder   string `json:"holder,omitempty"`
-						Token    int64  `json:"token,omitempty"`
-						Waiters  *int   `json:"waiters,omitempty"`
-					}{args[0], base64Of(args[0]), true, before.Holder.String(), before.Token, waiters})
-					return nil
-				}
-				fmt.Fprintf(a.stdout, "%s: taken from %s\n", printable(args[0]), printable(before.Holder.String()))
-				return nil
+				return a.forceUnlock(ctx, r, args[0])
 			})
 		},
 	}
@@ -152,46 +134,112 @@ believe that they have the lock; only the fencing token tells them apart. A comm
 	return cmd
 }
 
+// forceUnlock takes a lock of any kind from all of its holders.
+func (a *app) forceUnlock(ctx context.Context, r *reader, name string) error {
+	before, err := r.find(ctx, name, kindMutex)
+	if err != nil {
+		return err
+	}
+	if err := r.ask(ctx, before.lock.ForceUnlock); err != nil {
+		if errors.Is(err, relock.ErrNotHeld) {
+			return &exitError{code: codeNotHeld, err: fmt.Errorf("%q: nobody has the lock", name)}
+		}
+		return err
+	}
+	info := before.info(name)
+	if !a.json {
+		fmt.Fprintf(a.stdout, "%s: taken from %s\n", printable(name), printable(strings.Join(info.holders(), ", ")))
+		return nil
+	}
+	waiters := &info.Waiters
+	if a.conn.redisson != "" { // not known there
+		waiters = nil
+	}
+	a.encode(a.stdout, struct {
+		Name     string      `json:"name"`
+		NameB64  string      `json:"name_base64,omitempty"`
+		Kind     kind        `json:"kind,omitempty"`
+		Unlocked bool        `json:"unlocked"`
+		Holder   string      `json:"holder,omitempty"`
+		Mode     relock.Mode `json:"mode,omitempty"`
+		Others   []other     `json:"others,omitempty"`
+		Token    int64       `json:"token,omitempty"`
+		Waiters  *int        `json:"waiters,omitempty"`
+	}{name, info.NameB64, info.Kind, true, info.Holder, info.Mode, info.Others, info.Token, waiters})
+	return nil
+}
+
 // printLock prints the text of show.
 func printLock(w io.Writer, info lockInfo) {
 	tab := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	line := func(what, value string) { fmt.Fprintf(tab, "%s\t%s\n", what, value) }
 	line("name", printable(info.Name))
+	if info.Kind != "" {
+		line("kind", info.Kind.String())
+	}
 	if info.Held {
 		line("holder", printable(info.Holder))
-		line("count", fmt.Sprint(info.Count))
-		line("lease", leaseText(info))
+		line("mode", string(info.Mode))
+		if info.Count > 0 {
+			line("count", fmt.Sprint(info.Count))
+		}
+		line("lease", leaseText(info.LeaseMs))
 	} else {
 		line("holder", "nobody")
+	}
+	for i, o := range info.Others {
+		what := ""
+		if i == 0 {
+			what = "others"
+		}
+		line(what, fmt.Sprintf("%s %s, lease %s", printable(o.Holder), o.Mode, leaseText(&o.LeaseMs)))
 	}
 	if info.Token != 0 {
 		line("token", fmt.Sprint(info.Token))
 	}
 	line("waiters", fmt.Sprint(info.Waiters))
 	for i, q := range info.Queue {
-		line("", fmt.Sprintf("%d. %s for %s", i+1, printable(q.Holder), span(&q.WaitMs)))
+		line("", fmt.Sprintf("%d. %s", i+1, queueText(info.Kind, q)))
 	}
 	_ = tab.Flush()
 }
 
-func leaseText(info lockInfo) string {
-	if info.LeaseMs == nil {
-		return "without end"
+// queueText returns the text of one place in a queue. Those of a mutex are all alike.
+func queueText(k kind, w waiter) string {
+	text := printable(w.Holder)
+	if k != kindMutex {
+		text += " " + string(w.Mode)
 	}
-	return "ends in " + span(info.LeaseMs)
+	if w.WaitMs == nil {
+		return text + ", before all others"
+	}
+	return text + " for " + span(w.WaitMs)
 }
 
-// printTable prints the text of ls and watch. The widest column is the last, as a terminal of 80
-// columns cuts it off.
+func leaseText(ms *int64) string {
+	if ms == nil {
+		return "without end"
+	}
+	return "ends in " + span(ms)
+}
+
+// printTable prints the text of ls and watch: a line for each holder, and the waiters in the first
+// line of a lock. The widest column is the last, as a terminal of 80 columns cuts it off.
 func printTable(w io.Writer, infos []lockInfo) {
 	tab := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tab, "NAME\tCOUNT\tLEASE\tWAITERS\tLONGEST WAIT\tHOLDER")
+	fmt.Fprintln(tab, "NAME\tMODE\tCOUNT\tLEASE\tWAITERS\tLONGEST WAIT\tHOLDER")
 	for _, info := range infos {
-		holder, count, lease := "-", "-", "-"
+		name, holder, mode, count, lease := printable(info.Name), "-", "-", "-", "-"
 		if info.Held {
-			holder, count, lease = printable(info.Holder), fmt.Sprint(info.Count), span(info.LeaseMs)
+			holder, mode, lease = printable(info.Holder), string(info.Mode), span(info.LeaseMs)
 		}
-		fmt.Fprintf(tab, "%s\t%s\t%s\t%d\t%s\t%s\n", printable(info.Name), count, lease, info.Waiters, span(info.WaitMs), holder)
+		if info.Count > 0 {
+			count = fmt.Sprint(info.Count)
+		}
+		fmt.Fprintf(tab, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", name, mode, count, lease, info.Waiters, span(info.WaitMs), holder)
+		for _, o := range info.Others {
+			fmt.Fprintf(tab, "%s\t%s\t-\t%s\t-\t-\t%s\n", name, o.Mode, span(&o.LeaseMs), printable(o.Holder))
+		}
 	}
 	_ = tab.Flush()
 }

@@ -66,9 +66,9 @@ func TestLsListsWhatIsHeldOrWaitedFor(t *testing.T) {
 	text := do(t, s.on(), "ls").stdout
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	require.Len(t, lines, 4)
-	require.Regexp(t, `^NAME +COUNT +LEASE +WAITERS +LONGEST WAIT +HOLDER$`, lines[0])
-	require.Regexp(t, `^a +1 +\d+s +0 +- +[0-9a-f-]{36}:\d+$`, lines[1])
-	require.Regexp(t, `^b +1 +\d+s +1 +\d+\.\ds +[0-9a-f-]{36}:\d+$`, lines[2])
+	require.Regexp(t, `^NAME +MODE +COUNT +LEASE +WAITERS +LONGEST WAIT +HOLDER$`, lines[0])
+	require.Regexp(t, `^a +exclusive +1 +\d+s +0 +- +[0-9a-f-]{36}:\d+$`, lines[1])
+	require.Regexp(t, `^b +exclusive +1 +\d+s +1 +\d+\.\ds +[0-9a-f-]{36}:\d+$`, lines[2])
 	waiter.signal(interruptSignal)
 	waiter.code()
 }
@@ -206,9 +206,9 @@ func TestShowTellsTheWholeQueueByTurn(t *testing.T) {
 	require.Len(t, info.Queue, 3)
 	for i, p := range waiters {
 		require.Equal(t, p.event("waiting")["holder"], info.Queue[i].Holder)
-		require.WithinDuration(t, time.Now(), info.Queue[i].Since, soon)
+		require.WithinDuration(t, time.Now(), *info.Queue[i].Since, soon)
 		if i > 0 {
-			require.True(t, info.Queue[i].Since.After(info.Queue[i-1].Since))
+			require.True(t, info.Queue[i].Since.After(*info.Queue[i-1].Since))
 		}
 	}
 	text := do(t, s.on(), "show", "job").stdout
@@ -230,7 +230,7 @@ func TestWhatIsNoPlaceInAQueueIsNotShown(t *testing.T) {
 		Score: math.Inf(1), Member: "00000000-0000-0000-0000-000000000000:1:1|1000",
 	}).Err())
 	got := do(t, s.on(), "show", "job", "--json")
-	require.Equal(t, result{stdout: "{\"name\":\"job\",\"held\":false,\"waiters\":1}\n"}, got)
+	require.Equal(t, result{stdout: "{\"name\":\"job\",\"kind\":\"mutex\",\"held\":false,\"waiters\":1}\n"}, got)
 	require.Equal(t, "[]\n", do(t, s.on(), "ls", "--json").stdout)
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
 	"github.com/go-relock/relock"
@@ -20,8 +21,9 @@ import (
 
 // The environment of the command has these variables.
 const (
-	envToken   = "RELOCK_TOKEN"
-	envName    = "RELOCK_NAME"
+	envToken   = "RELOCK_TOKEN"  // of one lock
+	envName    = "RELOCK_NAME"   // of one lock
+	envTokens  = "RELOCK_TOKENS" // of all locks, in the order of the command line
 	envHolder  = "RELOCK_HOLDER"
 	envHolders = "RELOCK_HOLDERS" // also of the runs around this one, outermost first
 )
@@ -36,49 +38,54 @@ type runOptions struct {
 	grace   time.Duration
 	owner   string
 	verbose bool
+
+	// Which kind of lock: without any of these, a mutex.
+	shared     bool
+	write      bool
+	permits    int
+	permitsSet bool
 }
 
 func (a *app) runCommand() *cobra.Command {
 	var o runOptions
 	cmd := &cobra.Command{
-		Use:   "run NAME [flags] -- COMMAND [ARGUMENT…]",
-		Short: "Hold a lock while a command runs",
+		Use:   "run NAME [NAME…] [flags] -- COMMAND [ARGUMENT…]",
+		Short: "Hold a lock, or several, while a command runs",
 
 		DisableFlagsInUseLine: true,
 		Long: `Hold a lock while a command runs, and exit with its code (128+n if signal n ended it).
 
+A lock is a mutex; with --shared or --write it is a read-write lock, with --permits a semaphore. With
+several names the command runs under all of these locks, or not at all.
+
 The command runs in a process group of its own, which gets the signals that relock gets, and the
 terminal. It finds ` + envToken + ` (the fencing token), ` + envName + ` and ` + envHolder + ` in its environment.
-If the lock is lost, it gets SIGTERM, after --grace SIGKILL, and relock exits with 79.
-If another holder has the lock and the wait (if any) is over, relock exits with 75.`,
+If a lock is lost, it gets SIGTERM, after --grace SIGKILL, and relock exits with 79.
+If another holder has a lock and the wait (if any) is over, relock exits with 75.`,
 		Example: `  relock run nightly-report --no-wait -- ./report.sh
   relock run deploy:web --wait 5m --ttl 20s -- make deploy
-  relock run 'orders:42' -- sh -c 'ship --token "$RELOCK_TOKEN" 42'`,
+  relock run 'orders:42' -- sh -c 'ship --token "$RELOCK_TOKEN" 42'
+  relock run --shared catalog -- ./export.sh
+  relock run --permits 3 uploads -- ./upload.sh
+  relock run account:1 account:2 -- ./transfer.sh`,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			o.waitSet, o.permitsSet = cmd.Flags().Changed("wait"), cmd.Flags().Changed("permits")
 			dash := cmd.ArgsLenAtDash()
-			switch {
-			case dash < 0:
-				return usage("run: the command stands behind --, as in: relock run NAME -- COMMAND")
-			case dash != 1:
-				return usage("run: there must be one lock name before --, not %d", dash)
-			case len(args) == 1:
-				return usage("run: there is no command behind --")
-			case o.noWait && cmd.Flags().Changed("wait"):
-				return usage("--no-wait and --wait: only one of them")
-			case o.wait < 0:
-				return usage("--wait %s: must be 0 (do not wait) or longer; leave it out to wait without limit", o.wait)
-			case o.grace < 0:
-				return usage("--grace %s: must be 0 (SIGKILL at once) or longer", o.grace)
+			if err := o.check(dash, len(args), a.conn.redisson); err != nil {
+				return err
 			}
-			o.waitSet = cmd.Flags().Changed("wait")
 			o.noWait = o.noWait || o.waitSet && o.wait == 0
-			return a.run(args[0], args[1:], o)
+			return a.run(args[:dash], args[dash:], o)
 		},
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		return usage("%w (flags of the command stand behind --)", err)
 	})
-	f := cmd.Flags()
+	o.flags(cmd.Flags())
+	return cmd
+}
+
+func (o *runOptions) flags(f *pflag.FlagSet) {
 	f.DurationVar(&o.wait, "wait", 0, "give up with exit code 75 after this time (default: wait without limit)")
 	f.BoolVar(&o.noWait, "no-wait", false, "give up at once if another holder has the lock")
 	f.DurationVar(&o.ttl, "ttl", relock.DefaultTTL, "lease: how long the lock stays taken if this machine dies")
@@ -86,25 +93,66 @@ If another holder has the lock and the wait (if any) is over, relock exits with 
 	f.DurationVar(&o.grace, "grace", 10*time.Second, "time between SIGTERM and SIGKILL when the lock is lost")
 	f.StringVar(&o.owner, "owner", "", "`name` of this run for show, ls and those who find the lock busy (default relock@ and the host)")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "say on stderr when the lock is taken and given back")
-	return cmd
+	f.BoolVar(&o.shared, "shared", false, "take a read-write lock for reading, beside other readers")
+	f.BoolVar(&o.write, "write", false, "take a read-write lock for writing, alone")
+	f.IntVar(&o.permits, "permits", 0, "take one of `n` permits of a semaphore")
+}
+
+// check refuses a wrong call. dash is the number of arguments before --, negative without it.
+func (o *runOptions) check(dash, args int, redisson string) error {
+	switch {
+	case dash < 0:
+		return usage("run: the command stands behind --, as in: relock run NAME -- COMMAND")
+	case dash == 0:
+		return usage("run: there must be a lock name before --")
+	case dash == args:
+		return usage("run: there is no command behind --")
+	case o.noWait && o.waitSet:
+		return usage("--no-wait and --wait: only one of them")
+	case o.wait < 0:
+		return usage("--wait %s: must be 0 (do not wait) or longer; leave it out to wait without limit", o.wait)
+	case o.grace < 0:
+		return usage("--grace %s: must be 0 (SIGKILL at once) or longer", o.grace)
+	}
+	return o.checkKind(redisson)
+}
+
+// checkKind refuses flags for several kinds of locks, or for a kind that there is not.
+func (o *runOptions) checkKind(redisson string) error {
+	given := 0
+	for _, is := range []bool{o.shared, o.write, o.permitsSet} {
+		if is {
+			given++
+		}
+	}
+	switch {
+	case given > 1:
+		return usage("--shared, --write and --permits: only one of them")
+	case given > 0 && redisson != "":
+		return usage("--redisson: has mutexes only, and neither --shared, --write nor --permits")
+	case o.permitsSet && o.permits < 1:
+		return usage("--permits %d: must be 1 or more", o.permits)
+	}
+	return nil
 }
 
 // runner is one run of a command.
 type runner struct {
 	*app
 	runOptions
-	name    string
-	path    string   // of the program
-	command []string // the given name, and the arguments
-	lock    *relock.Lock
+	names   []string       // of the locks, as given
+	path    string         // of the program
+	command []string       // the given name, and the arguments
+	locks   []*relock.Lock // in the order of names
+	all     entrance       // of all locks
 	signals chan os.Signal
 	conts   chan os.Signal     // SIGCONT
 	told    chan struct{}      // after the hooks of each call that asks for the lock
 	quit    context.CancelFunc // ends the context of the section, at the end of the run
 
-	section context.Context // nil before the lock is taken
+	section context.Context // nil before the locks are taken
 	began   time.Time
-	token   int64
+	tokens  []int64 // in the order of names; nil: none were drawn
 	child   *child
 	tty     *terminal      // nil: there is none
 	stopped bool           // the terminal has stopped the child
@@ -115,8 +163,8 @@ type runner struct {
 }
 
 // run is the subcommand.
-func (a *app) run(name string, command []string, o runOptions) error {
-	r := &runner{app: a, runOptions: o, name: name, command: command, told: make(chan struct{}, 1)}
+func (a *app) run(names, command []string, o runOptions) error {
+	r := &runner{app: a, runOptions: o, names: names, command: command, told: make(chan struct{}, 1)}
 	var err error
 	if r.path, err = lookUp(command[0]); err != nil { // before anybody waits for this run
 		return err
@@ -129,8 +177,7 @@ func (a *app) run(name string, command []string, o runOptions) error {
 	if err != nil {
 		return a.failure(err)
 	}
-	r.lock = client.NewLock(name)
-	if err := r.lock.Err(); err != nil {
+	if err := r.open(client); err != nil {
 		return a.failure(err)
 	}
 	r.catch()
@@ -210,7 +257,7 @@ func (r *runner) take() error {
 	r.quit = cancel
 	type result struct {
 		section context.Context // nil: not entered
-		token   int64
+		tokens  []int64
 		err     error
 	}
 	done := make(chan result, 1)
@@ -221,8 +268,8 @@ func (r *runner) take() error {
 			done <- result{err: err}
 			return
 		}
-		token, err := r.draw(section)
-		done <- result{section, token, err}
+		tokens, err := r.draw(section)
+		done <- result{section, tokens, err}
 	}()
 	var by syscall.Signal
 	var got result
@@ -237,7 +284,7 @@ func (r *runner) take() error {
 			waiting = false
 		}
 	}
-	r.section, r.began, r.token = got.section, time.Now(), got.token
+	r.section, r.began, r.tokens = got.section, time.Now(), got.tokens
 	if r.section != nil && (by != 0 || got.err != nil) {
 		_ = r.unlock()
 	}
@@ -247,25 +294,41 @@ func (r *runner) take() error {
 	if got.err != nil {
 		return got.err
 	}
-	text := fmt.Sprintf("%q taken", r.name)
-	if r.token != 0 {
-		text += fmt.Sprintf(", token %d", r.token)
-	}
-	r.tell(event{
-		Event: "acquired", Holder: r.holder(), Token: r.token, WaitedMs: new(r.began.Sub(asked).Milliseconds()),
-		text: text, quiet: true,
-	})
+	r.tellTaken(asked)
 	return nil
 }
 
-// draw draws the token for the command; 0 if the locks have no tokens.
-func (r *runner) draw(section context.Context) (int64, error) {
+// tellTaken tells that the locks are taken.
+func (r *runner) tellTaken(asked time.Time) {
+	text := quoted(r.names) + " taken"
+	switch len(r.tokens) {
+	case 0:
+	case 1:
+		text += fmt.Sprintf(", token %d", r.tokens[0])
+	default:
+		text += ", tokens " + strings.Trim(fmt.Sprint(r.tokens), "[]")
+	}
+	r.tell(event{
+		Event: "acquired", Holder: r.holder(), Mode: r.mode(), WaitedMs: new(r.began.Sub(asked).Milliseconds()),
+		text: text, quiet: true,
+	})
+}
+
+// draw draws the tokens for the command; none if the locks have no tokens.
+func (r *runner) draw(section context.Context) ([]int64, error) {
 	if r.conn.redisson == redissonPlain {
-		return 0, nil
+		return nil, nil
 	}
 	ctx, cancel := context.WithTimeout(section, r.conn.timeout)
 	defer cancel()
-	return r.lock.Token(ctx)
+	tokens := make([]int64, len(r.locks))
+	for i, lock := range r.locks {
+		var err error
+		if tokens[i], err = lock.Token(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return tokens, nil
 }
 
 // acquire waits as the flags ask for. A wait with a limit goes on while Redis cannot be reached.
@@ -274,18 +337,42 @@ func (r *runner) draw(section context.Context) (int64, error) {
 func (r *runner) acquire(ctx context.Context) (context.Context, error) {
 	if r.waitSet && !r.noWait {
 		defer r.afterHooks()
-		return r.lock.TryLockFor(ctx, r.wait)
+		return r.all.TryLockFor(ctx, r.wait)
 	}
 	section, err := r.tryOnce(ctx)
-	var locked *relock.LockedError
-	if err == nil || r.noWait || !errors.As(err, &locked) || ctx.Err() != nil {
+	if err == nil || r.noWait || !errors.Is(err, relock.ErrLocked) || ctx.Err() != nil {
 		return section, err
 	}
-	if holder := locked.Holder.String(); holder != "" && slices.Contains(holdersAround(), holder) {
-		return section, heldAroundError{locked}
+	if around := r.heldAround(ctx); around != nil {
+		return section, heldAroundError{around}
 	}
 	defer r.afterHooks()
-	return r.lock.Lock(ctx)
+	return r.all.Lock(ctx)
+}
+
+// heldAround returns the refusal of a lock that can never become free: a run around this one has it.
+// Of a semaphore all permits must be those of such runs.
+func (r *runner) heldAround(ctx context.Context) *relock.LockedError {
+	runs := holdersAround()
+	if len(runs) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.conn.timeout)
+	defer cancel()
+	for i, lock := range r.locks {
+		state, err := lock.State(ctx)
+		if err != nil || !state.Locked() {
+			continue // the next question finds the error too
+		}
+		holds := append([]relock.Held{{Holder: state.Holder, TTL: state.TTL}}, state.Others...)
+		isStranger := func(h relock.Held) bool { return !slices.Contains(runs, h.Holder.String()) }
+		at := slices.IndexFunc(holds, func(h relock.Held) bool { return !isStranger(h) })
+		if at < 0 || r.permitsSet && (len(holds) < r.permits || slices.ContainsFunc(holds, isStranger)) {
+			continue
+		}
+		return &relock.LockedError{Name: r.names[i], Holder: holds[at].Holder, TTL: holds[at].TTL}
+	}
+	return nil
 }
 
 // heldAroundError is the refusal by a run around this one.
@@ -302,29 +389,38 @@ func (r *runner) tryOnce(ctx context.Context) (context.Context, error) {
 	asking, cancel := context.WithCancelCause(ctx)
 	limit := time.AfterFunc(r.conn.timeout, func() { cancel(context.DeadlineExceeded) })
 	defer r.afterHooks()
-	section, err := r.lock.TryLock(asking)
+	section, err := r.all.TryLock(asking)
 	if !limit.Stop() && err == nil {
 		// The limit came at the same moment, and has ended the context of the section.
-		_ = r.lock.Unlock(section)
+		_ = r.all.Unlock(section)
 		return ctx, context.DeadlineExceeded
 	}
 	return section, err
 }
 
 func (r *runner) hooks() relock.Hooks {
-	return relock.Hooks{Queued: r.queued, AcquireFinished: func(relock.AcquireFinished) { r.told <- struct{}{} }}
+	entered := 0
+	return relock.Hooks{Queued: r.queued, AcquireFinished: func(e relock.AcquireFinished) {
+		if e.Outcome == relock.OutcomeAcquired {
+			if entered++; entered < len(r.locks) {
+				return // the call goes on with the next lock
+			}
+		}
+		entered = 0
+		r.told <- struct{}{}
+	}}
 }
 
-// afterHooks waits until the hooks of a call that asked for the lock were called, so that the
+// afterHooks waits until the hooks of a call that asked for the locks were called, so that the
 // events are printed in order.
 func (r *runner) afterHooks() { <-r.told }
 
-// queued is the hook for the beginning of the wait. At a terminal the event is printed without
-// --verbose.
+// queued is the hook for the beginning of the wait for a lock. At a terminal the event is printed
+// without --verbose.
 func (r *runner) queued(q relock.Queued) {
 	e := event{
-		Event: "waiting", Holder: q.Holder.String(),
-		text: fmt.Sprintf("%q is locked, waiting", r.name), quiet: !term.IsTerminal(int(os.Stderr.Fd())),
+		Event: "waiting", lockName: lockName{Name: q.Name}, Holder: q.Holder.String(), Mode: q.Mode,
+		text: fmt.Sprintf("%q is locked, waiting", q.Name), quiet: !term.IsTerminal(int(os.Stderr.Fd())),
 	}
 	if r.conn.redisson == "" { // Redisson's locks have no queue
 		e.Position = new(q.Position)
@@ -347,13 +443,21 @@ func (r *runner) environment() []string {
 	var env []string
 	for _, v := range os.Environ() {
 		switch name, _, _ := strings.Cut(v, "="); name {
-		case envToken, envName, envHolder, envHolders, envSentinelUser, envSentinelPassword: // not for the command
+		case envToken, envTokens, envName, envHolder, envHolders, envSentinelUser, envSentinelPassword: // not for the command
 		default:
 			env = append(env, v)
 		}
 	}
 	holders := strings.Join(append(holdersAround(), r.holder()), " ")
-	return append(env, fmt.Sprintf("%s=%d", envToken, r.token), envName+"="+r.name, envHolder+"="+r.holder(), envHolders+"="+holders)
+	tokens := make([]string, len(r.names))
+	for i := range tokens {
+		tokens[i] = fmt.Sprint(r.token(i))
+	}
+	env = append(env, envTokens+"="+strings.Join(tokens, " "), envHolder+"="+r.holder(), envHolders+"="+holders)
+	if len(r.names) == 1 { // a command that knows one lock only must not take one of several for all
+		env = append(env, envToken+"="+tokens[0], envName+"="+r.names[0])
+	}
+	return env
 }
 
 // work runs the command to its end, and returns its exit code.
@@ -425,14 +529,14 @@ func (r *runner) stop() <-chan time.Time {
 	}
 	cause := context.Cause(r.section)
 	var loss *relock.LostError
-	reason := ""
-	if errors.As(cause, &loss) {
-		reason = string(loss.Reason)
-	}
-	r.tell(event{
-		Event: "lost", Token: r.token, Reason: reason, Error: kinds[codeLost], HeldMs: r.held(), Pid: r.child.pid,
+	e := event{
+		Event: "lost", Error: kinds[codeLost], HeldMs: r.held(), Pid: r.child.pid,
 		text: fmt.Sprintf("%s; stopping the command", strings.TrimPrefix(cause.Error(), "relock: ")),
-	})
+	}
+	if errors.As(cause, &loss) {
+		e.Name, e.Reason, e.Token = loss.Name, string(loss.Reason), loss.Token
+	}
+	r.tell(e)
 	if err != nil {
 		r.tellUnstopped(err.Error())
 	}
@@ -488,17 +592,20 @@ func (r *runner) clear(kill <-chan time.Time) {
 	}
 }
 
-// release gives the lock back. The exit code of the command is for the message.
+// release gives the locks back, also those that are left of several after a loss. The exit code of the command is for the message.
 func (r *runner) release(code int) error {
 	if r.lost {
-		return nil // nothing to give back
+		if len(r.names) > 1 { // the other locks are ours
+			_ = r.unlock()
+		}
+		return nil
 	}
 	unlockErr := r.unlock()
 	if errors.Is(unlockErr, relock.ErrLockLost) {
 		// The release has found the loss. The command may have done its last work without the lock.
 		return &exitError{code: codeLost, err: fmt.Errorf("%w (the command had ended with %d)", unlockErr, code)}
 	}
-	e := event{Event: "released", Token: r.token, HeldMs: r.held(), text: fmt.Sprintf("%q given back", r.name), quiet: true}
+	e := event{Event: "released", HeldMs: r.held(), text: quoted(r.names) + " given back", quiet: true}
 	if unlockErr != nil {
 		// The work was done under the lock. A longer wait of others is no failure of the command.
 		message := strings.TrimPrefix(unlockErr.Error(), "relock: ")
@@ -513,7 +620,7 @@ func (r *runner) release(code int) error {
 func (r *runner) unlock() error {
 	const moment = time.Second
 	done := make(chan error, 1)
-	go func() { done <- r.lock.Unlock(r.section) }()
+	go func() { done <- r.all.Unlock(r.section) }()
 	limit := time.After(r.conn.timeout)
 	var hurry <-chan time.Time
 	for {
@@ -529,7 +636,7 @@ func (r *runner) unlock() error {
 		case <-limit:
 		}
 		r.silent = true
-		return fmt.Errorf("unlock %q: not confirmed by Redis in time: it is free within its TTL", r.name)
+		return fmt.Errorf("unlock %s: not confirmed by Redis in time: it is free within its TTL", quoted(r.names))
 	}
 }
 

@@ -215,12 +215,12 @@ func TestThatARunWaitsIsToldBeforeItsEnd(t *testing.T) {
 	release := s.hold("job")
 	w := &lateWriter{other: make(chan struct{}, 1), begun: release}
 	r := &runner{
-		app: &app{json: true, stderr: w, conn: connection{timeout: soon}}, runOptions: runOptions{waitSet: true, wait: soon}, name: "job", told: make(chan struct{}, 1),
+		app: &app{json: true, stderr: w, conn: connection{timeout: soon}}, runOptions: runOptions{waitSet: true, wait: soon}, names: []string{"job"}, told: make(chan struct{}, 1),
 	}
 	client, err := relock.New(s.rdb, relock.WithHooks(r.hooks()))
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = client.Close() })
-	r.lock = client.NewLock("job")
+	require.NoError(t, r.open(client))
 	require.NoError(t, r.take())
 	defer r.quit()
 	require.NoError(t, r.release(0))
@@ -398,7 +398,7 @@ func TestACommandThatWeMustNotStopIsTold(t *testing.T) {
 		var said bytes.Buffer
 		refuse := func(int, syscall.Signal) error { return syscall.EPERM }
 		r := &runner{
-			app: &app{stderr: &said}, runOptions: runOptions{grace: time.Minute}, name: "job", command: []string{"theirs"},
+			app: &app{stderr: &said}, runOptions: runOptions{grace: time.Minute}, names: []string{"job"}, command: []string{"theirs"},
 			section: section, child: &child{pid: 1, kill: refuse},
 		}
 		r.stop()
@@ -481,7 +481,7 @@ func TestALossThatOnlyTheEndFindsIsTold(t *testing.T) {
 	lock := s.client.NewLock("job")
 	section, err := lock.TryLock(t.Context())
 	require.NoError(t, err)
-	r := &runner{app: &app{stderr: io.Discard, conn: connection{timeout: soon}}, name: "job", lock: lock, section: section}
+	r := &runner{app: &app{stderr: io.Discard, conn: connection{timeout: soon}}, names: []string{"job"}, all: lock, section: section}
 	require.NoError(t, s.rdb.Del(t.Context(), keyOf("relock:", "job")).Err()) // long before a renewal is due
 	var exit *exitError
 	require.ErrorAs(t, r.release(9), &exit)
@@ -597,7 +597,7 @@ func TestACommandDoesNotStartWithALostLock(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, s.rdb.Del(t.Context(), keyOf("relock:", "job")).Err())
 	<-section.Done()
-	r := &runner{app: &app{stderr: io.Discard}, name: "job", command: []string{"never"}, lock: lock, section: section}
+	r := &runner{app: &app{stderr: io.Discard}, names: []string{"job"}, command: []string{"never"}, all: lock, section: section}
 	_, err = r.work() // it would say that there is no such command
 	var exit *exitError
 	require.ErrorAs(t, err, &exit)
@@ -760,8 +760,13 @@ func TestWrongUsageIs64AndSaysWhatIsAllowed(t *testing.T) {
 		{[]string{"run", "job", "--"}, "no command"},
 		{[]string{"run", "job", "ls"}, "behind --"},
 		{[]string{"run", "job", "ls", "-l"}, "behind --"},
-		{[]string{"run", "--", "ls"}, "one lock name"},
-		{[]string{"run", "a", "b", "--", "ls"}, "one lock name"},
+		{[]string{"run", "--", "ls"}, "a lock name before --"},
+		{[]string{"run", "a", "{a}", "--", "ls"}, "the same lock"},
+		{[]string{"run", "a", "b"}, "stands behind --"},
+		{[]string{"run", "--shared", "--write", "a", "--", "ls"}, "only one of them"},
+		{[]string{"run", "--permits", "0", "a", "--", "ls"}, "--permits 0"},
+		{[]string{"run", "--permits", "2147483647", "a", "--", "ls"}, "permits"},
+		{[]string{"run", "--redisson", "--shared", "a", "--", "ls"}, "mutexes only"},
 		{[]string{"run", "", "--", "true"}, "empty"},
 		{[]string{"run", "}x", "--", "true"}, "must not begin with"},
 		{[]string{"run", strings.Repeat("n", 1025), "--", "true"}, "at most 1024"},

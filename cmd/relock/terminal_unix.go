@@ -209,7 +209,7 @@ func stopSelf(conts <-chan os.Signal) {
 // resume is called after a SIGCONT.
 func (r *runner) resume() {
 	r.tty.check(r.child)
-	if !r.lost && !r.lock.Held(r.section) {
+	if !r.lost && !r.isHeld() {
 		return // the loss is reported, and the command ended, at once
 	}
 	r.wake()

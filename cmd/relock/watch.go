@@ -73,7 +73,7 @@ func (a *app) watch(ctx context.Context, pattern string, every time.Duration, co
 
 	w := &watcher{
 		app: a, pattern: pattern, count: count, last: view{every: every, where: a.conn.where()},
-		reader:  &reader{rdb: rdb, client: client, prefix: a.conn.prefix, limit: a.conn.timeout},
+		reader:  a.reader(rdb, client),
 		tick:    time.NewTicker(every),
 		resized: make(chan os.Signal, 1), stopping: make(chan os.Signal, 1), conts: make(chan os.Signal, 1),
 	}
