@@ -12,21 +12,21 @@
 //
 // Names, kinds and units. Attributes also begin with "relock.", as in relock.outcome.
 //
-//	relock.client.acquires              counter {acquire}    outcome, reentrant, waited: calls
-//	relock.client.acquire.duration      histogram s          outcome: from call to return
-//	relock.client.acquire.ttl_ratio     histogram 1          the same in TTLs of the lock
-//	relock.client.wakes                 counter {wake}       wake: waits that ended with the lock
-//	relock.client.queue.position        histogram {waiter}   how many were before a waiter
-//	relock.client.waiters               up-down {waiter}     waiters in a queue now
-//	relock.client.holds                 up-down {hold}       holds now
-//	relock.client.hold.max_age          gauge s              age of the oldest hold
-//	relock.client.hold.max_age_ttl      gauge 1              largest age in TTLs
-//	relock.client.hold.duration         histogram s          end: first entry to last exit
-//	relock.client.hold.ttl_ratio        histogram 1          the same in TTLs of the lock
-//	relock.client.hold.depth            histogram {entry}    deepest re-entry; 1 is none
-//	relock.client.releases.unconfirmed  counter {release}    Unlocks that were not confirmed
-//	relock.client.losses                counter {loss}       reason: holds that were lost
-//	relock.client.leaks                 counter {leak}       contexts dropped without Unlock
+//	relock.client.acquires              counter {acquire}    mode, outcome, reentrant, waited: calls
+//	relock.client.acquire.duration      histogram s          mode, outcome: from call to return
+//	relock.client.acquire.ttl_ratio     histogram 1          mode: the same in TTLs of the lock
+//	relock.client.wakes                 counter {wake}       mode, wake: waits that got the lock
+//	relock.client.queue.position        histogram {waiter}   mode: how many were before a waiter
+//	relock.client.waiters               up-down {waiter}     mode: waiters in a queue now
+//	relock.client.holds                 up-down {hold}       mode: holds now
+//	relock.client.hold.max_age          gauge s              mode: age of the oldest hold
+//	relock.client.hold.max_age_ttl      gauge 1              mode: largest age in TTLs
+//	relock.client.hold.duration         histogram s          end, mode: first entry to last exit
+//	relock.client.hold.ttl_ratio        histogram 1          mode: the same in TTLs of the lock
+//	relock.client.hold.depth            histogram {entry}    mode: deepest re-entry; 1 is none
+//	relock.client.releases.unconfirmed  counter {release}    mode: Unlocks that were not confirmed
+//	relock.client.losses                counter {loss}       mode, reason: holds that were lost
+//	relock.client.leaks                 counter {leak}       mode: contexts dropped without Unlock
 //	relock.client.renewals              counter {renewal}    result: leases renewed, or tried to
 //	relock.client.renewal.duration      histogram s          round trips of the watchdog
 //	relock.client.retries               counter {retry}      script: scripts that were sent again
@@ -36,8 +36,12 @@
 //
 // Nested entries count in relock.client.acquires alone; relock.client.acquire.ttl_ratio also leaves
 // out refusals of TryLock. Durations cover what has ended. A section that hangs shows in the ages
-// of open holds. Counters begin with 0, not with their first event; with a lock attribute, when a
-// call asks for the first lock of that value. Histograms begin with their first event.
+// of open holds. Counters begin with 0, not with their first event. Counters of the modes shared and
+// permit, and of a lock attribute, begin when a call asks for the first such lock. Histograms begin
+// with their first event.
+//
+// The mode is exclusive (a mutex, or a read-write lock for writing), shared (a read-write lock for
+// reading) or permit (a semaphore).
 //
 // An exporter for Prometheus turns relock.client.holds into relock_client_holds, and the module
 // relock/prometheus has relock_holds. The names differ so that one registry can serve both modules.
@@ -49,9 +53,10 @@
 // Each call of Lock, TryLock, TryLockFor, Do and DoFor is a span "relock.acquire", a child of the
 // span in the caller's context. The span covers the call, and not the work in the section. The
 // goroutine that runs the hooks makes the span when the call has returned. Attributes are
-// relock.outcome, relock.reentrant, relock.waited, relock.depth, relock.wake, relock.holder (the
-// holder that asked), relock.owner (the holder that had the lock, after a refusal) and error.type.
-// The status is an error for the outcomes lost and error; a refusal is an answer.
+// relock.mode, relock.outcome, relock.reentrant, relock.waited, relock.depth, relock.wake,
+// relock.holder (the holder that asked), relock.owner (the holder that had the lock, after a refusal)
+// and error.type. The status is an error for the outcomes lost, deadlock and error; a refusal is an
+// answer.
 //
 // # The lock's name
 //

@@ -69,5 +69,5 @@ func Example() {
 	}
 	// Output:
 	// span relock.acquire
-	// relock.client.hold.duration 1 relock.end=released,relock.lock=orders
+	// relock.client.hold.duration 1 relock.end=released,relock.lock=orders,relock.mode=exclusive
 }

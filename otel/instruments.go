@@ -24,7 +24,7 @@ type instruments struct {
 	losses      metric.Int64Counter
 	leaks       metric.Int64Counter
 
-	// Of clients, without a lock attribute.
+	// Of clients, without the attributes of a lock.
 	renewals    metric.Int64Counter
 	renewalTime metric.Float64Histogram
 	retries     metric.Int64Counter
@@ -131,33 +131,33 @@ func (t *Telemetry) begin(known map[string]inflight.Usage) {
 	t.reconnects.Add(bg, 0)
 	t.downtime.Add(bg, 0)
 	t.dropped.Add(bg, 0)
-	for lock := range known {
-		t.beginLock(lock)
+	for label := range known {
+		t.beginLock(label)
 	}
 }
 
-// know makes the counters of a lock attribute begin with 0.
-func (t *Telemetry) know(lock string) {
-	if t.inflight.Know(lock) {
-		t.beginLock(lock)
+// know makes the counters of the attributes of a lock begin with 0.
+func (t *Telemetry) know(label string) {
+	if t.inflight.Know(label) {
+		t.beginLock(label)
 	}
 }
 
-func (t *Telemetry) beginLock(lock string) {
+func (t *Telemetry) beginLock(label string) {
 	bg := context.Background()
 	for _, o := range measures.Outcomes {
 		outcome := OutcomeKey.String(string(o))
 		for _, waited := range []bool{false, true} {
-			t.acquires.Add(bg, 0, t.with(lock, outcome, ReentrantKey.Bool(false), WaitedKey.Bool(waited)))
+			t.acquires.Add(bg, 0, t.with(label, outcome, ReentrantKey.Bool(false), WaitedKey.Bool(waited)))
+			t.acquires.Add(bg, 0, t.with(label, outcome, ReentrantKey.Bool(true), WaitedKey.Bool(waited)))
 		}
-		t.acquires.Add(bg, 0, t.with(lock, outcome, ReentrantKey.Bool(true), WaitedKey.Bool(false)))
 	}
 	for _, w := range measures.WakeCauses {
-		t.wakes.Add(bg, 0, t.with(lock, WakeKey.String(string(w))))
+		t.wakes.Add(bg, 0, t.with(label, WakeKey.String(string(w))))
 	}
 	for _, r := range measures.Reasons {
-		t.losses.Add(bg, 0, t.with(lock, ReasonKey.String(string(r))))
+		t.losses.Add(bg, 0, t.with(label, ReasonKey.String(string(r))))
 	}
-	t.unconfirmed.Add(bg, 0, t.with(lock))
-	t.leaks.Add(bg, 0, t.with(lock))
+	t.unconfirmed.Add(bg, 0, t.with(label))
+	t.leaks.Add(bg, 0, t.with(label))
 }

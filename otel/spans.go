@@ -18,14 +18,10 @@ const SpanName = "relock.acquire"
 const errorTypeKey = attribute.Key("error.type")
 
 // span makes the span of an acquire that has returned, and returns a context with the span.
-func (t *Telemetry) span(e relock.AcquireFinished, lock string) context.Context {
-	attrs := []attribute.KeyValue{
+func (t *Telemetry) span(e relock.AcquireFinished, label string) context.Context {
+	attrs := append(t.attributes(label),
 		OutcomeKey.String(string(e.Outcome)), ReentrantKey.Bool(e.Reentrant), WaitedKey.Bool(e.Waited),
-		HolderKey.String(valid(e.Holder.String())),
-	}
-	if t.label != nil {
-		attrs = append(attrs, LockKey.String(lock))
-	}
+		HolderKey.String(valid(e.Holder.String())))
 	if e.Depth > 0 {
 		attrs = append(attrs, DepthKey.Int(e.Depth))
 	}
@@ -42,7 +38,8 @@ func (t *Telemetry) span(e relock.AcquireFinished, lock string) context.Context 
 	// A caller whose context is done wants its span all the more.
 	ctx, span := t.tracer.Start(context.WithoutCancel(e.Context), SpanName,
 		trace.WithTimestamp(e.Start), trace.WithAttributes(attrs...))
-	if e.Outcome == relock.OutcomeLost || e.Outcome == relock.OutcomeError {
+	switch e.Outcome {
+	case relock.OutcomeLost, relock.OutcomeDeadlock, relock.OutcomeError:
 		span.SetStatus(codes.Error, valid(describe(e)))
 	}
 	span.End(trace.WithTimestamp(e.Start.Add(e.Duration)))
@@ -69,6 +66,9 @@ func describe(e relock.AcquireFinished) string {
 	var lost *relock.LostError
 	if e.Outcome == relock.OutcomeLost && errors.As(e.Err, &lost) {
 		return "lock lost: " + string(lost.Reason)
+	}
+	if e.Outcome == relock.OutcomeDeadlock { // the error of a circle has the names of its locks
+		return relock.ErrDeadlock.Error()
 	}
 	var op *relock.OpError
 	if !errors.As(e.Err, &op) || op.Err == nil || strings.Contains(op.Err.Error(), e.Name) {

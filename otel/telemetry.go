@@ -31,6 +31,7 @@ const (
 	ReasonKey    = attribute.Key("relock.reason")    // a relock.LossReason
 	ResultKey    = attribute.Key("relock.result")    // of a renewal: "ok", "failed" or "lost"
 	ScriptKey    = attribute.Key("relock.script")    // the name of a script
+	ModeKey      = attribute.Key("relock.mode")      // a relock.Mode: "exclusive", "shared", "permit"
 	LockKey      = attribute.Key("relock.lock")      // see WithLockAttribute
 
 	DepthKey  = attribute.Key("relock.depth")  // of spans only: the hold count after the entry
@@ -100,7 +101,7 @@ func New(options ...Option) (*Telemetry, error) {
 		return nil, err
 	}
 	if t.label == nil {
-		t.inflight.Know("")
+		t.inflight.Know(measures.Label(relock.ModeExclusive, ""))
 	}
 	return t, nil
 }
@@ -114,27 +115,30 @@ func (t *Telemetry) Close() error { return t.registration.Unregister() }
 func (t *Telemetry) Hooks() relock.Hooks {
 	bg := context.Background()
 	return relock.Hooks{
-		AcquireStarted:  func(e relock.AcquireStarted) { t.lock(e.Name) }, // counters begin before they count
+		AcquireStarted:  func(e relock.AcquireStarted) { t.of(e.Name, e.Mode) }, // counters begin before they count
 		AcquireFinished: t.acquireFinished,
 		Queued: func(e relock.Queued) {
-			lock := t.lock(e.Name)
-			t.position.Record(bg, int64(e.Position), t.with(lock))
-			t.inflight.Queue(keyOf(e.Name, e.Holder), lock)
+			label := t.of(e.Name, e.Mode)
+			t.position.Record(bg, int64(e.Position), t.with(label))
+			t.inflight.Queue(keyOf(e.Name, e.Mode, e.Holder), label)
 		},
 		Released: func(e relock.Released) {
+			label := t.of(e.Name, e.Mode)
 			if e.Err != nil {
-				t.unconfirmed.Add(bg, 1, t.with(t.lock(e.Name)))
+				t.unconfirmed.Add(bg, 1, t.with(label))
 			}
-			t.ended(keyOf(e.Name, e.Holder), measures.EndReleased, e.Held, e.TTL, e.MaxDepth)
+			t.ended(keyOf(e.Name, e.Mode, e.Holder), label, measures.EndReleased, e.Held, e.TTL, e.MaxDepth)
 		},
 		Lost: func(e relock.Lost) {
-			t.losses.Add(bg, 1, t.with(t.lock(e.Name), ReasonKey.String(string(e.Reason))))
-			t.ended(keyOf(e.Name, e.Holder), measures.EndLost, e.Held, e.TTL, e.MaxDepth)
+			label := t.of(e.Name, e.Mode)
+			t.losses.Add(bg, 1, t.with(label, ReasonKey.String(string(e.Reason))))
+			t.ended(keyOf(e.Name, e.Mode, e.Holder), label, measures.EndLost, e.Held, e.TTL, e.MaxDepth)
 		},
 		Closed: func(e relock.Closed) {
-			t.ended(keyOf(e.Name, e.Holder), measures.EndClosed, e.Held, e.TTL, e.MaxDepth)
+			label := t.of(e.Name, e.Mode)
+			t.ended(keyOf(e.Name, e.Mode, e.Holder), label, measures.EndClosed, e.Held, e.TTL, e.MaxDepth)
 		},
-		Leaked: func(e relock.Leaked) { t.leaks.Add(bg, 1, t.with(t.lock(e.Name))) },
+		Leaked: func(e relock.Leaked) { t.leaks.Add(bg, 1, t.with(t.of(e.Name, e.Mode))) },
 		Renewed: func(e relock.Renewed) {
 			renewed := func(n int, result string) {
 				t.renewals.Add(bg, int64(n), metric.WithAttributes(ResultKey.String(result)))
@@ -159,78 +163,94 @@ func (t *Telemetry) Hooks() relock.Hooks {
 }
 
 func (t *Telemetry) acquireFinished(e relock.AcquireFinished) {
-	lock := t.lock(e.Name)
-	ctx := t.span(e, lock) // exemplars lead to the span
+	label := t.of(e.Name, e.Mode)
+	ctx := t.span(e, label) // exemplars lead to the span
 	outcome := OutcomeKey.String(string(e.Outcome))
-	t.acquires.Add(ctx, 1, t.with(lock, outcome, ReentrantKey.Bool(e.Reentrant), WaitedKey.Bool(e.Waited)))
+	t.acquires.Add(ctx, 1, t.with(label, outcome, ReentrantKey.Bool(e.Reentrant), WaitedKey.Bool(e.Waited)))
 	if e.Queued {
-		t.inflight.Unqueue(keyOf(e.Name, e.Holder))
+		t.inflight.Unqueue(keyOf(e.Name, e.Mode, e.Holder))
+	}
+	if e.Outcome == relock.OutcomeAcquired {
+		t.entered(ctx, e, label)
 	}
 	if e.Reentrant {
 		return
 	}
-	t.acquireTime.Record(ctx, e.Duration.Seconds(), t.with(lock, outcome))
+	t.acquireTime.Record(ctx, e.Duration.Seconds(), t.with(label, outcome))
 	refused := e.Outcome == relock.OutcomeLocked && !e.Waited // TryLock: an answer, not a wait
 	if !refused && e.TTL > 0 {
-		t.acquireTTL.Record(ctx, float64(e.Duration)/float64(e.TTL), t.with(lock))
+		t.acquireTTL.Record(ctx, float64(e.Duration)/float64(e.TTL), t.with(label))
 	}
-	if e.Outcome != relock.OutcomeAcquired {
-		return
-	}
-	if e.Queued {
-		t.wakes.Add(ctx, 1, t.with(lock, WakeKey.String(string(e.Wake))))
-	}
-	t.inflight.Open(keyOf(e.Name, e.Holder),
-		inflight.Hold{Label: lock, Asked: e.Start, Since: e.Start.Add(e.Duration), TTL: e.TTL})
 }
 
-// keyOf names a hold, or a wait, for the table of what is in flight.
-func keyOf(name string, h relock.Holder) inflight.Key {
-	return inflight.Key{Name: name, Holder: h.String()}
+// entered counts an entry. A call for writing inside a section for reading, or the other way round, is
+// a nested one and yet begins a hold: its depth is 1.
+func (t *Telemetry) entered(ctx context.Context, e relock.AcquireFinished, label string) {
+	if e.Queued {
+		t.wakes.Add(ctx, 1, t.with(label, WakeKey.String(string(e.Wake))))
+	}
+	if e.Depth == 1 {
+		t.inflight.Open(keyOf(e.Name, e.Mode, e.Holder),
+			inflight.Hold{Label: label, Asked: e.Start, Since: e.Start.Add(e.Duration), TTL: e.TTL})
+	}
+}
+
+// keyOf names a hold, or a wait, for the table of what is in flight. A holder may have a hold of each
+// mode of a read-write lock.
+func keyOf(name string, mode relock.Mode, h relock.Holder) inflight.Key {
+	return inflight.Key{Name: name, Holder: string(mode) + " " + h.String()}
 }
 
 // ended counts a hold that is over.
-func (t *Telemetry) ended(key inflight.Key, end string, held, ttl time.Duration, depth int) {
-	ctx, lock := context.Background(), t.lock(key.Name)
-	t.holdTime.Record(ctx, held.Seconds(), t.with(lock, EndKey.String(end)))
+func (t *Telemetry) ended(key inflight.Key, label, end string, held, ttl time.Duration, depth int) {
+	ctx := context.Background()
+	t.holdTime.Record(ctx, held.Seconds(), t.with(label, EndKey.String(end)))
 	if ttl > 0 {
-		t.holdTTL.Record(ctx, float64(held)/float64(ttl), t.with(lock))
+		t.holdTTL.Record(ctx, float64(held)/float64(ttl), t.with(label))
 	}
-	t.depth.Record(ctx, int64(depth), t.with(lock))
+	t.depth.Record(ctx, int64(depth), t.with(label))
 	t.inflight.End(key, held)
 }
 
-// lock is the attribute's value for a lock's name.
-func (t *Telemetry) lock(name string) string {
-	if t.label == nil {
-		return ""
+// of returns the attributes of a lock, see [measures.Label].
+func (t *Telemetry) of(name string, mode relock.Mode) string {
+	lock := ""
+	if t.label != nil {
+		lock = valid(t.label(name))
 	}
-	lock := valid(t.label(name))
-	t.know(lock)
-	return lock
+	label := measures.Label(mode, lock)
+	t.know(label)
+	return label
 }
 
 // valid makes a text fit for an exporter. Invalid UTF-8 in one attribute would cost the whole
 // batch, or every scrape until the process ends.
 func valid(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
-// with returns attributes, and the lock's if there is such an attribute.
-func (t *Telemetry) with(lock string, attrs ...attribute.KeyValue) metric.MeasurementOption {
+// with returns attributes, and the attributes of a lock.
+func (t *Telemetry) with(label string, attrs ...attribute.KeyValue) metric.MeasurementOption {
+	return metric.WithAttributes(append(attrs, t.attributes(label)...)...)
+}
+
+// attributes returns the attributes of a lock: its mode and, if there is one, the lock attribute.
+func (t *Telemetry) attributes(label string) []attribute.KeyValue {
+	mode, lock := measures.Split(label)
+	attrs := []attribute.KeyValue{ModeKey.String(mode)}
 	if t.label != nil {
 		attrs = append(attrs, LockKey.String(lock))
 	}
-	return metric.WithAttributes(attrs...)
+	return attrs
 }
 
 // observe reports what is in flight when somebody collects metrics.
 func (t *Telemetry) observe(_ context.Context, o metric.Observer) error {
 	now := t.inflight.Usage()
 	t.begun.Do(func() { t.begin(now) })
-	for lock, u := range now {
-		o.ObserveInt64(t.waiters, int64(u.Waiters), t.with(lock))
-		o.ObserveInt64(t.holds, int64(u.Holds), t.with(lock))
-		o.ObserveFloat64(t.maxAge, u.Age.Seconds(), t.with(lock))
-		o.ObserveFloat64(t.maxAgeTTL, u.AgeTTL, t.with(lock))
+	for label, u := range now {
+		o.ObserveInt64(t.waiters, int64(u.Waiters), t.with(label))
+		o.ObserveInt64(t.holds, int64(u.Holds), t.with(label))
+		o.ObserveFloat64(t.maxAge, u.Age.Seconds(), t.with(label))
+		o.ObserveFloat64(t.maxAgeTTL, u.AgeTTL, t.with(label))
 	}
 	return nil
 }

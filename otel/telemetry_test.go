@@ -237,20 +237,20 @@ func TestTheStoryOfALockIsCounted(t *testing.T) {
 			delete(before, sample)
 		}
 		require.Equal(t, map[string]float64{
-			`relock.client.acquires{outcome=acquired,reentrant=false,waited=false}`: 1,
-			`relock.client.acquires{outcome=acquired,reentrant=true,waited=false}`:  1,
-			`relock.client.acquires{outcome=locked,reentrant=false,waited=false}`:   1,
-			`relock.client.acquires{outcome=locked,reentrant=false,waited=true}`:    1,
-			`relock.client.acquire.duration{outcome=acquired}`:                      1,
-			`relock.client.acquire.duration{outcome=locked}`:                        2,
-			`relock.client.acquire.duration.sum{outcome=locked}`:                    2,
-			`relock.client.acquire.ttl_ratio`:                                       2,
-			`relock.client.acquire.ttl_ratio.sum`:                                   .2,
-			`relock.client.queue.position`:                                          2,
-			`relock.client.waiters`:                                                 1,
-			`relock.client.holds`:                                                   1,
-			`relock.client.hold.max_age`:                                            5,
-			`relock.client.hold.max_age_ttl`:                                        .5,
+			`relock.client.acquires{mode=exclusive,outcome=acquired,reentrant=false,waited=false}`: 1,
+			`relock.client.acquires{mode=exclusive,outcome=acquired,reentrant=true,waited=false}`:  1,
+			`relock.client.acquires{mode=exclusive,outcome=locked,reentrant=false,waited=false}`:   1,
+			`relock.client.acquires{mode=exclusive,outcome=locked,reentrant=false,waited=true}`:    1,
+			`relock.client.acquire.duration{mode=exclusive,outcome=acquired}`:                      1,
+			`relock.client.acquire.duration{mode=exclusive,outcome=locked}`:                        2,
+			`relock.client.acquire.duration.sum{mode=exclusive,outcome=locked}`:                    2,
+			`relock.client.acquire.ttl_ratio{mode=exclusive}`:                                      2,
+			`relock.client.acquire.ttl_ratio.sum{mode=exclusive}`:                                  .2,
+			`relock.client.queue.position{mode=exclusive}`:                                         2,
+			`relock.client.waiters{mode=exclusive}`:                                                1,
+			`relock.client.holds{mode=exclusive}`:                                                  1,
+			`relock.client.hold.max_age{mode=exclusive}`:                                           5,
+			`relock.client.hold.max_age_ttl{mode=exclusive}`:                                       .5,
 		}, before)
 
 		pass(20 * time.Second)
@@ -259,34 +259,34 @@ func TestTheStoryOfALockIsCounted(t *testing.T) {
 		last := <-next
 		synctest.Wait()
 		got := c.changed()
-		is(t, 1, got[`relock.client.acquires{outcome=acquired,reentrant=false,waited=true}`])
-		is(t, 23, got[`relock.client.acquire.duration.sum{outcome=acquired}`])
-		is(t, 1, got[`relock.client.wakes{wake=grant}`])
-		is(t, 1, got[`relock.client.hold.duration{end=released}`])
-		is(t, 25, got[`relock.client.hold.duration.sum{end=released}`])
-		is(t, 2.5, got[`relock.client.hold.ttl_ratio.sum`])
-		is(t, 1, got[`relock.client.hold.depth`])
-		is(t, 2, got[`relock.client.hold.depth.sum`])
-		is(t, 1, got[`relock.client.holds`])
-		require.NotContains(t, got, `relock.client.waiters`)
+		is(t, 1, got[`relock.client.acquires{mode=exclusive,outcome=acquired,reentrant=false,waited=true}`])
+		is(t, 23, got[`relock.client.acquire.duration.sum{mode=exclusive,outcome=acquired}`])
+		is(t, 1, got[`relock.client.wakes{mode=exclusive,wake=grant}`])
+		is(t, 1, got[`relock.client.hold.duration{end=released,mode=exclusive}`])
+		is(t, 25, got[`relock.client.hold.duration.sum{end=released,mode=exclusive}`])
+		is(t, 2.5, got[`relock.client.hold.ttl_ratio.sum{mode=exclusive}`])
+		is(t, 1, got[`relock.client.hold.depth{mode=exclusive}`])
+		is(t, 2, got[`relock.client.hold.depth.sum{mode=exclusive}`])
+		is(t, 1, got[`relock.client.holds{mode=exclusive}`])
+		require.NotContains(t, got, `relock.client.waiters{mode=exclusive}`)
 
 		w.FlushAll()
 		<-last.Done()
 		require.ErrorIs(t, l.Unlock(last), relock.ErrLockLost)
 		synctest.Wait()
 		got = c.changed()
-		is(t, 1, got[`relock.client.losses{reason=taken}`])
+		is(t, 1, got[`relock.client.losses{mode=exclusive,reason=taken}`])
 		is(t, 1, got[`relock.client.renewals{result=lost}`])
-		is(t, 1, got[`relock.client.hold.duration{end=lost}`])
-		is(t, 2, got[`relock.client.hold.depth`])
-		require.NotContains(t, got, `relock.client.holds`)
+		is(t, 1, got[`relock.client.hold.duration{end=lost,mode=exclusive}`])
+		is(t, 2, got[`relock.client.hold.depth{mode=exclusive}`])
+		require.NotContains(t, got, `relock.client.holds{mode=exclusive}`)
 
 		open := enter(t, t.Context(), l)
 		pass(time.Second)
 		require.NoError(t, locks.Close())
 		got = c.changed()
-		is(t, 1, got[`relock.client.hold.duration{end=closed}`])
-		require.NotContains(t, got, `relock.client.holds`, "nobody tells of its end any more")
+		is(t, 1, got[`relock.client.hold.duration{end=closed,mode=exclusive}`])
+		require.NotContains(t, got, `relock.client.holds{mode=exclusive}`, "nobody tells of its end any more")
 		require.NoError(t, l.Unlock(open))
 	})
 }
@@ -306,12 +306,12 @@ func TestTroubleWithRedisIsCounted(t *testing.T) {
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		synctest.Wait()
 		got := c.changed()
-		is(t, 1, got[`relock.client.losses{reason=expired}`])
+		is(t, 1, got[`relock.client.losses{mode=exclusive,reason=expired}`])
 		require.Greater(t, got[`relock.client.renewals{result=failed}`], 2.)
 		require.NotContains(t, got, `relock.client.renewals{result=ok}`)
-		require.NotContains(t, got, `relock.client.holds`)
+		require.NotContains(t, got, `relock.client.holds{mode=exclusive}`)
 		require.Greater(t, got[`relock.client.retries{script=acquire}`], 2.)
-		is(t, 1, got[`relock.client.acquires{outcome=canceled,reentrant=false,waited=false}`])
+		is(t, 1, got[`relock.client.acquires{mode=exclusive,outcome=canceled,reentrant=false,waited=false}`])
 
 		w.SetError("")
 		section = enter(t, t.Context(), l)
@@ -320,8 +320,8 @@ func TestTroubleWithRedisIsCounted(t *testing.T) {
 		synctest.Wait()
 		w.SetError("")
 		got = c.changed()
-		is(t, 1, got[`relock.client.releases.unconfirmed`])
-		require.NotContains(t, got, `relock.client.holds`)
+		is(t, 1, got[`relock.client.releases.unconfirmed{mode=exclusive}`])
+		require.NotContains(t, got, `relock.client.holds{mode=exclusive}`)
 	})
 }
 
@@ -336,9 +336,9 @@ func TestALeakIsCounted(t *testing.T) {
 	redistest.Eventually(t, 20*time.Second, func() bool {
 		runtime.GC()
 		got := c.changed()
-		return got[`relock.client.leaks`] == 1 && got[`relock.client.losses{reason=leaked}`] == 1
+		return got[`relock.client.leaks{mode=exclusive}`] == 1 && got[`relock.client.losses{mode=exclusive,reason=leaked}`] == 1
 	}, "the leak and the loss were told")
-	require.Zero(t, c.values()[`relock.client.holds`])
+	require.Zero(t, c.values()[`relock.client.holds{mode=exclusive}`])
 }
 
 func TestAPubSubConnectionThatComesBackIsCounted(t *testing.T) {
@@ -355,14 +355,78 @@ func TestAPubSubConnectionThatComesBackIsCounted(t *testing.T) {
 	go func() {
 		waiting <- l.Do(t.Context(), func(context.Context) error { return nil })
 	}()
-	redistest.Eventually(t, 10*time.Second, func() bool { return c.values()[`relock.client.waiters`] == 1 }, "one waits")
+	redistest.Eventually(t, 10*time.Second, func() bool { return c.values()[`relock.client.waiters{mode=exclusive}`] == 1 }, "one waits")
 	faults.CutPubSub()
 	redistest.Eventually(t, 10*time.Second, func() bool { return c.values()[`relock.client.reconnects`] == 1 }, "it is back")
 	require.Positive(t, c.values()[`relock.client.reconnect.downtime`])
 	require.NoError(t, l.Unlock(section))
 	require.NoError(t, <-waiting)
-	redistest.Eventually(t, 10*time.Second, func() bool { return c.values()[`relock.client.holds`] == 0 }, "both holds have ended")
-	require.Zero(t, c.values()[`relock.client.waiters`])
+	redistest.Eventually(t, 10*time.Second, func() bool { return c.values()[`relock.client.holds{mode=exclusive}`] == 0 }, "both holds have ended")
+	require.Zero(t, c.values()[`relock.client.waiters{mode=exclusive}`])
+}
+
+func TestEachModeIsAnAttribute(t *testing.T) {
+	server := redistest.Shared(t)
+	c := collect(t)
+	require.NotContains(t, c.values(), `relock.client.holds{mode=shared}`, "a program without readers has no series of them")
+	client, err := relock.New(server.Client(), relock.WithHooks(c.Hooks()))
+	require.NoError(t, err)
+	defer client.Close()
+	count := func(sample string, want float64) {
+		t.Helper()
+		redistest.Eventually(t, 10*time.Second, func() bool { return c.values()[sample] == want }, "counted: %v %s", want, sample)
+	}
+	prices, tills := client.NewRWLock("prices:jones"), client.NewSemaphore("tills", 2)
+	permit := enter(t, t.Context(), tills)
+	count(`relock.client.holds{mode=permit}`, 1)
+	_, attrs := c.lastSpan()
+	require.Equal(t, "permit", attrs["relock.mode"])
+	one, two := enter(t, t.Context(), prices.RLocker()), enter(t, t.Context(), prices.RLocker())
+	count(`relock.client.holds{mode=shared}`, 2)
+	count(`relock.client.acquires{mode=shared,outcome=acquired,reentrant=false,waited=false}`, 2)
+
+	wrote, done := make(chan error, 1), make(chan struct{})
+	go func() {
+		section, err := prices.Lock(one)
+		if err == nil {
+			<-done
+			err = prices.Unlock(section)
+		}
+		wrote <- err
+	}()
+	count(`relock.client.waiters{mode=exclusive}`, 1)
+	_, err = prices.Lock(two)
+	require.ErrorIs(t, err, relock.ErrDeadlock)
+	count(`relock.client.acquires{mode=exclusive,outcome=deadlock,reentrant=true,waited=false}`, 1)
+	span, attrs := c.lastSpan()
+	require.Equal(t, sdktrace.Status{Code: codes.Error, Description: "the wait would be a deadlock"}, span.Status)
+	require.Equal(t, "deadlock", attrs["relock.outcome"])
+	require.Equal(t, "deadlock", attrs["error.type"])
+	require.Equal(t, "exclusive", attrs["relock.mode"])
+	require.NoError(t, prices.Unlock(two))
+	count(`relock.client.holds{mode=exclusive}`, 1) // an upgrade is a hold beside the reader's
+	count(`relock.client.holds{mode=shared}`, 1)
+	close(done)
+	require.NoError(t, <-wrote)
+	count(`relock.client.holds{mode=exclusive}`, 0)
+	count(`relock.client.holds{mode=shared}`, 1)
+	require.NoError(t, prices.Unlock(one))
+	require.NoError(t, tills.Unlock(permit))
+	count(`relock.client.hold.duration{end=released,mode=shared}`, 2)
+	count(`relock.client.hold.duration{end=released,mode=exclusive}`, 1)
+	count(`relock.client.hold.duration{end=released,mode=permit}`, 1)
+	require.NotContains(t, fmt.Sprintf("%+v", c.spans.GetSpans()), "jones")
+}
+
+func TestTheSpanOfACircleOfWaitsHasNoNames(t *testing.T) {
+	c := collect(t)
+	c.Hooks().AcquireFinished(relock.AcquireFinished{
+		Context: t.Context(), Name: "jones", Mode: relock.ModeShared, Start: time.Now(), Outcome: relock.OutcomeDeadlock,
+		Err: &relock.DeadlockError{Cycle: []relock.CycleStep{{Lock: "jones"}, {Lock: "smith"}}},
+	})
+	span, attrs := c.lastSpan()
+	require.Equal(t, sdktrace.Status{Code: codes.Error, Description: "the wait would be a deadlock"}, span.Status)
+	require.Equal(t, "shared", attrs["relock.mode"])
 }
 
 func TestEachAcquireIsASpanUnderItsCallers(t *testing.T) {
@@ -384,8 +448,8 @@ func TestEachAcquireIsASpanUnderItsCallers(t *testing.T) {
 		require.Equal(t, begun, span.EndTime)
 		require.Equal(t, codes.Unset, span.Status.Code)
 		require.Equal(t, map[string]any{
-			"relock.outcome": "acquired", "relock.reentrant": false, "relock.waited": false, "relock.depth": int64(1),
-			"relock.holder": holder.String(),
+			"relock.mode": "exclusive", "relock.outcome": "acquired", "relock.reentrant": false, "relock.waited": false,
+			"relock.depth": int64(1), "relock.holder": holder.String(),
 		}, attrs)
 
 		inner := enter(t, outer, l)
@@ -498,7 +562,7 @@ func TestAnErrorWhoseTextHasTheNameIsNotInTheSpan(t *testing.T) {
 		errors.New("secret"),
 	} {
 		c.Hooks().AcquireFinished(relock.AcquireFinished{
-			Context: t.Context(), Name: "secret", Start: time.Now(), Outcome: relock.OutcomeError, Err: err,
+			Context: t.Context(), Name: "secret", Mode: relock.ModeExclusive, Start: time.Now(), Outcome: relock.OutcomeError, Err: err,
 		})
 		span, attrs := c.lastSpan()
 		require.Equal(t, sdktrace.Status{Code: codes.Error}, span.Status)
@@ -563,10 +627,10 @@ func TestWhatIsNoUTF8IsInNoAttribute(t *testing.T) {
 		return class
 	}))
 	c.Hooks().AcquireFinished(relock.AcquireFinished{
-		Context: t.Context(), Name: "caf\xe9:42", Start: time.Now(), Outcome: relock.OutcomeError,
+		Context: t.Context(), Name: "caf\xe9:42", Mode: relock.ModeExclusive, Start: time.Now(), Outcome: relock.OutcomeError,
 		Err: &relock.OpError{Op: "lock", Name: "caf\xe9:42", Err: errors.New("ERR \xff")},
 	})
-	require.Contains(t, c.values(), "relock.client.leaks{lock=caf\uFFFD}")
+	require.Contains(t, c.values(), "relock.client.leaks{lock=caf\uFFFD,mode=exclusive}")
 	span, attrs := c.lastSpan()
 	require.Equal(t, "caf\uFFFD", attrs["relock.lock"])
 	require.Equal(t, "ERR \uFFFD", span.Status.Description)
@@ -596,18 +660,18 @@ func TestCountersBeginWithZero(t *testing.T) {
 		require.Zero(t, v, sample)
 	}
 	for _, sample := range []string{
-		`relock.client.leaks`, `relock.client.losses{reason=expired}`, `relock.client.holds`, `relock.client.retries{script=acquire}`,
-		`relock.client.acquires{outcome=locked,reentrant=false,waited=true}`,
+		`relock.client.leaks{mode=exclusive}`, `relock.client.losses{mode=exclusive,reason=expired}`, `relock.client.holds{mode=exclusive}`, `relock.client.retries{script=acquire}`,
+		`relock.client.acquires{mode=exclusive,outcome=locked,reentrant=false,waited=true}`,
 	} {
 		require.Contains(t, before, sample)
 	}
 
 	// With a lock attribute, when the lock is seen first, which is before anything is counted.
 	c = collect(t, relockotel.WithLockAttribute(func(string) string { return "x" }))
-	require.NotContains(t, c.values(), `relock.client.leaks{lock=x}`)
-	c.Hooks().AcquireStarted(relock.AcquireStarted{Name: "a"})
-	require.Contains(t, c.values(), `relock.client.leaks{lock=x}`)
-	require.Contains(t, c.values(), `relock.client.holds{lock=x}`)
+	require.NotContains(t, c.values(), `relock.client.leaks{lock=x,mode=exclusive}`)
+	c.Hooks().AcquireStarted(relock.AcquireStarted{Name: "a", Mode: relock.ModeExclusive})
+	require.Contains(t, c.values(), `relock.client.leaks{lock=x,mode=exclusive}`)
+	require.Contains(t, c.values(), `relock.client.holds{lock=x,mode=exclusive}`)
 }
 
 // What is made before the global provider is set goes to the first one that is set in a process:
@@ -628,7 +692,7 @@ func TestCountersBeginWithZeroAlsoWhereTheGlobalProviderIsSetLater(t *testing.T)
 		otel.SetMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(c.reader)))
 		globalFirst = c.values()
 	})
-	for _, sample := range []string{"relock.client.holds", "relock.client.leaks", "relock.client.losses{reason=expired}", "relock.client.events.dropped"} {
+	for _, sample := range []string{"relock.client.holds{mode=exclusive}", "relock.client.leaks{mode=exclusive}", "relock.client.losses{mode=exclusive,reason=expired}", "relock.client.events.dropped"} {
 		require.Contains(t, globalFirst, sample)
 	}
 }
@@ -645,7 +709,7 @@ func TestExemplarsLeadToTheSpanOfTheAcquire(t *testing.T) {
 	ctx, request := c.traces.Tracer("test").Start(t.Context(), "request")
 	defer request.End()
 	c.Hooks().AcquireFinished(relock.AcquireFinished{
-		Context: ctx, Name: "a", Start: time.Now(), Duration: time.Second, Outcome: relock.OutcomeAcquired,
+		Context: ctx, Name: "a", Mode: relock.ModeExclusive, Start: time.Now(), Duration: time.Second, Outcome: relock.OutcomeAcquired,
 		Depth: 1, TTL: time.Second,
 	})
 	span, _ := c.lastSpan()
@@ -666,22 +730,22 @@ func TestDroppedEventsDoNotLeaveHoldsAndWaitersForEver(t *testing.T) {
 	hooks := c.Hooks()
 	h := newHolder(t)
 	hooks.AcquireFinished(relock.AcquireFinished{
-		Context: t.Context(), Name: "a", Holder: h, Start: time.Now(), Outcome: relock.OutcomeAcquired, Depth: 1,
+		Context: t.Context(), Name: "a", Mode: relock.ModeExclusive, Holder: h, Start: time.Now(), Outcome: relock.OutcomeAcquired, Depth: 1,
 	})
-	hooks.Queued(relock.Queued{Name: "a", Holder: newHolder(t)})
-	is(t, 1, c.values()[`relock.client.holds`])
-	is(t, 1, c.values()[`relock.client.waiters`])
+	hooks.Queued(relock.Queued{Name: "a", Mode: relock.ModeExclusive, Holder: newHolder(t)})
+	is(t, 1, c.values()[`relock.client.holds{mode=exclusive}`])
+	is(t, 1, c.values()[`relock.client.waiters{mode=exclusive}`])
 	hooks.Dropped(relock.Dropped{Events: 5})
 	is(t, 5, c.values()[`relock.client.events.dropped`])
-	require.Zero(t, c.values()[`relock.client.holds`])
-	require.Zero(t, c.values()[`relock.client.waiters`])
+	require.Zero(t, c.values()[`relock.client.holds{mode=exclusive}`])
+	require.Zero(t, c.values()[`relock.client.waiters{mode=exclusive}`])
 }
 
 func TestCloseEndsWhatTheMeterProviderAsksFor(t *testing.T) {
 	c := collect(t)
-	require.Contains(t, c.values(), `relock.client.holds`)
+	require.Contains(t, c.values(), `relock.client.holds{mode=exclusive}`)
 	require.NoError(t, c.Close())
-	require.NotContains(t, c.values(), `relock.client.holds`)
+	require.NotContains(t, c.values(), `relock.client.holds{mode=exclusive}`)
 	require.NoError(t, c.Close(), "again")
 }
 
@@ -693,13 +757,13 @@ func TestCollectingAndEventsAtOnceAreSafe(t *testing.T) {
 		h := newHolder(t)
 		work.Go(func() {
 			for range 200 {
-				hooks.AcquireStarted(relock.AcquireStarted{Name: "a"})
-				hooks.Queued(relock.Queued{Name: "a", Holder: h})
+				hooks.AcquireStarted(relock.AcquireStarted{Name: "a", Mode: relock.ModeExclusive})
+				hooks.Queued(relock.Queued{Name: "a", Mode: relock.ModeExclusive, Holder: h})
 				hooks.AcquireFinished(relock.AcquireFinished{
-					Context: context.Background(), Name: "a", Holder: h, Start: time.Now(), Outcome: relock.OutcomeAcquired,
+					Context: context.Background(), Name: "a", Mode: relock.ModeExclusive, Holder: h, Start: time.Now(), Outcome: relock.OutcomeAcquired,
 					Depth: 1, Waited: true, Queued: true,
 				})
-				hooks.Released(relock.Released{Name: "a", Holder: h, Err: errors.New("x")})
+				hooks.Released(relock.Released{Name: "a", Mode: relock.ModeExclusive, Holder: h, Err: errors.New("x")})
 			}
 		})
 		work.Go(func() {
@@ -709,9 +773,9 @@ func TestCollectingAndEventsAtOnceAreSafe(t *testing.T) {
 		})
 	}
 	work.Wait()
-	require.Zero(t, c.values()[`relock.client.holds`])
-	require.Zero(t, c.values()[`relock.client.waiters`])
-	is(t, 800, c.values()[`relock.client.releases.unconfirmed`])
+	require.Zero(t, c.values()[`relock.client.holds{mode=exclusive}`])
+	require.Zero(t, c.values()[`relock.client.waiters{mode=exclusive}`])
+	is(t, 800, c.values()[`relock.client.releases.unconfirmed{mode=exclusive}`])
 }
 
 // badProvider gives a meter that refuses counters.
@@ -750,11 +814,11 @@ func TestTheDocumentationListsEveryMetric(t *testing.T) {
 	c := collect(t)
 	hooks := c.Hooks()
 	h := newHolder(t)
-	hooks.Queued(relock.Queued{Name: "a", Holder: h})
+	hooks.Queued(relock.Queued{Name: "a", Mode: relock.ModeExclusive, Holder: h})
 	hooks.AcquireFinished(relock.AcquireFinished{
-		Context: t.Context(), Name: "a", Holder: h, Outcome: relock.OutcomeAcquired, Depth: 1, Waited: true, Queued: true, Wake: relock.WakeGrant, TTL: time.Second,
+		Context: t.Context(), Name: "a", Mode: relock.ModeExclusive, Holder: h, Outcome: relock.OutcomeAcquired, Depth: 1, Waited: true, Queued: true, Wake: relock.WakeGrant, TTL: time.Second,
 	})
-	hooks.Released(relock.Released{Name: "a", Holder: h, TTL: time.Second, MaxDepth: 1})
+	hooks.Released(relock.Released{Name: "a", Mode: relock.ModeExclusive, Holder: h, TTL: time.Second, MaxDepth: 1})
 	hooks.Renewed(relock.Renewed{Locks: 1})
 	var want []string
 	for _, m := range c.metrics() {

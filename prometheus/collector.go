@@ -76,26 +76,29 @@ func New(options ...Option) *Collector {
 	c.maxAge = c.gauge(measures.MaxAge)
 	c.maxTTL = c.gauge(measures.MaxAgeTTL)
 	if c.label == nil {
-		c.know("")
+		c.know(measures.Label(relock.ModeExclusive, ""))
 	}
 	return c
 }
 
-// lock is the label value for a lock's name. Invalid UTF-8 in one label would break every scrape
-// until the process ends.
-func (c *Collector) lock(name string) string {
-	if c.label == nil {
-		return ""
+// of returns the labels of a lock, see [measures.Label]. Invalid UTF-8 in one label would break every
+// scrape until the process ends.
+func (c *Collector) of(name string, mode relock.Mode) string {
+	lock := ""
+	if c.label != nil {
+		lock = strings.ToValidUTF8(c.label(name), "\uFFFD")
 	}
-	lock := strings.ToValidUTF8(c.label(name), "\uFFFD")
-	c.know(lock)
-	return lock
+	label := measures.Label(mode, lock)
+	c.know(label)
+	return label
 }
 
-// with returns label values, and the lock's if there is such a label.
-func (c *Collector) with(lock string, values ...string) []string {
+// with returns label values, and the values of the lock behind them.
+func (c *Collector) with(label string, values ...string) []string {
+	mode, lock := measures.Split(label)
+	values = append(values, mode)
 	if c.label != nil {
-		return append(values, lock)
+		values = append(values, lock)
 	}
 	return values
 }
@@ -116,8 +119,8 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	for _, v := range c.counted {
 		v.Collect(ch)
 	}
-	for lock, u := range c.inflight.Usage() {
-		values := c.with(lock)
+	for label, u := range c.inflight.Usage() {
+		values := c.with(label)
 		ch <- prometheus.MustNewConstMetric(c.waiters, prometheus.GaugeValue, float64(u.Waiters), values...)
 		ch <- prometheus.MustNewConstMetric(c.holds, prometheus.GaugeValue, float64(u.Holds), values...)
 		ch <- prometheus.MustNewConstMetric(c.maxAge, prometheus.GaugeValue, u.Age.Seconds(), values...)
@@ -129,27 +132,30 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 // may have them. To add hooks of your own, use [relock.JoinHooks].
 func (c *Collector) Hooks() relock.Hooks {
 	return relock.Hooks{
-		AcquireStarted:  func(e relock.AcquireStarted) { c.lock(e.Name) }, // series begin before they count
+		AcquireStarted:  func(e relock.AcquireStarted) { c.of(e.Name, e.Mode) }, // series begin before they count
 		AcquireFinished: c.acquireFinished,
 		Queued: func(e relock.Queued) {
-			lock := c.lock(e.Name)
-			c.position.WithLabelValues(c.with(lock)...).Observe(float64(e.Position))
-			c.inflight.Queue(keyOf(e.Name, e.Holder), lock)
+			label := c.of(e.Name, e.Mode)
+			c.position.WithLabelValues(c.with(label)...).Observe(float64(e.Position))
+			c.inflight.Queue(keyOf(e.Name, e.Mode, e.Holder), label)
 		},
 		Released: func(e relock.Released) {
+			label := c.of(e.Name, e.Mode)
 			if e.Err != nil {
-				c.unconfirmed.WithLabelValues(c.with(c.lock(e.Name))...).Inc()
+				c.unconfirmed.WithLabelValues(c.with(label)...).Inc()
 			}
-			c.ended(keyOf(e.Name, e.Holder), measures.EndReleased, e.Held, e.TTL, e.MaxDepth)
+			c.ended(keyOf(e.Name, e.Mode, e.Holder), label, measures.EndReleased, e.Held, e.TTL, e.MaxDepth)
 		},
 		Lost: func(e relock.Lost) {
-			c.losses.WithLabelValues(c.with(c.lock(e.Name), string(e.Reason))...).Inc()
-			c.ended(keyOf(e.Name, e.Holder), measures.EndLost, e.Held, e.TTL, e.MaxDepth)
+			label := c.of(e.Name, e.Mode)
+			c.losses.WithLabelValues(c.with(label, string(e.Reason))...).Inc()
+			c.ended(keyOf(e.Name, e.Mode, e.Holder), label, measures.EndLost, e.Held, e.TTL, e.MaxDepth)
 		},
 		Closed: func(e relock.Closed) {
-			c.ended(keyOf(e.Name, e.Holder), measures.EndClosed, e.Held, e.TTL, e.MaxDepth)
+			label := c.of(e.Name, e.Mode)
+			c.ended(keyOf(e.Name, e.Mode, e.Holder), label, measures.EndClosed, e.Held, e.TTL, e.MaxDepth)
 		},
-		Leaked: func(e relock.Leaked) { c.leaks.WithLabelValues(c.with(c.lock(e.Name))...).Inc() },
+		Leaked: func(e relock.Leaked) { c.leaks.WithLabelValues(c.with(c.of(e.Name, e.Mode))...).Inc() },
 		Renewed: func(e relock.Renewed) {
 			c.renewals.WithLabelValues(measures.ResultOK).Add(float64(e.Locks - e.Failed - e.Lost))
 			c.renewals.WithLabelValues(measures.ResultFailed).Add(float64(e.Failed))
@@ -169,42 +175,49 @@ func (c *Collector) Hooks() relock.Hooks {
 }
 
 func (c *Collector) acquireFinished(e relock.AcquireFinished) {
-	lock := c.lock(e.Name)
+	label := c.of(e.Name, e.Mode)
 	c.acquires.WithLabelValues(
-		c.with(lock, string(e.Outcome), strconv.FormatBool(e.Reentrant), strconv.FormatBool(e.Waited))...).Inc()
+		c.with(label, string(e.Outcome), strconv.FormatBool(e.Reentrant), strconv.FormatBool(e.Waited))...).Inc()
 	if e.Queued {
-		c.inflight.Unqueue(keyOf(e.Name, e.Holder))
+		c.inflight.Unqueue(keyOf(e.Name, e.Mode, e.Holder))
+	}
+	if e.Outcome == relock.OutcomeAcquired {
+		c.entered(e, label)
 	}
 	if e.Reentrant {
 		return
 	}
-	c.acquireTime.WithLabelValues(c.with(lock, string(e.Outcome))...).Observe(e.Duration.Seconds())
+	c.acquireTime.WithLabelValues(c.with(label, string(e.Outcome))...).Observe(e.Duration.Seconds())
 	refused := e.Outcome == relock.OutcomeLocked && !e.Waited // TryLock: an answer, not a wait
 	if !refused && e.TTL > 0 {
-		c.acquireTTL.WithLabelValues(c.with(lock)...).Observe(float64(e.Duration) / float64(e.TTL))
+		c.acquireTTL.WithLabelValues(c.with(label)...).Observe(float64(e.Duration) / float64(e.TTL))
 	}
-	if e.Outcome != relock.OutcomeAcquired {
-		return
-	}
-	if e.Queued {
-		c.wakes.WithLabelValues(c.with(lock, string(e.Wake))...).Inc()
-	}
-	c.inflight.Open(keyOf(e.Name, e.Holder),
-		inflight.Hold{Label: lock, Asked: e.Start, Since: e.Start.Add(e.Duration), TTL: e.TTL})
 }
 
-// keyOf names a hold, or a wait, for the table of what is in flight.
-func keyOf(name string, h relock.Holder) inflight.Key {
-	return inflight.Key{Name: name, Holder: h.String()}
+// entered counts an entry. A call for writing inside a section for reading, or the other way round, is a
+// nested one and yet begins a hold: its depth is 1.
+func (c *Collector) entered(e relock.AcquireFinished, label string) {
+	if e.Queued {
+		c.wakes.WithLabelValues(c.with(label, string(e.Wake))...).Inc()
+	}
+	if e.Depth == 1 {
+		c.inflight.Open(keyOf(e.Name, e.Mode, e.Holder),
+			inflight.Hold{Label: label, Asked: e.Start, Since: e.Start.Add(e.Duration), TTL: e.TTL})
+	}
+}
+
+// keyOf names a hold, or a wait, for the table of what is in flight. A holder may have a hold of each
+// mode of a read-write lock.
+func keyOf(name string, mode relock.Mode, h relock.Holder) inflight.Key {
+	return inflight.Key{Name: name, Holder: string(mode) + " " + h.String()}
 }
 
 // ended counts a hold that is over.
-func (c *Collector) ended(key inflight.Key, end string, held, ttl time.Duration, depth int) {
-	lock := c.lock(key.Name)
-	c.holdTime.WithLabelValues(c.with(lock, end)...).Observe(held.Seconds())
+func (c *Collector) ended(key inflight.Key, label, end string, held, ttl time.Duration, depth int) {
+	c.holdTime.WithLabelValues(c.with(label, end)...).Observe(held.Seconds())
 	if ttl > 0 {
-		c.holdTTL.WithLabelValues(c.with(lock)...).Observe(float64(held) / float64(ttl))
+		c.holdTTL.WithLabelValues(c.with(label)...).Observe(float64(held) / float64(ttl))
 	}
-	c.depth.WithLabelValues(c.with(lock)...).Observe(float64(depth))
+	c.depth.WithLabelValues(c.with(label)...).Observe(float64(depth))
 	c.inflight.End(key, held)
 }

@@ -179,20 +179,20 @@ func TestTheStoryOfALockIsCounted(t *testing.T) {
 			delete(before, sample)
 		}
 		require.Equal(t, map[string]float64{
-			`relock_acquires_total{outcome="acquired",reentrant="false",waited="false"}`: 1,
-			`relock_acquires_total{outcome="acquired",reentrant="true",waited="false"}`:  1,
-			`relock_acquires_total{outcome="locked",reentrant="false",waited="false"}`:   1,
-			`relock_acquires_total{outcome="locked",reentrant="false",waited="true"}`:    1,
-			`relock_acquire_duration_seconds_count{outcome="acquired"}`:                  1,
-			`relock_acquire_duration_seconds_count{outcome="locked"}`:                    2,
-			`relock_acquire_duration_seconds_sum{outcome="locked"}`:                      2,
-			`relock_acquire_ttl_ratio_count`:                                             2,
-			`relock_acquire_ttl_ratio_sum`:                                               .2,
-			`relock_queue_position_count`:                                                2,
-			`relock_waiters`:                                                             1,
-			`relock_holds`:                                                               1,
-			`relock_hold_max_age_seconds`:                                                5,
-			`relock_hold_max_age_ttl_ratio`:                                              .5,
+			`relock_acquires_total{mode="exclusive",outcome="acquired",reentrant="false",waited="false"}`: 1,
+			`relock_acquires_total{mode="exclusive",outcome="acquired",reentrant="true",waited="false"}`:  1,
+			`relock_acquires_total{mode="exclusive",outcome="locked",reentrant="false",waited="false"}`:   1,
+			`relock_acquires_total{mode="exclusive",outcome="locked",reentrant="false",waited="true"}`:    1,
+			`relock_acquire_duration_seconds_count{mode="exclusive",outcome="acquired"}`:                  1,
+			`relock_acquire_duration_seconds_count{mode="exclusive",outcome="locked"}`:                    2,
+			`relock_acquire_duration_seconds_sum{mode="exclusive",outcome="locked"}`:                      2,
+			`relock_acquire_ttl_ratio_count{mode="exclusive"}`:                                            2,
+			`relock_acquire_ttl_ratio_sum{mode="exclusive"}`:                                              .2,
+			`relock_queue_position_count{mode="exclusive"}`:                                               2,
+			`relock_waiters{mode="exclusive"}`:                                                            1,
+			`relock_holds{mode="exclusive"}`:                                                              1,
+			`relock_hold_max_age_seconds{mode="exclusive"}`:                                               5,
+			`relock_hold_max_age_ttl_ratio{mode="exclusive"}`:                                             .5,
 		}, before)
 
 		pass(20 * time.Second)
@@ -201,36 +201,36 @@ func TestTheStoryOfALockIsCounted(t *testing.T) {
 		last := <-next
 		synctest.Wait()
 		got := changed(t, c)
-		is(t, 1, got[`relock_acquires_total{outcome="acquired",reentrant="false",waited="true"}`])
-		is(t, 23, got[`relock_acquire_duration_seconds_sum{outcome="acquired"}`])
-		is(t, 1, got[`relock_wakes_total{wake="grant"}`])
-		is(t, 1, got[`relock_hold_duration_seconds_count{end="released"}`])
-		is(t, 25, got[`relock_hold_duration_seconds_sum{end="released"}`])
-		is(t, 2.5, got[`relock_hold_ttl_ratio_sum`])
-		is(t, 1, got[`relock_hold_depth_count`])
-		is(t, 2, got[`relock_hold_depth_sum`])
-		is(t, 1, got[`relock_holds`])
-		require.NotContains(t, got, `relock_waiters`)
-		require.NotContains(t, got, `relock_hold_max_age_seconds`)
+		is(t, 1, got[`relock_acquires_total{mode="exclusive",outcome="acquired",reentrant="false",waited="true"}`])
+		is(t, 23, got[`relock_acquire_duration_seconds_sum{mode="exclusive",outcome="acquired"}`])
+		is(t, 1, got[`relock_wakes_total{mode="exclusive",wake="grant"}`])
+		is(t, 1, got[`relock_hold_duration_seconds_count{end="released",mode="exclusive"}`])
+		is(t, 25, got[`relock_hold_duration_seconds_sum{end="released",mode="exclusive"}`])
+		is(t, 2.5, got[`relock_hold_ttl_ratio_sum{mode="exclusive"}`])
+		is(t, 1, got[`relock_hold_depth_count{mode="exclusive"}`])
+		is(t, 2, got[`relock_hold_depth_sum{mode="exclusive"}`])
+		is(t, 1, got[`relock_holds{mode="exclusive"}`])
+		require.NotContains(t, got, `relock_waiters{mode="exclusive"}`)
+		require.NotContains(t, got, `relock_hold_max_age_seconds{mode="exclusive"}`)
 
 		w.FlushAll()
 		<-last.Done()
 		require.ErrorIs(t, l.Unlock(last), relock.ErrLockLost)
 		synctest.Wait()
 		got = changed(t, c)
-		is(t, 1, got[`relock_losses_total{reason="taken"}`])
+		is(t, 1, got[`relock_losses_total{mode="exclusive",reason="taken"}`])
 		is(t, 1, got[`relock_renewals_total{result="lost"}`])
-		is(t, 1, got[`relock_hold_duration_seconds_count{end="lost"}`])
-		is(t, 2, got[`relock_hold_depth_count`])
-		require.NotContains(t, got, `relock_holds`)
+		is(t, 1, got[`relock_hold_duration_seconds_count{end="lost",mode="exclusive"}`])
+		is(t, 2, got[`relock_hold_depth_count{mode="exclusive"}`])
+		require.NotContains(t, got, `relock_holds{mode="exclusive"}`)
 
 		open := enter(t, t.Context(), l)
 		pass(time.Second)
 		require.NoError(t, locks.Close())
 		got = changed(t, c)
-		is(t, 1, got[`relock_hold_duration_seconds_count{end="closed"}`])
-		is(t, 1, got[`relock_hold_duration_seconds_sum{end="closed"}`])
-		require.NotContains(t, got, `relock_holds`, "nobody tells of its end any more")
+		is(t, 1, got[`relock_hold_duration_seconds_count{end="closed",mode="exclusive"}`])
+		is(t, 1, got[`relock_hold_duration_seconds_sum{end="closed",mode="exclusive"}`])
+		require.NotContains(t, got, `relock_holds{mode="exclusive"}`, "nobody tells of its end any more")
 		require.NoError(t, l.Unlock(open))
 	})
 }
@@ -246,10 +246,10 @@ func TestTroubleWithRedisIsCounted(t *testing.T) {
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost) // until here it is in use, and so no leak
 		synctest.Wait()
 		got := changed(t, c)
-		is(t, 1, got[`relock_losses_total{reason="expired"}`])
+		is(t, 1, got[`relock_losses_total{mode="exclusive",reason="expired"}`])
 		require.Greater(t, got[`relock_renewals_total{result="failed"}`], 2.)
 		require.NotContains(t, got, `relock_renewals_total{result="ok"}`)
-		require.NotContains(t, got, `relock_holds`)
+		require.NotContains(t, got, `relock_holds{mode="exclusive"}`)
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -258,7 +258,7 @@ func TestTroubleWithRedisIsCounted(t *testing.T) {
 		synctest.Wait()
 		got = changed(t, c)
 		require.Greater(t, got[`relock_retries_total{script="acquire"}`], 2.)
-		is(t, 1, got[`relock_acquires_total{outcome="canceled",reentrant="false",waited="false"}`])
+		is(t, 1, got[`relock_acquires_total{mode="exclusive",outcome="canceled",reentrant="false",waited="false"}`])
 
 		w.SetError("")
 		section = enter(t, t.Context(), l)
@@ -269,9 +269,9 @@ func TestTroubleWithRedisIsCounted(t *testing.T) {
 		synctest.Wait()
 		w.SetError("")
 		got = changed(t, c)
-		is(t, 1, got[`relock_releases_unconfirmed_total`])
-		is(t, 1, got[`relock_acquires_total{outcome="error",reentrant="false",waited="false"}`])
-		require.NotContains(t, got, `relock_holds`)
+		is(t, 1, got[`relock_releases_unconfirmed_total{mode="exclusive"}`])
+		is(t, 1, got[`relock_acquires_total{mode="exclusive",outcome="error",reentrant="false",waited="false"}`])
+		require.NotContains(t, got, `relock_holds{mode="exclusive"}`)
 	})
 }
 
@@ -285,9 +285,9 @@ func TestALeakIsCounted(t *testing.T) {
 	require.NoError(t, err)
 	redistest.Eventually(t, 20*time.Second, func() bool {
 		runtime.GC()
-		return value(t, c, `relock_leaks_total`) == 1 && value(t, c, `relock_losses_total{reason="leaked"}`) == 1
+		return value(t, c, `relock_leaks_total{mode="exclusive"}`) == 1 && value(t, c, `relock_losses_total{mode="exclusive",reason="leaked"}`) == 1
 	}, "the leak and the loss were told")
-	require.Zero(t, value(t, c, `relock_holds`))
+	require.Zero(t, value(t, c, `relock_holds{mode="exclusive"}`))
 }
 
 func TestAPubSubConnectionThatComesBackIsCounted(t *testing.T) {
@@ -304,14 +304,59 @@ func TestAPubSubConnectionThatComesBackIsCounted(t *testing.T) {
 	go func() {
 		waiting <- l.Do(t.Context(), func(context.Context) error { return nil })
 	}()
-	redistest.Eventually(t, 10*time.Second, func() bool { return value(t, c, `relock_waiters`) == 1 }, "one waits")
+	redistest.Eventually(t, 10*time.Second, func() bool { return value(t, c, `relock_waiters{mode="exclusive"}`) == 1 }, "one waits")
 	faults.CutPubSub()
 	redistest.Eventually(t, 10*time.Second, func() bool { return value(t, c, `relock_reconnects_total`) == 1 }, "it is back")
 	require.Positive(t, value(t, c, `relock_reconnect_downtime_seconds_total`))
 	require.NoError(t, l.Unlock(section))
 	require.NoError(t, <-waiting)
-	redistest.Eventually(t, 10*time.Second, func() bool { return value(t, c, `relock_holds`) == 0 }, "both holds have ended")
-	require.Zero(t, value(t, c, `relock_waiters`))
+	redistest.Eventually(t, 10*time.Second, func() bool { return value(t, c, `relock_holds{mode="exclusive"}`) == 0 }, "both holds have ended")
+	require.Zero(t, value(t, c, `relock_waiters{mode="exclusive"}`))
+}
+
+func TestEachModeHasItsOwnSeries(t *testing.T) {
+	server := redistest.Shared(t)
+	c := relockprom.New()
+	require.NotContains(t, values(t, c), `relock_holds{mode="shared"}`, "a program without readers has no series of them")
+	client, err := relock.New(server.Client(), relock.WithHooks(c.Hooks()))
+	require.NoError(t, err)
+	defer client.Close()
+	count := func(sample string, want float64) {
+		t.Helper()
+		redistest.Eventually(t, 10*time.Second, func() bool { return values(t, c)[sample] == want }, "counted: %v %s", want, sample)
+	}
+	prices, tills := client.NewRWLock("prices"), client.NewSemaphore("tills", 2)
+	one, two := enter(t, t.Context(), prices.RLocker()), enter(t, t.Context(), prices.RLocker())
+	permit := enter(t, t.Context(), tills)
+	count(`relock_holds{mode="shared"}`, 2)
+	count(`relock_holds{mode="permit"}`, 1)
+	count(`relock_acquires_total{mode="shared",outcome="acquired",reentrant="false",waited="false"}`, 2)
+
+	wrote, done := make(chan error, 1), make(chan struct{})
+	go func() {
+		section, err := prices.Lock(one)
+		if err == nil {
+			<-done
+			err = prices.Unlock(section)
+		}
+		wrote <- err
+	}()
+	count(`relock_waiters{mode="exclusive"}`, 1)
+	_, err = prices.Lock(two)
+	require.ErrorIs(t, err, relock.ErrDeadlock)
+	count(`relock_acquires_total{mode="exclusive",outcome="deadlock",reentrant="true",waited="false"}`, 1)
+	require.NoError(t, prices.Unlock(two))
+	count(`relock_holds{mode="exclusive"}`, 1) // an upgrade is a hold beside the reader's
+	count(`relock_holds{mode="shared"}`, 1)
+	close(done)
+	require.NoError(t, <-wrote)
+	count(`relock_holds{mode="exclusive"}`, 0)
+	count(`relock_holds{mode="shared"}`, 1)
+	require.NoError(t, prices.Unlock(one))
+	require.NoError(t, tills.Unlock(permit))
+	count(`relock_hold_duration_seconds_count{end="released",mode="shared"}`, 2)
+	count(`relock_hold_duration_seconds_count{end="released",mode="exclusive"}`, 1)
+	count(`relock_hold_duration_seconds_count{end="released",mode="permit"}`, 1)
 }
 
 // Everything below feeds a Collector by hand, with what is hard to make happen.
@@ -323,7 +368,7 @@ func feed() (*relockprom.Collector, relock.Hooks) {
 
 func acquired(name string, h relock.Holder) relock.AcquireFinished {
 	return relock.AcquireFinished{
-		Context: context.Background(), Name: name, Holder: h, Start: time.Now(), Outcome: relock.OutcomeAcquired, Depth: 1,
+		Context: context.Background(), Name: name, Mode: relock.ModeExclusive, Holder: h, Start: time.Now(), Outcome: relock.OutcomeAcquired, Depth: 1,
 		TTL: time.Second,
 	}
 }
@@ -342,14 +387,14 @@ func TestOneHolderInTwoLocksOfOneNameHasTwoHolds(t *testing.T) {
 		pass(time.Second)
 		inner := enter(t, outer, two)
 		pass(time.Second)
-		is(t, 2, value(t, c, `relock_holds`))
-		is(t, 2, value(t, c, `relock_hold_max_age_seconds`))
+		is(t, 2, value(t, c, `relock_holds{mode="exclusive"}`))
+		is(t, 2, value(t, c, `relock_hold_max_age_seconds{mode="exclusive"}`))
 		require.NoError(t, two.Unlock(inner))
 		synctest.Wait()
-		is(t, 1, value(t, c, `relock_holds`))
+		is(t, 1, value(t, c, `relock_holds{mode="exclusive"}`))
 		require.NoError(t, one.Unlock(outer))
 		synctest.Wait()
-		require.Zero(t, value(t, c, `relock_holds`))
+		require.Zero(t, value(t, c, `relock_holds{mode="exclusive"}`))
 	})
 }
 
@@ -357,15 +402,15 @@ func TestDroppedEventsDoNotLeaveHoldsAndWaitersForEver(t *testing.T) {
 	c, hooks := feed()
 	one, two := newHolder(t), newHolder(t)
 	hooks.AcquireFinished(acquired("a", one))
-	hooks.Queued(relock.Queued{Name: "a", Holder: two})
+	hooks.Queued(relock.Queued{Name: "a", Mode: relock.ModeExclusive, Holder: two})
 	hooks.Dropped(relock.Dropped{Events: 5})
 	is(t, 5, value(t, c, `relock_events_dropped_total`))
-	require.Zero(t, value(t, c, `relock_holds`))
-	require.Zero(t, value(t, c, `relock_waiters`))
-	hooks.Released(relock.Released{Name: "a", Holder: one}) // it was not among the dropped
+	require.Zero(t, value(t, c, `relock_holds{mode="exclusive"}`))
+	require.Zero(t, value(t, c, `relock_waiters{mode="exclusive"}`))
+	hooks.Released(relock.Released{Name: "a", Mode: relock.ModeExclusive, Holder: one}) // it was not among the dropped
 	hooks.AcquireFinished(acquired("a", two))
-	is(t, 1, value(t, c, `relock_holds`), "what comes later counts")
-	is(t, 1, value(t, c, `relock_hold_duration_seconds_count{end="released"}`))
+	is(t, 1, value(t, c, `relock_holds{mode="exclusive"}`), "what comes later counts")
+	is(t, 1, value(t, c, `relock_hold_duration_seconds_count{end="released",mode="exclusive"}`))
 }
 
 func TestTheNameIsNoLabelUnlessItIsMapped(t *testing.T) {
@@ -418,8 +463,8 @@ func TestANameThatIsNoUTF8DoesNotBreakTheScrape(t *testing.T) {
 	hooks := c.Hooks()
 	hooks.AcquireFinished(acquired("caf\xe9:42", newHolder(t))) // Latin-1
 	hooks.AcquireFinished(acquired("orders:42", newHolder(t)))
-	is(t, 1, value(t, c, "relock_holds{lock=\"caf\uFFFD\"}"))
-	is(t, 1, value(t, c, `relock_holds{lock="orders"}`))
+	is(t, 1, value(t, c, "relock_holds{lock=\"caf\uFFFD\",mode=\"exclusive\"}"))
+	is(t, 1, value(t, c, `relock_holds{lock="orders",mode="exclusive"}`))
 }
 
 func TestSeriesBeginWithZero(t *testing.T) {
@@ -429,18 +474,18 @@ func TestSeriesBeginWithZero(t *testing.T) {
 		require.Zero(t, v, sample)
 	}
 	for _, sample := range []string{
-		`relock_leaks_total`, `relock_losses_total{reason="expired"}`, `relock_hold_ttl_ratio_count`,
-		`relock_acquires_total{outcome="locked",reentrant="false",waited="true"}`, `relock_retries_total{script="acquire"}`,
+		`relock_leaks_total{mode="exclusive"}`, `relock_losses_total{mode="exclusive",reason="expired"}`, `relock_hold_ttl_ratio_count{mode="exclusive"}`,
+		`relock_acquires_total{mode="exclusive",outcome="locked",reentrant="false",waited="true"}`, `relock_retries_total{script="acquire"}`,
 	} {
 		require.Contains(t, before, sample)
 	}
 
 	// With a lock label, when the lock is seen first, which is before anything is counted.
 	c = relockprom.New(relockprom.WithLockLabel(func(string) string { return "x" }))
-	require.NotContains(t, values(t, c), `relock_leaks_total{lock="x"}`)
-	c.Hooks().AcquireStarted(relock.AcquireStarted{Name: "a"})
-	require.Contains(t, values(t, c), `relock_leaks_total{lock="x"}`)
-	require.Contains(t, values(t, c), `relock_holds{lock="x"}`)
+	require.NotContains(t, values(t, c), `relock_leaks_total{lock="x",mode="exclusive"}`)
+	c.Hooks().AcquireStarted(relock.AcquireStarted{Name: "a", Mode: relock.ModeExclusive})
+	require.Contains(t, values(t, c), `relock_leaks_total{lock="x",mode="exclusive"}`)
+	require.Contains(t, values(t, c), `relock_holds{lock="x",mode="exclusive"}`)
 }
 
 func TestEveryHookIsUsed(t *testing.T) {
@@ -460,31 +505,31 @@ func TestDurationBucketsCanBeChosen(t *testing.T) {
 	chosen := relockprom.WithDurationBuckets(bounds...)
 	bounds[0] = 3 // is the caller's
 	c := relockprom.New(chosen)
-	c.Hooks().Released(relock.Released{Name: "a", Holder: newHolder(t), Held: 1500 * time.Millisecond})
+	c.Hooks().Released(relock.Released{Name: "a", Mode: relock.ModeExclusive, Holder: newHolder(t), Held: 1500 * time.Millisecond})
 	require.NoError(t, testutil.CollectAndCompare(c, strings.NewReader(`
 # HELP relock_hold_duration_seconds Time from the first entry of a hold to its last exit.
 # TYPE relock_hold_duration_seconds histogram
-relock_hold_duration_seconds_bucket{end="closed",le="1"} 0
-relock_hold_duration_seconds_bucket{end="closed",le="2"} 0
-relock_hold_duration_seconds_bucket{end="closed",le="+Inf"} 0
-relock_hold_duration_seconds_sum{end="closed"} 0
-relock_hold_duration_seconds_count{end="closed"} 0
-relock_hold_duration_seconds_bucket{end="lost",le="1"} 0
-relock_hold_duration_seconds_bucket{end="lost",le="2"} 0
-relock_hold_duration_seconds_bucket{end="lost",le="+Inf"} 0
-relock_hold_duration_seconds_sum{end="lost"} 0
-relock_hold_duration_seconds_count{end="lost"} 0
-relock_hold_duration_seconds_bucket{end="released",le="1"} 0
-relock_hold_duration_seconds_bucket{end="released",le="2"} 1
-relock_hold_duration_seconds_bucket{end="released",le="+Inf"} 1
-relock_hold_duration_seconds_sum{end="released"} 1.5
-relock_hold_duration_seconds_count{end="released"} 1
+relock_hold_duration_seconds_bucket{end="closed",le="1",mode="exclusive"} 0
+relock_hold_duration_seconds_bucket{end="closed",le="2",mode="exclusive"} 0
+relock_hold_duration_seconds_bucket{end="closed",le="+Inf",mode="exclusive"} 0
+relock_hold_duration_seconds_sum{end="closed",mode="exclusive"} 0
+relock_hold_duration_seconds_count{end="closed",mode="exclusive"} 0
+relock_hold_duration_seconds_bucket{end="lost",le="1",mode="exclusive"} 0
+relock_hold_duration_seconds_bucket{end="lost",le="2",mode="exclusive"} 0
+relock_hold_duration_seconds_bucket{end="lost",le="+Inf",mode="exclusive"} 0
+relock_hold_duration_seconds_sum{end="lost",mode="exclusive"} 0
+relock_hold_duration_seconds_count{end="lost",mode="exclusive"} 0
+relock_hold_duration_seconds_bucket{end="released",le="1",mode="exclusive"} 0
+relock_hold_duration_seconds_bucket{end="released",le="2",mode="exclusive"} 1
+relock_hold_duration_seconds_bucket{end="released",le="+Inf",mode="exclusive"} 1
+relock_hold_duration_seconds_sum{end="released",mode="exclusive"} 1.5
+relock_hold_duration_seconds_count{end="released",mode="exclusive"} 1
 `), "relock_hold_duration_seconds"))
 }
 
 func TestWithoutDurationBucketsHistogramsAreNativeOnly(t *testing.T) {
 	c := relockprom.New(relockprom.WithDurationBuckets())
-	c.Hooks().Released(relock.Released{Name: "a", Holder: newHolder(t), Held: time.Second})
+	c.Hooks().Released(relock.Released{Name: "a", Mode: relock.ModeExclusive, Holder: newHolder(t), Held: time.Second})
 	registry := prometheus.NewRegistry()
 	require.NoError(t, registry.Register(c))
 	families, err := registry.Gather()
@@ -521,12 +566,12 @@ func TestScrapesAndEventsAtOnceAreSafe(t *testing.T) {
 		h := newHolder(t)
 		work.Go(func() {
 			for range 200 {
-				hooks.AcquireStarted(relock.AcquireStarted{Name: "a"})
-				hooks.Queued(relock.Queued{Name: "a", Holder: h})
+				hooks.AcquireStarted(relock.AcquireStarted{Name: "a", Mode: relock.ModeExclusive})
+				hooks.Queued(relock.Queued{Name: "a", Mode: relock.ModeExclusive, Holder: h})
 				e := acquired("a", h)
 				e.Waited, e.Queued = true, true
 				hooks.AcquireFinished(e)
-				hooks.Released(relock.Released{Name: "a", Holder: h, Err: errors.New("x")})
+				hooks.Released(relock.Released{Name: "a", Mode: relock.ModeExclusive, Holder: h, Err: errors.New("x")})
 			}
 		})
 		work.Go(func() {
@@ -536,9 +581,9 @@ func TestScrapesAndEventsAtOnceAreSafe(t *testing.T) {
 		})
 	}
 	work.Wait()
-	require.Zero(t, value(t, c, `relock_holds`))
-	require.Zero(t, value(t, c, `relock_waiters`))
-	is(t, 800, value(t, c, `relock_releases_unconfirmed_total`))
+	require.Zero(t, value(t, c, `relock_holds{mode="exclusive"}`))
+	require.Zero(t, value(t, c, `relock_waiters{mode="exclusive"}`))
+	is(t, 800, value(t, c, `relock_releases_unconfirmed_total{mode="exclusive"}`))
 }
 
 // The page and the package documentation list the metrics; neither may miss one, or have one too
@@ -587,11 +632,11 @@ func TestTwoClientsShareACollector(t *testing.T) {
 		_ = enter(t, t.Context(), one.NewLock("a"))
 		section := enter(t, t.Context(), two.NewLock("b"))
 		synctest.Wait()
-		is(t, 2, value(t, c, `relock_holds`))
+		is(t, 2, value(t, c, `relock_holds{mode="exclusive"}`))
 		require.NoError(t, one.Close())
-		is(t, 1, value(t, c, `relock_holds`))
+		is(t, 1, value(t, c, `relock_holds{mode="exclusive"}`))
 		require.NoError(t, two.NewLock("b").Unlock(section))
 		synctest.Wait()
-		require.Zero(t, value(t, c, `relock_holds`))
+		require.Zero(t, value(t, c, `relock_holds{mode="exclusive"}`))
 	})
 }

@@ -10,36 +10,39 @@
 //
 // # Metrics
 //
-//	relock_acquires_total{outcome,reentrant,waited}  calls that asked for a lock and have returned
-//	relock_acquire_duration_seconds{outcome}         from call to return: the wait for the lock
-//	relock_acquire_ttl_ratio                         the same as a multiple of the lock's TTL
-//	relock_wakes_total{wake}                         waits that ended with the lock
-//	relock_queue_position                            how many were before a waiter that joined
-//	relock_waiters                                   waiters in a queue now
-//	relock_holds                                     holds now
-//	relock_hold_max_age_seconds                      the age of the oldest hold
-//	relock_hold_max_age_ttl_ratio                    the largest age as a multiple of the TTL
-//	relock_hold_duration_seconds{end}                from the first entry of a hold to its last exit
-//	relock_hold_ttl_ratio                            the same as a multiple of the lock's TTL
-//	relock_hold_depth                                the deepest re-entry of each hold; 1 is none
-//	relock_releases_unconfirmed_total                Unlocks that the store did not confirm
-//	relock_losses_total{reason}                      holds that ended without Unlock
-//	relock_leaks_total                               contexts that were dropped without Unlock
-//	relock_renewals_total{result}                    leases that the watchdog renewed, or tried to
-//	relock_renewal_duration_seconds                  round trips of the watchdog
-//	relock_retries_total{script}                     scripts that were sent again
-//	relock_reconnects_total                          pub/sub connections that came back
-//	relock_reconnect_downtime_seconds_total          how long these connections were gone
-//	relock_events_dropped_total                      events that were not counted
+//	relock_acquires_total{mode,outcome,reentrant,waited}  calls that asked and have returned
+//	relock_acquire_duration_seconds{mode,outcome}         from call to return: the wait for the lock
+//	relock_acquire_ttl_ratio{mode}                        the same as a multiple of the lock's TTL
+//	relock_wakes_total{mode,wake}                         waits that ended with the lock
+//	relock_queue_position{mode}                           how many were before a waiter that joined
+//	relock_waiters{mode}                                  waiters in a queue now
+//	relock_holds{mode}                                    holds now
+//	relock_hold_max_age_seconds{mode}                     the age of the oldest hold
+//	relock_hold_max_age_ttl_ratio{mode}                   the largest age as a multiple of the TTL
+//	relock_hold_duration_seconds{end,mode}                from first entry to last exit
+//	relock_hold_ttl_ratio{mode}                           the same as a multiple of the lock's TTL
+//	relock_hold_depth{mode}                               the deepest re-entry; 1 is none
+//	relock_releases_unconfirmed_total{mode}               Unlocks that the store did not confirm
+//	relock_losses_total{mode,reason}                      holds that ended without Unlock
+//	relock_leaks_total{mode}                              contexts that were dropped without Unlock
+//	relock_renewals_total{result}                         leases renewed, or tried to
+//	relock_renewal_duration_seconds                       round trips of the watchdog
+//	relock_retries_total{script}                          scripts that were sent again
+//	relock_reconnects_total                               pub/sub connections that came back
+//	relock_reconnect_downtime_seconds_total               how long these connections were gone
+//	relock_events_dropped_total                           events that were not counted
 //
 // Nested entries count in relock_acquires_total alone; relock_acquire_ttl_ratio also leaves out
 // refusals of TryLock. Durations cover what has ended. A section that hangs shows in the ages of
 // open holds.
 //
+// The label mode is exclusive (a mutex, or a read-write lock for writing), shared (a read-write lock
+// for reading) or permit (a semaphore).
+//
 // Histograms have classic buckets, and native ones for a Prometheus that asks for them; the alerts
 // and the dashboard want the classic ones (always_scrape_classic_histograms). Counters begin with
-// 0, not with their first event, so that increase() sees the first event after a scrape; with a
-// lock label, when a call asks for the first lock of that value.
+// 0, not with their first event, so that increase() sees the first event after a scrape. Counters of
+// the modes shared and permit, and of a lock label, begin when a call asks for the first such lock.
 //
 // The page docs/OBSERVABILITY.md of the repository has all label values, alerts, and a dashboard.
 // The module relock/otel has the same metrics under names of its own, so one registry can serve

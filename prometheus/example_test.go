@@ -51,5 +51,5 @@ func Example() {
 		}
 	}
 	// Output:
-	// relock_acquires_total{lock="orders",outcome="acquired",reentrant="false",waited="false"} 1
+	// relock_acquires_total{lock="orders",mode="exclusive",outcome="acquired",reentrant="false",waited="false"} 1
 }

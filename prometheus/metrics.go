@@ -9,7 +9,8 @@ import (
 	"github.com/go-relock/relock/internal/measures"
 )
 
-// lockMetrics count what happens to locks. The lock label, if there is one, comes last.
+// lockMetrics count what happens to locks. Behind their own labels are mode and, if there is one, the
+// lock label.
 type lockMetrics struct {
 	acquires    *prometheus.CounterVec
 	acquireTime *prometheus.HistogramVec
@@ -24,7 +25,7 @@ type lockMetrics struct {
 	leaks       *prometheus.CounterVec
 }
 
-// clientMetrics count what happens to clients. They have no lock label.
+// clientMetrics count what happens to clients. They have no label of a lock.
 type clientMetrics struct {
 	renewals    *prometheus.CounterVec
 	renewalTime prometheus.Histogram
@@ -66,38 +67,40 @@ func (c *Collector) makeClientMetrics() {
 	}
 }
 
-// know makes the series of a lock label begin with 0.
-func (c *Collector) know(lock string) {
-	if !c.inflight.Know(lock) {
+// know makes the series of the labels of a lock begin with 0.
+func (c *Collector) know(label string) {
+	if !c.inflight.Know(label) {
 		return
 	}
 	for _, o := range measures.Outcomes {
 		for _, waited := range []bool{false, true} {
-			c.acquires.WithLabelValues(c.with(lock, string(o), "false", strconv.FormatBool(waited))...)
+			c.acquires.WithLabelValues(c.with(label, string(o), "false", strconv.FormatBool(waited))...)
+			c.acquires.WithLabelValues(c.with(label, string(o), "true", strconv.FormatBool(waited))...)
 		}
-		c.acquires.WithLabelValues(c.with(lock, string(o), "true", "false")...)
-		c.acquireTime.WithLabelValues(c.with(lock, string(o))...)
+		c.acquireTime.WithLabelValues(c.with(label, string(o))...)
 	}
 	for _, w := range measures.WakeCauses {
-		c.wakes.WithLabelValues(c.with(lock, string(w))...)
+		c.wakes.WithLabelValues(c.with(label, string(w))...)
 	}
 	for _, r := range measures.Reasons {
-		c.losses.WithLabelValues(c.with(lock, string(r))...)
+		c.losses.WithLabelValues(c.with(label, string(r))...)
 	}
 	for _, e := range measures.Ends {
-		c.holdTime.WithLabelValues(c.with(lock, e)...)
+		c.holdTime.WithLabelValues(c.with(label, e)...)
 	}
 	for _, v := range []*prometheus.CounterVec{c.unconfirmed, c.leaks} {
-		v.WithLabelValues(c.with(lock)...)
+		v.WithLabelValues(c.with(label)...)
 	}
 	for _, v := range []*prometheus.HistogramVec{c.acquireTTL, c.position, c.holdTTL, c.depth} {
-		v.WithLabelValues(c.with(lock)...)
+		v.WithLabelValues(c.with(label)...)
 	}
 }
 
+// lockLabels returns labels, and the labels of each lock behind them: the order of with.
 func (c *Collector) lockLabels(labels []string) []string {
+	labels = append(labels, "mode")
 	if c.label != nil {
-		return append(labels, "lock")
+		labels = append(labels, "lock")
 	}
 	return labels
 }

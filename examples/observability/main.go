@@ -114,7 +114,7 @@ type metrics struct {
 func kindOf(name string) string {
 	kind, _, _ := strings.Cut(name, ":")
 	switch kind {
-	case "orders", "reports", "stock", "carts":
+	case "orders", "reports", "stock", "carts", "prices", "tills":
 		return kind
 	default:
 		return "other"

@@ -387,6 +387,9 @@ func TestTheDashboardAndTheAlertsFindWhatTheLoadDoes(t *testing.T) {
 		for _, alert := range []string{"RelockHeldLong", "RelockLeak"} {
 			missing[job+": alert "+alert] = fmt.Sprintf(`ALERTS{alertname=%q,alertstate="firing",job=%q,lock=~".+"}`, alert, job)
 		}
+		for _, mode := range []string{"exclusive", "shared", "permit"} {
+			missing[job+": holds in mode "+mode] = fmt.Sprintf(`relock_holds{job=%q,mode=%q}`, job, mode)
+		}
 		missing[job+": alert for dropped events"] = fmt.Sprintf(`ALERTS{alertname="RelockEventsDropped",alertstate="firing",job=%q}`, job)
 		for _, alert := range []string{"RelockAcquireSuccessLow", "RelockWaitLong", "RelockRenewalsFailing"} {
 			missing[job+": alert "+alert] = fmt.Sprintf(`ALERTS{alertname=%q,alertstate=~"pending|firing",job=%q}`, alert, job)
@@ -420,7 +423,7 @@ func TestTheDashboardAndTheAlertsFindWhatTheLoadDoes(t *testing.T) {
 		require.NotNil(t, parts, query.Query)
 		var got []string
 		prom.api("/api/v1/label/"+parts[2]+"/values", url.Values{"match[]": {strings.ReplaceAll(parts[1], "$job", "shop|shop-otel")}}, &got)
-		want := map[string][]string{"job": {"shop", "shop-otel"}, "lock": {"carts", "orders", "reports", "stock"}}
+		want := map[string][]string{"job": {"shop", "shop-otel"}, "lock": {"carts", "orders", "prices", "reports", "stock", "tills"}}
 		require.Equal(t, want[v.Name], got, v.Name)
 	}
 

@@ -69,6 +69,9 @@ func (s *shop) run(ctx context.Context) error {
 	}
 	again(20*time.Millisecond, browse)
 	again(ttl, report)
+	again(5*time.Millisecond, readPrices)
+	again(ttl, changePrices)
+	again(10*time.Millisecond, pay)
 	for _, mishap := range []func(ctx context.Context, c *relock.Client){
 		s.forcedOut, s.forcedOutUnnoticed, overrun, stuck, abandon, leak, late, s.wrongType, s.unconfirmed, s.crash,
 	} {
@@ -137,6 +140,30 @@ func browse(ctx context.Context, c *relock.Client) {
 func report(ctx context.Context, c *relock.Client) {
 	_ = c.NewLock("reports:daily").Do(ctx, func(ctx context.Context) error {
 		sleep(ctx, 3*ttl)
+		return ctx.Err()
+	})
+}
+
+// readPrices is one of many readers.
+func readPrices(ctx context.Context, c *relock.Client) {
+	_ = c.NewRWLock("prices:all").RDo(ctx, func(ctx context.Context) error {
+		sleep(ctx, rand.N(10*time.Millisecond))
+		return ctx.Err()
+	})
+}
+
+// changePrices waits for all readers, and all new readers wait for changePrices.
+func changePrices(ctx context.Context, c *relock.Client) {
+	_ = c.NewRWLock("prices:all").Do(ctx, func(ctx context.Context) error {
+		sleep(ctx, 20*time.Millisecond)
+		return ctx.Err()
+	})
+}
+
+// pay needs one of two tills.
+func pay(ctx context.Context, c *relock.Client) {
+	_ = c.NewSemaphore("tills:ground", 2).Do(ctx, func(ctx context.Context) error {
+		sleep(ctx, rand.N(20*time.Millisecond))
 		return ctx.Err()
 	})
 }
