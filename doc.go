@@ -91,8 +91,30 @@
 // In all of these the token helps: give [Lock.Token] to the resource that the lock guards, and let
 // the resource refuse a token smaller than the largest one it has seen.
 //
-// relock has no limit to the number of waiters, and finds no deadlock between two locks that are
-// taken in different order.
+// relock has no limit to the number of waiters.
+//
+// # Other kinds of locks
+//
+// [Client.NewRWLock] is a lock for one writer or many readers, and [Client.NewSemaphore] a lock for n
+// holders. Both share all of this page with the mutex of [Client.NewLock]: one queue, first come,
+// first served, a lease for each hold, re-entry by the context, and a report of each loss. A name is
+// one kind of lock at a time; mixing kinds is [ErrKind].
+//
+//	prices := client.NewRWLock("prices")
+//	err = prices.RDo(ctx, read)  // beside other readers
+//	err = prices.Do(ctx, write)  // alone
+//
+//	imports := client.NewSemaphore("imports", 4)
+//	err = imports.Do(ctx, run)   // at most 4 at a time, in all processes
+//
+// [All] and [Client.NewLocks] take several locks, all or none, in one order for everybody:
+//
+//	err = client.NewLocks([]string{"account:7", "account:9"}).Do(ctx, transfer)
+//
+// Calls that take locks one inside the other, in different order, may wait for each other. A call
+// that waits for longer than a second inside a section looks for such a circle, across processes.
+// If it finds one, the youngest call in it returns a [*DeadlockError]. The search sees the locks of
+// one store.
 //
 // # State of a hold
 //
@@ -121,6 +143,11 @@
 //	P{N}:queue    zset    who waits, by arrival
 //	P{N}:token    string  the last token; only where tokens are drawn; expires a day later
 //	P{N}:<id>     channel the grants for one client
+//
+// A read-write lock or a semaphore is P{N} as a zset of holds by the ends of their leases, with
+// P{N}:rw or P{N}:permits for the limits, P{N}:rw:queue or P{N}:permits:queue for who waits, and the
+// same token and channels. P{<hold>}:waits shows for a few seconds for whom a call waits inside a
+// section.
 //
 // A name with a hash tag of its own, such as "{user:7}:cart", is used without more braces. The
 // scripts use commands that Redis has since version 6.2. In a cluster pub/sub is sharded from
