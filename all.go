@@ -33,8 +33,8 @@ var _ Locker = (*Locks)(nil)
 
 // All returns the Locks of several locks: each a [*Lock], a [*RWLock] (its lock for writing;
 // [RWLock.RLocker] is the one for reading) or a [*Locks] (all of its locks). A lock that is given
-// several times counts once, and with the smallest limit: for writing if it is given for writing and
-// for reading, and with the smallest number of permits. All does not talk to the store.
+// several times counts once, and with the smallest limit: for writing if it is given for writing
+// and for reading, and with the smallest number of permits. All does not talk to the store.
 //
 // Locks of several clients may be mixed if their names and keys differ. Then the order of keys must
 // be the same in all processes: use the same prefixes.
@@ -142,8 +142,9 @@ var errZeroLocks = invalid("this Locks was not made by All or Client.NewLocks")
 // locks is lost, and otherwise as for [Lock.Lock].
 //
 // On error the context returned is ctx itself, and the caller has entered none of the locks. Lock
-// gives back the locks that it has taken so far, and does not wait long for that: cleanup takes back
-// all remains in the background. The errors are the errors of [Lock.Lock] for one of the locks.
+// gives back the locks that it has taken so far, and does not wait long for that: cleanup takes
+// back all remains in the background. The errors are the errors of [Lock.Lock] for one of the
+// locks.
 func (l *Locks) Lock(ctx context.Context) (context.Context, error) {
 	return l.acquire(ctx, forever)
 }
@@ -180,9 +181,9 @@ func (l *Locks) DoFor(ctx context.Context, wait time.Duration, fn func(ctx conte
 // their contexts end before the first lock is free. Sections of some of the locks inside or around
 // that section keep their entries. All else is as for [Lock.Unlock].
 //
-// Errors: [ErrNotHeld] if ctx is inside no such section, or the section was left before; [ErrInvalid].
-// Otherwise the section is left, and the error joins the errors of [Lock.Unlock] of all locks, such
-// as an [ErrLockLost] of one of them.
+// Errors: [ErrNotHeld] if ctx is inside no such section, or the section was left before;
+// [ErrInvalid]. Otherwise the section is left, and the error joins the errors of [Lock.Unlock] of
+// all locks, such as an [ErrLockLost] of one of them.
 func (l *Locks) Unlock(ctx context.Context) error {
 	if err := l.Err(); err != nil {
 		return err
@@ -394,8 +395,8 @@ func (j *joint) begin(ctx context.Context, start time.Time, calls []*acquiring, 
 	return inner, err
 }
 
-// refuseAll reports that the store has taken none of the locks, for the lock that the store names, or
-// else the first one.
+// refuseAll reports that the store has taken none of the locks, for the lock that the store names,
+// or else the first one.
 func refuseAll(ctx context.Context, start time.Time, calls []*acquiring, err error) error {
 	a := calls[0]
 	var busy *store.Busy
@@ -443,8 +444,8 @@ func (j *joint) close() []error {
 	return errs
 }
 
-// leave leaves closed entries, and frees the locks in one step if the store can. errs has the errors
-// of close.
+// leave leaves closed entries, and frees the locks in one step if the store can. errs has the
+// errors of close.
 func (j *joint) leave(ctx context.Context, errs []error) error {
 	exits := make([]exit, len(errs))
 	for i, e := range j.entries {

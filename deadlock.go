@@ -41,8 +41,8 @@ type search struct {
 	seen map[store.ID]int // the rounds of the calls in the circle that was seen first
 }
 
-// watchForDeadlock returns a context that ends with a [*DeadlockError] if h waits in a circle. around
-// is the context of the call: outside of all sections it has nothing that others wait for.
+// watchForDeadlock returns a context that ends with a [*DeadlockError] if h waits in a circle.
+// around is the context of the call: outside of all sections it has nothing that others wait for.
 func (h *hold) watchForDeadlock(ctx, around context.Context) (context.Context, context.CancelFunc) {
 	c := h.client
 	waits, is := c.store.(store.Waits)
@@ -174,8 +174,8 @@ func (s *search) follow(ctx context.Context) (cycle []store.Waiting) {
 	return nil
 }
 
-// isSeenTwice says whether the same circle was seen before, and all its calls have shown their waits
-// anew since: a call that has given up does not.
+// isSeenTwice says whether the same circle was seen before, and all its calls have shown their
+// waits anew since: a call that has given up does not.
 func (s *search) isSeenTwice(cycle []store.Waiting) bool {
 	rounds := make(map[store.ID]int)
 	again, same := len(cycle) > 0, len(cycle) == len(s.seen)

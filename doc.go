@@ -95,10 +95,10 @@
 //
 // # Other kinds of locks
 //
-// [Client.NewRWLock] is a lock for one writer or many readers, and [Client.NewSemaphore] a lock for n
-// holders. Both share all of this page with the mutex of [Client.NewLock]: one queue, first come,
-// first served, a lease for each hold, re-entry by the context, and a report of each loss. A name is
-// one kind of lock at a time; mixing kinds is [ErrKind].
+// [Client.NewRWLock] is a lock for one writer or many readers, and [Client.NewSemaphore] a lock for
+// n holders. Both share all of this page with the mutex of [Client.NewLock]: one queue, first come,
+// first served, a lease for each hold, re-entry by the context, and a report of each loss. A name
+// is one kind of lock at a time; mixing kinds is [ErrKind].
 //
 //	prices := client.NewRWLock("prices")
 //	err = prices.RDo(ctx, read)  // beside other readers
@@ -145,9 +145,9 @@
 //	P{N}:<id>     channel the grants for one client
 //
 // A read-write lock or a semaphore is P{N} as a zset of holds by the ends of their leases, with
-// P{N}:rw or P{N}:permits for the limits, P{N}:rw:queue or P{N}:permits:queue for who waits, and the
-// same token and channels. P{<hold>}:waits shows for a few seconds for whom a call waits inside a
-// section.
+// P{N}:rw or P{N}:permits for the limits, P{N}:rw:queue or P{N}:permits:queue for who waits, and
+// the same token and channels. P{<hold>}:waits shows for a few seconds for whom a call waits inside
+// a section.
 //
 // A name with a hash tag of its own, such as "{user:7}:cart", is used without more braces. The
 // scripts use commands that Redis has since version 6.2. In a cluster pub/sub is sharded from

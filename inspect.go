@@ -192,9 +192,9 @@ type State struct {
 	// Holder has the lock; zero: nobody. With [WithLocalPass] Holder is the first holder of its
 	// process. With [WithRedissonLayout] Holder is the field in Redis, of Java or Go.
 	Holder Holder
-	// Count is the number of open entries in the hold of Holder; 1 with [WithLocalReentry], and in a
-	// read-write lock or semaphore in Redis. After a command with a lost reply, Count may be wrong
-	// until the next renewal.
+	// Count is the number of open entries in the hold of Holder; 1 with [WithLocalReentry], and in
+	// a read-write lock or semaphore in Redis. After a command with a lost reply, Count may be
+	// wrong until the next renewal.
 	Count int
 	TTL   time.Duration // of the lease; negative for a holder without a lease, which relock never makes
 	Token int64         // the last drawn fencing token, 0 if none is known
@@ -245,10 +245,11 @@ func (l *Lock) State(ctx context.Context) (State, error) {
 }
 
 // ForceUnlock takes the lock from its holder (all readers, and all permits of a semaphore), and
-// grants the lock to the first waiter. ForceUnlock is for operators. A message notifies the process of the holder, and the process ends the section
-// in milliseconds, or at its next renewal if no message arrives. Until then two holders may believe
-// that they have the lock, and only the fencing token tells them apart. ForceUnlock takes the lock
-// from the hold found first, and from no later hold.
+// grants the lock to the first waiter. ForceUnlock is for operators. A message notifies the process
+// of the holder, and the process ends the section in milliseconds, or at its next renewal if no
+// message arrives. Until then two holders may believe that they have the lock, and only the fencing
+// token tells them apart. ForceUnlock takes the lock from the hold found first, and from no later
+// hold.
 //
 // ForceUnlock asks a silent server three times, as [Lock.TryLock] does. ForceUnlock works after
 // [Client.Close] too.

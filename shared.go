@@ -146,8 +146,8 @@ func wrongKind(a store.Ask, found string) error {
 	return fmt.Errorf("%w: %q is %s, and not %s", store.ErrKind, a.Name, kind, a.Kind)
 }
 
-// explained returns the error of a call for a mutex whose key has another Redis type: the key may be
-// another kind of lock.
+// explained returns the error of a call for a mutex whose key has another Redis type: the key may
+// be another kind of lock.
 func (s *redisStore) explained(ctx context.Context, a store.Ask, err error) error {
 	if err == nil || a.Kind != store.Mutex || !strings.Contains(err.Error(), "WRONGTYPE") || errors.Is(err, store.ErrUnsure) {
 		return err

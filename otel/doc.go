@@ -36,9 +36,9 @@
 //
 // Nested entries count in relock.client.acquires alone; relock.client.acquire.ttl_ratio also leaves
 // out refusals of TryLock. Durations cover what has ended. A section that hangs shows in the ages
-// of open holds. Counters begin with 0, not with their first event. Counters of the modes shared and
-// permit, and of a lock attribute, begin when a call asks for the first such lock. Histograms begin
-// with their first event.
+// of open holds. Counters begin with 0, not with their first event. Counters of the modes shared
+// and permit, and of a lock attribute, begin when a call asks for the first such lock. Histograms
+// begin with their first event.
 //
 // The mode is exclusive (a mutex, or a read-write lock for writing), shared (a read-write lock for
 // reading) or permit (a semaphore).
@@ -54,9 +54,9 @@
 // span in the caller's context. The span covers the call, and not the work in the section. The
 // goroutine that runs the hooks makes the span when the call has returned. Attributes are
 // relock.mode, relock.outcome, relock.reentrant, relock.waited, relock.depth, relock.wake,
-// relock.holder (the holder that asked), relock.owner (the holder that had the lock, after a refusal)
-// and error.type. The status is an error for the outcomes lost, deadlock and error; a refusal is an
-// answer.
+// relock.holder (the holder that asked), relock.owner (the holder that had the lock, after a
+// refusal) and error.type. The status is an error for the outcomes lost, deadlock and error; a
+// refusal is an answer.
 //
 // # The lock's name
 //

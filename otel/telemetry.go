@@ -183,8 +183,8 @@ func (t *Telemetry) acquireFinished(e relock.AcquireFinished) {
 	}
 }
 
-// entered counts an entry. A call for writing inside a section for reading, or the other way round, is
-// a nested one and yet begins a hold: its depth is 1.
+// entered counts an entry. A call for writing inside a section for reading, or the other way round,
+// is a nested one and yet begins a hold: its depth is 1.
 func (t *Telemetry) entered(ctx context.Context, e relock.AcquireFinished, label string) {
 	if e.Queued {
 		t.wakes.Add(ctx, 1, t.with(label, WakeKey.String(string(e.Wake))))
@@ -195,8 +195,8 @@ func (t *Telemetry) entered(ctx context.Context, e relock.AcquireFinished, label
 	}
 }
 
-// keyOf names a hold, or a wait, for the table of what is in flight. A holder may have a hold of each
-// mode of a read-write lock.
+// keyOf names a hold, or a wait, for the table of what is in flight. A holder may have a hold of
+// each mode of a read-write lock.
 func keyOf(name string, mode relock.Mode, h relock.Holder) inflight.Key {
 	return inflight.Key{Name: name, Holder: string(mode) + " " + h.String()}
 }

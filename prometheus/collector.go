@@ -81,8 +81,8 @@ func New(options ...Option) *Collector {
 	return c
 }
 
-// of returns the labels of a lock, see [measures.Label]. Invalid UTF-8 in one label would break every
-// scrape until the process ends.
+// of returns the labels of a lock, see [measures.Label]. Invalid UTF-8 in one label would break
+// every scrape until the process ends.
 func (c *Collector) of(name string, mode relock.Mode) string {
 	lock := ""
 	if c.label != nil {
@@ -194,8 +194,8 @@ func (c *Collector) acquireFinished(e relock.AcquireFinished) {
 	}
 }
 
-// entered counts an entry. A call for writing inside a section for reading, or the other way round, is a
-// nested one and yet begins a hold: its depth is 1.
+// entered counts an entry. A call for writing inside a section for reading, or the other way round,
+// is a nested one and yet begins a hold: its depth is 1.
 func (c *Collector) entered(e relock.AcquireFinished, label string) {
 	if e.Queued {
 		c.wakes.WithLabelValues(c.with(label, string(e.Wake))...).Inc()
@@ -206,8 +206,8 @@ func (c *Collector) entered(e relock.AcquireFinished, label string) {
 	}
 }
 
-// keyOf names a hold, or a wait, for the table of what is in flight. A holder may have a hold of each
-// mode of a read-write lock.
+// keyOf names a hold, or a wait, for the table of what is in flight. A holder may have a hold of
+// each mode of a read-write lock.
 func keyOf(name string, mode relock.Mode, h relock.Holder) inflight.Key {
 	return inflight.Key{Name: name, Holder: string(mode) + " " + h.String()}
 }

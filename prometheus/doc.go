@@ -36,13 +36,14 @@
 // refusals of TryLock. Durations cover what has ended. A section that hangs shows in the ages of
 // open holds.
 //
-// The label mode is exclusive (a mutex, or a read-write lock for writing), shared (a read-write lock
-// for reading) or permit (a semaphore).
+// The label mode is exclusive (a mutex, or a read-write lock for writing), shared (a read-write
+// lock for reading) or permit (a semaphore).
 //
 // Histograms have classic buckets, and native ones for a Prometheus that asks for them; the alerts
 // and the dashboard want the classic ones (always_scrape_classic_histograms). Counters begin with
-// 0, not with their first event, so that increase() sees the first event after a scrape. Counters of
-// the modes shared and permit, and of a lock label, begin when a call asks for the first such lock.
+// 0, not with their first event, so that increase() sees the first event after a scrape. Counters
+// of the modes shared and permit, and of a lock label, begin when a call asks for the first such
+// lock.
 //
 // The page docs/OBSERVABILITY.md of the repository has all label values, alerts, and a dashboard.
 // The module relock/otel has the same metrics under names of its own, so one registry can serve

@@ -9,8 +9,8 @@ import (
 	"github.com/go-relock/relock/internal/measures"
 )
 
-// lockMetrics count what happens to locks. Behind their own labels are mode and, if there is one, the
-// lock label.
+// lockMetrics count what happens to locks. Behind their own labels are mode and, if there is one,
+// the lock label.
 type lockMetrics struct {
 	acquires    *prometheus.CounterVec
 	acquireTime *prometheus.HistogramVec

@@ -205,8 +205,8 @@ type Store interface {
 	// Look reads the lock with the name and kind of the ask, and changes nothing.
 	Look(ctx context.Context, a Ask) (State, error)
 
-	// Break takes the hold a.ID with a.Limit out of the lock, for operators. Break notifies the client of the
-	// hold if the store can. Errors: [ErrGone].
+	// Break takes the hold a.ID with a.Limit out of the lock, for operators. Break notifies the
+	// client of the hold if the store can. Errors: [ErrGone].
 	Break(ctx context.Context, a Ask) error
 
 	// Close ends all goroutines and connections of the store itself. Later commands still work, and

@@ -56,8 +56,8 @@ func startChild(path string, command, env []string) (*child, error) {
 // tend starts the command and waits for its events with wait4, as package os does not report a
 // stop.
 func (c *child) tend(path string, command, env []string, started chan<- error) {
-	// Linux sends the parent-death signal at the end of the thread that forked. This thread lasts as
-	// long as relock.
+	// Linux sends the parent-death signal at the end of the thread that forked. This thread lasts
+	// as long as relock.
 	runtime.LockOSThread()
 	p, err := spawn(path, command, &os.ProcAttr{Env: env, Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}, Sys: inOwnGroup()})
 	if err != nil {
@@ -124,7 +124,8 @@ func (c *child) signal(s syscall.Signal) error {
 
 // groupLives says whether any process of the group is left after the end of the first one.
 func (c *child) groupLives() bool {
-	// Relock may be the parent of orphans: see adopt, or relock is the first process of a container.
+	// Relock may be the parent of orphans: see adopt, or relock is the first process of a
+	// container.
 	for pid := 1; pid > 0; {
 		pid, _ = unix.Wait4(-c.pid, nil, unix.WNOHANG, nil)
 	}

@@ -79,8 +79,8 @@ func (c *connection) open() (redis.UniversalClient, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A person or a script waits for the answer, and has less patience than a service. The subcommands
-	// try again, so the dialler does not.
+	// A person or a script waits for the answer, and has less patience than a service. The
+	// subcommands try again, so the dialler does not.
 	const dials = 1
 	quiet := &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	base.DialTimeout = cmp.Or(base.DialTimeout, min(c.timeout, 5*time.Second))

@@ -151,7 +151,8 @@ func foundIn(key, redisType string) (base string, likely kind, ok bool) {
 	return key, kindReadWrite, true
 }
 
-// waitsForm matches the key where the waits of a section are shown: {<hold>}:waits behind the prefix.
+// waitsForm matches the key where the waits of a section are shown: {<hold>}:waits behind the
+// prefix.
 var waitsForm = regexp.MustCompile(`\{` + holderText + `:[0-9]+\}` + waitsSuffix + `$`)
 
 // lockOf returns the lock of a kind, for reading its state and for ForceUnlock.
@@ -173,8 +174,8 @@ type seen struct {
 	state relock.State
 }
 
-// find finds the kind of a lock, and reads its state. The search begins with the likely kind. A free
-// lock has no kind, and its state has no more than the token.
+// find finds the kind of a lock, and reads its state. The search begins with the likely kind. A
+// free lock has no kind, and its state has no more than the token.
 func (r *reader) find(ctx context.Context, name string, likely kind) (seen, error) {
 	free, isFree := seen{lock: r.client.NewLock(name)}, false
 	var other error

@@ -262,8 +262,8 @@ const year10000 = 253_402_300_800_000_000
 const upgrade = 1
 
 // readQueue reads entries of a queue: "<holder>:<n>|<lease ms>" of a mutex, and
-// "<holder>:<n>|<lease ms>|<mode>|<hold around>" of other kinds, with the arrival in microseconds as
-// the score. Other entries are not from relock.
+// "<holder>:<n>|<lease ms>|<mode>|<hold around>" of other kinds, with the arrival in microseconds
+// as the score. Other entries are not from relock.
 func readQueue(k kind, entries []redis.Z, clock time.Time) []waiter {
 	var queue []waiter
 	for _, z := range entries {

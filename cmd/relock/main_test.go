@@ -26,7 +26,8 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
-// soon bounds what takes a moment: to start a program, to ask a server. It leaves room for a busy machine.
+// soon bounds what takes a moment: to start a program, to ask a server. It leaves room for a busy
+// machine.
 const soon = 20 * time.Second
 
 var (
@@ -34,7 +35,8 @@ var (
 	binary     string   // the program under test
 )
 
-// quickExit keeps a program with the race detector from waiting a second at its end for what others may still do.
+// quickExit keeps a program with the race detector from waiting a second at its end for what others
+// may still do.
 const quickExit = "GORACE=atexit_sleep_ms=0"
 
 // TestMain builds the program: it is tested as what a user runs.
@@ -46,8 +48,9 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
-	// Started with SIGHUP ignored (nohup, some CI runners), the programs under test would inherit that, and honour it.
-	// One that is caught here is back to its default in whatever is started from here.
+	// Started with SIGHUP ignored (nohup, some CI runners), the programs under test would inherit
+	// that, and honour it. One that is caught here is back to its default in whatever is started
+	// from here.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	dir, err := os.MkdirTemp("", "relock-cli-")
 	if err != nil {
@@ -64,8 +67,8 @@ func run(m *testing.M) int {
 	return redistest.Main(m)
 }
 
-// probeMode makes the test binary a command for relock to run, that says which signals it gets. A shell would do, but
-// shells differ in when a trap runs.
+// probeMode makes the test binary a command for relock to run, that says which signals it gets. A
+// shell would do, but shells differ in when a trap runs.
 const probeMode = "RELOCK_TEST_PROBE"
 
 // probe prints "ready PID", then "got SIGNAL" for each signal. The mode is one word or more of:

@@ -21,7 +21,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What only Linux can do: it has another authority in SSL_CERT_FILE, and tells a process that its parent is gone.
+// What only Linux can do: it has another authority in SSL_CERT_FILE, and tells a process that its
+// parent is gone.
 
 func TestTheCommandEndsWithRelock(t *testing.T) {
 	s := onShared(t)
@@ -59,8 +60,8 @@ func TestTLS(t *testing.T) {
 	require.Contains(t, got.stderr, "certificate")
 }
 
-// tlsInFrontOf takes TLS connections for a server that knows none. It returns its address, and the file of the authority
-// that has signed its certificate.
+// tlsInFrontOf takes TLS connections for a server that knows none. It returns its address, and the
+// file of the authority that has signed its certificate.
 func tlsInFrontOf(t *testing.T, server string) (addr, authority string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

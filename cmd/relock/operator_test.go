@@ -140,7 +140,8 @@ func TestLsOfADistantDatabaseTakesItsTime(t *testing.T) {
 	_, err := pipe.Exec(t.Context())
 	require.NoError(t, err)
 	s.hold("job")
-	// Each of fifty rounds of SCAN has its answer well within the time for one, all together have not.
+	// Each of fifty rounds of SCAN has its answer well within the time for one, all together have
+	// not.
 	const far, timeout = 50 * time.Millisecond, 2 * time.Second
 	began := time.Now()
 	got := do(t, nil, "ls", "--json", "--url", "redis://"+farFrom(t, s.server.Addr(), far), "--timeout", timeout.String())

@@ -183,8 +183,8 @@ func (a *app) run(names, command []string, o runOptions) error {
 	r.catch()
 	err = r.hold()
 	if !r.lost && !r.silent {
-		// Close takes back the place in the queue of a wait that was given up. If Redis is silent, the
-		// place stays: a grant to a client that is gone goes to the next one.
+		// Close takes back the place in the queue of a wait that was given up. If Redis is silent,
+		// the place stays: a grant to a client that is gone goes to the next one.
 		closeAll(3 * time.Second)
 	}
 	return a.failure(err)
@@ -213,8 +213,8 @@ func defaultOwner() string {
 func (r *runner) catch() {
 	r.signals, r.conts = make(chan os.Signal, 64), make(chan os.Signal, 1)
 	heed(r.signals, forwarded...)
-	// SIGPIPE of a stderr whose reader is gone would end relock, and leave the command alone. Relock
-	// catches SIGPIPE and does not ignore it, as the command would inherit that.
+	// SIGPIPE of a stderr whose reader is gone would end relock, and leave the command alone.
+	// Relock catches SIGPIPE and does not ignore it, as the command would inherit that.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 }
 
@@ -350,8 +350,8 @@ func (r *runner) acquire(ctx context.Context) (context.Context, error) {
 	return r.all.Lock(ctx)
 }
 
-// heldAround returns the refusal of a lock that can never become free: a run around this one has it.
-// Of a semaphore all permits must be those of such runs.
+// heldAround returns the refusal of a lock that can never become free: a run around this one has
+// it. Of a semaphore all permits must be those of such runs.
 func (r *runner) heldAround(ctx context.Context) *relock.LockedError {
 	runs := holdersAround()
 	if len(runs) == 0 {
@@ -592,7 +592,8 @@ func (r *runner) clear(kill <-chan time.Time) {
 	}
 }
 
-// release gives the locks back, also those that are left of several after a loss. The exit code of the command is for the message.
+// release gives the locks back, also those that are left of several after a loss. The exit code of
+// the command is for the message.
 func (r *runner) release(code int) error {
 	if r.lost {
 		if len(r.names) > 1 { // the other locks are ours

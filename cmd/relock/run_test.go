@@ -542,7 +542,8 @@ func TestALossIsActedOnAlsoWhenNobodyReadsStderr(t *testing.T) {
 	gone(t, pid)
 }
 
-// withoutRoom is the setup of a program whose stderr is a pipe that nobody reads. What it returns leaves no room in it.
+// withoutRoom is the setup of a program whose stderr is a pipe that nobody reads. What it returns
+// leaves no room in it.
 func withoutRoom(t *testing.T) (stderr setup, fill func()) {
 	t.Helper()
 	r, w, err := os.Pipe()

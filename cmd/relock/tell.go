@@ -82,8 +82,8 @@ type event struct {
 	quiet bool   // printed with --verbose only
 }
 
-// nameLocks says which locks an event is about: the one that it names, or all. Events about what has
-// become of a lock have its token.
+// nameLocks says which locks an event is about: the one that it names, or all. Events about what
+// has become of a lock have its token.
 func (r *runner) nameLocks(e *event) {
 	withToken := e.Event == "acquired" || e.Event == "released"
 	locks := make([]lockName, len(r.names))

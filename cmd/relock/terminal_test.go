@@ -104,7 +104,8 @@ func (c *console) sees(text string) {
 	c.seesTimes(text, 1)
 }
 
-// pid waits for a script to print "pid <$$>", and returns that. It is killed when the test ends, should it still run.
+// pid waits for a script to print "pid <$$>", and returns that. It is killed when the test ends,
+// should it still run.
 func (c *console) pid() (pid int) {
 	c.t.Helper()
 	redistest.Eventually(c.t, soon, func() bool {
@@ -132,8 +133,8 @@ func (c *console) foreground(group int) {
 	}, "in the foreground: %d", group)
 }
 
-// The text that a shell is told to print must not be in the line that tells it, which the terminal shows too.
-// So scripts print "<$?>", and tests look for "<0>".
+// The text that a shell is told to print must not be in the line that tells it, which the terminal
+// shows too. So scripts print "<$?>", and tests look for "<0>".
 
 func TestAnInteractiveCommandHasTheTerminal(t *testing.T) {
 	s := onShared(t)

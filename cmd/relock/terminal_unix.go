@@ -92,8 +92,8 @@ func (t *terminal) begin(r *runner) {
 	if t == nil {
 		return
 	}
-	// SIGTTOU would stop relock when relock takes the terminal back from the background. Relock does
-	// not ignore it before the start, as the command would inherit that.
+	// SIGTTOU would stop relock when relock takes the terminal back from the background. Relock
+	// does not ignore it before the start, as the command would inherit that.
 	signal.Ignore(unix.SIGTTOU)
 	if term.IsTerminal(int(os.Stdin.Fd())) && term.IsTerminal(int(os.Stdout.Fd())) {
 		t.give(r.child)

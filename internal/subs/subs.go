@@ -97,8 +97,8 @@ type Listener struct {
 }
 
 // Listening returns a new listener if the server has confirmed the channel already, and nil if not:
-// with Listening a caller knows, without a round trip, that no message is missed from now on.
-// A message goes to the listeners whose id is a line of the payload, and to listeners without an id.
+// with Listening a caller knows, without a round trip, that no message is missed from now on. A
+// message goes to the listeners whose id is a line of the payload, and to listeners without an id.
 // The caller ends the listener with Close.
 func (h *Hub) Listening(t Topic, id string) *Listener {
 	h.mu.Lock()

@@ -147,11 +147,11 @@ local function hears(lock, publish, client, known)
   return known[client]
 end
 
--- Lets the first waiters in for as long as the rule admits them, and tells each client once. Where one
--- reader is let in so are all readers behind it, and nobody else. A waiter that does not listen is
--- dropped, also where the rule holds it up: its client is dead, or asks again with its old arrival
--- once it listens. One call drops about 100 at most: true asks for another call. caller is the hold
--- of acquire, which hears of its grant by the reply.
+-- Lets the first waiters in for as long as the rule admits them, and tells each client once. Where
+-- one reader is let in so are all readers behind it, and nobody else. A waiter that does not listen
+-- is dropped, also where the rule holds it up: its client is dead, or asks again with its old
+-- arrival once it listens. One call drops about 100 at most: true asks for another call. caller is
+-- the hold of acquire, which hears of its grant by the reply.
 --
 -- While a slot migrates, Redis refuses keys that do not exist any more. So a hold leaves behind its
 -- heirs, and nothing touches the queue after its last member.
@@ -218,8 +218,8 @@ local function foreign(lock, a)
   call('DEL', lock.base, lock.limits)
 end
 
--- Takes a hold out, and serves the queue. Returns 1 done, 0 the hold is gone, 3 call again: the hold
--- is still in.
+-- Takes a hold out, and serves the queue. Returns 1 done, 0 the hold is gone, 3 call again: the
+-- hold is still in.
 local function leave(lock, publish, a)
   if call('ZCARD', lock.queue) > 0 and not foreign(lock, a) then
     lock.leaving = a.member
