@@ -38,8 +38,7 @@ func (t *Telemetry) span(e relock.AcquireFinished, label string) context.Context
 	// A caller whose context is done wants its span all the more.
 	ctx, span := t.tracer.Start(context.WithoutCancel(e.Context), SpanName,
 		trace.WithTimestamp(e.Start), trace.WithAttributes(attrs...))
-	switch e.Outcome {
-	case relock.OutcomeLost, relock.OutcomeDeadlock, relock.OutcomeError:
+	if o := e.Outcome; o == relock.OutcomeLost || o == relock.OutcomeDeadlock || o == relock.OutcomeError {
 		span.SetStatus(codes.Error, valid(describe(e)))
 	}
 	span.End(trace.WithTimestamp(e.Start.Add(e.Duration)))

@@ -150,8 +150,9 @@ end
 -- Lets the first waiters in for as long as the rule admits them, and tells each client once. Where
 -- one reader is let in so are all readers behind it, and nobody else. A waiter that does not listen
 -- is dropped, also where the rule holds it up: its client is dead, or asks again with its old
--- arrival once it listens. One call drops about 100 at most: true asks for another call. caller is
--- the hold of acquire, which hears of its grant by the reply.
+-- arrival once it listens. A place of the hold that leaves is dropped too. One call drops about 100
+-- at most: true asks for another call. caller is the hold of acquire, which hears of its grant by
+-- the reply.
 --
 -- While a slot migrates, Redis refuses keys that do not exist any more. So a hold leaves behind its
 -- heirs, and nothing touches the queue after its last member.
@@ -163,7 +164,7 @@ local function serve(lock, publish, caller)
     for _, text in ipairs(call('ZRANGE', lock.queue, 0, reading and 99 or 0)) do
       local hold, ttl, mode, with = string.match(text, '^([^|]+)|(%d+)|(%w+)|(.*)$')
       local client = string.match(hold or '', '^(.+):%d+:%d+$')
-      if not client or hold .. '|' .. mode == lock.leaving or hold ~= caller and not hears(lock, publish, client, known) then
+      if not client or hold ~= caller and not hears(lock, publish, client, known) then
         dead = dead + 1
       else
         local a = ask(hold, ttl, mode, with)
@@ -222,9 +223,11 @@ end
 -- hold is still in.
 local function leave(lock, publish, a)
   if call('ZCARD', lock.queue) > 0 and not foreign(lock, a) then
-    lock.leaving = a.member
+    lock.leaving = call('ZSCORE', lock.base, a.member) and a.member
     if expire(lock) or serve(lock, publish) then
       return 3
+    elseif not lock.leaving then -- perhaps a waiter that was let in just now
+      return call('ZREM', lock.base, '') -- 0, or READONLY
     end
   end
   if a.mode ~= 'r' then

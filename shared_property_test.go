@@ -1,0 +1,896 @@
+package relock
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/wire"
+	"github.com/go-relock/relock/store"
+)
+
+// Random sequences of commands for read-write locks and semaphores run on a real server and on a
+// model of the rule in Go. A command runs once or more, in time or late, alone or in one call with
+// others. After each call the server and the model have to agree about the holds, their leases, the
+// queue, the messages and the token.
+//
+//	RELOCK_SEED=7 RELOCK_SEQUENCES=5000 go test -run TestSharedRandomCommands .
+//
+// A failure names its sequence: RELOCK_SEQUENCE=123 with the same seed runs that one alone.
+
+const (
+	sharedSequences = 150
+	sharedSteps     = 50
+)
+
+// sharedHold is a hold, and what its client knows of its place.
+type sharedHold struct {
+	store.Ask
+	client  string
+	around  *sharedHold // the hold With
+	arrival int64       // the score of its last place; 0: it has not queued
+
+	end    int64         // of its lease, in ms of the server's clock
+	fresh  time.Duration // the last call has set this lease; 0: no
+	longer time.Duration // the last call has made the lease at least so long; 0: no
+}
+
+// member returns the member of base.
+func (h *sharedHold) member() string { return string(h.ID) + "|" + mode(h.Ask) }
+
+// place returns the member of the queue.
+func (h *sharedHold) place() string {
+	return fmt.Sprintf("%s|%d|%s|%s", h.ID, millis(h.TTL), mode(h.Ask), h.With)
+}
+
+// isLimited says whether a hold is in the zset of limits.
+func (h *sharedHold) isLimited() bool { return h.Limit != store.Unlimited }
+
+// sharedModel is a lock as it should be.
+type sharedModel struct {
+	in, queue []*sharedHold
+	lapsed    map[*sharedHold]bool // holds whose lease is over, and that nobody has removed yet
+	listens   map[string]bool      // clients that subscribe to the lock's channel
+	messages  map[string][]string  // messages of the last call, by client; "control" for all control channels
+	draws     int                  // tokens that the last call has drawn
+	lease     time.Duration        // the longest lease that the last call has set
+	joined    *sharedHold          // the last ask has put this hold into the queue, at a time that the server knows
+	seen      map[string]int
+}
+
+func (m *sharedModel) saw(event string) { m.seen[event]++ }
+
+// admits is the rule. leaving is a hold that leaves in this call.
+func (m *sharedModel) admits(h, leaving *sharedHold) bool {
+	n, least := 1, h.Limit
+	for _, other := range m.in {
+		if other != h.around && other != leaving {
+			n, least = n+1, min(least, other.Limit)
+		}
+	}
+	return n <= least
+}
+
+func (m *sharedModel) enter(h *sharedHold) {
+	m.in = append(m.in, h)
+	h.fresh, h.longer = h.TTL, 0
+	m.lease = max(m.lease, h.TTL)
+	if h.Kind == store.ReadWrite && h.Limit == 1 {
+		m.draws++
+	}
+}
+
+// serve drops waiters that do not listen, and lets the others in for as long as the rule admits the
+// first of them. caller hears of its grant by the reply.
+func (m *sharedModel) serve(caller, leaving *sharedHold) {
+	clear(m.lapsed)
+	grants := map[string][]string{}
+	for len(m.queue) > 0 {
+		h := m.queue[0]
+		if h != caller && !m.listens[h.client] {
+			m.saw("dead waiter")
+			m.queue = m.queue[1:]
+			continue
+		}
+		if !m.admits(h, leaving) {
+			m.saw("head waits")
+			break
+		}
+		m.queue = m.queue[1:]
+		m.enter(h)
+		if h == caller {
+			m.saw("grant by reply")
+		} else {
+			m.saw("grant by message")
+			grants[h.client] = append(grants[h.client], string(h.ID))
+		}
+	}
+	for client, ids := range grants {
+		if len(ids) > 1 {
+			m.saw("grants in one message")
+		}
+		m.messages[client] = append(m.messages[client], strings.Join(ids, "\n"))
+	}
+}
+
+func (m *sharedModel) acquire(h *sharedHold, place string) acquireReply {
+	if slices.Contains(m.in, h) {
+		m.saw("has already")
+		clear(m.lapsed)
+		return acquireReply{status: statusOurs, owner: string(h.ID)}
+	}
+	m.serve(h, nil)
+	switch {
+	case slices.Contains(m.in, h):
+		return acquireReply{status: statusOurs}
+	case (h.around != nil || len(m.queue) == 0) && m.admits(h, nil):
+		m.saw(m.kindOf("enters", h))
+		if len(m.in) > 0 {
+			m.saw(m.kindOf("enters beside", h))
+		}
+		m.enter(h)
+		return acquireReply{status: statusOurs}
+	case place == noPlace:
+		m.saw("busy")
+		return acquireReply{status: statusBusy}
+	case !m.listens[h.client]:
+		m.saw("deaf")
+		return acquireReply{status: statusBusy}
+	case h.around != nil && len(m.queue) > 0 && m.queue[0].around != nil && m.queue[0].around != h.around:
+		m.saw("circle")
+		return acquireReply{status: statusCircle, owner: string(m.queue[0].ID)}
+	}
+	return acquireReply{status: statusQueued, position: m.join(h, place)}
+}
+
+// kindOf completes the name of an event with the kind of a hold.
+func (m *sharedModel) kindOf(event string, h *sharedHold) string {
+	switch {
+	case h.Kind == store.Semaphore:
+		return event + ": permit"
+	case h.around != nil && h.isLimited():
+		return event + ": upgrade"
+	case h.around != nil:
+		return event + ": reader inside a writer"
+	case h.isLimited():
+		return event + ": writer"
+	}
+	return event + ": reader"
+}
+
+// join puts a hold into the queue: in the order of arrival, and before all others with a hold around
+// it. join returns the position.
+func (m *sharedModel) join(h *sharedHold, place string) int {
+	if at := slices.Index(m.queue, h); at >= 0 {
+		m.saw("keeps its place")
+		return at
+	}
+	arrival, _ := strconv.ParseInt(place, 10, 64)
+	if h.around != nil {
+		m.saw(m.kindOf("joins", h))
+		h.arrival = 1
+	} else if m.saw(m.kindOf("joins", h)); arrival > 0 {
+		m.saw("has its place again")
+		h.arrival = arrival
+	} else {
+		m.joined, m.queue = h, append(m.queue, h)
+		return len(m.queue) - 1
+	}
+	m.queue = append(m.queue, h)
+	slices.SortFunc(m.queue, func(a, b *sharedHold) int {
+		return cmp.Or(cmp.Compare(a.arrival, b.arrival), cmp.Compare(a.place(), b.place()))
+	})
+	return slices.Index(m.queue, h)
+}
+
+func remove(holds []*sharedHold, h *sharedHold) []*sharedHold {
+	return slices.DeleteFunc(slices.Clone(holds), func(o *sharedHold) bool { return o == h })
+}
+
+func (m *sharedModel) release(h *sharedHold) int64 {
+	leaving := h
+	if !slices.Contains(m.in, h) {
+		leaving = nil
+	}
+	if len(m.queue) > 0 {
+		m.serve(nil, leaving)
+	}
+	if leaving == nil && !m.lapsed[h] {
+		m.saw("gone")
+		return 0
+	}
+	if m.lapsed[h] {
+		m.saw("leaves after its lease")
+	} else {
+		m.saw(m.kindOf("leaves", h))
+	}
+	delete(m.lapsed, h)
+	m.in = remove(m.in, h)
+	return 1
+}
+
+func (m *sharedModel) forget(h *sharedHold) int64 {
+	if slices.Contains(m.queue, h) {
+		m.saw("forgets a waiter")
+		m.queue = remove(m.queue, h)
+		before := len(m.in)
+		m.release(h)
+		if len(m.in) > before {
+			m.saw("forgets a waiter in the way")
+		}
+		return 1
+	}
+	return m.release(h)
+}
+
+func (m *sharedModel) broken(h *sharedHold) int64 {
+	left := m.release(h)
+	if left == 1 {
+		m.saw("breaks")
+		m.messages["control"] = append(m.messages["control"], string(h.ID))
+	}
+	return left
+}
+
+func (m *sharedModel) renew(h *sharedHold, ttl time.Duration) int64 {
+	if !slices.Contains(m.in, h) {
+		m.saw("gone")
+		return 0
+	}
+	m.saw("renews")
+	h.longer = max(h.longer, ttl)
+	m.lease = max(m.lease, ttl)
+	return 1
+}
+
+// lapse ends the lease of a hold.
+func (m *sharedModel) lapse(h *sharedHold) {
+	m.saw("lease over")
+	m.in = remove(m.in, h)
+	m.lapsed[h] = true
+}
+
+// sharedCommand is a call of a script for one hold.
+type sharedCommand struct {
+	script *wire.Script
+	hold   *sharedHold
+	ttl    time.Duration
+	extra  any // the argument of the verb
+	apply  func() any
+}
+
+func (c sharedCommand) String() string {
+	return fmt.Sprintf("%s %v %s", c.script.Name, c.hold.place(), fmt.Sprint(millis(c.ttl), " ", c.extra))
+}
+
+// sharedSequence is one run of random commands.
+type sharedSequence struct {
+	*trial
+	*sharedModel
+	*sharedPlay
+	rng     *rand.Rand
+	kind    store.Kind
+	holds   []*sharedHold
+	sent    []sharedCommand
+	now     int64 // of the server at the last check, in ms
+	longest int64 // the end of the longest lease since base was there
+	token   int64 // the largest so far
+	lost    bool  // the token key
+	log     []string
+}
+
+// sharedPlay is what sequences share.
+type sharedPlay struct {
+	ctx     context.Context
+	rdb     *redis.Client
+	store   *nativeStore
+	base    string
+	ear     *redis.PubSub
+	scripts map[*wire.Script]*redis.Script
+	seen    map[string]int
+}
+
+// trial notes the failure of a sequence, in place of a test.
+type trial struct{ failure string }
+
+func (t *trial) Errorf(format string, args ...any) { t.failure = fmt.Sprintf(format, args...) }
+func (t *trial) FailNow()                          { runtime.Goexit() }
+
+// newSharedPlay prepares sequences on a server. In the sources of scripts old is replaced by mutated.
+func newSharedPlay(t *testing.T, server *redistest.Server, old, mutated string) *sharedPlay {
+	t.Helper()
+	r := newRigOn(t, server)
+	if !r.server.AtLeast(7, 0) {
+		redistest.NotTested(t, "Redis before 7 does not say when a key ends")
+	}
+	p := &sharedPlay{
+		ctx: t.Context(), rdb: r.rdb, store: r.store, base: r.base,
+		scripts: map[*wire.Script]*redis.Script{}, seen: map[string]int{},
+	}
+	changed := false
+	for _, s := range []*wire.Script{
+		sharedAcquireScript, sharedReleaseScript, sharedRenewScript, sharedForgetScript, sharedTokenScript, sharedBreakScript,
+	} {
+		source := strings.Replace(s.Source, old, mutated, 1)
+		changed = changed || source != s.Source
+		p.scripts[s] = redis.NewScript(source)
+	}
+	require.Equal(t, old != "", changed, "%q is in the scripts", old)
+	p.ear = subscribed(t, r.rdb.Subscribe(t.Context(), "mark"))
+	require.NoError(t, p.ear.PSubscribe(t.Context(), r.store.control("*")))
+	_, err := p.ear.ReceiveTimeout(t.Context(), limit)
+	require.NoError(t, err)
+	return p
+}
+
+// run runs a sequence, and returns it with its failure.
+func (p *sharedPlay) run(seed, i uint64) *sharedSequence {
+	s := &sharedSequence{trial: &trial{}, sharedPlay: p, rng: rand.New(rand.NewPCG(seed, i))}
+	s.kind = []store.Kind{store.ReadWrite, store.Semaphore}[s.rng.IntN(5)/3]
+	s.sharedModel = &sharedModel{
+		lapsed: map[*sharedHold]bool{}, listens: map[string]bool{}, messages: map[string][]string{}, seen: p.seen,
+	}
+	done := make(chan struct{})
+	go func() { // FailNow ends the goroutine
+		defer close(done)
+		require.NoError(s, s.rdb.FlushAll(s.ctx).Err())
+		for _, client := range clients {
+			s.listen(client, true)
+		}
+		for range sharedSteps {
+			s.step()
+		}
+		for _, client := range clients {
+			s.listen(client, false)
+		}
+	}()
+	<-done
+	return s
+}
+
+func TestSharedRandomCommands(t *testing.T) {
+	seed, first, n := fromEnv(t, "RELOCK_SEED"), uint64(0), uint64(sharedSequences)
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	if s := fromEnv(t, "RELOCK_SEQUENCES"); s != 0 {
+		n = s
+	}
+	if s := fromEnv(t, "RELOCK_SEQUENCE"); s != 0 {
+		first, n = s, 1
+	}
+	t.Logf("RELOCK_SEED=%d, %d sequences from %d on", seed, n, first)
+	p := newSharedPlay(t, redistest.Start(t), "", "")
+	for i := first; i < first+n; i++ {
+		if s := p.run(seed, i); s.failure != "" {
+			require.FailNow(t, s.failure, "RELOCK_SEED=%d RELOCK_SEQUENCE=%d\n%s", seed, i, strings.Join(s.log, "\n"))
+		}
+	}
+	if n < sharedSequences {
+		return
+	}
+	for _, event := range []string{ // a sequence that never gets anywhere would agree with any model
+		"enters: reader", "enters: writer", "enters: upgrade", "enters: reader inside a writer", "enters: permit",
+		"enters beside: reader", "enters beside: upgrade", "enters beside: reader inside a writer", "enters beside: permit",
+		"joins: reader", "joins: writer", "joins: upgrade", "joins: permit", "has its place again", "keeps its place",
+		"has already", "busy", "deaf", "circle", "head waits", "dead waiter", "grant by message", "grant by reply",
+		"grants in one message", "leaves: reader", "leaves: writer", "leaves: upgrade", "leaves: permit", "leaves after its lease",
+		"gone", "renews", "forgets a waiter", "breaks", "draws a token", "token of the last writer",
+		"lease over", "short lease", "base lost", "queue lost", "token lost", "late", "twice", "several in a call",
+	} {
+		require.Positive(t, p.seen[event], "%q never happened: %v", event, p.seen)
+	}
+	t.Logf("what happened: %v", p.seen)
+}
+
+// TestSharedRandomCommandsNotice runs scripts that have a mistake. Some sequence must notice each.
+func TestSharedRandomCommandsNotice(t *testing.T) {
+	server := redistest.Start(t)
+	for mutant, c := range map[string]struct{ old, mutated string }{
+		"the hold around an ask counts":                  {"crowd(lock, lock.leaving, a.with)", "crowd(lock, lock.leaving)"},
+		"the hold that leaves counts":                    {"crowd(lock, lock.leaving, a.with)", "crowd(lock, nil, a.with)"},
+		"readers ignore the queue":                       {"(a.with or call(", "(a.with or a.mode == 'r' or call("},
+		"only the head is served":                        {"    reading = reader\n", "    blocked = true\n"},
+		"a waiter let in by a late release is taken out": {"elseif not lock.leaving then", "elseif false then"},
+		"a dead head is kept":                            {"dead = dead + 1\n", "blocked = true\n break\n"},
+		"a dead head is kept, if held up":                {" or hold ~= caller", " or fits(lock, ask(hold, ttl, mode, with)) and hold ~= caller"},
+		"limits are not cleaned by leave":                {"call('ZREM', lock.limits, a.member)", "local _ = a"},
+		"limits are not cleaned by expire":               {"call('ZREM', lock.limits, unpack(over))", "local _ = over"},
+		"leases are not ended":                           {"call('ZREM', lock.base, unpack(over))", "local _ = over"},
+		"the smallest limit is not asked":                {"math.min(least, limit(a.mode))", "limit(a.mode)"},
+		"the own limit is not asked":                     {"math.min(least, limit(a.mode))", "least"},
+		"stale limits count for an ask":                  {"call('DEL', lock.base, lock.limits)", "call('DEL', lock.base)"},
+		"stale limits count for a leave":                 {"> 0 and not foreign(lock, a) then", "> 0 then"},
+		"an upgrade waits at the end":                    {"a.with and 1 or lock.micros", "lock.micros"},
+		"two upgrades wait":                              {"if rival and with ~=", "if false and with ~="},
+		"one grant of a message":                         {"table.concat(grants[client], '\\n')", "grants[client][1]"},
+		"a writer draws no token":                        {"    if a.mode == 'w' then", "    if false then"},
+		"the token of readers is new":                    {"tonumber(a.mode) and 0 or last(lock)", "0"},
+		"a place moves":                                  {"if not call('ZSCORE', lock.queue, place(a)) then", "if true then"},
+		"an old arrival counts for nothing":              {"if arrival == '0' then", "if true then"},
+		"acquire renews":                                 {"return {1, a.hold, ending - now}", "admit(lock, {a})\n return {1, a.hold, ending - now}"},
+		"renew shortens":                                 {"ending < now + a.ttl then", "true then"},
+		"renew leaves the key":                           {"    outlive(lock.base, a.ttl)\n", ""},
+		"renew leaves the limits":                        {"    outlive(lock.limits, a.ttl)\n", ""},
+		"a shorter lease shortens the key":               {"outlive(lock.base, longest)", "call('PEXPIRE', lock.base, longest)"},
+		"limits have no end":                             {"    outlive(lock.limits, longest)\n", ""},
+		"the queue has no end":                           {"    call('PEXPIRE', lock.queue, keep)\n", ""},
+		"release serves nobody":                          {"return leave(lock, ARGV[1], a)", "return call('ZREM', lock.base, a.member)"},
+		"forget serves nobody":                           {"leave(lock, ARGV[1], a)\n  return", "call('ZREM', lock.base, a.member)\n  return"},
+		"forget leaves the place":                        {"call('ZREM', lock.queue, place(a))", "0"},
+		"break serves nobody":                            {"leave(lock, ARGV[1], a)\n  if", "call('ZREM', lock.base, a.member)\n  if"},
+		"break tells nobody":                             {"call('PUBLISH', control, a.hold)", "local _ = control"},
+	} {
+		t.Run(mutant, func(t *testing.T) {
+			p := newSharedPlay(t, server, c.old, c.mutated)
+			for i := range uint64(2000) {
+				if failure := p.run(7, i).failure; failure != "" {
+					require.NotContains(t, failure, "script:", "a mistake in Lua is no mutant")
+					t.Logf("noticed by sequence %d", i)
+					return
+				}
+			}
+			require.FailNow(t, "not noticed")
+		})
+	}
+}
+
+// step does one thing at random, and compares.
+func (s *sharedSequence) step() {
+	switch p := s.rng.IntN(100); {
+	case p < 5 && len(s.in) > 0:
+		s.lapseOne(s.in[s.rng.IntN(len(s.in))])
+	case p < 7:
+		s.shortLease()
+	case p < 8:
+		s.event("base lost", s.base, func() { s.in = nil; clear(s.lapsed) })
+	case p < 9:
+		s.event("queue lost", s.base+suffix(s.kind)+queueSuffix, func() { s.queue = nil })
+	case p < 10:
+		s.event("token lost", s.base+tokenSuffix, func() { s.lost = true })
+	case p < 16:
+		client := clients[s.rng.IntN(len(clients))]
+		s.listen(client, !s.listens[client])
+	case p < 24 && len(s.sent) > 0:
+		s.saw("late")
+		s.call(s.sent[s.rng.IntN(len(s.sent))])
+	default:
+		s.commands()
+	}
+	s.check()
+}
+
+// commands sends a command, alone or with others of its script, once or twice.
+func (s *sharedSequence) commands() {
+	c := s.command()
+	s.sent = append(s.sent, c)
+	batch := []sharedCommand{c}
+	for range s.rng.IntN(4) * s.rng.IntN(2) {
+		same := slices.DeleteFunc(slices.Clone(s.sent), func(o sharedCommand) bool { return o.script != c.script })
+		batch = append(batch, same[s.rng.IntN(len(same))])
+	}
+	s.call(batch...)
+	if s.rng.IntN(4) == 0 {
+		s.check()
+		s.saw("twice")
+		s.call(c)
+	}
+}
+
+// lapseOne ends the lease of a hold, as time does.
+func (s *sharedSequence) lapseOne(h *sharedHold) {
+	s.log = append(s.log, "lease over: "+h.member())
+	over := redis.Z{Score: float64(s.now - 1), Member: h.member()}
+	require.NoError(s, s.rdb.ZAddXX(s.ctx, s.base, over).Err())
+	s.lapse(h)
+}
+
+// shortLease has a hold that enters, if it can, and stays for the end of its lease.
+func (s *sharedSequence) shortLease() {
+	h := s.newHold()
+	h.TTL = 2 * time.Millisecond
+	s.call(s.acquiring(h, noPlace))
+	if !slices.Contains(s.in, h) {
+		return
+	}
+	s.saw("short lease")
+	s.lapse(h)
+	for start := s.time(); s.time() <= start+h.TTL.Milliseconds(); {
+	}
+}
+
+// time returns the time of the server.
+func (s *sharedSequence) time() int64 {
+	now, err := s.rdb.Time(s.ctx).Result()
+	require.NoError(s, err)
+	return now.UnixMilli()
+}
+
+// event takes a key away, as the end of its TTL or a loss of data does.
+func (s *sharedSequence) event(what, key string, model func()) {
+	if s.rdb.Del(s.ctx, key).Val() > 0 {
+		s.saw(what)
+	}
+	s.log = append(s.log, what)
+	model()
+}
+
+func (s *sharedSequence) listen(client string, on bool) {
+	if s.listens[client] == on {
+		return
+	}
+	s.log = append(s.log, fmt.Sprintf("%s listens: %t", client, on))
+	channel := s.base + ":" + client
+	do := s.ear.Unsubscribe
+	if on {
+		do = s.ear.Subscribe
+	}
+	require.NoError(s, do(s.ctx, channel))
+	s.hear(func(m any) bool { sub, ok := m.(*redis.Subscription); return ok && sub.Channel == channel })
+	s.listens[client] = on
+}
+
+// hear returns the messages, by client, that come before what is waited for.
+func (s *sharedSequence) hear(is func(any) bool) map[string][]string {
+	got := map[string][]string{}
+	for {
+		m, err := s.ear.ReceiveTimeout(s.ctx, limit)
+		require.NoError(s, err)
+		if is(m) {
+			return got
+		}
+		msg, ok := m.(*redis.Message)
+		if !ok {
+			continue
+		}
+		client, isHold := strings.CutPrefix(msg.Channel, s.base+":")
+		if !isHold {
+			client = "control"
+			require.Equal(s, s.store.control(cutLast(msg.Payload, 2)), msg.Channel)
+		}
+		got[client] = append(got[client], msg.Payload)
+	}
+}
+
+// hold picks a hold, often one that is in or waits.
+func (s *sharedSequence) hold() *sharedHold {
+	switch p := s.rng.IntN(10); {
+	case p < 3 && len(s.in) > 0:
+		return s.in[s.rng.IntN(len(s.in))]
+	case p < 5 && len(s.queue) > 0:
+		return s.queue[s.rng.IntN(len(s.queue))]
+	case p < 7 && len(s.holds) > 0:
+		return s.holds[s.rng.IntN(len(s.holds))]
+	}
+	h := s.newHold()
+	s.holds = append(s.holds, h)
+	return h
+}
+
+// newHold makes a reader, a writer, a hold inside another one, or a permit.
+func (s *sharedSequence) newHold() *sharedHold {
+	client := clients[s.rng.IntN(len(clients))]
+	h := &sharedHold{client: client, Ask: store.Ask{
+		Name: s.base, ID: store.ID(newID(client)), TTL: time.Duration(20+s.rng.IntN(3)*20) * time.Second, Kind: s.kind,
+	}}
+	switch p := s.rng.IntN(10); {
+	case s.kind == store.Semaphore:
+		h.Limit = 1 + s.rng.IntN(4)
+	case p < 4 && len(s.in) > 0:
+		h.around = s.in[s.rng.IntN(len(s.in))]
+		if s.rng.IntN(4) == 0 && len(s.holds) > 0 { // perhaps it is gone
+			h.around = s.holds[s.rng.IntN(len(s.holds))]
+		}
+		h.With, h.Limit = h.around.ID, 1
+		if h.around.isLimited() {
+			h.Limit = store.Unlimited
+		}
+	case p < 8:
+		h.Limit = store.Unlimited
+	default:
+		h.Limit = 1
+	}
+	return h
+}
+
+// acquiring makes the command of an ask.
+func (s *sharedSequence) acquiring(h *sharedHold, place string) sharedCommand {
+	return sharedCommand{sharedAcquireScript, h, h.TTL, place, func() any { return s.acquire(h, place) }}
+}
+
+// command makes a command of a hold as the store does.
+func (s *sharedSequence) command() sharedCommand {
+	h := s.hold()
+	switch p := s.rng.IntN(100); {
+	case p < 50:
+		place := noPlace
+		if s.rng.IntN(4) > 0 {
+			place = strconv.FormatInt(h.arrival, 10)
+		}
+		return s.acquiring(h, place)
+	case p < 68:
+		return sharedCommand{sharedReleaseScript, h, h.TTL, "", func() any { return s.release(h) }}
+	case p < 78:
+		ttl := time.Duration(s.rng.IntN(4)*25) * time.Second
+		return sharedCommand{sharedRenewScript, h, ttl, "", func() any { return s.renew(h, ttl) }}
+	case p < 88:
+		return sharedCommand{sharedForgetScript, h, h.TTL, "", func() any { return s.forget(h) }}
+	case p < 95:
+		return sharedCommand{sharedTokenScript, h, h.TTL, "", func() any { return slices.Contains(s.in, h) }}
+	default:
+		return sharedCommand{sharedBreakScript, h, h.TTL, s.store.control(h.client), func() any { return s.broken(h) }}
+	}
+}
+
+// call runs commands of one script in one call, and compares the replies.
+func (s *sharedSequence) call(batch ...sharedCommand) {
+	var keys []string
+	args := []any{"PUBLISH"}
+	for _, c := range batch {
+		unit := sharedUnit(c.hold.Ask, millis(c.ttl), c.extra)
+		keys, args = append(keys, unit.Keys...), append(args, unit.Args...)
+		s.log = append(s.log, c.String())
+	}
+	got, err := s.scripts[batch[0].script].Run(s.ctx, s.rdb, keys, args...).Result()
+	require.NoError(s, err)
+	replies := []any{got} // a unit that is alone replies without a list
+	if len(batch) > 1 {
+		s.saw("several in a call")
+		replies = got.([]any)
+	}
+	require.Len(s, replies, len(batch))
+	for i, c := range batch {
+		s.joined = nil
+		want := c.apply()
+		s.log = append(s.log, fmt.Sprint("  replies ", replies[i]))
+		switch c.script {
+		case sharedAcquireScript:
+			s.compareAcquire(c.hold, want.(acquireReply), replies[i])
+		case sharedTokenScript:
+			s.compareToken(c.hold, want.(bool), replies[i].(int64))
+		default:
+			require.Equal(s, want, replies[i], "%v", c)
+		}
+	}
+}
+
+func (s *sharedSequence) compareAcquire(h *sharedHold, want acquireReply, reply any) {
+	got, err := parseAcquireReply(sharedAcquireScript, reply)
+	require.NoError(s, err)
+	require.Equal(s, want.status, got.status, "status of %s", h.place())
+	switch got.status {
+	case statusOurs:
+		require.Equal(s, want.owner, got.owner)
+		if got.known {
+			require.InDelta(s, s.endOf(h)-s.now, got.remaining.Milliseconds(), 2000)
+		}
+		return
+	case statusCircle:
+		require.Equal(s, want.owner, got.owner)
+	default:
+		at := slices.IndexFunc(s.in, func(o *sharedHold) bool { return string(o.ID) == got.owner })
+		require.GreaterOrEqual(s, at, 0, "the owner is in: %s", got.owner)
+		require.NotSame(s, h.around, s.in[at], "the hold around an ask is no obstacle")
+	}
+	others := remove(s.in, h.around)
+	first := slices.MinFunc(others, func(a, b *sharedHold) int { return cmp.Compare(s.endOf(a), s.endOf(b)) })
+	require.InDelta(s, s.endOf(first)-s.now, got.remaining.Milliseconds(), 2000, "the first lease that ends")
+	if got.status != statusQueued {
+		return
+	}
+	require.Equal(s, want.position, got.position)
+	if s.joined != nil { // at a time that only the server knows
+		require.InDelta(s, s.now, got.number/1000, 2000)
+		h.arrival = got.number
+	}
+	require.Equal(s, h.arrival, got.number)
+}
+
+// endOf returns the end of a lease, also of one that the last call has set.
+func (s *sharedSequence) endOf(h *sharedHold) int64 {
+	end := h.end
+	if h.fresh > 0 {
+		end = s.now + h.fresh.Milliseconds()
+	}
+	if h.longer > 0 {
+		end = max(end, s.now+h.longer.Milliseconds())
+	}
+	return end
+}
+
+func (s *sharedSequence) compareToken(h *sharedHold, isIn bool, got int64) {
+	switch {
+	case !isIn:
+		require.Zero(s, got)
+	case h.Kind == store.Semaphore || s.lost || s.token == 0:
+		s.saw("draws a token")
+		require.Greater(s, got, s.token, "tokens grow")
+		s.token, s.lost = got, false
+	default:
+		s.saw("token of the last writer")
+		require.Equal(s, s.token, got)
+	}
+}
+
+// sharedKeys is what a lock has in Redis.
+type sharedKeys struct {
+	base, limits, queue []redis.Z
+	token               string
+	ends                [4]int64 // of base, limits, queue and token
+}
+
+// read reads the keys of the lock, and the time of the server.
+func (s *sharedSequence) read() (k sharedKeys) {
+	unit := sharedUnit(store.Ask{Name: s.base, Kind: s.kind}, 0, "")
+	var now *redis.TimeCmd
+	var zsets [3]*redis.ZSliceCmd
+	var token *redis.StringCmd
+	var ends [4]*redis.Cmd
+	_, err := s.rdb.Pipelined(s.ctx, func(p redis.Pipeliner) error {
+		now = p.Time(s.ctx)
+		for i := range zsets {
+			zsets[i] = p.ZRangeWithScores(s.ctx, unit.Keys[i], 0, -1)
+		}
+		for i, key := range unit.Keys {
+			ends[i] = p.Do(s.ctx, "PEXPIRETIME", key)
+		}
+		p.Publish(s.ctx, "mark", "")
+		token = p.Get(s.ctx, unit.Keys[3])
+		return nil
+	})
+	if err != nil {
+		require.ErrorIs(s, err, redis.Nil, "no token")
+	}
+	for i := range ends {
+		k.ends[i] = ends[i].Val().(int64)
+	}
+	s.now = now.Val().UnixMilli()
+	k.base, k.limits, k.queue, k.token = zsets[0].Val(), zsets[1].Val(), zsets[2].Val(), token.Val()
+	return k
+}
+
+// check compares the server with the model.
+func (s *sharedSequence) check() {
+	k := s.read()
+	got := s.hear(func(m any) bool { msg, ok := m.(*redis.Message); return ok && msg.Channel == "mark" })
+	require.Equal(s, s.messages, got, "messages")
+	clear(s.messages)
+	queue := []redis.Z{}
+	for _, h := range s.queue {
+		queue = append(queue, redis.Z{Score: float64(h.arrival), Member: h.place()})
+	}
+	require.Equal(s, queue, k.queue, "the queue")
+	s.checkHolds(k)
+	s.checkLimits(k)
+	s.checkEnds(k)
+	s.checkToken(k)
+	if s.rng.IntN(8) == 0 {
+		s.checkLook()
+	}
+}
+
+// checkHolds compares the holds, and the ends of their leases with the ends that were seen before.
+func (s *sharedSequence) checkHolds(k sharedKeys) {
+	scores := map[string]int64{}
+	for _, z := range k.base {
+		scores[z.Member.(string)] = int64(z.Score)
+	}
+	for _, h := range s.in {
+		score, ok := scores[h.member()]
+		require.True(s, ok, "%s is in", h.member())
+		delete(scores, h.member())
+		if h.fresh > 0 || h.longer > 0 {
+			require.InDelta(s, s.endOf(h), score, 2000, "the lease of %s", h.member())
+			require.True(s, h.fresh > 0 || score >= h.end, "a lease only moves later")
+		} else {
+			require.Equal(s, h.end, score, "nothing has set the lease of %s", h.member())
+		}
+		h.end, h.fresh, h.longer = score, 0, 0
+	}
+	for h := range s.lapsed {
+		if score, ok := scores[h.member()]; ok {
+			require.LessOrEqual(s, score, s.now)
+			delete(scores, h.member())
+		} else { // the key has ended
+			delete(s.lapsed, h)
+		}
+	}
+	require.Empty(s, scores, "holds that should not be in")
+}
+
+// checkLimits compares the zset of limits with the holds.
+func (s *sharedSequence) checkLimits(k sharedKeys) {
+	limits := map[string]int{}
+	for _, z := range k.limits {
+		limits[z.Member.(string)] = int(z.Score)
+	}
+	for _, h := range s.in {
+		if h.isLimited() {
+			require.Equal(s, h.Limit, limits[h.member()], "the limit of %s", h.member())
+			delete(limits, h.member())
+		}
+	}
+	for h := range s.lapsed {
+		delete(limits, h.member())
+	}
+	if len(k.base) > 0 { // else the next ask removes them
+		require.Empty(s, limits, "limits of nobody")
+	}
+}
+
+// slack is by how much the end of a key may differ: a script may be interrupted between two reads of
+// the clock.
+const slack = 100
+
+// checkEnds compares the ends of the keys with the leases.
+func (s *sharedSequence) checkEnds(k sharedKeys) {
+	for i, end := range k.ends {
+		require.NotEqual(s, int64(-1), end, "key %d has no end", i)
+	}
+	for _, h := range s.in {
+		require.GreaterOrEqual(s, k.ends[0]+slack, h.end, "base outlives %s", h.member())
+		if h.isLimited() {
+			require.GreaterOrEqual(s, k.ends[1]+slack, h.end, "the limits outlive %s", h.member())
+		}
+	}
+	if s.lease > 0 {
+		s.longest, s.lease = max(s.longest, s.now+s.lease.Milliseconds()), 0
+	}
+	for _, end := range k.ends[:2] {
+		require.LessOrEqual(s, end, s.longest+slack, "no longer than the longest lease")
+	}
+	for _, h := range s.queue {
+		require.Greater(s, k.ends[2], s.now+h.TTL.Milliseconds(), "the queue outlives the leases of its waiters")
+	}
+	if len(k.base) == 0 && len(k.limits) == 0 {
+		s.longest = 0
+	}
+}
+
+// checkToken compares the token with the largest token so far.
+func (s *sharedSequence) checkToken(k sharedKeys) {
+	token, _ := strconv.ParseInt(k.token, 10, 64)
+	switch {
+	case s.draws > 0:
+		require.GreaterOrEqual(s, token, s.token+int64(s.draws), "tokens grow")
+		s.token, s.lost, s.draws = token, false, 0
+	case s.lost:
+		require.Zero(s, token)
+	default:
+		require.Equal(s, s.token, token, "nobody has drawn a token")
+	}
+	if token > 0 {
+		require.Greater(s, k.ends[3], s.now+(23*time.Hour).Milliseconds(), "the token lives for a day")
+	}
+}
+
+// checkLook compares what Look says with the model.
+func (s *sharedSequence) checkLook() {
+	state, err := s.store.Look(s.ctx, store.Ask{Name: s.base, Kind: s.kind})
+	require.NoError(s, err)
+	require.Equal(s, len(s.queue), state.Waiters)
+	want, got := map[store.ID]int{}, map[store.ID]int{}
+	for _, h := range s.in {
+		want[h.ID] = h.Limit
+	}
+	if state.Owner != "" {
+		got[state.Owner] = state.Limit
+	}
+	for _, o := range state.Others {
+		require.GreaterOrEqual(s, o.TTL, state.TTL, "the owner is the hold whose lease ends first")
+		got[o.ID] = o.Limit
+	}
+	require.True(s, maps.Equal(want, got), "%v and %v", want, got)
+}

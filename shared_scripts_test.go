@@ -1,0 +1,1048 @@
+package relock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/wire"
+	"github.com/go-relock/relock/store"
+)
+
+// Do the scripts of read-write locks and semaphores keep what no random sequence reaches: many
+// holds, other kinds of locks, and servers that refuse, move or fall silent?
+
+// sharedRig is one read-write lock or semaphore, seen through its scripts and from outside.
+type sharedRig struct {
+	*rig
+	kind store.Kind
+}
+
+func newSharedRig(t *testing.T, kind store.Kind) *sharedRig {
+	t.Helper()
+	return sharedOf(newRig(t), kind)
+}
+
+// sharedOf makes a sharedRig of the lock of a rig.
+func sharedOf(r *rig, kind store.Kind) *sharedRig {
+	s := &sharedRig{rig: r, kind: kind}
+	clean := func() { require.NoError(r, r.rdb.Del(context.Background(), s.keys()...).Err()) }
+	clean()
+	r.Cleanup(clean)
+	return s
+}
+
+// keys returns the keys that a lock of any kind may have.
+func (r *sharedRig) keys() []string {
+	keys := append(r.both(), r.base+tokenSuffix)
+	for _, kind := range []store.Kind{store.ReadWrite, store.Semaphore} {
+		limits := r.base + suffix(kind)
+		keys = append(keys, limits, limits+queueSuffix)
+	}
+	return keys
+}
+
+func (r *sharedRig) limits() string { return r.base + suffix(r.kind) }
+func (r *sharedRig) queue() string  { return r.limits() + queueSuffix }
+
+// hold makes the ask of a new hold.
+func (r *sharedRig) hold(client string, limit int) store.Ask {
+	return store.Ask{Name: r.base, ID: store.ID(newID(client)), TTL: minute, Kind: r.kind, Limit: limit}
+}
+
+func (r *sharedRig) reader(client string) store.Ask { return r.hold(client, store.Unlimited) }
+func (r *sharedRig) writer(client string) store.Ask { return r.hold(client, 1) }
+
+// shared makes the ask of a hold that others may accompany.
+func (r *sharedRig) shared(client string) store.Ask {
+	if r.kind == store.Semaphore {
+		return r.hold(client, 3)
+	}
+	return r.reader(client)
+}
+
+// inside makes the ask of a hold inside another one: an upgrade, or a reader in a writer.
+func (r *sharedRig) inside(around store.Ask) store.Ask {
+	a := r.writer(cutLast(string(around.ID), 2))
+	if around.Limit == 1 {
+		a.Limit = store.Unlimited
+	}
+	a.With = around.ID
+	return a
+}
+
+// run runs a script for one hold.
+func (r *sharedRig) run(s *wire.Script, a store.Ask, extra string) (any, error) {
+	r.Helper()
+	unit := sharedUnit(a, millis(a.TTL), extra)
+	return r.script(s, unit.Keys, append([]any{"PUBLISH"}, unit.Args...)...)
+}
+
+// number runs a script that replies with a number.
+func (r *sharedRig) number(s *wire.Script, a store.Ask) int64 {
+	r.Helper()
+	reply, err := r.run(s, a, r.store.control(cutLast(string(a.ID), 2)))
+	require.NoError(r, err)
+	require.IsType(r, int64(0), reply)
+	return reply.(int64)
+}
+
+func (r *sharedRig) release(a store.Ask) int64 {
+	r.Helper()
+	return r.number(sharedReleaseScript, a)
+}
+
+func (r *sharedRig) forget(a store.Ask) int64 {
+	r.Helper()
+	return r.number(sharedForgetScript, a)
+}
+
+func (r *sharedRig) token(a store.Ask) int64 {
+	r.Helper()
+	return r.number(sharedTokenScript, a)
+}
+
+// acquire asks for the lock, and queues with an arrival.
+func (r *sharedRig) acquire(a store.Ask, arrival string) acquireReply {
+	r.Helper()
+	reply, err := r.run(sharedAcquireScript, a, arrival)
+	require.NoError(r, err)
+	if reply == statusAgain {
+		return acquireReply{status: statusAgain}
+	}
+	got, err := parseAcquireReply(sharedAcquireScript, reply)
+	require.NoError(r, err)
+	return got
+}
+
+// enters lets a hold in.
+func (r *sharedRig) enters(a store.Ask) store.Ask {
+	r.Helper()
+	require.Equal(r, statusOurs, r.acquire(a, noPlace).status)
+	return a
+}
+
+// queues puts a waiter into the queue. Its client listens.
+func (r *sharedRig) queues(a store.Ask) store.Ask {
+	r.Helper()
+	require.Equal(r, statusQueued, r.acquire(a, newPlace).status)
+	return a
+}
+
+// fillQueue puts dead waiters before all others.
+func (r *sharedRig) fillQueue(dead int) {
+	r.Helper()
+	members := make([]redis.Z, dead)
+	for i := range members {
+		members[i] = redis.Z{Score: float64(i + 2), Member: fmt.Sprintf("gone:1:%d|60000|r|", i)}
+	}
+	require.NoError(r, r.rdb.ZAdd(r.Context(), r.queue(), members...).Err())
+}
+
+// lapse ends the leases of holds, as time does.
+func (r *sharedRig) lapse(asks ...store.Ask) {
+	r.Helper()
+	for _, a := range asks {
+		over := redis.Z{Score: 1, Member: string(a.ID) + "|" + mode(a)}
+		require.NoError(r, r.rdb.ZAddXX(r.Context(), r.base, over).Err())
+	}
+}
+
+func (r *sharedRig) look() store.State {
+	r.Helper()
+	state, err := r.store.Look(r.Context(), store.Ask{Name: r.base, Kind: r.kind})
+	require.NoError(r, err)
+	return state
+}
+
+// has requires that exactly these holds have the lock.
+func (r *sharedRig) has(asks ...store.Ask) {
+	r.Helper()
+	got, want := []store.ID{}, []store.ID{}
+	state := r.look()
+	if state.Owner != "" {
+		got = append(got, state.Owner)
+	}
+	for _, o := range state.Others {
+		got = append(got, o.ID)
+	}
+	for _, a := range asks {
+		want = append(want, a.ID)
+	}
+	require.ElementsMatch(r, want, got)
+}
+
+// waits requires that exactly these holds wait, in this order.
+func (r *sharedRig) waits(asks ...store.Ask) {
+	r.Helper()
+	got, err := r.rdb.ZRange(r.Context(), r.queue(), 0, -1).Result()
+	require.NoError(r, err)
+	want := []string{}
+	for _, a := range asks {
+		want = append(want, fmt.Sprintf("%s|%d|%s|%s", a.ID, millis(a.TTL), mode(a), a.With))
+	}
+	require.Equal(r, want, got)
+}
+
+// free requires that nobody has the lock, and nobody waits.
+func (r *sharedRig) free() {
+	r.Helper()
+	require.Zero(r, r.rdb.Exists(r.Context(), r.base, r.limits(), r.queue()).Val())
+}
+
+// unchanged requires that f leaves each key of the lock as it was.
+func (r *sharedRig) unchanged(f func()) {
+	r.Helper()
+	before := r.dump()
+	f()
+	require.Equal(r, before, r.dump())
+}
+
+// dump returns the keys of the lock with their contents and ends.
+func (r *sharedRig) dump() map[string]string {
+	r.Helper()
+	all := map[string]string{}
+	for _, key := range r.keys() {
+		content, err := r.rdb.Dump(r.Context(), key).Result()
+		if errors.Is(err, redis.Nil) {
+			continue
+		}
+		require.NoError(r, err)
+		end, _ := r.rdb.Do(r.Context(), "PEXPIRETIME", key).Int64() // 0 before Redis 7
+		all[key] = fmt.Sprintf("%x until %d", content, end)
+	}
+	return all
+}
+
+// commands are all calls of the store about a lock that a hold has, or is to have.
+func (r *sharedRig) commands(a store.Ask) map[string]func(ctx context.Context) error {
+	s, l := r.store, store.Lease{Ask: a}
+	other := r.hold("b", 1)
+	return map[string]func(ctx context.Context) error{
+		"Try":     func(ctx context.Context) error { _, err := s.Try(ctx, other); return err },
+		"acquire": func(ctx context.Context) error { _, _, err := s.ask(ctx, other, newPlace, 1); return err },
+		"Enter":   func(ctx context.Context) error { _, err := s.Enter(ctx, l, 2); return err },
+		"Renew": func(ctx context.Context) error {
+			return s.Renew(ctx, []store.Renewal{{Lease: l, TTL: 2 * minute, Count: 1}})[0]
+		},
+		"Release": func(ctx context.Context) error { return s.Release(ctx, l, 0) },
+		"Forget":  func(ctx context.Context) error { return s.Forget(ctx, []store.Ask{a})[0] },
+		"Token":   func(ctx context.Context) error { _, err := s.Token(ctx, l); return err },
+		"Look":    func(ctx context.Context) error { _, err := s.Look(ctx, a); return err },
+		"Break":   func(ctx context.Context) error { return s.Break(ctx, a) },
+	}
+}
+
+// sharedKinds are the kinds of this chapter.
+var sharedKinds = []store.Kind{store.ReadWrite, store.Semaphore}
+
+func TestSharedReadersEnterWithOneScriptAndOneMessageAClient(t *testing.T) {
+	r := newSharedRig(t, store.ReadWrite)
+	ears := map[string]*redis.PubSub{}
+	for i := range 4 {
+		client := fmt.Sprint("client", i)
+		ears[client] = r.listen(client)
+	}
+	writer := r.enters(r.writer("a"))
+	want, readers := map[string][]string{}, []store.Ask{}
+	for i := range 256 {
+		client := fmt.Sprint("client", i%4)
+		a := r.queues(r.reader(client))
+		readers, want[client] = append(readers, a), append(want[client], string(a.ID))
+	}
+	last := r.queues(r.writer("client0"))
+	require.EqualValues(t, 1, r.release(writer))
+	for client, ps := range ears {
+		require.Equal(t, strings.Join(want[client], "\n"), message(t, ps))
+		silent(t, ps)
+	}
+	r.has(readers...)
+	r.waits(last)
+	for i, a := range readers {
+		r.waits(last)
+		require.EqualValues(t, 1, r.release(a), i)
+	}
+	require.Equal(t, string(last.ID), message(t, ears["client0"]))
+	r.has(last)
+}
+
+func TestSharedDeadWaiters(t *testing.T) {
+	t.Run("are dropped over several calls, and the hold is in until then", func(t *testing.T) {
+		r := newSharedRig(t, store.ReadWrite)
+		ps := r.listen("b")
+		writer := r.enters(r.writer("a"))
+		next := r.queues(r.reader("b"))
+		r.fillQueue(350)
+		for left := int64(250); left > 0; left -= 100 {
+			require.Equal(t, statusAgain, r.release(writer))
+			require.Equal(t, left+1, r.rdb.ZCard(t.Context(), r.queue()).Val())
+			r.has(writer)
+			silent(t, ps)
+		}
+		require.EqualValues(t, 1, r.release(writer))
+		require.Equal(t, string(next.ID), message(t, ps))
+		r.has(next)
+	})
+	t.Run("are dropped for an ask that the rule holds up", func(t *testing.T) {
+		r := newSharedRig(t, store.ReadWrite)
+		r.listen("b")
+		writer := r.enters(r.writer("a"))
+		r.fillQueue(250)
+		ask := r.reader("b")
+		require.Equal(t, statusAgain, r.acquire(ask, newPlace).status)
+		require.Equal(t, statusAgain, r.acquire(ask, newPlace).status)
+		r.queues(ask)
+		r.waits(ask)
+		r.has(writer)
+	})
+	t.Run("a dead writer holds up no reader", func(t *testing.T) {
+		r := newSharedRig(t, store.ReadWrite)
+		first := r.enters(r.reader("a"))
+		r.listening("gone", func() { r.queues(r.writer("gone")) })
+		second := r.enters(r.reader("b"))
+		r.has(first, second)
+		r.waits()
+	})
+}
+
+func TestSharedReleaseOfAWaiterRunsLateAndTakesNothing(t *testing.T) {
+	r := newSharedRig(t, store.ReadWrite)
+	ps := r.listen("b")
+	owner := r.enters(r.writer("a"))
+	first, second := r.queues(r.reader("b")), r.queues(r.writer("b"))
+	require.EqualValues(t, 0, r.release(first))
+	r.waits(first, second)
+	r.lapse(owner)
+	require.EqualValues(t, 0, r.release(first))
+	require.Equal(t, string(first.ID), message(t, ps))
+	r.has(first)
+	r.waits(second)
+	require.EqualValues(t, 1, r.release(first))
+	require.Equal(t, string(second.ID), message(t, ps))
+	r.has(second)
+}
+
+func TestSharedCallsOfTheStoreCallAgainForDeadWaiters(t *testing.T) {
+	for what, act := range map[string]func(r *sharedRig, a store.Ask) error{
+		"Release": func(r *sharedRig, a store.Ask) error { return r.store.Release(r.Context(), store.Lease{Ask: a}, 0) },
+		"Break":   func(r *sharedRig, a store.Ask) error { return r.store.Break(r.Context(), a) },
+		"Forget":  func(r *sharedRig, a store.Ask) error { return r.store.Forget(r.Context(), []store.Ask{a})[0] },
+		"Try": func(r *sharedRig, a store.Ask) error {
+			r.lapse(a)
+			l, err := r.store.Try(r.Context(), r.hold("b", 1))
+			require.NoError(r, err)
+			return r.store.Release(r.Context(), l, 0)
+		},
+	} {
+		for _, kind := range sharedKinds {
+			t.Run(fmt.Sprint(kind, ": ", what), func(t *testing.T) {
+				r := newSharedRig(t, kind)
+				a := r.enters(r.hold("a", 1))
+				r.fillQueue(1000)
+				require.NoError(t, act(r, a))
+				r.free()
+			})
+		}
+	}
+}
+
+func TestSharedManyLeasesThatAreOverEndOverSeveralCalls(t *testing.T) {
+	lapsed := func(r *sharedRig) {
+		members := make([]redis.Z, 2500)
+		for i := range members {
+			members[i] = redis.Z{Score: 1, Member: fmt.Sprintf("gone:1:%d|r", i)}
+		}
+		require.NoError(r, r.rdb.ZAdd(r.Context(), r.base, members...).Err())
+	}
+	t.Run("beside a lease that lasts", func(t *testing.T) {
+		r := newSharedRig(t, store.ReadWrite)
+		first, second := r.enters(r.reader("a")), r.reader("b")
+		lapsed(r)
+		require.Equal(t, statusAgain, r.acquire(second, noPlace).status)
+		require.Equal(t, statusAgain, r.acquire(second, noPlace).status)
+		r.enters(second)
+		r.has(first, second)
+		require.EqualValues(t, 2, r.rdb.ZCard(t.Context(), r.base).Val())
+	})
+	t.Run("for the hold that leaves", func(t *testing.T) {
+		r := newSharedRig(t, store.ReadWrite)
+		ps := r.listen("b")
+		first := r.enters(r.reader("a"))
+		next := r.queues(r.writer("b"))
+		lapsed(r)
+		require.Equal(t, statusAgain, r.release(first))
+		require.Equal(t, statusAgain, r.release(first))
+		r.has(first)
+		require.EqualValues(t, 1, r.release(first))
+		require.Equal(t, string(next.ID), message(t, ps))
+		r.has(next)
+	})
+	t.Run("alone", func(t *testing.T) {
+		r := newSharedRig(t, store.ReadWrite)
+		lapsed(r)
+		r.has(r.enters(r.writer("a")))
+	})
+}
+
+func TestSharedBaseWithoutAnEndGetsOneAgain(t *testing.T) {
+	for _, kind := range sharedKinds {
+		r := newSharedRig(t, kind)
+		first, second := r.enters(r.shared("a")), r.enters(r.shared("b"))
+		persist := func() { require.NoError(t, r.rdb.Persist(t.Context(), r.base).Err()) }
+		lives := func(ttl time.Duration) {
+			t.Helper()
+			require.InDelta(t, ttl, r.rdb.PTTL(t.Context(), r.base).Val(), float64(2*time.Second))
+		}
+		persist()
+		require.Equal(t, statusOurs, r.acquire(second, noPlace).status)
+		lives(minute)
+		persist()
+		require.NoError(t, r.commands(second)["Renew"](t.Context()))
+		lives(2 * minute)
+		r.has(first, second)
+	}
+}
+
+// asksBut returns an ask for each kind but one, for the lock of the rig.
+func (r *sharedRig) asksBut(kind store.Kind) []store.Ask {
+	var asks []store.Ask
+	for _, k := range []store.Kind{store.Mutex, store.ReadWrite, store.Semaphore} {
+		if k != kind {
+			a := r.writer("b")
+			a.Kind = k
+			asks = append(asks, a)
+		}
+	}
+	return asks
+}
+
+func TestSharedNameOfAnotherKind(t *testing.T) {
+	for _, kind := range []store.Kind{store.Mutex, store.ReadWrite, store.Semaphore} {
+		t.Run(fmt.Sprint("is refused while in use: ", kind), func(t *testing.T) {
+			r := newSharedRig(t, kind)
+			r.listen("b")
+			r.tries(r.writer("a"))
+			for _, a := range r.asksBut(kind) {
+				r.unchanged(func() {
+					_, tryErr := r.store.Try(t.Context(), a)
+					_, waitErr := r.store.Wait(t.Context(), a, func(store.Progress) {})
+					_, lookErr := r.store.Look(t.Context(), a)
+					for _, err := range []error{tryErr, waitErr, lookErr} {
+						require.ErrorIs(t, err, store.ErrKind)
+						require.NotErrorIs(t, err, store.ErrUnsure)
+						require.ErrorContains(t, err, kind.String()+", and not "+a.Kind.String())
+					}
+				})
+			}
+		})
+	}
+	for _, kind := range sharedKinds {
+		t.Run(fmt.Sprint("is free when all leases are over: ", kind), func(t *testing.T) {
+			r := newSharedRig(t, kind)
+			for _, a := range r.asksBut(kind) {
+				if a.Kind == store.Mutex {
+					continue
+				}
+				r.lapse(r.enters(r.writer("a")))
+				require.EqualValues(t, 0, r.look().TTL)
+				r.enters(a)
+				require.EqualValues(t, 1, r.release(a))
+			}
+		})
+	}
+}
+
+// tries lets a hold in through the store.
+func (r *sharedRig) tries(a store.Ask) store.Lease {
+	r.Helper()
+	l, err := r.store.Try(r.Context(), a)
+	require.NoError(r, err)
+	return l
+}
+
+// TestSharedWaitersOfAnotherKindAreNotServed has waiters whose lock has become another kind of lock.
+func TestSharedWaitersOfAnotherKindAreNotServed(t *testing.T) {
+	for what, leave := range map[string]*wire.Script{"Release": sharedReleaseScript, "Forget": sharedForgetScript, "Break": sharedBreakScript} {
+		t.Run(what, func(t *testing.T) {
+			r := newSharedRig(t, store.Semaphore)
+			ps := r.listen("b")
+			permit := r.enters(r.hold("a", 1))
+			next := r.queues(r.hold("b", 3))
+			r.lapse(permit)
+			writer := r.writer("c")
+			writer.Kind = store.ReadWrite
+			r.enters(writer)
+			require.EqualValues(t, 0, r.number(leave, permit))
+			silent(t, ps)
+			r.waits(next)
+			require.EqualValues(t, 1, r.release(writer))
+			require.Equal(t, statusOurs, r.acquire(next, "1").status)
+		})
+	}
+}
+
+func TestSharedLimitsOfAnEarlierTimeHoldNobodyUp(t *testing.T) {
+	for _, kind := range sharedKinds {
+		stale := func(r *sharedRig) {
+			r.enters(r.hold("a", 1))
+			require.NoError(t, r.rdb.Del(t.Context(), r.base).Err())
+			require.EqualValues(t, 1, r.rdb.ZCard(t.Context(), r.limits()).Val())
+		}
+		t.Run(fmt.Sprint("ask: ", kind), func(t *testing.T) {
+			r := newSharedRig(t, kind)
+			stale(r)
+			r.has(r.enters(r.shared("b")), r.enters(r.shared("c")))
+		})
+		for what, leave := range map[string]*wire.Script{"release": sharedReleaseScript, "forget": sharedForgetScript} {
+			t.Run(fmt.Sprint(what, ": ", kind), func(t *testing.T) {
+				r := newSharedRig(t, kind)
+				r.listen("b")
+				gone := r.enters(r.hold("a", 1))
+				first, second := r.queues(r.shared("b")), r.queues(r.shared("b"))
+				require.NoError(t, r.rdb.Del(t.Context(), r.base).Err())
+				require.EqualValues(t, 0, r.number(leave, gone))
+				r.has(first, second)
+				r.has(first, second, r.enters(r.shared("c")))
+			})
+		}
+	}
+}
+
+func TestSharedKeyOfAnotherTypeIsAnErrorAndNothingChanges(t *testing.T) {
+	for _, kind := range sharedKinds {
+		for suffix, users := range map[string]string{
+			"":                         "Try acquire Enter Renew Release Forget Token Look Break",
+			suffix(kind):               "acquire Release Forget Break",
+			suffix(kind) + queueSuffix: "acquire Release Forget Look Break",
+			tokenSuffix:                "Token Look",
+		} {
+			for _, what := range strings.Fields(users) {
+				t.Run(fmt.Sprint(kind, ": ", what, suffix), func(t *testing.T) {
+					r := newSharedRig(t, kind)
+					r.listen("b")
+					a := r.enters(r.writer("a"))
+					require.NoError(t, r.rdb.Del(t.Context(), r.base+suffix).Err())
+					require.NoError(t, r.rdb.SAdd(t.Context(), r.base+suffix, "x").Err())
+					before := r.dump()
+					err := r.commands(a)[what](t.Context())
+					require.ErrorContains(t, err, "WRONGTYPE")
+					require.NotErrorIs(t, err, store.ErrUnsure)
+					require.NotErrorIs(t, err, store.ErrKind)
+					after := r.dump()
+					if suffix == "" { // a writer's limit may be gone: it is a stale one
+						delete(before, r.limits())
+						delete(after, r.limits())
+					}
+					require.Equal(t, before, after)
+				})
+			}
+		}
+	}
+}
+
+// full sets the maxmemory of the server: "1" leaves no memory.
+func (r *sharedRig) full(limit string) {
+	r.Helper()
+	require.NoError(r, r.rdb.ConfigSet(r.Context(), "maxmemory", limit).Err())
+}
+
+func TestSharedOutOfMemory(t *testing.T) {
+	server := redistest.Start(t)
+	for _, kind := range sharedKinds {
+		for what, oom := range map[string]bool{
+			"Try": false, "acquire": true, "Enter": false, "Renew": false, "Release": false, "Forget": false, "Token": kind == store.Semaphore,
+			"Look": false, "Break": false,
+		} {
+			t.Run(fmt.Sprint(kind, ": ", what), func(t *testing.T) {
+				r := sharedOf(newRigOn(t, server), kind)
+				ps := r.listen("b")
+				a := r.enters(r.writer("a"))
+				next := r.queues(r.writer("b"))
+				r.full("1")
+				defer r.full("0")
+				err := r.commands(a)[what](t.Context())
+				var busy *store.Busy
+				switch {
+				case oom:
+					require.ErrorContains(t, err, "OOM")
+					require.NotErrorIs(t, err, store.ErrUnsure)
+				case what == "Try":
+					require.ErrorAs(t, err, &busy)
+				default:
+					require.NoError(t, err)
+				}
+				switch what {
+				case "Renew":
+					require.Greater(t, r.look().TTL, minute)
+				case "Release", "Forget", "Break":
+					require.Equal(t, string(next.ID), message(t, ps))
+					r.has(next)
+				}
+			})
+		}
+	}
+}
+
+func TestSharedOutOfMemoryKeepsWaitersAndTakesNoFreeLock(t *testing.T) {
+	server := redistest.Start(t)
+	for _, kind := range sharedKinds {
+		t.Run(fmt.Sprint(kind, ": a free lock is not taken"), func(t *testing.T) {
+			r := sharedOf(newRigOn(t, server), kind)
+			r.full("1")
+			defer r.full("0")
+			for _, a := range []store.Ask{r.writer("a"), r.shared("a")} {
+				_, err := r.store.Try(t.Context(), a)
+				require.ErrorContains(t, err, "OOM")
+				r.free()
+			}
+		})
+		t.Run(fmt.Sprint(kind, ": a waiter keeps its place and gets its grant"), func(t *testing.T) {
+			r := sharedOf(newRigOn(t, server), kind)
+			ps := r.listen("b")
+			owner, next := r.enters(r.writer("a")), r.shared("b")
+			arrival := fmt.Sprint(r.acquire(next, newPlace).number)
+			r.full("1")
+			defer r.full("0")
+			require.Equal(t, statusQueued, r.acquire(next, arrival).status)
+			r.full("0")
+			r.lapse(owner)
+			r.full("1")
+			require.Equal(t, statusBusy, r.acquire(r.writer("c"), noPlace).status)
+			require.Equal(t, string(next.ID), message(t, ps))
+			require.Equal(t, statusOurs, r.acquire(next, arrival).status)
+		})
+	}
+}
+
+// TestSharedReplicaIsNotBelieved asks a server that has just become a replica, and has no data yet.
+func TestSharedReplicaIsNotBelieved(t *testing.T) {
+	server := redistest.Start(t)
+	rigs := []*sharedRig{sharedOf(newRigOn(t, server), store.ReadWrite), sharedOf(newRigOn(t, server), store.Semaphore)}
+	rdb := rigs[0].rdb
+	require.NoError(t, rdb.ReplicaOf(t.Context(), "127.0.0.1", "1").Err())
+	t.Cleanup(func() { require.NoError(t, rdb.ReplicaOf(context.Background(), "NO", "ONE").Err()) })
+	for _, r := range rigs {
+		for what, command := range r.commands(r.shared("a")) {
+			if what == "Look" { // reads, and decides nothing
+				continue
+			}
+			t.Run(fmt.Sprint(r.kind, ": ", what), func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+				defer cancel()
+				err := command(ctx)
+				require.ErrorContains(t, err, "READONLY")
+				require.NotErrorIs(t, err, store.ErrGone)
+				require.True(t, ctx.Err() != nil || !errors.Is(err, store.ErrUnsure), "the server says that nothing has run")
+			})
+		}
+	}
+}
+
+func TestSharedUserNeedsNoMoreThanItsPrefix(t *testing.T) {
+	for _, kind := range sharedKinds {
+		t.Run(kind.String(), func(t *testing.T) {
+			r := sharedOf(withUser(t, "&"+DefaultPrefix+"*", "~"+DefaultPrefix+"*", "+@all"), kind)
+			ps := r.listen("b")
+			for _, what := range []string{"Release", "Forget", "Break"} {
+				a := r.writer("a")
+				r.tries(a)
+				commands := r.commands(a)
+				for _, other := range []string{"acquire", "Enter", "Renew", "Token", "Look", what} {
+					require.NoError(t, commands[other](t.Context()), other)
+				}
+				granted := message(t, ps)
+				require.Equal(t, granted, string(r.look().Owner))
+				next := r.writer("b")
+				next.ID = store.ID(granted)
+				require.NoError(t, r.store.Forget(t.Context(), []store.Ask{next})[0])
+				r.free()
+			}
+		})
+	}
+}
+
+func TestSharedUserWithoutACommand(t *testing.T) {
+	t.Run("without pexpire takes a lock with an end all the same", func(t *testing.T) {
+		r := sharedOf(withUser(t, "&*", "~*", "+@all", "-pexpire"), store.ReadWrite)
+		_, err := r.store.Try(t.Context(), r.writer("a"))
+		require.ErrorContains(t, err, "can't run this command")
+		require.LessOrEqual(t, r.look().TTL, minute)
+	})
+	for command, users := range map[string]string{
+		"zadd": "Try acquire Enter Renew Release Forget Break", "zrem": "Release Forget Break",
+	} {
+		t.Run("without "+command, func(t *testing.T) {
+			r := sharedOf(withUser(t, "&*", "~*", "+@all", "-"+command), store.ReadWrite)
+			for _, what := range strings.Fields(users) {
+				r.listening("b", func() {
+					a := r.writer("a")
+					if what != "Try" { // it is another user who enters and waits
+						r.enters(a)
+						r.queues(r.writer("b"))
+					}
+					err := r.commands(a)[what](t.Context())
+					require.ErrorContains(t, err, "can't run this command", what)
+					require.NotErrorIs(t, err, store.ErrUnsure)
+					if what == "Try" {
+						r.free()
+					} else {
+						require.Equal(t, a.ID, r.look().Owner, what)
+					}
+					require.NoError(t, r.rdb.Del(t.Context(), r.keys()...).Err())
+				})
+			}
+		})
+	}
+}
+
+func TestSharedTokens(t *testing.T) {
+	t.Run("of a writer is drawn when it enters, and readers see it", func(t *testing.T) {
+		r := newSharedRig(t, store.ReadWrite)
+		var last int64
+		for range 3 {
+			writer := r.enters(r.writer("a"))
+			reader := r.enters(r.inside(writer))
+			drawn := r.look().Token
+			require.Greater(t, drawn, last)
+			last = drawn
+			for range 2 {
+				require.Equal(t, drawn, r.token(writer))
+				require.Equal(t, drawn, r.token(reader))
+			}
+			require.EqualValues(t, 1, r.release(writer))
+			other := r.enters(r.reader("b"))
+			require.Equal(t, drawn, r.token(reader))
+			require.Equal(t, drawn, r.token(other))
+			require.EqualValues(t, 1, r.release(reader))
+			require.EqualValues(t, 1, r.release(other))
+		}
+	})
+	t.Run("does not go back with the clock", func(t *testing.T) {
+		r := newSharedRig(t, store.ReadWrite)
+		ahead := time.Now().Add(time.Hour).UnixMicro()
+		require.NoError(t, r.rdb.Set(t.Context(), r.base+tokenSuffix, ahead, minute).Err())
+		require.Equal(t, ahead+1, r.token(r.enters(r.writer("a"))))
+		require.InDelta(t, 25*time.Hour, r.rdb.PTTL(t.Context(), r.base+tokenSuffix).Val(), float64(2*time.Second))
+	})
+}
+
+func TestSharedTokensWithoutAWriter(t *testing.T) {
+	t.Run("of a reader before any writer", func(t *testing.T) {
+		r := newSharedRig(t, store.ReadWrite)
+		first, second := r.enters(r.reader("a")), r.enters(r.reader("b"))
+		drawn := r.token(first)
+		require.InDelta(t, time.Now().UnixMicro(), drawn, 1e7)
+		require.Equal(t, drawn, r.token(second))
+	})
+	t.Run("of each permit is its own", func(t *testing.T) {
+		r := newSharedRig(t, store.Semaphore)
+		first, second := r.enters(r.hold("a", 2)), r.enters(r.hold("b", 2))
+		drawn := r.token(first)
+		require.Greater(t, r.token(second), drawn)
+	})
+	for _, kind := range sharedKinds {
+		t.Run(fmt.Sprint("is only for a hold that is in: ", kind), func(t *testing.T) {
+			r := newSharedRig(t, kind)
+			r.listen("b")
+			a := r.enters(r.writer("a"))
+			waiter := r.queues(r.writer("b"))
+			r.unchanged(func() { require.Zero(t, r.token(waiter)) })
+			r.lapse(a)
+			r.unchanged(func() { require.Zero(t, r.token(a)) })
+		})
+	}
+}
+
+func TestSharedTokenKeyThatHoldsNone(t *testing.T) {
+	for _, foreign := range []string{"", "x", "1.5", "-1", "1e3", "0x10", "9000000000000001", "99999999999999999999999"} {
+		for what, limit := range map[string]int{"reader": store.Unlimited, "writer": 1, "permit": 2} {
+			t.Run(fmt.Sprintf("%s, %q", what, foreign), func(t *testing.T) {
+				kind := store.ReadWrite
+				if what == "permit" {
+					kind = store.Semaphore
+				}
+				r := newSharedRig(t, kind)
+				r.listen("b")
+				a := r.enters(r.hold("a", limit))
+				require.NoError(t, r.rdb.Set(t.Context(), r.base+tokenSuffix, foreign, minute).Err())
+				r.unchanged(func() {
+					_, err := r.store.Token(t.Context(), store.Lease{Ask: a})
+					require.ErrorContains(t, err, "holds no token")
+					require.NotErrorIs(t, err, store.ErrUnsure)
+				})
+			})
+		}
+	}
+	t.Run("keeps a writer out", func(t *testing.T) {
+		r := newSharedRig(t, store.ReadWrite)
+		require.NoError(t, r.rdb.Set(t.Context(), r.base+tokenSuffix, "x", minute).Err())
+		_, err := r.store.Try(t.Context(), r.writer("a"))
+		require.ErrorContains(t, err, "holds no token")
+		r.free()
+		r.has(r.enters(r.reader("a")))
+	})
+}
+
+// TestSharedMigratingSlot frees locks whose slot is on its way to another node. There Redis refuses
+// keys that do not exist any more.
+func TestSharedMigratingSlot(t *testing.T) {
+	cluster := redistest.StartCluster(t)
+	s, err := newRedisStore(cluster.Client(), redisOptions{redisSettings: redisSettings{prefix: DefaultPrefix}})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	master := cluster.MasterFor("relock:{x}")
+	lock := func(name string) *sharedRig {
+		r := &rig{T: t, rdb: master.Client(), store: s.(*nativeStore), base: "relock:{x}:" + name}
+		return &sharedRig{rig: r, kind: store.ReadWrite}
+	}
+	pair, batch := lock("pair"), lock("batch")
+	type scene struct {
+		*sharedRig
+		ps            *redis.PubSub
+		writer        store.Ask
+		readers, last []store.Ask
+	}
+	var scenes []*scene
+	for _, r := range []*sharedRig{pair, batch} {
+		sc := &scene{sharedRig: r, ps: r.listen("b"), writer: r.enters(r.writer("a"))}
+		sc.readers = []store.Ask{r.queues(r.reader("b")), r.queues(r.reader("b"))}
+		if r == batch {
+			sc.last = []store.Ask{r.queues(r.writer("b"))}
+		}
+		scenes = append(scenes, sc)
+	}
+	move := cluster.BeginMove(pair.base, cluster.MasterFor(other(cluster, pair.base)))
+	for _, sc := range scenes { // the queue and the limits end with it
+		require.NoError(t, s.Release(t.Context(), store.Lease{Ask: sc.writer}, 0))
+		require.Equal(t, fmt.Sprintf("%s\n%s", sc.readers[0].ID, sc.readers[1].ID), message(t, sc.ps))
+	}
+	left := make(chan error, 4)
+	for _, sc := range scenes { // no limit is left: a key that exists on neither side
+		for _, a := range sc.readers {
+			go func() { left <- s.Release(t.Context(), store.Lease{Ask: a}, 0) }()
+		}
+	}
+	move.Finish()
+	for range 4 {
+		require.NoError(t, <-left)
+	}
+	for _, sc := range scenes {
+		sc.rdb = cluster.MasterFor("relock:{x}").Client()
+		sc.free() // nobody listens there yet, so the writer was dropped
+		for _, a := range sc.last {
+			sc.has(sc.enters(a))
+			require.EqualValues(t, 1, sc.release(a))
+		}
+	}
+}
+
+// withSharedReplica returns a lock on a server with a replica that is in sync.
+func withSharedReplica(t *testing.T) (*sharedRig, *redistest.Server) {
+	t.Helper()
+	server := redistest.Start(t, "--repl-diskless-sync", "no")
+	host, port, _ := strings.Cut(server.Addr(), ":")
+	replica := redistest.Start(t, "--replicaof", host, port)
+	r := sharedOf(newRigOn(t, server), store.ReadWrite)
+	redistest.Eventually(t, 15*time.Second, func() bool {
+		var wait *redis.Cmd
+		_, err := r.rdb.Pipelined(t.Context(), func(p redis.Pipeliner) error {
+			p.Set(t.Context(), "written", 1, time.Millisecond)
+			wait = p.Do(t.Context(), "WAIT", 1, 100)
+			return nil
+		})
+		n, _ := wait.Int()
+		return err == nil && n == 1
+	}, "the replica is in sync")
+	return r, replica
+}
+
+func TestSharedReplicasConfirmReaders(t *testing.T) {
+	r, replica := withSharedReplica(t)
+	confirmed := func(timeout time.Duration) store.Ask {
+		a := r.reader("b")
+		a.Acks = store.Acks{Replicas: 1, Timeout: timeout}
+		return a
+	}
+	first := confirmed(2 * time.Second)
+	r.tries(first)
+	r.tries(first) // again: WAIT looks only at the writes of its own connection
+	writer := r.writer("a")
+	writer.Acks = first.Acks
+	require.EqualValues(t, 1, r.release(first))
+	r.tries(writer)
+	reader := confirmed(2 * time.Second)
+	w := r.wait(reader)
+	require.EqualValues(t, 1, r.release(writer))
+	require.Equal(t, reader, w.get().Ask)
+	r.has(reader)
+
+	replica.Pause()
+	defer replica.Resume()
+	_, err := r.store.Try(t.Context(), confirmed(50*time.Millisecond))
+	require.ErrorIs(t, err, store.ErrNotReplicated)
+	require.NotErrorIs(t, err, store.ErrUnsure, "taken back")
+	r.has(reader)
+}
+
+// faultyShared returns a read-write lock whose store has connections that misbehave.
+func faultyShared(t *testing.T) (*sharedRig, *redistest.Faults) {
+	t.Helper()
+	r, faults := faulty(t)
+	return sharedOf(r, store.ReadWrite), faults
+}
+
+func TestSharedWait(t *testing.T) {
+	t.Run("of readers ends with one message", func(t *testing.T) {
+		r, faults := faultyShared(t)
+		writer := r.enters(r.writer("a"))
+		first, second := r.wait(r.reader("b")), r.wait(r.reader("b"))
+		scripts := faults.Commands("EVALSHA")
+		require.EqualValues(t, 1, r.release(writer))
+		for _, w := range []*waiterCall{first, second} {
+			l := w.get()
+			require.Equal(t, store.WakeGrant, l.Woken)
+			require.False(t, l.Unsure)
+		}
+		require.Equal(t, scripts, faults.Commands("EVALSHA"), "the message is enough")
+	})
+	t.Run("of a second upgrade ends at once", func(t *testing.T) {
+		r, _ := faultyShared(t)
+		first, second := r.enters(r.reader("b")), r.enters(r.reader("c"))
+		r.wait(r.inside(first))
+		_, err := r.store.Wait(t.Context(), r.inside(second), func(store.Progress) {})
+		require.ErrorIs(t, err, store.ErrDeadlock)
+		require.NotErrorIs(t, err, store.ErrUnsure)
+		require.Equal(t, 1, r.look().Waiters)
+	})
+	t.Run("of a dead writer takes its lease", func(t *testing.T) {
+		r, _ := faultyShared(t)
+		writer := r.writer("a")
+		writer.TTL = 300 * time.Millisecond
+		r.enters(writer)
+		first, second := r.wait(r.reader("b")), r.wait(r.reader("b"))
+		first.get()
+		second.get()
+		r.has(first.lease.Ask, second.lease.Ask)
+	})
+}
+
+func TestSharedWaitOnABrokenConnection(t *testing.T) {
+	t.Run("of a reader whose reply is lost", func(t *testing.T) {
+		r, faults := faultyShared(t)
+		writer := r.enters(r.writer("a"))
+		first := r.wait(r.reader("b")) // the client listens
+		faults.Once(redistest.Named("EVALSHA"), redistest.DropReply(redistest.EOF))
+		second := r.wait(r.reader("b"))
+		require.Equal(t, 2, r.look().Waiters)
+		require.EqualValues(t, 1, r.release(writer))
+		require.False(t, first.get().Unsure)
+		l := second.get()
+		require.Equal(t, store.WakeGrant, l.Woken)
+		require.True(t, l.Unsure)
+		r.has(first.lease.Ask, l.Ask)
+	})
+	t.Run("of an upgrade on a silent connection", func(t *testing.T) {
+		r, faults := faultyShared(t)
+		mine, far := r.enters(r.reader("b")), r.enters(r.reader("c"))
+		r.listen("d")
+		r.queues(r.writer("d"))
+		upgrade := r.inside(mine)
+		upgrade.TTL = 3 * time.Second // an attempt takes a third of it
+		r.wait(r.writer("b"))         // the client listens
+		silence := faults.Once(redistest.Named("EVALSHA"), redistest.DropReply(redistest.Silence))
+		w := r.wait(upgrade)
+		require.Equal(t, 1, silence.Hits())
+		require.Equal(t, 3, r.look().Waiters)
+		require.EqualValues(t, 1, r.release(far))
+		l := w.get()
+		require.Equal(t, store.WakeGrant, l.Woken)
+		require.True(t, l.Unsure)
+		r.has(mine, l.Ask)
+		faults.Cut() // else Close waits for the silent connection
+	})
+}
+
+// embeddedProcess returns a client of an embedded server, as a process of its own has it.
+func embeddedProcess(t *testing.T, server *miniredis.Miniredis) *Client {
+	t.Helper()
+	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	t.Cleanup(func() { require.NoError(t, rdb.Close()) })
+	c, err := New(rdb)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	return c
+}
+
+// startLock begins to take a lock, and waits until n wait for it.
+func startLock(ctx context.Context, t *testing.T, l *Lock, n int) (section func() context.Context) {
+	t.Helper()
+	var in context.Context
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		in, err = l.Lock(ctx)
+	}()
+	redistest.Eventually(t, limit, func() bool {
+		state, err := l.State(t.Context())
+		return err == nil && state.Waiters == n
+	}, "%d wait", n)
+	return func() context.Context {
+		t.Helper()
+		select {
+		case <-done:
+		case <-time.After(limit):
+			require.FailNow(t, "waits")
+		}
+		require.NoError(t, err)
+		return in
+	}
+}
+
+// TestSharedOnMiniredis runs the scripts on the embedded server that users have in their tests.
+func TestSharedOnMiniredis(t *testing.T) {
+	server := miniredis.RunT(t)
+	near, far := embeddedProcess(t, server).NewRWLock("x"), embeddedProcess(t, server).NewRWLock("x")
+	writing, err := near.Lock(t.Context())
+	require.NoError(t, err)
+	var waiting []func() context.Context
+	for i := range 4 {
+		waiting = append(waiting, startLock(t.Context(), t, far.RLocker(), i+1))
+	}
+	require.NoError(t, near.Unlock(writing))
+	var readers []context.Context
+	for _, section := range waiting {
+		readers = append(readers, section())
+	}
+
+	upgrade := startLock(readers[0], t, far.Writer(), 1)
+	_, err = far.Lock(readers[1])
+	require.ErrorIs(t, err, ErrDeadlock)
+	_, err = near.TryRLock(t.Context())
+	require.ErrorIs(t, err, ErrLocked, "an upgrade waits")
+	for _, section := range readers[1:] {
+		require.NoError(t, far.Unlock(section))
+	}
+	upgraded := upgrade()
+	token, err := far.Token(upgraded)
+	require.NoError(t, err)
+	require.NoError(t, far.Unlock(upgraded))
+	same, err := far.RLocker().Token(readers[0])
+	require.NoError(t, err)
+	require.Equal(t, token, same)
+	require.NoError(t, far.Unlock(readers[0]))
+
+	permit, err := embeddedProcess(t, server).NewSemaphore("x", 2).TryLock(t.Context())
+	require.NoError(t, err, "the name is free for another kind")
+	require.NoError(t, permit.Err())
+	_, err = near.TryRLock(t.Context())
+	require.ErrorIs(t, err, ErrKind)
+}
