@@ -19,7 +19,7 @@ type acquiring struct {
 
 	refusal *LockedError // the store's last refusal
 
-	around *entry // the open entry of this lock around ctx, in any mode
+	around *entry // the open entry of this lock that ctx is inside, in either mode
 
 	// For the hooks.
 	nested bool // the holder has the lock already

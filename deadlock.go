@@ -14,8 +14,8 @@ import (
 // This file finds deadlocks between locks that are taken in different order. A call that waits for
 // long inside the section of another lock shows in the store which holds are around it, and for
 // which holds it waits. Then it follows the waits of others from the holds that it waits for. If
-// they lead back to a hold around the call, nobody in the circle can go on, and the youngest call
-// gives up. (The waits-for graph of databases; its nodes are holds, so goroutines of one section
+// they lead back to a hold around the call, nobody in the circle can go on, and the call that began
+// to wait last gives up. (The waits-for graph of databases; its nodes are holds, so goroutines of one section
 // that wait for each other are no circle.)
 
 const (
@@ -118,6 +118,9 @@ func (s *search) look(ctx context.Context) error {
 		if held.ID != "" && held.ID != s.ask.With {
 			s.me.For = append(s.me.For, held.ID)
 		}
+	}
+	if s.ask.Kind == store.Semaphore && len(s.me.For) > 1 { // any of them may leave
+		return nil
 	}
 	s.me.Round++
 	if len(s.me.For) == 0 || s.waits.Show(ctx, s.me, waitShown) != nil {

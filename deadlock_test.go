@@ -117,6 +117,23 @@ func TestWaitsWithoutACircleGoOn(t *testing.T) {
 			w.leave(section, c.NewLock("x"))
 		})
 	})
+	t.Run("one of several permits may become free", func(t *testing.T) {
+		fake(t, func(t *testing.T, w *world) {
+			a, b, c := w.openClient(), w.openClient(), w.openClient()
+			slots := func(c *relock.Client) *relock.Lock { return c.NewSemaphore("slots", 2) }
+			stuck, free := w.enter(t.Context(), slots(a)), w.enter(t.Context(), slots(b))
+			x := w.enter(t.Context(), c.NewLock("x"))
+			waits, permit := w.start(stuck, a.NewLock("x")), w.start(x, slots(c))
+			pass(time.Minute)
+			require.True(t, waits.waits())
+			require.True(t, permit.waits())
+			w.leave(free, slots(b))
+			permit.leave()
+			w.leave(x, c.NewLock("x"))
+			waits.leave()
+			w.leave(stuck, slots(a))
+		})
+	})
 	t.Run("a call of the circle has given up", func(t *testing.T) {
 		fake(t, func(t *testing.T, w *world) {
 			a, b := w.openClient(), w.openClient()

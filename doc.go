@@ -38,7 +38,7 @@
 //	lease    the time for which the store keeps a hold that nobody renews (the TTL)
 //	waiter   a call that is queued for the lock
 //	grant    the store gives the lock to a waiter
-//	token    a number, drawn on demand, larger than every number that was drawn for the lock before
+//	token    a number larger than every number that was drawn for the lock before, drawn on demand
 //	loss     the end of a hold that its holder did not ask for
 //	store    keeps the locks: Redis in relock's layout or Redisson's, memory, and others
 //
@@ -47,7 +47,8 @@
 // As long as the store keeps its data, no operator takes a lock away, and the clocks of the store
 // and of the processes run at rates that differ by less than 1 %:
 //
-//   - At most one hold of a lock is valid at any moment. A hold that was not renewed in time ends
+//   - At most one hold of a mutex is valid at any moment, and of other kinds as many as their limits
+//     allow. A hold that was not renewed in time ends
 //     before the store gives the lock to another: [Lock.Held] and [Lock.Remaining] say so, and the
 //     section's context ends.
 //   - Two calls are in a lock together only if one is inside the other's section, by its context.
@@ -96,9 +97,11 @@
 // # Other kinds of locks
 //
 // [Client.NewRWLock] is a lock for one writer or many readers, and [Client.NewSemaphore] a lock for
-// n holders. Both share all of this page with the mutex of [Client.NewLock]: one queue, first come,
-// first served, a lease for each hold, re-entry by the context, and a report of each loss. A name
-// is one kind of lock at a time; mixing kinds is [ErrKind].
+// n holders. Both share with the mutex of [Client.NewLock]: one queue, first come, first served
+// (but a call inside a section of the same read-write lock goes before it), a lease for each hold,
+// re-entry by the context, and a report of each loss. A name is one kind of lock at a time; mixing
+// kinds is [ErrKind]. A writer draws its token as it enters, and readers have the token of the last
+// writer.
 //
 //	prices := client.NewRWLock("prices")
 //	err = prices.RDo(ctx, read)  // beside other readers
@@ -113,8 +116,10 @@
 //
 // Calls that take locks one inside the other, in different order, may wait for each other. A call
 // that waits for longer than a second inside a section looks for such a circle, across processes.
-// If it finds one, the youngest call in it returns a [*DeadlockError]. The search sees the locks of
-// one store.
+// If it finds one, the call in it that began to wait last returns a [*DeadlockError]. The search
+// sees the sections of the Client of each call, and so no circle through the sections of two
+// Clients in one process. A wait for one of several permits is no part of a circle, as any of them
+// may become free. A quorum and Redisson's layout have no such search.
 //
 // # State of a hold
 //

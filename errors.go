@@ -59,7 +59,7 @@ var (
 
 	// ErrDeadlock reports a wait that would never end: two readers that both wait to write, see
 	// [RWLock], or a circle of calls that wait for locks of each other ([*DeadlockError]). The
-	// caller holds nothing new, and should leave the sections around the call.
+	// caller holds nothing new, and should leave the sections around the call, if there are any.
 	ErrDeadlock = store.ErrDeadlock
 )
 

@@ -7,8 +7,8 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// This file is the locks beside the mutex. All kinds of locks share one way in and out: a kind is
-// the limit of holds that a lock asks for, see [store.Ask].
+// This file has the locks other than the mutex. All kinds go one way in and out (lock.go). An ask
+// says its kind, and how many holds it bears beside it, see [store.Ask].
 
 // RWLock is a lock for one writer or any number of readers, made by [Client.NewRWLock]. It has all
 // methods of [Lock]: Lock, TryLock, TryLockFor, Do and DoFor are for writing, and Unlock leaves the
@@ -25,18 +25,18 @@ import (
 //     with its own hold and lets other readers in: a downgrade. The reader's context outlives the
 //     Unlock of the writer.
 //   - A writer in a reader is an upgrade. The only reader enters at once. Otherwise the call waits
-//     before the queue for the other readers to leave, keeps its own read, and nobody new gets in.
+//     at the head of the queue for the other readers to leave, keeps its own read, and nobody new gets in.
 //     Two readers that both wait to write would wait for each other, so the second call returns
-//     [ErrDeadlock] at once, and has to leave its read for the other one.
+//     [ErrDeadlock] at once, and must unlock its read so that the other can go on.
 //
-// [Lock.Token] of a reader is the token of the last writer: two readers with one token saw no
-// writer in between. Each hold for writing draws a new token.
+// [Lock.Token] of a reader is the token of the last writer, or a new one if none is known: two
+// readers with one token saw no writer in between. Each hold for writing draws a new token.
 type RWLock struct {
 	*forWriting
 	read *Lock
 }
 
-// forWriting is a name for Lock as a part of RWLock, which has a method of the name Lock.
+// forWriting lets RWLock embed Lock: a field called Lock would hide the method Lock.
 type forWriting = Lock
 
 // NewRWLock returns the read-write lock called name. Names and options are as for [Client.NewLock];

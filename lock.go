@@ -69,6 +69,8 @@ func (l *Lock) Err() error {
 //     call.
 //   - [ErrNotReplicated]: see [WithReplicaAcks].
 //   - [ErrKind]: the name is in use for another kind of lock.
+//   - [ErrDeadlock]: the call waited in a circle of calls ([*DeadlockError]), or is a second upgrade
+//     of a [RWLock].
 //   - [ErrClosed], [ErrInvalid].
 //   - an error of the store that a retry would not change, such as NOAUTH or WRONGTYPE. While the
 //     store cannot be reached, is loading or fails over, Lock goes on trying until ctx is done.
@@ -218,7 +220,7 @@ func (a *acquiring) enterFirst() error {
 	ctx, cancel := c.bound(a.ctx, a.wait)
 	defer cancel()
 	h := a.newHold()
-	if a.around != nil { // the call ends with the section around it
+	if a.around != nil { // in the other mode: no obstacle to this call, and its end is the end of this call
 		h.lease.With = a.around.hold.lease.ID
 		var stop context.CancelFunc
 		ctx, stop = endingWith(ctx, a.around.ctx)

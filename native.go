@@ -100,10 +100,14 @@ const noPlace, newPlace = "", "0"
 // ask asks for a lock, and queues unless arrival is noPlace.
 func (s *nativeStore) ask(ctx context.Context, a store.Ask, arrival string, tries int) (acquireReply, wire.Answer, error) {
 	id := string(a.ID)
-	c := s.ofKind(&wire.Call{
-		Script: acquireScript, Shared: s.publish(), Unit: s.unit(a.Name, id, millis(a.TTL), arrival),
-		Tries: tries, Patience: attemptLimit(a.TTL), Acks: a.Acks.Replicas, AcksTimeout: a.Acks.Timeout,
-	}, a, sharedAcquireScript, arrival)
+	c := &wire.Call{
+		Shared: s.publish(), Tries: tries, Patience: attemptLimit(a.TTL), Acks: a.Acks.Replicas, AcksTimeout: a.Acks.Timeout,
+	}
+	if a.Kind == store.Mutex {
+		c.Script, c.Unit = acquireScript, s.unit(a.Name, id, millis(a.TTL), arrival)
+	} else {
+		c.Script, c.Unit = sharedAcquireScript, sharedUnit(a, millis(a.TTL), arrival)
+	}
 	if arrival == noPlace { // a waiter overtakes nobody, and the TTL is part of its place
 		c.Repeat = func(elapsed time.Duration) []any {
 			if a.Kind != store.Mutex {
@@ -149,10 +153,13 @@ func (s *nativeStore) Release(ctx context.Context, l store.Lease, count int) err
 		_, err := s.Enter(ctx, l, count)
 		return err
 	}
-	return s.free(ctx, s.ofKind(&wire.Call{
-		Script: releaseScript, Shared: s.publish(), Unit: s.unit(l.Name, string(l.ID)),
-		Patience: attemptLimit(l.TTL),
-	}, l.Ask, sharedReleaseScript, ""))
+	c := &wire.Call{Shared: s.publish(), Patience: attemptLimit(l.TTL)}
+	if l.Kind == store.Mutex {
+		c.Script, c.Unit = releaseScript, s.unit(l.Name, string(l.ID))
+	} else {
+		c.Script, c.Unit = sharedReleaseScript, sharedUnit(l.Ask, 0, "")
+	}
+	return s.free(ctx, c)
 }
 
 // Enter sets the count of a mutex, and the lease of each kind of lock. Only a mutex keeps its count

@@ -34,6 +34,9 @@ var (
 	sharedStateScript   = loadScript("shared/state")
 	sharedBreakScript   = loadScript("shared/break")
 
+	showScript  = loadScript("waits/show")
+	shownScript = loadScript("waits/shown")
+
 	redissonAcquireScript = loadScript("redisson/acquire")
 	redissonReleaseScript = loadScript("redisson/release")
 )
@@ -41,7 +44,7 @@ var (
 var scripts = []*wire.Script{
 	acquireScript, releaseScript, renewScript, forgetScript, tokenScript, stateScript, breakScript, allScript,
 	sharedAcquireScript, sharedReleaseScript, sharedRenewScript, sharedForgetScript, sharedTokenScript, sharedStateScript,
-	sharedBreakScript, redissonAcquireScript, redissonReleaseScript,
+	sharedBreakScript, showScript, shownScript, redissonAcquireScript, redissonReleaseScript,
 }
 
 // loadScript puts the libraries of functions in front of a verb.
@@ -78,13 +81,13 @@ const (
 	statusQueued int64 = 2
 	statusAgain  int64 = 3 // only dead waiters were in the queue so far
 	statusKind   int64 = 4 // the name is another kind of lock
-	statusCircle int64 = 5 // the owner waits for the hold around the ask
+	statusCircle int64 = 5 // another upgrade waits for the hold around the ask
 )
 
 // acquireReply is the reply to acquire, in both layouts.
 type acquireReply struct {
 	status    int64
-	owner     string        // of a busy lock; or which kind of lock the name is
+	owner     string        // of a busy lock; or what the key of another kind is
 	remaining time.Duration // of the lease of the owner
 	known     bool          // owner and remaining are
 	number    int64         // the arrival of a waiter, or the token of a hold

@@ -12,9 +12,9 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// This file is read-write locks and semaphores in relock's own layout. They share the ways of
-// native.go and pubsub.go, and have keys and scripts of their own: those of the mutex pay nothing
-// for them.
+// This file is read-write locks and semaphores in relock's own layout. Their calls go through
+// native.go and pubsub.go. Their keys and scripts are their own, so those of the mutex are
+// unchanged.
 
 // suffix returns the suffix of the keys of a kind of lock.
 func suffix(kind store.Kind) string {
@@ -140,7 +140,7 @@ func wrongKind(a store.Ask, found string) error {
 		kind = store.Semaphore
 	case found == "zset":
 		kind = store.ReadWrite
-	case found != "hash":
+	case found != "hash": // also a sorted set that is no lock
 		return fmt.Errorf("WRONGTYPE: the key %q is a %s of Redis, and no lock", a.Name, found)
 	}
 	return fmt.Errorf("%w: %q is %s, and not %s", store.ErrKind, a.Name, kind, a.Kind)

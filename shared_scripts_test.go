@@ -1046,3 +1046,23 @@ func TestSharedOnMiniredis(t *testing.T) {
 	_, err = near.TryRLock(t.Context())
 	require.ErrorIs(t, err, ErrKind)
 }
+
+func TestSharedAsksLeaveTheSortedSetOfAnApplicationAlone(t *testing.T) {
+	r := newRig(t)
+	board := []redis.Z{{Score: 1, Member: "anna"}, {Score: 2, Member: "ben"}}
+	for _, kind := range []store.Kind{store.ReadWrite, store.Semaphore} {
+		require.NoError(t, r.rdb.ZAdd(t.Context(), r.base, board...).Err())
+		ask := r.ask(newID("a"), minute)
+		ask.Kind, ask.Limit = kind, 1
+		_, err := r.store.Try(t.Context(), ask)
+		require.ErrorContains(t, err, "sorted set")
+		require.NotErrorIs(t, err, store.ErrKind)
+		_, err = r.store.Look(t.Context(), ask)
+		require.ErrorContains(t, err, "sorted set")
+		require.NoError(t, r.store.Forget(t.Context(), []store.Ask{ask})[0])
+		require.Equal(t, board, r.rdb.ZRangeWithScores(t.Context(), r.base, 0, -1).Val())
+	}
+	_, err := r.store.Try(t.Context(), r.ask(newID("a"), minute))
+	require.ErrorContains(t, err, "WRONGTYPE")
+	require.NotErrorIs(t, err, store.ErrKind)
+}

@@ -10,18 +10,16 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// This file shows waits in Redis, for the search for circles in deadlock.go: a hash for each hold
-// whose section waits, <waiting hold> -> wait.
+// This file shows waits in relock's own layout, for the search for circles in deadlock.go: a hash
+// for each hold whose section waits, <waiting hold> -> wait. (In Redisson's layout a hold is known
+// by another name.)
 
-var (
-	showScript  = loadScript("waits/show")
-	shownScript = loadScript("waits/shown")
-)
-
-func (s *redisStore) waitsKey(hold store.ID) string { return s.prefix + "{" + string(hold) + "}:waits" }
+func (s *nativeStore) waitsKey(hold store.ID) string {
+	return s.prefix + "{" + string(hold) + "}:waits"
+}
 
 // Show implements [store.Waits].
-func (s *redisStore) Show(ctx context.Context, w store.Waiting, lifetime time.Duration) error {
+func (s *nativeStore) Show(ctx context.Context, w store.Waiting, lifetime time.Duration) error {
 	text := []byte{}
 	if len(w.For) > 0 {
 		var err error
@@ -37,7 +35,7 @@ func (s *redisStore) Show(ctx context.Context, w store.Waiting, lifetime time.Du
 }
 
 // Shown implements [store.Waits].
-func (s *redisStore) Shown(ctx context.Context, holds []store.ID) ([]store.Waiting, error) {
+func (s *nativeStore) Shown(ctx context.Context, holds []store.ID) ([]store.Waiting, error) {
 	units := make([]wire.Unit, len(holds))
 	for i, hold := range holds {
 		units[i] = wire.Unit{Keys: []string{s.waitsKey(hold)}}

@@ -22,7 +22,7 @@ import (
 // Do calls go down, and does the core know Redis?
 
 // redisFiles are the files that know Redis. All other files of the package are the core.
-var redisFiles = []string{"scripts.go", "redis.go", "check.go", "shared.go", "waits.go", "native.go", "several.go", "pubsub.go", "redisson.go", "new.go"}
+var redisFiles = []string{"scripts.go", "redis.go", "check.go", "shared.go", "native.go", "waits.go", "several.go", "pubsub.go", "redisson.go", "new.go"}
 
 // noPackage imports nothing: the wall is about names that this package declares, and about import paths.
 type noPackage struct{}

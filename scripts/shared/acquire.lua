@@ -8,7 +8,7 @@
 --          2  busy, and queued
 --          3  only dead waiters or leases so far: call again
 --          4  {4, type}: the name is another kind of lock
---          5  {5, owner, remaining}: the owner waits for the hold around this ask
+--          5  {5, rival, remaining}: another upgrade, the rival, waits for the hold around this ask
 -- Idempotent because a hold that has the lock keeps its lease, and a waiter keeps its place.
 return each(#KEYS / 4, function(i)
   local publish, lock, a, arrival = ARGV[1], unit(i)
@@ -30,7 +30,7 @@ return each(#KEYS / 4, function(i)
   end
   local ending, now = call('ZSCORE', lock.base, a.member), clock(lock)
   if ending then
-    call('PEXPIRE', lock.base, math.max(call('PTTL', lock.base), ending - now)) -- WAIT looks only at the writes of its own connection
+    call('PEXPIRE', lock.base, math.max(call('PTTL', lock.base), ending - now)) -- a write, for WAIT
     return {1, a.hold, ending - now}
   elseif serve(lock, publish, a.hold) then
     return 3

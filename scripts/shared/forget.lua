@@ -1,6 +1,6 @@
 -- Takes back whatever holds may have left: a hold, or a place in the queue.
 --
--- Returns  1 taken back, 0 nothing was there, 3 call again: only dead waiters so far
+-- Returns  1 taken back, 0 nothing was there, 3 call again: as many were dropped as one call may
 -- Idempotent because a hold that is gone never comes back.
 return each(#KEYS / 4, function(i)
   local lock, a = unit(i)

@@ -10,7 +10,8 @@
 -- that are granted at once, one a line. A mode is r (reader, no limit), w (writer, limit 1), or the
 -- limit of a permit.
 --
--- The rule: a hold is in beside fewer holds than its limit says, and than any of their limits says.
+-- The rule: a hold may come in if, with it, there are no more holds than its own limit and than the
+-- limit of each hold that is in.
 -- The hold around an ask does not count.
 --
 -- KEYS     base, base:KIND, base:KIND:queue, base:token
@@ -70,7 +71,8 @@ local function draw(lock)
   return token
 end
 
--- Changes nothing. At maxmemory Redis refuses ZADD and SET, unless the script has written before.
+-- Counts as the first write of the script, and changes nothing: after it Redis refuses no ZADD or
+-- SET at maxmemory.
 local function write(key)
   call('ZREM', key, '')
 end
@@ -154,8 +156,8 @@ end
 -- at most: true asks for another call. caller is the hold of acquire, which hears of its grant by
 -- the reply.
 --
--- While a slot migrates, Redis refuses keys that do not exist any more. So a hold leaves behind its
--- heirs, and nothing touches the queue after its last member.
+-- While a slot migrates, Redis refuses keys that do not exist any more. So a hold leaves after its
+-- heirs are in, and nothing touches the queue after its last member.
 local function serve(lock, publish, caller)
   local known, grants, clients = {}, {}, {}
   local waiting, dead, reading, blocked = call('ZCARD', lock.queue), 0, false, false
@@ -204,14 +206,22 @@ local function serve(lock, publish, caller)
   return waiting > 0 and not blocked
 end
 
--- Returns the Redis type of a base that is another kind of lock than an ask, else nil. Where all
--- leases are over the base is removed.
+-- Returns the mode of a member of base, nil of one that no script has written.
+local function modeOf(member)
+  return string.match(member, '^[^|]+:%d+:%d+|(%w+)$')
+end
+
+-- Returns what a base is that is no lock of the kind of an ask, else nil. Where all leases are over
+-- the base is removed.
 local function foreign(lock, a)
   local found = call('TYPE', lock.base).ok
   if found == 'zset' then
-    local live = call('ZRANGEBYSCORE', lock.base, clock(lock) + 1, '+inf', 'LIMIT', 0, 1)[1]
-    if live then
-      return (tonumber(a.mode) ~= nil) ~= (string.match(live, '|%d+$') ~= nil) and found or nil
+    local last = call('ZRANGE', lock.base, -1, -1, 'WITHSCORES')
+    local mode = modeOf(last[1])
+    if not mode then
+      return 'sorted set'
+    elseif tonumber(last[2]) > clock(lock) then
+      return (tonumber(a.mode) ~= nil) ~= (tonumber(mode) ~= nil) and found or nil
     end
   elseif found ~= 'none' then
     return found

@@ -10,6 +10,11 @@ return each(#KEYS / 4, function(i)
     state[1] = found ~= 'none' and found or ''
     return state
   end
+  local last = call('ZRANGE', lock.base, -1, -1)[1]
+  if not modeOf(last) then
+    state[1] = 'sorted set'
+    return state
+  end
   local live = call('ZRANGEBYSCORE', lock.base, clock(lock) + 1, '+inf', 'WITHSCORES')
   for at = 1, #live, 2 do
     local hold, mode = string.match(live[at], '^(.*)|(%w+)$')
