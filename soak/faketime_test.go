@@ -109,7 +109,7 @@ func (s *soak) watchCalm() {
 	longest := 2*s.patience + 2*ttl
 	free := map[string]time.Time{} // since when
 	for began := time.Now(); time.Since(began) < 6*ttl; s.pause(5 * time.Millisecond) {
-		for _, name := range locks {
+		for _, name := range s.names() {
 			now := time.Now()
 			if s.isHeld(name) {
 				delete(free, name)
@@ -130,8 +130,12 @@ func (s *soak) watchCalm() {
 	}
 }
 
-// isHeld says whether a hold has the lock in the store.
+// isHeld says whether a hold has the lock in the store, or all permits are taken.
 func (s *soak) isHeld(name string) bool {
+	if name == pool {
+		holders, err := s.holders(pool)
+		return err != nil || len(holders) >= permits
+	}
 	if s.memory == nil {
 		return s.world.Exists(s.baseKey(name))
 	}
@@ -243,7 +247,7 @@ func (s *soak) stopWorld(random *rand.Rand) {
 
 // bringBack replaces all data by older data, and breaks all connections.
 func (s *soak) bringBack(saved string) {
-	s.gone(history.Op{Kind: history.Wipe, Old: true}, locks, func() error {
+	s.gone(history.Op{Kind: history.Wipe, Old: true}, s.names(), func() error {
 		return s.plain.Eval(context.Background(), restoreScript, nil, saved).Err()
 	})
 	for _, p := range append(s.present(), s.admin) {
@@ -253,7 +257,7 @@ func (s *soak) bringBack(saved string) {
 
 // add adds the numbers of another soak, for the report.
 func (s *soak) add(o *soak) {
-	for _, m := range []struct{ to, from map[string]int }{{s.did, o.did}, {s.count, o.count}, {s.broken, o.broken}} {
+	for _, m := range []struct{ to, from map[string]int }{{s.did, o.did}, {s.kinds.did, o.kinds.did}, {s.count, o.count}, {s.broken, o.broken}} {
 		for name, n := range m.from {
 			m.to[name] += n
 		}

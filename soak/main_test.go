@@ -16,7 +16,6 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/redistest"
-	"github.com/go-relock/relock/store"
 )
 
 func TestMain(m *testing.M) {
@@ -114,9 +113,9 @@ func (s *soak) requireTidy() {
 		return
 	}
 	redistest.Eventually(s.t, ttl+slack, func() bool {
-		for _, name := range locks {
-			state, err := s.memory.Look(context.Background(), store.Ask{Name: name})
-			if err != nil || state.Owner != "" || state.Waiters > 0 {
+		for _, name := range s.names() {
+			state, err := lockOf(s.admin, name).State(context.Background())
+			if err != nil || state.Locked() || state.Waiters > 0 {
 				return false
 			}
 		}
@@ -157,10 +156,14 @@ func (n *names) list() []string {
 
 // baseKey is the key of a lock.
 func (s *soak) baseKey(name string) string {
-	if s.redisson {
+	switch {
+	case s.redisson:
 		return name
+	case strings.Contains(name, "{"):
+		return "relock:" + name
+	default:
+		return "relock:{" + name + "}"
 	}
-	return "relock:{" + name + "}"
 }
 
 // untilDone waits until ctx is done, and says whether that was in time.

@@ -200,6 +200,38 @@ func (k *link) Break(ctx context.Context, ask store.Ask) error {
 	return a.error()
 }
 
+// TryAll is Try of several locks.
+func (k *link) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lease, error) {
+	a := send(ctx, k, 3, func(ctx context.Context) ([]store.Lease, error) { return k.Store.TryAll(ctx, asks) })
+	for i := range a.value {
+		a.value[i].Unsure = a.unsure
+	}
+	return a.value, a.error()
+}
+
+// ReleaseAll is Release of several locks.
+func (k *link) ReleaseAll(ctx context.Context, leases []store.Lease) []error {
+	a := send(ctx, k, 0, func(ctx context.Context) ([]error, error) { return k.Store.ReleaseAll(ctx, leases), nil })
+	errs := make([]error, len(leases))
+	for i := range errs {
+		if errs[i] = a.error(); a.err == nil {
+			errs[i] = answer[error]{err: a.value[i], unsure: a.unsure}.error()
+		}
+	}
+	return errs
+}
+
+func (k *link) Show(ctx context.Context, w store.Waiting, lifetime time.Duration) error {
+	return send(ctx, k, 1, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, k.Store.Show(ctx, w, lifetime)
+	}).error()
+}
+
+func (k *link) Shown(ctx context.Context, holds []store.ID) ([]store.Waiting, error) {
+	a := send(ctx, k, 1, func(ctx context.Context) ([]store.Waiting, error) { return k.Store.Shown(ctx, holds) })
+	return a.value, a.err
+}
+
 // Watch loses messages.
 func (k *link) Watch(client string, doubt func(store.ID)) (stop func()) {
 	return k.Store.Watch(client, func(id store.ID) {
@@ -265,7 +297,7 @@ func (s *soak) newLink(number int) *link {
 
 // inMemory is the trouble of a store in memory.
 func (s *soak) inMemory(random *rand.Rand) []fault {
-	anyLock := func() string { return locks[random.IntN(len(locks))] }
+	anyLock := func() string { return s.anyName(random) }
 	return []fault{
 		{"bad weather", 12, func() {
 			k := s.anyone(random).link

@@ -199,6 +199,7 @@ type soak struct {
 	plain  *redis.Client     // without faults, and no client of a cluster
 	admin  *peer             // without faults
 	log    *history.Recorder
+	kinds  kinds
 	wrong  names
 
 	before []history.Op      // for the next round, see history.Tokens
@@ -230,6 +231,7 @@ func newSoak(t *testing.T, seed uint64, setting setting) *soak {
 		t: t, seed: seed, setting: setting, log: history.NewRecorder(), waiting: map[int]wait{},
 		did: map[string]int{}, broken: map[string]int{}, count: map[string]int{},
 	}
+	s.kinds.did = map[string]int{}
 	args := []string{"--save", "86400 1000000"} // never by itself; a restart reads saved data
 	if s.cluster {
 		args = append(args, "--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1")
@@ -274,12 +276,13 @@ func (s *soak) round(number uint64, length time.Duration, trouble func(*rand.Ran
 	s.calm, s.over, s.limit, s.faults = make(chan struct{}), make(chan struct{}), limit, nil
 	random := func(id int) *rand.Rand { return rand.New(rand.NewPCG(s.seed, number<<8|uint64(id))) }
 
-	var working, troubling, watching sync.WaitGroup
+	var working, visiting, troubling, watching sync.WaitGroup
 	// Many workers always queue, and few hardly ever.
 	for id := range []int{workers / 4, workers / 2, workers}[random(2*workers+2).IntN(3)] {
 		w := &worker{soak: s, Rand: random(id), id: id, helper: workers + id}
 		working.Go(w.run)
 	}
+	s.visitors(&visiting, random)
 	troubling.Go(func() { trouble(random(2 * workers)) })
 	watching.Go(func() { s.watch(random(2*workers+1), 2*workers) })
 
@@ -295,6 +298,7 @@ func (s *soak) round(number uint64, length time.Duration, trouble func(*rand.Ran
 		}
 	}
 	s.calmed = time.Now()
+	s.kinds.calmed(s.log.Now())
 	close(s.calm)
 	if !s.fake {
 		close(s.over)
@@ -310,6 +314,7 @@ func (s *soak) round(number uint64, length time.Duration, trouble func(*rand.Ran
 	}
 	cancel()
 	within(s.t, 60*time.Second, "a call has not come back", working.Wait)
+	within(s.t, 60*time.Second, "a lock of another kind is waited for, and nobody asks for more", visiting.Wait)
 	within(s.t, 60*time.Second, "a look at Redis has not come back", watching.Wait)
 	within(s.t, 60*time.Second, "a client has not been closed", s.ending.Wait)
 	for _, p := range s.retired {
@@ -359,6 +364,7 @@ func (s *soak) check(number uint64) {
 		s.report()
 		s.t.Fatalf("round %d:\n%s", number, strings.Join(wrong, "\n"))
 	}
+	s.checkKinds(number, ops)
 	s.breakIt(rand.New(rand.NewPCG(s.seed, number<<8|255)), ops)
 }
 
@@ -403,6 +409,7 @@ func what(op history.Op) string {
 func (s *soak) report() {
 	s.t.Helper()
 	s.t.Logf("did:    %s", tally(s.did))
+	s.t.Logf("kinds:  %s", tally(s.kinds.did))
 	s.t.Logf("faults: %s", tally(s.count))
 	s.t.Logf("found:  %d calls in %d rounds; %d operations in the largest; %s for the slowest check, %s for all; %d broken histories noticed; %d faults of the lock",
 		s.all.calls, s.all.rounds, s.all.largest, s.all.slowest.Round(time.Millisecond), s.all.took.Round(time.Millisecond), sum(s.broken),
@@ -437,10 +444,10 @@ func (s *soak) end() {
 			p.faults.Cut() // a silent connection may last longer than a lease
 		}
 	}
-	for _, name := range locks {
+	for _, name := range s.names() {
 		for _, p := range s.peers {
 			within(s.t, ttl+4*slack, "everybody can lock again", func() {
-				l := p.NewLock(name)
+				l := lockOf(p, name)
 				section, err := l.Lock(context.Background())
 				if err == nil {
 					err = l.Unlock(section)

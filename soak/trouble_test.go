@@ -168,7 +168,7 @@ func (s *soak) onNetworks(random *rand.Rand) []fault {
 // atTheServer is trouble for all clients.
 func (s *soak) atTheServer(random *rand.Rand) []fault {
 	ctx := context.Background()
-	anyLock := func() string { return locks[random.IntN(len(locks))] }
+	anyLock := func() string { return s.anyName(random) }
 	faults := []fault{
 		{"scripts flushed", 2, func() { _ = s.plain.ScriptFlush(ctx).Err() }},
 		{"lock deleted", 1, func() {
@@ -203,20 +203,23 @@ func (s *soak) atTheServer(random *rand.Rand) []fault {
 			// The server starts with the data that was saved last, like a replica that lagged and becomes
 			// the master.
 			fault{"server killed", 1, func() {
-				s.gone(history.Op{Kind: history.Wipe, Old: true}, locks, func() error { s.server.Kill(); return nil })
+				s.gone(history.Op{Kind: history.Wipe, Old: true}, s.names(), func() error { s.server.Kill(); return nil })
 				s.pause(upTo(random, ttl/4))
 				s.server.Restart()
 			}})
 	}
 	return append(faults, []fault{
 		{"data flushed", 1, func() {
-			s.gone(history.Op{Kind: history.Wipe}, locks, func() error { return s.plain.FlushAll(ctx).Err() })
+			s.gone(history.Op{Kind: history.Wipe}, s.names(), func() error { return s.plain.FlushAll(ctx).Err() })
 		}},
 		{"token deleted", 1, func() {
 			name := anyLock()
 			s.gone(history.Op{Kind: history.Forget}, []string{name}, func() error { return s.plain.Del(ctx, s.baseKey(name)+":token").Err() })
 		}},
-		{"queue deleted", 1, func() { _ = s.plain.Del(ctx, s.baseKey(anyLock())+":queue").Err() }},
+		{"queue deleted", 1, func() {
+			base := s.baseKey(anyLock())
+			_ = s.plain.Del(ctx, base+":queue", base+":rw:queue", base+":permits:queue").Err()
+		}},
 	}...)
 }
 
@@ -239,7 +242,7 @@ func (s *soak) gone(op history.Op, names []string, do func() error) {
 
 func (s *soak) force(name string, within time.Duration) {
 	op := history.Op{Kind: history.Force, Lock: name, Client: troubler, Within: within, Call: s.log.Now()}
-	err := s.admin.NewLock(name).ForceUnlock(context.Background())
+	err := lockOf(s.admin, name).ForceUnlock(context.Background())
 	op.Return = s.log.Now()
 	switch {
 	case err == nil:

@@ -142,9 +142,9 @@ func (w *worker) enter(ctx context.Context, cancel func(), l thing) *section {
 
 // threeTries is how long three attempts may take, each for as long as go-redis takes to give up: a
 // dial, a greeting and the script.
-func (w *worker) threeTries() time.Duration {
-	if w.fake { // where late allows nothing more
-		return slack + 12*w.patience
+func (s *soak) threeTries() time.Duration {
+	if s.fake { // where late allows nothing more
+		return slack + 12*s.patience
 	}
 	return slack
 }

@@ -1,0 +1,142 @@
+package history
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Section is one section of a lock of any kind: of a read-write lock, of a semaphore, or of one of
+// several locks that were taken at once. All times are of [Recorder.Now].
+type Section struct {
+	Lock   string
+	Client int    // the goroutine
+	Holder string // empty: the hold was lost before anybody could ask
+	Group  int    // sections inside of each other have one group: an upgrade or downgrade
+	Limit  int    // as in store.Ask: 1 a writer or a mutex, n a permit, store.Unlimited a reader
+
+	Ask, In time.Duration // the call and the return of Lock
+	Sure    time.Duration // the holder believed in its hold until then, or for longer
+	Lease   time.Duration // the end of the last lease that the holder knew of
+	Lost    time.Duration // the first word of a loss; 0: the hold was not lost
+	Out     time.Duration // nobody works in the section from then on
+
+	Token int64   // 0: none was drawn
+	Reads []int64 // the versions of the register that were read, before Wrote
+	Wrote int64   // the version that was written; 0: none
+	Late  bool    // a version was written, perhaps after the hold was lost
+}
+
+func (s *Section) String() string {
+	who := "permit"
+	switch {
+	case s.Limit == 1:
+		who = "writer"
+	case s.isReader():
+		who = "reader"
+	}
+	text := fmt.Sprintf("%s of %q, client %d, group %d, asked at %s, in from %s to %s", who, s.Lock, s.Client, s.Group, s.Ask, s.In, s.Sure)
+	if s.Lost != 0 {
+		text += fmt.Sprintf(", lost by %s", s.Lost)
+	}
+	if s.Token != 0 {
+		text += fmt.Sprintf(", token %d", s.Token)
+	}
+	if len(s.Reads) > 0 {
+		text += fmt.Sprintf(", read %d", s.Reads)
+	}
+	if s.Wrote != 0 {
+		text += fmt.Sprintf(", wrote %d", s.Wrote)
+	}
+	return text
+}
+
+// manyHolds is a limit that no permit has.
+const manyHolds = 1 << 20
+
+func (s *Section) isReader() bool { return s.Limit >= manyHolds }
+
+// Seen is one answer of the store about a lock.
+type Seen struct {
+	Lock         string
+	Call, Return time.Duration
+	Holders      []string
+}
+
+// Kinds is a recording of locks of other kinds than the mutex. [Kinds.Check] finds broken promises:
+//
+//   - A hold is valid beside at most as many holds as its limit says (permits.go): a writer
+//     excludes everybody, readers exclude writers, and a semaphore lets n in.
+//   - The store names each valid hold, also each lock of several that were taken at once. It names
+//     nobody for longer than a lease after the section is over, be it by a crash.
+//   - No hold is lost before the end of its lease, unless somebody takes the lock away.
+//   - The sections of a read-write lock are linearizable operations on a register (register.go).
+//
+// A section may lose its lock in a [Force] or a [Wipe] without a word. From then on its hold is not
+// taken as valid.
+type Kinds struct {
+	Sections []Section
+	Seen     []Seen
+	Ops      []Op // only those that take locks away matter
+	// Calm is when the trouble was over. A hold without a section may stay for Longest after that.
+	Calm, Longest time.Duration
+}
+
+// Check returns one text for each broken promise. The check of a register takes at most limit.
+func (k *Kinds) Check(limit time.Duration) (wrong []string) {
+	for _, lock := range k.locks() {
+		part := k.of(lock)
+		wrong = slices.Concat(wrong, part.crowds(), part.unnamed(), part.leftovers(), part.early(), part.register(limit))
+	}
+	return wrong
+}
+
+func (k *Kinds) locks() (names []string) {
+	for i := range k.Sections {
+		names = append(names, k.Sections[i].Lock)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// of returns the part of one lock. The sections are sorted by their beginnings.
+func (k *Kinds) of(lock string) *Kinds {
+	part := &Kinds{Calm: k.Calm, Longest: k.Longest}
+	for _, s := range k.Sections {
+		if s.Lock == lock {
+			part.Sections = append(part.Sections, s)
+		}
+	}
+	for _, seen := range k.Seen {
+		if seen.Lock == lock {
+			part.Seen = append(part.Seen, seen)
+		}
+	}
+	for _, op := range k.Ops {
+		if op.Lock == lock && (op.Kind == Wipe || op.Kind == Force && op.Outcome != NotHeld) {
+			part.Ops = append(part.Ops, op)
+		}
+	}
+	slices.SortFunc(part.Sections, func(a, b Section) int { return cmp.Compare(a.In, b.In) })
+	return part
+}
+
+// until returns the end of the time for which a hold was surely valid.
+func (k *Kinds) until(s *Section) time.Duration {
+	until := s.Sure
+	if s.Lost != 0 {
+		until = max(until, min(s.Lost, s.Lease-ahead))
+	}
+	for _, op := range k.Ops {
+		if meets(op, s.Lock, s.Ask, until) {
+			until = min(until, op.Call)
+		}
+	}
+	return until
+}
+
+// isTaken says whether somebody has taken the lock away between two moments, or may have.
+func (k *Kinds) isTaken(from, to time.Duration) bool {
+	return slices.ContainsFunc(k.Ops, func(op Op) bool { return op.Call <= to && op.Return >= from })
+}
