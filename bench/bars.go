@@ -68,7 +68,7 @@ func (b bar) row() []any {
 
 // bars returns all bars of a run, always the same in the same order.
 func (r *report) bars() []bar {
-	return slices.Concat(r.pairBars(), r.handoverBars(), r.hotBars(), r.keepingBars(), []bar{
+	return slices.Concat(r.pairBars(), r.handoverBars(), r.hotBars(), r.keepingBars(), r.kindBars(), []bar{
 		{name: "two in a section of relock at once, in all measurements", value: r.broken()},
 	})
 }
@@ -211,6 +211,32 @@ func (r *report) keepingBars() []bar {
 		{name: "heap of a held lock", value: rec.median("heap_bytes"), limit: 1200, unit: " B"},
 		{name: "heap of a waiter", value: waiter.median("heap_bytes"), limit: 4000, unit: " B"},
 		{name: "commands a second of 1,000 idle waiters", value: 1000 * waiter.median("commands_per_s") / float64(max(leading(waiting), 1)), aside: true},
+	}
+}
+
+// kindBars are of read-write locks, semaphores and several locks at once.
+func (r *report) kindBars() []bar {
+	plain := func(workload, setting string) float64 {
+		return r.find(workload, "", "relock", setting).median("of_plain")
+	}
+	all := func(workload string) (records []*record) {
+		for _, which := range r.cases(workload) {
+			records = append(records, r.in(workload, which)...)
+		}
+		return records
+	}
+	batch, writer, acquire := all("kinds-batch"), all("kinds-writer"), r.find("kinds-several", "acquire", "relock", ten)
+	return []bar{
+		{name: "read pair, of a plain pair", value: plain("kinds-pair", reading), limit: 1.2},
+		{name: "write pair, of a plain pair", value: plain("kinds-pair", writing), aside: true},
+		{name: "permit pair, of a plain pair", value: plain("kinds-pair", permit), aside: true},
+		{name: "256 readers behind a writer, until the last one is in", value: worst(batch, "last_ms"), limit: 5, unit: " ms"},
+		{name: "256 readers behind a writer, messages for each client", value: worst(batch, "messages"), limit: 1},
+		{name: "writer beside 64 loops of readers, longest wait, of the longest read and 3 hand-overs", value: worst(writer, "of_bound"), limit: 1},
+		{name: "the same, with hand-overs while nobody reads", value: worst(writer, "of_rest"), aside: true},
+		{name: "writer beside 64 loops of readers, median wait, of the longest read and 3 hand-overs", value: worst(writer, "p50_of_bound"), aside: true},
+		{name: "pair of 10 free locks in one slot, of a plain pair", value: plain("kinds-several", ten), limit: 2},
+		{name: "acquire of 10 free locks in one slot, round trips", value: acquire.median("acquire_commands"), limit: 1},
 	}
 }
 

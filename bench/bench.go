@@ -27,6 +27,10 @@ var workloads = []workload{
 	{"idle", "many goroutines wait for a lock that stays taken", idle},
 	{"crash", "the process that holds a lock is killed", crash},
 	{"storm", "all waiters are cancelled at once", storm},
+	{"kinds-pair", "one goroutine locks and unlocks a lock of each kind that nobody else wants", kindsPair},
+	{"kinds-batch", "many readers wait for a writer, and come in together", kindsBatch},
+	{"kinds-writer", "a writer wants a lock that readers take again and again", kindsWriter},
+	{"kinds-several", "one goroutine locks and unlocks several free locks at once", kindsSeveral},
 }
 
 // sizes says how much to measure.
@@ -42,6 +46,7 @@ type sizes struct {
 	idle     idleSizes
 	crash    crashSizes
 	storm    stormSizes
+	kinds    kindsSizes
 }
 
 var full = sizes{
@@ -63,6 +68,10 @@ var full = sizes{
 	idle:  idleSizes{rounds: 2, waiters: []int{1_000, 10_000}, window: 3 * time.Second, most: time.Minute},
 	crash: crashSizes{rounds: 7, waiters: 4, ttl: 2 * time.Second},
 	storm: stormSizes{rounds: 5, processes: 10, waiters: 1_000},
+	kinds: kindsSizes{
+		batchRounds: 10, readers: 256, writerRounds: 5, loops: 64, severalRounds: 5, acquires: 20,
+		samples: 20, hold: 5 * time.Millisecond,
+	},
 }
 
 var small = sizes{
@@ -84,6 +93,10 @@ var small = sizes{
 	idle:  idleSizes{rounds: 1, waiters: []int{1_000}, window: time.Second, most: 5 * time.Second},
 	crash: crashSizes{rounds: 1, waiters: 4, ttl: time.Second},
 	storm: stormSizes{rounds: 1, processes: 10, waiters: 500},
+	kinds: kindsSizes{
+		batchRounds: 4, readers: 256, writerRounds: 3, loops: 64, severalRounds: 1, acquires: 10,
+		samples: 10, hold: 5 * time.Millisecond,
+	},
 }
 
 // bench is a workload on its way.
@@ -96,6 +109,9 @@ type bench struct {
 
 // taking returns the systems of the workload.
 func (b *bench) taking() []*system {
+	if kinds := kindSystems[b.workload]; kinds != nil {
+		return kinds
+	}
 	var all []*system
 	for _, s := range systems {
 		if s.only == nil || slices.Contains(s.only, b.workload) {

@@ -3,7 +3,7 @@
 //
 //	go run .              everything, half an hour or so; writes results, page and charts
 //	go run . -short       everything in small, some minutes; writes nothing
-//	go run . -run pair    only the workloads whose name matches
+//	go run . -run pair    only the workloads whose name begins so
 //	go run . -bars        measures nothing; compares all runs in results with the bars
 //	go run . -render      measures nothing; writes the page and the charts from all runs in results
 //
@@ -43,7 +43,7 @@ type options struct {
 func parse() (options, error) {
 	var o options
 	flag.BoolVar(&o.short, "short", false, "small sizes and few rounds; writes nothing")
-	flag.StringVar(&o.run, "run", "", "only the workloads whose name matches this regular expression")
+	flag.StringVar(&o.run, "run", "", "only the workloads whose name begins with this regular expression")
 	flag.BoolVar(&o.list, "list", false, "list the workloads")
 	flag.BoolVar(&o.render, "render", false, "measure nothing; write page and charts from all results")
 	flag.BoolVar(&o.bars, "bars", false, "measure nothing; compare all results with the bars")
@@ -64,7 +64,7 @@ func command() error {
 		return err
 	case o.list:
 		for _, w := range workloads {
-			fmt.Printf("%-10s %s\n", w.name, w.title)
+			fmt.Printf("%-13s %s\n", w.name, w.title)
 		}
 		return nil
 	case o.bars, o.render:
@@ -85,7 +85,7 @@ func command() error {
 
 // measure runs the workloads, prints the bars of the run, and writes the page of all runs.
 func (o options) measure() error {
-	which, err := regexp.Compile(o.run)
+	which, err := regexp.Compile("^(?:" + o.run + ")")
 	if err != nil {
 		return err
 	}
@@ -125,7 +125,7 @@ func measure(s sizes, which *regexp.Regexp, commit string) (r *report, err error
 		if !which.MatchString(w.name) {
 			continue
 		}
-		logf("%-10s %s", w.name, w.title)
+		logf("%-13s %s", w.name, w.title)
 		err := w.run(&bench{env: e, sizes: s, report: r, workload: w.name})
 		r.finish(w.name)
 		printWorkload(os.Stdout, merge([]*report{r}), w.name)

@@ -42,6 +42,10 @@ var tiny = sizes{
 	idle:  idleSizes{rounds: 1, waiters: []int{20}, window: 100 * time.Millisecond, most: 100 * time.Millisecond},
 	crash: crashSizes{rounds: 1, waiters: 2, ttl: 600 * time.Millisecond},
 	storm: stormSizes{rounds: 1, processes: 2, waiters: 20},
+	kinds: kindsSizes{
+		batchRounds: 1, readers: 8, writerRounds: 1, loops: 8, severalRounds: 1, acquires: 2,
+		samples: 2, hold: 2 * time.Millisecond,
+	},
 }
 
 func TestEveryWorkloadGivesFiguresForEverySystem(t *testing.T) {
@@ -270,6 +274,23 @@ func TestAChartShowsZeroAndLeavesOutNoFigure(t *testing.T) {
 		require.NotContains(t, drawn, "Inf")
 		require.Empty(t, barChart{parts: medians("other"), log: log}.draw(records))
 	}
+}
+
+func TestTheGuardOfReadersSeesAWriterBesideThem(t *testing.T) {
+	var g rwGuard
+	g.read()
+	g.read()
+	g.leaveRead()
+	g.leaveRead()
+	g.write()
+	require.Zero(t, g.broken.Load())
+	g.read()
+	require.EqualValues(t, 1, g.broken.Load(), "a reader beside a writer")
+	g.leaveWrite()
+	g.write()
+	require.EqualValues(t, 2, g.broken.Load(), "a writer beside a reader")
+	g.write()
+	require.EqualValues(t, 3, g.broken.Load(), "two writers")
 }
 
 func TestTheGuardSeesTwoInsideAtOnce(t *testing.T) {

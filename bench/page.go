@@ -150,6 +150,46 @@ var tables = []table{
 			{"next has it ms", "next_ms", true},
 		},
 	},
+	{
+		workload: "kinds-pair", title: "Lock and unlock a read-write lock or a semaphore, one goroutine, nobody else",
+		columns: []column{
+			{"µs", "us", true}, {"of a plain pair", "of_plain", true}, {"round trips", "trips", false},
+			{"p99 µs", "p99_us", false}, {"client CPU µs", "client_us", false},
+			{"server CPU µs", "server_us", false}, {"allocations", "allocs", false},
+			{"commands", "commands", false}, {"bytes on the wire", "wire_bytes", false},
+		},
+	},
+	{
+		workload: "kinds-batch", title: "Many readers wait for a writer, and come in together",
+		note: "From the call of the writer's Unlock until the first and the last RLock have returned. The " +
+			"writer has a client of its own. Messages are for each client with readers.",
+		columns: []column{
+			{"first reader ms", "first_ms", false}, {"last reader ms", "last_ms", true},
+			{"longest ms", "last_max_ms", false}, {"messages a client", "messages", true},
+		},
+	},
+	{
+		workload: "kinds-writer", title: "A writer wants a lock that readers take again and again",
+		note: "Each reader holds 5 ms and asks again at once. The bound is the longest read of the round and " +
+			"3 hand-overs. Hand-overs are between writers of another lock, in turns with the waits, and " +
+			"before the readers begin.",
+		columns: []column{
+			{"wait p50 ms", "wait_p50_ms", true}, {"longest wait ms", "wait_max_ms", true},
+			{"longest read ms", "read_max_ms", false}, {"hand-over µs", "busy_us", false},
+			{"hand-over while nobody reads µs", "rest_us", false}, {"longest wait, of the bound", "of_bound", true},
+		},
+	},
+	{
+		workload: "kinds-several", title: "Lock and unlock 10 free locks at once, one goroutine, nobody else",
+		unnamed: "Pairs",
+		columns: []column{
+			{"µs", "us", true}, {"of a plain pair", "of_plain", true}, {"round trips", "trips", false},
+			{"p99 µs", "p99_us", false}, {"client CPU µs", "client_us", false},
+			{"server CPU µs", "server_us", false}, {"allocations", "allocs", false},
+			{"commands", "commands", false}, {"bytes on the wire", "wire_bytes", false},
+			{"commands of the acquire", "acquire_commands", true},
+		},
+	},
 }
 
 // printWorkload writes the tables of a workload, with the case as the title.

@@ -166,7 +166,7 @@ func (b *bench) pairs(rt time.Duration) error {
 			return fmt.Errorf("%s: %w", c.system, err)
 		}
 	}
-	return b.rounds(caseName("pair", trip(rt)), rounds, func(r int) error {
+	return b.rounds(caseName(b.workload, trip(rt)), rounds, func(r int) error {
 		var pinged durations
 		for _, c := range f.all {
 			c.reset()

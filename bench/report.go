@@ -90,6 +90,8 @@ var ratios = []struct{ workload, name, metric, system, setting, other string }{
 	{"hot", "of_grant", "per_s", bareGrant, "", "per_s"},
 	{"held", "client_of_raw", "client_us", rawRenewal, "", "client_us"},
 	{"held", "server_of_raw", "server_us", rawRenewal, "", "server_us"},
+	{"kinds-pair", "of_plain", "us", "relock", defaults, "us"},
+	{"kinds-several", "of_plain", "us", "relock", defaults, "us"},
 }
 
 // finish makes the figures of a workload from its rounds.

@@ -153,6 +153,10 @@ var settings = [][2]string{
 	{"relock, " + localReentry, "with `WithLocalReentry()`"},
 	{"relock, " + localPass, "with `WithLocalPass(0, 0)`: up to 1,000 times and for 10 ms, the lock goes from " +
 		"goroutine to goroutine of a process without a round trip"},
+	{reading, "`NewRWLock(name)`, RLock and Unlock"},
+	{writing, "`NewRWLock(name)`, Lock and Unlock"},
+	{permit, "`NewSemaphore(name, 10)`"},
+	{ten, "`NewLocks` of 10 names with one hash tag"},
 	{"redsync, defaults", "one pool; 8 s, 32 tries, 50 to 250 ms between tries; after the last try asked again"},
 	{"redsync, tuned", "tries without limit, 5 ms between tries"},
 	{"redislock, defaults", "`LinearBackoff(100ms)` as in an example of its documentation, but without a limit, " +
