@@ -111,7 +111,7 @@ func (s *search) look(ctx context.Context) error {
 	defer cancel()
 	state, err := s.client.store.Look(ctx, s.ask)
 	if err != nil {
-		return nil //nolint:nilerr // the next look may find more
+		return nil // the next look may find more
 	}
 	s.me.For = nil
 	for _, held := range append([]store.Held{{ID: state.Owner}}, state.Others...) {

@@ -100,11 +100,6 @@ func (r *sharedRig) release(a store.Ask) int64 {
 	return r.number(sharedReleaseScript, a)
 }
 
-func (r *sharedRig) forget(a store.Ask) int64 {
-	r.Helper()
-	return r.number(sharedForgetScript, a)
-}
-
 func (r *sharedRig) token(a store.Ask) int64 {
 	r.Helper()
 	return r.number(sharedTokenScript, a)
@@ -989,7 +984,7 @@ func startLock(ctx context.Context, t *testing.T, l *Lock, n int) (section func(
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		in, err = l.Lock(ctx)
+		in, err = l.Lock(ctx) //nolint:fatcontext // the section is the result
 	}()
 	redistest.Eventually(t, limit, func() bool {
 		state, err := l.State(t.Context())

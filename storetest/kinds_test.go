@@ -55,7 +55,7 @@ var kindMutants = map[string]mutant{
 	"admits a second permit":          {admitsAll{mem.New()}, "Permit: Try of a busy lock says who has it"},
 }
 
-// asks asks with another ask, which change makes. The lease names the ask of the caller.
+// asks sends another ask, which change makes. The lease names the ask of the caller.
 func asks(ctx context.Context, s *mem.Store, a store.Ask, progress func(store.Progress), change func(a *store.Ask)) (store.Lease, error) {
 	changed := a
 	change(&changed)
