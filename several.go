@@ -19,7 +19,7 @@ const mostAtOnce = 256
 
 // TryAll takes mutexes whose keys are in one slot.
 func (s *nativeStore) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lease, error) {
-	if err := s.checkAll(asks); err != nil {
+	if err := s.checkAll(asks); err != nil || len(asks) == 0 {
 		return nil, err
 	}
 	ttls := func(elapsed time.Duration) (all []any) {
@@ -59,6 +59,12 @@ func (s *nativeStore) ReleaseAll(ctx context.Context, leases []store.Lease) []er
 	errs, asks := make([]error, len(leases)), make([]store.Ask, len(leases))
 	for i, l := range leases {
 		asks[i] = l.Ask
+	}
+	if len(leases) == 1 { // a script replies no list to one unit
+		errs[0] = s.Release(ctx, leases[0], 0)
+	}
+	if len(leases) < 2 {
+		return errs
 	}
 	if err := s.checkAll(asks); err != nil {
 		return slices.Repeat([]error{err}, len(leases))
