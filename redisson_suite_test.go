@@ -48,6 +48,7 @@ func overRedisson(dial func() redis.UniversalClient, options ...relock.Option) l
 		locktest.Names:     "Redis knows a hold by a field that looks like one of Redisson's",
 		locktest.LocalPass: "relock's own layout only",
 		locktest.Kinds:     "relock's own layout only",
+		locktest.Deadlocks: "the fields that Redis shows are not the holds that wait",
 	}
 	return h
 }

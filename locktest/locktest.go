@@ -36,6 +36,7 @@ const (
 	Acks      Promise = "Acks"      // WithReplicaAcks; without the promise, NewLock refuses it
 	Watch     Promise = "Watch"     // a ForceUnlock ends the section at once
 	Kinds     Promise = "Kinds"     // read-write locks and semaphores; without the promise, NewRWLock and NewSemaphore refuse them
+	Deadlocks Promise = "Deadlocks" // a circle of waits is found, as the store is a store.Waits
 )
 
 // Harness is what the suite needs to know of a store.
@@ -101,6 +102,7 @@ func (h Harness) Run(t *testing.T) {
 	}
 	for _, tests := range [][]test{
 		enterTests, reentryTests, waitTests, leaseTests, lossTests, doTests, clientTests, optionalTests, kindTests,
+		severalTests,
 	} {
 		for _, c := range tests {
 			t.Run(c.name, func(t *testing.T) {

@@ -116,8 +116,10 @@ func memory() storetest.Harness {
 			}
 		},
 		Without: map[storetest.Promise]string{
-			storetest.Acks:  "memory has no replicas",
-			storetest.Kinds: "a quorum lets one in at a time",
+			storetest.Acks:    "memory has no replicas",
+			storetest.Kinds:   "a quorum lets one in at a time",
+			storetest.Several: "each lock has a round of its own",
+			storetest.Waits:   "a quorum shows no waits",
 		},
 	}
 }
@@ -149,8 +151,9 @@ func TestLocksOfAQuorumInMemoryKeepThePromises(t *testing.T) {
 			}
 		},
 		Without: map[locktest.Promise]string{
-			locktest.Acks:  "memory has no replicas",
-			locktest.Kinds: "a quorum lets one in at a time",
+			locktest.Acks:      "memory has no replicas",
+			locktest.Kinds:     "a quorum lets one in at a time",
+			locktest.Deadlocks: "a quorum shows no waits",
 		},
 	}.Run(t)
 }

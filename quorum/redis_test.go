@@ -66,7 +66,11 @@ func TestQuorumOfRedisKeepsThePromisesOfStores(t *testing.T) {
 				Lose: func(name string) { loseOn(t, servers, name) },
 			}
 		},
-		Without:   map[storetest.Promise]string{storetest.Kinds: "a quorum lets one in at a time"},
+		Without: map[storetest.Promise]string{
+			storetest.Kinds:   "a quorum lets one in at a time",
+			storetest.Several: "each lock has a round of its own",
+			storetest.Waits:   "a quorum shows no waits",
+		},
 		TTL:       time.Second,
 		BadNames:  []string{"}", "{x}:queue"},
 		SameNames: [][2]string{{"x", "{x}"}, {"x", "relock:{x}"}},
@@ -90,8 +94,11 @@ func TestLocksOfAQuorumOfRedisKeepThePromises(t *testing.T) {
 				Lose: func(name string) { loseOn(t, servers, name) },
 			}
 		},
-		Without: map[locktest.Promise]string{locktest.Kinds: "a quorum lets one in at a time"},
-		TTL:     500 * time.Millisecond,
+		Without: map[locktest.Promise]string{
+			locktest.Kinds:     "a quorum lets one in at a time",
+			locktest.Deadlocks: "a quorum shows no waits",
+		},
+		TTL: 500 * time.Millisecond,
 	}.Run(t)
 }
 

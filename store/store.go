@@ -236,8 +236,8 @@ type Watcher interface {
 // wait for each other are found.
 type Waits interface {
 	Store
-	// Show shows a wait under each of w.Holds, for lifetime. Without w.For, Show takes the wait
-	// back. Show makes one attempt.
+	// Show shows a wait under each of w.Holds, for lifetime at least. Without w.For, Show takes the
+	// wait back. Show makes one attempt.
 	Show(ctx context.Context, w Waiting, lifetime time.Duration) error
 	// Shown returns the waits that are shown under any of holds, perhaps more than once.
 	Shown(ctx context.Context, holds []ID) ([]Waiting, error)

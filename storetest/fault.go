@@ -73,14 +73,18 @@ func (b *bench) eachCall(newContext func() context.Context, silence func() (rest
 	}
 }
 
-func contextDone(b *bench) {
-	cause := errors.New("the caller has ended the call")
-	done := func() context.Context {
+// done returns contexts that have ended.
+func (b *bench) done(cause error) func() context.Context {
+	return func() context.Context {
 		ctx, cancel := context.WithCancelCause(b.ctx)
 		cancel(cause)
 		return ctx
 	}
-	b.eachCall(done, func() func() { return func() {} }, func(name string, err error) {
+}
+
+func contextDone(b *bench) {
+	cause := errors.New("the caller has ended the call")
+	b.eachCall(b.done(cause), func() func() { return func() {} }, func(name string, err error) {
 		if err != nil {
 			require.ErrorIs(b.t, err, context.Canceled, name)
 			require.ErrorIs(b.t, err, cause, name)
@@ -88,13 +92,15 @@ func contextDone(b *bench) {
 	})
 }
 
+// soon returns a context that ends soon.
+func (b *bench) soon() context.Context {
+	ctx, cancel := context.WithTimeout(b.ctx, 100*time.Millisecond)
+	b.t.Cleanup(cancel)
+	return ctx
+}
+
 func silentServer(b *bench) {
-	soon := func() context.Context {
-		ctx, cancel := context.WithTimeout(b.ctx, 100*time.Millisecond)
-		b.t.Cleanup(cancel)
-		return ctx
-	}
-	b.eachCall(soon, b.interrupt, func(name string, err error) { require.Error(b.t, err, name) })
+	b.eachCall(b.soon, b.interrupt, func(name string, err error) { require.Error(b.t, err, name) })
 }
 
 // waitOutlasts interrupts one Wait before it has asked, and one that is queued while the lease
@@ -230,11 +236,22 @@ func refuses(b *bench) {
 			require.ErrorIs(b.t, last(b.st.Check(a)), errors.ErrUnsupported, a.Kind)
 		}
 	}
+	b.logPowers()
 	l := b.take(b.st, b.ask(long))
 	if !b.promises(Tokens) {
 		require.ErrorIs(b.t, last(b.st.Token(b.ctx, l)), errors.ErrUnsupported)
 	}
 	b.release(l)
+}
+
+// logPowers logs optional powers of the store that it does not promise.
+func (b *bench) logPowers() {
+	if _, is := b.st.(store.Several); is && !b.promises(Several) {
+		b.t.Log("NOT TESTED: the store is a store.Several, and does not promise it")
+	}
+	if _, is := b.st.(store.Waits); is && !b.promises(Waits) {
+		b.t.Log("NOT TESTED: the store is a store.Waits, and does not promise it")
+	}
 }
 
 func watch(b *bench) {

@@ -37,6 +37,8 @@ const (
 	Acks        Promise = "Acks"        // replicas confirm; without the promise, Check refuses Acks
 	Watch       Promise = "Watch"       // the store is a store.Watcher, and tells of Break
 	CheckServer Promise = "CheckServer" // the store is a store.Checker
+	Several     Promise = "Several"     // the store is a store.Several, and takes mutexes in one step
+	Waits       Promise = "Waits"       // the store is a store.Waits
 )
 
 // Harness describes a store to the suite.
@@ -115,7 +117,7 @@ func allTests() []test {
 	stays := slices.Concat(takeTests, waitTests, holdTests)
 	others := slices.Concat(renewTests, faultTests)
 	return slices.Concat(
-		stays, others, optionalTests, kindTests,
+		stays, others, optionalTests, kindTests, severalTests, showTests,
 		as("Writer", store.ReadWrite, stays, others), as("Permit", store.Semaphore, stays),
 	)
 }

@@ -72,6 +72,7 @@ const child = "STORETEST_MUTANT"
 func TestRunNoticesMutants(t *testing.T) {
 	all := maps.Clone(mutants)
 	maps.Copy(all, kindMutants)
+	maps.Copy(all, severalMutants)
 	for name, m := range all {
 		t.Run(name, func(t *testing.T) {
 			if os.Getenv(child) != "" {

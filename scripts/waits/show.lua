@@ -10,7 +10,9 @@ return each(#KEYS, function(i)
     call('HDEL', KEYS[i], hold)
   else
     call('HSET', KEYS[i], hold, wait)
-    call('PEXPIRE', KEYS[i], ARGV[1])
+    if call('PTTL', KEYS[i]) < tonumber(ARGV[1]) then
+      call('PEXPIRE', KEYS[i], ARGV[1])
+    end
   end
   return 1
 end)

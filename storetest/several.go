@@ -1,0 +1,476 @@
+package storetest
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/store"
+)
+
+// severalTests are the promises of [store.Several].
+var severalTests = []test{
+	{name: "TryAll takes all locks or none", run: allOrNone, needs: Several},
+	{name: "TryAll says which lock is taken", run: allNames, needs: Several},
+	{name: "TryAll twice is once", run: allTwice, needs: Several},
+	{name: "TryAll does not overtake a waiter", run: allOvertakes, needs: Several, also: FIFO},
+	{name: "TryAll takes a lock whose hold has ended", run: allAfterExpiry, needs: Several},
+	{name: "TryAll that is unsupported changes nothing", run: allUnsupported, needs: Several},
+	{name: "TryAll beside another kind of lock changes nothing", run: allOtherKind, needs: Several, also: Kinds},
+	{name: "ReleaseAll frees all locks and serves a waiter", run: freeAll, needs: Several},
+	{name: "ReleaseAll of one hold and of none", run: freeFew, needs: Several},
+	{name: "ReleaseAll twice is once", run: freeTwice, needs: Several},
+	{name: "ReleaseAll says which holds are gone", run: freeGone, needs: Several},
+	{name: "ReleaseAll leaves to Release what it does not support", run: freeUnsupported, needs: Several, also: Kinds},
+	{name: "ReleaseAll outlasts an interruption", run: freeOutlasts, needs: Several, also: interrupt},
+	{name: "A context that is done ends TryAll and ReleaseAll", run: allContextDone, needs: Several},
+	{name: "A silent server holds up no TryAll and no ReleaseAll", run: allSilent, needs: Several, also: interrupt},
+	{name: "TryAll excludes many at once", run: stressAll, needs: Several},
+}
+
+// several returns the power of a store.
+func (b *bench) several(st store.Store) store.Several {
+	several, ok := st.(store.Several)
+	require.True(b.t, ok, "the store is no store.Several: the harness must list Several in Without")
+	return several
+}
+
+// asks returns asks of a new client for new locks.
+func (b *bench) asks(n int) []store.Ask {
+	asks := make([]store.Ask, n)
+	for i := range asks {
+		asks[i] = b.ask(long)
+		asks[i].Name = b.newName()
+	}
+	return ofOneClient(asks)
+}
+
+// ofOneClient returns asks of a new client for the same locks.
+func ofOneClient(asks []store.Ask) []store.Ask {
+	client := "storetest/" + rand.Text()
+	asks = slices.Clone(asks)
+	for i := range asks {
+		asks[i].ID = newID(client)
+	}
+	return asks
+}
+
+// takeAll makes new holds with TryAll.
+func (b *bench) takeAll(st store.Store, asks []store.Ask) []store.Lease {
+	leases, err := b.several(st).TryAll(b.ctx, asks)
+	require.NoError(b.t, err)
+	require.Len(b.t, leases, len(asks))
+	for i, l := range leases {
+		require.Equal(b.t, asks[i], l.Ask)
+	}
+	return leases
+}
+
+func (b *bench) releaseAll(st store.Store, leases []store.Lease) {
+	errs := b.several(st).ReleaseAll(b.ctx, leases)
+	require.Len(b.t, errs, len(leases))
+	require.NoError(b.t, errors.Join(errs...))
+}
+
+func (b *bench) lookAt(a store.Ask) store.State {
+	state, err := b.other.Look(b.ctx, a)
+	require.NoError(b.t, err)
+	return state
+}
+
+// requireHeld fails unless each ask has its lock, with one entry.
+func (b *bench) requireHeld(asks ...store.Ask) {
+	for i, a := range asks {
+		state := b.lookAt(a)
+		require.Equal(b.t, a.ID, state.Owner, "lock %d", i)
+		require.Equal(b.t, 1, state.Count, "lock %d", i)
+	}
+}
+
+// requireUntouched fails unless nobody has any of the locks, and nobody waits.
+func (b *bench) requireUntouched(asks ...store.Ask) {
+	for i, a := range asks {
+		state := b.lookAt(a)
+		require.Empty(b.t, state.Owner, "lock %d", i)
+		require.Zero(b.t, state.Waiters, "lock %d", i)
+	}
+}
+
+// requireTaken fails unless err is a refusal that names one of these asks, and its hold.
+func (b *bench) requireTaken(err error, taken ...store.Ask) {
+	var busy *store.Busy
+	require.ErrorAs(b.t, err, &busy)
+	require.NotErrorIs(b.t, err, store.ErrUnsure)
+	var owners []store.ID
+	for _, a := range taken {
+		if a.Name == busy.Name {
+			owners = append(owners, a.ID)
+		}
+	}
+	require.NotEmpty(b.t, owners, "the refusal names %q", busy.Name)
+	b.requireRefusal(busy, owners...)
+}
+
+// allOrNone takes locks whose leases differ, and then asks for each of them beside a free lock.
+func allOrNone(b *bench) {
+	for _, n := range []int{1, 2, 5} {
+		asks := b.asks(n)
+		for i := range asks {
+			asks[i].TTL = long / time.Duration(1+i)
+		}
+		before := time.Now()
+		leases := b.takeAll(b.st, asks)
+		b.requireHeld(asks...)
+		for i, l := range leases {
+			b.requireSent(before, l)
+			ttl := b.lookAt(asks[i]).TTL
+			require.Greater(b.t, ttl, asks[i].TTL/2)
+			require.LessOrEqual(b.t, ttl, asks[i].TTL)
+		}
+		free := b.asks(2)
+		for i, rival := range ofOneClient(asks) {
+			_, err := b.several(b.other).TryAll(b.ctx, []store.Ask{free[0], rival, free[1]})
+			b.requireTaken(err, asks[i])
+			b.requireUntouched(free...)
+		}
+		b.requireHeld(asks...)
+		for _, l := range leases {
+			b.release(l)
+		}
+		b.requireUntouched(asks...)
+	}
+}
+
+// allNames asks for four locks of which one is taken, and then two.
+func allNames(b *bench) {
+	asks := b.asks(4)
+	for i := range asks {
+		var taken []store.Ask
+		for _, at := range []int{i, (i + 2) % len(asks)} {
+			a := b.ask(long)
+			a.Name = asks[at].Name
+			taken = append(taken, b.take(b.other, a).Ask)
+			for range 2 {
+				b.requireTaken(last(b.several(b.st).TryAll(b.ctx, asks)), taken...)
+			}
+			b.requireHeld(taken...)
+		}
+		require.NoError(b.t, errors.Join(b.other.Forget(b.ctx, taken)...))
+		b.requireUntouched(asks...)
+	}
+}
+
+// allTwice asks again for what it has. One hold was in before.
+func allTwice(b *bench) {
+	asks := b.asks(3)
+	asks[2].TTL = long / 2
+	b.take(b.st, asks[1])
+	var leases []store.Lease
+	for _, st := range []store.Store{b.st, b.st, b.other} {
+		leases = b.takeAll(st, asks)
+		b.requireHeld(asks...)
+		for i, l := range leases {
+			ttl := b.lookAt(asks[i]).TTL
+			require.Greater(b.t, ttl, asks[i].TTL/2)
+			end := time.Now().Add(ttl)
+			require.False(b.t, l.Until().After(end), "TryAll returns a lease that outlasts that of the store")
+			require.True(b.t, time.Now().Before(l.Until()))
+		}
+	}
+	b.releaseAll(b.other, leases)
+	b.requireUntouched(asks...)
+}
+
+func allOvertakes(b *bench) {
+	asks := b.asks(3)
+	asks[1].Name = b.name
+	l := b.take(b.st, b.ask(long))
+	w := b.wait(b.other, b.ask(long))
+	released := make(chan error, 1)
+	go func() { released <- b.st.Release(b.ctx, l, 0) }()
+	for more := true; more; {
+		more = len(released) == 0
+		err := last(b.several(b.st).TryAll(b.ctx, asks))
+		require.Error(b.t, err, "TryAll takes a lock for which another hold waits")
+		b.requireTaken(err, store.Ask{Name: b.name, ID: l.ID}, store.Ask{Name: b.name, ID: w.ask.ID})
+	}
+	require.NoError(b.t, <-released)
+	next := b.get(w)
+	b.requireUntouched(asks[0], asks[2])
+	b.release(next)
+	b.releaseAll(b.st, b.takeAll(b.st, asks))
+}
+
+// allAfterExpiry takes a lock whose lease has ended, and lets a lease of several end.
+func allAfterExpiry(b *bench) {
+	asks := b.asks(3)
+	rival := b.short(b.ask(long))
+	rival.Name = asks[1].Name
+	l := b.take(b.other, rival)
+	var leases []store.Lease
+	b.eventually("TryAll takes a lock whose lease has ended", func() bool {
+		var err error
+		if leases, err = b.several(b.st).TryAll(b.ctx, asks); err != nil {
+			var busy *store.Busy
+			require.ErrorAs(b.t, err, &busy)
+		}
+		return err == nil
+	})
+	require.False(b.t, time.Now().Before(l.Until()), "another hold has the lock before Lease.Until")
+	b.requireGone(b.other.Release(b.ctx, l, 0))
+	b.requireHeld(asks...)
+	b.releaseAll(b.st, leases)
+
+	asks = b.asks(3)
+	asks[1] = b.short(asks[1])
+	leases = b.takeAll(b.st, asks)
+	b.eventually("the lease ends", func() bool { return b.lookAt(asks[1]).Owner == "" })
+	require.False(b.t, time.Now().Before(leases[1].Until()), "the lease ends before Lease.Until")
+	b.requireGone(last(b.st.Enter(b.ctx, leases[1], 2)))
+	b.requireHeld(asks[0], asks[2])
+	errs := b.several(b.st).ReleaseAll(b.ctx, leases)
+	require.NoError(b.t, errors.Join(errs[0], errs[2]))
+	b.requireGone(errs[1])
+	b.requireUntouched(asks...)
+}
+
+// mixed returns asks for two mutexes, with an ask of another kind in between.
+func (b *bench) mixed(between store.Ask) []store.Ask {
+	asks := b.asks(3)
+	between.Name, between.ID = asks[1].Name, asks[1].ID
+	asks[1] = between
+	return asks
+}
+
+// allUnsupported asks for what a store may refuse to do in one step.
+func allUnsupported(b *bench) {
+	var lists [][]store.Ask
+	if b.promises(Kinds) {
+		lists = append(lists, b.mixed(b.permit(2)), b.mixed(b.reader()), b.mixed(b.writer()))
+	}
+	if b.promises(Acks) {
+		lists = append(lists, b.mixed(b.acked()))
+	}
+	for _, asks := range lists {
+		leases, err := b.several(b.st).TryAll(b.ctx, asks)
+		if err == nil {
+			b.requireHeld(asks...)
+			for _, l := range leases {
+				b.release(l)
+			}
+			continue
+		}
+		b.requireUnsupported(err)
+		b.requireUntouched(asks...)
+	}
+}
+
+func (b *bench) requireUnsupported(err error) {
+	require.ErrorIs(b.t, err, errors.ErrUnsupported)
+	require.NotErrorIs(b.t, err, store.ErrUnsure)
+}
+
+func allOtherKind(b *bench) {
+	for _, in := range []store.Ask{b.permit(2), b.reader(), b.writer()} {
+		asks := b.mixed(b.ask(long))
+		in.Name = asks[1].Name
+		l := b.take(b.other, in)
+		b.requireUnsupported(last(b.several(b.st).TryAll(b.ctx, asks)))
+		b.requireUntouched(asks[0], asks[2])
+		b.requireHeld(in)
+		b.release(l)
+	}
+}
+
+func freeAll(b *bench) {
+	asks := b.asks(4)
+	asks[2].Name = b.name
+	leases := b.takeAll(b.st, asks)
+	w := b.wait(b.other, b.ask(long))
+	b.waits(w)
+	b.releaseAll(b.st, leases)
+	next := b.get(w)
+	b.requireOwner(w.ask, 1)
+	b.requireUntouched(asks[0], asks[1], asks[3])
+	b.release(next)
+}
+
+func freeFew(b *bench) {
+	asks := b.asks(1)
+	b.releaseAll(b.st, b.takeAll(b.st, asks))
+	b.requireUntouched(asks...)
+	require.Empty(b.t, b.several(b.st).ReleaseAll(b.ctx, nil))
+}
+
+// freeTwice releases again while another hold has one of the locks. As with Release, the second
+// call may succeed.
+func freeTwice(b *bench) {
+	asks := b.asks(3)
+	leases := b.takeAll(b.st, asks)
+	b.releaseAll(b.st, leases)
+	newer := b.ask(long)
+	newer.Name = asks[1].Name
+	l := b.take(b.other, newer)
+	for _, st := range []store.Store{b.st, b.other} {
+		errs := b.several(st).ReleaseAll(b.ctx, leases)
+		require.Len(b.t, errs, len(leases))
+		for _, err := range errs {
+			if err != nil {
+				b.requireGone(err)
+			}
+		}
+		b.requireHeld(newer)
+		b.requireUntouched(asks[0], asks[2])
+	}
+	b.release(l)
+}
+
+// freeGone releases many holds of which some were broken.
+func freeGone(b *bench) {
+	asks := b.asks(30)
+	leases := b.takeAll(b.st, asks)
+	gone := func(i int) bool { return i%3 == 0 }
+	for i, a := range asks {
+		if gone(i) {
+			require.NoError(b.t, b.other.Break(b.ctx, a))
+		}
+	}
+	errs := b.several(b.st).ReleaseAll(b.ctx, leases)
+	require.Len(b.t, errs, len(leases))
+	for i, err := range errs {
+		if gone(i) && err != nil {
+			b.requireGone(err)
+			continue
+		}
+		require.NoError(b.t, err, "lock %d", i)
+	}
+	b.requireUntouched(asks...)
+}
+
+func freeUnsupported(b *bench) {
+	asks := b.mixed(b.permit(2))
+	var leases []store.Lease
+	for _, a := range asks {
+		leases = append(leases, b.take(b.st, a))
+	}
+	errs := b.several(b.st).ReleaseAll(b.ctx, leases)
+	require.Len(b.t, errs, len(leases))
+	for i, err := range errs {
+		if err != nil {
+			b.requireUnsupported(err)
+			b.requireHeld(asks[i])
+			b.release(leases[i])
+		}
+	}
+	b.requireUntouched(asks...)
+}
+
+// freeOutlasts releases while the server is interrupted. If an attempt without an answer has freed
+// a lock, its error is ErrGone together with ErrUnsure.
+func freeOutlasts(b *bench) {
+	asks := b.asks(3)
+	leases := b.takeAll(b.st, asks)
+	restore := b.interrupt()
+	done := make(chan []error, 1)
+	go func() { done <- b.several(b.st).ReleaseAll(b.ctx, leases) }()
+	b.pause(100 * time.Millisecond)
+	restore()
+	select {
+	case errs := <-done:
+		require.Len(b.t, errs, len(leases))
+		for _, err := range errs {
+			if !errors.Is(err, store.ErrGone) || !errors.Is(err, store.ErrUnsure) {
+				require.NoError(b.t, err)
+			}
+		}
+	case <-time.After(patience):
+		require.FailNow(b.t, "does not happen: ReleaseAll returns after the interruption")
+	}
+	b.requireUntouched(asks...)
+}
+
+// endAll runs TryAll, and then ReleaseAll, with a context that ends. Each returns promptly. What is
+// without ErrUnsure has not run.
+func (b *bench) endAll(newContext func() context.Context, silence func() (restore func()), check func(err error)) {
+	asks := b.asks(3)
+	ctx, restore := newContext(), silence()
+	var err error
+	b.promptly(func() { _, err = b.several(b.st).TryAll(ctx, asks) })
+	restore()
+	check(err)
+	if !errors.Is(err, store.ErrUnsure) {
+		b.requireUntouched(asks...)
+	}
+	b.cleanUp(asks)
+
+	asks = ofOneClient(asks)
+	leases := b.takeAll(b.st, asks)
+	ctx, restore = newContext(), silence()
+	var errs []error
+	b.promptly(func() { errs = b.several(b.st).ReleaseAll(ctx, leases) })
+	restore()
+	require.Len(b.t, errs, len(leases))
+	for i, err := range errs {
+		check(err)
+		if !errors.Is(err, store.ErrUnsure) {
+			b.requireHeld(asks[i])
+		}
+	}
+	b.cleanUp(asks)
+}
+
+// cleanUp forgets asks until nothing is left, as a command without an answer may run late.
+func (b *bench) cleanUp(asks []store.Ask) {
+	b.eventually("nothing is left", func() bool {
+		err := errors.Join(b.st.Forget(b.ctx, asks)...)
+		return err == nil && !slices.ContainsFunc(asks, func(a store.Ask) bool { return b.lookAt(a).Owner != "" })
+	})
+}
+
+func allContextDone(b *bench) {
+	cause := errors.New("the caller has ended the call")
+	b.endAll(b.done(cause), func() func() { return func() {} }, func(err error) {
+		require.ErrorIs(b.t, err, context.Canceled)
+		require.ErrorIs(b.t, err, cause)
+	})
+}
+
+func allSilent(b *bench) {
+	b.endAll(b.soon, b.interrupt, func(err error) { require.Error(b.t, err) })
+}
+
+// stressAll lets many holds take two of four locks each.
+func stressAll(b *bench) {
+	locks := b.asks(4)
+	var rooms [4]hall
+	b.many(func(st store.Store, worker, n int) error {
+		first := (worker + n) % len(locks)
+		second := (first + 1 + worker%3) % len(locks)
+		leases, err := b.tryUntilFree(st, []store.Ask{locks[first], locks[second]})
+		if err != nil {
+			return err
+		}
+		err = errors.Join(rooms[first].write(0), rooms[second].write(0))
+		b.stay()
+		rooms[first].writers.Add(-1)
+		rooms[second].writers.Add(-1)
+		return errors.Join(err, errors.Join(b.several(st).ReleaseAll(b.ctx, leases)...))
+	})
+	b.requireUntouched(locks...)
+}
+
+// tryUntilFree calls TryAll, for a new client, until the locks are free.
+func (b *bench) tryUntilFree(st store.Store, asks []store.Ask) ([]store.Lease, error) {
+	asks = ofOneClient(asks)
+	for {
+		leases, err := b.several(st).TryAll(b.ctx, asks)
+		if busy := (*store.Busy)(nil); !errors.As(err, &busy) {
+			return leases, err
+		}
+		b.pause(200 * time.Microsecond)
+	}
+}
