@@ -278,6 +278,9 @@ func (l *Locks) acquire(ctx context.Context, wait time.Duration) (context.Contex
 	if ctx == nil {
 		return ctx, errNilContext
 	}
+	if g := &l.locks[0].client.group; g.Enter() { // Close waits for giveUp, too
+		defer g.Leave()
+	}
 	j, begun := &joint{Context: ctx, locks: l}, time.Now()
 	inner, done, err := j.atOnce(wait)
 	if !done {
@@ -288,8 +291,22 @@ func (l *Locks) acquire(ctx context.Context, wait time.Duration) (context.Contex
 		runtime.KeepAlive(inner) // an entry that is not left yet would be a leak
 		return ctx, err
 	}
+	j.endTogether()
 	j.cleanup = runtime.AddCleanup(inner.(*section), (*joint).leaked, j)
 	return inner, nil
+}
+
+// endTogether ends the innermost section with each section around it, also where a reader outlives
+// the writer around it, see entry.outlive.
+func (j *joint) endTogether() {
+	if !slices.ContainsFunc(j.entries, func(e *entry) bool { return e.hold.isReader() }) {
+		return
+	}
+	last := j.entries[len(j.entries)-1]
+	for _, e := range j.entries[:len(j.entries)-1] {
+		stop := context.AfterFunc(e.ctx, func() { last.cancel(context.Cause(e.ctx)) })
+		context.AfterFunc(last.ctx, func() { stop() })
+	}
 }
 
 // oneByOne takes one lock after the other. With an error, the entries so far are entered.

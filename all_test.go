@@ -692,3 +692,24 @@ func TestRandomSetsOfLocksInRedis(t *testing.T) {
 	all.Wait()
 	w.requireFree(c.names...)
 }
+
+// TestTheLossOfALockIsToldToAReaderThatOutlivesItsWriter takes a and a read inside of a write. The
+// Unlock of the writer ends the entry of a, and the read goes on by itself: the section of both must
+// not.
+func TestTheLossOfALockIsToldToAReaderThatOutlivesItsWriter(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		c, other := w.openClient(), w.openClient()
+		rw, l := c.NewRWLock("z"), c.NewLock("a")
+		writer := w.enter(t.Context(), rw.Writer())
+		both := relock.All(l, rw.RLocker())
+		section, err := both.Lock(writer)
+		require.NoError(t, err)
+		w.leave(writer, rw.Writer())
+		wait := w.start(t.Context(), other.NewLock("a"))
+		_, cause := w.ends(section)
+		require.ErrorIs(t, cause, relock.ErrReleased)
+		require.True(t, wait.waits(), "the section ends before somebody else has the lock")
+		require.NoError(t, both.Unlock(section))
+		wait.leave()
+	})
+}

@@ -38,7 +38,28 @@ type search struct {
 	me     store.Waiting
 	end    context.CancelCauseFunc
 
-	seen map[store.ID]int // the rounds of the calls in the circle that was seen first
+	seen  map[store.ID]int // the rounds of the calls in the circle that was seen first
+	shown map[store.ID]shownAt
+}
+
+// shownAt is when a search first saw a round of a wait.
+type shownAt struct {
+	round int
+	at    time.Time
+}
+
+// isOver says whether a wait was not shown anew for so long that it has ended, and the command that
+// takes it back was lost.
+func (s *search) isOver(w store.Waiting) bool {
+	last, known := s.shown[w.ID]
+	if known && w.Round <= last.round {
+		return time.Since(last.at) >= waitShown
+	}
+	if s.shown == nil {
+		s.shown = make(map[store.ID]shownAt)
+	}
+	s.shown[w.ID] = shownAt{w.Round, time.Now()}
+	return false
 }
 
 // watchForDeadlock returns a context that ends with a [*DeadlockError] if h waits in a circle.
@@ -156,7 +177,7 @@ func (s *search) follow(ctx context.Context) (cycle []store.Waiting) {
 			return nil
 		}
 		for _, w := range shown {
-			if slices.ContainsFunc(steps, func(known step) bool { return known.ID == w.ID }) {
+			if s.isOver(w) || slices.ContainsFunc(steps, func(known step) bool { return known.ID == w.ID }) {
 				continue
 			}
 			at := slices.IndexFunc(w.Holds, func(hold store.ID) bool { _, is := from[hold]; return is })

@@ -184,6 +184,25 @@ func TestACircleThroughReadersAndPermits(t *testing.T) {
 	})
 }
 
+// TestAWaitThatIsShownForeverHidesNoCircle plays a wait whose end was not told to the store.
+func TestAWaitThatIsShownForeverHidesNoCircle(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		a, b := w.openClient(), w.openClient()
+		x, y := w.enter(t.Context(), a.NewLock("x")), w.enter(t.Context(), b.NewLock("y"))
+		stale := store.Waiting{
+			ID: store.ID("0:1:1"), Name: "x", Holds: []store.ID{store.ID(w.owner("y"))}, For: []store.ID{store.ID(w.owner("x"))}, Round: 1,
+		}
+		require.NoError(t, w.Show(t.Context(), stale, time.Hour))
+		older := w.start(x, a.NewLock("y"))
+		pass(time.Millisecond)
+		younger := w.start(y, b.NewLock("x"))
+		require.ErrorIs(t, younger.failure(), relock.ErrDeadlock)
+		w.leave(y, b.NewLock("y"))
+		older.leave()
+		w.leave(x, a.NewLock("x"))
+	})
+}
+
 func TestTheHooksHearOfADeadlock(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		r := &recorder{}
