@@ -236,7 +236,7 @@ func TestEveryKindIsListedWithAllItsHolders(t *testing.T) {
 	require.Regexp(t, `(?m)^kind +read-write lock$`, text)
 	require.Regexp(t, `(?m)^others +\S+ shared, lease ends in \d+s$`, text)
 	require.Regexp(t, `(?m)^ +1\. `+queue[0].Holder+` exclusive for `, text)
-	for _, p := range []*program{writer, reader} {
+	for _, p := range []*program{reader, writer} { // the reader would enter as soon as the writer gives up
 		p.signal(interruptSignal)
 		p.code()
 	}
