@@ -15,6 +15,8 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/store/mem"
 )
 
 // Are several locks entered and left together, or not at all?
@@ -712,4 +714,47 @@ func TestTheLossOfALockIsToldToAReaderThatOutlivesItsWriter(t *testing.T) {
 		require.NoError(t, both.Unlock(section))
 		wait.leave()
 	})
+}
+
+// lateReleases counts the releases that reach a store after a moment.
+type lateReleases struct {
+	store.Store
+	over  atomic.Bool
+	count atomic.Int64
+}
+
+func (s *lateReleases) Release(ctx context.Context, l store.Lease, count int) error {
+	if s.over.Load() {
+		s.count.Add(1)
+	}
+	return s.Store.Release(ctx, l, count)
+}
+
+// TestCloseWaitsForLocksThatAreGivenBack closes a client whose call waits for the last of many locks.
+// The call gives the others back, and Close must not return before that.
+func TestCloseWaitsForLocksThatAreGivenBack(t *testing.T) {
+	memory := mem.New()
+	last, err := memory.Try(t.Context(), store.Ask{Name: "n999", ID: "other:1:1", TTL: time.Hour, Limit: 1})
+	require.NoError(t, err)
+	names := []string{"n999"}
+	for i := range 300 {
+		names = append(names, fmt.Sprintf("n%03d", i))
+	}
+	for range 5 {
+		s := &lateReleases{Store: memory}
+		queued := make(chan struct{}, 1)
+		c, err := relock.Open(s, relock.WithHooks(relock.Hooks{Queued: func(relock.Queued) { queued <- struct{}{} }}))
+		require.NoError(t, err)
+		failed := make(chan error, 1)
+		go func() {
+			_, err := c.NewLocks(names).Lock(t.Context())
+			failed <- err
+		}()
+		<-queued
+		require.NoError(t, c.Close())
+		s.over.Store(true)
+		require.ErrorIs(t, <-failed, relock.ErrClosed)
+		require.Zero(t, s.count.Load(), "releases after Close")
+	}
+	require.NoError(t, memory.Release(t.Context(), last, 0))
 }

@@ -12,11 +12,11 @@ import (
 )
 
 // This file finds deadlocks between locks that are taken in different order. A call that waits for
-// long inside the section of another lock shows in the store which holds are around it, and for
-// which holds it waits. Then it follows the waits of others from the holds that it waits for. If
-// they lead back to a hold around the call, nobody in the circle can go on, and the call that began
-// to wait last gives up. (The waits-for graph of databases; its nodes are holds, so goroutines of one section
-// that wait for each other are no circle.)
+// long inside the section of another lock shows its wait in the store: the holds around the call,
+// and the holds with the lock. The call then reads the waits that are shown under the holds with
+// the lock, and so on. If a wait is for a hold around the call, nobody in the circle can go on, and
+// the call that began to wait last gives up. (This is the waits-for graph of databases. Its nodes
+// are holds, so goroutines of one section that wait for each other are no circle.)
 
 const (
 	// deadlockAfter is the length of a wait from which on a call looks for circles, and the time
@@ -38,8 +38,9 @@ type search struct {
 	me     store.Waiting
 	end    context.CancelCauseFunc
 
-	seen  map[store.ID]int // the rounds of the calls in the circle that was seen first
-	shown map[store.ID]shownAt
+	seen   map[store.ID]int     // the rounds of the calls in the last circle, when it was seen first
+	before map[store.ID]shownAt // the waits of the last look
+	now    map[store.ID]shownAt // the waits of this look
 }
 
 // shownAt is when a search first saw a round of a wait.
@@ -51,19 +52,17 @@ type shownAt struct {
 // isOver says whether a wait was not shown anew for so long that it has ended, and the command that
 // takes it back was lost.
 func (s *search) isOver(w store.Waiting) bool {
-	last, known := s.shown[w.ID]
-	if known && w.Round <= last.round {
-		return time.Since(last.at) >= waitShown
+	last, known := s.before[w.ID]
+	if !known || w.Round > last.round {
+		last = shownAt{w.Round, time.Now()}
 	}
-	if s.shown == nil {
-		s.shown = make(map[store.ID]shownAt)
-	}
-	s.shown[w.ID] = shownAt{w.Round, time.Now()}
-	return false
+	s.now[w.ID] = last
+	return time.Since(last.at) >= waitShown
 }
 
 // watchForDeadlock returns a context that ends with a [*DeadlockError] if h waits in a circle.
-// around is the context of the call: outside of all sections it has nothing that others wait for.
+// around is the context of the call. Without a section around the call nobody can wait for it, and
+// nothing is searched.
 func (h *hold) watchForDeadlock(ctx, around context.Context) (context.Context, context.CancelFunc) {
 	c := h.client
 	waits, is := c.store.(store.Waits)
@@ -104,6 +103,9 @@ func openHolds(ctx context.Context, c *Client) (holds []store.ID) {
 // run looks for circles until the wait ends, and takes back what it has shown.
 func (s *search) run(ctx context.Context) {
 	defer func() {
+		if s.me.Round == 0 { // nothing was shown
+			return
+		}
 		s.me.For = nil
 		bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), deadlockAfter)
 		defer cancel()
@@ -140,11 +142,11 @@ func (s *search) look(ctx context.Context) error {
 			s.me.For = append(s.me.For, held.ID)
 		}
 	}
-	if s.ask.Kind == store.Semaphore && len(s.me.For) > 1 { // any of them may leave
+	if len(s.me.For) == 0 || s.ask.Kind == store.Semaphore && len(s.me.For) > 1 { // any of several may leave
 		return nil
 	}
 	s.me.Round++
-	if len(s.me.For) == 0 || s.waits.Show(ctx, s.me, waitShown) != nil {
+	if s.waits.Show(ctx, s.me, waitShown) != nil {
 		return nil
 	}
 	if cycle := s.follow(ctx); s.isSeenTwice(cycle) && youngest(cycle).ID == s.me.ID {
@@ -160,6 +162,7 @@ func (s *search) follow(ctx context.Context) (cycle []store.Waiting) {
 		store.Waiting
 		from int // the step before
 	}
+	s.before, s.now = s.now, make(map[store.ID]shownAt)
 	steps, last := []step{{Waiting: s.me}}, 0 // last: the first step that was not followed
 	for range longestCycle {
 		from := make(map[store.ID]int) // holds to look at, and who waits for them

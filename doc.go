@@ -47,13 +47,12 @@
 // As long as the store keeps its data, no operator takes a lock away, and the clocks of the store
 // and of the processes run at rates that differ by less than 1 %:
 //
-//   - At most one hold of a mutex is valid at any moment, and of other kinds as many as their limits
-//     allow. A hold that was not renewed in time ends
-//     before the store gives the lock to another: [Lock.Held] and [Lock.Remaining] say so, and the
-//     section's context ends.
-//   - Two calls are in a lock together only if one is inside the other's section, by its context.
-//   - Tokens grow: each token is larger than all tokens drawn for the lock before, in all
-//     processes.
+//   - At most one hold of a mutex is valid at any moment, and of other kinds as many as their
+//     limits allow. A hold that was not renewed in time ends before the store gives the lock to
+//     another: [Lock.Held] and [Lock.Remaining] say so, and the section's context ends.
+//   - Two calls are in a mutex together only if one is inside the other's section, by its context.
+//   - Tokens grow: each token that is drawn is larger than all tokens drawn for the lock before, in
+//     all processes.
 //   - Waiters are granted the lock in the order in which they joined its queue, by the server's
 //     clock. Nobody overtakes them, not even TryLock of a lock that has just become free. A waiter
 //     whose connection is interrupted when its turn comes is passed over, and has its old place

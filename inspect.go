@@ -248,7 +248,7 @@ func (l *Lock) State(ctx context.Context) (State, error) {
 // grants the lock to the first waiter. ForceUnlock is for operators. A message notifies the process
 // of the holder, and the process ends the section in milliseconds, or at its next renewal if no
 // message arrives. Until then two holders may believe that they have the lock, and only the fencing
-// token tells them apart. ForceUnlock takes the lock from the hold found first, and from no later
+// token tells them apart. ForceUnlock takes the lock from the holds found first, and from no later
 // hold.
 //
 // ForceUnlock asks a silent server three times, as [Lock.TryLock] does. ForceUnlock works after

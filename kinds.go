@@ -25,9 +25,9 @@ import (
 //     with its own hold and lets other readers in: a downgrade. The reader's context outlives the
 //     Unlock of the writer.
 //   - A writer in a reader is an upgrade. The only reader enters at once. Otherwise the call waits
-//     at the head of the queue for the other readers to leave, keeps its own read, and nobody new gets in.
-//     Two readers that both wait to write would wait for each other, so the second call returns
-//     [ErrDeadlock] at once, and must unlock its read so that the other can go on.
+//     at the head of the queue for the other readers to leave, keeps its own read, and nobody new
+//     gets in. Two readers that both wait to write would wait for each other, so the second call
+//     returns [ErrDeadlock] at once, and must unlock its read so that the other can go on.
 //
 // [Lock.Token] of a reader is the token of the last writer, or a new one if none is known: two
 // readers with one token saw no writer in between. Each hold for writing draws a new token.

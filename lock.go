@@ -20,9 +20,9 @@ type Locker interface {
 
 var _ Locker = (*Lock)(nil)
 
-// Lock is a named lock, made by [Client.NewLock]. A Lock has no state of its own: the state of its
-// holds is in the store, in the Client, and in the contexts that its methods return. A Lock is safe
-// for concurrent use.
+// Lock is a named lock, made by [Client.NewLock] or [Client.NewSemaphore], or a part of a [RWLock].
+// A Lock has no state of its own: the state of its holds is in the store, in the Client, and in the
+// contexts that its methods return. A Lock is safe for concurrent use.
 type Lock struct {
 	client   *Client
 	name     string
@@ -37,8 +37,8 @@ func (l *Lock) Name() string { return l.name }
 func (l *Lock) mode() Mode { return modeOf(l.ask.Kind, l.ask.Limit) }
 
 // Err returns an [ErrInvalid] if the name or the options are wrong, and nil otherwise. Every other
-// method of such a lock with an error result returns the same error. A Lock that NewLock has not
-// made is such a lock, too.
+// method of such a lock with an error result returns the same error. The zero Lock is such a lock,
+// too.
 func (l *Lock) Err() error {
 	if l == nil || l.client == nil && l.err == nil {
 		return errZeroLock
@@ -69,8 +69,8 @@ func (l *Lock) Err() error {
 //     call.
 //   - [ErrNotReplicated]: see [WithReplicaAcks].
 //   - [ErrKind]: the name is in use for another kind of lock.
-//   - [ErrDeadlock]: the call waited in a circle of calls ([*DeadlockError]), or is a second upgrade
-//     of a [RWLock].
+//   - [ErrDeadlock]: the call waited in a circle of calls ([*DeadlockError]), or is a second
+//     upgrade of a [RWLock].
 //   - [ErrClosed], [ErrInvalid].
 //   - an error of the store that a retry would not change, such as NOAUTH or WRONGTYPE. While the
 //     store cannot be reached, is loading or fails over, Lock goes on trying until ctx is done.
@@ -531,10 +531,11 @@ func (c *Client) newLock(ask store.Ask, options []Option) *Lock {
 	return l
 }
 
-// Check asks the store for everything that locks with the client's options will need (in Redis:
+// Check asks the store for everything that mutexes with the client's options will need (in Redis:
 // commands, pub/sub, replicas), and returns nil, or one error that names all missing parts. Check
-// is for the start of a process. Check leaves nothing in the store. Errors: ctx's,
-// [ErrUnavailable], errors of the store.
+// does not ask for the five Redis commands that only other kinds of locks and the search for
+// deadlocks need, see the README. Check is for the start of a process. Check leaves nothing in the
+// store. Errors: ctx's, [ErrUnavailable], errors of the store.
 func (c *Client) Check(ctx context.Context) error {
 	if ctx == nil {
 		return errNilContext

@@ -74,8 +74,10 @@ func (s *nativeStore) Check(a store.Ask) (store.Ask, error) {
 	case err != nil:
 	case a.Limit < 1:
 		err = fmt.Errorf("a limit of %d holds lets nobody in", a.Limit)
-	case a.Kind < store.Mutex || a.Kind > store.Semaphore, a.Kind == store.Mutex && a.Limit != 1:
-		err = fmt.Errorf("%w: %s in Redis lets one in at a time, and not %d", errors.ErrUnsupported, a.Kind, a.Limit)
+	case a.Kind == store.Mutex && a.Limit != 1:
+		err = fmt.Errorf("%w: a mutex lets one in at a time, and not %d", errors.ErrUnsupported, a.Limit)
+	case a.Kind < store.Mutex || a.Kind > store.Semaphore:
+		err = fmt.Errorf("%w: %s", errors.ErrUnsupported, a.Kind)
 	}
 	if err == nil {
 		a.Name, err = baseKey(s.prefix, a.Name)
@@ -97,23 +99,26 @@ func (s *nativeStore) unit(name string, args ...any) wire.Unit {
 // waiter.
 const noPlace, newPlace = "", "0"
 
+// acquireUnit makes the unit of acquire.
+func (s *nativeStore) acquireUnit(a store.Ask, ttl int64, arrival string) wire.Unit {
+	if a.Kind == store.Mutex {
+		return s.unit(a.Name, string(a.ID), ttl, arrival)
+	}
+	return sharedUnit(a, ttl, arrival)
+}
+
 // ask asks for a lock, and queues unless arrival is noPlace.
 func (s *nativeStore) ask(ctx context.Context, a store.Ask, arrival string, tries int) (acquireReply, wire.Answer, error) {
-	id := string(a.ID)
 	c := &wire.Call{
-		Shared: s.publish(), Tries: tries, Patience: attemptLimit(a.TTL), Acks: a.Acks.Replicas, AcksTimeout: a.Acks.Timeout,
+		Script: acquireScript, Shared: s.publish(), Unit: s.acquireUnit(a, millis(a.TTL), arrival),
+		Tries: tries, Patience: attemptLimit(a.TTL), Acks: a.Acks.Replicas, AcksTimeout: a.Acks.Timeout,
 	}
-	if a.Kind == store.Mutex {
-		c.Script, c.Unit = acquireScript, s.unit(a.Name, id, millis(a.TTL), arrival)
-	} else {
-		c.Script, c.Unit = sharedAcquireScript, sharedUnit(a, millis(a.TTL), arrival)
+	if a.Kind != store.Mutex {
+		c.Script = sharedAcquireScript
 	}
 	if arrival == noPlace { // a waiter overtakes nobody, and the TTL is part of its place
 		c.Repeat = func(elapsed time.Duration) []any {
-			if a.Kind != store.Mutex {
-				return sharedUnit(a, repeatMillis(a.TTL, elapsed), arrival).Args
-			}
-			return []any{id, repeatMillis(a.TTL, elapsed), arrival}
+			return s.acquireUnit(a, repeatMillis(a.TTL, elapsed), arrival).Args
 		}
 	}
 	answer, err := s.wire.Do(ctx, c)
@@ -208,10 +213,14 @@ func (s *nativeStore) Forget(ctx context.Context, asks []store.Ask) []error {
 
 // Token draws a token above l.Token.
 func (s *nativeStore) Token(ctx context.Context, l store.Lease) (int64, error) {
-	token, _, err := s.number(ctx, s.ofKind(&wire.Call{
-		Script: tokenScript, Tries: boundTries, Patience: attemptLimit(l.TTL),
-		Unit: wire.Unit{Keys: []string{l.Name, l.Name + tokenSuffix}, Args: []any{string(l.ID), l.Token}},
-	}, l.Ask, sharedTokenScript, ""))
+	c := &wire.Call{Tries: boundTries, Patience: attemptLimit(l.TTL)}
+	if l.Kind == store.Mutex {
+		c.Script = tokenScript
+		c.Unit = wire.Unit{Keys: []string{l.Name, l.Name + tokenSuffix}, Args: []any{string(l.ID), l.Token}}
+	} else {
+		c.Script, c.Shared, c.Unit = sharedTokenScript, s.publish(), sharedUnit(l.Ask, 0, "")
+	}
+	token, _, err := s.number(ctx, c)
 	if err == nil && token == 0 {
 		err = store.ErrGone
 	}
@@ -230,9 +239,13 @@ func (s *nativeStore) Look(ctx context.Context, a store.Ask) (store.State, error
 // Break frees the lock of a hold, and has the client of that hold look at once.
 func (s *nativeStore) Break(ctx context.Context, a store.Ask) error {
 	control := s.control(cutLast(string(a.ID), 2))
-	return s.free(ctx, s.ofKind(&wire.Call{
-		Script: breakScript, Shared: s.publish(), Tries: boundTries, Unit: s.unit(a.Name, string(a.ID), control),
-	}, a, sharedBreakScript, control))
+	c := &wire.Call{Shared: s.publish(), Tries: boundTries}
+	if a.Kind == store.Mutex {
+		c.Script, c.Unit = breakScript, s.unit(a.Name, string(a.ID), control)
+	} else {
+		c.Script, c.Unit = sharedBreakScript, sharedUnit(a, 0, control)
+	}
+	return s.free(ctx, c)
 }
 
 // CheckServer runs each script on a lock that nobody else uses.

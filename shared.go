@@ -24,8 +24,8 @@ func suffix(kind store.Kind) string {
 	return rwSuffix
 }
 
-// sharedUnit makes the unit for a read-write lock or semaphore. extra is the last argument of the
-// verb.
+// sharedUnit makes the unit for a read-write lock or semaphore. extra is the arrival of acquire,
+// the control channel of break, and else empty.
 func sharedUnit(a store.Ask, ttl int64, extra any) wire.Unit {
 	limits := a.Name + suffix(a.Kind)
 	return wire.Unit{
@@ -47,7 +47,7 @@ func mode(a store.Ask) string {
 	}
 }
 
-// limitOf returns the kind and the limit of a mode. A mode of no lock is no kind.
+// limitOf returns the kind and the limit of a mode. Any other text has the kind -1.
 func limitOf(mode string) (kind store.Kind, limit int) {
 	switch limit, err := strconv.Atoi(mode); {
 	case mode == "r":
@@ -59,14 +59,6 @@ func limitOf(mode string) (kind store.Kind, limit int) {
 	default:
 		return -1, 0
 	}
-}
-
-// ofKind turns a call for a mutex into the call for the kind of the ask.
-func (s *redisStore) ofKind(c *wire.Call, a store.Ask, script *wire.Script, extra any) *wire.Call {
-	if a.Kind != store.Mutex {
-		c.Script, c.Shared, c.Unit = script, s.publish(), sharedUnit(a, millis(a.TTL), extra)
-	}
-	return c
 }
 
 // inKinds sends the items of each kind by themselves, as their scripts differ. inKinds returns the
@@ -131,8 +123,11 @@ func (s *redisStore) lookShared(ctx context.Context, a store.Ask) (state store.S
 	return state, nil
 }
 
-// wrongKind returns the error of an ask for a name that is another kind of lock. found is the Redis
-// type of its key.
+// redissonRW is what scripts find in place of the type of a hash with a mode.
+const redissonRW = "Redisson"
+
+// wrongKind returns the error of an ask for a name that is another kind of lock. found is what
+// scripts say of its key.
 func wrongKind(a store.Ask, found string) error {
 	kind := store.Mutex
 	switch {
@@ -140,14 +135,16 @@ func wrongKind(a store.Ask, found string) error {
 		kind = store.Semaphore
 	case found == "zset":
 		kind = store.ReadWrite
+	case found == redissonRW:
+		return fmt.Errorf("%w: %q is a read-write lock of Redisson, and not %s", store.ErrKind, a.Name, a.Kind)
 	case found != "hash": // also a sorted set that is no lock
 		return fmt.Errorf("WRONGTYPE: the key %q is a %s of Redis, and no lock", a.Name, found)
 	}
 	return fmt.Errorf("%w: %q is %s, and not %s", store.ErrKind, a.Name, kind, a.Kind)
 }
 
-// explained returns the error of a call for a mutex whose key has another Redis type: the key may
-// be another kind of lock.
+// explained replaces WRONGTYPE, the answer for a mutex whose key has another Redis type, by ErrKind
+// if the key is another kind of lock.
 func (s *redisStore) explained(ctx context.Context, a store.Ask, err error) error {
 	if err == nil || a.Kind != store.Mutex || !strings.Contains(err.Error(), "WRONGTYPE") || errors.Is(err, store.ErrUnsure) {
 		return err

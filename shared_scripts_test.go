@@ -1061,3 +1061,17 @@ func TestSharedAsksLeaveTheSortedSetOfAnApplicationAlone(t *testing.T) {
 	require.ErrorContains(t, err, "WRONGTYPE")
 	require.NotErrorIs(t, err, store.ErrKind)
 }
+
+func TestSharedAsksTellAReadWriteLockOfRedisson(t *testing.T) {
+	r := newRig(t)
+	require.NoError(t, r.rdb.HSet(t.Context(), r.base, "mode", "read", "uuid:1", 1).Err())
+	for _, kind := range []store.Kind{store.ReadWrite, store.Semaphore} {
+		ask := r.ask(newID("a"), minute)
+		ask.Kind, ask.Limit = kind, 1
+		_, err := r.store.Try(t.Context(), ask)
+		require.ErrorIs(t, err, store.ErrKind)
+		require.ErrorContains(t, err, "is a read-write lock of Redisson, and not "+kind.String())
+		_, err = r.store.Look(t.Context(), ask)
+		require.ErrorIs(t, err, store.ErrKind)
+	}
+}

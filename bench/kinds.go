@@ -308,6 +308,9 @@ func (b *bench) writerSlice(rec *record) (m round, err error) {
 		}
 	}
 	longest, err := st.readOn(b.sizes.kinds.loops, func() error {
+		if _, err := st.write(); err != nil { // the first one connects for messages
+			return err
+		}
 		for range n {
 			d, err := st.write()
 			if err != nil {

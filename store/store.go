@@ -164,8 +164,7 @@ type Store interface {
 	Check(a Ask) (Ask, error)
 
 	// Try gives the lock to the hold if the lock is free and nobody waits for the lock. Try asks a
-	// bounded number of times. Errors: [*Busy], [ErrUnavailable], [ErrNotReplicated], [ErrKind],
-	// [ErrDeadlock].
+	// bounded number of times. Errors: [*Busy], [ErrUnavailable], [ErrNotReplicated], [ErrKind].
 	Try(ctx context.Context, a Ask) (Lease, error)
 
 	// Wait returns when the hold has the lock, or ctx is done. Wait calls progress, in the
@@ -173,7 +172,8 @@ type Store interface {
 	// store cannot be reached Wait goes on trying. The returned lease may be nearly over, as the
 	// lease counts from the last moment at which the hold surely did not have the lock. If the
 	// lease is over, Enter decides: after ErrGone the caller hands the ask to cleanup, and asks
-	// again with a new ID.
+	// again with a new ID. Errors beside the end of ctx: [ErrKind], [ErrDeadlock],
+	// [ErrNotReplicated].
 	Wait(ctx context.Context, a Ask, progress func(Progress)) (Lease, error)
 
 	// Enter sets the count of an existing hold, and makes its lease last for l.TTL from now on.
@@ -202,7 +202,7 @@ type Store interface {
 	// saw no writer in between. Errors: [ErrGone], [errors.ErrUnsupported].
 	Token(ctx context.Context, l Lease) (int64, error)
 
-	// Look reads the lock with the name and kind of the ask, and changes nothing.
+	// Look reads the lock with the name and kind of the ask, and changes nothing. Errors: [ErrKind].
 	Look(ctx context.Context, a Ask) (State, error)
 
 	// Break takes the hold a.ID with a.Limit out of the lock, for operators. Break notifies the

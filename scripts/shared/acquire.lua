@@ -1,13 +1,13 @@
 -- Takes a lock for a hold, or joins the queue.
 --
--- ARGV     ... arrival: '' do not queue, '0' queue for the first time, else the arrival of an earlier
---          reply, for the same place
+-- ARGV     ... arrival: '' do not queue, '0' queue for the first time, else the arrival of an
+--          earlier reply, for the same place
 -- Returns  {status, owner, remaining ms of its lease, arrival, position}, or the status alone:
 --          1  the hold has the lock, with a new lease; {1, hold, remaining}: had the lock before
 --          0  busy, and not queued: unwanted, or nothing hears the channel of the client here
 --          2  busy, and queued
 --          3  only dead waiters or leases so far: call again
---          4  {4, type}: the name is another kind of lock
+--          4  {4, type}: the name is another kind of lock, or no lock
 --          5  {5, rival, remaining}: another upgrade, the rival, waits for the hold around this ask
 -- Idempotent because a hold that has the lock keeps its lease, and a waiter keeps its place.
 return each(#KEYS / 4, function(i)
@@ -32,11 +32,13 @@ return each(#KEYS / 4, function(i)
   if ending then
     call('PEXPIRE', lock.base, math.max(call('PTTL', lock.base), ending - now)) -- a write, for WAIT
     return {1, a.hold, ending - now}
-  elseif serve(lock, publish, a.hold) then
+  end
+  local more, served = serve(lock, publish, a.hold)
+  if more then
     return 3
-  elseif call('ZSCORE', lock.base, a.member) then
+  elseif served then
     return 1
-  elseif (a.with or call('EXISTS', lock.queue) == 0) and fits(lock, a) then
+  elseif (a.with or lock.waiting == 0) and fits(lock, a) then
     admit(lock, {a})
     return 1
   end
@@ -52,16 +54,26 @@ return each(#KEYS / 4, function(i)
   if rival and with ~= string.match(a.with, '^[^|]+') then
     return {5, rival, remaining}
   end
+  local place, position = placeOf(a), nil
   if arrival == '0' then
     arrival = a.with and 1 or lock.micros
+    if call('ZADD', lock.queue, 'NX', arrival, place) == 0 then
+      arrival = call('ZSCORE', lock.queue, place)
+    elseif not a.with then
+      position = lock.waiting
+    end
+  else
+    local known = call('ZSCORE', lock.queue, place) -- first, as ZADD needs memory
+    if not known then
+      call('ZADD', lock.queue, arrival, place)
+    end
+    arrival = known or arrival
   end
-  if not call('ZSCORE', lock.queue, place(a)) then -- first, as ZADD needs memory
-    call('ZADD', lock.queue, arrival, place(a))
-  end
+  position = position or call('ZRANK', lock.queue, place)
   -- A waiter asks again within its own lease after the lease of the owner. The place outlives both.
   local keep = math.ceil(math.max(remaining, a.ttl)) + a.ttl + 60000
   if call('PTTL', lock.queue) < keep then
     call('PEXPIRE', lock.queue, keep)
   end
-  return {2, owner, remaining, tonumber(call('ZSCORE', lock.queue, place(a))), call('ZRANK', lock.queue, place(a))}
+  return {2, owner, remaining, tonumber(arrival), position}
 end)

@@ -4,7 +4,7 @@
 -- Idempotent because a hold that is gone never comes back.
 return each(#KEYS / 4, function(i)
   local lock, a = unit(i)
-  local waited = call('ZREM', lock.queue, place(a)) -- whoever waits behind may fit
+  local waited = call('ZREM', lock.queue, placeOf(a)) -- whoever waits behind may fit
   local left = leave(lock, ARGV[1], a)
   return left == 0 and waited or left
 end)

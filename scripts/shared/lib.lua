@@ -3,19 +3,18 @@
 -- A lock is four keys in one slot, each with a TTL; KIND is rw or permits:
 --   base             zset    <hold>|<mode> -> end of its lease, in ms of the server's clock
 --   base:KIND        zset    the members of base with a limit -> limit
---   base:KIND:queue  zset    <hold>|<lease ms>|<mode>|<with> -> arrival in microseconds; 1: inside the
---                            hold <with> of this lock, and so before all others
+--   base:KIND:queue  zset    <hold>|<lease ms>|<mode>|<with> -> arrival in microseconds; 1: inside
+--                            the hold <with> of this lock, and so before all others
 --   base:token       string  the last fencing token
 -- and a channel for each client that waits, as for a mutex. A message names all holds of the client
 -- that are granted at once, one a line. A mode is r (reader, no limit), w (writer, limit 1), or the
 -- limit of a permit.
 --
 -- The rule: a hold may come in if, with it, there are no more holds than its own limit and than the
--- limit of each hold that is in.
--- The hold around an ask does not count.
+-- limit of each hold that is in. The hold around an ask does not count.
 --
 -- KEYS     base, base:KIND, base:KIND:queue, base:token
--- ARGV     publish command; hold, lease ms, mode, with ('': none), and one more argument of the verb
+-- ARGV     publish command; hold, lease ms, mode, with ('': none), and an argument of the verb
 
 -- Makes an ask of its parts.
 local function ask(hold, ttl, mode, with)
@@ -27,7 +26,7 @@ local function ask(hold, ttl, mode, with)
 end
 
 -- Returns the place of an ask in the queue.
-local function place(a)
+local function placeOf(a)
   return string.format('%s|%.0f|%s|%s', a.hold, a.ttl, a.mode, string.match(a.with or '', '^[^|]*'))
 end
 
@@ -141,55 +140,60 @@ local function expire(lock)
   return #over == 1000
 end
 
--- Returns the command that reaches the client of a waiter, nil if the client does not listen.
-local function hears(lock, publish, client, known)
-  if known[client] == nil then
-    known[client] = reach(publish, lock.base .. ':' .. client) or false
+-- Tells each client once which of its holds were let in.
+local function tell(lock, commands, granted)
+  local clients, holds = {}, {}
+  for _, a in ipairs(granted) do
+    if not holds[a.client] then
+      holds[a.client] = {}
+      clients[#clients + 1] = a.client
+    end
+    table.insert(holds[a.client], a.hold)
   end
-  return known[client]
+  for _, client in ipairs(clients) do
+    call(commands[client], lock.base .. ':' .. client, table.concat(holds[client], '\n'))
+  end
 end
 
--- Lets the first waiters in for as long as the rule admits them, and tells each client once. Where
--- one reader is let in so are all readers behind it, and nobody else. A waiter that does not listen
--- is dropped, also where the rule holds it up: its client is dead, or asks again with its old
--- arrival once it listens. A place of the hold that leaves is dropped too. One call drops about 100
--- at most: true asks for another call. caller is the hold of acquire, which hears of its grant by
--- the reply.
+-- Lets the first waiters in for as long as the rule admits them. Where one reader is let in so are
+-- all readers behind it, and nobody else. A waiter whose client does not listen is dropped, also
+-- where the rule holds it up: the client is dead, or asks again with the old arrival once it
+-- listens. One call drops about 100 at most: the first result asks for another call. caller is the
+-- hold of acquire, which learns of its grant by the second result. lock.waiting is the rest of the
+-- queue.
 --
 -- While a slot migrates, Redis refuses keys that do not exist any more. So a hold leaves after its
 -- heirs are in, and nothing touches the queue after its last member.
 local function serve(lock, publish, caller)
-  local known, grants, clients = {}, {}, {}
-  local waiting, dead, reading, blocked = call('ZCARD', lock.queue), 0, false, false
-  while waiting > 0 and dead < 100 and not blocked do
+  local commands, granted, served = {}, {}, false
+  local dead, reading, blocked = 0, false, false
+  lock.waiting = call('ZCARD', lock.queue)
+  while lock.waiting > 0 and dead < 100 and not blocked do
     local admitted, places = {}, {}
-    for _, text in ipairs(call('ZRANGE', lock.queue, 0, reading and 99 or 0)) do
-      local hold, ttl, mode, with = string.match(text, '^([^|]+)|(%d+)|(%w+)|(.*)$')
+    for _, place in ipairs(call('ZRANGE', lock.queue, 0, reading and 99 or 0)) do
+      local hold, ttl, mode, with = string.match(place, '^([^|]+)|(%d+)|(%w+)|(.*)$')
       local client = string.match(hold or '', '^(.+):%d+:%d+$')
-      if not client or hold ~= caller and not hears(lock, publish, client, known) then
-        dead = dead + 1
-      else
+      if client and commands[client] == nil then
+        commands[client] = reach(publish, lock.base .. ':' .. client) or false
+      end
+      if client and (commands[client] or hold == caller) then
         local a = ask(hold, ttl, mode, with)
         local reader = mode == 'r' and not a.with
-        if reading then
-          blocked = not reader
-        else
-          blocked = not fits(lock, a)
-        end
+        blocked = reading and not reader or not reading and not fits(lock, a)
         if blocked then
           break
         end
-        reading = reader
-        admitted[#admitted + 1] = a
-        if hold ~= caller then
-          if not grants[client] then
-            grants[client] = {}
-            clients[#clients + 1] = client
-          end
-          grants[client][#grants[client] + 1] = hold
+        reading, a.client = reader, client
+        table.insert(admitted, a)
+        if hold == caller then
+          served = true
+        else
+          table.insert(granted, a)
         end
+      else
+        dead = dead + 1
       end
-      places[#places + 1] = text
+      table.insert(places, place)
     end
     if #admitted > 0 then
       write(lock.queue)
@@ -198,12 +202,10 @@ local function serve(lock, publish, caller)
     if #places > 0 then
       call('ZREM', lock.queue, unpack(places))
     end
-    waiting = waiting - #places
+    lock.waiting = lock.waiting - #places
   end
-  for _, client in ipairs(clients) do
-    call(known[client], lock.base .. ':' .. client, table.concat(grants[client], '\n'))
-  end
-  return waiting > 0 and not blocked
+  tell(lock, commands, granted)
+  return lock.waiting > 0 and not blocked, served
 end
 
 -- Returns the mode of a member of base, nil of one that no script has written.
@@ -211,10 +213,16 @@ local function modeOf(member)
   return string.match(member, '^[^|]+:%d+:%d+|(%w+)$')
 end
 
+-- Returns the type of base. A read-write lock of Redisson is a hash with a mode.
+local function typeOf(lock)
+  local found = call('TYPE', lock.base).ok
+  return found == 'hash' and call('HEXISTS', lock.base, 'mode') == 1 and 'Redisson' or found
+end
+
 -- Returns what a base is that is no lock of the kind of an ask, else nil. Where all leases are over
 -- the base is removed.
 local function foreign(lock, a)
-  local found = call('TYPE', lock.base).ok
+  local found = typeOf(lock)
   if found == 'zset' then
     local last = call('ZRANGE', lock.base, -1, -1, 'WITHSCORES')
     local mode = modeOf(last[1])

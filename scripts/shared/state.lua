@@ -4,7 +4,7 @@
 --          remaining ms, and so on, the end of the first lease first}
 return each(#KEYS / 4, function(i)
   local lock = unit(i)
-  local found = call('TYPE', lock.base).ok
+  local found = typeOf(lock)
   local state = {'', tonumber(call('GET', lock.token)) or 0, call('ZCARD', lock.queue)}
   if found ~= 'zset' then
     state[1] = found ~= 'none' and found or ''
