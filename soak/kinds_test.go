@@ -304,7 +304,7 @@ func (v *visitor) leave(l relock.Locker, all ...*stay) {
 		v.wrong.add("an open section of %q is said not to be held: %v", all[0].Lock, err)
 	}
 	for _, s := range all {
-		s.Out = v.log.Now()
+		s.Left, s.Out = at, v.log.Now()
 		switch {
 		case s.Lost != 0:
 		case s.isLost(err):

@@ -19,6 +19,7 @@ type Section struct {
 	Ask, In time.Duration // the call and the return of Lock
 	Sure    time.Duration // the holder believed in its hold until then, or for longer
 	Lease   time.Duration // the end of the last lease that the holder knew of
+	Left    time.Duration // the call of Unlock; 0: there was none
 	Lost    time.Duration // the first word of a loss; 0: the hold was not lost
 	Out     time.Duration // nobody works in the section from then on
 
@@ -126,7 +127,11 @@ func (k *Kinds) of(lock string) *Kinds {
 func (k *Kinds) until(s *Section) time.Duration {
 	until := s.Sure
 	if s.Lost != 0 {
-		until = max(until, min(s.Lost, s.Lease-ahead))
+		lost := min(s.Lost, s.Lease-ahead)
+		if s.Left != 0 { // an Unlock without an answer frees the lock, and says at its end that it is gone
+			lost = min(lost, s.Left)
+		}
+		until = max(until, lost)
 	}
 	for _, op := range k.Ops {
 		if meets(op, s.Lock, s.Ask, until) {

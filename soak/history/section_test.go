@@ -36,6 +36,11 @@ func (s Section) lost(at, lease int) Section {
 	return s
 }
 
+func (s Section) left(at int) Section {
+	s.Left = time.Duration(at) * ms
+	return s
+}
+
 func seen(at int, holders ...string) Seen {
 	return Seen{Lock: "a", Call: time.Duration(at) * ms, Return: time.Duration(at+1) * ms, Holders: holders}
 }
@@ -70,6 +75,7 @@ func TestRecordingsOfKindsThatKeepThePromises(t *testing.T) {
 			with(at(4, 5, force)),
 		"asked while a lost section went on": kindsOf(writes(1, 0, 1, 9).saw(0, 7, 1), reads(2, 10, 11, 12).saw(5, 0, 0), writes(3, 7, 13, 15).saw(5, 8, 0), reads(4, 10, 16, 17).saw(8, 0, 0)).
 			with(at(4, 5, force)),
+		"freed, and said to be lost":  kindsOf(writes(1, 0, 1, 9).lost(50, 50).left(10)).saw(seen(20, "C")),
 		"forced, and said so":         kindsOf(writes(1, 0, 1, 3).lost(6, 90)).with(at(4, 5, force)),
 		"forced, and not in Redis":    kindsOf(writes(1, 0, 1, 9)).with(at(4, 5, force)).saw(seen(6)),
 		"older data, and an old read": kindsOf(reads(1, 0, 1, 3).saw(4, 0, 9), reads(2, 10, 11, 12).saw(5, 0, 2)).with(at(4, 5, wipeOld)),
@@ -99,10 +105,11 @@ func TestRecordingsOfKindsThatBreakAPromise(t *testing.T) {
 		"a permit for fewer":            {"3 holds are in at 3ms, and the limit is 2", kindsOf(permit(1, 3, 0, 1, 9), permit(2, 3, 0, 2, 9), permit(3, 2, 0, 3, 9))},
 		"a permit that does not count":  {"3 holds are in at 3ms, and the limit is 2", kindsOf(permit(1, 2, 0, 1, 9), permit(2, 3, 0, 2, 9), permit(3, 3, 0, 3, 9))},
 
-		"not named by the store": {`the store names ["B"], and not C`, kindsOf(permit(1, 2, 0, 1, 9), permit(2, 2, 0, 2, 9)).saw(seen(5, "B"))},
-		"a hold that stays":      {"the store names B", kindsOf(permit(1, 2, 0, 1, 9)).saw(seen(120, "B"))},
-		"lost for no reason":     {"nobody took it away", kindsOf(writes(1, 0, 1, 3).lost(6, 90))},
-		"lost before the force":  {"nobody took it away", kindsOf(writes(1, 0, 1, 3).lost(6, 90)).with(at(7, 8, force))},
+		"not named by the store":  {`the store names ["B"], and not C`, kindsOf(permit(1, 2, 0, 1, 9), permit(2, 2, 0, 2, 9)).saw(seen(5, "B"))},
+		"not named before Unlock": {`the store names ["C"], and not B`, kindsOf(writes(1, 0, 1, 9).lost(50, 50).left(30)).saw(seen(20, "C"))},
+		"a hold that stays":       {"the store names B", kindsOf(permit(1, 2, 0, 1, 9)).saw(seen(120, "B"))},
+		"lost for no reason":      {"nobody took it away", kindsOf(writes(1, 0, 1, 3).lost(6, 90))},
+		"lost before the force":   {"nobody took it away", kindsOf(writes(1, 0, 1, 3).lost(6, 90)).with(at(7, 8, force))},
 
 		"two versions in one section": {"reads version 4, and the last one is 3", kindsOf(twice)},
 		"a version that is over":      {"reads version 3, and the last one is 7", kindsOf(writes(1, 0, 1, 3).saw(3, 7, 0), reads(2, 3, 4, 5).saw(3, 0, 0))},
