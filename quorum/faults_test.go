@@ -236,7 +236,7 @@ func TestAHoldOutlastsTheLossOfAMinority(t *testing.T) {
 				r.members[i].Lose("orders")
 			}
 			require.NoError(r, r.store.Renew(r.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
-			synctest.Wait()
+			pass(2 * time.Second)
 			for _, owner := range r.owners() {
 				require.Equal(r, l.ID, owner, "the member is not filled up")
 			}
@@ -384,10 +384,46 @@ func TestAFillBehindAReleaseIsTakenBack(t *testing.T) {
 		r.members[2].Lose("orders")
 		view[2].hold.Store(true)
 		require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
+		pass(1100 * time.Millisecond) // the fill has begun
 		require.NoError(t, s.Release(t.Context(), l, 0))
 		pass(time.Second)
 		require.Equal(t, []store.ID{"", "", ""}, r.owners())
 	})
+}
+
+// breaksLate is a member that a Break reaches late.
+type breaksLate struct {
+	*mem.Store
+	by time.Duration
+}
+
+func (m breaksLate) Break(ctx context.Context, a store.Ask) error {
+	pass(m.by)
+	return m.Store.Break(ctx, a)
+}
+
+// TestAFillBesideABreakDoesNotComeBack renews a hold while the members are freed one by one.
+func TestAFillBesideABreakDoesNotComeBack(t *testing.T) {
+	for _, apart := range []time.Duration{20 * time.Millisecond, 400 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t, 3)
+			other := r.over(func(i int, m *mem.Store) store.Store { return breaksLate{m, time.Duration(i) * apart} })
+			l := r.try(minute)
+			broken := make(chan error, 1)
+			go func() { broken <- other.Break(t.Context(), l.Ask) }()
+			var err error
+			for range 200 {
+				pass(10 * time.Millisecond)
+				if err = r.store.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0]; err != nil {
+					break
+				}
+			}
+			require.ErrorIs(t, err, store.ErrGone)
+			require.NoError(t, <-broken)
+			pass(5 * time.Second)
+			require.Equal(t, []store.ID{"", "", ""}, r.owners())
+		})
+	}
 }
 
 // entersBetween releases a hold at the member, in place of an Enter of the hold.
@@ -665,7 +701,7 @@ func TestAMinorityIsGivenUp(t *testing.T) {
 		require.ErrorIs(t, second(r.store.Enter(t.Context(), spent, 1)), store.ErrGone)
 		require.NoError(t, r.store.Forget(t.Context(), []store.Ask{a})[0])
 		require.NoError(t, r.store.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
-		synctest.Wait()
+		pass(2 * time.Second)
 		require.Equal(t, []store.ID{l.ID, l.ID, l.ID}, r.owners())
 		require.NoError(t, r.store.Release(t.Context(), l, 0))
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/go-relock/relock/store"
 )
@@ -77,16 +78,21 @@ func (q *quorum) behind(l *late, a store.Ask, members []int, rest func()) {
 	})
 }
 
-// fill gives a hold again to members that do not have the hold: a member was missed, or has lost
-// its data. The command l before has the word of a majority that the hold is not over. If a Release
-// has begun before the end of l, fill does nothing, so the hold does not come back. A member that
-// has another hold, or waiters, refuses.
+// fillAfter is the time for which a member is without a hold before the member gets the hold again.
+// A Break takes no longer, so no fill falls between the members of a Break: filled one by one as
+// they are freed, they would have the broken hold again.
+const fillAfter = longestLimit
+
+// fill gives a hold again, after fillAfter, to members that do not have the hold: a member was
+// missed, or has lost its data. The command l before has the word of a majority that the hold is
+// not over. If the hold ends meanwhile, fill does nothing, so the hold does not come back. A member
+// that has another hold, or waiters, refuses.
 func (q *quorum) fill(l *late, a store.Ask, members []int) {
 	if len(members) == 0 || a.TTL == 0 {
 		q.dismiss(l)
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), limitOf(a))
+	ctx, cancel := context.WithTimeout(context.Background(), fillAfter+limitOf(a))
 	q.mu.Lock()
 	l.cancel = cancel
 	over := l.over
@@ -96,11 +102,16 @@ func (q *quorum) fill(l *late, a store.Ask, members []int) {
 	}
 	q.behind(l, a, members, func() {
 		defer cancel()
+		select {
+		case <-time.After(fillAfter):
+		case <-ctx.Done():
+			return
+		case <-q.life.Done():
+			return
+		}
 		var group sync.WaitGroup
 		for _, i := range members {
-			if ctx.Err() == nil {
-				group.Go(func() { _, _ = q.members[i].Try(ctx, a) })
-			}
+			group.Go(func() { _, _ = q.members[i].Try(ctx, a) })
 		}
 		group.Wait()
 	})

@@ -33,8 +33,10 @@ import (
 type quorum struct {
 	members  []store.Store
 	majority int
-	silent   []atomic.Bool // the member gave no answer in time, and no answer since
-	group    group.Group   // goroutines of calls that have returned
+	silent   []atomic.Bool   // the member gave no answer in time, and no answer since
+	group    group.Group     // goroutines of calls that have returned
+	life     context.Context // ends with Close
+	end      context.CancelFunc
 
 	mu     sync.Mutex
 	late   map[store.ID][]*late // commands on open holds
@@ -58,8 +60,9 @@ func New(members ...store.Store) (store.Store, error) {
 	if i := slices.Index(members, nil); i >= 0 {
 		return nil, fmt.Errorf("member %d of the quorum is nil", i+1)
 	}
+	life, end := context.WithCancel(context.Background())
 	return &quorum{
-		members: slices.Clone(members), majority: n/2 + 1,
+		members: slices.Clone(members), majority: n/2 + 1, life: life, end: end,
 		silent: make([]atomic.Bool, n), late: make(map[store.ID][]*late), ending: make(map[store.ID]int),
 	}, nil
 }

@@ -124,6 +124,7 @@ func (q *quorum) CheckServer(ctx context.Context, a store.Ask) error {
 // members.
 func (q *quorum) Close() error {
 	q.group.Close()
+	q.end()
 	q.group.Wait()
 	var errs []error
 	for _, m := range q.members {
