@@ -99,8 +99,8 @@
 // n holders. Both share with the mutex of [Client.NewLock]: one queue, first come, first served
 // (but a call inside a section of the same read-write lock goes before it), a lease for each hold,
 // re-entry by the context, and a report of each loss. A name is one kind of lock at a time; mixing
-// kinds is [ErrKind]. A writer draws its token as it enters, and readers have the token of the last
-// writer.
+// kinds is [ErrKind]. A writer draws its token as it enters, and a reader's is minus the token of
+// the last writer.
 //
 //	prices := client.NewRWLock("prices")
 //	err = prices.RDo(ctx, read)  // beside other readers

@@ -17,7 +17,8 @@ import (
 // the hold has the lock. A token is larger than every token drawn for the lock before, across
 // processes and restarts of the store. Later calls in the same hold return the same token, without
 // a round trip. With [WithRedissonFencing] Redis draws the token with the lock, as Redisson does.
-// Draw the token before the section's first write.
+// Draw the token before the section's first write. The token of a reader is negative, so every
+// resource that compares tokens refuses it, see [RWLock].
 //
 // Errors: [ErrNotHeld]; [ErrLockLost], and the section's context has ended; [errors.ErrUnsupported]
 // with a store without tokens, such as [WithRedissonLayout] without fencing; [ErrClosed]; ctx's
@@ -31,7 +32,7 @@ func (l *Lock) Token(ctx context.Context) (int64, error) {
 	t.mu.Lock()
 	token, lease := h.token, h.lease
 	t.mu.Unlock()
-	if token > 0 {
+	if token != 0 {
 		return token, nil
 	}
 	ctx, cancel := l.client.bound(ctx, 0)
@@ -50,6 +51,9 @@ func (l *Lock) Token(ctx context.Context) (int64, error) {
 	}
 	if err != nil {
 		return 0, l.failed("token", h.holder, err)
+	}
+	if h.isReader() {
+		token = -token
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()

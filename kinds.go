@@ -29,8 +29,9 @@ import (
 //     gets in. Two readers that both wait to write would wait for each other, so the second call
 //     returns [ErrDeadlock] at once, and must unlock its read so that the other can go on.
 //
-// [Lock.Token] of a reader is the token of the last writer, or a new one if none is known: two
-// readers with one token saw no writer in between. Each hold for writing draws a new token.
+// Each hold for writing draws a new token. [Lock.Token] of a reader is minus the token of the last
+// writer, or of a new one if none is known: two readers with one token saw no writer in between, and
+// a resource refuses a reader that writes, as its token is smaller than all others.
 type RWLock struct {
 	*forWriting
 	read *Lock

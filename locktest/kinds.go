@@ -121,6 +121,12 @@ func (b *bench) token(l *relock.Lock, section context.Context) int64 { //nolint:
 	return token
 }
 
+// seen returns the token of the last writer, of which a reader's token is the negative.
+func (b *bench) seen(l *relock.Lock, section context.Context) int64 { //nolint:revive // as l.Token(section)
+	b.t.Helper()
+	return -b.token(l, section)
+}
+
 func semaphoreLets(b *bench) {
 	l, there := b.semaphore(b.one, "a", 3), b.semaphore(b.other, "a", 3)
 	in := []context.Context{b.enter(b.ctx, l), b.enter(b.ctx, l), b.enter(b.ctx, l)}

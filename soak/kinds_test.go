@@ -441,6 +441,9 @@ func (v *visitor) draw(s *stay) {
 	if err != nil {
 		return
 	}
+	if token < 0 { // a reader's: minus the token of the last writer
+		token = -token
+	}
 	if s.Token != 0 && s.Token != token {
 		v.wrong.add("a section of %q has token %d, and had token %d", s.Lock, token, s.Token)
 	}
