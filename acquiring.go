@@ -15,6 +15,8 @@ type acquiring struct {
 	lock   *Lock
 	ctx    context.Context // the caller's
 	wait   time.Duration   // forever; 0: do not wait
+	script *store.Script   // of TryLockIf
+	reply  any             // of the script
 	holder Holder
 
 	refusal *LockedError // the store's last refusal
@@ -89,7 +91,10 @@ func (a *acquiring) reason(ctx context.Context, err error) error {
 // failed returns the error of a call without an entry.
 func (a *acquiring) failed(err error) error {
 	var busy *store.Busy
+	var declined *store.Declined
 	switch refusal := a.refusal; {
+	case errors.As(err, &declined):
+		return &DeclinedError{Name: a.lock.name, Reply: declined.Reply}
 	case isDeadlock(err):
 		return err
 	case refusal != nil && (errors.As(err, &busy) || errors.Is(err, errWaitOver)):
@@ -154,6 +159,8 @@ func (a *acquiring) outcome(err error) Outcome {
 		return OutcomeLost
 	case *DeadlockError:
 		return OutcomeDeadlock
+	case *DeclinedError:
+		return OutcomeDeclined
 	}
 	switch {
 	case errors.Is(err, ErrClosed) && a.lock.client.isClosed():

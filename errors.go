@@ -53,6 +53,10 @@ var (
 	// ended the call.
 	ErrUnavailable = store.ErrUnavailable
 
+	// ErrUnsure reports a command that may have run, or may run yet: its answer was lost. ErrUnsure
+	// goes together with other kinds, and counts where a repeat would do harm, as in [Lock.Eval].
+	ErrUnsure = store.ErrUnsure
+
 	// ErrKind reports a name in use for another kind of lock: a mutex, a read-write lock or a
 	// semaphore, or a read-write lock of Redisson. Nothing was changed.
 	ErrKind = store.ErrKind
@@ -177,10 +181,21 @@ func isDeadlock(err error) bool {
 	return is
 }
 
+// DeclinedError is the end of a [Lock.TryLockIf] whose script declined the lock. The caller has not
+// entered.
+type DeclinedError struct {
+	Name  string // the lock
+	Reply any    // of the script
+}
+
+func (e *DeclinedError) Error() string {
+	return fmt.Sprintf("relock: the script of TryLockIf declined %q: %.200s", e.Name, fmt.Sprint(e.Reply))
+}
+
 // OpError is any other failure of an operation on a lock: no [*LockedError], no [*LostError] and
 // not [ErrInvalid]. OpError adds the lock's name and the holder to the failure.
 type OpError struct {
-	Op     string // "lock", "unlock", "extend", "token", "state", "force unlock"
+	Op     string // "lock", "unlock", "extend", "token", "eval", "state", "force unlock"
 	Name   string // the lock
 	Holder Holder // zero where the operation has none
 	Err    error  // the failure
@@ -217,6 +232,8 @@ func isLost(err error) bool {
 var (
 	errNilContext = invalid("the context is nil; use context.Background if there is no other")
 	errZeroLock   = invalid("this Lock was not made by Client.NewLock")
+
+	errScriptInside = invalid("TryLockIf inside a section of the same lock")
 )
 
 // asInvalid makes an ErrInvalid of an error of [store.Store.Check].

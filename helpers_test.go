@@ -31,6 +31,7 @@ import (
 //   - deadlock_test.go: Which calls wait for each other in a circle, and which one gives up?
 //   - errkinds_test.go: Which errors does an error match?
 //   - errors_test.go: What do the texts of errors say?
+//   - eval_test.go: When does a script of the user run, and what does it find?
 //   - example_test.go, example_more_test.go, example_kinds_test.go: How is each verb used?
 //   - extend_test.go: When does a fixed lease end?
 //   - fakestore_test.go: What does the core make of each answer of a store?

@@ -110,6 +110,7 @@ const (
 	OutcomeClosed   Outcome = "closed"   // this client was closed
 	OutcomeLost     Outcome = "lost"     // a nested entry found the lock of the outer section lost
 	OutcomeDeadlock Outcome = "deadlock" // the wait would never have ended, see ErrDeadlock
+	OutcomeDeclined Outcome = "declined" // the script of TryLockIf declined the lock
 	OutcomeError    Outcome = "error"
 )
 

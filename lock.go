@@ -34,6 +34,16 @@ type Lock struct {
 // Name returns the name that was given to NewLock.
 func (l *Lock) Name() string { return l.name }
 
+// Key returns the name of the lock in the spelling of its store: in Redis, its key. Another key that
+// begins with Key is in the slot of the lock, and so may be used with [Lock.Eval]. Key is empty if
+// the name or the options are wrong.
+func (l *Lock) Key() string {
+	if l.Err() != nil {
+		return ""
+	}
+	return l.ask.Name
+}
+
 func (l *Lock) mode() Mode { return modeOf(l.ask.Kind, l.ask.Limit) }
 
 // Err returns an [ErrInvalid] if the name or the options are wrong, and nil otherwise. Every other
@@ -113,9 +123,16 @@ func checkWait(verb string, wait time.Duration) error {
 // forever is the wait of Lock.
 const forever time.Duration = -1
 
-// acquire is Lock, TryLock and TryLockFor. acquire calls the hooks, and enters the section of this
-// very lock around the context again, or takes the lock for a new hold.
+// acquire is Lock, TryLock and TryLockFor.
 func (l *Lock) acquire(ctx context.Context, wait time.Duration) (context.Context, error) {
+	a := acquiring{lock: l, ctx: ctx, wait: wait}
+	return a.acquire()
+}
+
+// acquire calls the hooks, and enters the section of this very lock around the context again, or
+// takes the lock for a new hold.
+func (a *acquiring) acquire() (context.Context, error) {
+	l, ctx := a.lock, a.ctx
 	if err := l.Err(); err != nil {
 		return ctx, err
 	}
@@ -127,11 +144,12 @@ func (l *Lock) acquire(ctx context.Context, wait time.Duration) (context.Context
 		return ctx, l.failed("lock", Holder{}, ErrClosed)
 	}
 	defer c.group.Leave()
-	a := acquiring{lock: l, ctx: ctx, wait: wait}
 	start := a.started()
 	again, err := a.surroundings()
 	switch {
 	case err != nil:
+	case again != nil && a.script != nil:
+		err = errScriptInside
 	case again != nil:
 		err = a.enterAgain(again)
 	default:
@@ -270,9 +288,12 @@ func (a *acquiring) enter(ctx context.Context, h *hold, lease store.Lease, err e
 // ask asks the store for a new hold. The returned lease names its ask also with an error.
 func (a *acquiring) ask(ctx context.Context, h *hold, ask store.Ask) (lease store.Lease, err error) {
 	c := a.lock.client
-	if a.wait == 0 {
+	switch {
+	case a.script != nil:
+		lease, a.reply, err = c.store.(store.Scripts).TryEval(ctx, ask, *a.script)
+	case a.wait == 0:
 		lease, err = c.store.Try(ctx, ask)
-	} else {
+	default:
 		lease, err = c.store.Wait(ctx, ask, func(p store.Progress) {
 			a.progress(p)
 			c.table.noteRefusal(h, p.Busy)

@@ -169,7 +169,7 @@ type redisOptions struct {
 // newRedisStore makes the store that keeps locks behind rdb, and sends nothing. newRedisStore
 // refuses the same kinds of rdb as New.
 func newRedisStore(rdb redis.UniversalClient, o redisOptions) (store.Store, error) {
-	s := &redisStore{prefix: o.prefix, closed: make(chan struct{}), watchers: make(map[*watcher]struct{})}
+	s := &redisStore{rdb: rdb, prefix: o.prefix, closed: make(chan struct{}), watchers: make(map[*watcher]struct{})}
 	var err error
 	s.wire, err = wire.New(rdb, wire.Options{Retried: o.retried, Trouble: s.doubtAll})
 	if err != nil {

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/go-relock/relock/internal/group"
 	"github.com/go-relock/relock/internal/subs"
 	"github.com/go-relock/relock/internal/wire"
@@ -21,6 +23,8 @@ import (
 type redisStore struct {
 	wire   *wire.Wire
 	subs   *subs.Hub
+	rdb    redis.UniversalClient
+	users  userScripts
 	prefix string
 	field  func(store.ID) string // names a hold in the hash of its lock
 

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"path"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/go-relock/relock/internal/wire"
@@ -13,7 +15,7 @@ import (
 
 // This file is the scripts of both layouts, and their replies.
 
-//go:embed scripts/*.lua scripts/redisson/*.lua scripts/shared/*.lua scripts/waits/*.lua
+//go:embed scripts/*.lua scripts/redisson/*.lua scripts/shared/*.lua scripts/user/*.lua scripts/waits/*.lua
 var sources embed.FS
 
 var (
@@ -53,16 +55,57 @@ func loadScript(name string) *wire.Script {
 	if path.Dir(name) == "shared" {
 		files = []string{"lib", "shared/lib", name}
 	}
-	var source []byte
+	var source strings.Builder
 	for _, file := range files {
-		part, err := sources.ReadFile("scripts/" + file + ".lua")
-		if err != nil {
-			panic(err) // the file is part of the build
-		}
-		source = append(source, part...)
+		source.WriteString(sourceOf(file))
 	}
-	s := wire.NewScript(path.Base(name), string(source))
+	s := wire.NewScript(path.Base(name), source.String())
 	s.Again = statusAgain
+	return s
+}
+
+func sourceOf(file string) string {
+	source, err := sources.ReadFile("scripts/" + file + ".lua")
+	if err != nil {
+		panic(err) // the file is part of the build
+	}
+	return string(source)
+}
+
+// userScripts are the scripts of users, ready to be sent. The zero value is empty.
+type userScripts struct {
+	mu    sync.Mutex
+	ready map[[2]string]*wire.Script
+}
+
+// mostUserScripts bounds the memory for programs that write a new script for each call.
+const mostUserScripts = 256
+
+// of returns the script of a verb in scripts/user with the source of a user.
+func (u *userScripts) of(verb, source string) *wire.Script {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	key := [2]string{verb, source}
+	s := u.ready[key]
+	if s == nil {
+		if len(u.ready) == mostUserScripts || u.ready == nil {
+			u.ready = make(map[[2]string]*wire.Script)
+		}
+		s = userScript(verb, source)
+		u.ready[key] = s
+	}
+	return s
+}
+
+// userScript makes a script. The user's source stands first, so that it sees none of our functions,
+// and line numbers in errors are the user's.
+func userScript(verb, source string) *wire.Script {
+	text := "local function script(KEYS, ARGV, locked) " + source + "\nend\n" + sourceOf("lib")
+	if verb == "try" {
+		text += "local function acquire(KEYS, ARGV)\n" + sourceOf("acquire") + "\nend\n"
+	}
+	s := wire.NewScript("user/"+verb, text+sourceOf("user/"+verb))
+	s.Again, s.Alone = statusAgain, true
 	return s
 }
 
@@ -76,12 +119,13 @@ const (
 
 // Statuses in the replies of scripts.
 const (
-	statusBusy   int64 = 0
-	statusOurs   int64 = 1
-	statusQueued int64 = 2
-	statusAgain  int64 = 3 // only dead waiters were in the queue so far
-	statusKind   int64 = 4 // the name is another kind of lock
-	statusCircle int64 = 5 // another upgrade waits for the hold around the ask
+	statusBusy     int64 = 0
+	statusOurs     int64 = 1
+	statusQueued   int64 = 2
+	statusAgain    int64 = 3 // only dead waiters were in the queue so far
+	statusKind     int64 = 4 // the name is another kind of lock
+	statusCircle   int64 = 5 // another upgrade waits for the hold around the ask
+	statusDeclined int64 = 6 // the script of the user declines the lock
 )
 
 // acquireReply is the reply to acquire, in both layouts.

@@ -278,6 +278,39 @@ type Several interface {
 	ReleaseAll(ctx context.Context, leases []Lease) []error
 }
 
+// Script is a script of a user of a lock, in the language of the store: in Redis, Lua.
+type Script struct {
+	Source string
+	Keys   []string // in the slot of the lock
+	Args   []any
+}
+
+// Scripts is a store that runs scripts of its users, in one step with a look at a lock. A store
+// without this interface has no such scripts.
+type Scripts interface {
+	Store
+	// CheckScript refuses a script that the store cannot run beside the lock of an ask. CheckScript
+	// talks to nobody. Errors: an error that names the limits, or one that matches
+	// [errors.ErrUnsupported].
+	CheckScript(a Ask, s Script) error
+
+	// Eval runs a script once, if the hold has its lock at that moment, and returns its reply.
+	// Errors: [ErrGone], and the script has not run; ErrUnsure; an error of the script, which may
+	// have changed something before.
+	Eval(ctx context.Context, l Lease, s Script) (any, error)
+
+	// TryEval is Try, and runs a script in the same step. The script knows whether the hold has the
+	// lock, and says whether to keep the lock; otherwise the error is [*Declined]. TryEval returns
+	// the reply of the script with the lease. The script may run several times, as a repeat after a
+	// lost answer does. An error of the script leaves no lock, either.
+	TryEval(ctx context.Context, a Ask, s Script) (Lease, any, error)
+}
+
+// Declined is the end of a [Scripts.TryEval] whose script declines the lock.
+type Declined struct{ Reply any }
+
+func (d *Declined) Error() string { return "the script declines the lock" }
+
 // Busy is the refusal of a lock of other holds.
 type Busy struct {
 	Name  string        // the lock that refuses, for [Several]; empty otherwise

@@ -171,7 +171,7 @@ func (c *scriptCall) finish() {
 
 // takes reports whether f may be a unit of the call.
 func (c *scriptCall) takes(f *flight) bool {
-	return c.script == f.call.Script && c.flights[0].slot == f.slot && slices.Equal(c.shared, f.call.Shared)
+	return c.script == f.call.Script && !c.script.Alone && c.flights[0].slot == f.slot && slices.Equal(c.shared, f.call.Shared)
 }
 
 // isRefusedTogether reports whether single units may fare better than a call of several. TRYAGAIN

@@ -26,6 +26,8 @@ type Script struct {
 	// Again is a reply to a unit that asks for the same unit once more, at once. nil: no reply
 	// does.
 	Again any
+	// Alone says that the script takes one unit a call.
+	Alone bool
 
 	hash any // Hash as an argument
 }

@@ -1,0 +1,102 @@
+package relock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/go-relock/relock/store"
+)
+
+// This file is scripts of the user that run in the store, in one step with a look at the lock.
+
+// Eval runs a Lua script of the caller in Redis, and returns its reply, if the section around ctx
+// has the lock at that moment. The look at the lock and the script are one step, so no late holder
+// writes: Eval is the fence for data that is kept beside the lock.
+//
+// In the script KEYS and ARGV are keys and args, as in a script of EVAL without a shebang line. All
+// keys must be in the slot of the lock, also without a cluster: keys with the hash tag of the lock's
+// name, "{orders}:total" for the lock "orders". Args are strings, numbers, booleans or bytes.
+//
+// Eval sends the script once, and does not repeat it after a lost answer. Errors:
+//   - [ErrLockLost]: the lock was lost, and the script has not run.
+//   - [ErrUnsure], together with the reason: the script may have run, or may run yet, while the
+//     section has the lock.
+//   - [ErrNotHeld]: ctx is inside no section of this lock; the script has not run.
+//   - [ErrInvalid]: a wrong key or argument; a lock for reading, as a reader must not write; a store
+//     without scripts, such as a store in memory or a quorum ([errors.ErrUnsupported]).
+//   - ctx's error, [ErrClosed], [ErrUnavailable]: without ErrUnsure the script has not run.
+//   - the error of the script. What the script has written before its error stays, as always in
+//     Redis.
+//
+// The section goes on after all errors but ErrLockLost.
+func (l *Lock) Eval(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+	e, err := l.inside("eval", ctx)
+	if err != nil {
+		return nil, err
+	}
+	h, t := e.hold, &l.client.table
+	t.mu.Lock()
+	lease := h.lease
+	t.mu.Unlock()
+	s, run, err := l.withScript(lease.Ask, script, keys, args)
+	if err != nil {
+		return nil, err
+	}
+	bound, cancel := l.client.bound(ctx, 0)
+	defer cancel()
+	reply, err := s.Eval(bound, lease, run)
+	if err == nil {
+		return reply, nil
+	}
+	if errors.Is(err, store.ErrGone) {
+		_ = h.fate(true) // and inside says what has become of the section
+		if _, over := l.inside("eval", ctx); over != nil {
+			return nil, over
+		}
+	}
+	if l.client.isClosed() {
+		err = fmt.Errorf("%w: %w", ErrClosed, err)
+	}
+	return nil, l.failed("eval", h.holder, err)
+}
+
+// TryLockIf is [Lock.TryLock] with a script that decides in the same step whether the caller gets
+// the lock: one round trip to look at data beside the lock, to take the lock, and to note that the
+// work begins. The script and its keys are as for [Lock.Eval], and it returns two values: whether to
+// keep the lock, and a reply. In the script the variable locked says whether the caller has just got
+// the lock; it is false if another hold has the lock, and then TryLockIf returns a [*LockedError] if
+// the script would keep it. If the script returns false, the caller does not get the lock, and
+// TryLockIf returns a [*DeclinedError] with the reply. "return true, redis.call('GET', KEYS[1])"
+// keeps the lock.
+//
+// After a lost answer the script runs again for the same call: it must do no harm twice. An error
+// of the script is returned, and leaves no lock.
+//
+// TryLockIf is for a mutex. Inside a section of the same lock it is [ErrInvalid]. All else is as
+// for TryLock.
+func (l *Lock) TryLockIf(ctx context.Context, script string, keys []string, args ...any) (section context.Context, reply any, err error) {
+	if err := l.Err(); err != nil {
+		return ctx, nil, err
+	}
+	_, run, err := l.withScript(l.ask, script, keys, args)
+	if err != nil {
+		return ctx, nil, err
+	}
+	a := acquiring{lock: l, ctx: ctx, script: &run}
+	section, err = a.acquire()
+	return section, a.reply, err
+}
+
+// withScript makes a script that the store can run beside the lock of an ask.
+func (l *Lock) withScript(a store.Ask, source string, keys []string, args []any) (store.Scripts, store.Script, error) {
+	run := store.Script{Source: source, Keys: keys, Args: args}
+	s, is := l.client.store.(store.Scripts)
+	if !is {
+		return nil, run, invalid("a script for %q: %w: the store runs no scripts", l.name, errors.ErrUnsupported)
+	}
+	if err := s.CheckScript(a, run); err != nil {
+		return nil, run, asInvalid(err)
+	}
+	return s, run, nil
+}

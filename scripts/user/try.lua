@@ -1,0 +1,27 @@
+-- Takes a free lock for which nobody waits, and has a script of the user decide in the same step.
+-- acquire is the script of this name.
+--
+-- KEYS     base, queue, then the keys of the script
+-- ARGV     publish command, hold, lease ms, then the arguments of the script
+-- Returns  {6, reply} the script declines, and the hold does not have the lock; else {answer of
+--          acquire, reply}, or 3 call again: only dead waiters so far
+-- Idempotent if the script of the user is.
+local base, queue = table.remove(KEYS, 1), table.remove(KEYS, 1)
+local publish, hold, ttl = table.remove(ARGV, 1), table.remove(ARGV, 1), table.remove(ARGV, 1)
+local answer = acquire({base, queue}, {publish, hold, ttl, ''})
+local status = type(answer) == 'table' and answer[1] or answer
+if status == 3 then
+  return answer
+end
+local ok, keep, reply = pcall(script, KEYS, ARGV, status == 1)
+ok = ok and not (type(keep) == 'table' and keep.err)
+if ok and keep then
+  return {answer, reply}
+end
+if status == 1 then
+  repeat until release(base, queue, publish, hold) ~= 3
+end
+if ok then
+  return {6, reply}
+end
+return type(keep) == 'table' and keep or redis.error_reply('ERR ' .. tostring(keep))

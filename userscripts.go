@@ -1,0 +1,138 @@
+package relock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-relock/relock/internal/wire"
+	"github.com/go-relock/relock/store"
+)
+
+// This file is the scripts of users, which run in one step with a look at the lock.
+
+// hashed returns the part of a key that decides its slot in a cluster.
+func hashed(key string) string {
+	if tag := hashTag(key); tag != "" {
+		return tag
+	}
+	return key
+}
+
+// CheckScript refuses readers, which must not write, keys that are not in the slot of the lock, and
+// arguments that are no text for Redis.
+func (*redisStore) CheckScript(a store.Ask, script store.Script) error {
+	if a.Limit == store.Unlimited {
+		return errors.New("the lock is for reading, and a script may write")
+	}
+	for _, key := range script.Keys {
+		if hashed(key) != hashed(a.Name) {
+			return fmt.Errorf("key %q: the keys of a script must be in the slot of the lock, such as %q", key, "{"+hashed(a.Name)+"}:"+key)
+		}
+	}
+	for i, arg := range script.Args {
+		switch arg.(type) {
+		case string, []byte, bool, int, int8, int16, int32, int64, uint, uint8, uint16, uint32, uint64, float32, float64:
+		default:
+			return fmt.Errorf("argument %d of a script is a %T: use a string, bytes, a number or a bool", i+1, arg)
+		}
+	}
+	return nil
+}
+
+// Eval runs a script while a hold has its lock.
+func (s *redisStore) Eval(ctx context.Context, l store.Lease, script store.Script) (any, error) {
+	return s.eval(ctx, l, "eval", s.field(l.ID), script)
+}
+
+// Eval runs a script while a hold has its lock.
+func (s *nativeStore) Eval(ctx context.Context, l store.Lease, script store.Script) (any, error) {
+	if l.Kind == store.Mutex {
+		return s.redisStore.Eval(ctx, l, script)
+	}
+	return s.eval(ctx, l, "shared", string(l.ID)+"|"+mode(l.Ask), script)
+}
+
+// eval runs a script if field is in the base key.
+func (s *redisStore) eval(ctx context.Context, l store.Lease, verb, field string, script store.Script) (any, error) {
+	c := &wire.Call{
+		Script: s.users.of(verb, script.Source), Tries: boundTries, Once: true, Patience: attemptLimit(l.TTL),
+		Unit: wire.Unit{Keys: append([]string{l.Name}, script.Keys...), Args: append([]any{field}, script.Args...)},
+	}
+	answer, err := s.wire.Do(ctx, c)
+	if err != nil {
+		return nil, unsureOf(answer, reachable(err))
+	}
+	var ran int64
+	fields, _ := answer.Reply.([]any)
+	switch {
+	case len(fields) == 0 || !scan(fields[0], &ran):
+		return nil, badReply(c.Script, answer.Reply)
+	case ran == 0:
+		return nil, store.ErrGone
+	case len(fields) == 1: // Redis ends a list at the first nil
+		return nil, nil
+	}
+	if err, is := fields[1].(error); is {
+		return nil, err
+	}
+	return fields[1], nil
+}
+
+// TryEval is not for Redisson's layout.
+func (*redisStore) TryEval(context.Context, store.Ask, store.Script) (store.Lease, any, error) {
+	return store.Lease{}, nil, fmt.Errorf("%w: a script that decides about a lock of Redisson", errors.ErrUnsupported)
+}
+
+// TryEval is Try with a script that may decline the lock.
+func (s *nativeStore) TryEval(ctx context.Context, a store.Ask, script store.Script) (store.Lease, any, error) {
+	if a.Kind != store.Mutex {
+		return store.Lease{}, nil, fmt.Errorf("%w: a script that decides about %s", errors.ErrUnsupported, a.Kind)
+	}
+	args := func(ttl int64) []any {
+		return append([]any{s.publish()[0], string(a.ID), ttl}, script.Args...)
+	}
+	c := &wire.Call{
+		Script: s.users.of("try", script.Source), Tries: boundTries, Patience: attemptLimit(a.TTL),
+		Unit:   wire.Unit{Keys: append([]string{a.Name, a.Name + queueSuffix}, script.Keys...), Args: args(millis(a.TTL))},
+		Repeat: func(elapsed time.Duration) []any { return args(repeatMillis(a.TTL, elapsed)) },
+		Acks:   a.Acks.Replicas, AcksTimeout: a.Acks.Timeout,
+	}
+	answer, err := s.wire.Do(ctx, c)
+	if err != nil {
+		return store.Lease{}, nil, s.explained(ctx, a, unsureOf(answer, reachable(err)))
+	}
+	fields, _ := answer.Reply.([]any)
+	if len(fields) == 0 {
+		return store.Lease{}, nil, badReply(c.Script, answer.Reply)
+	}
+	var reply any
+	if len(fields) > 1 { // Redis ends a list at the first nil
+		reply = fields[1]
+	}
+	if fields[0] == any(statusDeclined) {
+		return store.Lease{}, nil, unsureOf(answer, &store.Declined{Reply: reply})
+	}
+	r, err := parseAcquireReply(c.Script, fields[0])
+	if err == nil && r.status != statusOurs {
+		err = r.busy()
+	}
+	if err != nil {
+		return store.Lease{}, nil, unsureOf(answer, err)
+	}
+	l, err := keepOrUndo(ctx, r.toLease(a, answer), answer.Acked, s.Release)
+	return l, reply, err
+}
+
+// Redis returns the client of go-redis behind the locks of c, nil if they are not in Redis.
+func (c *Client) Redis() redis.UniversalClient {
+	if s, is := c.store.(interface{ client() redis.UniversalClient }); is {
+		return s.client()
+	}
+	return nil
+}
+
+func (s *redisStore) client() redis.UniversalClient { return s.rdb }
