@@ -1,0 +1,147 @@
+package once
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// news is the channel of one Once, on which the ends of operations arrive. The subscription begins
+// with the first call, and is kept until close.
+type news struct {
+	rdb     redis.UniversalClient
+	channel string
+
+	mu        sync.Mutex
+	listeners map[string]chan record
+	started   bool
+	closed    bool
+	ready     chan struct{} // closed when the subscription is confirmed
+	life      context.Context
+	end       context.CancelFunc
+	done      chan struct{} // closed when run has returned
+}
+
+func newNews(rdb redis.UniversalClient, channel string) *news {
+	n := &news{
+		rdb: rdb, channel: channel, listeners: make(map[string]chan record),
+		ready: make(chan struct{}), done: make(chan struct{}),
+	}
+	n.life, n.end = context.WithCancel(context.Background())
+	return n
+}
+
+// listen returns the channel for the news of a record, until stop. One call of this process listens
+// to a record at a time.
+func (n *news) listen(of string) (heard <-chan record, stop func()) {
+	c := make(chan record, 1)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.listeners[of] = c
+	if !n.started && !n.closed {
+		n.started = true
+		go n.run()
+	}
+	return c, func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		delete(n.listeners, of)
+	}
+}
+
+// isReady reports whether what is published from now on will be heard.
+func (n *news) isReady() bool {
+	select {
+	case <-n.ready:
+		return true
+	case <-n.life.Done(): // nothing is heard any more, and who waits looks at times
+		return true
+	default:
+		return false
+	}
+}
+
+// await waits until isReady.
+func (n *news) await(ctx context.Context) error {
+	select {
+	case <-n.ready:
+	case <-n.life.Done():
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return nil
+}
+
+// healthCheck is the interval of the PING with which go-redis finds a dead connection.
+const healthCheck = 15 * time.Second
+
+// run listens. go-redis subscribes again after a broken connection, and says so: then messages may
+// have been missed, and whoever waits looks at its record.
+func (n *news) run() {
+	defer close(n.done)
+	sub := n.rdb.Subscribe(n.life, n.channel)
+	defer func() { _ = sub.Close() }()
+	messages := sub.ChannelWithSubscriptions(redis.WithChannelHealthCheckInterval(healthCheck))
+	for {
+		select {
+		case <-n.life.Done():
+			return
+		case m, ok := <-messages:
+			if !ok {
+				return
+			}
+			switch m := m.(type) {
+			case *redis.Subscription:
+				n.subscribed()
+			case *redis.Message:
+				if of, end, ok := parseNews(m.Payload); ok {
+					n.tell(of, end)
+				}
+			}
+		}
+	}
+}
+
+func (n *news) subscribed() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	select {
+	case <-n.ready:
+	default:
+		close(n.ready)
+	}
+	for _, c := range n.listeners {
+		put(c, record{})
+	}
+}
+
+func (n *news) tell(of string, end record) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if c := n.listeners[of]; c != nil {
+		put(c, end)
+	}
+}
+
+// put puts the newest news into a channel of one.
+func put(c chan record, end record) {
+	select {
+	case <-c:
+	default:
+	}
+	c <- end
+}
+
+func (n *news) close() error {
+	n.mu.Lock()
+	n.closed = true
+	started := n.started
+	n.mu.Unlock()
+	n.end()
+	if started {
+		<-n.done
+	}
+	return nil
+}

@@ -1,0 +1,668 @@
+package once_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/once"
+	"github.com/go-relock/relock/store/mem"
+)
+
+// rig is processes that share operations on one server.
+type rig struct {
+	*testing.T
+	server *redistest.Server
+	plain  *redis.Client
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	server := redistest.Start(t)
+	return &rig{T: t, server: server, plain: server.Client()}
+}
+
+// process is one process of its own.
+type process struct {
+	*once.Once
+	locks  *relock.Client
+	faults *redistest.Faults
+}
+
+const lease = 2 * time.Second
+
+func (r *rig) process(options ...once.Option) *process {
+	r.Helper()
+	p := &process{faults: redistest.NewFaults()}
+	r.Cleanup(p.faults.Close)
+	rdb := r.server.Client(func(o *redis.Options) {
+		o.Dialer = p.faults.Dialer(nil)
+		o.ReadTimeout, o.WriteTimeout = 300*time.Millisecond, 300*time.Millisecond
+	})
+	var err error
+	p.locks, err = relock.New(rdb, relock.WithTTL(lease))
+	require.NoError(r, err)
+	p.Once, err = once.New(p.locks, options...)
+	require.NoError(r, err)
+	r.Cleanup(func() {
+		require.NoError(r, p.Close())
+		require.NoError(r, p.locks.Close())
+	})
+	return p
+}
+
+// requireClean says that Redis has records, and nothing else of an operation.
+func (r *rig) requireClean() {
+	r.Helper()
+	redistest.Eventually(r, 3*time.Second, func() bool {
+		for _, key := range redistest.Keys(r, r.plain) {
+			if !strings.HasSuffix(key, ":once") && !strings.HasSuffix(key, ":token") {
+				return false
+			}
+		}
+		return true
+	}, "only records are left")
+}
+
+// answer is a function of an operation that counts its runs.
+type answer struct{ runs atomic.Int64 }
+
+func (a *answer) give(_ context.Context, attempt once.Attempt) (string, error) {
+	return fmt.Sprint("run ", a.runs.Add(1), " attempt ", attempt.Number, " interrupted ", attempt.Interrupted), nil
+}
+
+func do(ctx context.Context, p *process, key string, options ...once.CallOption) (string, bool, error) {
+	return once.Do(ctx, p.Once, key, new(answer).give, options...)
+}
+
+const first = "run 1 attempt 1 interrupted false"
+
+func TestDoRunsOnceAndReplays(t *testing.T) {
+	r := newRig(t)
+	p, other := r.process(), r.process()
+	for _, key := range []string{"a", "user:7/pay", "{x}", "#a", "ü\x00\n", strings.Repeat("k", once.MaxKeyLen)} {
+		result, replayed, err := do(t.Context(), p, key)
+		require.NoError(t, err)
+		require.False(t, replayed)
+		require.Equal(t, first, result)
+		for _, again := range []*process{p, other} {
+			result, replayed, err = once.Do(t.Context(), again.Once, key, func(context.Context, once.Attempt) (string, error) {
+				return "", errors.New("runs again")
+			})
+			require.NoError(t, err)
+			require.True(t, replayed)
+			require.Equal(t, first, result)
+		}
+	}
+	r.requireClean()
+}
+
+func TestWrongArguments(t *testing.T) {
+	r := newRig(t)
+	p := r.process()
+	for _, key := range []string{"", strings.Repeat("k", once.MaxKeyLen+1)} {
+		_, _, err := do(t.Context(), p, key)
+		require.ErrorIs(t, err, relock.ErrInvalid)
+	}
+	_, _, err := do(t.Context(), p, "a", once.Input(math.Inf(1)))
+	require.ErrorIs(t, err, relock.ErrInvalid)
+	for _, o := range []once.Option{
+		once.WithRetention(time.Millisecond), once.WithMaxResult(0), once.WithLockOptions(relock.WithTTL(1)),
+	} {
+		_, err := once.New(p.locks, o)
+		require.ErrorIs(t, err, relock.ErrInvalid)
+	}
+	memory, err := relock.Open(mem.New())
+	require.NoError(t, err)
+	for _, c := range []*relock.Client{nil, memory} {
+		_, err := once.New(c)
+		require.ErrorIs(t, err, relock.ErrInvalid)
+	}
+	require.NoError(t, memory.Close())
+	require.Empty(t, redistest.Keys(t, r.plain))
+	redisson, err := relock.New(r.plain, relock.WithRedissonLayout())
+	require.NoError(t, err)
+	_, err = once.New(redisson)
+	require.ErrorIs(t, err, relock.ErrInvalid)
+	require.NoError(t, redisson.Close())
+}
+
+func TestAnotherInputIsAMismatch(t *testing.T) {
+	r := newRig(t)
+	p := r.process()
+	input := func(n int) once.CallOption { return once.Input(map[string]int{"amount": n}) }
+	_, _, err := do(t.Context(), p, "a", input(1))
+	require.NoError(t, err)
+	result, replayed, err := do(t.Context(), p, "a", input(1))
+	require.NoError(t, err)
+	require.True(t, replayed)
+	require.Equal(t, first, result)
+	for _, options := range [][]once.CallOption{{input(2)}, nil} {
+		_, _, err = do(t.Context(), r.process(), "a", options...)
+		require.ErrorIs(t, err, once.ErrMismatch)
+	}
+	r.requireClean()
+}
+
+// TestAnotherInputMeanwhile has calls with two inputs wait for one attempt, in its process and in
+// another.
+func TestAnotherInputMeanwhile(t *testing.T) {
+	r := newRig(t)
+	p := r.process()
+	running := newRunning(t, p, "a", once.Input(1))
+	for _, by := range []*process{p, r.process()} {
+		for input, want := range map[int]error{1: nil, 2: once.ErrMismatch} {
+			running.wg.Go(func() {
+				_, _, err := do(t.Context(), by, "a", once.Input(input))
+				if !errors.Is(err, want) || want == nil && err != nil {
+					t.Errorf("input %d: %v", input, err)
+				}
+			})
+		}
+	}
+	r.sleep()
+	running.end("done", nil)
+	running.wg.Wait()
+}
+
+func (*rig) sleep() { <-time.After(100 * time.Millisecond) }
+
+// running is an attempt that goes on until end.
+type running struct {
+	wg      sync.WaitGroup
+	attempt once.Attempt
+	section context.Context
+	give    chan func() (string, error)
+	result  string
+	err     error
+}
+
+func newRunning(t *testing.T, p *process, key string, options ...once.CallOption) *running {
+	t.Helper()
+	return newRunningIn(t.Context(), t, p, key, options...)
+}
+
+func newRunningIn(ctx context.Context, t *testing.T, p *process, key string, options ...once.CallOption) *running {
+	t.Helper()
+	g := &running{give: make(chan func() (string, error))}
+	begun := make(chan struct{})
+	g.wg.Go(func() {
+		defer func() { _ = recover() }()
+		g.result, _, g.err = once.Do(ctx, p.Once, key, func(ctx context.Context, a once.Attempt) (string, error) {
+			g.section, g.attempt = ctx, a
+			close(begun)
+			return (<-g.give)()
+		}, options...)
+	})
+	<-begun
+	return g
+}
+
+// end ends the function, and waits for its Do.
+func (g *running) end(result string, err error) {
+	g.give <- func() (string, error) { return result, err }
+	g.wg.Wait()
+}
+
+func TestManyCallsMeetOneAttempt(t *testing.T) {
+	const processes, calls = 8, 32
+	r := newRig(t)
+	var all []*process
+	for range processes {
+		all = append(all, r.process())
+		_, _, err := do(t.Context(), all[len(all)-1], fmt.Sprint("warm", len(all)))
+		require.NoError(t, err)
+	}
+	run := newRunning(t, all[0], "a")
+	var wg sync.WaitGroup
+	var late atomic.Int64
+	ended := make(chan time.Time, 1)
+	for _, p := range all {
+		for range calls {
+			wg.Go(func() {
+				result, replayed, err := do(t.Context(), p, "a")
+				if err != nil || !replayed || result != "result" {
+					t.Errorf("%q %t %v", result, replayed, err)
+				}
+				at := <-ended
+				ended <- at
+				late.Store(max(late.Load(), int64(time.Since(at))))
+			})
+		}
+	}
+	r.sleep()
+	before := r.calls()
+	run.give <- func() (string, error) { ended <- time.Now(); return "result", nil }
+	wg.Wait()
+	run.wg.Wait()
+	t.Logf("%d calls have the result within %s", processes*calls, time.Duration(late.Load()))
+	after := r.calls()
+	require.Equal(t, 2, after["evalsha"]-before["evalsha"], "finish and unlock")
+	r.requireClean()
+}
+
+// calls counts the commands of the server.
+func (r *rig) calls() map[string]int {
+	r.Helper()
+	info, err := r.plain.Info(r.Context(), "commandstats").Result()
+	require.NoError(r, err)
+	calls := map[string]int{}
+	for line := range strings.SplitSeq(info, "\r\n") {
+		var n int
+		if name, rest, ok := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":calls="); ok {
+			_, _ = fmt.Sscanf(rest, "%d", &n)
+			calls[name] = n
+		}
+	}
+	return calls
+}
+
+func TestCommandsOfACall(t *testing.T) {
+	r := newRig(t)
+	p, other := r.process(), r.process()
+	for _, warm := range []*process{p, other} {
+		_, _, err := do(t.Context(), warm, "warm")
+		require.NoError(t, err)
+	}
+	r.sleep()
+	count := func(f func()) int {
+		before := r.calls()["evalsha"]
+		f()
+		return r.calls()["evalsha"] - before
+	}
+	require.Equal(t, 3, count(func() { _, _, _ = do(t.Context(), p, "a") }), "begin, finish, unlock")
+	require.Equal(t, 1, count(func() { _, _, _ = do(t.Context(), p, "a") }), "a replay")
+	run := newRunning(t, p, "b")
+	var wg sync.WaitGroup
+	require.Equal(t, 1, count(func() {
+		for range 16 {
+			wg.Go(func() { _, _, _ = do(t.Context(), other, "b") })
+		}
+		r.sleep()
+	}), "16 duplicates of a client")
+	run.end("", nil)
+	wg.Wait()
+}
+
+func TestAnErrorIsNotStored(t *testing.T) {
+	r := newRig(t)
+	p, other := r.process(), r.process()
+	run := newRunning(t, p, "a")
+	results := make(chan string, 2)
+	var wg sync.WaitGroup
+	for _, by := range []*process{p, other} {
+		wg.Go(func() {
+			result, _, err := do(t.Context(), by, "a")
+			if err != nil {
+				t.Error(err)
+			}
+			results <- result
+		})
+	}
+	r.sleep()
+	begun := time.Now()
+	run.end("", errors.New("no money"))
+	require.EqualError(t, run.err, "no money")
+	wg.Wait()
+	require.Less(t, time.Since(begun), lease/2, "who waits does not wait for the lease")
+	require.Equal(t, first, <-results)
+	require.Equal(t, first, <-results)
+	r.requireClean()
+}
+
+func TestAPermanentErrorIsStored(t *testing.T) {
+	r := newRig(t)
+	p := r.process()
+	cause := errors.New("card expired")
+	fail := func(context.Context, once.Attempt) (int, error) {
+		return 0, fmt.Errorf("charge: %w", once.Permanent(cause))
+	}
+	_, replayed, err := once.Do(t.Context(), p.Once, "a", fail)
+	require.ErrorIs(t, err, cause)
+	require.False(t, replayed)
+	for _, by := range []*process{p, r.process()} {
+		_, replayed, err = once.Do(t.Context(), by.Once, "a", fail)
+		var failed *once.FailedError
+		require.ErrorAs(t, err, &failed)
+		require.Equal(t, "card expired", failed.Text)
+		require.True(t, replayed)
+	}
+	require.NoError(t, once.Permanent(nil))
+}
+
+func TestAnInterruptedAttemptIsTold(t *testing.T) {
+	for what, interrupt := range map[string]func(t *testing.T, p *process, key string){
+		"panic": func(t *testing.T, p *process, key string) {
+			t.Helper()
+			require.PanicsWithValue(t, "oh", func() {
+				_, _, _ = once.Do(t.Context(), p.Once, key, func(context.Context, once.Attempt) (int, error) { panic("oh") })
+			})
+		},
+		"end of the goroutine": func(t *testing.T, p *process, key string) {
+			t.Helper()
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				_, _, _ = once.Do(t.Context(), p.Once, key, func(context.Context, once.Attempt) (int, error) {
+					runtime.Goexit()
+					return 0, nil
+				})
+			})
+			wg.Wait()
+		},
+		"error after the end of the context": func(t *testing.T, p *process, key string) {
+			t.Helper()
+			ctx, cancel := context.WithCancel(t.Context())
+			_, _, err := once.Do(ctx, p.Once, key, func(ctx context.Context, _ once.Attempt) (int, error) {
+				cancel()
+				return 0, ctx.Err()
+			})
+			require.ErrorIs(t, err, context.Canceled)
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			r := newRig(t)
+			p := r.process()
+			interrupt(t, p, "a")
+			strict := r.process(once.FailIfInterrupted())
+			_, _, err := do(t.Context(), strict, "a")
+			require.ErrorIs(t, err, once.ErrInterrupted)
+			require.ErrorContains(t, err, `attempt 1 of "a"`)
+			interrupt(t, p, "a")
+			result, replayed, err := do(t.Context(), p, "a")
+			require.NoError(t, err)
+			require.False(t, replayed)
+			require.Equal(t, "run 1 attempt 3 interrupted true", result)
+			result, _, err = do(t.Context(), strict, "a")
+			require.NoError(t, err)
+			require.Equal(t, "run 1 attempt 3 interrupted true", result)
+
+			interrupt(t, p, "b")
+			require.NoError(t, strict.Forget(t.Context(), "b"))
+			result, _, err = do(t.Context(), strict, "b")
+			require.NoError(t, err)
+			require.Equal(t, first, result)
+			r.requireClean()
+		})
+	}
+}
+
+// TestALateAttemptStoresNothing has an attempt lose its lock, and end after the next one has begun,
+// or has ended.
+func TestALateAttemptStoresNothing(t *testing.T) {
+	for what, late := range map[string]error{"result": nil, "error": errors.New("late"), "permanent error": once.Permanent(errors.New("late"))} {
+		t.Run(what, func(t *testing.T) {
+			r := newRig(t)
+			p, other := r.process(), r.process()
+			run := newRunning(t, p, "a")
+			require.NoError(t, r.plain.Del(t.Context(), "relock:{once:a}").Err())
+			next := newRunning(t, other, "a")
+			require.True(t, next.attempt.Interrupted)
+			require.Equal(t, 2, next.attempt.Number)
+			run.end("late", late)
+			require.ErrorIs(t, run.err, relock.ErrLockLost)
+			next.end("second", nil)
+			require.NoError(t, next.err)
+			result, replayed, err := do(t.Context(), p, "a")
+			require.NoError(t, err)
+			require.True(t, replayed)
+			require.Equal(t, "second", result)
+
+			run = newRunning(t, p, "b")
+			require.NoError(t, r.plain.Del(t.Context(), "relock:{once:b}").Err())
+			result, _, err = do(t.Context(), other, "b")
+			require.NoError(t, err)
+			require.Equal(t, "run 1 attempt 2 interrupted true", result)
+			run.end("late", late)
+			require.Error(t, run.err)
+			again, replayed, err := do(t.Context(), other, "b")
+			require.NoError(t, err)
+			require.True(t, replayed)
+			require.Equal(t, result, again)
+			r.requireClean()
+		})
+	}
+}
+
+func TestAWaiterThatGivesUpLeavesNothing(t *testing.T) {
+	r := newRig(t)
+	p := r.process()
+	run := newRunning(t, p, "a")
+	for _, by := range []*process{p, r.process()} {
+		ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, errors.New("enough"))
+		begun := time.Now()
+		_, _, err := do(ctx, by, "a")
+		cancel()
+		require.ErrorIs(t, err, once.ErrInFlight)
+		require.ErrorContains(t, err, "enough")
+		require.Less(t, time.Since(begun), time.Second)
+		_, _, err = do(t.Context(), by, "a", once.NoWait())
+		require.ErrorIs(t, err, once.ErrInFlight)
+	}
+	require.ErrorIs(t, p.Forget(t.Context(), "a"), relock.ErrLocked)
+	run.end("done", nil)
+	require.NoError(t, run.err)
+	r.requireClean()
+}
+
+func TestNoWaitOfADoneOperationReplays(t *testing.T) {
+	r := newRig(t)
+	p := r.process()
+	_, _, err := do(t.Context(), p, "a")
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	for range 32 {
+		wg.Go(func() {
+			if result, replayed, err := do(t.Context(), p, "a", once.NoWait()); err != nil || !replayed || result != first {
+				t.Errorf("%q %t %v", result, replayed, err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestADeadAttemptIsFollowedAtTheEndOfItsLease(t *testing.T) {
+	r := newRig(t)
+	p, other := r.process(), r.process()
+	run := newRunning(t, p, "a")
+	p.faults.Partition() // the process is gone, as far as Redis sees
+	begun := time.Now()
+	result, _, err := do(t.Context(), other, "a")
+	require.NoError(t, err)
+	require.Equal(t, "run 1 attempt 2 interrupted true", result)
+	require.Less(t, time.Since(begun), 2*lease)
+	p.faults.Heal()
+	run.end("late", nil)
+	require.ErrorIs(t, run.err, relock.ErrLockLost)
+}
+
+func TestALostReplyAtEachStep(t *testing.T) {
+	r := newRig(t)
+	p := r.process()
+	for step := range 3 { // begin, finish, unlock
+		key := fmt.Sprint("step", step)
+		sent := 0
+		rule := p.faults.On(func(args []string) bool {
+			if !redistest.Named("EVALSHA", "EVAL")(args) {
+				return false
+			}
+			sent++
+			return sent == step+1
+		}, redistest.DropReply(redistest.EOF))
+		result, replayed, err := do(t.Context(), p, key)
+		require.NoError(t, err, key)
+		require.False(t, replayed)
+		require.Equal(t, first, result)
+		require.Equal(t, 1, rule.Hits(), key)
+		rule.Remove()
+		result, replayed, err = do(t.Context(), p, key)
+		require.NoError(t, err)
+		require.True(t, replayed)
+		require.Equal(t, first, result)
+	}
+	r.requireClean()
+}
+
+func TestALostMessageCostsOneLook(t *testing.T) {
+	r := newRig(t)
+	p, other := r.process(), r.process()
+	run := newRunning(t, p, "a")
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if result, _, err := do(t.Context(), other, "a"); err != nil || result != "done" {
+			t.Errorf("%q %v", result, err)
+		}
+	})
+	r.sleep()
+	other.faults.CutPubSub()
+	run.end("done", nil)
+	begun := time.Now()
+	wg.Wait()
+	require.Less(t, time.Since(begun), 2*lease)
+}
+
+func TestAStoreThatIsAwayFailsClosed(t *testing.T) {
+	r := newRig(t)
+	p := r.process()
+	_, _, err := do(t.Context(), p, "warm")
+	require.NoError(t, err)
+	r.server.Kill()
+	runs := new(answer)
+	_, _, err = once.Do(t.Context(), p.Once, "a", runs.give)
+	require.ErrorIs(t, err, relock.ErrUnavailable)
+	require.Zero(t, runs.runs.Load())
+	r.server.Restart()
+}
+
+func TestAResultThatCannotBeKept(t *testing.T) {
+	r := newRig(t)
+	p := r.process(once.WithMaxResult(10))
+	long := func(context.Context, once.Attempt) (string, error) { return strings.Repeat("x", 20), nil }
+	result, _, err := once.Do(t.Context(), p.Once, "a", long)
+	require.ErrorIs(t, err, once.ErrNoResult)
+	require.Len(t, result, 20)
+	_, replayed, err := once.Do(t.Context(), p.Once, "a", long)
+	require.ErrorIs(t, err, once.ErrNoResult)
+	require.True(t, replayed)
+	_, _, err = once.Do(t.Context(), p.Once, "b", func(context.Context, once.Attempt) (float64, error) { return math.NaN(), nil })
+	require.ErrorIs(t, err, once.ErrNoResult)
+	_, _, err = once.Do(t.Context(), p.Once, "c", func(context.Context, once.Attempt) (int, error) { return 1, nil })
+	require.NoError(t, err)
+	_, _, err = once.Do(t.Context(), p.Once, "c", func(context.Context, once.Attempt) ([]int, error) { return nil, nil })
+	require.ErrorContains(t, err, "another type")
+}
+
+func TestRetentionEnds(t *testing.T) {
+	r := newRig(t)
+	p := r.process(once.WithRetention(time.Second))
+	_, _, err := do(t.Context(), p, "a")
+	require.NoError(t, err)
+	ttl := r.plain.PTTL(t.Context(), "relock:{once:a}:once").Val()
+	require.Positive(t, ttl)
+	require.LessOrEqual(t, ttl, time.Second)
+	redistest.Eventually(t, 3*time.Second, func() bool {
+		_, replayed, err := do(t.Context(), p, "a")
+		return err == nil && !replayed
+	}, "the operation is new again")
+}
+
+func TestDoInsideOfItsOwnAttempt(t *testing.T) {
+	r := newRig(t)
+	p := r.process()
+	_, _, err := once.Do(t.Context(), p.Once, "a", func(ctx context.Context, a once.Attempt) (string, error) {
+		token, err := a.Token(ctx)
+		require.NoError(t, err)
+		require.Positive(t, token)
+		_, _, err = do(ctx, p, "b") // another key is another operation
+		require.NoError(t, err)
+		result, _, err := do(ctx, p, "a")
+		return result, err
+	})
+	require.ErrorIs(t, err, relock.ErrInvalid)
+}
+
+func TestClosedOnceStillWorks(t *testing.T) {
+	r := newRig(t)
+	p, other := r.process(), r.process()
+	run := newRunning(t, other, "a")
+	require.NoError(t, p.Close())
+	require.NoError(t, p.Close())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if result, _, err := do(t.Context(), p, "a"); err != nil || result != "done" {
+			t.Errorf("%q %v", result, err)
+		}
+	})
+	r.sleep()
+	run.end("done", nil)
+	wg.Wait()
+}
+
+func TestOneTimeTokens(t *testing.T) {
+	r := newRig(t)
+	p, other := r.process(), r.process()
+	token, err := p.Issue(t.Context(), "reset 7", time.Minute)
+	require.NoError(t, err)
+	require.NotContains(t, strings.Join(redistest.Keys(t, r.plain), " "), token)
+	data, err := other.Redeem(t.Context(), token, "request 1")
+	require.NoError(t, err)
+	require.Equal(t, "reset 7", data)
+	data, err = p.Redeem(t.Context(), token, "request 1") // as after a lost answer
+	require.NoError(t, err)
+	require.Equal(t, "reset 7", data)
+	_, err = p.Redeem(t.Context(), token, "request 2")
+	require.ErrorIs(t, err, once.ErrRedeemed)
+	_, err = p.Redeem(t.Context(), token+"x", "request 1")
+	require.ErrorIs(t, err, once.ErrUnknownToken)
+	_, err = p.Redeem(t.Context(), token, "")
+	require.ErrorIs(t, err, relock.ErrInvalid)
+	_, err = p.Issue(t.Context(), "", 0)
+	require.ErrorIs(t, err, relock.ErrInvalid)
+
+	token, err = p.Issue(t.Context(), "", time.Minute)
+	require.NoError(t, err)
+	p.faults.Once(redistest.Named("EVALSHA", "EVAL"), redistest.DropReply(redistest.EOF))
+	_, err = p.Redeem(t.Context(), token, "request 1")
+	if err != nil {
+		_, err = p.Redeem(t.Context(), token, "request 1")
+	}
+	require.NoError(t, err)
+
+	token, err = p.Issue(t.Context(), "", 50*time.Millisecond)
+	require.NoError(t, err)
+	redistest.Eventually(t, 3*time.Second, func() bool {
+		_, err := p.Redeem(t.Context(), token, "request 1")
+		return errors.Is(err, once.ErrUnknownToken)
+	}, "the token is over")
+}
+
+func TestOneOfManyRedeems(t *testing.T) {
+	r := newRig(t)
+	p := r.process()
+	token, err := p.Issue(t.Context(), "", time.Minute)
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	var redeemed atomic.Int64
+	for i := range 64 {
+		wg.Go(func() {
+			if _, err := p.Redeem(t.Context(), token, fmt.Sprint(i)); err == nil {
+				redeemed.Add(1)
+			} else if !errors.Is(err, once.ErrRedeemed) {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	require.EqualValues(t, 1, redeemed.Load())
+}

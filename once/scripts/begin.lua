@@ -1,0 +1,31 @@
+-- Looks for the record of a key, and begins an attempt if there is none. Runs in TryLockIf.
+--
+-- KEYS     record, waiters
+-- ARGV     attempt, fingerprint, ms to keep the record, channel of the client, '1': do not begin
+--          after an interrupted attempt
+-- Returns  keep the lock, and the reply: {number of the attempt, 1: one before was interrupted};
+--          or not to keep, and {state, number, result}: done, failed, mismatch or interrupted
+--
+-- A record is a hash: state (begun, done or failed), attempt, number, input and result. A begun
+-- record without anybody who has the lock is an interrupted attempt.
+local record, waiters = KEYS[1], KEYS[2]
+local state, attempt, number, input = unpack(redis.call('HMGET', record, 'state', 'attempt', 'number', 'input'))
+number = tonumber(number or 0)
+if state and input ~= ARGV[2] then
+  return false, {'mismatch', number}
+elseif state == 'done' or state == 'failed' then
+  return false, {state, number, redis.call('HGET', record, 'result')}
+elseif not locked then -- the finish of the attempt tells all channels
+  redis.call('SADD', waiters, ARGV[4])
+  redis.call('PEXPIRE', waiters, 3600000)
+  return true
+end
+local interrupted = state and attempt ~= ARGV[1]
+if interrupted and ARGV[5] == '1' then
+  return false, {'interrupted', number}
+elseif attempt ~= ARGV[1] then
+  number = number + 1
+end
+redis.call('HSET', record, 'state', 'begun', 'attempt', ARGV[1], 'number', number, 'input', ARGV[2])
+redis.call('PEXPIRE', record, ARGV[3])
+return true, {number, interrupted and 1 or 0}
