@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
 
@@ -18,14 +20,16 @@ import (
 // keys must be in the slot of the lock, also without a cluster: keys with the hash tag of the lock's
 // name, "{orders}:total" for the lock "orders". Args are strings, numbers, booleans or bytes.
 //
-// Eval sends the script once, and does not repeat it after a lost answer. Errors:
+// Eval sends the script once, and does not repeat it after a lost answer. Eval waits for the answer
+// also if ctx ends meanwhile, for at most 10 s and not beyond the lease. Errors:
 //   - [ErrLockLost]: the lock was lost, and the script has not run.
 //   - [ErrUnsure], together with the reason: the script may have run, or may run yet, while the
 //     section has the lock.
 //   - [ErrNotHeld]: ctx is inside no section of this lock; the script has not run.
 //   - [ErrInvalid]: a wrong key or argument; a lock for reading, as a reader must not write; a store
 //     without scripts, such as a store in memory or a quorum ([errors.ErrUnsupported]).
-//   - ctx's error, [ErrClosed], [ErrUnavailable]: without ErrUnsure the script has not run.
+//   - ctx's error, if ctx was done before: the script has not run.
+//   - [ErrClosed], [ErrUnavailable]: without ErrUnsure the script has not run.
 //   - the error of the script. What the script has written before its error stays, as always in
 //     Redis.
 //
@@ -43,7 +47,10 @@ func (l *Lock) Eval(ctx context.Context, script string, keys []string, args ...a
 	if err != nil {
 		return nil, err
 	}
-	bound, cancel := l.client.bound(ctx, 0)
+	if ctx.Err() != nil {
+		return nil, l.failed("eval", h.holder, lifetime.Ended(ctx))
+	}
+	bound, cancel := lifetime.Until(ctx, unlockBy(time.Now(), lease))
 	defer cancel()
 	reply, err := s.Eval(bound, lease, run)
 	if err == nil {

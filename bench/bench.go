@@ -31,6 +31,8 @@ var workloads = []workload{
 	{"kinds-batch", "many readers wait for a writer, and come in together", kindsBatch},
 	{"kinds-writer", "a writer wants a lock that readers take again and again", kindsWriter},
 	{"kinds-several", "one goroutine locks and unlocks several free locks at once", kindsSeveral},
+	{"once-pair", "one goroutine does operations that nobody else wants", oncePair},
+	{"once-meet", "many calls want one operation while its attempt runs", onceMeet},
 }
 
 // sizes says how much to measure.
@@ -47,6 +49,7 @@ type sizes struct {
 	crash    crashSizes
 	storm    stormSizes
 	kinds    kindsSizes
+	once     onceSizes
 }
 
 var full = sizes{
@@ -72,6 +75,7 @@ var full = sizes{
 		batchRounds: 10, readers: 256, writerRounds: 5, loops: 64, severalRounds: 5, acquires: 20,
 		samples: 20, hold: 5 * time.Millisecond,
 	},
+	once: onceSizes{rounds: 10, clients: 8, calls: 32},
 }
 
 var small = sizes{
@@ -97,6 +101,7 @@ var small = sizes{
 		batchRounds: 4, readers: 256, writerRounds: 3, loops: 64, severalRounds: 1, acquires: 10,
 		samples: 10, hold: 5 * time.Millisecond,
 	},
+	once: onceSizes{rounds: 3, clients: 8, calls: 32},
 }
 
 // bench is a workload on its way.

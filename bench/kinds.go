@@ -80,12 +80,14 @@ var (
 	})
 )
 
-// kindSystems has the systems of the workloads in this file.
+// kindSystems has the systems of the workloads in which only relock takes part.
 var kindSystems = map[string][]*system{
 	"kinds-pair":    {relockDefaults, relockReading, relockWriting, relockPermit},
 	"kinds-batch":   {relockDefaults},
 	"kinds-writer":  {relockDefaults},
 	"kinds-several": {relockDefaults, relockSeveral},
+	"once-pair":     {relockDefaults, relockWithScript, onceFirst, onceReplay},
+	"once-meet":     {onceMeeting},
 }
 
 // kindsPair is pair with all kinds of locks.

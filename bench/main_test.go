@@ -46,6 +46,7 @@ var tiny = sizes{
 		batchRounds: 1, readers: 8, writerRounds: 1, loops: 8, severalRounds: 1, acquires: 2,
 		samples: 2, hold: 2 * time.Millisecond,
 	},
+	once: onceSizes{rounds: 1, clients: 2, calls: 4},
 }
 
 func TestEveryWorkloadGivesFiguresForEverySystem(t *testing.T) {

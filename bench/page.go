@@ -190,6 +190,20 @@ var tables = []table{
 			{"commands of the acquire", "acquire_commands", true},
 		},
 	},
+	{
+		workload: "once-pair", title: "Do an operation that nobody else wants, one goroutine",
+		columns: []column{
+			{"µs", "us", true}, {"of a plain pair", "of_plain", true}, {"of a pair with a script", "of_script", true},
+			{"round trips", "trips", false}, {"p99 µs", "p99_us", false}, {"client CPU µs", "client_us", false},
+			{"server CPU µs", "server_us", false}, {"allocations", "allocs", false},
+			{"commands", "commands", false}, {"bytes on the wire", "wire_bytes", false},
+		},
+	},
+	{
+		workload: "once-meet", title: "Many calls want one operation while its attempt runs",
+		note:    "From the end of the function until the last call has the result. The function runs for 100 ms.",
+		columns: []column{{"last result ms", "last_ms", true}, {"commands a client", "commands", true}},
+	},
 }
 
 // printWorkload writes the tables of a workload, with the case as the title.

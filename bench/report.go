@@ -92,6 +92,8 @@ var ratios = []struct{ workload, name, metric, system, setting, other string }{
 	{"held", "server_of_raw", "server_us", rawRenewal, "", "server_us"},
 	{"kinds-pair", "of_plain", "us", "relock", defaults, "us"},
 	{"kinds-several", "of_plain", "us", "relock", defaults, "us"},
+	{"once-pair", "of_plain", "us", "relock", defaults, "us"},
+	{"once-pair", "of_script", "us", "relock", withScript, "us"},
 }
 
 // finish makes the figures of a workload from its rounds.

@@ -6,13 +6,20 @@
 -- Safe to repeat.
 local record, waiters = KEYS[1], KEYS[2]
 local attempt, number, input, state, result = unpack(ARGV)
-if (redis.call('HGET', record, 'attempt') or attempt) ~= attempt then
+local begun = redis.call('HGET', record, 'attempt')
+if begun == attempt then
+  redis.call('HSET', record, 'state', state, 'result', result)
+elseif begun then
   return 0
+else -- Redis has lost the record
+  redis.call('HSET', record, 'state', state, 'attempt', attempt, 'number', number, 'input', input, 'result', result)
 end
-redis.call('HSET', record, 'state', state, 'attempt', attempt, 'number', number, 'input', input, 'result', result)
 redis.call('PEXPIRE', record, ARGV[6])
-for _, channel in ipairs(redis.call('SMEMBERS', waiters)) do
+local channels = redis.call('SMEMBERS', waiters)
+for _, channel in ipairs(channels) do
   redis.call('PUBLISH', channel, table.concat({record, input, state, result}, '\n'))
 end
-redis.call('DEL', waiters)
+if #channels > 0 then
+  redis.call('DEL', waiters)
+end
 return 1

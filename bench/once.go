@@ -1,0 +1,183 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-relock/relock/once"
+)
+
+// Operations that are done once. The unit is a plain pair of relock in the same run, with one
+// script in the section.
+
+type onceSizes struct {
+	rounds, clients, calls int // of an operation that many calls want at once
+}
+
+const (
+	withScript = "with a script"
+	firstRun   = "once, first run"
+	replay     = "once, replay"
+)
+
+// onceKept is the time for which results are kept, so that a long run fills no memory.
+const onceKept = 10 * time.Second
+
+// onceProcess is a process with operations.
+type onceProcess struct {
+	*relockProcess
+
+	once *once.Once
+	make func(p *onceProcess, lock string) handle
+}
+
+// onceAs is relock with package once.
+func onceAs(setting string, handleOf func(p *onceProcess, lock string) handle) *system {
+	return &system{
+		name: "relock", setting: setting,
+		open: func(s setup) (process, error) {
+			p, err := openRelock(nil)(s)
+			if err != nil {
+				return nil, err
+			}
+			o := &onceProcess{relockProcess: p.(*relockProcess), make: handleOf}
+			o.once, err = once.New(o.client, once.WithRetention(onceKept))
+			return o, err
+		},
+	}
+}
+
+func (p *onceProcess) handle(lock string) handle { return p.make(p, lock) }
+
+func (p *onceProcess) close() {
+	_ = p.once.Close()
+	p.relockProcess.close()
+}
+
+// scriptHandle is a pair with one script in the section.
+type scriptHandle struct{ relockHandle }
+
+func (h scriptHandle) unlock(section context.Context) error {
+	if _, err := h.l.Eval(section, "return redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])",
+		[]string{h.l.Key() + ":value"}, "result", onceKept.Milliseconds()); err != nil {
+		return err
+	}
+	return h.relockHandle.unlock(section)
+}
+
+// onceHandle does an operation in lock.
+type onceHandle struct {
+	once  *once.Once
+	key   string
+	fresh bool // each one is a new operation
+	n     int
+}
+
+func (h *onceHandle) lock(ctx context.Context) (context.Context, error) {
+	key := h.key
+	if h.n++; h.fresh {
+		key += strconv.Itoa(h.n)
+	}
+	_, _, err := once.Do(ctx, h.once, key, func(context.Context, once.Attempt) (string, error) { return "result", nil })
+	return ctx, err
+}
+
+func (*onceHandle) unlock(context.Context) error { return nil }
+
+var (
+	relockWithScript = onceAs(withScript, func(p *onceProcess, lock string) handle {
+		return scriptHandle{relockHandle{p.client.NewLock(lock)}}
+	})
+	newOperations = func(p *onceProcess, lock string) handle {
+		return &onceHandle{once: p.once, key: lock, fresh: true}
+	}
+	onceFirst   = onceAs(firstRun, newOperations)
+	onceMeeting = onceAs(defaults, newOperations)
+	onceReplay  = onceAs(replay, func(p *onceProcess, lock string) handle { return &onceHandle{once: p.once, key: lock} })
+)
+
+// oncePair is pair with operations: a call is a pair.
+func oncePair(b *bench) error { return b.pairs(0) }
+
+// onceMeet has many calls of several clients meet one attempt.
+func onceMeet(b *bench) error {
+	size := b.sizes.once
+	which := fmt.Sprintf("%d calls, clients: %d", size.clients*size.calls, size.clients)
+	return b.contest(which, size.rounds, func(s *system, rec *record) (round, error) {
+		processes := make([]*onceProcess, size.clients)
+		for i := range processes {
+			p, err := s.open(setup{addr: b.server.Addr()})
+			if err != nil {
+				return nil, err
+			}
+			defer p.close()
+			processes[i] = p.(*onceProcess)
+			if _, err := p.handle(freshLock(b.workload)).lock(context.Background()); err != nil { // connects, and subscribes
+				return nil, err
+			}
+		}
+		pause(100 * time.Millisecond)
+		return b.meet(processes, rec)
+	})
+}
+
+// meet has calls of all processes want one operation, whose function takes a while.
+func (b *bench) meet(processes []*onceProcess, rec *record) (round, error) {
+	var runs, last atomic.Int64
+	var wg sync.WaitGroup
+	errs := make(chan error, len(processes)*b.sizes.once.calls)
+	key, ended := freshLock(b.workload), time.Time{}
+	u, err := b.spent(func() error {
+		for _, p := range processes {
+			for range b.sizes.once.calls {
+				wg.Go(func() {
+					_, _, err := once.Do(context.Background(), p.once, key, func(context.Context, once.Attempt) (string, error) {
+						runs.Add(1)
+						pause(100 * time.Millisecond)
+						ended = time.Now()
+						return "result", nil
+					})
+					last.Store(max(last.Load(), time.Now().UnixNano()))
+					errs <- err
+				})
+			}
+		}
+		wg.Wait()
+		return nil
+	})
+	close(errs)
+	for failed := range errs {
+		if failed != nil {
+			return nil, failed
+		}
+	}
+	rec.Broken += runs.Load() - 1
+	if err != nil {
+		return nil, err
+	}
+	return round{
+		"last_ms":  millis(time.Duration(last.Load() - ended.UnixNano())),
+		"commands": float64(u.commands()) / float64(len(processes)),
+	}, nil
+}
+
+// onceBars are of operations that are done once.
+func (r *report) onceBars() []bar {
+	of := func(setting, metric string) float64 { return r.find("once-pair", "", "relock", setting).median(metric) }
+	var meeting []*record
+	for _, which := range r.cases("once-meet") {
+		meeting = append(meeting, r.in("once-meet", which)...)
+	}
+	return []bar{
+		{name: "first run of an operation, of a plain pair with one script", value: of(firstRun, "of_script"), aside: true},
+		{name: "first run of an operation, commands: a plain pair and one script", value: of(firstRun, "commands"), limit: 3},
+		{name: "replay of an operation, commands", value: of(replay, "commands"), limit: 1},
+		{name: "replay of an operation, of a plain pair", value: of(replay, "of_plain"), aside: true},
+		{name: "256 calls meet an attempt, until the last one has the result", value: worst(meeting, "last_ms"), limit: 10, unit: " ms"},
+		{name: "256 calls meet an attempt, commands a client", value: worst(meeting, "commands"), limit: 2},
+	}
+}
