@@ -53,7 +53,7 @@ var sentCommands = []string{"eval", "evalsha", "subscribe", "unsubscribe", "ping
 
 func TestThePageShowsTheCommandsThatARedisUserNeeds(t *testing.T) {
 	var files []string
-	for _, pattern := range []string{"scripts/*.lua", "scripts/shared/*.lua", "scripts/waits/*.lua"} {
+	for _, pattern := range []string{"scripts/*.lua", "scripts/shared/*.lua", "scripts/user/*.lua", "scripts/waits/*.lua"} {
 		found, err := filepath.Glob(pattern)
 		require.NoError(t, err)
 		files = append(files, found...)

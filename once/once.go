@@ -160,7 +160,7 @@ func New(locks *relock.Client, options ...Option) (*Once, error) {
 	rdb := locks.Redis()
 	return &Once{
 		locks: locks, rdb: rdb, settings: s, groups: make(map[string]*group),
-		news: newNews(rdb, "once:"+locks.ID()+":"+rand.Text()),
+		news: newNews(rdb, lock.Key()+":"+locks.ID()+":"+rand.Text()),
 	}, nil
 }
 

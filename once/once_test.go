@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
+	"regexp"
 	"runtime"
 	"strings"
 	"sync"
@@ -665,4 +667,65 @@ func TestOneOfManyRedeems(t *testing.T) {
 	}
 	wg.Wait()
 	require.EqualValues(t, 1, redeemed.Load())
+}
+
+func TestARedisUserMayDoWhatOnceNeedsWithTheRulesOfThePages(t *testing.T) {
+	r := newRig(t)
+	var rule []any
+	for file, pattern := range map[string]string{
+		"../README.md": `(?m)^ACL SETUSER locks .*$`, "../docs/IDEMPOTENCY.md": "`\\+hmget .*?`.*`\\+multi .*?`",
+	} {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		words := regexp.MustCompile(pattern).FindString(string(text))
+		require.NotEmpty(t, words, file)
+		for _, word := range regexp.MustCompile("[^`\\s]+").FindAllString(words, -1) {
+			if strings.HasPrefix(word, "+") {
+				rule = append(rule, word)
+			}
+		}
+	}
+	user := append([]any{"ACL", "SETUSER", "locks", "on", ">password", "~relock:*", "resetchannels", "&relock:*"}, rule...)
+	require.NoError(t, r.plain.Do(t.Context(), user...).Err())
+	rdb := r.server.Client(func(o *redis.Options) { o.Username, o.Password = "locks", "password" })
+	locks, err := relock.New(rdb)
+	require.NoError(t, err)
+	o, err := once.New(locks)
+	require.NoError(t, err)
+	p := &process{Once: o, locks: locks}
+	run := newRunning(t, p, "a")
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if _, replayed, err := do(t.Context(), r.process(), "a"); err != nil || !replayed {
+			t.Error(err)
+		}
+	})
+	r.sleep()
+	run.end("done", nil)
+	require.NoError(t, run.err)
+	wg.Wait()
+	run = newRunning(t, p, "b")
+	run.end("", errors.New("no"))
+	require.EqualError(t, run.err, "no")
+	token, err := o.Issue(t.Context(), "data", time.Minute)
+	require.NoError(t, err)
+	_, err = o.Redeem(t.Context(), token, "caller")
+	require.NoError(t, err)
+	require.NoError(t, o.Close())
+	require.NoError(t, locks.Close())
+}
+
+// TestARecordThatRedisHasLost has Redis evict the record of a running attempt.
+func TestARecordThatRedisHasLost(t *testing.T) {
+	r := newRig(t)
+	p := r.process()
+	run := newRunning(t, p, "a")
+	require.NoError(t, r.plain.Del(t.Context(), "relock:{once:a}:once").Err())
+	run.end("done", nil)
+	require.NoError(t, run.err)
+	result, replayed, err := do(t.Context(), p, "a")
+	require.NoError(t, err)
+	require.True(t, replayed)
+	require.Equal(t, "done", result)
+	require.Positive(t, r.plain.PTTL(t.Context(), "relock:{once:a}:once").Val())
 }
