@@ -729,3 +729,41 @@ func TestARecordThatRedisHasLost(t *testing.T) {
 	require.Equal(t, "done", result)
 	require.Positive(t, r.plain.PTTL(t.Context(), "relock:{once:a}:once").Val())
 }
+
+func TestOnACluster(t *testing.T) {
+	cluster := redistest.StartCluster(t)
+	var all []*process
+	for range 2 {
+		locks, err := relock.New(cluster.Client())
+		require.NoError(t, err)
+		o, err := once.New(locks)
+		require.NoError(t, err)
+		all = append(all, &process{Once: o, locks: locks})
+	}
+	for i := range 8 { // in several slots
+		key := fmt.Sprint("key", i)
+		run := newRunning(t, all[0], key)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			result, replayed, err := do(t.Context(), all[1], key)
+			if err != nil || !replayed || result != key {
+				t.Errorf("%s: %q %t %v", key, result, replayed, err)
+			}
+		})
+		<-time.After(50 * time.Millisecond)
+		begun := time.Now()
+		run.end(key, nil)
+		require.NoError(t, run.err)
+		wg.Wait()
+		require.Less(t, time.Since(begun), 5*time.Second, "the message crosses the nodes")
+		token, err := all[0].Issue(t.Context(), key, time.Minute)
+		require.NoError(t, err)
+		data, err := all[1].Redeem(t.Context(), token, "caller")
+		require.NoError(t, err)
+		require.Equal(t, key, data)
+	}
+	for _, p := range all {
+		require.NoError(t, p.Close())
+		require.NoError(t, p.locks.Close())
+	}
+}
