@@ -24,7 +24,8 @@ var (
 	//go:embed scripts/wake.lua
 	wakeSource string
 
-	wakeScript = redis.NewScript(wakeSource)
+	wakeScript   = redis.NewScript(wakeSource)
+	unlockedUndo = redis.NewScript(abortScript)
 )
 
 // record is the end of an operation.
@@ -125,6 +126,8 @@ func (o *Once) do(ctx context.Context, c *call) (record, bool, error) {
 	case <-g.ended:
 	case <-o.inFlight(c, g):
 		return record{}, false, ErrInFlight
+	case <-c.over:
+		return record{}, false, ErrInFlight
 	case <-ctx.Done():
 		return record{}, false, inFlight(ctx)
 	}
@@ -169,13 +172,13 @@ func (o *Once) lead(ctx context.Context, c *call, g *group) (record, bool, error
 		case c.noWait:
 			return record{}, false, ErrInFlight
 		case !isListening:
-			if err := o.news.await(ctx); err != nil {
-				return record{}, false, inFlight(ctx)
+			if err := o.news.await(ctx, c.over); err != nil {
+				return record{}, false, err
 			}
 			continue
 		}
 		stop := o.running(g)
-		end, err := wait(ctx, heard, locked.TTL)
+		end, err := c.wait(ctx, heard, locked.TTL)
 		stop()
 		if err != nil {
 			return record{}, false, err
@@ -192,7 +195,7 @@ const shortestLook = 50 * time.Millisecond
 
 // wait waits for news of an operation, or until the lease of the attempt may have ended. The zero
 // record is a reason to look again.
-func wait(ctx context.Context, heard <-chan record, lease time.Duration) (record, error) {
+func (c *call) wait(ctx context.Context, heard <-chan record, lease time.Duration) (record, error) {
 	timer := time.NewTimer(max(lease, shortestLook))
 	defer timer.Stop()
 	select {
@@ -200,6 +203,8 @@ func wait(ctx context.Context, heard <-chan record, lease time.Duration) (record
 		return end, nil
 	case <-timer.C:
 		return record{}, nil
+	case <-c.over:
+		return record{}, ErrInFlight
 	case <-ctx.Done():
 		return record{}, inFlight(ctx)
 	}
@@ -222,6 +227,9 @@ func (o *Once) begin(ctx context.Context, c *call) (section context.Context, num
 	if errors.As(err, &declined) {
 		return nil, 0, false, c.declined(declined)
 	}
+	if errors.Is(err, relock.ErrUnsure) {
+		o.undo(ctx, c)
+	}
 	if err != nil {
 		return nil, 0, false, err
 	}
@@ -232,6 +240,14 @@ func (o *Once) begin(ctx context.Context, c *call) (section context.Context, num
 	}
 	n, _ := fields[0].(int64)
 	return section, int(n), fields[1] == int64(1), nil
+}
+
+// undo takes back an attempt that perhaps has begun in Redis, and whose function does not run. If
+// Redis does not answer, the next attempt is told of an interrupted one.
+func (o *Once) undo(ctx context.Context, c *call) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
+	defer cancel()
+	_ = unlockedUndo.Run(ctx, o.rdb, []string{c.record}, c.attempt).Err()
 }
 
 // declined returns the reason why there is no attempt.
@@ -310,6 +326,8 @@ const (
 	// storeLimit bounds the time in which the end of an attempt is stored.
 	storeLimit = 10 * time.Second
 	storePause = 20 * time.Millisecond
+	// undoLimit bounds the time in which an attempt that does not run is taken back.
+	undoLimit = time.Second
 )
 
 // eval runs a script of the end of an attempt, also if the caller's context has ended, and repeats

@@ -63,13 +63,15 @@ func (n *news) isReady() bool {
 	}
 }
 
-// await waits until isReady.
-func (n *news) await(ctx context.Context) error {
+// await waits until isReady, for as long as a call waits.
+func (n *news) await(ctx context.Context, over <-chan time.Time) error {
 	select {
 	case <-n.ready:
 	case <-n.life.Done():
+	case <-over:
+		return ErrInFlight
 	case <-ctx.Done():
-		return ctx.Err()
+		return inFlight(ctx)
 	}
 	return nil
 }

@@ -202,10 +202,23 @@ func Input(input any) CallOption {
 // NoWait makes the call return [ErrInFlight] at once while another attempt is running.
 func NoWait() CallOption { return func(c *call) { c.noWait = true } }
 
+// WaitFor bounds the time for which the call waits for another attempt; then it returns
+// [ErrInFlight]. The time is no limit of the call's own attempt, as the end of ctx is. d must be
+// above 0.
+func WaitFor(d time.Duration) CallOption {
+	return func(c *call) {
+		if d <= 0 {
+			c.err = fmt.Errorf("%w: WaitFor(%s): must be above 0; NoWait does not wait", relock.ErrInvalid, d)
+		}
+		c.over = time.After(d)
+	}
+}
+
 // call is one call of Do.
 type call struct {
 	key, attempt, input string
 	noWait              bool
+	over                <-chan time.Time // of WaitFor
 	err                 error
 
 	lock            *relock.Lock

@@ -449,9 +449,15 @@ func TestAWaiterThatGivesUpLeavesNothing(t *testing.T) {
 		require.ErrorIs(t, err, once.ErrInFlight)
 		require.ErrorContains(t, err, "enough")
 		require.Less(t, time.Since(begun), time.Second)
-		_, _, err = do(t.Context(), by, "a", once.NoWait())
-		require.ErrorIs(t, err, once.ErrInFlight)
+		for _, o := range []once.CallOption{once.NoWait(), once.WaitFor(20 * time.Millisecond)} {
+			begun = time.Now()
+			_, _, err = do(t.Context(), by, "a", o)
+			require.ErrorIs(t, err, once.ErrInFlight)
+			require.Less(t, time.Since(begun), time.Second)
+		}
 	}
+	_, _, err := do(t.Context(), p, "a", once.WaitFor(0))
+	require.ErrorIs(t, err, relock.ErrInvalid)
 	require.ErrorIs(t, p.Forget(t.Context(), "a"), relock.ErrLocked)
 	run.end("done", nil)
 	require.NoError(t, run.err)
@@ -766,4 +772,44 @@ func TestOnACluster(t *testing.T) {
 		require.NoError(t, p.Close())
 		require.NoError(t, p.locks.Close())
 	}
+}
+
+// TestAnErrorDoesNotHideAnInterruptedAttempt has an attempt that is told of an interrupted one fail.
+func TestAnErrorDoesNotHideAnInterruptedAttempt(t *testing.T) {
+	r := newRig(t)
+	p := r.process()
+	require.Panics(t, func() {
+		_, _, _ = once.Do(t.Context(), p.Once, "a", func(context.Context, once.Attempt) (int, error) { panic("oh") })
+	})
+	for n := 2; n < 5; n++ {
+		run := newRunning(t, p, "a")
+		require.True(t, run.attempt.Interrupted)
+		require.Equal(t, n, run.attempt.Number)
+		run.end("", errors.New("cannot ask"))
+		require.EqualError(t, run.err, "cannot ask")
+	}
+	_, _, err := do(t.Context(), r.process(once.FailIfInterrupted()), "a")
+	require.ErrorIs(t, err, once.ErrInterrupted)
+	run := newRunning(t, p, "a")
+	run.end("done", nil)
+	require.NoError(t, run.err)
+	r.requireClean()
+}
+
+// TestAnAttemptThatDoesNotRunIsNotInterrupted has the context of a call end while the answer to its
+// begin is on its way.
+func TestAnAttemptThatDoesNotRunIsNotInterrupted(t *testing.T) {
+	r := newRig(t)
+	p := r.process()
+	strict := r.process(once.FailIfInterrupted())
+	_, _, err := do(t.Context(), p, "warm")
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	p.faults.Once(redistest.Named("EVALSHA", "EVAL"), redistest.DropReply(redistest.Silence))
+	_, _, err = do(ctx, p, "a")
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	result, _, err := do(t.Context(), strict, "a")
+	require.NoError(t, err)
+	require.Equal(t, first, result)
 }

@@ -1,9 +1,13 @@
--- Removes the record of an attempt that has failed: the next one begins anew. Runs in Eval.
+-- Takes back an attempt that has done nothing: the next one begins anew. If an attempt before it was
+-- interrupted, the next one is still told so.
 --
 -- KEYS     record
 -- ARGV     attempt
 -- Safe to repeat.
-if redis.call('HGET', KEYS[1], 'attempt') == ARGV[1] then
-  redis.call('DEL', KEYS[1])
+local attempt, open = unpack(redis.call('HMGET', KEYS[1], 'attempt', 'open'))
+if attempt ~= ARGV[1] then
+  return 0
+elseif open == '1' then
+  return redis.call('HSET', KEYS[1], 'attempt', '')
 end
-return 1
+return redis.call('DEL', KEYS[1])

@@ -6,10 +6,11 @@
 -- Returns  keep the lock, and the reply: {number of the attempt, 1: one before was interrupted};
 --          or not to keep, and {state, number, result}: done, failed, mismatch or interrupted
 --
--- A record is a hash: state (begun, done or failed), attempt, number, input and result. A begun
--- record without anybody who has the lock is an interrupted attempt.
+-- A record is a hash: state (begun, done or failed), attempt, number, input, result, and open: '1'
+-- if an attempt before was interrupted. A begun record without anybody who has the lock is an
+-- interrupted attempt.
 local record, waiters = KEYS[1], KEYS[2]
-local state, attempt, number, input = unpack(redis.call('HMGET', record, 'state', 'attempt', 'number', 'input'))
+local state, attempt, number, input, open = unpack(redis.call('HMGET', record, 'state', 'attempt', 'number', 'input', 'open'))
 number = tonumber(number or 0)
 if state and input ~= ARGV[2] then
   return false, {'mismatch', number}
@@ -20,12 +21,13 @@ elseif not locked then -- the finish of the attempt tells all channels
   redis.call('PEXPIRE', waiters, 3600000)
   return true
 end
-local interrupted = state and attempt ~= ARGV[1]
-if interrupted and ARGV[5] == '1' then
-  return false, {'interrupted', number}
-elseif attempt ~= ARGV[1] then
+if attempt ~= ARGV[1] then -- else a repeat of this call
+  open = state and '1' or '0'
   number = number + 1
 end
-redis.call('HSET', record, 'state', 'begun', 'attempt', ARGV[1], 'number', number, 'input', ARGV[2])
+if open == '1' and ARGV[5] == '1' then
+  return false, {'interrupted', number - 1}
+end
+redis.call('HSET', record, 'state', 'begun', 'attempt', ARGV[1], 'number', number, 'input', ARGV[2], 'open', open)
 redis.call('PEXPIRE', record, ARGV[3])
-return true, {number, interrupted and 1 or 0}
+return true, {number, tonumber(open)}
