@@ -6,6 +6,7 @@
 #   spin                                      checks the model in model/
 #   prometheus, promtool                      the alerts and the dashboard in examples/observability
 #   faketime (Linux only)                     sets the clock of a server in the tests
+#   PostgreSQL, MariaDB (server and client)   the tests of fence/ start their own servers on free ports
 # and, if its argument is java, what make interop needs:
 #   mvn, and the JDK that mvn finds           the Java side of interop/redisson
 # Set RELOCK_NO_INSTALL=1 to be told what is missing instead.
@@ -16,6 +17,15 @@ cd "$(dirname "$0")/.."
 with=${1:-}
 
 has() { command -v "$1" >/dev/null 2>&1; }
+
+# Servers are often outside of PATH: Debian has those of PostgreSQL in a directory for each version.
+has_server() {
+	has "$1" && return
+	for path in /usr/lib/postgresql/*/bin/"$1" /usr/sbin/"$1" /usr/libexec/"$1"; do
+		[ ! -x "$path" ] || return 0
+	done
+	return 1
+}
 
 # Maven says which Java it runs with; that has to be a JDK, with a compiler.
 has_jdk() {
@@ -33,6 +43,10 @@ missing() {
 		has faketime || printf 'faketime '
 	fi
 	has git || printf 'git '
+	if [ -d internal/dbtest ]; then
+		{ has_server initdb && has_server postgres && has psql; } || printf 'postgresql '
+		{ has_server mariadb-install-db && has_server mariadbd && has mariadb; } || printf 'mariadb '
+	fi
 	[ ! -d model ] || has spin || printf 'spin '
 	[ ! -d examples/observability ] || { has promtool && has prometheus; } || printf 'prometheus '
 	if [ "$with" = java ]; then
@@ -45,7 +59,7 @@ give_up() {
 	{
 		echo "relock: missing: $(missing)"
 		echo "relock: $1"
-		echo "relock: install Redis 7.0 or newer (server, sentinel and cli) and git and spin and Prometheus and, on Linux, a C compiler and faketime${with:+ and, for make interop, a JDK (17 or newer) and Maven}; then run this again."
+		echo "relock: install Redis 7.0 or newer (server, sentinel and cli) and git and PostgreSQL and MariaDB (server and client) and spin and Prometheus and, on Linux, a C compiler and faketime${with:+ and, for make interop, a JDK (17 or newer) and Maven}; then run this again."
 	} >&2
 	exit 1
 }
@@ -70,6 +84,8 @@ echo "deps: installing what is missing: $(missing)"
 want_redis=
 want_compiler=
 want_git=
+want_postgresql=
+want_mariadb=
 want_spin=
 want_prometheus=
 want_faketime=
@@ -79,6 +95,8 @@ for program in $(missing); do
 	case $program in
 	redis-*) want_redis=1 ;;
 	git) want_git=1 ;;
+	postgresql) want_postgresql=1 ;;
+	mariadb) want_mariadb=1 ;;
 	spin) want_spin=1 ;;
 	prometheus) want_prometheus=1 ;;
 	faketime) want_faketime=1 ;;
@@ -89,18 +107,23 @@ for program in $(missing); do
 done
 
 if has apt-get; then
-	# redis-tools has redis-cli. The packages may start a server on port 6379; the tests do not touch it.
+	# redis-tools has redis-cli. The packages of servers may start one on its usual port (6379, 5432,
+	# 3306); the tests do not touch it.
 	as_root apt-get update ||
 		echo "deps: apt-get update failed; trying with the package lists that are there"
 	as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
 		${want_redis:+redis-server redis-sentinel redis-tools} ${want_compiler:+gcc libc6-dev} \
 		${want_git:+git} ${want_spin:+spin} ${want_prometheus:+prometheus} \
-		${want_faketime:+faketime} ${want_mvn:+maven} ${want_jdk:+default-jdk-headless} ||
+		${want_faketime:+faketime} \
+		${want_postgresql:+postgresql postgresql-client} ${want_mariadb:+mariadb-server mariadb-client} \
+		${want_mvn:+maven} ${want_jdk:+default-jdk-headless} ||
 		give_up "apt-get could not install them"
 elif has brew; then
 	[ -z "$want_redis" ] || brew install redis || give_up "brew could not install redis"
 	[ -z "$want_compiler" ] || brew install gcc || give_up "brew could not install gcc"
 	[ -z "$want_git" ] || brew install git || give_up "brew could not install git"
+	[ -z "$want_postgresql" ] || brew install postgresql || give_up "brew could not install postgresql"
+	[ -z "$want_mariadb" ] || brew install mariadb || give_up "brew could not install mariadb"
 	[ -z "$want_spin" ] || brew install spin || give_up "brew could not install spin"
 	[ -z "$want_prometheus" ] || brew install prometheus || give_up "brew could not install prometheus"
 	[ -z "$want_mvn$want_jdk" ] || brew install openjdk maven || give_up "brew could not install openjdk and maven"
@@ -112,6 +135,10 @@ elif has dnf; then
 	fi
 	[ -z "$want_compiler" ] || as_root dnf install -y gcc glibc-devel || give_up "dnf could not install gcc"
 	[ -z "$want_git" ] || as_root dnf install -y git || give_up "dnf could not install git"
+	[ -z "$want_postgresql" ] || as_root dnf install -y postgresql-server postgresql ||
+		give_up "dnf could not install postgresql-server and postgresql"
+	[ -z "$want_mariadb" ] || as_root dnf install -y mariadb-server mariadb ||
+		give_up "dnf could not install mariadb-server and mariadb"
 	[ -z "$want_spin" ] || as_root dnf install -y spin || give_up "dnf could not install spin"
 	[ -z "$want_prometheus" ] || as_root dnf install -y golang-github-prometheus || give_up "dnf could not install prometheus"
 	[ -z "$want_faketime" ] || as_root dnf install -y libfaketime || give_up "dnf could not install libfaketime"
