@@ -55,7 +55,7 @@ func Open(s store.Store, options ...Option) (*Client, error) {
 		return nil, err
 	}
 	if set.redis != (redisSettings{prefix: DefaultPrefix}) {
-		return nil, invalid("WithPrefix, WithRedissonLayout and WithRedissonFencing are for New, which keeps locks in Redis")
+		return nil, invalid("WithPrefix, WithRestartDelay, WithRedissonLayout and WithRedissonFencing are for New, which keeps locks in Redis")
 	}
 	c, err := newClient(set)
 	if err != nil {

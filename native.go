@@ -109,13 +109,15 @@ func (s *nativeStore) acquireUnit(a store.Ask, ttl int64, arrival string) wire.U
 
 // ask asks for a lock, and queues unless arrival is noPlace.
 func (s *nativeStore) ask(ctx context.Context, a store.Ask, arrival string, tries int) (acquireReply, wire.Answer, error) {
-	c := &wire.Call{
-		Script: acquireScript, Shared: s.publish(), Unit: s.acquireUnit(a, millis(a.TTL), arrival),
-		Tries: tries, Patience: attemptLimit(a.TTL), Acks: a.Acks.Replicas, AcksTimeout: a.Acks.Timeout,
-	}
+	script := acquireScript
 	if a.Kind != store.Mutex {
-		c.Script = sharedAcquireScript
+		script = sharedAcquireScript
 	}
+	c := &wire.Call{
+		Unit: s.acquireUnit(a, millis(a.TTL), arrival), Tries: tries, Patience: attemptLimit(a.TTL),
+		Acks: a.Acks.Replicas, AcksTimeout: a.Acks.Timeout,
+	}
+	c.Script, c.Shared = s.entering(script)
 	if arrival == noPlace { // a waiter overtakes nobody, and the TTL is part of its place
 		c.Repeat = func(elapsed time.Duration) []any {
 			return s.acquireUnit(a, repeatMillis(a.TTL, elapsed), arrival).Args

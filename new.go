@@ -118,6 +118,27 @@ func WithRedissonFencing() Option {
 	}
 }
 
+// WithRestartDelay makes clients take no lock of a Redis server that runs for less than d: the
+// server may have come back without the locks that it had, and their holders are still in. With the
+// longest TTL of all clients as d, the leases of all lost locks are over by then, so a restart
+// without data lets no second holder in. Meanwhile calls find the server unavailable
+// ([ErrUnavailable]), and Lock goes on trying. Holders that the server remembers go on.
+//
+// WithRestartDelay is for servers that are restarted in place, and above all for the members of a
+// quorum (package quorum): pass it to [RedisStore]. It cannot know of a failover to a replica that
+// lagged. It is not needed where Redis writes each command to disk (appendfsync always). The age of
+// a server counts by its own clock, in whole seconds, so that up to a second is added to d.
+//
+// d must be whole milliseconds from [MinTTL] to [MaxTTL]; the default is no delay. WithRestartDelay
+// is for [New] and [RedisStore] only, and not for [WithRedissonLayout].
+func WithRestartDelay(d time.Duration) Option {
+	return func(s *settings) {
+		s.forClient("WithRestartDelay")
+		s.check(checkLease("WithRestartDelay", d))
+		s.redis.delay = d
+	}
+}
+
 // manyTries is the number of tries after which a call without an answer is worth a warning: about a
 // quarter of a second, or longer. Each next warning comes after twice as many tries, so that a
 // thousand calls waiting for Redis do not fill the log.
@@ -169,7 +190,7 @@ type redisOptions struct {
 // newRedisStore makes the store that keeps locks behind rdb, and sends nothing. newRedisStore
 // refuses the same kinds of rdb as New.
 func newRedisStore(rdb redis.UniversalClient, o redisOptions) (store.Store, error) {
-	s := &redisStore{rdb: rdb, prefix: o.prefix, closed: make(chan struct{}), watchers: make(map[*watcher]struct{})}
+	s := &redisStore{rdb: rdb, prefix: o.prefix, delay: o.delay, closed: make(chan struct{}), watchers: make(map[*watcher]struct{})}
 	var err error
 	s.wire, err = wire.New(rdb, wire.Options{Retried: o.retried, Trouble: s.doubtAll})
 	if err != nil {

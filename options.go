@@ -28,7 +28,8 @@ const (
 
 // Option changes the behavior of locks. An option of [New] or [Open] is the default for all locks
 // of the client; an option of [Client.NewLock] holds for the one lock. Later options win over
-// earlier options. [WithPrefix], [WithRedissonLayout] and [WithRedissonFencing] are for New only.
+// earlier options. [WithPrefix], [WithRestartDelay], [WithRedissonLayout] and [WithRedissonFencing]
+// are for New only.
 // [WithOwner] and [WithReleaseOnClose] are for New and Open only. No option takes back
 // [WithReplicaAcks] or [WithLocalReentry]: a client with such an option applies the option to all
 // its locks.
@@ -58,9 +59,10 @@ type settings struct {
 // redisSettings says how a client keeps its locks in Redis.
 type redisSettings struct {
 	prefix    string
-	hasPrefix bool // the prefix was given
-	redisson  bool // WithRedissonLayout
-	fenced    bool // WithRedissonFencing
+	hasPrefix bool          // the prefix was given
+	redisson  bool          // WithRedissonLayout
+	fenced    bool          // WithRedissonFencing
+	delay     time.Duration // of WithRestartDelay; 0: none
 }
 
 func defaults() settings {
@@ -85,6 +87,8 @@ func (s settings) with(options []Option) (settings, error) {
 		s.err = invalid("WithMaxHold(%s): must be at least the TTL (%s)", s.maxHold, s.ttl)
 	case r.redisson && r.hasPrefix:
 		s.err = invalid("WithPrefix(%q) with WithRedissonLayout: Redisson's keys have no prefix, put it into the lock's name", r.prefix)
+	case r.redisson && r.delay > 0:
+		s.err = invalid("WithRestartDelay with WithRedissonLayout: it is for this package's own layout only")
 	case r.fenced && !r.redisson:
 		s.err = invalid("WithRedissonFencing: it needs WithRedissonLayout; every other lock has tokens by itself")
 	case s.passes > 0 && s.fixed:

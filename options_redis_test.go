@@ -27,6 +27,8 @@ func TestAWrongOptionOfARedisClientIsToldBeforeAnythingIsSent(t *testing.T) {
 		"a prefix that is too long":   {opts(relock.WithPrefix(strings.Repeat("p", relock.MaxNameLen+1))), []string{"WithPrefix", "1025", "1024"}},
 		"a prefix in Redisson's":      {opts(relock.WithPrefix("p"), relock.WithRedissonLayout()), []string{"WithPrefix(\"p\")", "no prefix"}},
 		"fencing without the layout":  {opts(relock.WithRedissonFencing()), []string{"WithRedissonFencing", "needs WithRedissonLayout"}},
+		"a delay that is too short":   {opts(relock.WithRestartDelay(0)), []string{"WithRestartDelay(0s)", "10ms", "168h"}},
+		"a delay in Redisson's":       {opts(relock.WithRestartDelay(time.Second), relock.WithRedissonLayout()), []string{"WithRestartDelay", "own layout only"}},
 		"a pass in Redisson's":        {opts(relock.WithRedissonLayout(), relock.WithLocalPass(0, 0)), []string{"WithLocalPass", "own layout only"}},
 		"acks as late as ReadTimeout": {opts(relock.WithReplicaAcks(1, 3*time.Second)), []string{"1 replicas within 3s", "ReadTimeout (3s)"}},
 		"acks later than ReadTimeout": {opts(relock.WithReplicaAcks(1, time.Minute)), []string{"1 replicas within 1m0s", "ReadTimeout (3s)"}},
@@ -245,4 +247,49 @@ func TestAHoldThatReplicasDoNotConfirmIsUndoneLaterIfRedisIsAway(t *testing.T) {
 		pass(time.Minute)
 		w.requireTokensOnly()
 	})
+}
+
+func TestWithRestartDelayTakesNoLockOfAYoungServer(t *testing.T) {
+	w := apart(t)
+	const delay = 2 * time.Second
+	calls := map[string]func(ctx context.Context, c *relock.Client) (context.Context, error){
+		"a mutex": func(ctx context.Context, c *relock.Client) (context.Context, error) {
+			return c.NewLock("{a}:1").TryLock(ctx)
+		},
+		"a reader": func(ctx context.Context, c *relock.Client) (context.Context, error) {
+			return c.NewRWLock("{a}:2").TryRLock(ctx)
+		},
+		"a permit": func(ctx context.Context, c *relock.Client) (context.Context, error) {
+			return c.NewSemaphore("{a}:3", 2).TryLock(ctx)
+		},
+		"several": func(ctx context.Context, c *relock.Client) (context.Context, error) {
+			return c.NewLocks([]string{"{a}:4", "{a}:5"}).TryLock(ctx)
+		},
+		"if a script": func(ctx context.Context, c *relock.Client) (context.Context, error) {
+			s, _, err := c.NewLock("{a}:6").TryLockIf(ctx, "return locked", nil)
+			return s, err
+		},
+	}
+	delayed := w.peer(relock.WithRestartDelay(delay), relock.WithTTL(delay))
+	begun := time.Now()
+	waiting := w.within(2*delay).start(t.Context(), delayed.NewLock("{a}:0"))
+	old := w.peer(relock.WithTTL(delay)).NewLock("{a}:8") // without the option
+	section := w.enter(t.Context(), old)
+	for what, call := range calls {
+		_, err := call(t.Context(), delayed.Client)
+		require.ErrorIs(t, err, relock.ErrUnavailable, what)
+		require.ErrorContains(t, err, "and gives locks after 3 s", what)
+	}
+	w.leave(section, old)
+	section = waiting.within(2 * delay).section()
+	require.GreaterOrEqual(t, time.Since(begun), delay-time.Second)
+	w.leave(section, delayed.NewLock("{a}:0"))
+	for what, call := range calls {
+		redistest.Eventually(t, 2*delay, func() bool {
+			section, err := call(t.Context(), delayed.Client)
+			return err == nil && section.Err() == nil
+		}, "%s is given", what)
+	}
+	require.NoError(t, delayed.Close())
+	w.tidyWithin = 2 * delay
 }

@@ -200,6 +200,7 @@ func TestAWrongArgumentIsAnErrorThatSaysWhatIsAllowed(t *testing.T) {
 			"a layout for a store":  {openErr(mem.New(), relock.WithRedissonLayout()), []string{"WithRedissonLayout", "for New"}},
 			"fencing without one":   {openErr(mem.New(), relock.WithRedissonFencing()), []string{"WithRedissonFencing", "needs WithRedissonLayout"}},
 			"fencing for a store":   {openErr(mem.New(), relock.WithRedissonLayout(), relock.WithRedissonFencing()), []string{"for New"}},
+			"a delay for a store":   {openErr(mem.New(), relock.WithRestartDelay(time.Second)), []string{"WithRestartDelay", "for New"}},
 			"an owner without text": {openErr(mem.New(), relock.WithOwner("")), []string{`WithOwner("")`, "1 to 64 letters"}},
 			"an owner with a colon": {openErr(mem.New(), relock.WithOwner("a:b")), []string{`WithOwner("a:b")`, "letters, digits"}},
 			"an owner with a slash": {openErr(mem.New(), relock.WithOwner("a/b")), []string{`WithOwner("a/b")`, "letters, digits"}},
@@ -227,6 +228,7 @@ func TestAnOptionOfTheClientAsAWholeIsNoOptionOfALock(t *testing.T) {
 			"WithPrefix":          relock.WithPrefix("p:"),
 			"WithRedissonLayout":  relock.WithRedissonLayout(),
 			"WithRedissonFencing": relock.WithRedissonFencing(),
+			"WithRestartDelay":    relock.WithRestartDelay(time.Second),
 			"WithOwner":           relock.WithOwner("o"),
 			"WithReleaseOnClose":  relock.WithReleaseOnClose(),
 		} {

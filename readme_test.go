@@ -64,7 +64,7 @@ func TestThePageShowsTheCommandsThatARedisUserNeeds(t *testing.T) {
 		require.NoError(t, err)
 		for _, m := range regexp.MustCompile(`call\('([A-Z]+)'`).FindAllStringSubmatch(string(text), -1) {
 			switch name := strings.ToLower(m[1]); name {
-			case "spublish": // in a cluster
+			case "spublish", "info": // in a cluster, and with WithRestartDelay
 			case "pubsub":
 				needs = append(needs, "pubsub|numsub")
 			default:

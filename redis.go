@@ -26,6 +26,7 @@ type redisStore struct {
 	rdb    redis.UniversalClient
 	users  userScripts
 	prefix string
+	delay  time.Duration         // of WithRestartDelay
 	field  func(store.ID) string // names a hold in the hash of its lock
 
 	group  group.Group // goroutines of subs and Watch
@@ -209,6 +210,14 @@ func keepOrUndo(ctx context.Context, l store.Lease, acked int,
 		err = store.Unsure(err)
 	}
 	return store.Lease{}, err
+}
+
+// entering returns a script that takes locks, and the shared part of its arguments.
+func (s *redisStore) entering(script *wire.Script) (*wire.Script, []any) {
+	if s.delay == 0 {
+		return script, s.publish()
+	}
+	return delayedScripts[script], []any{s.publish()[0], millis(s.delay)}
 }
 
 // publish returns the publish command of scripts, as the shared part of their arguments.

@@ -49,6 +49,20 @@ var scripts = []*wire.Script{
 	sharedBreakScript, showScript, shownScript, redissonAcquireScript, redissonReleaseScript,
 }
 
+// delayedScripts are the scripts that take locks, for servers with [WithRestartDelay].
+var delayedScripts = map[*wire.Script]*wire.Script{
+	acquireScript:       delayed(acquireScript),
+	allScript:           delayed(allScript),
+	sharedAcquireScript: delayed(sharedAcquireScript),
+}
+
+// delayed puts the look at the age of the server in front of a script.
+func delayed(s *wire.Script) *wire.Script {
+	d := wire.NewScript(s.Name, sourceOf("restarted")+s.Source)
+	d.Again = s.Again
+	return d
+}
+
 // loadScript puts the libraries of functions in front of a verb.
 func loadScript(name string) *wire.Script {
 	files := []string{"lib", name}
@@ -75,23 +89,24 @@ func sourceOf(file string) string {
 // userScripts are the scripts of users, ready to be sent. The zero value is empty.
 type userScripts struct {
 	mu    sync.Mutex
-	ready map[[2]string]*wire.Script
+	ready map[[3]string]*wire.Script
 }
 
 // mostUserScripts bounds the memory for programs that write a new script for each call.
 const mostUserScripts = 256
 
-// of returns the script of a verb in scripts/user with the source of a user.
-func (u *userScripts) of(verb, source string) *wire.Script {
+// of returns the script of a verb in scripts/user with the source of a user. first is what runs
+// before all.
+func (u *userScripts) of(first, verb, source string) *wire.Script {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	key := [2]string{verb, source}
+	key := [3]string{first, verb, source}
 	s := u.ready[key]
 	if s == nil {
 		if len(u.ready) == mostUserScripts || u.ready == nil {
-			u.ready = make(map[[2]string]*wire.Script)
+			u.ready = make(map[[3]string]*wire.Script)
 		}
-		s = userScript(verb, source)
+		s = userScript(first, verb, source)
 		u.ready[key] = s
 	}
 	return s
@@ -99,8 +114,8 @@ func (u *userScripts) of(verb, source string) *wire.Script {
 
 // userScript makes a script. The user's source stands first, so that it sees none of our functions,
 // and line numbers in errors are the user's.
-func userScript(verb, source string) *wire.Script {
-	text := "local function script(KEYS, ARGV, locked) " + source + "\nend\n" + sourceOf("lib")
+func userScript(first, verb, source string) *wire.Script {
+	text := "local function script(KEYS, ARGV, locked) " + source + "\nend\n" + first + sourceOf("lib")
 	if verb == "try" {
 		text += "local function acquire(KEYS, ARGV)\n" + sourceOf("acquire") + "\nend\n"
 	}

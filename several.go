@@ -28,7 +28,8 @@ func (s *nativeStore) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lea
 		}
 		return all
 	}
-	c := s.inOneCall(allScript, asks)
+	script, shared := s.entering(allScript)
+	c := inOneCall(script, shared, asks)
 	c.Unit.Args, c.Repeat = ttls(0), ttls
 	answer, err := s.wire.Do(ctx, c)
 	if err != nil {
@@ -69,7 +70,7 @@ func (s *nativeStore) ReleaseAll(ctx context.Context, leases []store.Lease) []er
 	if err := s.checkAll(asks); err != nil {
 		return slices.Repeat([]error{err}, len(leases))
 	}
-	answer, err := s.wire.Do(ctx, s.inOneCall(releaseScript, asks))
+	answer, err := s.wire.Do(ctx, inOneCall(releaseScript, s.publish(), asks))
 	replies, _ := answer.Reply.([]any)
 	for i, l := range leases {
 		freed := int64(-1)
@@ -105,9 +106,9 @@ func (s *nativeStore) checkAll(asks []store.Ask) error {
 
 // inOneCall makes the call of a script for all asks. The holds are a part of the arguments that no
 // other call shares, so the asks have a script call of their own.
-func (s *nativeStore) inOneCall(script *wire.Script, asks []store.Ask) *wire.Call {
+func inOneCall(script *wire.Script, shared []any, asks []store.Ask) *wire.Call {
 	c := &wire.Call{
-		Script: script, Shared: slices.Clone(s.publish()), Tries: boundTries, Patience: attemptLimit(asks[0].TTL),
+		Script: script, Shared: slices.Clone(shared), Tries: boundTries, Patience: attemptLimit(asks[0].TTL),
 	}
 	for _, a := range asks {
 		c.Unit.Keys = append(c.Unit.Keys, a.Name, a.Name+queueSuffix)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -59,7 +60,7 @@ func (s *nativeStore) Eval(ctx context.Context, l store.Lease, script store.Scri
 // eval runs a script if field is in the base key.
 func (s *redisStore) eval(ctx context.Context, l store.Lease, verb, field string, script store.Script) (any, error) {
 	c := &wire.Call{
-		Script: s.users.of(verb, script.Source), Tries: boundTries, Once: true, Patience: attemptLimit(l.TTL),
+		Script: s.users.of("", verb, script.Source), Tries: boundTries, Once: true, Patience: attemptLimit(l.TTL),
 		Unit: wire.Unit{Keys: append([]string{l.Name}, script.Keys...), Args: append([]any{field}, script.Args...)},
 	}
 	answer, err := s.wire.Do(ctx, c)
@@ -92,11 +93,16 @@ func (s *nativeStore) TryEval(ctx context.Context, a store.Ask, script store.Scr
 	if a.Kind != store.Mutex {
 		return store.Lease{}, nil, fmt.Errorf("%w: a script that decides about %s", errors.ErrUnsupported, a.Kind)
 	}
+	_, shared := s.entering(acquireScript)
 	args := func(ttl int64) []any {
-		return append([]any{s.publish()[0], string(a.ID), ttl}, script.Args...)
+		return slices.Concat(shared, []any{string(a.ID), ttl}, script.Args)
+	}
+	first := ""
+	if s.delay > 0 {
+		first = sourceOf("restarted")
 	}
 	c := &wire.Call{
-		Script: s.users.of("try", script.Source), Tries: boundTries, Patience: attemptLimit(a.TTL),
+		Script: s.users.of(first, "try", script.Source), Tries: boundTries, Patience: attemptLimit(a.TTL),
 		Unit:   wire.Unit{Keys: append([]string{a.Name, a.Name + queueSuffix}, script.Keys...), Args: args(millis(a.TTL))},
 		Repeat: func(elapsed time.Duration) []any { return args(repeatMillis(a.TTL, elapsed)) },
 		Acks:   a.Acks.Replicas, AcksTimeout: a.Acks.Timeout,

@@ -25,11 +25,11 @@ func startServers(t *testing.T) (servers []*redistest.Server) {
 }
 
 // over returns the store of one process, with connections of its own.
-func over(t *testing.T, servers []*redistest.Server) store.Store {
+func over(t *testing.T, servers []*redistest.Server, options ...relock.Option) store.Store {
 	t.Helper()
 	var members []store.Store
 	for _, server := range servers {
-		m, err := relock.RedisStore(server.Client())
+		m, err := relock.RedisStore(server.Client(), options...)
 		require.NoError(t, err)
 		members = append(members, m)
 	}
@@ -215,4 +215,42 @@ func TestCheckServerNamesTheMember(t *testing.T) {
 	err := checker.CheckServer(t.Context(), redisAsk(t, s))
 	require.ErrorContains(t, err, "member 2: cannot")
 	require.NotContains(t, err.Error(), "member 1")
+}
+
+// TestAnEmptyRestartLetsNobodyIn has a hold with two of three members lose one of them: the third
+// was away, and the lost one comes back empty. Without the delay the next asker gets both.
+func TestAnEmptyRestartLetsNobodyIn(t *testing.T) {
+	const ttl = 4 * time.Second
+	for what, options := range map[string][]relock.Option{"delayed": {relock.WithRestartDelay(ttl)}, "at once": nil} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			servers := startServers(t)
+			s, other := over(t, servers), over(t, servers, options...)
+			servers[2].Kill()
+			a := redisAsk(t, s)
+			a.TTL = ttl
+			held, err := s.Try(t.Context(), a)
+			require.NoError(t, err)
+			servers[0].Kill()
+			servers[0].Restart()
+			servers[2].Restart()
+			ask := redisAsk(t, other)
+			_, err = other.Try(t.Context(), ask)
+			if options == nil {
+				require.NoError(t, err, "the fault is there")
+				require.True(t, time.Now().Before(held.Until()))
+			} else {
+				for time.Now().Before(held.Until()) {
+					_, err = other.Try(t.Context(), ask)
+					require.Error(t, err)
+				}
+				redistest.Eventually(t, 2*ttl, func() bool {
+					_, err = other.Try(t.Context(), redisAsk(t, other))
+					return err == nil
+				}, "the lock is given when the members have run for long enough")
+			}
+			require.NoError(t, s.Close())
+			require.NoError(t, other.Close())
+		})
+	}
 }

@@ -50,11 +50,12 @@ const (
 )
 
 // passingCodes are the error codes of a server that starts, fails over, or is out of connections,
-// replicas or time. Errors such as NOAUTH, NOPERM, WRONGTYPE or OOM last until somebody mends the
+// replicas or time. RESTARTED is a code of our own, see scripts/restarted.lua. Errors such as NOAUTH, NOPERM, WRONGTYPE or OOM last until somebody mends the
 // cause.
 var passingCodes = map[string]bool{
 	"LOADING": true, "READONLY": true, "MASTERDOWN": true, "CLUSTERDOWN": true, "TRYAGAIN": true,
 	"BUSY": true, "NOREPLICAS": true, "MOVED": true, "ASK": true, "UNBLOCKED": true,
+	"RESTARTED": true,
 }
 
 // judge finds the verdict of an error.
