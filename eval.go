@@ -3,7 +3,6 @@ package relock
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/go-relock/relock/internal/lifetime"
@@ -20,8 +19,8 @@ import (
 // keys must be in the slot of the lock, also without a cluster: keys with the hash tag of the lock's
 // name, "{orders}:total" for the lock "orders". Args are strings, numbers, booleans or bytes.
 //
-// Eval sends the script once, and does not repeat it after a lost answer. Eval waits for the answer
-// also if ctx ends meanwhile, for at most 10 s and not beyond the lease. Errors:
+// The script runs at most once: Eval does not repeat it after a lost answer. Eval waits for the
+// answer also if ctx ends meanwhile, for at most 10 s and not beyond the lease. Errors:
 //   - [ErrLockLost]: the lock was lost, and the script has not run.
 //   - [ErrUnsure], together with the reason: the script may have run, or may run yet, while the
 //     section has the lock.
@@ -62,9 +61,6 @@ func (l *Lock) Eval(ctx context.Context, script string, keys []string, args ...a
 			return nil, over
 		}
 	}
-	if l.client.isClosed() {
-		err = fmt.Errorf("%w: %w", ErrClosed, err)
-	}
 	return nil, l.failed("eval", h.holder, err)
 }
 
@@ -72,8 +68,9 @@ func (l *Lock) Eval(ctx context.Context, script string, keys []string, args ...a
 // the lock: one round trip to look at data beside the lock, to take the lock, and to note that the
 // work begins. The script and its keys are as for [Lock.Eval], and it returns two values: whether to
 // keep the lock, and a reply. In the script the variable locked says whether the caller has just got
-// the lock; it is false if another hold has the lock, and then TryLockIf returns a [*LockedError] if
-// the script would keep it. If the script returns false, the caller does not get the lock, and
+// the lock. The script runs also while another hold has the lock: then locked is false, the script
+// must not write what only a holder may write, and TryLockIf returns a [*LockedError] if the script
+// would keep the lock. If the script returns false, the caller does not get the lock, and
 // TryLockIf returns a [*DeclinedError] with the reply. "return true, redis.call('GET', KEYS[1])"
 // keeps the lock.
 //

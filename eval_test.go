@@ -181,6 +181,25 @@ func TestEvalIsSentOnce(t *testing.T) {
 	}
 }
 
+// TestAnErrorOfAScriptIsNoErrorOfTheServer has scripts write, and then fail with errors that would
+// ask for a repeat if they came from the server.
+func TestAnErrorOfAScriptIsNoErrorOfTheServer(t *testing.T) {
+	w := onShared(t)
+	l := w.peer().NewLock("a")
+	for _, failure := range []string{"error({err='BUSY come later'})", "error('max number of clients reached')", "return redis.error_reply('LOADING')"} {
+		section := w.enter(t.Context(), l)
+		_, err := l.Eval(section, "redis.call('INCR', KEYS[1]) "+failure, key("a"))
+		require.Error(t, err, failure)
+		require.NotErrorIs(t, err, relock.ErrUnavailable, failure)
+		w.leave(section, l)
+		_, _, err = l.TryLockIf(t.Context(), "redis.call('INCR', KEYS[1]) "+failure, key("a"))
+		require.Error(t, err, failure)
+		require.NotErrorIs(t, err, relock.ErrUnavailable, failure)
+		require.Equal(t, "2", w.plain.GetDel(t.Context(), key("a")[0]).Val(), failure)
+		w.requireFree("a")
+	}
+}
+
 func TestEvalOfAServerThatRefusesHasNotRun(t *testing.T) {
 	w := onOwn(t)
 	p := w.peer(relock.WithTTL(5 * time.Second))

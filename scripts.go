@@ -115,7 +115,7 @@ func (u *userScripts) of(first, verb, source string) *wire.Script {
 // userScript makes a script. The user's source stands first, so that it sees none of our functions,
 // and line numbers in errors are the user's.
 func userScript(first, verb, source string) *wire.Script {
-	text := "local function script(KEYS, ARGV, locked) " + source + "\nend\n" + first + sourceOf("lib")
+	text := "local function script(KEYS, ARGV, locked) " + source + "\nend\n" + first + sourceOf("lib") + sourceOf("user/lib")
 	if verb == "try" {
 		text += "local function acquire(KEYS, ARGV)\n" + sourceOf("acquire") + "\nend\n"
 	}
@@ -141,6 +141,7 @@ const (
 	statusKind     int64 = 4 // the name is another kind of lock
 	statusCircle   int64 = 5 // another upgrade waits for the hold around the ask
 	statusDeclined int64 = 6 // the script of the user declines the lock
+	statusFailed   int64 = 7 // the script of the user has failed
 )
 
 // acquireReply is the reply to acquire, in both layouts.

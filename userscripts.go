@@ -60,7 +60,7 @@ func (s *nativeStore) Eval(ctx context.Context, l store.Lease, script store.Scri
 // eval runs a script if field is in the base key.
 func (s *redisStore) eval(ctx context.Context, l store.Lease, verb, field string, script store.Script) (any, error) {
 	c := &wire.Call{
-		Script: s.users.of("", verb, script.Source), Tries: boundTries, Once: true, Patience: attemptLimit(l.TTL),
+		Script: s.users.of("", verb, script.Source), Tries: boundTries, NoRepeat: true, Patience: attemptLimit(l.TTL),
 		Unit: wire.Unit{Keys: append([]string{l.Name}, script.Keys...), Args: append([]any{field}, script.Args...)},
 	}
 	answer, err := s.wire.Do(ctx, c)
@@ -119,8 +119,12 @@ func (s *nativeStore) TryEval(ctx context.Context, a store.Ask, script store.Scr
 	if len(fields) > 1 { // Redis ends a list at the first nil
 		reply = fields[1]
 	}
-	if fields[0] == any(statusDeclined) {
+	switch fields[0] {
+	case statusDeclined:
 		return store.Lease{}, nil, unsureOf(answer, &store.Declined{Reply: reply})
+	case statusFailed:
+		failure, _ := reply.(error)
+		return store.Lease{}, nil, unsureOf(answer, failure)
 	}
 	r, err := parseAcquireReply(c.Script, fields[0])
 	if err == nil && r.status != statusOurs {

@@ -21,11 +21,13 @@ var (
 	finishScript string
 	//go:embed scripts/abort.lua
 	abortScript string
+	//go:embed scripts/forget.lua
+	forgetScript string
 	//go:embed scripts/wake.lua
-	wakeSource string
+	wakeScript string
 
-	wakeScript   = redis.NewScript(wakeSource)
-	unlockedUndo = redis.NewScript(abortScript)
+	abort = redis.NewScript(abortScript) // without a lock
+	wake  = redis.NewScript(wakeScript)
 )
 
 // record is the end of an operation.
@@ -48,42 +50,46 @@ func (r record) decode(into any) error {
 	return nil
 }
 
-// group is the calls of this process for one record. One of them has the turn: it asks Redis, waits
+// calls are the calls of this process for one record. One of them has the turn: it asks Redis, waits
 // for the message, or runs.
-type group struct {
+type calls struct {
 	turn  chan struct{} // full while a call has the turn
-	ended chan struct{} // closed when the operation is done
-	end   record        // set before ended is closed
+	ended chan struct{} // closed when all calls of g may return
+	end   record        // of the operation; set before ended is closed
+	err   error         // in place of end: Redis is away
 
 	// Guarded by Once.mu.
-	calls    int
+	count    int
 	inFlight chan struct{} // closed when the call with the turn knows of a running attempt
+	input    string        // of that attempt
 }
 
-func (o *Once) join(record string) *group {
+func (o *Once) join(record string) *calls {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	g := o.groups[record]
 	if g == nil {
-		g = &group{turn: make(chan struct{}, 1), ended: make(chan struct{}), inFlight: make(chan struct{})}
+		g = &calls{turn: make(chan struct{}, 1), ended: make(chan struct{}), inFlight: make(chan struct{})}
 		o.groups[record] = g
 	}
-	g.calls++
+	g.count++
 	return g
 }
 
-func (o *Once) leave(record string, g *group) {
+func (o *Once) leave(record string, g *calls) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if g.calls--; g.calls == 0 && o.groups[record] == g {
+	if g.count--; g.count == 0 && o.groups[record] == g {
 		delete(o.groups, record)
 	}
 }
 
-// running tells the calls of the group that will not wait that an attempt is running, until stop.
-func (o *Once) running(g *group) (stop func()) {
+// running tells the other calls of g that an attempt with the input of c is running, until
+// stop.
+func (o *Once) running(c *call, g *calls) (stop func()) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	g.input = c.input
 	close(g.inFlight)
 	return func() {
 		o.mu.Lock()
@@ -92,54 +98,82 @@ func (o *Once) running(g *group) (stop func()) {
 	}
 }
 
-// inFlight returns the channel that ends the wait for the turn of a call, nil if it waits.
-func (o *Once) inFlight(c *call, g *group) <-chan struct{} {
-	if !c.noWait {
-		return nil
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return g.inFlight
-}
-
-// finish gives the end of an operation to all calls of the group. Later calls ask Redis.
-func (o *Once) finish(c *call, g *group, end record) {
+// end lets all calls of g return with the end of the operation, or with an error. Later
+// calls ask Redis.
+func (o *Once) end(c *call, g *calls, end record, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.groups[c.record] == g {
 		delete(o.groups, c.record)
 	}
-	g.end = end
+	g.end, g.err = end, err
 	close(g.ended)
 }
 
 // do waits for the turn among the calls of this process, or for the end of the operation.
 func (o *Once) do(ctx context.Context, c *call) (record, bool, error) {
-	if c.lock.Held(ctx) {
+	switch {
+	case ctx.Err() != nil:
+		return record{}, false, context.Cause(ctx)
+	case c.lock.Held(ctx):
 		return record{}, false, fmt.Errorf("%w: once.Do of %q inside of its own attempt", relock.ErrInvalid, c.key)
 	}
 	g := o.join(c.record)
 	defer o.leave(c.record, g)
-	select {
-	case g.turn <- struct{}{}:
-		defer func() { <-g.turn }()
-	case <-g.ended:
-	case <-o.inFlight(c, g):
-		return record{}, false, ErrInFlight
-	case <-c.over:
-		return record{}, false, ErrInFlight
-	case <-ctx.Done():
-		return record{}, false, inFlight(ctx)
+	if err := o.await(ctx, c, g); err != nil {
+		return record{}, false, err
 	}
 	select {
-	case <-g.ended:
+	case <-g.ended: // perhaps at the same time
+		if g.err != nil {
+			return record{}, false, g.err
+		}
 		return c.replay(g.end)
 	default:
+		defer func() { <-g.turn }()
+		return o.lead(ctx, c, g)
 	}
-	return o.lead(ctx, c, g)
 }
 
-func inFlight(ctx context.Context) error {
+// await returns when the call has the turn, or g has ended.
+func (o *Once) await(ctx context.Context, c *call, g *calls) error {
+	o.mu.Lock()
+	inFlight := g.inFlight
+	o.mu.Unlock()
+	for {
+		select {
+		case g.turn <- struct{}{}:
+			return nil
+		case <-g.ended:
+			return g.err
+		case <-inFlight:
+			if err := o.besides(c, g); err != nil {
+				return err
+			}
+			inFlight = nil
+		case <-c.over:
+			return ErrInFlight
+		case <-ctx.Done():
+			return inFlightUntil(ctx)
+		}
+	}
+}
+
+// besides returns the error of a call that does not wait for the running attempt.
+func (o *Once) besides(c *call, g *calls) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case g.input != c.input:
+		return ErrMismatch
+	case c.noWait:
+		return ErrInFlight
+	default:
+		return nil
+	}
+}
+
+func inFlightUntil(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", ErrInFlight, context.Cause(ctx))
 }
 
@@ -152,39 +186,39 @@ func (c *call) replay(end record) (record, bool, error) {
 }
 
 // lead asks Redis, and runs or waits, until the operation has ended.
-func (o *Once) lead(ctx context.Context, c *call, g *group) (record, bool, error) {
+func (o *Once) lead(ctx context.Context, c *call, g *calls) (record, bool, error) {
 	heard, stop := o.news.listen(c.record)
 	defer stop()
 	for {
-		isListening := o.news.isReady()
+		// Read before the question: what is published after the answer is heard only if the
+		// subscription was there when Redis noted our channel.
+		ready := o.news.unready()
 		section, number, interrupted, err := o.begin(ctx, c)
-		var known *known
+		var found *known
 		var locked *relock.LockedError
 		switch {
 		case err == nil:
-			defer o.running(g)()
+			defer o.running(c, g)() // once: the loop ends here
 			return o.attempt(section, c, g, number, interrupted)
-		case errors.As(err, &known):
-			o.finish(c, g, known.record)
-			return c.replay(known.record)
+		case errors.As(err, &found):
+			o.end(c, g, found.record, nil)
+			return c.replay(found.record)
+		case errors.Is(err, relock.ErrUnavailable) && ctx.Err() == nil:
+			o.end(c, g, record{}, err) // the others would find the same, one after the other
+			return record{}, false, err
 		case !errors.As(err, &locked) || locked.Err != nil:
 			return record{}, false, err
 		case c.noWait:
 			return record{}, false, ErrInFlight
-		case !isListening:
-			if err := o.news.await(ctx, c.over); err != nil {
-				return record{}, false, err
-			}
-			continue
 		}
-		stop := o.running(g)
-		end, err := c.wait(ctx, heard, locked.TTL)
-		stop()
+		stopped := o.running(c, g)
+		end, err := c.wait(ctx, heard, ready, locked.TTL)
+		stopped()
 		if err != nil {
 			return record{}, false, err
 		}
 		if end.state != "" {
-			o.finish(c, g, end)
+			o.end(c, g, end, nil)
 			return c.replay(end)
 		}
 	}
@@ -193,20 +227,22 @@ func (o *Once) lead(ctx context.Context, c *call, g *group) (record, bool, error
 // shortestLook is the least time between two looks at a record.
 const shortestLook = 50 * time.Millisecond
 
-// wait waits for news of an operation, or until the lease of the attempt may have ended. The zero
-// record is a reason to look again.
-func (c *call) wait(ctx context.Context, heard <-chan record, lease time.Duration) (record, error) {
+// wait waits for news of an operation, until the subscription is ready, or until the lease of the
+// attempt may have ended. The zero record is a reason to look again.
+func (c *call) wait(ctx context.Context, heard <-chan record, ready <-chan struct{}, lease time.Duration) (record, error) {
 	timer := time.NewTimer(max(lease, shortestLook))
 	defer timer.Stop()
 	select {
 	case end := <-heard:
 		return end, nil
+	case <-ready:
+		return record{}, nil
 	case <-timer.C:
 		return record{}, nil
 	case <-c.over:
 		return record{}, ErrInFlight
 	case <-ctx.Done():
-		return record{}, inFlight(ctx)
+		return record{}, inFlightUntil(ctx)
 	}
 }
 
@@ -222,15 +258,15 @@ func (o *Once) begin(ctx context.Context, c *call) (section context.Context, num
 		strict = "1"
 	}
 	section, reply, err := c.lock.TryLockIf(ctx, beginScript, []string{c.record, c.waiters},
-		c.attempt, c.input, o.settings.retention.Milliseconds(), o.news.channel, strict)
+		c.attempt, c.input, max(o.settings.retention, shortestNote).Milliseconds(), o.news.channel, strict)
 	var declined *relock.DeclinedError
 	if errors.As(err, &declined) {
 		return nil, 0, false, c.declined(declined)
 	}
-	if errors.Is(err, relock.ErrUnsure) {
-		o.undo(ctx, c)
-	}
 	if err != nil {
+		if mayHaveBegun(err) {
+			o.takeBack(c)
+		}
 		return nil, 0, false, err
 	}
 	fields, _ := reply.([]any)
@@ -242,12 +278,43 @@ func (o *Once) begin(ctx context.Context, c *call) (section context.Context, num
 	return section, int(n), fields[1] == int64(1), nil
 }
 
-// undo takes back an attempt that perhaps has begun in Redis, and whose function does not run. If
-// Redis does not answer, the next attempt is told of an interrupted one.
-func (o *Once) undo(ctx context.Context, c *call) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
-	defer cancel()
-	_ = unlockedUndo.Run(ctx, o.rdb, []string{c.record}, c.attempt).Err()
+// mayHaveBegun says whether TryLockIf may have noted an attempt that has not got the lock.
+func mayHaveBegun(err error) bool {
+	isCertain := errors.Is(err, relock.ErrInvalid) || errors.As(err, new(*relock.LockedError)) ||
+		errors.Is(err, relock.ErrUnavailable) && !errors.Is(err, relock.ErrUnsure)
+	return !isCertain
+}
+
+// takeBack takes back an attempt that perhaps has begun in Redis, and whose function does not run. A
+// command of it may run late, so takeBack repeats, in the background. It does not hold up the call
+// for longer than takeBackWait. If Redis never answers, the next attempt is told of an interrupted
+// one.
+func (o *Once) takeBack(c *call) {
+	first := make(chan struct{})
+	begun := o.background.GoOpen(func() {
+		pause := takeBackPause
+		for n := range takeBackTimes {
+			ctx, cancel := context.WithTimeout(o.news.life, storeLimit)
+			_ = abort.Run(ctx, o.rdb, []string{c.record}, c.attempt).Err()
+			cancel()
+			o.wake(c)
+			if n == 0 {
+				close(first)
+			}
+			select {
+			case <-time.After(pause):
+				pause *= 4
+			case <-o.news.life.Done():
+				return
+			}
+		}
+	})
+	if begun {
+		select {
+		case <-first:
+		case <-time.After(takeBackWait):
+		}
+	}
 }
 
 // declined returns the reason why there is no attempt.
@@ -269,19 +336,28 @@ func (c *call) declined(d *relock.DeclinedError) error {
 	}
 }
 
-// attempt runs the function, and stores its end.
-func (o *Once) attempt(section context.Context, c *call, g *group, number int, interrupted bool) (record, bool, error) {
-	defer func() { _ = c.lock.Unlock(section) }() // also after a panic; cleanup repeats it
+// attempt runs the function, and stores its end. The client's cleanup frees the lock if Unlock does
+// not reach Redis.
+func (o *Once) attempt(section context.Context, c *call, g *calls, number int, interrupted bool) (record, bool, error) {
+	told := false
+	defer func() { // also after a panic
+		_ = c.lock.Unlock(section)
+		if !told {
+			o.wake(c)
+		}
+	}()
 	data, err := c.run(section, Attempt{Key: c.key, Number: number, Interrupted: interrupted, lock: c.lock})
 	end := record{state: "done", input: c.input, result: string(data)}
-	var final permanent
 	switch {
-	case errors.As(err, &final):
-		end.state, end.result = "failed", final.Error()
+	case errors.As(err, new(permanent)):
+		end.state, end.result, err = "failed", err.Error(), marked{err, true}
+	case errors.As(err, new(unknown)):
+		return record{}, false, withLoss(section, marked{err, false})
 	case err != nil && section.Err() != nil:
 		return record{}, false, withLoss(section, err)
 	case err != nil:
-		if abortErr := o.abort(section, c); abortErr != nil {
+		_, abortErr := o.eval(section, c, abortScript, []string{c.record}, c.attempt)
+		if abortErr != nil {
 			err = fmt.Errorf("%w (and the attempt counts as interrupted: %w)", err, abortErr)
 		}
 		return record{}, false, err
@@ -294,7 +370,8 @@ func (o *Once) attempt(section context.Context, c *call, g *group, number int, i
 	case stored != int64(1):
 		return record{}, false, errors.Join(err, fmt.Errorf("once: %q has run, and another attempt has begun since", c.key))
 	}
-	o.finish(c, g, end)
+	told = true
+	o.end(c, g, end, nil)
 	if err == nil && end.result == "" {
 		err = ErrNoResult
 	}
@@ -309,25 +386,26 @@ func withLoss(section context.Context, err error) error {
 	return err
 }
 
-// abort removes the record of an attempt that has failed, frees its lock, and wakes who waits. If
-// Redis does not confirm, the next attempt is told of an interrupted one.
-func (o *Once) abort(section context.Context, c *call) error {
-	if _, err := o.eval(section, c, abortScript, []string{c.record}, c.attempt); err != nil {
-		return err
-	}
-	_ = c.lock.Unlock(section)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(section), storeLimit)
+// wake tells all who wait that an attempt is over, and its lock is free. Who is not told looks when
+// the lease is over.
+func (o *Once) wake(c *call) {
+	ctx, cancel := context.WithTimeout(context.Background(), storeLimit)
 	defer cancel()
-	_ = wakeScript.Run(ctx, o.rdb, []string{c.record, c.waiters}).Err() // who hears nothing looks when the lease is over
-	return nil
+	_ = wake.Run(ctx, o.rdb, []string{c.record, c.waiters}).Err()
 }
 
 const (
 	// storeLimit bounds the time in which the end of an attempt is stored.
 	storeLimit = 10 * time.Second
 	storePause = 20 * time.Millisecond
-	// undoLimit bounds the time in which an attempt that does not run is taken back.
-	undoLimit = time.Second
+
+	// takeBackTimes is how often an attempt that does not run is taken back, within half a minute.
+	takeBackTimes = 5
+	takeBackPause = 100 * time.Millisecond
+	takeBackWait  = 200 * time.Millisecond
+
+	// shortestNote is the least time for which the note of an attempt is kept.
+	shortestNote = DefaultRetention
 )
 
 // eval runs a script of the end of an attempt, also if the caller's context has ended, and repeats

@@ -33,8 +33,7 @@ func newNews(rdb redis.UniversalClient, channel string) *news {
 	return n
 }
 
-// listen returns the channel for the news of a record, until stop. One call of this process listens
-// to a record at a time.
+// listen returns the channel for the news of a record, until stop. The call with the turn listens.
 func (n *news) listen(of string) (heard <-chan record, stop func()) {
 	c := make(chan record, 1)
 	n.mu.Lock()
@@ -47,33 +46,23 @@ func (n *news) listen(of string) (heard <-chan record, stop func()) {
 	return c, func() {
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		delete(n.listeners, of)
+		if n.listeners[of] == c { // else a call of the next group listens
+			delete(n.listeners, of)
+		}
 	}
 }
 
-// isReady reports whether what is published from now on will be heard.
-func (n *news) isReady() bool {
+// unready returns a channel that ends when the subscription is confirmed, nil if it is, or if
+// nothing will be heard any more.
+func (n *news) unready() <-chan struct{} {
 	select {
 	case <-n.ready:
-		return true
-	case <-n.life.Done(): // nothing is heard any more, and who waits looks at times
-		return true
-	default:
-		return false
-	}
-}
-
-// await waits until isReady, for as long as a call waits.
-func (n *news) await(ctx context.Context, over <-chan time.Time) error {
-	select {
-	case <-n.ready:
+		return nil
 	case <-n.life.Done():
-	case <-over:
-		return ErrInFlight
-	case <-ctx.Done():
-		return inFlight(ctx)
+		return nil
+	default:
+		return n.ready
 	}
-	return nil
 }
 
 // healthCheck is the interval of the PING with which go-redis finds a dead connection.

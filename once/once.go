@@ -34,6 +34,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/group"
 )
 
 // Errors of this package, for [errors.Is]. Wrong arguments and options are [relock.ErrInvalid].
@@ -64,9 +65,47 @@ type permanent struct{ error }
 
 func (p permanent) Unwrap() error { return p.error }
 
-// Permanent marks an error of a function as the final result of the operation: the error is stored,
-// and later calls get it as a [*FailedError] without a run. Other errors are not stored. nil stays
-// nil.
+// unknown is an error after which nobody knows what has happened.
+type unknown struct{ error }
+
+func (u unknown) Unwrap() error { return u.error }
+
+// marked is an error of a function whose mark has had its effect: an operation around this one
+// decides anew.
+type marked struct {
+	err    error
+	stored bool
+}
+
+func (m marked) Error() string        { return m.err.Error() }
+func (m marked) Is(target error) bool { return errors.Is(m.err, target) }
+
+// As finds everything but the mark, and a FailedError if the error is stored.
+func (m marked) As(target any) bool {
+	switch target := target.(type) {
+	case *permanent, *unknown:
+		return false
+	case **FailedError:
+		if m.stored {
+			*target = &FailedError{Text: m.Error()}
+			return true
+		}
+	}
+	return errors.As(m.err, target)
+}
+
+// Unknown marks an error of a function as one after which nobody knows what has happened, such as a
+// timeout of a payment provider: the attempt counts as interrupted. nil stays nil.
+func Unknown(err error) error {
+	if err == nil {
+		return nil
+	}
+	return unknown{err}
+}
+
+// Permanent marks an error of a function as the final result of the operation: the text of the
+// function's error is stored, and all calls get a [*FailedError], the first one together with its
+// own error. Other errors are not stored. nil stays nil.
 func Permanent(err error) error {
 	if err == nil {
 		return nil
@@ -81,8 +120,10 @@ type Once struct {
 	settings settings
 	news     *news
 
+	background group.Group // attempts that are taken back
+
 	mu     sync.Mutex
-	groups map[string]*group // by record
+	groups map[string]*calls // by record
 }
 
 type settings struct {
@@ -102,9 +143,9 @@ const DefaultRetention = 24 * time.Hour
 // DefaultMaxResult is the longest result in bytes.
 const DefaultMaxResult = 1 << 20
 
-// WithRetention sets the time for which Redis keeps a result, and the note of an attempt that never
-// ended. After it, the same key is a new operation. The default is [DefaultRetention]; d is whole
-// milliseconds of at least a second.
+// WithRetention sets the time for which Redis keeps a result. After it, the same key is a new
+// operation. The default is [DefaultRetention]; d is whole milliseconds of at least a second. The
+// note of an attempt is kept for that time from its begin too, and for a day at least.
 func WithRetention(d time.Duration) Option {
 	return func(s *settings) {
 		if d < time.Second || d%time.Millisecond != 0 {
@@ -159,21 +200,28 @@ func New(locks *relock.Client, options ...Option) (*Once, error) {
 	}
 	rdb := locks.Redis()
 	return &Once{
-		locks: locks, rdb: rdb, settings: s, groups: make(map[string]*group),
+		locks: locks, rdb: rdb, settings: s, groups: make(map[string]*calls),
 		news: newNews(rdb, lock.Key()+":"+locks.ID()+":"+rand.Text()),
 	}, nil
 }
 
-// Close ends the subscription of the Once. Calls in flight go on, and ask Redis again at times in
-// place of waiting for a message. The client is the caller's to close.
-func (o *Once) Close() error { return o.news.close() }
+// Close ends the subscription of the Once, and its work in the background. Calls in flight go on,
+// and ask Redis again at times in place of waiting for a message. The client is the caller's to
+// close.
+func (o *Once) Close() error {
+	o.background.Close()
+	err := o.news.close()
+	o.background.Wait()
+	return err
+}
 
 // Attempt is one run of a function.
 type Attempt struct {
 	Key    string
-	Number int // of the attempt: 1, and one more after each interrupted attempt
+	Number int // of the attempt: 1 if the operation is new, and one more for each attempt after an interrupted one
 	// Interrupted says that an earlier attempt began and never ended: its process died, it lost its
-	// lock, or its context ended. It may have done anything, and may even be running still.
+	// lock, it panicked, or it failed without knowing what it had done. It may have done anything, and may even be
+	// running still.
 	Interrupted bool
 
 	lock *relock.Lock
@@ -262,10 +310,14 @@ func lockName(key string) string {
 // should return. What fn returns decides:
 //   - nil: the result is stored, and told to all who wait.
 //   - a [Permanent] error: the error is stored.
+//   - an [Unknown] error, or another one after the end of fn's context: nothing is stored, and the
+//     attempt counts as interrupted.
 //   - any other error: nothing is stored. It says that nothing has happened, and one of the calls
-//     that wait runs its own fn. If the context of fn has ended by then, nobody knows what has
-//     happened, and the attempt counts as interrupted.
+//     that wait runs its own fn.
 //   - a panic goes on to the caller, and the attempt counts as interrupted.
+//
+// Calls that are made inside of fn are operations of their own. Two that wait for each other wait
+// until a context ends.
 //
 // Errors: those of fn; [ErrMismatch], [ErrInFlight], [ErrInterrupted] and [ErrNoResult];
 // [*FailedError]; and those of [relock.Lock.TryLockIf] without a run of fn. If fn has run and its
@@ -298,16 +350,25 @@ func Do[T any](ctx context.Context, o *Once, key string, fn func(ctx context.Con
 }
 
 // Forget removes the record of a key, so that the operation may run again: for an operator who has
-// found out what an interrupted attempt has done. While an attempt is running, Forget is
-// [relock.ErrLocked].
+// found out what an interrupted attempt has done. Forget also removes a stored result. While an
+// attempt is running, Forget changes nothing, and returns [relock.ErrLocked].
 func (o *Once) Forget(ctx context.Context, key string) error {
 	c, err := o.newCall(key, nil)
 	if err != nil {
 		return err
 	}
-	section, _, err := c.lock.TryLockIf(ctx, "redis.call('DEL', KEYS[1]) return true", []string{c.record})
+	attempt, err := o.rdb.HGet(ctx, c.record, "attempt").Result()
+	if errors.Is(err, redis.Nil) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("once: forget: %w", err)
+	}
+	section, _, err := c.lock.TryLockIf(ctx, forgetScript, []string{c.record}, attempt)
 	if err != nil {
 		return err
 	}
-	return c.lock.Unlock(section)
+	err = c.lock.Unlock(section)
+	o.wake(c)
+	return err
 }

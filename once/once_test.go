@@ -333,12 +333,13 @@ func TestAPermanentErrorIsStored(t *testing.T) {
 	}
 	_, replayed, err := once.Do(t.Context(), p.Once, "a", fail)
 	require.ErrorIs(t, err, cause)
+	require.ErrorAs(t, err, new(*once.FailedError))
 	require.False(t, replayed)
 	for _, by := range []*process{p, r.process()} {
 		_, replayed, err = once.Do(t.Context(), by.Once, "a", fail)
 		var failed *once.FailedError
 		require.ErrorAs(t, err, &failed)
-		require.Equal(t, "card expired", failed.Text)
+		require.Equal(t, "charge: card expired", failed.Text)
 		require.True(t, replayed)
 	}
 	require.NoError(t, once.Permanent(nil))

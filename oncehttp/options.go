@@ -78,9 +78,9 @@ func kept(names []string) []string {
 }
 
 // WithWait sets the time for which a request waits while an earlier request with its key runs. If
-// the earlier one takes longer, the request gets status 409. If the store does not answer within the
-// time, the request gets status 503. The time is no limit for the handler. The default is 0: status
-// 409 at once.
+// the earlier one takes longer, the request gets status 409. The time is no limit for the handler,
+// nor for the store: status 503 comes after go-redis's own timeouts. The default is 0: status 409 at
+// once.
 func WithWait(d time.Duration) Option {
 	return func(s *settings) {
 		if d < 0 {

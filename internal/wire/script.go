@@ -18,7 +18,8 @@ import (
 // The reply to several units is a list with one reply a unit. A unit that fails alone in a call of
 // several has a reply of "-" and the error's text. A call with one unit fails as a script error.
 //
-// Scripts set state and never add to it, so that running one again is safe.
+// Scripts set state and never add to it, so that running one again is safe. Scripts of users may do
+// otherwise, see [Call.NoRepeat].
 type Script struct {
 	Name   string // for logs and errors
 	Source string

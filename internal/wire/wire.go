@@ -85,8 +85,9 @@ type Call struct {
 
 	// Tries is how often the call is sent at most; 0: until ctx is done.
 	Tries int
-	// Once is for a script that adds to state: a call that may have run is not sent again.
-	Once bool
+	// NoRepeat is for a script that may add to state: a call that may have run is not sent again. A
+	// call that a server has refused, and not run, is.
+	NoRepeat bool
 	// Patience is how long one attempt may take. Do then gives the attempt up and sends the next
 	// one, while the first one may still run. 0: as long as go-redis waits.
 	Patience time.Duration
@@ -156,7 +157,7 @@ func (w *Wire) Do(ctx context.Context, c *Call) (Answer, error) {
 			return a, o.err
 		}
 		w.reportTrouble(o.err)
-		if c.Once && a.Unsure {
+		if c.NoRepeat && a.Unsure {
 			return a, unavailable(moreTelling(ctx.Err(), o.err))
 		}
 		if ctx.Err() != nil {

@@ -1,14 +1,14 @@
 -- Looks for the record of a key, and begins an attempt if there is none. Runs in TryLockIf.
 --
 -- KEYS     record, waiters
--- ARGV     attempt, fingerprint, ms to keep the record, channel of the client, '1': do not begin
+-- ARGV     attempt, fingerprint, ms to keep the note, channel of the client, '1': do not begin
 --          after an interrupted attempt
 -- Returns  keep the lock, and the reply: {number of the attempt, 1: one before was interrupted};
 --          or not to keep, and {state, number, result}: done, failed, mismatch or interrupted
 --
--- A record is a hash: state (begun, done or failed), attempt, number, input, result, and open: '1'
--- if an attempt before was interrupted. A begun record without anybody who has the lock is an
--- interrupted attempt.
+-- A record is a hash: state (begun, done or failed), attempt ('' after one that was taken back, see
+-- abort.lua), number, input (the fingerprint), result, and open: '1' if an attempt before this one
+-- was interrupted. A begun record without anybody who has the lock is an interrupted attempt.
 local record, waiters = KEYS[1], KEYS[2]
 local state, attempt, number, input, open = unpack(redis.call('HMGET', record, 'state', 'attempt', 'number', 'input', 'open'))
 number = tonumber(number or 0)

@@ -1,4 +1,5 @@
--- Stores the end of an attempt, and tells it to all who wait. Runs in Eval.
+-- Stores the end of an attempt, and tells it to all who wait. Runs in Eval. Who is not told looks
+-- again at times.
 --
 -- KEYS     record, waiters
 -- ARGV     attempt, number, fingerprint, state: done or failed, result, ms to keep the record
@@ -17,7 +18,7 @@ end
 redis.call('PEXPIRE', record, ARGV[6])
 local channels = redis.call('SMEMBERS', waiters)
 for _, channel in ipairs(channels) do
-  redis.call('PUBLISH', channel, table.concat({record, input, state, result}, '\n'))
+  redis.pcall('PUBLISH', channel, table.concat({record, input, state, result}, '\n'))
 end
 if #channels > 0 then
   redis.call('DEL', waiters)

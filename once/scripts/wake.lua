@@ -1,7 +1,7 @@
--- Tells all who wait that the lock of a failed attempt is free.
+-- Tells all who wait that an attempt is over without a result, and its lock is free.
 --
 -- KEYS     record, waiters
 for _, channel in ipairs(redis.call('SMEMBERS', KEYS[2])) do
-  redis.call('PUBLISH', channel, KEYS[1] .. '\n\n\n')
+  redis.pcall('PUBLISH', channel, KEYS[1] .. '\n\n\n')
 end
 return redis.call('DEL', KEYS[2])

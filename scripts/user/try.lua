@@ -1,14 +1,15 @@
 -- Takes a free lock for which nobody waits, and has a script of the user decide in the same step.
--- acquire is the script of this name.
+-- acquire is the script of this name. Its answer is a status, or a list that begins with the status.
 --
 -- KEYS     base, queue, then the keys of the script
 -- ARGV     publish command, hold, lease ms, then the arguments of the script
--- Returns  {6, reply} the script declines, and the hold does not have the lock; else {answer of
---          acquire, reply}, or 3 call again: only dead waiters so far
+-- Returns  {answer of acquire, reply}: the script keeps the lock, or would if it were free;
+--          {6, reply}: the script declines; {7, error}: the script has failed. In both the hold does
+--          not have the lock. 3: call again, there were only dead waiters so far
 -- Idempotent if the script of the user is.
 local base, queue = table.remove(KEYS, 1), table.remove(KEYS, 1)
 local publish, hold, ttl = table.remove(ARGV, 1), table.remove(ARGV, 1), table.remove(ARGV, 1)
-local answer = acquire({base, queue}, {publish, hold, ttl, ''})
+local answer = acquire({base, queue}, {publish, hold, ttl, ''}) -- '': do not queue
 local status = type(answer) == 'table' and answer[1] or answer
 if status == 3 then
   return answer
@@ -24,4 +25,4 @@ end
 if ok then
   return {6, reply}
 end
-return type(keep) == 'table' and keep or redis.error_reply('ERR ' .. tostring(keep))
+return {7, result(false, keep)}
