@@ -14,9 +14,10 @@
 // starts an embedded Redis; with REDIS_URL=redis://... the program uses that server. The sale
 // is in shop.go. The exit code is 1 if anything is not as it should be.
 //
-// The lock is not needed if the whole sale is in Redis: one script then looks for the order of the user,
-// takes the item out of stock and writes the order, and no key of package once is needed either. With the stock in a SQL database, a transaction with
-// "UPDATE ... SET stock = stock - 1 WHERE stock > 0" and a unique index on the orders do it.
+// The lock is not needed if the whole sale is in Redis: one script then looks for the order of the
+// user, takes the item out of stock and writes the order, and no key of package once is needed
+// either. With the stock in a SQL database, a transaction with "UPDATE ... SET stock = stock - 1
+// WHERE stock > 0" and a unique index on the orders do it.
 package main
 
 import (
