@@ -96,7 +96,7 @@ type crash struct {
 // a result.
 func (c *crash) run() {
 	c.Helper()
-	ctx, cancel := context.WithTimeout(c.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(c.Context(), 2*time.Minute+time.Duration(c.keys)*20*time.Millisecond)
 	defer cancel()
 	done := make(chan struct{})
 	var group sync.WaitGroup
