@@ -391,6 +391,39 @@ func TestAFillBehindAReleaseIsTakenBack(t *testing.T) {
 	})
 }
 
+// forgetsLate is a member that answers to Forget late.
+type forgetsLate struct{ *mem.Store }
+
+func (m forgetsLate) Forget(ctx context.Context, asks []store.Ask) []error {
+	pass(900 * time.Millisecond)
+	return m.Store.Forget(ctx, asks)
+}
+
+// TestACallEndsWithItsContext has calls whose contexts end while locks are given back.
+func TestACallEndsWithItsContext(t *testing.T) {
+	for name, call := range map[string]func(ctx context.Context, s store.Store, a store.Ask) error{
+		"Try": func(ctx context.Context, s store.Store, a store.Ask) error { return second(s.Try(ctx, a)) },
+		"Wait": func(ctx context.Context, s store.Store, a store.Ask) error {
+			return second(s.Wait(ctx, a, nothing))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, 3)
+				s := r.over(func(_ int, m *mem.Store) store.Store { return forgetsLate{m} })
+				_, err := r.members[0].Try(t.Context(), ask(minute))
+				require.NoError(t, err)
+				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+				defer cancel()
+				begun := time.Now()
+				err = call(ctx, s, ask(minute))
+				require.Equal(t, 50*time.Millisecond, time.Since(begun))
+				require.ErrorIs(t, err, store.ErrUnsure, "the caller takes back what is left")
+			})
+		})
+	}
+}
+
 // breaksLate is a member that a Break reaches late.
 type breaksLate struct {
 	*mem.Store

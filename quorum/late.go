@@ -73,7 +73,7 @@ func (q *quorum) behind(l *late, a store.Ask, members []int, rest func()) {
 	q.background(func() {
 		rest()
 		if q.dismiss(l) {
-			q.takeBack(a, members)
+			q.takeBack(context.Background(), a, members)
 		}
 	})
 }
@@ -126,6 +126,6 @@ func (q *quorum) abandon(a store.Ask, err error) {
 	ended := q.over(a.ID)
 	q.background(func() {
 		defer ended()
-		q.takeBack(a, q.all())
+		q.takeBack(context.Background(), a, q.all())
 	})
 }

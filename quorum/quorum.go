@@ -101,7 +101,7 @@ func (q *quorum) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 	r := ask(ctx, q, limitOf(a), func(r *round[store.Lease]) bool { return admitted(r) || r.complete() },
 		func(ctx context.Context, i int) (store.Lease, error) { return q.members[i].Try(ctx, a) })
 	if admitted(r) {
-		r.linger(begun, r.complete)
+		r.linger(ctx, begun, r.complete)
 	}
 	if !admitted(r) || ctx.Err() != nil {
 		return store.Lease{}, q.refused(ctx, a, r)
@@ -127,7 +127,7 @@ func (q *quorum) refused(ctx context.Context, a store.Ask, r *round[store.Lease]
 	if len(busy) > 0 && ctx.Err() == nil && (busy[0] == first[0] || len(first) >= q.majority) {
 		err = errs[busy[0]]
 	}
-	if !q.takeBack(a, where(errs, func(err error) bool { return done(err) || unsure(err) })) {
+	if !q.takeBack(ctx, a, where(errs, func(err error) bool { return done(err) || unsure(err) })) {
 		err = store.Unsure(err)
 	}
 	return err
@@ -139,20 +139,29 @@ func (q *quorum) all() []int {
 }
 
 // takeBack forgets an ask at members, and reports whether all of them have confirmed. takeBack does
-// not wait for silent members, and has a time limit.
-func (q *quorum) takeBack(a store.Ask, members []int) bool {
+// not wait for silent members, nor beyond the end of ctx, and has a time limit.
+func (q *quorum) takeBack(ctx context.Context, a store.Ask, members []int) bool {
 	if len(members) == 0 {
 		return true
 	}
-	r := ask(context.Background(), q, limitOf(a), (*round[struct{}]).complete,
-		func(ctx context.Context, i int) (none struct{}, err error) {
-			if !slices.Contains(members, i) {
-				return none, errNotAsked
-			}
-			return none, q.members[i].Forget(ctx, []store.Ask{a})[0]
-		})
-	defer r.behind()
-	return len(r.values()) == len(members)
+	confirmed := make(chan bool, 1)
+	q.background(func() {
+		r := ask(context.Background(), q, limitOf(a), (*round[struct{}]).complete,
+			func(ctx context.Context, i int) (none struct{}, err error) {
+				if !slices.Contains(members, i) {
+					return none, errNotAsked
+				}
+				return none, q.members[i].Forget(ctx, []store.Ask{a})[0]
+			})
+		confirmed <- len(r.values()) == len(members)
+		r.rest()
+	})
+	select {
+	case all := <-confirmed:
+		return all
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // Enter sends the count and the lease to all members. Members that do not have the hold get the
@@ -196,7 +205,7 @@ func (q *quorum) Release(ctx context.Context, l store.Lease, count int) error {
 		defer ended()
 		r.rest()
 	})
-	r.linger(begun, func() bool { _, known := r.first(); return known })
+	r.linger(ctx, begun, func() bool { _, known := r.first(); return known })
 	return q.verdict(ctx, r.errs())
 }
 
@@ -233,7 +242,7 @@ func (q *quorum) Renew(ctx context.Context, renewals []store.Renewal) []error {
 		return errs, unreached(errs)
 	})
 	defer r.behind()
-	r.linger(begun, r.complete)
+	r.linger(ctx, begun, r.complete)
 	for lease, renewal := range renewals {
 		errs, a := of(r, lease), renewal.Lease.Ask
 		results[lease] = q.verdict(ctx, errs)

@@ -109,8 +109,8 @@ func (r *round[T]) take(i int) {
 }
 
 // linger waits until enough says so, or until a call with a majority has cost twice its time,
-// within shortestGrace and longestGrace.
-func (r *round[T]) linger(since time.Time, enough func() bool) {
+// within shortestGrace and longestGrace, but not beyond the end of ctx.
+func (r *round[T]) linger(ctx context.Context, since time.Time, enough func() bool) {
 	timer := time.NewTimer(grace(since))
 	defer timer.Stop()
 	for r.open > 0 && !enough() {
@@ -118,6 +118,8 @@ func (r *round[T]) linger(since time.Time, enough func() bool) {
 		case i := <-r.came:
 			r.take(i)
 		case <-timer.C:
+			return
+		case <-ctx.Done():
 			return
 		}
 	}

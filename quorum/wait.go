@@ -25,6 +25,7 @@ const (
 type waiting struct {
 	*quorum
 	ask      store.Ask
+	caller   context.Context
 	ctx      context.Context // of the calls at the members
 	progress func(store.Progress)
 	events   chan event
@@ -79,7 +80,7 @@ func (q *quorum) Wait(ctx context.Context, a store.Ask, progress func(store.Prog
 		return store.Lease{}, lifetime.Ended(ctx)
 	}
 	w := &waiting{
-		quorum: q, ask: a, progress: progress, events: make(chan event), seats: make([]seat, len(q.members)),
+		quorum: q, ask: a, caller: ctx, progress: progress, events: make(chan event), seats: make([]seat, len(q.members)),
 		alarm: time.NewTimer(limitOf(a)),
 	}
 	defer w.alarm.Stop()
@@ -237,7 +238,7 @@ func (w *waiting) giveBack() {
 			w.seats[i].has = false
 		}
 	}
-	w.spent = !w.takeBack(w.ask, members)
+	w.spent = !w.takeBack(w.caller, w.ask, members)
 }
 
 // take waits at all members for a majority.
@@ -311,6 +312,8 @@ func (w *waiting) in(cancel context.CancelCauseFunc) store.Lease {
 		case e := <-w.events:
 			w.last(e)
 		case <-timer.C:
+			over = true
+		case <-w.caller.Done():
 			over = true
 		}
 	}

@@ -29,10 +29,25 @@ const (
 )
 
 // TestSoakInFakeTime does the same in fake time, in a third of the time. Each round has a world of
-// its own: miniredis with either layout, or a store in memory. Time passes only while everybody
-// waits. A call of half a lease costs no more than a call of a millisecond, so most commands meet
-// the end of a lease, and limits are exact.
+// its own: miniredis with either layout, a store in memory, or a quorum of three. Time passes only
+// while everybody waits. A call of half a lease costs no more than a call of a millisecond, so most
+// commands meet the end of a lease, and limits are exact.
 func TestSoakInFakeTime(t *testing.T) {
+	soakInFakeTime(t, fakeSetting)
+}
+
+// TestSoakOfAQuorum is TestSoakInFakeTime with quorums only. Members go away, lose answers and
+// restart empty, one at a time, and clients reach each member over a way of its own.
+func TestSoakOfAQuorum(t *testing.T) {
+	soakInFakeTime(t, func(seed uint64) setting {
+		s := fakeSetting(seed)
+		s.redisson, s.mem, s.quorum = false, false, true
+		return s
+	})
+}
+
+func soakInFakeTime(t *testing.T, choose func(seed uint64) setting) {
+	t.Helper()
 	duration, seed := settings(t)
 	round := uint64(0)
 	defer func() {
@@ -49,7 +64,7 @@ func TestSoakInFakeTime(t *testing.T) {
 				panic(fmt.Sprintf("round %d of RELOCK_SEED=%d waits for something that never comes", round, seed))
 			})
 			defer end.Stop()
-			s = newSoak(t, seed+round, fakeSetting(seed+round))
+			s = newSoak(t, seed+round, choose(seed+round))
 			s.round(0, fakeRoundTime, s.trouble)
 			s.end()
 		})
@@ -71,11 +86,12 @@ func TestSoakInFakeTime(t *testing.T) {
 // fakeSetting chooses a setting.
 func fakeSetting(seed uint64) setting {
 	random := rand.New(rand.NewPCG(seed, 1))
-	kind := random.IntN(4)
+	kind := random.IntN(5)
 	return setting{
 		fake:     true,
 		redisson: kind == 0,
 		mem:      kind == 1,
+		quorum:   kind == 2,
 		patience: []time.Duration{severalTries, severalTries, ttl}[random.IntN(3)],
 	}
 }
@@ -102,8 +118,8 @@ func (s *soak) waits(id int, what wait) {
 func (s *soak) watchCalm() {
 	for _, p := range s.present() {
 		p.faults.DelayOneWay(near, near)
-		if p.link != nil {
-			p.link.calm()
+		for _, k := range p.links {
+			k.calm()
 		}
 	}
 	longest := 2*s.patience + 2*ttl
@@ -136,11 +152,16 @@ func (s *soak) isHeld(name string) bool {
 		holders, err := s.holders(pool)
 		return err != nil || len(holders) >= permits
 	}
-	if s.memory == nil {
+	if len(s.memory) == 0 {
 		return s.world.Exists(s.baseKey(name))
 	}
-	state, err := s.memory.Look(context.Background(), store.Ask{Name: name})
-	return err != nil || state.Owner != ""
+	for _, m := range s.memory {
+		state, err := m.Look(context.Background(), store.Ask{Name: name})
+		if err != nil || state.Owner != "" {
+			return true
+		}
+	}
+	return false
 }
 
 // world is a Redis server in the process, in fake time.

@@ -35,7 +35,7 @@ var kindNames = append([]string{book, pool}, parts...)
 
 // names returns the names of all locks that the store can serve.
 func (s *soak) names() []string {
-	if s.redisson {
+	if s.onlyMutexes() {
 		return slices.Concat(parts, locks)
 	}
 	return slices.Concat(kindNames, locks)
@@ -84,7 +84,7 @@ func (s *soak) visitors(working *sync.WaitGroup, random func(id int) *rand.Rand)
 	for i := range visitors {
 		v := &visitor{soak: s, Rand: random(first + i), id: first + i}
 		visit := []func(context.Context, context.CancelFunc){v.reads, v.borrows, v.collects}[i%3]
-		if s.redisson {
+		if s.onlyMutexes() {
 			visit = v.collects
 		}
 		working.Go(func() {
@@ -96,7 +96,7 @@ func (s *soak) visitors(working *sync.WaitGroup, random func(id int) *rand.Rand)
 			}
 		})
 	}
-	if !s.redisson { // where Redis names no holder
+	if !s.onlyMutexes() { // where the store names no holder, or holds on their way too
 		watcher := random(first + visitors)
 		working.Go(func() { s.watchKinds(watcher) })
 	}
@@ -492,8 +492,8 @@ func (v *visitor) collects(ctx context.Context, cancel context.CancelFunc) {
 		v.look(all[v.IntN(len(all))])
 	}
 	// Waits inside of each other may be a deadlock, which takes seconds to find. In fake time they are
-	// free. In Redisson's layout deadlocks are not found.
-	if v.fake && !v.redisson && v.IntN(6) == 0 {
+	// free. In Redisson's layout, and in a quorum, deadlocks are not found.
+	if v.fake && !v.onlyMutexes() && v.IntN(6) == 0 {
 		if inner, more := v.several(all[0].ctx, "several inside several", v.choose(), all); inner != nil {
 			v.linger()
 			v.leave(inner, more...)
@@ -509,7 +509,7 @@ func (v *visitor) collects(ctx context.Context, cancel context.CancelFunc) {
 // known enters a lock of the visitor alone, as the holder of a call that fails is known only inside
 // of a section. It does so when the last trouble has ended for long.
 func (v *visitor) known(ctx context.Context) (section context.Context, leave func()) {
-	if !v.fake || v.redisson || !isClosed(v.calm) || time.Since(v.calmed) < 2*ttl {
+	if !v.fake || v.onlyMutexes() || !isClosed(v.calm) || time.Since(v.calmed) < 2*ttl {
 		return ctx, func() {}
 	}
 	v.brief = true
@@ -578,7 +578,7 @@ func (s *soak) takeKinds(ops []history.Op) *history.Kinds {
 	defer s.kinds.mu.Unlock()
 	k := s.kinds.Kinds
 	s.kinds.Kinds = history.Kinds{}
-	k.Ops, k.Longest = ops, 2*ttl+2*s.patience
+	k.Ops, k.Quorum, k.Longest = ops, s.quorum, 2*ttl+2*s.patience
 	return &k
 }
 

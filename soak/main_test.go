@@ -16,6 +16,8 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/quorum"
+	"github.com/go-relock/relock/store"
 )
 
 func TestMain(m *testing.M) {
@@ -32,7 +34,8 @@ func (silent) Printf(context.Context, string, ...any) {}
 type peer struct {
 	*relock.Client
 	rdb    redis.UniversalClient // nil: the store is in memory
-	link   *link                 // nil: the store is Redis
+	links  []*link               // to the stores in memory; none: the store is Redis
+	store  store.Store           // over links
 	faults *redistest.Faults
 
 	up, down time.Duration // to the server and back, without trouble
@@ -43,9 +46,9 @@ func (s *soak) newPeer(patience time.Duration) *peer {
 	s.t.Helper()
 	p := &peer{faults: redistest.NewFaults()}
 	var err error
-	if s.memory != nil {
-		p.link = s.newLink(len(s.peers) + len(s.retired))
-		p.Client, err = relock.Open(p.link, relock.WithTTL(ttl))
+	if len(s.memory) > 0 {
+		p.open(s)
+		p.Client, err = relock.Open(p.store, relock.WithTTL(ttl))
 		require.NoError(s.t, err)
 		return p
 	}
@@ -75,10 +78,28 @@ func (s *soak) newPeer(patience time.Duration) *peer {
 	return p
 }
 
+// open makes the store of a peer over the stores in memory.
+func (p *peer) open(s *soak) {
+	var members []store.Store
+	for i, m := range s.memory {
+		k := s.newLink(m, len(s.memory)*(len(s.peers)+len(s.retired))+i)
+		p.links, members = append(p.links, k), append(members, k)
+	}
+	p.store = members[0]
+	if s.quorum {
+		var err error
+		p.store, err = quorum.New(members...)
+		require.NoError(s.t, err)
+	}
+}
+
 // end ends the process. Nobody uses the client any more.
 func (p *peer) end() {
 	p.heal()
 	_ = p.Close()
+	if p.store != nil {
+		_ = p.store.Close()
+	}
 	if p.rdb != nil {
 		_ = p.rdb.Close()
 	}
@@ -88,8 +109,8 @@ func (p *peer) end() {
 // heal ends all faults.
 func (p *peer) heal() {
 	p.faults.Heal()
-	if p.link != nil {
-		p.link.setOdds(0)
+	for _, k := range p.links {
+		k.setOdds(0)
 	}
 }
 
@@ -108,7 +129,7 @@ func within(t testing.TB, limit time.Duration, what string, f func()) {
 // requireTidy waits until nothing is left that a lock in use would leave.
 func (s *soak) requireTidy() {
 	s.t.Helper()
-	if s.memory == nil {
+	if len(s.memory) == 0 {
 		requireTidy(s.t, s.plain)
 		return
 	}

@@ -287,39 +287,69 @@ func (k *link) Wait(ctx context.Context, ask store.Ask, progress func(store.Prog
 	}
 }
 
-// newLink makes the way of one more client.
-func (s *soak) newLink(number int) *link {
+// newLink makes the way of one more client to a store.
+func (s *soak) newLink(to *mem.Store, number int) *link {
 	random := rand.New(rand.NewPCG(s.seed, uint64(number)))
-	k := &link{Store: s.memory, patience: s.patience, rand: random}
+	k := &link{Store: to, patience: s.patience, rand: random}
 	k.up, k.down = distance(random, s.patience)
 	return k
 }
 
-// inMemory is the trouble of a store in memory.
+// inMemory is the trouble of a store in memory, or of a quorum of them.
 func (s *soak) inMemory(random *rand.Rand) []fault {
 	anyLock := func() string { return s.anyName(random) }
-	return []fault{
-		{"bad weather", 12, func() {
-			k := s.anyone(random).link
+	anyStore := func() *mem.Store { return s.memory[random.IntN(len(s.memory))] }
+	weather := func(links []*link) {
+		for _, k := range links {
 			k.setOdds(1 + random.IntN(8))
-			s.pause(upTo(random, ttl))
+		}
+		s.pause(upTo(random, ttl))
+		for _, k := range links {
 			k.setOdds(0)
+		}
+	}
+	faults := []fault{
+		{"bad weather", 8, func() {
+			links := s.anyone(random).links
+			at := random.IntN(len(links))
+			weather(links[at : at+1])
 		}},
+		{"bad weather everywhere", 4, func() { weather(s.anyone(random).links) }},
 		{"store away", 2, func() {
-			restore := s.memory.Interrupt(nil)
+			restore := anyStore().Interrupt(nil)
 			s.pause(upTo(random, 2*ttl))
 			restore()
 		}},
 		{"answers lost", 2, func() {
-			restore := s.memory.Interrupt(store.Unsure(errors.New("no answer")))
+			restore := anyStore().Interrupt(store.Unsure(errors.New("no answer")))
 			s.pause(upTo(random, ttl))
 			restore()
 		}},
 		{"lock lost", 1, func() {
 			name := anyLock()
-			s.gone(history.Op{Kind: history.Wipe}, []string{name}, func() error { s.memory.Lose(name); return nil })
+			s.gone(history.Op{Kind: history.Wipe}, []string{name}, func() error {
+				for _, m := range s.memory {
+					m.Lose(name)
+				}
+				return nil
+			})
 		}},
 		{"lock forced", 2, func() { s.force(anyLock(), 0) }},
 		{"client closed", 1, func() { s.replace(random.IntN(clients)) }},
 	}
+	if !s.quorum {
+		return faults
+	}
+	return append(faults, fault{"member restarted empty", 3, func() { s.restartMember(anyStore()) }})
+}
+
+// restartMember lets a member of a quorum come back empty. The member stays away for the longest
+// lease, as a server with relock.WithRestartDelay does.
+func (s *soak) restartMember(m *mem.Store) {
+	restore := m.Interrupt(nil)
+	for _, name := range s.names() {
+		m.Lose(name)
+	}
+	<-time.After(ttl + ttl/4)
+	restore()
 }

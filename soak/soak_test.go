@@ -55,7 +55,11 @@ type setting struct {
 	cluster  bool          // the server is a cluster
 	fake     bool          // the server is a world in fake time
 	mem      bool          // the server is a store in memory
+	quorum   bool          // the server is a quorum of stores in memory
 }
+
+// onlyMutexes says that the store has no other kinds of locks.
+func (s setting) onlyMutexes() bool { return s.redisson || s.quorum }
 
 // late is how much later than its limit a call may return, and a loss be reported.
 func (s setting) late() time.Duration {
@@ -207,7 +211,7 @@ type soak struct {
 	began  time.Time
 	server *redistest.Server // nil in fake time
 	world  *world            // nil in real time
-	memory *mem.Store        // nil: the store is Redis
+	memory []*mem.Store      // empty: the store is Redis; several: a quorum
 	plain  *redis.Client     // without faults, and no client of a cluster
 	admin  *peer             // without faults
 	log    *history.Recorder
@@ -250,7 +254,9 @@ func newSoak(t *testing.T, seed uint64, setting setting) *soak {
 	}
 	switch {
 	case s.mem:
-		s.memory = mem.New()
+		s.memory = []*mem.Store{mem.New()}
+	case s.quorum:
+		s.memory = []*mem.Store{mem.New(), mem.New(), mem.New()}
 	case s.fake:
 		s.world = newWorld(t)
 		o := &redis.UniversalOptions{Dialer: s.world.dial}
@@ -296,7 +302,9 @@ func (s *soak) round(number uint64, length time.Duration, trouble func(*rand.Ran
 	}
 	s.visitors(&visiting, random)
 	troubling.Go(func() { trouble(random(2 * workers)) })
-	watching.Go(func() { s.watch(random(2*workers+1), 2*workers) })
+	if !s.quorum { // a look at a quorum sees holds on their way in and out
+		watching.Go(func() { s.watch(random(2*workers+1), 2*workers) })
+	}
 
 	end := time.After(length)
 	full := time.NewTicker(10 * time.Millisecond)

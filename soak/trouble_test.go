@@ -48,7 +48,7 @@ type fault struct {
 func (s *soak) trouble(random *rand.Rand) {
 	var all sync.WaitGroup
 	calm := []int{1, 3, 10}[random.IntN(3)] // much trouble shows other faults than much work
-	if s.memory != nil {
+	if len(s.memory) > 0 {
 		s.happen(random, time.Duration(calm)*100*time.Millisecond, s.inMemory(random))
 		return
 	}

@@ -100,7 +100,7 @@ func (w *worker) visit() {
 // choose makes a lock with some options.
 func (w *worker) choose(p *peer, number int) thing {
 	t := thing{number: number}
-	t.Redisson = w.redisson
+	t.Redisson, t.Quorum = w.redisson, w.quorum
 	var options []relock.Option
 	switch w.IntN(10) {
 	case 0, 1:

@@ -89,7 +89,10 @@ func (b *breaker) any(kind func(h *stay) bool) *stay {
 func anyStay(*stay) bool { return true }
 
 // named is a hold whose holder Redis names.
-func named(h *stay) bool { return !h.ops[0].Mode.Passing && !h.ops[0].Mode.Redisson }
+func named(h *stay) bool { return kept(h) && !h.ops[0].Mode.Passing && !h.ops[0].Mode.Redisson }
+
+// kept is a hold in a store of its own, which loses no part of it.
+func kept(h *stay) bool { return !h.ops[0].Mode.Quorum }
 
 // granted is a hold that Redis has given the lock to.
 func granted(h *stay) bool { return !h.ops[0].Mode.Passing }
@@ -204,7 +207,7 @@ var breaks = []breaking{
 		return true
 	}},
 	{"a loss before the end of the lease", func(b *breaker) bool {
-		h := b.any(func(h *stay) bool { return h.last().Return < h.lease })
+		h := b.any(func(h *stay) bool { return kept(h) && h.last().Return < h.lease })
 		if h == nil {
 			return false
 		}
@@ -234,7 +237,10 @@ var breaks = []breaking{
 		return b.add(Op{Kind: State, Owner: nobody, Count: 1}, h.lock, h.inside())
 	}},
 	{"nobody in Redis", func(b *breaker) bool {
-		h := b.any(anyStay)
+		h := b.any(kept)
+		if h == nil {
+			return false
+		}
 		return b.add(Op{Kind: State}, h.lock, h.inside())
 	}},
 	{"another count in Redis", func(b *breaker) bool {

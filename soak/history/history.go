@@ -153,6 +153,7 @@ type Mode struct {
 	Local    bool // WithLocalReentry: Redis counts one entry
 	Passing  bool // WithLocalPass: Redis may name an earlier holder of the same process
 	Redisson bool // WithRedissonLayout: Redis names a hold, and counts a token when a hold begins
+	Quorum   bool // members may lose a hold one by one until it has no majority; a refusal may name a minority
 }
 
 func (o *Op) String() string {

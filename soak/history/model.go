@@ -399,7 +399,7 @@ func (s state) asked(op *Op) (state, string) {
 // names says what is wrong with an owner that Redis has named.
 func (s state) names(holder string, named bool) string {
 	owner, ok := s.owner()
-	if !ok || !named || holder == owner.holder || (owner.Passing || owner.Redisson) && holder != "" {
+	if !ok || !named || holder == owner.holder || owner.Quorum || (owner.Passing || owner.Redisson) && holder != "" {
 		return ""
 	}
 	return fmt.Sprintf("Redis names %q as the owner, while %s has hold %d", holder, owner.holder, owner.hold)
@@ -418,7 +418,7 @@ func (s state) lose(op *Op) (state, string) {
 	switch {
 	case i < 0:
 		return s, "lost a hold that is over"
-	case op.derived.early && !s.believers[i].exposed:
+	case op.derived.early && !s.believers[i].exposed && !s.believers[i].Quorum:
 		return s, fmt.Sprintf("hold %d is lost before the end of its lease, and nobody took it away", op.Hold)
 	}
 	return s.without(i), ""

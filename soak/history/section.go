@@ -80,6 +80,7 @@ type Kinds struct {
 	Sections []Section
 	Seen     []Seen
 	Ops      []Op // only those that take locks away matter
+	Quorum   bool // holds may be lost early, see [Mode]
 	// Calm is when the trouble was over. A hold without a section may stay for Longest after that.
 	Calm, Longest time.Duration
 }
@@ -103,7 +104,7 @@ func (k *Kinds) locks() (names []string) {
 
 // of returns the part of one lock. The sections are sorted by their beginnings.
 func (k *Kinds) of(lock string) *Kinds {
-	part := &Kinds{Calm: k.Calm, Longest: k.Longest}
+	part := &Kinds{Quorum: k.Quorum, Calm: k.Calm, Longest: k.Longest}
 	for _, s := range k.Sections {
 		if s.Lock == lock {
 			part.Sections = append(part.Sections, s)

@@ -37,7 +37,7 @@ func (k *Kinds) Break(random *rand.Rand, name string) (broken *Kinds, ok bool) {
 	if i < 0 {
 		panic("history: no break is called " + name)
 	}
-	broken = &Kinds{slices.Clone(k.Sections), slices.Clone(k.Seen), k.Ops, k.Calm, k.Longest}
+	broken = &Kinds{slices.Clone(k.Sections), slices.Clone(k.Seen), k.Ops, k.Quorum, k.Calm, k.Longest}
 	return broken, sectionBreaks[i].do(&sectionBreaker{random, broken})
 }
 
@@ -133,7 +133,7 @@ var sectionBreaks = []sectionBreaking{
 		return true
 	}},
 	{"a hold that is lost for no reason", func(b *sectionBreaker) bool {
-		s := b.any(func(s *Section) bool { return b.solid(s) && !b.of(s.Lock).isTaken(s.Ask, s.Out) })
+		s := b.any(func(s *Section) bool { return !b.Quorum && b.solid(s) && !b.of(s.Lock).isTaken(s.Ask, s.Out) })
 		if s == nil {
 			return false
 		}
