@@ -92,9 +92,13 @@ func (t *Table) Create(ctx context.Context, db *sql.DB) error {
 	return nil
 }
 
-// Enter enters the resource with the token, and must be the first statement of the transaction. The
-// promise: no transaction that has entered with an older token commits after a transaction with a
-// newer token has entered the same resource. The resource's row is locked until the end of the
+// Enter enters the resource with the token, and must be the first statement of the transaction, but
+// for the entries of other resources and the key row of package oncesql. Read what the writes depend
+// on behind Enter, in the same transaction: a holder with an older token may have written since an
+// earlier read.
+//
+// The promise: no transaction that has entered with an older token commits after a transaction with
+// a newer token has entered the same resource. The resource's row is locked until the end of the
 // transaction, so transactions with the same resource take turns, and Enter waits for its turn. The
 // same token may enter again, in the same and in other transactions. A transaction that is rolled
 // back leaves no trace: its entry has not happened, and an older token may enter after it. If a
