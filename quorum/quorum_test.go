@@ -1,6 +1,7 @@
 package quorum_test
 
 import (
+	"context"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/fence"
 	"github.com/go-relock/relock/locktest"
 	"github.com/go-relock/relock/quorum"
 	"github.com/go-relock/relock/store"
@@ -156,4 +158,33 @@ func TestLocksOfAQuorumInMemoryKeepThePromises(t *testing.T) {
 			locktest.Deadlocks: "a quorum shows no waits",
 		},
 	}.Run(t)
+}
+
+// TestOnlyTheFenceStopsAHolderThatPauses has a holder pause beyond its lease, and go on to write.
+// No number of servers keeps it from that: the resource does, as it knows the newer token.
+func TestOnlyTheFenceStopsAHolderThatPauses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		var resource fence.Memory
+		enter := func() (l *relock.Lock, section context.Context, token int64) {
+			c, err := relock.Open(r.open())
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, c.Close()) })
+			l = c.NewLock("orders", relock.WithFixedLease(time.Second)) // as nothing renews the lease in a pause
+			section, err = l.Lock(t.Context())
+			require.NoError(t, err)
+			token, err = l.Token(section)
+			require.NoError(t, err)
+			return l, section, token
+		}
+		late, paused, old := enter()
+		next, section, token := enter() // waits for the end of the lease
+		leave, err := resource.Enter(section, "orders", token)
+		require.NoError(t, err)
+		leave()
+		require.NoError(t, next.Unlock(section))
+		_, err = resource.Enter(context.WithoutCancel(paused), "orders", old) // it does not look at its context
+		require.ErrorIs(t, err, fence.ErrStale)
+		require.ErrorIs(t, late.Unlock(paused), relock.ErrLockLost)
+	})
 }

@@ -1,9 +1,13 @@
 package quorum_test
 
 import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
@@ -102,64 +106,140 @@ func TestLocksOfAQuorumOfRedisKeepThePromises(t *testing.T) {
 	}.Run(t)
 }
 
-// TestEachMinorityOfRedisMayFail lets clients lock while each server in turn is stopped, killed, or
-// loses its data.
+// node is a member on its own server, as two processes reach it.
+type node struct {
+	server *redistest.Server
+	clock  *redistest.Clock    // nil: the clock of the machine
+	nets   []*redistest.Faults // of each process
+}
+
+// nodes starts the servers of a quorum for two processes.
+func nodes(t *testing.T, n int, withClocks bool) (all []*node, one, other store.Store) {
+	t.Helper()
+	for range n {
+		m := &node{nets: []*redistest.Faults{redistest.NewFaults(), redistest.NewFaults()}}
+		if withClocks {
+			m.server, m.clock = redistest.StartWithClock(t)
+		} else {
+			m.server = redistest.Start(t)
+		}
+		all = append(all, m)
+	}
+	stores := make([]store.Store, 2)
+	for p := range stores {
+		var members []store.Store
+		for _, m := range all {
+			t.Cleanup(m.nets[p].Close)
+			rdb := m.server.Client(func(o *redis.Options) { o.Dialer = m.nets[p].Dialer(nil) })
+			member, err := relock.RedisStore(rdb)
+			require.NoError(t, err)
+			members = append(members, member)
+		}
+		var err error
+		stores[p], err = quorum.New(members...)
+		require.NoError(t, err)
+	}
+	return all, stores[0], stores[1]
+}
+
+// onNets makes trouble in the networks of a member.
+func (m *node) onNets(trouble func(*redistest.Faults)) (restore func()) {
+	for _, net := range m.nets {
+		trouble(net)
+	}
+	return func() {
+		for _, net := range m.nets {
+			net.Heal()
+		}
+	}
+}
+
+// minorityFaults is what may happen to a minority.
+var minorityFaults = map[string]func(m *node) (restore func()){
+	"stopped":     func(m *node) func() { m.server.Pause(); return m.server.Resume },
+	"killed":      func(m *node) func() { m.server.Kill(); return m.server.Restart },
+	"emptied":     func(m *node) func() { m.server.Kill(); m.server.Restart(); return func() {} },
+	"partitioned": func(m *node) func() { return m.onNets((*redistest.Faults).Partition) },
+	"slow":        func(m *node) func() { return m.onNets(func(f *redistest.Faults) { f.Delay(200 * time.Millisecond) }) },
+	"clock ahead": func(m *node) func() { m.clock.Step(time.Hour); return func() {} },
+	"clock back":  func(m *node) func() { m.clock.Step(-time.Hour); return func() {} },
+}
+
+// TestEachMinorityOfRedisMayFail lets clients lock while minorities of 3 and of 5 servers fail.
 func TestEachMinorityOfRedisMayFail(t *testing.T) {
-	faults := map[string]func(s *redistest.Server) (restore func()){
-		"stopped": func(s *redistest.Server) func() { s.Pause(); return s.Resume },
-		"killed":  func(s *redistest.Server) func() { s.Kill(); return s.Restart },
-		"emptied": func(s *redistest.Server) func() { s.Kill(); s.Restart(); return func() {} },
-	}
-	for name, fail := range faults {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			servers := startServers(t)
-			s, other := over(t, servers), over(t, servers)
-			var last int64
-			for i, server := range servers {
-				held, err := s.Try(t.Context(), redisAsk(t, s))
-				require.NoError(t, err)
-				restore := fail(server)
-				require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: held, TTL: minute, Count: 1}})[0], "member %d", i+1)
-				a := redisAsk(t, s)
-				got := make(chan store.Lease, 1)
-				go func() {
-					l, err := other.Wait(t.Context(), a, nothing)
-					if err == nil {
-						got <- l
-					}
-				}()
-				token, err := s.Token(t.Context(), held)
-				require.NoError(t, err)
-				require.Greater(t, token, last)
-				require.NoError(t, s.Release(t.Context(), held, 0))
-				select {
-				case held = <-got:
-				case <-time.After(10 * time.Second):
-					require.FailNow(t, "the waiter does not get the lock", "member %d", i+1)
+	for _, n := range []int{3, 5} {
+		for name, fail := range minorityFaults {
+			t.Run(fmt.Sprint(name, " of ", n), func(t *testing.T) {
+				t.Parallel()
+				all, s, other := nodes(t, n, strings.HasPrefix(name, "clock"))
+				var minorities [][]int
+				subsets(n, n/2, func(members []int) { minorities = append(minorities, members) })
+				rand.Shuffle(len(minorities), func(i, j int) { minorities[i], minorities[j] = minorities[j], minorities[i] })
+				var last int64
+				for _, minority := range minorities[:2] {
+					last = holdsThrough(t, all, minority, fail, s, other, last)
 				}
-				require.Equal(t, a, held.Ask)
-				held, err = other.Enter(t.Context(), held, 1)
-				require.NoError(t, err)
-				last, err = other.Token(t.Context(), held)
-				require.NoError(t, err)
-				require.Greater(t, last, token)
-				require.NoError(t, other.Release(t.Context(), held, 0))
-				restore()
-				recovered(t, servers, s, a)
-				recovered(t, servers, other, a)
-			}
-			require.NoError(t, s.Close())
-			require.NoError(t, other.Close())
-		})
+				require.NoError(t, s.Close())
+				require.NoError(t, other.Close())
+			})
+		}
 	}
+}
+
+// holdsThrough lets a minority fail while one process has a lock and another waits for it, and
+// returns the last token.
+func holdsThrough(t *testing.T, all []*node, minority []int, fail func(m *node) func(), s, other store.Store, last int64) int64 {
+	t.Helper()
+	const ttl = 6 * time.Second // a member that a release does not reach has the hold for as long
+	first, a := redisAsk(t, s), redisAsk(t, s)
+	first.TTL, a.TTL = ttl, ttl
+	held, err := s.Try(t.Context(), first)
+	require.NoError(t, err)
+	var restores []func()
+	for _, i := range minority {
+		restores = append(restores, fail(all[i]))
+	}
+	require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: held, TTL: ttl, Count: 1}})[0], "members %d", minority)
+	got := make(chan store.Lease, 1)
+	go func() {
+		l, err := other.Wait(t.Context(), a, nothing)
+		if err == nil {
+			got <- l
+		}
+	}()
+	token, err := s.Token(t.Context(), held)
+	require.NoError(t, err)
+	require.Greater(t, token, last)
+	require.NoError(t, s.Release(t.Context(), held, 0))
+	select {
+	case held = <-got:
+	case <-time.After(15 * time.Second):
+		require.FailNow(t, "the waiter does not get the lock", "members %d", minority)
+	}
+	require.Equal(t, a, held.Ask)
+	held, err = other.Enter(t.Context(), held, 1)
+	require.NoError(t, err)
+	last, err = other.Token(t.Context(), held)
+	require.NoError(t, err)
+	require.Greater(t, last, token)
+	require.NoError(t, other.Release(t.Context(), held, 0))
+	for _, restore := range restores {
+		restore()
+	}
+	var servers []*redistest.Server
+	for _, m := range all {
+		servers = append(servers, m.server)
+	}
+	recovered(t, servers, s, a)
+	recovered(t, servers, other, a)
+	return last
 }
 
 // recovered waits until a hold gets the locks of all servers: nothing is left of the fault, nor of
 // the ask a.
 func recovered(t *testing.T, servers []*redistest.Server, s store.Store, a store.Ask) {
 	t.Helper()
-	redistest.Eventually(t, 10*time.Second, func() bool {
+	redistest.Eventually(t, 15*time.Second, func() bool {
 		s.Forget(t.Context(), []store.Ask{a})
 		l, err := s.Try(t.Context(), redisAsk(t, s))
 		all := err == nil
