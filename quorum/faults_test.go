@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -618,6 +619,77 @@ func TestClientsOfOneViewPassTheLockOnAtOnce(t *testing.T) {
 		group.Wait()
 		require.Equal(t, 320, number)
 		require.Less(t, time.Since(begun), time.Second)
+	})
+}
+
+// TestNobodyWithAMajorityIsResolved has three clients hold two, two and one of five members, as each
+// reached only these at first.
+func TestNobodyWithAMajorityIsResolved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 5)
+		begun := time.Now()
+		var last atomic.Int64
+		var wg sync.WaitGroup
+		for _, reached := range [][]int{{0, 1}, {2, 3}, {4}} {
+			s, view := r.seen()
+			for i, m := range view {
+				m.down.Store(!slices.Contains(reached, i))
+			}
+			c, err := relock.Open(s, relock.WithTTL(4*time.Second))
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, c.Close()) })
+			time.AfterFunc(time.Second, func() {
+				for _, m := range view {
+					m.down.Store(false)
+				}
+			})
+			wg.Go(func() {
+				l := c.NewLock("orders")
+				section, err := l.Lock(t.Context())
+				if assert.NoError(t, err) {
+					last.Store(int64(time.Since(begun)))
+					assert.NoError(t, l.Unlock(section))
+				}
+			})
+		}
+		wg.Wait()
+		t.Logf("all three had the lock within %s", time.Duration(last.Load()))
+		require.Less(t, time.Duration(last.Load()), 15*time.Second)
+	})
+}
+
+// TestWaitersAreServedInTheOrderOfArrival has 64 waiters of 8 processes that reach all members.
+func TestWaitersAreServedInTheOrderOfArrival(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		l := r.try(minute)
+		var stores []store.Store
+		for range 8 {
+			stores = append(stores, r.open())
+		}
+		var mu sync.Mutex
+		var arrived, served []store.ID
+		var wg sync.WaitGroup
+		for i := range 64 {
+			a := ask(minute)
+			arrived = append(arrived, a.ID)
+			s := stores[i%len(stores)]
+			wg.Go(func() {
+				l, err := s.Wait(t.Context(), a, nothing)
+				if !assert.NoError(t, err) {
+					return
+				}
+				mu.Lock()
+				served = append(served, l.ID)
+				mu.Unlock()
+				pass(10 * time.Millisecond)
+				assert.NoError(t, s.Release(t.Context(), l, 0))
+			})
+			synctest.Wait()
+		}
+		require.NoError(t, r.store.Release(t.Context(), l, 0))
+		wg.Wait()
+		require.Equal(t, arrived, served)
 	})
 }
 
