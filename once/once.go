@@ -4,9 +4,10 @@
 // A lock orders operations, and a repeat after the lock is free runs again. An idempotency key says
 // that two requests are the same operation. [Do] brings both together:
 //
-//	receipt, replayed, err := once.Do(ctx, o, "payment:"+id, func(ctx context.Context, a once.Attempt) (Receipt, error) {
+//	charge := func(ctx context.Context, a once.Attempt) (Receipt, error) {
 //		return provider.Charge(ctx, amount)
-//	}, once.Input(request))
+//	}
+//	receipt, replayed, err := once.Do(ctx, o, "payment:"+id, charge, once.Input(request))
 //
 // The first call runs the function, under a lock of package relock. Calls during the run wait for
 // its result, and later calls get the result from Redis, in one round trip.
@@ -156,7 +157,7 @@ func WithRetention(d time.Duration) Option {
 }
 
 // WithMaxResult sets the longest result in bytes of JSON. A longer one is [ErrNoResult]. The
-// default is [DefaultMaxResult]. All who wait get the result in a message, so keep it small.
+// default is [DefaultMaxResult]. Everybody who waits gets the result in a message.
 func WithMaxResult(n int) Option {
 	return func(s *settings) {
 		if n < 1 {
@@ -217,11 +218,12 @@ func (o *Once) Close() error {
 
 // Attempt is one run of a function.
 type Attempt struct {
-	Key    string
-	Number int // of the attempt: 1 if the operation is new, and one more for each attempt after an interrupted one
-	// Interrupted says that an earlier attempt began and never ended: its process died, it lost its
-	// lock, it panicked, or it failed without knowing what it had done. It may have done anything, and may even be
-	// running still.
+	Key string
+	// Number is 1 for a new operation, and one more for each attempt after an interrupted one.
+	Number int
+	// Interrupted says that an earlier attempt began and never ended: the process died, the lock was
+	// lost, the function panicked, or did not know what it had done. That attempt may have done
+	// anything, and may even be running still.
 	Interrupted bool
 
 	lock *relock.Lock
@@ -312,8 +314,8 @@ func lockName(key string) string {
 //   - a [Permanent] error: the error is stored.
 //   - an [Unknown] error, or another one after the end of fn's context: nothing is stored, and the
 //     attempt counts as interrupted.
-//   - any other error: nothing is stored. It says that nothing has happened, and one of the calls
-//     that wait runs its own fn.
+//   - any other error says that nothing has happened: nothing is stored, and one of the calls that
+//     wait runs its fn.
 //   - a panic goes on to the caller, and the attempt counts as interrupted.
 //
 // Calls that are made inside of fn are operations of their own. Two that wait for each other wait

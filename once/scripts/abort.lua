@@ -1,5 +1,5 @@
--- Takes back an attempt that has done nothing: the next one begins anew. If an attempt before it was
--- interrupted, the next one is still told so.
+-- Takes back an attempt that has done nothing: the next one begins anew. If an attempt before was
+-- interrupted, the next one is told so all the same.
 --
 -- KEYS     record
 -- ARGV     attempt

@@ -1,5 +1,5 @@
--- Removes the record of an attempt that nobody runs. Runs in TryLockIf, so it keeps the lock only to
--- be told whether somebody has it.
+-- Removes the record of an attempt that nobody runs. Runs in TryLockIf, and says to keep the lock so
+-- that TryLockIf refuses while somebody has it.
 --
 -- KEYS     record
 -- ARGV     attempt: a late Forget removes no other record than the one that its caller has seen
