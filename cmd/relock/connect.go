@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"errors"
+	"io"
 	"net"
 	"net/url"
 	"os"
@@ -22,8 +23,10 @@ type connection struct {
 	url      string
 	sentinel string
 	cluster  []string
+	quorum   []string // lists of URLs, see quorumURLs
 	prefix   string
-	redisson string // the kind of Redisson's locks; empty: relock's own
+	redisson string        // the kind of Redisson's locks; empty: relock's own
+	delay    time.Duration // of a server that has started
 	timeout  time.Duration
 	given    *pflag.FlagSet
 }
@@ -33,6 +36,7 @@ const defaultURL = "redis://localhost:6379"
 // The environment is the place for secrets, as ps shows flags to everybody.
 const (
 	envURL              = "REDIS_URL"
+	envQuorum           = "RELOCK_QUORUM"
 	envSentinelUser     = "RELOCK_SENTINEL_USERNAME"
 	envSentinelPassword = "RELOCK_SENTINEL_PASSWORD"
 )
@@ -47,16 +51,21 @@ func (c *connection) flags(f *pflag.FlagSet) {
 	// Not a slice of pflag, whose errors repeat a value that cannot be read.
 	f.StringArrayVar(&c.cluster, "cluster", nil, "nodes of a Redis Cluster, `HOST:PORT`,…;\n"+
 		"user, password and TLS come from the URL")
+	f.StringArrayVar(&c.quorum, "quorum", nil, "an odd number of independent servers, `URL,URL,URL`,…: a majority has the locks\n"+
+		"(default $"+envQuorum+")")
 	f.StringVar(&c.prefix, "prefix", relock.DefaultPrefix, "`text` that the keys of locks begin with")
 	f.StringVar(&c.redisson, "redisson", "", "`KIND` of Redisson's locks, for run and unlock:\nplain is getLock, fenced is getFencedLock")
 	f.Lookup("redisson").NoOptDefVal = redissonPlain
+	f.DurationVar(&c.delay, "restart-delay", 0, "take no lock of a server that runs for less than this, at least the longest --ttl\n(default: no delay)")
 	f.DurationVar(&c.timeout, "timeout", 10*time.Second, "how long Redis has for each answer;\nit does not bound a wait for the lock")
 }
 
 // checkGiven refuses flags with an empty value, as in a script whose variable is not set: without
 // the flag the lock would be another one.
 func (c *connection) checkGiven() error {
-	for name, value := range map[string]string{"url": c.url, "sentinel": c.sentinel, "redisson": c.redisson} {
+	for name, value := range map[string]string{
+		"url": c.url, "sentinel": c.sentinel, "redisson": c.redisson, "quorum": strings.Join(c.quorum, ""),
+	} {
 		if value == "" && c.given.Changed(name) {
 			return usage("--%s: is empty", name)
 		}
@@ -79,15 +88,7 @@ func (c *connection) open() (redis.UniversalClient, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A person or a script waits for the answer, and has less patience than a service. The
-	// subcommands try again, so the dialler does not.
-	const dials = 1
-	quiet := &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	base.DialTimeout = cmp.Or(base.DialTimeout, min(c.timeout, 5*time.Second))
-	// All tries together have the timeout. One try must leave time for another connection or node.
-	base.ReadTimeout = cmp.Or(base.ReadTimeout, max(min(c.timeout, 3*time.Second), c.timeout/tries))
-	base.WriteTimeout = cmp.Or(base.WriteTimeout, base.ReadTimeout)
-	base.DialerRetries, base.ContextTimeoutEnabled, base.MaintNotificationsConfig = dials, true, quiet
+	c.setDefaults(base)
 	switch {
 	case c.sentinel != "" && len(c.cluster) > 0:
 		return nil, usage("--sentinel and --cluster: only one of them")
@@ -125,6 +126,18 @@ func (c *connection) open() (redis.UniversalClient, error) {
 	}
 }
 
+// setDefaults sets what a URL may leave out. A person or a script waits for the answer, and has less
+// patience than a service.
+func (c *connection) setDefaults(o *redis.Options) {
+	const dials = 1 // the subcommands try again, so the dialler does not
+	quiet := &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	o.DialTimeout = cmp.Or(o.DialTimeout, min(c.timeout, 5*time.Second))
+	// All tries together have the timeout. One try must leave time for another connection or node.
+	o.ReadTimeout = cmp.Or(o.ReadTimeout, max(min(c.timeout, 3*time.Second), c.timeout/tries))
+	o.WriteTimeout = cmp.Or(o.WriteTimeout, o.ReadTimeout)
+	o.DialerRetries, o.ContextTimeoutEnabled, o.MaintNotificationsConfig = dials, true, quiet
+}
+
 // servers returns o for several servers: all that a URL can set, and what open sets.
 func servers(o *redis.Options, addrs []string) *redis.UniversalOptions {
 	return &redis.UniversalOptions{
@@ -151,15 +164,25 @@ func (c *connection) rawURL() (raw, source string) {
 	return defaultURL, "the default URL"
 }
 
-// options reads the URL. An error has no details: every detail (a port that is no number, an
-// unknown option) can be a piece of a password with a character that should have been encoded.
-func (c *connection) options() (*redis.Options, error) {
-	raw, source := c.rawURL()
+// parseURL reads a URL from a source. An error has no details: every detail (a port that is no
+// number, an unknown option) can be a piece of a password with a character that should have been
+// encoded.
+func parseURL(raw, source string) (*redis.Options, error) {
 	o, err := redis.ParseURL(raw)
 	if err != nil || strings.Contains(raw, "#") { // go-redis ignores the text behind # in a password
 		return nil, usage("%s cannot be read; it must be redis://HOST:PORT/DB, rediss://HOST:PORT/DB or unix://PATH, with "+
 			"USER:PASSWORD@ before the host or path if Redis wants them. Characters such as @ : / ? # %% in a password must "+
 			"be percent-encoded, and a ?option=value must be one that go-redis knows", source)
+	}
+	return o, nil
+}
+
+// options reads the URL of the server, or of what all servers have in common.
+func (c *connection) options() (*redis.Options, error) {
+	raw, source := c.rawURL()
+	o, err := parseURL(raw, source)
+	if err != nil {
+		return nil, err
 	}
 	if c.sentinel != "" || len(c.cluster) > 0 {
 		if o.Network == "unix" {
@@ -190,6 +213,9 @@ func addresses(flag, list string) ([]string, error) {
 
 // where returns words for the server, without secrets.
 func (c *connection) where() string {
+	if c.hasQuorum() {
+		return c.whereQuorum()
+	}
 	if c.sentinel != "" {
 		master, sentinels, _ := strings.Cut(c.sentinel, "@")
 		return "the master " + master + " of the sentinels " + sentinels
@@ -212,13 +238,10 @@ var credentials = regexp.MustCompile(`(://)[^\s"']*@`)
 // redact takes every secret out of a message.
 func (c *connection) redact(message string) string {
 	raw, _ := c.rawURL()
+	members, _ := c.quorumURLs()
 	secrets := []string{os.Getenv(envSentinelPassword)}
-	if u, err := url.Parse(raw); err == nil && u.User != nil {
-		if password, ok := u.User.Password(); ok {
-			secrets = append(secrets, password, url.QueryEscape(password), url.PathEscape(password))
-			_, encoded, _ := strings.Cut(u.User.String(), ":")
-			secrets = append(secrets, encoded)
-		}
+	for _, raw := range append(members, raw) {
+		secrets = append(secrets, secretsOf(raw)...)
 	}
 	message = credentials.ReplaceAllString(message, "${1}"+hidden+"@")
 	for _, secret := range secrets {
@@ -230,9 +253,28 @@ func (c *connection) redact(message string) string {
 	return message
 }
 
-// client makes a go-redis client, and a relock client that uses it. closeAll closes both, and takes
-// no longer than limit, so that a silent server does not keep the program from ending.
+// secretsOf returns the password of a URL, in all its forms.
+func secretsOf(raw string) []string {
+	u, err := url.Parse(raw)
+	if err != nil || u.User == nil {
+		return nil
+	}
+	password, ok := u.User.Password()
+	if !ok {
+		return nil
+	}
+	_, encoded, _ := strings.Cut(u.User.String(), ":")
+	return []string{password, url.QueryEscape(password), url.PathEscape(password), encoded}
+}
+
+// client makes a go-redis client, and a relock client that uses it. A quorum has no single go-redis
+// client: rdb is nil. closeAll closes all clients, and takes no longer than limit, so that a silent
+// server does not keep the program from ending.
 func (a *app) client(options ...relock.Option) (rdb redis.UniversalClient, client *relock.Client, closeAll func(limit time.Duration), err error) {
+	if a.conn.hasQuorum() {
+		client, closeAll, err = a.conn.openQuorum(options)
+		return nil, client, closeAll, err
+	}
 	rdb, err = a.conn.open()
 	if err != nil {
 		return nil, nil, nil, err
@@ -244,12 +286,19 @@ func (a *app) client(options ...relock.Option) (rdb redis.UniversalClient, clien
 	if err != nil {
 		return nil, nil, nil, errors.Join(err, rdb.Close())
 	}
-	return rdb, client, func(limit time.Duration) {
+	return rdb, client, closing(client, rdb), nil
+}
+
+// closing returns a function that closes all of closers, one after another, and waits for no longer
+// than a limit.
+func closing(closers ...io.Closer) func(limit time.Duration) {
+	return func(limit time.Duration) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			_ = client.Close()
-			_ = rdb.Close()
+			for _, c := range closers {
+				_ = c.Close()
+			}
 		}()
 		timer := time.NewTimer(limit)
 		defer timer.Stop()
@@ -257,7 +306,7 @@ func (a *app) client(options ...relock.Option) (rdb redis.UniversalClient, clien
 		case <-done:
 		case <-timer.C:
 		}
-	}, nil
+	}
 }
 
 // The values of --redisson.
@@ -271,9 +320,16 @@ func (c *connection) layout() ([]relock.Option, error) {
 	if c.redisson != "" && c.prefix != relock.DefaultPrefix {
 		return nil, usage("--prefix and --redisson: Redisson's keys have no prefix, put it into the lock's name")
 	}
+	if c.redisson != "" && c.delay != 0 {
+		return nil, usage("--restart-delay and --redisson: the delay is for relock's own locks only")
+	}
 	switch c.redisson {
 	case "":
-		return []relock.Option{relock.WithPrefix(c.prefix)}, nil
+		options := []relock.Option{relock.WithPrefix(c.prefix)}
+		if c.delay != 0 {
+			options = append(options, relock.WithRestartDelay(c.delay))
+		}
+		return options, nil
 	case redissonPlain:
 		return []relock.Option{relock.WithRedissonLayout()}, nil
 	case redissonFenced:

@@ -199,9 +199,9 @@ func (r *reader) find(ctx context.Context, name string, likely kind) (seen, erro
 	return seen{}, other // the name became another kind meanwhile
 }
 
-// kindsFrom returns all kinds of locks, the likely one first. Redisson's layout has mutexes only.
+// kindsFrom returns all kinds of locks, the likely one first.
 func (r *reader) kindsFrom(likely kind) []kind {
-	if r.redisson {
+	if r.mutexesOnly {
 		return []kind{kindMutex}
 	}
 	kinds := []kind{likely}

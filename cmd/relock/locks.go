@@ -125,12 +125,12 @@ type waiter struct {
 
 // reader reads locks.
 type reader struct {
-	rdb    redis.UniversalClient
+	rdb    redis.UniversalClient // nil: the locks are those of a quorum
 	client *relock.Client
 	prefix string
 	limit  time.Duration // for each answer of Redis, and not for all answers together
 
-	redisson bool // the layout is that of Redisson, where all locks are mutexes
+	mutexesOnly bool // all locks are mutexes: the layout is that of Redisson, or a quorum has the locks
 }
 
 // ask limits the time for one question to Redis.
@@ -209,7 +209,7 @@ func (r *reader) lock(ctx context.Context, f found, clock time.Time, all bool) (
 		return lockInfo{}, err
 	}
 	info := got.info(f.name)
-	if info.Waiters == 0 {
+	if info.Waiters == 0 || r.rdb == nil { // each member of a quorum has a queue of its own
 		return info, nil
 	}
 	const heads = 4 // an upgrade, which stands before all others, has no time

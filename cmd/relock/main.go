@@ -239,7 +239,7 @@ func (a *app) failure(err error) error {
 	case errors.Is(err, relock.ErrDeadlock):
 		return &exitError{code: codeBusy, word: "deadlock", err: fmt.Errorf("%w; all locks were given back. Run it again, and take the "+
 			"locks in the same order everywhere: all of them in one relock run, or in one call of relock.All", err)}
-	case errors.Is(err, relock.ErrKind) && a.conn.redisson != "":
+	case errors.Is(err, relock.ErrKind) && a.conn.mutexesOnly() != "":
 		return usage("%w", err)
 	case errors.Is(err, relock.ErrKind):
 		return usage("%w; --shared and --write are for a read-write lock, --permits is for a semaphore, and without them it is a mutex", err)
@@ -251,8 +251,11 @@ func (a *app) failure(err error) error {
 		return &exitError{code: codeNotHeld, err: err}
 	}
 	code := codeUnavailable
-	if redis.IsAuthError(err) || redis.IsPermissionError(err) || scriptLacksRight(err) {
+	if redis.IsAuthError(err) || redis.IsPermissionError(err) || scriptLacksRight(err) || a.conn.hasQuorum() && memberRefuses(err) {
 		code = codeNoPerm
+	}
+	if a.conn.hasQuorum() {
+		return &exitError{code: code, err: fmt.Errorf("%s: %w", a.conn.where(), err)}
 	}
 	if errors.As(err, &reply) && !errors.Is(err, redis.Nil) {
 		return &exitError{code: code, err: fmt.Errorf("the server at %s says: %w", a.conn.where(), err)}
@@ -261,11 +264,13 @@ func (a *app) failure(err error) error {
 }
 
 // libraryOption matches an option in the library's messages that a flag sets.
-var libraryOption = regexp.MustCompile(`(WithTTL|WithMaxHold|WithPrefix|WithOwner)(\([^()]*\))?`)
+var libraryOption = regexp.MustCompile(`(WithTTL|WithMaxHold|WithPrefix|WithOwner|WithRestartDelay)(\([^()]*\))?`)
 
 // inFlags turns the options in a message of the library into flags.
 func inFlags(message string) string {
-	flags := map[string]string{"WithTTL": "--ttl", "WithMaxHold": "--max-hold", "WithPrefix": "--prefix", "WithOwner": "--owner"}
+	flags := map[string]string{
+		"WithTTL": "--ttl", "WithMaxHold": "--max-hold", "WithPrefix": "--prefix", "WithOwner": "--owner", "WithRestartDelay": "--restart-delay",
+	}
 	return libraryOption.ReplaceAllStringFunc(message, func(call string) string {
 		option, value, _ := strings.Cut(strings.TrimSuffix(call, ")"), "(")
 		return strings.TrimSpace(flags[option] + " " + value)

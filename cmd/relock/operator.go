@@ -27,7 +27,7 @@ func (a *app) reading(ctx context.Context, f func(ctx context.Context, r *reader
 
 func (a *app) reader(rdb redis.UniversalClient, client *relock.Client) *reader {
 	return &reader{
-		rdb: rdb, client: client, prefix: a.conn.prefix, limit: a.conn.timeout, redisson: a.conn.redisson != "",
+		rdb: rdb, client: client, prefix: a.conn.prefix, limit: a.conn.timeout, mutexesOnly: a.conn.mutexesOnly() != "",
 	}
 }
 
@@ -61,6 +61,9 @@ func (r *reader) show(ctx context.Context, name string) (lockInfo, error) {
 	if err := r.client.NewLock(name).Err(); err != nil {
 		return lockInfo{}, err
 	}
+	if r.rdb == nil {
+		return r.lock(ctx, found{name: name, likely: kindMutex}, time.Time{}, true)
+	}
 	node, err := r.node(ctx, keyOf(r.prefix, name))
 	if err != nil {
 		return lockInfo{}, err
@@ -82,7 +85,7 @@ PATTERN is one of Redis: * any text, ? any byte, [a-z] a set, \x just x. It must
 The whole database is searched with SCAN, which does not block the server.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := a.conn.own("ls"); err != nil {
+			if err := a.conn.searchable("ls"); err != nil {
 				return err
 			}
 			return a.reading(cmd.Context(), func(ctx context.Context, r *reader) error {

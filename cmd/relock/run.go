@@ -71,7 +71,7 @@ If another holder has a lock and the wait (if any) is over, relock exits with 75
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.waitSet, o.permitsSet = cmd.Flags().Changed("wait"), cmd.Flags().Changed("permits")
 			dash := cmd.ArgsLenAtDash()
-			if err := o.check(dash, len(args), a.conn.redisson); err != nil {
+			if err := o.check(dash, len(args), a.conn.mutexesOnly()); err != nil {
 				return err
 			}
 			o.noWait = o.noWait || o.waitSet && o.wait == 0
@@ -99,7 +99,8 @@ func (o *runOptions) flags(f *pflag.FlagSet) {
 }
 
 // check refuses a wrong call. dash is the number of arguments before --, negative without it.
-func (o *runOptions) check(dash, args int, redisson string) error {
+// mutexesOnly is the flag whose locks have no other kind, empty without such a flag.
+func (o *runOptions) check(dash, args int, mutexesOnly string) error {
 	switch {
 	case dash < 0:
 		return usage("run: the command stands behind --, as in: relock run NAME -- COMMAND")
@@ -114,11 +115,11 @@ func (o *runOptions) check(dash, args int, redisson string) error {
 	case o.grace < 0:
 		return usage("--grace %s: must be 0 (SIGKILL at once) or longer", o.grace)
 	}
-	return o.checkKind(redisson)
+	return o.checkKind(mutexesOnly)
 }
 
 // checkKind refuses flags for several kinds of locks, or for a kind that there is not.
-func (o *runOptions) checkKind(redisson string) error {
+func (o *runOptions) checkKind(mutexesOnly string) error {
 	given := 0
 	for _, is := range []bool{o.shared, o.write, o.permitsSet} {
 		if is {
@@ -128,8 +129,8 @@ func (o *runOptions) checkKind(redisson string) error {
 	switch {
 	case given > 1:
 		return usage("--shared, --write and --permits: only one of them")
-	case given > 0 && redisson != "":
-		return usage("--redisson: has mutexes only, and neither --shared, --write nor --permits")
+	case given > 0 && mutexesOnly != "":
+		return usage("%s: has mutexes only, and neither --shared, --write nor --permits", mutexesOnly)
 	case o.permitsSet && o.permits < 1:
 		return usage("--permits %d: must be 1 or more", o.permits)
 	}
