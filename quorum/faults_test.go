@@ -773,6 +773,35 @@ func TestASilentMemberIsWaitedForOnce(t *testing.T) {
 	})
 }
 
+// TestASilentMajorityIsFoundAgainByTry has a client that only tries meet a majority that was silent.
+func TestASilentMajorityIsFoundAgainByTry(t *testing.T) {
+	fake(t, 3, 2, func(r *rig, silent []int) {
+		restore := r.interrupt(silent...)
+		for range 3 {
+			_, err := r.store.Try(r.Context(), ask(minute))
+			require.ErrorIs(r, err, store.ErrUnavailable)
+		}
+		restore()
+		r.try(minute)
+	})
+}
+
+// TestALockBesideASilentMemberIsTakenAtOnce has Wait not wait for a member that is known to be silent.
+func TestALockBesideASilentMemberIsTakenAtOnce(t *testing.T) {
+	fake(t, 3, 1, func(r *rig, silent []int) {
+		restore := r.interrupt(silent...)
+		defer restore()
+		r.cycle() // finds out
+		for range 3 {
+			begun := time.Now()
+			l, err := r.store.Wait(r.Context(), ask(minute), nothing)
+			require.NoError(r, err)
+			require.Zero(r, time.Since(begun))
+			require.NoError(r, r.store.Release(r.Context(), l, 0))
+		}
+	})
+}
+
 // TestAWaiterGivesBackWhatItDoesNotUse refuses a waiter at the first member only.
 func TestAWaiterGivesBackWhatItDoesNotUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

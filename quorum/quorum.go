@@ -98,7 +98,7 @@ func (q *quorum) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 		first, known := r.first()
 		return known && first.done && first.err == nil && len(r.values()) >= q.majority
 	}
-	r := ask(ctx, q, limitOf(a), func(r *round[store.Lease]) bool { return admitted(r) || r.complete() },
+	r := ask(ctx, q, limitOf(a), func(r *round[store.Lease]) bool { return admitted(r) || r.settled() },
 		func(ctx context.Context, i int) (store.Lease, error) { return q.members[i].Try(ctx, a) })
 	if admitted(r) {
 		r.linger(ctx, begun, r.complete)

@@ -150,6 +150,7 @@ func (m *node) onNets(trouble func(*redistest.Faults)) (restore func()) {
 	return func() {
 		for _, net := range m.nets {
 			net.Heal()
+			net.Delay(0)
 		}
 	}
 }

@@ -302,12 +302,12 @@ func (s seat) failed() bool      { return s.err != nil }
 func (s seat) isSilent() bool    { return s.waited && !s.answered }
 func (s seat) hasAnswered() bool { return s.answered }
 
-// in returns the lease of the majority. Calls without an answer get a short time more, and then go
-// on in the background.
+// in returns the lease of the majority. Calls without an answer get a short time more, but for those
+// at silent members, and then go on in the background.
 func (w *waiting) in(cancel context.CancelCauseFunc) store.Lease {
 	timer := time.NewTimer(grace(w.took))
 	defer timer.Stop()
-	for over := false; w.open > 0 && !over; {
+	for over := false; w.open > 0 && !over && !w.onlySilent(); {
 		select {
 		case e := <-w.events:
 			w.last(e)
@@ -345,6 +345,16 @@ func (w *waiting) in(cancel context.CancelCauseFunc) store.Lease {
 		end()
 	})
 	return l
+}
+
+// onlySilent reports whether no member is asked that is known to answer.
+func (w *waiting) onlySilent() bool {
+	for i, s := range w.seats {
+		if s.asking && !w.silent[i].Load() {
+			return false
+		}
+	}
+	return true
 }
 
 // last takes in an event of a wait that is over.
