@@ -33,6 +33,9 @@ var workloads = []workload{
 	{"kinds-several", "one goroutine locks and unlocks several free locks at once", kindsSeveral},
 	{"once-pair", "one goroutine does operations that nobody else wants", oncePair},
 	{"once-meet", "many calls want one operation while its attempt runs", onceMeet},
+	{"quorum-pair", "one goroutine locks and unlocks a lock in three servers that nobody else wants", quorumPair},
+	{"quorum-fault", "the same while one of the three servers is dead or silent", quorumFault},
+	{"quorum-handover", "one lock in three servers goes from client to client", quorumHandover},
 }
 
 // sizes says how much to measure.
@@ -50,6 +53,7 @@ type sizes struct {
 	storm    stormSizes
 	kinds    kindsSizes
 	once     onceSizes
+	quorum   quorumSizes
 }
 
 var full = sizes{
@@ -76,6 +80,10 @@ var full = sizes{
 		samples: 20, hold: 5 * time.Millisecond,
 	},
 	once: onceSizes{rounds: 10, clients: 8, calls: 32},
+	quorum: quorumSizes{
+		pair:   pairSizes{rounds: 30, bursts: 10, pairs: 20},
+		rounds: 5, waiters: []int{1, 8, 64}, samples: 50, limit: 5 * time.Second,
+	},
 }
 
 var small = sizes{
@@ -102,6 +110,10 @@ var small = sizes{
 		samples: 10, hold: 5 * time.Millisecond,
 	},
 	once: onceSizes{rounds: 3, clients: 8, calls: 32},
+	quorum: quorumSizes{
+		pair:   pairSizes{rounds: 8, bursts: 5, pairs: 20},
+		rounds: 2, waiters: []int{1, 8, 64}, samples: 20, limit: 2 * time.Second,
+	},
 }
 
 // bench is a workload on its way.

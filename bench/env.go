@@ -25,6 +25,8 @@ type env struct {
 	server *redistest.Server
 	admin  *redis.Client
 	links  map[time.Duration]*link
+	quorum *env     // the first member of quorums, see [env.startMembers]
+	others []string // addresses of members beside this server
 }
 
 // newEnv starts a server that ends with t, a test or the [harness].

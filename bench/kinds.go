@@ -80,7 +80,7 @@ var (
 	})
 )
 
-// kindSystems has the systems of the workloads in which only relock takes part.
+// kindSystems has the systems of the workloads with systems of their own.
 var kindSystems = map[string][]*system{
 	"kinds-pair":    {relockDefaults, relockReading, relockWriting, relockPermit},
 	"kinds-batch":   {relockDefaults},
@@ -88,6 +88,10 @@ var kindSystems = map[string][]*system{
 	"kinds-several": {relockDefaults, relockSeveral},
 	"once-pair":     {relockDefaults, relockWithScript, onceFirst, onceReplay},
 	"once-meet":     {onceMeeting},
+
+	"quorum-pair":     {quorumRelock, quorumRedsync, quorumFailFast, quorumRueidislock},
+	"quorum-fault":    {quorumRelock, quorumDead, quorumSilent, quorumFailFast, quorumFailFastDead, quorumFailFastSilent},
+	"quorum-handover": {quorumRelock, quorumRedsync, quorumTuned, quorumRueidislock, singleRueidislock},
 }
 
 // kindsPair is pair with all kinds of locks.

@@ -47,6 +47,10 @@ var tiny = sizes{
 		samples: 2, hold: 2 * time.Millisecond,
 	},
 	once: onceSizes{rounds: 1, clients: 2, calls: 4},
+	quorum: quorumSizes{
+		pair:   pairSizes{rounds: 2, bursts: 1, pairs: 5},
+		rounds: 1, waiters: []int{1, 3}, samples: 2, limit: 2 * time.Second,
+	},
 }
 
 func TestEveryWorkloadGivesFiguresForEverySystem(t *testing.T) {

@@ -204,6 +204,36 @@ var tables = []table{
 		note:    "From the end of the function until the last call has the result. The function runs for 100 ms.",
 		columns: []column{{"last result ms", "last_ms", true}, {"commands a client", "commands", true}},
 	},
+	{
+		workload: "quorum-pair", title: "Lock and unlock over three servers, one goroutine, nobody else",
+		note: "relock is `quorum.New` over three servers, redsync has three pools, and rueidislock one of its " +
+			"three keys on each server. Server CPU, commands and bytes on the wire are of one of the three servers.",
+		columns: []column{
+			{"µs", "us", true}, {"of redsync", "of_redsync", true}, {"of redsync, fail fast", "of_fail_fast", true},
+			{"of rueidislock", "of_rueidislock", true}, {"round trips", "trips", false}, {"p99 µs", "p99_us", false}, {"client CPU µs", "client_us", false},
+			{"server CPU µs", "server_us", false}, {"allocations", "allocs", false},
+			{"commands", "commands", false}, {"bytes on the wire", "wire_bytes", false},
+		},
+	},
+	{
+		workload: "quorum-fault", title: "Lock and unlock while one of three servers is dead or silent, one goroutine, nobody else",
+		note: "The server that fails is the first of the three, at which waiters queue. Dead: killed. Silent: " +
+			"stopped, with its connections open.",
+		columns: []column{
+			{"µs", "us", true}, {"of relock, all alive", "of_alive", true}, {"p50 µs", "p50_us", false},
+			{"p99 µs", "p99_us", false}, {"client CPU µs", "client_us", false}, {"allocations", "allocs", false},
+		},
+	},
+	{
+		workload: "quorum-handover", title: "Hand-over among waiters in separate clients, over three servers",
+		note: "As in the ring over one server. rueidislock with its defaults has all three keys on one server. " +
+			"Commands are of one server and of all clients for each hand-over.",
+		columns: []column{
+			{"median µs", "p50_us", true}, {"of redsync", "of_redsync", true},
+			{"of redsync, tuned", "of_tuned", true}, {"of rueidislock, three servers", "of_rueidislock", true},
+			{"of rueidislock, one server", "of_single", true}, {"round trips", "trips", false}, {"p99 µs", "p99_us", false}, {"commands", "commands", false},
+		},
+	},
 }
 
 // printWorkload writes the tables of a workload, with the case as the title.

@@ -94,6 +94,14 @@ var ratios = []struct{ workload, name, metric, system, setting, other string }{
 	{"kinds-several", "of_plain", "us", "relock", defaults, "us"},
 	{"once-pair", "of_plain", "us", "relock", defaults, "us"},
 	{"once-pair", "of_script", "us", "relock", withScript, "us"},
+	{"quorum-pair", "of_redsync", "us", "redsync", defaults, "us"},
+	{"quorum-pair", "of_fail_fast", "us", "redsync", failFast, "us"},
+	{"quorum-pair", "of_rueidislock", "us", "rueidislock", threeServers, "us"},
+	{"quorum-fault", "of_alive", "us", "relock", defaults, "us"},
+	{"quorum-handover", "of_redsync", "p50_us", "redsync", defaults, "p50_us"},
+	{"quorum-handover", "of_tuned", "p50_us", "redsync", tuned, "p50_us"},
+	{"quorum-handover", "of_rueidislock", "p50_us", "rueidislock", threeServers, "p50_us"},
+	{"quorum-handover", "of_single", "p50_us", "rueidislock", defaults, "p50_us"},
 }
 
 // finish makes the figures of a workload from its rounds.

@@ -43,6 +43,8 @@ type setup struct {
 	addr string
 	rdb  *redis.Client // for all systems on go-redis; nil: each opens a client of its own
 	ttl  time.Duration // 0: the system's default
+
+	others []string // addresses of members of a quorum beside addr
 }
 
 // process is a process's part of a system: connections, and all that goroutines share.
@@ -159,6 +161,10 @@ var settings = [][2]string{
 	{ten, "`NewLocks` of 10 names with one hash tag"},
 	{"redsync, defaults", "one pool; 8 s, 32 tries, 50 to 250 ms between tries; after the last try asked again"},
 	{"redsync, tuned", "tries without limit, 5 ms between tries"},
+	{"redsync, " + failFast, "with `WithFailFast(true)`: it goes on when a majority has answered"},
+	{"rueidislock, " + threeServers, "one of its three keys on each server, by a `ClientBuilder` that is no part of rueidislock"},
+	{oneDead, "one of three servers is killed; redsync with `WithFailFast(true)`"},
+	{oneSilent, "one of three servers is stopped; redsync with `WithFailFast(true)`"},
 	{"redislock, defaults", "`LinearBackoff(100ms)` as in an example of its documentation, but without a limit, " +
 		"as redislock does not wait by itself; a TTL of 30 s, as redislock has no default"},
 	{"redislock, tuned", "`LinearBackoff(5ms)`"},
