@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -460,6 +461,68 @@ func TestAFillBesideABreakDoesNotComeBack(t *testing.T) {
 	}
 }
 
+// breaksWith is a member that a Break reaches late, or not at all.
+type breaksWith struct {
+	*mem.Store
+	by     time.Duration
+	missed bool
+}
+
+func (m breaksWith) Break(ctx context.Context, a store.Ask) error {
+	if m.missed {
+		return errDown
+	}
+	pass(m.by)
+	return m.Store.Break(ctx, a)
+}
+
+// TestABreakThatMissesAMemberIsNotUndone has the holder renew between two members.
+func TestABreakThatMissesAMemberIsNotUndone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		other := r.over(func(i int, m *mem.Store) store.Store {
+			return breaksWith{m, []time.Duration{0, 100 * time.Millisecond, 0}[i], i == 2}
+		})
+		r.requireBroken(other, r.try(minute), 50*time.Millisecond)
+	})
+}
+
+// TestABreakThatMeetsAFillIsNotUndone has a fill be due while a Break is on its way.
+func TestABreakThatMeetsAFillIsNotUndone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		other := r.over(func(i int, m *mem.Store) store.Store {
+			return breaksWith{m, []time.Duration{100 * time.Millisecond, 200 * time.Millisecond, 0}[i], false}
+		})
+		l := r.try(minute)
+		r.members[2].Lose("orders")
+		require.NoError(t, r.renew(l))
+		pass(950 * time.Millisecond)
+		r.requireBroken(other, l, 150*time.Millisecond)
+	})
+}
+
+func (r *rig) renew(l store.Lease) error {
+	r.Helper()
+	return r.store.Renew(r.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0]
+}
+
+// requireBroken breaks a hold that is renewed meanwhile, and requires that it does not come back.
+func (r *rig) requireBroken(other store.Store, l store.Lease, renewedAfter time.Duration) {
+	r.Helper()
+	client, _, _ := strings.Cut(string(l.ID), ":")
+	defer r.store.(store.Watcher).Watch(client, func(store.ID) {})()
+	broken := make(chan error, 1)
+	go func() { broken <- other.Break(r.Context(), l.Ask) }()
+	pass(renewedAfter)
+	_ = r.renew(l)
+	if err := <-broken; err != nil {
+		require.ErrorIs(r, err, store.ErrGone, "or the holder has given up the rest by itself")
+	}
+	pass(5 * time.Second)
+	require.ErrorIs(r, r.renew(l), store.ErrGone)
+}
+
 // entersBetween releases a hold at the member, in place of an Enter of the hold.
 type entersBetween struct {
 	*mem.Store
@@ -676,14 +739,11 @@ func TestWaitersAreServedInTheOrderOfArrival(t *testing.T) {
 			s := stores[i%len(stores)]
 			wg.Go(func() {
 				l, err := s.Wait(t.Context(), a, nothing)
-				if !assert.NoError(t, err) {
-					return
-				}
 				mu.Lock()
-				served = append(served, l.ID)
+				served = append(served, l.ID) // empty with an error
 				mu.Unlock()
 				pass(10 * time.Millisecond)
-				assert.NoError(t, s.Release(t.Context(), l, 0))
+				assert.NoError(t, errors.Join(err, s.Release(t.Context(), l, 0)))
 			})
 			synctest.Wait()
 		}

@@ -76,12 +76,19 @@ func (q *quorum) Break(ctx context.Context, a store.Ask) error {
 	return q.verdict(ctx, errs)
 }
 
-// Watch passes on the doubts of all members.
+// Watch passes on the doubts of all members. While a hold is in doubt, no member gets the hold
+// again, see fill.
 func (q *quorum) Watch(client string, doubt func(store.ID)) (stop func()) {
+	noted := func(id store.ID) {
+		if id != "" {
+			q.noteDoubt(id)
+		}
+		doubt(id)
+	}
 	var stops []func()
 	for _, m := range q.members {
 		if w, ok := m.(store.Watcher); ok {
-			stops = append(stops, w.Watch(client, doubt))
+			stops = append(stops, w.Watch(client, noted))
 		}
 	}
 	return func() {
