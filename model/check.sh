@@ -72,7 +72,7 @@ must_fail() {
 # tell <flags>: the run that the verifier found.
 tell() {
 	[ "$(broken)" = "assertion violated $promise" ] || return 1
-	spin -T -k "${model##*/}.trail" "$@" "$model" 2>&1 | sed -n 's/^ *\(client\|server\|late\|operator\|--\)/\1/p'
+	spin -T -k "${model##*/}.trail" "$@" "$model" 2>&1 | sed -n 's/^ *\(client\|server\|member\|late\|operator\|--\)/\1/p'
 	echo "broken: $promise"
 }
 
