@@ -224,9 +224,11 @@ type stay struct {
 	ops      []*Op
 	entered  int
 	left     int
+	lost     int           // how many Unlocks returned the loss
 	believed time.Duration // the last call that said that the hold lasts
 	lease    time.Duration // the hold lasts until then, unless somebody takes the lock away
 	told     time.Duration // the first word of the loss; never, if there is none
+	freeing  time.Duration // the call of the first Unlock that returned the loss; never, if there is none
 	exact    bool          // no two calls were made at the same time
 }
 
@@ -260,7 +262,7 @@ func stays(ops []Op) map[stayKey]*stay {
 			continue
 		}
 		if all[key] == nil {
-			all[key] = &stay{stayKey: key, told: never}
+			all[key] = &stay{stayKey: key, told: never, freeing: never}
 		}
 		all[key].note(op)
 	}
@@ -281,6 +283,9 @@ func (h *stay) note(op *Op) {
 	switch {
 	case op.Outcome == Lost || op.Kind == Told:
 		h.told = min(h.told, op.Return)
+		if op.Kind == Unlock {
+			h.lost, h.freeing = h.lost+1, min(h.freeing, op.Call)
+		}
 		return
 	case op.Outcome == OK && op.Kind != Unlock:
 		h.believed = max(h.believed, op.Call)
@@ -333,6 +338,9 @@ func (h *stay) loss() (op Op, ok bool) {
 	op.Call = h.believed
 	if !op.derived.early {
 		op.Call = max(op.Call, h.lease)
+	}
+	if h.lost == 1 && h.left+1 == h.entered { // an Unlock without an answer frees the lock, and says at its end that it is gone
+		op.Call = min(op.Call, max(h.believed, h.freeing))
 	}
 	op.Call = min(op.Call, op.Return)
 	return op, true

@@ -159,6 +159,9 @@ func TestHistoriesThatKeepThePromises(t *testing.T) {
 		"lost at the end of the lease, and told by a nested call": {
 			at(0, 1, lock("A", 1)), at(2, 3, remaining("A", 1, 50)), at(60, 61, in(Lock, Lost, "A", 1)), at(62, 63, in(Unlock, Lost, "A", 1)),
 		},
+		"freed by the Unlock that says at its end that it is lost": {
+			at(0, 1, lock("A", 1)), at(2, 3, remaining("A", 1, 50)), at(10, 70, in(Unlock, Lost, "A", 1)), at(20, 21, lock("B", 2)), at(30, 31, unlock("B", 2)),
+		},
 		"a renewal that nobody saw": {
 			at(0, 1, lock("A", 1)), at(2, 3, remaining("A", 1, 50)), at(200, 201, count("A", 1, 1)), at(202, 203, unlock("A", 1)),
 		},
@@ -452,6 +455,9 @@ func TestHistoriesThatBreakAPromise(t *testing.T) {
 		}},
 		"believes again": {"over, or another's", []Op{
 			at(0, 1, lock("A", 1)), at(2, 3, in(Look, Lost, "A", 1)), at(4, 5, count("A", 1, 1)), at(6, 7, in(Unlock, Lost, "A", 1)),
+		}},
+		"another is in before the Unlock that says that it is lost": {"begins", []Op{
+			at(0, 1, lock("A", 1)), at(2, 3, remaining("A", 1, 50)), at(4, 5, lock("B", 2)), at(10, 70, in(Unlock, Lost, "A", 1)), at(80, 81, unlock("B", 2)),
 		}},
 		"lost for no reason": {"nobody took it away", []Op{
 			at(0, 1, lock("A", 1)), at(2, 3, remaining("A", 1, 50)), at(4, 5, in(Told, Lost, "A", 1)), at(6, 7, in(Unlock, Lost, "A", 1)),
