@@ -7,6 +7,10 @@
 // first write, and each token is larger than all that were drawn before. The resource refuses a
 // token smaller than the last it has seen.
 //
+// The example shows the principle in one statement. A section that reads first has to raise the token
+// of the row before its read, as a late holder may write between the read and the write: package
+// fence does that in a transaction, see examples/sql/transfer.
+//
 //	go run .
 //
 // (in examples/fencing, a module of its own because of the embedded database) needs no server; with
