@@ -85,7 +85,8 @@ func (l *Lock) Err() error {
 //   - an error of the store that a retry would not change, such as NOAUTH or WRONGTYPE. While the
 //     store cannot be reached, is loading or fails over, Lock goes on trying until ctx is done.
 func (l *Lock) Lock(ctx context.Context) (context.Context, error) {
-	return l.acquire(ctx, forever)
+	a := acquiring{lock: l, ctx: ctx, wait: forever}
+	return a.acquire()
 }
 
 // TryLock enters the lock if the lock is free, or if ctx is inside the lock already; otherwise
@@ -99,7 +100,8 @@ func (l *Lock) Lock(ctx context.Context) (context.Context, error) {
 // takes as long as go-redis's timeouts allow, which can be long if new connections are made. A ctx
 // with a deadline, or TryLockFor, bounds the time.
 func (l *Lock) TryLock(ctx context.Context) (context.Context, error) {
-	return l.acquire(ctx, 0)
+	a := acquiring{lock: l, ctx: ctx}
+	return a.acquire()
 }
 
 // TryLockFor is [Lock.Lock] with a time limit: TryLockFor gives up with a [*LockedError] after
@@ -110,7 +112,8 @@ func (l *Lock) TryLockFor(ctx context.Context, wait time.Duration) (context.Cont
 	if err := checkWait("TryLockFor", wait); err != nil {
 		return ctx, err
 	}
-	return l.acquire(ctx, wait)
+	a := acquiring{lock: l, ctx: ctx, wait: wait}
+	return a.acquire()
 }
 
 func checkWait(verb string, wait time.Duration) error {
@@ -123,7 +126,7 @@ func checkWait(verb string, wait time.Duration) error {
 // forever is the wait of Lock.
 const forever time.Duration = -1
 
-// acquire is Lock, TryLock and TryLockFor.
+// acquire is Lock, TryLock or TryLockFor.
 func (l *Lock) acquire(ctx context.Context, wait time.Duration) (context.Context, error) {
 	a := acquiring{lock: l, ctx: ctx, wait: wait}
 	return a.acquire()

@@ -189,7 +189,7 @@ func TestFromLockToGoRedisAreEightCalls(t *testing.T) {
 	require.NoError(t, l.Unlock(section))
 	slices.Reverse(f.found)
 	require.Equal(t, []string{
-		".(*Lock).Lock", ".(*Lock).acquire", ".(*acquiring).enterFirst", ".(*acquiring).ask", ".(*nativeStore).Wait", ".(*nativeStore).ask",
+		".(*Lock).Lock", ".(*acquiring).acquire", ".(*acquiring).enterFirst", ".(*acquiring).ask", ".(*nativeStore).Wait", ".(*nativeStore).ask",
 		"/internal/wire.(*Wire).Do", "/internal/wire.(*Wire).attempt", "/internal/wire.(*Wire).exchange",
 	}, f.found)
 	// A call whose context may end waits in attempt, and a goroutine sends.
