@@ -282,7 +282,7 @@ func TestCloseLeavesNoGoroutine(t *testing.T) {
 	require.NoError(t, s.Release(t.Context(), l, 0))
 	begun := time.Now()
 	require.NoError(t, s.Close())
-	require.Less(t, time.Since(begun), 5*time.Second)
+	require.Less(t, time.Since(begun), 8*time.Second) // go-redis waits 5 s for a new connection
 }
 
 func TestCheckServerNamesTheMember(t *testing.T) {
