@@ -127,6 +127,25 @@ func relockOver(setting string, members []int) *system {
 	}}
 }
 
+// freshRedsync makes a Mutex for each Lock: with WithFailFast the last Unlock may still read its own.
+type freshRedsync struct{ *redsyncProcess }
+
+func (p freshRedsync) handle(lock string) handle {
+	return &freshHandle{process: p.redsyncProcess, name: lock}
+}
+
+type freshHandle struct {
+	redsyncHandle
+
+	process *redsyncProcess
+	name    string
+}
+
+func (h *freshHandle) lock(ctx context.Context) (context.Context, error) {
+	h.m = h.process.sync.NewMutex(h.name, h.process.options...)
+	return h.redsyncHandle.lock(ctx)
+}
+
 // redsyncOver is redsync with a pool of each member.
 func redsyncOver(setting string, members []int, options ...redsync.Option) *system {
 	return &system{name: "redsync", setting: setting, also: []string{"set"}, open: func(s setup) (process, error) {
@@ -135,7 +154,7 @@ func redsyncOver(setting string, members []int, options ...redsync.Option) *syst
 		for _, rdb := range clients {
 			pools = append(pools, redsyncpool.NewPool(rdb))
 		}
-		return overMembers{&redsyncProcess{sync: redsync.New(pools...), options: options}, closers}, nil
+		return overMembers{freshRedsync{&redsyncProcess{sync: redsync.New(pools...), options: options}}, closers}, nil
 	}}
 }
 
