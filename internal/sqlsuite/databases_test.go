@@ -17,7 +17,13 @@ import (
 	"github.com/go-relock/relock/internal/dbtest"
 )
 
-func TestMain(m *testing.M) { os.Exit(dbtest.Main(m)) }
+func TestMain(m *testing.M) {
+	if kind := os.Getenv(childKind); kind != "" {
+		onceChild(kind)
+		return
+	}
+	os.Exit(dbtest.Main(m))
+}
 
 // database is a kind of SQL database.
 type database struct {

@@ -149,7 +149,7 @@ func (c *crash) failed() []string {
 
 // child starts a child, kills it a random time after its first word, and notes its answers.
 func (c *crash) child(ctx context.Context) error {
-	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestOnceChild$", "-test.timeout=1m")
+	cmd := exec.CommandContext(ctx, os.Args[0])
 	cmd.Env = append(os.Environ(), childKind+"="+c.kind, childSource+"="+c.source,
 		childKeys+"="+strconv.Itoa(c.keys))
 	if c.mutant {
@@ -244,20 +244,24 @@ func (c *crash) pairs(query string) map[string][]string {
 	return pairs
 }
 
-// TestOnceChild is the program of a child. It goes through the keys until it is killed.
-func TestOnceChild(t *testing.T) {
-	i := slices.IndexFunc(databases, func(d database) bool { return d.kind == os.Getenv(childKind) })
-	if i < 0 {
-		t.Skip("it runs in the processes of other tests")
-	}
+// onceChild is the program of a child. It goes through the keys until it is killed.
+func onceChild(kind string) {
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		os.Exit(1) // the parent has ended
 	}()
+	ctx := context.Background()
+	i := slices.IndexFunc(databases, func(d database) bool { return d.kind == kind })
 	d := databases[i]
 	keys, err := strconv.Atoi(os.Getenv(childKeys))
-	require.NoError(t, err)
-	db := open(t, d.driver, os.Getenv(childSource))
+	if err != nil {
+		panic(err)
+	}
+	db, err := sql.Open(d.driver, os.Getenv(childSource))
+	if err != nil {
+		panic(err)
+	}
+	db.SetMaxIdleConns(10)
 	fmt.Println("ready")
 	workers := 4
 	if d.dialect == fence.SQLite {
@@ -267,8 +271,8 @@ func TestOnceChild(t *testing.T) {
 	for range workers {
 		group.Go(func() {
 			for {
-				for _, key := range d.order(t.Context(), db, keys) {
-					fmt.Printf("%s %s\n", key, d.settle(t.Context(), db, key))
+				for _, key := range d.order(ctx, db, keys) {
+					fmt.Printf("%s %s\n", key, d.settle(ctx, db, key))
 				}
 			}
 		})
