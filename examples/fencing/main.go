@@ -25,28 +25,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	_ "modernc.org/sqlite" // the database/sql driver
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/examples/internal/stage"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second interrupt kills the program, also while Redis is silent
-	err := run(ctx, os.Stdout, os.Getenv("REDIS_URL"))
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "fencing:", err)
-		os.Exit(1)
-	}
-}
+func main() { stage.Main("fencing", run) }
 
 // The table has a column for the last token that has written the row.
 const schema = `
@@ -88,21 +76,11 @@ func balanceOf(ctx context.Context, db *sql.DB, id string) (balance int, err err
 }
 
 func run(ctx context.Context, out io.Writer, redisURL string) error {
-	options := &redis.Options{}
-	if redisURL != "" {
-		var err error
-		if options, err = redis.ParseURL(redisURL); err != nil {
-			return errors.New("REDIS_URL cannot be read: it must be such as redis://localhost:6379") // err repeats it, and with it a password
-		}
-	} else {
-		server, err := miniredis.Run()
-		if err != nil {
-			return err
-		}
-		defer server.Close()
-		server.ClockTTL(true) // keys expire with the clock
-		options.Addr = server.Addr()
+	options, end, err := stage.Redis(redisURL)
+	if err != nil {
+		return err
 	}
+	defer end()
 	rdb := redis.NewClient(options)
 	defer rdb.Close()
 	if err := rdb.Ping(ctx).Err(); err != nil {

@@ -18,17 +18,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/examples/internal/stage"
 )
 
 const (
@@ -37,16 +34,7 @@ const (
 	longWork = 2200 * time.Millisecond // more than two TTLs
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second interrupt kills the program, also while Redis is silent
-	err := run(ctx, os.Stdout, os.Getenv("REDIS_URL"))
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "quickstart:", err)
-		os.Exit(1)
-	}
-}
+func main() { stage.Main("quickstart", run) }
 
 // run tells the whole story to out. An error says which chapter was not as told.
 func run(ctx context.Context, out io.Writer, redisURL string) error {
@@ -340,7 +328,7 @@ type story struct {
 	start     time.Time
 	prefix    string
 	instances []*instance
-	embedded  *miniredis.Miniredis
+	endServer func()
 
 	mu sync.Mutex // lines come from many goroutines
 }
@@ -357,22 +345,14 @@ type instance struct {
 
 // connect finds or starts a server and makes the three instances.
 func (s *story) connect(ctx context.Context, redisURL string) error {
-	options := &redis.Options{}
+	options, end, err := stage.Redis(redisURL)
+	if err != nil {
+		return err
+	}
+	s.endServer = end
 	if redisURL != "" {
-		parsed, err := redis.ParseURL(redisURL)
-		if err != nil {
-			return errors.New("REDIS_URL cannot be read: it must be such as redis://localhost:6379") // err repeats it, and with it a password
-		}
-		options = parsed
 		s.say("--", "Redis is at %s; keys begin with %s", options.Addr, s.prefix)
 	} else {
-		server, err := miniredis.Run()
-		if err != nil {
-			return err
-		}
-		server.ClockTTL(true) // keys expire with the clock
-		s.embedded = server
-		options.Addr = server.Addr()
 		s.say("--", "an embedded Redis (miniredis) is at %s; set REDIS_URL to use another", options.Addr)
 	}
 	for _, name := range []string{"A", "B", "C"} {
@@ -402,8 +382,8 @@ func (s *story) disconnect() {
 		}
 		in.rdb.Close()
 	}
-	if s.embedded != nil {
-		s.embedded.Close()
+	if s.endServer != nil {
+		s.endServer()
 	}
 }
 

@@ -28,15 +28,13 @@ import (
 	"io"
 	"maps"
 	mathrand "math/rand/v2"
-	"os"
-	"os/signal"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
+
+	"github.com/go-relock/relock/examples/internal/stage"
 )
 
 const (
@@ -45,39 +43,20 @@ const (
 	instances = 4
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second interrupt kills the program, also while Redis is silent
-	err := run(ctx, os.Stdout, os.Getenv("REDIS_URL"))
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "seckill:", err)
-		os.Exit(1)
-	}
-}
+func main() { stage.Main("seckill", run) }
 
 func run(ctx context.Context, out io.Writer, redisURL string) error {
-	options := &redis.Options{}
-	if redisURL != "" {
-		var err error
-		if options, err = redis.ParseURL(redisURL); err != nil {
-			return errors.New("REDIS_URL cannot be read: it must be such as redis://localhost:6379") // err repeats it, and with it a password
-		}
-	} else {
-		server, err := miniredis.Run()
-		if err != nil {
-			return err
-		}
-		defer server.Close()
-		server.ClockTTL(true) // keys expire with the clock
-		options.Addr = server.Addr()
+	options, end, err := stage.Redis(redisURL)
+	if err != nil {
+		return err
 	}
+	defer end()
 	prefix := "relock-seckill:" + rand.Text()[:8] + ":"
 	fmt.Fprintf(out, "Redis at %s, keys begin with %s\n", options.Addr, prefix)
 
 	bounded, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	err := sale(bounded, out, options, prefix)
+	err = sale(bounded, out, options, prefix)
 	if ctx.Err() != nil {
 		return context.Cause(ctx) // once, in place of the error of each click
 	}

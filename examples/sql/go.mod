@@ -5,7 +5,6 @@ go 1.26.0
 replace github.com/go-relock/relock => ../..
 
 require (
-	github.com/alicebob/miniredis/v2 v2.40.0
 	github.com/go-relock/relock v0.0.0-00010101000000-000000000000
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/redis/go-redis/v9 v9.23.0
@@ -14,6 +13,7 @@ require (
 )
 
 require (
+	github.com/alicebob/miniredis/v2 v2.40.0 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/dustin/go-humanize v1.0.1 // indirect
 	github.com/google/uuid v1.6.0 // indirect

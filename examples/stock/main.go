@@ -17,17 +17,14 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
-	"os/signal"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/examples/internal/stage"
 )
 
 const (
@@ -35,38 +32,19 @@ const (
 	buyers  = 60
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second interrupt kills the program, also while Redis is silent
-	err := run(ctx, os.Stdout, os.Getenv("REDIS_URL"))
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "stock:", err)
-		os.Exit(1)
-	}
-}
+func main() { stage.Main("stock", run) }
 
 func run(ctx context.Context, out io.Writer, redisURL string) error {
-	options := &redis.Options{}
-	if redisURL != "" {
-		var err error
-		if options, err = redis.ParseURL(redisURL); err != nil {
-			return errors.New("REDIS_URL cannot be read: it must be such as redis://localhost:6379") // err repeats it, and with it a password
-		}
-	} else {
-		server, err := miniredis.Run()
-		if err != nil {
-			return err
-		}
-		defer server.Close()
-		server.ClockTTL(true) // keys expire with the clock
-		options.Addr = server.Addr()
+	options, end, err := stage.Redis(redisURL)
+	if err != nil {
+		return err
 	}
+	defer end()
 	prefix := "relock-stock:" + rand.Text()[:8] + ":"
 	fmt.Fprintf(out, "Redis at %s, keys begin with %s\n", options.Addr, prefix)
 
 	d := &demo{out: out, options: options, prefix: prefix, store: &store{stock: map[string]int{}}}
-	err := d.sales(ctx)
+	err = d.sales(ctx)
 	if err == nil {
 		err = d.busy(ctx)
 	}

@@ -10,22 +10,18 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
-	"syscall"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
-	"github.com/alicebob/miniredis/v2/server"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/redis/go-redis/v9"
 	_ "modernc.org/sqlite" // the driver sqlite
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/examples/internal/stage"
 	"github.com/go-relock/relock/fence"
 )
 
@@ -54,15 +50,9 @@ type Instance struct {
 // Main is the main function of the example: it runs tell with the URLs in REDIS_URL and
 // DATABASE_URL, and exits with 1 if anything is not as told.
 func Main(name string, tell func(context.Context, io.Writer, *Stage) error) {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second interrupt kills the program, also while a server is silent
-	urls := URLs{Redis: os.Getenv("REDIS_URL"), Database: os.Getenv("DATABASE_URL")}
-	err := Run(ctx, os.Stdout, name, urls, tell)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, name+":", err)
-		os.Exit(1)
-	}
+	stage.Main(name, func(ctx context.Context, out io.Writer, redisURL string) error {
+		return Run(ctx, out, name, URLs{Redis: redisURL, Database: os.Getenv("DATABASE_URL")}, tell)
+	})
 }
 
 // Run opens a stage, runs tell on it, closes all connections, and removes what tell has left in the
@@ -91,41 +81,15 @@ func (s *Stage) close() {
 	}
 }
 
-// openRedis starts an embedded server if the URL is empty. The error of a URL does not repeat the
-// URL, as a password may be in it.
-func (s *Stage) openRedis(url string) (err error) {
-	if url != "" {
-		if s.redis, err = redis.ParseURL(url); err != nil {
-			return errors.New("REDIS_URL cannot be read: it must be such as redis://localhost:6379")
-		}
-		return nil
-	}
-	embedded, err := miniredis.Run()
+// openRedis starts an embedded server if the URL is empty.
+func (s *Stage) openRedis(url string) error {
+	options, end, err := stage.Redis(url)
 	if err != nil {
 		return err
 	}
-	s.cleanups = append(s.cleanups, embedded.Close)
-	expire(embedded)
-	s.redis = &redis.Options{Addr: embedded.Addr()}
+	s.redis = options
+	s.cleanups = append(s.cleanups, end)
 	return nil
-}
-
-// expire lets the keys of the server expire with the clock, at the beginning of each script.
-// [miniredis.Miniredis.ClockTTL] would let a key expire in the middle of a script too. Redis never
-// does that, and the scripts of a lock rely on it.
-func expire(embedded *miniredis.Miniredis) {
-	var mu sync.Mutex
-	last := time.Now()
-	embedded.Server().SetPreHook(func(_ *server.Peer, command string, _ ...string) bool {
-		if strings.HasPrefix(command, "EVAL") { // no command inside of a script
-			mu.Lock()
-			defer mu.Unlock()
-			now := time.Now()
-			embedded.FastForward(now.Sub(last))
-			last = now
-		}
-		return false // the server executes the command
-	})
 }
 
 // openDatabase makes an empty database: a file of SQLite if the URL is empty, and otherwise a
