@@ -16,8 +16,9 @@ import (
 // writes: Eval is the fence for data that is kept beside the lock.
 //
 // In the script KEYS and ARGV are keys and args, as in a script of EVAL without a shebang line. All
-// keys must be in the slot of the lock, also without a cluster: keys with the hash tag of the lock's
-// name, "{orders}:total" for the lock "orders". Args are strings, numbers, booleans or bytes.
+// keys must be in the slot of the lock, also without a cluster: keys with the hash tag of the
+// lock's name, "{orders}:total" for the lock "orders". Args are strings, numbers, booleans or
+// bytes.
 //
 // The script runs at most once: Eval does not repeat it after a lost answer. Eval waits for the
 // answer also if ctx ends meanwhile, for at most 10 s and not beyond the lease. Errors:
@@ -66,11 +67,11 @@ func (l *Lock) Eval(ctx context.Context, script string, keys []string, args ...a
 
 // TryLockIf is [Lock.TryLock] with a script that decides in the same step whether the caller gets
 // the lock: one round trip to look at data beside the lock, to take the lock, and to note that the
-// work begins. The script and its keys are as for [Lock.Eval], and it returns two values: whether to
-// keep the lock, and a reply. In the script the variable locked says whether the caller has just got
-// the lock. The script runs also while another hold has the lock: then locked is false, the script
-// must not write what only a holder may write, and TryLockIf returns a [*LockedError] if the script
-// would keep the lock. If the script returns false, the caller does not get the lock, and
+// work begins. The script and its keys are as for [Lock.Eval], and it returns two values: whether
+// to keep the lock, and a reply. In the script the variable locked says whether the caller has just
+// got the lock. The script runs also while another hold has the lock: then locked is false, the
+// script must not write what only a holder may write, and TryLockIf returns a [*LockedError] if the
+// script would keep the lock. If the script returns false, the caller does not get the lock, and
 // TryLockIf returns a [*DeclinedError] with the reply. "return true, redis.call('GET', KEYS[1])"
 // keeps the lock.
 //

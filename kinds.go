@@ -30,8 +30,8 @@ import (
 //     returns [ErrDeadlock] at once, and must unlock its read so that the other can go on.
 //
 // Each hold for writing draws a new token. [Lock.Token] of a reader is minus the token of the last
-// writer, or of a new one if none is known: two readers with one token saw no writer in between, and
-// a resource refuses a reader that writes, as its token is smaller than all others.
+// writer, or of a new one if none is known: two readers with one token saw no writer in between,
+// and a resource refuses a reader that writes, as its token is smaller than all others.
 type RWLock struct {
 	*forWriting
 	read *Lock

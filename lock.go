@@ -35,8 +35,8 @@ type Lock struct {
 func (l *Lock) Name() string { return l.name }
 
 // Key returns the name of the lock in the spelling of its store: in Redis, its key. In relock's own
-// layout a key that begins with Key is in the slot of the lock, and so may be used with [Lock.Eval].
-// Key is empty if the name or the options are wrong.
+// layout a key that begins with Key is in the slot of the lock, and so may be used with
+// [Lock.Eval]. Key is empty if the name or the options are wrong.
 func (l *Lock) Key() string {
 	if l.Err() != nil {
 		return ""

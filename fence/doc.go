@@ -3,8 +3,9 @@
 //
 // A lock with a lease cannot stop a holder that stands still, such as a virtual machine that is
 // moved: another holder gets the lock after the lease, and the first one goes on writing when it
-// wakes up. The resource can stop it. A section draws a token from its lock (Lock.Token), each token
-// is larger than all before, and the resource refuses a token smaller than the largest it has seen.
+// wakes up. The resource can stop it. A section draws a token from its lock (Lock.Token), each
+// token is larger than all before, and the resource refuses a token smaller than the largest it has
+// seen.
 //
 // For a SQL database the fence is a table with one row a resource. A transaction enters first:
 //
@@ -21,7 +22,7 @@
 //	... // the work
 //	return tx.Commit()
 //
-// For a service, [SetToken] puts the token into a request, and [Handler] takes it out again. [Memory]
-// is the fence of a resource inside one process. The package needs the standard library only, and
-// works with the tokens of any lock.
+// For a service, [SetToken] puts the token into a request, and [Handler] takes it out again.
+// [Memory] is the fence of a resource inside one process. The package needs the standard library
+// only, and works with the tokens of any lock.
 package fence

@@ -27,9 +27,9 @@ type gate struct {
 // effect. While another entry is in, Enter waits. No entry with an older token gets in after an
 // entry with a newer one. The same token may enter many times.
 //
-// Errors: [ErrStale] if a larger token has entered before; [ErrToken]; the error of ctx, if ctx ends
-// first; an error for a name that does not have 1 to 255 bytes. The caller is not in, and leave is
-// nil.
+// Errors: [ErrStale] if a larger token has entered before; [ErrToken]; the error of ctx, if ctx
+// ends first; an error for a name that does not have 1 to 255 bytes. The caller is not in, and
+// leave is nil.
 func (m *Memory) Enter(ctx context.Context, resource string, token int64) (leave func(), err error) {
 	if err := check(resource, token); err != nil {
 		return nil, err

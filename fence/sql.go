@@ -33,18 +33,18 @@ type Table struct {
 	err     error  // of the dialect or the name
 }
 
-// SQL returns the fence in the table [DefaultTable]. With a dialect that does not exist, each call of
-// the Table's methods that returns an error fails.
+// SQL returns the fence in the table [DefaultTable]. With a dialect that does not exist, each call
+// of the Table's methods that returns an error fails.
 func SQL(d Dialect) *Table { return (&Table{dialect: d}).Named(DefaultTable) }
 
-// identifiers are a table's name, or a schema's and a table's. 63 bytes are what PostgreSQL keeps of
-// a name.
+// identifiers are a table's name, or a schema's and a table's. 63 bytes are what PostgreSQL keeps
+// of a name.
 var identifiers = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]{0,62}\.)?[A-Za-z_][A-Za-z0-9_]{0,62}$`)
 
-// Named returns the same fence in a table of another name. A name is one to 63 ASCII letters, digits
-// and underscores, and does not begin with a digit. A schema and a dot may stand before it, also of
-// one to 63 such characters. Statements quote the name, so in PostgreSQL its case matters. With any
-// other name, each call of the new Table's methods that returns an error fails.
+// Named returns the same fence in a table of another name. A name is one to 63 ASCII letters,
+// digits and underscores, and does not begin with a digit. A schema and a dot may stand before it,
+// also of one to 63 such characters. Statements quote the name, so in PostgreSQL its case matters.
+// With any other name, each call of the new Table's methods that returns an error fails.
 func (t *Table) Named(name string) *Table {
 	named := &Table{dialect: t.dialect}
 	quote := `"`
@@ -93,9 +93,9 @@ func (t *Table) Create(ctx context.Context, db *sql.DB) error {
 }
 
 // Enter enters the resource with the token, and must be the first statement of the transaction, but
-// for the entries of other resources and the key row of package oncesql. Read what the writes depend
-// on behind Enter, in the same transaction: a holder with an older token may have written since an
-// earlier read.
+// for the entries of other resources and the key row of package oncesql. Read what the writes
+// depend on behind Enter, in the same transaction: a holder with an older token may have written
+// since an earlier read.
 //
 // The promise: no transaction that has entered with an older token commits after a transaction with
 // a newer token has entered the same resource. The resource's row is locked until the end of the
@@ -109,14 +109,14 @@ func (t *Table) Create(ctx context.Context, db *sql.DB) error {
 // The name of a resource has 1 to 255 bytes, and any byte may be in it. Names are compared byte by
 // byte.
 //
-// Errors: [ErrStale] if a larger token has entered; [ErrToken]; a wrong name or dialect; and, in the
-// error's chain, the driver's error. Roll the transaction back after every one of them. Some errors
-// of a driver say that the transaction should be tried again from its beginning: serialization
-// failures and deadlocks (PostgreSQL 40001 and 40P01; MySQL and MariaDB 1213, 1205 and 1020) and a
-// busy database (SQLITE_BUSY). The levels RepeatableRead and Serializable of PostgreSQL have one
-// whenever two transactions meet at a resource, so ReadCommitted, its default, suits a fence best. A
-// missing table is an error of the driver too: create it with [Table.Create], or [Table.Schema] in a
-// migration.
+// Errors: [ErrStale] if a larger token has entered; [ErrToken]; a wrong name or dialect; and, in
+// the error's chain, the driver's error. Roll the transaction back after every one of them. Some
+// errors of a driver say that the transaction should be tried again from its beginning:
+// serialization failures and deadlocks (PostgreSQL 40001 and 40P01; MySQL and MariaDB 1213, 1205
+// and 1020) and a busy database (SQLITE_BUSY). The levels RepeatableRead and Serializable of
+// PostgreSQL have one whenever two transactions meet at a resource, so ReadCommitted, its default,
+// suits a fence best. A missing table is an error of the driver too: create it with [Table.Create],
+// or [Table.Schema] in a migration.
 func (t *Table) Enter(ctx context.Context, tx *sql.Tx, resource string, token int64) error {
 	if t.err != nil {
 		return t.err

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/lifetime"
 )
 
 var (
@@ -50,11 +51,11 @@ func (r record) decode(into any) error {
 	return nil
 }
 
-// calls are the calls of this process for one record. One of them has the turn: it asks Redis, waits
-// for the message, or runs.
-type calls struct {
+// peers are the calls of this process for one record. One of them has the turn: it asks Redis,
+// waits for the message, or runs.
+type peers struct {
 	turn  chan struct{} // full while a call has the turn
-	ended chan struct{} // closed when all calls of g may return
+	ended chan struct{} // closed when all of them may return
 	end   record        // of the operation; set before ended is closed
 	err   error         // in place of end: Redis is away
 
@@ -64,90 +65,88 @@ type calls struct {
 	input    string        // of that attempt
 }
 
-func (o *Once) join(record string) *calls {
+func (o *Once) join(record string) *peers {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	g := o.groups[record]
-	if g == nil {
-		g = &calls{turn: make(chan struct{}, 1), ended: make(chan struct{}), inFlight: make(chan struct{})}
-		o.groups[record] = g
+	p := o.peers[record]
+	if p == nil {
+		p = &peers{turn: make(chan struct{}, 1), ended: make(chan struct{}), inFlight: make(chan struct{})}
+		o.peers[record] = p
 	}
-	g.count++
-	return g
+	p.count++
+	return p
 }
 
-func (o *Once) leave(record string, g *calls) {
+func (o *Once) leave(record string, p *peers) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if g.count--; g.count == 0 && o.groups[record] == g {
-		delete(o.groups, record)
+	if p.count--; p.count == 0 && o.peers[record] == p {
+		delete(o.peers, record)
 	}
 }
 
-// running tells the other calls of g that an attempt with the input of c is running, until
-// stop.
-func (o *Once) running(c *call, g *calls) (stop func()) {
+// running tells the peers of a call that an attempt with the input of c is running, until stop.
+func (o *Once) running(c *call, p *peers) (stop func()) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	g.input = c.input
-	close(g.inFlight)
+	p.input = c.input
+	close(p.inFlight)
 	return func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		g.inFlight = make(chan struct{})
+		p.inFlight = make(chan struct{})
 	}
 }
 
-// end lets all calls of g return with the end of the operation, or with an error. Later
-// calls ask Redis.
-func (o *Once) end(c *call, g *calls, end record, err error) {
+// end lets all peers return with the end of the operation, or with an error. Later calls ask Redis.
+func (o *Once) end(c *call, p *peers, end record, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.groups[c.record] == g {
-		delete(o.groups, c.record)
+	if o.peers[c.record] == p {
+		delete(o.peers, c.record)
 	}
-	g.end, g.err = end, err
-	close(g.ended)
+	p.end, p.err = end, err
+	close(p.ended)
 }
 
 // do waits for the turn among the calls of this process, or for the end of the operation.
 func (o *Once) do(ctx context.Context, c *call) (record, bool, error) {
 	switch {
 	case ctx.Err() != nil:
-		return record{}, false, context.Cause(ctx)
+		return record{}, false, lifetime.Ended(ctx)
 	case c.lock.Held(ctx):
 		return record{}, false, fmt.Errorf("%w: once.Do of %q inside of its own attempt", relock.ErrInvalid, c.key)
 	}
-	g := o.join(c.record)
-	defer o.leave(c.record, g)
-	if err := o.await(ctx, c, g); err != nil {
+	p := o.join(c.record)
+	defer o.leave(c.record, p)
+	if err := o.await(ctx, c, p); err != nil {
 		return record{}, false, err
 	}
 	select {
-	case <-g.ended: // perhaps at the same time
-		if g.err != nil {
-			return record{}, false, g.err
+	case <-p.ended: // perhaps at the same time
+		if p.err != nil {
+			return record{}, false, p.err
 		}
-		return c.replay(g.end)
+		return c.replay(p.end)
 	default:
-		defer func() { <-g.turn }()
-		return o.lead(ctx, c, g)
+		defer func() { <-p.turn }()
+		return o.lead(ctx, c, p)
 	}
 }
 
-// await returns when the call has the turn, or g has ended.
-func (o *Once) await(ctx context.Context, c *call, g *calls) error {
+// await returns when the call has the turn, or the peers have ended.
+func (o *Once) await(ctx context.Context, c *call, p *peers) error {
 	o.mu.Lock()
-	inFlight := g.inFlight
+	inFlight := p.inFlight
 	o.mu.Unlock()
 	for {
 		select {
-		case g.turn <- struct{}{}:
+		case p.turn <- struct{}{}:
 			return nil
-		case <-g.ended:
-			return g.err
+		case <-p.ended:
+			return p.err
 		case <-inFlight:
-			if err := o.besides(c, g); err != nil {
+			if err := o.besides(c, p); err != nil {
 				return err
 			}
 			inFlight = nil
@@ -160,11 +159,11 @@ func (o *Once) await(ctx context.Context, c *call, g *calls) error {
 }
 
 // besides returns the error of a call that does not wait for the running attempt.
-func (o *Once) besides(c *call, g *calls) error {
+func (o *Once) besides(c *call, p *peers) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {
-	case g.input != c.input:
+	case p.input != c.input:
 		return ErrMismatch
 	case c.noWait:
 		return ErrInFlight
@@ -174,7 +173,7 @@ func (o *Once) besides(c *call, g *calls) error {
 }
 
 func inFlightUntil(ctx context.Context) error {
-	return fmt.Errorf("%w: %w", ErrInFlight, context.Cause(ctx))
+	return fmt.Errorf("%w: %w", ErrInFlight, lifetime.Ended(ctx))
 }
 
 // replay returns the end of an operation, if the call is the same operation.
@@ -186,7 +185,7 @@ func (c *call) replay(end record) (record, bool, error) {
 }
 
 // lead asks Redis, and runs or waits, until the operation has ended.
-func (o *Once) lead(ctx context.Context, c *call, g *calls) (record, bool, error) {
+func (o *Once) lead(ctx context.Context, c *call, p *peers) (record, bool, error) {
 	heard, stop := o.news.listen(c.record)
 	defer stop()
 	for {
@@ -198,27 +197,27 @@ func (o *Once) lead(ctx context.Context, c *call, g *calls) (record, bool, error
 		var locked *relock.LockedError
 		switch {
 		case err == nil:
-			defer o.running(c, g)() // once: the loop ends here
-			return o.attempt(section, c, g, number, interrupted)
+			defer o.running(c, p)() // once: the loop ends here
+			return o.attempt(section, c, p, number, interrupted)
 		case errors.As(err, &found):
-			o.end(c, g, found.record, nil)
+			o.end(c, p, found.record, nil)
 			return c.replay(found.record)
 		case errors.Is(err, relock.ErrUnavailable) && ctx.Err() == nil:
-			o.end(c, g, record{}, err) // the others would find the same, one after the other
+			o.end(c, p, record{}, err) // the others would find the same, one after the other
 			return record{}, false, err
 		case !errors.As(err, &locked) || locked.Err != nil:
 			return record{}, false, err
 		case c.noWait:
 			return record{}, false, ErrInFlight
 		}
-		stopped := o.running(c, g)
+		stopped := o.running(c, p)
 		end, err := c.wait(ctx, heard, ready, locked.TTL)
 		stopped()
 		if err != nil {
 			return record{}, false, err
 		}
 		if end.state != "" {
-			o.end(c, g, end, nil)
+			o.end(c, p, end, nil)
 			return c.replay(end)
 		}
 	}
@@ -285,10 +284,10 @@ func mayHaveBegun(err error) bool {
 	return !isCertain
 }
 
-// takeBack takes back an attempt that perhaps has begun in Redis, and whose function does not run. A
-// command of it may run late, so takeBack repeats, in the background. It does not hold up the call
-// for longer than takeBackWait. If Redis never answers, the next attempt is told of an interrupted
-// one.
+// takeBack takes back an attempt that perhaps has begun in Redis, and whose function does not run.
+// A command of it may run late, so takeBack repeats, in the background. It does not hold up the
+// call for longer than takeBackWait. If Redis never answers, the next attempt is told of an
+// interrupted one.
 func (o *Once) takeBack(c *call) {
 	first := make(chan struct{})
 	begun := o.background.GoOpen(func() {
@@ -338,11 +337,10 @@ func (c *call) declined(d *relock.DeclinedError) error {
 
 // attempt runs the function, and stores its end. The client's cleanup frees the lock if Unlock does
 // not reach Redis.
-func (o *Once) attempt(section context.Context, c *call, g *calls, number int, interrupted bool) (record, bool, error) {
+func (o *Once) attempt(section context.Context, c *call, p *peers, number int, interrupted bool) (record, bool, error) {
 	told := false
 	defer func() { // also after a panic
-		_ = c.lock.Unlock(section)
-		if !told {
+		if err := c.lock.Unlock(section); err == nil && !told {
 			o.wake(c)
 		}
 	}()
@@ -371,7 +369,7 @@ func (o *Once) attempt(section context.Context, c *call, g *calls, number int, i
 		return record{}, false, errors.Join(err, fmt.Errorf("once: %q has run, and another attempt has begun since", c.key))
 	}
 	told = true
-	o.end(c, g, end, nil)
+	o.end(c, p, end, nil)
 	if err == nil && end.result == "" {
 		err = ErrNoResult
 	}

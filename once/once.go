@@ -14,8 +14,8 @@
 //
 // No store can know what a function has done before its process died. Such an attempt is visible:
 // [Attempt.Interrupted] is true for the next one, which can ask the outside world, and
-// [FailIfInterrupted] refuses to run again. Where the effects are in a SQL database, package oncesql
-// closes this gap, as the result commits with the effects.
+// [FailIfInterrupted] refuses to run again. Where the effects are in a SQL database, package
+// oncesql closes this gap, as the result commits with the effects.
 //
 // docs/IDEMPOTENCY.md says how to choose keys, and when to use what.
 package once
@@ -51,8 +51,8 @@ var (
 	// [FailIfInterrupted]. The function has not run.
 	ErrInterrupted = errors.New("once: an earlier attempt was interrupted")
 
-	// ErrNoResult reports an operation that was done, and whose result could not be kept: it was too
-	// large, or no JSON. The function does not run again.
+	// ErrNoResult reports an operation that was done, and whose result could not be kept: it was
+	// too large, or no JSON. The function does not run again.
 	ErrNoResult = errors.New("once: done, and the result is not kept")
 )
 
@@ -123,8 +123,8 @@ type Once struct {
 
 	background group.Group // attempts that are taken back
 
-	mu     sync.Mutex
-	groups map[string]*calls // by record
+	mu    sync.Mutex
+	peers map[string]*peers // by record
 }
 
 type settings struct {
@@ -178,9 +178,9 @@ func WithLockOptions(options ...relock.Option) Option {
 	return func(s *settings) { s.lock = append(s.lock, options...) }
 }
 
-// New makes a Once over the locks of a client, which must keep them in Redis in relock's own layout.
-// Its records are beside the locks, under the client's prefix. All processes that share keys must
-// have the same prefix. New does not talk to Redis. Errors: [relock.ErrInvalid].
+// New makes a Once over the locks of a client, which must keep them in Redis in relock's own
+// layout. Its records are beside the locks, under the client's prefix. All processes that share
+// keys must have the same prefix. New does not talk to Redis. Errors: [relock.ErrInvalid].
 func New(locks *relock.Client, options ...Option) (*Once, error) {
 	s := settings{retention: DefaultRetention, limit: DefaultMaxResult}
 	for _, option := range options {
@@ -201,7 +201,7 @@ func New(locks *relock.Client, options ...Option) (*Once, error) {
 	}
 	rdb := locks.Redis()
 	return &Once{
-		locks: locks, rdb: rdb, settings: s, groups: make(map[string]*calls),
+		locks: locks, rdb: rdb, settings: s, peers: make(map[string]*peers),
 		news: newNews(rdb, lock.Key()+":"+locks.ID()+":"+rand.Text()),
 	}, nil
 }
@@ -221,8 +221,8 @@ type Attempt struct {
 	Key string
 	// Number is 1 for a new operation, and one more for each attempt after an interrupted one.
 	Number int
-	// Interrupted says that an earlier attempt began and never ended: the process died, the lock was
-	// lost, the function panicked, or did not know what it had done. That attempt may have done
+	// Interrupted says that an earlier attempt began and never ended: the process died, the lock
+	// was lost, the function panicked, or did not know what it had done. That attempt may have done
 	// anything, and may even be running still.
 	Interrupted bool
 

@@ -79,8 +79,8 @@ func kept(names []string) []string {
 
 // WithWait sets the time for which a request waits while an earlier request with its key runs. If
 // the earlier one takes longer, the request gets status 409. The time is no limit for the handler,
-// nor for the store: status 503 comes after go-redis's own timeouts. The default is 0: status 409 at
-// once.
+// nor for the store: status 503 comes after go-redis's own timeouts. The default is 0: status 409
+// at once.
 func WithWait(d time.Duration) Option {
 	return func(s *settings) {
 		if d < 0 {

@@ -36,12 +36,12 @@ const (
 	// TypeInFlight is status 409, with Retry-After: the first request is running.
 	TypeInFlight = typePrefix + "TypeInFlight"
 
-	// TypeInterrupted is status 409, without Retry-After: an earlier attempt began, and nobody knows
-	// what it has done. [once.FailIfInterrupted] asks for this.
+	// TypeInterrupted is status 409, without Retry-After: an earlier attempt began, and nobody
+	// knows what it has done. [once.FailIfInterrupted] asks for this.
 	TypeInterrupted = typePrefix + "TypeInterrupted"
 
-	// TypeNoResult is status 409, without Retry-After: the request was carried out, and its response
-	// was too large to be stored. Every repeat gets this problem.
+	// TypeNoResult is status 409, without Retry-After: the request was carried out, and its
+	// response was too large to be stored. Every repeat gets this problem.
 	TypeNoResult = typePrefix + "TypeNoResult"
 
 	// TypeUnavailable is status 503, with Retry-After: the store does not answer.

@@ -52,9 +52,10 @@ func newStatements(d fence.Dialect, table string) (statements, error) {
 	}
 	locking := ""
 	if d == fence.MySQL {
-		// A transaction may have a snapshot from before the wait of the insert, for example if a proxy
-		// began it WITH CONSISTENT SNAPSHOT. A locking read returns the newest row at every isolation
-		// level. It also leaves it to the first read of the function to take the snapshot.
+		// A transaction may have a snapshot from before the wait of the insert, for example if a
+		// proxy began it WITH CONSISTENT SNAPSHOT. A locking read returns the newest row at every
+		// isolation level. It also leaves it to the first read of the function to take the
+		// snapshot.
 		locking = " FOR UPDATE"
 	}
 	return statements{

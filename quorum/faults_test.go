@@ -685,8 +685,8 @@ func TestClientsOfOneViewPassTheLockOnAtOnce(t *testing.T) {
 	})
 }
 
-// TestNobodyWithAMajorityIsResolved has three clients hold two, two and one of five members, as each
-// reached only these at first.
+// TestNobodyWithAMajorityIsResolved has three clients hold two, two and one of five members, as
+// each reached only these at first.
 func TestNobodyWithAMajorityIsResolved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, 5)
@@ -833,7 +833,8 @@ func TestASilentMemberIsWaitedForOnce(t *testing.T) {
 	})
 }
 
-// TestASilentMajorityIsFoundAgainByTry has a client that only tries meet a majority that was silent.
+// TestASilentMajorityIsFoundAgainByTry has a client that only tries meet a majority that was
+// silent.
 func TestASilentMajorityIsFoundAgainByTry(t *testing.T) {
 	fake(t, 3, 2, func(r *rig, silent []int) {
 		restore := r.interrupt(silent...)
@@ -846,7 +847,8 @@ func TestASilentMajorityIsFoundAgainByTry(t *testing.T) {
 	})
 }
 
-// TestALockBesideASilentMemberIsTakenAtOnce has Wait not wait for a member that is known to be silent.
+// TestALockBesideASilentMemberIsTakenAtOnce has Wait not wait for a member that is known to be
+// silent.
 func TestALockBesideASilentMemberIsTakenAtOnce(t *testing.T) {
 	fake(t, 3, 1, func(r *rig, silent []int) {
 		restore := r.interrupt(silent...)

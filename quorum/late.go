@@ -80,8 +80,8 @@ func (q *quorum) behind(l *late, a store.Ask, members []int, rest func()) {
 }
 
 // fillAfter is the time for which a member is without a hold before the member gets the hold again.
-// A Break takes no longer to reach all members: filled one by one as they are freed, they would have
-// the broken hold again.
+// A Break takes no longer to reach all members: filled one by one as they are freed, they would
+// have the broken hold again.
 const fillAfter = longestLimit
 
 // doubtful is the time after a doubt in which a hold is not given again. A fill that was due when

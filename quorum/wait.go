@@ -302,8 +302,8 @@ func (s seat) failed() bool      { return s.err != nil }
 func (s seat) isSilent() bool    { return s.waited && !s.answered }
 func (s seat) hasAnswered() bool { return s.answered }
 
-// in returns the lease of the majority. Calls without an answer get a short time more, but for those
-// at silent members, and then go on in the background.
+// in returns the lease of the majority. Calls without an answer get a short time more, but for
+// those at silent members, and then go on in the background.
 func (w *waiting) in(cancel context.CancelCauseFunc) store.Lease {
 	timer := time.NewTimer(grace(w.took))
 	defer timer.Stop()
