@@ -89,7 +89,9 @@
 //     where no message arrives, the next renewal does.
 //
 // In all of these the token helps: give [Lock.Token] to the resource that the lock guards, and let
-// the resource refuse a token smaller than the largest one it has seen.
+// the resource refuse a token smaller than the largest one it has seen. Package fence does that for
+// SQL databases and over HTTP, and [Lock.Eval] does it for data in Redis. A repeat is another
+// matter: see packages once, oncehttp and oncesql.
 //
 // relock has no limit to the number of waiters.
 //
