@@ -507,11 +507,15 @@ func (r *rig) renew(l store.Lease) error {
 	return r.store.Renew(r.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0]
 }
 
-// requireBroken breaks a hold that is renewed meanwhile, and requires that it does not come back.
+// requireBroken breaks a hold that is renewed after each message, as the core does, and once more
+// meanwhile. The hold must not come back.
 func (r *rig) requireBroken(other store.Store, l store.Lease, renewedAfter time.Duration) {
 	r.Helper()
 	client, _, _ := strings.Cut(string(l.ID), ":")
-	defer r.store.(store.Watcher).Watch(client, func(store.ID) {})()
+	var renewals sync.WaitGroup
+	stop := r.store.(store.Watcher).Watch(client, func(store.ID) {
+		renewals.Go(func() { _ = r.renew(l) })
+	})
 	broken := make(chan error, 1)
 	go func() { broken <- other.Break(r.Context(), l.Ask) }()
 	pass(renewedAfter)
@@ -520,6 +524,8 @@ func (r *rig) requireBroken(other store.Store, l store.Lease, renewedAfter time.
 		require.ErrorIs(r, err, store.ErrGone, "or the holder has given up the rest by itself")
 	}
 	pass(5 * time.Second)
+	stop()
+	renewals.Wait()
 	require.ErrorIs(r, r.renew(l), store.ErrGone)
 }
 

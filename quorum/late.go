@@ -2,7 +2,6 @@ package quorum
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -84,30 +83,10 @@ func (q *quorum) behind(l *late, a store.Ask, members []int, rest func()) {
 // have the broken hold again.
 const fillAfter = longestLimit
 
-// doubtful is the time after a doubt in which a hold is not given again. A fill that was due when
-// the Break began, or that is due because a Break has missed a member, falls into this time.
-const doubtful = 3 * longestLimit
-
-// noteDoubt notes that a member may have freed a hold by force.
-func (q *quorum) noteDoubt(id store.ID) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	maps.DeleteFunc(q.doubts, func(_ store.ID, at time.Time) bool { return time.Since(at) >= doubtful })
-	q.doubts[id] = time.Now()
-}
-
-// isDoubtful reports whether a hold may be broken.
-func (q *quorum) isDoubtful(id store.ID) bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	at, ok := q.doubts[id]
-	return ok && time.Since(at) < doubtful
-}
-
 // fill gives a hold again, after fillAfter, to members that do not have the hold: a member was
 // missed, or has lost its data. The command l before has the word of a majority that the hold is
-// not over. If the hold ends meanwhile, or a member says that it may be broken, fill does nothing,
-// so the hold does not come back. A member that has another hold, or waiters, refuses.
+// not over. If the hold ends meanwhile, fill does nothing, so the hold does not come back. A member
+// that has another hold, or waiters, refuses.
 func (q *quorum) fill(l *late, a store.Ask, members []int) {
 	if len(members) == 0 || a.TTL == 0 {
 		q.dismiss(l)
@@ -128,9 +107,6 @@ func (q *quorum) fill(l *late, a store.Ask, members []int) {
 		case <-ctx.Done():
 			return
 		case <-q.life.Done():
-			return
-		}
-		if q.isDoubtful(a.ID) {
 			return
 		}
 		var group sync.WaitGroup

@@ -39,9 +39,8 @@ type quorum struct {
 	end      context.CancelFunc
 
 	mu     sync.Mutex
-	late   map[store.ID][]*late   // commands on open holds
-	ending map[store.ID]int       // commands in flight that end the hold
-	doubts map[store.ID]time.Time // when a member last said that a hold may be broken
+	late   map[store.ID][]*late // commands on open holds
+	ending map[store.ID]int     // commands in flight that end the hold
 }
 
 var (
@@ -65,7 +64,6 @@ func New(members ...store.Store) (store.Store, error) {
 	return &quorum{
 		members: slices.Clone(members), majority: n/2 + 1, life: life, end: end,
 		silent: make([]atomic.Bool, n), late: make(map[store.ID][]*late), ending: make(map[store.ID]int),
-		doubts: make(map[store.ID]time.Time),
 	}, nil
 }
 

@@ -76,19 +76,12 @@ func (q *quorum) Break(ctx context.Context, a store.Ask) error {
 	return q.verdict(ctx, errs)
 }
 
-// Watch passes on the doubts of all members. While a hold is in doubt, no member gets the hold
-// again, see fill.
+// Watch passes on the doubts of all members.
 func (q *quorum) Watch(client string, doubt func(store.ID)) (stop func()) {
-	noted := func(id store.ID) {
-		if id != "" {
-			q.noteDoubt(id)
-		}
-		doubt(id)
-	}
 	var stops []func()
 	for _, m := range q.members {
 		if w, ok := m.(store.Watcher); ok {
-			stops = append(stops, w.Watch(client, noted))
+			stops = append(stops, w.Watch(client, doubt))
 		}
 	}
 	return func() {
