@@ -143,7 +143,7 @@ func TestOddRepliesAreErrors(t *testing.T) {
 }
 
 func FuzzParseAcquired(f *testing.F) {
-	for _, seed := range [][]byte{{1}, {2, 0, 's', 1}, {3, 2, 's', 100, 5, 0}, {255, 255, 0}} {
+	for _, seed := range [][]byte{{1}, {2, 0, 's', 1}, {3, 2, 's', 100, 5, 0}, {5, 's', 1}, {255, 255, 0}} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -160,7 +160,10 @@ func FuzzParseAcquired(f *testing.F) {
 			require.Equal(t, acquireReply{}, r)
 			return
 		}
-		require.Contains(t, []int64{statusBusy, statusOurs, statusQueued, statusKind}, r.status)
+		require.Contains(t, []int64{statusBusy, statusOurs, statusQueued, statusKind, statusCircle}, r.status)
+		if r.status == statusCircle { // of a read-write lock
+			require.Len(t, reply, 3)
+		}
 		require.GreaterOrEqual(t, r.position, 0)
 		require.GreaterOrEqual(t, r.number, int64(0))
 	})
