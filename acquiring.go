@@ -17,6 +17,7 @@ type acquiring struct {
 	wait   time.Duration   // forever; 0: do not wait
 	script *store.Script   // of TryLockIf
 	reply  any             // of the script
+	leader bool            // a call of Lead
 	holder Holder
 
 	refusal *LockedError // the store's last refusal
@@ -138,10 +139,11 @@ func (a *acquiring) finished(start time.Time, err error) {
 	event := AcquireFinished{
 		Context: a.ctx, Name: a.lock.name, Mode: a.lock.mode(), Holder: a.holder,
 		Start: start, Duration: time.Since(start), Outcome: a.outcome(err),
-		Reentrant: a.nested, Depth: a.depth, Waited: a.waited, Queued: a.queued, TTL: a.lock.settings.ttl, Err: err,
+		Reentrant: a.nested, Depth: a.depth, Waited: a.waited, Queued: a.queued, Leader: a.leader, TTL: a.lock.settings.ttl, Err: err,
 	}
 	if err == nil { // perhaps by another Lock of the same name, with options of its own
-		event.TTL, event.Wake = a.section.entry.hold.ttl, a.wake
+		h := a.section.entry.hold
+		event.TTL, event.Wake, event.Leader = h.ttl, a.wake, h.leader
 	}
 	a.lock.client.events.Emit(func() { hook(event) })
 }

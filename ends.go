@@ -92,6 +92,7 @@ func (l *loss) report() {
 	if h.hooks.Lost != nil && !l.closed {
 		event := Lost{
 			Name: h.name, Mode: h.mode(), Holder: h.holder, Token: l.err.Token, TTL: h.ttl, Reason: l.err.Reason, Held: l.held, MaxDepth: h.deepest,
+			Leader: h.leader,
 		}
 		c.events.Emit(func() { h.hooks.Lost(event) })
 	}
@@ -130,7 +131,8 @@ func (t *table) releaseLocked(h *hold, err error) {
 		return
 	}
 	event := Released{
-		Name: h.name, Mode: h.mode(), Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest, Err: err,
+		Name: h.name, Mode: h.mode(), Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest,
+		Leader: h.leader, Err: err,
 	}
 	h.client.events.Emit(func() { h.hooks.Released(event) })
 }

@@ -45,6 +45,7 @@ import (
 //   - hooks_ends_test.go: Does each hold have one end?
 //   - hooks_redis_test.go: Which events does only a Redis server cause?
 //   - late_test.go: What if a command runs late?
+//   - lead_test.go: Who leads, and when does another one take over?
 //   - leak_test.go: When is a hold reported as leaked?
 //   - lease_test.go: What if a lease is nearly over when it begins?
 //   - line_test.go: How does a client pass a lock on within itself?

@@ -16,6 +16,7 @@ type hold struct {
 	client *Client
 	name   string // of the lock, as its user knows it
 	holder Holder
+	leader bool // begun by Lead
 	*settings
 
 	// Guarded by the table's mutex.

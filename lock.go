@@ -228,7 +228,7 @@ func (l *Lock) lostAround(ctx context.Context) *LostError {
 // newHold makes a hold for the call, and a holder if the call has none.
 func (a *acquiring) newHold() *hold {
 	l, c := a.lock, a.lock.client
-	h := &hold{client: c, name: l.name, settings: l.settings}
+	h := &hold{client: c, name: l.name, settings: l.settings, leader: a.leader}
 	h.renewal.item.Value, h.lease.Ask = h, l.ask
 	h.lease.ID, a.holder = c.newID(a.holder)
 	h.holder = a.holder

@@ -1,0 +1,68 @@
+package relock
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// Lead runs fn in the process that leads: of all processes that call Lead of one lock, one runs fn.
+// Another one takes over when that process ends, crashes, or loses the lock.
+//
+// Lead campaigns, as [Lock.Lock] waits for the lock, and runs fn with the section's context. If the
+// lock is lost, that context ends. When fn has returned then, Lead drops the result of fn, and
+// campaigns again, behind those that wait already. If the lock cannot be had for a passing reason
+// ([ErrUnavailable], [ErrNotReplicated], [ErrUnsure]), Lead campaigns again after a third of the
+// TTL.
+//
+// Lead returns:
+//   - when fn has returned, and its context was not ended by a loss. The error is that of
+//     [Lock.Do]: of fn, of the Unlock, or nil.
+//   - when ctx is done. A running fn is waited for. The error is that of Lock or Do.
+//   - when the lock cannot be had for another reason, with the error of Lock: [ErrInvalid],
+//     [ErrClosed], [ErrKind], [ErrDeadlock], an error of the store that a retry would not change,
+//     or the loss of a section of this very lock around ctx.
+//
+// The error matches [NotEntered] if fn has not run since the last campaign began. A panic of fn
+// unlocks, and goes on. [WithMaxHold] makes the leadership change hands after a time. The events of
+// a hold of Lead have Leader set, as a long hold is no fault there.
+func (l *Lock) Lead(ctx context.Context, fn func(ctx context.Context) error) error {
+	switch {
+	case ctx == nil:
+		return notEntered(errNilContext)
+	case fn == nil:
+		return notEntered(invalid("Lead: the function is nil"))
+	}
+	for {
+		a := acquiring{lock: l, ctx: ctx, wait: forever, leader: true}
+		section, err := a.acquire()
+		switch {
+		case err == nil:
+			err = within(section, l, fn)
+			if ctx.Err() != nil || !isLost(context.Cause(section)) {
+				return err
+			}
+		case ctx.Err() != nil || !isPassing(err):
+			return notEntered(err)
+		default:
+			l.pause(ctx, l.settings.ttl/3)
+		}
+	}
+}
+
+// isPassing says whether a failed acquire is worth another try.
+func isPassing(err error) bool {
+	for _, final := range []error{ErrInvalid, ErrClosed, ErrKind, ErrDeadlock, ErrLocked, ErrLockLost} {
+		if errors.Is(err, final) {
+			return false
+		}
+	}
+	return errors.Is(err, ErrUnavailable) || errors.Is(err, ErrNotReplicated) || errors.Is(err, ErrUnsure)
+}
+
+// pause waits for d, or until ctx or the client ends.
+func (l *Lock) pause(ctx context.Context, d time.Duration) {
+	ctx, cancel := l.client.bound(ctx, d)
+	defer cancel()
+	<-ctx.Done()
+}
