@@ -32,6 +32,8 @@ type acquiring struct {
 	depth  int
 
 	section *section
+
+	full context.CancelCauseFunc // ends a wait behind too many, with WithMaxWaiters
 }
 
 // progress notes the answers of the store while the call waits.
@@ -66,6 +68,9 @@ func (a *acquiring) joined(position int) {
 		return
 	}
 	a.waited, a.queued = true, true
+	if limit := a.lock.settings.maxWaiters; limit > 0 && position >= limit {
+		a.full(ErrQueueFull)
+	}
 	if hook := a.lock.settings.hooks.Queued; hook != nil {
 		event := Queued{Name: a.lock.name, Mode: a.lock.mode(), Holder: a.holder, Position: position}
 		a.lock.client.events.Emit(func() { hook(event) })
@@ -78,7 +83,7 @@ func (a *acquiring) reason(ctx context.Context, err error) error {
 	switch {
 	case (errors.Is(cause, ErrClosed) || errors.Is(err, ErrClosed)) && a.lock.client.isClosed():
 		return ErrClosed
-	case a.ctx.Err() == nil && isDeadlock(cause):
+	case a.ctx.Err() == nil && (isDeadlock(cause) || cause == ErrQueueFull): //nolint:errorlint // as joined has set it
 		return cause
 	case cause == errWaitOver && !errors.Is(err, errWaitOver): //nolint:errorlint // the cause of ctx may come from another call
 		return fmt.Errorf("%w: %w", errWaitOver, err)
@@ -98,6 +103,13 @@ func (a *acquiring) failed(err error) error {
 		return &DeclinedError{Name: a.lock.name, Reply: declined.Reply}
 	case isDeadlock(err):
 		return err
+	case err == ErrQueueFull: //nolint:errorlint // as joined has set it
+		full := LockedError{Name: a.lock.name}
+		if refusal != nil {
+			full = *refusal
+		}
+		full.Err = err
+		return &full
 	case refusal != nil && (errors.As(err, &busy) || errors.Is(err, errWaitOver)):
 		if errors.Is(err, ErrUnavailable) {
 			refusal.Err = err

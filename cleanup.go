@@ -56,13 +56,19 @@ const (
 
 func newCleanup(c *Client) *cleanup { return &cleanup{client: c, wake: make(chan struct{}, 1)} }
 
-// add takes in an ask. The store may keep the ask for longest from now on.
-func (u *cleanup) add(h *hold, ask store.Ask, longest time.Duration) {
+// add takes in an ask. Its lease may last for longest from now on.
+func (u *cleanup) add(h *hold, ask store.Ask, longest time.Duration) { u.addAfter(0, h, ask, longest) }
+
+// addAfter takes in an ask that the store is to keep for delay. If the client is closed sooner, the
+// ask is left to the end of its lease.
+func (u *cleanup) addAfter(delay time.Duration, h *hold, ask store.Ask, longest time.Duration) {
 	now := time.Now()
 	ask.TTL = h.ttl // as in the queue; renewals may have set another TTL
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.pending = append(u.pending, &unwanted{ask: ask, name: h.name, logger: h.logger, next: now, until: now.Add(max(longest, ask.TTL))})
+	u.pending = append(u.pending, &unwanted{
+		ask: ask, name: h.name, logger: h.logger, next: now.Add(delay), until: now.Add(delay + ask.Kept(max(longest, ask.TTL))),
+	})
 	if !u.running {
 		u.running = true
 		u.client.group.Go(u.run) // also after Close, for a section that outlives the client
@@ -111,14 +117,17 @@ func (u *cleanup) run() {
 }
 
 // due takes out a batch of asks to try now. due returns the time of the next attempt too, and
-// whether any ask is left. When the client is closing, due moves confirmed asks to last, and
-// retries the rest every firstForget.
+// whether any ask is left. When the client is closing, due moves confirmed asks to last, drops asks
+// that the store is to keep, and retries the rest every firstForget.
 func (u *cleanup) due(now time.Time, closing bool) (due []*unwanted, next time.Time, more bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.pending = slices.DeleteFunc(u.pending, func(w *unwanted) bool {
 		if closing && w.confirmed {
 			u.last = append(u.last, w.ask)
+			return true
+		}
+		if closing && w.tries == 0 && w.next.After(now) { // of addAfter
 			return true
 		}
 		if len(due) < forgetBatch && !w.next.After(now) {

@@ -84,7 +84,11 @@ func (l *loss) report() {
 	defer c.group.Leave()
 	// The last renewal may have reached the store without an answer. Cleanup keeps it from holding
 	// up whoever waits.
-	c.cleanup.add(h, h.lease.Ask, h.longest())
+	delay := h.delay
+	if l.err.Reason == LossTaken {
+		delay = 0
+	}
+	c.cleanup.addAfter(delay, h, h.lease.Ask, h.longest())
 	for _, cancel := range l.leaks {
 		h.reportLeak(cancel, l.held)
 	}
@@ -137,7 +141,7 @@ func (t *table) releaseLocked(h *hold, err error) {
 	h.client.events.Emit(func() { h.hooks.Released(event) })
 }
 
-// longest returns the longest time for which the store may keep the hold from now on without a
+// longest returns the longest time for which the lease of the hold may last from now on without a
 // renewal.
 func (h *hold) longest() time.Duration {
 	t := &h.client.table

@@ -44,7 +44,8 @@ var (
 	// names what is allowed. Nothing was sent to the store.
 	ErrInvalid = errors.New("relock: invalid")
 
-	// ErrNotReplicated reports a new hold with too few confirming replicas, see [WithReplicaAcks].
+	// ErrNotReplicated reports a new hold with too few confirmations, see [WithReplicaAcks] and
+	// [WithAOFAcks].
 	// The entry was undone, or is undone in the background if Redis is silent at the time.
 	ErrNotReplicated = store.ErrNotReplicated
 
@@ -65,6 +66,10 @@ var (
 	// [RWLock], or a circle of calls that wait for locks of each other ([*DeadlockError]). The
 	// caller holds nothing new, and should leave the sections around the call, if there are any.
 	ErrDeadlock = store.ErrDeadlock
+
+	// ErrQueueFull reports a queue with as many waiters as [WithMaxWaiters] allows. ErrQueueFull
+	// goes together with ErrLocked.
+	ErrQueueFull = errors.New("relock: the queue is full")
 )
 
 // LockedError is the refusal of a lock of another holder. LockedError matches [ErrLocked], and Err
@@ -76,9 +81,9 @@ type LockedError struct {
 	// a holder of this client, as this process reckons); negative: no lease is set. The lease may
 	// be renewed.
 	TTL time.Duration
-	// Err is the end of the caller's context, which ended the wait. Err is nil if the context has
-	// not ended: the call did not wait, or the wait of [Lock.TryLockFor] was over. If the store
-	// could not be reached at the end, Err matches [ErrUnavailable].
+	// Err is the end of the caller's context, which ended the wait, or [ErrQueueFull]. Err is nil if
+	// the call did not wait, or the wait of [Lock.TryLockFor] was over. If the store could not be
+	// reached at the end, Err matches [ErrUnavailable].
 	Err error
 }
 

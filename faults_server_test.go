@@ -123,6 +123,59 @@ func TestALostReplyWithReplicaAcksEntersOnce(t *testing.T) {
 	}
 }
 
+func TestAOFAcksConfirmNewHoldsOnly(t *testing.T) {
+	w := onShared(t)
+	p := w.peer(relock.WithAOFAcks(1, 100*time.Millisecond))
+	l := p.NewLock("a")
+	waitAOF := redistest.Named("WAITAOF")
+	answers := func(reply string) *redistest.Rule { return p.faults.Once(waitAOF, redistest.Answer(reply)) }
+
+	var sent []string
+	p.faults.Once(waitAOF, redistest.Before(func(args []string) { sent = args }))
+	rule := answers("*2\r\n:1\r\n:2")
+	section := w.enter(t.Context(), l)
+	require.Equal(t, 1, rule.Hits())
+	require.Equal(t, []string{"WAITAOF", "1", "1", "100"}, sent)
+	w.leave(w.enter(section, l), l) // asks nobody
+	w.leave(section, l)
+
+	for reply, says := range map[string]string{
+		"*2\r\n:0\r\n:2": "1 of 2 within 100ms", // other disks do not stand in for the server's own
+		"*2\r\n:1\r\n:0": "1 of 2 within 100ms",
+		"*1\r\n:1":       "unexpected reply of WAITAOF",
+		"-ERR WAITAOF cannot be used when numlocal is set but appendonly is disabled.": "appendonly is disabled",
+	} {
+		answers(reply)
+		_, err := l.TryLock(t.Context())
+		require.ErrorContains(t, err, says)
+		w.requireFree("a")
+	}
+
+	alone := p.NewLock("a", relock.WithAOFAcks(0, 100*time.Millisecond))
+	answers("*2\r\n:1\r\n:0")
+	w.leave(w.enter(t.Context(), alone), alone)
+}
+
+func TestAOFAcksNeedAServerThatHasThem(t *testing.T) {
+	for _, aof := range []string{"yes", "no"} {
+		w := onOwn(t, "--appendonly", aof, "--appendfsync", "always")
+		patient := func(o *redis.Options) { o.ReadTimeout = 2 * w.limit } // a disk may be slow
+		p := w.peerOn(patient, relock.WithAOFAcks(0, w.limit))
+		has := w.plain.Do(t.Context(), "WAITAOF", 0, 0, 0).Err() == nil
+		err := p.Check(t.Context())
+		switch {
+		case !has: // before Redis 7.2
+			require.ErrorContains(t, err, "unknown command 'WAITAOF'")
+		case aof == "no":
+			require.ErrorContains(t, err, "appendonly is disabled")
+		default:
+			require.NoError(t, err)
+			w.start(t.Context(), p.NewLock("a")).leave()
+		}
+		w.requireFree("a")
+	}
+}
+
 func TestTooFewReplicaAcksUndoExactlyThisEntry(t *testing.T) {
 	const timeout = 80 * time.Millisecond
 	w, replica := withReplica(t)

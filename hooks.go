@@ -199,7 +199,7 @@ type Released struct {
 	TTL      time.Duration
 	Held     time.Duration // from the first entry to the last exit
 	MaxDepth int           // the highest hold count
-	Leader   bool // begun by [Lock.Lead]
+	Leader   bool          // begun by [Lock.Lead]
 	Err      error         // why the release was not confirmed, nil if the store confirmed
 }
 
@@ -222,7 +222,7 @@ type Lost struct {
 	Reason   LossReason
 	Held     time.Duration // from the first entry until the loss was noticed
 	MaxDepth int           // the highest hold count
-	Leader   bool // begun by [Lock.Lead]
+	Leader   bool          // begun by [Lock.Lead]
 }
 
 // Leaked is the event of [Hooks.Leaked].
@@ -242,7 +242,7 @@ type Closed struct {
 	TTL      time.Duration
 	Held     time.Duration // from the first entry until Close
 	MaxDepth int           // the highest hold count
-	Leader   bool // begun by [Lock.Lead]
+	Leader   bool          // begun by [Lock.Lead]
 }
 
 // Dropped is the event of [Hooks.Dropped].

@@ -148,6 +148,9 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 	if err := checkLease("Extend", d); err != nil {
 		return err
 	}
+	if err := l.settings.checkTTL(d); err != nil {
+		return err
+	}
 	e, err := l.inside("extend", ctx)
 	if err != nil {
 		return err

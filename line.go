@@ -41,7 +41,7 @@ func (t *table) waitTurn(ctx context.Context, h *hold, progress func(store.Progr
 	h.turn.called = make(chan struct{})
 	place := ln.waiting.PushBack(h)
 	position := ln.waiting.Len() - 1
-	if ln.head.state == entering {
+	if ln.head.state == entering && !ln.head.turn.passed {
 		position++ // the head waits, too
 	}
 	busy := ln.busyLocked()
@@ -115,8 +115,8 @@ func (ln *line) callLocked(place *list.Element) {
 
 // passLocked passes the lease of h, whose last entry was just left, on to the first hold in its
 // line. Conditions: a hold waits in the line, the number of passes and the time since the store
-// gave the lease are within their limits, both holds want the same TTL and replicas, at least half
-// of the lease is left, and the store has the right count.
+// gave the lease are within their limits, both holds want the same lease and replicas, at least
+// half of the lease is left, and the store has the right count.
 func (t *table) passLocked(h *hold, now time.Time) bool {
 	if !h.turn.isHead || h.client.races || t.closed || h.renewal.check || h.turn.passes >= h.passes ||
 		now.Sub(h.turn.began) >= h.passLimit || h.lease.Until().Sub(now) < h.ttl/2 {
@@ -127,7 +127,7 @@ func (t *table) passLocked(h *hold, now time.Time) bool {
 		return false
 	}
 	next := front.Value.(*hold)
-	if next.ttl != h.ttl || next.acks != h.acks {
+	if next.ttl != h.ttl || next.delay != h.delay || next.acks != h.acks {
 		return false
 	}
 	next.lease = h.lease

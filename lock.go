@@ -252,6 +252,10 @@ func (a *acquiring) enterFirst() error {
 		ctx, stop = h.watchForDeadlock(ctx, a.ctx)
 		defer stop()
 	}
+	if h.maxWaiters > 0 {
+		ctx, a.full = context.WithCancelCause(ctx)
+		defer a.full(nil)
+	}
 	passed, err := false, error(nil)
 	if a.wait != 0 && a.around == nil && (c.races || h.passes > 0) {
 		passed, err = c.table.waitTurn(ctx, h, a.progress)
@@ -507,7 +511,7 @@ func (h *hold) freed(err error) error {
 		c.cleanup.add(h, h.lease.Ask, h.longest())
 	}
 	if err != nil {
-		return fmt.Errorf("not confirmed by the store, so the lock is free within %s at the latest: %w", h.longest(), err)
+		return fmt.Errorf("not confirmed by the store, so the lock is free within %s at the latest: %w", h.lease.Kept(h.longest()), err)
 	}
 	return nil
 }
@@ -545,8 +549,12 @@ func (c *Client) newLock(ask store.Ask, options []Option) *Lock {
 		s.passes = 0
 		l.settings = &s
 	}
+	if l.settings.maxWaiters > 0 && c.races {
+		l.err = invalid("WithMaxWaiters(%d): the waiters of this store race, and have no queue to count", l.settings.maxWaiters)
+		return l
+	}
 	if l.err = checkName(ask.Name); l.err == nil {
-		ask.TTL, ask.Acks = l.settings.ttl, l.settings.acks
+		ask.TTL, ask.Delay, ask.Acks = l.settings.ttl, l.settings.delay, l.settings.acks
 		l.ask, l.err = c.store.Check(ask)
 	}
 	if l.err != nil {

@@ -341,3 +341,89 @@ func TestMoreLeasesThanAreEndedAtOnceEndAtTheirDeadline(t *testing.T) {
 		require.Zero(t, w.waiters("0"))
 	})
 }
+
+// lockDelay is the lock delay of the tests. It is longer than any lease.
+const lockDelay = 2 * relock.DefaultTTL
+
+func TestALostLockStaysTakenForItsDelay(t *testing.T) {
+	for name, test := range map[string]struct {
+		options []relock.Option
+		lives   time.Duration // from the begin of the hold to the end of its lease in the store
+		lose    func(w *world, m *member, l *relock.Lock, section context.Context)
+	}{
+		"no store": {nil, 40 * time.Second, func(w *world, m *member, _ *relock.Lock, _ context.Context) {
+			pass(10 * time.Second) // and the lease is renewed
+			m.link.cut()
+		}},
+		"no store after a nested call": {nil, 35 * time.Second, func(w *world, m *member, l *relock.Lock, section context.Context) {
+			pass(5 * time.Second)
+			w.leave(w.enter(section, l), l)
+			m.link.cut()
+		}},
+		"a fixed lease": {opts(relock.WithFixedLease(20 * time.Second)), 20 * time.Second, nil},
+		"an extended lease": {opts(relock.WithFixedLease(20 * time.Second)), 50 * time.Second,
+			func(w *world, m *member, l *relock.Lock, section context.Context) {
+				pass(10 * time.Second)
+				require.NoError(w.t, l.Extend(section, 40*time.Second))
+			}},
+		"the longest hold": {opts(relock.WithMaxHold(time.Minute)), time.Minute, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				m := w.NewClient(append(test.options, relock.WithLockDelay(lockDelay))...)
+				l := m.NewLock("a")
+				begun := time.Now()
+				section := w.enter(t.Context(), l)
+				waiter := w.start(t.Context(), w.NewClient().NewLock("a"))
+				if test.lose != nil {
+					test.lose(w, m, l, section)
+				}
+				w.lost(section)
+				lost := time.Since(begun)
+				require.Greater(t, test.lives, lost, "the section ends before its lease, whatever the delay")
+				require.LessOrEqual(t, test.lives-margin(time.Minute), lost)
+				m.link.heal() // a renewal comes late
+				waiter.section()
+				require.GreaterOrEqual(t, waiter.ended.Sub(begun), lost+lockDelay)
+				require.LessOrEqual(t, waiter.ended.Sub(begun), test.lives+lockDelay+time.Second)
+			})
+		})
+	}
+}
+
+func TestADelayHoldsUpNobodyAfterAnUnlock(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		one, two := w.NewClient(relock.WithLockDelay(lockDelay)).NewLock("a"), w.NewClient(relock.WithLockDelay(lockDelay)).NewLock("a")
+		for _, end := range []func(context.Context) error{one.Unlock, func(context.Context) error { return two.ForceUnlock(t.Context()) }} {
+			section := w.enter(t.Context(), one)
+			require.Equal(t, relock.DefaultTTL+lockDelay, w.lease("a"))
+			pass(time.Minute)
+			require.NoError(t, end(section))
+			w.leave(w.enter(t.Context(), two), two)
+		}
+		w.requireFree("a")
+	})
+}
+
+func TestCloseDoesNotCutADelayShort(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m := w.NewClient(relock.WithLockDelay(lockDelay), relock.WithFixedLease(10*time.Second))
+		section := w.enter(t.Context(), m.NewLock("a"))
+		w.lost(section)
+		require.NoError(t, m.Close())
+		require.InDelta(t, lockDelay, w.lease("a"), float64(time.Second))
+	})
+}
+
+func TestAWaiterThatGivesUpLeavesNoDelay(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m, tape := w.NewTape(relock.WithLockDelay(lockDelay))
+		tape.keep(cmdTry)
+		ctx, cancel := context.WithTimeout(t.Context(), askAgain/2)
+		defer cancel()
+		require.Error(t, w.begin(ctx, m.NewLock("a").TryLock).failure())
+		tape.play() // the hold comes after its caller has gone
+		pass(2 * time.Second)
+		w.requireFree("a")
+	})
+}

@@ -114,13 +114,13 @@ func (s *nativeStore) ask(ctx context.Context, a store.Ask, arrival string, trie
 		script = sharedAcquireScript
 	}
 	c := &wire.Call{
-		Unit: s.acquireUnit(a, millis(a.TTL), arrival), Tries: tries, Patience: attemptLimit(a.TTL),
-		Acks: a.Acks.Replicas, AcksTimeout: a.Acks.Timeout,
+		Unit: s.acquireUnit(a, millis(a.Kept(a.TTL)), arrival), Tries: tries, Patience: attemptLimit(a.TTL),
+		Acks: wire.Acks(a.Acks),
 	}
 	c.Script, c.Shared = s.entering(script)
 	if arrival == noPlace { // a waiter overtakes nobody, and the TTL is part of its place
 		c.Repeat = func(elapsed time.Duration) []any {
-			return s.acquireUnit(a, repeatMillis(a.TTL, elapsed), arrival).Args
+			return s.acquireUnit(a, repeatMillis(a.Kept(a.TTL), elapsed), arrival).Args
 		}
 	}
 	answer, err := s.wire.Do(ctx, c)
@@ -176,9 +176,9 @@ func (s *nativeStore) Enter(ctx context.Context, l store.Lease, count int) (stor
 		return s.redisStore.Enter(ctx, l, count)
 	}
 	return s.enter(ctx, l, &wire.Call{
-		Script: sharedRenewScript, Shared: s.publish(), Unit: sharedUnit(l.Ask, millis(l.TTL), ""),
+		Script: sharedRenewScript, Shared: s.publish(), Unit: sharedUnit(l.Ask, millis(l.Kept(l.TTL)), ""),
 		Repeat: func(elapsed time.Duration) []any {
-			return sharedUnit(l.Ask, millis(max(l.TTL-elapsed, 0)), "").Args
+			return sharedUnit(l.Ask, millis(l.Kept(max(l.TTL-elapsed, 0))), "").Args
 		},
 	})
 }
@@ -192,7 +192,7 @@ func (s *nativeStore) Renew(ctx context.Context, renewals []store.Renewal) []err
 		}
 		units := make([]wire.Unit, len(same))
 		for i, r := range same {
-			units[i] = sharedUnit(r.Lease.Ask, millis(r.TTL), "")
+			units[i] = sharedUnit(r.Lease.Ask, millis(r.Lease.Kept(r.TTL)), "")
 		}
 		return s.all(ctx, sharedRenewScript, s.publish(), units)
 	})
@@ -204,9 +204,9 @@ func (s *nativeStore) Forget(ctx context.Context, asks []store.Ask) []error {
 	return forgotten(inKinds(asks, kindOf, func(kind store.Kind, same []store.Ask) []error {
 		units, script := make([]wire.Unit, len(same)), forgetScript
 		for i, a := range same {
-			units[i] = s.unit(a.Name, string(a.ID), millis(a.TTL))
+			units[i] = s.unit(a.Name, string(a.ID), millis(a.Kept(a.TTL)))
 			if kind != store.Mutex {
-				units[i], script = sharedUnit(a, millis(a.TTL), ""), sharedForgetScript
+				units[i], script = sharedUnit(a, millis(a.Kept(a.TTL)), ""), sharedForgetScript
 			}
 		}
 		return s.all(ctx, script, s.publish(), units)

@@ -29,10 +29,9 @@ const (
 // Option changes the behavior of locks. An option of [New] or [Open] is the default for all locks
 // of the client; an option of [Client.NewLock] holds for the one lock. Later options win over
 // earlier options. [WithPrefix], [WithRestartDelay], [WithRedissonLayout] and [WithRedissonFencing]
-// are for New only.
-// [WithOwner] and [WithReleaseOnClose] are for New and Open only. No option takes back
-// [WithReplicaAcks] or [WithLocalReentry]: a client with such an option applies the option to all
-// its locks.
+// are for New only. [WithOwner], [WithTTLRange] and [WithReleaseOnClose] are for New and Open only.
+// No option takes back [WithReplicaAcks], [WithAOFAcks] or [WithLocalReentry]: a client with such
+// an option applies the option to all its locks.
 type Option func(*settings)
 
 // settings is the sum of the options.
@@ -40,6 +39,8 @@ type settings struct {
 	ttl          time.Duration
 	fixed        bool          // no watchdog
 	maxHold      time.Duration // 0: no limit
+	delay        time.Duration // of WithLockDelay
+	maxWaiters   int           // 0: no limit
 	acks         store.Acks
 	localReentry bool
 	passes       int           // 0: no local pass
@@ -50,6 +51,8 @@ type settings struct {
 	// Of the client as a whole.
 	redis          redisSettings
 	owner          string
+	shortest       time.Duration // of the TTLs, with WithTTLRange
+	longest        time.Duration
 	releaseOnClose bool
 	ofClient       bool // the client is made: an option of the client as a whole comes too late
 
@@ -66,7 +69,7 @@ type redisSettings struct {
 }
 
 func defaults() settings {
-	return settings{redis: redisSettings{prefix: DefaultPrefix}, ttl: DefaultTTL}
+	return settings{redis: redisSettings{prefix: DefaultPrefix}, ttl: DefaultTTL, shortest: MinTTL, longest: MaxTTL}
 }
 
 // with returns s changed by options, checked.
@@ -80,6 +83,8 @@ func (s settings) with(options []Option) (settings, error) {
 	r := &s.redis
 	switch {
 	case s.err != nil: // of an option by itself
+	case s.checkTTL(s.ttl) != nil:
+		s.err = s.checkTTL(s.ttl)
 	case s.maxHold > 0 && s.fixed:
 		s.err = invalid("WithMaxHold(%s) with WithFixedLease(%s): a fixed lease is its own limit; leave WithMaxHold out, "+
 			"or take it back with WithMaxHold(0)", s.maxHold, s.ttl)
@@ -131,6 +136,14 @@ func checkLease(what string, d time.Duration) error {
 	return nil
 }
 
+// checkTTL says whether d is in the range of WithTTLRange.
+func (s *settings) checkTTL(d time.Duration) error {
+	if d < s.shortest || d > s.longest {
+		return invalid("a lease of %s: WithTTLRange allows this client %s to %s", d, s.shortest, s.longest)
+	}
+	return nil
+}
+
 // WithTTL sets the lease: the time for which the store keeps the lock of a crashed holder. While
 // the holder lives, a watchdog renews the lease every third of it, so the TTL is no limit to the
 // length of a section. A shorter TTL frees a crashed holder's lock sooner, and survives only
@@ -166,6 +179,57 @@ func WithMaxHold(d time.Duration) Option {
 			s.check(invalid("WithMaxHold(%s): must be 0 (no limit), or whole milliseconds and at least the TTL", d))
 		}
 		s.maxHold = d
+	}
+}
+
+// WithTTLRange limits the leases that the locks of a client may have: [WithTTL], [WithFixedLease]
+// and [Lock.Extend] refuse any other lease with [ErrInvalid]. The range is for the code that makes
+// the client, where the TTLs come from elsewhere, such as a configuration. shortest and longest are
+// from [MinTTL] to [MaxTTL], the default range. If [DefaultTTL] is outside of the range, the client
+// needs a TTL too. WithTTLRange is for [New] and [Open] only.
+func WithTTLRange(shortest, longest time.Duration) Option {
+	return func(s *settings) {
+		s.forClient("WithTTLRange")
+		if shortest < MinTTL || longest > MaxTTL || shortest > longest {
+			s.check(invalid("WithTTLRange(%s, %s): must be a range from %s to %s", shortest, longest, MinTTL, MaxTTL))
+		}
+		s.shortest, s.longest = shortest, longest
+	}
+}
+
+// WithLockDelay keeps a lost lock from everybody for d more. A holder that has not noticed its loss
+// yet, as its process stood still, has this time to wake up and stop before the next holder begins.
+// The store keeps each lease for the TTL and d, and the hold ends at the TTL, so the lock of a
+// crashed holder is free after both. An Unlock, [Lock.ForceUnlock] and [WithReleaseOnClose] free
+// the lock at once. A holder that stands still for longer can be stopped by nothing but its fencing
+// token. (The idea is the lock-delay of Chubby, and of Consul, where 15 s is usual.)
+//
+// d is whole milliseconds, up to [MaxTTL]; 0 is the default. [State] and [LockedError] count d as
+// part of the lease. All clients that share a lock should have the same d: each hold has its own.
+func WithLockDelay(d time.Duration) Option {
+	return func(s *settings) {
+		if d < 0 || d > MaxTTL || d%time.Millisecond != 0 {
+			s.check(invalid("WithLockDelay(%s): must be 0, or whole milliseconds up to %s", d, MaxTTL))
+		}
+		s.delay = d
+	}
+}
+
+// WithMaxWaiters refuses a call that would have to wait behind n others: the call ends with
+// [ErrQueueFull], which matches [ErrLocked], in place of a wait that is long. A call learns its
+// place by joining the queue, and leaves the queue again when refused; a call that does not want to
+// wait at all is [Lock.TryLock]. For a service with more work than it can do, a quick refusal is
+// better than a queue. With [WithLocalPass] a call in the line of its client counts the calls
+// before it in the line.
+//
+// n is at least 1; 0, the default, is no limit. A store whose waiters race, such as
+// [WithRedissonLayout], has no queue to count, so the locks of such a client are [ErrInvalid].
+func WithMaxWaiters(n int) Option {
+	return func(s *settings) {
+		if n < 0 {
+			s.check(invalid("WithMaxWaiters(%d): must be at least 1, or 0 for no limit", n))
+		}
+		s.maxWaiters = n
 	}
 }
 
@@ -229,14 +293,39 @@ func WithHooks(h Hooks) Option {
 // asks in vain until ctx is done.)
 func WithReplicaAcks(n int, timeout time.Duration) Option {
 	return func(s *settings) {
-		switch {
-		case n < 1 || n > 100:
+		if n < 1 || n > 100 {
 			s.check(invalid("WithReplicaAcks(%d, %s): n must be from 1 to 100", n, timeout))
-		case timeout < time.Millisecond || timeout > MaxTTL || timeout%time.Millisecond != 0:
-			s.check(invalid("WithReplicaAcks(%d, %s): the timeout must be whole milliseconds, from 1ms to %s", n, timeout, MaxTTL))
 		}
+		s.check(checkAcksTimeout("WithReplicaAcks", n, timeout))
 		s.acks = store.Acks{Replicas: n, Timeout: timeout}
 	}
+}
+
+// WithAOFAcks makes a new hold count only when the server, and n replicas, have the hold in their
+// append-only files on disk (the WAITAOF command, of Redis 7.2 or newer, and of Valkey). So a
+// server that restarts still knows the lock, also with appendfsync everysec. In all else
+// WithAOFAcks is [WithReplicaAcks], and takes back an earlier WithReplicaAcks: if fewer servers
+// confirm within timeout, this entry is undone, and Lock returns [ErrNotReplicated]. With
+// appendfsync everysec a new hold takes up to a second, with appendfsync always about as long as
+// the disk.
+//
+// n is from 0 to 100. A server without an append-only file refuses, as [Client.Check] tells at the
+// start.
+func WithAOFAcks(n int, timeout time.Duration) Option {
+	return func(s *settings) {
+		if n < 0 || n > 100 {
+			s.check(invalid("WithAOFAcks(%d, %s): n must be from 0 to 100", n, timeout))
+		}
+		s.check(checkAcksTimeout("WithAOFAcks", n, timeout))
+		s.acks = store.Acks{Replicas: n, Disk: true, Timeout: timeout}
+	}
+}
+
+func checkAcksTimeout(option string, n int, timeout time.Duration) error {
+	if timeout < time.Millisecond || timeout > MaxTTL || timeout%time.Millisecond != 0 {
+		return invalid("%s(%d, %s): the timeout must be whole milliseconds, from 1ms to %s", option, n, timeout, MaxTTL)
+	}
+	return nil
 }
 
 // WithLocalReentry makes nested entries and exits cost no round trip: this process alone counts
@@ -274,8 +363,8 @@ const (
 // does.
 //
 // The rules of passes:
-//   - A lock is passed on only between calls through one Client with this option, the same TTL, and
-//     the same [WithReplicaAcks]; between all other calls the lock goes through the store.
+//   - A lock is passed on only between calls through one Client with this option, the same TTL,
+//     [WithLockDelay] and [WithReplicaAcks]; between all other calls the lock goes through the store.
 //   - The store sees one hold throughout: [Lock.State] and [LockedError] name the holder that got
 //     the lock from the store. Each hold draws tokens of its own, and tokens grow as ever.
 //   - [State.Waiters] does not count the line: a client in the queue counts once, and the client

@@ -30,8 +30,8 @@ func TestAWrongOptionOfARedisClientIsToldBeforeAnythingIsSent(t *testing.T) {
 		"a delay that is too short":   {opts(relock.WithRestartDelay(0)), []string{"WithRestartDelay(0s)", "10ms", "168h"}},
 		"a delay in Redisson's":       {opts(relock.WithRestartDelay(time.Second), relock.WithRedissonLayout()), []string{"WithRestartDelay", "own layout only"}},
 		"a pass in Redisson's":        {opts(relock.WithRedissonLayout(), relock.WithLocalPass(0, 0)), []string{"WithLocalPass", "own layout only"}},
-		"acks as late as ReadTimeout": {opts(relock.WithReplicaAcks(1, 3*time.Second)), []string{"1 replicas within 3s", "ReadTimeout (3s)"}},
-		"acks later than ReadTimeout": {opts(relock.WithReplicaAcks(1, time.Minute)), []string{"1 replicas within 1m0s", "ReadTimeout (3s)"}},
+		"acks as late as ReadTimeout": {opts(relock.WithReplicaAcks(1, 3*time.Second)), []string{"confirmations within 3s", "ReadTimeout (3s)"}},
+		"acks later than ReadTimeout": {opts(relock.WithReplicaAcks(1, time.Minute)), []string{"confirmations within 1m0s", "ReadTimeout (3s)"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onEmbedded(t, func(t *testing.T, w *embedding) {

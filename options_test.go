@@ -54,6 +54,13 @@ var wrongOptions = map[string]struct {
 	"too much time for replicas":     {opts(relock.WithReplicaAcks(1, relock.MaxTTL+time.Second)), []string{"to 168h0m0s"}},
 	"time for replicas not in ms":    {opts(relock.WithReplicaAcks(1, time.Millisecond+1)), []string{"WithReplicaAcks", "whole milliseconds"}},
 	"replicas of a store in memory":  {opts(relock.WithReplicaAcks(1, time.Second)), []string{"memory has no replicas"}},
+	"a negative number of AOF acks":  {opts(relock.WithAOFAcks(-1, time.Second)), []string{"WithAOFAcks(-1, 1s)", "0 to 100"}},
+	"no time for AOF acks":           {opts(relock.WithAOFAcks(0, 0)), []string{"WithAOFAcks(0, 0s)", "from 1ms to 168h0m0s"}},
+	"AOF acks of a store in memory":  {opts(relock.WithAOFAcks(0, time.Second)), []string{"no disk"}},
+	"a negative delay":               {opts(relock.WithLockDelay(-time.Second)), []string{"WithLockDelay(-1s)", "up to 168h0m0s"}},
+	"a delay not in milliseconds":    {opts(relock.WithLockDelay(time.Microsecond)), []string{"WithLockDelay(1µs)", "whole milliseconds"}},
+	"a delay that is too long":       {opts(relock.WithLockDelay(relock.MaxTTL + time.Second)), []string{"WithLockDelay(168h0m1s)", "168h0m0s"}},
+	"a negative number of waiters":   {opts(relock.WithMaxWaiters(-1)), []string{"WithMaxWaiters(-1)", "at least 1", "0 for no limit"}},
 	"the first wrong one of several": {opts(relock.WithTTL(0), relock.WithLogger(nil)), []string{"WithTTL(0s)"}},
 }
 
@@ -103,7 +110,7 @@ func requireInvalid(t *testing.T, m *member, l *relock.Lock) {
 	for _, got := range []error{stateErr, tokenErr, l.Unlock(ctx), l.ForceUnlock(ctx), l.Extend(ctx, time.Second)} {
 		require.Equal(t, err, got)
 	}
-	for _, got := range []error{l.Do(ctx, run), l.DoFor(ctx, time.Second, run)} {
+	for _, got := range []error{l.Do(ctx, run), l.DoFor(ctx, time.Second, run), l.Lead(ctx, run)} {
 		require.ErrorIs(t, got, err)
 		require.EqualError(t, got, err.Error())
 		require.True(t, relock.NotEntered(got))
@@ -337,5 +344,40 @@ func TestADemandThatTheStoreCannotServeIsUnsupported(t *testing.T) {
 		err := w.NewClient().NewLock("a", acks).Err()
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 		require.ErrorIs(t, err, relock.ErrInvalid)
+	})
+}
+
+func TestARangeOfTTLsBindsEveryLease(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		limits := relock.WithTTLRange(time.Second, time.Minute)
+		m := w.NewClient(limits)
+		for d, fits := range map[time.Duration]bool{
+			time.Second: true, time.Minute: true, 999 * time.Millisecond: false, time.Minute + time.Millisecond: false,
+		} {
+			for _, option := range opts(relock.WithTTL(d), relock.WithFixedLease(d)) {
+				err := m.NewLock("a", option).Err()
+				require.Equal(t, fits, err == nil, "%s: %v", d, err)
+				require.Equal(t, fits, openErr(w.Store, limits, option) == nil)
+				if !fits {
+					require.ErrorIs(t, err, relock.ErrInvalid)
+					require.EqualError(t, err, "relock: invalid: a lease of "+d.String()+": WithTTLRange allows this client 1s to 1m0s")
+				}
+			}
+			l := m.NewLock("a", relock.WithFixedLease(2*time.Second))
+			section := w.enter(t.Context(), l)
+			require.Equal(t, fits, l.Extend(section, d) == nil)
+			w.leave(section, l)
+		}
+		require.ErrorIs(t, m.NewLock("a", limits).Err(), relock.ErrInvalid)
+		require.ErrorContains(t, m.NewLock("a", limits).Err(), "for New")
+
+		err := openErr(w.Store, relock.WithTTLRange(time.Second, 10*time.Second))
+		require.ErrorContains(t, err, "a lease of 30s", "the default is none")
+		for _, wrong := range []relock.Option{
+			relock.WithTTLRange(0, time.Second), relock.WithTTLRange(time.Second, 0), relock.WithTTLRange(time.Minute, time.Second),
+			relock.WithTTLRange(time.Second, relock.MaxTTL+time.Second),
+		} {
+			require.ErrorContains(t, openErr(w.Store, wrong), "must be a range from 10ms to 168h0m0s")
+		}
 	})
 }

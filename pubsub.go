@@ -149,7 +149,7 @@ func (s *nativeStore) Wait(ctx context.Context, a store.Ask, progress func(store
 		if message {
 			w.woken = store.WakeGrant
 		}
-		if message && asked == 1 && !answer.Unsure && a.Acks.Replicas == 0 {
+		if message && asked == 1 && !answer.Unsure && a.Acks == (store.Acks{}) {
 			return w.ours(store.Lease{Ask: a, Sent: answer.Sent}), nil
 		}
 	}

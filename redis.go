@@ -54,9 +54,9 @@ func (s *redisStore) checkAsk(a store.Ask) error {
 	switch {
 	case a.Name == "":
 		return errors.New("the lock name is empty")
-	case a.Acks.Replicas > 0 && a.Acks.Timeout >= s.wire.ReadTimeout():
-		return fmt.Errorf("%d replicas within %s: the timeout must be shorter than the go-redis client's ReadTimeout (%s)",
-			a.Acks.Replicas, a.Acks.Timeout, s.wire.ReadTimeout())
+	case a.Acks != store.Acks{} && a.Acks.Timeout >= s.wire.ReadTimeout():
+		return fmt.Errorf("confirmations within %s: the timeout must be shorter than the go-redis client's ReadTimeout (%s)",
+			a.Acks.Timeout, s.wire.ReadTimeout())
 	}
 	return nil
 }
@@ -148,7 +148,7 @@ func (s *redisStore) Renew(ctx context.Context, renewals []store.Renewal) []erro
 }
 
 func (s *redisStore) renewal(l store.Lease, ttl time.Duration, count int) wire.Unit {
-	return wire.Unit{Keys: []string{l.Name}, Args: []any{s.field(l.ID), millis(ttl), count}}
+	return wire.Unit{Keys: []string{l.Name}, Args: []any{s.field(l.ID), millis(l.Kept(ttl)), count}}
 }
 
 // free sends a call that frees a lock. If the hold is gone, an attempt without an answer may have
@@ -193,19 +193,20 @@ func (s *redisStore) look(ctx context.Context, keys []string) (store.State, erro
 	return state, nil
 }
 
-// undoLimit bounds the time in which a hold with too few confirming replicas is taken back.
+// undoLimit bounds the time in which a hold with too few confirmations is taken back.
 const undoLimit = 10 * time.Second
 
-// keepOrUndo returns a new lease if enough replicas have confirmed the hold. Otherwise keepOrUndo
+// keepOrUndo returns a new lease if enough servers have confirmed the hold. Otherwise keepOrUndo
 // takes the hold back with release.
 func keepOrUndo(ctx context.Context, l store.Lease, acked int,
 	release func(context.Context, store.Lease, int) error) (store.Lease, error) {
-	if acked >= l.Acks.Replicas {
+	wanted := wire.Acks(l.Acks).Wanted()
+	if acked >= wanted {
 		return l, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, undoLimit)
 	defer cancel()
-	err := fmt.Errorf("%w: %d of %d within %s", store.ErrNotReplicated, acked, l.Acks.Replicas, l.Acks.Timeout)
+	err := fmt.Errorf("%w: %d of %d within %s", store.ErrNotReplicated, acked, wanted, l.Acks.Timeout)
 	if l.Unsure || release(ctx, l, 0) != nil {
 		err = store.Unsure(err)
 	}

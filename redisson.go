@@ -99,9 +99,9 @@ func (s *redissonStore) ask(ctx context.Context, a store.Ask, tries int) (acquir
 	field := s.field(a.ID)
 	c := &wire.Call{
 		Script: redissonAcquireScript, Tries: tries, Patience: attemptLimit(a.TTL),
-		Unit: wire.Unit{Keys: s.keys(a.Name), Args: []any{field, millis(a.TTL)}},
-		Acks: a.Acks.Replicas, AcksTimeout: a.Acks.Timeout,
-		Repeat: func(elapsed time.Duration) []any { return []any{field, repeatMillis(a.TTL, elapsed)} },
+		Unit:   wire.Unit{Keys: s.keys(a.Name), Args: []any{field, millis(a.Kept(a.TTL))}},
+		Acks:   wire.Acks(a.Acks),
+		Repeat: func(elapsed time.Duration) []any { return []any{field, repeatMillis(a.Kept(a.TTL), elapsed)} },
 	}
 	answer, err := s.wire.Do(ctx, c)
 	if err != nil {

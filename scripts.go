@@ -184,7 +184,8 @@ func parseAcquireReply(script *wire.Script, reply any) (r acquireReply, err erro
 func (r acquireReply) toLease(a store.Ask, answer wire.Answer) store.Lease {
 	l := store.Lease{Ask: a, Sent: answer.First, Token: r.number, Unsure: answer.Unsure}
 	if r.known {
-		l.Sent = answer.Sent.Add(min(max(r.remaining, 0), a.TTL) - a.TTL)
+		kept := a.Kept(a.TTL)
+		l.Sent = answer.Sent.Add(min(max(r.remaining, 0), kept) - kept)
 	}
 	return l
 }

@@ -24,7 +24,7 @@ func (s *nativeStore) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lea
 	}
 	ttls := func(elapsed time.Duration) (all []any) {
 		for _, a := range asks {
-			all = append(all, repeatMillis(a.TTL, elapsed))
+			all = append(all, repeatMillis(a.Kept(a.TTL), elapsed))
 		}
 		return all
 	}
@@ -95,8 +95,8 @@ func (s *nativeStore) checkAll(asks []store.Ask) error {
 	}
 	for _, a := range asks {
 		switch {
-		case a.Kind != store.Mutex, a.Acks.Replicas > 0:
-			return fmt.Errorf("%w: %s with %d replicas in one step", errors.ErrUnsupported, a.Kind, a.Acks.Replicas)
+		case a.Kind != store.Mutex, a.Acks != store.Acks{}:
+			return fmt.Errorf("%w: %s with confirmations by %d servers in one step", errors.ErrUnsupported, a.Kind, wire.Acks(a.Acks).Wanted())
 		case s.wire.Clustered() && hashTag(a.Name) != hashTag(asks[0].Name):
 			return fmt.Errorf("%w: locks of several slots in one step", errors.ErrUnsupported)
 		}

@@ -103,9 +103,9 @@ func (s *nativeStore) TryEval(ctx context.Context, a store.Ask, script store.Scr
 	}
 	c := &wire.Call{
 		Script: s.users.of(first, "try", script.Source), Tries: boundTries, Patience: attemptLimit(a.TTL),
-		Unit:   wire.Unit{Keys: append([]string{a.Name, a.Name + queueSuffix}, script.Keys...), Args: args(millis(a.TTL))},
-		Repeat: func(elapsed time.Duration) []any { return args(repeatMillis(a.TTL, elapsed)) },
-		Acks:   a.Acks.Replicas, AcksTimeout: a.Acks.Timeout,
+		Unit:   wire.Unit{Keys: append([]string{a.Name, a.Name + queueSuffix}, script.Keys...), Args: args(millis(a.Kept(a.TTL)))},
+		Repeat: func(elapsed time.Duration) []any { return args(repeatMillis(a.Kept(a.TTL), elapsed)) },
+		Acks:   wire.Acks(a.Acks),
 	}
 	answer, err := s.wire.Do(ctx, c)
 	if err != nil {

@@ -3,6 +3,7 @@ package relock_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"runtime"
 	"sync"
@@ -319,5 +320,57 @@ func TestWhatACallMayHaveTakenIsTakenBack(t *testing.T) {
 			require.ErrorIs(t, err, relock.ErrUnavailable)
 			w.requireFree("a")
 		}
+	})
+}
+
+func TestACallBehindTooManyWaitersIsRefused(t *testing.T) {
+	for name, options := range map[string][]relock.Option{
+		"of the store":   nil,
+		"of the process": opts(relock.WithLocalPass(0, time.Second)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				m := w.NewClient(append(options, relock.WithMaxWaiters(2))...)
+				l := m.NewLock("a")
+				owner := w.enter(t.Context(), l)
+				first, second := w.start(t.Context(), l), w.start(t.Context(), l)
+				for _, lock := range []locking{l.Lock, tryFor(l, time.Minute)} {
+					refused := w.begin(t.Context(), lock)
+					err := refused.failure()
+					require.ErrorIs(t, err, relock.ErrQueueFull)
+					require.ErrorIs(t, err, relock.ErrLocked)
+					require.NotErrorIs(t, err, context.Canceled)
+					var locked *relock.LockedError
+					require.ErrorAs(t, err, &locked)
+					require.Equal(t, holderOf(t, owner), locked.Holder)
+					require.Zero(t, refused.took())
+				}
+				require.True(t, first.waits() && second.waits(), "those who wait are not disturbed")
+				w.leave(owner, l)
+				third := w.start(t.Context(), l) // one place is free
+				require.True(t, third.waits())
+				for _, a := range []*attempt{first, second, third} {
+					a.leave()
+				}
+				w.requireFree("a")
+			})
+		})
+	}
+}
+
+func TestARefusalOfAFullQueueIsAnEventOfALockedLock(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		l := w.NewClient(relock.WithMaxWaiters(1), relock.WithHooks(r.Hooks())).NewLock("a")
+		owner := w.enter(t.Context(), l)
+		waiter := w.start(t.Context(), l)
+		err := l.Do(t.Context(), func(context.Context) error { return nil })
+		require.EqualError(t, err, fmt.Sprintf("relock: %q is locked by %s; its lease has 30s left and may be renewed: relock: the queue is full",
+			"a", holderOf(t, owner)))
+		require.True(t, relock.NotEntered(err))
+		finished := eventsOf[relock.AcquireFinished](&r)
+		require.Equal(t, relock.OutcomeLocked, finished[len(finished)-1].Outcome)
+		w.leave(owner, l)
+		waiter.leave()
 	})
 }

@@ -54,9 +54,12 @@ type Ask struct {
 	// Name is the lock, in the spelling returned by [Store.Check].
 	Name string
 	ID   ID
-	// TTL is the time for which the store keeps the hold without a renewal, in whole milliseconds.
-	TTL  time.Duration
-	Kind Kind
+	// TTL is the lease: the time for which the hold lasts without a renewal, in whole milliseconds.
+	TTL time.Duration
+	// Delay is the time for which the store keeps the hold beyond its lease, so that nobody gets
+	// the lock sooner after a loss, in whole milliseconds. A release frees the lock at once.
+	Delay time.Duration
+	Kind  Kind
 	// Limit is the number of holds that may have the lock while this hold has the lock: 1 is a
 	// mutex or a writer, n a semaphore, Unlimited a reader. [Store.Check] refuses 0: a forgotten
 	// limit is an error.
@@ -70,9 +73,19 @@ type Ask struct {
 	Acks Acks
 }
 
-// Acks demands the confirmation of a new hold by a number of replicas within Timeout.
+// Kept returns the time for which the store keeps the hold with a lease of ttl: 0 if ttl is 0.
+func (a Ask) Kept(ttl time.Duration) time.Duration {
+	if ttl == 0 {
+		return 0
+	}
+	return ttl + a.Delay
+}
+
+// Acks demands the confirmation of a new hold by a number of replicas within Timeout. With Disk,
+// the server too confirms the hold, and each confirms that the hold is on its disk.
 type Acks struct {
 	Replicas int
+	Disk     bool
 	Timeout  time.Duration
 }
 
@@ -202,7 +215,8 @@ type Store interface {
 	// saw no writer in between. Errors: [ErrGone], [errors.ErrUnsupported].
 	Token(ctx context.Context, l Lease) (int64, error)
 
-	// Look reads the lock with the name and kind of the ask, and changes nothing. Errors: [ErrKind].
+	// Look reads the lock with the name and kind of the ask, and changes nothing. Errors:
+	// [ErrKind].
 	Look(ctx context.Context, a Ask) (State, error)
 
 	// Break takes the hold a.ID with a.Limit out of the lock, for operators. Break notifies the
@@ -329,9 +343,9 @@ var (
 	ErrUnsure = errors.New("the command may have run")
 	// ErrUnavailable reports a store that could not be reached, or does not serve now.
 	ErrUnavailable = errors.New("the store is unavailable")
-	// ErrNotReplicated reports a new hold with too few confirming replicas. The hold was taken
-	// back, unless the error matches ErrUnsure.
-	ErrNotReplicated = errors.New("not confirmed by enough replicas")
+	// ErrNotReplicated reports a new hold with too few confirmations. The hold was taken back,
+	// unless the error matches ErrUnsure.
+	ErrNotReplicated = errors.New("not confirmed by enough servers")
 	// ErrKind reports a name in use for another kind of lock. Nothing was changed.
 	ErrKind = errors.New("the name is in use for another kind of lock")
 	// ErrDeadlock reports an ask that would wait for a hold that waits for the asker. Nothing was

@@ -30,6 +30,8 @@ var renewTests = []test{
 	{name: "Renew never shortens a lease", run: renewShort},
 	{name: "Renew keeps a lease from ending", run: renewKeeps},
 	{name: "Renew of many says which are gone", run: renewMany},
+	{name: "A delay keeps a lock beyond its lease", run: delayKeeps},
+	{name: "A delay does not outlive a release", run: delayReleased},
 }
 
 func enterCount(b *bench) {
@@ -256,6 +258,35 @@ func renewKeeps(b *bench) {
 		b.requireBusy(last(b.other.Try(b.ctx, b.ask(long))), l.ID)
 	}
 	b.release(l)
+}
+
+func delayKeeps(b *bench) {
+	a := b.ask(b.h.TTL)
+	a.Delay = 2 * b.h.TTL
+	begun := time.Now()
+	l := b.take(b.st, a)
+	require.Less(b.t, l.Until().Sub(l.Sent), b.h.TTL, "the delay is no part of the lease")
+	b.requireTTL(2*b.h.TTL, 3*b.h.TTL)
+	next, err := b.other.Wait(b.ctx, b.ask(long), func(store.Progress) {})
+	require.NoError(b.t, err)
+	require.GreaterOrEqual(b.t, time.Since(begun), 3*b.h.TTL)
+	b.release(next)
+}
+
+func delayReleased(b *bench) {
+	a := b.ask(long)
+	a.Delay = long
+	l := b.take(b.st, a)
+	b.requireTTL(long, 2*long)
+	require.NoError(b.t, b.st.Renew(b.ctx, []store.Renewal{{Lease: l, TTL: 2 * long, Count: 1}})[0])
+	b.requireTTL(2*long, 3*long)
+	l.TTL = 3 * long
+	l, err := b.st.Enter(b.ctx, l, 2)
+	require.NoError(b.t, err)
+	require.LessOrEqual(b.t, l.Until().Sub(l.Sent), 3*long)
+	b.requireTTL(3*long, 4*long)
+	b.release(l)
+	b.release(b.take(b.other, b.ask(long)))
 }
 
 func renewMany(b *bench) {

@@ -159,7 +159,7 @@ func merge(flights []*flight) []*scriptCall {
 // callOf begins a script call with the first of the flights.
 func callOf(flights []*flight) *scriptCall {
 	c := flights[0].call
-	return &scriptCall{script: c.Script, shared: c.Shared, flights: flights, acks: c.Acks, acksTimeout: c.AcksTimeout}
+	return &scriptCall{script: c.Script, shared: c.Shared, flights: flights, acks: c.Acks}
 }
 
 // finish hands each flight of the call its outcome.

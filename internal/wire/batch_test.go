@@ -291,7 +291,7 @@ func TestACallWithReplicaAcksSharesNothing(t *testing.T) {
 	for range 30 {
 		all.Go(func() {
 			c := r.tries(1)
-			c.Acks, c.AcksTimeout = 1, time.Millisecond
+			c.Acks = Acks{Replicas: 1, Timeout: time.Millisecond}
 			if _, err := r.wire.Do(t.Context(), c); err != nil {
 				t.Error(err)
 			}

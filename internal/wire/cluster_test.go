@@ -136,7 +136,7 @@ func TestACluster(t *testing.T) {
 				return digits
 			}
 			before, acked := waits(), call(name)
-			acked.Acks, acked.AcksTimeout = 1, time.Second
+			acked.Acks = Acks{Replicas: 1, Timeout: time.Second}
 			a, err := w.Do(t.Context(), acked)
 			require.NoError(t, err)
 			require.Equal(t, 1, a.Acked)

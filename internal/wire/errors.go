@@ -23,7 +23,7 @@ var (
 )
 
 var (
-	errNoAcks       = errors.New("WAIT failed after the script")
+	errNoAcks       = errors.New("the script has run, and WAIT or WAITAOF failed")
 	errBadReply     = errors.New("unexpected reply")
 	errHook         = errors.New("a hook of the go-redis client panicked, or ended its goroutine")
 	errNoConnection = errors.New("no connection to Redis in time")
@@ -130,7 +130,7 @@ func passes(reply redis.Error) bool {
 func waitPasses(err error) bool {
 	var reply redis.Error
 	return errors.As(err, &reply) &&
-		(passes(reply) || strings.Contains(reply.Error(), "WAIT cannot be used with replica"))
+		(passes(reply) || strings.Contains(reply.Error(), "cannot be used with replica"))
 }
 
 // isContextEnd reports whether err is the bare error of a context.

@@ -146,7 +146,7 @@ func TestTheEndOfAHooksOwnContextDoesNotSayThatACommandWasNotSent(t *testing.T) 
 	t.Run("with WAIT", func(t *testing.T) {
 		r := hooked(t, hasty)
 		c := r.tries(1)
-		c.Acks, c.AcksTimeout = 1, time.Millisecond
+		c.Acks = Acks{Replicas: 1, Timeout: time.Millisecond}
 		a, err := r.wire.Do(t.Context(), c)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.True(t, a.Unsure)
@@ -174,7 +174,7 @@ func TestAPipelineThatIsNotSentTellsEachOfItsCommandsWhy(t *testing.T) {
 				switch way {
 				case "with WAIT":
 					c := r.tries(1)
-					c.Acks, c.AcksTimeout = 1, time.Millisecond
+					c.Acks = Acks{Replicas: 1, Timeout: time.Millisecond}
 					a, err := r.wire.Do(t.Context(), c)
 					require.ErrorIs(t, err, says)
 					require.Equal(t, judge(says) == unknown, a.Unsure)

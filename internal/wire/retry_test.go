@@ -63,8 +63,7 @@ func TestIdleConnectionsThatHadEndedAreNoTries(t *testing.T) {
 	t.Run("with WAIT", func(t *testing.T) {
 		r := sealedRig(t, idle)
 		c := r.tries(1)
-		c.Acks = 1
-		c.AcksTimeout = 1
+		c.Acks = Acks{Replicas: 1, Timeout: 1}
 		r.do(t.Context(), c)
 	})
 	t.Run("many", func(t *testing.T) {

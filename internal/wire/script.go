@@ -64,8 +64,7 @@ type scriptCall struct {
 	shared  []any
 	flights []*flight // one for each unit
 
-	acks        int // replicas that are to confirm
-	acksTimeout time.Duration
+	acks Acks
 
 	cmd, wait command
 	acked     int
@@ -98,11 +97,34 @@ func (c *scriptCall) prepare(ctx context.Context, eval bool, cmds []redis.Cmder)
 	}
 	c.cmd = command{redis.NewCmd(ctx, args...)}
 	cmds = append(cmds, c.cmd)
-	if c.acks > 0 {
-		c.wait = command{redis.NewCmd(ctx, "WAIT", c.acks, millis(c.acksTimeout))}
+	if c.acks.Wanted() > 0 {
+		c.wait = c.acks.command(ctx)
 		cmds = append(cmds, c.wait)
 	}
 	return cmds
+}
+
+// command makes the command that waits for the confirmations.
+func (a Acks) command(ctx context.Context) command {
+	if a.Disk {
+		return command{redis.NewCmd(ctx, "WAITAOF", 1, a.Replicas, millis(a.Timeout))}
+	}
+	return command{redis.NewCmd(ctx, "WAIT", a.Replicas, millis(a.Timeout))}
+}
+
+// count reads how many servers have confirmed. The server itself is one of them with Disk.
+func (a Acks) count(reply command) (int, error) {
+	if !a.Disk {
+		return reply.Int()
+	}
+	n, err := reply.Int64Slice()
+	if err == nil && len(n) != 2 {
+		err = fmt.Errorf("%w of WAITAOF: %v", errBadReply, n)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return int(n[0]) + min(int(n[1]), a.Replicas), nil
 }
 
 // read reads the reply to the whole call.
@@ -114,8 +136,8 @@ func (c *scriptCall) read() {
 		return
 	case c.err != nil || !alone && (!ok || len(list) != len(c.flights)):
 		c.err = fmt.Errorf("%w of script %s: %.200s", errBadReply, c.script.Name, fmt.Sprint(c.cmd.Val()))
-	case c.acks > 0:
-		if c.acked, c.err = c.wait.Int(); c.err != nil {
+	case c.acks.Wanted() > 0:
+		if c.acked, c.err = c.acks.count(c.wait); c.err != nil {
 			c.err = fmt.Errorf("%w: %w", errNoAcks, c.err)
 		}
 	}
@@ -150,7 +172,7 @@ func (w *Wire) exchange(ctx context.Context, calls []*scriptCall) {
 		}
 	}()
 	rdb := w.rdb
-	if c := calls[0]; c.acks > 0 { // WAIT has no key: a cluster client would choose any node
+	if c := calls[0]; c.acks.Wanted() > 0 { // WAIT has no key: a cluster client would choose any node
 		if _, rdb, c.err = w.Node(ctx, c.flights[0].unit.Keys[0], false); c.err != nil {
 			return
 		}

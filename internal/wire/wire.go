@@ -91,19 +91,34 @@ type Call struct {
 	// Patience is how long one attempt may take. Do then gives the attempt up and sends the next
 	// one, while the first one may still run. 0: as long as go-redis waits.
 	Patience time.Duration
-	// Acks is how many replicas are to confirm the script within AcksTimeout. Answer.Acked is how
-	// many have. A call with Acks is never batched.
-	Acks        int
-	AcksTimeout time.Duration
+	// Acks are to confirm the script. Answer.Acked is how many have. A call with Acks is never
+	// batched.
+	Acks Acks
 	// Repeat makes the Unit.Args of an attempt at a time elapsed after Answer.First, once the end
 	// of an attempt is unknown. nil: the same as before.
 	Repeat func(elapsed time.Duration) []any
 }
 
+// Acks demands that Replicas replicas confirm a script within Timeout. With Disk, the server too
+// confirms, and each confirms that the script is on its disk.
+type Acks struct {
+	Replicas int
+	Disk     bool
+	Timeout  time.Duration
+}
+
+// Wanted is the number of servers that are to confirm.
+func (a Acks) Wanted() int {
+	if a.Disk {
+		return a.Replicas + 1
+	}
+	return a.Replicas
+}
+
 // Answer is what Do knows of a call.
 type Answer struct {
 	Reply any // of the unit
-	Acked int // replicas that have confirmed
+	Acked int // servers that have confirmed, up to Acks.Wanted
 	// Sent is a time just before the answered attempt was sent; after an error, the last attempt.
 	Sent time.Time
 	// First is a time just before the first attempt with an unknown end was sent; otherwise Sent.
@@ -196,7 +211,7 @@ func (w *Wire) attempt(ctx context.Context, c *Call, args []any, now time.Time) 
 		f.ctx, cancel = context.WithTimeout(ctx, c.Patience)
 		defer cancel()
 	}
-	batched := w.cluster == nil && c.Acks == 0 // go-redis spreads calls over nodes; WAIT takes long
+	batched := w.cluster == nil && c.Acks.Wanted() == 0 // go-redis spreads calls over nodes; WAIT takes long
 	switch {
 	case batched && !w.batcher.enter(f): // f is in the queue
 		o = w.await(ctx, f)

@@ -204,7 +204,7 @@ func TestGoRedisSendsACommandOnceForEachAttempt(t *testing.T) {
 		"one": func(r *rig) error { _, err := r.wire.Do(r.Context(), r.tries(3)); return err },
 		"with WAIT": func(r *rig) error {
 			c := r.tries(3)
-			c.Acks, c.AcksTimeout = 1, time.Millisecond
+			c.Acks = Acks{Replicas: 1, Timeout: time.Millisecond}
 			_, err := r.wire.Do(r.Context(), c)
 			return err
 		},
@@ -446,7 +446,7 @@ func TestEveryCallIsSentInFullToAServerThatHasForgottenTheScript(t *testing.T) {
 	require.Empty(t, r.do(t.Context(), r.call("a")).Reply)
 	forget()
 	c := r.tries(1)
-	c.Acks, c.AcksTimeout = 1, time.Millisecond
+	c.Acks = Acks{Replicas: 1, Timeout: time.Millisecond}
 	require.Equal(t, "a", r.do(t.Context(), c).Reply)
 	forget()
 	for i, result := range r.wire.All(t.Context(), setScript, nil, units(r, 2*maxUnits)) {
@@ -483,7 +483,7 @@ func TestAReplyThatNoScriptGivesIsAnErrorAndNotAskedForAgain(t *testing.T) {
 func TestTheAnswerSaysHowManyReplicasHaveConfirmed(t *testing.T) {
 	acked := func(r *rig) *Call {
 		c := r.tries(2)
-		c.Acks, c.AcksTimeout = 1, time.Millisecond
+		c.Acks = Acks{Replicas: 1, Timeout: time.Millisecond}
 		return c
 	}
 	for name, ctx := range waysOut(t) {

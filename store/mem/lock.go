@@ -24,12 +24,12 @@ type hold struct {
 	moved chan struct{} // closed when the hold leaves the queue
 }
 
-func (h *hold) end() time.Time { return h.Sent.Add(h.TTL) }
+func (h *hold) end() time.Time { return h.Sent.Add(h.Kept(h.TTL)) }
 
 // extend sets the count, and moves the end of the lease to ttl from now unless the end is later.
 func (h *hold) extend(ttl time.Duration, count int) {
 	h.count = count
-	if now := time.Now(); now.Add(ttl).After(h.end()) {
+	if now := time.Now(); now.Add(h.Kept(ttl)).After(h.end()) {
 		h.Sent, h.TTL = now, ttl
 	}
 }

@@ -73,8 +73,8 @@ func (s *Store) Check(a store.Ask) (store.Ask, error) {
 		return a, errors.New("the lock name is empty")
 	case a.Limit < 1:
 		return a, fmt.Errorf("a limit of %d holds lets nobody in", a.Limit)
-	case a.Acks.Replicas != 0:
-		return a, fmt.Errorf("memory has no replicas: %w", errors.ErrUnsupported)
+	case a.Acks != store.Acks{}:
+		return a, fmt.Errorf("memory has no replicas and no disk: %w", errors.ErrUnsupported)
 	}
 	return a, nil
 }
