@@ -85,6 +85,8 @@ func (a *acquiring) reason(ctx context.Context, err error) error {
 		return ErrClosed
 	case a.ctx.Err() == nil && (isDeadlock(cause) || cause == ErrQueueFull): //nolint:errorlint // as joined has set it
 		return cause
+	case a.ctx.Err() == nil && isStop(cause) && !isStop(err):
+		return fmt.Errorf("%w: %w", cause, err)
 	case cause == errWaitOver && !errors.Is(err, errWaitOver): //nolint:errorlint // the cause of ctx may come from another call
 		return fmt.Errorf("%w: %w", errWaitOver, err)
 	case a.ctx.Err() != nil && !errors.Is(err, context.Cause(a.ctx)): // a store need not know the cause
@@ -115,7 +117,7 @@ func (a *acquiring) failed(err error) error {
 			refusal.Err = err
 		}
 		return refusal
-	case refusal != nil && a.ctx.Err() != nil && !(errors.Is(err, ErrClosed) && a.lock.client.isClosed()):
+	case refusal != nil && (a.ctx.Err() != nil || isStop(err)) && !(errors.Is(err, ErrClosed) && a.lock.client.isClosed()):
 		refusal.Err = err
 		return refusal
 	default:

@@ -342,6 +342,8 @@ func (j *joint) atOnce(wait time.Duration) (inner context.Context, done bool, er
 	}
 	ctx, cancel := c.bound(j.Context, wait)
 	defer cancel()
+	ctx, cancel = stoppable(ctx, j.Context)
+	defer cancel()
 	start := time.Now()
 	leases, err := several.TryAll(ctx, asks)
 	if err == nil {

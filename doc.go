@@ -177,7 +177,8 @@
 // One goroutine for each client, the watchdog, renews the lease a third of the TTL after the last
 // success, and tries again until the deadline. At the deadline the hold is lost. Others wait up to
 // a TTL after a crash. The TTL is no limit to the length of a section; [WithMaxHold] is. A
-// [WithFixedLease] has no watchdog, and ends unless [Lock.Extend] makes it last longer.
+// [WithFixedLease] has no watchdog, and ends unless [Lock.Extend] makes it last longer. With
+// [WithLockDelay] the store keeps a lock for longer than the lease, for a holder that stood still.
 //
 // The watchdog renews only while somebody works under the hold: when the contexts of all its
 // entries are done, renewal stops. A section that goes on after that, to clean up, has the time
@@ -230,6 +231,7 @@
 //	Unlock is forgotten               When the garbage collector finds the context, the leak is
 //	                                  reported (logger, Hooks.Leaked), and the lease runs out. A child
 //	                                  context that is still alive keeps the leak from being found.
+//	the service shuts down            With WithStop waits end, and sections go on to their end.
 //	the client is closed              Waits and contexts end with ErrClosed. Unlock works.
 //
 // Database drivers and HTTP clients report the end of a section's context as "context canceled".

@@ -519,3 +519,47 @@ func ExampleClient_NewLocks() {
 	// taken: article:2
 	// <nil>
 }
+
+// One process leads at a time. When it goes, the next one does.
+func ExampleLock_Lead() {
+	client := inMemory()
+	defer client.Close()
+	leader := client.NewLock("leader:reports")
+
+	ctx, stop := context.WithCancel(context.Background())
+	err := leader.Lead(ctx, func(ctx context.Context) error {
+		fmt.Println("leading")
+		stop() // the process is told to end
+		<-ctx.Done()
+		fmt.Println("not any more")
+		return ctx.Err()
+	})
+	fmt.Println(err)
+	// Output:
+	// leading
+	// not any more
+	// context canceled
+}
+
+// At the signal, requests that wait for a lock end at once, and those that have it finish.
+func ExampleWithStop() {
+	client := inMemory()
+	defer client.Close()
+	lock := client.NewLock("orders:42")
+
+	signal, stop := context.WithCancel(context.Background()) // as signal.NotifyContext makes one
+	requests := relock.WithStop(context.Background(), signal)
+
+	err := lock.Do(requests, func(ctx context.Context) error {
+		stop()
+		fmt.Println("the work goes on:", ctx.Err() == nil)
+		return lock.Do(ctx, func(context.Context) error { return nil }) // a nested call, too
+	})
+	fmt.Println(err)
+	err = lock.Do(requests, func(context.Context) error { return nil })
+	fmt.Println("a new request:", errors.Is(err, context.Canceled))
+	// Output:
+	// the work goes on: true
+	// <nil>
+	// a new request: true
+}

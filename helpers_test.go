@@ -75,6 +75,7 @@ import (
 //   - shared_property_test.go: Do the scripts of read-write locks and semaphores do the same as a model?
 //   - shared_scripts_test.go: What do the scripts of read-write locks and semaphores do on a bad day?
 //   - stage_test.go: Which words begin, wait and end a call?
+//   - stop_test.go: Which calls does a stop end, and which ones go on?
 //   - storm_test.go: Do holders exclude each other at random faults in fake time?
 //   - stress_test.go: Do many goroutines exclude each other on a real server while everything breaks?
 //   - topology_cluster_test.go: How does a test play on a cluster?

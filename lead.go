@@ -52,6 +52,9 @@ func (l *Lock) Lead(ctx context.Context, fn func(ctx context.Context) error) err
 
 // isPassing says whether a failed acquire is worth another try.
 func isPassing(err error) bool {
+	if isStop(err) {
+		return false
+	}
 	for _, final := range []error{ErrInvalid, ErrClosed, ErrKind, ErrDeadlock, ErrLocked, ErrLockLost} {
 		if errors.Is(err, final) {
 			return false
@@ -60,9 +63,11 @@ func isPassing(err error) bool {
 	return errors.Is(err, ErrUnavailable) || errors.Is(err, ErrNotReplicated) || errors.Is(err, ErrUnsure)
 }
 
-// pause waits for d, or until ctx or the client ends.
+// pause waits for d, or until ctx, the stop around ctx, or the client ends.
 func (l *Lock) pause(ctx context.Context, d time.Duration) {
-	ctx, cancel := l.client.bound(ctx, d)
+	timed, cancel := l.client.bound(ctx, d)
 	defer cancel()
-	<-ctx.Done()
+	timed, cancel = stoppable(timed, ctx)
+	defer cancel()
+	<-timed.Done()
 }

@@ -238,19 +238,19 @@ func (a *acquiring) newHold() *hold {
 // enterFirst takes the lock for a new hold.
 func (a *acquiring) enterFirst() error {
 	c := a.lock.client
+	h := a.newHold()
 	ctx, cancel := c.bound(a.ctx, a.wait)
 	defer cancel()
-	h := a.newHold()
+	ctx, cancel = stoppable(ctx, a.ctx)
+	defer cancel()
 	if a.around != nil { // in the other mode: no obstacle to this call, and its end is the end of this call
 		h.lease.With = a.around.hold.lease.ID
-		var stop context.CancelFunc
-		ctx, stop = endingWith(ctx, a.around.ctx)
-		defer stop()
+		ctx, cancel = endingWith(ctx, a.around.ctx)
+		defer cancel()
 	}
 	if a.wait != 0 {
-		var stop context.CancelFunc
-		ctx, stop = h.watchForDeadlock(ctx, a.ctx)
-		defer stop()
+		ctx, cancel = h.watchForDeadlock(ctx, a.ctx)
+		defer cancel()
 	}
 	if h.maxWaiters > 0 {
 		ctx, a.full = context.WithCancelCause(ctx)

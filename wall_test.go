@@ -89,7 +89,7 @@ func parsePackage(t *testing.T, extra map[string]string) (map[string]*ast.File, 
 
 // fileOrder are the files of the package, from the bottom to the top: a file uses the files before it.
 var fileOrder = append([]string{
-	"doc.go", "holder.go", "errors.go", "hooks.go", "options.go", "hold.go", "entry.go", "line.go", "cleanup.go", "ends.go",
+	"doc.go", "holder.go", "errors.go", "hooks.go", "options.go", "hold.go", "entry.go", "stop.go", "line.go", "cleanup.go", "ends.go",
 	"watchdog.go", "client.go", "deadlock.go", "acquiring.go", "reentry.go", "lock.go", "inspect.go", "eval.go", "do.go", "lead.go", "kinds.go", "all.go",
 }, redisFiles...)
 
