@@ -61,6 +61,7 @@ func main() {
 type app struct {
 	conn   connection
 	json   bool
+	busy   int // the exit code of a lock that another holder has
 	stdout *sink
 	stderr io.Writer
 }
@@ -237,14 +238,14 @@ func (a *app) failure(err error) error {
 	case errors.Is(err, relock.ErrInvalid):
 		return usage("%s", inFlags(err.Error()))
 	case errors.Is(err, relock.ErrDeadlock):
-		return &exitError{code: codeBusy, word: "deadlock", err: fmt.Errorf("%w; all locks were given back. Run it again, and take the "+
+		return &exitError{code: a.busy, word: "deadlock", err: fmt.Errorf("%w; all locks were given back. Run it again, and take the "+
 			"locks in the same order everywhere: all of them in one relock run, or in one call of relock.All", err)}
 	case errors.Is(err, relock.ErrKind) && a.conn.mutexesOnly() != "":
 		return usage("%w", err)
 	case errors.Is(err, relock.ErrKind):
 		return usage("%w; --shared and --write are for a read-write lock, --permits is for a semaphore, and without them it is a mutex", err)
 	case errors.Is(err, relock.ErrLocked):
-		return &exitError{code: codeBusy, err: err}
+		return &exitError{code: a.busy, word: kinds[codeBusy], err: err}
 	case errors.Is(err, relock.ErrLockLost):
 		return &exitError{code: codeLost, err: err}
 	case errors.Is(err, relock.ErrNotHeld):

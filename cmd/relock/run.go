@@ -28,14 +28,14 @@ const (
 	envHolders = "RELOCK_HOLDERS" // also of the runs around this one, outermost first
 )
 
-// runOptions are the flags of run.
+// runOptions are the flags of run and hold.
 type runOptions struct {
 	wait    time.Duration
 	waitSet bool
 	noWait  bool
 	ttl     time.Duration
 	maxHold time.Duration
-	grace   time.Duration
+	grace   time.Duration // of run
 	owner   string
 	verbose bool
 
@@ -68,29 +68,37 @@ If another holder has a lock and the wait (if any) is over, relock exits with 75
   relock run --shared catalog -- ./export.sh
   relock run --permits 3 uploads -- ./upload.sh
   relock run account:1 account:2 -- ./transfer.sh`,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			o.waitSet, o.permitsSet = cmd.Flags().Changed("wait"), cmd.Flags().Changed("permits")
-			dash := cmd.ArgsLenAtDash()
-			if err := o.check(dash, len(args), a.conn.mutexesOnly()); err != nil {
-				return err
+		Args: func(cmd *cobra.Command, args []string) error {
+			switch cmd.ArgsLenAtDash() {
+			case -1:
+				return usage("run: the command stands behind --, as in: relock run NAME -- COMMAND")
+			case 0:
+				return usage("run: there must be a lock name before --")
+			case len(args):
+				return usage("run: there is no command behind --")
 			}
-			o.noWait = o.noWait || o.waitSet && o.wait == 0
+			return a.check(cmd.Flags(), &o)
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			dash := cmd.ArgsLenAtDash()
 			return a.run(args[:dash], args[dash:], o)
 		},
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		return usage("%w (flags of the command stand behind --)", err)
 	})
-	o.flags(cmd.Flags())
+	a.holdFlags(cmd.Flags(), &o)
+	cmd.Flags().DurationVar(&o.grace, "grace", 10*time.Second, "time between SIGTERM and SIGKILL when the lock is lost")
 	return cmd
 }
 
-func (o *runOptions) flags(f *pflag.FlagSet) {
+// holdFlags adds the flags that run and hold have in common.
+func (a *app) holdFlags(f *pflag.FlagSet, o *runOptions) {
 	f.DurationVar(&o.wait, "wait", 0, "give up with exit code 75 after this time (default: wait without limit)")
+	f.IntVarP(&a.busy, "conflict-exit-code", "E", codeBusy, "exit with this `code` in place of 75")
 	f.BoolVar(&o.noWait, "no-wait", false, "give up at once if another holder has the lock")
 	f.DurationVar(&o.ttl, "ttl", relock.DefaultTTL, "lease: how long the lock stays taken if this machine dies")
-	f.DurationVar(&o.maxHold, "max-hold", 0, "stop the command after this time (default: no limit)")
-	f.DurationVar(&o.grace, "grace", 10*time.Second, "time between SIGTERM and SIGKILL when the lock is lost")
+	f.DurationVar(&o.maxHold, "max-hold", 0, "lose the lock after this time (default: no limit)")
 	f.StringVar(&o.owner, "owner", "", "`name` of this run for show, ls and those who find the lock busy (default relock@ and the host)")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "say on stderr when the lock is taken and given back")
 	f.BoolVar(&o.shared, "shared", false, "take a read-write lock for reading, beside other readers")
@@ -98,42 +106,33 @@ func (o *runOptions) flags(f *pflag.FlagSet) {
 	f.IntVar(&o.permits, "permits", 0, "take one of `n` permits of a semaphore")
 }
 
-// check refuses a wrong call. dash is the number of arguments before --, negative without it.
-// mutexesOnly is the flag whose locks have no other kind, empty without such a flag.
-func (o *runOptions) check(dash, args int, mutexesOnly string) error {
+// check refuses wrong values of these flags.
+func (a *app) check(f *pflag.FlagSet, o *runOptions) error {
+	o.waitSet, o.permitsSet = f.Changed("wait"), f.Changed("permits")
+	kinds := 0
+	for _, is := range []bool{o.shared, o.write, o.permitsSet} {
+		if is {
+			kinds++
+		}
+	}
+	mutexesOnly := a.conn.mutexesOnly()
 	switch {
-	case dash < 0:
-		return usage("run: the command stands behind --, as in: relock run NAME -- COMMAND")
-	case dash == 0:
-		return usage("run: there must be a lock name before --")
-	case dash == args:
-		return usage("run: there is no command behind --")
 	case o.noWait && o.waitSet:
 		return usage("--no-wait and --wait: only one of them")
 	case o.wait < 0:
 		return usage("--wait %s: must be 0 (do not wait) or longer; leave it out to wait without limit", o.wait)
 	case o.grace < 0:
 		return usage("--grace %s: must be 0 (SIGKILL at once) or longer", o.grace)
-	}
-	return o.checkKind(mutexesOnly)
-}
-
-// checkKind refuses flags for several kinds of locks, or for a kind that there is not.
-func (o *runOptions) checkKind(mutexesOnly string) error {
-	given := 0
-	for _, is := range []bool{o.shared, o.write, o.permitsSet} {
-		if is {
-			given++
-		}
-	}
-	switch {
-	case given > 1:
+	case a.busy < 0 || a.busy > 255:
+		return usage("--conflict-exit-code %d: must be from 0 to 255", a.busy)
+	case kinds > 1:
 		return usage("--shared, --write and --permits: only one of them")
-	case given > 0 && mutexesOnly != "":
+	case kinds > 0 && mutexesOnly != "":
 		return usage("%s: has mutexes only, and neither --shared, --write nor --permits", mutexesOnly)
 	case o.permitsSet && o.permits < 1:
 		return usage("--permits %d: must be 1 or more", o.permits)
 	}
+	o.noWait = o.noWait || o.waitSet && o.wait == 0
 	return nil
 }
 

@@ -76,6 +76,7 @@ func TestTheOwnerSaysWhoHasTheLock(t *testing.T) {
 		require.Equal(t, codeBusy, got.code)
 		require.Contains(t, got.stderr, `"job" is locked by `+owner)
 		require.Contains(t, do(t, s.on(), "ls").stdout, " "+owner+"/")
+		require.Regexp(t, `(?m)^holder +`+owner+`/`, do(t, s.on(), "show", "job").stdout)
 		require.NoError(t, p.stdin.Close())
 		require.Equal(t, 9, p.code())
 	}
@@ -154,6 +155,25 @@ func TestABusyLockIs75(t *testing.T) {
 		}
 	}
 	s.waiting("job", 0)
+}
+
+func TestTheConflictExitCodeIsForABusyLockOnly(t *testing.T) {
+	s := onShared(t)
+	release := s.hold("job")
+	for _, flags := range [][]string{{"-E", "9", "--no-wait"}, {"--conflict-exit-code=9", "--wait", "150ms"}} {
+		got := do(t, s.on(), append(append([]string{"run", "job"}, flags...), "--", "echo", "never")...)
+		require.Equal(t, 9, got.code)
+		require.Contains(t, got.stderr, s.state("job").Holder.String())
+	}
+	e := object(t, do(t, s.on(), "run", "job", "-E0", "--no-wait", "--json", "--", "echo", "never").stderr)
+	require.Equal(t, "busy", e["error"])
+	require.EqualValues(t, 0, e["exit_code"])
+	release()
+	require.Equal(t, codeBusy, do(t, s.on(), "run", "job", "-E9", "--", "sh", "-c", "exit 75").code, "the command's own")
+	require.Equal(t, codeLost, do(t, s.on(), "run", "job", "-E9", "--ttl=1s", "--max-hold=1s", "--", "sleep", "60").code)
+	for _, wrong := range []string{"-1", "256", "x"} {
+		require.Equal(t, codeUsage, do(t, s.on(), "run", "job", "-E", wrong, "--", "true").code)
+	}
 }
 
 func TestABusyLockIsWaitedFor(t *testing.T) {
