@@ -292,8 +292,14 @@ func TestKeysBesideThoseOfLocksAreNotListed(t *testing.T) {
 	require.NoError(t, s.rdb.ZAdd(ctx, "relock:{scores}", redis.Z{Score: 3e15, Member: "Bob"}).Err())
 	require.NoError(t, s.rdb.ZAdd(ctx, "relock:{left}:rw", redis.Z{Score: 1, Member: hold + "|w"}).Err())
 	require.NoError(t, s.rdb.ZAdd(ctx, "relock:{other}:rw:queue", redis.Z{Score: 5, Member: hold + "|1000"}).Err())
-	require.NoError(t, s.rdb.ZAdd(ctx, "relock:{dead}:permits:queue", redis.Z{Score: 5, Member: hold + "|1000|3|"}).Err())
+	for _, name := range []string{"dead", "waiting"} {
+		require.NoError(t, s.rdb.ZAdd(ctx, "relock:{"+name+"}:permits:queue", redis.Z{Score: 5, Member: hold + "|1000|3|"}).Err())
+	}
+	listener := s.rdb.Subscribe(ctx, "relock:{waiting}:"+hold[:36])
+	defer listener.Close()
+	_, err := listener.Receive(ctx) // the confirmation
+	require.NoError(t, err)
 	infos := list(t, do(t, s.on(), "ls", "--json").stdout)
-	require.Equal(t, []string{"dead"}, names(infos), "somebody waits")
+	require.Equal(t, []string{"waiting"}, names(infos))
 	require.Equal(t, kindSemaphore, infos[0].Kind)
 }

@@ -83,7 +83,7 @@ type lockInfo struct {
 	WaitMs  *int64      `json:"longest_wait_ms,omitempty"`
 	Queue   []waiter    `json:"queue,omitempty"` // by turn; only show
 
-	queued bool // somebody of relock waits
+	lock *relock.Lock
 }
 
 // other is one more holder of a lock.
@@ -202,38 +202,110 @@ func (r *reader) node(ctx context.Context, key string) (node *redis.Client, err 
 	}
 }
 
-// lock reads one lock, with the whole queue or only its head. clock is the time on the server.
-func (r *reader) lock(ctx context.Context, f found, clock time.Time, all bool) (lockInfo, error) {
-	got, err := r.find(ctx, f.name, f.likely)
+// firstPart is the part of a queue that ls looks at. Waiters that are gone are rarely further back,
+// as the next release takes them out of the queue.
+const firstPart = 1000
+
+// lock reads one lock, with the whole queue or only the number of waiters. The search for its kind
+// begins with the likely one.
+func (r *reader) lock(ctx context.Context, name string, likely kind, whole bool) (lockInfo, error) {
+	got, err := r.find(ctx, name, likely)
 	if err != nil {
 		return lockInfo{}, err
 	}
-	info := got.info(f.name)
+	info := got.info(name)
 	if info.Waiters == 0 || r.rdb == nil { // each member of a quorum has a queue of its own
 		return info, nil
 	}
-	const heads = 4 // an upgrade, which stands before all others, has no time
-	last := int64(heads - 1)
-	if all {
+	key, last := keyOf(r.prefix, name), int64(firstPart-1)
+	if whole {
 		last = -1
 	}
-	var entries []redis.Z
+	var places []redis.Z
 	err = r.read(ctx, func(ctx context.Context) (err error) {
-		entries, err = r.rdb.ZRangeWithScores(ctx, keyOf(r.prefix, f.name)+queueSuffixOf(got.kind), 0, last).Result()
+		places, err = r.rdb.ZRangeWithScores(ctx, key+queueSuffixOf(got.kind), 0, last).Result()
 		return err
 	})
 	if err != nil {
 		return lockInfo{}, err
 	}
-	queue := readQueue(got.kind, entries, clock)
-	info.queued = len(queue) > 0
+	queue, err := r.present(ctx, key, readQueue(got.kind, places))
+	if err != nil {
+		return lockInfo{}, err
+	}
+	info.Waiters = len(queue)
+	if whole {
+		info.Queue = queue
+	} else {
+		info.Waiters += max(0, got.state.Waiters-firstPart)
+	}
 	if timed := slices.IndexFunc(queue, func(w waiter) bool { return w.WaitMs != nil }); timed >= 0 {
 		info.WaitMs = queue[timed].WaitMs
 	}
-	if all {
-		info.Queue = queue
+	if !info.Held && info.Waiters == 0 {
+		info.Kind = ""
 	}
 	return info, nil
+}
+
+// present returns the waiters that are there, with the time that each has waited. A waiter is there
+// if its client listens to its channel of the lock; a release skips all others.
+func (r *reader) present(ctx context.Context, key string, queue []waiter) ([]waiter, error) {
+	channelOf := func(w waiter) string { return key + ":" + w.Holder[:strings.LastIndexByte(w.Holder, ':')] }
+	listeners := map[string]int64{}
+	for _, w := range queue {
+		listeners[channelOf(w)] = 0
+	}
+	clock, err := r.countListeners(ctx, key, listeners)
+	if err != nil {
+		return nil, err
+	}
+	queue = slices.DeleteFunc(queue, func(w waiter) bool { return listeners[channelOf(w)] == 0 })
+	for i, w := range queue {
+		if w.Since != nil {
+			queue[i].WaitMs = new(max(0, clock.Sub(*w.Since).Milliseconds()))
+		}
+	}
+	return queue, nil
+}
+
+// countListeners counts the listeners of channels on the server that has the key, and returns the
+// time of that server.
+func (r *reader) countListeners(ctx context.Context, key string, listeners map[string]int64) (clock time.Time, err error) {
+	node, err := r.node(ctx, key)
+	if err != nil {
+		return clock, err
+	}
+	err = r.read(ctx, func(ctx context.Context) error {
+		pipe := node.Pipeline()
+		now, counts := pipe.Time(ctx), pipe.PubSubNumSub(ctx, slices.Collect(maps.Keys(listeners))...)
+		_, err := pipe.Exec(ctx)
+		clock = now.Val()
+		maps.Copy(listeners, counts.Val())
+		return err
+	})
+	if err != nil {
+		return clock, err
+	}
+	var silent []string // or heard by sharded pub/sub, which Redis before 7.0 does not know
+	for channel, n := range listeners {
+		if n == 0 {
+			silent = append(silent, channel)
+		}
+	}
+	if len(silent) == 0 {
+		return clock, nil
+	}
+	err = r.read(ctx, func(ctx context.Context) error {
+		counts, err := node.PubSubShardNumSub(ctx, silent...).Result()
+		maps.Copy(listeners, counts)
+		return err
+	})
+	var refusal redis.Error
+	if errors.As(err, &refusal) {
+		err = nil
+	}
+	return clock, err
 }
 
 // info returns what the state of a lock says.
@@ -241,7 +313,7 @@ func (s seen) info(name string) lockInfo {
 	state := s.state
 	info := lockInfo{
 		Name: name, NameB64: base64Of(name), Kind: s.kind, Held: state.Locked(), Mode: state.Mode,
-		Holder: state.Holder.String(), Token: state.Token, Waiters: state.Waiters,
+		Holder: state.Holder.String(), Token: state.Token, Waiters: state.Waiters, lock: s.lock,
 	}
 	if s.kind == kindMutex {
 		info.Count = state.Count
@@ -264,7 +336,7 @@ const upgrade = 1
 // readQueue reads entries of a queue: "<holder>:<n>|<lease ms>" of a mutex, and
 // "<holder>:<n>|<lease ms>|<mode>|<hold around>" of other kinds, with the arrival in microseconds
 // as the score. Other entries are not from relock.
-func readQueue(k kind, entries []redis.Z, clock time.Time) []waiter {
+func readQueue(k kind, entries []redis.Z) []waiter {
 	var queue []waiter
 	for _, z := range entries {
 		member, _ := z.Member.(string)
@@ -278,23 +350,16 @@ func readQueue(k kind, entries []redis.Z, clock time.Time) []waiter {
 		w := waiter{Holder: hold[:colon], Mode: modeOf(mode)}
 		if z.Score != upgrade {
 			since := time.UnixMicro(int64(z.Score)).UTC()
-			w.Since, w.WaitMs = &since, new(max(0, clock.Sub(since).Milliseconds()))
+			w.Since = &since
 		}
 		queue = append(queue, w)
 	}
 	return queue
 }
 
-// found is a lock that a scan has found. ahead is the lead of the server's clock over this one.
-type found struct {
-	name   string
-	likely kind
-	ahead  time.Duration
-}
-
 // list reads all locks that are held or waited for and whose name matches the pattern, by name.
 func (r *reader) list(ctx context.Context, pattern string) ([]lockInfo, error) {
-	names, err := r.scan(ctx, pattern)
+	found, err := r.scan(ctx, pattern)
 	if err != nil {
 		return nil, err
 	}
@@ -302,15 +367,15 @@ func (r *reader) list(ctx context.Context, pattern string) ([]lockInfo, error) {
 	defer cancel()
 	// Each lock costs a round trip, so several are read at a time.
 	const lanes = 16
-	next := make(chan found)
+	next := make(chan string)
 	infos := []lockInfo{} // an empty list is [] in JSON, not null
 	var firstErr error
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	for range min(lanes, len(names)) {
+	for range min(lanes, len(found)) {
 		wg.Go(func() {
-			for f := range next {
-				info, err := r.lock(ctx, f, time.Now().Add(f.ahead), false)
+			for name := range next {
+				info, err := r.lock(ctx, name, found[name], false)
 				mu.Lock()
 				switch {
 				case err != nil && !strings.Contains(err.Error(), "WRONGTYPE"):
@@ -323,8 +388,8 @@ func (r *reader) list(ctx context.Context, pattern string) ([]lockInfo, error) {
 			}
 		})
 	}
-	for _, f := range names {
-		next <- f
+	for name := range found {
+		next <- name
 	}
 	close(next)
 	wg.Wait()
@@ -338,27 +403,27 @@ func (r *reader) list(ctx context.Context, pattern string) ([]lockInfo, error) {
 // listed says whether ls shows a lock. ls leaves out locks that have become free since the scan,
 // and keys of other programs that look like the key of a lock.
 func listed(info lockInfo) bool {
-	return info.Held && holderForm.MatchString(info.Holder) || !info.Held && info.queued
+	return info.Held && holderForm.MatchString(info.Holder) || !info.Held && info.Waiters > 0
 }
 
-// scan finds the names of all locks that have a holder or a queue, on every master. scan uses SCAN
-// and not KEYS, so that Redis serves other clients in between.
-func (r *reader) scan(ctx context.Context, pattern string) ([]found, error) {
+// scan finds the names of all locks that have a holder or a queue, on every master, each with its
+// likely kind. scan uses SCAN and not KEYS, so that Redis serves other clients in between.
+func (r *reader) scan(ctx context.Context, pattern string) (map[string]kind, error) {
 	nodes, err := r.masters(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var mu sync.Mutex
 	var firstErr error
-	names := map[string]found{} // a slot that moves can be seen on two masters
+	found := map[string]kind{} // a slot that moves can be seen on two masters
 	var wg sync.WaitGroup
 	for _, node := range nodes {
 		wg.Go(func() {
-			err := r.scanNode(ctx, node, func(f found) {
+			err := r.scanNode(ctx, node, func(name string, likely kind) {
 				mu.Lock()
 				defer mu.Unlock()
-				if matches(pattern, f.name) {
-					names[f.name] = f
+				if matches(pattern, name) {
+					found[name] = likely
 				}
 			})
 			mu.Lock()
@@ -367,10 +432,7 @@ func (r *reader) scan(ctx context.Context, pattern string) ([]found, error) {
 		})
 	}
 	wg.Wait()
-	if firstErr != nil {
-		return nil, firstErr
-	}
-	return slices.Collect(maps.Values(names)), nil
+	return found, firstErr
 }
 
 // matches says whether the pattern, empty for all, matches a name or its other form: a lock "x" is
@@ -380,11 +442,7 @@ func matches(pattern, name string) bool {
 }
 
 // scanNode calls see for each lock on one server. A lock may be seen several times.
-func (r *reader) scanNode(ctx context.Context, node *redis.Client, see func(found)) error {
-	ahead, err := r.clockOf(ctx, node)
-	if err != nil {
-		return err
-	}
+func (r *reader) scanNode(ctx context.Context, node *redis.Client, see func(name string, likely kind)) error {
 	for _, redisType := range []string{"hash", "zset"} {
 		var cursor uint64
 		for more := true; more; more = cursor != 0 {
@@ -403,22 +461,12 @@ func (r *reader) scanNode(ctx context.Context, node *redis.Client, see func(foun
 				}
 				name, ok := nameOf(r.prefix, base)
 				if ok && r.client.NewLock(name).Err() == nil {
-					see(found{name: name, likely: likely, ahead: ahead})
+					see(name, likely)
 				}
 			}
 		}
 	}
 	return nil
-}
-
-// clockOf returns how far the clock of a server is ahead of this one, to about a round trip.
-func (r *reader) clockOf(ctx context.Context, node *redis.Client) (ahead time.Duration, err error) {
-	err = r.read(ctx, func(ctx context.Context) error {
-		t, err := node.Time(ctx).Result()
-		ahead = time.Until(t)
-		return err
-	})
-	return ahead, err
 }
 
 // printable returns text for a terminal. A name may have bytes that are commands to a terminal.

@@ -41,7 +41,7 @@ func (a *app) showCommand() *cobra.Command {
 				return err
 			}
 			return a.reading(cmd.Context(), func(ctx context.Context, r *reader) error {
-				info, err := r.show(ctx, args[0])
+				info, err := r.lock(ctx, args[0], kindMutex, true)
 				if err != nil {
 					return err
 				}
@@ -54,25 +54,6 @@ func (a *app) showCommand() *cobra.Command {
 			})
 		},
 	}
-}
-
-// show reads one lock with its queue.
-func (r *reader) show(ctx context.Context, name string) (lockInfo, error) {
-	if err := r.client.NewLock(name).Err(); err != nil {
-		return lockInfo{}, err
-	}
-	if r.rdb == nil {
-		return r.lock(ctx, found{name: name, likely: kindMutex}, time.Time{}, true)
-	}
-	node, err := r.node(ctx, keyOf(r.prefix, name))
-	if err != nil {
-		return lockInfo{}, err
-	}
-	ahead, err := r.clockOf(ctx, node)
-	if err != nil {
-		return lockInfo{}, err
-	}
-	return r.lock(ctx, found{name: name, likely: kindMutex}, time.Now().Add(ahead), true)
 }
 
 func (a *app) lsCommand() *cobra.Command {
@@ -139,17 +120,16 @@ believe that they have the lock; only the fencing token tells them apart. A comm
 
 // forceUnlock takes a lock of any kind from all of its holders.
 func (a *app) forceUnlock(ctx context.Context, r *reader, name string) error {
-	before, err := r.find(ctx, name, kindMutex)
+	info, err := r.lock(ctx, name, kindMutex, false)
 	if err != nil {
 		return err
 	}
-	if err := r.ask(ctx, before.lock.ForceUnlock); err != nil {
+	if err := r.ask(ctx, info.lock.ForceUnlock); err != nil {
 		if errors.Is(err, relock.ErrNotHeld) {
 			return &exitError{code: codeNotHeld, err: fmt.Errorf("%q: nobody has the lock", name)}
 		}
 		return err
 	}
-	info := before.info(name)
 	if !a.json {
 		fmt.Fprintf(a.stdout, "%s: taken from %s\n", printable(name), printable(strings.Join(info.holders(), ", ")))
 		return nil

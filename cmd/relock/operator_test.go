@@ -188,6 +188,13 @@ func TestLsFindsTheLocksOfEveryMasterOfACluster(t *testing.T) {
 	require.Equal(t, codeBusy, got.code, got.stderr)
 	got = do(t, nil, append(flags, "watch", "--json", "--count", "1")...)
 	require.Contains(t, got.stdout, "lock:19")
+
+	waiter := start(t, nil, append(flags, "run", "lock:08", "--", "true")...)
+	redistest.Eventually(t, soon, func() bool {
+		return list(t, do(t, nil, append(flags, "ls", "--json", "lock:08")...).stdout)[0].Waiters == 1
+	}, "counted: a waiter that listens on one node")
+	waiter.signal(interruptSignal)
+	waiter.code()
 }
 
 func TestShowTellsTheWholeQueueByTurn(t *testing.T) {
@@ -224,6 +231,67 @@ func TestShowTellsTheWholeQueueByTurn(t *testing.T) {
 	}
 }
 
+func TestWaitersThatAreGoneAreNeitherCountedNorListed(t *testing.T) {
+	s := onShared(t)
+	for flag, lock := range map[string]*relock.Lock{
+		"--owner=cron": s.client.NewLock("job"), "--write": s.client.NewRWLock("price").Writer(), "--permits=1": s.client.NewSemaphore("till", 1),
+	} {
+		_, leave := s.enter(lock)
+		gone := start(t, s.on(), "run", flag, lock.Name(), "--", "true")
+		s.queued(lock, 1)
+		there := start(t, s.on(), "run", flag, lock.Name(), "--json", "--", "true")
+		s.queued(lock, 2)
+		require.NoError(t, gone.cmd.Process.Kill())
+		gone.code()
+		redistest.Eventually(t, soon, func() bool { return s.show(lock.Name()).Waiters == 1 }, "noticed: the end of a client")
+		s.queued(lock, 2) // Redis has both places still
+		queue := s.show(lock.Name()).Queue
+		require.Len(t, queue, 1)
+		require.Equal(t, there.event("waiting")["holder"], queue[0].Holder)
+		infos := list(t, do(t, s.on(), "ls", "--json").stdout)
+		require.Equal(t, []string{lock.Name()}, names(infos))
+		require.Equal(t, 1, infos[0].Waiters)
+		require.Equal(t, queue[0].Since, s.show(lock.Name()).Queue[0].Since)
+		require.InDelta(t, *queue[0].WaitMs, *infos[0].WaitMs, float64(soon.Milliseconds()))
+
+		require.NoError(t, there.cmd.Process.Kill())
+		there.code()
+		redistest.Eventually(t, soon, func() bool { return s.show(lock.Name()).Waiters == 0 }, "noticed: the end of the other")
+		require.EqualValues(t, 0, object(t, do(t, s.on(), "unlock", "--force", "--json", lock.Name()).stdout)["waiters"])
+		require.Equal(t, "[]\n", do(t, s.on(), "ls", "--json").stdout)
+		leave()
+	}
+}
+
+func TestTheUserOfTheReadmeMayListLocks(t *testing.T) {
+	t.Parallel()
+	readme, err := os.ReadFile("../../README.md")
+	require.NoError(t, err)
+	_, rest, _ := strings.Cut(string(readme), "\nACL SETUSER locks ")
+	rule, _, _ := strings.Cut(rest, "\n")
+	s := onOwn(t)
+	args := []any{"acl", "setuser", "locks"}
+	for word := range strings.FieldsSeq(rule + " +scan") {
+		args = append(args, word)
+	}
+	require.NoError(t, s.rdb.Do(t.Context(), args...).Err())
+	s.hold("job")
+	user := []setup{env("REDIS_URL=redis://locks:password@" + s.server.Addr())}
+	there := start(t, user, "run", "job", "--", "true")
+	s.waiting("job", 1)
+	gone := start(t, user, "run", "job", "--", "true")
+	s.waiting("job", 2)
+	require.NoError(t, gone.cmd.Process.Kill())
+	redistest.Eventually(t, soon, func() bool {
+		got := do(t, user, "ls", "--json")
+		require.Equal(t, 0, got.code, got.stderr)
+		return list(t, got.stdout)[0].Waiters == 1
+	}, "noticed: the end of a client")
+	require.Equal(t, 0, do(t, user, "show", "job").code)
+	require.Equal(t, 0, do(t, user, "unlock", "--force", "job").code)
+	require.Equal(t, 0, there.code())
+}
+
 func TestWhatIsNoPlaceInAQueueIsNotShown(t *testing.T) {
 	s := onShared(t)
 	// By a score that no clock says. JSON has no such time.
@@ -231,7 +299,7 @@ func TestWhatIsNoPlaceInAQueueIsNotShown(t *testing.T) {
 		Score: math.Inf(1), Member: "00000000-0000-0000-0000-000000000000:1:1|1000",
 	}).Err())
 	got := do(t, s.on(), "show", "job", "--json")
-	require.Equal(t, result{stdout: "{\"name\":\"job\",\"kind\":\"mutex\",\"held\":false,\"waiters\":1}\n"}, got)
+	require.Equal(t, result{stdout: "{\"name\":\"job\",\"held\":false,\"waiters\":0}\n"}, got)
 	require.Equal(t, "[]\n", do(t, s.on(), "ls", "--json").stdout)
 }
 
