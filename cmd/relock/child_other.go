@@ -11,7 +11,8 @@ import (
 // Without process groups and their signals run cannot keep its promises, so run is missing here.
 // All other subcommands work.
 
-var forwarded []syscall.Signal
+// forwarded are the signals that end a hold.
+var forwarded = []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP}
 
 func ends(syscall.Signal) bool { return true }
 

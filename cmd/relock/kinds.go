@@ -101,6 +101,15 @@ func (r *runner) token(i int) int64 {
 	return r.tokens[i]
 }
 
+// tokenTexts returns all tokens, in the order of names.
+func (r *runner) tokenTexts() []string {
+	texts := make([]string, len(r.names))
+	for i := range texts {
+		texts[i] = strconv.FormatInt(r.token(i), 10)
+	}
+	return texts
+}
+
 // quoted returns the names of locks for people.
 func quoted(names []string) string {
 	texts := make([]string, len(names))

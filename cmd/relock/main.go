@@ -2,6 +2,7 @@
 // are doing.
 //
 //	relock run NAME… -- command…    hold the lock, or several, while the command runs
+//	relock hold NAME…               hold the lock, or several, until standard input ends
 //	relock show NAME                who holds it, who waits
 //	relock ls [PATTERN]             all locks that are held or waited for
 //	relock watch [PATTERN]          the same, again and again
@@ -192,7 +193,7 @@ refuses, 75 the lock is busy, or in a deadlock, 77 Redis wants another user or p
 	}
 	a.conn.flags(root.PersistentFlags())
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print JSON")
-	root.AddCommand(a.runCommand(), a.showCommand(), a.lsCommand(), a.watchCommand(), a.unlockCommand())
+	root.AddCommand(a.runCommand(), a.holdCommand(), a.showCommand(), a.lsCommand(), a.watchCommand(), a.unlockCommand())
 	return root
 }
 

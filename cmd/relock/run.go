@@ -136,13 +136,15 @@ func (a *app) check(f *pflag.FlagSet, o *runOptions) error {
 	return nil
 }
 
-// runner is one run of a command.
+// runner is one run of a command, or one hold.
 type runner struct {
 	*app
 	runOptions
 	names   []string       // of the locks, as given
 	path    string         // of the program
 	command []string       // the given name, and the arguments
+	input   chan struct{}  // of hold: closed at the end of standard input
+	waits   chan struct{}  // of hold: a wait for a lock has begun
 	locks   []*relock.Lock // in the order of names
 	all     entrance       // of all locks
 	signals chan os.Signal
@@ -164,30 +166,40 @@ type runner struct {
 
 // run is the subcommand.
 func (a *app) run(names, command []string, o runOptions) error {
-	r := &runner{app: a, runOptions: o, names: names, command: command, told: make(chan struct{}, 1)}
-	var err error
-	if r.path, err = lookUp(command[0]); err != nil { // before anybody waits for this run
+	path, err := lookUp(command[0])
+	if err != nil { // before anybody waits for this run
 		return err
 	}
-	options := []relock.Option{relock.WithTTL(o.ttl), relock.WithHooks(r.hooks()), relock.WithOwner(cmp.Or(o.owner, defaultOwner()))}
-	if o.maxHold != 0 {
-		options = append(options, relock.WithMaxHold(o.maxHold))
+	r := newRunner(a, names, o)
+	r.path, r.command = path, command
+	return r.under(r.work)
+}
+
+func newRunner(a *app, names []string, o runOptions) *runner {
+	return &runner{app: a, runOptions: o, names: names, told: make(chan struct{}, 1)}
+}
+
+// under takes the locks, works, and gives the locks back.
+func (r *runner) under(work func() (code int, err error)) error {
+	options := []relock.Option{relock.WithTTL(r.ttl), relock.WithHooks(r.hooks()), relock.WithOwner(cmp.Or(r.owner, defaultOwner()))}
+	if r.maxHold != 0 {
+		options = append(options, relock.WithMaxHold(r.maxHold))
 	}
-	_, client, closeAll, err := a.client(options...)
+	_, client, closeAll, err := r.client(options...)
 	if err != nil {
-		return a.failure(err)
+		return r.failure(err)
 	}
 	if err := r.open(client); err != nil {
-		return a.failure(err)
+		return r.failure(err)
 	}
 	r.catch()
-	err = r.hold()
+	err = r.hold(work)
 	if !r.lost && !r.silent {
 		// Close takes back the place in the queue of a wait that was given up. If Redis is silent,
 		// the place stays: a grant to a client that is gone goes to the next one.
 		closeAll(3 * time.Second)
 	}
-	return a.failure(err)
+	return r.failure(err)
 }
 
 // defaultOwner returns relock@ and the name of this machine, with the characters that
@@ -228,14 +240,14 @@ func endedBy(s syscall.Signal) *exitError {
 	return e
 }
 
-// hold takes the lock, runs the command, and gives the lock back.
-func (r *runner) hold() error {
+// hold is under with an open client. The result has the code of the command.
+func (r *runner) hold(work func() (code int, err error)) error {
 	err := r.take()
 	defer r.quit()
 	if err != nil {
 		return err
 	}
-	code, err := r.work()
+	code, err := work()
 	if unlockErr := r.release(code); unlockErr != nil && err == nil {
 		err = unlockErr
 	}
@@ -249,7 +261,8 @@ func (r *runner) hold() error {
 	}
 }
 
-// take takes the lock, and draws the token. A signal ends the wait.
+// take takes the lock, and draws the token. A signal ends the wait, and so does the end of hold's
+// standard input.
 func (r *runner) take() error {
 	// A signal must not end the context of the section: the lock would not be renewed any more, and
 	// the command may take its time to end.
@@ -273,8 +286,14 @@ func (r *runner) take() error {
 	}()
 	var by syscall.Signal
 	var got result
+	var input <-chan struct{} // nil: a lock that is free is taken all the same
 	for waiting := true; waiting; {
 		select {
+		case <-r.waits:
+			input = r.input
+		case <-input:
+			input = nil
+			cancel()
 		case s := <-r.signals:
 			if sig, ok := s.(syscall.Signal); ok && by == 0 && ends(sig) {
 				by = sig
@@ -285,13 +304,15 @@ func (r *runner) take() error {
 		}
 	}
 	r.section, r.began, r.tokens = got.section, time.Now(), got.tokens
-	if r.section != nil && (by != 0 || got.err != nil) {
+	if r.section != nil && (ctx.Err() != nil || got.err != nil) {
 		_ = r.unlock()
 	}
-	if by != 0 {
+	switch {
+	case by != 0:
 		return endedBy(by)
-	}
-	if got.err != nil {
+	case ctx.Err() != nil:
+		return &exitError{code: r.busy, word: kinds[codeBusy], err: fmt.Errorf("standard input has ended, and so has the wait for %s", quoted(r.names))}
+	case got.err != nil:
 		return got.err
 	}
 	r.tellTaken(asked)
@@ -418,6 +439,10 @@ func (r *runner) afterHooks() { <-r.told }
 // queued is the hook for the beginning of the wait for a lock. At a terminal the event is printed
 // without --verbose.
 func (r *runner) queued(q relock.Queued) {
+	select {
+	case r.waits <- struct{}{}:
+	default:
+	}
 	e := event{
 		Event: "waiting", lockName: lockName{Name: q.Name}, Holder: q.Holder.String(), Mode: q.Mode,
 		text: fmt.Sprintf("%q is locked, waiting", q.Name), quiet: !term.IsTerminal(int(os.Stderr.Fd())),
@@ -449,10 +474,7 @@ func (r *runner) environment() []string {
 		}
 	}
 	holders := strings.Join(append(holdersAround(), r.holder()), " ")
-	tokens := make([]string, len(r.names))
-	for i := range tokens {
-		tokens[i] = fmt.Sprint(r.token(i))
-	}
+	tokens := r.tokenTexts()
 	env = append(env, envTokens+"="+strings.Join(tokens, " "), envHolder+"="+r.holder(), envHolders+"="+holders)
 	if len(r.names) == 1 { // a command that knows one lock only must not take one of several for all
 		env = append(env, envToken+"="+tokens[0], envName+"="+r.names[0])
@@ -518,7 +540,7 @@ func (r *runner) work() (code int, err error) {
 	}
 }
 
-// stop sends the command SIGTERM, as the lock is lost. It returns the clock of the grace.
+// stop sends the command SIGTERM, as the lock is lost, and returns the clock of the grace.
 func (r *runner) stop() <-chan time.Time {
 	r.lost = true
 	timer := time.After(r.grace)
@@ -527,20 +549,27 @@ func (r *runner) stop() <-chan time.Time {
 		err = r.child.signal(syscall.SIGTERM)
 		r.wake() // a stopped command handles no signal
 	}
-	cause := context.Cause(r.section)
-	var loss *relock.LostError
-	e := event{
-		Event: "lost", Error: kinds[codeLost], HeldMs: r.held(), Pid: r.child.pid,
-		text: fmt.Sprintf("%s; stopping the command", strings.TrimPrefix(cause.Error(), "relock: ")),
-	}
-	if errors.As(cause, &loss) {
-		e.Name, e.Reason, e.Token = loss.Name, string(loss.Reason), loss.Token
-	}
-	r.tell(e)
+	r.tellLost("; stopping the command")
 	if err != nil {
 		r.tellUnstopped(err.Error())
 	}
 	return timer
+}
+
+// tellLost tells why a lock is lost, and what comes next.
+func (r *runner) tellLost(next string) {
+	cause := context.Cause(r.section)
+	e := event{
+		Event: "lost", Error: kinds[codeLost], HeldMs: r.held(), text: strings.TrimPrefix(cause.Error(), "relock: ") + next,
+	}
+	if r.child != nil {
+		e.Pid = r.child.pid
+	}
+	var loss *relock.LostError
+	if errors.As(cause, &loss) {
+		e.Name, e.Reason, e.Token = loss.Name, string(loss.Reason), loss.Token
+	}
+	r.tell(e)
 }
 
 // killGroup sends the command SIGKILL.
@@ -604,7 +633,10 @@ func (r *runner) release(code int) error {
 	unlockErr := r.unlock()
 	if errors.Is(unlockErr, relock.ErrLockLost) {
 		// The release has found the loss. The command may have done its last work without the lock.
-		return &exitError{code: codeLost, err: fmt.Errorf("%w (the command had ended with %d)", unlockErr, code)}
+		if r.input == nil {
+			unlockErr = fmt.Errorf("%w (the command had ended with %d)", unlockErr, code)
+		}
+		return &exitError{code: codeLost, err: unlockErr}
 	}
 	e := event{Event: "released", HeldMs: r.held(), text: quoted(r.names) + " given back", quiet: true}
 	if unlockErr != nil {

@@ -103,14 +103,19 @@ func (r *runner) nameLocks(e *event) {
 	}
 }
 
-// tell prints an event.
-func (r *runner) tell(e event) {
+// complete returns an event with its time and its locks.
+func (r *runner) complete(e event) event {
 	e.Time = time.Now()
 	r.nameLocks(&e)
+	return e
+}
+
+// tell prints an event.
+func (r *runner) tell(e event) {
 	e.Message = r.conn.redact(e.Message)
 	switch {
 	case r.json:
-		r.encode(r.stderr, e)
+		r.encode(r.stderr, r.complete(e))
 	case !e.quiet || r.verbose:
 		fmt.Fprintln(r.stderr, "relock:", printable(r.conn.redact(e.text)))
 	}
