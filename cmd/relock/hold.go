@@ -21,7 +21,8 @@ for scripts that guard several commands: a script that ends, for whatever reason
 When the lock is taken, a line on standard output says so: held, and the fencing token of each name.
 If a lock is lost, relock exits with 79 at once.
 If another holder has a lock and the wait (if any) is over, relock exits with 75.`,
-		Example: `  relock hold deploy:web --wait 5m <in >out &`,
+		Example:           `  relock hold deploy:web --wait 5m <in >out &`,
+		ValidArgsFunction: a.completions(true),
 		Args: func(cmd *cobra.Command, args []string) error {
 			switch dash := cmd.ArgsLenAtDash(); {
 			case len(args) == 0:

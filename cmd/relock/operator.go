@@ -33,9 +33,10 @@ func (a *app) reader(rdb redis.UniversalClient, client *relock.Client) *reader {
 
 func (a *app) showCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "show NAME",
-		Short: "Show who holds a lock and who waits for it",
-		Args:  oneName,
+		Use:               "show NAME",
+		Short:             "Show who holds a lock and who waits for it",
+		Args:              oneName,
+		ValidArgsFunction: a.completions(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := a.conn.own("show"); err != nil {
 				return err
@@ -104,7 +105,8 @@ read-write lock lose it, and all permits of a semaphore.
 The holder is told by a message, in milliseconds, or else at its next renewal. Until then two may
 believe that they have the lock; only the fencing token tells them apart. A command under
 "relock run" is stopped. Exit code 1: nobody has the lock.`,
-		Args: oneName,
+		Args:              oneName,
+		ValidArgsFunction: a.completions(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if !force {
 				return usage("unlock takes the lock from a holder that may be at work: say --force if that is what you want")

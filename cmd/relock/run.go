@@ -68,6 +68,7 @@ If another holder has a lock and the wait (if any) is over, relock exits with 75
   relock run --shared catalog -- ./export.sh
   relock run --permits 3 uploads -- ./upload.sh
   relock run account:1 account:2 -- ./transfer.sh`,
+		ValidArgsFunction: a.completions(true),
 		Args: func(cmd *cobra.Command, args []string) error {
 			switch cmd.ArgsLenAtDash() {
 			case -1:
