@@ -34,7 +34,7 @@ LINT   = $(GO) tool -modfile="$(CURDIR)/tools/go.mod" golangci-lint
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test deps fmt fmt-check tidy-check vet lint unit topology modules each examples release-check release interop fuzz soak model bench gobench bench-check clean
+.PHONY: help test deps fmt fmt-check tidy-check vet lint unit topology modules each examples release-check release man interop fuzz soak model bench gobench bench-check clean
 
 help: ## Show this list
 	@echo 'Usage: make TARGET [NAME=value ...]'
@@ -104,6 +104,9 @@ release-check: ## Make a release in a copy, import its libraries and install its
 
 release: ## Commit and tag VERSION (v0.1.0), and say what to push
 	@GO="$(GO)" sh tools/release.sh "$(VERSION)"
+
+man: ## Write the man page of the command anew
+	cd cmd/relock && $(GO) test -count=1 -run '^TestTheManPage' . -args -update
 
 topology: ## Of unit, only the suites on Sentinel, Cluster and TLS
 	$(GOTEST) -run "^($$(sed -n 's/^func \(Test[A-Za-z]*\).*/\1/p' topology_*_test.go | paste -sd '|' -))$$" .

@@ -54,7 +54,7 @@ func (c *connection) flags(f *pflag.FlagSet) {
 	f.StringArrayVar(&c.quorum, "quorum", nil, "an odd number of independent servers, `URL,URL,URL`,…: a majority has the locks\n"+
 		"(default $"+envQuorum+")")
 	f.StringVar(&c.prefix, "prefix", relock.DefaultPrefix, "`text` that the keys of locks begin with")
-	f.StringVar(&c.redisson, "redisson", "", "`KIND` of Redisson's locks, for run and unlock:\nplain is getLock, fenced is getFencedLock")
+	f.StringVar(&c.redisson, "redisson", "", "`KIND` of Redisson's locks, for run, hold and unlock:\nplain is getLock, fenced is getFencedLock")
 	f.Lookup("redisson").NoOptDefVal = redissonPlain
 	f.DurationVar(&c.delay, "restart-delay", 0, "take no lock of a server that runs for less than this, at least the longest --ttl\n(default: no delay)")
 	f.DurationVar(&c.timeout, "timeout", 10*time.Second, "how long Redis has for each answer;\nit does not bound a wait for the lock")
