@@ -202,8 +202,8 @@ func (r *reader) node(ctx context.Context, key string) (node *redis.Client, err 
 	}
 }
 
-// firstPart is the part of a queue that ls looks at. Waiters that are gone are rarely further back,
-// as the next release takes them out of the queue.
+// firstPart is how many waiters ls looks at, as a long answer keeps Redis from serving others. ls
+// counts the rest as Redis does.
 const firstPart = 1000
 
 // lock reads one lock, with the whole queue or only the number of waiters. The search for its kind
@@ -415,6 +415,7 @@ func (r *reader) scan(ctx context.Context, pattern string) (map[string]kind, err
 	}
 	var mu sync.Mutex
 	var firstErr error
+	matches := matcher(pattern)
 	found := map[string]kind{} // a slot that moves can be seen on two masters
 	var wg sync.WaitGroup
 	for _, node := range nodes {
@@ -422,7 +423,7 @@ func (r *reader) scan(ctx context.Context, pattern string) (map[string]kind, err
 			err := r.scanNode(ctx, node, func(name string, likely kind) {
 				mu.Lock()
 				defer mu.Unlock()
-				if matches(pattern, name) {
+				if matches(name) {
 					found[name] = likely
 				}
 			})
@@ -435,10 +436,11 @@ func (r *reader) scan(ctx context.Context, pattern string) (map[string]kind, err
 	return found, firstErr
 }
 
-// matches says whether the pattern, empty for all, matches a name or its other form: a lock "x" is
+// matcher returns whether a pattern, empty for all, matches a name or its other form: a lock "x" is
 // "{x}" too.
-func matches(pattern, name string) bool {
-	return pattern == "" || glob(pattern, name) || !hasTag(name) && glob(pattern, "{"+name+"}")
+func matcher(pattern string) func(name string) bool {
+	matches := glob(cmp.Or(pattern, "*"))
+	return func(name string) bool { return matches(name) || !hasTag(name) && matches("{"+name+"}") }
 }
 
 // scanNode calls see for each lock on one server. A lock may be seen several times.

@@ -522,7 +522,7 @@ func TestGlobIsThatOfRedis(t *testing.T) {
 		require.NoError(t, s.rdb.Set(t.Context(), name, "x", 0).Err())
 		keys, err := s.rdb.Keys(t.Context(), pattern).Result()
 		require.NoError(t, err)
-		require.Equal(t, len(keys) == 1, glob(pattern, name), "pattern %q, name %q", pattern, name)
+		require.Equal(t, len(keys) == 1, glob(pattern)(name), "pattern %q, name %q", pattern, name)
 	}
 }
 
