@@ -34,7 +34,7 @@ LINT   = $(GO) tool -modfile="$(CURDIR)/tools/go.mod" golangci-lint
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test deps fmt fmt-check tidy-check vet lint unit topology modules each examples release-check release man interop fuzz soak model pictures bench gobench bench-check clean
+.PHONY: help test deps fmt fmt-check tidy-check vet lint unit topology modules each examples release-check release man interop fuzz soak model pictures snippets bench gobench bench-check clean
 
 help: ## Show this list
 	@echo 'Usage: make TARGET [NAME=value ...]'
@@ -131,6 +131,9 @@ soak: ## Lock at random among random faults for SOAK, and in other settings for 
 
 model: ## Check the model in model/, where there is one
 	@if [ -d model ]; then $(MAKE) -C model; else echo 'model: no model/ here, nothing to check'; fi
+
+snippets: ## Write the Go code on the pages from docs/code, where it is tested
+	cd docs/code && $(GO) test -count=1 -run TestTheCodeOnThePages . -update
 
 pictures: ## Draw the pictures of the documentation from their sources in docs/pictures
 	$(GO) run ./docs/pictures

@@ -1,0 +1,387 @@
+package code
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/fence"
+	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/once"
+	_ "modernc.org/sqlite"
+)
+
+// page: nested
+type shop struct{ locks *relock.Client }
+
+func (s *shop) placeOrder(ctx context.Context, id string) error {
+	return s.locks.NewLock("order:"+id).Do(ctx, func(ctx context.Context) error {
+		return s.reserve(ctx, id) // the section's context: reserve enters the same lock again
+	})
+}
+
+func (s *shop) reserve(ctx context.Context, id string) error {
+	return s.locks.NewLock("order:"+id).Do(ctx, func(ctx context.Context) error {
+		return ctx.Err() // the work
+	})
+}
+
+// end
+
+func TestQuickstartNested(t *testing.T) {
+	require.NoError(t, (&shop{newClient(t)}).placeOrder(t.Context(), "42"))
+}
+
+// page: http
+type server struct{ locks *relock.Client }
+
+func (s *server) ship(w http.ResponseWriter, r *http.Request) {
+	lock := s.locks.NewLock("order:" + r.PathValue("id"))
+	err := lock.DoFor(r.Context(), 2*time.Second, func(ctx context.Context) error {
+		return s.shipOrder(ctx, r.PathValue("id"))
+	})
+	switch {
+	case err == nil:
+		w.WriteHeader(http.StatusNoContent)
+	case errors.Is(err, relock.ErrLocked), errors.Is(err, relock.ErrUnavailable): // busy, or no Redis
+		w.Header().Set("Retry-After", "1")
+		http.Error(w, "this order is busy, try again", http.StatusServiceUnavailable)
+	default: // an error of shipOrder, or the lock was lost meanwhile
+		http.Error(w, "the order may have been shipped in part", http.StatusInternalServerError)
+	}
+}
+
+// end
+
+func (*server) shipOrder(ctx context.Context, _ string) error { return ctx.Err() }
+
+func TestQuickstartHTTP(t *testing.T) {
+	client := newClient(t)
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /orders/{id}/ship", (&server{client}).ship)
+	ship := func() *httptest.ResponseRecorder {
+		w := httptest.NewRecorder()
+		mux.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/orders/42/ship", http.NoBody))
+		return w
+	}
+	require.Equal(t, http.StatusNoContent, ship().Code)
+	require.NoError(t, client.NewLock("order:42").Do(t.Context(), func(context.Context) error {
+		busy := ship()
+		require.Equal(t, http.StatusServiceUnavailable, busy.Code)
+		require.Equal(t, "1", busy.Header().Get("Retry-After"))
+		return nil
+	}))
+}
+
+// page: shutdown
+func serve(signal context.Context, listener net.Listener, handler http.Handler) error {
+	requests := relock.WithStop(context.Background(), signal) // waits end at the signal, sections go on
+	s := &http.Server{
+		Handler:           handler,
+		BaseContext:       func(net.Listener) context.Context { return requests },
+		ReadHeaderTimeout: 5 * time.Second,
+	}
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(listener) }()
+	select {
+	case err := <-done:
+		return err
+	case <-signal.Done():
+	}
+	grace, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	return s.Shutdown(grace) // returns when the last section has come to its end
+}
+
+// end
+
+func TestQuickstartShutdown(t *testing.T) {
+	client := newClient(t)
+	signal, stop := context.WithCancel(t.Context())
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	inside, finish := make(chan struct{}), make(chan struct{})
+	var entered atomic.Int32
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		err := client.NewLock("order:42").Do(r.Context(), func(ctx context.Context) error {
+			if entered.Add(1) == 1 {
+				close(inside)
+			}
+			<-finish
+			return ctx.Err()
+		})
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		}
+	})
+	served := make(chan error, 1)
+	go func() { served <- serve(signal, listener, handler) }()
+	var codes [2]int
+	var requests sync.WaitGroup
+	get := func(i int) func() {
+		return func() {
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+listener.Addr().String(), http.NoBody)
+			if err == nil {
+				var answer *http.Response
+				if answer, err = http.DefaultClient.Do(r); err == nil {
+					codes[i] = answer.StatusCode
+					err = answer.Body.Close()
+				}
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	requests.Go(get(0))
+	<-inside
+	requests.Go(get(1))
+	redistest.Eventually(t, 5*time.Second, func() bool {
+		state, err := client.NewLock("order:42").State(t.Context())
+		return err == nil && state.Waiters == 1
+	}, "the second request waits")
+	stop()
+	redistest.Eventually(t, 5*time.Second, func() bool {
+		state, err := client.NewLock("order:42").State(t.Context())
+		return err == nil && state.Waiters == 0
+	}, "the second request waits no more")
+	close(finish)
+	requests.Wait()
+	require.Equal(t, [2]int{http.StatusOK, http.StatusServiceUnavailable}, codes)
+	require.NoError(t, <-served)
+	require.EqualValues(t, 1, entered.Load())
+}
+
+// page: leader
+func lead(ctx context.Context, locks *relock.Client, run func(ctx context.Context) error) error {
+	leader := locks.NewLock("leader:reports", relock.WithTTL(15*time.Second))
+	return leader.Lead(ctx, func(ctx context.Context) error {
+		return run(ctx) // while this process leads; ctx ends when it does not lead any more
+	})
+}
+
+// end
+
+// page: cron
+func nightly(ctx context.Context, locks *relock.Client, records *once.Once, ticks <-chan time.Time, job func(context.Context) error) error {
+	return locks.NewLock("leader:nightly").Lead(ctx, func(ctx context.Context) error {
+		for {
+			select {
+			case tick := <-ticks:
+				key := "nightly:" + tick.UTC().Format("2006-01-02")
+				_, _, err := once.Do(ctx, records, key, func(ctx context.Context, _ once.Attempt) (string, error) {
+					return "done", job(ctx)
+				})
+				if err != nil {
+					return fmt.Errorf("%s: %w", key, err)
+				}
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	})
+}
+
+// end
+
+func TestQuickstartCron(t *testing.T) {
+	client := newClient(t)
+	records, err := once.New(client)
+	require.NoError(t, err)
+	defer records.Close()
+	ctx, stop := context.WithCancel(t.Context())
+	ticks, ran := make(chan time.Time), make(chan struct{})
+	done := make(chan error, 1)
+	go func() {
+		done <- nightly(ctx, client, records, ticks, func(context.Context) error { ran <- struct{}{}; return nil })
+	}()
+	night := time.Date(2026, 11, 25, 2, 0, 0, 0, time.UTC)
+	ticks <- night
+	<-ran
+	ticks <- night // another instance has done it
+	ticks <- night.AddDate(0, 0, 1)
+	<-ran
+	stop()
+	require.ErrorIs(t, <-done, context.Canceled)
+
+	led := false
+	require.NoError(t, lead(t.Context(), client, func(context.Context) error { led = true; return nil }))
+	require.True(t, led)
+}
+
+// page: workers
+func work(ctx context.Context, locks *relock.Client, jobs <-chan string, handle func(ctx context.Context, account string) error) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for range 8 {
+		g.Go(func() error {
+			for account := range jobs {
+				err := locks.NewLock("account:"+account).Do(ctx, func(ctx context.Context) error {
+					return handle(ctx, account) // one job of an account at a time, in all processes
+				})
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+// end
+
+// page: permits
+func convert(ctx context.Context, locks *relock.Client, job func(ctx context.Context) error) error {
+	permits := locks.NewSemaphore("conversions", 4) // at most 4 at a time, in all processes
+	return permits.Do(ctx, job)
+}
+
+// end
+
+func TestQuickstartWorkers(t *testing.T) {
+	client := newClient(t, relock.WithTTL(5*time.Second))
+	jobs := make(chan string, 64)
+	for i := range cap(jobs) {
+		jobs <- fmt.Sprint(i % 3)
+	}
+	close(jobs)
+	var inside [3]atomic.Int32
+	err := work(t.Context(), client, jobs, func(_ context.Context, account string) error {
+		n := &inside[account[0]-'0']
+		if n.Add(1) > 1 {
+			return errors.New("two jobs of one account at once")
+		}
+		n.Add(-1)
+		return nil
+	})
+	require.NoError(t, err)
+	require.NoError(t, convert(t.Context(), client, ship1))
+}
+
+func exclusive(ctx context.Context, lock *relock.Lock, step func(context.Context, int) error) error {
+	// page: loss
+	err := lock.Do(ctx, func(ctx context.Context) error {
+		for i := range 100 {
+			if err := step(ctx, i); err != nil { // a step that gets ctx stops when the lock is lost
+				return err
+			}
+		}
+		return nil
+	})
+	var lost *relock.LostError
+	if errors.As(err, &lost) {
+		return fmt.Errorf("somebody else may be at work since step x; do not undo, look: %w", err)
+	}
+	// end
+	return err
+}
+
+func TestQuickstartLoss(t *testing.T) {
+	client := newClient(t)
+	lock := client.NewLock("a")
+	err := exclusive(t.Context(), lock, func(ctx context.Context, i int) error {
+		if i < 3 {
+			return nil
+		}
+		if err := lock.ForceUnlock(context.WithoutCancel(ctx)); err != nil { // an operator
+			return err
+		}
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	require.ErrorIs(t, err, relock.ErrLockLost)
+	require.ErrorContains(t, err, "do not undo")
+}
+
+// page: fence
+func book(ctx context.Context, lock *relock.Lock, db *sql.DB, tokens *fence.Table, order string) error {
+	return lock.Do(ctx, func(ctx context.Context) error {
+		token, err := lock.Token(ctx)
+		if err != nil {
+			return err
+		}
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = tx.Rollback() }()
+		if err := tokens.Enter(ctx, tx, "order:"+order, token); err != nil {
+			return err // a later holder has been here: fence.ErrStale
+		}
+		if _, err := tx.ExecContext(ctx, "INSERT INTO bookings VALUES (?)", order); err != nil {
+			return err
+		}
+		return tx.Commit()
+	})
+}
+
+// end
+
+func TestQuickstartFence(t *testing.T) {
+	db, err := sql.Open("sqlite", "file::memory:?cache=shared")
+	require.NoError(t, err)
+	defer db.Close()
+	_, err = db.ExecContext(t.Context(), "CREATE TABLE bookings (id TEXT)")
+	require.NoError(t, err)
+	tokens := fence.SQL(fence.SQLite)
+	require.NoError(t, tokens.Create(t.Context(), db))
+	lock := newClient(t).NewLock("order:42")
+	require.NoError(t, book(t.Context(), lock, db, tokens, "42"))
+
+	tx, err := db.BeginTx(t.Context(), nil)
+	require.NoError(t, err)
+	require.ErrorIs(t, tokens.Enter(t.Context(), tx, "order:42", 1), fence.ErrStale)
+	require.NoError(t, tx.Rollback())
+}
+
+func transfer(ctx context.Context, locks *relock.Client, move func(context.Context) error) error {
+	// page: several
+	accounts := locks.NewLocks([]string{"account:7", "account:9"}) // in one order for everybody: no deadlock
+	err := accounts.Do(ctx, move)
+	// end
+	return err
+}
+
+func catalogue(ctx context.Context, locks *relock.Client, read, write func(context.Context) error) error {
+	// page: readers
+	prices := locks.NewRWLock("prices")
+	err := prices.RDo(ctx, read) // beside other readers
+	if err == nil {
+		err = prices.Do(ctx, write) // alone
+	}
+	// end
+	return err
+}
+
+func TestQuickstartKinds(t *testing.T) {
+	client := newClient(t)
+	require.NoError(t, transfer(t.Context(), client, ship1))
+	require.NoError(t, catalogue(t.Context(), client, ship1, ship1))
+}
+
+func admit(ctx context.Context, locks *relock.Client, sell func(context.Context) error) error {
+	// page: full
+	lock := locks.NewLock("sale:shoes", relock.WithMaxWaiters(100))
+	err := lock.DoFor(ctx, 3*time.Second, sell)
+	if errors.Is(err, relock.ErrQueueFull) {
+		return errors.New("too many want this now") // at once, and not after three seconds
+	}
+	// end
+	return err
+}
+
+func TestQuickstartFull(t *testing.T) {
+	require.NoError(t, admit(t.Context(), newClient(t), ship1))
+}

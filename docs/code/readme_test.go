@@ -1,0 +1,107 @@
+package code
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/redistest"
+)
+
+// ship is the work of a section.
+func ship(ctx context.Context, _ int) error { return ctx.Err() }
+
+func first(ctx context.Context, rdb redis.UniversalClient) error {
+	// page: first
+	client, err := relock.New(rdb) // rdb is any go-redis v9 client: one server, Sentinel, or Cluster
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+
+	lock := client.NewLock("orders:42", relock.WithTTL(10*time.Second))
+	err = lock.Do(ctx, func(ctx context.Context) error {
+		return ship(ctx, 42) // nobody else is here, in any process; ctx ends if that stops being true
+	})
+	// end
+	return err
+}
+
+func TestReadmeFirst(t *testing.T) {
+	require.NoError(t, first(t.Context(), redistest.Shared(t).Client()))
+}
+
+//nolint:ineffassign,staticcheck,wastedassign // a list of verbs, and not a program
+func verbs(ctx context.Context, client *relock.Client, fn func(context.Context) error) error {
+	lock := client.NewLock("orders:42")
+	script, keys := "return redis.call('INCR', KEYS[1])", []string{lock.Key() + ":shipped"}
+	// page: verbs
+	err := lock.Do(ctx, fn)                // the form to prefer: unlocks on every path, and reports a loss
+	err = lock.DoFor(ctx, time.Second, fn) // waits for the lock for a second at most
+	err = lock.Lead(ctx, fn)               // leader election: after a loss it campaigns again
+
+	section, err := lock.Lock(ctx) // by hand; TryLock does not wait, TryLockFor waits for a time
+	if err != nil {
+		return err
+	}
+	defer lock.Unlock(section) // the section's context is for the work, and for Unlock
+
+	token, err := lock.Token(section)              // fencing token
+	reply, err := lock.Eval(section, script, keys) // Lua that runs only while the section has the lock
+
+	prices := client.NewRWLock("prices")                // RLock, RDo, ...; upgrade and downgrade
+	imports := client.NewSemaphore("imports", 4)        // lets 4 in
+	both := client.NewLocks([]string{"acc:7", "acc:9"}) // all or none; also relock.All(lockA, lockB)
+	// end
+	if err == nil && (token == 0 || reply != int64(1)) {
+		panic("no token, or no reply")
+	}
+	for _, l := range []relock.Locker{prices.RLocker(), prices, imports, both} {
+		if err == nil {
+			err = relock.Do(ctx, l, fn)
+		}
+	}
+	return err
+}
+
+func TestReadmeVerbs(t *testing.T) {
+	client := newClient(t)
+	ran := 0
+	require.NoError(t, verbs(t.Context(), client, func(context.Context) error { ran++; return nil }))
+	require.Equal(t, 7, ran)
+}
+
+// newClient returns a Client on a real server that is empty.
+func newClient(t *testing.T, options ...relock.Option) *relock.Client {
+	t.Helper()
+	rdb := redistest.Shared(t).Client()
+	require.NoError(t, rdb.FlushAll(t.Context()).Err())
+	client, err := relock.New(rdb, options...)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	return client
+}
+
+func TestReadmeGoroutines(t *testing.T) {
+	client, ctx, ids := newClient(t), t.Context(), []string{"a", "b", "a"}
+	leader := client.NewLock("leader")
+	work := ship1
+	// page: goroutines
+	err := leader.Do(ctx, func(ctx context.Context) error {
+		g, ctx := errgroup.WithContext(ctx)
+		for _, id := range ids {
+			g.Go(func() error { return client.NewLock(id).Do(ctx, work) }) // right: two workers with one id take turns
+			g.Go(func() error { return leader.Do(ctx, work) })             // wrong: all of these are inside of leader already
+		}
+		return g.Wait()
+	})
+	// end
+	require.NoError(t, err)
+}
+
+func ship1(ctx context.Context) error { return ship(ctx, 1) }
