@@ -62,6 +62,14 @@ func (a *acquiring) refusedBy(err error) {
 	a.refusal = &LockedError{Name: l.name, Holder: owner, TTL: busy.TTL}
 }
 
+// owner returns the owner of the lock at the last refusal; zero: none.
+func (a *acquiring) owner() Holder {
+	if a.refusal == nil {
+		return Holder{}
+	}
+	return a.refusal.Holder
+}
+
 // joined tells the hooks that the call has a place in the queue, the first time.
 func (a *acquiring) joined(position int) {
 	if a.queued {
@@ -72,7 +80,7 @@ func (a *acquiring) joined(position int) {
 		a.full(ErrQueueFull)
 	}
 	if hook := a.lock.settings.hooks.Queued; hook != nil {
-		event := Queued{Name: a.lock.name, Mode: a.lock.mode(), Holder: a.holder, Position: position}
+		event := Queued{Name: a.lock.name, Mode: a.lock.mode(), Holder: a.holder, Owner: a.owner(), Position: position}
 		a.lock.client.events.Emit(func() { hook(event) })
 	}
 }
@@ -153,7 +161,8 @@ func (a *acquiring) finished(start time.Time, err error) {
 	event := AcquireFinished{
 		Context: a.ctx, Name: a.lock.name, Mode: a.lock.mode(), Holder: a.holder,
 		Start: start, Duration: time.Since(start), Outcome: a.outcome(err),
-		Reentrant: a.nested, Depth: a.depth, Waited: a.waited, Queued: a.queued, Leader: a.leader, TTL: a.lock.settings.ttl, Err: err,
+		Reentrant: a.nested, Depth: a.depth, Owner: a.owner(), Waited: a.waited, Queued: a.queued, Leader: a.leader,
+		TTL: a.lock.settings.ttl, Err: err,
 	}
 	if err == nil { // perhaps by another Lock of the same name, with options of its own
 		h := a.section.entry.hold

@@ -19,6 +19,15 @@ type Holder struct {
 // number. The string of the zero Holder is empty.
 func (h Holder) String() string { return h.id }
 
+// Owner returns the name that the client of the holder got from [WithOwner]; empty: none.
+func (h Holder) Owner() string {
+	name, _, named := strings.Cut(h.id, "/")
+	if !named {
+		return ""
+	}
+	return name
+}
+
 // holderOf returns the holder of a hold. The ID of a foreign hold, such as a thread of Java, is its
 // own holder.
 func holderOf(id store.ID) Holder {

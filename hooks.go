@@ -171,6 +171,7 @@ type AcquireFinished struct {
 	Outcome   Outcome
 	Reentrant bool          // inside a section of the lock; an upgrade or downgrade too, which begins a hold of its own
 	Depth     int           // the hold count after the entry
+	Owner     Holder        // that had the lock when the store last refused the call; zero: no refusal
 	Waited    bool          // another holder had the lock, and the call could wait for it
 	Queued    bool          // the call had a place in the queue, or in a line, and a Queued event
 	Wake      Wake          // how a queued call got the lock
@@ -184,6 +185,7 @@ type Queued struct {
 	Name   string
 	Mode   Mode
 	Holder Holder
+	Owner  Holder // has the lock; zero if the store has not named it
 	// Position is the number of earlier waiters. With WithRedissonLayout, Position counts waiters
 	// of the same client. With WithLocalPass, Position counts waiters in the same line, or in
 	// Redis's queue if the call found no line.

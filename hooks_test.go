@@ -79,13 +79,14 @@ func TestAcquireEventsSayWhatHappened(t *testing.T) {
 		require.NotEqual(t, holder, event.Holder)
 		require.NotZero(t, event.Holder)
 		require.Equal(t, relock.AcquireFinished{
-			Mode: relock.ModeExclusive, Name: "a", Holder: event.Holder, Outcome: relock.OutcomeLocked, Err: err,
+			Mode: relock.ModeExclusive, Name: "a", Holder: event.Holder, Outcome: relock.OutcomeLocked, Owner: holder, Err: err,
 		}, event)
 
 		_, err = l.TryLockFor(ctx, time.Second)
 		event = lastAcquire(t, &r)
 		require.Equal(t, relock.AcquireFinished{
-			Mode: relock.ModeExclusive, Name: "a", Holder: event.Holder, Outcome: relock.OutcomeLocked, Waited: true, Queued: true, Duration: time.Second, Err: err,
+			Mode: relock.ModeExclusive, Name: "a", Holder: event.Holder, Outcome: relock.OutcomeLocked,
+			Owner: holder, Waited: true, Queued: true, Duration: time.Second, Err: err,
 		}, event)
 
 		waiting := w.start(ctx, l)
@@ -93,7 +94,8 @@ func TestAcquireEventsSayWhatHappened(t *testing.T) {
 		w.leave(section, l)
 		section = waiting.section()
 		require.Equal(t, relock.AcquireFinished{
-			Mode: relock.ModeExclusive, Name: "a", Holder: holderOf(t, section), Outcome: relock.OutcomeAcquired, Waited: true, Queued: true,
+			Mode: relock.ModeExclusive, Name: "a", Holder: holderOf(t, section), Outcome: relock.OutcomeAcquired,
+			Owner: holder, Waited: true, Queued: true,
 			Wake: relock.WakeGrant, Duration: 2 * time.Second, Depth: 1,
 		}, lastAcquire(t, &r))
 	})
@@ -133,13 +135,14 @@ func TestAcquireEventsSayWhyACallFailed(t *testing.T) {
 			Mode: relock.ModeExclusive, Name: "a", Holder: event.Holder, Outcome: relock.OutcomeError, Err: err,
 		}, event)
 
-		_ = w.enter(t.Context(), w.NewClient().NewLock("a"))
+		owner := holderOf(t, w.enter(t.Context(), w.NewClient().NewLock("a")))
 		waiting := w.start(ctx, l)
 		require.NoError(t, m.Close())
 		err = waiting.failure()
 		event = lastAcquire(t, &r)
 		require.Equal(t, relock.AcquireFinished{
-			Mode: relock.ModeExclusive, Name: "a", Holder: event.Holder, Outcome: relock.OutcomeClosed, Waited: true, Queued: true, Err: err,
+			Mode: relock.ModeExclusive, Name: "a", Holder: event.Holder, Outcome: relock.OutcomeClosed,
+			Owner: owner, Waited: true, Queued: true, Err: err,
 		}, event, "Close waits for the event")
 	})
 }
@@ -191,11 +194,12 @@ func TestANestedCallThatFailsIsAnAttemptAtReentry(t *testing.T) {
 	})
 }
 
-func TestTheQueuedEventSaysHowManyAreBefore(t *testing.T) {
+func TestTheQueuedEventSaysWhoHasTheLockAndHowManyAreBefore(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		var r recorder
 		l := w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a")
 		section := w.enter(t.Context(), l)
+		owner := holderOf(t, section)
 		var waiting []*attempt
 		for range 4 {
 			waiting = append(waiting, w.start(t.Context(), l))
@@ -206,9 +210,18 @@ func TestTheQueuedEventSaysHowManyAreBefore(t *testing.T) {
 		w.leave(section, l)
 		for i, a := range waiting {
 			section := a.section()
-			require.Equal(t, relock.Queued{Mode: relock.ModeExclusive, Name: "a", Holder: holderOf(t, section), Position: i}, queued[i])
+			require.Equal(t, relock.Queued{Mode: relock.ModeExclusive, Name: "a", Holder: holderOf(t, section), Owner: owner, Position: i}, queued[i])
 			w.leave(section, l)
 		}
+	})
+}
+
+func TestTheOwnerOfAHolderIsTheNameOfItsClient(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		named := w.NewClient(relock.WithOwner("orders@pod-7.eu_1")).NewLock("a")
+		require.Equal(t, "orders@pod-7.eu_1", holderOf(t, w.enter(t.Context(), named)).Owner())
+		require.Empty(t, holderOf(t, w.enter(t.Context(), w.NewClient().NewLock("b"))).Owner())
+		require.Empty(t, relock.Holder{}.Owner())
 	})
 }
 

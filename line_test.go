@@ -377,14 +377,17 @@ func TestWithLocalPassHooksTellOfEachHold(t *testing.T) {
 		finished := eventsOf[relock.AcquireFinished](&r)
 		require.Len(t, finished, 3)
 		require.Equal(t, relock.WakeNone, finished[0].Wake)
+		require.Zero(t, finished[0].Owner, "the lock was free")
 		for _, event := range finished[1:] { // the last one has asked the store, which was free
 			require.Equal(t, relock.WakePass, event.Wake)
 			require.True(t, event.Waited)
 			require.True(t, event.Queued)
+			require.NotZero(t, event.Owner)
 		}
 		w.leave(section, l)
 		require.Equal(t, []relock.Queued{
-			{Mode: relock.ModeExclusive, Name: "a", Holder: finished[1].Holder, Position: 0}, {Mode: relock.ModeExclusive, Name: "a", Holder: finished[2].Holder, Position: 1},
+			{Mode: relock.ModeExclusive, Name: "a", Holder: finished[1].Holder, Owner: holder, Position: 0},
+			{Mode: relock.ModeExclusive, Name: "a", Holder: finished[2].Holder, Owner: holder, Position: 1},
 		}, eventsOf[relock.Queued](&r))
 		require.NoError(t, m.Close())
 	})
