@@ -14,6 +14,7 @@ import (
 type acquiring struct {
 	lock   *Lock
 	ctx    context.Context // the caller's
+	traced context.Context // ctx, or what Hooks.Trace made of it: for commands and events
 	wait   time.Duration   // forever; 0: do not wait
 	script *store.Script   // of TryLockIf
 	reply  any             // of the script
@@ -25,6 +26,7 @@ type acquiring struct {
 	around *entry // the open entry of this lock that ctx is inside, in either mode
 
 	// For the hooks.
+	trace  TraceFinished
 	nested bool // the holder has the lock already
 	waited bool // another hold had the lock, and the call may wait
 	queued bool // the call has waited in a queue or line
@@ -136,7 +138,8 @@ func (a *acquiring) failed(err error) error {
 // started reports the begin of a call to the hook, and returns the time of the begin.
 func (a *acquiring) started() time.Time {
 	hooks := &a.lock.settings.hooks
-	if hooks.AcquireStarted == nil && hooks.AcquireFinished == nil {
+	a.traced = a.ctx
+	if hooks.AcquireStarted == nil && hooks.AcquireFinished == nil && hooks.Trace == nil {
 		return time.Time{}
 	}
 	start := time.Now()
@@ -144,22 +147,40 @@ func (a *acquiring) started() time.Time {
 	return start
 }
 
-// reportStart reports a begin at start to the hook.
+// reportStart reports a begin at start to the hooks.
 func (a *acquiring) reportStart(start time.Time) {
-	if hook := a.lock.settings.hooks.AcquireStarted; hook != nil {
-		event := AcquireStarted{Context: a.ctx, Name: a.lock.name, Mode: a.lock.mode(), Start: start}
+	hooks := &a.lock.settings.hooks
+	event := AcquireStarted{Context: a.ctx, Name: a.lock.name, Mode: a.lock.mode(), Start: start}
+	if hook := hooks.AcquireStarted; hook != nil {
 		a.lock.client.events.Emit(func() { hook(event) })
+	}
+	a.traced = a.ctx
+	if hooks.Trace != nil {
+		a.survive(func() {
+			ctx, finished := hooks.Trace(event)
+			a.traced, a.trace = heir(ctx, a.ctx), finished
+		})
 	}
 }
 
-// finished reports the end of the call to the hook.
+// survive calls a hook in the goroutine of the call, and logs its panic.
+func (a *acquiring) survive(hook func()) {
+	defer func() {
+		if r := recover(); r != nil {
+			a.lock.client.log(a.lock.settings.logger, slog.LevelError, "relock: a hook panicked", slog.Any("panic", r))
+		}
+	}()
+	hook()
+}
+
+// finished reports the end of the call to the hooks.
 func (a *acquiring) finished(start time.Time, err error) {
 	hook := a.lock.settings.hooks.AcquireFinished
-	if hook == nil {
+	if hook == nil && a.trace == nil {
 		return
 	}
 	event := AcquireFinished{
-		Context: a.ctx, Name: a.lock.name, Mode: a.lock.mode(), Holder: a.holder,
+		Context: a.traced, Name: a.lock.name, Mode: a.lock.mode(), Holder: a.holder,
 		Start: start, Duration: time.Since(start), Outcome: a.outcome(err),
 		Reentrant: a.nested, Depth: a.depth, Owner: a.owner(), Waited: a.waited, Queued: a.queued, Leader: a.leader,
 		TTL: a.lock.settings.ttl, Err: err,
@@ -168,7 +189,22 @@ func (a *acquiring) finished(start time.Time, err error) {
 		h := a.section.entry.hold
 		event.TTL, event.Wake, event.Leader = h.ttl, a.wake, h.leader
 	}
-	a.lock.client.events.Emit(func() { hook(event) })
+	if a.trace != nil {
+		a.survive(func() { a.endTrace(event) })
+	}
+	if hook != nil {
+		a.lock.client.events.Emit(func() { hook(event) })
+	}
+}
+
+// endTrace reports the end of the call to Hooks.Trace, which may give the section another context.
+func (a *acquiring) endTrace(event AcquireFinished) {
+	if event.Err != nil {
+		a.trace(a.ctx, event)
+		return
+	}
+	ctx := a.section.Context // not the section itself, whose last reference is Unlock's
+	a.section.Context = heir(a.trace(ctx, event), ctx)
 }
 
 // outcome returns the outcome of the call. The error may carry the cause of the caller's context

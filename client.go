@@ -161,7 +161,7 @@ func (t *table) close(c *Client) (todo []func()) {
 		if h.hooks.Closed != nil {
 			event := Closed{
 				Name: h.name, Mode: h.mode(), Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest,
-				Leader: h.leader,
+				Context: h.traced, Leader: h.leader,
 			}
 			c.events.Emit(func() { h.hooks.Closed(event) })
 		}

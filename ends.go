@@ -96,7 +96,7 @@ func (l *loss) report() {
 	if h.hooks.Lost != nil && !l.closed {
 		event := Lost{
 			Name: h.name, Mode: h.mode(), Holder: h.holder, Token: l.err.Token, TTL: h.ttl, Reason: l.err.Reason, Held: l.held, MaxDepth: h.deepest,
-			Leader: h.leader,
+			Context: h.traced, Leader: h.leader,
 		}
 		c.events.Emit(func() { h.hooks.Lost(event) })
 	}
@@ -136,7 +136,7 @@ func (t *table) releaseLocked(h *hold, err error) {
 	}
 	event := Released{
 		Name: h.name, Mode: h.mode(), Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest,
-		Leader: h.leader, Err: err,
+		Context: h.traced, Leader: h.leader, Err: err,
 	}
 	h.client.events.Emit(func() { h.hooks.Released(event) })
 }

@@ -44,6 +44,7 @@ import (
 //   - hooks_calls_test.go: How and when are hooks called?
 //   - hooks_ends_test.go: Does each hold have one end?
 //   - hooks_redis_test.go: Which events does only a Redis server cause?
+//   - hooks_trace_test.go: Which contexts does Hooks.Trace give to a call?
 //   - late_test.go: What if a command runs late?
 //   - lead_test.go: Who leads, and when does another one take over?
 //   - leak_test.go: When is a hold reported as leaked?

@@ -19,6 +19,8 @@ import (
 // No hook is called for a call that returns [ErrInvalid], or [ErrClosed] as the client was closed
 // before.
 //
+// Trace is different: see there.
+//
 // The lock name is in every event of a lock. The name is rarely fit for a metric label: map the
 // name to a bounded set first.
 type Hooks struct {
@@ -52,10 +54,28 @@ type Hooks struct {
 	// events are too low. Dropped comes after all events from before the drop. While events go on
 	// to be dropped, Dropped is called about once for each EventBacklog delivered events.
 	Dropped func(Dropped)
+
+	// Trace gives contexts to the commands and to the section of a call, for the spans of a trace.
+	// The goroutine of the call calls Trace before the store is asked, and finished before the call
+	// returns. So a Trace that is slow makes the call slow, and must not use the lock. A panic is
+	// logged, and the call goes on without the Trace.
+	//
+	// The store's commands for the call have the values of acquire, and the events of the call, and
+	// of the end of its hold, carry acquire. (Two kinds of commands do not have the values: a
+	// command that several calls share, and the one command for all locks of a [Locks].) finished
+	// gets the context that the call is about to return, and returns the context to return in its
+	// place. After an error the call returns the caller's context all the same.
+	//
+	// Make each context from the one that is given, and with the same end, as context.WithValue
+	// does. A nil context, and a context with another end, is ignored. finished may be nil.
+	Trace func(AcquireStarted) (acquire context.Context, finished TraceFinished)
 }
 
+// TraceFinished is the second half of [Hooks.Trace].
+type TraceFinished func(section context.Context, e AcquireFinished) context.Context
+
 // JoinHooks makes one Hooks out of several, for [WithHooks]: each event goes to all of them, in
-// order, also after a panic.
+// order, also after a panic. Each Trace gets the context of the Trace before.
 func JoinHooks(all ...Hooks) Hooks {
 	return Hooks{
 		AcquireStarted:  joinHook(all, func(h Hooks) func(AcquireStarted) { return h.AcquireStarted }),
@@ -69,7 +89,46 @@ func JoinHooks(all ...Hooks) Hooks {
 		Closed:          joinHook(all, func(h Hooks) func(Closed) { return h.Closed }),
 		Retried:         joinHook(all, func(h Hooks) func(Retried) { return h.Retried }),
 		Dropped:         joinHook(all, func(h Hooks) func(Dropped) { return h.Dropped }),
+		Trace:           joinTraces(all),
 	}
+}
+
+// joinTraces returns one Trace for all that are set; nil: none.
+func joinTraces(all []Hooks) func(AcquireStarted) (context.Context, TraceFinished) {
+	var traces []func(AcquireStarted) (context.Context, TraceFinished)
+	for _, h := range all {
+		if h.Trace != nil {
+			traces = append(traces, h.Trace)
+		}
+	}
+	if len(traces) == 0 {
+		return nil
+	}
+	return func(e AcquireStarted) (context.Context, TraceFinished) {
+		ends := make([]TraceFinished, len(traces))
+		for i, trace := range traces {
+			var ctx context.Context
+			ctx, ends[i] = trace(e)
+			e.Context = heir(ctx, e.Context) //nolint:fatcontext // each context is inside of the one before
+		}
+		return e.Context, func(section context.Context, e AcquireFinished) context.Context {
+			for _, finished := range ends {
+				if finished != nil {
+					section = heir(finished(section, e), section) //nolint:fatcontext // as above
+				}
+			}
+			return section
+		}
+	}
+}
+
+// heir returns the context that a Trace made of parent, or parent if the context is nil or has
+// another end.
+func heir(ctx, parent context.Context) context.Context {
+	if ctx == nil || ctx.Done() != parent.Done() {
+		return parent
+	}
+	return ctx
 }
 
 // joinHook returns one hook for all hooks that are set. If no hook is set, joinHook returns nil,
@@ -162,7 +221,7 @@ type AcquireStarted struct {
 
 // AcquireFinished is the event of [Hooks.AcquireFinished].
 type AcquireFinished struct {
-	Context   context.Context // the caller's, for traces
+	Context   context.Context // the caller's, or as Hooks.Trace made it
 	Name      string
 	Mode      Mode
 	Holder    Holder
@@ -194,6 +253,7 @@ type Queued struct {
 
 // Released is the event of [Hooks.Released].
 type Released struct {
+	Context  context.Context // as Hooks.Trace made it when the hold began; nil without Trace
 	Name     string
 	Mode     Mode
 	Holder   Holder
@@ -216,6 +276,7 @@ type Renewed struct {
 
 // Lost is the event of [Hooks.Lost].
 type Lost struct {
+	Context  context.Context // as Hooks.Trace made it when the hold began; nil without Trace
 	Name     string
 	Mode     Mode
 	Holder   Holder
@@ -237,6 +298,7 @@ type Leaked struct {
 
 // Closed is the event of [Hooks.Closed].
 type Closed struct {
+	Context  context.Context // as Hooks.Trace made it when the hold began; nil without Trace
 	Name     string
 	Mode     Mode
 	Holder   Holder

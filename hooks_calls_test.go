@@ -164,7 +164,11 @@ func TestEveryHookCanBeJoined(t *testing.T) {
 		hook := func(name string) (h relock.Hooks) {
 			reflect.ValueOf(&h).Elem().Field(i).Set(reflect.MakeFunc(kind.Type, func([]reflect.Value) []reflect.Value {
 				called = append(called, name)
-				return nil
+				results := make([]reflect.Value, kind.Type.NumOut())
+				for i := range results {
+					results[i] = reflect.Zero(kind.Type.Out(i))
+				}
+				return results
 			}))
 			return h
 		}

@@ -239,7 +239,7 @@ func (a *acquiring) newHold() *hold {
 func (a *acquiring) enterFirst() error {
 	c := a.lock.client
 	h := a.newHold()
-	ctx, cancel := c.bound(a.ctx, a.wait)
+	ctx, cancel := c.bound(a.traced, a.wait)
 	defer cancel()
 	ctx, cancel = stoppable(ctx, a.ctx)
 	defer cancel()
@@ -372,6 +372,9 @@ func (a *acquiring) begin(h *hold, lease store.Lease) error {
 	}
 	defer t.mu.Unlock()
 	h.lease, h.token, h.since, h.state = lease, lease.Token, now, held
+	if h.hooks.Trace != nil {
+		h.traced = a.traced
+	}
 	if h.turn.passes == 0 {
 		h.turn.began = now
 	}

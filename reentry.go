@@ -25,7 +25,7 @@ func (a *acquiring) enterAgain(outer *entry) error {
 	change := h.changeLocked()
 	t.mu.Unlock()
 	if !h.localReentry {
-		ctx, cancel := h.client.bound(a.ctx, a.wait)
+		ctx, cancel := h.client.bound(a.traced, a.wait)
 		defer cancel()
 		if outer.ctx.Err() == nil { // a hold that ends meanwhile is not entered again
 			var stop context.CancelFunc

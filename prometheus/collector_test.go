@@ -493,7 +493,8 @@ func TestEveryHookIsUsed(t *testing.T) {
 	_, hooks := feed()
 	v := reflect.ValueOf(hooks)
 	for i := range v.NumField() {
-		require.False(t, v.Field(i).IsNil(), "%s: a new hook wants a metric", v.Type().Field(i).Name)
+		hook := v.Type().Field(i).Name
+		require.Equal(t, hook == "Trace", v.Field(i).IsNil(), "%s: a new hook wants a metric", hook)
 	}
 }
 

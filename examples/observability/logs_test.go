@@ -74,7 +74,7 @@ func logged(t *testing.T) []string {
 		})
 	}
 	slices.Sort(found)
-	return found
+	return slices.Compact(found) // a panic of a hook is logged in two places
 }
 
 func text(t *testing.T, e ast.Expr) string {
