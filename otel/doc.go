@@ -1,5 +1,5 @@
 // Package relockotel is OpenTelemetry for relock. The hooks of one or more clients feed metrics,
-// and a span for each acquire.
+// and spans for each call and each section.
 //
 //	telemetry, err := relockotel.New()
 //	...
@@ -50,13 +50,29 @@
 //
 // # Spans
 //
-// Each call of Lock, TryLock, TryLockFor, Do and DoFor is a span "relock.acquire", a child of the
-// span in the caller's context. The span covers the call, and not the work in the section. The
-// goroutine that runs the hooks makes the span when the call has returned. Attributes are
-// relock.mode, relock.outcome, relock.reentrant, relock.waited, relock.depth, relock.wake,
-// relock.holder (the holder that asked), relock.owner (the holder that had the lock, after a
-// refusal) and error.type. The status is an error for the outcomes lost, deadlock and error; a
-// refusal is an answer.
+// Each call of Lock, TryLock, TryLockFor, Do and DoFor is a span "relock.acquire", from the call to
+// its return. Each hold is a span "relock.section", from the lock to the end of the hold: the last
+// Unlock, the loss, or Close. Both are children of the span in the caller's context. The spans of
+// go-redis for the commands of a call are children of the acquire. The context that Lock returns
+// has the span of the section, so the work of the section, and the commands of Unlock, are its
+// children. A nested entry is an acquire in the section, and no section of its own.
+//
+// Two kinds of commands are in no acquire: a command that several calls share, and the one command
+// for all locks of a relock.Locks.
+//
+// Both spans have relock.mode and relock.holder (the holder that asked). An acquire has
+// relock.outcome, relock.reentrant, relock.waited, relock.depth, relock.wake, relock.owner (the
+// holder that had the lock when the store last refused the call) and error.type. Its status is an
+// error for the outcomes lost, deadlock and error; a refusal is an answer. A section has relock.end,
+// relock.depth (the deepest re-entry), and after a loss relock.reason. Its status is an error after
+// a loss, and after an Unlock that the store did not confirm.
+//
+// An acquire that was refused, or has waited, has a link to the section of this process that had
+// the lock last meanwhile. The section may be of another process: then relock.owner of the acquire
+// is relock.holder of the section.
+//
+// The end of a section comes with its event. After dropped events the spans of some sections are
+// missing.
 //
 // # The lock's name
 //

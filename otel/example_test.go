@@ -69,5 +69,6 @@ func Example() {
 	}
 	// Output:
 	// span relock.acquire
+	// span relock.section
 	// relock.client.hold.duration 1 relock.end=released,relock.lock=orders,relock.mode=exclusive
 }

@@ -17,7 +17,8 @@ import (
 	"github.com/go-relock/relock/internal/measures"
 )
 
-// ScopeName is the name of the meter and of the tracer.
+// ScopeName is the name of the meter and of the tracer, and the path of this module. Their version is
+// the version of this module in the program.
 const ScopeName = "github.com/go-relock/relock/otel"
 
 // The attributes of metrics and spans. An attribute of metrics has few values, unless a function
@@ -46,6 +47,7 @@ type Telemetry struct {
 	tracer trace.Tracer
 	instruments
 
+	calls        calls
 	inflight     *inflight.Table
 	registration metric.Registration
 	begun        sync.Once
@@ -69,9 +71,8 @@ func WithMeterProvider(p metric.MeterProvider) Option { return func(c *config) {
 func WithTracerProvider(p trace.TracerProvider) Option { return func(c *config) { c.tracers = p } }
 
 // WithLockAttribute adds an attribute relock.lock. The function f maps the name of a lock to one of
-// a few values, such as "orders:42" to "orders". The goroutine that runs a client's hooks calls f
-// for each event, so f must be safe for concurrent use if several clients share the Telemetry.
-// Bytes that are not valid UTF-8 become U+FFFD.
+// a few values, such as "orders:42" to "orders". Each call for a lock, and each event, calls f, so f
+// must be safe for concurrent use. Bytes that are not valid UTF-8 become U+FFFD.
 func WithLockAttribute(f func(name string) string) Option { return func(c *config) { c.label = f } }
 
 // New makes a Telemetry. Make one for each meter provider. New returns an error if an option is
@@ -90,8 +91,12 @@ func New(options ...Option) (*Telemetry, error) {
 	if cfg.tracers == nil {
 		cfg.tracers = otel.GetTracerProvider()
 	}
-	t := &Telemetry{label: cfg.label, tracer: cfg.tracers.Tracer(ScopeName), inflight: inflight.New()}
-	meter := cfg.meters.Meter(ScopeName)
+	v := version()
+	t := &Telemetry{
+		label: cfg.label, inflight: inflight.New(),
+		tracer: cfg.tracers.Tracer(ScopeName, trace.WithInstrumentationVersion(v)),
+	}
+	meter := cfg.meters.Meter(ScopeName, metric.WithInstrumentationVersion(v))
 	var err error
 	if t.instruments, err = newInstruments(meter); err != nil {
 		return nil, err
@@ -117,6 +122,7 @@ func (t *Telemetry) Hooks() relock.Hooks {
 	return relock.Hooks{
 		AcquireStarted:  func(e relock.AcquireStarted) { t.of(e.Name, e.Mode) }, // counters begin before they count
 		AcquireFinished: t.acquireFinished,
+		Trace:           t.trace,
 		Queued: func(e relock.Queued) {
 			label := t.of(e.Name, e.Mode)
 			t.position.Record(bg, int64(e.Position), t.with(label))
@@ -127,16 +133,19 @@ func (t *Telemetry) Hooks() relock.Hooks {
 			if e.Err != nil {
 				t.unconfirmed.Add(bg, 1, t.with(label))
 			}
-			t.ended(keyOf(e.Name, e.Mode, e.Holder), label, measures.EndReleased, e.Held, e.TTL, e.MaxDepth)
+			end := ending{cause: measures.EndReleased, held: e.Held, depth: e.MaxDepth, err: e.Err}
+			t.ended(e.Context, keyOf(e.Name, e.Mode, e.Holder), label, e.TTL, end)
 		},
 		Lost: func(e relock.Lost) {
 			label := t.of(e.Name, e.Mode)
 			t.losses.Add(bg, 1, t.with(label, ReasonKey.String(string(e.Reason))))
-			t.ended(keyOf(e.Name, e.Mode, e.Holder), label, measures.EndLost, e.Held, e.TTL, e.MaxDepth)
+			end := ending{cause: measures.EndLost, reason: e.Reason, held: e.Held, depth: e.MaxDepth}
+			t.ended(e.Context, keyOf(e.Name, e.Mode, e.Holder), label, e.TTL, end)
 		},
 		Closed: func(e relock.Closed) {
 			label := t.of(e.Name, e.Mode)
-			t.ended(keyOf(e.Name, e.Mode, e.Holder), label, measures.EndClosed, e.Held, e.TTL, e.MaxDepth)
+			end := ending{cause: measures.EndClosed, held: e.Held, depth: e.MaxDepth}
+			t.ended(e.Context, keyOf(e.Name, e.Mode, e.Holder), label, e.TTL, end)
 		},
 		Leaked: func(e relock.Leaked) { t.leaks.Add(bg, 1, t.with(t.of(e.Name, e.Mode))) },
 		Renewed: func(e relock.Renewed) {
@@ -158,13 +167,14 @@ func (t *Telemetry) Hooks() relock.Hooks {
 		Dropped: func(e relock.Dropped) {
 			t.dropped.Add(bg, int64(e.Events))
 			t.inflight.Reset()
+			t.calls.reset()
 		},
 	}
 }
 
 func (t *Telemetry) acquireFinished(e relock.AcquireFinished) {
 	label := t.of(e.Name, e.Mode)
-	ctx := t.span(e, label) // exemplars lead to the span
+	ctx := context.WithoutCancel(e.Context) // exemplars lead to the span
 	outcome := OutcomeKey.String(string(e.Outcome))
 	t.acquires.Add(ctx, 1, t.with(label, outcome, ReentrantKey.Bool(e.Reentrant), WaitedKey.Bool(e.Waited)))
 	if e.Queued {
@@ -201,15 +211,15 @@ func keyOf(name string, mode relock.Mode, h relock.Holder) inflight.Key {
 	return inflight.Key{Name: name, Holder: string(mode) + " " + h.String()}
 }
 
-// ended counts a hold that is over.
-func (t *Telemetry) ended(key inflight.Key, label, end string, held, ttl time.Duration, depth int) {
-	ctx := context.Background()
-	t.holdTime.Record(ctx, held.Seconds(), t.with(label, EndKey.String(end)))
+// ended counts a hold that is over, and ends its span. ctx is the context of the event.
+func (t *Telemetry) ended(ctx context.Context, key inflight.Key, label string, ttl time.Duration, end ending) {
+	ctx = t.endSection(ctx, key.Name, end) // exemplars lead to the span
+	t.holdTime.Record(ctx, end.held.Seconds(), t.with(label, EndKey.String(end.cause)))
 	if ttl > 0 {
-		t.holdTTL.Record(ctx, float64(held)/float64(ttl), t.with(label))
+		t.holdTTL.Record(ctx, float64(end.held)/float64(ttl), t.with(label))
 	}
-	t.depth.Record(ctx, int64(depth), t.with(label))
-	t.inflight.End(key, held)
+	t.depth.Record(ctx, int64(end.depth), t.with(label))
+	t.inflight.End(key, end.held)
 }
 
 // of returns the attributes of a lock, see [measures.Label].

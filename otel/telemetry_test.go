@@ -128,11 +128,15 @@ func (c *collected) changed() map[string]float64 {
 	return all
 }
 
-// lastSpan is the newest span of ours, and its attributes.
-func (c *collected) lastSpan() (tracetest.SpanStub, map[string]any) {
+// ended are the ended spans of a name, in the order of their ends.
+func (c *collected) ended(name string) tracetest.SpanStubs {
+	return slices.DeleteFunc(c.spans.GetSpans(), func(s tracetest.SpanStub) bool { return s.Name != name })
+}
+
+// lastSpan is the last ended span of a name, and its attributes.
+func (c *collected) lastSpan(name string) (tracetest.SpanStub, map[string]any) {
 	c.t.Helper()
-	spans := c.spans.GetSpans()
-	spans = slices.DeleteFunc(spans, func(s tracetest.SpanStub) bool { return s.Name != relockotel.SpanName })
+	spans := c.ended(name)
 	require.NotEmpty(c.t, spans)
 	span := spans[len(spans)-1]
 	attrs := make(map[string]any)
@@ -194,6 +198,17 @@ func enter(t *testing.T, ctx context.Context, l *relock.Lock) context.Context { 
 	section, err := l.Lock(ctx)
 	require.NoError(t, err)
 	return section
+}
+
+// happens reports a call that a test makes up.
+func (c *collected) happens(e relock.AcquireFinished) {
+	hooks := c.Hooks()
+	start := relock.AcquireStarted{Context: e.Context, Name: e.Name, Mode: e.Mode, Start: e.Start}
+	hooks.AcquireStarted(start)
+	ctx, finished := hooks.Trace(start)
+	e.Context = ctx
+	finished(start.Context, e)
+	hooks.AcquireFinished(e)
 }
 
 // newHolder makes a holder for events that a test makes up.
@@ -381,7 +396,7 @@ func TestEachModeIsAnAttribute(t *testing.T) {
 	prices, tills := client.NewRWLock("prices:jones"), client.NewSemaphore("tills", 2)
 	permit := enter(t, t.Context(), tills)
 	count(`relock.client.holds{mode=permit}`, 1)
-	_, attrs := c.lastSpan()
+	_, attrs := c.lastSpan(relockotel.SpanName)
 	require.Equal(t, "permit", attrs["relock.mode"])
 	one, two := enter(t, t.Context(), prices.RLocker()), enter(t, t.Context(), prices.RLocker())
 	count(`relock.client.holds{mode=shared}`, 2)
@@ -400,7 +415,7 @@ func TestEachModeIsAnAttribute(t *testing.T) {
 	_, err = prices.Lock(two)
 	require.ErrorIs(t, err, relock.ErrDeadlock)
 	count(`relock.client.acquires{mode=exclusive,outcome=deadlock,reentrant=true,waited=false}`, 1)
-	span, attrs := c.lastSpan()
+	span, attrs := c.lastSpan(relockotel.SpanName)
 	require.Equal(t, sdktrace.Status{Code: codes.Error, Description: "the wait would be a deadlock"}, span.Status)
 	require.Equal(t, "deadlock", attrs["relock.outcome"])
 	require.Equal(t, "deadlock", attrs["error.type"])
@@ -422,11 +437,11 @@ func TestEachModeIsAnAttribute(t *testing.T) {
 
 func TestTheSpanOfACircleOfWaitsHasNoNames(t *testing.T) {
 	c := collect(t)
-	c.Hooks().AcquireFinished(relock.AcquireFinished{
+	c.happens(relock.AcquireFinished{
 		Context: t.Context(), Name: "jones", Mode: relock.ModeShared, Start: time.Now(), Outcome: relock.OutcomeDeadlock,
 		Err: &relock.DeadlockError{Cycle: []relock.CycleStep{{Lock: "jones"}, {Lock: "smith"}}},
 	})
-	span, attrs := c.lastSpan()
+	span, attrs := c.lastSpan(relockotel.SpanName)
 	require.Equal(t, sdktrace.Status{Code: codes.Error, Description: "the wait would be a deadlock"}, span.Status)
 	require.Equal(t, "shared", attrs["relock.mode"])
 }
@@ -442,7 +457,7 @@ func TestEachAcquireIsASpanUnderItsCallers(t *testing.T) {
 		begun := time.Now()
 		outer := enter(t, ctx, l)
 		synctest.Wait()
-		span, attrs := c.lastSpan()
+		span, attrs := c.lastSpan(relockotel.SpanName)
 		holder, _ := relock.HolderFrom(outer)
 		require.Equal(t, parent.SpanContext().SpanID(), span.Parent.SpanID())
 		require.Equal(t, parent.SpanContext().TraceID(), span.SpanContext.TraceID())
@@ -456,8 +471,9 @@ func TestEachAcquireIsASpanUnderItsCallers(t *testing.T) {
 
 		inner := enter(t, outer, l)
 		synctest.Wait()
-		span, attrs = c.lastSpan()
-		require.Equal(t, parent.SpanContext().SpanID(), span.Parent.SpanID(), "the section's context carries the caller's span")
+		span, attrs = c.lastSpan(relockotel.SpanName)
+		require.Equal(t, parent.SpanContext().TraceID(), span.SpanContext.TraceID(), "its parent is the span of the section")
+		require.NotEqual(t, parent.SpanContext().SpanID(), span.Parent.SpanID())
 		require.Equal(t, true, attrs["relock.reentrant"])
 		require.EqualValues(t, 2, attrs["relock.depth"])
 		require.NoError(t, l.Unlock(inner))
@@ -467,7 +483,7 @@ func TestEachAcquireIsASpanUnderItsCallers(t *testing.T) {
 		_, err := l.TryLockFor(ctx, 2*time.Second)
 		require.ErrorIs(t, err, relock.ErrLocked)
 		synctest.Wait()
-		span, attrs = c.lastSpan()
+		span, attrs = c.lastSpan(relockotel.SpanName)
 		require.Equal(t, asked, span.StartTime)
 		require.Equal(t, asked.Add(2*time.Second), span.EndTime)
 		require.Equal(t, codes.Unset, span.Status.Code, "a lock that is taken is an answer")
@@ -487,7 +503,7 @@ func TestEachAcquireIsASpanUnderItsCallers(t *testing.T) {
 		cancel()
 		require.ErrorIs(t, <-done, context.Canceled)
 		synctest.Wait()
-		span, attrs = c.lastSpan()
+		span, attrs = c.lastSpan(relockotel.SpanName)
 		require.Equal(t, time.Second, span.EndTime.Sub(span.StartTime), "also of a caller whose context is done")
 		require.Equal(t, "locked", attrs["relock.outcome"])
 
@@ -502,15 +518,16 @@ func TestEachAcquireIsASpanUnderItsCallers(t *testing.T) {
 		require.NoError(t, l.Unlock(outer))
 		require.NoError(t, <-done)
 		synctest.Wait()
-		_, attrs = c.lastSpan()
+		_, attrs = c.lastSpan(relockotel.SpanName)
 		require.Equal(t, "grant", attrs["relock.wake"])
+		require.Equal(t, holder.String(), attrs["relock.owner"], "the holder for which it has waited")
 
 		outer = enter(t, ctx, l)
 		w.FlushAll()
 		_, err = l.Lock(outer)
 		require.ErrorIs(t, err, relock.ErrLockLost)
 		synctest.Wait()
-		span, attrs = c.lastSpan()
+		span, attrs = c.lastSpan(relockotel.SpanName)
 		require.Equal(t, sdktrace.Status{Code: codes.Error, Description: "lock lost: taken"}, span.Status)
 		require.Equal(t, "lost", attrs["error.type"])
 
@@ -519,12 +536,13 @@ func TestEachAcquireIsASpanUnderItsCallers(t *testing.T) {
 		require.Error(t, err)
 		w.SetError("")
 		synctest.Wait()
-		span, attrs = c.lastSpan()
+		span, attrs = c.lastSpan(relockotel.SpanName)
 		require.Equal(t, sdktrace.Status{Code: codes.Error, Description: "NOAUTH Authentication required."}, span.Status)
 		require.Equal(t, "error", attrs["relock.outcome"])
 		require.Equal(t, "NOAUTH", attrs["error.type"])
 
-		require.Len(t, c.spans.GetSpans(), 8, "one for each call")
+		require.Len(t, c.ended(relockotel.SpanName), 8, "one for each call")
+		require.Len(t, c.ended(relockotel.SectionSpanName), 3, "one for each hold")
 		require.NotContains(t, fmt.Sprintf("%+v", c.spans.GetSpans()), "jones", "the name is in no span, not even in the text of an error")
 	})
 }
@@ -540,7 +558,7 @@ func TestTheSpanOfACallInASectionThatEndsSaysNothingOfThatSectionsLock(t *testin
 		_, err := locks.NewLock("b").Lock(section)
 		require.ErrorIs(t, err, relock.ErrLocked)
 		synctest.Wait()
-		span, attrs := c.lastSpan()
+		span, attrs := c.lastSpan(relockotel.SpanName)
 		require.Equal(t, "locked", attrs["relock.outcome"])
 		require.Equal(t, sdktrace.Status{Code: codes.Unset}, span.Status)
 
@@ -551,7 +569,7 @@ func TestTheSpanOfACallInASectionThatEndsSaysNothingOfThatSectionsLock(t *testin
 		_, err = locks.NewLock("c").Lock(ctx)
 		require.ErrorIs(t, err, relock.ErrLocked)
 		synctest.Wait()
-		_, attrs = c.lastSpan()
+		_, attrs = c.lastSpan(relockotel.SpanName)
 		require.Equal(t, "canceled", attrs["relock.outcome"])
 		require.NotContains(t, attrs, "relock.owner")
 	})
@@ -563,10 +581,10 @@ func TestAnErrorWhoseTextHasTheNameIsNotInTheSpan(t *testing.T) {
 		&relock.OpError{Op: "lock", Name: "secret", Err: errors.New("no key secret")},
 		errors.New("secret"),
 	} {
-		c.Hooks().AcquireFinished(relock.AcquireFinished{
+		c.happens(relock.AcquireFinished{
 			Context: t.Context(), Name: "secret", Mode: relock.ModeExclusive, Start: time.Now(), Outcome: relock.OutcomeError, Err: err,
 		})
-		span, attrs := c.lastSpan()
+		span, attrs := c.lastSpan(relockotel.SpanName)
 		require.Equal(t, sdktrace.Status{Code: codes.Error}, span.Status)
 		require.Equal(t, "error", attrs["error.type"])
 	}
@@ -611,7 +629,7 @@ func TestTheNameIsNoAttributeUnlessItIsMapped(t *testing.T) {
 						require.NotContains(t, sample, "lock=")
 					}
 				}
-				_, attrs := c.lastSpan()
+				_, attrs := c.lastSpan(relockotel.SpanName)
 				if test.lock != "" {
 					require.Equal(t, test.lock, attrs["relock.lock"])
 				} else {
@@ -628,12 +646,12 @@ func TestWhatIsNoUTF8IsInNoAttribute(t *testing.T) {
 		class, _, _ := strings.Cut(name, ":")
 		return class
 	}))
-	c.Hooks().AcquireFinished(relock.AcquireFinished{
+	c.happens(relock.AcquireFinished{
 		Context: t.Context(), Name: "caf\xe9:42", Mode: relock.ModeExclusive, Start: time.Now(), Outcome: relock.OutcomeError,
 		Err: &relock.OpError{Op: "lock", Name: "caf\xe9:42", Err: errors.New("ERR \xff")},
 	})
 	require.Contains(t, c.values(), "relock.client.leaks{lock=caf\uFFFD,mode=exclusive}")
-	span, attrs := c.lastSpan()
+	span, attrs := c.lastSpan(relockotel.SpanName)
 	require.Equal(t, "caf\uFFFD", attrs["relock.lock"])
 	require.Equal(t, "ERR \uFFFD", span.Status.Description)
 }
@@ -650,7 +668,7 @@ func TestAHolderThatIsNoUTF8IsInNoAttribute(t *testing.T) {
 		var locked *relock.LockedError
 		require.ErrorAs(t, err, &locked)
 		synctest.Wait()
-		_, attrs := c.lastSpan()
+		_, attrs := c.lastSpan(relockotel.SpanName)
 		require.Equal(t, "caf\uFFFD:1", attrs["relock.owner"])
 	})
 }
@@ -710,11 +728,11 @@ func TestExemplarsLeadToTheSpanOfTheAcquire(t *testing.T) {
 	c := collect(t)
 	ctx, request := c.traces.Tracer("test").Start(t.Context(), "request")
 	defer request.End()
-	c.Hooks().AcquireFinished(relock.AcquireFinished{
+	c.happens(relock.AcquireFinished{
 		Context: ctx, Name: "a", Mode: relock.ModeExclusive, Start: time.Now(), Duration: time.Second, Outcome: relock.OutcomeAcquired,
 		Depth: 1, TTL: time.Second,
 	})
-	span, _ := c.lastSpan()
+	span, _ := c.lastSpan(relockotel.SpanName)
 	for _, m := range c.metrics() {
 		if m.Name == "relock.client.acquire.duration" {
 			exemplars := m.Data.(metricdata.Histogram[float64]).DataPoints[0].Exemplars

@@ -1,0 +1,101 @@
+package relockotel
+
+import (
+	"sync"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/go-relock/relock"
+)
+
+// calls finds the section for which a call has waited, in this process. A lock is known while a
+// call asks for it, or has it. Locks of one name count as one lock.
+type calls struct {
+	mu    sync.Mutex
+	locks map[string]*lockCalls
+}
+
+// lockCalls is the calls for one lock.
+type lockCalls struct {
+	n    int      // in flight, or with an open section
+	last *section // that began last; nil: none
+}
+
+// started counts a call.
+func (s *calls) started(name string) *lockCalls {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.locks[name]
+	if l == nil {
+		l = &lockCalls{}
+		if s.locks == nil {
+			s.locks = make(map[string]*lockCalls)
+		}
+		s.locks[name] = l
+	}
+	l.n++
+	return l
+}
+
+// before returns the span of the section that had the lock last while a call waited for the lock,
+// or was refused.
+func (s *calls) before(l *lockCalls, e relock.AcquireFinished) trace.SpanContext {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	last := l.last
+	refused := e.Waited || e.Owner != (relock.Holder{})
+	if refused && last != nil && last.holder != e.Holder && (last.ended.IsZero() || !last.ended.Before(e.Start)) {
+		return last.span.SpanContext()
+	}
+	return trace.SpanContext{}
+}
+
+// left notes that a call has returned without a new section.
+func (s *calls) left(l *lockCalls, name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leftLocked(l, name)
+}
+
+// leftLocked forgets a lock with its last call.
+func (s *calls) leftLocked(l *lockCalls, name string) {
+	if l.n--; l.n == 0 && s.locks[name] == l {
+		delete(s.locks, name)
+	}
+}
+
+// entered notes the section of a call, and returns its end if the end was reported before.
+func (s *calls) entered(c *call, name string, begun section) *ending {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.section = begun
+	c.lock.last = &c.section
+	if c.early != nil {
+		s.endedLocked(c, name, c.early)
+	}
+	return c.early
+}
+
+// ended notes the end of a section, and says whether its span has begun.
+func (s *calls) ended(c *call, name string, end *ending) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.section.span == nil {
+		c.early = end
+		return false
+	}
+	s.endedLocked(c, name, end)
+	return true
+}
+
+func (s *calls) endedLocked(c *call, name string, end *ending) {
+	c.section.ended = c.section.begun.Add(end.held)
+	s.leftLocked(c.lock, name)
+}
+
+// reset forgets all locks, after ends of sections were dropped.
+func (s *calls) reset() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.locks)
+}
