@@ -126,7 +126,7 @@ func (t *Telemetry) Hooks() relock.Hooks {
 		Queued: func(e relock.Queued) {
 			label := t.of(e.Name, e.Mode)
 			t.position.Record(bg, int64(e.Position), t.with(label))
-			t.inflight.Queue(keyOf(e.Name, e.Mode, e.Holder), label)
+			t.inflight.Queue(keyOf(e.Name, e.Mode, e.Holder, false), label)
 		},
 		Released: func(e relock.Released) {
 			label := t.of(e.Name, e.Mode)
@@ -134,18 +134,18 @@ func (t *Telemetry) Hooks() relock.Hooks {
 				t.unconfirmed.Add(bg, 1, t.with(label))
 			}
 			end := ending{cause: measures.EndReleased, held: e.Held, depth: e.MaxDepth, err: e.Err}
-			t.ended(e.Context, keyOf(e.Name, e.Mode, e.Holder), label, e.TTL, end)
+			t.ended(e.Context, keyOf(e.Name, e.Mode, e.Holder, e.Leader), label, e.TTL, end)
 		},
 		Lost: func(e relock.Lost) {
 			label := t.of(e.Name, e.Mode)
 			t.losses.Add(bg, 1, t.with(label, ReasonKey.String(string(e.Reason))))
 			end := ending{cause: measures.EndLost, reason: e.Reason, held: e.Held, depth: e.MaxDepth}
-			t.ended(e.Context, keyOf(e.Name, e.Mode, e.Holder), label, e.TTL, end)
+			t.ended(e.Context, keyOf(e.Name, e.Mode, e.Holder, e.Leader), label, e.TTL, end)
 		},
 		Closed: func(e relock.Closed) {
 			label := t.of(e.Name, e.Mode)
 			end := ending{cause: measures.EndClosed, held: e.Held, depth: e.MaxDepth}
-			t.ended(e.Context, keyOf(e.Name, e.Mode, e.Holder), label, e.TTL, end)
+			t.ended(e.Context, keyOf(e.Name, e.Mode, e.Holder, e.Leader), label, e.TTL, end)
 		},
 		Leaked: func(e relock.Leaked) { t.leaks.Add(bg, 1, t.with(t.of(e.Name, e.Mode))) },
 		Renewed: func(e relock.Renewed) {
@@ -178,7 +178,7 @@ func (t *Telemetry) acquireFinished(e relock.AcquireFinished) {
 	outcome := OutcomeKey.String(string(e.Outcome))
 	t.acquires.Add(ctx, 1, t.with(label, outcome, ReentrantKey.Bool(e.Reentrant), WaitedKey.Bool(e.Waited)))
 	if e.Queued {
-		t.inflight.Unqueue(keyOf(e.Name, e.Mode, e.Holder))
+		t.inflight.Unqueue(keyOf(e.Name, e.Mode, e.Holder, false))
 	}
 	if e.Outcome == relock.OutcomeAcquired {
 		t.entered(ctx, e, label)
@@ -188,7 +188,7 @@ func (t *Telemetry) acquireFinished(e relock.AcquireFinished) {
 	}
 	t.acquireTime.Record(ctx, e.Duration.Seconds(), t.with(label, outcome))
 	refused := e.Outcome == relock.OutcomeLocked && !e.Waited // TryLock: an answer, not a wait
-	if !refused && e.TTL > 0 {
+	if !refused && !e.Leader && e.TTL > 0 {
 		t.acquireTTL.Record(ctx, float64(e.Duration)/float64(e.TTL), t.with(label))
 	}
 }
@@ -200,22 +200,22 @@ func (t *Telemetry) entered(ctx context.Context, e relock.AcquireFinished, label
 		t.wakes.Add(ctx, 1, t.with(label, WakeKey.String(string(e.Wake))))
 	}
 	if e.Depth == 1 {
-		t.inflight.Open(keyOf(e.Name, e.Mode, e.Holder),
+		t.inflight.Open(keyOf(e.Name, e.Mode, e.Holder, e.Leader),
 			inflight.Hold{Label: label, Asked: e.Start, Since: e.Start.Add(e.Duration), TTL: e.TTL})
 	}
 }
 
 // keyOf names a hold, or a wait, for the table of what is in flight. A holder may have a hold of
 // each mode of a read-write lock.
-func keyOf(name string, mode relock.Mode, h relock.Holder) inflight.Key {
-	return inflight.Key{Name: name, Holder: string(mode) + " " + h.String()}
+func keyOf(name string, mode relock.Mode, h relock.Holder, leader bool) inflight.Key {
+	return inflight.Key{Name: name, Holder: string(mode) + " " + h.String(), Leader: leader}
 }
 
 // ended counts a hold that is over, and ends its span. ctx is the context of the event.
 func (t *Telemetry) ended(ctx context.Context, key inflight.Key, label string, ttl time.Duration, end ending) {
 	ctx = t.endSection(ctx, key.Name, end) // exemplars lead to the span
 	t.holdTime.Record(ctx, end.held.Seconds(), t.with(label, EndKey.String(end.cause)))
-	if ttl > 0 {
+	if ttl > 0 && !key.Leader {
 		t.holdTTL.Record(ctx, float64(end.held)/float64(ttl), t.with(label))
 	}
 	t.depth.Record(ctx, int64(end.depth), t.with(label))

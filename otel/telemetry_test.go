@@ -745,6 +745,28 @@ func TestExemplarsLeadToTheSpanOfTheAcquire(t *testing.T) {
 	t.Fatal("no relock.client.acquire.duration")
 }
 
+func TestALeaderIsAHoldWithoutAnAge(t *testing.T) {
+	inMemory(t, func(c *collected, locks *relock.Client) {
+		t := c.t
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() {
+			done <- locks.NewLock("a").Lead(ctx, func(ctx context.Context) error { <-ctx.Done(); return nil })
+		}()
+		pass(time.Hour)
+		is(t, 1, c.values()[`relock.client.holds{mode=exclusive}`])
+		require.Zero(t, c.values()[`relock.client.hold.max_age{mode=exclusive}`])
+		require.Zero(t, c.values()[`relock.client.hold.max_age_ttl{mode=exclusive}`])
+		stop()
+		require.NoError(t, <-done)
+		synctest.Wait()
+		require.Zero(t, c.values()[`relock.client.holds{mode=exclusive}`])
+		is(t, 1, c.values()[`relock.client.hold.duration{end=released,mode=exclusive}`])
+		require.NotContains(t, c.values(), `relock.client.hold.ttl_ratio{mode=exclusive}`)
+		require.NotContains(t, c.values(), `relock.client.acquire.ttl_ratio{mode=exclusive}`)
+	})
+}
+
 func TestDroppedEventsDoNotLeaveHoldsAndWaitersForEver(t *testing.T) {
 	c := collect(t)
 	hooks := c.Hooks()

@@ -137,23 +137,23 @@ func (c *Collector) Hooks() relock.Hooks {
 		Queued: func(e relock.Queued) {
 			label := c.of(e.Name, e.Mode)
 			c.position.WithLabelValues(c.with(label)...).Observe(float64(e.Position))
-			c.inflight.Queue(keyOf(e.Name, e.Mode, e.Holder), label)
+			c.inflight.Queue(keyOf(e.Name, e.Mode, e.Holder, false), label)
 		},
 		Released: func(e relock.Released) {
 			label := c.of(e.Name, e.Mode)
 			if e.Err != nil {
 				c.unconfirmed.WithLabelValues(c.with(label)...).Inc()
 			}
-			c.ended(keyOf(e.Name, e.Mode, e.Holder), label, measures.EndReleased, e.Held, e.TTL, e.MaxDepth)
+			c.ended(keyOf(e.Name, e.Mode, e.Holder, e.Leader), label, measures.EndReleased, e.Held, e.TTL, e.MaxDepth)
 		},
 		Lost: func(e relock.Lost) {
 			label := c.of(e.Name, e.Mode)
 			c.losses.WithLabelValues(c.with(label, string(e.Reason))...).Inc()
-			c.ended(keyOf(e.Name, e.Mode, e.Holder), label, measures.EndLost, e.Held, e.TTL, e.MaxDepth)
+			c.ended(keyOf(e.Name, e.Mode, e.Holder, e.Leader), label, measures.EndLost, e.Held, e.TTL, e.MaxDepth)
 		},
 		Closed: func(e relock.Closed) {
 			label := c.of(e.Name, e.Mode)
-			c.ended(keyOf(e.Name, e.Mode, e.Holder), label, measures.EndClosed, e.Held, e.TTL, e.MaxDepth)
+			c.ended(keyOf(e.Name, e.Mode, e.Holder, e.Leader), label, measures.EndClosed, e.Held, e.TTL, e.MaxDepth)
 		},
 		Leaked: func(e relock.Leaked) { c.leaks.WithLabelValues(c.with(c.of(e.Name, e.Mode))...).Inc() },
 		Renewed: func(e relock.Renewed) {
@@ -179,7 +179,7 @@ func (c *Collector) acquireFinished(e relock.AcquireFinished) {
 	c.acquires.WithLabelValues(
 		c.with(label, string(e.Outcome), strconv.FormatBool(e.Reentrant), strconv.FormatBool(e.Waited))...).Inc()
 	if e.Queued {
-		c.inflight.Unqueue(keyOf(e.Name, e.Mode, e.Holder))
+		c.inflight.Unqueue(keyOf(e.Name, e.Mode, e.Holder, false))
 	}
 	if e.Outcome == relock.OutcomeAcquired {
 		c.entered(e, label)
@@ -189,7 +189,7 @@ func (c *Collector) acquireFinished(e relock.AcquireFinished) {
 	}
 	c.acquireTime.WithLabelValues(c.with(label, string(e.Outcome))...).Observe(e.Duration.Seconds())
 	refused := e.Outcome == relock.OutcomeLocked && !e.Waited // TryLock: an answer, not a wait
-	if !refused && e.TTL > 0 {
+	if !refused && !e.Leader && e.TTL > 0 {
 		c.acquireTTL.WithLabelValues(c.with(label)...).Observe(float64(e.Duration) / float64(e.TTL))
 	}
 }
@@ -201,21 +201,21 @@ func (c *Collector) entered(e relock.AcquireFinished, label string) {
 		c.wakes.WithLabelValues(c.with(label, string(e.Wake))...).Inc()
 	}
 	if e.Depth == 1 {
-		c.inflight.Open(keyOf(e.Name, e.Mode, e.Holder),
+		c.inflight.Open(keyOf(e.Name, e.Mode, e.Holder, e.Leader),
 			inflight.Hold{Label: label, Asked: e.Start, Since: e.Start.Add(e.Duration), TTL: e.TTL})
 	}
 }
 
 // keyOf names a hold, or a wait, for the table of what is in flight. A holder may have a hold of
 // each mode of a read-write lock.
-func keyOf(name string, mode relock.Mode, h relock.Holder) inflight.Key {
-	return inflight.Key{Name: name, Holder: string(mode) + " " + h.String()}
+func keyOf(name string, mode relock.Mode, h relock.Holder, leader bool) inflight.Key {
+	return inflight.Key{Name: name, Holder: string(mode) + " " + h.String(), Leader: leader}
 }
 
 // ended counts a hold that is over.
 func (c *Collector) ended(key inflight.Key, label, end string, held, ttl time.Duration, depth int) {
 	c.holdTime.WithLabelValues(c.with(label, end)...).Observe(held.Seconds())
-	if ttl > 0 {
+	if ttl > 0 && !key.Leader {
 		c.holdTTL.WithLabelValues(c.with(label)...).Observe(float64(held) / float64(ttl))
 	}
 	c.depth.WithLabelValues(c.with(label)...).Observe(float64(depth))

@@ -399,6 +399,44 @@ func TestOneHolderInTwoLocksOfOneNameHasTwoHolds(t *testing.T) {
 	})
 }
 
+func TestALeaderIsAHoldWithoutAnAge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := mem.New()
+		c := relockprom.New()
+		lead := func(ctx context.Context) <-chan error {
+			locks, err := relock.Open(shared, relock.WithHooks(c.Hooks()))
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = locks.Close() })
+			done := make(chan error, 1)
+			go func() {
+				done <- locks.NewLock("a").Lead(ctx, func(ctx context.Context) error { <-ctx.Done(); return nil })
+			}()
+			synctest.Wait()
+			return done
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		first := lead(ctx)
+		next, stopNext := context.WithCancel(t.Context())
+		second := lead(next)
+		pass(time.Hour)
+		is(t, 1, value(t, c, `relock_holds{mode="exclusive"}`))
+		is(t, 1, value(t, c, `relock_waiters{mode="exclusive"}`))
+		require.Zero(t, value(t, c, `relock_hold_max_age_seconds{mode="exclusive"}`))
+		require.Zero(t, value(t, c, `relock_hold_max_age_ttl_ratio{mode="exclusive"}`))
+		stop()
+		require.NoError(t, <-first)
+		pass(time.Hour)
+		stopNext()
+		require.NoError(t, <-second)
+		synctest.Wait()
+		require.Zero(t, value(t, c, `relock_holds{mode="exclusive"}`))
+		require.Zero(t, value(t, c, `relock_waiters{mode="exclusive"}`))
+		is(t, 2, value(t, c, `relock_hold_duration_seconds_count{end="released",mode="exclusive"}`))
+		require.Zero(t, value(t, c, `relock_hold_ttl_ratio_count{mode="exclusive"}`))
+		require.Zero(t, value(t, c, `relock_acquire_ttl_ratio_count{mode="exclusive"}`))
+	})
+}
+
 func TestDroppedEventsDoNotLeaveHoldsAndWaitersForEver(t *testing.T) {
 	c, hooks := feed()
 	one, two := newHolder(t), newHolder(t)

@@ -114,7 +114,7 @@ type metrics struct {
 func kindOf(name string) string {
 	kind, _, _ := strings.Cut(name, ":")
 	switch kind {
-	case "orders", "reports", "stock", "carts", "prices", "tills":
+	case "orders", "reports", "stock", "carts", "prices", "tills", "leader":
 		return kind
 	default:
 		return "other"

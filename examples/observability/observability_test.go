@@ -387,6 +387,7 @@ func TestTheDashboardAndTheAlertsFindWhatTheLoadDoes(t *testing.T) {
 		for _, alert := range []string{"RelockHeldLong", "RelockLeak"} {
 			missing[job+": alert "+alert] = fmt.Sprintf(`ALERTS{alertname=%q,alertstate="firing",job=%q,lock=~".+"}`, alert, job)
 		}
+		missing[job+": leader"] = fmt.Sprintf(`relock_holds{job=%q,lock="leader"}`, job)
 		for _, mode := range []string{"exclusive", "shared", "permit"} {
 			missing[job+": holds in mode "+mode] = fmt.Sprintf(`relock_holds{job=%q,mode=%q}`, job, mode)
 		}
@@ -411,6 +412,7 @@ func TestTheDashboardAndTheAlertsFindWhatTheLoadDoes(t *testing.T) {
 		}
 	}
 	require.Empty(t, missing, "queries that have found nothing")
+	require.Empty(t, prom.query(`ALERTS{alertname="RelockHeldLong",lock="leader"}`), "a leader holds its lock for long on purpose")
 
 	// The variables of the dashboard.
 	for _, v := range d.Templating.List {
@@ -423,7 +425,7 @@ func TestTheDashboardAndTheAlertsFindWhatTheLoadDoes(t *testing.T) {
 		require.NotNil(t, parts, query.Query)
 		var got []string
 		prom.api("/api/v1/label/"+parts[2]+"/values", url.Values{"match[]": {strings.ReplaceAll(parts[1], "$job", "shop|shop-otel")}}, &got)
-		want := map[string][]string{"job": {"shop", "shop-otel"}, "lock": {"carts", "orders", "prices", "reports", "stock", "tills"}}
+		want := map[string][]string{"job": {"shop", "shop-otel"}, "lock": {"carts", "leader", "orders", "prices", "reports", "stock", "tills"}}
 		require.Equal(t, want[v.Name], got, v.Name)
 	}
 

@@ -72,6 +72,7 @@ func (s *shop) run(ctx context.Context) error {
 	again(5*time.Millisecond, readPrices)
 	again(ttl, changePrices)
 	again(10*time.Millisecond, pay)
+	again(ttl, lead)
 	for _, mishap := range []func(ctx context.Context, c *relock.Client){
 		s.forcedOut, s.forcedOutUnnoticed, overrun, stuck, abandon, leak, late, s.wrongType, s.unconfirmed, s.crash,
 	} {
@@ -164,6 +165,14 @@ func changePrices(ctx context.Context, c *relock.Client) {
 func pay(ctx context.Context, c *relock.Client) {
 	_ = c.NewSemaphore("tills:ground", 2).Do(ctx, func(ctx context.Context) error {
 		sleep(ctx, rand.N(20*time.Millisecond))
+		return ctx.Err()
+	})
+}
+
+// lead is the work of a leader, which keeps its lock.
+func lead(ctx context.Context, c *relock.Client) {
+	_ = c.NewLock("leader").Lead(ctx, func(ctx context.Context) error {
+		<-ctx.Done()
 		return ctx.Err()
 	})
 }

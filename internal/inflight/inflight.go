@@ -13,6 +13,7 @@ import (
 type Key struct {
 	Name   string // of the lock
 	Holder string
+	Leader bool // a hold of a leader, which is long on purpose and so has no age
 }
 
 // Hold describes an open hold.
@@ -26,8 +27,8 @@ type Hold struct {
 // Usage counts what is in flight under one label.
 type Usage struct {
 	Holds, Waiters int
-	Age            time.Duration // of the oldest hold; 0 without holds
-	AgeTTL         float64       // the largest age of a hold as a multiple of the hold's TTL; 0 without holds
+	Age            time.Duration // of the oldest hold without a leader; 0: none
+	AgeTTL         float64       // the largest age of such a hold as a multiple of the hold's TTL; 0: none
 }
 
 // Table counts holds and waiters. The events of one Key may arrive in an unusual order or, after
@@ -139,11 +140,11 @@ func (t *Table) Usage() map[string]Usage {
 	for label := range t.labels {
 		all[label] = Usage{}
 	}
-	for _, c := range t.counts {
+	for key, c := range t.counts {
 		u := all[c.label]
 		u.Holds += c.holds
 		u.Waiters += c.waiters
-		if c.holds > 0 {
+		if c.holds > 0 && !key.Leader {
 			age := time.Since(c.oldest.Since)
 			u.Age = max(u.Age, age)
 			if c.oldest.TTL > 0 {

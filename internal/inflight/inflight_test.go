@@ -63,6 +63,21 @@ func TestTwoHoldsOfOneKeyAreCountedWithTheAgeOfTheOlder(t *testing.T) {
 	})
 }
 
+func TestAHoldOfALeaderHasNoAge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table, leader := inflight.New(), inflight.Key{Name: one.Name, Holder: one.Holder, Leader: true}
+		table.Open(leader, hold(time.Second))
+		pass(time.Minute)
+		table.Open(one, hold(time.Second))
+		pass(time.Second)
+		require.Equal(t, inflight.Usage{Holds: 2, Age: time.Second, AgeTTL: 1}, table.Usage()["orders"])
+		table.End(one, time.Second)
+		require.Equal(t, inflight.Usage{Holds: 1}, table.Usage()["orders"])
+		table.End(leader, 0)
+		require.Zero(t, table.Usage()["orders"])
+	})
+}
+
 func TestAHoldWithoutATTLHasAnAgeOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		table := inflight.New()

@@ -33,7 +33,7 @@ var (
 	AcquireTime = Measure{"acquire.duration", "s", "relock_acquire_duration_seconds",
 		"Time from the call to its return. Nested entries are left out."}
 	AcquireTTL = Measure{"acquire.ttl_ratio", "1", "relock_acquire_ttl_ratio",
-		"Acquire time as a multiple of the lock's TTL. Nested entries and refusals without a wait are left out."}
+		"Acquire time as a multiple of the lock's TTL. Nested entries, refusals without a wait and leaders are left out."}
 	Wakes = Measure{"wakes", "{wake}", "relock_wakes_total",
 		"Waits that ended with the lock, by the cause of the wake-up."}
 	Position = Measure{"queue.position", "{waiter}", "relock_queue_position",
@@ -41,7 +41,7 @@ var (
 	HoldTime = Measure{"hold.duration", "s", "relock_hold_duration_seconds",
 		"Time from the first entry of a hold to its last exit."}
 	HoldTTL = Measure{"hold.ttl_ratio", "1", "relock_hold_ttl_ratio",
-		"Time from the first entry of a hold to its last exit as a multiple of the lock's TTL."}
+		"Time from the first entry of a hold to its last exit as a multiple of the lock's TTL. Leaders are left out."}
 	Depth = Measure{"hold.depth", "{entry}", "relock_hold_depth",
 		"The highest number of open entries of a hold; 1 is no re-entry."}
 	Unconfirmed = Measure{"releases.unconfirmed", "{release}", "relock_releases_unconfirmed_total",
@@ -52,9 +52,9 @@ var (
 	Waiters = Measure{"waiters", "{waiter}", "relock_waiters", "Waiters that are queued for a lock."}
 	Holds   = Measure{"holds", "{hold}", "relock_holds", "Holds that are open."}
 	MaxAge  = Measure{"hold.max_age", "s", "relock_hold_max_age_seconds",
-		"Age of the oldest hold that is open, 0 if there is none."}
+		"Age of the oldest hold that is open, 0 if there is none. Leaders are left out."}
 	MaxAgeTTL = Measure{"hold.max_age_ttl", "1", "relock_hold_max_age_ttl_ratio",
-		"Largest age of an open hold as a multiple of the lock's TTL."}
+		"Largest age of an open hold as a multiple of the lock's TTL. Leaders are left out."}
 )
 
 // The measures of clients.
