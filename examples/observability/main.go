@@ -123,7 +123,8 @@ func kindOf(name string) string {
 
 func newMetrics() (*metrics, error) {
 	registry, otelRegistry := prometheus.NewRegistry(), prometheus.NewRegistry()
-	hooks, err := register(registry, otelRegistry)
+	hooks, err := register(registry, otelRegistry,
+		otelprom.WithTranslationStrategy(otlptranslator.UnderscoreEscapingWithSuffixes))
 	if err != nil {
 		return nil, err
 	}
@@ -134,14 +135,13 @@ func newMetrics() (*metrics, error) {
 }
 
 // register makes the metrics of both modules. The two registries may be one: no name is in both
-// modules.
-func register(registry, otelRegistry prometheus.Registerer) (relock.Hooks, error) {
+// modules. The options are those of the exporter of OpenTelemetry.
+func register(registry, otelRegistry prometheus.Registerer, options ...otelprom.Option) (relock.Hooks, error) {
 	collector := relockprom.New(relockprom.WithLockLabel(kindOf))
 	if err := registry.Register(collector); err != nil {
 		return relock.Hooks{}, err
 	}
-	exporter, err := otelprom.New(otelprom.WithRegisterer(otelRegistry),
-		otelprom.WithTranslationStrategy(otlptranslator.UnderscoreEscapingWithSuffixes))
+	exporter, err := otelprom.New(append(options, otelprom.WithRegisterer(otelRegistry))...)
 	if err != nil {
 		return relock.Hooks{}, err
 	}

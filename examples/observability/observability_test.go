@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,11 +26,15 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/otlptranslator"
 	"github.com/stretchr/testify/require"
+	otelprom "go.opentelemetry.io/otel/exporters/prometheus"
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/redistest"
+	relockotel "github.com/go-relock/relock/otel"
 	"github.com/go-relock/relock/store/mem"
 )
 
@@ -69,21 +74,52 @@ func TestPromtoolAcceptsTheRulesAndTheirTestsPass(t *testing.T) {
 	}
 }
 
-// A service may have the metrics of both modules in its one registry, as the default one is.
-func TestOneRegistryServesTheMetricsOfBothModules(t *testing.T) {
-	registry := prometheus.NewRegistry()
-	hooks, err := register(registry, registry)
+// scrapeBoth has both modules count one Do in one registry, and returns what a scrape finds.
+func scrapeBoth(t *testing.T, accept string, options ...otelprom.Option) string {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	hooks, err := register(registry, registry, options...)
 	require.NoError(t, err)
 	locks, err := relock.Open(mem.New(), relock.WithHooks(hooks))
 	require.NoError(t, err)
 	require.NoError(t, locks.NewLock("orders:42").Do(t.Context(), func(context.Context) error { return nil }))
 	require.NoError(t, locks.Close())
 
-	scrape := httptest.NewRecorder()
-	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(scrape, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	scrape, request := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/metrics", nil)
+	request.Header.Set("Accept", accept)
+	promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true}).ServeHTTP(scrape, request)
 	require.Equal(t, http.StatusOK, scrape.Code, "%s", scrape.Body)
-	require.Regexp(t, `(?m)^relock_acquires_total\{.*outcome="acquired",reentrant="false".*\} 1$`, scrape.Body.String())
-	require.Regexp(t, `(?m)^relock_client_acquires_total\{.*relock_outcome="acquired",relock_reentrant="false".*\} 1$`, scrape.Body.String())
+	return scrape.Body.String()
+}
+
+// A service may have the metrics of both modules in its one registry, as the default one is.
+func TestOneRegistryServesTheMetricsOfBothModules(t *testing.T) {
+	for name, strategy := range map[string]otelprom.Option{
+		"default":         otelprom.WithoutTargetInfo(), // and the default strategy
+		"suffixes":        otelprom.WithTranslationStrategy(otlptranslator.UnderscoreEscapingWithSuffixes),
+		"no suffixes":     otelprom.WithTranslationStrategy(otlptranslator.UnderscoreEscapingWithoutSuffixes),
+		"UTF-8 suffixes":  otelprom.WithTranslationStrategy(otlptranslator.NoUTF8EscapingWithSuffixes),
+		"no translation":  otelprom.WithTranslationStrategy(otlptranslator.NoTranslation),
+		"namespace":       otelprom.WithNamespace("shop"),
+		"no scope labels": otelprom.WithoutScopeInfo(),
+	} {
+		for _, accept := range []string{"text/plain", "text/plain;version=1.0.0;escaping=allow-utf-8", "application/openmetrics-text;version=1.0.0"} {
+			t.Run(name+" as "+accept, func(t *testing.T) {
+				scrape := scrapeBoth(t, accept, strategy)
+				require.Regexp(t, `(?m)^relock_acquires_total\{.*outcome="acquired",reentrant="false".*\} 1(\.0)?$`, scrape)
+				require.Regexp(t, `(?m)^\{?"?(shop_)?relock[._]client[._]acquires(_total)?.*relock[._]outcome"?="acquired".*\} 1(\.0)?$`, scrape)
+			})
+		}
+	}
+}
+
+func TestTheScopeOfMetricsHasTheVersionOfTheModule(t *testing.T) {
+	info, known := debug.ReadBuildInfo()
+	require.True(t, known)
+	i := slices.IndexFunc(info.Deps, func(m *debug.Module) bool { return m.Path == relockotel.ScopeName })
+	require.NotEmpty(t, info.Deps[i].Version)
+	require.Contains(t, scrapeBoth(t, "text/plain"), `otel_scope_version="`+info.Deps[i].Version+`"`)
 }
 
 // ruleNames are the alerts in a rules file, in order.
