@@ -36,7 +36,8 @@
 //
 // Nested entries count in relock.client.acquires alone; relock.client.acquire.ttl_ratio also leaves
 // out refusals of TryLock. Durations cover what has ended. A section that hangs shows in the ages
-// of open holds. Counters begin with 0, not with their first event. Counters of the modes shared
+// of open holds. A hold of relock.Lock.Lead is long on purpose: it counts as a hold, and has no age
+// and no ratio to its TTL. Counters begin with 0, not with their first event. Counters of the modes shared
 // and permit, and of a lock attribute, begin when a call asks for the first such lock. Histograms
 // begin with their first event.
 //
