@@ -404,6 +404,23 @@ func TestDroppedEventsChangeNothingForLaterSections(t *testing.T) {
 	})
 }
 
+func TestTwoTelemetriesHaveTheirOwnSpans(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		one, two := collect(t), collect(t)
+		locks, err := relock.Open(mem.New(), relock.WithHooks(relock.JoinHooks(one.Hooks(), two.Hooks())))
+		require.NoError(t, err)
+		require.NoError(t, locks.NewLock("a").Do(t.Context(), func(context.Context) error { return nil }))
+		require.NoError(t, locks.Close())
+		for _, c := range []*collected{one, two} {
+			require.Len(t, c.ended(relockotel.SpanName), 1)
+			require.Len(t, c.ended(relockotel.SectionSpanName), 1)
+		}
+		outer, _ := one.lastSpan(relockotel.SectionSpanName)
+		inner, _ := two.lastSpan(relockotel.SectionSpanName)
+		require.Equal(t, outer.SpanContext.SpanID(), inner.Parent.SpanID())
+	})
+}
+
 func TestWithoutATracerNoContextIsMade(t *testing.T) {
 	telemetry, err := relockotel.New(relockotel.WithTracerProvider(tracenoop.NewTracerProvider()))
 	require.NoError(t, err)
