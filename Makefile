@@ -34,7 +34,7 @@ LINT   = $(GO) tool -modfile="$(CURDIR)/tools/go.mod" golangci-lint
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test deps fmt fmt-check tidy-check vet lint unit topology modules each examples release-check release man interop fuzz soak model pictures snippets bench gobench bench-check clean
+.PHONY: help test deps fmt fmt-check tidy-check vet lint unit topology modules each examples release-check release man interop fuzz soak model tla pictures snippets bench gobench bench-check clean
 
 help: ## Show this list
 	@echo 'Usage: make TARGET [NAME=value ...]'
@@ -131,6 +131,10 @@ soak: ## Lock at random among random faults for SOAK, and in other settings for 
 
 model: ## Check the model in model/, where there is one
 	@if [ -d model ]; then $(MAKE) -C model; else echo 'model: no model/ here, nothing to check'; fi
+
+tla: ## Check the TLA+ state machine in model/tla with TLC: installs a JDK and Maven (not part of test)
+	@sh tools/install-deps.sh java
+	@sh model/tla/check.sh
 
 snippets: ## Write the Go code on the pages from docs/code, where it is tested
 	cd docs/code && $(GO) test -count=1 -run TestTheCodeOnThePages . -update
