@@ -277,6 +277,7 @@ func (s *story) loss(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	defer s.instances[1].lock.Unlock(next) // for early returns
 	newer, err := s.instances[1].lock.Token(next)
 	if err != nil {
 		return err
