@@ -64,9 +64,11 @@ tidy-check: ## Fail if go mod tidy would change a module
 		echo "tidy $$m"; (cd "$$m" && $(GO) mod tidy -diff) || exit 1; \
 	done
 
-vet: ## go vet, every module
-	@for m in . $(MODULES); do \
-		echo "vet $$m"; (cd "$$m" && $(GO) vet ./...) || exit 1; \
+# Tests misuse locks on purpose, so relockvet leaves them out.
+vet: ## go vet and relockvet, every module
+	@bin=$$(mktemp -d); trap 'rm -rf "$$bin"' EXIT; (cd relockvet && $(GO) build -o "$$bin" ./cmd/relockvet) || exit 1; \
+	for m in . $(MODULES); do \
+		echo "vet $$m"; (cd "$$m" && $(GO) vet ./... && "$$bin/relockvet" -test=false ./...) || exit 1; \
 	done
 
 lint: ## golangci-lint, every module (the first run compiles it: some minutes)
@@ -156,5 +158,5 @@ clean: ## Remove what builds, profiles and servers leave in the tree, and cached
 		\( -name '*.test' -o -name '*.prof' -o -name '*.out' -o -name '*.rdb' -o -name '*.aof' \
 		-o -name '*.trail' -o -path './model/pan*' \) -exec rm -f {} +
 	rm -rf model/.build interop/redisson/java/target
-	rm -f bench/bench cmd/relock/relock examples/fencing/fencing examples/observability/observability
+	rm -f bench/bench cmd/relock/relock examples/fencing/fencing examples/observability/observability relockvet/relockvet
 	$(GO) clean -testcache
