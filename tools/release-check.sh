@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes a release of what is here, in a copy, and uses it as others would: imports each library into a module of its own,
-# builds that, and installs the command. go fetches the release from the copy as it would from its real home; everything else
+# builds that, and installs the commands. go fetches the release from the copy as it would from its real home; everything else
 # comes from the module cache, or from where go gets modules.
 set -eu
 
@@ -111,4 +111,6 @@ got=$("$scratch/bin/relock" --version)
 	echo "release-check: relock --version says '$got'" >&2
 	exit 1
 }
-echo "release-check: the libraries can be imported, the command can be installed"
+quietly $go install "$root/relockvet/cmd/relockvet@$version"
+quietly "$scratch/bin/relockvet" ./...
+echo "release-check: the libraries can be imported, the commands can be installed"

@@ -3,8 +3,8 @@
 #   tools/release.sh v0.1.0
 # One commit writes the version into the changelog and into every module that needs another one of this repository; v0.1.0 and
 # a tag for each module that others import point to it. There a module still finds the others beside it ("replace"), so the commit
-# passes make test; who imports it does not see that. A command is not installed with a "replace", so its tag points to a commit
-# of its own without.
+# passes make test; who imports it does not see that. A command is not installed with a "replace", so the tag of its module
+# points to a commit of its own without.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -13,7 +13,7 @@ version=${1:-}
 go=${GO:-go}
 root=$($go list -m)
 libraries='otel prometheus'
-commands='cmd/relock'
+commands='cmd/relock relockvet'
 
 fail() {
 	echo "release: $*" >&2
