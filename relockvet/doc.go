@@ -23,6 +23,7 @@
 //	section, err := lock.Lock(ctx) // right
 //
 // A section must be unlocked on every path to a return, and before a loop takes the lock again.
+// Client.Close does not count.
 //
 //	section, err := lock.Lock(ctx)
 //	if err != nil {

@@ -117,8 +117,6 @@ func (w *walk) from(b *cfg.Block, i int, now state) ast.Node {
 			return n
 		case w.gives(n):
 			return nil
-		case w.isAssignment(n, w.ctx) && !w.isCarried(w.section, n):
-			return nil
 		case i == len(b.Nodes)-1 && w.condition(b) != nil:
 		case now == asked && w.requiresNoError(n):
 			now = taken

@@ -17,8 +17,12 @@ func (u *unit) checkDropped(s *section) bool {
 			return false
 		}
 	}
-	u.pass.ReportRangef(s.call, "the section's context is dropped, so nothing can unlock it; write section, err := %s, and defer %s; State asks without taking the lock",
-		types.ExprString(s.call), u.unlock(s, ""))
+	ask := ""
+	if strings.HasPrefix(u.callee(s.call).Name(), "Try") {
+		ask = "; to ask without taking the lock, write State"
+	}
+	u.pass.ReportRangef(s.call, "the section's context is dropped, so nothing can unlock the section; write section, err := %s, and defer %s%s",
+		types.ExprString(s.call), u.unlock(s, ""), ask)
 	return true
 }
 
@@ -51,7 +55,7 @@ func (u *unit) checkOtherContext(s *section) bool {
 	}
 	for c := range s.in.Preorder((*ast.CallExpr)(nil)) {
 		call := c.Node().(*ast.CallExpr)
-		if u.verb(call) != leaves || call.Pos() < s.call.Pos() || u.lockOf(call) != s.lock || u.variable(call.Args[0]) != argument {
+		if u.verb(call) != leaves || u.lockOf(call) != s.lock || u.variable(call.Args[0]) != argument {
 			continue
 		}
 		u.pass.ReportRangef(call, "%s is the context from before the section, so this Unlock does not leave it; write %s",

@@ -65,7 +65,7 @@ func (u *unit) follow(s *section) {
 				continue
 			}
 			for _, x := range targets(c.Node()) {
-				if v := u.variable(x); v != nil && isContext(v.Type()) && isLocal(v, u.top) && !s.carriers[v] {
+				if v := u.variable(x); v != nil && isContext(v.Type()) && !s.carriers[v] {
 					s.carriers[v], more = true, true
 				}
 			}

@@ -73,10 +73,6 @@ func targets(n ast.Node) []ast.Expr {
 		return n.Lhs
 	case *ast.ValueSpec:
 		return names(n)
-	case *ast.RangeStmt:
-		return []ast.Expr{n.Key, n.Value}
-	case *ast.IncDecStmt:
-		return []ast.Expr{n.X}
 	}
 	return nil
 }

@@ -10,7 +10,7 @@ import (
 )
 
 func blank(ctx context.Context, l *relock.Lock) error {
-	_, err := l.Lock(ctx) // want `the section's context is dropped, so nothing can unlock it; write section, err := l.Lock\(ctx\), and defer l.Unlock\(section\)`
+	_, err := l.Lock(ctx) // want `the section's context is dropped, so nothing can unlock the section; write section, err := l.Lock\(ctx\), and defer l.Unlock\(section\)$`
 	return err
 }
 
@@ -44,7 +44,7 @@ func embedded(ctx context.Context, e embeds) {
 }
 
 func isFree(ctx context.Context, l *relock.Lock) bool {
-	if _, err := l.TryLock(ctx); err != nil { // want `State asks without taking the lock`
+	if _, err := l.TryLock(ctx); err != nil { // want `to ask without taking the lock, write State`
 		return false
 	}
 	return true

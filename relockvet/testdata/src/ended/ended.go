@@ -122,7 +122,7 @@ func questions(ctx context.Context, l *relock.Lock) error {
 	}
 	_ = l.Unlock(section)
 	if l.Held(section) || section.Err() == nil {
-		slog.InfoContext(section, "cannot be")
+		slog.InfoContext(section, "cannot be", "debug", slog.Default().Enabled(section, slog.LevelDebug))
 	}
 	_ = l.Unlock(section)
 	_ = work(context.WithoutCancel(section))
@@ -142,6 +142,47 @@ func oneBranch(ctx context.Context, l *relock.Lock, fast bool) error {
 		_ = l.Unlock(section)
 	}
 	return err
+}
+
+func otherBranch(ctx context.Context, l *relock.Lock, fast bool) error {
+	section, err := l.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	if fast {
+		_ = l.Unlock(section)
+	} else {
+		err = work(section)
+	}
+	if fast {
+		return err
+	}
+	err = work(section)
+	_ = l.Unlock(section)
+	return err
+}
+
+func setElsewhere(ctx context.Context, l *relock.Lock) error {
+	section, err := l.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	reset := func() { section = ctx }
+	_ = l.Unlock(section)
+	reset()
+	return work(section)
+}
+
+func takenInside(ctx context.Context, l *relock.Lock) error {
+	take := func() (err error) {
+		ctx, err = l.Lock(ctx)
+		return err
+	}
+	if err := take(); err != nil {
+		return err
+	}
+	defer l.Unlock(ctx)
+	return work(ctx)
 }
 
 func newRounds(ctx context.Context, l *relock.Lock, n int) error {

@@ -107,8 +107,68 @@ func ofAnother(ctx context.Context, a, b *relock.Lock) error {
 	return b.Unlock(inner)
 }
 
+func ofAnotherName(ctx context.Context, c *relock.Client) error {
+	outer, err := c.NewLock("a").Lock(ctx) // want `outer is not unlocked`
+	if err != nil {
+		return err
+	}
+	inner, err := c.NewLock("b").Lock(outer)
+	if err != nil {
+		_ = c.NewLock("a").Unlock(outer)
+		return err
+	}
+	limited, cancel := context.WithCancel(inner)
+	defer cancel()
+	return c.NewLock("b").Unlock(limited)
+}
+
+func outerOfTheSame(ctx context.Context, l *relock.Lock) error {
+	outer, err := l.Lock(ctx) // want `outer is not unlocked`
+	if err != nil {
+		return err
+	}
+	inner, err := l.Lock(outer)
+	if err != nil {
+		_ = l.Unlock(outer)
+		return err
+	}
+	return l.Unlock(inner)
+}
+
+func innerOfTheSame(ctx context.Context, l *relock.Lock) error {
+	outer, err := l.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.Unlock(outer)
+	inner, err := l.Lock(outer) // want `inner is not unlocked`
+	if err != nil {
+		return err
+	}
+	return work(inner)
+}
+
+func secondTry(ctx context.Context, l *relock.Lock) error {
+	section, err := l.TryLock(ctx) // want `section is not unlocked`
+	if err != nil {
+		if section, err = l.Lock(ctx); err != nil { // want `section is not unlocked`
+			return err
+		}
+	}
+	return work(section)
+}
+
+func replaced(ctx context.Context, l *relock.Lock) error {
+	section, err := l.Lock(ctx) // want `section is not unlocked`
+	if err != nil {
+		return err
+	}
+	section = ctx
+	return work(section)
+}
+
 func throughAnInterface(ctx context.Context, l relock.Locker, repo interface{ Save(context.Context) error }) error {
-	section, err := l.Lock(ctx) // want `not unlocked on the path to the return on line 116`
+	section, err := l.Lock(ctx) // want `not unlocked on the path to the return on line 176`
 	if err != nil {
 		return err
 	}
@@ -228,6 +288,44 @@ func sometimes(ctx context.Context, l *relock.Lock, alone bool) error {
 		err = errors.Join(err, l.Unlock(section))
 	}
 	return err
+}
+
+func sometimesAndReturns(ctx context.Context, l *relock.Lock, alone bool) (err error) {
+	section := ctx
+	if alone {
+		if section, err = l.Lock(ctx); err != nil {
+			return err
+		}
+	}
+	if alone {
+		return errors.Join(work(section), l.Unlock(section))
+	}
+	return work(section)
+}
+
+func flagThatReturns(ctx context.Context, l *relock.Lock, n int) (err error) {
+	section, locked := ctx, false
+	if n > 3 {
+		if section, err = l.Lock(ctx); err != nil {
+			return err
+		}
+		locked = true
+	}
+	if locked {
+		return errors.Join(work(section), l.Unlock(section))
+	}
+	return work(section)
+}
+
+func twoConditions(ctx context.Context, l *relock.Lock, n int) error {
+	section, err := l.TryLock(ctx)
+	if err != nil && n > 3 {
+		return errors.New("busy for the fourth time")
+	}
+	if !(err == nil || n > 3) {
+		return errors.New("busy")
+	}
+	return l.Unlock(section)
 }
 
 func flag(ctx context.Context, l *relock.Lock) error {
@@ -392,6 +490,17 @@ type guard struct {
 
 func (g *guard) close() { _ = g.lock.Unlock(g.section) }
 
+func (g *guard) keep(section context.Context) { g.section = section }
+
+func toMethod(ctx context.Context, g *guard) error {
+	section, err := g.lock.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	g.keep(section)
+	return nil
+}
+
 func returned(ctx context.Context, l *relock.Lock) (*guard, error) {
 	section, err := l.Lock(ctx)
 	if err != nil {
@@ -474,6 +583,22 @@ func toFunction(ctx context.Context, l *relock.Lock, now bool) error {
 }
 
 func finish(section context.Context, l relock.Locker) error { return l.Unlock(section) }
+
+func newGuard(l *relock.Lock, section context.Context) *guard { return &guard{l, section} }
+
+var guards []*guard
+
+func toConstructor(ctx context.Context, l *relock.Lock, later bool) error {
+	section, err := l.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	if later {
+		guards = append(guards, newGuard(l, section))
+		return nil
+	}
+	return l.Unlock(section)
+}
 
 func toLiteral(ctx context.Context, l *relock.Lock) error {
 	leave := func(section context.Context) error { return l.Unlock(section) }

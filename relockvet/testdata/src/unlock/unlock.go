@@ -38,6 +38,15 @@ func shadowed(ctx context.Context, l *relock.Lock) {
 	_ = l.Unlock(ctx) // want `write l.Unlock\(section\)`
 }
 
+func deferredBefore(ctx context.Context, l *relock.Lock) error {
+	defer l.Unlock(ctx) // want `write l.Unlock\(section\)`
+	section, err := l.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	return work(section)
+}
+
 // Right.
 
 func right(ctx context.Context, l *relock.Lock) error {
