@@ -178,6 +178,14 @@ func throughAnInterface(ctx context.Context, l relock.Locker, repo interface{ Sa
 	return l.Unlock(section)
 }
 
+func anyLock[L relock.Locker](ctx context.Context, l L) error {
+	section, err := l.Lock(ctx) // want `not unlocked`
+	if err != nil {
+		return err
+	}
+	return work(section)
+}
+
 func otherPackage(ctx context.Context, l *relock.Lock) error {
 	section, err := l.Lock(ctx) // want `not unlocked`
 	if err != nil {

@@ -18,6 +18,10 @@ type Locker interface {
 	Unlock(ctx context.Context) error
 }
 
+type LockedError struct{}
+
+func (*LockedError) Error() string { return "locked" }
+
 type Client struct{}
 
 func (*Client) NewLock(string) *Lock { return nil }
