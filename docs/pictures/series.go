@@ -42,7 +42,7 @@ func (c *canvas) chart(a area, p panel, step float64) {
 	}
 	top = roundUp(top)
 	names := (len(p.Curves) + 2) / 3
-	plot := area{point{a.from.x + 52, a.from.y + 30}, point{a.to.x - 14, a.to.y - 26 - 14*float64(names)}}
+	plot := area{point{a.from.x + 58, a.from.y + 30}, point{a.to.x - 14, a.to.y - 26 - 14*float64(names)}}
 	x := func(i int) float64 { return plot.from.x + (plot.to.x-plot.from.x)*float64(i)/float64(n-1) }
 	y := func(v float64) float64 { return plot.to.y - (plot.to.y-plot.from.y)*v/top }
 	for _, v := range []float64{0, top / 2, top} {
