@@ -93,7 +93,7 @@
 // SQL databases and over HTTP, and [Lock.Eval] does it for data in Redis. A repeat is another
 // matter: see packages once, oncehttp and oncesql.
 //
-// relock has no limit to the number of waiters.
+// The number of waiters has no limit, unless [WithMaxWaiters] sets one.
 //
 // # Other kinds of locks
 //

@@ -86,7 +86,7 @@ func TestQuickstartHTTP(t *testing.T) {
 }
 
 // page: shutdown
-func serve(signal context.Context, listener net.Listener, handler http.Handler) error {
+func serveUntil(signal context.Context, listener net.Listener, handler http.Handler) error {
 	requests := relock.WithStop(context.Background(), signal) // waits end at the signal, sections go on
 	s := &http.Server{
 		Handler:           handler,
@@ -127,7 +127,7 @@ func TestQuickstartShutdown(t *testing.T) {
 		}
 	})
 	served := make(chan error, 1)
-	go func() { served <- serve(signal, listener, handler) }()
+	go func() { served <- serveUntil(signal, listener, handler) }()
 	var codes [2]int
 	var requests sync.WaitGroup
 	get := func(i int) func() {

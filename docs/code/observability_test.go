@@ -1,0 +1,109 @@
+package code
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/redistest"
+	relockotel "github.com/go-relock/relock/otel"
+	relockprom "github.com/go-relock/relock/prometheus"
+)
+
+// page: client
+// observed makes a client with logs, metrics and traces.
+func observed(rdb redis.UniversalClient, logger *slog.Logger) (*relock.Client, error) {
+	metrics := relockprom.New() // github.com/go-relock/relock/prometheus
+	if err := prometheus.Register(metrics); err != nil {
+		return nil, err
+	}
+	telemetry, err := relockotel.New() // github.com/go-relock/relock/otel
+	if err != nil {
+		return nil, err
+	}
+	return relock.New(rdb, relock.WithLogger(logger),
+		relock.WithHooks(relock.JoinHooks(metrics.Hooks(), telemetry.Hooks()))) // or the hooks of one module
+}
+
+// end
+
+// page: label
+// kindOf maps the name of a lock to one of a few values.
+func kindOf(name string) string {
+	kind, _, _ := strings.Cut(name, ":") // "orders:42" is "orders"
+	return kind
+}
+
+// newMetrics makes metrics with a label lock, and an attribute relock.lock.
+func newMetrics() (*relockprom.Collector, *relockotel.Telemetry, error) {
+	telemetry, err := relockotel.New(relockotel.WithLockAttribute(kindOf))
+	return relockprom.New(relockprom.WithLockLabel(kindOf)), telemetry, err
+}
+
+// end
+
+// page: trace
+// requestIDs puts the ID of a request into the context of each section, for its log lines.
+func requestIDs(newID func() string) relock.Hooks {
+	return relock.Hooks{
+		Trace: func(e relock.AcquireStarted) (context.Context, relock.TraceFinished) {
+			ctx := context.WithValue(e.Context, requestKey{}, newID())
+			return ctx, func(section context.Context, e relock.AcquireFinished) context.Context {
+				return context.WithValue(section, requestKey{}, e.Context.Value(requestKey{}))
+			}
+		},
+	}
+}
+
+type requestKey struct{}
+
+// end
+
+func TestObservabilityClient(t *testing.T) {
+	client, err := observed(redistest.Shared(t).Client(), slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	require.NoError(t, client.NewLock("orders:42").Do(t.Context(), ship1))
+	require.NoError(t, client.Close()) // waits for the events
+	families, err := prometheus.DefaultGatherer.Gather()
+	require.NoError(t, err)
+	require.Contains(t, metricNames(families), "relock_acquires_total")
+}
+
+// metricNames returns the names of metric families.
+func metricNames[F interface{ GetName() string }](families []F) (names []string) {
+	for _, f := range families {
+		names = append(names, f.GetName())
+	}
+	return names
+}
+
+func TestObservabilityLabel(t *testing.T) {
+	metrics, telemetry, err := newMetrics()
+	require.NoError(t, err)
+	client := newClient(t, relock.WithHooks(relock.JoinHooks(metrics.Hooks(), telemetry.Hooks())))
+	require.NoError(t, client.NewLock("orders:42").Do(t.Context(), ship1))
+	require.NoError(t, client.Close())
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(metrics)
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	i := slices.Index(metricNames(families), "relock_acquires_total")
+	require.GreaterOrEqual(t, i, 0)
+	label := families[i].GetMetric()[0].GetLabel()[0]
+	require.Equal(t, "lock orders", label.GetName()+" "+label.GetValue())
+}
+
+func TestObservabilityTrace(t *testing.T) {
+	client := newClient(t, relock.WithHooks(requestIDs(func() string { return "id-1" })))
+	require.NoError(t, client.NewLock("a").Do(t.Context(), func(ctx context.Context) error {
+		require.Equal(t, "id-1", ctx.Value(requestKey{}))
+		return nil
+	}))
+}

@@ -1,0 +1,318 @@
+package code
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/locktest"
+	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/store/mem"
+	"github.com/go-relock/relock/storetest"
+)
+
+// This file has the code of docs/TESTING.md.
+
+// page: subject
+// Shipper ships orders. An order is shipped by one process at a time.
+type Shipper struct {
+	Locks *relock.Client
+	Send  func(ctx context.Context, order string) error
+}
+
+// Ship waits at most 5 seconds for another process that ships the order.
+func (s *Shipper) Ship(ctx context.Context, order string) error {
+	return s.Locks.NewLock("orders:"+order).DoFor(ctx, 5*time.Second, func(ctx context.Context) error {
+		return s.Send(ctx, order)
+	})
+}
+
+// end
+
+// page: client
+func newLocks(t *testing.T, s store.Store, options ...relock.Option) *relock.Client {
+	t.Helper()
+	client, err := relock.Open(s, options...)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	return client
+}
+
+// end
+
+func TestTwoProcessesTakeTurns(t *testing.T) {
+	// page: turns
+	synctest.Test(t, func(t *testing.T) {
+		server := mem.New() // stands for one Redis
+		send := func(context.Context, string) error { <-time.After(2 * time.Second); return nil }
+		begin, shipped := time.Now(), make(chan error)
+		for range 2 {
+			process := &Shipper{Locks: newLocks(t, server), Send: send}
+			go func() { shipped <- process.Ship(t.Context(), "42") }()
+		}
+		for range 2 {
+			require.NoError(t, <-shipped)
+		}
+		require.Equal(t, 4*time.Second, time.Since(begin)) // one after the other
+	})
+	// end
+}
+
+func TestShipGivesUpAfterFiveSeconds(t *testing.T) {
+	// page: busy
+	synctest.Test(t, func(t *testing.T) {
+		server := mem.New()
+		other := newLocks(t, server, relock.WithOwner("other")).NewLock("orders:42")
+		_, err := other.Lock(t.Context())
+		require.NoError(t, err)
+
+		s := &Shipper{Locks: newLocks(t, server)} // Send is nil: a call would panic
+		begin := time.Now()
+		err = s.Ship(t.Context(), "42")
+		require.ErrorIs(t, err, relock.ErrLocked)
+		require.ErrorContains(t, err, "other") // the error says who has the lock
+		require.True(t, relock.NotEntered(err))
+		require.Equal(t, 5*time.Second, time.Since(begin))
+	})
+	// end
+}
+
+func TestShipStopsWhenItsLockIsLost(t *testing.T) {
+	// page: lost
+	synctest.Test(t, func(t *testing.T) {
+		server := mem.New()
+		parcels := 0
+		s := &Shipper{Locks: newLocks(t, server), Send: func(ctx context.Context, _ string) error {
+			for ; ; parcels++ {
+				select {
+				case <-ctx.Done(): // the code under test has to look at its context
+					return ctx.Err()
+				case <-time.After(time.Second):
+				}
+			}
+		}}
+		time.AfterFunc(3500*time.Millisecond, func() { server.Lose("orders:42") })
+
+		err := s.Ship(t.Context(), "42")
+		require.ErrorIs(t, err, relock.ErrLockLost)
+		require.Equal(t, 3, parcels) // no parcel after the loss
+	})
+	// end
+}
+
+func TestTheOrderOfACrashedProcessIsShippedAfterItsTTL(t *testing.T) {
+	// page: crash
+	synctest.Test(t, func(t *testing.T) {
+		server := mem.New()
+		crashed, err := relock.Open(server, relock.WithTTL(3*time.Second))
+		require.NoError(t, err)
+		_, err = crashed.NewLock("orders:42").Lock(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, crashed.Close()) // nobody renews the lease any more
+
+		begin, shipped := time.Now(), time.Duration(0)
+		s := &Shipper{Locks: newLocks(t, server), Send: func(context.Context, string) error {
+			shipped = time.Since(begin)
+			return nil
+		}}
+		require.NoError(t, s.Ship(t.Context(), "42"))
+		require.InDelta(t, 3*time.Second, shipped, float64(100*time.Millisecond))
+	})
+	// end
+}
+
+func TestShipWhileRedisIsAway(t *testing.T) {
+	// page: outage
+	synctest.Test(t, func(t *testing.T) {
+		server := mem.New()
+		var restore func()
+		s := &Shipper{Locks: newLocks(t, server), Send: func(ctx context.Context, _ string) error {
+			restore = server.Interrupt(errors.New("connection refused"))
+			<-ctx.Done()
+			return ctx.Err()
+		}}
+		err := s.Ship(t.Context(), "42") // Redis goes away during the shipping
+		var lost *relock.LostError
+		require.ErrorAs(t, err, &lost)
+		require.Equal(t, relock.LossExpired, lost.Reason) // no renewal was confirmed in time
+
+		err = s.Ship(t.Context(), "43") // Redis is still away
+		require.ErrorIs(t, err, relock.ErrUnavailable)
+		require.True(t, relock.NotEntered(err))
+		restore()
+	})
+	// end
+}
+
+func TestAShutdownEndsTheWait(t *testing.T) {
+	// page: stop
+	synctest.Test(t, func(t *testing.T) {
+		server := mem.New()
+		_, err := newLocks(t, server).NewLock("orders:42").Lock(t.Context())
+		require.NoError(t, err)
+
+		told, tell := context.WithCancel(t.Context()) // signal.NotifyContext in a service
+		time.AfterFunc(time.Second, tell)
+		s := &Shipper{Locks: newLocks(t, server)}
+		begin := time.Now()
+		err = s.Ship(relock.WithStop(t.Context(), told), "42")
+		require.ErrorIs(t, err, context.Canceled)
+		require.True(t, relock.NotEntered(err))
+		require.Equal(t, time.Second, time.Since(begin))
+	})
+	// end
+}
+
+func TestTheNextCandidateLeadsAfterALoss(t *testing.T) {
+	// page: lead
+	synctest.Test(t, func(t *testing.T) {
+		server := mem.New()
+		ctx, stop := context.WithCancel(t.Context())
+		terms := make(chan string, 10)
+		var candidates sync.WaitGroup
+		for _, name := range []string{"one", "two"} {
+			lock := newLocks(t, server).NewLock("leader")
+			candidates.Go(func() {
+				_ = lock.Lead(ctx, func(ctx context.Context) error {
+					terms <- name
+					<-ctx.Done() // the term ends with a loss, or with stop
+					return ctx.Err()
+				})
+			})
+			<-time.After(time.Second) // in fake time: "one" leads before "two" begins
+		}
+		for range 2 {
+			server.Lose("leader")
+			<-time.After(time.Second)
+		}
+		stop()
+		candidates.Wait()
+		close(terms)
+		var order []string
+		for name := range terms {
+			order = append(order, name)
+		}
+		require.Equal(t, []string{"one", "two", "one"}, order)
+	})
+	// end
+}
+
+// page: locker
+// refusing is a relock.Locker that nobody can lock.
+type refusing struct{ err error }
+
+func (r refusing) Lock(context.Context) (context.Context, error)    { return nil, r.err }
+func (r refusing) TryLock(context.Context) (context.Context, error) { return nil, r.err }
+func (r refusing) Unlock(context.Context) error                     { return relock.ErrNotHeld }
+
+// end
+
+func TestTheCacheIsServedWhileReplicasLag(t *testing.T) {
+	// page: refused
+	price, err := Price(t.Context(), refusing{relock.ErrNotReplicated})
+	require.NoError(t, err)
+	require.Equal(t, "from the cache", price)
+	// end
+}
+
+// page: price
+// Price takes a new price under the lock, or the old one if the lock cannot be had.
+func Price(ctx context.Context, l relock.Locker) (price string, err error) {
+	err = relock.Do(ctx, l, func(context.Context) error {
+		price = "new"
+		return nil
+	})
+	if relock.NotEntered(err) {
+		return "from the cache", nil
+	}
+	return price, err
+}
+
+// end
+
+func TestThePriceIsNewUnderTheLock(t *testing.T) {
+	price, err := Price(t.Context(), newLocks(t, mem.New()).NewLock("price"))
+	require.NoError(t, err)
+	require.Equal(t, "new", price)
+}
+
+func TestWithMiniredis(t *testing.T) {
+	// page: miniredis
+	server := miniredis.RunT(t)
+	server.ClockTTL(true) // without it a lease never ends
+	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer rdb.Close()
+	client, err := relock.New(rdb)
+	require.NoError(t, err)
+	defer client.Close()
+
+	s := &Shipper{Locks: client, Send: func(context.Context, string) error {
+		server.Del("relock:{orders:42}") // the lock is lost
+		return nil
+	}}
+	require.ErrorIs(t, s.Ship(t.Context(), "42"), relock.ErrLockLost)
+	// end
+}
+
+func TestOnARealServer(t *testing.T) {
+	rdb := redistest.Shared(t).Client()
+	// page: integration
+	client, err := relock.New(rdb, relock.WithPrefix("test:"+rand.Text()+":"))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	require.NoError(t, client.Check(t.Context())) // has the server all that locks need?
+	// end
+	s := &Shipper{Locks: client, Send: func(context.Context, string) error { return nil }}
+	require.NoError(t, s.Ship(t.Context(), "42"))
+}
+
+func TestMyStoreKeepsThePromisesOfStore(t *testing.T) {
+	// page: storetest
+	storetest.Run(t, storetest.Harness{
+		Start: func(*testing.T) storetest.Server {
+			s := mem.New() // your store
+			return storetest.Server{
+				New:       func() store.Store { return s },
+				Interrupt: func() (restore func()) { return s.Interrupt(nil) },
+				Lose:      s.Lose,
+			}
+		},
+		Without: map[storetest.Promise]string{
+			storetest.Acks:        "memory has no replicas",
+			storetest.CheckServer: "there is no server that could lack something",
+		},
+		Around: synctest.Test, // for a store in memory; a store with a server runs in real time
+	})
+	// end
+}
+
+func TestLocksOnMyStoreKeepTheirPromises(t *testing.T) {
+	// page: locktest
+	locktest.Harness{
+		Start: func(t *testing.T) locktest.Server {
+			t.Helper()
+			s := mem.New()
+			return locktest.Server{
+				NewClient: func(options ...relock.Option) *relock.Client {
+					client, err := relock.Open(s, options...)
+					require.NoError(t, err)
+					return client
+				},
+				Lose: s.Lose,
+			}
+		},
+		Without: map[locktest.Promise]string{locktest.Acks: "memory has no replicas"},
+		Around:  synctest.Test,
+	}.Run(t)
+	// end
+}
