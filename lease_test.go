@@ -320,3 +320,18 @@ func TestWithMaxHoldIsNotMovedByACommandThatComesLate(t *testing.T) {
 }
 
 // WithFixedLease and Extend.
+
+func TestAWaiterThatAsksAgainAfterALateGrantSaysSo(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		m, owner := w.NewClient(relock.WithHooks(r.Hooks())), w.NewClient().NewLock("a")
+		section := w.enter(t.Context(), owner)
+		m.link.once(delay(0, 2*relock.DefaultTTL), cmdWait)
+		waiter := w.start(t.Context(), m.NewLock("a"))
+		w.leave(section, owner)
+		waiter.leave()
+		finished := eventsOf[relock.AcquireFinished](&r)[0]
+		require.True(t, finished.Queued)
+		require.Equal(t, relock.WakeRecheck, finished.Wake)
+	})
+}

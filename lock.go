@@ -1,6 +1,7 @@
 package relock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -385,8 +386,8 @@ func (a *acquiring) begin(h *hold, lease store.Lease) error {
 	t.scheduleLocked(h)
 	c.watchdog.watchLocked()
 	a.section, a.depth = section, 1
-	if a.queued && lease.Woken != store.WakeNone {
-		a.wake = Wake(lease.Woken)
+	if a.queued { // without a wake: the grant came too late, and the call has asked again
+		a.wake = cmp.Or(Wake(lease.Woken), a.wake, WakeRecheck)
 	}
 	return nil
 }
