@@ -8,15 +8,24 @@ replace (
 	github.com/go-relock/relock/prometheus => ../../prometheus
 )
 
+// See the comments in these directories.
+replace (
+	github.com/redis/rueidis/rueidiscompat => ../../bench/testdata/rueidiscompat
+	github.com/valkey-io/valkey-go/valkeycompat => ../../bench/testdata/valkeycompat
+)
+
 require (
 	github.com/alicebob/miniredis/v2 v2.40.0
+	github.com/bsm/redislock v0.9.4
+	github.com/go-redsync/redsync/v4 v4.18.1
 	github.com/go-relock/relock v0.0.0-00010101000000-000000000000
 	github.com/go-relock/relock/otel v0.0.0-00010101000000-000000000000
 	github.com/go-relock/relock/prometheus v0.0.0-00010101000000-000000000000
 	github.com/prometheus/client_golang v1.25.0
 	github.com/redis/go-redis/v9 v9.23.0
+	github.com/redis/rueidis v1.0.79
 	github.com/stretchr/testify v1.12.1
-	golang.org/x/sync v0.23.0
+	golang.org/x/sync v0.24.0
 	modernc.org/sqlite v1.60.0
 )
 
