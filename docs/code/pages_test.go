@@ -91,10 +91,10 @@ func region(t *testing.T, file, name string) string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// link is a link of a page to a file.
-var link = regexp.MustCompile(`\]\(([^)\s#]+)(#[^)\s]*)?\)`)
+// link is a link of a page to a file, to a heading of a page, or to both.
+var link = regexp.MustCompile(`\]\(([^)\s#]*)(?:#([^)\s]*))?\)`)
 
-func TestTheLinksOfThePagesLeadToFiles(t *testing.T) {
+func TestTheLinksOfThePagesLeadToFilesAndHeadings(t *testing.T) {
 	for _, path := range pages(t) {
 		content, err := os.ReadFile(path)
 		require.NoError(t, err)
@@ -103,10 +103,36 @@ func TestTheLinksOfThePagesLeadToFiles(t *testing.T) {
 			if strings.Contains(target, "://") || strings.HasPrefix(target, "../security/") {
 				continue
 			}
-			_, err := os.Stat(filepath.Join(filepath.Dir(path), target))
+			file := path
+			if target != "" {
+				file = filepath.Join(filepath.Dir(path), target)
+			}
+			_, err := os.Stat(file)
 			require.NoError(t, err, path)
+			if match[2] != "" {
+				require.Contains(t, anchors(t, file), match[2], "%s links to a heading of %s", path, file)
+			}
 		}
 	}
+}
+
+// heading is a heading of a page, and noAnchor is each character that its anchor leaves out.
+var (
+	heading  = regexp.MustCompile(`(?m)^#+ (.+)$`)
+	noAnchor = regexp.MustCompile(`[^\p{L}\p{N}_\- ]`)
+)
+
+// anchors returns the names by which links lead to the headings of a page.
+func anchors(t *testing.T, path string) []string {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	require.NoError(t, err)
+	var found []string
+	for _, match := range heading.FindAllStringSubmatch(string(content), -1) {
+		text := noAnchor.ReplaceAllString(strings.ToLower(match[1]), "")
+		found = append(found, strings.ReplaceAll(text, " ", "-"))
+	}
+	return found
 }
 
 // run is a command of the examples on a page.
