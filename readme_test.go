@@ -2,8 +2,6 @@ package relock_test
 
 import (
 	"context"
-	"go/parser"
-	"go/token"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -166,19 +164,4 @@ func TestEveryTestThatTheGuaranteesNameIsThere(t *testing.T) {
 		}
 	}
 	require.Empty(t, missing)
-}
-
-func TestTheCodeOnThePagesIsGo(t *testing.T) {
-	for file, text := range pages(t) {
-		for _, block := range regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(text, -1) {
-			code := regexp.MustCompile(`(?m)^\s*(\.\.\.|…)$`).ReplaceAllString(block[1], "")
-			var err error
-			for _, whole := range []string{code, "package p\n" + code, "package p\nfunc _() {\n" + code + "\n}"} {
-				if _, err = parser.ParseFile(token.NewFileSet(), file, whole, 0); err == nil {
-					break
-				}
-			}
-			require.NoError(t, err, "%s:\n%s", file, code)
-		}
-	}
 }
