@@ -45,7 +45,10 @@ func TestQuickstartNested(t *testing.T) {
 }
 
 // page: http
-type server struct{ locks *relock.Client }
+type server struct {
+	locks     *relock.Client
+	shipOrder func(ctx context.Context, id string) error
+}
 
 func (s *server) ship(w http.ResponseWriter, r *http.Request) {
 	lock := s.locks.NewLock("order:" + r.PathValue("id"))
@@ -55,22 +58,22 @@ func (s *server) ship(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case err == nil:
 		w.WriteHeader(http.StatusNoContent)
-	case errors.Is(err, relock.ErrLocked), errors.Is(err, relock.ErrUnavailable): // busy, or no Redis
+	case relock.NotEntered(err): // busy, or Redis is away: shipOrder has not run
 		w.Header().Set("Retry-After", "1")
 		http.Error(w, "this order is busy, try again", http.StatusServiceUnavailable)
-	default: // an error of shipOrder, or the lock was lost meanwhile
+	default: // an error of shipOrder or of Unlock, or the lock was lost meanwhile
 		http.Error(w, "the order may have been shipped in part", http.StatusInternalServerError)
 	}
 }
 
 // end
 
-func (*server) shipOrder(ctx context.Context, _ string) error { return ctx.Err() }
-
 func TestQuickstartHTTP(t *testing.T) {
 	client := newClient(t)
+	var shipped error
+	s := &server{client, func(context.Context, string) error { return shipped }}
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /orders/{id}/ship", (&server{client}).ship)
+	mux.HandleFunc("POST /orders/{id}/ship", s.ship)
 	ship := func() *httptest.ResponseRecorder {
 		w := httptest.NewRecorder()
 		mux.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/orders/42/ship", http.NoBody))
@@ -83,6 +86,8 @@ func TestQuickstartHTTP(t *testing.T) {
 		require.Equal(t, "1", busy.Header().Get("Retry-After"))
 		return nil
 	}))
+	shipped = &relock.LockedError{Name: "van:7"} // of another lock, after a part of the work
+	require.Equal(t, http.StatusInternalServerError, ship().Code)
 }
 
 // page: shutdown
@@ -282,7 +287,7 @@ func exclusive(ctx context.Context, lock *relock.Lock, step func(context.Context
 	})
 	var lost *relock.LostError
 	if errors.As(err, &lost) {
-		return fmt.Errorf("somebody else may be at work since step x; do not undo, look: %w", err)
+		return fmt.Errorf("somebody else may be at work now, do not undo: %w", err)
 	}
 	// end
 	return err
