@@ -95,7 +95,7 @@ func withBoth(ctx context.Context, old *redsync.Redsync, locks *relock.Client, n
 	extended := make(chan struct{})
 	go func() {
 		defer close(extended)
-		keep(ctx, mutex, lost)
+		keep(ctx, mutex, 10*time.Second, lost)
 	}()
 	defer func() {
 		lost(nil) // no more extensions
@@ -106,12 +106,12 @@ func withBoth(ctx context.Context, old *redsync.Redsync, locks *relock.Client, n
 }
 
 // keep extends the old lock, as relock does by itself, until ctx ends or the old lock is lost.
-func keep(ctx context.Context, mutex *redsync.Mutex, lost context.CancelCauseFunc) {
+func keep(ctx context.Context, mutex *redsync.Mutex, every time.Duration, lost context.CancelCauseFunc) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(10 * time.Second):
+		case <-time.After(every):
 			if ok, err := mutex.ExtendContext(ctx); !ok || err != nil {
 				lost(fmt.Errorf("the old lock is lost: %w", err))
 				return
@@ -179,4 +179,16 @@ func TestMigrationWithBothLocks(t *testing.T) {
 	_, err = free.UnlockContext(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, locks.NewLock("order:42").Do(t.Context(), ship1))
+}
+
+func TestMigrationStopsTheWorkWhenTheOldLockIsLost(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	mutex := redsync.New(goredis.NewPool(rdb)).NewMutex("order:42")
+	require.NoError(t, mutex.LockContext(t.Context()))
+	ctx, lost := context.WithCancelCause(t.Context())
+	defer lost(nil)
+	go keep(ctx, mutex, time.Millisecond, lost)
+	require.NoError(t, rdb.Del(t.Context(), "order:42").Err())
+	<-ctx.Done()
+	require.ErrorContains(t, context.Cause(ctx), "the old lock is lost")
 }
