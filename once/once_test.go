@@ -680,7 +680,7 @@ func TestARedisUserMayDoWhatOnceNeedsWithTheRulesOfThePages(t *testing.T) {
 	r := newRig(t)
 	var rule []any
 	for file, pattern := range map[string]string{
-		"../README.md": `(?m)^ACL SETUSER locks .*$`, "../docs/IDEMPOTENCY.md": "`\\+hmget .*?`.*`\\+multi .*?`",
+		"../docs/DEPLOYMENT.md": `(?m)^ACL SETUSER locks .*$`, "../docs/IDEMPOTENCY.md": "`\\+hmget .*?`.*`\\+multi .*?`",
 	} {
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)

@@ -505,7 +505,7 @@ func TestTheAnswerSaysHowManyReplicasHaveConfirmed(t *testing.T) {
 			r := newRig(t)
 			rule := r.faults.On(redistest.Named("WAIT"), redistest.Answer(reply))
 			a, err := r.wire.Do(t.Context(), acked(r))
-			require.ErrorContains(t, err, "WAIT failed after the script: "+reply[1:])
+			require.ErrorContains(t, err, "the script has run, and WAIT or WAITAOF failed: "+reply[1:])
 			require.True(t, a.Unsure, "the script has run")
 			require.Equal(t, tries, rule.Hits())
 			require.Equal(t, tries > 1, errors.Is(err, ErrUnavailable))
