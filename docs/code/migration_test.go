@@ -113,7 +113,7 @@ func keep(ctx context.Context, mutex *redsync.Mutex, every time.Duration, lost c
 			return
 		case <-time.After(every):
 			if ok, err := mutex.ExtendContext(ctx); !ok || err != nil {
-				lost(fmt.Errorf("the old lock is lost: %w", err))
+				lost(fmt.Errorf("the old lock is lost: %w", errors.Join(redsync.ErrExtendFailed, err)))
 				return
 			}
 		}
