@@ -17,7 +17,8 @@ import (
 //
 // Lead returns:
 //   - when fn has returned, and its context was not ended by a loss. The error is that of
-//     [Lock.Do]: of fn, of the Unlock, or nil.
+//     [Lock.Do]: of fn, of the Unlock, or nil. So an error of fn ends the candidacy of this
+//     process; a leader that shall go on logs errors, and returns when its context is done.
 //   - when ctx is done. A running fn is waited for. The error is that of Lock or Do.
 //   - when the lock cannot be had for another reason, with the error of Lock: [ErrInvalid],
 //     [ErrClosed], [ErrKind], [ErrDeadlock], an error of the store that a retry would not change,

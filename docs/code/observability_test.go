@@ -67,11 +67,15 @@ type requestKey struct{}
 // end
 
 func TestObservabilityClient(t *testing.T) {
+	registry := prometheus.NewRegistry() // in place of the one of the process, which keeps its metrics
+	before := prometheus.DefaultRegisterer
+	prometheus.DefaultRegisterer = registry
+	defer func() { prometheus.DefaultRegisterer = before }()
 	client, err := observed(redistest.Shared(t).Client(), slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	require.NoError(t, client.NewLock("orders:42").Do(t.Context(), ship1))
 	require.NoError(t, client.Close()) // waits for the events
-	families, err := prometheus.DefaultGatherer.Gather()
+	families, err := registry.Gather()
 	require.NoError(t, err)
 	require.Contains(t, metricNames(families), "relock_acquires_total")
 }
