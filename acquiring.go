@@ -14,6 +14,7 @@ import (
 type acquiring struct {
 	lock   *Lock
 	ctx    context.Context // the caller's
+	caller context.Context // of a call for several locks, where ctx is inside the first ones; nil: ctx
 	traced context.Context // ctx, or what Hooks.Trace made of it: for commands and events
 	wait   time.Duration   // forever; 0: do not wait
 	script *store.Script   // of TryLockIf
@@ -26,16 +27,61 @@ type acquiring struct {
 	around *entry // the open entry of this lock that ctx is inside, in either mode
 
 	// For the hooks.
-	trace  TraceFinished
-	nested bool // the holder has the lock already
-	waited bool // another hold had the lock, and the call may wait
-	queued bool // the call has waited in a queue or line
+	traces []TraceFinished // of Hooks.Trace
+	nested bool            // the holder has the lock already
+	waited bool            // another hold had the lock, and the call may wait
+	queued bool            // the call has waited in a queue or line
 	wake   Wake
 	depth  int
 
 	section *section
+}
 
-	full context.CancelCauseFunc // ends a wait behind too many, with WithMaxWaiters
+// outermost returns the context of the user's call.
+func (a *acquiring) outermost() context.Context {
+	if a.caller != nil {
+		return a.caller
+	}
+	return a.ctx
+}
+
+// queueLimit ends a wait with ErrQueueFull if its first place is behind too many; nil: no limit.
+type queueLimit struct {
+	most   int
+	placed bool
+	end    context.CancelCauseFunc
+}
+
+// limitQueue returns the limit of a wait with context ctx, and the context for the wait.
+func (a *acquiring) limitQueue(ctx context.Context) (*queueLimit, context.Context) {
+	most := a.lock.settings.maxWaiters
+	if most == 0 {
+		return nil, ctx
+	}
+	ctx, end := context.WithCancelCause(ctx)
+	return &queueLimit{most: most, end: end}, ctx
+}
+
+// place looks at the progress of the wait.
+func (q *queueLimit) place(p store.Progress) {
+	if q == nil || q.placed || !p.Queued {
+		return
+	}
+	if q.placed = true; p.Position >= q.most {
+		q.end(ErrQueueFull)
+	}
+}
+
+// over returns the error of a wait that was over with err.
+func (q *queueLimit) over(ctx context.Context, err error) error {
+	if q == nil {
+		return err
+	}
+	if err != nil && context.Cause(ctx) == ErrQueueFull && !errors.Is(err, ErrQueueFull) { //nolint:errorlint // as place has set it
+		err = fmt.Errorf("%w: %w", ErrQueueFull, err)
+	}
+	q.end(nil)
+	return err
 }
 
 // progress notes the answers of the store while the call waits.
@@ -78,9 +124,6 @@ func (a *acquiring) joined(position int) {
 		return
 	}
 	a.waited, a.queued = true, true
-	if limit := a.lock.settings.maxWaiters; limit > 0 && position >= limit {
-		a.full(ErrQueueFull)
-	}
 	if hook := a.lock.settings.hooks.Queued; hook != nil {
 		event := Queued{Name: a.lock.name, Mode: a.lock.mode(), Holder: a.holder, Owner: a.owner(), Position: position}
 		a.lock.client.events.Emit(func() { hook(event) })
@@ -93,7 +136,9 @@ func (a *acquiring) reason(ctx context.Context, err error) error {
 	switch {
 	case (errors.Is(cause, ErrClosed) || errors.Is(err, ErrClosed)) && a.lock.client.isClosed():
 		return ErrClosed
-	case a.ctx.Err() == nil && (isDeadlock(cause) || cause == ErrQueueFull): //nolint:errorlint // as joined has set it
+	case a.ctx.Err() == nil && isDeadlock(cause):
+		return cause
+	case a.ctx.Err() == nil && isStop(cause) && !errors.Is(err, ErrUnavailable):
 		return cause
 	case a.ctx.Err() == nil && isStop(cause) && !isStop(err):
 		return fmt.Errorf("%w: %w", cause, err)
@@ -115,12 +160,12 @@ func (a *acquiring) failed(err error) error {
 		return &DeclinedError{Name: a.lock.name, Reply: declined.Reply}
 	case isDeadlock(err):
 		return err
-	case err == ErrQueueFull: //nolint:errorlint // as joined has set it
+	case errors.Is(err, ErrQueueFull) && a.ctx.Err() == nil:
 		full := LockedError{Name: a.lock.name}
 		if refusal != nil {
 			full = *refusal
 		}
-		full.Err = err
+		full.Err = ErrQueueFull
 		return &full
 	case refusal != nil && (errors.As(err, &busy) || errors.Is(err, errWaitOver)):
 		if errors.Is(err, ErrUnavailable) {
@@ -139,7 +184,7 @@ func (a *acquiring) failed(err error) error {
 func (a *acquiring) started() time.Time {
 	hooks := &a.lock.settings.hooks
 	a.traced = a.ctx
-	if hooks.AcquireStarted == nil && hooks.AcquireFinished == nil && hooks.Trace == nil {
+	if hooks.AcquireStarted == nil && hooks.AcquireFinished == nil && len(hooks.traces) == 0 {
 		return time.Time{}
 	}
 	start := time.Now()
@@ -155,10 +200,15 @@ func (a *acquiring) reportStart(start time.Time) {
 		a.lock.client.events.Emit(func() { hook(event) })
 	}
 	a.traced = a.ctx
-	if hooks.Trace != nil {
+	for _, trace := range hooks.traces {
 		a.survive(func() {
-			ctx, finished := hooks.Trace(event)
-			a.traced, a.trace = heir(ctx, a.ctx), finished
+			inner := event
+			inner.Context = a.traced
+			ctx, finished := trace(inner)
+			a.traced = heir(ctx, a.traced)
+			if finished != nil {
+				a.traces = append(a.traces, finished)
+			}
 		})
 	}
 }
@@ -176,7 +226,7 @@ func (a *acquiring) survive(hook func()) {
 // finished reports the end of the call to the hooks.
 func (a *acquiring) finished(start time.Time, err error) {
 	hook := a.lock.settings.hooks.AcquireFinished
-	if hook == nil && a.trace == nil {
+	if hook == nil && len(a.traces) == 0 {
 		return
 	}
 	event := AcquireFinished{
@@ -189,22 +239,32 @@ func (a *acquiring) finished(start time.Time, err error) {
 		h := a.section.entry.hold
 		event.TTL, event.Wake, event.Leader = h.ttl, a.wake, h.leader
 	}
-	if a.trace != nil {
-		a.survive(func() { a.endTrace(event) })
-	}
+	a.endTraces(event)
 	if hook != nil {
 		a.lock.client.events.Emit(func() { hook(event) })
 	}
 }
 
-// endTrace reports the end of the call to Hooks.Trace, which may give the section another context.
-func (a *acquiring) endTrace(event AcquireFinished) {
-	if event.Err != nil {
-		a.trace(a.ctx, event)
-		return
+// endTraces reports the end of the call to the traces, which may give the section another context.
+func (a *acquiring) endTraces(event AcquireFinished) {
+	var ends []func(TraceEnded)
+	for _, finished := range a.traces {
+		a.survive(func() {
+			if event.Err != nil {
+				finished(a.ctx, event)
+				return
+			}
+			ctx := a.section.Context // not the section itself, whose last reference is Unlock's
+			inner, ended := finished(ctx, event)
+			a.section.Context = heir(inner, ctx)
+			if ended != nil && event.Depth == 1 {
+				ends = append(ends, ended)
+			}
+		})
 	}
-	ctx := a.section.Context // not the section itself, whose last reference is Unlock's
-	a.section.Context = heir(a.trace(ctx, event), ctx)
+	if len(ends) > 0 {
+		a.section.entry.hold.trace(ends)
+	}
 }
 
 // outcome returns the outcome of the call. The error may carry the cause of the caller's context
@@ -230,6 +290,8 @@ func (a *acquiring) outcome(err error) Outcome {
 		return OutcomeDeadlock
 	case errors.Is(err, ErrNotReplicated) && a.ctx.Err() == nil:
 		return OutcomeError
+	case isStop(err) && a.ctx.Err() == nil:
+		return OutcomeCanceled
 	case errors.Is(err, ErrUnavailable) && a.ctx.Err() == nil && !errors.Is(err, errWaitOver):
 		return OutcomeError // the deadline of a dial is a context.DeadlineExceeded too
 	case errors.Is(err, store.ErrUnsure) && a.ctx.Err() == nil && !errors.Is(err, errWaitOver):

@@ -317,7 +317,8 @@ func (j *joint) oneByOne(wait time.Duration, begun time.Time) (context.Context, 
 		if wait > 0 {
 			left = max(wait-time.Since(begun), 1) // 0 would be TryLock, with several attempts
 		}
-		next, err := lock.acquire(inner, left)
+		a := acquiring{lock: lock, ctx: inner, caller: j.Context, wait: left}
+		next, err := a.acquire()
 		if err != nil {
 			return inner, err
 		}
@@ -340,9 +341,7 @@ func (j *joint) atOnce(wait time.Duration) (inner context.Context, done bool, er
 	if calls == nil {
 		return nil, false, nil
 	}
-	ctx, cancel := c.bound(j.Context, wait)
-	defer cancel()
-	ctx, cancel = stoppable(ctx, j.Context)
+	ctx, cancel := c.boundCall(j.Context, j.Context, wait)
 	defer cancel()
 	start := time.Now()
 	leases, err := several.TryAll(ctx, asks)

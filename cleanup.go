@@ -32,6 +32,7 @@ type unwanted struct {
 	name      string       // of the lock, as its user knows it
 	logger    *slog.Logger // of the lock
 	confirmed bool         // by some attempt
+	delayed   bool         // the store is to keep the ask until next
 	tries     int
 	next      time.Time
 	until     time.Time // the store keeps nothing of the ask from this time on
@@ -59,15 +60,16 @@ func newCleanup(c *Client) *cleanup { return &cleanup{client: c, wake: make(chan
 // add takes in an ask. Its lease may last for longest from now on.
 func (u *cleanup) add(h *hold, ask store.Ask, longest time.Duration) { u.addAfter(0, h, ask, longest) }
 
-// addAfter takes in an ask that the store is to keep for delay. If the client is closed sooner, the
-// ask is left to the end of its lease.
+// addAfter takes in an ask that is to be forgotten no sooner than after delay. If the client is
+// closed before, the ask is left to the end of its lease.
 func (u *cleanup) addAfter(delay time.Duration, h *hold, ask store.Ask, longest time.Duration) {
 	now := time.Now()
 	ask.TTL = h.ttl // as in the queue; renewals may have set another TTL
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.pending = append(u.pending, &unwanted{
-		ask: ask, name: h.name, logger: h.logger, next: now.Add(delay), until: now.Add(delay + ask.Kept(max(longest, ask.TTL))),
+		ask: ask, name: h.name, logger: h.logger, delayed: delay > 0,
+		next: now.Add(delay), until: now.Add(delay + ask.Kept(max(longest, ask.TTL))),
 	})
 	if !u.running {
 		u.running = true
@@ -127,7 +129,7 @@ func (u *cleanup) due(now time.Time, closing bool) (due []*unwanted, next time.T
 			u.last = append(u.last, w.ask)
 			return true
 		}
-		if closing && w.tries == 0 && w.next.After(now) { // of addAfter
+		if closing && w.delayed && w.next.After(now) {
 			return true
 		}
 		if len(due) < forgetBatch && !w.next.After(now) {
@@ -163,6 +165,7 @@ func (u *cleanup) forget(batch []*unwanted, closing time.Time) (answered bool) {
 	defer u.mu.Unlock()
 	for i, w := range batch {
 		w.tries++
+		w.delayed = false
 		last := w.until
 		if err := errs[i]; err == nil {
 			answered = true

@@ -158,10 +158,11 @@ func (t *table) close(c *Client) (todo []func()) {
 		for _, cancel := range h.cancelsLocked() {
 			todo = append(todo, func() { cancel(ErrClosed) })
 		}
+		t.endTracesLocked(h, nil)
 		if h.hooks.Closed != nil {
 			event := Closed{
 				Name: h.name, Mode: h.mode(), Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest,
-				Context: h.traced, Leader: h.leader,
+				Leader: h.leader,
 			}
 			c.events.Emit(func() { h.hooks.Closed(event) })
 		}
@@ -191,6 +192,17 @@ func (c *Client) bound(ctx context.Context, wait time.Duration) (context.Context
 	}
 	ctx, cancel := endingWith(ctx, c.life)
 	return ctx, func() { cancel(); timed() }
+}
+
+// boundCall is bound for a call that asks for a lock: the context ends with the stop around caller,
+// too.
+func (c *Client) boundCall(ctx, caller context.Context, wait time.Duration) (context.Context, context.CancelFunc) {
+	ctx, end := c.bound(ctx, wait)
+	ctx, cancel := stoppable(ctx, caller)
+	if cancel == nil {
+		return ctx, end
+	}
+	return ctx, func() { cancel(); end() }
 }
 
 // endingWith returns a context with two ends: the end of ctx, and the end of other with the cause

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/store/mem"
 )
 
 // What does Close end, and what does Close leave?
@@ -388,4 +390,23 @@ func TestTheStoreOfOpenStaysOpen(t *testing.T) {
 		require.NoError(t, c.Close())
 		require.Zero(t, s.closed)
 	})
+}
+
+func TestReleaseOnCloseFreesThousandsOfLocks(t *testing.T) {
+	for range 10 {
+		s := mem.New()
+		c, err := relock.Open(s, relock.WithReleaseOnClose())
+		require.NoError(t, err)
+		for i := range 1000 {
+			section, err := c.NewLock(strconv.Itoa(i)).Lock(t.Context())
+			require.NoError(t, err)
+			keep(t, section)
+		}
+		require.NoError(t, c.Close())
+		for i := range 1000 {
+			state, err := s.Look(t.Context(), store.Ask{Name: strconv.Itoa(i)})
+			require.NoError(t, err)
+			require.Empty(t, state.Owner)
+		}
+	}
 }

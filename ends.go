@@ -67,6 +67,7 @@ func (t *table) loseLocked(h *hold, reason LossReason) *loss {
 	}
 	h.leaks = nil
 	t.finishLocked(h, l.err)
+	t.endTracesLocked(h, nil)
 	return l
 }
 
@@ -96,7 +97,7 @@ func (l *loss) report() {
 	if h.hooks.Lost != nil && !l.closed {
 		event := Lost{
 			Name: h.name, Mode: h.mode(), Holder: h.holder, Token: l.err.Token, TTL: h.ttl, Reason: l.err.Reason, Held: l.held, MaxDepth: h.deepest,
-			Context: h.traced, Leader: h.leader,
+			Leader: h.leader,
 		}
 		c.events.Emit(func() { h.hooks.Lost(event) })
 	}
@@ -131,14 +132,41 @@ func (t *table) finishLocked(h *hold, end error) {
 // step under the mutex, so that Close comes before both or after both.
 func (t *table) releaseLocked(h *hold, err error) {
 	t.finishLocked(h, ErrReleased)
+	t.endTracesLocked(h, err)
 	if h.hooks.Released == nil || t.closed {
 		return
 	}
 	event := Released{
 		Name: h.name, Mode: h.mode(), Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest,
-		Context: h.traced, Leader: h.leader, Err: err,
+		Leader: h.leader, Err: err,
 	}
 	h.client.events.Emit(func() { h.hooks.Released(event) })
+}
+
+// trace notes functions that are told of the end of the hold, which may be over by now.
+func (h *hold) trace(ends []func(TraceEnded)) {
+	t := &h.client.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h.traces = ends
+	if h.state == over || t.closed {
+		t.endTracesLocked(h, nil)
+	}
+}
+
+// endTracesLocked reports the end of a hold to its traces. err is why a release was not confirmed.
+func (t *table) endTracesLocked(h *hold, err error) {
+	if len(h.traces) == 0 {
+		return
+	}
+	end := TraceEnded{Closed: t.closed, Held: time.Since(h.since), MaxDepth: h.deepest, Err: err}
+	if lost, is := h.end.(*LostError); is { //nolint:errorlint // the end of a hold is not wrapped
+		end.Reason = lost.Reason
+	}
+	for _, ended := range h.traces {
+		h.client.events.Emit(func() { ended(end) })
+	}
+	h.traces = nil
 }
 
 // longest returns the longest time for which the lease of the hold may last from now on without a

@@ -215,3 +215,18 @@ func TestTooFewReplicaAcksUndoExactlyThisEntry(t *testing.T) {
 	replica.Resume()
 	w.start(t.Context(), l).leave()
 }
+
+func TestConfirmationsMayTakeLongerThanAThirdOfTheTTL(t *testing.T) {
+	w := onShared(t)
+	p := w.peerOn(func(o *redis.Options) { o.ReadTimeout = 2 * w.limit }, relock.WithTTL(time.Second), relock.WithAOFAcks(0, 700*time.Millisecond))
+	l := p.NewLock("a")
+	slow := func([]string) { <-time.After(600 * time.Millisecond) } // as a disk
+	p.faults.On(redistest.Named("WAITAOF"), redistest.Before(slow))
+	answers := p.faults.On(redistest.Named("WAITAOF"), redistest.Answer("*2\r\n:1\r\n:0"))
+	section, err := l.TryLock(t.Context())
+	require.NoError(t, err)
+	keep(t, section)
+	require.Equal(t, 1, answers.Hits())
+	w.leave(section, l)
+	w.requireFree("a")
+}

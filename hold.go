@@ -32,7 +32,7 @@ type hold struct {
 	leaked  bool // the context of some entry was dropped without Unlock
 	renewal renewal
 	turn    turn
-	traced  context.Context // as Hooks.Trace made it, for the events of the end; nil: none
+	traces  []func(TraceEnded) // told of the end of the hold
 }
 
 // renewal is the watchdog's part of a hold.

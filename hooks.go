@@ -2,6 +2,7 @@ package relock
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/go-relock/relock/internal/events"
@@ -57,26 +58,45 @@ type Hooks struct {
 
 	// Trace gives contexts to the commands and to the section of a call, for the spans of a trace.
 	// The goroutine of the call calls Trace before the store is asked, and finished before the call
-	// returns. So a Trace that is slow makes the call slow, and must not use the lock. A panic is
-	// logged, and the call goes on without the Trace.
+	// returns. (The locks of a [Locks] that are taken in one step are the exception: Trace is
+	// called behind it.) So a Trace that is slow makes the call slow, a Trace that hangs holds up
+	// the call and [Client.Close], and a Trace must not use the lock. A panic is logged, and the
+	// call goes on without the Trace.
 	//
-	// The store's commands for the call have the values of acquire, and the events of the call, and
-	// of the end of its hold, carry acquire. (Two kinds of commands do not have the values: a
-	// command that several calls share, and the one command for all locks of a [Locks].) finished
-	// gets the context that the call is about to return, and returns the context to return in its
-	// place. After an error the call returns the caller's context all the same.
+	// The store's commands for the call have the values of acquire, and the events of the call
+	// carry acquire. (A command that several calls share does not have the values.)
 	//
-	// Make each context from the one that is given, and with the same end, as context.WithValue
-	// does. A nil context, and a context with another end, is ignored. finished may be nil.
+	// Make each context from the one that is given, and with the same Done channel, as
+	// context.WithValue does. A nil context, and a context with another Done channel, is ignored.
+	// finished may be nil.
 	Trace func(AcquireStarted) (acquire context.Context, finished TraceFinished)
+
+	traces []func(AcquireStarted) (context.Context, TraceFinished) // of JoinHooks; with WithHooks, all
 }
 
-// TraceFinished is the second half of [Hooks.Trace].
-type TraceFinished func(section context.Context, e AcquireFinished) context.Context
+// TraceFinished is the second half of [Hooks.Trace]. TraceFinished gets the context that the call
+// is about to return, and returns the context to return in its place. After an error the call
+// returns the caller's context all the same. If the call has begun a hold, ended is called once at
+// the end of the hold, among the other hooks; ended may be nil. (Events that are dropped, and a
+// context that ended keeps, are as for the other hooks.)
+type TraceFinished func(section context.Context, e AcquireFinished) (inner context.Context, ended func(TraceEnded))
+
+// TraceEnded is the end of a hold.
+type TraceEnded struct {
+	Reason   LossReason    // empty: the lock was not lost
+	Closed   bool          // the client was closed
+	Held     time.Duration // from the first entry
+	MaxDepth int           // the highest hold count
+	Err      error         // why a release was not confirmed
+}
 
 // JoinHooks makes one Hooks out of several, for [WithHooks]: each event goes to all of them, in
 // order, also after a panic. Each Trace gets the context of the Trace before.
 func JoinHooks(all ...Hooks) Hooks {
+	var traces []func(AcquireStarted) (context.Context, TraceFinished)
+	for _, h := range all {
+		traces = append(traces, h.allTraces()...)
+	}
 	return Hooks{
 		AcquireStarted:  joinHook(all, func(h Hooks) func(AcquireStarted) { return h.AcquireStarted }),
 		AcquireFinished: joinHook(all, func(h Hooks) func(AcquireFinished) { return h.AcquireFinished }),
@@ -89,37 +109,16 @@ func JoinHooks(all ...Hooks) Hooks {
 		Closed:          joinHook(all, func(h Hooks) func(Closed) { return h.Closed }),
 		Retried:         joinHook(all, func(h Hooks) func(Retried) { return h.Retried }),
 		Dropped:         joinHook(all, func(h Hooks) func(Dropped) { return h.Dropped }),
-		Trace:           joinTraces(all),
+		traces:          traces,
 	}
 }
 
-// joinTraces returns one Trace for all that are set; nil: none.
-func joinTraces(all []Hooks) func(AcquireStarted) (context.Context, TraceFinished) {
-	var traces []func(AcquireStarted) (context.Context, TraceFinished)
-	for _, h := range all {
-		if h.Trace != nil {
-			traces = append(traces, h.Trace)
-		}
+// allTraces returns the Trace of h, and those of the Hooks that h was made of.
+func (h Hooks) allTraces() []func(AcquireStarted) (context.Context, TraceFinished) {
+	if h.Trace == nil {
+		return h.traces
 	}
-	if len(traces) == 0 {
-		return nil
-	}
-	return func(e AcquireStarted) (context.Context, TraceFinished) {
-		ends := make([]TraceFinished, len(traces))
-		for i, trace := range traces {
-			var ctx context.Context
-			ctx, ends[i] = trace(e)
-			e.Context = heir(ctx, e.Context) //nolint:fatcontext // each context is inside of the one before
-		}
-		return e.Context, func(section context.Context, e AcquireFinished) context.Context {
-			for _, finished := range ends {
-				if finished != nil {
-					section = heir(finished(section, e), section) //nolint:fatcontext // as above
-				}
-			}
-			return section
-		}
-	}
+	return append(slices.Clip(h.traces), h.Trace)
 }
 
 // heir returns the context that a Trace made of parent, or parent if the context is nil or has
@@ -253,7 +252,6 @@ type Queued struct {
 
 // Released is the event of [Hooks.Released].
 type Released struct {
-	Context  context.Context // as Hooks.Trace made it when the hold began; nil without Trace
 	Name     string
 	Mode     Mode
 	Holder   Holder
@@ -276,7 +274,6 @@ type Renewed struct {
 
 // Lost is the event of [Hooks.Lost].
 type Lost struct {
-	Context  context.Context // as Hooks.Trace made it when the hold began; nil without Trace
 	Name     string
 	Mode     Mode
 	Holder   Holder
@@ -298,7 +295,6 @@ type Leaked struct {
 
 // Closed is the event of [Hooks.Closed].
 type Closed struct {
-	Context  context.Context // as Hooks.Trace made it when the hold began; nil without Trace
 	Name     string
 	Mode     Mode
 	Holder   Holder

@@ -160,6 +160,9 @@ func TestEveryHookCanBeJoined(t *testing.T) {
 	all := reflect.TypeFor[relock.Hooks]()
 	for i := range all.NumField() {
 		kind := all.Field(i)
+		if !kind.IsExported() || kind.Name == "Trace" { // see TestEachTraceIsInsideTheTraceBeforeIt
+			continue
+		}
 		var called []string
 		hook := func(name string) (h relock.Hooks) {
 			reflect.ValueOf(&h).Elem().Field(i).Set(reflect.MakeFunc(kind.Type, func([]reflect.Value) []reflect.Value {

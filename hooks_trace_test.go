@@ -20,8 +20,8 @@ func spanOf(ctx context.Context) any { return ctx.Value(spanKey{}) }
 // spans is a Trace whose contexts carry a word each.
 func spans(acquire, section string) relock.Hooks {
 	return relock.Hooks{Trace: func(e relock.AcquireStarted) (context.Context, relock.TraceFinished) {
-		return context.WithValue(e.Context, spanKey{}, acquire), func(ctx context.Context, _ relock.AcquireFinished) context.Context {
-			return context.WithValue(ctx, spanKey{}, section)
+		return context.WithValue(e.Context, spanKey{}, acquire), func(ctx context.Context, _ relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
+			return context.WithValue(ctx, spanKey{}, section), nil
 		}
 	}}
 }
@@ -65,14 +65,16 @@ func TestTraceIsCalledOnceForEachCallWithItsResult(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		var r recorder
 		var finished []relock.AcquireFinished
+		ends := make(map[time.Time][]relock.TraceEnded) // by the starts of the calls
 		trace := relock.Hooks{Trace: func(e relock.AcquireStarted) (context.Context, relock.TraceFinished) {
 			ctx := context.WithValue(e.Context, spanKey{}, e.Start)
-			return ctx, func(section context.Context, f relock.AcquireFinished) context.Context {
+			return ctx, func(section context.Context, f relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
 				require.Equal(t, e.Start, f.Start)
 				require.Equal(t, ctx, f.Context)
 				require.Equal(t, f.Err != nil, section == e.Context, "an error returns the caller's context")
 				finished = append(finished, f)
-				return context.WithValue(section, spanKey{}, "section")
+				ended := func(end relock.TraceEnded) { ends[f.Start] = append(ends[f.Start], end) }
+				return context.WithValue(section, spanKey{}, "section"), ended
 			}
 		}}
 		m := w.NewClient(relock.WithHooks(relock.JoinHooks(r.Hooks(), trace)))
@@ -82,28 +84,44 @@ func TestTraceIsCalledOnceForEachCallWithItsResult(t *testing.T) {
 		ctx, err := l.TryLockFor(t.Context(), time.Second)
 		require.ErrorIs(t, err, relock.ErrLocked)
 		require.Equal(t, t.Context(), ctx)
+		inner := w.enter(section, l)
+		pass(time.Second)
+		w.leave(inner, l)
 		w.leave(section, l)
 		lost := w.enter(t.Context(), l)
 		w.Lose("a")
 		_, _ = w.ends(lost)
+		pass(time.Second)
 		open := w.enter(t.Context(), l)
 		require.NoError(t, m.Close())
 		require.ErrorIs(t, context.Cause(open), relock.ErrClosed)
 
 		require.Equal(t, eventsOf[relock.AcquireFinished](&r), finished)
-		require.Len(t, finished, 4)
-		require.Equal(t, begun, spanOf(eventsOf[relock.Released](&r)[0].Context))
-		require.Equal(t, finished[2].Start, spanOf(eventsOf[relock.Lost](&r)[0].Context))
-		require.Equal(t, finished[3].Start, spanOf(eventsOf[relock.Closed](&r)[0].Context))
+		require.Len(t, finished, 5)
+		held := eventsOf[relock.Lost](&r)[0].Held
+		require.Equal(t, map[time.Time][]relock.TraceEnded{
+			begun:             {{Held: 2 * time.Second, MaxDepth: 2}},
+			finished[3].Start: {{Held: held, MaxDepth: 1, Reason: relock.LossTaken}},
+			finished[4].Start: {{MaxDepth: 1, Closed: true}},
+		}, ends, "once for each hold, and not for a nested entry")
 	})
 }
 
-func TestEventsOfAHoldWithoutTraceHaveNoContext(t *testing.T) {
+func TestATraceHearsOfAnEndBeforeItHasFinished(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
-		var r recorder
-		l := w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a")
-		w.leave(w.enter(t.Context(), l), l)
-		require.Nil(t, eventsOf[relock.Released](&r)[0].Context)
+		var ends []relock.TraceEnded
+		m := w.NewClient(relock.WithHooks(relock.Hooks{Trace: func(relock.AcquireStarted) (context.Context, relock.TraceFinished) {
+			return nil, func(section context.Context, _ relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
+				w.Lose("a")
+				<-section.Done() // a Trace that is slow
+				return nil, func(end relock.TraceEnded) { ends = append(ends, end) }
+			}
+		}}))
+		section := w.enter(t.Context(), m.NewLock("a"))
+		require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
+		settle()
+		require.Len(t, ends, 1)
+		require.Equal(t, relock.LossTaken, ends[0].Reason)
 	})
 }
 
@@ -111,10 +129,10 @@ func TestSeveralLocksHaveATraceEach(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		var spans []string
 		c := w.NewClient(relock.WithHooks(relock.Hooks{Trace: func(relock.AcquireStarted) (context.Context, relock.TraceFinished) {
-			return nil, func(section context.Context, e relock.AcquireFinished) context.Context {
+			return nil, func(section context.Context, e relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
 				outer, _ := spanOf(section).(string)
 				spans = append(spans, outer+"/"+e.Name)
-				return context.WithValue(section, spanKey{}, outer+"/"+e.Name)
+				return context.WithValue(section, spanKey{}, outer+"/"+e.Name), nil
 			}
 		}}))
 		locks := c.NewLocks([]string{"b", "a"})
@@ -146,7 +164,9 @@ func TestAContextWithAnotherEndIsIgnored(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			fake(t, func(t *testing.T, w *world) {
 				hooks := relock.Hooks{Trace: func(e relock.AcquireStarted) (context.Context, relock.TraceFinished) {
-					return strange(e.Context), func(section context.Context, _ relock.AcquireFinished) context.Context { return strange(section) }
+					return strange(e.Context), func(section context.Context, _ relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
+						return strange(section), nil
+					}
 				}}
 				m := w.NewClient(relock.WithHooks(relock.JoinHooks(spans("acquire", "section"), hooks)))
 				found := m.link.spansOfCommands()
@@ -171,7 +191,9 @@ func TestEachTraceIsInsideTheTraceBeforeIt(t *testing.T) {
 				return context.WithValue(ctx, spanKey{}, outer+"/"+name)
 			}
 			return relock.Hooks{Trace: func(e relock.AcquireStarted) (context.Context, relock.TraceFinished) {
-				return under(e.Context), func(section context.Context, _ relock.AcquireFinished) context.Context { return under(section) }
+				return under(e.Context), func(section context.Context, _ relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
+					return under(section), nil
+				}
 			}}
 		}
 		half := relock.Hooks{Trace: func(relock.AcquireStarted) (context.Context, relock.TraceFinished) { return nil, nil }}
@@ -187,18 +209,24 @@ func TestATraceThatPanicsChangesNothing(t *testing.T) {
 	for name, trace := range map[string]func(relock.AcquireStarted) (context.Context, relock.TraceFinished){
 		"at the start": func(relock.AcquireStarted) (context.Context, relock.TraceFinished) { panic("oops") },
 		"at the end": func(relock.AcquireStarted) (context.Context, relock.TraceFinished) {
-			return nil, func(context.Context, relock.AcquireFinished) context.Context { panic("oops") }
+			return nil, func(context.Context, relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
+				panic("oops")
+			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			fake(t, func(t *testing.T, w *world) {
 				var r recorder
 				var log logbook
-				hooks := relock.JoinHooks(r.Hooks(), relock.Hooks{Trace: trace})
+				hooks := relock.JoinHooks(spans("acquire", "section"), r.Hooks(), relock.Hooks{Trace: trace}, spans("behind", "behind it"))
 				m := w.NewClient(relock.WithLogger(log.logger()), relock.WithHooks(hooks))
+				other := m.NewLock("b")
+				section := w.enter(t.Context(), other)
+				require.Equal(t, "behind it", spanOf(section), "the other traces go on")
+				w.leave(section, other)
 				story(t, w, m)
-				require.Len(t, log.about("a hook panicked"), 4, "once for each call")
-				require.Len(t, eventsOf[relock.AcquireFinished](&r), 4)
+				require.Len(t, log.about("a hook panicked"), 5, "once for each call")
+				require.Len(t, eventsOf[relock.AcquireFinished](&r), 5)
 				w.requireFree("a")
 			})
 		})
@@ -209,15 +237,36 @@ func TestATraceKeepsNoLeakFromBeingFound(t *testing.T) {
 	fake(t, func(t *testing.T, w *world) {
 		var log logbook
 		var kept []context.Context
-		hooks := relock.Hooks{Trace: func(relock.AcquireStarted) (context.Context, relock.TraceFinished) {
-			return nil, func(section context.Context, _ relock.AcquireFinished) context.Context {
-				kept = append(kept, section) // as a span may
-				return context.WithValue(section, spanKey{}, "section")
+		hooks := relock.Hooks{Trace: func(e relock.AcquireStarted) (context.Context, relock.TraceFinished) {
+			ctx := context.WithValue(e.Context, spanKey{}, "acquire")
+			return ctx, func(section context.Context, _ relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
+				if e.Name == "a" {
+					kept = append(kept, section) // as a span may
+				}
+				return context.WithValue(section, spanKey{}, "section"), func(relock.TraceEnded) {}
 			}
 		}}
 		m := w.NewClient(relock.WithHooks(hooks), relock.WithLogger(log.logger()))
-		dropSection(t, t.Context(), m.NewLock("a"))
-		untilLogged(t, &log, "lock leaked")
+		func() {
+			section := w.enterAndForget(t.Context(), m.NewLock("a"))
+			w.enterAndForget(section, m.NewLock("b", relock.WithTTL(10*time.Minute)))
+		}()
+		for n := 0; n < 1000 && len(log.about("lock leaked")) < 2; n++ {
+			untilLogged(t, &log, "lock leaked")
+			pass(time.Second)
+		}
+		require.Len(t, log.about("lock leaked"), 2)
+		for _, lost := range log.about("lock lost") {
+			require.NotEqual(t, "b", lost.attrs["lock"], "the outer leak is found as soon as the inner one, and not with its end")
+		}
 		require.Len(t, kept, 1)
 	})
+}
+
+// enterAndForget locks, and leaves the section to the garbage collector.
+func (w *world) enterAndForget(ctx context.Context, l *relock.Lock) context.Context {
+	w.t.Helper()
+	section, err := l.Lock(ctx)
+	require.NoError(w.t, err)
+	return section
 }

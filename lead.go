@@ -21,12 +21,13 @@ import (
 //     process; a leader that shall go on logs errors, and returns when its context is done.
 //   - when ctx is done. A running fn is waited for. The error is that of Lock or Do.
 //   - when the lock cannot be had for another reason, with the error of Lock: [ErrInvalid],
-//     [ErrClosed], [ErrKind], [ErrDeadlock], an error of the store that a retry would not change,
-//     or the loss of a section of this very lock around ctx.
+//     [ErrClosed], [ErrKind], [ErrDeadlock], [ErrQueueFull], the stop of [WithStop], an error of
+//     the store that a retry would not change, or the loss of a section of this lock around ctx.
 //
-// The error matches [NotEntered] if fn has not run since the last campaign began. A panic of fn
-// unlocks, and goes on. [WithMaxHold] makes the leadership change hands after a time. The events of
-// a hold of Lead have Leader set, as a long hold is no fault there.
+// A loss that only Unlock finds is an error, too: fn had come to its end by itself. The error
+// matches [NotEntered] if fn has not run since the last campaign began; fn may have run before. A
+// panic of fn unlocks, and goes on. [WithMaxHold] makes the leadership change hands after a time.
+// The events of a hold of Lead have Leader set, as a long hold is no fault there.
 func (l *Lock) Lead(ctx context.Context, fn func(ctx context.Context) error) error {
 	switch {
 	case ctx == nil:
@@ -66,9 +67,7 @@ func isPassing(err error) bool {
 
 // pause waits for d, or until ctx, the stop around ctx, or the client ends.
 func (l *Lock) pause(ctx context.Context, d time.Duration) {
-	timed, cancel := l.client.bound(ctx, d)
-	defer cancel()
-	timed, cancel = stoppable(timed, ctx)
+	timed, cancel := l.client.boundCall(ctx, ctx, d)
 	defer cancel()
 	<-timed.Done()
 }

@@ -82,6 +82,7 @@ func (l *Lock) Err() error {
 //   - [ErrKind]: the name is in use for another kind of lock.
 //   - [ErrDeadlock]: the call waited in a circle of calls ([*DeadlockError]), or is a second
 //     upgrade of a [RWLock].
+//   - [ErrQueueFull]: see [WithMaxWaiters]. The error of a stop: see [WithStop].
 //   - [ErrClosed], [ErrInvalid].
 //   - an error of the store that a retry would not change, such as NOAUTH or WRONGTYPE. While the
 //     store cannot be reached, is loading or fails over, Lock goes on trying until ctx is done.
@@ -240,9 +241,7 @@ func (a *acquiring) newHold() *hold {
 func (a *acquiring) enterFirst() error {
 	c := a.lock.client
 	h := a.newHold()
-	ctx, cancel := c.bound(a.traced, a.wait)
-	defer cancel()
-	ctx, cancel = stoppable(ctx, a.ctx)
+	ctx, cancel := c.boundCall(a.traced, a.outermost(), a.wait)
 	defer cancel()
 	if a.around != nil { // in the other mode: no obstacle to this call, and its end is the end of this call
 		h.lease.With = a.around.hold.lease.ID
@@ -253,13 +252,14 @@ func (a *acquiring) enterFirst() error {
 		ctx, cancel = h.watchForDeadlock(ctx, a.ctx)
 		defer cancel()
 	}
-	if h.maxWaiters > 0 {
-		ctx, a.full = context.WithCancelCause(ctx)
-		defer a.full(nil)
-	}
 	passed, err := false, error(nil)
 	if a.wait != 0 && a.around == nil && (c.races || h.passes > 0) {
-		passed, err = c.table.waitTurn(ctx, h, a.progress)
+		limit, ctx := a.limitQueue(ctx)
+		passed, err = c.table.waitTurn(ctx, h, func(p store.Progress) {
+			a.progress(p)
+			limit.place(p)
+		})
+		err = limit.over(ctx, err)
 		if a.queued && h.passes > 0 {
 			a.wake = WakePass
 		}
@@ -302,10 +302,13 @@ func (a *acquiring) ask(ctx context.Context, h *hold, ask store.Ask) (lease stor
 	case a.wait == 0:
 		lease, err = c.store.Try(ctx, ask)
 	default:
+		limit, ctx := a.limitQueue(ctx)
 		lease, err = c.store.Wait(ctx, ask, func(p store.Progress) {
 			a.progress(p)
+			limit.place(p)
 			c.table.noteRefusal(h, p.Busy)
 		})
+		err = limit.over(ctx, err)
 	}
 	if err != nil {
 		lease.Ask = ask
@@ -373,9 +376,6 @@ func (a *acquiring) begin(h *hold, lease store.Lease) error {
 	}
 	defer t.mu.Unlock()
 	h.lease, h.token, h.since, h.state = lease, lease.Token, now, held
-	if h.hooks.Trace != nil {
-		h.traced = a.traced
-	}
 	if h.turn.passes == 0 {
 		h.turn.began = now
 	}

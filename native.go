@@ -114,7 +114,7 @@ func (s *nativeStore) ask(ctx context.Context, a store.Ask, arrival string, trie
 		script = sharedAcquireScript
 	}
 	c := &wire.Call{
-		Unit: s.acquireUnit(a, millis(a.Kept(a.TTL)), arrival), Tries: tries, Patience: attemptLimit(a.TTL),
+		Unit: s.acquireUnit(a, millis(a.Kept(a.TTL)), arrival), Tries: tries, Patience: takingLimit(a),
 		Acks: wire.Acks(a.Acks),
 	}
 	c.Script, c.Shared = s.entering(script)

@@ -183,8 +183,8 @@ func WithMaxHold(d time.Duration) Option {
 }
 
 // WithTTLRange limits the leases that the locks of a client may have: [WithTTL], [WithFixedLease]
-// and [Lock.Extend] refuse any other lease with [ErrInvalid]. The range is for the code that makes
-// the client, where the TTLs come from elsewhere, such as a configuration. shortest and longest are
+// and [Lock.Extend] refuse any other lease with [ErrInvalid]. Use it where the TTLs come
+// from a configuration. shortest and longest are
 // from [MinTTL] to [MaxTTL], the default range. If [DefaultTTL] is outside of the range, the client
 // needs a TTL too. WithTTLRange is for [New] and [Open] only.
 func WithTTLRange(shortest, longest time.Duration) Option {
@@ -199,8 +199,8 @@ func WithTTLRange(shortest, longest time.Duration) Option {
 
 // WithLockDelay keeps a lost lock from everybody for d more. A holder that has not noticed its loss
 // yet, as its process stood still, has this time to wake up and stop before the next holder begins.
-// The store keeps each lease for the TTL and d, and the hold ends at the TTL, so the lock of a
-// crashed holder is free after both. An Unlock, [Lock.ForceUnlock] and [WithReleaseOnClose] free
+// A section ends at its TTL, and the store keeps the lock d longer: the lock of a crashed holder is
+// free after both. An Unlock, [Lock.ForceUnlock] and [WithReleaseOnClose] free
 // the lock at once. A holder that stands still for longer can be stopped by nothing but its fencing
 // token. (The idea is the lock-delay of Chubby, and of Consul, where 15 s is usual.)
 //
@@ -219,8 +219,9 @@ func WithLockDelay(d time.Duration) Option {
 // [ErrQueueFull], which matches [ErrLocked], in place of a wait that is long. A call learns its
 // place by joining the queue, and leaves the queue again when refused; a call that does not want to
 // wait at all is [Lock.TryLock]. For a service with more work than it can do, a quick refusal is
-// better than a queue. With [WithLocalPass] a call in the line of its client counts the calls
-// before it in the line.
+// better than a queue. With [WithLocalPass] a call counts the calls before it in the line of its
+// client, and then the waiters before it in the store's queue. Waiters whose processes have died
+// count until their turn. [Lock.Lead] ends with a refusal.
 //
 // n is at least 1; 0, the default, is no limit. A store whose waiters race, such as
 // [WithRedissonLayout], has no queue to count, so the locks of such a client are [ErrInvalid].
@@ -278,6 +279,7 @@ func WithLogger(l *slog.Logger) Option {
 // hooks of an earlier WithHooks. Renewed, Reconnected, Retried and Dropped are hooks of the client,
 // and are not called if given to a lock.
 func WithHooks(h Hooks) Option {
+	h.traces = h.allTraces()
 	return func(s *settings) { s.hooks = h }
 }
 

@@ -69,6 +69,10 @@ const boundTries = 3
 // into the lease.
 func attemptLimit(ttl time.Duration) time.Duration { return ttl / 3 }
 
+// takingLimit returns the time limit of an attempt to take a lock, with the time for the
+// confirmations of other servers.
+func takingLimit(a store.Ask) time.Duration { return attemptLimit(a.TTL) + a.Acks.Timeout }
+
 // unsureOf marks the error of a call that may have run, or may run yet.
 func unsureOf(a wire.Answer, err error) error {
 	if a.Unsure {

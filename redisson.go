@@ -98,7 +98,7 @@ func (s *redissonStore) topics(name string) []subs.Topic {
 func (s *redissonStore) ask(ctx context.Context, a store.Ask, tries int) (acquireReply, wire.Answer, error) {
 	field := s.field(a.ID)
 	c := &wire.Call{
-		Script: redissonAcquireScript, Tries: tries, Patience: attemptLimit(a.TTL),
+		Script: redissonAcquireScript, Tries: tries, Patience: takingLimit(a),
 		Unit:   wire.Unit{Keys: s.keys(a.Name), Args: []any{field, millis(a.Kept(a.TTL))}},
 		Acks:   wire.Acks(a.Acks),
 		Repeat: func(elapsed time.Duration) []any { return []any{field, repeatMillis(a.Kept(a.TTL), elapsed)} },

@@ -24,22 +24,22 @@ func WithStop(ctx, stop context.Context) context.Context {
 // stopKey is the context key of the stop of WithStop.
 type stopKey struct{}
 
-// stoppable returns a context that ends with ctx, and with the stop around a call with context
-// caller. Inside an open section nothing stops a call.
-func stoppable(ctx, caller context.Context) (context.Context, context.CancelFunc) {
+// stoppable returns a context that ends with ctx, and with the stop around caller. Inside an open
+// section nothing stops a call. cancel is nil if there is nothing to cancel.
+func stoppable(ctx, caller context.Context) (stopped context.Context, cancel context.CancelFunc) {
 	stop, is := caller.Value(stopKey{}).(context.Context)
 	if !is {
-		return ctx, func() {}
+		return ctx, nil
 	}
 	if _, inside := HolderFrom(caller); inside {
-		return ctx, func() {}
+		return ctx, nil
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	end := context.AfterFunc(stop, func() { cancel(&stopError{context.Cause(stop)}) })
+	ctx, end := context.WithCancelCause(ctx)
+	after := context.AfterFunc(stop, func() { end(&stopError{context.Cause(stop)}) })
 	if stop.Err() != nil {
-		cancel(&stopError{context.Cause(stop)})
+		end(&stopError{context.Cause(stop)})
 	}
-	return ctx, func() { end(); cancel(nil) }
+	return ctx, func() { after(); end(nil) }
 }
 
 // stopError is the cause of a wait that a stop has ended.

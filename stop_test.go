@@ -27,8 +27,10 @@ func TestAStopEndsWaitsAndLeavesSectionsAlone(t *testing.T) {
 			"Lead": w.begin(ctx, func(ctx context.Context) (context.Context, error) { return ctx, l.Lead(ctx, nothing) }),
 			"All":  w.begin(ctx, relock.All(l, m.NewLock("c")).Lock),
 		}
+		twoOf := w.begin(ctx, relock.All(m.NewLock("0"), l).Lock) // takes the first one
 		pass(time.Minute)
 		shutDown(errOdd)
+		waits["All, for its second lock"] = twoOf
 		for name, a := range waits {
 			err := a.failure()
 			require.ErrorIs(t, err, errOdd, name)
@@ -86,6 +88,22 @@ func TestAStopEndsTheCampaignsOfALeaderWithoutAStore(t *testing.T) {
 }
 
 func nothing(context.Context) error { return nil }
+
+func TestAStopInAnOutageIsACanceledCall(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		stop, shutDown := context.WithCancel(t.Context())
+		m := w.NewClient(relock.WithHooks(r.Hooks()))
+		m.link.cut()
+		waiting := w.begin(relock.WithStop(t.Context(), stop), m.NewLock("a").Lock)
+		shutDown()
+		err := waiting.failure()
+		require.ErrorIs(t, err, relock.ErrUnavailable)
+		require.ErrorIs(t, err, context.Canceled)
+		require.Equal(t, relock.OutcomeCanceled, eventsOf[relock.AcquireFinished](&r)[0].Outcome)
+		m.link.heal()
+	})
+}
 
 func TestAStopNeedsContexts(t *testing.T) {
 	var none context.Context

@@ -102,7 +102,7 @@ func (s *nativeStore) TryEval(ctx context.Context, a store.Ask, script store.Scr
 		first = sourceOf("restarted")
 	}
 	c := &wire.Call{
-		Script: s.users.of(first, "try", script.Source), Tries: boundTries, Patience: attemptLimit(a.TTL),
+		Script: s.users.of(first, "try", script.Source), Tries: boundTries, Patience: takingLimit(a),
 		Unit:   wire.Unit{Keys: append([]string{a.Name, a.Name + queueSuffix}, script.Keys...), Args: args(millis(a.Kept(a.TTL)))},
 		Repeat: func(elapsed time.Duration) []any { return args(repeatMillis(a.Kept(a.TTL), elapsed)) },
 		Acks:   wire.Acks(a.Acks),

@@ -374,3 +374,39 @@ func TestARefusalOfAFullQueueIsAnEventOfALockedLock(t *testing.T) {
 		waiter.leave()
 	})
 }
+
+func TestTheQueueLimitCountsThePlaceInTheLineAndInTheStore(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m, other := w.NewClient(relock.WithMaxWaiters(2), relock.WithLocalPass(0, 0)), w.NewClient().NewLock("a")
+		owner := w.enter(t.Context(), other)
+		var before []*attempt
+		for range 3 {
+			before = append(before, w.start(t.Context(), other))
+		}
+		l := m.NewLock("a")
+		require.ErrorIs(t, w.begin(t.Context(), l.Lock).failure(), relock.ErrQueueFull, "the head of a line has a place in the store's queue")
+		first, second := w.begin(t.Context(), l.Lock), w.begin(t.Context(), l.Lock)
+		require.ErrorIs(t, first.failure(), relock.ErrQueueFull)
+		require.ErrorIs(t, second.failure(), relock.ErrQueueFull)
+		w.leave(owner, other)
+		for _, a := range before {
+			a.leave()
+		}
+		w.requireFree("a")
+	})
+}
+
+func TestTheQueueLimitHoldsForLocksThatAreAskedForAgain(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		m, other := w.NewClient(relock.WithTTL(time.Second), relock.WithMaxWaiters(1)), w.NewClient().NewLock("a")
+		m.link.once(delay(0, 2*time.Second), cmdTryAll) // the leases are over when the answer comes
+		both := w.begin(t.Context(), m.NewLocks([]string{"a", "b"}).Lock)
+		pass(1500 * time.Millisecond)
+		owner := w.enter(t.Context(), other)
+		waiter := w.start(t.Context(), other)
+		require.ErrorIs(t, both.failure(), relock.ErrQueueFull)
+		w.leave(owner, other)
+		waiter.leave()
+		w.requireFree("a", "b")
+	})
+}

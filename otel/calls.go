@@ -2,6 +2,7 @@ package relockotel
 
 import (
 	"sync"
+	"time"
 
 	"go.opentelemetry.io/otel/trace"
 
@@ -64,32 +65,19 @@ func (s *calls) leftLocked(l *lockCalls, name string) {
 	}
 }
 
-// entered notes the section of a call, and returns its end if the end was reported before.
-func (s *calls) entered(c *call, name string, begun section) *ending {
+// entered notes the section of a call.
+func (s *calls) entered(c *call, begun section) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c.section = begun
 	c.lock.last = &c.section
-	if c.early != nil {
-		s.endedLocked(c, name, c.early)
-	}
-	return c.early
 }
 
-// ended notes the end of a section, and says whether its span has begun.
-func (s *calls) ended(c *call, name string, end *ending) bool {
+// ended notes the end of a section.
+func (s *calls) ended(c *call, name string, held time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if c.section.span == nil {
-		c.early = end
-		return false
-	}
-	s.endedLocked(c, name, end)
-	return true
-}
-
-func (s *calls) endedLocked(c *call, name string, end *ending) {
-	c.section.ended = c.section.begun.Add(end.held)
+	c.section.ended = c.section.begun.Add(held)
 	s.leftLocked(c.lock, name)
 }
 

@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/measures"
 )
 
 // The names of spans.
@@ -26,10 +27,7 @@ type call struct {
 	lock    *lockCalls
 	label   string
 	acquire trace.Span
-
-	// Guarded by the mutex of calls.
-	section section
-	early   *ending // the end of the section was reported before its begin
+	section section // guarded by the mutex of calls
 }
 
 // section is the span of a hold.
@@ -40,18 +38,6 @@ type section struct {
 	ended  time.Time // zero: open
 }
 
-// ending is the end of a hold.
-type ending struct {
-	cause  string // a value of EndKey
-	reason relock.LossReason
-	held   time.Duration
-	depth  int
-	err    error // of the Unlock
-}
-
-// callKey is the context key of the *call of one Telemetry.
-type callKey struct{ t *Telemetry }
-
 // trace begins the span of a call.
 func (t *Telemetry) trace(e relock.AcquireStarted) (context.Context, relock.TraceFinished) {
 	label := t.of(e.Name, e.Mode)
@@ -61,14 +47,13 @@ func (t *Telemetry) trace(e relock.AcquireStarted) (context.Context, relock.Trac
 		return nil, nil // nobody wants traces
 	}
 	c := &call{lock: t.calls.started(e.Name), label: label, acquire: span}
-	finished := func(section context.Context, e relock.AcquireFinished) context.Context {
+	return ctx, func(section context.Context, e relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
 		return t.traced(section, c, e)
 	}
-	return context.WithValue(ctx, callKey{t}, c), finished
 }
 
 // traced ends the span of a call, and begins the span of a section.
-func (t *Telemetry) traced(ctx context.Context, c *call, e relock.AcquireFinished) context.Context {
+func (t *Telemetry) traced(ctx context.Context, c *call, e relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
 	span, now := c.acquire, e.Start.Add(e.Duration)
 	span.SetAttributes(results(e)...)
 	if o := e.Outcome; o == relock.OutcomeLost || o == relock.OutcomeDeadlock || o == relock.OutcomeError {
@@ -80,14 +65,15 @@ func (t *Telemetry) traced(ctx context.Context, c *call, e relock.AcquireFinishe
 	span.End(trace.WithTimestamp(now))
 	if e.Depth != 1 {
 		t.calls.left(c.lock, e.Name)
-		return ctx
+		return ctx, nil
 	}
 	ctx, span = t.tracer.Start(ctx, SectionSpanName, trace.WithTimestamp(now),
 		trace.WithAttributes(append(t.attributes(c.label), HolderKey.String(valid(e.Holder.String())))...))
-	if end := t.calls.entered(c, e.Name, section{span: span, holder: e.Holder, begun: now}); end != nil {
+	t.calls.entered(c, section{span: span, holder: e.Holder, begun: now})
+	return ctx, func(end relock.TraceEnded) {
+		t.calls.ended(c, e.Name, end.Held)
 		c.section.end(end)
 	}
-	return ctx
 }
 
 // results are the attributes of a call that has returned.
@@ -111,34 +97,25 @@ func results(e relock.AcquireFinished) []attribute.KeyValue {
 	return attrs
 }
 
-// endSection ends the span of a hold whose call had the context ctx, and returns a context with the
-// span, for exemplars.
-func (t *Telemetry) endSection(ctx context.Context, name string, end ending) context.Context {
-	bg := context.Background()
-	if ctx == nil {
-		return bg
-	}
-	c, _ := ctx.Value(callKey{t}).(*call)
-	if c == nil || !t.calls.ended(c, name, &end) {
-		return bg
-	}
-	c.section.end(&end)
-	return trace.ContextWithSpan(bg, c.section.span)
-}
-
 // end ends the span of a section.
-func (s *section) end(end *ending) {
-	span := s.span
-	span.SetAttributes(EndKey.String(end.cause), DepthKey.Int(end.depth))
+func (s *section) end(end relock.TraceEnded) {
+	span, cause := s.span, measures.EndReleased
 	switch {
-	case end.reason != "":
-		span.SetAttributes(ReasonKey.String(string(end.reason)), errorTypeKey.String(string(relock.OutcomeLost)))
-		span.SetStatus(codes.Error, "lock lost: "+string(end.reason))
-	case end.err != nil:
+	case end.Reason != "":
+		cause = measures.EndLost
+	case end.Closed:
+		cause = measures.EndClosed
+	}
+	span.SetAttributes(EndKey.String(cause), DepthKey.Int(end.MaxDepth))
+	switch {
+	case end.Reason != "":
+		span.SetAttributes(ReasonKey.String(string(end.Reason)), errorTypeKey.String(string(relock.OutcomeLost)))
+		span.SetStatus(codes.Error, "lock lost: "+string(end.Reason))
+	case end.Err != nil:
 		span.SetAttributes(errorTypeKey.String("unconfirmed"))
 		span.SetStatus(codes.Error, "the store did not confirm the release")
 	}
-	span.End(trace.WithTimestamp(s.begun.Add(end.held)))
+	span.End(trace.WithTimestamp(s.begun.Add(end.Held)))
 }
 
 // errorType returns the outcome, or the code of an error reply of Redis, such as WRONGTYPE.

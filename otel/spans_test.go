@@ -210,23 +210,6 @@ func TestTheSpanOfALeakedSectionEndsWithItsHold(t *testing.T) {
 	})
 }
 
-func TestASectionThatIsLostBeforeItsSpanBeganHasOneSpan(t *testing.T) {
-	c := collect(t)
-	hooks, h := c.Hooks(), newHolder(t)
-	start := time.Now()
-	ctx, finished := hooks.Trace(relock.AcquireStarted{Context: t.Context(), Name: "a", Mode: relock.ModeExclusive, Start: start})
-	lost := relock.Lost{Context: ctx, Name: "a", Mode: relock.ModeExclusive, Holder: h, Reason: relock.LossTaken, Held: time.Second}
-	hooks.Lost(lost)
-	require.Empty(t, c.ended(relockotel.SectionSpanName))
-	finished(t.Context(), relock.AcquireFinished{
-		Context: ctx, Name: "a", Mode: relock.ModeExclusive, Holder: h, Start: start, Outcome: relock.OutcomeAcquired, Depth: 1,
-	})
-	require.Len(t, c.ended(relockotel.SectionSpanName), 1)
-	span, attrs := c.lastSpan(relockotel.SectionSpanName)
-	require.Equal(t, time.Second, span.EndTime.Sub(span.StartTime))
-	require.Equal(t, "taken", attrs["relock.reason"])
-}
-
 // givenUp is a store that gives the lock when the caller has gone.
 type givenUp struct {
 	*mem.Store

@@ -133,19 +133,16 @@ func (t *Telemetry) Hooks() relock.Hooks {
 			if e.Err != nil {
 				t.unconfirmed.Add(bg, 1, t.with(label))
 			}
-			end := ending{cause: measures.EndReleased, held: e.Held, depth: e.MaxDepth, err: e.Err}
-			t.ended(e.Context, keyOf(e.Name, e.Mode, e.Holder, e.Leader), label, e.TTL, end)
+			t.ended(keyOf(e.Name, e.Mode, e.Holder, e.Leader), label, e.TTL, e.Held, e.MaxDepth, measures.EndReleased)
 		},
 		Lost: func(e relock.Lost) {
 			label := t.of(e.Name, e.Mode)
 			t.losses.Add(bg, 1, t.with(label, ReasonKey.String(string(e.Reason))))
-			end := ending{cause: measures.EndLost, reason: e.Reason, held: e.Held, depth: e.MaxDepth}
-			t.ended(e.Context, keyOf(e.Name, e.Mode, e.Holder, e.Leader), label, e.TTL, end)
+			t.ended(keyOf(e.Name, e.Mode, e.Holder, e.Leader), label, e.TTL, e.Held, e.MaxDepth, measures.EndLost)
 		},
 		Closed: func(e relock.Closed) {
 			label := t.of(e.Name, e.Mode)
-			end := ending{cause: measures.EndClosed, held: e.Held, depth: e.MaxDepth}
-			t.ended(e.Context, keyOf(e.Name, e.Mode, e.Holder, e.Leader), label, e.TTL, end)
+			t.ended(keyOf(e.Name, e.Mode, e.Holder, e.Leader), label, e.TTL, e.Held, e.MaxDepth, measures.EndClosed)
 		},
 		Leaked: func(e relock.Leaked) { t.leaks.Add(bg, 1, t.with(t.of(e.Name, e.Mode))) },
 		Renewed: func(e relock.Renewed) {
@@ -211,15 +208,15 @@ func keyOf(name string, mode relock.Mode, h relock.Holder, leader bool) inflight
 	return inflight.Key{Name: name, Holder: string(mode) + " " + h.String(), Leader: leader}
 }
 
-// ended counts a hold that is over, and ends its span. ctx is the context of the event.
-func (t *Telemetry) ended(ctx context.Context, key inflight.Key, label string, ttl time.Duration, end ending) {
-	ctx = t.endSection(ctx, key.Name, end) // exemplars lead to the span
-	t.holdTime.Record(ctx, end.held.Seconds(), t.with(label, EndKey.String(end.cause)))
+// ended counts a hold that is over.
+func (t *Telemetry) ended(key inflight.Key, label string, ttl, held time.Duration, depth int, end string) {
+	bg := context.Background()
+	t.holdTime.Record(bg, held.Seconds(), t.with(label, EndKey.String(end)))
 	if ttl > 0 && !key.Leader {
-		t.holdTTL.Record(ctx, float64(end.held)/float64(ttl), t.with(label))
+		t.holdTTL.Record(bg, float64(held)/float64(ttl), t.with(label))
 	}
-	t.depth.Record(ctx, int64(end.depth), t.with(label))
-	t.inflight.End(key, end.held)
+	t.depth.Record(bg, int64(depth), t.with(label))
+	t.inflight.End(key, held)
 }
 
 // of returns the attributes of a lock, see [measures.Label].

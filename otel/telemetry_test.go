@@ -720,7 +720,9 @@ func TestCountersBeginWithZeroAlsoWhereTheGlobalProviderIsSetLater(t *testing.T)
 func TestEveryHookIsUsed(t *testing.T) {
 	v := reflect.ValueOf(collect(t).Hooks())
 	for i := range v.NumField() {
-		require.False(t, v.Field(i).IsNil(), "%s: a new hook wants a metric", v.Type().Field(i).Name)
+		if f := v.Type().Field(i); f.IsExported() {
+			require.False(t, v.Field(i).IsNil(), "%s: a new hook wants a metric", f.Name)
+		}
 	}
 }
 

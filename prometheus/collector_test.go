@@ -531,8 +531,9 @@ func TestEveryHookIsUsed(t *testing.T) {
 	_, hooks := feed()
 	v := reflect.ValueOf(hooks)
 	for i := range v.NumField() {
-		hook := v.Type().Field(i).Name
-		require.Equal(t, hook == "Trace", v.Field(i).IsNil(), "%s: a new hook wants a metric", hook)
+		if hook := v.Type().Field(i); hook.IsExported() {
+			require.Equal(t, hook.Name == "Trace", v.Field(i).IsNil(), "%s: a new hook wants a metric", hook.Name)
+		}
 	}
 }
 

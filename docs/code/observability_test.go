@@ -55,8 +55,8 @@ func requestIDs(newID func() string) relock.Hooks {
 	return relock.Hooks{
 		Trace: func(e relock.AcquireStarted) (context.Context, relock.TraceFinished) {
 			ctx := context.WithValue(e.Context, requestKey{}, newID())
-			return ctx, func(section context.Context, e relock.AcquireFinished) context.Context {
-				return context.WithValue(section, requestKey{}, e.Context.Value(requestKey{}))
+			return ctx, func(section context.Context, e relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
+				return context.WithValue(section, requestKey{}, e.Context.Value(requestKey{})), nil
 			}
 		},
 	}
