@@ -1,9 +1,14 @@
 package code
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -19,102 +24,156 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
-func withRedsync(ctx context.Context, rdb redis.UniversalClient, work func(context.Context) error) (err error) {
-	// page: redsync-before
-	mutex := redsync.New(goredis.NewPool(rdb)).NewMutex("order:42", redsync.WithExpiry(10*time.Second))
-	if err := mutex.LockContext(ctx); err != nil { // gives up after 32 tries
-		return err
+// This file has the code of docs/MIGRATION.md.
+
+// page: redsync-before
+func chargeRedsync(ctx context.Context, rs *redsync.Redsync, order string) (err error) {
+	mutex := rs.NewMutex("orders:"+order, redsync.WithExpiry(10*time.Second), redsync.WithTries(20))
+	if err := mutex.LockContext(ctx); err != nil {
+		return err // after 20 tries
 	}
 	defer func() {
-		if ok, unlockErr := mutex.UnlockContext(context.WithoutCancel(ctx)); !ok || unlockErr != nil {
-			err = errors.Join(err, unlockErr, errors.New("the lock was lost"))
-		}
+		_, unlockErr := mutex.UnlockContext(context.WithoutCancel(ctx))
+		err = errors.Join(err, unlockErr) // an error also if the lock had run out
 	}()
-	return work(ctx) // must end within 10 seconds, or call mutex.ExtendContext
-	// end
+	return charge(ctx, order) // if charge takes longer than 10 s, it goes on without the lock
 }
 
-func fromRedsync(ctx context.Context, locks *relock.Client, work func(context.Context) error) error {
-	// page: redsync-after
-	lock := locks.NewLock("order:42", relock.WithTTL(10*time.Second))
-	return lock.DoFor(ctx, 5*time.Second, work) // may take longer than the TTL; its context ends with the lock
-	// end
+// end
+
+// page: redsync-after
+func chargeLimited(ctx context.Context, client *relock.Client, order string) error {
+	lock := client.NewLock("orders:"+order, relock.WithTTL(10*time.Second))
+	return lock.DoFor(ctx, 3*time.Second, func(ctx context.Context) error {
+		return charge(ctx, order) // may take longer than 10 s; ctx ends if the lock is lost
+	})
 }
 
-func withRedislock(ctx context.Context, rdb redis.UniversalClient, work func(context.Context) error) (err error) {
-	// page: redislock-before
-	lock, err := redislock.New(rdb).Obtain(ctx, "order:42", 10*time.Second, &redislock.Options{
-		RetryStrategy: redislock.LimitRetry(redislock.LinearBackoff(100*time.Millisecond), 50),
+// end
+
+// page: redislock-before
+func chargeRedislock(ctx context.Context, locker *redislock.Client, order string) (err error) {
+	lock, err := locker.Obtain(ctx, "orders:"+order, 10*time.Second, &redislock.Options{
+		RetryStrategy: redislock.LimitRetry(redislock.LinearBackoff(100*time.Millisecond), 30),
 	})
 	if errors.Is(err, redislock.ErrNotObtained) {
-		return errors.New("busy")
+		return errBusy
 	} else if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, lock.Release(context.WithoutCancel(ctx))) }()
-	return work(ctx) // must end within 10 seconds, or call lock.Refresh
-	// end
+	return charge(ctx, order) // if charge takes longer than 10 s, it goes on without the lock
 }
 
-func fromRedislock(ctx context.Context, locks *relock.Client, work func(context.Context) error) error {
-	// page: redislock-after
-	err := locks.NewLock("order:42", relock.WithTTL(10*time.Second)).DoFor(ctx, 5*time.Second, work)
-	if relock.NotEntered(err) && errors.Is(err, relock.ErrLocked) {
-		return errors.New("busy")
+// end
+
+// page: redislock-after
+func chargeOrBusy(ctx context.Context, client *relock.Client, order string) error {
+	lock := client.NewLock("orders:"+order, relock.WithTTL(10*time.Second))
+	section, err := lock.TryLockFor(ctx, 3*time.Second)
+	if errors.Is(err, relock.ErrLocked) {
+		return errBusy
+	} else if err != nil {
+		return err
 	}
-	return err
-	// end
+	err = charge(section, order) // may take longer than 10 s; section ends if the lock is lost
+	return errors.Join(err, lock.Unlock(section))
 }
 
-func withRueidislock(ctx context.Context, locker rueidislock.Locker, work func(context.Context) error) error {
-	// page: rueidislock-before
-	section, cancel, err := locker.WithContext(ctx, "order:42")
+// end
+
+// page: rueidislock-before
+func chargeRueidislock(ctx context.Context, locker rueidislock.Locker, order string) error {
+	section, cancel, err := locker.WithContext(ctx, "orders:"+order)
 	if err != nil {
 		return err
 	}
 	defer cancel()
-	return work(section) // section ends when the lock is lost
-	// end
+	return charge(section, order) // section ends if the lock is lost
 }
 
-func fromRueidislock(ctx context.Context, locks *relock.Client, work func(context.Context) error) error {
-	// page: rueidislock-after
-	return locks.NewLock("order:42").Do(ctx, work)
-	// end
+// end
+
+// page: rueidislock-after
+func chargeWaiting(ctx context.Context, client *relock.Client, order string) error {
+	return client.NewLock("orders:"+order).Do(ctx, func(ctx context.Context) error {
+		return charge(ctx, order) // ctx ends if the lock is lost, and context.Cause says why
+	})
 }
 
-// page: both
-// withBoth takes the old lock and then the new one, for the release in which processes with the old
-// lock alone, and with both, run side by side.
-func withBoth(ctx context.Context, old *redsync.Redsync, locks *relock.Client, name string, work func(context.Context) error) error {
-	mutex := old.NewMutex(name, redsync.WithExpiry(30*time.Second))
-	if err := mutex.LockContext(ctx); err != nil {
+// end
+
+// page: redisson-after
+func shareLocks(ctx context.Context, rdb redis.UniversalClient) error {
+	client, err := relock.New(rdb, relock.WithRedissonLayout())
+	if err != nil {
 		return err
 	}
-	ctx, lost := context.WithCancelCause(ctx)
-	extended := make(chan struct{})
-	go func() {
-		defer close(extended)
-		keep(ctx, mutex, 10*time.Second, lost)
-	}()
-	defer func() {
-		lost(nil) // no more extensions
-		<-extended
-		_, _ = mutex.UnlockContext(context.WithoutCancel(ctx)) // an error leaves it to its expiry
-	}()
-	return locks.NewLock(name).Do(ctx, work)
+	defer client.Close()
+	return client.NewLock("orders:42").Do(ctx, func(ctx context.Context) error {
+		return charge(ctx, "42")
+	})
 }
 
-// keep extends the old lock, as relock does by itself, until ctx ends or the old lock is lost.
-func keep(ctx context.Context, mutex *redsync.Mutex, every time.Duration, lost context.CancelCauseFunc) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(every):
-			if ok, err := mutex.ExtendContext(ctx); !ok || err != nil {
-				lost(fmt.Errorf("the old lock is lost: %w", errors.Join(redsync.ErrExtendFailed, err)))
-				return
+// end
+
+// page: both
+// oldLock takes the old lock, and returns the context for the work and the function that unlocks.
+type oldLock func(ctx context.Context) (section context.Context, unlock func() error, err error)
+
+// both runs work with the new lock and, inside of it, with the old lock.
+func both(ctx context.Context, lock *relock.Lock, old oldLock, work func(ctx context.Context) error) error {
+	return lock.Do(ctx, func(ctx context.Context) (err error) {
+		section, unlock, err := old(ctx)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, unlock()) }()
+		return work(section)
+	})
+}
+
+// end
+
+// page: old-redsync
+// oldRedsync is the lock of redsync, for both.
+func oldRedsync(rs *redsync.Redsync, name string, options ...redsync.Option) oldLock {
+	return func(ctx context.Context) (context.Context, func() error, error) {
+		mutex := rs.NewMutex(name, options...) // a mutex has a state, so one for each use
+		unlock := func() error {
+			_, err := mutex.UnlockContext(context.WithoutCancel(ctx))
+			return err
+		}
+		return ctx, unlock, mutex.LockContext(ctx)
+	}
+}
+
+// end
+
+// page: old-redislock
+// oldRedislock is the lock of redislock, for both.
+func oldRedislock(locker *redislock.Client, name string, ttl time.Duration, options *redislock.Options) oldLock {
+	return func(ctx context.Context) (context.Context, func() error, error) {
+		lock, err := locker.Obtain(ctx, name, ttl, options)
+		return ctx, func() error { return lock.Release(context.WithoutCancel(ctx)) }, err
+	}
+}
+
+// end
+
+// page: old-rueidislock
+// oldRueidislock is the lock of rueidislock, for both.
+func oldRueidislock(locker rueidislock.Locker, name string) oldLock {
+	return func(ctx context.Context) (context.Context, func() error, error) {
+		for {
+			section, cancel, err := locker.TryWithContext(ctx, name)
+			if !errors.Is(err, rueidislock.ErrNotLocked) {
+				return section, func() error { cancel(); return nil }, err
+			}
+			select {
+			case <-time.After(10 * time.Millisecond): // WithContext may miss an unlock
+			case <-ctx.Done():
+				return nil, nil, context.Cause(ctx)
 			}
 		}
 	}
@@ -122,73 +181,282 @@ func keep(ctx context.Context, mutex *redsync.Mutex, every time.Duration, lost c
 
 // end
 
-func TestMigration(t *testing.T) {
-	server := redistest.Start(t)
-	rdb := server.Client()
-	locks, err := relock.New(rdb)
-	require.NoError(t, err)
-	defer locks.Close()
-	locker, err := rueidislock.NewLocker(rueidislock.LockerOption{
-		ClientOption: rueidis.ClientOption{InitAddress: []string{server.Addr()}}, KeyMajority: 1, NoLoopTracking: true,
-	})
-	require.NoError(t, err)
-	defer locker.Close()
-	ways := map[string]func(context.Context, func(context.Context) error) error{
-		"redsync": func(ctx context.Context, work func(context.Context) error) error { return withRedsync(ctx, rdb, work) },
-		"from redsync": func(ctx context.Context, work func(context.Context) error) error {
-			return fromRedsync(ctx, locks, work)
-		},
-		"redislock": func(ctx context.Context, work func(context.Context) error) error {
-			return withRedislock(ctx, rdb, work)
-		},
-		"from redislock": func(ctx context.Context, work func(context.Context) error) error {
-			return fromRedislock(ctx, locks, work)
-		},
-		"rueidislock": func(ctx context.Context, work func(context.Context) error) error {
-			return withRueidislock(ctx, locker, work)
-		},
-		"from rueidislock": func(ctx context.Context, work func(context.Context) error) error {
-			return fromRueidislock(ctx, locks, work)
-		},
+var errBusy = errors.New("busy")
+
+// inside counts the calls that are in charge at one time, and all calls.
+type inside struct {
+	mu             sync.Mutex
+	now, most, all int
+}
+
+func (in *inside) add(n int) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.now += n
+	in.most = max(in.most, in.now)
+	in.all += max(n, 0)
+}
+
+type insideKey struct{}
+
+// charge is the work of the examples. It takes a while, and notes how many calls overlap.
+func charge(ctx context.Context, _ string) error {
+	in, _ := ctx.Value(insideKey{}).(*inside)
+	in.add(1)
+	defer in.add(-1)
+	return last(ctx, 2*time.Millisecond)
+}
+
+// last takes d, or until ctx is done.
+func last(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-	for name, way := range ways {
-		t.Run(name, func(t *testing.T) {
-			ran := 0
-			require.NoError(t, way(t.Context(), func(ctx context.Context) error { ran++; return ctx.Err() }))
-			require.Equal(t, 1, ran)
-			failed := errors.New("failed")
-			require.ErrorIs(t, way(t.Context(), func(context.Context) error { return failed }), failed)
+}
+
+// requireAlone runs three of each call at once, and requires that no two charges overlap.
+func requireAlone(t *testing.T, calls ...func(ctx context.Context) error) {
+	t.Helper()
+	var in inside
+	ctx := context.WithValue(t.Context(), insideKey{}, &in)
+	errs := make([]error, 3*len(calls))
+	var group sync.WaitGroup
+	for i := range errs {
+		group.Go(func() { errs[i] = calls[i%len(calls)](ctx) })
+	}
+	group.Wait()
+	require.NoError(t, errors.Join(errs...))
+	require.Equal(t, len(errs), in.all)
+	require.Equal(t, 1, in.most, "calls overlapped")
+}
+
+// libraries are the clients of one process.
+type libraries struct {
+	redsync     *redsync.Redsync
+	redislock   *redislock.Client
+	rueidislock rueidislock.Locker
+	relock      *relock.Client
+}
+
+func openLibraries(rdb *redis.Client, options ...relock.Option) (l libraries, err error) {
+	l = libraries{redsync: redsync.New(goredis.NewPool(rdb)), redislock: redislock.New(rdb)}
+	if l.relock, err = relock.New(rdb, options...); err != nil {
+		return l, err
+	}
+	l.rueidislock, err = rueidislock.NewLocker(rueidislock.LockerOption{
+		ClientOption: rueidis.ClientOption{InitAddress: []string{rdb.Options().Addr}},
+		KeyMajority:  1, NoLoopTracking: true, // as its documentation advises for one server
+		TryNextAfter: time.Second, // a busy machine needs more than 20 ms
+	})
+	return l, err
+}
+
+func (l libraries) close() error {
+	l.rueidislock.Close()
+	return l.relock.Close()
+}
+
+func newLibraries(t *testing.T, options ...relock.Option) libraries {
+	t.Helper()
+	l, err := openLibraries(redistest.Shared(t).Client(), options...)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, l.close()) })
+	return l
+}
+
+// old returns the lock of the library before, with short pauses between its tries.
+func (l libraries) old(library, name string) oldLock {
+	const pause = 3 * time.Millisecond
+	switch library {
+	case "redsync":
+		return oldRedsync(l.redsync, name, redsync.WithTries(10_000), redsync.WithRetryDelay(pause))
+	case "redislock":
+		return oldRedislock(l.redislock, name, 30*time.Second, &redislock.Options{RetryStrategy: redislock.LinearBackoff(pause)})
+	default:
+		return oldRueidislock(l.rueidislock, name)
+	}
+}
+
+func TestTheCodeBeforeAndAfterAMigrationWorksAlone(t *testing.T) {
+	l := newLibraries(t)
+	for name, call := range map[string]func(ctx context.Context) error{
+		"redsync before":     func(ctx context.Context) error { return chargeRedsync(ctx, l.redsync, "1") },
+		"redsync after":      func(ctx context.Context) error { return chargeLimited(ctx, l.relock, "1") },
+		"redislock before":   func(ctx context.Context) error { return chargeRedislock(ctx, l.redislock, "2") },
+		"redislock after":    func(ctx context.Context) error { return chargeOrBusy(ctx, l.relock, "2") },
+		"rueidislock before": func(ctx context.Context) error { return chargeRueidislock(ctx, l.rueidislock, "3") },
+		"rueidislock after":  func(ctx context.Context) error { return chargeWaiting(ctx, l.relock, "3") },
+		"Redisson after":     func(ctx context.Context) error { return shareLocks(ctx, redistest.Shared(t).Client()) },
+	} {
+		t.Run(name, func(t *testing.T) { requireAlone(t, call) })
+	}
+}
+
+func chargeBoth(ctx context.Context, client *relock.Client, rs *redsync.Redsync) error {
+	// page: switching
+	name := "orders:42"
+	return both(ctx, client.NewLock(name), oldRedsync(rs, name), func(ctx context.Context) error {
+		return charge(ctx, "42")
+	})
+	// end
+}
+
+func TestCodeForASwitchWorksAlone(t *testing.T) {
+	l := newLibraries(t)
+	requireAlone(t, func(ctx context.Context) error { return chargeBoth(ctx, l.relock, l.redsync) })
+}
+
+// A release is a process of the service in the release "old", "both" or "new". The process prints
+// "ready", waits for a line, works 30 times with the lock, and prints the largest number of
+// processes that it has seen at work at one time.
+var _ = func() bool {
+	redistest.RegisterChild("release", func(args []string, in *bufio.Reader, out io.Writer) {
+		if err := runRelease(args[0], args[1], args[2], in, out); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	})
+	return true
+}()
+
+func runRelease(addr, release, library string, in *bufio.Reader, out io.Writer) error {
+	ctx, name, most := context.Background(), "switch:"+library, int64(0)
+	rdb := redis.NewClient(&redis.Options{Addr: addr})
+	defer func() { _ = rdb.Close() }()
+	l, err := openLibraries(rdb)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = l.close() }()
+	work := func(ctx context.Context) error {
+		now, err := rdb.Incr(ctx, "at work:"+library).Result()
+		most = max(most, now)
+		return errors.Join(err, last(ctx, 2*time.Millisecond), rdb.Decr(ctx, "at work:"+library).Err())
+	}
+	lock, old := l.relock.NewLock(name), l.old(library, name)
+	fmt.Fprintln(out, "ready")
+	if _, err := in.ReadString('\n'); err != nil {
+		return err
+	}
+	for range 30 {
+		switch release {
+		case "old":
+			var section context.Context
+			var unlock func() error
+			if section, unlock, err = old(ctx); err == nil {
+				err = errors.Join(work(section), unlock())
+			}
+		case "both":
+			err = both(ctx, lock, old, work)
+		default:
+			err = lock.Do(ctx, work)
+		}
+		if err != nil {
+			return err
+		}
+		_ = last(ctx, time.Millisecond) // so that the other process has its turn
+	}
+	fmt.Fprintln(out, "most", most)
+	return nil
+}
+
+// mostAtWork runs a process of each release at once.
+func mostAtWork(t *testing.T, library string, releases ...string) (most string) {
+	t.Helper()
+	const limit = 20 * time.Second
+	var processes []*redistest.Process
+	for _, release := range releases {
+		p := redistest.Child(t, "release", redistest.Shared(t).Addr(), release, library)
+		p.Expect("ready", limit)
+		processes = append(processes, p)
+	}
+	for _, p := range processes {
+		p.Send("go")
+	}
+	for _, p := range processes {
+		most = max(most, strings.TrimSpace(p.Expect("most", limit)))
+		require.NoError(t, p.Wait(limit))
+	}
+	return most
+}
+
+func TestOldAndNewProcessesExcludeEachOtherThroughBoth(t *testing.T) {
+	for _, library := range []string{"redsync", "redislock", "rueidislock"} {
+		t.Run(library, func(t *testing.T) {
+			require.Equal(t, "1", mostAtWork(t, library, "old", "both"), "the first release")
+			require.Equal(t, "1", mostAtWork(t, library, "both", "new"), "the second release")
+			require.Greater(t, mostAtWork(t, library, "old", "new"), "1", "both releases in one step")
 		})
 	}
 }
 
-func TestMigrationWithBothLocks(t *testing.T) {
-	rdb := redistest.Start(t).Client()
-	locks, err := relock.New(rdb)
+func TestLocksOfTwoLibrariesDoNotExcludeEachOther(t *testing.T) {
+	l := newLibraries(t)
+	mutex := l.redsync.NewMutex("apart")
+	require.NoError(t, mutex.LockContext(t.Context()))
+	lock := l.relock.NewLock("apart")
+	section, err := lock.TryLock(t.Context())
 	require.NoError(t, err)
-	defer locks.Close()
-	old := redsync.New(goredis.NewPool(rdb))
-	require.NoError(t, withBoth(t.Context(), old, locks, "order:42", func(ctx context.Context) error {
-		require.Error(t, old.NewMutex("order:42").TryLockContext(ctx), "processes with the old lock are kept out")
-		_, err := locks.NewLock("order:42").TryLock(t.Context())
-		require.ErrorIs(t, err, relock.ErrLocked, "processes with the new lock are kept out")
-		return ctx.Err()
-	}))
-	free := old.NewMutex("order:42")
-	require.NoError(t, free.TryLockContext(t.Context()))
-	_, err = free.UnlockContext(t.Context())
-	require.NoError(t, err)
-	require.NoError(t, locks.NewLock("order:42").Do(t.Context(), ship1))
+	require.NoError(t, lock.Unlock(section))
+	_, err = mutex.UnlockContext(t.Context())
+	require.NoError(t, err, "redsync had its lock all the time")
 }
 
-func TestMigrationStopsTheWorkWhenTheOldLockIsLost(t *testing.T) {
-	rdb := redistest.Start(t).Client()
-	mutex := redsync.New(goredis.NewPool(rdb)).NewMutex("order:42")
+func TestRedissonsLayoutRefusesAKeyOfAnotherLibrary(t *testing.T) {
+	l := newLibraries(t, relock.WithRedissonLayout())
+	mutex := l.redsync.NewMutex("one key")
 	require.NoError(t, mutex.LockContext(t.Context()))
-	ctx, lost := context.WithCancelCause(t.Context())
-	defer lost(nil)
-	go keep(ctx, mutex, time.Millisecond, lost)
-	require.NoError(t, rdb.Del(t.Context(), "order:42").Err())
-	<-ctx.Done()
-	require.ErrorContains(t, context.Cause(ctx), "the old lock is lost")
+	_, err := l.relock.NewLock("one key").TryLock(t.Context())
+	require.ErrorContains(t, err, "WRONGTYPE")
+	_, err = mutex.UnlockContext(t.Context())
+	require.NoError(t, err)
+}
+
+func TestALeaseThatRunsOutIsSilentBeforeAndRenewedAfter(t *testing.T) {
+	l := newLibraries(t)
+	const ttl = 100 * time.Millisecond
+	slow := func(ctx context.Context) error { return last(ctx, 3*ttl) }
+
+	mutex := l.redsync.NewMutex("slow", redsync.WithExpiry(ttl))
+	require.NoError(t, mutex.LockContext(t.Context()))
+	require.NoError(t, slow(t.Context()), "nothing ends the work")
+	_, err := mutex.UnlockContext(t.Context())
+	require.ErrorIs(t, err, redsync.ErrLockAlreadyExpired)
+
+	lock, err := l.redislock.Obtain(t.Context(), "slow", ttl, nil)
+	require.NoError(t, err)
+	require.NoError(t, slow(t.Context()), "nothing ends the work")
+	require.ErrorIs(t, lock.Release(t.Context()), redislock.ErrLockNotHeld)
+
+	require.NoError(t, l.relock.NewLock("slow", relock.WithTTL(ttl)).Do(t.Context(), slow))
+	err = l.relock.NewLock("slow", relock.WithFixedLease(ttl)).Do(t.Context(), slow)
+	require.ErrorIs(t, err, relock.ErrLockLost)
+	require.ErrorIs(t, err, context.Canceled, "the work has noticed")
+}
+
+func TestTheErrorOfAWaitThatEndsSaysBoth(t *testing.T) {
+	l := newLibraries(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+
+	mutex := l.redsync.NewMutex("taken")
+	require.NoError(t, mutex.Lock())
+	err := l.redsync.NewMutex("taken").LockContext(ctx)
+	require.Error(t, err)
+	require.NotErrorIs(t, err, context.DeadlineExceeded, "redsync does not say that the context ended")
+	_, err = mutex.Unlock()
+	require.NoError(t, err)
+
+	lock := l.relock.NewLock("taken")
+	section, err := lock.Lock(t.Context())
+	require.NoError(t, err)
+	ctx, cancel = context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err = lock.Lock(ctx)
+	require.ErrorIs(t, err, relock.ErrLocked)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.NoError(t, lock.Unlock(section))
 }

@@ -260,7 +260,7 @@ func work(ctx context.Context, locks *relock.Client, jobs <-chan string, handle 
 
 // end
 
-func both(ctx context.Context, locks *relock.Client, account string, job func(context.Context) error) error {
+func twoLimits(ctx context.Context, locks *relock.Client, account string, job func(context.Context) error) error {
 	// page: both
 	permits := locks.NewSemaphore("jobs", 5)
 	err := relock.All(locks.NewLock("account:"+account), permits).Do(ctx, job)
@@ -294,7 +294,7 @@ func TestQuickstartWorkers(t *testing.T) {
 	})
 	require.NoError(t, err)
 	require.NoError(t, convert(t.Context(), client, ship1))
-	require.NoError(t, both(t.Context(), client, "7", ship1))
+	require.NoError(t, twoLimits(t.Context(), client, "7", ship1))
 }
 
 func exclusive(ctx context.Context, lock *relock.Lock, step func(context.Context, int) error) error {
