@@ -3,6 +3,7 @@ package relock_test
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/store/mem"
 )
 
 // How does a client pass a lock on within itself?
@@ -502,5 +504,39 @@ func TestOneCallOfAClientRacesAndTheOthersWaitBehindIt(t *testing.T) {
 		require.IsIncreasing(t, order)
 		require.NoError(t, c.Close())
 		w.requireFree("a")
+	})
+}
+
+// drawing is a store that draws a token with each hold.
+type drawing struct {
+	*mem.Store
+	tokens atomic.Int64
+}
+
+// Wait implements store.Store.
+func (d *drawing) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+	l, err := d.Store.Wait(ctx, a, progress)
+	l.Token = d.tokens.Add(1)
+	return l, err
+}
+
+func TestALeaseWithATokenIsNotPassedOn(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		c, err := relock.Open(&drawing{Store: w.Store}, relock.WithLocalPass(0, time.Hour))
+		require.NoError(t, err)
+		defer c.Close()
+		l := c.NewLock("a")
+		last := int64(0)
+		section := w.enter(t.Context(), l)
+		for range 3 {
+			waiting := w.start(t.Context(), l)
+			token, err := l.Token(section)
+			require.NoError(t, err)
+			require.Greater(t, token, last)
+			last = token
+			w.leave(section, l)
+			section = waiting.section()
+		}
+		w.leave(section, l)
 	})
 }

@@ -375,6 +375,7 @@ const (
 //     for each pass; [WithMaxHold] counts anew from each pass.
 //   - If the lock is lost, or the leading call gives up, the next call in the line asks the store.
 //     A dead process costs the waiters one TTL at most, as ever.
+//   - A store that draws a token with each hold gets its lock back, and nothing is passed on.
 //   - An Unlock that passes the lock on does not notice if somebody has taken the lock away in the
 //     store. The next section learns of the loss at once, or at its next renewal.
 func WithLocalPass(passes int, limit time.Duration) Option {

@@ -61,7 +61,7 @@ func (s *server) ship(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusNoContent)
 	case relock.NotEntered(err): // busy, or Redis is away: shipOrder has not run
 		w.Header().Set("Retry-After", "1")
-		http.Error(w, "this order is busy, try again", http.StatusServiceUnavailable)
+		http.Error(w, "not now, try again", http.StatusServiceUnavailable)
 	default: // an error of shipOrder or of Unlock, or the lock was lost meanwhile
 		http.Error(w, "the order may have been shipped in part", http.StatusInternalServerError)
 	}
@@ -183,12 +183,11 @@ func lead(ctx context.Context, locks *relock.Client, run func(ctx context.Contex
 // page: cron
 func nightly(ctx context.Context, locks *relock.Client, records *once.Once, every time.Duration, job func(context.Context) error) error {
 	return locks.NewLock("leader:nightly").Lead(ctx, func(ctx context.Context) error {
-		ticker := time.NewTicker(every) // made by the leader: candidates collect no old ticks
-		defer ticker.Stop()
 		for {
+			tick := time.Now().Truncate(every).Add(every) // the same ticks for every leader
 			select {
-			case now := <-ticker.C:
-				key := "nightly:" + now.UTC().Truncate(every).Format(time.RFC3339Nano)
+			case <-time.After(time.Until(tick)):
+				key := "nightly:" + tick.UTC().Format(time.RFC3339Nano)
 				_, _, err := once.Do(ctx, records, key, func(ctx context.Context, _ once.Attempt) (string, error) {
 					return "done", job(ctx)
 				})
@@ -311,8 +310,8 @@ func exclusive(ctx context.Context, lock *relock.Lock, step func(context.Context
 	if errors.As(err, &lost) {
 		return fmt.Errorf("somebody else may be at work now, do not undo: %w", err)
 	}
-	// end
 	return err
+	// end
 }
 
 func TestQuickstartLoss(t *testing.T) {

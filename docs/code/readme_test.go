@@ -49,7 +49,7 @@ func verbs(ctx context.Context, client *relock.Client, fn func(context.Context) 
 	if err != nil {
 		return err
 	}
-	defer lock.Unlock(section) // the section's context is for the work, and for Unlock
+	defer lock.Unlock(section) // the section's context is for the work, and for Unlock, whose error reports a loss
 
 	token, err := lock.Token(section)              // fencing token
 	reply, err := lock.Eval(section, script, keys) // Lua that runs only while the section has the lock
