@@ -535,7 +535,7 @@ func TestALeaseWithATokenIsNotPassedOn(t *testing.T) {
 			require.Greater(t, token, last)
 			last = token
 			w.leave(section, l)
-			section = waiting.section()
+			section = waiting.section() //nolint:fatcontext // the next section
 		}
 		w.leave(section, l)
 	})
