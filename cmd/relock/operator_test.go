@@ -263,9 +263,9 @@ func TestWaitersThatAreGoneAreNeitherCountedNorListed(t *testing.T) {
 	}
 }
 
-func TestTheUserOfTheReadmeMayListLocks(t *testing.T) {
+func TestTheUserOfThePageMayListLocks(t *testing.T) {
 	t.Parallel()
-	readme, err := os.ReadFile("../../README.md")
+	readme, err := os.ReadFile("../../docs/DEPLOYMENT.md")
 	require.NoError(t, err)
 	_, rest, _ := strings.Cut(string(readme), "\nACL SETUSER locks ")
 	rule, _, _ := strings.Cut(rest, "\n")
