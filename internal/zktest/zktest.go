@@ -1,0 +1,246 @@
+// Package zktest starts ZooKeeper servers on free ports of this machine, for tests. Each server has
+// a directory of its own, and ends with the test, or with the test binary.
+package zktest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-relock/relock/internal/redistest"
+)
+
+// Times of a server.
+const (
+	startLimit = 90 * time.Second
+	stopLimit  = 10 * time.Second
+	askLimit   = time.Second
+)
+
+// classes has ZooKeeper, and names the other archives that it needs. Debian's package
+// libzookeeper-java, which comes with package zookeeper, puts it there.
+const classes = "/usr/share/java/zookeeper.jar"
+
+// Server is one server, alone or in an ensemble.
+type Server struct {
+	t       testing.TB
+	dir     string
+	address string
+	main    string
+
+	cmd  *exec.Cmd
+	done chan struct{} // closed when the process has ended
+}
+
+// Start starts a server alone. Its sessions may be as short as two ticks of 200 ms, and as long as an
+// hour, and it deletes empty containers after a second. Lines add to its configuration.
+func Start(t testing.TB, lines ...string) *Server {
+	t.Helper()
+	s := newServer(t, freePorts(t, 1)[0], "ZooKeeperServerMain", lines)
+	s.start()
+	s.ready()
+	return s
+}
+
+// StartEnsemble starts three servers that elect a leader.
+func StartEnsemble(t testing.TB) []*Server {
+	t.Helper()
+	const n = 3
+	ports := freePorts(t, 3*n)
+	var members []string
+	for i := range n {
+		members = append(members, fmt.Sprintf("server.%d=127.0.0.1:%d:%d", i+1, ports[n+2*i], ports[n+2*i+1]))
+	}
+	members = append(members, "initLimit=50", "syncLimit=10")
+	var servers []*Server
+	for i := range n {
+		s := newServer(t, ports[i], "quorum.QuorumPeerMain", members)
+		if err := os.WriteFile(filepath.Join(s.dir, "myid"), []byte(strconv.Itoa(i+1)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s.start()
+		servers = append(servers, s)
+	}
+	for _, s := range servers {
+		s.ready()
+	}
+	return servers
+}
+
+// Addresses returns the addresses of servers, as a client writes them.
+func Addresses(servers []*Server) string {
+	var addresses []string
+	for _, s := range servers {
+		addresses = append(addresses, s.address)
+	}
+	return strings.Join(addresses, ",")
+}
+
+// Address returns the address of the server.
+func (s *Server) Address() string { return s.address }
+
+// Leads says whether the server is the leader of its ensemble.
+func (s *Server) Leads() bool {
+	answer, err := s.ask("srvr")
+	return err == nil && strings.Contains(answer, "Mode: leader")
+}
+
+// Requests returns how many packets of clients the server has received.
+func (s *Server) Requests() int {
+	s.t.Helper()
+	answer, err := s.ask("srvr")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for line := range strings.Lines(answer) {
+		if number, ok := strings.CutPrefix(line, "Received: "); ok {
+			n, err := strconv.Atoi(strings.TrimSpace(number))
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			return n
+		}
+	}
+	s.t.Fatalf("zktest: the server does not tell the packets:\n%s", answer)
+	return 0
+}
+
+// Pause stops the process with SIGSTOP, so that the server is silent until Resume.
+func (s *Server) Pause() { s.signal(syscall.SIGSTOP) }
+
+// Resume ends a Pause.
+func (s *Server) Resume() { s.signal(syscall.SIGCONT) }
+
+// Kill ends the process with SIGKILL.
+func (s *Server) Kill() {
+	s.t.Helper()
+	s.signal(syscall.SIGKILL)
+	select {
+	case <-s.done:
+	case <-time.After(stopLimit):
+		s.t.Fatalf("zktest: process %d does not end", s.cmd.Process.Pid)
+	}
+}
+
+// Restart kills the server, and starts it again with its data.
+func (s *Server) Restart() {
+	s.t.Helper()
+	s.Kill()
+	s.start()
+	s.ready()
+}
+
+func (s *Server) signal(signal syscall.Signal) {
+	s.t.Helper()
+	if err := s.cmd.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		s.t.Fatal(err)
+	}
+}
+
+func newServer(t testing.TB, port int, main string, lines []string) *Server {
+	t.Helper()
+	if _, err := os.Stat(classes); err != nil {
+		redistest.NotTested(t, "there is no ZooKeeper: %v; install it (apt-get install zookeeper)", err)
+	}
+	if _, err := exec.LookPath("java"); err != nil {
+		redistest.NotTested(t, "there is no Java: %v", err)
+	}
+	s := &Server{t: t, dir: t.TempDir(), address: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), main: main}
+	config := append([]string{
+		"tickTime=200", "minSessionTimeout=400", "maxSessionTimeout=3600000", "maxClientCnxns=0",
+		"dataDir=" + s.dir, "clientPortAddress=127.0.0.1", "clientPort=" + strconv.Itoa(port),
+		"admin.enableServer=false", "4lw.commands.whitelist=srvr",
+	}, lines...)
+	if err := os.WriteFile(filepath.Join(s.dir, "config"), []byte(strings.Join(config, "\n")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if s.cmd != nil {
+			s.Kill()
+		}
+	})
+	return s
+}
+
+// start runs the process.
+func (s *Server) start() {
+	s.t.Helper()
+	log, err := os.OpenFile(filepath.Join(s.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer func() { _ = log.Close() }() // the process has its own
+	s.cmd = exec.CommandContext(context.Background(), "java", "-Xmx96m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+		"-Dzookeeper.forceSync=no", "-Dznode.container.checkIntervalMs=1000", "-Djava.net.preferIPv4Stack=true",
+		"-cp", classes, "org.apache.zookeeper.server."+s.main, filepath.Join(s.dir, "config"))
+	s.cmd.Dir, s.cmd.Stdout, s.cmd.Stderr = s.dir, log, log
+	if s.done, err = launch(s.cmd); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// ready returns when the server serves.
+func (s *Server) ready() {
+	s.t.Helper()
+	for late := time.Now().Add(startLimit); ; {
+		answer, err := s.ask("srvr")
+		if err == nil && strings.Contains(answer, "Mode: ") {
+			return
+		}
+		select {
+		case <-s.done:
+			s.t.Fatalf("zktest: the server has ended:\n%s", s.log())
+		case <-time.After(20 * time.Millisecond):
+		}
+		if time.Now().After(late) {
+			s.t.Fatalf("zktest: no answer in %v: %v\n%s", startLimit, err, s.log())
+		}
+	}
+}
+
+func (s *Server) log() []byte {
+	log, _ := os.ReadFile(filepath.Join(s.dir, "log"))
+	return bytes.TrimSpace(log)
+}
+
+// ask sends one of the server's commands of four letters.
+func (s *Server) ask(command string) (string, error) {
+	conn, err := (&net.Dialer{Timeout: askLimit}).DialContext(context.Background(), "tcp", s.address)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = conn.Close() }()
+	if err := conn.SetDeadline(time.Now().Add(askLimit)); err != nil {
+		return "", err
+	}
+	if _, err := io.WriteString(conn, command); err != nil {
+		return "", err
+	}
+	answer, err := io.ReadAll(conn)
+	return string(answer), err
+}
+
+// freePorts returns ports that nobody listens on now.
+func freePorts(t testing.TB, n int) (ports []int) {
+	t.Helper()
+	for range n {
+		listener, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = listener.Close() }()
+		ports = append(ports, listener.Addr().(*net.TCPAddr).Port)
+	}
+	return ports
+}

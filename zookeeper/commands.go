@@ -1,0 +1,302 @@
+package relockzk
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/go-relock/relock/store"
+)
+
+// Enter implements [store.Store]. A new count or TTL is a write. Otherwise Enter asks the leader, and
+// looks whether the node exists.
+func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
+	err := s.patiently(ctx, func(x *session, _ bool) error {
+		entered, err := s.touch(ctx, x, store.Renewal{Lease: l, TTL: l.TTL, Count: count}, time.Time{})
+		if err == nil {
+			entered.Woken, l = l.Woken, entered
+		}
+		return err
+	})
+	return l, err
+}
+
+// touch makes the lease of a hold last, and notes the count in its node. If proof is not zero, a sync
+// that began then was answered.
+func (s *Store) touch(ctx context.Context, x *session, r store.Renewal, proof time.Time) (l store.Lease, err error) {
+	h, err := x.find(r.Lease.ID)
+	if err != nil {
+		return l, err
+	}
+	begun := time.Now()
+	s.mu.Lock()
+	node, was, kept := h.node, h.note, h.ask.Kept(r.TTL)
+	now := was
+	if now.ID, now.Count = h.ask.ID, r.Count; begun.Add(kept).After(h.endLocked()) {
+		now.Kept = kept.Milliseconds()
+	}
+	s.mu.Unlock()
+	if err := x.fits(kept); err != nil {
+		return l, err
+	}
+	if now != was {
+		err = x.write(ctx, h, node, now)
+	} else {
+		if !proof.IsZero() {
+			begun = proof
+		} else if err = x.sync(ctx); err != nil {
+			return l, err
+		}
+		_, err = x.stat(ctx, node)
+	}
+	if errors.Is(err, zk.ErrNoNode) {
+		s.drop(x, h.ask.ID)
+		return l, store.ErrGone
+	}
+	if err != nil {
+		return l, err
+	}
+	x.prove(begun)
+	l, ok := s.keep(h, begun, r.TTL)
+	if !ok {
+		return l, store.ErrGone
+	}
+	return l, nil
+}
+
+// write changes the note in the node of a hold.
+func (x *session) write(ctx context.Context, h *hold, node string, n note) error {
+	address, _ := x.address.Load().(string)
+	err := run(ctx, x, writes, func() error { _, err := x.conn.Set(node, n.encode(address), -1); return err })
+	x.store.mu.Lock()
+	defer x.store.mu.Unlock()
+	if h.note = n; err != nil {
+		h.note = note{Kept: n.Kept} // not known: the next command writes again
+	}
+	return err
+}
+
+// Release implements [store.Store].
+func (s *Store) Release(ctx context.Context, l store.Lease, count int) error {
+	if count > 0 {
+		_, err := s.Enter(ctx, l, count)
+		return err
+	}
+	return s.patiently(ctx, func(x *session, unsure bool) error {
+		err := s.free(ctx, x, l.Ask)
+		if errors.Is(err, store.ErrGone) && unsure {
+			return store.Unsure(err) // an attempt without an answer has released the hold
+		}
+		return err
+	})
+}
+
+// free deletes the node of a hold that has its lock.
+func (s *Store) free(ctx context.Context, x *session, a store.Ask) error {
+	node := ""
+	if h, err := x.find(a.ID); err == nil {
+		node, _ = x.known(h)
+	} else if node, err = x.holder(ctx, a); err != nil {
+		return err
+	}
+	err := x.remove(ctx, node)
+	if err == nil || errors.Is(err, zk.ErrNoNode) {
+		s.drop(x, a.ID)
+	}
+	if errors.Is(err, zk.ErrNoNode) {
+		return store.ErrGone
+	}
+	return err
+}
+
+// holder returns the path of the node with the lock, if that is the hold of the ask.
+func (x *session) holder(ctx context.Context, a store.Ask) (string, error) {
+	lock := x.store.path(a)
+	nodes, err := x.fresh(ctx, lock)
+	if err != nil {
+		return "", err
+	}
+	if len(nodes) == 0 || !is(nodes[0], a.ID) {
+		return "", store.ErrGone
+	}
+	return lock + "/" + nodes[0], nil
+}
+
+// Renew implements [store.Store]. Renew asks the leader once, and then looks for all nodes at the
+// same time.
+func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
+	return s.each(ctx, len(renewals), func(x *session, i int, synced time.Time) error {
+		_, err := s.touch(ctx, x, renewals[i], synced)
+		return err
+	})
+}
+
+// Forget implements [store.Store].
+func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
+	return s.each(ctx, len(asks), func(x *session, i int, _ time.Time) error { return x.forget(ctx, asks[i]) })
+}
+
+// each makes one attempt at each of n commands, all at the same time, behind one sync.
+func (s *Store) each(ctx context.Context, n int, attempt func(x *session, i int, synced time.Time) error) []error {
+	errs := make([]error, n)
+	if n == 0 {
+		return errs
+	}
+	err := s.once(ctx, func(x *session) error {
+		begun := time.Now()
+		if err := x.sync(ctx); err != nil {
+			return err
+		}
+		var all sync.WaitGroup
+		for i := range errs {
+			all.Go(func() { errs[i] = attempt(x, i, begun) })
+		}
+		all.Wait()
+		return nil
+	})
+	if err != nil {
+		for i := range errs {
+			errs[i] = err
+		}
+	}
+	return errs
+}
+
+// Token implements [store.Store]. The token is the czxid of the node, the number of the transaction
+// that made the node.
+func (s *Store) Token(ctx context.Context, l store.Lease) (token int64, err error) {
+	err = s.once(ctx, func(x *session) error {
+		node, err := x.holder(ctx, l.Ask)
+		if err != nil {
+			return err
+		}
+		stat, err := x.stat(ctx, node)
+		if errors.Is(err, zk.ErrNoNode) {
+			return store.ErrGone
+		}
+		if err == nil {
+			token = stat.Czxid
+		}
+		return err
+	})
+	return token, err
+}
+
+// Look implements [store.Store]. The TTL is the whole lease, as ZooKeeper does not tell when a
+// session was last heard of.
+func (s *Store) Look(ctx context.Context, a store.Ask) (state store.State, err error) {
+	err = s.once(ctx, func(x *session) error {
+		for {
+			nodes, err := x.fresh(ctx, s.path(a))
+			if err != nil || len(nodes) == 0 {
+				return err
+			}
+			r, err := x.get(ctx, s.path(a)+"/"+nodes[0])
+			if errors.Is(err, zk.ErrNoNode) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			n := decode(nodes[0], r.data, time.Duration(x.timeout.Load()))
+			state = store.State{
+				Owner: n.ID, Count: n.Count, TTL: time.Duration(n.Kept) * time.Millisecond, Limit: 1,
+				Token: r.stat.Czxid, Waiters: len(nodes) - 1,
+			}
+			return nil
+		}
+	})
+	return state, err
+}
+
+// Break implements [store.Store]. The client of the hold watches its node, and so notices.
+func (s *Store) Break(ctx context.Context, a store.Ask) error {
+	return s.once(ctx, func(x *session) error {
+		node, err := x.holder(ctx, a)
+		if err != nil {
+			return err
+		}
+		if err = x.remove(ctx, node); errors.Is(err, zk.ErrNoNode) {
+			return store.ErrGone
+		}
+		return err
+	})
+}
+
+// watcher is one call of [Store.Watch].
+type watcher struct {
+	prefix string
+	doubt  func(store.ID)
+}
+
+// Watch implements [store.Watcher]. The Store watches the node of each hold of the client, and tells
+// of the end of the session.
+func (s *Store) Watch(client string, doubt func(store.ID)) (stop func()) {
+	w := &watcher{prefix: client + ":", doubt: doubt}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.watchers[w] = struct{}{}
+	if s.session != nil {
+		for id, h := range s.session.holds {
+			if h.held && strings.HasPrefix(string(id), w.prefix) {
+				s.group.Go(func() { s.observe(h) })
+			}
+		}
+	}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.watchers, w)
+	}
+}
+
+// watchedLocked says whether anybody watches the client of a hold.
+func (s *Store) watchedLocked(id store.ID) bool {
+	for w := range s.watchers {
+		if strings.HasPrefix(string(id), w.prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// observe sets a watch on the node of a hold. The event comes to session.event.
+func (s *Store) observe(h *hold) {
+	node, _ := h.session.known(h)
+	ctx, cancel := context.WithTimeout(context.Background(), giveUpLimit)
+	defer cancel()
+	if _, err := h.session.watch(ctx, node); errors.Is(err, zk.ErrNoNode) {
+		s.tell(h.ask.ID)
+	}
+}
+
+// heldAt returns the hold whose node has a path, if anybody watches its client.
+func (s *Store) heldAt(x *session, node string) *hold {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, h := range x.holds {
+		if h.held && h.node == node && s.watchedLocked(id) {
+			return h
+		}
+	}
+	return nil
+}
+
+// tell calls the watchers of the hold's client; all watchers if id is empty.
+func (s *Store) tell(id store.ID) {
+	var doubts []func(store.ID)
+	s.mu.Lock()
+	for w := range s.watchers {
+		if id == "" || strings.HasPrefix(string(id), w.prefix) {
+			doubts = append(doubts, w.doubt)
+		}
+	}
+	s.mu.Unlock()
+	for _, doubt := range doubts {
+		doubt(id)
+	}
+}

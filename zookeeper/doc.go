@@ -1,0 +1,36 @@
+// Package relockzk keeps locks in ZooKeeper, in the layout of Curator's InterProcessMutex, so that
+// Go and Java share locks:
+//
+//	s, err := relockzk.New("zk1:2181,zk2:2181,zk3:2181/app", relockzk.WithRoot("/locks"))
+//	...
+//	client, err := relock.Open(s)
+//	lock := client.NewLock("orders") // as new InterProcessMutex(curator, "/locks/orders"), in /app
+//
+// # Layout
+//
+// The path of a lock is a container node. Each hold, and each waiter, is an ephemeral sequential
+// node below the path: _c_<uuid>-lock-<10 digits>. The lowest sequence number has the lock, and
+// each waiter watches the node before its own. The uuid is made from the ID of the hold, so that a
+// repeated command, and a command that runs late, find the node again. The data of a node is the
+// address of its process, as with Curator, and after a space a JSON object: the ID of the hold, the
+// count of its entries, and its lease.
+//
+// # Sessions and leases
+//
+// A [Store] has one session. The nodes of the session live on for the timeout of the session after
+// ZooKeeper has last heard of the session. A lease is shorter than the session by a quarter, see
+// [WithSessionTimeout], so a lease that counts from a moment at which the leader knew the session
+// ends before the nodes. Three commands show such a moment: the creation of a node, the change of a
+// node, and a sync. The Store itself deletes the node of a hold whose lease is over. A process that
+// died leaves its nodes for the rest of the session.
+//
+// A connection that is cut is no loss: the session goes on at another server. When ZooKeeper reports
+// the end of the session, all holds are gone, and the waiters queue again in a new session.
+//
+// # States of a hold
+//
+//	asked    the node may exist: no answer has come        create
+//	queued   the node exists, behind others                 a lower node is deleted
+//	held     the node is the lowest                         release, end of the lease
+//	gone     the node is deleted, or the session is over
+package relockzk

@@ -1,0 +1,309 @@
+package relockzk
+
+import (
+	"context"
+	"errors"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/go-relock/relock/store"
+)
+
+// hold is what the Store knows of a hold or a waiter of its own.
+type hold struct {
+	session *session
+	lock    string // the path of the lock
+
+	// Guarded by the mutex of the Store.
+	ask    store.Ask
+	node   string // the path of the node; empty: not known
+	czxid  int64  // of the node
+	unsure bool   // a command that creates a node may run
+	held   bool
+	sent   time.Time // the lease
+	ttl    time.Duration
+	note   note        // in the node
+	timer  *time.Timer // deletes the node when nobody wants it any more
+	ends   time.Time   // when
+
+}
+
+// endLocked is when the Store deletes the node.
+func (h *hold) endLocked() time.Time { return h.sent.Add(h.ask.Kept(h.ttl)) }
+
+// hold returns the record of an ask in a session. The record stays until the node is deleted.
+func (x *session) hold(a store.Ask) *hold {
+	s := x.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := x.holds[a.ID]
+	if h == nil {
+		h = &hold{session: x, lock: s.path(a), ask: a}
+		if !x.over {
+			x.holds[a.ID] = h
+			s.users++
+		}
+	}
+	if !h.held {
+		h.ask = a
+		h.stopLocked()
+	}
+	return h
+}
+
+func (h *hold) stopLocked() {
+	if h.timer != nil {
+		h.timer.Stop()
+	}
+}
+
+// find returns the hold with an ID that has its lock, or ErrGone.
+func (x *session) find(id store.ID) (*hold, error) {
+	x.store.mu.Lock()
+	defer x.store.mu.Unlock()
+	if h := x.holds[id]; h != nil && h.held {
+		return h, nil
+	}
+	return nil, store.ErrGone
+}
+
+// drop forgets the record of a hold whose node is deleted.
+func (s *Store) drop(x *session, id store.ID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if h := x.holds[id]; h != nil {
+		s.dropLocked(h)
+	}
+}
+
+func (s *Store) dropLocked(h *hold) {
+	h.stopLocked()
+	if h.session.holds[h.ask.ID] == h {
+		delete(h.session.holds, h.ask.ID)
+		s.users--
+	}
+}
+
+// deleteAtLocked makes the Store delete the node of a hold at a time, unless the hold lasts longer
+// by then.
+func (s *Store) deleteAtLocked(h *hold, when time.Time) {
+	h.ends = when
+	h.stopLocked()
+	h.timer = time.AfterFunc(time.Until(when), func() { s.group.Go(func() { s.expire(h) }) })
+}
+
+// expire deletes the node of a hold whose lease is over, until ZooKeeper confirms or the session is
+// over.
+func (s *Store) expire(h *hold) {
+	s.mu.Lock()
+	if now := time.Now(); h.session.holds[h.ask.ID] != h || now.Before(h.ends) {
+		s.mu.Unlock()
+		return
+	}
+	h.held, h.unsure = false, true
+	s.users++
+	s.mu.Unlock()
+	defer s.leave()
+	for pause := firstPause; ; pause = min(2*pause, longPause) {
+		if err := h.session.sync(context.Background()); err == nil && h.session.forget(context.Background(), h.ask) == nil {
+			return
+		}
+		select {
+		case <-h.session.dead:
+			return
+		case <-time.After(pause):
+		}
+	}
+}
+
+// keep gives the hold its lock for a time from sent on. keep never shortens the lease. If the
+// session is over, keep returns false.
+func (s *Store) keep(h *hold, sent time.Time, ttl time.Duration) (l store.Lease, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	x := h.session
+	if x.over {
+		return l, false
+	}
+	if ttl > 0 && sent.Add(h.ask.Kept(ttl)).After(h.endLocked()) {
+		h.sent, h.ttl = sent, ttl
+	}
+	if x.holds[h.ask.ID] == nil {
+		x.holds[h.ask.ID] = h
+		s.users++
+	}
+	h.held = true
+	s.deleteAtLocked(h, h.endLocked())
+	l = store.Lease{Ask: h.ask, Sent: h.sent, Token: h.czxid, Unsure: h.unsure}
+	l.TTL = h.ttl
+	return l, true
+}
+
+// create makes the node of a hold, and the path of the lock.
+func (x *session) create(ctx context.Context, h *hold) (string, error) {
+	s := x.store
+	n := note{ID: h.ask.ID, Count: 1, Kept: h.ask.Kept(h.ask.TTL).Milliseconds()}
+	for {
+		address, _ := x.address.Load().(string)
+		node, err := do(ctx, x, writes, func() (string, error) {
+			return x.conn.Create(h.lock+"/"+prefixOf(h.ask.ID), n.encode(address), zk.FlagEphemeralSequential, s.acl)
+		})
+		if errors.Is(err, zk.ErrNoNode) {
+			if err = x.makePath(ctx, h.lock); err == nil {
+				continue
+			}
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		h.note = n
+		h.unsure = h.unsure || errors.Is(err, store.ErrUnsure)
+		return node, err
+	}
+}
+
+// makePath makes a container node, and those above it. ZooKeeper deletes a container node when its
+// last child is gone. A server without containers gets a persistent node.
+func (x *session) makePath(ctx context.Context, node string) error {
+	err := x.makeNode(ctx, node, x.conn.CreateContainer, zk.FlagContainer)
+	if errors.Is(err, zk.ErrNoNode) {
+		if err := x.makePath(ctx, path.Dir(node)); err != nil {
+			return err
+		}
+		err = x.makeNode(ctx, node, x.conn.CreateContainer, zk.FlagContainer)
+	}
+	if err != nil && ctx.Err() == nil && !errors.Is(err, store.ErrUnavailable) && !errors.Is(err, zk.ErrNoNode) {
+		return x.makeNode(ctx, node, x.conn.Create, zk.FlagPersistent)
+	}
+	return err
+}
+
+func (x *session) makeNode(
+	ctx context.Context, node string, create func(string, []byte, int32, []zk.ACL) (string, error), flag int32,
+) error {
+	err := run(ctx, x, reads, func() error { _, err := create(node, nil, flag, x.store.acl); return err })
+	if errors.Is(err, zk.ErrNodeExists) {
+		return nil
+	}
+	return err
+}
+
+// place is the place of a hold among the nodes of its lock.
+type place struct {
+	nodes []string
+	index int // of the hold; -1: the hold has no node
+}
+
+// locate lists the nodes of a lock, and finds the node of the hold among them. If a command that
+// was given up has made a second node, the first node counts.
+func (x *session) locate(ctx context.Context, h *hold) (place, error) {
+	nodes, err := x.children(ctx, h.lock)
+	return place{nodes: nodes, index: indexOf(nodes, h.ask.ID)}, err
+}
+
+func indexOf(nodes []string, id store.ID) int {
+	return slices.IndexFunc(nodes, func(node string) bool { return is(node, id) })
+}
+
+// join makes the node of the hold, unless there is one, and returns its place. A new node costs two
+// round trips: the second one reads the place and the state of the node together.
+func (x *session) join(ctx context.Context, h *hold) (place, error) {
+	node, unsure := x.known(h)
+	if node == "" && unsure {
+		p, err := x.locate(ctx, h)
+		if err != nil {
+			return p, err
+		}
+		node = p.path(h)
+	}
+	if node == "" {
+		var err error
+		if node, err = x.create(ctx, h); err != nil {
+			return place{}, err
+		}
+	}
+	affirmed := make(chan error, 1)
+	go func() { affirmed <- x.affirm(ctx, h, node) }()
+	p, err := x.locate(ctx, h)
+	if failed := <-affirmed; err == nil {
+		err = failed
+	}
+	if err == nil && p.index >= 0 && p.path(h) != node {
+		err = x.affirm(ctx, h, p.path(h))
+	}
+	if errors.Is(err, zk.ErrNoNode) || err == nil && p.index < 0 {
+		x.lost(h)
+		return place{index: -1}, nil
+	}
+	return p, err
+}
+
+// path returns the path of the node of the hold; empty: the hold has no node.
+func (p place) path(h *hold) string {
+	if p.index < 0 {
+		return ""
+	}
+	return h.lock + "/" + p.nodes[p.index]
+}
+
+// known returns the node of a hold, and whether there may be a node that is not known.
+func (x *session) known(h *hold) (node string, unsure bool) {
+	x.store.mu.Lock()
+	defer x.store.mu.Unlock()
+	return h.node, h.unsure
+}
+
+// lost notes that the node of a hold does not exist.
+func (x *session) lost(h *hold) {
+	x.store.mu.Lock()
+	defer x.store.mu.Unlock()
+	h.node, h.czxid, h.held = "", 0, false
+}
+
+// affirm notes the node of a hold, and reads its czxid. The leader surely had the session a short
+// time ago: if the last proof is older than a third of the lease, a sync goes first. A node that does
+// not exist is zk.ErrNoNode.
+func (x *session) affirm(ctx context.Context, h *hold, node string) error {
+	begun := time.Now()
+	x.store.mu.Lock()
+	old := begun.Sub(x.proven) > h.ask.TTL/3
+	x.store.mu.Unlock()
+	if old {
+		if err := x.sync(ctx); err != nil {
+			return err
+		}
+	}
+	stat, err := x.stat(ctx, node)
+	if err != nil {
+		return err
+	}
+	x.store.mu.Lock()
+	defer x.store.mu.Unlock()
+	if old {
+		x.proveLocked(begun)
+	}
+	h.node, h.czxid = node, stat.Czxid
+	return nil
+}
+
+// forget deletes all nodes of an ask.
+func (x *session) forget(ctx context.Context, a store.Ask) error {
+	lock := x.store.path(a)
+	nodes, err := x.children(ctx, lock)
+	if err != nil {
+		return err
+	}
+	for _, node := range nodes {
+		if !strings.HasPrefix(node, prefixOf(a.ID)) {
+			continue
+		}
+		if err := x.remove(ctx, lock+"/"+node); err != nil && !errors.Is(err, zk.ErrNoNode) {
+			return err
+		}
+	}
+	x.store.drop(x, a.ID)
+	return nil
+}

@@ -1,0 +1,312 @@
+package relockzk
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/go-relock/relock/internal/lifetime"
+	"github.com/go-relock/relock/store"
+)
+
+// session is one session at ZooKeeper, with a connection of its own. A session that has ended does
+// not come back: the Store opens another one.
+type session struct {
+	store *Store
+	ready chan struct{} // closed when conn and err are set
+	conn  *zk.Conn
+	err   error // the session could not be opened
+	dead  chan struct{}
+
+	timeout atomic.Int64 // as negotiated; 0: not known yet
+	address atomic.Value // of this process, as the server sees it: a string
+
+	// Guarded by the mutex of the Store.
+	over   bool
+	proven time.Time // the leader had the session at this time, or later
+	holds  map[store.ID]*hold
+}
+
+var errOver = errors.New("the session at ZooKeeper has ended")
+
+// open connects the session. zk.Conn connects again after a failure, so only a bad address and bad
+// credentials are errors.
+func (x *session) open() {
+	defer close(x.ready)
+	s := x.store
+	x.conn, _, x.err = zk.Connect(s.servers, s.timeout, zk.WithDialer(x.dial), zk.WithEventCallback(x.event),
+		zk.WithLogger(silent{}), zk.WithLogInfo(false))
+	for _, c := range s.credentials {
+		if x.err == nil {
+			x.err = x.reason(x.conn.AddAuth(c.scheme, c.auth), false)
+		}
+	}
+	if x.err != nil {
+		x.end()
+	}
+}
+
+// end marks the session as over. All its holds are gone. end does not wait.
+func (x *session) end() {
+	s := x.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if x.over {
+		return
+	}
+	x.over = true
+	close(x.dead)
+	if s.session == x {
+		s.session = nil
+	}
+	for _, h := range x.holds {
+		s.dropLocked(h)
+	}
+	s.group.Go(func() {
+		<-x.ready
+		if x.conn != nil {
+			x.conn.Close()
+		}
+	})
+}
+
+// event serves the events of the connection, in the goroutine of the connection.
+func (x *session) event(e zk.Event) {
+	s := x.store
+	switch {
+	case e.Type == zk.EventSession && e.State == zk.StateExpired:
+		x.end() // before zk.Conn opens a session of its own
+		s.group.Go(func() { s.tell("") })
+	case e.Type == zk.EventNodeDeleted:
+		if h := s.heldAt(x, e.Path); h != nil {
+			s.group.Go(func() { s.tell(h.ask.ID) })
+		}
+	case e.Type == zk.EventNodeDataChanged:
+		if h := s.heldAt(x, e.Path); h != nil {
+			s.group.Go(func() { s.observe(h) })
+		}
+	}
+}
+
+// dial connects to a server, and reads the timeout of the session from its first answer: zk.Conn
+// does not tell the timeout.
+func (x *session) dial(network, address string, timeout time.Duration) (net.Conn, error) {
+	conn, err := (&net.Dialer{Timeout: timeout}).DialContext(context.Background(), network, address)
+	if err != nil {
+		return nil, err
+	}
+	if host, _, err := net.SplitHostPort(conn.LocalAddr().String()); err == nil {
+		x.address.Store(host)
+	}
+	return &firstAnswer{Conn: conn, session: x}, nil
+}
+
+// firstAnswer is a connection that shows its first answer to a session.
+type firstAnswer struct {
+	net.Conn
+	session *session
+	head    []byte
+}
+
+// headSize is the size of the length, the version and the timeout at the begin of a first answer.
+const headSize = 12
+
+func (c *firstAnswer) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if len(c.head) < headSize {
+		c.head = append(c.head, b[:min(n, headSize-len(c.head))]...)
+		if len(c.head) == headSize {
+			if ms := binary.BigEndian.Uint32(c.head[headSize-4:]); ms > 0 {
+				c.session.timeout.Store(int64(time.Duration(ms) * time.Millisecond))
+			}
+		}
+	}
+	return n, err
+}
+
+// fits returns an error if the session is too short for a hold.
+func (x *session) fits(kept time.Duration) error {
+	timeout := time.Duration(x.timeout.Load())
+	if kept <= longest(timeout) {
+		return nil
+	}
+	return fmt.Errorf("%w: the server grants sessions of %v, which keep leases of at most %v with their delay, and not of %v: "+
+		"see WithSessionTimeout, and maxSessionTimeout of the server", errors.ErrUnsupported, timeout, longest(timeout), kept)
+}
+
+// prove notes that the leader had the session after a time. The caller has the answer of a command
+// that the leader has served.
+func (x *session) prove(begun time.Time) {
+	x.store.mu.Lock()
+	defer x.store.mu.Unlock()
+	x.proveLocked(begun)
+}
+
+func (x *session) proveLocked(begun time.Time) {
+	if begun.After(x.proven) {
+		x.proven = begun
+	}
+}
+
+// effect is the effect of a command: a read has none.
+type effect bool
+
+const (
+	reads  effect = false
+	writes effect = true
+)
+
+// do runs one request of the session. The request goes on after the end of ctx, so a request that
+// writes may run late.
+func do[T any](ctx context.Context, x *session, e effect, request func() (T, error)) (T, error) {
+	var none T
+	if ctx.Err() != nil {
+		return none, lifetime.Ended(ctx)
+	}
+	select {
+	case <-x.ready:
+	case <-ctx.Done():
+		return none, store.Unavailable(lifetime.Ended(ctx))
+	}
+	if x.err != nil {
+		return none, x.err
+	}
+	type answer struct {
+		value T
+		err   error
+	}
+	answers := make(chan answer, 1)
+	begun := time.Now()
+	go func() {
+		value, err := request()
+		answers <- answer{value, err}
+	}()
+	select {
+	case a := <-answers:
+		err := x.reason(a.err, e)
+		if e == writes && !errors.Is(err, store.ErrUnavailable) {
+			x.prove(begun)
+		}
+		return a.value, err
+	case <-ctx.Done():
+		err := lifetime.Ended(ctx)
+		if x.conn.State() != zk.StateHasSession {
+			err = store.Unavailable(err)
+		}
+		return none, e.mark(err)
+	case <-x.dead:
+		return none, e.mark(store.Unavailable(errOver))
+	}
+}
+
+// run is do for a request without a result.
+func run(ctx context.Context, x *session, e effect, request func() error) error {
+	_, err := do(ctx, x, e, func() (none struct{}, err error) { return none, request() })
+	return err
+}
+
+// mark marks an error of a command that may have run.
+func (e effect) mark(err error) error {
+	if e == writes {
+		return store.Unsure(err)
+	}
+	return err
+}
+
+// reason returns the error of a request in the terms of package store.
+func (x *session) reason(err error, e effect) error {
+	switch {
+	case err == nil, errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrNodeExists):
+		return err
+	case errors.Is(err, zk.ErrNoServer), errors.Is(err, zk.ErrSessionMoved):
+		return store.Unavailable(err)
+	case errors.Is(err, zk.ErrSessionExpired):
+		x.end()
+		return store.Unavailable(err)
+	case errors.Is(err, zk.ErrConnectionClosed), errors.Is(err, zk.ErrClosing):
+		return e.mark(store.Unavailable(err))
+	default:
+		return err
+	}
+}
+
+// sync asks the leader, so that reads behind the sync see everything that was written before. The
+// leader has the session if a node of the session exists behind the sync.
+func (x *session) sync(ctx context.Context) error {
+	return run(ctx, x, reads, func() error { _, err := x.conn.Sync("/"); return err })
+}
+
+// children returns the nodes of a lock, the holder first.
+func (x *session) children(ctx context.Context, lock string) ([]string, error) {
+	children, err := do(ctx, x, reads, func() ([]string, error) {
+		children, _, err := x.conn.Children(lock)
+		return children, err
+	})
+	if errors.Is(err, zk.ErrNoNode) {
+		return nil, nil
+	}
+	return inOrder(children), err
+}
+
+// fresh is children behind a sync.
+func (x *session) fresh(ctx context.Context, lock string) ([]string, error) {
+	if err := x.sync(ctx); err != nil {
+		return nil, err
+	}
+	return x.children(ctx, lock)
+}
+
+// read is the data and the state of a node, and a watch.
+type read struct {
+	data    []byte
+	stat    *zk.Stat
+	changed <-chan zk.Event
+}
+
+func (x *session) get(ctx context.Context, node string) (read, error) {
+	return do(ctx, x, reads, func() (r read, err error) {
+		r.data, r.stat, err = x.conn.Get(node)
+		return r, err
+	})
+}
+
+// watch is get with a watch of the node.
+func (x *session) watch(ctx context.Context, node string) (read, error) {
+	return do(ctx, x, reads, func() (r read, err error) {
+		r.data, r.stat, r.changed, err = x.conn.GetW(node)
+		return r, err
+	})
+}
+
+// stat returns the state of a node. A node that does not exist is zk.ErrNoNode.
+func (x *session) stat(ctx context.Context, node string) (*zk.Stat, error) {
+	return do(ctx, x, reads, func() (*zk.Stat, error) {
+		exists, stat, err := x.conn.Exists(node)
+		if err == nil && !exists {
+			err = zk.ErrNoNode
+		}
+		return stat, err
+	})
+}
+
+// remove deletes a node. A node that does not exist is zk.ErrNoNode.
+func (x *session) remove(ctx context.Context, node string) error {
+	return run(ctx, x, writes, func() error { return x.conn.Delete(node, -1) })
+}
+
+// silent is a logger of zk.Conn: errors reach the callers.
+type silent struct{}
+
+func (silent) Printf(string, ...any) {}
+
+// credential is an argument of WithAuth.
+type credential struct {
+	scheme string
+	auth   []byte
+}

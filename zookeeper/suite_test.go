@@ -1,0 +1,82 @@
+package relockzk_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/zktest"
+	"github.com/go-relock/relock/locktest"
+	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/storetest"
+	relockzk "github.com/go-relock/relock/zookeeper"
+)
+
+// long is a session for the leases of the suites.
+var long = relockzk.WithSessionTimeout(20 * time.Minute)
+
+// lose deletes the node with a lock.
+func lose(t *testing.T, conn *zk.Conn, lock string) {
+	t.Helper()
+	nodes, _, err := conn.Children(lock)
+	require.NoError(t, err)
+	sequence := func(node string) string { return node[len(node)-10:] }
+	slices.SortFunc(nodes, func(a, b string) int { return slices.Compare([]byte(sequence(a)), []byte(sequence(b))) })
+	require.NoError(t, conn.Delete(lock+"/"+nodes[0], -1))
+}
+
+func TestZooKeeperKeepsThePromisesOfStores(t *testing.T) {
+	server := zktest.Start(t)
+	conn := admin(t, server.Address())
+	storetest.Run(t, storetest.Harness{
+		Start: func(t *testing.T) storetest.Server {
+			t.Helper()
+			return storetest.Server{
+				New: func() store.Store {
+					s, err := relockzk.New(server.Address(), relockzk.WithRoot("/stores"), long)
+					require.NoError(t, err)
+					return s
+				},
+				Interrupt: func() func() { server.Pause(); return server.Resume },
+				Lose:      func(name string) { lose(t, conn, "/stores/"+name) },
+			}
+		},
+		Without: map[storetest.Promise]string{
+			storetest.Acks:    "a majority of ZooKeeper has every hold already",
+			storetest.Kinds:   "the layout is that of Curator's InterProcessMutex",
+			storetest.Several: "each lock has a queue of its own",
+			storetest.Waits:   "the store shows no waits",
+		},
+		BadNames:  []string{"/", "a//b", "a/", "a/./b", "a/../b", ".", "..", "a\x00b", "a\x1fb"},
+		SameNames: [][2]string{{"orders", "/orders"}, {"orders/42", "/orders/42"}},
+	})
+}
+
+func TestLocksInZooKeeperKeepThePromises(t *testing.T) {
+	server := zktest.Start(t)
+	conn := admin(t, server.Address())
+	locktest.Harness{
+		Start: func(t *testing.T) locktest.Server {
+			t.Helper()
+			return locktest.Server{
+				NewClient: func(options ...relock.Option) *relock.Client {
+					s, err := relockzk.New(server.Address(), relockzk.WithRoot("/locks"), long)
+					require.NoError(t, err)
+					c, err := relock.Open(s, options...)
+					require.NoError(t, err)
+					return c
+				},
+				Lose: func(name string) { lose(t, conn, "/locks/"+name) },
+			}
+		},
+		Without: map[locktest.Promise]string{
+			locktest.Acks:      "a majority of ZooKeeper has every hold already",
+			locktest.Kinds:     "the layout is that of Curator's InterProcessMutex",
+			locktest.Deadlocks: "the store shows no waits",
+		},
+	}.Run(t)
+}

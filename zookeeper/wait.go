@@ -1,0 +1,218 @@
+package relockzk
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/go-relock/relock/internal/lifetime"
+	"github.com/go-relock/relock/store"
+)
+
+// Try implements [store.Store]. Try makes a node only if the lock is free. If another node comes
+// before that node in time, Try deletes its node.
+func (s *Store) Try(ctx context.Context, a store.Ask) (l store.Lease, err error) {
+	err = s.once(ctx, func(x *session) error { l, err = s.try(ctx, x, a); return err })
+	return l, err
+}
+
+func (s *Store) try(ctx context.Context, x *session, a store.Ask) (store.Lease, error) {
+	nodes, err := x.children(ctx, s.path(a))
+	if err == nil && len(nodes) > 0 && !is(nodes[0], a.ID) { // a follower may know an old state
+		nodes, err = x.fresh(ctx, s.path(a))
+	}
+	if err != nil {
+		return store.Lease{}, err
+	}
+	if len(nodes) > 0 && !is(nodes[0], a.ID) {
+		busy, err := x.busy(ctx, s.path(a), nodes[0])
+		if err != nil {
+			return store.Lease{}, err
+		}
+		return store.Lease{}, busy
+	}
+	if err := x.fits(a.Kept(a.TTL)); err != nil {
+		return store.Lease{}, err
+	}
+	h := x.hold(a)
+	p, err := x.join(ctx, h)
+	switch {
+	case err != nil:
+	case p.index < 0:
+		err = store.Unavailable(errDeleted)
+	case p.index > 0:
+		var busy *store.Busy
+		if busy, err = x.busy(ctx, h.lock, p.nodes[0]); err == nil {
+			err = busy
+		}
+	default:
+		var l store.Lease
+		if l, err = s.grant(h, store.WakeNone); err == nil {
+			return l, nil
+		}
+	}
+	return store.Lease{}, s.giveUp(ctx, h, err)
+}
+
+var errDeleted = errors.New("another client has deleted the node")
+
+// busy returns the refusal of a lock with a holder. A holder that is gone meanwhile is not known.
+func (x *session) busy(ctx context.Context, lock, holder string) (*store.Busy, error) {
+	r, err := x.get(ctx, lock+"/"+holder)
+	if errors.Is(err, zk.ErrNoNode) {
+		return &store.Busy{TTL: time.Millisecond}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return x.refusal(holder, r.data), nil
+}
+
+// refusal returns the refusal by a holder with data in its node.
+func (x *session) refusal(holder string, data []byte) *store.Busy {
+	n := decode(holder, data, time.Duration(x.timeout.Load()))
+	return &store.Busy{Owner: n.ID, TTL: time.Duration(n.Kept) * time.Millisecond}
+}
+
+// grant gives the lock to a hold whose node is the first. The lease counts from the last moment at
+// which the leader surely had the session.
+func (s *Store) grant(h *hold, woken store.Wake) (store.Lease, error) {
+	s.mu.Lock()
+	proven, watched := h.session.proven, s.watchedLocked(h.ask.ID)
+	s.mu.Unlock()
+	l, ok := s.keep(h, proven, h.ask.TTL)
+	if !ok {
+		return l, store.Unavailable(errOver)
+	}
+	l.Woken = woken
+	if watched {
+		s.group.Go(func() { s.observe(h) })
+	}
+	return l, nil
+}
+
+// Wait implements [store.Store]. Wait makes a node at once, and waits for the end of the node before
+// it.
+func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (l store.Lease, err error) {
+	w := waiting{store: s, progress: progress}
+	err = s.patiently(ctx, func(x *session, _ bool) error {
+		w.hold = x.hold(a)
+		l, err = w.run(ctx)
+		w.woken = store.WakeRecheck
+		return err
+	})
+	if err != nil && w.hold != nil {
+		err = s.giveUp(ctx, w.hold, err)
+	}
+	return l, err
+}
+
+// waiting is one call of Wait.
+type waiting struct {
+	store    *Store
+	hold     *hold // in the session of now
+	woken    store.Wake
+	progress func(store.Progress)
+}
+
+// run waits until the hold has the lock, or a request has no answer.
+func (w *waiting) run(ctx context.Context) (store.Lease, error) {
+	x, h := w.hold.session, w.hold
+	for {
+		p, err := x.join(ctx, h)
+		for err == nil && p.index > 0 {
+			p, err = w.sleep(ctx, p)
+		}
+		if err == nil {
+			err = x.fits(h.ask.Kept(h.ask.TTL))
+		}
+		switch {
+		case err != nil:
+			return store.Lease{}, err
+		case p.index == 0:
+			return w.store.grant(h, w.woken)
+		}
+		// An operator has deleted the node, or a command that ran late. The hold queues again.
+	}
+}
+
+// sleep waits for the end of the node before that of the hold, and returns the new place.
+func (w *waiting) sleep(ctx context.Context, p place) (place, error) {
+	x, h := w.hold.session, w.hold
+	before, err := x.watch(ctx, h.lock+"/"+p.nodes[p.index-1])
+	if errors.Is(err, zk.ErrNoNode) {
+		return x.join(ctx, h)
+	}
+	if err != nil {
+		return p, err
+	}
+	busy := x.refusal(p.nodes[0], before.data)
+	if p.index > 1 {
+		if busy, err = x.busy(ctx, h.lock, p.nodes[0]); err != nil {
+			return p, err
+		}
+	}
+	w.progress(store.Progress{Busy: busy, Queued: true, Position: p.index - 1})
+	recheck := time.NewTimer(h.ask.TTL)
+	defer recheck.Stop()
+	select {
+	case e := <-before.changed:
+		w.woken = store.WakeGrant
+		if e.Type == zk.EventNodeDeleted && p.index == 1 {
+			return x.first(ctx, h, p)
+		}
+	case <-recheck.C:
+		w.woken = store.WakeRecheck
+	case <-ctx.Done():
+		return p, lifetime.Ended(ctx)
+	case <-x.dead:
+		return p, store.Unavailable(errOver)
+	}
+	return x.join(ctx, h)
+}
+
+// first returns the place of a hold behind the holder, after the end of the holder. New nodes come
+// behind the hold, so only the node of the hold itself may be gone. The cost does not depend on the
+// number of waiters.
+func (x *session) first(ctx context.Context, h *hold, p place) (place, error) {
+	err := x.affirm(ctx, h, p.path(h))
+	if errors.Is(err, zk.ErrNoNode) {
+		x.lost(h)
+		return place{index: -1}, nil
+	}
+	return place{nodes: p.nodes[1:]}, err
+}
+
+// giveUpLimit bounds the time for which a call whose context is done takes back its node.
+const giveUpLimit = 500 * time.Millisecond
+
+// giveUp deletes the node of an ask that ends with err. giveUp returns err, marked with ErrUnsure if
+// a node may be left. Such a node goes at the end of the lease that was asked for.
+func (s *Store) giveUp(ctx context.Context, h *hold, err error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpLimit)
+	defer cancel()
+	x := h.session
+	node, unsure := x.known(h)
+	switch {
+	case node == "" && !unsure:
+		s.drop(x, h.ask.ID)
+		return err
+	case !unsure:
+		if failed := x.remove(ctx, node); failed == nil || errors.Is(failed, zk.ErrNoNode) {
+			s.drop(x, h.ask.ID)
+			return err
+		}
+	default:
+		_ = x.forget(ctx, h.ask) // a command that creates a node may run later still
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if x.over {
+		return err
+	}
+	h.unsure = true
+	s.deleteAtLocked(h, time.Now().Add(h.ask.Kept(h.ask.TTL)))
+	return store.Unsure(err)
+}
