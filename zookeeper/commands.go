@@ -68,14 +68,22 @@ func (s *Store) touch(ctx context.Context, x *session, r store.Renewal, proof ti
 	return l, nil
 }
 
-// write changes the note in the node of a hold.
+// write changes the note in the node of a hold. If two writes overlap, the Store does not know which
+// note the node has, and the next command writes again.
 func (x *session) write(ctx context.Context, h *hold, node string, n note) error {
 	address, _ := x.address.Load().(string)
+	s := x.store
+	s.mu.Lock()
+	h.writes++
+	h.writing++
+	mine := h.writes
+	h.note = note{Kept: n.Kept} // not known
+	s.mu.Unlock()
 	err := run(ctx, x, writes, func() error { _, err := x.conn.Set(node, n.encode(address), -1); return err })
-	x.store.mu.Lock()
-	defer x.store.mu.Unlock()
-	if h.note = n; err != nil {
-		h.note = note{Kept: n.Kept} // not known: the next command writes again
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if h.writing--; err == nil && h.writing == 0 && h.writes == mine {
+		h.note = n
 	}
 	return err
 }
@@ -278,6 +286,9 @@ func (s *Store) observe(h *hold) {
 func (s *Store) heldAt(x *session, node string) *hold {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if len(s.watchers) == 0 {
+		return nil
+	}
 	for id, h := range x.holds {
 		if h.held && h.node == node && s.watchedLocked(id) {
 			return h

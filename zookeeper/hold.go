@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
 
@@ -19,16 +20,19 @@ type hold struct {
 	lock    string // the path of the lock
 
 	// Guarded by the mutex of the Store.
-	ask    store.Ask
-	node   string // the path of the node; empty: not known
-	czxid  int64  // of the node
-	unsure bool   // a command that creates a node may run
-	held   bool
-	sent   time.Time // the lease
-	ttl    time.Duration
-	note   note        // in the node
-	timer  *time.Timer // deletes the node when nobody wants it any more
-	ends   time.Time   // when
+	ask      store.Ask
+	node     string        // the path of the node; empty: not known
+	czxid    int64         // of the node
+	unsure   bool          // a node that is not known may exist, as the connection ended before an answer
+	creating chan struct{} // closed when the last command that creates a node is answered; nil: no command
+	held     bool
+	sent     time.Time // the lease
+	ttl      time.Duration
+	note     note        // in the node
+	writes   int         // how many writes of the note have begun
+	writing  int         // how many have not ended
+	timer    *time.Timer // deletes the node when nobody wants it any more
+	ends     time.Time   // when
 
 }
 
@@ -143,25 +147,57 @@ func (s *Store) keep(h *hold, sent time.Time, ttl time.Duration) (l store.Lease,
 	return l, true
 }
 
-// create makes the node of a hold, and the path of the lock.
+// create makes the node of a hold, and the path of the lock. If ctx ends first, the command goes on:
+// settled waits for its answer.
 func (x *session) create(ctx context.Context, h *hold) (string, error) {
-	s := x.store
 	n := note{ID: h.ask.ID, Count: 1, Kept: h.ask.Kept(h.ask.TTL).Milliseconds()}
 	for {
-		address, _ := x.address.Load().(string)
+		answered := make(chan struct{})
+		x.store.mu.Lock()
+		h.note, h.creating = n, answered
+		x.store.mu.Unlock()
 		node, err := do(ctx, x, writes, func() (string, error) {
-			return x.conn.Create(h.lock+"/"+prefixOf(h.ask.ID), n.encode(address), zk.FlagEphemeralSequential, s.acl)
-		})
-		if errors.Is(err, zk.ErrNoNode) {
-			if err = x.makePath(ctx, h.lock); err == nil {
-				continue
+			address, _ := x.address.Load().(string)
+			node, err := x.conn.Create(h.lock+"/"+prefixOf(n.ID), n.encode(address), zk.FlagEphemeralSequential, x.store.acl)
+			unsure := errors.Is(x.reason(err, writes), store.ErrUnsure)
+			x.store.mu.Lock()
+			defer x.store.mu.Unlock()
+			if err == nil {
+				h.node = node
 			}
+			h.unsure = h.unsure || unsure
+			close(answered)
+			return node, err
+		})
+		if !errors.Is(err, store.ErrUnsure) { // answered, or not sent
+			x.store.mu.Lock()
+			h.creating = nil
+			x.store.mu.Unlock()
 		}
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		h.note = n
-		h.unsure = h.unsure || errors.Is(err, store.ErrUnsure)
-		return node, err
+		if !errors.Is(err, zk.ErrNoNode) {
+			return node, err
+		}
+		if err := x.makePath(ctx, h.lock); err != nil {
+			return "", err
+		}
+	}
+}
+
+// settled waits for the answer of a command that creates the node of the hold.
+func (x *session) settled(ctx context.Context, h *hold) error {
+	x.store.mu.Lock()
+	creating := h.creating
+	x.store.mu.Unlock()
+	if creating == nil {
+		return nil
+	}
+	select {
+	case <-creating:
+		return nil
+	case <-ctx.Done():
+		return lifetime.Ended(ctx)
+	case <-x.dead:
+		return store.Unavailable(errOver)
 	}
 }
 
@@ -211,6 +247,9 @@ func indexOf(nodes []string, id store.ID) int {
 // join makes the node of the hold, unless there is one, and returns its place. A new node costs two
 // round trips: the second one reads the place and the state of the node together.
 func (x *session) join(ctx context.Context, h *hold) (place, error) {
+	if err := x.settled(ctx, h); err != nil {
+		return place{}, err
+	}
 	node, unsure := x.known(h)
 	if node == "" && unsure {
 		p, err := x.locate(ctx, h)
@@ -289,9 +328,18 @@ func (x *session) affirm(ctx context.Context, h *hold, node string) error {
 	return nil
 }
 
-// forget deletes all nodes of an ask.
+// forget deletes all nodes of an ask. A command of this session that creates a node is answered
+// before.
 func (x *session) forget(ctx context.Context, a store.Ask) error {
 	lock := x.store.path(a)
+	x.store.mu.Lock()
+	h := x.holds[a.ID]
+	x.store.mu.Unlock()
+	if h != nil {
+		if err := x.settled(ctx, h); err != nil {
+			return err
+		}
+	}
 	nodes, err := x.children(ctx, lock)
 	if err != nil {
 		return err

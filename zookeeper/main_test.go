@@ -31,4 +31,3 @@ func admin(t testing.TB, servers string) *zk.Conn {
 	t.Cleanup(conn.Close)
 	return conn
 }
-

@@ -194,8 +194,9 @@ func (s *Store) giveUp(ctx context.Context, h *hold, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpLimit)
 	defer cancel()
 	x := h.session
+	open := x.settled(ctx, h) != nil
 	node, unsure := x.known(h)
-	switch {
+	switch unsure = unsure || open; {
 	case node == "" && !unsure:
 		s.drop(x, h.ask.ID)
 		return err
