@@ -1,7 +1,10 @@
 package relockzk_test
 
 import (
+	"fmt"
 	"os"
+	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -9,12 +12,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/store"
 	relockzk "github.com/go-relock/relock/zookeeper"
 )
 
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
-// open returns a Store on servers, that is closed with the test.
+const patience = 20 * time.Second
+
+// open returns a Store, which is closed with the test.
 func open(t testing.TB, servers string, options ...relockzk.Option) *relockzk.Store {
 	t.Helper()
 	s, err := relockzk.New(servers, options...)
@@ -26,8 +32,80 @@ func open(t testing.TB, servers string, options ...relockzk.Option) *relockzk.St
 // admin returns a connection that is not of a Store.
 func admin(t testing.TB, servers string) *zk.Conn {
 	t.Helper()
-	conn, _, err := zk.Connect(zk.FormatServers([]string{servers}), 20*time.Second, zk.WithLogInfo(false))
+	conn, _, err := zk.Connect(zk.FormatServers([]string{servers}), patience, zk.WithLogInfo(false))
 	require.NoError(t, err)
 	t.Cleanup(conn.Close)
 	return conn
+}
+
+var lastID atomic.Int64
+
+// ask returns the ask of a new hold of lock "orders".
+func ask(ttl time.Duration) store.Ask {
+	n := lastID.Add(1)
+	return store.Ask{Name: "orders", ID: store.ID(fmt.Sprintf("client%d:1:%d", n, n)), TTL: ttl, Limit: 1}
+}
+
+func nothing(store.Progress) {}
+
+// take makes a new hold.
+func take(t testing.TB, s store.Store, ttl time.Duration) store.Lease {
+	t.Helper()
+	l, err := s.Wait(t.Context(), ask(ttl), nothing)
+	require.NoError(t, err)
+	return l
+}
+
+// waiter is a call of Wait in a goroutine.
+type waiter struct {
+	ask    store.Ask
+	queued chan struct{}
+	done   chan struct{}
+	lease  store.Lease
+	err    error
+	at     time.Time
+}
+
+// wait starts a Wait, and returns when it is queued.
+func wait(t testing.TB, s store.Store, ttl time.Duration) *waiter {
+	t.Helper()
+	w := &waiter{ask: ask(ttl), queued: make(chan struct{}, 100), done: make(chan struct{})}
+	go func() {
+		defer close(w.done)
+		w.lease, w.err = s.Wait(t.Context(), w.ask, func(store.Progress) {
+			select {
+			case w.queued <- struct{}{}:
+			default:
+			}
+		})
+		w.at = time.Now()
+	}()
+	select {
+	case <-w.queued:
+	case <-time.After(patience):
+		require.FailNow(t, "the waiter is not queued")
+	}
+	return w
+}
+
+func (w *waiter) get(t testing.TB) store.Lease {
+	t.Helper()
+	select {
+	case <-w.done:
+	case <-time.After(patience):
+		require.FailNow(t, "the waiter does not get the lock")
+	}
+	require.NoError(t, w.err)
+	return w.lease
+}
+
+// nodes returns the nodes of a lock, the holder first.
+func nodes(t testing.TB, conn *zk.Conn, lock string) []string {
+	t.Helper()
+	nodes, _, err := conn.Children(lock)
+	require.NoError(t, err)
+	slices.SortFunc(nodes, func(a, b string) int {
+		return slices.Compare([]byte(a[len(a)-10:]), []byte(b[len(b)-10:]))
+	})
+	return nodes
 }

@@ -1,7 +1,6 @@
 package relockzk_test
 
 import (
-	"slices"
 	"testing"
 	"time"
 
@@ -22,11 +21,7 @@ var long = relockzk.WithSessionTimeout(20 * time.Minute)
 // lose deletes the node with a lock.
 func lose(t *testing.T, conn *zk.Conn, lock string) {
 	t.Helper()
-	nodes, _, err := conn.Children(lock)
-	require.NoError(t, err)
-	sequence := func(node string) string { return node[len(node)-10:] }
-	slices.SortFunc(nodes, func(a, b string) int { return slices.Compare([]byte(sequence(a)), []byte(sequence(b))) })
-	require.NoError(t, conn.Delete(lock+"/"+nodes[0], -1))
+	require.NoError(t, conn.Delete(lock+"/"+nodes(t, conn, lock)[0], -1))
 }
 
 func TestZooKeeperKeepsThePromisesOfStores(t *testing.T) {

@@ -1,0 +1,139 @@
+package zktest
+
+import (
+	"context"
+	"io"
+	"net"
+	"sync"
+	"testing"
+)
+
+// Proxy is a network between clients and a server. It can stall and cut the connections.
+type Proxy struct {
+	t       testing.TB
+	server  string
+	address string
+
+	mu     sync.Mutex
+	conns  map[net.Conn]struct{}
+	open   chan struct{} // closed while bytes pass
+	silent bool          // answers of the server are thrown away
+}
+
+// NewProxy starts a Proxy before a server.
+func NewProxy(t testing.TB, server string) *Proxy {
+	t.Helper()
+	listener, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &Proxy{
+		t: t, server: server, address: listener.Addr().String(),
+		conns: make(map[net.Conn]struct{}), open: make(chan struct{}),
+	}
+	close(p.open)
+	var all sync.WaitGroup
+	all.Go(func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			all.Go(func() { p.serve(client) })
+		}
+	})
+	t.Cleanup(func() {
+		_ = listener.Close()
+		p.Resume()
+		p.Cut()
+		all.Wait()
+	})
+	return p
+}
+
+// Address returns the address for clients.
+func (p *Proxy) Address() string { return p.address }
+
+// Stall holds all bytes back, in both directions, until Resume.
+func (p *Proxy) Stall() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.open = make(chan struct{})
+}
+
+// Resume ends a Stall and a LoseAnswers.
+func (p *Proxy) Resume() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.silent = false
+	select {
+	case <-p.open:
+	default:
+		close(p.open)
+	}
+}
+
+// LoseAnswers throws the answers of the server away until Resume. Requests pass.
+func (p *Proxy) LoseAnswers() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.silent = true
+}
+
+// Cut closes all connections.
+func (p *Proxy) Cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for conn := range p.conns {
+		_ = conn.Close()
+	}
+}
+
+func (p *Proxy) serve(client net.Conn) {
+	defer func() { _ = client.Close() }()
+	server, err := new(net.Dialer).DialContext(context.Background(), "tcp", p.server)
+	if err != nil {
+		return
+	}
+	defer func() { _ = server.Close() }()
+	p.mu.Lock()
+	p.conns[client], p.conns[server] = struct{}{}, struct{}{}
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.conns, client)
+		delete(p.conns, server)
+	}()
+	var both sync.WaitGroup
+	both.Go(func() { p.copy(server, client, false) })
+	both.Go(func() { p.copy(client, server, true) })
+	both.Wait()
+}
+
+// copy passes bytes on until one side is closed, and then closes the other side.
+func (p *Proxy) copy(to, from net.Conn, answers bool) {
+	defer func() { _ = to.Close() }()
+	buffer := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buffer)
+		p.mu.Lock()
+		open := p.open
+		p.mu.Unlock()
+		<-open
+		p.mu.Lock()
+		lost := answers && p.silent
+		p.mu.Unlock()
+		if !lost && n > 0 {
+			if _, err := to.Write(buffer[:n]); err != nil {
+				return
+			}
+		}
+		if err != nil {
+			if err != io.EOF { //nolint:errorlint // as io.Reader says
+				_ = from.Close()
+			}
+			return
+		}
+	}
+}

@@ -1,0 +1,220 @@
+package relockzk_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/zktest"
+	"github.com/go-relock/relock/store"
+	relockzk "github.com/go-relock/relock/zookeeper"
+)
+
+// short is a session that ends soon, of three quarters of which a lease is.
+const (
+	shortSession = 2 * time.Second
+	shortLease   = 1500 * time.Millisecond
+)
+
+func TestLostAnswersOfACreateLeaveOneNode(t *testing.T) {
+	server := zktest.Start(t)
+	proxy, conn := zktest.NewProxy(t, server.Address()), admin(t, server.Address())
+	s := open(t, proxy.Address())
+	require.NoError(t, s.Release(t.Context(), take(t, s, time.Second), 0))
+	for range 5 {
+		proxy.LoseAnswers()
+		leases := make(chan store.Lease, 1)
+		go func() {
+			if l, err := s.Wait(t.Context(), ask(20*time.Second), nothing); err == nil {
+				leases <- l
+			}
+		}()
+		redistest.Eventually(t, patience, func() bool { return len(nodes(t, conn, "/orders")) > 0 }, "the node is made")
+		proxy.Cut()
+		proxy.Resume()
+		select {
+		case l := <-leases:
+			require.Len(t, nodes(t, conn, "/orders"), 1)
+			require.True(t, l.Unsure, "an earlier create may run yet")
+			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, s.Forget(t.Context(), []store.Ask{l.Ask})[0])
+		case <-time.After(patience):
+			require.FailNow(t, "the hold does not get the lock")
+		}
+		require.Empty(t, nodes(t, conn, "/orders"))
+	}
+}
+
+func TestLostAnswersOfADeleteFreeTheLockOnce(t *testing.T) {
+	server := zktest.Start(t)
+	proxy, conn := zktest.NewProxy(t, server.Address()), admin(t, server.Address())
+	s := open(t, proxy.Address())
+	l := take(t, s, 20*time.Second)
+	next := wait(t, open(t, server.Address()), 20*time.Second)
+	proxy.LoseAnswers()
+	released := make(chan error, 1)
+	go func() { released <- s.Release(t.Context(), l, 0) }()
+	granted := next.get(t)
+	proxy.Cut()
+	proxy.Resume()
+	err := <-released
+	require.ErrorIs(t, err, store.ErrGone)
+	require.ErrorIs(t, err, store.ErrUnsure)
+	require.NotEmpty(t, nodes(t, conn, "/orders"), "the repeated delete has freed the next hold")
+	require.NoError(t, s.Release(t.Context(), granted, 0))
+}
+
+func TestConnectionThatIsCutIsNoLoss(t *testing.T) {
+	server := zktest.Start(t)
+	proxy := zktest.NewProxy(t, server.Address())
+	s := open(t, proxy.Address())
+	l := take(t, s, 20*time.Second)
+	waiting := wait(t, s, 20*time.Second)
+	for range 3 {
+		proxy.Cut()
+		entered, err := s.Enter(t.Context(), l, 2)
+		require.NoError(t, err)
+		require.Equal(t, l.Token, entered.Token)
+	}
+	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), waiting.get(t), 0))
+}
+
+func TestServerThatRestartsKeepsTheHold(t *testing.T) {
+	server := zktest.Start(t)
+	s := open(t, server.Address())
+	l := take(t, s, 20*time.Second)
+	server.Restart()
+	require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: 20 * time.Second, Count: 1}})[0])
+	require.NoError(t, s.Release(t.Context(), l, 0))
+}
+
+func TestSessionThatEndsLosesAllHoldsAndKeepsTheWaiters(t *testing.T) {
+	server := zktest.Start(t)
+	proxy := zktest.NewProxy(t, server.Address())
+	s := open(t, proxy.Address(), relockzk.WithSessionTimeout(shortSession))
+	other := open(t, server.Address())
+	l := take(t, s, shortLease)
+	doubts := make(chan store.ID, 100)
+	defer s.Watch("client", func(id store.ID) { doubts <- id })()
+	next, behind := wait(t, other, 20*time.Second), wait(t, s, shortLease)
+	proxy.Stall()
+	granted := next.get(t)
+	require.False(t, next.at.Before(l.Until()), "another hold has the lock before Lease.Until")
+	require.Greater(t, granted.Token, l.Token)
+	proxy.Cut()
+	proxy.Resume()
+	redistest.Eventually(t, patience, func() bool {
+		_, err := s.Enter(t.Context(), l, 2)
+		return errors.Is(err, store.ErrGone)
+	}, "the hold is gone")
+	select {
+	case id := <-doubts:
+		require.Empty(t, id, "all holds are in doubt")
+	case <-time.After(patience):
+		require.FailNow(t, "Watch does not tell of the end of the session")
+	}
+	require.NoError(t, other.Release(t.Context(), granted, 0))
+	require.NoError(t, s.Release(t.Context(), behind.get(t), 0))
+}
+
+func TestLeaderThatIsKilledKeepsHoldsAndOrder(t *testing.T) {
+	servers := zktest.StartEnsemble(t)
+	s, other := open(t, zktest.Addresses(servers)), open(t, zktest.Addresses(servers))
+	l := take(t, s, 25*time.Second)
+	line := []*waiter{wait(t, other, 25*time.Second), wait(t, s, 25*time.Second)}
+	for _, server := range servers {
+		if server.Leads() {
+			server.Kill()
+			break
+		}
+	}
+	entered, err := s.Enter(t.Context(), l, 2)
+	require.NoError(t, err)
+	require.Equal(t, l.Token, entered.Token)
+	for _, w := range line {
+		require.NoError(t, s.Release(t.Context(), l, 0))
+		next := w.get(t)
+		require.Greater(t, next.Token, l.Token)
+		l = next
+	}
+	require.NoError(t, s.Release(t.Context(), l, 0))
+}
+
+var _ = func() bool {
+	redistest.RegisterChild("hold", func(args []string, in *bufio.Reader, out io.Writer) {
+		s, err := relockzk.New(args[0], relockzk.WithSessionTimeout(shortSession))
+		if err != nil {
+			panic(err)
+		}
+		a := store.Ask{Name: "orders", ID: store.ID("child:1:" + args[1]), TTL: shortLease, Limit: 1}
+		_, err = s.Wait(context.Background(), a, func(store.Progress) { _, _ = fmt.Fprintln(out, "queued") })
+		_, _ = fmt.Fprintln(out, "held", err)
+		_, _ = in.ReadString('\n')
+	})
+	return true
+}()
+
+func TestClientsThatAreKilledFreeTheirPlaces(t *testing.T) {
+	server := zktest.Start(t)
+	s := open(t, server.Address())
+	holder := redistest.Child(t, "hold", server.Address(), "1")
+	holder.Expect("held <nil>", patience)
+	queued := redistest.Child(t, "hold", server.Address(), "2")
+	queued.Expect("queued", patience)
+	last := wait(t, s, 20*time.Second)
+	queued.Kill()
+	holder.Kill()
+	killed := time.Now()
+	l := last.get(t)
+	require.Less(t, last.at.Sub(killed), 3*shortSession)
+	require.NoError(t, s.Release(t.Context(), l, 0))
+}
+
+func TestHandOverCostsTheSameForEveryLengthOfTheQueue(t *testing.T) {
+	server := zktest.Start(t)
+	cost := func(n int) int {
+		s := open(t, server.Address(), long)
+		l := take(t, s, 10*time.Minute)
+		var line []*waiter
+		for range n {
+			line = append(line, wait(t, s, 10*time.Minute))
+		}
+		before := server.Requests()
+		for _, w := range line[:4] {
+			require.NoError(t, s.Release(t.Context(), l, 0))
+			l = w.get(t)
+		}
+		spent := server.Requests() - before
+		for _, w := range line[4:] {
+			require.NoError(t, s.Release(t.Context(), l, 0))
+			l = w.get(t)
+		}
+		require.NoError(t, s.Release(t.Context(), l, 0))
+		return spent
+	}
+	few, many := cost(4), cost(60)
+	t.Logf("packets of four hand-overs: %d with 4 waiting, %d with 60", few, many)
+	require.LessOrEqual(t, many, few+8, "the hand-over wakes more than the next waiter")
+}
+
+func TestNothingIsLeftOfALock(t *testing.T) {
+	server := zktest.Start(t)
+	conn := admin(t, server.Address())
+	redistest.NoGoroutineLeft(t, "relock/zookeeper", "internal/zktest.(*Proxy)")
+	s := open(t, server.Address(), relockzk.WithRoot("/locks"))
+	l := take(t, s, 20*time.Second)
+	require.NoError(t, s.Close())
+	require.NoError(t, s.Release(t.Context(), l, 0), "Close keeps the session for the open hold")
+	redistest.Eventually(t, patience, func() bool {
+		exists, _, err := conn.Exists("/locks")
+		return err == nil && !exists
+	}, "the server deletes the empty containers")
+}
