@@ -49,7 +49,7 @@ help: ## Show this list
 test: deps fmt-check tidy-check vet lint unit modules examples release-check bench-check fuzz soak model ## Install what is missing and run every check below
 	@echo 'make test: everything passed'
 
-deps: ## Install what is missing: Redis, PostgreSQL, MariaDB, a C compiler (-race), git, spin (model), prometheus, faketime
+deps: ## Install what is missing: Redis, PostgreSQL, MariaDB, ZooKeeper, a C compiler (-race), git, spin (model), prometheus, faketime
 	@sh tools/install-deps.sh
 
 fmt: ## Rewrite the Go files in gofmt's form

@@ -7,6 +7,7 @@
 #   prometheus, promtool                      the alerts and the dashboard in examples/observability
 #   faketime (Linux only)                     sets the clock of a server in the tests
 #   PostgreSQL, MariaDB (server and client)   the tests of fence/ start their own servers on free ports
+#   ZooKeeper, with a Java that runs it       the tests of zookeeper/ start their own servers on free ports
 # and, if its argument is java, what make interop needs:
 #   mvn, and the JDK that mvn finds           the Java side of interop/redisson
 # Set RELOCK_NO_INSTALL=1 to be told what is missing instead.
@@ -47,6 +48,7 @@ missing() {
 		{ has_server initdb && has_server postgres && has psql; } || printf 'postgresql '
 		{ has_server mariadb-install-db && has_server mariadbd && has mariadb; } || printf 'mariadb '
 	fi
+	[ ! -d zookeeper ] || { [ -f /usr/share/java/zookeeper.jar ] && has java; } || printf 'zookeeper '
 	[ ! -d model ] || has spin || printf 'spin '
 	[ ! -d examples/observability ] || { has promtool && has prometheus; } || printf 'prometheus '
 	if [ "$with" = java ]; then
@@ -59,7 +61,7 @@ give_up() {
 	{
 		echo "relock: missing: $(missing)"
 		echo "relock: $1"
-		echo "relock: install Redis 7.0 or newer (server, sentinel and cli) and git and PostgreSQL and MariaDB (server and client) and spin and Prometheus and, on Linux, a C compiler and faketime${with:+ and, for make interop, a JDK (17 or newer) and Maven}; then run this again."
+		echo "relock: install Redis 7.0 or newer (server, sentinel and cli) and git and PostgreSQL and MariaDB (server and client) and ZooKeeper and spin and Prometheus and, on Linux, a C compiler and faketime${with:+ and, for make interop, a JDK (17 or newer) and Maven}; then run this again."
 	} >&2
 	exit 1
 }
@@ -86,6 +88,7 @@ want_compiler=
 want_git=
 want_postgresql=
 want_mariadb=
+want_zookeeper=
 want_spin=
 want_prometheus=
 want_faketime=
@@ -97,6 +100,7 @@ for program in $(missing); do
 	git) want_git=1 ;;
 	postgresql) want_postgresql=1 ;;
 	mariadb) want_mariadb=1 ;;
+	zookeeper) want_zookeeper=1 ;;
 	spin) want_spin=1 ;;
 	prometheus) want_prometheus=1 ;;
 	faketime) want_faketime=1 ;;
@@ -116,6 +120,7 @@ if has apt-get; then
 		${want_git:+git} ${want_spin:+spin} ${want_prometheus:+prometheus} \
 		${want_faketime:+faketime} \
 		${want_postgresql:+postgresql postgresql-client} ${want_mariadb:+mariadb-server mariadb-client} \
+		${want_zookeeper:+zookeeper default-jre-headless} \
 		${want_mvn:+maven} ${want_jdk:+default-jdk-headless} ||
 		give_up "apt-get could not install them"
 elif has brew; then
