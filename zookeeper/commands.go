@@ -105,13 +105,14 @@ func (s *Store) Release(ctx context.Context, l store.Lease, count int) error {
 
 // free deletes the node of a hold that has its lock.
 func (s *Store) free(ctx context.Context, x *session, a store.Ask) error {
-	node := ""
-	if h, err := x.find(a.ID); err == nil {
+	var node string
+	h, err := x.find(a.ID)
+	if err == nil {
 		node, _ = x.known(h)
 	} else if node, err = x.holder(ctx, a); err != nil {
 		return err
 	}
-	err := x.remove(ctx, node)
+	err = x.remove(ctx, node)
 	if err == nil || errors.Is(err, zk.ErrNoNode) {
 		s.drop(x, a.ID)
 	}
@@ -128,7 +129,7 @@ func (x *session) holder(ctx context.Context, a store.Ask) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if len(nodes) == 0 || !is(nodes[0], a.ID) {
+	if indexOf(nodes, a.ID) != 0 {
 		return "", store.ErrGone
 	}
 	return lock + "/" + nodes[0], nil
@@ -174,8 +175,9 @@ func (s *Store) each(ctx context.Context, n int, attempt func(x *session, i int,
 	return errs
 }
 
-// Token implements [store.Store]. The token is the czxid of the node, the number of the transaction
-// that made the node.
+// Token implements [store.Store]. The token is the czxid of the node, which is the number of the
+// transaction that made the node, or the number of a later transaction on the nodes of the lock,
+// before the next node.
 func (s *Store) Token(ctx context.Context, l store.Lease) (token int64, err error) {
 	err = s.once(ctx, func(x *session) error {
 		node, err := x.holder(ctx, l.Ask)
@@ -187,7 +189,7 @@ func (s *Store) Token(ctx context.Context, l store.Lease) (token int64, err erro
 			return store.ErrGone
 		}
 		if err == nil {
-			token = stat.Czxid
+			token = max(stat.Czxid, l.Token)
 		}
 		return err
 	})

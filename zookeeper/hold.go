@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"path"
-	"slices"
 	"strings"
 	"time"
 
@@ -22,7 +21,7 @@ type hold struct {
 	// Guarded by the mutex of the Store.
 	ask      store.Ask
 	node     string        // the path of the node; empty: not known
-	czxid    int64         // of the node
+	token    int64         // of the hold, see Store.Token
 	unsure   bool          // a node that is not known may exist, as the connection ended before an answer
 	creating chan struct{} // closed when the last command that creates a node is answered; nil: no command
 	held     bool
@@ -142,7 +141,7 @@ func (s *Store) keep(h *hold, sent time.Time, ttl time.Duration) (l store.Lease,
 	}
 	h.held = true
 	s.deleteAtLocked(h, h.endLocked())
-	l = store.Lease{Ask: h.ask, Sent: h.sent, Token: h.czxid, Unsure: h.unsure}
+	l = store.Lease{Ask: h.ask, Sent: h.sent, Token: h.token, Unsure: h.unsure}
 	l.TTL = h.ttl
 	return l, true
 }
@@ -235,49 +234,38 @@ type place struct {
 
 // locate lists the nodes of a lock, and finds the node of the hold among them. If a command that
 // was given up has made a second node, the first node counts.
+//
+// If the node is the last one, the number of the last change is a token for the hold: the node is not
+// younger than this number, and all later nodes are.
 func (x *session) locate(ctx context.Context, h *hold) (place, error) {
-	nodes, err := x.children(ctx, h.lock)
-	return place{nodes: nodes, index: indexOf(nodes, h.ask.ID)}, err
+	nodes, changed, err := x.children(ctx, h.lock)
+	p := place{nodes: nodes, index: indexOf(nodes, h.ask.ID)}
+	x.store.mu.Lock()
+	defer x.store.mu.Unlock()
+	if err == nil && p.index >= 0 {
+		if h.node = p.path(h); h.token == 0 && p.index == len(nodes)-1 {
+			h.token = changed
+		}
+	}
+	return p, err
 }
 
-func indexOf(nodes []string, id store.ID) int {
-	return slices.IndexFunc(nodes, func(node string) bool { return is(node, id) })
-}
-
-// join makes the node of the hold, unless there is one, and returns its place. A new node costs two
-// round trips: the second one reads the place and the state of the node together.
+// join makes the node of the hold, unless there is one, and returns its place.
 func (x *session) join(ctx context.Context, h *hold) (place, error) {
 	if err := x.settled(ctx, h); err != nil {
 		return place{}, err
 	}
-	node, unsure := x.known(h)
-	if node == "" && unsure {
+	if node, unsure := x.known(h); node != "" || unsure {
 		p, err := x.locate(ctx, h)
-		if err != nil {
+		if err != nil || p.index >= 0 {
 			return p, err
 		}
-		node = p.path(h)
-	}
-	if node == "" {
-		var err error
-		if node, err = x.create(ctx, h); err != nil {
-			return place{}, err
-		}
-	}
-	affirmed := make(chan error, 1)
-	go func() { affirmed <- x.affirm(ctx, h, node) }()
-	p, err := x.locate(ctx, h)
-	if failed := <-affirmed; err == nil {
-		err = failed
-	}
-	if err == nil && p.index >= 0 && p.path(h) != node {
-		err = x.affirm(ctx, h, p.path(h))
-	}
-	if errors.Is(err, zk.ErrNoNode) || err == nil && p.index < 0 {
 		x.lost(h)
-		return place{index: -1}, nil
 	}
-	return p, err
+	if _, err := x.create(ctx, h); err != nil {
+		return place{}, err
+	}
+	return x.locate(ctx, h)
 }
 
 // path returns the path of the node of the hold; empty: the hold has no node.
@@ -299,33 +287,49 @@ func (x *session) known(h *hold) (node string, unsure bool) {
 func (x *session) lost(h *hold) {
 	x.store.mu.Lock()
 	defer x.store.mu.Unlock()
-	h.node, h.czxid, h.held = "", 0, false
+	h.node, h.token, h.held = "", 0, false
 }
 
-// affirm notes the node of a hold, and reads its czxid. The leader surely had the session a short
-// time ago: if the last proof is older than a third of the lease, a sync goes first. A node that does
-// not exist is zk.ErrNoNode.
-func (x *session) affirm(ctx context.Context, h *hold, node string) error {
+// ready says whether a hold whose node was just seen as the first can have its lock: its token is
+// known, and the leader had the session a short time ago.
+func (x *session) ready(h *hold) bool {
+	x.store.mu.Lock()
+	defer x.store.mu.Unlock()
+	return h.token != 0 && !x.oldLocked(h)
+}
+
+// oldLocked says whether a lease from the last proof on would be near its end.
+func (x *session) oldLocked(h *hold) bool { return time.Since(x.proven) > h.ask.TTL/3 }
+
+// affirm returns the place of a hold whose node is the first of the lock, unless the node itself is
+// gone. After an old proof a sync goes first. The cost does not depend on the number of waiters.
+func (x *session) affirm(ctx context.Context, h *hold, p place) (place, error) {
 	begun := time.Now()
 	x.store.mu.Lock()
-	old := begun.Sub(x.proven) > h.ask.TTL/3
+	old := x.oldLocked(h)
 	x.store.mu.Unlock()
 	if old {
 		if err := x.sync(ctx); err != nil {
-			return err
+			return p, err
 		}
 	}
-	stat, err := x.stat(ctx, node)
+	stat, err := x.stat(ctx, p.path(h))
+	if errors.Is(err, zk.ErrNoNode) {
+		x.lost(h)
+		return place{index: -1}, nil
+	}
 	if err != nil {
-		return err
+		return p, err
 	}
 	x.store.mu.Lock()
 	defer x.store.mu.Unlock()
 	if old {
 		x.proveLocked(begun)
 	}
-	h.node, h.czxid = node, stat.Czxid
-	return nil
+	if h.token == 0 {
+		h.token = stat.Czxid
+	}
+	return p, nil
 }
 
 // forget deletes all nodes of an ask. A command of this session that creates a node is answered
@@ -340,12 +344,13 @@ func (x *session) forget(ctx context.Context, a store.Ask) error {
 			return err
 		}
 	}
-	nodes, err := x.children(ctx, lock)
+	nodes, _, err := x.children(ctx, lock)
 	if err != nil {
 		return err
 	}
+	prefix := prefixOf(a.ID)
 	for _, node := range nodes {
-		if !strings.HasPrefix(node, prefixOf(a.ID)) {
+		if !strings.HasPrefix(node, prefix) {
 			continue
 		}
 		if err := x.remove(ctx, lock+"/"+node); err != nil && !errors.Is(err, zk.ErrNoNode) {

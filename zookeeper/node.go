@@ -82,14 +82,14 @@ func decode(child string, data []byte, unknown time.Duration) note {
 	}
 }
 
-// is says whether a child is the node of a hold, of this package or of another client.
-func is(child string, id store.ID) bool {
-	if strings.HasPrefix(child, prefixOf(id)) {
-		return true
-	}
+// indexOf returns the index of the node of a hold, of this package or of another client; -1: none.
+func indexOf(nodes []string, id store.ID) int {
+	prefix := prefixOf(id)
 	rest, number := cutLast(string(id))
 	_, name := cutLast(rest)
-	return name != "" && child == name+number
+	return slices.IndexFunc(nodes, func(node string) bool {
+		return strings.HasPrefix(node, prefix) || name != "" && node == name+number
+	})
 }
 
 func cutLast(s string) (before, after string) {

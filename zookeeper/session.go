@@ -18,11 +18,11 @@ import (
 // session is one session at ZooKeeper, with a connection of its own. A session that has ended does
 // not come back: the Store opens another one.
 type session struct {
-	store *Store
-	ready chan struct{} // closed when conn and err are set
-	conn  *zk.Conn
-	err   error // the session could not be opened
-	dead  chan struct{}
+	store  *Store
+	opened chan struct{} // closed when conn and err are set
+	conn   *zk.Conn
+	err    error // the session could not be opened
+	dead   chan struct{}
 
 	timeout atomic.Int64 // as negotiated; 0: not known yet
 	address atomic.Value // of this process, as the server sees it: a string
@@ -38,7 +38,7 @@ var errOver = errors.New("the session at ZooKeeper has ended")
 // open connects the session. zk.Conn connects again after a failure, so only a bad address and bad
 // credentials are errors.
 func (x *session) open() {
-	defer close(x.ready)
+	defer close(x.opened)
 	s := x.store
 	x.conn, _, x.err = zk.Connect(s.servers, s.timeout, zk.WithDialer(x.dial), zk.WithEventCallback(x.event),
 		zk.WithLogger(silent{}), zk.WithLogInfo(false))
@@ -69,7 +69,7 @@ func (x *session) end() {
 		s.dropLocked(h)
 	}
 	s.group.Go(func() {
-		<-x.ready
+		<-x.opened
 		if x.conn != nil {
 			x.conn.Close()
 		}
@@ -170,7 +170,7 @@ func do[T any](ctx context.Context, x *session, e effect, request func() (T, err
 		return none, lifetime.Ended(ctx)
 	}
 	select {
-	case <-x.ready:
+	case <-x.opened:
 	case <-ctx.Done():
 		return none, store.Unavailable(lifetime.Ended(ctx))
 	}
@@ -242,16 +242,24 @@ func (x *session) sync(ctx context.Context) error {
 	return run(ctx, x, reads, func() error { _, err := x.conn.Sync("/"); return err })
 }
 
-// children returns the nodes of a lock, the holder first.
-func (x *session) children(ctx context.Context, lock string) ([]string, error) {
-	children, err := do(ctx, x, reads, func() ([]string, error) {
-		children, _, err := x.conn.Children(lock)
-		return children, err
+// children returns the nodes of a lock, the holder first, and the number of the transaction that
+// changed them last.
+func (x *session) children(ctx context.Context, lock string) (nodes []string, changed int64, err error) {
+	type list struct {
+		children []string
+		stat     *zk.Stat
+	}
+	l, err := do(ctx, x, reads, func() (l list, err error) {
+		l.children, l.stat, err = x.conn.Children(lock)
+		return l, err
 	})
 	if errors.Is(err, zk.ErrNoNode) {
-		return nil, nil
+		return nil, 0, nil
 	}
-	return inOrder(children), err
+	if err != nil {
+		return nil, 0, err
+	}
+	return inOrder(l.children), l.stat.Pzxid, nil
 }
 
 // fresh is children behind a sync.
@@ -259,7 +267,8 @@ func (x *session) fresh(ctx context.Context, lock string) ([]string, error) {
 	if err := x.sync(ctx); err != nil {
 		return nil, err
 	}
-	return x.children(ctx, lock)
+	nodes, _, err := x.children(ctx, lock)
+	return nodes, err
 }
 
 // read is the data and the state of a node, and a watch.

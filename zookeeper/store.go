@@ -132,7 +132,7 @@ func (s *Store) CheckServer(ctx context.Context, a store.Ask) error {
 		if err := x.fits(a.Kept(a.TTL)); err != nil {
 			return err
 		}
-		if _, err := x.children(ctx, s.path(a)); err != nil {
+		if _, _, err := x.children(ctx, s.path(a)); err != nil {
 			return fmt.Errorf("the children of %s: %w", s.path(a), err)
 		}
 		return nil
@@ -149,7 +149,7 @@ func (s *Store) use() *session {
 	s.users++
 	if s.session == nil {
 		s.session = &session{
-			store: s, ready: make(chan struct{}), dead: make(chan struct{}), holds: make(map[store.ID]*hold),
+			store: s, opened: make(chan struct{}), dead: make(chan struct{}), holds: make(map[store.ID]*hold),
 		}
 		s.group.Go(s.session.open)
 	}

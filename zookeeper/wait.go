@@ -19,14 +19,14 @@ func (s *Store) Try(ctx context.Context, a store.Ask) (l store.Lease, err error)
 }
 
 func (s *Store) try(ctx context.Context, x *session, a store.Ask) (store.Lease, error) {
-	nodes, err := x.children(ctx, s.path(a))
-	if err == nil && len(nodes) > 0 && !is(nodes[0], a.ID) { // a follower may know an old state
+	nodes, _, err := x.children(ctx, s.path(a))
+	if err == nil && len(nodes) > 0 && indexOf(nodes, a.ID) != 0 { // a follower may know an old state
 		nodes, err = x.fresh(ctx, s.path(a))
 	}
 	if err != nil {
 		return store.Lease{}, err
 	}
-	if len(nodes) > 0 && !is(nodes[0], a.ID) {
+	if len(nodes) > 0 && indexOf(nodes, a.ID) != 0 {
 		busy, err := x.busy(ctx, s.path(a), nodes[0])
 		if err != nil {
 			return store.Lease{}, err
@@ -38,6 +38,9 @@ func (s *Store) try(ctx context.Context, x *session, a store.Ask) (store.Lease, 
 	}
 	h := x.hold(a)
 	p, err := x.join(ctx, h)
+	if err == nil && p.index == 0 && !x.ready(h) {
+		p, err = x.affirm(ctx, h, p)
+	}
 	switch {
 	case err != nil:
 	case p.index < 0:
@@ -125,6 +128,9 @@ func (w *waiting) run(ctx context.Context) (store.Lease, error) {
 		for err == nil && p.index > 0 {
 			p, err = w.sleep(ctx, p)
 		}
+		if err == nil && p.index == 0 && !x.ready(h) {
+			p, err = x.affirm(ctx, h, p)
+		}
 		if err == nil {
 			err = x.fits(h.ask.Kept(h.ask.TTL))
 		}
@@ -133,6 +139,8 @@ func (w *waiting) run(ctx context.Context) (store.Lease, error) {
 			return store.Lease{}, err
 		case p.index == 0:
 			return w.store.grant(h, w.woken)
+		default:
+			x.lost(h)
 		}
 		// An operator has deleted the node, or a command that ran late. The hold queues again.
 	}
@@ -161,7 +169,7 @@ func (w *waiting) sleep(ctx context.Context, p place) (place, error) {
 	case e := <-before.changed:
 		w.woken = store.WakeGrant
 		if e.Type == zk.EventNodeDeleted && p.index == 1 {
-			return x.first(ctx, h, p)
+			return x.affirm(ctx, h, place{nodes: p.nodes[1:]}) // new nodes come behind the hold
 		}
 	case <-recheck.C:
 		w.woken = store.WakeRecheck
@@ -171,18 +179,6 @@ func (w *waiting) sleep(ctx context.Context, p place) (place, error) {
 		return p, store.Unavailable(errOver)
 	}
 	return x.join(ctx, h)
-}
-
-// first returns the place of a hold behind the holder, after the end of the holder. New nodes come
-// behind the hold, so only the node of the hold itself may be gone. The cost does not depend on the
-// number of waiters.
-func (x *session) first(ctx context.Context, h *hold, p place) (place, error) {
-	err := x.affirm(ctx, h, p.path(h))
-	if errors.Is(err, zk.ErrNoNode) {
-		x.lost(h)
-		return place{index: -1}, nil
-	}
-	return place{nodes: p.nodes[1:]}, err
 }
 
 // giveUpLimit bounds the time for which a call whose context is done takes back its node.

@@ -87,6 +87,9 @@ func (p *process) pause() error {
 	})
 }
 
+// Stopped reports whether every thread of a process is stopped, as after SIGSTOP.
+func Stopped(pid int) bool { return stopped(pid) }
+
 func (p *process) resume() error { return p.cmd.Process.Signal(syscall.SIGCONT) }
 
 // permanentError ends a poll at once.

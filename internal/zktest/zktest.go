@@ -117,7 +117,11 @@ func (s *Server) Requests() int {
 }
 
 // Pause stops the process with SIGSTOP, so that the server is silent until Resume.
-func (s *Server) Pause() { s.signal(syscall.SIGSTOP) }
+func (s *Server) Pause() {
+	s.t.Helper()
+	s.signal(syscall.SIGSTOP)
+	redistest.Eventually(s.t, stopLimit, func() bool { return redistest.Stopped(s.cmd.Process.Pid) }, "the server stops")
+}
 
 // Resume ends a Pause.
 func (s *Server) Resume() { s.signal(syscall.SIGCONT) }
