@@ -32,7 +32,6 @@ type hold struct {
 	writing  int         // how many have not ended
 	timer    *time.Timer // deletes the node when nobody wants it any more
 	ends     time.Time   // when
-
 }
 
 // endLocked is when the Store deletes the node.
@@ -235,8 +234,8 @@ type place struct {
 // locate lists the nodes of a lock, and finds the node of the hold among them. If a command that
 // was given up has made a second node, the first node counts.
 //
-// If the node is the last one, the number of the last change is a token for the hold: the node is not
-// younger than this number, and all later nodes are.
+// If the node is the last one, the number of the last change is a token for the hold. This number is
+// not smaller than the czxid of the node, and smaller than the czxid of each later node.
 func (x *session) locate(ctx context.Context, h *hold) (place, error) {
 	nodes, changed, err := x.children(ctx, h.lock)
 	p := place{nodes: nodes, index: indexOf(nodes, h.ask.ID)}

@@ -3,7 +3,7 @@ package relockzk_test
 import (
 	"context"
 	"errors"
-	"regexp"
+	"net"
 	"testing"
 	"time"
 
@@ -22,7 +22,7 @@ func TestNodesAreThoseOfCurator(t *testing.T) {
 	l := take(t, s, 10*time.Second)
 	names := nodes(t, conn, "/app/locks/orders")
 	require.Len(t, names, 1)
-	require.Regexp(t, regexp.MustCompile(`^_c_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-lock-\d{10}$`), names[0])
+	require.Regexp(t, `^_c_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-lock-\d{10}$`, names[0])
 	data, stat, err := conn.Get("/app/locks/orders/" + names[0])
 	require.NoError(t, err)
 	require.Equal(t, `127.0.0.1 {"hold":"`+string(l.ID)+`","count":1,"ms":10000}`, string(data))
@@ -144,6 +144,18 @@ func TestNodesOfOthersAreClosedToStrangers(t *testing.T) {
 	require.NoError(t, s.Release(t.Context(), l, 0))
 }
 
+func TestDialerIsAsked(t *testing.T) {
+	server := zktest.Start(t)
+	asked := make(chan string, 100)
+	s := open(t, "127.0.0.1:2181", relockzk.WithDialer(
+		func(ctx context.Context, network, address string) (net.Conn, error) {
+			asked <- address
+			return new(net.Dialer).DialContext(ctx, network, server.Address())
+		}))
+	require.NoError(t, s.Release(t.Context(), take(t, s, time.Second), 0))
+	require.Equal(t, "127.0.0.1:2181", <-asked)
+}
+
 func TestServerThatCannotBeReachedIsUnavailable(t *testing.T) {
 	s := open(t, "127.0.0.1:1")
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
@@ -161,7 +173,7 @@ func TestNewRefusesBadConfigurations(t *testing.T) {
 		require.Error(t, err, servers)
 	}
 	for _, option := range []relockzk.Option{
-		relockzk.WithRoot("/a/./b"), relockzk.WithSessionTimeout(0), relockzk.WithACL(),
+		relockzk.WithRoot("/a/./b"), relockzk.WithSessionTimeout(0), relockzk.WithACL(), relockzk.WithDialer(nil),
 	} {
 		_, err := relockzk.New("zk1:2181", option)
 		require.Error(t, err)

@@ -97,7 +97,9 @@ func (x *session) event(e zk.Event) {
 // dial connects to a server, and reads the timeout of the session from its first answer: zk.Conn
 // does not tell the timeout.
 func (x *session) dial(network, address string, timeout time.Duration) (net.Conn, error) {
-	conn, err := (&net.Dialer{Timeout: timeout}).DialContext(context.Background(), network, address)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	conn, err := x.store.dial(ctx, network, address)
 	if err != nil {
 		return nil, err
 	}
@@ -190,7 +192,7 @@ func do[T any](ctx context.Context, x *session, e effect, request func() (T, err
 	select {
 	case a := <-answers:
 		err := x.reason(a.err, e)
-		if e == writes && !errors.Is(err, store.ErrUnavailable) {
+		if e == writes && err == nil {
 			x.prove(begun)
 		}
 		return a.value, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"time"
@@ -23,6 +24,7 @@ type Store struct {
 	timeout     time.Duration
 	acl         []zk.ACL
 	credentials []credential
+	dial        func(ctx context.Context, network, address string) (net.Conn, error)
 	group       group.Group
 
 	mu       sync.Mutex
@@ -62,6 +64,11 @@ func WithAuth(scheme string, auth []byte) Option {
 	return func(s *Store) { s.credentials = append(s.credentials, credential{scheme, auth}) }
 }
 
+// WithDialer sets how to connect to a server: for TLS, the method DialContext of a tls.Dialer.
+func WithDialer(dial func(ctx context.Context, network, address string) (net.Conn, error)) Option {
+	return func(s *Store) { s.dial = dial }
+}
+
 // New makes a Store on the servers of an ensemble, with an optional path at the end, as Java's
 // clients write them: "zk1:2181,zk2:2181,zk3:2181/app". All locks are below that path. New connects
 // to nobody.
@@ -69,7 +76,7 @@ func New(servers string, options ...Option) (*Store, error) {
 	hosts, chroot, _ := strings.Cut(servers, "/")
 	s := &Store{
 		servers: strings.Split(hosts, ","), timeout: 40 * time.Second, acl: zk.WorldACL(zk.PermAll),
-		watchers: make(map[*watcher]struct{}),
+		dial: new(net.Dialer).DialContext, watchers: make(map[*watcher]struct{}),
 	}
 	for _, option := range options {
 		option(s)
@@ -91,8 +98,8 @@ func New(servers string, options ...Option) (*Store, error) {
 		root += part + "/"
 	}
 	s.root = root
-	if s.timeout < time.Second || len(s.acl) == 0 {
-		return nil, fmt.Errorf("a session of %v with %d ACLs: at least 1s and 1 are needed", s.timeout, len(s.acl))
+	if s.timeout < time.Second || len(s.acl) == 0 || s.dial == nil {
+		return nil, fmt.Errorf("a session of %v with %d ACLs: at least 1s, 1 ACL and a dialer are needed", s.timeout, len(s.acl))
 	}
 	return s, nil
 }
@@ -179,10 +186,12 @@ func (s *Store) idleLocked() *session {
 func (s *Store) Close() error {
 	s.mu.Lock()
 	s.closed = true
-	x := s.idleLocked()
+	x, idle := s.idleLocked(), s.users == 0
 	s.mu.Unlock()
 	if x != nil {
 		x.end()
+	}
+	if idle {
 		s.group.Close()
 		s.group.Wait()
 	}

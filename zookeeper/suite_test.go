@@ -70,6 +70,7 @@ func TestLocksInZooKeeperKeepThePromises(t *testing.T) {
 		},
 		Without: map[locktest.Promise]string{
 			locktest.Acks:      "a majority of ZooKeeper has every hold already",
+			locktest.Rest:      "ZooKeeper does not tell when a session was last heard of",
 			locktest.Kinds:     "the layout is that of Curator's InterProcessMutex",
 			locktest.Deadlocks: "the store shows no waits",
 		},
