@@ -113,15 +113,18 @@ man: ## Write the man page of the command anew
 topology: ## Of unit, only the suites on Sentinel, Cluster and TLS
 	$(GOTEST) -run "^($$(sed -n 's/^func \(Test[A-Za-z]*\).*/\1/p' topology_*_test.go | paste -sd '|' -))$$" .
 
-interop: ## Go and Java (Redisson) share locks: installs a JDK and Maven, builds, tests (not part of test)
+interop: ## Go and Java (Redisson, Curator) share locks: installs a JDK and Maven, builds, tests (not part of test)
 	@sh tools/install-deps.sh java
-	@cd interop/redisson/java && mvn $(MVNFLAGS) compile || { \
-		echo 'interop: Maven could not build interop/redisson/java. At its first run it needs a Maven repository,'; \
-		echo 'interop: which is the central one unless your Maven settings name another.'; \
-		exit 1; \
-	} >&2
+	@for peer in redisson curator; do \
+		(cd interop/$$peer/java && mvn $(MVNFLAGS) compile) || { \
+			echo "interop: Maven could not build interop/$$peer/java. At its first run it needs a Maven repository,"; \
+			echo 'interop: which is the central one unless your Maven settings name another.'; \
+			exit 1; \
+		} >&2; \
+	done
 	@# Most of its tests wait for leases, and do it together.
 	cd interop/redisson && $(GOTEST) -parallel 16 ./...
+	cd interop/curator && $(GOTEST) ./...
 
 fuzz: ## Run every fuzz function for FUZZTIME
 	@GO="$(GO)" sh tools/fuzz.sh "$(FUZZTIME)"
@@ -157,6 +160,6 @@ clean: ## Remove what builds, profiles and servers leave in the tree, and cached
 	find . \( -path ./.git -o -name testdata \) -prune -o -type f \
 		\( -name '*.test' -o -name '*.prof' -o -name '*.out' -o -name '*.rdb' -o -name '*.aof' \
 		-o -name '*.trail' -o -path './model/pan*' \) -exec rm -f {} +
-	rm -rf model/.build interop/redisson/java/target
+	rm -rf model/.build interop/redisson/java/target interop/curator/java/target
 	rm -f bench/bench cmd/relock/relock examples/fencing/fencing examples/observability/observability relockvet/relockvet
 	$(GO) clean -testcache
