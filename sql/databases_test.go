@@ -1,0 +1,156 @@
+package relocksql_test
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"testing"
+	"time"
+
+	_ "github.com/jackc/pgx/v5/stdlib" // the driver pgx
+	"github.com/stretchr/testify/require"
+	_ "modernc.org/sqlite" // the driver sqlite
+
+	"github.com/go-relock/relock/internal/dbtest"
+	relocksql "github.com/go-relock/relock/sql"
+	"github.com/go-relock/relock/sql/pglisten"
+)
+
+func TestMain(m *testing.M) { os.Exit(dbtest.Main(m)) }
+
+// database is an empty database with the tables of the store.
+type database struct {
+	kind    string
+	dialect relocksql.Dialect
+	driver  string
+	source  string // past the proxy
+	through string // through the proxy
+	proxy   *proxy // nil: SQLite has no server
+	listens bool
+	db      *sql.DB // past the proxy
+}
+
+// kinds are the kinds of databases, by name.
+var kinds = map[string]func(t testing.TB) *database{
+	"PostgreSQL":         func(t testing.TB) *database { t.Helper(); return postgres(t, true) },
+	"PostgreSQL polling": func(t testing.TB) *database { t.Helper(); return postgres(t, false) },
+	"MariaDB":            mariadb,
+	"SQLite":             sqlite,
+}
+
+// onEach runs a test on every kind of database.
+func onEach(t *testing.T, test func(t *testing.T, d *database)) {
+	t.Helper()
+	for kind, newDatabase := range kinds {
+		t.Run(kind, func(t *testing.T) { test(t, newDatabase(t)) })
+	}
+}
+
+func postgres(t testing.TB, listens bool) *database {
+	t.Helper()
+	source := dbtest.Postgres(t)
+	u, err := url.Parse(source)
+	require.NoError(t, err)
+	d := &database{kind: "PostgreSQL", dialect: relocksql.Postgres, driver: "pgx", source: source, listens: listens}
+	d.proxy = newProxy(t, u.Host)
+	u.Host = d.proxy.address()
+	d.through = u.String()
+	return d.make(t)
+}
+
+var address = regexp.MustCompile(`127\.0\.0\.1:\d+`)
+
+func mariadb(t testing.TB) *database {
+	t.Helper()
+	d := &database{kind: "MariaDB", dialect: relocksql.MySQL, driver: "mysql", source: dbtest.MariaDB(t)}
+	d.proxy = newProxy(t, address.FindString(d.source))
+	d.through = address.ReplaceAllString(d.source, d.proxy.address())
+	return d.make(t)
+}
+
+func sqlite(t testing.TB) *database {
+	t.Helper()
+	file := "file:" + filepath.Join(t.TempDir(), "locks.db") +
+		"?_pragma=busy_timeout(50)&_pragma=synchronous(OFF)&_pragma=journal_mode(WAL)"
+	d := &database{kind: "SQLite", dialect: relocksql.SQLite, driver: "sqlite", source: file, through: file}
+	return d.make(t)
+}
+
+func (d *database) make(t testing.TB) *database {
+	t.Helper()
+	d.db = d.open(t, d.source)
+	require.NoError(t, relocksql.Create(t.Context(), d.db, d.dialect))
+	require.NoError(t, relocksql.Create(t.Context(), d.db, d.dialect), "creating twice is allowed")
+	return d
+}
+
+func (d *database) open(t testing.TB, source string) *sql.DB {
+	t.Helper()
+	db, err := sql.Open(d.driver, source)
+	require.NoError(t, err)
+	db.SetMaxOpenConns(12)
+	db.SetMaxIdleConns(12)
+	t.Cleanup(func() { _ = db.Close() })
+	return db
+}
+
+// store returns the store of one more process, whose connections run through the proxy.
+func (d *database) store(t testing.TB, options ...relocksql.Option) *relocksql.Store {
+	t.Helper()
+	if d.listens {
+		options = append(options, relocksql.WithListener(pglisten.New(d.through)))
+	}
+	s, err := relocksql.New(d.open(t, d.through), d.dialect, options...)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s
+}
+
+// interrupt makes the database silent for the stores.
+func (d *database) interrupt(t testing.TB) (restore func()) {
+	t.Helper()
+	if d.proxy != nil {
+		d.proxy.freeze()
+		return d.proxy.thaw
+	}
+	conn, err := d.db.Conn(t.Context())
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { // the stores may be writing
+		_, err = conn.ExecContext(context.Background(), "BEGIN IMMEDIATE")
+		return err == nil
+	}, 10*time.Second, time.Millisecond)
+	return func() {
+		_, _ = conn.ExecContext(context.Background(), "ROLLBACK")
+		_ = conn.Close()
+	}
+}
+
+// lose takes the holds of a lock out, as a failover does.
+func (d *database) lose(t testing.TB, name string) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		mark := "?"
+		if d.dialect == relocksql.Postgres {
+			mark = "$1"
+		}
+		_, err := d.db.ExecContext(t.Context(), "DELETE FROM relock_holds WHERE state > 0 AND name = "+mark, []byte(name))
+		return err == nil
+	}, 10*time.Second, time.Millisecond)
+}
+
+// count returns the number that a statement selects.
+func (d *database) count(t testing.TB, statement string) (n int) {
+	t.Helper()
+	require.NoError(t, d.db.QueryRowContext(t.Context(), statement).Scan(&n))
+	return n
+}
+
+// alive returns the number of holds and waiters whose leases have not ended.
+func (d *database) alive(t testing.TB) int {
+	t.Helper()
+	return d.count(t, fmt.Sprintf("SELECT count(*) FROM relock_holds WHERE kept_until > %d", time.Now().UnixMicro()))
+}

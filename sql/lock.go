@@ -1,0 +1,341 @@
+package relocksql
+
+import (
+	"cmp"
+	"database/sql"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/go-relock/relock/store"
+)
+
+// The states of a row of relock_holds.
+const (
+	waiting = 0
+	granted = 1 // and the hold has not entered or renewed since
+	held    = 2
+)
+
+// row is a row of relock_holds.
+type row struct {
+	id      store.ID
+	state   int
+	arrival int64
+	limit   int
+	with    store.ID
+	left    time.Duration // until the end of the lease
+	count   int
+}
+
+// lock is one name inside a transaction that has locked the row of the name. in and line have no
+// row whose lease has ended.
+type lock struct {
+	*tx
+	name     string
+	exists   bool // the name has a row
+	kind     store.Kind
+	arrivals int64
+	unused   time.Duration // since the row of the name was written
+	in       []row
+	line     []row // the first waiters
+	more     bool  // there may be waiters behind line
+	id       store.ID
+	own      *row // the row of id
+}
+
+// pageSize is the number of waiters that a transaction reads at once.
+const pageSize = 8
+
+const (
+	columns = `id, state, arrival, quota, around, kept_until - {now} AS remaining, entries`
+
+	insertLock = `{insert} relock_locks (name, kind, arrivals, token, used) VALUES (?, ?, 0, 0, {now}){/insert}`
+	selectLock = `SELECT kind, arrivals, {now} - used FROM relock_locks WHERE name = ?{lock}`
+	updateLock = `UPDATE relock_locks SET kind = ?, arrivals = ?, used = {now} WHERE name = ?`
+	raiseToken = `UPDATE relock_locks SET token = {max}({max}(token, ?) + 1, {now}), used = {now} WHERE name = ?`
+
+	selectRows = `SELECT ` + columns + ` FROM relock_holds WHERE name = ? AND state > 0
+		UNION ALL SELECT * FROM (SELECT ` + columns + ` FROM relock_holds WHERE name = ? AND state = 0
+			ORDER BY arrival LIMIT 8) AS line
+		UNION ALL SELECT ` + columns + ` FROM relock_holds WHERE name = ? AND id = ? AND state = 0`
+	deleteEnded = `DELETE FROM relock_holds WHERE name = ? AND kept_until <= {now}`
+	deleteRow   = `DELETE FROM relock_holds WHERE name = ? AND id = ?`
+	insertRow   = `INSERT INTO relock_holds
+		(name, id, state, arrival, quota, around, kept_until, keep, entries, changes, inbox)
+		VALUES (?, ?, ?, ?, ?, ?, {now} + ?, ?, 1, 0, ?)`
+	keepPlace = `UPDATE relock_holds SET kept_until = {now} + ?, inbox = ?, changes = changes + 1 WHERE name = ? AND id = ?`
+	countLine = `SELECT count(*) FROM relock_holds WHERE name = ? AND state = 0 AND arrival < ?`
+	renewRow  = `UPDATE relock_holds SET state = 2, kept_until = {max}(kept_until, {now} + ?), entries = ?, changes = changes + 1
+		WHERE name = ? AND id = ? AND state > 0 AND kept_until > {now}`
+	enterRow = `UPDATE relock_holds SET state = 2, kept_until = {max}(kept_until, {now} + ?), changes = changes + 1
+		WHERE name = ? AND id = ? AND state > 0`
+)
+
+// open locks the row of a name, and reads its rows. A name without a row gets one if create is set;
+// otherwise the lock is empty. kind is the kind of a lock that is free.
+func (t *tx) open(name string, id store.ID, create bool) (*lock, error) {
+	k := &lock{tx: t, name: name, id: id}
+	if err := k.read(); err != nil {
+		return nil, err
+	}
+	if !k.exists && create {
+		if _, err := t.exec(insertLock, []byte(name), int64(store.Mutex)); err != nil {
+			return nil, err
+		}
+		t.s.names.Add(1)
+		if err := k.read(); err != nil {
+			return nil, err
+		}
+	}
+	if !k.exists {
+		return k, nil
+	}
+	return k, k.load()
+}
+
+// read locks the row of the name.
+func (k *lock) read() error {
+	var unused int64
+	return k.query(selectLock, func(rows *sql.Rows) error {
+		k.exists = true
+		err := rows.Scan(&k.kind, &k.arrivals, &unused)
+		k.unused = micros(unused)
+		return err
+	}, []byte(k.name))
+}
+
+// load reads the rows of the name, and takes out the rows whose leases have ended. The row of
+// k.id is read also if the row is far behind in the line.
+func (k *lock) load() error {
+	for {
+		ended := false
+		k.in, k.line, k.own = nil, nil, nil
+		err := k.query(selectRows, func(rows *sql.Rows) error {
+			r, err := scanRow(rows)
+			switch {
+			case r.left <= 0:
+				ended = true
+			case r.state != waiting:
+				k.in = append(k.in, r)
+			case !slices.ContainsFunc(k.line, r.same):
+				k.line = append(k.line, r)
+			}
+			if r.id == k.id {
+				k.own = &r
+			}
+			return err
+		}, []byte(k.name), []byte(k.name), []byte(k.name), []byte(k.id))
+		if err != nil {
+			return err
+		}
+		if !ended {
+			slices.SortFunc(k.in, func(a, b row) int { return cmp.Compare(a.left, b.left) })
+			slices.SortFunc(k.line, func(a, b row) int { return cmp.Compare(a.arrival, b.arrival) })
+			k.line = k.line[:min(len(k.line), pageSize)] // the last one may be the hold's own, far behind
+			k.more = len(k.line) == pageSize
+			return nil
+		}
+		if _, err := k.exec(deleteEnded, []byte(k.name)); err != nil {
+			return err
+		}
+	}
+}
+
+func (r row) same(other row) bool { return r.id == other.id }
+
+func scanRow(rows *sql.Rows) (r row, err error) {
+	var id, with []byte
+	var left int64
+	err = rows.Scan(&id, &r.state, &r.arrival, &r.limit, &with, &left, &r.count)
+	r.id, r.with, r.left = store.ID(id), store.ID(with), micros(left)
+	return r, err
+}
+
+// micros and toMicros convert the times of the tables.
+func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
+
+func toMicros(d time.Duration) int64 { return d.Microseconds() }
+
+// admits says whether a hold may enter: the smallest limit bounds the number of holds. The hold
+// around it does not count.
+func (k *lock) admits(limit int, with store.ID) bool {
+	n, least := 1, limit
+	for _, other := range k.in {
+		if other.id != with {
+			n, least = n+1, min(least, other.limit)
+		}
+	}
+	return n <= least
+}
+
+// serve grants the lock to the first waiters for as long as the rule admits them.
+func (k *lock) serve() error {
+	for {
+		for len(k.line) > 0 {
+			r := k.line[0]
+			if !k.admits(r.limit, r.with) {
+				return nil
+			}
+			if err := k.grant(r); err != nil {
+				return err
+			}
+		}
+		if !k.more {
+			return nil
+		}
+		if err := k.load(); err != nil {
+			return err
+		}
+	}
+}
+
+// grant gives the lock to the first waiter, and notifies the client of the waiter.
+func (k *lock) grant(r row) error {
+	if _, err := k.exec(k.s.grammar.grant, []byte(k.name), []byte(r.id)); err != nil {
+		return err
+	}
+	k.line = k.line[1:]
+	r.state = granted
+	k.in = append(k.in, r)
+	if k.own != nil && k.own.id == r.id {
+		k.own.state = granted
+	}
+	return k.written(r.limit)
+}
+
+// written draws a token for a writer that enters a read-write lock, as its readers have to see that
+// a writer was there.
+func (k *lock) written(limit int) error {
+	if k.kind != store.ReadWrite || limit != 1 {
+		return nil
+	}
+	_, err := k.exec(raiseToken, 0, []byte(k.name))
+	return err
+}
+
+// is returns the error of an ask for another kind of lock.
+func (k *lock) is(kind store.Kind) error {
+	if k.kind == kind || len(k.in)+len(k.line) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: %s, and this ask is for %s", store.ErrKind, k.kind, kind)
+}
+
+// place is the answer to an ask.
+type place struct {
+	arrival  int64 // in the queue; 0: the hold is in
+	position int
+	busy     *store.Busy
+}
+
+// ask lets a hold in, or puts the hold into the queue if join is set. An ask of a hold that is in
+// makes its lease last from now on.
+func (k *lock) ask(a store.Ask, join bool) (p place, err error) {
+	if err := k.is(a.Kind); err != nil {
+		return p, err
+	}
+	if err := k.serve(); err != nil {
+		return p, err
+	}
+	keep := toMicros(a.Kept(a.TTL))
+	switch {
+	case k.own != nil && k.own.state != waiting:
+		_, err := k.exec(enterRow, keep, []byte(k.name), []byte(a.ID))
+		return p, err
+	case k.own != nil:
+		if _, err := k.exec(keepPlace, toMicros(placeLease), k.s.inbox, []byte(k.name), []byte(a.ID)); err != nil {
+			return p, err
+		}
+		return k.placeOf(a, k.own.arrival)
+	case (len(k.line) == 0 || a.With != "") && k.admits(a.Limit, a.With):
+		return p, k.enter(a, keep)
+	case !join:
+		return p, k.busy(a)
+	}
+	if err := k.deadlock(a); err != nil {
+		return p, err
+	}
+	arrival := k.arrivals + 1
+	if a.With != "" {
+		arrival += beforeAll
+	}
+	if err := k.note(a.Kind, k.arrivals+1); err != nil {
+		return p, err
+	}
+	if err := k.insert(a, waiting, arrival, toMicros(placeLease)); err != nil {
+		return p, err
+	}
+	return k.placeOf(a, arrival)
+}
+
+// beforeAll makes the arrival number of an ask inside a hold: such asks go before the queue, and
+// keep their own order.
+const beforeAll = -1 << 62
+
+// deadlock refuses an upgrade beside the upgrade of another reader.
+func (k *lock) deadlock(a store.Ask) error {
+	if a.With != "" && len(k.line) > 0 && k.line[0].with != "" && k.line[0].with != a.With {
+		return store.ErrDeadlock
+	}
+	return nil
+}
+
+// enter lets a new hold in.
+func (k *lock) enter(a store.Ask, keep int64) error {
+	if k.kind != a.Kind || k.unused > noteEvery {
+		if err := k.note(a.Kind, k.arrivals); err != nil {
+			return err
+		}
+	}
+	if err := k.insert(a, held, 0, keep); err != nil {
+		return err
+	}
+	return k.written(a.Limit)
+}
+
+// note writes the row of the name.
+func (k *lock) note(kind store.Kind, arrivals int64) error {
+	k.kind = kind
+	_, err := k.exec(updateLock, int64(kind), arrivals, []byte(k.name))
+	return err
+}
+
+func (k *lock) insert(a store.Ask, state int, arrival, kept int64) error {
+	_, err := k.exec(insertRow, []byte(k.name), []byte(a.ID), state, arrival, a.Limit, []byte(a.With),
+		kept, toMicros(a.Kept(a.TTL)), k.s.inbox)
+	return err
+}
+
+// placeOf returns the place of a waiter in the queue.
+func (k *lock) placeOf(a store.Ask, arrival int64) (place, error) {
+	p := place{arrival: arrival, busy: k.busy(a)}
+	return p, k.query(countLine, func(rows *sql.Rows) error { return rows.Scan(&p.position) }, []byte(k.name), arrival)
+}
+
+// busy returns the refusal of an ask: of the holds that are in its way, the first one whose lease
+// ends.
+func (k *lock) busy(a store.Ask) *store.Busy {
+	for _, other := range k.in {
+		if other.id != a.With {
+			return &store.Busy{Owner: other.id, TTL: other.left}
+		}
+	}
+	return &store.Busy{}
+}
+
+// remove takes the row of the transaction's hold out, and serves the waiters.
+func (k *lock) remove() error {
+	if k.own != nil {
+		if _, err := k.exec(deleteRow, []byte(k.name), []byte(k.own.id)); err != nil {
+			return err
+		}
+		same := k.own.same
+		k.in, k.line = slices.DeleteFunc(k.in, same), slices.DeleteFunc(k.line, same)
+		k.own = nil
+	}
+	return k.serve()
+}
+
+// has says whether the transaction's hold has the lock.
+func (k *lock) has() bool { return k.own != nil && k.own.state != waiting }

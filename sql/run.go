@@ -1,0 +1,196 @@
+package relocksql
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/go-relock/relock/internal/lifetime"
+	"github.com/go-relock/relock/store"
+)
+
+const (
+	// fewTries is the number of unanswered attempts of a call with a bound.
+	fewTries = 3
+	// manyTries is the number of attempts that lose against other transactions, of such a call.
+	manyTries = 20
+	// slow is the age of an attempt without an answer that says that the database is unavailable.
+	slow = time.Second
+	// rollbackLimit bounds the time of a rollback.
+	rollbackLimit = time.Second
+)
+
+// limitOf returns the time limit of an attempt for a hold with this TTL.
+func limitOf(ttl time.Duration) time.Duration {
+	return min(max(ttl/3, slow/2), 10*time.Second)
+}
+
+// isAnswer says whether an error is an answer of this package. The transaction commits behind an
+// answer.
+func isAnswer(err error) bool {
+	var busy *store.Busy
+	return err == nil || errors.Is(err, store.ErrGone) || errors.Is(err, store.ErrKind) ||
+		errors.Is(err, store.ErrDeadlock) || errors.As(err, &busy)
+}
+
+// patient lets run go on until ctx is done.
+const patient = 0
+
+// run makes attempts until one is answered. tries bounds the attempts without an answer.
+func (s *Store) run(ctx context.Context, tries int, limit time.Duration, attempt func(ctx context.Context) error) error {
+	unsure, unreachable := false, false
+	finish := func(err error) error {
+		if unreachable {
+			err = store.Unavailable(err)
+		}
+		if unsure {
+			err = store.Unsure(err)
+		}
+		return err
+	}
+	for silences, losses := 0, 0; ; {
+		if ctx.Err() != nil {
+			return finish(lifetime.Ended(ctx))
+		}
+		begun := time.Now()
+		bound, cancel := context.WithTimeout(ctx, limit)
+		err := attempt(bound)
+		cancel()
+		switch {
+		case errors.Is(err, store.ErrGone):
+			return finishGone(err, unsure)
+		case isAnswer(err):
+			return err
+		}
+		unsure = unsure || errors.Is(err, store.ErrUnsure)
+		v := judge(err)
+		unreachable = unreachable || v == down || v == silent && (ctx.Err() == nil || time.Since(begun) >= slow)
+		switch v {
+		case refused:
+			return finish(fmt.Errorf("relocksql: %w", err))
+		case again:
+			losses++
+		default:
+			silences++
+		}
+		if ctx.Err() != nil {
+			return finish(fmt.Errorf("%w: %w", lifetime.Ended(ctx), err))
+		}
+		if tries != patient && (silences >= tries || losses >= manyTries) {
+			unreachable = true
+			return finish(fmt.Errorf("relocksql: %w", err))
+		}
+		pause(ctx, max(silences, losses))
+	}
+}
+
+// finishGone returns ErrGone, which is unsure if an earlier attempt may have taken the hold out.
+func finishGone(err error, unsure bool) error {
+	if unsure {
+		return store.Unsure(err)
+	}
+	return err
+}
+
+// pause waits between two attempts.
+func pause(ctx context.Context, n int) {
+	longest := min(time.Millisecond<<min(n, 10), 200*time.Millisecond)
+	timer := time.NewTimer(rand.N(longest) + longest/2)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// statement runs one statement as a transaction of its own. An attempt without an answer is unsure.
+func (s *Store) statement(ctx context.Context, text string, args ...any) (rows int64, err error) {
+	result, err := s.db.ExecContext(ctx, s.text(text), args...)
+	if err == nil {
+		rows, err = result.RowsAffected()
+	}
+	if err != nil && judge(err) == silent {
+		err = store.Unsure(err)
+	}
+	return rows, err
+}
+
+// tx is a transaction. The transaction has its own BEGIN and COMMIT, as SQLite has to lock the
+// database at the beginning, and PostgreSQL has to set a time limit.
+type tx struct {
+	s    *Store
+	ctx  context.Context
+	conn *sql.Conn
+}
+
+// transaction makes one attempt at a transaction. Only an unanswered COMMIT is unsure.
+func (s *Store) transaction(ctx context.Context, do func(t *tx) error) error {
+	conn, err := s.db.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	t := &tx{s, ctx, conn}
+	for _, begin := range s.grammar.begin {
+		if _, err := conn.ExecContext(ctx, begin); err != nil {
+			t.rollback()
+			return err
+		}
+	}
+	verdict := do(t)
+	if !isAnswer(verdict) {
+		t.rollback()
+		return verdict
+	}
+	if _, err := conn.ExecContext(ctx, "COMMIT"); err != nil {
+		t.rollback()
+		if judge(err) == silent {
+			err = store.Unsure(err)
+		}
+		return err
+	}
+	return verdict
+}
+
+// rollback ends the transaction, or the connection.
+func (t *tx) rollback() {
+	if t.ctx.Err() == nil || t.s.dialect == SQLite {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), rollbackLimit)
+		defer cancel()
+		if _, err := t.conn.ExecContext(ctx, "ROLLBACK"); err == nil || t.s.dialect == SQLite {
+			return
+		}
+	}
+	_ = t.conn.Raw(func(any) error { return driver.ErrBadConn })
+}
+
+func (t *tx) exec(text string, args ...any) (rows int64, err error) {
+	result, err := t.conn.ExecContext(t.ctx, t.s.text(text), args...)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected()
+}
+
+// query reads rows. scan is called for each row.
+func (t *tx) query(text string, scan func(*sql.Rows) error, args ...any) error {
+	rows, err := t.conn.QueryContext(t.ctx, t.s.text(text), args...)
+	if err != nil {
+		return err
+	}
+	return each(rows, scan)
+}
+
+func each(rows *sql.Rows, scan func(*sql.Rows) error) error {
+	defer func() { _ = rows.Close() }()
+	for rows.Next() {
+		if err := scan(rows); err != nil {
+			return err
+		}
+	}
+	return rows.Err()
+}

@@ -1,0 +1,351 @@
+package relocksql
+
+import (
+	"context"
+	"crypto/rand"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-relock/relock/internal/group"
+	"github.com/go-relock/relock/store"
+)
+
+// maxName is the largest number of bytes of a name, and of an ID.
+const maxName = 255
+
+const (
+	// placeLease is the time for which a waiter keeps its place without a sign of life.
+	placeLease = 15 * time.Second
+	// beat is the interval at which a waiter renews its place.
+	beat = placeLease / 3
+)
+
+// Store keeps locks in a SQL database. Stores over one database share their locks.
+type Store struct {
+	db      *sql.DB
+	dialect Dialect
+	grammar grammar
+
+	listener         Listener
+	pollMin, pollMax time.Duration
+	inbox            string // names the store in the rows of its waiters
+
+	life  context.Context // of the goroutine that hears of grants
+	end   context.CancelFunc
+	group group.Group
+	names atomic.Int64 // rows of relock_locks that this store has made since the last cleanup
+
+	mu       sync.Mutex
+	hearing  bool // the goroutine runs
+	waiters  map[store.ID]*waiter
+	watchers map[*watcher]struct{}
+	fresh    chan struct{} // rings when a waiter comes
+	cleaned  time.Time
+}
+
+var (
+	_ store.Watcher = (*Store)(nil)
+	_ store.Checker = (*Store)(nil)
+)
+
+// Option is an option of [New].
+type Option func(*Store) error
+
+// WithListener gives the Store of a PostgreSQL database a connection of its own that hears of
+// grants. Without a Listener the Store polls.
+func WithListener(l Listener) Option {
+	return func(s *Store) error {
+		if l == nil || s.dialect != Postgres {
+			return errors.New("relocksql: WithListener needs a Listener, and PostgreSQL")
+		}
+		s.listener = l
+		return nil
+	}
+}
+
+// WithPoll bounds the interval at which a Store without a Listener asks whether its waiters have
+// been granted their locks: one statement for all waiters of the Store. The interval is shortest
+// after the arrival of a waiter and after a grant, and grows by half each time. The defaults are 5 ms
+// and 100 ms. A Store without waiters does not poll.
+func WithPoll(shortest, longest time.Duration) Option {
+	return func(s *Store) error {
+		if shortest < time.Millisecond || longest < shortest || longest > beat {
+			return fmt.Errorf("relocksql: WithPoll(%s, %s): want at least 1ms, at most %s, the shortest first",
+				shortest, longest, beat)
+		}
+		s.pollMin, s.pollMax = shortest, longest
+		return nil
+	}
+}
+
+// New makes a Store over a database with the tables of [Create]. The Store needs no connection of
+// its own in db, and returns each connection after one transaction. New talks to nobody. Errors: a
+// dialect that does not exist, or a wrong option.
+func New(db *sql.DB, d Dialect, options ...Option) (*Store, error) {
+	if db == nil {
+		return nil, errors.New("relocksql: the database is nil")
+	}
+	if err := known(d); err != nil {
+		return nil, err
+	}
+	s := &Store{
+		db: db, dialect: d, grammar: grammars[d],
+		pollMin: 5 * time.Millisecond, pollMax: 100 * time.Millisecond,
+		waiters: make(map[store.ID]*waiter), watchers: make(map[*watcher]struct{}), fresh: make(chan struct{}, 1),
+	}
+	for _, option := range options {
+		if err := option(s); err != nil {
+			return nil, err
+		}
+	}
+	s.inbox = "poll_" + strings.ToLower(rand.Text())
+	if s.listener != nil {
+		s.inbox = "relock_" + strings.ToLower(rand.Text())
+	}
+	s.life, s.end = context.WithCancel(context.Background())
+	return s, nil
+}
+
+// Close ends the goroutine and the connection of the Listener. Later commands still work: later
+// waits ask again at the longest interval of [WithPoll]. Close does not close the database.
+func (s *Store) Close() error {
+	s.group.Close()
+	s.end()
+	s.group.Wait()
+	return nil
+}
+
+// Check accepts names and IDs of 1 to 255 bytes, of which any may stand in them. Acknowledgements
+// are [errors.ErrUnsupported]: whether a COMMIT waits for replicas is a setting of the database.
+func (s *Store) Check(a store.Ask) (store.Ask, error) {
+	switch {
+	case a.Name == "":
+		return a, errors.New("the lock name is empty")
+	case len(a.Name) > maxName:
+		return a, fmt.Errorf("the lock name has %d bytes, and the tables keep %d", len(a.Name), maxName)
+	case len(a.ID) > maxName:
+		return a, fmt.Errorf("the ID of the hold has %d bytes, and the tables keep %d", len(a.ID), maxName)
+	case a.Limit < 1:
+		return a, fmt.Errorf("a limit of %d holds lets nobody in", a.Limit)
+	case a.Acks != store.Acks{}:
+		return a, fmt.Errorf("replicas of a SQL database confirm to the database: %w", errors.ErrUnsupported)
+	}
+	return a, nil
+}
+
+// on runs a command in a transaction that has locked the row of the name.
+func (s *Store) on(ctx context.Context, tries int, limit time.Duration, name string, id store.ID, create bool,
+	command func(k *lock) error) error {
+	return s.run(ctx, tries, limit, func(ctx context.Context) error {
+		return s.transaction(ctx, func(t *tx) error {
+			k, err := t.open(name, id, create)
+			if err != nil {
+				return err
+			}
+			return command(k)
+		})
+	})
+}
+
+// Try implements [store.Store].
+func (s *Store) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+	_, l, err := s.ask(ctx, fewTries, a, false)
+	return l, err
+}
+
+// ask makes one ask. The lease counts from before the attempt that was answered: the row lock makes
+// sure that no earlier attempt runs behind that attempt.
+func (s *Store) ask(ctx context.Context, tries int, a store.Ask, join bool) (p place, l store.Lease, err error) {
+	l.Ask = a
+	err = s.run(ctx, tries, limitOf(a.TTL), func(ctx context.Context) error {
+		l.Sent = time.Now()
+		return s.transaction(ctx, func(t *tx) error {
+			k, err := t.open(a.Name, a.ID, true)
+			if err == nil {
+				p, err = k.ask(a, join)
+			}
+			return err
+		})
+	})
+	s.cleanNow(ctx)
+	return p, l, err
+}
+
+// Enter implements [store.Store].
+func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
+	err := s.run(ctx, patient, limitOf(l.TTL), func(ctx context.Context) error {
+		sent := time.Now()
+		err := s.renew(ctx, l, l.TTL, count)
+		if err == nil && l.TTL > 0 {
+			l.Sent = sent
+		}
+		return err
+	})
+	if errors.Is(err, store.ErrGone) {
+		err = store.ErrGone // no attempt of Enter frees the lock
+	}
+	return l, err
+}
+
+// renew sets the lease and the count of a hold in one statement.
+func (s *Store) renew(ctx context.Context, l store.Lease, ttl time.Duration, count int) error {
+	n, err := s.statement(ctx, renewRow, toMicros(l.Kept(ttl)), count, []byte(l.Name), []byte(l.ID))
+	if err == nil && n == 0 {
+		return store.ErrGone
+	}
+	return err
+}
+
+// Release implements [store.Store].
+func (s *Store) Release(ctx context.Context, l store.Lease, count int) error {
+	if count > 0 {
+		_, err := s.Enter(ctx, l, count)
+		return err
+	}
+	return s.on(ctx, patient, limitOf(l.TTL), l.Name, l.ID, false, func(k *lock) error {
+		if !k.has() {
+			return store.ErrGone
+		}
+		return k.remove()
+	})
+}
+
+// parallel is how many commands Renew and Forget have in flight.
+const parallel = 8
+
+// all runs a command for each of n units, a few at a time.
+func all(n int, command func(i int) error) []error {
+	errs := make([]error, n)
+	var next atomic.Int64
+	var group sync.WaitGroup
+	for range min(n, parallel) {
+		group.Go(func() {
+			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+				errs[i] = command(i)
+			}
+		})
+	}
+	group.Wait()
+	return errs
+}
+
+// Renew implements [store.Store]. Each renewal is one statement, and locks one row: a lock whose row
+// is held up does not hold up the other leases.
+func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
+	return all(len(renewals), func(i int) error {
+		r := renewals[i]
+		err := s.run(ctx, 1, limitOf(r.Lease.TTL), func(ctx context.Context) error {
+			return s.renew(ctx, r.Lease, r.TTL, r.Count)
+		})
+		if errors.Is(err, store.ErrGone) {
+			return store.ErrGone
+		}
+		return err
+	})
+}
+
+// Forget implements [store.Store].
+func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
+	return all(len(asks), func(i int) error {
+		a := asks[i]
+		return s.on(ctx, 1, limitOf(a.TTL), a.Name, a.ID, false, (*lock).remove)
+	})
+}
+
+// Token implements [store.Store]. A token is larger than the last one, and never below the clock of
+// the database in microseconds: so the tokens grow also after the row of the name was cleaned up.
+func (s *Store) Token(ctx context.Context, l store.Lease) (token int64, err error) {
+	err = s.on(ctx, fewTries, limitOf(l.TTL), l.Name, l.ID, false, func(k *lock) error {
+		if !k.has() {
+			return store.ErrGone
+		}
+		token, err = k.token()
+		if err != nil || token > 0 && l.Kind == store.ReadWrite {
+			return err
+		}
+		if _, err := k.exec(raiseToken, l.Token, []byte(l.Name)); err != nil {
+			return err
+		}
+		token, err = k.token()
+		return err
+	})
+	if errors.Is(err, store.ErrGone) {
+		err = store.ErrGone // no attempt of Token frees the lock
+	}
+	return token, err
+}
+
+const selectToken = `SELECT token FROM relock_locks WHERE name = ?`
+
+// token reads the last token of the name.
+func (k *lock) token() (token int64, err error) {
+	err = k.query(selectToken, func(rows *sql.Rows) error { return rows.Scan(&token) }, []byte(k.name))
+	return token, err
+}
+
+const selectAll = `SELECT ` + columns + ` FROM relock_holds WHERE name = ? AND kept_until > {now} ORDER BY kept_until`
+
+// Look implements [store.Store].
+func (s *Store) Look(ctx context.Context, a store.Ask) (state store.State, err error) {
+	err = s.run(ctx, fewTries, limitOf(a.TTL), func(ctx context.Context) error {
+		return s.transaction(ctx, func(t *tx) error {
+			k := &lock{tx: t, name: a.Name}
+			state = store.State{}
+			if err := k.read(); err != nil || !k.exists {
+				return err
+			}
+			err := k.query(selectAll, func(rows *sql.Rows) error {
+				r, err := scanRow(rows)
+				if r.state == waiting {
+					k.line = append(k.line, r)
+				} else {
+					k.in = append(k.in, r)
+				}
+				return err
+			}, []byte(a.Name))
+			if err != nil {
+				return err
+			}
+			if err := k.is(a.Kind); err != nil {
+				return err
+			}
+			state = k.state()
+			state.Token, err = k.token()
+			return err
+		})
+	})
+	return state, err
+}
+
+// state returns the state of the lock.
+func (k *lock) state() store.State {
+	state := store.State{Waiters: len(k.line)}
+	for i, r := range k.in {
+		if i == 0 {
+			state.Owner, state.Count, state.TTL, state.Limit = r.id, r.count, r.left, r.limit
+			continue
+		}
+		state.Others = append(state.Others, store.Held{ID: r.id, TTL: r.left, Limit: r.limit})
+	}
+	return state
+}
+
+// Break implements [store.Store]. In PostgreSQL with a Listener, Break tells the client of the hold.
+func (s *Store) Break(ctx context.Context, a store.Ask) error {
+	return s.on(ctx, fewTries, limitOf(a.TTL), a.Name, a.ID, false, func(k *lock) error {
+		if !k.has() {
+			return store.ErrGone
+		}
+		if gone := k.s.grammar.gone; gone != "" {
+			if _, err := k.exec(gone, []byte(a.Name), []byte(a.ID)); err != nil {
+				return err
+			}
+		}
+		return k.remove()
+	})
+}

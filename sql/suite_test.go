@@ -1,0 +1,67 @@
+package relocksql_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/locktest"
+	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/storetest"
+)
+
+func TestStoreKeepsThePromisesOfStores(t *testing.T) {
+	onEach(t, func(t *testing.T, d *database) {
+		without := map[storetest.Promise]string{
+			storetest.Acks:    "whether a COMMIT waits for replicas is a setting of the database",
+			storetest.Several: "each lock is a transaction of its own",
+			storetest.Waits:   "the store shows no waits",
+		}
+		if !d.listens {
+			without[storetest.Watch] = "without a Listener the next renewal finds that a hold is gone"
+		}
+		storetest.Run(t, storetest.Harness{
+			TTL: time.Second,
+			Start: func(t *testing.T) storetest.Server {
+				t.Helper()
+				return storetest.Server{
+					New:       func() store.Store { return d.store(t) },
+					Interrupt: func() func() { return d.interrupt(t) },
+					Lose:      func(name string) { d.lose(t, name) },
+				}
+			},
+			Without: without,
+		})
+		require.Zero(t, d.alive(t), "holds or waiters are left over")
+	})
+}
+
+func TestLocksKeepThePromises(t *testing.T) {
+	onEach(t, func(t *testing.T, d *database) {
+		without := map[locktest.Promise]string{
+			locktest.Acks:      "whether a COMMIT waits for replicas is a setting of the database",
+			locktest.Deadlocks: "the store shows no waits",
+		}
+		if !d.listens {
+			without[locktest.Watch] = "without a Listener the next renewal finds that a hold is gone"
+		}
+		locktest.Harness{
+			TTL: 2 * time.Second,
+			Start: func(t *testing.T) locktest.Server {
+				t.Helper()
+				return locktest.Server{
+					NewClient: func(options ...relock.Option) *relock.Client {
+						c, err := relock.Open(d.store(t), options...)
+						require.NoError(t, err)
+						return c
+					},
+					Lose: func(name string) { d.lose(t, name) },
+				}
+			},
+			Without: without,
+		}.Run(t)
+		require.Zero(t, d.alive(t), "holds or waiters are left over")
+	})
+}

@@ -1,0 +1,89 @@
+package relocksql
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"github.com/go-relock/relock/internal/lifetime"
+	"github.com/go-relock/relock/store"
+)
+
+// Wait queues, and waits for the grant. A grant names the arrival number of its waiter, so the
+// waiter believes the grant without another question. The lease then counts from the last ask that
+// found the hold in the queue.
+//
+// A waiter asks again to renew its place, when the lease of the owner should be over, and when a
+// notification may be lost.
+func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+	w, leave := s.join(a.ID)
+	defer leave()
+	woken := store.WakeNone
+	queued := false
+	for {
+		p, l, err := s.ask(ctx, patient, a, true)
+		switch {
+		case err != nil:
+			return store.Lease{}, leftBehind(queued, err)
+		case p.arrival == 0:
+			l.Woken = woken
+			return l, nil
+		}
+		queued = true
+		progress(store.Progress{Busy: p.busy, Queued: true, Position: p.position})
+		n, err := w.sleep(ctx, s.askAgain(a, p))
+		switch {
+		case err != nil:
+			return store.Lease{}, leftBehind(queued, err)
+		case n.grant && n.arrival == p.arrival:
+			l.Woken = store.WakeGrant
+			return l, nil
+		}
+		woken = store.WakeRecheck
+	}
+}
+
+// leftBehind returns the error of a wait: cleanup takes the place back.
+func leftBehind(queued bool, err error) error {
+	if queued {
+		return store.Unsure(err)
+	}
+	return err
+}
+
+// sleep returns the next note, or a note to ask again. A note at the end of ctx counts more than
+// that end.
+func (w *waiter) sleep(ctx context.Context, d time.Duration) (n note, err error) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case n = <-w.notes:
+	case <-timer.C:
+	case <-ctx.Done():
+		select {
+		case n = <-w.notes:
+		default:
+		}
+		if !n.grant {
+			err = lifetime.Ended(ctx)
+		}
+	}
+	return n, err
+}
+
+// promptWaiters is the number of waiters that ask as soon as the lease of the owner should be over.
+// One is enough, so the other waiters take time.
+const promptWaiters = 4
+
+// askAgain returns the time after which a waiter asks again by itself.
+func (s *Store) askAgain(a store.Ask, p place) time.Duration {
+	d := beat/2 + rand.N(beat/2)
+	if s.life.Err() != nil {
+		return min(d, s.pollMax)
+	}
+	left := p.busy.TTL + time.Millisecond
+	if p.position < promptWaiters {
+		return min(d, left+rand.N(5*time.Millisecond))
+	}
+	return min(d, left+rand.N(a.TTL/3+1))
+}

@@ -1,0 +1,216 @@
+package relocksql
+
+import (
+	"context"
+	"database/sql"
+	"encoding/hex"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-relock/relock/store"
+)
+
+// Listener is a connection to PostgreSQL that hears notifications. The connection must not run
+// through a pooler in transaction mode. Package pglisten has one.
+type Listener interface {
+	// Listen makes a connection, subscribes to a channel, and calls ready, and then notify with the
+	// payload of each notification. Listen returns when the connection is lost, or ctx is done.
+	Listen(ctx context.Context, channel string, ready func(), notify func(payload string)) error
+}
+
+// note is news for a waiter.
+type note struct {
+	grant   bool // otherwise the waiter asks again
+	arrival int64
+}
+
+// waiter is a call of Wait. A note that finds notes full is dropped: the waiter has a note to act on.
+type waiter struct{ notes chan note }
+
+// watcher is one call of Watch.
+type watcher struct {
+	prefix string
+	doubt  func(store.ID)
+}
+
+// join registers a waiter. leave takes the waiter back.
+func (s *Store) join(id store.ID) (w *waiter, leave func()) {
+	w = &waiter{make(chan note, 1)}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waiters[id] = w
+	s.hearLocked()
+	select {
+	case s.fresh <- struct{}{}:
+	default:
+	}
+	return w, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.waiters[id] == w {
+			delete(s.waiters, id)
+		}
+	}
+}
+
+// Watch implements [store.Watcher] in PostgreSQL with a [Listener]. Otherwise the next renewal finds
+// that a hold is gone.
+func (s *Store) Watch(client string, doubt func(store.ID)) (stop func()) {
+	if s.listener == nil {
+		return func() {}
+	}
+	w := &watcher{client + ":", doubt}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.watchers[w] = struct{}{}
+	s.hearLocked()
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.watchers, w)
+	}
+}
+
+// hearLocked starts the goroutine that hears of grants, unless it runs.
+func (s *Store) hearLocked() {
+	if !s.hearing {
+		hear := s.poll
+		if s.listener != nil {
+			hear = s.listen
+		}
+		s.hearing = s.group.GoOpen(hear)
+	}
+}
+
+// listen hears notifications until Close. After each attempt to connect the waiters ask again, as a
+// notification may be lost.
+func (s *Store) listen() {
+	for n := 1; s.life.Err() == nil; n++ {
+		_ = s.listener.Listen(s.life, s.inbox, func() { n = 1; s.recheck() }, s.heard)
+		s.recheck()
+		pause(s.life, min(n+4, 10))
+	}
+}
+
+// recheck lets each waiter ask again, and each watcher doubt its holds.
+func (s *Store) recheck() {
+	s.mu.Lock()
+	for _, w := range s.waiters {
+		w.tell(note{})
+	}
+	var doubts []func(store.ID)
+	for w := range s.watchers {
+		doubts = append(doubts, w.doubt)
+	}
+	s.mu.Unlock()
+	for _, doubt := range doubts {
+		doubt("")
+	}
+}
+
+func (w *waiter) tell(n note) {
+	select {
+	case w.notes <- n:
+	default:
+	}
+}
+
+// heard takes in the payload of a notification: a verb, the arrival number, and the hold.
+func (s *Store) heard(payload string) {
+	verb, rest, _ := strings.Cut(payload, " ")
+	number, text, _ := strings.Cut(rest, " ")
+	arrival, err := strconv.ParseInt(number, 10, 64)
+	id, hexErr := hex.DecodeString(text)
+	switch {
+	case err != nil || hexErr != nil: // of somebody else
+	case verb == "grant":
+		s.granted(store.ID(id), arrival)
+	case verb == "gone":
+		s.doubt(store.ID(id))
+	}
+}
+
+// granted tells a waiter that it has been granted the lock.
+func (s *Store) granted(id store.ID, arrival int64) (waits bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.waiters[id]
+	if w != nil {
+		w.tell(note{grant: true, arrival: arrival})
+	}
+	return w != nil
+}
+
+// doubt tells the client of a hold that the hold may be gone.
+func (s *Store) doubt(id store.ID) {
+	var doubts []func(store.ID)
+	s.mu.Lock()
+	for w := range s.watchers {
+		if strings.HasPrefix(string(id), w.prefix) {
+			doubts = append(doubts, w.doubt)
+		}
+	}
+	s.mu.Unlock()
+	for _, doubt := range doubts {
+		doubt(id)
+	}
+}
+
+const selectGranted = `SELECT id, arrival FROM relock_holds WHERE inbox = ? AND state = 1`
+
+// poll asks for the granted rows of this store until no waiter is left. The interval grows while
+// nothing happens.
+func (s *Store) poll() {
+	interval := s.pollMin
+	for s.stays() {
+		timer := time.NewTimer(interval/2 + rand.N(interval))
+		select {
+		case <-timer.C:
+		case <-s.life.Done():
+			timer.Stop()
+			return
+		}
+		interval = min(interval*3/2, s.pollMax)
+		select {
+		case <-s.fresh:
+			interval = s.pollMin
+		default:
+		}
+		if s.pollOnce() {
+			interval = s.pollMin
+		}
+	}
+}
+
+// stays says whether a waiter is left. Otherwise the goroutine ends, and the next waiter starts
+// another one.
+func (s *Store) stays() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hearing = len(s.waiters) > 0
+	return s.hearing
+}
+
+// pollOnce wakes the waiters whose rows are granted. A statement that fails is made up for by the
+// next one.
+func (s *Store) pollOnce() (any bool) {
+	ctx, cancel := context.WithTimeout(s.life, slow)
+	defer cancel()
+	rows, err := s.db.QueryContext(ctx, s.text(selectGranted), s.inbox)
+	if err != nil {
+		return false
+	}
+	_ = each(rows, func(rows *sql.Rows) error {
+		var id []byte
+		var arrival int64
+		if err := rows.Scan(&id, &arrival); err != nil {
+			return fmt.Errorf("a granted row: %w", err)
+		}
+		any = s.granted(store.ID(id), arrival) || any
+		return nil
+	})
+	return any
+}
