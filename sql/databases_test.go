@@ -4,6 +4,8 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"io"
+	"log"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -11,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
 	_ "github.com/jackc/pgx/v5/stdlib" // the driver pgx
 	"github.com/stretchr/testify/require"
 	_ "modernc.org/sqlite" // the driver sqlite
@@ -20,7 +23,10 @@ import (
 	"github.com/go-relock/relock/sql/pglisten"
 )
 
-func TestMain(m *testing.M) { os.Exit(dbtest.Main(m)) }
+func TestMain(m *testing.M) {
+	_ = mysql.SetLogger(log.New(io.Discard, "", 0)) // the tests cut connections
+	os.Exit(dbtest.Main(m))
+}
 
 // database is an empty database with the tables of the store.
 type database struct {

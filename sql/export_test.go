@@ -1,0 +1,19 @@
+package relocksql
+
+import (
+	"context"
+	"time"
+)
+
+// CleanOlder is Clean of rows of another age.
+func (s *Store) CleanOlder(ctx context.Context, older time.Duration) error {
+	return s.clean(ctx, older)
+}
+
+// Verdict returns the judgement of an error as a word.
+func Verdict(err error) string {
+	return map[verdict]string{silent: "silent", refused: "refused", again: "again", down: "down"}[judge(err)]
+}
+
+// Text returns a statement in the dialect of the store.
+func (s *Store) Text(statement string) string { return s.text(statement) }

@@ -1,0 +1,314 @@
+package relocksql_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/internal/redistest"
+	relocksql "github.com/go-relock/relock/sql"
+	"github.com/go-relock/relock/sql/pglisten"
+	"github.com/go-relock/relock/store"
+)
+
+var lastID atomic.Int64
+
+func ask(ttl time.Duration) store.Ask {
+	n := lastID.Add(1)
+	return store.Ask{Name: "orders", ID: store.ID(fmt.Sprintf("client%d:1:%d", n, n)), TTL: ttl, Limit: 1}
+}
+
+func try(t testing.TB, s store.Store, a store.Ask) store.Lease {
+	t.Helper()
+	l, err := s.Try(t.Context(), a)
+	require.NoError(t, err)
+	return l
+}
+
+// waiter is a call of Wait in a goroutine.
+type waiter struct {
+	done  chan struct{}
+	lease store.Lease
+	err   error
+	at    time.Time
+}
+
+// wait calls Wait, and returns when the hold is queued.
+func wait(t testing.TB, s store.Store, a store.Ask) *waiter {
+	t.Helper()
+	w, queued := &waiter{done: make(chan struct{})}, make(chan struct{})
+	ctx := t.Context()
+	go func() {
+		defer close(w.done)
+		var once sync.Once
+		w.lease, w.err = s.Wait(ctx, a, func(store.Progress) { once.Do(func() { close(queued) }) })
+		w.at = time.Now()
+	}()
+	select {
+	case <-queued:
+	case <-w.done:
+		t.Fatalf("Wait returns before the hold is queued: %v", w.err)
+	case <-time.After(10 * time.Second):
+		t.Fatal("Wait does not queue")
+	}
+	return w
+}
+
+// get waits until the waiter has the lock.
+func (w *waiter) get(t testing.TB, within time.Duration) store.Lease {
+	t.Helper()
+	select {
+	case <-w.done:
+	case <-time.After(within):
+		t.Fatalf("the waiter has no lock after %s", within)
+	}
+	require.NoError(t, w.err)
+	return w.lease
+}
+
+func TestWaitersOfSeveralStoresAreServedInOrder(t *testing.T) {
+	onEach(t, func(t *testing.T, d *database) {
+		stores := []*relocksql.Store{d.store(t), d.store(t), d.store(t), d.store(t)}
+		l := try(t, stores[0], ask(time.Minute))
+		var line []*waiter
+		for i := range 24 { // more than a transaction reads at once
+			line = append(line, wait(t, stores[i%4], ask(time.Minute)))
+		}
+		for i, w := range line {
+			require.NoError(t, stores[0].Release(t.Context(), l, 0))
+			l = w.get(t, 5*time.Second)
+			require.Equal(t, store.WakeGrant, l.Woken, "waiter %d", i)
+			state, err := stores[1].Look(t.Context(), l.Ask)
+			require.NoError(t, err)
+			require.Equal(t, l.ID, state.Owner)
+			require.Equal(t, len(line)-1-i, state.Waiters)
+		}
+		require.NoError(t, stores[0].Release(t.Context(), l, 0))
+	})
+}
+
+func TestManyReadersBehindAWriterEnterTogether(t *testing.T) {
+	onEach(t, func(t *testing.T, d *database) {
+		s := d.store(t)
+		reader := func() store.Ask {
+			a := ask(time.Minute)
+			a.Kind, a.Limit = store.ReadWrite, store.Unlimited
+			return a
+		}
+		writer := ask(time.Minute)
+		writer.Kind = store.ReadWrite
+		l := try(t, s, writer)
+		var line []*waiter
+		for range 20 {
+			line = append(line, wait(t, s, reader()))
+		}
+		require.NoError(t, s.Release(t.Context(), l, 0))
+		for _, w := range line {
+			w.get(t, 5*time.Second)
+		}
+		for _, w := range line {
+			require.NoError(t, s.Release(t.Context(), w.lease, 0))
+		}
+	})
+}
+
+// A renewal and the end of the lease meet again and again. A confirmed renewal keeps others out for
+// the whole of its lease.
+func TestARenewalAtTheEndOfTheLeaseKeepsOthersOut(t *testing.T) {
+	onEach(t, func(t *testing.T, d *database) {
+		s, other := d.store(t), d.store(t)
+		const ttl = 120 * time.Millisecond
+		renewed := 0
+		for i := range 20 {
+			l := try(t, s, ask(ttl))
+			w := wait(t, other, ask(time.Minute))
+			<-time.After(time.Until(l.Sent.Add(ttl + time.Duration(i-10)*time.Millisecond)))
+			sent := time.Now()
+			err := s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: ttl, Count: 1}})[0]
+			next := w.get(t, 5*time.Second)
+			if err == nil {
+				renewed++
+				until := store.Lease{Ask: l.Ask, Sent: sent}.Until()
+				require.False(t, w.at.Before(until), "another hold is in %s before the end of a renewed lease", until.Sub(w.at))
+			} else {
+				require.ErrorIs(t, err, store.ErrGone)
+			}
+			require.NoError(t, other.Release(t.Context(), next, 0))
+		}
+		t.Logf("%d of 20 renewals were in time", renewed)
+	})
+}
+
+func TestCleanDeletesRowsOfFreeLocksOnly(t *testing.T) {
+	onEach(t, func(t *testing.T, d *database) {
+		s := d.store(t)
+		var token int64
+		for i := range 5 {
+			a := ask(time.Minute)
+			a.Name = fmt.Sprint("once-", i)
+			l := try(t, s, a)
+			drawn, err := s.Token(t.Context(), l)
+			require.NoError(t, err)
+			token = max(token, drawn)
+			require.NoError(t, s.Release(t.Context(), l, 0))
+		}
+		kept := try(t, s, ask(time.Minute))
+		dead := ask(time.Millisecond)
+		dead.Name = "dead"
+		try(t, s, dead)
+		require.NoError(t, s.Clean(t.Context()))
+		require.Equal(t, 7, d.count(t, "SELECT count(*) FROM relock_locks"), "rows of today stay")
+		<-time.After(50 * time.Millisecond)
+		require.NoError(t, s.CleanOlder(t.Context(), 0))
+		require.Equal(t, 1, d.count(t, "SELECT count(*) FROM relock_locks"))
+		require.Equal(t, 1, d.count(t, "SELECT count(*) FROM relock_holds"))
+
+		a := ask(time.Minute)
+		a.Name = "once-0"
+		l := try(t, s, a)
+		again, err := s.Token(t.Context(), l)
+		require.NoError(t, err)
+		require.Greater(t, again, token, "a token goes back behind a cleanup")
+		for _, l := range []store.Lease{l, kept} {
+			require.NoError(t, s.Release(t.Context(), l, 0))
+		}
+	})
+}
+
+func TestAStoreCleansAfterManyNewNames(t *testing.T) {
+	d := sqlite(t)
+	s := d.store(t)
+	_, err := d.db.ExecContext(t.Context(), "INSERT INTO relock_locks VALUES ('old', 0, 0, 0, 1)")
+	require.NoError(t, err)
+	for i := range 100 {
+		a := ask(time.Minute)
+		a.Name = fmt.Sprint("once-", i)
+		require.NoError(t, s.Release(t.Context(), try(t, s, a), 0))
+	}
+	require.Zero(t, d.count(t, "SELECT count(*) FROM relock_locks WHERE used = 1"))
+	require.Equal(t, 100, d.count(t, "SELECT count(*) FROM relock_locks"))
+}
+
+func TestAStoreLeavesNoGoroutineAndNoConnection(t *testing.T) {
+	onEach(t, func(t *testing.T, d *database) {
+		redistest.NoGoroutineLeft(t, "relock/sql.", "pglisten", "jackc/pgx", "go-sql-driver/mysql")
+		db := d.open(t, d.source)
+		var options []relocksql.Option
+		if d.listens {
+			options = append(options, relocksql.WithListener(pglisten.New(d.source)))
+		}
+		s, err := relocksql.New(db, d.dialect, options...)
+		require.NoError(t, err)
+		l := try(t, s, ask(time.Minute))
+		w := wait(t, s, ask(time.Minute))
+		require.NoError(t, s.Release(t.Context(), l, 0))
+		l = w.get(t, 5*time.Second)
+		require.NoError(t, s.Release(t.Context(), l, 0))
+		require.NoError(t, s.Close())
+		require.Zero(t, db.Stats().InUse, "a connection is not given back")
+
+		l = try(t, s, ask(time.Minute)) // a closed store still works
+		w = wait(t, s, ask(time.Minute))
+		require.NoError(t, s.Release(t.Context(), l, 0))
+		l = w.get(t, 5*time.Second)
+		require.NoError(t, s.Release(t.Context(), l, 0))
+		require.NoError(t, db.Close())
+		require.NoError(t, d.db.Close())
+	})
+}
+
+func TestCheckServerNamesWhatIsMissing(t *testing.T) {
+	onEach(t, func(t *testing.T, d *database) {
+		s := d.store(t)
+		require.NoError(t, s.CheckServer(t.Context(), ask(time.Minute)))
+		require.Zero(t, d.count(t, "SELECT count(*) FROM relock_locks"))
+		_, err := d.db.ExecContext(t.Context(), "DROP TABLE relock_holds")
+		require.NoError(t, err)
+		begun := time.Now()
+		require.ErrorContains(t, s.CheckServer(t.Context(), ask(time.Minute)), "relock_holds")
+		_, err = s.Wait(t.Context(), ask(time.Minute), func(store.Progress) {})
+		require.ErrorContains(t, err, "relock_holds", "a wait for a table that does not exist")
+		require.NotErrorIs(t, err, store.ErrUnsure)
+		require.Less(t, time.Since(begun), 5*time.Second)
+	})
+}
+
+// deaf is a Listener that hears nothing, as one behind a pooler in transaction mode.
+type deaf struct{}
+
+func (deaf) Listen(ctx context.Context, _ string, ready func(), _ func(string)) error {
+	ready()
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func TestCheckServerFindsADeafListener(t *testing.T) {
+	d := postgres(t, false)
+	s, err := relocksql.New(d.db, d.dialect, relocksql.WithListener(deaf{}))
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	require.ErrorContains(t, s.CheckServer(ctx, ask(time.Minute)), "hears no notification")
+}
+
+func TestWrongArgumentsOfNewAreRefused(t *testing.T) {
+	db := new(sql.DB)
+	for _, c := range []struct {
+		db      *sql.DB
+		dialect relocksql.Dialect
+		option  relocksql.Option
+		want    string
+	}{
+		{nil, relocksql.SQLite, nil, "nil"},
+		{db, 0, nil, "no dialect 0"},
+		{db, relocksql.SQLite, relocksql.WithListener(deaf{}), "PostgreSQL"},
+		{db, relocksql.Postgres, relocksql.WithListener(nil), "Listener"},
+		{db, relocksql.SQLite, relocksql.WithPoll(0, time.Second), "WithPoll"},
+		{db, relocksql.SQLite, relocksql.WithPoll(time.Second, time.Millisecond), "WithPoll"},
+		{db, relocksql.SQLite, relocksql.WithPoll(time.Second, time.Hour), "WithPoll"},
+	} {
+		options := []relocksql.Option{relocksql.WithPoll(time.Millisecond, time.Second)}
+		if c.option != nil {
+			options = append(options, c.option)
+		}
+		_, err := relocksql.New(c.db, c.dialect, options...)
+		require.ErrorContains(t, err, c.want)
+	}
+	require.Empty(t, relocksql.Schema(0))
+	require.Error(t, relocksql.Create(t.Context(), db, 0))
+}
+
+func TestErrorsOfDriversAreJudged(t *testing.T) {
+	for want, errs := range map[string][]error{
+		"again": {
+			&pgconn.PgError{Code: "40001"}, &pgconn.PgError{Code: "40P01"}, &pgconn.PgError{Code: "55P03"},
+			&mysql.MySQLError{Number: 1213}, &mysql.MySQLError{Number: 1205}, &mysql.MySQLError{Number: 1020},
+			errors.New("database is locked (5) (SQLITE_BUSY)"), errors.New("database table is locked"),
+		},
+		"down": {
+			&pgconn.PgError{Code: "57P01"}, &pgconn.PgError{Code: "53300"}, &pgconn.PgError{Code: "25006"},
+			&mysql.MySQLError{Number: 1040}, &mysql.MySQLError{Number: 1290},
+		},
+		"refused": {
+			&pgconn.PgError{Code: "42P01"}, &pgconn.PgError{}, &mysql.MySQLError{Number: 1146},
+			errors.New("SQL logic error: no such table: relock_locks (1)"),
+		},
+		"silent": {
+			context.DeadlineExceeded, &net.OpError{Op: "read", Err: errors.New("reset")}, mysql.ErrInvalidConn,
+		},
+	} {
+		for _, err := range errs {
+			require.Equal(t, want, relocksql.Verdict(fmt.Errorf("wrapped: %w", err)), err)
+		}
+	}
+}
