@@ -48,11 +48,20 @@ var kinds = map[string]func(t testing.TB) *database{
 	"SQLite":             sqlite,
 }
 
-// onEach runs a test on every kind of database.
-func onEach(t *testing.T, test func(t *testing.T, d *database)) {
+// rig is a test with a database.
+type rig struct {
+	*testing.T
+	*database
+}
+
+// onEach runs a test on every kind of database, all at once.
+func onEach(t *testing.T, test func(d *rig)) {
 	t.Helper()
 	for kind, newDatabase := range kinds {
-		t.Run(kind, func(t *testing.T) { test(t, newDatabase(t)) })
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			test(&rig{t, newDatabase(t)})
+		})
 	}
 }
 
@@ -72,7 +81,7 @@ var address = regexp.MustCompile(`127\.0\.0\.1:\d+`)
 
 func mariadb(t testing.TB) *database {
 	t.Helper()
-	d := &database{kind: "MariaDB", dialect: relocksql.MySQL, driver: "mysql", source: dbtest.MariaDB(t)}
+	d := &database{kind: "MariaDB", dialect: relocksql.MySQL, driver: "mysql", source: dbtest.MariaDB(t) + "?interpolateParams=true"}
 	d.proxy = newProxy(t, address.FindString(d.source))
 	d.through = address.ReplaceAllString(d.source, d.proxy.address())
 	return d.make(t)

@@ -22,14 +22,15 @@ import (
 )
 
 // servers runs a test on the databases with a server.
-func servers(t *testing.T, test func(t *testing.T, d *database)) {
+func servers(t *testing.T, test func(d *rig)) {
 	t.Helper()
-	onEach(t, func(t *testing.T, d *database) {
+	onEach(t, func(d *rig) {
+		t := d.T
 		if d.proxy == nil {
 			t.Log("NOT TESTED: SQLite has no connection to cut")
 			return
 		}
-		test(t, d)
+		test(d)
 	})
 }
 
@@ -44,7 +45,8 @@ func (p *proxy) cutFrom(n int) (lost func() bool) {
 // Each command loses its connection behind each packet of the server, for ever. A command whose
 // error is not unsure must not have run.
 func TestACommandThatLosesItsConnectionAnywhereSaysSo(t *testing.T) {
-	servers(t, func(t *testing.T, d *database) {
+	servers(t, func(d *rig) {
+		t := d.T
 		s, past := d.store(t), d.past(t)
 		for name, call := range map[string]func(ctx context.Context, l store.Lease, a store.Ask) error{
 			"Try":     func(ctx context.Context, _ store.Lease, a store.Ask) error { _, err := s.Try(ctx, a); return err },
@@ -97,7 +99,8 @@ func (d *database) past(t testing.TB) *relocksql.Store {
 
 // A reply is lost once, and the command finds its own effect when it tries again.
 func TestACommandAfterALostReplyHasTheEffectOfOne(t *testing.T) {
-	servers(t, func(t *testing.T, d *database) {
+	servers(t, func(d *rig) {
+		t := d.T
 		s, past := d.store(t), d.past(t)
 		once := func() {
 			var seen, done atomic.Bool
@@ -125,7 +128,8 @@ func TestACommandAfterALostReplyHasTheEffectOfOne(t *testing.T) {
 }
 
 func TestAWaiterOutlivesItsConnections(t *testing.T) {
-	servers(t, func(t *testing.T, d *database) {
+	servers(t, func(d *rig) {
+		t := d.T
 		s, past := d.store(t), d.past(t)
 		l := try(t, past, ask(time.Minute))
 		w := wait(t, s, ask(time.Minute))
@@ -139,7 +143,8 @@ func TestAWaiterOutlivesItsConnections(t *testing.T) {
 
 // The network is silent while the lock is handed over, so the notification is lost.
 func TestAWaiterFindsItsGrantAfterASilence(t *testing.T) {
-	servers(t, func(t *testing.T, d *database) {
+	servers(t, func(d *rig) {
+		t := d.T
 		s, past := d.store(t), d.past(t)
 		l := try(t, past, ask(time.Minute))
 		w := wait(t, s, ask(time.Minute))
@@ -203,9 +208,10 @@ func child(t testing.TB, d *database) *redistest.Process {
 }
 
 func TestTheLockOfAKilledProcessIsFreeAfterItsLease(t *testing.T) {
-	onEach(t, func(t *testing.T, d *database) {
+	onEach(t, func(d *rig) {
+		t := d.T
 		s := d.store(t)
-		p := child(t, d)
+		p := child(t, d.database)
 		require.Equal(t, "<nil>", p.Expect("locked ", 20*time.Second))
 		w := wait(t, s, ask(time.Minute))
 		p.Kill()
@@ -215,12 +221,13 @@ func TestTheLockOfAKilledProcessIsFreeAfterItsLease(t *testing.T) {
 }
 
 // A process is killed in the queue. The lock goes to the process, and behind its lease to the next
-// waiter.
-func TestAWaiterOfAKilledProcessCostsOneLease(t *testing.T) {
-	onEach(t, func(t *testing.T, d *database) {
+// waiter, which looks at the lock every few seconds.
+func TestAKilledProcessInTheQueueIsPassedOver(t *testing.T) {
+	onEach(t, func(d *rig) {
+		t := d.T
 		s := d.store(t)
 		l := try(t, s, ask(time.Minute))
-		p := child(t, d)
+		p := child(t, d.database)
 		require.Eventually(t, func() bool {
 			state, err := s.Look(t.Context(), l.Ask)
 			return err == nil && state.Waiters == 1

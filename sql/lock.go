@@ -196,6 +196,7 @@ func (k *lock) grant(r row) error {
 		return err
 	}
 	k.line = k.line[1:]
+	k.grants = append(k.grants, r)
 	r.state = granted
 	k.in = append(k.in, r)
 	if k.own != nil && k.own.id == r.id {

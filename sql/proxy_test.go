@@ -42,7 +42,7 @@ func (p *proxy) accept() {
 		if err != nil {
 			return
 		}
-		far, err := net.Dial("tcp", p.target) //nolint:noctx // the proxy ends with the test
+		far, err := net.Dial("tcp", p.target)
 		if err != nil {
 			_ = near.Close()
 			continue

@@ -122,9 +122,10 @@ func (s *Store) statement(ctx context.Context, text string, args ...any) (rows i
 // tx is a transaction. The transaction has its own BEGIN and COMMIT, as SQLite has to lock the
 // database at the beginning, and PostgreSQL has to set a time limit.
 type tx struct {
-	s    *Store
-	ctx  context.Context
-	conn *sql.Conn
+	s      *Store
+	ctx    context.Context
+	conn   *sql.Conn
+	grants []row // to the waiters of any store
 }
 
 // transaction makes one attempt at a transaction. Only an unanswered COMMIT is unsure.
@@ -134,7 +135,7 @@ func (s *Store) transaction(ctx context.Context, do func(t *tx) error) error {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
-	t := &tx{s, ctx, conn}
+	t := &tx{s: s, ctx: ctx, conn: conn}
 	for _, begin := range s.grammar.begin {
 		if _, err := conn.ExecContext(ctx, begin); err != nil {
 			t.rollback()
@@ -152,6 +153,9 @@ func (s *Store) transaction(ctx context.Context, do func(t *tx) error) error {
 			err = store.Unsure(err)
 		}
 		return err
+	}
+	for _, r := range t.grants { // a waiter of this store need not wait for the news
+		s.granted(r.id, r.arrival)
 	}
 	return verdict
 }

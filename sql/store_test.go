@@ -77,7 +77,8 @@ func (w *waiter) get(t testing.TB, within time.Duration) store.Lease {
 }
 
 func TestWaitersOfSeveralStoresAreServedInOrder(t *testing.T) {
-	onEach(t, func(t *testing.T, d *database) {
+	onEach(t, func(d *rig) {
+		t := d.T
 		stores := []*relocksql.Store{d.store(t), d.store(t), d.store(t), d.store(t)}
 		l := try(t, stores[0], ask(time.Minute))
 		var line []*waiter
@@ -98,7 +99,8 @@ func TestWaitersOfSeveralStoresAreServedInOrder(t *testing.T) {
 }
 
 func TestManyReadersBehindAWriterEnterTogether(t *testing.T) {
-	onEach(t, func(t *testing.T, d *database) {
+	onEach(t, func(d *rig) {
+		t := d.T
 		s := d.store(t)
 		reader := func() store.Ask {
 			a := ask(time.Minute)
@@ -125,7 +127,8 @@ func TestManyReadersBehindAWriterEnterTogether(t *testing.T) {
 // A renewal and the end of the lease meet again and again. A confirmed renewal keeps others out for
 // the whole of its lease.
 func TestARenewalAtTheEndOfTheLeaseKeepsOthersOut(t *testing.T) {
-	onEach(t, func(t *testing.T, d *database) {
+	onEach(t, func(d *rig) {
+		t := d.T
 		s, other := d.store(t), d.store(t)
 		const ttl = 120 * time.Millisecond
 		renewed := 0
@@ -150,7 +153,8 @@ func TestARenewalAtTheEndOfTheLeaseKeepsOthersOut(t *testing.T) {
 }
 
 func TestCleanDeletesRowsOfFreeLocksOnly(t *testing.T) {
-	onEach(t, func(t *testing.T, d *database) {
+	onEach(t, func(d *rig) {
+		t := d.T
 		s := d.store(t)
 		var token int64
 		for i := range 5 {
@@ -200,35 +204,39 @@ func TestAStoreCleansAfterManyNewNames(t *testing.T) {
 }
 
 func TestAStoreLeavesNoGoroutineAndNoConnection(t *testing.T) {
-	onEach(t, func(t *testing.T, d *database) {
-		redistest.NoGoroutineLeft(t, "relock/sql.", "pglisten", "jackc/pgx", "go-sql-driver/mysql")
-		db := d.open(t, d.source)
-		var options []relocksql.Option
-		if d.listens {
-			options = append(options, relocksql.WithListener(pglisten.New(d.source)))
-		}
-		s, err := relocksql.New(db, d.dialect, options...)
-		require.NoError(t, err)
-		l := try(t, s, ask(time.Minute))
-		w := wait(t, s, ask(time.Minute))
-		require.NoError(t, s.Release(t.Context(), l, 0))
-		l = w.get(t, 5*time.Second)
-		require.NoError(t, s.Release(t.Context(), l, 0))
-		require.NoError(t, s.Close())
-		require.Zero(t, db.Stats().InUse, "a connection is not given back")
+	for kind, newDatabase := range kinds {
+		t.Run(kind, func(t *testing.T) {
+			d := newDatabase(t)
+			redistest.NoGoroutineLeft(t, "relock/sql.", "pglisten", "jackc/pgx", "go-sql-driver/mysql")
+			db := d.open(t, d.source)
+			var options []relocksql.Option
+			if d.listens {
+				options = append(options, relocksql.WithListener(pglisten.New(d.source)))
+			}
+			s, err := relocksql.New(db, d.dialect, options...)
+			require.NoError(t, err)
+			l := try(t, s, ask(time.Minute))
+			w := wait(t, s, ask(time.Minute))
+			require.NoError(t, s.Release(t.Context(), l, 0))
+			l = w.get(t, 5*time.Second)
+			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, s.Close())
+			require.Zero(t, db.Stats().InUse, "a connection is not given back")
 
-		l = try(t, s, ask(time.Minute)) // a closed store still works
-		w = wait(t, s, ask(time.Minute))
-		require.NoError(t, s.Release(t.Context(), l, 0))
-		l = w.get(t, 5*time.Second)
-		require.NoError(t, s.Release(t.Context(), l, 0))
-		require.NoError(t, db.Close())
-		require.NoError(t, d.db.Close())
-	})
+			l = try(t, s, ask(time.Minute)) // a closed store still works
+			w = wait(t, s, ask(time.Minute))
+			require.NoError(t, s.Release(t.Context(), l, 0))
+			l = w.get(t, 5*time.Second)
+			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, db.Close())
+			require.NoError(t, d.db.Close())
+		})
+	}
 }
 
 func TestCheckServerNamesWhatIsMissing(t *testing.T) {
-	onEach(t, func(t *testing.T, d *database) {
+	onEach(t, func(d *rig) {
+		t := d.T
 		s := d.store(t)
 		require.NoError(t, s.CheckServer(t.Context(), ask(time.Minute)))
 		require.Zero(t, d.count(t, "SELECT count(*) FROM relock_locks"))

@@ -13,7 +13,8 @@ import (
 )
 
 func TestStoreKeepsThePromisesOfStores(t *testing.T) {
-	onEach(t, func(t *testing.T, d *database) {
+	onEach(t, func(d *rig) {
+		t := d.T
 		without := map[storetest.Promise]string{
 			storetest.Acks:    "whether a COMMIT waits for replicas is a setting of the database",
 			storetest.Several: "each lock is a transaction of its own",
@@ -39,7 +40,8 @@ func TestStoreKeepsThePromisesOfStores(t *testing.T) {
 }
 
 func TestLocksKeepThePromises(t *testing.T) {
-	onEach(t, func(t *testing.T, d *database) {
+	onEach(t, func(d *rig) {
+		t := d.T
 		without := map[locktest.Promise]string{
 			locktest.Acks:      "whether a COMMIT waits for replicas is a setting of the database",
 			locktest.Deadlocks: "the store shows no waits",

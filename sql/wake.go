@@ -196,7 +196,7 @@ func (s *Store) stays() bool {
 
 // pollOnce wakes the waiters whose rows are granted. A statement that fails is made up for by the
 // next one.
-func (s *Store) pollOnce() (any bool) {
+func (s *Store) pollOnce() (woken bool) {
 	ctx, cancel := context.WithTimeout(s.life, slow)
 	defer cancel()
 	rows, err := s.db.QueryContext(ctx, s.text(selectGranted), s.inbox)
@@ -209,8 +209,8 @@ func (s *Store) pollOnce() (any bool) {
 		if err := rows.Scan(&id, &arrival); err != nil {
 			return fmt.Errorf("a granted row: %w", err)
 		}
-		any = s.granted(store.ID(id), arrival) || any
+		woken = s.granted(store.ID(id), arrival) || woken
 		return nil
 	})
-	return any
+	return woken
 }
