@@ -41,19 +41,16 @@ func (s *Store) clean(ctx context.Context, older time.Duration) error {
 	return nil
 }
 
-// cleanNow cleans if a cleanup is due. The next cleanup makes up for one that fails.
-func (s *Store) cleanNow(ctx context.Context) {
+// cleanNow starts a cleanup if one is due. The next cleanup makes up for one that fails.
+func (s *Store) cleanNow() {
 	if s.names.Load() < cleanAfter {
 		return
 	}
 	s.mu.Lock()
-	due := time.Since(s.cleaned) > cleanEvery
-	if due {
+	defer s.mu.Unlock()
+	if time.Since(s.cleaned) > cleanEvery {
 		s.cleaned = time.Now()
 		s.names.Store(0)
-	}
-	s.mu.Unlock()
-	if due {
-		_ = s.Clean(ctx)
+		s.group.GoOpen(func() { _ = s.Clean(s.life) })
 	}
 }

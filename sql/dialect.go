@@ -6,6 +6,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -138,6 +139,9 @@ const (
 	down                   // the database has not run the statement, and serves nobody now
 )
 
+// refusedBySQLite matches errors of a missing table or column, and of a file that is read-only.
+var refusedBySQLite = regexp.MustCompile(`SQL logic error|no such|readonly database`)
+
 // judge reads an error of a driver.
 func judge(err error) verdict {
 	var postgres interface{ SQLState() string }
@@ -149,7 +153,7 @@ func judge(err error) verdict {
 		return judgeMySQL(my.Number)
 	case strings.Contains(err.Error(), "is locked"): // SQLITE_BUSY and SQLITE_LOCKED of each driver
 		return again
-	case strings.Contains(err.Error(), "SQL logic error"), errors.Is(err, sql.ErrConnDone):
+	case refusedBySQLite.MatchString(err.Error()), errors.Is(err, sql.ErrConnDone):
 		return refused
 	default:
 		return silent

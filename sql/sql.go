@@ -117,6 +117,7 @@ func (s *Store) Close() error {
 	s.group.Close()
 	s.end()
 	s.group.Wait()
+	s.wakeAll() // nobody else wakes the waiters now
 	return nil
 }
 
@@ -172,7 +173,7 @@ func (s *Store) ask(ctx context.Context, tries int, a store.Ask, join bool) (p p
 			return err
 		})
 	})
-	s.cleanNow(ctx)
+	s.cleanNow()
 	return p, l, err
 }
 

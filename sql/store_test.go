@@ -199,7 +199,9 @@ func TestAStoreCleansAfterManyNewNames(t *testing.T) {
 		a.Name = fmt.Sprint("once-", i)
 		require.NoError(t, s.Release(t.Context(), try(t, s, a), 0))
 	}
-	require.Zero(t, d.count(t, "SELECT count(*) FROM relock_locks WHERE used = 1"))
+	require.Eventually(t, func() bool {
+		return d.count(t, "SELECT count(*) FROM relock_locks WHERE used = 1") == 0
+	}, 5*time.Second, 10*time.Millisecond)
 	require.Equal(t, 100, d.count(t, "SELECT count(*) FROM relock_locks"))
 }
 
@@ -232,6 +234,45 @@ func TestAStoreLeavesNoGoroutineAndNoConnection(t *testing.T) {
 			require.NoError(t, d.db.Close())
 		})
 	}
+}
+
+func TestAWaiterOutlivesTheCloseOfItsStore(t *testing.T) {
+	onEach(t, func(d *rig) {
+		t := d.T
+		s, other := d.store(t), d.store(t)
+		l := try(t, other, ask(time.Minute))
+		w := wait(t, s, ask(time.Minute))
+		require.NoError(t, s.Close())
+		require.NoError(t, other.Release(t.Context(), l, 0))
+		l = w.get(t, time.Second)
+		require.NoError(t, s.Release(t.Context(), l, 0))
+	})
+}
+
+func TestAFreeLockCostsNoListenerAndNoPoll(t *testing.T) {
+	d := postgres(t, false)
+	l := &counter{}
+	s, err := relocksql.New(d.db, d.dialect, relocksql.WithListener(l))
+	require.NoError(t, err)
+	lease, err := s.Wait(t.Context(), ask(time.Minute), func(store.Progress) {})
+	require.NoError(t, err)
+	require.Zero(t, l.calls.Load(), "a lock that is free makes the Listener listen")
+	w := wait(t, s, ask(time.Minute))
+	require.Eventually(t, func() bool { return l.calls.Load() == 1 }, 5*time.Second, time.Millisecond)
+	require.NoError(t, s.Release(t.Context(), lease, 0))
+	require.NoError(t, s.Release(t.Context(), w.get(t, 5*time.Second), 0))
+	require.NoError(t, s.Close())
+}
+
+// counter is a Listener that counts its calls and hears nothing.
+type counter struct {
+	deaf
+	calls atomic.Int64
+}
+
+func (c *counter) Listen(ctx context.Context, channel string, ready func(), notify func(string)) error {
+	c.calls.Add(1)
+	return c.deaf.Listen(ctx, channel, ready, notify)
 }
 
 func TestCheckServerNamesWhatIsMissing(t *testing.T) {

@@ -30,6 +30,7 @@ func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progr
 			return l, nil
 		}
 		queued = true
+		s.hear()
 		progress(store.Progress{Busy: p.busy, Queued: true, Position: p.position})
 		n, err := w.sleep(ctx, s.askAgain(a, p))
 		switch {

@@ -42,17 +42,24 @@ func (s *Store) join(id store.ID) (w *waiter, leave func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.waiters[id] = w
-	s.hearLocked()
-	select {
-	case s.fresh <- struct{}{}:
-	default:
-	}
 	return w, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.waiters[id] == w {
 			delete(s.waiters, id)
 		}
+	}
+}
+
+// hear lets the store hear of the grant of a waiter in the queue. A Listener that begins to listen
+// lets all waiters ask again, so a grant that came before is not lost.
+func (s *Store) hear() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hearLocked()
+	select {
+	case s.fresh <- struct{}{}:
+	default:
 	}
 }
 
@@ -97,17 +104,24 @@ func (s *Store) listen() {
 
 // recheck lets each waiter ask again, and each watcher doubt its holds.
 func (s *Store) recheck() {
-	s.mu.Lock()
-	for _, w := range s.waiters {
-		w.tell(note{})
-	}
+	s.wakeAll()
 	var doubts []func(store.ID)
+	s.mu.Lock()
 	for w := range s.watchers {
 		doubts = append(doubts, w.doubt)
 	}
 	s.mu.Unlock()
 	for _, doubt := range doubts {
 		doubt("")
+	}
+}
+
+// wakeAll lets each waiter ask again.
+func (s *Store) wakeAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, w := range s.waiters {
+		w.tell(note{})
 	}
 }
 
@@ -165,12 +179,15 @@ const selectGranted = `SELECT id, arrival FROM relock_holds WHERE inbox = ? AND 
 // nothing happens.
 func (s *Store) poll() {
 	interval := s.pollMin
-	for s.stays() {
+	for {
 		timer := time.NewTimer(interval/2 + rand.N(interval))
 		select {
 		case <-timer.C:
 		case <-s.life.Done():
 			timer.Stop()
+			return
+		}
+		if !s.stays() {
 			return
 		}
 		interval = min(interval*3/2, s.pollMax)
