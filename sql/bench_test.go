@@ -54,7 +54,7 @@ func subjects(b *testing.B) (all []subject) {
 	return all
 }
 
-func newStore(b *testing.B, d *database, db *sql.DB) *relocksql.Store {
+func newStore(b testing.TB, d *database, db *sql.DB) *relocksql.Store {
 	b.Helper()
 	var options []relocksql.Option
 	if d.listens {

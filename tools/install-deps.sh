@@ -8,6 +8,7 @@
 #   faketime (Linux only)                     sets the clock of a server in the tests
 #   PostgreSQL, MariaDB (server and client)   the tests of fence/ start their own servers on free ports
 #   ZooKeeper, with a Java that runs it       the tests of zookeeper/ start their own servers on free ports
+#   pgbouncer                                 the tests of sql/ put it before PostgreSQL
 # and, if its argument is java, what make interop needs:
 #   mvn, and the JDK that mvn finds           the Java side of interop/redisson
 # Set RELOCK_NO_INSTALL=1 to be told what is missing instead.
@@ -49,6 +50,7 @@ missing() {
 		{ has_server mariadb-install-db && has_server mariadbd && has mariadb; } || printf 'mariadb '
 	fi
 	[ ! -d zookeeper ] || { [ -f /usr/share/java/zookeeper.jar ] && has java; } || printf 'zookeeper '
+	[ ! -d sql ] || has_server pgbouncer || printf 'pgbouncer '
 	[ ! -d model ] || has spin || printf 'spin '
 	[ ! -d examples/observability ] || { has promtool && has prometheus; } || printf 'prometheus '
 	if [ "$with" = java ]; then
@@ -89,6 +91,7 @@ want_git=
 want_postgresql=
 want_mariadb=
 want_zookeeper=
+want_pgbouncer=
 want_spin=
 want_prometheus=
 want_faketime=
@@ -101,6 +104,7 @@ for program in $(missing); do
 	postgresql) want_postgresql=1 ;;
 	mariadb) want_mariadb=1 ;;
 	zookeeper) want_zookeeper=1 ;;
+	pgbouncer) want_pgbouncer=1 ;;
 	spin) want_spin=1 ;;
 	prometheus) want_prometheus=1 ;;
 	faketime) want_faketime=1 ;;
@@ -112,13 +116,13 @@ done
 
 if has apt-get; then
 	# redis-tools has redis-cli. The packages of servers may start one on its usual port (6379, 5432,
-	# 3306); the tests do not touch it.
+	# 3306, 6432); the tests do not touch it.
 	as_root apt-get update ||
 		echo "deps: apt-get update failed; trying with the package lists that are there"
 	as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
 		${want_redis:+redis-server redis-sentinel redis-tools} ${want_compiler:+gcc libc6-dev} \
 		${want_git:+git} ${want_spin:+spin} ${want_prometheus:+prometheus} \
-		${want_faketime:+faketime} \
+		${want_faketime:+faketime} ${want_pgbouncer:+pgbouncer} \
 		${want_postgresql:+postgresql postgresql-client} ${want_mariadb:+mariadb-server mariadb-client} \
 		${want_zookeeper:+zookeeper default-jre-headless} \
 		${want_mvn:+maven} ${want_jdk:+default-jdk-headless} ||
@@ -129,6 +133,7 @@ elif has brew; then
 	[ -z "$want_git" ] || brew install git || give_up "brew could not install git"
 	[ -z "$want_postgresql" ] || brew install postgresql || give_up "brew could not install postgresql"
 	[ -z "$want_mariadb" ] || brew install mariadb || give_up "brew could not install mariadb"
+	[ -z "$want_pgbouncer" ] || brew install pgbouncer || give_up "brew could not install pgbouncer"
 	[ -z "$want_spin" ] || brew install spin || give_up "brew could not install spin"
 	[ -z "$want_prometheus" ] || brew install prometheus || give_up "brew could not install prometheus"
 	[ -z "$want_mvn$want_jdk" ] || brew install openjdk maven || give_up "brew could not install openjdk and maven"
@@ -144,6 +149,7 @@ elif has dnf; then
 		give_up "dnf could not install postgresql-server and postgresql"
 	[ -z "$want_mariadb" ] || as_root dnf install -y mariadb-server mariadb ||
 		give_up "dnf could not install mariadb-server and mariadb"
+	[ -z "$want_pgbouncer" ] || as_root dnf install -y pgbouncer || give_up "dnf could not install pgbouncer"
 	[ -z "$want_spin" ] || as_root dnf install -y spin || give_up "dnf could not install spin"
 	[ -z "$want_prometheus" ] || as_root dnf install -y golang-github-prometheus || give_up "dnf could not install prometheus"
 	[ -z "$want_faketime" ] || as_root dnf install -y libfaketime || give_up "dnf could not install libfaketime"

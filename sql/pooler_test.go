@@ -1,0 +1,116 @@
+package relocksql_test
+
+import (
+	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/internal/redistest"
+	relocksql "github.com/go-relock/relock/sql"
+	"github.com/go-relock/relock/sql/pglisten"
+	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/storetest"
+)
+
+// pooled returns a database of PostgreSQL behind PgBouncer in transaction mode, with so many
+// connections to the server.
+func pooled(t *testing.T, connections int) *database {
+	t.Helper()
+	program, err := exec.LookPath("pgbouncer")
+	if err != nil {
+		program = "/usr/sbin/pgbouncer"
+	}
+	if _, err := os.Stat(program); err != nil {
+		redistest.NotTested(t, "there is no pgbouncer: %v; install it (apt-get install pgbouncer)", err)
+	}
+	d := postgres(t, true)
+	u, err := url.Parse(d.source)
+	require.NoError(t, err)
+	port := freePort(t)
+	config := filepath.Join(t.TempDir(), "pgbouncer.ini")
+	require.NoError(t, os.WriteFile(config, fmt.Appendf(nil, `[databases]
+* = host=127.0.0.1 port=%s user=postgres
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = %d
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+default_pool_size = %d
+`, u.Port(), port, connections), 0o644))
+	args := []string{"-q", config}
+	if os.Getuid() == 0 {
+		require.NoError(t, os.Chmod(filepath.Dir(config), 0o755))
+		args = append([]string{"-u", "postgres"}, args...)
+	}
+	log := new(strings.Builder)
+	cmd := exec.CommandContext(t.Context(), program, args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Wait() // the end of the test's context kills the pooler
+		if t.Failed() {
+			t.Log(log)
+		}
+	})
+	u.Host = "127.0.0.1:" + strconv.Itoa(port)
+	u.RawQuery += "&default_query_exec_mode=exec"
+	d.through = u.String()
+	db := d.open(t, d.through)
+	require.Eventually(t, func() bool { return db.PingContext(t.Context()) == nil }, 20*time.Second, 10*time.Millisecond)
+	return d
+}
+
+func TestStoreBehindAPoolerKeepsThePromisesOfStores(t *testing.T) {
+	d := pooled(t, 8)
+	storetest.Run(t, storetest.Harness{
+		TTL: time.Second,
+		Start: func(t *testing.T) storetest.Server {
+			t.Helper()
+			return storetest.Server{
+				New: func() store.Store {
+					s, err := relocksql.New(d.open(t, d.through), d.dialect, relocksql.WithListener(pglisten.New(d.source)))
+					require.NoError(t, err)
+					t.Cleanup(func() { require.NoError(t, s.Close()) })
+					return s
+				},
+				Lose: func(name string) { d.lose(t, name) },
+			}
+		},
+		Without: map[storetest.Promise]string{
+			storetest.Acks:    "whether a COMMIT waits for replicas is a setting of the database",
+			storetest.Several: "each lock is a transaction of its own",
+			storetest.Waits:   "the store shows no waits",
+		},
+	})
+}
+
+// Two clients lock behind a pooler with one connection. Both session locks are granted, and a lease
+// is refused to the second client.
+func TestAPoolerBreaksSessionLocksAndKeepsLeases(t *testing.T) {
+	d := pooled(t, 1)
+	first, second := d.open(t, d.through), d.open(t, d.through)
+	var got bool
+	for range 2 {
+		require.NoError(t, first.QueryRowContext(t.Context(), "SELECT pg_try_advisory_lock(42)").Scan(&got))
+		require.True(t, got)
+		first, second = second, first
+	}
+	var busy *store.Busy
+	for i, db := range []*relocksql.Store{newStore(t, d, first), newStore(t, d, second)} {
+		_, err := db.Try(t.Context(), ask(time.Minute))
+		if i == 0 {
+			require.NoError(t, err)
+		} else {
+			require.ErrorAs(t, err, &busy)
+		}
+	}
+}
