@@ -14,6 +14,3 @@ func (s *Store) CleanOlder(ctx context.Context, older time.Duration) error {
 func Verdict(err error) string {
 	return map[verdict]string{silent: "silent", refused: "refused", again: "again", down: "down"}[judge(err)]
 }
-
-// Text returns a statement in the dialect of the store.
-func (s *Store) Text(statement string) string { return s.text(statement) }
