@@ -42,10 +42,9 @@ type database struct {
 
 // kinds are the kinds of databases, by name.
 var kinds = map[string]func(t testing.TB) *database{
-	"PostgreSQL":         func(t testing.TB) *database { t.Helper(); return postgres(t, true) },
-	"PostgreSQL polling": func(t testing.TB) *database { t.Helper(); return postgres(t, false) },
-	"MariaDB":            mariadb,
-	"SQLite":             sqlite,
+	"PostgreSQL": func(t testing.TB) *database { t.Helper(); return postgres(t, true) },
+	"MariaDB":    mariadb,
+	"SQLite":     sqlite,
 }
 
 // rig is a test with a database.

@@ -98,6 +98,22 @@ func TestWaitersOfSeveralStoresAreServedInOrder(t *testing.T) {
 	})
 }
 
+func TestPostgreSQLPollsWithoutAListener(t *testing.T) {
+	d := postgres(t, false)
+	s, other := d.store(t, relocksql.WithPoll(time.Millisecond, 50*time.Millisecond)), d.store(t)
+	for range 10 {
+		l := try(t, other, ask(time.Minute))
+		w := wait(t, s, ask(time.Minute))
+		<-time.After(100 * time.Millisecond) // the interval has grown
+		released := time.Now()
+		require.NoError(t, other.Release(t.Context(), l, 0))
+		l = w.get(t, 5*time.Second)
+		require.Equal(t, store.WakeGrant, l.Woken)
+		require.Less(t, w.at.Sub(released), time.Second)
+		require.NoError(t, s.Release(t.Context(), l, 0))
+	}
+}
+
 func TestManyReadersBehindAWriterEnterTogether(t *testing.T) {
 	onEach(t, func(d *rig) {
 		t := d.T

@@ -83,8 +83,12 @@ func (s *Store) askAgain(a store.Ask, p place) time.Duration {
 		return min(d, s.pollMax)
 	}
 	left := p.busy.TTL + time.Millisecond
-	if p.position < promptWaiters {
+	switch {
+	case p.busy.Owner == "": // an earlier waiter is in the way
+		return d
+	case p.position < promptWaiters:
 		return min(d, left+rand.N(5*time.Millisecond))
+	default:
+		return min(d, left+rand.N(a.TTL/3+1))
 	}
-	return min(d, left+rand.N(a.TTL/3+1))
 }
