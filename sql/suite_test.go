@@ -50,7 +50,6 @@ func TestLocksKeepThePromises(t *testing.T) {
 			without[locktest.Watch] = "without a Listener the next renewal finds that a hold is gone"
 		}
 		locktest.Harness{
-			TTL: 2 * time.Second,
 			Start: func(t *testing.T) locktest.Server {
 				t.Helper()
 				return locktest.Server{
