@@ -9,6 +9,7 @@
 #   PostgreSQL, MariaDB (server and client)   the tests of fence/ start their own servers on free ports
 #   ZooKeeper, with a Java that runs it       the tests of zookeeper/ start their own servers on free ports
 #   pgbouncer                                 the tests of sql/ put it before PostgreSQL
+#   etcd                                      the tests of etcd/ start their own servers on free ports
 # and, if its argument is java, what make interop needs:
 #   mvn, and the JDK that mvn finds           the Java side of interop/redisson
 # Set RELOCK_NO_INSTALL=1 to be told what is missing instead.
@@ -51,6 +52,7 @@ missing() {
 	fi
 	[ ! -d zookeeper ] || { [ -f /usr/share/java/zookeeper.jar ] && has java; } || printf 'zookeeper '
 	[ ! -d sql ] || has_server pgbouncer || printf 'pgbouncer '
+	[ ! -d etcd ] || has_server etcd || printf 'etcd '
 	[ ! -d model ] || has spin || printf 'spin '
 	[ ! -d examples/observability ] || { has promtool && has prometheus; } || printf 'prometheus '
 	if [ "$with" = java ]; then
@@ -92,6 +94,7 @@ want_postgresql=
 want_mariadb=
 want_zookeeper=
 want_pgbouncer=
+want_etcd=
 want_spin=
 want_prometheus=
 want_faketime=
@@ -105,6 +108,7 @@ for program in $(missing); do
 	mariadb) want_mariadb=1 ;;
 	zookeeper) want_zookeeper=1 ;;
 	pgbouncer) want_pgbouncer=1 ;;
+	etcd) want_etcd=1 ;;
 	spin) want_spin=1 ;;
 	prometheus) want_prometheus=1 ;;
 	faketime) want_faketime=1 ;;
@@ -117,6 +121,8 @@ done
 if has apt-get; then
 	# redis-tools has redis-cli. The packages of servers may start one on its usual port (6379, 5432,
 	# 3306, 6432); the tests do not touch it.
+	# redis-tools has redis-cli. The packages of servers may start one on its usual port (2379, 3306,
+	# 5432, 6379); the tests do not touch it.
 	as_root apt-get update ||
 		echo "deps: apt-get update failed; trying with the package lists that are there"
 	as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
@@ -125,6 +131,7 @@ if has apt-get; then
 		${want_faketime:+faketime} ${want_pgbouncer:+pgbouncer} \
 		${want_postgresql:+postgresql postgresql-client} ${want_mariadb:+mariadb-server mariadb-client} \
 		${want_zookeeper:+zookeeper default-jre-headless} \
+		${want_etcd:+etcd-server} \
 		${want_mvn:+maven} ${want_jdk:+default-jdk-headless} ||
 		give_up "apt-get could not install them"
 elif has brew; then
@@ -134,6 +141,7 @@ elif has brew; then
 	[ -z "$want_postgresql" ] || brew install postgresql || give_up "brew could not install postgresql"
 	[ -z "$want_mariadb" ] || brew install mariadb || give_up "brew could not install mariadb"
 	[ -z "$want_pgbouncer" ] || brew install pgbouncer || give_up "brew could not install pgbouncer"
+	[ -z "$want_etcd" ] || brew install etcd || give_up "brew could not install etcd"
 	[ -z "$want_spin" ] || brew install spin || give_up "brew could not install spin"
 	[ -z "$want_prometheus" ] || brew install prometheus || give_up "brew could not install prometheus"
 	[ -z "$want_mvn$want_jdk" ] || brew install openjdk maven || give_up "brew could not install openjdk and maven"
@@ -150,6 +158,7 @@ elif has dnf; then
 	[ -z "$want_mariadb" ] || as_root dnf install -y mariadb-server mariadb ||
 		give_up "dnf could not install mariadb-server and mariadb"
 	[ -z "$want_pgbouncer" ] || as_root dnf install -y pgbouncer || give_up "dnf could not install pgbouncer"
+	[ -z "$want_etcd" ] || as_root dnf install -y etcd || give_up "dnf could not install etcd"
 	[ -z "$want_spin" ] || as_root dnf install -y spin || give_up "dnf could not install spin"
 	[ -z "$want_prometheus" ] || as_root dnf install -y golang-github-prometheus || give_up "dnf could not install prometheus"
 	[ -z "$want_faketime" ] || as_root dnf install -y libfaketime || give_up "dnf could not install libfaketime"

@@ -1,0 +1,109 @@
+package relocketcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/go-relock/relock/internal/lifetime"
+	"github.com/go-relock/relock/store"
+)
+
+const (
+	// limit bounds each command: a member of etcd that is silent must not hold up a call that another
+	// member can serve.
+	limit = 3 * time.Second
+	// readTries is the number of times that a command without effects is sent in that time. The etcd
+	// client sends one command after another to the members in turn.
+	readTries = 3
+	// firstPause and longestPause bound the pause between two attempts.
+	firstPause, longestPause = 10 * time.Millisecond, 500 * time.Millisecond
+)
+
+// once runs a command.
+func once(ctx context.Context, command func(context.Context) error) error {
+	return tries(ctx, 1, command)
+}
+
+// read runs a command that may run again.
+func read(ctx context.Context, command func(context.Context) error) error {
+	return tries(ctx, readTries, command)
+}
+
+func tries(ctx context.Context, n int, command func(context.Context) error) (err error) {
+	for range n {
+		bounded, cancel := context.WithTimeout(ctx, limit/time.Duration(n))
+		err = command(bounded)
+		answered := bounded.Err() == nil
+		cancel()
+		if err == nil || answered {
+			break
+		}
+	}
+	if err != nil {
+		err = failed(ctx, err)
+	}
+	return err
+}
+
+// failed returns the error of a command without an answer, or with an error as the answer.
+func failed(ctx context.Context, err error) error {
+	code := codeOf(err)
+	switch {
+	case ctx.Err() != nil:
+		return store.Unavailable(lifetime.Ended(ctx))
+	case code == codes.DeadlineExceeded, errors.Is(err, context.DeadlineExceeded):
+		return store.Unavailable(fmt.Errorf("etcd has given no answer in %s", limit))
+	case errors.Is(err, rpctypes.ErrLeaseNotFound):
+		return store.Unavailable(fmt.Errorf("the etcd lease has ended: %w", err))
+	case isRefusal(code):
+		return fmt.Errorf("etcd: %w", err)
+	case errors.Is(err, io.EOF):
+		return store.Unavailable(errors.New("etcd has closed the stream"))
+	default:
+		return store.Unavailable(fmt.Errorf("etcd: %w", err))
+	}
+}
+
+func codeOf(err error) codes.Code {
+	if e := (rpctypes.EtcdError{}); errors.As(err, &e) {
+		return e.Code()
+	}
+	return status.Code(err)
+}
+
+// isRefusal says whether etcd has refused a command for a reason that stays.
+func isRefusal(code codes.Code) bool {
+	switch code { //nolint:exhaustive // all other codes may pass
+	case codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.PermissionDenied, codes.Unauthenticated,
+		codes.FailedPrecondition, codes.OutOfRange, codes.Unimplemented:
+		return true
+	}
+	return false
+}
+
+// patiently makes attempts until one is answered or ctx is done. unsure says that an earlier attempt
+// without an answer may have run.
+func patiently(ctx context.Context, attempt func() error) (unsure bool, err error) {
+	if ctx.Err() != nil {
+		return false, lifetime.Ended(ctx)
+	}
+	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+		err = attempt()
+		if !errors.Is(err, store.ErrUnavailable) || ctx.Err() != nil {
+			return unsure, err
+		}
+		unsure = unsure || errors.Is(err, store.ErrUnsure)
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return unsure, fmt.Errorf("%w: %w", lifetime.Ended(ctx), err)
+		}
+	}
+}

@@ -1,0 +1,387 @@
+// Package relocketcd keeps locks in etcd:
+//
+//	c, err := clientv3.New(clientv3.Config{Endpoints: endpoints})
+//	...
+//	s, err := relocketcd.New(c, "/locks/")
+//	...
+//	client, err := relock.Open(s)
+//
+// # Layout
+//
+// The layout is the layout of etcd's own package concurrency, so these locks exclude `etcdctl lock`
+// and concurrency.Mutex, and are excluded by them. The lock "orders" is the range of the keys
+//
+//	/locks/orders/<64 bits in hexadecimal>
+//
+// A key is a hold or a waiter. The key with the smallest create revision has the lock, and the
+// others wait in the order of their create revisions. The end of a key comes from the hash of the ID of
+// the hold, so a command that is sent again finds the key of its hold, and a command that runs late
+// touches no other key. The value names the hold, its count and the length of its etcd lease. A key
+// with another value belongs to another program.
+//
+// The fencing token is the revision of etcd at which the hold had the lock: the create revision of
+// the key, or for a waiter the revision of the answer that let the waiter in.
+//
+// # Leases
+//
+// Each key has an etcd lease of its own, so a hold ends alone. etcd counts in seconds, and has a
+// shortest lease (2 s by default), so an etcd lease lasts as long as the lease of the hold, or
+// longer. An etcd lease whose key was released serves the next hold of the process: a grant of a
+// lease is a write, and the renewal of a lease is not.
+//
+// # States
+//
+//	none  -> in       Try, in a transaction that finds the range empty
+//	none  -> waiting  Wait, in a transaction that does not find the key
+//	waiting -> in     the last key with a smaller create revision is gone
+//	any   -> none     Release, Forget and Break delete the key; the etcd lease ends
+//
+// A waiter watches the key before its own only, so a release wakes one waiter.
+package relocketcd
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/go-relock/relock/internal/lifetime"
+	"github.com/go-relock/relock/store"
+)
+
+// Store keeps locks in etcd. A Store is a store of mutexes with one first-in-first-out queue for
+// each name.
+type Store struct {
+	client *clientv3.Client
+	prefix string
+	spares spares
+}
+
+var _ store.Watcher = (*Store)(nil)
+
+// New makes a store on an etcd client. The name of each key begins with prefix, which ends in a
+// slash or is empty. The client may be a client of package clientv3/namespace. [Store.Close] leaves
+// the client open.
+func New(client *clientv3.Client, prefix string) (*Store, error) {
+	switch {
+	case client == nil:
+		return nil, errors.New("the etcd client is nil")
+	case prefix != "" && !strings.HasSuffix(prefix, "/"):
+		return nil, fmt.Errorf("the prefix %q does not end in a slash", prefix)
+	}
+	return &Store{client: client, prefix: prefix}, nil
+}
+
+// Check accepts a mutex with a name without a slash: etcd's own locks of "a" would wait for the lock
+// of "a/b". Other kinds, and acknowledgements, are [errors.ErrUnsupported]: etcd has each command on
+// the disks of a majority before etcd answers.
+func (s *Store) Check(a store.Ask) (store.Ask, error) {
+	switch {
+	case a.Name == "":
+		return a, errors.New("the lock name is empty")
+	case strings.Contains(a.Name, "/"):
+		return a, fmt.Errorf("the lock name %q has a slash: slashes belong into the prefix of the store", a.Name)
+	case a.Kind != store.Mutex || a.Limit != 1:
+		return a, fmt.Errorf("%w: a lock in etcd is a mutex, and not %s for %d", errors.ErrUnsupported, a.Kind, a.Limit)
+	case a.Acks != store.Acks{}:
+		return a, fmt.Errorf("%w: a majority of etcd has each hold on disk anyway", errors.ErrUnsupported)
+	}
+	return a, nil
+}
+
+// Try implements [store.Store].
+func (s *Store) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+	if ctx.Err() != nil {
+		return store.Lease{}, lifetime.Ended(ctx)
+	}
+	lease, err := s.takeLease(ctx, seconds(a.Kept(a.TTL)))
+	if err != nil {
+		return store.Lease{}, err
+	}
+	key := s.key(a)
+	resp, err := s.write(ctx,
+		[]clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(s.dir(a)).WithPrefix(), "=", 0)},
+		[]clientv3.Op{put(key, record{ID: a.ID, Count: 1, TTL: lease.ttl}, clientv3.WithLease(lease.id))},
+		[]clientv3.Op{s.oldest(a)},
+	)
+	if err != nil {
+		return store.Lease{}, err
+	}
+	if resp.Succeeded {
+		return store.Lease{Ask: a, Sent: lease.sent, Token: resp.Header.Revision}, nil
+	}
+	s.giveLease(ctx, lease)
+	owner := stayOf(resp.Responses[0].GetResponseRange().Kvs[0])
+	if owner.key == key {
+		return s.again(ctx, a, owner, resp.Header.Revision)
+	}
+	busy, err := s.busy(ctx, owner)
+	return store.Lease{}, cmp.Or[error](err, busy)
+}
+
+// again returns the lease of a hold that has the lock already.
+func (s *Store) again(ctx context.Context, a store.Ask, st stay, revision int64) (store.Lease, error) {
+	l := store.Lease{Ask: a, Token: revision}
+	sent, errs := s.keep(ctx, []store.Renewal{{Lease: l, TTL: a.TTL, Count: st.Count}})
+	if errs[0] != nil {
+		return store.Lease{}, store.Unsure(errs[0])
+	}
+	l.Sent = sent
+	return l, nil
+}
+
+// busy returns the refusal by an owner.
+func (s *Store) busy(ctx context.Context, owner stay) (*store.Busy, error) {
+	rest, err := s.rest(ctx, owner.lease)
+	if err != nil {
+		return nil, err
+	}
+	return &store.Busy{Owner: owner.id(), TTL: rest}, nil
+}
+
+// Enter implements [store.Store]. If the etcd lease is too short for l.TTL, the key gets a longer one.
+func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
+	var sent time.Time
+	unsure, err := patiently(ctx, func() error {
+		var errs []error
+		sent, errs = s.keep(ctx, []store.Renewal{{Lease: l, TTL: l.TTL, Count: count}})
+		return errs[0]
+	})
+	switch {
+	case err != nil && unsure && !errors.Is(err, store.ErrGone):
+		return store.Lease{}, store.Unsure(err)
+	case err != nil:
+		return store.Lease{}, err
+	case l.TTL > 0:
+		l.Sent = sent
+	}
+	return l, nil
+}
+
+// Release implements [store.Store].
+func (s *Store) Release(ctx context.Context, l store.Lease, count int) error {
+	if count > 0 {
+		_, err := s.Enter(ctx, l, count)
+		return err
+	}
+	unsure, err := patiently(ctx, func() error {
+		st, err := s.remove(ctx, s.key(l.Ask), 0)
+		if err == nil && !l.Unsure { // no command with this lease is in flight
+			s.giveLease(ctx, lease{id: st.lease, ttl: st.TTL, sent: l.Sent})
+		}
+		return err
+	})
+	if err != nil && unsure {
+		return store.Unsure(err)
+	}
+	return err
+}
+
+// remove deletes a key if the key has this create revision; 0 is any.
+func (s *Store) remove(ctx context.Context, key string, revision int64, also ...clientv3.Op) (stay, error) {
+	resp, err := s.write(ctx, []clientv3.Cmp{is(key, revision)},
+		append([]clientv3.Op{clientv3.OpDelete(key, clientv3.WithPrevKV())}, also...), nil)
+	switch {
+	case err != nil:
+		return stay{}, err
+	case !resp.Succeeded:
+		return stay{}, store.ErrGone
+	}
+	return stayOf(resp.Responses[0].GetResponseDeleteRange().PrevKvs[0]), nil
+}
+
+// Renew implements [store.Store].
+func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
+	if len(renewals) == 0 {
+		return nil
+	}
+	_, errs := s.keep(ctx, renewals)
+	return errs
+}
+
+// Forget implements [store.Store]. Forget revokes the etcd leases of the asks.
+func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
+	errs := make([]error, len(asks))
+	parallel(len(asks), func(i int) {
+		if ctx.Err() != nil {
+			errs[i] = lifetime.Ended(ctx)
+			return
+		}
+		st, err := s.remove(ctx, s.key(asks[i]), 0)
+		switch {
+		case err == nil:
+			s.revoke(ctx, st.lease)
+		case !errors.Is(err, store.ErrGone):
+			errs[i] = err
+		}
+	})
+	return errs
+}
+
+// Token returns the token in the lease of the hold. If the lease has none, as the process has passed
+// the lock on to another call, Token draws the next revision of etcd, and makes the next revision.
+func (s *Store) Token(ctx context.Context, l store.Lease) (int64, error) {
+	stays, revision, err := s.read(ctx, []store.Renewal{{Lease: l}})
+	switch {
+	case err != nil:
+		return 0, err
+	case stays[0] == nil:
+		return 0, store.ErrGone
+	case l.Token != 0:
+		return l.Token, nil
+	}
+	drawn := stays[0].record
+	drawn.Token = revision + 1
+	if err := s.rewrite(ctx, *stays[0], drawn, clientv3.WithIgnoreLease()); err != nil {
+		return 0, err
+	}
+	return drawn.Token, nil
+}
+
+// Look implements [store.Store]. The owner of a key of another program is named after the end of
+// the key: "etcd:694d7b3f5c1e2a08:0". The token of a hold that has waited is larger than in State.
+func (s *Store) Look(ctx context.Context, a store.Ask) (state store.State, err error) {
+	owner, keys, err := s.owner(ctx, a)
+	if err != nil || keys == 0 {
+		return state, err
+	}
+	rest, err := s.rest(ctx, owner.lease)
+	if err != nil {
+		return state, err
+	}
+	return store.State{
+		Owner: owner.id(), Count: max(owner.Count, 1), TTL: rest, Limit: 1,
+		Token: max(owner.revision, owner.Token), Waiters: keys - 1,
+	}, nil
+}
+
+// owner returns the key that has the lock, and the number of keys.
+func (s *Store) owner(ctx context.Context, a store.Ask) (owner stay, keys int, err error) {
+	if ctx.Err() != nil {
+		return owner, 0, lifetime.Ended(ctx)
+	}
+	resp, err := s.get(ctx, s.oldest(a))
+	if err != nil {
+		return owner, 0, err
+	}
+	if st := first(resp.Responses[0]); st != nil {
+		owner = *st
+	}
+	return owner, int(resp.Responses[0].GetResponseRange().Count), nil
+}
+
+// Break implements [store.Store]. Break tells the client of the hold, and leaves the etcd lease to
+// its end: other keys of another program may need the lease.
+func (s *Store) Break(ctx context.Context, a store.Ask) error {
+	owner, _, err := s.owner(ctx, a)
+	switch {
+	case err != nil:
+		return err
+	case owner.id() != a.ID:
+		return store.ErrGone
+	case owner.ID == "":
+		_, err = s.remove(ctx, owner.key, owner.revision)
+	default:
+		_, err = s.remove(ctx, owner.key, owner.revision, s.notice(owner))
+	}
+	return err
+}
+
+// Close revokes the etcd leases that no hold uses.
+func (s *Store) Close() error {
+	left := s.spares.close()
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	parallel(len(left), func(i int) { s.revoke(ctx, left[i].id) })
+	return nil
+}
+
+// keep sets the count of each hold, and makes each lease last for the TTL of its renewal from sent
+// on. keep makes one attempt.
+func (s *Store) keep(ctx context.Context, renewals []store.Renewal) (sent time.Time, errs []error) {
+	sent, errs = time.Now(), make([]error, len(renewals))
+	stays, _, err := s.read(ctx, renewals)
+	if err != nil {
+		for i := range errs {
+			errs[i] = err
+		}
+		return sent, errs
+	}
+	ids := make([]clientv3.LeaseID, len(renewals)) // to renew
+	parallel(len(renewals), func(i int) {
+		if stays[i] == nil {
+			errs[i] = store.ErrGone
+			return
+		}
+		ids[i], errs[i] = s.change(ctx, *stays[i], renewals[i])
+	})
+	for i, err := range s.renew(ctx, ids) {
+		errs[i] = cmp.Or(errs[i], err)
+	}
+	return sent, errs
+}
+
+// change writes the count of a hold if the count is new, and gives the hold a longer etcd lease if
+// the TTL needs one. change returns the etcd lease that is left to renew, or 0.
+func (s *Store) change(ctx context.Context, st stay, r store.Renewal) (clientv3.LeaseID, error) {
+	next, option, left := st.record, clientv3.WithIgnoreLease(), clientv3.LeaseID(0)
+	next.Count = r.Count
+	if r.TTL > 0 {
+		left = st.lease
+	}
+	longer := seconds(r.Lease.Kept(r.TTL)) > st.TTL
+	if longer {
+		lease, err := s.takeLease(ctx, seconds(r.Lease.Kept(r.TTL)))
+		if err != nil {
+			return 0, err
+		}
+		next.TTL, option, left = lease.ttl, clientv3.WithLease(lease.id), 0
+	}
+	if next == st.record {
+		return left, nil
+	}
+	if err := s.rewrite(ctx, st, next, option); err != nil {
+		return 0, err
+	}
+	if longer {
+		s.revoke(ctx, st.lease)
+	}
+	return left, nil
+}
+
+// rewrite changes the value of a key.
+func (s *Store) rewrite(ctx context.Context, st stay, next record, options ...clientv3.OpOption) error {
+	resp, err := s.write(ctx, []clientv3.Cmp{is(st.key, st.revision)}, []clientv3.Op{put(st.key, next, options...)}, nil)
+	if err == nil && !resp.Succeeded {
+		return store.ErrGone
+	}
+	return err
+}
+
+// parallel calls f with each number below n, a bounded number of calls at a time.
+func parallel(n int, f func(i int)) {
+	const most = 16
+	var group sync.WaitGroup
+	free := make(chan struct{}, most)
+	for i := range n {
+		if n == 1 {
+			f(i)
+			return
+		}
+		free <- struct{}{}
+		group.Go(func() {
+			defer func() { <-free }()
+			f(i)
+		})
+	}
+	group.Wait()
+}
+
+// seconds returns the shortest etcd lease for a time.
+func seconds(d time.Duration) int64 { return int64(math.Ceil(d.Seconds())) }

@@ -1,0 +1,7 @@
+//go:build !linux
+
+package relocketcd_test
+
+import "os/exec"
+
+func killWithParent(*exec.Cmd) {}

@@ -1,0 +1,62 @@
+package relocketcd
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/go-relock/relock/store"
+)
+
+// notices returns the beginning of the keys that tell clients of broken holds. No lock has keys
+// there, as no lock has an empty name.
+func (s *Store) notices() string { return s.prefix + "/broken/" }
+
+// notice tells the client of a hold that the hold is broken. The notice ends with the etcd lease of
+// the hold.
+func (s *Store) notice(st stay) clientv3.Op {
+	return clientv3.OpPut(s.notices()+string(st.ID), "", clientv3.WithLease(st.lease))
+}
+
+// Watch implements [store.Watcher]. Watch tells of holds that [Store.Break] has taken out, and of
+// all holds if etcd has ended the watch.
+func (s *Store) Watch(client string, doubt func(store.ID)) (stop func()) {
+	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(context.Background()))
+	go func() {
+		for pause := firstPause; ctx.Err() == nil; pause = min(2*pause, longestPause) {
+			if s.watchNotices(ctx, s.notices()+client+":", doubt) {
+				pause = firstPause
+			}
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+			}
+		}
+	}()
+	return cancel
+}
+
+// watchNotices watches until etcd ends the watch, or ctx is done. watchNotices returns false if
+// etcd could not be read.
+func (s *Store) watchNotices(ctx context.Context, prefix string, doubt func(store.ID)) bool {
+	tell := func(key []byte) { doubt(store.ID(strings.TrimPrefix(string(key), s.notices()))) }
+	resp, err := s.get(ctx, clientv3.OpGet(prefix, clientv3.WithPrefix(), clientv3.WithKeysOnly()))
+	if err != nil {
+		return false
+	}
+	for _, kv := range resp.Responses[0].GetResponseRange().Kvs {
+		tell(kv.Key)
+	}
+	watch := s.client.Watch(ctx, prefix, clientv3.WithPrefix(), clientv3.WithFilterDelete(), clientv3.WithRev(resp.Header.Revision+1))
+	for resp := range watch {
+		for _, e := range resp.Events {
+			tell(e.Kv.Key)
+		}
+	}
+	if ctx.Err() == nil {
+		doubt("")
+	}
+	return true
+}
