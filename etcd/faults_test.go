@@ -1,0 +1,475 @@
+package relocketcd_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+	"go.etcd.io/etcd/client/v3/namespace"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/go-relock/relock"
+	relocketcd "github.com/go-relock/relock/etcd"
+	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/store"
+)
+
+const minute = time.Minute
+
+var lastID atomic.Int64
+
+func ask(name string, ttl time.Duration) store.Ask {
+	n := lastID.Add(1)
+	return store.Ask{Name: name, ID: store.ID(fmt.Sprintf("client%d:1:%d", n, n)), TTL: ttl, Limit: 1}
+}
+
+func nothing(store.Progress) {}
+
+// wire counts the commands of an etcd client, and loses replies.
+type wire struct {
+	commands atomic.Int64
+	lose     atomic.Pointer[string] // the end of the method whose next reply is lost
+	silent   atomic.Bool            // watches are silent
+}
+
+// client returns an etcd client on the wire.
+func (w *wire) client(t testing.TB, m *member) *clientv3.Client {
+	t.Helper()
+	c, err := clientv3.New(clientv3.Config{
+		Endpoints: []string{m.url}, Logger: zap.NewNop(),
+		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(w.unary), grpc.WithChainStreamInterceptor(w.stream)},
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	return c
+}
+
+func (w *wire) unary(
+	ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
+) error {
+	w.commands.Add(1)
+	err := invoke(ctx, method, req, reply, cc, opts...)
+	if lost := w.lose.Load(); lost != nil && strings.HasSuffix(method, *lost) && w.lose.CompareAndSwap(lost, nil) {
+		return status.Error(codes.Unavailable, "the reply is lost")
+	}
+	return err
+}
+
+func (w *wire) stream(
+	ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption,
+) (grpc.ClientStream, error) {
+	w.commands.Add(1)
+	s, err := open(ctx, desc, cc, method, opts...)
+	if err != nil || !strings.HasSuffix(method, "/Watch") || !w.silent.Load() {
+		return s, err
+	}
+	return silent{s}, nil
+}
+
+// silent is a stream that delivers nothing.
+type silent struct{ grpc.ClientStream }
+
+func (s silent) RecvMsg(any) error {
+	<-s.Context().Done()
+	return s.Context().Err()
+}
+
+func (w *wire) loseReply(method string) { w.lose.Store(&method) }
+
+// keys returns all keys of a lock.
+func keys(t testing.TB, c *clientv3.Client, name string) (found []string) {
+	t.Helper()
+	resp, err := c.Get(t.Context(), "relock/"+name+"/", clientv3.WithPrefix())
+	require.NoError(t, err)
+	for _, kv := range resp.Kvs {
+		found = append(found, string(kv.Key))
+	}
+	return found
+}
+
+// wait calls Wait, and returns when the hold is queued.
+func wait(t testing.TB, s store.Store, a store.Ask) (lease <-chan store.Lease) {
+	t.Helper()
+	queued, leases := make(chan struct{}), make(chan store.Lease, 1)
+	once := sync.OnceFunc(func() { close(queued) })
+	go func() {
+		l, err := s.Wait(t.Context(), a, func(store.Progress) { once() })
+		if err != nil {
+			t.Errorf("wait: %v", err)
+		}
+		leases <- l
+	}()
+	select {
+	case <-queued:
+	case <-time.After(10 * time.Second):
+		require.FailNow(t, "does not happen: the hold is queued")
+	}
+	return leases
+}
+
+func within(t testing.TB, d time.Duration, leases <-chan store.Lease) store.Lease {
+	t.Helper()
+	select {
+	case l := <-leases:
+		return l
+	case <-time.After(d):
+		require.FailNow(t, "does not happen: the waiter has the lock")
+		return store.Lease{}
+	}
+}
+
+func TestALostReplyLeavesOneHold(t *testing.T) {
+	var w wire
+	c := w.client(t, server(t))
+	s := newStore(t, c)
+	for _, method := range []string{"/LeaseGrant", "/Txn"} {
+		a := ask("lost-reply", minute)
+		w.loseReply(method)
+		l, err := s.Wait(t.Context(), a, nothing)
+		require.NoError(t, err)
+		require.Equal(t, method == "/Txn", l.Unsure)
+		require.Len(t, keys(t, c, a.Name), 1)
+		w.loseReply("/Txn")
+		_, err = s.Enter(t.Context(), l, 2)
+		require.NoError(t, err)
+		state, err := s.Look(t.Context(), a)
+		require.NoError(t, err)
+		require.Equal(t, 2, state.Count)
+		require.NoError(t, s.Release(t.Context(), l, 0))
+		require.Empty(t, keys(t, c, a.Name))
+	}
+	a := ask("lost-reply", minute)
+	w.loseReply("/Txn")
+	_, err := s.Try(t.Context(), a)
+	require.ErrorIs(t, err, store.ErrUnsure)
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	l, err := s.Try(t.Context(), a)
+	require.NoError(t, err, "a repeat finds the hold")
+	require.Len(t, keys(t, c, a.Name), 1)
+	require.NoError(t, s.Release(t.Context(), l, 0))
+}
+
+// TestAReleaseThatIsSentAgainSparesTheNextHold loses the reply of a release. Meanwhile a hold of the
+// same process gets the lock, with the same etcd lease.
+func TestAReleaseThatIsSentAgainSparesTheNextHold(t *testing.T) {
+	var w wire
+	c := w.client(t, server(t))
+	s, other := newStore(t, c), newStore(t, server(t).client(t))
+	first := ask("sent-again", minute)
+	l, err := s.Try(t.Context(), first)
+	require.NoError(t, err)
+	next := wait(t, other, ask("sent-again", minute))
+	w.loseReply("/Txn")
+	err = s.Release(t.Context(), l, 0)
+	require.ErrorIs(t, err, store.ErrGone)
+	require.ErrorIs(t, err, store.ErrUnsure)
+	second := within(t, 5*time.Second, next)
+	require.ErrorIs(t, s.Release(t.Context(), l, 0), store.ErrGone)
+	require.NoError(t, s.Forget(t.Context(), []store.Ask{first})[0])
+	state, err := s.Look(t.Context(), first)
+	require.NoError(t, err)
+	require.Equal(t, second.ID, state.Owner)
+	require.NoError(t, other.Release(t.Context(), second, 0))
+}
+
+func TestMutexOfEtcdAndLocksExcludeEachOther(t *testing.T) {
+	c := server(t).client(t)
+	s := newStore(t, c)
+	session, err := concurrency.NewSession(c)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, session.Close()) }()
+	m := concurrency.NewMutex(session, "relock/shared")
+
+	require.NoError(t, m.Lock(t.Context()))
+	_, err = s.Try(t.Context(), ask("shared", minute))
+	var busy *store.Busy
+	require.ErrorAs(t, err, &busy)
+	require.Equal(t, store.ID(fmt.Sprintf("etcd:%x:0", session.Lease())), busy.Owner)
+	first := wait(t, s, ask("shared", minute))
+	require.NoError(t, m.Unlock(t.Context()))
+	l := within(t, 5*time.Second, first)
+
+	require.ErrorIs(t, m.TryLock(t.Context()), concurrency.ErrLocked)
+	locked := make(chan error, 1)
+	go func() { locked <- m.Lock(t.Context()) }()
+	require.Eventually(t, func() bool { return len(keys(t, c, "shared")) == 2 }, 5*time.Second, time.Millisecond)
+	second := wait(t, s, ask("shared", minute)) // behind the mutex
+	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, <-locked)
+	state, err := s.Look(t.Context(), ask("shared", minute))
+	require.NoError(t, err)
+	require.Equal(t, busy.Owner, state.Owner)
+	require.Equal(t, 1, state.Waiters)
+
+	require.NoError(t, s.Break(t.Context(), store.Ask{Name: "shared", ID: busy.Owner, Limit: 1}))
+	require.NoError(t, s.Release(t.Context(), within(t, 5*time.Second, second), 0))
+	_, err = c.TimeToLive(t.Context(), session.Lease())
+	require.NoError(t, err, "the session of the other program goes on")
+}
+
+func TestACompactedWatchReadsAgain(t *testing.T) {
+	c := cluster(t, 1)[0].client(t)
+	s := newStore(t, c)
+	l, err := s.Try(t.Context(), ask("compacted", minute))
+	require.NoError(t, err)
+	begun := time.Now()
+	release := sync.OnceFunc(func() { // between the read of the waiter and its watch
+		require.NoError(t, s.Release(t.Context(), l, 0))
+		resp, err := c.Put(t.Context(), "another", "key")
+		require.NoError(t, err)
+		_, err = c.Compact(t.Context(), resp.Header.Revision)
+		require.NoError(t, err)
+	})
+	next, err := s.Wait(t.Context(), ask("compacted", minute), func(store.Progress) { release() })
+	require.NoError(t, err)
+	require.Less(t, time.Since(begun), 5*time.Second)
+	require.NoError(t, s.Release(t.Context(), next, 0))
+}
+
+func TestASilentWatchHoldsUpAWaiterForAThirdOfItsLease(t *testing.T) {
+	var w wire
+	w.silent.Store(true)
+	s, other := newStore(t, w.client(t, server(t))), newStore(t, server(t).client(t))
+	l, err := other.Try(t.Context(), ask("silent", minute))
+	require.NoError(t, err)
+	next := wait(t, s, ask("silent", 3*time.Second))
+	require.NoError(t, other.Release(t.Context(), l, 0))
+	got := within(t, 2*time.Second, next)
+	require.Equal(t, store.WakeRecheck, got.Woken)
+	require.NoError(t, s.Release(t.Context(), got, 0))
+}
+
+// TestAHandOverCostsTheSameWithManyWaiting counts the commands of hand-overs.
+func TestAHandOverCostsTheSameWithManyWaiting(t *testing.T) {
+	cost := func(waiters int) int64 {
+		var w wire
+		s := newStore(t, w.client(t, server(t)))
+		name := fmt.Sprintf("flat-%d", waiters)
+		l, err := s.Try(t.Context(), ask(name, minute))
+		require.NoError(t, err)
+		var line []<-chan store.Lease
+		for range waiters {
+			line = append(line, wait(t, s, ask(name, minute)))
+		}
+		begun := w.commands.Load()
+		for _, next := range line[:4] {
+			require.NoError(t, s.Release(t.Context(), l, 0))
+			l = within(t, 5*time.Second, next)
+		}
+		spent := w.commands.Load() - begun
+		require.NoError(t, s.Release(t.Context(), l, 0))
+		for _, next := range line[4:] {
+			require.NoError(t, s.Release(t.Context(), within(t, 5*time.Second, next), 0))
+		}
+		require.NoError(t, s.Close())
+		return spent
+	}
+	require.EqualValues(t, 4*2, cost(5), "a transaction that releases, and one that reads")
+	require.EqualValues(t, 4*2, cost(40))
+}
+
+func TestNothingIsLeftBehind(t *testing.T) {
+	redistest.NoGoroutineLeft(t, "etcd/client")
+	m := cluster(t, 1)[0]
+	c := m.client(t)
+	s := newStore(t, c)
+	client, err := relock.Open(s)
+	require.NoError(t, err)
+	lock := client.NewLock("left")
+	section, err := lock.Lock(t.Context())
+	require.NoError(t, err)
+	_, err = lock.TryLockFor(t.Context(), 200*time.Millisecond)
+	require.ErrorIs(t, err, relock.ErrLocked)
+	inner, err := lock.Lock(section)
+	require.NoError(t, err)
+	require.NoError(t, lock.Unlock(inner))
+	require.NoError(t, lock.Unlock(section))
+	require.NoError(t, client.Close())
+	require.NoError(t, s.Close())
+	require.Empty(t, keys(t, c, "left"))
+	leases, err := c.Leases(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, leases.Leases)
+}
+
+func TestANamespaceSharesItsLocks(t *testing.T) {
+	plain, c := server(t).client(t), server(t).client(t)
+	c.KV, c.Watcher, c.Lease = namespace.NewKV(c.KV, "tenant/"), namespace.NewWatcher(c.Watcher, "tenant/"), namespace.NewLease(c.Lease, "tenant/")
+	inside, err := relocketcd.New(c, "")
+	require.NoError(t, err)
+	outside, err := relocketcd.New(plain, "tenant/")
+	require.NoError(t, err)
+	l, err := inside.Try(t.Context(), ask("named", minute))
+	require.NoError(t, err)
+	next := wait(t, outside, ask("named", minute))
+	last := wait(t, inside, ask("named", minute))
+	require.NoError(t, inside.Release(t.Context(), l, 0))
+	require.NoError(t, outside.Release(t.Context(), within(t, 5*time.Second, next), 0))
+	require.NoError(t, inside.Release(t.Context(), within(t, 5*time.Second, last), 0))
+}
+
+// TestAUserWithoutPermissionGetsTheErrorAtOnce turns on the users of etcd.
+func TestAUserWithoutPermissionGetsTheErrorAtOnce(t *testing.T) {
+	m, ctx := cluster(t, 1)[0], t.Context()
+	root := m.client(t)
+	for _, name := range []string{"root", "orders"} {
+		_, err := root.RoleAdd(ctx, name)
+		require.NoError(t, err)
+		_, err = root.UserAdd(ctx, name, name)
+		require.NoError(t, err)
+		_, err = root.UserGrantRole(ctx, name, name)
+		require.NoError(t, err)
+	}
+	_, err := root.RoleGrantPermission(ctx, "orders", "relock/", clientv3.GetPrefixRangeEnd("relock/"), clientv3.PermissionType(clientv3.PermReadWrite))
+	require.NoError(t, err)
+	_, err = root.AuthEnable(ctx)
+	require.NoError(t, err)
+
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{m.url}, Username: "orders", Password: "orders", Logger: zap.NewNop()})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, c.Close()) }()
+	s := newStore(t, c)
+	l, err := s.Try(ctx, ask("auth", minute))
+	require.NoError(t, err)
+	next := wait(t, s, ask("auth", minute))
+	require.NoError(t, s.Renew(ctx, []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
+	require.NoError(t, s.Release(ctx, l, 0))
+	require.NoError(t, s.Release(ctx, within(t, 5*time.Second, next), 0))
+
+	forbidden, err := relocketcd.New(c, "secret/")
+	require.NoError(t, err)
+	_, try := forbidden.Try(ctx, ask("auth", minute))
+	_, waited := forbidden.Wait(ctx, ask("auth", minute), nothing)
+	for _, err := range []error{try, waited} {
+		require.ErrorContains(t, err, "permission denied")
+		require.NotErrorIs(t, err, store.ErrUnsure)
+		require.NotErrorIs(t, err, store.ErrUnavailable)
+	}
+}
+
+func TestHoldsAndWaitersOutlastARestartOfEtcd(t *testing.T) {
+	m := cluster(t, 1)[0]
+	c := m.client(t)
+	s := newStore(t, c)
+	l, err := s.Try(t.Context(), ask("restart", minute))
+	require.NoError(t, err)
+	next, last := wait(t, s, ask("restart", minute)), wait(t, s, ask("restart", minute))
+	require.NoError(t, m.kill())
+	errs := s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})
+	require.ErrorIs(t, errs[0], store.ErrUnavailable)
+	m.start(t)
+	m.ready(t)
+	require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
+	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), within(t, 10*time.Second, next), 0))
+	require.NoError(t, s.Release(t.Context(), within(t, 10*time.Second, last), 0))
+}
+
+// cluster starts servers for one test.
+func cluster(t testing.TB, n int) []*member {
+	t.Helper()
+	members := newMembers(t, n, t.TempDir())
+	t.Cleanup(func() {
+		for _, m := range members {
+			require.NoError(t, m.kill())
+		}
+	})
+	return members
+}
+
+// leader returns the leader of a cluster, and the others.
+func leader(t *testing.T, members []*member) (first *member, others []*member) {
+	t.Helper()
+	for _, m := range members {
+		resp, err := m.client(t).Status(t.Context(), m.url)
+		require.NoError(t, err)
+		if resp.Leader == resp.Header.MemberId {
+			first = m
+		} else {
+			others = append(others, m)
+		}
+	}
+	require.NotNil(t, first)
+	return first, others
+}
+
+func TestSectionsAndWaitersOutlastTheLeader(t *testing.T) {
+	for _, fault := range []string{"killed", "stopped"} {
+		t.Run(fault, func(t *testing.T) {
+			first, others := leader(t, cluster(t, 3))
+			c := first.client(t, others...)
+			client, err := relock.Open(newStore(t, c), relock.WithTTL(20*time.Second))
+			require.NoError(t, err)
+			defer func() { require.NoError(t, client.Close()) }()
+			lock := client.NewLock("leader")
+			section, err := lock.Lock(t.Context())
+			require.NoError(t, err)
+			next := wait(t, newStore(t, c), ask("leader", 20*time.Second))
+			if fault == "killed" {
+				require.NoError(t, first.kill())
+			} else {
+				defer first.pause(t)()
+			}
+			inner, err := lock.Lock(section)
+			require.NoError(t, err, "the store serves again before the lease ends")
+			require.NoError(t, lock.Unlock(inner))
+			require.NoError(t, lock.Unlock(section))
+			l := within(t, 15*time.Second, next)
+			require.NoError(t, newStore(t, others[0].client(t)).Release(t.Context(), l, 0))
+		})
+	}
+}
+
+func init() {
+	redistest.RegisterChild("etcd-lock", func(args []string, in *bufio.Reader, out io.Writer) {
+		c, err := clientv3.New(clientv3.Config{Endpoints: args[:1], Logger: zap.NewNop()})
+		if err != nil {
+			panic(err)
+		}
+		s, err := relocketcd.New(c, "relock/")
+		if err != nil {
+			panic(err)
+		}
+		client, err := relock.Open(s, relock.WithTTL(2*time.Second), relock.WithHooks(relock.Hooks{
+			Queued: func(relock.Queued) { _, _ = fmt.Fprintln(out, "queued") },
+		}))
+		if err != nil {
+			panic(err)
+		}
+		section, err := client.NewLock("crash").Lock(context.Background())
+		if err != nil {
+			panic(err)
+		}
+		_, _ = fmt.Fprintln(out, "locked")
+		_, _ = in.ReadString('\n')
+		_ = section.Err()
+	})
+}
+
+func TestKilledProcessesMakeWayInASectionAndInTheQueue(t *testing.T) {
+	m := server(t)
+	holder := redistest.Child(t, "etcd-lock", m.url)
+	require.Equal(t, "locked", holder.Line(10*time.Second))
+	waiter := redistest.Child(t, "etcd-lock", m.url)
+	require.Equal(t, "queued", waiter.Line(10*time.Second))
+	s := newStore(t, m.client(t))
+	next := wait(t, s, ask("crash", minute))
+	waiter.Kill()
+	holder.Kill()
+	begun := time.Now()
+	l := within(t, 10*time.Second, next)
+	require.Less(t, time.Since(begun), 6*time.Second)
+	require.NoError(t, s.Release(t.Context(), l, 0))
+}
