@@ -11,13 +11,16 @@
 // The layout is the layout of etcd's own package concurrency, so these locks exclude `etcdctl lock`
 // and concurrency.Mutex, and are excluded by them. The lock "orders" is the range of the keys
 //
-//	/locks/orders/<64 bits in hexadecimal>
+//	/locks/orders/<etcd lease in hexadecimal>
 //
 // A key is a hold or a waiter. The key with the smallest create revision has the lock, and the
-// others wait in the order of their create revisions. The end of a key comes from the hash of the ID of
-// the hold, so a command that is sent again finds the key of its hold, and a command that runs late
-// touches no other key. The value names the hold, its count and the length of its etcd lease. A key
-// with another value belongs to another program.
+// others wait in the order of their create revisions. The value names the hold, its count and the
+// length of its etcd lease. A key with another value belongs to another program.
+//
+// The process knows the key of each of its asks from the first command on, so a command that is sent
+// again finds its key. For an ask of another process the store reads all keys of the lock. Each
+// command that changes or deletes a key compares the create revision, so a command that runs late
+// touches no newer key of the same name.
 //
 // The fencing token is the revision of etcd at which the hold had the lock: the create revision of
 // the key, or for a waiter the revision of the answer that let the waiter in.
@@ -26,8 +29,10 @@
 //
 // Each key has an etcd lease of its own, so a hold ends alone. etcd counts in seconds, and has a
 // shortest lease (2 s by default), so an etcd lease lasts as long as the lease of the hold, or
-// longer. An etcd lease whose key was released serves the next hold of the process: a grant of a
-// lease is a write, and the renewal of a lease is not.
+// longer. An etcd lease whose key was released serves the next hold of the process, for two reasons.
+// A grant of a lease is a write, and the renewal of a lease is not. And etcd goes through the names
+// of deleted keys too until the next compaction, so a new name for each hold would slow down all
+// reads of the lock.
 //
 // # States
 //
@@ -60,7 +65,7 @@ import (
 type Store struct {
 	client *clientv3.Client
 	prefix string
-	spares spares
+	pool   pool
 }
 
 var _ store.Watcher = (*Store)(nil)
@@ -75,7 +80,7 @@ func New(client *clientv3.Client, prefix string) (*Store, error) {
 	case prefix != "" && !strings.HasSuffix(prefix, "/"):
 		return nil, fmt.Errorf("the prefix %q does not end in a slash", prefix)
 	}
-	return &Store{client: client, prefix: prefix}, nil
+	return &Store{client: client, prefix: prefix, pool: pool{holds: make(map[store.ID]hold)}}, nil
 }
 
 // Check accepts a mutex with a name without a slash: etcd's own locks of "a" would wait for the lock
@@ -100,26 +105,30 @@ func (s *Store) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 	if ctx.Err() != nil {
 		return store.Lease{}, lifetime.Ended(ctx)
 	}
-	lease, err := s.takeLease(ctx, seconds(a.Kept(a.TTL)))
+	h, again, err := s.claim(ctx, a, 0)
 	if err != nil {
 		return store.Lease{}, err
 	}
-	key := s.key(a)
-	resp, err := s.write(ctx,
-		[]clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(s.dir(a)).WithPrefix(), "=", 0)},
-		[]clientv3.Op{put(key, record{ID: a.ID, Count: 1, TTL: lease.ttl}, clientv3.WithLease(lease.id))},
+	resp, err := s.change(ctx,
+		clientv3.Compare(clientv3.CreateRevision(s.dir(a)).WithPrefix(), "=", 0),
+		[]clientv3.Op{put(h.key, record{ID: a.ID, Count: 1, TTL: h.lease.ttl}, clientv3.WithLease(h.lease.id))},
 		[]clientv3.Op{s.oldest(a)},
 	)
 	if err != nil {
 		return store.Lease{}, err
 	}
 	if resp.Succeeded {
-		return store.Lease{Ask: a, Sent: lease.sent, Token: resp.Header.Revision}, nil
+		h.revision = resp.Header.Revision
+		s.pool.set(a.ID, h)
+		return store.Lease{Ask: a, Sent: h.lease.sent, Token: h.revision}, nil
 	}
-	s.giveLease(ctx, lease)
 	owner := stayOf(resp.Responses[0].GetResponseRange().Kvs[0])
-	if owner.key == key {
+	if owner.ID == a.ID {
 		return s.again(ctx, a, owner, resp.Header.Revision)
+	}
+	if !again {
+		s.pool.drop(a.ID)
+		s.giveLease(ctx, h.lease)
 	}
 	busy, err := s.busy(ctx, owner)
 	return store.Lease{}, cmp.Or[error](err, busy)
@@ -170,27 +179,41 @@ func (s *Store) Release(ctx context.Context, l store.Lease, count int) error {
 		_, err := s.Enter(ctx, l, count)
 		return err
 	}
-	unsure, err := patiently(ctx, func() error {
-		st, err := s.remove(ctx, s.key(l.Ask), 0)
-		if err == nil && !l.Unsure { // no command with this lease is in flight
-			s.giveLease(ctx, lease{id: st.lease, ttl: st.TTL, sent: l.Sent})
-		}
-		return err
-	})
-	if err != nil && unsure {
+	h, known := s.pool.hold(l.ID)
+	unsure, err := patiently(ctx, func() error { return last(s.remove(ctx, l.Ask)) })
+	switch {
+	case err != nil && unsure:
 		return store.Unsure(err)
+	case err != nil:
+		return err
+	case known && !unsure && !l.Unsure: // no command with this etcd lease is in flight
+		s.giveLease(ctx, h.lease)
 	}
-	return err
+	return nil
 }
 
-// remove deletes a key if the key has this create revision; 0 is any.
-func (s *Store) remove(ctx context.Context, key string, revision int64, also ...clientv3.Op) (stay, error) {
-	resp, err := s.write(ctx, []clientv3.Cmp{is(key, revision)},
-		append([]clientv3.Op{clientv3.OpDelete(key, clientv3.WithPrevKV())}, also...), nil)
-	switch {
-	case err != nil:
+func last[T any](_ T, err error) error { return err }
+
+// remove deletes the key of a hold, and no newer key of the same name.
+func (s *Store) remove(ctx context.Context, a store.Ask) (stay, error) {
+	h, known := s.pool.hold(a.ID)
+	st := stay{key: h.key, revision: h.revision}
+	if !known || h.revision == 0 {
+		stays, _, err := s.read(ctx, []store.Renewal{{Lease: store.Lease{Ask: a}}})
+		switch {
+		case err != nil:
+			return stay{}, err
+		case stays[0] == nil:
+			return stay{}, store.ErrGone
+		}
+		st = *stays[0]
+	}
+	resp, err := s.change(ctx, is(st), []clientv3.Op{clientv3.OpDelete(st.key, clientv3.WithPrevKV())}, nil)
+	if err != nil {
 		return stay{}, err
-	case !resp.Succeeded:
+	}
+	s.pool.drop(a.ID)
+	if !resp.Succeeded {
 		return stay{}, store.ErrGone
 	}
 	return stayOf(resp.Responses[0].GetResponseDeleteRange().PrevKvs[0]), nil
@@ -213,12 +236,16 @@ func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
 			errs[i] = lifetime.Ended(ctx)
 			return
 		}
-		st, err := s.remove(ctx, s.key(asks[i]), 0)
+		h, known := s.pool.hold(asks[i].ID)
+		st, err := s.remove(ctx, asks[i])
 		switch {
 		case err == nil:
 			s.revoke(ctx, st.lease)
 		case !errors.Is(err, store.ErrGone):
 			errs[i] = err
+		case known: // a command that comes late needs the etcd lease
+			s.revoke(ctx, h.lease.id)
+			s.pool.drop(asks[i].ID)
 		}
 	})
 	return errs
@@ -270,10 +297,11 @@ func (s *Store) owner(ctx context.Context, a store.Ask) (owner stay, keys int, e
 	if err != nil {
 		return owner, 0, err
 	}
-	if st := first(resp.Responses[0]); st != nil {
-		owner = *st
+	answer := resp.Responses[0].GetResponseRange()
+	for _, kv := range answer.Kvs {
+		owner = stayOf(kv)
 	}
-	return owner, int(resp.Responses[0].GetResponseRange().Count), nil
+	return owner, int(answer.Count), nil
 }
 
 // Break implements [store.Store]. Break tells the client of the hold, and leaves the etcd lease to
@@ -285,17 +313,21 @@ func (s *Store) Break(ctx context.Context, a store.Ask) error {
 		return err
 	case owner.id() != a.ID:
 		return store.ErrGone
-	case owner.ID == "":
-		_, err = s.remove(ctx, owner.key, owner.revision)
-	default:
-		_, err = s.remove(ctx, owner.key, owner.revision, s.notice(owner))
+	}
+	broken := []clientv3.Op{clientv3.OpDelete(owner.key)}
+	if owner.ID != "" {
+		broken = append(broken, s.notice(owner))
+	}
+	resp, err := s.change(ctx, is(owner), broken, nil)
+	if err == nil && !resp.Succeeded {
+		return store.ErrGone
 	}
 	return err
 }
 
 // Close revokes the etcd leases that no hold uses.
 func (s *Store) Close() error {
-	left := s.spares.close()
+	left := s.pool.close()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	parallel(len(left), func(i int) { s.revoke(ctx, left[i].id) })
@@ -315,29 +347,37 @@ func (s *Store) keep(ctx context.Context, renewals []store.Renewal) (sent time.T
 	}
 	ids := make([]clientv3.LeaseID, len(renewals)) // to renew
 	parallel(len(renewals), func(i int) {
-		if stays[i] == nil {
-			errs[i] = store.ErrGone
-			return
+		if errs[i] = store.ErrGone; stays[i] != nil {
+			ids[i], errs[i] = s.update(ctx, *stays[i], renewals[i])
 		}
-		ids[i], errs[i] = s.change(ctx, *stays[i], renewals[i])
 	})
 	for i, err := range s.renew(ctx, ids) {
+		id := renewals[i].Lease.ID
 		errs[i] = cmp.Or(errs[i], err)
+		if h, known := s.pool.hold(id); known && errs[i] == nil && ids[i] != 0 {
+			h.lease.sent = sent
+			s.pool.set(id, h)
+		}
+		if errors.Is(errs[i], store.ErrGone) {
+			s.pool.drop(id)
+		}
 	}
 	return sent, errs
 }
 
-// change writes the count of a hold if the count is new, and gives the hold a longer etcd lease if
-// the TTL needs one. change returns the etcd lease that is left to renew, or 0.
-func (s *Store) change(ctx context.Context, st stay, r store.Renewal) (clientv3.LeaseID, error) {
+// update writes the count of a hold if the count is new, and gives the hold a longer etcd lease if
+// the TTL needs one. update returns the etcd lease that is left to renew, or 0.
+func (s *Store) update(ctx context.Context, st stay, r store.Renewal) (clientv3.LeaseID, error) {
 	next, option, left := st.record, clientv3.WithIgnoreLease(), clientv3.LeaseID(0)
 	next.Count = r.Count
 	if r.TTL > 0 {
 		left = st.lease
 	}
 	longer := seconds(r.Lease.Kept(r.TTL)) > st.TTL
+	var lease lease
 	if longer {
-		lease, err := s.takeLease(ctx, seconds(r.Lease.Kept(r.TTL)))
+		var err error
+		lease, err = s.takeLease(ctx, seconds(r.Lease.Kept(r.TTL)), 0)
 		if err != nil {
 			return 0, err
 		}
@@ -350,6 +390,7 @@ func (s *Store) change(ctx context.Context, st stay, r store.Renewal) (clientv3.
 		return 0, err
 	}
 	if longer {
+		s.pool.set(st.ID, hold{key: st.key, lease: lease, revision: st.revision})
 		s.revoke(ctx, st.lease)
 	}
 	return left, nil
@@ -357,7 +398,7 @@ func (s *Store) change(ctx context.Context, st stay, r store.Renewal) (clientv3.
 
 // rewrite changes the value of a key.
 func (s *Store) rewrite(ctx context.Context, st stay, next record, options ...clientv3.OpOption) error {
-	resp, err := s.write(ctx, []clientv3.Cmp{is(st.key, st.revision)}, []clientv3.Op{put(st.key, next, options...)}, nil)
+	resp, err := s.change(ctx, is(st), []clientv3.Op{put(st.key, next, options...)}, nil)
 	if err == nil && !resp.Succeeded {
 		return store.ErrGone
 	}

@@ -2,11 +2,8 @@ package relocketcd
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"strings"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -52,12 +49,6 @@ func (st stay) id() store.ID {
 // dir returns the beginning of all keys of a lock.
 func (s *Store) dir(a store.Ask) string { return s.prefix + a.Name + "/" }
 
-// key returns the key of a hold. The end of the key looks like an etcd lease.
-func (s *Store) key(a store.Ask) string {
-	sum := sha256.Sum256([]byte(a.ID))
-	return fmt.Sprintf("%s%016x", s.dir(a), binary.BigEndian.Uint64(sum[:]))
-}
-
 // oldest reads the key that has the lock. The answer also counts all keys of the lock.
 func (s *Store) oldest(a store.Ask) clientv3.Op {
 	return clientv3.OpGet(s.dir(a), clientv3.WithFirstCreate()...)
@@ -78,24 +69,27 @@ func put(key string, r record, options ...clientv3.OpOption) clientv3.Op {
 	return clientv3.OpPut(key, string(value), options...)
 }
 
-// is compares the create revision of a key. With 0 the key must be there.
-func is(key string, revision int64) clientv3.Cmp {
-	if revision == 0 {
-		return clientv3.Compare(clientv3.CreateRevision(key), ">", 0)
-	}
-	return clientv3.Compare(clientv3.CreateRevision(key), "=", revision)
+// is compares the create revision of a key: the key is there as read.
+func is(st stay) clientv3.Cmp {
+	return clientv3.Compare(clientv3.CreateRevision(st.key), "=", st.revision)
 }
 
-// write runs a transaction that writes. A transaction that fails without an answer may have run, or
-// may run yet.
-func (s *Store) write(ctx context.Context, cmps []clientv3.Cmp, then, otherwise []clientv3.Op) (resp *clientv3.TxnResponse, err error) {
-	err = once(ctx, func(ctx context.Context) error {
-		resp, err = s.client.Txn(ctx).If(cmps...).Then(then...).Else(otherwise...).Commit()
-		return err
-	})
+// write runs a command that writes. If the command fails without an answer, the command may have
+// run, or may run yet.
+func (s *Store) write(ctx context.Context, command func(context.Context) error) error {
+	err := once(ctx, command)
 	if errors.Is(err, store.ErrUnavailable) {
 		err = store.Unsure(err)
 	}
+	return err
+}
+
+// change runs a transaction that writes.
+func (s *Store) change(ctx context.Context, cmp clientv3.Cmp, then, otherwise []clientv3.Op) (resp *clientv3.TxnResponse, err error) {
+	err = s.write(ctx, func(ctx context.Context) error {
+		resp, err = s.client.Txn(ctx).If(cmp).Then(then...).Else(otherwise...).Commit()
+		return err
+	})
 	return resp, err
 }
 
@@ -112,7 +106,8 @@ func (s *Store) get(ctx context.Context, gets ...clientv3.Op) (resp *clientv3.Tx
 // limit is 128 operations by default.
 const batchMost = 100
 
-// read returns the key of each hold, or nil for a hold that is gone, and the revision of etcd.
+// read returns the key of each hold, or nil for a hold that is gone, and the revision of etcd. For a
+// hold of another process, read reads all keys of the lock.
 func (s *Store) read(ctx context.Context, renewals []store.Renewal) (stays []*stay, revision int64, err error) {
 	if ctx.Err() != nil {
 		return nil, 0, lifetime.Ended(ctx)
@@ -122,26 +117,30 @@ func (s *Store) read(ctx context.Context, renewals []store.Renewal) (stays []*st
 		renewals = renewals[len(batch):]
 		var gets []clientv3.Op
 		for _, r := range batch {
-			gets = append(gets, clientv3.OpGet(s.key(r.Lease.Ask)))
+			if h, known := s.pool.hold(r.Lease.ID); known {
+				gets = append(gets, clientv3.OpGet(h.key))
+			} else {
+				gets = append(gets, clientv3.OpGet(s.dir(r.Lease.Ask), clientv3.WithPrefix()))
+			}
 		}
 		resp, err := s.get(ctx, gets...)
 		if err != nil {
 			return nil, 0, err
 		}
 		revision = resp.Header.Revision
-		for i := range batch {
-			stays = append(stays, first(resp.Responses[i]))
+		for i, r := range batch {
+			stays = append(stays, find(resp.Responses[i], r.Lease.ID))
 		}
 	}
 	return stays, revision, nil
 }
 
-// first returns the first key of an answer, or nil.
-func first(answer *pb.ResponseOp) *stay {
-	kvs := answer.GetResponseRange().Kvs
-	if len(kvs) == 0 {
-		return nil
+// find returns the key of a hold in an answer, or nil.
+func find(answer *pb.ResponseOp, id store.ID) *stay {
+	for _, kv := range answer.GetResponseRange().Kvs {
+		if st := stayOf(kv); st.ID == id {
+			return &st
+		}
 	}
-	st := stayOf(kvs[0])
-	return &st
+	return nil
 }

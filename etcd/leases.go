@@ -3,6 +3,8 @@ package relocketcd
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -23,22 +25,56 @@ type lease struct {
 
 func (l lease) end() time.Time { return l.sent.Add(time.Duration(l.ttl) * time.Second) }
 
-// spares are etcd leases without a key. No command that uses a spare is in flight.
-type spares struct {
+// hold is what the process knows of one of its holds or waiters.
+type hold struct {
+	key      string
+	lease    lease
+	revision int64 // at which the key was made; 0: not known
+}
+
+// pool has the holds of the process, and etcd leases without a key, which are spare. No command
+// that uses a spare is in flight.
+type pool struct {
 	mu     sync.Mutex
-	list   []lease
+	holds  map[store.ID]hold
+	most   int // the number of holds at which to look for those that have ended
+	spares []lease
 	closed bool
 }
 
-// take returns the spare with the latest end among the spares of one length.
-func (s *spares) take(ttl int64) (l lease, found bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (p *pool) hold(id store.ID) (hold, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	h, known := p.holds[id]
+	return h, known
+}
+
+func (p *pool) set(id store.ID, h hold) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.holds[id] = h
+	if len(p.holds) >= p.most {
+		now := time.Now()
+		maps.DeleteFunc(p.holds, func(_ store.ID, h hold) bool { return !now.Before(h.lease.end()) })
+		p.most = 2*len(p.holds) + 64
+	}
+}
+
+func (p *pool) drop(id store.ID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.holds, id)
+}
+
+// take returns the spare that was given last, among the spares of one length.
+func (p *pool) take(ttl int64) (l lease, found bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	now := time.Now()
-	s.list = slices.DeleteFunc(s.list, func(l lease) bool { return !now.Before(l.end()) })
-	for i, spare := range slices.Backward(s.list) {
+	p.spares = slices.DeleteFunc(p.spares, func(l lease) bool { return !now.Before(l.end()) })
+	for i, spare := range slices.Backward(p.spares) {
 		if spare.ttl == ttl {
-			s.list = slices.Delete(s.list, i, i+1)
+			p.spares = slices.Delete(p.spares, i, i+1)
 			return spare, true
 		}
 	}
@@ -46,29 +82,52 @@ func (s *spares) take(ttl int64) (l lease, found bool) {
 }
 
 // give adds a spare, and returns false after close.
-func (s *spares) give(l lease) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.closed {
-		s.list = append(s.list, l)
+func (p *pool) give(l lease) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.closed {
+		p.spares = append(p.spares, l)
 	}
-	return !s.closed
+	return !p.closed
 }
 
-func (s *spares) close() (left []lease) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	left, s.list, s.closed = s.list, nil, true
+func (p *pool) close() (left []lease) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	left, p.spares, p.closed = p.spares, nil, true
 	return left
 }
 
-// takeLease returns an etcd lease that lasts for ttl seconds from sent on: a spare, or a new one. A
-// lease that is granted without an answer has no key, and ends by itself.
-func (s *Store) takeLease(ctx context.Context, ttl int64) (lease, error) {
+// claim returns the key and the etcd lease for an ask. If an earlier command has used them, claim
+// renews the etcd lease, and again is true.
+func (s *Store) claim(ctx context.Context, a store.Ask, age time.Duration) (h hold, again bool, err error) {
+	ttl := seconds(a.Kept(a.TTL))
+	if h, again = s.pool.hold(a.ID); again && h.lease.ttl >= ttl {
+		h.lease.sent = time.Now()
+		if err = s.renew(ctx, []clientv3.LeaseID{h.lease.id})[0]; !errors.Is(err, store.ErrGone) {
+			return h, true, err
+		}
+	}
+	l, err := s.takeLease(ctx, ttl, age)
+	if err != nil {
+		return hold{}, false, err
+	}
+	h = hold{key: fmt.Sprintf("%s%x", s.dir(a), l.id), lease: l}
+	s.pool.set(a.ID, h)
+	return h, false, nil
+}
+
+// takeLease returns an etcd lease that lasts for ttl seconds from sent on: a spare, or a new one.
+// takeLease renews a spare that was set longer ago than age. A lease that is granted without an
+// answer has no key, and ends by itself.
+func (s *Store) takeLease(ctx context.Context, ttl int64, age time.Duration) (lease, error) {
 	for {
-		spare, found := s.spares.take(ttl)
+		spare, found := s.pool.take(ttl)
 		if !found {
 			break
+		}
+		if time.Since(spare.sent) < age {
+			return spare, nil
 		}
 		spare.sent = time.Now()
 		err := s.renew(ctx, []clientv3.LeaseID{spare.id})[0]
@@ -92,7 +151,7 @@ func (s *Store) takeLease(ctx context.Context, ttl int64) (lease, error) {
 
 // giveLease keeps an etcd lease without a key for the next hold. After Close the lease is revoked.
 func (s *Store) giveLease(ctx context.Context, l lease) {
-	if !s.spares.give(l) {
+	if !s.pool.give(l) {
 		s.revoke(ctx, l.id)
 	}
 }

@@ -5,3 +5,5 @@ package relocketcd_test
 import "os/exec"
 
 func killWithParent(*exec.Cmd) {}
+
+func stopped(int) bool { return true }

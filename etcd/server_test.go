@@ -149,6 +149,7 @@ func (m *member) kill() error {
 func (m *member) pause(t testing.TB) (resume func()) {
 	t.Helper()
 	require.NoError(t, m.cmd.Process.Signal(syscall.SIGSTOP))
+	require.Eventually(t, func() bool { return stopped(m.cmd.Process.Pid) }, startLimit, time.Millisecond)
 	return func() { _ = m.cmd.Process.Signal(syscall.SIGCONT) }
 }
 

@@ -25,10 +25,8 @@ type waiting struct {
 	*Store
 	ask store.Ask
 
-	lease    lease  // of the key
-	revision int64  // at which the key was made
+	hold
 	before   string // the key before this one; empty: the hold has the lock
-	owner    stay
 	position int
 	seen     int64 // the revision at which etcd was read
 	unsure   bool  // a command without an answer may have made the key, or may make the key yet
@@ -45,7 +43,7 @@ func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progr
 		if w.before == "" {
 			return store.Lease{Ask: a, Sent: w.lease.sent, Token: w.seen, Woken: woken, Unsure: w.unsure}, nil
 		}
-		if busy, err := s.busy(ctx, w.owner); err == nil {
+		if busy, err := w.refusal(ctx); err == nil && busy != nil {
 			progress(store.Progress{Busy: busy, Queued: true, Position: w.position})
 		}
 	}
@@ -73,16 +71,18 @@ func (w *waiting) look(ctx context.Context) error {
 		switch err := w.renew(ctx, []clientv3.LeaseID{w.lease.id})[0]; {
 		case err == nil:
 			w.lease.sent = sent
+			w.pool.set(w.ask.ID, w.hold)
 		case !errors.Is(err, store.ErrGone):
 			return err
 		}
 	}
-	resp, err := w.get(ctx, w.lastTwo(w.ask, w.revision), w.oldest(w.ask))
+	resp, err := w.get(ctx, w.lastTwo(w.ask, w.revision))
 	if err != nil {
 		return err
 	}
-	if !w.place(resp.Header.Revision, resp.Responses) { // the etcd lease has ended
+	if !w.place(resp.Header.Revision, resp.Responses[0]) { // the etcd lease has ended
 		w.revision = 0
+		w.pool.drop(w.ask.ID)
 		return w.join(ctx)
 	}
 	return nil
@@ -93,58 +93,60 @@ func (w *waiting) beat() time.Time {
 	return w.lease.sent.Add(time.Duration(w.lease.ttl) * time.Second / 3)
 }
 
-// join makes the key of the hold. If an earlier command has made the key, join renews its lease.
+// join makes the key of the hold, unless an earlier command has made the key.
 func (w *waiting) join(ctx context.Context) error {
-	lease, err := w.takeLease(ctx, seconds(w.ask.Kept(w.ask.TTL)))
+	h, _, err := w.claim(ctx, w.ask, w.ask.TTL/20)
 	if err != nil {
 		return err
 	}
-	key := w.key(w.ask)
-	resp, err := w.write(ctx,
-		[]clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(key), "=", 0)},
+	resp, err := w.change(ctx,
+		clientv3.Compare(clientv3.CreateRevision(h.key), "=", 0),
 		[]clientv3.Op{
-			put(key, record{ID: w.ask.ID, Count: 1, TTL: lease.ttl}, clientv3.WithLease(lease.id)),
-			w.lastTwo(w.ask, 0), w.oldest(w.ask),
+			put(h.key, record{ID: w.ask.ID, Count: 1, TTL: h.lease.ttl}, clientv3.WithLease(h.lease.id)), w.lastTwo(w.ask, 0),
 		},
-		[]clientv3.Op{clientv3.OpGet(key)},
+		[]clientv3.Op{clientv3.OpGet(h.key)},
 	)
 	if err != nil {
 		w.unsure = w.unsure || errors.Is(err, store.ErrUnsure)
 		return err
 	}
-	if resp.Succeeded {
-		w.lease, w.revision = lease, resp.Header.Revision
-		w.position = int(resp.Responses[2].GetResponseRange().Count)
-		w.place(resp.Header.Revision, resp.Responses[1:])
-		return nil
-	}
-	w.giveLease(ctx, lease)
-	st := stayOf(resp.Responses[0].GetResponseRange().Kvs[0])
-	sent, errs := w.keep(ctx, []store.Renewal{{Lease: store.Lease{Ask: w.ask}, TTL: w.ask.TTL, Count: st.Count}})
-	if errs[0] != nil {
-		return cmp.Or(store.Unavailable(errs[0]), errs[0])
-	}
-	w.lease.sent, w.lease.ttl, w.revision = sent, st.TTL, st.revision
 	w.position = math.MaxInt
-	return w.look(ctx)
+	if resp.Succeeded {
+		h.revision = resp.Header.Revision
+	} else {
+		h.revision = resp.Responses[0].GetResponseRange().Kvs[0].CreateRevision
+	}
+	w.hold = h
+	w.pool.set(w.ask.ID, h)
+	if !resp.Succeeded {
+		return w.look(ctx)
+	}
+	w.place(resp.Header.Revision, resp.Responses[1])
+	return nil
 }
 
-// place notes the place of the hold from an answer to lastTwo and first. place returns false if the
-// key is gone.
-func (w *waiting) place(revision int64, answers []*pb.ResponseOp) bool {
-	mine, all := answers[0].GetResponseRange().Kvs, answers[1].GetResponseRange()
-	own := first(answers[0])
-	if own == nil || own.revision != w.revision || own.key != w.key(w.ask) {
+// place notes the place of the hold from an answer to lastTwo. place returns false if the key is
+// gone.
+func (w *waiting) place(revision int64, answer *pb.ResponseOp) bool {
+	keys := answer.GetResponseRange()
+	if len(keys.Kvs) == 0 || string(keys.Kvs[0].Key) != w.key || keys.Kvs[0].CreateRevision != w.revision {
 		return false
 	}
 	w.seen, w.before = revision, ""
-	w.lease.id, w.lease.ttl = own.lease, own.TTL
-	if len(mine) > 1 {
-		w.before = string(mine[1].Key)
+	if len(keys.Kvs) > 1 {
+		w.before = string(keys.Kvs[1].Key)
 	}
-	w.owner = stayOf(all.Kvs[0])
-	w.position = min(w.position, int(all.Count)-2) // beside the owner and the hold
+	w.position = min(w.position, max(0, int(keys.Count)-2)) // beside the owner and the hold
 	return true
+}
+
+// refusal returns the refusal by the owner, or nil if no other hold has the lock just now.
+func (w *waiting) refusal(ctx context.Context) (*store.Busy, error) {
+	owner, _, err := w.owner(ctx, w.ask)
+	if err != nil || owner.key == "" || owner.ID == w.ask.ID {
+		return nil, err
+	}
+	return w.busy(ctx, owner)
 }
 
 // sleep returns when the key before the hold is gone, when it is time to renew the etcd lease, or
