@@ -197,7 +197,7 @@ func last[T any](_ T, err error) error { return err }
 // remove deletes the key of a hold, and no newer key of the same name.
 func (s *Store) remove(ctx context.Context, a store.Ask) (stay, error) {
 	h, known := s.pool.hold(a.ID)
-	st := stay{key: h.key, revision: h.revision}
+	st := stay{key: h.key, revision: h.revision, lease: h.lease.id}
 	if !known || h.revision == 0 {
 		stays, _, err := s.read(ctx, []store.Renewal{{Lease: store.Lease{Ask: a}}})
 		switch {
@@ -208,7 +208,7 @@ func (s *Store) remove(ctx context.Context, a store.Ask) (stay, error) {
 		}
 		st = *stays[0]
 	}
-	resp, err := s.change(ctx, is(st), []clientv3.Op{clientv3.OpDelete(st.key, clientv3.WithPrevKV())}, nil)
+	resp, err := s.change(ctx, is(st), []clientv3.Op{clientv3.OpDelete(st.key)}, nil)
 	if err != nil {
 		return stay{}, err
 	}
@@ -216,7 +216,7 @@ func (s *Store) remove(ctx context.Context, a store.Ask) (stay, error) {
 	if !resp.Succeeded {
 		return stay{}, store.ErrGone
 	}
-	return stayOf(resp.Responses[0].GetResponseDeleteRange().PrevKvs[0]), nil
+	return st, nil
 }
 
 // Renew implements [store.Store].
