@@ -354,9 +354,8 @@ func (s *Store) keep(ctx context.Context, renewals []store.Renewal) (sent time.T
 	for i, err := range s.renew(ctx, ids) {
 		id := renewals[i].Lease.ID
 		errs[i] = cmp.Or(errs[i], err)
-		if h, known := s.pool.hold(id); known && errs[i] == nil && ids[i] != 0 {
-			h.lease.sent = sent
-			s.pool.set(id, h)
+		if errs[i] == nil && ids[i] != 0 {
+			s.pool.renewed(id, lease{id: ids[i], ttl: stays[i].TTL, sent: sent})
 		}
 		if errors.Is(errs[i], store.ErrGone) {
 			s.pool.drop(id)
@@ -374,14 +373,14 @@ func (s *Store) update(ctx context.Context, st stay, r store.Renewal) (clientv3.
 		left = st.lease
 	}
 	longer := seconds(r.Lease.Kept(r.TTL)) > st.TTL
-	var lease lease
+	var l lease
 	if longer {
 		var err error
-		lease, err = s.takeLease(ctx, seconds(r.Lease.Kept(r.TTL)), 0)
+		l, err = s.takeLease(ctx, seconds(r.Lease.Kept(r.TTL)), 0)
 		if err != nil {
 			return 0, err
 		}
-		next.TTL, option, left = lease.ttl, clientv3.WithLease(lease.id), 0
+		next.TTL, option, left = l.ttl, clientv3.WithLease(l.id), 0
 	}
 	if next == st.record {
 		return left, nil
@@ -390,7 +389,7 @@ func (s *Store) update(ctx context.Context, st stay, r store.Renewal) (clientv3.
 		return 0, err
 	}
 	if longer {
-		s.pool.set(st.ID, hold{key: st.key, lease: lease, revision: st.revision})
+		s.pool.renewed(st.ID, l)
 		s.revoke(ctx, st.lease)
 	}
 	return left, nil

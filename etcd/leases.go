@@ -60,6 +60,17 @@ func (p *pool) set(id store.ID, h hold) {
 	}
 }
 
+// renewed notes the etcd lease of a hold, unless the hold was dropped meanwhile: another hold may use
+// the etcd lease by then.
+func (p *pool) renewed(id store.ID, l lease) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if h, known := p.holds[id]; known {
+		h.lease = l
+		p.holds[id] = h
+	}
+}
+
 func (p *pool) drop(id store.ID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
