@@ -49,7 +49,7 @@ help: ## Show this list
 test: deps fmt-check tidy-check vet lint unit modules examples release-check bench-check fuzz soak model ## Install what is missing and run every check below
 	@echo 'make test: everything passed'
 
-deps: ## Install what is missing: Redis, PostgreSQL, MariaDB, ZooKeeper, a C compiler (-race), git, spin (model), prometheus, faketime
+deps: ## Install what is missing: Redis, PostgreSQL, MariaDB, PgBouncer, ZooKeeper, etcd, a C compiler (-race), git, spin (model), prometheus, faketime
 	@sh tools/install-deps.sh
 
 fmt: ## Rewrite the Go files in gofmt's form
@@ -83,13 +83,14 @@ unit: ## Tests of the root module with the race detector
 	@sh tools/side-by-side.sh "$(GOTEST) -skip '^Test[I-Z]' ." \
 		"$(GOTEST) -skip '^(Example|Fuzz|Test[A-HP-Z])' ." "$(GOTEST) -skip '^(Example|Fuzz|Test[A-O])' ."
 
-# One of them waits as long as all others work. They are built before, as that would be in its way.
+# Some of them mostly wait, beside the others. They are built before, as that would be in its way.
 modules: ## Tests of the nested modules with the race detector, but those that need Java
 	@for m in $(TESTED); do \
 		echo "build $$m"; (cd "$$m" && $(GOTEST) -run '^$$' ./... >/dev/null) || exit 1; \
 	done
-	@sh tools/side-by-side.sh '$(MAKE) --no-print-directory each EACH=./cmd/relock' \
-		'$(MAKE) --no-print-directory each EACH="$(filter-out ./cmd/relock,$(TESTED))"'
+	@sh tools/side-by-side.sh '$(MAKE) --no-print-directory each EACH="./cmd/relock ./etcd"' \
+		'$(MAKE) --no-print-directory each EACH="./sql"' \
+		'$(MAKE) --no-print-directory each EACH="$(filter-out ./cmd/relock ./etcd ./sql,$(TESTED))"'
 
 each:
 	@for m in $(EACH); do \

@@ -65,7 +65,7 @@ give_up() {
 	{
 		echo "relock: missing: $(missing)"
 		echo "relock: $1"
-		echo "relock: install Redis 7.0 or newer (server, sentinel and cli) and git and PostgreSQL and MariaDB (server and client) and ZooKeeper and spin and Prometheus and, on Linux, a C compiler and faketime${with:+ and, for make interop, a JDK (17 or newer) and Maven}; then run this again."
+		echo "relock: install Redis 7.0 or newer (server, sentinel and cli) and git and PostgreSQL and MariaDB (server and client) and ZooKeeper and PgBouncer and etcd and spin and Prometheus and, on Linux, a C compiler and faketime${with:+ and, for make interop, a JDK (17 or newer) and Maven}; then run this again."
 	} >&2
 	exit 1
 }

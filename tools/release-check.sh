@@ -70,8 +70,11 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"$root"
+	_ "$root/etcd"
 	relockotel "$root/otel"
 	relockprom "$root/prometheus"
+	_ "$root/sql"
+	_ "$root/zookeeper"
 )
 
 func main() {
@@ -88,7 +91,8 @@ func main() {
 	fmt.Fprintln(os.Stdout, client.NewLock("orders").Held(context.Background()))
 }
 EOF
-quietly $go get "$root@$version" "$root/otel@$version" "$root/prometheus@$version"
+libraries='otel prometheus etcd zookeeper sql'
+quietly $go get "$root@$version" $(for m in $libraries; do echo "$root/$m@$version"; done)
 quietly $go mod tidy
 quietly $go build -o "$scratch/bin/service"
 got=$("$scratch/bin/service")
@@ -96,7 +100,7 @@ got=$("$scratch/bin/service")
 	echo "release-check: a lock that nobody has is held: '$got'" >&2
 	exit 1
 }
-for m in "$root" "$root/otel" "$root/prometheus"; do
+for m in "$root" $(for m in $libraries; do echo "$root/$m"; done); do
 	got=$($go list -m "$m")
 	[ "$got" = "$m $version" ] || {
 		echo "release-check: the service has got $got" >&2

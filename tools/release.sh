@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 version=${1:-}
 go=${GO:-go}
 root=$($go list -m)
-libraries='otel prometheus'
+libraries='otel prometheus etcd zookeeper sql'
 commands='cmd/relock relockvet'
 
 fail() {
