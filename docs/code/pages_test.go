@@ -47,7 +47,7 @@ var goBlock = regexp.MustCompile("(?s)(<!-- code: [^\n]*? -->\n)?```go\n(.*?)```
 var noCode = regexp.MustCompile(`^<!-- code: none, because .* -->\n$`)
 
 // fromCode is the comment that names a region.
-var fromCode = regexp.MustCompile(`^<!-- code: (\w+\.go) ([\w-]+) -->\n$`)
+var fromCode = regexp.MustCompile(`^<!-- code: ([\w./]+\.go) ([\w-]+) -->\n$`)
 
 func TestTheCodeOnThePagesIsTheCodeOfThisPackage(t *testing.T) {
 	blocks := 0
