@@ -109,7 +109,23 @@ func (d *database) open(t testing.TB, source string) *sql.DB {
 	db.SetMaxOpenConns(12)
 	db.SetMaxIdleConns(12)
 	t.Cleanup(func() { _ = db.Close() })
+	warm(t, db)
 	return db
+}
+
+// warm opens the first connections. On a busy machine that takes longer than a short wait for a
+// lock.
+func warm(t testing.TB, db *sql.DB) {
+	t.Helper()
+	var conns []*sql.Conn
+	for range 3 {
+		c, err := db.Conn(t.Context())
+		require.NoError(t, err)
+		conns = append(conns, c)
+	}
+	for _, c := range conns {
+		require.NoError(t, c.Close())
+	}
 }
 
 // store returns the store of one more process, whose connections run through the proxy.
