@@ -109,7 +109,6 @@ func (d *database) open(t testing.TB, source string) *sql.DB {
 	db.SetMaxOpenConns(12)
 	db.SetMaxIdleConns(12)
 	t.Cleanup(func() { _ = db.Close() })
-	warm(t, db)
 	return db
 }
 
@@ -134,7 +133,9 @@ func (d *database) store(t testing.TB, options ...relocksql.Option) *relocksql.S
 	if d.listens {
 		options = append(options, relocksql.WithListener(pglisten.New(d.through)))
 	}
-	s, err := relocksql.New(d.open(t, d.through), d.dialect, options...)
+	db := d.open(t, d.through)
+	warm(t, db)
+	s, err := relocksql.New(db, d.dialect, options...)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	return s
