@@ -132,8 +132,8 @@ func (l *Locks) Err() error {
 
 var errZeroLocks = invalid("this Locks was not made by All or Client.NewLocks")
 
-// Lock waits until the caller has all locks, and enters them. Mutexes of one client that are all
-// free cost one round trip if the store can take them in one step: in memory, and in Redis if their
+// Lock waits until the caller has all locks, and enters them. A store that can take several locks
+// in one step takes free mutexes of one client in one round trip. Memory can, and Redis can if the
 // keys are in one slot of a cluster. Otherwise Lock waits for one lock after the other, in each
 // queue, and keeps the locks that it has. A call with ctx inside a section of some of the locks
 // enters these one level deeper.

@@ -84,7 +84,8 @@ func (l *loss) report() {
 	c := h.client
 	defer c.group.Leave()
 	// The last renewal may have reached the store without an answer. Cleanup keeps it from holding
-	// up whoever waits.
+	// up whoever waits. With WithLockDelay the store keeps the lock for a time, unless the lock was
+	// taken away.
 	delay := h.delay
 	if l.err.Reason == LossTaken {
 		delay = 0
@@ -143,7 +144,7 @@ func (t *table) releaseLocked(h *hold, err error) {
 	h.client.events.Emit(func() { h.hooks.Released(event) })
 }
 
-// trace notes functions that are told of the end of the hold, which may be over by now.
+// trace notes functions to call at the end of the hold, which may be over already.
 func (h *hold) trace(ends []func(TraceEnded)) {
 	t := &h.client.table
 	t.mu.Lock()

@@ -45,8 +45,8 @@ var (
 	ErrInvalid = errors.New("relock: invalid")
 
 	// ErrNotReplicated reports a new hold with too few confirmations, see [WithReplicaAcks] and
-	// [WithAOFAcks].
-	// The entry was undone, or is undone in the background if Redis is silent at the time.
+	// [WithAOFAcks]. The entry was undone, or is undone in the background if Redis is silent at the
+	// time.
 	ErrNotReplicated = store.ErrNotReplicated
 
 	// ErrUnavailable reports a store out of reach, or not serving now. A call given up for this

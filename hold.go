@@ -32,7 +32,7 @@ type hold struct {
 	leaked  bool // the context of some entry was dropped without Unlock
 	renewal renewal
 	turn    turn
-	traces  []func(TraceEnded) // told of the end of the hold
+	traces  []func(TraceEnded) // to call at the end of the hold
 }
 
 // renewal is the watchdog's part of a hold.

@@ -20,7 +20,7 @@ import (
 // No hook is called for a call that returns [ErrInvalid], or [ErrClosed] as the client was closed
 // before.
 //
-// Trace is different: see there.
+// The goroutine of a call calls Trace.
 //
 // The lock name is in every event of a lock. The name is rarely fit for a metric label: map the
 // name to a bounded set first.
@@ -58,10 +58,10 @@ type Hooks struct {
 
 	// Trace gives contexts to the commands and to the section of a call, for the spans of a trace.
 	// The goroutine of the call calls Trace before the store is asked, and finished before the call
-	// returns. (The locks of a [Locks] that are taken in one step are the exception: Trace is
-	// called behind it.) So a Trace that is slow makes the call slow, a Trace that hangs holds up
-	// the call and [Client.Close], and a Trace must not use the lock. A panic is logged, and the
-	// call goes on without the Trace.
+	// returns. For the locks of a [Locks] that the store gives in one step, Trace is called after
+	// that step. A slow Trace makes the call slow. A Trace that hangs holds up the call and
+	// [Client.Close]. A Trace must not use the lock. A panic is logged, and the call goes on
+	// without the Trace.
 	//
 	// The store's commands for the call have the values of acquire, and the events of the call
 	// carry acquire. (A command that several calls share does not have the values.)
@@ -71,14 +71,14 @@ type Hooks struct {
 	// finished may be nil.
 	Trace func(AcquireStarted) (acquire context.Context, finished TraceFinished)
 
-	traces []func(AcquireStarted) (context.Context, TraceFinished) // of JoinHooks; with WithHooks, all
+	traces []func(AcquireStarted) (context.Context, TraceFinished) // joined; in settings, with Trace
 }
 
 // TraceFinished is the second half of [Hooks.Trace]. TraceFinished gets the context that the call
 // is about to return, and returns the context to return in its place. After an error the call
-// returns the caller's context all the same. If the call has begun a hold, ended is called once at
-// the end of the hold, among the other hooks; ended may be nil. (Events that are dropped, and a
-// context that ended keeps, are as for the other hooks.)
+// returns the caller's context all the same. If the call has begun a hold, the goroutine of the
+// other hooks calls ended once, at the end of the hold, unless events are dropped. ended may be
+// nil.
 type TraceFinished func(section context.Context, e AcquireFinished) (inner context.Context, ended func(TraceEnded))
 
 // TraceEnded is the end of a hold.
@@ -229,7 +229,7 @@ type AcquireFinished struct {
 	Outcome   Outcome
 	Reentrant bool          // inside a section of the lock; an upgrade or downgrade too, which begins a hold of its own
 	Depth     int           // the hold count after the entry
-	Owner     Holder        // that had the lock when the store last refused the call; zero: no refusal
+	Owner     Holder        // of the lock when the store last refused the call; zero: no refusal
 	Waited    bool          // another holder had the lock, and the call could wait for it
 	Queued    bool          // the call had a place in the queue, or in a line, and a Queued event
 	Wake      Wake          // how a queued call got the lock

@@ -12,8 +12,7 @@ import (
 // Lead campaigns, as [Lock.Lock] waits for the lock, and runs fn with the section's context. If the
 // lock is lost, that context ends. When fn has returned then, Lead drops the result of fn, and
 // campaigns again, behind those that wait already. If the lock cannot be had for a passing reason
-// ([ErrUnavailable], [ErrNotReplicated], [ErrUnsure]), Lead campaigns again after a third of the
-// TTL.
+// ([ErrUnavailable], [ErrNotReplicated]), Lead campaigns again after a third of the TTL.
 //
 // Lead returns:
 //   - when fn has returned, and its context was not ended by a loss. The error is that of
@@ -54,15 +53,7 @@ func (l *Lock) Lead(ctx context.Context, fn func(ctx context.Context) error) err
 
 // isPassing says whether a failed acquire is worth another try.
 func isPassing(err error) bool {
-	if isStop(err) {
-		return false
-	}
-	for _, final := range []error{ErrInvalid, ErrClosed, ErrKind, ErrDeadlock, ErrLocked, ErrLockLost} {
-		if errors.Is(err, final) {
-			return false
-		}
-	}
-	return errors.Is(err, ErrUnavailable) || errors.Is(err, ErrNotReplicated) || errors.Is(err, ErrUnsure)
+	return !isStop(err) && (errors.Is(err, ErrUnavailable) || errors.Is(err, ErrNotReplicated))
 }
 
 // pause waits for d, or until ctx, the stop around ctx, or the client ends.

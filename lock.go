@@ -221,6 +221,7 @@ func (l *Lock) lostAround(ctx context.Context) *LostError {
 		left, end := e.left, e.hold.end
 		l.client.table.mu.Unlock()
 		if lost, is := end.(*LostError); is && !left { //nolint:errorlint // the end of a hold is not wrapped
+			e.cancel(lost) // as in inside
 			return lost
 		}
 	}

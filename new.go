@@ -12,10 +12,11 @@ import (
 )
 
 // New makes a Client that keeps its locks in Redis behind rdb. The options are the defaults for the
-// client's locks. rdb is
-//   - a [redis.Client], for a standalone server or one behind Sentinel, or the AutoPipeline of one;
-//   - a [redis.ClusterClient];
-//   - or a struct that embeds one of these.
+// client's locks. rdb is one of:
+//   - a [redis.Client], for a standalone server or a server behind Sentinel
+//   - the AutoPipeline of a redis.Client
+//   - a [redis.ClusterClient]
+//   - a struct that embeds one of the above
 //
 // New refuses all other clients: a [redis.Ring], an AsyncAutoPipeline, the AutoPipeline of a
 // ClusterClient.

@@ -88,6 +88,7 @@ func (a *acquiring) notAgain(ctx context.Context, outer *entry, err error) error
 	t.mu.Unlock()
 	switch end := h.fate(errors.Is(err, store.ErrGone)); {
 	case isLost(end):
+		outer.cancel(end) // as in inside
 		return end
 	case end != nil:
 		return a.failed(end)

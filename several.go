@@ -54,8 +54,8 @@ func (s *nativeStore) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lea
 	return leases, nil
 }
 
-// ReleaseAll frees mutexes whose keys are in one slot. If the server does not confirm some of them,
-// ReleaseAll frees these one by one.
+// ReleaseAll frees mutexes whose keys are in one slot. A mutex without the server's confirmation is
+// freed again by itself.
 func (s *nativeStore) ReleaseAll(ctx context.Context, leases []store.Lease) []error {
 	errs, asks := make([]error, len(leases)), make([]store.Ask, len(leases))
 	for i, l := range leases {

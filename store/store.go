@@ -1,8 +1,6 @@
 // Package store is the seam between relock and the keeper of its locks. relock brings identity,
 // re-entry, deadlines, renewal, loss and cleanup; a Store brings mutual exclusion and a way to
 // wait. Package storetest shows whether a Store keeps the promises of this package.
-//
-// The package is unstable until two stores outside of relock's root package pass the suite.
 package store
 
 import (
