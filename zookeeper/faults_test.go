@@ -218,3 +218,14 @@ func TestNothingIsLeftOfALock(t *testing.T) {
 		return err == nil && !exists
 	}, "the server deletes the empty containers")
 }
+
+// The process that has the hold is closed, and its server does not come back.
+func TestNoGoroutineWaitsForAServerThatIsGone(t *testing.T) {
+	redistest.NoGoroutineLeft(t, "relock/zookeeper", "internal/zktest.(*Proxy)", "zk.(*Conn)")
+	server := zktest.Start(t)
+	s, err := relockzk.New(server.Address(), relockzk.WithSessionTimeout(shortSession))
+	require.NoError(t, err)
+	take(t, s, shortLease)
+	server.Kill()
+	require.NoError(t, s.Close())
+}

@@ -99,7 +99,8 @@ func (s *Store) deleteAtLocked(h *hold, when time.Time) {
 }
 
 // expire deletes the node of a hold whose lease is over, until ZooKeeper confirms or the session is
-// over.
+// over. A session that the leader is not known to have had for its whole timeout is over: all its
+// leases are.
 func (s *Store) expire(h *hold) {
 	s.mu.Lock()
 	if now := time.Now(); h.session.holds[h.ask.ID] != h || now.Before(h.ends) {
@@ -110,16 +111,27 @@ func (s *Store) expire(h *hold) {
 	s.users++
 	s.mu.Unlock()
 	defer s.leave()
+	x, begun := h.session, time.Now()
 	for pause := firstPause; ; pause = min(2*pause, longPause) {
-		if err := h.session.sync(context.Background()); err == nil && h.session.forget(context.Background(), h.ask) == nil {
+		if s.deleted(h) {
 			return
 		}
+		if x.silentSince(begun) > s.timeout {
+			x.end()
+		}
 		select {
-		case <-h.session.dead:
+		case <-x.dead:
 			return
 		case <-time.After(pause):
 		}
 	}
+}
+
+// deleted makes one attempt to delete the node of a hold.
+func (s *Store) deleted(h *hold) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), s.timeout)
+	defer cancel()
+	return h.session.sync(ctx) == nil && h.session.forget(ctx, h.ask) == nil
 }
 
 // keep gives the hold its lock for a time from sent on. keep never shortens the lease. If the

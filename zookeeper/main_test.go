@@ -20,12 +20,15 @@ func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
 const patience = 20 * time.Second
 
-// open returns a Store, which is closed with the test.
+// open returns a Store. The end of the test closes it, with the holds that the test leaves.
 func open(t testing.TB, servers string, options ...relockzk.Option) *relockzk.Store {
 	t.Helper()
 	s, err := relockzk.New(servers, options...)
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	t.Cleanup(func() {
+		require.NoError(t, s.Close())
+		s.Crash()
+	})
 	return s
 }
 

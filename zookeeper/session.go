@@ -156,6 +156,14 @@ func (x *session) proveLocked(begun time.Time) {
 	}
 }
 
+// silentSince returns for how long the leader is not known to have had the session, at most since a
+// time.
+func (x *session) silentSince(begun time.Time) time.Duration {
+	x.store.mu.Lock()
+	defer x.store.mu.Unlock()
+	return min(time.Since(begun), time.Since(x.proven))
+}
+
 // effect is the effect of a command: a read has none.
 type effect bool
 

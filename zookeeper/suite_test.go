@@ -32,9 +32,7 @@ func TestZooKeeperKeepsThePromisesOfStores(t *testing.T) {
 			t.Helper()
 			return storetest.Server{
 				New: func() store.Store {
-					s, err := relockzk.New(server.Address(), relockzk.WithRoot("/stores"), long)
-					require.NoError(t, err)
-					return s
+					return open(t, server.Address(), relockzk.WithRoot("/stores"), long)
 				},
 				Interrupt: func() func() { server.Pause(); return server.Resume },
 				Lose:      func(name string) { lose(t, conn, "/stores/"+name) },
@@ -59,9 +57,7 @@ func TestLocksInZooKeeperKeepThePromises(t *testing.T) {
 			t.Helper()
 			return locktest.Server{
 				NewClient: func(options ...relock.Option) *relock.Client {
-					s, err := relockzk.New(server.Address(), relockzk.WithRoot("/locks"), long)
-					require.NoError(t, err)
-					c, err := relock.Open(s, options...)
+					c, err := relock.Open(open(t, server.Address(), relockzk.WithRoot("/locks"), long), options...)
 					require.NoError(t, err)
 					return c
 				},
