@@ -18,6 +18,7 @@ type acquiring struct {
 	traced context.Context // ctx, or what Hooks.Trace made of it: for commands and events
 	wait   time.Duration   // forever; 0: do not wait
 	script *store.Script   // of TryLockIf
+	ticket func() error    // Borrow or Accept, in place of the ask for a free lock
 	reply  any             // of the script
 	leader bool            // a call of Lead
 	holder Holder

@@ -91,7 +91,7 @@ func openHolds(ctx context.Context, c *Client) (holds []store.ID) {
 			continue
 		}
 		c.table.mu.Lock()
-		id, open := e.hold.lease.ID, e.isOpenLocked()
+		id, open := e.hold.lease.Owner(), e.isOpenLocked()
 		c.table.mu.Unlock()
 		if open && !slices.Contains(holds, id) {
 			holds = append(holds, id)

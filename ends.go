@@ -28,7 +28,7 @@ func (h *hold) lose(reason LossReason) error {
 func (h *hold) fate(gone bool) error {
 	t := &h.client.table
 	t.mu.Lock()
-	state, end, expired := h.state, h.end, h.expiredLocked(time.Now())
+	state, end, expired, recalled := h.state, h.end, h.expiredLocked(time.Now()), h.recalled
 	t.mu.Unlock()
 	switch {
 	case state == over:
@@ -39,6 +39,8 @@ func (h *hold) fate(gone bool) error {
 		return h.lose(LossTaken)
 	case expired: // the watchdog is about to find out
 		return h.lose(LossExpired)
+	case recalled:
+		return ErrRecalled
 	default:
 		return nil
 	}
@@ -129,10 +131,10 @@ func (t *table) finishLocked(h *hold, end error) {
 	t.stepDownLocked(h)
 }
 
-// releaseLocked ends a hold after its last exit, and reports the end. The end and its event are one
-// step under the mutex, so that Close comes before both or after both.
-func (t *table) releaseLocked(h *hold, err error) {
-	t.finishLocked(h, ErrReleased)
+// releaseLocked ends a hold after its last exit or its hand-off, and reports the end. The end and its
+// event are one step under the mutex, so that Close comes before both or after both.
+func (t *table) releaseLocked(h *hold, end, err error) {
+	t.finishLocked(h, end)
 	t.endTracesLocked(h, err)
 	if h.hooks.Released == nil || t.closed {
 		return

@@ -67,6 +67,18 @@ var (
 	// caller holds nothing new, and should leave the sections around the call, if there are any.
 	ErrDeadlock = store.ErrDeadlock
 
+	// ErrTicket reports a [Ticket] that cannot be used: it was used before, has expired, or is for
+	// another lock or another use. Nothing was changed.
+	ErrTicket = store.ErrTicket
+
+	// ErrRecalled is the cause of the context of a borrowed section whose lender has unlocked the
+	// lock. The borrower still has the lock until its Unlock, or the end of the lease.
+	ErrRecalled = store.ErrRecalled
+
+	// ErrHandedOff is the cause of a section's context after [Lock.HandOff], and the error of its
+	// Unlock.
+	ErrHandedOff = errors.New("relock: lock handed off")
+
 	// ErrQueueFull reports a queue with as many waiters as [WithMaxWaiters] allows. ErrQueueFull
 	// goes together with ErrLocked.
 	ErrQueueFull = errors.New("relock: the queue is full")
@@ -239,6 +251,7 @@ var (
 	errZeroLock   = invalid("this Lock was not made by Client.NewLock")
 
 	errScriptInside = invalid("TryLockIf inside a section of the same lock")
+	errTicketInside = invalid("a ticket inside a section of the same lock")
 )
 
 // asInvalid makes an ErrInvalid of an error of [store.Store.Check].

@@ -23,7 +23,7 @@ type hold struct {
 	state   holdState
 	lease   store.Lease // as the store has given it, or as a section of this process has passed it on
 	since   time.Time   // when the first entry was entered
-	end     error       // the reason for the end of an entered hold: ErrReleased, ErrClosed or a *LostError
+	end     error       // the reason for the end of an entered hold: ErrReleased, ErrHandedOff, ErrClosed or a *LostError
 	token   int64       // the first drawn token; 0: none
 	count   int         // of open entries
 	deepest int         // the highest count
@@ -33,6 +33,8 @@ type hold struct {
 	renewal renewal
 	turn    turn
 	traces  []func(TraceEnded) // to call at the end of the hold
+
+	recalled bool // the lender of this loan has left
 }
 
 // renewal is the watchdog's part of a hold.

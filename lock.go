@@ -155,6 +155,10 @@ func (a *acquiring) acquire() (context.Context, error) {
 	case err != nil:
 	case again != nil && a.script != nil:
 		err = errScriptInside
+	case again != nil && a.ticket != nil:
+		err = errTicketInside
+	case a.ticket != nil:
+		err = a.ticket()
 	case again != nil:
 		err = a.enterAgain(again)
 	default:
@@ -473,7 +477,7 @@ func (h *hold) exit(e *entry) (exit, error) {
 		return exitInner, nil
 	}
 	if t.passLocked(h, now) {
-		t.releaseLocked(h, nil)
+		t.releaseLocked(h, ErrReleased, nil)
 		return exitHere, nil
 	}
 	h.state = leaving
@@ -510,7 +514,7 @@ func (h *hold) freed(err error) error {
 		defer t.mu.Unlock()
 		return h.end
 	}
-	t.releaseLocked(h, err)
+	t.releaseLocked(h, ErrReleased, err)
 	t.mu.Unlock()
 	if err != nil || again || h.lease.Unsure {
 		c.cleanup.add(h, h.lease.Ask, h.longest())

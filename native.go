@@ -20,7 +20,7 @@ import (
 func baseKey(prefix, name string) (string, error) {
 	base := prefix + "{" + name + "}"
 	if hashTag(name) != "" {
-		for _, suffix := range []string{queueSuffix, tokenSuffix, rwSuffix, permitsSuffix} {
+		for _, suffix := range []string{queueSuffix, tokenSuffix, rwSuffix, permitsSuffix, loansSuffix} {
 			if strings.HasSuffix(name, suffix) {
 				return "", fmt.Errorf("lock name %q: a name with a hash tag must not end in %q, which is a key of another lock", name, suffix)
 			}
@@ -161,9 +161,12 @@ func (s *nativeStore) Release(ctx context.Context, l store.Lease, count int) err
 		return err
 	}
 	c := &wire.Call{Shared: s.publish(), Patience: attemptLimit(l.TTL)}
-	if l.Kind == store.Mutex {
+	switch {
+	case l.Lender != "" || l.Lent:
+		c.Script, c.Unit = leavingLoans(l.Ask)
+	case l.Kind == store.Mutex:
 		c.Script, c.Unit = releaseScript, s.unit(l.Name, string(l.ID))
-	} else {
+	default:
 		c.Script, c.Unit = sharedReleaseScript, sharedUnit(l.Ask, 0, "")
 	}
 	return s.free(ctx, c)
@@ -185,9 +188,9 @@ func (s *nativeStore) Enter(ctx context.Context, l store.Lease, count int) (stor
 
 // Renew sets the counts and the leases of many holds.
 func (s *nativeStore) Renew(ctx context.Context, renewals []store.Renewal) []error {
-	kindOf := func(r store.Renewal) store.Kind { return r.Lease.Kind }
-	return inKinds(renewals, kindOf, func(kind store.Kind, same []store.Renewal) []error {
-		if kind == store.Mutex {
+	isMutex := func(r store.Renewal) bool { return r.Lease.Kind == store.Mutex }
+	return inGroups(renewals, isMutex, func(mutexes bool, same []store.Renewal) []error {
+		if mutexes {
 			return s.redisStore.Renew(ctx, same)
 		}
 		units := make([]wire.Unit, len(same))
@@ -200,17 +203,33 @@ func (s *nativeStore) Renew(ctx context.Context, renewals []store.Renewal) []err
 
 // Forget takes back places in the queue, and locks.
 func (s *nativeStore) Forget(ctx context.Context, asks []store.Ask) []error {
-	kindOf := func(a store.Ask) store.Kind { return a.Kind }
-	return forgotten(inKinds(asks, kindOf, func(kind store.Kind, same []store.Ask) []error {
-		units, script := make([]wire.Unit, len(same)), forgetScript
+	return forgotten(inGroups(asks, forgetting, func(script *wire.Script, same []store.Ask) []error {
+		units := make([]wire.Unit, len(same))
 		for i, a := range same {
-			units[i] = s.unit(a.Name, string(a.ID), millis(a.Kept(a.TTL)))
-			if kind != store.Mutex {
-				units[i], script = sharedUnit(a, millis(a.Kept(a.TTL)), ""), sharedForgetScript
+			switch script {
+			case forgetScript:
+				units[i] = s.unit(a.Name, string(a.ID), millis(a.Kept(a.TTL)))
+			case sharedForgetScript:
+				units[i] = sharedUnit(a, millis(a.Kept(a.TTL)), "")
+			default:
+				_, units[i] = leavingLoans(a)
 			}
 		}
 		return s.all(ctx, script, s.publish(), units)
 	}))
+}
+
+// forgetting returns the script that forgets an ask.
+func forgetting(a store.Ask) *wire.Script {
+	switch {
+	case a.Lender != "" || a.Lent:
+		script, _ := leavingLoans(a)
+		return script
+	case a.Kind == store.Mutex:
+		return forgetScript
+	default:
+		return sharedForgetScript
+	}
 }
 
 // Token draws a token above l.Token.

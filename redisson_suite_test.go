@@ -49,6 +49,7 @@ func overRedisson(dial func() redis.UniversalClient, options ...relock.Option) l
 		locktest.LocalPass: "relock's own layout only",
 		locktest.Kinds:     "relock's own layout only",
 		locktest.Deadlocks: "the fields that Redis shows are not the holds that wait",
+		locktest.Lending:   "relock's own layout only",
 	}
 	return h
 }

@@ -15,7 +15,7 @@ import (
 
 // This file is the scripts of both layouts, and their replies.
 
-//go:embed scripts/*.lua scripts/redisson/*.lua scripts/shared/*.lua scripts/user/*.lua scripts/waits/*.lua
+//go:embed scripts/*.lua scripts/redisson/*.lua scripts/shared/*.lua scripts/user/*.lua scripts/waits/*.lua scripts/loans/*.lua
 var sources embed.FS
 
 var (
@@ -39,6 +39,12 @@ var (
 	showScript  = loadScript("waits/show")
 	shownScript = loadScript("waits/shown")
 
+	borrowScript = loadScript("loans/borrow")
+	followScript = loadScript("loans/follow")
+	returnScript = loadScript("loans/return")
+	recallScript = loadScript("loans/recall")
+	acceptScript = loadScript("loans/accept")
+
 	redissonAcquireScript = loadScript("redisson/acquire")
 	redissonReleaseScript = loadScript("redisson/release")
 )
@@ -46,7 +52,8 @@ var (
 var scripts = []*wire.Script{
 	acquireScript, releaseScript, renewScript, forgetScript, tokenScript, stateScript, breakScript, allScript,
 	sharedAcquireScript, sharedReleaseScript, sharedRenewScript, sharedForgetScript, sharedTokenScript, sharedStateScript,
-	sharedBreakScript, showScript, shownScript, redissonAcquireScript, redissonReleaseScript,
+	sharedBreakScript, showScript, shownScript, borrowScript, followScript, returnScript, recallScript, acceptScript,
+	redissonAcquireScript, redissonReleaseScript,
 }
 
 // delayedScripts are the scripts that take locks, for servers with [WithRestartDelay].
@@ -66,8 +73,8 @@ func delayed(s *wire.Script) *wire.Script {
 // loadScript puts the libraries of functions in front of a verb.
 func loadScript(name string) *wire.Script {
 	files := []string{"lib", name}
-	if path.Dir(name) == "shared" {
-		files = []string{"lib", "shared/lib", name}
+	if dir := path.Dir(name); dir == "shared" || dir == "loans" {
+		files = []string{"lib", dir + "/lib", name}
 	}
 	var source strings.Builder
 	for _, file := range files {
@@ -130,6 +137,7 @@ const (
 	tokenSuffix   = ":token"
 	rwSuffix      = ":rw"
 	permitsSuffix = ":permits"
+	loansSuffix   = ":loans"
 )
 
 // Statuses in the replies of scripts.

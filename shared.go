@@ -61,26 +61,26 @@ func limitOf(mode string) (kind store.Kind, limit int) {
 	}
 }
 
-// inKinds sends the items of each kind by themselves, as their scripts differ. inKinds returns the
-// errors in the order of items.
-func inKinds[T any](items []T, kindOf func(T) store.Kind, send func(store.Kind, []T) []error) []error {
-	isShared := func(item T) bool { return kindOf(item) != store.Mutex }
-	if !slices.ContainsFunc(items, isShared) {
-		return send(store.Mutex, items)
-	}
+// inGroups sends the items of each group by themselves, as their scripts differ. inGroups returns
+// the errors in the order of items.
+func inGroups[T any, G comparable](items []T, groupOf func(T) G, send func(G, []T) []error) []error {
 	errs := make([]error, len(items))
-	for _, kind := range []store.Kind{store.Mutex, store.ReadWrite, store.Semaphore} {
+	var done []G
+	for _, item := range items {
+		group := groupOf(item)
+		if slices.Contains(done, group) {
+			continue
+		}
+		done = append(done, group)
 		var same []T
 		var at []int
 		for i, item := range items {
-			if kindOf(item) == kind {
+			if groupOf(item) == group {
 				same, at = append(same, item), append(at, i)
 			}
 		}
-		if len(same) > 0 {
-			for i, err := range send(kind, same) {
-				errs[at[i]] = err
-			}
+		for i, err := range send(group, same) {
+			errs[at[i]] = err
 		}
 	}
 	return errs

@@ -46,7 +46,7 @@ func (*redisStore) CheckScript(a store.Ask, script store.Script) error {
 
 // Eval runs a script while a hold has its lock.
 func (s *redisStore) Eval(ctx context.Context, l store.Lease, script store.Script) (any, error) {
-	return s.eval(ctx, l, "eval", s.field(l.ID), script)
+	return s.eval(ctx, l, "eval", s.field(l.Owner()), script)
 }
 
 // Eval runs a script while a hold has its lock.

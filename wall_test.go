@@ -22,7 +22,7 @@ import (
 // Do calls go down, and does the core know Redis?
 
 // redisFiles are the files that know Redis. All other files of the package are the core.
-var redisFiles = []string{"scripts.go", "redis.go", "check.go", "shared.go", "native.go", "waits.go", "several.go", "userscripts.go", "pubsub.go", "redisson.go", "new.go"}
+var redisFiles = []string{"scripts.go", "redis.go", "check.go", "shared.go", "native.go", "waits.go", "several.go", "loans.go", "userscripts.go", "pubsub.go", "redisson.go", "new.go"}
 
 // noPackage imports nothing: the wall is about names that this package declares, and about import paths.
 type noPackage struct{}
@@ -90,7 +90,7 @@ func parsePackage(t *testing.T, extra map[string]string) (map[string]*ast.File, 
 // fileOrder are the files of the package, from the bottom to the top: a file uses the files before it.
 var fileOrder = append([]string{
 	"doc.go", "holder.go", "errors.go", "hooks.go", "options.go", "hold.go", "entry.go", "stop.go", "line.go", "cleanup.go", "ends.go",
-	"watchdog.go", "client.go", "deadlock.go", "acquiring.go", "reentry.go", "lock.go", "inspect.go", "eval.go", "do.go", "lead.go", "kinds.go", "all.go",
+	"watchdog.go", "client.go", "deadlock.go", "acquiring.go", "reentry.go", "lock.go", "inspect.go", "lend.go", "eval.go", "do.go", "lead.go", "kinds.go", "all.go",
 }, redisFiles...)
 
 // upward are the uses against fileOrder that are known: the parts of a Client know their Client.

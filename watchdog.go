@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/go-relock/relock/internal/timers"
@@ -210,8 +212,34 @@ func (d *watchdog) renew(r round) {
 	ctx, cancel := context.WithTimeout(context.Background(), r.least/6+5*time.Millisecond)
 	defer cancel()
 	sent := time.Now()
-	errs := d.client.store.Renew(ctx, r.renewals)
+	errs := d.ask(ctx, r.renewals)
 	d.note(r, errs, sent)
+}
+
+// ask renews leases. A loan is not renewed: ask notes what is left of its lender's lease.
+func (d *watchdog) ask(ctx context.Context, renewals []store.Renewal) []error {
+	isLoan := func(r store.Renewal) bool { return r.Lease.Lender != "" }
+	if !slices.ContainsFunc(renewals, isLoan) {
+		return d.client.store.Renew(ctx, renewals)
+	}
+	errs := make([]error, len(renewals))
+	var own []store.Renewal
+	var at []int
+	var loans sync.WaitGroup
+	for i, r := range renewals {
+		if !isLoan(r) {
+			own, at = append(own, r), append(at, i)
+			continue
+		}
+		loans.Go(func() { renewals[i].TTL, errs[i] = d.client.store.(store.Lending).Follow(ctx, r.Lease) })
+	}
+	if len(own) > 0 {
+		for i, err := range d.client.store.Renew(ctx, own) {
+			errs[at[i]] = err
+		}
+	}
+	loans.Wait()
+	return errs
 }
 
 // note notes the result of each renewal of a round, and reports the round.
@@ -220,6 +248,7 @@ func (d *watchdog) note(r round, errs []error, sent time.Time) {
 	event := Renewed{Locks: len(r.holds), Duration: time.Since(sent)}
 	again := 0
 	var lost []*loss
+	var recalls []context.CancelCauseFunc
 	t.mu.Lock()
 	now := time.Now()
 	for i, h := range r.holds {
@@ -228,6 +257,9 @@ func (d *watchdog) note(r round, errs []error, sent time.Time) {
 		case err == nil && h.state == held:
 			t.renewedLocked(h, r.renewals[i], r.changes[i], sent, now)
 		case err == nil:
+		case errors.Is(err, store.ErrRecalled):
+			h.recalled = true
+			recalls = append(recalls, h.cancelsLocked()...)
 		case !errors.Is(err, store.ErrGone):
 			event.Failed++
 			event.Err = cmp.Or(event.Err, err)
@@ -247,6 +279,9 @@ func (d *watchdog) note(r round, errs []error, sent time.Time) {
 	}
 	d.nudgeLocked()
 	t.mu.Unlock()
+	for _, recall := range recalls {
+		recall(ErrRecalled)
+	}
 	for _, l := range lost {
 		l.end()
 		l.report()

@@ -68,6 +68,7 @@ func TestLocksInEtcdKeepThePromises(t *testing.T) {
 			locktest.Acks:      "a majority has each hold on disk anyway",
 			locktest.Kinds:     "a lock of etcd's own package is a mutex",
 			locktest.Deadlocks: "no waits are shown",
+			locktest.Lending:   "Redis and memory only",
 		},
 	}.Run(t)
 }

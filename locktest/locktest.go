@@ -38,6 +38,7 @@ const (
 	Watch     Promise = "Watch"     // a ForceUnlock ends the section at once
 	Kinds     Promise = "Kinds"     // read-write locks and semaphores; without the promise, NewRWLock and NewSemaphore refuse them
 	Deadlocks Promise = "Deadlocks" // a circle of waits is found, as the store is a store.Waits
+	Lending   Promise = "Lending"   // sections are lent, handed off and resumed; without the promise, Lend and the others refuse
 )
 
 // Harness is what the suite needs to know of a store.
@@ -103,7 +104,7 @@ func (h Harness) Run(t *testing.T) {
 	}
 	for _, tests := range [][]test{
 		enterTests, reentryTests, waitTests, leaseTests, lossTests, doTests, clientTests, optionalTests, kindTests,
-		severalTests,
+		severalTests, lendTests,
 	} {
 		for _, c := range tests {
 			t.Run(c.name, func(t *testing.T) {

@@ -156,6 +156,7 @@ func TestLocksOfAQuorumInMemoryKeepThePromises(t *testing.T) {
 			locktest.Acks:      "memory has no replicas",
 			locktest.Kinds:     "a quorum lets one in at a time",
 			locktest.Deadlocks: "a quorum shows no waits",
+			locktest.Lending:   "Redis and memory only",
 		},
 	}.Run(t)
 }

@@ -101,6 +101,7 @@ func TestLocksOfAQuorumOfRedisKeepThePromises(t *testing.T) {
 		Without: map[locktest.Promise]string{
 			locktest.Kinds:     "a quorum lets one in at a time",
 			locktest.Deadlocks: "a quorum shows no waits",
+			locktest.Lending:   "Redis and memory only",
 		},
 		TTL: 500 * time.Millisecond,
 	}.Run(t)

@@ -45,6 +45,7 @@ func TestLocksKeepThePromises(t *testing.T) {
 		without := map[locktest.Promise]string{
 			locktest.Acks:      "whether a COMMIT waits for replicas is a setting of the database",
 			locktest.Deadlocks: "the store shows no waits",
+			locktest.Lending:   "Redis and memory only",
 		}
 		if !d.listens {
 			without[locktest.Watch] = "without a Listener the next renewal finds that a hold is gone"

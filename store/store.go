@@ -69,6 +69,20 @@ type Ask struct {
 	With ID
 	// Acks must confirm a new hold before the hold counts. The zero value asks for nothing.
 	Acks Acks
+	// Lender is the hold that lends its lock to this one, see [Lending]; empty: this hold is no
+	// loan. [Store.Release] with a count of 0 and [Store.Forget] return the loan.
+	Lender ID
+	// Lent says that the hold may have lent its lock. Release with a count of 0 and Forget free the
+	// lock when no loan is open any more, and until then recall the loans.
+	Lent bool
+}
+
+// Owner returns the hold that has the lock for this ask: the ask's own, or its lender.
+func (a Ask) Owner() ID {
+	if a.Lender != "" {
+		return a.Lender
+	}
+	return a.ID
 }
 
 // Kept returns the time for which the store keeps the hold with a lease of ttl: 0 if ttl is 0.
@@ -318,6 +332,37 @@ type Scripts interface {
 	TryEval(ctx context.Context, a Ask, s Script) (Lease, any, error)
 }
 
+// Lending is a store whose holds of mutexes can be lent, and moved to another client.
+//
+// A loan lets a second hold in beside its lender, which has the lock. The loan ends with the lease
+// of the lender, whether or not its client knows, and never extends the lease. When the lender
+// leaves, its loans are recalled: [Watcher.Watch] tells their clients to look, and the lock goes on
+// when each loan is returned, or the lease is over.
+type Lending interface {
+	Store
+	// Borrow begins the loan a.ID of the hold a.Lender by a ticket. The ticket may be used once, and
+	// until it expires by the clock of the server. Borrow asks a bounded number of times. The lease
+	// ends with the lease of the lender. Errors: [ErrGone], [ErrTicket], [ErrUnavailable].
+	Borrow(ctx context.Context, a Ask, t Ticket) (Lease, error)
+
+	// Follow returns the rest of the lender's lease. Follow makes one attempt. Errors: [ErrGone];
+	// [ErrRecalled], and the loan is open until it is returned.
+	Follow(ctx context.Context, l Lease) (time.Duration, error)
+
+	// Accept moves the lock of the hold old to the hold a.ID, which gets a whole lease. A late
+	// command of the old hold finds nothing. If the client of the old hold may still count on its
+	// lease, unaware is true: the new lease then begins after the old one, and Accept returns the
+	// time to wait before anything is done in the new hold. Accept asks a bounded number of times.
+	// Errors: [ErrGone], [ErrTicket], [ErrUnavailable], [ErrNotReplicated].
+	Accept(ctx context.Context, a Ask, old ID, t Ticket, unaware bool) (l Lease, wait time.Duration, err error)
+}
+
+// Ticket is what a store must know of a ticket.
+type Ticket struct {
+	ID      string
+	Expires time.Time // zero: with the hold
+}
+
 // Declined is the end of a [Scripts.TryEval] whose script declines the lock.
 type Declined struct{ Reply any }
 
@@ -346,6 +391,10 @@ var (
 	ErrNotReplicated = errors.New("not confirmed by enough servers")
 	// ErrKind reports a name in use for another kind of lock. Nothing was changed.
 	ErrKind = errors.New("the name is in use for another kind of lock")
+	// ErrTicket reports a ticket that was used, or has expired. Nothing was changed.
+	ErrTicket = errors.New("the ticket is not valid")
+	// ErrRecalled reports a loan whose lender has left.
+	ErrRecalled = errors.New("the lender has left, and recalls its loan")
 	// ErrDeadlock reports an ask that would wait for a hold that waits for the asker. Nothing was
 	// changed.
 	ErrDeadlock = errors.New("the wait would be a deadlock")

@@ -69,6 +69,7 @@ func TestLocksInZooKeeperKeepThePromises(t *testing.T) {
 			locktest.Rest:      "ZooKeeper does not tell when a session was last heard of",
 			locktest.Kinds:     "the layout is that of Curator's InterProcessMutex",
 			locktest.Deadlocks: "the store shows no waits",
+			locktest.Lending:   "Redis and memory only",
 		},
 	}.Run(t)
 }

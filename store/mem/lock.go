@@ -20,8 +20,10 @@ type lock struct {
 // hold is a place in the queue, or a stay in the lock.
 type hold struct {
 	store.Lease
-	count int
-	moved chan struct{} // closed when the hold leaves the queue
+	count    int
+	moved    chan struct{}     // closed when the hold leaves the queue
+	loans    map[store.ID]bool // the open ones
+	recalled bool              // the hold has left, and its loans are open
 }
 
 func (h *hold) end() time.Time { return h.Sent.Add(h.Kept(h.TTL)) }

@@ -35,12 +35,14 @@ type Store struct {
 	missed   []store.ID // of holds that were gone when nobody watched, the last ones
 	cuts     []*cut     // the interruptions that are in force
 	waits    map[store.ID]shown
+	tickets  map[string]used
 }
 
 var (
 	_ store.Watcher = (*Store)(nil)
 	_ store.Several = (*Store)(nil)
 	_ store.Waits   = (*Store)(nil)
+	_ store.Lending = (*Store)(nil)
 )
 
 // watcher is one call of [Store.Watch].
@@ -62,6 +64,7 @@ func New() *Store {
 		tokens:   make(map[string]int64),
 		watchers: make(map[*watcher]struct{}),
 		waits:    make(map[store.ID]shown),
+		tickets:  make(map[string]used),
 	}
 }
 
@@ -185,8 +188,8 @@ func (s *Store) Release(ctx context.Context, l store.Lease, count int) error {
 		return err
 	}
 	released := false
-	err := s.patiently(ctx, l.Name, of(l.ID, func(k *lock, _ *hold) {
-		k.remove(l.ID)
+	err := s.patiently(ctx, l.Name, of(l.Owner(), func(k *lock, h *hold) {
+		s.leave(k, h, l.Ask)
 		released = true
 	}))
 	if released && errors.Is(err, store.ErrGone) {
@@ -210,7 +213,14 @@ func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
 func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
 	errs := make([]error, len(asks))
 	for i, a := range asks {
-		errs[i] = s.once(ctx, a.Name, func(k *lock) error { k.remove(a.ID); return nil })
+		errs[i] = s.once(ctx, a.Name, func(k *lock) error {
+			if h := find(k.holds, a.Owner()); h != nil {
+				s.leave(k, h, a)
+			} else {
+				k.remove(a.ID)
+			}
+			return nil
+		})
 	}
 	return errs
 }
@@ -247,7 +257,10 @@ func (s *Store) Look(ctx context.Context, a store.Ask) (state store.State, err e
 
 // Break implements [store.Store]. Break tells the hold's client.
 func (s *Store) Break(ctx context.Context, a store.Ask) error {
-	err := s.once(ctx, a.Name, of(a.ID, func(k *lock, _ *hold) { k.remove(a.ID) }))
+	err := s.once(ctx, a.Name, of(a.ID, func(k *lock, h *hold) {
+		s.recall(h)
+		k.remove(a.ID)
+	}))
 	if err == nil || errors.Is(err, store.ErrUnsure) {
 		s.tell(a.ID)
 	}
@@ -313,6 +326,9 @@ func (s *Store) Lose(name string) {
 	s.mu.Unlock()
 	for _, h := range lost {
 		s.tell(h.ID)
+		for loan := range h.loans {
+			s.tell(loan)
+		}
 	}
 }
 

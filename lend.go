@@ -1,0 +1,294 @@
+package relock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/go-relock/relock/internal/lifetime"
+	"github.com/go-relock/relock/store"
+)
+
+// This file is holds that travel: a section is lent to another process, or continued there.
+
+// TicketUse is what a [Ticket] is good for.
+type TicketUse string
+
+// The uses of a ticket.
+const (
+	UseLoan    TicketUse = "loan"     // Borrow, beside the section of the lender
+	UseHandOff TicketUse = "hand-off" // Accept, in place of a section that has ended
+	UseResume  TicketUse = "resume"   // Accept, in place of a section whose process may have ended
+)
+
+// TicketLife is the time for which a ticket of [Lock.Lend] or [Lock.HandOff] can be used. Set
+// [Ticket.Expires] for another time.
+const TicketLife = 5 * time.Minute
+
+// Ticket lets another process take part in a hold, or take the hold over. A ticket is a secret:
+// whoever has the ticket gets in. Its String shows nothing of use to a stranger. Send it over a
+// channel that nobody else reads, and with module ticket, which signs it, where its way is not
+// trusted. All fields survive encoding/json. A Ticket works once.
+type Ticket struct {
+	Use   TicketUse     `json:"use"`
+	ID    string        `json:"id"`    // of the ticket: unique
+	Lock  string        `json:"lock"`  // the [Lock.Key] of the lock
+	Hold  string        `json:"hold"`  // that the ticket is about
+	Token int64         `json:"token"` // the fencing token of the hold
+	TTL   time.Duration `json:"ttl"`   // of the lease of the hold
+	Delay time.Duration `json:"delay"` // of its [WithLockDelay]
+	// Expires is the end of the ticket, by the clock of the server that keeps the lock. Zero: the
+	// ticket of [Lock.ResumeTicket] ends with its hold.
+	Expires time.Time `json:"expires,omitzero"`
+}
+
+// String returns the use and the lock of the ticket, without its secrets.
+func (t Ticket) String() string { return fmt.Sprintf("%s ticket for %q", t.Use, t.Lock) }
+
+// GoString is [Ticket.String].
+func (t Ticket) GoString() string { return t.String() }
+
+// Lend returns a ticket with which another process enters the section around ctx, with
+// [Lock.Borrow]. One ticket is for one loan. Lend draws the fencing token of the hold, see
+// [Lock.Token], as the lender and its borrowers have one token.
+//
+// Unlock of the last entry recalls all open loans: the contexts of the borrowed sections end, with
+// the cause [ErrRecalled]. Unlock does not wait for them. The lock goes on to the next waiter when
+// each loan is returned by its Unlock, or the lease has run out.
+//
+// Errors: [ErrInvalid] together with [errors.ErrUnsupported] for a store that cannot lend (only
+// relock's own layout in Redis and package mem can), and for a lock that is no mutex; ErrInvalid
+// inside a borrowed section; and the errors of Token. The section goes on, unless its lock was lost.
+func (l *Lock) Lend(ctx context.Context) (Ticket, error) {
+	return l.issue(ctx, "lend", UseLoan, func(t *table, h *hold) (func(), error) {
+		h.lease.Lent = true
+		return nil, nil
+	})
+}
+
+// HandOff ends the section around ctx, with all entries of its hold, and returns a ticket with which
+// another process continues, with [Lock.Accept]: with the same fencing token, and a lease of its
+// own. The contexts of the section end with the cause [ErrHandedOff], and so does each Unlock.
+// Nothing is renewed until Accept: if nobody accepts, the lock is free when the lease has run out.
+//
+// Errors: those of [Lock.Lend]; [ErrInvalid] for a hold that has lent its lock. The section goes on,
+// unless its lock was lost.
+func (l *Lock) HandOff(ctx context.Context) (Ticket, error) {
+	return l.issue(ctx, "hand off", UseHandOff, func(t *table, h *hold) (func(), error) {
+		if h.lease.Lent {
+			return nil, invalid("HandOff of %q: its section was lent; hand off first, or unlock, which recalls the loans", l.name)
+		}
+		cancels, leaks, heldFor := h.cancelsLocked(), h.leaks, time.Since(h.since)
+		h.leaks = nil
+		if h.lease.Unsure { // an early command of this hold may run yet, when nobody waits for its lock
+			l.client.cleanup.addAfter(time.Until(h.lease.Sent.Add(h.lease.Kept(h.lease.TTL))), h, h.lease.Ask, h.ttl)
+		}
+		t.releaseLocked(h, ErrHandedOff, nil)
+		return func() {
+			for _, cancel := range cancels {
+				cancel(ErrHandedOff)
+			}
+			for _, leak := range leaks {
+				h.reportLeak(leak, heldFor)
+			}
+		}, nil
+	})
+}
+
+// ResumeTicket returns a ticket for the case that this process ends without Unlock. A program that
+// is to go on after a restart, such as a workflow engine, stores the ticket beside its progress, and
+// continues with [Lock.Accept] while the lease lasts. Nothing changes for the section around ctx
+// until then; it is lost as soon as somebody accepts.
+//
+// Errors: those of [Lock.Lend].
+func (l *Lock) ResumeTicket(ctx context.Context) (Ticket, error) {
+	return l.issue(ctx, "make a ticket for", UseResume, func(*table, *hold) (func(), error) { return nil, nil })
+}
+
+// issue makes a ticket for the section around ctx. issued is called with the mutex held, and returns
+// what to do without the mutex.
+func (l *Lock) issue(ctx context.Context, op string, use TicketUse, issued func(*table, *hold) (func(), error)) (Ticket, error) {
+	if err := l.Err(); err != nil {
+		return Ticket{}, err
+	}
+	if _, err := l.lending(op); err != nil {
+		return Ticket{}, err
+	}
+	id, err := uuid.NewRandom()
+	if err != nil {
+		return Ticket{}, err
+	}
+	token, err := l.Token(ctx)
+	if err != nil {
+		return Ticket{}, err
+	}
+	e, err := l.inside(op, ctx)
+	if err != nil {
+		return Ticket{}, err
+	}
+	h, t := e.hold, &l.client.table
+	t.mu.Lock()
+	lease := h.lease
+	switch {
+	case lease.Lender != "":
+		err = invalid("%s %q inside a borrowed section: only the lender can", op, l.name)
+	case isLost(h.end): // just now
+		err = h.end
+	case h.state != held:
+		err = l.failed(op, h.holder, ErrNotHeld)
+	}
+	todo := func() {}
+	if err == nil {
+		var do func()
+		if do, err = issued(t, h); do != nil {
+			todo = do
+		}
+	}
+	t.mu.Unlock()
+	todo()
+	if err != nil {
+		return Ticket{}, err
+	}
+	ticket := Ticket{
+		Use: use, ID: id.String(), Lock: lease.Name, Hold: string(lease.ID), Token: token, TTL: h.ttl, Delay: lease.Delay,
+	}
+	if use != UseResume {
+		ticket.Expires = time.Now().Add(TicketLife)
+	}
+	return ticket, nil
+}
+
+// lending returns the store, if it can lend this lock.
+func (l *Lock) lending(op string) (store.Lending, error) {
+	s, is := l.client.store.(store.Lending)
+	switch {
+	case !is:
+		return nil, invalid("%s %q: %w by its store: only relock's own layout in Redis and package mem lend locks", op, l.name, errors.ErrUnsupported)
+	case l.ask.Kind != store.Mutex:
+		return nil, invalid("%s %q: %w: only a mutex can be lent, and not %s", op, l.name, errors.ErrUnsupported, l.ask.Kind)
+	}
+	return s, nil
+}
+
+// Borrow enters the section for which [Lock.Lend] has made the ticket, beside its lender. Borrow
+// does not wait. The borrowed section has the fencing token of the lender. Nested calls of Lock
+// enter at once.
+//
+// The context that Borrow returns ends when ctx ends, at the Unlock, and
+//   - when the lender unlocks: the cause is [ErrRecalled]. Finish, and Unlock: the lock goes on when
+//     each loan is returned.
+//   - when the lender has lost the lock, or its lease has run out as far as this process knows: the
+//     cause is [ErrLockLost]. A borrowed section never extends the lease of the lender. It asks for
+//     the rest of the lease at every third of it.
+//
+// Borrow asks a store up to three times, as [Lock.TryLock] does. Errors: [ErrTicket]; [ErrLockLost]
+// if the lender does not have the lock any more, or has unlocked; [ErrInvalid], as for [Lock.Lend],
+// and inside a section of this lock; [ErrClosed]; ctx's error, or an error of the store, and the
+// ticket may be used up.
+func (l *Lock) Borrow(ctx context.Context, t Ticket) (context.Context, error) {
+	s, err := l.accepting("borrow", t, UseLoan)
+	if err != nil {
+		return ctx, err
+	}
+	a := acquiring{lock: l, ctx: ctx}
+	a.ticket = func() error {
+		h := a.newHold()
+		set := *l.settings
+		set.ttl, set.delay, set.acks, set.fixed, set.maxHold, set.localReentry = t.TTL, t.Delay, store.Acks{}, false, 0, true
+		h.settings = &set
+		h.lease.TTL, h.lease.Delay, h.lease.Acks, h.lease.Lender = t.TTL, t.Delay, store.Acks{}, store.ID(t.Hold)
+		bound, cancel := l.client.boundCall(a.traced, ctx, 0)
+		defer cancel()
+		lease, err := s.Borrow(bound, h.lease.Ask, store.Ticket{ID: t.ID, Expires: t.Expires})
+		return a.enterBy(bound, t, h, lease, err)
+	}
+	return a.acquire()
+}
+
+// Accept continues a hold of which [Lock.HandOff] or [Lock.ResumeTicket] has made the ticket, in a
+// new section: the lock is not free in between, and the fencing token is the same. The section has
+// the options of this Lock. All else is as for [Lock.TryLock].
+//
+// With a ticket of HandOff the section begins at once. With a ticket of ResumeTicket the former
+// process may run and know nothing: Accept takes the lock from it, and begins after the end of the
+// lease that the former process may count on, at most its TTL later. If ctx ends before, nobody has
+// the lock until the lease has run out.
+//
+// Accept asks a store up to three times, as [Lock.TryLock] does. Errors: [ErrTicket]; [ErrLockLost]
+// if the hold is gone, or was continued by somebody else; [ErrInvalid], as for [Lock.Lend], and
+// inside a section of this lock; [ErrNotReplicated]; [ErrClosed]; ctx's error, or an error of the
+// store, and the ticket may be used up.
+func (l *Lock) Accept(ctx context.Context, t Ticket) (context.Context, error) {
+	s, err := l.accepting("accept", t, UseHandOff, UseResume)
+	if err != nil {
+		return ctx, err
+	}
+	unaware := t.Use == UseResume
+	a := acquiring{lock: l, ctx: ctx}
+	a.ticket = func() error {
+		h := a.newHold()
+		bound, cancel := l.client.boundCall(a.traced, ctx, 0)
+		defer cancel()
+		lease, wait, err := s.Accept(bound, h.lease.Ask, store.ID(t.Hold), store.Ticket{ID: t.ID, Expires: t.Expires}, unaware)
+		if err == nil && wait > 0 {
+			timer := time.NewTimer(wait)
+			defer timer.Stop()
+			select {
+			case <-timer.C:
+			case <-bound.Done(): // enterBy sees it, too
+			}
+		}
+		return a.enterBy(bound, t, h, lease, err)
+	}
+	return a.acquire()
+}
+
+// enterBy begins a hold that the store has given for a ticket.
+func (a *acquiring) enterBy(ctx context.Context, t Ticket, h *hold, lease store.Lease, err error) error {
+	l := a.lock
+	if err == nil && ctx.Err() != nil {
+		err = store.Unsure(lifetime.Ended(ctx))
+	}
+	if err == nil {
+		lease.Token = t.Token
+		err = a.begin(h, lease)
+	}
+	if errors.Is(err, store.ErrUnsure) && t.Use != UseResume { // the former process may count on its lease yet
+		l.client.cleanup.add(h, h.lease.Ask, h.ttl)
+	}
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, store.ErrGone):
+		return &LostError{Name: l.name, Holder: holderOf(store.ID(t.Hold)), Token: t.Token, Reason: LossTaken}
+	case t.Use == UseLoan:
+		return l.failed("borrow", a.holder, a.reason(ctx, err))
+	default:
+		return l.failed("accept", a.holder, a.reason(ctx, err))
+	}
+}
+
+// accepting checks a ticket, and returns the store.
+func (l *Lock) accepting(op string, t Ticket, uses ...TicketUse) (store.Lending, error) {
+	if err := l.Err(); err != nil {
+		return nil, err
+	}
+	s, err := l.lending(op)
+	switch {
+	case err != nil:
+		return nil, err
+	case !slices.Contains(uses, t.Use):
+		return nil, fmt.Errorf("%w: a %q ticket, and %s needs one of %q", ErrTicket, t.Use, op, uses)
+	case t.Lock != l.ask.Name:
+		return nil, fmt.Errorf("%w: it is for %q, and this lock is %q", ErrTicket, t.Lock, l.ask.Name)
+	case uuid.Validate(t.ID) != nil, t.Hold == "", t.Token <= 0, t.TTL < MinTTL, t.TTL > MaxTTL, t.Delay < 0, t.Delay > MaxTTL:
+		return nil, fmt.Errorf("%w: it was not made by Lend, HandOff or ResumeTicket", ErrTicket)
+	case t.Expires.IsZero() && t.Use != UseResume:
+		return nil, fmt.Errorf("%w: it has no expiry", ErrTicket)
+	}
+	return s, nil
+}

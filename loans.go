@@ -1,0 +1,105 @@
+package relock
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/go-relock/relock/internal/wire"
+	"github.com/go-relock/relock/store"
+)
+
+// This file is loans, and holds that move to another client, in relock's own layout. Their keys and
+// scripts are their own, so those of the mutex are unchanged.
+
+// Statuses in the replies of borrow, follow and accept, where a number above 0 is a time.
+const (
+	statusUsed     int64 = -1 // by another loan
+	statusExpired  int64 = -2
+	statusMany     int64 = -3
+	statusRecalled int64 = -1 // of follow
+)
+
+// leavingLoans returns the script that ends a loan, or a hold that may have lent its lock.
+func leavingLoans(a store.Ask) (*wire.Script, wire.Unit) {
+	keys := []string{a.Name, a.Name + queueSuffix, a.Name + loansSuffix}
+	if a.Lender != "" {
+		return returnScript, wire.Unit{Keys: keys, Args: []any{string(a.Lender), string(a.ID)}}
+	}
+	return recallScript, wire.Unit{Keys: keys, Args: []any{string(a.ID)}}
+}
+
+// byTicket sends a call with a ticket.
+func (s *nativeStore) byTicket(ctx context.Context, a store.Ask, c *wire.Call) (n int64, answer wire.Answer, err error) {
+	c.Tries, c.Patience = boundTries, takingLimit(a)
+	n, answer, err = s.number(ctx, c)
+	switch {
+	case err != nil:
+	case n == 0:
+		err = store.ErrGone
+	case n == statusUsed:
+		err = fmt.Errorf("%w: it was used before", store.ErrTicket)
+	case n == statusExpired:
+		err = fmt.Errorf("%w: it has expired", store.ErrTicket)
+	case n == statusMany:
+		err = fmt.Errorf("%w: its lender has 1000 open loans, and more are not allowed", store.ErrTicket)
+	}
+	return n, answer, unsureOf(answer, err)
+}
+
+// expiry returns the expiry of a ticket in milliseconds of the server's clock, 0 for none.
+func expiry(t store.Ticket) int64 {
+	if t.Expires.IsZero() {
+		return 0
+	}
+	return t.Expires.UnixMilli()
+}
+
+// Borrow begins a loan.
+func (s *nativeStore) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (store.Lease, error) {
+	left, answer, err := s.byTicket(ctx, a, &wire.Call{Script: borrowScript, Unit: wire.Unit{
+		Keys: []string{a.Name, a.Name + loansSuffix, a.Name + loansSuffix + ":" + t.ID},
+		Args: []any{string(a.Lender), string(a.ID), s.control(cutLast(string(a.ID), 2)), expiry(t)},
+	}})
+	if err != nil {
+		return store.Lease{}, err
+	}
+	a.TTL = fromMillis(left) - a.Delay
+	return store.Lease{Ask: a, Sent: answer.Sent, Unsure: answer.Unsure}, nil
+}
+
+// Follow asks for the rest of the lease of the lender.
+func (s *nativeStore) Follow(ctx context.Context, l store.Lease) (time.Duration, error) {
+	left, _, err := s.number(ctx, &wire.Call{Script: followScript, Tries: 1, Unit: wire.Unit{
+		Keys: []string{l.Name, l.Name + loansSuffix}, Args: []any{string(l.Lender), string(l.ID)},
+	}})
+	switch {
+	case err != nil:
+		return 0, err
+	case left == 0:
+		return 0, store.ErrGone
+	case left == statusRecalled:
+		return 0, store.ErrRecalled
+	}
+	return fromMillis(left) - l.Delay, nil
+}
+
+// Accept moves a hold.
+func (s *nativeStore) Accept(ctx context.Context, a store.Ask, old store.ID, t store.Ticket, unaware bool) (
+	l store.Lease, wait time.Duration, err error,
+) {
+	n, answer, err := s.byTicket(ctx, a, &wire.Call{Script: acceptScript, Acks: wire.Acks(a.Acks), Unit: wire.Unit{
+		Keys: []string{a.Name, a.Name + loansSuffix},
+		Args: []any{
+			string(old), s.control(cutLast(string(old), 2)), string(a.ID), millis(a.Kept(a.TTL)), expiry(t), unaware,
+		},
+	}})
+	if err != nil {
+		return l, 0, err
+	}
+	wait = fromMillis(n - 1)
+	l = store.Lease{Ask: a, Sent: answer.First, Unsure: answer.Unsure}
+	l.TTL += wait
+	l, err = keepOrUndo(ctx, l, answer.Acked, s.Release)
+	return l, wait, err
+}

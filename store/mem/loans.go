@@ -1,0 +1,124 @@
+package mem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-relock/relock/store"
+)
+
+// used is a ticket that was used.
+type used struct {
+	by      store.ID
+	expires time.Time
+}
+
+// useTicket refuses a ticket that has expired, or was used for another hold.
+func (s *Store) useTicket(t store.Ticket, id store.ID) error {
+	now := time.Now()
+	for id, old := range s.tickets {
+		if !now.Before(old.expires) {
+			delete(s.tickets, id)
+		}
+	}
+	if !t.Expires.IsZero() && !now.Before(t.Expires) {
+		return fmt.Errorf("%w: it has expired", store.ErrTicket)
+	}
+	if old, is := s.tickets[t.ID]; is && old.by != id {
+		return fmt.Errorf("%w: it was used before", store.ErrTicket)
+	}
+	if !t.Expires.IsZero() {
+		s.tickets[t.ID] = used{id, t.Expires}
+	}
+	return nil
+}
+
+// Borrow implements [store.Lending].
+func (s *Store) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (l store.Lease, err error) {
+	err = s.once(ctx, a.Name, func(k *lock) error {
+		h := find(k.holds, a.Lender)
+		if h == nil || h.recalled {
+			return store.ErrGone
+		}
+		if err := s.useTicket(t, a.ID); err != nil {
+			return err
+		}
+		if h.loans == nil {
+			h.loans = make(map[store.ID]bool)
+		}
+		h.loans[a.ID] = true
+		a.TTL = time.Until(h.end()) - a.Delay
+		l = store.Lease{Ask: a, Sent: time.Now()}
+		return nil
+	})
+	return l, err
+}
+
+// Follow implements [store.Lending].
+func (s *Store) Follow(ctx context.Context, l store.Lease) (left time.Duration, err error) {
+	err = s.once(ctx, l.Name, func(k *lock) error {
+		h := find(k.holds, l.Lender)
+		switch {
+		case h == nil || !h.loans[l.ID]:
+			return store.ErrGone
+		case h.recalled:
+			return store.ErrRecalled
+		}
+		left = time.Until(h.end()) - l.Delay
+		return nil
+	})
+	return left, err
+}
+
+// Accept implements [store.Lending].
+func (s *Store) Accept(ctx context.Context, a store.Ask, old store.ID, t store.Ticket, unaware bool) (
+	l store.Lease, wait time.Duration, err error,
+) {
+	err = s.once(ctx, a.Name, func(k *lock) error {
+		h := find(k.holds, a.ID)
+		if h == nil {
+			if h = find(k.holds, old); h == nil {
+				return store.ErrGone
+			}
+			if err := s.useTicket(t, a.ID); err != nil {
+				return err
+			}
+			s.recall(h)
+			if wait = time.Until(h.end()); !unaware {
+				wait = 0
+			}
+			h.Lease = store.Lease{Ask: a, Sent: time.Now()}
+			h.TTL += wait
+			h.count, h.loans, h.recalled = 1, nil, false
+		}
+		l = h.Lease
+		wait = h.TTL - a.TTL - time.Since(h.Sent)
+		return nil
+	})
+	if unaware && (err == nil || errors.Is(err, store.ErrUnsure)) {
+		s.tell(old)
+	}
+	return l, max(wait, 0), err
+}
+
+// leave ends a loan, or a hold. A hold with open loans stays until the last one is returned.
+func (s *Store) leave(k *lock, h *hold, a store.Ask) {
+	if a.Lender != "" {
+		delete(h.loans, a.ID)
+	} else {
+		h.recalled = true
+		s.recall(h)
+	}
+	if h.recalled && len(h.loans) == 0 {
+		k.remove(h.ID)
+	}
+}
+
+// recall has the clients of all open loans look. The caller holds Store.mu.
+func (s *Store) recall(h *hold) {
+	for loan := range h.loans {
+		go s.tell(loan)
+	}
+}
