@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -51,6 +52,9 @@ func (t Ticket) String() string { return fmt.Sprintf("%s ticket for %q", t.Use, 
 
 // GoString is [Ticket.String].
 func (t Ticket) GoString() string { return t.String() }
+
+// LogValue is [Ticket.String], for package slog.
+func (t Ticket) LogValue() slog.Value { return slog.StringValue(t.String()) }
 
 // Lend returns a ticket with which another process enters the section around ctx, with
 // [Lock.Borrow]. One ticket is for one loan. Lend draws the fencing token of the hold, see

@@ -59,7 +59,7 @@ func expiry(t store.Ticket) int64 {
 func (s *nativeStore) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (store.Lease, error) {
 	left, answer, err := s.byTicket(ctx, a, &wire.Call{Script: borrowScript, Unit: wire.Unit{
 		Keys: []string{a.Name, a.Name + loansSuffix, a.Name + loansSuffix + ":" + t.ID},
-		Args: []any{string(a.Lender), string(a.ID), s.control(cutLast(string(a.ID), 2)), expiry(t)},
+		Args: []any{string(a.Lender), string(a.ID), s.controlOf(a.ID), expiry(t)},
 	}})
 	if err != nil {
 		return store.Lease{}, err
@@ -71,7 +71,8 @@ func (s *nativeStore) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (
 // Follow asks for the rest of the lease of the lender.
 func (s *nativeStore) Follow(ctx context.Context, l store.Lease) (time.Duration, error) {
 	left, _, err := s.number(ctx, &wire.Call{Script: followScript, Tries: 1, Unit: wire.Unit{
-		Keys: []string{l.Name, l.Name + loansSuffix}, Args: []any{string(l.Lender), string(l.ID)},
+		Keys: []string{l.Name, l.Name + loansSuffix},
+		Args: []any{string(l.Lender), string(l.ID), s.controlOf(l.ID)},
 	}})
 	switch {
 	case err != nil:
@@ -91,7 +92,7 @@ func (s *nativeStore) Accept(ctx context.Context, a store.Ask, old store.ID, t s
 	n, answer, err := s.byTicket(ctx, a, &wire.Call{Script: acceptScript, Acks: wire.Acks(a.Acks), Unit: wire.Unit{
 		Keys: []string{a.Name, a.Name + loansSuffix},
 		Args: []any{
-			string(old), s.control(cutLast(string(old), 2)), string(a.ID), millis(a.Kept(a.TTL)), expiry(t), unaware,
+			string(old), s.controlOf(old), string(a.ID), millis(a.Kept(a.TTL)), expiry(t), unaware,
 		},
 	}})
 	if err != nil {

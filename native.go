@@ -259,7 +259,7 @@ func (s *nativeStore) Look(ctx context.Context, a store.Ask) (store.State, error
 
 // Break frees the lock of a hold, and has the client of that hold look at once.
 func (s *nativeStore) Break(ctx context.Context, a store.Ask) error {
-	control := s.control(cutLast(string(a.ID), 2))
+	control := s.controlOf(a.ID)
 	c := &wire.Call{Shared: s.publish(), Tries: boundTries}
 	if a.Kind == store.Mutex {
 		c.Script, c.Unit = breakScript, s.unit(a.Name, string(a.ID), control)

@@ -310,3 +310,6 @@ func (s *redisStore) doubtAll() {
 
 // control returns the control channel of a client.
 func (s *redisStore) control(client string) string { return s.prefix + "{" + client + "}" }
+
+// controlOf returns the control channel of the client of a hold.
+func (s *redisStore) controlOf(id store.ID) string { return s.control(cutLast(string(id), 2)) }

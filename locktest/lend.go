@@ -18,6 +18,7 @@ var lendTests = []test{
 	{name: "A borrower is in beside its lender", run: borrowBeside, needs: Lending},
 	{name: "A loan that is returned leaves the lender in", run: borrowReturned, needs: Lending},
 	{name: "The lender's Unlock recalls the loan", run: borrowRecalled, needs: Lending},
+	{name: "A borrower that died long ago holds up nobody", run: borrowDead, needs: Lending},
 	{name: "The lock goes on with the last return", run: borrowLast, needs: Lending, also: FIFO},
 	{name: "A loan that nobody returns ends with the lease", run: borrowKept, needs: Lending},
 	{name: "A loan outlives its TTL with its lender", run: borrowRenewed, needs: Lending},
@@ -128,6 +129,22 @@ func borrowLast(b *bench) {
 	b.waits(next)
 	b.unlock(there, second)
 	b.unlock(l, b.get(next))
+}
+
+func borrowDead(b *bench) {
+	l, dead := b.lock(b.one, "a", relock.WithTTL(b.h.TTL)), b.client()
+	section := b.enter(b.ctx, l)
+	b.borrow(b.lock(dead, "a"), b.lend(l, section))
+	require.NoError(b.t, dead.Close())
+	b.pause(2 * b.h.TTL)
+	there := b.lock(b.other, "a")
+	loan := b.borrow(there, b.lend(l, section)) // keeps the loans of the lender
+	b.pause(2 * b.h.TTL)
+	b.unlock(l, section)
+	b.unlock(there, loan)
+	next, err := there.TryLock(b.ctx)
+	require.NoError(b.t, err, "the loan of the dead borrower keeps the lock")
+	b.unlock(there, next)
 }
 
 func borrowKept(b *bench) {

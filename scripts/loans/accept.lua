@@ -9,13 +9,13 @@
 return each(#KEYS / 2, function(i)
   local base, loans, at = KEYS[2 * i - 1], KEYS[2 * i], 6 * (i - 1)
   local old, channel, new, ttl = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], tonumber(ARGV[at + 4])
-  local wait = 0
+  local expires, wait = tonumber(ARGV[at + 5]), 0
   if call('HEXISTS', base, new) == 1 then
     set(base, new, '1') -- WAIT looks only at the writes of its own connection
     wait = call('PTTL', base) - ttl
   elseif call('HEXISTS', base, old) == 0 then
     return call('HDEL', base, old) -- 0, or READONLY
-  elseif untilTime(tonumber(ARGV[at + 5])) <= 0 then
+  elseif expires > 0 and expires <= clock() then
     return -2
   else
     if ARGV[at + 6] == '1' then

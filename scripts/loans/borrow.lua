@@ -11,7 +11,7 @@ return each(#KEYS / 3, function(i)
   if call('HEXISTS', base, lender) == 0 then
     return call('HDEL', base, lender) -- 0, or READONLY
   end
-  local valid = untilTime(expires)
+  local valid = expires - clock()
   if (call('GET', ticket) or loan) ~= loan then
     return -1
   elseif valid <= 0 then
@@ -20,10 +20,10 @@ return each(#KEYS / 3, function(i)
     call('DEL', loans)
   elseif call('HEXISTS', loans, 'recalled') == 1 then
     return 0
-  elseif call('HLEN', loans) > 1000 then
+  elseif call('HLEN', loans) > 1000 and #open(loans) >= 1000 then
     return -3
   end
   call('SET', ticket, loan, 'PX', valid)
-  call('HSET', loans, 'lender', lender, loan, channel)
-  return rest(base, loans)
+  call('HSET', loans, 'lender', lender)
+  return keep(base, loans, loan, channel)
 end)

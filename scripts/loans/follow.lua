@@ -1,15 +1,15 @@
 -- Looks after loans.
 --
 -- KEYS     base, loans
--- ARGV     lender, loan
+-- ARGV     lender, loan, control channel of its client
 -- Returns  rest of the lender's lease in ms (1 or more); 0 the lender or the loan is gone;
 --          -1 the lender has left, and recalls the loan
--- Idempotent because nothing but the TTL of the loans is set.
+-- Idempotent because nothing but the end of the loan is set.
 return each(#KEYS / 2, function(i)
-  local base, loans, lender, loan = KEYS[2 * i - 1], KEYS[2 * i], ARGV[2 * i - 1], ARGV[2 * i]
+  local base, loans, lender, loan = KEYS[2 * i - 1], KEYS[2 * i], ARGV[3 * i - 2], ARGV[3 * i - 1]
   if call('HEXISTS', base, lender) == 0 or not isOf(loans, lender) or call('HEXISTS', loans, loan) == 0 then
     return call('HDEL', base, '') -- 0, or READONLY
   end
-  local left = rest(base, loans)
+  local left = keep(base, loans, loan, ARGV[3 * i])
   return call('HEXISTS', loans, 'recalled') == 1 and -1 or left
 end)

@@ -2,40 +2,57 @@
 --
 -- The lender is the hold that has the lock. Its loans are two kinds of keys in the slot of the
 -- lock, each with a TTL:
---   base:loans       hash    lender -> the lender; recalled -> 1, once the lender has left; and each
---                            open loan -> the control channel of its client
---   base:loans:<id>  string  the loan, or the hold, that has used the ticket with that ID
+--   base:loans       hash    lender -> the lender; recalled -> 1, once the lender has left; and for
+--                            each open loan <loan> -> <end>|<control channel of its client>. Until
+--                            the end, in ms of the server's clock, the borrower may count on the
+--                            lease of the lender
+--   base:loans:<id>  string  the loan that has used the ticket with that ID
 -- The lock goes on when the lender has left and no loan is open, or when its lease is over.
+
+-- Returns the server's clock in ms.
+local function clock()
+  local time = call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
 
 -- Says whether the loans are those of this lender. Another lender's are over.
 local function isOf(loans, lender)
   return call('HGET', loans, 'lender') == lender
 end
 
--- Keeps the loans for as long as a borrower may count on the lease of the lender. Returns the rest
--- of that lease in ms, at least 1.
-local function rest(base, loans)
+-- Opens a loan, or keeps it open, for the rest of the lender's lease, and returns that rest in ms,
+-- at least 1.
+local function keep(base, loans, loan, channel)
   local left = math.max(call('PTTL', base), 1)
+  call('HSET', loans, loan, string.format('%.0f|%s', clock() + left, channel))
   if call('PTTL', loans) < left + 1000 then
     call('PEXPIRE', loans, left + 1000)
   end
   return left
 end
 
--- Tells the clients of all open loans to look. Returns whether there are any.
-local function recall(loans)
-  local fields, open = call('HGETALL', loans), false
+-- Returns the open loans as a list of loan and channel, and drops those that are over, as their
+-- client is dead.
+local function open(loans)
+  local fields, now, found = call('HGETALL', loans), clock(), {}
   for i = 1, #fields, 2 do
     if fields[i] ~= 'lender' and fields[i] ~= 'recalled' then
-      open = true
-      call('PUBLISH', fields[i + 1], fields[i])
+      local ends, channel = string.match(fields[i + 1], '^(%d+)|(.*)$')
+      if tonumber(ends) > now then
+        found[#found + 1] = {fields[i], channel}
+      else
+        call('HDEL', loans, fields[i])
+      end
     end
   end
-  return open
+  return found
 end
 
--- Returns the ms until a time of the server's clock, or for 0 a long time.
-local function untilTime(ms)
-  local time = call('TIME')
-  return ms > 0 and ms - (time[1] * 1000 + math.floor(time[2] / 1000)) or math.huge
+-- Tells the clients of all open loans to look. Returns whether there are any.
+local function recall(loans)
+  local found = open(loans)
+  for _, loan in ipairs(found) do
+    call('PUBLISH', loan[2], loan[1])
+  end
+  return #found > 0
 end

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/go-relock/relock/store"
@@ -46,9 +47,9 @@ func (s *Store) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (l stor
 			return err
 		}
 		if h.loans == nil {
-			h.loans = make(map[store.ID]bool)
+			h.loans = make(map[store.ID]time.Time)
 		}
-		h.loans[a.ID] = true
+		h.loans[a.ID] = h.end()
 		a.TTL = time.Until(h.end()) - a.Delay
 		l = store.Lease{Ask: a, Sent: time.Now()}
 		return nil
@@ -60,10 +61,11 @@ func (s *Store) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (l stor
 func (s *Store) Follow(ctx context.Context, l store.Lease) (left time.Duration, err error) {
 	err = s.once(ctx, l.Name, func(k *lock) error {
 		h := find(k.holds, l.Lender)
-		switch {
-		case h == nil || !h.loans[l.ID]:
+		if h == nil || h.loans[l.ID].IsZero() {
 			return store.ErrGone
-		case h.recalled:
+		}
+		h.loans[l.ID] = h.end()
+		if h.recalled {
 			return store.ErrRecalled
 		}
 		left = time.Until(h.end()) - l.Delay
@@ -111,14 +113,21 @@ func (s *Store) leave(k *lock, h *hold, a store.Ask) {
 		h.recalled = true
 		s.recall(h)
 	}
-	if h.recalled && len(h.loans) == 0 {
+	if h.recalled && len(h.open()) == 0 {
 		k.remove(h.ID)
 	}
 }
 
 // recall has the clients of all open loans look. The caller holds Store.mu.
 func (s *Store) recall(h *hold) {
-	for loan := range h.loans {
+	for loan := range h.open() {
 		go s.tell(loan)
 	}
+}
+
+// open returns the loans on which their clients may count yet. The clients of others are dead.
+func (h *hold) open() map[store.ID]time.Time {
+	now := time.Now()
+	maps.DeleteFunc(h.loans, func(_ store.ID, end time.Time) bool { return !now.Before(end) })
+	return h.loans
 }

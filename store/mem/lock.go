@@ -22,8 +22,8 @@ type hold struct {
 	store.Lease
 	count    int
 	moved    chan struct{}     // closed when the hold leaves the queue
-	loans    map[store.ID]bool // the open ones
-	recalled bool              // the hold has left, and its loans are open
+	loans    map[store.ID]time.Time // the ends of the open ones
+	recalled bool                   // the hold has left, and its loans are open
 }
 
 func (h *hold) end() time.Time { return h.Sent.Add(h.Kept(h.TTL)) }
