@@ -20,15 +20,6 @@ const (
 	statusRecalled int64 = -1 // of follow
 )
 
-// leavingLoans returns the script that ends a loan, or a hold that may have lent its lock.
-func leavingLoans(a store.Ask) (*wire.Script, wire.Unit) {
-	keys := []string{a.Name, a.Name + queueSuffix, a.Name + loansSuffix}
-	if a.Lender != "" {
-		return returnScript, wire.Unit{Keys: keys, Args: []any{string(a.Lender), string(a.ID)}}
-	}
-	return recallScript, wire.Unit{Keys: keys, Args: []any{string(a.ID)}}
-}
-
 // byTicket sends a call with a ticket.
 func (s *nativeStore) byTicket(ctx context.Context, a store.Ask, c *wire.Call) (n int64, answer wire.Answer, err error) {
 	c.Tries, c.Patience = boundTries, takingLimit(a)

@@ -172,6 +172,15 @@ func (s *nativeStore) Release(ctx context.Context, l store.Lease, count int) err
 	return s.free(ctx, c)
 }
 
+// leavingLoans returns the script that ends a loan, or a hold that may have lent its lock.
+func leavingLoans(a store.Ask) (*wire.Script, wire.Unit) {
+	keys := []string{a.Name, a.Name + queueSuffix, a.Name + loansSuffix}
+	if a.Lender != "" {
+		return returnScript, wire.Unit{Keys: keys, Args: []any{string(a.Lender), string(a.ID)}}
+	}
+	return recallScript, wire.Unit{Keys: keys, Args: []any{string(a.ID)}}
+}
+
 // Enter sets the count of a mutex, and the lease of each kind of lock. Only a mutex keeps its count
 // in Redis.
 func (s *nativeStore) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
