@@ -102,13 +102,18 @@ func (a *acquiring) notAgain(ctx context.Context, outer *entry, err error) error
 }
 
 // leaveInner sends the new count to the store. If the store does not confirm, the watchdog sends
-// the count again.
+// the count again. A count of 0 would free the lock: if the last entry was left meanwhile, its
+// Unlock has freed the lock or has passed the lock on, and leaveInner sends nothing.
 func (h *hold) leaveInner(ctx context.Context) error {
 	if h.localReentry {
 		return nil
 	}
 	t := &h.client.table
 	t.mu.Lock()
+	if h.count == 0 {
+		t.mu.Unlock()
+		return nil
+	}
 	now := time.Now()
 	lease, count, limit := h.lease, h.count, unlockBy(now, h.lease)
 	if lease.TTL = h.nextTTLLocked(now); !t.isWantedLocked(h) {

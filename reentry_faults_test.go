@@ -434,6 +434,56 @@ func TestACommandThatComesBehindTheLastExitIsNoLoss(t *testing.T) {
 	}
 }
 
+// leaveAround enters "a", "b" and "c" together inside outer, a section of "c", and leaves the three.
+// leaveAround runs last when the exits of "a" and "b" are in flight and the inner exit of "c" is
+// not sent yet.
+func leaveAround(outer context.Context, w *world, m *member, last func()) error {
+	w.t.Helper()
+	all := m.NewLocks([]string{"a", "b", "c"})
+	inner := w.enterAll(relock.WithSection(w.t.Context(), outer), all)
+	m.link.once(delay(time.Second, 0), cmdReleaseAll)
+	unlocking := w.begin(inner, func(ctx context.Context) (context.Context, error) { return ctx, all.Unlock(ctx) })
+	last()
+	return unlocking.failure()
+}
+
+func TestAnInnerExitThatIsSentBehindTheLastOneFreesNothing(t *testing.T) {
+	t.Run("the last exit is in flight", func(t *testing.T) {
+		fake(t, func(t *testing.T, w *world) {
+			var r recorder
+			m := w.NewClient(relock.WithHooks(r.Hooks()))
+			l := m.NewLock("c")
+			outer := w.enter(t.Context(), l)
+			var last *attempt
+			require.NoError(t, leaveAround(outer, w, m, func() {
+				m.link.once(delay(2*time.Second, 0), cmdRelease)
+				last = w.begin(outer, unlock(l))
+			}))
+			freed := w.free("c")
+			require.NoError(t, last.failure())
+			require.False(t, freed, "the last exit frees the lock")
+			w.requireFree("a", "b", "c")
+			require.Empty(t, eventsOf[relock.Lost](&r))
+		})
+	})
+	t.Run("the last exit has passed the lock on", func(t *testing.T) {
+		fake(t, func(t *testing.T, w *world) {
+			m := w.NewClient()
+			l := m.NewLock("c", relock.WithLocalPass(0, 0))
+			outer := w.enter(t.Context(), l)
+			next := w.start(t.Context(), l)
+			require.NoError(t, leaveAround(outer, w, m, func() {
+				w.leave(outer, l)
+				keep(t, next.section())
+			}))
+			_, err := w.NewClient().NewLock("c").TryLock(t.Context())
+			refusedBy(t, "c", err)
+			next.leave()
+			w.requireFree("a", "b", "c")
+		})
+	})
+}
+
 // slowly makes a command arrive late, whatever has become of its caller.
 func slowly(d time.Duration) action {
 	return func(_ context.Context, _ *fault, run func() error) error {
