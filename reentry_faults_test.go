@@ -484,6 +484,27 @@ func TestAnInnerExitThatIsSentBehindTheLastOneFreesNothing(t *testing.T) {
 	})
 }
 
+func TestAnInnerExitThatIsAnsweredBehindALossIsNoSecondLoss(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		var r recorder
+		m := w.NewClient(relock.WithHooks(r.Hooks()))
+		l := m.NewLock("a")
+		outer := w.enter(t.Context(), l)
+		inner := w.enter(relock.WithSection(t.Context(), outer), l)
+		pass(time.Second) // the client watches the store
+		m.link.once(delay(0, time.Second), cmdRelease)
+		unlocking := w.begin(inner, unlock(l))
+		w.Lose("a")
+		require.Equal(t, relock.LossTaken, w.lost(outer))
+		require.NoError(t, unlocking.failure(), "the store had the lock at the exit")
+		m.link.reset()
+		pass(2 * relock.DefaultTTL)
+		require.Zero(t, m.link.sent(cmdRenew), "a lost hold is not renewed")
+		require.Len(t, eventsOf[relock.Lost](&r), 1)
+		require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
+	})
+}
+
 // slowly makes a command arrive late, whatever has become of its caller.
 func slowly(d time.Duration) action {
 	return func(_ context.Context, _ *fault, run func() error) error {

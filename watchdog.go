@@ -440,6 +440,9 @@ func (t *table) checkLocked(h *hold) {
 // lease any more: a renewal and another command with a count may have reached the store in either
 // order.
 func (t *table) recountLocked(h *hold) {
+	if h.state != held {
+		return
+	}
 	h.renewal.recount = true
 	t.leases.Set(&h.renewal.item, min(t.at(time.Now().Add(h.ttl/3)), t.leases.Due(&h.renewal.item)))
 	h.client.watchdog.nudgeLocked()
