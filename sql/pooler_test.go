@@ -1,6 +1,7 @@
 package relocksql_test
 
 import (
+	"context"
 	"fmt"
 	"net/url"
 	"os"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/process"
 	"github.com/go-relock/relock/internal/redistest"
 	relocksql "github.com/go-relock/relock/sql"
 	"github.com/go-relock/relock/sql/pglisten"
@@ -34,7 +36,8 @@ func pooled(t *testing.T, connections int) *database {
 	d := postgres(t, true)
 	u, err := url.Parse(d.source)
 	require.NoError(t, err)
-	port := freePort(t)
+	ports, err := process.FreePorts(1)
+	require.NoError(t, err)
 	config := filepath.Join(t.TempDir(), "pgbouncer.ini")
 	require.NoError(t, os.WriteFile(config, fmt.Appendf(nil, `[databases]
 * = host=127.0.0.1 port=%s user=postgres
@@ -45,23 +48,24 @@ unix_socket_dir =
 auth_type = any
 pool_mode = transaction
 default_pool_size = %d
-`, u.Port(), port, connections), 0o644))
+`, u.Port(), ports[0], connections), 0o644))
 	args := []string{"-q", config}
 	if os.Getuid() == 0 {
 		require.NoError(t, os.Chmod(filepath.Dir(config), 0o755))
 		args = append([]string{"-u", "postgres"}, args...)
 	}
 	log := new(strings.Builder)
-	cmd := exec.CommandContext(t.Context(), program, args...)
+	cmd := exec.CommandContext(context.Background(), program, args...)
 	cmd.Stdout, cmd.Stderr = log, log
-	require.NoError(t, cmd.Start())
+	pooler, err := process.Start(cmd)
+	require.NoError(t, err)
 	t.Cleanup(func() {
-		_ = cmd.Wait() // the end of the test's context kills the pooler
+		require.NoError(t, pooler.Kill())
 		if t.Failed() {
 			t.Log(log)
 		}
 	})
-	u.Host = "127.0.0.1:" + strconv.Itoa(port)
+	u.Host = "127.0.0.1:" + strconv.Itoa(ports[0])
 	u.RawQuery += "&default_query_exec_mode=exec"
 	d.through = u.String()
 	db := d.open(t, d.through)

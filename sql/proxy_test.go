@@ -120,12 +120,3 @@ func (p *proxy) watch(filter func(up bool, data []byte) (cut bool)) {
 	defer p.mu.Unlock()
 	p.filter = filter
 }
-
-// freePort returns a port that nobody listens on now.
-func freePort(t testing.TB) int {
-	t.Helper()
-	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	require.NoError(t, listener.Close())
-	return listener.Addr().(*net.TCPAddr).Port
-}

@@ -16,7 +16,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -33,6 +32,7 @@ import (
 	otelprom "go.opentelemetry.io/otel/exporters/prometheus"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/process"
 	"github.com/go-relock/relock/internal/redistest"
 	relockotel "github.com/go-relock/relock/otel"
 	"github.com/go-relock/relock/store/mem"
@@ -287,21 +287,10 @@ func startPrometheus(t *testing.T, target string) *prometheusServer {
 		cmd := exec.CommandContext(t.Context(), bin, "--config.file="+filepath.Join(dir, "prometheus.yml"),
 			"--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+addr)
 		cmd.Stdout, cmd.Stderr = log, log
-		killWithParent(cmd)
-		started, ended := make(chan error, 1), make(chan struct{})
-		go func() {
-			defer close(ended)
-			runtime.LockOSThread() // never given back: with the thread that starts it, the program would end
-			err := cmd.Start()
-			started <- err
-			if err == nil {
-				_ = cmd.Wait()
-			}
-		}()
-		require.NoError(t, <-started)
+		server, err := process.Start(cmd)
+		require.NoError(t, err)
 		t.Cleanup(func() {
-			_ = cmd.Process.Kill()
-			<-ended
+			require.NoError(t, server.Kill())
 			_ = log.Close()
 			if t.Failed() {
 				text, _ := os.ReadFile(log.Name())
@@ -311,10 +300,8 @@ func startPrometheus(t *testing.T, target string) *prometheusServer {
 		p := &prometheusServer{t: t, url: "http://" + addr}
 		up := false
 		redistest.Eventually(t, 30*time.Second, func() bool {
-			select {
-			case <-ended:
+			if !server.Alive() {
 				return true
-			default:
 			}
 			_, status, err := p.get("/-/ready", nil)
 			up = err == nil && status == http.StatusOK

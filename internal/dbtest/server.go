@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"os/user"
@@ -17,14 +16,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-relock/relock/internal/process"
 	"github.com/go-relock/relock/internal/redistest"
 )
 
-// Limits of the waits for a server.
-const (
-	startLimit = 60 * time.Second
-	stopLimit  = 10 * time.Second
-)
+// startLimit bounds the wait for a server.
+const startLimit = 60 * time.Second
 
 // errBind says that another process took the port before the server.
 var errBind = errors.New("the port is taken")
@@ -54,10 +51,7 @@ type server struct {
 	path   map[string]string // of each program
 	dir    string
 	port   int
-	cmd    *exec.Cmd
-
-	done chan struct{} // closed when the server has ended
-	err  error         // how it ended; readable once done is closed
+	proc   *process.Process
 }
 
 // Main is for TestMain, in the place of [redistest.Main], which it calls: it runs the tests and stops
@@ -183,12 +177,13 @@ func (s *server) prepare() error {
 
 // run starts the server on a free port and returns when it answers.
 func (s *server) run() error {
-	port, err := freePort()
+	ports, err := process.FreePorts(1)
 	if err != nil {
 		return err
 	}
-	s.port = port
-	if s.cmd, err = s.command(context.Background(), s.engine.serve(s)); err != nil {
+	s.port = ports[0]
+	cmd, err := s.command(context.Background(), s.engine.serve(s))
+	if err != nil {
 		return err
 	}
 	log, err := os.Create(filepath.Join(s.dir, "log"))
@@ -196,12 +191,12 @@ func (s *server) run() error {
 		return err
 	}
 	defer func() { _ = log.Close() }() // the server has its own
-	s.cmd.Stdout, s.cmd.Stderr = log, log
-	if s.done, err = s.launch(); err != nil {
+	cmd.Stdout, cmd.Stderr = log, log
+	if s.proc, err = process.Start(cmd); err != nil {
 		return err
 	}
 	if err := s.ready(); err != nil {
-		return errors.Join(err, s.kill(syscall.SIGKILL))
+		return errors.Join(err, s.proc.Kill())
 	}
 	return nil
 }
@@ -217,12 +212,12 @@ func (s *server) ready() error {
 			return nil
 		}
 		select {
-		case <-s.done:
+		case <-s.proc.Done():
 			log := s.log()
 			if bytes.Contains(log, []byte("in use")) {
 				return errBind
 			}
-			return fmt.Errorf("it ended at its start: %w\n%s", s.err, log)
+			return fmt.Errorf("it ended at its start: %w\n%s", s.proc.Err(), log)
 		case <-ctx.Done():
 			return fmt.Errorf("no answer in %v: %w\n%s\n%s", startLimit, err, out, s.log())
 		case <-time.After(30 * time.Millisecond):
@@ -244,26 +239,11 @@ func (s *server) ask(ctx context.Context, statement string) (string, error) {
 func (s *server) end() error {
 	defer func() { _ = os.RemoveAll(s.dir) }()
 	select {
-	case <-s.done:
-		return fmt.Errorf("%s ended by itself: %w\n%s", s.engine.name, s.err, s.log())
+	case <-s.proc.Done():
+		return fmt.Errorf("%s ended by itself: %w\n%s", s.engine.name, s.proc.Err(), s.log())
 	default:
 	}
-	return s.kill(s.engine.stop)
-}
-
-// kill sends the signal, SIGKILL if the first one does not help, and waits for the end.
-func (s *server) kill(signal syscall.Signal) error {
-	for _, signal := range []syscall.Signal{signal, syscall.SIGKILL} {
-		if err := s.cmd.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
-			return err
-		}
-		select {
-		case <-s.done:
-			return nil
-		case <-time.After(stopLimit):
-		}
-	}
-	return fmt.Errorf("%s: process %d does not end", s.engine.name, s.cmd.Process.Pid)
+	return s.proc.Stop(s.engine.stop)
 }
 
 // log returns what the server has printed.
@@ -302,13 +282,4 @@ func (e *engine) credential() (*syscall.Credential, error) {
 		return nil, err
 	}
 	return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, nil
-}
-
-// freePort returns a port that nobody listens on now.
-func freePort() (int, error) {
-	listener, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	return listener.Addr().(*net.TCPAddr).Port, listener.Close()
 }

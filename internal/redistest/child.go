@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/go-relock/relock/internal/process"
 )
 
 // childEnv names the function that a process started by Child runs.
@@ -64,7 +66,7 @@ func runChild() (code int, is bool) {
 type Process struct {
 	t    testing.TB
 	name string
-	proc *process
+	proc *process.Process
 	in   *os.File
 	log  string // file with its standard error
 	read chan struct{}
@@ -123,7 +125,7 @@ func (p *Process) start(args []string) error {
 	cmd := exec.Command(self, args...)
 	cmd.Env = append(os.Environ(), childEnv+"="+p.name)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, stdout, log
-	if p.proc, err = startProcess(cmd); err != nil {
+	if p.proc, err = process.Start(cmd); err != nil {
 		_ = in.Close()
 		_ = out.Close()
 		return err
@@ -155,12 +157,12 @@ func (p *Process) stop() {
 	p.mu.Lock()
 	watched := p.watched
 	p.mu.Unlock()
-	if !watched && !p.proc.alive() && p.proc.err != nil {
-		p.t.Errorf("redistest: child %s failed: %v\n%s", p.name, p.proc.err, tail(p.log, 60))
+	if !watched && !p.proc.Alive() && p.proc.Err() != nil {
+		p.t.Errorf("redistest: child %s failed: %v\n%s", p.name, p.proc.Err(), tail(p.log, 60))
 	} else if p.t.Failed() {
 		p.t.Logf("redistest: what child %s wrote to standard error:\n%s", p.name, tail(p.log, 60))
 	}
-	if err := p.proc.kill(); err != nil {
+	if err := p.proc.Kill(); err != nil {
 		p.t.Errorf("redistest: child %s: %v", p.name, err)
 		return
 	}
@@ -168,7 +170,7 @@ func (p *Process) stop() {
 }
 
 // Pid returns the process id.
-func (p *Process) Pid() int { return p.proc.pid() }
+func (p *Process) Pid() int { return p.proc.Pid() }
 
 // Send writes a line to the child's standard input.
 func (p *Process) Send(line string) {
@@ -225,8 +227,8 @@ func (p *Process) Wait(within time.Duration) error {
 	p.t.Helper()
 	p.watch()
 	select {
-	case <-p.proc.done:
-		return p.proc.err
+	case <-p.proc.Done():
+		return p.proc.Err()
 	case <-time.After(within):
 		p.t.Fatalf("redistest: child %s has not ended after %v\n%s", p.name, within, tail(p.log, 60))
 		return nil
@@ -237,7 +239,7 @@ func (p *Process) Wait(within time.Duration) error {
 func (p *Process) Kill() {
 	p.t.Helper()
 	p.watch()
-	if err := p.proc.kill(); err != nil {
+	if err := p.proc.Kill(); err != nil {
 		p.t.Fatalf("redistest: kill child %s: %v", p.name, err)
 	}
 }
@@ -252,7 +254,7 @@ func (p *Process) watch() {
 // still.
 func (p *Process) Pause() {
 	p.t.Helper()
-	if err := p.proc.pause(); err != nil {
+	if err := p.proc.Pause(); err != nil {
 		p.t.Fatalf("redistest: pause child %s: %v", p.name, err)
 	}
 }
@@ -260,7 +262,7 @@ func (p *Process) Pause() {
 // Resume lets a paused child go on.
 func (p *Process) Resume() {
 	p.t.Helper()
-	if err := p.proc.resume(); err != nil {
+	if err := p.proc.Resume(); err != nil {
 		p.t.Fatalf("redistest: resume child %s: %v", p.name, err)
 	}
 }

@@ -9,11 +9,11 @@ import (
 func (s *Server) Ended() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return !s.proc.alive()
+	return !s.proc.Alive()
 }
 
 // Ended says whether it is known that the child has ended.
-func (p *Process) Ended() bool { return !p.proc.alive() }
+func (p *Process) Ended() bool { return !p.proc.Alive() }
 
 // SetLeakLimit keeps the test of NoGoroutineLeft from waiting for seconds.
 func SetLeakLimit(t *testing.T, limit time.Duration) {

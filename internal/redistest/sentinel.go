@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/go-relock/relock/internal/process"
 )
 
 // masterName is what the sentinels call the master.
@@ -61,7 +63,7 @@ type sentinelProc struct {
 	id   string
 	port int
 	dir  string
-	proc *process
+	proc *process.Process
 }
 
 // StartSentinel runs a master, a replica of it and three sentinels that need to
@@ -418,7 +420,7 @@ func (p *sentinelProc) tryRun(s *Sentinel) error {
 	cmd := exec.Command(s.data[0].bin, file, "--sentinel")
 	cmd.Dir = p.dir
 	cmd.Stdout, cmd.Stderr = log, log
-	if p.proc, err = startProcess(cmd); err != nil {
+	if p.proc, err = process.Start(cmd); err != nil {
 		return err
 	}
 	return poll(startLimit, func() error {
@@ -426,11 +428,11 @@ func (p *sentinelProc) tryRun(s *Sentinel) error {
 		if err != nil {
 			return permanent(err)
 		}
-		if !p.proc.alive() {
+		if !p.proc.Alive() {
 			if bytes.Contains(b, []byte("in use")) || bytes.Contains(b, []byte("Failed listening")) {
 				return permanent(errBind)
 			}
-			return permanent(fmt.Errorf("ended at start (%v):\n%s", p.proc.err, tail(p.log(), 30)))
+			return permanent(fmt.Errorf("ended at start (%v):\n%s", p.proc.Err(), tail(p.log(), 30)))
 		}
 		// The sentinel's own timers are made for networks, not for tests; since
 		// 7.0 they can be set. Without, all only takes some seconds more.
@@ -473,10 +475,10 @@ func (p *sentinelProc) stop() error {
 		return nil
 	}
 	var died error
-	if !p.proc.alive() {
-		died = fmt.Errorf("sentinel %s ended by itself (%v):\n%s", p.addr(), p.proc.err, tail(p.log(), 40))
+	if !p.proc.Alive() {
+		died = fmt.Errorf("sentinel %s ended by itself (%v):\n%s", p.addr(), p.proc.Err(), tail(p.log(), 40))
 	}
-	return errors.Join(died, p.proc.kill())
+	return errors.Join(died, p.proc.Kill())
 }
 
 func (p *sentinelProc) addr() string { return "127.0.0.1:" + strconv.Itoa(p.port) }

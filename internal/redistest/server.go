@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/go-relock/relock/internal/process"
 )
 
 // startLimit bounds every wait for a single server to start or answer.
@@ -42,7 +44,7 @@ type instance struct {
 	paused atomic.Bool
 
 	mu     sync.Mutex
-	proc   *process
+	proc   *process.Process
 	killed bool // on purpose, so its end is no failure
 }
 
@@ -160,7 +162,7 @@ func (s *Server) Client(mod ...func(*redis.Options)) *redis.Client {
 func (s *Server) Pid() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.proc.pid()
+	return s.proc.Pid()
 }
 
 // Pause stops the server with SIGSTOP: its connections stay open and silent, and
@@ -169,7 +171,7 @@ func (s *Server) Pause() {
 	s.t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.proc.pause(); err != nil {
+	if err := s.proc.Pause(); err != nil {
 		s.t.Fatalf("redistest: pause %s: %v", s.addr(), err)
 	}
 	s.paused.Store(true)
@@ -180,7 +182,7 @@ func (s *Server) Resume() {
 	s.t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.proc.resume(); err != nil {
+	if err := s.proc.Resume(); err != nil {
 		s.t.Fatalf("redistest: resume %s: %v", s.addr(), err)
 	}
 	s.paused.Store(false)
@@ -280,7 +282,7 @@ func (in *instance) runLocked() error {
 	cmd.Dir = in.dir
 	cmd.Env = append(os.Environ(), in.env...)
 	cmd.Stdout, cmd.Stderr = log, log
-	proc, err := startProcess(cmd)
+	proc, err := process.Start(cmd)
 	if err != nil {
 		return err
 	}
@@ -292,11 +294,11 @@ func (in *instance) runLocked() error {
 		if err != nil {
 			return permanent(err)
 		}
-		if !proc.alive() {
+		if !proc.Alive() {
 			if bytes.Contains(b, []byte("in use")) || bytes.Contains(b, []byte("Failed listening")) {
 				return permanent(errBind)
 			}
-			return permanent(fmt.Errorf("redis-server ended at start (%v):\n%s", proc.err, tail(in.log(), 20)))
+			return permanent(fmt.Errorf("redis-server ended at start (%v):\n%s", proc.Err(), tail(in.log(), 20)))
 		}
 		if !bytes.Contains(b, []byte("Ready to accept connections")) {
 			return fmt.Errorf("redis-server is not ready:\n%s", tail(in.log(), 20))
@@ -333,7 +335,7 @@ func (in *instance) arg(name string) string {
 func (in *instance) running() bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	return in.proc.alive()
+	return in.proc.Alive()
 }
 
 // stop kills the server: there is no data to save. It is an error if the server
@@ -344,8 +346,8 @@ func (in *instance) stop() error {
 	defer givePort(in.port)
 	defer os.RemoveAll(in.dir)
 	var died error
-	if !in.killed && !in.proc.alive() {
-		died = fmt.Errorf("redis-server %s ended by itself (%v):\n%s", in.addr(), in.proc.err, tail(in.log(), 40))
+	if !in.killed && !in.proc.Alive() {
+		died = fmt.Errorf("redis-server %s ended by itself (%v):\n%s", in.addr(), in.proc.Err(), tail(in.log(), 40))
 	}
 	in.killed = true
 	return errors.Join(died, in.endLocked())
@@ -353,9 +355,9 @@ func (in *instance) stop() error {
 
 // endLocked kills the process.
 func (in *instance) endLocked() error {
-	err := in.proc.kill()
+	err := in.proc.Kill()
 	if len(in.env) > 0 {
-		forgetClock(in.proc.pid())
+		forgetClock(in.proc.Pid())
 	}
 	return err
 }

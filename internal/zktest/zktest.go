@@ -5,7 +5,6 @@ package zktest
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -14,17 +13,16 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
+	"github.com/go-relock/relock/internal/process"
 	"github.com/go-relock/relock/internal/redistest"
 )
 
 // Times of a server.
 const (
 	startLimit = 90 * time.Second
-	stopLimit  = 10 * time.Second
 	askLimit   = time.Second
 )
 
@@ -39,8 +37,7 @@ type Server struct {
 	address string
 	main    string
 
-	cmd  *exec.Cmd
-	done chan struct{} // closed when the process has ended
+	proc *process.Process // nil before the first start
 }
 
 // Start starts a server alone. Its sessions may be as short as two ticks of 200 ms, and as long as an
@@ -119,22 +116,19 @@ func (s *Server) Requests() int {
 // Pause stops the process with SIGSTOP, so that the server is silent until Resume.
 func (s *Server) Pause() {
 	s.t.Helper()
-	s.signal(syscall.SIGSTOP)
-	redistest.Eventually(s.t, stopLimit, func() bool { return redistest.Stopped(s.cmd.Process.Pid) }, "the server stops")
+	s.must(s.proc.Pause())
 }
 
 // Resume ends a Pause.
-func (s *Server) Resume() { s.signal(syscall.SIGCONT) }
+func (s *Server) Resume() {
+	s.t.Helper()
+	s.must(s.proc.Resume())
+}
 
 // Kill ends the process with SIGKILL.
 func (s *Server) Kill() {
 	s.t.Helper()
-	s.signal(syscall.SIGKILL)
-	select {
-	case <-s.done:
-	case <-time.After(stopLimit):
-		s.t.Fatalf("zktest: process %d does not end", s.cmd.Process.Pid)
-	}
+	s.must(s.proc.Kill())
 }
 
 // Restart kills the server, and starts it again with its data.
@@ -145,9 +139,9 @@ func (s *Server) Restart() {
 	s.ready()
 }
 
-func (s *Server) signal(signal syscall.Signal) {
+func (s *Server) must(err error) {
 	s.t.Helper()
-	if err := s.cmd.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
+	if err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -170,7 +164,7 @@ func newServer(t testing.TB, port int, main string, lines []string) *Server {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if s.cmd != nil {
+		if s.proc != nil {
 			s.Kill()
 		}
 	})
@@ -181,17 +175,14 @@ func newServer(t testing.TB, port int, main string, lines []string) *Server {
 func (s *Server) start() {
 	s.t.Helper()
 	log, err := os.OpenFile(filepath.Join(s.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	s.must(err)
 	defer func() { _ = log.Close() }() // the process has its own
-	s.cmd = exec.CommandContext(context.Background(), "java", "-Xmx96m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+	cmd := exec.CommandContext(context.Background(), "java", "-Xmx96m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
 		"-Dzookeeper.forceSync=no", "-Dznode.container.checkIntervalMs=1000", "-Djava.net.preferIPv4Stack=true",
 		"-cp", classes, "org.apache.zookeeper.server."+s.main, filepath.Join(s.dir, "config"))
-	s.cmd.Dir, s.cmd.Stdout, s.cmd.Stderr = s.dir, log, log
-	if s.done, err = launch(s.cmd); err != nil {
-		s.t.Fatal(err)
-	}
+	cmd.Dir, cmd.Stdout, cmd.Stderr = s.dir, log, log
+	s.proc, err = process.Start(cmd)
+	s.must(err)
 }
 
 // ready returns when the server serves.
@@ -203,7 +194,7 @@ func (s *Server) ready() {
 			return
 		}
 		select {
-		case <-s.done:
+		case <-s.proc.Done():
 			s.t.Fatalf("zktest: the server has ended:\n%s", s.log())
 		case <-time.After(20 * time.Millisecond):
 		}
@@ -235,16 +226,11 @@ func (s *Server) ask(command string) (string, error) {
 	return string(answer), err
 }
 
-// freePorts returns ports that nobody listens on now.
-func freePorts(t testing.TB, n int) (ports []int) {
+func freePorts(t testing.TB, n int) []int {
 	t.Helper()
-	for range n {
-		listener, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = listener.Close() }()
-		ports = append(ports, listener.Addr().(*net.TCPAddr).Port)
+	ports, err := process.FreePorts(n)
+	if err != nil {
+		t.Fatal(err)
 	}
 	return ports
 }

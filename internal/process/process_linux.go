@@ -1,4 +1,4 @@
-package redistest
+package process
 
 import (
 	"bytes"
@@ -9,10 +9,12 @@ import (
 	"syscall"
 )
 
-// killWithParent has the kernel kill the program when the thread that starts it
-// ends; see startProcess.
+// killWithParent has the kernel kill the program when the thread that starts it ends; see Start.
 func killWithParent(cmd *exec.Cmd) {
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 }
 
 // stopped reports whether every thread of the process is stopped.
