@@ -56,7 +56,7 @@ var lockers = []struct {
 func BenchmarkPair(b *testing.B) {
 	for _, l := range lockers {
 		b.Run(l.name, func(b *testing.B) {
-			lock := l.make(b, server(b).client(b))("pair")
+			lock := l.make(b, connect(b))("pair")
 			lock()()
 			for b.Loop() {
 				lock()()
@@ -71,7 +71,7 @@ func BenchmarkHandOver(b *testing.B) {
 	for _, waiting := range []int{1, 8, 64} {
 		for _, l := range lockers {
 			b.Run(fmt.Sprintf("waiting=%d/%s", waiting, l.name), func(b *testing.B) {
-				locker := l.make(b, server(b).client(b))
+				locker := l.make(b, connect(b))
 				name := fmt.Sprintf("hand-over-%d", waiting)
 				turns := make(chan struct{})
 				var group sync.WaitGroup

@@ -8,6 +8,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/etcdtest"
 	"github.com/go-relock/relock/locktest"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/storetest"
@@ -30,10 +31,10 @@ func TestEtcdKeepsThePromisesOfStores(t *testing.T) {
 	storetest.Run(t, storetest.Harness{
 		Start: func(t *testing.T) storetest.Server {
 			t.Helper()
-			m, c := server(t), server(t).client(t)
+			m, c := etcdtest.Shared(t), connect(t)
 			return storetest.Server{
 				New:       func() store.Store { return newStore(t, c) },
-				Interrupt: func() func() { return m.pause(t) },
+				Interrupt: m.Pause,
 				Lose:      lose(t, c),
 			}
 		},
@@ -53,7 +54,7 @@ func TestLocksInEtcdKeepThePromises(t *testing.T) {
 	locktest.Harness{
 		Start: func(t *testing.T) locktest.Server {
 			t.Helper()
-			c := server(t).client(t)
+			c := connect(t)
 			return locktest.Server{
 				NewClient: func(options ...relock.Option) *relock.Client {
 					client, err := relock.Open(newStore(t, c), options...)

@@ -9,11 +9,12 @@ import (
 
 	"github.com/go-relock/relock"
 	relocketcd "github.com/go-relock/relock/etcd"
+	"github.com/go-relock/relock/internal/etcdtest"
 )
 
 // TestALockInEtcd takes the lock of `etcdctl lock /locks/orders`.
 func TestALockInEtcd(t *testing.T) {
-	c, err := clientv3.New(clientv3.Config{Endpoints: []string{server(t).url}})
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{etcdtest.Shared(t).URL()}})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, c.Close()) }()
 	s, err := relocketcd.New(c, "/locks/")
@@ -33,7 +34,7 @@ func TestALockInEtcd(t *testing.T) {
 }
 
 func TestNewRefusesAPrefixWithoutASlash(t *testing.T) {
-	_, err := relocketcd.New(server(t).client(t), "locks")
+	_, err := relocketcd.New(connect(t), "locks")
 	require.ErrorContains(t, err, "slash")
 	_, err = relocketcd.New(nil, "")
 	require.ErrorContains(t, err, "nil")

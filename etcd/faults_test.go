@@ -22,6 +22,7 @@ import (
 
 	"github.com/go-relock/relock"
 	relocketcd "github.com/go-relock/relock/etcd"
+	"github.com/go-relock/relock/internal/etcdtest"
 	"github.com/go-relock/relock/internal/redistest"
 	"github.com/go-relock/relock/store"
 )
@@ -45,10 +46,10 @@ type wire struct {
 }
 
 // client returns an etcd client on the wire.
-func (w *wire) client(t testing.TB, m *member) *clientv3.Client {
+func (w *wire) client(t testing.TB) *clientv3.Client {
 	t.Helper()
 	c, err := clientv3.New(clientv3.Config{
-		Endpoints: []string{m.url}, Logger: zap.NewNop(),
+		Endpoints: []string{etcdtest.Shared(t).URL()}, Logger: zap.NewNop(),
 		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(w.unary), grpc.WithChainStreamInterceptor(w.stream)},
 	})
 	require.NoError(t, err)
@@ -132,7 +133,7 @@ func within(t testing.TB, d time.Duration, leases <-chan store.Lease) store.Leas
 
 func TestALostReplyLeavesOneHold(t *testing.T) {
 	var w wire
-	c := w.client(t, server(t))
+	c := w.client(t)
 	s := newStore(t, c)
 	for _, method := range []string{"/LeaseGrant", "/Txn"} {
 		a := ask("lost-reply", minute)
@@ -165,8 +166,8 @@ func TestALostReplyLeavesOneHold(t *testing.T) {
 // same process gets the lock, with the same etcd lease.
 func TestAReleaseThatIsSentAgainSparesTheNextHold(t *testing.T) {
 	var w wire
-	c := w.client(t, server(t))
-	s, other := newStore(t, c), newStore(t, server(t).client(t))
+	c := w.client(t)
+	s, other := newStore(t, c), newStore(t, connect(t))
 	first := ask("sent-again", minute)
 	l, err := s.Try(t.Context(), first)
 	require.NoError(t, err)
@@ -185,7 +186,7 @@ func TestAReleaseThatIsSentAgainSparesTheNextHold(t *testing.T) {
 }
 
 func TestMutexOfEtcdAndLocksExcludeEachOther(t *testing.T) {
-	c := server(t).client(t)
+	c := connect(t)
 	s := newStore(t, c)
 	session, err := concurrency.NewSession(c)
 	require.NoError(t, err)
@@ -220,7 +221,7 @@ func TestMutexOfEtcdAndLocksExcludeEachOther(t *testing.T) {
 }
 
 func TestACompactedWatchReadsAgain(t *testing.T) {
-	c := cluster(t, 1)[0].client(t)
+	c := connect(t, etcdtest.Start(t, 1)...)
 	s := newStore(t, c)
 	l, err := s.Try(t.Context(), ask("compacted", minute))
 	require.NoError(t, err)
@@ -241,7 +242,7 @@ func TestACompactedWatchReadsAgain(t *testing.T) {
 func TestASilentWatchHoldsUpAWaiterForAThirdOfItsLease(t *testing.T) {
 	var w wire
 	w.silent.Store(true)
-	s, other := newStore(t, w.client(t, server(t))), newStore(t, server(t).client(t))
+	s, other := newStore(t, w.client(t)), newStore(t, connect(t))
 	l, err := other.Try(t.Context(), ask("silent", minute))
 	require.NoError(t, err)
 	next := wait(t, s, ask("silent", 3*time.Second))
@@ -255,7 +256,7 @@ func TestASilentWatchHoldsUpAWaiterForAThirdOfItsLease(t *testing.T) {
 func TestAHandOverCostsTheSameWithManyWaiting(t *testing.T) {
 	cost := func(waiters int) int64 {
 		var w wire
-		s := newStore(t, w.client(t, server(t)))
+		s := newStore(t, w.client(t))
 		name := fmt.Sprintf("flat-%d", waiters)
 		l, err := s.Try(t.Context(), ask(name, minute))
 		require.NoError(t, err)
@@ -282,8 +283,8 @@ func TestAHandOverCostsTheSameWithManyWaiting(t *testing.T) {
 
 func TestNothingIsLeftBehind(t *testing.T) {
 	redistest.NoGoroutineLeft(t, "etcd/client")
-	m := cluster(t, 1)[0]
-	c := m.client(t)
+	m := etcdtest.Start(t, 1)[0]
+	c := connect(t, m)
 	s := newStore(t, c)
 	client, err := relock.Open(s)
 	require.NoError(t, err)
@@ -305,7 +306,7 @@ func TestNothingIsLeftBehind(t *testing.T) {
 }
 
 func TestANamespaceSharesItsLocks(t *testing.T) {
-	plain, c := server(t).client(t), server(t).client(t)
+	plain, c := connect(t), connect(t)
 	c.KV, c.Watcher, c.Lease = namespace.NewKV(c.KV, "tenant/"), namespace.NewWatcher(c.Watcher, "tenant/"), namespace.NewLease(c.Lease, "tenant/")
 	inside, err := relocketcd.New(c, "")
 	require.NoError(t, err)
@@ -322,8 +323,8 @@ func TestANamespaceSharesItsLocks(t *testing.T) {
 
 // TestAUserWithoutPermissionGetsTheErrorAtOnce turns on the users of etcd.
 func TestAUserWithoutPermissionGetsTheErrorAtOnce(t *testing.T) {
-	m, ctx := cluster(t, 1)[0], t.Context()
-	root := m.client(t)
+	m, ctx := etcdtest.Start(t, 1)[0], t.Context()
+	root := connect(t, m)
 	for _, name := range []string{"root", "orders"} {
 		_, err := root.RoleAdd(ctx, name)
 		require.NoError(t, err)
@@ -337,7 +338,7 @@ func TestAUserWithoutPermissionGetsTheErrorAtOnce(t *testing.T) {
 	_, err = root.AuthEnable(ctx)
 	require.NoError(t, err)
 
-	c, err := clientv3.New(clientv3.Config{Endpoints: []string{m.url}, Username: "orders", Password: "orders", Logger: zap.NewNop()})
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{m.URL()}, Username: "orders", Password: "orders", Logger: zap.NewNop()})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, c.Close()) }()
 	s := newStore(t, c)
@@ -360,40 +361,27 @@ func TestAUserWithoutPermissionGetsTheErrorAtOnce(t *testing.T) {
 }
 
 func TestHoldsAndWaitersOutlastARestartOfEtcd(t *testing.T) {
-	m := cluster(t, 1)[0]
-	c := m.client(t)
+	m := etcdtest.Start(t, 1)[0]
+	c := connect(t, m)
 	s := newStore(t, c)
 	l, err := s.Try(t.Context(), ask("restart", minute))
 	require.NoError(t, err)
 	next, last := wait(t, s, ask("restart", minute)), wait(t, s, ask("restart", minute))
-	require.NoError(t, m.kill())
+	m.Kill()
 	errs := s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})
 	require.ErrorIs(t, errs[0], store.ErrUnavailable)
-	m.start(t)
-	m.ready(t)
+	m.Restart()
 	require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
 	require.NoError(t, s.Release(t.Context(), l, 0))
 	require.NoError(t, s.Release(t.Context(), within(t, 10*time.Second, next), 0))
 	require.NoError(t, s.Release(t.Context(), within(t, 10*time.Second, last), 0))
 }
 
-// cluster starts servers for one test.
-func cluster(t testing.TB, n int) []*member {
-	t.Helper()
-	members := newMembers(t, n, t.TempDir())
-	t.Cleanup(func() {
-		for _, m := range members {
-			require.NoError(t, m.kill())
-		}
-	})
-	return members
-}
-
 // leader returns the leader of a cluster, and the others.
-func leader(t *testing.T, members []*member) (first *member, others []*member) {
+func leader(t *testing.T, members []*etcdtest.Server) (first *etcdtest.Server, others []*etcdtest.Server) {
 	t.Helper()
 	for _, m := range members {
-		resp, err := m.client(t).Status(t.Context(), m.url)
+		resp, err := connect(t, m).Status(t.Context(), m.URL())
 		require.NoError(t, err)
 		if resp.Leader == resp.Header.MemberId {
 			first = m
@@ -408,8 +396,8 @@ func leader(t *testing.T, members []*member) (first *member, others []*member) {
 func TestSectionsAndWaitersOutlastTheLeader(t *testing.T) {
 	for _, fault := range []string{"killed", "stopped"} {
 		t.Run(fault, func(t *testing.T) {
-			first, others := leader(t, cluster(t, 3))
-			c := first.client(t, others...)
+			first, others := leader(t, etcdtest.Start(t, 3))
+			c := connect(t, append(others, first)...)
 			client, err := relock.Open(newStore(t, c), relock.WithTTL(20*time.Second))
 			require.NoError(t, err)
 			defer func() { require.NoError(t, client.Close()) }()
@@ -418,16 +406,16 @@ func TestSectionsAndWaitersOutlastTheLeader(t *testing.T) {
 			require.NoError(t, err)
 			next := wait(t, newStore(t, c), ask("leader", 20*time.Second))
 			if fault == "killed" {
-				require.NoError(t, first.kill())
+				first.Kill()
 			} else {
-				defer first.pause(t)()
+				defer first.Pause()()
 			}
 			inner, err := lock.Lock(section)
 			require.NoError(t, err, "the store serves again before the lease ends")
 			require.NoError(t, lock.Unlock(inner))
 			require.NoError(t, lock.Unlock(section))
 			l := within(t, 15*time.Second, next)
-			require.NoError(t, newStore(t, others[0].client(t)).Release(t.Context(), l, 0))
+			require.NoError(t, newStore(t, connect(t, others[0])).Release(t.Context(), l, 0))
 		})
 	}
 }
@@ -459,12 +447,12 @@ func init() {
 }
 
 func TestKilledProcessesMakeWayInASectionAndInTheQueue(t *testing.T) {
-	m := server(t)
-	holder := redistest.Child(t, "etcd-lock", m.url)
+	m := etcdtest.Shared(t)
+	holder := redistest.Child(t, "etcd-lock", m.URL())
 	require.Equal(t, "locked", holder.Line(10*time.Second))
-	waiter := redistest.Child(t, "etcd-lock", m.url)
+	waiter := redistest.Child(t, "etcd-lock", m.URL())
 	require.Equal(t, "queued", waiter.Line(10*time.Second))
-	s := newStore(t, m.client(t))
+	s := newStore(t, connect(t, m))
 	next := wait(t, s, ask("crash", minute))
 	waiter.Kill()
 	holder.Kill()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-relock/relock"
 	relocketcd "github.com/go-relock/relock/etcd"
+	"github.com/go-relock/relock/internal/etcdtest"
 )
 
 func lockInEtcd(ctx context.Context, endpoints []string, work func(context.Context) error) error {
@@ -40,6 +41,6 @@ func lockInEtcd(ctx context.Context, endpoints []string, work func(context.Conte
 
 func TestTheCodeOfThePageRuns(t *testing.T) {
 	ran := false
-	require.NoError(t, lockInEtcd(t.Context(), []string{server(t).url}, func(context.Context) error { ran = true; return nil }))
+	require.NoError(t, lockInEtcd(t.Context(), []string{etcdtest.Shared(t).URL()}, func(context.Context) error { ran = true; return nil }))
 	require.True(t, ran)
 }
