@@ -68,7 +68,7 @@ func (b bar) row() []any {
 
 // bars returns all bars of a run, always the same in the same order.
 func (r *report) bars() []bar {
-	return slices.Concat(r.pairBars(), r.handoverBars(), r.hotBars(), r.keepingBars(), r.kindBars(), r.onceBars(), r.quorumBars(), []bar{
+	return slices.Concat(r.pairBars(), r.handoverBars(), r.hotBars(), r.keepingBars(), r.kindBars(), r.onceBars(), r.quorumBars(), r.storesBars(), []bar{
 		{name: "two in a section of relock at once, in all measurements", value: r.broken()},
 	})
 }

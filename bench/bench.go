@@ -36,6 +36,8 @@ var workloads = []workload{
 	{"quorum-pair", "one goroutine locks and unlocks a lock in three servers that nobody else wants", quorumPair},
 	{"quorum-fault", "the same while one of the three servers is dead or silent", quorumFault},
 	{"quorum-handover", "one lock in three servers goes from client to client", quorumHandover},
+	{"stores-pair", "one goroutine locks and unlocks a lock in each store that nobody else wants", storesPair},
+	{"stores-handover", "one lock in each store goes from client to client", storesHandover},
 }
 
 // sizes says how much to measure.
@@ -54,6 +56,7 @@ type sizes struct {
 	kinds    kindsSizes
 	once     onceSizes
 	quorum   quorumSizes
+	stores   quorumSizes
 }
 
 var full = sizes{
@@ -84,6 +87,10 @@ var full = sizes{
 		pair:   pairSizes{rounds: 30, bursts: 10, pairs: 20},
 		rounds: 5, waiters: []int{1, 8, 64}, samples: 50, limit: 5 * time.Second,
 	},
+	stores: quorumSizes{
+		pair:   pairSizes{rounds: 15, bursts: 5, pairs: 20},
+		rounds: 7, waiters: []int{1, 8, 64}, samples: 25, limit: 5 * time.Second,
+	},
 }
 
 var small = sizes{
@@ -113,6 +120,10 @@ var small = sizes{
 	quorum: quorumSizes{
 		pair:   pairSizes{rounds: 8, bursts: 5, pairs: 20},
 		rounds: 2, waiters: []int{1, 8, 64}, samples: 20, limit: 2 * time.Second,
+	},
+	stores: quorumSizes{
+		pair:   pairSizes{rounds: 5, bursts: 3, pairs: 10},
+		rounds: 2, waiters: []int{1, 8, 64}, samples: 10, limit: 2 * time.Second,
 	},
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"runtime"
 	"slices"
 	"strconv"
@@ -25,8 +26,9 @@ type env struct {
 	server *redistest.Server
 	admin  *redis.Client
 	links  map[time.Duration]*link
-	quorum *env     // the first member of quorums, see [env.startMembers]
-	others []string // addresses of members beside this server
+	quorum *env          // the first member of quorums, see [env.startMembers]
+	others []string      // addresses of members beside this server
+	stores *storeServers // nil until [env.startStores]
 }
 
 // newEnv starts a server that ends with t, a test or the [harness].
@@ -258,14 +260,26 @@ type harness struct {
 // failure is the panic of Fatalf.
 type failure struct{ error }
 
-func (h *harness) Helper()             {}
-func (h *harness) Cleanup(f func())    { h.cleanups = append(h.cleanups, f) }
-func (h *harness) Failed() bool        { return len(h.errs) > 0 }
-func (h *harness) Logf(string, ...any) {}
+func (h *harness) Helper()                  {}
+func (h *harness) Context() context.Context { return context.Background() }
+func (h *harness) Cleanup(f func())         { h.cleanups = append(h.cleanups, f) }
+func (h *harness) Failed() bool             { return len(h.errs) > 0 }
+func (h *harness) Logf(string, ...any)      {}
 
 func (h *harness) Errorf(format string, args ...any) {
 	h.errs = append(h.errs, fmt.Errorf(format, args...))
 }
+
+func (h *harness) TempDir() string {
+	dir, err := os.MkdirTemp("", "bench-")
+	if err != nil {
+		h.Fatal(err)
+	}
+	h.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+func (h *harness) Fatal(args ...any) { panic(failure{errors.New(fmt.Sprint(args...))}) }
 
 func (h *harness) Fatalf(format string, args ...any) { panic(failure{fmt.Errorf(format, args...)}) }
 

@@ -92,6 +92,9 @@ var kindSystems = map[string][]*system{
 	"quorum-pair":     {quorumRelock, quorumRedsync, quorumFailFast, quorumRueidislock},
 	"quorum-fault":    {quorumRelock, quorumDead, quorumSilent, quorumFailFast, quorumFailFastDead, quorumFailFastSilent},
 	"quorum-handover": {quorumRelock, quorumRedsync, quorumTuned, quorumRueidislock, singleRueidislock},
+
+	"stores-pair":     storeSystems,
+	"stores-handover": storeSystems,
 }
 
 // kindsPair is pair with all kinds of locks.

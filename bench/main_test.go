@@ -51,6 +51,10 @@ var tiny = sizes{
 		pair:   pairSizes{rounds: 2, bursts: 1, pairs: 5},
 		rounds: 1, waiters: []int{1, 3}, samples: 2, limit: 2 * time.Second,
 	},
+	stores: quorumSizes{
+		pair:   pairSizes{rounds: 2, bursts: 1, pairs: 5},
+		rounds: 1, waiters: []int{1, 2, 3}, samples: 2, limit: 2 * time.Second,
+	},
 }
 
 func TestEveryWorkloadGivesFiguresForEverySystem(t *testing.T) {
@@ -120,9 +124,13 @@ func requireFigures(t *testing.T, m *merged) {
 		require.Positive(t, rec.median("renewals_per_lock"), "%s renews every lease in a round", s)
 	}
 	for _, shown := range tables {
+		whose := relockDefaults.String()
+		if strings.HasPrefix(shown.workload, "stores-") {
+			whose = "relock, " + inEtcd
+		}
 		for _, c := range shown.columns {
 			require.True(t, slices.ContainsFunc(m.Records, func(rec *record) bool {
-				return rec.Workload == shown.workload && rec.name() == relockDefaults.String() && !math.IsNaN(rec.median(c.metric))
+				return rec.Workload == shown.workload && rec.name() == whose && !math.IsNaN(rec.median(c.metric))
 			}), "%s: relock has no figure for %q", shown.workload, c.header)
 		}
 	}

@@ -234,6 +234,25 @@ var tables = []table{
 			{"of rueidislock, one server", "of_single", true}, {"round trips", "trips", false}, {"p99 µs", "p99_us", false}, {"commands", "commands", false},
 		},
 	},
+	{
+		workload: "stores-pair", title: "Lock and unlock in each store, one goroutine, nobody else",
+		note: "Each store beside the lock of another library on the same server. etcd keeps its data in memory, " +
+			"ZooKeeper and the databases do not wait for the disk.",
+		columns: []column{
+			{"µs", "us", true}, {"of the other library there", "of_peer", true}, {"p50 µs", "p50_us", false}, {"p99 µs", "p99_us", false},
+			{"client CPU µs", "client_us", false}, {"allocations", "allocs", false},
+		},
+	},
+	{
+		workload: "stores-handover", title: "Hand-over among waiters in separate clients, in each store",
+		note: "As in the ring over one Redis server; each waiter has waited for 120 ms at its turn. Clients of a database share two stores. Commands are of all clients for " +
+			"each hand-over, the waiting of the former owner included: commands of one Redis, messages to etcd, packets to " +
+			"ZooKeeper, statements with BEGIN and COMMIT.",
+		columns: []column{
+			{"median µs", "p50_us", true}, {"of the other library there", "of_peer", true}, {"p99 µs", "p99_us", false},
+			{"commands", "commands", true},
+		},
+	},
 }
 
 // printWorkload writes the tables of a workload, with the case as the title.

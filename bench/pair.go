@@ -81,7 +81,7 @@ func (b *bench) field(roundTrip time.Duration, rounds, n int) (*field, error) {
 	endable, end := context.WithCancel(context.Background())
 	f.end = end
 	for _, s := range b.taking() {
-		p, err := s.open(setup{addr: addr, rdb: f.rdb, others: b.others})
+		p, err := s.open(setup{addr: addr, rdb: f.rdb, others: b.others, stores: b.stores})
 		if err != nil {
 			f.close()
 			return nil, fmt.Errorf("%s: %w", s, err)

@@ -252,7 +252,7 @@ func (b *bench) quorumRing(s *system, rec *record, waiters int) (m round, err er
 	if err != nil {
 		return nil, err
 	}
-	r, err := newRing(b, s, freshLock(b.workload), setup{addr: b.server.Addr(), others: b.others}, waiters+1)
+	r, err := newRing(b, s, freshLock(b.workload), setup{addr: b.server.Addr(), others: b.others, stores: b.stores}, waiters+1)
 	if err != nil {
 		return nil, err
 	}
@@ -268,7 +268,7 @@ func (b *bench) quorumRing(s *system, rec *record, waiters int) (m round, err er
 	}
 	var took durations
 	over := time.Now().Add(b.sizes.quorum.limit)
-	u, err := b.spent(func() error {
+	commands, err := b.sent(s, func() error {
 		for len(took) == 0 || len(took) < b.sizes.quorum.samples && time.Now().Before(over) {
 			d, err := b.oneHandover(r)
 			if err != nil {
@@ -284,7 +284,7 @@ func (b *bench) quorumRing(s *system, rec *record, waiters int) (m round, err er
 	p50 := took.quantile(0.5)
 	return round{
 		"p50_us": micros(p50), "p99_us": micros(took.quantile(0.99)), "trips": float64(p50) / float64(ping),
-		"commands": float64(u.commands(s.also...)) / float64(len(took)),
+		"commands": commands / float64(len(took)),
 	}, nil
 }
 

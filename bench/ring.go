@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -101,7 +102,7 @@ func (r *ring) queueUp(rt time.Duration) error {
 		r.join(i + 1)
 	}
 	if r.system.queued == nil {
-		pause(50*time.Millisecond + time.Duration(r.waiting)*time.Millisecond + 8*rt)
+		pause(50*time.Millisecond + time.Duration(r.waiting)*cmp.Or(r.system.queues, time.Millisecond) + 8*rt)
 		return nil
 	}
 	err := r.bench.queued(r.system, r.lock, r.waiting)

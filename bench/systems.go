@@ -32,6 +32,10 @@ type system struct {
 	also []string
 	// queued counts the waiters in Redis; nil: the system polls, and Redis knows no waiters.
 	queued func(ctx context.Context, rdb *redis.Client, lock string) (int, error)
+	// received counts the commands of clients at a server beside Redis; nil: Redis counts.
+	received received
+	// queues is how long a waiter may take to queue where nobody counts waiters; 0: a millisecond.
+	queues time.Duration
 	// cycle is the longest interval of all that the system does by itself; 0: the system polls.
 	cycle time.Duration
 	// renews is how often in a TTL the system renews a lease; 0: never.
@@ -44,7 +48,8 @@ type setup struct {
 	rdb  *redis.Client // for all systems on go-redis; nil: each opens a client of its own
 	ttl  time.Duration // 0: the system's default
 
-	others []string // addresses of members of a quorum beside addr
+	others []string      // addresses of members of a quorum beside addr
+	stores *storeServers // of locks in other stores
 }
 
 // process is a process's part of a system: connections, and all that goroutines share.
@@ -165,6 +170,10 @@ var settings = [][2]string{
 	{"rueidislock, " + threeServers, "one of its three keys on each server, by a `ClientBuilder` that is no part of rueidislock"},
 	{oneDead, "one of three servers is killed; redsync with `WithFailFast(true)`"},
 	{oneSilent, "one of three servers is stopped; redsync with `WithFailFast(true)`"},
+	{etcdMutex, "etcd's own, of package `clientv3/concurrency`, with a session of 30 s"},
+	{zkLock, "of github.com/go-zookeeper/zk"},
+	{advisoryLock, "a session lock, on a connection for each client: no lease, no token"},
+	{getLock, "the same in MariaDB"},
 	{"redislock, defaults", "`LinearBackoff(100ms)` as in an example of its documentation, but without a limit, " +
 		"as redislock does not wait by itself; a TTL of 30 s, as redislock has no default"},
 	{"redislock, tuned", "`LinearBackoff(5ms)`"},

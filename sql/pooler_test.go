@@ -2,6 +2,7 @@ package relocksql_test
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
 	"net/url"
 	"os"
@@ -109,8 +110,11 @@ func TestAPoolerBreaksSessionLocksAndKeepsLeases(t *testing.T) {
 		first, second = second, first
 	}
 	var busy *store.Busy
-	for i, db := range []*relocksql.Store{newStore(t, d, first), newStore(t, d, second)} {
-		_, err := db.Try(t.Context(), ask(time.Minute))
+	for i, db := range []*sql.DB{first, second} {
+		s, err := relocksql.New(db, d.dialect, relocksql.WithListener(pglisten.New(d.source)))
+		require.NoError(t, err)
+		defer func() { require.NoError(t, s.Close()) }()
+		_, err = s.Try(t.Context(), ask(time.Minute))
 		if i == 0 {
 			require.NoError(t, err)
 		} else {

@@ -60,14 +60,16 @@ type server struct {
 //	func TestMain(m *testing.M) { os.Exit(dbtest.Main(m)) }
 func Main(m *testing.M) int {
 	code := redistest.Main(m)
-	for _, e := range []*engine{&postgres, &mariadb} {
-		if err := e.end(); err != nil {
-			fmt.Fprintln(os.Stderr, "dbtest:", err) //nolint:forbidigo // it runs tests, whose output this is
-			code = max(code, 1)
-		}
+	if err := Stop(); err != nil {
+		fmt.Fprintln(os.Stderr, "dbtest:", err) //nolint:forbidigo // it runs tests, whose output this is
+		code = max(code, 1)
 	}
 	return code
 }
+
+// Stop ends the servers and removes their data. [Main] does it; only a program that is no test needs
+// to.
+func Stop() error { return errors.Join(postgres.end(), mariadb.end()) }
 
 // database returns the server, which the first call starts, and the name of a new database in it.
 func (e *engine) database(t testing.TB) (s *server, name string) {
