@@ -33,13 +33,13 @@ const (
 
 // world is a server with a lock in Go.
 type world struct {
-	*testing.T
+	testing.TB
 	server *zktest.Server
 	conn   *zk.Conn
 	lock   *relock.Lock
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t testing.TB) *world {
 	t.Helper()
 	server := zktest.Start(t)
 	s, err := relockzk.New(server.Address(), relockzk.WithRoot("/locks"), relockzk.WithSessionTimeout(session))
@@ -51,7 +51,7 @@ func newWorld(t *testing.T) *world {
 	conn, _, err := zk.Connect([]string{server.Address()}, patience, zk.WithLogInfo(false))
 	require.NoError(t, err)
 	t.Cleanup(conn.Close)
-	return &world{T: t, server: server, conn: conn, lock: c.NewLock("orders")}
+	return &world{TB: t, server: server, conn: conn, lock: c.NewLock("orders")}
 }
 
 // waitNodes waits until the lock has n nodes: the holder and the waiters.
@@ -63,7 +63,7 @@ func (w *world) waitNodes(n int) {
 	}, "the lock has %d nodes", n)
 }
 
-// java is a process with a Curator client and one InterProcessMutex.
+// java is a process that answers lines with lines.
 type java struct {
 	*world
 	cmd     *exec.Cmd
@@ -71,7 +71,14 @@ type java struct {
 	answers chan string
 }
 
+// java starts a process with a Curator client and one InterProcessMutex.
 func (w *world) java() *java {
+	w.Helper()
+	return w.run(session, "-XX:TieredStopAtLevel=1", "relock.interop.Main")
+}
+
+// run starts a Java program, with the server, the lock and the session in front of the arguments.
+func (w *world) run(session time.Duration, flag, program string, args ...string) *java {
 	w.Helper()
 	target, err := filepath.Abs(filepath.Join("java", "target"))
 	require.NoError(w, err)
@@ -79,8 +86,11 @@ func (w *world) java() *java {
 		redistest.NotTested(w, "the Java program is not built: run make interop: %v", err)
 	}
 	classpath := filepath.Join(target, "classes") + string(os.PathListSeparator) + filepath.Join(target, "lib", "*")
-	cmd := exec.CommandContext(context.Background(), "java", "-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC",
-		"-cp", classpath, "relock.interop.Main", w.server.Address(), lockPath, strconv.FormatInt(session.Milliseconds(), 10))
+	args = append([]string{
+		"-Xmx128m", "-XX:+UseSerialGC", flag, "-cp", classpath, program,
+		w.server.Address(), lockPath, strconv.FormatInt(session.Milliseconds(), 10),
+	}, args...)
+	cmd := exec.CommandContext(context.Background(), "java", args...)
 	cmd.Stderr = w.Output()
 	in, err := cmd.StdinPipe()
 	require.NoError(w, err)
@@ -113,11 +123,17 @@ func (j *java) send(line string) {
 
 func (j *java) expect(answer string) {
 	j.Helper()
+	require.Equal(j, answer, j.answer())
+}
+
+func (j *java) answer() string {
+	j.Helper()
 	select {
-	case got := <-j.answers:
-		require.Equal(j, answer, got)
+	case answer := <-j.answers:
+		return answer
 	case <-time.After(patience):
-		require.FailNow(j, "no answer of Java: "+answer)
+		require.FailNow(j, "no answer of Java")
+		return ""
 	}
 }
 
