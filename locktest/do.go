@@ -67,10 +67,10 @@ func doRefused(b *bench) {
 		b.t.Error("the function has run")
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(b.ctx, 50*time.Millisecond)
+	ctx, cancel := context.WithTimeout(b.ctx, brief)
 	defer cancel()
 	for _, err := range []error{
-		l.Do(ctx, run), relock.Do(ctx, l, run), l.DoFor(ctx, long, run), l.DoFor(b.ctx, 50*time.Millisecond, run), l.DoFor(b.ctx, 0, run),
+		l.Do(ctx, run), relock.Do(ctx, l, run), l.DoFor(ctx, long, run), l.DoFor(b.ctx, brief, run), l.DoFor(b.ctx, 0, run),
 	} {
 		require.Error(b.t, err)
 		require.True(b.t, relock.NotEntered(err))

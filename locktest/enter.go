@@ -90,8 +90,8 @@ func refuseTryFor(b *bench) {
 	section := b.enter(b.ctx, l)
 	for _, impatient := range []*relock.Lock{l, there} {
 		begun := time.Now()
-		b.requireRefused(last(impatient.TryLockFor(b.ctx, 100*time.Millisecond)), l, b.holder(section))
-		require.GreaterOrEqual(b.t, time.Since(begun), 100*time.Millisecond)
+		b.requireRefused(last(impatient.TryLockFor(b.ctx, brief)), l, b.holder(section))
+		require.GreaterOrEqual(b.t, time.Since(begun), brief)
 		b.eventually("the place is taken back", func() bool { return b.state(l).Waiters == 0 })
 	}
 	b.unlock(l, section)
@@ -107,7 +107,7 @@ func refuseContext(b *bench) {
 		b.requireRefused(b.fails(c), l, b.holder(section), context.Canceled, errMine)
 		require.Less(b.t, c.at.Sub(begun), prompt)
 
-		ctx, cancel := context.WithTimeout(b.ctx, 50*time.Millisecond)
+		ctx, cancel := context.WithTimeout(b.ctx, brief)
 		c = b.wait(ctx, lock)
 		b.requireRefused(b.fails(c), l, b.holder(section), context.DeadlineExceeded)
 		require.ErrorIs(b.t, c.section.Err(), context.DeadlineExceeded, "the caller's context comes back")
@@ -260,7 +260,7 @@ func sectionCauses(b *bench) {
 	b.unlock(l, section)
 	require.Equal(b.t, cause, context.Cause(section), "the first cause stays")
 
-	limited, cancel := context.WithTimeout(b.ctx, 50*time.Millisecond)
+	limited, cancel := context.WithTimeout(b.ctx, brief)
 	defer cancel()
 	section, err := l.TryLock(limited)
 	require.NoError(b.t, err)

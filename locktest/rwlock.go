@@ -3,7 +3,6 @@ package locktest
 import (
 	"context"
 	"slices"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -25,7 +24,7 @@ func readersTogether(b *bench) {
 	b.unlock(there, second)
 	writer := b.get(c)
 	b.requireHolders(l, writer)
-	for _, lock := range []locking{l.TryLock, l.TryRLock, there.TryLock, there.TryRLock, tryFor(l.RLocker(), 100*time.Millisecond)} {
+	for _, lock := range []locking{l.TryLock, l.TryRLock, there.TryLock, there.TryRLock, tryFor(l.RLocker(), brief)} {
 		ctx, err := lock(b.ctx)
 		b.requireRefused(err, l, b.holder(writer))
 		require.Equal(b.t, b.ctx, ctx)
@@ -240,7 +239,7 @@ func upgradeEnds(b *bench) {
 	c := b.wait(reader, l.Lock)
 	c.cancel(errMine)
 	b.requireRefused(b.fails(c), l, b.holder(beside), context.Canceled, errMine)
-	c = b.wait(reader, tryFor(l, 100*time.Millisecond))
+	c = b.wait(reader, tryFor(l, brief))
 	b.requireRefused(b.fails(c), l, b.holder(beside))
 	b.requireOpen(reader)
 	require.True(b.t, l.Held(reader))

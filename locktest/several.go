@@ -266,7 +266,7 @@ func severalUnlock(b *bench) {
 func severalFor(b *bench) {
 	first, second := b.lock(b.other, "a"), b.lock(b.other, "b")
 	inFirst, inSecond := b.enter(b.ctx, first), b.enter(b.ctx, second)
-	const wait = 400 * time.Millisecond
+	const wait = 2 * brief
 	begun := time.Now()
 	l := b.several(b.one, "a", "b", "c")
 	c := b.wait(b.ctx, tryAllFor(l, wait))

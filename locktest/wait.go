@@ -88,7 +88,7 @@ func waitOvertaken(b *bench) {
 func waitGivesUp(b *bench) {
 	l, there := b.locks()
 	section := b.enter(b.ctx, l)
-	c := b.wait(b.ctx, tryFor(there, 50*time.Millisecond))
+	c := b.wait(b.ctx, tryFor(there, brief))
 	b.requireRefused(b.fails(c), l, b.holder(section))
 	c = b.wait(b.ctx, there.Lock)
 	c.cancel(errMine)

@@ -3,13 +3,14 @@ package relocksql_test
 import (
 	"context"
 	"database/sql"
+	"flag"
 	"fmt"
 	"io"
 	"log"
-	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"testing"
 	"time"
 
@@ -23,8 +24,17 @@ import (
 	"github.com/go-relock/relock/sql/pglisten"
 )
 
+// atOnce is the number of tests that run at once. They mostly wait: for leases, and for a server.
+const atOnce = 4
+
 func TestMain(m *testing.M) {
 	_ = mysql.SetLogger(log.New(io.Discard, "", 0)) // the tests cut connections
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if !given {
+		_ = flag.Set("test.parallel", strconv.Itoa(atOnce))
+	}
 	os.Exit(dbtest.Main(m))
 }
 
@@ -66,14 +76,10 @@ func onEach(t *testing.T, test func(d *rig)) {
 
 func postgres(t testing.TB, listens bool) *database {
 	t.Helper()
-	source := dbtest.Postgres(t)
-	u, err := url.Parse(source)
-	require.NoError(t, err)
-	d := &database{kind: "PostgreSQL", dialect: relocksql.Postgres, driver: "pgx", source: source, listens: listens}
-	d.proxy = newProxy(t, u.Host)
-	u.Host = d.proxy.address()
-	d.through = u.String()
-	return d.make(t)
+	d := &database{
+		kind: "PostgreSQL", dialect: relocksql.Postgres, driver: "pgx", source: dbtest.Postgres(t), listens: listens,
+	}
+	return d.behindProxy(t).make(t)
 }
 
 var address = regexp.MustCompile(`127\.0\.0\.1:\d+`)
@@ -81,9 +87,31 @@ var address = regexp.MustCompile(`127\.0\.0\.1:\d+`)
 func mariadb(t testing.TB) *database {
 	t.Helper()
 	d := &database{kind: "MariaDB", dialect: relocksql.MySQL, driver: "mysql", source: dbtest.MariaDB(t) + "?interpolateParams=true"}
+	return d.behindProxy(t).make(t)
+}
+
+// behindProxy puts a proxy before the server.
+func (d *database) behindProxy(t testing.TB) *database {
+	t.Helper()
 	d.proxy = newProxy(t, address.FindString(d.source))
 	d.through = address.ReplaceAllString(d.source, d.proxy.address())
-	return d.make(t)
+	return d
+}
+
+// own returns the database with a proxy of its own, for a test beside other tests.
+func (d *database) own(t testing.TB) *database {
+	t.Helper()
+	own := *d
+	if d.proxy != nil {
+		own.behindProxy(t)
+	}
+	return &own
+}
+
+// leavesNothing looks for holds and waiters at the end of a test and of its subtests.
+func (d *database) leavesNothing(t testing.TB) {
+	t.Helper()
+	t.Cleanup(func() { require.Zero(t, d.alive(t), "holds or waiters are left over") })
 }
 
 func sqlite(t testing.TB) *database {
@@ -176,7 +204,7 @@ func (d *database) lose(t testing.TB, name string) {
 // count returns the number that a statement selects.
 func (d *database) count(t testing.TB, statement string) (n int) {
 	t.Helper()
-	require.NoError(t, d.db.QueryRowContext(t.Context(), statement).Scan(&n))
+	require.NoError(t, d.db.QueryRowContext(context.WithoutCancel(t.Context()), statement).Scan(&n))
 	return n
 }
 

@@ -75,7 +75,9 @@ default_pool_size = %d
 }
 
 func TestStoreBehindAPoolerKeepsThePromisesOfStores(t *testing.T) {
-	d := pooled(t, 8)
+	t.Parallel()
+	d := pooled(t, 20)
+	d.leavesNothing(t)
 	storetest.Run(t, storetest.Harness{
 		TTL: time.Second,
 		Start: func(t *testing.T) storetest.Server {
@@ -90,6 +92,7 @@ func TestStoreBehindAPoolerKeepsThePromisesOfStores(t *testing.T) {
 				Lose: func(name string) { d.lose(t, name) },
 			}
 		},
+		Around: d.around,
 		Without: map[storetest.Promise]string{
 			storetest.Acks:    "whether a COMMIT waits for replicas is a setting of the database",
 			storetest.Several: "each lock is a transaction of its own",

@@ -12,9 +12,21 @@ import (
 	"github.com/go-relock/relock/storetest"
 )
 
+// around runs a subtest of a suite beside the other subtests. Those of SQLite run one by one, as they
+// need the processor, and the others wait for a server.
+func (d *database) around(t *testing.T, body func(*testing.T)) {
+	t.Helper()
+	if d.proxy != nil {
+		t.Parallel()
+	}
+	body(t)
+}
+
 func TestStoreKeepsThePromisesOfStores(t *testing.T) {
+	t.Parallel()
 	onEach(t, func(d *rig) {
 		t := d.T
+		d.leavesNothing(t)
 		without := map[storetest.Promise]string{
 			storetest.Acks:    "whether a COMMIT waits for replicas is a setting of the database",
 			storetest.Several: "each lock is a transaction of its own",
@@ -27,21 +39,24 @@ func TestStoreKeepsThePromisesOfStores(t *testing.T) {
 			TTL: time.Second,
 			Start: func(t *testing.T) storetest.Server {
 				t.Helper()
+				d := d.own(t)
 				return storetest.Server{
 					New:       func() store.Store { return d.store(t) },
 					Interrupt: func() func() { return d.interrupt(t) },
 					Lose:      func(name string) { d.lose(t, name) },
 				}
 			},
+			Around:  d.around,
 			Without: without,
 		})
-		require.Zero(t, d.alive(t), "holds or waiters are left over")
 	})
 }
 
 func TestLocksKeepThePromises(t *testing.T) {
+	t.Parallel()
 	onEach(t, func(d *rig) {
 		t := d.T
+		d.leavesNothing(t)
 		without := map[locktest.Promise]string{
 			locktest.Acks:      "whether a COMMIT waits for replicas is a setting of the database",
 			locktest.Deadlocks: "the store shows no waits",
@@ -53,6 +68,7 @@ func TestLocksKeepThePromises(t *testing.T) {
 		locktest.Harness{
 			Start: func(t *testing.T) locktest.Server {
 				t.Helper()
+				d := d.own(t)
 				return locktest.Server{
 					NewClient: func(options ...relock.Option) *relock.Client {
 						c, err := relock.Open(d.store(t), options...)
@@ -62,8 +78,8 @@ func TestLocksKeepThePromises(t *testing.T) {
 					Lose: func(name string) { d.lose(t, name) },
 				}
 			},
+			Around:  d.around,
 			Without: without,
 		}.Run(t)
-		require.Zero(t, d.alive(t), "holds or waiters are left over")
 	})
 }

@@ -25,7 +25,7 @@ var mariadb = engine{
 			s.path["mariadbd"], "--no-defaults", "--datadir=" + s.data(), "--tmpdir=" + s.dir,
 			"--bind-address=127.0.0.1", "--port=" + strconv.Itoa(s.port),
 			"--socket=" + filepath.Join(s.dir, "socket"), "--pid-file=" + filepath.Join(s.dir, "pid"),
-			"--max-connections=200", "--skip-name-resolve", "--innodb-flush-log-at-trx-commit=0",
+			"--max-connections=400", "--skip-name-resolve", "--innodb-flush-log-at-trx-commit=0",
 		}
 	},
 	query: func(s *server, statement string) []string {

@@ -22,7 +22,7 @@ var postgres = engine{
 	serve: func(s *server) []string {
 		args := []string{s.path["postgres"], "-D", s.data(), "-p", strconv.Itoa(s.port)}
 		for _, setting := range []string{
-			"listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=200",
+			"listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=400",
 			"fsync=off", "synchronous_commit=off", "full_page_writes=off",
 		} {
 			args = append(args, "-c", setting)
