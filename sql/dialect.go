@@ -161,24 +161,33 @@ func judge(err error) verdict {
 }
 
 // judgePostgres reads an SQLSTATE. A standby is read-only: the connections of a failover get there
-// for a while.
+// for a while. A pooler that loses the connection to its server says so with class 08.
 func judgePostgres(state string) verdict {
-	switch state[:min(2, len(state))] {
-	case "40", "55": // serialization failure, deadlock; lock not available
+	class := state[:min(2, len(state))]
+	switch {
+	case class == "08", state == "40003": // connection; statement completion unknown
+		return silent
+	case class == "40", class == "55": // serialization failure, deadlock; lock not available
 		return again
-	case "08", "53", "57", "25": // connection, resources, shutdown, read-only or idle for too long
+	case class == "53", class == "57", class == "25": // resources, shutdown or cancel, read-only or idle for too long
 		return down
 	default:
 		return refused
 	}
 }
 
+// The errors 2000 to 2999 are those of clients. A proxy sends them as the client of its server.
+const firstClientError, lastClientError = 2000, 2999
+
 // judgeMySQL reads the number of an error.
 func judgeMySQL(number uint16) verdict {
 	switch {
+	case number >= firstClientError && number <= lastClientError:
+		return silent
 	case slices.Contains([]uint16{1213, 1205, 1020, 3101}, number): // deadlock, lock wait, changed row, group conflict
 		return again
-	case slices.Contains([]uint16{1040, 1053, 1203, 1290, 1836, 1792, 1047, 1927, 4031}, number): // connections, shutdown, read-only, killed
+	case slices.Contains([]uint16{1040, 1053, 1203, 1290, 1836, 1792, 1047, 1927, 4031, 1317, 1969, 3024}, number):
+		// connections, shutdown, read-only, killed, canceled, too slow
 		return down
 	default:
 		return refused

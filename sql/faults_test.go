@@ -97,34 +97,72 @@ func (d *database) past(t testing.TB) *relocksql.Store {
 	return s
 }
 
-// A reply is lost once, and the command finds its own effect when it tries again.
+// loseCommit makes the proxy lose the next reply to a COMMIT, and send last in its place.
+func (p *proxy) loseCommit(t testing.TB, last []byte) {
+	t.Helper()
+	var seen, done atomic.Bool
+	p.mu.Lock()
+	p.last = last
+	p.mu.Unlock()
+	p.watch(func(up bool, data []byte) bool {
+		if up && bytes.Contains(data, []byte("COMMIT")) && !bytes.Contains(data, []byte("READ COMMITTED")) {
+			seen.Store(true)
+		}
+		return !up && seen.Load() && done.CompareAndSwap(false, true)
+	})
+	t.Cleanup(func() { require.True(t, done.Load(), "no reply was lost") })
+}
+
+// shutdowns are the last words of servers that end a session.
+var shutdowns = map[string][]byte{
+	"PostgreSQL": []byte("E\x00\x00\x00\x29SFATAL\x00VFATAL\x00C57P01\x00Mshutting down\x00\x00"),
+	"MariaDB":    []byte("\x16\x00\x00\x01\xff\x1d\x04#08S01shutting down"),
+}
+
+// A reply is lost once, and the command finds its own effect when it tries again. A server that ends
+// a session may say so in the place of the reply.
 func TestACommandAfterALostReplyHasTheEffectOfOne(t *testing.T) {
 	servers(t, func(d *rig) {
 		t := d.T
 		s, past := d.store(t), d.past(t)
-		once := func() {
-			var seen, done atomic.Bool
-			d.proxy.watch(func(up bool, data []byte) bool {
-				if up && bytes.Contains(data, []byte("COMMIT")) && !bytes.Contains(data, []byte("READ COMMITTED")) {
-					seen.Store(true)
-				}
-				return !up && seen.Load() && done.CompareAndSwap(false, true)
-			})
-			t.Cleanup(func() { require.True(t, done.Load(), "no reply was lost") })
+		for _, last := range [][]byte{nil, shutdowns[d.kind]} {
+			d.proxy.loseCommit(t, last)
+			l := try(t, s, ask(time.Minute))
+			state, err := past.Look(t.Context(), l.Ask)
+			require.NoError(t, err)
+			require.Equal(t, l.ID, state.Owner)
+			require.Equal(t, 1, state.Count)
+			d.proxy.loseCommit(t, last)
+			err = s.Release(t.Context(), l, 0)
+			require.ErrorIs(t, err, store.ErrGone)
+			require.ErrorIs(t, err, store.ErrUnsure)
+			d.proxy.watch(nil)
+			require.Zero(t, d.alive(t))
 		}
-		once()
-		l := try(t, s, ask(time.Minute))
-		state, err := past.Look(t.Context(), l.Ask)
-		require.NoError(t, err)
-		require.Equal(t, l.ID, state.Owner)
-		require.Equal(t, 1, state.Count)
-		once()
-		err = s.Release(t.Context(), l, 0)
-		require.ErrorIs(t, err, store.ErrGone)
-		require.ErrorIs(t, err, store.ErrUnsure)
-		d.proxy.watch(nil)
-		require.Zero(t, d.alive(t))
 	})
+}
+
+// The row of a name is made by another client, and deleted by a cleanup, while a call makes the row.
+func TestAHoldHasTheRowOfItsName(t *testing.T) {
+	d := postgres(t, false)
+	d.through += "&default_query_exec_mode=exec" // each packet has the text of its statement
+	s := d.store(t)
+	var made, deleted atomic.Bool
+	d.proxy.watch(func(up bool, data []byte) bool {
+		switch {
+		case up && bytes.Contains(data, []byte("INSERT INTO relock_locks")) && made.CompareAndSwap(false, true):
+			_, err := d.db.ExecContext(t.Context(), "INSERT INTO relock_locks VALUES ('orders', 0, 0, 0, 0)")
+			return err != nil
+		case up && made.Load() && bytes.Contains(data, []byte("FROM relock_locks")) && deleted.CompareAndSwap(false, true):
+			_, err := d.db.ExecContext(t.Context(), "DELETE FROM relock_locks")
+			return err != nil
+		}
+		return false
+	})
+	l := try(t, s, ask(time.Minute))
+	require.True(t, deleted.Load())
+	require.Equal(t, 1, d.count(t, "SELECT count(*) FROM relock_locks"), "two holds can enter without the row")
+	require.NoError(t, s.Release(t.Context(), l, 0))
 }
 
 func TestAWaiterOutlivesItsConnections(t *testing.T) {

@@ -79,7 +79,7 @@ func (t *tx) open(name string, id store.ID, create bool) (*lock, error) {
 	if err := k.read(); err != nil {
 		return nil, err
 	}
-	if !k.exists && create {
+	for !k.exists && create { // a cleanup may delete the row before it is locked
 		if _, err := t.exec(insertLock, []byte(name), int64(store.Mutex)); err != nil {
 			return nil, err
 		}

@@ -35,7 +35,7 @@ func pooled(t *testing.T, connections int) *database {
 		redistest.NotTested(t, "there is no pgbouncer: %v; install it (apt-get install pgbouncer)", err)
 	}
 	d := postgres(t, true)
-	u, err := url.Parse(d.source)
+	u, err := url.Parse(d.through) // a proxy is between the pooler and the server
 	require.NoError(t, err)
 	ports, err := process.FreePorts(1)
 	require.NoError(t, err)
@@ -124,4 +124,16 @@ func TestAPoolerBreaksSessionLocksAndKeepsLeases(t *testing.T) {
 			require.ErrorAs(t, err, &busy)
 		}
 	}
+}
+
+// The pooler loses its server behind a COMMIT, and answers with an error of its own.
+func TestACommitThatThePoolerLosesIsUnsure(t *testing.T) {
+	d := pooled(t, 1)
+	s, err := relocksql.New(d.open(t, d.through), d.dialect)
+	require.NoError(t, err)
+	l := try(t, s, ask(time.Minute))
+	d.proxy.loseCommit(t, nil)
+	err = s.Release(t.Context(), l, 0)
+	require.ErrorIs(t, err, store.ErrGone)
+	require.ErrorIs(t, err, store.ErrUnsure)
 }

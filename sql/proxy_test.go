@@ -17,6 +17,7 @@ type proxy struct {
 	conns  map[net.Conn]struct{}
 	thawed chan struct{} // closed unless the proxy is frozen
 	filter func(up bool, data []byte) (cut bool)
+	last   []byte // what a client hears at a cut
 }
 
 func newProxy(t testing.TB, target string) *proxy {
@@ -62,10 +63,13 @@ func (p *proxy) forward(from, to net.Conn, up bool) {
 	for {
 		n, err := from.Read(buffer)
 		p.mu.Lock()
-		thawed, filter := p.thawed, p.filter
+		thawed, filter, last := p.thawed, p.filter, p.last
 		p.mu.Unlock()
 		<-thawed
 		if n > 0 && filter != nil && filter(up, buffer[:n]) {
+			if !up {
+				_, _ = to.Write(last)
+			}
 			return
 		}
 		if n > 0 {

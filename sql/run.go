@@ -128,7 +128,8 @@ type tx struct {
 	grants []row // to the waiters of any store
 }
 
-// transaction makes one attempt at a transaction. Only an unanswered COMMIT is unsure.
+// transaction makes one attempt at a transaction. A COMMIT that fails is unsure, unless the database
+// asks to try again: a server or a pooler that goes down may answer in the place of the result.
 func (s *Store) transaction(ctx context.Context, do func(t *tx) error) error {
 	conn, err := s.db.Conn(ctx)
 	if err != nil {
@@ -149,7 +150,7 @@ func (s *Store) transaction(ctx context.Context, do func(t *tx) error) error {
 	}
 	if _, err := conn.ExecContext(ctx, "COMMIT"); err != nil {
 		t.rollback()
-		if judge(err) == silent {
+		if judge(err) != again {
 			err = store.Unsure(err)
 		}
 		return err

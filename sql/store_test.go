@@ -361,8 +361,8 @@ func TestErrorsOfDriversAreJudged(t *testing.T) {
 			errors.New("database is locked (5) (SQLITE_BUSY)"), errors.New("database table is locked"),
 		},
 		"down": {
-			&pgconn.PgError{Code: "57P01"}, &pgconn.PgError{Code: "53300"}, &pgconn.PgError{Code: "25006"},
-			&mysql.MySQLError{Number: 1040}, &mysql.MySQLError{Number: 1290},
+			&pgconn.PgError{Code: "57P01"}, &pgconn.PgError{Code: "57014"}, &pgconn.PgError{Code: "53300"}, &pgconn.PgError{Code: "25006"},
+			&mysql.MySQLError{Number: 1040}, &mysql.MySQLError{Number: 1290}, &mysql.MySQLError{Number: 1317},
 		},
 		"refused": {
 			&pgconn.PgError{Code: "42P01"}, &pgconn.PgError{}, &mysql.MySQLError{Number: 1146},
@@ -370,6 +370,7 @@ func TestErrorsOfDriversAreJudged(t *testing.T) {
 		},
 		"silent": {
 			context.DeadlineExceeded, &net.OpError{Op: "read", Err: errors.New("reset")}, mysql.ErrInvalidConn,
+			&pgconn.PgError{Code: "08P01"}, &pgconn.PgError{Code: "40003"}, &mysql.MySQLError{Number: 2013},
 		},
 	} {
 		for _, err := range errs {
