@@ -317,6 +317,41 @@ func (deaf) Listen(ctx context.Context, _ string, ready func(), _ func(string)) 
 	return ctx.Err()
 }
 
+// broken is a Listener that cannot connect.
+type broken struct{}
+
+func (broken) Listen(context.Context, string, func(), func(string)) error {
+	return errors.New("connection refused")
+}
+
+// The waiters of a Store do not ask one by one for as long as their Listener cannot connect.
+func TestAListenerThatCannotConnectIsReplacedByAPoll(t *testing.T) {
+	d := postgres(t, false)
+	s, other := d.store(t, relocksql.WithListener(broken{})), d.past(t)
+	l := try(t, other, ask(time.Minute))
+	var line []*waiter
+	for range 20 {
+		line = append(line, wait(t, s, ask(time.Minute)))
+	}
+	var packets atomic.Int64
+	d.proxy.watch(func(up bool, _ []byte) bool {
+		if up {
+			packets.Add(1)
+		}
+		return false
+	})
+	<-time.After(time.Second)
+	d.proxy.watch(nil)
+	t.Logf("%d packets in a second", packets.Load())
+	require.Positive(t, packets.Load())
+	require.Less(t, packets.Load(), int64(100))
+	for _, w := range line {
+		require.NoError(t, other.Release(t.Context(), l, 0))
+		l = w.get(t, 2*time.Second)
+	}
+	require.NoError(t, other.Release(t.Context(), l, 0))
+}
+
 func TestCheckServerFindsADeafListener(t *testing.T) {
 	d := postgres(t, false)
 	s, err := relocksql.New(d.db, d.dialect, relocksql.WithListener(deaf{}))

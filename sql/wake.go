@@ -92,12 +92,17 @@ func (s *Store) hearLocked() {
 	}
 }
 
-// listen hears notifications until Close. After each attempt to connect the waiters ask again, as a
-// notification may be lost.
+// listen hears notifications until Close. A notification may be lost before a connection listens,
+// and when a connection is lost: then the waiters ask again. Without a connection, listen polls.
 func (s *Store) listen() {
 	for n := 1; s.life.Err() == nil; n++ {
-		_ = s.listener.Listen(s.life, s.inbox, func() { n = 1; s.recheck() }, s.heard)
-		s.recheck()
+		listened := false
+		_ = s.listener.Listen(s.life, s.inbox, func() { listened, n = true, 1; s.recheck() }, s.heard)
+		if listened {
+			s.recheck()
+		} else {
+			s.pollOnce()
+		}
 		pause(s.life, min(n+4, 10))
 	}
 }
