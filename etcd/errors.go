@@ -62,7 +62,7 @@ func failed(ctx context.Context, err error) error {
 		return store.Unavailable(fmt.Errorf("etcd has given no answer in %s", limit))
 	case errors.Is(err, rpctypes.ErrLeaseNotFound):
 		return store.Unavailable(fmt.Errorf("the etcd lease has ended: %w", err))
-	case isRefusal(code):
+	case isRefusal(code) && !errors.Is(err, rpctypes.ErrNotLeader): // another member is the leader
 		return fmt.Errorf("etcd: %w", err)
 	case errors.Is(err, io.EOF):
 		return store.Unavailable(errors.New("etcd has closed the stream"))

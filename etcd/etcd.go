@@ -120,15 +120,14 @@ func (s *Store) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 	if resp.Succeeded {
 		h.revision = resp.Header.Revision
 		s.pool.set(a.ID, h)
-		return store.Lease{Ask: a, Sent: h.lease.sent, Token: h.revision}, nil
+		return store.Lease{Ask: a, Sent: h.lease.sent, Token: h.revision, Unsure: again}, nil
 	}
 	owner := stayOf(resp.Responses[0].GetResponseRange().Kvs[0])
 	if owner.ID == a.ID {
 		return s.again(ctx, a, owner, resp.Header.Revision)
 	}
 	if !again {
-		s.pool.drop(a.ID)
-		s.giveLease(ctx, h.lease)
+		s.giveBack(ctx, a.ID)
 	}
 	busy, err := s.busy(ctx, owner)
 	return store.Lease{}, cmp.Or[error](err, busy)
@@ -179,17 +178,23 @@ func (s *Store) Release(ctx context.Context, l store.Lease, count int) error {
 		_, err := s.Enter(ctx, l, count)
 		return err
 	}
-	h, known := s.pool.hold(l.ID)
 	unsure, err := patiently(ctx, func() error { return last(s.remove(ctx, l.Ask)) })
 	switch {
 	case err != nil && unsure:
 		return store.Unsure(err)
 	case err != nil:
 		return err
-	case known && !unsure && !l.Unsure: // no command with this etcd lease is in flight
-		s.giveLease(ctx, h.lease)
+	case !unsure && !l.Unsure: // no command with this etcd lease is in flight
+		s.giveBack(ctx, l.ID)
 	}
 	return nil
+}
+
+// giveBack ends a hold without a key, and keeps its etcd lease for the next hold.
+func (s *Store) giveBack(ctx context.Context, id store.ID) {
+	if h, found := s.pool.drop(id); found {
+		s.giveLease(ctx, h.lease)
+	}
 }
 
 func last[T any](_ T, err error) error { return err }
@@ -212,7 +217,6 @@ func (s *Store) remove(ctx context.Context, a store.Ask) (stay, error) {
 	if err != nil {
 		return stay{}, err
 	}
-	s.pool.drop(a.ID)
 	if !resp.Succeeded {
 		return stay{}, store.ErrGone
 	}
@@ -228,7 +232,8 @@ func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
 	return errs
 }
 
-// Forget implements [store.Store]. Forget revokes the etcd leases of the asks.
+// Forget implements [store.Store]. Forget revokes the etcd leases of the asks, so that a command of
+// theirs that comes late has no effect.
 func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
 	errs := make([]error, len(asks))
 	parallel(len(asks), func(i int) {
@@ -236,16 +241,18 @@ func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
 			errs[i] = lifetime.Ended(ctx)
 			return
 		}
-		h, known := s.pool.hold(asks[i].ID)
 		st, err := s.remove(ctx, asks[i])
-		switch {
-		case err == nil:
-			s.revoke(ctx, st.lease)
-		case !errors.Is(err, store.ErrGone):
+		if err != nil && !errors.Is(err, store.ErrGone) {
 			errs[i] = err
-		case known: // a command that comes late needs the etcd lease
-			s.revoke(ctx, h.lease.id)
-			s.pool.drop(asks[i].ID)
+			return
+		}
+		h, found := s.pool.drop(asks[i].ID)
+		if err != nil && !found { // another call has given the etcd lease back
+			return
+		}
+		id := cmp.Or(st.lease, h.lease.id)
+		if errs[i] = s.revoke(ctx, id); errs[i] != nil && found {
+			s.pool.set(asks[i].ID, h)
 		}
 	})
 	return errs
@@ -330,7 +337,7 @@ func (s *Store) Close() error {
 	left := s.pool.close()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	parallel(len(left), func(i int) { s.revoke(ctx, left[i].id) })
+	parallel(len(left), func(i int) { _ = s.revoke(ctx, left[i].id) })
 	return nil
 }
 
@@ -353,6 +360,9 @@ func (s *Store) keep(ctx context.Context, renewals []store.Renewal) (sent time.T
 	})
 	for i, err := range s.renew(ctx, ids) {
 		id := renewals[i].Lease.ID
+		if errors.Is(err, store.ErrGone) {
+			err = s.ended(ctx, renewals[i], ids[i])
+		}
 		errs[i] = cmp.Or(errs[i], err)
 		if errs[i] == nil && ids[i] != 0 {
 			s.pool.renewed(id, lease{id: ids[i], ttl: stays[i].TTL, sent: sent})
@@ -362,6 +372,20 @@ func (s *Store) keep(ctx context.Context, renewals []store.Renewal) (sent time.T
 		}
 	}
 	return sent, errs
+}
+
+// ended returns the error of a renewal whose etcd lease has ended. Another call may have given the
+// hold a longer etcd lease.
+func (s *Store) ended(ctx context.Context, r store.Renewal, id clientv3.LeaseID) error {
+	stays, _, err := s.read(ctx, []store.Renewal{r})
+	switch {
+	case err != nil:
+		return err
+	case stays[0] != nil && stays[0].lease != id:
+		return store.Unavailable(errors.New("the hold has a new etcd lease"))
+	default:
+		return store.ErrGone
+	}
 }
 
 // update writes the count of a hold if the count is new, and gives the hold a longer etcd lease if
@@ -385,12 +409,17 @@ func (s *Store) update(ctx context.Context, st stay, r store.Renewal) (clientv3.
 	if next == st.record {
 		return left, nil
 	}
-	if err := s.rewrite(ctx, st, next, option); err != nil {
-		return 0, err
+	err := s.rewrite(ctx, st, next, option)
+	switch {
+	case longer && err == nil:
+		if old, found := s.pool.exchange(st.ID, l); found {
+			_ = s.revoke(ctx, old.id)
+		}
+	case longer && !errors.Is(err, store.ErrUnsure):
+		s.giveLease(ctx, l)
 	}
-	if longer {
-		s.pool.renewed(st.ID, l)
-		s.revoke(ctx, st.lease)
+	if err != nil {
+		return 0, err
 	}
 	return left, nil
 }

@@ -43,7 +43,44 @@ type wire struct {
 	commands atomic.Int64
 	lose     atomic.Pointer[string] // the end of the method whose next reply is lost
 	silent   atomic.Bool            // watches are silent
+	held     atomic.Pointer[call]   // the next call of a method that waits before it is sent
+	refused  atomic.Pointer[call]   // the next call of a method that is not sent
 }
+
+// call is a call of one method.
+type call struct {
+	method string        // its end
+	late   bool          // the client has an error before the command is sent
+	reply  bool          // the call waits with its reply
+	err    error         // the answer to a call that is not sent
+	begun  chan struct{} // closed when the call begins
+	goOn   chan struct{} // sends the call
+	done   chan struct{} // closed when the command has run
+}
+
+// is says whether a call is the one that p waits for.
+func is(p *atomic.Pointer[call], method string) *call {
+	if c := p.Load(); c != nil && strings.HasSuffix(method, c.method) && p.CompareAndSwap(c, nil) {
+		return c
+	}
+	return nil
+}
+
+// hold lets the next call of a method wait before it is sent.
+func (w *wire) hold(method string, late bool) *call {
+	c := &call{method: method, late: late, begun: make(chan struct{}), goOn: make(chan struct{}), done: make(chan struct{})}
+	w.held.Store(c)
+	return c
+}
+
+// holdReply lets the next call of a method wait with its reply.
+func (w *wire) holdReply(method string) *call {
+	c := &call{method: method, reply: true, begun: make(chan struct{}), goOn: make(chan struct{})}
+	w.held.Store(c)
+	return c
+}
+
+func (w *wire) refuse(method string, err error) { w.refused.Store(&call{method: method, err: err}) }
 
 // client returns an etcd client on the wire.
 func (w *wire) client(t testing.TB) *clientv3.Client {
@@ -57,13 +94,34 @@ func (w *wire) client(t testing.TB) *clientv3.Client {
 	return c
 }
 
+var errLost = status.Error(codes.Unavailable, "the reply is lost")
+
 func (w *wire) unary(
 	ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
 ) error {
 	w.commands.Add(1)
+	if c := is(&w.refused, method); c != nil {
+		return c.err
+	}
+	switch c := is(&w.held, method); {
+	case c == nil:
+	case c.late:
+		close(c.begun)
+		go func() {
+			defer close(c.done)
+			<-c.goOn
+			_ = invoke(context.WithoutCancel(ctx), method, req, reply, cc, opts...)
+		}()
+		return errLost
+	case c.reply:
+		defer func() { close(c.begun); <-c.goOn }()
+	default:
+		close(c.begun)
+		<-c.goOn
+	}
 	err := invoke(ctx, method, req, reply, cc, opts...)
 	if lost := w.lose.Load(); lost != nil && strings.HasSuffix(method, *lost) && w.lose.CompareAndSwap(lost, nil) {
-		return status.Error(codes.Unavailable, "the reply is lost")
+		return errLost
 	}
 	return err
 }
@@ -72,6 +130,10 @@ func (w *wire) stream(
 	ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
 	w.commands.Add(1)
+	if c := is(&w.held, method); c != nil {
+		close(c.begun)
+		<-c.goOn
+	}
 	s, err := open(ctx, desc, cc, method, opts...)
 	if err != nil || !strings.HasSuffix(method, "/Watch") || !w.silent.Load() {
 		return s, err

@@ -71,10 +71,27 @@ func (p *pool) renewed(id store.ID, l lease) {
 	}
 }
 
-func (p *pool) drop(id store.ID) {
+// exchange gives a hold another etcd lease, and returns the old one. If the hold was dropped meanwhile,
+// the old etcd lease may serve another hold.
+func (p *pool) exchange(id store.ID, l lease) (old lease, found bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	h, found := p.holds[id]
+	if found {
+		old, h.lease = h.lease, l
+		p.holds[id] = h
+	}
+	return old, found
+}
+
+// drop takes a hold out. The call that finds the hold there has the etcd lease of the hold: it alone
+// may give the lease back, or revoke the lease.
+func (p *pool) drop(id store.ID) (h hold, found bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	h, found = p.holds[id]
 	delete(p.holds, id)
+	return h, found
 }
 
 // take returns the spare that was given last, among the spares of one length.
@@ -163,16 +180,20 @@ func (s *Store) takeLease(ctx context.Context, ttl int64, age time.Duration) (le
 // giveLease keeps an etcd lease without a key for the next hold. After Close the lease is revoked.
 func (s *Store) giveLease(ctx context.Context, l lease) {
 	if !s.pool.give(l) {
-		s.revoke(ctx, l.id)
+		_ = s.revoke(ctx, l.id)
 	}
 }
 
 // revoke ends an etcd lease without a key. If revoke fails, the lease ends by itself.
-func (s *Store) revoke(ctx context.Context, id clientv3.LeaseID) {
-	_ = once(ctx, func(ctx context.Context) error {
+func (s *Store) revoke(ctx context.Context, id clientv3.LeaseID) error {
+	err := once(ctx, func(ctx context.Context) error {
 		_, err := s.client.Revoke(ctx, id)
 		return err
 	})
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		return nil
+	}
+	return err
 }
 
 // renew resets etcd leases to their whole length. renew leaves out the leases with number 0, and
