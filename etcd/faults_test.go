@@ -383,10 +383,10 @@ func TestANamespaceSharesItsLocks(t *testing.T) {
 	require.NoError(t, inside.Release(t.Context(), within(t, 5*time.Second, last), 0))
 }
 
-// TestAUserWithoutPermissionGetsTheErrorAtOnce turns on the users of etcd.
-func TestAUserWithoutPermissionGetsTheErrorAtOnce(t *testing.T) {
-	m, ctx := etcdtest.Start(t, 1)[0], t.Context()
-	root := connect(t, m)
+// userClient turns on the users of etcd, and returns the client of one that may use the prefix.
+func userClient(t *testing.T, m *etcdtest.Server) *clientv3.Client {
+	t.Helper()
+	root, ctx := connect(t, m), t.Context()
 	for _, name := range []string{"root", "orders"} {
 		_, err := root.RoleAdd(ctx, name)
 		require.NoError(t, err)
@@ -402,7 +402,29 @@ func TestAUserWithoutPermissionGetsTheErrorAtOnce(t *testing.T) {
 
 	c, err := clientv3.New(clientv3.Config{Endpoints: []string{m.URL()}, Username: "orders", Password: "orders", Logger: zap.NewNop()})
 	require.NoError(t, err)
-	defer func() { require.NoError(t, c.Close()) }()
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	return c
+}
+
+func TestHoldsAndWaitersOutlastTheirAuthToken(t *testing.T) {
+	c, ctx := userClient(t, etcdtest.Start(t, 1, "--auth-token-ttl=1")[0]), t.Context()
+	s := newStore(t, c)
+	l, err := s.Try(ctx, ask("token", minute))
+	require.NoError(t, err)
+	next := wait(t, s, ask("token", 3*time.Second))
+	<-time.After(4 * time.Second)
+	l, err = s.Enter(ctx, l, 2)
+	require.NoError(t, err)
+	<-time.After(2 * time.Second)
+	require.Eventually(t, func() bool { // Renew makes one attempt, and a new token takes a busy machine long
+		return s.Renew(ctx, []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0] == nil
+	}, 15*time.Second, time.Millisecond)
+	require.NoError(t, s.Release(ctx, l, 0))
+	require.NoError(t, s.Release(ctx, within(t, 5*time.Second, next), 0))
+}
+
+func TestAUserWithoutPermissionGetsTheErrorAtOnce(t *testing.T) {
+	c, ctx := userClient(t, etcdtest.Start(t, 1)[0]), t.Context()
 	s := newStore(t, c)
 	l, err := s.Try(ctx, ask("auth", minute))
 	require.NoError(t, err)

@@ -12,6 +12,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/etcdtest"
 	"github.com/go-relock/relock/store"
 )
 
@@ -35,7 +36,7 @@ func begins(t testing.TB, c *call) {
 // hold is on its way meanwhile.
 func TestAForgetBesideAReleaseSparesTheNextHold(t *testing.T) {
 	var w wire
-	s := newStore(t, w.client(t, server(t)))
+	s := newStore(t, w.client(t))
 	first := ask("beside", minute)
 	l, err := s.Try(t.Context(), first)
 	require.NoError(t, err)
@@ -57,7 +58,7 @@ func TestAForgetBesideAReleaseSparesTheNextHold(t *testing.T) {
 // the command has no effect.
 func TestAForgottenCommandCannotComeLate(t *testing.T) {
 	var w wire
-	c := w.client(t, server(t))
+	c := w.client(t)
 	s := newStore(t, c)
 	a := ask("late", minute)
 	late := w.hold("/Txn", true)
@@ -75,7 +76,7 @@ func TestAForgottenCommandCannotComeLate(t *testing.T) {
 // hold.
 func TestATryThatIsRepeatedIsUnsure(t *testing.T) {
 	var w wire
-	c := w.client(t, server(t))
+	c := w.client(t)
 	s := newStore(t, c)
 	a := ask("repeated", minute)
 	late := w.hold("/Txn", true)
@@ -95,7 +96,7 @@ func TestATryThatIsRepeatedIsUnsure(t *testing.T) {
 // A renewal meets an Enter that gives the hold a longer etcd lease.
 func TestARenewalBesideALongerLeaseIsNoLoss(t *testing.T) {
 	var w wire
-	s := newStore(t, w.client(t, server(t)))
+	s := newStore(t, w.client(t))
 	l, err := s.Try(t.Context(), ask("longer", 5*time.Second))
 	require.NoError(t, err)
 	renewal := []store.Renewal{{Lease: l, TTL: 5 * time.Second, Count: 1}}
@@ -116,7 +117,7 @@ func TestARenewalBesideALongerLeaseIsNoLoss(t *testing.T) {
 // A member that is no leader any more refuses a command that another member serves.
 func TestAWaitOutlastsAMemberThatIsNotTheLeader(t *testing.T) {
 	var w wire
-	s := newStore(t, w.client(t, server(t)))
+	s := newStore(t, w.client(t))
 	w.refuse("/Txn", rpctypes.ErrGRPCNotLeader)
 	l, err := s.Wait(t.Context(), ask("not-leader", minute), nothing)
 	require.NoError(t, err)
@@ -127,7 +128,7 @@ func TestAWaitOutlastsAMemberThatIsNotTheLeader(t *testing.T) {
 // longer etcd lease, and does not know that yet.
 func TestALongerLeaseBesideAReleaseSparesTheNextHold(t *testing.T) {
 	var w wire
-	s := newStore(t, w.client(t, server(t)))
+	s := newStore(t, w.client(t))
 	l, err := s.Try(t.Context(), ask("longer-released", 5*time.Second))
 	require.NoError(t, err)
 	longer := l
@@ -151,7 +152,7 @@ func TestALongerLeaseBesideAReleaseSparesTheNextHold(t *testing.T) {
 // A thousand locks with names of their own, some at once, leave a few etcd leases, and no key.
 func TestAThousandLocksLeaveNoKeyAndFewLeases(t *testing.T) {
 	const goroutines, locks = 10, 100
-	c := cluster(t, 1)[0].client(t)
+	c := connect(t, etcdtest.Start(t, 1)...)
 	s := newStore(t, c)
 	client, err := relock.Open(s)
 	require.NoError(t, err)

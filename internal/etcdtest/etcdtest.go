@@ -85,11 +85,12 @@ func Main(m *testing.M) int {
 	return code
 }
 
-// Start starts a cluster of n servers, which may be one. They end with the test.
-func Start(t testing.TB, n int) []*Server {
+// Start starts a cluster of n servers, which may be one, with these flags beside those that it needs.
+// They end with the test.
+func Start(t testing.TB, n int, flags ...string) []*Server {
 	t.Helper()
 	find(t)
-	members, err := start(n)
+	members, err := start(n, flags...)
 	if err != nil {
 		t.Fatalf("etcdtest: %v", err)
 	}
@@ -167,7 +168,7 @@ func find(t testing.TB) {
 }
 
 // start starts n members of a cluster.
-func start(n int) (members []*member, err error) {
+func start(n int, flags ...string) (members []*member, err error) {
 	defer func() {
 		if err != nil {
 			for _, m := range members {
@@ -190,12 +191,12 @@ func start(n int) (members []*member, err error) {
 	}
 	for i, m := range members {
 		name, peer, _ := strings.Cut(peers[i], "=")
-		m.args = []string{
+		m.args = append([]string{
 			"--name", name, "--data-dir", filepath.Join(m.dir, "data"), "--logger", "zap", "--log-level", "warn",
 			"--listen-client-urls", m.url, "--advertise-client-urls", m.url,
 			"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
 			"--initial-cluster", strings.Join(peers, ","),
-		}
+		}, flags...)
 		if err := m.run(); err != nil {
 			return members, err
 		}
