@@ -1,6 +1,7 @@
 package locktest
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -99,8 +100,21 @@ func (b *bench) locks(options ...relock.Option) (here, there *relock.Lock) {
 
 // promises says whether the store makes a promise.
 func (b *bench) promises(p Promise) bool {
-	_, without := b.h.Without[p]
-	return !without
+	return b.h.reason(p) == ""
+}
+
+// wholes are the promises that have parts.
+var wholes = map[Promise]Promise{Semaphores: Kinds, ReaderTokens: Kinds}
+
+// reason returns why the store does not make a promise; empty: the store makes the promise.
+func (h Harness) reason(p Promise) string {
+	for p != "" {
+		if reason, without := h.Without[p]; without {
+			return cmp.Or(reason, "no reason is given")
+		}
+		p = wholes[p]
+	}
+	return ""
 }
 
 // last returns the error of a call.

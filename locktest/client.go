@@ -303,14 +303,17 @@ func lacksRefused(b *bench) {
 	if !b.promises(Acks) {
 		b.requireKinds(b.one.NewLock("a", relock.WithReplicaAcks(1, time.Second)).Err(), relock.ErrInvalid, errors.ErrUnsupported)
 	}
+	var wrong []*relock.Lock
 	if !b.promises(Kinds) {
 		rw := b.one.NewRWLock("a")
-		for _, l := range []*relock.Lock{rw.RLocker(), b.one.NewSemaphore("a", 1), b.one.NewSemaphore("a", 2)} {
-			b.requireKinds(l.Err(), relock.ErrInvalid, errors.ErrUnsupported)
-			b.requireKinds(last(l.TryLock(b.ctx)), relock.ErrInvalid, errors.ErrUnsupported)
-		}
-		b.requireKinds(rw.Err(), relock.ErrInvalid, errors.ErrUnsupported)
-		b.requireKinds(last(rw.TryLock(b.ctx)), relock.ErrInvalid, errors.ErrUnsupported)
+		wrong = append(wrong, rw.Writer(), rw.RLocker())
+	}
+	if !b.promises(Semaphores) {
+		wrong = append(wrong, b.one.NewSemaphore("a", 1), b.one.NewSemaphore("a", 2))
+	}
+	for _, l := range wrong {
+		b.requireKinds(l.Err(), relock.ErrInvalid, errors.ErrUnsupported)
+		b.requireKinds(last(l.TryLock(b.ctx)), relock.ErrInvalid, errors.ErrUnsupported)
 	}
 	if !b.promises(Tokens) {
 		l, _ := b.locks()

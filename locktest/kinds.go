@@ -33,19 +33,25 @@ var kindTests = []test{
 	{name: "A read inside of a write ends with its loss", run: lostWrite, needs: Kinds},
 	{name: "A read goes on through a section of another lock", run: downgradeThrough, needs: Kinds},
 	{name: "A lost read ends the write inside of it", run: lostRead, needs: Kinds},
-	{name: "Readers have the token of the last writer", run: readerTokens, needs: Kinds, also: Tokens},
-	{name: "A semaphore lets n in", run: semaphoreLets, needs: Kinds},
-	{name: "The smallest n of a semaphore counts", run: semaphoreSmallest, needs: Kinds},
-	{name: "A call inside of a permit takes no second one", run: semaphoreAgain, needs: Kinds},
-	{name: "State names all holders and their modes", run: stateHolders, needs: Kinds},
-	{name: "ForceUnlock takes the lock from all holders", run: forceAll, needs: Kinds},
+	{name: "Tokens grow with every writer", run: writerTokens, needs: Kinds, also: Tokens},
+	{name: "Readers have the token of the last writer", run: readerTokens, needs: ReaderTokens, also: Tokens},
+	{name: "A semaphore lets n in", run: semaphoreLets, needs: Semaphores},
+	{name: "The smallest n of a semaphore counts", run: semaphoreSmallest, needs: Semaphores},
+	{name: "A call inside of a permit takes no second one", run: semaphoreAgain, needs: Semaphores},
+	{name: "State names all holders and their modes", run: stateHolders, needs: Semaphores},
+	{name: "ForceUnlock takes the lock from all readers", run: forceReaders, needs: Kinds},
+	{name: "ForceUnlock takes all permits", run: forcePermits, needs: Semaphores},
 	{name: "A name is one kind of lock at a time", run: oneKind, needs: Kinds},
-	{name: "Readers and permits outlive their TTL", run: kindsRenewed, needs: Kinds},
+	{name: "Readers outlive their TTL", run: readersRenewed, needs: Kinds},
+	{name: "Permits outlive their TTL", run: permitsRenewed, needs: Semaphores},
 	{name: "The lease of one reader ends alone", run: readerFixed, needs: Kinds},
 	{name: "WithMaxHold ends a reader alone", run: readerMaxHold, needs: Kinds},
-	{name: "WithLocalPass has no effect on other kinds", run: kindsPass, needs: Kinds, also: LocalPass},
-	{name: "Close ends readers and permits", run: kindsClose, needs: Kinds},
-	{name: "Many readers, writers and upgrades at once", run: kindsMany, needs: Kinds},
+	{name: "WithLocalPass has no effect on readers", run: readersPass, needs: Kinds, also: LocalPass},
+	{name: "WithLocalPass has no effect on permits", run: permitsPass, needs: Semaphores, also: LocalPass},
+	{name: "Close ends readers", run: readersClose, needs: Kinds},
+	{name: "Close ends permits", run: permitsClose, needs: Semaphores},
+	{name: "Many readers, writers and upgrades at once", run: readersMany, needs: Kinds},
+	{name: "Many permits at once", run: permitsMany, needs: Semaphores},
 	{name: "Wrong permits and RWLocks are told", run: kindsInvalid},
 }
 
@@ -203,10 +209,8 @@ func stateHolders(b *bench) {
 	b.unlock(b.semaphore(b.one, "a", 3), in...)
 }
 
-// forceAll breaks the holds of readers, and of permits.
-func forceAll(b *bench) {
-	short := relock.WithTTL(b.h.TTL)
-	rw, there := b.rwLocks(short)
+func forceReaders(b *bench) {
+	rw, there := b.rwLocks(relock.WithTTL(b.h.TTL))
 	readers := []context.Context{b.enter(b.ctx, rw.RLocker()), b.enter(b.ctx, rw.RLocker()), b.enter(b.ctx, rw.RLocker())}
 	c := b.wait(b.ctx, there.Lock)
 	require.NoError(b.t, there.ForceUnlock(b.ctx))
@@ -219,8 +223,10 @@ func forceAll(b *bench) {
 	b.unlock(there, writer)
 	b.requireKinds(rw.ForceUnlock(b.ctx), relock.ErrNotHeld)
 	b.requireKinds(rw.RLocker().ForceUnlock(b.ctx), relock.ErrNotHeld)
+}
 
-	l := b.semaphore(b.one, "b", 2, short)
+func forcePermits(b *bench) {
+	l := b.semaphore(b.one, "b", 2, relock.WithTTL(b.h.TTL))
 	first, second := b.enter(b.ctx, l), b.enter(b.ctx, l)
 	require.NoError(b.t, b.semaphore(b.other, "b", 5).ForceUnlock(b.ctx))
 	b.requireHolders(l)
@@ -238,10 +244,11 @@ func oneKind(b *bench) {
 		kind store.Kind
 	}
 	of := func(c *relock.Client) []named {
-		return []named{
-			{c.NewLock(b.name("a")), store.Mutex}, {c.NewRWLock(b.name("a")).RLocker(), store.ReadWrite},
-			{c.NewSemaphore(b.name("a"), 2), store.Semaphore},
+		locks := []named{{c.NewLock(b.name("a")), store.Mutex}, {c.NewRWLock(b.name("a")).RLocker(), store.ReadWrite}}
+		if b.promises(Semaphores) {
+			locks = append(locks, named{c.NewSemaphore(b.name("a"), 2), store.Semaphore})
 		}
+		return locks
 	}
 	for _, in := range of(b.one) {
 		for _, other := range append(of(b.other), of(b.one)...) {
@@ -269,28 +276,34 @@ func oneKind(b *bench) {
 	}
 }
 
-func kindsRenewed(b *bench) {
-	short := relock.WithTTL(b.h.TTL)
-	rw, there := b.rwLocks(short)
-	permits := b.semaphore(b.one, "b", 2, short)
+func readersRenewed(b *bench) {
+	rw, there := b.rwLocks(relock.WithTTL(b.h.TTL))
 	reader, beside := b.enter(b.ctx, rw.RLocker()), b.enter(b.ctx, there.RLocker())
 	inner := b.enter(reader, rw.RLocker())
-	first, second := b.enter(b.ctx, permits), b.enter(b.ctx, permits)
 	c := b.wait(reader, rw.Lock)
 	for range 5 {
 		b.pause(b.h.TTL / 2)
-		b.requireOpen(reader, beside, inner, first, second)
+		b.requireOpen(reader, beside, inner)
 		b.waits(c)
 		require.Positive(b.t, rw.Remaining(reader))
 		require.LessOrEqual(b.t, rw.Remaining(reader), b.h.TTL)
 		b.requireHolders(rw, reader, beside)
-		b.requireHolders(permits, first, second)
-		b.requireBusy(b.semaphore(b.other, "b", 2))
 	}
 	b.unlock(there, beside)
 	writer := b.get(c)
 	b.unlock(rw, b.enter(writer, rw.RLocker()))
 	b.unlock(rw, writer, inner, reader)
+}
+
+func permitsRenewed(b *bench) {
+	permits := b.semaphore(b.one, "b", 2, relock.WithTTL(b.h.TTL))
+	first, second := b.enter(b.ctx, permits), b.enter(b.ctx, permits)
+	for range 5 {
+		b.pause(b.h.TTL / 2)
+		b.requireOpen(first, second)
+		b.requireHolders(permits, first, second)
+		b.requireBusy(b.semaphore(b.other, "b", 2))
+	}
 	b.unlock(permits, first, second)
 }
 
@@ -330,7 +343,7 @@ func readerMaxHold(b *bench) {
 	b.unlock(there, b.get(c))
 }
 
-func kindsPass(b *bench) {
+func readersPass(b *bench) {
 	passing := b.client(relock.WithLocalPass(0, relock.MaxTTL))
 	rw, there := b.rwLock(passing, "a"), b.rwLock(b.other, "a")
 	first, second := b.enter(b.ctx, rw.RLocker()), b.enter(b.ctx, rw.RLocker())
@@ -351,42 +364,54 @@ func kindsPass(b *bench) {
 			b.unlock(there, b.get(theirs))
 		}
 	}
+}
 
-	l := b.semaphore(passing, "b", 2, relock.WithLocalPass(0, 0))
-	first, second = b.enter(b.ctx, l), b.enter(b.ctx, l)
+func permitsPass(b *bench) {
+	l := b.semaphore(b.client(relock.WithLocalPass(0, relock.MaxTTL)), "b", 2, relock.WithLocalPass(0, 0))
+	first, second := b.enter(b.ctx, l), b.enter(b.ctx, l)
 	b.requireBusy(l)
 	c := b.wait(b.ctx, l.Lock)
 	b.unlock(l, second)
 	b.unlock(l, b.get(c), first)
 }
 
-func kindsClose(b *bench) {
+func readersClose(b *bench) {
 	for _, options := range [][]relock.Option{nil, {relock.WithReleaseOnClose()}} {
 		closing := b.client(options...)
 		rw, there := b.rwLock(closing, "a"), b.rwLock(b.other, "a")
-		permits := b.semaphore(closing, "b", 2)
 		reader, beside := b.enter(b.ctx, rw.RLocker()), b.enter(b.ctx, there.RLocker())
-		permit := b.enter(b.ctx, permits)
 		upgrade, writer := b.wait(reader, rw.Lock), b.wait(b.ctx, there.Lock)
 		require.NoError(b.t, closing.Close())
 		require.ErrorIs(b.t, b.fails(upgrade), relock.ErrClosed)
 		require.Equal(b.t, relock.ErrClosed, context.Cause(reader))
-		require.Equal(b.t, relock.ErrClosed, context.Cause(permit))
 		b.requireKinds(last(rw.RLock(b.ctx)), relock.ErrClosed)
-		b.requireKinds(last(permits.TryLock(b.ctx)), relock.ErrClosed)
 		b.requireOpen(beside)
 		b.unlock(there, beside)
 		if options == nil {
 			require.True(b.t, b.state(there).Locked(), "Close leaves the reader to the end of its lease")
-			require.True(b.t, b.state(permits).Locked())
 			b.waits(writer)
 			b.unlock(rw, reader)
-			b.unlock(permits, permit)
 		} else {
 			b.requireKinds(rw.Unlock(reader), relock.ErrClosed)
-			b.requireKinds(permits.Unlock(permit), relock.ErrClosed)
 		}
 		b.unlock(there, b.get(writer))
+	}
+}
+
+func permitsClose(b *bench) {
+	for _, options := range [][]relock.Option{nil, {relock.WithReleaseOnClose()}} {
+		closing := b.client(options...)
+		permits := b.semaphore(closing, "b", 2)
+		permit := b.enter(b.ctx, permits)
+		require.NoError(b.t, closing.Close())
+		require.Equal(b.t, relock.ErrClosed, context.Cause(permit))
+		b.requireKinds(last(permits.TryLock(b.ctx)), relock.ErrClosed)
+		if options == nil {
+			require.True(b.t, b.state(permits).Locked(), "Close leaves the permit to the end of its lease")
+			b.unlock(permits, permit)
+		} else {
+			b.requireKinds(permits.Unlock(permit), relock.ErrClosed)
+		}
 	}
 }
 
@@ -413,32 +438,47 @@ func (h *hall) read(fn func() error) error {
 	return fn()
 }
 
-func kindsMany(b *bench) {
-	const goroutines, rounds = 4, 6 // of each process
+func readersMany(b *bench) {
 	var h hall
+	var locks []*relock.RWLock
+	for _, c := range []*relock.Client{b.one, b.other, b.client()} {
+		locks = append(locks, b.rwLock(c, "a"))
+	}
+	b.many(func(i, n int) error { return h.visit(b.ctx, locks[i%len(locks)], (i+n)%4) })
+	require.Zero(b.t, h.clashes.Load())
+}
+
+func permitsMany(b *bench) {
 	var permits atomic.Int32
-	var wg sync.WaitGroup
-	clients := []*relock.Client{b.one, b.other, b.client()}
-	errs := make([]error, len(clients)*goroutines)
+	var locks []*relock.Lock
+	for _, c := range []*relock.Client{b.one, b.other, b.client()} {
+		locks = append(locks, b.semaphore(c, "b", 2))
+	}
+	b.many(func(i, _ int) error {
+		return locks[i%len(locks)].Do(b.ctx, func(context.Context) error {
+			defer permits.Add(-1)
+			if in := permits.Add(1); in > 2 {
+				return fmt.Errorf("%d permits", in)
+			}
+			<-time.After(100 * time.Microsecond)
+			return nil
+		})
+	})
+}
+
+// many runs a few visits in each of a dozen goroutines.
+func (b *bench) many(visit func(i, n int) error) {
+	var all sync.WaitGroup
+	errs := make([]error, 12)
 	for i := range errs {
-		rw, sem := b.rwLock(clients[i%len(clients)], "a"), b.semaphore(clients[i%len(clients)], "b", 2)
-		wg.Go(func() {
-			for n := range rounds {
-				err := h.visit(b.ctx, rw, (i+n)%4)
-				errs[i] = errors.Join(errs[i], err, sem.Do(b.ctx, func(context.Context) error {
-					defer permits.Add(-1)
-					if in := permits.Add(1); in > 2 {
-						return fmt.Errorf("%d permits", in)
-					}
-					<-time.After(100 * time.Microsecond)
-					return nil
-				}))
+		all.Go(func() {
+			for n := range 6 {
+				errs[i] = errors.Join(errs[i], visit(i, n))
 			}
 		})
 	}
-	wg.Wait()
+	all.Wait()
 	require.NoError(b.t, errors.Join(errs...))
-	require.Zero(b.t, h.clashes.Load())
 }
 
 // visit visits as a writer, as a reader that writes in between, or as a reader.

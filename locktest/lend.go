@@ -500,6 +500,8 @@ func lendRefused(b *bench) {
 	}
 	if b.promises(Kinds) {
 		locks["for reading"] = b.rwLock(b.one, "b").RLocker()
+	}
+	if b.promises(Kinds) && b.promises(Semaphores) {
 		locks["of permits"] = b.semaphore(b.one, "c", 2)
 	}
 	for what, l := range locks {

@@ -37,8 +37,13 @@ const (
 	Acks      Promise = "Acks"      // WithReplicaAcks; without the promise, NewLock refuses it
 	Watch     Promise = "Watch"     // a ForceUnlock ends the section at once
 	Kinds     Promise = "Kinds"     // read-write locks and semaphores; without the promise, NewRWLock and NewSemaphore refuse them
-	Deadlocks Promise = "Deadlocks" // a circle of waits is found, as the store is a store.Waits
-	Lending   Promise = "Lending"   // sections are lent, handed off and resumed; without the promise, Lend and the others refuse
+	// Semaphores is a part of Kinds; without the promise, NewSemaphore refuses.
+	Semaphores Promise = "Semaphores"
+	// ReaderTokens is a part of Kinds and Tokens: the token of a reader is minus that of the last
+	// writer; without the promise, each reader has a token of its own.
+	ReaderTokens Promise = "ReaderTokens"
+	Deadlocks    Promise = "Deadlocks" // a circle of waits is found, as the store is a store.Waits
+	Lending      Promise = "Lending"   // sections are lent, handed off and resumed; without the promise, Lend and the others refuse
 )
 
 // Harness is what the suite needs to know of a store.
@@ -119,13 +124,12 @@ func (h Harness) run(t *testing.T, c test) {
 	t.Helper()
 	b := newBench(t, h)
 	for _, need := range []Promise{c.needs, c.also} {
-		reason, without := h.Without[need]
 		switch {
 		case need == lose && b.server.Lose == nil:
 			t.Logf("NOT TESTED: the harness has no %s", need)
 			return
-		case without:
-			t.Logf("NOT TESTED: the store does not promise %s: %s", need, reason)
+		case !b.promises(need):
+			t.Logf("NOT TESTED: the store does not promise %s: %s", need, h.reason(need))
 			return
 		}
 	}

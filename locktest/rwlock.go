@@ -270,6 +270,31 @@ func lostRead(b *bench) {
 	b.unlock(there, b.enter(b.ctx, there))
 }
 
+// writerTokens draws tokens around readers, whose tokens are negative.
+func writerTokens(b *bench) {
+	here, there := b.rwLocks()
+	l, other := here.RLocker(), there.RLocker()
+	var newest int64
+	for range 3 {
+		writer := b.enter(b.ctx, here)
+		token := b.token(here.Writer(), writer)
+		require.Greater(b.t, token, newest, "a writer draws a larger token")
+		inner := b.enter(writer, l)
+		seen := b.seen(l, inner)
+		require.GreaterOrEqual(b.t, seen, token, "a reader behind a writer")
+		b.unlock(here, writer)
+		beside := b.enter(b.ctx, other)
+		newest = max(seen, b.seen(other, beside))
+		require.Equal(b.t, seen, b.seen(l, inner), "a hold has one token")
+		b.unlock(other, beside)
+		up := b.enter(inner, here)
+		token = b.token(here.Writer(), up)
+		require.Greater(b.t, token, newest, "an upgrade draws a larger token")
+		newest = token
+		b.unlock(here, up, inner)
+	}
+}
+
 func readerTokens(b *bench) {
 	here, there := b.rwLocks()
 	l, other := here.RLocker(), there.RLocker() // Token is of the nearest entry in any mode

@@ -17,7 +17,8 @@ import (
 // or not, and of calls that wait for each other.
 var severalTests = []test{
 	{name: "Several locks are taken once and in one order", run: severalOrder},
-	{name: "Several locks of all kinds", run: severalKinds, needs: Kinds},
+	{name: "Several locks for reading and writing", run: severalModes, needs: Kinds},
+	{name: "Several locks of all kinds", run: severalKinds, needs: Semaphores},
 	{name: "Several locks wait for each other lock", run: severalWait},
 	{name: "Several locks are entered deeper", run: severalDeeper},
 	{name: "TryLock of several locks takes all or none", run: severalTry},
@@ -99,6 +100,24 @@ func severalOrder(b *bench) {
 	require.True(b.t, theirs.Held(section))
 	b.requireBusy(a, bb, there)
 	b.unlock(both, section)
+}
+
+func severalModes(b *bench) {
+	rw, theirs := b.rwLock(b.one, "rw"), b.rwLock(b.other, "rw")
+	a := b.lock(b.one, "a")
+	reads, writes := relock.All(a, rw.RLocker()), relock.All(rw.RLocker(), a, rw)
+	section := b.enter(b.ctx, reads)
+	beside := b.enter(b.ctx, theirs.RLocker())
+	b.requireBusy(theirs, b.lock(b.other, "a"))
+	b.unlock(reads, section)
+	b.unlock(theirs, beside)
+	section = b.enter(b.ctx, writes)
+	b.requireBusy(theirs.RLocker(), b.lock(b.other, "a"))
+	b.unlock(writes, section)
+	taken := b.enter(b.ctx, theirs)
+	b.requireRefused(last(reads.TryLock(b.ctx)), rw, b.holder(taken))
+	require.False(b.t, b.state(a).Locked())
+	b.unlock(theirs, taken)
 }
 
 func severalKinds(b *bench) {

@@ -232,9 +232,13 @@ func refuses(b *bench) {
 		require.ErrorIs(b.t, last(b.st.Check(b.acked())), errors.ErrUnsupported)
 	}
 	if !b.promises(Kinds) {
-		for _, a := range []store.Ask{b.reader(), b.writer(), b.permit(1), b.permit(2)} {
+		for _, a := range []store.Ask{b.reader(), b.writer()} {
 			require.ErrorIs(b.t, last(b.st.Check(a)), errors.ErrUnsupported, a.Kind)
 		}
+	}
+	if !b.promises(Semaphores) {
+		require.ErrorIs(b.t, last(b.st.Check(b.permit(1))), errors.ErrUnsupported)
+		require.ErrorIs(b.t, last(b.st.Check(b.permit(2))), errors.ErrUnsupported)
 	}
 	b.logPowers()
 	l := b.take(b.st, b.ask(long))

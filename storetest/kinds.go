@@ -26,19 +26,21 @@ var kindTests = []test{
 	{name: "A reader's lease ends alone", run: readerExpires, needs: Kinds},
 	{name: "A head that gives up makes way", run: headGivesUp, needs: Kinds, also: FIFO},
 	{name: "A forgotten head makes way", run: headForgotten, needs: Kinds, also: FIFO},
-	{name: "A semaphore lets n in", run: permits, needs: Kinds, also: FIFO},
-	{name: "A permit's lease ends alone", run: permitExpires, needs: Kinds, also: FIFO},
-	{name: "The smallest limit counts", run: smallestLimit, needs: Kinds},
+	{name: "A semaphore lets n in", run: permits, needs: Semaphores, also: FIFO},
+	{name: "A permit's lease ends alone", run: permitExpires, needs: Semaphores, also: FIFO},
+	{name: "The smallest limit counts", run: smallestLimit, needs: Semaphores},
 	{name: "Try takes nothing that a waiter waits for", run: kindsOvertake, needs: Kinds, also: FIFO},
 	{name: "Commands of one of several readers", run: readerCommands, needs: Kinds},
-	{name: "Commands of one of several permits", run: permitCommands, needs: Kinds},
-	{name: "Look shows all holds by the ends of their leases", run: lookOthers, needs: Kinds},
-	{name: "Readers have the token of the last writer", run: readerTokens, needs: Kinds, also: Tokens},
-	{name: "Upgrades draw tokens", run: upgradeTokens, needs: Kinds, also: Tokens},
-	{name: "Permits draw tokens", run: permitTokens, needs: Kinds, also: Tokens},
+	{name: "Commands of one of several permits", run: permitCommands, needs: Semaphores},
+	{name: "Look shows all holds by the ends of their leases", run: lookOthers, needs: Semaphores},
+	{name: "Look shows the writer and the reader inside", run: lookInside, needs: Kinds},
+	{name: "Tokens grow with every writer", run: writerTokens, needs: Kinds, also: Tokens},
+	{name: "Readers have the token of the last writer", run: readerTokens, needs: ReaderTokens, also: Tokens},
+	{name: "Upgrades draw tokens", run: upgradeTokens, needs: ReaderTokens, also: Tokens},
+	{name: "Permits draw tokens", run: permitTokens, needs: Semaphores, also: Tokens},
 	{name: "A name is one kind of lock at a time", run: oneKind, needs: Kinds},
 	{name: "Many readers, writers and upgrades at once", run: stressReadWrite, needs: Kinds},
-	{name: "Many permits at once", run: stressPermits, needs: Kinds},
+	{name: "Many permits at once", run: stressPermits, needs: Semaphores},
 }
 
 // of returns an ask of a kind with a limit, for the name of the subtest.
@@ -102,25 +104,39 @@ func (b *bench) queue(asks ...store.Ask) (line []*waiter) {
 	return line
 }
 
+// shared are asks of one kind, of which one enters alone.
+type shared struct{ together, alone func() store.Ask }
+
+// shared returns the asks of all promised kinds that let several in.
+func (b *bench) shared() []shared {
+	kinds := []shared{{b.reader, b.writer}}
+	if b.promises(Semaphores) {
+		kinds = append(kinds, shared{func() store.Ask { return b.permit(2) }, func() store.Ask { return b.permit(1) }})
+	}
+	return kinds
+}
+
 // headForgotten leaves a waiter at the head of the queue, if an interruption can do that, and
 // forgets the waiter.
 func headForgotten(b *bench) {
-	b.begin(store.Semaphore)
-	l := b.take(b.st, b.permit(2))
-	line := b.queue(b.permit(1), b.permit(2))
-	restore := func() {}
-	if b.server.Interrupt != nil {
-		restore = b.interrupt()
+	for _, c := range b.shared() {
+		b.begin(c.alone().Kind)
+		l := b.take(b.st, c.together())
+		line := b.queue(c.alone(), c.together())
+		restore := func() {}
+		if b.server.Interrupt != nil {
+			restore = b.interrupt()
+		}
+		line[0].cancel()
+		b.promptly(func() { <-line[0].done })
+		restore()
+		b.left[line[0].ask.ID] = line[0].ask
+		b.eventually("Forget is confirmed", b.forgotten)
+		next := b.get(line[1])
+		b.requireIn(0, l, next)
+		b.release(l)
+		b.release(next)
 	}
-	line[0].cancel()
-	b.promptly(func() { <-line[0].done })
-	restore()
-	b.left[line[0].ask.ID] = line[0].ask
-	b.eventually("Forget is confirmed", b.forgotten)
-	next := b.get(line[1])
-	b.requireIn(0, l, next)
-	b.release(l)
-	b.release(next)
 }
 
 func permits(b *bench) {
@@ -174,22 +190,15 @@ func smallestLimit(b *bench) {
 
 // kindsOvertake tries to overtake a waiter that does not fit yet, and one that is let in meanwhile.
 func kindsOvertake(b *bench) {
-	for _, c := range []struct{ in, waits, tries store.Ask }{
-		{b.reader(), b.writer(), b.reader()},
-		{b.permit(2), b.permit(1), b.permit(2)},
-	} {
-		b.begin(c.in.Kind)
-		again := func(a store.Ask) store.Ask {
-			a.Name, a.ID = b.name, newID("storetest/overtakes")
-			return a
-		}
-		l := b.take(b.st, again(c.in))
-		w := b.wait(b.other, again(c.waits))
+	for _, c := range b.shared() {
+		b.begin(c.alone().Kind)
+		l := b.take(b.st, c.together())
+		w := b.wait(b.other, c.alone())
 		released := make(chan error, 1)
-		b.requireBusy(last(b.st.Try(b.ctx, again(c.tries))), l.ID)
+		b.requireBusy(last(b.st.Try(b.ctx, c.together())), l.ID)
 		go func() { released <- b.st.Release(b.ctx, l, 0) }()
 		for range 50 {
-			require.Error(b.t, last(b.st.Try(b.ctx, again(c.tries))), "Try takes a lock for which another hold waits")
+			require.Error(b.t, last(b.st.Try(b.ctx, c.together())), "Try takes a lock for which another hold waits")
 		}
 		require.NoError(b.t, <-released)
 		b.release(b.get(w))
@@ -272,12 +281,14 @@ func lookOthers(b *bench) {
 	for _, l := range in {
 		b.release(l)
 	}
+}
 
+func lookInside(b *bench) {
 	b.begin(store.ReadWrite)
 	l := b.take(b.st, b.writer())
 	r := b.take(b.st, inside(b.reader(), l))
 	limits := map[store.ID]int{l.ID: 1, r.ID: store.Unlimited}
-	state = b.look()
+	state := b.look()
 	require.Equal(b.t, limits[state.Owner], state.Limit)
 	require.Len(b.t, state.Others, 1)
 	require.Equal(b.t, limits[state.Others[0].ID], state.Others[0].Limit)
@@ -312,7 +323,10 @@ func permitTokens(b *bench) {
 // oneKind asks for each kind of lock while the name is another kind.
 func oneKind(b *bench) {
 	kinds := []func() store.Ask{
-		func() store.Ask { return b.of(store.Mutex, 1) }, b.reader, b.writer, func() store.Ask { return b.permit(2) },
+		func() store.Ask { return b.of(store.Mutex, 1) }, b.reader, b.writer,
+	}
+	if b.promises(Semaphores) {
+		kinds = append(kinds, func() store.Ask { return b.permit(2) })
 	}
 	for _, in := range kinds {
 		b.begin(in().Kind)

@@ -44,6 +44,8 @@ var kindMutants = map[string]mutant{
 	"shows the longest lease first":   {longestFirst{mem.New()}, "Look shows all holds by the ends of their leases"},
 	"draws a token for each reader":   {drawsAlways{mem.New()}, "Readers have the token of the last writer"},
 	"draws no token for a writer":     {drawsOnDemand{mem.New()}, "Readers have the token of the last writer"},
+	"draws the token of before":       {drawsOnDemand{mem.New()}, "Tokens grow with every writer"},
+	"hides the reader inside":         {hidesOthers{mem.New()}, "Look shows the writer and the reader inside"},
 	"draws no token for an upgrade":   {drawsOnDemand{mem.New()}, "Upgrades draw tokens"},
 	"has one token for all permits":   {oneToken{mem.New()}, "Permits draw tokens"},
 	"mixes kinds":                     {mixesKinds{mem.New()}, "A name is one kind of lock at a time"},

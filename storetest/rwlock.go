@@ -126,6 +126,40 @@ func headGivesUp(b *bench) {
 	b.release(b.get(line[3]))
 }
 
+// writerTokens draws tokens around readers. The token of a reader is not smaller than that of a
+// writer before the reader, and smaller than that of a writer behind the reader.
+func writerTokens(b *bench) {
+	b.begin(store.ReadWrite)
+	var newest int64
+	for range 3 {
+		l := b.take(b.st, b.writer())
+		w := b.wait(b.other, b.reader())
+		token := b.token(l)
+		require.Greater(b.t, token, newest, "a writer draws a larger token")
+		newest = b.token(l)
+		inner := b.take(b.st, inside(b.reader(), l))
+		b.release(l)
+		reader := b.get(w)
+		for _, r := range []store.Lease{inner, reader} {
+			require.GreaterOrEqual(b.t, b.token(r), token, "a reader behind a writer")
+			newest = max(newest, b.token(r))
+		}
+		b.release(inner)
+		up := b.take(b.other, inside(b.writer(), reader))
+		token = b.token(up)
+		require.Greater(b.t, token, newest, "an upgrade draws a larger token")
+		newest = b.token(up)
+		next := b.wait(b.st, b.writer())
+		b.release(up)
+		b.release(reader)
+		l = b.get(next)
+		token = b.token(l)
+		require.Greater(b.t, token, newest, "a writer that has waited draws a larger token")
+		newest = b.token(l)
+		b.release(l)
+	}
+}
+
 func readerTokens(b *bench) {
 	b.begin(store.ReadWrite)
 	first, second := b.take(b.st, b.reader()), b.take(b.other, b.reader())

@@ -25,7 +25,7 @@ var severalTests = []test{
 	{name: "ReleaseAll of one hold and of none", run: freeFew, needs: Several},
 	{name: "ReleaseAll twice is once", run: freeTwice, needs: Several},
 	{name: "ReleaseAll says which holds are gone", run: freeGone, needs: Several},
-	{name: "ReleaseAll leaves to Release what it does not support", run: freeUnsupported, needs: Several, also: Kinds},
+	{name: "ReleaseAll leaves to Release what it does not support", run: freeUnsupported, needs: Several, also: Semaphores},
 	{name: "ReleaseAll outlasts an interruption", run: freeOutlasts, needs: Several, also: interrupt},
 	{name: "A context that is done ends TryAll and ReleaseAll", run: allContextDone, needs: Several},
 	{name: "A silent server holds up no TryAll and no ReleaseAll", run: allSilent, needs: Several, also: interrupt},
@@ -250,7 +250,10 @@ func (b *bench) mixed(between store.Ask) []store.Ask {
 func allUnsupported(b *bench) {
 	var lists [][]store.Ask
 	if b.promises(Kinds) {
-		lists = append(lists, b.mixed(b.permit(2)), b.mixed(b.reader()), b.mixed(b.writer()))
+		lists = append(lists, b.mixed(b.reader()), b.mixed(b.writer()))
+	}
+	if b.promises(Semaphores) {
+		lists = append(lists, b.mixed(b.permit(2)))
 	}
 	if b.promises(Acks) {
 		lists = append(lists, b.mixed(b.acked()))
@@ -275,7 +278,11 @@ func (b *bench) requireUnsupported(err error) {
 }
 
 func allOtherKind(b *bench) {
-	for _, in := range []store.Ask{b.permit(2), b.reader(), b.writer()} {
+	others := []store.Ask{b.reader(), b.writer()}
+	if b.promises(Semaphores) {
+		others = append(others, b.permit(2))
+	}
+	for _, in := range others {
 		asks := b.mixed(b.ask(long))
 		in.Name = asks[1].Name
 		l := b.take(b.other, in)

@@ -34,11 +34,16 @@ const (
 	Wakes       Promise = "Wakes"       // a waiter is woken when the lock is freed, well before the lease would have ended
 	Tokens      Promise = "Tokens"      // Token draws tokens; without the promise, Token is errors.ErrUnsupported
 	Kinds       Promise = "Kinds"       // read-write locks and semaphores, in one queue; without the promise, Check refuses them
+	Semaphores  Promise = "Semaphores"  // a part of Kinds: without the promise, Check refuses semaphores
 	Acks        Promise = "Acks"        // replicas confirm; without the promise, Check refuses Acks
 	Watch       Promise = "Watch"       // the store is a store.Watcher, and tells of Break
 	CheckServer Promise = "CheckServer" // the store is a store.Checker
 	Several     Promise = "Several"     // the store is a store.Several, and takes mutexes in one step
 	Waits       Promise = "Waits"       // the store is a store.Waits
+
+	// ReaderTokens is a part of Kinds and Tokens: the token of a reader is that of the last writer.
+	// Without the promise, each reader has a token of its own.
+	ReaderTokens Promise = "ReaderTokens"
 )
 
 // Harness describes a store to the suite.
@@ -118,15 +123,15 @@ func allTests() []test {
 	others := slices.Concat(renewTests, faultTests)
 	return slices.Concat(
 		stays, others, optionalTests, kindTests, severalTests, showTests,
-		as("Writer", store.ReadWrite, stays, others), as("Permit", store.Semaphore, stays),
+		as("Writer", store.ReadWrite, Kinds, stays, others), as("Permit", store.Semaphore, Semaphores, stays),
 	)
 }
 
 // as returns the tests for another kind of lock.
-func as(name string, kind store.Kind, lists ...[]test) []test {
+func as(name string, kind store.Kind, promise Promise, lists ...[]test) []test {
 	tests := slices.Concat(lists...)
 	for i := range tests {
-		tests[i].name, tests[i].kind, tests[i].also = name+": "+tests[i].name, kind, Kinds
+		tests[i].name, tests[i].kind, tests[i].also = name+": "+tests[i].name, kind, promise
 	}
 	return tests
 }
@@ -144,7 +149,7 @@ func (h Harness) run(t *testing.T, c test) {
 			t.Logf("NOT TESTED: the harness has no %s", need)
 			return
 		case !b.promises(need):
-			t.Logf("NOT TESTED: the store does not promise %s: %s", need, h.Without[need])
+			t.Logf("NOT TESTED: the store does not promise %s: %s", need, h.reason(need))
 			return
 		}
 	}
