@@ -224,7 +224,8 @@ type Store interface {
 	// drawn for this lock before, and larger than l.Token: the floor for a store that has drawn
 	// elsewhere too. A store that draws a token with each hold returns that token, and has no
 	// floor. The token of a reader is the token of the last writer, so two readers with one token
-	// saw no writer in between. Errors: [ErrGone], [errors.ErrUnsupported].
+	// saw no writer in between. A store that does not know the last writer draws a token for each
+	// reader. Errors: [ErrGone], [errors.ErrUnsupported].
 	Token(ctx context.Context, l Lease) (int64, error)
 
 	// Look reads the lock with the name and kind of the ask, and changes nothing. Errors:

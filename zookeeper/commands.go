@@ -1,8 +1,10 @@
 package relockzk
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -122,17 +124,21 @@ func (s *Store) free(ctx context.Context, x *session, a store.Ask) error {
 	return err
 }
 
-// holder returns the path of the node with the lock, if that is the hold of the ask.
+// holder returns the path of the node of the ask, if that has the lock.
 func (x *session) holder(ctx context.Context, a store.Ask) (string, error) {
 	lock := x.store.path(a)
-	nodes, err := x.fresh(ctx, lock)
+	all, err := x.fresh(ctx, lock)
 	if err != nil {
 		return "", err
 	}
-	if indexOf(nodes, a.ID) != 0 {
+	nodes, err := ofKind(all, a.Kind)
+	if err != nil {
 		return "", store.ErrGone
 	}
-	return lock + "/" + nodes[0], nil
+	if i := indexOf(nodes, a.ID); i >= 0 && isIn(nodes, i) {
+		return lock + "/" + nodes[i].name, nil
+	}
+	return "", store.ErrGone
 }
 
 // Renew implements [store.Store]. Renew asks the leader once, and then looks for all nodes at the
@@ -177,7 +183,7 @@ func (s *Store) each(ctx context.Context, n int, attempt func(x *session, i int,
 
 // Token implements [store.Store]. The token is the czxid of the node, which is the number of the
 // transaction that made the node, or the number of a later transaction on the nodes of the lock,
-// before the next node.
+// before the next node. So is the token of a reader: nothing is left of the last writer.
 func (s *Store) Token(ctx context.Context, l store.Lease) (token int64, err error) {
 	err = s.once(ctx, func(x *session) error {
 		node, err := x.holder(ctx, l.Ask)
@@ -196,31 +202,61 @@ func (s *Store) Token(ctx context.Context, l store.Lease) (token int64, err erro
 	return token, err
 }
 
-// Look implements [store.Store]. The TTL is the whole lease, as ZooKeeper does not tell when a
-// session was last heard of.
+// Look implements [store.Store]. A TTL is the whole lease, as ZooKeeper does not tell when a session
+// was last heard of.
 func (s *Store) Look(ctx context.Context, a store.Ask) (state store.State, err error) {
 	err = s.once(ctx, func(x *session) error {
 		for {
-			nodes, err := x.fresh(ctx, s.path(a))
-			if err != nil || len(nodes) == 0 {
-				return err
-			}
-			r, err := x.get(ctx, s.path(a)+"/"+nodes[0])
-			if errors.Is(err, zk.ErrNoNode) {
-				continue
-			}
+			all, err := x.fresh(ctx, s.path(a))
 			if err != nil {
 				return err
 			}
-			n := decode(nodes[0], r.data, time.Duration(x.timeout.Load()))
-			state = store.State{
-				Owner: n.ID, Count: n.Count, TTL: time.Duration(n.Kept) * time.Millisecond, Limit: 1,
-				Token: r.stat.Czxid, Waiters: len(nodes) - 1,
+			nodes, err := ofKind(all, a.Kind)
+			if err != nil || len(nodes) == 0 {
+				return err
 			}
-			return nil
+			if state, err = x.look(ctx, s.path(a), nodes); err != nil || state.Owner != "" {
+				return err
+			}
 		}
 	})
 	return state, err
+}
+
+// look reads the nodes that are in. A node that is gone meanwhile is left out.
+func (x *session) look(ctx context.Context, lock string, nodes []node) (state store.State, err error) {
+	var in []store.Held
+	counts := make(map[store.ID]int)
+	for i, n := range nodes {
+		if !isIn(nodes, i) {
+			state.Waiters++
+			continue
+		}
+		r, err := x.get(ctx, lock+"/"+n.name)
+		if errors.Is(err, zk.ErrNoNode) {
+			continue
+		}
+		if err != nil {
+			return state, err
+		}
+		known := decode(n, r.data, time.Duration(x.timeout.Load()))
+		held := store.Held{ID: known.ID, TTL: time.Duration(known.Kept) * time.Millisecond, Limit: 1}
+		if n.reads {
+			held.Limit = store.Unlimited
+		} else {
+			state.Token = r.stat.Czxid
+		}
+		in, counts[held.ID] = append(in, held), known.Count
+	}
+	if len(in) == 0 {
+		return store.State{}, nil
+	}
+	slices.SortStableFunc(in, func(a, b store.Held) int { return cmp.Compare(a.TTL, b.TTL) })
+	state.Owner, state.TTL, state.Limit, state.Count = in[0].ID, in[0].TTL, in[0].Limit, counts[in[0].ID]
+	if len(in) > 1 {
+		state.Others = in[1:]
+	}
+	return state, nil
 }
 
 // Break implements [store.Store]. The client of the hold watches its node, and so notices.

@@ -1,5 +1,5 @@
-// Package relockzk keeps locks in ZooKeeper, in the layout of Curator's InterProcessMutex, so that
-// Go and Java share locks:
+// Package relockzk keeps locks in ZooKeeper, in the layouts of Curator's InterProcessMutex and
+// InterProcessReadWriteLock, so that Go and Java share locks:
 //
 //	s, err := relockzk.New("zk1:2181,zk2:2181,zk3:2181/app", relockzk.WithRoot("/locks"))
 //	...
@@ -10,7 +10,9 @@
 //
 // The path of a lock is a container node. Each hold, and each waiter, is an ephemeral sequential
 // node below the path: _c_<uuid>-lock-<10 digits>. The lowest sequence number has the lock, and
-// each waiter watches the node before its own. The uuid is made from the ID of the hold, so that a
+// each waiter watches the node before its own. In a read-write lock the name has __READ__ or
+// __WRIT__ in place of lock-. A writer is in when its number is the lowest, a reader when no writer
+// has a lower number, and a reader that waits watches the last of these writers. The uuid is made from the ID of the hold, so that a
 // repeated command, and a command that runs late, find the node again. The data of a node is the
 // address of its process, as with Curator, and after a space a JSON object: the ID of the hold, the
 // count of its entries, and its lease.
@@ -30,7 +32,7 @@
 // # States of a hold
 //
 //	asked    the node may exist: no answer has come        create
-//	queued   the node exists, behind others                 a lower node is deleted
-//	held     the node is the lowest                         release, end of the lease
+//	queued   the node exists, and another keeps it out      a lower node is deleted
+//	held     the node exists, and none keeps it out         release, end of the lease
 //	gone     the node is deleted, or the session is over
 package relockzk

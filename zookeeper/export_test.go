@@ -1,5 +1,7 @@
 package relockzk
 
+import "github.com/go-relock/relock/store"
+
 // Crash ends the session of the Store, as the end of the process does.
 func (s *Store) Crash() {
 	s.mu.Lock()
@@ -10,4 +12,27 @@ func (s *Store) Crash() {
 	}
 	s.group.Close()
 	s.group.Wait()
+}
+
+// NameOf returns the name of a node of a hold, with a mark and the name of the lock.
+func NameOf(id store.ID, mark, lockName, number string) string {
+	return prefixOf(id) + mark + lockName + number
+}
+
+// UpgradeMark returns the mark of an upgrade that waits for a reader.
+func UpgradeMark(reader store.ID) string { return upgradeMark + uuidOf(reader) + "-" }
+
+// Obstacle returns the name of the child that keeps the ask out; empty: none. The ask is that of a
+// new hold if no child is of the ask. Readers with a number above queued are kept out already.
+func Obstacle(children []string, a store.Ask, queued string) (string, error) {
+	nodes := inOrder(children)
+	own := wanted(nodes, a)
+	if i := indexOf(nodes, a.ID); i >= 0 {
+		own = nodes[i]
+	}
+	i, err := obstacle(nodes, own, a, queued)
+	if i < 0 {
+		return "", err
+	}
+	return nodes[i].name, err
 }

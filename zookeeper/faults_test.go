@@ -52,6 +52,50 @@ func TestLostAnswersOfACreateLeaveOneNode(t *testing.T) {
 	}
 }
 
+// The answer of each command in turn is lost: of the node of a reader inside, of the node of an
+// upgrade, and of the transaction that replaces it.
+func TestLostAnswersInsideAHoldLeaveOneNode(t *testing.T) {
+	server := zktest.Start(t)
+	proxy, conn := zktest.NewProxy(t, server.Address()), admin(t, server.Address())
+	s := open(t, proxy.Address(), long)
+	for _, limits := range [][2]int{{1, store.Unlimited}, {store.Unlimited, 1}} {
+		outer := mode(limits[0])
+		outer.TTL = 10 * time.Minute
+		around, err := s.Wait(t.Context(), outer, nothing)
+		require.NoError(t, err)
+		inside := mode(limits[1])
+		inside.With = around.ID
+		for passed := range 7 {
+			lost := proxy.LoseAnswersAfter(passed)
+			leases := make(chan store.Lease, 1)
+			go func() {
+				if l, err := s.Wait(t.Context(), inside, nothing); err == nil {
+					leases <- l
+				}
+			}()
+			var l store.Lease
+			select {
+			case l = <-leases: // with fewer answers
+				proxy.Resume()
+			case <-lost:
+				proxy.Cut()
+				proxy.Resume()
+				select {
+				case l = <-leases:
+				case <-time.After(patience):
+					require.FailNow(t, "the hold does not get the lock")
+				}
+			}
+			require.Len(t, nodes(t, conn, "/orders"), 2, "answers that passed: %d", passed)
+			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, s.Forget(t.Context(), []store.Ask{l.Ask})[0])
+			require.Len(t, nodes(t, conn, "/orders"), 1)
+			inside.ID = mode(1).ID
+		}
+		require.NoError(t, s.Release(t.Context(), around, 0))
+	}
+}
+
 func TestLostAnswersOfADeleteFreeTheLockOnce(t *testing.T) {
 	server := zktest.Start(t)
 	proxy, conn := zktest.NewProxy(t, server.Address()), admin(t, server.Address())
@@ -202,6 +246,35 @@ func TestHandOverCostsTheSameForEveryLengthOfTheQueue(t *testing.T) {
 	}
 	few, many := cost(4), cost(60)
 	t.Logf("packets of four hand-overs: %d with 4 waiting, %d with 60", few, many)
+	require.LessOrEqual(t, many, few+8, "the hand-over wakes more than the next waiter")
+}
+
+// Readers and writers in turn: each hand-over wakes the next one only.
+func TestReadersAndWritersWakeTheNextOnly(t *testing.T) {
+	server := zktest.Start(t)
+	cost := func(n int) int {
+		s := open(t, server.Address(), long)
+		l, err := s.Try(t.Context(), mode(1))
+		require.NoError(t, err)
+		var line []*waiter
+		for i := range n {
+			line = append(line, waitFor(t, s, mode([]int{store.Unlimited, 1}[i%2])))
+		}
+		before := server.Requests()
+		for _, w := range line[:4] {
+			require.NoError(t, s.Release(t.Context(), l, 0))
+			l = w.get(t)
+		}
+		spent := server.Requests() - before
+		for _, w := range line[4:] {
+			require.NoError(t, s.Release(t.Context(), l, 0))
+			l = w.get(t)
+		}
+		require.NoError(t, s.Release(t.Context(), l, 0))
+		return spent
+	}
+	few, many := cost(4), cost(40)
+	t.Logf("packets of four hand-overs: %d with 4 waiting, %d with 40", few, many)
 	require.LessOrEqual(t, many, few+8, "the hand-over wakes more than the next waiter")
 }
 

@@ -31,6 +31,67 @@ func TestNodesAreThoseOfCurator(t *testing.T) {
 	require.NoError(t, s.Release(t.Context(), l, 0))
 }
 
+func TestNodesOfReadersAndWritersAreThoseOfCurator(t *testing.T) {
+	server := zktest.Start(t)
+	conn := admin(t, server.Address())
+	s := open(t, server.Address())
+	form := func(mark, name string) string { return `^_c_[0-9a-f-]{36}-` + mark + name + `\d{10}$` }
+	number := func(node string) string { return node[len(node)-10:] }
+	writer, reader := mode(1), mode(store.Unlimited)
+	w, err := s.Try(t.Context(), writer)
+	require.NoError(t, err)
+	names := nodes(t, conn, "/orders")
+	require.Regexp(t, form("", "__WRIT__"), names[0])
+
+	reader.With = w.ID
+	r, err := s.Try(t.Context(), reader)
+	require.NoError(t, err)
+	require.NoError(t, s.Release(t.Context(), w, 0))
+	inside := nodes(t, conn, "/orders")
+	require.Len(t, inside, 1)
+	require.Regexp(t, form("in-", "__READ__"), inside[0])
+	require.Equal(t, number(names[0]), number(inside[0]), "the reader has the place of the writer")
+
+	beside, err := s.Try(t.Context(), mode(store.Unlimited))
+	require.NoError(t, err)
+	require.Regexp(t, form("", "__READ__"), nodes(t, conn, "/orders")[1])
+	upgrade := mode(1)
+	upgrade.With = r.ID
+	up := waitFor(t, s, upgrade)
+	names = nodes(t, conn, "/orders")
+	require.Len(t, names, 3)
+	require.Regexp(t, form("up-[0-9a-f-]{36}-", "__WRIT__"), names[2])
+	require.NoError(t, s.Release(t.Context(), beside, 0))
+	l := up.get(t)
+	names = nodes(t, conn, "/orders")
+	require.Len(t, names, 2)
+	for _, name := range names {
+		require.Equal(t, number(inside[0]), number(name), "the upgrade has the place of its reader")
+	}
+	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), r, 0))
+	require.Empty(t, nodes(t, conn, "/orders"))
+}
+
+// A reader whose writer is gone is no reader inside a writer any more.
+func TestReaderInsideALostWriterQueues(t *testing.T) {
+	server := zktest.Start(t)
+	s, other := open(t, server.Address()), open(t, server.Address())
+	w, err := s.Try(t.Context(), mode(1))
+	require.NoError(t, err)
+	next := waitFor(t, other, mode(1))
+	require.NoError(t, other.Break(t.Context(), w.Ask))
+	l := next.get(t)
+	inside := mode(store.Unlimited)
+	inside.With = w.ID
+	_, err = s.Try(t.Context(), inside)
+	var busy *store.Busy
+	require.ErrorAs(t, err, &busy)
+	queued := waitFor(t, s, inside)
+	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), queued.get(t), 0))
+}
+
 // TestLockOfTheClientLibraryExcludesHolds takes the lock with zk.Lock, whose nodes have Curator's
 // form, too.
 func TestLockOfTheClientLibraryExcludesHolds(t *testing.T) {

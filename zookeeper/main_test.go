@@ -49,6 +49,13 @@ func ask(ttl time.Duration) store.Ask {
 	return store.Ask{Name: "orders", ID: store.ID(fmt.Sprintf("client%d:1:%d", n, n)), TTL: ttl, Limit: 1}
 }
 
+// mode returns the ask of a new hold of read-write lock "orders".
+func mode(limit int) store.Ask {
+	a := ask(20 * time.Second)
+	a.Kind, a.Limit = store.ReadWrite, limit
+	return a
+}
+
 func nothing(store.Progress) {}
 
 // take makes a new hold.
@@ -72,7 +79,12 @@ type waiter struct {
 // wait starts a Wait, and returns when it is queued.
 func wait(t testing.TB, s store.Store, ttl time.Duration) *waiter {
 	t.Helper()
-	w := &waiter{ask: ask(ttl), queued: make(chan struct{}, 100), done: make(chan struct{})}
+	return waitFor(t, s, ask(ttl))
+}
+
+func waitFor(t testing.TB, s store.Store, a store.Ask) *waiter {
+	t.Helper()
+	w := &waiter{ask: a, queued: make(chan struct{}, 100), done: make(chan struct{})}
 	go func() {
 		defer close(w.done)
 		w.lease, w.err = s.Wait(t.Context(), w.ask, func(store.Progress) {

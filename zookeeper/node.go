@@ -14,39 +14,103 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// Parts of the name of a node. Curator has chosen them.
+// Parts of the name of a node. Curator has chosen them, but for the marks.
 const (
 	protected = "_c_"
 	lockName  = "lock-"
+	readName  = "__READ__"
+	writeName = "__WRIT__"
 	digits    = 10
+	uuidSize  = 36
+
+	insideMark  = "in-" // a node with the number of the hold around it, see node.inside
+	upgradeMark = "up-" // an upgrade that waits, see node.upgrade
 )
 
 // space is the name space of the UUIDs of holds.
 var space = uuid.MustParse("3f1b1c1e-9f0d-5c52-9c3a-6a3d0c1f7a55")
 
-// prefixOf returns the name of the node of a hold, without the sequence number.
-func prefixOf(id store.ID) string {
-	return protected + uuid.NewSHA1(space, []byte(id)).String() + "-" + lockName
+func uuidOf(id store.ID) string { return uuid.NewSHA1(space, []byte(id)).String() }
+
+// prefixOf returns the begin of the name of each node of a hold.
+func prefixOf(id store.ID) string { return protected + uuidOf(id) + "-" }
+
+// node is a child of a lock that is a place in its queue.
+type node struct {
+	name   string
+	number string // orders the nodes of a lock
+	kind   store.Kind
+	reads  bool
+	// inside is set for a reader inside a writer, and for an upgrade with the lock: such a node has
+	// the number of the hold around it, and was made later than its number says.
+	inside bool
+	// upgrade is the UUID of the reader that waits for the lock of a writer; empty: no upgrade.
+	upgrade string
 }
 
-// sequence returns the digits that order the nodes of a lock. A child without a sequence number is
-// no node of the lock: ok is false.
-func sequence(child string) (number string, ok bool) {
-	i := strings.LastIndex(child, lockName)
-	if i < 0 || len(child)-i-len(lockName) != digits {
-		return "", false
+// parse returns the node of a child. A child without a sequence number is no node: ok is false.
+func parse(child string) (n node, ok bool) {
+	split := len(child) - digits
+	if split < 0 || strings.Trim(child[split:], "0123456789") != "" {
+		return n, false
 	}
-	number = child[i+len(lockName):]
-	return number, strings.Trim(number, "0123456789") == ""
+	n = node{name: child, number: child[split:], kind: store.ReadWrite}
+	head, ok := strings.CutSuffix(child[:split], writeName)
+	if !ok {
+		head, n.reads = strings.CutSuffix(child[:split], readName)
+		ok = n.reads
+	}
+	if !ok {
+		n.kind = store.Mutex
+		head, ok = strings.CutSuffix(child[:split], lockName)
+	}
+	if marks := len(protected) + uuidSize + 1; ok && n.kind == store.ReadWrite && len(head) > marks {
+		n.inside = head[marks:] == insideMark
+		if reader, is := strings.CutPrefix(head[marks:], upgradeMark); is {
+			n.upgrade = strings.TrimSuffix(reader, "-")
+		}
+	}
+	return n, ok
 }
 
-// inOrder returns the children that are nodes of the lock, the holder first.
-func inOrder(children []string) []string {
-	nodes := slices.DeleteFunc(children, func(child string) bool { _, ok := sequence(child); return !ok })
-	slices.SortFunc(nodes, func(a, b string) int {
-		first, _ := sequence(a)
-		second, _ := sequence(b)
-		return cmp.Compare(first, second)
+// isOf says whether the node is of the hold with a UUID.
+func (n node) isOf(hold string) bool { return strings.HasPrefix(n.name, protected+hold+"-") }
+
+// newName returns the name of the node for a hold, without the sequence number.
+func (n node) newName(id store.ID) string {
+	name := prefixOf(id)
+	switch {
+	case n.inside:
+		name += insideMark
+	case n.upgrade != "":
+		name += upgradeMark + n.upgrade + "-"
+	}
+	switch {
+	case n.kind == store.Mutex:
+		return name + lockName
+	case n.reads:
+		return name + readName
+	default:
+		return name + writeName
+	}
+}
+
+// inOrder returns the children that are nodes of a lock, by their numbers. Of nodes with one number
+// the writer is the first.
+func inOrder(children []string) (nodes []node) {
+	for _, child := range children {
+		if n, ok := parse(child); ok {
+			nodes = append(nodes, n)
+		}
+	}
+	slices.SortFunc(nodes, func(a, b node) int {
+		if c := cmp.Compare(a.number, b.number); c != 0 || a.reads == b.reads {
+			return c
+		}
+		if a.reads {
+			return 1
+		}
+		return -1
 	})
 	return nodes
 }
@@ -69,26 +133,25 @@ func (n note) encode(address string) []byte {
 
 // decode returns the note in the data of a node. A node of another client, such as Curator, has no
 // note: its ID names the address of the client and the node, and its lease is unknown.
-func decode(child string, data []byte, unknown time.Duration) note {
+func decode(n node, data []byte, unknown time.Duration) note {
 	address, text, _ := strings.Cut(string(data), " ")
-	var n note
-	if err := json.Unmarshal([]byte(text), &n); err == nil && n.ID != "" {
-		return n
+	var known note
+	if err := json.Unmarshal([]byte(text), &known); err == nil && known.ID != "" {
+		return known
 	}
-	number, _ := sequence(child)
 	return note{
-		ID:    store.ID(fmt.Sprintf("%s:%s:%s", strings.ToValidUTF8(address, "?"), strings.TrimSuffix(child, number), number)),
+		ID:    store.ID(fmt.Sprintf("%s:%s:%s", strings.ToValidUTF8(address, "?"), strings.TrimSuffix(n.name, n.number), n.number)),
 		Count: 1, Kept: unknown.Milliseconds(),
 	}
 }
 
 // indexOf returns the index of the node of a hold, of this package or of another client; -1: none.
-func indexOf(nodes []string, id store.ID) int {
-	prefix := prefixOf(id)
+func indexOf(nodes []node, id store.ID) int {
+	hold := uuidOf(id)
 	rest, number := cutLast(string(id))
 	_, name := cutLast(rest)
-	return slices.IndexFunc(nodes, func(node string) bool {
-		return strings.HasPrefix(node, prefix) || name != "" && node == name+number
+	return slices.IndexFunc(nodes, func(n node) bool {
+		return n.isOf(hold) || name != "" && n.name == name+number
 	})
 }
 

@@ -252,9 +252,9 @@ func (x *session) sync(ctx context.Context) error {
 	return run(ctx, x, reads, func() error { _, err := x.conn.Sync("/"); return err })
 }
 
-// children returns the nodes of a lock, the holder first, and the number of the transaction that
-// changed them last.
-func (x *session) children(ctx context.Context, lock string) (nodes []string, changed int64, err error) {
+// children returns the nodes of a lock, of all kinds, by their numbers, and the number of the
+// transaction that changed them last.
+func (x *session) children(ctx context.Context, lock string) (nodes []node, changed int64, err error) {
 	type list struct {
 		children []string
 		stat     *zk.Stat
@@ -273,7 +273,7 @@ func (x *session) children(ctx context.Context, lock string) (nodes []string, ch
 }
 
 // fresh is children behind a sync.
-func (x *session) fresh(ctx context.Context, lock string) ([]string, error) {
+func (x *session) fresh(ctx context.Context, lock string) ([]node, error) {
 	if err := x.sync(ctx); err != nil {
 		return nil, err
 	}

@@ -107,7 +107,7 @@ func New(servers string, options ...Option) (*Store, error) {
 // longest returns the longest lease that a session keeps.
 func longest(timeout time.Duration) time.Duration { return timeout * 3 / 4 }
 
-// Check accepts mutexes whose names are paths. A leading slash makes no difference. The first part
+// Check accepts mutexes and read-write locks whose names are paths. A leading slash makes no difference. The first part
 // of a path is not "zookeeper", as that belongs to the server.
 func (s *Store) Check(a store.Ask) (store.Ask, error) {
 	name, err := clean(a.Name)
@@ -118,8 +118,9 @@ func (s *Store) Check(a store.Ask) (store.Ask, error) {
 		return a, fmt.Errorf("the path %s%s belongs to the server", s.root, name)
 	case a.Limit < 1:
 		return a, fmt.Errorf("a limit of %d holds lets nobody in", a.Limit)
-	case a.Kind != store.Mutex || a.Limit != 1:
-		return a, fmt.Errorf("%w: a lock in ZooKeeper is a mutex, and not %s for %d", errors.ErrUnsupported, a.Kind, a.Limit)
+	case a.Limit != 1 && (a.Kind != store.ReadWrite || a.Limit != store.Unlimited), a.Kind != store.Mutex && a.Kind != store.ReadWrite:
+		return a, fmt.Errorf("%w: a lock in ZooKeeper is a mutex or a read-write lock, and not %s for %d",
+			errors.ErrUnsupported, a.Kind, a.Limit)
 	case a.Acks != store.Acks{}:
 		return a, fmt.Errorf("%w: a majority of ZooKeeper has every hold already, so there are no acks to ask for", errors.ErrUnsupported)
 	case kept > longest(s.timeout):

@@ -39,10 +39,11 @@ func TestZooKeeperKeepsThePromisesOfStores(t *testing.T) {
 			}
 		},
 		Without: map[storetest.Promise]string{
-			storetest.Acks:    "a majority of ZooKeeper has every hold already",
-			storetest.Kinds:   "the layout is that of Curator's InterProcessMutex",
-			storetest.Several: "each lock has a queue of its own",
-			storetest.Waits:   "the store shows no waits",
+			storetest.Acks:         "a majority of ZooKeeper has every hold already",
+			storetest.Several:      "each lock has a queue of its own",
+			storetest.Waits:        "the store shows no waits",
+			storetest.Semaphores:   "Curator's semaphores have another layout",
+			storetest.ReaderTokens: "nothing is left of the last writer",
 		},
 		BadNames:  []string{"/", "a//b", "a/", "a/./b", "a/../b", ".", "..", "a\x00b", "a\x1fb"},
 		SameNames: [][2]string{{"orders", "/orders"}, {"orders/42", "/orders/42"}},
@@ -65,11 +66,12 @@ func TestLocksInZooKeeperKeepThePromises(t *testing.T) {
 			}
 		},
 		Without: map[locktest.Promise]string{
-			locktest.Acks:      "a majority of ZooKeeper has every hold already",
-			locktest.Rest:      "ZooKeeper does not tell when a session was last heard of",
-			locktest.Kinds:     "the layout is that of Curator's InterProcessMutex",
-			locktest.Deadlocks: "the store shows no waits",
-			locktest.Lending:   "Redis and memory only",
+			locktest.Acks:         "a majority of ZooKeeper has every hold already",
+			locktest.Rest:         "ZooKeeper does not tell when a session was last heard of",
+			locktest.Semaphores:   "Curator's semaphores have another layout",
+			locktest.ReaderTokens: "nothing is left of the last writer",
+			locktest.Deadlocks:    "the store shows no waits",
+			locktest.Lending:      "Redis and memory only",
 		},
 	}.Run(t)
 }

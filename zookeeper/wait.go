@@ -11,7 +11,7 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// Try implements [store.Store]. Try makes a node only if the lock is free. If another node comes
+// Try implements [store.Store]. Try makes a node only if the hold can enter. If another node comes
 // before that node in time, Try deletes its node.
 func (s *Store) Try(ctx context.Context, a store.Ask) (l store.Lease, err error) {
 	err = s.once(ctx, func(x *session) error { l, err = s.try(ctx, x, a); return err })
@@ -20,36 +20,35 @@ func (s *Store) Try(ctx context.Context, a store.Ask) (l store.Lease, err error)
 
 func (s *Store) try(ctx context.Context, x *session, a store.Ask) (store.Lease, error) {
 	nodes, _, err := x.children(ctx, s.path(a))
-	if err == nil && len(nodes) > 0 && indexOf(nodes, a.ID) != 0 { // a follower may know an old state
-		nodes, err = x.fresh(ctx, s.path(a))
+	var p place
+	if err == nil {
+		p, err = chance(nodes, a)
+	}
+	if err != nil || p.behind >= 0 { // a follower may know an old state
+		if nodes, err = x.fresh(ctx, s.path(a)); err == nil {
+			p, err = chance(nodes, a)
+		}
 	}
 	if err != nil {
 		return store.Lease{}, err
 	}
-	if len(nodes) > 0 && indexOf(nodes, a.ID) != 0 {
-		busy, err := x.busy(ctx, s.path(a), nodes[0])
-		if err != nil {
-			return store.Lease{}, err
-		}
-		return store.Lease{}, busy
+	if p.behind >= 0 {
+		return store.Lease{}, x.busy(ctx, s.path(a), a, p)
 	}
 	if err := x.fits(a.Kept(a.TTL)); err != nil {
 		return store.Lease{}, err
 	}
 	h := x.hold(a)
-	p, err := x.join(ctx, h)
-	if err == nil && p.index == 0 && !x.ready(h) {
+	p, err = x.join(ctx, h)
+	if err == nil && p.isIn() && !x.ready(h) {
 		p, err = x.affirm(ctx, h, p)
 	}
 	switch {
 	case err != nil:
 	case p.index < 0:
 		err = store.Unavailable(errDeleted)
-	case p.index > 0:
-		var busy *store.Busy
-		if busy, err = x.busy(ctx, h.lock, p.nodes[0]); err == nil {
-			err = busy
-		}
+	case p.behind >= 0:
+		err = x.busy(ctx, h.lock, a, p)
 	default:
 		var l store.Lease
 		if l, err = s.grant(h, store.WakeNone); err == nil {
@@ -59,22 +58,43 @@ func (s *Store) try(ctx context.Context, x *session, a store.Ask) (store.Lease, 
 	return store.Lease{}, s.giveUp(ctx, h, err)
 }
 
+// chance returns the place that a new node for an ask would have. The node of an ask that has one
+// already is not kept out.
+func chance(all []node, a store.Ask) (place, error) {
+	nodes, err := ofKind(all, a.Kind)
+	p := place{nodes: nodes, index: indexOf(nodes, a.ID), behind: -1}
+	if err == nil && p.index < 0 {
+		p.behind, err = obstacle(nodes, wanted(nodes, a), a, last)
+	}
+	return p, err
+}
+
 var errDeleted = errors.New("another client has deleted the node")
 
-// busy returns the refusal of a lock with a holder. A holder that is gone meanwhile is not known.
-func (x *session) busy(ctx context.Context, lock, holder string) (*store.Busy, error) {
-	r, err := x.get(ctx, lock+"/"+holder)
+// busy returns the refusal of a lock with a holder, or the reason why the holder is not known. A
+// holder that is gone meanwhile is not named.
+func (x *session) busy(ctx context.Context, lock string, a store.Ask, p place) error {
+	holder := p.holder(a)
+	r, err := x.get(ctx, lock+"/"+holder.name)
 	if errors.Is(err, zk.ErrNoNode) {
-		return &store.Busy{TTL: time.Millisecond}, nil
+		return &store.Busy{TTL: time.Millisecond}
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return x.refusal(holder, r.data), nil
+	return x.refusal(holder, r.data)
+}
+
+// holder returns the node of a hold with the lock that keeps the ask out.
+func (p place) holder(a store.Ask) node {
+	if _, inside := around(p.nodes, a); inside {
+		return p.nodes[p.behind]
+	}
+	return p.nodes[0]
 }
 
 // refusal returns the refusal by a holder with data in its node.
-func (x *session) refusal(holder string, data []byte) *store.Busy {
+func (x *session) refusal(holder node, data []byte) *store.Busy {
 	n := decode(holder, data, time.Duration(x.timeout.Load()))
 	return &store.Busy{Owner: n.ID, TTL: time.Duration(n.Kept) * time.Millisecond}
 }
@@ -96,8 +116,8 @@ func (s *Store) grant(h *hold, woken store.Wake) (store.Lease, error) {
 	return l, nil
 }
 
-// Wait implements [store.Store]. Wait makes a node at once, and waits for the end of the node before
-// it.
+// Wait implements [store.Store]. Wait makes a node at once, and waits for the end of the node that
+// keeps it out.
 func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (l store.Lease, err error) {
 	w := waiting{store: s, progress: progress}
 	err = s.patiently(ctx, func(x *session, _ bool) error {
@@ -125,10 +145,10 @@ func (w *waiting) run(ctx context.Context) (store.Lease, error) {
 	x, h := w.hold.session, w.hold
 	for {
 		p, err := x.join(ctx, h)
-		for err == nil && p.index > 0 {
+		for err == nil && p.behind >= 0 {
 			p, err = w.sleep(ctx, p)
 		}
-		if err == nil && p.index == 0 && !x.ready(h) {
+		if err == nil && p.isIn() && !x.ready(h) {
 			p, err = x.affirm(ctx, h, p)
 		}
 		if err == nil {
@@ -137,7 +157,7 @@ func (w *waiting) run(ctx context.Context) (store.Lease, error) {
 		switch {
 		case err != nil:
 			return store.Lease{}, err
-		case p.index == 0:
+		case p.isIn():
 			return w.store.grant(h, w.woken)
 		default:
 			x.lost(h)
@@ -146,30 +166,31 @@ func (w *waiting) run(ctx context.Context) (store.Lease, error) {
 	}
 }
 
-// sleep waits for the end of the node before that of the hold, and returns the new place.
+// sleep waits for the end of the node that keeps the hold out, and returns the new place.
 func (w *waiting) sleep(ctx context.Context, p place) (place, error) {
 	x, h := w.hold.session, w.hold
-	before, err := x.watch(ctx, h.lock+"/"+p.nodes[p.index-1])
+	behind, holder := p.nodes[p.behind], p.holder(h.ask)
+	before, err := x.watch(ctx, h.lock+"/"+behind.name)
 	if errors.Is(err, zk.ErrNoNode) {
 		return x.join(ctx, h)
 	}
 	if err != nil {
 		return p, err
 	}
-	busy := x.refusal(p.nodes[0], before.data)
-	if p.index > 1 {
-		if busy, err = x.busy(ctx, h.lock, p.nodes[0]); err != nil {
+	busy := x.refusal(holder, before.data)
+	if holder != behind {
+		if err := x.busy(ctx, h.lock, h.ask, p); !errors.As(err, &busy) {
 			return p, err
 		}
 	}
-	w.progress(store.Progress{Busy: busy, Queued: true, Position: p.index - 1})
+	w.progress(store.Progress{Busy: busy, Queued: true, Position: p.waiters()})
 	recheck := time.NewTimer(h.ask.TTL)
 	defer recheck.Stop()
 	select {
 	case e := <-before.changed:
 		w.woken = store.WakeGrant
-		if e.Type == zk.EventNodeDeleted && p.index == 1 {
-			return x.affirm(ctx, h, place{nodes: p.nodes[1:]}) // new nodes come behind the hold
+		if e.Type == zk.EventNodeDeleted && h.ask.Kind == store.Mutex && p.index == 1 {
+			return x.affirm(ctx, h, place{nodes: p.nodes[1:], behind: -1}) // new nodes come behind the hold
 		}
 	case <-recheck.C:
 		w.woken = store.WakeRecheck
@@ -179,6 +200,19 @@ func (w *waiting) sleep(ctx context.Context, p place) (place, error) {
 		return p, store.Unavailable(errOver)
 	}
 	return x.join(ctx, h)
+}
+
+// waiters returns the number of waiters before the hold. An upgrade is before all of them.
+func (p place) waiters() (n int) {
+	if p.nodes[p.index].upgrade != "" {
+		return 0
+	}
+	for i := range p.index {
+		if !isIn(p.nodes, i) {
+			n++
+		}
+	}
+	return n
 }
 
 // giveUpLimit bounds the time for which a call whose context is done takes back its node.

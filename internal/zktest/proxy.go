@@ -18,6 +18,8 @@ type Proxy struct {
 	conns  map[net.Conn]struct{}
 	open   chan struct{} // closed while bytes pass
 	silent bool          // answers of the server are thrown away
+	passes int           // so many answers pass before that
+	lost   chan struct{} // closed when an answer is thrown away; nil: nobody asks
 }
 
 // NewProxy starts a Proxy before a server.
@@ -74,10 +76,33 @@ func (p *Proxy) Resume() {
 }
 
 // LoseAnswers throws the answers of the server away until Resume. Requests pass.
-func (p *Proxy) LoseAnswers() {
+func (p *Proxy) LoseAnswers() { p.LoseAnswersAfter(0) }
+
+// LoseAnswersAfter is LoseAnswers after n answers that pass. The channel is closed when an answer is
+// lost.
+func (p *Proxy) LoseAnswersAfter(n int) (lost <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.silent = true
+	p.silent, p.passes, p.lost = true, n, make(chan struct{})
+	return p.lost
+}
+
+// loses says whether to throw an answer away.
+func (p *Proxy) loses() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.silent {
+		return false
+	}
+	if p.passes > 0 {
+		p.passes--
+		return false
+	}
+	if p.lost != nil {
+		close(p.lost)
+		p.lost = nil
+	}
+	return true
 }
 
 // Cut closes all connections.
@@ -121,10 +146,7 @@ func (p *Proxy) copy(to, from net.Conn, answers bool) {
 		open := p.open
 		p.mu.Unlock()
 		<-open
-		p.mu.Lock()
-		lost := answers && p.silent
-		p.mu.Unlock()
-		if !lost && n > 0 {
+		if n > 0 && !(answers && p.loses()) {
 			if _, err := to.Write(buffer[:n]); err != nil {
 				return
 			}

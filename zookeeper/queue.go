@@ -1,0 +1,303 @@
+package relockzk
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"path"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/go-relock/relock/internal/lifetime"
+	"github.com/go-relock/relock/store"
+)
+
+// place is the place of a hold among the nodes of its lock.
+type place struct {
+	nodes  []node // of the kind of the lock
+	index  int    // of the hold; -1: the hold has no node
+	behind int    // of the node that keeps the hold out; -1: none
+}
+
+// isIn says whether the hold has the lock.
+func (p place) isIn() bool { return p.index >= 0 && p.behind < 0 }
+
+// join makes the node of the hold, unless there is one, and returns its place.
+func (x *session) join(ctx context.Context, h *hold) (place, error) {
+	if err := x.settled(ctx, h); err != nil {
+		return place{}, err
+	}
+	p, err := x.arrive(ctx, h)
+	if h.ask.With == "" {
+		return p, err
+	}
+	for err == nil && p.index >= 0 && !x.isHeld(h) {
+		own := p.nodes[p.index]
+		with, ok := around(p.nodes, h.ask)
+		switch {
+		case !ok && (own.inside || own.upgrade != ""): // the hold around this one is gone
+			if err = x.remove(ctx, p.path(h)); err == nil || errors.Is(err, zk.ErrNoNode) {
+				x.lost(h)
+				p, err = x.arrive(ctx, h)
+			}
+		case own.upgrade != "" && p.behind < 0:
+			p, err = x.replace(ctx, h, p, node{number: with.number, kind: own.kind, inside: true})
+		case own.inside && !own.reads && p.behind >= 0:
+			p, err = x.replace(ctx, h, p, node{number: last, kind: own.kind, upgrade: uuidOf(h.ask.With)})
+		default:
+			return p, nil
+		}
+	}
+	return p, err
+}
+
+func (x *session) isHeld(h *hold) bool {
+	x.store.mu.Lock()
+	defer x.store.mu.Unlock()
+	return h.held
+}
+
+// arrive makes the node of the hold, unless there is one, and lists the nodes of the lock.
+func (x *session) arrive(ctx context.Context, h *hold) (place, error) {
+	if node, unsure := x.known(h); node != "" || unsure {
+		p, err := x.locate(ctx, h)
+		if err != nil || p.index >= 0 {
+			return p, err
+		}
+		x.lost(h)
+	}
+	n, err := x.plan(ctx, h)
+	if err != nil {
+		return place{}, err
+	}
+	if err := x.create(ctx, h, n); err != nil {
+		return place{}, err
+	}
+	return x.locate(ctx, h)
+}
+
+// plan returns the node to make for a hold. A follower may not know the hold around it yet.
+func (x *session) plan(ctx context.Context, h *hold) (node, error) {
+	if h.ask.With == "" {
+		return wanted(nil, h.ask), nil
+	}
+	nodes, _, err := x.children(ctx, h.lock)
+	if err == nil && indexOf(nodes, h.ask.With) < 0 {
+		nodes, err = x.fresh(ctx, h.lock)
+	}
+	return wanted(nodes, h.ask), err
+}
+
+// locate lists the nodes of a lock, and finds the node of the hold among them. If a command that
+// was given up has made a second node, the first node counts.
+//
+// If the node of a mutex is the last one, or the node of a writer the only one, the number of the
+// last change is a token for the hold. This number is not smaller than the czxid of the node, and
+// smaller than the czxid of each later node.
+func (x *session) locate(ctx context.Context, h *hold) (place, error) {
+	all, changed, err := x.children(ctx, h.lock)
+	if err != nil {
+		return place{}, err
+	}
+	nodes, err := ofKind(all, h.ask.Kind)
+	p := place{nodes: nodes, index: indexOf(nodes, h.ask.ID), behind: -1}
+	x.store.mu.Lock()
+	defer x.store.mu.Unlock()
+	if p.index < 0 || err != nil {
+		return p, err
+	}
+	if h.node = p.path(h); h.token == 0 && p.index == len(nodes)-1 && (h.ask.Kind == store.Mutex || len(nodes) == 1) {
+		h.token = changed
+	}
+	own := nodes[p.index]
+	if own.upgrade != "" {
+		h.queued = own.number
+	}
+	if !h.held {
+		p.behind, err = obstacle(nodes, own, h.ask, cmp.Or(h.queued, last))
+	}
+	return p, err
+}
+
+// path returns the path of the node of the hold; empty: the hold has no node.
+func (p place) path(h *hold) string {
+	if p.index < 0 {
+		return ""
+	}
+	return h.lock + "/" + p.nodes[p.index].name
+}
+
+// create makes the node of a hold, and the path of the lock.
+func (x *session) create(ctx context.Context, h *hold, n node) error {
+	node, flags := h.lock+"/"+n.newName(h.ask.ID), int32(zk.FlagEphemeralSequential)
+	if n.inside {
+		node, flags = node+n.number, zk.FlagEphemeral
+	}
+	for {
+		err := x.make(ctx, h, func(data []byte) (string, error) { return x.conn.Create(node, data, flags, x.store.acl) })
+		if n.inside && errors.Is(err, zk.ErrNodeExists) { // made by a command without an answer
+			return nil
+		}
+		if !errors.Is(err, zk.ErrNoNode) {
+			return err
+		}
+		if err := x.makePath(ctx, h.lock); err != nil {
+			return err
+		}
+	}
+}
+
+// replace makes another node for a hold in place of its node, in one transaction, and returns the
+// new place. If an earlier command without an answer has done so, replace changes nothing.
+func (x *session) replace(ctx context.Context, h *hold, p place, n node) (place, error) {
+	create := &zk.CreateRequest{Path: h.lock + "/" + n.newName(h.ask.ID), Acl: x.store.acl, Flags: zk.FlagEphemeralSequential}
+	if n.inside {
+		create.Path, create.Flags = create.Path+n.number, zk.FlagEphemeral
+	}
+	err := x.make(ctx, h, func(data []byte) (string, error) {
+		create.Data = data
+		answers, err := x.conn.Multi(create, &zk.DeleteRequest{Path: p.path(h), Version: -1})
+		for _, a := range answers {
+			if errors.Is(a.Error, zk.ErrNoNode) || errors.Is(a.Error, zk.ErrNodeExists) {
+				err = a.Error
+			}
+		}
+		if err != nil {
+			return "", err
+		}
+		return answers[0].String, nil
+	})
+	if err != nil && !errors.Is(err, zk.ErrNoNode) && !errors.Is(err, zk.ErrNodeExists) {
+		return p, err
+	}
+	return x.arrive(ctx, h)
+}
+
+// make runs a command that makes a node of the hold. If ctx ends first, the command goes on: settled
+// waits for its answer.
+func (x *session) make(ctx context.Context, h *hold, command func(data []byte) (string, error)) error {
+	n := note{ID: h.ask.ID, Count: 1, Kept: h.ask.Kept(h.ask.TTL).Milliseconds()}
+	answered := make(chan struct{})
+	x.store.mu.Lock()
+	h.note, h.creating = n, answered
+	x.store.mu.Unlock()
+	err := run(ctx, x, writes, func() error {
+		address, _ := x.address.Load().(string)
+		node, err := command(n.encode(address))
+		unsure := errors.Is(x.reason(err, writes), store.ErrUnsure)
+		x.store.mu.Lock()
+		defer x.store.mu.Unlock()
+		if err == nil {
+			h.node, h.token = node, 0
+		}
+		h.unsure = h.unsure || unsure
+		close(answered)
+		return err
+	})
+	if !errors.Is(err, store.ErrUnsure) { // answered, or not sent
+		x.store.mu.Lock()
+		h.creating = nil
+		x.store.mu.Unlock()
+	}
+	return err
+}
+
+// settled waits for the answer of a command that creates the node of the hold.
+func (x *session) settled(ctx context.Context, h *hold) error {
+	x.store.mu.Lock()
+	creating := h.creating
+	x.store.mu.Unlock()
+	if creating == nil {
+		return nil
+	}
+	select {
+	case <-creating:
+		return nil
+	case <-ctx.Done():
+		return lifetime.Ended(ctx)
+	case <-x.dead:
+		return store.Unavailable(errOver)
+	}
+}
+
+// makePath makes a container node, and those above it. ZooKeeper deletes a container node when its
+// last child is gone. A server without containers gets a persistent node.
+func (x *session) makePath(ctx context.Context, node string) error {
+	err := x.makeNode(ctx, node, x.conn.CreateContainer, zk.FlagContainer)
+	if errors.Is(err, zk.ErrNoNode) {
+		if err := x.makePath(ctx, path.Dir(node)); err != nil {
+			return err
+		}
+		err = x.makeNode(ctx, node, x.conn.CreateContainer, zk.FlagContainer)
+	}
+	if err != nil && ctx.Err() == nil && !errors.Is(err, store.ErrUnavailable) && !errors.Is(err, zk.ErrNoNode) {
+		return x.makeNode(ctx, node, x.conn.Create, zk.FlagPersistent)
+	}
+	return err
+}
+
+func (x *session) makeNode(
+	ctx context.Context, node string, create func(string, []byte, int32, []zk.ACL) (string, error), flag int32,
+) error {
+	err := run(ctx, x, reads, func() error { _, err := create(node, nil, flag, x.store.acl); return err })
+	if errors.Is(err, zk.ErrNodeExists) {
+		return nil
+	}
+	return err
+}
+
+// known returns the node of a hold, and whether there may be a node that is not known.
+func (x *session) known(h *hold) (node string, unsure bool) {
+	x.store.mu.Lock()
+	defer x.store.mu.Unlock()
+	return h.node, h.unsure
+}
+
+// lost notes that the node of a hold does not exist.
+func (x *session) lost(h *hold) {
+	x.store.mu.Lock()
+	defer x.store.mu.Unlock()
+	h.node, h.token, h.held = "", 0, false
+}
+
+// ready says whether a hold whose node was just seen as one that is in can have its lock: its token is
+// known, or drawn on demand as that of a reader, and the leader had the session a short time ago.
+func (x *session) ready(h *hold) bool {
+	x.store.mu.Lock()
+	defer x.store.mu.Unlock()
+	return (h.token != 0 || h.ask.Limit == store.Unlimited) && !x.oldLocked(h)
+}
+
+// oldLocked says whether a lease from the last proof on would be near its end.
+func (x *session) oldLocked(h *hold) bool { return time.Since(x.proven) > h.ask.TTL/3 }
+
+// affirm returns the place of a hold whose node is in, unless the node itself is gone. After an old proof a sync goes first. The cost does not depend on the number of waiters.
+func (x *session) affirm(ctx context.Context, h *hold, p place) (place, error) {
+	begun := time.Now()
+	x.store.mu.Lock()
+	old := x.oldLocked(h)
+	x.store.mu.Unlock()
+	if old {
+		if err := x.sync(ctx); err != nil {
+			return p, err
+		}
+	}
+	stat, err := x.stat(ctx, p.path(h))
+	if errors.Is(err, zk.ErrNoNode) {
+		x.lost(h)
+		return place{index: -1, behind: -1}, nil
+	}
+	if err != nil {
+		return p, err
+	}
+	x.store.mu.Lock()
+	defer x.store.mu.Unlock()
+	if old {
+		x.proveLocked(begun)
+	}
+	if h.token == 0 {
+		h.token = stat.Czxid
+	}
+	return p, nil
+}
