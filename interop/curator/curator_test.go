@@ -1,5 +1,5 @@
-// Package curator_test shows that Go and Java share locks: package relockzk, and InterProcessMutex of
-// Curator in a Java process.
+// Package curator_test shows that Go and Java share locks: package relockzk, and InterProcessMutex and
+// InterProcessReadWriteLock of Curator in a Java process.
 package curator_test
 
 import (
@@ -31,12 +31,13 @@ const (
 	lockPath = "/locks/orders"
 )
 
-// world is a server with a lock in Go.
+// world is a server with a mutex and a read-write lock in Go, of one name.
 type world struct {
 	testing.TB
 	server *zktest.Server
 	conn   *zk.Conn
 	lock   *relock.Lock
+	rw     *relock.RWLock
 }
 
 func newWorld(t testing.TB) *world {
@@ -51,7 +52,7 @@ func newWorld(t testing.TB) *world {
 	conn, _, err := zk.Connect([]string{server.Address()}, patience, zk.WithLogInfo(false))
 	require.NoError(t, err)
 	t.Cleanup(conn.Close)
-	return &world{TB: t, server: server, conn: conn, lock: c.NewLock("orders")}
+	return &world{TB: t, server: server, conn: conn, lock: c.NewLock("orders"), rw: c.NewRWLock("orders")}
 }
 
 // waitNodes waits until the lock has n nodes: the holder and the waiters.
@@ -63,7 +64,7 @@ func (w *world) waitNodes(n int) {
 	}, "the lock has %d nodes", n)
 }
 
-// java is a process that answers lines with lines.
+// java is a process with a Curator client that answers lines with lines.
 type java struct {
 	*world
 	cmd     *exec.Cmd
@@ -137,15 +138,24 @@ func (j *java) answer() string {
 	}
 }
 
-// enter locks in a goroutine.
-func (w *world) enter() chan context.Context {
+// enter takes the mutex in a goroutine.
+func (w *world) enter() chan context.Context { return w.begin(w.Context(), w.lock.Lock) }
+
+// begin calls lock in a goroutine.
+func (w *world) begin(ctx context.Context, lock func(context.Context) (context.Context, error)) chan context.Context {
 	sections := make(chan context.Context, 1)
 	go func() {
-		if section, err := w.lock.Lock(w.Context()); err == nil {
+		if section, err := lock(ctx); err == nil {
 			sections <- section
 		}
 	}()
 	return sections
+}
+
+// has takes a lock at once.
+func (w *world) has(ctx context.Context, lock func(context.Context) (context.Context, error)) context.Context {
+	w.Helper()
+	return w.get(w.begin(ctx, lock))
 }
 
 func (w *world) get(sections chan context.Context) context.Context {
@@ -162,30 +172,30 @@ func (w *world) get(sections chan context.Context) context.Context {
 func TestGoAndJavaExcludeEachOtherInOneOrder(t *testing.T) {
 	w := newWorld(t)
 	first, second := w.java(), w.java()
-	first.send("lock")
-	first.expect("locked")
+	first.send("lock mutex")
+	first.expect("locked mutex")
 	_, err := w.lock.TryLock(t.Context())
 	require.ErrorIs(t, err, relock.ErrLocked)
 	require.ErrorContains(t, err, "_c_", "the refusal names the node of Java")
 	sections := w.enter()
 	w.waitNodes(2)
-	second.send("lock")
+	second.send("lock mutex")
 	w.waitNodes(3)
 	behind := w.enter()
 	w.waitNodes(4)
 
 	require.Empty(t, sections)
-	first.send("unlock")
-	first.expect("unlocked")
+	first.send("unlock mutex")
+	first.expect("unlocked mutex")
 	section := w.get(sections)
 	token, err := w.lock.Token(section)
 	require.NoError(t, err)
 	require.Empty(t, second.answers)
 	require.NoError(t, w.lock.Unlock(section))
-	second.expect("locked")
+	second.expect("locked mutex")
 	require.Empty(t, behind)
-	second.send("unlock")
-	second.expect("unlocked")
+	second.send("unlock mutex")
+	second.expect("unlocked mutex")
 	section = w.get(behind)
 	newer, err := w.lock.Token(section)
 	require.NoError(t, err)
@@ -196,9 +206,9 @@ func TestGoAndJavaExcludeEachOtherInOneOrder(t *testing.T) {
 func TestGoGetsTheLockOfJavaThatWasKilled(t *testing.T) {
 	w := newWorld(t)
 	holder, waiter := w.java(), w.java()
-	holder.send("lock")
-	holder.expect("locked")
-	waiter.send("lock")
+	holder.send("lock mutex")
+	holder.expect("locked mutex")
+	waiter.send("lock mutex")
 	w.waitNodes(2)
 	sections := w.enter()
 	w.waitNodes(3)
@@ -230,23 +240,23 @@ func TestJavaGetsTheLockOfGoThatWasKilled(t *testing.T) {
 	holder := redistest.Child(t, "hold", w.server.Address())
 	holder.Expect("locked <nil>", patience)
 	j := w.java()
-	j.send("lock")
+	j.send("lock mutex")
 	w.waitNodes(2)
 	holder.Kill()
-	j.expect("locked")
-	j.send("unlock")
-	j.expect("unlocked")
+	j.expect("locked mutex")
+	j.send("unlock mutex")
+	j.expect("unlocked mutex")
 }
 
 func TestJavaGetsTheLockOfGoThatIsForced(t *testing.T) {
 	w := newWorld(t)
 	section := w.get(w.enter())
 	j := w.java()
-	j.send("lock")
+	j.send("lock mutex")
 	w.waitNodes(2)
 	require.NoError(t, w.lock.ForceUnlock(t.Context()))
-	j.expect("locked")
+	j.expect("locked mutex")
 	require.ErrorIs(t, w.lock.Unlock(section), relock.ErrLockLost)
-	j.send("unlock")
-	j.expect("unlocked")
+	j.send("unlock mutex")
+	j.expect("unlocked mutex")
 }
