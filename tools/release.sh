@@ -54,7 +54,9 @@ done
 
 for m in $commands; do
 	cp "$m/go.mod" "$scratch/go.mod"
-	$go mod edit -dropreplace="$root" "$scratch/go.mod"
+	for module in $root $(for l in $libraries; do echo "$root/$l"; done); do
+		$go mod edit -dropreplace="$module" "$scratch/go.mod"
+	done
 	export GIT_INDEX_FILE="$scratch/index"
 	git read-tree HEAD
 	git update-index --cacheinfo "100644,$(git hash-object -w "$scratch/go.mod"),$m/go.mod"

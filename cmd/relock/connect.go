@@ -24,10 +24,12 @@ type connection struct {
 	sentinel string
 	cluster  []string
 	quorum   []string // lists of URLs, see quorumURLs
+	store    string   // the URL of a store that is not Redis
 	prefix   string
 	redisson string        // the kind of Redisson's locks; empty: relock's own
 	delay    time.Duration // of a server that has started
 	timeout  time.Duration
+	lease    time.Duration // of run and hold; 0: the default
 	given    *pflag.FlagSet
 }
 
@@ -53,11 +55,13 @@ func (c *connection) flags(f *pflag.FlagSet) {
 		"user, password and TLS come from the URL")
 	f.StringArrayVar(&c.quorum, "quorum", nil, "an odd number of independent servers, `URL,URL,URL`,…: a majority has the locks\n"+
 		"(default $"+envQuorum+")")
+	f.StringVar(&c.store, "store", "", "`URL` of a store that is not Redis: etcd://, zookeeper://, postgres://, mysql:// or sqlite:\n"+
+		"(default $"+envStore+", or Redis)")
 	f.StringVar(&c.prefix, "prefix", relock.DefaultPrefix, "`text` that the keys of locks begin with")
 	f.StringVar(&c.redisson, "redisson", "", "`KIND` of Redisson's locks, for run, hold and unlock:\nplain is getLock, fenced is getFencedLock")
 	f.Lookup("redisson").NoOptDefVal = redissonPlain
 	f.DurationVar(&c.delay, "restart-delay", 0, "take no lock of a server that runs for less than this, at least the longest --ttl\n(default: no delay)")
-	f.DurationVar(&c.timeout, "timeout", 10*time.Second, "how long Redis has for each answer;\nit does not bound a wait for the lock")
+	f.DurationVar(&c.timeout, "timeout", 10*time.Second, "how long the server has for each answer;\nit does not bound a wait for the lock")
 }
 
 // checkGiven refuses flags with an empty value, as in a script whose variable is not set: without
@@ -65,6 +69,7 @@ func (c *connection) flags(f *pflag.FlagSet) {
 func (c *connection) checkGiven() error {
 	for name, value := range map[string]string{
 		"url": c.url, "sentinel": c.sentinel, "redisson": c.redisson, "quorum": strings.Join(c.quorum, ""),
+		"store": c.store,
 	} {
 		if value == "" && c.given.Changed(name) {
 			return usage("--%s: is empty", name)
@@ -213,6 +218,9 @@ func addresses(flag, list string) ([]string, error) {
 
 // where returns words for the server, without secrets.
 func (c *connection) where() string {
+	if c.hasStore() {
+		return c.whereStore()
+	}
 	if c.hasQuorum() {
 		return c.whereQuorum()
 	}
@@ -241,7 +249,12 @@ func (c *connection) redact(message string) string {
 	members, _ := c.quorumURLs()
 	secrets := []string{os.Getenv(envSentinelPassword)}
 	for _, raw := range append(members, raw) {
-		secrets = append(secrets, secretsOf(raw)...)
+		u, _ := url.Parse(raw)
+		secrets = append(secrets, secretsOf(u)...)
+	}
+	if c.hasStore() {
+		u, _ := c.storeURL()
+		secrets = append(secrets, secretsOf(u.URL)...)
 	}
 	message = credentials.ReplaceAllString(message, "${1}"+hidden+"@")
 	for _, secret := range secrets {
@@ -253,10 +266,9 @@ func (c *connection) redact(message string) string {
 	return message
 }
 
-// secretsOf returns the password of a URL, in all its forms.
-func secretsOf(raw string) []string {
-	u, err := url.Parse(raw)
-	if err != nil || u.User == nil {
+// secretsOf returns the password of a URL, in all its forms. A URL that cannot be read is nil.
+func secretsOf(u *url.URL) []string {
+	if u == nil || u.User == nil {
 		return nil
 	}
 	password, ok := u.User.Password()
@@ -268,9 +280,13 @@ func secretsOf(raw string) []string {
 }
 
 // client makes a go-redis client, and a relock client that uses it. A quorum has no single go-redis
-// client: rdb is nil. closeAll closes all clients, and takes no longer than limit, so that a silent
+// client, and another store has none: rdb is nil. closeAll closes all clients, and takes no longer than limit, so that a silent
 // server does not keep the program from ending.
 func (a *app) client(options ...relock.Option) (rdb redis.UniversalClient, client *relock.Client, closeAll func(limit time.Duration), err error) {
+	if a.conn.hasStore() {
+		client, closeAll, err = a.conn.openStore(options)
+		return nil, client, closeAll, err
+	}
 	if a.conn.hasQuorum() {
 		client, closeAll, err = a.conn.openQuorum(options)
 		return nil, client, closeAll, err

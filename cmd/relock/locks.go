@@ -125,12 +125,12 @@ type waiter struct {
 
 // reader reads locks.
 type reader struct {
-	rdb    redis.UniversalClient // nil: the locks are those of a quorum
+	rdb    redis.UniversalClient // nil: a quorum or another store has the locks
 	client *relock.Client
 	prefix string
 	limit  time.Duration // for each answer of Redis, and not for all answers together
 
-	mutexesOnly bool // all locks are mutexes: the layout is that of Redisson, or a quorum has the locks
+	mutexesOnly bool // all locks are mutexes, see connection.mutexesOnly
 }
 
 // ask limits the time for one question to Redis.
@@ -214,7 +214,7 @@ func (r *reader) lock(ctx context.Context, name string, likely kind, whole bool)
 		return lockInfo{}, err
 	}
 	info := got.info(name)
-	if info.Waiters == 0 || r.rdb == nil { // each member of a quorum has a queue of its own
+	if info.Waiters == 0 || r.rdb == nil { // no single Redis has the queue
 		return info, nil
 	}
 	key, last := keyOf(r.prefix, name), int64(firstPart-1)

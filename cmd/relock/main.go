@@ -7,6 +7,7 @@
 //	relock ls [PATTERN]             all locks that are held or waited for
 //	relock watch [PATTERN]          the same, again and again
 //	relock unlock --force NAME      take the lock from its holder
+//	relock create-tables            create the tables of a SQL store
 //
 // docs/CLI.md in the repository describes flags, exit codes and output.
 package main
@@ -37,10 +38,10 @@ import (
 const (
 	codeNotHeld     = 1   // unlock: nobody has the lock
 	codeUsage       = 64  // EX_USAGE: a wrong flag, name or URL. Trying again does not help
-	codeUnavailable = 69  // EX_UNAVAILABLE: Redis cannot be reached, or answered with an error
+	codeUnavailable = 69  // EX_UNAVAILABLE: the server cannot be reached, or answered with an error
 	codeInternal    = 70  // EX_SOFTWARE: the operating system refused something
 	codeBusy        = 75  // EX_TEMPFAIL: another holder has the lock, or a deadlock; schedulers try later
-	codeNoPerm      = 77  // EX_NOPERM: Redis wants another user or password
+	codeNoPerm      = 77  // EX_NOPERM: the server wants another user or password
 	codeLost        = 79  // the lock was lost while the command ran, or before; sysexits.h ends at 78
 	codeCannotRun   = 126 // the command cannot be run; as in a shell
 	codeNotFound    = 127 // the command does not exist; as in a shell
@@ -182,18 +183,19 @@ func (silent) Printf(context.Context, string, ...any) {}
 func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "relock",
-		Short:         "Run commands under a lock in Redis, and see what the locks are doing",
+		Short:         "Run commands under a lock in Redis or another store, and see what the locks are doing",
 		Version:       version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Long: `relock runs commands under a lock that is kept in Redis, and shows what the locks are doing.
+		Long: `relock runs commands under a lock that is kept in Redis, or in the store of --store, and shows what the
+locks are doing.
 
-Exit codes of relock itself: 64 wrong usage, 69 Redis cannot be reached or refuses, 70 the system
-refuses, 75 the lock is busy, or in a deadlock, 77 Redis wants another user or password, 79 the lock was lost.`,
+Exit codes of relock itself: 64 wrong usage, 69 the server cannot be reached or refuses, 70 the system
+refuses, 75 the lock is busy, or in a deadlock, 77 the server wants another user or password, 79 the lock was lost.`,
 	}
 	a.conn.flags(root.PersistentFlags())
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print JSON")
-	root.AddCommand(a.runCommand(), a.holdCommand(), a.showCommand(), a.lsCommand(), a.watchCommand(), a.unlockCommand())
+	root.AddCommand(a.runCommand(), a.holdCommand(), a.showCommand(), a.lsCommand(), a.watchCommand(), a.unlockCommand(), a.createTablesCommand())
 	return root
 }
 
@@ -252,6 +254,9 @@ func (a *app) failure(err error) error {
 	case errors.Is(err, relock.ErrNotHeld):
 		return &exitError{code: codeNotHeld, err: err}
 	}
+	if a.conn.hasStore() {
+		return a.conn.storeFailure(err)
+	}
 	code := codeUnavailable
 	if redis.IsAuthError(err) || redis.IsPermissionError(err) || scriptLacksRight(err) || a.conn.hasQuorum() && memberRefuses(err) {
 		code = codeNoPerm
@@ -266,12 +271,13 @@ func (a *app) failure(err error) error {
 }
 
 // libraryOption matches an option in the library's messages that a flag sets.
-var libraryOption = regexp.MustCompile(`(WithTTL|WithMaxHold|WithPrefix|WithOwner|WithRestartDelay)(\([^()]*\))?`)
+var libraryOption = regexp.MustCompile(`(WithTTL|WithMaxHold|WithPrefix|WithOwner|WithRestartDelay|WithSessionTimeout)(\([^()]*\))?`)
 
 // inFlags turns the options in a message of the library into flags.
 func inFlags(message string) string {
 	flags := map[string]string{
 		"WithTTL": "--ttl", "WithMaxHold": "--max-hold", "WithPrefix": "--prefix", "WithOwner": "--owner", "WithRestartDelay": "--restart-delay",
+		"WithSessionTimeout": "--ttl", // which sets the session
 	}
 	return libraryOption.ReplaceAllStringFunc(message, func(call string) string {
 		option, value, _ := strings.Cut(strings.TrimSuffix(call, ")"), "(")
@@ -307,7 +313,7 @@ func (a *app) report(e *exitError) {
 	// The library's errors begin with the name of the library, and every line with that of the
 	// command.
 	message := strings.ReplaceAll(strings.TrimPrefix(e.err.Error(), "relock: "), ": relock: ", ": ")
-	message = a.conn.redact(message)
+	message = strings.ReplaceAll(a.conn.redact(message), "\n\t", " ") // pgx has a line for each address
 	if !a.json {
 		fmt.Fprintln(a.stderr, "relock:", printable(message))
 		return

@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/dbtest"
 	"github.com/go-relock/relock/internal/redistest"
 )
 
@@ -64,7 +65,7 @@ func run(m *testing.M) int {
 		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
 		return 1
 	}
-	return redistest.Main(m)
+	return dbtest.Main(m)
 }
 
 // probeMode makes the test binary a command for relock to run, that says which signals it gets. A

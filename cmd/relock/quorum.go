@@ -24,7 +24,7 @@ func (c *connection) quorumURLs() (urls []string, source string) {
 	if len(c.quorum) > 0 {
 		return strings.Split(strings.Join(c.quorum, ","), ","), "--quorum"
 	}
-	elsewhere := c.url != "" || c.sentinel != "" || len(c.cluster) > 0
+	elsewhere := c.url != "" || c.sentinel != "" || len(c.cluster) > 0 || c.store != ""
 	if env := os.Getenv(envQuorum); env != "" && !elsewhere {
 		return strings.Split(env, ","), envQuorum
 	}
@@ -39,6 +39,12 @@ func (c *connection) hasQuorum() bool {
 
 // mutexesOnly returns the flag or the variable whose locks are all mutexes, empty if there is none.
 func (c *connection) mutexesOnly() string {
+	if c.hasStore() {
+		if u, err := c.storeURL(); err == nil && u.mutexesOnly {
+			return u.source
+		}
+		return ""
+	}
 	_, source := c.quorumURLs()
 	if c.redisson != "" {
 		source = "--redisson"
@@ -148,6 +154,9 @@ func (c *connection) whereQuorum() string {
 
 // searchable refuses a subcommand that searches the keys of relock's own layout where it cannot.
 func (c *connection) searchable(command string) error {
+	if _, source := c.rawStore(); source != "" {
+		return usage("%s searches the keys of Redis, and not the locks of %s: relock show NAME reads a lock there", command, source)
+	}
 	if _, source := c.quorumURLs(); source != "" {
 		return usage("%s searches the keys of one server, and not those of %s: name a member with --url", command, source)
 	}

@@ -110,6 +110,7 @@ func (a *app) holdFlags(f *pflag.FlagSet, o *runOptions) {
 // check refuses wrong values of these flags.
 func (a *app) check(f *pflag.FlagSet, o *runOptions) error {
 	o.waitSet, o.permitsSet = f.Changed("wait"), f.Changed("permits")
+	a.conn.lease = o.ttl
 	kinds := 0
 	for _, is := range []bool{o.shared, o.write, o.permitsSet} {
 		if is {
@@ -162,7 +163,7 @@ type runner struct {
 	pressed syscall.Signal // the signal of the keyboard that has ended the child, or 0
 	relayed syscall.Signal // the last signal that relock has forwarded
 	lost    bool
-	silent  bool // Redis was silent at the end of the run
+	silent  bool // the server was silent at the end of the run
 }
 
 // run is the subcommand.
@@ -670,7 +671,7 @@ func (r *runner) unlock() error {
 		case <-limit:
 		}
 		r.silent = true
-		return fmt.Errorf("unlock %s: not confirmed by Redis in time: it is free within its TTL", quoted(r.names))
+		return fmt.Errorf("unlock %s: not confirmed by the server in time: it is free within its TTL", quoted(r.names))
 	}
 }
 

@@ -529,7 +529,7 @@ func TestASilentRedisKeepsRunNoLongerThanTheTimeout(t *testing.T) {
 	require.NoError(t, p.stdin.Close())
 	require.Equal(t, 9, p.code())
 	require.Less(t, time.Since(began), 5*time.Second)
-	require.Contains(t, p.stderr.String(), "not confirmed by Redis")
+	require.Contains(t, p.stderr.String(), "not confirmed by the server")
 }
 
 func TestASignalEndsARunWhoseCommandHasEnded(t *testing.T) {

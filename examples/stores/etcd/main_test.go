@@ -16,12 +16,12 @@ import (
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
 func TestTheStoryIsTold(t *testing.T) {
-	server := etcdtest.Start(t)
+	server := etcdtest.Start(t, 1)[0]
 	var out bytes.Buffer
-	require.NoError(t, run(t.Context(), &out, server.URL), "%s", &out)
+	require.NoError(t, run(t.Context(), &out, server.URL()), "%s", &out)
 	require.Contains(t, out.String(), "invoices 1 to 12, each once")
 
-	c, err := clientv3.New(clientv3.Config{Endpoints: []string{server.URL}, Logger: zap.NewNop()})
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{server.URL()}, Logger: zap.NewNop()})
 	require.NoError(t, err)
 	defer c.Close()
 	left, err := c.Get(t.Context(), "", clientv3.WithPrefix())
