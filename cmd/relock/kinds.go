@@ -192,6 +192,7 @@ func (r *reader) find(ctx context.Context, name string, likely kind) (seen, erro
 		lock := lockOf(r.client, k, name)
 		state, err := r.state(ctx, lock)
 		switch {
+		case errors.Is(err, errors.ErrUnsupported): // the store has no locks of this kind
 		case errors.Is(err, relock.ErrKind):
 			other = err
 		case err != nil:

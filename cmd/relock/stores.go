@@ -55,7 +55,7 @@ type backend struct {
 // backends has the kinds of stores by the scheme of their URLs.
 var backends = map[string]*backend{
 	"etcd":       {name: "etcd", form: "etcd://HOST:2379,HOST:2379/PREFIX", mutexesOnly: true, open: openEtcd},
-	"zookeeper":  {name: "ZooKeeper", form: "zookeeper://HOST:2181,HOST:2181/PATH", mutexesOnly: true, open: openZooKeeper},
+	"zookeeper":  {name: "ZooKeeper", form: "zookeeper://HOST:2181,HOST:2181/PATH", open: openZooKeeper},
 	"postgres":   &postgres,
 	"postgresql": &postgres,
 	"mysql": {
