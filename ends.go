@@ -56,12 +56,13 @@ type loss struct {
 	closed bool // Close has reported the end of this hold
 }
 
-// loseLocked ends a lost hold. The caller calls end and report, and counts as a goroutine of the
-// client until report returns.
+// loseLocked ends a lost hold. LossExpired stands for every reason of a loss at the deadline: the
+// reason is the same whether the watchdog or a call has found the loss. The caller calls end and
+// report, and counts as a goroutine of the client until report returns.
 func (t *table) loseLocked(h *hold, reason LossReason) *loss {
 	h.client.group.Add()
-	if reason == LossExpired && h.isLongestLocked(h.lease.Until()) {
-		reason = LossMaxHold
+	if reason == LossExpired {
+		reason = h.reasonLocked()
 	}
 	l := &loss{
 		hold: h, err: &LostError{Name: h.name, Holder: h.holder, Token: h.token, Reason: reason},

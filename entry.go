@@ -115,12 +115,12 @@ func (e *entry) discard(err error) {
 func (e *entry) close() bool {
 	t := &e.hold.client.table
 	t.mu.Lock()
-	left := e.left
-	e.left = true
-	t.mu.Unlock()
-	if left {
+	if e.left {
+		t.mu.Unlock()
 		return false
 	}
+	e.left, e.wanted = true, e.ctx.Err() == nil
+	t.mu.Unlock()
 	e.discard(ErrReleased)
 	return true
 }
@@ -213,10 +213,11 @@ func (h *hold) dropLocked(e *entry) {
 	h.entries = slices.Delete(h.entries, i, i+1)
 }
 
-// isWantedLocked says whether anybody still works in a section of h.
+// isWantedLocked says whether anybody still works in a section of h, or has worked there until the
+// Unlock that is about to take the entry out of h.
 func (t *table) isWantedLocked(h *hold) bool {
 	for _, e := range h.entries {
-		if e.ctx.Err() == nil {
+		if e.wanted || e.ctx.Err() == nil {
 			return true
 		}
 	}

@@ -131,7 +131,8 @@ type entry struct {
 	cleanup runtime.Cleanup
 
 	// Guarded by the table's mutex.
-	left bool // Unlock was called, or the context was dropped
+	left   bool // Unlock was called, or the context was dropped
+	wanted bool // the context had not ended when Unlock was called
 }
 
 // line queues the calls of one client that wait for one lock, see line.go.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/store/mem"
 )
 
 // When does a section end because its lock is lost?
@@ -251,6 +252,46 @@ func TestADoneContextStopsRenewal(t *testing.T) {
 				require.False(t, timesOf[relock.Lost](&r)[0].After(waiting.ended), "before anybody else has the lock")
 				require.ErrorIs(t, l.Unlock(inner), relock.ErrLockLost)
 				require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
+			})
+		})
+	}
+}
+
+// hanging is a store whose Watch hangs until the end of the test. So the watchdog is late for every
+// deadline.
+type hanging struct {
+	*mem.Store
+	over context.Context //nolint:containedctx // of the test
+}
+
+func (s hanging) Watch(string, func(store.ID)) (stop func()) { <-s.over.Done(); return func() {} }
+
+func TestTheReasonForALossIsTheSameThoughTheWatchdogIsLate(t *testing.T) {
+	for name, end := range map[string]func(request, own context.CancelFunc){
+		"abandoned": func(request, _ context.CancelFunc) { request() },
+		"expired":   func(_, own context.CancelFunc) { own() }, // the outer entry is still worked in
+	} {
+		t.Run(name, func(t *testing.T) {
+			fake(t, func(t *testing.T, w *world) {
+				over, stop := context.WithCancel(context.Background())
+				c, err := relock.Open(hanging{w.Store, over})
+				require.NoError(t, err)
+				defer func() { stop(); require.NoError(t, c.Close()) }()
+				l := c.NewLock("a")
+				request, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				outer := w.enter(request, l)
+				own, cancelOwn := context.WithCancel(outer)
+				defer cancelOwn()
+				inner := w.enter(own, l)
+				pass(time.Second)
+				end(cancel, cancelOwn)
+				pass(relock.DefaultTTL)
+				for _, section := range []context.Context{outer, inner} {
+					var lost *relock.LostError
+					require.ErrorAs(t, l.Unlock(section), &lost)
+					require.Equal(t, relock.LossReason(name), lost.Reason)
+				}
 			})
 		})
 	}

@@ -147,7 +147,7 @@ func (d *watchdog) dueLocked(now time.Time) (r round, lost []*loss, leaks []func
 		h.leaks = nil
 		switch ttl := h.nextTTLLocked(now); {
 		case h.expiredLocked(now):
-			lost = append(lost, t.loseLocked(h, h.reasonLocked(now)))
+			lost = append(lost, t.loseLocked(h, LossExpired))
 		case h.renewal.inFlight: // look again at the deadline: the result of the renewal schedules the next one
 			t.leases.Set(item, t.at(h.lease.Until()))
 		case !t.isWantedLocked(h), !now.Add(ttl - store.Margin(ttl)).After(h.lease.Until()):
@@ -166,12 +166,13 @@ func (d *watchdog) dueLocked(now time.Time) (r round, lost []*loss, leaks []func
 	return r, lost, leaks
 }
 
-// reasonLocked returns the reason for the loss of a hold at its deadline.
-func (h *hold) reasonLocked(now time.Time) LossReason {
+// reasonLocked returns the reason for the loss of a hold at its deadline. A client that is closed
+// renews nothing.
+func (h *hold) reasonLocked() LossReason {
 	switch {
-	case h.isLongestLocked(now):
+	case h.isLongestLocked(h.lease.Until()):
 		return LossMaxHold
-	case h.client.table.isWantedLocked(h):
+	case h.client.table.closed, h.client.table.isWantedLocked(h):
 		return LossExpired
 	case h.leaked:
 		return LossLeaked
