@@ -49,6 +49,7 @@ import (
 //   - lead_test.go: Who leads, and when does another one take over?
 //   - leak_test.go: When is a hold reported as leaked?
 //   - lease_test.go: What if a lease is nearly over when it begins?
+//   - lend_test.go: When does a section end that was lent, borrowed or handed on?
 //   - line_test.go: How does a client pass a lock on within itself?
 //   - link_test.go: How does a test break the link to a store in fake time?
 //   - lock_test.go: What is a lock, and does it keep the promises of package locktest?

@@ -61,7 +61,7 @@ type turn struct {
 	isHead bool
 	called chan struct{} // closed when the hold is the head, or has been passed the lock
 	passed bool
-	passes int       // how often the lease was passed on since the store gave it
+	passes int       // how often the lease was passed on since the store gave it; at the limit once a ticket names the hold
 	began  time.Time // when the store gave the lease
 }
 

@@ -151,6 +151,7 @@ func (l *Lock) issue(ctx context.Context, op string, use TicketUse, issued func(
 		if do, err = issued(t, h); do != nil {
 			todo = do
 		}
+		h.turn.passes = h.passes // the next hold must not have the ID of the ticket
 	}
 	t.mu.Unlock()
 	todo()

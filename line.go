@@ -116,10 +116,11 @@ func (ln *line) callLocked(place *list.Element) {
 // passLocked passes the lease of h, whose last entry was just left, on to the first hold in its
 // line. Conditions: a hold waits in the line, the number of passes and the time since the store
 // gave the lease are within their limits, both holds want the same lease and replicas, at least
-// half of the lease is left, the store has the right count, the lock was not lent, and the store
-// draws tokens on demand: a token that was drawn with the lease would be the same for both holds.
+// half of the lease is left, the store has the right count, no ticket names the hold, and
+// the store draws tokens on demand: a token that was drawn with the lease would be the same for
+// both holds.
 func (t *table) passLocked(h *hold, now time.Time) bool {
-	if !h.turn.isHead || h.client.races || t.closed || h.renewal.check || h.turn.passes >= h.passes || h.lease.Token != 0 || h.lease.Lent ||
+	if !h.turn.isHead || h.client.races || t.closed || h.renewal.check || h.turn.passes >= h.passes || h.lease.Token != 0 ||
 		now.Sub(h.turn.began) >= h.passLimit || h.lease.Until().Sub(now) < h.ttl/2 {
 		return false
 	}

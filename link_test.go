@@ -32,6 +32,7 @@ type link struct {
 var (
 	_ store.Watcher = (*link)(nil)
 	_ store.Several = (*link)(nil)
+	_ store.Lending = (*link)(nil)
 )
 
 // command names a method of [store.Store] that talks to the server.
@@ -50,6 +51,10 @@ const (
 
 	cmdTryAll     command = "TryAll"
 	cmdReleaseAll command = "ReleaseAll"
+
+	cmdBorrow command = "Borrow"
+	cmdFollow command = "Follow"
+	cmdAccept command = "Accept"
 )
 
 // action is the fate of a command. run sends the command, and may be called any number of times.
@@ -377,6 +382,26 @@ func (k *link) Look(ctx context.Context, a store.Ask) (s store.State, err error)
 // Break implements store.Store.
 func (k *link) Break(ctx context.Context, a store.Ask) error {
 	return k.through(ctx, cmdBreak, func() error { return k.Store.Break(ctx, a) })
+}
+
+// Borrow implements store.Lending.
+func (k *link) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (l store.Lease, err error) {
+	err = k.through(ctx, cmdBorrow, func() (err error) { l, err = k.Store.Borrow(ctx, a, t); return err })
+	return l, err
+}
+
+// Follow implements store.Lending.
+func (k *link) Follow(ctx context.Context, l store.Lease) (left time.Duration, err error) {
+	err = k.through(ctx, cmdFollow, func() (err error) { left, err = k.Store.Follow(ctx, l); return err })
+	return left, err
+}
+
+// Accept implements store.Lending.
+func (k *link) Accept(ctx context.Context, a store.Ask, old store.ID, t store.Ticket, unaware bool) (
+	l store.Lease, wait time.Duration, err error,
+) {
+	err = k.through(ctx, cmdAccept, func() (err error) { l, wait, err = k.Store.Accept(ctx, a, old, t, unaware); return err })
+	return l, wait, err
 }
 
 // Watch implements store.Watcher. A silent link loses the messages.
