@@ -77,6 +77,9 @@ const (
 // isReader says whether h shares its lock with all other readers.
 func (h *hold) isReader() bool { return h.lease.Limit == store.Unlimited }
 
+// isLoan says whether the lease of h is the lease of a lender.
+func (h *hold) isLoan() bool { return h.lease.Lender != "" }
+
 func (h *hold) mode() Mode { return modeOf(h.lease.Kind, h.lease.Limit) }
 
 func (h *hold) expiredLocked(now time.Time) bool { return !now.Before(h.lease.Until()) }

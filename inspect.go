@@ -157,7 +157,7 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 	}
 	h, c, t := e.hold, l.client, &l.client.table
 	switch {
-	case h.lease.Lender != "":
+	case h.isLoan():
 		return invalid("Extend of %q: a loan ends with the lease of its lender", l.name)
 	case !h.fixed:
 		return invalid("Extend of %q: it is for a lock that was taken WithFixedLease; the watchdog renews this one (TTL %s)", l.name, h.ttl)

@@ -51,3 +51,43 @@ func TestAResumeTicketIsNotForTheNextHoldWithTheSameLease(t *testing.T) {
 		w.requireFree("a")
 	})
 }
+
+func TestALoanFollowsALeaseThatWasNearlyOver(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		b := w.borrows(9*time.Second, relock.WithFixedLease(10*time.Second))
+		pass(500 * time.Millisecond)
+		require.NoError(t, b.l.Extend(b.section, 10*time.Second))
+		pass(5 * time.Second)
+		require.NoError(t, b.loan.Err())
+		require.NoError(t, b.section.Err())
+		w.leave(b.loan, b.far)
+		w.leave(b.section, b.l)
+		w.requireFree("a")
+	})
+}
+
+func TestALoanOfALongLeaseLearnsOfItsRecallWithoutAMessage(t *testing.T) {
+	const ttl = 10 * time.Second
+	fake(t, func(t *testing.T, w *world) {
+		b := w.borrows(0, relock.WithFixedLease(ttl))
+		require.NoError(t, b.l.Extend(b.section, time.Hour))
+		pass(ttl)
+		cut := b.there.link.cut(cmdRenew) // and so the messages
+		w.leave(b.section, b.l)
+		pass(ttl / 3)
+		require.ErrorIs(t, context.Cause(b.loan), relock.ErrRecalled)
+		cut.end()
+		w.leave(b.loan, b.far)
+		w.requireFree("a")
+	})
+}
+
+func TestALoanAsksNotManyTimesForALeaseThatEnds(t *testing.T) {
+	fake(t, func(t *testing.T, w *world) {
+		b := w.borrows(0)
+		require.NoError(t, b.lender.Close())
+		require.Equal(t, relock.LossExpired, w.lost(b.loan))
+		require.Less(t, b.there.link.sent(cmdFollow), 40)
+		require.ErrorIs(t, b.far.Unlock(b.loan), relock.ErrLockLost)
+	})
+}

@@ -134,7 +134,7 @@ func (d *watchdog) dueLocked(now time.Time) (r round, lost []*loss, leaks []func
 			break
 		}
 		h := item.Value
-		interval := h.ttl / 3
+		interval := h.intervalLocked()
 		if h.fixed || h.renewal.failures > 0 || h.renewal.check {
 			interval = 0
 		}
@@ -150,7 +150,7 @@ func (d *watchdog) dueLocked(now time.Time) (r round, lost []*loss, leaks []func
 			lost = append(lost, t.loseLocked(h, LossExpired))
 		case h.renewal.inFlight: // look again at the deadline: the result of the renewal schedules the next one
 			t.leases.Set(item, t.at(h.lease.Until()))
-		case !t.isWantedLocked(h), !now.Add(ttl - store.Margin(ttl)).After(h.lease.Until()):
+		case !t.isWantedLocked(h), !h.isLoan() && !now.Add(ttl-store.Margin(ttl)).After(h.lease.Until()):
 			ttl = 0
 			fallthrough
 		default:
@@ -164,6 +164,15 @@ func (d *watchdog) dueLocked(now time.Time) (r round, lost []*loss, leaks []func
 		}
 	}
 	return r, lost, leaks
+}
+
+// intervalLocked returns the time from one renewal to the next. A loan may begin with a small rest of
+// its lender's lease, which the lender is about to renew.
+func (h *hold) intervalLocked() time.Duration {
+	if h.isLoan() {
+		return min(h.ttl, h.lease.TTL) / 3
+	}
+	return h.ttl / 3
 }
 
 // reasonLocked returns the reason for the loss of a hold at its deadline. A client that is closed
@@ -420,7 +429,7 @@ func (t *table) confirmLocked(h *hold, lease store.Lease, now time.Time) {
 // scheduleLocked puts h into the heap at the time of its next renewal or of its deadline.
 func (t *table) scheduleLocked(h *hold) {
 	due := h.lease.Until()
-	if next := h.lease.Sent.Add(h.ttl / 3); !h.fixed && next.Before(due) {
+	if next := h.lease.Sent.Add(h.intervalLocked()); !h.fixed && next.Before(due) {
 		due = next
 	}
 	t.leases.Set(&h.renewal.item, t.at(due))
