@@ -46,6 +46,7 @@ func TestEtcdKeepsThePromisesOfStores(t *testing.T) {
 			storetest.CheckServer: "a Look finds what is missing",
 			storetest.Several:     "each hold has a lease of its own",
 			storetest.Waits:       "no waits are shown",
+			storetest.Lending:     "Redis and memory only",
 		},
 	})
 }

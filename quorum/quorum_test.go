@@ -122,6 +122,7 @@ func memory() storetest.Harness {
 			storetest.Kinds:   "a quorum lets one in at a time",
 			storetest.Several: "each lock has a round of its own",
 			storetest.Waits:   "a quorum shows no waits",
+			storetest.Lending: "Redis and memory only",
 		},
 	}
 }

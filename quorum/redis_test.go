@@ -74,6 +74,7 @@ func TestQuorumOfRedisKeepsThePromisesOfStores(t *testing.T) {
 			storetest.Kinds:   "a quorum lets one in at a time",
 			storetest.Several: "each lock has a round of its own",
 			storetest.Waits:   "a quorum shows no waits",
+			storetest.Lending: "Redis and memory only",
 		},
 		TTL:       time.Second,
 		BadNames:  []string{"}", "{x}:queue"},

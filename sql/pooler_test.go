@@ -97,6 +97,7 @@ func TestStoreBehindAPoolerKeepsThePromisesOfStores(t *testing.T) {
 			storetest.Acks:    "whether a COMMIT waits for replicas is a setting of the database",
 			storetest.Several: "each lock is a transaction of its own",
 			storetest.Waits:   "the store shows no waits",
+			storetest.Lending: "Redis and memory only",
 		},
 	})
 }

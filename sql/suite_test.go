@@ -31,6 +31,7 @@ func TestStoreKeepsThePromisesOfStores(t *testing.T) {
 			storetest.Acks:    "whether a COMMIT waits for replicas is a setting of the database",
 			storetest.Several: "each lock is a transaction of its own",
 			storetest.Waits:   "the store shows no waits",
+			storetest.Lending: "Redis and memory only",
 		}
 		if !d.listens {
 			without[storetest.Watch] = "without a Listener the next renewal finds that a hold is gone"

@@ -253,6 +253,9 @@ func (b *bench) logPowers() {
 	if _, is := b.st.(store.Several); is && !b.promises(Several) {
 		b.t.Log("NOT TESTED: the store is a store.Several, and does not promise it")
 	}
+	if _, is := b.st.(store.Lending); is && !b.promises(Lending) {
+		b.t.Log("NOT TESTED: the store is a store.Lending, and does not promise it")
+	}
 	if _, is := b.st.(store.Waits); is && !b.promises(Waits) {
 		b.t.Log("NOT TESTED: the store is a store.Waits, and does not promise it")
 	}

@@ -40,6 +40,7 @@ const (
 	CheckServer Promise = "CheckServer" // the store is a store.Checker
 	Several     Promise = "Several"     // the store is a store.Several, and takes mutexes in one step
 	Waits       Promise = "Waits"       // the store is a store.Waits
+	Lending     Promise = "Lending"     // the store is a store.Lending
 
 	// ReaderTokens is a part of Kinds and Tokens: the token of a reader is that of the last writer.
 	// Without the promise, each reader has a token of its own.
@@ -122,7 +123,7 @@ func allTests() []test {
 	stays := slices.Concat(takeTests, waitTests, holdTests)
 	others := slices.Concat(renewTests, faultTests)
 	return slices.Concat(
-		stays, others, optionalTests, kindTests, severalTests, showTests,
+		stays, others, optionalTests, kindTests, severalTests, showTests, lendTests,
 		as("Writer", store.ReadWrite, Kinds, stays, others), as("Permit", store.Semaphore, Semaphores, stays),
 	)
 }

@@ -73,6 +73,7 @@ func TestRunNoticesMutants(t *testing.T) {
 	all := maps.Clone(mutants)
 	maps.Copy(all, kindMutants)
 	maps.Copy(all, severalMutants)
+	maps.Copy(all, lendMutants)
 	for name, m := range all {
 		t.Run(name, func(t *testing.T) {
 			if os.Getenv(child) != "" {

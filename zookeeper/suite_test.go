@@ -44,6 +44,7 @@ func TestZooKeeperKeepsThePromisesOfStores(t *testing.T) {
 			storetest.Waits:        "the store shows no waits",
 			storetest.Semaphores:   "Curator's semaphores have another layout",
 			storetest.ReaderTokens: "nothing is left of the last writer",
+			storetest.Lending:      "Redis and memory only",
 		},
 		BadNames:  []string{"/", "a//b", "a/", "a/./b", "a/../b", ".", "..", "a\x00b", "a\x1fb"},
 		SameNames: [][2]string{{"orders", "/orders"}, {"orders/42", "/orders/42"}},
