@@ -74,6 +74,21 @@ func (t *table) loseLocked(h *hold, reason LossReason) *loss {
 	return l
 }
 
+// reasonLocked returns the reason for the loss of a hold at its deadline. A client that is closed
+// renews nothing.
+func (h *hold) reasonLocked() LossReason {
+	switch {
+	case h.isLongestLocked(h.lease.Until()):
+		return LossMaxHold
+	case h.client.table.closed, h.client.table.isWantedLocked(h):
+		return LossExpired
+	case h.leaked:
+		return LossLeaked
+	default:
+		return LossAbandoned
+	}
+}
+
 // end ends the contexts of the section, before anything else is done.
 func (l *loss) end() {
 	for _, cancel := range l.cancel {

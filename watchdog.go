@@ -175,21 +175,6 @@ func (h *hold) intervalLocked() time.Duration {
 	return h.ttl / 3
 }
 
-// reasonLocked returns the reason for the loss of a hold at its deadline. A client that is closed
-// renews nothing.
-func (h *hold) reasonLocked() LossReason {
-	switch {
-	case h.isLongestLocked(h.lease.Until()):
-		return LossMaxHold
-	case h.client.table.closed, h.client.table.isWantedLocked(h):
-		return LossExpired
-	case h.leaked:
-		return LossLeaked
-	default:
-		return LossAbandoned
-	}
-}
-
 // round is a batch of renewals.
 type round struct {
 	holds    []*hold

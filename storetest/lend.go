@@ -32,6 +32,7 @@ var lendTests = []test{
 	{name: "Accept moves the lock to a new hold", run: acceptMoves, needs: Lending},
 	{name: "Accept twice is once", run: acceptTwice, needs: Lending},
 	{name: "Accept that comes too late changes nothing", run: acceptRefused, needs: Lending},
+	{name: "Accept of a hold that has left changes nothing", run: acceptLeft, needs: Lending},
 	{name: "Accept waits for the lease of a client that knows nothing", run: acceptUnaware, needs: Lending},
 	{name: "Accept keeps the queue", run: acceptQueue, needs: Lending, also: FIFO},
 	{name: "Accept ends the loans of the old hold", run: acceptLoans, needs: Lending},
@@ -324,10 +325,9 @@ func loansOfBefore(b *bench) {
 
 // acceptBy moves the lock of a hold to a new hold in the other process.
 func (b *bench) acceptBy(a store.Ask, old store.Lease, t store.Ticket, unaware bool) (store.Lease, time.Duration) {
-	before := time.Now()
 	l, wait, err := b.lending(b.other).Accept(b.ctx, a, old.ID, t, unaware)
 	require.NoError(b.t, err)
-	b.requireSent(before, l)
+	require.False(b.t, l.Sent.After(time.Now()), "Lease.Sent is after the reply")
 	require.Equal(b.t, a.ID, l.ID)
 	b.requireOwner(a, 1)
 	require.False(b.t, l.Until().After(time.Now().Add(b.look().TTL)), "Accept returns a lease that outlasts that of the store")
@@ -410,6 +410,19 @@ func acceptRefused(b *bench) {
 	short := b.take(b.st, b.ask(b.h.TTL))
 	b.eventually("the lease ends", func() bool { return b.look().Owner == "" })
 	b.requireGone(accept(short, newTicket()))
+}
+
+// acceptLeft has a ticket of a lender that has left, and whose loan keeps the lock.
+func acceptLeft(b *bench) {
+	for _, unaware := range []bool{false, true} {
+		l := b.lend(b.ask(long))
+		loan := b.borrow(l)
+		b.release(l)
+		b.requireGone(last2(b.lending(b.other).Accept(b.ctx, b.ask(long), l.ID, newTicket(), unaware)))
+		b.requireRecalled(l, loan)
+		b.giveBack(loan)
+		require.Empty(b.t, b.look().Owner)
+	}
 }
 
 // acceptUnaware lets the old hold count on its lease for as long as it may.

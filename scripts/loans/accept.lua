@@ -3,8 +3,8 @@
 -- KEYS     base, loans
 -- ARGV     old hold, its control channel, new hold, lease ms, when the ticket expires (ms, 0: never),
 --          '1' if the old hold need not know: nobody may count on its lease before the new hold does
--- Returns  1 + the ms to wait for the end of the old lease; 0 the old hold is gone; -2 the ticket has
---          expired
+-- Returns  1 + the ms to wait for the end of the old lease; 0 the old hold is gone, or has left;
+--          -2 the ticket has expired
 -- Idempotent because a hold that has moved is found under its new name.
 return each(#KEYS / 2, function(i)
   local base, loans, at = KEYS[2 * i - 1], KEYS[2 * i], 6 * (i - 1)
@@ -13,8 +13,8 @@ return each(#KEYS / 2, function(i)
   if call('HEXISTS', base, new) == 1 then
     set(base, new, '1') -- WAIT looks only at the writes of its own connection
     wait = call('PTTL', base) - ttl
-  elseif call('HEXISTS', base, old) == 0 then
-    return call('HDEL', base, old) -- 0, or READONLY
+  elseif call('HEXISTS', base, old) == 0 or hasLeft(loans, old) then
+    return call('HDEL', base, '') -- 0, or READONLY
   elseif expires > 0 and expires <= clock() then
     return -2
   else

@@ -8,8 +8,8 @@
 return each(#KEYS / 3, function(i)
   local base, loans, ticket = KEYS[3 * i - 2], KEYS[3 * i - 1], KEYS[3 * i]
   local lender, loan, channel, expires = ARGV[4 * i - 3], ARGV[4 * i - 2], ARGV[4 * i - 1], tonumber(ARGV[4 * i])
-  if call('HEXISTS', base, lender) == 0 then
-    return call('HDEL', base, lender) -- 0, or READONLY
+  if call('HEXISTS', base, lender) == 0 or hasLeft(loans, lender) then
+    return call('HDEL', base, '') -- 0, or READONLY
   end
   local valid = expires - clock()
   if (call('GET', ticket) or loan) ~= loan then
@@ -18,8 +18,6 @@ return each(#KEYS / 3, function(i)
     return -2
   elseif not isOf(loans, lender) then
     call('DEL', loans)
-  elseif call('HEXISTS', loans, 'recalled') == 1 then
-    return 0
   elseif call('HLEN', loans) > 1000 and #open(loans) >= 1000 then
     return -3
   end

@@ -11,5 +11,5 @@ return each(#KEYS / 2, function(i)
     return call('HDEL', base, '') -- 0, or READONLY
   end
   local left = keep(base, loans, loan, ARGV[3 * i])
-  return call('HEXISTS', loans, 'recalled') == 1 and -1 or left
+  return hasLeft(loans, lender) and -1 or left
 end)

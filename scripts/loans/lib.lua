@@ -20,6 +20,11 @@ local function isOf(loans, lender)
   return call('HGET', loans, 'lender') == lender
 end
 
+-- Says whether this lender has left, so that only its loans keep the lock.
+local function hasLeft(loans, lender)
+  return isOf(loans, lender) and call('HEXISTS', loans, 'recalled') == 1
+end
+
 -- Opens a loan, or keeps it open, for the rest of the lender's lease, and returns that rest in ms,
 -- at least 1.
 local function keep(base, loans, loan, channel)

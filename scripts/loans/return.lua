@@ -14,7 +14,7 @@ return each(#KEYS / 3, function(i)
     return 1
   end
   call('HDEL', loans, loan)
-  if call('HEXISTS', loans, 'recalled') == 0 or #open(loans) > 0 then
+  if not hasLeft(loans, lender) or #open(loans) > 0 then
     return 1
   end
   local freed = release(base, queue, ARGV[1], lender)

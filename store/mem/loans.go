@@ -81,7 +81,7 @@ func (s *Store) Accept(ctx context.Context, a store.Ask, old store.ID, t store.T
 	err = s.once(ctx, a.Name, func(k *lock) error {
 		h := find(k.holds, a.ID)
 		if h == nil {
-			if h = find(k.holds, old); h == nil {
+			if h = find(k.holds, old); h == nil || h.recalled {
 				return store.ErrGone
 			}
 			if err := s.useTicket(t, a.ID); err != nil {

@@ -21,7 +21,7 @@ type lock struct {
 type hold struct {
 	store.Lease
 	count    int
-	moved    chan struct{}     // closed when the hold leaves the queue
+	moved    chan struct{}          // closed when the hold leaves the queue
 	loans    map[store.ID]time.Time // the ends of the open ones
 	recalled bool                   // the hold has left, and its loans are open
 }
