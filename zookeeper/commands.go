@@ -63,8 +63,7 @@ func (s *Store) touch(ctx context.Context, x *session, r store.Renewal, proof ti
 		return l, err
 	}
 	x.prove(begun)
-	l, ok := s.keep(h, begun, r.TTL)
-	if !ok {
+	if l, err = s.keep(h, begun, r.TTL); err != nil {
 		return l, store.ErrGone
 	}
 	return l, nil

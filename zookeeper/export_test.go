@@ -14,6 +14,13 @@ func (s *Store) Crash() {
 	s.group.Wait()
 }
 
+// Users returns the number of commands that run, and of holds.
+func (s *Store) Users() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.users
+}
+
 // NameOf returns the name of a node of a hold, with a mark and the name of the lock.
 func NameOf(id store.ID, mark, lockName, number string) string {
 	return prefixOf(id) + mark + lockName + number

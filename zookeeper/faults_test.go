@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/internal/redistest"
@@ -113,6 +115,28 @@ func TestLostAnswersOfADeleteFreeTheLockOnce(t *testing.T) {
 	require.ErrorIs(t, err, store.ErrUnsure)
 	require.NotEmpty(t, nodes(t, conn, "/orders"), "the repeated delete has freed the next hold")
 	require.NoError(t, s.Release(t.Context(), granted, 0))
+}
+
+// A renewal that was answered before the release ends after it.
+func TestRenewalsThatMeetTheReleaseLeaveNothing(t *testing.T) {
+	server := zktest.Start(t)
+	s := open(t, server.Address())
+	for range 300 {
+		l := take(t, s, 20*time.Second)
+		var all sync.WaitGroup
+		for range 20 {
+			all.Go(func() {
+				renewal := store.Renewal{Lease: l, TTL: 20 * time.Second, Count: 1}
+				if err := s.Renew(context.Background(), []store.Renewal{renewal})[0]; err != nil {
+					assert.ErrorIs(t, err, store.ErrGone)
+				}
+			})
+		}
+		require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: 20 * time.Second, Count: 1}})[0])
+		require.NoError(t, s.Release(t.Context(), l, 0))
+		all.Wait()
+		require.Zero(t, s.Users(), "a hold that is released is kept")
+	}
 }
 
 func TestConnectionThatIsCutIsNoLoss(t *testing.T) {

@@ -132,27 +132,25 @@ func (s *Store) deleted(h *hold) bool {
 	return h.session.sync(ctx) == nil && h.session.forget(ctx, h.ask) == nil
 }
 
-// keep gives the hold its lock for a time from sent on. keep never shortens the lease. If the
-// session is over, keep returns false.
-func (s *Store) keep(h *hold, sent time.Time, ttl time.Duration) (l store.Lease, ok bool) {
+// keep gives the hold its lock for a time from sent on. keep never shortens the lease. Errors: the
+// session is over, or the node was deleted meanwhile.
+func (s *Store) keep(h *hold, sent time.Time, ttl time.Duration) (l store.Lease, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	x := h.session
-	if x.over {
-		return l, false
+	switch x := h.session; {
+	case x.over:
+		return l, errOver
+	case x.holds[h.ask.ID] != h:
+		return l, errDeleted
 	}
 	if ttl > 0 && sent.Add(h.ask.Kept(ttl)).After(h.endLocked()) {
 		h.sent, h.ttl = sent, ttl
-	}
-	if x.holds[h.ask.ID] == nil {
-		x.holds[h.ask.ID] = h
-		s.users++
 	}
 	h.held = true
 	s.deleteAtLocked(h, h.endLocked())
 	l = store.Lease{Ask: h.ask, Sent: h.sent, Token: h.token, Unsure: h.unsure}
 	l.TTL = h.ttl
-	return l, true
+	return l, nil
 }
 
 // forget deletes all nodes of an ask. A command of this session that creates a node is answered

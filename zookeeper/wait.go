@@ -105,9 +105,9 @@ func (s *Store) grant(h *hold, woken store.Wake) (store.Lease, error) {
 	s.mu.Lock()
 	proven, watched := h.session.proven, s.watchedLocked(h.ask.ID)
 	s.mu.Unlock()
-	l, ok := s.keep(h, proven, h.ask.TTL)
-	if !ok {
-		return l, store.Unavailable(errOver)
+	l, err := s.keep(h, proven, h.ask.TTL)
+	if err != nil {
+		return l, store.Unavailable(err)
 	}
 	l.Woken = woken
 	if watched {
