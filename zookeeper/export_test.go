@@ -14,6 +14,14 @@ func (s *Store) Crash() {
 	s.group.Wait()
 }
 
+// EndSession ends the session of the Store, as a server that is silent for too long does.
+func (s *Store) EndSession() {
+	s.mu.Lock()
+	x := s.session
+	s.mu.Unlock()
+	x.end()
+}
+
 // Users returns the number of commands that run, and of holds.
 func (s *Store) Users() int {
 	s.mu.Lock()

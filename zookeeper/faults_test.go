@@ -117,6 +117,39 @@ func TestLostAnswersOfADeleteFreeTheLockOnce(t *testing.T) {
 	require.NoError(t, s.Release(t.Context(), granted, 0))
 }
 
+// The server does not hear of the end of the session, so the node of the waiter stays for the timeout
+// of that session. It is no node of the next session.
+func TestNodeOfAnOldSessionGivesNoLock(t *testing.T) {
+	server := zktest.Start(t)
+	proxy := zktest.NewProxy(t, server.Address())
+	const session, lease = 8 * time.Second, 5 * time.Second
+	s, other := open(t, proxy.Address(), relockzk.WithSessionTimeout(session)), open(t, server.Address())
+	l := take(t, other, 20*time.Second)
+	w := wait(t, s, lease)
+	old := nodes(t, admin(t, server.Address()), "/orders")[1]
+	proxy.Stall()
+	s.EndSession()
+	time.Sleep(1100 * time.Millisecond) //nolint:forbidigo // for so long zk.Conn tries to say that the session ends
+	proxy.Cut()
+	proxy.Resume()
+	conn := admin(t, server.Address())
+	redistest.Eventually(t, patience, func() bool {
+		names := nodes(t, conn, "/orders")
+		return names[len(names)-1] != old
+	}, "the waiter queues again")
+	require.NoError(t, other.Release(t.Context(), l, 0))
+	held := w.get(t)
+	for gone := time.After(session); ; {
+		select {
+		case <-gone: // the old session
+			require.NoError(t, s.Release(t.Context(), held, 0))
+			return
+		case <-time.After(50 * time.Millisecond):
+		}
+		require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: held, TTL: lease, Count: 1}})[0])
+	}
+}
+
 // A renewal that was answered before the release ends after it.
 func TestRenewalsThatMeetTheReleaseLeaveNothing(t *testing.T) {
 	server := zktest.Start(t)

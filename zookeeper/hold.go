@@ -129,7 +129,7 @@ func (s *Store) expire(h *hold) {
 func (s *Store) deleted(h *hold) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), s.timeout)
 	defer cancel()
-	return h.session.sync(ctx) == nil && h.session.forget(ctx, h.ask) == nil
+	return h.session.takeBack(ctx, h.ask) == nil
 }
 
 // keep gives the hold its lock for a time from sent on. keep never shortens the lease. Errors: the
@@ -151,6 +151,14 @@ func (s *Store) keep(h *hold, sent time.Time, ttl time.Duration) (l store.Lease,
 	l = store.Lease{Ask: h.ask, Sent: h.sent, Token: h.token, Unsure: h.unsure}
 	l.TTL = h.ttl
 	return l, nil
+}
+
+// takeBack is forget behind a sync, and so deletes the nodes of other sessions, too.
+func (x *session) takeBack(ctx context.Context, a store.Ask) error {
+	if err := x.sync(ctx); err != nil {
+		return err
+	}
+	return x.forget(ctx, a)
 }
 
 // forget deletes all nodes of an ask. A command of this session that creates a node is answered

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"path"
+	"slices"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -89,8 +90,9 @@ func (x *session) plan(ctx context.Context, h *hold) (node, error) {
 	return wanted(nodes, h.ask), err
 }
 
-// locate lists the nodes of a lock, and finds the node of the hold among them. If a command that
-// was given up has made a second node, the first node counts.
+// locate lists the nodes of a lock, and finds the node of the hold among them. If an answer was
+// lost, each node of the hold may be its node, and the first counts. Otherwise only the node that is
+// known counts: another one is of a session that has ended.
 //
 // If the node of a mutex is the last one, or the node of a writer the only one, the number of the
 // last change is a token for the hold. This number is not smaller than the czxid of the node, and
@@ -101,9 +103,13 @@ func (x *session) locate(ctx context.Context, h *hold) (place, error) {
 		return place{}, err
 	}
 	nodes, err := ofKind(all, h.ask.Kind)
-	p := place{nodes: nodes, index: indexOf(nodes, h.ask.ID), behind: -1}
 	x.store.mu.Lock()
 	defer x.store.mu.Unlock()
+	p := place{nodes: nodes, behind: -1}
+	p.index = slices.IndexFunc(nodes, func(n node) bool { return h.lock+"/"+n.name == h.node })
+	if p.index < 0 && h.unsure {
+		p.index = indexOf(nodes, h.ask.ID)
+	}
 	if p.index < 0 || err != nil {
 		return p, err
 	}

@@ -121,6 +121,11 @@ func (s *Store) grant(h *hold, woken store.Wake) (store.Lease, error) {
 func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (l store.Lease, err error) {
 	w := waiting{store: s, progress: progress}
 	err = s.patiently(ctx, func(x *session, _ bool) error {
+		if w.hold != nil && w.hold.session != x { // a server may know the last session for some time
+			if err := x.takeBack(ctx, a); err != nil {
+				return err
+			}
+		}
 		w.hold = x.hold(a)
 		l, err = w.run(ctx)
 		w.woken = store.WakeRecheck
@@ -240,8 +245,8 @@ func (s *Store) giveUp(ctx context.Context, h *hold, err error) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if x.over {
-		return err
+	if x.over { // the server may know the session for some time
+		return store.Unsure(err)
 	}
 	h.unsure = true
 	s.deleteAtLocked(h, time.Now().Add(h.ask.Kept(h.ask.TTL)))
