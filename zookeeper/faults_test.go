@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -98,6 +99,38 @@ func TestLostAnswersInsideAHoldLeaveOneNode(t *testing.T) {
 	}
 }
 
+// A writer between the upgrade and a later reader gives up while the upgrade takes the place before
+// the queue. Nothing shows whether the reader was in before.
+func TestUpgradeGoesBackBehindAReaderThatMayBeIn(t *testing.T) {
+	server := zktest.Start(t)
+	proxy, conn := zktest.NewProxy(t, server.Address()), admin(t, server.Address())
+	s := open(t, proxy.Address())
+	r, err := s.Wait(t.Context(), mode(store.Unlimited), nothing)
+	require.NoError(t, err)
+	foreign := func(name string) string {
+		node, err := conn.CreateProtectedEphemeralSequential("/orders/"+name, nil, zk.WorldACL(zk.PermAll))
+		require.NoError(t, err)
+		return node
+	}
+	writer, reader := foreign("__WRIT__"), foreign("__READ__")
+	upgrade := mode(1)
+	upgrade.With = r.ID
+	const answers = 3 // the nodes, the node of the upgrade, the nodes; then that of the transaction
+	lost := proxy.LoseAnswersAfter(answers)
+	up := start(t, s, upgrade)
+	<-lost
+	require.NoError(t, conn.Delete(writer, -1))
+	proxy.Cut()
+	proxy.Resume()
+	up.waitQueued(t)
+	names := nodes(t, conn, "/orders")
+	require.Len(t, names, 3)
+	require.Contains(t, names[2], "-up-", "the upgrade waits behind the reader")
+	require.NoError(t, conn.Delete(reader, -1))
+	require.NoError(t, s.Release(t.Context(), up.get(t), 0))
+	require.NoError(t, s.Release(t.Context(), r, 0))
+}
+
 func TestLostAnswersOfADeleteFreeTheLockOnce(t *testing.T) {
 	server := zktest.Start(t)
 	proxy, conn := zktest.NewProxy(t, server.Address()), admin(t, server.Address())
@@ -148,6 +181,26 @@ func TestNodeOfAnOldSessionGivesNoLock(t *testing.T) {
 		}
 		require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: held, TTL: lease, Count: 1}})[0])
 	}
+}
+
+func TestNodeOfAnOldSessionInsideAHoldIsMadeAnew(t *testing.T) {
+	server := zktest.Start(t)
+	s, conn := open(t, server.Address()), admin(t, server.Address())
+	w, err := s.Try(t.Context(), mode(1))
+	require.NoError(t, err)
+	writer := nodes(t, conn, "/orders")[0]
+	inside := mode(store.Unlimited)
+	inside.With = w.ID
+	old := "/orders/" + relockzk.NameOf(inside.ID, "in-", "__READ__", writer[len(writer)-10:])
+	_, err = conn.Create(old, nil, zk.FlagEphemeral, zk.WorldACL(zk.PermAll))
+	require.NoError(t, err)
+	r, err := s.Wait(t.Context(), inside, nothing)
+	require.NoError(t, err)
+	_, stat, err := conn.Get(old)
+	require.NoError(t, err)
+	require.NotEqual(t, conn.SessionID(), stat.EphemeralOwner)
+	require.NoError(t, s.Release(t.Context(), r, 0))
+	require.NoError(t, s.Release(t.Context(), w, 0))
 }
 
 // A renewal that was answered before the release ends after it.

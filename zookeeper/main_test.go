@@ -84,6 +84,14 @@ func wait(t testing.TB, s store.Store, ttl time.Duration) *waiter {
 
 func waitFor(t testing.TB, s store.Store, a store.Ask) *waiter {
 	t.Helper()
+	w := start(t, s, a)
+	w.waitQueued(t)
+	return w
+}
+
+// start starts a Wait.
+func start(t testing.TB, s store.Store, a store.Ask) *waiter {
+	t.Helper()
 	w := &waiter{ask: a, queued: make(chan struct{}, 100), done: make(chan struct{})}
 	go func() {
 		defer close(w.done)
@@ -95,12 +103,16 @@ func waitFor(t testing.TB, s store.Store, a store.Ask) *waiter {
 		})
 		w.at = time.Now()
 	}()
+	return w
+}
+
+func (w *waiter) waitQueued(t testing.TB) {
+	t.Helper()
 	select {
 	case <-w.queued:
 	case <-time.After(patience):
 		require.FailNow(t, "the waiter is not queued")
 	}
-	return w
 }
 
 func (w *waiter) get(t testing.TB) store.Lease {

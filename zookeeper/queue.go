@@ -142,13 +142,17 @@ func (x *session) create(ctx context.Context, h *hold, n node) error {
 	}
 	for {
 		err := x.make(ctx, h, func(data []byte) (string, error) { return x.conn.Create(node, data, flags, x.store.acl) })
-		if n.inside && errors.Is(err, zk.ErrNodeExists) { // made by a command without an answer
+		switch _, unsure := x.known(h); {
+		case n.inside && errors.Is(err, zk.ErrNodeExists) && unsure: // made by a command without an answer
 			return nil
-		}
-		if !errors.Is(err, zk.ErrNoNode) {
+		case n.inside && errors.Is(err, zk.ErrNodeExists): // of a session that has ended
+			err = x.remove(ctx, node)
+		case errors.Is(err, zk.ErrNoNode):
+			err = x.makePath(ctx, h.lock)
+		default:
 			return err
 		}
-		if err := x.makePath(ctx, h.lock); err != nil {
+		if err != nil && !errors.Is(err, zk.ErrNoNode) {
 			return err
 		}
 	}
