@@ -171,7 +171,11 @@ func TestAWaiterOutlivesItsConnections(t *testing.T) {
 		s, past := d.store(t), d.past(t)
 		l := try(t, past, ask(time.Minute))
 		w := wait(t, s, ask(time.Minute))
-		<-time.After(100 * time.Millisecond) // the Listener listens
+		if d.listens {
+			require.Eventually(t, func() bool {
+				return d.count(t, "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()") > 0
+			}, 10*time.Second, 10*time.Millisecond)
+		}
 		d.proxy.cut()
 		require.NoError(t, past.Release(t.Context(), l, 0))
 		l = w.get(t, 4*time.Second)
