@@ -203,6 +203,7 @@ func TestAWaiterFindsItsGrantAfterASilence(t *testing.T) {
 // A process stops inside a transaction. PostgreSQL ends the transaction, so the lock serves the
 // others.
 func TestAStoppedTransactionDoesNotHoldUpTheLock(t *testing.T) {
+	t.Parallel()
 	d := postgres(t, false)
 	s, past := d.store(t), d.past(t)
 	l := try(t, past, ask(time.Minute))
@@ -250,6 +251,7 @@ func child(t testing.TB, d *database) *redistest.Process {
 }
 
 func TestTheLockOfAKilledProcessIsFreeAfterItsLease(t *testing.T) {
+	t.Parallel()
 	onEach(t, func(d *rig) {
 		t := d.T
 		s := d.store(t)
@@ -265,6 +267,7 @@ func TestTheLockOfAKilledProcessIsFreeAfterItsLease(t *testing.T) {
 // A process is killed in the queue. The lock goes to the process, and behind its lease to the next
 // waiter, which looks at the lock every few seconds.
 func TestAKilledProcessInTheQueueIsPassedOver(t *testing.T) {
+	t.Parallel()
 	onEach(t, func(d *rig) {
 		t := d.T
 		s := d.store(t)
