@@ -28,7 +28,7 @@ import (
 )
 
 // atOnce is the number of tests that run at once. They mostly wait: for leases, and for a server.
-const atOnce = 4
+const atOnce = 6
 
 func TestMain(m *testing.M) {
 	_ = mysql.SetLogger(log.New(io.Discard, "", 0)) // the tests cut connections
