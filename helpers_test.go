@@ -68,6 +68,7 @@ import (
 //   - reentry_faults_test.go: What if a nested entry or exit is slow, refused or lost?
 //   - scripts_test.go: How does a test call a script?
 //   - scripts_acquire_test.go: Is a lock taken, re-entered or refused?
+//   - scripts_loans_test.go: What do loans and moves leave, and what do the other scripts know of them?
 //   - scripts_property_test.go: Do scripts do the same as a model, in any order and twice?
 //   - scripts_queue_test.go: Who is served next?
 //   - scripts_refused_test.go: What is left when Redis refuses a command?

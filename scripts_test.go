@@ -18,7 +18,7 @@ import (
 )
 
 // How does a test call a script, and look at what the script left? scripts_acquire_test.go,
-// scripts_queue_test.go, scripts_release_test.go, scripts_token_test.go and scripts_refused_test.go ask
+// scripts_queue_test.go, scripts_release_test.go, scripts_token_test.go, scripts_loans_test.go and scripts_refused_test.go ask
 // what each script promises in its header, on a real server. Each test has a lock of its own, so the
 // tests share a server, except for tests that change the server.
 
@@ -54,7 +54,7 @@ func newRigOn(t *testing.T, server *redistest.Server) *rig {
 	r.base, err = baseKey(DefaultPrefix, t.Name())
 	require.NoError(t, err)
 	clean := func() {
-		require.NoError(t, r.rdb.Del(context.Background(), r.base, r.base+queueSuffix, r.base+tokenSuffix).Err())
+		require.NoError(t, r.rdb.Del(context.Background(), r.base, r.base+queueSuffix, r.base+tokenSuffix, r.base+loansSuffix).Err())
 	}
 	clean() // with -count
 	t.Cleanup(clean)
@@ -246,7 +246,7 @@ func (r *rig) unchanged(f func()) {
 func (r *rig) dump() map[string]string {
 	r.Helper()
 	all := map[string]string{}
-	for _, key := range append(r.both(), r.base+tokenSuffix) {
+	for _, key := range append(r.both(), r.base+tokenSuffix, r.base+loansSuffix) {
 		content, err := r.rdb.Dump(r.Context(), key).Result()
 		if errors.Is(err, redis.Nil) {
 			continue
