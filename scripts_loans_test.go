@@ -2,6 +2,7 @@ package relock
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -114,6 +115,14 @@ func TestLoans(t *testing.T) {
 		r.borrow(r.loan("b", id), r.ticket())
 		redistest.Eventually(t, limit, func() bool { return len(r.dump()) == 0 }, "nothing is left")
 	})
+	t.Run("of a lender that has left are known for as long as its lock", func(t *testing.T) {
+		r := newRig(t)
+		owner := r.enter("a")
+		r.borrow(r.loan("b", owner), r.ticket())
+		require.EqualValues(t, 1, r.renew(owner, 3*minute, 1))
+		r.leave(r.lent(owner))
+		require.Greater(t, r.ttl(r.loans()), r.ttl(r.base))
+	})
 	t.Run("are at most 1000", func(t *testing.T) {
 		r := newRig(t)
 		owner := r.enter("a")
@@ -216,6 +225,47 @@ func TestALoanKeyOfAnotherTypeIsAnErrorAndNothingChanges(t *testing.T) {
 			require.ErrorContains(t, err, "WRONGTYPE")
 		})
 	})
+}
+
+func TestOutOfMemoryWithLoans(t *testing.T) {
+	server := redistest.Start(t)
+	full := func(limit string) {
+		require.NoError(t, server.Client().ConfigSet(context.Background(), "maxmemory", limit).Err())
+	}
+	for what, oom := range map[string]bool{
+		"Follow": false, "Accept": true, "Release": false, "Forget": false, "return": false, "Forget of a loan": false,
+	} {
+		for _, lent := range []bool{true, false} { // before
+			t.Run(fmt.Sprintf("%s, lent %t", what, lent), func(t *testing.T) {
+				r := newRigOn(t, server)
+				id := r.enter("a")
+				loan := store.Lease{Ask: r.loan("b", id)}
+				if lent {
+					loan = r.borrow(loan.Ask, r.ticket())
+				}
+				before := r.dump()
+				full("1")
+				defer full("0")
+				err := r.ticketCommands(id, loan)[what](t.Context())
+				switch {
+				case oom:
+					require.ErrorContains(t, err, "OOM")
+					require.NotErrorIs(t, err, store.ErrUnsure)
+					require.Equal(t, before, r.dump())
+				case what == "Follow" && !lent:
+					require.ErrorIs(t, err, store.ErrGone)
+				default:
+					require.NoError(t, err)
+				}
+				if lent && (what == "Release" || what == "Forget") {
+					_, err := r.store.Follow(t.Context(), loan)
+					require.ErrorIs(t, err, store.ErrRecalled)
+					r.leave(loan)
+					r.free()
+				}
+			})
+		}
+	}
 }
 
 // TestAReplicaIsNotBelievedAboutLoans asks a server that has just become a replica.

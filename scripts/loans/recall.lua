@@ -9,7 +9,8 @@ return each(#KEYS / 3, function(i)
   local base, queue, loans, lender = KEYS[3 * i - 2], KEYS[3 * i - 1], KEYS[3 * i], ARGV[i + 1]
   local lent = isOf(loans, lender)
   if lent and recall(loans) and call('HEXISTS', base, lender) == 1 then
-    call('HSET', loans, 'recalled', '1')
+    set(loans, 'recalled', '1') -- also at maxmemory: an exit must not fail
+    rest(base, loans) -- as long as the lock: nobody may borrow, or accept, any more
     return 2
   end
   local freed = release(base, queue, ARGV[1], lender)
