@@ -20,6 +20,8 @@ const (
 	statusRecalled int64 = -1 // of follow
 )
 
+var errNoExpiry = fmt.Errorf("%w: a loan needs a ticket that expires", store.ErrTicket)
+
 // byTicket sends a call with a ticket.
 func (s *nativeStore) byTicket(ctx context.Context, a store.Ask, c *wire.Call) (n int64, answer wire.Answer, err error) {
 	c.Tries, c.Patience = boundTries, takingLimit(a)
@@ -48,6 +50,9 @@ func expiry(t store.Ticket) int64 {
 
 // Borrow begins a loan.
 func (s *nativeStore) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (store.Lease, error) {
+	if t.Expires.IsZero() {
+		return store.Lease{}, errNoExpiry
+	}
 	left, answer, err := s.byTicket(ctx, a, &wire.Call{Script: borrowScript, Unit: wire.Unit{
 		Keys: []string{a.Name, a.Name + loansSuffix, a.Name + loansSuffix + ":" + t.ID},
 		Args: []any{string(a.Lender), string(a.ID), s.controlOf(a.ID), expiry(t)},

@@ -129,14 +129,23 @@ func TestLoans(t *testing.T) {
 		for range 999 {
 			r.loanInRedis(owner)
 		}
-		last := r.borrow(r.loan("b", owner), r.ticket())
+		last, ticket := r.loan("b", owner), r.ticket()
+		r.borrow(last, ticket)
 		r.unchanged(func() {
 			_, err := r.store.Borrow(t.Context(), r.loan("b", owner), r.ticket())
 			require.ErrorIs(t, err, store.ErrTicket)
 			require.ErrorContains(t, err, "1000 open loans")
 		})
-		r.leave(last)
+		r.leave(r.borrow(last, ticket)) // as after a lost reply
 		r.borrow(r.loan("b", owner), r.ticket())
+	})
+	t.Run("need a ticket that ends", func(t *testing.T) {
+		r := newRig(t)
+		owner := r.enter("a")
+		r.unchanged(func() {
+			_, err := r.store.Borrow(t.Context(), r.loan("b", owner), store.Ticket{ID: uuid.NewString()})
+			require.ErrorIs(t, err, store.ErrTicket)
+		})
 	})
 	t.Run("are recalled by a message to each client", func(t *testing.T) {
 		r := newRig(t)
@@ -233,7 +242,7 @@ func TestOutOfMemoryWithLoans(t *testing.T) {
 		require.NoError(t, server.Client().ConfigSet(context.Background(), "maxmemory", limit).Err())
 	}
 	for what, oom := range map[string]bool{
-		"Follow": false, "Accept": true, "Release": false, "Forget": false, "return": false, "Forget of a loan": false,
+		"Borrow": true, "Follow": false, "Accept": true, "Release": false, "Forget": false, "return": false, "Forget of a loan": false,
 	} {
 		for _, lent := range []bool{true, false} { // before
 			t.Run(fmt.Sprintf("%s, lent %t", what, lent), func(t *testing.T) {

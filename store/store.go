@@ -361,7 +361,7 @@ type Lending interface {
 // Ticket is what a store must know of a ticket.
 type Ticket struct {
 	ID      string
-	Expires time.Time // zero: with the hold
+	Expires time.Time // zero, for Accept only: with the hold
 }
 
 // Declined is the end of a [Scripts.TryEval] whose script declines the lock.

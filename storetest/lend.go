@@ -145,6 +145,7 @@ func borrowRefused(b *bench) {
 	b.giveBack(loan)
 	refused(used)
 	refused(expired)
+	refused(store.Ticket{ID: rand.Text()})
 	b.release(l)
 	require.Empty(b.t, b.look().Owner, "no loan is open")
 }

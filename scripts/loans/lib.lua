@@ -25,15 +25,21 @@ local function hasLeft(loans, lender)
   return isOf(loans, lender) and call('HEXISTS', loans, 'recalled') == 1
 end
 
--- Opens a loan, or keeps it open, for the rest of the lender's lease, and returns that rest in ms,
+-- Keeps the key of the loans for as long as the lock. Returns the rest of the lender's lease in ms,
 -- at least 1.
-local function keep(base, loans, loan, channel)
+local function rest(base, loans)
   local left = math.max(call('PTTL', base), 1)
-  call('HSET', loans, loan, string.format('%.0f|%s', clock() + left, channel))
   if call('PTTL', loans) < left + 1000 then
     call('PEXPIRE', loans, left + 1000)
   end
   return left
+end
+
+-- Opens a loan, or keeps it open, for the rest of the lender's lease, and returns that rest.
+local function keep(base, loans, loan, channel)
+  local left = math.max(call('PTTL', base), 1)
+  set(loans, loan, string.format('%.0f|%s', clock() + left, channel))
+  return rest(base, loans)
 end
 
 -- Returns the open loans as a list of loan and channel, and drops those that are over, as their

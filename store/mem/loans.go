@@ -43,6 +43,9 @@ func (s *Store) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (l stor
 		if h == nil || h.recalled {
 			return store.ErrGone
 		}
+		if t.Expires.IsZero() {
+			return fmt.Errorf("%w: a loan needs a ticket that expires", store.ErrTicket)
+		}
 		if err := s.useTicket(t, a.ID); err != nil {
 			return err
 		}
