@@ -220,8 +220,8 @@ func (l *Lock) Borrow(ctx context.Context, t Ticket) (context.Context, error) {
 //
 // With a ticket of HandOff the section begins at once. With a ticket of ResumeTicket the former
 // process may run and know nothing: Accept takes the lock from it, and begins after the end of the
-// lease that the former process may count on, at most its TTL later. If ctx ends before, nobody has
-// the lock until the lease has run out.
+// lease that the former process may count on, at most its TTL later. If ctx ends before, or too
+// few servers confirm, nobody has the lock until the lease has run out.
 //
 // Accept asks a store up to three times, as [Lock.TryLock] does. Errors: [ErrTicket]; [ErrLockLost]
 // if the hold is gone, or was continued by somebody else; [ErrInvalid], as for [Lock.Lend], and

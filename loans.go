@@ -97,6 +97,9 @@ func (s *nativeStore) Accept(ctx context.Context, a store.Ask, old store.ID, t s
 	wait = fromMillis(n - 1)
 	l = store.Lease{Ask: a, Sent: answer.First, Unsure: answer.Unsure}
 	l.TTL += wait
+	if unaware && answer.Acked < wire.Acks(a.Acks).Wanted() {
+		l.Unsure = true // the client of old may count on the lease that a release would end
+	}
 	l, err = keepOrUndo(ctx, l, answer.Acked, s.Release)
 	return l, wait, err
 }

@@ -305,3 +305,23 @@ func TestTicketsNeedNoMoreThanThePrefix(t *testing.T) {
 		require.NoError(t, r.rdb.Del(t.Context(), r.base, r.loans()).Err())
 	}
 }
+
+func TestAnAcceptThatIsNotConfirmedFreesNothingEarly(t *testing.T) {
+	r := newRig(t)
+	owner := r.enter("a")
+	a := r.ask(newID("b"), minute)
+	a.Acks = store.Acks{Replicas: 1, Timeout: 20 * time.Millisecond}
+	_, _, err := r.store.Accept(t.Context(), a, store.ID(owner), r.ticket(), true)
+	require.ErrorIs(t, err, store.ErrNotReplicated)
+	require.ErrorIs(t, err, store.ErrUnsure)
+	_, err = r.store.Try(t.Context(), r.ask(newID("c"), minute))
+	var busy *store.Busy
+	require.ErrorAs(t, err, &busy, "the client of the old hold counts on its lease")
+
+	owner = string(busy.Owner)
+	a.ID = store.ID(newID("b"))
+	_, _, err = r.store.Accept(t.Context(), a, store.ID(owner), r.ticket(), false)
+	require.ErrorIs(t, err, store.ErrNotReplicated)
+	require.NotErrorIs(t, err, store.ErrUnsure)
+	r.free()
+}
