@@ -40,7 +40,7 @@ const (
 )
 
 // arena is the surroundings of one test: a server, and a view of that server from outside. When
-// the test ends, and all its peers are closed, nothing may be left: no key but tokens, no
+// the test ends, and all its peers are closed, nothing may be left: no key but tokens and used tickets, no
 // subscription, and no goroutine of the library.
 type arena struct {
 	stage
@@ -156,10 +156,12 @@ func (w *arena) requireTidy() {
 	w.t.Helper()
 	var left []string
 	redistest.Eventually(w.t, w.tidyWithin, func() bool {
-		left = slices.DeleteFunc(redistest.Keys(w.t, w.plain), func(key string) bool { return strings.HasSuffix(key, ":token") })
+		left = slices.DeleteFunc(redistest.Keys(w.t, w.plain), func(key string) bool {
+			return strings.HasSuffix(key, ":token") || strings.Contains(key, ":loans:") // used tickets, until they expire
+		})
 		left = append(left, redistest.Subscriptions(w.t, w.plain)...)
 		return len(left) == 0
-	}, "everything is gone from Redis but tokens; keys or subscriptions left: %q", &left)
+	}, "everything is gone from Redis but tokens and used tickets; keys or subscriptions left: %q", &left)
 }
 
 // peer is one process as Redis sees it: a client on a go-redis client of its own, with faults on
@@ -267,6 +269,9 @@ func (w *arena) calls() map[string]int {
 // scriptNames are the scripts, as the client sends them. Faults are aimed at one of them.
 var scriptNames = []string{luaAcquire, luaRelease, luaRenew, luaForget, luaToken, luaState, luaBreak, luaAll}
 
+// ticketScripts are the scripts of loans and moves.
+var ticketScripts = []string{luaBorrow, luaFollow, luaReturn, luaRecall, luaAccept}
+
 const (
 	luaAcquire = "acquire"
 	luaRelease = "release"
@@ -276,13 +281,23 @@ const (
 	luaState   = "state"
 	luaBreak   = "break"
 	luaAll     = "all"
+
+	luaBorrow = "loans/borrow"
+	luaFollow = "loans/follow"
+	luaReturn = "loans/return" // the Unlock of a loan
+	luaRecall = "loans/recall" // the Unlock of a lender
+	luaAccept = "loans/accept"
 )
 
 // luaSource is the text of a script.
 func luaSource(t testing.TB, name string) string {
 	t.Helper()
 	var text strings.Builder
-	for _, file := range []string{"lib", name} {
+	files := []string{"lib", name}
+	if dir := filepath.Dir(name); dir != "." {
+		files = []string{"lib", filepath.Join(dir, "lib"), name}
+	}
+	for _, file := range files {
 		b, err := os.ReadFile(filepath.Join("scripts", file+".lua"))
 		require.NoError(t, err)
 		text.Write(b)
@@ -307,7 +322,7 @@ func (w *arena) script(names ...string) redistest.Match {
 // loadScripts makes EVALSHA work at once, so that every call is one command.
 func (w *arena) loadScripts() {
 	w.t.Helper()
-	for _, name := range scriptNames {
+	for _, name := range slices.Concat(scriptNames, ticketScripts) {
 		require.NoError(w.t, w.plain.ScriptLoad(w.t.Context(), luaSource(w.t, name)).Err())
 	}
 }

@@ -38,6 +38,7 @@ import (
 //   - faults_pubsub_test.go: What if the pub/sub connection of waiters breaks?
 //   - faults_queue_test.go: In which order are waiters served, also when some give up?
 //   - faults_replies_test.go: What if a reply is lost, or a command runs late or twice?
+//   - faults_loans_test.go: What if a command of a ticket is lost, or runs late or twice?
 //   - faults_server_test.go: What if a server refuses commands or lacks replicas?
 //   - flood_test.go: Are thousands of waiters of several processes served in order?
 //   - hooks_test.go: What do events say?
