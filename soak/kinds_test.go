@@ -20,18 +20,19 @@ import (
 )
 
 // Beside the workers, some visitors use the other kinds of locks: a read-write lock around a page, a
-// semaphore, and several locks at once.
+// semaphore, several locks at once, and a lock that is lent and handed off.
 const (
-	book, pool = "book", "pool"
-	visitors   = 9
-	permits    = 2 // of the pool; some callers ask for one more
+	book, pool, errand = "book", "pool", "errand"
+
+	visitors = 12
+	permits  = 2 // of the pool; some callers ask for one more
 )
 
 // parts are taken several at once. The first three share a slot of a cluster.
 var parts = []string{"{part}0", "{part}1", "{part}2", "part3", "part4", "part5"}
 
 // kindNames are the locks of the visitors.
-var kindNames = append([]string{book, pool}, parts...)
+var kindNames = append([]string{book, pool, errand}, parts...)
 
 // names returns the names of all locks that the store can serve.
 func (s *soak) names() []string {
@@ -83,7 +84,7 @@ func (s *soak) visitors(working *sync.WaitGroup, random func(id int) *rand.Rand)
 	const first = troubler + 2
 	for i := range visitors {
 		v := &visitor{soak: s, Rand: random(first + i), id: first + i}
-		visit := []func(context.Context, context.CancelFunc){v.reads, v.borrows, v.collects}[i%3]
+		visit := []func(context.Context, context.CancelFunc){v.reads, v.permits, v.collects, v.errands}[i%4]
 		if s.onlyMutexes() {
 			visit = v.collects
 		}
@@ -450,8 +451,8 @@ func (v *visitor) draw(s *stay) {
 	s.Token = token
 }
 
-// borrows takes a permit of the pool.
-func (v *visitor) borrows(ctx context.Context, cancel context.CancelFunc) {
+// permits takes a permit of the pool.
+func (v *visitor) permits(ctx context.Context, cancel context.CancelFunc) {
 	n := permits + max(0, v.IntN(4)-2)
 	l := v.peer.NewSemaphore(pool, n, v.options()...)
 	s := v.enter(ctx, "permit", l, n, nil)

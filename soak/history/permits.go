@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// crowds finds holds of one lock that were valid beside too many others. Sections inside of each
-// other count once.
+// crowds finds holds of one lock that were valid beside too many others. Sections of one
+// group count once.
 func (k *Kinds) crowds() (wrong []string) {
 	var in []*Section
 	for i := range k.Sections {

@@ -12,8 +12,8 @@ import (
 type Section struct {
 	Lock   string
 	Client int    // the goroutine
-	Holder string // empty: the hold was lost before anybody could ask
-	Group  int    // sections inside of each other have one group: an upgrade or downgrade
+	Holder string // in the store, of a loan the lender; empty: the hold was lost before anybody could ask
+	Group  int    // sections beside each other have one group: an upgrade, a downgrade, a lender with its loans
 	Limit  int    // as in store.Ask: 1 a writer or a mutex, n a permit, store.Unlimited a reader
 
 	Ask, In time.Duration // the call and the return of Lock
@@ -68,7 +68,8 @@ type Seen struct {
 // Kinds is a recording of locks of other kinds than the mutex. [Kinds.Check] finds broken promises:
 //
 //   - A hold is valid beside at most as many holds as its limit says (permits.go): a writer
-//     excludes everybody, readers exclude writers, and a semaphore lets n in.
+//     excludes everybody, readers exclude writers, and a semaphore lets n in. A loan is valid
+//     beside its lender, and excludes everybody else until it is returned.
 //   - The store names each valid hold, also each lock of several that were taken at once. It names
 //     nobody for longer than a lease after the section is over, be it by a crash.
 //   - No hold is lost before the end of its lease, unless somebody takes the lock away.

@@ -66,6 +66,7 @@ func TestRecordingsOfKindsThatKeepThePromises(t *testing.T) {
 		"readers together":            kindsOf(reads(1, 0, 1, 9).saw(0, 0, 1), reads(2, 2, 3, 9).saw(0, 0, 1), reads(3, 2, 4, 8)),
 		"a writer between readers":    kindsOf(reads(1, 0, 1, 4).saw(0, 0, 1), writes(2, 0, 5, 8).saw(0, 7, 2), reads(3, 2, 9, 12).saw(7, 0, 2)),
 		"an upgrade":                  kindsOf(reads(1, 0, 1, 4).saw(0, 0, 1), writes(2, 2, 5, 8).inside(1).saw(0, 7, 2), reads(3, 0, 4, 9).inside(1).saw(7, 0, 0)),
+		"a loan beside its lender":    kindsOf(writes(1, 0, 1, 4), writes(2, 2, 3, 8).inside(1), writes(3, 0, 9, 12)),
 		"a downgrade":                 kindsOf(writes(1, 0, 1, 4).saw(0, 7, 2), reads(2, 2, 3, 8).inside(1).saw(7, 0, 2), reads(3, 0, 5, 9).saw(7, 0, 2)),
 		"a reader of a writer's turn": kindsOf(reads(1, 0, 1, 4).saw(0, 0, 1), reads(2, 0, 5, 6).saw(0, 0, 3)), // whose writer has failed
 		"two permits":                 kindsOf(permit(1, 2, 0, 1, 9), permit(2, 2, 0, 2, 5), permit(3, 2, 0, 6, 9)),
@@ -97,6 +98,7 @@ func TestRecordingsOfKindsThatBreakAPromise(t *testing.T) {
 		"two writers":                   {"2 holds are in at 5ms, and the limit is 1", kindsOf(writes(1, 0, 1, 6), writes(2, 0, 5, 8))},
 		"a reader beside a writer":      {"the limit is 1", kindsOf(writes(1, 0, 1, 6), reads(2, 0, 5, 8))},
 		"a writer beside a reader":      {"the limit is 1", kindsOf(reads(1, 0, 1, 6), writes(2, 0, 5, 8))},
+		"in before a loan is returned":  {"the limit is 1", kindsOf(writes(1, 0, 1, 4), writes(2, 2, 3, 8).inside(1), writes(3, 0, 6, 12))},
 		"an upgrade beside a reader":    {"the limit is 1", kindsOf(reads(1, 0, 1, 9), reads(2, 0, 2, 9), writes(3, 4, 5, 8).inside(1))},
 		"in before a lease is over":     {"the limit is 1", kindsOf(writes(1, 0, 1, 6).lost(50, 50), writes(2, 0, 40, 60))},
 		"in before the lock was forced": {"the limit is 1", kindsOf(writes(1, 0, 1, 9), writes(2, 0, 3, 12)).with(at(4, 5, force))},
