@@ -40,8 +40,8 @@ const (
 )
 
 // arena is the surroundings of one test: a server, and a view of that server from outside. When
-// the test ends, and all its peers are closed, nothing may be left: no key but tokens and used tickets, no
-// subscription, and no goroutine of the library.
+// the test ends, and all its peers are closed, nothing may be left: no key but tokens and used
+// tickets, no subscription, and no goroutine of the library.
 type arena struct {
 	stage
 	server     *redistest.Server

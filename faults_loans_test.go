@@ -233,15 +233,15 @@ func TestAnUnlockOfALoanThatIsNeverAnsweredLeavesTheLockFree(t *testing.T) {
 			for _, victim := range []*peer{s.p, s.other} {
 				victim.faults.On(s.script(script), redistest.DropReply(redistest.EOF))
 			}
-			first, err := s.within(ttl+200*time.Millisecond), error(nil)
+			first := s.within(ttl + 200*time.Millisecond)
 			if script == luaRecall {
-				err = first.call(func() error { return s.l.Unlock(section) })
+				err := first.call(func() error { return s.l.Unlock(section) })
 				require.ErrorContains(t, err, "not confirmed")
 				if err := s.far.Unlock(loan); err != nil { // the lease of the lender may be over
 					require.ErrorIs(t, err, relock.ErrLockLost)
 				}
 			} else {
-				err = first.call(func() error { return s.far.Unlock(loan) })
+				err := first.call(func() error { return s.far.Unlock(loan) })
 				require.ErrorContains(t, err, "not confirmed")
 				s.leave(section, s.l)
 			}

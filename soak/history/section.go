@@ -13,7 +13,7 @@ type Section struct {
 	Lock   string
 	Client int    // the goroutine
 	Holder string // in the store, of a loan the lender; empty: the hold was lost before anybody could ask
-	Group  int    // sections beside each other have one group: an upgrade, a downgrade, a lender with its loans
+	Group  int    // one of sections inside of each other (an upgrade or downgrade), and of a lender with its loans
 	Limit  int    // as in store.Ask: 1 a writer or a mutex, n a permit, store.Unlimited a reader
 
 	Ask, In time.Duration // the call and the return of Lock
