@@ -12,16 +12,16 @@ import (
 
 // acquiring is one call on its way into the lock.
 type acquiring struct {
-	lock   *Lock
-	ctx    context.Context // the caller's
-	caller context.Context // of a call for several locks, where ctx is inside the first ones; nil: ctx
-	traced context.Context // ctx, or what Hooks.Trace made of it: for commands and events
-	wait   time.Duration   // forever; 0: do not wait
-	script *store.Script   // of TryLockIf
-	ticket func() error    // Borrow or Accept, in place of the ask for a free lock
-	reply  any             // of the script
-	leader bool            // a call of Lead
-	holder Holder
+	lock     *Lock
+	ctx      context.Context // the caller's
+	caller   context.Context // of a call for several locks, where ctx is inside the first ones; nil: ctx
+	traced   context.Context // ctx, or what Hooks.Trace made of it: for commands and events
+	wait     time.Duration   // forever; 0: do not wait
+	script   *store.Script   // of TryLockIf
+	byTicket func() error    // Borrow or Accept, in place of the ask for a free lock
+	reply    any             // of the script
+	leader   bool            // a call of Lead
+	holder   Holder
 
 	refusal *LockedError // the store's last refusal
 

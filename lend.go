@@ -42,8 +42,8 @@ type Ticket struct {
 	Token int64         `json:"token"` // the fencing token of the hold
 	TTL   time.Duration `json:"ttl"`   // of the lease of the hold
 	Delay time.Duration `json:"delay"` // of its [WithLockDelay]
-	// Expires is the end of the ticket, by the clock of the server that keeps the lock. Zero: the
-	// ticket of [Lock.ResumeTicket] ends with its hold.
+	// Expires is the end of the ticket: a time of this process's clock, which the server that keeps
+	// the lock compares with its own. Zero: the ticket of [Lock.ResumeTicket] ends with its hold.
 	Expires time.Time `json:"expires,omitzero"`
 }
 
@@ -66,7 +66,8 @@ func (t Ticket) LogValue() slog.Value { return slog.StringValue(t.String()) }
 //
 // Errors: [ErrInvalid] together with [errors.ErrUnsupported] for a store that cannot lend (only
 // relock's own layout in Redis and package mem can), and for a lock that is no mutex; ErrInvalid
-// inside a borrowed section; and the errors of Token. The section goes on, unless its lock was lost.
+// inside a borrowed section; and the errors of Token. The section goes on, unless its lock was
+// lost.
 func (l *Lock) Lend(ctx context.Context) (Ticket, error) {
 	return l.issue(ctx, "lend", UseLoan, func(t *table, h *hold) (func(), error) {
 		h.lease.Lent = true
@@ -74,13 +75,13 @@ func (l *Lock) Lend(ctx context.Context) (Ticket, error) {
 	})
 }
 
-// HandOff ends the section around ctx, with all entries of its hold, and returns a ticket with which
-// another process continues, with [Lock.Accept]: with the same fencing token, and a lease of its
-// own. The contexts of the section end with the cause [ErrHandedOff], and so does each Unlock.
+// HandOff ends the section around ctx, with all entries of its hold, and returns a ticket with
+// which another process continues, with [Lock.Accept]: with the same fencing token, and a lease of
+// its own. The contexts of the section end with the cause [ErrHandedOff], and so does each Unlock.
 // Nothing is renewed until Accept: if nobody accepts, the lock is free when the lease has run out.
 //
-// Errors: those of [Lock.Lend]; [ErrInvalid] for a hold that has lent its lock. The section goes on,
-// unless its lock was lost.
+// Errors: those of [Lock.Lend]; [ErrInvalid] for a hold that has lent its lock. The section goes
+// on, unless its lock was lost.
 func (l *Lock) HandOff(ctx context.Context) (Ticket, error) {
 	return l.issue(ctx, "hand off", UseHandOff, func(t *table, h *hold) (func(), error) {
 		if h.lease.Lent {
@@ -104,17 +105,17 @@ func (l *Lock) HandOff(ctx context.Context) (Ticket, error) {
 }
 
 // ResumeTicket returns a ticket for the case that this process ends without Unlock. A program that
-// is to go on after a restart, such as a workflow engine, stores the ticket beside its progress, and
-// continues with [Lock.Accept] while the lease lasts. Nothing changes for the section around ctx
-// until then; it is lost as soon as somebody accepts.
+// is to go on after a restart, such as a workflow engine, stores the ticket beside its progress,
+// and continues with [Lock.Accept] while the lease lasts. Nothing changes for the section around
+// ctx until then; it is lost as soon as somebody accepts.
 //
 // Errors: those of [Lock.Lend].
 func (l *Lock) ResumeTicket(ctx context.Context) (Ticket, error) {
 	return l.issue(ctx, "make a ticket for", UseResume, func(*table, *hold) (func(), error) { return nil, nil })
 }
 
-// issue makes a ticket for the section around ctx. issued is called with the mutex held, and returns
-// what to do without the mutex.
+// issue makes a ticket for the section around ctx. issued is called with the mutex held, and
+// returns what to do without the mutex.
 func (l *Lock) issue(ctx context.Context, op string, use TicketUse, issued func(*table, *hold) (func(), error)) (Ticket, error) {
 	if err := l.Err(); err != nil {
 		return Ticket{}, err
@@ -188,7 +189,7 @@ func (l *Lock) lending(op string) (store.Lending, error) {
 //     each loan is returned.
 //   - when the lender has lost the lock, or its lease has run out as far as this process knows: the
 //     cause is [ErrLockLost]. A borrowed section never extends the lease of the lender. It asks for
-//     the rest of the lease at every third of it.
+//     the rest of the lease whenever a third of the rest that it knows has passed.
 //
 // Borrow asks a store up to three times, as [Lock.TryLock] does. Errors: [ErrTicket]; [ErrLockLost]
 // if the lender does not have the lock any more, or has unlocked; [ErrInvalid], as for [Lock.Lend],
@@ -200,9 +201,9 @@ func (l *Lock) Borrow(ctx context.Context, t Ticket) (context.Context, error) {
 		return ctx, err
 	}
 	a := acquiring{lock: l, ctx: ctx}
-	a.ticket = func() error {
+	a.byTicket = func() error {
 		h := a.newHold()
-		set := *l.settings
+		set := *l.settings // what is the lender's, and nested entries that ask nobody
 		set.ttl, set.delay, set.acks, set.fixed, set.maxHold, set.localReentry = t.TTL, t.Delay, store.Acks{}, false, 0, true
 		h.settings = &set
 		h.lease.TTL, h.lease.Delay, h.lease.Acks, h.lease.Lender = t.TTL, t.Delay, store.Acks{}, store.ID(t.Hold)
@@ -234,7 +235,7 @@ func (l *Lock) Accept(ctx context.Context, t Ticket) (context.Context, error) {
 	}
 	unaware := t.Use == UseResume
 	a := acquiring{lock: l, ctx: ctx}
-	a.ticket = func() error {
+	a.byTicket = func() error {
 		h := a.newHold()
 		bound, cancel := l.client.boundCall(a.traced, ctx, 0)
 		defer cancel()
@@ -262,7 +263,7 @@ func (a *acquiring) enterBy(ctx context.Context, t Ticket, h *hold, lease store.
 		lease.Token = t.Token
 		err = a.begin(h, lease)
 	}
-	if errors.Is(err, store.ErrUnsure) && t.Use != UseResume { // the former process may count on its lease yet
+	if errors.Is(err, store.ErrUnsure) && t.Use != UseResume { // not of a resume: others would get in beside the former process
 		l.client.cleanup.add(h, h.lease.Ask, h.ttl)
 	}
 	switch {

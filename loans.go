@@ -12,7 +12,8 @@ import (
 // This file is loans, and holds that move to another client, in relock's own layout. Their keys and
 // scripts are their own, so those of the mutex are unchanged.
 
-// Statuses in the replies of borrow, follow and accept, where a number above 0 is a time.
+// Statuses in the replies of borrow, follow and accept. A number above 0 has a time: that of accept
+// is one more than the time.
 const (
 	statusUsed     int64 = -1 // by another loan
 	statusExpired  int64 = -2

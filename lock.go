@@ -155,10 +155,10 @@ func (a *acquiring) acquire() (context.Context, error) {
 	case err != nil:
 	case again != nil && a.script != nil:
 		err = errScriptInside
-	case again != nil && a.ticket != nil:
+	case again != nil && a.byTicket != nil:
 		err = errTicketInside
-	case a.ticket != nil:
-		err = a.ticket()
+	case a.byTicket != nil:
+		err = a.byTicket()
 	case again != nil:
 		err = a.enterAgain(again)
 	default:

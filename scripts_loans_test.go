@@ -163,7 +163,7 @@ func TestLoans(t *testing.T) {
 // loanInRedis writes an open loan.
 func (r *rig) loanInRedis(lender string) {
 	r.Helper()
-	require.NoError(r, r.rdb.HSet(r.Context(), r.loans(), "lender", lender, newID("c"), "nobody").Err())
+	require.NoError(r, r.rdb.HSet(r.Context(), r.loans(), "lender", lender, newID("c"), "9999999999999|nobody").Err())
 }
 
 func TestAccept(t *testing.T) {

@@ -95,8 +95,8 @@ func (s *nativeStore) checkAll(asks []store.Ask) error {
 	}
 	for _, a := range asks {
 		switch {
-		case a.Lent:
-			return fmt.Errorf("%w: a lock that may be lent in one step with others", errors.ErrUnsupported)
+		case a.Lent, a.Lender != "":
+			return fmt.Errorf("%w: a lock that is lent, or borrowed, in one step with others", errors.ErrUnsupported)
 		case a.Kind != store.Mutex, a.Acks != store.Acks{}:
 			return fmt.Errorf("%w: %s with confirmations by %d servers in one step", errors.ErrUnsupported, a.Kind, wire.Acks(a.Acks).Wanted())
 		case s.wire.Clustered() && hashTag(a.Name) != hashTag(asks[0].Name):

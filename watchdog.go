@@ -166,8 +166,8 @@ func (d *watchdog) dueLocked(now time.Time) (r round, lost []*loss, leaks []func
 	return r, lost, leaks
 }
 
-// intervalLocked returns the time from one renewal to the next. A loan may begin with a small rest of
-// its lender's lease, which the lender is about to renew.
+// intervalLocked returns the time from one renewal to the next. A loan may begin with a small rest
+// of its lender's lease, which the lender is about to renew.
 func (h *hold) intervalLocked() time.Duration {
 	if h.isLoan() {
 		return min(h.ttl, h.lease.TTL) / 3
@@ -211,7 +211,8 @@ func (d *watchdog) renew(r round) {
 	d.note(r, errs, sent)
 }
 
-// ask renews leases. A loan is not renewed: ask notes what is left of its lender's lease.
+// ask renews leases. A loan is not renewed: ask writes the rest of its lender's lease into the TTL
+// of its renewal.
 func (d *watchdog) ask(ctx context.Context, renewals []store.Renewal) []error {
 	isLoan := func(r store.Renewal) bool { return r.Lease.Lender != "" }
 	if !slices.ContainsFunc(renewals, isLoan) {
@@ -298,6 +299,10 @@ func (t *table) renewedLocked(h *hold, r store.Renewal, changes int, sent, now t
 	lease.Sent, lease.TTL = sent, r.TTL
 	t.confirmLocked(h, lease, now)
 	t.scheduleLocked(h)
+	if h.isLoan() { // whose deadline may be the same as before
+		next := now.Add(max(min(h.ttl, h.lease.Until().Sub(now))/3, retryPause(0, h.ttl)))
+		t.leases.Set(&h.renewal.item, t.at(next))
+	}
 	changed := h.renewal.changes != changes
 	if changed {
 		t.recountLocked(h)

@@ -20,7 +20,7 @@ var lendTests = []test{
 	{name: "The lender's Unlock recalls the loan", run: borrowRecalled, needs: Lending},
 	{name: "A borrower that died long ago holds up nobody", run: borrowDead, needs: Lending},
 	{name: "The lock goes on with the last return", run: borrowLast, needs: Lending, also: FIFO},
-	{name: "A loan that nobody returns ends with the lease", run: borrowKept, needs: Lending},
+	{name: "A loan that nobody returns ends with the lease", run: borrowUnreturned, needs: Lending},
 	{name: "A loan outlives its TTL with its lender", run: borrowRenewed, needs: Lending},
 	{name: "A loan ends with the loss of its lender", run: borrowLost, needs: Lending, also: lose},
 	{name: "ForceUnlock of the lender ends the loan", run: borrowForced, needs: Lending, also: Watch},
@@ -147,7 +147,7 @@ func borrowDead(b *bench) {
 	b.unlock(there, next)
 }
 
-func borrowKept(b *bench) {
+func borrowUnreturned(b *bench) {
 	l, there := b.locks(relock.WithTTL(b.h.TTL))
 	section := b.enter(b.ctx, l)
 	loan := b.borrow(there, b.lend(l, section))
@@ -279,18 +279,18 @@ func ticketWrong(b *bench) {
 	loan, resume := b.lend(l, section), b.sent(l.ResumeTicket(section))
 	with := func(t relock.Ticket, change func(*relock.Ticket)) relock.Ticket { change(&t); return t }
 	for what, ticket := range map[string]relock.Ticket{
-		"no ticket":    {},
-		"other use":    resume,
-		"no expiry":    with(loan, func(t *relock.Ticket) { t.Expires = time.Time{} }),
-		"expired":      with(loan, func(t *relock.Ticket) { t.Expires = time.Now().Add(-time.Minute) }),
-		"no hold":      with(loan, func(t *relock.Ticket) { t.Hold = "" }),
-		"no ID":        with(loan, func(t *relock.Ticket) { t.ID = "" }),
-		"wrong ID":     with(loan, func(t *relock.Ticket) { t.ID = "x:y" }),
-		"no token":     with(loan, func(t *relock.Ticket) { t.Token = 0 }),
-		"no lease":     with(loan, func(t *relock.Ticket) { t.TTL = 0 }),
-		"long lease":   with(loan, func(t *relock.Ticket) { t.TTL = 2 * relock.MaxTTL }),
-		"wrong delay":  with(loan, func(t *relock.Ticket) { t.Delay = -1 }),
-		"an other use": with(loan, func(t *relock.Ticket) { t.Use = "x" }),
+		"no ticket":   {},
+		"other use":   resume,
+		"no expiry":   with(loan, func(t *relock.Ticket) { t.Expires = time.Time{} }),
+		"expired":     with(loan, func(t *relock.Ticket) { t.Expires = time.Now().Add(-time.Minute) }),
+		"no hold":     with(loan, func(t *relock.Ticket) { t.Hold = "" }),
+		"no ID":       with(loan, func(t *relock.Ticket) { t.ID = "" }),
+		"wrong ID":    with(loan, func(t *relock.Ticket) { t.ID = "x:y" }),
+		"no token":    with(loan, func(t *relock.Ticket) { t.Token = 0 }),
+		"no lease":    with(loan, func(t *relock.Ticket) { t.TTL = 0 }),
+		"long lease":  with(loan, func(t *relock.Ticket) { t.TTL = 2 * relock.MaxTTL }),
+		"wrong delay": with(loan, func(t *relock.Ticket) { t.Delay = -1 }),
+		"unknown use": with(loan, func(t *relock.Ticket) { t.Use = "x" }),
 	} {
 		_, err := there.Borrow(b.ctx, ticket)
 		require.ErrorIs(b.t, err, relock.ErrTicket, what)

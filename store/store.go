@@ -72,8 +72,8 @@ type Ask struct {
 	// Lender is the hold that lends its lock to this one, see [Lending]; empty: this hold is no
 	// loan. [Store.Release] with a count of 0 and [Store.Forget] return the loan.
 	Lender ID
-	// Lent says that the hold may have lent its lock. Release with a count of 0 and Forget free the
-	// lock when no loan is open any more, and until then recall the loans.
+	// Lent says that the hold may have lent its lock. Release with a count of 0 and Forget recall
+	// the open loans and return; the last return frees the lock. Without open loans they free it.
 	Lent bool
 }
 
@@ -341,9 +341,9 @@ type Scripts interface {
 // when each loan is returned, or the lease is over.
 type Lending interface {
 	Store
-	// Borrow begins the loan a.ID of the hold a.Lender by a ticket. The ticket may be used once, and
-	// until it expires by the clock of the server. Borrow asks a bounded number of times. The lease
-	// ends with the lease of the lender. Errors: [ErrGone], [ErrTicket], [ErrUnavailable].
+	// Borrow begins the loan a.ID of the hold a.Lender by a ticket. The ticket may be used once,
+	// and until it expires by the clock of the server. Borrow asks a bounded number of times. The
+	// lease ends with the lease of the lender. Errors: [ErrGone], [ErrTicket], [ErrUnavailable].
 	Borrow(ctx context.Context, a Ask, t Ticket) (Lease, error)
 
 	// Follow returns the rest of the lender's lease. Follow makes one attempt. Errors: [ErrGone];

@@ -2,7 +2,7 @@
 --
 -- KEYS     base, loans
 -- ARGV     old hold, its control channel, new hold, lease ms, when the ticket expires (ms, 0: never),
---          '1' if the old hold need not know: nobody may count on its lease before the new hold does
+--          '1' if the client of the old hold may still count on its lease: the new hold begins after it
 -- Returns  1 + the ms to wait for the end of the old lease; 0 the old hold is gone, or has left;
 --          -2 the ticket has expired
 -- Idempotent because a hold that has moved is found under its new name.

@@ -2,7 +2,7 @@
 --
 -- KEYS     base, loans, ticket
 -- ARGV     lender, loan, control channel of its client, when the ticket expires (ms)
--- Returns  rest of the lender's lease in ms (1 or more); 0 the lender is gone, or has left;
+-- Returns  ms for which the lender's lock is kept (1 or more); 0 the lender is gone, or has left;
 --          -1 the ticket was used; -2 the ticket has expired; -3 the lender has 1000 open loans
 -- Idempotent because an open loan stays as it is, and the ticket remembers its loan.
 return each(#KEYS / 3, function(i)

@@ -5,7 +5,8 @@
 --   base:loans       hash    lender -> the lender; recalled -> 1, once the lender has left; and for
 --                            each open loan <loan> -> <end>|<control channel of its client>. Until
 --                            the end, in ms of the server's clock, the borrower may count on the
---                            lease of the lender
+--                            lease of the lender. A control channel has the holds that their client
+--                            is to ask about, see break.lua
 --   base:loans:<id>  string  the loan that has used the ticket with that ID
 -- The lock goes on when the lender has left and no loan is open, or when its lease is over.
 
@@ -25,31 +26,31 @@ local function hasLeft(loans, lender)
   return isOf(loans, lender) and call('HEXISTS', loans, 'recalled') == 1
 end
 
--- Keeps the key of the loans for as long as the lock. Returns the rest of the lender's lease in ms,
--- at least 1.
+-- Keeps the key of the loans for a second longer than the lock: nobody may count on a loan that the
+-- key does not have. Returns the rest of the time for which the lock is kept, in ms, at least 1.
 local function rest(base, loans)
-  local left = math.max(call('PTTL', base), 1)
-  if call('PTTL', loans) < left + 1000 then
-    call('PEXPIRE', loans, left + 1000)
+  local kept = math.max(call('PTTL', base), 1)
+  if call('PTTL', loans) < kept + 1000 then
+    call('PEXPIRE', loans, kept + 1000)
   end
-  return left
+  return kept
 end
 
--- Opens a loan, or keeps it open, for the rest of the lender's lease, and returns that rest.
+-- Opens a loan, or keeps it open, for as long as the lock is kept now, and returns that time.
 local function keep(base, loans, loan, channel)
-  local left = math.max(call('PTTL', base), 1)
-  set(loans, loan, string.format('%.0f|%s', clock() + left, channel))
+  local kept = math.max(call('PTTL', base), 1)
+  set(loans, loan, string.format('%.0f|%s', clock() + kept, channel))
   return rest(base, loans)
 end
 
--- Returns the open loans as a list of loan and channel, and drops those that are over, as their
--- client is dead.
+-- Returns the open loans as a list of loan and channel, and drops those on which nobody may count any
+-- more.
 local function open(loans)
   local fields, now, found = call('HGETALL', loans), clock(), {}
   for i = 1, #fields, 2 do
     if fields[i] ~= 'lender' and fields[i] ~= 'recalled' then
       local ends, channel = string.match(fields[i + 1], '^(%d+)|(.*)$')
-      if tonumber(ends) > now then
+      if (tonumber(ends) or 0) > now then
         found[#found + 1] = {fields[i], channel}
       else
         call('HDEL', loans, fields[i])
