@@ -1,0 +1,136 @@
+package ticket
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+
+	"github.com/go-relock/relock"
+)
+
+const typePrefix = "https://pkg.go.dev/github.com/go-relock/relock/ticket#"
+
+// Types of the problems that [Verifier.Handler] sends in place of a handler's response, for clients
+// that tell them apart. The handler has not run.
+const (
+	// TypeMissing is status 400: the request has no ticket.
+	TypeMissing = typePrefix + "TypeMissing"
+
+	// TypeSignature is status 401: see [ErrSignature].
+	TypeSignature = typePrefix + "TypeSignature"
+
+	// TypeExpired is status 401: see [ErrExpired].
+	TypeExpired = typePrefix + "TypeExpired"
+
+	// TypeOther is status 403: the ticket is for another service, or for another lock than the lock
+	// of the request.
+	TypeOther = typePrefix + "TypeOther"
+
+	// TypeUsed is status 409: the store refuses the ticket. It was used before, or has expired by the
+	// clock of the store.
+	TypeUsed = typePrefix + "TypeUsed"
+
+	// TypeLost is status 409: the hold of the ticket is gone, or its lender has unlocked.
+	TypeLost = typePrefix + "TypeLost"
+
+	// TypeUnavailable is status 503: the store does not answer, or this service stops. The ticket may
+	// be used up: a lender sends a new one, and who has handed off takes the lock again.
+	TypeUnavailable = typePrefix + "TypeUnavailable"
+
+	// TypeInternal is status 500: the lock of the request, or its store, cannot be lent, see
+	// [relock.ErrInvalid].
+	TypeInternal = typePrefix + "TypeInternal"
+)
+
+// problem is a problem of RFC 9457.
+type problem struct {
+	Type   string `json:"type"`
+	Title  string `json:"title"`
+	Status int    `json:"status"`
+}
+
+// problemOf returns the problem for an error of From, Verify, Borrow and Accept.
+func problemOf(err error) problem {
+	switch {
+	case errors.Is(err, ErrMissing):
+		return problem{TypeMissing, "The request has no " + Header, http.StatusBadRequest}
+	case errors.Is(err, ErrSignature):
+		return problem{TypeSignature, "The ticket is not signed by a known issuer", http.StatusUnauthorized}
+	case errors.Is(err, ErrExpired):
+		return problem{TypeExpired, "The ticket has expired", http.StatusUnauthorized}
+	case errors.Is(err, ErrAudience), errors.Is(err, errOther):
+		return problem{TypeOther, "The ticket is for another service or lock", http.StatusForbidden}
+	case errors.Is(err, relock.ErrTicket):
+		return problem{TypeUsed, "The ticket was used, or has expired", http.StatusConflict}
+	case errors.Is(err, relock.ErrLockLost):
+		return problem{TypeLost, "The hold of the ticket is gone", http.StatusConflict}
+	case errors.Is(err, relock.ErrInvalid):
+		return problem{TypeInternal, "The ticket cannot be used here", http.StatusInternalServerError}
+	default:
+		return problem{TypeUnavailable, "The ticket could not be used", http.StatusServiceUnavailable}
+	}
+}
+
+func (p problem) write(w http.ResponseWriter) {
+	body, _ := json.Marshal(p) // strings and a number
+	w.Header().Set("Content-Type", "application/problem+json")
+	if p.Status == http.StatusUnauthorized {
+		w.Header().Set("WWW-Authenticate", Header)
+	}
+	w.WriteHeader(p.Status)
+	_, _ = w.Write(body) // the client may be gone
+}
+
+// errOther reports a ticket for another lock than the lock of the request.
+var errOther = because(relock.ErrTicket, "it is for another lock")
+
+// Handler returns a handler that runs next in the section of the request's ticket: a loan beside its
+// lender, or a hold that was handed off to this service. The context of the request that next gets
+// is the section's context. It ends when the client goes away, when the lender recalls the loan, and
+// when the lock is lost; [context.Cause] says why. When next returns, the section is unlocked.
+//
+// lockOf returns the lock of what the request is about, such as the lock of the order in its path.
+// The ticket must be for this very lock, so a ticket for one order is no use for another order. A
+// Lock is cheap to make.
+//
+// A request that is refused gets a problem of RFC 9457, see [TypeMissing] and the other types. What
+// next answers is sent as it is, also if the lock is lost meanwhile: next looks at its context, and
+// gives the token of the section to what it changes. next may hand off: then Unlock leaves the hold
+// to the next service. A job that goes on after the response needs a context of its own: use
+// [From], [Verifier.Verify] and [relock.Lock.Accept] in place of Handler.
+func (v *Verifier) Handler(lockOf func(*http.Request) *relock.Lock, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		lock := lockOf(r)
+		section, err := v.enter(r, lock)
+		if err != nil {
+			problemOf(err).write(w)
+			return
+		}
+		// A loss has ended the context of next, and is logged by the client of the lock; a release
+		// without an answer is repeated by its cleanup.
+		defer func() { _ = lock.Unlock(section) }()
+		next.ServeHTTP(w, r.WithContext(section))
+	})
+}
+
+// enter begins the section of the request's ticket.
+func (v *Verifier) enter(r *http.Request, lock *relock.Lock) (context.Context, error) {
+	signed, err := From(r.Header)
+	if err != nil {
+		return nil, err
+	}
+	t, err := v.Verify(signed)
+	switch {
+	case err != nil:
+		return nil, err
+	case lock.Err() != nil:
+		return nil, lock.Err()
+	case t.Lock != lock.Key():
+		return nil, errOther
+	case t.Use == relock.UseLoan:
+		return lock.Borrow(r.Context(), t)
+	default:
+		return lock.Accept(r.Context(), t)
+	}
+}
