@@ -33,7 +33,8 @@ const TicketLife = 5 * time.Minute
 // Ticket lets another process take part in a hold, or take the hold over. A ticket is a secret:
 // whoever has the ticket gets in. Its String shows nothing of use to a stranger. Send it over a
 // channel that nobody else reads, and with module ticket, which signs it, where its way is not
-// trusted. All fields survive encoding/json. A Ticket works once.
+// trusted. All fields survive encoding/json, if the name of the lock is in UTF-8. A Ticket works
+// once.
 type Ticket struct {
 	Use   TicketUse     `json:"use"`
 	ID    string        `json:"id"`    // of the ticket: unique
