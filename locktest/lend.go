@@ -22,6 +22,7 @@ var lendTests = []test{
 	{name: "The lock goes on with the last return", run: borrowLast, needs: Lending, also: FIFO},
 	{name: "A loan that nobody returns ends with the lease", run: borrowUnreturned, needs: Lending},
 	{name: "A loan outlives its TTL with its lender", run: borrowRenewed, needs: Lending},
+	{name: "A loan follows a lease without a watchdog", run: borrowExtended, needs: Lending},
 	{name: "A loan ends with the loss of its lender", run: borrowLost, needs: Lending, also: lose},
 	{name: "ForceUnlock of the lender ends the loan", run: borrowForced, needs: Lending, also: Watch},
 	{name: "Close of the lender leaves the loan to its lease", run: borrowClosed, needs: Lending},
@@ -171,6 +172,23 @@ func borrowRenewed(b *bench) {
 	b.unlock(l, section)
 }
 
+// borrowExtended lends shortly before the end of a lease. The lender extends the lease beyond one
+// TTL, and then beyond the end that the borrower has seen.
+func borrowExtended(b *bench) {
+	l, there := b.lock(b.one, "a", relock.WithFixedLease(b.h.TTL)), b.lock(b.other, "a")
+	section := b.enter(b.ctx, l)
+	ticket := b.lend(l, section)
+	b.pause(b.h.TTL * 3 / 4)
+	loan := b.borrow(there, ticket)
+	for _, pause := range []time.Duration{b.h.TTL, b.h.TTL * 5 / 2} {
+		require.NoError(b.t, l.Extend(section, 3*b.h.TTL))
+		b.pause(pause)
+		require.NoError(b.t, loan.Err())
+	}
+	b.unlock(there, loan)
+	b.unlock(l, section)
+}
+
 func borrowLost(b *bench) {
 	l, there := b.locks(relock.WithTTL(b.h.TTL))
 	section := b.enter(b.ctx, l)
@@ -279,18 +297,20 @@ func ticketWrong(b *bench) {
 	loan, resume := b.lend(l, section), b.sent(l.ResumeTicket(section))
 	with := func(t relock.Ticket, change func(*relock.Ticket)) relock.Ticket { change(&t); return t }
 	for what, ticket := range map[string]relock.Ticket{
-		"no ticket":   {},
-		"other use":   resume,
-		"no expiry":   with(loan, func(t *relock.Ticket) { t.Expires = time.Time{} }),
-		"expired":     with(loan, func(t *relock.Ticket) { t.Expires = time.Now().Add(-time.Minute) }),
-		"no hold":     with(loan, func(t *relock.Ticket) { t.Hold = "" }),
-		"no ID":       with(loan, func(t *relock.Ticket) { t.ID = "" }),
-		"wrong ID":    with(loan, func(t *relock.Ticket) { t.ID = "x:y" }),
-		"no token":    with(loan, func(t *relock.Ticket) { t.Token = 0 }),
-		"no lease":    with(loan, func(t *relock.Ticket) { t.TTL = 0 }),
-		"long lease":  with(loan, func(t *relock.Ticket) { t.TTL = 2 * relock.MaxTTL }),
-		"wrong delay": with(loan, func(t *relock.Ticket) { t.Delay = -1 }),
-		"unknown use": with(loan, func(t *relock.Ticket) { t.Use = "x" }),
+		"no ticket":    {},
+		"other use":    resume,
+		"no expiry":    with(loan, func(t *relock.Ticket) { t.Expires = time.Time{} }),
+		"expired":      with(loan, func(t *relock.Ticket) { t.Expires = time.Now().Add(-time.Minute) }),
+		"expired 1970": with(loan, func(t *relock.Ticket) { t.Expires = time.Unix(0, 0) }),
+		"expired 1969": with(loan, func(t *relock.Ticket) { t.Expires = time.Unix(-1, 0) }),
+		"no hold":      with(loan, func(t *relock.Ticket) { t.Hold = "" }),
+		"no ID":        with(loan, func(t *relock.Ticket) { t.ID = "" }),
+		"wrong ID":     with(loan, func(t *relock.Ticket) { t.ID = "x:y" }),
+		"no token":     with(loan, func(t *relock.Ticket) { t.Token = 0 }),
+		"no lease":     with(loan, func(t *relock.Ticket) { t.TTL = 0 }),
+		"long lease":   with(loan, func(t *relock.Ticket) { t.TTL = 2 * relock.MaxTTL }),
+		"wrong delay":  with(loan, func(t *relock.Ticket) { t.Delay = -1 }),
+		"unknown use":  with(loan, func(t *relock.Ticket) { t.Use = "x" }),
 	} {
 		_, err := there.Borrow(b.ctx, ticket)
 		require.ErrorIs(b.t, err, relock.ErrTicket, what)
