@@ -23,15 +23,16 @@ type verb int
 const (
 	none   verb = iota
 	takes       // returns a section's context
-	leaves      // Unlock
+	leaves      // Unlock, HandOff
 	runs        // runs a function in a section
 )
 
 var verbs = map[string]verb{
 	"Lock": takes, "TryLock": takes, "TryLockFor": takes, "TryLockIf": takes,
 	"RLock": takes, "TryRLock": takes, "TryRLockFor": takes,
-	"Unlock": leaves,
-	"Do":     runs, "DoFor": runs, "RDo": runs, "RDoFor": runs, "Lead": runs,
+	"Borrow": takes, "Accept": takes,
+	"Unlock": leaves, "HandOff": leaves,
+	"Do": runs, "DoFor": runs, "RDo": runs, "RDoFor": runs, "Lead": runs,
 }
 
 func verbOf(fn *types.Func) verb {

@@ -41,7 +41,10 @@
 //	defer lock.Unlock(section) // right
 //	return ship(section)
 //
-// Unlock needs the section's context.
+// HandOff ends a section as Unlock does. If HandOff fails the section goes on: unlock it then. With
+// a deferred Unlock that is done, and the Unlock after a HandOff does no harm.
+//
+// Unlock and HandOff need the section's context.
 //
 //	section, err := lock.Lock(ctx)
 //	defer lock.Unlock(ctx)     // wrong
@@ -102,5 +105,6 @@
 //   - A section's context in a field of a value that lives longer, or in a goroutine that goes on
 //     after the Unlock.
 //   - A deferred function that uses the section's context after the deferred Unlock.
+//   - A section that goes on after an error of HandOff, and work with its context after a HandOff.
 //   - A lock of another type, such as a wrapper or a fake, and a method that is called as a value.
 package relockvet

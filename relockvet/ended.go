@@ -95,7 +95,8 @@ func (u *unit) unlocksNow(s *section, n ast.Node) token.Pos {
 		case *ast.DeferStmt, *ast.GoStmt, *ast.FuncLit:
 			return false
 		case *ast.CallExpr:
-			if u.verb(n) == leaves && u.lockOf(n) == s.lock && u.variable(n.Args[0]) == s.ctx {
+			isUnlock := u.verb(n) == leaves && u.callee(n).Name() == "Unlock" // after an error of HandOff the section goes on
+			if isUnlock && u.lockOf(n) == s.lock && u.variable(n.Args[0]) == s.ctx {
 				at = n.Pos()
 			}
 		}

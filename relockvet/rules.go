@@ -46,7 +46,7 @@ func (u *unit) isProbe(s *section) bool {
 	return false
 }
 
-// checkOtherContext reports an Unlock with the context that was given to Lock, in a function that
+// checkOtherContext reports an Unlock, or a HandOff, with the context that was given to Lock, in a function that
 // does nothing else to unlock.
 func (u *unit) checkOtherContext(s *section) bool {
 	argument := u.argument(s)
@@ -58,8 +58,9 @@ func (u *unit) checkOtherContext(s *section) bool {
 		if u.verb(call) != leaves || u.lockOf(call) != s.lock || u.variable(call.Args[0]) != argument {
 			continue
 		}
-		u.pass.ReportRangef(call, "%s is the context from before the section, so this Unlock does not leave it; write %s",
-			argument.Name(), u.unlock(s, argument.Name()))
+		verb := u.callee(call).Name()
+		u.pass.ReportRangef(call, "%s is the context from before the section, so this %s does not leave it; write %s",
+			argument.Name(), verb, strings.Replace(u.unlock(s, argument.Name()), "Unlock(", verb+"(", 1))
 		return true
 	}
 	return false

@@ -26,6 +26,8 @@ func everyVerb(ctx context.Context, l *relock.Lock, rw *relock.RWLock, both *rel
 	l.TryLock(ctx)                      // want `dropped`
 	l.TryLockFor(ctx, time.Second)      // want `dropped`
 	_, _, _ = l.TryLockIf(ctx, "", nil) // want `dropped`
+	l.Borrow(ctx, relock.Ticket{})      // want `dropped`
+	l.Accept(ctx, relock.Ticket{})      // want `dropped`
 	rw.Lock(ctx)                        // want `dropped`
 	rw.RLock(ctx)                       // want `dropped`
 	rw.TryRLock(ctx)                    // want `dropped`

@@ -281,3 +281,25 @@ func oneInAnother(ctx context.Context, locks []*relock.Lock) error {
 	}
 	return run(ctx)
 }
+
+// handsOff goes on in its section if the hand-off fails.
+func handsOff(ctx context.Context, l *relock.Lock, t relock.Ticket) (relock.Ticket, error) {
+	section, err := l.Accept(ctx, t)
+	if err != nil {
+		return relock.Ticket{}, err
+	}
+	next, err := l.HandOff(section)
+	if err != nil {
+		return relock.Ticket{}, errors.Join(err, run(section), l.Unlock(section))
+	}
+	return next, nil
+}
+
+func lends(ctx context.Context, l *relock.Lock) (relock.Ticket, error) {
+	section, err := l.Lock(ctx)
+	if err != nil {
+		return relock.Ticket{}, err
+	}
+	defer l.Unlock(section)
+	return l.Lend(section)
+}

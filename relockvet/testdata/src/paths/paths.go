@@ -656,3 +656,25 @@ func notUnderstood(ctx context.Context, l *relock.Lock) error {
 }
 
 func isBusy(err error) bool { return err != nil }
+
+func borrowed(ctx context.Context, l *relock.Lock, t relock.Ticket) error {
+	section, err := l.Borrow(ctx, t) // want `write defer l.Unlock\(section\) after the check of the error$`
+	if err != nil {
+		return err
+	}
+	if err := work(section); err != nil {
+		return err
+	}
+	return l.Unlock(section)
+}
+
+func handedOff(ctx context.Context, l *relock.Lock, t relock.Ticket) (relock.Ticket, error) {
+	section, err := l.Accept(ctx, t) // want `defer l.Unlock\(section\)`
+	if err != nil {
+		return relock.Ticket{}, err
+	}
+	if err := work(section); err != nil {
+		return relock.Ticket{}, err
+	}
+	return l.HandOff(section)
+}

@@ -96,3 +96,12 @@ func apart(section, ctx context.Context, l *relock.Lock) (context.Context, error
 	}
 	return l.Lock(ctx)
 }
+
+func handsOffAnother(ctx context.Context, l *relock.Lock) (relock.Ticket, error) {
+	section, err := l.Lock(ctx)
+	if err != nil {
+		return relock.Ticket{}, err
+	}
+	work(section)
+	return l.HandOff(ctx) // want `ctx is the context from before the section, so this HandOff does not leave it; write l.HandOff\(section\)`
+}
