@@ -166,5 +166,5 @@ clean: ## Remove what builds, profiles and servers leave in the tree, and cached
 		\( -name '*.test' -o -name '*.prof' -o -name '*.out' -o -name '*.rdb' -o -name '*.aof' \
 		-o -name '*.trail' -o -path './model/pan*' \) -exec rm -f {} +
 	rm -rf model/.build interop/redisson/java/target interop/curator/java/target
-	rm -f bench/bench cmd/relock/relock examples/fencing/fencing examples/observability/observability relockvet/relockvet
+	rm -f bench/bench cmd/relock/relock examples/fencing/fencing examples/observability/observability examples/travel/travel relockvet/relockvet
 	$(GO) clean -testcache

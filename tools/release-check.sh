@@ -74,6 +74,7 @@ import (
 	relockotel "$root/otel"
 	relockprom "$root/prometheus"
 	_ "$root/sql"
+	_ "$root/ticket"
 	_ "$root/zookeeper"
 )
 
@@ -91,7 +92,7 @@ func main() {
 	fmt.Fprintln(os.Stdout, client.NewLock("orders").Held(context.Background()))
 }
 EOF
-libraries='otel prometheus etcd zookeeper sql'
+libraries='otel prometheus etcd zookeeper sql ticket'
 quietly $go get "$root@$version" $(for m in $libraries; do echo "$root/$m@$version"; done)
 quietly $go mod tidy
 quietly $go build -o "$scratch/bin/service"
