@@ -134,6 +134,7 @@ interop: ## Go and Java (Redisson, Curator) share locks: installs a JDK and Mave
 fuzz: ## Run every fuzz function for FUZZTIME
 	@GO="$(GO)" sh tools/fuzz.sh "$(FUZZTIME)"
 	@cd soak && GO="$(GO)" sh ../tools/fuzz.sh "$(FUZZTIME)"
+	@cd ticket && GO="$(GO)" sh ../tools/fuzz.sh "$(FUZZTIME)"
 
 # No limit of go test: it may be hours, and each wait in it has a limit of its own.
 soak: ## Lock at random among random faults for SOAK, and in other settings for a third of it each, and check every history (RELOCK_SEED repeats the choices)
