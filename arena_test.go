@@ -294,8 +294,8 @@ func luaSource(t testing.TB, name string) string {
 	t.Helper()
 	var text strings.Builder
 	files := []string{"lib", name}
-	if dir := filepath.Dir(name); dir != "." {
-		files = []string{"lib", filepath.Join(dir, "lib"), name}
+	if filepath.Dir(name) == "loans" {
+		files = []string{"lib", "loans/lib", name}
 	}
 	for _, file := range files {
 		b, err := os.ReadFile(filepath.Join("scripts", file+".lua"))

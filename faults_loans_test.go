@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -129,7 +130,7 @@ func TestALostReplyOfATicketIsAskedForAgainAndCountsOnce(t *testing.T) {
 func TestACommandOfATicketThatRunsTwiceDoesWhatItDoesOnce(t *testing.T) {
 	s := onShared(t).journeys("a")
 	for _, victim := range []*peer{s.p, s.other} {
-		victim.faults.On(s.script(append(ticketScripts, scriptNames...)...), redistest.Duplicate(2, redistest.First))
+		victim.faults.On(s.script(slices.Concat(ticketScripts, scriptNames)...), redistest.Duplicate(2, redistest.First))
 	}
 	s.journey()
 }
