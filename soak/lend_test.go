@@ -7,7 +7,8 @@ import (
 	"github.com/go-relock/relock"
 )
 
-// errands takes a lock that travels: the visitor lends its section to other clients, or hands it off.
+// errands takes a lock that travels: the visitor lends its section to other clients, or hands it
+// off.
 func (v *visitor) errands(ctx context.Context, cancel context.CancelFunc) {
 	l := v.peer.NewLock(errand, v.options()...)
 	s := v.enter(ctx, "errand", l, 1, nil)
