@@ -190,6 +190,7 @@ func TestNamesThatAreRefused(t *testing.T) {
 	for _, c := range []struct{ prefix, name, says string }{
 		{DefaultPrefix, "{x}:queue", `must not end in ":queue"`},
 		{DefaultPrefix, "a{x}:token", `must not end in ":token"`},
+		{DefaultPrefix, "a{x}:loans", `must not end in ":loans"`},
 		{DefaultPrefix, "{x}:rw", `must not end in ":rw"`},
 		{DefaultPrefix, "{x}:permits", `must not end in ":permits"`},
 		{DefaultPrefix, "relock:{x}:token", `must not end in ":token"`},
