@@ -39,11 +39,11 @@ var (
 	showScript  = loadScript("waits/show")
 	shownScript = loadScript("waits/shown")
 
-	borrowScript = loadScript("loans/borrow")
-	followScript = loadScript("loans/follow")
+	borrowScript = repliesTime(loadScript("loans/borrow"))
+	followScript = repliesTime(loadScript("loans/follow"))
 	returnScript = loadScript("loans/return")
 	recallScript = loadScript("loans/recall")
-	acceptScript = loadScript("loans/accept")
+	acceptScript = repliesTime(loadScript("loans/accept"))
 
 	redissonAcquireScript = loadScript("redisson/acquire")
 	redissonReleaseScript = loadScript("redisson/release")
@@ -82,6 +82,12 @@ func loadScript(name string) *wire.Script {
 	}
 	s := wire.NewScript(path.Base(name), source.String())
 	s.Again = statusAgain
+	return s
+}
+
+// repliesTime is for a script with a time as its reply, so that no number asks for another call.
+func repliesTime(s *wire.Script) *wire.Script {
+	s.Again = nil
 	return s
 }
 
