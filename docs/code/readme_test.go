@@ -53,13 +53,14 @@ func verbs(ctx context.Context, client *relock.Client, fn func(context.Context) 
 
 	token, err := lock.Token(section)              // fencing token
 	reply, err := lock.Eval(section, script, keys) // Lua that runs only while the section has the lock
+	ticket, err := lock.Lend(section)              // another process enters beside this one; HandOff: in place of it
 
 	prices := client.NewRWLock("prices")                // RLock, RDo, ...; upgrade and downgrade
 	imports := client.NewSemaphore("imports", 4)        // lets 4 in
 	both := client.NewLocks([]string{"acc:7", "acc:9"}) // all or none; also relock.All(lockA, lockB)
 	// end
-	if err == nil && (token == 0 || reply != int64(1)) {
-		panic("no token, or no reply")
+	if err == nil && (token == 0 || reply != int64(1) || ticket.Token != token) {
+		panic("no token, no reply, or no ticket")
 	}
 	for _, l := range []relock.Locker{prices.RLocker(), prices, imports, both} {
 		if err == nil {
