@@ -208,6 +208,14 @@
 // A nested call that waits for ever was most likely not given the section's context. A call that
 // waits for a hold of its own chain is logged.
 //
+// # Sections that travel
+//
+// A [Ticket] takes a section of a mutex to another process. [Lock.Lend] and [Lock.Borrow] let that
+// process in beside the lender, for as long as the lender has the lock. [Lock.HandOff] ends a
+// section, and [Lock.Accept] continues it there; the lock is not free in between. With a stored
+// ticket of [Lock.ResumeTicket] a program continues after a restart. The fencing token stays the
+// same. The module ticket signs tickets, see docs/TICKETS.md.
+//
 // # Failure handling
 //
 // Errors match one of the sentinels with [errors.Is], and their cause. An error of Redis that
