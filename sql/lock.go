@@ -52,6 +52,7 @@ const (
 
 	insertLock = `{insert} relock_locks (name, kind, arrivals, token, used) VALUES (?, ?, 0, 0, {now}){/insert}`
 	selectLock = `SELECT kind, arrivals, {now} - used FROM relock_locks WHERE name = ?{lock}`
+	touchLock  = `UPDATE relock_locks SET used = {now} WHERE name = ?`
 	updateLock = `UPDATE relock_locks SET kind = ?, arrivals = ?, used = {now} WHERE name = ?`
 	raiseToken = `UPDATE relock_locks SET token = {max}({max}(token, ?) + 1, {now}), used = {now} WHERE name = ?`
 

@@ -38,6 +38,39 @@ func lockInPostgres(ctx context.Context, url, directURL string, work func(contex
 	return err
 }
 
+func lockInTransaction(ctx context.Context, db *sql.DB, s *relocksql.Store, price int) error {
+	// page: transaction
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }()                // changes nothing after Commit
+	if err := s.LockTx(ctx, tx, "prices"); err != nil { // relock.ErrLocked: a section has it, or waits for it
+		return err
+	}
+	if _, err := tx.ExecContext(ctx, "UPDATE prices SET price = $1", price); err != nil {
+		return err
+	}
+	return tx.Commit() // the data, and the unlock
+	// end
+}
+
+func TestTheTransactionOfThePageRuns(t *testing.T) {
+	db, err := sql.Open("pgx", dbtest.Postgres(t))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, db.Close()) }()
+	require.NoError(t, relocksql.Create(t.Context(), db, relocksql.Postgres))
+	_, err = db.ExecContext(t.Context(), "CREATE TABLE prices AS SELECT 1 AS price")
+	require.NoError(t, err)
+	s, err := relocksql.New(db, relocksql.Postgres)
+	require.NoError(t, err)
+	require.NoError(t, lockInTransaction(t.Context(), db, s, 2))
+	var price int
+	require.NoError(t, db.QueryRowContext(t.Context(), "SELECT price FROM prices").Scan(&price))
+	require.Equal(t, 2, price)
+	require.NoError(t, s.Close())
+}
+
 func TestTheCodeOfThePageRuns(t *testing.T) {
 	ran := false
 	url := dbtest.Postgres(t)

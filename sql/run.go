@@ -122,10 +122,17 @@ func (s *Store) statement(ctx context.Context, text string, args ...any) (rows i
 // tx is a transaction. The transaction has its own BEGIN and COMMIT, as SQLite has to lock the
 // database at the beginning, and PostgreSQL has to set a time limit.
 type tx struct {
-	s      *Store
-	ctx    context.Context
-	conn   *sql.Conn
-	grants []row // to the waiters of any store
+	s   *Store
+	ctx context.Context
+	session
+	conn   *sql.Conn // which is the session; nil: the transaction is the caller's
+	grants []row     // to the waiters of any store
+}
+
+// session runs the statements of a transaction.
+type session interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
 // transaction makes one attempt at a transaction. A COMMIT that fails is unsure, unless the database
@@ -136,7 +143,7 @@ func (s *Store) transaction(ctx context.Context, do func(t *tx) error) error {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
-	t := &tx{s: s, ctx: ctx, conn: conn}
+	t := &tx{s: s, ctx: ctx, session: conn, conn: conn}
 	for _, begin := range s.grammar.begin {
 		if _, err := conn.ExecContext(ctx, begin); err != nil {
 			t.rollback()
@@ -174,7 +181,7 @@ func (t *tx) rollback() {
 }
 
 func (t *tx) exec(text string, args ...any) (rows int64, err error) {
-	result, err := t.conn.ExecContext(t.ctx, t.s.text(text), args...)
+	result, err := t.ExecContext(t.ctx, t.s.text(text), args...)
 	if err != nil {
 		return 0, err
 	}
@@ -183,7 +190,7 @@ func (t *tx) exec(text string, args ...any) (rows int64, err error) {
 
 // query reads rows. scan is called for each row.
 func (t *tx) query(text string, scan func(*sql.Rows) error, args ...any) error {
-	rows, err := t.conn.QueryContext(t.ctx, t.s.text(text), args...)
+	rows, err := t.QueryContext(t.ctx, t.s.text(text), args...)
 	if err != nil {
 		return err
 	}
