@@ -147,8 +147,8 @@ func (t *table) finishLocked(h *hold, end error) {
 	t.stepDownLocked(h)
 }
 
-// releaseLocked ends a hold after its last exit or its hand-off, and reports the end. The end and its
-// event are one step under the mutex, so that Close comes before both or after both.
+// releaseLocked ends a hold after its last exit or its hand-off, and reports the end. The end and
+// its event are one step under the mutex, so that Close comes before both or after both.
 func (t *table) releaseLocked(h *hold, end, err error) {
 	t.finishLocked(h, end)
 	t.endTracesLocked(h, err)

@@ -93,9 +93,9 @@ type LockedError struct {
 	// a holder of this client, as this process reckons); negative: no lease is set. The lease may
 	// be renewed.
 	TTL time.Duration
-	// Err is the end of the caller's context, which ended the wait, or [ErrQueueFull]. Err is nil if
-	// the call did not wait, or the wait of [Lock.TryLockFor] was over. If the store could not be
-	// reached at the end, Err matches [ErrUnavailable].
+	// Err is the end of the caller's context, which ended the wait, or [ErrQueueFull]. Err is nil
+	// if the call did not wait, or the wait of [Lock.TryLockFor] was over. If the store could not
+	// be reached at the end, Err matches [ErrUnavailable].
 	Err error
 }
 

@@ -41,8 +41,8 @@ func (s *nativeStore) byTicket(ctx context.Context, a store.Ask, c *wire.Call) (
 	return n, answer, unsureOf(answer, err)
 }
 
-// expiry returns the expiry of a ticket in milliseconds of the server's clock, 0 for none. An expiry
-// before 1970 is long ago, too.
+// expiry returns the expiry of a ticket in milliseconds of the server's clock, 0 for none. An
+// expiry before 1970 is long ago, too.
 func expiry(t store.Ticket) int64 {
 	if t.Expires.IsZero() {
 		return 0

@@ -127,7 +127,8 @@ func relockOver(setting string, members []int) *system {
 	}}
 }
 
-// freshRedsync makes a Mutex for each Lock: with WithFailFast the last Unlock may still read its own.
+// freshRedsync makes a Mutex for each Lock: with WithFailFast the last Unlock may still read its
+// own.
 type freshRedsync struct{ *redsyncProcess }
 
 func (p freshRedsync) handle(lock string) handle {
@@ -206,8 +207,8 @@ func (c keyClient) Close() {
 
 // Without WithFailFast, redsync waits for all members, and an Unlock waits for a silent member for
 // many seconds: faults are measured with the option only. Hand-overs are measured without it, as
-// two were inside at once with it: all tries of a Lock have the same value, so a late release of one
-// try may delete a key of the next try.
+// two were inside at once with it: all tries of a Lock have the same value, so a late release of
+// one try may delete a key of the next try.
 var (
 	quorumRelock         = relockOver(defaults, allAlive)
 	quorumDead           = relockOver(oneDead, deadFirst)

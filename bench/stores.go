@@ -53,8 +53,8 @@ const (
 	getLock      = "GET_LOCK"
 )
 
-// watched is how long a waiter has waited at its turn, at least. etcd takes up to 100 ms until a new
-// watch is as prompt as an old one.
+// watched is how long a waiter has waited at its turn, at least. etcd takes up to 100 ms until a
+// new watch is as prompt as an old one.
 const watched = 120 * time.Millisecond
 
 // slowly is ample time for a waiter to queue.
@@ -93,8 +93,8 @@ func (e *env) startStores() error {
 	return err
 }
 
-// database is a database with two stores, which all clients share by turns, as 65 clients would need
-// more connections than a server allows.
+// database is a database with two stores, which all clients share by turns, as 65 clients would
+// need more connections than a server allows.
 type database struct {
 	*sql.DB
 
@@ -433,7 +433,8 @@ func (r *report) storesBars() []bar {
 				value: worst(rings, "of_peer"), limit: 1.1, aside: s.name != etcdMutex,
 			},
 			bar{
-				// A waiter behind another waiter may look for the holder, so one waiter is another case.
+				// A waiter behind another waiter may look for the holder, so one waiter is another
+				// case.
 				name:  fmt.Sprintf("commands of a hand-over in %s, 8 to 64 waiting, the most of the fewest", s.setting),
 				value: spread(rings[min(1, len(rings)):], "commands"), limit: 1.2,
 			},

@@ -16,11 +16,11 @@ import (
 )
 
 const (
-	// limit bounds each command: a member of etcd that is silent must not hold up a call that another
-	// member can serve.
+	// limit bounds each command: a member of etcd that is silent must not hold up a call that
+	// another member can serve.
 	limit = 3 * time.Second
-	// readTries is the number of times that a command without effects is sent in that time. The etcd
-	// client sends one command after another to the members in turn.
+	// readTries is the number of times that a command without effects is sent in that time. The
+	// etcd client sends one command after another to the members in turn.
 	readTries = 3
 	// firstPause and longestPause bound the pause between two attempts.
 	firstPause, longestPause = 10 * time.Millisecond, 500 * time.Millisecond
@@ -88,8 +88,8 @@ func isRefusal(code codes.Code) bool {
 	return false
 }
 
-// patiently makes attempts until one is answered or ctx is done. unsure says that an earlier attempt
-// without an answer may have run.
+// patiently makes attempts until one is answered or ctx is done. unsure says that an earlier
+// attempt without an answer may have run.
 func patiently(ctx context.Context, attempt func() error) (unsure bool, err error) {
 	if ctx.Err() != nil {
 		return false, lifetime.Ended(ctx)

@@ -17,10 +17,10 @@
 // others wait in the order of their create revisions. The value names the hold, its count and the
 // length of its etcd lease. A key with another value belongs to another program.
 //
-// The process knows the key of each of its asks from the first command on, so a command that is sent
-// again finds its key. For an ask of another process the store reads all keys of the lock. Each
-// command that changes or deletes a key compares the create revision, so a command that runs late
-// touches no newer key of the same name.
+// The process knows the key of each of its asks from the first command on, so a command that is
+// sent again finds its key. For an ask of another process the store reads all keys of the lock.
+// Each command that changes or deletes a key compares the create revision, so a command that runs
+// late touches no newer key of the same name.
 //
 // The fencing token is the revision of etcd at which the hold had the lock: the create revision of
 // the key, or for a waiter the revision of the answer that let the waiter in.
@@ -29,10 +29,10 @@
 //
 // Each key has an etcd lease of its own, so a hold ends alone. etcd counts in seconds, and has a
 // shortest lease (2 s by default), so an etcd lease lasts as long as the lease of the hold, or
-// longer. An etcd lease whose key was released serves the next hold of the process, for two reasons.
-// A grant of a lease is a write, and the renewal of a lease is not. And etcd goes through the names
-// of deleted keys too until the next compaction, so a new name for each hold would slow down all
-// reads of the lock.
+// longer. An etcd lease whose key was released serves the next hold of the process, for two
+// reasons. A grant of a lease is a write, and the renewal of a lease is not. And etcd goes through
+// the names of deleted keys too until the next compaction, so a new name for each hold would slow
+// down all reads of the lock.
 //
 // # States
 //
@@ -83,9 +83,9 @@ func New(client *clientv3.Client, prefix string) (*Store, error) {
 	return &Store{client: client, prefix: prefix, pool: pool{holds: make(map[store.ID]hold)}}, nil
 }
 
-// Check accepts a mutex with a name without a slash: etcd's own locks of "a" would wait for the lock
-// of "a/b". Other kinds, and acknowledgements, are [errors.ErrUnsupported]: etcd has each command on
-// the disks of a majority before etcd answers.
+// Check accepts a mutex with a name without a slash: etcd's own locks of "a" would wait for the
+// lock of "a/b". Other kinds, and acknowledgements, are [errors.ErrUnsupported]: etcd has each
+// command on the disks of a majority before etcd answers.
 func (s *Store) Check(a store.Ask) (store.Ask, error) {
 	switch {
 	case a.Name == "":
@@ -153,7 +153,8 @@ func (s *Store) busy(ctx context.Context, owner stay) (*store.Busy, error) {
 	return &store.Busy{Owner: owner.id(), TTL: rest}, nil
 }
 
-// Enter implements [store.Store]. If the etcd lease is too short for l.TTL, the key gets a longer one.
+// Enter implements [store.Store]. If the etcd lease is too short for l.TTL, the key gets a longer
+// one.
 func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
 	var sent time.Time
 	unsure, err := patiently(ctx, func() error {
@@ -258,8 +259,9 @@ func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
 	return errs
 }
 
-// Token returns the token in the lease of the hold. If the lease has none, as the process has passed
-// the lock on to another call, Token draws the next revision of etcd, and makes the next revision.
+// Token returns the token in the lease of the hold. If the lease has none, as the process has
+// passed the lock on to another call, Token draws the next revision of etcd, and makes the next
+// revision.
 func (s *Store) Token(ctx context.Context, l store.Lease) (int64, error) {
 	stays, revision, err := s.read(ctx, []store.Renewal{{Lease: l}})
 	switch {

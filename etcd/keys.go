@@ -106,8 +106,8 @@ func (s *Store) get(ctx context.Context, gets ...clientv3.Op) (resp *clientv3.Tx
 // limit is 128 operations by default.
 const batchMost = 100
 
-// read returns the key of each hold, or nil for a hold that is gone, and the revision of etcd. For a
-// hold of another process, read reads all keys of the lock.
+// read returns the key of each hold, or nil for a hold that is gone, and the revision of etcd. For
+// a hold of another process, read reads all keys of the lock.
 func (s *Store) read(ctx context.Context, renewals []store.Renewal) (stays []*stay, revision int64, err error) {
 	if ctx.Err() != nil {
 		return nil, 0, lifetime.Ended(ctx)

@@ -60,8 +60,8 @@ func (p *pool) set(id store.ID, h hold) {
 	}
 }
 
-// renewed notes the etcd lease of a hold, unless the hold was dropped meanwhile: another hold may use
-// the etcd lease by then.
+// renewed notes the etcd lease of a hold, unless the hold was dropped meanwhile: another hold may
+// use the etcd lease by then.
 func (p *pool) renewed(id store.ID, l lease) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -71,8 +71,8 @@ func (p *pool) renewed(id store.ID, l lease) {
 	}
 }
 
-// exchange gives a hold another etcd lease, and returns the old one. If the hold was dropped meanwhile,
-// the old etcd lease may serve another hold.
+// exchange gives a hold another etcd lease, and returns the old one. If the hold was dropped
+// meanwhile, the old etcd lease may serve another hold.
 func (p *pool) exchange(id store.ID, l lease) (old lease, found bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -84,8 +84,8 @@ func (p *pool) exchange(id store.ID, l lease) (old lease, found bool) {
 	return old, found
 }
 
-// drop takes a hold out. The call that finds the hold there has the etcd lease of the hold: it alone
-// may give the lease back, or revoke the lease.
+// drop takes a hold out. The call that finds the hold there has the etcd lease of the hold: it
+// alone may give the lease back, or revoke the lease.
 func (p *pool) drop(id store.ID) (h hold, found bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -13,8 +13,8 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// severalTests are the promises of [relock.Locks], whether the store takes several locks in one step
-// or not, and of calls that wait for each other.
+// severalTests are the promises of [relock.Locks], whether the store takes several locks in one
+// step or not, and of calls that wait for each other.
 var severalTests = []test{
 	{name: "Several locks are taken once and in one order", run: severalOrder},
 	{name: "Several locks for reading and writing", run: severalModes, needs: Kinds},

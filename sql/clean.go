@@ -23,9 +23,10 @@ const (
 		AND NOT EXISTS (SELECT 1 FROM relock_holds WHERE relock_holds.name = relock_locks.name)`
 )
 
-// Clean deletes the rows of locks that nobody has used for more than a day, and of holds and waiters
-// that have been dead for more than a day. A Store calls Clean by itself, at most once an hour, after
-// it has made rows for 100 new names. So Clean is for databases with many names that are used once.
+// Clean deletes the rows of locks that nobody has used for more than a day, and of holds and
+// waiters that have been dead for more than a day. A Store calls Clean by itself, at most once an
+// hour, after it has made rows for 100 new names. So Clean is for databases with many names that
+// are used once.
 func (s *Store) Clean(ctx context.Context) error { return s.clean(ctx, keepNames) }
 
 func (s *Store) clean(ctx context.Context, older time.Duration) error {

@@ -33,6 +33,6 @@
 // # Wake-up
 //
 // In PostgreSQL with a [Listener], the transaction that grants a lock notifies the client of the
-// waiter. Otherwise each Store with waiters asks for its granted rows in one statement, at intervals
-// within the bounds of [WithPoll].
+// waiter. Otherwise each Store with waiters asks for its granted rows in one statement, at
+// intervals within the bounds of [WithPoll].
 package relocksql

@@ -135,8 +135,9 @@ type session interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
-// transaction makes one attempt at a transaction. A COMMIT that fails is unsure, unless the database
-// asks to try again: a server or a pooler that goes down may answer in the place of the result.
+// transaction makes one attempt at a transaction. A COMMIT that fails is unsure, unless the
+// database asks to try again: a server or a pooler that goes down may answer in the place of the
+// result.
 func (s *Store) transaction(ctx context.Context, do func(t *tx) error) error {
 	conn, err := s.db.Conn(ctx)
 	if err != nil {

@@ -70,8 +70,8 @@ func WithListener(l Listener) Option {
 
 // WithPoll bounds the interval at which a Store without a Listener asks whether its waiters have
 // been granted their locks: one statement for all waiters of the Store. The interval is shortest
-// after the arrival of a waiter and after a grant, and grows by half each time. The defaults are 5 ms
-// and 100 ms. A Store without waiters does not poll.
+// after the arrival of a waiter and after a grant, and grows by half each time. The defaults are 5
+// ms and 100 ms. A Store without waiters does not poll.
 func WithPoll(shortest, longest time.Duration) Option {
 	return func(s *Store) error {
 		if shortest < time.Millisecond || longest < shortest || longest > beat {
@@ -235,8 +235,8 @@ func all(n int, command func(i int) error) []error {
 	return errs
 }
 
-// Renew implements [store.Store]. Each renewal is one statement, and locks one row: a lock whose row
-// is held up does not hold up the other leases.
+// Renew implements [store.Store]. Each renewal is one statement, and locks one row: a lock whose
+// row is held up does not hold up the other leases.
 func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
 	return all(len(renewals), func(i int) error {
 		r := renewals[i]
@@ -336,7 +336,8 @@ func (k *lock) state() store.State {
 	return state
 }
 
-// Break implements [store.Store]. In PostgreSQL with a Listener, Break tells the client of the hold.
+// Break implements [store.Store]. In PostgreSQL with a Listener, Break tells the client of the
+// hold.
 func (s *Store) Break(ctx context.Context, a store.Ask) error {
 	return s.on(ctx, fewTries, limitOf(a.TTL), a.Name, a.ID, false, func(k *lock) error {
 		if !k.has() {

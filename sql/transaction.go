@@ -11,11 +11,11 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// LockTx takes a mutex for the rest of a transaction of the caller, in the database of the locks: the
-// data and the lock are committed, or rolled back, in one step. Nobody gets the lock meanwhile, and
-// the end of the transaction is the unlock. There is no lease, no token and nothing to renew; the
-// transaction must be short, as a call that asks for the same lock waits for its end. Call LockTx
-// first in the transaction, and several locks in one order everywhere.
+// LockTx takes a mutex for the rest of a transaction of the caller, in the database of the locks:
+// the data and the lock are committed, or rolled back, in one step. Nobody gets the lock meanwhile,
+// and the end of the transaction is the unlock. There is no lease, no token and nothing to renew;
+// the transaction must be short, as a call that asks for the same lock waits for its end. Call
+// LockTx first in the transaction, and several locks in one order everywhere.
 //
 // LockTx waits for other transactions of LockTx until ctx is done, and does not wait for sections:
 // the lock of a section, or a lock that somebody waits for, is a [*relock.LockedError]. Roll back

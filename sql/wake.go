@@ -27,7 +27,8 @@ type note struct {
 	arrival int64
 }
 
-// waiter is a call of Wait. A note that finds notes full is dropped: the waiter has a note to act on.
+// waiter is a call of Wait. A note that finds notes full is dropped: the waiter has a note to act
+// on.
 type waiter struct{ notes chan note }
 
 // watcher is one call of Watch.
@@ -63,8 +64,8 @@ func (s *Store) hear() {
 	}
 }
 
-// Watch implements [store.Watcher] in PostgreSQL with a [Listener]. Otherwise the next renewal finds
-// that a hold is gone.
+// Watch implements [store.Watcher] in PostgreSQL with a [Listener]. Otherwise the next renewal
+// finds that a hold is gone.
 func (s *Store) Watch(client string, doubt func(store.ID)) (stop func()) {
 	if s.listener == nil {
 		return func() {}

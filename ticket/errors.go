@@ -6,8 +6,8 @@ import (
 	"github.com/go-relock/relock"
 )
 
-// Errors of a signed ticket. Each matches [relock.ErrTicket]. No error text has a part of the ticket
-// or of a key.
+// Errors of a signed ticket. Each matches [relock.ErrTicket]. No error text has a part of the
+// ticket or of a key.
 var (
 	// ErrMissing reports a request without a ticket.
 	ErrMissing = fmt.Errorf("%w: there is none", relock.ErrTicket)
@@ -16,7 +16,8 @@ var (
 	// the key, the form, or a claim is wrong or missing.
 	ErrSignature = fmt.Errorf("%w: it is not signed by a known issuer", relock.ErrTicket)
 
-	// ErrExpired reports a ticket whose time is over, or has not begun, by the clock of this process.
+	// ErrExpired reports a ticket whose time is over, or has not begun, by the clock of this
+	// process.
 	ErrExpired = fmt.Errorf("%w: this is not its time", relock.ErrTicket)
 
 	// ErrAudience reports a ticket for another service.

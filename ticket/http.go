@@ -27,15 +27,15 @@ const (
 	// of the request.
 	TypeOther = typePrefix + "TypeOther"
 
-	// TypeUsed is status 409: the store refuses the ticket. It was used before, or has expired by the
-	// clock of the store.
+	// TypeUsed is status 409: the store refuses the ticket. It was used before, or has expired by
+	// the clock of the store.
 	TypeUsed = typePrefix + "TypeUsed"
 
 	// TypeLost is status 409: the hold of the ticket is gone, or its lender has unlocked.
 	TypeLost = typePrefix + "TypeLost"
 
-	// TypeUnavailable is status 503: the store does not answer, or this service stops. The ticket may
-	// be used up: a lender sends a new one, and who has handed off takes the lock again.
+	// TypeUnavailable is status 503: the store does not answer, or this service stops. The ticket
+	// may be used up: a lender sends a new one, and who has handed off takes the lock again.
 	TypeUnavailable = typePrefix + "TypeUnavailable"
 
 	// TypeInternal is status 500: the lock of the request, or its store, cannot be lent, see
@@ -85,10 +85,11 @@ func (p problem) write(w http.ResponseWriter) {
 // errOther reports a ticket for another lock than the lock of the request.
 var errOther = because(relock.ErrTicket, "it is for another lock")
 
-// Handler returns a handler that runs next in the section of the request's ticket: a loan beside its
-// lender, or a hold that was handed off to this service. The context of the request that next gets
-// is the section's context. It ends when the client goes away, when the lender recalls the loan, and
-// when the lock is lost; [context.Cause] says why. When next returns, the section is unlocked.
+// Handler returns a handler that runs next in the section of the request's ticket: a loan beside
+// its lender, or a hold that was handed off to this service. The context of the request that next
+// gets is the section's context. It ends when the client goes away, when the lender recalls the
+// loan, and when the lock is lost; [context.Cause] says why. When next returns, the section is
+// unlocked.
 //
 // lockOf returns the lock of what the request is about, such as the lock of the order in its path.
 // The ticket must be for this very lock, so a ticket for one order is no use for another order. A

@@ -36,8 +36,8 @@ func (Signed) MarshalText() ([]byte, error) {
 	return nil, errors.New("a ticket.Signed is not marshaled: send its Text")
 }
 
-// typ is the type in the header of a signed ticket, so that no other token of an issuer is taken for
-// a ticket.
+// typ is the type in the header of a signed ticket, so that no other token of an issuer is taken
+// for a ticket.
 const typ = "relock-ticket+jwt"
 
 // claims are what is signed.
@@ -76,8 +76,8 @@ func (s *Signer) String() string { return "signer " + s.issuer }
 // GoString is [Signer.String].
 func (s *Signer) GoString() string { return s.String() }
 
-// Sign signs a ticket for one service, the audience of its [Verifier]. The expiry is signed in whole
-// seconds, rounded down.
+// Sign signs a ticket for one service, the audience of its [Verifier]. The expiry is signed in
+// whole seconds, rounded down.
 //
 // A ticket of [relock.Lock.ResumeTicket] has no expiry, as it is meant for the store of the program
 // that has made it. Set [relock.Ticket.Expires] to sign one.

@@ -11,9 +11,9 @@ import (
 	"github.com/go-relock/relock"
 )
 
-// Keys are the public keys of an issuer, by the names of the keys. An issuer that changes its key has
-// two for a while: the next key is added to all verifiers, then the signers change, and when the
-// tickets of the last signer have expired, the former key goes.
+// Keys are the public keys of an issuer, by the names of the keys. An issuer that changes its key
+// has two for a while: the next key is added to all verifiers, then the signers change, and when
+// the tickets of the last signer have expired, the former key goes.
 type Keys map[string]ed25519.PublicKey
 
 // Issuers are the services whose tickets are accepted, by their names.
@@ -100,8 +100,8 @@ func NewVerifier(audience string, issuers Issuers, options ...Option) (*Verifier
 // [relock.Lock.Borrow] or [relock.Lock.Accept], according to its Use. Verify asks no store: whether
 // the ticket was used, and whether its hold is there, Borrow and Accept find out.
 //
-// Errors: [ErrMissing] for an empty text, [ErrSignature], [ErrExpired], [ErrAudience], each of which
-// matches [relock.ErrTicket].
+// Errors: [ErrMissing] for an empty text, [ErrSignature], [ErrExpired], [ErrAudience], each of
+// which matches [relock.ErrTicket].
 func (v *Verifier) Verify(s Signed) (relock.Ticket, error) {
 	if s == "" {
 		return relock.Ticket{}, ErrMissing

@@ -14,8 +14,8 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// Enter implements [store.Store]. A new count or TTL is a write. Otherwise Enter asks the leader, and
-// looks whether the node exists.
+// Enter implements [store.Store]. A new count or TTL is a write. Otherwise Enter asks the leader,
+// and looks whether the node exists.
 func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
 	err := s.patiently(ctx, func(x *session, _ bool) error {
 		entered, err := s.touch(ctx, x, store.Renewal{Lease: l, TTL: l.TTL, Count: count}, time.Time{})
@@ -27,8 +27,8 @@ func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Leas
 	return l, err
 }
 
-// touch makes the lease of a hold last, and notes the count in its node. If proof is not zero, a sync
-// that began then was answered.
+// touch makes the lease of a hold last, and notes the count in its node. If proof is not zero, a
+// sync that began then was answered.
 func (s *Store) touch(ctx context.Context, x *session, r store.Renewal, proof time.Time) (l store.Lease, err error) {
 	h, err := x.find(r.Lease.ID)
 	if err != nil {
@@ -69,8 +69,8 @@ func (s *Store) touch(ctx context.Context, x *session, r store.Renewal, proof ti
 	return l, nil
 }
 
-// write changes the note in the node of a hold. If two writes overlap, the Store does not know which
-// note the node has, and the next command writes again.
+// write changes the note in the node of a hold. If two writes overlap, the Store does not know
+// which note the node has, and the next command writes again.
 func (x *session) write(ctx context.Context, h *hold, node string, n note) error {
 	address, _ := x.address.Load().(string)
 	s := x.store
@@ -201,8 +201,8 @@ func (s *Store) Token(ctx context.Context, l store.Lease) (token int64, err erro
 	return token, err
 }
 
-// Look implements [store.Store]. A TTL is the whole lease, as ZooKeeper does not tell when a session
-// was last heard of.
+// Look implements [store.Store]. A TTL is the whole lease, as ZooKeeper does not tell when a
+// session was last heard of.
 func (s *Store) Look(ctx context.Context, a store.Ask) (state store.State, err error) {
 	err = s.once(ctx, func(x *session) error {
 		for {
@@ -278,8 +278,8 @@ type watcher struct {
 	doubt  func(store.ID)
 }
 
-// Watch implements [store.Watcher]. The Store watches the node of each hold of the client, and tells
-// of the end of the session.
+// Watch implements [store.Watcher]. The Store watches the node of each hold of the client, and
+// tells of the end of the session.
 func (s *Store) Watch(client string, doubt func(store.ID)) (stop func()) {
 	w := &watcher{prefix: client + ":", doubt: doubt}
 	s.mu.Lock()

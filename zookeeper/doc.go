@@ -12,10 +12,10 @@
 // node below the path: _c_<uuid>-lock-<10 digits>. The lowest sequence number has the lock, and
 // each waiter watches the node before its own. In a read-write lock the name has __READ__ or
 // __WRIT__ in place of lock-. A writer is in when its number is the lowest, a reader when no writer
-// has a lower number, and a reader that waits watches the last of these writers. The uuid is made from the ID of the hold, so that a
-// repeated command, and a command that runs late, find the node again. The data of a node is the
-// address of its process, as with Curator, and after a space a JSON object: the ID of the hold, the
-// count of its entries, and its lease.
+// has a lower number, and a reader that waits watches the last of these writers. The uuid is made
+// from the ID of the hold, so that a repeated command, and a command that runs late, find the node
+// again. The data of a node is the address of its process, as with Curator, and after a space a
+// JSON object: the ID of the hold, the count of its entries, and its lease.
 //
 // # Sessions and leases
 //
@@ -26,8 +26,8 @@
 // node, and a sync. The Store itself deletes the node of a hold whose lease is over. A process that
 // died leaves its nodes for the rest of the session.
 //
-// A connection that is cut is no loss: the session goes on at another server. When ZooKeeper reports
-// the end of the session, all holds are gone, and the waiters queue again in a new session.
+// A connection that is cut is no loss: the session goes on at another server. When ZooKeeper
+// reports the end of the session, all holds are gone, and the waiters queue again in a new session.
 //
 // # States of a hold
 //

@@ -78,9 +78,9 @@ func before(nodes []node, n node, writer bool) int {
 	return -1
 }
 
-// obstacle returns the index of the node that keeps the node of an ask out; -1: none. Readers with a
-// number above queued are known to be kept out by an upgrade. If two upgrades of different readers
-// wait, obstacle returns ErrDeadlock to the second one.
+// obstacle returns the index of the node that keeps the node of an ask out; -1: none. Readers with
+// a number above queued are known to be kept out by an upgrade. If two upgrades of different
+// readers wait, obstacle returns ErrDeadlock to the second one.
 func obstacle(nodes []node, own node, a store.Ask, queued string) (int, error) {
 	with, ok := around(nodes, a)
 	switch {

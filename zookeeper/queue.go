@@ -91,8 +91,8 @@ func (x *session) plan(ctx context.Context, h *hold) (node, error) {
 }
 
 // locate lists the nodes of a lock, and finds the node of the hold among them. If an answer was
-// lost, each node of the hold may be its node, and the first counts. Otherwise only the node that is
-// known counts: another one is of a session that has ended.
+// lost, each node of the hold may be its node, and the first counts. Otherwise only the node that
+// is known counts: another one is of a session that has ended.
 //
 // If the node of a mutex is the last one, or the node of a writer the only one, the number of the
 // last change is a token for the hold. This number is not smaller than the czxid of the node, and
@@ -184,8 +184,8 @@ func (x *session) replace(ctx context.Context, h *hold, p place, n node) (place,
 	return x.arrive(ctx, h)
 }
 
-// make runs a command that makes a node of the hold. If ctx ends first, the command goes on: settled
-// waits for its answer.
+// make runs a command that makes a node of the hold. If ctx ends first, the command goes on:
+// settled waits for its answer.
 func (x *session) make(ctx context.Context, h *hold, command func(data []byte) (string, error)) error {
 	n := note{ID: h.ask.ID, Count: 1, Kept: h.ask.Kept(h.ask.TTL).Milliseconds()}
 	answered := make(chan struct{})
@@ -271,8 +271,9 @@ func (x *session) lost(h *hold) {
 	h.node, h.token, h.held = "", 0, false
 }
 
-// ready says whether a hold whose node was just seen as one that is in can have its lock: its token is
-// known, or drawn on demand as that of a reader, and the leader had the session a short time ago.
+// ready says whether a hold whose node was just seen as one that is in can have its lock: its token
+// is known, or drawn on demand as that of a reader, and the leader had the session a short time
+// ago.
 func (x *session) ready(h *hold) bool {
 	x.store.mu.Lock()
 	defer x.store.mu.Unlock()
@@ -282,7 +283,8 @@ func (x *session) ready(h *hold) bool {
 // oldLocked says whether a lease from the last proof on would be near its end.
 func (x *session) oldLocked(h *hold) bool { return time.Since(x.proven) > h.ask.TTL/3 }
 
-// affirm returns the place of a hold whose node is in, unless the node itself is gone. After an old proof a sync goes first. The cost does not depend on the number of waiters.
+// affirm returns the place of a hold whose node is in, unless the node itself is gone. After an old
+// proof a sync goes first. The cost does not depend on the number of waiters.
 func (x *session) affirm(ctx context.Context, h *hold, p place) (place, error) {
 	begun := time.Now()
 	x.store.mu.Lock()

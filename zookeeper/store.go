@@ -55,11 +55,12 @@ func WithSessionTimeout(timeout time.Duration) Option {
 	return func(s *Store) { s.timeout = timeout }
 }
 
-// WithACL sets who may see and delete the nodes that the Store creates. Without the option everybody
-// may, as with Curator.
+// WithACL sets who may see and delete the nodes that the Store creates. Without the option
+// everybody may, as with Curator.
 func WithACL(acl ...zk.ACL) Option { return func(s *Store) { s.acl = acl } }
 
-// WithAuth adds a credential to the session: for digests, WithAuth("digest", []byte("user:password")).
+// WithAuth adds a credential to the session: for digests, WithAuth("digest",
+// []byte("user:password")).
 func WithAuth(scheme string, auth []byte) Option {
 	return func(s *Store) { s.credentials = append(s.credentials, credential{scheme, auth}) }
 }
@@ -107,8 +108,8 @@ func New(servers string, options ...Option) (*Store, error) {
 // longest returns the longest lease that a session keeps.
 func longest(timeout time.Duration) time.Duration { return timeout * 3 / 4 }
 
-// Check accepts mutexes and read-write locks whose names are paths. A leading slash makes no difference. The first part
-// of a path is not "zookeeper", as that belongs to the server.
+// Check accepts mutexes and read-write locks whose names are paths. A leading slash makes no
+// difference. The first part of a path is not "zookeeper", as that belongs to the server.
 func (s *Store) Check(a store.Ask) (store.Ask, error) {
 	name, err := clean(a.Name)
 	switch kept := a.Kept(a.TTL); {

@@ -223,8 +223,8 @@ func (p place) waiters() (n int) {
 // giveUpLimit bounds the time for which a call whose context is done takes back its node.
 const giveUpLimit = 500 * time.Millisecond
 
-// giveUp deletes the node of an ask that ends with err. giveUp returns err, marked with ErrUnsure if
-// a node may be left. Such a node goes at the end of the lease that was asked for.
+// giveUp deletes the node of an ask that ends with err. giveUp returns err, marked with ErrUnsure
+// if a node may be left. Such a node goes at the end of the lease that was asked for.
 func (s *Store) giveUp(ctx context.Context, h *hold, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpLimit)
 	defer cancel()

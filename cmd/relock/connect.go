@@ -131,8 +131,8 @@ func (c *connection) open() (redis.UniversalClient, error) {
 	}
 }
 
-// setDefaults sets what a URL may leave out. A person or a script waits for the answer, and has less
-// patience than a service.
+// setDefaults sets what a URL may leave out. A person or a script waits for the answer, and has
+// less patience than a service.
 func (c *connection) setDefaults(o *redis.Options) {
 	const dials = 1 // the subcommands try again, so the dialler does not
 	quiet := &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
@@ -280,8 +280,8 @@ func secretsOf(u *url.URL) []string {
 }
 
 // client makes a go-redis client, and a relock client that uses it. A quorum has no single go-redis
-// client, and another store has none: rdb is nil. closeAll closes all clients, and takes no longer than limit, so that a silent
-// server does not keep the program from ending.
+// client, and another store has none: rdb is nil. closeAll closes all clients, and takes no longer
+// than limit, so that a silent server does not keep the program from ending.
 func (a *app) client(options ...relock.Option) (rdb redis.UniversalClient, client *relock.Client, closeAll func(limit time.Duration), err error) {
 	if a.conn.hasStore() {
 		client, closeAll, err = a.conn.openStore(options)

@@ -7,8 +7,8 @@ import (
 )
 
 // glob returns the matcher of a pattern of Redis: * any text, ? any byte, [abc] [a-z] [^abc] a set,
-// \x just x. As in Redis, a pattern is about bytes, and a set that is not closed reaches to the end.
-// SCAN cannot match for relock, as a key has a name in one of two forms.
+// \x just x. As in Redis, a pattern is about bytes, and a set that is not closed reaches to the
+// end. SCAN cannot match for relock, as a key has a name in one of two forms.
 func glob(pattern string) (matches func(name string) bool) {
 	var b strings.Builder
 	b.WriteString(`(?s)\A`)
@@ -57,7 +57,8 @@ func globSet(pattern string, p int) (class string, end int) {
 	return class + "]", p
 }
 
-// latin1 returns a text with a character for each byte, as regular expressions are about characters.
+// latin1 returns a text with a character for each byte, as regular expressions are about
+// characters.
 func latin1(s string) string {
 	runes := make([]rune, len(s))
 	for i := range len(s) {

@@ -277,7 +277,8 @@ func mysqlSource(u storeURL) (driver, source string, err error) {
 	return "mysql", source, nil
 }
 
-// sqliteSource makes the source of the driver. A pragma of the URL comes after those of the command.
+// sqliteSource makes the source of the driver. A pragma of the URL comes after those of the
+// command.
 func sqliteSource(u storeURL) (driver, source string, err error) {
 	if u.Host != "" || u.User != nil || u.Path+u.Opaque == "" {
 		return "", "", usage("%s: must be sqlite:///PATH (from the root) or sqlite:PATH (from the current directory)", u.source)

@@ -1,17 +1,18 @@
 // Travel shows a saga that crosses services with its lock: signed tickets lend the section of an
 // order to the services of its steps, or hand the order on.
 //
-// A worker of the service orders has the lock of an order. It lends the section to payment, and then
-// to shipping, each with a ticket that is signed for this service, and is good once. A service takes
-// a step only in a loan for the very order of the request. So a request of a worker that has died,
-// a copied ticket, and a ticket for another order do nothing. If shipping refuses, the worker lends
-// the section again, to undo the payment. Another order is handed off to delivery, which goes on with
-// the same fencing token when the section of the worker is over.
+// A worker of the service orders has the lock of an order. It lends the section to payment, and
+// then to shipping, each with a ticket that is signed for this service, and is good once. A service
+// takes a step only in a loan for the very order of the request. So a request of a worker that has
+// died, a copied ticket, and a ticket for another order do nothing. If shipping refuses, the worker
+// lends the section again, to undo the payment. Another order is handed off to delivery, which goes
+// on with the same fencing token when the section of the worker is over.
 //
 //	go run .
 //
 // (in examples/travel, a module of its own because of the signatures) needs no server; with
-// REDIS_URL=redis://... the locks are on that server. The exit code is 1 if anything is not as told.
+// REDIS_URL=redis://... the locks are on that server. The exit code is 1 if anything is not as
+// told.
 package main
 
 import (

@@ -24,7 +24,8 @@ const (
 
 const lease = 2 * time.Second
 
-// world is all services, and what they share: the server of the locks, and the public key of orders.
+// world is all services, and what they share: the server of the locks, and the public key of
+// orders.
 type world struct {
 	options  *redis.Options
 	prefix   string

@@ -1,6 +1,6 @@
 // Package etcdtest starts etcd servers on free ports of this machine, for tests. A server keeps its
-// data in memory where the system has a directory for that, as a busy disk makes etcd wait for long.
-// The servers end with the test, and on Linux with the test binary.
+// data in memory where the system has a directory for that, as a busy disk makes etcd wait for
+// long. The servers end with the test, and on Linux with the test binary.
 package etcdtest
 
 import (
@@ -67,8 +67,8 @@ func Shared(t testing.TB) *Server {
 	return &Server{t, shared.member}
 }
 
-// Main is for TestMain, in the place of [redistest.Main], which it calls: it runs the tests and stops
-// the shared server.
+// Main is for TestMain, in the place of [redistest.Main], which it calls: it runs the tests and
+// stops the shared server.
 //
 //	func TestMain(m *testing.M) { os.Exit(etcdtest.Main(m)) }
 func Main(m *testing.M) int {
@@ -85,8 +85,8 @@ func Main(m *testing.M) int {
 	return code
 }
 
-// Start starts a cluster of n servers, which may be one, with these flags beside those that it needs.
-// They end with the test.
+// Start starts a cluster of n servers, which may be one, with these flags beside those that it
+// needs. They end with the test.
 func Start(t testing.TB, n int, flags ...string) []*Server {
 	t.Helper()
 	find(t)

@@ -32,8 +32,9 @@ func Start(cmd *exec.Cmd) (*Process, error) {
 	p := &Process{cmd: cmd, done: make(chan struct{})}
 	started := make(chan error, 1)
 	go func() {
-		// Linux sends the signal of killWithParent when the thread that started the program ends. So
-		// this goroutine keeps its thread for as long as the program runs, and ends with the thread.
+		// Linux sends the signal of killWithParent when the thread that started the program ends.
+		// So this goroutine keeps its thread for as long as the program runs, and ends with the
+		// thread.
 		runtime.LockOSThread()
 		err := cmd.Start()
 		started <- err

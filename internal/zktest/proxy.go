@@ -78,8 +78,8 @@ func (p *Proxy) Resume() {
 // LoseAnswers throws the answers of the server away until Resume. Requests pass.
 func (p *Proxy) LoseAnswers() { p.LoseAnswersAfter(0) }
 
-// LoseAnswersAfter is LoseAnswers after n answers that pass. The channel is closed when an answer is
-// lost.
+// LoseAnswersAfter is LoseAnswers after n answers that pass. The channel is closed when an answer
+// is lost.
 func (p *Proxy) LoseAnswersAfter(n int) (lost <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

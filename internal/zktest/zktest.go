@@ -40,8 +40,8 @@ type Server struct {
 	proc *process.Process // nil before the first start
 }
 
-// Start starts a server alone. Its sessions may be as short as two ticks of 200 ms, and as long as an
-// hour, and it deletes empty containers after a second. Lines add to its configuration.
+// Start starts a server alone. Its sessions may be as short as two ticks of 200 ms, and as long as
+// an hour, and it deletes empty containers after a second. Lines add to its configuration.
 func Start(t testing.TB, lines ...string) *Server {
 	t.Helper()
 	s := newServer(t, freePorts(t, 1)[0], "ZooKeeperServerMain", lines)
