@@ -297,6 +297,11 @@ func acksAsked(b *bench) {
 }
 
 func lacksRefused(b *bench) {
+	if !b.promises(AnyName) {
+		for _, name := range []string{"a:b", "A"} {
+			b.requireKinds(b.one.NewLock(name).Err(), relock.ErrInvalid)
+		}
+	}
 	if !b.promises(LocalPass) {
 		b.requireKinds(b.one.NewLock("a", relock.WithLocalPass(0, 0)).Err(), relock.ErrInvalid)
 	}

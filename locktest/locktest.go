@@ -31,6 +31,7 @@ type Promise string
 const (
 	FIFO      Promise = "FIFO"      // the longest waiter is served, and State counts the waiters
 	Names     Promise = "Names"     // State and refusals name the holder
+	AnyName   Promise = "AnyName"   // names with colons and capitals; without the promise, NewLock refuses them
 	Rest      Promise = "Rest"      // State tells the rest of a lease; without the promise, the whole lease
 	Tokens    Promise = "Tokens"    // Token draws; without the promise it is errors.ErrUnsupported
 	LocalPass Promise = "LocalPass" // WithLocalPass; without the promise, NewLock refuses it
