@@ -1,0 +1,258 @@
+package relockk8s
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+	coordination "k8s.io/client-go/kubernetes/typed/coordination/v1"
+
+	"github.com/go-relock/relock/internal/lifetime"
+	"github.com/go-relock/relock/store"
+)
+
+// changes is how often a command starts anew because another client has changed the Lease meanwhile.
+const changes = 5
+
+// Store keeps locks in the Leases of a namespace. A Store is a store of mutexes whose waiters race.
+// The zero Store is of no use, see [New].
+type Store struct {
+	leases coordination.LeaseInterface
+
+	mu    sync.Mutex
+	views map[string]*view // the last version of each Lease that the process has read
+	most  int              // the number of views at which to look for those that are over
+}
+
+var (
+	_ store.Racing  = (*Store)(nil)
+	_ store.Watcher = (*Store)(nil)
+)
+
+// New makes a Store on the Leases of a namespace. New talks to nobody. The rate limit of client-go,
+// 5 commands a second by default, holds up locks too: see QPS and Burst in rest.Config.
+func New(leases coordination.LeaseInterface) (*Store, error) {
+	if leases == nil {
+		return nil, errors.New("the interface of the Leases is nil")
+	}
+	return &Store{leases: leases, views: make(map[string]*view)}, nil
+}
+
+// Races says that waiters race: whoever asks first has a free lock.
+func (s *Store) Races() bool { return true }
+
+// Check accepts a mutex with the name of an object: at most 253 small letters, digits, '-' and '.',
+// and each part between dots begins and ends with a letter or digit. Other kinds, and
+// acknowledgements, are [errors.ErrUnsupported]: a majority of etcd has each write on disk before
+// the API server answers.
+func (s *Store) Check(a store.Ask) (store.Ask, error) {
+	switch {
+	case len(validation.IsDNS1123Subdomain(a.Name)) > 0:
+		return a, fmt.Errorf("the lock name %q is no name of an object: %s", a.Name,
+			strings.Join(validation.IsDNS1123Subdomain(a.Name), "; "))
+	case a.Kind != store.Mutex || a.Limit != 1:
+		return a, fmt.Errorf("%w: a lock in Kubernetes is a mutex, and not %s for %d", errors.ErrUnsupported, a.Kind, a.Limit)
+	case a.Acks != store.Acks{}:
+		return a, fmt.Errorf("%w: a majority of etcd has each hold on disk anyway", errors.ErrUnsupported)
+	}
+	return a, nil
+}
+
+// Try implements [store.Store].
+func (s *Store) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+	if ctx.Err() != nil {
+		return store.Lease{}, lifetime.Ended(ctx)
+	}
+	l, _, err := s.take(ctx, a)
+	return l, err
+}
+
+// take gives the lock to a hold. If another hold has the lock, take returns that view and a refusal.
+func (s *Store) take(ctx context.Context, a store.Ask) (l store.Lease, v *view, err error) {
+	l = store.Lease{Ask: a}
+	next := record{ID: a.ID, TTL: millis(a.Kept(a.TTL)), Count: 1}
+	for range changes {
+		l.Sent, l.Unsure = time.Now(), false
+		v, err = s.create(ctx, a.Name, next)
+		if errors.Is(err, errChanged) {
+			v, err = s.get(ctx, a.Name)
+			switch {
+			case err == nil && v == nil: // deleted meanwhile
+				continue
+			case err == nil && v.held() && v.owner() != a.ID:
+				return store.Lease{}, v, &store.Busy{Owner: v.owner(), TTL: v.rest()}
+			case err == nil:
+				l.Sent, l.Unsure = time.Now(), v.owner() == a.ID
+				v, err = s.update(ctx, v, v.again(next))
+			}
+		}
+		switch {
+		case err == nil:
+			l.Token = v.token()
+			return l, v, nil
+		case !errors.Is(err, errChanged):
+			return store.Lease{}, nil, err
+		}
+	}
+	return store.Lease{}, nil, tooBusy()
+}
+
+// tooBusy is the error of a command that has met a new version of the Lease each time.
+func tooBusy() error {
+	return store.Unavailable(fmt.Errorf("the Lease has changed during each of %d attempts", changes))
+}
+
+// Enter implements [store.Store].
+func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
+	var sent time.Time
+	err := patiently(ctx, func() (err error) {
+		sent, err = s.keep(ctx, store.Renewal{Lease: l, TTL: l.TTL, Count: count})
+		return err
+	})
+	if errors.Is(err, store.ErrGone) {
+		err = store.ErrGone // an earlier attempt has changed nothing that is left
+	}
+	if err != nil {
+		return store.Lease{}, err
+	}
+	if l.TTL > 0 {
+		l.Sent = sent
+	}
+	return l, nil
+}
+
+// keep sets the count of a hold, and makes its lease last for the TTL of the renewal from sent on.
+// keep makes one attempt. A hold whose lease is over is gone, and keep deletes its Lease.
+func (s *Store) keep(ctx context.Context, r store.Renewal) (sent time.Time, err error) {
+	err = s.change(ctx, r.Lease.Ask, func(v *view) error {
+		if !v.held() {
+			return cmp.Or(s.remove(ctx, v), store.ErrGone)
+		}
+		sent = time.Now()
+		_, err := s.update(ctx, v, record{
+			ID: r.Lease.ID, TTL: max(millis(r.Lease.Kept(r.TTL)), millis(v.rest())), Count: r.Count, Token: v.token(),
+		})
+		return err
+	})
+	return sent, err
+}
+
+// change runs a command on the Lease of a hold, and again if the Lease has changed meanwhile. The
+// first command is on the version that the process knows, if the hold has the lock there.
+func (s *Store) change(ctx context.Context, a store.Ask, command func(*view) error) (err error) {
+	if ctx.Err() != nil {
+		return lifetime.Ended(ctx)
+	}
+	v := s.known(a.Name)
+	for range changes {
+		if v == nil || v.owner() != a.ID || !v.held() {
+			if v, err = s.get(ctx, a.Name); err != nil {
+				return err
+			}
+		}
+		if v == nil || v.owner() != a.ID {
+			return store.ErrGone
+		}
+		if err = command(v); !errors.Is(err, errChanged) {
+			return err
+		}
+		v = nil
+	}
+	return tooBusy()
+}
+
+// Release implements [store.Store]. A release with a count of 0 deletes the Lease.
+func (s *Store) Release(ctx context.Context, l store.Lease, count int) error {
+	if count > 0 {
+		_, err := s.Enter(ctx, l, count)
+		return err
+	}
+	return patiently(ctx, func() error { return s.Break(ctx, l.Ask) })
+}
+
+// Break implements [store.Store]. Break deletes the Lease of a hold, also of a holder of another
+// program. A hold whose lease is over is there until another hold has the lock.
+func (s *Store) Break(ctx context.Context, a store.Ask) error {
+	return s.change(ctx, a, func(v *view) error { return s.remove(ctx, v) })
+}
+
+// Forget implements [store.Store]. A command that was sent before, and comes later yet, can take the
+// lock for one lease.
+func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
+	return parallel(len(asks), func(i int) error {
+		if err := s.Break(ctx, asks[i]); !errors.Is(err, store.ErrGone) {
+			return err
+		}
+		return nil
+	})
+}
+
+// Renew implements [store.Store]. A renewal is one update.
+func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
+	return parallel(len(renewals), func(i int) error {
+		_, err := s.keep(ctx, renewals[i])
+		return err
+	})
+}
+
+// Token returns the token in the lease of the hold.
+func (s *Store) Token(ctx context.Context, l store.Lease) (int64, error) {
+	v, err := s.look(ctx, l.Ask)
+	switch {
+	case err != nil:
+		return 0, err
+	case v == nil || v.owner() != l.ID:
+		return 0, store.ErrGone
+	}
+	return v.token(), nil
+}
+
+// Look implements [store.Store]. The rest of a lease counts from the first look of the process at
+// the Lease since its last renewal. The owner of a Lease of another program is
+// "kubernetes:<holderIdentity>:0".
+func (s *Store) Look(ctx context.Context, a store.Ask) (store.State, error) {
+	v, err := s.look(ctx, a)
+	if err != nil || v == nil {
+		return store.State{}, err
+	}
+	return store.State{Owner: v.owner(), Count: max(v.Count, 1), TTL: v.rest(), Limit: 1, Token: v.token()}, nil
+}
+
+// look reads the Lease, and returns nil if nobody has the lock.
+func (s *Store) look(ctx context.Context, a store.Ask) (*view, error) {
+	if ctx.Err() != nil {
+		return nil, lifetime.Ended(ctx)
+	}
+	v, err := s.get(ctx, a.Name)
+	if err != nil || v == nil || !v.held() {
+		return nil, err
+	}
+	return v, nil
+}
+
+// Close does nothing: the Store has no connection of its own, and its goroutines end with the calls
+// and watches that they serve.
+func (s *Store) Close() error { return nil }
+
+// parallel calls f with each number below n, a bounded number of calls at a time, and returns the
+// errors in order.
+func parallel(n int, f func(i int) error) []error {
+	const most = 16
+	errs := make([]error, n)
+	var group sync.WaitGroup
+	free := make(chan struct{}, most)
+	for i := range n {
+		free <- struct{}{}
+		group.Go(func() {
+			defer func() { <-free }()
+			errs[i] = f(i)
+		})
+	}
+	group.Wait()
+	return errs
+}
