@@ -26,8 +26,9 @@ export GOWORK := off
 # Expanded when used, so that a new module is found without naming it here.
 MODULES = $(shell find . \( -path './.*' -o -path ./tools -o -name testdata -o -name vendor \) -prune \
 	-o -name go.mod ! -path ./go.mod -print | sed 's,/go\.mod$$,,' | sort)
-# Those that make test runs. interop/ needs Java and has make interop; its Go code is checked with the rest.
-TESTED = $(filter-out ./interop/%,$(MODULES))
+# Those that make test runs. interop/ needs Java and has make interop, kubernetes/ builds an API server and has make kubernetes.
+# The Go code of both is checked with the rest.
+TESTED = $(filter-out ./interop/% ./kubernetes,$(MODULES))
 
 # Not for the race detector: modernc.org/sqlite is C in the form of Go, and would be eight times slower;
 # go-zookeeper/zk 1.0.4 has a race of its own when it connects again (sendSetWatches reads lastZxid).
@@ -37,7 +38,7 @@ LINT   = $(GO) tool -modfile="$(CURDIR)/tools/go.mod" golangci-lint
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test deps fmt fmt-check tidy-check vet lint unit topology modules each examples release-check release man interop fuzz soak model tla pictures snippets bench gobench bench-check clean
+.PHONY: help test deps fmt fmt-check tidy-check vet lint unit topology modules each examples release-check release man interop kubernetes fuzz soak model tla pictures snippets bench gobench bench-check clean
 
 help: ## Show this list
 	@echo 'Usage: make TARGET [NAME=value ...]'
@@ -87,7 +88,7 @@ unit: ## Tests of the root module with the race detector
 		"$(GOTEST) -skip '^(Example|Fuzz|Test[A-HP-Z])' ." "$(GOTEST) -skip '^(Example|Fuzz|Test[A-O])' ."
 
 # Some of them mostly wait, beside the others. They are built before, as that would be in its way.
-modules: ## Tests of the nested modules with the race detector, but those that need Java
+modules: ## Tests of the nested modules with the race detector, but interop/ and kubernetes/
 	@for m in $(TESTED); do \
 		echo "build $$m"; (cd "$$m" && $(GOTEST) -run '^$$' ./... >/dev/null) || exit 1; \
 	done
@@ -130,6 +131,10 @@ interop: ## Go and Java (Redisson, Curator) share locks: installs a JDK and Mave
 	@# Most of its tests wait for leases, and do it together.
 	cd interop/redisson && $(GOTEST) -parallel 16 ./...
 	cd interop/curator && $(GOTEST) ./...
+
+kubernetes: ## Locks in Leases of a real API server, which it builds from Go modules: minutes at first (not part of test; vet and lint are)
+	@sh tools/install-deps.sh
+	cd kubernetes && $(GOTEST) ./...
 
 fuzz: ## Run every fuzz function for FUZZTIME
 	@GO="$(GO)" sh tools/fuzz.sh "$(FUZZTIME)"

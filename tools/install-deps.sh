@@ -9,7 +9,7 @@
 #   PostgreSQL, MariaDB (server and client)   the tests of fence/ start their own servers on free ports
 #   ZooKeeper, with a Java that runs it       the tests of zookeeper/ start their own servers on free ports
 #   pgbouncer                                 the tests of sql/ put it before PostgreSQL
-#   etcd                                      the tests of etcd/ start their own servers on free ports
+#   etcd                                      the tests of etcd/ and kubernetes/ start their own servers on free ports
 # and, if its argument is java, what make interop needs:
 #   mvn, and the JDK that mvn finds           the Java side of interop/redisson
 # Set RELOCK_NO_INSTALL=1 to be told what is missing instead.

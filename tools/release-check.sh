@@ -71,6 +71,7 @@ import (
 
 	"$root"
 	_ "$root/etcd"
+	_ "$root/kubernetes"
 	relockotel "$root/otel"
 	relockprom "$root/prometheus"
 	_ "$root/sql"
@@ -92,7 +93,7 @@ func main() {
 	fmt.Fprintln(os.Stdout, client.NewLock("orders").Held(context.Background()))
 }
 EOF
-libraries='otel prometheus etcd zookeeper sql ticket'
+libraries='otel prometheus etcd zookeeper sql ticket kubernetes'
 quietly $go get "$root@$version" $(for m in $libraries; do echo "$root/$m@$version"; done)
 quietly $go mod tidy
 quietly $go build -o "$scratch/bin/service"

@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 version=${1:-}
 go=${GO:-go}
 root=$($go list -m)
-libraries='otel prometheus etcd zookeeper sql ticket'
+libraries='otel prometheus etcd zookeeper sql ticket kubernetes'
 commands='cmd/relock relockvet'
 
 fail() {
