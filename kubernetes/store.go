@@ -85,7 +85,7 @@ func (s *Store) take(ctx context.Context, a store.Ask) (l store.Lease, v *view, 
 			case err == nil && v == nil: // deleted meanwhile
 				continue
 			case err == nil && v.held() && v.owner() != a.ID:
-				return store.Lease{}, v, &store.Busy{Owner: v.owner(), TTL: v.rest()}
+				return store.Lease{}, v, &store.Busy{Owner: v.owner(), TTL: max(v.rest(), time.Millisecond)}
 			case err == nil:
 				l.Sent, l.Unsure = time.Now(), v.owner() == a.ID
 				v, err = s.update(ctx, v, v.again(next))
@@ -220,7 +220,7 @@ func (s *Store) Look(ctx context.Context, a store.Ask) (store.State, error) {
 	if err != nil || v == nil {
 		return store.State{}, err
 	}
-	return store.State{Owner: v.owner(), Count: max(v.Count, 1), TTL: v.rest(), Limit: 1, Token: v.token()}, nil
+	return store.State{Owner: v.owner(), Count: max(v.Count, 1), TTL: max(v.rest(), time.Millisecond), Limit: 1, Token: v.token()}, nil
 }
 
 // look reads the Lease, and returns nil if nobody has the lock.
