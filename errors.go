@@ -67,8 +67,8 @@ var (
 	// caller holds nothing new, and should leave the sections around the call, if there are any.
 	ErrDeadlock = store.ErrDeadlock
 
-	// ErrTicket reports a [Ticket] that cannot be used: it was used before, has expired, or is for
-	// another lock or another use. Nothing was changed.
+	// ErrTicket reports a [Ticket] that cannot be used: it was used before, has expired, is for
+	// another lock or another use, or its lender has too many open loans. Nothing was changed.
 	ErrTicket = store.ErrTicket
 
 	// ErrRecalled is the cause of the context of a borrowed section whose lender has unlocked the

@@ -65,7 +65,8 @@ func (t Ticket) LogValue() slog.Value { return slog.StringValue(t.String()) }
 // the cause [ErrRecalled]. Unlock does not wait for them. The lock goes on to the next waiter when
 // each loan is returned by its Unlock, or the lease has run out.
 //
-// Errors: [ErrInvalid] together with [errors.ErrUnsupported] for a store that cannot lend (only
+// A lender has 1,000 open loans at most: the next Borrow is [ErrTicket]. Errors: [ErrInvalid]
+// together with [errors.ErrUnsupported] for a store that cannot lend (only
 // relock's own layout in Redis and package mem can), and for a lock that is no mutex; ErrInvalid
 // inside a borrowed section; and the errors of Token. The section goes on, unless its lock was
 // lost.
@@ -218,7 +219,7 @@ func (l *Lock) Borrow(ctx context.Context, t Ticket) (context.Context, error) {
 
 // Accept continues a hold of which [Lock.HandOff] or [Lock.ResumeTicket] has made the ticket, in a
 // new section: the lock is not free in between, and the fencing token is the same. The section has
-// the options of this Lock. All else is as for [Lock.TryLock].
+// the options of this Lock. Accept waits for no other hold.
 //
 // With a ticket of HandOff the section begins at once. With a ticket of ResumeTicket the former
 // process may run and know nothing: Accept takes the lock from it, and begins after the end of the

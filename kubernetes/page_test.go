@@ -14,6 +14,7 @@ import (
 
 func lockInKubernetes(ctx context.Context, config *rest.Config, namespace string, work func(context.Context) error) error {
 	// page: open
+	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = 200, 400 // of this client: 5 and 10 would hold up locks
 	clients, err := kubernetes.NewForConfig(config)
 	if err != nil {

@@ -38,7 +38,7 @@ func lockInPostgres(ctx context.Context, url, directURL string, work func(contex
 	return err
 }
 
-func lockInTransaction(ctx context.Context, db *sql.DB, s *relocksql.Store, price int) error {
+func lockInTransaction(ctx context.Context, db *sql.DB, s *relocksql.Store, id, price int) error {
 	// page: transaction
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
@@ -48,7 +48,7 @@ func lockInTransaction(ctx context.Context, db *sql.DB, s *relocksql.Store, pric
 	if err := s.LockTx(ctx, tx, "prices"); err != nil { // relock.ErrLocked: a section has it, or waits for it
 		return err
 	}
-	if _, err := tx.ExecContext(ctx, "UPDATE prices SET price = $1", price); err != nil {
+	if _, err := tx.ExecContext(ctx, "UPDATE prices SET price = $1 WHERE id = $2", price, id); err != nil {
 		return err
 	}
 	return tx.Commit() // the data, and the unlock
@@ -60,11 +60,11 @@ func TestTheTransactionOfThePageRuns(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, db.Close()) }()
 	require.NoError(t, relocksql.Create(t.Context(), db, relocksql.Postgres))
-	_, err = db.ExecContext(t.Context(), "CREATE TABLE prices AS SELECT 1 AS price")
+	_, err = db.ExecContext(t.Context(), "CREATE TABLE prices AS SELECT 7 AS id, 1 AS price")
 	require.NoError(t, err)
 	s, err := relocksql.New(db, relocksql.Postgres)
 	require.NoError(t, err)
-	require.NoError(t, lockInTransaction(t.Context(), db, s, 2))
+	require.NoError(t, lockInTransaction(t.Context(), db, s, 7, 2))
 	var price int
 	require.NoError(t, db.QueryRowContext(t.Context(), "SELECT price FROM prices").Scan(&price))
 	require.Equal(t, 2, price)

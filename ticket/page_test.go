@@ -118,7 +118,7 @@ func begin(ctx context.Context, lock *relock.Lock, signer *ticket.Signer, order 
 	if err != nil {
 		return message{}, err
 	}
-	defer lock.Unlock(section) // if anything fails; after the hand-off it changes nothing
+	defer lock.Unlock(section) // if anything fails; after the hand-off it returns ErrHandedOff
 	if err := pack(section); err != nil {
 		return message{}, err
 	}
@@ -140,10 +140,13 @@ func finish(ctx context.Context, locks *relock.Client, verifier *ticket.Verifier
 		return err
 	}
 	lock := locks.NewLock("orders:" + m.Order)
+	if t.Lock != lock.Key() || t.Use != relock.UseHandOff { // the message itself is not signed
+		return fmt.Errorf("order %s came with a %s", m.Order, t)
+	}
 	section, err := lock.Accept(ctx, t)
 	switch {
 	case errors.Is(err, relock.ErrLockLost), errors.Is(err, relock.ErrTicket): // the message was late, or came twice
-		section, err = lock.Lock(ctx) // with a token of its own: look at what is done already
+		section, err = lock.Lock(ctx) // with a token of its own; package once knows what is done already
 	}
 	if err != nil {
 		return err
