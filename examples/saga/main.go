@@ -7,7 +7,8 @@
 //   - A refusal is stored (once.Permanent), and starts the compensations of the steps before.
 //   - A worker that follows a dead one is told that a step may have happened (Attempt.Interrupted),
 //     and asks the service.
-//   - A lock lets one worker at a time work on an order, so the others do not send what it sends.
+//   - A lock lets one worker at a time work on an order, so the others do not send what it sends. A
+//     worker that is shut down hands its order on, with the lock (HandOff).
 //
 // The command
 //
@@ -35,6 +36,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/examples/internal/stage"
 )
 
@@ -64,6 +66,7 @@ type scenario struct {
 	refuses string // the service that refuses the order
 	loses   string // the service whose answer is lost
 	diesAt  string // where the first worker dies
+	stops   string // the service after whose step the first worker is shut down
 }
 
 func (s scenario) String() string {
@@ -76,6 +79,9 @@ func (s scenario) String() string {
 	}
 	if s.diesAt != "" {
 		parts = append(parts, "the worker dies "+s.diesAt)
+	}
+	if s.stops != "" {
+		parts = append(parts, "the worker is shut down after "+s.stops)
 	}
 	if parts == nil {
 		return "nothing goes wrong"
@@ -90,6 +96,7 @@ func scenarios() []scenario {
 		all = append(all, scenario{refuses: name}, scenario{loses: name},
 			scenario{diesAt: "before " + name + " do"}, scenario{diesAt: "after " + name + " do"})
 	}
+	all = append(all, scenario{stops: names[0]}, scenario{stops: names[1], refuses: names[2]})
 	for _, name := range names[:2] {
 		all = append(all, scenario{refuses: names[2], diesAt: "before " + name + " undo"},
 			scenario{refuses: names[2], diesAt: "after " + name + " undo"})
@@ -132,7 +139,7 @@ func (d *demo) tell(ctx context.Context, out io.Writer) error {
 		if errs[i] != nil {
 			return fmt.Errorf("%s: %w", s, errs[i])
 		}
-		fmt.Fprintf(out, "%-54s%s\n", s, lines[i])
+		fmt.Fprintf(out, "%-57s%s\n", s, lines[i])
 	}
 	return nil
 }
@@ -146,7 +153,14 @@ func (d *demo) play(ctx context.Context, order string, s scenario) (line string,
 		service.loses[order] = service.name == s.loses
 		service.mu.Unlock()
 	}
-	ends := []end{d.deliver(ctx, order, s.diesAt)}
+	first := &worker{diesAt: s.diesAt, stops: s.stops}
+	ends := []end{d.deliver(ctx, order, first, nil)}
+	if s.stops != "" {
+		if ends[0].next == nil {
+			return "", errors.New("the worker that was shut down has handed nothing on")
+		}
+		ends[0] = d.deliver(ctx, order, &worker{}, ends[0].next)
+	}
 	if s.diesAt != "" {
 		if ends[0].alive {
 			return "", errors.New("the worker has not died")
@@ -154,7 +168,7 @@ func (d *demo) play(ctx context.Context, order string, s scenario) (line string,
 		ends = make([]end, 2)
 		var wg sync.WaitGroup
 		for i := range ends {
-			wg.Go(func() { ends[i] = d.deliver(ctx, order, "") })
+			wg.Go(func() { ends[i] = d.deliver(ctx, order, &worker{}, nil) })
 		}
 		wg.Wait()
 	}
@@ -170,23 +184,25 @@ func (d *demo) play(ctx context.Context, order string, s scenario) (line string,
 // end is how a worker ended: it is not alive if it died.
 type end struct {
 	alive, all bool
+	next       *relock.Ticket // for the next worker, of one that was shut down
 	err        error
 }
 
-// deliver has a new worker process an order, again and again until the order has ended.
-func (d *demo) deliver(ctx context.Context, order, diesAt string) (e end) {
+// deliver has a new worker, which ends as like does, process an order, again and again until the
+// order has ended. With a ticket it continues what another worker has begun.
+func (d *demo) deliver(ctx context.Context, order string, like *worker, t *relock.Ticket) (e end) {
 	w, err := newWorker(d.options, d.prefix, d.services)
 	if err != nil {
 		return end{err: err}
 	}
-	w.diesAt, w.asked = diesAt, d.note
+	w.diesAt, w.stops, w.asked = like.diesAt, like.stops, d.note
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
 		for {
-			all, err := w.process(ctx, order)
+			all, next, err := w.process(ctx, order, t)
 			if err == nil || ctx.Err() != nil {
-				e = end{alive: true, all: all, err: err}
+				e = end{alive: true, all: all, next: next, err: err}
 				return
 			}
 			time.Sleep(20 * time.Millisecond)

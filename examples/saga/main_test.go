@@ -27,6 +27,8 @@ func TestEveryScenarioOnAServer(t *testing.T) {
 	require.Equal(t, 1+len(scenarios()), strings.Count(out.String(), "\n"), "%s", &out)
 	require.Regexp(t, `dies before payment do +all three have happened; the next worker asks: payment do has not arrived`, out.String())
 	require.Regexp(t, `dies after payment do +all three have happened; the next worker asks: payment do is done`, out.String())
+	require.Regexp(t, `the worker is shut down after stock +all three have happened`, out.String())
+	require.Regexp(t, `shipping refuses, the worker is shut down after payment +none remains`, out.String())
 	require.Regexp(t, `shipping refuses, .* after payment undo +none remains; the next worker asks: payment undo is done`, out.String())
 }
 
@@ -64,14 +66,14 @@ func TestWorkersThatDieAtRandomLeaveAllOrNothing(t *testing.T) {
 		refuser.refuses[order] = isRefused
 		refuser.mu.Unlock()
 		for range 3 {
-			wg.Go(func() { d.deliver(ctx, order, points[rand.IntN(len(points))]) })
+			wg.Go(func() { d.deliver(ctx, order, &worker{diesAt: points[rand.IntN(len(points))]}, nil) })
 		}
 	}
 	wg.Wait()
 	for i := range 20 {
 		wg.Go(func() {
 			order, isRefused := fmt.Sprintf("order%d", i), i%2 == 0
-			e := d.deliver(ctx, order, "")
+			e := d.deliver(ctx, order, &worker{}, nil)
 			if _, err := d.judge(order, !isRefused, false); e.err != nil || e.all == isRefused || err != nil {
 				t.Errorf("%s, refused %t: %+v, %v", order, isRefused, e, err)
 			}

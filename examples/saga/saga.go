@@ -30,6 +30,7 @@ type worker struct {
 	once     *once.Once
 	services []*service // in the order of the steps
 
+	stops  string                       // the service after whose step the worker is shut down; empty: none
 	diesAt string                       // for the demonstration, see reach
 	asked  func(key string, status int) // gets the answer about an interrupted attempt
 }
@@ -62,22 +63,48 @@ func (w *worker) close() error {
 // The lock has one worker at a time on an order. Here all that decides is stored under a key, so two
 // workers would take the same steps, and the lock spares them that. The lock becomes necessary
 // when the saga decides by something that is not stored: the time, or a customer who cancels.
-func (w *worker) process(ctx context.Context, order string) (all bool, err error) {
-	err = w.locks.NewLock("saga:"+order).Do(ctx, func(ctx context.Context) error {
-		for i, s := range w.services {
-			err := w.step(ctx, s, order, do)
-			var refused *once.FailedError
-			if errors.As(err, &refused) {
-				return w.compensate(ctx, order, w.services[:i])
-			}
-			if err != nil {
-				return fmt.Errorf("%s: %w", s.name, err)
-			}
+//
+// A worker that is shut down hands the order on: process returns a ticket, and the next worker
+// continues with the ticket. The lock is not free in between, so nobody who waits for the order gets
+// in. A ticket that comes too late is no harm: the worker takes the lock as any other.
+func (w *worker) process(ctx context.Context, order string, t *relock.Ticket) (all bool, next *relock.Ticket, err error) {
+	lock := w.locks.NewLock("saga:" + order)
+	section, err := enter(ctx, lock, t)
+	if err != nil {
+		return false, nil, err
+	}
+	defer func() {
+		if unlocked := lock.Unlock(section); !errors.Is(unlocked, relock.ErrHandedOff) {
+			err = errors.Join(err, unlocked)
 		}
-		all = true
-		return nil
-	})
-	return all && err == nil, err
+		all = all && err == nil
+	}()
+	for i, s := range w.services {
+		err := w.step(section, s, order, do)
+		var refused *once.FailedError
+		if errors.As(err, &refused) {
+			return false, nil, w.compensate(section, order, w.services[:i])
+		}
+		if err != nil {
+			return false, nil, fmt.Errorf("%s: %w", s.name, err)
+		}
+		if w.stops == s.name {
+			ticket, err := lock.HandOff(section)
+			return false, &ticket, err
+		}
+	}
+	return true, nil, nil
+}
+
+// enter continues the section of a worker that was shut down, or waits for the lock.
+func enter(ctx context.Context, lock *relock.Lock, t *relock.Ticket) (context.Context, error) {
+	if t != nil {
+		section, err := lock.Accept(ctx, *t)
+		if err == nil || !errors.Is(err, relock.ErrLockLost) && !errors.Is(err, relock.ErrTicket) {
+			return section, err
+		}
+	}
+	return lock.Lock(ctx)
 }
 
 // compensate undoes the steps that are done, the last one first.
