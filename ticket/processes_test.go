@@ -102,7 +102,7 @@ func (s *service) routes() http.Handler {
 	mux.HandleFunc("POST /lend/{order}", answer(s.lend))
 	mux.HandleFunc("POST /handoff/{order}", answer(s.handOff))
 	mux.HandleFunc("POST /go", answer(func(*http.Request) (string, error) { close(s.goOn); return "", nil }))
-	mux.Handle("POST /work/{order}", s.verifier.Handler(s.lockOf, answer(s.work)))
+	mux.Handle("POST /orders/{order}", s.verifier.Handler(s.lockOf, answer(s.work)))
 	return mux
 }
 
@@ -242,7 +242,7 @@ func (s *service) work(r *http.Request) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		status, text, err := post(context.WithoutCancel(section), r.FormValue("at")+"/work/"+lock.Name()+"?"+r.FormValue("then"), signed)
+		status, text, err := post(context.WithoutCancel(section), r.FormValue("at")+"/orders/"+lock.Name()+"?"+r.FormValue("then"), signed)
 		return fmt.Sprint(s.name, ", then ", text), errors.Join(err, isOK(status))
 	}
 	return s.name, nil
@@ -391,15 +391,15 @@ func TestALoanOverHTTP(t *testing.T) {
 	w := newTown(t)
 	w.a.ask("/lock/7")
 	signed := w.a.ask("/lend/7?to=b")
-	status, text := w.b.send("/work/7", signed)
+	status, text := w.b.send("/orders/7", signed)
 	require.Equal(t, http.StatusOK, status, text)
 	w.b.Expect("in 7", limit)
 
-	status, text = w.b.send("/work/7", signed)
+	status, text = w.b.send("/orders/7", signed)
 	require.Equal(t, http.StatusConflict, status, "replayed: %s", text)
-	status, text = w.c.send("/work/7", w.a.ask("/lend/7?to=b"))
+	status, text = w.c.send("/orders/7", w.a.ask("/lend/7?to=b"))
 	require.Equal(t, http.StatusForbidden, status, "to another service: %s", text)
-	status, text = w.b.send("/work/8", w.a.ask("/lend/7?to=b"))
+	status, text = w.b.send("/orders/8", w.a.ask("/lend/7?to=b"))
 	require.Equal(t, http.StatusForbidden, status, "for another lock: %s", text)
 	w.a.ask("/unlock/7")
 	w.requireNext(time.Now(), 0, 0)
@@ -415,7 +415,7 @@ func TestAHandOffThroughThreeProcesses(t *testing.T) {
 		status, _, _ := post(context.WithoutCancel(t.Context()), w.a.url+"/lock/7", "")
 		waits <- status
 	}()
-	status, text := w.b.send("/work/7?do=pass&to=c&at="+w.c.url+"&then=do%3Ddone", w.a.ask("/handoff/7?to=b"))
+	status, text := w.b.send("/orders/7?do=pass&to=c&at="+w.c.url+"&then=do%3Ddone", w.a.ask("/handoff/7?to=b"))
 	require.Equal(t, http.StatusOK, status, text)
 	require.Equal(t, "b, then c", text)
 	require.Equal(t, http.StatusOK, received(t, waits))
@@ -429,7 +429,7 @@ func TestALenderIsKilledBeforeTheLoan(t *testing.T) {
 	signed := w.a.ask("/lend/7?to=b")
 	w.a.Kill()
 	w.requireNext(time.Now(), 0, lease)
-	status, text := w.b.send("/work/7", signed)
+	status, text := w.b.send("/orders/7", signed)
 	require.Equal(t, http.StatusConflict, status)
 	require.Contains(t, text, ticket.TypeLost)
 	w.requireOne(2)
@@ -439,7 +439,7 @@ func TestALenderIsKilledInTheLoan(t *testing.T) {
 	t.Parallel()
 	w := newTown(t)
 	w.a.ask("/lock/7")
-	status := w.b.works("/work/7?do=wait", w.a.ask("/lend/7?to=b"))
+	status := w.b.works("/orders/7?do=wait", w.a.ask("/lend/7?to=b"))
 	w.a.Kill()
 	w.requireNext(time.Now(), 0, lease)
 	w.b.Expect("ended lost", limit)
@@ -451,7 +451,7 @@ func TestABorrowerIsKilledInTheLoan(t *testing.T) {
 	t.Parallel()
 	w := newTown(t)
 	w.a.ask("/lock/7")
-	status := w.b.works("/work/7?do=wait", w.a.ask("/lend/7?to=b"))
+	status := w.b.works("/orders/7?do=wait", w.a.ask("/lend/7?to=b"))
 	w.b.Kill()
 	require.Zero(t, received(t, status))
 	w.a.ask("/unlock/7")
@@ -465,7 +465,7 @@ func TestASenderIsKilledAfterTheHandOff(t *testing.T) {
 	w.a.ask("/lock/7")
 	signed := w.a.ask("/handoff/7?to=b")
 	w.a.Kill()
-	status := w.b.works("/work/7?do=wait", signed)
+	status := w.b.works("/orders/7?do=wait", signed)
 	<-time.After(2 * lease)
 	w.b.ask("/go")
 	require.Equal(t, http.StatusOK, received(t, status), "the receiver renews the lease")
@@ -481,7 +481,7 @@ func TestAReceiverIsKilledBeforeItAccepts(t *testing.T) {
 	handed := time.Now()
 	w.b.Kill()
 	w.requireNext(handed, lease/4, lease)
-	status, _ := w.c.send("/work/7", signed)
+	status, _ := w.c.send("/orders/7", signed)
 	require.Equal(t, http.StatusForbidden, status, "the ticket is of no use to another service")
 	w.requireOne(2)
 }
@@ -491,7 +491,7 @@ func TestAReceiverIsKilledInTheSection(t *testing.T) {
 	w := newTown(t)
 	w.a.ask("/lock/7")
 	signed := w.a.ask("/handoff/7?to=b")
-	status := w.b.works("/work/7?do=wait", signed)
+	status := w.b.works("/orders/7?do=wait", signed)
 	w.b.Kill()
 	require.Zero(t, received(t, status))
 	w.requireNext(time.Now(), 0, lease)
@@ -502,7 +502,7 @@ func TestARecallOfALoanThatHangs(t *testing.T) {
 	t.Parallel()
 	w := newTown(t)
 	w.a.ask("/lock/7")
-	status := w.b.works("/work/7?do=hang", w.a.ask("/lend/7?to=b"))
+	status := w.b.works("/orders/7?do=hang", w.a.ask("/lend/7?to=b"))
 	<-time.After(lease) // the lease is renewed
 	w.a.ask("/unlock/7")
 	unlocked := time.Now()
@@ -534,7 +534,7 @@ func TestManyTicketsTravelAtOnce(t *testing.T) {
 					continue
 				}
 				if err == nil && text != "" {
-					status, text, err = post(t.Context(), w.b.url+"/work/"+order, text)
+					status, text, err = post(t.Context(), w.b.url+"/orders/"+order, text)
 				}
 				if err != nil || status != http.StatusOK {
 					t.Errorf("%s: %d %s %v", step, status, text, err)
