@@ -65,45 +65,23 @@ func (t Ticket) LogValue() slog.Value { return slog.StringValue(t.String()) }
 // the cause [ErrRecalled]. Unlock does not wait for them. The lock goes on to the next waiter when
 // each loan is returned by its Unlock, or the lease has run out.
 //
-// A lender has 1,000 open loans at most: the next Borrow is [ErrTicket]. Errors: [ErrInvalid]
-// together with [errors.ErrUnsupported] for a store that cannot lend (only
+// In Redis a lender has 1,000 open loans at most: the next Borrow is [ErrTicket].
+//
+// Errors: [ErrInvalid] together with [errors.ErrUnsupported] for a store that cannot lend (only
 // relock's own layout in Redis and package mem can), and for a lock that is no mutex; ErrInvalid
 // inside a borrowed section; and the errors of Token. The section goes on, unless its lock was
 // lost.
-func (l *Lock) Lend(ctx context.Context) (Ticket, error) {
-	return l.issue(ctx, "lend", UseLoan, func(t *table, h *hold) (func(), error) {
-		h.lease.Lent = true
-		return nil, nil
-	})
-}
+func (l *Lock) Lend(ctx context.Context) (Ticket, error) { return l.issue(ctx, "lend", UseLoan) }
 
 // HandOff ends the section around ctx, with all entries of its hold, and returns a ticket with
 // which another process continues, with [Lock.Accept]: with the same fencing token, and a lease of
-// its own. The contexts of the section end with the cause [ErrHandedOff], and so does each Unlock.
+// its own. The contexts of the section end with the cause [ErrHandedOff], which each Unlock returns.
 // Nothing is renewed until Accept: if nobody accepts, the lock is free when the lease has run out.
 //
 // Errors: those of [Lock.Lend]; [ErrInvalid] for a hold that has lent its lock. The section goes
 // on, unless its lock was lost.
 func (l *Lock) HandOff(ctx context.Context) (Ticket, error) {
-	return l.issue(ctx, "hand off", UseHandOff, func(t *table, h *hold) (func(), error) {
-		if h.lease.Lent {
-			return nil, invalid("HandOff of %q: its section was lent; hand off first, or unlock, which recalls the loans", l.name)
-		}
-		cancels, leaks, heldFor := h.cancelsLocked(), h.leaks, time.Since(h.since)
-		h.leaks = nil
-		if h.lease.Unsure { // an early command of this hold may run yet, when nobody waits for its lock
-			l.client.cleanup.addAfter(time.Until(h.lease.Sent.Add(h.lease.Kept(h.lease.TTL))), h, h.lease.Ask, h.ttl)
-		}
-		t.releaseLocked(h, ErrHandedOff, nil)
-		return func() {
-			for _, cancel := range cancels {
-				cancel(ErrHandedOff)
-			}
-			for _, leak := range leaks {
-				h.reportLeak(leak, heldFor)
-			}
-		}, nil
-	})
+	return l.issue(ctx, "hand off", UseHandOff)
 }
 
 // ResumeTicket returns a ticket for the case that this process ends without Unlock. A program that
@@ -113,12 +91,11 @@ func (l *Lock) HandOff(ctx context.Context) (Ticket, error) {
 //
 // Errors: those of [Lock.Lend].
 func (l *Lock) ResumeTicket(ctx context.Context) (Ticket, error) {
-	return l.issue(ctx, "make a ticket for", UseResume, func(*table, *hold) (func(), error) { return nil, nil })
+	return l.issue(ctx, "make a ticket for", UseResume)
 }
 
-// issue makes a ticket for the section around ctx. issued is called with the mutex held, and
-// returns what to do without the mutex.
-func (l *Lock) issue(ctx context.Context, op string, use TicketUse, issued func(*table, *hold) (func(), error)) (Ticket, error) {
+// issue makes a ticket for the section around ctx.
+func (l *Lock) issue(ctx context.Context, op string, use TicketUse) (Ticket, error) {
 	if err := l.Err(); err != nil {
 		return Ticket{}, err
 	}
@@ -140,6 +117,7 @@ func (l *Lock) issue(ctx context.Context, op string, use TicketUse, issued func(
 	h, t := e.hold, &l.client.table
 	t.mu.Lock()
 	lease := h.lease
+	handedOff := func() {}
 	switch {
 	case lease.Lender != "":
 		err = invalid("%s %q inside a borrowed section: only the lender can", op, l.name)
@@ -147,17 +125,16 @@ func (l *Lock) issue(ctx context.Context, op string, use TicketUse, issued func(
 		err = h.end
 	case h.state != held:
 		err = l.failed(op, h.holder, ErrNotHeld)
+	case use == UseHandOff && lease.Lent:
+		err = invalid("HandOff of %q: its section was lent; hand off first, or unlock, which recalls the loans", l.name)
+	case use == UseHandOff:
+		handedOff = t.handOffLocked(h)
+	case use == UseLoan:
+		h.lease.Lent = true
 	}
-	todo := func() {}
-	if err == nil {
-		var do func()
-		if do, err = issued(t, h); do != nil {
-			todo = do
-		}
-		h.turn.passes = h.passes // the next hold must not have the ID of the ticket
-	}
+	h.turn.passes = h.passes // the next hold must not have the ID of the ticket
 	t.mu.Unlock()
-	todo()
+	handedOff()
 	if err != nil {
 		return Ticket{}, err
 	}
@@ -168,6 +145,24 @@ func (l *Lock) issue(ctx context.Context, op string, use TicketUse, issued func(
 		ticket.Expires = time.Now().Add(TicketLife)
 	}
 	return ticket, nil
+}
+
+// handOffLocked ends a hold without its release, and returns what to do without the mutex.
+func (t *table) handOffLocked(h *hold) func() {
+	lease, cancels, leaks, heldFor := h.lease, h.cancelsLocked(), h.leaks, time.Since(h.since)
+	h.leaks = nil
+	t.releaseLocked(h, ErrHandedOff, nil)
+	return func() {
+		if lease.Unsure { // an early command of this hold may run yet, when nobody waits for its lock
+			h.client.cleanup.addAfter(time.Until(lease.Sent.Add(lease.Kept(lease.TTL))), h, lease.Ask, h.ttl)
+		}
+		for _, cancel := range cancels {
+			cancel(ErrHandedOff)
+		}
+		for _, leak := range leaks {
+			h.reportLeak(leak, heldFor)
+		}
+	}
 }
 
 // lending returns the store, if it can lend this lock.

@@ -212,32 +212,25 @@ func (s *nativeStore) Renew(ctx context.Context, renewals []store.Renewal) []err
 
 // Forget takes back places in the queue, and locks.
 func (s *nativeStore) Forget(ctx context.Context, asks []store.Ask) []error {
-	return forgotten(inGroups(asks, forgetting, func(script *wire.Script, same []store.Ask) []error {
+	scriptOf := func(a store.Ask) *wire.Script { script, _ := s.forgetting(a); return script }
+	return forgotten(inGroups(asks, scriptOf, func(script *wire.Script, same []store.Ask) []error {
 		units := make([]wire.Unit, len(same))
 		for i, a := range same {
-			switch script {
-			case forgetScript:
-				units[i] = s.unit(a.Name, string(a.ID), millis(a.Kept(a.TTL)))
-			case sharedForgetScript:
-				units[i] = sharedUnit(a, millis(a.Kept(a.TTL)), "")
-			default:
-				_, units[i] = leavingLoans(a)
-			}
+			_, units[i] = s.forgetting(a)
 		}
 		return s.all(ctx, script, s.publish(), units)
 	}))
 }
 
 // forgetting returns the script that forgets an ask.
-func forgetting(a store.Ask) *wire.Script {
-	switch {
+func (s *nativeStore) forgetting(a store.Ask) (*wire.Script, wire.Unit) {
+	switch kept := millis(a.Kept(a.TTL)); {
 	case a.Lender != "" || a.Lent:
-		script, _ := leavingLoans(a)
-		return script
+		return leavingLoans(a)
 	case a.Kind == store.Mutex:
-		return forgetScript
+		return forgetScript, s.unit(a.Name, string(a.ID), kept)
 	default:
-		return sharedForgetScript
+		return sharedForgetScript, sharedUnit(a, kept, "")
 	}
 }
 
