@@ -4,6 +4,7 @@ import (
 	"crypto/ed25519"
 	"errors"
 	"log/slog"
+	"slices"
 	"time"
 	"unicode/utf8"
 
@@ -55,7 +56,7 @@ type claims struct {
 // Signer signs the tickets of one service. A Signer is immutable, and safe for concurrent use.
 type Signer struct {
 	issuer, keyID string
-	key           ed25519.PrivateKey
+	key           *ed25519.PrivateKey // package fmt does not follow a pointer in a structure
 }
 
 // NewSigner returns the Signer of a service. Verifiers find the public key by the names of the
@@ -67,7 +68,8 @@ func NewSigner(issuer, keyID string, key ed25519.PrivateKey) (*Signer, error) {
 	case len(key) != ed25519.PrivateKeySize:
 		return nil, invalid("NewSigner: this is no private key of Ed25519, which has %d bytes", ed25519.PrivateKeySize)
 	}
-	return &Signer{issuer: issuer, keyID: keyID, key: append(ed25519.PrivateKey(nil), key...)}, nil
+	key = slices.Clone(key)
+	return &Signer{issuer: issuer, keyID: keyID, key: &key}, nil
 }
 
 // String returns the name of the issuer, without the key.
@@ -104,7 +106,7 @@ func (s *Signer) Sign(t relock.Ticket, audience string) (Signed, error) {
 		Use: t.Use, Lock: t.Lock, Mode: relock.ModeExclusive, Hold: t.Hold, Token: t.Token, TTL: t.TTL, Delay: t.Delay,
 	})
 	token.Header["typ"], token.Header["kid"] = typ, s.keyID
-	text, err := token.SignedString(s.key)
+	text, err := token.SignedString(*s.key)
 	if err != nil {
 		return "", err
 	}

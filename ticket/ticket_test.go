@@ -381,6 +381,9 @@ func TestASignedTicketIsNotShown(t *testing.T) {
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x"} {
 		shown += fmt.Sprintf(verb, signed) + fmt.Sprintf(verb, []ticket.Signed{signed}) + fmt.Sprintf(verb, signer)
 	}
+	for _, verb := range []string{"%v", "%+v", "%#v", "%d", "%x"} {
+		shown += fmt.Sprintf(verb, *signer) + fmt.Sprintf(verb, signer) + fmt.Sprintf(verb, struct{ s ticket.Signer }{*signer})
+	}
 	_, err = json.Marshal(map[string]any{"ticket": signed})
 	require.ErrorContains(t, err, "send its Text")
 	for _, secret := range append(strings.Split(signed.Text(), "."), fmt.Sprintf("%x", signed.Text()), fmt.Sprintf("%x", []byte(keyOf(1)[:8])), fmt.Sprint([]byte(keyOf(1)[:8]))[1:10]) {
