@@ -28,7 +28,7 @@ const (
 	TypeOther = typePrefix + "TypeOther"
 
 	// TypeUsed is status 409: the store refuses the ticket. It was used before, or has expired by
-	// the clock of the store.
+	// the clock of the store, or its lender has 1,000 open loans.
 	TypeUsed = typePrefix + "TypeUsed"
 
 	// TypeLost is status 409: the hold of the ticket is gone, or its lender has unlocked.

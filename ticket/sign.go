@@ -15,7 +15,8 @@ import (
 
 // Signed is the text of a signed ticket. The text is a secret until the ticket is used or has
 // expired. The formats of package fmt and package log/slog show "[signed ticket]" in its place, and
-// encoding/json refuses it: send Text.
+// encoding/json refuses it: send Text. Package fmt does show the text of a Signed in an unexported
+// field of a structure: do not log such a structure.
 type Signed string
 
 const redacted = "[signed ticket]"
