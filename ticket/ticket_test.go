@@ -166,6 +166,7 @@ func TestForgedTicketsAreRefused(t *testing.T) {
 		"no name of the key":              {token(t, head("kid", nil), claims, with(keyOf(1))), ticket.ErrSignature},
 		"a key in the header":             {token(t, head("jwk", map[string]any{"kty": "OKP", "x": publicOf(keyOf(2))}), claims, with(keyOf(2))), ticket.ErrSignature},
 		"another type":                    {token(t, head("typ", "JWT"), claims, with(keyOf(1))), ticket.ErrSignature},
+		"an extension":                    {token(t, head("crit", []string{"b64"}), claims, with(keyOf(1))), ticket.ErrSignature},
 		"another issuer":                  {token(t, header, claim("iss", "billing"), with(keyOf(1))), ticket.ErrSignature},
 		"another audience":                {token(t, header, claim("aud", "billing"), with(keyOf(1))), ticket.ErrAudience},
 		"another audience, expired":       {token(t, header, func() map[string]any { c := claim("aud", "billing"); c["exp"] = 1; return c }(), with(keyOf(1))), ticket.ErrAudience},

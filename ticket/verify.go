@@ -129,7 +129,7 @@ var errKey = errors.New("no such key")
 // key returns the key of a ticket whose claims nobody has checked yet.
 func (v *Verifier) key(t *jwt.Token) (any, error) {
 	id, _ := t.Header["kid"].(string)
-	if t.Header["typ"] != typ {
+	if t.Header["typ"] != typ || t.Header["crit"] != nil { // an extension that RFC 7515 has us know, or refuse
 		return nil, errKey
 	}
 	key, is := v.issuers[t.Claims.(*claims).Issuer][id]
@@ -143,7 +143,7 @@ func (v *Verifier) key(t *jwt.Token) (any, error) {
 func reason(err error) error {
 	switch {
 	case errors.Is(err, errKey):
-		return because(ErrSignature, "the issuer, its key, or the type is unknown")
+		return because(ErrSignature, "the issuer, its key, the type, or an extension is unknown")
 	case errors.Is(err, jwt.ErrTokenMalformed):
 		return because(ErrSignature, "it is malformed")
 	case errors.Is(err, jwt.ErrTokenSignatureInvalid), errors.Is(err, jwt.ErrTokenUnverifiable):
