@@ -46,8 +46,8 @@ func (u *unit) isProbe(s *section) bool {
 	return false
 }
 
-// checkOtherContext reports an Unlock, or a HandOff, with the context that was given to Lock, in a function that
-// does nothing else to unlock.
+// checkOtherContext reports an Unlock, or a HandOff, with the context that was given to Lock, in a
+// function that does nothing else to unlock.
 func (u *unit) checkOtherContext(s *section) bool {
 	argument := u.argument(s)
 	if s.ctx == nil || argument == nil || u.isSection(argument) || s.has(unlocked) || s.has(handsOn) {
