@@ -398,6 +398,23 @@ func received[T any](t *testing.T, c <-chan T) (v T) {
 	return v
 }
 
+func TestAnOverlapIsCounted(t *testing.T) {
+	t.Parallel()
+	w := newTown(t)
+	w.a.ask("/lock/7")
+	fields := strings.Fields(w.rdb.HGet(t.Context(), "inside:7", "a").Val())
+	require.Len(t, fields, 2, "a token and a time")
+	keys := []string{"inside:7", "overlaps:7", "entries:7"}
+	enter := func(token string, at time.Time) {
+		require.NoError(t, entering.Run(t.Context(), w.rdb, keys, "b", token, at.UnixMicro()).Err())
+	}
+	enter(fields[0], time.Now())
+	enter("1", time.Now().Add(time.Hour))
+	w.requireOne(3)
+	enter("1", time.Now())
+	require.Equal(t, "1", w.rdb.Get(t.Context(), "overlaps:7").Val())
+}
+
 func TestALoanOverHTTP(t *testing.T) {
 	t.Parallel()
 	w := newTown(t)
