@@ -153,13 +153,12 @@ func (d *demo) play(ctx context.Context, order string, s scenario) (line string,
 		service.loses[order] = service.name == s.loses
 		service.mu.Unlock()
 	}
-	first := &worker{diesAt: s.diesAt, stops: s.stops}
-	ends := []end{d.deliver(ctx, order, first, nil)}
+	ends := []end{d.deliver(ctx, order, s, nil)}
 	if s.stops != "" {
 		if ends[0].next == nil {
 			return "", errors.New("the worker that was shut down has handed nothing on")
 		}
-		ends[0] = d.deliver(ctx, order, &worker{}, ends[0].next)
+		ends[0] = d.deliver(ctx, order, scenario{}, ends[0].next)
 	}
 	if s.diesAt != "" {
 		if ends[0].alive {
@@ -168,7 +167,7 @@ func (d *demo) play(ctx context.Context, order string, s scenario) (line string,
 		ends = make([]end, 2)
 		var wg sync.WaitGroup
 		for i := range ends {
-			wg.Go(func() { ends[i] = d.deliver(ctx, order, &worker{}, nil) })
+			wg.Go(func() { ends[i] = d.deliver(ctx, order, scenario{}, nil) })
 		}
 		wg.Wait()
 	}
@@ -188,14 +187,14 @@ type end struct {
 	err        error
 }
 
-// deliver has a new worker, which ends as like does, process an order, again and again until the
-// order has ended. With a ticket it continues what another worker has begun.
-func (d *demo) deliver(ctx context.Context, order string, like *worker, t *relock.Ticket) (e end) {
+// deliver has a new worker process an order, again and again until the order has ended, or the
+// worker as the scenario says. With a ticket the worker continues what another has begun.
+func (d *demo) deliver(ctx context.Context, order string, s scenario, t *relock.Ticket) (e end) {
 	w, err := newWorker(d.options, d.prefix, d.services)
 	if err != nil {
 		return end{err: err}
 	}
-	w.diesAt, w.stops, w.asked = like.diesAt, like.stops, d.note
+	w.diesAt, w.stops, w.asked = s.diesAt, s.stops, d.note
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

@@ -66,14 +66,14 @@ func TestWorkersThatDieAtRandomLeaveAllOrNothing(t *testing.T) {
 		refuser.refuses[order] = isRefused
 		refuser.mu.Unlock()
 		for range 3 {
-			wg.Go(func() { d.deliver(ctx, order, &worker{diesAt: points[rand.IntN(len(points))]}, nil) })
+			wg.Go(func() { d.deliver(ctx, order, scenario{diesAt: points[rand.IntN(len(points))]}, nil) })
 		}
 	}
 	wg.Wait()
 	for i := range 20 {
 		wg.Go(func() {
 			order, isRefused := fmt.Sprintf("order%d", i), i%2 == 0
-			e := d.deliver(ctx, order, &worker{}, nil)
+			e := d.deliver(ctx, order, scenario{}, nil)
 			if _, err := d.judge(order, !isRefused, false); e.err != nil || e.all == isRefused || err != nil {
 				t.Errorf("%s, refused %t: %+v, %v", order, isRefused, e, err)
 			}
