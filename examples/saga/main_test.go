@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/redistest"
 )
 
@@ -30,6 +31,30 @@ func TestEveryScenarioOnAServer(t *testing.T) {
 	require.Regexp(t, `the worker is shut down after stock +all three have happened`, out.String())
 	require.Regexp(t, `shipping refuses, the worker is shut down after payment +none remains`, out.String())
 	require.Regexp(t, `shipping refuses, .* after payment undo +none remains; the next worker asks: payment undo is done`, out.String())
+}
+
+func TestAnOrderIsHandedOnWithItsLock(t *testing.T) {
+	redistest.NoGoroutineLeft(t, "redis/go-redis")
+	server := redistest.Start(t)
+	newLock := func() *relock.Lock {
+		w, err := newWorker(server.Options(), "test:", nil)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, w.close()) })
+		return w.locks.NewLock("order")
+	}
+	former, next := newLock(), newLock()
+	section, err := former.Lock(t.Context())
+	require.NoError(t, err)
+	ticket, err := former.HandOff(section)
+	require.NoError(t, err)
+	for _, isSame := range []bool{true, false} { // the second time the ticket is used up
+		section, err := enter(t.Context(), next, &ticket)
+		require.NoError(t, err)
+		token, err := next.Token(section)
+		require.NoError(t, err)
+		require.Equal(t, isSame, token == ticket.Token)
+		require.NoError(t, next.Unlock(section))
+	}
 }
 
 func TestTheStoryWithoutAServer(t *testing.T) {
