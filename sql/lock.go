@@ -77,22 +77,25 @@ const (
 // otherwise the lock is empty. kind is the kind of a lock that is free.
 func (t *tx) open(name string, id store.ID, create bool) (*lock, error) {
 	k := &lock{tx: t, name: name, id: id}
-	if err := k.read(); err != nil {
+	if err := k.claim(create); err != nil {
 		return nil, err
-	}
-	for !k.exists && create { // a cleanup may delete the row before it is locked
-		if _, err := t.exec(insertLock, []byte(name), int64(store.Mutex)); err != nil {
-			return nil, err
-		}
-		t.s.names.Add(1)
-		if err := k.read(); err != nil {
-			return nil, err
-		}
 	}
 	if !k.exists {
 		return k, nil
 	}
 	return k, k.load()
+}
+
+// claim locks the row of the name. A name without a row gets one if create is set.
+func (k *lock) claim(create bool) error {
+	err := k.read()
+	for err == nil && !k.exists && create { // a cleanup may delete the row before it is locked
+		if _, err = k.exec(insertLock, []byte(k.name), int64(store.Mutex)); err == nil {
+			k.s.names.Add(1)
+			err = k.read()
+		}
+	}
+	return err
 }
 
 // read locks the row of the name.

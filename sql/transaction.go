@@ -1,10 +1,12 @@
 package relocksql
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/go-relock/relock"
@@ -21,6 +23,11 @@ import (
 // the lock of a section, or a lock that somebody waits for, is a [*relock.LockedError]. Roll back
 // then, and after each other error: [relock.ErrInvalid] for a wrong name, [relock.ErrKind], and the
 // errors of the database, such as a deadlock or a busy SQLite.
+//
+// In PostgreSQL the transaction must be READ COMMITTED, the default: others may miss a hold, and are
+// [relock.ErrInvalid]. In MySQL and MariaDB choose [sql.LevelReadCommitted] too: at their default,
+// REPEATABLE READ, LockTx also keeps sections from new holds of neighboring names until the end of
+// the transaction.
 func (s *Store) LockTx(ctx context.Context, transaction *sql.Tx, name string) error {
 	if transaction == nil {
 		return fmt.Errorf("%w: LockTx(%q) without a transaction", relock.ErrInvalid, name)
@@ -30,10 +37,7 @@ func (s *Store) LockTx(ctx context.Context, transaction *sql.Tx, name string) er
 		return fmt.Errorf("%w: %w", relock.ErrInvalid, err)
 	}
 	t := &tx{s: s, ctx: ctx, session: transaction}
-	if _, err := t.exec(touchLock, []byte(a.Name)); err != nil { // SQLite locks with the first write
-		return fmt.Errorf("relocksql: %w", err)
-	}
-	k, err := t.open(a.Name, "", true)
+	k, err := t.openNow(a.Name)
 	switch {
 	case err != nil:
 		return fmt.Errorf("relocksql: %w", err)
@@ -45,4 +49,50 @@ func (s *Store) LockTx(ctx context.Context, transaction *sql.Tx, name string) er
 		return &relock.LockedError{Name: name, Err: errors.New("others wait for it")}
 	}
 	return nil
+}
+
+// openNow locks the row of a name in a transaction of the caller, and reads its rows.
+func (t *tx) openNow(name string) (*lock, error) {
+	if err := t.isolated(); err != nil {
+		return nil, err
+	}
+	if _, err := t.exec(touchLock, []byte(name)); err != nil { // SQLite locks with the first write
+		return nil, err
+	}
+	k := &lock{tx: t, name: name}
+	if err := k.claim(true); err != nil {
+		return nil, err
+	}
+	return k, k.loadNow()
+}
+
+// isolated refuses a transaction of PostgreSQL whose snapshot may be older than its lock.
+func (t *tx) isolated() error {
+	if t.s.dialect != Postgres {
+		return nil
+	}
+	var level string
+	err := t.query("SELECT current_setting('transaction_isolation')", func(rows *sql.Rows) error { return rows.Scan(&level) })
+	if err == nil && strings.HasPrefix(level, "read ") { // READ UNCOMMITTED is READ COMMITTED
+		return nil
+	}
+	return cmp.Or(err, fmt.Errorf("%w: LockTx at isolation level %s, and not read committed", relock.ErrInvalid, level))
+}
+
+const selectNow = `SELECT ` + columns + ` FROM relock_holds WHERE name = ?{lock}`
+
+// loadNow reads the live rows of the name, and locks them. A plain read would miss a new hold if the
+// transaction has an older snapshot.
+func (k *lock) loadNow() error {
+	return k.query(selectNow, func(rows *sql.Rows) error {
+		r, err := scanRow(rows)
+		switch {
+		case r.left <= 0:
+		case r.state == waiting:
+			k.line = append(k.line, r)
+		default:
+			k.in = append(k.in, r)
+		}
+		return err
+	}, []byte(k.name))
 }

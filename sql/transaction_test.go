@@ -91,6 +91,51 @@ func TestATransactionIsRefusedALockOfASection(t *testing.T) {
 	})
 }
 
+// The transaction begins and reads before a section takes the lock.
+func TestATransactionSeesAHoldThatIsNewerThanItsReads(t *testing.T) {
+	onEach(t, func(d *rig) {
+		d.leavesNothing(d)
+		s := d.store(d)
+		want := map[relocksql.Dialect]map[sql.IsolationLevel]error{
+			relocksql.Postgres: {
+				sql.LevelReadCommitted: relock.ErrLocked, sql.LevelRepeatableRead: relock.ErrInvalid, sql.LevelSerializable: relock.ErrInvalid,
+			},
+			relocksql.MySQL:  {sql.LevelReadCommitted: relock.ErrLocked, sql.LevelRepeatableRead: relock.ErrLocked},
+			relocksql.SQLite: {sql.LevelDefault: nil}, // busy, in the words of the driver
+		}
+		require.NoError(d, s.Release(d.Context(), try(d, s, ask(time.Minute)), 0)) // the name has a row
+		for level, expected := range want[d.dialect] {
+			tx, err := d.db.BeginTx(d.Context(), &sql.TxOptions{Isolation: level})
+			require.NoError(d, err)
+			var n int
+			require.NoError(d, tx.QueryRowContext(d.Context(), "SELECT count(*) FROM relock_holds").Scan(&n))
+			l := try(d, s, ask(time.Minute))
+			err = s.LockTx(d.Context(), tx, "orders")
+			require.NoError(d, tx.Rollback())
+			require.Error(d, err, level)
+			if expected != nil {
+				require.ErrorIs(d, err, expected, level)
+			}
+			require.NoError(d, s.Release(d.Context(), l, 0))
+		}
+	})
+}
+
+func TestATransactionLeavesOtherNamesAlone(t *testing.T) {
+	onEach(t, func(d *rig) {
+		if d.dialect == relocksql.SQLite {
+			return // which has one writer at a time
+		}
+		s := d.store(d)
+		tx, err := d.db.BeginTx(d.Context(), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+		require.NoError(d, err)
+		require.NoError(d, s.LockTx(d.Context(), tx, "order"))
+		l := try(d, s, ask(time.Minute))
+		require.NoError(d, s.Release(d.Context(), l, 0))
+		require.NoError(d, tx.Commit())
+	})
+}
+
 // Transactions and sections add to one number, each after a look at it.
 func TestTransactionsAndSectionsExcludeEachOther(t *testing.T) {
 	onEach(t, func(d *rig) {
