@@ -24,10 +24,10 @@ import (
 // then, and after each other error: [relock.ErrInvalid] for a wrong name, [relock.ErrKind], and the
 // errors of the database, such as a deadlock or a busy SQLite.
 //
-// In PostgreSQL the transaction must be READ COMMITTED, the default: others may miss a hold, and are
-// [relock.ErrInvalid]. In MySQL and MariaDB choose [sql.LevelReadCommitted] too: at their default,
-// REPEATABLE READ, LockTx also keeps sections from new holds of neighboring names until the end of
-// the transaction.
+// In PostgreSQL the transaction must be READ COMMITTED, the default. At other levels LockTx could
+// miss a hold, and is [relock.ErrInvalid]. In MySQL and MariaDB choose [sql.LevelReadCommitted] too:
+// at their default, REPEATABLE READ, calls that ask for neighboring names wait for the end of the
+// transaction.
 func (s *Store) LockTx(ctx context.Context, transaction *sql.Tx, name string) error {
 	if transaction == nil {
 		return fmt.Errorf("%w: LockTx(%q) without a transaction", relock.ErrInvalid, name)
@@ -36,6 +36,7 @@ func (s *Store) LockTx(ctx context.Context, transaction *sql.Tx, name string) er
 	if err != nil {
 		return fmt.Errorf("%w: %w", relock.ErrInvalid, err)
 	}
+	s.cleanNow()
 	t := &tx{s: s, ctx: ctx, session: transaction}
 	k, err := t.openNow(a.Name)
 	switch {

@@ -136,6 +136,19 @@ func TestATransactionLeavesOtherNamesAlone(t *testing.T) {
 	})
 }
 
+func TestTransactionsCleanAfterManyNewNames(t *testing.T) {
+	d := &rig{t, postgres(t, false)}
+	s := d.store(t)
+	_, err := d.db.ExecContext(t.Context(), "INSERT INTO relock_locks VALUES ('old', 0, 0, 0, 1)")
+	require.NoError(t, err)
+	for i := range 101 {
+		require.NoError(t, d.begin(s, fmt.Sprint("once-", i)).Commit())
+	}
+	require.Eventually(t, func() bool {
+		return d.count(t, "SELECT count(*) FROM relock_locks WHERE name = 'old'") == 0
+	}, 10*time.Second, 10*time.Millisecond)
+}
+
 // Transactions and sections add to one number, each after a look at it.
 func TestTransactionsAndSectionsExcludeEachOther(t *testing.T) {
 	onEach(t, func(d *rig) {
