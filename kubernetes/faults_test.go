@@ -311,11 +311,12 @@ func TestAWaiterWatchesAndSendsNothingWhileItWaits(t *testing.T) {
 	s := shared(t)
 	var w wire
 	st := s.store()
-	l := take(t, st, ask("quiet", 500*time.Millisecond))
+	const ttl = 2 * time.Second
+	l := take(t, st, ask("quiet", ttl))
 	next := wait(t, s.store(&w), ask("quiet", minute))
-	for range 10 {
-		<-time.After(100 * time.Millisecond)
-		require.NoError(t, st.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: 500 * time.Millisecond, Count: 1}})[0])
+	for range 6 { // longer than a lease
+		<-time.After(ttl / 5)
+		require.NoError(t, st.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: ttl, Count: 1}})[0])
 	}
 	require.EqualValues(t, 3, w.requests.Load(), "create, get, watch")
 	require.NoError(t, st.Release(t.Context(), l, 0))
