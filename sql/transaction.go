@@ -80,20 +80,27 @@ func (t *tx) isolated() error {
 	return cmp.Or(err, fmt.Errorf("%w: LockTx at isolation level %s, and not read committed", relock.ErrInvalid, level))
 }
 
-const selectNow = `SELECT ` + columns + ` FROM relock_holds WHERE name = ?{lock}`
+const selectNow = `SELECT ` + columns + ` FROM relock_holds WHERE name = ?`
 
-// loadNow reads the live rows of the name, and locks them. A plain read would miss a new hold if the
-// transaction has an older snapshot.
+// loadNow reads the live rows of the name. The first read is plain: a locked row of a hold would
+// hold up its renewals until the caller rolls back. A plain read misses a new hold if the
+// transaction has an older snapshot, so a lock that seems free is read with locks.
 func (k *lock) loadNow() error {
-	return k.query(selectNow, func(rows *sql.Rows) error {
-		r, err := scanRow(rows)
-		switch {
-		case r.left <= 0:
-		case r.state == waiting:
-			k.line = append(k.line, r)
-		default:
-			k.in = append(k.in, r)
+	for _, statement := range []string{selectNow, selectNow + `{lock}`} {
+		err := k.query(statement, func(rows *sql.Rows) error {
+			r, err := scanRow(rows)
+			switch {
+			case r.left <= 0:
+			case r.state == waiting:
+				k.line = append(k.line, r)
+			default:
+				k.in = append(k.in, r)
+			}
+			return err
+		}, []byte(k.name))
+		if err != nil || len(k.in)+len(k.line) > 0 {
+			return err
 		}
-		return err
-	}, []byte(k.name))
+	}
+	return nil
 }

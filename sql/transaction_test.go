@@ -121,6 +121,22 @@ func TestATransactionSeesAHoldThatIsNewerThanItsReads(t *testing.T) {
 	})
 }
 
+func TestARefusedTransactionDoesNotHoldUpRenewals(t *testing.T) {
+	onEach(t, func(d *rig) {
+		if d.dialect == relocksql.SQLite {
+			return // which has one writer at a time
+		}
+		s := d.store(d)
+		l := try(d, s, ask(time.Minute))
+		tx, err := d.db.BeginTx(d.Context(), nil)
+		require.NoError(d, err)
+		require.ErrorIs(d, s.LockTx(d.Context(), tx, "orders"), relock.ErrLocked)
+		require.NoError(d, s.Renew(d.Context(), []store.Renewal{{Lease: l, TTL: time.Minute, Count: 1}})[0])
+		require.NoError(d, tx.Rollback())
+		require.NoError(d, s.Release(d.Context(), l, 0))
+	})
+}
+
 func TestATransactionLeavesOtherNamesAlone(t *testing.T) {
 	onEach(t, func(d *rig) {
 		if d.dialect == relocksql.SQLite {
