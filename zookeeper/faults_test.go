@@ -55,6 +55,24 @@ func TestLostAnswersOfACreateLeaveOneNode(t *testing.T) {
 	}
 }
 
+// A create without an answer may run after the waiter has looked for its node. The waiter then has a
+// second node, with a higher number.
+func TestNodeThatIsMadeLateDoesNotKeepItsHoldOut(t *testing.T) {
+	server := zktest.Start(t)
+	s, conn := open(t, server.Address()), admin(t, server.Address())
+	l := take(t, s, 20*time.Second)
+	before, err := conn.CreateProtectedEphemeralSequential("/orders/lock-", nil, zk.WorldACL(zk.PermAll))
+	require.NoError(t, err)
+	w := wait(t, s, 20*time.Second)
+	late := "/orders/" + relockzk.NameOf(w.ask.ID, "", "lock-", before[len(before)-10:])
+	_, err = conn.Create(late, nil, zk.FlagEphemeral, zk.WorldACL(zk.PermAll))
+	require.NoError(t, err)
+	require.NoError(t, conn.Delete(before, -1))
+	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Release(t.Context(), w.get(t), 0))
+	require.Empty(t, nodes(t, conn, "/orders"))
+}
+
 // The answer of each command in turn is lost: of the node of a reader inside, of the node of an
 // upgrade, and of the transaction that replaces it.
 func TestLostAnswersInsideAHoldLeaveOneNode(t *testing.T) {

@@ -90,14 +90,28 @@ func (x *session) plan(ctx context.Context, h *hold) (node, error) {
 	return wanted(nodes, h.ask), err
 }
 
-// locate lists the nodes of a lock, and finds the node of the hold among them. If an answer was
-// lost, each node of the hold may be its node, and the first counts. Otherwise only the node that
-// is known counts: another one is of a session that has ended.
+// locate returns the place of a hold. If another node of the hold keeps it out, made by a command
+// without an answer, locate deletes that node.
+func (x *session) locate(ctx context.Context, h *hold) (place, error) {
+	for {
+		p, err := x.list(ctx, h)
+		if err != nil || p.behind < 0 || !p.nodes[p.behind].isOf(uuidOf(h.ask.ID)) {
+			return p, err
+		}
+		if err := x.remove(ctx, h.lock+"/"+p.nodes[p.behind].name); err != nil && !errors.Is(err, zk.ErrNoNode) {
+			return p, err
+		}
+	}
+}
+
+// list lists the nodes of a lock, and finds the node of the hold among them. If no node is known,
+// and an answer was lost, the first node of the hold is its node. Otherwise only the node that is
+// known counts: another one may be of a session that has ended.
 //
 // If the node of a mutex is the last one, or the node of a writer the only one, the number of the
 // last change is a token for the hold. This number is not smaller than the czxid of the node, and
 // smaller than the czxid of each later node.
-func (x *session) locate(ctx context.Context, h *hold) (place, error) {
+func (x *session) list(ctx context.Context, h *hold) (place, error) {
 	all, changed, err := x.children(ctx, h.lock)
 	if err != nil {
 		return place{}, err
