@@ -182,11 +182,6 @@ func (x *session) replace(ctx context.Context, h *hold, p place, n node) (place,
 	err := x.make(ctx, h, func(data []byte) (string, error) {
 		create.Data = data
 		answers, err := x.conn.Multi(create, &zk.DeleteRequest{Path: p.path(h), Version: -1})
-		for _, a := range answers {
-			if errors.Is(a.Error, zk.ErrNoNode) || errors.Is(a.Error, zk.ErrNodeExists) {
-				err = a.Error
-			}
-		}
 		if err != nil {
 			return "", err
 		}
