@@ -350,60 +350,47 @@ func TestClientsThatAreKilledFreeTheirPlaces(t *testing.T) {
 	require.NoError(t, s.Release(t.Context(), l, 0))
 }
 
-func TestHandOverCostsTheSameForEveryLengthOfTheQueue(t *testing.T) {
-	server := zktest.Start(t)
-	cost := func(n int) int {
-		s := open(t, server.Address(), long)
-		l := take(t, s, 10*time.Minute)
-		var line []*waiter
-		for range n {
-			line = append(line, wait(t, s, 10*time.Minute))
-		}
-		before := server.Requests()
-		for _, w := range line[:4] {
-			require.NoError(t, s.Release(t.Context(), l, 0))
-			l = w.get(t)
-		}
-		spent := server.Requests() - before
-		for _, w := range line[4:] {
-			require.NoError(t, s.Release(t.Context(), l, 0))
-			l = w.get(t)
-		}
-		require.NoError(t, s.Release(t.Context(), l, 0))
-		return spent
+// handOvers returns the number of packets of four hand-overs with n waiters. The ask of the first hold
+// is ask(0), the asks of the waiters follow.
+func handOvers(t *testing.T, server *zktest.Server, n int, ask func(i int) store.Ask) int {
+	t.Helper()
+	s := open(t, server.Address(), long)
+	l, err := s.Try(t.Context(), ask(0))
+	require.NoError(t, err)
+	var line []*waiter
+	for i := range n {
+		line = append(line, waitFor(t, s, ask(i+1)))
 	}
-	few, many := cost(4), cost(60)
-	t.Logf("packets of four hand-overs: %d with 4 waiting, %d with 60", few, many)
-	require.LessOrEqual(t, many, few+8, "the hand-over wakes more than the next waiter")
+	before := server.Requests()
+	for _, w := range line[:4] {
+		require.NoError(t, s.Release(t.Context(), l, 0))
+		l = w.get(t)
+	}
+	spent := server.Requests() - before
+	for _, w := range line[4:] {
+		require.NoError(t, s.Release(t.Context(), l, 0))
+		l = w.get(t)
+	}
+	require.NoError(t, s.Release(t.Context(), l, 0))
+	return spent
 }
 
-// Readers and writers in turn: each hand-over wakes the next one only.
-func TestReadersAndWritersWakeTheNextOnly(t *testing.T) {
+func TestHandOverCostsTheSameForEveryLengthOfTheQueue(t *testing.T) {
 	server := zktest.Start(t)
-	cost := func(n int) int {
-		s := open(t, server.Address(), long)
-		l, err := s.Try(t.Context(), mode(1))
-		require.NoError(t, err)
-		var line []*waiter
-		for i := range n {
-			line = append(line, waitFor(t, s, mode([]int{store.Unlimited, 1}[i%2])))
-		}
-		before := server.Requests()
-		for _, w := range line[:4] {
-			require.NoError(t, s.Release(t.Context(), l, 0))
-			l = w.get(t)
-		}
-		spent := server.Requests() - before
-		for _, w := range line[4:] {
-			require.NoError(t, s.Release(t.Context(), l, 0))
-			l = w.get(t)
-		}
-		require.NoError(t, s.Release(t.Context(), l, 0))
-		return spent
+	for name, ask := range map[string]func(i int) store.Ask{
+		"mutex": func(int) store.Ask { return ask(10 * time.Minute) },
+		"writers and readers in turn": func(i int) store.Ask {
+			a := mode([]int{1, store.Unlimited}[i%2])
+			a.TTL = 10 * time.Minute
+			return a
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			few, many := handOvers(t, server, 4, ask), handOvers(t, server, 60, ask)
+			t.Logf("packets of four hand-overs: %d with 4 waiting, %d with 60", few, many)
+			require.LessOrEqual(t, many, few+8, "the hand-over wakes more than the next waiter")
+		})
 	}
-	few, many := cost(4), cost(40)
-	t.Logf("packets of four hand-overs: %d with 4 waiting, %d with 40", few, many)
-	require.LessOrEqual(t, many, few+8, "the hand-over wakes more than the next waiter")
 }
 
 func TestNothingIsLeftOfALock(t *testing.T) {
