@@ -182,7 +182,8 @@ func (s *Store) each(ctx context.Context, n int, attempt func(x *session, i int,
 
 // Token implements [store.Store]. The token is the czxid of the node, which is the number of the
 // transaction that made the node, or the number of a later transaction on the nodes of the lock,
-// before the next node. So is the token of a reader: nothing is left of the last writer.
+// before the next node. A reader draws its token in the same way, as nothing is left of the last
+// writer.
 func (s *Store) Token(ctx context.Context, l store.Lease) (token int64, err error) {
 	err = s.once(ctx, func(x *session) error {
 		node, err := x.holder(ctx, l.Ask)
@@ -211,7 +212,8 @@ func (s *Store) Look(ctx context.Context, a store.Ask) (state store.State, err e
 				return err
 			}
 			nodes, err := ofKind(all, a.Kind)
-			if err != nil || len(nodes) == 0 {
+			if err != nil || len(nodes) == 0 || !isIn(nodes, 0) { // the first is an upgrade whose reader is gone
+				state.Waiters = len(nodes)
 				return err
 			}
 			if state, err = x.look(ctx, s.path(a), nodes); err != nil || state.Owner != "" {

@@ -149,6 +149,23 @@ func TestUpgradeGoesBackBehindAReaderThatMayBeIn(t *testing.T) {
 	require.NoError(t, s.Release(t.Context(), r, 0))
 }
 
+func TestUpgradeWithoutItsReaderIsAWaiter(t *testing.T) {
+	server := zktest.Start(t)
+	s, conn := open(t, server.Address()), admin(t, server.Address())
+	reader, upgrade := mode(store.Unlimited), mode(1)
+	r, err := s.Try(t.Context(), reader)
+	require.NoError(t, err)
+	name := relockzk.NameOf(upgrade.ID, relockzk.UpgradeMark(reader.ID), "__WRIT__", "")
+	_, err = conn.Create("/orders/"+name, nil, zk.FlagEphemeralSequential, zk.WorldACL(zk.PermAll))
+	require.NoError(t, err)
+	require.NoError(t, s.Release(t.Context(), r, 0))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	state, err := s.Look(ctx, reader)
+	require.NoError(t, err)
+	require.Equal(t, store.State{Waiters: 1}, state)
+}
+
 func TestLostAnswersOfADeleteFreeTheLockOnce(t *testing.T) {
 	server := zktest.Start(t)
 	proxy, conn := zktest.NewProxy(t, server.Address()), admin(t, server.Address())
