@@ -223,12 +223,7 @@ func (h *hall) visitOfJava(j *java) (err error) {
 func (h *hall) visitOfGo(ctx context.Context, l *relock.RWLock) error {
 	switch rand.IntN(3) {
 	case 0:
-		return l.Do(ctx, func(ctx context.Context) error {
-			err := h.write(0)
-			stay()
-			h.writers.Add(-1)
-			return errors.Join(err, l.RDo(ctx, func(context.Context) error { stay(); return nil }))
-		})
+		return h.downgrade(ctx, l)
 	case 1:
 		return l.RDo(ctx, func(ctx context.Context) error {
 			err := h.read()
@@ -250,4 +245,24 @@ func (h *hall) visitOfGo(ctx context.Context, l *relock.RWLock) error {
 			return h.read()
 		})
 	}
+}
+
+// downgrade writes, and reads on when the writer is out.
+func (h *hall) downgrade(ctx context.Context, l *relock.RWLock) error {
+	writer, err := l.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	err = h.write(0)
+	stay()
+	reader, failed := l.RLock(writer)
+	h.writers.Add(-1)
+	if failed != nil {
+		return errors.Join(err, failed, l.Unlock(writer))
+	}
+	h.readers.Add(1)
+	err = errors.Join(err, l.Unlock(writer))
+	stay()
+	h.readers.Add(-1)
+	return errors.Join(err, l.Unlock(reader))
 }
