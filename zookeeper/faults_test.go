@@ -20,7 +20,7 @@ import (
 	relockzk "github.com/go-relock/relock/zookeeper"
 )
 
-// short is a session that ends soon, of three quarters of which a lease is.
+// shortSession ends soon. shortLease is the longest lease that it keeps.
 const (
 	shortSession = 2 * time.Second
 	shortLease   = 1500 * time.Millisecond

@@ -11,9 +11,10 @@ import (
 	relockzk "github.com/go-relock/relock/zookeeper"
 )
 
-// children returns the nodes of a queue in words. R5 and W5 are a reader and a writer with a number,
-// of which the ID is the word. R5/W5 is a reader inside a writer, and W5/R5 a writer inside a
-// reader, with the number of the hold around it. W9^R5 is an upgrade that waits.
+// children returns the nodes of a queue that is written in words. R5 is a reader with number 5, and W5
+// a writer. The word is also the ID of the hold. R7/W5 is a reader inside writer W5, with number 5.
+// W7/R5 is an upgrade of reader R5 that has the lock, with number 5. W9^R5 is an upgrade of R5 that
+// waits, with number 9.
 func children(queue string) (names []string) {
 	for word := range strings.FieldsSeq(queue) {
 		own, around, inside := strings.Cut(word, "/")

@@ -19,7 +19,7 @@ import (
 // BenchmarkBesideCurator lets clients take one lock by turns, each with a session of its own: relock
 // in this process, and InterProcessMutex in a Java process, on one server. A client that leaves asks
 // again at once, so all others wait; without others a section is a pair of Lock and Unlock. Each
-// turn of the loop measures both, the other one first each time. The figures are medians.
+// turn of the loop measures both, in alternating order. The figures are medians.
 func BenchmarkBesideCurator(b *testing.B) {
 	for _, waiting := range []int{0, 1, 8, 64} {
 		b.Run(fmt.Sprintf("waiting=%d", waiting), func(b *testing.B) {
@@ -68,7 +68,8 @@ func BenchmarkBesideCurator(b *testing.B) {
 	}
 }
 
-// perSection returns the nanoseconds a section, of so many sections of all locks together.
+// perSection returns the mean time of a section in nanoseconds. All locks together have the given
+// number of sections.
 func perSection(b *testing.B, locks []*relock.Lock, sections int) float64 {
 	b.Helper()
 	var left atomic.Int64

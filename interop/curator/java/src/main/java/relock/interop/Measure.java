@@ -15,8 +15,8 @@ import org.apache.curator.framework.recipes.locks.InterProcessMutex;
 import org.apache.curator.retry.RetryOneTime;
 
 /**
- * Clients that all want one lock of Curator. Each line of standard input is a number of sections; when the clients together have
- * had so many, the answer is the nanoseconds a section.
+ * Clients that all want one lock of Curator. Each line of standard input is a number of sections for all clients together. The
+ * answer is the mean time of a section in nanoseconds.
  */
 final class Measure {
     private Measure() {}
