@@ -148,12 +148,19 @@ func (p place) path(h *hold) string {
 	return h.lock + "/" + p.nodes[p.index].name
 }
 
+// target returns the path and the flags for the creation of a node of the hold. The server adds the
+// number, unless the node is inside another hold.
+func (h *hold) target(n node) (node string, flags int32) {
+	node = h.lock + "/" + n.newName(h.ask.ID)
+	if n.inside {
+		return node + n.number, zk.FlagEphemeral
+	}
+	return node, zk.FlagEphemeralSequential
+}
+
 // create makes the node of a hold, and the path of the lock.
 func (x *session) create(ctx context.Context, h *hold, n node) error {
-	node, flags := h.lock+"/"+n.newName(h.ask.ID), int32(zk.FlagEphemeralSequential)
-	if n.inside {
-		node, flags = node+n.number, zk.FlagEphemeral
-	}
+	node, flags := h.target(n)
 	for {
 		err := x.make(ctx, h, func(data []byte) (string, error) { return x.conn.Create(node, data, flags, x.store.acl) })
 		switch _, unsure := x.known(h); {
@@ -175,10 +182,8 @@ func (x *session) create(ctx context.Context, h *hold, n node) error {
 // replace makes another node for a hold in place of its node, in one transaction, and returns the
 // new place. If an earlier command without an answer has done so, replace changes nothing.
 func (x *session) replace(ctx context.Context, h *hold, p place, n node) (place, error) {
-	create := &zk.CreateRequest{Path: h.lock + "/" + n.newName(h.ask.ID), Acl: x.store.acl, Flags: zk.FlagEphemeralSequential}
-	if n.inside {
-		create.Path, create.Flags = create.Path+n.number, zk.FlagEphemeral
-	}
+	create := &zk.CreateRequest{Acl: x.store.acl}
+	create.Path, create.Flags = h.target(n)
 	err := x.make(ctx, h, func(data []byte) (string, error) {
 		create.Data = data
 		answers, err := x.conn.Multi(create, &zk.DeleteRequest{Path: p.path(h), Version: -1})
