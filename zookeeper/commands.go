@@ -212,7 +212,7 @@ func (s *Store) Look(ctx context.Context, a store.Ask) (state store.State, err e
 				return err
 			}
 			nodes, err := ofKind(all, a.Kind)
-			if err != nil || len(nodes) == 0 || !isIn(nodes, 0) { // the first is an upgrade whose reader is gone
+			if err != nil || len(nodes) == 0 || !isIn(nodes, 0) { // an upgrade without its reader
 				state.Waiters = len(nodes)
 				return err
 			}

@@ -55,8 +55,8 @@ func TestLostAnswersOfACreateLeaveOneNode(t *testing.T) {
 	}
 }
 
-// A create without an answer may run after the waiter has looked for its node. The waiter then has a
-// second node, with a higher number.
+// A create without an answer may run after the waiter has looked for its node. The waiter then has
+// a second node, with a higher number.
 func TestNodeThatIsMadeLateDoesNotKeepItsHoldOut(t *testing.T) {
 	server := zktest.Start(t)
 	s, conn := open(t, server.Address()), admin(t, server.Address())
@@ -367,8 +367,8 @@ func TestClientsThatAreKilledFreeTheirPlaces(t *testing.T) {
 	require.NoError(t, s.Release(t.Context(), l, 0))
 }
 
-// handOvers returns the number of packets of four hand-overs with n waiters. The ask of the first hold
-// is ask(0), the asks of the waiters follow.
+// handOvers returns the number of packets of four hand-overs with n waiters. The first hold has
+// ask(0), and the waiters have ask(1) to ask(n).
 func handOvers(t *testing.T, server *zktest.Server, n int, ask func(i int) store.Ask) int {
 	t.Helper()
 	s := open(t, server.Address(), long)

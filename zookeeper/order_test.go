@@ -11,10 +11,9 @@ import (
 	relockzk "github.com/go-relock/relock/zookeeper"
 )
 
-// children returns the nodes of a queue that is written in words. R5 is a reader with number 5, and W5
-// a writer. The word is also the ID of the hold. R7/W5 is a reader inside writer W5, with number 5.
-// W7/R5 is an upgrade of reader R5 that has the lock, with number 5. W9^R5 is an upgrade of R5 that
-// waits, with number 9.
+// children returns the nodes of a queue that is written in words. R5 is a reader with number 5 and
+// ID R5, and W5 is such a writer. R7/W5 is reader R7 inside writer W5, with number 5. W7/R5 is
+// writer W7 inside reader R5, with number 5. W9^R5 is an upgrade of R5 that waits, with number 9.
 func children(queue string) (names []string) {
 	for word := range strings.FieldsSeq(queue) {
 		own, around, inside := strings.Cut(word, "/")
