@@ -105,7 +105,8 @@ type storeURL struct {
 // can be pieces of a password.
 func (u storeURL) unreadable() error {
 	return usage("%s cannot be read; it must be %s, with USER:PASSWORD@ before the host if there are such. Characters such as "+
-		"@ : / ? # %% in a password must be percent-encoded, and a ?option=value must be one that docs/CLI.md describes", u.source, u.form)
+		"@ : / ? # %% in a password, and any @ behind the hosts, must be percent-encoded, and a ?option=value must be one that "+
+		"docs/CLI.md describes", u.source, u.form)
 }
 
 // storeURL reads the URL of the store. Package url does not read a URL with several hosts, so it is
@@ -126,11 +127,13 @@ func (c *connection) storeURL() (storeURL, error) {
 	user := server[:strings.LastIndexByte(server, '@')+1]
 	u.hosts = server[len(user):]
 	one := scheme + "://" + user + "host" + path
+	// A / or ? in a password makes the rest of the password look like a path.
+	misread := strings.Contains(path, "@")
 	if scheme == "sqlite" { // has no host
-		one, slashes = raw, true
+		one, slashes, misread = raw, true, false
 	}
 	var err error
-	if u.URL, err = url.Parse(one); err != nil || strings.Contains(raw, "#") || !slashes {
+	if u.URL, err = url.Parse(one); err != nil || strings.Contains(raw, "#") || !slashes || misread {
 		return u, u.unreadable()
 	}
 	return u, nil
@@ -233,7 +236,8 @@ func openZooKeeper(c *connection, u storeURL) (store.Store, io.Closer, error) {
 		return nil, nil, err
 	}
 	lease := cmp.Or(c.lease, relock.DefaultTTL)
-	session := ((4*lease + 3*time.Millisecond - 1) / 3).Truncate(time.Millisecond) // its lease is three quarters, at most
+	// The store gives a lease of at most three quarters of its session.
+	session := ((4*lease + 3*time.Millisecond - 1) / 3).Truncate(time.Millisecond)
 	options := []relockzk.Option{relockzk.WithSessionTimeout(max(session, time.Second))}
 	if u.User != nil {
 		password, _ := u.User.Password()
