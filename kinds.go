@@ -31,7 +31,8 @@ import (
 //
 // Each hold for writing draws a new token. [Lock.Token] of a reader is minus the token of the last
 // writer, or of a new one if none is known: two readers with one token saw no writer in between,
-// and a resource refuses a reader that writes, as its token is smaller than all others.
+// and a resource refuses a reader that writes, as its token is smaller than all others. (In
+// ZooKeeper each reader has a negative token of its own.)
 type RWLock struct {
 	*forWriting
 	read *Lock

@@ -446,13 +446,13 @@ func resumeAlive(b *bench) {
 }
 
 func resumeGivenUp(b *bench) {
-	l, there := b.locks(relock.WithTTL(b.h.TTL))
+	l, there := b.locks(relock.WithTTL(3 * b.h.TTL))
 	section := b.enter(b.ctx, l)
-	ticket := b.sent(l.ResumeTicket(section))
-	ctx, cancel := context.WithTimeout(b.ctx, b.h.TTL/10)
-	defer cancel()
-	_, err := there.Accept(ctx, ticket)
-	require.ErrorIs(b.t, err, context.DeadlineExceeded)
+	ticket, holder := b.sent(l.ResumeTicket(section)), b.holder(section)
+	accepting := b.start(b.ctx, func(ctx context.Context) (context.Context, error) { return there.Accept(ctx, ticket) })
+	b.eventually("the hold moves", func() bool { return b.state(l).Holder != holder })
+	accepting.cancel(errMine)
+	require.ErrorIs(b.t, b.fails(accepting), errMine)
 	next := b.enter(b.ctx, there)
 	require.Error(b.t, section.Err(), "the former section is over before the next one begins")
 	b.unlock(there, next)
@@ -521,7 +521,7 @@ func lendRefused(b *bench) {
 	if b.promises(Kinds) {
 		locks["for reading"] = b.rwLock(b.one, "b").RLocker()
 	}
-	if b.promises(Kinds) && b.promises(Semaphores) {
+	if b.promises(Semaphores) {
 		locks["of permits"] = b.semaphore(b.one, "c", 2)
 	}
 	for what, l := range locks {
