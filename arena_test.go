@@ -28,6 +28,8 @@ import (
 // This file and stage_test.go are the vocabulary of the tests on real servers: faults_*_test.go, crash_test.go,
 // clock_linux_test.go, stress_test.go, flood_test.go, deaf_test.go.
 
+func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
+
 const (
 	// limit bounds a few round trips on one server. See stage.limit.
 	limit = 3 * time.Second

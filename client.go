@@ -54,7 +54,7 @@ func Open(s store.Store, options ...Option) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	if set.redis != (redisSettings{prefix: DefaultPrefix}) {
+	if set.redis != defaultLayout() {
 		return nil, invalid("WithPrefix, WithRestartDelay, WithRedissonLayout and WithRedissonFencing are for New, which keeps locks in Redis")
 	}
 	c, err := newClient(set)

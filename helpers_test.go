@@ -29,6 +29,7 @@ import (
 //   - crash_test.go: What if a process, a network or a server goes away?
 //   - deaf_test.go: What if a client hears nothing?
 //   - deadlock_test.go: Which calls wait for each other in a circle, and which one gives up?
+//   - embedded_test.go: What does a client do on an embedded server?
 //   - errkinds_test.go: Which errors does an error match?
 //   - errors_test.go: What do the texts of errors say?
 //   - eval_test.go: When does a script of the user run, and what does it find?
@@ -56,28 +57,14 @@ import (
 //   - lock_test.go: What is a lock, and does it keep the promises of package locktest?
 //   - log_test.go: What does the library log?
 //   - loss_test.go: When does a section end because its lock is lost?
-//   - names_test.go: Where is a lock kept, and which names are refused?
 //   - options_test.go: Which options and arguments are refused?
 //   - options_redis_test.go: Which options need Redis, and what do they do?
 //   - outcome_test.go: Which outcome does a call have?
 //   - readme_test.go: Is what the pages say true?
-//   - redis_test.go: Does the Redis store check, wait and watch as package store says?
 //   - redisson_test.go: Does a lock of Redisson's layout work as others do?
-//   - redisson_scripts_test.go, redisson_property_test.go: Do the scripts keep Redisson's wire facts?
 //   - redisson_suite_test.go: Does Redisson's layout pass the suites?
 //   - reentry_test.go: Which calls are inside of a section?
 //   - reentry_faults_test.go: What if a nested entry or exit is slow, refused or lost?
-//   - scripts_test.go: How does a test call a script?
-//   - scripts_acquire_test.go: Is a lock taken, re-entered or refused?
-//   - scripts_loans_test.go: What do loans and moves leave, and what do the other scripts know of them?
-//   - scripts_property_test.go: Do scripts do the same as a model, in any order and twice?
-//   - scripts_queue_test.go: Who is served next?
-//   - scripts_refused_test.go: What is left when Redis refuses a command?
-//   - scripts_release_test.go: What do release, renew and forget change?
-//   - scripts_token_test.go: What do token, break and state read and write?
-//   - several_test.go: What does a script for several locks change?
-//   - shared_property_test.go: Do the scripts of read-write locks and semaphores do the same as a model?
-//   - shared_scripts_test.go: What do the scripts of read-write locks and semaphores do on a bad day?
 //   - stage_test.go: Which words begin, wait and end a call?
 //   - stop_test.go: Which calls does a stop end, and which ones go on?
 //   - storm_test.go: Do holders exclude each other at random faults in fake time?
@@ -91,8 +78,6 @@ import (
 //   - topology_slots_test.go: What if a slot moves?
 //   - topology_tls_test.go: Does a user with few commands have all that a lock needs over TLS?
 //   - wait_test.go: When exactly does a wait end?
-//   - waits_test.go: What do the scripts of waits show and take back?
-//   - wall_test.go: Do calls go down, and does the core know Redis?
 //   - watchdog_test.go: When are leases renewed?
 
 // This file and link_test.go are the vocabulary of the tests in fake time, with stage_test.go.

@@ -1,13 +1,17 @@
 package relock
 
 import (
+	"embed"
+	"io/fs"
 	"log/slog"
+	"reflect"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/go-relock/relock/internal/subs"
-	"github.com/go-relock/relock/internal/wire"
+	"github.com/go-relock/relock/internal/redisstore"
 	"github.com/go-relock/relock/store"
 )
 
@@ -43,8 +47,8 @@ func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := newRedisStore(rdb, redisOptions{
-		redisSettings: set.redis, retried: c.retried, lost: c.disconnected, reconnected: c.reconnected,
+	s, err := redisstore.New(rdb, redisstore.Options{
+		Layout: set.redis.Layout, Scripts: scripts(), Retried: c.retried, Lost: c.disconnected, Reconnected: c.reconnected,
 	})
 	if err != nil {
 		return nil, asInvalid(err)
@@ -57,9 +61,9 @@ func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 }
 
 // RedisStore makes the store that New gives to its Client, for programs that combine stores.
-// RedisStore takes the options [WithPrefix], [WithRedissonLayout] and [WithRedissonFencing]; other
-// options have no effect. The caller closes the store. The store reports nothing to loggers and
-// hooks.
+// RedisStore takes the options [WithPrefix], [WithRedissonLayout], [WithRedissonFencing] and
+// [WithRestartDelay], and refuses all others, which are for the Client over the store. The caller
+// closes the store. The store reports nothing to loggers and hooks.
 //
 // Errors: [ErrInvalid].
 func RedisStore(rdb redis.UniversalClient, options ...Option) (store.Store, error) {
@@ -67,7 +71,13 @@ func RedisStore(rdb redis.UniversalClient, options ...Option) (store.Store, erro
 	if err != nil {
 		return nil, err
 	}
-	s, err := newRedisStore(rdb, redisOptions{redisSettings: set.redis})
+	for i, option := range options {
+		if !isOfLayout(option) {
+			return nil, invalid("option %d of RedisStore: only WithPrefix, WithRedissonLayout, WithRedissonFencing and WithRestartDelay are "+
+				"allowed; give all others to Open, with the Client over the store", i+1)
+		}
+	}
+	s, err := redisstore.New(rdb, redisstore.Options{Layout: set.redis.Layout, Scripts: scripts()})
 	if err != nil {
 		return nil, asInvalid(err)
 	}
@@ -79,6 +89,46 @@ func redisOptionsOf(rdb redis.UniversalClient, options []Option) (settings, erro
 		return settings{}, invalid("the go-redis client is nil")
 	}
 	return defaults().with(options)
+}
+
+// isOfLayout says whether an option changes nothing but the layout.
+func isOfLayout(option Option) bool {
+	s := defaults()
+	option(&s)
+	s.redis = defaultLayout()
+	return reflect.DeepEqual(s, defaults())
+}
+
+// Redis returns the client of go-redis behind the locks of c, nil if they are not in Redis.
+func (c *Client) Redis() redis.UniversalClient { return redisstore.ClientOf(c.store) }
+
+// layout says how a client keeps its locks in Redis.
+type layout struct {
+	redisstore.Layout
+	hasPrefix bool // the prefix was given
+}
+
+func defaultLayout() layout { return layout{Layout: redisstore.Layout{Prefix: DefaultPrefix}} }
+
+// WithPrefix sets the prefix of the Redis keys and channels of locks; the default is
+// [DefaultPrefix]. All clients that share a lock must use the same prefix. The prefix may be empty,
+// and is at most [MaxNameLen] bytes. A prefix with a whole hash tag, such as "{app}:", puts all
+// locks into one slot of a cluster. An empty hash tag, "{}", is refused. Keys of
+// [WithRedissonLayout] have no prefix, so WithPrefix is refused there. WithPrefix is for [New]
+// only.
+func WithPrefix(prefix string) Option {
+	return func(s *settings) {
+		s.forClient("WithPrefix")
+		_, tag, _ := strings.Cut(prefix, "{")
+		switch {
+		case len(prefix) > MaxNameLen:
+			s.check(invalid("WithPrefix: %d bytes; at most %d are allowed", len(prefix), MaxNameLen))
+		case strings.HasPrefix(tag, "}"):
+			s.check(invalid("WithPrefix(%q): it has an empty hash tag, and with it the keys of a lock different slots in a cluster; "+
+				"a prefix must have no '{', or a whole tag such as {app}", prefix))
+		}
+		s.redis.Prefix, s.redis.hasPrefix = prefix, true
+	}
 }
 
 // WithRedissonLayout makes a client keep its locks as Redisson does, the Java library, so that Go
@@ -101,7 +151,7 @@ func redisOptionsOf(rdb redis.UniversalClient, options []Option) (settings, erro
 func WithRedissonLayout() Option {
 	return func(s *settings) {
 		s.forClient("WithRedissonLayout")
-		s.redis.redisson = true
+		s.redis.Redisson = true
 	}
 }
 
@@ -115,7 +165,7 @@ func WithRedissonLayout() Option {
 func WithRedissonFencing() Option {
 	return func(s *settings) {
 		s.forClient("WithRedissonFencing")
-		s.redis.fenced = true
+		s.redis.Fenced = true
 	}
 }
 
@@ -136,9 +186,21 @@ func WithRestartDelay(d time.Duration) Option {
 	return func(s *settings) {
 		s.forClient("WithRestartDelay")
 		s.check(checkLease("WithRestartDelay", d))
-		s.redis.delay = d
+		s.redis.Delay = d
 	}
 }
+
+//go:embed scripts/*.lua scripts/*/*.lua
+var sources embed.FS
+
+// scripts returns the scripts, loaded once for all clients of the process.
+var scripts = sync.OnceValue(func() *redisstore.Scripts {
+	folder, err := fs.Sub(sources, "scripts")
+	if err != nil {
+		panic(err) // the folder is part of the build
+	}
+	return redisstore.LoadScripts(folder)
+})
 
 // manyTries is the number of tries after which a call without an answer is worth a warning: about a
 // quarter of a second, or longer. Each next warning comes after twice as many tries, so that a
@@ -147,10 +209,7 @@ const manyTries = 8
 
 // retried reports that a call for the lock of a key is sent again.
 func (c *Client) retried(key, script string, attempt, tries int, err error) {
-	name := key
-	if r := c.settings.redis; !r.redisson {
-		name = nameOf(r.prefix, key)
-	}
+	name := c.settings.redis.NameOf(key)
 	level := slog.LevelDebug
 	if tries >= manyTries && tries&(tries-1) == 0 {
 		level = slog.LevelWarn
@@ -178,39 +237,4 @@ func (c *Client) reconnected(node string, down time.Duration) {
 	if hook := c.settings.hooks.Reconnected; hook != nil {
 		c.events.Emit(func() { hook(Reconnected{Node: node, Down: down}) })
 	}
-}
-
-// redisOptions are the options of a Redis store. Each function may be nil.
-type redisOptions struct {
-	redisSettings
-	retried     func(key, script string, attempt, tries int, err error)
-	lost        func(node string, attempt int, err error)
-	reconnected func(node string, down time.Duration)
-}
-
-// newRedisStore makes the store that keeps locks behind rdb, and sends nothing. newRedisStore
-// refuses the same kinds of rdb as New.
-func newRedisStore(rdb redis.UniversalClient, o redisOptions) (store.Store, error) {
-	s := &redisStore{rdb: rdb, prefix: o.prefix, delay: o.delay, closed: make(chan struct{}), watchers: make(map[*watcher]struct{})}
-	var err error
-	s.wire, err = wire.New(rdb, wire.Options{Retried: o.retried, Trouble: s.doubtAll})
-	if err != nil {
-		return nil, err
-	}
-	if o.lost == nil {
-		o.lost = func(string, int, error) {}
-	}
-	if o.reconnected == nil {
-		o.reconnected = func(string, time.Duration) {}
-	}
-	s.subs = subs.New(subs.Options{
-		Node: s.wire.Node, Sharded: s.wire.Sharded, NotSharded: s.wire.NotSharded,
-		Group: &s.group, Closed: s.closed, Lost: o.lost, Reconnected: o.reconnected,
-	})
-	if o.redisson {
-		s.field = redissonField
-		return &redissonStore{redisStore: s, fenced: o.fenced, cluster: s.wire.Sharded()}, nil
-	}
-	s.field = func(id store.ID) string { return string(id) }
-	return &nativeStore{s}, nil
 }

@@ -49,7 +49,7 @@ type settings struct {
 	hooks        Hooks
 
 	// Of the client as a whole.
-	redis          redisSettings
+	redis          layout
 	owner          string
 	shortest       time.Duration // of the TTLs, with WithTTLRange
 	longest        time.Duration
@@ -59,17 +59,8 @@ type settings struct {
 	err error // of the first wrong option
 }
 
-// redisSettings says how a client keeps its locks in Redis.
-type redisSettings struct {
-	prefix    string
-	hasPrefix bool          // the prefix was given
-	redisson  bool          // WithRedissonLayout
-	fenced    bool          // WithRedissonFencing
-	delay     time.Duration // of WithRestartDelay; 0: none
-}
-
 func defaults() settings {
-	return settings{redis: redisSettings{prefix: DefaultPrefix}, ttl: DefaultTTL, shortest: MinTTL, longest: MaxTTL}
+	return settings{redis: defaultLayout(), ttl: DefaultTTL, shortest: MinTTL, longest: MaxTTL}
 }
 
 // with returns s changed by options, checked.
@@ -90,16 +81,16 @@ func (s settings) with(options []Option) (settings, error) {
 			"or take it back with WithMaxHold(0)", s.maxHold, s.ttl)
 	case s.maxHold > 0 && s.maxHold < s.ttl:
 		s.err = invalid("WithMaxHold(%s): must be at least the TTL (%s)", s.maxHold, s.ttl)
-	case r.redisson && r.hasPrefix:
-		s.err = invalid("WithPrefix(%q) with WithRedissonLayout: Redisson's keys have no prefix, put it into the lock's name", r.prefix)
-	case r.redisson && r.delay > 0:
+	case r.Redisson && r.hasPrefix:
+		s.err = invalid("WithPrefix(%q) with WithRedissonLayout: Redisson's keys have no prefix, put it into the lock's name", r.Prefix)
+	case r.Redisson && r.Delay > 0:
 		s.err = invalid("WithRestartDelay with WithRedissonLayout: it is for this package's own layout only")
-	case r.fenced && !r.redisson:
+	case r.Fenced && !r.Redisson:
 		s.err = invalid("WithRedissonFencing: it needs WithRedissonLayout; every other lock has tokens by itself")
 	case s.passes > 0 && s.fixed:
 		s.err = invalid("WithLocalPass(%d, %s) with WithFixedLease(%s): what is passed on is a lease that is renewed; a fixed one begins with its hold; "+
 			"use WithTTL in place of it", s.passes, s.passLimit, s.ttl)
-	case s.passes > 0 && r.redisson:
+	case s.passes > 0 && r.Redisson:
 		s.err = invalid("WithLocalPass with WithRedissonLayout: it is for this package's own layout only")
 	}
 	return s, s.err
@@ -231,27 +222,6 @@ func WithMaxWaiters(n int) Option {
 			s.check(invalid("WithMaxWaiters(%d): must be at least 1, or 0 for no limit", n))
 		}
 		s.maxWaiters = n
-	}
-}
-
-// WithPrefix sets the prefix of the Redis keys and channels of locks; the default is
-// [DefaultPrefix]. All clients that share a lock must use the same prefix. The prefix may be empty,
-// and is at most [MaxNameLen] bytes. A prefix with a whole hash tag, such as "{app}:", puts all
-// locks into one slot of a cluster. An empty hash tag, "{}", is refused. Keys of
-// [WithRedissonLayout] have no prefix, so WithPrefix is refused there. WithPrefix is for [New]
-// only.
-func WithPrefix(prefix string) Option {
-	return func(s *settings) {
-		s.forClient("WithPrefix")
-		_, tag, _ := strings.Cut(prefix, "{")
-		switch {
-		case len(prefix) > MaxNameLen:
-			s.check(invalid("WithPrefix: %d bytes; at most %d are allowed", len(prefix), MaxNameLen))
-		case strings.HasPrefix(tag, "}"):
-			s.check(invalid("WithPrefix(%q): it has an empty hash tag, and with it the keys of a lock different slots in a cluster; "+
-				"a prefix must have no '{', or a whole tag such as {app}", prefix))
-		}
-		s.redis.prefix, s.redis.hasPrefix = prefix, true
 	}
 }
 

@@ -50,7 +50,7 @@ func (w *arena) forRedisson() *arena {
 const javaHolder = "f47ac10b-58cc-4372-a567-0e02b2c3d479:42"
 
 // javaTryLock is one attempt of RLock.tryLock, with the effects of Redisson's script as in
-// testdata/redisson/vectors.json.
+// internal/redisstore/testdata/vectors.json.
 func (w *arena) javaTryLock(name string) bool {
 	w.t.Helper()
 	const text = `

@@ -1,4 +1,4 @@
-package relock
+package redisstore
 
 import (
 	"cmp"
@@ -321,7 +321,7 @@ func newSharedPlay(t *testing.T, server *redistest.Server, old, mutated string) 
 	}
 	changed := false
 	for _, s := range []*wire.Script{
-		sharedAcquireScript, sharedReleaseScript, sharedRenewScript, sharedForgetScript, sharedTokenScript, sharedBreakScript,
+		scripts.kinds.acquire, scripts.kinds.release, scripts.kinds.renew, scripts.kinds.forget, scripts.kinds.token, scripts.kinds.broken,
 	} {
 		source := strings.Replace(s.Source, old, mutated, 1)
 		changed = changed || source != s.Source
@@ -607,7 +607,7 @@ func (s *sharedSequence) newHold() *sharedHold {
 
 // acquiring makes the command of an ask.
 func (s *sharedSequence) acquiring(h *sharedHold, place string) sharedCommand {
-	return sharedCommand{sharedAcquireScript, h, h.TTL, place, func() any { return s.acquire(h, place) }}
+	return sharedCommand{scripts.kinds.acquire, h, h.TTL, place, func() any { return s.acquire(h, place) }}
 }
 
 // command makes a command of a hold as the store does.
@@ -621,16 +621,16 @@ func (s *sharedSequence) command() sharedCommand {
 		}
 		return s.acquiring(h, place)
 	case p < 68:
-		return sharedCommand{sharedReleaseScript, h, h.TTL, "", func() any { return s.release(h) }}
+		return sharedCommand{scripts.kinds.release, h, h.TTL, "", func() any { return s.release(h) }}
 	case p < 78:
 		ttl := time.Duration(s.rng.IntN(4)*25) * time.Second
-		return sharedCommand{sharedRenewScript, h, ttl, "", func() any { return s.renew(h, ttl) }}
+		return sharedCommand{scripts.kinds.renew, h, ttl, "", func() any { return s.renew(h, ttl) }}
 	case p < 88:
-		return sharedCommand{sharedForgetScript, h, h.TTL, "", func() any { return s.forget(h) }}
+		return sharedCommand{scripts.kinds.forget, h, h.TTL, "", func() any { return s.forget(h) }}
 	case p < 95:
-		return sharedCommand{sharedTokenScript, h, h.TTL, "", func() any { return slices.Contains(s.in, h) }}
+		return sharedCommand{scripts.kinds.token, h, h.TTL, "", func() any { return slices.Contains(s.in, h) }}
 	default:
-		return sharedCommand{sharedBreakScript, h, h.TTL, s.store.control(h.client), func() any { return s.broken(h) }}
+		return sharedCommand{scripts.kinds.broken, h, h.TTL, s.store.control(h.client), func() any { return s.broken(h) }}
 	}
 }
 
@@ -656,9 +656,9 @@ func (s *sharedSequence) call(batch ...sharedCommand) {
 		want := c.apply()
 		s.log = append(s.log, fmt.Sprint("  replies ", replies[i]))
 		switch c.script {
-		case sharedAcquireScript:
+		case scripts.kinds.acquire:
 			s.compareAcquire(c.hold, want.(acquireReply), replies[i])
-		case sharedTokenScript:
+		case scripts.kinds.token:
 			s.compareToken(c.hold, want.(bool), replies[i].(int64))
 		default:
 			require.Equal(s, want, replies[i], "%v", c)
@@ -667,7 +667,7 @@ func (s *sharedSequence) call(batch ...sharedCommand) {
 }
 
 func (s *sharedSequence) compareAcquire(h *sharedHold, want acquireReply, reply any) {
-	got, err := parseAcquireReply(sharedAcquireScript, reply)
+	got, err := parseAcquireReply(scripts.kinds.acquire, reply)
 	require.NoError(s, err)
 	require.Equal(s, want.status, got.status, "status of %s", h.place())
 	switch got.status {

@@ -1,4 +1,4 @@
-package relock
+package redisstore
 
 import (
 	"fmt"
@@ -153,11 +153,11 @@ func (m *redissonModel) command() redissonCommand {
 	}
 	switch m.rng.IntN(3) {
 	case 0:
-		return redissonCommand{redissonAcquireScript, field, m.store.keys(redissonName), []any{field, millis(redissonTTL)},
+		return redissonCommand{scripts.redisson.acquire, field, m.store.keys(redissonName), []any{field, millis(redissonTTL)},
 			func() any { return m.acquire(field) }}
 	case 1:
 		count := 1 + m.rng.IntN(3)
-		return redissonCommand{renewScript, field, []string{redissonName}, []any{field, millis(redissonTTL), count}, func() any {
+		return redissonCommand{scripts.mutex.renew, field, []string{redissonName}, []any{field, millis(redissonTTL), count}, func() any {
 			if m.owner != field {
 				m.saw("gone")
 				return int64(0)
@@ -168,7 +168,7 @@ func (m *redissonModel) command() redissonCommand {
 		}}
 	default:
 		unit := m.store.unit(redissonName, redissonID(field))
-		return redissonCommand{redissonReleaseScript, field, unit.Keys, append(m.store.freeing(""), unit.Args...), func() any {
+		return redissonCommand{scripts.redisson.release, field, unit.Keys, append(m.store.freeing(""), unit.Args...), func() any {
 			if m.owner != field {
 				m.saw("gone")
 				return int64(0)

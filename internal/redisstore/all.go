@@ -1,4 +1,4 @@
-package relock
+package redisstore
 
 import (
 	"context"
@@ -28,7 +28,7 @@ func (s *nativeStore) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lea
 		}
 		return all
 	}
-	script, shared := s.entering(allScript)
+	script, shared := s.entering(s.scripts.all)
 	c := inOneCall(script, shared, asks)
 	c.Unit.Args, c.Repeat = ttls(0), ttls
 	answer, err := s.wire.Do(ctx, c)
@@ -70,7 +70,7 @@ func (s *nativeStore) ReleaseAll(ctx context.Context, leases []store.Lease) []er
 	if err := s.checkAll(asks); err != nil {
 		return slices.Repeat([]error{err}, len(leases))
 	}
-	answer, err := s.wire.Do(ctx, inOneCall(releaseScript, s.publish(), asks))
+	answer, err := s.wire.Do(ctx, inOneCall(s.scripts.mutex.release, s.publish(), asks))
 	replies, _ := answer.Reply.([]any)
 	for i, l := range leases {
 		freed := int64(-1)

@@ -1,4 +1,4 @@
-package relock
+package redisstore
 
 import (
 	"context"
@@ -7,21 +7,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/go-relock/relock/internal/wire"
 	"github.com/go-relock/relock/store"
 )
 
 // This file is the scripts of users, which run in one step with a look at the lock.
-
-// hashed returns the part of a key that decides its slot in a cluster.
-func hashed(key string) string {
-	if tag := hashTag(key); tag != "" {
-		return tag
-	}
-	return key
-}
 
 // CheckScript refuses readers, which must not write, keys that are not in the slot of the lock, and
 // arguments that are no text for Redis.
@@ -30,8 +20,8 @@ func (*redisStore) CheckScript(a store.Ask, script store.Script) error {
 		return errors.New("the lock is for reading, and a script may write")
 	}
 	for _, key := range script.Keys {
-		if hashed(key) != hashed(a.Name) {
-			return fmt.Errorf("key %q: the keys of a script must be in the slot of the lock, such as %q", key, "{"+hashed(a.Name)+"}:"+key)
+		if slotTag(key) != slotTag(a.Name) {
+			return fmt.Errorf("key %q: the keys of a script must be in the slot of the lock, such as %q", key, "{"+slotTag(a.Name)+"}:"+key)
 		}
 	}
 	for i, arg := range script.Args {
@@ -60,7 +50,7 @@ func (s *nativeStore) Eval(ctx context.Context, l store.Lease, script store.Scri
 // eval runs a script if field is in the base key.
 func (s *redisStore) eval(ctx context.Context, l store.Lease, verb, field string, script store.Script) (any, error) {
 	c := &wire.Call{
-		Script: s.users.of("", verb, script.Source), Tries: boundTries, NoRepeat: true, Patience: attemptLimit(l.TTL),
+		Script: s.users.of(s.scripts, "", verb, script.Source), Tries: boundTries, NoRepeat: true, Patience: attemptLimit(l.TTL),
 		Unit: wire.Unit{Keys: append([]string{l.Name}, script.Keys...), Args: append([]any{field}, script.Args...)},
 	}
 	answer, err := s.wire.Do(ctx, c)
@@ -93,16 +83,16 @@ func (s *nativeStore) TryEval(ctx context.Context, a store.Ask, script store.Scr
 	if a.Kind != store.Mutex {
 		return store.Lease{}, nil, fmt.Errorf("%w: a script that decides about %s", errors.ErrUnsupported, a.Kind)
 	}
-	_, shared := s.entering(acquireScript)
+	_, shared := s.entering(s.scripts.mutex.acquire)
 	args := func(ttl int64) []any {
 		return slices.Concat(shared, []any{string(a.ID), ttl}, script.Args)
 	}
 	first := ""
 	if s.delay > 0 {
-		first = sourceOf("restarted")
+		first = s.scripts.source("restarted")
 	}
 	c := &wire.Call{
-		Script: s.users.of(first, "try", script.Source), Tries: boundTries, Patience: takingLimit(a),
+		Script: s.users.of(s.scripts, first, "try", script.Source), Tries: boundTries, Patience: takingLimit(a),
 		Unit:   wire.Unit{Keys: append([]string{a.Name, a.Name + queueSuffix}, script.Keys...), Args: args(millis(a.Kept(a.TTL)))},
 		Repeat: func(elapsed time.Duration) []any { return args(repeatMillis(a.Kept(a.TTL), elapsed)) },
 		Acks:   wire.Acks(a.Acks),
@@ -136,13 +126,3 @@ func (s *nativeStore) TryEval(ctx context.Context, a store.Ask, script store.Scr
 	l, err := keepOrUndo(ctx, r.toLease(a, answer), answer.Acked, s.Release)
 	return l, reply, err
 }
-
-// Redis returns the client of go-redis behind the locks of c, nil if they are not in Redis.
-func (c *Client) Redis() redis.UniversalClient {
-	if s, is := c.store.(interface{ client() redis.UniversalClient }); is {
-		return s.client()
-	}
-	return nil
-}
-
-func (s *redisStore) client() redis.UniversalClient { return s.rdb }

@@ -1,4 +1,4 @@
-package relock
+package redisstore
 
 import (
 	"context"
@@ -176,7 +176,7 @@ func withUser(t *testing.T, rules ...any) *rig {
 	r := newRigOn(t, server)
 	require.NoError(t, r.rdb.Do(t.Context(), append([]any{"ACL", "SETUSER", "app", "on", ">pw", "resetchannels"}, rules...)...).Err())
 	rdb := server.Client(func(o *redis.Options) { o.Username, o.Password = "app", "pw" })
-	s, err := newRedisStore(rdb, redisOptions{redisSettings: redisSettings{prefix: DefaultPrefix}})
+	s, err := New(rdb, Options{Layout: Layout{Prefix: prefix}, Scripts: scripts})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	r.store = s.(*nativeStore)
@@ -184,7 +184,7 @@ func withUser(t *testing.T, rules ...any) *rig {
 }
 
 func TestAUserNeedsNoMoreThanItsPrefix(t *testing.T) {
-	r := withUser(t, "&"+DefaultPrefix+"*", "~"+DefaultPrefix+"*", "+@all")
+	r := withUser(t, "&"+prefix+"*", "~"+prefix+"*", "+@all")
 	ps := r.listen("b")
 	for _, what := range []string{"Release", "Forget", "Break"} {
 		id := newID("a")

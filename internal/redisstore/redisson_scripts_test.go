@@ -1,4 +1,4 @@
-package relock
+package redisstore
 
 import (
 	"context"
@@ -21,7 +21,7 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// vectorFile is what Redisson's own scripts were seen to do, see testdata/redisson.
+// vectorFile is what Redisson's own scripts were seen to do, see testdata.
 type vectorFile struct {
 	Holders map[string]string `json:"holders"`
 	Vectors []vector          `json:"vectors"`
@@ -56,7 +56,7 @@ const redissonTTL = 30 * time.Second
 
 func readVectors(t *testing.T) vectorFile {
 	t.Helper()
-	data, err := os.ReadFile("testdata/redisson/vectors.json")
+	data, err := os.ReadFile("testdata/vectors.json")
 	require.NoError(t, err)
 	var f vectorFile
 	require.NoError(t, json.Unmarshal(data, &f))
@@ -79,7 +79,7 @@ const redissonName = "orders:42"
 
 func newRedissonRig(t *testing.T, rdb *redis.Client, fenced bool) *redissonRig {
 	t.Helper()
-	s, err := newRedisStore(rdb, redisOptions{redisSettings: redisSettings{prefix: DefaultPrefix, redisson: true, fenced: fenced}})
+	s, err := New(rdb, Options{Layout: Layout{Prefix: prefix, Redisson: true, Fenced: fenced}, Scripts: scripts})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	require.NoError(t, rdb.FlushAll(t.Context()).Err())
@@ -286,7 +286,7 @@ func TestRedissonVectors(t *testing.T) {
 				want[token] = last
 			}
 			r.requireState(want)
-			control := func(p published) bool { return strings.HasPrefix(p.Channel, DefaultPrefix) }
+			control := func(p published) bool { return strings.HasPrefix(p.Channel, prefix) }
 			require.Equal(t, v.Published, slices.DeleteFunc(r.heard(), control))
 		})
 		before[v.Group] = v.State
@@ -414,7 +414,7 @@ func TestRedissonSaysThatANameIsAnotherKindOfLock(t *testing.T) {
 		}
 		require.NoError(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "u", "on", ">u", "~orders:*", "resetchannels",
 			"&redisson_lock__channel:*", "+@all").Err())
-		s, err := newRedisStore(server.Client(func(o *redis.Options) { o.Username, o.Password = "u", "u" }), redisOptions{redisSettings: redisSettings{redisson: true}})
+		s, err := New(server.Client(func(o *redis.Options) { o.Username, o.Password = "u", "u" }), Options{Layout: Layout{Redisson: true}, Scripts: scripts})
 		require.NoError(t, err)
 		r := &redissonRig{T: t, store: s.(*redissonStore)}
 		r.take("u:1")
@@ -479,7 +479,7 @@ func TestRedissonSaysThatAWaiterMayNotBeWoken(t *testing.T) {
 		r := newRedissonRig(t, rdb, false)
 		r.take("u:1")
 		user := server.Client(func(o *redis.Options) { o.Username, o.Password = "u", "u" })
-		err := user.Eval(t.Context(), redissonReleaseScript.Source, []string{redissonName}, c.publish, "", "u:1", "channel").Err()
+		err := user.Eval(t.Context(), scripts.redisson.release.Source, []string{redissonName}, c.publish, "", "u:1", "channel").Err()
 		require.Equal(t, c.fails, err != nil, "%+v: %v", c, err)
 		require.Empty(t, r.state(), "the lock is free all the same")
 	}

@@ -1,4 +1,4 @@
-package relock
+package redisstore
 
 import (
 	"context"
@@ -26,7 +26,7 @@ func TestRedisStoreKeepsThePromisesOfStores(t *testing.T) {
 			t.Helper()
 			return storetest.Server{
 				New: func() store.Store {
-					s, err := newRedisStore(server.Client(), redisOptions{redisSettings: redisSettings{prefix: DefaultPrefix}})
+					s, err := New(server.Client(), Options{Layout: Layout{Prefix: prefix}, Scripts: scripts})
 					require.NoError(t, err)
 					return s
 				},
@@ -49,7 +49,7 @@ func faulty(t *testing.T) (*rig, *redistest.Faults) {
 	rdb := r.server.Client(func(o *redis.Options) {
 		o.Dialer, o.DisableIdentity, o.ReadTimeout = faults.Dialer(nil), true, limit
 	})
-	s, err := newRedisStore(rdb, redisOptions{redisSettings: redisSettings{prefix: DefaultPrefix}})
+	s, err := New(rdb, Options{Layout: Layout{Prefix: prefix}, Scripts: scripts})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	r.store = s.(*nativeStore)
@@ -255,7 +255,7 @@ func TestRedissonRecheck(t *testing.T) {
 		{minute, time.Second, time.Second},
 		{20 * time.Second, time.Hour, 20 * time.Second},
 		{time.Second, time.Hour, longRecheck},
-		{time.Hour, time.Hour, DefaultTTL},
+		{time.Hour, time.Hour, usualTTL},
 		{time.Second, -time.Millisecond, time.Second},
 	} {
 		d := redissonRecheck(store.Ask{TTL: c.ttl}, acquireReply{remaining: c.remaining})
@@ -367,7 +367,7 @@ func TestADeafClientKeepsNoLock(t *testing.T) {
 		ended.Store(true)
 	}()
 	redistest.Eventually(t, limit, func() bool { return r.rdb.Exists(t.Context(), r.base).Val() == 1 }, "the deaf client has the lock")
-	other, err := newRedisStore(r.rdb, redisOptions{redisSettings: redisSettings{prefix: DefaultPrefix}})
+	other, err := New(r.rdb, Options{Layout: Layout{Prefix: prefix}, Scripts: scripts})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, other.Close()) }()
 	start := time.Now()
@@ -420,10 +420,10 @@ func TestCloseLeavesNothing(t *testing.T) {
 }
 
 func TestCheckServer(t *testing.T) {
-	open := func(t *testing.T, rdb redis.UniversalClient, o redisOptions) (store.Checker, store.Ask) {
+	open := func(t *testing.T, rdb redis.UniversalClient, l Layout) (store.Checker, store.Ask) {
 		t.Helper()
-		o.prefix = DefaultPrefix
-		s, err := newRedisStore(rdb, o)
+		l.Prefix = prefix
+		s, err := New(rdb, Options{Layout: l, Scripts: scripts})
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, s.Close()) })
 		a, err := s.Check(store.Ask{Name: "app:x", ID: "a:1:1", TTL: minute, Limit: 1})
@@ -431,16 +431,16 @@ func TestCheckServer(t *testing.T) {
 		return s.(store.Checker), a
 	}
 	server := redistest.Start(t)
-	for what, o := range map[string]redisSettings{"": {}, "Redisson": {redisson: true}, "fenced": {redisson: true, fenced: true}} {
+	for what, l := range map[string]Layout{"": {}, "Redisson": {Redisson: true}, "fenced": {Redisson: true, Fenced: true}} {
 		t.Run("leaves nothing"+what, func(t *testing.T) {
 			rdb := server.Client()
-			s, a := open(t, rdb, redisOptions{redisSettings: o})
+			s, a := open(t, rdb, l)
 			require.NoError(t, s.CheckServer(t.Context(), a))
 			redistest.Eventually(t, limit, func() bool { return len(redistest.Keys(t, rdb)) == 0 }, "no key is left")
 		})
 	}
 	t.Run("asks for replicas", func(t *testing.T) {
-		s, a := open(t, server.Client(), redisOptions{})
+		s, a := open(t, server.Client(), Layout{})
 		a.Acks = store.Acks{Replicas: 1, Timeout: 10 * time.Millisecond}
 		err := s.CheckServer(t.Context(), a)
 		require.ErrorIs(t, err, store.ErrNotReplicated)
@@ -450,7 +450,7 @@ func TestCheckServer(t *testing.T) {
 			redistest.NotTested(t, "Redis before 7 does not say where a script has failed")
 		}
 		require.NoError(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "u", "on", ">u", "~*", "&*", "+@all", "-time", "-publish").Err())
-		s, a := open(t, server.Client(func(o *redis.Options) { o.Username, o.Password = "u", "u" }), redisOptions{})
+		s, a := open(t, server.Client(func(o *redis.Options) { o.Username, o.Password = "u", "u" }), Layout{})
 		err := s.CheckServer(t.Context(), a)
 		require.ErrorContains(t, err, "draw a token")
 		require.ErrorContains(t, err, "call('TIME')")
@@ -458,7 +458,7 @@ func TestCheckServer(t *testing.T) {
 		require.ErrorContains(t, err, "call('PUBLISH'")
 	})
 	t.Run("without a server", func(t *testing.T) {
-		s, a := open(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}), redisOptions{})
+		s, a := open(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}), Layout{})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		err := s.CheckServer(ctx, a)
@@ -517,7 +517,7 @@ func TestRedissonWait(t *testing.T) {
 	t.Run("hears both kinds of pub/sub in a cluster", func(t *testing.T) {
 		cluster := redistest.StartCluster(t)
 		rdb := cluster.Client()
-		s, err := newRedisStore(rdb, redisOptions{redisSettings: redisSettings{redisson: true}})
+		s, err := New(rdb, Options{Layout: Layout{Redisson: true}, Scripts: scripts})
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, s.Close()) })
 		r := &redissonRig{T: t, store: s.(*redissonStore)}
@@ -538,7 +538,7 @@ func TestRedissonWait(t *testing.T) {
 
 func TestClusterStore(t *testing.T) {
 	cluster := redistest.StartCluster(t)
-	s, err := newRedisStore(cluster.Client(), redisOptions{redisSettings: redisSettings{prefix: DefaultPrefix}})
+	s, err := New(cluster.Client(), Options{Layout: Layout{Prefix: prefix}, Scripts: scripts})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	require.NoError(t, s.(store.Checker).CheckServer(t.Context(), store.Ask{Name: "x", Limit: 1}))

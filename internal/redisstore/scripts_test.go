@@ -1,4 +1,4 @@
-package relock
+package redisstore
 
 import (
 	"context"
@@ -27,6 +27,12 @@ func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 // limit bounds what takes a few round trips.
 const limit = 10 * time.Second
 
+// scripts are the scripts in the tree.
+var scripts = LoadScripts(os.DirFS("../../scripts"))
+
+// prefix is relock.DefaultPrefix.
+const prefix = "relock:"
+
 // minute is the lease of most holds here: no test waits for its end.
 const minute = time.Minute
 
@@ -47,11 +53,11 @@ func newRig(t *testing.T) *rig {
 func newRigOn(t *testing.T, server *redistest.Server) *rig {
 	t.Helper()
 	r := &rig{T: t, server: server, rdb: server.Client()}
-	s, err := newRedisStore(r.rdb, redisOptions{redisSettings: redisSettings{prefix: DefaultPrefix}})
+	s, err := New(r.rdb, Options{Layout: Layout{Prefix: prefix}, Scripts: scripts})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	r.store = s.(*nativeStore)
-	r.base, err = baseKey(DefaultPrefix, t.Name())
+	r.base, err = baseKey(prefix, t.Name())
 	require.NoError(t, err)
 	clean := func() {
 		require.NoError(t, r.rdb.Del(context.Background(), r.base, r.base+queueSuffix, r.base+tokenSuffix, r.base+loansSuffix).Err())
@@ -98,14 +104,14 @@ func (r *rig) both() []string { return []string{r.base, r.base + queueSuffix} }
 // acquire asks for the lock, and queues with an arrival.
 func (r *rig) acquire(id string, ttl time.Duration, arrival string) (acquireReply, error) {
 	r.Helper()
-	reply, err := r.script(acquireScript, r.both(), "PUBLISH", id, millis(ttl), arrival)
+	reply, err := r.script(scripts.mutex.acquire, r.both(), "PUBLISH", id, millis(ttl), arrival)
 	if err != nil {
 		return acquireReply{}, err
 	}
 	if reply == statusAgain {
 		return acquireReply{status: statusAgain}, nil
 	}
-	return parseAcquireReply(acquireScript, reply)
+	return parseAcquireReply(scripts.mutex.acquire, reply)
 }
 
 // status is what acquire says to a hold with a lease of a minute.
@@ -134,22 +140,22 @@ func (r *rig) queue(client string) string {
 
 func (r *rig) release(id string) int64 {
 	r.Helper()
-	return r.number(releaseScript, r.both(), "PUBLISH", id)
+	return r.number(scripts.mutex.release, r.both(), "PUBLISH", id)
 }
 
 func (r *rig) renew(id string, ttl time.Duration, count int) int64 {
 	r.Helper()
-	return r.number(renewScript, []string{r.base}, id, millis(ttl), count)
+	return r.number(scripts.mutex.renew, []string{r.base}, id, millis(ttl), count)
 }
 
 func (r *rig) forget(id string) int64 {
 	r.Helper()
-	return r.number(forgetScript, r.both(), "PUBLISH", id, millis(minute))
+	return r.number(scripts.mutex.forget, r.both(), "PUBLISH", id, millis(minute))
 }
 
 func (r *rig) token(id string) int64 {
 	r.Helper()
-	return r.number(tokenScript, []string{r.base, r.base + tokenSuffix}, id, 0)
+	return r.number(scripts.mutex.token, []string{r.base, r.base + tokenSuffix}, id, 0)
 }
 
 func (r *rig) look() store.State {

@@ -1,4 +1,4 @@
-package relock
+package redisstore
 
 import (
 	"context"
@@ -31,7 +31,7 @@ func (s *nativeStore) Show(ctx context.Context, w store.Waiting, lifetime time.D
 	for i, hold := range w.Holds {
 		units[i] = wire.Unit{Keys: []string{s.waitsKey(hold)}, Args: []any{string(w.ID), string(text)}}
 	}
-	return errors.Join(s.all(ctx, showScript, []any{millis(lifetime)}, units)...)
+	return errors.Join(s.all(ctx, s.scripts.show, []any{millis(lifetime)}, units)...)
 }
 
 // Shown implements [store.Waits].
@@ -41,15 +41,15 @@ func (s *nativeStore) Shown(ctx context.Context, holds []store.ID) ([]store.Wait
 		units[i] = wire.Unit{Keys: []string{s.waitsKey(hold)}}
 	}
 	var waits []store.Waiting
-	for _, r := range s.wire.All(ctx, shownScript, nil, units) {
+	for _, r := range s.wire.All(ctx, s.scripts.shown, nil, units) {
 		if r.Err != nil {
 			return nil, reachable(r.Err)
 		}
 		texts, _ := r.Reply.([]any)
 		for _, text := range texts {
 			var w store.Waiting
-			if s, is := text.(string); !is || json.Unmarshal([]byte(s), &w) != nil {
-				return nil, badReply(shownScript, r.Reply)
+			if t, is := text.(string); !is || json.Unmarshal([]byte(t), &w) != nil {
+				return nil, badReply(s.scripts.shown, r.Reply)
 			}
 			waits = append(waits, w)
 		}

@@ -1,4 +1,4 @@
-package relock
+package redisstore
 
 import (
 	"context"
@@ -21,13 +21,14 @@ import (
 // redisStore is the common part of the stores of both layouts: the way to the server, and the verbs
 // that both layouts share.
 type redisStore struct {
-	wire   *wire.Wire
-	subs   *subs.Hub
-	rdb    redis.UniversalClient
-	users  userScripts
-	prefix string
-	delay  time.Duration         // of WithRestartDelay
-	field  func(store.ID) string // names a hold in the hash of its lock
+	wire    *wire.Wire
+	subs    *subs.Hub
+	rdb     redis.UniversalClient
+	scripts *Scripts
+	users   userScripts
+	prefix  string
+	delay   time.Duration         // of Options.Delay
+	field   func(store.ID) string // names a hold in the hash of its lock
 
 	group  group.Group // goroutines of subs and Watch
 	closed chan struct{}
@@ -122,7 +123,7 @@ func (s *redisStore) all(ctx context.Context, script *wire.Script, shared []any,
 // the first attempt, so a client that hears no answers keeps a lock for one TTL.
 func (s *redisStore) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
 	return s.enter(ctx, l, &wire.Call{
-		Script: renewScript, Unit: s.renewal(l, l.TTL, count),
+		Script: s.scripts.mutex.renew, Unit: s.renewal(l, l.TTL, count),
 		Repeat: func(elapsed time.Duration) []any { return s.renewal(l, max(l.TTL-elapsed, 0), count).Args },
 	})
 }
@@ -148,7 +149,7 @@ func (s *redisStore) Renew(ctx context.Context, renewals []store.Renewal) []erro
 	for i, r := range renewals {
 		units[i] = s.renewal(r.Lease, r.TTL, r.Count)
 	}
-	return s.all(ctx, renewScript, nil, units)
+	return s.all(ctx, s.scripts.mutex.renew, nil, units)
 }
 
 func (s *redisStore) renewal(l store.Lease, ttl time.Duration, count int) wire.Unit {
@@ -178,7 +179,7 @@ func forgotten(errs []error) []error {
 // look reads the lock with these keys.
 func (s *redisStore) look(ctx context.Context, keys []string) (store.State, error) {
 	a, err := s.wire.Do(ctx, &wire.Call{
-		Script: stateScript, Shared: []any{len(keys)}, Unit: wire.Unit{Keys: keys}, Tries: boundTries,
+		Script: s.scripts.mutex.state, Shared: []any{len(keys)}, Unit: wire.Unit{Keys: keys}, Tries: boundTries,
 	})
 	if err != nil {
 		return store.State{}, unsureOf(a, reachable(err))
@@ -186,7 +187,7 @@ func (s *redisStore) look(ctx context.Context, keys []string) (store.State, erro
 	var owner string
 	var count, ttl, token, waiters int64
 	if !scan(a.Reply, &owner, &count, &ttl, &token, &waiters) {
-		return store.State{}, badReply(stateScript, a.Reply)
+		return store.State{}, badReply(s.scripts.mutex.state, a.Reply)
 	}
 	state := store.State{
 		Owner: store.ID(owner), Count: int(count), TTL: fromMillis(ttl), Token: token, Waiters: int(waiters),
@@ -222,7 +223,7 @@ func (s *redisStore) entering(script *wire.Script) (*wire.Script, []any) {
 	if s.delay == 0 {
 		return script, s.publish()
 	}
-	return delayedScripts[script], []any{s.publish()[0], millis(s.delay)}
+	return s.scripts.delayed[script], []any{s.publish()[0], millis(s.delay)}
 }
 
 // publish returns the publish command of scripts, as the shared part of their arguments.

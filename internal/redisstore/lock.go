@@ -1,4 +1,4 @@
-package relock
+package redisstore
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// This file is relock's own layout in Redis. Waiting is in pubsub.go.
+// This file is relock's own layout in Redis. Waiting is in wait.go.
 
 // baseKey returns the key of a lock: prefix{name}, or prefix+name if the name has a hash tag. All
 // keys and channels of the lock begin with the base key, and share its slot. A base key is its own
@@ -109,9 +109,9 @@ func (s *nativeStore) acquireUnit(a store.Ask, ttl int64, arrival string) wire.U
 
 // ask asks for a lock, and queues unless arrival is noPlace.
 func (s *nativeStore) ask(ctx context.Context, a store.Ask, arrival string, tries int) (acquireReply, wire.Answer, error) {
-	script := acquireScript
+	script := s.scripts.mutex.acquire
 	if a.Kind != store.Mutex {
-		script = sharedAcquireScript
+		script = s.scripts.kinds.acquire
 	}
 	c := &wire.Call{
 		Unit: s.acquireUnit(a, millis(a.Kept(a.TTL)), arrival), Tries: tries, Patience: takingLimit(a),
@@ -163,22 +163,22 @@ func (s *nativeStore) Release(ctx context.Context, l store.Lease, count int) err
 	c := &wire.Call{Shared: s.publish(), Patience: attemptLimit(l.TTL)}
 	switch {
 	case l.Lender != "" || l.Lent:
-		c.Script, c.Unit = leavingLoans(l.Ask)
+		c.Script, c.Unit = s.leavingLoans(l.Ask)
 	case l.Kind == store.Mutex:
-		c.Script, c.Unit = releaseScript, s.unit(l.Name, string(l.ID))
+		c.Script, c.Unit = s.scripts.mutex.release, s.unit(l.Name, string(l.ID))
 	default:
-		c.Script, c.Unit = sharedReleaseScript, sharedUnit(l.Ask, 0, "")
+		c.Script, c.Unit = s.scripts.kinds.release, sharedUnit(l.Ask, 0, "")
 	}
 	return s.free(ctx, c)
 }
 
 // leavingLoans returns the script that ends a loan, or a hold that may have lent its lock.
-func leavingLoans(a store.Ask) (*wire.Script, wire.Unit) {
+func (s *nativeStore) leavingLoans(a store.Ask) (*wire.Script, wire.Unit) {
 	keys := []string{a.Name, a.Name + queueSuffix, a.Name + loansSuffix}
 	if a.Lender != "" {
-		return returnScript, wire.Unit{Keys: keys, Args: []any{string(a.Lender), string(a.ID)}}
+		return s.scripts.giveBack, wire.Unit{Keys: keys, Args: []any{string(a.Lender), string(a.ID)}}
 	}
-	return recallScript, wire.Unit{Keys: keys, Args: []any{string(a.ID)}}
+	return s.scripts.recall, wire.Unit{Keys: keys, Args: []any{string(a.ID)}}
 }
 
 // Enter sets the count of a mutex, and the lease of each kind of lock. Only a mutex keeps its count
@@ -188,7 +188,7 @@ func (s *nativeStore) Enter(ctx context.Context, l store.Lease, count int) (stor
 		return s.redisStore.Enter(ctx, l, count)
 	}
 	return s.enter(ctx, l, &wire.Call{
-		Script: sharedRenewScript, Shared: s.publish(), Unit: sharedUnit(l.Ask, millis(l.Kept(l.TTL)), ""),
+		Script: s.scripts.kinds.renew, Shared: s.publish(), Unit: sharedUnit(l.Ask, millis(l.Kept(l.TTL)), ""),
 		Repeat: func(elapsed time.Duration) []any {
 			return sharedUnit(l.Ask, millis(l.Kept(max(l.TTL-elapsed, 0))), "").Args
 		},
@@ -206,7 +206,7 @@ func (s *nativeStore) Renew(ctx context.Context, renewals []store.Renewal) []err
 		for i, r := range same {
 			units[i] = sharedUnit(r.Lease.Ask, millis(r.Lease.Kept(r.TTL)), "")
 		}
-		return s.all(ctx, sharedRenewScript, s.publish(), units)
+		return s.all(ctx, s.scripts.kinds.renew, s.publish(), units)
 	})
 }
 
@@ -226,11 +226,11 @@ func (s *nativeStore) Forget(ctx context.Context, asks []store.Ask) []error {
 func (s *nativeStore) forgetting(a store.Ask) (*wire.Script, wire.Unit) {
 	switch kept := millis(a.Kept(a.TTL)); {
 	case a.Lender != "" || a.Lent:
-		return leavingLoans(a)
+		return s.leavingLoans(a)
 	case a.Kind == store.Mutex:
-		return forgetScript, s.unit(a.Name, string(a.ID), kept)
+		return s.scripts.mutex.forget, s.unit(a.Name, string(a.ID), kept)
 	default:
-		return sharedForgetScript, sharedUnit(a, kept, "")
+		return s.scripts.kinds.forget, sharedUnit(a, kept, "")
 	}
 }
 
@@ -238,10 +238,10 @@ func (s *nativeStore) forgetting(a store.Ask) (*wire.Script, wire.Unit) {
 func (s *nativeStore) Token(ctx context.Context, l store.Lease) (int64, error) {
 	c := &wire.Call{Tries: boundTries, Patience: attemptLimit(l.TTL)}
 	if l.Kind == store.Mutex {
-		c.Script = tokenScript
+		c.Script = s.scripts.mutex.token
 		c.Unit = wire.Unit{Keys: []string{l.Name, l.Name + tokenSuffix}, Args: []any{string(l.ID), l.Token}}
 	} else {
-		c.Script, c.Shared, c.Unit = sharedTokenScript, s.publish(), sharedUnit(l.Ask, 0, "")
+		c.Script, c.Shared, c.Unit = s.scripts.kinds.token, s.publish(), sharedUnit(l.Ask, 0, "")
 	}
 	token, _, err := s.number(ctx, c)
 	if err == nil && token == 0 {
@@ -264,9 +264,9 @@ func (s *nativeStore) Break(ctx context.Context, a store.Ask) error {
 	control := s.controlOf(a.ID)
 	c := &wire.Call{Shared: s.publish(), Tries: boundTries}
 	if a.Kind == store.Mutex {
-		c.Script, c.Unit = breakScript, s.unit(a.Name, string(a.ID), control)
+		c.Script, c.Unit = s.scripts.mutex.broken, s.unit(a.Name, string(a.ID), control)
 	} else {
-		c.Script, c.Unit = sharedBreakScript, sharedUnit(a, 0, control)
+		c.Script, c.Unit = s.scripts.kinds.broken, sharedUnit(a, 0, control)
 	}
 	return s.free(ctx, c)
 }

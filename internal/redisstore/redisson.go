@@ -1,4 +1,4 @@
-package relock
+package redisstore
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 )
 
 // redissonStore keeps locks as Redisson's RLock and RFencedLock do, so that Go and Java exclude and
-// wake each other. The facts are in testdata/redisson. A lock has no queue: a message reports a
+// wake each other. The facts are in testdata. A lock has no queue: a message reports a
 // free lock, and the first to ask gets the lock.
 //
 // In Redis a hold is <client>:<number>, like a thread of Java: the ID without its middle number.
@@ -38,6 +38,9 @@ func redissonField(id store.ID) string {
 	}
 	return client + name[len(cutLast(name, 1)):]
 }
+
+// usualTTL is the lease of a lock of Redisson that names none (lockWatchdogTimeout).
+const usualTTL = 30 * time.Second
 
 // Prefixes of Redisson's names.
 const (
@@ -98,7 +101,7 @@ func (s *redissonStore) topics(name string) []subs.Topic {
 func (s *redissonStore) ask(ctx context.Context, a store.Ask, tries int) (acquireReply, wire.Answer, error) {
 	field := s.field(a.ID)
 	c := &wire.Call{
-		Script: redissonAcquireScript, Tries: tries, Patience: takingLimit(a),
+		Script: s.scripts.redisson.acquire, Tries: tries, Patience: takingLimit(a),
 		Unit:   wire.Unit{Keys: s.keys(a.Name), Args: []any{field, millis(a.Kept(a.TTL))}},
 		Acks:   wire.Acks(a.Acks),
 		Repeat: func(elapsed time.Duration) []any { return []any{field, repeatMillis(a.Kept(a.TTL), elapsed)} },
@@ -182,7 +185,7 @@ func (s *redissonStore) Wait(ctx context.Context, a store.Ask, progress func(sto
 // freed without a message, as by getSpinLock, or get another owner. A long TTL of its own is no
 // reason to wait for longer, as waiters behind this waiter may have a short TTL.
 func redissonRecheck(a store.Ask, r acquireReply) time.Duration {
-	longest := max(min(a.TTL, DefaultTTL), longRecheck)
+	longest := max(min(a.TTL, usualTTL), longRecheck)
 	d := min(r.remaining, longest)
 	if d < 0 { // no lease
 		d = min(a.TTL, longest)
@@ -197,7 +200,7 @@ func (s *redissonStore) Release(ctx context.Context, l store.Lease, count int) e
 		return err
 	}
 	return s.free(ctx, &wire.Call{
-		Script: redissonReleaseScript, Shared: s.freeing(""), Unit: s.unit(l.Name, l.ID),
+		Script: s.scripts.redisson.release, Shared: s.freeing(""), Unit: s.unit(l.Name, l.ID),
 		Patience: attemptLimit(l.TTL),
 	})
 }
@@ -219,7 +222,7 @@ func (s *redissonStore) Forget(ctx context.Context, asks []store.Ask) []error {
 	for i, a := range asks {
 		units[i] = s.unit(a.Name, a.ID)
 	}
-	return forgotten(s.all(ctx, redissonReleaseScript, s.freeing(""), units))
+	return forgotten(s.all(ctx, s.scripts.redisson.release, s.freeing(""), units))
 }
 
 // Token returns the token that was drawn with the hold, if the hold is there.
@@ -245,7 +248,7 @@ func (s *redissonStore) Look(ctx context.Context, a store.Ask) (store.State, err
 // Break frees the lock of a hold, and has the client of that hold look at once.
 func (s *redissonStore) Break(ctx context.Context, a store.Ask) error {
 	return s.free(ctx, &wire.Call{
-		Script: redissonReleaseScript, Shared: s.freeing(s.control(cutLast(s.field(a.ID), 1))),
+		Script: s.scripts.redisson.release, Shared: s.freeing(s.control(cutLast(s.field(a.ID), 1))),
 		Unit: s.unit(a.Name, a.ID), Tries: boundTries,
 	})
 }

@@ -1,4 +1,4 @@
-package relock
+package redisstore
 
 import (
 	"testing"
@@ -136,7 +136,7 @@ func TestOddRepliesAreErrors(t *testing.T) {
 		[]any{int64(0), "x", int64(1), int64(1), int64(1)}, []any{int64(1), "x", int64(1), int64(-1)},
 		[]any{int64(2), "x", int64(1), int64(1), int64(1), int64(1)}, []any{nil, nil, nil},
 	} {
-		_, err := parseAcquireReply(acquireScript, reply)
+		_, err := parseAcquireReply(scripts.mutex.acquire, reply)
 		require.ErrorIs(t, err, store.ErrUnsure, "%v", reply)
 		require.ErrorContains(t, err, "acquire")
 	}
@@ -155,7 +155,7 @@ func FuzzParseAcquired(f *testing.F) {
 				reply = append(reply, int64(int8(b)))
 			}
 		}
-		r, err := parseAcquireReply(acquireScript, reply)
+		r, err := parseAcquireReply(scripts.mutex.acquire, reply)
 		if err != nil {
 			require.Equal(t, acquireReply{}, r)
 			return

@@ -1,8 +1,8 @@
-package relock
+package redisstore
 
 import (
-	"embed"
 	"fmt"
+	"io/fs"
 	"math"
 	"path"
 	"strings"
@@ -15,74 +15,72 @@ import (
 
 // This file is the scripts of both layouts, and their replies.
 
-//go:embed scripts/*.lua scripts/redisson/*.lua scripts/shared/*.lua scripts/user/*.lua scripts/waits/*.lua scripts/loans/*.lua
-var sources embed.FS
+// Scripts are the scripts of both layouts, ready to be sent. Stores share them.
+type Scripts struct {
+	mutex    verbs
+	kinds    verbs // of read-write locks and semaphores
+	redisson verbs // acquire and release: Redisson's layout has renew and state of the mutex
 
-var (
-	acquireScript = loadScript("acquire")
-	releaseScript = loadScript("release")
-	renewScript   = loadScript("renew")
-	forgetScript  = loadScript("forget")
-	tokenScript   = loadScript("token")
-	stateScript   = loadScript("state")
-	breakScript   = loadScript("break")
-	allScript     = loadScript("all")
+	all                                      *wire.Script // several mutexes
+	show, shown                              *wire.Script // of the wait graph
+	borrow, follow, giveBack, recall, accept *wire.Script
 
-	sharedAcquireScript = loadScript("shared/acquire")
-	sharedReleaseScript = loadScript("shared/release")
-	sharedRenewScript   = loadScript("shared/renew")
-	sharedForgetScript  = loadScript("shared/forget")
-	sharedTokenScript   = loadScript("shared/token")
-	sharedStateScript   = loadScript("shared/state")
-	sharedBreakScript   = loadScript("shared/break")
-
-	showScript  = loadScript("waits/show")
-	shownScript = loadScript("waits/shown")
-
-	borrowScript = repliesTime(loadScript("loans/borrow"))
-	followScript = repliesTime(loadScript("loans/follow"))
-	returnScript = loadScript("loans/return")
-	recallScript = loadScript("loans/recall")
-	acceptScript = repliesTime(loadScript("loans/accept"))
-
-	redissonAcquireScript = loadScript("redisson/acquire")
-	redissonReleaseScript = loadScript("redisson/release")
-)
-
-var scripts = []*wire.Script{
-	acquireScript, releaseScript, renewScript, forgetScript, tokenScript, stateScript, breakScript, allScript,
-	sharedAcquireScript, sharedReleaseScript, sharedRenewScript, sharedForgetScript, sharedTokenScript, sharedStateScript,
-	sharedBreakScript, showScript, shownScript, borrowScript, followScript, returnScript, recallScript, acceptScript,
-	redissonAcquireScript, redissonReleaseScript,
+	delayed map[*wire.Script]*wire.Script // those that take locks, for servers with a restart delay
+	sources fs.FS
 }
 
-// delayedScripts are the scripts that take locks, for servers with [WithRestartDelay].
-var delayedScripts = map[*wire.Script]*wire.Script{
-	acquireScript:       delayed(acquireScript),
-	allScript:           delayed(allScript),
-	sharedAcquireScript: delayed(sharedAcquireScript),
+// verbs are the scripts of one kind of lock.
+type verbs struct{ acquire, release, renew, forget, token, state, broken *wire.Script }
+
+// LoadScripts reads the scripts from the folder scripts. LoadScripts panics if a script is missing,
+// as the scripts are a part of the build.
+func LoadScripts(sources fs.FS) *Scripts {
+	s := &Scripts{sources: sources}
+	s.mutex, s.kinds = s.verbs(""), s.verbs("shared/")
+	s.redisson.acquire, s.redisson.release = s.load("redisson/acquire"), s.load("redisson/release")
+	s.all = s.load("all")
+	s.show, s.shown = s.load("waits/show"), s.load("waits/shown")
+	s.borrow, s.follow, s.accept = repliesTime(s.load("loans/borrow")), repliesTime(s.load("loans/follow")), repliesTime(s.load("loans/accept"))
+	s.giveBack, s.recall = s.load("loans/return"), s.load("loans/recall")
+	s.delayed = make(map[*wire.Script]*wire.Script)
+	for _, taking := range []*wire.Script{s.mutex.acquire, s.all, s.kinds.acquire} {
+		late := wire.NewScript(taking.Name, s.source("restarted")+taking.Source)
+		late.Again = taking.Again
+		s.delayed[taking] = late
+	}
+	return s
 }
 
-// delayed puts the look at the age of the server in front of a script.
-func delayed(s *wire.Script) *wire.Script {
-	d := wire.NewScript(s.Name, sourceOf("restarted")+s.Source)
-	d.Again = s.Again
-	return d
+// verbs loads the scripts of a kind of lock from a folder.
+func (s *Scripts) verbs(folder string) verbs {
+	return verbs{
+		acquire: s.load(folder + "acquire"), release: s.load(folder + "release"), renew: s.load(folder + "renew"), forget: s.load(folder + "forget"),
+		token: s.load(folder + "token"), state: s.load(folder + "state"), broken: s.load(folder + "break"),
+	}
 }
 
-// loadScript puts the libraries of functions in front of a verb.
-func loadScript(name string) *wire.Script {
+// list returns all scripts but the delayed ones.
+func (s *Scripts) list() []*wire.Script {
+	list := []*wire.Script{s.redisson.acquire, s.redisson.release, s.all, s.show, s.shown, s.borrow, s.follow, s.giveBack, s.recall, s.accept}
+	for _, v := range []verbs{s.mutex, s.kinds} {
+		list = append(list, v.acquire, v.release, v.renew, v.forget, v.token, v.state, v.broken)
+	}
+	return list
+}
+
+// load puts the libraries of functions in front of a verb.
+func (s *Scripts) load(name string) *wire.Script {
 	files := []string{"lib", name}
 	if dir := path.Dir(name); dir == "shared" || dir == "loans" {
 		files = []string{"lib", dir + "/lib", name}
 	}
 	var source strings.Builder
 	for _, file := range files {
-		source.WriteString(sourceOf(file))
+		source.WriteString(s.source(file))
 	}
-	s := wire.NewScript(path.Base(name), source.String())
-	s.Again = statusAgain
-	return s
+	script := wire.NewScript(path.Base(name), source.String())
+	script.Again = statusAgain
+	return script
 }
 
 // repliesTime is for a script with a time as its reply, so that no number asks for another call.
@@ -91,8 +89,8 @@ func repliesTime(s *wire.Script) *wire.Script {
 	return s
 }
 
-func sourceOf(file string) string {
-	source, err := sources.ReadFile("scripts/" + file + ".lua")
+func (s *Scripts) source(file string) string {
+	source, err := fs.ReadFile(s.sources, file+".lua")
 	if err != nil {
 		panic(err) // the file is part of the build
 	}
@@ -110,7 +108,7 @@ const mostUserScripts = 256
 
 // of returns the script of a verb in scripts/user with the source of a user. first is what runs
 // before all.
-func (u *userScripts) of(first, verb, source string) *wire.Script {
+func (u *userScripts) of(lib *Scripts, first, verb, source string) *wire.Script {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	key := [3]string{first, verb, source}
@@ -119,22 +117,22 @@ func (u *userScripts) of(first, verb, source string) *wire.Script {
 		if len(u.ready) == mostUserScripts || u.ready == nil {
 			u.ready = make(map[[3]string]*wire.Script)
 		}
-		s = userScript(first, verb, source)
+		s = lib.user(first, verb, source)
 		u.ready[key] = s
 	}
 	return s
 }
 
-// userScript makes a script. The user's source stands first, so that it sees none of our functions,
+// user makes the script of a user. The user's source stands first, so that it sees none of our functions,
 // and line numbers in errors are the user's.
-func userScript(first, verb, source string) *wire.Script {
-	text := "local function script(KEYS, ARGV, locked) " + source + "\nend\n" + first + sourceOf("lib") + sourceOf("user/lib")
+func (s *Scripts) user(first, verb, source string) *wire.Script {
+	text := "local function script(KEYS, ARGV, locked) " + source + "\nend\n" + first + s.source("lib") + s.source("user/lib")
 	if verb == "try" {
-		text += "local function acquire(KEYS, ARGV)\n" + sourceOf("acquire") + "\nend\n"
+		text += "local function acquire(KEYS, ARGV)\n" + s.source("acquire") + "\nend\n"
 	}
-	s := wire.NewScript("user/"+verb, text+sourceOf("user/"+verb))
-	s.Again, s.Alone = statusAgain, true
-	return s
+	script := wire.NewScript("user/"+verb, text+s.source("user/"+verb))
+	script.Again, script.Alone = statusAgain, true
+	return script
 }
 
 // Suffixes of the keys of a lock in relock's own layout.

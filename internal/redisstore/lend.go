@@ -1,4 +1,4 @@
-package relock
+package redisstore
 
 import (
 	"context"
@@ -55,7 +55,7 @@ func (s *nativeStore) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (
 	if t.Expires.IsZero() {
 		return store.Lease{}, errNoExpiry
 	}
-	left, answer, err := s.byTicket(ctx, a, &wire.Call{Script: borrowScript, Unit: wire.Unit{
+	left, answer, err := s.byTicket(ctx, a, &wire.Call{Script: s.scripts.borrow, Unit: wire.Unit{
 		Keys: []string{a.Name, a.Name + loansSuffix, a.Name + loansSuffix + ":" + t.ID},
 		Args: []any{string(a.Lender), string(a.ID), s.controlOf(a.ID), expiry(t)},
 	}})
@@ -68,7 +68,7 @@ func (s *nativeStore) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (
 
 // Follow asks for the rest of the lease of the lender.
 func (s *nativeStore) Follow(ctx context.Context, l store.Lease) (time.Duration, error) {
-	left, _, err := s.number(ctx, &wire.Call{Script: followScript, Tries: 1, Unit: wire.Unit{
+	left, _, err := s.number(ctx, &wire.Call{Script: s.scripts.follow, Tries: 1, Unit: wire.Unit{
 		Keys: []string{l.Name, l.Name + loansSuffix},
 		Args: []any{string(l.Lender), string(l.ID), s.controlOf(l.ID)},
 	}})
@@ -87,7 +87,7 @@ func (s *nativeStore) Follow(ctx context.Context, l store.Lease) (time.Duration,
 func (s *nativeStore) Accept(ctx context.Context, a store.Ask, old store.ID, t store.Ticket, unaware bool) (
 	l store.Lease, wait time.Duration, err error,
 ) {
-	n, answer, err := s.byTicket(ctx, a, &wire.Call{Script: acceptScript, Acks: wire.Acks(a.Acks), Unit: wire.Unit{
+	n, answer, err := s.byTicket(ctx, a, &wire.Call{Script: s.scripts.accept, Acks: wire.Acks(a.Acks), Unit: wire.Unit{
 		Keys: []string{a.Name, a.Name + loansSuffix},
 		Args: []any{
 			string(old), s.controlOf(old), string(a.ID), millis(a.Kept(a.TTL)), expiry(t), unaware,

@@ -1,4 +1,4 @@
-package relock
+package redisstore
 
 import (
 	"errors"
@@ -112,7 +112,7 @@ func TestNamesWithBracesInEveryPosition(t *testing.T) {
 			}
 		}
 	}
-	for _, prefix := range []string{DefaultPrefix, "", "{app}:", "}", "{}", "{app", "x{}{y}"} {
+	for _, prefix := range []string{prefix, "", "{app}:", "}", "{}", "{app", "x{}{y}"} {
 		t.Run(prefix, func(t *testing.T) {
 			owners := map[string]string{} // of each key: the shortest name of the lock
 			fine, bad := 0, 0
@@ -165,16 +165,16 @@ func TestNamesAtRandom(t *testing.T) {
 
 func TestWhereALockIs(t *testing.T) {
 	for _, c := range []struct{ prefix, name, base string }{
-		{DefaultPrefix, "orders", "relock:{orders}"},
-		{DefaultPrefix, "{orders}", "relock:{orders}"},
-		{DefaultPrefix, "relock:{orders}", "relock:{orders}"},
-		{DefaultPrefix, "relock:orders", "relock:{relock:orders}"},
-		{DefaultPrefix, "{user:7}:cart", "relock:{user:7}:cart"},
-		{DefaultPrefix, "cart:{user:7}", "relock:cart:{user:7}"},
-		{DefaultPrefix, "a{b", "relock:{a{b}"},
-		{DefaultPrefix, "a{}b", "relock:{a{}b}"},
-		{DefaultPrefix, "x:queue", "relock:{x:queue}"},
-		{DefaultPrefix, "a}b", "relock:{a}b}"},
+		{prefix, "orders", "relock:{orders}"},
+		{prefix, "{orders}", "relock:{orders}"},
+		{prefix, "relock:{orders}", "relock:{orders}"},
+		{prefix, "relock:orders", "relock:{relock:orders}"},
+		{prefix, "{user:7}:cart", "relock:{user:7}:cart"},
+		{prefix, "cart:{user:7}", "relock:cart:{user:7}"},
+		{prefix, "a{b", "relock:{a{b}"},
+		{prefix, "a{}b", "relock:{a{}b}"},
+		{prefix, "x:queue", "relock:{x:queue}"},
+		{prefix, "a}b", "relock:{a}b}"},
 		{"", "orders", "{orders}"},
 		{"", "{orders}", "{orders}"},
 		{"{app}:", "orders", "{app}:{orders}"},
@@ -188,14 +188,14 @@ func TestWhereALockIs(t *testing.T) {
 
 func TestNamesThatAreRefused(t *testing.T) {
 	for _, c := range []struct{ prefix, name, says string }{
-		{DefaultPrefix, "{x}:queue", `must not end in ":queue"`},
-		{DefaultPrefix, "a{x}:token", `must not end in ":token"`},
-		{DefaultPrefix, "a{x}:loans", `must not end in ":loans"`},
-		{DefaultPrefix, "{x}:rw", `must not end in ":rw"`},
-		{DefaultPrefix, "{x}:permits", `must not end in ":permits"`},
-		{DefaultPrefix, "relock:{x}:token", `must not end in ":token"`},
-		{DefaultPrefix, "}", "must not begin with '}'"},
-		{DefaultPrefix, "}{x", "must not begin with '}'"},
+		{prefix, "{x}:queue", `must not end in ":queue"`},
+		{prefix, "a{x}:token", `must not end in ":token"`},
+		{prefix, "a{x}:loans", `must not end in ":loans"`},
+		{prefix, "{x}:rw", `must not end in ":rw"`},
+		{prefix, "{x}:permits", `must not end in ":permits"`},
+		{prefix, "relock:{x}:token", `must not end in ":token"`},
+		{prefix, "}", "must not begin with '}'"},
+		{prefix, "}{x", "must not begin with '}'"},
 		{"{}", "x", "a prefix must have no '{', or a whole tag such as {app}"},
 	} {
 		_, err := baseKey(c.prefix, c.name)
@@ -205,7 +205,7 @@ func TestNamesThatAreRefused(t *testing.T) {
 }
 
 func TestAsksThatAreRefused(t *testing.T) {
-	s, err := newRedisStore(redistest.Shared(t).Client(), redisOptions{redisSettings: redisSettings{prefix: DefaultPrefix}})
+	s, err := New(redistest.Shared(t).Client(), Options{Layout: Layout{Prefix: prefix}, Scripts: scripts})
 	require.NoError(t, err)
 	fine := store.Ask{Name: "x", ID: "a:1:1", TTL: minute, Limit: 1, Acks: store.Acks{Replicas: 1, Timeout: time.Second}}
 	got, err := s.Check(fine)
@@ -229,7 +229,7 @@ func TestAsksThatAreRefused(t *testing.T) {
 }
 
 func FuzzBaseKey(f *testing.F) {
-	f.Add(DefaultPrefix, "orders")
+	f.Add(prefix, "orders")
 	f.Add("{app}:", "{user:7}:cart")
 	f.Add("{", "}")
 	f.Fuzz(func(t *testing.T, prefix, name string) {

@@ -1,4 +1,4 @@
-package relock
+package redisstore
 
 import (
 	"context"
@@ -297,7 +297,7 @@ func TestAReplicaIsNotBelievedAboutLoans(t *testing.T) {
 
 // TestTicketsNeedNoMoreThanThePrefix has a user with the rule of docs/DEPLOYMENT.md for loans.
 func TestTicketsNeedNoMoreThanThePrefix(t *testing.T) {
-	r := withUser(t, "&"+DefaultPrefix+"*", "~"+DefaultPrefix+"*", "+@all")
+	r := withUser(t, "&"+prefix+"*", "~"+prefix+"*", "+@all")
 	for what := range r.ticketCommands("", store.Lease{}) {
 		id := r.enter("a")
 		loan := r.borrow(r.loan("b", id), r.ticket())

@@ -1,4 +1,4 @@
-package relock
+package redisstore
 
 import (
 	"fmt"
@@ -175,7 +175,7 @@ func (s *sequence) step() {
 		s.sent = append(s.sent, c)
 		batch := []command{c}
 		for range s.rng.IntN(3) * s.rng.IntN(2) { // others of this script, or this one again
-			if c.script == allScript { // which is for several locks, and not for one lock several times
+			if c.script == scripts.all { // which is for several locks, and not for one lock several times
 				break
 			}
 			same := slices.DeleteFunc(slices.Clone(s.sent), func(o command) bool { return o.script != c.script })
@@ -253,24 +253,24 @@ func (s *sequence) command() command {
 	h := s.hold()
 	switch p := s.rng.IntN(100); {
 	case p < 5:
-		return command{allScript, h, []any{h.id, millis(h.ttl)}, func(*modelLock) any { return s.all(h) }}
+		return command{scripts.all, h, []any{h.id, millis(h.ttl)}, func(*modelLock) any { return s.all(h) }}
 	case p < 45:
 		place := noPlace
 		if s.rng.IntN(4) > 0 {
 			place = strconv.FormatInt(h.arrival, 10)
 		}
-		return command{acquireScript, h, []any{h.id, millis(h.ttl), place}, func(l *modelLock) any { return s.acquire(h, place) }}
+		return command{scripts.mutex.acquire, h, []any{h.id, millis(h.ttl), place}, func(l *modelLock) any { return s.acquire(h, place) }}
 	case p < 65:
-		return command{releaseScript, h, []any{h.id}, func(*modelLock) any { return s.release(h) }}
+		return command{scripts.mutex.release, h, []any{h.id}, func(*modelLock) any { return s.release(h) }}
 	case p < 78:
 		ttl, count := time.Duration(s.rng.IntN(4)*25)*time.Second, 1+s.rng.IntN(3)
-		return command{renewScript, h, []any{h.id, millis(ttl), count}, func(l *modelLock) any { return s.renew(h, ttl, count) }}
+		return command{scripts.mutex.renew, h, []any{h.id, millis(ttl), count}, func(l *modelLock) any { return s.renew(h, ttl, count) }}
 	case p < 88:
-		return command{forgetScript, h, []any{h.id, millis(h.ttl)}, func(*modelLock) any { return s.forget(h) }}
+		return command{scripts.mutex.forget, h, []any{h.id, millis(h.ttl)}, func(*modelLock) any { return s.forget(h) }}
 	case p < 94:
-		return command{tokenScript, h, []any{h.id, 0}, func(*modelLock) any { return s.drawn(h) }}
+		return command{scripts.mutex.token, h, []any{h.id, 0}, func(*modelLock) any { return s.drawn(h) }}
 	default:
-		return command{breakScript, h, []any{h.id, s.r.store.control(h.client)}, func(*modelLock) any { return s.broken(h) }}
+		return command{scripts.mutex.broken, h, []any{h.id, s.r.store.control(h.client)}, func(*modelLock) any { return s.broken(h) }}
 	}
 }
 
@@ -280,15 +280,15 @@ func (s *sequence) call(batch ...command) {
 	var keys []string
 	var args []any
 	switch script {
-	case renewScript, tokenScript:
+	case scripts.mutex.renew, scripts.mutex.token:
 	default:
 		args = append(args, "PUBLISH")
 	}
 	for _, c := range batch {
 		keys = append(keys, s.r.base)
 		switch script {
-		case renewScript:
-		case tokenScript:
+		case scripts.mutex.renew:
+		case scripts.mutex.token:
 			keys = append(keys, s.r.base+tokenSuffix)
 		default:
 			keys = append(keys, s.r.base+queueSuffix)
@@ -314,7 +314,7 @@ func (s *sequence) call(batch ...command) {
 
 // compare compares what a script has said with what the model says.
 func (s *sequence) compare(c command, want, got any) {
-	if c.script == tokenScript {
+	if c.script == scripts.mutex.token {
 		if want == int64(0) {
 			require.Equal(s, want, got)
 			return
@@ -326,9 +326,9 @@ func (s *sequence) compare(c command, want, got any) {
 	var r acquireReply
 	var err error
 	switch c.script {
-	case acquireScript:
+	case scripts.mutex.acquire:
 		r, err = parseAcquireReply(c.script, got)
-	case allScript:
+	case scripts.all:
 		r, _, err = parseAllReply(c.script, got, 1)
 	default:
 		require.Equal(s, want, got, "%s %v", c.script.Name, c.args)

@@ -1,4 +1,4 @@
-package relock
+package redisstore
 
 import (
 	"context"
@@ -29,7 +29,7 @@ func (s *redisStore) checkServer(ctx context.Context, st store.Store, a store.As
 	first, second := a, a
 	first.ID, second.ID = a.ID+":0:1", a.ID+":0:2"
 	second.Acks = store.Acks{}
-	var c checks
+	c := checks{scripts: s.scripts}
 
 	lease, err := st.Try(ctx, first)
 	c.note("take a lock", err)
@@ -61,7 +61,10 @@ func (s *redisStore) checkServer(ctx context.Context, st store.Store, a store.As
 }
 
 // checks collects what is missing on a server.
-type checks struct{ missing []error }
+type checks struct {
+	scripts *Scripts
+	missing []error
+}
 
 // note adds an error, unless another verb has added the same error.
 func (c *checks) note(verb string, err error) {
@@ -70,7 +73,7 @@ func (c *checks) note(verb string, err error) {
 		return
 	}
 	cause, _, _ := strings.Cut(err.Error(), " script: ")
-	if line := scriptLine(err.Error()); line != "" {
+	if line := c.scripts.lineOf(err.Error()); line != "" {
 		cause = line // the same command is missing in all verbs
 		err = fmt.Errorf("%w (%s)", err, line)
 	}
@@ -84,14 +87,14 @@ func (c *checks) note(verb string, err error) {
 
 var scriptError = regexp.MustCompile(`script: ([0-9a-f]{40}), on @user_script:(\d+)`)
 
-// scriptLine returns the line at which a script has failed, as Redis 7 does not name the command
-// forbidden to a user. For other errors scriptLine returns an empty string.
-func scriptLine(text string) string {
+// lineOf returns the line at which a script has failed, as Redis 7 does not name the command
+// forbidden to a user. For other errors lineOf returns an empty string.
+func (all *Scripts) lineOf(text string) string {
 	found := scriptError.FindStringSubmatch(text)
 	if found == nil {
 		return ""
 	}
-	for _, s := range scripts {
+	for _, s := range all.list() {
 		if at, _ := strconv.Atoi(found[2]); s.Hash == found[1] {
 			return strings.TrimSpace(strings.Split(s.Source, "\n")[at-1])
 		}

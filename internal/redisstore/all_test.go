@@ -1,4 +1,4 @@
-package relock
+package redisstore
 
 import (
 	"errors"
@@ -95,13 +95,13 @@ func TestRepliesOfAll(t *testing.T) {
 		[]any{int64(0), "a", int64(1), int64(0)}, []any{int64(0), "a", int64(1), int64(3)},
 		[]any{int64(2), "a", int64(1), int64(1)}, []any{int64(0), "a", int64(1), "1"},
 	} {
-		_, _, err := parseAllReply(allScript, bad, 2)
+		_, _, err := parseAllReply(scripts.all, bad, 2)
 		require.ErrorIs(t, err, store.ErrUnsure, bad)
 	}
-	r, busy, err := parseAllReply(allScript, []any{int64(0), "a", int64(5), int64(2)}, 2)
+	r, busy, err := parseAllReply(scripts.all, []any{int64(0), "a", int64(5), int64(2)}, 2)
 	require.NoError(t, err)
 	require.Equal(t, 1, busy)
 	require.Equal(t, &store.Busy{Owner: "a", TTL: 5 * time.Millisecond}, r.busy())
-	_, _, err = parseAllReply(allScript, int64(1), 2)
+	_, _, err = parseAllReply(scripts.all, int64(1), 2)
 	require.NoError(t, err)
 }

@@ -1,4 +1,4 @@
-package relock
+package redisstore
 
 import (
 	"context"

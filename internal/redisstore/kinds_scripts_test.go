@@ -1,4 +1,4 @@
-package relock
+package redisstore
 
 import (
 	"context"
@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -97,23 +96,23 @@ func (r *sharedRig) number(s *wire.Script, a store.Ask) int64 {
 
 func (r *sharedRig) release(a store.Ask) int64 {
 	r.Helper()
-	return r.number(sharedReleaseScript, a)
+	return r.number(scripts.kinds.release, a)
 }
 
 func (r *sharedRig) token(a store.Ask) int64 {
 	r.Helper()
-	return r.number(sharedTokenScript, a)
+	return r.number(scripts.kinds.token, a)
 }
 
 // acquire asks for the lock, and queues with an arrival.
 func (r *sharedRig) acquire(a store.Ask, arrival string) acquireReply {
 	r.Helper()
-	reply, err := r.run(sharedAcquireScript, a, arrival)
+	reply, err := r.run(scripts.kinds.acquire, a, arrival)
 	require.NoError(r, err)
 	if reply == statusAgain {
 		return acquireReply{status: statusAgain}
 	}
-	got, err := parseAcquireReply(sharedAcquireScript, reply)
+	got, err := parseAcquireReply(scripts.kinds.acquire, reply)
 	require.NoError(r, err)
 	return got
 }
@@ -465,7 +464,7 @@ func (r *sharedRig) tries(a store.Ask) store.Lease {
 
 // TestSharedWaitersOfAnotherKindAreNotServed has waiters whose lock has become another kind of lock.
 func TestSharedWaitersOfAnotherKindAreNotServed(t *testing.T) {
-	for what, leave := range map[string]*wire.Script{"Release": sharedReleaseScript, "Forget": sharedForgetScript, "Break": sharedBreakScript} {
+	for what, leave := range map[string]*wire.Script{"Release": scripts.kinds.release, "Forget": scripts.kinds.forget, "Break": scripts.kinds.broken} {
 		t.Run(what, func(t *testing.T) {
 			r := newSharedRig(t, store.Semaphore)
 			ps := r.listen("b")
@@ -496,7 +495,7 @@ func TestSharedLimitsOfAnEarlierTimeHoldNobodyUp(t *testing.T) {
 			stale(r)
 			r.has(r.enters(r.shared("b")), r.enters(r.shared("c")))
 		})
-		for what, leave := range map[string]*wire.Script{"release": sharedReleaseScript, "forget": sharedForgetScript} {
+		for what, leave := range map[string]*wire.Script{"release": scripts.kinds.release, "forget": scripts.kinds.forget} {
 			t.Run(fmt.Sprint(what, ": ", kind), func(t *testing.T) {
 				r := newSharedRig(t, kind)
 				r.listen("b")
@@ -644,7 +643,7 @@ func TestSharedReplicaIsNotBelieved(t *testing.T) {
 func TestSharedUserNeedsNoMoreThanItsPrefix(t *testing.T) {
 	for _, kind := range sharedKinds {
 		t.Run(kind.String(), func(t *testing.T) {
-			r := sharedOf(withUser(t, "&"+DefaultPrefix+"*", "~"+DefaultPrefix+"*", "+@all"), kind)
+			r := sharedOf(withUser(t, "&"+prefix+"*", "~"+prefix+"*", "+@all"), kind)
 			ps := r.listen("b")
 			for _, what := range []string{"Release", "Forget", "Break"} {
 				a := r.writer("a")
@@ -792,7 +791,7 @@ func TestSharedTokenKeyThatHoldsNone(t *testing.T) {
 // keys that do not exist any more.
 func TestSharedMigratingSlot(t *testing.T) {
 	cluster := redistest.StartCluster(t)
-	s, err := newRedisStore(cluster.Client(), redisOptions{redisSettings: redisSettings{prefix: DefaultPrefix}})
+	s, err := New(cluster.Client(), Options{Layout: Layout{Prefix: prefix}, Scripts: scripts})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	master := cluster.MasterFor("relock:{x}")
@@ -965,83 +964,6 @@ func TestSharedWaitOnABrokenConnection(t *testing.T) {
 		r.has(mine, l.Ask)
 		faults.Cut() // else Close waits for the silent connection
 	})
-}
-
-// embeddedProcess returns a client of an embedded server, as a process of its own has it.
-func embeddedProcess(t *testing.T, server *miniredis.Miniredis) *Client {
-	t.Helper()
-	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
-	t.Cleanup(func() { require.NoError(t, rdb.Close()) })
-	c, err := New(rdb)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, c.Close()) })
-	return c
-}
-
-// startLock begins to take a lock, and waits until n wait for it.
-func startLock(ctx context.Context, t *testing.T, l *Lock, n int) (section func() context.Context) {
-	t.Helper()
-	var in context.Context
-	var err error
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		in, err = l.Lock(ctx) //nolint:fatcontext // the section is the result
-	}()
-	redistest.Eventually(t, limit, func() bool {
-		state, err := l.State(t.Context())
-		return err == nil && state.Waiters == n
-	}, "%d wait", n)
-	return func() context.Context {
-		t.Helper()
-		select {
-		case <-done:
-		case <-time.After(limit):
-			require.FailNow(t, "waits")
-		}
-		require.NoError(t, err)
-		return in
-	}
-}
-
-// TestSharedOnMiniredis runs the scripts on the embedded server that users have in their tests.
-func TestSharedOnMiniredis(t *testing.T) {
-	server := miniredis.RunT(t)
-	near, far := embeddedProcess(t, server).NewRWLock("x"), embeddedProcess(t, server).NewRWLock("x")
-	writing, err := near.Lock(t.Context())
-	require.NoError(t, err)
-	var waiting []func() context.Context
-	for i := range 4 {
-		waiting = append(waiting, startLock(t.Context(), t, far.RLocker(), i+1))
-	}
-	require.NoError(t, near.Unlock(writing))
-	var readers []context.Context
-	for _, section := range waiting {
-		readers = append(readers, section())
-	}
-
-	upgrade := startLock(readers[0], t, far.Writer(), 1)
-	_, err = far.Lock(readers[1])
-	require.ErrorIs(t, err, ErrDeadlock)
-	_, err = near.TryRLock(t.Context())
-	require.ErrorIs(t, err, ErrLocked, "an upgrade waits")
-	for _, section := range readers[1:] {
-		require.NoError(t, far.Unlock(section))
-	}
-	upgraded := upgrade()
-	token, err := far.Token(upgraded)
-	require.NoError(t, err)
-	require.NoError(t, far.Unlock(upgraded))
-	same, err := far.RLocker().Token(readers[0])
-	require.NoError(t, err)
-	require.Equal(t, -token, same)
-	require.NoError(t, far.Unlock(readers[0]))
-
-	permit, err := embeddedProcess(t, server).NewSemaphore("x", 2).TryLock(t.Context())
-	require.NoError(t, err, "the name is free for another kind")
-	require.NoError(t, permit.Err())
-	_, err = near.TryRLock(t.Context())
-	require.ErrorIs(t, err, ErrKind)
 }
 
 func TestSharedAsksLeaveTheSortedSetOfAnApplicationAlone(t *testing.T) {

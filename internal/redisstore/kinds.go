@@ -1,4 +1,4 @@
-package relock
+package redisstore
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 )
 
 // This file is read-write locks and semaphores in relock's own layout. Their calls go through
-// native.go and pubsub.go. Their keys and scripts are their own, so those of the mutex are
+// lock.go and wait.go. Their keys and scripts are their own, so those of the mutex are
 // unchanged.
 
 // suffix returns the suffix of the keys of a kind of lock.
@@ -89,7 +89,7 @@ func inGroups[T any, G comparable](items []T, groupOf func(T) G, send func(G, []
 // lookShared reads a read-write lock or semaphore. Errors: [store.ErrKind].
 func (s *redisStore) lookShared(ctx context.Context, a store.Ask) (state store.State, err error) {
 	answer, err := s.wire.Do(ctx, &wire.Call{
-		Script: sharedStateScript, Shared: s.publish(), Unit: sharedUnit(a, 0, ""), Tries: boundTries,
+		Script: s.scripts.kinds.state, Shared: s.publish(), Unit: sharedUnit(a, 0, ""), Tries: boundTries,
 	})
 	if err != nil {
 		return state, unsureOf(answer, reachable(err))
@@ -98,7 +98,7 @@ func (s *redisStore) lookShared(ctx context.Context, a store.Ask) (state store.S
 	var waiters int64
 	fields, _ := answer.Reply.([]any)
 	if len(fields)%3 != 0 || len(fields) == 0 || !scan(fields[:3], &found, &state.Token, &waiters) {
-		return state, badReply(sharedStateScript, answer.Reply)
+		return state, badReply(s.scripts.kinds.state, answer.Reply)
 	}
 	if found != "" {
 		return state, wrongKind(a, found)
@@ -108,7 +108,7 @@ func (s *redisStore) lookShared(ctx context.Context, a store.Ask) (state store.S
 		var id, mode string
 		var ttl int64
 		if !scan(hold, &id, &mode, &ttl) {
-			return state, badReply(sharedStateScript, answer.Reply)
+			return state, badReply(s.scripts.kinds.state, answer.Reply)
 		}
 		kind, limit := limitOf(mode)
 		if kind != a.Kind {

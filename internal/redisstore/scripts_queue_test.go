@@ -1,4 +1,4 @@
-package relock
+package redisstore
 
 import (
 	"fmt"
@@ -181,10 +181,10 @@ func TestReach(t *testing.T) {
 				}
 				ps := subscribed(t, listen(t.Context(), r.base+":b"))
 				owner, id := r.enter("a"), newID("b")
-				reply, err := r.script(acquireScript, r.both(), publish, id, 60000, newPlace)
+				reply, err := r.script(scripts.mutex.acquire, r.both(), publish, id, 60000, newPlace)
 				require.NoError(t, err)
 				require.Equal(t, statusQueued, reply.([]any)[0])
-				require.EqualValues(t, 1, r.number(releaseScript, r.both(), publish, owner))
+				require.EqualValues(t, 1, r.number(scripts.mutex.release, r.both(), publish, owner))
 				require.Equal(t, id, message(t, ps))
 				r.owner(id, 1)
 				silent(t, ps)

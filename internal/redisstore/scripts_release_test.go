@@ -1,4 +1,4 @@
-package relock
+package redisstore
 
 import (
 	"context"
@@ -177,10 +177,10 @@ func TestUnits(t *testing.T) {
 		require.IsType(t, "", reply)
 		require.Regexp(t, "^-WRONGTYPE ", reply)
 	}
-	replies := all(acquireScript, args)
+	replies := all(scripts.mutex.acquire, args)
 	require.Equal(t, []any{int64(1), []any{int64(0), "someone", int64(-1)}, int64(1)}, []any{replies[0], replies[2], replies[3]})
 	failed(replies[1])
-	replies = all(releaseScript, []any{"PUBLISH", ids[0], ids[1], ids[2], ids[3]})
+	replies = all(scripts.mutex.release, []any{"PUBLISH", ids[0], ids[1], ids[2], ids[3]})
 	require.Equal(t, []any{int64(1), int64(0), int64(1)}, []any{replies[0], replies[2], replies[3]})
 	failed(replies[1])
 }
@@ -190,7 +190,7 @@ func TestUnits(t *testing.T) {
 func TestAMigratingSlot(t *testing.T) {
 	cluster := redistest.StartCluster(t)
 	rdb := cluster.Client()
-	s, err := newRedisStore(rdb, redisOptions{redisSettings: redisSettings{prefix: DefaultPrefix}})
+	s, err := New(rdb, Options{Layout: Layout{Prefix: prefix}, Scripts: scripts})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	r := &rig{T: t, rdb: cluster.MasterFor("relock:{x}").Client(), store: s.(*nativeStore), base: "relock:{x}"}

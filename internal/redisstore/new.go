@@ -1,0 +1,76 @@
+package redisstore
+
+import (
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-relock/relock/internal/subs"
+	"github.com/go-relock/relock/internal/wire"
+	"github.com/go-relock/relock/store"
+)
+
+// Layout says how locks are kept in Redis. The zero value is relock's own layout without a prefix.
+type Layout struct {
+	Prefix   string        // of keys and channels; not for Redisson
+	Redisson bool          // the layout of Redisson's RLock
+	Fenced   bool          // with Redisson: the layout of RFencedLock
+	Delay    time.Duration // no lock of a server that runs for less; 0: none
+}
+
+// NameOf returns the name of the lock with a key.
+func (l Layout) NameOf(key string) string {
+	if l.Redisson {
+		return key
+	}
+	return nameOf(l.Prefix, key)
+}
+
+// Options are the options of a store. Each function may be nil.
+type Options struct {
+	Layout
+	Scripts *Scripts
+
+	Retried     func(key, script string, attempt, tries int, err error) // a script is sent again
+	Lost        func(node string, attempt int, err error)               // a pub/sub connection is lost, or cannot be made
+	Reconnected func(node string, down time.Duration)                   // a pub/sub connection is back
+}
+
+// New makes the store that keeps locks behind rdb, and sends nothing. New refuses the clients that
+// relock.New refuses.
+func New(rdb redis.UniversalClient, o Options) (store.Store, error) {
+	s := &redisStore{
+		scripts: o.Scripts, rdb: rdb, prefix: o.Prefix, delay: o.Delay, closed: make(chan struct{}), watchers: make(map[*watcher]struct{}),
+	}
+	var err error
+	s.wire, err = wire.New(rdb, wire.Options{Retried: o.Retried, Trouble: s.doubtAll})
+	if err != nil {
+		return nil, err
+	}
+	if o.Lost == nil {
+		o.Lost = func(string, int, error) {}
+	}
+	if o.Reconnected == nil {
+		o.Reconnected = func(string, time.Duration) {}
+	}
+	s.subs = subs.New(subs.Options{
+		Node: s.wire.Node, Sharded: s.wire.Sharded, NotSharded: s.wire.NotSharded,
+		Group: &s.group, Closed: s.closed, Lost: o.Lost, Reconnected: o.Reconnected,
+	})
+	if o.Redisson {
+		s.field = redissonField
+		return &redissonStore{redisStore: s, fenced: o.Fenced, cluster: s.wire.Sharded()}, nil
+	}
+	s.field = func(id store.ID) string { return string(id) }
+	return &nativeStore{s}, nil
+}
+
+// ClientOf returns the client of go-redis behind a store, nil if the store is not of this package.
+func ClientOf(s store.Store) redis.UniversalClient {
+	if s, is := s.(interface{ client() redis.UniversalClient }); is {
+		return s.client()
+	}
+	return nil
+}
+
+func (s *redisStore) client() redis.UniversalClient { return s.rdb }
