@@ -1,12 +1,8 @@
 package relock
 
 import (
-	"embed"
-	"io/fs"
-	"log/slog"
 	"reflect"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -187,54 +183,5 @@ func WithRestartDelay(d time.Duration) Option {
 		s.forClient("WithRestartDelay")
 		s.check(checkLease("WithRestartDelay", d))
 		s.redis.Delay = d
-	}
-}
-
-//go:embed scripts/*.lua scripts/*/*.lua
-var sources embed.FS
-
-// scripts returns the scripts, loaded once for all clients of the process.
-var scripts = sync.OnceValue(func() *redisstore.Scripts {
-	folder, err := fs.Sub(sources, "scripts")
-	if err != nil {
-		panic(err) // the folder is part of the build
-	}
-	return redisstore.LoadScripts(folder)
-})
-
-// manyTries is the number of tries after which a call without an answer is worth a warning: about a
-// quarter of a second, or longer. Each next warning comes after twice as many tries, so that a
-// thousand calls waiting for Redis do not fill the log.
-const manyTries = 8
-
-// retried reports that a call for the lock of a key is sent again.
-func (c *Client) retried(key, script string, attempt, tries int, err error) {
-	name := c.settings.redis.NameOf(key)
-	level := slog.LevelDebug
-	if tries >= manyTries && tries&(tries-1) == 0 {
-		level = slog.LevelWarn
-	}
-	c.log(c.settings.logger, level, "relock: sending a script again",
-		slog.String("script", script), slog.String("lock", name), slog.Int("attempt", attempt), slog.Any("error", err))
-	if hook := c.settings.hooks.Retried; hook != nil {
-		c.events.Emit(func() { hook(Retried{Name: name, Script: script, Attempt: attempt, Err: err}) })
-	}
-}
-
-// disconnected reports that a pub/sub connection was lost, or could not be made.
-func (c *Client) disconnected(node string, attempt int, err error) {
-	level := slog.LevelInfo
-	if attempt > 3 {
-		level = slog.LevelWarn
-	}
-	c.log(c.settings.logger, level, "relock: pub/sub connection lost, connecting again",
-		slog.String("node", node), slog.Int("attempt", attempt), slog.Any("error", err))
-}
-
-// reconnected reports that a pub/sub connection is back.
-func (c *Client) reconnected(node string, down time.Duration) {
-	c.log(c.settings.logger, slog.LevelInfo, "relock: pub/sub connection is back", slog.String("node", node))
-	if hook := c.settings.hooks.Reconnected; hook != nil {
-		c.events.Emit(func() { hook(Reconnected{Node: node, Down: down}) })
 	}
 }
