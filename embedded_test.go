@@ -56,8 +56,8 @@ func startLock(ctx context.Context, t *testing.T, l *relock.Lock, n int) (sectio
 	}
 }
 
-// TestSharedOnMiniredis runs the scripts on the embedded server that users have in their tests.
-func TestSharedOnMiniredis(t *testing.T) {
+// TestKindsOnMiniredis runs the scripts on the embedded server that users have in their tests.
+func TestKindsOnMiniredis(t *testing.T) {
 	server := miniredis.RunT(t)
 	near, far := embeddedProcess(t, server).NewRWLock("x"), embeddedProcess(t, server).NewRWLock("x")
 	writing, err := near.Lock(t.Context())
@@ -150,4 +150,24 @@ func TestFromLockToGoRedisAreNineCalls(t *testing.T) {
 	}
 	require.True(t, slices.IsSortedFunc(f.found, func(a, b string) int { return floorOf(a) - floorOf(b) }), "%v", f.found)
 	require.Equal(t, "/internal/wire.(*Wire).exchange", f.found[len(f.found)-1])
+}
+
+func TestRedisStoreRefusesOptionsOfTheClient(t *testing.T) {
+	rdb := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()})
+	defer rdb.Close()
+	for what, option := range map[string]relock.Option{
+		"WithTTL": relock.WithTTL(time.Second), "WithHooks": relock.WithHooks(relock.Hooks{Lost: func(relock.Lost) {}}),
+		"WithFixedLease": relock.WithFixedLease(time.Second),
+	} {
+		_, err := relock.RedisStore(rdb, relock.WithPrefix("app:"), option)
+		require.ErrorIs(t, err, relock.ErrInvalid, what)
+		require.ErrorContains(t, err, "option 2 of RedisStore", what)
+	}
+	for _, options := range [][]relock.Option{
+		nil, {relock.WithPrefix("app:"), relock.WithRestartDelay(time.Second)}, {relock.WithRedissonLayout(), relock.WithRedissonFencing()},
+	} {
+		s, err := relock.RedisStore(rdb, options...)
+		require.NoError(t, err)
+		require.NoError(t, s.Close())
+	}
 }

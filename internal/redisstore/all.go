@@ -28,8 +28,8 @@ func (s *nativeStore) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lea
 		}
 		return all
 	}
-	script, shared := s.entering(s.scripts.all)
-	c := inOneCall(script, shared, asks)
+	script, common := s.entering(s.scripts.all)
+	c := inOneCall(script, common, asks)
 	c.Unit.Args, c.Repeat = ttls(0), ttls
 	answer, err := s.wire.Do(ctx, c)
 	if err != nil {
@@ -107,14 +107,14 @@ func (s *nativeStore) checkAll(asks []store.Ask) error {
 }
 
 // inOneCall makes the call of a script for all asks. The holds are a part of the arguments that no
-// other call shares, so the asks have a script call of their own.
-func inOneCall(script *wire.Script, shared []any, asks []store.Ask) *wire.Call {
+// other call has, so the asks have a script call of their own.
+func inOneCall(script *wire.Script, common []any, asks []store.Ask) *wire.Call {
 	c := &wire.Call{
-		Script: script, Shared: slices.Clone(shared), Tries: boundTries, Patience: attemptLimit(asks[0].TTL),
+		Script: script, Common: slices.Clone(common), Tries: boundTries, Patience: attemptLimit(asks[0].TTL),
 	}
 	for _, a := range asks {
 		c.Unit.Keys = append(c.Unit.Keys, a.Name, a.Name+queueSuffix)
-		c.Shared = append(c.Shared, string(a.ID))
+		c.Common = append(c.Common, string(a.ID))
 		c.Patience = min(c.Patience, attemptLimit(a.TTL))
 	}
 	return c

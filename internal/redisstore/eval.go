@@ -44,7 +44,7 @@ func (s *nativeStore) Eval(ctx context.Context, l store.Lease, script store.Scri
 	if l.Kind == store.Mutex {
 		return s.redisStore.Eval(ctx, l, script)
 	}
-	return s.eval(ctx, l, "shared", string(l.ID)+"|"+mode(l.Ask), script)
+	return s.eval(ctx, l, "shared", string(l.ID)+"|"+letter(l.Ask), script)
 }
 
 // eval runs a script if field is in the base key.
@@ -83,9 +83,9 @@ func (s *nativeStore) TryEval(ctx context.Context, a store.Ask, script store.Scr
 	if a.Kind != store.Mutex {
 		return store.Lease{}, nil, fmt.Errorf("%w: a script that decides about %s", errors.ErrUnsupported, a.Kind)
 	}
-	_, shared := s.entering(s.scripts.mutex.acquire)
+	_, common := s.entering(s.scripts.mutex.acquire)
 	args := func(ttl int64) []any {
-		return slices.Concat(shared, []any{string(a.ID), ttl}, script.Args)
+		return slices.Concat(common, []any{string(a.ID), ttl}, script.Args)
 	}
 	first := ""
 	if s.delay > 0 {

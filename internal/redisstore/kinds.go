@@ -24,19 +24,19 @@ func suffix(kind store.Kind) string {
 	return rwSuffix
 }
 
-// sharedUnit makes the unit for a read-write lock or semaphore. extra is the arrival of acquire,
+// kindUnit makes the unit for a read-write lock or semaphore. extra is the arrival of acquire,
 // the control channel of break, and else empty.
-func sharedUnit(a store.Ask, ttl int64, extra any) wire.Unit {
+func kindUnit(a store.Ask, ttl int64, extra any) wire.Unit {
 	limits := a.Name + suffix(a.Kind)
 	return wire.Unit{
 		Keys: []string{a.Name, limits, limits + queueSuffix, a.Name + tokenSuffix},
-		Args: []any{string(a.ID), ttl, mode(a), string(a.With), extra},
+		Args: []any{string(a.ID), ttl, letter(a), string(a.With), extra},
 	}
 }
 
-// mode returns the mode of a hold in scripts: "r" for a reader, "w" for a writer, or the number of
+// letter returns the letter of a hold in scripts: "r" for a reader, "w" for a writer, or the number of
 // permits.
-func mode(a store.Ask) string {
+func letter(a store.Ask) string {
 	switch {
 	case a.Kind == store.Semaphore:
 		return strconv.Itoa(a.Limit)
@@ -47,12 +47,12 @@ func mode(a store.Ask) string {
 	}
 }
 
-// limitOf returns the kind and the limit of a mode. Any other text has the kind -1.
-func limitOf(mode string) (kind store.Kind, limit int) {
-	switch limit, err := strconv.Atoi(mode); {
-	case mode == "r":
+// ofLetter returns the kind and the limit of a letter. Any other text has the kind -1.
+func ofLetter(letter string) (kind store.Kind, limit int) {
+	switch limit, err := strconv.Atoi(letter); {
+	case letter == "r":
 		return store.ReadWrite, store.Unlimited
-	case mode == "w":
+	case letter == "w":
 		return store.ReadWrite, 1
 	case err == nil:
 		return store.Semaphore, limit
@@ -86,10 +86,10 @@ func inGroups[T any, G comparable](items []T, groupOf func(T) G, send func(G, []
 	return errs
 }
 
-// lookShared reads a read-write lock or semaphore. Errors: [store.ErrKind].
-func (s *redisStore) lookShared(ctx context.Context, a store.Ask) (state store.State, err error) {
+// lookKind reads a read-write lock or semaphore. Errors: [store.ErrKind].
+func (s *redisStore) lookKind(ctx context.Context, a store.Ask) (state store.State, err error) {
 	answer, err := s.wire.Do(ctx, &wire.Call{
-		Script: s.scripts.kinds.state, Shared: s.publish(), Unit: sharedUnit(a, 0, ""), Tries: boundTries,
+		Script: s.scripts.kinds.state, Common: s.publish(), Unit: kindUnit(a, 0, ""), Tries: boundTries,
 	})
 	if err != nil {
 		return state, unsureOf(answer, reachable(err))
@@ -105,12 +105,12 @@ func (s *redisStore) lookShared(ctx context.Context, a store.Ask) (state store.S
 	}
 	state.Waiters = int(waiters)
 	for hold := range slices.Chunk(fields[3:], 3) {
-		var id, mode string
+		var id, letter string
 		var ttl int64
-		if !scan(hold, &id, &mode, &ttl) {
+		if !scan(hold, &id, &letter, &ttl) {
 			return state, badReply(s.scripts.kinds.state, answer.Reply)
 		}
-		kind, limit := limitOf(mode)
+		kind, limit := ofLetter(letter)
 		if kind != a.Kind {
 			return state, wrongKind(a, "zset")
 		}
@@ -152,7 +152,7 @@ func (s *redisStore) explained(ctx context.Context, a store.Ask, err error) erro
 	for _, kind := range []store.Kind{store.ReadWrite, store.Semaphore} {
 		other := a
 		other.Kind = kind
-		if _, lookErr := s.lookShared(ctx, other); lookErr == nil {
+		if _, lookErr := s.lookKind(ctx, other); lookErr == nil {
 			return fmt.Errorf("%w: %q is %s, and not %s", store.ErrKind, a.Name, kind, a.Kind)
 		}
 	}

@@ -26,21 +26,21 @@ import (
 // others. After each call the server and the model have to agree about the holds, their leases, the
 // queue, the messages and the token.
 //
-//	RELOCK_SEED=7 RELOCK_SEQUENCES=5000 go test -run TestSharedRandomCommands .
+//	RELOCK_SEED=7 RELOCK_SEQUENCES=5000 go test -run TestKindsRandomCommands .
 //
 // A failure names its sequence: RELOCK_SEQUENCE=123 with the same seed runs that one alone.
 
 const (
-	sharedSequences = 150
-	sharedSteps     = 50
+	kindSequences = 150
+	kindSteps     = 50
 )
 
-// sharedHold is a hold, and what its client knows of its place.
-type sharedHold struct {
+// kindHold is a hold, and what its client knows of its place.
+type kindHold struct {
 	store.Ask
 	client  string
-	around  *sharedHold // the hold With
-	arrival int64       // the score of its last place; 0: it has not queued
+	around  *kindHold // the hold With
+	arrival int64     // the score of its last place; 0: it has not queued
 
 	end    int64         // of its lease, in ms of the server's clock
 	fresh  time.Duration // the last call has set this lease; 0: no
@@ -48,32 +48,32 @@ type sharedHold struct {
 }
 
 // member returns the member of base.
-func (h *sharedHold) member() string { return string(h.ID) + "|" + mode(h.Ask) }
+func (h *kindHold) member() string { return string(h.ID) + "|" + letter(h.Ask) }
 
 // place returns the member of the queue.
-func (h *sharedHold) place() string {
-	return fmt.Sprintf("%s|%d|%s|%s", h.ID, millis(h.TTL), mode(h.Ask), h.With)
+func (h *kindHold) place() string {
+	return fmt.Sprintf("%s|%d|%s|%s", h.ID, millis(h.TTL), letter(h.Ask), h.With)
 }
 
 // isLimited says whether a hold is in the zset of limits.
-func (h *sharedHold) isLimited() bool { return h.Limit != store.Unlimited }
+func (h *kindHold) isLimited() bool { return h.Limit != store.Unlimited }
 
-// sharedModel is a lock as it should be.
-type sharedModel struct {
-	in, queue []*sharedHold
-	lapsed    map[*sharedHold]bool // holds whose lease is over, and that nobody has removed yet
-	listens   map[string]bool      // clients that subscribe to the lock's channel
-	messages  map[string][]string  // messages of the last call, by client; "control" for all control channels
-	draws     int                  // tokens that the last call has drawn
-	lease     time.Duration        // the longest lease that the last call has set
-	joined    *sharedHold          // the last ask has put this hold into the queue, at a time that the server knows
+// kindModel is a lock as it should be.
+type kindModel struct {
+	in, queue []*kindHold
+	lapsed    map[*kindHold]bool  // holds whose lease is over, and that nobody has removed yet
+	listens   map[string]bool     // clients that subscribe to the lock's channel
+	messages  map[string][]string // messages of the last call, by client; "control" for all control channels
+	draws     int                 // tokens that the last call has drawn
+	lease     time.Duration       // the longest lease that the last call has set
+	joined    *kindHold           // the last ask has put this hold into the queue, at a time that the server knows
 	seen      map[string]int
 }
 
-func (m *sharedModel) saw(event string) { m.seen[event]++ }
+func (m *kindModel) saw(event string) { m.seen[event]++ }
 
 // admits is the rule. leaving is a hold that leaves in this call.
-func (m *sharedModel) admits(h, leaving *sharedHold) bool {
+func (m *kindModel) admits(h, leaving *kindHold) bool {
 	n, least := 1, h.Limit
 	for _, other := range m.in {
 		if other != h.around && other != leaving {
@@ -83,7 +83,7 @@ func (m *sharedModel) admits(h, leaving *sharedHold) bool {
 	return n <= least
 }
 
-func (m *sharedModel) enter(h *sharedHold) {
+func (m *kindModel) enter(h *kindHold) {
 	m.in = append(m.in, h)
 	h.fresh, h.longer = h.TTL, 0
 	m.lease = max(m.lease, h.TTL)
@@ -94,7 +94,7 @@ func (m *sharedModel) enter(h *sharedHold) {
 
 // serve drops waiters that do not listen, and lets the others in for as long as the rule admits the
 // first of them. caller hears of its grant by the reply.
-func (m *sharedModel) serve(caller, leaving *sharedHold) {
+func (m *kindModel) serve(caller, leaving *kindHold) {
 	clear(m.lapsed)
 	grants := map[string][]string{}
 	for len(m.queue) > 0 {
@@ -125,7 +125,7 @@ func (m *sharedModel) serve(caller, leaving *sharedHold) {
 	}
 }
 
-func (m *sharedModel) acquire(h *sharedHold, place string) acquireReply {
+func (m *kindModel) acquire(h *kindHold, place string) acquireReply {
 	if slices.Contains(m.in, h) {
 		m.saw("has already")
 		clear(m.lapsed)
@@ -156,7 +156,7 @@ func (m *sharedModel) acquire(h *sharedHold, place string) acquireReply {
 }
 
 // kindOf completes the name of an event with the kind of a hold.
-func (m *sharedModel) kindOf(event string, h *sharedHold) string {
+func (m *kindModel) kindOf(event string, h *kindHold) string {
 	switch {
 	case h.Kind == store.Semaphore:
 		return event + ": permit"
@@ -172,7 +172,7 @@ func (m *sharedModel) kindOf(event string, h *sharedHold) string {
 
 // join puts a hold into the queue: in the order of arrival, and before all others with a hold around
 // it. join returns the position.
-func (m *sharedModel) join(h *sharedHold, place string) int {
+func (m *kindModel) join(h *kindHold, place string) int {
 	if at := slices.Index(m.queue, h); at >= 0 {
 		m.saw("keeps its place")
 		return at
@@ -189,17 +189,17 @@ func (m *sharedModel) join(h *sharedHold, place string) int {
 		return len(m.queue) - 1
 	}
 	m.queue = append(m.queue, h)
-	slices.SortFunc(m.queue, func(a, b *sharedHold) int {
+	slices.SortFunc(m.queue, func(a, b *kindHold) int {
 		return cmp.Or(cmp.Compare(a.arrival, b.arrival), cmp.Compare(a.place(), b.place()))
 	})
 	return slices.Index(m.queue, h)
 }
 
-func remove(holds []*sharedHold, h *sharedHold) []*sharedHold {
-	return slices.DeleteFunc(slices.Clone(holds), func(o *sharedHold) bool { return o == h })
+func remove(holds []*kindHold, h *kindHold) []*kindHold {
+	return slices.DeleteFunc(slices.Clone(holds), func(o *kindHold) bool { return o == h })
 }
 
-func (m *sharedModel) release(h *sharedHold) int64 {
+func (m *kindModel) release(h *kindHold) int64 {
 	leaving := h
 	if !slices.Contains(m.in, h) {
 		leaving = nil
@@ -221,7 +221,7 @@ func (m *sharedModel) release(h *sharedHold) int64 {
 	return 1
 }
 
-func (m *sharedModel) forget(h *sharedHold) int64 {
+func (m *kindModel) forget(h *kindHold) int64 {
 	if slices.Contains(m.queue, h) {
 		m.saw("forgets a waiter")
 		m.queue = remove(m.queue, h)
@@ -235,7 +235,7 @@ func (m *sharedModel) forget(h *sharedHold) int64 {
 	return m.release(h)
 }
 
-func (m *sharedModel) broken(h *sharedHold) int64 {
+func (m *kindModel) broken(h *kindHold) int64 {
 	left := m.release(h)
 	if left == 1 {
 		m.saw("breaks")
@@ -244,7 +244,7 @@ func (m *sharedModel) broken(h *sharedHold) int64 {
 	return left
 }
 
-func (m *sharedModel) renew(h *sharedHold, ttl time.Duration) int64 {
+func (m *kindModel) renew(h *kindHold, ttl time.Duration) int64 {
 	if !slices.Contains(m.in, h) {
 		m.saw("gone")
 		return 0
@@ -256,34 +256,34 @@ func (m *sharedModel) renew(h *sharedHold, ttl time.Duration) int64 {
 }
 
 // lapse ends the lease of a hold.
-func (m *sharedModel) lapse(h *sharedHold) {
+func (m *kindModel) lapse(h *kindHold) {
 	m.saw("lease over")
 	m.in = remove(m.in, h)
 	m.lapsed[h] = true
 }
 
-// sharedCommand is a call of a script for one hold.
-type sharedCommand struct {
+// kindCommand is a call of a script for one hold.
+type kindCommand struct {
 	script *wire.Script
-	hold   *sharedHold
+	hold   *kindHold
 	ttl    time.Duration
 	extra  any // the argument of the verb
 	apply  func() any
 }
 
-func (c sharedCommand) String() string {
+func (c kindCommand) String() string {
 	return fmt.Sprintf("%s %v %s", c.script.Name, c.hold.place(), fmt.Sprint(millis(c.ttl), " ", c.extra))
 }
 
-// sharedSequence is one run of random commands.
-type sharedSequence struct {
+// kindSequence is one run of random commands.
+type kindSequence struct {
 	*trial
-	*sharedModel
-	*sharedPlay
+	*kindModel
+	*kindPlay
 	rng     *rand.Rand
 	kind    store.Kind
-	holds   []*sharedHold
-	sent    []sharedCommand
+	holds   []*kindHold
+	sent    []kindCommand
 	now     int64 // of the server at the last check, in ms
 	longest int64 // the end of the longest lease since base was there
 	token   int64 // the largest so far
@@ -291,8 +291,8 @@ type sharedSequence struct {
 	log     []string
 }
 
-// sharedPlay is what sequences share.
-type sharedPlay struct {
+// kindPlay is what sequences share.
+type kindPlay struct {
 	ctx     context.Context
 	rdb     *redis.Client
 	store   *nativeStore
@@ -308,14 +308,14 @@ type trial struct{ failure string }
 func (t *trial) Errorf(format string, args ...any) { t.failure = fmt.Sprintf(format, args...) }
 func (t *trial) FailNow()                          { runtime.Goexit() }
 
-// newSharedPlay prepares sequences on a server. In the sources of scripts old is replaced by mutated.
-func newSharedPlay(t *testing.T, server *redistest.Server, old, mutated string) *sharedPlay {
+// newKindPlay prepares sequences on a server. In the sources of scripts old is replaced by mutated.
+func newKindPlay(t *testing.T, server *redistest.Server, old, mutated string) *kindPlay {
 	t.Helper()
 	r := newRigOn(t, server)
 	if !r.server.AtLeast(7, 0) {
 		redistest.NotTested(t, "Redis before 7 does not say when a key ends")
 	}
-	p := &sharedPlay{
+	p := &kindPlay{
 		ctx: t.Context(), rdb: r.rdb, store: r.store, base: r.base,
 		scripts: map[*wire.Script]*redis.Script{}, seen: map[string]int{},
 	}
@@ -336,11 +336,11 @@ func newSharedPlay(t *testing.T, server *redistest.Server, old, mutated string) 
 }
 
 // run runs a sequence, and returns it with its failure.
-func (p *sharedPlay) run(seed, i uint64) *sharedSequence {
-	s := &sharedSequence{trial: &trial{}, sharedPlay: p, rng: rand.New(rand.NewPCG(seed, i))}
+func (p *kindPlay) run(seed, i uint64) *kindSequence {
+	s := &kindSequence{trial: &trial{}, kindPlay: p, rng: rand.New(rand.NewPCG(seed, i))}
 	s.kind = []store.Kind{store.ReadWrite, store.Semaphore}[s.rng.IntN(5)/3]
-	s.sharedModel = &sharedModel{
-		lapsed: map[*sharedHold]bool{}, listens: map[string]bool{}, messages: map[string][]string{}, seen: p.seen,
+	s.kindModel = &kindModel{
+		lapsed: map[*kindHold]bool{}, listens: map[string]bool{}, messages: map[string][]string{}, seen: p.seen,
 	}
 	done := make(chan struct{})
 	go func() { // FailNow ends the goroutine
@@ -349,7 +349,7 @@ func (p *sharedPlay) run(seed, i uint64) *sharedSequence {
 		for _, client := range clients {
 			s.listen(client, true)
 		}
-		for range sharedSteps {
+		for range kindSteps {
 			s.step()
 		}
 		for _, client := range clients {
@@ -360,8 +360,8 @@ func (p *sharedPlay) run(seed, i uint64) *sharedSequence {
 	return s
 }
 
-func TestSharedRandomCommands(t *testing.T) {
-	seed, first, n := fromEnv(t, "RELOCK_SEED"), uint64(0), uint64(sharedSequences)
+func TestKindsRandomCommands(t *testing.T) {
+	seed, first, n := fromEnv(t, "RELOCK_SEED"), uint64(0), uint64(kindSequences)
 	if seed == 0 {
 		seed = uint64(time.Now().UnixNano())
 	}
@@ -372,13 +372,13 @@ func TestSharedRandomCommands(t *testing.T) {
 		first, n = s, 1
 	}
 	t.Logf("RELOCK_SEED=%d, %d sequences from %d on", seed, n, first)
-	p := newSharedPlay(t, redistest.Start(t), "", "")
+	p := newKindPlay(t, redistest.Start(t), "", "")
 	for i := first; i < first+n; i++ {
 		if s := p.run(seed, i); s.failure != "" {
 			require.FailNow(t, s.failure, "RELOCK_SEED=%d RELOCK_SEQUENCE=%d\n%s", seed, i, strings.Join(s.log, "\n"))
 		}
 	}
-	if n < sharedSequences {
+	if n < kindSequences {
 		return
 	}
 	for _, event := range []string{ // a sequence that never gets anywhere would agree with any model
@@ -395,8 +395,8 @@ func TestSharedRandomCommands(t *testing.T) {
 	t.Logf("what happened: %v", p.seen)
 }
 
-// TestSharedRandomCommandsNotice runs scripts that have a mistake. Some sequence must notice each.
-func TestSharedRandomCommandsNotice(t *testing.T) {
+// TestKindsRandomCommandsNotice runs scripts that have a mistake. Some sequence must notice each.
+func TestKindsRandomCommandsNotice(t *testing.T) {
 	server := redistest.Start(t)
 	for mutant, c := range map[string]struct{ old, mutated string }{
 		"the hold around an ask counts":                  {"crowd(lock, lock.leaving, a.with)", "crowd(lock, lock.leaving)"},
@@ -434,7 +434,7 @@ func TestSharedRandomCommandsNotice(t *testing.T) {
 		"break tells nobody":                             {"call('PUBLISH', control, a.hold)", "local _ = control"},
 	} {
 		t.Run(mutant, func(t *testing.T) {
-			p := newSharedPlay(t, server, c.old, c.mutated)
+			p := newKindPlay(t, server, c.old, c.mutated)
 			for i := range uint64(2000) {
 				if failure := p.run(7, i).failure; failure != "" {
 					require.NotContains(t, failure, "script:", "a mistake in Lua is no mutant")
@@ -448,7 +448,7 @@ func TestSharedRandomCommandsNotice(t *testing.T) {
 }
 
 // step does one thing at random, and compares.
-func (s *sharedSequence) step() {
+func (s *kindSequence) step() {
 	switch p := s.rng.IntN(100); {
 	case p < 5 && len(s.in) > 0:
 		s.lapseOne(s.in[s.rng.IntN(len(s.in))])
@@ -473,12 +473,12 @@ func (s *sharedSequence) step() {
 }
 
 // commands sends a command, alone or with others of its script, once or twice.
-func (s *sharedSequence) commands() {
+func (s *kindSequence) commands() {
 	c := s.command()
 	s.sent = append(s.sent, c)
-	batch := []sharedCommand{c}
+	batch := []kindCommand{c}
 	for range s.rng.IntN(4) * s.rng.IntN(2) {
-		same := slices.DeleteFunc(slices.Clone(s.sent), func(o sharedCommand) bool { return o.script != c.script })
+		same := slices.DeleteFunc(slices.Clone(s.sent), func(o kindCommand) bool { return o.script != c.script })
 		batch = append(batch, same[s.rng.IntN(len(same))])
 	}
 	s.call(batch...)
@@ -490,7 +490,7 @@ func (s *sharedSequence) commands() {
 }
 
 // lapseOne ends the lease of a hold, as time does.
-func (s *sharedSequence) lapseOne(h *sharedHold) {
+func (s *kindSequence) lapseOne(h *kindHold) {
 	s.log = append(s.log, "lease over: "+h.member())
 	over := redis.Z{Score: float64(s.now - 1), Member: h.member()}
 	require.NoError(s, s.rdb.ZAddXX(s.ctx, s.base, over).Err())
@@ -498,7 +498,7 @@ func (s *sharedSequence) lapseOne(h *sharedHold) {
 }
 
 // shortLease has a hold that enters, if it can, and stays for the end of its lease.
-func (s *sharedSequence) shortLease() {
+func (s *kindSequence) shortLease() {
 	h := s.newHold()
 	h.TTL = 2 * time.Millisecond
 	s.call(s.acquiring(h, noPlace))
@@ -512,14 +512,14 @@ func (s *sharedSequence) shortLease() {
 }
 
 // time returns the time of the server.
-func (s *sharedSequence) time() int64 {
+func (s *kindSequence) time() int64 {
 	now, err := s.rdb.Time(s.ctx).Result()
 	require.NoError(s, err)
 	return now.UnixMilli()
 }
 
 // event takes a key away, as the end of its TTL or a loss of data does.
-func (s *sharedSequence) event(what, key string, model func()) {
+func (s *kindSequence) event(what, key string, model func()) {
 	if s.rdb.Del(s.ctx, key).Val() > 0 {
 		s.saw(what)
 	}
@@ -527,7 +527,7 @@ func (s *sharedSequence) event(what, key string, model func()) {
 	model()
 }
 
-func (s *sharedSequence) listen(client string, on bool) {
+func (s *kindSequence) listen(client string, on bool) {
 	if s.listens[client] == on {
 		return
 	}
@@ -543,7 +543,7 @@ func (s *sharedSequence) listen(client string, on bool) {
 }
 
 // hear returns the messages, by client, that come before what is waited for.
-func (s *sharedSequence) hear(is func(any) bool) map[string][]string {
+func (s *kindSequence) hear(is func(any) bool) map[string][]string {
 	got := map[string][]string{}
 	for {
 		m, err := s.ear.ReceiveTimeout(s.ctx, limit)
@@ -565,7 +565,7 @@ func (s *sharedSequence) hear(is func(any) bool) map[string][]string {
 }
 
 // hold picks a hold, often one that is in or waits.
-func (s *sharedSequence) hold() *sharedHold {
+func (s *kindSequence) hold() *kindHold {
 	switch p := s.rng.IntN(10); {
 	case p < 3 && len(s.in) > 0:
 		return s.in[s.rng.IntN(len(s.in))]
@@ -580,9 +580,9 @@ func (s *sharedSequence) hold() *sharedHold {
 }
 
 // newHold makes a reader, a writer, a hold inside another one, or a permit.
-func (s *sharedSequence) newHold() *sharedHold {
+func (s *kindSequence) newHold() *kindHold {
 	client := clients[s.rng.IntN(len(clients))]
-	h := &sharedHold{client: client, Ask: store.Ask{
+	h := &kindHold{client: client, Ask: store.Ask{
 		Name: s.base, ID: store.ID(newID(client)), TTL: time.Duration(20+s.rng.IntN(3)*20) * time.Second, Kind: s.kind,
 	}}
 	switch p := s.rng.IntN(10); {
@@ -606,12 +606,12 @@ func (s *sharedSequence) newHold() *sharedHold {
 }
 
 // acquiring makes the command of an ask.
-func (s *sharedSequence) acquiring(h *sharedHold, place string) sharedCommand {
-	return sharedCommand{scripts.kinds.acquire, h, h.TTL, place, func() any { return s.acquire(h, place) }}
+func (s *kindSequence) acquiring(h *kindHold, place string) kindCommand {
+	return kindCommand{scripts.kinds.acquire, h, h.TTL, place, func() any { return s.acquire(h, place) }}
 }
 
 // command makes a command of a hold as the store does.
-func (s *sharedSequence) command() sharedCommand {
+func (s *kindSequence) command() kindCommand {
 	h := s.hold()
 	switch p := s.rng.IntN(100); {
 	case p < 50:
@@ -621,25 +621,25 @@ func (s *sharedSequence) command() sharedCommand {
 		}
 		return s.acquiring(h, place)
 	case p < 68:
-		return sharedCommand{scripts.kinds.release, h, h.TTL, "", func() any { return s.release(h) }}
+		return kindCommand{scripts.kinds.release, h, h.TTL, "", func() any { return s.release(h) }}
 	case p < 78:
 		ttl := time.Duration(s.rng.IntN(4)*25) * time.Second
-		return sharedCommand{scripts.kinds.renew, h, ttl, "", func() any { return s.renew(h, ttl) }}
+		return kindCommand{scripts.kinds.renew, h, ttl, "", func() any { return s.renew(h, ttl) }}
 	case p < 88:
-		return sharedCommand{scripts.kinds.forget, h, h.TTL, "", func() any { return s.forget(h) }}
+		return kindCommand{scripts.kinds.forget, h, h.TTL, "", func() any { return s.forget(h) }}
 	case p < 95:
-		return sharedCommand{scripts.kinds.token, h, h.TTL, "", func() any { return slices.Contains(s.in, h) }}
+		return kindCommand{scripts.kinds.token, h, h.TTL, "", func() any { return slices.Contains(s.in, h) }}
 	default:
-		return sharedCommand{scripts.kinds.broken, h, h.TTL, s.store.control(h.client), func() any { return s.broken(h) }}
+		return kindCommand{scripts.kinds.broken, h, h.TTL, s.store.control(h.client), func() any { return s.broken(h) }}
 	}
 }
 
 // call runs commands of one script in one call, and compares the replies.
-func (s *sharedSequence) call(batch ...sharedCommand) {
+func (s *kindSequence) call(batch ...kindCommand) {
 	var keys []string
 	args := []any{"PUBLISH"}
 	for _, c := range batch {
-		unit := sharedUnit(c.hold.Ask, millis(c.ttl), c.extra)
+		unit := kindUnit(c.hold.Ask, millis(c.ttl), c.extra)
 		keys, args = append(keys, unit.Keys...), append(args, unit.Args...)
 		s.log = append(s.log, c.String())
 	}
@@ -666,7 +666,7 @@ func (s *sharedSequence) call(batch ...sharedCommand) {
 	}
 }
 
-func (s *sharedSequence) compareAcquire(h *sharedHold, want acquireReply, reply any) {
+func (s *kindSequence) compareAcquire(h *kindHold, want acquireReply, reply any) {
 	got, err := parseAcquireReply(scripts.kinds.acquire, reply)
 	require.NoError(s, err)
 	require.Equal(s, want.status, got.status, "status of %s", h.place())
@@ -680,12 +680,12 @@ func (s *sharedSequence) compareAcquire(h *sharedHold, want acquireReply, reply 
 	case statusCircle:
 		require.Equal(s, want.owner, got.owner)
 	default:
-		at := slices.IndexFunc(s.in, func(o *sharedHold) bool { return string(o.ID) == got.owner })
+		at := slices.IndexFunc(s.in, func(o *kindHold) bool { return string(o.ID) == got.owner })
 		require.GreaterOrEqual(s, at, 0, "the owner is in: %s", got.owner)
 		require.NotSame(s, h.around, s.in[at], "the hold around an ask is no obstacle")
 	}
 	others := remove(s.in, h.around)
-	first := slices.MinFunc(others, func(a, b *sharedHold) int { return cmp.Compare(s.endOf(a), s.endOf(b)) })
+	first := slices.MinFunc(others, func(a, b *kindHold) int { return cmp.Compare(s.endOf(a), s.endOf(b)) })
 	require.InDelta(s, s.endOf(first)-s.now, got.remaining.Milliseconds(), 2000, "the first lease that ends")
 	if got.status != statusQueued {
 		return
@@ -699,7 +699,7 @@ func (s *sharedSequence) compareAcquire(h *sharedHold, want acquireReply, reply 
 }
 
 // endOf returns the end of a lease, also of one that the last call has set.
-func (s *sharedSequence) endOf(h *sharedHold) int64 {
+func (s *kindSequence) endOf(h *kindHold) int64 {
 	end := h.end
 	if h.fresh > 0 {
 		end = s.now + h.fresh.Milliseconds()
@@ -710,7 +710,7 @@ func (s *sharedSequence) endOf(h *sharedHold) int64 {
 	return end
 }
 
-func (s *sharedSequence) compareToken(h *sharedHold, isIn bool, got int64) {
+func (s *kindSequence) compareToken(h *kindHold, isIn bool, got int64) {
 	switch {
 	case !isIn:
 		require.Zero(s, got)
@@ -724,16 +724,16 @@ func (s *sharedSequence) compareToken(h *sharedHold, isIn bool, got int64) {
 	}
 }
 
-// sharedKeys is what a lock has in Redis.
-type sharedKeys struct {
+// kindKeys is what a lock has in Redis.
+type kindKeys struct {
 	base, limits, queue []redis.Z
 	token               string
 	ends                [4]int64 // of base, limits, queue and token
 }
 
 // read reads the keys of the lock, and the time of the server.
-func (s *sharedSequence) read() (k sharedKeys) {
-	unit := sharedUnit(store.Ask{Name: s.base, Kind: s.kind}, 0, "")
+func (s *kindSequence) read() (k kindKeys) {
+	unit := kindUnit(store.Ask{Name: s.base, Kind: s.kind}, 0, "")
 	var now *redis.TimeCmd
 	var zsets [3]*redis.ZSliceCmd
 	var token *redis.StringCmd
@@ -762,7 +762,7 @@ func (s *sharedSequence) read() (k sharedKeys) {
 }
 
 // check compares the server with the model.
-func (s *sharedSequence) check() {
+func (s *kindSequence) check() {
 	k := s.read()
 	got := s.hear(func(m any) bool { msg, ok := m.(*redis.Message); return ok && msg.Channel == "mark" })
 	require.Equal(s, s.messages, got, "messages")
@@ -782,7 +782,7 @@ func (s *sharedSequence) check() {
 }
 
 // checkHolds compares the holds, and the ends of their leases with the ends that were seen before.
-func (s *sharedSequence) checkHolds(k sharedKeys) {
+func (s *kindSequence) checkHolds(k kindKeys) {
 	scores := map[string]int64{}
 	for _, z := range k.base {
 		scores[z.Member.(string)] = int64(z.Score)
@@ -811,7 +811,7 @@ func (s *sharedSequence) checkHolds(k sharedKeys) {
 }
 
 // checkLimits compares the zset of limits with the holds.
-func (s *sharedSequence) checkLimits(k sharedKeys) {
+func (s *kindSequence) checkLimits(k kindKeys) {
 	limits := map[string]int{}
 	for _, z := range k.limits {
 		limits[z.Member.(string)] = int(z.Score)
@@ -835,7 +835,7 @@ func (s *sharedSequence) checkLimits(k sharedKeys) {
 const slack = 100
 
 // checkEnds compares the ends of the keys with the leases.
-func (s *sharedSequence) checkEnds(k sharedKeys) {
+func (s *kindSequence) checkEnds(k kindKeys) {
 	for i, end := range k.ends {
 		require.NotEqual(s, int64(-1), end, "key %d has no end", i)
 	}
@@ -860,7 +860,7 @@ func (s *sharedSequence) checkEnds(k sharedKeys) {
 }
 
 // checkToken compares the token with the largest token so far.
-func (s *sharedSequence) checkToken(k sharedKeys) {
+func (s *kindSequence) checkToken(k kindKeys) {
 	token, _ := strconv.ParseInt(k.token, 10, 64)
 	switch {
 	case s.draws > 0:
@@ -877,7 +877,7 @@ func (s *sharedSequence) checkToken(k sharedKeys) {
 }
 
 // checkLook compares what Look says with the model.
-func (s *sharedSequence) checkLook() {
+func (s *kindSequence) checkLook() {
 	state, err := s.store.Look(s.ctx, store.Ask{Name: s.base, Kind: s.kind})
 	require.NoError(s, err)
 	require.Equal(s, len(s.queue), state.Waiters)

@@ -19,20 +19,20 @@ import (
 // Do the scripts of read-write locks and semaphores keep what no random sequence reaches: many
 // holds, other kinds of locks, and servers that refuse, move or fall silent?
 
-// sharedRig is one read-write lock or semaphore, seen through its scripts and from outside.
-type sharedRig struct {
+// kindRig is one read-write lock or semaphore, seen through its scripts and from outside.
+type kindRig struct {
 	*rig
 	kind store.Kind
 }
 
-func newSharedRig(t *testing.T, kind store.Kind) *sharedRig {
+func newKindRig(t *testing.T, kind store.Kind) *kindRig {
 	t.Helper()
-	return sharedOf(newRig(t), kind)
+	return kindOf(newRig(t), kind)
 }
 
-// sharedOf makes a sharedRig of the lock of a rig.
-func sharedOf(r *rig, kind store.Kind) *sharedRig {
-	s := &sharedRig{rig: r, kind: kind}
+// kindOf makes a kindRig of the lock of a rig.
+func kindOf(r *rig, kind store.Kind) *kindRig {
+	s := &kindRig{rig: r, kind: kind}
 	clean := func() { require.NoError(r, r.rdb.Del(context.Background(), s.keys()...).Err()) }
 	clean()
 	r.Cleanup(clean)
@@ -40,7 +40,7 @@ func sharedOf(r *rig, kind store.Kind) *sharedRig {
 }
 
 // keys returns the keys that a lock of any kind may have.
-func (r *sharedRig) keys() []string {
+func (r *kindRig) keys() []string {
 	keys := append(r.both(), r.base+tokenSuffix)
 	for _, kind := range []store.Kind{store.ReadWrite, store.Semaphore} {
 		limits := r.base + suffix(kind)
@@ -49,19 +49,19 @@ func (r *sharedRig) keys() []string {
 	return keys
 }
 
-func (r *sharedRig) limits() string { return r.base + suffix(r.kind) }
-func (r *sharedRig) queue() string  { return r.limits() + queueSuffix }
+func (r *kindRig) limits() string { return r.base + suffix(r.kind) }
+func (r *kindRig) queue() string  { return r.limits() + queueSuffix }
 
 // hold makes the ask of a new hold.
-func (r *sharedRig) hold(client string, limit int) store.Ask {
+func (r *kindRig) hold(client string, limit int) store.Ask {
 	return store.Ask{Name: r.base, ID: store.ID(newID(client)), TTL: minute, Kind: r.kind, Limit: limit}
 }
 
-func (r *sharedRig) reader(client string) store.Ask { return r.hold(client, store.Unlimited) }
-func (r *sharedRig) writer(client string) store.Ask { return r.hold(client, 1) }
+func (r *kindRig) reader(client string) store.Ask { return r.hold(client, store.Unlimited) }
+func (r *kindRig) writer(client string) store.Ask { return r.hold(client, 1) }
 
 // shared makes the ask of a hold that others may accompany.
-func (r *sharedRig) shared(client string) store.Ask {
+func (r *kindRig) shared(client string) store.Ask {
 	if r.kind == store.Semaphore {
 		return r.hold(client, 3)
 	}
@@ -69,7 +69,7 @@ func (r *sharedRig) shared(client string) store.Ask {
 }
 
 // inside makes the ask of a hold inside another one: an upgrade, or a reader in a writer.
-func (r *sharedRig) inside(around store.Ask) store.Ask {
+func (r *kindRig) inside(around store.Ask) store.Ask {
 	a := r.writer(cutLast(string(around.ID), 2))
 	if around.Limit == 1 {
 		a.Limit = store.Unlimited
@@ -79,14 +79,14 @@ func (r *sharedRig) inside(around store.Ask) store.Ask {
 }
 
 // run runs a script for one hold.
-func (r *sharedRig) run(s *wire.Script, a store.Ask, extra string) (any, error) {
+func (r *kindRig) run(s *wire.Script, a store.Ask, extra string) (any, error) {
 	r.Helper()
-	unit := sharedUnit(a, millis(a.TTL), extra)
+	unit := kindUnit(a, millis(a.TTL), extra)
 	return r.script(s, unit.Keys, append([]any{"PUBLISH"}, unit.Args...)...)
 }
 
 // number runs a script that replies with a number.
-func (r *sharedRig) number(s *wire.Script, a store.Ask) int64 {
+func (r *kindRig) number(s *wire.Script, a store.Ask) int64 {
 	r.Helper()
 	reply, err := r.run(s, a, r.store.control(cutLast(string(a.ID), 2)))
 	require.NoError(r, err)
@@ -94,18 +94,18 @@ func (r *sharedRig) number(s *wire.Script, a store.Ask) int64 {
 	return reply.(int64)
 }
 
-func (r *sharedRig) release(a store.Ask) int64 {
+func (r *kindRig) release(a store.Ask) int64 {
 	r.Helper()
 	return r.number(scripts.kinds.release, a)
 }
 
-func (r *sharedRig) token(a store.Ask) int64 {
+func (r *kindRig) token(a store.Ask) int64 {
 	r.Helper()
 	return r.number(scripts.kinds.token, a)
 }
 
 // acquire asks for the lock, and queues with an arrival.
-func (r *sharedRig) acquire(a store.Ask, arrival string) acquireReply {
+func (r *kindRig) acquire(a store.Ask, arrival string) acquireReply {
 	r.Helper()
 	reply, err := r.run(scripts.kinds.acquire, a, arrival)
 	require.NoError(r, err)
@@ -118,21 +118,21 @@ func (r *sharedRig) acquire(a store.Ask, arrival string) acquireReply {
 }
 
 // enters lets a hold in.
-func (r *sharedRig) enters(a store.Ask) store.Ask {
+func (r *kindRig) enters(a store.Ask) store.Ask {
 	r.Helper()
 	require.Equal(r, statusOurs, r.acquire(a, noPlace).status)
 	return a
 }
 
 // queues puts a waiter into the queue. Its client listens.
-func (r *sharedRig) queues(a store.Ask) store.Ask {
+func (r *kindRig) queues(a store.Ask) store.Ask {
 	r.Helper()
 	require.Equal(r, statusQueued, r.acquire(a, newPlace).status)
 	return a
 }
 
 // fillQueue puts dead waiters before all others.
-func (r *sharedRig) fillQueue(dead int) {
+func (r *kindRig) fillQueue(dead int) {
 	r.Helper()
 	members := make([]redis.Z, dead)
 	for i := range members {
@@ -142,15 +142,15 @@ func (r *sharedRig) fillQueue(dead int) {
 }
 
 // lapse ends the leases of holds, as time does.
-func (r *sharedRig) lapse(asks ...store.Ask) {
+func (r *kindRig) lapse(asks ...store.Ask) {
 	r.Helper()
 	for _, a := range asks {
-		over := redis.Z{Score: 1, Member: string(a.ID) + "|" + mode(a)}
+		over := redis.Z{Score: 1, Member: string(a.ID) + "|" + letter(a)}
 		require.NoError(r, r.rdb.ZAddXX(r.Context(), r.base, over).Err())
 	}
 }
 
-func (r *sharedRig) look() store.State {
+func (r *kindRig) look() store.State {
 	r.Helper()
 	state, err := r.store.Look(r.Context(), store.Ask{Name: r.base, Kind: r.kind})
 	require.NoError(r, err)
@@ -158,7 +158,7 @@ func (r *sharedRig) look() store.State {
 }
 
 // has requires that exactly these holds have the lock.
-func (r *sharedRig) has(asks ...store.Ask) {
+func (r *kindRig) has(asks ...store.Ask) {
 	r.Helper()
 	got, want := []store.ID{}, []store.ID{}
 	state := r.look()
@@ -175,25 +175,25 @@ func (r *sharedRig) has(asks ...store.Ask) {
 }
 
 // waits requires that exactly these holds wait, in this order.
-func (r *sharedRig) waits(asks ...store.Ask) {
+func (r *kindRig) waits(asks ...store.Ask) {
 	r.Helper()
 	got, err := r.rdb.ZRange(r.Context(), r.queue(), 0, -1).Result()
 	require.NoError(r, err)
 	want := []string{}
 	for _, a := range asks {
-		want = append(want, fmt.Sprintf("%s|%d|%s|%s", a.ID, millis(a.TTL), mode(a), a.With))
+		want = append(want, fmt.Sprintf("%s|%d|%s|%s", a.ID, millis(a.TTL), letter(a), a.With))
 	}
 	require.Equal(r, want, got)
 }
 
 // free requires that nobody has the lock, and nobody waits.
-func (r *sharedRig) free() {
+func (r *kindRig) free() {
 	r.Helper()
 	require.Zero(r, r.rdb.Exists(r.Context(), r.base, r.limits(), r.queue()).Val())
 }
 
 // unchanged requires that f leaves each key of the lock as it was.
-func (r *sharedRig) unchanged(f func()) {
+func (r *kindRig) unchanged(f func()) {
 	r.Helper()
 	before := r.dump()
 	f()
@@ -201,7 +201,7 @@ func (r *sharedRig) unchanged(f func()) {
 }
 
 // dump returns the keys of the lock with their contents and ends.
-func (r *sharedRig) dump() map[string]string {
+func (r *kindRig) dump() map[string]string {
 	r.Helper()
 	all := map[string]string{}
 	for _, key := range r.keys() {
@@ -217,7 +217,7 @@ func (r *sharedRig) dump() map[string]string {
 }
 
 // commands are all calls of the store about a lock that a hold has, or is to have.
-func (r *sharedRig) commands(a store.Ask) map[string]func(ctx context.Context) error {
+func (r *kindRig) commands(a store.Ask) map[string]func(ctx context.Context) error {
 	s, l := r.store, store.Lease{Ask: a}
 	other := r.hold("b", 1)
 	return map[string]func(ctx context.Context) error{
@@ -235,11 +235,11 @@ func (r *sharedRig) commands(a store.Ask) map[string]func(ctx context.Context) e
 	}
 }
 
-// sharedKinds are the kinds of this chapter.
-var sharedKinds = []store.Kind{store.ReadWrite, store.Semaphore}
+// kindKinds are the kinds of this chapter.
+var kindKinds = []store.Kind{store.ReadWrite, store.Semaphore}
 
-func TestSharedReadersEnterWithOneScriptAndOneMessageAClient(t *testing.T) {
-	r := newSharedRig(t, store.ReadWrite)
+func TestKindsReadersEnterWithOneScriptAndOneMessageAClient(t *testing.T) {
+	r := newKindRig(t, store.ReadWrite)
 	ears := map[string]*redis.PubSub{}
 	for i := range 4 {
 		client := fmt.Sprint("client", i)
@@ -268,9 +268,9 @@ func TestSharedReadersEnterWithOneScriptAndOneMessageAClient(t *testing.T) {
 	r.has(last)
 }
 
-func TestSharedDeadWaiters(t *testing.T) {
+func TestKindsDeadWaiters(t *testing.T) {
 	t.Run("are dropped over several calls, and the hold is in until then", func(t *testing.T) {
-		r := newSharedRig(t, store.ReadWrite)
+		r := newKindRig(t, store.ReadWrite)
 		ps := r.listen("b")
 		writer := r.enters(r.writer("a"))
 		next := r.queues(r.reader("b"))
@@ -286,7 +286,7 @@ func TestSharedDeadWaiters(t *testing.T) {
 		r.has(next)
 	})
 	t.Run("are dropped for an ask that the rule holds up", func(t *testing.T) {
-		r := newSharedRig(t, store.ReadWrite)
+		r := newKindRig(t, store.ReadWrite)
 		r.listen("b")
 		writer := r.enters(r.writer("a"))
 		r.fillQueue(250)
@@ -298,7 +298,7 @@ func TestSharedDeadWaiters(t *testing.T) {
 		r.has(writer)
 	})
 	t.Run("a dead writer holds up no reader", func(t *testing.T) {
-		r := newSharedRig(t, store.ReadWrite)
+		r := newKindRig(t, store.ReadWrite)
 		first := r.enters(r.reader("a"))
 		r.listening("gone", func() { r.queues(r.writer("gone")) })
 		second := r.enters(r.reader("b"))
@@ -307,8 +307,8 @@ func TestSharedDeadWaiters(t *testing.T) {
 	})
 }
 
-func TestSharedReleaseOfAWaiterRunsLateAndTakesNothing(t *testing.T) {
-	r := newSharedRig(t, store.ReadWrite)
+func TestKindsReleaseOfAWaiterRunsLateAndTakesNothing(t *testing.T) {
+	r := newKindRig(t, store.ReadWrite)
 	ps := r.listen("b")
 	owner := r.enters(r.writer("a"))
 	first, second := r.queues(r.reader("b")), r.queues(r.writer("b"))
@@ -324,21 +324,21 @@ func TestSharedReleaseOfAWaiterRunsLateAndTakesNothing(t *testing.T) {
 	r.has(second)
 }
 
-func TestSharedCallsOfTheStoreCallAgainForDeadWaiters(t *testing.T) {
-	for what, act := range map[string]func(r *sharedRig, a store.Ask) error{
-		"Release": func(r *sharedRig, a store.Ask) error { return r.store.Release(r.Context(), store.Lease{Ask: a}, 0) },
-		"Break":   func(r *sharedRig, a store.Ask) error { return r.store.Break(r.Context(), a) },
-		"Forget":  func(r *sharedRig, a store.Ask) error { return r.store.Forget(r.Context(), []store.Ask{a})[0] },
-		"Try": func(r *sharedRig, a store.Ask) error {
+func TestKindsCallsOfTheStoreCallAgainForDeadWaiters(t *testing.T) {
+	for what, act := range map[string]func(r *kindRig, a store.Ask) error{
+		"Release": func(r *kindRig, a store.Ask) error { return r.store.Release(r.Context(), store.Lease{Ask: a}, 0) },
+		"Break":   func(r *kindRig, a store.Ask) error { return r.store.Break(r.Context(), a) },
+		"Forget":  func(r *kindRig, a store.Ask) error { return r.store.Forget(r.Context(), []store.Ask{a})[0] },
+		"Try": func(r *kindRig, a store.Ask) error {
 			r.lapse(a)
 			l, err := r.store.Try(r.Context(), r.hold("b", 1))
 			require.NoError(r, err)
 			return r.store.Release(r.Context(), l, 0)
 		},
 	} {
-		for _, kind := range sharedKinds {
+		for _, kind := range kindKinds {
 			t.Run(fmt.Sprint(kind, ": ", what), func(t *testing.T) {
-				r := newSharedRig(t, kind)
+				r := newKindRig(t, kind)
 				a := r.enters(r.hold("a", 1))
 				r.fillQueue(1000)
 				require.NoError(t, act(r, a))
@@ -348,8 +348,8 @@ func TestSharedCallsOfTheStoreCallAgainForDeadWaiters(t *testing.T) {
 	}
 }
 
-func TestSharedManyLeasesThatAreOverEndOverSeveralCalls(t *testing.T) {
-	lapsed := func(r *sharedRig) {
+func TestKindsManyLeasesThatAreOverEndOverSeveralCalls(t *testing.T) {
+	lapsed := func(r *kindRig) {
 		members := make([]redis.Z, 2500)
 		for i := range members {
 			members[i] = redis.Z{Score: 1, Member: fmt.Sprintf("gone:1:%d|r", i)}
@@ -357,7 +357,7 @@ func TestSharedManyLeasesThatAreOverEndOverSeveralCalls(t *testing.T) {
 		require.NoError(r, r.rdb.ZAdd(r.Context(), r.base, members...).Err())
 	}
 	t.Run("beside a lease that lasts", func(t *testing.T) {
-		r := newSharedRig(t, store.ReadWrite)
+		r := newKindRig(t, store.ReadWrite)
 		first, second := r.enters(r.reader("a")), r.reader("b")
 		lapsed(r)
 		require.Equal(t, statusAgain, r.acquire(second, noPlace).status)
@@ -367,7 +367,7 @@ func TestSharedManyLeasesThatAreOverEndOverSeveralCalls(t *testing.T) {
 		require.EqualValues(t, 2, r.rdb.ZCard(t.Context(), r.base).Val())
 	})
 	t.Run("for the hold that leaves", func(t *testing.T) {
-		r := newSharedRig(t, store.ReadWrite)
+		r := newKindRig(t, store.ReadWrite)
 		ps := r.listen("b")
 		first := r.enters(r.reader("a"))
 		next := r.queues(r.writer("b"))
@@ -380,15 +380,15 @@ func TestSharedManyLeasesThatAreOverEndOverSeveralCalls(t *testing.T) {
 		r.has(next)
 	})
 	t.Run("alone", func(t *testing.T) {
-		r := newSharedRig(t, store.ReadWrite)
+		r := newKindRig(t, store.ReadWrite)
 		lapsed(r)
 		r.has(r.enters(r.writer("a")))
 	})
 }
 
-func TestSharedBaseWithoutAnEndGetsOneAgain(t *testing.T) {
-	for _, kind := range sharedKinds {
-		r := newSharedRig(t, kind)
+func TestKindsBaseWithoutAnEndGetsOneAgain(t *testing.T) {
+	for _, kind := range kindKinds {
+		r := newKindRig(t, kind)
 		first, second := r.enters(r.shared("a")), r.enters(r.shared("b"))
 		persist := func() { require.NoError(t, r.rdb.Persist(t.Context(), r.base).Err()) }
 		lives := func(ttl time.Duration) {
@@ -406,7 +406,7 @@ func TestSharedBaseWithoutAnEndGetsOneAgain(t *testing.T) {
 }
 
 // asksBut returns an ask for each kind but one, for the lock of the rig.
-func (r *sharedRig) asksBut(kind store.Kind) []store.Ask {
+func (r *kindRig) asksBut(kind store.Kind) []store.Ask {
 	var asks []store.Ask
 	for _, k := range []store.Kind{store.Mutex, store.ReadWrite, store.Semaphore} {
 		if k != kind {
@@ -418,10 +418,10 @@ func (r *sharedRig) asksBut(kind store.Kind) []store.Ask {
 	return asks
 }
 
-func TestSharedNameOfAnotherKind(t *testing.T) {
+func TestKindsNameOfAnotherKind(t *testing.T) {
 	for _, kind := range []store.Kind{store.Mutex, store.ReadWrite, store.Semaphore} {
 		t.Run(fmt.Sprint("is refused while in use: ", kind), func(t *testing.T) {
-			r := newSharedRig(t, kind)
+			r := newKindRig(t, kind)
 			r.listen("b")
 			r.tries(r.writer("a"))
 			for _, a := range r.asksBut(kind) {
@@ -438,9 +438,9 @@ func TestSharedNameOfAnotherKind(t *testing.T) {
 			}
 		})
 	}
-	for _, kind := range sharedKinds {
+	for _, kind := range kindKinds {
 		t.Run(fmt.Sprint("is free when all leases are over: ", kind), func(t *testing.T) {
-			r := newSharedRig(t, kind)
+			r := newKindRig(t, kind)
 			for _, a := range r.asksBut(kind) {
 				if a.Kind == store.Mutex {
 					continue
@@ -455,18 +455,18 @@ func TestSharedNameOfAnotherKind(t *testing.T) {
 }
 
 // tries lets a hold in through the store.
-func (r *sharedRig) tries(a store.Ask) store.Lease {
+func (r *kindRig) tries(a store.Ask) store.Lease {
 	r.Helper()
 	l, err := r.store.Try(r.Context(), a)
 	require.NoError(r, err)
 	return l
 }
 
-// TestSharedWaitersOfAnotherKindAreNotServed has waiters whose lock has become another kind of lock.
-func TestSharedWaitersOfAnotherKindAreNotServed(t *testing.T) {
+// TestKindsWaitersOfAnotherKindAreNotServed has waiters whose lock has become another kind of lock.
+func TestKindsWaitersOfAnotherKindAreNotServed(t *testing.T) {
 	for what, leave := range map[string]*wire.Script{"Release": scripts.kinds.release, "Forget": scripts.kinds.forget, "Break": scripts.kinds.broken} {
 		t.Run(what, func(t *testing.T) {
-			r := newSharedRig(t, store.Semaphore)
+			r := newKindRig(t, store.Semaphore)
 			ps := r.listen("b")
 			permit := r.enters(r.hold("a", 1))
 			next := r.queues(r.hold("b", 3))
@@ -483,21 +483,21 @@ func TestSharedWaitersOfAnotherKindAreNotServed(t *testing.T) {
 	}
 }
 
-func TestSharedLimitsOfAnEarlierTimeHoldNobodyUp(t *testing.T) {
-	for _, kind := range sharedKinds {
-		stale := func(r *sharedRig) {
+func TestKindsLimitsOfAnEarlierTimeHoldNobodyUp(t *testing.T) {
+	for _, kind := range kindKinds {
+		stale := func(r *kindRig) {
 			r.enters(r.hold("a", 1))
 			require.NoError(t, r.rdb.Del(t.Context(), r.base).Err())
 			require.EqualValues(t, 1, r.rdb.ZCard(t.Context(), r.limits()).Val())
 		}
 		t.Run(fmt.Sprint("ask: ", kind), func(t *testing.T) {
-			r := newSharedRig(t, kind)
+			r := newKindRig(t, kind)
 			stale(r)
 			r.has(r.enters(r.shared("b")), r.enters(r.shared("c")))
 		})
 		for what, leave := range map[string]*wire.Script{"release": scripts.kinds.release, "forget": scripts.kinds.forget} {
 			t.Run(fmt.Sprint(what, ": ", kind), func(t *testing.T) {
-				r := newSharedRig(t, kind)
+				r := newKindRig(t, kind)
 				r.listen("b")
 				gone := r.enters(r.hold("a", 1))
 				first, second := r.queues(r.shared("b")), r.queues(r.shared("b"))
@@ -510,8 +510,8 @@ func TestSharedLimitsOfAnEarlierTimeHoldNobodyUp(t *testing.T) {
 	}
 }
 
-func TestSharedKeyOfAnotherTypeIsAnErrorAndNothingChanges(t *testing.T) {
-	for _, kind := range sharedKinds {
+func TestKindsKeyOfAnotherTypeIsAnErrorAndNothingChanges(t *testing.T) {
+	for _, kind := range kindKinds {
 		for suffix, users := range map[string]string{
 			"":                         "Try acquire Enter Renew Release Forget Token Look Break",
 			suffix(kind):               "acquire Release Forget Break",
@@ -520,7 +520,7 @@ func TestSharedKeyOfAnotherTypeIsAnErrorAndNothingChanges(t *testing.T) {
 		} {
 			for _, what := range strings.Fields(users) {
 				t.Run(fmt.Sprint(kind, ": ", what, suffix), func(t *testing.T) {
-					r := newSharedRig(t, kind)
+					r := newKindRig(t, kind)
 					r.listen("b")
 					a := r.enters(r.writer("a"))
 					require.NoError(t, r.rdb.Del(t.Context(), r.base+suffix).Err())
@@ -543,20 +543,20 @@ func TestSharedKeyOfAnotherTypeIsAnErrorAndNothingChanges(t *testing.T) {
 }
 
 // full sets the maxmemory of the server: "1" leaves no memory.
-func (r *sharedRig) full(limit string) {
+func (r *kindRig) full(limit string) {
 	r.Helper()
 	require.NoError(r, r.rdb.ConfigSet(r.Context(), "maxmemory", limit).Err())
 }
 
-func TestSharedOutOfMemory(t *testing.T) {
+func TestKindsOutOfMemory(t *testing.T) {
 	server := redistest.Start(t)
-	for _, kind := range sharedKinds {
+	for _, kind := range kindKinds {
 		for what, oom := range map[string]bool{
 			"Try": false, "acquire": true, "Enter": false, "Renew": false, "Release": false, "Forget": false, "Token": kind == store.Semaphore,
 			"Look": false, "Break": false,
 		} {
 			t.Run(fmt.Sprint(kind, ": ", what), func(t *testing.T) {
-				r := sharedOf(newRigOn(t, server), kind)
+				r := kindOf(newRigOn(t, server), kind)
 				ps := r.listen("b")
 				a := r.enters(r.writer("a"))
 				next := r.queues(r.writer("b"))
@@ -585,11 +585,11 @@ func TestSharedOutOfMemory(t *testing.T) {
 	}
 }
 
-func TestSharedOutOfMemoryKeepsWaitersAndTakesNoFreeLock(t *testing.T) {
+func TestKindsOutOfMemoryKeepsWaitersAndTakesNoFreeLock(t *testing.T) {
 	server := redistest.Start(t)
-	for _, kind := range sharedKinds {
+	for _, kind := range kindKinds {
 		t.Run(fmt.Sprint(kind, ": a free lock is not taken"), func(t *testing.T) {
-			r := sharedOf(newRigOn(t, server), kind)
+			r := kindOf(newRigOn(t, server), kind)
 			r.full("1")
 			defer r.full("0")
 			for _, a := range []store.Ask{r.writer("a"), r.shared("a")} {
@@ -599,7 +599,7 @@ func TestSharedOutOfMemoryKeepsWaitersAndTakesNoFreeLock(t *testing.T) {
 			}
 		})
 		t.Run(fmt.Sprint(kind, ": a waiter keeps its place and gets its grant"), func(t *testing.T) {
-			r := sharedOf(newRigOn(t, server), kind)
+			r := kindOf(newRigOn(t, server), kind)
 			ps := r.listen("b")
 			owner, next := r.enters(r.writer("a")), r.shared("b")
 			arrival := fmt.Sprint(r.acquire(next, newPlace).number)
@@ -616,10 +616,10 @@ func TestSharedOutOfMemoryKeepsWaitersAndTakesNoFreeLock(t *testing.T) {
 	}
 }
 
-// TestSharedReplicaIsNotBelieved asks a server that has just become a replica, and has no data yet.
-func TestSharedReplicaIsNotBelieved(t *testing.T) {
+// TestKindsReplicaIsNotBelieved asks a server that has just become a replica, and has no data yet.
+func TestKindsReplicaIsNotBelieved(t *testing.T) {
 	server := redistest.Start(t)
-	rigs := []*sharedRig{sharedOf(newRigOn(t, server), store.ReadWrite), sharedOf(newRigOn(t, server), store.Semaphore)}
+	rigs := []*kindRig{kindOf(newRigOn(t, server), store.ReadWrite), kindOf(newRigOn(t, server), store.Semaphore)}
 	rdb := rigs[0].rdb
 	require.NoError(t, rdb.ReplicaOf(t.Context(), "127.0.0.1", "1").Err())
 	t.Cleanup(func() { require.NoError(t, rdb.ReplicaOf(context.Background(), "NO", "ONE").Err()) })
@@ -640,10 +640,10 @@ func TestSharedReplicaIsNotBelieved(t *testing.T) {
 	}
 }
 
-func TestSharedUserNeedsNoMoreThanItsPrefix(t *testing.T) {
-	for _, kind := range sharedKinds {
+func TestKindsUserNeedsNoMoreThanItsPrefix(t *testing.T) {
+	for _, kind := range kindKinds {
 		t.Run(kind.String(), func(t *testing.T) {
-			r := sharedOf(withUser(t, "&"+prefix+"*", "~"+prefix+"*", "+@all"), kind)
+			r := kindOf(withUser(t, "&"+prefix+"*", "~"+prefix+"*", "+@all"), kind)
 			ps := r.listen("b")
 			for _, what := range []string{"Release", "Forget", "Break"} {
 				a := r.writer("a")
@@ -663,9 +663,9 @@ func TestSharedUserNeedsNoMoreThanItsPrefix(t *testing.T) {
 	}
 }
 
-func TestSharedUserWithoutACommand(t *testing.T) {
+func TestKindsUserWithoutACommand(t *testing.T) {
 	t.Run("without pexpire takes a lock with an end all the same", func(t *testing.T) {
-		r := sharedOf(withUser(t, "&*", "~*", "+@all", "-pexpire"), store.ReadWrite)
+		r := kindOf(withUser(t, "&*", "~*", "+@all", "-pexpire"), store.ReadWrite)
 		_, err := r.store.Try(t.Context(), r.writer("a"))
 		require.ErrorContains(t, err, "can't run this command")
 		require.LessOrEqual(t, r.look().TTL, minute)
@@ -674,7 +674,7 @@ func TestSharedUserWithoutACommand(t *testing.T) {
 		"zadd": "Try acquire Enter Renew Release Forget Break", "zrem": "Release Forget Break",
 	} {
 		t.Run("without "+command, func(t *testing.T) {
-			r := sharedOf(withUser(t, "&*", "~*", "+@all", "-"+command), store.ReadWrite)
+			r := kindOf(withUser(t, "&*", "~*", "+@all", "-"+command), store.ReadWrite)
 			for _, what := range strings.Fields(users) {
 				r.listening("b", func() {
 					a := r.writer("a")
@@ -699,9 +699,9 @@ func TestSharedUserWithoutACommand(t *testing.T) {
 	}
 }
 
-func TestSharedTokens(t *testing.T) {
+func TestKindsTokens(t *testing.T) {
 	t.Run("of a writer is drawn when it enters, and readers see it", func(t *testing.T) {
-		r := newSharedRig(t, store.ReadWrite)
+		r := newKindRig(t, store.ReadWrite)
 		var last int64
 		for range 3 {
 			writer := r.enters(r.writer("a"))
@@ -722,7 +722,7 @@ func TestSharedTokens(t *testing.T) {
 		}
 	})
 	t.Run("does not go back with the clock", func(t *testing.T) {
-		r := newSharedRig(t, store.ReadWrite)
+		r := newKindRig(t, store.ReadWrite)
 		ahead := time.Now().Add(time.Hour).UnixMicro()
 		require.NoError(t, r.rdb.Set(t.Context(), r.base+tokenSuffix, ahead, minute).Err())
 		require.Equal(t, ahead+1, r.token(r.enters(r.writer("a"))))
@@ -730,23 +730,23 @@ func TestSharedTokens(t *testing.T) {
 	})
 }
 
-func TestSharedTokensWithoutAWriter(t *testing.T) {
+func TestKindsTokensWithoutAWriter(t *testing.T) {
 	t.Run("of a reader before any writer", func(t *testing.T) {
-		r := newSharedRig(t, store.ReadWrite)
+		r := newKindRig(t, store.ReadWrite)
 		first, second := r.enters(r.reader("a")), r.enters(r.reader("b"))
 		drawn := r.token(first)
 		require.InDelta(t, time.Now().UnixMicro(), drawn, 1e7)
 		require.Equal(t, drawn, r.token(second))
 	})
 	t.Run("of each permit is its own", func(t *testing.T) {
-		r := newSharedRig(t, store.Semaphore)
+		r := newKindRig(t, store.Semaphore)
 		first, second := r.enters(r.hold("a", 2)), r.enters(r.hold("b", 2))
 		drawn := r.token(first)
 		require.Greater(t, r.token(second), drawn)
 	})
-	for _, kind := range sharedKinds {
+	for _, kind := range kindKinds {
 		t.Run(fmt.Sprint("is only for a hold that is in: ", kind), func(t *testing.T) {
-			r := newSharedRig(t, kind)
+			r := newKindRig(t, kind)
 			r.listen("b")
 			a := r.enters(r.writer("a"))
 			waiter := r.queues(r.writer("b"))
@@ -757,7 +757,7 @@ func TestSharedTokensWithoutAWriter(t *testing.T) {
 	}
 }
 
-func TestSharedTokenKeyThatHoldsNone(t *testing.T) {
+func TestKindsTokenKeyThatHoldsNone(t *testing.T) {
 	for _, foreign := range []string{"", "x", "1.5", "-1", "1e3", "0x10", "9000000000000001", "99999999999999999999999"} {
 		for what, limit := range map[string]int{"reader": store.Unlimited, "writer": 1, "permit": 2} {
 			t.Run(fmt.Sprintf("%s, %q", what, foreign), func(t *testing.T) {
@@ -765,7 +765,7 @@ func TestSharedTokenKeyThatHoldsNone(t *testing.T) {
 				if what == "permit" {
 					kind = store.Semaphore
 				}
-				r := newSharedRig(t, kind)
+				r := newKindRig(t, kind)
 				r.listen("b")
 				a := r.enters(r.hold("a", limit))
 				require.NoError(t, r.rdb.Set(t.Context(), r.base+tokenSuffix, foreign, minute).Err())
@@ -778,7 +778,7 @@ func TestSharedTokenKeyThatHoldsNone(t *testing.T) {
 		}
 	}
 	t.Run("keeps a writer out", func(t *testing.T) {
-		r := newSharedRig(t, store.ReadWrite)
+		r := newKindRig(t, store.ReadWrite)
 		require.NoError(t, r.rdb.Set(t.Context(), r.base+tokenSuffix, "x", minute).Err())
 		_, err := r.store.Try(t.Context(), r.writer("a"))
 		require.ErrorContains(t, err, "holds no token")
@@ -787,28 +787,28 @@ func TestSharedTokenKeyThatHoldsNone(t *testing.T) {
 	})
 }
 
-// TestSharedMigratingSlot frees locks whose slot is on its way to another node. There Redis refuses
+// TestKindsMigratingSlot frees locks whose slot is on its way to another node. There Redis refuses
 // keys that do not exist any more.
-func TestSharedMigratingSlot(t *testing.T) {
+func TestKindsMigratingSlot(t *testing.T) {
 	cluster := redistest.StartCluster(t)
 	s, err := New(cluster.Client(), Options{Layout: Layout{Prefix: prefix}, Scripts: scripts})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	master := cluster.MasterFor("relock:{x}")
-	lock := func(name string) *sharedRig {
+	lock := func(name string) *kindRig {
 		r := &rig{T: t, rdb: master.Client(), store: s.(*nativeStore), base: "relock:{x}:" + name}
-		return &sharedRig{rig: r, kind: store.ReadWrite}
+		return &kindRig{rig: r, kind: store.ReadWrite}
 	}
 	pair, batch := lock("pair"), lock("batch")
 	type scene struct {
-		*sharedRig
+		*kindRig
 		ps            *redis.PubSub
 		writer        store.Ask
 		readers, last []store.Ask
 	}
 	var scenes []*scene
-	for _, r := range []*sharedRig{pair, batch} {
-		sc := &scene{sharedRig: r, ps: r.listen("b"), writer: r.enters(r.writer("a"))}
+	for _, r := range []*kindRig{pair, batch} {
+		sc := &scene{kindRig: r, ps: r.listen("b"), writer: r.enters(r.writer("a"))}
 		sc.readers = []store.Ask{r.queues(r.reader("b")), r.queues(r.reader("b"))}
 		if r == batch {
 			sc.last = []store.Ask{r.queues(r.writer("b"))}
@@ -841,12 +841,12 @@ func TestSharedMigratingSlot(t *testing.T) {
 }
 
 // withSharedReplica returns a lock on a server with a replica that is in sync.
-func withSharedReplica(t *testing.T) (*sharedRig, *redistest.Server) {
+func withSharedReplica(t *testing.T) (*kindRig, *redistest.Server) {
 	t.Helper()
 	server := redistest.Start(t, "--repl-diskless-sync", "no")
 	host, port, _ := strings.Cut(server.Addr(), ":")
 	replica := redistest.Start(t, "--replicaof", host, port)
-	r := sharedOf(newRigOn(t, server), store.ReadWrite)
+	r := kindOf(newRigOn(t, server), store.ReadWrite)
 	redistest.Eventually(t, 15*time.Second, func() bool {
 		var wait *redis.Cmd
 		_, err := r.rdb.Pipelined(t.Context(), func(p redis.Pipeliner) error {
@@ -860,7 +860,7 @@ func withSharedReplica(t *testing.T) (*sharedRig, *redistest.Server) {
 	return r, replica
 }
 
-func TestSharedReplicasConfirmReaders(t *testing.T) {
+func TestKindsReplicasConfirmReaders(t *testing.T) {
 	r, replica := withSharedReplica(t)
 	confirmed := func(timeout time.Duration) store.Ask {
 		a := r.reader("b")
@@ -888,16 +888,16 @@ func TestSharedReplicasConfirmReaders(t *testing.T) {
 	r.has(reader)
 }
 
-// faultyShared returns a read-write lock whose store has connections that misbehave.
-func faultyShared(t *testing.T) (*sharedRig, *redistest.Faults) {
+// faultyKind returns a read-write lock whose store has connections that misbehave.
+func faultyKind(t *testing.T) (*kindRig, *redistest.Faults) {
 	t.Helper()
 	r, faults := faulty(t)
-	return sharedOf(r, store.ReadWrite), faults
+	return kindOf(r, store.ReadWrite), faults
 }
 
-func TestSharedWait(t *testing.T) {
+func TestKindsWait(t *testing.T) {
 	t.Run("of readers ends with one message", func(t *testing.T) {
-		r, faults := faultyShared(t)
+		r, faults := faultyKind(t)
 		writer := r.enters(r.writer("a"))
 		first, second := r.wait(r.reader("b")), r.wait(r.reader("b"))
 		scripts := faults.Commands("EVALSHA")
@@ -910,7 +910,7 @@ func TestSharedWait(t *testing.T) {
 		require.Equal(t, scripts, faults.Commands("EVALSHA"), "the message is enough")
 	})
 	t.Run("of a second upgrade ends at once", func(t *testing.T) {
-		r, _ := faultyShared(t)
+		r, _ := faultyKind(t)
 		first, second := r.enters(r.reader("b")), r.enters(r.reader("c"))
 		r.wait(r.inside(first))
 		_, err := r.store.Wait(t.Context(), r.inside(second), func(store.Progress) {})
@@ -919,7 +919,7 @@ func TestSharedWait(t *testing.T) {
 		require.Equal(t, 1, r.look().Waiters)
 	})
 	t.Run("of a dead writer takes its lease", func(t *testing.T) {
-		r, _ := faultyShared(t)
+		r, _ := faultyKind(t)
 		writer := r.writer("a")
 		writer.TTL = 300 * time.Millisecond
 		r.enters(writer)
@@ -930,9 +930,9 @@ func TestSharedWait(t *testing.T) {
 	})
 }
 
-func TestSharedWaitOnABrokenConnection(t *testing.T) {
+func TestKindsWaitOnABrokenConnection(t *testing.T) {
 	t.Run("of a reader whose reply is lost", func(t *testing.T) {
-		r, faults := faultyShared(t)
+		r, faults := faultyKind(t)
 		writer := r.enters(r.writer("a"))
 		first := r.wait(r.reader("b")) // the client listens
 		faults.Once(redistest.Named("EVALSHA"), redistest.DropReply(redistest.EOF))
@@ -946,7 +946,7 @@ func TestSharedWaitOnABrokenConnection(t *testing.T) {
 		r.has(first.lease.Ask, l.Ask)
 	})
 	t.Run("of an upgrade on a silent connection", func(t *testing.T) {
-		r, faults := faultyShared(t)
+		r, faults := faultyKind(t)
 		mine, far := r.enters(r.reader("b")), r.enters(r.reader("c"))
 		r.listen("d")
 		r.queues(r.writer("d"))
@@ -966,7 +966,7 @@ func TestSharedWaitOnABrokenConnection(t *testing.T) {
 	})
 }
 
-func TestSharedAsksLeaveTheSortedSetOfAnApplicationAlone(t *testing.T) {
+func TestKindsAsksLeaveTheSortedSetOfAnApplicationAlone(t *testing.T) {
 	r := newRig(t)
 	board := []redis.Z{{Score: 1, Member: "anna"}, {Score: 2, Member: "ben"}}
 	for _, kind := range []store.Kind{store.ReadWrite, store.Semaphore} {
@@ -986,7 +986,7 @@ func TestSharedAsksLeaveTheSortedSetOfAnApplicationAlone(t *testing.T) {
 	require.NotErrorIs(t, err, store.ErrKind)
 }
 
-func TestSharedAsksTellAReadWriteLockOfRedisson(t *testing.T) {
+func TestKindsAsksTellAReadWriteLockOfRedisson(t *testing.T) {
 	r := newRig(t)
 	require.NoError(t, r.rdb.HSet(t.Context(), r.base, "mode", "read", "uuid:1", 1).Err())
 	for _, kind := range []store.Kind{store.ReadWrite, store.Semaphore} {

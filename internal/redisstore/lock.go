@@ -104,7 +104,7 @@ func (s *nativeStore) acquireUnit(a store.Ask, ttl int64, arrival string) wire.U
 	if a.Kind == store.Mutex {
 		return s.unit(a.Name, string(a.ID), ttl, arrival)
 	}
-	return sharedUnit(a, ttl, arrival)
+	return kindUnit(a, ttl, arrival)
 }
 
 // ask asks for a lock, and queues unless arrival is noPlace.
@@ -117,7 +117,7 @@ func (s *nativeStore) ask(ctx context.Context, a store.Ask, arrival string, trie
 		Unit: s.acquireUnit(a, millis(a.Kept(a.TTL)), arrival), Tries: tries, Patience: takingLimit(a),
 		Acks: wire.Acks(a.Acks),
 	}
-	c.Script, c.Shared = s.entering(script)
+	c.Script, c.Common = s.entering(script)
 	if arrival == noPlace { // a waiter overtakes nobody, and the TTL is part of its place
 		c.Repeat = func(elapsed time.Duration) []any {
 			return s.acquireUnit(a, repeatMillis(a.Kept(a.TTL), elapsed), arrival).Args
@@ -160,14 +160,14 @@ func (s *nativeStore) Release(ctx context.Context, l store.Lease, count int) err
 		_, err := s.Enter(ctx, l, count)
 		return err
 	}
-	c := &wire.Call{Shared: s.publish(), Patience: attemptLimit(l.TTL)}
+	c := &wire.Call{Common: s.publish(), Patience: attemptLimit(l.TTL)}
 	switch {
 	case l.Lender != "" || l.Lent:
 		c.Script, c.Unit = s.leavingLoans(l.Ask)
 	case l.Kind == store.Mutex:
 		c.Script, c.Unit = s.scripts.mutex.release, s.unit(l.Name, string(l.ID))
 	default:
-		c.Script, c.Unit = s.scripts.kinds.release, sharedUnit(l.Ask, 0, "")
+		c.Script, c.Unit = s.scripts.kinds.release, kindUnit(l.Ask, 0, "")
 	}
 	return s.free(ctx, c)
 }
@@ -188,9 +188,9 @@ func (s *nativeStore) Enter(ctx context.Context, l store.Lease, count int) (stor
 		return s.redisStore.Enter(ctx, l, count)
 	}
 	return s.enter(ctx, l, &wire.Call{
-		Script: s.scripts.kinds.renew, Shared: s.publish(), Unit: sharedUnit(l.Ask, millis(l.Kept(l.TTL)), ""),
+		Script: s.scripts.kinds.renew, Common: s.publish(), Unit: kindUnit(l.Ask, millis(l.Kept(l.TTL)), ""),
 		Repeat: func(elapsed time.Duration) []any {
-			return sharedUnit(l.Ask, millis(l.Kept(max(l.TTL-elapsed, 0))), "").Args
+			return kindUnit(l.Ask, millis(l.Kept(max(l.TTL-elapsed, 0))), "").Args
 		},
 	})
 }
@@ -204,7 +204,7 @@ func (s *nativeStore) Renew(ctx context.Context, renewals []store.Renewal) []err
 		}
 		units := make([]wire.Unit, len(same))
 		for i, r := range same {
-			units[i] = sharedUnit(r.Lease.Ask, millis(r.Lease.Kept(r.TTL)), "")
+			units[i] = kindUnit(r.Lease.Ask, millis(r.Lease.Kept(r.TTL)), "")
 		}
 		return s.all(ctx, s.scripts.kinds.renew, s.publish(), units)
 	})
@@ -230,7 +230,7 @@ func (s *nativeStore) forgetting(a store.Ask) (*wire.Script, wire.Unit) {
 	case a.Kind == store.Mutex:
 		return s.scripts.mutex.forget, s.unit(a.Name, string(a.ID), kept)
 	default:
-		return s.scripts.kinds.forget, sharedUnit(a, kept, "")
+		return s.scripts.kinds.forget, kindUnit(a, kept, "")
 	}
 }
 
@@ -241,7 +241,7 @@ func (s *nativeStore) Token(ctx context.Context, l store.Lease) (int64, error) {
 		c.Script = s.scripts.mutex.token
 		c.Unit = wire.Unit{Keys: []string{l.Name, l.Name + tokenSuffix}, Args: []any{string(l.ID), l.Token}}
 	} else {
-		c.Script, c.Shared, c.Unit = s.scripts.kinds.token, s.publish(), sharedUnit(l.Ask, 0, "")
+		c.Script, c.Common, c.Unit = s.scripts.kinds.token, s.publish(), kindUnit(l.Ask, 0, "")
 	}
 	token, _, err := s.number(ctx, c)
 	if err == nil && token == 0 {
@@ -256,17 +256,17 @@ func (s *nativeStore) Look(ctx context.Context, a store.Ask) (store.State, error
 		state, err := s.look(ctx, []string{a.Name, a.Name + tokenSuffix, a.Name + queueSuffix})
 		return state, s.explained(ctx, a, err)
 	}
-	return s.lookShared(ctx, a)
+	return s.lookKind(ctx, a)
 }
 
 // Break frees the lock of a hold, and has the client of that hold look at once.
 func (s *nativeStore) Break(ctx context.Context, a store.Ask) error {
 	control := s.controlOf(a.ID)
-	c := &wire.Call{Shared: s.publish(), Tries: boundTries}
+	c := &wire.Call{Common: s.publish(), Tries: boundTries}
 	if a.Kind == store.Mutex {
 		c.Script, c.Unit = s.scripts.mutex.broken, s.unit(a.Name, string(a.ID), control)
 	} else {
-		c.Script, c.Unit = s.scripts.kinds.broken, sharedUnit(a, 0, control)
+		c.Script, c.Unit = s.scripts.kinds.broken, kindUnit(a, 0, control)
 	}
 	return s.free(ctx, c)
 }

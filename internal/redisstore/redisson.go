@@ -200,12 +200,12 @@ func (s *redissonStore) Release(ctx context.Context, l store.Lease, count int) e
 		return err
 	}
 	return s.free(ctx, &wire.Call{
-		Script: s.scripts.redisson.release, Shared: s.freeing(""), Unit: s.unit(l.Name, l.ID),
+		Script: s.scripts.redisson.release, Common: s.freeing(""), Unit: s.unit(l.Name, l.ID),
 		Patience: attemptLimit(l.TTL),
 	})
 }
 
-// freeing returns the shared part of the arguments of release: the publish command, and the control
+// freeing returns the common part of the arguments of release: the publish command, and the control
 // channel of the client that has to look, or an empty string.
 func (s *redissonStore) freeing(control string) []any {
 	return append(slices.Clone(s.publish()), control)
@@ -248,7 +248,7 @@ func (s *redissonStore) Look(ctx context.Context, a store.Ask) (store.State, err
 // Break frees the lock of a hold, and has the client of that hold look at once.
 func (s *redissonStore) Break(ctx context.Context, a store.Ask) error {
 	return s.free(ctx, &wire.Call{
-		Script: s.scripts.redisson.release, Shared: s.freeing(s.control(cutLast(s.field(a.ID), 1))),
+		Script: s.scripts.redisson.release, Common: s.freeing(s.control(cutLast(s.field(a.ID), 1))),
 		Unit: s.unit(a.Name, a.ID), Tries: boundTries,
 	})
 }

@@ -36,10 +36,10 @@ type verbs struct{ acquire, release, renew, forget, token, state, broken *wire.S
 // as the scripts are a part of the build.
 func LoadScripts(sources fs.FS) *Scripts {
 	s := &Scripts{sources: sources}
-	s.mutex, s.kinds = s.verbs(""), s.verbs("shared/")
+	s.mutex, s.kinds = s.verbs(""), s.verbs("kinds/")
 	s.redisson.acquire, s.redisson.release = s.load("redisson/acquire"), s.load("redisson/release")
 	s.all = s.load("all")
-	s.show, s.shown = s.load("waits/show"), s.load("waits/shown")
+	s.show, s.shown = s.load("deadlock/show"), s.load("deadlock/shown")
 	s.borrow, s.follow, s.accept = repliesTime(s.load("loans/borrow")), repliesTime(s.load("loans/follow")), repliesTime(s.load("loans/accept"))
 	s.giveBack, s.recall = s.load("loans/return"), s.load("loans/recall")
 	s.delayed = make(map[*wire.Script]*wire.Script)
@@ -71,7 +71,7 @@ func (s *Scripts) list() []*wire.Script {
 // load puts the libraries of functions in front of a verb.
 func (s *Scripts) load(name string) *wire.Script {
 	files := []string{"lib", name}
-	if dir := path.Dir(name); dir == "shared" || dir == "loans" {
+	if dir := path.Dir(name); dir == "kinds" || dir == "loans" {
 		files = []string{"lib", dir + "/lib", name}
 	}
 	var source strings.Builder

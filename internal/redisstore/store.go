@@ -101,9 +101,9 @@ func (s *redisStore) number(ctx context.Context, c *wire.Call) (n int64, a wire.
 
 // all sends many units in few round trips, once. all returns an error for each unit: nil for the
 // reply 1, store.ErrGone for 0.
-func (s *redisStore) all(ctx context.Context, script *wire.Script, shared []any, units []wire.Unit) []error {
+func (s *redisStore) all(ctx context.Context, script *wire.Script, common []any, units []wire.Unit) []error {
 	errs := make([]error, len(units))
-	for i, r := range s.wire.All(ctx, script, shared, units) {
+	for i, r := range s.wire.All(ctx, script, common, units) {
 		var n int64
 		switch {
 		case wire.Code(r.Err) != "", wire.Refused(r.Err): // the server says that the unit has not run
@@ -179,7 +179,7 @@ func forgotten(errs []error) []error {
 // look reads the lock with these keys.
 func (s *redisStore) look(ctx context.Context, keys []string) (store.State, error) {
 	a, err := s.wire.Do(ctx, &wire.Call{
-		Script: s.scripts.mutex.state, Shared: []any{len(keys)}, Unit: wire.Unit{Keys: keys}, Tries: boundTries,
+		Script: s.scripts.mutex.state, Common: []any{len(keys)}, Unit: wire.Unit{Keys: keys}, Tries: boundTries,
 	})
 	if err != nil {
 		return store.State{}, unsureOf(a, reachable(err))
@@ -218,7 +218,7 @@ func keepOrUndo(ctx context.Context, l store.Lease, acked int,
 	return store.Lease{}, err
 }
 
-// entering returns a script that takes locks, and the shared part of its arguments.
+// entering returns a script that takes locks, and the common part of its arguments.
 func (s *redisStore) entering(script *wire.Script) (*wire.Script, []any) {
 	if s.delay == 0 {
 		return script, s.publish()
@@ -226,7 +226,7 @@ func (s *redisStore) entering(script *wire.Script) (*wire.Script, []any) {
 	return s.scripts.delayed[script], []any{s.publish()[0], millis(s.delay)}
 }
 
-// publish returns the publish command of scripts, as the shared part of their arguments.
+// publish returns the publish command of scripts, as the common part of their arguments.
 func (s *redisStore) publish() []any {
 	if s.wire.Sharded() {
 		return shardedPublish

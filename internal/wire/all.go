@@ -19,8 +19,8 @@ type Result struct {
 // All runs a script once for many units, in one round trip, and again for units that ask again. In
 // a cluster a script call has units of one slot. All returns as soon as ctx is done, with a result
 // for each unit, in order. A unit with an error may have run, unless the error is a refusal.
-func (w *Wire) All(ctx context.Context, s *Script, shared []any, units []Unit) []Result {
-	results, call := make([]Result, len(units)), &Call{Script: s, Shared: shared}
+func (w *Wire) All(ctx context.Context, s *Script, common []any, units []Unit) []Result {
+	results, call := make([]Result, len(units)), &Call{Script: s, Common: common}
 	places, fewest := make([]int, len(units)), math.MaxInt // places of units to send
 	for i := range places {
 		places[i] = i

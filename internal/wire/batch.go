@@ -159,7 +159,7 @@ func merge(flights []*flight) []*scriptCall {
 // callOf begins a script call with the first of the flights.
 func callOf(flights []*flight) *scriptCall {
 	c := flights[0].call
-	return &scriptCall{script: c.Script, shared: c.Shared, flights: flights, acks: c.Acks}
+	return &scriptCall{script: c.Script, common: c.Common, flights: flights, acks: c.Acks}
 }
 
 // finish hands each flight of the call its outcome.
@@ -171,7 +171,7 @@ func (c *scriptCall) finish() {
 
 // takes reports whether f may be a unit of the call.
 func (c *scriptCall) takes(f *flight) bool {
-	return c.script == f.call.Script && !c.script.Alone && c.flights[0].slot == f.slot && slices.Equal(c.shared, f.call.Shared)
+	return c.script == f.call.Script && !c.script.Alone && c.flights[0].slot == f.slot && slices.Equal(c.common, f.call.Common)
 }
 
 // isRefusedTogether reports whether single units may fare better than a call of several. TRYAGAIN

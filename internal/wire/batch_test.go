@@ -62,9 +62,9 @@ func TestCallsOfABatchShareScriptCalls(t *testing.T) {
 		case 3:
 			c.Script = other
 		case 4, 5:
-			c.Shared = []any{"a", 1}
+			c.Common = []any{"a", 1}
 		case 6:
-			c.Shared = []any{"a", 2}
+			c.Common = []any{"a", 2}
 		}
 	}) {
 		require.NoError(t, f.err)

@@ -61,7 +61,7 @@ func (c command) Clone() redis.Cmder { return command{c.Cmd.Clone().(*redis.Cmd)
 // scriptCall is one call of a script for one or more units, with the reply.
 type scriptCall struct {
 	script  *Script
-	shared  []any
+	common  []any
 	flights []*flight // one for each unit
 
 	acks Acks
@@ -75,7 +75,7 @@ var evalSHA, evalText any = "EVALSHA", "EVAL"
 
 // prepare appends the commands of the call, with eval the whole source.
 func (c *scriptCall) prepare(ctx context.Context, eval bool, cmds []redis.Cmder) []redis.Cmder {
-	size, keys := 3+len(c.shared), 0
+	size, keys := 3+len(c.common), 0
 	for _, f := range c.flights {
 		keys += len(f.unit.Keys)
 		size += len(f.unit.Keys) + len(f.unit.Args)
@@ -91,7 +91,7 @@ func (c *scriptCall) prepare(ctx context.Context, eval bool, cmds []redis.Cmder)
 			args = append(args, key)
 		}
 	}
-	args = append(args, c.shared...)
+	args = append(args, c.common...)
 	for _, f := range c.flights {
 		args = append(args, f.unit.Args...)
 	}

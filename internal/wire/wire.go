@@ -78,9 +78,9 @@ func (w *Wire) Wait() {
 // before the call is sent.
 type Call struct {
 	Script *Script
-	// Shared is the part of ARGV in front of the arguments of units. Calls share a script call only
-	// if Script and Shared are equal. The values must be comparable.
-	Shared []any
+	// Common is the part of ARGV in front of the arguments of units. Calls share a script call only
+	// if Script and Common are equal. The values must be comparable.
+	Common []any
 	Unit   Unit
 
 	// Tries is how often the call is sent at most; 0: until ctx is done.
