@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
@@ -28,14 +29,15 @@ import (
 //
 // [Store.Lose] and [Store.Interrupt] play the failures of a server.
 type Store struct {
-	mu       sync.Mutex
-	locks    map[string]*lock
-	tokens   map[string]int64
-	watchers map[*watcher]struct{}
-	missed   []store.ID // of holds that were gone when nobody watched, the last ones
-	cuts     []*cut     // the interruptions that are in force
-	waits    map[store.ID]shown
-	tickets  map[string]used
+	watchers attempts.Watchers
+
+	mu      sync.Mutex
+	locks   map[string]*lock
+	tokens  map[string]int64
+	missed  []store.ID // of holds that were gone when nobody watched, the last ones
+	cuts    []*cut     // the interruptions that are in force
+	waits   map[store.ID]shown
+	tickets map[string]used
 }
 
 var (
@@ -44,12 +46,6 @@ var (
 	_ store.Waits   = (*Store)(nil)
 	_ store.Lending = (*Store)(nil)
 )
-
-// watcher is one call of [Store.Watch].
-type watcher struct {
-	prefix string
-	doubt  func(store.ID)
-}
 
 // cut is one interruption. The restore function closes over.
 type cut struct {
@@ -60,11 +56,10 @@ type cut struct {
 // New makes an empty Store.
 func New() *Store {
 	return &Store{
-		locks:    make(map[string]*lock),
-		tokens:   make(map[string]int64),
-		watchers: make(map[*watcher]struct{}),
-		waits:    make(map[store.ID]shown),
-		tickets:  make(map[string]used),
+		locks:   make(map[string]*lock),
+		tokens:  make(map[string]int64),
+		waits:   make(map[store.ID]shown),
+		tickets: make(map[string]used),
 	}
 }
 
@@ -178,6 +173,9 @@ func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Leas
 		h.extend(l.TTL, count)
 		l.Sent, l.TTL = h.Sent, h.TTL
 	}))
+	if errors.Is(err, store.ErrGone) {
+		err = store.ErrGone // no attempt of Enter frees the lock
+	}
 	return l, err
 }
 
@@ -187,15 +185,7 @@ func (s *Store) Release(ctx context.Context, l store.Lease, count int) error {
 		_, err := s.Enter(ctx, l, count)
 		return err
 	}
-	released := false
-	err := s.patiently(ctx, l.Name, of(l.Owner(), func(k *lock, h *hold) {
-		s.leave(k, h, l.Ask)
-		released = true
-	}))
-	if released && errors.Is(err, store.ErrGone) {
-		return store.Unsure(err) // an attempt without an answer has released the hold
-	}
-	return err
+	return s.patiently(ctx, l.Name, of(l.Owner(), func(k *lock, h *hold) { s.leave(k, h, l.Ask) }))
 }
 
 // Renew implements [store.Store].
@@ -273,12 +263,11 @@ func (s *Store) Close() error { return nil }
 // Watch implements [store.Watcher]. [Store.Break], [Store.Lose] and the end of an interruption call
 // doubt, in their own goroutine. Watch itself calls doubt with holds that were gone before.
 func (s *Store) Watch(client string, doubt func(store.ID)) (stop func()) {
-	w := &watcher{prefix: client + ":", doubt: doubt}
 	var missed []store.ID
 	s.mu.Lock()
-	s.watchers[w] = struct{}{}
+	stop = s.watchers.Add(client, doubt)
 	s.missed = slices.DeleteFunc(s.missed, func(id store.ID) bool {
-		mine := strings.HasPrefix(string(id), w.prefix)
+		mine := strings.HasPrefix(string(id), client+":")
 		if mine {
 			missed = append(missed, id)
 		}
@@ -288,11 +277,7 @@ func (s *Store) Watch(client string, doubt func(store.ID)) (stop func()) {
 	for _, id := range missed {
 		doubt(id)
 	}
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		delete(s.watchers, w)
-	}
+	return stop
 }
 
 // missedMost is how many holds that were gone a Store remembers for clients that do not watch yet.
@@ -300,13 +285,8 @@ const missedMost = 100
 
 // tell calls the watchers of the hold's client; all watchers if id is empty.
 func (s *Store) tell(id store.ID) {
-	var doubts []func(store.ID)
 	s.mu.Lock()
-	for w := range s.watchers {
-		if id == "" || strings.HasPrefix(string(id), w.prefix) {
-			doubts = append(doubts, w.doubt)
-		}
-	}
+	doubts := s.watchers.Of(id)
 	if len(doubts) == 0 && id != "" {
 		s.missed = append(s.missed, id)
 		s.missed = s.missed[max(0, len(s.missed)-missedMost):]
@@ -364,28 +344,21 @@ func (s *Store) once(ctx context.Context, name string, command func(*lock) error
 	return err
 }
 
-// patiently makes attempts until one is answered or ctx is done.
+// patiently makes attempts until one is answered or ctx is done, each at the end of an interruption.
 func (s *Store) patiently(ctx context.Context, name string, command func(*lock) error) error {
-	if ctx.Err() != nil {
-		return lifetime.Ended(ctx)
-	}
-	unsure := false
-	for {
-		c, err := s.attempt(func() error { return s.on(name, command) })
-		if c == nil {
-			return err
-		}
-		unsure = unsure || errors.Is(err, store.ErrUnsure)
+	var c *cut
+	over := func(done <-chan struct{}) bool {
 		select {
 		case <-c.over:
-		case <-ctx.Done():
-			err = fmt.Errorf("%w: %w", lifetime.Ended(ctx), err)
-			if unsure {
-				err = store.Unsure(err)
-			}
-			return err
+			return true
+		case <-done:
+			return false
 		}
 	}
+	return attempts.Repeat(ctx, over, func() (err error) {
+		c, err = s.attempt(func() error { return s.on(name, command) })
+		return err
+	})
 }
 
 // attempt runs a command, and returns the interruption that has lost its answer, if there is one.

@@ -1,0 +1,96 @@
+// Package attempts has the loops that stores share: attempts until one is answered, many calls a
+// few at a time, and reports to the clients that watch their holds.
+package attempts
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-relock/relock/internal/lifetime"
+	"github.com/go-relock/relock/store"
+)
+
+// shortest and longest bound a Pause.
+const shortest, longest = 10 * time.Millisecond, 500 * time.Millisecond
+
+// Pause is the pause between two attempts: 10 ms at first, and twice as long each time up to 500
+// ms. The zero value is a pause before which nothing has failed.
+type Pause struct{ last time.Duration }
+
+// Wait waits for the pause, and returns false if done is closed before.
+func (p *Pause) Wait(done <-chan struct{}) bool {
+	p.last = min(max(2*p.last, shortest), longest)
+	return Sleep(done, p.last)
+}
+
+// Sleep waits for d, and returns false if done is closed before.
+func Sleep(done <-chan struct{}, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-done:
+		return false
+	}
+}
+
+// Patiently is [Repeat] with a Pause.
+func Patiently(ctx context.Context, attempt func() error) error {
+	return Repeat(ctx, new(Pause).Wait, attempt)
+}
+
+// Repeat makes attempts until one is answered, ctx is done, or pause returns false. An attempt
+// without an answer returns an error that matches [store.ErrUnavailable]; pause is called after
+// each. An attempt that ctx ends returns an error that matches ctx.Err.
+//
+// The error matches [store.ErrUnsure] if an attempt may have run without an answer. If ctx ends the
+// call, the error has the last error of an attempt beside the end of ctx.
+func Repeat(ctx context.Context, pause func(done <-chan struct{}) bool, attempt func() error) error {
+	if ctx.Err() != nil {
+		return lifetime.Ended(ctx)
+	}
+	var last error // the store's last word: not the end of ctx
+	for unsure := false; ; {
+		err := attempt()
+		unsure = unsure || errors.Is(err, store.ErrUnsure)
+		cut := err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err())
+		if !cut {
+			last = err
+		}
+		silent := errors.Is(err, store.ErrUnavailable)
+		if silent && pause(ctx.Done()) {
+			continue
+		}
+		if (cut || silent) && last != nil && ctx.Err() != nil {
+			err = fmt.Errorf("%w (last: %w)", lifetime.Ended(ctx), last)
+		}
+		if unsure {
+			err = store.Unsure(err)
+		}
+		return err
+	}
+}
+
+// Each calls f with each number below n, at most so many calls at a time, and returns the errors in
+// order. A single call runs in the goroutine of the caller.
+func Each(n, most int, f func(i int) error) []error {
+	errs := make([]error, n)
+	var next atomic.Int64
+	work := func() {
+		for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+			errs[i] = f(i)
+		}
+	}
+	var group sync.WaitGroup
+	for range min(n, most) - 1 {
+		group.Go(work)
+	}
+	work()
+	group.Wait()
+	return errs
+}

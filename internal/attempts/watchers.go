@@ -1,0 +1,56 @@
+package attempts
+
+import (
+	"strings"
+	"sync"
+
+	"github.com/go-relock/relock/store"
+)
+
+// Watchers are the calls of [store.Watcher.Watch] that have not been stopped. The zero value has
+// none. Watchers are safe for concurrent use.
+type Watchers struct {
+	mu  sync.Mutex
+	all map[*watcher]struct{}
+}
+
+// watcher is one call of Watch.
+type watcher struct {
+	prefix string // of the holds of the client
+	doubt  func(store.ID)
+}
+
+// Add adds a call of Watch, until stop.
+func (w *Watchers) Add(client string, doubt func(store.ID)) (stop func()) {
+	added := &watcher{client + ":", doubt}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.all == nil {
+		w.all = make(map[*watcher]struct{})
+	}
+	w.all[added] = struct{}{}
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		delete(w.all, added)
+	}
+}
+
+// Of returns the doubt functions of those who watch the client of a hold; of all if id is empty.
+func (w *Watchers) Of(id store.ID) (doubts []func(store.ID)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for added := range w.all {
+		if id == "" || strings.HasPrefix(string(id), added.prefix) {
+			doubts = append(doubts, added.doubt)
+		}
+	}
+	return doubts
+}
+
+// Tell calls the functions of [Watchers.Of] with id.
+func (w *Watchers) Tell(id store.ID) {
+	for _, doubt := range w.Of(id) {
+		doubt(id)
+	}
+}
