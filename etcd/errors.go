@@ -22,8 +22,8 @@ const (
 	// readTries is the number of times that a command without effects is sent in that time. The
 	// etcd client sends one command after another to the members in turn.
 	readTries = 3
-	// firstPause and longestPause bound the pause between two attempts.
-	firstPause, longestPause = 10 * time.Millisecond, 500 * time.Millisecond
+	// parallel is how many commands of one call are in flight.
+	parallel = 16
 )
 
 // once runs a command.
@@ -86,24 +86,4 @@ func isRefusal(code codes.Code) bool {
 		return true
 	}
 	return false
-}
-
-// patiently makes attempts until one is answered or ctx is done. unsure says that an earlier
-// attempt without an answer may have run.
-func patiently(ctx context.Context, attempt func() error) (unsure bool, err error) {
-	if ctx.Err() != nil {
-		return false, lifetime.Ended(ctx)
-	}
-	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		err = attempt()
-		if !errors.Is(err, store.ErrUnavailable) || ctx.Err() != nil {
-			return unsure, err
-		}
-		unsure = unsure || errors.Is(err, store.ErrUnsure)
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return unsure, fmt.Errorf("%w: %w", lifetime.Ended(ctx), err)
-		}
-	}
 }

@@ -50,12 +50,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
@@ -157,14 +158,14 @@ func (s *Store) busy(ctx context.Context, owner stay) (*store.Busy, error) {
 // one.
 func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
 	var sent time.Time
-	unsure, err := patiently(ctx, func() error {
+	err := attempts.Patiently(ctx, func() error {
 		var errs []error
 		sent, errs = s.keep(ctx, []store.Renewal{{Lease: l, TTL: l.TTL, Count: count}})
 		return errs[0]
 	})
 	switch {
-	case err != nil && unsure && !errors.Is(err, store.ErrGone):
-		return store.Lease{}, store.Unsure(err)
+	case errors.Is(err, store.ErrGone):
+		return store.Lease{}, store.ErrGone // no attempt of Enter frees the lock
 	case err != nil:
 		return store.Lease{}, err
 	case l.TTL > 0:
@@ -179,16 +180,16 @@ func (s *Store) Release(ctx context.Context, l store.Lease, count int) error {
 		_, err := s.Enter(ctx, l, count)
 		return err
 	}
-	unsure, err := patiently(ctx, func() error { return last(s.remove(ctx, l.Ask)) })
-	switch {
-	case err != nil && unsure:
-		return store.Unsure(err)
-	case err != nil:
+	unsure := l.Unsure // a command with this etcd lease may be in flight
+	err := attempts.Patiently(ctx, func() error {
+		_, err := s.remove(ctx, l.Ask)
+		unsure = unsure || errors.Is(err, store.ErrUnsure)
 		return err
-	case !unsure && !l.Unsure: // no command with this etcd lease is in flight
+	})
+	if err == nil && !unsure {
 		s.giveBack(ctx, l.ID)
 	}
-	return nil
+	return err
 }
 
 // giveBack ends a hold without a key, and keeps its etcd lease for the next hold.
@@ -197,8 +198,6 @@ func (s *Store) giveBack(ctx context.Context, id store.ID) {
 		s.giveLease(ctx, h.lease)
 	}
 }
-
-func last[T any](_ T, err error) error { return err }
 
 // remove deletes the key of a hold, and no newer key of the same name.
 func (s *Store) remove(ctx context.Context, a store.Ask) (stay, error) {
@@ -236,27 +235,24 @@ func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
 // Forget implements [store.Store]. Forget revokes the etcd leases of the asks, so that a command of
 // theirs that comes late has no effect.
 func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
-	errs := make([]error, len(asks))
-	parallel(len(asks), func(i int) {
+	return attempts.Each(len(asks), parallel, func(i int) error {
 		if ctx.Err() != nil {
-			errs[i] = lifetime.Ended(ctx)
-			return
+			return lifetime.Ended(ctx)
 		}
 		st, err := s.remove(ctx, asks[i])
 		if err != nil && !errors.Is(err, store.ErrGone) {
-			errs[i] = err
-			return
+			return err
 		}
 		h, found := s.pool.drop(asks[i].ID)
 		if err != nil && !found { // another call has given the etcd lease back
-			return
+			return nil
 		}
-		id := cmp.Or(st.lease, h.lease.id)
-		if errs[i] = s.revoke(ctx, id); errs[i] != nil && found {
+		err = s.revoke(ctx, cmp.Or(st.lease, h.lease.id))
+		if err != nil && found {
 			s.pool.set(asks[i].ID, h)
 		}
+		return err
 	})
-	return errs
 }
 
 // Token returns the token in the lease of the hold. If the lease has none, as the process has
@@ -339,26 +335,25 @@ func (s *Store) Close() error {
 	left := s.pool.close()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	parallel(len(left), func(i int) { _ = s.revoke(ctx, left[i].id) })
+	attempts.Each(len(left), parallel, func(i int) error { return s.revoke(ctx, left[i].id) })
 	return nil
 }
 
 // keep sets the count of each hold, and makes each lease last for the TTL of its renewal from sent
 // on. keep makes one attempt.
 func (s *Store) keep(ctx context.Context, renewals []store.Renewal) (sent time.Time, errs []error) {
-	sent, errs = time.Now(), make([]error, len(renewals))
+	sent = time.Now()
 	stays, _, err := s.read(ctx, renewals)
 	if err != nil {
-		for i := range errs {
-			errs[i] = err
-		}
-		return sent, errs
+		return sent, slices.Repeat([]error{err}, len(renewals))
 	}
 	ids := make([]clientv3.LeaseID, len(renewals)) // to renew
-	parallel(len(renewals), func(i int) {
-		if errs[i] = store.ErrGone; stays[i] != nil {
-			ids[i], errs[i] = s.update(ctx, *stays[i], renewals[i])
+	errs = attempts.Each(len(renewals), parallel, func(i int) (err error) {
+		if stays[i] == nil {
+			return store.ErrGone
 		}
+		ids[i], err = s.update(ctx, *stays[i], renewals[i])
+		return err
 	})
 	for i, err := range s.renew(ctx, ids) {
 		id := renewals[i].Lease.ID
@@ -433,25 +428,6 @@ func (s *Store) rewrite(ctx context.Context, st stay, next record, options ...cl
 		return store.ErrGone
 	}
 	return err
-}
-
-// parallel calls f with each number below n, a bounded number of calls at a time.
-func parallel(n int, f func(i int)) {
-	const most = 16
-	var group sync.WaitGroup
-	free := make(chan struct{}, most)
-	for i := range n {
-		if n == 1 {
-			f(i)
-			return
-		}
-		free <- struct{}{}
-		group.Go(func() {
-			defer func() { <-free }()
-			f(i)
-		})
-	}
-	group.Wait()
 }
 
 // seconds returns the shortest etcd lease for a time.

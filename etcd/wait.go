@@ -10,6 +10,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/store"
 )
 
@@ -37,7 +38,7 @@ type waiting struct {
 func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
 	w := &waiting{Store: s, ask: a}
 	for woken := store.WakeNone; ; woken = w.sleep(ctx) {
-		if _, err := patiently(ctx, func() error { return w.look(ctx) }); err != nil {
+		if err := attempts.Patiently(ctx, func() error { return w.look(ctx) }); err != nil {
 			return store.Lease{}, w.giveUp(ctx, err)
 		}
 		if w.before == "" {
@@ -161,10 +162,7 @@ func (w *waiting) sleep(ctx context.Context) store.Wake {
 			wake <- store.WakeGrant
 			return
 		}
-		select {
-		case <-time.After(watchPause):
-		case <-watched.Done():
-		}
+		attempts.Sleep(watched.Done(), watchPause)
 	}()
 	defer func() {
 		cancel()

@@ -3,10 +3,10 @@ package relocketcd
 import (
 	"context"
 	"strings"
-	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/store"
 )
 
@@ -25,13 +25,9 @@ func (s *Store) notice(st stay) clientv3.Op {
 func (s *Store) Watch(client string, doubt func(store.ID)) (stop func()) {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(context.Background()))
 	go func() {
-		for pause := firstPause; ctx.Err() == nil; pause = min(2*pause, longestPause) {
+		for pause := (attempts.Pause{}); ctx.Err() == nil; pause.Wait(ctx.Done()) {
 			if s.watchNotices(ctx, s.notices()+client+":", doubt) {
-				pause = firstPause
-			}
-			select {
-			case <-time.After(pause):
-			case <-ctx.Done():
+				pause = attempts.Pause{}
 			}
 		}
 	}()
