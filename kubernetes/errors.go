@@ -16,8 +16,8 @@ import (
 const (
 	// limit bounds each command, so that a silent API server holds up no attempt for longer.
 	limit = 3 * time.Second
-	// firstPause and longestPause bound the pause between two attempts.
-	firstPause, longestPause = 10 * time.Millisecond, 500 * time.Millisecond
+	// parallel is how many commands of one call are in flight.
+	parallel = 16
 )
 
 // once runs a command.
@@ -49,43 +49,5 @@ func isRefusal(err error) bool {
 		return false
 	default:
 		return code >= 400 && code < 500
-	}
-}
-
-// patiently makes attempts until one is answered or ctx is done. The error matches ErrUnsure if an
-// earlier attempt without an answer may have run.
-func patiently(ctx context.Context, attempt func() error) error {
-	if ctx.Err() != nil {
-		return lifetime.Ended(ctx)
-	}
-	unsure := false
-	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		err := attempt()
-		if err == nil {
-			return nil
-		}
-		again := errors.Is(err, store.ErrUnavailable) && ctx.Err() == nil
-		if again && !sleep(ctx, pause) {
-			again, err = false, fmt.Errorf("%w: %w", lifetime.Ended(ctx), err)
-		}
-		unsure = unsure || errors.Is(err, store.ErrUnsure)
-		switch {
-		case !again && unsure:
-			return store.Unsure(err)
-		case !again:
-			return err
-		}
-	}
-}
-
-// sleep returns false if ctx is done before d has passed.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	coordination "k8s.io/client-go/kubernetes/typed/coordination/v1"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
@@ -110,7 +111,7 @@ func tooBusy() error {
 // Enter implements [store.Store].
 func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
 	var sent time.Time
-	err := patiently(ctx, func() (err error) {
+	err := attempts.Patiently(ctx, func() (err error) {
 		sent, err = s.keep(ctx, store.Renewal{Lease: l, TTL: l.TTL, Count: count})
 		return err
 	})
@@ -172,7 +173,7 @@ func (s *Store) Release(ctx context.Context, l store.Lease, count int) error {
 		_, err := s.Enter(ctx, l, count)
 		return err
 	}
-	return patiently(ctx, func() error { return s.Break(ctx, l.Ask) })
+	return attempts.Patiently(ctx, func() error { return s.Break(ctx, l.Ask) })
 }
 
 // Break implements [store.Store]. Break deletes the Lease of a hold, also of a holder of another
@@ -184,7 +185,7 @@ func (s *Store) Break(ctx context.Context, a store.Ask) error {
 // Forget implements [store.Store]. A command that was sent before, and comes later yet, can take the
 // lock for one lease.
 func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
-	return parallel(len(asks), func(i int) error {
+	return attempts.Each(len(asks), parallel, func(i int) error {
 		if err := s.Break(ctx, asks[i]); !errors.Is(err, store.ErrGone) {
 			return err
 		}
@@ -194,7 +195,7 @@ func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
 
 // Renew implements [store.Store]. A renewal is one update.
 func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
-	return parallel(len(renewals), func(i int) error {
+	return attempts.Each(len(renewals), parallel, func(i int) error {
 		_, err := s.keep(ctx, renewals[i])
 		return err
 	})
@@ -238,21 +239,3 @@ func (s *Store) look(ctx context.Context, a store.Ask) (*view, error) {
 // Close does nothing: the Store has no connection of its own, and its goroutines end with the calls
 // and watches that they serve.
 func (s *Store) Close() error { return nil }
-
-// parallel calls f with each number below n, a bounded number of calls at a time, and returns the
-// errors in order.
-func parallel(n int, f func(i int) error) []error {
-	const most = 16
-	errs := make([]error, n)
-	var group sync.WaitGroup
-	free := make(chan struct{}, most)
-	for i := range n {
-		free <- struct{}{}
-		group.Go(func() {
-			defer func() { <-free }()
-			errs[i] = f(i)
-		})
-	}
-	group.Wait()
-	return errs
-}

@@ -10,6 +10,7 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/store"
 )
 
@@ -24,7 +25,7 @@ func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progr
 	for woken := store.WakeNone; ; {
 		var l store.Lease
 		var other *view
-		err := patiently(ctx, func() (err error) {
+		err := attempts.Patiently(ctx, func() (err error) {
 			l, other, err = s.take(ctx, a)
 			unsure = unsure || errors.Is(err, store.ErrUnsure)
 			return err
@@ -51,7 +52,7 @@ func (s *Store) await(ctx context.Context, a store.Ask, v *view) store.Wake {
 		FieldSelector: meta.ObjectNameField + "=" + a.Name, ResourceVersion: v.lease.ResourceVersion,
 	})
 	if err != nil {
-		sleep(ctx, watchPause)
+		attempts.Sleep(ctx.Done(), watchPause)
 		return store.WakeRecheck
 	}
 	defer w.Stop()
@@ -62,7 +63,7 @@ func (s *Store) await(ctx context.Context, a store.Ask, v *view) store.Wake {
 		case e := <-w.ResultChan():
 			lease, is := e.Object.(*api.Lease)
 			if !is { // the API server has ended the watch
-				sleep(ctx, watchPause)
+				attempts.Sleep(ctx.Done(), watchPause)
 				return store.WakeRecheck
 			}
 			if e.Type == watch.Deleted {
@@ -110,14 +111,13 @@ func (s *Store) watch(ctx context.Context, options meta.ListOptions) (watch.Inte
 func (s *Store) Watch(client string, doubt func(store.ID)) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
-		for pause := firstPause; ctx.Err() == nil; pause = min(2*pause, longestPause) {
+		for pause := (attempts.Pause{}); ctx.Err() == nil; pause.Wait(ctx.Done()) {
 			w, err := s.watch(ctx, meta.ListOptions{LabelSelector: clientLabel + "=" + labelOf(client)})
 			if err == nil {
 				doubt("")
 				report(w, client, doubt)
-				pause = firstPause
+				pause = attempts.Pause{}
 			}
-			sleep(ctx, pause)
 		}
 	}()
 	return cancel
