@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/group"
 	"github.com/go-relock/relock/store"
 )
@@ -35,17 +36,17 @@ type Store struct {
 	pollMin, pollMax time.Duration
 	inbox            string // names the store in the rows of its waiters
 
-	life  context.Context // of the goroutine that hears of grants
-	end   context.CancelFunc
-	group group.Group
-	names atomic.Int64 // rows of relock_locks that this store has made since the last cleanup
+	life     context.Context // of the goroutine that hears of grants
+	end      context.CancelFunc
+	group    group.Group
+	watchers attempts.Watchers
+	names    atomic.Int64 // rows of relock_locks that this store has made since the last cleanup
 
-	mu       sync.Mutex
-	hearing  bool // the goroutine runs
-	waiters  map[store.ID]*waiter
-	watchers map[*watcher]struct{}
-	fresh    chan struct{} // rings when a waiter comes
-	cleaned  time.Time
+	mu      sync.Mutex
+	hearing bool // the goroutine runs
+	waiters map[store.ID]*waiter
+	fresh   chan struct{} // rings when a waiter comes
+	cleaned time.Time
 }
 
 var (
@@ -96,7 +97,7 @@ func New(db *sql.DB, d Dialect, options ...Option) (*Store, error) {
 	s := &Store{
 		db: db, dialect: d, grammar: grammars[d],
 		pollMin: 5 * time.Millisecond, pollMax: 100 * time.Millisecond,
-		waiters: make(map[store.ID]*waiter), watchers: make(map[*watcher]struct{}), fresh: make(chan struct{}, 1),
+		waiters: make(map[store.ID]*waiter), fresh: make(chan struct{}, 1),
 	}
 	for _, option := range options {
 		if err := option(s); err != nil {
@@ -219,26 +220,10 @@ func (s *Store) Release(ctx context.Context, l store.Lease, count int) error {
 // parallel is how many commands Renew and Forget have in flight.
 const parallel = 8
 
-// all runs a command for each of n units, a few at a time.
-func all(n int, command func(i int) error) []error {
-	errs := make([]error, n)
-	var next atomic.Int64
-	var group sync.WaitGroup
-	for range min(n, parallel) {
-		group.Go(func() {
-			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
-				errs[i] = command(i)
-			}
-		})
-	}
-	group.Wait()
-	return errs
-}
-
 // Renew implements [store.Store]. Each renewal is one statement, and locks one row: a lock whose
 // row is held up does not hold up the other leases.
 func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
-	return all(len(renewals), func(i int) error {
+	return attempts.Each(len(renewals), parallel, func(i int) error {
 		r := renewals[i]
 		err := s.run(ctx, 1, limitOf(r.Lease.TTL), func(ctx context.Context) error {
 			return s.renew(ctx, r.Lease, r.TTL, r.Count)
@@ -252,7 +237,7 @@ func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
 
 // Forget implements [store.Store].
 func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
-	return all(len(asks), func(i int) error {
+	return attempts.Each(len(asks), parallel, func(i int) error {
 		a := asks[i]
 		return s.on(ctx, 1, limitOf(a.TTL), a.Name, a.ID, false, (*lock).remove)
 	})

@@ -31,12 +31,6 @@ type note struct {
 // on.
 type waiter struct{ notes chan note }
 
-// watcher is one call of Watch.
-type watcher struct {
-	prefix string
-	doubt  func(store.ID)
-}
-
 // join registers a waiter. leave takes the waiter back.
 func (s *Store) join(id store.ID) (w *waiter, leave func()) {
 	w = &waiter{make(chan note, 1)}
@@ -70,16 +64,11 @@ func (s *Store) Watch(client string, doubt func(store.ID)) (stop func()) {
 	if s.listener == nil {
 		return func() {}
 	}
-	w := &watcher{client + ":", doubt}
+	stop = s.watchers.Add(client, doubt)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.watchers[w] = struct{}{}
 	s.hearLocked()
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		delete(s.watchers, w)
-	}
+	return stop
 }
 
 // hearLocked starts the goroutine that hears of grants, unless it runs.
@@ -111,15 +100,7 @@ func (s *Store) listen() {
 // recheck lets each waiter ask again, and each watcher doubt its holds.
 func (s *Store) recheck() {
 	s.wakeAll()
-	var doubts []func(store.ID)
-	s.mu.Lock()
-	for w := range s.watchers {
-		doubts = append(doubts, w.doubt)
-	}
-	s.mu.Unlock()
-	for _, doubt := range doubts {
-		doubt("")
-	}
+	s.watchers.Tell("")
 }
 
 // wakeAll lets each waiter ask again.
@@ -149,7 +130,7 @@ func (s *Store) heard(payload string) {
 	case verb == "grant":
 		s.granted(store.ID(id), arrival)
 	case verb == "gone":
-		s.doubt(store.ID(id))
+		s.watchers.Tell(store.ID(id))
 	}
 }
 
@@ -162,21 +143,6 @@ func (s *Store) granted(id store.ID, arrival int64) (waits bool) {
 		w.tell(note{grant: true, arrival: arrival})
 	}
 	return w != nil
-}
-
-// doubt tells the client of a hold that the hold may be gone.
-func (s *Store) doubt(id store.ID) {
-	var doubts []func(store.ID)
-	s.mu.Lock()
-	for w := range s.watchers {
-		if strings.HasPrefix(string(id), w.prefix) {
-			doubts = append(doubts, w.doubt)
-		}
-	}
-	s.mu.Unlock()
-	for _, doubt := range doubts {
-		doubt(id)
-	}
 }
 
 const selectGranted = `SELECT id, arrival FROM relock_holds WHERE inbox = ? AND state = 1`
