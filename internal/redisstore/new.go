@@ -40,10 +40,10 @@ type Options struct {
 // relock.New refuses.
 func New(rdb redis.UniversalClient, o Options) (store.Store, error) {
 	s := &redisStore{
-		scripts: o.Scripts, rdb: rdb, prefix: o.Prefix, delay: o.Delay, closed: make(chan struct{}), watchers: make(map[*watcher]struct{}),
+		scripts: o.Scripts, rdb: rdb, prefix: o.Prefix, delay: o.Delay, closed: make(chan struct{}),
 	}
 	var err error
-	s.wire, err = wire.New(rdb, wire.Options{Retried: o.Retried, Trouble: s.doubtAll})
+	s.wire, err = wire.New(rdb, wire.Options{Retried: o.Retried, Trouble: func() { s.watchers.Tell("") }})
 	if err != nil {
 		return nil, err
 	}

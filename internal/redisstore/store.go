@@ -4,14 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/group"
 	"github.com/go-relock/relock/internal/subs"
 	"github.com/go-relock/relock/internal/wire"
@@ -30,12 +29,10 @@ type redisStore struct {
 	delay   time.Duration         // of Options.Delay
 	field   func(store.ID) string // names a hold in the hash of its lock
 
-	group  group.Group // goroutines of subs and Watch
-	closed chan struct{}
-	once   sync.Once
-
-	mu       sync.Mutex
-	watchers map[*watcher]struct{}
+	group    group.Group // goroutines of subs and Watch
+	closed   chan struct{}
+	once     sync.Once
+	watchers attempts.Watchers
 }
 
 // Close ends the subscriptions, and waits for each goroutine of the store. Later commands still
@@ -244,30 +241,22 @@ func cutLast(id string, n int) string {
 	return id
 }
 
-// watcher is one call of Watch.
-type watcher struct{ doubt func(store.ID) }
-
 // Watch listens to the control channel of a client, where Break publishes. Watch calls doubt with
 // "" when the subscription is confirmed, when the connection of the subscription is back, and when
 // the connections for commands are in trouble.
 func (s *redisStore) Watch(client string, doubt func(store.ID)) (stop func()) {
-	w := &watcher{doubt}
-	s.mu.Lock()
-	s.watchers[w] = struct{}{}
-	s.mu.Unlock()
+	remove := s.watchers.Add(client, doubt)
 	ctx, cancel := context.WithCancel(context.Background())
-	s.group.GoOpen(func() { s.watch(ctx, client, w) })
+	s.group.GoOpen(func() { s.watch(ctx, client, doubt) })
 	return func() {
 		cancel()
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		delete(s.watchers, w)
+		remove()
 	}
 }
 
 // watch ends with ctx, with the store, or when the server refuses the channel. Without the channel
 // the next renewal finds that a hold is broken.
-func (s *redisStore) watch(ctx context.Context, client string, w *watcher) {
+func (s *redisStore) watch(ctx context.Context, client string, doubt func(store.ID)) {
 	channel := s.control(client)
 	var l *subs.Listener
 	for tries := 2; l == nil; tries++ {
@@ -277,35 +266,23 @@ func (s *redisStore) watch(ctx context.Context, client string, w *watcher) {
 			return
 		}
 		if err != nil { // the cluster has no node for the channel just now
-			pause, cancel := context.WithTimeout(ctx, wire.Pause(tries))
-			<-pause.Done()
-			cancel()
+			attempts.Sleep(ctx.Done(), wire.Pause(tries))
 		}
 	}
 	defer l.Close()
-	w.doubt("") // a hold may have been broken before
+	doubt("") // a hold may have been broken before
 	for {
 		select {
 		case n := <-l.C():
 			if n.Err != nil {
 				return
 			}
-			w.doubt("")
+			doubt("")
 		case <-ctx.Done():
 			return
 		case <-s.closed:
 			return
 		}
-	}
-}
-
-// doubtAll tells all watchers that any hold may be gone.
-func (s *redisStore) doubtAll() {
-	s.mu.Lock()
-	watchers := slices.Collect(maps.Keys(s.watchers))
-	s.mu.Unlock()
-	for _, w := range watchers {
-		w.doubt("")
 	}
 }
 
