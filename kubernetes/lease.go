@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
 
@@ -89,7 +90,7 @@ func (v *view) token() int64 {
 // token, its count and a longer lease.
 func (v *view) again(next record) record {
 	if v.held() && v.ID == next.ID {
-		next.Token, next.Count, next.TTL = v.token(), v.Count, max(next.TTL, millis(v.rest()))
+		next.Token, next.Count, next.TTL = v.token(), v.Count, max(next.TTL, lifetime.Millis(v.rest()))
 	}
 	return next
 }
@@ -135,8 +136,6 @@ func labelOf(client string) string {
 	sum := sha256.Sum256([]byte(client))
 	return hex.EncodeToString(sum[:8])
 }
-
-func millis(d time.Duration) int64 { return int64((d + time.Millisecond - 1) / time.Millisecond) }
 
 // errChanged reports a command that was refused because the Lease is not as read, or is there.
 var errChanged = errors.New("another client has changed the Lease")

@@ -76,7 +76,7 @@ func (s *Store) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 // take gives the lock to a hold. If another hold has the lock, take returns that view and a refusal.
 func (s *Store) take(ctx context.Context, a store.Ask) (l store.Lease, v *view, err error) {
 	l = store.Lease{Ask: a}
-	next := record{ID: a.ID, TTL: millis(a.Kept(a.TTL)), Count: 1}
+	next := record{ID: a.ID, TTL: lifetime.Millis(a.Kept(a.TTL)), Count: 1}
 	for range changes {
 		l.Sent, l.Unsure = time.Now(), false
 		v, err = s.create(ctx, a.Name, next)
@@ -136,7 +136,7 @@ func (s *Store) keep(ctx context.Context, r store.Renewal) (sent time.Time, err 
 		}
 		sent = time.Now()
 		_, err := s.update(ctx, v, record{
-			ID: r.Lease.ID, TTL: max(millis(r.Lease.Kept(r.TTL)), millis(v.rest())), Count: r.Count, Token: v.token(),
+			ID: r.Lease.ID, TTL: max(lifetime.Millis(r.Lease.Kept(r.TTL)), lifetime.Millis(v.rest())), Count: r.Count, Token: v.token(),
 		})
 		return err
 	})

@@ -1,5 +1,6 @@
 // Package lifetime makes contexts with ends known in advance. A command needs no second goroutine
 // to wait for the end of the context if the context cannot end while the command is in flight.
+// Package lifetime also turns a lease into the milliseconds that servers count in.
 package lifetime
 
 import (
@@ -58,3 +59,6 @@ func Ended(ctx context.Context) error {
 	}
 	return fmt.Errorf("%w: %w", err, cause)
 }
+
+// Millis returns a time in whole milliseconds, rounded up: a lease never gets shorter.
+func Millis(d time.Duration) int64 { return int64((d + time.Millisecond - 1) / time.Millisecond) }

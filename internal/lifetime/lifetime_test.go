@@ -109,3 +109,11 @@ func TestWithinSaysWhetherAContextMayEndSoon(t *testing.T) {
 		require.Equal(t, test.may, lifetime.Within(test.ctx, test.within), name)
 	}
 }
+
+func TestMillisRoundsUp(t *testing.T) {
+	for d, want := range map[time.Duration]int64{
+		0: 0, 1: 1, time.Millisecond - 1: 1, time.Millisecond: 1, time.Millisecond + 1: 2, time.Minute: 60_000,
+	} {
+		require.Equal(t, want, lifetime.Millis(d), d)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/wire"
 	"github.com/go-relock/relock/store"
 )
@@ -19,7 +20,7 @@ func (s *nativeStore) waitsKey(hold store.ID) string {
 }
 
 // Show implements [store.Waits].
-func (s *nativeStore) Show(ctx context.Context, w store.Waiting, lifetime time.Duration) error {
+func (s *nativeStore) Show(ctx context.Context, w store.Waiting, kept time.Duration) error {
 	text := []byte{}
 	if len(w.For) > 0 {
 		var err error
@@ -31,7 +32,7 @@ func (s *nativeStore) Show(ctx context.Context, w store.Waiting, lifetime time.D
 	for i, hold := range w.Holds {
 		units[i] = wire.Unit{Keys: []string{s.waitsKey(hold)}, Args: []any{string(w.ID), string(text)}}
 	}
-	return errors.Join(s.all(ctx, s.scripts.show, []any{millis(lifetime)}, units)...)
+	return errors.Join(s.all(ctx, s.scripts.show, []any{lifetime.Millis(kept)}, units)...)
 }
 
 // Shown implements [store.Waits].

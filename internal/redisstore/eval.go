@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/wire"
 	"github.com/go-relock/relock/store"
 )
@@ -93,7 +94,7 @@ func (s *nativeStore) TryEval(ctx context.Context, a store.Ask, script store.Scr
 	}
 	c := &wire.Call{
 		Script: s.users.of(s.scripts, first, "try", script.Source), Tries: boundTries, Patience: takingLimit(a),
-		Unit:   wire.Unit{Keys: append([]string{a.Name, a.Name + queueSuffix}, script.Keys...), Args: args(millis(a.Kept(a.TTL)))},
+		Unit:   wire.Unit{Keys: append([]string{a.Name, a.Name + queueSuffix}, script.Keys...), Args: args(lifetime.Millis(a.Kept(a.TTL)))},
 		Repeat: func(elapsed time.Duration) []any { return args(repeatMillis(a.Kept(a.TTL), elapsed)) },
 		Acks:   wire.Acks(a.Acks),
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/redistest"
 	"github.com/go-relock/relock/internal/wire"
 	"github.com/go-relock/relock/store"
@@ -52,7 +53,7 @@ func (h *kindHold) member() string { return string(h.ID) + "|" + letter(h.Ask) }
 
 // place returns the member of the queue.
 func (h *kindHold) place() string {
-	return fmt.Sprintf("%s|%d|%s|%s", h.ID, millis(h.TTL), letter(h.Ask), h.With)
+	return fmt.Sprintf("%s|%d|%s|%s", h.ID, lifetime.Millis(h.TTL), letter(h.Ask), h.With)
 }
 
 // isLimited says whether a hold is in the zset of limits.
@@ -272,7 +273,7 @@ type kindCommand struct {
 }
 
 func (c kindCommand) String() string {
-	return fmt.Sprintf("%s %v %s", c.script.Name, c.hold.place(), fmt.Sprint(millis(c.ttl), " ", c.extra))
+	return fmt.Sprintf("%s %v %s", c.script.Name, c.hold.place(), fmt.Sprint(lifetime.Millis(c.ttl), " ", c.extra))
 }
 
 // kindSequence is one run of random commands.
@@ -639,7 +640,7 @@ func (s *kindSequence) call(batch ...kindCommand) {
 	var keys []string
 	args := []any{"PUBLISH"}
 	for _, c := range batch {
-		unit := kindUnit(c.hold.Ask, millis(c.ttl), c.extra)
+		unit := kindUnit(c.hold.Ask, lifetime.Millis(c.ttl), c.extra)
 		keys, args = append(keys, unit.Keys...), append(args, unit.Args...)
 		s.log = append(s.log, c.String())
 	}

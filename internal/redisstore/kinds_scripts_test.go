@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/redistest"
 	"github.com/go-relock/relock/internal/wire"
 	"github.com/go-relock/relock/store"
@@ -81,7 +82,7 @@ func (r *kindRig) inside(around store.Ask) store.Ask {
 // run runs a script for one hold.
 func (r *kindRig) run(s *wire.Script, a store.Ask, extra string) (any, error) {
 	r.Helper()
-	unit := kindUnit(a, millis(a.TTL), extra)
+	unit := kindUnit(a, lifetime.Millis(a.TTL), extra)
 	return r.script(s, unit.Keys, append([]any{"PUBLISH"}, unit.Args...)...)
 }
 
@@ -181,7 +182,7 @@ func (r *kindRig) waits(asks ...store.Ask) {
 	require.NoError(r, err)
 	want := []string{}
 	for _, a := range asks {
-		want = append(want, fmt.Sprintf("%s|%d|%s|%s", a.ID, millis(a.TTL), letter(a), a.With))
+		want = append(want, fmt.Sprintf("%s|%d|%s|%s", a.ID, lifetime.Millis(a.TTL), letter(a), a.With))
 	}
 	require.Equal(r, want, got)
 }

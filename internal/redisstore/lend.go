@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/wire"
 	"github.com/go-relock/relock/store"
 )
@@ -90,7 +91,7 @@ func (s *nativeStore) Accept(ctx context.Context, a store.Ask, old store.ID, t s
 	n, answer, err := s.byTicket(ctx, a, &wire.Call{Script: s.scripts.accept, Acks: wire.Acks(a.Acks), Unit: wire.Unit{
 		Keys: []string{a.Name, a.Name + loansSuffix},
 		Args: []any{
-			string(old), s.controlOf(old), string(a.ID), millis(a.Kept(a.TTL)), expiry(t), unaware,
+			string(old), s.controlOf(old), string(a.ID), lifetime.Millis(a.Kept(a.TTL)), expiry(t), unaware,
 		},
 	}})
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/subs"
 	"github.com/go-relock/relock/internal/wire"
 	"github.com/go-relock/relock/store"
@@ -114,7 +115,7 @@ func (s *nativeStore) ask(ctx context.Context, a store.Ask, arrival string, trie
 		script = s.scripts.kinds.acquire
 	}
 	c := &wire.Call{
-		Unit: s.acquireUnit(a, millis(a.Kept(a.TTL)), arrival), Tries: tries, Patience: takingLimit(a),
+		Unit: s.acquireUnit(a, lifetime.Millis(a.Kept(a.TTL)), arrival), Tries: tries, Patience: takingLimit(a),
 		Acks: wire.Acks(a.Acks),
 	}
 	c.Script, c.Common = s.entering(script)
@@ -140,7 +141,7 @@ func (s *nativeStore) ask(ctx context.Context, a store.Ask, arrival string, trie
 
 // repeatMillis returns the lease that a repeat sets. The lease ends when the lease of the first
 // attempt would, or whole TTLs later, so a client that hears no answers holds up nobody for longer.
-func repeatMillis(ttl, elapsed time.Duration) int64 { return max(millis(ttl-elapsed%ttl), 1) }
+func repeatMillis(ttl, elapsed time.Duration) int64 { return max(lifetime.Millis(ttl-elapsed%ttl), 1) }
 
 // Try takes a free lock for which nobody waits.
 func (s *nativeStore) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
@@ -188,9 +189,9 @@ func (s *nativeStore) Enter(ctx context.Context, l store.Lease, count int) (stor
 		return s.redisStore.Enter(ctx, l, count)
 	}
 	return s.enter(ctx, l, &wire.Call{
-		Script: s.scripts.kinds.renew, Common: s.publish(), Unit: kindUnit(l.Ask, millis(l.Kept(l.TTL)), ""),
+		Script: s.scripts.kinds.renew, Common: s.publish(), Unit: kindUnit(l.Ask, lifetime.Millis(l.Kept(l.TTL)), ""),
 		Repeat: func(elapsed time.Duration) []any {
-			return kindUnit(l.Ask, millis(l.Kept(max(l.TTL-elapsed, 0))), "").Args
+			return kindUnit(l.Ask, lifetime.Millis(l.Kept(max(l.TTL-elapsed, 0))), "").Args
 		},
 	})
 }
@@ -204,7 +205,7 @@ func (s *nativeStore) Renew(ctx context.Context, renewals []store.Renewal) []err
 		}
 		units := make([]wire.Unit, len(same))
 		for i, r := range same {
-			units[i] = kindUnit(r.Lease.Ask, millis(r.Lease.Kept(r.TTL)), "")
+			units[i] = kindUnit(r.Lease.Ask, lifetime.Millis(r.Lease.Kept(r.TTL)), "")
 		}
 		return s.all(ctx, s.scripts.kinds.renew, s.publish(), units)
 	})
@@ -224,7 +225,7 @@ func (s *nativeStore) Forget(ctx context.Context, asks []store.Ask) []error {
 
 // forgetting returns the script that forgets an ask.
 func (s *nativeStore) forgetting(a store.Ask) (*wire.Script, wire.Unit) {
-	switch kept := millis(a.Kept(a.TTL)); {
+	switch kept := lifetime.Millis(a.Kept(a.TTL)); {
 	case a.Lender != "" || a.Lent:
 		return s.leavingLoans(a)
 	case a.Kind == store.Mutex:

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/subs"
 	"github.com/go-relock/relock/internal/wire"
 	"github.com/go-relock/relock/store"
@@ -102,7 +103,7 @@ func (s *redissonStore) ask(ctx context.Context, a store.Ask, tries int) (acquir
 	field := s.field(a.ID)
 	c := &wire.Call{
 		Script: s.scripts.redisson.acquire, Tries: tries, Patience: takingLimit(a),
-		Unit:   wire.Unit{Keys: s.keys(a.Name), Args: []any{field, millis(a.Kept(a.TTL))}},
+		Unit:   wire.Unit{Keys: s.keys(a.Name), Args: []any{field, lifetime.Millis(a.Kept(a.TTL))}},
 		Acks:   wire.Acks(a.Acks),
 		Repeat: func(elapsed time.Duration) []any { return []any{field, repeatMillis(a.Kept(a.TTL), elapsed)} },
 	}

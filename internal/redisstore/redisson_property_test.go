@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/redistest"
 	"github.com/go-relock/relock/internal/wire"
 )
@@ -153,11 +154,11 @@ func (m *redissonModel) command() redissonCommand {
 	}
 	switch m.rng.IntN(3) {
 	case 0:
-		return redissonCommand{scripts.redisson.acquire, field, m.store.keys(redissonName), []any{field, millis(redissonTTL)},
+		return redissonCommand{scripts.redisson.acquire, field, m.store.keys(redissonName), []any{field, lifetime.Millis(redissonTTL)},
 			func() any { return m.acquire(field) }}
 	case 1:
 		count := 1 + m.rng.IntN(3)
-		return redissonCommand{scripts.mutex.renew, field, []string{redissonName}, []any{field, millis(redissonTTL), count}, func() any {
+		return redissonCommand{scripts.mutex.renew, field, []string{redissonName}, []any{field, lifetime.Millis(redissonTTL), count}, func() any {
 			if m.owner != field {
 				m.saw("gone")
 				return int64(0)

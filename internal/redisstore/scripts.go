@@ -236,9 +236,6 @@ func badReply(s *wire.Script, reply any) error {
 	return store.Unsure(fmt.Errorf("unexpected reply of script %s: %.200s", s.Name, fmt.Sprint(reply)))
 }
 
-// millis returns a duration in whole milliseconds, rounded up.
-func millis(d time.Duration) int64 { return int64((d + time.Millisecond - 1) / time.Millisecond) }
-
 // fromMillis returns the duration of ms milliseconds, or the longest duration.
 func fromMillis(ms int64) time.Duration {
 	return time.Duration(min(ms, math.MaxInt64/int64(time.Millisecond))) * time.Millisecond

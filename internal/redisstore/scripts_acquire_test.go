@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/wire"
 	"github.com/go-relock/relock/store"
 )
@@ -192,7 +193,7 @@ func TestMillis(t *testing.T) {
 	for d, want := range map[time.Duration]int64{
 		0: 0, 1: 1, time.Millisecond: 1, time.Millisecond + 1: 2, time.Second: 1000, minute: 60000,
 	} {
-		require.Equal(t, want, millis(d), d)
+		require.Equal(t, want, lifetime.Millis(d), d)
 	}
 	for elapsed, want := range map[time.Duration]int64{
 		0: 60000, time.Second: 59000, minute - 1: 1, minute: 60000, minute + time.Second: 59000,

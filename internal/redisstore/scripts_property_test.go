@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/redistest"
 	"github.com/go-relock/relock/internal/wire"
 )
@@ -253,20 +254,20 @@ func (s *sequence) command() command {
 	h := s.hold()
 	switch p := s.rng.IntN(100); {
 	case p < 5:
-		return command{scripts.all, h, []any{h.id, millis(h.ttl)}, func(*modelLock) any { return s.all(h) }}
+		return command{scripts.all, h, []any{h.id, lifetime.Millis(h.ttl)}, func(*modelLock) any { return s.all(h) }}
 	case p < 45:
 		place := noPlace
 		if s.rng.IntN(4) > 0 {
 			place = strconv.FormatInt(h.arrival, 10)
 		}
-		return command{scripts.mutex.acquire, h, []any{h.id, millis(h.ttl), place}, func(l *modelLock) any { return s.acquire(h, place) }}
+		return command{scripts.mutex.acquire, h, []any{h.id, lifetime.Millis(h.ttl), place}, func(l *modelLock) any { return s.acquire(h, place) }}
 	case p < 65:
 		return command{scripts.mutex.release, h, []any{h.id}, func(*modelLock) any { return s.release(h) }}
 	case p < 78:
 		ttl, count := time.Duration(s.rng.IntN(4)*25)*time.Second, 1+s.rng.IntN(3)
-		return command{scripts.mutex.renew, h, []any{h.id, millis(ttl), count}, func(l *modelLock) any { return s.renew(h, ttl, count) }}
+		return command{scripts.mutex.renew, h, []any{h.id, lifetime.Millis(ttl), count}, func(l *modelLock) any { return s.renew(h, ttl, count) }}
 	case p < 88:
-		return command{scripts.mutex.forget, h, []any{h.id, millis(h.ttl)}, func(*modelLock) any { return s.forget(h) }}
+		return command{scripts.mutex.forget, h, []any{h.id, lifetime.Millis(h.ttl)}, func(*modelLock) any { return s.forget(h) }}
 	case p < 94:
 		return command{scripts.mutex.token, h, []any{h.id, 0}, func(*modelLock) any { return s.drawn(h) }}
 	default:
@@ -367,7 +368,7 @@ func (s *sequence) check() {
 	require.NoError(s, err)
 	queue := []string{}
 	for _, h := range s.queue {
-		queue = append(queue, fmt.Sprintf("%s|%d", h.id, millis(h.ttl)))
+		queue = append(queue, fmt.Sprintf("%s|%d", h.id, lifetime.Millis(h.ttl)))
 	}
 	require.Equal(s, queue, members)
 	s.checkLease()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/redistest"
 	"github.com/go-relock/relock/internal/wire"
 	"github.com/go-relock/relock/store"
@@ -161,7 +162,7 @@ func TestUnits(t *testing.T) {
 		base := fmt.Sprintf("%s:%d", r.base, i)
 		keys = append(keys, base, base+queueSuffix)
 		ids[i] = newID("a")
-		args = append(args, ids[i], millis(minute), noPlace)
+		args = append(args, ids[i], lifetime.Millis(minute), noPlace)
 		t.Cleanup(func() { r.rdb.Del(context.Background(), base) })
 	}
 	require.NoError(t, r.rdb.SAdd(t.Context(), keys[2], "x").Err())

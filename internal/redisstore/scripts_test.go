@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/redistest"
 	"github.com/go-relock/relock/internal/wire"
 	"github.com/go-relock/relock/store"
@@ -104,7 +105,7 @@ func (r *rig) both() []string { return []string{r.base, r.base + queueSuffix} }
 // acquire asks for the lock, and queues with an arrival.
 func (r *rig) acquire(id string, ttl time.Duration, arrival string) (acquireReply, error) {
 	r.Helper()
-	reply, err := r.script(scripts.mutex.acquire, r.both(), "PUBLISH", id, millis(ttl), arrival)
+	reply, err := r.script(scripts.mutex.acquire, r.both(), "PUBLISH", id, lifetime.Millis(ttl), arrival)
 	if err != nil {
 		return acquireReply{}, err
 	}
@@ -145,12 +146,12 @@ func (r *rig) release(id string) int64 {
 
 func (r *rig) renew(id string, ttl time.Duration, count int) int64 {
 	r.Helper()
-	return r.number(scripts.mutex.renew, []string{r.base}, id, millis(ttl), count)
+	return r.number(scripts.mutex.renew, []string{r.base}, id, lifetime.Millis(ttl), count)
 }
 
 func (r *rig) forget(id string) int64 {
 	r.Helper()
-	return r.number(scripts.mutex.forget, r.both(), "PUBLISH", id, millis(minute))
+	return r.number(scripts.mutex.forget, r.both(), "PUBLISH", id, lifetime.Millis(minute))
 }
 
 func (r *rig) token(id string) int64 {

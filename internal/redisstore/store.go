@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/group"
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/subs"
 	"github.com/go-relock/relock/internal/wire"
 	"github.com/go-relock/relock/store"
@@ -150,7 +151,7 @@ func (s *redisStore) Renew(ctx context.Context, renewals []store.Renewal) []erro
 }
 
 func (s *redisStore) renewal(l store.Lease, ttl time.Duration, count int) wire.Unit {
-	return wire.Unit{Keys: []string{l.Name}, Args: []any{s.field(l.ID), millis(l.Kept(ttl)), count}}
+	return wire.Unit{Keys: []string{l.Name}, Args: []any{s.field(l.ID), lifetime.Millis(l.Kept(ttl)), count}}
 }
 
 // free sends a call that frees a lock. If the hold is gone, an attempt without an answer may have
@@ -220,7 +221,7 @@ func (s *redisStore) entering(script *wire.Script) (*wire.Script, []any) {
 	if s.delay == 0 {
 		return script, s.publish()
 	}
-	return s.scripts.delayed[script], []any{s.publish()[0], millis(s.delay)}
+	return s.scripts.delayed[script], []any{s.publish()[0], lifetime.Millis(s.delay)}
 }
 
 // publish returns the publish command of scripts, as the common part of their arguments.

@@ -7,9 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/go-relock/relock/internal/lifetime"
 )
 
 // Script is a Lua script for any number of units in one call. KEYS are the keys of unit 1, of unit
@@ -107,9 +108,9 @@ func (c *scriptCall) prepare(ctx context.Context, eval bool, cmds []redis.Cmder)
 // command makes the command that waits for the confirmations.
 func (a Acks) command(ctx context.Context) command {
 	if a.Disk {
-		return command{redis.NewCmd(ctx, "WAITAOF", 1, a.Replicas, millis(a.Timeout))}
+		return command{redis.NewCmd(ctx, "WAITAOF", 1, a.Replicas, lifetime.Millis(a.Timeout))}
 	}
-	return command{redis.NewCmd(ctx, "WAIT", a.Replicas, millis(a.Timeout))}
+	return command{redis.NewCmd(ctx, "WAIT", a.Replicas, lifetime.Millis(a.Timeout))}
 }
 
 // count reads how many servers have confirmed. The server itself is one of them with Disk.
@@ -216,6 +217,3 @@ func pipeline(ctx context.Context, rdb redis.UniversalClient, cmds []redis.Cmder
 		cmd.SetErr(believed(ctx, cmd.Err()))
 	}
 }
-
-// millis rounds up to whole milliseconds.
-func millis(d time.Duration) int64 { return int64((d + time.Millisecond - 1) / time.Millisecond) }
