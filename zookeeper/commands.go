@@ -6,24 +6,27 @@ import (
 	"errors"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/store"
 )
 
 // Enter implements [store.Store]. A new count or TTL is a write. Otherwise Enter asks the leader,
 // and looks whether the node exists.
 func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
-	err := s.patiently(ctx, func(x *session, _ bool) error {
+	err := s.patiently(ctx, func(x *session) error {
 		entered, err := s.touch(ctx, x, store.Renewal{Lease: l, TTL: l.TTL, Count: count}, time.Time{})
 		if err == nil {
 			entered.Woken, l = l.Woken, entered
 		}
 		return err
 	})
+	if errors.Is(err, store.ErrGone) {
+		err = store.ErrGone // no attempt of Enter frees the lock
+	}
 	return l, err
 }
 
@@ -95,13 +98,7 @@ func (s *Store) Release(ctx context.Context, l store.Lease, count int) error {
 		_, err := s.Enter(ctx, l, count)
 		return err
 	}
-	return s.patiently(ctx, func(x *session, unsure bool) error {
-		err := s.free(ctx, x, l.Ask)
-		if errors.Is(err, store.ErrGone) && unsure {
-			return store.Unsure(err) // an attempt without an answer has released the hold
-		}
-		return err
-	})
+	return s.patiently(ctx, func(x *session) error { return s.free(ctx, x, l.Ask) })
 }
 
 // free deletes the node of a hold that has its lock.
@@ -156,26 +153,20 @@ func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
 
 // each makes one attempt at each of n commands, all at the same time, behind one sync.
 func (s *Store) each(ctx context.Context, n int, attempt func(x *session, i int, synced time.Time) error) []error {
-	errs := make([]error, n)
 	if n == 0 {
-		return errs
+		return nil
 	}
+	var errs []error
 	err := s.once(ctx, func(x *session) error {
 		begun := time.Now()
 		if err := x.sync(ctx); err != nil {
 			return err
 		}
-		var all sync.WaitGroup
-		for i := range errs {
-			all.Go(func() { errs[i] = attempt(x, i, begun) })
-		}
-		all.Wait()
+		errs = attempts.Each(n, n, func(i int) error { return attempt(x, i, begun) })
 		return nil
 	})
 	if err != nil {
-		for i := range errs {
-			errs[i] = err
-		}
+		return slices.Repeat([]error{err}, n)
 	}
 	return errs
 }
@@ -274,41 +265,20 @@ func (s *Store) Break(ctx context.Context, a store.Ask) error {
 	})
 }
 
-// watcher is one call of [Store.Watch].
-type watcher struct {
-	prefix string
-	doubt  func(store.ID)
-}
-
 // Watch implements [store.Watcher]. The Store watches the node of each hold of the client, and
 // tells of the end of the session.
 func (s *Store) Watch(client string, doubt func(store.ID)) (stop func()) {
-	w := &watcher{prefix: client + ":", doubt: doubt}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.watchers[w] = struct{}{}
+	stop = s.watchers.Add(client, doubt)
 	if s.session != nil {
 		for id, h := range s.session.holds {
-			if h.held && strings.HasPrefix(string(id), w.prefix) {
+			if h.held && strings.HasPrefix(string(id), client+":") {
 				s.group.Go(func() { s.observe(h) })
 			}
 		}
 	}
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		delete(s.watchers, w)
-	}
-}
-
-// watchedLocked says whether anybody watches the client of a hold.
-func (s *Store) watchedLocked(id store.ID) bool {
-	for w := range s.watchers {
-		if strings.HasPrefix(string(id), w.prefix) {
-			return true
-		}
-	}
-	return false
+	return stop
 }
 
 // observe sets a watch on the node of a hold. The event comes to session.event.
@@ -317,7 +287,7 @@ func (s *Store) observe(h *hold) {
 	ctx, cancel := context.WithTimeout(context.Background(), giveUpLimit)
 	defer cancel()
 	if _, err := h.session.watch(ctx, node); errors.Is(err, zk.ErrNoNode) {
-		s.tell(h.ask.ID)
+		s.watchers.Tell(h.ask.ID)
 	}
 }
 
@@ -325,28 +295,10 @@ func (s *Store) observe(h *hold) {
 func (s *Store) heldAt(x *session, node string) *hold {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.watchers) == 0 {
-		return nil
-	}
 	for id, h := range x.holds {
-		if h.held && h.node == node && s.watchedLocked(id) {
+		if h.held && h.node == node && len(s.watchers.Of(id)) > 0 {
 			return h
 		}
 	}
 	return nil
-}
-
-// tell calls the watchers of the hold's client; all watchers if id is empty.
-func (s *Store) tell(id store.ID) {
-	var doubts []func(store.ID)
-	s.mu.Lock()
-	for w := range s.watchers {
-		if id == "" || strings.HasPrefix(string(id), w.prefix) {
-			doubts = append(doubts, w.doubt)
-		}
-	}
-	s.mu.Unlock()
-	for _, doubt := range doubts {
-		doubt(id)
-	}
 }

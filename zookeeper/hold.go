@@ -7,6 +7,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/store"
 )
 
@@ -110,17 +111,12 @@ func (s *Store) expire(h *hold) {
 	s.mu.Unlock()
 	defer s.leave()
 	x, begun := h.session, time.Now()
-	for pause := firstPause; ; pause = min(2*pause, longPause) {
-		if s.deleted(h) {
-			return
-		}
+	for pause := (attempts.Pause{}); !s.deleted(h); {
 		if x.silentSince(begun) > s.timeout {
 			x.end()
 		}
-		select {
-		case <-x.dead:
+		if !pause.Wait(x.dead) {
 			return
-		case <-time.After(pause):
 		}
 	}
 }

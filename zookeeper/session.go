@@ -82,10 +82,10 @@ func (x *session) event(e zk.Event) {
 	switch {
 	case e.Type == zk.EventSession && e.State == zk.StateExpired:
 		x.end() // before zk.Conn opens a session of its own
-		s.group.Go(func() { s.tell("") })
+		s.group.Go(func() { s.watchers.Tell("") })
 	case e.Type == zk.EventNodeDeleted:
 		if h := s.heldAt(x, e.Path); h != nil {
-			s.group.Go(func() { s.tell(h.ask.ID) })
+			s.group.Go(func() { s.watchers.Tell(h.ask.ID) })
 		}
 	case e.Type == zk.EventNodeDataChanged:
 		if h := s.heldAt(x, e.Path); h != nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/group"
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
@@ -26,12 +27,12 @@ type Store struct {
 	credentials []credential
 	dial        func(ctx context.Context, network, address string) (net.Conn, error)
 	group       group.Group
+	watchers    attempts.Watchers
 
-	mu       sync.Mutex
-	session  *session // nil: the next command opens one
-	users    int      // commands that run, and holds of all sessions
-	closed   bool
-	watchers map[*watcher]struct{}
+	mu      sync.Mutex
+	session *session // nil: the next command opens one
+	users   int      // commands that run, and holds of all sessions
+	closed  bool
 }
 
 var (
@@ -77,7 +78,7 @@ func New(servers string, options ...Option) (*Store, error) {
 	hosts, chroot, _ := strings.Cut(servers, "/")
 	s := &Store{
 		servers: strings.Split(hosts, ","), timeout: 40 * time.Second, acl: zk.WorldACL(zk.PermAll),
-		dial: new(net.Dialer).DialContext, watchers: make(map[*watcher]struct{}),
+		dial: new(net.Dialer).DialContext,
 	}
 	for _, option := range options {
 		option(s)
@@ -209,38 +210,7 @@ func (s *Store) once(ctx context.Context, attempt func(*session) error) error {
 	return attempt(s.use())
 }
 
-// Intervals between attempts at a server that cannot be reached.
-const (
-	firstPause = 10 * time.Millisecond
-	longPause  = 500 * time.Millisecond
-)
-
-// patiently makes attempts until one is answered, or ctx is done. The error matches ErrUnsure if an
-// attempt without an answer may have run.
-func (s *Store) patiently(ctx context.Context, attempt func(x *session, unsure bool) error) error {
-	if ctx.Err() != nil {
-		return lifetime.Ended(ctx)
-	}
-	unsure := false
-	for pause := firstPause; ; pause = min(2*pause, longPause) {
-		err := s.once(ctx, func(x *session) error { return attempt(x, unsure) })
-		if err == nil || ctx.Err() == nil && !errors.Is(err, store.ErrUnavailable) {
-			return err
-		}
-		unsure = unsure || errors.Is(err, store.ErrUnsure)
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-			continue
-		case <-ctx.Done():
-		}
-		timer.Stop()
-		if ended := lifetime.Ended(ctx); !errors.Is(err, ctx.Err()) || !errors.Is(err, context.Cause(ctx)) {
-			err = fmt.Errorf("%w: %w", ended, err)
-		}
-		if unsure {
-			err = store.Unsure(err)
-		}
-		return err
-	}
+// patiently makes attempts until one is answered, or ctx is done.
+func (s *Store) patiently(ctx context.Context, attempt func(x *session) error) error {
+	return attempts.Patiently(ctx, func() error { return s.once(ctx, attempt) })
 }

@@ -103,7 +103,7 @@ func (x *session) refusal(holder node, data []byte) *store.Busy {
 // which the leader surely had the session.
 func (s *Store) grant(h *hold, woken store.Wake) (store.Lease, error) {
 	s.mu.Lock()
-	proven, watched := h.session.proven, s.watchedLocked(h.ask.ID)
+	proven, watched := h.session.proven, len(s.watchers.Of(h.ask.ID)) > 0
 	s.mu.Unlock()
 	l, err := s.keep(h, proven, h.ask.TTL)
 	if err != nil {
@@ -120,7 +120,7 @@ func (s *Store) grant(h *hold, woken store.Wake) (store.Lease, error) {
 // keeps it out.
 func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (l store.Lease, err error) {
 	w := waiting{store: s, progress: progress}
-	err = s.patiently(ctx, func(x *session, _ bool) error {
+	err = s.patiently(ctx, func(x *session) error {
 		if w.hold != nil && w.hold.session != x { // a server may know the last session for some time
 			if err := x.takeBack(ctx, a); err != nil {
 				return err
