@@ -1,7 +1,6 @@
 package locktest
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -15,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/promise"
 )
 
 // Times that suit real servers.
@@ -33,6 +33,7 @@ type bench struct {
 	ctx    context.Context
 	h      Harness
 	server Server
+	suite  promise.Suite[Promise]
 	one    *relock.Client
 	other  *relock.Client
 	suffix string
@@ -61,6 +62,7 @@ func newBench(t *testing.T, h Harness) *bench {
 		t: t, ctx: t.Context(), h: h, server: h.Start(t), suffix: "-" + strings.ToLower(rand.Text()[:10]),
 		names: make(map[string]maker), queued: make(chan string, relock.EventBacklog),
 	}
+	b.suite = promise.Suite[Promise]{Without: h.Without, Hooks: map[Promise]bool{lose: b.server.Lose != nil}}
 	b.one, b.other = b.client(), b.client()
 	return b
 }
@@ -99,23 +101,7 @@ func (b *bench) locks(options ...relock.Option) (here, there *relock.Lock) {
 }
 
 // promises says whether the store makes a promise.
-func (b *bench) promises(p Promise) bool {
-	return b.h.reason(p) == ""
-}
-
-// wholes are the promises that have parts.
-var wholes = map[Promise]Promise{Semaphores: Kinds, ReaderTokens: Kinds}
-
-// reason returns why the store does not make a promise; empty: the store makes the promise.
-func (h Harness) reason(p Promise) string {
-	for p != "" {
-		if reason, without := h.Without[p]; without {
-			return cmp.Or(reason, "no reason is given")
-		}
-		p = wholes[p]
-	}
-	return ""
-}
+func (b *bench) promises(p Promise) bool { return b.suite.Reason(p) == "" }
 
 // last returns the error of a call.
 func last[T any](_ T, err error) error { return err }

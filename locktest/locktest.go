@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/promise"
 	"github.com/go-relock/relock/store"
 )
 
@@ -99,12 +100,7 @@ func Run(t *testing.T, newClient func(t *testing.T, options ...relock.Option) *r
 // Run runs the suite, and logs every promise that the store does not make.
 func (h Harness) Run(t *testing.T) {
 	t.Helper()
-	for promise, reason := range h.Without {
-		t.Logf("NOT PROMISED: %s: %s", promise, reason)
-	}
-	if h.Around == nil {
-		h.Around = func(t *testing.T, body func(*testing.T)) { t.Helper(); body(t) }
-	}
+	promise.Log(t, h.Without)
 	if h.TTL == 0 {
 		h.TTL = time.Second
 	}
@@ -113,9 +109,7 @@ func (h Harness) Run(t *testing.T) {
 		severalTests, lendTests,
 	} {
 		for _, c := range tests {
-			t.Run(c.name, func(t *testing.T) {
-				h.Around(t, func(t *testing.T) { t.Helper(); h.run(t, c) })
-			})
+			promise.Run(t, c.name, h.Around, func(t *testing.T) { t.Helper(); h.run(t, c) })
 		}
 	}
 }
@@ -124,15 +118,8 @@ func (h Harness) Run(t *testing.T) {
 func (h Harness) run(t *testing.T, c test) {
 	t.Helper()
 	b := newBench(t, h)
-	for _, need := range []Promise{c.needs, c.also} {
-		switch {
-		case need == lose && b.server.Lose == nil:
-			t.Logf("NOT TESTED: the harness has no %s", need)
-			return
-		case !b.promises(need):
-			t.Logf("NOT TESTED: the store does not promise %s: %s", need, h.reason(need))
-			return
-		}
+	if !b.suite.Has(t, c.needs, c.also) {
+		return
 	}
 	c.run(b)
 	b.requireFree()

@@ -1,7 +1,6 @@
 package storetest
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/promise"
 	"github.com/go-relock/relock/store"
 )
 
@@ -23,6 +23,7 @@ type bench struct {
 	ctx    context.Context
 	h      Harness
 	server Server
+	suite  promise.Suite[Promise]
 	kind   store.Kind // of the lock
 	name   string
 	st     store.Store
@@ -36,6 +37,9 @@ var lastID atomic.Int64
 func newBench(t *testing.T, h Harness) *bench {
 	t.Helper()
 	b := &bench{t: t, ctx: t.Context(), h: h, server: h.Start(t), left: make(map[store.ID]store.Ask)}
+	b.suite = promise.Suite[Promise]{
+		Without: h.Without, Hooks: map[Promise]bool{interrupt: b.server.Interrupt != nil, lose: b.server.Lose != nil},
+	}
 	b.st, b.other = b.open(), b.open()
 	b.begin(store.Mutex)
 	return b
@@ -64,23 +68,7 @@ func (b *bench) newName() string {
 func newID(client string) store.ID { return store.ID(fmt.Sprintf("%s:1:%d", client, lastID.Add(1))) }
 
 // promises says whether the store makes a promise.
-func (b *bench) promises(p Promise) bool {
-	return b.h.reason(p) == ""
-}
-
-// wholes are the promises that have parts.
-var wholes = map[Promise]Promise{Semaphores: Kinds, ReaderTokens: Kinds}
-
-// reason returns why the store does not make a promise; empty: the store makes the promise.
-func (h Harness) reason(p Promise) string {
-	for p != "" {
-		if reason, without := h.Without[p]; without {
-			return cmp.Or(reason, "no reason is given")
-		}
-		p = wholes[p]
-	}
-	return ""
-}
+func (b *bench) promises(p Promise) bool { return b.suite.Reason(p) == "" }
 
 // last returns the error of a call.
 func last[T any](_ T, err error) error { return err }

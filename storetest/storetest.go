@@ -22,6 +22,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/promise"
 	"github.com/go-relock/relock/store"
 )
 
@@ -102,19 +103,12 @@ type test struct {
 // Run runs the suite, and logs every promise in h.Without.
 func Run(t *testing.T, h Harness) {
 	t.Helper()
-	for promise, reason := range h.Without {
-		t.Logf("NOT PROMISED: %s: %s", promise, reason)
-	}
-	if h.Around == nil {
-		h.Around = func(t *testing.T, body func(*testing.T)) { t.Helper(); body(t) }
-	}
+	promise.Log(t, h.Without)
 	if h.TTL == 0 {
 		h.TTL = 500 * time.Millisecond
 	}
 	for _, c := range allTests() {
-		t.Run(c.name, func(t *testing.T) {
-			h.Around(t, func(t *testing.T) { t.Helper(); h.run(t, c) })
-		})
+		promise.Run(t, c.name, h.Around, func(t *testing.T) { t.Helper(); h.run(t, c) })
 	}
 }
 
@@ -144,15 +138,8 @@ func (h Harness) run(t *testing.T, c test) {
 	if racing, ok := b.st.(store.Racing); ok && racing.Races() {
 		require.False(t, b.promises(FIFO), "waiters race: the harness must list FIFO in Without")
 	}
-	for _, need := range []Promise{c.needs, c.also} {
-		switch {
-		case need == interrupt && b.server.Interrupt == nil, need == lose && b.server.Lose == nil:
-			t.Logf("NOT TESTED: the harness has no %s", need)
-			return
-		case !b.promises(need):
-			t.Logf("NOT TESTED: the store does not promise %s: %s", need, h.reason(need))
-			return
-		}
+	if !b.suite.Has(t, c.needs, c.also) {
+		return
 	}
 	if c.kind != store.Mutex {
 		b.begin(c.kind)
