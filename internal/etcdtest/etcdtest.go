@@ -30,7 +30,7 @@ const (
 )
 
 // Server is one server, alone or in a cluster, through all its restarts. Its methods fail the test
-// when the server does not do what is asked.
+// when the server does not obey.
 type Server struct {
 	t testing.TB
 	*member
@@ -48,8 +48,9 @@ var shared struct {
 	failed error // of the start, which is tried once
 }
 
-// Shared returns the one server of this test binary. The first call starts it, and [Main] stops it.
-// Its keys are everybody's. A test may pause it, if nothing runs beside the test, but not kill it.
+// Shared returns the one server of this test binary. The first call starts the server, and [Main]
+// stops the server. All tests share its keys. A test may pause the server if no other test runs
+// meanwhile, but not kill the server.
 func Shared(t testing.TB) *Server {
 	t.Helper()
 	find(t)
@@ -67,8 +68,8 @@ func Shared(t testing.TB) *Server {
 	return &Server{t, shared.member}
 }
 
-// Main is for TestMain, in the place of [redistest.Main], which it calls: it runs the tests and
-// stops the shared server.
+// Main is for TestMain, in place of [redistest.Main]. Main calls redistest.Main, which runs the
+// tests, and stops the shared server.
 //
 //	func TestMain(m *testing.M) { os.Exit(etcdtest.Main(m)) }
 func Main(m *testing.M) int {
@@ -85,8 +86,8 @@ func Main(m *testing.M) int {
 	return code
 }
 
-// Start starts a cluster of n servers, which may be one, with these flags beside those that it
-// needs. They end with the test.
+// Start starts a cluster of n servers; n may be 1. flags come in addition to the required flags.
+// The servers end with the test.
 func Start(t testing.TB, n int, flags ...string) []*Server {
 	t.Helper()
 	find(t)
@@ -109,7 +110,7 @@ func Start(t testing.TB, n int, flags ...string) []*Server {
 // URL returns the address for clients.
 func (s *Server) URL() string { return s.url }
 
-// Pause stops the process with SIGSTOP, so that the server is silent until resume.
+// Pause stops the process with SIGSTOP. The server is silent until resume.
 func (s *Server) Pause() (resume func()) {
 	s.t.Helper()
 	if err := s.proc.Pause(); err != nil {
@@ -118,7 +119,7 @@ func (s *Server) Pause() (resume func()) {
 	return func() { _ = s.proc.Resume() }
 }
 
-// Kill ends the process with SIGKILL, also while it is stopped.
+// Kill ends the process with SIGKILL, even if the process is stopped.
 func (s *Server) Kill() {
 	s.t.Helper()
 	if err := s.proc.Kill(); err != nil {
@@ -139,7 +140,7 @@ func (s *Server) Restart() {
 	}
 }
 
-// Requests returns how many messages of clients the server has received: calls, and messages in
+// Requests returns the number of messages from clients to the server: calls, and messages in
 // streams of watches and leases.
 func (s *Server) Requests() (n int) {
 	s.t.Helper()

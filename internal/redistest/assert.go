@@ -13,11 +13,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// callLimit bounds one look into Redis.
+// callLimit bounds one call of a helper to Redis.
 const callLimit = 10 * time.Second
 
-// Eventually waits until cond is true and fails the test, with the message, if
-// that takes longer than within.
+// Eventually waits until cond is true. Eventually fails the test, with the message, after within.
 func Eventually(t testing.TB, within time.Duration, cond func() bool, msg string, args ...any) {
 	t.Helper()
 	err := poll(within, func() error {
@@ -31,7 +30,7 @@ func Eventually(t testing.TB, within time.Duration, cond func() bool, msg string
 	}
 }
 
-// Keys returns all keys, sorted; in a cluster those of all masters.
+// Keys returns all keys, sorted. In a cluster, Keys returns the keys of all masters.
 func Keys(t testing.TB, rdb redis.UniversalClient) []string {
 	t.Helper()
 	return everywhere(t, rdb, false, "SCAN", func(ctx context.Context, node *redis.Client) ([]string, error) {
@@ -44,9 +43,8 @@ func Keys(t testing.TB, rdb redis.UniversalClient) []string {
 	})
 }
 
-// Subscriptions returns all channels, sharded ones too, that somebody subscribes
-// to, sorted; in a cluster those of all nodes. The channels by which sentinels
-// talk are left out.
+// Subscriptions returns all channels with a subscriber, sharded channels included, sorted. In a
+// cluster, Subscriptions asks all nodes. The channels by which sentinels talk are left out.
 func Subscriptions(t testing.TB, rdb redis.UniversalClient) []string {
 	t.Helper()
 	return everywhere(t, rdb, true, "PUBSUB", func(ctx context.Context, node *redis.Client) ([]string, error) {
@@ -101,18 +99,17 @@ func everywhere(t testing.TB, rdb redis.UniversalClient, replicas bool, what str
 	return slices.Compact(all)
 }
 
-// library is what a goroutine of the library has in its stack; the packages
-// beside it end in another character than the dot.
+// library is in the stack of each goroutine of the library. The names of other packages of the
+// repository have no dot behind relock.
 const library = "go-relock/relock."
 
 // leakLimit is how long a goroutine may take to end.
 var leakLimit = 5 * time.Second
 
-// NoGoroutineLeft remembers the goroutines of now and fails the test if, a few
-// seconds after it has ended, there are others with the library in their stack
-// (or any of the texts in more, such as "redis/go-redis"). Call it first: what
-// is registered with t.Cleanup later runs before the check. Not for tests that
-// run in parallel with others.
+// NoGoroutineLeft remembers the goroutines of now. The test fails if, a few seconds after its end,
+// new goroutines have the library in their stack, or any of the texts in more, such as
+// "redis/go-redis". Call NoGoroutineLeft first: functions given to t.Cleanup later run before the
+// check. NoGoroutineLeft is not for tests that run in parallel with others.
 func NoGoroutineLeft(t testing.TB, more ...string) {
 	t.Helper()
 	texts := append([]string{library}, more...)

@@ -19,10 +19,9 @@ import (
 // childEnv names the function that a process started by Child runs.
 const childEnv = "RELOCK_CHILD"
 
-// ChildFunc is what a child process does. It is given the arguments of [Child],
-// its standard input, which ends when the parent closes it or dies, and its
-// standard output, of which the parent reads the lines. When it returns, the
-// process ends.
+// ChildFunc is the work of a child process. args are those of [Child]. in is the standard input,
+// and ends when the parent closes the pipe or dies. The parent reads the lines of out, the standard
+// output. The process ends when ChildFunc returns.
 type ChildFunc func(args []string, in *bufio.Reader, out io.Writer)
 
 var children = struct {
@@ -31,8 +30,8 @@ var children = struct {
 	hasMain bool // Main has been called, so a child will find its function
 }{funcs: map[string]ChildFunc{}}
 
-// RegisterChild gives a function the name by which [Child] runs it. Call it in a
-// variable declaration or init of the test package; a name given twice panics.
+// RegisterChild gives a function the name by which [Child] runs the function. Call RegisterChild in
+// a variable declaration or init of the test package. A name given twice panics.
 func RegisterChild(name string, fn ChildFunc) {
 	children.mu.Lock()
 	defer children.mu.Unlock()
@@ -61,8 +60,7 @@ func runChild() (code int, is bool) {
 	return 0, true
 }
 
-// Process is a child process that belongs to a test. Its methods fail that test
-// when the child does not do what is asked.
+// Process is a child process of a test. Its methods fail the test when the child does not obey.
 type Process struct {
 	t    testing.TB
 	name string
@@ -77,9 +75,9 @@ type Process struct {
 	watched bool     // the test killed it or waited for it, so its end is no surprise
 }
 
-// Child runs the registered function in a process of its own: the test binary
-// once more, so TestMain must use [Main]. The child is killed when the test ends;
-// the test fails if it has failed by itself before.
+// Child runs the registered function in a process of its own: the test binary, started again, so
+// TestMain must use [Main]. The child is killed when the test ends. The test fails if the child has
+// failed on its own before.
 func Child(t testing.TB, name string, args ...string) *Process {
 	t.Helper()
 	children.mu.Lock()

@@ -12,19 +12,17 @@ import (
 	"time"
 )
 
-// Clock is the clock of one server, which a test can turn. Only what the time of
-// day is changes: the server's own timers run on, as they do on a machine whose
-// clock is set.
+// Clock is the clock of one server, which a test can turn. Only the time of day changes. The
+// server's own timers run on, as on a machine whose clock is set.
 type Clock struct {
 	server *Server
 	file   string // what the server's clock is ahead
 	ahead  time.Duration
 }
 
-// StartWithClock is [Start] for a server with a clock of its own, which shows
-// the right time until [Clock.Step]. It needs Linux and the program faketime;
-// without them the test is skipped, or fails on Linux if RELOCK_REQUIRE_REDIS
-// is 1.
+// StartWithClock is [Start] for a server with a clock of its own. The clock shows the right time
+// until [Clock.Step]. StartWithClock needs Linux and the program faketime. Without faketime the
+// test is skipped, or fails on Linux if RELOCK_REQUIRE_REDIS is 1.
 func StartWithClock(t testing.TB, args ...string) (*Server, *Clock) {
 	t.Helper()
 	bin := binary(t)
@@ -35,9 +33,9 @@ func StartWithClock(t testing.TB, args ...string) (*Server, *Clock) {
 		t.Fatalf("redistest: %v", err)
 	}
 	in, err := newInstance(bin, args,
-		// The C library comes second so that its malloc is used in place of
-		// jemalloc's, if that is a library of its own: that one asks for the time
-		// before it can allocate, and faketime allocates before it can tell.
+		// libc is preloaded behind faketime, in order to replace the malloc of a separate jemalloc.
+		// jemalloc reads the clock before it can allocate, and faketime allocates before it can
+		// tell the time: each would wait for the other.
 		"LD_PRELOAD="+preload+" libc.so.6",
 		"FAKETIME_TIMESTAMP_FILE="+file, "FAKETIME_NO_CACHE=1",
 		"FAKETIME_DONT_FAKE_MONOTONIC=1", "DONT_FAKE_MONOTONIC=1", "NO_FAKE_STAT=1",
@@ -61,7 +59,7 @@ func (c *Clock) Step(d time.Duration) {
 	c.check()
 }
 
-// Ahead returns what all steps so far come to.
+// Ahead returns the sum of all steps.
 func (c *Clock) Ahead() time.Duration { return c.ahead }
 
 // write replaces the file as a whole: the server may read it at any time.
@@ -73,7 +71,7 @@ func (c *Clock) write() error {
 	return os.Rename(next, c.file)
 }
 
-// check fails the test if the server's time is not what it should be.
+// check fails the test if the server shows a wrong time.
 func (c *Clock) check() {
 	c.server.t.Helper()
 	before := time.Now()
@@ -90,7 +88,7 @@ func (c *Clock) check() {
 	}
 }
 
-// faketime returns what to preload into a program whose clock is to be turned.
+// faketime returns the libraries to preload into a program whose clock is to be turned.
 func faketime(t testing.TB) string {
 	t.Helper()
 	// The program knows where its library is.
@@ -102,8 +100,7 @@ func faketime(t testing.TB) string {
 	return ""
 }
 
-// forgetClock removes what faketime keeps for a process, and leaves behind when
-// it is killed.
+// forgetClock removes the shared memory of faketime, which a killed process leaves behind.
 func forgetClock(pid int) {
 	_ = os.Remove(fmt.Sprintf("/dev/shm/faketime_shm_%d", pid))
 	_ = os.Remove(fmt.Sprintf("/dev/shm/sem.faketime_sem_%d", pid))

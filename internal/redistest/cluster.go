@@ -15,11 +15,11 @@ import (
 // slots is the number of slots of a cluster.
 const slots = 16384
 
-// ClusterConfig is what StartCluster can be told.
+// ClusterConfig holds the options of StartCluster.
 type ClusterConfig struct {
 	Masters     int           // 3
 	Replicas    int           // of each master, 1
-	NodeTimeout time.Duration // after which a silent node counts as failed, 1.5 s
+	NodeTimeout time.Duration // silence after which a node counts as failed, 1.5 s
 	Args        []string      // more configuration arguments for every node
 }
 
@@ -31,9 +31,8 @@ type Cluster struct {
 	masters int
 }
 
-// StartCluster runs three masters with a replica each, or what mod asks for. It
-// returns when every node says that the cluster is well and the replicas are in
-// sync.
+// StartCluster runs three masters with a replica each, or the cluster of mod's choice. StartCluster
+// returns when every node reports a healthy cluster and all replicas are in sync.
 func StartCluster(t testing.TB, mod ...func(*ClusterConfig)) *Cluster {
 	t.Helper()
 	cfg := ClusterConfig{Masters: 3, Replicas: 1, NodeTimeout: 1500 * time.Millisecond}
@@ -55,8 +54,8 @@ func StartCluster(t testing.TB, mod ...func(*ClusterConfig)) *Cluster {
 	return c
 }
 
-// form makes the nodes a cluster. It does what "redis-cli --cluster create" does,
-// without its seconds of waiting and with the replicas where they are wanted.
+// form makes the nodes a cluster, as "redis-cli --cluster create" does. form does not wait for
+// seconds, and chooses the master of each replica.
 func (c *Cluster) form() error {
 	for i, n := range c.nodes {
 		id, err := n.call("CLUSTER", "MYID")
@@ -80,7 +79,7 @@ func (c *Cluster) form() error {
 	}
 	for i, n := range c.nodes[c.masters:] {
 		i := i % c.masters
-		err := poll(startLimit, func() error { // until it has heard of its master
+		err := poll(startLimit, func() error { // until the node knows its master
 			_, err := n.call("CLUSTER", "REPLICATE", c.ids[i])
 			return err
 		})
@@ -128,8 +127,8 @@ func (c *Cluster) slotRange(i int) []string {
 	return args
 }
 
-// meet is the command by which a node gets to know another. The cluster bus is on
-// port+10000, which takePort has found free too.
+// meet is the command by which a node gets to know another. The cluster bus is on port+10000, and
+// takePort checks port+10000 too.
 func meet(other *Server) []string {
 	return []string{"CLUSTER", "MEET", "127.0.0.1", strconv.Itoa(other.port)}
 }
@@ -143,8 +142,7 @@ func (c *Cluster) Addrs() []string {
 	return addrs
 }
 
-// Nodes returns all nodes: first those that were masters at the start, then their
-// replicas.
+// Nodes returns all nodes: the masters of the start first, and their replicas behind them.
 func (c *Cluster) Nodes() []*Server { return slices.Clone(c.nodes) }
 
 // Client returns a new client of the cluster, closed when the test ends. mod may
@@ -177,8 +175,7 @@ func (c *Cluster) Slot(key string) int {
 	return slot
 }
 
-// MasterFor returns the master of a key's slot: the node that says of itself that
-// it has the slot.
+// MasterFor returns the master of a key's slot: the node whose own line names the slot.
 func (c *Cluster) MasterFor(key string) *Server {
 	c.t.Helper()
 	slot := c.Slot(key)
@@ -193,8 +190,7 @@ func (c *Cluster) MasterFor(key string) *Server {
 				last = err
 				continue
 			}
-			// A master that came back from the dead may think so too, for a
-			// moment, but its claim is older.
+			// A master back from the dead may claim the slot for a moment, with an older epoch.
 			if self := view.self(); self != nil && self.has(slot) && (master == nil || self.epoch > epoch) {
 				master, epoch = n, self.epoch
 			}
@@ -236,8 +232,8 @@ func (c *Cluster) replicaOf(master *Server) (*Server, error) {
 	return nil, errors.Join(fmt.Errorf("%s has no replica", master.Addr()), last)
 }
 
-// FailoverFor makes a replica of a key's master the master, in agreement with the
-// old one, and returns it when all nodes know it and the old one follows it.
+// FailoverFor promotes a replica of a key's master, with the old master's consent. FailoverFor
+// returns the new master when all nodes know it, and the old master follows it in sync.
 func (c *Cluster) FailoverFor(key string) *Server {
 	c.t.Helper()
 	slot, old, next := c.Slot(key), c.MasterFor(key), c.ReplicaFor(key)
@@ -254,16 +250,16 @@ func (c *Cluster) FailoverFor(key string) *Server {
 	return next
 }
 
-// KillMasterFor kills the master of a key's slot and returns the replica that
-// took its place when all other nodes know it.
+// KillMasterFor kills the master of a key's slot. KillMasterFor returns the promoted replica when
+// all other nodes know the replica as master.
 func (c *Cluster) KillMasterFor(key string) *Server {
 	c.t.Helper()
 	return c.lose(key, (*Server).Kill)
 }
 
-// PauseMasterFor stops the master of a key's slot with SIGSTOP and returns the
-// replica that took its place when all other nodes know it. After Resume the old
-// one takes itself for the master for a moment.
+// PauseMasterFor stops the master of a key's slot with SIGSTOP. PauseMasterFor returns the promoted
+// replica when all other nodes know the replica as master. After Resume, the old master still acts
+// as master for a moment.
 func (c *Cluster) PauseMasterFor(key string) *Server {
 	c.t.Helper()
 	return c.lose(key, (*Server).Pause)
@@ -280,8 +276,8 @@ func (c *Cluster) lose(key string, how func(*Server)) *Server {
 	return next
 }
 
-// WaitReplica waits until a server that was master follows the master of the key,
-// in sync: after its Restart or Resume.
+// WaitReplica waits until a former master follows the master of the key in sync, after Restart or
+// Resume.
 func (c *Cluster) WaitReplica(key string, old *Server) {
 	c.t.Helper()
 	master := c.MasterFor(key)
@@ -290,8 +286,8 @@ func (c *Cluster) WaitReplica(key string, old *Server) {
 	}
 }
 
-// waitOwner waits until the nodes say that owner is the master of the slot and the
-// cluster is well.
+// waitOwner waits until all nodes name owner as the master of the slot, and report a healthy
+// cluster.
 func (c *Cluster) waitOwner(slot int, owner *Server, nodes []*Server) error {
 	id := c.id(owner)
 	return c.waitNodes(failoverLimit, nodes, func(n *Server, view []nodeLine) error {
@@ -315,8 +311,8 @@ type SlotMove struct {
 	to   *Server
 }
 
-// BeginMove begins to move the slot of a key: from now on the old master answers
-// ASK for keys that it does not have.
+// BeginMove begins to move the slot of a key. From now on the old master answers ASK for a key of
+// the slot if the key is not on the old master.
 func (c *Cluster) BeginMove(key string, to *Server) *SlotMove {
 	c.t.Helper()
 	m := &SlotMove{c: c, slot: c.Slot(key), from: c.MasterFor(key), to: to}
@@ -328,8 +324,8 @@ func (c *Cluster) BeginMove(key string, to *Server) *SlotMove {
 	return m
 }
 
-// MoveKeys moves the keys that the slot has now, or only those given. In between,
-// the old master answers TRYAGAIN to commands whose keys are on both sides.
+// MoveKeys moves the given keys, or all keys of the slot if none are given. Before Finish, the old
+// master answers TRYAGAIN to a command whose keys are on both sides.
 func (m *SlotMove) MoveKeys(keys ...string) {
 	m.c.t.Helper()
 	for all := len(keys) == 0; ; {
@@ -352,14 +348,13 @@ func (m *SlotMove) MoveKeys(keys ...string) {
 	}
 }
 
-// Finish moves the keys that are left, gives the slot to its new master and
-// returns when all nodes know it.
+// Finish moves the rest of the keys, gives the slot to its new master and returns when all nodes
+// know the new master.
 func (m *SlotMove) Finish() {
 	m.c.t.Helper()
 	m.MoveKeys()
-	// The new master first: the other way round there would be a moment in which
-	// each side sends clients to the other. Replicas hear of it from their
-	// masters.
+	// The new master first. In the other order, each of the two would redirect clients to the other
+	// for a moment. Replicas learn the owner from their masters.
 	masters := slices.DeleteFunc(m.c.Nodes(), func(n *Server) bool {
 		view, err := n.view()
 		return n == m.to || n == m.from || err != nil || view.self().master != ""
@@ -387,7 +382,7 @@ func (c *Cluster) MoveSlot(key string, to *Server) {
 
 func (c *Cluster) id(n *Server) string { return c.ids[slices.Index(c.nodes, n)] }
 
-// ask asks the nodes one after another until one can answer.
+// ask asks the nodes one after another until a node answers.
 func (c *Cluster) ask(what func(*Server) error) error {
 	var errs []error
 	for _, n := range c.nodes {
@@ -400,8 +395,7 @@ func (c *Cluster) ask(what func(*Server) error) error {
 	return errors.Join(errs...)
 }
 
-// waitNodes waits until each node says that the cluster is well and passes the
-// check.
+// waitNodes waits until each node reports a healthy cluster and passes the check.
 func (c *Cluster) waitNodes(within time.Duration, nodes []*Server, check func(*Server, []nodeLine) error) error {
 	return poll(within, func() error {
 		for _, n := range nodes {
@@ -435,7 +429,7 @@ type nodeLine struct {
 
 type nodeView []nodeLine
 
-// view asks a node what it knows of the cluster.
+// view returns the cluster as the node sees it.
 func (s *Server) view() (nodeView, error) {
 	reply, err := s.call("CLUSTER", "NODES")
 	if err != nil {

@@ -11,12 +11,12 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
-// One start serves all that a cluster can do: it is the slowest part.
+// One start serves all tests of a cluster: starting is the slowest part.
 func TestAClusterMovesSlotsAndFailsOver(t *testing.T) {
 	t.Parallel() // it mostly waits
 	c := redistest.StartCluster(t)
-	// Left alone, go-redis asks for the slots again only after a minute when a
-	// master does not answer; MOVED is what makes it ask at once.
+	// By default, go-redis reloads the slots of a silent master only after a minute, and after
+	// MOVED at once.
 	rdb := c.Client(func(o *redis.ClusterOptions) { o.ClusterStateReloadInterval = 100 * time.Millisecond })
 	ctx := t.Context()
 	require.Len(t, c.Addrs(), 6)

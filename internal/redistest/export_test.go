@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// Ended says whether it is known that the server's process has ended.
+// Ended says whether the server's process is known to have ended.
 func (s *Server) Ended() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return !s.proc.Alive()
 }
 
-// Ended says whether it is known that the child has ended.
+// Ended says whether the child is known to have ended.
 func (p *Process) Ended() bool { return !p.proc.Alive() }
 
 // SetLeakLimit keeps the test of NoGoroutineLeft from waiting for seconds.

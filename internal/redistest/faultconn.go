@@ -11,23 +11,22 @@ import (
 	"time"
 )
 
-// conn is the client's side of a connection. Three parties meet in it, all under
-// Faults.mu: the client, which writes into queue and reads from inbox; sendLoop,
-// which moves commands from queue to the server; receiveLoop, which moves replies
-// from the server to inbox.
+// conn is the client's side of a connection. Three parties share a conn, all under Faults.mu. The
+// client writes into queue and reads from inbox. sendLoop moves commands from queue to the server.
+// receiveLoop moves replies from the server to inbox.
 //
 //	client ── Write ──> queue ── sendLoop ──> server
 //	client <── Read ─── inbox <─ receiveLoop ── server
 //
-// sendLoop owns the real connection: it closes it when the client is gone and
-// nothing is left to send, which ends receiveLoop. Both belong to Faults.wg.
+// sendLoop owns the real connection. When the client is gone and nothing is left to send, sendLoop
+// closes the real connection, which ends receiveLoop. Both goroutines belong to Faults.wg.
 type conn struct {
 	f    *Faults
 	real net.Conn
 
 	wmu        sync.Mutex // one Write at a time; taken before Faults.mu
 	partial    []byte     // guarded by wmu: the start of a command
-	lastAsking []byte     // guarded by wmu: ASKING, if it was the last command
+	lastAsking []byte     // guarded by wmu: ASKING, if the last command was ASKING
 
 	// guarded by Faults.mu
 	sender     bell        // rung when sendLoop should look again
@@ -36,24 +35,24 @@ type conn struct {
 	pending    []*expected // on the wire, reply not yet come
 	inbox      []chunk     // come, not yet read by the client
 	finDue     time.Time   // when the client's end of the connection arrives
-	late       int         // commands held back at some time that have no reply yet
-	subscriber bool        // it has sent SUBSCRIBE or the like
+	late       int         // commands held back at some time, without a reply yet
+	subscriber bool        // SUBSCRIBE or the like was sent
 	stalled    bool        // silent until Heal
-	mute       bool        // what the client writes is lost
-	deaf       bool        // what the server sends is lost
+	mute       bool        // bytes of the client are lost
+	deaf       bool        // bytes of the server are lost
 	waiting    bool        // the client has not read since it last wrote
 	closed     bool        // by the client
-	broken     error       // what the client reads after inbox
+	broken     error       // read by the client behind inbox
 	cut        bool        // broken at once, even if silent
 	flush      bool        // the client left while something was kept from the server
-	halfClosed bool        // the server has been told that nothing more comes
+	halfClosed bool        // the server was told the end of the client's bytes
 	ended      bool        // the server's end is gone, nothing can be sent
 	left       bool        // sendLoop has returned
 	readLimit  time.Time
 	writeLimit time.Time
 }
 
-// command is one command of the client and what the rules made of it.
+// command is one command of the client, with the decisions of the rules.
 type command struct {
 	name   string // upper case
 	args   []string
@@ -61,7 +60,7 @@ type command struct {
 	due    time.Time // when the delay towards the server is over
 	called bool      // its before functions have run
 
-	asking    []byte // the ASKING before it: it counts once, so each copy needs its own
+	asking    []byte // the ASKING before the command: ASKING counts once, and each copy needs its own
 	copies    int
 	keep      Keep
 	kept      []byte // the reply for the client, until all copies have run
@@ -84,7 +83,7 @@ func (c *command) openLocked() bool {
 	return true
 }
 
-// finish tells whoever released the command how it ended.
+// finish gives the reply or the error to the test that releases the command.
 func (c *command) finish(reply string, err error) {
 	for _, h := range c.holds {
 		h.reply, h.err = reply, err
@@ -92,16 +91,16 @@ func (c *command) finish(reply string, err error) {
 	}
 }
 
-// expected is a reply that must come, as replies come in the order of commands.
+// expected is a reply still to come. Replies come in the order of commands.
 type expected struct {
 	cmd    *command
-	pushes int    // messages still to come that make up the reply to a SUBSCRIBE, 0 for others
-	keep   bool   // this copy's reply is for the client
-	last   bool   // with it the command is done
+	pushes int    // messages still to come of the reply to a SUBSCRIBE, 0 for other commands
+	keep   bool   // the reply of this copy is for the client
+	last   bool   // the command is done with this reply
 	answer []byte // the reply, if the server is not asked
 }
 
-// chunk is what the client reads next: bytes or the end of the connection.
+// chunk is the next thing for the client to read: bytes or the end of the connection.
 type chunk struct {
 	data []byte
 	err  error
@@ -119,7 +118,7 @@ func (c *conn) signalLocked() {
 	c.reader.ringLocked()
 }
 
-// bell wakes the goroutines that wait for a change of what Faults.mu guards.
+// bell wakes the goroutines that wait for a change of the state under Faults.mu.
 type bell struct{ waited chan struct{} }
 
 func (b *bell) ringLocked() {
@@ -137,16 +136,15 @@ func (b *bell) changeLocked() <-chan struct{} {
 	return b.waited
 }
 
-// leaveLocked is called when the client is gone. What it wrote goes on to the
-// server. If some of that cannot go now, sendLoop must see to it later that the
-// server has read it all before the connection is closed.
+// leaveLocked is called when the client is gone. Commands of the client still go to the server. If
+// some commands cannot go now, sendLoop closes the connection later, after the server has read all.
 func (c *conn) leaveLocked() {
 	c.flush = c.late > 0 || c.silentLocked()
 	c.finDue = time.Now().Add(c.f.up)
 	c.signalLocked()
 }
 
-// breakLocked ends the connection for the client, after what has arrived.
+// breakLocked ends the connection for the client, behind the bytes in the inbox.
 func (c *conn) breakLocked(err error) {
 	if c.goneLocked() {
 		return
@@ -191,8 +189,8 @@ func (c *conn) endLocked() {
 	c.signalLocked()
 }
 
-// arrivalLocked returns when what the server sends now reaches the client; never
-// before what it sent earlier.
+// arrivalLocked returns when bytes sent by the server now reach the client: never before earlier
+// bytes.
 func (c *conn) arrivalLocked() time.Time {
 	due := time.Now().Add(c.f.down)
 	if n := len(c.inbox); n > 0 && c.inbox[n-1].due.After(due) {
@@ -206,8 +204,8 @@ func (c *conn) opError(op string, err error) error {
 	return &net.OpError{Op: op, Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
 }
 
-// Write takes commands from the client, lets the rules act on them and queues
-// them. It never blocks.
+// Write parses the client's commands, lets the rules act on each command, and queues the commands.
+// Write never blocks.
 func (c *conn) Write(p []byte) (int, error) {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
@@ -302,8 +300,8 @@ func (c *conn) acceptLocked(cmd *command) {
 	c.sender.ringLocked()
 }
 
-// writeErrorLocked is what the client sees of an end of the connection when it
-// writes. It cannot see one that has not reached it.
+// writeErrorLocked returns the error of a write by the client now. While the connection is silent,
+// the client does not see the end of the server's side.
 func (c *conn) writeErrorLocked() error {
 	switch {
 	case c.closed:
@@ -316,8 +314,8 @@ func (c *conn) writeErrorLocked() error {
 	return nil
 }
 
-// sendLoop moves commands to the server until the client is gone and all it wrote
-// has been sent, or the server's end is gone.
+// sendLoop moves commands to the server until the server's end is gone, or the client is gone and
+// all its commands are sent.
 func (c *conn) sendLoop() {
 	defer func() {
 		c.f.mu.Lock()
@@ -344,8 +342,8 @@ func (c *conn) sendLoop() {
 	}
 }
 
-// next waits for something to do: bytes to send, or a command whose Before
-// functions must run first. Not ok means that all is done.
+// next waits for bytes to send, or for a command whose Before functions must run first. ok is false
+// when all is done.
 func (c *conn) next() (batch []byte, before *command, ok bool) {
 	c.f.mu.Lock()
 	defer c.f.mu.Unlock()
@@ -353,7 +351,7 @@ func (c *conn) next() (batch []byte, before *command, ok bool) {
 		if c.ended {
 			return nil, nil, false
 		}
-		var due time.Time // of the next thing that only needs time
+		var due time.Time // when the next step is due that only needs time
 		if !c.silentLocked() {
 			now := time.Now()
 			for len(c.queue) > 0 && c.queue[0].openLocked() {
@@ -389,12 +387,11 @@ func (c *conn) next() (batch []byte, before *command, ok bool) {
 	}
 }
 
-// finishedLocked reports whether the connection can be closed, now that the client
-// is gone and everything is sent. The reply to a command that was held back is
-// waited for: the test wants to know that it has been executed. For the others
-// the server is only told that nothing more comes, which it reads after all the
-// commands and answers by closing, also if one of them blocks for ever; a plain
-// close could make it drop what it has not read.
+// finishedLocked reports whether the connection can be closed, after the client is gone and
+// everything is sent. The reply to a held-back command is awaited: Release promises the execution
+// of the command. Otherwise, the connection is half-closed if a fault delayed commands. The server
+// reads the end behind the commands and closes, even while a command blocks for ever. A full close
+// could make the server drop commands before it reads them.
 func (c *conn) finishedLocked() bool {
 	if c.late > 0 {
 		return false
@@ -410,8 +407,7 @@ func (c *conn) finishedLocked() bool {
 	return false
 }
 
-// waitLocked gives up the mutex until b rings or the time has come, if there is
-// one.
+// waitLocked gives up the mutex until b rings or due has come. A zero due never comes.
 func (c *conn) waitLocked(b *bell, due time.Time) {
 	changed := b.changeLocked()
 	c.f.mu.Unlock()
@@ -428,8 +424,7 @@ func (c *conn) waitLocked(b *bell, due time.Time) {
 	}
 }
 
-// wireLocked returns the bytes of a command that goes to the server now, and
-// expects the replies.
+// wireLocked returns the bytes of a command for the server, and expects the replies.
 func (c *conn) wireLocked(cmd *command) []byte {
 	if cmd.answer != nil {
 		c.pending = append(c.pending, &expected{cmd: cmd, keep: true, last: true, answer: cmd.answer})
@@ -483,8 +478,7 @@ func (c *conn) receiveLoop() {
 	}
 }
 
-// receive finds the command that raw answers and hands raw to the client, if the
-// rules let it.
+// receive finds the command of a reply, and hands raw to the client if the rules allow it.
 func (c *conn) receive(raw []byte) {
 	c.f.mu.Lock()
 	defer c.f.mu.Unlock()
@@ -500,7 +494,7 @@ func (c *conn) receive(raw []byte) {
 		return
 	}
 	if e.keep && len(e.cmd.after) > 0 {
-		// e stays at the head of pending meanwhile, so that no answer passes it.
+		// e stays at the head of pending meanwhile, to keep later answers behind this reply.
 		c.f.mu.Unlock()
 		for _, fn := range e.cmd.after {
 			fn(e.cmd.args, replyText(raw))
@@ -514,12 +508,12 @@ func (c *conn) receive(raw []byte) {
 	c.settleLocked(e, raw)
 	c.answerLocked()
 	if c.goneLocked() {
-		c.sender.ringLocked() // it may wait for the last reply
+		c.sender.ringLocked() // sendLoop may wait for the last reply
 	}
 }
 
-// answeredLocked returns what raw is the reply to, nil for a message that is no
-// reply.
+// answeredLocked returns the expected reply that raw belongs to, nil for a message outside of
+// replies.
 func (c *conn) answeredLocked(raw []byte) *expected {
 	kind := pushKind(raw, c.subscriber)
 	if len(c.pending) == 0 {
@@ -554,7 +548,7 @@ func (c *conn) settleLocked(e *expected, raw []byte) {
 	c.handOverLocked(e, raw)
 }
 
-// handOverLocked gives a reply to the client, unless a rule is against it.
+// handOverLocked gives a reply to the client, unless a rule forbids it.
 func (c *conn) handOverLocked(e *expected, raw []byte) {
 	switch {
 	case !e.keep:
@@ -575,7 +569,7 @@ func (c *conn) deliverLocked(raw []byte) {
 	c.reader.ringLocked()
 }
 
-// Read gives the client what has arrived, and waits for it until the deadline.
+// Read gives the client all arrived bytes, and waits for bytes until the deadline.
 func (c *conn) Read(p []byte) (int, error) {
 	c.f.mu.Lock()
 	defer c.f.mu.Unlock()
@@ -620,8 +614,8 @@ func (c *conn) readError(err error) error {
 	return c.opError("read", err)
 }
 
-// Close ends the connection for the client. What it wrote still goes to the
-// server; see Faults.
+// Close ends the connection for the client. Commands already written still go to the server; see
+// Faults.
 func (c *conn) Close() error {
 	c.f.mu.Lock()
 	defer c.f.mu.Unlock()
@@ -638,8 +632,8 @@ func (c *conn) Close() error {
 	return nil
 }
 
-// forgetLocked drops a connection that has ended on both sides. While the client
-// has it open, Heal and Cut must still find it.
+// forgetLocked drops a connection that has ended on both sides. Before the client's Close, Heal and
+// Cut must still find the connection.
 func (c *conn) forgetLocked() {
 	if c.left && c.closed {
 		delete(c.f.conns, c)
@@ -675,10 +669,9 @@ func (c *conn) SetWriteDeadline(t time.Time) error {
 	return nil
 }
 
-// SyscallConn lets go-redis find out, before it uses a connection from its pool
-// again, that it has ended, as it does with a real one; without it, the first
-// command after a Cut would fail on every idle connection, which happens in life
-// only where that does not show, as over TLS. [CutBefore] is for the connection that breaks right after that look.
+// SyscallConn lets go-redis check a pooled connection before each use. Without SyscallConn, the
+// first command after a Cut would fail on every idle connection, from which the check saves a
+// client of a real server. [CutBefore] is for a connection that breaks right after the check.
 func (c *conn) SyscallConn() (syscall.RawConn, error) {
 	c.f.mu.Lock()
 	defer c.f.mu.Unlock()
@@ -688,8 +681,7 @@ func (c *conn) SyscallConn() (syscall.RawConn, error) {
 	return healthy{}, nil
 }
 
-// healthy is a RawConn without a file descriptor: there is nothing to be seen on
-// it.
+// healthy is a RawConn without a file descriptor, on which go-redis finds no trouble.
 type healthy struct{}
 
 func (healthy) Control(func(uintptr)) error    { return nil }

@@ -15,30 +15,29 @@ import (
 	"time"
 )
 
-// Faults makes the connections of a go-redis client misbehave. It sits in the
-// client's Dialer, inside the test process, and understands the commands that
-// pass, so that a fault can be aimed at one of them.
+// Faults makes the connections of a go-redis client misbehave. Faults sits in the client's Dialer,
+// inside the test process, and parses the passing commands, so that a test can aim a fault at one
+// command.
 //
-// There are faults of single commands, made by rules ([Faults.On]), and faults of
-// the network: Cut, Partition, Refuse, StallPubSub, Delay. They combine. For a
-// fault of one node only, give a Dialer that picks one of two Faults by address.
+// Rules make faults of single commands ([Faults.On]). Cut, Partition, Refuse, StallPubSub and Delay
+// are faults of the network. All faults combine. For a fault of one node only, give a Dialer that
+// picks one of two Faults by address.
 //
 // The wire is a model of TCP, with these rules:
 //
-//   - Each direction keeps its order: what is written behind a command that is
-//     held back waits behind it, as in a socket.
-//   - A write never blocks, and what has been written before the client closed
-//     the connection, or saw it break, still reaches the server: at once, or
-//     when it is released or the partition healed. Only [Faults.Close] throws
-//     it away. Commands can so run late, after their client gave up.
-//   - The server sees the end of a connection only when all that was on the way
-//     to it has arrived.
-//   - A silent connection (partition, stall) passes nothing in either direction,
-//     also no end of the connection. What arrived meanwhile is delivered after
-//     Heal.
+//   - Each direction keeps its order: a command behind a held-back command waits, as in a socket.
+//   - A write never blocks. Commands written before the client closed the connection, or saw the
+//     connection break, still reach the server: at once, on release, or after the partition. Only
+//     [Faults.Close] throws commands away. So commands can run late, after their client gave up.
+//   - The server sees the end of a connection behind all commands on the way to the server.
+//   - A silent connection (partition, stall) passes nothing in either direction, not even the end
 //
-// All methods may be called at any time, from anywhere, also from [Before] and
-// [After] functions, except those that wait: Close and [Rule.Release].
+// of
+//
+//	the connection. Replies that arrive meanwhile are delivered after Heal.
+//
+// All methods may be called at any time, from anywhere, also from [Before] and [After] functions.
+// The exceptions are the methods that wait: Close and [Rule.Release].
 type Faults struct {
 	wg sync.WaitGroup // two goroutines for each connection
 
@@ -53,18 +52,17 @@ type Faults struct {
 	stats       Stats
 }
 
-// Stats counts what has passed.
+// Stats counts the traffic.
 type Stats struct {
 	Commands   map[string]int // put on the wire towards the server, by upper-case name, copies included
-	Sent       int64          // bytes of those commands
-	Received   int64          // bytes of replies and messages that the server sent
-	RoundTrips int            // times that a connection was written to after it was read from; a pipeline is one
+	Sent       int64          // bytes of the commands
+	Received   int64          // bytes of replies and messages from the server
+	RoundTrips int            // times that a connection was written to after a read; a pipeline is one
 	Dials      int            // connections made
 }
 
-// NewFaults returns Faults that do nothing yet. Its goroutines end when the
-// client has closed all connections and nothing is held back; Close ends them
-// in any case.
+// NewFaults returns Faults without a fault. Its goroutines end when the client has closed all
+// connections and nothing is held back, or with Close.
 func NewFaults() *Faults {
 	return &Faults{
 		conns: map[*conn]struct{}{},
@@ -75,8 +73,8 @@ func NewFaults() *Faults {
 // DialFunc is the type of go-redis's Dialer options.
 type DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// Dialer returns a Dialer for redis.Options and its relatives. It dials with
-// base, or with a net.Dialer if base is nil.
+// Dialer returns a Dialer for redis.Options and its relatives. The Dialer dials with base, or with
+// a net.Dialer if base is nil.
 func (f *Faults) Dialer(base DialFunc) DialFunc {
 	if base == nil {
 		base = (&net.Dialer{Timeout: 5 * time.Second}).DialContext
@@ -107,8 +105,8 @@ func (f *Faults) Dialer(base DialFunc) DialFunc {
 	}
 }
 
-// mayDial waits while the network is partitioned, and for one round trip if there
-// is a delay: that is what a TCP handshake takes.
+// mayDial waits while the network is partitioned, and for one round trip of the delay, as a TCP
+// handshake does.
 func (f *Faults) mayDial(ctx context.Context) error {
 	var delay <-chan time.Time
 	for {
@@ -143,8 +141,8 @@ func (f *Faults) mayDial(ctx context.Context) error {
 	}
 }
 
-// Close breaks all connections, throws away what was held back or on the way,
-// and waits until no goroutine is left. Dials fail from then on.
+// Close breaks all connections, throws away held-back commands and bytes on the way, and waits
+// until no goroutine is left. Later dials fail.
 func (f *Faults) Close() {
 	f.mu.Lock()
 	f.closed = true
@@ -156,11 +154,11 @@ func (f *Faults) Close() {
 	f.wg.Wait()
 }
 
-// Cut breaks all connections of now: the client reads EOF at once, whatever was
-// on the way to it is lost.
+// Cut breaks all connections of now. The client reads EOF at once, and bytes on the way to the
+// client are lost.
 func (f *Faults) Cut() { f.cut(func(*conn) bool { return true }) }
 
-// CutPubSub is Cut for the connections that have subscribed to something.
+// CutPubSub is Cut for connections with a subscription.
 func (f *Faults) CutPubSub() { f.cut(func(c *conn) bool { return c.subscriber }) }
 
 func (f *Faults) cut(which func(*conn) bool) {
@@ -182,8 +180,8 @@ func (f *Faults) Partition() {
 	f.signalAllLocked()
 }
 
-// Refuse lets dials fail with "connection refused" until Heal; connections that
-// are there go on. With Cut it is a server that is down.
+// Refuse lets dials fail with "connection refused" until Heal. Open connections go on. Cut and
+// Refuse together are a server that is down.
 func (f *Faults) Refuse() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -191,9 +189,8 @@ func (f *Faults) Refuse() {
 	f.signalAllLocked()
 }
 
-// StallPubSub makes the connections that have subscribed to something silent,
-// until Heal: half-open, as after a firewall forgot them. Later ones work; to
-// stall those, see [Stall].
+// StallPubSub makes the connections with a subscription silent until Heal: half-open, as after a
+// firewall forgot them. Later connections work; see [Stall] for a stall of later connections.
 func (f *Faults) StallPubSub() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -205,8 +202,7 @@ func (f *Faults) StallPubSub() {
 	}
 }
 
-// Heal ends Partition, Refuse, StallPubSub and Stall. What was on the way
-// arrives now.
+// Heal ends Partition, Refuse, StallPubSub and Stall. Bytes on the way arrive now.
 func (f *Faults) Heal() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -217,9 +213,8 @@ func (f *Faults) Heal() {
 	f.signalAllLocked()
 }
 
-// Delay makes every round trip last roundTrip longer, half of it in each
-// direction, without making the link any narrower: a pipeline takes it once.
-// Delay(0) ends it for what is written from then on.
+// Delay makes every round trip last roundTrip longer, half in each direction. The link becomes no
+// narrower: a pipeline is delayed once. Delay(0) ends the delay for later writes.
 func (f *Faults) Delay(roundTrip time.Duration) {
 	f.DelayOneWay(roundTrip/2, roundTrip-roundTrip/2)
 }
@@ -232,8 +227,8 @@ func (f *Faults) DelayOneWay(up, down time.Duration) {
 	f.up, f.down = up, down
 }
 
-// Commands returns how many commands of these names have been put on the wire
-// towards the server since the last Reset; without names, of all.
+// Commands returns the number of commands with these names that were put on the wire towards the
+// server since the last Reset. Without names, Commands counts all.
 func (f *Faults) Commands(names ...string) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -262,8 +257,7 @@ func (f *Faults) Reset() {
 	f.stats = Stats{Commands: map[string]int{}}
 }
 
-// Conns returns how many connections the client has open, and how many of them
-// have subscribed to something.
+// Conns returns the number of open connections of the client, and the number with a subscription.
 func (f *Faults) Conns() (all, pubsub int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -286,9 +280,9 @@ func (f *Faults) signalAllLocked() {
 	}
 }
 
-// Match chooses commands; args[0] is the name as the client wrote it. It is called
-// once for each command, in the client's Write; it may call the methods of
-// Faults, but must not wait.
+// Match chooses commands. args[0] is the name as the client wrote the name. Match is called once
+// for each command, in the client's Write. A Match may call the methods of Faults, but must not
+// wait.
 type Match func(args []string) bool
 
 // Any matches every command, the handshake of a new connection included.
@@ -301,25 +295,25 @@ func Named(names ...string) Match {
 	}
 }
 
-// WithArg matches commands with an argument that contains text.
+// WithArg matches commands with text in an argument.
 func WithArg(text string) Match {
 	return func(args []string) bool {
 		return slices.ContainsFunc(args[1:], func(a string) bool { return strings.Contains(a, text) })
 	}
 }
 
-// And matches what both match.
+// And matches commands that match both.
 func (m Match) And(other Match) Match {
 	return func(args []string) bool { return m(args) && other(args) }
 }
 
-// Break is what the client sees of a connection that breaks.
+// Break is the way in which a connection breaks for the client.
 type Break int
 
 const (
-	EOF     Break = iota // the other side closed it
+	EOF     Break = iota // the other side closed the connection
 	Reset                // "connection reset by peer"
-	Silence              // nothing: it waits until its own deadline
+	Silence              // nothing: the client waits until its own deadline
 )
 
 func (b Break) err() error {
@@ -329,7 +323,7 @@ func (b Break) err() error {
 	return io.EOF
 }
 
-// Keep says which reply of a duplicated command the client gets.
+// Keep chooses the reply of a duplicated command for the client.
 type Keep int
 
 const (
@@ -337,36 +331,33 @@ const (
 	First
 )
 
-// Action is what a rule does to a command.
+// Action is the effect of a rule on a command.
 type Action struct {
 	apply func(*command)
 	hold  bool
 }
 
-// DropReply lets the server execute the command, and breaks the connection when
-// its reply arrives, instead of handing it to the client. With Silence the client
-// gets nothing any more on this connection, while its commands still go through.
+// DropReply lets the server execute the command, and breaks the connection in place of the reply.
+// With Silence, the client reads nothing any more on this connection, while its commands still go
+// through.
 func DropReply(how Break) Action {
 	return Action{apply: func(c *command) { c.dropReply, c.how = true, how }}
 }
 
-// CutBefore breaks the connection instead of sending the command: neither it nor
-// what follows it on the connection reaches the server. The client learns it when
-// it reads, not when it writes.
+// CutBefore breaks the connection in place of the command. Neither the command nor later commands
+// of the connection reach the server. The client notices with its next read, not while writing.
 func CutBefore(how Break) Action {
 	return Action{apply: func(c *command) { c.cutBefore, c.how = true, how }}
 }
 
-// Hold keeps the command back, and all that follows it on the connection, until
-// [Rule.Release]; also if the client closes the connection meanwhile, or it is
-// cut.
+// Hold keeps the command back until [Rule.Release], with all later commands of the connection. Hold
+// lasts also if the client closes the connection meanwhile, or the connection is cut.
 func Hold() Action {
 	return Action{apply: func(*command) {}, hold: true}
 }
 
-// Duplicate sends the command n times in a row and hands one of the replies to
-// the client, when all have come. It is not for commands inside MULTI, and not for
-// SUBSCRIBE.
+// Duplicate sends the command n times in a row, and hands one of the replies to the client when all
+// have come. Duplicate is not for commands inside MULTI, and not for SUBSCRIBE.
 func Duplicate(n int, keep Keep) Action {
 	return DuplicateEach(func([]string) int { return n }, keep)
 }
@@ -376,8 +367,7 @@ func DuplicateEach(n func(args []string) int, keep Keep) Action {
 	return Action{apply: func(c *command) { c.copies, c.keep = max(1, n(c.args)), keep }}
 }
 
-// Stall makes the connection silent, as [Faults.StallPubSub] does, from this
-// command on.
+// Stall makes the connection silent from this command on, as [Faults.StallPubSub] does.
 func Stall() Action {
 	return Action{apply: func(c *command) { c.stall = true }}
 }
@@ -392,21 +382,21 @@ func Answer(reply string) Action {
 	return Action{apply: func(c *command) { c.answer = []byte(reply) }}
 }
 
-// Before calls fn when the command is about to be sent; it is sent when fn has
-// returned. Only this connection waits for fn.
+// Before calls fn just before the command is sent. The command is sent when fn has returned. Only
+// this connection waits for fn.
 func Before(fn func(args []string)) Action {
 	return Action{apply: func(c *command) { c.before = append(c.before, fn) }}
 }
 
-// After calls fn when the reply for the client has come, or the last message that
-// confirms a SUBSCRIBE; the client gets it when fn has returned. Only this connection waits
+// After calls fn when the reply for the client has come; for a SUBSCRIBE, when the last
+// confirmation has come. The client gets the reply when fn has returned. Only this connection waits
 // for fn.
 func After(fn func(args []string, reply string)) Action {
 	return Action{apply: func(c *command) { c.after = append(c.after, fn) }}
 }
 
-// Rule is an action for the commands that match. If several rules match a
-// command, all of them act on it, in the order in which they were made.
+// Rule is an action for all commands of a Match. If several rules match a command, all act on the
+// command, in the order in which the rules were made.
 type Rule struct {
 	f      *Faults
 	match  Match
@@ -420,7 +410,8 @@ type Rule struct {
 	freed []*held // released and not yet seen by Release
 }
 
-// held is a command that a rule keeps back. It is open when the rule let it go.
+// held is a command kept back by a rule. The command is open after the rule has released the
+// command.
 type held struct {
 	conn *conn         // nil until the connection has accepted the command
 	open bool          // guarded by Faults.mu
@@ -431,11 +422,11 @@ type held struct {
 	err   error
 }
 
-// On makes a rule that acts at once, on every match.
+// On makes a rule for every match. The rule acts at once.
 func (f *Faults) On(match Match, action Action) *Rule { return f.add(match, action, -1) }
 
-// Once makes a rule for the first match only. Unlike On(...).Times(1) it leaves
-// no moment in which a second command could match.
+// Once makes a rule for the first match only. On(...).Times(1) leaves a moment in which a second
+// command could match, and Once does not.
 func (f *Faults) Once(match Match, action Action) *Rule { return f.add(match, action, 1) }
 
 func (f *Faults) add(match Match, action Action, limit int) *Rule {
@@ -446,7 +437,7 @@ func (f *Faults) add(match Match, action Action, limit int) *Rule {
 	return r
 }
 
-// Times limits the rule to n matches, those so far included.
+// Times limits the rule to n matches, earlier matches included.
 func (r *Rule) Times(n int) *Rule {
 	r.f.mu.Lock()
 	defer r.f.mu.Unlock()
@@ -454,7 +445,7 @@ func (r *Rule) Times(n int) *Rule {
 	return r
 }
 
-// Skip lets the next n matches pass; they do not count as hits.
+// Skip lets the next n matches pass. A skipped match is no hit.
 func (r *Rule) Skip(n int) *Rule {
 	r.f.mu.Lock()
 	defer r.f.mu.Unlock()
@@ -469,14 +460,13 @@ func (r *Rule) Hits() int {
 	return r.hits
 }
 
-// WaitHits waits until the rule has acted on n commands, and fails the test if
-// that takes more than ten seconds.
+// WaitHits waits until the rule has acted on n commands, and fails the test after ten seconds.
 func (r *Rule) WaitHits(t testing.TB, n int) {
 	t.Helper()
 	Eventually(t, callLimit, func() bool { return r.Hits() >= n }, "%d commands matched the rule", n)
 }
 
-// Remove ends the rule. What it holds back stays so until Release.
+// Remove ends the rule. Held-back commands stay so until Release.
 func (r *Rule) Remove() {
 	r.f.mu.Lock()
 	defer r.f.mu.Unlock()
@@ -484,10 +474,9 @@ func (r *Rule) Remove() {
 	r.limit = 0
 }
 
-// Release sends the commands that a [Hold] rule keeps back and waits until the
-// server has answered them all. It returns the replies in the order of the
-// commands, as text. It fails the test if the server does not answer in ten
-// seconds. The rule goes on holding what matches later.
+// Release sends the held-back commands of a [Hold] rule, and waits until the server has answered
+// all. Release returns the replies as text, in the order of the commands. The test fails if the
+// server does not answer in ten seconds. The rule goes on to hold later matches.
 func (r *Rule) Release(t testing.TB) []string {
 	t.Helper()
 	r.LetGo()
@@ -525,9 +514,8 @@ func (r *Rule) LetGo() {
 	r.held = nil
 }
 
-// act lets the rule act on a command that matches, if it still does that. A
-// command counts as a hit and as held at the same moment, so that a test that has
-// seen the hit can release it.
+// act lets the rule act on a matching command, unless the rule is over. A command counts as a hit
+// and as held at the same moment, so that a test can release the command after WaitHits.
 func (r *Rule) act(c *command) {
 	if !r.match(c.args) {
 		return
@@ -552,5 +540,5 @@ func (r *Rule) act(c *command) {
 	r.action.apply(c)
 }
 
-// errThrownAway is what Release reports for a command that can no longer run.
+// errThrownAway is the error of Release for a command that can no longer run.
 var errThrownAway = errors.New("its connection ended before it was answered")

@@ -21,8 +21,8 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
-// wired returns the shared server, emptied, faults, a client without retries
-// that dials through them, and a plain client that sees what the server sees.
+// wired empties the shared server, and returns faults, a client without retries that dials through
+// the faults, and a plain client that sees the server's side.
 func wired(t *testing.T, mod ...func(*redis.Options)) (f *redistest.Faults, rdb, plain *redis.Client) {
 	t.Helper()
 	redistest.NoGoroutineLeft(t, "redistest.(*conn)")
@@ -484,7 +484,7 @@ func TestCutPubSubEndsOnlySubscribersAndGoRedisSubscribesAgain(t *testing.T) {
 	messages := sub.Channel()
 	redistest.Eventually(t, time.Second, func() bool { return len(redistest.Subscriptions(t, plain)) == 1 }, "subscribed")
 	require.NoError(t, rdb.Ping(ctx).Err())
-	f.Refuse() // else it may be back before we look
+	f.Refuse() // or the client may be back before the next line looks
 	f.CutPubSub()
 	all, pubsub := f.Conns()
 	require.Equal(t, [2]int{1, 0}, [2]int{all, pubsub})

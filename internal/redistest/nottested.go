@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// NotTested skips a test that cannot be run here, and says what is missing, loudly. Where everything has to run
-// (RELOCK_REQUIRE_REDIS=1, as under make test and in CI) it fails the test instead.
+// NotTested skips a test that cannot run here, and says loudly what is missing. If everything has
+// to run (RELOCK_REQUIRE_REDIS=1, as under make test and in CI), NotTested fails the test instead.
 func NotTested(t testing.TB, format string, args ...any) {
 	t.Helper()
 	what := fmt.Sprintf(format, args...)

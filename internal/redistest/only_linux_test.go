@@ -14,7 +14,7 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
-// What only Linux can do: servers die with the test binary, and have clocks that can be turned.
+// Tests for Linux only: servers die with the test binary, and have clocks that can be turned.
 
 func TestAServerDiesWithTheTestBinary(t *testing.T) {
 	redistest.Shared(t)
@@ -22,7 +22,7 @@ func TestAServerDiesWithTheTestBinary(t *testing.T) {
 	pid := child.Line(20 * time.Second)
 	alive := func() bool {
 		stat, err := os.ReadFile("/proc/" + pid + "/stat")
-		return err == nil && !strings.Contains(string(stat), ") Z ") // or nobody has reaped it yet
+		return err == nil && !strings.Contains(string(stat), ") Z ") // or the zombie is not reaped yet
 	}
 	require.True(t, alive())
 	child.Kill()

@@ -15,8 +15,8 @@ func (e permanentError) Unwrap() error { return e.error }
 
 func permanent(err error) error { return permanentError{err} }
 
-// poll calls try every few milliseconds until it returns nil, and returns the
-// last error when the time is up.
+// poll calls try every few milliseconds until try returns nil. poll returns the last error when the
+// time is up.
 func poll(within time.Duration, try func() error) error {
 	deadline := time.Now().Add(within)
 	for pause := time.Millisecond; ; pause = min(2*pause, 10*time.Millisecond) {

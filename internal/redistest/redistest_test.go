@@ -24,7 +24,7 @@ import (
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
 func init() {
-	// echo repeats its arguments, then each line that it reads.
+	// echo repeats its arguments, and each line of its input.
 	redistest.RegisterChild("echo", func(args []string, in *bufio.Reader, out io.Writer) {
 		fmt.Fprintln(out, "args", strings.Join(args, " "))
 		for {
@@ -39,7 +39,7 @@ func init() {
 		fmt.Fprintln(os.Stderr, "the reason")
 		os.Exit(7)
 	})
-	// server starts a server as a test would and is then killed.
+	// server starts a server as a test would, and is killed afterwards.
 	redistest.RegisterChild("server", func(_ []string, in *bufio.Reader, out io.Writer) {
 		t := &fakeT{dir: os.TempDir()}
 		s := redistest.Start(t)
@@ -48,7 +48,7 @@ func init() {
 	})
 }
 
-// fakeT lets a test see how a helper fails one.
+// fakeT shows a test how a helper fails.
 type fakeT struct {
 	testing.TB
 	dir      string
@@ -67,8 +67,7 @@ func (t *fakeT) Errorf(f string, a ...any) { t.errors = append(t.errors, fmt.Spr
 func (t *fakeT) Fatalf(f string, a ...any) { t.Errorf(f, a...); runtime.Goexit() }
 func (t *fakeT) Skipf(f string, a ...any)  { t.skipped = fmt.Sprintf(f, a...); runtime.Goexit() }
 
-// failures runs a test with what it registers for its end, and returns how it
-// failed.
+// failures runs a test with its cleanups, and returns how the test failed.
 func failures(t *testing.T, test func(t *fakeT)) *fakeT {
 	t.Helper()
 	fake := &fakeT{dir: t.TempDir()}
@@ -267,7 +266,7 @@ func TestNoGoroutineLeftFindsALeak(t *testing.T) {
 		redistest.NoGoroutineLeft(fake, "redistest_test.leak")
 		running := make(chan struct{})
 		go leak(running, end)
-		<-running // before, its stack does not show it
+		<-running // before, the stack of the goroutine does not show the library
 	})
 	require.Len(t, fake.errors, 1)
 	require.Contains(t, fake.errors[0], "redistest_test.leak")

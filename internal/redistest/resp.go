@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// encodeCommand writes a command the way clients send it.
+// encodeCommand writes a command as clients send commands.
 func encodeCommand(args []string) []byte {
 	var b []byte
 	b = fmt.Appendf(b, "*%d\r\n", len(args))
@@ -22,8 +22,8 @@ func encodeCommand(args []string) []byte {
 
 var errNotRESP = errors.New("redistest: not a RESP command")
 
-// parseCommand takes the first command from what a client has written so far. n
-// is its length, 0 if it is not complete yet.
+// parseCommand takes the first command from the bytes of a client. n is the length of the command,
+// 0 if the command is not complete yet.
 func parseCommand(b []byte) (args []string, n int, err error) {
 	count, n, err := parseLength(b, '*')
 	if n == 0 || err != nil {
@@ -45,8 +45,7 @@ func parseCommand(b []byte) (args []string, n int, err error) {
 	return args, n, nil
 }
 
-// parseLength parses "*3\r\n" or "$5\r\n"; n is how long that is, 0 if not
-// complete.
+// parseLength parses "*3\r\n" or "$5\r\n". n is the length of the text, 0 if not complete.
 func parseLength(b []byte, kind byte) (length, n int, err error) {
 	if len(b) == 0 {
 		return 0, 0, nil
@@ -65,14 +64,14 @@ func parseLength(b []byte, kind byte) (length, n int, err error) {
 	return length, end + 1, nil
 }
 
-// replyReader reads whole replies, RESP2 or RESP3, as they came.
+// replyReader reads whole replies, RESP2 or RESP3, without a change.
 type replyReader struct{ r *bufio.Reader }
 
 func newReplyReader(r io.Reader) replyReader { return replyReader{bufio.NewReader(r)} }
 
 func (rr replyReader) read() ([]byte, error) { return rr.append(nil) }
 
-// append reads one value, with all that is inside it, to the end of buf.
+// append reads one value, with all values inside, to the end of buf.
 func (rr replyReader) append(buf []byte) ([]byte, error) {
 	start := len(buf)
 	for {
@@ -113,7 +112,7 @@ func (rr replyReader) append(buf []byte) ([]byte, error) {
 	case '%':
 		n *= 2
 	case '|':
-		n = 2*n + 1 // an attribute, and the value that it belongs to
+		n = 2*n + 1 // an attribute, and the value behind the attribute
 	}
 	for range n {
 		if buf, err = rr.append(buf); err != nil {
@@ -123,8 +122,7 @@ func (rr replyReader) append(buf []byte) ([]byte, error) {
 	return buf, nil
 }
 
-// replyText returns a status, number, error or bulk as text, and anything else
-// as it came.
+// replyText returns a status, number, error or bulk as text, and any other reply unchanged.
 func replyText(raw []byte) string {
 	line, rest, _ := bytes.Cut(raw, []byte("\r\n"))
 	switch raw[0] {
@@ -136,8 +134,8 @@ func replyText(raw []byte) string {
 	return string(raw)
 }
 
-// pushKind returns the kind of a message that is no reply: the first word of a
-// RESP3 push, or, on a connection that subscribes, of a RESP2 pub/sub array.
+// pushKind returns the kind of a message outside of replies: the first word of a RESP3 push, or, on
+// a connection with a subscription, of a RESP2 pub/sub array.
 func pushKind(raw []byte, subscriber bool) string {
 	if raw[0] != '>' && (raw[0] != '*' || !subscriber) {
 		return ""
@@ -162,8 +160,7 @@ func pushKind(raw []byte, subscriber bool) string {
 	return "" // "pong": the reply to PING
 }
 
-// isPubSub reports whether a command is answered by one message a channel
-// instead of a reply.
+// isPubSub reports whether a command is answered by one message a channel instead of a reply.
 func isPubSub(name string) bool {
 	return strings.HasSuffix(name, "SUBSCRIBE")
 }

@@ -20,38 +20,39 @@ import (
 	"github.com/go-relock/relock/internal/process"
 )
 
-// masterName is what the sentinels call the master.
+// masterName is the sentinels' name of the master.
 const masterName = "relock"
 
 // failoverLimit bounds every wait for a new master.
 const failoverLimit = 30 * time.Second
 
-// mood is how sentinels are set. A busy machine can keep a server silent for seconds, so only while
-// a test wants a dead master replaced are they quick to take one for dead.
+// mood is the settings of sentinels. A busy machine can keep a server silent for seconds, so
+// sentinels detect a dead master fast only while a test wants a failover.
 type mood struct {
-	// downAfter is the silence after which a server is dead.
+	// downAfter is the silence after which a server counts as dead.
 	downAfter time.Duration
-	// failoverTimeout bounds the steps of a failover. A sentinel that voted waits
-	// twice that before the next try.
+	// failoverTimeout bounds the steps of a failover. A sentinel that voted waits twice as long
+	// before the next try.
 	failoverTimeout time.Duration
-	// publishPeriod, times four, is how long a sentinel watches two masters before
-	// it turns the one it does not believe in into a replica.
+	// publishPeriod, times four, is the time for which a sentinel watches two masters before the
+	// sentinel makes the wrong master a replica.
 	publishPeriod time.Duration
 }
 
 var (
 	// Nothing fails over, and a second master is demoted in about a second.
 	calm = mood{time.Minute, time.Minute, 200 * time.Millisecond}
-	// For a failover on demand. The sentinel in charge asks the new master for its
-	// role only once a second, and the others see it before they are told: with
-	// 200 ms one of them made it a replica again after 800 ms. The sentinels then had
-	// a master that was none, took it for dead, and failed over back to the old one.
+	// For a failover on demand. The leading sentinel reads the role of the new master only once a
+	// second, so another sentinel can see the new master before the leader announces the change.
+	// With 200 ms, another sentinel demoted the new master after 800 ms. All sentinels were left
+	// with a master in the role of a replica, counted the master as dead, and failed over back to
+	// the old master.
 	patient = mood{time.Minute, time.Minute, 10 * time.Second}
-	// For a master that is dead.
+	// For a dead master.
 	alert = mood{time.Second, 2 * time.Second, 10 * time.Second}
 )
 
-// Sentinel is a master, a replica and three sentinels that belong to a test.
+// Sentinel is a master, a replica and three sentinels, for one test.
 type Sentinel struct {
 	t         testing.TB
 	data      [2]*Server
@@ -66,9 +67,9 @@ type sentinelProc struct {
 	proc *process.Process
 }
 
-// StartSentinel runs a master, a replica of it and three sentinels that need to
-// agree by two. They fail over when the test says so, and not because the machine
-// is busy. It returns when all know each other and the replica is in sync.
+// StartSentinel runs a master, a replica and three sentinels with a quorum of two. A busy machine
+// causes no failover: only the test does. StartSentinel returns when all sentinels know each other
+// and the replica is in sync.
 func StartSentinel(t testing.TB) *Sentinel {
 	t.Helper()
 	s := &Sentinel{t: t}
@@ -77,8 +78,8 @@ func StartSentinel(t testing.TB) *Sentinel {
 	if err := poll(startLimit, func() error { return s.data[1].inSync(s.data[0]) }); err != nil {
 		t.Fatalf("redistest: %v", err)
 	}
-	// Left alone, sentinels take seconds to hear of each other; so each is told
-	// of all from the start.
+	// Sentinels need seconds to discover each other, so each sentinel starts with the addresses of
+	// all.
 	for range 3 {
 		p, err := newSentinelProc()
 		if err != nil {
@@ -102,7 +103,7 @@ func StartSentinel(t testing.TB) *Sentinel {
 	return s
 }
 
-// MasterName returns the name by which the sentinels know the master.
+// MasterName returns the sentinels' name of the master.
 func (s *Sentinel) MasterName() string { return masterName }
 
 // Addrs returns the addresses of the sentinels.
@@ -114,7 +115,7 @@ func (s *Sentinel) Addrs() []string {
 	return addrs
 }
 
-// Client returns a client that asks the sentinels for the master, closed when the
+// Client returns a client that asks the sentinels for the master. The client is closed when the
 // test ends. mod may change its options first.
 func (s *Sentinel) Client(mod ...func(*redis.FailoverOptions)) *redis.Client {
 	opt := &redis.FailoverOptions{MasterName: masterName, SentinelAddrs: s.Addrs()}
@@ -126,7 +127,7 @@ func (s *Sentinel) Client(mod ...func(*redis.FailoverOptions)) *redis.Client {
 	return rdb
 }
 
-// Master returns the server that the sentinels say is the master.
+// Master returns the master according to the first sentinel.
 func (s *Sentinel) Master() *Server {
 	s.t.Helper()
 	addr, err := s.sentinels[0].master()
@@ -151,18 +152,17 @@ func (s *Sentinel) Replica() *Server {
 	return s.data[0]
 }
 
-// Failover makes the replica master although the master is well. It returns the
-// new master when all sentinels know it, and the old one follows it and is in
-// sync.
+// Failover makes the replica master while the master is healthy. Failover returns the new master
+// when all sentinels know the new master, and the old master follows in sync.
 func (s *Sentinel) Failover() *Server {
 	s.t.Helper()
 	old, next := s.Master(), s.Replica()
 	s.set(patient)
-	// Sentinels may give a failover up. When all of them are content with the old
-	// master it is asked for again.
+	// Sentinels may give up a failover. When all sentinels agree on the old master again, Failover
+	// asks again.
 	for try := 1; ; try++ {
-		// A sentinel refuses while it takes the replica's data for too old, or while
-		// it has not finished the failover before.
+		// A sentinel refuses while the replica's data counts as too old, or while the last failover
+		// is not finished.
 		err := poll(failoverLimit, func() error {
 			_, err := s.sentinels[0].call("SENTINEL", "FAILOVER", masterName)
 			return err
@@ -185,8 +185,8 @@ func (s *Sentinel) Failover() *Server {
 	return next
 }
 
-// KillMaster kills the master and returns the new one when all sentinels know it.
-// The old one is [Sentinel.Replica] then; its Restart brings it back.
+// KillMaster kills the master and returns the new master when all sentinels know the new master.
+// The killed server becomes [Sentinel.Replica], and its Restart brings the server back.
 func (s *Sentinel) KillMaster() *Server {
 	s.t.Helper()
 	next := s.Replica()
@@ -194,9 +194,9 @@ func (s *Sentinel) KillMaster() *Server {
 	return s.Replace(next)
 }
 
-// PauseMaster stops the master with SIGSTOP and returns the new one when all
-// sentinels know it. The old one is [Sentinel.Replica] then; after its Resume it
-// takes itself for the master until a sentinel tells it otherwise.
+// PauseMaster stops the master with SIGSTOP and returns the new master when all sentinels know the
+// new master. The paused server becomes [Sentinel.Replica]. After its Resume, the server acts as
+// master until a sentinel demotes the server.
 func (s *Sentinel) PauseMaster() *Server {
 	s.t.Helper()
 	next := s.Replica()
@@ -204,8 +204,8 @@ func (s *Sentinel) PauseMaster() *Server {
 	return s.Replace(next)
 }
 
-// Replace lets the sentinels notice that the master is dead, and returns when all
-// know the next one. What a test does to a master goes unnoticed before.
+// Replace lets the sentinels notice the dead master, and returns when all sentinels know the next
+// master. Before Replace, sentinels do not notice a dead master.
 func (s *Sentinel) Replace(next *Server) *Server {
 	s.t.Helper()
 	s.set(alert)
@@ -244,7 +244,7 @@ func (s *Sentinel) waitKnown(master *Server) error {
 	return nil
 }
 
-// logs returns the end of what each sentinel wrote.
+// logs returns the last lines of each sentinel's log.
 func (s *Sentinel) logs() string {
 	var b strings.Builder
 	for _, p := range s.sentinels {
@@ -253,7 +253,7 @@ func (s *Sentinel) logs() string {
 	return b.String()
 }
 
-// known reports whether master is one, and all sentinels say so.
+// known reports whether master is a master, and all sentinels agree.
 func (s *Sentinel) known(master *Server) error {
 	role, err := master.call("ROLE")
 	if err != nil {
@@ -314,15 +314,14 @@ func (s *Sentinel) healthy(master *Server) error {
 	return replica.inSync(master)
 }
 
-// replicated are the arguments of servers that have replicas.
+// replicated are the arguments of servers with replicas.
 //
-// Without a disk in between, a master sends a new replica nothing for up to a
-// second after both say that they are in sync, and a replica that was promoted by
-// then had nothing of it.
+// With diskless sync, a master sends a new replica nothing for up to a second after both report the
+// link as up. A replica promoted in that second was empty.
 var replicated = []string{"--repl-diskless-sync", "no", "--repl-ping-replica-period", "1"}
 
-// inSync reports whether the server is a replica of master and has all that this
-// has written so far.
+// inSync reports whether the server is a replica of master with everything that master has written
+// so far.
 func (s *Server) inSync(master *Server) error {
 	theirs, err := master.call("INFO", "replication")
 	if err != nil {
@@ -382,8 +381,8 @@ func newSentinelProc() (*sentinelProc, error) {
 	return &sentinelProc{id: fmt.Sprintf("%x", id), port: port, dir: dir}, nil
 }
 
-// run starts the process. Its port was told to the others already, so it waits
-// for a port that somebody else has taken.
+// run starts the process. The other sentinels know the port already, so run waits until a port in
+// use is free.
 func (p *sentinelProc) run(s *Sentinel) error {
 	return poll(startLimit, func() error {
 		err := p.tryRun(s)
@@ -407,7 +406,7 @@ func (p *sentinelProc) tryRun(s *Sentinel) error {
 			fmt.Fprintf(&conf, "sentinel known-sentinel %s 127.0.0.1 %d %s\n", masterName, other.port, other.id)
 		}
 	}
-	// The sentinel rewrites this file, so it is its own.
+	// Each sentinel has a file of its own, as a sentinel rewrites its file.
 	file := filepath.Join(p.dir, "sentinel.conf")
 	if err := os.WriteFile(file, conf.Bytes(), 0o600); err != nil {
 		return err
@@ -434,15 +433,14 @@ func (p *sentinelProc) tryRun(s *Sentinel) error {
 			}
 			return permanent(fmt.Errorf("ended at start (%v):\n%s", p.proc.Err(), tail(p.log(), 30)))
 		}
-		// The sentinel's own timers are made for networks, not for tests; since
-		// 7.0 they can be set. Without, all only takes some seconds more.
+		// The sentinel's timers are made for networks, not for tests. Since 7.0 the timers can be
+		// changed; before, tests take some seconds longer.
 		//
-		// Two things bound the ping-period. A replica whose INFO is older than five
-		// of them cannot become master, and while the master is down it is asked
-		// for INFO once a second only: with 100 ms a failover took up to 30 s. And
-		// a new link is pinged after one period first, but counts as silent from
-		// its start: with 500 ms and a down-after of 500 ms a new master was taken
-		// for dead at once, and there was a second failover.
+		// Two facts bound the ping-period. A replica cannot become master if its INFO is older than
+		// five ping-periods, and while the master is down a replica is asked for INFO only once a
+		// second: with 100 ms a failover took up to 30 s. And a new link gets its first ping after
+		// one period, but counts as silent from its start: with 500 ms and a down-after of 500 ms a
+		// new master counted as dead at once, and a second failover followed.
 		_, err = p.call("PING")
 		if err == nil && atLeast(s.data[0].bin, 7, 0) {
 			_, err = p.call("SENTINEL", "DEBUG", "info-period", "200", "ping-period", "400",
@@ -457,7 +455,7 @@ func (p *sentinelProc) tryRun(s *Sentinel) error {
 
 func (p *sentinelProc) set(m mood, bin string) error {
 	ms := func(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
-	// Its periods first: a sentinel that notices a dead master has them all.
+	// The publish period first: a sentinel that detects a dead master has all new periods.
 	if atLeast(bin, 7, 0) {
 		if _, err := p.call("SENTINEL", "DEBUG", "publish-period", ms(m.publishPeriod)); err != nil {
 			return err

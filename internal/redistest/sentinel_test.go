@@ -9,7 +9,7 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
-// One start serves all that sentinels can do: it is the slowest part.
+// One start serves all tests of sentinels: starting is the slowest part.
 func TestSentinelsFailOverOnDemandAndWhenTheMasterIsKilledOrStops(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := redistest.StartSentinel(t)

@@ -26,8 +26,8 @@ import (
 // startLimit bounds every wait for a single server to start or answer.
 const startLimit = 20 * time.Second
 
-// Server is a redis-server that belongs to a test. Its methods fail that test
-// when the server does not do what is asked.
+// Server is a redis-server that belongs to a test. Its methods fail the test when the server does
+// not obey.
 type Server struct {
 	t testing.TB
 	*instance
@@ -39,18 +39,18 @@ type instance struct {
 	dir  string // removed by stop
 	port int
 	args []string
-	env  []string // beside that of this process; only a clock needs some
+	env  []string // in addition to the environment of this process; only a clock needs some
 
 	paused atomic.Bool
 
 	mu     sync.Mutex
 	proc   *process.Process
-	killed bool // on purpose, so its end is no failure
+	killed bool // on purpose: the end is no failure
 }
 
-// Start runs a redis-server on a free loopback port, without persistence, with
-// args as further configuration ("--maxmemory", "1mb"). It is stopped when the
-// test ends; the test fails if the server has died by itself before.
+// Start runs a redis-server on a free loopback port, without persistence. args are further
+// configuration ("--maxmemory", "1mb"). The server is stopped when the test ends. The test fails if
+// the server has died on its own before.
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
 	in, err := newInstance(binary(t), args)
@@ -79,9 +79,9 @@ var shared struct {
 	in *instance
 }
 
-// Shared returns the one server of this test binary, started on first use and
-// stopped by [Main]. Its keys are everybody's: the caller separates or flushes
-// them. A test that pauses or kills its server must use [Start].
+// Shared returns the one server of this test binary, started on first use and stopped by [Main].
+// All tests share its keys, so each test separates or flushes the keys. A test that pauses or kills
+// its server must use [Start].
 func Shared(t testing.TB) *Server {
 	t.Helper()
 	bin := binary(t)
@@ -100,8 +100,7 @@ func Shared(t testing.TB) *Server {
 	return &Server{t: t, instance: shared.in}
 }
 
-// Stop ends the shared server. [Main] does it; only a TestMain that does not use
-// Main needs to.
+// Stop ends the shared server. Only a TestMain without [Main] needs Stop.
 func Stop() error {
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
@@ -113,8 +112,8 @@ func Stop() error {
 	return in.stop()
 }
 
-// Main is for TestMain: it runs the tests and stops the shared server, or, in a
-// process started by [Child], runs the child's function instead.
+// Main is for TestMain. Main runs the tests and stops the shared server. In a process started by
+// [Child], Main runs the child's function instead.
 //
 //	func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 func Main(m *testing.M) int {
@@ -132,8 +131,7 @@ func Main(m *testing.M) int {
 // Addr returns host:port.
 func (s *Server) Addr() string { return s.addr() }
 
-// URL returns the address as redis.ParseURL wants it, with the password if the
-// server has one.
+// URL returns the address in the form of redis.ParseURL, with the password of the server if any.
 func (s *Server) URL() string {
 	if p := s.arg("--requirepass"); p != "" {
 		return "redis://:" + p + "@" + s.addr()
@@ -141,13 +139,13 @@ func (s *Server) URL() string {
 	return "redis://" + s.addr()
 }
 
-// Options returns new options for this server; all else is go-redis's default.
+// Options returns new options for this server. All other options are go-redis's defaults.
 func (s *Server) Options() *redis.Options {
 	return &redis.Options{Addr: s.addr(), Password: s.arg("--requirepass")}
 }
 
-// Client returns a new client of this server, closed when the test ends. mod may
-// change its options first.
+// Client returns a new client of this server, closed when the test ends. mod may change the options
+// first.
 func (s *Server) Client(mod ...func(*redis.Options)) *redis.Client {
 	opt := s.Options()
 	for _, f := range mod {
@@ -158,15 +156,15 @@ func (s *Server) Client(mod ...func(*redis.Options)) *redis.Client {
 	return rdb
 }
 
-// Pid returns the process id, which changes with Restart.
+// Pid returns the process id. Restart changes the process id.
 func (s *Server) Pid() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.proc.Pid()
 }
 
-// Pause stops the server with SIGSTOP: its connections stay open and silent, and
-// what is sent meanwhile is executed after Resume.
+// Pause stops the server with SIGSTOP: connections stay open and silent. The server executes
+// commands sent meanwhile after Resume.
 func (s *Server) Pause() {
 	s.t.Helper()
 	s.mu.Lock()
@@ -200,16 +198,16 @@ func (s *Server) Kill() {
 	}
 }
 
-// Restart kills the server if it runs and starts it again on the same port; it
-// returns when the server answers. Unless args asked for persistence, its data
-// and scripts are gone. A cluster node keeps its place in the cluster.
+// Restart kills a running server, starts the server again on the same port, and returns when the
+// server answers. Unless args asked for persistence, data and scripts are gone. A cluster node
+// keeps its place in the cluster.
 func (s *Server) Restart() {
 	s.t.Helper()
 	s.Kill()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.arg("--save") == "" && s.arg("--appendonly") == "" {
-		// What a master sent to its replica would be loaded again, on either side.
+		// A replication left dump.rdb on either side, and the server would load the file.
 		_ = os.Remove(filepath.Join(s.dir, "dump.rdb"))
 	}
 	// Somebody else can have the port for a moment, e.g. as the near end of an
@@ -229,9 +227,8 @@ func (s *Server) Restart() {
 // AtLeast reports whether the server's version is major.minor or newer.
 func (s *Server) AtLeast(major, minor int) bool { return atLeast(s.bin, major, minor) }
 
-// newInstance starts a server on a port that nobody else uses. Between the
-// choice of a port and the server's bind another process can take it: then the
-// next port is tried.
+// newInstance starts a server on a free port. Another process can take the port before the server
+// binds the port. If so, newInstance tries the next port.
 func newInstance(bin string, args []string, env ...string) (*instance, error) {
 	dir, err := os.MkdirTemp("", "redistest-")
 	if err != nil {
@@ -260,10 +257,10 @@ func newInstance(bin string, args []string, env ...string) (*instance, error) {
 	return nil, errors.New("no free port in 20 tries")
 }
 
-// errBind says that the port was taken when the server wanted it.
+// errBind says that the chosen port is in use.
 var errBind = errors.New("port is taken")
 
-// runLocked starts the process and waits until it answers.
+// runLocked starts the process and waits for its first answer.
 func (in *instance) runLocked() error {
 	log, err := os.Create(in.log())
 	if err != nil {
@@ -275,7 +272,7 @@ func (in *instance) runLocked() error {
 		"--save", "", "--appendonly", "no", "--daemonize", "no", "--loglevel", "notice",
 	}
 	if atLeast(in.bin, 7, 0) {
-		// DEBUG is how tests make a server slow; before 7.0 it needs no leave.
+		// DEBUG makes a server slow for a test; before 7.0 DEBUG needs no permission.
 		args = append(args, "--enable-debug-command", "local")
 	}
 	cmd := exec.Command(in.bin, append(args, in.args...)...)
@@ -288,8 +285,8 @@ func (in *instance) runLocked() error {
 	}
 	in.proc = proc
 	err = poll(startLimit, func() error {
-		// An answer on the port alone could come from another process that
-		// took it first; the log is ours alone.
+		// An answer on the port alone could come from another process with the same port. The log
+		// is the server's own.
 		b, err := os.ReadFile(in.log())
 		if err != nil {
 			return permanent(err)
@@ -324,7 +321,7 @@ func (in *instance) addr() string { return "127.0.0.1:" + strconv.Itoa(in.port) 
 
 func (in *instance) log() string { return filepath.Join(in.dir, "redis.log") }
 
-// arg returns the value that the test gave a configuration argument.
+// arg returns the value of a configuration argument of the test.
 func (in *instance) arg(name string) string {
 	if i := slices.Index(in.args, name); i >= 0 && i+1 < len(in.args) {
 		return in.args[i+1]
@@ -338,8 +335,8 @@ func (in *instance) running() bool {
 	return in.proc.Alive()
 }
 
-// stop kills the server: there is no data to save. It is an error if the server
-// had ended without being told to.
+// stop kills the server: there is no data to save. stop returns an error if the server had ended on
+// its own.
 func (in *instance) stop() error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -362,9 +359,8 @@ func (in *instance) endLocked() error {
 	return err
 }
 
-// call sends one command on a connection of its own and returns the reply: a
-// status, number or bulk as text, anything larger as it came. An error of the
-// server is an error.
+// call sends one command on a connection of its own and returns the reply: a status, number or bulk
+// as text, any other reply unchanged. An error of the server is an error.
 func (in *instance) call(args ...string) (string, error) {
 	if in.paused.Load() {
 		return "", fmt.Errorf("%s is paused", in.addr())
@@ -399,10 +395,9 @@ func call(addr, password string, args ...string) (string, error) {
 	return replyText(raw), nil
 }
 
-// The ports of this process. They lie below the range from which systems take
-// the near end of outgoing connections (32768 and up on Linux, 49152 on macOS):
-// there, a client that dials a server which is down can be given the server's
-// own port, be connected to itself, and keep the server from coming back.
+// The ports of this process. All are below the range of ephemeral ports (32768 and up on Linux,
+// 49152 on macOS). A client that dials a dead server in that range can get the server's port as its
+// own, connect to itself, and keep the server from restarting.
 var ports = struct {
 	mu    sync.Mutex
 	taken map[int]bool
@@ -410,8 +405,8 @@ var ports = struct {
 
 const firstPort, lastPort = 12000, 21999 // +10000 stays below 32768 as well
 
-// takePort returns a port that nobody listens on, nor on port+10000, where older
-// servers put their cluster bus.
+// takePort returns a port without a listener. port+10000 is free too: older servers put their
+// cluster bus there.
 func takePort() (int, error) {
 	ports.mu.Lock()
 	defer ports.mu.Unlock()
@@ -460,7 +455,7 @@ func binary(t testing.TB) string {
 
 var versions sync.Map // path of a redis-server → [2]int
 
-// atLeast asks the binary once. A version that cannot be read counts as new.
+// atLeast asks the binary for its version once. An unreadable version counts as new.
 func atLeast(bin string, major, minor int) bool {
 	v, ok := versions.Load(bin)
 	if !ok {
