@@ -51,18 +51,18 @@ func (r record) decode(into any) error {
 	return nil
 }
 
-// peers are the calls of this process for one record. One of them has the turn: it asks Redis,
-// waits for the message, or runs.
+// peers are the calls of this process for one record. One call has the turn, and asks Redis, waits
+// for the message, or runs.
 type peers struct {
 	turn  chan struct{} // full while a call has the turn
-	ended chan struct{} // closed when all of them may return
+	ended chan struct{} // closed when all calls may return
 	end   record        // of the operation; set before ended is closed
 	err   error         // in place of end: Redis is away
 
 	// Guarded by Once.mu.
 	count    int
 	inFlight chan struct{} // closed when the call with the turn knows of a running attempt
-	input    string        // of that attempt
+	input    string        // of the running attempt
 }
 
 func (o *Once) join(record string) *peers {
@@ -189,8 +189,8 @@ func (o *Once) lead(ctx context.Context, c *call, p *peers) (record, bool, error
 	heard, stop := o.news.listen(c.record)
 	defer stop()
 	for {
-		// Read before the question: what is published after the answer is heard only if the
-		// subscription was there when Redis noted our channel.
+		// Read before the question: Redis publishes the end of the operation to our channel, and a
+		// message behind the answer is lost if the subscription was not there yet.
 		ready := o.news.unready()
 		section, number, interrupted, err := o.begin(ctx, c)
 		var found *known
@@ -284,10 +284,10 @@ func mayHaveBegun(err error) bool {
 	return !isCertain
 }
 
-// takeBack takes back an attempt that perhaps has begun in Redis, and whose function does not run.
-// A command of it may run late, so takeBack repeats, in the background. It does not hold up the
-// call for longer than takeBackWait. If Redis never answers, the next attempt is told of an
-// interrupted one.
+// takeBack takes back an attempt whose function does not run, and which Redis may have noted. A
+// command of the attempt may run late, so takeBack repeats in the background. takeBack holds up the
+// call for at most takeBackWait. If Redis never answers, the next attempt is told of an interrupted
+// one.
 func (o *Once) takeBack(c *call) {
 	first := make(chan struct{})
 	begun := o.background.GoOpen(func() {
@@ -384,8 +384,8 @@ func withLoss(section context.Context, err error) error {
 	return err
 }
 
-// wake tells all who wait that an attempt is over, and its lock is free. Who is not told looks when
-// the lease is over.
+// wake tells all waiters that an attempt is over, and its lock is free. A waiter without the
+// message looks when the lease is over.
 func (o *Once) wake(c *call) {
 	ctx, cancel := context.WithTimeout(context.Background(), storeLimit)
 	defer cancel()
@@ -406,8 +406,8 @@ const (
 	shortestNote = DefaultRetention
 )
 
-// eval runs a script of the end of an attempt, also if the caller's context has ended, and repeats
-// it until Redis answers. Our scripts are safe to repeat.
+// eval runs a script of the end of an attempt, even if the caller's context has ended, and repeats
+// the script until Redis answers. Our scripts are safe to repeat.
 func (o *Once) eval(section context.Context, c *call, script string, keys []string, args ...any) (any, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(section), storeLimit)
 	defer cancel()

@@ -8,8 +8,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// news is the channel of one Once, on which the ends of operations arrive. The subscription begins
-// with the first call, and is kept until close.
+// news is the channel of one Once for the ends of operations. The subscription begins with the
+// first call, and is kept until close.
 type news struct {
 	rdb     redis.UniversalClient
 	channel string
@@ -52,8 +52,8 @@ func (n *news) listen(of string) (heard <-chan record, stop func()) {
 	}
 }
 
-// unready returns a channel that ends when the subscription is confirmed, nil if it is, or if
-// nothing will be heard any more.
+// unready returns a channel that ends when the subscription is confirmed. unready returns nil if
+// the subscription is confirmed already, or after close.
 func (n *news) unready() <-chan struct{} {
 	select {
 	case <-n.ready:
@@ -68,8 +68,8 @@ func (n *news) unready() <-chan struct{} {
 // healthCheck is the interval of the PING with which go-redis finds a dead connection.
 const healthCheck = 15 * time.Second
 
-// run listens. go-redis subscribes again after a broken connection, and says so: then messages may
-// have been missed, and whoever waits looks at its record.
+// run listens. go-redis subscribes again after a broken connection, and reports the new
+// subscription. Messages may have been missed meanwhile, so every waiter looks at its record.
 func (n *news) run() {
 	defer close(n.done)
 	sub := n.rdb.Subscribe(n.life, n.channel)

@@ -1,5 +1,5 @@
-// Package once does something once: it keeps the result of an operation under a key, and gives it
-// to everybody who asks for the operation again.
+// Package once does something once: the result of an operation is kept under a key, and given to
+// everybody who asks for the operation again.
 //
 // A lock orders operations, and a repeat after the lock is free runs again. An idempotency key says
 // that two requests are the same operation. [Do] brings both together:
@@ -12,12 +12,12 @@
 // The first call runs the function, under a lock of package relock. Calls during the run wait for
 // its result, and later calls get the result from Redis, in one round trip.
 //
-// No store can know what a function has done before its process died. Such an attempt is visible:
-// [Attempt.Interrupted] is true for the next one, which can ask the outside world, and
-// [FailIfInterrupted] refuses to run again. Where the effects are in a SQL database, package
-// oncesql closes this gap, as the result commits with the effects.
+// No store can know the work of a function before its process died. Such an attempt is visible:
+// [Attempt.Interrupted] is true for the next attempt, which can ask the outside world, and
+// [FailIfInterrupted] refuses to run again. If the effects are in a SQL database, package oncesql
+// closes this gap, as the result commits with the effects.
 //
-// docs/IDEMPOTENCY.md says how to choose keys, and when to use what.
+// docs/IDEMPOTENCY.md says how to choose keys, and when to use which package.
 package once
 
 import (
@@ -43,16 +43,16 @@ var (
 	// ErrMismatch reports a key that was used with another input. The function has not run.
 	ErrMismatch = errors.New("once: the key was used with another input")
 
-	// ErrInFlight reports an attempt of another call that had not ended when the caller would not
-	// wait any longer. The function of this call has not run.
+	// ErrInFlight reports a running attempt of another call, at the end of the caller's wait. The
+	// function of this call has not run.
 	ErrInFlight = errors.New("once: another attempt is running")
 
 	// ErrInterrupted reports an earlier attempt that began and never ended, see
 	// [FailIfInterrupted]. The function has not run.
 	ErrInterrupted = errors.New("once: an earlier attempt was interrupted")
 
-	// ErrNoResult reports an operation that was done, and whose result could not be kept: it was
-	// too large, or no JSON. The function does not run again.
+	// ErrNoResult reports an operation that was done without a result to keep: the result was too
+	// large, or no JSON. The function does not run again.
 	ErrNoResult = errors.New("once: done, and the result is not kept")
 )
 
@@ -66,13 +66,13 @@ type permanent struct{ error }
 
 func (p permanent) Unwrap() error { return p.error }
 
-// unknown is an error after which nobody knows what has happened.
+// unknown is an error after which the work of a function is unknown.
 type unknown struct{ error }
 
 func (u unknown) Unwrap() error { return u.error }
 
-// marked is an error of a function whose mark has had its effect: an operation around this one
-// decides anew.
+// marked is an error of a function whose mark has had its effect. An operation around this
+// operation decides anew.
 type marked struct {
 	err    error
 	stored bool
@@ -95,8 +95,8 @@ func (m marked) As(target any) bool {
 	return errors.As(m.err, target)
 }
 
-// Unknown marks an error of a function as one after which nobody knows what has happened, such as a
-// timeout of a payment provider: the attempt counts as interrupted. nil stays nil.
+// Unknown marks an error of a function after which nobody knows the outcome, such as a timeout of a
+// payment provider. The attempt counts as interrupted. nil stays nil.
 func Unknown(err error) error {
 	if err == nil {
 		return nil
@@ -144,9 +144,9 @@ const DefaultRetention = 24 * time.Hour
 // DefaultMaxResult is the longest result in bytes.
 const DefaultMaxResult = 1 << 20
 
-// WithRetention sets the time for which Redis keeps a result. After it, the same key is a new
+// WithRetention sets the time for which Redis keeps a result. Afterwards, the same key is a new
 // operation. The default is [DefaultRetention]; d is whole milliseconds of at least a second. The
-// note of an attempt is kept for that time from its begin too, and for a day at least.
+// note of an attempt is kept for the same time from its begin, and for a day at least.
 func WithRetention(d time.Duration) Option {
 	return func(s *settings) {
 		if d < time.Second || d%time.Millisecond != 0 {
@@ -156,8 +156,8 @@ func WithRetention(d time.Duration) Option {
 	}
 }
 
-// WithMaxResult sets the longest result in bytes of JSON. A longer one is [ErrNoResult]. The
-// default is [DefaultMaxResult]. Everybody who waits gets the result in a message.
+// WithMaxResult sets the longest result in bytes of JSON. A longer result is [ErrNoResult]. The
+// default is [DefaultMaxResult]. All waiters get the result in a message.
 func WithMaxResult(n int) Option {
 	return func(s *settings) {
 		if n < 1 {
@@ -167,19 +167,19 @@ func WithMaxResult(n int) Option {
 	}
 }
 
-// FailIfInterrupted makes [Do] return [ErrInterrupted] if an earlier attempt began and never ended,
-// for operations that may not run twice in any case, such as payments. Find out what has happened,
-// and remove the record with [Once.Forget].
+// FailIfInterrupted makes [Do] return [ErrInterrupted] if an earlier attempt began and never ended.
+// Use FailIfInterrupted for operations that may not run twice in any case, such as payments. Find
+// out the outcome, and remove the record with [Once.Forget].
 func FailIfInterrupted() Option { return func(s *settings) { s.interrupt = true } }
 
-// WithLockOptions sets options for the locks of attempts, such as [relock.WithTTL]: a crashed
-// attempt holds up the next one for one TTL.
+// WithLockOptions sets options for the locks of attempts, such as [relock.WithTTL]. A crashed
+// attempt holds up the next attempt for one TTL.
 func WithLockOptions(options ...relock.Option) Option {
 	return func(s *settings) { s.lock = append(s.lock, options...) }
 }
 
-// New makes a Once over the locks of a client, which must keep them in Redis in relock's own
-// layout. Its records are beside the locks, under the client's prefix. All processes that share
+// New makes a Once over the locks of a client. The client must keep locks in Redis, in relock's own
+// layout. The records are beside the locks, under the client's prefix. All processes with the same
 // keys must have the same prefix. New does not talk to Redis. Errors: [relock.ErrInvalid].
 func New(locks *relock.Client, options ...Option) (*Once, error) {
 	s := settings{retention: DefaultRetention, limit: DefaultMaxResult}
@@ -219,11 +219,11 @@ func (o *Once) Close() error {
 // Attempt is one run of a function.
 type Attempt struct {
 	Key string
-	// Number is 1 for a new operation, and one more for each attempt after an interrupted one.
+	// Number is 1 for a new operation, and grows by 1 with each attempt after an interrupted one.
 	Number int
 	// Interrupted says that an earlier attempt began and never ended: the process died, the lock
-	// was lost, the function panicked, or did not know what it had done. That attempt may have done
-	// anything, and may even be running still.
+	// was lost, the function panicked, or the function did not know its outcome. The earlier
+	// attempt may have done anything, and may even be running still.
 	Interrupted bool
 
 	lock *relock.Lock
@@ -252,9 +252,8 @@ func Input(input any) CallOption {
 // NoWait makes the call return [ErrInFlight] at once while another attempt is running.
 func NoWait() CallOption { return func(c *call) { c.noWait = true } }
 
-// WaitFor bounds the time for which the call waits for another attempt; then it returns
-// [ErrInFlight]. The time is no limit of the call's own attempt, as the end of ctx is. d must be
-// above 0.
+// WaitFor bounds the wait of the call for another attempt. After d, the call returns [ErrInFlight].
+// d does not limit the call's own attempt, as the end of ctx does. d must be above 0.
 func WaitFor(d time.Duration) CallOption {
 	return func(c *call) {
 		if d <= 0 {
@@ -303,28 +302,28 @@ func lockName(key string) string {
 	return "once:" + key
 }
 
-// Do runs fn if the operation of the key was not done yet, and returns its result, or returns the
-// stored result with replayed true. At most one attempt of a key runs at a time, across processes.
-// Calls meanwhile wait for its result, or until ctx is done ([ErrInFlight], and ctx's error). The
-// result is stored as JSON.
+// Do runs fn if the operation of the key was not done yet, and returns its result. If the operation
+// was done, Do returns the stored result with replayed true. At most one attempt of a key runs at a
+// time, across processes. Calls meanwhile wait for its result, or until ctx is done ([ErrInFlight],
+// and ctx's error). The result is stored as JSON.
 //
-// fn gets the context of a section, which ends when ctx ends and when the lock is lost. Then fn
-// should return. What fn returns decides:
-//   - nil: the result is stored, and told to all who wait.
+// fn gets the context of a section. The context ends when ctx ends and when the lock is lost, and
+// fn should return at its end. The return of fn decides:
+//   - nil: the result is stored, and sent to all waiters.
 //   - a [Permanent] error: the error is stored.
-//   - an [Unknown] error, or another one after the end of fn's context: nothing is stored, and the
-//     attempt counts as interrupted.
-//   - any other error says that nothing has happened: nothing is stored, and one of the calls that
-//     wait runs its fn.
+//   - an [Unknown] error, or any error after the end of fn's context that is not [Permanent]:
+//     nothing is stored, and the attempt counts as interrupted.
+//   - any other error says that nothing has happened: nothing is stored, and one of the waiting
+//     calls runs its fn.
 //   - a panic goes on to the caller, and the attempt counts as interrupted.
 //
-// Calls that are made inside of fn are operations of their own. Two that wait for each other wait
+// Calls inside of fn are operations of their own. Two operations that wait for each other wait
 // until a context ends.
 //
 // Errors: those of fn; [ErrMismatch], [ErrInFlight], [ErrInterrupted] and [ErrNoResult];
 // [*FailedError]; and those of [relock.Lock.TryLockIf] without a run of fn. If fn has run and its
 // result could not be stored, Do returns the result together with an error: [relock.ErrLockLost],
-// as a later attempt may have begun, or the error of Redis. Then the next attempt is told of an
+// as a later attempt may have begun, or the error of Redis. The next attempt is told of an
 // interrupted one.
 func Do[T any](ctx context.Context, o *Once, key string, fn func(ctx context.Context, a Attempt) (T, error),
 	options ...CallOption) (result T, replayed bool, err error) {
@@ -351,8 +350,8 @@ func Do[T any](ctx context.Context, o *Once, key string, fn func(ctx context.Con
 	return result, true, err
 }
 
-// Forget removes the record of a key, so that the operation may run again: for an operator who has
-// found out what an interrupted attempt has done. Forget also removes a stored result. While an
+// Forget removes the record of a key, so that the operation may run again: for an operator who
+// knows the outcome of an interrupted attempt. Forget also removes a stored result. While an
 // attempt is running, Forget changes nothing, and returns [relock.ErrLocked].
 func (o *Once) Forget(ctx context.Context, key string) error {
 	c, err := o.newCall(key, nil)

@@ -16,7 +16,7 @@ import (
 )
 
 var (
-	// ErrUnknownToken reports a one-time token that was never issued, or whose time is over.
+	// ErrUnknownToken reports a one-time token that was never issued, or has expired.
 	ErrUnknownToken = errors.New("once: unknown token")
 	// ErrRedeemed reports a one-time token that another caller has redeemed.
 	ErrRedeemed = errors.New("once: the token was redeemed by another caller")
@@ -29,8 +29,8 @@ var (
 )
 
 // Issue makes a one-time token for data, such as a form or a link that counts once. The token is
-// 130 random bits, and Redis keeps only its hash. Its time ends after ttl, whole milliseconds of at
-// least one, also if it was redeemed.
+// 130 random bits, and Redis keeps only its hash. The token expires after ttl, redeemed or not. ttl
+// is whole milliseconds, at least one.
 func (o *Once) Issue(ctx context.Context, data string, ttl time.Duration) (token string, err error) {
 	if ttl < time.Millisecond || ttl%time.Millisecond != 0 {
 		return "", fmt.Errorf("%w: Issue: a ttl of %s: must be whole milliseconds, at least 1ms", relock.ErrInvalid, ttl)
@@ -48,9 +48,9 @@ func (o *Once) Issue(ctx context.Context, data string, ttl time.Duration) (token
 	return token, nil
 }
 
-// Redeem returns the data of a token to the first caller, and to no other. caller names who asks,
-// such as a session or a request: the same caller that asks again, as after a lost answer, gets the
-// data again. Errors: [ErrUnknownToken], [ErrRedeemed], errors of Redis, and then Redeem may be
+// Redeem returns the data of a token to the first caller, and to no other. caller names the
+// redeemer, such as a session or a request. The same caller gets the data again, as after a lost
+// answer. Errors: [ErrUnknownToken], [ErrRedeemed], and errors of Redis, after which Redeem may be
 // called again.
 func (o *Once) Redeem(ctx context.Context, token, caller string) (data string, err error) {
 	if caller == "" {

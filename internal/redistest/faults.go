@@ -31,10 +31,7 @@ import (
 //     [Faults.Close] throws commands away. So commands can run late, after their client gave up.
 //   - The server sees the end of a connection behind all commands on the way to the server.
 //   - A silent connection (partition, stall) passes nothing in either direction, not even the end
-//
-// of
-//
-//	the connection. Replies that arrive meanwhile are delivered after Heal.
+//     of the connection. Replies that arrive meanwhile are delivered after Heal.
 //
 // All methods may be called at any time, from anywhere, also from [Before] and [After] functions.
 // The exceptions are the methods that wait: Close and [Rule.Release].

@@ -7,11 +7,11 @@ import (
 	"time"
 )
 
-// breaking turns a history that keeps every promise into a history that breaks one. Made-up and
-// recorded histories that were broken in this way show that Check works.
+// breaking turns a history without a broken promise into a history with a broken promise. Broken
+// histories, made-up and recorded, show that Check works.
 type breaking struct {
 	name string
-	do   func(b *breaker) bool // false: the history has no place for it
+	do   func(b *breaker) bool // false: the history has no place for the break
 }
 
 // breaker is a history that is being broken.
@@ -30,8 +30,8 @@ func Breaks() []string {
 	return names
 }
 
-// Break returns a copy of a whole history that is broken in the way of that name, in a place that
-// random chooses. ok is false if the history has no place for it.
+// Break returns a copy of a whole history, broken by the breaking with that name in a place of
+// random's choice. ok is false if the history has no place for the break.
 func Break(random *rand.Rand, ops []Op, name string) (broken []Op, ok bool) {
 	i := slices.IndexFunc(breaks, func(b breaking) bool { return b.name == name })
 	if i < 0 {
@@ -77,7 +77,7 @@ func (h *stay) last() *Op { return h.ops[len(h.ops)-1] }
 // inside is a moment at which the holder surely believed: when all but its last Unlock were over.
 func (h *stay) inside() time.Duration { return h.ops[len(h.ops)-2].Return + 1 }
 
-// any is one of the plain holds, nil if there is none of that kind.
+// any is one of the plain holds of a kind, nil if there is none.
 func (b *breaker) any(kind func(h *stay) bool) *stay {
 	fit := slices.DeleteFunc(slices.Clone(b.plain), func(h *stay) bool { return !kind(h) })
 	if len(fit) == 0 {
@@ -88,13 +88,13 @@ func (b *breaker) any(kind func(h *stay) bool) *stay {
 
 func anyStay(*stay) bool { return true }
 
-// named is a hold whose holder Redis names.
+// named is a hold with a holder that Redis names.
 func named(h *stay) bool { return kept(h) && !h.ops[0].Mode.Passing && !h.ops[0].Mode.Redisson }
 
-// kept is a hold in a store of its own, which loses no part of it.
+// kept is a hold in a store of its own: no part of the hold is lost.
 func kept(h *stay) bool { return !h.ops[0].Mode.Quorum }
 
-// granted is a hold that Redis has given the lock to.
+// granted is a hold that Redis has granted.
 func granted(h *stay) bool { return !h.ops[0].Mode.Passing }
 
 // drew is a hold that has drawn a token before its last call.
@@ -272,7 +272,7 @@ var breaks = []breaking{
 	}},
 }
 
-// retoken gives a hold the token of a hold that was over before, or a smaller one.
+// retoken gives a hold the token of a hold that ended earlier, or a smaller token.
 func (b *breaker) retoken(by int64) bool {
 	second := b.any(drew)
 	if second == nil {
@@ -291,7 +291,7 @@ func (b *breaker) retoken(by int64) bool {
 	return true
 }
 
-// recount changes a count that a holder has seen.
+// recount changes a count seen by a holder.
 func (b *breaker) recount(by int) bool {
 	var seen []*Op
 	for _, h := range b.plain {

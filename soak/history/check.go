@@ -18,8 +18,8 @@ type Verdict int
 
 // The verdicts.
 const (
-	Kept      Verdict = iota // there is an order in which every promise is kept
-	Broken                   // there is none
+	Kept      Verdict = iota // there is an order without a broken promise
+	Broken                   // there is no such order
 	Undecided                // the check took too long
 )
 
@@ -27,28 +27,27 @@ var verdicts = [...]string{"kept", "broken", "not decided"}
 
 func (v Verdict) String() string { return verdicts[v] }
 
-// Report is a verdict, with all that explains it.
+// Report is a verdict, with its reasons.
 type Report struct {
 	Verdict Verdict
-	Ops     int           // with those that Check makes up
+	Ops     int           // with the operations made up by Check
 	Took    time.Duration // to check
 
 	broken []found
 }
 
-// found is a lock whose history is broken, and the longest order that could be found.
+// found is a lock whose history is broken, and the longest possible order.
 type found struct {
 	lock    string
 	order   []porcupine.Operation
-	pending []porcupine.Operation // not in it
+	pending []porcupine.Operation // not in the order
 }
 
-// Check looks for an order of the operations, lock by lock, in which every promise is kept, for at
-// most limit. At the end of a history nobody believes in a hold, except processes that have
-// crashed.
+// Check looks for an order of the operations, lock by lock, without a broken promise, for at most
+// limit. At the end of a history nobody believes in a hold, except crashed processes.
 //
-// Check takes time and memory in proportion to the square of the operations on one lock. So a long
-// recording has to be checked in parts, see [Recorder.Take].
+// Check takes time and memory in proportion to the square of the operations on one lock. Check a
+// long recording in parts, see [Recorder.Take].
 func Check(ops []Op, limit time.Duration) *Report {
 	began := time.Now()
 	all := whole(ops)
@@ -75,8 +74,8 @@ func Check(ops []Op, limit time.Duration) *Report {
 	return r
 }
 
-// model is one lock, with its first state. An Op has the answer of a call too, and is the input of
-// the model; there is no output. The metadata is the number of the operation.
+// model is one lock, with its first state. An Op is the input of the model, and has the answer of
+// the call too. There is no output. The metadata is the number of the operation.
 func model(at state) porcupine.Model {
 	return porcupine.Model{
 		Partition: partition,
@@ -107,8 +106,7 @@ func partition(all []porcupine.Operation) [][]porcupine.Operation {
 	return parts
 }
 
-// furthest is the longest of the orders that porcupine has found for some of the operations on one
-// lock.
+// furthest is the longest of porcupine's orders for some of the operations on one lock.
 func furthest(all []porcupine.Operation, orders [][]porcupine.Operation) found {
 	f := found{lock: all[0].Input.(*Op).Lock}
 	for _, order := range orders {
@@ -140,8 +138,8 @@ func (f found) state(n int) state {
 	return s
 }
 
-// stuck returns the pending operations that may be the next: all that began before the first end of
-// a pending operation.
+// stuck returns the pending operations that may be next: all that began before the first end of a
+// pending operation.
 func (f found) stuck() []porcupine.Operation {
 	first := slices.MinFunc(f.pending, func(a, b porcupine.Operation) int { return cmp.Compare(a.Return, b.Return) })
 	return slices.DeleteFunc(slices.Clone(f.pending), func(o porcupine.Operation) bool { return o.Call > first.Return })
@@ -211,13 +209,13 @@ func (r *Report) Draw(prefix string, faults []Fault) ([]string, error) {
 	return files, nil
 }
 
-// Fault is a trouble that was made during the recording of a history.
+// Fault is trouble during the recording of a history.
 type Fault struct {
 	Name        string
 	From, Until time.Duration
 }
 
-// stay is all that a history says of one hold.
+// stay is everything that a history says of one hold.
 type stay struct {
 	stayKey
 	holder   string
@@ -225,10 +223,10 @@ type stay struct {
 	entered  int
 	left     int
 	lost     int           // how many Unlocks returned the loss
-	believed time.Duration // the last call that said that the hold lasts
-	lease    time.Duration // the hold lasts until then, unless somebody takes the lock away
-	told     time.Duration // the first word of the loss; never, if there is none
-	freeing  time.Duration // the call of the first Unlock that returned the loss; never, if there is none
+	believed time.Duration // the last call with the answer that the hold lasts
+	lease    time.Duration // the end of the lease, unless somebody takes the lock away
+	told     time.Duration // the first word of the loss; never: no word
+	freeing  time.Duration // the call of the first Unlock that returned the loss; never: no such call
 	exact    bool          // no two calls were made at the same time
 }
 
@@ -241,13 +239,13 @@ func margin(lease time.Duration) time.Duration { return lease/100 + 2*time.Milli
 // ahead is how late the times of a recording may be, see [Recorder.Now].
 const ahead = time.Microsecond
 
-// stayKey tells one hold from all others.
+// stayKey identifies a hold.
 type stayKey struct {
 	lock string
 	hold int
 }
 
-// key returns the hold that a call was about; false if the call was about none.
+// key returns the hold of a call; false: the call is about no hold.
 func (o *Op) key() (k stayKey, ok bool) {
 	return stayKey{o.Lock, o.Hold}, o.Hold != 0 && !o.Again
 }
@@ -324,12 +322,12 @@ func (h *stay) end() time.Duration {
 	return end
 }
 
-// loss is the end of a hold that was lost, or that was never heard of again.
+// loss is the end of a hold that was lost, or that no later call reports on.
 func (h *stay) loss() (op Op, ok bool) {
 	op = Op{Lock: h.lock, Kind: loss, Outcome: Lost, Holder: h.holder, Hold: h.hold, Return: h.told}
 	switch {
 	case h.entered == 0:
-		return Op{}, false // the hold has no beginning, so every call in it is wrong
+		return Op{}, false // the hold has no beginning, so every call in the hold is wrong
 	case h.told == never:
 		op.Call = max(h.believed, h.lease)
 		return op, h.left < h.entered
@@ -339,15 +337,15 @@ func (h *stay) loss() (op Op, ok bool) {
 	if !op.derived.early {
 		op.Call = max(op.Call, h.lease)
 	}
-	if h.lost == 1 && h.left+1 == h.entered { // an Unlock without an answer frees the lock, and says at its end that it is gone
+	if h.lost == 1 && h.left+1 == h.entered { // an Unlock without an answer frees the lock, and reports the loss at its end
 		op.Call = min(op.Call, max(h.believed, h.freeing))
 	}
 	op.Call = min(op.Call, op.Return)
 	return op, true
 }
 
-// splits says whether the order of the answers of Redis, and that of the entries and exits, may
-// differ and matter: goroutines share the hold, and somebody may have taken the lock away.
+// splits says whether the order of the answers of Redis may differ from the order of the entries
+// and exits, and matter: goroutines share the hold, and somebody may have taken the lock away.
 func (h *stay) splits(ops []Op) bool {
 	first, local := h.ops[0], h.ops[0].Mode.Local
 	return !h.exact && !local && (first.Mode.Passing || slices.ContainsFunc(ops, func(op Op) bool {
@@ -355,20 +353,20 @@ func (h *stay) splits(ops []Op) bool {
 	}))
 }
 
-// saysNothing is true of a Lock that failed. The place of such a call in the order makes no
+// saysNothing is true of a failed Lock. The place of a failed Lock in the order makes no
 // difference, and trying all places takes long.
 func saysNothing(op *Op) bool {
 	return op.Kind == Lock && op.Owner == "" && (op.Outcome == Failed || op.Outcome == Refused && !op.Nested)
 }
 
-// unsettledBy says whether Redis may count wrong in the State o because of another call, which was
-// under way during o or shortly before.
+// unsettledBy says whether Redis may count wrong in the State o because of another call during o or
+// shortly before.
 func (o *Op) unsettledBy(other Op) bool {
 	changes := takesAway(other) || other.Kind == Unlock || other.Nested
 	return changes && meets(other, o.Lock, o.Call-o.Late, o.Return)
 }
 
-// whole is a history with the operations that Check makes up, for porcupine.
+// whole is a history with the operations made up by Check, for porcupine.
 func whole(ops []Op) []porcupine.Operation {
 	holds := stays(ops)
 	splits := map[int]bool{}

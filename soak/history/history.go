@@ -5,40 +5,40 @@
 // # Beliefs
 //
 // The model is about the beliefs of clients, and not about the data in Redis. A holder believes in
-// a hold from its first [Lock] to its last [Unlock], or to the end of its lease by the clock of the
-// holder: from then on [Look] says no. The hold may stay in Redis for longer, and never for less.
+// a hold from its first [Lock] to its last [Unlock], or to the end of its lease by the holder's
+// clock. After the lease [Look] says no. The hold may stay in Redis for longer, and never for less.
 // The rules are those of step, in model.go:
 //
 //   - Nobody begins a hold while another hold is believed in.
-//   - A Lock in an open section of the lock enters the hold of that section, and every other Lock
+//   - A Lock in an open section of the lock enters the hold of the section, and every other Lock
 //     begins a hold. Holds of one holder exclude each other like all others.
-//   - An Unlock leaves one entry of its own hold. A hold ends with the last of them, not earlier.
-//   - A lost hold ends with the last lease that its holder knew of, not earlier, and never comes
-//     back.
-//   - A token is larger than all tokens that were drawn before, and a hold keeps its first one.
+//   - An Unlock leaves one entry of its own hold. A hold ends with the last of its Unlocks, not
+//     earlier.
+//   - A lost hold ends with the last lease known to its holder, not earlier, and never comes back.
+//   - A token is larger than all tokens drawn before, and a hold keeps its first token.
 //   - A nested Lock is never refused, and a refusal names the owner.
 //   - While a hold is believed in, Redis names its holder as the owner, and soon counts right.
 //
 // # Losses
 //
-// No call is the moment of a loss. [Check] makes that moment up: a hold ends between the last known
+// No call is the moment of a loss. [Check] makes up the moment: a hold ends between the last known
 // lease (the answer of [Lock.Remaining], counted from before the call) and the first word of the
 // loss. The hold of a crashed process ends at any time after the last known lease.
 //
 // # Holds that somebody takes away
 //
 // After a [Force] or a [Wipe] (the key deleted, all data lost, a server restarted empty or with
-// older data) exclusion is not promised: whoever has the lock then is exposed. The holder may go on
-// to believe until the loss is reported, and others may enter meanwhile. If the holder passes the
-// lock on inside its process before the report, the next hold is exposed too. Tokens grow all the
-// same, also after a [Forget]. If Redis confirms an exposed hold, the hold is the owner again, and
-// not exposed any more.
+// older data) exclusion is not promised: the holder of the lock is exposed. The holder may go on to
+// believe until the loss is reported, and others may enter meanwhile. If the holder passes the lock
+// on inside its process before the report, the next hold is exposed too. Tokens grow all the same,
+// also after a [Forget]. If Redis confirms an exposed hold, the hold is the owner again, and no
+// longer exposed.
 //
-// As a rule the model does not ask whether the holder learns of the loss: a release that was sent
-// twice cannot tell that another command found nothing first, and a late command can make a forced
-// hold anew. A Force with [Op.Within] says that there was no such trouble. Then the last Unlock of
-// an exposed hold is not OK, and its holder does not believe for longer than that. Holds that may
-// be passed on inside their process are left out: their last Unlock need not ask Redis.
+// As a rule the model does not ask whether the holder learns of the loss: a repeated release cannot
+// tell whether another command found nothing first, and a late command can make a forced hold anew.
+// A Force with [Op.Within] says that there was no such trouble. After such a Force, the last Unlock
+// of an exposed hold is not OK, and the holder believes for at most Within. Holds that may be
+// passed on inside their process are left out: their last Unlock need not ask Redis.
 //
 // # Calls with an unknown end
 //
@@ -55,10 +55,10 @@ import (
 	"time"
 )
 
-// Kind says which call an operation was.
+// Kind is the kind of an operation.
 type Kind int
 
-// The calls, and the other things that may happen.
+// The calls, and other events.
 const (
 	Lock   Kind = iota // Lock, TryLock or TryLockFor
 	Unlock             // Unlock
@@ -74,8 +74,8 @@ const (
 
 	// Made up by Check.
 
-	loss    // the end of a hold that was lost
-	exit    // an exit that was counted before the loss that the call returned
+	loss    // the end of a lost hold
+	exit    // an exit that was counted before the loss returned by the call
 	confirm // the answer of Redis to an entry or exit; the holder counts at another moment
 )
 
@@ -116,24 +116,24 @@ type Op struct {
 	Kind    Kind
 	Outcome Outcome
 
-	Holder string // the caller's, empty if there is none
-	// Hold is the number of the hold that a Lock has begun, or that the section of the call belongs
-	// to; 0 if there is none.
+	Holder string // the caller's holder, empty if there is none
+	// Hold is the number of the hold that a Lock has begun, or of the hold of the call's section; 0
+	// if there is none.
 	Hold   int
-	Again  bool          // Unlock: of an entry that was left before
-	Mode   Mode          // Lock: the first one of a hold
+	Again  bool          // Unlock: of an entry already left
+	Mode   Mode          // Lock: the first Lock of a hold
 	Nested bool          // Lock: in an open section of Hold
 	Lease  time.Duration // Extend: the lease asked for
 	// Within is the longest lease, if a Force was the only trouble; see the package. Else 0.
 	Within time.Duration
-	// Old says of a Wipe that older data came back, so Redis may have an older token until the next
+	// Old says of a Wipe that older data came back. Redis may have an older token until the next
 	// draw. A Before takes Old over from a Wipe.
 	Old bool
-	// Late is how long Redis may go on to count wrong after a call that has changed the count: two
-	// commands may have run in the other order, or one may have run late. For State.
+	// Late is how long Redis may count wrong after a call that has changed the count: two commands
+	// may have run in the other order, or a command may have run late. For State.
 	Late time.Duration
 
-	Token     int64         // Draw: the token; State: the last one, 0 if there is none
+	Token     int64         // Draw: the token; State: the last token, 0 if there is none
 	Count     int           // Look, State: the count, 0 if not asked for or not held
 	Remaining time.Duration // Look: the rest of the lease, 0 if not asked for
 	Owner     string        // Refused, State: the holder that Redis named, empty if none
@@ -148,12 +148,12 @@ type derived struct {
 	split   bool // Lock, Unlock: the answer of Redis is an operation of its own
 }
 
-// Mode is the part of a lock's options that changes what Redis says.
+// Mode is the lock's options that change the answers of Redis.
 type Mode struct {
 	Local    bool // WithLocalReentry: Redis counts one entry
 	Passing  bool // WithLocalPass: Redis may name an earlier holder of the same process
 	Redisson bool // WithRedissonLayout: Redis names a hold, and counts a token when a hold begins
-	Quorum   bool // members may lose a hold one by one until it has no majority; a refusal may name a minority
+	Quorum   bool // members may lose a hold, down to less than a majority; a refusal may name a minority
 }
 
 func (o *Op) String() string {
@@ -200,7 +200,7 @@ func (o *Op) String() string {
 	return text
 }
 
-// Recorder collects operations. It is safe for concurrent use.
+// Recorder collects operations. A Recorder is safe for concurrent use.
 type Recorder struct {
 	start time.Time
 
@@ -213,9 +213,9 @@ type Recorder struct {
 // NewRecorder begins a recording.
 func NewRecorder() *Recorder { return &Recorder{start: time.Now()} }
 
-// Now returns the time since the beginning of the recording: the Call of an operation that begins,
-// the Return of one that has ended. No two times are the same. If the clock stands still, as fake
-// time does, the later time is a nanosecond more.
+// Now returns the time since the beginning of the recording: the Call of an operation at its begin,
+// the Return of an operation at its end. No two times are the same. If the clock stands still, as
+// in fake time, each time is a nanosecond more than the last.
 func (r *Recorder) Now() time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -231,7 +231,7 @@ func (r *Recorder) Hold() int {
 	return r.holds
 }
 
-// Add records an operation that has ended.
+// Add records a finished operation.
 func (r *Recorder) Add(op Op) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -246,7 +246,7 @@ func (r *Recorder) Len() int {
 }
 
 // Take returns the operations since the last Take. A part of a recording can be checked alone if no
-// hold is believed in at its end. Then the next part needs [Tokens] of this one.
+// hold is believed in at its end. Begin the check of the next part with [Tokens] of the last part.
 func (r *Recorder) Take() []Op {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -13,7 +13,7 @@ type believer struct {
 	hold   int
 	holder string
 	count  int
-	token  int64 // the first one that was drawn, 0 if none was
+	token  int64 // the first token drawn, 0 if none was
 	before int64 // the largest token when the hold began
 
 	// exposed says that somebody has taken the lock away, or may have, and that Redis has not
@@ -32,18 +32,17 @@ func client(holder string) string {
 	return holder[:max(strings.LastIndexByte(holder, ':'), 0)]
 }
 
-// pass is an exposed hold that was left, and that its client may have passed on to a call that was
-// waiting then.
+// pass is an exposed hold that was left. Its client may have passed the hold on to a waiting call.
 type pass struct {
 	client string
-	at     time.Duration // the call had begun by then
+	at     time.Duration // the waiting call had begun by at
 }
 
 // state is true between two operations on one lock. Nobody writes to a state.
 type state struct {
 	last      int64      // the largest token so far
-	old       bool       // Redis may have an older one
-	believers []believer // oldest first; at most one of them is not exposed
+	old       bool       // Redis may have an older token
+	believers []believer // oldest first; at most one is not exposed
 	passes    []pass
 }
 
@@ -85,7 +84,7 @@ func (s state) find(op *Op) int {
 	return slices.IndexFunc(s.believers, func(b believer) bool { return b.hold == op.Hold && b.holder == op.Holder })
 }
 
-// owner returns the believer whom nobody else may enter beside.
+// owner returns the believer that excludes all others.
 func (s state) owner() (b believer, ok bool) {
 	i := slices.IndexFunc(s.believers, func(b believer) bool { return !b.exposed })
 	if i < 0 {
@@ -105,8 +104,8 @@ func (s state) without(i int) state {
 	return s
 }
 
-// confirmed returns the hold i as Redis has just called it the owner; wrong, if another hold surely
-// is.
+// confirmed returns the hold i after Redis has named the hold as the owner; wrong, if another hold
+// is surely the owner.
 func (s state) confirmed(i int) (b believer, wrong string) {
 	b = s.believers[i]
 	if owner, ok := s.owner(); ok && b.exposed {
@@ -129,8 +128,8 @@ func (s state) exposed(op *Op) state {
 	return s
 }
 
-// step returns the state after an operation. wrong names the promise that the operation breaks, if
-// there is one.
+// step returns the state after an operation. wrong names the promise broken by the operation, if
+// any.
 func step(s state, op *Op) (next state, wrong string) {
 	switch op.Kind {
 	case Lock:
@@ -193,7 +192,7 @@ func (s state) lock(op *Op) (state, string) {
 	}
 }
 
-// exit returns the state after an exit that was counted before the loss that it returned.
+// exit returns the state after an exit that was counted before the loss was returned.
 func (s state) exit(op *Op) state {
 	i := s.find(op)
 	if i < 0 || s.believers[i].count == 1 {
@@ -210,7 +209,7 @@ func (s state) enter(op *Op) (state, string) {
 	owner, owned := s.owner()
 	i := slices.IndexFunc(s.passes, func(p pass) bool { return p.client == client(op.Holder) && op.Call <= p.at })
 	switch {
-	case i >= 0 && op.Mode.Passing: // perhaps from a hold that the lock was taken from
+	case i >= 0 && op.Mode.Passing: // perhaps from a hold whose lock was taken away
 		b.exposed = true
 		if owned {
 			s.passes = slices.Delete(slices.Clone(s.passes), i, i+1)
@@ -271,8 +270,8 @@ func (s state) unlock(op *Op) (state, string) {
 	return s.with(i, b), ""
 }
 
-// leave is the last exit of a hold. An exposed hold may end with OK too: a release that was sent
-// twice cannot tell that another command found nothing first.
+// leave is the last exit of a hold. An exposed hold may end with OK too: a repeated release cannot
+// tell whether another command found nothing first.
 func (s state) leave(op *Op, i int) (state, string) {
 	b := s.believers[i]
 	if op.Outcome == OK && b.until != 0 {
@@ -382,7 +381,7 @@ func (s state) asked(op *Op) (state, string) {
 	if op.Token != 0 && op.Token < s.last && !s.old {
 		return s, fmt.Sprintf("the last token in Redis is %d, after token %d", op.Token, s.last)
 	}
-	s.last = max(s.last, op.Token) // a call that failed may have drawn it
+	s.last = max(s.last, op.Token) // a failed call may have drawn the token
 	if wrong := s.names(op.Owner, true); wrong != "" || !owned {
 		return s, wrong
 	}
@@ -396,7 +395,7 @@ func (s state) asked(op *Op) (state, string) {
 	return s, ""
 }
 
-// names says what is wrong with an owner that Redis has named.
+// names says whether an owner named by Redis is wrong, and why.
 func (s state) names(holder string, named bool) string {
 	owner, ok := s.owner()
 	if !ok || !named || holder == owner.holder || owner.Quorum || (owner.Passing || owner.Redisson) && holder != "" {
@@ -405,7 +404,7 @@ func (s state) names(holder string, named bool) string {
 	return fmt.Sprintf("Redis names %q as the owner, while %s has hold %d", holder, owner.holder, owner.hold)
 }
 
-// mustNotHave says what is wrong with the report of a loss.
+// mustNotHave says why the report of a loss is wrong.
 func (s state) mustNotHave(op *Op) string {
 	if s.find(op) < 0 {
 		return ""

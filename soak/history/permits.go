@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// crowds finds holds of one lock that were valid beside too many others. Sections of one
-// group count once.
+// crowds finds holds of one lock that were valid beside too many others. Sections of one group
+// count once.
 func (k *Kinds) crowds() (wrong []string) {
 	var in []*Section
 	for i := range k.Sections {
@@ -49,7 +49,7 @@ func (k *Kinds) unnamed() (wrong []string) {
 }
 
 // leftovers finds holds that the store names for too long after their sections. The holder of a
-// call that has failed is not known, so its hold is not found here.
+// failed call is unknown, so leftovers cannot find its hold.
 func (k *Kinds) leftovers() (wrong []string) {
 	out := map[string]time.Duration{}
 	for _, s := range k.Sections {
@@ -80,15 +80,15 @@ func (k *Kinds) early() (wrong []string) {
 	return wrong
 }
 
-// cloud is a time after which nobody knows the version of the register: a lock was taken away, and
-// sections that may have lost it went on.
+// cloud is a time after which the version of the register is unknown: a lock was taken away, and
+// sections went on that may have lost the lock.
 type cloud struct {
 	from, to time.Duration
 	old      bool // older data came back
 }
 
-// clouds finds the clouds of one lock. A cloud lasts until the last section that was open at its
-// beginning is over.
+// clouds finds the clouds of one lock. A cloud lasts until the end of the last section that was
+// open at its beginning.
 func (k *Kinds) clouds() (all []cloud) {
 	for _, op := range k.Ops {
 		c := cloud{op.Call, op.Return, op.Old}

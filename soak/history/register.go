@@ -9,16 +9,16 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// register is a value that is read and written in the sections of a read-write lock, between two
-// sections. Each section is one operation: it sees one version, and may write another one.
+// register is a value read and written in the sections of a read-write lock, between two sections.
+// Each section is one operation: a section sees one version, and may write another version.
 type register struct {
 	version int64 // 0: not known
 	written int64 // the largest token of a writer
 	token   int64 // the largest token
-	at      int64 // the version with that token; 0: not known
+	at      int64 // the version with the token at; 0: not known
 }
 
-// visit is one operation on the register. Without a section it is a cloud.
+// visit is one operation on the register. A visit without a section is a cloud.
 type visit struct {
 	*Section
 	cloud
@@ -31,8 +31,8 @@ func (v visit) String() string {
 	return v.Section.String()
 }
 
-// step returns the register after an operation. wrong names the promise that the operation breaks,
-// if there is one.
+// step returns the register after an operation. wrong names the promise broken by the operation, if
+// any.
 func (r register) step(v visit) (next register, wrong string) {
 	if v.Section == nil {
 		r.version, r.at = 0, 0
@@ -64,7 +64,7 @@ func (r register) step(v visit) (next register, wrong string) {
 	return r, ""
 }
 
-// checkToken says what is wrong with a token. A writer draws a new one, and a reader has the one of
+// checkToken says why a token is wrong. A writer draws a new token, and a reader has the token of
 // the last writer.
 func (r register) checkToken(s *Section) (wrong string) {
 	switch {
@@ -122,7 +122,7 @@ func (k *Kinds) register(limit time.Duration) (wrong []string) {
 	return []string{explain(all, info.PartialLinearizationsOperations()[0])}
 }
 
-// explain names the operations that cannot follow the longest order that was found.
+// explain names the operations that cannot follow the longest order.
 func explain(all []porcupine.Operation, orders [][]porcupine.Operation) string {
 	var order []porcupine.Operation
 	for _, other := range orders {

@@ -8,24 +8,24 @@ import (
 )
 
 // Section is one section of a lock of any kind: of a read-write lock, of a semaphore, or of one of
-// several locks that were taken at once. All times are of [Recorder.Now].
+// several locks taken at once. All times are of [Recorder.Now].
 type Section struct {
 	Lock   string
 	Client int    // the goroutine
 	Holder string // in the store, of a loan the lender; empty: the hold was lost before anybody could ask
-	Group  int    // one of sections inside of each other (an upgrade or downgrade), and of a lender with its loans
+	Group  int    // one of nested sections (an upgrade or downgrade), and of a lender with its loans
 	Limit  int    // as in store.Ask: 1 a writer or a mutex, n a permit, store.Unlimited a reader
 
 	Ask, In time.Duration // the call and the return of Lock
-	Sure    time.Duration // the holder believed in its hold until then, or for longer
-	Lease   time.Duration // the end of the last lease that the holder knew of
-	Left    time.Duration // the call of Unlock; 0: there was none
+	Sure    time.Duration // the end of the time for which the holder surely believed
+	Lease   time.Duration // the end of the last lease known to the holder
+	Left    time.Duration // the call of Unlock; 0: no call
 	Lost    time.Duration // the first word of a loss; 0: the hold was not lost
-	Out     time.Duration // nobody works in the section from then on
+	Out     time.Duration // nobody works in the section after Out
 
 	Token int64   // 0: none was drawn
-	Reads []int64 // the versions of the register that were read, before Wrote
-	Wrote int64   // the version that was written; 0: none
+	Reads []int64 // the versions of the register read before Wrote
+	Wrote int64   // the version written; 0: none
 	Late  bool    // a version was written, perhaps after the hold was lost
 }
 
@@ -69,20 +69,20 @@ type Seen struct {
 //
 //   - A hold is valid beside at most as many holds as its limit says (permits.go): a writer
 //     excludes everybody, readers exclude writers, and a semaphore lets n in. A loan is valid
-//     beside its lender, and excludes everybody else until it is returned.
-//   - The store names each valid hold, also each lock of several that were taken at once. It names
+//     beside its lender, and excludes everybody else until the loan is returned.
+//   - The store names each valid hold, also each lock of several taken at once. The store names
 //     nobody for longer than a lease after the section is over, be it by a crash.
 //   - No hold is lost before the end of its lease, unless somebody takes the lock away.
 //   - The sections of a read-write lock are linearizable operations on a register (register.go).
 //
-// A section may lose its lock in a [Force] or a [Wipe] without a word. From then on its hold is not
-// taken as valid.
+// A section may lose its lock in a [Force] or a [Wipe] without a word. Afterwards, its hold does
+// not count as valid.
 type Kinds struct {
 	Sections []Section
 	Seen     []Seen
-	Ops      []Op // only those that take locks away matter
+	Ops      []Op // only operations that take locks away matter
 	Quorum   bool // holds may be lost early, see [Mode]
-	// Calm is when the trouble was over. A hold without a section may stay for Longest after that.
+	// Calm is the end of the trouble. A hold without a section may stay for Longest after Calm.
 	Calm, Longest time.Duration
 }
 
@@ -130,7 +130,7 @@ func (k *Kinds) until(s *Section) time.Duration {
 	until := s.Sure
 	if s.Lost != 0 {
 		lost := min(s.Lost, s.Lease-ahead)
-		if s.Left != 0 { // an Unlock without an answer frees the lock, and says at its end that it is gone
+		if s.Left != 0 { // an Unlock without an answer frees the lock, and reports the loss at its end
 			lost = min(lost, s.Left)
 		}
 		until = max(until, lost)

@@ -9,10 +9,11 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// sectionBreaking turns a recording that keeps every promise into one that breaks a promise.
+// sectionBreaking turns a recording without a broken promise into a recording with a broken
+// promise.
 type sectionBreaking struct {
 	name string
-	do   func(b *sectionBreaker) bool // false: the recording has no place for it
+	do   func(b *sectionBreaker) bool // false: the recording has no place for the break
 }
 
 // sectionBreaker is a recording that is being broken.
@@ -30,8 +31,8 @@ func KindBreaks() []string {
 	return names
 }
 
-// Break returns a copy of a whole recording that is broken in the way of that name, in a place that
-// random chooses. ok is false if the recording has no place for it.
+// Break returns a copy of a whole recording, broken by the sectionBreaking with that name in a
+// place of random's choice. ok is false if the recording has no place for the break.
 func (k *Kinds) Break(random *rand.Rand, name string) (broken *Kinds, ok bool) {
 	i := slices.IndexFunc(sectionBreaks, func(b sectionBreaking) bool { return b.name == name })
 	if i < 0 {
@@ -41,7 +42,7 @@ func (k *Kinds) Break(random *rand.Rand, name string) (broken *Kinds, ok bool) {
 	return broken, sectionBreaks[i].do(&sectionBreaker{random, broken})
 }
 
-// any returns one of the sections of a sort; nil: there is none.
+// any returns a fitting section; nil: there is none.
 func (b *sectionBreaker) any(fits func(s *Section) bool) *Section {
 	var fit []*Section
 	for i := range b.Sections {
@@ -60,11 +61,11 @@ func (b *sectionBreaker) solid(s *Section) bool {
 	return s.Holder != "" && b.of(s.Lock).until(s) > s.In+2
 }
 
-// sequel is three sections of one lock, one after the other, that no cloud divides. The second one
-// has written what the third one reads.
+// sequel is three sections of one lock, in succession, without a cloud between. after has read the
+// version that writer has written.
 type sequel struct{ before, writer, after *Section }
 
-// sequel finds a sequel of a sort; nil: there is none.
+// sequel finds a fitting sequel; nil: there is none.
 func (b *sectionBreaker) sequel(fits func(sequel) bool) *sequel {
 	var fit []sequel
 	for _, lock := range b.locks() {
