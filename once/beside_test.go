@@ -16,7 +16,7 @@ import (
 	"github.com/go-relock/relock/once"
 )
 
-// What if things go wrong beside an attempt, in the same process or in another?
+// Trouble beside an attempt, in the same process or in another.
 
 func TestForgetLeavesARunningAttemptAlone(t *testing.T) {
 	r := newRig(t)
@@ -83,7 +83,7 @@ func TestWhoWaitsIsWokenWhenAnAttemptEndsWithoutAResult(t *testing.T) {
 }
 
 // TestAPermanentErrorIsPermanentForItsOwnOperation returns the final error of an operation from the
-// function of another one.
+// function of another operation.
 func TestAPermanentErrorIsPermanentForItsOwnOperation(t *testing.T) {
 	r := newRig(t)
 	p := r.process()

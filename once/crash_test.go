@@ -22,12 +22,12 @@ import (
 	"github.com/go-relock/relock/once"
 )
 
-// What if processes die at random before, in and after their attempts?
+// Processes die at random before, in and after their attempts.
 
 func init() { redistest.RegisterChild("worker", worker) }
 
-// worker does all operations in random order, several at a time, and says "done". It notes each
-// attempt in a file before anything else.
+// worker does all operations in random order, several at a time, and says "done". Before anything
+// else, worker notes each attempt in a file.
 func worker(args []string, _ *bufio.Reader, out io.Writer) {
 	keys, err := strconv.Atoi(args[2])
 	must(err)
@@ -81,8 +81,8 @@ func keysOfCrashes(t *testing.T) int {
 	return n
 }
 
-// noted is the attempts of each key, in order of their notes: whether each was told of an
-// interrupted one.
+// noted is the attempts of each key, in order of their notes. True is an attempt that was told of
+// an interrupted one.
 func noted(t *testing.T, file string) map[string][]bool {
 	t.Helper()
 	text, err := os.ReadFile(file)

@@ -58,7 +58,7 @@ func ExampleDo() {
 	// "" false once: the key was used with another input
 }
 
-// An attempt that follows an interrupted one asks the outside world first.
+// An attempt after an interrupted attempt asks the outside world first.
 func ExampleAttempt() {
 	locks, end := client()
 	defer end()

@@ -23,7 +23,7 @@ import (
 	"github.com/go-relock/relock/store/mem"
 )
 
-// rig is processes that share operations on one server.
+// rig is the processes that share operations on one server.
 type rig struct {
 	*testing.T
 	server *redistest.Server
@@ -775,7 +775,7 @@ func TestOnACluster(t *testing.T) {
 	}
 }
 
-// TestAnErrorDoesNotHideAnInterruptedAttempt has an attempt that is told of an interrupted one fail.
+// TestAnErrorDoesNotHideAnInterruptedAttempt has an attempt fail after an interrupted attempt.
 func TestAnErrorDoesNotHideAnInterruptedAttempt(t *testing.T) {
 	r := newRig(t)
 	p := r.process()

@@ -67,7 +67,7 @@ func (k *kinds) calmed(at time.Duration) {
 	k.Calm = at
 }
 
-// visitor locks, does this and that in its section, and unlocks. It records its sections.
+// visitor locks, works in its section, and unlocks. A visitor records its sections.
 type visitor struct {
 	*soak
 	*rand.Rand
@@ -78,8 +78,8 @@ type visitor struct {
 	brief bool // calls do not wait for long
 }
 
-// visitors lets all visitors work, and watches their locks, until the round is over. A call that
-// waits then is not cut off: it must come back by itself.
+// visitors lets all visitors work, and watches their locks, until the round is over. A waiting call
+// is not cut off at the end of the round: the call must return without help.
 func (s *soak) visitors(working *sync.WaitGroup, random func(id int) *rand.Rand) {
 	const first = troubler + 2
 	for i := range visitors {
@@ -229,7 +229,7 @@ func (v *visitor) failed(what string, err error, mayFail bool) {
 	switch {
 	case errors.Is(err, relock.ErrDeadlock):
 		outcome = ": deadlock"
-		// The youngest call of a circle gives up, which may be one that is inside of nothing.
+		// The youngest call of a circle gives up, and may be a call outside of all sections.
 		if !strings.Contains(what, "inside") && what != "several" {
 			v.wrong.add("%s is a deadlock: %v", what, err)
 		}
@@ -272,8 +272,7 @@ func (v *visitor) begin(inner context.Context, l *relock.Lock, limit, group int,
 	return s
 }
 
-// look asks for the belief of the holder, and says whether the holder believes that it has the
-// lock.
+// look asks for the belief of the holder, and says whether the holder believes in the lock.
 func (v *visitor) look(s *stay) (holds bool) {
 	at := v.log.Now()
 	left := s.lock.Remaining(s.ctx)
@@ -317,7 +316,7 @@ func (v *visitor) leave(l relock.Locker, all ...*stay) {
 	}
 }
 
-// abandon waits for the end of holds whose context is done, and that are not unlocked.
+// abandon waits for the end of holds with a finished context and without an Unlock.
 func (v *visitor) abandon(cancel func(), all ...*stay) {
 	cancel()
 	v.tally("abandoned")
@@ -375,8 +374,8 @@ func (v *visitor) reads(ctx context.Context, cancel context.CancelFunc) {
 	v.leave(l, r)
 }
 
-// upgrade writes the page in a section of a reader. After that the reader sees another version, and
-// so its recording begins anew.
+// upgrade writes the page in a section of a reader. The reader sees another version afterwards, so
+// its recording begins anew.
 func (v *visitor) upgrade(l *relock.RWLock, r *stay) {
 	w := v.enter(r.ctx, "Lock inside RLock", l.Writer(), 1, r)
 	if w == nil {
@@ -411,7 +410,7 @@ func (v *visitor) writes(ctx context.Context, l *relock.RWLock) {
 func (v *visitor) read(s *stay) {
 	for range 1 + v.IntN(2) {
 		version := v.kinds.page.Load()
-		if v.look(s) { // it was held then
+		if v.look(s) { // the lock was held at the time of look
 			s.Reads = append(s.Reads, version)
 		}
 		v.linger()
@@ -492,7 +491,7 @@ func (v *visitor) collects(ctx context.Context, cancel context.CancelFunc) {
 		v.linger()
 		v.look(all[v.IntN(len(all))])
 	}
-	// Waits inside of each other may be a deadlock, which takes seconds to find. In fake time they are
+	// Nested waits may be a deadlock, which takes seconds to find. In fake time the seconds are
 	// free. In Redisson's layout, and in a quorum, deadlocks are not found.
 	if v.fake && !v.onlyMutexes() && v.IntN(6) == 0 {
 		if inner, more := v.several(all[0].ctx, "several inside several", v.choose(), all); inner != nil {
@@ -507,8 +506,8 @@ func (v *visitor) collects(ctx context.Context, cancel context.CancelFunc) {
 	v.leave(l, all...)
 }
 
-// known enters a lock of the visitor alone, as the holder of a call that fails is known only inside
-// of a section. It does so when the last trouble has ended for long.
+// known enters a lock of the visitor alone: a failed call has a known holder only inside of a
+// section. known does so when the last trouble has ended long ago.
 func (v *visitor) known(ctx context.Context) (section context.Context, leave func()) {
 	if !v.fake || v.onlyMutexes() || !isClosed(v.calm) || time.Since(v.calmed) < 2*ttl {
 		return ctx, func() {}
@@ -547,8 +546,8 @@ func (v *visitor) choose() (names []string) {
 	return names
 }
 
-// several takes several locks at once, and returns the sections of those that are not around. The
-// Locks is nil if the call failed.
+// several takes several locks at once, and returns the sections of the locks that are not around.
+// The Locks is nil if the call failed.
 func (v *visitor) several(ctx context.Context, what string, names []string, around []*stay) (*relock.Locks, []*stay) {
 	l := v.peer.NewLocks(names, v.options()...)
 	asked, group := v.log.Now(), v.log.Hold()
@@ -583,8 +582,7 @@ func (s *soak) takeKinds(ops []history.Op) *history.Kinds {
 	return &k
 }
 
-// checkKinds checks the sections of a round, and requires that the check notices when they are
-// broken.
+// checkKinds checks the sections of a round, and requires that the check notices broken sections.
 func (s *soak) checkKinds(number uint64, ops []history.Op) {
 	s.t.Helper()
 	k := s.takeKinds(ops)

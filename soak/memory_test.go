@@ -13,16 +13,16 @@ import (
 	"github.com/go-relock/relock/store/mem"
 )
 
-// link is the way of one client to a store in memory. It does all that package store allows: a
-// command is lost, or runs without an answer, or runs late. So the core of the library meets every
-// error at which a store may hint with store.ErrUnsure.
+// link is the way of one client to a store in memory. A link makes every fault of package store: a
+// command is lost, or runs without an answer, or runs late. The core of the library so meets every
+// error for which a store may answer store.ErrUnsure.
 type link struct {
 	*mem.Store
 	patience time.Duration // of a command without an answer
 
 	mu       sync.Mutex
 	rand     *rand.Rand
-	odds     int           // one command of so many goes wrong; 0: none
+	odds     int           // one command in odds goes wrong; 0: none
 	up, down time.Duration // to the store and back
 }
 

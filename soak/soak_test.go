@@ -1,5 +1,5 @@
-// Package soak lets workers lock at random while faults happen at random. For all answers of the
-// lock there must be an order in which every promise is kept, see package history.
+// Package soak lets workers lock at random while faults happen at random. The answers of the lock
+// must have an order without a broken promise, see package history.
 package soak
 
 import (
@@ -69,8 +69,8 @@ func (s setting) late() time.Duration {
 	return slack
 }
 
-// moment is a short pause in a section. One pause of seldom is a long one. Pauses cost nothing in
-// fake time.
+// moment is a short pause in a section. One pause in seldom is long. Pauses cost nothing in fake
+// time.
 func (s setting) moment() time.Duration {
 	if s.fake {
 		return ttl / 4
@@ -136,8 +136,8 @@ func TestSoakOnACluster(t *testing.T) {
 }
 
 // TestSoakOfForcedLocks makes no trouble but ForceUnlock, in a third of the time. In TestSoak a
-// holder may rightly never learn that its lock was forced. Here the holder must learn of it within
-// a lease, or with the last Unlock.
+// holder may rightly never learn that its lock was forced. Here the holder must learn of the Force
+// within a lease, or with the last Unlock.
 func TestSoakOfForcedLocks(t *testing.T) {
 	duration, seed := settings(t)
 	s := newSoak(t, seed, setting{patience: nothingTwice})
@@ -161,7 +161,7 @@ func settings(t *testing.T) (duration time.Duration, seed uint64) {
 	return duration, seed
 }
 
-// run makes rounds with that trouble, for that long.
+// run makes rounds with the trouble, for duration.
 func (s *soak) run(duration time.Duration, trouble func(*rand.Rand)) {
 	s.t.Helper()
 	for round := uint64(0); time.Since(s.began) < duration; round++ {
@@ -172,7 +172,7 @@ func (s *soak) run(duration time.Duration, trouble func(*rand.Rand)) {
 	s.end()
 }
 
-// A soak checks one way to break a history in each round; this test checks all ways.
+// A soak checks one way to break a history in each round. This test checks all ways.
 func TestARecordedHistoryThatIsBrokenIsNoticed(t *testing.T) {
 	redistest.NoGoroutineLeft(t)
 	s := newSoak(t, rand.Uint64(), setting{patience: nothingTwice})
@@ -323,7 +323,7 @@ func (s *soak) round(number uint64, length time.Duration, trouble func(*rand.Ran
 	if !s.fake {
 		close(s.over)
 	}
-	// The trouble ends first, so that the limits below are those of a healthy server.
+	// The trouble ends first, so the limits below are the limits of a healthy server.
 	within(s.t, 60*time.Second, "the faults have not ended", troubling.Wait)
 	for _, p := range s.present() {
 		p.heal()
@@ -414,7 +414,7 @@ func (s *soak) breakIt(random *rand.Rand, ops []history.Op) {
 	s.all.slowest = max(s.all.slowest, r.Took)
 }
 
-// what returns the name of a call for the report.
+// what names a call for the report.
 func what(op history.Op) string {
 	name := op.Kind.String()
 	switch {

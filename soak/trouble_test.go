@@ -27,7 +27,7 @@ func (s *soak) watch(random *rand.Rand, id int) {
 }
 
 // settles is how long Redis may count wrong after a call that has changed the count. The next
-// renewal tells the right count; but a command that runs late may change it at any time.
+// renewal corrects the count, but a late command may change the count at any time.
 func (s *soak) settles() time.Duration {
 	calm := s.patience == nothingTwice || s.fake && isClosed(s.calm) && time.Since(s.calmed) > 2*ttl
 	if !calm {
@@ -36,7 +36,7 @@ func (s *soak) settles() time.Duration {
 	return ttl / 2
 }
 
-// fault is one kind of trouble. weight says how often it happens, compared with others.
+// fault is one kind of trouble. weight is its frequency, compared with other kinds.
 type fault struct {
 	name   string
 	weight int
@@ -200,8 +200,8 @@ func (s *soak) atTheServer(random *rand.Rand) []fault {
 	} else {
 		faults = append(faults,
 			fault{"data saved", 2, func() { _ = s.plain.Save(ctx).Err() }},
-			// The server starts with the data that was saved last, like a replica that lagged and becomes
-			// the master.
+			// The server starts with the data of the last save, like a lagging replica that is
+			// promoted.
 			fault{"server killed", 1, func() {
 				s.gone(history.Op{Kind: history.Wipe, Old: true}, s.names(), func() error { s.server.Kill(); return nil })
 				s.pause(upTo(random, ttl/4))

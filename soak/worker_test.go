@@ -11,7 +11,7 @@ import (
 	"github.com/go-relock/relock/soak/history"
 )
 
-// worker locks, does this and that in its section, and unlocks. It records every call.
+// worker locks, works in its section, and unlocks. A worker records every call.
 type worker struct {
 	*soak
 	*rand.Rand
@@ -28,7 +28,7 @@ type thing struct {
 	fixed  bool
 }
 
-// hold is one hold of the worker. Its goroutines share it.
+// hold is one hold of the worker. All goroutines of the worker share the hold.
 type hold struct {
 	number int
 	holder string
@@ -68,12 +68,12 @@ func (w *worker) run() {
 	}
 }
 
-// visit is one attempt to lock, in a way of its choice, with a section behind it.
+// visit is one attempt to lock, in a random way, and the section behind the attempt.
 func (w *worker) visit() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	if w.IntN(2) == 0 {
-		w.last = w.IntN(len(locks)) // or the same once more, so that late commands may meet it
+		w.last = w.IntN(len(locks)) // or the last lock again, to meet late commands
 	}
 	p := w.anyone(w.Rand)
 	stop := context.AfterFunc(w.limit, cancel) // ends the wait, and no section
@@ -115,7 +115,7 @@ func (w *worker) choose(p *peer, number int) thing {
 		options = append(options, relock.WithTTL(ttl/4))
 	case 5, 6, 7:
 		if w.redisson {
-			break // it has no such thing
+			break // Redisson has no local pass
 		}
 		t.Passing = true
 		options = append(options, relock.WithLocalPass(1+w.IntN(5), upTo(w.Rand, 300*time.Millisecond).Truncate(time.Millisecond)))
@@ -160,8 +160,8 @@ func (w *worker) tryFor(ctx context.Context, l thing, wait time.Duration) *secti
 	}})
 }
 
-// again enters the lock of an open section once more: in the context of the section, or in another
-// one that WithSection has put inside it.
+// again enters the lock of an open section once more: in the context of the section, or in a
+// context that WithSection has put inside the section.
 func (w *worker) again(in *section) *section {
 	ctx := in.ctx
 	if w.IntN(4) == 0 {
@@ -208,7 +208,7 @@ func (w *worker) record(c call) *section {
 	if c.in != nil {
 		s.hold = c.in.hold
 	} else {
-		// If the hold is lost by now, nobody says whose it was. The recording needs a name.
+		// If the hold is lost by now, no answer has named the holder. The recording needs a name.
 		s.hold = &hold{number: w.log.Hold(), holder: holder.String(), caller: c.ctx}
 		op.Hold, op.Holder = s.number, s.holder
 	}
@@ -231,7 +231,7 @@ func (w *worker) opIn(kind history.Kind, s *section) history.Op {
 	return op
 }
 
-// returned ends an operation, and checks that it did not take too long.
+// returned ends an operation, and checks its duration.
 func (w *worker) returned(op *history.Op, limit time.Duration, err error) {
 	op.Return = w.log.Now()
 	if took := op.Return - op.Call; took > limit+w.late() {
@@ -302,8 +302,7 @@ func (w *worker) leaveTwice(s *section) {
 	w.log.Add(op)
 }
 
-// look asks for the belief of the holder, and says whether the holder believes that it has the
-// lock.
+// look asks for the belief of the holder, and says whether the holder believes in the lock.
 func (w *worker) look(s *section) (holds bool) {
 	op := w.opIn(history.Look, s)
 	switch w.IntN(3) {
@@ -349,7 +348,7 @@ func (w *worker) draw(s *section) {
 	w.log.Add(op)
 }
 
-// told records that the section was told of its loss, if it was.
+// told records the loss of the section, if the section was told of a loss.
 func (w *worker) told(s *section) {
 	op := w.opIn(history.Told, s)
 	var lost *relock.LostError
@@ -365,7 +364,7 @@ func (w *worker) told(s *section) {
 	}
 }
 
-// abandon waits for the end of a hold whose context is done, and that is not unlocked.
+// abandon waits for the end of a hold with a finished context and without an Unlock.
 func (w *worker) abandon(s *section) {
 	const longest = 3 * ttl
 	for began := time.Now(); w.look(s); {
@@ -393,8 +392,8 @@ func (w *worker) extend(s *section) {
 	w.log.Add(op)
 }
 
-// inside is the work in a section. It returns the entries that are open in the end: s, or others of
-// its hold.
+// inside is the work in a section. inside returns the entries left open: s, or other entries of its
+// hold.
 func (w *worker) inside(p *peer, s *section) (open []*section) {
 	open = []*section{s}
 	var left []*section

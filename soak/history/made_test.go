@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// A made-up history is what the clients of a lock that keeps every promise might record. It is made
-// by playing the lock: one thing happens after another, each in the middle of a call that began
-// before and ends later. So it has an order, and Check must find one. It shares nothing with the
-// model but Op.
+// A made-up history is a possible recording of a lock that keeps every promise. play makes the
+// history by playing the lock: one event happens after another, each in the middle of a call that
+// began before and ends later. The history has an order by its making, and Check must find an
+// order. play shares nothing with the model but Op.
 type play struct {
 	*rand.Rand
 	now     time.Duration
@@ -23,7 +23,7 @@ type play struct {
 	leased time.Duration // the owner's lease in Redis ends then
 	count  int           // of the owner
 	token  int64
-	// forgotten says that the token is not in Redis until the next one is drawn. (The clock is.)
+	// forgotten says that the token is not in Redis until the next draw. (The clock is.)
 	forgotten bool
 	holds     int
 }
@@ -40,7 +40,7 @@ type playHold struct {
 	entries  int
 	deadline time.Duration // for its holder; earlier than in Redis
 	local    bool
-	told     bool // its holder knows that it is over
+	told     bool // its holder knows the end
 }
 
 const playTTL = 2000
@@ -93,11 +93,11 @@ func (p *play) operator(client int) {
 		p.owner = nil
 		outcome := OK
 		if p.IntN(4) == 0 {
-			outcome = Failed // it did, and its reply was lost
+			outcome = Failed // Redis did the work, and the reply was lost
 		}
 		p.call(client, Op{Kind: Force, Outcome: outcome})
 	case n == 2 && p.trouble:
-		p.call(client, Op{Kind: Force, Outcome: Failed}) // it did nothing
+		p.call(client, Op{Kind: Force, Outcome: Failed}) // Redis did nothing
 	case n == 3 && p.trouble:
 		p.forgotten = true
 		p.call(client, Op{Kind: Forget})
@@ -118,7 +118,7 @@ func (p *play) operator(client int) {
 	}
 }
 
-// outside is what a client does that holds nothing.
+// outside is an action of a client without a hold.
 func (p *play) outside(client int) {
 	holder := fmt.Sprint("h", len(p.ops))
 	if p.IntN(3) == 0 {
@@ -138,7 +138,7 @@ func (p *play) outside(client int) {
 	}
 }
 
-// over is what a client does whose hold is lost.
+// over is an action of a client with a lost hold.
 func (p *play) over(client int) {
 	h := p.clients[client].hold
 	h.told = true
@@ -162,7 +162,7 @@ func (p *play) leave(client int) {
 	}
 }
 
-// inside is what a client does that believes to hold the lock.
+// inside is an action of a client that believes in its hold.
 func (p *play) inside(client int) {
 	h := p.clients[client].hold
 	mine := p.owner == h
@@ -173,18 +173,18 @@ func (p *play) inside(client int) {
 		p.leased = h.deadline + 20
 	}
 	switch n := p.IntN(32); {
-	case n == 0 && p.IntN(3) == 0: // it crashes
+	case n == 0 && p.IntN(3) == 0: // a crash
 		for _, c := range p.clients {
 			if c.hold == h {
 				c.hold = nil
 			}
 		}
 	case n == 1 && p.IntN(3) == 0:
-		p.now = h.deadline // it sleeps, and the whole world with it
+		p.now = h.deadline // the client sleeps, and the whole world too
 	case n == 2 && p.IntN(2) == 0:
 		c := p.clients[p.IntN(len(p.clients)-1)]
 		if c.hold == nil {
-			c.hold = h // it shares the holder
+			c.hold = h // the client shares the holder
 		}
 	case n < 7:
 		op.Kind, op.Count = Look, h.entries
@@ -269,8 +269,7 @@ func (p *play) inside(client int) {
 	}
 }
 
-// scaled makes the units of a made-up history, which are small, the nanoseconds of a lease that has
-// a margin.
+// scaled turns the small units of a made-up history into nanoseconds of a lease with a margin.
 func scaled(ops []Op) []Op {
 	ops = slices.Clone(ops)
 	for i := range ops {

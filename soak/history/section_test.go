@@ -20,7 +20,7 @@ func permit(n, limit int, times ...int) Section {
 func writes(n int, times ...int) Section { return permit(n, 1, times...) }
 func reads(n int, times ...int) Section  { return permit(n, manyHolds, times...) }
 
-// saw is a section that has read that version, and written another one.
+// saw is a section that has read version, and written wrote.
 func (s Section) saw(version, wrote, token int64) Section {
 	s.Reads, s.Wrote, s.Token = []int64{version}, wrote, token
 	return s
