@@ -14,10 +14,11 @@
 // method, path, query and body are the same. Other headers are not compared.
 //
 // Responses with status 5xx and 429 are sent, but not stored: they tell the client to repeat, and
-// the repeat runs the handler again. A handler that does not know what it has done must not answer
-// so. It can panic with [http.ErrAbortHandler]: then the attempt counts as interrupted. An attempt
-// whose process has died counts as interrupted too. The next attempt sees it in [AttemptFrom], and
-// does not begin at all under [once.FailIfInterrupted], which suits payments and the like.
+// the repeat runs the handler again. A handler that does not know whether its work has happened
+// must not answer 5xx or 429. The handler can panic with [http.ErrAbortHandler]: the attempt then
+// counts as interrupted. An attempt whose process has died counts as interrupted too. The next
+// attempt sees it in [AttemptFrom], and does not begin at all under [once.FailIfInterrupted], which
+// suits payments and the like.
 //
 // The package does not authenticate, limit or compress: such middleware goes around this one. A
 // refusal inside of it, such as 401, would be stored and replayed. The handler cannot stream: its

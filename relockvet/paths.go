@@ -194,9 +194,9 @@ func (u *unit) requiresNoError(n ast.Node) bool {
 	return fn != nil && strings.HasPrefix(fn.Name(), "NoError")
 }
 
-// isFlag says whether a condition is taken to say that the section is open, as one of its branches
-// unlocks: the branch goes on like the other one, or the condition is a variable that changes in
-// the section.
+// isFlag says whether a condition counts as "the section is open". One branch of the condition
+// unlocks, and either the branch goes on like the other branch, or the condition is a variable that
+// changes in the section.
 func (w *walk) isFlag(cond ast.Expr, branch *cfg.Block) bool {
 	if !slices.ContainsFunc(branch.Nodes, w.gives) {
 		return false

@@ -8,10 +8,10 @@
 //	mux.Handle("POST /orders/{id}/ship", verifier.Handler(lockOf, ship)) // in the service shipping
 //
 // A signed ticket is a JSON Web Token. Its signature is Ed25519 (EdDSA), and no other is accepted.
-// It names its issuer, its audience, and all of a [relock.Ticket]: use, lock, hold, fencing token,
-// lease and expiry. It is signed, and not encrypted: whoever reads it can read its fields, and can
-// use it once, if it is for a service that they reach. So send it over TLS. It is not for OTel
-// baggage, which goes to every service below, and into logs.
+// The token names its issuer, its audience, and all of a [relock.Ticket]: use, lock, hold, fencing
+// token, lease and expiry. A ticket is signed, and not encrypted. A reader of the ticket sees its
+// fields, and can use the ticket once at the service of its audience. So send tickets over TLS.
+// OTel baggage is no place for a ticket: baggage goes to every service below, and into logs.
 //
 // The signature says who has made the ticket, and that nobody has changed it. The store says
 // whether the ticket is still good: a ticket that was used is [relock.ErrTicket], and a ticket of a

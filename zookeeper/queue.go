@@ -285,9 +285,9 @@ func (x *session) lost(h *hold) {
 	h.node, h.token, h.held = "", 0, false
 }
 
-// ready says whether a hold whose node was just seen as one that is in can have its lock: its token
-// is known, or drawn on demand as that of a reader, and the leader had the session a short time
-// ago.
+// ready says whether a hold can have its lock now. The node of the hold was in at the last look.
+// The token must be known; a reader may draw it later. And the leader must have confirmed the
+// session a short time ago.
 func (x *session) ready(h *hold) bool {
 	x.store.mu.Lock()
 	defer x.store.mu.Unlock()
