@@ -6,8 +6,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
 )
 
@@ -35,57 +33,47 @@ func colourOf(rec *record) string {
 	return c[0]
 }
 
-// drawCharts writes the charts that have figures, and returns their file names by workload.
-func drawCharts(dir string, r *report) (map[string][]string, error) {
-	charts := map[string][]string{}
-	save := func(workload, name, svg string) error {
-		if svg == "" {
-			return nil
-		}
-		name = "bench-" + name + ".svg"
-		charts[workload] = append(charts[workload], name)
-		return os.WriteFile(filepath.Join(dir, name), []byte(svg), 0o644)
-	}
-	held, idle, crash, storm := r.largest("held"), r.largest("idle"), r.largest("crash"), r.largest("storm")
-	for _, c := range []struct {
-		workload, which, name string
-		chart                 barChart
-	}{
-		{"pair", "", "pair", barChart{title: "Lock and unlock, nobody else: µs, less is better", parts: medians("us")}},
-		{"parallel", "", "parallel", barChart{title: "64 goroutines on own locks: pairs a second, more is better", parts: medians("per_s")}},
-		{"hot", "", "hot", barChart{
-			title: "256 goroutines on one lock: sections a second (logarithmic), more is better", parts: medians("per_s"), log: true,
-		}},
-		{"held", held, "held", barChart{
+// chart has a bar for each system.
+type chart struct {
+	workload, which, title string
+	metrics                []string // the parts of a bar, from the left; the second is pale
+	log                    bool
+}
+
+// charts returns the pictures of the page: one for each of four workloads, of its largest case.
+func charts(r *report) []chart {
+	waiting, held := r.largest("handover"), r.largest("held")
+	return []chart{
+		{workload: "pair", title: "Lock and unlock, nobody else: µs, less is better", metrics: []string{"us"}},
+		{
+			workload: "handover", which: waiting, metrics: []string{"p50_us"}, log: true,
+			title: "Hand-over in a ring, " + waiting + ": median µs (logarithmic), less is better",
+		},
+		{
+			workload: "hot", metrics: []string{"per_s"}, log: true,
+			title: "256 goroutines on one lock: sections a second (logarithmic), more is better",
+		},
+		{
+			workload: "held", which: held, metrics: []string{"client_us", "server_us"},
 			title: held + ", one renewal: CPU µs of client and (pale) server, less is better",
-			parts: medians("client_us", "server_us"), pale: 1,
-		}},
-		{"held", held, "held-bytes", barChart{
-			title: held + ", memory for each: bytes of heap and (pale) of stacks, less is better",
-			parts: medians("heap_bytes", "stack_bytes"), pale: 1,
-		}},
-		{"idle", idle, "idle", barChart{
-			title: idle + ", memory for each: bytes of heap and (pale) of stack, less is better",
-			parts: medians("heap_bytes", "stack_bytes"), pale: 1,
-		}},
-		{"idle", idle, "idle-commands", barChart{
-			title: idle + ", nothing happens: commands a second (logarithmic), less is better",
-			parts: medians("commands_per_s"), log: true,
-		}},
-		{"crash", crash, "crash", barChart{
-			title: "A crash, until the next owner: (pale) rest of the lease, and more, of the TTL",
-			parts: crashParts, pale: 0,
-		}},
-		{"storm", storm, "storm", barChart{
-			title: storm + ", all cancelled during an Unlock: ms until the next has it (logarithmic)",
-			parts: medians("next_ms"), log: true,
-		}},
-	} {
-		if err := save(c.workload, c.name, c.chart.draw(r.in(c.workload, c.which))); err != nil {
+		},
+	}
+}
+
+// drawCharts writes the charts that have figures, and returns their file names by workload.
+func drawCharts(dir string, r *report) (map[string]string, error) {
+	names := map[string]string{}
+	for _, c := range charts(r) {
+		drawn := c.draw(r.in(c.workload, c.which))
+		if drawn == "" {
+			continue
+		}
+		names[c.workload] = "bench-" + c.workload + ".svg"
+		if err := os.WriteFile(filepath.Join(dir, names[c.workload]), []byte(drawn), 0o644); err != nil {
 			return nil, err
 		}
 	}
-	return charts, save("handover", "handover", handoverChart(r))
+	return names, nil
 }
 
 // svg is a picture in the making.
@@ -158,37 +146,8 @@ func (a axis) ticks() []float64 {
 	return ticks
 }
 
-const pale = `fill="#666"`
-
-// barChart has a bar for each system.
-type barChart struct {
-	title string
-	// parts of a bar, from the left. A NaN leaves the system out.
-	parts func(rec *record) []float64
-	pale  int // the number of the pale part
-	log   bool
-}
-
-// medians returns metrics as the parts of a bar.
-func medians(metrics ...string) func(rec *record) []float64 {
-	return func(rec *record) []float64 {
-		var parts []float64
-		for _, m := range metrics {
-			parts = append(parts, max(0, rec.median(m))) // a difference of memory may be negative
-		}
-		return parts
-	}
-}
-
-// crashParts returns the rest of the dead holder's lease, and the time from there to the next
-// owner.
-func crashParts(rec *record) []float64 {
-	total, late := rec.median("of_ttl"), rec.median("late_ms")*rec.median("of_ttl")/rec.median("total_ms")
-	return []float64{total - late, late}
-}
-
 // draw returns "" if no system has the figure.
-func (c barChart) draw(records []*record) string {
+func (c chart) draw(records []*record) string {
 	const width, left, right, top, row = 760.0, 200.0, 70.0, 44.0, 24.0
 	type bar struct {
 		record *record
@@ -198,9 +157,10 @@ func (c barChart) draw(records []*record) string {
 	var rows []bar
 	lo, hi := math.Inf(1), 0.0
 	for _, rec := range records {
-		b := bar{record: rec, parts: c.parts(rec)}
-		for _, p := range b.parts {
-			b.sum += p
+		b := bar{record: rec}
+		for _, metric := range c.metrics {
+			b.parts = append(b.parts, rec.median(metric))
+			b.sum += rec.median(metric)
 		}
 		if math.IsNaN(b.sum) || colours[rec.System][0] == "" {
 			continue
@@ -221,7 +181,7 @@ func (c barChart) draw(records []*record) string {
 	s := newSVG(width, bottom+34, c.title)
 	for _, v := range x.ticks() {
 		s.line(x.at(v), top-4, x.at(v), bottom+4, "#e4e4e4")
-		s.text(x.at(v), bottom+20, "middle", pale, figure(v))
+		s.text(x.at(v), bottom+20, "middle", `fill="#666"`, figure(v))
 	}
 	for i, b := range rows {
 		y := top + row*float64(i)
@@ -233,79 +193,12 @@ func (c barChart) draw(records []*record) string {
 				continue // zero has no place on a logarithmic axis
 			}
 			s.rect(from, y+4, x.at(sum)-from, row-8, colourOf(b.record))
-			if len(b.parts) > 1 && k == c.pale {
+			if k == 1 {
 				s.veil(from, y+4, x.at(sum)-from, row-8)
 			}
 			from = x.at(sum)
 		}
 		s.text(from+6, y+16, "start", "", figure(b.sum))
-	}
-	return s.end()
-}
-
-// curve is a system in the chart of hand-overs.
-type curve struct {
-	record *record
-	points [][2]float64
-}
-
-// handoverChart shows the time of a hand-over by the number of waiters, with a curve for each
-// system.
-func handoverChart(r *report) string {
-	const width, left, right, top, bottom, height = 760.0, 84.0, 190.0, 50.0, 350.0, 400.0
-	var curves []*curve
-	x, y := axis{log: true, from: left + 10, to: width - right, lo: math.Inf(1)}, axis{log: true, from: bottom, to: top, lo: math.Inf(1)}
-	for _, which := range r.cases("handover") {
-		n, err := strconv.ParseFloat(strings.TrimSuffix(which, " waiting"), 64)
-		if err != nil {
-			continue // draining, or with an added round trip
-		}
-		for _, rec := range r.in("handover", which) {
-			v := rec.median("p50_us")
-			if math.IsNaN(v) || v <= 0 || colours[rec.System][0] == "" {
-				continue
-			}
-			i := slices.IndexFunc(curves, func(c *curve) bool { return c.record.name() == rec.name() })
-			if i < 0 {
-				i = len(curves)
-				curves = append(curves, &curve{record: rec})
-			}
-			curves[i].points = append(curves[i].points, [2]float64{n, v})
-			x.lo, x.hi, y.lo, y.hi = min(x.lo, n), max(x.hi, n), min(y.lo, v), max(y.hi, v)
-		}
-	}
-	if len(curves) == 0 || x.lo == x.hi {
-		return ""
-	}
-	y.lo, y.hi = math.Pow(10, math.Floor(math.Log10(y.lo))), math.Pow(10, math.Ceil(math.Log10(y.hi)))
-	s := newSVG(width, height, "Hand-over in a ring of separate clients: median µs (logarithmic), less is better")
-	for _, v := range y.ticks() {
-		s.line(left, y.at(v), width-right, y.at(v), "#e4e4e4")
-		s.text(left-8, y.at(v)+4, "end", pale, figure(v))
-	}
-	for _, v := range x.ticks() {
-		s.line(x.at(v), top, x.at(v), bottom, "#e4e4e4")
-		s.text(x.at(v), bottom+20, "middle", pale, figure(v))
-	}
-	s.text((x.from+x.to)/2, bottom+40, "middle", pale, "waiting clients")
-
-	// The names stand in the order of the ends of the curves.
-	last := func(c *curve) float64 { return c.points[len(c.points)-1][1] }
-	slices.SortStableFunc(curves, func(a, b *curve) int { return -int(math.Copysign(1, last(a)-last(b))) })
-	for i, c := range curves {
-		var path strings.Builder
-		for j, p := range c.points {
-			fmt.Fprintf(&path, "%c%.1f %.1f", "ML"[min(j, 1)], x.at(p[0]), y.at(p[1]))
-			fmt.Fprintf(s, `<circle cx="%.1f" cy="%.1f" r="3" fill="%s"/>`+"\n", x.at(p[0]), y.at(p[1]), colourOf(c.record))
-		}
-		style := `stroke-width="2"`
-		if c.record.System == rawWake {
-			style += ` stroke-dasharray="5 4"`
-		}
-		fmt.Fprintf(s, `<path d="%s" stroke="%s" fill="none" %s/>`+"\n", path.String(), colourOf(c.record), style)
-		ly := top + 14 + 22*float64(i)
-		fmt.Fprintf(s, `<path d="M%.1f %.1fh22" stroke="%s" fill="none" %s/>`+"\n", width-right+14, ly, colourOf(c.record), style)
-		s.text(width-right+42, ly+4, "start", "", c.record.name())
 	}
 	return s.end()
 }

@@ -4,7 +4,6 @@
 //	go run .              everything, half an hour or so; writes results, page and charts
 //	go run . -short       everything in small, some minutes; writes nothing
 //	go run . -run pair    only the workloads whose name begins so
-//	go run . -bars        measures nothing; compares all runs in results with the bars
 //	go run . -render      measures nothing; writes the page and the charts from all runs in results
 //
 // Each run is a file of its own. The page shows the median of all runs and their range.
@@ -36,7 +35,7 @@ func main() {
 
 // options are the flags.
 type options struct {
-	short, list, render, bars  bool
+	short, list, render        bool
 	run, commit, results, docs string
 }
 
@@ -46,7 +45,6 @@ func parse() (options, error) {
 	flag.StringVar(&o.run, "run", "", "only the workloads whose name begins with this regular expression")
 	flag.BoolVar(&o.list, "list", false, "list the workloads")
 	flag.BoolVar(&o.render, "render", false, "measure nothing; write page and charts from all results")
-	flag.BoolVar(&o.bars, "bars", false, "measure nothing; compare all results with the bars")
 	flag.StringVar(&o.commit, "commit", gitCommit(), "the commit that is measured")
 	flag.StringVar(&o.results, "results", "results", "the directory of results")
 	flag.StringVar(&o.docs, "docs", filepath.Join("..", "docs"), "the directory of BENCHMARKS.md and the charts")
@@ -67,23 +65,18 @@ func command() error {
 			fmt.Printf("%-13s %s\n", w.name, w.title)
 		}
 		return nil
-	case o.bars, o.render:
+	case o.render:
 		runs, err := readRuns(o.results)
 		if err != nil {
 			return err
 		}
-		m := merge(runs)
-		printBars(os.Stdout, m)
-		if o.render {
-			return writePage(o.docs, m)
-		}
-		return nil
+		return writePage(o.docs, merge(runs))
 	default:
 		return o.measure()
 	}
 }
 
-// measure runs the workloads, prints the bars of the run, and writes the page of all runs.
+// measure runs the workloads, and writes the page of all runs.
 func (o options) measure() error {
 	which, err := regexp.Compile("^(?:" + o.run + ")")
 	if err != nil {
@@ -99,7 +92,6 @@ func (o options) measure() error {
 		return err
 	}
 	logf("measured in %s", time.Since(start).Round(time.Second))
-	printBars(os.Stdout, merge([]*report{r}))
 	if o.short {
 		return nil
 	}

@@ -81,7 +81,7 @@ func TestEveryWorkloadGivesFiguresForEverySystem(t *testing.T) {
 	}
 	requireRecords(t, r)
 	m := merge([]*report{r})
-	t.Run("every column and bar has a figure of relock", func(t *testing.T) { requireFigures(t, m) })
+	t.Run("every column has a figure of relock", func(t *testing.T) { requireFigures(t, m) })
 	t.Run("the report can be written and read again", func(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "results")
 		path, err := r.write(dir)
@@ -134,11 +134,6 @@ func requireFigures(t *testing.T, m *merged) {
 			}), "%s: relock has no figure for %q", shown.workload, c.header)
 		}
 	}
-	for _, b := range m.bars() {
-		if !strings.Contains(b.name, "1,000 waiting") { // more than the tiny sizes have
-			require.True(t, b.measured(), "not measured: %s", b.name)
-		}
-	}
 	for _, metric := range []string{"away_ms", "in_a_row"} {
 		require.Positive(t, m.find("hot", apart, "relock", defaults).median(metric), metric)
 	}
@@ -158,7 +153,7 @@ func requirePage(t *testing.T, m *merged) {
 	require.True(t, strings.HasSuffix(string(text), endMark+"\nafter\n"))
 	require.NotContains(t, string(text), "\nold\n")
 	require.NotContains(t, string(text), "NaN")
-	for _, name := range []string{"pair", "parallel", "handover", "hot", "held", "held-bytes", "idle", "crash", "storm"} {
+	for _, name := range []string{"pair", "handover", "hot", "held"} {
 		chart, err := os.ReadFile(filepath.Join(dir, "bench-"+name+".svg"))
 		require.NoError(t, err)
 		require.Contains(t, string(chart), "relock")
@@ -191,9 +186,7 @@ func TestFiguresOfSeveralRunsAreTheMedianAndTheRange(t *testing.T) {
 	require.Equal(t, []int{9, 3}, []int{rec.Rounds, rec.Failed})
 	require.Equal(t, "9", m.over(m.find("hot", "", "relock", defaults), "per_s").String(), "a single run has no range")
 	require.Len(t, m.measured("pair"), 3)
-	pair := m.bars()[0]
-	require.Equal(t, "1.2 (1.1–1.5)", pair.String())
-	require.Equal(t, "no", pair.verdict())
+	require.Equal(t, "1.2 (1.1–1.5)", m.over(rec, "of_floor").String())
 }
 
 func TestARatioIsTakenWithinEachRound(t *testing.T) {
@@ -205,36 +198,6 @@ func TestARatioIsTakenWithinEachRound(t *testing.T) {
 	require.InDelta(t, 2, a.median("of_floor"), 1e-9)
 	require.True(t, math.IsNaN(a.median("trips")), "there are no PINGs")
 	require.Equal(t, 1, a.Failed)
-}
-
-func TestTheLocalPassIsComparedWithTheFastestPeer(t *testing.T) {
-	hot := func(system, setting string, rate float64) *record {
-		return &record{Workload: "hot", System: system, Setting: setting, Figures: map[string]float64{"per_s": rate}}
-	}
-	r := &report{Records: []*record{
-		{Workload: "hot", System: "redislock", Setting: defaults}, // without figures
-		hot("relock", localPass, 400), hot(bareGrant, "", 100),
-		hot("redsync", defaults, 40), hot("redsync", tuned, 1),
-	}}
-	require.InDelta(t, 10, r.hotBars()[2].value, 1e-9)
-	r.Records = r.Records[:3]
-	require.False(t, r.hotBars()[2].measured(), "without a peer")
-}
-
-func TestBarsOfHandOversAreOfTheWorstNumberOfWaiters(t *testing.T) {
-	few := &record{Workload: "handover", Case: "1 waiting", System: "relock", Setting: defaults}
-	few.Figures = map[string]float64{"of_wake": 2, "p50_us": 200, "grant_of_wake": 1.3, "of_grant": 1.5, "scripts": 2, "tail": 1}
-	many := &record{Workload: "handover", Case: "1000 waiting", System: "relock", Setting: defaults}
-	many.Figures = map[string]float64{"of_wake": 2.2, "p50_us": 440, "grant_of_wake": 1.25, "of_grant": 1.76, "scripts": 2, "tail": 2}
-	r := &report{Records: []*record{few, many}}
-	var values []float64
-	for _, b := range r.handoverBars()[:7] {
-		values = append(values, b.value)
-	}
-	require.InDeltaSlice(t, []float64{2, 2.2, 1.3, 1.76, 1.1, 2.2, 2}, values, 1e-9)
-	require.False(t, r.handoverBars()[7].measured(), "nothing drains")
-	r.Records = r.Records[:1]
-	require.False(t, r.handoverBars()[4].measured(), "flatness of one number of waiters")
 }
 
 func TestJainsIndexIsOneForEqualShares(t *testing.T) {
@@ -279,13 +242,13 @@ func TestAChartShowsZeroAndLeavesOutNoFigure(t *testing.T) {
 		{System: "relock", Figures: n(0)}, {System: "redsync", Figures: n(30)}, {System: "redislock"},
 	}
 	for _, log := range []bool{false, true} {
-		drawn := barChart{title: "n", parts: medians("n"), log: log}.draw(records)
+		drawn := chart{title: "n", metrics: []string{"n"}, log: log}.draw(records)
 		require.Contains(t, drawn, "relock")
 		require.Contains(t, drawn, "redsync")
 		require.NotContains(t, drawn, "redislock")
 		require.NotContains(t, drawn, "NaN")
 		require.NotContains(t, drawn, "Inf")
-		require.Empty(t, barChart{parts: medians("other"), log: log}.draw(records))
+		require.Empty(t, chart{metrics: []string{"other"}, log: log}.draw(records))
 	}
 }
 
@@ -324,19 +287,6 @@ func TestFiguresHaveThreeDigits(t *testing.T) {
 		require.Equal(t, want, figure(v), "%v", v)
 	}
 	require.Equal(t, "–", figure(math.NaN()))
-}
-
-func TestABarHasAVerdict(t *testing.T) {
-	most := bar{value: 1.1, limit: 1.05, first: 1.15}
-	require.Equal(t, "the first", most.verdict())
-	most.value = 1.05
-	require.Equal(t, "yes", most.verdict())
-	most.value = 1.2
-	require.Equal(t, "no", most.verdict())
-	require.Equal(t, "no", bar{value: 9, limit: 10, least: true}.verdict())
-	require.Equal(t, "yes", bar{value: 10, limit: 10, least: true}.verdict())
-	require.Equal(t, "not measured", bar{value: math.NaN(), limit: 1}.verdict())
-	require.Empty(t, bar{value: 9, aside: true}.verdict())
 }
 
 func TestUsageIsWhatWasDoneBetweenTwoMoments(t *testing.T) {

@@ -164,20 +164,3 @@ func (b *bench) meet(processes []*onceProcess, rec *record) (round, error) {
 		"commands": float64(u.commands()) / float64(len(processes)),
 	}, nil
 }
-
-// onceBars are of operations that are done once.
-func (r *report) onceBars() []bar {
-	of := func(setting, metric string) float64 { return r.find("once-pair", "", "relock", setting).median(metric) }
-	var meeting []*record
-	for _, which := range r.cases("once-meet") {
-		meeting = append(meeting, r.in("once-meet", which)...)
-	}
-	return []bar{
-		{name: "first run of an operation, of a plain pair with one script", value: of(firstRun, "of_script"), aside: true},
-		{name: "first run of an operation, commands: a plain pair and one script", value: of(firstRun, "commands"), limit: 3},
-		{name: "replay of an operation, commands", value: of(replay, "commands"), limit: 1},
-		{name: "replay of an operation, of a plain pair", value: of(replay, "of_plain"), aside: true},
-		{name: "256 calls meet an attempt, until the last one has the result", value: worst(meeting, "last_ms"), limit: 10, unit: " ms"},
-		{name: "256 calls meet an attempt, commands a client", value: worst(meeting, "commands"), limit: 2},
-	}
-}

@@ -275,7 +275,7 @@ func readable(which string) string { return strings.Replace(which, "+", "round t
 func (t table) write(w io.Writer, m *merged, which string) {
 	rows := m.in(t.workload, which)
 	columns := slices.DeleteFunc(slices.Clone(t.columns), func(c column) bool {
-		return len(figures(rows, c.metric)) == 0
+		return !slices.ContainsFunc(rows, func(rec *record) bool { return !math.IsNaN(rec.median(c.metric)) })
 	})
 	fmt.Fprint(w, "| |")
 	for _, c := range columns {
@@ -341,16 +341,12 @@ func writePage(dir string, m *merged) error {
 	return os.WriteFile(path, []byte(b.String()), 0o644)
 }
 
-func writeMeasured(w io.Writer, m *merged, charts map[string][]string) {
+func writeMeasured(w io.Writer, m *merged, charts map[string]string) {
 	writeHead(w, m)
-	fmt.Fprint(w, "### Goals\n\n| | at first | now | measured | met |\n|---|--:|--:|--:|---|\n")
-	for _, b := range m.bars() {
-		fmt.Fprintf(w, "| %s | %s | %s | %s | %s |\n", b.row()...)
-	}
-	fmt.Fprint(w, "\n### Systems\n\n")
+	fmt.Fprint(w, "### Systems\n\n")
 	for _, s := range settings {
 		if m.has(s[0]) {
-			fmt.Fprintf(w, "* **%s**: %s.\n", s[0], s[1])
+			fmt.Fprintln(w, strings.ReplaceAll(wrapped(fmt.Sprintf("* **%s**: %s.", s[0], s[1])), "\n", "\n  "))
 		}
 	}
 	for _, t := range tables {
@@ -360,30 +356,50 @@ func writeMeasured(w io.Writer, m *merged, charts map[string][]string) {
 	}
 }
 
+// wrapped breaks a text into lines of at most 150 characters, if its words allow.
+func wrapped(text string) string {
+	var b strings.Builder
+	length := 0
+	for _, word := range strings.Fields(text) {
+		switch {
+		case length == 0:
+		case length+1+len(word) > 150:
+			b.WriteByte('\n')
+			length = 0
+		default:
+			b.WriteByte(' ')
+			length++
+		}
+		b.WriteString(word)
+		length += len(word)
+	}
+	return b.String()
+}
+
 // writeHead names the runs, and the machine and the programs of the last run.
 func writeHead(w io.Writer, m *merged) {
-	fmt.Fprintf(w, "Figures are medians of the runs below, in brackets the lowest and the highest run. "+
+	head := fmt.Sprintf("Figures are medians of the runs below, in brackets the lowest and the highest run. "+
 		"Measured with %s on %s, %d CPUs shared by client and server, redis-server %s", m.Go, m.System, m.CPUs, m.Redis)
 	for _, path := range compared {
 		if v := m.Modules[path]; v != "" {
-			fmt.Fprintf(w, ", %s %s", strings.TrimPrefix(path, "github.com/"), v)
+			head += fmt.Sprintf(", %s %s", strings.TrimPrefix(path, "github.com/"), v)
 		}
 	}
-	fmt.Fprintf(w, "; sizes: %s. Runs:\n\n", m.Sizes)
+	fmt.Fprintf(w, "%s\n\n", wrapped(head+"; sizes: "+m.Sizes+". Runs:"))
 	for _, r := range m.runs {
 		fmt.Fprintf(w, "* %s\n", caseName(r.Date.Format(time.DateTime), r.Commit))
 	}
 	fmt.Fprintln(w)
 }
 
-// section writes a workload: heading, note, charts, and a table a case.
-func (t table) section(w io.Writer, m *merged, charts []string) {
+// section writes a workload: heading, note, chart, and a table a case.
+func (t table) section(w io.Writer, m *merged, chart string) {
 	runs := m.measured(t.workload)
 	fmt.Fprintf(w, "\n### %s\n\nRuns: %d, the last on %s.\n", t.title, len(runs), runs[len(runs)-1].Date.Format(time.DateOnly))
 	if t.note != "" {
-		fmt.Fprintf(w, "\n%s\n", t.note)
+		fmt.Fprintf(w, "\n%s\n", wrapped(t.note))
 	}
-	for _, chart := range charts {
+	if chart != "" {
 		fmt.Fprintf(w, "\n![%s](%s)\n", t.title, chart)
 	}
 	cases := m.cases(t.workload)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -287,30 +286,4 @@ func (b *bench) quorumRing(s *system, rec *record, waiters int) (m round, err er
 		"p50_us": micros(p50), "p99_us": micros(took.quantile(0.99)), "trips": float64(p50) / float64(ping),
 		"commands": commands / float64(len(took)),
 	}, nil
-}
-
-// quorumBars are of locks over three members. Hand-overs are of the worst number of waiters, and of
-// the faster one of the two settings of redsync.
-func (r *report) quorumBars() []bar {
-	of := func(workload, setting, metric string) float64 {
-		return r.find(workload, "", "relock", setting).median(metric)
-	}
-	var rings []*record
-	for _, which := range r.cases("quorum-handover") {
-		rings = append(rings, r.find("quorum-handover", which, "relock", defaults))
-	}
-	ofRedsync := worst(rings, "of_redsync")
-	if ofTuned := worst(rings, "of_tuned"); math.IsNaN(ofRedsync) || ofTuned > ofRedsync {
-		ofRedsync = ofTuned
-	}
-	return []bar{
-		{name: "pair over three servers, of redsync", value: of("quorum-pair", defaults, "of_redsync"), limit: 1.6},
-		{name: "the same, of redsync with WithFailFast", value: of("quorum-pair", defaults, "of_fail_fast"), aside: true},
-		{name: "the same, of rueidislock over three servers", value: of("quorum-pair", defaults, "of_rueidislock"), aside: true},
-		{name: "pair with one of three servers dead, of the pair with three", value: of("quorum-fault", oneDead, "of_alive"), limit: 2},
-		{name: "pair with one of three servers silent, of the pair with three", value: of("quorum-fault", oneSilent, "of_alive"), limit: 2},
-		{name: "hand-over over three servers, 1 to 64 waiting, median, of redsync", value: ofRedsync, limit: 1},
-		{name: "the same, of rueidislock over three servers", value: worst(rings, "of_rueidislock"), limit: 1},
-		{name: "the same, of rueidislock on one server", value: worst(rings, "of_single"), aside: true},
-	}
 }

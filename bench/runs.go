@@ -66,20 +66,6 @@ func (m *merged) over(rec *record, metric string) statistic {
 	return over(values)
 }
 
-// bars returns the bars of all runs, each with the median of its figure and the range.
-func (m *merged) bars() []bar {
-	bars := m.runs[0].bars()
-	for i := range bars {
-		var values []float64
-		for _, run := range m.runs {
-			values = append(values, run.bars()[i].value)
-		}
-		bars[i].statistic = over(values)
-		bars[i].value = bars[i].median
-	}
-	return bars
-}
-
 // measured returns the runs with figures of a workload.
 func (m *merged) measured(workload string) []*report {
 	return slices.DeleteFunc(slices.Clone(m.runs), func(r *report) bool { return len(r.cases(workload)) == 0 })

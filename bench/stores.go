@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"database/sql"
-	"fmt"
 	"hash/fnv"
 	"io"
 	"math"
@@ -410,35 +409,4 @@ func (b *bench) ofPeers(which, metric string) {
 			}
 		}
 	}
-}
-
-// storesBars are of relock and etcd's own mutex. Hand-overs are of the worst number of waiters.
-func (r *report) storesBars() []bar {
-	var bars []bar
-	for _, s := range storeSystems {
-		if s.name == "relock" {
-			continue
-		}
-		var rings []*record
-		for _, which := range r.cases("stores-handover") {
-			rings = append(rings, r.find("stores-handover", which, "relock", s.setting))
-		}
-		bars = append(bars,
-			bar{
-				name:  fmt.Sprintf("pair in %s, of %s", s.setting, s.name),
-				value: r.find("stores-pair", "", "relock", s.setting).median("of_peer"), limit: 1.1, aside: s.name != etcdMutex,
-			},
-			bar{
-				name:  fmt.Sprintf("hand-over in %s, 1 to 64 waiting, median, of %s", s.setting, s.name),
-				value: worst(rings, "of_peer"), limit: 1.1, aside: s.name != etcdMutex,
-			},
-			bar{
-				// A waiter behind another waiter may look for the holder, so one waiter is another
-				// case.
-				name:  fmt.Sprintf("commands of a hand-over in %s, 8 to 64 waiting, the most of the fewest", s.setting),
-				value: spread(rings[min(1, len(rings)):], "commands"), limit: 1.2,
-			},
-		)
-	}
-	return bars
 }
