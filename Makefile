@@ -13,7 +13,7 @@ BENCHTIME ?= 1s
 BENCHFLAGS ?=
 RUN       ?=
 VERSION   ?=
-EXAMPLES  ?= ./examples/quickstart ./examples/nested ./examples/stock ./examples/seckill ./examples/saga ./examples/cron
+EXAMPLES  ?= ./examples/quickstart ./examples/nested ./examples/seckill ./examples/saga ./examples/cron
 MVNFLAGS  ?= -q -B -ntp -Dstyle.color=never
 
 # A test that needs a server fails without one. Run by hand, without make, it skips and says so.

@@ -1,6 +1,6 @@
 // Seckill is a flash sale: 1,000 buyers want 100 items, and some of them click twice at once, at
 // different instances of the shop. Exactly 100 orders are written, no user has two, and all clicks
-// of a user get the same order.
+// of a user get the same order. At last two sales overlap without the lock, and both are of item 1.
 //
 //   - A semaphore bounds the queue. A click that finds the queue full is told "busy" at once.
 //   - A key of product and user (package once) makes the second click the same purchase.
@@ -57,6 +57,9 @@ func run(ctx context.Context, out io.Writer, redisURL string) error {
 	bounded, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	err = sale(bounded, out, options, prefix)
+	if err == nil {
+		err = overlap(bounded, out, options, prefix)
+	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx) // once, in place of the error of each click
 	}
@@ -185,5 +188,37 @@ func (c *counts) audit(ctx context.Context, out io.Writer, s *shop) error {
 		sum += o.Price
 	}
 	fmt.Fprintf(out, "%d orders in Redis, %d left, each number once, each at its price: %d in all\n", written, left, sum)
+	return nil
+}
+
+// overlap sells two items without the lock, in the order of steps that the lock prevents.
+func overlap(ctx context.Context, out io.Writer, options *redis.Options, prefix string) error {
+	s, err := newShop(options, prefix, "tablet")
+	if err != nil {
+		return err
+	}
+	defer s.close() //nolint:errcheck // the connections of a program at its end
+	if err := s.rdb.Set(ctx, s.stockKey, inStock, time.Hour).Err(); err != nil {
+		return err
+	}
+	defer s.rdb.Del(context.WithoutCancel(ctx), s.stockKey, s.ordersKey)
+
+	ann, err1 := s.offer(ctx, "ann")
+	bob, err2 := s.offer(ctx, "bob") // ann's sale is not written yet
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	unlocked := func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+		return s.rdb.Eval(ctx, script, keys, args...).Result()
+	}
+	ann, err1 = s.write(ctx, ann, unlocked)
+	bob, err2 = s.write(ctx, bob, unlocked)
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "two sales overlap without the lock: ann has number %d, and bob has number %d\n", ann.Number, bob.Number)
+	if ann.Number != bob.Number {
+		return errors.New("nothing went wrong without the lock")
+	}
 	return nil
 }

@@ -24,6 +24,7 @@ func TestTheSaleOnAServer(t *testing.T) {
 	require.Contains(t, out.String(), "100 sold, 900 buyers are told it is sold out")
 	require.Contains(t, out.String(), "all who have an order click again: 100 get the order they have")
 	require.Contains(t, out.String(), "100 orders in Redis, 0 left, each number once, each at its price: 1250 in all")
+	require.Contains(t, out.String(), "two sales overlap without the lock: ann has number 1, and bob has number 1")
 }
 
 func shopsOn(t *testing.T, n int) []*shop {

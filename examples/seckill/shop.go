@@ -100,15 +100,22 @@ func (s *shop) sell(ctx context.Context, user string) (o order, err error) {
 		return order{}, soldOutOr(err)
 	}
 	err = s.sale.DoFor(ctx, patience, func(ctx context.Context) error {
-		left, err := s.rdb.Get(ctx, s.stockKey).Int()
-		if err != nil || left == 0 {
-			return soldOutOr(err)
+		offered, err := s.offer(ctx, user)
+		if err == nil {
+			o, err = s.write(ctx, offered, s.sale.Eval)
 		}
-		o = order{User: user, Number: inStock - left + 1, Price: price(left)}
-		o, err = s.write(ctx, o)
 		return err
 	})
 	return o, busyIfLocked(err)
+}
+
+// offer looks at the stock, and calculates what the next item costs.
+func (s *shop) offer(ctx context.Context, user string) (order, error) {
+	left, err := s.rdb.Get(ctx, s.stockKey).Int()
+	if err != nil || left == 0 {
+		return order{}, soldOutOr(err)
+	}
+	return order{User: user, Number: inStock - left + 1, Price: price(left)}, nil
 }
 
 // saleScript writes an order, and takes the item out of stock.
@@ -123,14 +130,14 @@ redis.call('DECR', KEYS[1])
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
 return ARGV[2]`
 
-// write writes the sale only while the section has the lock: a holder that was stopped past the end
-// of its lease would write an old price.
-func (s *shop) write(ctx context.Context, o order) (order, error) {
+// write writes the sale. eval is Lock.Eval of the sale, which writes only while the section has the
+// lock: a holder that was stopped past the end of its lease would write an old price.
+func (s *shop) write(ctx context.Context, o order, eval evalFunc) (order, error) {
 	data, err := json.Marshal(o)
 	if err != nil {
 		return order{}, err
 	}
-	reply, err := s.sale.Eval(ctx, saleScript, []string{s.stockKey, s.ordersKey}, o.User, data)
+	reply, err := eval(ctx, saleScript, []string{s.stockKey, s.ordersKey}, o.User, data)
 	if err != nil {
 		return order{}, err
 	}
@@ -141,6 +148,9 @@ func (s *shop) write(ctx context.Context, o order) (order, error) {
 	err = json.Unmarshal([]byte(written), &o)
 	return o, err
 }
+
+// evalFunc runs a script: [relock.Lock.Eval], or Redis without a lock.
+type evalFunc = func(ctx context.Context, script string, keys []string, args ...any) (any, error)
 
 // price plays a pricing service outside of Redis: the last half of the items is dearer.
 func price(left int) int {
