@@ -1,0 +1,106 @@
+package code
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// declared returns the names that the Go files of the repository declare. Methods and fields stand
+// behind the name of their type, as in "Lock.Token".
+func declared(t *testing.T) map[string]bool {
+	t.Helper()
+	names := map[string]bool{}
+	require.NoError(t, filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") || strings.Contains(path, "testdata") {
+			return err
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		require.NoError(t, err)
+		typeName := ""
+		ast.Inspect(file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				names[n.Name.Name] = true
+				if n.Recv != nil {
+					owner, _, _ := strings.Cut(types.ExprString(n.Recv.List[0].Type), "[")
+					names[strings.TrimPrefix(owner, "*")+"."+n.Name.Name] = true
+				}
+				return false
+			case *ast.TypeSpec:
+				typeName, names[n.Name.Name] = n.Name.Name, true
+			case *ast.Field:
+				for _, name := range n.Names {
+					names[typeName+"."+name.Name] = true
+				}
+			case *ast.ValueSpec:
+				for _, name := range n.Names {
+					names[name.Name] = true
+				}
+			}
+			return true
+		})
+		return nil
+	}))
+	return names
+}
+
+// A name is declared in Go, or is a word of a script that stands beside it.
+func TestEveryPlaceThatTheGuaranteesNameIsThere(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(root, "docs/GUARANTEES.md"))
+	require.NoError(t, err)
+	names, column := declared(t), 0
+	path, name := regexp.MustCompile(`[\w*.-]+/[\w*./-]+|\w+\.(?:go|lua)`), regexp.MustCompile("`([\\w.]+)`")
+	var missing []string
+	checked := 0
+	for line := range strings.Lines(string(page)) {
+		cells := strings.Split(line, "|")
+		if i := slices.Index(cells, " where "); i > 0 {
+			column = i
+		}
+		if len(cells) == 1 {
+			column = 0 // the end of a table
+		}
+		if column == 0 {
+			continue
+		}
+		var scripts strings.Builder
+		folder := "."
+		for _, p := range path.FindAllString(cells[column], -1) {
+			files, err := filepath.Glob(filepath.Join(root, p))
+			require.NoError(t, err)
+			if len(files) == 0 {
+				files, _ = filepath.Glob(filepath.Join(root, folder, p)) // beside the file before it
+			}
+			if len(files) == 0 {
+				missing = append(missing, p)
+			}
+			folder = filepath.Dir(p)
+			for _, file := range files {
+				if filepath.Ext(file) == ".lua" {
+					text, err := os.ReadFile(file)
+					require.NoError(t, err)
+					scripts.Write(text)
+				}
+			}
+		}
+		for _, m := range name.FindAllStringSubmatch(cells[column], -1) {
+			checked++
+			if !names[m[1]] && !regexp.MustCompile(`\b`+m[1]+`\b`).MatchString(scripts.String()) {
+				missing = append(missing, m[1])
+			}
+		}
+	}
+	require.NotZero(t, checked)
+	require.Empty(t, missing)
+}
