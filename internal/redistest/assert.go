@@ -99,9 +99,9 @@ func everywhere(t testing.TB, rdb redis.UniversalClient, replicas bool, what str
 	return slices.Compact(all)
 }
 
-// library is in the stack of each goroutine of the library. The names of other packages of the
-// repository have no dot behind relock.
-const library = "go-relock/relock."
+// library are texts of which each goroutine of the library has one in its stack. The names of other
+// packages of the repository have no dot behind relock.
+var library = []string{"go-relock/relock.", "relock/internal/redisstore.", "relock/internal/wire.", "relock/internal/subs."}
 
 // leakLimit is how long a goroutine may take to end.
 var leakLimit = 5 * time.Second
@@ -112,7 +112,7 @@ var leakLimit = 5 * time.Second
 // check. NoGoroutineLeft is not for tests that run in parallel with others.
 func NoGoroutineLeft(t testing.TB, more ...string) {
 	t.Helper()
-	texts := append([]string{library}, more...)
+	texts := append(slices.Clone(library), more...)
 	before := map[string]bool{}
 	for id := range goroutines(texts) {
 		before[id] = true
