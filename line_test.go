@@ -457,6 +457,8 @@ func TestACallThatGivesUpInTheLineIsToldWhoHasTheLock(t *testing.T) {
 // racing is a store whose waiters race.
 type racing struct {
 	*link
+
+	mu            sync.Mutex
 	most, waiting int
 }
 

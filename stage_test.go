@@ -161,6 +161,9 @@ func (a *attempt) waits() bool {
 	return !isClosed(a.done)
 }
 
+// comes waits for the call for d, and says whether the call has returned.
+func (a *attempt) comes(d time.Duration) bool { return a.s.clock.comes(d, a.done) }
+
 // result waits until the call returns.
 func (a *attempt) result() (context.Context, error) {
 	a.s.t.Helper()

@@ -183,7 +183,7 @@ func TestAGrantHeardThroughAReplicaIsNotBelieved(t *testing.T) {
 	redistest.Eventually(t, w.limit, func() bool { return oldMap.Hits() > 0 && shardChannels(t, old) == 1 }, "the waiter hears the replica")
 	w.leave(section, l)
 	// The waiter must not get in while Redis says otherwise, and no later than at the end of a lease.
-	if !w.wall.comes(500*time.Millisecond, waiter.done) {
+	if !waiter.comes(500 * time.Millisecond) {
 		oldMap.Remove()
 	}
 	mine := waiter.within(ttl + w.limit).section()

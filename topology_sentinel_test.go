@@ -171,16 +171,15 @@ func sentinelPeer(w *arena, s *redistest.Sentinel, options ...relock.Option) *pe
 	return p
 }
 
-// failovers are the ways in which a master goes away. fail returns when all sentinels know the new
-// master.
-func failovers(s *redistest.Sentinel) map[string]struct {
-	fail     func() *redistest.Server
+// failover is a way in which a master goes away.
+type failover struct {
+	fail     func() *redistest.Server // returns when all sentinels know the new master
 	comeBack func()
-} {
-	return map[string]struct {
-		fail     func() *redistest.Server
-		comeBack func()
-	}{
+}
+
+// failovers returns the ways in which a master goes away, by name.
+func failovers(s *redistest.Sentinel) map[string]failover {
+	return map[string]failover{
 		"killed":       {s.KillMaster, func() { s.Replica().Restart() }},
 		"in agreement": {s.Failover, func() {}},
 		"stopped, and resumed as a second master": {s.PauseMaster, func() { s.Replica().Resume() }},
