@@ -60,7 +60,6 @@ import (
 //   - options_test.go: Which options and arguments are refused?
 //   - options_redis_test.go: Which options need Redis, and what do they do?
 //   - outcome_test.go: Which outcome does a call have?
-//   - readme_test.go: Is what the pages say true?
 //   - redisson_test.go: Does a lock of Redisson's layout work as others do?
 //   - redisson_suite_test.go: Does Redisson's layout pass the suites?
 //   - reentry_test.go: Which calls are inside of a section?

@@ -90,7 +90,7 @@ func (a *authority) certificate(name string) tls.Certificate {
 	return c
 }
 
-// aclCommands is all that a Redis user needs on a server that is no cluster. readme_test.go
+// aclCommands is all that a Redis user needs on a server that is no cluster. A test in docs/code
 // compares the list on the page with the scripts.
 var aclCommands = []string{
 	"eval", "evalsha", "subscribe", "unsubscribe", "ping", // the client sends these

@@ -1,4 +1,4 @@
-package relock_test
+package code
 
 import (
 	"context"
@@ -19,27 +19,23 @@ import (
 
 // Is what the pages say true?
 
-// pages are all that users read, by file name.
-func pages(t *testing.T) map[string]string {
+// text reads a page, by its path from root.
+func text(t *testing.T, page string) string {
 	t.Helper()
-	files, err := filepath.Glob("docs/*.md")
+	content, err := os.ReadFile(filepath.Join(root, page))
 	require.NoError(t, err)
-	all := make(map[string]string)
-	for _, file := range append(files, "README.md", "examples/README.md") {
-		text, err := os.ReadFile(file)
-		require.NoError(t, err)
-		all[file] = string(text)
-	}
-	return all
+	return string(content)
 }
 
 // aclRules are the commands that make a Redis user for locks, by the page that shows them.
 func aclRules(t *testing.T) map[string][]string {
 	t.Helper()
 	rules := make(map[string][]string)
-	for file, text := range pages(t) {
-		if rule := regexp.MustCompile(`(?m)^ACL SETUSER .*$`).FindString(text); rule != "" {
-			rules[file] = strings.Fields(rule)
+	for _, path := range pages(t) {
+		page, err := filepath.Rel(root, path)
+		require.NoError(t, err)
+		if rule := regexp.MustCompile(`(?m)^ACL SETUSER .*$`).FindString(text(t, page)); rule != "" {
+			rules[page] = strings.Fields(rule)
 		}
 	}
 	require.Len(t, rules, 2, "one page for each layout")
@@ -52,15 +48,15 @@ var sentCommands = []string{"eval", "evalsha", "subscribe", "unsubscribe", "ping
 func TestThePageShowsTheCommandsThatARedisUserNeeds(t *testing.T) {
 	var files []string
 	for _, pattern := range []string{"scripts/*.lua", "scripts/kinds/*.lua", "scripts/user/*.lua", "scripts/deadlock/*.lua", "scripts/loans/*.lua"} {
-		found, err := filepath.Glob(pattern)
+		found, err := filepath.Glob(filepath.Join(root, pattern))
 		require.NoError(t, err)
 		files = append(files, found...)
 	}
 	needs := slices.Clone(sentCommands)
 	for _, file := range files {
-		text, err := os.ReadFile(file)
+		script, err := os.ReadFile(file)
 		require.NoError(t, err)
-		for _, m := range regexp.MustCompile(`call\('([A-Z]+)'`).FindAllStringSubmatch(string(text), -1) {
+		for _, m := range regexp.MustCompile(`call\('([A-Z]+)'`).FindAllStringSubmatch(string(script), -1) {
 			switch name := strings.ToLower(m[1]); name {
 			case "spublish", "info": // in a cluster, and with WithRestartDelay
 			case "pubsub":
@@ -162,18 +158,18 @@ func travel(t *testing.T, one, two *relock.Lock) {
 
 func TestEveryTestThatTheGuaranteesNameIsThere(t *testing.T) {
 	var files []string
-	for _, pattern := range []string{"*_test.go", "*/*_test.go", "*/*/*_test.go", "locktest/*.go", "storetest/*.go"} {
-		some, err := filepath.Glob(pattern)
+	for _, pattern := range []string{"*_test.go", "*/*_test.go", "*/*/*_test.go", "*/*/*/*_test.go", "locktest/*.go", "storetest/*.go"} {
+		some, err := filepath.Glob(filepath.Join(root, pattern))
 		require.NoError(t, err)
 		files = append(files, some...)
 	}
 	var tests strings.Builder
 	for _, file := range files {
-		text, err := os.ReadFile(file)
+		source, err := os.ReadFile(file)
 		require.NoError(t, err)
-		tests.Write(text)
+		tests.Write(source)
 	}
-	page := pages(t)["docs/GUARANTEES.md"]
+	page := text(t, "docs/GUARANTEES.md")
 	named := regexp.MustCompile("`(?:[a-z]+\\.)?(Test[A-Za-z]+)(…?)`").FindAllStringSubmatch(page, -1)
 	require.NotEmpty(t, named)
 	var missing []string
