@@ -31,76 +31,76 @@ import (
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
 const (
-	// limit bounds a few round trips on one server. See stage.limit.
-	limit = 3 * time.Second
-	// promptly is how long a call may go on after its context is done.
-	promptly = 50 * time.Millisecond
-	// atOnce bounds a call that should not wait for anything.
-	atOnce = 500 * time.Millisecond
-	// afterLease is how much later than the end of a dead holder's lease the next one may be in.
-	afterLease = 500 * time.Millisecond
+	// Limit bounds a few round trips on one server. See stage.limit.
+	Limit = 3 * time.Second
+	// Promptly is how long a call may go on after its context is done.
+	Promptly = 50 * time.Millisecond
+	// AtOnce bounds a call that should not wait for anything.
+	AtOnce = 500 * time.Millisecond
+	// AfterLease is how much later than the end of a dead holder's lease the next one may be in.
+	AfterLease = 500 * time.Millisecond
 )
 
-// arena is the surroundings of one test: a server, and a view of that server from outside. When
+// Arena is the surroundings of one test: a server, and a view of that server from outside. When
 // the test ends, and all its peers are closed, nothing may be left: no key but tokens and used
 // tickets, no subscription, and no goroutine of the library.
-type arena struct {
-	stage
-	server     *redistest.Server
-	plain      *redis.Client // has no faults
-	tidyWithin time.Duration // until nothing is left; longer for a test with leases that nobody gives back
+type Arena struct {
+	Stage
+	Server     *redistest.Server
+	Plain      *redis.Client // has no faults
+	TidyWithin time.Duration // until nothing is left; longer for a test with leases that nobody gives back
 	wall       wallClock
 }
 
-// onShared is an arena on the server of the whole test binary, emptied, with the scripts loaded.
-func onShared(t *testing.T) *arena {
+// OnShared is an arena on the server of the whole test binary, emptied, with the scripts loaded.
+func OnShared(t *testing.T) *Arena {
 	t.Helper()
 	redistest.NoGoroutineLeft(t)
-	return newArena(t, redistest.Shared(t))
+	return NewArena(t, redistest.Shared(t))
 }
 
-// onOwn is an arena on a server of its own, for a test that pauses, kills or configures it.
-func onOwn(t *testing.T, args ...string) *arena {
+// OnOwn is an arena on a server of its own, for a test that pauses, kills or configures it.
+func OnOwn(t *testing.T, args ...string) *Arena {
 	t.Helper()
 	redistest.NoGoroutineLeft(t)
-	return newArena(t, redistest.Start(t, args...))
+	return NewArena(t, redistest.Start(t, args...))
 }
 
-// apart is onOwn for a test that mostly waits, and runs in parallel with others of its kind.
-func apart(t *testing.T, args ...string) *arena {
+// Apart is onOwn for a test that mostly waits, and runs in parallel with others of its kind.
+func Apart(t *testing.T, args ...string) *Arena {
 	t.Helper()
 	t.Parallel()
-	return newArena(t, redistest.Start(t, args...))
+	return NewArena(t, redistest.Start(t, args...))
 }
 
-func newArena(t *testing.T, server *redistest.Server) *arena {
+func NewArena(t *testing.T, server *redistest.Server) *Arena {
 	t.Helper()
 	plain := server.Client(func(o *redis.Options) { o.ReadTimeout = 10 * time.Second })
-	w := bare(t, limit, func() redis.UniversalClient { return plain })
-	w.server, w.plain = server, plain
+	w := bare(t, Limit, func() redis.UniversalClient { return plain })
+	w.Server, w.Plain = server, plain
 	t.Cleanup(func() {
 		if !t.Failed() { // what has failed half-way leaves what it likes
 			w.requireTidy()
 		}
 	})
-	require.NoError(t, w.plain.FlushAll(t.Context()).Err())
+	require.NoError(t, w.Plain.FlushAll(t.Context()).Err())
 	w.loadScripts()
 	return w
 }
 
 // bare is an arena without a server. The arena sees locks through rdb.
-func bare(t *testing.T, limit time.Duration, rdb func() redis.UniversalClient) *arena {
+func bare(t *testing.T, limit time.Duration, rdb func() redis.UniversalClient) *Arena {
 	t.Helper()
-	w := &arena{tidyWithin: limit, wall: wallClock{new(atomic.Int64)}}
+	w := &Arena{TidyWithin: limit, wall: wallClock{new(atomic.Int64)}}
 	look := func(name string) (store.State, error) { return lookIn(rdb(), name) }
-	w.stage = stage{t: t, clock: w.wall, look: look, limit: limit}
+	w.Stage = Stage{T: t, clock: w.wall, look: look, Limit: limit}
 	t.Cleanup(w.measure())
 	return w
 }
 
 // lookIn reads a lock in Redis, behind the back of the library.
 func lookIn(rdb redis.UniversalClient, name string) (state store.State, err error) {
-	ctx, key := context.Background(), baseKey(name)
+	ctx, key := context.Background(), BaseKey(name)
 	hash, lease, queued := new(redis.MapStringStringCmd), new(redis.DurationCmd), new(redis.IntCmd)
 	_, err = rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
 		hash, lease, queued = p.HGetAll(ctx, key), p.PTTL(ctx, key), p.ZCard(ctx, key+":queue")
@@ -120,20 +120,20 @@ func lookIn(rdb redis.UniversalClient, name string) (state store.State, err erro
 }
 
 // measure notes how late this process is because the machine is busy, until stop is called.
-func (w *arena) measure() (stop func()) {
+func (w *Arena) measure() (stop func()) {
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
-		every(5*time.Millisecond, quit, func(late time.Duration) { w.wall.late.Store(max(w.wall.late.Load(), int64(late))) })
+		Every(5*time.Millisecond, quit, func(late time.Duration) { w.wall.late.Store(max(w.wall.late.Load(), int64(late))) })
 	}()
 	return func() { close(quit); <-done }
 }
 
-// lateness is the longest that this process was late.
-func (w *arena) lateness() time.Duration { return w.wall.lateness() }
+// Lateness is the longest that this process was late.
+func (w *Arena) Lateness() time.Duration { return w.wall.lateness() }
 
-// every calls f after each interval, with how late the call is, until stop is closed.
-func every(interval time.Duration, stop <-chan struct{}, f func(late time.Duration)) {
+// Every calls f after each interval, with how late the call is, until stop is closed.
+func Every(interval time.Duration, stop <-chan struct{}, f func(late time.Duration)) {
 	for {
 		began := time.Now()
 		select {
@@ -145,71 +145,71 @@ func every(interval time.Duration, stop <-chan struct{}, f func(late time.Durati
 	}
 }
 
-// in is the same surroundings for a subtest.
-func (w *arena) in(t *testing.T) *arena {
+// In is the same surroundings for a subtest.
+func (w *Arena) In(t *testing.T) *Arena {
 	t.Helper()
 	sub := *w
-	sub.t = t
+	sub.T = t
 	return &sub
 }
 
 // requireTidy waits until nothing is left in Redis that a lock in use would leave.
-func (w *arena) requireTidy() {
-	w.t.Helper()
+func (w *Arena) requireTidy() {
+	w.T.Helper()
 	var left []string
-	redistest.Eventually(w.t, w.tidyWithin, func() bool {
-		left = slices.DeleteFunc(redistest.Keys(w.t, w.plain), func(key string) bool {
+	redistest.Eventually(w.T, w.TidyWithin, func() bool {
+		left = slices.DeleteFunc(redistest.Keys(w.T, w.Plain), func(key string) bool {
 			return strings.HasSuffix(key, ":token") || strings.Contains(key, ":loans:") // used tickets, until they expire
 		})
-		left = append(left, redistest.Subscriptions(w.t, w.plain)...)
+		left = append(left, redistest.Subscriptions(w.T, w.Plain)...)
 		return len(left) == 0
 	}, "everything is gone from Redis but tokens and used tickets; keys or subscriptions left: %q", &left)
 }
 
-// peer is one process as Redis sees it: a client on a go-redis client of its own, with faults on
+// Peer is one process as Redis sees it: a client on a go-redis client of its own, with faults on
 // its wire.
-type peer struct {
+type Peer struct {
 	*relock.Client
-	rdb    *redis.Client
-	faults *redistest.Faults
+	RDB    *redis.Client
+	Faults *redistest.Faults
 }
 
-// peer makes a client that gives up a silent connection soon.
-func (w *arena) peer(options ...relock.Option) *peer {
-	w.t.Helper()
-	return w.peerOn(func(*redis.Options) {}, options...)
+// Peer makes a client that gives up a silent connection soon.
+func (w *Arena) Peer(options ...relock.Option) *Peer {
+	w.T.Helper()
+	return w.PeerOn(func(*redis.Options) {}, options...)
 }
 
-// peerOn is peer with other go-redis options.
-func (w *arena) peerOn(mod func(*redis.Options), options ...relock.Option) *peer {
-	w.t.Helper()
-	p := &peer{faults: redistest.NewFaults()}
-	w.t.Cleanup(p.faults.Close)
-	p.rdb = w.server.Client(func(o *redis.Options) {
-		o.Dialer = p.faults.Dialer(nil)
+// PeerOn is peer with other go-redis options.
+func (w *Arena) PeerOn(mod func(*redis.Options), options ...relock.Option) *Peer {
+	w.T.Helper()
+	p := &Peer{Faults: redistest.NewFaults()}
+	w.T.Cleanup(p.Faults.Close)
+	p.RDB = w.Server.Client(func(o *redis.Options) {
+		o.Dialer = p.Faults.Dialer(nil)
 		o.ReadTimeout, o.WriteTimeout = 150*time.Millisecond, 150*time.Millisecond
 		o.DialTimeout, o.DialerRetries = 500*time.Millisecond, 1
 		mod(o)
 	})
 	var err error
-	p.Client, err = relock.New(p.rdb, options...)
-	require.NoError(w.t, err)
-	w.t.Cleanup(func() {
-		p.faults.Heal() // what a failed test has left
+	p.Client, err = relock.New(p.RDB, options...)
+	require.NoError(w.T, err)
+	w.T.Cleanup(func() {
+		p.Faults.Heal() // what a failed test has left
 		start := time.Now()
-		require.NoError(w.t, p.Close())
-		require.Less(w.t, time.Since(start), 10*time.Second, "Close waits for no more than what is on the wire")
+		require.NoError(w.T, p.Close())
+		require.Less(w.T, time.Since(start), 10*time.Second, "Close waits for no more than what is on the wire")
 	})
 	return p
 }
 
-// connect makes n connections that are ready for commands.
-func (p *peer) connect(t testing.TB, n int) {
+// Connect makes n connections that are ready for commands.
+func (p *Peer) Connect(t testing.TB, n int) {
 	t.Helper()
 	conns := make([]*redis.Conn, n)
 	for i := range conns {
-		redistest.Eventually(t, limit, func() bool { // a busy machine may take longer than the timeouts of p
-			conns[i] = p.rdb.Conn()
+		redistest.Eventually(t, Limit, func() bool { // a busy machine may take longer than the timeouts of p
+			conns[i] = p.RDB.Conn()
 			err := conns[i].Ping(t.Context()).Err()
 			if err != nil {
 				_ = conns[i].Close()
@@ -222,39 +222,39 @@ func (p *peer) connect(t testing.TB, n int) {
 	}
 }
 
-// draw returns the token of a section.
-func (w *arena) draw(section context.Context, l *relock.Lock) int64 {
-	w.t.Helper()
+// Draw returns the token of a section.
+func (w *Arena) Draw(section context.Context, l *relock.Lock) int64 {
+	w.T.Helper()
 	token, err := l.Token(section)
-	require.NoError(w.t, err)
-	require.Positive(w.t, token)
+	require.NoError(w.T, err)
+	require.Positive(w.T, token)
 	return token
 }
 
-// baseKey is the key of a lock with the default prefix.
-func baseKey(name string) string {
+// BaseKey is the key of a lock with the default prefix.
+func BaseKey(name string) string {
 	if strings.Contains(name, "{") { // {slot}:lock, as tests on a cluster name locks
 		return relock.DefaultPrefix + name
 	}
 	return relock.DefaultPrefix + "{" + name + "}"
 }
 
-// queue is the holds that wait for a lock, first come first.
-func (w *arena) queue(name string) []string {
-	w.t.Helper()
-	members, err := w.plain.ZRange(context.Background(), baseKey(name)+":queue", 0, -1).Result()
-	require.NoError(w.t, err)
+// Queue is the holds that wait for a lock, first come first.
+func (w *Arena) Queue(name string) []string {
+	w.T.Helper()
+	members, err := w.Plain.ZRange(context.Background(), BaseKey(name)+":queue", 0, -1).Result()
+	require.NoError(w.T, err)
 	for i, m := range members {
 		members[i], _, _ = strings.Cut(m, "|")
 	}
 	return members
 }
 
-// calls is how many commands the server has run, by name.
-func (w *arena) calls() map[string]int {
-	w.t.Helper()
-	info, err := w.plain.Info(context.Background(), "commandstats").Result()
-	require.NoError(w.t, err)
+// Calls is how many commands the server has run, by name.
+func (w *Arena) Calls() map[string]int {
+	w.T.Helper()
+	info, err := w.Plain.Info(context.Background(), "commandstats").Result()
+	require.NoError(w.T, err)
 	calls := map[string]int{}
 	for line := range strings.SplitSeq(info, "\r\n") {
 		name, rest, ok := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":calls=")
@@ -263,36 +263,36 @@ func (w *arena) calls() map[string]int {
 		}
 		digits, _, _ := strings.Cut(rest, ",")
 		calls[name], err = strconv.Atoi(digits)
-		require.NoError(w.t, err)
+		require.NoError(w.T, err)
 	}
 	return calls
 }
 
-// scriptNames are the scripts, as the client sends them. Faults are aimed at one of them.
-var scriptNames = []string{luaAcquire, luaRelease, luaRenew, luaForget, luaToken, luaState, luaBreak, luaAll}
+// ScriptNames are the scripts, as the client sends them. Faults are aimed at one of them.
+var ScriptNames = []string{LuaAcquire, LuaRelease, LuaRenew, LuaForget, LuaToken, LuaState, LuaBreak, LuaAll}
 
-// ticketScripts are the scripts of loans and moves.
-var ticketScripts = []string{luaBorrow, luaFollow, luaReturn, luaRecall, luaAccept}
+// TicketScripts are the scripts of loans and moves.
+var TicketScripts = []string{LuaBorrow, LuaFollow, LuaReturn, LuaRecall, LuaAccept}
 
 const (
-	luaAcquire = "acquire"
-	luaRelease = "release"
-	luaRenew   = "renew" // also a nested entry, an inner exit, and Extend
-	luaForget  = "forget"
-	luaToken   = "token"
-	luaState   = "state"
-	luaBreak   = "break"
-	luaAll     = "all"
+	LuaAcquire = "acquire"
+	LuaRelease = "release"
+	LuaRenew   = "renew" // also a nested entry, an inner exit, and Extend
+	LuaForget  = "forget"
+	LuaToken   = "token"
+	LuaState   = "state"
+	LuaBreak   = "break"
+	LuaAll     = "all"
 
-	luaBorrow = "loans/borrow"
-	luaFollow = "loans/follow"
-	luaReturn = "loans/return" // the Unlock of a loan
-	luaRecall = "loans/recall" // the Unlock of a lender
-	luaAccept = "loans/accept"
+	LuaBorrow = "loans/borrow"
+	LuaFollow = "loans/follow"
+	LuaReturn = "loans/return" // the Unlock of a loan
+	LuaRecall = "loans/recall" // the Unlock of a lender
+	LuaAccept = "loans/accept"
 )
 
-// luaSource is the text of a script.
-func luaSource(t testing.TB, name string) string {
+// LuaSource is the text of a script.
+func LuaSource(t testing.TB, name string) string {
 	t.Helper()
 	var text strings.Builder
 	files := []string{"lib", name}
@@ -307,12 +307,12 @@ func luaSource(t testing.TB, name string) string {
 	return text.String()
 }
 
-// script matches the calls of the scripts of these names.
-func (w *arena) script(names ...string) redistest.Match {
-	w.t.Helper()
+// Script matches the calls of the scripts of these names.
+func (w *Arena) Script(names ...string) redistest.Match {
+	w.T.Helper()
 	var wanted []string
 	for _, name := range names {
-		text := luaSource(w.t, name)
+		text := LuaSource(w.T, name)
 		sum := sha1.Sum([]byte(text))
 		wanted = append(wanted, text, hex.EncodeToString(sum[:]))
 	}
@@ -322,64 +322,64 @@ func (w *arena) script(names ...string) redistest.Match {
 }
 
 // loadScripts makes EVALSHA work at once, so that every call is one command.
-func (w *arena) loadScripts() {
-	w.t.Helper()
-	for _, name := range slices.Concat(scriptNames, ticketScripts) {
-		require.NoError(w.t, w.plain.ScriptLoad(w.t.Context(), luaSource(w.t, name)).Err())
+func (w *Arena) loadScripts() {
+	w.T.Helper()
+	for _, name := range slices.Concat(ScriptNames, TicketScripts) {
+		require.NoError(w.T, w.Plain.ScriptLoad(w.T.Context(), LuaSource(w.T, name)).Err())
 	}
 }
 
-// counter counts the calls of a script that p sends from now on.
-func (w *arena) counter(p *peer, name string) func() int {
-	w.t.Helper()
-	return p.faults.On(w.script(name), redistest.Before(func([]string) {})).Hits
+// Counter counts the calls of a script that p sends from now on.
+func (w *Arena) Counter(p *Peer, name string) func() int {
+	w.T.Helper()
+	return p.Faults.On(w.Script(name), redistest.Before(func([]string) {})).Hits
 }
 
-// breaks are the ways in which a connection can break before the reply has come.
-var breaks = map[string]redistest.Break{
+// Breaks are the ways in which a connection can break before the reply has come.
+var Breaks = map[string]redistest.Break{
 	"end of file": redistest.EOF, "reset": redistest.Reset, "silence": redistest.Silence,
 }
 
-// witness is what a lock guards. It notices two that are in at once, and a token that is not larger
+// Witness is what a lock guards. It notices two that are in at once, and a token that is not larger
 // than all tokens before.
-type witness struct {
-	lost bool // leases may be lost: a section that is over by its own clock is not in
+type Witness struct {
+	Lost bool // leases may be lost: a section that is over by its own clock is not in
 
 	mu      sync.Mutex
 	lock    *relock.Lock
 	section context.Context // nil: nobody is in
-	token   int64           // the largest so far
-	entries int
-	faults  []string
+	Token   int64           // the largest so far
+	Entries int
+	Faults  []string
 }
 
-// enter is called with the section's context. It returns false if the section is over already.
-func (g *witness) enter(section context.Context, l *relock.Lock) bool {
+// Enter is called with the section's context. It returns false if the section is over already.
+func (g *Witness) Enter(section context.Context, l *relock.Lock) bool {
 	g.mu.Lock()
-	if g.section != nil && (!g.lost || g.lock.Held(g.section) && l.Held(section)) {
-		g.faults = append(g.faults, fmt.Sprintf("a section of %q begins while another still is in", l.Name()))
+	if g.section != nil && (!g.Lost || g.lock.Held(g.section) && l.Held(section)) {
+		g.Faults = append(g.Faults, fmt.Sprintf("a section of %q begins while another still is in", l.Name()))
 	}
 	g.lock, g.section = l, section
-	g.entries++
+	g.Entries++
 	g.mu.Unlock()
 	token, err := l.Token(section)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
-	case err == nil && token <= g.token && (!g.lost || l.Held(section)):
-		g.faults = append(g.faults, fmt.Sprintf("token %d comes after token %d", token, g.token))
+	case err == nil && token <= g.Token && (!g.Lost || l.Held(section)):
+		g.Faults = append(g.Faults, fmt.Sprintf("token %d comes after token %d", token, g.Token))
 	case errors.Is(err, relock.ErrLockLost):
-		if !g.lost {
-			g.faults = append(g.faults, fmt.Sprintf("a section of %q is over before it began: %v", l.Name(), err))
+		if !g.Lost {
+			g.Faults = append(g.Faults, fmt.Sprintf("a section of %q is over before it began: %v", l.Name(), err))
 		}
 		return false
 	}
-	g.token = max(token, g.token)
+	g.Token = max(token, g.Token)
 	return true
 }
 
-// leave is called before Unlock.
-func (g *witness) leave(section context.Context) {
+// Leave is called before Unlock.
+func (g *Witness) Leave(section context.Context) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.section == section {
@@ -387,45 +387,45 @@ func (g *witness) leave(section context.Context) {
 	}
 }
 
-func (g *witness) require(t testing.TB) {
+func (g *Witness) Require(t testing.TB) {
 	t.Helper()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	require.Empty(t, g.faults)
+	require.Empty(t, g.Faults)
 }
 
-// names collects texts of many goroutines, such as errors.
-type names struct {
+// Texts collects texts of many goroutines, such as errors.
+type Texts struct {
 	mu   sync.Mutex
 	list []string
 }
 
-func (n *names) add(name string) {
+func (n *Texts) Add(name string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.list = append(n.list, name)
 }
 
-// check adds an error, if there is one.
-func (n *names) check(err error) {
+// Check adds an error, if there is one.
+func (n *Texts) Check(err error) {
 	if err != nil {
-		n.add(err.Error())
+		n.Add(err.Error())
 	}
 }
 
-func (n *names) all() []string {
+func (n *Texts) All() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.Clone(n.list)
 }
 
-// tally counts what happened, by name.
-type tally struct {
+// Tally counts what happened, by name.
+type Tally struct {
 	mu     sync.Mutex
 	counts map[string]int
 }
 
-func (c *tally) add(what string) {
+func (c *Tally) Add(what string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.counts == nil {
@@ -434,13 +434,13 @@ func (c *tally) add(what string) {
 	c.counts[what]++
 }
 
-func (c *tally) of(what string) int {
+func (c *Tally) Of(what string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.counts[what]
 }
 
-func (c *tally) String() string {
+func (c *Tally) String() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var parts []string
@@ -450,8 +450,8 @@ func (c *tally) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// isClosed says whether a channel is closed.
-func isClosed(c <-chan struct{}) bool {
+// IsClosed says whether a channel is closed.
+func IsClosed(c <-chan struct{}) bool {
 	select {
 	case <-c:
 		return true
@@ -460,10 +460,10 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// sleepUntil waits for a moment, and not for an event: to show that something does not happen.
-func sleepUntil(moment time.Time) { <-time.After(time.Until(moment)) }
+// SleepUntil waits for a moment, and not for an event: to show that something does not happen.
+func SleepUntil(moment time.Time) { <-time.After(time.Until(moment)) }
 
-// isDone says that err is how a call with a done context ends.
-func isDone(err error) bool {
+// IsDone says that err is how a call with a done context ends.
+func IsDone(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }

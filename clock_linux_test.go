@@ -23,11 +23,11 @@ import (
 // there is a queue.
 
 // onClock is apart with a clock.
-func onClock(t *testing.T) (*arena, *redistest.Clock) {
+func onClock(t *testing.T) (*Arena, *redistest.Clock) {
 	t.Helper()
 	t.Parallel()
 	server, clock := redistest.StartWithClock(t)
-	return newArena(t, server), clock
+	return NewArena(t, server), clock
 }
 
 func TestAServerClockThatGoesForwardEndsTheLease(t *testing.T) {
@@ -38,13 +38,13 @@ func TestAServerClockThatGoesForwardEndsTheLease(t *testing.T) {
 	} {
 		t.Run(step.String(), func(t *testing.T) {
 			w, clock := onClock(t)
-			l := w.peer(relock.WithTTL(ttl)).NewLock("a")
-			section := w.enter(t.Context(), l)
-			token := w.draw(section, l)
-			var waiters []*attempt
+			l := w.Peer(relock.WithTTL(ttl)).NewLock("a")
+			section := w.Enter(t.Context(), l)
+			token := w.Draw(section, l)
+			var waiters []*Attempt
 			for i := range 5 {
-				waiters = append(waiters, w.start(t.Context(), w.peer(relock.WithTTL(ttl)).NewLock("a")))
-				w.awaitWaiters("a", i+1)
+				waiters = append(waiters, w.Start(t.Context(), w.Peer(relock.WithTTL(ttl)).NewLock("a")))
+				w.AwaitWaiters("a", i+1)
 			}
 			clock.Step(step)
 			stepped := time.Now()
@@ -52,22 +52,22 @@ func TestAServerClockThatGoesForwardEndsTheLease(t *testing.T) {
 			var tokens []int64
 			var order []int
 			var workers sync.WaitGroup
-			var errs names
+			var errs Texts
 			for i, a := range waiters {
 				workers.Go(func() {
-					<-a.done
-					next, err := a.lock.Token(a.ctx)
+					<-a.Done
+					next, err := a.Lock.Token(a.Ctx)
 					mu.Lock()
 					order, tokens = append(order, i), append(tokens, next)
 					mu.Unlock()
-					errs.check(errors.Join(a.err, err, a.lock.Unlock(a.ctx)))
+					errs.Check(errors.Join(a.Err, err, a.Lock.Unlock(a.Ctx)))
 				})
 			}
-			require.Equal(t, relock.LossTaken, w.within(ttl/3+afterLease).lost(section))
+			require.Equal(t, relock.LossTaken, w.Within(ttl/3+AfterLease).Lost(section))
 			t.Logf("the holder was told after %s", time.Since(stepped))
 			// Without a queue each asks for itself when the lease that it knew of should be over.
-			require.NoError(t, w.within(ttl+ttl/3+afterLease).call(func() error { workers.Wait(); return nil }))
-			require.Empty(t, errs.all())
+			require.NoError(t, w.Within(ttl+ttl/3+AfterLease).Call(func() error { workers.Wait(); return nil }))
+			require.Empty(t, errs.All())
 			require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 			if step < time.Hour {
 				require.Equal(t, []int{0, 1, 2, 3, 4}, order)
@@ -76,7 +76,7 @@ func TestAServerClockThatGoesForwardEndsTheLease(t *testing.T) {
 				require.Greater(t, next, token)
 				token = next
 			}
-			w.requireFree("a")
+			w.RequireFree("a")
 		})
 	}
 }
@@ -84,60 +84,60 @@ func TestAServerClockThatGoesForwardEndsTheLease(t *testing.T) {
 func TestAServerClockThatGoesBackCostsNobodyAnything(t *testing.T) {
 	const ttl, step = 900 * time.Millisecond, 30 * time.Hour
 	w, clock := onClock(t)
-	l := w.peer(relock.WithTTL(ttl)).NewLock("a")
-	outer := w.enter(t.Context(), l)
-	token := w.draw(outer, l)
-	var waiters []*attempt
+	l := w.Peer(relock.WithTTL(ttl)).NewLock("a")
+	outer := w.Enter(t.Context(), l)
+	token := w.Draw(outer, l)
+	var waiters []*Attempt
 	join := func() {
-		waiters = append(waiters, w.start(t.Context(), w.peer(relock.WithTTL(ttl)).NewLock("a")))
-		w.awaitWaiters("a", len(waiters))
+		waiters = append(waiters, w.Start(t.Context(), w.Peer(relock.WithTTL(ttl)).NewLock("a")))
+		w.AwaitWaiters("a", len(waiters))
 	}
 	join()
 	join()
 	clock.Step(-step)
-	require.Greater(t, w.lease("a"), step)
-	inner := w.enter(outer, l)
-	w.requireCount("a", 2)
-	sleepUntil(time.Now().Add(ttl + ttl/2))
+	require.Greater(t, w.Lease("a"), step)
+	inner := w.Enter(outer, l)
+	w.RequireCount("a", 2)
+	SleepUntil(time.Now().Add(ttl + ttl/2))
 	require.NoError(t, outer.Err())
 	require.LessOrEqual(t, l.Remaining(outer), ttl, "by the holder's own clock")
-	w.leave(inner, l)
-	w.leave(outer, l)
+	w.Leave(inner, l)
+	w.Leave(outer, l)
 	for i, a := range waiters {
-		section := a.section()
-		next := w.draw(section, a.lock)
+		section := a.Section()
+		next := w.Draw(section, a.Lock)
 		require.Greater(t, next, token)
 		token = next
-		require.LessOrEqual(t, w.lease("a"), ttl, "new leases are as long as they should be")
-		require.Equal(t, len(waiters)-1-i, w.waiters("a"), "one by one, in their order")
-		w.leave(section, a.lock)
+		require.LessOrEqual(t, w.Lease("a"), ttl, "new leases are as long as they should be")
+		require.Equal(t, len(waiters)-1-i, w.Waiters("a"), "one by one, in their order")
+		w.Leave(section, a.Lock)
 	}
-	w.within(0).requireFree("a")
+	w.Within(0).RequireFree("a")
 }
 
 // A holder that dies leaves a lease that is longer now. An operator can free the lock.
 func TestALeaseThatATurnedClockMadeLongCanBeEndedByForce(t *testing.T) {
 	const ttl, step = time.Second, time.Hour
 	w, clock := onClock(t)
-	holder := w.locker("a", ttl)
-	token := tokenOf(t, holder.Expect("in ", startUp))
-	waiter := w.start(t.Context(), w.peer(relock.WithTTL(ttl)).NewLock("a"))
-	w.awaitWaiters("a", 1)
+	holder := w.Locker("a", ttl)
+	token := TokenOf(t, holder.Expect("in ", StartUp))
+	waiter := w.Start(t.Context(), w.Peer(relock.WithTTL(ttl)).NewLock("a"))
+	w.AwaitWaiters("a", 1)
 	clock.Step(-step)
 	holder.Kill()
-	sleepUntil(time.Now().Add(ttl + afterLease)) // the waiter has asked, and knows of a lease of an hour
-	require.True(t, waiter.waits())
-	require.Greater(t, w.lease("a"), step-ttl)
-	require.NoError(t, w.peer().NewLock("a").ForceUnlock(t.Context()))
-	section := waiter.section()
-	require.Greater(t, w.draw(section, waiter.lock), token)
-	w.leave(section, waiter.lock)
-	w.within(0).requireFree("a")
+	SleepUntil(time.Now().Add(ttl + AfterLease)) // the waiter has asked, and knows of a lease of an hour
+	require.True(t, waiter.Waits())
+	require.Greater(t, w.Lease("a"), step-ttl)
+	require.NoError(t, w.Peer().NewLock("a").ForceUnlock(t.Context()))
+	section := waiter.Section()
+	require.Greater(t, w.Draw(section, waiter.Lock), token)
+	w.Leave(section, waiter.Lock)
+	w.Within(0).RequireFree("a")
 }
 
 func TestTokensGrowThoughTheServersClockGoesBackByDays(t *testing.T) {
 	w, clock := onClock(t)
-	l := w.peer().NewLock("a")
+	l := w.Peer().NewLock("a")
 	var last int64
 	for _, step := range []time.Duration{
 		0, -time.Hour, time.Minute, 2 * time.Hour, -80 * time.Hour, 0,
@@ -145,13 +145,13 @@ func TestTokensGrowThoughTheServersClockGoesBackByDays(t *testing.T) {
 		24 * time.Hour, 24*time.Hour + time.Second, 25 * time.Hour, -25 * time.Hour,
 	} {
 		clock.Step(step)
-		section := w.enter(t.Context(), l)
-		token := w.draw(section, l)
+		section := w.Enter(t.Context(), l)
+		token := w.Draw(section, l)
 		require.Greater(t, token, last, "after %s", step)
 		last = token
-		w.leave(section, l)
+		w.Leave(section, l)
 	}
-	w.within(0).requireFree("a")
+	w.Within(0).RequireFree("a")
 }
 
 func TestEverybodyGoesOnWhileTheServersClockGoesBackAndForth(t *testing.T) {
@@ -171,68 +171,68 @@ func TestEverybodyGoesOnWhileTheServersClockGoesBackAndForth(t *testing.T) {
 		t.Run(mode.name, func(t *testing.T) {
 			w, clock := onClock(t)
 			ttl := relock.WithTTL(mode.ttl)
-			peers := []*peer{w.peer(ttl), w.peer(ttl), w.peer(ttl)}
-			var g witness
+			peers := []*Peer{w.Peer(ttl), w.Peer(ttl), w.Peer(ttl)}
+			var g Witness
 			var stays stays
-			var done tally
-			var errs names
+			var done Tally
+			var errs Texts
 			stop := make(chan struct{})
 			var all sync.WaitGroup
-			once := func(l *relock.Lock, lock locking) {
+			once := func(l *relock.Lock, lock Locking) {
 				asked := time.Now()
 				section, err := lock(t.Context())
-				if errors.Is(err, relock.ErrLocked) || err != nil && isDone(err) {
-					done.add("refusals")
+				if errors.Is(err, relock.ErrLocked) || err != nil && IsDone(err) {
+					done.Add("refusals")
 					return
 				}
-				errs.check(err)
+				errs.Check(err)
 				in := time.Now()
 				if mode.safe {
-					g.enter(section, l)
+					g.Enter(section, l)
 				} else if token, err := l.Token(section); err == nil {
 					stays.add(stay{asked, in, token})
 				}
 				<-time.After(rand.N(3 * time.Millisecond))
-				g.leave(section)
+				g.Leave(section)
 				err = l.Unlock(section)
 				if errors.Is(err, relock.ErrLockLost) && !mode.safe {
-					done.add("losses")
+					done.Add("losses")
 					return
 				}
-				errs.check(err)
-				done.add("sections")
+				errs.Check(err)
+				done.Add("sections")
 			}
 			for i := range workers {
 				l := peers[i%len(peers)].NewLock("a")
 				lock := l.Lock
 				if i%4 == 0 { // asks often, so the others need not wait for their time to ask
-					lock = tryFor(l, 20*time.Millisecond)
+					lock = TryFor(l, 20*time.Millisecond)
 				}
 				all.Go(func() {
-					for !isClosed(stop) {
+					for !IsClosed(stop) {
 						once(l, lock)
 					}
 				})
 			}
 			for begin := time.Now(); time.Since(begin) < duration; {
 				clock.Step(mode.steps[rand.IntN(len(mode.steps))])
-				done.add("steps")
-				sleepUntil(time.Now().Add(rand.N(60 * time.Millisecond)))
+				done.Add("steps")
+				SleepUntil(time.Now().Add(rand.N(60 * time.Millisecond)))
 			}
 			close(stop)
 			// One more comes, and the queue drains. A waiter whose place was lost with its key, and
 			// who was told of a long lease, asks after ten seconds.
-			require.NoError(t, w.within(10*time.Second+w.limit).call(func() error {
-				err := w.peer(ttl).NewLock("a").Do(t.Context(), func(context.Context) error { return nil })
+			require.NoError(t, w.Within(10*time.Second+w.Limit).Call(func() error {
+				err := w.Peer(ttl).NewLock("a").Do(t.Context(), func(context.Context) error { return nil })
 				all.Wait()
 				return err
 			}))
 			t.Log(&done)
-			require.Empty(t, errs.all())
-			require.Greater(t, done.of("sections"), 10)
-			g.require(t)
+			require.Empty(t, errs.All())
+			require.Greater(t, done.Of("sections"), 10)
+			g.Require(t)
 			stays.requireTokensGrow(t)
-			w.requireFree("a")
+			w.RequireFree("a")
 		})
 	}
 }

@@ -20,7 +20,7 @@ import (
 // What does Close end, and what does Close leave?
 
 // closing returns Close, for begin.
-func closing(m *member) locking {
+func closing(m *Member) Locking {
 	return func(ctx context.Context) (context.Context, error) { return ctx, m.Close() }
 }
 
@@ -30,34 +30,34 @@ func TestCloseEndsWaitsAndSections(t *testing.T) {
 	} {
 		for _, silent := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, silent %v", name, silent), func(t *testing.T) {
-				fake(t, func(t *testing.T, w *world) {
-					owner := w.enter(t.Context(), w.NewClient().NewLock("a"))
+				Fake(t, func(t *testing.T, w *World) {
+					owner := w.Enter(t.Context(), w.NewClient().NewLock("a"))
 					m := w.NewClient(options...)
-					mine := w.enter(t.Context(), m.NewLock("b"))
-					calls := []*attempt{
-						w.start(t.Context(), m.NewLock("a")),
-						w.start(t.Context(), m.NewLock("a")),
-						w.begin(t.Context(), tryFor(m.NewLock("a"), time.Hour)),
-						w.start(relock.WithoutHolder(mine), m.NewLock("b")),
+					mine := w.Enter(t.Context(), m.NewLock("b"))
+					calls := []*Attempt{
+						w.Start(t.Context(), m.NewLock("a")),
+						w.Start(t.Context(), m.NewLock("a")),
+						w.Begin(t.Context(), TryFor(m.NewLock("a"), time.Hour)),
+						w.Start(relock.WithoutHolder(mine), m.NewLock("b")),
 					}
 					if silent {
-						m.link.cut()
-						calls = append(calls, w.begin(t.Context(), m.NewLock("c").TryLock), w.start(mine, m.NewLock("b")))
+						m.Link.Cut()
+						calls = append(calls, w.Begin(t.Context(), m.NewLock("c").TryLock), w.Start(mine, m.NewLock("b")))
 					}
-					pass(time.Minute / 10)
-					end := w.begin(t.Context(), closing(m))
+					Pass(time.Minute / 10)
+					end := w.Begin(t.Context(), closing(m))
 					require.ErrorIs(t, mine.Err(), context.Canceled)
 					require.ErrorIs(t, context.Cause(mine), relock.ErrClosed)
 					for _, a := range calls {
-						require.ErrorIs(t, a.failure(), relock.ErrClosed)
-						require.Equal(t, end.begun, a.ended, "at once")
+						require.ErrorIs(t, a.Failure(), relock.ErrClosed)
+						require.Equal(t, end.Begun, a.Ended, "at once")
 					}
-					require.NoError(t, end.failure())
+					require.NoError(t, end.Failure())
 					if !silent {
-						require.Zero(t, end.took())
+						require.Zero(t, end.Took())
 					}
-					require.LessOrEqual(t, end.took(), time.Second+50*ms)
-					for _, lock := range []locking{m.NewLock("a").Lock, m.NewLock("c").TryLock, tryFor(m.NewLock("c"), time.Second)} {
+					require.LessOrEqual(t, end.Took(), time.Second+50*time.Millisecond)
+					for _, lock := range []Locking{m.NewLock("a").Lock, m.NewLock("c").TryLock, TryFor(m.NewLock("c"), time.Second)} {
 						_, err := lock(t.Context())
 						require.ErrorIs(t, err, relock.ErrClosed)
 					}
@@ -69,75 +69,75 @@ func TestCloseEndsWaitsAndSections(t *testing.T) {
 }
 
 func TestAClientThatWasNeverUsedClosesAtOnce(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient()
 		for range 2 {
-			end := w.begin(t.Context(), closing(m))
-			require.NoError(t, end.failure())
-			require.Zero(t, end.took())
+			end := w.Begin(t.Context(), closing(m))
+			require.NoError(t, end.Failure())
+			require.Zero(t, end.Took())
 		}
 	})
 }
 
 func TestBothOfTwoClosesWait(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient()
-		m.link.once(mute, cmdWait)
-		m.link.on(delay(0, 500*ms), cmdForget)
-		w.giveUp(t.Context(), m.NewLock("a").Lock)
-		one, two := w.begin(t.Context(), closing(m)), w.begin(t.Context(), closing(m))
-		require.NoError(t, one.failure())
-		require.NoError(t, two.failure())
-		require.Positive(t, one.took())
-		require.Equal(t, one.took(), two.took())
+		m.Link.Once(Mute, CmdWait)
+		m.Link.On(Delay(0, 500*time.Millisecond), CmdForget)
+		w.GiveUp(t.Context(), m.NewLock("a").Lock)
+		one, two := w.Begin(t.Context(), closing(m)), w.Begin(t.Context(), closing(m))
+		require.NoError(t, one.Failure())
+		require.NoError(t, two.Failure())
+		require.Positive(t, one.Took())
+		require.Equal(t, one.Took(), two.Took())
 	})
 }
 
 func TestUnlockWorksAfterClose(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient()
 		l := m.NewLock("a")
-		outer := w.enter(t.Context(), l)
-		inner := w.enter(outer, l)
+		outer := w.Enter(t.Context(), l)
+		inner := w.Enter(outer, l)
 		require.NoError(t, m.Close())
-		w.leave(inner, l)
-		w.requireCount("a", 1)
-		w.leave(outer, l)
-		w.requireFree("a")
+		w.Leave(inner, l)
+		w.RequireCount("a", 1)
+		w.Leave(outer, l)
+		w.RequireFree("a")
 		require.ErrorIs(t, l.Unlock(outer), relock.ErrNotHeld)
 	})
 	t.Run("of which the answer is lost", func(t *testing.T) {
-		fake(t, func(t *testing.T, w *world) {
+		Fake(t, func(t *testing.T, w *World) {
 			m := w.NewClient()
 			l := m.NewLock("a")
-			section := w.enter(t.Context(), l)
+			section := w.Enter(t.Context(), l)
 			require.NoError(t, m.Close())
-			m.link.once(silence, cmdRelease)
+			m.Link.Once(Silence, CmdRelease)
 			require.ErrorContains(t, l.Unlock(section), "not confirmed")
-			pass(100 * ms)
-			w.requireFree("a") // a section that outlives its client is cleaned up behind
+			Pass(100 * time.Millisecond)
+			w.RequireFree("a") // a section that outlives its client is cleaned up behind
 		})
 	})
 	t.Run("in a store that is down", func(t *testing.T) {
-		fake(t, func(t *testing.T, w *world) {
+		Fake(t, func(t *testing.T, w *World) {
 			m := w.NewClient()
 			l := m.NewLock("a")
-			section := w.enter(t.Context(), l)
+			section := w.Enter(t.Context(), l)
 			require.NoError(t, m.Close())
-			m.link.cut()
+			m.Link.Cut()
 			require.ErrorContains(t, l.Unlock(section), "not confirmed")
-			pass(2 * time.Second)
-			require.Zero(t, goroutines("go-relock/relock.(*"), "nothing goes on for long")
+			Pass(2 * time.Second)
+			require.Zero(t, Goroutines("go-relock/relock.(*"), "nothing goes on for long")
 		})
 	})
 }
 
 func TestStateAndForceUnlockWorkAfterClose(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient()
 		l := m.NewLock("a")
-		section := w.enter(t.Context(), l)
-		holder := holderOf(t, section)
+		section := w.Enter(t.Context(), l)
+		holder := HolderOf(t, section)
 		require.NoError(t, m.Close())
 		state, err := l.State(t.Context())
 		require.NoError(t, err)
@@ -150,9 +150,9 @@ func TestStateAndForceUnlockWorkAfterClose(t *testing.T) {
 }
 
 func TestTokenOfASectionWhoseClientIsClosedIsErrClosed(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient()
-		section := w.enter(t.Context(), m.NewLock("a"))
+		section := w.Enter(t.Context(), m.NewLock("a"))
 		require.NoError(t, m.Close())
 		for _, ctx := range []context.Context{section, context.WithoutCancel(section)} {
 			_, err := m.NewLock("a").Token(ctx)
@@ -162,11 +162,11 @@ func TestTokenOfASectionWhoseClientIsClosedIsErrClosed(t *testing.T) {
 }
 
 func TestOneHoldHasOneTokenWhoeverDrawsIt(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient()
 		l := m.NewLock("a")
-		section := w.enter(t.Context(), l)
-		m.link.on(delay(time.Second, time.Second), cmdToken)
+		section := w.Enter(t.Context(), l)
+		m.Link.On(Delay(time.Second, time.Second), CmdToken)
 		var tokens [3]int64
 		var all sync.WaitGroup
 		for i := range tokens {
@@ -176,52 +176,52 @@ func TestOneHoldHasOneTokenWhoeverDrawsIt(t *testing.T) {
 		require.Positive(t, tokens[0])
 		require.Equal(t, tokens[0], tokens[1])
 		require.Equal(t, tokens[0], tokens[2])
-		w.leave(section, l)
+		w.Leave(section, l)
 	})
 }
 
 func TestASectionThatIsNotUnlockedIsFreeAfterItsTTL(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		const ttl = 10 * time.Second
 		m := w.NewClient(relock.WithTTL(ttl))
-		section := w.enter(t.Context(), m.NewLock("a"))
-		pass(10 * ttl)
+		section := w.Enter(t.Context(), m.NewLock("a"))
+		Pass(10 * ttl)
 		require.NoError(t, m.Close())
-		pass(w.lease("a") - 1)
-		require.False(t, w.free("a"))
-		pass(1)
-		require.True(t, w.free("a"))
+		Pass(w.Lease("a") - 1)
+		require.False(t, w.Free("a"))
+		Pass(1)
+		require.True(t, w.Free("a"))
 		require.Zero(t, m.NewLock("a").Remaining(section))
 	})
 }
 
 func TestWithReleaseOnCloseTheLockIsFreeWhenItsSectionsHaveEnded(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var r recorder
+	Fake(t, func(t *testing.T, w *World) {
+		var r Recorder
 		m := w.NewClient(relock.WithReleaseOnClose(), relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a", relock.WithFixedLease(time.Hour))
-		outer := w.enter(t.Context(), l)
-		inner := w.enter(outer, l)
-		waiting := w.start(t.Context(), w.NewClient().NewLock("a"))
-		end := w.begin(t.Context(), closing(m))
-		require.NoError(t, end.failure())
-		require.Zero(t, end.took())
-		waiting.section()
-		require.Zero(t, waiting.ended.Sub(end.ended))
+		outer := w.Enter(t.Context(), l)
+		inner := w.Enter(outer, l)
+		waiting := w.Start(t.Context(), w.NewClient().NewLock("a"))
+		end := w.Begin(t.Context(), closing(m))
+		require.NoError(t, end.Failure())
+		require.Zero(t, end.Took())
+		waiting.Section()
+		require.Zero(t, waiting.Ended.Sub(end.Ended))
 		for _, section := range []context.Context{inner, outer} {
 			require.ErrorIs(t, l.Unlock(section), relock.ErrClosed)
 			require.ErrorIs(t, l.Unlock(section), relock.ErrNotHeld)
 			require.False(t, l.Held(section))
 		}
-		require.Len(t, eventsOf[relock.Closed](&r), 1)
-		require.Empty(t, eventsOf[relock.Lost](&r))
-		require.Empty(t, eventsOf[relock.Released](&r))
+		require.Len(t, EventsOf[relock.Closed](&r), 1)
+		require.Empty(t, EventsOf[relock.Lost](&r))
+		require.Empty(t, EventsOf[relock.Released](&r))
 	})
 }
 
 // takenBack is a link that shows what is forgotten.
 type takenBack struct {
-	*link
+	*Link
 	see func(name string)
 }
 
@@ -229,108 +229,108 @@ func (s *takenBack) Forget(ctx context.Context, asks []store.Ask) []error {
 	for _, a := range asks {
 		s.see(a.Name)
 	}
-	return s.link.Forget(ctx, asks)
+	return s.Link.Forget(ctx, asks)
 }
 
 func TestWithReleaseOnCloseManyLocksAreFreedInFewRoundTrips(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		sections := map[string]context.Context{}
 		early := 0
-		s := &takenBack{link: newLink(w.Store), see: func(name string) {
+		s := &takenBack{Link: NewLink(w.Store), see: func(name string) {
 			if sections[name].Err() == nil {
 				early++
 			}
 		}}
-		s.on(delay(10*ms, 10*ms), cmdForget)
+		s.On(Delay(10*time.Millisecond, 10*time.Millisecond), CmdForget)
 		c, err := relock.Open(s, relock.WithReleaseOnClose())
 		require.NoError(t, err)
 		for i := range 600 {
-			sections[fmt.Sprint(i)] = w.enter(t.Context(), c.NewLock(fmt.Sprint(i))) //nolint:fatcontext // one each
+			sections[fmt.Sprint(i)] = w.Enter(t.Context(), c.NewLock(fmt.Sprint(i))) //nolint:fatcontext // one each
 		}
 		require.NoError(t, c.Close())
-		require.LessOrEqual(t, s.sent(cmdForget), 5)
+		require.LessOrEqual(t, s.Sent(CmdForget), 5)
 		require.Zero(t, early, "locks were given away before their sections had ended")
 		for name := range sections {
-			require.True(t, w.free(name))
+			require.True(t, w.Free(name))
 		}
 	})
 }
 
 func TestWithReleaseOnCloseAnUnlockInFlightFreesTheLock(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient(relock.WithReleaseOnClose())
 		l := m.NewLock("a")
-		section := w.enter(t.Context(), l)
-		m.link.once(delay(time.Second, time.Second), cmdRelease)
-		call := w.begin(section, unlock(l))
+		section := w.Enter(t.Context(), l)
+		m.Link.Once(Delay(time.Second, time.Second), CmdRelease)
+		call := w.Begin(section, Unlock(l))
 		require.NoError(t, m.Close())
-		require.NoError(t, call.failure())
-		w.requireFree("a")
+		require.NoError(t, call.Failure())
+		w.RequireFree("a")
 	})
 }
 
 func TestCloseWaitsASecondForWhatIsNotTakenBack(t *testing.T) {
-	for name, broken := range map[string]func(k *link){
-		"the store is silent":      func(k *link) { k.cut() },
-		"the store is down":        func(k *link) { k.on(refuse(store.Unavailable(errBroken))) },
-		"the answers are lost":     func(k *link) { k.on(loseAnswer(errBroken)) },
-		"the answers take a while": func(k *link) { k.on(delay(0, 1500*ms), cmdForget) },
+	for name, broken := range map[string]func(k *Link){
+		"the store is silent":      func(k *Link) { k.Cut() },
+		"the store is down":        func(k *Link) { k.On(Refuse(store.Unavailable(ErrBroken))) },
+		"the answers are lost":     func(k *Link) { k.On(LoseAnswer(ErrBroken)) },
+		"the answers take a while": func(k *Link) { k.On(Delay(0, 1500*time.Millisecond), CmdForget) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				m := w.NewClient()
-				m.link.once(mute, cmdWait)
-				w.giveUp(t.Context(), m.NewLock("a").Lock)
-				m.link.once(silence, cmdWait)
-				broken(m.link)
-				w.giveUp(t.Context(), func(ctx context.Context) (context.Context, error) {
+				m.Link.Once(Mute, CmdWait)
+				w.GiveUp(t.Context(), m.NewLock("a").Lock)
+				m.Link.Once(Silence, CmdWait)
+				broken(m.Link)
+				w.GiveUp(t.Context(), func(ctx context.Context) (context.Context, error) {
 					<-ctx.Done()
 					_, err := m.NewLock("b").Lock(ctx)
 					return ctx, err
 				})
-				pass(300 * ms)
-				end := w.begin(t.Context(), closing(m))
-				require.NoError(t, end.failure())
-				require.LessOrEqual(t, end.took(), time.Second+50*ms)
+				Pass(300 * time.Millisecond)
+				end := w.Begin(t.Context(), closing(m))
+				require.NoError(t, end.Failure())
+				require.LessOrEqual(t, end.Took(), time.Second+50*time.Millisecond)
 			})
 		})
 	}
 }
 
 func TestCloseGoesOnForAsLongAsTheStoreConfirms(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		const n = 2000
 		m := w.NewClient()
-		m.link.on(mute, cmdWait) // each call takes its lock, and does not learn of that
-		m.link.on(delay(300*ms, 300*ms), cmdForget)
+		m.Link.On(Mute, CmdWait) // each call takes its lock, and does not learn of that
+		m.Link.On(Delay(300*time.Millisecond, 300*time.Millisecond), CmdForget)
 		ctx, cancel := context.WithCancel(t.Context())
-		var calls []*attempt
+		var calls []*Attempt
 		for i := range n {
-			calls = append(calls, w.start(ctx, m.NewLock(fmt.Sprint(i))))
+			calls = append(calls, w.Start(ctx, m.NewLock(fmt.Sprint(i))))
 		}
 		cancel()
 		for _, a := range calls {
-			require.Error(t, a.failure())
+			require.Error(t, a.Failure())
 		}
 		require.NoError(t, m.Close())
 		for i := range n {
-			require.True(t, w.free(fmt.Sprint(i)), "%d", i)
+			require.True(t, w.Free(fmt.Sprint(i)), "%d", i)
 		}
 	})
 }
 
 func TestAClientMayBeClosedAtAnyInstant(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		other := w.NewClient().NewLock("a")
 		for range 100 {
-			m := w.NewClient(relock.WithTTL(100 * ms))
-			m.link.on(delay(rand.N(ms), rand.N(ms)))
+			m := w.NewClient(relock.WithTTL(100 * time.Millisecond))
+			m.Link.On(Delay(rand.N(time.Millisecond), rand.N(time.Millisecond)))
 			var all sync.WaitGroup
 			for range 4 {
 				all.Go(func() {
 					for {
 						err := m.NewLock("a").Do(t.Context(), func(ctx context.Context) error {
-							<-time.After(rand.N(ms))
+							<-time.After(rand.N(time.Millisecond))
 							return nil
 						})
 						if errors.Is(err, relock.ErrClosed) && relock.NotEntered(err) {
@@ -340,21 +340,21 @@ func TestAClientMayBeClosedAtAnyInstant(t *testing.T) {
 					}
 				})
 			}
-			pass(rand.N(12 * ms))
-			end := w.begin(t.Context(), closing(m))
-			require.NoError(t, end.failure())
-			require.Less(t, end.took(), 10*ms)
+			Pass(rand.N(12 * time.Millisecond))
+			end := w.Begin(t.Context(), closing(m))
+			require.NoError(t, end.Failure())
+			require.Less(t, end.Took(), 10*time.Millisecond)
 			all.Wait()
 			require.NoError(t, other.Do(t.Context(), func(context.Context) error { return nil }))
-			w.requireFree("a")
+			w.RequireFree("a")
 		}
 	})
 }
 
 func TestCloseWithThousandsOfWaitersLeavesNothing(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		owner := w.NewClient().NewLock("a")
-		section := w.enter(t.Context(), owner)
+		section := w.Enter(t.Context(), owner)
 		m := w.NewClient()
 		var all sync.WaitGroup
 		for range 3000 {
@@ -363,27 +363,27 @@ func TestCloseWithThousandsOfWaitersLeavesNothing(t *testing.T) {
 				require.ErrorIs(t, err, relock.ErrClosed)
 			})
 		}
-		settle()
-		require.Equal(t, 3000, w.waiters("a"))
+		Settle()
+		require.Equal(t, 3000, w.Waiters("a"))
 		require.NoError(t, m.Close())
 		all.Wait()
-		require.Zero(t, w.waiters("a"))
-		w.leave(section, owner)
-		w.requireFree("a")
+		require.Zero(t, w.Waiters("a"))
+		w.Leave(section, owner)
+		w.RequireFree("a")
 	})
 }
 
 // closeCounter counts the Closes of a store.
 type closeCounter struct {
-	*link
+	*Link
 	closed int
 }
 
 func (c *closeCounter) Close() error { c.closed++; return nil }
 
 func TestTheStoreOfOpenStaysOpen(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		s := &closeCounter{link: newLink(w.Store)}
+	Fake(t, func(t *testing.T, w *World) {
+		s := &closeCounter{Link: NewLink(w.Store)}
 		c, err := relock.Open(s)
 		require.NoError(t, err)
 		require.NoError(t, c.NewLock("a").Do(t.Context(), func(context.Context) error { return nil }))
@@ -400,7 +400,7 @@ func TestReleaseOnCloseFreesThousandsOfLocks(t *testing.T) {
 		for i := range 1000 {
 			section, err := c.NewLock(strconv.Itoa(i)).Lock(t.Context())
 			require.NoError(t, err)
-			keep(t, section)
+			Keep(t, section)
 		}
 		require.NoError(t, c.Close())
 		for i := range 1000 {

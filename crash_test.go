@@ -101,16 +101,16 @@ func inShort(err error) any {
 	}
 }
 
-// locker starts such a process.
-func (w *arena) locker(name string, ttl time.Duration) *redistest.Process {
-	w.t.Helper()
-	return redistest.Child(w.t, "locker", w.server.Addr(), name, ttl.String())
+// Locker starts such a process.
+func (w *Arena) Locker(name string, ttl time.Duration) *redistest.Process {
+	w.T.Helper()
+	return redistest.Child(w.T, "locker", w.Server.Addr(), name, ttl.String())
 }
 
-// startUp bounds the start of a process: the test binary, race detector and all.
-const startUp = 20 * time.Second
+// StartUp bounds the start of a process: the test binary, race detector and all.
+const StartUp = 20 * time.Second
 
-func tokenOf(t testing.TB, line string) int64 {
+func TokenOf(t testing.TB, line string) int64 {
 	t.Helper()
 	token, err := strconv.ParseInt(line, 10, 64)
 	require.NoError(t, err)
@@ -123,220 +123,220 @@ func unlocks(t testing.TB, p *redistest.Process, says ...string) {
 	t.Helper()
 	p.Send("unlock")
 	for _, line := range says {
-		p.Expect(line, limit)
+		p.Expect(line, Limit)
 	}
-	require.NoError(t, p.Wait(limit))
+	require.NoError(t, p.Wait(Limit))
 }
 
 func TestAWaiterThatIsKilledIsPassedOver(t *testing.T) {
-	w := onShared(t)
-	owner := w.peer().NewLock("a")
-	section := w.enter(t.Context(), owner)
-	dead := []*redistest.Process{w.locker("a", 30*time.Second), w.locker("a", 30*time.Second)}
+	w := OnShared(t)
+	owner := w.Peer().NewLock("a")
+	section := w.Enter(t.Context(), owner)
+	dead := []*redistest.Process{w.Locker("a", 30*time.Second), w.Locker("a", 30*time.Second)}
 	for _, p := range dead {
-		p.Expect("queued ", startUp)
+		p.Expect("queued ", StartUp)
 	}
-	w.awaitWaiters("a", 2)
-	next := w.peer()
-	waiter := w.start(t.Context(), next.NewLock("a"))
-	w.awaitWaiters("a", 3)
+	w.AwaitWaiters("a", 2)
+	next := w.Peer()
+	waiter := w.Start(t.Context(), next.NewLock("a"))
+	w.AwaitWaiters("a", 3)
 	for _, p := range dead {
 		p.Kill()
 	}
-	redistest.Eventually(t, w.limit, func() bool {
+	redistest.Eventually(t, w.Limit, func() bool {
 		n := 0
-		for _, channel := range redistest.Subscriptions(t, w.plain) {
-			if strings.HasPrefix(channel, baseKey("a")) {
+		for _, channel := range redistest.Subscriptions(t, w.Plain) {
+			if strings.HasPrefix(channel, BaseKey("a")) {
 				n++
 			}
 		}
 		return n == 1
 	}, "the server has noticed")
-	w.leave(section, owner)
-	waiter.leave()
-	w.within(0).requireFree("a")
+	w.Leave(section, owner)
+	waiter.Leave()
+	w.Within(0).RequireFree("a")
 }
 
 func TestAHolderThatIsKilledCostsNoMoreThanItsLease(t *testing.T) {
 	const ttl = time.Second
-	w := onShared(t)
-	holder := w.locker("a", ttl)
-	token := tokenOf(t, holder.Expect("in ", startUp))
-	waiters := []*attempt{w.start(t.Context(), w.peer().NewLock("a"))}
-	w.awaitWaiters("a", 1)
-	waiters = append(waiters, w.start(t.Context(), w.peer().NewLock("a")))
-	w.awaitWaiters("a", 2)
+	w := OnShared(t)
+	holder := w.Locker("a", ttl)
+	token := TokenOf(t, holder.Expect("in ", StartUp))
+	waiters := []*Attempt{w.Start(t.Context(), w.Peer().NewLock("a"))}
+	w.AwaitWaiters("a", 1)
+	waiters = append(waiters, w.Start(t.Context(), w.Peer().NewLock("a")))
+	w.AwaitWaiters("a", 2)
 	holder.Kill()
-	first := waiters[0].within(w.lease("a") + afterLease).section()
-	require.Greater(t, w.draw(first, waiters[0].lock), token)
-	require.True(t, waiters[1].waits())
-	w.leave(first, waiters[0].lock)
-	waiters[1].leave()
-	w.within(0).requireFree("a")
+	first := waiters[0].Within(w.Lease("a") + AfterLease).Section()
+	require.Greater(t, w.Draw(first, waiters[0].Lock), token)
+	require.True(t, waiters[1].Waits())
+	w.Leave(first, waiters[0].Lock)
+	waiters[1].Leave()
+	w.Within(0).RequireFree("a")
 }
 
 func TestAHolderThatIsStoppedPastItsLeaseIsToldWhenItGoesOn(t *testing.T) {
 	const ttl = time.Second
-	w := onShared(t)
-	holder := w.locker("a", ttl)
-	token := tokenOf(t, holder.Expect("in ", startUp))
-	waiter := w.start(t.Context(), w.peer().NewLock("a"))
-	w.awaitWaiters("a", 1)
+	w := OnShared(t)
+	holder := w.Locker("a", ttl)
+	token := TokenOf(t, holder.Expect("in ", StartUp))
+	waiter := w.Start(t.Context(), w.Peer().NewLock("a"))
+	w.AwaitWaiters("a", 1)
 	holder.Pause()
-	mine := waiter.within(ttl + afterLease).section()
-	require.Greater(t, w.draw(mine, waiter.lock), token)
+	mine := waiter.Within(ttl + AfterLease).Section()
+	require.Greater(t, w.Draw(mine, waiter.Lock), token)
 	holder.Resume()
-	holder.Expect("ended lost", limit)
+	holder.Expect("ended lost", Limit)
 	unlocks(t, holder, "out lost")
 	require.NoError(t, mine.Err())
-	w.requireCount("a", 1)
-	w.leave(mine, waiter.lock)
-	w.within(0).requireFree("a")
+	w.RequireCount("a", 1)
+	w.Leave(mine, waiter.Lock)
+	w.Within(0).RequireFree("a")
 }
 
 func TestAGrantToAStoppedWaiterCostsItsLeaseAndIsNotBelievedLater(t *testing.T) {
 	const ttl = time.Second
-	w := onShared(t)
-	owner := w.peer(relock.WithTTL(ttl)).NewLock("a")
-	section := w.enter(t.Context(), owner)
-	stopped := w.locker("a", ttl)
-	stopped.Expect("queued ", startUp)
-	w.awaitWaiters("a", 1)
-	next := w.start(t.Context(), w.peer(relock.WithTTL(ttl)).NewLock("a"))
-	w.awaitWaiters("a", 2)
+	w := OnShared(t)
+	owner := w.Peer(relock.WithTTL(ttl)).NewLock("a")
+	section := w.Enter(t.Context(), owner)
+	stopped := w.Locker("a", ttl)
+	stopped.Expect("queued ", StartUp)
+	w.AwaitWaiters("a", 1)
+	next := w.Start(t.Context(), w.Peer(relock.WithTTL(ttl)).NewLock("a"))
+	w.AwaitWaiters("a", 2)
 	stopped.Pause()
-	w.leave(section, owner)
-	w.requireCount("a", 1) // granted: its connection is there
-	mine := next.within(ttl + afterLease).section()
-	token := w.draw(mine, next.lock)
+	w.Leave(section, owner)
+	w.RequireCount("a", 1) // granted: its connection is there
+	mine := next.Within(ttl + AfterLease).Section()
+	token := w.Draw(mine, next.Lock)
 
 	// The grant is the first thing that the waiter reads, and means nothing any more.
 	stopped.Resume()
-	w.awaitWaiters("a", 1)
+	w.AwaitWaiters("a", 1)
 	require.NoError(t, mine.Err())
-	hold := w.owner("a")
-	require.True(t, strings.HasPrefix(hold, holderOf(t, mine).String()))
-	w.leave(mine, next.lock)
-	require.Greater(t, tokenOf(t, stopped.Expect("in ", limit)), token)
+	hold := w.Owner("a")
+	require.True(t, strings.HasPrefix(hold, HolderOf(t, mine).String()))
+	w.Leave(mine, next.Lock)
+	require.Greater(t, TokenOf(t, stopped.Expect("in ", Limit)), token)
 	unlocks(t, stopped, "ended released", "out ok")
-	w.within(0).requireFree("a")
+	w.Within(0).RequireFree("a")
 }
 
 func TestAHolderThatIsPartitionedIsToldBeforeAnotherIsIn(t *testing.T) {
 	const ttl = time.Second
-	s := onShared(t).scene(relock.WithTTL(ttl))
-	section, inner := s.nested()
-	token := s.draw(section, s.l)
+	s := OnShared(t).Scene(relock.WithTTL(ttl))
+	section, inner := s.Nested()
+	token := s.Draw(section, s.L)
 	// The holder is asked at the moment when the other comes in.
 	var told error
-	waiter := s.begin(t.Context(), func(ctx context.Context) (context.Context, error) {
-		mine, err := s.far.Lock(ctx)
+	waiter := s.Begin(t.Context(), func(ctx context.Context) (context.Context, error) {
+		mine, err := s.Far.Lock(ctx)
 		told = section.Err()
 		return mine, err
 	})
-	s.awaitWaiters("a", 1)
-	s.p.faults.Partition()
-	mine := waiter.within(ttl + afterLease).section()
+	s.AwaitWaiters("a", 1)
+	s.P.Faults.Partition()
+	mine := waiter.Within(ttl + AfterLease).Section()
 	require.Error(t, told, "the holder was told before")
-	require.Equal(t, relock.LossExpired, s.within(0).lost(section))
-	s.within(0).lost(inner)
-	require.Less(t, token, s.draw(mine, s.far))
-	require.Zero(t, s.l.Count(section))
+	require.Equal(t, relock.LossExpired, s.Within(0).Lost(section))
+	s.Within(0).Lost(inner)
+	require.Less(t, token, s.Draw(mine, s.Far))
+	require.Zero(t, s.L.Count(section))
 	for _, ctx := range []context.Context{inner, section} {
-		require.ErrorIs(t, s.within(atOnce).call(func() error { return s.l.Unlock(ctx) }), relock.ErrLockLost)
+		require.ErrorIs(t, s.Within(AtOnce).Call(func() error { return s.L.Unlock(ctx) }), relock.ErrLockLost)
 	}
-	s.p.faults.Heal() // what was on the way arrives now
-	s.requireCount("a", 1)
+	s.P.Faults.Heal() // what was on the way arrives now
+	s.RequireCount("a", 1)
 	require.NoError(t, mine.Err())
-	s.leave(mine, s.far)
-	s.requireFree("a")
+	s.Leave(mine, s.Far)
+	s.RequireFree("a")
 }
 
 func TestAShortSilenceCostsAHolderNothing(t *testing.T) {
 	const ttl = 1500 * time.Millisecond
-	for what, silence := range map[string]func(s *scene) (end func()){
-		"of the network": func(s *scene) func() { s.p.faults.Partition(); return s.p.faults.Heal },
-		"of the server":  func(s *scene) func() { s.server.Pause(); return s.server.Resume },
+	for what, silence := range map[string]func(s *Scene) (end func()){
+		"of the network": func(s *Scene) func() { s.P.Faults.Partition(); return s.P.Faults.Heal },
+		"of the server":  func(s *Scene) func() { s.Server.Pause(); return s.Server.Resume },
 	} {
 		t.Run(what, func(t *testing.T) {
-			s := apart(t).scene(relock.WithTTL(ttl))
-			section := s.enter(t.Context(), s.l)
-			waiter := s.start(t.Context(), s.far)
-			s.awaitWaiters("a", 1)
+			s := Apart(t).Scene(relock.WithTTL(ttl))
+			section := s.Enter(t.Context(), s.L)
+			waiter := s.Start(t.Context(), s.Far)
+			s.AwaitWaiters("a", 1)
 			for range 2 {
 				end := silence(s)
-				sleepUntil(time.Now().Add(ttl / 2))
+				SleepUntil(time.Now().Add(ttl / 2))
 				end()
-				redistest.Eventually(t, ttl/2, func() bool { return s.l.Remaining(section) > ttl/2 }, "the lease is renewed")
+				redistest.Eventually(t, ttl/2, func() bool { return s.L.Remaining(section) > ttl/2 }, "the lease is renewed")
 			}
 			require.NoError(t, section.Err())
-			require.True(t, waiter.waits())
-			s.leave(section, s.l)
-			waiter.leave()
-			s.requireFree("a")
+			require.True(t, waiter.Waits())
+			s.Leave(section, s.L)
+			waiter.Leave()
+			s.RequireFree("a")
 		})
 	}
 }
 
 func TestAServerThatComesBackEmptyServesItsWaiters(t *testing.T) {
 	const ttl = 900 * time.Millisecond
-	w := onOwn(t)
-	l := w.peer(relock.WithTTL(ttl)).NewLock("a")
-	section := w.enter(t.Context(), l)
-	g := witness{token: w.draw(section, l)}
-	var waiters []*attempt
+	w := OnOwn(t)
+	l := w.Peer(relock.WithTTL(ttl)).NewLock("a")
+	section := w.Enter(t.Context(), l)
+	g := Witness{Token: w.Draw(section, l)}
+	var waiters []*Attempt
 	for i := range 5 {
-		waiters = append(waiters, w.start(t.Context(), w.peer(relock.WithTTL(ttl)).NewLock("a")))
-		w.awaitWaiters("a", i+1)
+		waiters = append(waiters, w.Start(t.Context(), w.Peer(relock.WithTTL(ttl)).NewLock("a")))
+		w.AwaitWaiters("a", i+1)
 	}
-	w.server.Kill()
-	w.server.Restart()
+	w.Server.Kill()
+	w.Server.Restart()
 	restarted := time.Now()
-	require.Contains(t, []relock.LossReason{relock.LossTaken, relock.LossExpired}, w.within(ttl).lost(section))
-	require.Less(t, time.Since(restarted), ttl/3+afterLease+w.lateness(), "at the next renewal")
+	require.Contains(t, []relock.LossReason{relock.LossTaken, relock.LossExpired}, w.Within(ttl).Lost(section))
+	require.Less(t, time.Since(restarted), ttl/3+AfterLease+w.Lateness(), "at the next renewal")
 
 	// The queue is gone, so anybody may be first. Nobody is in together with another, and tokens grow.
 	var workers sync.WaitGroup
-	var errs names
+	var errs Texts
 	for _, a := range waiters {
 		workers.Go(func() {
-			<-a.done
-			errs.check(a.err)
-			g.enter(a.ctx, a.lock)
-			g.leave(a.ctx)
-			errs.check(a.lock.Unlock(a.ctx))
+			<-a.Done
+			errs.Check(a.Err)
+			g.Enter(a.Ctx, a.Lock)
+			g.Leave(a.Ctx)
+			errs.Check(a.Lock.Unlock(a.Ctx))
 		})
 	}
-	require.NoError(t, w.within(ttl+w.limit).call(func() error { workers.Wait(); return nil }))
-	require.Empty(t, errs.all())
-	g.require(t)
-	require.Equal(t, len(waiters), g.entries)
+	require.NoError(t, w.Within(ttl+w.Limit).Call(func() error { workers.Wait(); return nil }))
+	require.Empty(t, errs.All())
+	g.Require(t)
+	require.Equal(t, len(waiters), g.Entries)
 	require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
-	w.requireFree("a")
+	w.RequireFree("a")
 }
 
 func TestUnlockOnAStoppedServerEndsWithTheLease(t *testing.T) {
 	const ttl = time.Second
-	w := onOwn(t)
+	w := OnOwn(t)
 	// go-redis alone would hang for longer than the lease.
-	p := w.peerOn(func(o *redis.Options) { o.ReadTimeout, o.MaxRetries = 3*time.Second, -1 }, relock.WithTTL(ttl))
+	p := w.PeerOn(func(o *redis.Options) { o.ReadTimeout, o.MaxRetries = 3*time.Second, -1 }, relock.WithTTL(ttl))
 	single, double := p.NewLock("single"), p.NewLock("double")
-	one := w.enter(t.Context(), single)
-	outer := w.enter(t.Context(), double)
-	inner := w.enter(outer, double)
-	w.server.Pause()
+	one := w.Enter(t.Context(), single)
+	outer := w.Enter(t.Context(), double)
+	inner := w.Enter(outer, double)
+	w.Server.Pause()
 	results := make(chan error, 2)
 	go func() { results <- single.Unlock(one) }()
 	go func() { results <- double.Unlock(inner) }()
 	for range 2 {
-		require.Error(t, w.within(ttl+promptly).call(func() error { return <-results }))
+		require.Error(t, w.Within(ttl+Promptly).Call(func() error { return <-results }))
 	}
 	require.ErrorIs(t, single.Unlock(one), relock.ErrNotHeld)
-	w.within(ttl).lost(outer)
-	require.ErrorIs(t, w.within(atOnce).call(func() error { return double.Unlock(outer) }), relock.ErrLockLost)
-	w.server.Resume()
+	w.Within(ttl).Lost(outer)
+	require.ErrorIs(t, w.Within(AtOnce).Call(func() error { return double.Unlock(outer) }), relock.ErrLockLost)
+	w.Server.Resume()
 	for _, l := range []*relock.Lock{single, double} {
-		w.requireFree(l.Name())
-		w.start(t.Context(), l).leave()
+		w.RequireFree(l.Name())
+		w.Start(t.Context(), l).Leave()
 	}
 }

@@ -18,27 +18,27 @@ import (
 
 // Which calls wait for each other in a circle, and which one gives up?
 
-// openClient returns a Client of the world whose link hides nothing of its store.
-func (w *world) openClient(options ...relock.Option) *relock.Client {
-	w.t.Helper()
+// OpenClient returns a Client of the world whose link hides nothing of its store.
+func (w *World) OpenClient(options ...relock.Option) *relock.Client {
+	w.T.Helper()
 	c, err := relock.Open(w.Store, options...)
-	require.NoError(w.t, err)
-	w.t.Cleanup(func() { require.NoError(w.t, c.Close()) })
+	require.NoError(w.T, err)
+	w.T.Cleanup(func() { require.NoError(w.T, c.Close()) })
 	return c
 }
 
 // ring lets each of n processes hold a lock of its own, and wait for the lock of the next process.
 // The waits begin one after the other.
-func ring(w *world, n int) (sections []context.Context, own, next []*relock.Lock, waits []*attempt) {
+func ring(w *World, n int) (sections []context.Context, own, next []*relock.Lock, waits []*Attempt) {
 	for i := range n {
-		c := w.openClient()
+		c := w.OpenClient()
 		own = append(own, c.NewLock(fmt.Sprint("lock", i)))
 		next = append(next, c.NewLock(fmt.Sprint("lock", (i+1)%n)))
-		sections = append(sections, w.enter(w.t.Context(), own[i]))
+		sections = append(sections, w.Enter(w.T.Context(), own[i]))
 	}
 	for i := range n {
-		pass(10 * time.Millisecond)
-		waits = append(waits, w.start(sections[i], next[i]))
+		Pass(10 * time.Millisecond)
+		waits = append(waits, w.Start(sections[i], next[i]))
 	}
 	return sections, own, next, waits
 }
@@ -46,14 +46,14 @@ func ring(w *world, n int) (sections []context.Context, own, next []*relock.Lock
 func TestTheYoungestCallOfACircleEnds(t *testing.T) {
 	for n := 2; n <= 5; n++ {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				sections, own, next, waits := ring(w, n)
 				youngest := waits[n-1]
 				var deadlock *relock.DeadlockError
-				require.ErrorAs(t, youngest.failure(), &deadlock)
-				require.ErrorIs(t, youngest.err, relock.ErrDeadlock)
-				require.NotErrorIs(t, youngest.err, context.Canceled)
-				require.Less(t, youngest.took(), 3*time.Second)
+				require.ErrorAs(t, youngest.Failure(), &deadlock)
+				require.ErrorIs(t, youngest.Err, relock.ErrDeadlock)
+				require.NotErrorIs(t, youngest.Err, context.Canceled)
+				require.Less(t, youngest.Took(), 3*time.Second)
 				require.Len(t, deadlock.Cycle, n)
 				for i, step := range deadlock.Cycle { // from the youngest call on
 					at := (n - 1 + i) % n
@@ -62,10 +62,10 @@ func TestTheYoungestCallOfACircleEnds(t *testing.T) {
 				}
 				require.NoError(t, sections[n-1].Err(), "the section goes on")
 
-				w.leave(sections[n-1], own[n-1])
+				w.Leave(sections[n-1], own[n-1])
 				for i := n - 2; i >= 0; i-- {
-					waits[i].leave()
-					w.leave(sections[i], own[i])
+					waits[i].Leave()
+					w.Leave(sections[i], own[i])
 				}
 				requireNoWaits(t, w, sections)
 			})
@@ -74,148 +74,148 @@ func TestTheYoungestCallOfACircleEnds(t *testing.T) {
 }
 
 // requireNoWaits fails if the store still shows a wait under the holds of sections.
-func requireNoWaits(t *testing.T, w *world, sections []context.Context) {
+func requireNoWaits(t *testing.T, w *World, sections []context.Context) {
 	t.Helper()
-	settle()
+	Settle()
 	var holds []store.ID
 	for _, section := range sections {
 		holder, _ := relock.HolderFrom(section)
 		holds = append(holds, store.ID(holder.String()+":1"), store.ID(holder.String()+":2"))
 	}
-	shown, err := w.Shown(t.Context(), holds)
+	shown, err := w.Store.Shown(t.Context(), holds)
 	require.NoError(t, err)
 	require.Empty(t, shown)
 }
 
 func TestWaitsWithoutACircleGoOn(t *testing.T) {
 	t.Run("a chain of waits", func(t *testing.T) {
-		fake(t, func(t *testing.T, w *world) {
-			a, b := w.openClient(), w.openClient()
-			last := w.enter(t.Context(), b.NewLock("y"))
-			section := w.enter(t.Context(), a.NewLock("x"))
-			inner := w.start(section, a.NewLock("y"))
-			outer := w.start(t.Context(), b.NewLock("x"))
-			pass(time.Minute)
-			require.True(t, inner.waits())
-			require.True(t, outer.waits())
-			w.leave(last, b.NewLock("y"))
-			inner.leave()
-			w.leave(section, a.NewLock("x"))
-			outer.leave()
+		Fake(t, func(t *testing.T, w *World) {
+			a, b := w.OpenClient(), w.OpenClient()
+			last := w.Enter(t.Context(), b.NewLock("y"))
+			section := w.Enter(t.Context(), a.NewLock("x"))
+			inner := w.Start(section, a.NewLock("y"))
+			outer := w.Start(t.Context(), b.NewLock("x"))
+			Pass(time.Minute)
+			require.True(t, inner.Waits())
+			require.True(t, outer.Waits())
+			w.Leave(last, b.NewLock("y"))
+			inner.Leave()
+			w.Leave(section, a.NewLock("x"))
+			outer.Leave()
 		})
 	})
 	t.Run("goroutines of one section wait for each other", func(t *testing.T) {
-		fake(t, func(t *testing.T, w *world) {
-			c := w.openClient()
-			section := w.enter(t.Context(), c.NewLock("x"))
-			first := w.enter(section, c.NewLock("y"))
-			second := w.start(section, c.NewLock("y"))
-			pass(time.Minute)
-			require.True(t, second.waits())
-			w.leave(first, c.NewLock("y"))
-			second.leave()
-			w.leave(section, c.NewLock("x"))
+		Fake(t, func(t *testing.T, w *World) {
+			c := w.OpenClient()
+			section := w.Enter(t.Context(), c.NewLock("x"))
+			first := w.Enter(section, c.NewLock("y"))
+			second := w.Start(section, c.NewLock("y"))
+			Pass(time.Minute)
+			require.True(t, second.Waits())
+			w.Leave(first, c.NewLock("y"))
+			second.Leave()
+			w.Leave(section, c.NewLock("x"))
 		})
 	})
 	t.Run("one of several permits may become free", func(t *testing.T) {
-		fake(t, func(t *testing.T, w *world) {
-			a, b, c := w.openClient(), w.openClient(), w.openClient()
+		Fake(t, func(t *testing.T, w *World) {
+			a, b, c := w.OpenClient(), w.OpenClient(), w.OpenClient()
 			slots := func(c *relock.Client) *relock.Lock { return c.NewSemaphore("slots", 2) }
-			stuck, free := w.enter(t.Context(), slots(a)), w.enter(t.Context(), slots(b))
-			x := w.enter(t.Context(), c.NewLock("x"))
-			waits, permit := w.start(stuck, a.NewLock("x")), w.start(x, slots(c))
-			pass(time.Minute)
-			require.True(t, waits.waits())
-			require.True(t, permit.waits())
-			w.leave(free, slots(b))
-			permit.leave()
-			w.leave(x, c.NewLock("x"))
-			waits.leave()
-			w.leave(stuck, slots(a))
+			stuck, free := w.Enter(t.Context(), slots(a)), w.Enter(t.Context(), slots(b))
+			x := w.Enter(t.Context(), c.NewLock("x"))
+			waits, permit := w.Start(stuck, a.NewLock("x")), w.Start(x, slots(c))
+			Pass(time.Minute)
+			require.True(t, waits.Waits())
+			require.True(t, permit.Waits())
+			w.Leave(free, slots(b))
+			permit.Leave()
+			w.Leave(x, c.NewLock("x"))
+			waits.Leave()
+			w.Leave(stuck, slots(a))
 		})
 	})
 	t.Run("a call of the circle has given up", func(t *testing.T) {
-		fake(t, func(t *testing.T, w *world) {
-			a, b := w.openClient(), w.openClient()
-			x, y := w.enter(t.Context(), a.NewLock("x")), w.enter(t.Context(), b.NewLock("y"))
-			short := w.begin(y, tryFor(b.NewLock("x"), 1500*time.Millisecond))
-			pass(500 * time.Millisecond)
-			long := w.start(x, a.NewLock("y"))
-			require.ErrorIs(t, short.failure(), relock.ErrLocked)
-			pass(time.Minute)
-			require.True(t, long.waits(), "nobody waits for this call any more")
-			w.leave(y, b.NewLock("y"))
-			long.leave()
-			w.leave(x, a.NewLock("x"))
+		Fake(t, func(t *testing.T, w *World) {
+			a, b := w.OpenClient(), w.OpenClient()
+			x, y := w.Enter(t.Context(), a.NewLock("x")), w.Enter(t.Context(), b.NewLock("y"))
+			short := w.Begin(y, TryFor(b.NewLock("x"), 1500*time.Millisecond))
+			Pass(500 * time.Millisecond)
+			long := w.Start(x, a.NewLock("y"))
+			require.ErrorIs(t, short.Failure(), relock.ErrLocked)
+			Pass(time.Minute)
+			require.True(t, long.Waits(), "nobody waits for this call any more")
+			w.Leave(y, b.NewLock("y"))
+			long.Leave()
+			w.Leave(x, a.NewLock("x"))
 		})
 	})
 }
 
 func TestASectionThatWasLeftIsNoPartOfACircle(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		a, b := w.openClient(), w.openClient()
-		x, y := w.enter(t.Context(), a.NewLock("x")), w.enter(t.Context(), b.NewLock("y"))
+	Fake(t, func(t *testing.T, w *World) {
+		a, b := w.OpenClient(), w.OpenClient()
+		x, y := w.Enter(t.Context(), a.NewLock("x")), w.Enter(t.Context(), b.NewLock("y"))
 		free := context.WithoutCancel(x)
-		w.leave(x, a.NewLock("x"))
-		again := w.enter(y, b.NewLock("x"))
-		wait := w.start(free, a.NewLock("y"))
-		pass(time.Minute)
-		require.True(t, wait.waits())
-		w.leave(again, b.NewLock("x"))
-		w.leave(y, b.NewLock("y"))
-		wait.leave()
+		w.Leave(x, a.NewLock("x"))
+		again := w.Enter(y, b.NewLock("x"))
+		wait := w.Start(free, a.NewLock("y"))
+		Pass(time.Minute)
+		require.True(t, wait.Waits())
+		w.Leave(again, b.NewLock("x"))
+		w.Leave(y, b.NewLock("y"))
+		wait.Leave()
 	})
 }
 
 func TestACircleThroughReadersAndPermits(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		a, b := w.openClient(), w.openClient()
+	Fake(t, func(t *testing.T, w *World) {
+		a, b := w.OpenClient(), w.OpenClient()
 		table, slots := func(c *relock.Client) *relock.RWLock { return c.NewRWLock("table") },
 			func(c *relock.Client) *relock.Lock { return c.NewSemaphore("slots", 1) }
-		read := w.enter(t.Context(), table(a).RLocker())
-		permit := w.enter(t.Context(), slots(b))
-		older := w.start(read, slots(a))
-		pass(time.Millisecond)
-		younger := w.start(permit, table(b).Writer())
-		require.ErrorIs(t, younger.failure(), relock.ErrDeadlock)
-		w.leave(permit, slots(b))
-		older.leave()
-		w.leave(read, table(a).RLocker())
+		read := w.Enter(t.Context(), table(a).RLocker())
+		permit := w.Enter(t.Context(), slots(b))
+		older := w.Start(read, slots(a))
+		Pass(time.Millisecond)
+		younger := w.Start(permit, table(b).Writer())
+		require.ErrorIs(t, younger.Failure(), relock.ErrDeadlock)
+		w.Leave(permit, slots(b))
+		older.Leave()
+		w.Leave(read, table(a).RLocker())
 	})
 }
 
 // TestAWaitThatIsShownForeverHidesNoCircle plays a wait whose end was not told to the store.
 func TestAWaitThatIsShownForeverHidesNoCircle(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		a, b := w.openClient(), w.openClient()
-		x, y := w.enter(t.Context(), a.NewLock("x")), w.enter(t.Context(), b.NewLock("y"))
+	Fake(t, func(t *testing.T, w *World) {
+		a, b := w.OpenClient(), w.OpenClient()
+		x, y := w.Enter(t.Context(), a.NewLock("x")), w.Enter(t.Context(), b.NewLock("y"))
 		stale := store.Waiting{
-			ID: store.ID("0:1:1"), Name: "x", Holds: []store.ID{store.ID(w.owner("y"))}, For: []store.ID{store.ID(w.owner("x"))}, Round: 1,
+			ID: store.ID("0:1:1"), Name: "x", Holds: []store.ID{store.ID(w.Owner("y"))}, For: []store.ID{store.ID(w.Owner("x"))}, Round: 1,
 		}
-		require.NoError(t, w.Show(t.Context(), stale, time.Hour))
-		older := w.start(x, a.NewLock("y"))
-		pass(time.Millisecond)
-		younger := w.start(y, b.NewLock("x"))
-		require.ErrorIs(t, younger.failure(), relock.ErrDeadlock)
-		w.leave(y, b.NewLock("y"))
-		older.leave()
-		w.leave(x, a.NewLock("x"))
+		require.NoError(t, w.Store.Show(t.Context(), stale, time.Hour))
+		older := w.Start(x, a.NewLock("y"))
+		Pass(time.Millisecond)
+		younger := w.Start(y, b.NewLock("x"))
+		require.ErrorIs(t, younger.Failure(), relock.ErrDeadlock)
+		w.Leave(y, b.NewLock("y"))
+		older.Leave()
+		w.Leave(x, a.NewLock("x"))
 	})
 }
 
 func TestTheHooksHearOfADeadlock(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		r := &recorder{}
-		a, b := w.openClient(), w.openClient(relock.WithHooks(r.Hooks()))
-		x, y := w.enter(t.Context(), a.NewLock("x")), w.enter(t.Context(), b.NewLock("y"))
-		older := w.start(x, a.NewLock("y"))
-		pass(time.Millisecond)
-		require.ErrorIs(t, w.start(y, b.NewLock("x")).failure(), relock.ErrDeadlock)
-		finished := eventsOf[relock.AcquireFinished](r)
+	Fake(t, func(t *testing.T, w *World) {
+		r := &Recorder{}
+		a, b := w.OpenClient(), w.OpenClient(relock.WithHooks(r.Hooks()))
+		x, y := w.Enter(t.Context(), a.NewLock("x")), w.Enter(t.Context(), b.NewLock("y"))
+		older := w.Start(x, a.NewLock("y"))
+		Pass(time.Millisecond)
+		require.ErrorIs(t, w.Start(y, b.NewLock("x")).Failure(), relock.ErrDeadlock)
+		finished := EventsOf[relock.AcquireFinished](r)
 		require.Equal(t, relock.OutcomeDeadlock, finished[len(finished)-1].Outcome)
-		w.leave(y, b.NewLock("y"))
-		older.leave()
-		w.leave(x, a.NewLock("x"))
+		w.Leave(y, b.NewLock("y"))
+		older.Leave()
+		w.Leave(x, a.NewLock("x"))
 	})
 }
 

@@ -76,24 +76,24 @@ func (e *ears) close(but int, dead bool) {
 	}
 }
 
-// deafPeer is a peer with n connections in one pool.
-func (w *arena) deafPeer(n int, options ...relock.Option) (*peer, *ears) {
-	w.t.Helper()
+// newDeafPeer is a peer with n connections in one pool.
+func newDeafPeer(w *Arena, n int, options ...relock.Option) (*Peer, *ears) {
+	w.T.Helper()
 	e := new(ears)
-	p := w.peerOn(func(o *redis.Options) {
+	p := w.PeerOn(func(o *redis.Options) {
 		o.Dialer = e.dialer(o.Dialer)
 		o.PoolSize, o.ReadTimeout = n, 60*time.Millisecond
 	}, options...)
-	p.connect(w.t, n)
+	p.Connect(w.T, n)
 	return p, e
 }
 
 func TestADeafClientKeepsOthersOutForOneLeaseAtMost(t *testing.T) {
 	const ttl, conns = 1500 * time.Millisecond, 40
-	for name, how := range map[string]func(w *arena, l *relock.Lock) *attempt{
-		"Lock": func(w *arena, l *relock.Lock) *attempt { return w.start(w.t.Context(), l) },
-		"TryLock, again and again": func(w *arena, l *relock.Lock) *attempt {
-			return w.begin(w.t.Context(), func(ctx context.Context) (context.Context, error) {
+	for name, how := range map[string]func(w *Arena, l *relock.Lock) *Attempt{
+		"Lock": func(w *Arena, l *relock.Lock) *Attempt { return w.Start(w.T.Context(), l) },
+		"TryLock, again and again": func(w *Arena, l *relock.Lock) *Attempt {
+			return w.Begin(w.T.Context(), func(ctx context.Context) (context.Context, error) {
 				for {
 					if section, err := l.TryLock(ctx); err == nil {
 						return section, nil
@@ -104,106 +104,106 @@ func TestADeafClientKeepsOthersOutForOneLeaseAtMost(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := apart(t)
-			p, e := w.deafPeer(conns, relock.WithTTL(ttl))
-			l := w.peer().NewLock("a")
-			asks := w.counter(p, luaAcquire)
+			w := Apart(t)
+			p, e := newDeafPeer(w, conns, relock.WithTTL(ttl))
+			l := w.Peer().NewLock("a")
+			asks := w.Counter(p, LuaAcquire)
 			e.close(0, false)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			deaf := w.start(ctx, p.NewLock("a"))
-			redistest.Eventually(t, w.limit, func() bool { return w.count("a") == 1 }, "the deaf client has the lock")
+			deaf := w.Start(ctx, p.NewLock("a"))
+			redistest.Eventually(t, w.Limit, func() bool { return w.Count("a") == 1 }, "the deaf client has the lock")
 			taken := time.Now()
 			other := how(w, l)
-			section := other.within(ttl + atOnce).section()
-			t.Logf("in after %s; the deaf client has asked %d times", other.ended.Sub(taken), asks())
+			section := other.Within(ttl + AtOnce).Section()
+			t.Logf("in after %s; the deaf client has asked %d times", other.Ended.Sub(taken), asks())
 			require.GreaterOrEqual(t, asks(), 5)
-			require.True(t, deaf.waits())
+			require.True(t, deaf.Waits())
 			cancel()
-			require.True(t, isDone(deaf.within(promptly).failure()))
-			w.leave(section, l)
-			w.tidyWithin = ttl + w.limit
+			require.True(t, IsDone(deaf.Within(Promptly).Failure()))
+			w.Leave(section, l)
+			w.TidyWithin = ttl + w.Limit
 		})
 	}
 }
 
 func TestAnAttemptThatComesLateSetsNoLongerLeaseThanTheFirst(t *testing.T) {
 	const ttl = 2 * time.Second
-	w := apart(t)
-	p, e := w.deafPeer(40, relock.WithTTL(ttl))
+	w := Apart(t)
+	p, e := newDeafPeer(w, 40, relock.WithTTL(ttl))
 	e.close(0, true) // the first attempts never arrive
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	begun := time.Now()
-	deaf := w.start(ctx, p.NewLock("a"))
-	sleepUntil(begun.Add(ttl / 2))
+	deaf := w.Start(ctx, p.NewLock("a"))
+	SleepUntil(begun.Add(ttl / 2))
 	e.close(0, false)
-	redistest.Eventually(t, w.limit, func() bool { return w.count("a") == 1 }, "an attempt arrives")
-	require.LessOrEqual(t, w.lease("a"), ttl-ttl/2+promptly)
+	redistest.Eventually(t, w.Limit, func() bool { return w.Count("a") == 1 }, "an attempt arrives")
+	require.LessOrEqual(t, w.Lease("a"), ttl-ttl/2+Promptly)
 	cancel()
-	require.True(t, isDone(deaf.within(promptly).failure()))
+	require.True(t, IsDone(deaf.Within(Promptly).Failure()))
 }
 
 func TestALockIsTakenBackThoughSomeConnectionsAreDead(t *testing.T) {
 	for _, dead := range []bool{false, true} {
 		t.Run(fmt.Sprintf("dead %t", dead), func(t *testing.T) {
-			w := onShared(t)
-			p, e := w.deafPeer(4) // 30 s
-			lost := p.faults.Once(w.script(luaAcquire), redistest.DropReply(redistest.Silence))
+			w := OnShared(t)
+			p, e := newDeafPeer(w, 4) // 30 s
+			lost := p.Faults.Once(w.Script(LuaAcquire), redistest.DropReply(redistest.Silence))
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			a := w.start(ctx, p.NewLock("a"))
+			a := w.Start(ctx, p.NewLock("a"))
 			lost.WaitHits(t, 1)
 			e.close(1, dead)
 			cancel()
-			require.True(t, isDone(a.within(promptly).failure()))
+			require.True(t, IsDone(a.Within(Promptly).Failure()))
 			begun := time.Now()
-			w.requireFree("a")
+			w.RequireFree("a")
 			t.Logf("taken back after %s", time.Since(begun))
 		})
 	}
 }
 
 func TestLockNeverEntersWithADoneContext(t *testing.T) {
-	w := onShared(t)
-	o := w.peer()
-	owner, l := o.NewLock("a"), w.peer().NewLock("a")
+	w := OnShared(t)
+	o := w.Peer()
+	owner, l := o.NewLock("a"), w.Peer().NewLock("a")
 	for range 200 {
-		section := w.enter(t.Context(), owner)
+		section := w.Enter(t.Context(), owner)
 		ctx, cancel := context.WithCancel(t.Context())
-		waiter := w.start(ctx, l)
-		w.awaitWaiters("a", 1)
-		o.faults.Once(w.script(luaRelease), redistest.Before(func([]string) { cancel() })) // just before the lock is free
-		w.leave(section, owner)
-		require.ErrorIs(t, waiter.failure(), context.Canceled)
-		w.requireFree("a")
+		waiter := w.Start(ctx, l)
+		w.AwaitWaiters("a", 1)
+		o.Faults.Once(w.Script(LuaRelease), redistest.Before(func([]string) { cancel() })) // just before the lock is free
+		w.Leave(section, owner)
+		require.ErrorIs(t, waiter.Failure(), context.Canceled)
+		w.RequireFree("a")
 	}
 }
 
 // addDead puts waiters into a queue whose processes have gone.
-func (w *arena) addDead(name string, n int) {
-	w.t.Helper()
+func addDead(w *Arena, name string, n int) {
+	w.T.Helper()
 	members := make([]redis.Z, n)
 	for i := range members {
 		members[i] = redis.Z{Score: float64(i + 1), Member: fmt.Sprintf("dead:1:%d|30000", i)}
 	}
 	for part := range slices.Chunk(members, 1000) {
-		require.NoError(w.t, w.plain.ZAdd(context.Background(), baseKey(name)+":queue", part...).Err())
+		require.NoError(w.T, w.Plain.ZAdd(context.Background(), BaseKey(name)+":queue", part...).Err())
 	}
 }
 
 func TestTwentyThousandDeadWaitersArePassedOverInShortSteps(t *testing.T) {
 	const dead, step = 20_000, 100
-	w := onOwn(t)
+	w := OnOwn(t)
 	patient := func(o *redis.Options) { o.ReadTimeout = 5 * time.Second }
-	p, other := w.peerOn(patient), w.peerOn(patient)
+	p, other := w.PeerOn(patient), w.PeerOn(patient)
 	l := p.NewLock("a")
-	section := w.enter(t.Context(), l)
-	w.addDead("a", dead)
-	waiter := w.start(t.Context(), w.peerOn(patient).NewLock("a"))
-	w.awaitWaiters("a", dead+1)
+	section := w.Enter(t.Context(), l)
+	addDead(w, "a", dead)
+	waiter := w.Start(t.Context(), w.PeerOn(patient).NewLock("a"))
+	w.AwaitWaiters("a", dead+1)
 
-	calls := w.counter(p, luaRelease)
+	calls := w.Counter(p, LuaRelease)
 	stop, stopped := make(chan struct{}), make(chan int)
 	go func() { // somebody else uses the server
 		served, l := 0, other.NewLock("b")
@@ -219,53 +219,53 @@ func TestTwentyThousandDeadWaitersArePassedOverInShortSteps(t *testing.T) {
 			}
 		}
 	}()
-	w.within(10*time.Second).leave(section, l)
+	w.Within(10*time.Second).Leave(section, l)
 	close(stop)
 	served := <-stopped
 	t.Logf("one Unlock in %d script calls, while %d sections of another client were served", calls(), served)
 	require.InDelta(t, dead/step, calls(), 2, "at most %d a script", step)
 	require.Greater(t, served, dead/step/10)
-	mine := waiter.section()
-	require.Zero(t, w.waiters("a"))
-	w.leave(mine, waiter.lock)
+	mine := waiter.Section()
+	require.Zero(t, w.Waiters("a"))
+	w.Leave(mine, waiter.Lock)
 }
 
 func TestAForcedUnlockIsToldAtOnce(t *testing.T) {
-	w := onShared(t)
-	l, operator := w.peer().NewLock("a"), w.peer().NewLock("a") // renewed every 10 s
+	w := OnShared(t)
+	l, operator := w.Peer().NewLock("a"), w.Peer().NewLock("a") // renewed every 10 s
 	var took []time.Duration
 	for i := range 9 {
-		section := w.enter(t.Context(), l)
+		section := w.Enter(t.Context(), l)
 		if i > 0 { // also a section that has just begun
-			sleepUntil(time.Now().Add(250 * time.Millisecond)) // long enough to be watched
+			SleepUntil(time.Now().Add(250 * time.Millisecond)) // long enough to be watched
 		}
 		begun := time.Now()
 		require.NoError(t, operator.ForceUnlock(t.Context()))
-		require.Equal(t, relock.LossTaken, w.within(time.Second).lost(section))
+		require.Equal(t, relock.LossTaken, w.Within(time.Second).Lost(section))
 		took = append(took, time.Since(begun))
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 	}
 	slices.Sort(took)
 	t.Logf("told after %s in the median, %s at most", took[len(took)/2], took[len(took)-1])
-	require.Less(t, took[len(took)/2], 50*time.Millisecond+w.lateness())
+	require.Less(t, took[len(took)/2], 50*time.Millisecond+w.Lateness())
 }
 
 func TestTheEndOfALockIsToldLongBeforeItsRenewal(t *testing.T) {
-	for what, end := range map[string]func(w *arena){
-		"when a connection was killed": func(w *arena) {
-			require.NoError(w.t, w.plain.Del(w.t.Context(), baseKey("a")).Err())
-			require.Positive(w.t, w.plain.ClientKillByFilter(w.t.Context(), "TYPE", "pubsub").Val())
+	for what, end := range map[string]func(w *Arena){
+		"when a connection was killed": func(w *Arena) {
+			require.NoError(w.T, w.Plain.Del(w.T.Context(), BaseKey("a")).Err())
+			require.Positive(w.T, w.Plain.ClientKillByFilter(w.T.Context(), "TYPE", "pubsub").Val())
 		},
-		"when the server comes back empty": func(w *arena) { w.server.Restart() },
+		"when the server comes back empty": func(w *Arena) { w.Server.Restart() },
 	} {
 		t.Run(what, func(t *testing.T) {
-			w := onOwn(t)
-			l := w.peer().NewLock("a") // renewed every 10 s
-			section := w.enter(t.Context(), l)
-			redistest.Eventually(t, w.limit, func() bool { return len(redistest.Subscriptions(t, w.plain)) == 1 }, "it is watched")
+			w := OnOwn(t)
+			l := w.Peer().NewLock("a") // renewed every 10 s
+			section := w.Enter(t.Context(), l)
+			redistest.Eventually(t, w.Limit, func() bool { return len(redistest.Subscriptions(t, w.Plain)) == 1 }, "it is watched")
 			begun := time.Now()
 			end(w)
-			require.Equal(t, relock.LossTaken, w.lost(section))
+			require.Equal(t, relock.LossTaken, w.Lost(section))
 			t.Logf("told after %s", time.Since(begun))
 			require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 		})
@@ -283,36 +283,36 @@ func TestAWaiterOfALockWhoseKeyWasDeletedIsIn(t *testing.T) {
 		ask    bool
 		within time.Duration
 	}{
-		{"at the next renewal of its owner", 0, false, third + afterLease},
-		{"when the lease of a dead owner should be over", 2 * time.Second, false, 2*time.Second + afterLease},
-		{"when somebody else asks", time.Minute, true, atOnce},
+		{"at the next renewal of its owner", 0, false, third + AfterLease},
+		{"when the lease of a dead owner should be over", 2 * time.Second, false, 2*time.Second + AfterLease},
+		{"when somebody else asks", time.Minute, true, AtOnce},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := apart(t)
+			w := Apart(t)
 			if c.dead > 0 {
-				require.NoError(t, w.plain.HSet(t.Context(), baseKey("a"), "dead:1:1", 1).Err())
-				require.NoError(t, w.plain.PExpire(t.Context(), baseKey("a"), c.dead).Err())
+				require.NoError(t, w.Plain.HSet(t.Context(), BaseKey("a"), "dead:1:1", 1).Err())
+				require.NoError(t, w.Plain.PExpire(t.Context(), BaseKey("a"), c.dead).Err())
 			} else {
-				l := w.peer(relock.WithTTL(3 * third)).NewLock("a")
-				section := w.enter(t.Context(), l)
+				l := w.Peer(relock.WithTTL(3 * third)).NewLock("a")
+				section := w.Enter(t.Context(), l)
 				defer func() { require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost) }()
 			}
-			waiters := []*attempt{w.start(t.Context(), w.peer().NewLock("a"))}
-			w.awaitWaiters("a", 1)
-			waiters = append(waiters, w.start(t.Context(), w.peer().NewLock("a")))
-			w.awaitWaiters("a", 2)
-			sleepUntil(time.Now().Add(400 * time.Millisecond)) // the owner has looked once, as it began to watch
+			waiters := []*Attempt{w.Start(t.Context(), w.Peer().NewLock("a"))}
+			w.AwaitWaiters("a", 1)
+			waiters = append(waiters, w.Start(t.Context(), w.Peer().NewLock("a")))
+			w.AwaitWaiters("a", 2)
+			SleepUntil(time.Now().Add(400 * time.Millisecond)) // the owner has looked once, as it began to watch
 			begun := time.Now()
-			require.NoError(t, w.plain.Del(t.Context(), baseKey("a")).Err())
+			require.NoError(t, w.Plain.Del(t.Context(), BaseKey("a")).Err())
 			if c.ask {
-				_, err := w.peer().NewLock("a").TryLock(t.Context())
+				_, err := w.Peer().NewLock("a").TryLock(t.Context())
 				require.ErrorIs(t, err, relock.ErrLocked)
 			}
-			mine := waiters[0].within(c.within).section()
-			t.Logf("in after %s", waiters[0].ended.Sub(begun))
-			require.True(t, waiters[1].waits())
-			w.leave(mine, waiters[0].lock)
-			waiters[1].leave()
+			mine := waiters[0].Within(c.within).Section()
+			t.Logf("in after %s", waiters[0].Ended.Sub(begun))
+			require.True(t, waiters[1].Waits())
+			w.Leave(mine, waiters[0].Lock)
+			waiters[1].Leave()
 		})
 	}
 }

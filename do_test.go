@@ -76,22 +76,22 @@ func TestDoRefusesWhatIsNilBeforeAnythingIsTaken(t *testing.T) {
 }
 
 func TestNotEnteredIsAboutTheDoThatReturnsTheError(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient()
 		free, busy := m.NewLock("free"), m.NewLock("busy")
-		_ = w.enter(t.Context(), w.NewClient().NewLock("busy"))
+		_ = w.Enter(t.Context(), w.NewClient().NewLock("busy"))
 		nothing := func(context.Context) error { return nil }
 		inner := func(ctx context.Context) error { return busy.DoFor(ctx, 0, nothing) }
 
 		require.False(t, relock.NotEntered(nil))
 		require.False(t, relock.NotEntered(relock.ErrLocked), "no Do has returned it")
 		require.True(t, relock.NotEntered(inner(t.Context())))
-		require.True(t, relock.NotEntered(errors.Join(errOdd, inner(t.Context()))))
+		require.True(t, relock.NotEntered(errors.Join(ErrOdd, inner(t.Context()))))
 
 		for name, fn := range map[string]func(ctx context.Context) error{
 			"as it is": inner,
 			"wrapped":  func(ctx context.Context) error { return fmt.Errorf("booking: %w", inner(ctx)) },
-			"joined":   func(ctx context.Context) error { return errors.Join(errOdd, inner(ctx)) },
+			"joined":   func(ctx context.Context) error { return errors.Join(ErrOdd, inner(ctx)) },
 		} {
 			err := free.Do(t.Context(), fn)
 			require.ErrorIs(t, err, relock.ErrLocked, name)
@@ -112,15 +112,15 @@ func TestNotEnteredIsAboutTheDoThatReturnsTheError(t *testing.T) {
 func TestDoJoinsTheCauseOfItsContextOnlyToAnError(t *testing.T) {
 	errMine := errors.New("mine")
 	for name, c := range map[string]struct {
-		end  func(m *member, cancel context.CancelCauseFunc)
+		end  func(m *Member, cancel context.CancelCauseFunc)
 		want error
 	}{
-		"Close":              {func(m *member, _ context.CancelCauseFunc) { _ = m.Close() }, relock.ErrClosed},
-		"the caller's cause": {func(_ *member, cancel context.CancelCauseFunc) { cancel(errMine) }, errMine},
+		"Close":              {func(m *Member, _ context.CancelCauseFunc) { _ = m.Close() }, relock.ErrClosed},
+		"the caller's cause": {func(_ *Member, cancel context.CancelCauseFunc) { cancel(errMine) }, errMine},
 	} {
 		for _, fails := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, %t", name, fails), func(t *testing.T) {
-				fake(t, func(t *testing.T, w *world) {
+				Fake(t, func(t *testing.T, w *World) {
 					m := w.NewClient()
 					ctx, cancel := context.WithCancelCause(t.Context())
 					defer cancel(nil)
@@ -145,16 +145,16 @@ func TestDoJoinsTheCauseOfItsContextOnlyToAnError(t *testing.T) {
 }
 
 func TestDoJoinsAnUnlockThatTheStoreDoesNotConfirm(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient()
-		m.link.once(refuse(errOdd), cmdRelease)
+		m.Link.Once(Refuse(ErrOdd), CmdRelease)
 		errMine := errors.New("mine")
 		err := m.NewLock("a").Do(t.Context(), func(context.Context) error { return errMine })
 		require.ErrorIs(t, err, errMine)
-		require.ErrorIs(t, err, errOdd)
+		require.ErrorIs(t, err, ErrOdd)
 		require.ErrorContains(t, err, "mine; relock: unlock \"a\"")
 		require.False(t, relock.NotEntered(err))
-		pass(time.Minute)
-		w.requireFree("a")
+		Pass(time.Minute)
+		w.RequireFree("a")
 	})
 }

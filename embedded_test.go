@@ -40,7 +40,7 @@ func startLock(ctx context.Context, t *testing.T, l *relock.Lock, n int) (sectio
 		defer close(done)
 		in, err = l.Lock(ctx) //nolint:fatcontext // the section is the result
 	}()
-	redistest.Eventually(t, limit, func() bool {
+	redistest.Eventually(t, Limit, func() bool {
 		state, err := l.State(t.Context())
 		return err == nil && state.Waiters == n
 	}, "%d wait", n)
@@ -48,7 +48,7 @@ func startLock(ctx context.Context, t *testing.T, l *relock.Lock, n int) (sectio
 		t.Helper()
 		select {
 		case <-done:
-		case <-time.After(limit):
+		case <-time.After(Limit):
 			require.FailNow(t, "waits")
 		}
 		require.NoError(t, err)

@@ -23,124 +23,124 @@ var errCause = errors.New("shutting down")
 // failures are calls that fail, each with all that its error matches. l is lock "a", which another
 // client holds.
 var failures = map[string]struct {
-	fail func(w *world, m *member, l *relock.Lock) error
+	fail func(w *World, m *Member, l *relock.Lock) error
 	want []error
 }{
-	"TryLock of a held lock": {func(w *world, _ *member, l *relock.Lock) error {
-		w.t.Helper()
-		return w.begin(w.t.Context(), l.TryLock).failure()
+	"TryLock of a held lock": {func(w *World, _ *Member, l *relock.Lock) error {
+		w.T.Helper()
+		return w.Begin(w.T.Context(), l.TryLock).Failure()
 	}, []error{relock.ErrLocked}},
-	"the wait of TryLockFor is over": {func(w *world, _ *member, l *relock.Lock) error {
-		w.t.Helper()
-		return w.begin(w.t.Context(), tryFor(l, time.Second)).failure()
+	"the wait of TryLockFor is over": {func(w *World, _ *Member, l *relock.Lock) error {
+		w.T.Helper()
+		return w.Begin(w.T.Context(), TryFor(l, time.Second)).Failure()
 	}, []error{relock.ErrLocked}},
-	"the caller's deadline during Lock": {func(w *world, _ *member, l *relock.Lock) error {
-		w.t.Helper()
-		ctx, cancel := context.WithTimeout(w.t.Context(), time.Second)
+	"the caller's deadline during Lock": {func(w *World, _ *Member, l *relock.Lock) error {
+		w.T.Helper()
+		ctx, cancel := context.WithTimeout(w.T.Context(), time.Second)
 		defer cancel()
-		return w.start(ctx, l).failure()
+		return w.Start(ctx, l).Failure()
 	}, []error{relock.ErrLocked, context.DeadlineExceeded}},
-	"the caller's deadline during TryLockFor": {func(w *world, _ *member, l *relock.Lock) error {
-		w.t.Helper()
-		ctx, cancel := context.WithTimeout(w.t.Context(), time.Second)
+	"the caller's deadline during TryLockFor": {func(w *World, _ *Member, l *relock.Lock) error {
+		w.T.Helper()
+		ctx, cancel := context.WithTimeout(w.T.Context(), time.Second)
 		defer cancel()
-		return w.begin(ctx, tryFor(l, time.Hour)).failure()
+		return w.Begin(ctx, TryFor(l, time.Hour)).Failure()
 	}, []error{relock.ErrLocked, context.DeadlineExceeded}},
-	"cancelled with a cause while waiting": {func(w *world, _ *member, l *relock.Lock) error {
-		w.t.Helper()
-		ctx, cancel := context.WithCancelCause(w.t.Context())
-		a := w.start(ctx, l)
+	"cancelled with a cause while waiting": {func(w *World, _ *Member, l *relock.Lock) error {
+		w.T.Helper()
+		ctx, cancel := context.WithCancelCause(w.T.Context())
+		a := w.Start(ctx, l)
 		cancel(errCause)
-		return a.failure()
+		return a.Failure()
 	}, []error{relock.ErrLocked, context.Canceled, errCause}},
-	"cancelled with a cause while the store is silent": {func(w *world, m *member, l *relock.Lock) error {
-		w.t.Helper()
-		m.link.cut()
-		ctx, cancel := context.WithCancelCause(w.t.Context())
-		a := w.start(ctx, l)
+	"cancelled with a cause while the store is silent": {func(w *World, m *Member, l *relock.Lock) error {
+		w.T.Helper()
+		m.Link.Cut()
+		ctx, cancel := context.WithCancelCause(w.T.Context())
+		a := w.Start(ctx, l)
 		cancel(errCause)
-		return a.failure()
+		return a.Failure()
 	}, []error{context.Canceled, errCause, relock.ErrUnavailable}},
-	"cancelled before": {func(w *world, _ *member, l *relock.Lock) error {
-		w.t.Helper()
-		ctx, cancel := context.WithCancel(w.t.Context())
+	"cancelled before": {func(w *World, _ *Member, l *relock.Lock) error {
+		w.T.Helper()
+		ctx, cancel := context.WithCancel(w.T.Context())
 		cancel()
-		return w.start(ctx, l).failure()
+		return w.Start(ctx, l).Failure()
 	}, []error{context.Canceled}},
-	"past its deadline before": {func(w *world, _ *member, l *relock.Lock) error {
-		w.t.Helper()
-		ctx, cancel := context.WithTimeout(w.t.Context(), 0)
+	"past its deadline before": {func(w *World, _ *Member, l *relock.Lock) error {
+		w.T.Helper()
+		ctx, cancel := context.WithTimeout(w.T.Context(), 0)
 		defer cancel()
-		return w.begin(ctx, l.TryLock).failure()
+		return w.Begin(ctx, l.TryLock).Failure()
 	}, []error{context.DeadlineExceeded}},
-	"the deadline while the store is silent": {func(w *world, m *member, l *relock.Lock) error {
-		w.t.Helper()
-		m.link.cut()
-		ctx, cancel := context.WithTimeout(w.t.Context(), time.Second)
+	"the deadline while the store is silent": {func(w *World, m *Member, l *relock.Lock) error {
+		w.T.Helper()
+		m.Link.Cut()
+		ctx, cancel := context.WithTimeout(w.T.Context(), time.Second)
 		defer cancel()
-		return w.start(ctx, l).failure()
+		return w.Start(ctx, l).Failure()
 	}, []error{context.DeadlineExceeded, relock.ErrUnavailable}},
-	"the end of the wait while the store is silent": {func(w *world, m *member, l *relock.Lock) error {
-		w.t.Helper()
-		m.link.cut()
-		return w.begin(w.t.Context(), tryFor(l, time.Second)).failure()
+	"the end of the wait while the store is silent": {func(w *World, m *Member, l *relock.Lock) error {
+		w.T.Helper()
+		m.Link.Cut()
+		return w.Begin(w.T.Context(), TryFor(l, time.Second)).Failure()
 	}, []error{context.DeadlineExceeded, relock.ErrUnavailable}},
-	"the client is closed while waiting": {func(w *world, m *member, l *relock.Lock) error {
-		w.t.Helper()
-		a := w.start(w.t.Context(), l)
+	"the client is closed while waiting": {func(w *World, m *Member, l *relock.Lock) error {
+		w.T.Helper()
+		a := w.Start(w.T.Context(), l)
 		_ = m.Close()
-		return a.failure()
+		return a.Failure()
 	}, []error{relock.ErrClosed}},
-	"the client was closed": {func(w *world, m *member, l *relock.Lock) error {
-		w.t.Helper()
+	"the client was closed": {func(w *World, m *Member, l *relock.Lock) error {
+		w.T.Helper()
 		_ = m.Close()
-		return w.begin(w.t.Context(), l.TryLock).failure()
+		return w.Begin(w.T.Context(), l.TryLock).Failure()
 	}, []error{relock.ErrClosed}},
-	"Unlock without Lock": {func(w *world, _ *member, l *relock.Lock) error {
-		w.t.Helper()
-		return l.Unlock(w.t.Context())
+	"Unlock without Lock": {func(w *World, _ *Member, l *relock.Lock) error {
+		w.T.Helper()
+		return l.Unlock(w.T.Context())
 	}, []error{relock.ErrNotHeld}},
-	"Extend without Lock": {func(w *world, _ *member, l *relock.Lock) error {
-		w.t.Helper()
-		return l.Extend(w.t.Context(), time.Second)
+	"Extend without Lock": {func(w *World, _ *Member, l *relock.Lock) error {
+		w.T.Helper()
+		return l.Extend(w.T.Context(), time.Second)
 	}, []error{relock.ErrNotHeld}},
-	"Token without Lock": {func(w *world, _ *member, l *relock.Lock) error {
-		w.t.Helper()
-		_, err := l.Token(w.t.Context())
+	"Token without Lock": {func(w *World, _ *Member, l *relock.Lock) error {
+		w.T.Helper()
+		_, err := l.Token(w.T.Context())
 		return err
 	}, []error{relock.ErrNotHeld}},
-	"ForceUnlock of a free lock": {func(w *world, m *member, _ *relock.Lock) error {
-		w.t.Helper()
-		return m.NewLock("free").ForceUnlock(w.t.Context())
+	"ForceUnlock of a free lock": {func(w *World, m *Member, _ *relock.Lock) error {
+		w.T.Helper()
+		return m.NewLock("free").ForceUnlock(w.T.Context())
 	}, []error{relock.ErrNotHeld}},
-	"Unlock of a lost lock": {func(w *world, m *member, _ *relock.Lock) error {
-		w.t.Helper()
+	"Unlock of a lost lock": {func(w *World, m *Member, _ *relock.Lock) error {
+		w.T.Helper()
 		other := m.NewLock("other")
-		ctx := w.enter(w.t.Context(), other)
-		require.NoError(w.t, other.ForceUnlock(w.t.Context()))
+		ctx := w.Enter(w.T.Context(), other)
+		require.NoError(w.T, other.ForceUnlock(w.T.Context()))
 		return other.Unlock(ctx)
 	}, []error{relock.ErrLockLost}},
-	"Lock in a section that was lost": {func(w *world, m *member, _ *relock.Lock) error {
-		w.t.Helper()
+	"Lock in a section that was lost": {func(w *World, m *Member, _ *relock.Lock) error {
+		w.T.Helper()
 		other := m.NewLock("other")
-		ctx := w.enter(w.t.Context(), other)
-		require.NoError(w.t, other.ForceUnlock(w.t.Context()))
-		_, _ = w.ends(ctx)
-		return w.start(context.WithoutCancel(ctx), other).failure()
+		ctx := w.Enter(w.T.Context(), other)
+		require.NoError(w.T, other.ForceUnlock(w.T.Context()))
+		_, _ = w.Ends(ctx)
+		return w.Start(context.WithoutCancel(ctx), other).Failure()
 	}, []error{relock.ErrLockLost}},
-	"too few replicas": {func(w *world, m *member, l *relock.Lock) error {
-		w.t.Helper()
-		m.link.once(refuse(store.ErrNotReplicated), cmdWait)
-		return w.start(w.t.Context(), l).failure()
+	"too few replicas": {func(w *World, m *Member, l *relock.Lock) error {
+		w.T.Helper()
+		m.Link.Once(Refuse(store.ErrNotReplicated), CmdWait)
+		return w.Start(w.T.Context(), l).Failure()
 	}, []error{relock.ErrNotReplicated}},
-	"another kind of lock": {func(w *world, m *member, l *relock.Lock) error {
-		w.t.Helper()
-		m.link.once(refuse(store.ErrKind), cmdTry)
-		return w.begin(w.t.Context(), l.TryLock).failure()
+	"another kind of lock": {func(w *World, m *Member, l *relock.Lock) error {
+		w.T.Helper()
+		m.Link.Once(Refuse(store.ErrKind), CmdTry)
+		return w.Begin(w.T.Context(), l.TryLock).Failure()
 	}, []error{relock.ErrKind}},
-	"a wrong wait": {func(w *world, _ *member, l *relock.Lock) error {
-		w.t.Helper()
-		return w.begin(w.t.Context(), tryFor(l, -time.Second)).failure()
+	"a wrong wait": {func(w *World, _ *Member, l *relock.Lock) error {
+		w.T.Helper()
+		return w.Begin(w.T.Context(), TryFor(l, -time.Second)).Failure()
 	}, []error{relock.ErrInvalid}},
 }
 
@@ -151,9 +151,9 @@ func TestErrorsMatchTheirKindAndTheirCauseAndNothingElse(t *testing.T) {
 	}
 	for name, c := range failures {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				holding := w.NewClient().NewLock("a")
-				section := w.enter(t.Context(), holding)
+				section := w.Enter(t.Context(), holding)
 				m := w.NewClient()
 				err := c.fail(w, m, m.NewLock("a"))
 				require.Error(t, err)
@@ -161,25 +161,25 @@ func TestErrorsMatchTheirKindAndTheirCauseAndNothingElse(t *testing.T) {
 				for _, sentinel := range sentinels {
 					require.Equal(t, slices.Contains(c.want, sentinel), errors.Is(err, sentinel), "%v: %v", sentinel, err)
 				}
-				m.link.heal()
-				w.leave(section, holding)
+				m.Link.Heal()
+				w.Leave(section, holding)
 			})
 		})
 	}
 }
 
 func TestARefusalSaysThatTheStoreCouldNotBeReachedAtTheEnd(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		holding := w.NewClient().NewLock("a")
-		section := w.enter(t.Context(), holding)
+		section := w.Enter(t.Context(), holding)
 		m := w.NewClient()
-		waiting := w.begin(t.Context(), tryFor(m.NewLock("a"), time.Minute))
-		silent := m.link.cut()
-		w.leave(section, holding)
-		err := waiting.failure()
+		waiting := w.Begin(t.Context(), TryFor(m.NewLock("a"), time.Minute))
+		silent := m.Link.Cut()
+		w.Leave(section, holding)
+		err := waiting.Failure()
 		require.ErrorIs(t, err, relock.ErrLocked)
 		require.ErrorIs(t, err, relock.ErrUnavailable)
-		silent.end()
+		silent.End()
 	})
 }
 
@@ -198,15 +198,15 @@ func (c endingContext) Err() error {
 }
 
 func TestAWaitThatCloseEndsIsNoRefusalThoughItsContextEndsToo(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		_ = w.enter(t.Context(), w.NewClient().NewLock("a"))
+	Fake(t, func(t *testing.T, w *World) {
+		_ = w.Enter(t.Context(), w.NewClient().NewLock("a"))
 		m := w.NewClient()
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		waiting := w.start(endingContext{ctx, cancel, time.Now().Add(time.Second)}, m.NewLock("a"))
-		pass(time.Second)
+		waiting := w.Start(endingContext{ctx, cancel, time.Now().Add(time.Second)}, m.NewLock("a"))
+		Pass(time.Second)
 		require.NoError(t, m.Close())
-		require.ErrorIs(t, waiting.failure(), relock.ErrClosed)
-		require.NotErrorIs(t, waiting.failure(), relock.ErrLocked)
+		require.ErrorIs(t, waiting.Failure(), relock.ErrClosed)
+		require.NotErrorIs(t, waiting.Failure(), relock.ErrLocked)
 	})
 }

@@ -18,13 +18,13 @@ import (
 // This file is about the texts of errors. errkinds_test.go and locktest are about their kinds.
 
 func TestARefusalSaysWhoHasTheLockAndForHowLong(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		const ttl = 10 * time.Second
 		holding := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
-		section := w.enter(t.Context(), holding)
-		holder := holderOf(t, section)
+		section := w.Enter(t.Context(), holding)
+		holder := HolderOf(t, section)
 		l := w.NewClient().NewLock("a")
-		pass(2*time.Second + 345678*time.Nanosecond)
+		Pass(2*time.Second + 345678*time.Nanosecond)
 
 		_, err := l.TryLock(t.Context())
 		require.EqualError(t, err, fmt.Sprintf(`relock: "a" is locked by %s; its lease has 8s left and may be renewed`, holder))
@@ -39,14 +39,14 @@ func TestARefusalSaysWhoHasTheLockAndForHowLong(t *testing.T) {
 		require.ErrorAs(t, err, &refusal)
 		require.Equal(t, holder, refusal.Holder)
 		require.ErrorContains(t, err, "may be renewed: context deadline exceeded: the request took too long")
-		w.leave(section, holding)
+		w.Leave(section, holding)
 	})
 }
 
 func TestARefusalSaysWhatIsNotKnown(t *testing.T) {
 	owner := relock.LockedError{Name: "a"}
-	fake(t, func(t *testing.T, w *world) {
-		owner.Holder = holderOf(t, w.enter(t.Context(), w.NewClient().NewLock("a")))
+	Fake(t, func(t *testing.T, w *World) {
+		owner.Holder = HolderOf(t, w.Enter(t.Context(), w.NewClient().NewLock("a")))
 	})
 	noLease, over, unknown := owner, owner, relock.LockedError{Name: "a", TTL: -1}
 	noLease.TTL = -time.Millisecond
@@ -56,14 +56,14 @@ func TestARefusalSaysWhatIsNotKnown(t *testing.T) {
 }
 
 func TestARefusalInMillisecondsAlsoWhereThisProcessReckons(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		l := w.NewClient(relock.WithTTL(time.Second), relock.WithLocalPass(0, 0)).NewLock("a")
-		section := w.enter(t.Context(), l)
-		pass(1234567 * time.Nanosecond)
+		section := w.Enter(t.Context(), l)
+		Pass(1234567 * time.Nanosecond)
 		_, err := l.TryLockFor(t.Context(), 100*time.Millisecond)
 		require.EqualError(t, err,
-			fmt.Sprintf(`relock: "a" is locked by %s; its lease has 887ms left and may be renewed`, holderOf(t, section)))
-		w.leave(section, l)
+			fmt.Sprintf(`relock: "a" is locked by %s; its lease has 887ms left and may be renewed`, HolderOf(t, section)))
+		w.Leave(section, l)
 	})
 }
 
@@ -82,21 +82,21 @@ func (c lateContext) Err() error {
 }
 
 func TestAWaitThatIsOverJustBeforeItsContextIsNoDeadline(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		holding := w.NewClient().NewLock("a")
-		section := w.enter(t.Context(), holding)
+		section := w.Enter(t.Context(), holding)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		late := lateContext{ctx, cancel, time.Now().Add(time.Second)}
 		_, err := w.NewClient().NewLock("a").TryLockFor(late, time.Second)
 		require.ErrorIs(t, err, relock.ErrLocked)
 		require.NotErrorIs(t, err, context.DeadlineExceeded, "the context has none")
-		w.leave(section, holding)
+		w.Leave(section, holding)
 	})
 }
 
 func TestErrorsOfOperationsSayWhichLockAndHolder(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient()
 		l := m.NewLock("a")
 		done, cancel := context.WithCancel(t.Context())
@@ -106,31 +106,31 @@ func TestErrorsOfOperationsSayWhichLockAndHolder(t *testing.T) {
 		require.EqualError(t, l.Unlock(t.Context()), `relock: unlock "a": relock: not held by this context`)
 		require.EqualError(t, l.ForceUnlock(t.Context()), `relock: force unlock "a": nobody has the lock`)
 
-		section := w.enter(t.Context(), l)
-		holder := holderOf(t, section)
+		section := w.Enter(t.Context(), l)
+		holder := HolderOf(t, section)
 		inside, cancel := context.WithCancel(section)
 		cancel()
 		_, err = l.Lock(inside)
 		require.EqualError(t, err, fmt.Sprintf(`relock: lock "a" as %s: context canceled`, holder))
-		m.link.on(refuse(errRefused))
+		m.Link.On(Refuse(ErrRefused))
 		for op, err := range map[string]error{
 			"lock": second(l.Lock(section)), "token": second(l.Token(section)), "unlock": l.Unlock(section),
 		} {
 			requireOp(t, err, op, "a", holder)
 		}
 		requireOp(t, second(l.State(t.Context())), "state", "a", relock.Holder{})
-		m.link.heal()
-		pass(time.Second)
-		section = w.enter(t.Context(), l)
-		m.link.on(refuse(errRefused), cmdBreak)
-		requireOp(t, l.ForceUnlock(t.Context()), "force unlock", "a", holderOf(t, section))
+		m.Link.Heal()
+		Pass(time.Second)
+		section = w.Enter(t.Context(), l)
+		m.Link.On(Refuse(ErrRefused), CmdBreak)
+		requireOp(t, l.ForceUnlock(t.Context()), "force unlock", "a", HolderOf(t, section))
 		fixed := m.NewLock("b", relock.WithFixedLease(time.Minute))
-		inB := w.enter(t.Context(), fixed)
-		m.link.on(refuse(errRefused), cmdEnter)
-		requireOp(t, fixed.Extend(inB, time.Minute), "extend", "b", holderOf(t, inB))
+		inB := w.Enter(t.Context(), fixed)
+		m.Link.On(Refuse(ErrRefused), CmdEnter)
+		requireOp(t, fixed.Extend(inB, time.Minute), "extend", "b", HolderOf(t, inB))
 		require.True(t, fixed.Held(inB))
-		w.leave(inB, fixed)
-		w.leave(section, l)
+		w.Leave(inB, fixed)
+		w.Leave(section, l)
 	})
 }
 
@@ -140,7 +140,7 @@ func second[T any](_ T, err error) error { return err }
 // requireOp fails unless err is a refusal of the store in that operation.
 func requireOp(t *testing.T, err error, op, name string, holder relock.Holder) {
 	t.Helper()
-	require.ErrorIs(t, err, errRefused, op)
+	require.ErrorIs(t, err, ErrRefused, op)
 	var failed *relock.OpError
 	require.ErrorAs(t, err, &failed, op)
 	require.Equal(t, op, failed.Op)
@@ -151,14 +151,14 @@ func requireOp(t *testing.T, err error, op, name string, holder relock.Holder) {
 }
 
 func TestALossSaysWhichHoldAndWhy(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		l := w.NewClient().NewLock("a")
-		section := w.enter(t.Context(), l)
-		holder := holderOf(t, section)
+		section := w.Enter(t.Context(), l)
+		holder := HolderOf(t, section)
 		token, err := l.Token(section)
 		require.NoError(t, err)
-		w.Lose("a")
-		_, cause := w.ends(section)
+		w.Store.Lose("a")
+		_, cause := w.Ends(section)
 		require.Equal(t, &relock.LostError{Name: "a", Holder: holder, Token: token, Reason: relock.LossTaken}, cause)
 		require.EqualError(t, cause, fmt.Sprintf(`relock: "a" lost by %s: the store does not have this hold any more`, holder))
 		require.Equal(t, cause, l.Unlock(section), "Unlock returns the same")
@@ -179,11 +179,11 @@ func TestEveryReasonForALossIsToldInWordsOfItsOwn(t *testing.T) {
 
 func TestAnErrorHasTheCauseOfItsContext(t *testing.T) {
 	cause := errors.New("shutting down")
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient()
 		l, fixed := m.NewLock("a"), m.NewLock("b", relock.WithFixedLease(time.Minute))
-		section, inB := w.enter(t.Context(), l), w.enter(t.Context(), fixed)
-		m.link.cut()
+		section, inB := w.Enter(t.Context(), l), w.Enter(t.Context(), fixed)
+		m.Link.Cut()
 		for name, call := range map[string]func(ctx context.Context) error{
 			"Lock":        func(ctx context.Context) error { return second(m.NewLock("c").Lock(ctx)) },
 			"TryLock":     func(ctx context.Context) error { return second(m.NewLock("c").TryLock(ctx)) },
@@ -205,9 +205,9 @@ func TestAnErrorHasTheCauseOfItsContext(t *testing.T) {
 				require.ErrorIs(t, err, cause, name)
 			}
 		}
-		m.link.heal()
-		pass(time.Second)
-		w.leave(section, l)
-		w.leave(inB, fixed)
+		m.Link.Heal()
+		Pass(time.Second)
+		w.Leave(section, l)
+		w.Leave(inB, fixed)
 	})
 }

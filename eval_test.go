@@ -29,13 +29,13 @@ const guard = `local found = redis.call('GET', KEYS[1])
 func key(name string) []string { return []string{"{" + name + "}:value"} }
 
 func TestEvalRunsWhileTheSectionHasTheLock(t *testing.T) {
-	w := onShared(t)
-	p := w.peer()
+	w := OnShared(t)
+	p := w.Peer()
 	rw := p.NewRWLock("rw")
 	for name, l := range map[string]*relock.Lock{
 		"a": p.NewLock("a"), "rw": rw.Writer(), "sem": p.NewSemaphore("sem", 2), "{x}:y": p.NewLock("{x}:y"),
 	} {
-		section := w.enter(t.Context(), l)
+		section := w.Enter(t.Context(), l)
 		keys := []string{"{" + map[bool]string{true: "x", false: name}[name == "{x}:y"] + "}:value"}
 		reply, err := l.Eval(section, incr, keys, 7)
 		require.NoError(t, err, name)
@@ -48,8 +48,8 @@ func TestEvalRunsWhileTheSectionHasTheLock(t *testing.T) {
 			require.NoError(t, err, script)
 			require.Equal(t, want, reply, script)
 		}
-		require.NoError(t, p.rdb.Del(t.Context(), keys[0]).Err())
-		w.leave(section, l)
+		require.NoError(t, p.RDB.Del(t.Context(), keys[0]).Err())
+		w.Leave(section, l)
 		_, err = l.Eval(section, incr, keys, 1)
 		require.ErrorIs(t, err, relock.ErrNotHeld, name)
 	}
@@ -58,50 +58,50 @@ func TestEvalRunsWhileTheSectionHasTheLock(t *testing.T) {
 }
 
 func TestEvalOfALostSectionWritesNothing(t *testing.T) {
-	w := onShared(t)
-	p := w.peer()
+	w := OnShared(t)
+	p := w.Peer()
 	for name, l := range map[string]*relock.Lock{"a": p.NewLock("a"), "rw": p.NewRWLock("rw").Writer(), "sem": p.NewSemaphore("sem", 2)} {
-		section := w.enter(t.Context(), l)
-		require.NoError(t, p.rdb.FlushAll(t.Context()).Err())
+		section := w.Enter(t.Context(), l)
+		require.NoError(t, p.RDB.FlushAll(t.Context()).Err())
 		_, err := l.Eval(section, incr, key(name), 1)
 		var lost *relock.LostError
 		require.ErrorAs(t, err, &lost, name)
 		require.Equal(t, relock.LossTaken, lost.Reason)
 		require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
-		require.Empty(t, redistest.Keys(t, w.plain), name)
+		require.Empty(t, redistest.Keys(t, w.Plain), name)
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 	}
 }
 
 // TestEvalOfALapsedPermit has a permit whose lease is over, beside one whose lease is not.
 func TestEvalOfALapsedPermit(t *testing.T) {
-	w := onShared(t)
-	p := w.peer()
+	w := OnShared(t)
+	p := w.Peer()
 	late := p.NewSemaphore("sem", 2)
-	section, other := w.enter(t.Context(), late), w.enter(t.Context(), w.peer().NewSemaphore("sem", 2))
-	members, err := p.rdb.ZRange(t.Context(), baseKey("sem"), 0, 0).Result()
+	section, other := w.Enter(t.Context(), late), w.Enter(t.Context(), w.Peer().NewSemaphore("sem", 2))
+	members, err := p.RDB.ZRange(t.Context(), BaseKey("sem"), 0, 0).Result()
 	require.NoError(t, err)
-	require.NoError(t, p.rdb.ZAdd(t.Context(), baseKey("sem"), redis.Z{Score: 1, Member: members[0]}).Err())
+	require.NoError(t, p.RDB.ZAdd(t.Context(), BaseKey("sem"), redis.Z{Score: 1, Member: members[0]}).Err())
 	_, err = late.Eval(section, incr, key("sem"), 1)
 	require.ErrorIs(t, err, relock.ErrLockLost)
 	require.Error(t, section.Err())
 	require.NoError(t, other.Err())
-	require.Zero(t, w.plain.Exists(t.Context(), key("sem")...).Val())
+	require.Zero(t, w.Plain.Exists(t.Context(), key("sem")...).Val())
 	require.ErrorIs(t, late.Unlock(section), relock.ErrLockLost)
 	require.NoError(t, late.ForceUnlock(t.Context()))
 }
 
 func TestEvalSaysWhatIsWrongBeforeItSends(t *testing.T) {
-	w := onShared(t)
-	p := w.peer()
+	w := OnShared(t)
+	p := w.Peer()
 	l, rw := p.NewLock("a"), p.NewRWLock("rw")
-	section, reading := w.enter(t.Context(), l), w.enter(t.Context(), rw.RLocker())
-	before := w.calls()["evalsha"] + w.calls()["eval"]
+	section, reading := w.Enter(t.Context(), l), w.Enter(t.Context(), rw.RLocker())
+	before := w.Calls()["evalsha"] + w.Calls()["eval"]
 	for text, call := range map[string]func() error{
-		`key "b": the keys of a script must be in the slot of the lock, such as "{a}:b"`: func() error { return last(l.Eval(section, incr, []string{"b"}, 1)) },
+		`key "b": the keys of a script must be in the slot of the lock, such as "{a}:b"`: func() error { return ErrorOf(l.Eval(section, incr, []string{"b"}, 1)) },
 		`key "{b}:a": the keys of a script must be in the slot of the lock`:              func() error { return last3(l.TryLockIf(t.Context(), incr, []string{"{b}:a"}, 1)) },
-		`argument 2 of a script is a time.Time: use a string, bytes, a number or a bool`: func() error { return last(l.Eval(section, incr, key("a"), 1, time.Now())) },
-		`the lock is for reading, and a script may write`:                                func() error { return last(rw.RLocker().Eval(reading, incr, key("rw"), 1)) },
+		`argument 2 of a script is a time.Time: use a string, bytes, a number or a bool`: func() error { return ErrorOf(l.Eval(section, incr, key("a"), 1, time.Now())) },
+		`the lock is for reading, and a script may write`:                                func() error { return ErrorOf(rw.RLocker().Eval(reading, incr, key("rw"), 1)) },
 		`TryLockIf inside a section of the same lock`:                                    func() error { return last3(l.TryLockIf(section, guard, key("a"), 1)) },
 		`the context is nil`: func() error { return last3(l.TryLockIf(nil, guard, key("a"), 1)) }, //nolint:staticcheck // a nil context
 	} {
@@ -109,10 +109,10 @@ func TestEvalSaysWhatIsWrongBeforeItSends(t *testing.T) {
 		require.ErrorIs(t, err, relock.ErrInvalid, text)
 		require.ErrorContains(t, err, text)
 	}
-	require.Equal(t, before, w.calls()["evalsha"]+w.calls()["eval"])
+	require.Equal(t, before, w.Calls()["evalsha"]+w.Calls()["eval"])
 	require.ErrorIs(t, last3(rw.TryLockIf(t.Context(), guard, key("rw"), 1)), errors.ErrUnsupported)
-	w.leave(section, l)
-	w.leave(reading, rw.RLocker())
+	w.Leave(section, l)
+	w.Leave(reading, rw.RLocker())
 
 	c, err := relock.Open(mem.New())
 	require.NoError(t, err)
@@ -120,25 +120,25 @@ func TestEvalSaysWhatIsWrongBeforeItSends(t *testing.T) {
 	require.Nil(t, c.Redis())
 	require.Equal(t, "a", m.Key())
 	require.Empty(t, c.NewLock("").Key())
-	require.Equal(t, baseKey("a"), l.Key())
-	require.Same(t, p.rdb, p.Redis())
-	section = w.enter(t.Context(), m)
-	require.ErrorIs(t, last(m.Eval(section, incr, key("a"), 1)), errors.ErrUnsupported)
+	require.Equal(t, BaseKey("a"), l.Key())
+	require.Same(t, p.RDB, p.Redis())
+	section = w.Enter(t.Context(), m)
+	require.ErrorIs(t, ErrorOf(m.Eval(section, incr, key("a"), 1)), errors.ErrUnsupported)
 	require.ErrorIs(t, last3(m.TryLockIf(t.Context(), guard, key("a"), 1)), relock.ErrInvalid)
-	w.leave(section, m)
+	w.Leave(section, m)
 	require.NoError(t, c.Close())
 }
 
-// last returns the error of a call.
-func last[T any](_ T, err error) error { return err }
+// ErrorOf returns the error of a call.
+func ErrorOf[T any](_ T, err error) error { return err }
 
 func last3[T any](_ T, _ any, err error) error { return err }
 
 func TestAnErrorOfAScriptIsTheErrorOfEval(t *testing.T) {
-	w := onShared(t)
-	p := w.peer()
+	w := OnShared(t)
+	p := w.Peer()
 	l := p.NewLock("a")
-	section := w.enter(t.Context(), l)
+	section := w.Enter(t.Context(), l)
 	for script, text := range map[string]string{
 		"return redis.call('NOSUCH')":         "Unknown Redis command",
 		"error('out of stock')":               "out of stock",
@@ -151,7 +151,7 @@ func TestAnErrorOfAScriptIsTheErrorOfEval(t *testing.T) {
 		require.NotErrorIs(t, err, relock.ErrUnsure)
 		require.NoError(t, section.Err())
 	}
-	w.leave(section, l)
+	w.Leave(section, l)
 	for script, text := range map[string]string{
 		"return redis.call('NOSUCH')":         "Unknown Redis command",
 		"error('out of stock')":               "out of stock",
@@ -159,19 +159,19 @@ func TestAnErrorOfAScriptIsTheErrorOfEval(t *testing.T) {
 	} {
 		_, _, err := l.TryLockIf(t.Context(), script, nil)
 		require.ErrorContains(t, err, text)
-		w.requireFree("a")
+		w.RequireFree("a")
 	}
 }
 
 func TestEvalIsSentOnce(t *testing.T) {
-	w := onShared(t)
-	for what, lose := range breaks {
-		p := w.peer(relock.WithTTL(5 * time.Second))
+	w := OnShared(t)
+	for what, lose := range Breaks {
+		p := w.Peer(relock.WithTTL(5 * time.Second))
 		l := p.NewLock("a")
-		section := w.enter(t.Context(), l)
+		section := w.Enter(t.Context(), l)
 		_, err := l.Eval(section, incr, key("a"), 1)
 		require.NoError(t, err)
-		rule := p.faults.Once(redistest.Named("EVALSHA"), redistest.DropReply(lose))
+		rule := p.Faults.Once(redistest.Named("EVALSHA"), redistest.DropReply(lose))
 		_, err = l.Eval(section, incr, key("a"), 1)
 		require.ErrorIs(t, err, relock.ErrUnsure, what)
 		require.ErrorIs(t, err, relock.ErrUnavailable, what)
@@ -179,59 +179,59 @@ func TestEvalIsSentOnce(t *testing.T) {
 		reply, err := l.Eval(section, incr, key("a"), 1)
 		require.NoError(t, err)
 		require.Equal(t, "3", reply, what) // the first and the lost one, and this
-		require.NoError(t, p.rdb.Del(t.Context(), key("a")...).Err())
-		w.leave(section, l)
+		require.NoError(t, p.RDB.Del(t.Context(), key("a")...).Err())
+		w.Leave(section, l)
 	}
 }
 
 // TestAnErrorOfAScriptIsNoErrorOfTheServer has scripts write, and then fail with errors that would
 // ask for a repeat if they came from the server.
 func TestAnErrorOfAScriptIsNoErrorOfTheServer(t *testing.T) {
-	w := onShared(t)
-	l := w.peer().NewLock("a")
+	w := OnShared(t)
+	l := w.Peer().NewLock("a")
 	for _, failure := range []string{"error({err='BUSY come later'})", "error('max number of clients reached')", "return redis.error_reply('LOADING')"} {
-		section := w.enter(t.Context(), l)
+		section := w.Enter(t.Context(), l)
 		_, err := l.Eval(section, "redis.call('INCR', KEYS[1]) "+failure, key("a"))
 		require.Error(t, err, failure)
 		require.NotErrorIs(t, err, relock.ErrUnavailable, failure)
-		w.leave(section, l)
+		w.Leave(section, l)
 		_, _, err = l.TryLockIf(t.Context(), "redis.call('INCR', KEYS[1]) "+failure, key("a"))
 		require.Error(t, err, failure)
 		require.NotErrorIs(t, err, relock.ErrUnavailable, failure)
-		require.Equal(t, "2", w.plain.GetDel(t.Context(), key("a")[0]).Val(), failure)
-		w.requireFree("a")
+		require.Equal(t, "2", w.Plain.GetDel(t.Context(), key("a")[0]).Val(), failure)
+		w.RequireFree("a")
 	}
 }
 
 func TestEvalOfAServerThatRefusesHasNotRun(t *testing.T) {
-	w := onOwn(t)
-	p := w.peer(relock.WithTTL(5 * time.Second))
+	w := OnOwn(t)
+	p := w.Peer(relock.WithTTL(5 * time.Second))
 	l := p.NewLock("a")
-	section := w.enter(t.Context(), l)
+	section := w.Enter(t.Context(), l)
 	ctx, cancel := context.WithCancel(section)
 	cancel()
 	_, err := l.Eval(ctx, incr, key("a"), 1)
 	require.ErrorIs(t, err, context.Canceled)
 	require.NotErrorIs(t, err, relock.ErrUnsure)
 	require.NoError(t, section.Err())
-	w.server.Kill()
+	w.Server.Kill()
 	_, err = l.Eval(section, incr, key("a"), 1)
 	require.ErrorIs(t, err, relock.ErrUnavailable)
-	w.server.Restart()
+	w.Server.Restart()
 	_ = l.Unlock(section)
 }
 
 func TestTryLockIfLetsAScriptDecide(t *testing.T) {
-	w := onShared(t)
-	p, other := w.peer(), w.peer()
+	w := OnShared(t)
+	p, other := w.Peer(), w.Peer()
 	l, far := p.NewLock("a"), other.NewLock("a")
 
 	section, reply, err := l.TryLockIf(t.Context(), guard, key("a"), "one")
 	require.NoError(t, err)
 	require.Equal(t, []any{int64(1), "one"}, reply)
-	w.requireCount("a", 1)
-	require.Positive(t, w.draw(section, l))
-	require.Equal(t, "one", w.plain.Get(t.Context(), key("a")[0]).Val())
+	w.RequireCount("a", 1)
+	require.Positive(t, w.Draw(section, l))
+	require.Equal(t, "one", w.Plain.Get(t.Context(), key("a")[0]).Val())
 
 	_, _, err = far.TryLockIf(t.Context(), "return not locked", key("a"))
 	require.ErrorIs(t, err, relock.ErrLocked)
@@ -241,44 +241,44 @@ func TestTryLockIfLetsAScriptDecide(t *testing.T) {
 	require.Equal(t, t.Context(), ctx)
 	require.Equal(t, relock.DeclinedError{Name: "a", Reply: "one"}, *declined)
 	require.NoError(t, section.Err())
-	w.leave(section, l)
+	w.Leave(section, l)
 
 	_, _, err = far.TryLockIf(t.Context(), guard, key("a"), "two")
 	require.ErrorAs(t, err, &declined) // and the lock is free again
-	w.requireFree("a")
-	require.NoError(t, p.rdb.Del(t.Context(), key("a")...).Err())
+	w.RequireFree("a")
+	require.NoError(t, p.RDB.Del(t.Context(), key("a")...).Err())
 }
 
 // TestADeclinedLockGoesToTheNextWaiter has a script decline a lock whose lease has run out, while
 // somebody waits for it.
 func TestADeclinedLockIsNotTakenFromWaiters(t *testing.T) {
-	w := onShared(t)
-	p := w.peer()
+	w := OnShared(t)
+	p := w.Peer()
 	l := p.NewLock("a")
-	section := w.enter(t.Context(), l)
-	waiter := w.start(t.Context(), w.peer().NewLock("a"))
-	w.awaitWaiters("a", 1)
-	require.NoError(t, w.plain.Del(t.Context(), baseKey("a")).Err())
-	_, _, err := w.peer().NewLock("a").TryLockIf(t.Context(), "return false, 'no'", nil)
+	section := w.Enter(t.Context(), l)
+	waiter := w.Start(t.Context(), w.Peer().NewLock("a"))
+	w.AwaitWaiters("a", 1)
+	require.NoError(t, w.Plain.Del(t.Context(), BaseKey("a")).Err())
+	_, _, err := w.Peer().NewLock("a").TryLockIf(t.Context(), "return false, 'no'", nil)
 	require.ErrorAs(t, err, new(*relock.DeclinedError))
-	waiter.leave()
+	waiter.Leave()
 	require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 }
 
 func TestALostReplyOfTryLockIfIsAskedForAgain(t *testing.T) {
-	w := onShared(t)
-	p := w.peer()
+	w := OnShared(t)
+	p := w.Peer()
 	l := p.NewLock("a")
-	for what, lose := range breaks {
+	for what, lose := range Breaks {
 		section, _, err := l.TryLockIf(t.Context(), "return locked", nil)
 		require.NoError(t, err)
-		w.leave(section, l)
-		rule := p.faults.Once(redistest.Named("EVALSHA"), redistest.DropReply(lose))
+		w.Leave(section, l)
+		rule := p.Faults.Once(redistest.Named("EVALSHA"), redistest.DropReply(lose))
 		section, _, err = l.TryLockIf(t.Context(), "return locked", nil)
 		require.NoError(t, err, what)
 		require.Equal(t, 1, rule.Hits())
-		w.requireCount("a", 1)
-		w.leave(section, l)
+		w.RequireCount("a", 1)
+		w.Leave(section, l)
 	}
 }
 

@@ -13,239 +13,239 @@ import (
 // When does a fixed lease end?
 
 // extending returns Extend, for begin.
-func extending(l *relock.Lock, d time.Duration) locking {
+func extending(l *relock.Lock, d time.Duration) Locking {
 	return func(ctx context.Context) (context.Context, error) { return ctx, l.Extend(ctx, d) }
 }
 
 func TestWithFixedLeaseEndsThenAndNothingRenewsIt(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		const lease = time.Minute
 		m := w.NewClient(relock.WithFixedLease(lease))
 		l := m.NewLock("a")
-		section := w.enter(t.Context(), l)
-		waiting := w.start(t.Context(), w.NewClient().NewLock("a"))
-		require.Equal(t, lease-margin(lease), l.Remaining(section))
-		pass(lease / 2)
-		inner := w.enter(section, l) // re-entry and inner exit leave the lease alone
-		pass(lease / 4)
-		w.leave(inner, l)
-		require.Equal(t, lease/4, w.lease("a"))
-		require.Equal(t, lease/4-margin(lease), l.Remaining(section))
-		require.Equal(t, lease/4-margin(lease), w.lostBecause(section, relock.LossExpired))
-		waiting.section()
-		require.GreaterOrEqual(t, waiting.took(), lease-margin(lease))
-		require.LessOrEqual(t, waiting.took(), lease)
-		require.Zero(t, m.link.sent(cmdRenew))
+		section := w.Enter(t.Context(), l)
+		waiting := w.Start(t.Context(), w.NewClient().NewLock("a"))
+		require.Equal(t, lease-Margin(lease), l.Remaining(section))
+		Pass(lease / 2)
+		inner := w.Enter(section, l) // re-entry and inner exit leave the lease alone
+		Pass(lease / 4)
+		w.Leave(inner, l)
+		require.Equal(t, lease/4, w.Lease("a"))
+		require.Equal(t, lease/4-Margin(lease), l.Remaining(section))
+		require.Equal(t, lease/4-Margin(lease), w.LostBecause(section, relock.LossExpired))
+		waiting.Section()
+		require.GreaterOrEqual(t, waiting.Took(), lease-Margin(lease))
+		require.LessOrEqual(t, waiting.Took(), lease)
+		require.Zero(t, m.Link.Sent(CmdRenew))
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 	})
 }
 
 func TestExtendMovesTheEndAndNeverShortens(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		const lease = time.Minute
 		l := w.NewClient(relock.WithFixedLease(lease)).NewLock("a")
-		section := w.enter(t.Context(), l)
-		pass(lease / 2)
+		section := w.Enter(t.Context(), l)
+		Pass(lease / 2)
 		require.NoError(t, l.Extend(section, lease))
-		require.Equal(t, lease, w.lease("a"))
-		require.Equal(t, lease-margin(lease), l.Remaining(section))
+		require.Equal(t, lease, w.Lease("a"))
+		require.Equal(t, lease-Margin(lease), l.Remaining(section))
 		require.NoError(t, l.Extend(section, time.Second))
-		require.Equal(t, lease, w.lease("a"))
-		require.Equal(t, lease-margin(lease), l.Remaining(section))
+		require.Equal(t, lease, w.Lease("a"))
+		require.Equal(t, lease-Margin(lease), l.Remaining(section))
 		require.NoError(t, l.Extend(section, time.Hour))
-		require.Equal(t, time.Hour, w.lease("a"))
-		require.Equal(t, time.Hour-margin(time.Hour), w.lostBecause(section, relock.LossExpired))
+		require.Equal(t, time.Hour, w.Lease("a"))
+		require.Equal(t, time.Hour-Margin(time.Hour), w.LostBecause(section, relock.LossExpired))
 		require.ErrorIs(t, l.Extend(section, lease), relock.ErrLockLost)
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 		require.ErrorIs(t, l.Extend(section, lease), relock.ErrNotHeld)
-		w.requireFree("a")
+		w.RequireFree("a")
 	})
 }
 
 func TestALateExtendDoesNotShortenALaterOne(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m, tape := w.NewTape(relock.WithFixedLease(time.Minute))
 		l := m.NewLock("a")
-		section := w.enter(t.Context(), l)
-		tape.keep(cmdEnter)
+		section := w.Enter(t.Context(), l)
+		tape.Keep(CmdEnter)
 		ctx, cancel := context.WithTimeout(section, time.Millisecond)
 		defer cancel()
 		require.ErrorIs(t, l.Extend(ctx, time.Second), context.DeadlineExceeded)
 		require.NoError(t, l.Extend(section, time.Hour))
-		require.Equal(t, 1, tape.play())
-		require.Equal(t, time.Hour, w.lease("a"))
-		w.leave(section, l)
+		require.Equal(t, 1, tape.Play())
+		require.Equal(t, time.Hour, w.Lease("a"))
+		w.Leave(section, l)
 	})
 }
 
 func TestAnUnlockAfterExtendCountsOnTheLongestLease(t *testing.T) {
 	t.Run("that the store has confirmed", func(t *testing.T) {
-		fake(t, func(t *testing.T, w *world) {
+		Fake(t, func(t *testing.T, w *World) {
 			m := w.NewClient(relock.WithFixedLease(5 * time.Second))
 			l := m.NewLock("a")
-			section := w.enter(t.Context(), l)
+			section := w.Enter(t.Context(), l)
 			require.NoError(t, l.Extend(section, time.Hour))
-			m.link.cut()
+			m.Link.Cut()
 			require.ErrorContains(t, l.Unlock(section), "free within 1h0m0s")
-			pass(30 * time.Minute)
-			require.False(t, w.free("a"))
-			m.link.heal()
-			pass(5 * time.Second)
-			w.requireFree("a")
+			Pass(30 * time.Minute)
+			require.False(t, w.Free("a"))
+			m.Link.Heal()
+			Pass(5 * time.Second)
+			w.RequireFree("a")
 		})
 	})
 	t.Run("that the store may run yet", func(t *testing.T) {
-		fake(t, func(t *testing.T, w *world) {
+		Fake(t, func(t *testing.T, w *World) {
 			m := w.NewClient(relock.WithFixedLease(time.Minute))
 			l := m.NewLock("a")
-			section := w.enter(t.Context(), l)
-			m.link.cut()
+			section := w.Enter(t.Context(), l)
+			m.Link.Cut()
 			for _, d := range []time.Duration{time.Hour, time.Second} {
 				ctx, cancel := context.WithTimeout(section, 5*time.Second)
 				require.ErrorIs(t, l.Extend(ctx, d), context.DeadlineExceeded)
 				cancel()
 			}
 			require.ErrorContains(t, l.Unlock(section), "free within 1h0m3")
-			m.link.heal()
-			pass(5 * time.Second)
-			w.requireFree("a")
+			m.Link.Heal()
+			Pass(5 * time.Second)
+			w.RequireFree("a")
 		})
 	})
 }
 
 func TestAnExtendThatIsRefusedHasAskedForNoLease(t *testing.T) {
-	for name, refused := range map[string]func(w *world, m *member, l *relock.Lock, section context.Context){
-		"its entry is left": func(w *world, _ *member, l *relock.Lock, section context.Context) {
-			w.t.Helper()
-			inner := w.enter(section, l)
-			w.leave(inner, l)
-			require.ErrorIs(w.t, l.Extend(inner, time.Hour), relock.ErrNotHeld)
+	for name, refused := range map[string]func(w *World, m *Member, l *relock.Lock, section context.Context){
+		"its entry is left": func(w *World, _ *Member, l *relock.Lock, section context.Context) {
+			w.T.Helper()
+			inner := w.Enter(section, l)
+			w.Leave(inner, l)
+			require.ErrorIs(w.T, l.Extend(inner, time.Hour), relock.ErrNotHeld)
 		},
-		"its context is done": func(w *world, _ *member, l *relock.Lock, section context.Context) {
-			w.t.Helper()
+		"its context is done": func(w *World, _ *Member, l *relock.Lock, section context.Context) {
+			w.T.Helper()
 			ctx, cancel := context.WithCancel(section)
 			cancel()
-			require.ErrorIs(w.t, l.Extend(ctx, time.Hour), context.Canceled)
+			require.ErrorIs(w.T, l.Extend(ctx, time.Hour), context.Canceled)
 		},
-		"its client is closed": func(w *world, m *member, l *relock.Lock, section context.Context) {
-			w.t.Helper()
-			require.NoError(w.t, m.Close())
+		"its client is closed": func(w *World, m *Member, l *relock.Lock, section context.Context) {
+			w.T.Helper()
+			require.NoError(w.T, m.Close())
 			for _, ctx := range []context.Context{section, context.WithoutCancel(section)} {
-				require.ErrorIs(w.t, l.Extend(ctx, time.Hour), relock.ErrClosed)
+				require.ErrorIs(w.T, l.Extend(ctx, time.Hour), relock.ErrClosed)
 			}
 		},
-		"its length is wrong": func(w *world, _ *member, l *relock.Lock, section context.Context) {
-			w.t.Helper()
+		"its length is wrong": func(w *World, _ *Member, l *relock.Lock, section context.Context) {
+			w.T.Helper()
 			for _, d := range []time.Duration{-1, 0, relock.MinTTL - time.Millisecond, time.Second + 1, relock.MaxTTL + time.Millisecond} {
-				require.ErrorIs(w.t, l.Extend(section, d), relock.ErrInvalid)
+				require.ErrorIs(w.T, l.Extend(section, d), relock.ErrInvalid)
 			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				m := w.NewClient(relock.WithFixedLease(5 * time.Second))
 				l := m.NewLock("a")
-				section := w.enter(t.Context(), l)
+				section := w.Enter(t.Context(), l)
 				refused(w, m, l, section)
-				require.Equal(t, 5*time.Second, w.lease("a"))
-				m.link.cut()
+				require.Equal(t, 5*time.Second, w.Lease("a"))
+				m.Link.Cut()
 				require.ErrorContains(t, l.Unlock(section), "free within 5s at the latest")
-				pass(5 * time.Second)
-				w.requireFree("a")
+				Pass(5 * time.Second)
+				w.RequireFree("a")
 			})
 		})
 	}
 }
 
 func TestExtendOfALockThatIsGoneIsErrLockLostAtOnce(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var r recorder
+	Fake(t, func(t *testing.T, w *World) {
+		var r Recorder
 		m := w.NewClient(relock.WithFixedLease(time.Minute), relock.WithHooks(r.Hooks()))
-		m.link.deaf()
+		m.Link.Deaf()
 		l := m.NewLock("a")
-		section := w.enter(t.Context(), l)
+		section := w.Enter(t.Context(), l)
 		require.NoError(t, l.ForceUnlock(t.Context()))
-		m.link.once(delay(time.Second, 0), cmdEnter)
-		late := w.begin(context.WithoutCancel(section), extending(l, time.Minute))
+		m.Link.Once(Delay(time.Second, 0), CmdEnter)
+		late := w.Begin(context.WithoutCancel(section), extending(l, time.Minute))
 		require.ErrorIs(t, l.Extend(section, time.Minute), relock.ErrLockLost)
 		require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
-		require.ErrorIs(t, late.failure(), relock.ErrLockLost, "whoever has found out")
-		require.Len(t, eventsOf[relock.Lost](&r), 1)
-		w.requireFree("a")
+		require.ErrorIs(t, late.Failure(), relock.ErrLockLost, "whoever has found out")
+		require.Len(t, EventsOf[relock.Lost](&r), 1)
+		w.RequireFree("a")
 	})
 }
 
 func TestACommandThatMeetsAnUnlockIsNoLoss(t *testing.T) {
 	calls := map[string]struct {
-		verb command
-		call func(l *relock.Lock) locking
+		verb Command
+		call func(l *relock.Lock) Locking
 	}{
-		"Extend": {cmdEnter, func(l *relock.Lock) locking { return extending(l, time.Hour) }},
-		"Token": {cmdToken, func(l *relock.Lock) locking {
+		"Extend": {CmdEnter, func(l *relock.Lock) Locking { return extending(l, time.Hour) }},
+		"Token": {CmdToken, func(l *relock.Lock) Locking {
 			return func(ctx context.Context) (context.Context, error) { _, err := l.Token(ctx); return ctx, err }
 		}},
-		"Lock":   {cmdEnter, func(l *relock.Lock) locking { return l.Lock }},
-		"Unlock": {cmdRelease, unlock},
+		"Lock":   {CmdEnter, func(l *relock.Lock) Locking { return l.Lock }},
+		"Unlock": {CmdRelease, Unlock},
 	}
 	for name, c := range calls {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
-				var r recorder
+			Fake(t, func(t *testing.T, w *World) {
+				var r Recorder
 				m := w.NewClient(relock.WithFixedLease(time.Minute), relock.WithHooks(r.Hooks()))
 				l := m.NewLock("a")
-				outer := w.enter(t.Context(), l)
-				inner := w.enter(outer, l)
-				m.link.once(delay(time.Second, 0), c.verb)
-				call := w.begin(context.WithoutCancel(inner), c.call(l)) // reaches the store when the lock is free
-				m.link.once(delay(0, 2*time.Second), cmdRelease)
+				outer := w.Enter(t.Context(), l)
+				inner := w.Enter(outer, l)
+				m.Link.Once(Delay(time.Second, 0), c.verb)
+				call := w.Begin(context.WithoutCancel(inner), c.call(l)) // reaches the store when the lock is free
+				m.Link.Once(Delay(0, 2*time.Second), CmdRelease)
 				if name != "Unlock" {
-					w.leave(inner, l)
-					m.link.once(delay(0, 2*time.Second), cmdRelease)
+					w.Leave(inner, l)
+					m.Link.Once(Delay(0, 2*time.Second), CmdRelease)
 				}
-				last := w.begin(outer, unlock(l))
-				require.NoError(t, last.failure())
-				err := call.failure()
+				last := w.Begin(outer, Unlock(l))
+				require.NoError(t, last.Failure())
+				err := call.Failure()
 				require.NotErrorIs(t, err, relock.ErrLockLost)
 				require.Equal(t, name == "Unlock", err == nil)
-				require.Empty(t, eventsOf[relock.Lost](&r))
-				require.Len(t, eventsOf[relock.Released](&r), 1)
-				w.requireFree("a")
+				require.Empty(t, EventsOf[relock.Lost](&r))
+				require.Len(t, EventsOf[relock.Released](&r), 1)
+				w.RequireFree("a")
 			})
 		})
 	}
 }
 
 func TestExtendOfAnInnerEntryThatIsUnlockedMeanwhileIsErrNotHeld(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient(relock.WithFixedLease(time.Minute))
 		l := m.NewLock("a")
-		outer := w.enter(t.Context(), l)
-		inner := w.enter(outer, l)
-		m.link.once(delay(time.Second, 0), cmdEnter)
-		late := w.begin(context.WithoutCancel(inner), extending(l, time.Hour))
-		w.leave(inner, l)
-		require.ErrorIs(t, late.failure(), relock.ErrNotHeld)
+		outer := w.Enter(t.Context(), l)
+		inner := w.Enter(outer, l)
+		m.Link.Once(Delay(time.Second, 0), CmdEnter)
+		late := w.Begin(context.WithoutCancel(inner), extending(l, time.Hour))
+		w.Leave(inner, l)
+		require.ErrorIs(t, late.Failure(), relock.ErrNotHeld)
 		require.NoError(t, outer.Err())
-		require.Equal(t, time.Hour-margin(time.Hour)-time.Second, l.Remaining(outer), "the lease is extended all the same")
-		w.leave(outer, l)
-		w.requireFree("a")
+		require.Equal(t, time.Hour-Margin(time.Hour)-time.Second, l.Remaining(outer), "the lease is extended all the same")
+		w.Leave(outer, l)
+		w.RequireFree("a")
 	})
 }
 
 func TestExtendWhoseAnswerComesAfterTheLossSaysSo(t *testing.T) {
 	const lease = time.Minute
-	for name, late := range map[string]time.Duration{"at the deadline": lease/2 - margin(lease), "later": lease} {
+	for name, late := range map[string]time.Duration{"at the deadline": lease/2 - Margin(lease), "later": lease} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				m := w.NewClient(relock.WithFixedLease(lease))
 				l := m.NewLock("a")
-				section := w.enter(t.Context(), l)
-				pass(lease / 2)
-				m.link.once(delay(0, late), cmdEnter)
+				section := w.Enter(t.Context(), l)
+				Pass(lease / 2)
+				m.Link.Once(Delay(0, late), CmdEnter)
 				detached := context.WithoutCancel(section) // or the end of the section would end the call
 				require.ErrorIs(t, l.Extend(detached, time.Hour), relock.ErrLockLost)
 				require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
-				w.requireFree("a") // though the store had extended it
+				w.RequireFree("a") // though the store had extended it
 				require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 			})
 		})
@@ -254,48 +254,48 @@ func TestExtendWhoseAnswerComesAfterTheLossSaysSo(t *testing.T) {
 
 func TestExtendWithoutAnAnswerEndsWithItsContextOrTheLease(t *testing.T) {
 	const lease = time.Minute
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient(relock.WithFixedLease(lease))
 		l := m.NewLock("a")
-		section := w.enter(t.Context(), l)
-		m.link.cut()
+		section := w.Enter(t.Context(), l)
+		m.Link.Cut()
 		ctx, cancel := context.WithTimeout(section, 10*time.Second)
 		defer cancel()
-		call := w.begin(ctx, extending(l, time.Hour))
-		require.ErrorIs(t, call.failure(), context.DeadlineExceeded)
-		require.Equal(t, 10*time.Second, call.took())
-		require.NotErrorIs(t, call.err, relock.ErrLockLost)
-		require.Equal(t, 50*time.Second-margin(lease), l.Remaining(section), "count on the shorter")
-		call = w.begin(context.WithoutCancel(section), extending(l, time.Hour))
-		require.ErrorIs(t, call.failure(), relock.ErrLockLost)
-		require.Equal(t, 50*time.Second-margin(lease), call.took())
+		call := w.Begin(ctx, extending(l, time.Hour))
+		require.ErrorIs(t, call.Failure(), context.DeadlineExceeded)
+		require.Equal(t, 10*time.Second, call.Took())
+		require.NotErrorIs(t, call.Err, relock.ErrLockLost)
+		require.Equal(t, 50*time.Second-Margin(lease), l.Remaining(section), "count on the shorter")
+		call = w.Begin(context.WithoutCancel(section), extending(l, time.Hour))
+		require.ErrorIs(t, call.Failure(), relock.ErrLockLost)
+		require.Equal(t, 50*time.Second-Margin(lease), call.Took())
 		require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 	})
 }
 
 func TestExtendOfALockThatTheWatchdogKeepsIsErrInvalid(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		l := w.NewClient().NewLock("a")
-		section := w.enter(t.Context(), l)
+		section := w.Enter(t.Context(), l)
 		require.EqualError(t, l.Extend(section, time.Hour),
 			`relock: invalid: Extend of "a": it is for a lock that was taken WithFixedLease; the watchdog renews this one (TTL 30s)`)
-		require.Equal(t, relock.DefaultTTL, w.lease("a"))
-		w.leave(section, l)
+		require.Equal(t, relock.DefaultTTL, w.Lease("a"))
+		w.Leave(section, l)
 	})
 }
 
 func TestAFixedLeaseThatIsGoneIsFoundOutByTheCorrectionOfACount(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient(relock.WithFixedLease(time.Hour))
 		l := m.NewLock("a")
-		outer := w.enter(t.Context(), l)
-		inner := w.enter(outer, l)
-		silent := m.link.cut()
+		outer := w.Enter(t.Context(), l)
+		inner := w.Enter(outer, l)
+		silent := m.Link.Cut()
 		require.Error(t, l.Unlock(inner))
-		w.Lose("a")
-		silent.end()
-		require.LessOrEqual(t, w.lostBecause(outer, relock.LossTaken), 5*time.Second)
+		w.Store.Lose("a")
+		silent.End()
+		require.LessOrEqual(t, w.LostBecause(outer, relock.LossTaken), 5*time.Second)
 		require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
 	})
 }

@@ -16,89 +16,89 @@ import (
 
 // What if a command of a ticket is lost, or runs late or twice?
 
-// lend enters in p, and returns the section with a ticket.
-func (s *scene) lend() (section context.Context, ticket relock.Ticket) {
-	s.t.Helper()
-	section = s.enter(s.t.Context(), s.l)
-	ticket, err := s.l.Lend(section)
-	require.NoError(s.t, err)
+// Lend enters in p, and returns the section with a ticket.
+func (s *Scene) Lend() (section context.Context, ticket relock.Ticket) {
+	s.T.Helper()
+	section = s.Enter(s.T.Context(), s.L)
+	ticket, err := s.L.Lend(section)
+	require.NoError(s.T, err)
 	return section, ticket
 }
 
-// use borrows or accepts.
-func (s *scene) use(verb func(context.Context, relock.Ticket) (context.Context, error), t relock.Ticket) context.Context {
-	s.t.Helper()
+// Use borrows or accepts.
+func (s *Scene) Use(verb func(context.Context, relock.Ticket) (context.Context, error), t relock.Ticket) context.Context {
+	s.T.Helper()
 	var section context.Context
-	require.NoError(s.t, s.call(func() (err error) {
-		section, err = verb(s.t.Context(), t) //nolint:fatcontext // the section is the result
+	require.NoError(s.T, s.Call(func() (err error) {
+		section, err = verb(s.T.Context(), t) //nolint:fatcontext // the section is the result
 		return err
 	}))
-	keep(s.t, section)
+	Keep(s.T, section)
 	return section
 }
 
-// handOff enters in p, and returns a ticket to continue with.
-func (s *scene) handOff() relock.Ticket {
-	s.t.Helper()
-	ticket, err := s.l.HandOff(s.enter(s.t.Context(), s.l))
-	require.NoError(s.t, err)
+// HandOff enters in p, and returns a ticket to continue with.
+func (s *Scene) HandOff() relock.Ticket {
+	s.T.Helper()
+	ticket, err := s.L.HandOff(s.Enter(s.T.Context(), s.L))
+	require.NoError(s.T, err)
 	return ticket
 }
 
-// journey is a loan that is recalled, and a section that is handed off, while others wait.
-func (s *scene) journey() {
-	s.t.Helper()
-	section, ticket := s.lend()
-	loan := s.use(s.far.Borrow, ticket)
-	waiter := s.start(s.t.Context(), s.l)
-	s.awaitWaiters(s.l.Name(), 1)
-	s.leave(section, s.l)
-	_, cause := s.ends(loan)
-	require.ErrorIs(s.t, cause, relock.ErrRecalled)
-	require.True(s.t, waiter.waits(), "a loan is open")
-	s.leave(loan, s.far)
-	mine := waiter.section()
-	s.requireCount(s.l.Name(), 1)
-	token := s.draw(mine, s.l)
-	require.Greater(s.t, token, ticket.Token)
+// Journey is a loan that is recalled, and a section that is handed off, while others wait.
+func (s *Scene) Journey() {
+	s.T.Helper()
+	section, ticket := s.Lend()
+	loan := s.Use(s.Far.Borrow, ticket)
+	waiter := s.Start(s.T.Context(), s.L)
+	s.AwaitWaiters(s.L.Name(), 1)
+	s.Leave(section, s.L)
+	_, cause := s.Ends(loan)
+	require.ErrorIs(s.T, cause, relock.ErrRecalled)
+	require.True(s.T, waiter.Waits(), "a loan is open")
+	s.Leave(loan, s.Far)
+	mine := waiter.Section()
+	s.RequireCount(s.L.Name(), 1)
+	token := s.Draw(mine, s.L)
+	require.Greater(s.T, token, ticket.Token)
 
-	waiter = s.start(s.t.Context(), s.far)
-	s.awaitWaiters(s.l.Name(), 1)
-	ticket, err := s.l.HandOff(mine)
-	require.NoError(s.t, err)
-	there := s.use(s.far.Accept, ticket)
-	require.Equal(s.t, token, s.draw(there, s.far))
-	require.True(s.t, waiter.waits())
-	s.leave(there, s.far)
-	waiter.leave()
-	s.requireFree(s.l.Name())
+	waiter = s.Start(s.T.Context(), s.Far)
+	s.AwaitWaiters(s.L.Name(), 1)
+	ticket, err := s.L.HandOff(mine)
+	require.NoError(s.T, err)
+	there := s.Use(s.Far.Accept, ticket)
+	require.Equal(s.T, token, s.Draw(there, s.Far))
+	require.True(s.T, waiter.Waits())
+	s.Leave(there, s.Far)
+	waiter.Leave()
+	s.RequireFree(s.L.Name())
 }
 
-// journeys is a scene with a lock of its own for one journey.
-func (w *arena) journeys(name string) *scene {
-	s := &scene{arena: w, p: w.peer(), other: w.peer()}
-	s.l, s.far = s.p.NewLock(name), s.other.NewLock(name)
+// newJourney is a scene with a lock of its own for one journey.
+func newJourney(w *Arena, name string) *Scene {
+	s := &Scene{Arena: w, P: w.Peer(), Other: w.Peer()}
+	s.L, s.Far = s.P.NewLock(name), s.Other.NewLock(name)
 	return s
 }
 
 func TestAConnectionMayBreakAtAnyCommandOfAJourney(t *testing.T) {
-	w := onShared(t)
+	w := OnShared(t)
 	for name, action := range map[string]redistest.Action{
 		"before it": redistest.CutBefore(redistest.EOF), "after it": redistest.DropReply(redistest.EOF),
 	} {
 		for _, lender := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, lender %t", name, lender), func(t *testing.T) {
-				w := w.in(t)
+				w := w.In(t)
 				for n := 0; ; n++ {
-					s := w.journeys(fmt.Sprint(t.Name(), n))
-					victim := s.other
+					s := newJourney(w, fmt.Sprint(t.Name(), n))
+					victim := s.Other
 					if lender {
-						victim = s.p
+						victim = s.P
 					}
-					rule := victim.faults.Once(ofInterest, action).Skip(n)
-					s.journey()
-					require.NoError(t, s.p.Close())
-					require.NoError(t, s.other.Close())
+					rule := victim.Faults.Once(OfInterest, action).Skip(n)
+					s.Journey()
+					require.NoError(t, s.P.Close())
+					require.NoError(t, s.Other.Close())
 					if rule.Hits() == 0 { // there are no more commands
 						t.Logf("%d commands, each of them once", n)
 						require.GreaterOrEqual(t, n, 6)
@@ -111,16 +111,16 @@ func TestAConnectionMayBreakAtAnyCommandOfAJourney(t *testing.T) {
 }
 
 func TestALostReplyOfATicketIsAskedForAgainAndCountsOnce(t *testing.T) {
-	for _, script := range []string{luaBorrow, luaReturn, luaRecall, luaAccept} {
-		for name, how := range breaks {
+	for _, script := range []string{LuaBorrow, LuaReturn, LuaRecall, LuaAccept} {
+		for name, how := range Breaks {
 			t.Run(script+", "+name, func(t *testing.T) {
-				s := onShared(t).journeys("a")
-				victim := s.other
-				if script == luaRecall {
-					victim = s.p
+				s := newJourney(OnShared(t), "a")
+				victim := s.Other
+				if script == LuaRecall {
+					victim = s.P
 				}
-				rule := victim.faults.Once(s.script(script), redistest.DropReply(how))
-				s.journey()
+				rule := victim.Faults.Once(s.Script(script), redistest.DropReply(how))
+				s.Journey()
 				rule.WaitHits(t, 1)
 			})
 		}
@@ -128,83 +128,83 @@ func TestALostReplyOfATicketIsAskedForAgainAndCountsOnce(t *testing.T) {
 }
 
 func TestACommandOfATicketThatRunsTwiceDoesWhatItDoesOnce(t *testing.T) {
-	s := onShared(t).journeys("a")
-	for _, victim := range []*peer{s.p, s.other} {
-		victim.faults.On(s.script(slices.Concat(ticketScripts, scriptNames)...), redistest.Duplicate(2, redistest.First))
+	s := newJourney(OnShared(t), "a")
+	for _, victim := range []*Peer{s.P, s.Other} {
+		victim.Faults.On(s.Script(slices.Concat(TicketScripts, ScriptNames)...), redistest.Duplicate(2, redistest.First))
 	}
-	s.journey()
+	s.Journey()
 }
 
 func TestALostReplyOfALoanThatFollowsIsNoLoss(t *testing.T) {
 	const ttl = 1200 * time.Millisecond
-	s := apart(t).scene(relock.WithTTL(ttl))
-	section, ticket := s.lend()
-	loan := s.use(s.far.Borrow, ticket)
-	rule := s.other.faults.On(s.script(luaFollow), redistest.DropReply(redistest.Reset)).Times(2)
-	sleepUntil(time.Now().Add(2 * ttl))
+	s := Apart(t).Scene(relock.WithTTL(ttl))
+	section, ticket := s.Lend()
+	loan := s.Use(s.Far.Borrow, ticket)
+	rule := s.Other.Faults.On(s.Script(LuaFollow), redistest.DropReply(redistest.Reset)).Times(2)
+	SleepUntil(time.Now().Add(2 * ttl))
 	rule.WaitHits(t, 2)
 	require.NoError(t, loan.Err())
-	s.leave(loan, s.far)
-	s.leave(section, s.l)
-	s.requireFree("a")
+	s.Leave(loan, s.Far)
+	s.Leave(section, s.L)
+	s.RequireFree("a")
 }
 
-// giveUpOn uses a ticket, lets the script hang on the wire, and cancels.
-func (s *scene) giveUpOn(script string, verb func(context.Context, relock.Ticket) (context.Context, error), t relock.Ticket) *redistest.Rule {
-	s.t.Helper()
-	ctx, cancel := context.WithCancel(s.t.Context())
+// GiveUpOn uses a ticket, lets the script hang on the wire, and cancels.
+func (s *Scene) GiveUpOn(script string, verb func(context.Context, relock.Ticket) (context.Context, error), t relock.Ticket) *redistest.Rule {
+	s.T.Helper()
+	ctx, cancel := context.WithCancel(s.T.Context())
 	defer cancel()
-	stuck := s.other.faults.Once(s.script(script), redistest.Hold())
-	a := s.begin(ctx, func(ctx context.Context) (context.Context, error) { return verb(ctx, t) })
-	stuck.WaitHits(s.t, 1)
+	stuck := s.Other.Faults.Once(s.Script(script), redistest.Hold())
+	a := s.Begin(ctx, func(ctx context.Context) (context.Context, error) { return verb(ctx, t) })
+	stuck.WaitHits(s.T, 1)
 	cancel()
-	require.True(s.t, isDone(a.within(promptly).failure()), "%v", a.err)
+	require.True(s.T, IsDone(a.Within(Promptly).Failure()), "%v", a.Err)
 	return stuck
 }
 
 func TestALateCommandOfATicketTouchesNothingThatCameLater(t *testing.T) {
 	// Each leaves the lock with a later section in p, and returns what is stuck.
-	for what, act := range map[string]func(s *scene) *redistest.Rule{
-		"Borrow": func(s *scene) *redistest.Rule {
-			section, ticket := s.lend()
-			stuck := s.giveUpOn(luaBorrow, s.far.Borrow, ticket)
-			s.leave(section, s.l)
+	for what, act := range map[string]func(s *Scene) *redistest.Rule{
+		"Borrow": func(s *Scene) *redistest.Rule {
+			section, ticket := s.Lend()
+			stuck := s.GiveUpOn(LuaBorrow, s.Far.Borrow, ticket)
+			s.Leave(section, s.L)
 			return stuck
 		},
-		"the Unlock of a loan": func(s *scene) *redistest.Rule {
-			section, ticket := s.lend()
-			loan := s.use(s.far.Borrow, ticket)
-			stuck := s.other.faults.Once(s.script(luaReturn), redistest.Hold())
-			s.leave(loan, s.far) // the first attempt hangs, the second is answered
-			s.leave(section, s.l)
+		"the Unlock of a loan": func(s *Scene) *redistest.Rule {
+			section, ticket := s.Lend()
+			loan := s.Use(s.Far.Borrow, ticket)
+			stuck := s.Other.Faults.Once(s.Script(LuaReturn), redistest.Hold())
+			s.Leave(loan, s.Far) // the first attempt hangs, the second is answered
+			s.Leave(section, s.L)
 			return stuck
 		},
-		"the Unlock of a lender": func(s *scene) *redistest.Rule {
-			section, ticket := s.lend()
-			loan := s.use(s.far.Borrow, ticket)
-			stuck := s.p.faults.Once(s.script(luaRecall), redistest.Hold())
-			s.leave(section, s.l)
-			s.leave(loan, s.far)
+		"the Unlock of a lender": func(s *Scene) *redistest.Rule {
+			section, ticket := s.Lend()
+			loan := s.Use(s.Far.Borrow, ticket)
+			stuck := s.P.Faults.Once(s.Script(LuaRecall), redistest.Hold())
+			s.Leave(section, s.L)
+			s.Leave(loan, s.Far)
 			return stuck
 		},
-		"Accept of a section that another one continues": func(s *scene) *redistest.Rule {
-			ticket := s.handOff()
-			stuck := s.giveUpOn(luaAccept, s.far.Accept, ticket)
-			third := s.peer().NewLock("a")
-			s.leave(s.use(third.Accept, ticket), third)
+		"Accept of a section that another one continues": func(s *Scene) *redistest.Rule {
+			ticket := s.HandOff()
+			stuck := s.GiveUpOn(LuaAccept, s.Far.Accept, ticket)
+			third := s.Peer().NewLock("a")
+			s.Leave(s.Use(third.Accept, ticket), third)
 			return stuck
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			s := onShared(t).scene()
+			s := OnShared(t).Scene()
 			stuck := act(s)
-			section, ticket := s.lend()
-			loan := s.use(s.far.Borrow, ticket)
-			s.unchanged(func() { require.NotEmpty(t, stuck.Release(t)) })
-			s.leave(section, s.l)
-			require.Equal(t, 1, s.count("a"), "the loan is open")
-			s.leave(loan, s.far)
-			s.requireFree("a")
+			section, ticket := s.Lend()
+			loan := s.Use(s.Far.Borrow, ticket)
+			s.Unchanged(func() { require.NotEmpty(t, stuck.Release(t)) })
+			s.Leave(section, s.L)
+			require.Equal(t, 1, s.Count("a"), "the loan is open")
+			s.Leave(loan, s.Far)
+			s.RequireFree("a")
 		})
 	}
 }
@@ -212,42 +212,42 @@ func TestALateCommandOfATicketTouchesNothingThatCameLater(t *testing.T) {
 func TestALateTicketThatNobodyWantsIsTakenBackInTime(t *testing.T) {
 	const ttl = 1500 * time.Millisecond
 	t.Run("Borrow", func(t *testing.T) {
-		s := apart(t).scene(relock.WithTTL(ttl))
-		section, ticket := s.lend()
-		s.giveUpOn(luaBorrow, s.far.Borrow, ticket).Release(t) // a loan, for nobody
-		s.leave(section, s.l)
-		s.within(ttl + s.limit).requireFree("a")
+		s := Apart(t).Scene(relock.WithTTL(ttl))
+		section, ticket := s.Lend()
+		s.GiveUpOn(LuaBorrow, s.Far.Borrow, ticket).Release(t) // a loan, for nobody
+		s.Leave(section, s.L)
+		s.Within(ttl + s.Limit).RequireFree("a")
 	})
 	t.Run("Accept", func(t *testing.T) {
-		s := apart(t).scene(relock.WithTTL(ttl))
-		s.giveUpOn(luaAccept, s.far.Accept, s.handOff()).Release(t) // moves the lock, to nobody
-		s.within(ttl + s.limit).requireFree("a")
+		s := Apart(t).Scene(relock.WithTTL(ttl))
+		s.GiveUpOn(LuaAccept, s.Far.Accept, s.HandOff()).Release(t) // moves the lock, to nobody
+		s.Within(ttl + s.Limit).RequireFree("a")
 	})
 }
 
 func TestAnUnlockOfALoanThatIsNeverAnsweredLeavesTheLockFree(t *testing.T) {
 	const ttl = 800 * time.Millisecond
-	for _, script := range []string{luaReturn, luaRecall} {
+	for _, script := range []string{LuaReturn, LuaRecall} {
 		t.Run(script, func(t *testing.T) {
-			s := onShared(t).scene(relock.WithTTL(ttl))
-			section, ticket := s.lend()
-			loan := s.use(s.far.Borrow, ticket)
-			for _, victim := range []*peer{s.p, s.other} {
-				victim.faults.On(s.script(script), redistest.DropReply(redistest.EOF))
+			s := OnShared(t).Scene(relock.WithTTL(ttl))
+			section, ticket := s.Lend()
+			loan := s.Use(s.Far.Borrow, ticket)
+			for _, victim := range []*Peer{s.P, s.Other} {
+				victim.Faults.On(s.Script(script), redistest.DropReply(redistest.EOF))
 			}
-			first := s.within(ttl + 200*time.Millisecond)
-			if script == luaRecall {
-				err := first.call(func() error { return s.l.Unlock(section) })
+			first := s.Within(ttl + 200*time.Millisecond)
+			if script == LuaRecall {
+				err := first.Call(func() error { return s.L.Unlock(section) })
 				require.ErrorContains(t, err, "not confirmed")
-				if err := s.far.Unlock(loan); err != nil && !errors.Is(err, relock.ErrLockLost) {
+				if err := s.Far.Unlock(loan); err != nil && !errors.Is(err, relock.ErrLockLost) {
 					require.ErrorContains(t, err, "not confirmed") // the lease of the lender was over meanwhile
 				}
 			} else {
-				err := first.call(func() error { return s.far.Unlock(loan) })
+				err := first.Call(func() error { return s.Far.Unlock(loan) })
 				require.ErrorContains(t, err, "not confirmed")
-				s.leave(section, s.l)
+				s.Leave(section, s.L)
 			}
-			s.within(ttl + s.limit).requireFree("a")
+			s.Within(ttl + s.Limit).RequireFree("a")
 		})
 	}
 }

@@ -24,152 +24,152 @@ import (
 
 func TestWaitersOfSeveralClientsAreServedInOrder(t *testing.T) {
 	const waiters = 15
-	w := onShared(t)
-	owner := w.peer().NewLock("a")
-	section := w.enter(t.Context(), owner)
-	peers := []*peer{w.peer(), w.peer(), w.peer()}
-	var served, errs names
+	w := OnShared(t)
+	owner := w.Peer().NewLock("a")
+	section := w.Enter(t.Context(), owner)
+	peers := []*Peer{w.Peer(), w.Peer(), w.Peer()}
+	var served, errs Texts
 	var asked []string
 	var workers sync.WaitGroup
 	for i := range waiters {
 		asked = append(asked, fmt.Sprint(i))
-		a := w.start(t.Context(), peers[i%3].NewLock("a"))
+		a := w.Start(t.Context(), peers[i%3].NewLock("a"))
 		workers.Go(func() {
-			<-a.done
-			served.add(fmt.Sprint(i))
-			errs.check(errors.Join(a.err, a.lock.Unlock(a.ctx)))
+			<-a.Done
+			served.Add(fmt.Sprint(i))
+			errs.Check(errors.Join(a.Err, a.Lock.Unlock(a.Ctx)))
 		})
-		w.awaitWaiters("a", i+1)
+		w.AwaitWaiters("a", i+1)
 	}
-	w.leave(section, owner)
-	require.NoError(t, w.call(func() error { workers.Wait(); return nil }))
-	require.Empty(t, errs.all())
-	require.Equal(t, asked, served.all())
-	w.within(0).requireFree("a")
+	w.Leave(section, owner)
+	require.NoError(t, w.Call(func() error { workers.Wait(); return nil }))
+	require.Empty(t, errs.All())
+	require.Equal(t, asked, served.All())
+	w.Within(0).RequireFree("a")
 }
 
 func TestABrokenWaiterIsPassedOverAndKeepsItsPlaceWhenItIsBack(t *testing.T) {
-	w := onShared(t)
-	owner, peers := w.peer().NewLock("a"), []*peer{w.peer(), w.peer(), w.peer()}
-	section := w.enter(t.Context(), owner)
-	var waiters []*attempt
+	w := OnShared(t)
+	owner, peers := w.Peer().NewLock("a"), []*Peer{w.Peer(), w.Peer(), w.Peer()}
+	section := w.Enter(t.Context(), owner)
+	var waiters []*Attempt
 	for i, p := range peers {
-		waiters = append(waiters, w.start(t.Context(), p.NewLock("a")))
-		w.awaitWaiters("a", i+1)
+		waiters = append(waiters, w.Start(t.Context(), p.NewLock("a")))
+		w.AwaitWaiters("a", i+1)
 	}
-	peers[0].faults.Refuse()
-	peers[0].faults.Cut()
-	redistest.Eventually(t, w.limit, func() bool { return len(redistest.Subscriptions(t, w.plain)) == 2 }, "the server has noticed")
-	w.leave(section, owner)
-	second := waiters[1].section()
-	require.Equal(t, 1, w.waiters("a"), "the first has lost its place")
-	peers[0].faults.Heal()
-	w.awaitWaiters("a", 2)
-	w.leave(second, waiters[1].lock)
-	first := waiters[0].section()
-	require.True(t, waiters[2].waits(), "the one behind is not served before it")
-	w.leave(first, waiters[0].lock)
-	waiters[2].leave()
-	w.within(0).requireFree("a")
+	peers[0].Faults.Refuse()
+	peers[0].Faults.Cut()
+	redistest.Eventually(t, w.Limit, func() bool { return len(redistest.Subscriptions(t, w.Plain)) == 2 }, "the server has noticed")
+	w.Leave(section, owner)
+	second := waiters[1].Section()
+	require.Equal(t, 1, w.Waiters("a"), "the first has lost its place")
+	peers[0].Faults.Heal()
+	w.AwaitWaiters("a", 2)
+	w.Leave(second, waiters[1].Lock)
+	first := waiters[0].Section()
+	require.True(t, waiters[2].Waits(), "the one behind is not served before it")
+	w.Leave(first, waiters[0].Lock)
+	waiters[2].Leave()
+	w.Within(0).RequireFree("a")
 }
 
 func TestAGrantToAWaiterThatGivesUpAtThatMomentGoesToTheNext(t *testing.T) {
-	w := onShared(t)
-	owner, p, next := w.peer().NewLock("a"), w.peer().NewLock("a"), w.peer().NewLock("a")
-	var ends tally
+	w := OnShared(t)
+	owner, p, next := w.Peer().NewLock("a"), w.Peer().NewLock("a"), w.Peer().NewLock("a")
+	var ends Tally
 	for range 60 {
-		section := w.enter(t.Context(), owner)
+		section := w.Enter(t.Context(), owner)
 		ctx, cancel := context.WithCancel(t.Context())
-		gone := w.start(ctx, p)
-		w.awaitWaiters("a", 1)
-		waiter := w.start(t.Context(), next)
-		w.awaitWaiters("a", 2)
+		gone := w.Start(ctx, p)
+		w.AwaitWaiters("a", 1)
+		waiter := w.Start(t.Context(), next)
+		w.AwaitWaiters("a", 2)
 		timer := time.AfterFunc(rand.N(400*time.Microsecond), cancel)
 		<-time.After(rand.N(400 * time.Microsecond))
-		w.leave(section, owner)
-		if gone.failure() == nil {
-			ends.add("entered")
-			w.leave(gone.ctx, p)
+		w.Leave(section, owner)
+		if gone.Failure() == nil {
+			ends.Add("entered")
+			w.Leave(gone.Ctx, p)
 		} else {
-			ends.add("gave up")
+			ends.Add("gave up")
 		}
-		waiter.leave()
+		waiter.Leave()
 		timer.Stop()
 		cancel()
-		w.requireFree("a")
+		w.RequireFree("a")
 	}
 	t.Log(&ends)
 }
 
 // A message that comes while the waiter asks is kept until the waiter looks.
 func TestAGrantBeforeTheAnswerThatItsWaiterIsQueuedIsNotMissed(t *testing.T) {
-	w := onShared(t)
-	owner := w.peer().NewLock("a")
-	section := w.enter(t.Context(), owner)
+	w := OnShared(t)
+	owner := w.Peer().NewLock("a")
+	section := w.Enter(t.Context(), owner)
 	wake := make(chan relock.Wake, 1)
-	p := w.peerOn(func(o *redis.Options) { o.ReadTimeout = time.Minute },
+	p := w.PeerOn(func(o *redis.Options) { o.ReadTimeout = time.Minute },
 		relock.WithHooks(relock.Hooks{AcquireFinished: func(e relock.AcquireFinished) { wake <- e.Wake }}))
-	p.faults.Once(w.script(luaAcquire), redistest.After(func([]string, string) {
-		w.leave(section, owner)
-		sleepUntil(time.Now().Add(100 * time.Millisecond)) // the message is there by then
+	p.Faults.Once(w.Script(LuaAcquire), redistest.After(func([]string, string) {
+		w.Leave(section, owner)
+		SleepUntil(time.Now().Add(100 * time.Millisecond)) // the message is there by then
 	})).Skip(1) // the first only says that it is busy
-	w.start(t.Context(), p.NewLock("a")).leave()
+	w.Start(t.Context(), p.NewLock("a")).Leave()
 	require.Equal(t, relock.WakeGrant, <-wake)
-	w.within(0).requireFree("a")
+	w.Within(0).RequireFree("a")
 }
 
 func TestCallsOnAStoppedServerEndPromptlyAndLeaveNothing(t *testing.T) {
-	w := onOwn(t)
+	w := OnOwn(t)
 	// go-redis alone would hang for its ReadTimeout. The connections are there: a stopped server
 	// makes no new ones.
-	p := w.peerOn(func(o *redis.Options) { o.ReadTimeout, o.MaxRetries = 2*time.Second, -1 })
-	p.connect(t, 8)
-	owner := w.peer().NewLock("held")
+	p := w.PeerOn(func(o *redis.Options) { o.ReadTimeout, o.MaxRetries = 2*time.Second, -1 })
+	p.Connect(t, 8)
+	owner := w.Peer().NewLock("held")
 	ctx, cancel := context.WithCancel(t.Context())
-	section := w.enter(t.Context(), owner)
-	queued := w.start(ctx, p.NewLock("held"))
-	w.awaitWaiters("held", 1)
-	mine := w.enter(t.Context(), p.NewLock("mine"))
+	section := w.Enter(t.Context(), owner)
+	queued := w.Start(ctx, p.NewLock("held"))
+	w.AwaitWaiters("held", 1)
+	mine := w.Enter(t.Context(), p.NewLock("mine"))
 	nested, stop := context.WithCancel(mine)
-	w.server.Pause()
-	attempts := []*attempt{
-		queued, w.start(ctx, p.NewLock("held")), w.start(ctx, p.NewLock("free")), w.start(nested, p.NewLock("mine")),
+	w.Server.Pause()
+	attempts := []*Attempt{
+		queued, w.Start(ctx, p.NewLock("held")), w.Start(ctx, p.NewLock("free")), w.Start(nested, p.NewLock("mine")),
 	}
-	sleepUntil(time.Now().Add(50 * time.Millisecond))
+	SleepUntil(time.Now().Add(50 * time.Millisecond))
 	cancel()
 	stop()
 	for i, a := range attempts {
-		require.True(t, isDone(a.within(promptly).failure()), "%d: %v", i, a.err)
+		require.True(t, IsDone(a.Within(Promptly).Failure()), "%d: %v", i, a.Err)
 	}
 	const limit = 100 * time.Millisecond
 	short, cancelShort := context.WithTimeout(t.Context(), limit)
 	defer cancelShort()
-	require.ErrorIs(t, w.start(short, p.NewLock("free")).within(limit+promptly).failure(), context.DeadlineExceeded)
+	require.ErrorIs(t, w.Start(short, p.NewLock("free")).Within(limit+Promptly).Failure(), context.DeadlineExceeded)
 	free := p.NewLock("free")
-	err := w.begin(t.Context(), tryFor(free, limit)).within(limit + promptly).failure()
+	err := w.Begin(t.Context(), TryFor(free, limit)).Within(limit + Promptly).Failure()
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 
-	w.server.Resume()
-	redistest.Eventually(t, w.limit, func() bool {
-		return slices.Equal(redistest.Keys(t, w.plain), []string{baseKey("held"), baseKey("mine")})
+	w.Server.Resume()
+	redistest.Eventually(t, w.Limit, func() bool {
+		return slices.Equal(redistest.Keys(t, w.Plain), []string{BaseKey("held"), BaseKey("mine")})
 	}, "nothing is left of those that gave up")
-	w.awaitCount("mine", 1)
-	w.leave(mine, p.NewLock("mine"))
-	w.leave(section, owner)
+	w.AwaitCount("mine", 1)
+	w.Leave(mine, p.NewLock("mine"))
+	w.Leave(section, owner)
 }
 
 func TestContextsCancelledAtAnyInstantLeaveNothing(t *testing.T) {
 	const calls, workers = 800, 8
-	w := onShared(t)
-	peers := []*peer{w.peer(), w.peer(), w.peer()}
+	w := OnShared(t)
+	peers := []*Peer{w.Peer(), w.Peer(), w.Peer()}
 	for _, p := range peers {
-		p.connect(t, 4)
+		p.Connect(t, 4)
 	}
-	guards := map[string]*witness{"a": {}, "b": {}}
+	guards := map[string]*Witness{"a": {}, "b": {}}
 	var entered atomic.Int64
 	var mu sync.Mutex
 	var returns []time.Duration // of calls that were cancelled, from then on
-	var errs names
+	var errs Texts
 	one := func(l *relock.Lock, latest time.Duration) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -181,13 +181,13 @@ func TestContextsCancelledAtAnyInstantLeaveNothing(t *testing.T) {
 		if err == nil {
 			entered.Add(1)
 			g := guards[l.Name()]
-			g.enter(section, l)
-			g.leave(section)
-			errs.check(l.Unlock(section))
+			g.Enter(section, l)
+			g.Leave(section)
+			errs.Check(l.Unlock(section))
 			return
 		}
-		if !isDone(err) {
-			errs.check(err)
+		if !IsDone(err) {
+			errs.Check(err)
 		}
 		mu.Lock()
 		defer mu.Unlock()
@@ -206,17 +206,17 @@ func TestContextsCancelledAtAnyInstantLeaveNothing(t *testing.T) {
 			}
 		})
 	}
-	require.NoError(t, w.within(30*time.Second).call(func() error { all.Wait(); return nil }))
-	require.Empty(t, errs.all())
+	require.NoError(t, w.Within(30*time.Second).Call(func() error { all.Wait(); return nil }))
+	require.Empty(t, errs.All())
 	require.NotEmpty(t, returns)
 	require.Positive(t, entered.Load())
 	slices.Sort(returns)
 	most, slowest := returns[len(returns)*9/10], returns[len(returns)-1]
 	t.Logf("%d entered, %d were cancelled: nine tenths returned within %s, all within %s", entered.Load(), len(returns), most, slowest)
-	require.Less(t, most, promptly+w.lateness())
-	require.Less(t, slowest, limit+w.lateness())
+	require.Less(t, most, Promptly+w.Lateness())
+	require.Less(t, slowest, Limit+w.Lateness())
 	for name, g := range guards {
-		g.require(t)
-		w.requireFree(name)
+		g.Require(t)
+		w.RequireFree(name)
 	}
 }

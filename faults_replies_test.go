@@ -18,150 +18,150 @@ import (
 
 // This chapter is about commands whose replies are lost, that run late, or that run more than once.
 
-// scene is two processes and a lock.
-type scene struct {
-	*arena
-	p, other *peer
-	l, far   *relock.Lock // the same lock, in p and in other
+// Scene is two processes and a lock.
+type Scene struct {
+	*Arena
+	P, Other *Peer
+	L, Far   *relock.Lock // the same lock, in p and in other
 }
 
-func (w *arena) scene(options ...relock.Option) *scene {
-	s := &scene{arena: w, p: w.peer(options...), other: w.peer(options...)}
-	s.l, s.far = s.p.NewLock("a"), s.other.NewLock("a")
+func (w *Arena) Scene(options ...relock.Option) *Scene {
+	s := &Scene{Arena: w, P: w.Peer(options...), Other: w.Peer(options...)}
+	s.L, s.Far = s.P.NewLock("a"), s.Other.NewLock("a")
 	return s
 }
 
-// lockBy takes the lock in other, so that p has to wait.
-func (s *scene) lockBy() (section context.Context) { return s.enter(s.t.Context(), s.far) }
+// LockBy takes the lock in other, so that p has to wait.
+func (s *Scene) LockBy() (section context.Context) { return s.Enter(s.T.Context(), s.Far) }
 
-// nested enters twice.
-func (s *scene) nested() (outer, inner context.Context) {
-	outer = s.enter(s.t.Context(), s.l)
-	return outer, s.enter(outer, s.l)
+// Nested enters twice.
+func (s *Scene) Nested() (outer, inner context.Context) {
+	outer = s.Enter(s.T.Context(), s.L)
+	return outer, s.Enter(outer, s.L)
 }
 
 func TestALostReplyIsAskedForAgainAndCountsOnce(t *testing.T) {
 	// Each does something as p, with lose before the command that is to lose its reply.
-	for what, act := range map[string]func(s *scene, lose func(script string, skip int)){
-		"of Lock": func(s *scene, lose func(string, int)) {
-			lose(luaAcquire, 0)
-			section := s.enter(s.t.Context(), s.l)
-			s.requireCount("a", 1)
-			s.leave(section, s.l)
+	for what, act := range map[string]func(s *Scene, lose func(script string, skip int)){
+		"of Lock": func(s *Scene, lose func(string, int)) {
+			lose(LuaAcquire, 0)
+			section := s.Enter(s.T.Context(), s.L)
+			s.RequireCount("a", 1)
+			s.Leave(section, s.L)
 		},
-		"of Lock of a busy lock": func(s *scene, lose func(string, int)) {
-			section := s.lockBy()
-			lose(luaAcquire, 0)
-			waiter := s.start(s.t.Context(), s.l)
-			s.awaitWaiters("a", 1)
-			s.leave(section, s.far)
-			waiter.leave()
+		"of Lock of a busy lock": func(s *Scene, lose func(string, int)) {
+			section := s.LockBy()
+			lose(LuaAcquire, 0)
+			waiter := s.Start(s.T.Context(), s.L)
+			s.AwaitWaiters("a", 1)
+			s.Leave(section, s.Far)
+			waiter.Leave()
 		},
-		"of the call that queues": func(s *scene, lose func(string, int)) {
-			section := s.lockBy()
-			lose(luaAcquire, 1)
-			waiter := s.start(s.t.Context(), s.l)
-			s.awaitWaiters("a", 1)
-			s.leave(section, s.far)
-			waiter.leave()
+		"of the call that queues": func(s *Scene, lose func(string, int)) {
+			section := s.LockBy()
+			lose(LuaAcquire, 1)
+			waiter := s.Start(s.T.Context(), s.L)
+			s.AwaitWaiters("a", 1)
+			s.Leave(section, s.Far)
+			waiter.Leave()
 		},
-		"of a nested Lock": func(s *scene, lose func(string, int)) {
-			outer := s.enter(s.t.Context(), s.l)
-			lose(luaRenew, 0)
-			inner := s.enter(outer, s.l)
-			s.requireCount("a", 2)
-			require.Equal(s.t, 2, s.l.Count(inner))
-			s.leave(inner, s.l)
-			s.leave(outer, s.l)
+		"of a nested Lock": func(s *Scene, lose func(string, int)) {
+			outer := s.Enter(s.T.Context(), s.L)
+			lose(LuaRenew, 0)
+			inner := s.Enter(outer, s.L)
+			s.RequireCount("a", 2)
+			require.Equal(s.T, 2, s.L.Count(inner))
+			s.Leave(inner, s.L)
+			s.Leave(outer, s.L)
 		},
-		"of an inner Unlock": func(s *scene, lose func(string, int)) {
-			outer, inner := s.nested()
-			lose(luaRenew, 0)
-			s.leave(inner, s.l)
-			s.requireCount("a", 1)
-			require.True(s.t, s.l.Held(outer))
-			s.leave(outer, s.l)
+		"of an inner Unlock": func(s *Scene, lose func(string, int)) {
+			outer, inner := s.Nested()
+			lose(LuaRenew, 0)
+			s.Leave(inner, s.L)
+			s.RequireCount("a", 1)
+			require.True(s.T, s.L.Held(outer))
+			s.Leave(outer, s.L)
 		},
-		"of the last Unlock": func(s *scene, lose func(string, int)) {
-			section := s.enter(s.t.Context(), s.l)
-			lose(luaRelease, 0)
-			s.leave(section, s.l)
-			require.ErrorIs(s.t, context.Cause(section), relock.ErrReleased)
+		"of the last Unlock": func(s *Scene, lose func(string, int)) {
+			section := s.Enter(s.T.Context(), s.L)
+			lose(LuaRelease, 0)
+			s.Leave(section, s.L)
+			require.ErrorIs(s.T, context.Cause(section), relock.ErrReleased)
 		},
-		"of the last Unlock, with a waiter": func(s *scene, lose func(string, int)) {
-			section := s.enter(s.t.Context(), s.l)
-			waiter := s.start(s.t.Context(), s.far)
-			s.awaitWaiters("a", 1)
-			lose(luaRelease, 0)
-			s.leave(section, s.l)
-			mine := waiter.section()
-			s.requireCount("a", 1)
-			s.leave(mine, s.far)
+		"of the last Unlock, with a waiter": func(s *Scene, lose func(string, int)) {
+			section := s.Enter(s.T.Context(), s.L)
+			waiter := s.Start(s.T.Context(), s.Far)
+			s.AwaitWaiters("a", 1)
+			lose(LuaRelease, 0)
+			s.Leave(section, s.L)
+			mine := waiter.Section()
+			s.RequireCount("a", 1)
+			s.Leave(mine, s.Far)
 		},
-		"of Token": func(s *scene, lose func(string, int)) {
-			section := s.enter(s.t.Context(), s.l)
-			lose(luaToken, 0)
-			token := s.draw(section, s.l)
-			state, err := s.far.State(s.t.Context())
-			require.NoError(s.t, err)
-			require.Equal(s.t, state.Token, token, "the last one counts")
-			s.leave(section, s.l)
+		"of Token": func(s *Scene, lose func(string, int)) {
+			section := s.Enter(s.T.Context(), s.L)
+			lose(LuaToken, 0)
+			token := s.Draw(section, s.L)
+			state, err := s.Far.State(s.T.Context())
+			require.NoError(s.T, err)
+			require.Equal(s.T, state.Token, token, "the last one counts")
+			s.Leave(section, s.L)
 		},
-		"of Extend": func(s *scene, lose func(string, int)) {
-			l := s.p.NewLock("a", relock.WithFixedLease(5*time.Second))
-			section := s.enter(s.t.Context(), l)
-			lose(luaRenew, 0)
-			require.NoError(s.t, s.call(func() error { return l.Extend(section, 10*time.Second) }))
-			require.Greater(s.t, s.lease("a"), 7*time.Second)
-			require.LessOrEqual(s.t, s.lease("a"), 10*time.Second)
-			s.requireCount("a", 1)
-			s.leave(section, l)
+		"of Extend": func(s *Scene, lose func(string, int)) {
+			l := s.P.NewLock("a", relock.WithFixedLease(5*time.Second))
+			section := s.Enter(s.T.Context(), l)
+			lose(LuaRenew, 0)
+			require.NoError(s.T, s.Call(func() error { return l.Extend(section, 10*time.Second) }))
+			require.Greater(s.T, s.Lease("a"), 7*time.Second)
+			require.LessOrEqual(s.T, s.Lease("a"), 10*time.Second)
+			s.RequireCount("a", 1)
+			s.Leave(section, l)
 		},
-		"of a Lock that was given up": func(s *scene, lose func(string, int)) {
-			section := s.lockBy()
-			ctx, cancel := context.WithCancel(s.t.Context())
-			gone := s.start(ctx, s.l)
-			s.awaitWaiters("a", 1)
-			lose(luaForget, 0)
+		"of a Lock that was given up": func(s *Scene, lose func(string, int)) {
+			section := s.LockBy()
+			ctx, cancel := context.WithCancel(s.T.Context())
+			gone := s.Start(ctx, s.L)
+			s.AwaitWaiters("a", 1)
+			lose(LuaForget, 0)
 			cancel()
-			require.True(s.t, isDone(gone.within(promptly).failure()))
-			s.awaitWaiters("a", 0)
-			s.leave(section, s.far)
+			require.True(s.T, IsDone(gone.Within(Promptly).Failure()))
+			s.AwaitWaiters("a", 0)
+			s.Leave(section, s.Far)
 		},
-		"of State": func(s *scene, lose func(string, int)) {
-			section := s.enter(s.t.Context(), s.l)
-			lose(luaState, 0)
-			state, err := s.l.State(s.t.Context())
-			require.NoError(s.t, err)
-			require.Equal(s.t, 1, state.Count)
-			s.leave(section, s.l)
+		"of State": func(s *Scene, lose func(string, int)) {
+			section := s.Enter(s.T.Context(), s.L)
+			lose(LuaState, 0)
+			state, err := s.L.State(s.T.Context())
+			require.NoError(s.T, err)
+			require.Equal(s.T, 1, state.Count)
+			s.Leave(section, s.L)
 		},
-		"of ForceUnlock": func(s *scene, lose func(string, int)) {
-			section := s.lockBy()
-			waiter := s.start(s.t.Context(), s.peer().NewLock("a"))
-			s.awaitWaiters("a", 1)
-			lose(luaBreak, 0)
-			require.NoError(s.t, s.call(func() error { return s.l.ForceUnlock(s.t.Context()) }))
-			require.Equal(s.t, relock.LossTaken, s.lost(section))
-			require.ErrorIs(s.t, s.far.Unlock(section), relock.ErrLockLost)
-			mine := waiter.section()
-			s.requireCount("a", 1)
-			s.leave(mine, waiter.lock)
+		"of ForceUnlock": func(s *Scene, lose func(string, int)) {
+			section := s.LockBy()
+			waiter := s.Start(s.T.Context(), s.Peer().NewLock("a"))
+			s.AwaitWaiters("a", 1)
+			lose(LuaBreak, 0)
+			require.NoError(s.T, s.Call(func() error { return s.L.ForceUnlock(s.T.Context()) }))
+			require.Equal(s.T, relock.LossTaken, s.Lost(section))
+			require.ErrorIs(s.T, s.Far.Unlock(section), relock.ErrLockLost)
+			mine := waiter.Section()
+			s.RequireCount("a", 1)
+			s.Leave(mine, waiter.Lock)
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			for name, how := range breaks {
+			for name, how := range Breaks {
 				t.Run(name, func(t *testing.T) {
-					s := onShared(t).scene()
+					s := OnShared(t).Scene()
 					var calls func() int
 					var rule *redistest.Rule
 					act(s, func(script string, skip int) {
-						calls = s.counter(s.p, script)
-						rule = s.p.faults.Once(s.script(script), redistest.DropReply(how)).Skip(skip)
+						calls = s.Counter(s.P, script)
+						rule = s.P.Faults.Once(s.Script(script), redistest.DropReply(how)).Skip(skip)
 					})
 					rule.WaitHits(t, 1)
-					redistest.Eventually(t, s.limit, func() bool { return calls() >= 2 }, "asked again")
-					s.requireFree("a")
+					redistest.Eventually(t, s.Limit, func() bool { return calls() >= 2 }, "asked again")
+					s.RequireFree("a")
 				})
 			}
 		})
@@ -170,181 +170,181 @@ func TestALostReplyIsAskedForAgainAndCountsOnce(t *testing.T) {
 
 func TestALostReplyOfARenewalIsNoLoss(t *testing.T) {
 	const ttl = 1200 * time.Millisecond
-	w := apart(t)
+	w := Apart(t)
 	var sections []context.Context
 	var locks []*relock.Lock
-	for _, how := range breaks {
-		p := w.peer(relock.WithTTL(ttl))
+	for _, how := range Breaks {
+		p := w.Peer(relock.WithTTL(ttl))
 		l := p.NewLock(fmt.Sprint(how))
-		locks, sections = append(locks, l), append(sections, w.enter(t.Context(), l))
-		p.faults.On(w.script(luaRenew), redistest.DropReply(how)).Times(2)
+		locks, sections = append(locks, l), append(sections, w.Enter(t.Context(), l))
+		p.Faults.On(w.Script(LuaRenew), redistest.DropReply(how)).Times(2)
 	}
-	sleepUntil(time.Now().Add(2 * ttl))
+	SleepUntil(time.Now().Add(2 * ttl))
 	for i, l := range locks {
 		require.NoError(t, sections[i].Err())
 		require.Greater(t, l.Remaining(sections[i]), ttl/4)
-		w.leave(sections[i], l)
+		w.Leave(sections[i], l)
 	}
 }
 
 func TestAnUnlockThatIsNeverAnsweredSaysSoAndLeavesTheLockFree(t *testing.T) {
 	const ttl = 800 * time.Millisecond
-	s := onShared(t).scene(relock.WithTTL(ttl))
-	section := s.enter(t.Context(), s.l)
-	s.p.faults.On(s.script(luaRelease), redistest.DropReply(redistest.EOF))
-	err := s.within(ttl + 200*time.Millisecond).call(func() error { return s.l.Unlock(section) })
+	s := OnShared(t).Scene(relock.WithTTL(ttl))
+	section := s.Enter(t.Context(), s.L)
+	s.P.Faults.On(s.Script(LuaRelease), redistest.DropReply(redistest.EOF))
+	err := s.Within(ttl + 200*time.Millisecond).Call(func() error { return s.L.Unlock(section) })
 	require.ErrorContains(t, err, "not confirmed")
 	require.NotErrorIs(t, err, relock.ErrLockLost, "it was released, and never lost")
-	s.within(0).requireFree("a")
-	require.ErrorIs(t, s.l.Unlock(section), relock.ErrNotHeld)
+	s.Within(0).RequireFree("a")
+	require.ErrorIs(t, s.L.Unlock(section), relock.ErrNotHeld)
 }
 
-// giveUp begins to lock, lets the script of the call hang on the wire, and cancels.
-func (s *scene) giveUp(ctx context.Context, script string, skip int) (stuck *redistest.Rule) {
-	s.t.Helper()
+// GiveUp begins to lock, lets the script of the call hang on the wire, and cancels.
+func (s *Scene) GiveUp(ctx context.Context, script string, skip int) (stuck *redistest.Rule) {
+	s.T.Helper()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stuck = s.p.faults.Once(s.script(script), redistest.Hold()).Skip(skip)
-	a := s.start(ctx, s.l)
-	stuck.WaitHits(s.t, 1)
-	require.True(s.t, a.waits())
+	stuck = s.P.Faults.Once(s.Script(script), redistest.Hold()).Skip(skip)
+	a := s.Start(ctx, s.L)
+	stuck.WaitHits(s.T, 1)
+	require.True(s.T, a.Waits())
 	cancel()
-	require.True(s.t, isDone(a.within(promptly).failure()), "%v", a.err)
-	require.Equal(s.t, ctx, a.ctx, "the context comes back as it was")
+	require.True(s.T, IsDone(a.Within(Promptly).Failure()), "%v", a.Err)
+	require.Equal(s.T, ctx, a.Ctx, "the context comes back as it was")
 	return stuck
 }
 
-// unchanged runs f, and fails the test if the owner of the lock or the queue are others then.
-func (s *scene) unchanged(f func()) {
-	s.t.Helper()
-	hold, count := s.owner("a"), s.count("a")
-	queue := s.queue("a")
+// Unchanged runs f, and fails the test if the owner of the lock or the queue are others then.
+func (s *Scene) Unchanged(f func()) {
+	s.T.Helper()
+	hold, count := s.Owner("a"), s.Count("a")
+	queue := s.Queue("a")
 	f()
-	require.Equal(s.t, hold, s.owner("a"))
-	require.Equal(s.t, count, s.count("a"))
-	require.Equal(s.t, queue, s.queue("a"))
+	require.Equal(s.T, hold, s.Owner("a"))
+	require.Equal(s.T, count, s.Count("a"))
+	require.Equal(s.T, queue, s.Queue("a"))
 }
 
 func TestALateCommandTouchesNothingThatCameLater(t *testing.T) {
 	// Each leaves the lock with p or other, and returns what is stuck, and how to go on.
-	for what, act := range map[string]func(s *scene) (stuck *redistest.Rule, goOn func()){
-		"Lock, when the lock is taken": func(s *scene) (*redistest.Rule, func()) {
-			stuck := s.giveUp(s.t.Context(), luaAcquire, 0)
-			outer, inner := s.nested()
-			return stuck, func() { s.leave(inner, s.l); s.leave(outer, s.l) }
+	for what, act := range map[string]func(s *Scene) (stuck *redistest.Rule, goOn func()){
+		"Lock, when the lock is taken": func(s *Scene) (*redistest.Rule, func()) {
+			stuck := s.GiveUp(s.T.Context(), LuaAcquire, 0)
+			outer, inner := s.Nested()
+			return stuck, func() { s.Leave(inner, s.L); s.Leave(outer, s.L) }
 		},
-		"a nested Lock, in a later hold": func(s *scene) (*redistest.Rule, func()) {
-			outer := s.enter(s.t.Context(), s.l)
-			stuck := s.giveUp(outer, luaRenew, 0)
-			s.leave(outer, s.l)
-			section := s.enter(s.t.Context(), s.l)
-			return stuck, func() { s.leave(section, s.l) }
+		"a nested Lock, in a later hold": func(s *Scene) (*redistest.Rule, func()) {
+			outer := s.Enter(s.T.Context(), s.L)
+			stuck := s.GiveUp(outer, LuaRenew, 0)
+			s.Leave(outer, s.L)
+			section := s.Enter(s.T.Context(), s.L)
+			return stuck, func() { s.Leave(section, s.L) }
 		},
-		"a nested Lock, when the lock is free": func(s *scene) (*redistest.Rule, func()) {
-			outer := s.enter(s.t.Context(), s.l)
-			stuck := s.giveUp(outer, luaRenew, 0)
-			s.leave(outer, s.l)
+		"a nested Lock, when the lock is free": func(s *Scene) (*redistest.Rule, func()) {
+			outer := s.Enter(s.T.Context(), s.L)
+			stuck := s.GiveUp(outer, LuaRenew, 0)
+			s.Leave(outer, s.L)
 			return stuck, func() {}
 		},
-		"an inner Unlock, in a later hold": func(s *scene) (*redistest.Rule, func()) {
-			outer, inner := s.nested()
-			stuck := s.p.faults.Once(s.script(luaRenew), redistest.Hold())
-			s.leave(inner, s.l) // the first attempt hangs, the second is answered
-			s.leave(outer, s.l)
-			outer, inner = s.nested()
-			return stuck, func() { s.leave(inner, s.l); s.leave(outer, s.l) }
+		"an inner Unlock, in a later hold": func(s *Scene) (*redistest.Rule, func()) {
+			outer, inner := s.Nested()
+			stuck := s.P.Faults.Once(s.Script(LuaRenew), redistest.Hold())
+			s.Leave(inner, s.L) // the first attempt hangs, the second is answered
+			s.Leave(outer, s.L)
+			outer, inner = s.Nested()
+			return stuck, func() { s.Leave(inner, s.L); s.Leave(outer, s.L) }
 		},
-		"the last Unlock": func(s *scene) (*redistest.Rule, func()) {
-			section := s.enter(s.t.Context(), s.l)
-			stuck := s.p.faults.Once(s.script(luaRelease), redistest.Hold())
-			s.leave(section, s.l)
-			section = s.enter(s.t.Context(), s.l)
-			return stuck, func() { s.leave(section, s.l) }
+		"the last Unlock": func(s *Scene) (*redistest.Rule, func()) {
+			section := s.Enter(s.T.Context(), s.L)
+			stuck := s.P.Faults.Once(s.Script(LuaRelease), redistest.Hold())
+			s.Leave(section, s.L)
+			section = s.Enter(s.T.Context(), s.L)
+			return stuck, func() { s.Leave(section, s.L) }
 		},
-		"a Lock that was given up": func(s *scene) (*redistest.Rule, func()) {
-			section := s.lockBy()
-			ctx, cancel := context.WithCancel(s.t.Context())
-			gone := s.start(ctx, s.l)
-			s.awaitWaiters("a", 1)
-			stuck := s.p.faults.Once(s.script(luaForget), redistest.Hold())
+		"a Lock that was given up": func(s *Scene) (*redistest.Rule, func()) {
+			section := s.LockBy()
+			ctx, cancel := context.WithCancel(s.T.Context())
+			gone := s.Start(ctx, s.L)
+			s.AwaitWaiters("a", 1)
+			stuck := s.P.Faults.Once(s.Script(LuaForget), redistest.Hold())
 			cancel()
-			require.True(s.t, isDone(gone.within(promptly).failure()))
-			stuck.WaitHits(s.t, 1)
-			s.awaitWaiters("a", 0) // by the next attempt
-			waiter := s.start(s.t.Context(), s.l)
-			s.awaitWaiters("a", 1)
-			return stuck, func() { s.leave(section, s.far); waiter.leave() }
+			require.True(s.T, IsDone(gone.Within(Promptly).Failure()))
+			stuck.WaitHits(s.T, 1)
+			s.AwaitWaiters("a", 0) // by the next attempt
+			waiter := s.Start(s.T.Context(), s.L)
+			s.AwaitWaiters("a", 1)
+			return stuck, func() { s.Leave(section, s.Far); waiter.Leave() }
 		},
-		"ForceUnlock": func(s *scene) (*redistest.Rule, func()) {
-			section := s.lockBy()
-			stuck := s.p.faults.Once(s.script(luaBreak), redistest.Hold())
-			require.NoError(s.t, s.call(func() error { return s.l.ForceUnlock(s.t.Context()) }))
-			s.lost(section)
-			section = s.lockBy()
-			return stuck, func() { s.leave(section, s.far) }
+		"ForceUnlock": func(s *Scene) (*redistest.Rule, func()) {
+			section := s.LockBy()
+			stuck := s.P.Faults.Once(s.Script(LuaBreak), redistest.Hold())
+			require.NoError(s.T, s.Call(func() error { return s.L.ForceUnlock(s.T.Context()) }))
+			s.Lost(section)
+			section = s.LockBy()
+			return stuck, func() { s.Leave(section, s.Far) }
 		},
-		"State": func(s *scene) (*redistest.Rule, func()) {
-			stuck := s.p.faults.Once(s.script(luaState), redistest.Hold())
-			_, err := s.l.State(s.t.Context())
-			require.NoError(s.t, err)
-			section := s.enter(s.t.Context(), s.l)
-			return stuck, func() { s.leave(section, s.l) }
+		"State": func(s *Scene) (*redistest.Rule, func()) {
+			stuck := s.P.Faults.Once(s.Script(LuaState), redistest.Hold())
+			_, err := s.L.State(s.T.Context())
+			require.NoError(s.T, err)
+			section := s.Enter(s.T.Context(), s.L)
+			return stuck, func() { s.Leave(section, s.L) }
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			s := onShared(t).scene()
+			s := OnShared(t).Scene()
 			stuck, goOn := act(s)
-			s.unchanged(func() { require.Len(t, stuck.Release(t), 1) })
+			s.Unchanged(func() { require.Len(t, stuck.Release(t), 1) })
 			goOn()
-			s.requireFree("a")
+			s.RequireFree("a")
 		})
 	}
 }
 
 func TestCountOfALateCommandIsSetRightWithinAThirdOfTheTTL(t *testing.T) {
 	const ttl = 1500 * time.Millisecond
-	for what, act := range map[string]func(s *scene) (stuck *redistest.Rule, outer context.Context, count int){
-		"of an entry": func(s *scene) (*redistest.Rule, context.Context, int) {
-			outer := s.enter(s.t.Context(), s.l)
-			return s.giveUp(outer, luaRenew, 0), outer, 1
+	for what, act := range map[string]func(s *Scene) (stuck *redistest.Rule, outer context.Context, count int){
+		"of an entry": func(s *Scene) (*redistest.Rule, context.Context, int) {
+			outer := s.Enter(s.T.Context(), s.L)
+			return s.GiveUp(outer, LuaRenew, 0), outer, 1
 		},
-		"of an exit": func(s *scene) (*redistest.Rule, context.Context, int) {
-			outer, inner := s.nested()
-			stuck := s.p.faults.Once(s.script(luaRenew), redistest.Hold())
-			s.leave(inner, s.l)
-			inner = s.enter(outer, s.l)
-			s.t.Cleanup(func() { _ = s.l.Unlock(inner) })
+		"of an exit": func(s *Scene) (*redistest.Rule, context.Context, int) {
+			outer, inner := s.Nested()
+			stuck := s.P.Faults.Once(s.Script(LuaRenew), redistest.Hold())
+			s.Leave(inner, s.L)
+			inner = s.Enter(outer, s.L)
+			s.T.Cleanup(func() { _ = s.L.Unlock(inner) })
 			return stuck, outer, 2
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			s := apart(t).scene(relock.WithTTL(ttl))
+			s := Apart(t).Scene(relock.WithTTL(ttl))
 			stuck, outer, count := act(s)
 			stuck.Release(t)
-			s.within(ttl/3+atOnce+s.lateness()).awaitCount("a", count)
-			require.True(t, s.l.Held(outer))
-			s.leave(outer, s.l)
+			s.Within(ttl/3+AtOnce+s.Lateness()).AwaitCount("a", count)
+			require.True(t, s.L.Held(outer))
+			s.Leave(outer, s.L)
 		})
 	}
 }
 
 func TestALateLockThatNobodyWantsIsTakenBackEarly(t *testing.T) {
-	for what, act := range map[string]func(s *scene) *redistest.Rule{
-		"given up": func(s *scene) *redistest.Rule { return s.giveUp(s.t.Context(), luaAcquire, 0) },
-		"the first attempt of a Lock that was unlocked": func(s *scene) *redistest.Rule {
-			stuck := s.p.faults.Once(s.script(luaAcquire), redistest.Hold())
-			s.leave(s.enter(s.t.Context(), s.l), s.l)
+	for what, act := range map[string]func(s *Scene) *redistest.Rule{
+		"given up": func(s *Scene) *redistest.Rule { return s.GiveUp(s.T.Context(), LuaAcquire, 0) },
+		"the first attempt of a Lock that was unlocked": func(s *Scene) *redistest.Rule {
+			stuck := s.P.Faults.Once(s.Script(LuaAcquire), redistest.Hold())
+			s.Leave(s.Enter(s.T.Context(), s.L), s.L)
 			return stuck
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			s := apart(t).scene() // 30 s
-			forgotten := s.counter(s.p, luaForget)
+			s := Apart(t).Scene() // 30 s
+			forgotten := s.Counter(s.P, LuaForget)
 			stuck := act(s)
-			redistest.Eventually(t, s.limit, func() bool { return forgotten() >= 2 }, "forgotten, more than once")
-			s.within(0).requireFree("a")
+			redistest.Eventually(t, s.Limit, func() bool { return forgotten() >= 2 }, "forgotten, more than once")
+			s.Within(0).RequireFree("a")
 			require.Len(t, stuck.Release(t), 1) // takes the lock, for nobody
-			s.requireFree("a")
+			s.RequireFree("a")
 		})
 	}
 }
@@ -353,105 +353,105 @@ func TestALateJoinOfTheQueueThatNobodyTakesBackIsPassedOver(t *testing.T) {
 	const ttl = 200 * time.Millisecond
 	for _, heard := range []bool{false, true} { // by its client, for another waiter
 		t.Run(fmt.Sprintf("heard %t", heard), func(t *testing.T) {
-			s := apart(t).scene(relock.WithTTL(ttl))
-			section := s.lockBy()
-			stuck := s.giveUp(t.Context(), luaAcquire, 1)
+			s := Apart(t).Scene(relock.WithTTL(ttl))
+			section := s.LockBy()
+			stuck := s.GiveUp(t.Context(), LuaAcquire, 1)
 			given := time.Now()
-			var stays *attempt
+			var stays *Attempt
 			if heard {
-				stays = s.start(t.Context(), s.l)
-				s.awaitWaiters("a", 1)
+				stays = s.Start(t.Context(), s.L)
+				s.AwaitWaiters("a", 1)
 			}
-			sleepUntil(given.Add(ttl + 2200*time.Millisecond)) // cleanup and the subscription are over
-			before := s.waiters("a")
+			SleepUntil(given.Add(ttl + 2200*time.Millisecond)) // cleanup and the subscription are over
+			before := s.Waiters("a")
 			stuck.Release(t)
-			waiter := s.start(t.Context(), s.peer().NewLock("a"))
-			redistest.Eventually(t, s.limit, func() bool { return s.waiters("a") >= before+1 }, "queued")
-			s.leave(section, s.far)
+			waiter := s.Start(t.Context(), s.Peer().NewLock("a"))
+			redistest.Eventually(t, s.Limit, func() bool { return s.Waiters("a") >= before+1 }, "queued")
+			s.Leave(section, s.Far)
 			if heard {
-				stays.leave()
+				stays.Leave()
 			}
-			waiter.leave()
-			s.requireFree("a")
+			waiter.Leave()
+			s.RequireFree("a")
 		})
 	}
 }
 
 func TestUnlocksThatAllHangFreeTheLockSoonAndTouchNothingLater(t *testing.T) {
 	const ttl = 900 * time.Millisecond
-	s := onShared(t).scene(relock.WithTTL(ttl))
-	section := s.enter(t.Context(), s.l)
-	stuck := s.p.faults.On(s.script(luaRelease), redistest.Hold())
-	waiter := s.start(t.Context(), s.far)
-	s.awaitWaiters("a", 1)
-	require.Error(t, s.within(ttl+promptly).call(func() error { return s.l.Unlock(section) }))
-	mine := waiter.section()
-	s.unchanged(func() { require.GreaterOrEqual(t, len(stuck.Release(t)), 2) })
+	s := OnShared(t).Scene(relock.WithTTL(ttl))
+	section := s.Enter(t.Context(), s.L)
+	stuck := s.P.Faults.On(s.Script(LuaRelease), redistest.Hold())
+	waiter := s.Start(t.Context(), s.Far)
+	s.AwaitWaiters("a", 1)
+	require.Error(t, s.Within(ttl+Promptly).Call(func() error { return s.L.Unlock(section) }))
+	mine := waiter.Section()
+	s.Unchanged(func() { require.GreaterOrEqual(t, len(stuck.Release(t)), 2) })
 	stuck.Remove()
-	s.leave(mine, s.far)
-	s.within(0).requireFree("a")
+	s.Leave(mine, s.Far)
+	s.Within(0).RequireFree("a")
 }
 
-// story is two clients and a waiter: what they do, and that it ends well.
-func (w *arena) story(p, other *peer, name string) {
-	w.t.Helper()
+// playOut is two clients and a waiter: what they do, and that it ends well.
+func playOut(w *Arena, p, other *Peer, name string) {
+	w.T.Helper()
 	l := p.NewLock(name)
-	outer := w.enter(w.t.Context(), l)
-	inner := w.enter(outer, l)
-	w.requireCount(name, 2)
-	token := w.draw(inner, l)
-	waiter := w.start(w.t.Context(), other.NewLock(name))
-	w.awaitWaiters(name, 1)
-	w.leave(inner, l)
-	w.requireCount(name, 1)
-	require.True(w.t, waiter.waits())
-	w.leave(outer, l)
-	mine := waiter.section()
-	w.requireCount(name, 1)
-	require.Greater(w.t, w.draw(mine, waiter.lock), token)
+	outer := w.Enter(w.T.Context(), l)
+	inner := w.Enter(outer, l)
+	w.RequireCount(name, 2)
+	token := w.Draw(inner, l)
+	waiter := w.Start(w.T.Context(), other.NewLock(name))
+	w.AwaitWaiters(name, 1)
+	w.Leave(inner, l)
+	w.RequireCount(name, 1)
+	require.True(w.T, waiter.Waits())
+	w.Leave(outer, l)
+	mine := waiter.Section()
+	w.RequireCount(name, 1)
+	require.Greater(w.T, w.Draw(mine, waiter.Lock), token)
 
-	ctx, cancel := context.WithCancel(w.t.Context())
-	gone := w.start(ctx, l)
-	w.awaitWaiters(name, 1)
+	ctx, cancel := context.WithCancel(w.T.Context())
+	gone := w.Start(ctx, l)
+	w.AwaitWaiters(name, 1)
 	cancel()
-	require.True(w.t, isDone(gone.within(promptly).failure()))
-	w.awaitWaiters(name, 0)
-	state, err := l.State(w.t.Context())
-	require.NoError(w.t, err)
-	require.Equal(w.t, 1, state.Count)
-	require.NoError(w.t, w.call(func() error { return l.ForceUnlock(w.t.Context()) }))
-	if err := waiter.lock.Unlock(mine); err != nil { // an attempt without an answer may have freed the lock
-		require.ErrorIs(w.t, err, relock.ErrLockLost)
+	require.True(w.T, IsDone(gone.Within(Promptly).Failure()))
+	w.AwaitWaiters(name, 0)
+	state, err := l.State(w.T.Context())
+	require.NoError(w.T, err)
+	require.Equal(w.T, 1, state.Count)
+	require.NoError(w.T, w.Call(func() error { return l.ForceUnlock(w.T.Context()) }))
+	if err := waiter.Lock.Unlock(mine); err != nil { // an attempt without an answer may have freed the lock
+		require.ErrorIs(w.T, err, relock.ErrLockLost)
 	}
-	w.requireFree(name)
+	w.RequireFree(name)
 }
 
-// ofInterest matches all commands but the handshake of a connection.
-var ofInterest = redistest.Named("EVALSHA", "EVAL", "SUBSCRIBE", "UNSUBSCRIBE")
+// OfInterest matches all commands but the handshake of a connection.
+var OfInterest = redistest.Named("EVALSHA", "EVAL", "SUBSCRIBE", "UNSUBSCRIBE")
 
 func TestAConnectionMayBreakAtAnyCommandOfTheStory(t *testing.T) {
-	w := onShared(t)
+	w := OnShared(t)
 	for _, fault := range []struct {
 		name   string
 		match  redistest.Match
 		action redistest.Action
 	}{
-		{"before it", ofInterest, redistest.CutBefore(redistest.EOF)},
-		{"after it", ofInterest, redistest.DropReply(redistest.EOF)},
+		{"before it", OfInterest, redistest.CutBefore(redistest.EOF)},
+		{"after it", OfInterest, redistest.DropReply(redistest.EOF)},
 		// A silent SUBSCRIBE takes seconds to find out, and has a test of its own.
-		{"after it, silently", w.script(scriptNames...), redistest.DropReply(redistest.Silence)},
+		{"after it, silently", w.Script(ScriptNames...), redistest.DropReply(redistest.Silence)},
 	} {
 		for _, mine := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, mine %t", fault.name, mine), func(t *testing.T) {
-				w := w.in(t)
+				w := w.In(t)
 				for n := 0; ; n++ {
-					p, other := w.peer(), w.peer()
+					p, other := w.Peer(), w.Peer()
 					victim := other
 					if mine {
 						victim = p
 					}
-					rule := victim.faults.Once(fault.match, fault.action).Skip(n)
-					w.story(p, other, fmt.Sprint(t.Name(), n))
+					rule := victim.Faults.Once(fault.match, fault.action).Skip(n)
+					playOut(w, p, other, fmt.Sprint(t.Name(), n))
 					require.NoError(t, p.Close())
 					require.NoError(t, other.Close())
 					if rule.Hits() == 0 { // there are no more commands
@@ -466,21 +466,21 @@ func TestAConnectionMayBreakAtAnyCommandOfTheStory(t *testing.T) {
 }
 
 func TestScriptsMayBeFlushedBeforeAnyCommandOfTheStory(t *testing.T) {
-	w := onOwn(t)
+	w := OnOwn(t)
 	for n := 0; ; n++ {
-		p, other := w.peer(), w.peer()
+		p, other := w.Peer(), w.Peer()
 		sent := 0
 		var mu sync.Mutex
 		flush := redistest.Before(func([]string) {
 			mu.Lock()
 			defer mu.Unlock()
 			if sent++; sent == n+1 {
-				_ = w.plain.ScriptFlush(context.Background()).Err()
+				_ = w.Plain.ScriptFlush(context.Background()).Err()
 			}
 		})
-		p.faults.On(ofInterest, flush)
-		other.faults.On(ofInterest, flush)
-		w.story(p, other, fmt.Sprint("a", n))
+		p.Faults.On(OfInterest, flush)
+		other.Faults.On(OfInterest, flush)
+		playOut(w, p, other, fmt.Sprint("a", n))
 		require.NoError(t, errors.Join(p.Close(), other.Close()))
 		mu.Lock()
 		last := sent <= n // there are no more commands
@@ -496,12 +496,12 @@ func TestScriptsMayBeFlushedBeforeAnyCommandOfTheStory(t *testing.T) {
 func TestACommandThatRunsTwiceOrThreeTimesDoesWhatItDoesOnce(t *testing.T) {
 	for _, times := range []int{2, 3} {
 		t.Run(fmt.Sprint(times), func(t *testing.T) {
-			w := onShared(t)
-			p, other := w.peer(), w.peer()
-			for _, victim := range []*peer{p, other} {
-				victim.faults.On(w.script(scriptNames...), redistest.Duplicate(times, redistest.First))
+			w := OnShared(t)
+			p, other := w.Peer(), w.Peer()
+			for _, victim := range []*Peer{p, other} {
+				victim.Faults.On(w.Script(ScriptNames...), redistest.Duplicate(times, redistest.First))
 			}
-			w.story(p, other, "a")
+			playOut(w, p, other, "a")
 		})
 	}
 }

@@ -18,54 +18,54 @@ import (
 
 func TestOutOfMemoryRefusesNewLocksAndStillServesThoseHeld(t *testing.T) {
 	const ttl = 600 * time.Millisecond
-	w := onOwn(t, "--maxmemory-policy", "noeviction")
-	s := w.scene(relock.WithTTL(ttl))
-	outer, inner := s.nested()
-	waiter := s.start(t.Context(), s.far)
-	s.awaitWaiters("a", 1)
-	require.NoError(t, s.plain.ConfigSet(t.Context(), "maxmemory", "1").Err())
-	require.ErrorContains(t, s.start(t.Context(), s.other.NewLock("b")).within(atOnce).failure(), "OOM")
-	sleepUntil(time.Now().Add(2 * ttl))
-	require.True(t, s.l.Held(outer), "the lease is renewed")
-	s.leave(inner, s.l)
-	s.leave(outer, s.l)
-	waiter.leave()
-	require.NoError(t, s.plain.ConfigSet(t.Context(), "maxmemory", "0").Err())
-	s.start(t.Context(), s.other.NewLock("b")).leave()
+	w := OnOwn(t, "--maxmemory-policy", "noeviction")
+	s := w.Scene(relock.WithTTL(ttl))
+	outer, inner := s.Nested()
+	waiter := s.Start(t.Context(), s.Far)
+	s.AwaitWaiters("a", 1)
+	require.NoError(t, s.Plain.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	require.ErrorContains(t, s.Start(t.Context(), s.Other.NewLock("b")).Within(AtOnce).Failure(), "OOM")
+	SleepUntil(time.Now().Add(2 * ttl))
+	require.True(t, s.L.Held(outer), "the lease is renewed")
+	s.Leave(inner, s.L)
+	s.Leave(outer, s.L)
+	waiter.Leave()
+	require.NoError(t, s.Plain.ConfigSet(t.Context(), "maxmemory", "0").Err())
+	s.Start(t.Context(), s.Other.NewLock("b")).Leave()
 }
 
 func TestAReadOnlyServerIsWaitedForAndItsHolderIsToldInTime(t *testing.T) {
 	const ttl = 600 * time.Millisecond
 	for _, serveStale := range []string{"yes", "no"} { // READONLY, MASTERDOWN
 		t.Run("serve stale "+serveStale, func(t *testing.T) {
-			s := onOwn(t, "--replica-serve-stale-data", serveStale).scene(relock.WithTTL(ttl))
-			section := s.enter(t.Context(), s.l)
-			host, port, _ := strings.Cut(s.server.Addr(), ":")
+			s := OnOwn(t, "--replica-serve-stale-data", serveStale).Scene(relock.WithTTL(ttl))
+			section := s.Enter(t.Context(), s.L)
+			host, port, _ := strings.Cut(s.Server.Addr(), ":")
 			// The server follows itself, and never comes to a synchronization: a replica without its master.
-			require.NoError(t, s.plain.ReplicaOf(t.Context(), host, port).Err())
-			waiter := s.start(t.Context(), s.other.NewLock("b"))
-			calls := s.counter(s.other, luaAcquire)
-			require.Equal(t, relock.LossExpired, s.within(ttl+promptly).lost(section))
-			require.True(t, waiter.waits())
+			require.NoError(t, s.Plain.ReplicaOf(t.Context(), host, port).Err())
+			waiter := s.Start(t.Context(), s.Other.NewLock("b"))
+			calls := s.Counter(s.Other, LuaAcquire)
+			require.Equal(t, relock.LossExpired, s.Within(ttl+Promptly).Lost(section))
+			require.True(t, waiter.Waits())
 			require.LessOrEqual(t, calls(), 15, "no hot loop")
-			require.NoError(t, s.plain.ReplicaOf(t.Context(), "no", "one").Err())
-			waiter.leave()
-			s.start(t.Context(), s.far).leave()
-			require.ErrorIs(t, s.l.Unlock(section), relock.ErrLockLost)
+			require.NoError(t, s.Plain.ReplicaOf(t.Context(), "no", "one").Err())
+			waiter.Leave()
+			s.Start(t.Context(), s.Far).Leave()
+			require.ErrorIs(t, s.L.Unlock(section), relock.ErrLockLost)
 		})
 	}
 }
 
-// withReplica is a server with a replica that is in sync.
-func withReplica(t *testing.T) (*arena, *redistest.Server) {
+// WithReplica is a server with a replica that is in sync.
+func WithReplica(t *testing.T) (*Arena, *redistest.Server) {
 	t.Helper()
-	w := onOwn(t, "--repl-diskless-sync", "no") // which streams at once
-	host, port, _ := strings.Cut(w.server.Addr(), ":")
+	w := OnOwn(t, "--repl-diskless-sync", "no") // which streams at once
+	host, port, _ := strings.Cut(w.Server.Addr(), ":")
 	replica := redistest.Start(t, "--replicaof", host, port)
 	redistest.Eventually(t, 15*time.Second, func() bool {
 		// Behind a write on the same connection: else there is nothing that the replica could lack.
 		var wait *redis.Cmd
-		_, err := w.plain.Pipelined(t.Context(), func(p redis.Pipeliner) error {
+		_, err := w.Plain.Pipelined(t.Context(), func(p redis.Pipeliner) error {
 			p.Set(t.Context(), "written", 1, time.Millisecond)
 			wait = p.Do(t.Context(), "WAIT", 1, 100)
 			return nil
@@ -77,35 +77,35 @@ func withReplica(t *testing.T) (*arena, *redistest.Server) {
 }
 
 func TestReplicaAcksConfirmNewHoldsOnly(t *testing.T) {
-	w, _ := withReplica(t)
-	patient := func(o *redis.Options) { o.ReadTimeout = 2 * w.limit } // the replica may be slow, on a busy machine
-	p, q := w.peerOn(patient, relock.WithReplicaAcks(1, w.limit)), w.peerOn(patient, relock.WithReplicaAcks(1, w.limit))
+	w, _ := WithReplica(t)
+	patient := func(o *redis.Options) { o.ReadTimeout = 2 * w.Limit } // the replica may be slow, on a busy machine
+	p, q := w.PeerOn(patient, relock.WithReplicaAcks(1, w.Limit)), w.PeerOn(patient, relock.WithReplicaAcks(1, w.Limit))
 	l := p.NewLock("a")
-	outer := w.enter(t.Context(), l)
-	require.Equal(t, 1, p.faults.Commands("WAIT"))
-	inner := w.enter(outer, l)
-	waiter := w.start(t.Context(), q.NewLock("a"))
-	w.awaitWaiters("a", 1)
-	redistest.Eventually(t, w.limit, func() bool { return q.faults.Commands("WAIT") == 2 }, "asked before and after it listened")
-	w.leave(inner, l)
-	w.leave(outer, l)
-	require.Equal(t, 1, p.faults.Commands("WAIT"), "re-entry and exit are not waited for")
-	mine := waiter.section()
-	require.Equal(t, 3, q.faults.Commands("WAIT"), "a grant is confirmed before it counts")
-	w.requireCount("a", 1)
-	w.leave(mine, waiter.lock)
-	w.requireFree("a")
+	outer := w.Enter(t.Context(), l)
+	require.Equal(t, 1, p.Faults.Commands("WAIT"))
+	inner := w.Enter(outer, l)
+	waiter := w.Start(t.Context(), q.NewLock("a"))
+	w.AwaitWaiters("a", 1)
+	redistest.Eventually(t, w.Limit, func() bool { return q.Faults.Commands("WAIT") == 2 }, "asked before and after it listened")
+	w.Leave(inner, l)
+	w.Leave(outer, l)
+	require.Equal(t, 1, p.Faults.Commands("WAIT"), "re-entry and exit are not waited for")
+	mine := waiter.Section()
+	require.Equal(t, 3, q.Faults.Commands("WAIT"), "a grant is confirmed before it counts")
+	w.RequireCount("a", 1)
+	w.Leave(mine, waiter.Lock)
+	w.RequireFree("a")
 }
 
 func TestALostReplyWithReplicaAcksEntersOnce(t *testing.T) {
-	w, _ := withReplica(t)
-	p := w.peer(relock.WithReplicaAcks(1, 100*time.Millisecond))
+	w, _ := WithReplica(t)
+	p := w.Peer(relock.WithReplicaAcks(1, 100*time.Millisecond))
 	l := p.NewLock("a")
 	faults := []redistest.Action{
 		redistest.Answer("-UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)"),
 		redistest.Answer("-ERR WAIT cannot be used with replica instances."), // has become one between the script and WAIT
 	}
-	for _, how := range breaks {
+	for _, how := range Breaks {
 		faults = append(faults, redistest.DropReply(how))
 	}
 	for i, fault := range faults {
@@ -113,31 +113,31 @@ func TestALostReplyWithReplicaAcksEntersOnce(t *testing.T) {
 			if i < 2 {
 				command = "WAIT"
 			}
-			rule := p.faults.Once(redistest.Named(command), fault)
-			section := w.enter(t.Context(), l)
+			rule := p.Faults.Once(redistest.Named(command), fault)
+			section := w.Enter(t.Context(), l)
 			require.Equal(t, 1, rule.Hits())
-			w.requireCount("a", 1)
-			w.leave(section, l)
-			w.requireFree("a")
+			w.RequireCount("a", 1)
+			w.Leave(section, l)
+			w.RequireFree("a")
 		}
 	}
 }
 
 func TestAOFAcksConfirmNewHoldsOnly(t *testing.T) {
-	w := onShared(t)
-	p := w.peer(relock.WithAOFAcks(1, 100*time.Millisecond))
+	w := OnShared(t)
+	p := w.Peer(relock.WithAOFAcks(1, 100*time.Millisecond))
 	l := p.NewLock("a")
 	waitAOF := redistest.Named("WAITAOF")
-	answers := func(reply string) *redistest.Rule { return p.faults.Once(waitAOF, redistest.Answer(reply)) }
+	answers := func(reply string) *redistest.Rule { return p.Faults.Once(waitAOF, redistest.Answer(reply)) }
 
 	var sent []string
-	p.faults.Once(waitAOF, redistest.Before(func(args []string) { sent = args }))
+	p.Faults.Once(waitAOF, redistest.Before(func(args []string) { sent = args }))
 	rule := answers("*2\r\n:1\r\n:2")
-	section := w.enter(t.Context(), l)
+	section := w.Enter(t.Context(), l)
 	require.Equal(t, 1, rule.Hits())
 	require.Equal(t, []string{"WAITAOF", "1", "1", "100"}, sent)
-	w.leave(w.enter(section, l), l) // asks nobody
-	w.leave(section, l)
+	w.Leave(w.Enter(section, l), l) // asks nobody
+	w.Leave(section, l)
 
 	for reply, says := range map[string]string{
 		"*2\r\n:0\r\n:2": "1 of 2 within 100ms", // other disks do not stand in for the server's own
@@ -148,20 +148,20 @@ func TestAOFAcksConfirmNewHoldsOnly(t *testing.T) {
 		answers(reply)
 		_, err := l.TryLock(t.Context())
 		require.ErrorContains(t, err, says)
-		w.requireFree("a")
+		w.RequireFree("a")
 	}
 
 	alone := p.NewLock("a", relock.WithAOFAcks(0, 100*time.Millisecond))
 	answers("*2\r\n:1\r\n:0")
-	w.leave(w.enter(t.Context(), alone), alone)
+	w.Leave(w.Enter(t.Context(), alone), alone)
 }
 
 func TestAOFAcksNeedAServerThatHasThem(t *testing.T) {
 	for _, aof := range []string{"yes", "no"} {
-		w := onOwn(t, "--appendonly", aof, "--appendfsync", "always")
-		patient := func(o *redis.Options) { o.ReadTimeout = 2 * w.limit } // a disk may be slow
-		p := w.peerOn(patient, relock.WithAOFAcks(0, w.limit))
-		has := w.plain.Do(t.Context(), "WAITAOF", 0, 0, 0).Err() == nil
+		w := OnOwn(t, "--appendonly", aof, "--appendfsync", "always")
+		patient := func(o *redis.Options) { o.ReadTimeout = 2 * w.Limit } // a disk may be slow
+		p := w.PeerOn(patient, relock.WithAOFAcks(0, w.Limit))
+		has := w.Plain.Do(t.Context(), "WAITAOF", 0, 0, 0).Err() == nil
 		err := p.Check(t.Context())
 		switch {
 		case !has: // before Redis 7.2
@@ -170,63 +170,63 @@ func TestAOFAcksNeedAServerThatHasThem(t *testing.T) {
 			require.ErrorContains(t, err, "appendonly is disabled")
 		default:
 			require.NoError(t, err)
-			w.start(t.Context(), p.NewLock("a")).leave()
+			w.Start(t.Context(), p.NewLock("a")).Leave()
 		}
-		w.requireFree("a")
+		w.RequireFree("a")
 	}
 }
 
 func TestTooFewReplicaAcksUndoExactlyThisEntry(t *testing.T) {
 	const timeout = 80 * time.Millisecond
-	w, replica := withReplica(t)
-	one := w.peer()
-	err := w.start(t.Context(), one.NewLock("a", relock.WithReplicaAcks(2, timeout))).within(timeout + atOnce).failure()
+	w, replica := WithReplica(t)
+	one := w.Peer()
+	err := w.Start(t.Context(), one.NewLock("a", relock.WithReplicaAcks(2, timeout))).Within(timeout + AtOnce).Failure()
 	require.ErrorIs(t, err, relock.ErrNotReplicated)
 	require.ErrorContains(t, err, "1 of 2")
-	w.requireFree("a")
+	w.RequireFree("a")
 
 	// With the replica stopped nobody confirms a grant; and the lock goes on to the next.
 	l := one.NewLock("a", relock.WithReplicaAcks(1, timeout))
-	owner := w.peer().NewLock("a")
-	section := w.enter(t.Context(), owner)
-	waiter := w.start(t.Context(), l)
-	w.awaitWaiters("a", 1)
-	behind := w.start(t.Context(), w.peer().NewLock("a"))
-	w.awaitWaiters("a", 2)
+	owner := w.Peer().NewLock("a")
+	section := w.Enter(t.Context(), owner)
+	waiter := w.Start(t.Context(), l)
+	w.AwaitWaiters("a", 1)
+	behind := w.Start(t.Context(), w.Peer().NewLock("a"))
+	w.AwaitWaiters("a", 2)
 	replica.Pause()
-	w.leave(section, owner)
-	require.ErrorIs(t, waiter.within(timeout+atOnce).failure(), relock.ErrNotReplicated)
-	behind.leave()
-	w.requireFree("a")
+	w.Leave(section, owner)
+	require.ErrorIs(t, waiter.Within(timeout+AtOnce).Failure(), relock.ErrNotReplicated)
+	behind.Leave()
+	w.RequireFree("a")
 
 	// Also where an attempt comes late.
-	stuck := one.faults.Once(w.script(luaAcquire), redistest.Hold())
-	require.ErrorIs(t, w.start(t.Context(), l).within(timeout+w.limit).failure(), relock.ErrNotReplicated)
+	stuck := one.Faults.Once(w.Script(LuaAcquire), redistest.Hold())
+	require.ErrorIs(t, w.Start(t.Context(), l).Within(timeout+w.Limit).Failure(), relock.ErrNotReplicated)
 	stuck.Release(t)
-	w.requireFree("a")
+	w.RequireFree("a")
 
 	// A section that is held already keeps what it has.
 	plain := one.NewLock("a")
-	outer := w.enter(t.Context(), plain)
-	inner := w.enter(outer, l)
-	w.requireCount("a", 2)
-	w.leave(inner, l)
-	w.leave(outer, plain)
+	outer := w.Enter(t.Context(), plain)
+	inner := w.Enter(outer, l)
+	w.RequireCount("a", 2)
+	w.Leave(inner, l)
+	w.Leave(outer, plain)
 	replica.Resume()
-	w.start(t.Context(), l).leave()
+	w.Start(t.Context(), l).Leave()
 }
 
 func TestConfirmationsMayTakeLongerThanAThirdOfTheTTL(t *testing.T) {
-	w := onShared(t)
-	p := w.peerOn(func(o *redis.Options) { o.ReadTimeout = 2 * w.limit }, relock.WithTTL(time.Second), relock.WithAOFAcks(0, 700*time.Millisecond))
+	w := OnShared(t)
+	p := w.PeerOn(func(o *redis.Options) { o.ReadTimeout = 2 * w.Limit }, relock.WithTTL(time.Second), relock.WithAOFAcks(0, 700*time.Millisecond))
 	l := p.NewLock("a")
 	slow := func([]string) { <-time.After(600 * time.Millisecond) } // as a disk
-	p.faults.On(redistest.Named("WAITAOF"), redistest.Before(slow))
-	answers := p.faults.On(redistest.Named("WAITAOF"), redistest.Answer("*2\r\n:1\r\n:0"))
+	p.Faults.On(redistest.Named("WAITAOF"), redistest.Before(slow))
+	answers := p.Faults.On(redistest.Named("WAITAOF"), redistest.Answer("*2\r\n:1\r\n:0"))
 	section, err := l.TryLock(t.Context())
 	require.NoError(t, err)
-	keep(t, section)
+	Keep(t, section)
 	require.Equal(t, 1, answers.Hits())
-	w.leave(section, l)
-	w.requireFree("a")
+	w.Leave(section, l)
+	w.RequireFree("a")
 }

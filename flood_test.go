@@ -52,7 +52,7 @@ var _ = func() bool {
 // swarm is the waiters of one process.
 type swarm struct {
 	taken []int32 // by lock, shared with the other processes
-	lines names
+	lines Texts
 }
 
 func runCrowd(args []string, in *bufio.Reader, out io.Writer) error {
@@ -87,43 +87,43 @@ func runCrowd(args []string, in *bufio.Reader, out io.Writer) error {
 	}
 	all.Wait()
 	if err := client.Close(); err != nil {
-		c.lines.add(fmt.Sprint("wrong close: ", err))
+		c.lines.Add(fmt.Sprint("wrong close: ", err))
 	}
 	left := 0
-	for end := time.Now().Add(limit); time.Now().Before(end); <-time.After(10 * time.Millisecond) {
+	for end := time.Now().Add(Limit); time.Now().Before(end); <-time.After(10 * time.Millisecond) {
 		if left = runtime.NumGoroutine() - before; left <= 0 {
 			break
 		}
 	}
-	c.lines.add(fmt.Sprint("left ", max(left, 0)))
-	_, err = io.WriteString(out, strings.Join(c.lines.all(), "\n")+"\n")
+	c.lines.Add(fmt.Sprint("left ", max(left, 0)))
+	_, err = io.WriteString(out, strings.Join(c.lines.All(), "\n")+"\n")
 	return err
 }
 
 // wait is one waiter.
 func (c *swarm) wait(ctx context.Context, l *relock.Lock, taken *int32) {
 	section, err := l.Lock(ctx)
-	if isDone(err) {
-		c.lines.add("gave up")
+	if IsDone(err) {
+		c.lines.Add("gave up")
 		return
 	}
 	if err != nil {
-		c.lines.add(fmt.Sprint("wrong lock: ", err))
+		c.lines.Add(fmt.Sprint("wrong lock: ", err))
 		return
 	}
 	alone := atomic.CompareAndSwapInt32(taken, 0, 1)
 	token, err := l.Token(section)
 	if err != nil {
-		c.lines.add(fmt.Sprint("wrong token: ", err))
+		c.lines.Add(fmt.Sprint("wrong token: ", err))
 	}
 	holder, _ := relock.HolderFrom(section)
 	if !atomic.CompareAndSwapInt32(taken, 1, 0) || !alone {
-		c.lines.add("wrong: two are in " + l.Name())
+		c.lines.Add("wrong: two are in " + l.Name())
 	}
 	if err := l.Unlock(section); err != nil {
-		c.lines.add(fmt.Sprint("wrong unlock: ", err))
+		c.lines.Add(fmt.Sprint("wrong unlock: ", err))
 	}
-	c.lines.add(fmt.Sprintf("in %s %s %d", holder, l.Name(), token))
+	c.lines.Add(fmt.Sprintf("in %s %s %d", holder, l.Name(), token))
 }
 
 // shareMemory maps a file of n numbers.
@@ -145,28 +145,28 @@ const floodLimit = 60 * time.Second
 
 // flood is many waiters for locks that are held.
 type flood struct {
-	w         *arena
+	w         *Arena
 	owners    []*relock.Lock
 	sections  []context.Context
 	processes []*redistest.Process
 }
 
-// flood takes the locks and starts the waiters for each of them, in four processes.
-func (w *arena) flood(locks, waiters int) *flood {
-	w.t.Helper()
+// newFlood takes the locks and starts the waiters for each of them, in four processes.
+func newFlood(w *Arena, locks, waiters int) *flood {
+	w.T.Helper()
 	const crowds = 4
 	f := &flood{w: w}
-	p := w.peerOn(func(o *redis.Options) { o.ReadTimeout = 3 * time.Second }) // the server is busy with the others
+	p := w.PeerOn(func(o *redis.Options) { o.ReadTimeout = 3 * time.Second }) // the server is busy with the others
 	for i := range locks {
 		l := p.NewLock(fmt.Sprint("lock", i))
 		f.owners = append(f.owners, l)
-		f.sections = append(f.sections, w.enter(w.t.Context(), l))
+		f.sections = append(f.sections, w.Enter(w.T.Context(), l))
 	}
-	file := filepath.Join(w.t.TempDir(), "taken")
-	require.NoError(w.t, os.WriteFile(file, make([]byte, 4*locks), 0o600))
+	file := filepath.Join(w.T.TempDir(), "taken")
+	require.NoError(w.T, os.WriteFile(file, make([]byte, 4*locks), 0o600))
 	total := locks * waiters
 	for i := range crowds {
-		f.processes = append(f.processes, redistest.Child(w.t, "crowd", w.server.Addr(), file, strconv.Itoa(locks),
+		f.processes = append(f.processes, redistest.Child(w.T, "crowd", w.Server.Addr(), file, strconv.Itoa(locks),
 			strconv.Itoa(i*total/crowds), strconv.Itoa((i+1)*total/crowds)))
 	}
 	return f
@@ -174,15 +174,15 @@ func (w *arena) flood(locks, waiters int) *flood {
 
 // gather waits until n are queued.
 func (f *flood) gather(n int) {
-	f.w.t.Helper()
-	redistest.Eventually(f.w.t, floodLimit, func() bool {
-		pipe := f.w.plain.Pipeline()
+	f.w.T.Helper()
+	redistest.Eventually(f.w.T, floodLimit, func() bool {
+		pipe := f.w.Plain.Pipeline()
 		var cards []*redis.IntCmd
 		for _, l := range f.owners {
-			cards = append(cards, pipe.ZCard(context.Background(), baseKey(l.Name())+":queue"))
+			cards = append(cards, pipe.ZCard(context.Background(), BaseKey(l.Name())+":queue"))
 		}
 		_, err := pipe.Exec(context.Background())
-		require.NoError(f.w.t, err)
+		require.NoError(f.w.T, err)
 		queued := 0
 		for _, c := range cards {
 			queued += int(c.Val())
@@ -193,7 +193,7 @@ func (f *flood) gather(n int) {
 
 // lines hands out what the waiters print, until all have ended.
 func (f *flood) lines(line func(string)) {
-	t := f.w.t
+	t := f.w.T
 	t.Helper()
 	for _, process := range f.processes {
 		for {
@@ -204,32 +204,32 @@ func (f *flood) lines(line func(string)) {
 			}
 			line(text)
 		}
-		require.NoError(t, process.Wait(limit))
+		require.NoError(t, process.Wait(Limit))
 	}
 }
 
 func TestThousandsOfWaitersAreServedOnceEachInOrder(t *testing.T) {
 	for _, size := range []struct{ locks, waiters int }{{1, 2_000}, {200, 10}} {
 		t.Run(fmt.Sprintf("%d locks with %d each", size.locks, size.waiters), func(t *testing.T) {
-			w := onShared(t)
+			w := OnShared(t)
 			total := size.locks * size.waiters
-			f := w.flood(size.locks, size.waiters)
+			f := newFlood(w, size.locks, size.waiters)
 			f.gather(total)
 			orders := make([][]string, size.locks)
 			for i, l := range f.owners {
-				orders[i] = w.queue(l.Name())
+				orders[i] = w.Queue(l.Name())
 				require.Len(t, orders[i], size.waiters)
 			}
-			before, begin := w.calls(), time.Now()
-			sleepUntil(begin.Add(time.Second))
-			scripts := float64(w.calls()["evalsha"]-before["evalsha"]) / time.Since(begin).Seconds()
+			before, begin := w.Calls(), time.Now()
+			SleepUntil(begin.Add(time.Second))
+			scripts := float64(w.Calls()["evalsha"]-before["evalsha"]) / time.Since(begin).Seconds()
 			t.Logf("%d waiters are blocked: %.0f script calls a second", total, scripts)
 			// Each asks again when the lease that it knows of should be over.
 			require.LessOrEqual(t, scripts, float64(total)/10)
 
-			before, begin = w.calls(), time.Now()
+			before, begin = w.Calls(), time.Now()
 			for i, l := range f.owners {
-				w.leave(f.sections[i], l)
+				w.Leave(f.sections[i], l)
 			}
 			served := make([]map[string]int64, size.locks) // holder -> token
 			for i := range served {
@@ -240,17 +240,17 @@ func TestThousandsOfWaitersAreServedOnceEachInOrder(t *testing.T) {
 				require.Equal(t, "in", fields[0], line)
 				lock, err := strconv.Atoi(strings.TrimPrefix(fields[2], "lock"))
 				require.NoError(t, err)
-				served[lock][fields[1]] = tokenOf(t, fields[3])
+				served[lock][fields[1]] = TokenOf(t, fields[3])
 			})
 			t.Logf("%d hand-overs in %s, %.2f script calls each", total, time.Since(begin),
-				float64(w.calls()["evalsha"]-before["evalsha"])/float64(total))
+				float64(w.Calls()["evalsha"]-before["evalsha"])/float64(total))
 			for i, order := range orders {
 				require.Len(t, served[i], size.waiters, "each is in once")
 				got := slices.SortedFunc(maps.Keys(served[i]), func(a, b string) int { return cmp.Compare(served[i][a], served[i][b]) })
 				for n, hold := range order {
 					require.True(t, strings.HasPrefix(hold, got[n]+":"), "in the order in which they asked")
 				}
-				w.within(0).requireFree(f.owners[i].Name())
+				w.Within(0).RequireFree(f.owners[i].Name())
 			}
 		})
 	}
@@ -258,18 +258,18 @@ func TestThousandsOfWaitersAreServedOnceEachInOrder(t *testing.T) {
 
 func TestThousandsOfWaitersThatGiveUpAtOnceLeaveNothing(t *testing.T) {
 	const waiters = 5_000
-	w := onShared(t)
-	f := w.flood(1, waiters)
+	w := OnShared(t)
+	f := newFlood(w, 1, waiters)
 	f.gather(waiters / 2) // the others have not even joined the queue
 	begin := time.Now()
 	for _, process := range f.processes {
 		process.Send("give up")
 	}
-	redistest.Eventually(t, floodLimit, func() bool { return w.waiters("lock0") == 0 }, "the queue is empty")
+	redistest.Eventually(t, floodLimit, func() bool { return w.Waiters("lock0") == 0 }, "the queue is empty")
 	t.Logf("%d waiters gave up and were gone from the server within %s", waiters, time.Since(begin))
 	gone := 0
 	f.lines(func(line string) { require.Equal(t, "gave up", line); gone++ })
 	require.Equal(t, waiters, gone)
-	w.leave(f.sections[0], f.owners[0])
-	w.within(0).requireFree("lock0")
+	w.Leave(f.sections[0], f.owners[0])
+	w.Within(0).RequireFree("lock0")
 }

@@ -81,14 +81,14 @@ import (
 
 // This file and link_test.go are the vocabulary of the tests in fake time, with stage_test.go.
 
-// A world is a store in memory and a clock in a testing/synctest bubble. Time stands still while
+// A World is a store in memory and a clock in a testing/synctest bubble. Time stands still while
 // anything in the world can run, and jumps to the next timer when nothing can. Commands take no
 // time, so tests ask for exact times.
 //
 // The end of a test closes all clients of its world. A goroutine that is left over fails the test.
-type world struct {
-	*mem.Store
-	stage
+type World struct {
+	Store *mem.Store
+	Stage
 }
 
 // worldEnd is the time at which a world ends by force. A test that waits for ever would spin
@@ -98,8 +98,8 @@ const worldEnd = 10 * 365 * 24 * time.Hour
 // patience is the limit of a world.
 const patience = 2 * time.Hour
 
-// fake runs a test in a world of its own.
-func fake(t *testing.T, test func(t *testing.T, w *world)) {
+// Fake runs a test in a world of its own.
+func Fake(t *testing.T, test func(t *testing.T, w *World)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		t.Helper()
@@ -108,50 +108,52 @@ func fake(t *testing.T, test func(t *testing.T, w *world)) {
 			panic(t.Name() + " waits for something that never comes")
 		})
 		t.Cleanup(func() { end.Stop() })
-		t.Cleanup(func() { require.Zero(t, goroutines("go-relock/relock.(*"), "goroutines of the library") })
-		w := &world{Store: mem.New()}
-		look := func(name string) (store.State, error) { return w.Look(context.Background(), store.Ask{Name: name}) }
-		w.stage = stage{t: t, clock: fakeClock{}, look: look, limit: patience}
+		t.Cleanup(func() { require.Zero(t, Goroutines("go-relock/relock.(*"), "goroutines of the library") })
+		w := &World{Store: mem.New()}
+		look := func(name string) (store.State, error) {
+			return w.Store.Look(context.Background(), store.Ask{Name: name})
+		}
+		w.Stage = Stage{T: t, clock: fakeClock{}, look: look, Limit: patience}
 		test(t, w)
 	})
 }
 
-// pass lets time pass, and lets everything happen that is due.
-func pass(d time.Duration) {
+// Pass lets time pass, and lets everything happen that is due.
+func Pass(d time.Duration) {
 	<-time.After(d)
-	settle()
+	Settle()
 }
 
-// settle lets everything happen that can happen without time passing.
-func settle() { synctest.Wait() }
+// Settle lets everything happen that can happen without time passing.
+func Settle() { synctest.Wait() }
 
-// member is a process, as a store sees processes: a Client with a link of its own.
-type member struct {
+// Member is a process, as a store sees processes: a Client with a link of its own.
+type Member struct {
 	*relock.Client
-	link *link
+	Link *Link
 }
 
 // NewClient returns a Client as a process of its own would have it.
-func (w *world) NewClient(options ...relock.Option) *member {
-	w.t.Helper()
-	m := &member{link: newLink(w.Store)}
+func (w *World) NewClient(options ...relock.Option) *Member {
+	w.T.Helper()
+	m := &Member{Link: NewLink(w.Store)}
 	var err error
-	m.Client, err = relock.Open(m.link, options...)
-	require.NoError(w.t, err)
-	w.t.Cleanup(func() {
-		m.link.heal()
-		require.NoError(w.t, m.Close())
+	m.Client, err = relock.Open(m.Link, options...)
+	require.NoError(w.T, err)
+	w.T.Cleanup(func() {
+		m.Link.Heal()
+		require.NoError(w.T, m.Close())
 	})
 	return m
 }
 
-// margin is by how much the deadline of a lease is earlier than its end.
-func margin(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Millisecond }
+// Margin is by how much the deadline of a lease is earlier than its end.
+func Margin(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Millisecond }
 
-// goroutines counts the goroutines of this bubble with a function in their stack, once all have run
+// Goroutines counts the goroutines of this bubble with a function in their stack, once all have run
 // as far as they can.
-func goroutines(function string) int {
-	settle()
+func Goroutines(function string) int {
+	Settle()
 	buf := make([]byte, 1<<20)
 	n := runtime.Stack(buf, true)
 	for n == len(buf) {
@@ -175,8 +177,8 @@ func goroutines(function string) int {
 	return count
 }
 
-// recorder notes the events of hooks, in order, and their times.
-type recorder struct {
+// Recorder notes the events of hooks, in order, and their times.
+type Recorder struct {
 	mu     sync.Mutex
 	events []recorded
 }
@@ -187,31 +189,31 @@ type recorded struct {
 }
 
 // Hooks returns the hooks that record.
-func (r *recorder) Hooks() relock.Hooks {
+func (r *Recorder) Hooks() relock.Hooks {
 	return relock.Hooks{
-		AcquireStarted:  func(e relock.AcquireStarted) { r.add(e) },
-		AcquireFinished: func(e relock.AcquireFinished) { r.add(e) },
-		Queued:          func(e relock.Queued) { r.add(e) },
-		Released:        func(e relock.Released) { r.add(e) },
-		Renewed:         func(e relock.Renewed) { r.add(e) },
-		Lost:            func(e relock.Lost) { r.add(e) },
-		Leaked:          func(e relock.Leaked) { r.add(e) },
-		Reconnected:     func(e relock.Reconnected) { r.add(e) },
-		Retried:         func(e relock.Retried) { r.add(e) },
-		Closed:          func(e relock.Closed) { r.add(e) },
-		Dropped:         func(e relock.Dropped) { r.add(e) },
+		AcquireStarted:  func(e relock.AcquireStarted) { r.Add(e) },
+		AcquireFinished: func(e relock.AcquireFinished) { r.Add(e) },
+		Queued:          func(e relock.Queued) { r.Add(e) },
+		Released:        func(e relock.Released) { r.Add(e) },
+		Renewed:         func(e relock.Renewed) { r.Add(e) },
+		Lost:            func(e relock.Lost) { r.Add(e) },
+		Leaked:          func(e relock.Leaked) { r.Add(e) },
+		Reconnected:     func(e relock.Reconnected) { r.Add(e) },
+		Retried:         func(e relock.Retried) { r.Add(e) },
+		Closed:          func(e relock.Closed) { r.Add(e) },
+		Dropped:         func(e relock.Dropped) { r.Add(e) },
 	}
 }
 
-func (r *recorder) add(event any) {
+func (r *Recorder) Add(event any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.events = append(r.events, recorded{time.Now(), event})
 }
 
-// all returns the events so far, in order.
-func (r *recorder) all() []any {
-	settle()
+// All returns the events so far, in order.
+func (r *Recorder) All() []any {
+	Settle()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	events := make([]any, len(r.events))
@@ -221,19 +223,19 @@ func (r *recorder) all() []any {
 	return events
 }
 
-// kinds is all without the fields: "AcquireStarted", "AcquireFinished", ...
-func (r *recorder) kinds() []string {
+// Kinds is all without the fields: "AcquireStarted", "AcquireFinished", ...
+func (r *Recorder) Kinds() []string {
 	var kinds []string
-	for _, e := range r.all() {
+	for _, e := range r.All() {
 		kinds = append(kinds, strings.TrimPrefix(fmt.Sprintf("%T", e), "relock."))
 	}
 	return kinds
 }
 
-// eventsOf returns the events of one kind, in order.
-func eventsOf[E any](r *recorder) []E {
+// EventsOf returns the events of one kind, in order.
+func EventsOf[E any](r *Recorder) []E {
 	var events []E
-	for _, e := range r.all() {
+	for _, e := range r.All() {
 		if event, ok := e.(E); ok {
 			events = append(events, event)
 		}
@@ -241,9 +243,9 @@ func eventsOf[E any](r *recorder) []E {
 	return events
 }
 
-// timesOf returns the times of the events of one kind, in order.
-func timesOf[E any](r *recorder) []time.Time {
-	settle()
+// TimesOf returns the times of the events of one kind, in order.
+func TimesOf[E any](r *Recorder) []time.Time {
+	Settle()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var times []time.Time
@@ -255,31 +257,31 @@ func timesOf[E any](r *recorder) []time.Time {
 	return times
 }
 
-// logbook is a slog handler that keeps the records.
-type logbook struct {
-	least slog.Level
+// Logbook is a slog handler that keeps the records.
+type Logbook struct {
+	Least slog.Level
 
 	mu    sync.Mutex
-	lines []logLine
+	lines []LogLine
 }
 
-// logger returns a logger that writes to the book.
-func (b *logbook) logger() *slog.Logger { return slog.New(b) }
+// Logger returns a logger that writes to the book.
+func (b *Logbook) Logger() *slog.Logger { return slog.New(b) }
 
-type logLine struct {
-	level slog.Level
+type LogLine struct {
+	Level slog.Level
 	msg   string
-	attrs map[string]any
+	Attrs map[string]any
 }
 
 // Enabled makes a logbook a slog.Handler.
-func (b *logbook) Enabled(_ context.Context, level slog.Level) bool { return level >= b.least }
+func (b *Logbook) Enabled(_ context.Context, level slog.Level) bool { return level >= b.Least }
 
 // Handle keeps a record.
-func (b *logbook) Handle(_ context.Context, record slog.Record) error {
-	line := logLine{level: record.Level, msg: record.Message, attrs: map[string]any{}}
+func (b *Logbook) Handle(_ context.Context, record slog.Record) error {
+	line := LogLine{Level: record.Level, msg: record.Message, Attrs: map[string]any{}}
 	record.Attrs(func(a slog.Attr) bool {
-		line.attrs[a.Key] = a.Value.Any()
+		line.Attrs[a.Key] = a.Value.Any()
 		return true
 	})
 	b.mu.Lock()
@@ -289,17 +291,17 @@ func (b *logbook) Handle(_ context.Context, record slog.Record) error {
 }
 
 // WithAttrs is not used by the library.
-func (b *logbook) WithAttrs([]slog.Attr) slog.Handler { return b }
+func (b *Logbook) WithAttrs([]slog.Attr) slog.Handler { return b }
 
 // WithGroup is not used by the library.
-func (b *logbook) WithGroup(string) slog.Handler { return b }
+func (b *Logbook) WithGroup(string) slog.Handler { return b }
 
-// about returns the lines whose message contains text.
-func (b *logbook) about(text string) []logLine {
-	settle()
+// About returns the lines whose message contains text.
+func (b *Logbook) About(text string) []LogLine {
+	Settle()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	var lines []logLine
+	var lines []LogLine
 	for _, line := range b.lines {
 		if strings.Contains(line.msg, text) {
 			lines = append(lines, line)

@@ -15,31 +15,31 @@ import (
 
 // How and when are hooks called?
 
-// story runs the library through everything that calls a hook in fake time.
-func story(t *testing.T, w *world, m *member) {
+// Story runs the library through everything that calls a hook in fake time.
+func Story(t *testing.T, w *World, m *Member) {
 	t.Helper()
 	begun := time.Now()
 	l := m.NewLock("a")
-	outer := w.enter(t.Context(), l)
-	inner := w.enter(outer, l)
-	waiting := w.start(t.Context(), l)
+	outer := w.Enter(t.Context(), l)
+	inner := w.Enter(outer, l)
+	waiting := w.Start(t.Context(), l)
 	_, err := l.TryLock(t.Context())
 	require.ErrorIs(t, err, relock.ErrLocked)
-	w.leave(inner, l)
-	pass(relock.DefaultTTL)
+	w.Leave(inner, l)
+	Pass(relock.DefaultTTL)
 	require.NoError(t, outer.Err())
-	w.leave(outer, l)
-	next := waiting.section()
+	w.Leave(outer, l)
+	next := waiting.Section()
 	require.Equal(t, relock.DefaultTTL, time.Since(begun))
-	w.Lose("a")
-	took, cause := w.ends(next)
+	w.Store.Lose("a")
+	took, cause := w.Ends(next)
 	require.LessOrEqual(t, took, relock.DefaultTTL/3)
 	require.ErrorIs(t, cause, relock.ErrLockLost)
 	require.ErrorIs(t, l.Unlock(next), relock.ErrLockLost)
 }
 
-// each makes every hook call f.
-func each(f func()) relock.Hooks {
+// Each makes every hook call f.
+func Each(f func()) relock.Hooks {
 	return relock.Hooks{
 		AcquireStarted:  func(relock.AcquireStarted) { f() },
 		AcquireFinished: func(relock.AcquireFinished) { f() },
@@ -56,55 +56,55 @@ func each(f func()) relock.Hooks {
 }
 
 func TestHooksOfALockReplaceThoseOfItsClient(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var clients, locks recorder
+	Fake(t, func(t *testing.T, w *World) {
+		var clients, locks Recorder
 		c := w.NewClient(relock.WithHooks(clients.Hooks()))
 		l := c.NewLock("a", relock.WithHooks(locks.Hooks()))
 		require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
-		require.Empty(t, clients.kinds())
-		require.Equal(t, []string{"AcquireStarted", "AcquireFinished", "Released"}, locks.kinds())
+		require.Empty(t, clients.Kinds())
+		require.Equal(t, []string{"AcquireStarted", "AcquireFinished", "Released"}, locks.Kinds())
 		require.NoError(t, c.NewLock("a").Do(t.Context(), func(context.Context) error { return nil }))
-		require.Len(t, clients.kinds(), 3)
-		require.Len(t, locks.kinds(), 3)
+		require.Len(t, clients.Kinds(), 3)
+		require.Len(t, locks.Kinds(), 3)
 
-		w.enter(t.Context(), l)
-		pass(relock.DefaultTTL / 3)
-		require.Len(t, eventsOf[relock.Renewed](&clients), 1, "a batch of renewals is the client's")
-		require.Empty(t, eventsOf[relock.Renewed](&locks))
+		w.Enter(t.Context(), l)
+		Pass(relock.DefaultTTL / 3)
+		require.Len(t, EventsOf[relock.Renewed](&clients), 1, "a batch of renewals is the client's")
+		require.Empty(t, EventsOf[relock.Renewed](&locks))
 	})
 }
 
 func TestAHookThatIsNotThereIsNotCalled(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var log logbook
-		m := w.NewClient(relock.WithLogger(log.logger()))
-		story(t, w, m)
-		w.enter(t.Context(), m.NewLock("a"))
+	Fake(t, func(t *testing.T, w *World) {
+		var log Logbook
+		m := w.NewClient(relock.WithLogger(log.Logger()))
+		Story(t, w, m)
+		w.Enter(t.Context(), m.NewLock("a"))
 		require.NoError(t, m.Close())
-		require.Empty(t, log.about("panicked"))
+		require.Empty(t, log.About("panicked"))
 	})
 }
 
 func TestNoHookIsCalledAfterClose(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var r recorder
+	Fake(t, func(t *testing.T, w *World) {
+		var r Recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a")
-		section := w.enter(t.Context(), l)
+		section := w.Enter(t.Context(), l)
 		require.NoError(t, m.Close())
-		require.Equal(t, []string{"AcquireStarted", "AcquireFinished", "Closed"}, r.kinds())
-		before := len(r.all())
-		w.leave(section, l)
+		require.Equal(t, []string{"AcquireStarted", "AcquireFinished", "Closed"}, r.Kinds())
+		before := len(r.All())
+		w.Leave(section, l)
 		_, err := l.TryLock(t.Context())
 		require.ErrorIs(t, err, relock.ErrClosed)
-		pass(time.Minute)
-		require.Len(t, r.all(), before)
+		Pass(time.Minute)
+		require.Len(t, r.All(), before)
 	})
 }
 
 func TestNoHookIsCalledForAWrongCall(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var r recorder
+	Fake(t, func(t *testing.T, w *World) {
+		var r Recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		_, err := m.NewLock("").Lock(t.Context())
 		require.ErrorIs(t, err, relock.ErrInvalid)
@@ -112,13 +112,13 @@ func TestNoHookIsCalledForAWrongCall(t *testing.T) {
 		require.ErrorIs(t, err, relock.ErrInvalid)
 		_, err = m.NewLock("a").Lock(nil) //nolint:staticcheck // a nil context is what the test is about
 		require.ErrorIs(t, err, relock.ErrInvalid)
-		require.Empty(t, r.all())
+		require.Empty(t, r.All())
 	})
 }
 
 func TestAHookMayUseTheLibraryAndEvenCloseTheClient(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var m *member
+	Fake(t, func(t *testing.T, w *World) {
+		var m *Member
 		errs := make(chan error, 10)
 		m = w.NewClient(relock.WithHooks(relock.Hooks{Released: func(e relock.Released) {
 			if e.Name == "a" {
@@ -135,8 +135,8 @@ func TestAHookMayUseTheLibraryAndEvenCloseTheClient(t *testing.T) {
 }
 
 func TestJoinedHooksAreAllCalledInOrder(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var one, two recorder
+	Fake(t, func(t *testing.T, w *World) {
+		var one, two Recorder
 		var order []string
 		l := w.NewClient(relock.WithHooks(relock.JoinHooks(
 			one.Hooks(),
@@ -146,8 +146,8 @@ func TestJoinedHooksAreAllCalledInOrder(t *testing.T) {
 			two.Hooks(),
 		))).NewLock("a")
 		require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
-		require.Equal(t, one.all(), two.all())
-		require.Len(t, one.all(), 3)
+		require.Equal(t, one.All(), two.All())
+		require.Len(t, one.All(), 3)
 		require.Equal(t, []string{"first", "second"}, order)
 
 		joined := relock.JoinHooks(relock.Hooks{}, relock.Hooks{Lost: func(relock.Lost) {}})
@@ -185,44 +185,44 @@ func TestEveryHookCanBeJoined(t *testing.T) {
 }
 
 func TestHooksThatPanicChangeNothing(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var log logbook
+	Fake(t, func(t *testing.T, w *World) {
+		var log Logbook
 		var calls atomic.Int64
-		m := w.NewClient(relock.WithLogger(log.logger()), relock.WithHooks(each(func() {
+		m := w.NewClient(relock.WithLogger(log.Logger()), relock.WithHooks(Each(func() {
 			calls.Add(1)
 			panic("oops")
 		})))
-		story(t, w, m)
-		lines := log.about("a hook panicked")
+		Story(t, w, m)
+		lines := log.About("a hook panicked")
 		require.Len(t, lines, int(calls.Load()))
 		require.Greater(t, len(lines), 10)
-		require.Equal(t, map[string]any{"panic": "oops"}, lines[0].attrs)
+		require.Equal(t, map[string]any{"panic": "oops"}, lines[0].Attrs)
 	})
 }
 
 func TestHooksThatAreSlowChangeNothing(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var r recorder
+	Fake(t, func(t *testing.T, w *World) {
+		var r Recorder
 		quick := w.NewClient(relock.WithHooks(r.Hooks()))
-		story(t, w, quick)
+		Story(t, w, quick)
 		require.NoError(t, quick.Close())
 		var calls atomic.Int64
-		slow := w.NewClient(relock.WithHooks(each(func() {
+		slow := w.NewClient(relock.WithHooks(Each(func() {
 			<-time.After(200 * time.Millisecond)
 			calls.Add(1)
 		})))
-		story(t, w, slow)
+		Story(t, w, slow)
 		require.NoError(t, slow.Close())
-		require.EqualValues(t, len(r.all()), calls.Load(), "Close has waited until the hooks have seen everything")
+		require.EqualValues(t, len(r.All()), calls.Load(), "Close has waited until the hooks have seen everything")
 	})
 }
 
 func TestHooksThatBlockChangeNothingAndHoldUpCloseForALimit(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		block := make(chan struct{})
-		m := w.NewClient(relock.WithHooks(each(func() { <-block })))
+		m := w.NewClient(relock.WithHooks(Each(func() { <-block })))
 		defer close(block)
-		story(t, w, m)
+		Story(t, w, m)
 		begun := time.Now()
 		require.NoError(t, m.Close())
 		require.InDelta(t, 5*time.Second, time.Since(begun), float64(200*time.Millisecond))
@@ -232,54 +232,54 @@ func TestHooksThatBlockChangeNothingAndHoldUpCloseForALimit(t *testing.T) {
 func TestAHookThatPanicsOrExitsKeepsNoEventFromOthers(t *testing.T) {
 	for name, fail := range map[string]func(){"panic": func() { panic("oops") }, "Goexit": runtime.Goexit} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
-				var before, behind recorder
-				hooks := relock.JoinHooks(before.Hooks(), each(fail), each(fail), behind.Hooks())
+			Fake(t, func(t *testing.T, w *World) {
+				var before, behind Recorder
+				hooks := relock.JoinHooks(before.Hooks(), Each(fail), Each(fail), behind.Hooks())
 				l := w.NewClient(relock.WithHooks(hooks)).NewLock("a")
 				for range 2 {
 					require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
 				}
 				require.Equal(t, []string{
 					"AcquireStarted", "AcquireFinished", "Released", "AcquireStarted", "AcquireFinished", "Released",
-				}, behind.kinds())
-				require.Equal(t, before.all(), behind.all())
+				}, behind.Kinds())
+				require.Equal(t, before.All(), behind.All())
 			})
 		})
 	}
 }
 
 func TestEventsBehindABlockedHookAreDroppedAndCounted(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		const more = 100
 		block := make(chan struct{})
 		var calls atomic.Int64
-		var log logbook
-		var r recorder
-		m := w.NewClient(relock.WithLogger(log.logger()), relock.WithHooks(relock.Hooks{
+		var log Logbook
+		var r Recorder
+		m := w.NewClient(relock.WithLogger(log.Logger()), relock.WithHooks(relock.Hooks{
 			AcquireStarted: func(relock.AcquireStarted) {
 				calls.Add(1)
 				<-block
 			},
 			Dropped: func(e relock.Dropped) {
 				require.EqualValues(t, 1+relock.EventBacklog, calls.Load(), "after all events before the drop")
-				r.add(e)
+				r.Add(e)
 			},
 		}))
 		l := m.NewLock("a", relock.WithLocalReentry())
-		outer := w.enter(t.Context(), l)
-		settle() // the hook has the first event
+		outer := w.Enter(t.Context(), l)
+		Settle() // the hook has the first event
 		for range relock.EventBacklog + more {
 			require.NoError(t, l.Unlock(enterQuietly(t, outer, l)))
 		}
-		require.Empty(t, log.about("dropped"))
+		require.Empty(t, log.About("dropped"))
 		close(block)
-		settle()
+		Settle()
 		require.EqualValues(t, 1+relock.EventBacklog, calls.Load())
-		require.Equal(t, []relock.Dropped{{Events: more}}, eventsOf[relock.Dropped](&r))
-		lines := log.about("dropped")
+		require.Equal(t, []relock.Dropped{{Events: more}}, EventsOf[relock.Dropped](&r))
+		lines := log.About("dropped")
 		require.Len(t, lines, 1)
-		require.Equal(t, map[string]any{"events": int64(more)}, lines[0].attrs)
-		w.leave(outer, l)
+		require.Equal(t, map[string]any{"events": int64(more)}, lines[0].Attrs)
+		w.Leave(outer, l)
 	})
 }
 
@@ -292,28 +292,28 @@ func enterQuietly(t *testing.T, ctx context.Context, l *relock.Lock) context.Con
 }
 
 func TestEventsAreDroppedAlsoWhereNoHookIsToldOfDrops(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		block := make(chan struct{})
-		var log logbook
-		l := w.NewClient(relock.WithLogger(log.logger()), relock.WithHooks(relock.Hooks{
+		var log Logbook
+		l := w.NewClient(relock.WithLogger(log.Logger()), relock.WithHooks(relock.Hooks{
 			AcquireStarted: func(relock.AcquireStarted) { <-block },
 		})).NewLock("a", relock.WithLocalReentry())
-		outer := w.enter(t.Context(), l)
+		outer := w.Enter(t.Context(), l)
 		for range relock.EventBacklog + 100 {
 			require.NoError(t, l.Unlock(enterQuietly(t, outer, l)))
 		}
 		close(block)
-		require.Len(t, log.about("dropped"), 1)
-		require.Empty(t, log.about("panicked"))
-		w.leave(outer, l)
+		require.Len(t, log.About("dropped"), 1)
+		require.Empty(t, log.About("panicked"))
+		w.Leave(outer, l)
 	})
 }
 
 func TestDroppedEventsAreToldWhileTheOverloadLasts(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		var seen, dropped, times atomic.Int64
-		var log logbook
-		m := w.NewClient(relock.WithLogger(log.logger()), relock.WithHooks(relock.Hooks{
+		var log Logbook
+		m := w.NewClient(relock.WithLogger(log.Logger()), relock.WithHooks(relock.Hooks{
 			AcquireStarted: func(relock.AcquireStarted) {
 				seen.Add(1)
 				<-time.After(2 * time.Millisecond)
@@ -324,17 +324,17 @@ func TestDroppedEventsAreToldWhileTheOverloadLasts(t *testing.T) {
 			},
 		}))
 		l := m.NewLock("a", relock.WithLocalReentry())
-		outer := w.enter(t.Context(), l)
+		outer := w.Enter(t.Context(), l)
 		wanted := 1
 		for ; wanted < 7*relock.EventBacklog; wanted++ {
 			require.NoError(t, l.Unlock(enterQuietly(t, outer, l)))
-			pass(time.Millisecond)
+			Pass(time.Millisecond)
 		}
 		require.EqualValues(t, 2, times.Load(), "not for each event")
 		require.Positive(t, dropped.Load())
-		pass(time.Minute)
+		Pass(time.Minute)
 		require.EqualValues(t, wanted, seen.Load()+dropped.Load(), "in the end of all")
-		require.Len(t, log.about("dropped"), int(times.Load()))
-		w.leave(outer, l)
+		require.Len(t, log.About("dropped"), int(times.Load()))
+		w.Leave(outer, l)
 	})
 }

@@ -18,14 +18,14 @@ import (
 // This file is about the one end that each hold has.
 
 // endsOf returns how the holds of a lock ended, for each holder that got it.
-func endsOf(r *recorder, name string) map[relock.Holder][]string {
+func endsOf(r *Recorder, name string) map[relock.Holder][]string {
 	ends := make(map[relock.Holder][]string)
 	note := func(of string, holder relock.Holder, end ...string) {
 		if of == name {
 			ends[holder] = append(ends[holder], end...)
 		}
 	}
-	for _, event := range r.all() {
+	for _, event := range r.All() {
 		switch e := event.(type) {
 		case relock.AcquireFinished:
 			if e.Outcome == relock.OutcomeAcquired {
@@ -43,44 +43,44 @@ func endsOf(r *recorder, name string) map[relock.Holder][]string {
 }
 
 func TestAHoldWhoseClientIsClosedHasOneEnd(t *testing.T) {
-	for name, do := range map[string]func(t *testing.T, w *world, m *member, l *relock.Lock){
-		"its Unlock is on the way": func(t *testing.T, w *world, m *member, l *relock.Lock) {
+	for name, do := range map[string]func(t *testing.T, w *World, m *Member, l *relock.Lock){
+		"its Unlock is on the way": func(t *testing.T, w *World, m *Member, l *relock.Lock) {
 			t.Helper()
-			section := w.enter(t.Context(), l)
-			m.link.on(delay(0, time.Second), cmdRelease)
-			unlocking := w.begin(section, unlock(l))
+			section := w.Enter(t.Context(), l)
+			m.Link.On(Delay(0, time.Second), CmdRelease)
+			unlocking := w.Begin(section, Unlock(l))
 			require.NoError(t, m.Close())
-			_ = unlocking.section()
+			_ = unlocking.Section()
 		},
-		"it is unlocked while Close waits for something else": func(t *testing.T, w *world, m *member, l *relock.Lock) {
+		"it is unlocked while Close waits for something else": func(t *testing.T, w *World, m *Member, l *relock.Lock) {
 			t.Helper()
-			_ = w.enter(t.Context(), w.NewClient().NewLock("b"))
-			waiting := w.start(t.Context(), m.NewLock("b"))
-			m.link.on(delay(0, 10*time.Millisecond), cmdForget, cmdRelease)
-			do := w.begin(t.Context(), func(ctx context.Context) (context.Context, error) {
+			_ = w.Enter(t.Context(), w.NewClient().NewLock("b"))
+			waiting := w.Start(t.Context(), m.NewLock("b"))
+			m.Link.On(Delay(0, 10*time.Millisecond), CmdForget, CmdRelease)
+			do := w.Begin(t.Context(), func(ctx context.Context) (context.Context, error) {
 				return ctx, l.Do(ctx, func(ctx context.Context) error { <-ctx.Done(); return nil })
 			})
 			require.NoError(t, m.Close())
-			_ = do.section()
-			require.ErrorIs(t, waiting.failure(), relock.ErrClosed)
+			_ = do.Section()
+			require.ErrorIs(t, waiting.Failure(), relock.ErrClosed)
 		},
-		"its renewal finds it lost": func(t *testing.T, w *world, m *member, l *relock.Lock) {
+		"its renewal finds it lost": func(t *testing.T, w *World, m *Member, l *relock.Lock) {
 			t.Helper()
-			_ = w.enter(t.Context(), l)
-			pass(time.Second) // from now on the store is watched
-			renewal := m.link.on(delay(0, 2*time.Second), cmdRenew)
-			w.Lose("a")
-			pass(time.Second)
-			require.Positive(t, renewal.hits.Load())
+			_ = w.Enter(t.Context(), l)
+			Pass(time.Second) // from now on the store is watched
+			renewal := m.Link.On(Delay(0, 2*time.Second), CmdRenew)
+			w.Store.Lose("a")
+			Pass(time.Second)
+			require.Positive(t, renewal.Hits.Load())
 			require.NoError(t, m.Close())
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
-				var r recorder
+			Fake(t, func(t *testing.T, w *World) {
+				var r Recorder
 				m := w.NewClient(relock.WithHooks(r.Hooks()))
 				do(t, w, m, m.NewLock("a"))
-				pass(time.Minute)
+				Pass(time.Minute)
 				holds := endsOf(&r, "a")
 				require.Len(t, holds, 1)
 				for _, ends := range holds {
@@ -92,12 +92,12 @@ func TestAHoldWhoseClientIsClosedHasOneEnd(t *testing.T) {
 }
 
 func TestEveryHoldHasOneEndWheneverItsClientIsClosed(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		kinds := make(map[string]int)
 		for range 50 {
-			var r recorder
+			var r Recorder
 			m := w.NewClient(relock.WithHooks(r.Hooks()))
-			m.link.on(delay(time.Millisecond, 2*time.Millisecond))
+			m.Link.On(Delay(time.Millisecond, 2*time.Millisecond))
 			l := m.NewLock("a")
 			var working sync.WaitGroup
 			for range 4 {
@@ -116,7 +116,7 @@ func TestEveryHoldHasOneEndWheneverItsClientIsClosed(t *testing.T) {
 					}
 				})
 			}
-			pass(100*time.Millisecond + rand.N(20*time.Millisecond))
+			Pass(100*time.Millisecond + rand.N(20*time.Millisecond))
 			require.NoError(t, m.Close())
 			working.Wait()
 			for holder, ends := range endsOf(&r, "a") {
@@ -131,42 +131,42 @@ func TestEveryHoldHasOneEndWheneverItsClientIsClosed(t *testing.T) {
 
 func TestAHoldWhoseLastExitMeetsItsDeadlineHasOneEnd(t *testing.T) {
 	for range 20 { // what happens at the same instant does so in any order
-		fake(t, func(t *testing.T, w *world) {
-			var r recorder
+		Fake(t, func(t *testing.T, w *World) {
+			var r Recorder
 			m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithTTL(2*time.Second))
 			l := m.NewLock("a")
-			section := w.enter(t.Context(), l)
-			silent := m.link.cut()
+			section := w.Enter(t.Context(), l)
+			silent := m.Link.Cut()
 			require.NotErrorIs(t, l.Unlock(section), relock.ErrLockLost)
-			silent.end()
-			pass(4 * time.Second)
-			require.Len(t, eventsOf[relock.Released](&r), 1)
-			require.Empty(t, eventsOf[relock.Lost](&r))
-			w.requireFree("a")
+			silent.End()
+			Pass(4 * time.Second)
+			require.Len(t, EventsOf[relock.Released](&r), 1)
+			require.Empty(t, EventsOf[relock.Lost](&r))
+			w.RequireFree("a")
 		})
 	}
 }
 
 func TestAHoldThatIsLostDuringItsLastUnlockHasOneEnd(t *testing.T) {
 	for name, test := range map[string]struct {
-		release action
+		release Action
 		end     string
 	}{
-		"the release finds the loss": {delay(time.Second, 0), "Lost"},
-		"the release is refused":     {refuse(errOdd), "Released"},
+		"the release finds the loss": {Delay(time.Second, 0), "Lost"},
+		"the release is refused":     {Refuse(ErrOdd), "Released"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
-				var r recorder
+			Fake(t, func(t *testing.T, w *World) {
+				var r Recorder
 				m := w.NewClient(relock.WithHooks(r.Hooks()))
 				l := m.NewLock("a")
-				section := w.enter(t.Context(), l)
-				pass(time.Second) // from now on the store is watched
-				m.link.once(test.release, cmdRelease)
-				exit := w.begin(section, unlock(l))
-				w.Lose("a")
-				require.Error(t, exit.failure())
-				pass(time.Minute)
+				section := w.Enter(t.Context(), l)
+				Pass(time.Second) // from now on the store is watched
+				m.Link.Once(test.release, CmdRelease)
+				exit := w.Begin(section, Unlock(l))
+				w.Store.Lose("a")
+				require.Error(t, exit.Failure())
+				Pass(time.Minute)
 				for _, ends := range endsOf(&r, "a") {
 					require.Equal(t, []string{test.end}, ends)
 				}
@@ -176,17 +176,17 @@ func TestAHoldThatIsLostDuringItsLastUnlockHasOneEnd(t *testing.T) {
 }
 
 func TestALossAfterCloseIsTheErrorOfItsUnlockOnly(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var r recorder
-		var log logbook
-		m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithLogger(log.logger()))
+	Fake(t, func(t *testing.T, w *World) {
+		var r Recorder
+		var log Logbook
+		m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithLogger(log.Logger()))
 		l := m.NewLock("a")
-		section := w.enter(t.Context(), l)
+		section := w.Enter(t.Context(), l)
 		require.NoError(t, m.Close())
-		w.Lose("a")
+		w.Store.Lose("a")
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
-		settle()
-		require.Empty(t, eventsOf[relock.Lost](&r))
-		require.Empty(t, log.about("lost"))
+		Settle()
+		require.Empty(t, EventsOf[relock.Lost](&r))
+		require.Empty(t, log.About("lost"))
 	})
 }

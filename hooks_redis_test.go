@@ -19,35 +19,35 @@ import (
 
 // Which events does only a Redis server cause?
 
-// embedding is an embedded Redis server and a clock, both of its own, in a testing/synctest bubble.
-type embedding struct {
-	*miniredis.Miniredis
-	stage // nobody looks into this store
+// Embedded is an embedded Redis server and a clock, both of its own, in a testing/synctest bubble.
+type Embedded struct {
+	Redis *miniredis.Miniredis
+	Stage // nobody looks into this store
 }
 
-// onEmbedded runs a test with a server of its own in fake time.
-func onEmbedded(t *testing.T, test func(t *testing.T, w *embedding)) {
+// OnEmbedded runs a test with a server of its own in fake time.
+func OnEmbedded(t *testing.T, test func(t *testing.T, w *Embedded)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		t.Helper()
-		w := &embedding{miniredis.NewMiniRedis(), stage{t: t, clock: fakeClock{}, limit: patience}}
-		w.ClockTTL(true)
+		w := &Embedded{miniredis.NewMiniRedis(), Stage{T: t, clock: fakeClock{}, Limit: patience}}
+		w.Redis.ClockTTL(true)
 		t.Cleanup(func() {
-			require.Zero(t, goroutines("go-relock/relock.(*"), "goroutines of the library")
-			w.Close()
-			pass(time.Minute) // go-redis goes on dialling for a while
+			require.Zero(t, Goroutines("go-relock/relock.(*"), "goroutines of the library")
+			w.Redis.Close()
+			Pass(time.Minute) // go-redis goes on dialling for a while
 		})
 		test(t, w)
 	})
 }
 
 // NewRedis returns a go-redis client of the server, and its network.
-func (w *embedding) NewRedis(mod ...func(*redis.Options)) (*redis.Client, *redistest.Faults) {
+func (w *Embedded) NewRedis(mod ...func(*redis.Options)) (*redis.Client, *redistest.Faults) {
 	faults := redistest.NewFaults()
-	w.t.Cleanup(faults.Close)
+	w.T.Cleanup(faults.Close)
 	o := &redis.Options{
 		Addr:        "127.0.0.1:6379", // nobody listens there: the dialer ignores the address
-		Dialer:      faults.Dialer(func(context.Context, string, string) (net.Conn, error) { return w.Dial() }),
+		Dialer:      faults.Dialer(func(context.Context, string, string) (net.Conn, error) { return w.Redis.Dial() }),
 		ReadTimeout: 3 * time.Second,
 		// A call that waits for a connection uses a timer that go-redis shares between bubbles.
 		PoolSize: 1000,
@@ -60,46 +60,46 @@ func (w *embedding) NewRedis(mod ...func(*redis.Options)) (*redis.Client, *redis
 		f(o)
 	}
 	rdb := redis.NewClient(o)
-	w.t.Cleanup(func() { _ = rdb.Close() })
+	w.T.Cleanup(func() { _ = rdb.Close() })
 	return rdb, faults
 }
 
-// embedder is a Client on an embedded server, as a process of its own would have it.
-type embedder struct {
+// EmbeddedPeer is a Client on an embedded server, as a process of its own would have it.
+type EmbeddedPeer struct {
 	*relock.Client
-	net *redistest.Faults
+	Net *redistest.Faults
 }
 
-func (w *embedding) NewClient(options ...relock.Option) *embedder {
-	w.t.Helper()
+func (w *Embedded) NewClient(options ...relock.Option) *EmbeddedPeer {
+	w.T.Helper()
 	rdb, faults := w.NewRedis()
 	c, err := relock.New(rdb, options...)
-	require.NoError(w.t, err)
-	w.t.Cleanup(func() { require.NoError(w.t, c.Close()) })
-	return &embedder{c, faults}
+	require.NoError(w.T, err)
+	w.T.Cleanup(func() { require.NoError(w.T, c.Close()) })
+	return &EmbeddedPeer{c, faults}
 }
 
-// warm runs the scripts of a short section once, so that later calls need not send their text.
-func (m *embedder) warm(t *testing.T) {
+// Warm runs the scripts of a short section once, so that later calls need not send their text.
+func (m *EmbeddedPeer) Warm(t *testing.T) {
 	t.Helper()
 	l := m.NewLock("warm")
 	require.NoError(t, l.Do(t.Context(), func(ctx context.Context) error {
 		return l.Do(ctx, func(context.Context) error { return nil })
 	}))
-	m.net.Reset()
+	m.Net.Reset()
 }
 
-var scriptCalls = redistest.Named("EVALSHA", "EVAL")
+var ScriptCalls = redistest.Named("EVALSHA", "EVAL")
 
 func TestTheRetriedEventTellsOfEachTryThatFailed(t *testing.T) {
-	onEmbedded(t, func(t *testing.T, w *embedding) {
-		var r recorder
-		log := logbook{least: slog.LevelDebug}
-		m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithLogger(log.logger()))
-		m.warm(t)
-		m.net.On(scriptCalls, redistest.DropReply(redistest.EOF)).Times(2)
-		section := w.enter(t.Context(), m.NewLock("a"))
-		events := eventsOf[relock.Retried](&r)
+	OnEmbedded(t, func(t *testing.T, w *Embedded) {
+		var r Recorder
+		log := Logbook{Least: slog.LevelDebug}
+		m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithLogger(log.Logger()))
+		m.Warm(t)
+		m.Net.On(ScriptCalls, redistest.DropReply(redistest.EOF)).Times(2)
+		section := w.Enter(t.Context(), m.NewLock("a"))
+		events := EventsOf[relock.Retried](&r)
 		require.Len(t, events, 2)
 		for i, event := range events {
 			require.Equal(t, "a", event.Name)
@@ -107,35 +107,35 @@ func TestTheRetriedEventTellsOfEachTryThatFailed(t *testing.T) {
 			require.Equal(t, i+1, event.Attempt)
 			require.Error(t, event.Err)
 		}
-		lines := log.about("again")
+		lines := log.About("again")
 		require.Len(t, lines, 2)
-		require.Equal(t, slog.LevelDebug, lines[0].level)
+		require.Equal(t, slog.LevelDebug, lines[0].Level)
 		require.Equal(t, map[string]any{
 			"lock": "a", "script": "acquire", "attempt": int64(1), "error": events[0].Err,
-		}, lines[0].attrs)
+		}, lines[0].Attrs)
 
-		m.net.Once(scriptCalls, redistest.DropReply(redistest.EOF))
-		inner := w.enter(section, m.NewLock("a"))
-		w.leave(inner, m.NewLock("a"))
-		require.Len(t, eventsOf[relock.Retried](&r), 3, "nested calls too")
-		w.leave(section, m.NewLock("a"))
+		m.Net.Once(ScriptCalls, redistest.DropReply(redistest.EOF))
+		inner := w.Enter(section, m.NewLock("a"))
+		w.Leave(inner, m.NewLock("a"))
+		require.Len(t, EventsOf[relock.Retried](&r), 3, "nested calls too")
+		w.Leave(section, m.NewLock("a"))
 	})
 }
 
 func TestTheRetriedEventHasTheNameOfTheLockAndNotItsKey(t *testing.T) {
 	for _, prefix := range []string{relock.DefaultPrefix, "", "{app}:"} {
 		for _, name := range []string{"a", "{user:7}:cart", "a{7}b", "a}b", "{", "{}", "a:queue", "relock:a"} {
-			onEmbedded(t, func(t *testing.T, w *embedding) {
-				var r recorder
+			OnEmbedded(t, func(t *testing.T, w *Embedded) {
+				var r Recorder
 				m := w.NewClient(relock.WithPrefix(prefix), relock.WithHooks(r.Hooks()))
 				l := m.NewLock(name)
 				if prefix == "" && l.Err() != nil {
 					return // the key would have an empty hash tag
 				}
-				m.warm(t)
-				m.net.Once(scriptCalls, redistest.DropReply(redistest.EOF))
+				m.Warm(t)
+				m.Net.Once(ScriptCalls, redistest.DropReply(redistest.EOF))
 				require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
-				events := eventsOf[relock.Retried](&r)
+				events := EventsOf[relock.Retried](&r)
 				require.Len(t, events, 1)
 				require.Equal(t, name, events[0].Name, "with prefix %q", prefix)
 			})
@@ -144,44 +144,44 @@ func TestTheRetriedEventHasTheNameOfTheLockAndNotItsKey(t *testing.T) {
 }
 
 func TestWhatIsToldAsRetriedIsSent(t *testing.T) {
-	onEmbedded(t, func(t *testing.T, w *embedding) {
-		var r recorder
+	OnEmbedded(t, func(t *testing.T, w *Embedded) {
+		var r Recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
-		m.warm(t)
-		w.SetError("LOADING Redis is loading the dataset in memory")
+		m.Warm(t)
+		w.Redis.SetError("LOADING Redis is loading the dataset in memory")
 		_, err := m.NewLock("a").TryLockFor(t.Context(), 100*time.Millisecond)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorIs(t, err, relock.ErrUnavailable)
 		sent := 0
-		for _, event := range eventsOf[relock.Retried](&r) {
+		for _, event := range EventsOf[relock.Retried](&r) {
 			if event.Script == "acquire" {
 				sent++
 			}
 		}
-		acquires := m.net.Commands("EVALSHA", "EVAL")
-		w.SetError("")
+		acquires := m.Net.Commands("EVALSHA", "EVAL")
+		w.Redis.SetError("")
 		require.Greater(t, sent, 3)
 		require.GreaterOrEqual(t, acquires, sent+1)
 	})
 }
 
 func TestACallThatRedisDoesNotServeWarnsWithGrowingPauses(t *testing.T) {
-	onEmbedded(t, func(t *testing.T, w *embedding) {
-		log := logbook{least: slog.LevelDebug}
-		m := w.NewClient(relock.WithLogger(log.logger()))
-		w.SetError("LOADING Redis is loading the dataset in memory")
-		waiting := w.start(t.Context(), m.NewLock("a"))
-		pass(time.Minute)
-		w.SetError("")
-		require.NoError(t, m.NewLock("a").Unlock(waiting.section()))
+	OnEmbedded(t, func(t *testing.T, w *Embedded) {
+		log := Logbook{Least: slog.LevelDebug}
+		m := w.NewClient(relock.WithLogger(log.Logger()))
+		w.Redis.SetError("LOADING Redis is loading the dataset in memory")
+		waiting := w.Start(t.Context(), m.NewLock("a"))
+		Pass(time.Minute)
+		w.Redis.SetError("")
+		require.NoError(t, m.NewLock("a").Unlock(waiting.Section()))
 		var warned []int64
-		lines := log.about("sending a script again")
+		lines := log.About("sending a script again")
 		for i, line := range lines {
-			require.EqualValues(t, i+1, line.attrs["attempt"])
-			if line.level == slog.LevelWarn {
+			require.EqualValues(t, i+1, line.Attrs["attempt"])
+			if line.Level == slog.LevelWarn {
 				warned = append(warned, int64(i+1))
 			} else {
-				require.Equal(t, slog.LevelDebug, line.level)
+				require.Equal(t, slog.LevelDebug, line.Level)
 			}
 		}
 		require.Equal(t, []int64{8, 16, 32, 64, 128}, warned)
@@ -190,50 +190,50 @@ func TestACallThatRedisDoesNotServeWarnsWithGrowingPauses(t *testing.T) {
 }
 
 func TestTheReconnectedEventSaysForHowLong(t *testing.T) {
-	onEmbedded(t, func(t *testing.T, w *embedding) {
-		var r recorder
-		var log logbook
-		m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithLogger(log.logger()))
-		_ = w.enter(t.Context(), w.NewClient().NewLock("a"))
-		waiting := w.start(t.Context(), m.NewLock("a"))
-		pass(time.Second)
-		require.Empty(t, eventsOf[relock.Reconnected](&r), "the first connection is none that is back")
-		m.net.Refuse()
-		m.net.CutPubSub()
+	OnEmbedded(t, func(t *testing.T, w *Embedded) {
+		var r Recorder
+		var log Logbook
+		m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithLogger(log.Logger()))
+		_ = w.Enter(t.Context(), w.NewClient().NewLock("a"))
+		waiting := w.Start(t.Context(), m.NewLock("a"))
+		Pass(time.Second)
+		require.Empty(t, EventsOf[relock.Reconnected](&r), "the first connection is none that is back")
+		m.Net.Refuse()
+		m.Net.CutPubSub()
 		lost := time.Now()
-		pass(10 * time.Second)
-		m.net.Heal()
-		pass(10 * time.Second)
-		events := eventsOf[relock.Reconnected](&r)
+		Pass(10 * time.Second)
+		m.Net.Heal()
+		Pass(10 * time.Second)
+		events := EventsOf[relock.Reconnected](&r)
 		require.Len(t, events, 1)
 		require.Empty(t, events[0].Node)
-		require.Equal(t, timesOf[relock.Reconnected](&r)[0].Sub(lost), events[0].Down)
+		require.Equal(t, TimesOf[relock.Reconnected](&r)[0].Sub(lost), events[0].Down)
 		require.GreaterOrEqual(t, events[0].Down, 10*time.Second)
 		require.Less(t, events[0].Down, 13*time.Second)
 
-		log.require1(t, "is back", slog.LevelInfo, "node")
+		log.RequireOne(t, "is back", slog.LevelInfo, "node")
 		var levels []slog.Level
-		for _, line := range log.about("connecting again") {
-			levels = append(levels, line.level)
+		for _, line := range log.About("connecting again") {
+			levels = append(levels, line.Level)
 			for _, key := range []string{"error", "attempt", "node"} {
-				require.Contains(t, line.attrs, key)
+				require.Contains(t, line.Attrs, key)
 			}
 		}
 		require.Equal(t, slog.LevelInfo, levels[0], "once is no trouble")
 		require.Equal(t, slog.LevelWarn, levels[len(levels)-1], "again and again is")
 		require.Less(t, len(levels), 50)
-		require.True(t, waiting.waits())
+		require.True(t, waiting.Waits())
 	})
 }
 
 func TestAWaiterThatAsksAgainIsWokenByTheRecheck(t *testing.T) {
-	onEmbedded(t, func(t *testing.T, w *embedding) {
-		var r recorder
+	OnEmbedded(t, func(t *testing.T, w *Embedded) {
+		var r Recorder
 		crashed := w.NewClient(relock.WithTTL(10 * time.Second))
-		_ = w.enter(t.Context(), crashed.NewLock("a"))
+		_ = w.Enter(t.Context(), crashed.NewLock("a"))
 		require.NoError(t, crashed.Close())
-		_ = w.enter(t.Context(), w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a"))
-		events := eventsOf[relock.AcquireFinished](&r)
+		_ = w.Enter(t.Context(), w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a"))
+		events := EventsOf[relock.AcquireFinished](&r)
 		require.Len(t, events, 1)
 		require.Equal(t, relock.WakeRecheck, events[0].Wake)
 		require.True(t, events[0].Waited)
@@ -243,22 +243,22 @@ func TestAWaiterThatAsksAgainIsWokenByTheRecheck(t *testing.T) {
 
 // An alert that leaves out refusals of TryLock must see these calls.
 func TestAWaitThatEndsBeforeItIsInTheQueueIsToldAsAWait(t *testing.T) {
-	onEmbedded(t, func(t *testing.T, w *embedding) {
-		var r recorder
-		_ = w.enter(t.Context(), w.NewClient().NewLock("a"))
+	OnEmbedded(t, func(t *testing.T, w *Embedded) {
+		var r Recorder
+		_ = w.Enter(t.Context(), w.NewClient().NewLock("a"))
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
-		m.net.On(redistest.Named("SUBSCRIBE"), redistest.CutBefore(redistest.EOF))
+		m.Net.On(redistest.Named("SUBSCRIBE"), redistest.CutBefore(redistest.EOF))
 		_, err := m.NewLock("a").TryLockFor(t.Context(), 200*time.Millisecond)
 		require.ErrorIs(t, err, relock.ErrLocked)
 		_, err = m.NewLock("a").TryLock(t.Context())
 		require.ErrorIs(t, err, relock.ErrLocked)
-		m.net.Heal()
+		m.Net.Heal()
 
-		finished := eventsOf[relock.AcquireFinished](&r)
+		finished := EventsOf[relock.AcquireFinished](&r)
 		require.Len(t, finished, 2)
 		require.True(t, finished[0].Waited, "the call could wait, and others had the lock")
 		require.False(t, finished[0].Queued)
 		require.False(t, finished[1].Waited, "a refusal of TryLock is the answer that it asks for")
-		require.Empty(t, eventsOf[relock.Queued](&r))
+		require.Empty(t, EventsOf[relock.Queued](&r))
 	})
 }

@@ -16,23 +16,23 @@ import (
 // This file is about what events say. hooks_calls_test.go is about how hooks are called, and
 // hooks_redis_test.go about the events that only a Redis server causes.
 
-var errOdd = errors.New("the store says something odd")
+var ErrOdd = errors.New("the store says something odd")
 
 func TestHooksAreCalledInOrder(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var r recorder
+	Fake(t, func(t *testing.T, w *World) {
+		var r Recorder
 		l := w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a")
-		outer := w.enter(t.Context(), l)
-		inner := w.enter(outer, l)
-		w.leave(inner, l)
-		pass(relock.DefaultTTL / 3)
-		w.leave(outer, l)
+		outer := w.Enter(t.Context(), l)
+		inner := w.Enter(outer, l)
+		w.Leave(inner, l)
+		Pass(relock.DefaultTTL / 3)
+		w.Leave(outer, l)
 		require.Equal(t, []string{
 			"AcquireStarted", "AcquireFinished", // the outer one
 			"AcquireStarted", "AcquireFinished", // the inner one
 			"Renewed",
 			"Released",
-		}, r.kinds())
+		}, r.Kinds())
 	})
 }
 
@@ -41,9 +41,9 @@ type traceKey struct{}
 
 // lastAcquire returns the last acquire of lock "a" and checks that its two events agree. The
 // caller's context, the start and the TTL are the same in each, and are left out.
-func lastAcquire(t *testing.T, r *recorder) relock.AcquireFinished {
+func lastAcquire(t *testing.T, r *Recorder) relock.AcquireFinished {
 	t.Helper()
-	started, finished := eventsOf[relock.AcquireStarted](r), eventsOf[relock.AcquireFinished](r)
+	started, finished := EventsOf[relock.AcquireStarted](r), EventsOf[relock.AcquireFinished](r)
 	require.Len(t, started, len(finished))
 	s, f := started[len(started)-1], finished[len(finished)-1]
 	require.Equal(t, "a", s.Name)
@@ -57,22 +57,22 @@ func lastAcquire(t *testing.T, r *recorder) relock.AcquireFinished {
 }
 
 func TestAcquireEventsSayWhatHappened(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var r recorder
+	Fake(t, func(t *testing.T, w *World) {
+		var r Recorder
 		l := w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a")
 		ctx := context.WithValue(t.Context(), traceKey{}, "trace")
 
-		section := w.enter(ctx, l)
-		holder := holderOf(t, section)
+		section := w.Enter(ctx, l)
+		holder := HolderOf(t, section)
 		require.Equal(t, relock.AcquireFinished{
 			Mode: relock.ModeExclusive, Name: "a", Holder: holder, Outcome: relock.OutcomeAcquired, Depth: 1,
 		}, lastAcquire(t, &r))
 
-		inner := w.enter(section, l)
+		inner := w.Enter(section, l)
 		require.Equal(t, relock.AcquireFinished{
 			Mode: relock.ModeExclusive, Name: "a", Holder: holder, Outcome: relock.OutcomeAcquired, Reentrant: true, Depth: 2,
 		}, lastAcquire(t, &r))
-		w.leave(inner, l)
+		w.Leave(inner, l)
 
 		_, err := l.TryLock(ctx)
 		event := lastAcquire(t, &r)
@@ -89,12 +89,12 @@ func TestAcquireEventsSayWhatHappened(t *testing.T) {
 			Owner: holder, Waited: true, Queued: true, Duration: time.Second, Err: err,
 		}, event)
 
-		waiting := w.start(ctx, l)
-		pass(2 * time.Second)
-		w.leave(section, l)
-		section = waiting.section()
+		waiting := w.Start(ctx, l)
+		Pass(2 * time.Second)
+		w.Leave(section, l)
+		section = waiting.Section()
 		require.Equal(t, relock.AcquireFinished{
-			Mode: relock.ModeExclusive, Name: "a", Holder: holderOf(t, section), Outcome: relock.OutcomeAcquired,
+			Mode: relock.ModeExclusive, Name: "a", Holder: HolderOf(t, section), Outcome: relock.OutcomeAcquired,
 			Owner: holder, Waited: true, Queued: true,
 			Wake: relock.WakeGrant, Duration: 2 * time.Second, Depth: 1,
 		}, lastAcquire(t, &r))
@@ -102,15 +102,15 @@ func TestAcquireEventsSayWhatHappened(t *testing.T) {
 }
 
 func TestAcquireEventsSayWhyACallFailed(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var r recorder
+	Fake(t, func(t *testing.T, w *World) {
+		var r Recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a")
 		ctx := context.WithValue(t.Context(), traceKey{}, "trace")
 
-		section := w.enter(ctx, l)
-		holder := holderOf(t, section)
-		w.Lose("a")
+		section := w.Enter(ctx, l)
+		holder := HolderOf(t, section)
+		w.Store.Lose("a")
 		for range 2 { // the first call finds the loss, and the second one an ended context
 			_, err := l.Lock(section)
 			require.ErrorIs(t, err, relock.ErrLockLost)
@@ -128,17 +128,17 @@ func TestAcquireEventsSayWhyACallFailed(t *testing.T) {
 			Mode: relock.ModeExclusive, Name: "a", Holder: event.Holder, Outcome: relock.OutcomeCanceled, Err: err,
 		}, event)
 
-		m.link.once(refuse(errOdd))
+		m.Link.Once(Refuse(ErrOdd))
 		_, err = l.Lock(ctx)
 		event = lastAcquire(t, &r)
 		require.Equal(t, relock.AcquireFinished{
 			Mode: relock.ModeExclusive, Name: "a", Holder: event.Holder, Outcome: relock.OutcomeError, Err: err,
 		}, event)
 
-		owner := holderOf(t, w.enter(t.Context(), w.NewClient().NewLock("a")))
-		waiting := w.start(ctx, l)
+		owner := HolderOf(t, w.Enter(t.Context(), w.NewClient().NewLock("a")))
+		waiting := w.Start(ctx, l)
 		require.NoError(t, m.Close())
-		err = waiting.failure()
+		err = waiting.Failure()
 		event = lastAcquire(t, &r)
 		require.Equal(t, relock.AcquireFinished{
 			Mode: relock.ModeExclusive, Name: "a", Holder: event.Holder, Outcome: relock.OutcomeClosed,
@@ -148,46 +148,46 @@ func TestAcquireEventsSayWhyACallFailed(t *testing.T) {
 }
 
 func TestTheTTLOfANestedEntryIsThatOfItsHold(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var r recorder
+	Fake(t, func(t *testing.T, w *World) {
+		var r Recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		short, long := m.NewLock("a", relock.WithTTL(time.Minute)), m.NewLock("a", relock.WithTTL(time.Hour))
-		outer := w.enter(t.Context(), short)
-		inner := w.enter(outer, long)
+		outer := w.Enter(t.Context(), short)
+		inner := w.Enter(outer, long)
 		_, err := long.TryLock(t.Context())
 		require.ErrorIs(t, err, relock.ErrLocked)
-		w.leave(inner, long)
-		w.leave(outer, short)
+		w.Leave(inner, long)
+		w.Leave(outer, short)
 		var told []time.Duration
-		for _, event := range eventsOf[relock.AcquireFinished](&r) {
+		for _, event := range EventsOf[relock.AcquireFinished](&r) {
 			told = append(told, event.TTL)
 		}
 		require.Equal(t, []time.Duration{time.Minute, time.Minute, time.Hour}, told, "the last one would have had an hour")
-		require.Equal(t, time.Minute, eventsOf[relock.Released](&r)[0].TTL)
+		require.Equal(t, time.Minute, EventsOf[relock.Released](&r)[0].TTL)
 	})
 }
 
 func TestANestedCallThatFailsIsAnAttemptAtReentry(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var r recorder
+	Fake(t, func(t *testing.T, w *World) {
+		var r Recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a")
-		section := w.enter(t.Context(), l)
+		section := w.Enter(t.Context(), l)
 		cancelled, cancel := context.WithCancel(section)
 		cancel()
 		_, err := l.Lock(cancelled)
 		require.ErrorIs(t, err, context.Canceled)
-		silent := m.link.cut(cmdEnter)
+		silent := m.Link.Cut(CmdEnter)
 		_, err = l.TryLockFor(section, time.Second)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
-		silent.end()
-		settle()
-		w.leave(section, l)
+		silent.End()
+		Settle()
+		w.Leave(section, l)
 		_, err = l.Lock(section)
 		require.ErrorIs(t, err, relock.ErrReleased)
 
 		var reentrant []bool
-		for _, event := range eventsOf[relock.AcquireFinished](&r) {
+		for _, event := range EventsOf[relock.AcquireFinished](&r) {
 			reentrant = append(reentrant, event.Reentrant)
 		}
 		require.Equal(t, []bool{false, true, true, false}, reentrant, "the last call found nothing to enter again")
@@ -195,125 +195,125 @@ func TestANestedCallThatFailsIsAnAttemptAtReentry(t *testing.T) {
 }
 
 func TestTheQueuedEventSaysWhoHasTheLockAndHowManyAreBefore(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var r recorder
+	Fake(t, func(t *testing.T, w *World) {
+		var r Recorder
 		l := w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a")
-		section := w.enter(t.Context(), l)
-		owner := holderOf(t, section)
-		var waiting []*attempt
+		section := w.Enter(t.Context(), l)
+		owner := HolderOf(t, section)
+		var waiting []*Attempt
 		for range 4 {
-			waiting = append(waiting, w.start(t.Context(), l))
+			waiting = append(waiting, w.Start(t.Context(), l))
 		}
-		pass(5 * time.Minute)
-		queued := eventsOf[relock.Queued](&r)
+		Pass(5 * time.Minute)
+		queued := EventsOf[relock.Queued](&r)
 		require.Len(t, queued, 4, "once for each wait")
-		w.leave(section, l)
+		w.Leave(section, l)
 		for i, a := range waiting {
-			section := a.section()
-			require.Equal(t, relock.Queued{Mode: relock.ModeExclusive, Name: "a", Holder: holderOf(t, section), Owner: owner, Position: i}, queued[i])
-			w.leave(section, l)
+			section := a.Section()
+			require.Equal(t, relock.Queued{Mode: relock.ModeExclusive, Name: "a", Holder: HolderOf(t, section), Owner: owner, Position: i}, queued[i])
+			w.Leave(section, l)
 		}
 	})
 }
 
 func TestTheOwnerOfAHolderIsTheNameOfItsClient(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		named := w.NewClient(relock.WithOwner("orders@pod-7.eu_1")).NewLock("a")
-		require.Equal(t, "orders@pod-7.eu_1", holderOf(t, w.enter(t.Context(), named)).Owner())
-		require.Empty(t, holderOf(t, w.enter(t.Context(), w.NewClient().NewLock("b"))).Owner())
+		require.Equal(t, "orders@pod-7.eu_1", HolderOf(t, w.Enter(t.Context(), named)).Owner())
+		require.Empty(t, HolderOf(t, w.Enter(t.Context(), w.NewClient().NewLock("b"))).Owner())
 		require.Empty(t, relock.Holder{}.Owner())
 	})
 }
 
 func TestTheReleasedEventTellsOfTheWholeHold(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var r recorder
+	Fake(t, func(t *testing.T, w *World) {
+		var r Recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a")
-		one := w.enter(t.Context(), l)
-		holder := holderOf(t, one)
-		pass(time.Minute)
-		two := w.enter(one, l)
-		three := w.enter(two, l)
+		one := w.Enter(t.Context(), l)
+		holder := HolderOf(t, one)
+		Pass(time.Minute)
+		two := w.Enter(one, l)
+		three := w.Enter(two, l)
 		token, err := l.Token(three)
 		require.NoError(t, err)
-		w.leave(three, l)
-		w.leave(two, l)
-		pass(time.Minute)
-		require.Empty(t, eventsOf[relock.Released](&r))
-		w.leave(one, l)
+		w.Leave(three, l)
+		w.Leave(two, l)
+		Pass(time.Minute)
+		require.Empty(t, EventsOf[relock.Released](&r))
+		w.Leave(one, l)
 		require.Equal(t, []relock.Released{{Mode: relock.ModeExclusive,
 			Name: "a", Holder: holder, Token: token, TTL: relock.DefaultTTL, Held: 2 * time.Minute, MaxDepth: 3,
-		}}, eventsOf[relock.Released](&r))
+		}}, EventsOf[relock.Released](&r))
 
-		section := w.enter(t.Context(), l)
-		m.link.once(refuse(errOdd), cmdRelease)
-		require.ErrorIs(t, l.Unlock(section), errOdd)
-		released := eventsOf[relock.Released](&r)
+		section := w.Enter(t.Context(), l)
+		m.Link.Once(Refuse(ErrOdd), CmdRelease)
+		require.ErrorIs(t, l.Unlock(section), ErrOdd)
+		released := EventsOf[relock.Released](&r)
 		require.Len(t, released, 2)
-		require.ErrorIs(t, released[1].Err, errOdd)
+		require.ErrorIs(t, released[1].Err, ErrOdd)
 		require.Equal(t, 1, released[1].MaxDepth)
 		require.Zero(t, released[1].Token, "none was drawn")
 	})
 }
 
 func TestTheLostEventTellsOfTheWholeHold(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var r recorder
+	Fake(t, func(t *testing.T, w *World) {
+		var r Recorder
 		l := w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a", relock.WithFixedLease(time.Minute))
-		section := w.enter(t.Context(), l)
-		holder := holderOf(t, section)
+		section := w.Enter(t.Context(), l)
+		holder := HolderOf(t, section)
 		token, err := l.Token(section)
 		require.NoError(t, err)
-		require.NoError(t, l.Unlock(w.enter(section, l)))
-		held, cause := w.ends(section)
+		require.NoError(t, l.Unlock(w.Enter(section, l)))
+		held, cause := w.Ends(section)
 		require.Equal(t, &relock.LostError{Name: "a", Holder: holder, Token: token, Reason: relock.LossExpired}, cause)
 		require.Equal(t, []relock.Lost{{Mode: relock.ModeExclusive,
 			Name: "a", Holder: holder, Token: token, TTL: time.Minute, Reason: relock.LossExpired, Held: held, MaxDepth: 2,
-		}}, eventsOf[relock.Lost](&r))
+		}}, EventsOf[relock.Lost](&r))
 	})
 }
 
 func TestTheLeakedEventSaysWhoseTheLostContextWas(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var r recorder
-		var log logbook
-		m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithLogger(log.logger()))
-		dropSection(t, t.Context(), m.NewLock("a"))
-		holder := eventsOf[relock.AcquireFinished](&r)[0].Holder
-		untilLogged(t, &log, "lock leaked")
-		leaks := eventsOf[relock.Leaked](&r)
+	Fake(t, func(t *testing.T, w *World) {
+		var r Recorder
+		var log Logbook
+		m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithLogger(log.Logger()))
+		DropSection(t, t.Context(), m.NewLock("a"))
+		holder := EventsOf[relock.AcquireFinished](&r)[0].Holder
+		UntilLogged(t, &log, "lock leaked")
+		leaks := EventsOf[relock.Leaked](&r)
 		require.Len(t, leaks, 1)
 		require.Positive(t, leaks[0].Held)
 		require.Equal(t, relock.Leaked{Mode: relock.ModeExclusive, Name: "a", Holder: holder, Held: leaks[0].Held}, leaks[0])
-		pass(relock.DefaultTTL)
-		require.Equal(t, relock.LossLeaked, eventsOf[relock.Lost](&r)[0].Reason)
-		w.requireFree("a")
+		Pass(relock.DefaultTTL)
+		require.Equal(t, relock.LossLeaked, EventsOf[relock.Lost](&r)[0].Reason)
+		w.RequireFree("a")
 	})
 }
 
 func TestTheRenewedEventCountsWhatBecameOfEachLease(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var r recorder
+	Fake(t, func(t *testing.T, w *World) {
+		var r Recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		for _, name := range []string{"a", "b", "c"} {
-			w.enter(t.Context(), m.NewLock(name))
+			w.Enter(t.Context(), m.NewLock(name))
 		}
-		pass(relock.DefaultTTL / 3)
-		require.Equal(t, []relock.Renewed{{Locks: 3}}, eventsOf[relock.Renewed](&r))
+		Pass(relock.DefaultTTL / 3)
+		require.Equal(t, []relock.Renewed{{Locks: 3}}, EventsOf[relock.Renewed](&r))
 
-		m.link.once(refuse(errOdd), cmdRenew)
-		pass(relock.DefaultTTL/3 + time.Second)
-		events := eventsOf[relock.Renewed](&r)
+		m.Link.Once(Refuse(ErrOdd), CmdRenew)
+		Pass(relock.DefaultTTL/3 + time.Second)
+		events := EventsOf[relock.Renewed](&r)
 		require.Len(t, events, 3)
-		require.Equal(t, relock.Renewed{Locks: 3, Failed: 3, Err: errOdd}, events[1])
+		require.Equal(t, relock.Renewed{Locks: 3, Failed: 3, Err: ErrOdd}, events[1])
 		require.Equal(t, relock.Renewed{Locks: 3}, events[2], "tried again soon")
 
-		w.Lose("b")
-		settle()
-		pass(relock.DefaultTTL / 3)
+		w.Store.Lose("b")
+		Settle()
+		Pass(relock.DefaultTTL / 3)
 		lost := 0
-		for _, e := range eventsOf[relock.Renewed](&r) {
+		for _, e := range EventsOf[relock.Renewed](&r) {
 			lost += e.Lost
 		}
 		require.Equal(t, 1, lost)
@@ -321,22 +321,22 @@ func TestTheRenewedEventCountsWhatBecameOfEachLease(t *testing.T) {
 }
 
 func TestTheClosedEventTellsOfEachHoldThatIsOpenAtClose(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var r recorder
+	Fake(t, func(t *testing.T, w *World) {
+		var r Recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a", relock.WithTTL(time.Hour))
-		section := w.enter(t.Context(), l)
-		require.NoError(t, l.Unlock(w.enter(section, l)))
+		section := w.Enter(t.Context(), l)
+		require.NoError(t, l.Unlock(w.Enter(section, l)))
 		require.NoError(t, m.NewLock("b").Do(t.Context(), func(context.Context) error { return nil }))
-		holder := holderOf(t, section)
+		holder := HolderOf(t, section)
 		token, err := l.Token(section)
 		require.NoError(t, err)
-		waiting := w.start(t.Context(), l) // it holds nothing
-		pass(time.Minute)
+		waiting := w.Start(t.Context(), l) // it holds nothing
+		Pass(time.Minute)
 		require.NoError(t, m.Close())
-		require.ErrorIs(t, waiting.failure(), relock.ErrClosed)
+		require.ErrorIs(t, waiting.Failure(), relock.ErrClosed)
 		require.Equal(t, []relock.Closed{{Mode: relock.ModeExclusive,
 			Name: "a", Holder: holder, Token: token, TTL: time.Hour, Held: time.Minute, MaxDepth: 2,
-		}}, eventsOf[relock.Closed](&r))
+		}}, EventsOf[relock.Closed](&r))
 	})
 }

@@ -27,10 +27,10 @@ func spans(acquire, section string) relock.Hooks {
 }
 
 // spansOfCommands notes the span around each command of a link.
-func (k *link) spansOfCommands() map[command]any {
-	found := make(map[command]any)
-	for _, v := range []command{cmdTry, cmdWait, cmdEnter, cmdRelease} {
-		k.on(func(ctx context.Context, _ *fault, run func() error) error {
+func spansOfCommands(k *Link) map[Command]any {
+	found := make(map[Command]any)
+	for _, v := range []Command{CmdTry, CmdWait, CmdEnter, CmdRelease} {
+		k.On(func(ctx context.Context, _ *Fault, run func() error) error {
 			found[v] = spanOf(ctx)
 			return run()
 		}, v)
@@ -39,31 +39,31 @@ func (k *link) spansOfCommands() map[command]any {
 }
 
 func TestCommandsOfACallAreUnderItsTrace(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient(relock.WithHooks(spans("acquire", "section")))
-		found := m.link.spansOfCommands()
-		for _, lock := range []locking{m.NewLock("a").Lock, m.NewLock("b").TryLock, m.NewRWLock("c").RLock} {
+		found := spansOfCommands(m.Link)
+		for _, lock := range []Locking{m.NewLock("a").Lock, m.NewLock("b").TryLock, m.NewRWLock("c").RLock} {
 			section, err := lock(context.WithValue(t.Context(), spanKey{}, "caller"))
 			require.NoError(t, err)
 			require.Equal(t, "section", spanOf(section))
 		}
-		require.Equal(t, map[command]any{cmdWait: "acquire", cmdTry: "acquire"}, found)
+		require.Equal(t, map[Command]any{CmdWait: "acquire", CmdTry: "acquire"}, found)
 
 		l := m.NewLock("d")
-		section := w.enter(t.Context(), l)
-		inner := w.enter(section, l)
-		require.Equal(t, "acquire", found[cmdEnter])
-		found[cmdRelease] = nil
-		w.leave(inner, l)
-		w.leave(section, l)
-		require.Equal(t, "section", found[cmdRelease])
+		section := w.Enter(t.Context(), l)
+		inner := w.Enter(section, l)
+		require.Equal(t, "acquire", found[CmdEnter])
+		found[CmdRelease] = nil
+		w.Leave(inner, l)
+		w.Leave(section, l)
+		require.Equal(t, "section", found[CmdRelease])
 		require.ErrorIs(t, context.Cause(section), relock.ErrReleased)
 	})
 }
 
 func TestTraceIsCalledOnceForEachCallWithItsResult(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var r recorder
+	Fake(t, func(t *testing.T, w *World) {
+		var r Recorder
 		var finished []relock.AcquireFinished
 		ends := make(map[time.Time][]relock.TraceEnded) // by the starts of the calls
 		trace := relock.Hooks{Trace: func(e relock.AcquireStarted) (context.Context, relock.TraceFinished) {
@@ -80,25 +80,25 @@ func TestTraceIsCalledOnceForEachCallWithItsResult(t *testing.T) {
 		m := w.NewClient(relock.WithHooks(relock.JoinHooks(r.Hooks(), trace)))
 		l := m.NewLock("a", relock.WithTTL(time.Minute))
 		begun := time.Now()
-		section := w.enter(t.Context(), l)
+		section := w.Enter(t.Context(), l)
 		ctx, err := l.TryLockFor(t.Context(), time.Second)
 		require.ErrorIs(t, err, relock.ErrLocked)
 		require.Equal(t, t.Context(), ctx)
-		inner := w.enter(section, l)
-		pass(time.Second)
-		w.leave(inner, l)
-		w.leave(section, l)
-		lost := w.enter(t.Context(), l)
-		w.Lose("a")
-		_, _ = w.ends(lost)
-		pass(time.Second)
-		open := w.enter(t.Context(), l)
+		inner := w.Enter(section, l)
+		Pass(time.Second)
+		w.Leave(inner, l)
+		w.Leave(section, l)
+		lost := w.Enter(t.Context(), l)
+		w.Store.Lose("a")
+		_, _ = w.Ends(lost)
+		Pass(time.Second)
+		open := w.Enter(t.Context(), l)
 		require.NoError(t, m.Close())
 		require.ErrorIs(t, context.Cause(open), relock.ErrClosed)
 
-		require.Equal(t, eventsOf[relock.AcquireFinished](&r), finished)
+		require.Equal(t, EventsOf[relock.AcquireFinished](&r), finished)
 		require.Len(t, finished, 5)
-		held := eventsOf[relock.Lost](&r)[0].Held
+		held := EventsOf[relock.Lost](&r)[0].Held
 		require.Equal(t, map[time.Time][]relock.TraceEnded{
 			begun:             {{Held: 2 * time.Second, MaxDepth: 2}},
 			finished[3].Start: {{Held: held, MaxDepth: 1, Reason: relock.LossTaken}},
@@ -108,25 +108,25 @@ func TestTraceIsCalledOnceForEachCallWithItsResult(t *testing.T) {
 }
 
 func TestATraceHearsOfAnEndBeforeItHasFinished(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		var ends []relock.TraceEnded
 		m := w.NewClient(relock.WithHooks(relock.Hooks{Trace: func(relock.AcquireStarted) (context.Context, relock.TraceFinished) {
 			return nil, func(section context.Context, _ relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
-				w.Lose("a")
+				w.Store.Lose("a")
 				<-section.Done() // a Trace that is slow
 				return nil, func(end relock.TraceEnded) { ends = append(ends, end) }
 			}
 		}}))
-		section := w.enter(t.Context(), m.NewLock("a"))
+		section := w.Enter(t.Context(), m.NewLock("a"))
 		require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
-		settle()
+		Settle()
 		require.Len(t, ends, 1)
 		require.Equal(t, relock.LossTaken, ends[0].Reason)
 	})
 }
 
 func TestSeveralLocksHaveATraceEach(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		var spans []string
 		c := w.NewClient(relock.WithHooks(relock.Hooks{Trace: func(relock.AcquireStarted) (context.Context, relock.TraceFinished) {
 			return nil, func(section context.Context, e relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
@@ -142,7 +142,7 @@ func TestSeveralLocksHaveATraceEach(t *testing.T) {
 		require.NoError(t, locks.Unlock(section))
 		require.ErrorIs(t, context.Cause(section), relock.ErrReleased)
 
-		w.enter(t.Context(), c.NewLock("b"))
+		w.Enter(t.Context(), c.NewLock("b"))
 		_, err = locks.TryLock(t.Context())
 		require.ErrorIs(t, err, relock.ErrLocked)
 		require.Equal(t, []string{"/a", "/a/b", "/b", "/b"}, spans, "the refusal is of the taken lock")
@@ -162,29 +162,29 @@ func TestAContextWithAnotherEndIsIgnored(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				hooks := relock.Hooks{Trace: func(e relock.AcquireStarted) (context.Context, relock.TraceFinished) {
 					return strange(e.Context), func(section context.Context, _ relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
 						return strange(section), nil
 					}
 				}}
 				m := w.NewClient(relock.WithHooks(relock.JoinHooks(spans("acquire", "section"), hooks)))
-				found := m.link.spansOfCommands()
+				found := spansOfCommands(m.Link)
 				l := m.NewLock("a")
 				ctx, cancel := context.WithCancel(t.Context())
-				section := w.enter(ctx, l)
-				require.Equal(t, "acquire", found[cmdWait])
+				section := w.Enter(ctx, l)
+				require.Equal(t, "acquire", found[CmdWait])
 				require.Equal(t, "section", spanOf(section))
 				cancel()
 				require.ErrorIs(t, section.Err(), context.Canceled)
-				w.leave(section, l)
+				w.Leave(section, l)
 			})
 		})
 	}
 }
 
 func TestEachTraceIsInsideTheTraceBeforeIt(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		named := func(name string) relock.Hooks {
 			under := func(ctx context.Context) context.Context {
 				outer, _ := spanOf(ctx).(string)
@@ -198,9 +198,9 @@ func TestEachTraceIsInsideTheTraceBeforeIt(t *testing.T) {
 		}
 		half := relock.Hooks{Trace: func(relock.AcquireStarted) (context.Context, relock.TraceFinished) { return nil, nil }}
 		m := w.NewClient(relock.WithHooks(relock.JoinHooks(named("one"), relock.Hooks{}, half, named("two"))))
-		found := m.link.spansOfCommands()
-		section := w.enter(t.Context(), m.NewLock("a"))
-		require.Equal(t, "/one/two", found[cmdWait])
+		found := spansOfCommands(m.Link)
+		section := w.Enter(t.Context(), m.NewLock("a"))
+		require.Equal(t, "/one/two", found[CmdWait])
 		require.Equal(t, "/one/two", spanOf(section))
 	})
 }
@@ -215,27 +215,27 @@ func TestATraceThatPanicsChangesNothing(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
-				var r recorder
-				var log logbook
+			Fake(t, func(t *testing.T, w *World) {
+				var r Recorder
+				var log Logbook
 				hooks := relock.JoinHooks(spans("acquire", "section"), r.Hooks(), relock.Hooks{Trace: trace}, spans("behind", "behind it"))
-				m := w.NewClient(relock.WithLogger(log.logger()), relock.WithHooks(hooks))
+				m := w.NewClient(relock.WithLogger(log.Logger()), relock.WithHooks(hooks))
 				other := m.NewLock("b")
-				section := w.enter(t.Context(), other)
+				section := w.Enter(t.Context(), other)
 				require.Equal(t, "behind it", spanOf(section), "the other traces go on")
-				w.leave(section, other)
-				story(t, w, m)
-				require.Len(t, log.about("a hook panicked"), 5, "once for each call")
-				require.Len(t, eventsOf[relock.AcquireFinished](&r), 5)
-				w.requireFree("a")
+				w.Leave(section, other)
+				Story(t, w, m)
+				require.Len(t, log.About("a hook panicked"), 5, "once for each call")
+				require.Len(t, EventsOf[relock.AcquireFinished](&r), 5)
+				w.RequireFree("a")
 			})
 		})
 	}
 }
 
 func TestATraceKeepsNoLeakFromBeingFound(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var log logbook
+	Fake(t, func(t *testing.T, w *World) {
+		var log Logbook
 		var kept []context.Context
 		hooks := relock.Hooks{Trace: func(e relock.AcquireStarted) (context.Context, relock.TraceFinished) {
 			ctx := context.WithValue(e.Context, spanKey{}, "acquire")
@@ -246,27 +246,27 @@ func TestATraceKeepsNoLeakFromBeingFound(t *testing.T) {
 				return context.WithValue(section, spanKey{}, "section"), func(relock.TraceEnded) {}
 			}
 		}}
-		m := w.NewClient(relock.WithHooks(hooks), relock.WithLogger(log.logger()))
+		m := w.NewClient(relock.WithHooks(hooks), relock.WithLogger(log.Logger()))
 		func() {
-			section := w.enterAndForget(t.Context(), m.NewLock("a"))
-			w.enterAndForget(section, m.NewLock("b", relock.WithTTL(10*time.Minute)))
+			section := enterAndForget(w, t.Context(), m.NewLock("a"))
+			enterAndForget(w, section, m.NewLock("b", relock.WithTTL(10*time.Minute)))
 		}()
-		for n := 0; n < 1000 && len(log.about("lock leaked")) < 2; n++ {
-			untilLogged(t, &log, "lock leaked")
-			pass(time.Second)
+		for n := 0; n < 1000 && len(log.About("lock leaked")) < 2; n++ {
+			UntilLogged(t, &log, "lock leaked")
+			Pass(time.Second)
 		}
-		require.Len(t, log.about("lock leaked"), 2)
-		for _, lost := range log.about("lock lost") {
-			require.NotEqual(t, "b", lost.attrs["lock"], "the outer leak is found as soon as the inner one, and not with its end")
+		require.Len(t, log.About("lock leaked"), 2)
+		for _, lost := range log.About("lock lost") {
+			require.NotEqual(t, "b", lost.Attrs["lock"], "the outer leak is found as soon as the inner one, and not with its end")
 		}
 		require.Len(t, kept, 1)
 	})
 }
 
 // enterAndForget locks, and leaves the section to the garbage collector.
-func (w *world) enterAndForget(ctx context.Context, l *relock.Lock) context.Context {
-	w.t.Helper()
+func enterAndForget(w *World, ctx context.Context, l *relock.Lock) context.Context {
+	w.T.Helper()
 	section, err := l.Lock(ctx)
-	require.NoError(w.t, err)
+	require.NoError(w.T, err)
 	return section
 }

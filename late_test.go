@@ -18,242 +18,242 @@ import (
 // Commands that run late.
 
 func TestALateLockThatNobodyWantsIsTakenBackSoon(t *testing.T) {
-	for name, end := range map[string]func(t *testing.T, w *world, m *member, l *relock.Lock, tape *tape){
-		"its caller gave up": func(t *testing.T, w *world, _ *member, l *relock.Lock, tape *tape) {
+	for name, end := range map[string]func(t *testing.T, w *World, m *Member, l *relock.Lock, tape *Tape){
+		"its caller gave up": func(t *testing.T, w *World, _ *Member, l *relock.Lock, tape *Tape) {
 			t.Helper()
-			tape.keep(cmdWait)
-			w.giveUp(t.Context(), l.Lock)
+			tape.Keep(CmdWait)
+			w.GiveUp(t.Context(), l.Lock)
 		},
-		"a later attempt had the lock, and it was unlocked": func(t *testing.T, w *world, _ *member, l *relock.Lock, tape *tape) {
+		"a later attempt had the lock, and it was unlocked": func(t *testing.T, w *World, _ *Member, l *relock.Lock, tape *Tape) {
 			t.Helper()
-			tape.keep(cmdWait)
-			require.NoError(t, l.Unlock(w.enter(t.Context(), l)))
+			tape.Keep(CmdWait)
+			require.NoError(t, l.Unlock(w.Enter(t.Context(), l)))
 		},
-		"and it was lost": func(t *testing.T, w *world, _ *member, l *relock.Lock, tape *tape) {
+		"and it was lost": func(t *testing.T, w *World, _ *Member, l *relock.Lock, tape *Tape) {
 			t.Helper()
-			tape.keep(cmdTry)
+			tape.Keep(CmdTry)
 			section, err := l.TryLock(t.Context())
 			require.NoError(t, err)
-			pass(time.Second)
-			w.Lose("a")
-			w.lostBecause(section, relock.LossTaken)
+			Pass(time.Second)
+			w.Store.Lose("a")
+			w.LostBecause(section, relock.LossTaken)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				m, tape := w.NewTape()
 				end(t, w, m, m.NewLock("a"), tape)
-				pass(time.Second)
-				require.True(t, w.free("a"))
-				require.Equal(t, 1, tape.play())
-				require.False(t, w.free("a"), "the late command has the lock, for nobody")
-				pass(5 * time.Second)
-				w.requireFree("a")
+				Pass(time.Second)
+				require.True(t, w.Free("a"))
+				require.Equal(t, 1, tape.Play())
+				require.False(t, w.Free("a"), "the late command has the lock, for nobody")
+				Pass(5 * time.Second)
+				w.RequireFree("a")
 			})
 		})
 	}
 }
 
 func TestALateLockTouchesNothingOfALaterHold(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m, tape := w.NewTape()
 		l := m.NewLock("a")
-		tape.keep(cmdWait)
-		w.giveUp(t.Context(), l.Lock)
-		section := w.enter(t.Context(), l)
-		owner := w.owner("a")
-		require.Equal(t, 1, tape.play())
-		require.Equal(t, owner, w.owner("a"))
-		require.Zero(t, w.waiters("a"))
-		pass(time.Minute)
-		w.leave(section, l)
-		w.requireFree("a")
+		tape.Keep(CmdWait)
+		w.GiveUp(t.Context(), l.Lock)
+		section := w.Enter(t.Context(), l)
+		owner := w.Owner("a")
+		require.Equal(t, 1, tape.Play())
+		require.Equal(t, owner, w.Owner("a"))
+		require.Zero(t, w.Waiters("a"))
+		Pass(time.Minute)
+		w.Leave(section, l)
+		w.RequireFree("a")
 	})
 }
 
 func TestALateLockOfAClosedClientIsFreeAfterItsLease(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m, tape := w.NewTape()
-		tape.keep(cmdWait)
-		w.giveUp(t.Context(), m.NewLock("a").Lock)
+		tape.Keep(CmdWait)
+		w.GiveUp(t.Context(), m.NewLock("a").Lock)
 		require.NoError(t, m.Close())
-		require.Equal(t, 1, tape.play())
-		pass(relock.DefaultTTL - 1)
-		require.False(t, w.free("a"))
-		pass(1)
-		w.requireFree("a")
+		require.Equal(t, 1, tape.Play())
+		Pass(relock.DefaultTTL - 1)
+		require.False(t, w.Free("a"))
+		Pass(1)
+		w.RequireFree("a")
 	})
 }
 
 func TestCountIsWrongAfterALateNestedLockForAThirdOfTheTTL(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m, tape := w.NewTape()
 		l := m.NewLock("a")
-		outer := w.enter(t.Context(), l)
-		pass(time.Second)
-		tape.keep(cmdEnter)
-		w.giveUp(outer, l.Lock)
+		outer := w.Enter(t.Context(), l)
+		Pass(time.Second)
+		tape.Keep(CmdEnter)
+		w.GiveUp(outer, l.Lock)
 		require.Equal(t, 1, l.Count(outer))
-		require.Equal(t, 1, m.link.sent(cmdRenew), "the store is told of the count at once")
-		tape.play()
-		w.requireCount("a", 2)
-		pass(relock.DefaultTTL / 3)
-		w.requireCount("a", 1)
-		w.leave(outer, l)
-		w.requireFree("a")
+		require.Equal(t, 1, m.Link.Sent(CmdRenew), "the store is told of the count at once")
+		tape.Play()
+		w.RequireCount("a", 2)
+		Pass(relock.DefaultTTL / 3)
+		w.RequireCount("a", 1)
+		w.Leave(outer, l)
+		w.RequireFree("a")
 	})
 }
 
 func TestCountIsWrongAfterALostAnswerForOneCommand(t *testing.T) {
-	for name, lose := range map[string]func(k *link, c command) *fault{
-		"the command has run":     func(k *link, c command) *fault { return k.once(mute, c) },
-		"the command has not run": func(k *link, c command) *fault { return k.once(silence, c) },
-		"the store is broken":     func(k *link, c command) *fault { return k.once(refuse(errBroken), c) },
+	for name, lose := range map[string]func(k *Link, c Command) *Fault{
+		"the command has run":     func(k *Link, c Command) *Fault { return k.Once(Mute, c) },
+		"the command has not run": func(k *Link, c Command) *Fault { return k.Once(Silence, c) },
+		"the store is broken":     func(k *Link, c Command) *Fault { return k.Once(Refuse(ErrBroken), c) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				m := w.NewClient()
 				l := m.NewLock("a")
-				outer := w.enter(t.Context(), l)
-				m.link.on(delay(5*ms, 5*ms), cmdRenew)
-				lose(m.link, cmdEnter)
+				outer := w.Enter(t.Context(), l)
+				m.Link.On(Delay(5*time.Millisecond, 5*time.Millisecond), CmdRenew)
+				lose(m.Link, CmdEnter)
 				ctx, cancel := context.WithTimeout(outer, time.Second)
 				_, err := l.Lock(ctx)
 				require.Error(t, err)
 				cancel()
-				pass(20 * ms)
-				w.requireCount("a", 1)
-				inner := w.enter(outer, l)
-				lose(m.link, cmdRelease)
+				Pass(20 * time.Millisecond)
+				w.RequireCount("a", 1)
+				inner := w.Enter(outer, l)
+				lose(m.Link, CmdRelease)
 				require.ErrorContains(t, l.Unlock(inner), "the entry is left, and the count will be sent again")
 				require.Equal(t, 1, l.Count(outer))
-				pass(20 * ms)
-				w.requireCount("a", 1)
-				w.leave(outer, l)
-				w.requireFree("a")
+				Pass(20 * time.Millisecond)
+				w.RequireCount("a", 1)
+				w.Leave(outer, l)
+				w.RequireFree("a")
 			})
 		})
 	}
 }
 
 func TestCountIsSetRightForAsLongAsTheLockIsHeld(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient(relock.WithFixedLease(time.Hour)) // nothing else is renewed
 		l := m.NewLock("a")
-		outer := w.enter(t.Context(), l)
-		inner := w.enter(outer, l)
-		broken := m.link.on(refuse(errBroken), cmdRelease, cmdRenew)
+		outer := w.Enter(t.Context(), l)
+		inner := w.Enter(outer, l)
+		broken := m.Link.On(Refuse(ErrBroken), CmdRelease, CmdRenew)
 		require.Error(t, l.Unlock(inner))
-		pass(30 * time.Minute)
-		w.requireCount("a", 2)
-		require.Less(t, m.link.sent(cmdRenew), 2000, "no hot loop")
-		broken.end()
-		pass(time.Second)
-		w.requireCount("a", 1)
-		w.leave(outer, l)
-		w.requireFree("a")
+		Pass(30 * time.Minute)
+		w.RequireCount("a", 2)
+		require.Less(t, m.Link.Sent(CmdRenew), 2000, "no hot loop")
+		broken.End()
+		Pass(time.Second)
+		w.RequireCount("a", 1)
+		w.Leave(outer, l)
+		w.RequireFree("a")
 	})
 }
 
 func TestCountIsRightAfterEntriesAndExitsAtOnce(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient()
 		l := m.NewLock("a")
-		outer := w.enter(t.Context(), l)
+		outer := w.Enter(t.Context(), l)
 		// The first command is the last one to reach the store.
-		m.link.once(delay(100*ms, 0), cmdEnter)
-		first := w.start(outer, l)
-		inner := w.enter(outer, l)
-		w.leave(inner, l)
-		inner = w.enter(outer, l)
-		first.section()
-		pass(ms)
+		m.Link.Once(Delay(100*time.Millisecond, 0), CmdEnter)
+		first := w.Start(outer, l)
+		inner := w.Enter(outer, l)
+		w.Leave(inner, l)
+		inner = w.Enter(outer, l)
+		first.Section()
+		Pass(time.Millisecond)
 		require.Equal(t, 3, l.Count(outer))
-		w.requireCount("a", 3)
-		m.link.once(delay(100*ms, 0), cmdRelease)
-		late := w.begin(inner, unlock(l))
-		require.NoError(t, l.Unlock(first.ctx))
-		require.NoError(t, late.failure())
-		pass(ms)
-		w.requireCount("a", 1)
-		w.leave(outer, l)
-		w.requireFree("a")
+		w.RequireCount("a", 3)
+		m.Link.Once(Delay(100*time.Millisecond, 0), CmdRelease)
+		late := w.Begin(inner, Unlock(l))
+		require.NoError(t, l.Unlock(first.Ctx))
+		require.NoError(t, late.Failure())
+		Pass(time.Millisecond)
+		w.RequireCount("a", 1)
+		w.Leave(outer, l)
+		w.RequireFree("a")
 	})
 }
 
 func TestARenewalThatCarriesAnOldCountIsCorrectedAtOnce(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient()
 		l := m.NewLock("a")
-		outer := w.enter(t.Context(), l)
-		m.link.once(delay(100*ms, 0), cmdRenew)
-		pass(relock.DefaultTTL / 3)
-		inner := w.enter(outer, l)
-		w.requireCount("a", 2)
-		pass(100 * ms)
-		require.Equal(t, 2, m.link.sent(cmdRenew))
-		w.requireCount("a", 2)
-		m.link.once(delay(100*ms, 0), cmdRenew)
-		pass(relock.DefaultTTL / 3)
-		w.leave(inner, l)
-		pass(100 * ms)
-		w.requireCount("a", 1)
+		outer := w.Enter(t.Context(), l)
+		m.Link.Once(Delay(100*time.Millisecond, 0), CmdRenew)
+		Pass(relock.DefaultTTL / 3)
+		inner := w.Enter(outer, l)
+		w.RequireCount("a", 2)
+		Pass(100 * time.Millisecond)
+		require.Equal(t, 2, m.Link.Sent(CmdRenew))
+		w.RequireCount("a", 2)
+		m.Link.Once(Delay(100*time.Millisecond, 0), CmdRenew)
+		Pass(relock.DefaultTTL / 3)
+		w.Leave(inner, l)
+		Pass(100 * time.Millisecond)
+		w.RequireCount("a", 1)
 	})
 }
 
 func TestALateExitDoesNotTouchWhatIsEnteredByThen(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m, tape := w.NewTape()
 		l := m.NewLock("a")
-		outer := w.enter(t.Context(), l)
-		tape.keep(cmdRelease)
-		require.NoError(t, l.Unlock(w.enter(outer, l)), "the second attempt is answered")
-		inner := w.enter(outer, l)
-		require.Equal(t, 1, tape.play())
-		pass(relock.DefaultTTL / 3)
-		w.requireCount("a", 2)
-		w.leave(inner, l)
-		tape.keep(cmdRelease)
-		w.leave(outer, l)
-		w.requireFree("a")
-		section := w.enter(t.Context(), l)
-		require.Equal(t, 1, tape.play())
-		w.requireCount("a", 1)
-		w.leave(section, l)
-		w.requireFree("a")
+		outer := w.Enter(t.Context(), l)
+		tape.Keep(CmdRelease)
+		require.NoError(t, l.Unlock(w.Enter(outer, l)), "the second attempt is answered")
+		inner := w.Enter(outer, l)
+		require.Equal(t, 1, tape.Play())
+		Pass(relock.DefaultTTL / 3)
+		w.RequireCount("a", 2)
+		w.Leave(inner, l)
+		tape.Keep(CmdRelease)
+		w.Leave(outer, l)
+		w.RequireFree("a")
+		section := w.Enter(t.Context(), l)
+		require.Equal(t, 1, tape.Play())
+		w.RequireCount("a", 1)
+		w.Leave(section, l)
+		w.RequireFree("a")
 	})
 }
 
 func TestALateCommandDoesNotTouchTheNextHold(t *testing.T) {
-	for _, v := range []command{cmdEnter, cmdRelease, cmdRenew, cmdForget} {
+	for _, v := range []Command{CmdEnter, CmdRelease, CmdRenew, CmdForget} {
 		t.Run(string(v), func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				m, tape := w.NewTape()
 				l := m.NewLock("a")
-				outer := w.enter(t.Context(), l)
-				tape.keep(v)
+				outer := w.Enter(t.Context(), l)
+				tape.Keep(v)
 				switch v { //nolint:exhaustive // the verbs of the list above
-				case cmdEnter:
-					w.giveUp(outer, l.Lock)
-				case cmdRelease:
-					w.enter(outer, l)
-					require.NoError(t, l.Unlock(w.enter(outer, l)))
-					outer = w.enter(context.WithoutCancel(outer), l)
-				case cmdRenew:
-					pass(relock.DefaultTTL / 3)
-				case cmdForget:
-					m.link.once(mute, cmdRelease)
+				case CmdEnter:
+					w.GiveUp(outer, l.Lock)
+				case CmdRelease:
+					w.Enter(outer, l)
+					require.NoError(t, l.Unlock(w.Enter(outer, l)))
+					outer = w.Enter(context.WithoutCancel(outer), l)
+				case CmdRenew:
+					Pass(relock.DefaultTTL / 3)
+				case CmdForget:
+					m.Link.Once(Mute, CmdRelease)
 				}
-				_ = w.Break(t.Context(), store.Ask{Name: "a", ID: store.ID(w.owner("a"))})
-				pass(5 * time.Second)
+				_ = w.Store.Break(t.Context(), store.Ask{Name: "a", ID: store.ID(w.Owner("a"))})
+				Pass(5 * time.Second)
 				_ = l.Unlock(outer)
-				next := w.enter(t.Context(), w.NewClient(relock.WithFixedLease(time.Minute)).NewLock("a"))
-				owner := w.owner("a")
-				settle()
-				require.Positive(t, tape.play())
-				require.Equal(t, owner, w.owner("a"))
-				w.requireCount("a", 1)
-				require.Equal(t, time.Minute, w.lease("a"))
+				next := w.Enter(t.Context(), w.NewClient(relock.WithFixedLease(time.Minute)).NewLock("a"))
+				owner := w.Owner("a")
+				Settle()
+				require.Positive(t, tape.Play())
+				require.Equal(t, owner, w.Owner("a"))
+				w.RequireCount("a", 1)
+				require.Equal(t, time.Minute, w.Lease("a"))
 				require.NoError(t, next.Err())
 			})
 		})
@@ -261,86 +261,86 @@ func TestALateCommandDoesNotTouchTheNextHold(t *testing.T) {
 }
 
 func TestAPausedProcessLearnsThatItsLockIsLost(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		const ttl = 10 * time.Second
 		m, tape := w.NewTape(relock.WithTTL(ttl))
 		l := m.NewLock("a")
-		section := w.enter(t.Context(), l)
+		section := w.Enter(t.Context(), l)
 		other := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
-		waiting := w.start(t.Context(), other)
-		tape.keep(cmdRenew) // a renewal that reaches the store after more than a lease
-		pass(ttl / 3)
-		m.link.cut()
-		w.lostBecause(section, relock.LossExpired)
-		next := waiting.section()
-		pass(ttl)
-		tape.play()
-		m.link.heal()
-		pass(5 * ttl)
+		waiting := w.Start(t.Context(), other)
+		tape.Keep(CmdRenew) // a renewal that reaches the store after more than a lease
+		Pass(ttl / 3)
+		m.Link.Cut()
+		w.LostBecause(section, relock.LossExpired)
+		next := waiting.Section()
+		Pass(ttl)
+		tape.Play()
+		m.Link.Heal()
+		Pass(5 * ttl)
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 		require.NoError(t, next.Err())
-		w.leave(next, other)
-		w.requireFree("a")
+		w.Leave(next, other)
+		w.RequireFree("a")
 	})
 }
 
 func TestALeaseThatRunsOutBehindCloseIsLost(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient(relock.WithTTL(10 * time.Second))
 		l := m.NewLock("a")
-		outer := w.enter(t.Context(), l)
-		inner := w.enter(outer, l)
+		outer := w.Enter(t.Context(), l)
+		inner := w.Enter(outer, l)
 		require.NoError(t, m.Close()) // so that no watchdog finds the loss
-		pass(9 * time.Second)
-		w.leave(inner, l)
-		require.Equal(t, time.Second, w.lease("a"), "nothing renews it any more")
-		pass(time.Second)
+		Pass(9 * time.Second)
+		w.Leave(inner, l)
+		require.Equal(t, time.Second, w.Lease("a"), "nothing renews it any more")
+		Pass(time.Second)
 		detached := context.WithoutCancel(outer)
 		require.False(t, l.Held(detached))
 		require.Zero(t, l.Remaining(detached))
 		require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
-		w.requireFree("a")
+		w.RequireFree("a")
 	})
 }
 
 func TestANestedCallDoesNotEnterAHoldThatIsOver(t *testing.T) {
 	for name, test := range map[string]struct {
-		end  func(t *testing.T, w *world, m *member, outer context.Context)
+		end  func(t *testing.T, w *World, m *Member, outer context.Context)
 		want error
 	}{
-		"its lease ran out": {func(*testing.T, *world, *member, context.Context) {}, relock.ErrLockLost},
-		"unlocked": {func(t *testing.T, _ *world, m *member, outer context.Context) {
+		"its lease ran out": {func(*testing.T, *World, *Member, context.Context) {}, relock.ErrLockLost},
+		"unlocked": {func(t *testing.T, _ *World, m *Member, outer context.Context) {
 			t.Helper()
 			require.NoError(t, m.NewLock("a").Unlock(outer))
 		}, relock.ErrReleased},
-		"closed": {func(t *testing.T, _ *world, m *member, _ context.Context) {
+		"closed": {func(t *testing.T, _ *World, m *Member, _ context.Context) {
 			t.Helper()
 			m.Client.Close()
 		}, relock.ErrClosed},
 	} {
 		for _, options := range [][]relock.Option{nil, {relock.WithReleaseOnClose()}} {
 			t.Run(fmt.Sprint(name, len(options)), func(t *testing.T) {
-				fake(t, func(t *testing.T, w *world) {
+				Fake(t, func(t *testing.T, w *World) {
 					m := w.NewClient(append(options, relock.WithTTL(10*time.Second))...)
 					l := m.NewLock("a")
 					request, cancel := context.WithCancel(t.Context())
-					outer := w.enter(request, l)
+					outer := w.Enter(request, l)
 					cancel() // so that the nested call does not end with the section's context
 					answer := 5 * time.Second
 					if name == "its lease ran out" {
 						answer = 20 * time.Second
 					}
-					m.link.once(func(_ context.Context, _ *fault, run func() error) error { // whatever becomes of its context
+					m.Link.Once(func(_ context.Context, _ *Fault, run func() error) error { // whatever becomes of its context
 						err := run()
 						<-time.After(answer)
 						return err
-					}, cmdEnter)
-					nested := w.start(context.WithoutCancel(outer), l)
+					}, CmdEnter)
+					nested := w.Start(context.WithoutCancel(outer), l)
 					go test.end(t, w, m, outer)
-					require.ErrorIs(t, nested.failure(), test.want)
+					require.ErrorIs(t, nested.Failure(), test.want)
 					_ = l.Unlock(outer)
-					pass(10 * time.Second)
-					w.requireFree("a")
+					Pass(10 * time.Second)
+					w.RequireFree("a")
 				})
 			})
 		}
@@ -376,30 +376,30 @@ func nestedStory(t *testing.T, l *relock.Lock) (errs []error) {
 			note(l.Unlock(section))
 		}
 		cancel()
-		pass(relock.DefaultTTL) // a renewal, and cleanup
+		Pass(relock.DefaultTTL) // a renewal, and cleanup
 	}
 	return errs
 }
 
 func TestACommandMayFailAnywhereInAStory(t *testing.T) {
-	for name, act := range map[string]action{
-		"refused":          refuse(store.Unavailable(errBroken)),
-		"the answer lost":  loseAnswer(store.Unavailable(errBroken)),
-		"run twice":        sendTwice,
-		"never answered":   mute,
-		"never run":        silence,
-		"slow to arrive":   delay(3*time.Second, 0),
-		"slow to answer":   delay(0, 3*time.Second),
-		"run when over":    delay(relock.DefaultTTL, 0),
-		"answered so late": delay(0, relock.DefaultTTL),
+	for name, act := range map[string]Action{
+		"refused":          Refuse(store.Unavailable(ErrBroken)),
+		"the answer lost":  LoseAnswer(store.Unavailable(ErrBroken)),
+		"run twice":        SendTwice,
+		"never answered":   Mute,
+		"never run":        Silence,
+		"slow to arrive":   Delay(3*time.Second, 0),
+		"slow to answer":   Delay(0, 3*time.Second),
+		"run when over":    Delay(relock.DefaultTTL, 0),
+		"answered so late": Delay(0, relock.DefaultTTL),
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := 1
 			for i := 0; i < n; i++ {
-				fake(t, func(t *testing.T, w *world) {
+				Fake(t, func(t *testing.T, w *World) {
 					m := w.NewClient()
 					var all atomic.Int64
-					m.link.on(func(ctx context.Context, f *fault, run func() error) error {
+					m.Link.On(func(ctx context.Context, f *Fault, run func() error) error {
 						if all.Add(1) == int64(i+1) {
 							return act(ctx, f, run)
 						}
@@ -411,13 +411,13 @@ func TestACommandMayFailAnywhereInAStory(t *testing.T) {
 						require.NotErrorIs(t, err, relock.ErrNotHeld, "command %d", i)
 					}
 					n = max(n, int(all.Load()))
-					m.link.heal()
-					pass(2 * relock.DefaultTTL)
+					m.Link.Heal()
+					Pass(2 * relock.DefaultTTL)
 					ctx, cancel := context.WithTimeout(t.Context(), relock.DefaultTTL)
 					defer cancel()
 					section, err := w.NewClient().NewLock("a").Lock(ctx)
 					require.NoError(t, err, "command %d", i)
-					keep(t, section)
+					Keep(t, section)
 				})
 			}
 			t.Log(n, "commands")

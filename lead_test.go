@@ -17,16 +17,16 @@ import (
 // candidate is a process that calls Lead. Its function reports its context, and goes on until the
 // context ends, or until the test gives it a result.
 type candidate struct {
-	*member
-	*attempt
+	*Member
+	*Attempt
 	terms  chan context.Context // the section of each run of the function
 	result chan error
 }
 
-func (w *world) newCandidate(ctx context.Context, options ...relock.Option) *candidate {
-	w.t.Helper()
-	c := &candidate{member: w.NewClient(options...), terms: make(chan context.Context, 10), result: make(chan error)}
-	c.attempt = w.begin(ctx, func(ctx context.Context) (context.Context, error) {
+func newCandidate(w *World, ctx context.Context, options ...relock.Option) *candidate {
+	w.T.Helper()
+	c := &candidate{Member: w.NewClient(options...), terms: make(chan context.Context, 10), result: make(chan error)}
+	c.Attempt = w.Begin(ctx, func(ctx context.Context) (context.Context, error) {
 		return ctx, c.NewLock("a").Lead(ctx, func(section context.Context) error {
 			c.terms <- section
 			select {
@@ -42,7 +42,7 @@ func (w *world) newCandidate(ctx context.Context, options ...relock.Option) *can
 
 // leads says whether the candidate has begun a term since the last look.
 func (c *candidate) leads() bool {
-	settle()
+	Settle()
 	select {
 	case <-c.terms:
 		return true
@@ -54,63 +54,63 @@ func (c *candidate) leads() bool {
 var errMine = errors.New("mine")
 
 func TestOneLeadsAndTheNextOneTakesOver(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		one, two := w.newCandidate(t.Context()), w.newCandidate(t.Context())
+	Fake(t, func(t *testing.T, w *World) {
+		one, two := newCandidate(w, t.Context()), newCandidate(w, t.Context())
 		require.True(t, one.leads())
-		pass(5 * relock.DefaultTTL)
+		Pass(5 * relock.DefaultTTL)
 		require.False(t, two.leads(), "the leader is kept alive")
 		one.result <- nil
-		require.NoError(t, one.failure())
+		require.NoError(t, one.Failure())
 		require.True(t, two.leads())
 		two.result <- errMine
-		require.Equal(t, errMine, two.failure(), "the error of the function, with nothing around it")
-		w.requireFree("a")
+		require.Equal(t, errMine, two.Failure(), "the error of the function, with nothing around it")
+		w.RequireFree("a")
 	})
 }
 
 func TestALeaderThatLosesItsLockCampaignsAgain(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		one, two := w.newCandidate(t.Context()), w.newCandidate(t.Context())
+	Fake(t, func(t *testing.T, w *World) {
+		one, two := newCandidate(w, t.Context()), newCandidate(w, t.Context())
 		require.True(t, one.leads())
-		cut := one.link.cut()
-		pass(relock.DefaultTTL)
+		cut := one.Link.Cut()
+		Pass(relock.DefaultTTL)
 		require.True(t, two.leads(), "a leader without a store is followed")
-		cut.end()
-		pass(time.Minute)
-		require.True(t, one.waits(), "the error of a lost term is dropped")
+		cut.End()
+		Pass(time.Minute)
+		require.True(t, one.Waits(), "the error of a lost term is dropped")
 		require.False(t, one.leads())
 		two.result <- nil
-		require.NoError(t, two.failure())
+		require.NoError(t, two.Failure())
 		require.True(t, one.leads())
 		one.result <- nil
-		require.NoError(t, one.failure())
+		require.NoError(t, one.Failure())
 	})
 }
 
 func TestLeadEndsWithItsContext(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		ctx, cancel := context.WithCancelCause(t.Context())
-		one, two := w.newCandidate(ctx), w.newCandidate(ctx)
+		one, two := newCandidate(w, ctx), newCandidate(w, ctx)
 		require.True(t, one.leads())
-		cancel(errOdd)
+		cancel(ErrOdd)
 		for _, c := range []*candidate{one, two} {
-			require.ErrorIs(t, c.failure(), errOdd)
+			require.ErrorIs(t, c.Failure(), ErrOdd)
 		}
-		require.ErrorIs(t, one.err, errMine, "the function has run")
-		require.False(t, relock.NotEntered(one.err))
-		require.True(t, relock.NotEntered(two.err))
-		require.ErrorIs(t, two.err, relock.ErrLocked)
-		w.requireFree("a")
+		require.ErrorIs(t, one.Err, errMine, "the function has run")
+		require.False(t, relock.NotEntered(one.Err))
+		require.True(t, relock.NotEntered(two.Err))
+		require.ErrorIs(t, two.Err, relock.ErrLocked)
+		w.RequireFree("a")
 	})
 }
 
 func TestALossThatOnlyUnlockFindsEndsLead(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		one := w.newCandidate(t.Context())
+	Fake(t, func(t *testing.T, w *World) {
+		one := newCandidate(w, t.Context())
 		require.True(t, one.leads())
-		w.Lose("a")
+		w.Store.Lose("a")
 		one.result <- nil // before any renewal
-		err := one.failure()
+		err := one.Failure()
 		require.ErrorIs(t, err, relock.ErrLockLost)
 		require.False(t, relock.NotEntered(err))
 	})
@@ -119,40 +119,40 @@ func TestALossThatOnlyUnlockFindsEndsLead(t *testing.T) {
 func TestLeadGoesOnAfterPassingTrouble(t *testing.T) {
 	for name, trouble := range map[string]error{
 		"replicas":  store.ErrNotReplicated,
-		"an outage": store.Unavailable(errOdd),
+		"an outage": store.Unavailable(ErrOdd),
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				c := w.NewClient()
-				trouble := c.link.on(refuse(trouble), cmdWait)
-				leading := w.begin(t.Context(), func(ctx context.Context) (context.Context, error) {
+				trouble := c.Link.On(Refuse(trouble), CmdWait)
+				leading := w.Begin(t.Context(), func(ctx context.Context) (context.Context, error) {
 					return ctx, c.NewLock("a").Lead(ctx, func(context.Context) error { return nil })
 				})
-				pass(relock.DefaultTTL - time.Second)
-				require.True(t, leading.waits())
-				require.EqualValues(t, 3, trouble.hits.Load(), "once in a third of the TTL")
-				trouble.end()
-				require.NoError(t, leading.failure())
-				w.requireFree("a")
+				Pass(relock.DefaultTTL - time.Second)
+				require.True(t, leading.Waits())
+				require.EqualValues(t, 3, trouble.Hits.Load(), "once in a third of the TTL")
+				trouble.End()
+				require.NoError(t, leading.Failure())
+				w.RequireFree("a")
 			})
 		})
 	}
 }
 
 func TestLeadEndsWhereNobodyCanLead(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		run := func(context.Context) error { return errors.New("the function has run") }
 		c := w.NewClient()
 		closed := w.NewClient()
 		require.NoError(t, closed.Close())
-		lost := w.enter(t.Context(), c.NewLock("a"))
-		w.Lose("a")
+		lost := w.Enter(t.Context(), c.NewLock("a"))
+		w.Store.Lose("a")
 		<-lost.Done()
 		var none context.Context
 		refused := w.NewClient()
-		refused.link.on(refuse(errOdd), cmdWait)
+		refused.Link.On(Refuse(ErrOdd), CmdWait)
 		unsure := w.NewClient() // as of a server that runs the script, and has no WAITAOF
-		unsure.link.on(refuse(store.Unsure(errOdd)), cmdWait)
+		unsure.Link.On(Refuse(store.Unsure(ErrOdd)), CmdWait)
 		for name, r := range map[string]struct {
 			err, want error
 		}{
@@ -162,8 +162,8 @@ func TestLeadEndsWhereNobodyCanLead(t *testing.T) {
 			"a zero lock":    {new(relock.Lock).Lead(t.Context(), run), relock.ErrInvalid},
 			"closed":         {closed.NewLock("a").Lead(t.Context(), run), relock.ErrClosed},
 			"a lost section": {c.NewLock("a").Lead(lost, run), relock.ErrLockLost},
-			"refused":        {refused.NewLock("a").Lead(t.Context(), run), errOdd},
-			"unsure":         {unsure.NewLock("a").Lead(t.Context(), run), errOdd},
+			"refused":        {refused.NewLock("a").Lead(t.Context(), run), ErrOdd},
+			"unsure":         {unsure.NewLock("a").Lead(t.Context(), run), ErrOdd},
 		} {
 			require.ErrorIs(t, r.err, r.want, name)
 			require.True(t, relock.NotEntered(r.err), name)
@@ -172,39 +172,39 @@ func TestLeadEndsWhereNobodyCanLead(t *testing.T) {
 }
 
 func TestCloseEndsALeadThatWaitsForItsNextCampaign(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		c := w.NewClient()
-		c.link.on(refuse(store.ErrNotReplicated), cmdWait)
-		leading := w.begin(t.Context(), func(ctx context.Context) (context.Context, error) {
+		c.Link.On(Refuse(store.ErrNotReplicated), CmdWait)
+		leading := w.Begin(t.Context(), func(ctx context.Context) (context.Context, error) {
 			return ctx, c.NewLock("a").Lead(ctx, func(context.Context) error { return nil })
 		})
-		require.True(t, leading.waits())
+		require.True(t, leading.Waits())
 		require.NoError(t, c.Close())
-		require.ErrorIs(t, leading.failure(), relock.ErrClosed)
-		require.Zero(t, leading.took())
+		require.ErrorIs(t, leading.Failure(), relock.ErrClosed)
+		require.Zero(t, leading.Took())
 	})
 }
 
 func TestTheLongestHoldPassesTheLeadershipOn(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		term := relock.WithMaxHold(time.Minute)
-		one, two := w.newCandidate(t.Context(), term), w.newCandidate(t.Context(), term)
+		one, two := newCandidate(w, t.Context(), term), newCandidate(w, t.Context(), term)
 		for range 3 {
 			require.True(t, one.leads())
-			pass(time.Minute)
+			Pass(time.Minute)
 			require.True(t, two.leads())
-			pass(time.Minute)
+			Pass(time.Minute)
 		}
 	})
 }
 
 func TestEventsKnowALeader(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var r recorder
+	Fake(t, func(t *testing.T, w *World) {
+		var r Recorder
 		c := w.NewClient(relock.WithHooks(r.Hooks()))
 		l := c.NewLock("a")
 		finished := func() relock.AcquireFinished {
-			all := eventsOf[relock.AcquireFinished](&r)
+			all := EventsOf[relock.AcquireFinished](&r)
 			return all[len(all)-1]
 		}
 		require.NoError(t, l.Lead(t.Context(), func(ctx context.Context) error {
@@ -214,18 +214,18 @@ func TestEventsKnowALeader(t *testing.T) {
 				return nil
 			})
 		}))
-		require.True(t, eventsOf[relock.Released](&r)[0].Leader)
+		require.True(t, EventsOf[relock.Released](&r)[0].Leader)
 		require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
 		require.False(t, finished().Leader)
-		require.False(t, eventsOf[relock.Released](&r)[1].Leader)
+		require.False(t, EventsOf[relock.Released](&r)[1].Leader)
 
-		_ = w.begin(t.Context(), func(ctx context.Context) (context.Context, error) {
+		_ = w.Begin(t.Context(), func(ctx context.Context) (context.Context, error) {
 			return ctx, l.Lead(ctx, func(ctx context.Context) error { <-ctx.Done(); return nil })
 		})
-		w.Lose("a")
-		pass(relock.DefaultTTL)
-		require.True(t, eventsOf[relock.Lost](&r)[0].Leader)
+		w.Store.Lose("a")
+		Pass(relock.DefaultTTL)
+		require.True(t, EventsOf[relock.Lost](&r)[0].Leader)
 		require.NoError(t, c.Close())
-		require.True(t, eventsOf[relock.Closed](&r)[0].Leader)
+		require.True(t, EventsOf[relock.Closed](&r)[0].Leader)
 	})
 }

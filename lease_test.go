@@ -16,23 +16,23 @@ import (
 
 // staleGrants is a link whose grants count from the beginning of the wait, as a message does not
 // say when the store gave the lock.
-type staleGrants struct{ *link }
+type staleGrants struct{ *Link }
 
 func (s staleGrants) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
 	begun := time.Now()
-	l, err := s.link.Wait(ctx, a, progress)
+	l, err := s.Link.Wait(ctx, a, progress)
 	l.Sent = begun
 	return l, err
 }
 
-// NewStale returns a Client whose grants count from the beginning of the wait.
-func (w *world) NewStale(options ...relock.Option) *member {
-	w.t.Helper()
-	m := &member{link: newLink(w.Store)}
+// newStale returns a Client whose grants count from the beginning of the wait.
+func newStale(w *World, options ...relock.Option) *Member {
+	w.T.Helper()
+	m := &Member{Link: NewLink(w.Store)}
 	var err error
-	m.Client, err = relock.Open(staleGrants{m.link}, options...)
-	require.NoError(w.t, err)
-	w.t.Cleanup(func() { require.NoError(w.t, m.Close()) })
+	m.Client, err = relock.Open(staleGrants{m.Link}, options...)
+	require.NoError(w.T, err)
+	w.T.Cleanup(func() { require.NoError(w.T, m.Close()) })
 	return m
 }
 
@@ -51,22 +51,22 @@ func TestALeaseThatComesBackNearlyOverIsMadeWhole(t *testing.T) {
 		{"less than nothing", 3 * ttl, ttl - margin30, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				owner := w.NewClient(relock.WithTTL(time.Hour)).NewLock("a")
-				section := w.enter(t.Context(), owner)
-				m := w.NewStale(relock.WithTTL(ttl))
-				m.link.on(silence, cmdRenew) // a lease that is half over is renewed at once
+				section := w.Enter(t.Context(), owner)
+				m := newStale(w, relock.WithTTL(ttl))
+				m.Link.On(Silence, CmdRenew) // a lease that is half over is renewed at once
 				l := m.NewLock("a")
-				waiting := w.start(t.Context(), l)
-				pass(c.waited)
-				w.leave(section, owner)
-				granted := waiting.section()
+				waiting := w.Start(t.Context(), l)
+				Pass(c.waited)
+				w.Leave(section, owner)
+				granted := waiting.Section()
 				require.Equal(t, c.left, l.Remaining(granted))
-				require.Equal(t, c.asked, m.link.sent(cmdEnter))
-				require.Equal(t, ttl, w.lease("a"))
-				w.leave(granted, l)
-				pass(ttl)
-				w.requireFree("a")
+				require.Equal(t, c.asked, m.Link.Sent(CmdEnter))
+				require.Equal(t, ttl, w.Lease("a"))
+				w.Leave(granted, l)
+				Pass(ttl)
+				w.RequireFree("a")
 			})
 		})
 	}
@@ -82,14 +82,14 @@ func TestAFixedLeaseBeginsWithNineTenthsOfItAtLeast(t *testing.T) {
 		lease/10 - margin30 + 1: lease - margin30,
 	} {
 		t.Run(waited.String(), func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				owner := w.NewClient().NewLock("a")
-				section := w.enter(t.Context(), owner)
-				l := w.NewStale(relock.WithFixedLease(lease)).NewLock("a")
-				waiting := w.start(t.Context(), l)
-				pass(waited)
-				w.leave(section, owner)
-				require.Equal(t, left, l.Remaining(waiting.section()))
+				section := w.Enter(t.Context(), owner)
+				l := newStale(w, relock.WithFixedLease(lease)).NewLock("a")
+				waiting := w.Start(t.Context(), l)
+				Pass(waited)
+				w.Leave(section, owner)
+				require.Equal(t, left, l.Remaining(waiting.Section()))
 			})
 		})
 	}
@@ -97,97 +97,97 @@ func TestAFixedLeaseBeginsWithNineTenthsOfItAtLeast(t *testing.T) {
 
 func TestALeaseThatIsOverBeforeItBeginsIsAskedForAsAnother(t *testing.T) {
 	const ttl = 10 * time.Second
-	for name, slow := range map[string]func(m *member){
-		"the answer is late": func(m *member) { m.link.once(delay(0, 2*ttl), cmdWait) },
-		"the store loses it": func(m *member) { m.link.once(delay(0, ttl*2/3), cmdWait); m.link.once(delay(ttl, 0), cmdEnter) },
-		"the answer that makes it whole is late": func(m *member) {
-			m.link.once(delay(0, ttl*2/3), cmdWait)
-			m.link.once(delay(0, 2*ttl), cmdEnter)
+	for name, slow := range map[string]func(m *Member){
+		"the answer is late": func(m *Member) { m.Link.Once(Delay(0, 2*ttl), CmdWait) },
+		"the store loses it": func(m *Member) { m.Link.Once(Delay(0, ttl*2/3), CmdWait); m.Link.Once(Delay(ttl, 0), CmdEnter) },
+		"the answer that makes it whole is late": func(m *Member) {
+			m.Link.Once(Delay(0, ttl*2/3), CmdWait)
+			m.Link.Once(Delay(0, 2*ttl), CmdEnter)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
-				m := w.NewStale(relock.WithTTL(ttl))
+			Fake(t, func(t *testing.T, w *World) {
+				m := newStale(w, relock.WithTTL(ttl))
 				slow(m)
 				l := m.NewLock("a")
-				section := w.enter(t.Context(), l)
-				require.Equal(t, 2, m.link.sent(cmdWait))
-				require.Equal(t, ttl-margin(ttl), l.Remaining(section))
-				w.requireCount("a", 1)
-				pass(5 * ttl)
+				section := w.Enter(t.Context(), l)
+				require.Equal(t, 2, m.Link.Sent(CmdWait))
+				require.Equal(t, ttl-Margin(ttl), l.Remaining(section))
+				w.RequireCount("a", 1)
+				Pass(5 * ttl)
 				require.True(t, l.Held(section), "what is taken back is the hold before")
-				w.leave(section, l)
-				w.requireFree("a")
+				w.Leave(section, l)
+				w.RequireFree("a")
 			})
 		})
 	}
 }
 
 func TestTryLockGivesUpOnLeasesThatAreOverBeforeTheyBegin(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		const ttl = time.Second
 		m := w.NewClient(relock.WithTTL(ttl))
-		m.link.on(delay(ttl, ttl), cmdTry)
+		m.Link.On(Delay(ttl, ttl), CmdTry)
 		l := m.NewLock("a")
 		_, err := l.TryLock(t.Context())
 		require.ErrorContains(t, err, "3 times the answer took longer than the lease of 1s lasts")
 		require.NotErrorIs(t, err, relock.ErrLocked)
-		require.Equal(t, 3, m.link.sent(cmdTry))
-		pass(ttl)
-		w.requireFree("a")
+		require.Equal(t, 3, m.Link.Sent(CmdTry))
+		Pass(ttl)
+		w.RequireFree("a")
 	})
 }
 
 func TestALockWhoseFirstLeaseIsNotMadeWholeLeavesNothing(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		const ttl = 10 * time.Second
 		m := w.NewClient(relock.WithTTL(ttl))
-		m.link.on(delay(0, ttl*2/3), cmdTry)
-		m.link.on(refuse(errBroken), cmdEnter)
+		m.Link.On(Delay(0, ttl*2/3), CmdTry)
+		m.Link.On(Refuse(ErrBroken), CmdEnter)
 		_, err := m.NewLock("a").TryLock(t.Context())
-		require.ErrorIs(t, err, errBroken)
-		w.requireFree("a")
+		require.ErrorIs(t, err, ErrBroken)
+		w.RequireFree("a")
 	})
 }
 
 // A grant and the end of the caller's context may come at the same instant.
 func TestACallWhoseContextIsDoneHasNotEntered(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		owner, l := w.NewClient().NewLock("a"), w.NewClient().NewLock("a")
 		entered := 0
 		for range 200 {
-			section := w.enter(t.Context(), owner)
+			section := w.Enter(t.Context(), owner)
 			ctx, cancel := context.WithCancel(t.Context())
-			waiting := w.start(ctx, l)
+			waiting := w.Start(ctx, l)
 			go cancel()
-			w.leave(section, owner)
-			mine, err := waiting.result()
+			w.Leave(section, owner)
+			mine, err := waiting.Result()
 			if err == nil {
 				entered++
-				w.leave(mine, l)
+				w.Leave(mine, l)
 			} else {
 				require.ErrorIs(t, err, context.Canceled)
 				require.Equal(t, ctx, mine)
 			}
-			w.requireFree("a")
+			w.RequireFree("a")
 		}
 		t.Log(entered, "of 200 have entered")
 	})
 	t.Run("the answer comes when the context is done", func(t *testing.T) {
-		fake(t, func(t *testing.T, w *world) {
+		Fake(t, func(t *testing.T, w *World) {
 			m := w.NewClient()
 			l := m.NewLock("a")
 			var stop context.CancelFunc
-			m.link.on(func(_ context.Context, _ *fault, run func() error) error {
+			m.Link.On(func(_ context.Context, _ *Fault, run func() error) error {
 				defer stop()
 				return run()
-			}, cmdWait, cmdTry)
-			for _, lock := range []locking{l.Lock, l.TryLock, tryFor(l, time.Minute)} {
+			}, CmdWait, CmdTry)
+			for _, lock := range []Locking{l.Lock, l.TryLock, TryFor(l, time.Minute)} {
 				ctx, cancel := context.WithCancel(t.Context())
 				stop = cancel
 				_, err := lock(ctx)
 				require.ErrorIs(t, err, context.Canceled)
-				w.requireFree("a")
+				w.RequireFree("a")
 			}
 		})
 	})
@@ -206,22 +206,22 @@ func TestWithMaxHoldEndsTheHoldThen(t *testing.T) {
 		{10 * time.Millisecond, 25 * time.Millisecond},
 	} {
 		t.Run(fmt.Sprint(c.ttl, " ", c.maxHold), func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				m := w.NewClient(relock.WithTTL(c.ttl), relock.WithMaxHold(c.maxHold))
 				l, other := m.NewLock("a"), w.NewClient().NewLock("a")
 				for range 2 { // each hold has the whole time
-					section := w.enter(t.Context(), l)
-					waiting := w.start(t.Context(), other)
-					m.link.reset()
-					took := w.lostBecause(section, relock.LossMaxHold)
+					section := w.Enter(t.Context(), l)
+					waiting := w.Start(t.Context(), other)
+					m.Link.Reset()
+					took := w.LostBecause(section, relock.LossMaxHold)
 					require.LessOrEqual(t, took, c.maxHold)
-					require.GreaterOrEqual(t, took, c.maxHold-margin(c.ttl)-relock.MinTTL)
-					require.Less(t, m.link.sent(), 20+4*int(c.maxHold/c.ttl), "no hot loop towards the end")
-					next := waiting.section()
-					require.GreaterOrEqual(t, waiting.took(), took, "not before the section has ended")
-					require.LessOrEqual(t, waiting.took(), c.maxHold)
+					require.GreaterOrEqual(t, took, c.maxHold-Margin(c.ttl)-relock.MinTTL)
+					require.Less(t, m.Link.Sent(), 20+4*int(c.maxHold/c.ttl), "no hot loop towards the end")
+					next := waiting.Section()
+					require.GreaterOrEqual(t, waiting.Took(), took, "not before the section has ended")
+					require.LessOrEqual(t, waiting.Took(), c.maxHold)
 					require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
-					w.leave(next, other)
+					w.Leave(next, other)
 				}
 			})
 		})
@@ -238,23 +238,23 @@ func TestALossWithMaxHoldSaysWhetherItWasTheLimit(t *testing.T) {
 		"an outage at the end":  {maxHold - 5*time.Second, relock.LossMaxHold},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				m := w.NewClient(relock.WithTTL(ttl), relock.WithMaxHold(maxHold))
-				section := w.enter(t.Context(), m.NewLock("a"))
-				pass(test.silent)
-				m.link.cut()
-				w.lostBecause(section, test.reason)
+				section := w.Enter(t.Context(), m.NewLock("a"))
+				Pass(test.silent)
+				m.Link.Cut()
+				w.LostBecause(section, test.reason)
 			})
 		})
 	}
 	for limit, reason := range map[time.Duration]relock.LossReason{ttl: relock.LossMaxHold, 2 * ttl: relock.LossExpired} {
 		t.Run(fmt.Sprintf("Unlock finds it, limit %s", limit), func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				m := w.NewClient(relock.WithTTL(ttl), relock.WithMaxHold(limit))
 				l := m.NewLock("a")
-				section := w.enter(t.Context(), l)
+				section := w.Enter(t.Context(), l)
 				require.NoError(t, m.Close()) // so that no watchdog finds the loss before
-				pass(2 * limit)
+				Pass(2 * limit)
 				var lost *relock.LostError
 				require.ErrorAs(t, l.Unlock(section), &lost)
 				require.Equal(t, reason, lost.Reason)
@@ -264,21 +264,21 @@ func TestALossWithMaxHoldSaysWhetherItWasTheLimit(t *testing.T) {
 }
 
 func TestWithMaxHoldIsNotMovedByReentryOrInnerExit(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		const ttl, maxHold = 30 * time.Second, time.Minute
 		l := w.NewClient(relock.WithTTL(ttl), relock.WithMaxHold(maxHold)).NewLock("a")
-		section := w.enter(t.Context(), l)
-		waiting := w.start(t.Context(), w.NewClient().NewLock("a"))
+		section := w.Enter(t.Context(), l)
+		waiting := w.Start(t.Context(), w.NewClient().NewLock("a"))
 		for section.Err() == nil {
-			pass(4 * time.Second)
+			Pass(4 * time.Second)
 			inner, err := l.Lock(section)
 			if err == nil {
-				pass(time.Second)
+				Pass(time.Second)
 				_ = l.Unlock(inner)
 			}
 		}
-		waiting.section()
-		require.LessOrEqual(t, waiting.took(), maxHold)
+		waiting.Section()
+		require.LessOrEqual(t, waiting.Took(), maxHold)
 		require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
 	})
 }
@@ -286,34 +286,34 @@ func TestWithMaxHoldIsNotMovedByReentryOrInnerExit(t *testing.T) {
 // A command that waits for the store asks for what was left of the longest hold when the command
 // was first sent.
 func TestWithMaxHoldIsNotMovedByACommandThatComesLate(t *testing.T) {
-	for name, call := range map[string]func(l *relock.Lock, section, inner context.Context) locking{
-		"re-entry": func(l *relock.Lock, section, _ context.Context) locking {
+	for name, call := range map[string]func(l *relock.Lock, section, inner context.Context) Locking{
+		"re-entry": func(l *relock.Lock, section, _ context.Context) Locking {
 			return func(context.Context) (context.Context, error) { return l.Lock(section) }
 		},
-		"inner exit": func(l *relock.Lock, _, inner context.Context) locking {
+		"inner exit": func(l *relock.Lock, _, inner context.Context) Locking {
 			return func(ctx context.Context) (context.Context, error) { return ctx, l.Unlock(inner) }
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				const ttl, maxHold = 30 * time.Second, 40 * time.Second
 				c, err := relock.Open(w.Store, relock.WithTTL(ttl), relock.WithMaxHold(maxHold))
 				require.NoError(t, err)
 				defer c.Close()
 				l := c.NewLock("a")
-				section := w.enter(t.Context(), l)
-				waiting := w.start(t.Context(), w.NewClient().NewLock("a"))
-				inner := w.enter(section, l)
-				pass(maxHold - 20*time.Second)
-				restore := w.Interrupt(nil)
-				nested := w.begin(t.Context(), call(l, section, inner))
-				pass(8 * time.Second)
-				require.True(t, nested.waits())
+				section := w.Enter(t.Context(), l)
+				waiting := w.Start(t.Context(), w.NewClient().NewLock("a"))
+				inner := w.Enter(section, l)
+				Pass(maxHold - 20*time.Second)
+				restore := w.Store.Interrupt(nil)
+				nested := w.Begin(t.Context(), call(l, section, inner))
+				Pass(8 * time.Second)
+				require.True(t, nested.Waits())
 				restore()
-				nested.section()
-				w.lostBecause(section, relock.LossMaxHold)
-				waiting.section()
-				require.LessOrEqual(t, waiting.took(), maxHold)
+				nested.Section()
+				w.LostBecause(section, relock.LossMaxHold)
+				waiting.Section()
+				require.LessOrEqual(t, waiting.Took(), maxHold)
 			})
 		})
 	}
@@ -322,15 +322,15 @@ func TestWithMaxHoldIsNotMovedByACommandThatComesLate(t *testing.T) {
 // WithFixedLease and Extend.
 
 func TestAWaiterThatAsksAgainAfterALateGrantSaysSo(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var r recorder
+	Fake(t, func(t *testing.T, w *World) {
+		var r Recorder
 		m, owner := w.NewClient(relock.WithHooks(r.Hooks())), w.NewClient().NewLock("a")
-		section := w.enter(t.Context(), owner)
-		m.link.once(delay(0, 2*relock.DefaultTTL), cmdWait)
-		waiter := w.start(t.Context(), m.NewLock("a"))
-		w.leave(section, owner)
-		waiter.leave()
-		finished := eventsOf[relock.AcquireFinished](&r)[0]
+		section := w.Enter(t.Context(), owner)
+		m.Link.Once(Delay(0, 2*relock.DefaultTTL), CmdWait)
+		waiter := w.Start(t.Context(), m.NewLock("a"))
+		w.Leave(section, owner)
+		waiter.Leave()
+		finished := EventsOf[relock.AcquireFinished](&r)[0]
 		require.True(t, finished.Queued)
 		require.Equal(t, relock.WakeRecheck, finished.Wake)
 	})

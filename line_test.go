@@ -18,56 +18,56 @@ import (
 
 // This file is about WithLocalPass, and about stores whose waiters race.
 
-// passing returns a client, a section whose lock can be passed on, and calls that stand in the line
+// Passing returns a client, a section whose lock can be passed on, and calls that stand in the line
 // behind it.
-func passing(t *testing.T, w *world, n int, options ...relock.Option) (*member, *relock.Lock, context.Context, []*attempt) {
+func Passing(t *testing.T, w *World, n int, options ...relock.Option) (*Member, *relock.Lock, context.Context, []*Attempt) {
 	t.Helper()
 	m := w.NewClient(options...)
 	l := m.NewLock("a")
-	section := w.enter(t.Context(), l)
-	var waiting []*attempt
+	section := w.Enter(t.Context(), l)
+	var waiting []*Attempt
 	for range n {
-		waiting = append(waiting, w.start(t.Context(), l))
+		waiting = append(waiting, w.Start(t.Context(), l))
 	}
-	m.link.reset()
+	m.Link.Reset()
 	return m, l, section, waiting
 }
 
 // handOn unlocks a section, and returns the section of the call that has the lock then.
-func handOn(t *testing.T, l *relock.Lock, section context.Context, next *attempt) context.Context { //nolint:revive // t comes first
+func handOn(t *testing.T, l *relock.Lock, section context.Context, next *Attempt) context.Context { //nolint:revive // t comes first
 	t.Helper()
-	require.True(t, next.waits())
+	require.True(t, next.Waits())
 	require.NoError(t, l.Unlock(section))
 	require.ErrorIs(t, context.Cause(section), relock.ErrReleased)
-	entered := next.section()
-	keep(t, entered)
+	entered := next.Section()
+	Keep(t, entered)
 	require.Equal(t, 1, l.Count(entered))
 	return entered
 }
 
 func TestLinePassesALockOnInOrderWithoutAskingTheStore(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		m, l, section, waiting := passing(t, w, 3, relock.WithLocalPass(0, 0))
-		owner, first := w.owner("a"), holderOf(t, section)
+	Fake(t, func(t *testing.T, w *World) {
+		m, l, section, waiting := Passing(t, w, 3, relock.WithLocalPass(0, 0))
+		owner, first := w.Owner("a"), HolderOf(t, section)
 		for _, next := range waiting {
 			section = handOn(t, l, section, next) //nolint:fatcontext // they do not nest
-			require.NotEqual(t, first, holderOf(t, section))
+			require.NotEqual(t, first, HolderOf(t, section))
 		}
-		require.Zero(t, m.link.sent(), "nobody was asked")
-		require.Equal(t, owner, w.owner("a"), "for the store it is one hold throughout")
+		require.Zero(t, m.Link.Sent(), "nobody was asked")
+		require.Equal(t, owner, w.Owner("a"), "for the store it is one hold throughout")
 		_, err := w.NewClient().NewLock("a").TryLock(t.Context())
 		var refusal *relock.LockedError
 		require.ErrorAs(t, err, &refusal)
 		require.Equal(t, first, refusal.Holder, "the holder that has got the lock from the store")
-		w.leave(section, l)
-		require.Equal(t, 1, m.link.sent())
-		w.requireFree("a")
+		w.Leave(section, l)
+		require.Equal(t, 1, m.Link.Sent())
+		w.RequireFree("a")
 	})
 }
 
 func TestLineDrawsATokenForEachHold(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		_, l, section, waiting := passing(t, w, 3, relock.WithLocalPass(0, 0))
+	Fake(t, func(t *testing.T, w *World) {
+		_, l, section, waiting := Passing(t, w, 3, relock.WithLocalPass(0, 0))
 		last := int64(0)
 		for _, next := range append(waiting, nil) {
 			for range 2 {
@@ -80,7 +80,7 @@ func TestLineDrawsATokenForEachHold(t *testing.T) {
 				section = handOn(t, l, section, next) //nolint:fatcontext // they do not nest
 			}
 		}
-		w.leave(section, l)
+		w.Leave(section, l)
 	})
 }
 
@@ -92,190 +92,190 @@ func TestLineOvertakesOthersNoLongerThanLocalPassSays(t *testing.T) {
 		passes int           // that others see
 	}{
 		{"passes", relock.WithLocalPass(3, time.Hour), time.Second, 3},
-		{"time", relock.WithLocalPass(100, 10*ms), 3 * ms, 3}, // at 3, 6 and 9 ms
-		{"sections longer than the limit", relock.WithLocalPass(100, 10*ms), 10 * ms, 0},
+		{"time", relock.WithLocalPass(100, 10*time.Millisecond), 3 * time.Millisecond, 3}, // at 3, 6 and 9 ms
+		{"sections longer than the limit", relock.WithLocalPass(100, 10*time.Millisecond), 10 * time.Millisecond, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
-				_, l, section, waiting := passing(t, w, c.passes+2, c.option)
+			Fake(t, func(t *testing.T, w *World) {
+				_, l, section, waiting := Passing(t, w, c.passes+2, c.option)
 				other := w.NewClient().NewLock("a")
-				remote := w.start(t.Context(), other)
+				remote := w.Start(t.Context(), other)
 				for _, next := range waiting[:c.passes] {
-					pass(c.each)
+					Pass(c.each)
 					section = handOn(t, l, section, next) //nolint:fatcontext // they do not nest
-					require.True(t, remote.waits())
+					require.True(t, remote.Waits())
 				}
-				pass(c.each)
-				w.leave(section, l)
-				theirs := remote.section()
+				Pass(c.each)
+				w.Leave(section, l)
+				theirs := remote.Section()
 				rest := waiting[c.passes:]
-				require.True(t, rest[0].waits())
-				require.Equal(t, 1, w.waiters("a"), "one waits in the store, for all in the line")
-				w.leave(theirs, other)
-				section = handOn(t, l, rest[0].section(), rest[1]) // and the lock can be passed on again
-				w.leave(section, l)
-				w.requireFree("a")
+				require.True(t, rest[0].Waits())
+				require.Equal(t, 1, w.Waiters("a"), "one waits in the store, for all in the line")
+				w.Leave(theirs, other)
+				section = handOn(t, l, rest[0].Section(), rest[1]) // and the lock can be passed on again
+				w.Leave(section, l)
+				w.RequireFree("a")
 			})
 		})
 	}
 }
 
 func TestLineGoesOnWhenAWaiterGivesUpAtAnyPlace(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		_, l, section, waiting := passing(t, w, 2, relock.WithLocalPass(0, 0))
-		holder := holderOf(t, section)
+	Fake(t, func(t *testing.T, w *World) {
+		_, l, section, waiting := Passing(t, w, 2, relock.WithLocalPass(0, 0))
+		holder := HolderOf(t, section)
 		ctx, cancel := context.WithCancel(t.Context())
-		one, two := w.start(ctx, l), w.begin(t.Context(), tryFor(l, time.Second))
-		last := w.start(t.Context(), l)
+		one, two := w.Start(ctx, l), w.Begin(t.Context(), TryFor(l, time.Second))
+		last := w.Start(t.Context(), l)
 		cancel()
-		require.ErrorIs(t, one.failure(), context.Canceled)
-		require.ErrorIs(t, one.err, relock.ErrLocked)
-		require.Zero(t, one.took())
+		require.ErrorIs(t, one.Failure(), context.Canceled)
+		require.ErrorIs(t, one.Err, relock.ErrLocked)
+		require.Zero(t, one.Took())
 		var refusal *relock.LockedError
-		require.ErrorAs(t, two.failure(), &refusal)
-		require.Equal(t, time.Second, two.took())
+		require.ErrorAs(t, two.Failure(), &refusal)
+		require.Equal(t, time.Second, two.Took())
 		require.Equal(t, "a", refusal.Name)
 		require.Equal(t, holder, refusal.Holder)
-		require.Equal(t, relock.DefaultTTL-margin(relock.DefaultTTL)-time.Second, refusal.TTL)
+		require.Equal(t, relock.DefaultTTL-Margin(relock.DefaultTTL)-time.Second, refusal.TTL)
 		_, err := l.TryLock(t.Context())
 		require.ErrorIs(t, err, relock.ErrLocked, "a call that does not wait is not put into the line")
-		w.leave(section, l) // the limit is over
+		w.Leave(section, l) // the limit is over
 		for _, next := range append(waiting, last) {
-			require.NoError(t, l.Unlock(next.section()))
+			require.NoError(t, l.Unlock(next.Section()))
 		}
-		w.requireFree("a")
+		w.RequireFree("a")
 	})
 }
 
 func TestLineAsksAgainWhenItsLeadGivesUp(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		other := w.NewClient().NewLock("a")
-		theirs := w.enter(t.Context(), other)
+		theirs := w.Enter(t.Context(), other)
 		l := w.NewClient(relock.WithLocalPass(0, 0)).NewLock("a")
 		ctx, cancel := context.WithCancel(t.Context())
-		head, next := w.start(ctx, l), w.begin(t.Context(), tryFor(l, time.Minute))
-		require.Equal(t, 1, w.waiters("a"))
+		head, next := w.Start(ctx, l), w.Begin(t.Context(), TryFor(l, time.Minute))
+		require.Equal(t, 1, w.Waiters("a"))
 		cancel()
-		require.ErrorIs(t, head.failure(), context.Canceled)
-		require.True(t, next.waits())
-		require.Equal(t, 1, w.waiters("a"))
-		w.leave(theirs, other)
-		require.NoError(t, l.Unlock(next.section()))
-		w.requireFree("a")
+		require.ErrorIs(t, head.Failure(), context.Canceled)
+		require.True(t, next.Waits())
+		require.Equal(t, 1, w.Waiters("a"))
+		w.Leave(theirs, other)
+		require.NoError(t, l.Unlock(next.Section()))
+		w.RequireFree("a")
 	})
 }
 
 func TestLineGoesOnWhenALockIsLost(t *testing.T) {
-	for name, lose := range map[string]func(t *testing.T, w *world, m *member){
-		"the store loses it": func(_ *testing.T, w *world, _ *member) { pass(time.Second); w.Lose("a") },
-		"no renewal is confirmed": func(_ *testing.T, w *world, m *member) {
-			m.link.on(refuse(errBroken), cmdRenew)
+	for name, lose := range map[string]func(t *testing.T, w *World, m *Member){
+		"the store loses it": func(_ *testing.T, w *World, _ *Member) { Pass(time.Second); w.Store.Lose("a") },
+		"no renewal is confirmed": func(_ *testing.T, w *World, m *Member) {
+			m.Link.On(Refuse(ErrBroken), CmdRenew)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
-				m, l, section, waiting := passing(t, w, 2, relock.WithLocalPass(0, time.Hour))
+			Fake(t, func(t *testing.T, w *World) {
+				m, l, section, waiting := Passing(t, w, 2, relock.WithLocalPass(0, time.Hour))
 				section = handOn(t, l, section, waiting[0])
 				lose(t, w, m)
-				_, cause := w.ends(section)
+				_, cause := w.Ends(section)
 				require.ErrorIs(t, cause, relock.ErrLockLost)
-				next := waiting[1].section()
+				next := waiting[1].Section()
 				require.NoError(t, next.Err())
 				require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
-				w.leave(next, l)
-				w.requireFree("a")
+				w.Leave(next, l)
+				w.RequireFree("a")
 			})
 		})
 	}
 }
 
 func TestLineReportsALockThatIsTakenDuringAPass(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		m, l, section, waiting := passing(t, w, 1, relock.WithLocalPass(0, time.Hour))
-		pass(time.Second)
-		m.link.on(delay(ms, ms), cmdRenew)
-		w.Lose("a") // the store is asked about the hold
-		settle()
+	Fake(t, func(t *testing.T, w *World) {
+		m, l, section, waiting := Passing(t, w, 1, relock.WithLocalPass(0, time.Hour))
+		Pass(time.Second)
+		m.Link.On(Delay(time.Millisecond, time.Millisecond), CmdRenew)
+		w.Store.Lose("a") // the store is asked about the hold
+		Settle()
 		section = handOn(t, l, section, waiting[0])
-		require.Equal(t, 4*ms, w.lostBecause(section, relock.LossTaken))
+		require.Equal(t, 4*time.Millisecond, w.LostBecause(section, relock.LossTaken))
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 	})
 }
 
 func TestLineRenewsALockThatWasPassedOn(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		m, l, section, waiting := passing(t, w, 1, relock.WithLocalPass(0, 0), relock.WithTTL(3*time.Second))
+	Fake(t, func(t *testing.T, w *World) {
+		m, l, section, waiting := Passing(t, w, 1, relock.WithLocalPass(0, 0), relock.WithTTL(3*time.Second))
 		section = handOn(t, l, section, waiting[0])
 		for range 100 {
-			pass(time.Second)
+			Pass(time.Second)
 			require.NoError(t, section.Err())
-			require.GreaterOrEqual(t, w.lease("a"), 2*time.Second)
+			require.GreaterOrEqual(t, w.Lease("a"), 2*time.Second)
 		}
-		require.Equal(t, 100, m.link.sent())
-		w.leave(section, l)
-		w.requireFree("a")
+		require.Equal(t, 100, m.Link.Sent())
+		w.Leave(section, l)
+		w.RequireFree("a")
 	})
 }
 
 func TestLineDoesNotPassOnALeaseThatIsHalfOver(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		m, l, section, waiting := passing(t, w, 1, relock.WithLocalPass(0, time.Hour), relock.WithTTL(3*time.Second))
-		owner := w.owner("a")
-		broken := m.link.on(refuse(errBroken), cmdRenew) // until the exit: a renewal in flight would end with the trouble
-		pass(1600 * ms)
-		w.leave(section, l)
-		broken.end()
-		next := waiting[0].section()
-		require.NotEqual(t, owner, w.owner("a"))
+	Fake(t, func(t *testing.T, w *World) {
+		m, l, section, waiting := Passing(t, w, 1, relock.WithLocalPass(0, time.Hour), relock.WithTTL(3*time.Second))
+		owner := w.Owner("a")
+		broken := m.Link.On(Refuse(ErrBroken), CmdRenew) // until the exit: a renewal in flight would end with the trouble
+		Pass(1600 * time.Millisecond)
+		w.Leave(section, l)
+		broken.End()
+		next := waiting[0].Section()
+		require.NotEqual(t, owner, w.Owner("a"))
 		require.Greater(t, l.Remaining(next), 2*time.Second, "the next hold has a lease of its own")
-		w.leave(next, l)
+		w.Leave(next, l)
 	})
 }
 
 func TestLineDoesNotPassOnALockWhoseCountMayBeWrong(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		m, l, section, waiting := passing(t, w, 2, relock.WithLocalPass(0, time.Hour))
-		owner := w.owner("a")
-		inner := w.enter(section, l)
-		broken := m.link.on(refuse(errBroken), cmdRelease, cmdRenew)
-		require.ErrorIs(t, l.Unlock(inner), errBroken)
-		settle()
-		broken.end()
-		w.leave(section, l)
-		section = waiting[0].section()
-		require.NotEqual(t, owner, w.owner("a"))
-		w.requireCount("a", 1)
+	Fake(t, func(t *testing.T, w *World) {
+		m, l, section, waiting := Passing(t, w, 2, relock.WithLocalPass(0, time.Hour))
+		owner := w.Owner("a")
+		inner := w.Enter(section, l)
+		broken := m.Link.On(Refuse(ErrBroken), CmdRelease, CmdRenew)
+		require.ErrorIs(t, l.Unlock(inner), ErrBroken)
+		Settle()
+		broken.End()
+		w.Leave(section, l)
+		section = waiting[0].Section()
+		require.NotEqual(t, owner, w.Owner("a"))
+		w.RequireCount("a", 1)
 		section = handOn(t, l, section, waiting[1])
-		w.leave(section, l)
-		w.requireFree("a")
+		w.Leave(section, l)
+		w.RequireFree("a")
 	})
 }
 
 func TestNestedEntriesOfASectionThatWasPassedTheLock(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		_, l, section, waiting := passing(t, w, 2, relock.WithLocalPass(0, 0))
+	Fake(t, func(t *testing.T, w *World) {
+		_, l, section, waiting := Passing(t, w, 2, relock.WithLocalPass(0, 0))
 		for _, next := range waiting {
-			inner := w.enter(section, l)
-			w.requireCount("a", 2)
-			w.leave(inner, l)
+			inner := w.Enter(section, l)
+			w.RequireCount("a", 2)
+			w.Leave(inner, l)
 			section = handOn(t, l, section, next) //nolint:fatcontext // they do not nest
-			w.requireCount("a", 1)
+			w.RequireCount("a", 1)
 		}
-		w.leave(section, l)
-		w.requireFree("a")
+		w.Leave(section, l)
+		w.RequireFree("a")
 	})
 }
 
 func TestAnUnlockedEntryStaysUnlockedWhoeverHasTheLock(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		_, l, section, waiting := passing(t, w, 1, relock.WithLocalPass(0, 0))
+	Fake(t, func(t *testing.T, w *World) {
+		_, l, section, waiting := Passing(t, w, 1, relock.WithLocalPass(0, 0))
 		next := handOn(t, l, section, waiting[0])
 		require.ErrorIs(t, l.Unlock(section), relock.ErrNotHeld)
 		require.False(t, l.Held(section))
 		require.True(t, l.Held(next))
-		again := w.start(context.WithoutCancel(section), l) // stands in the line like any other
+		again := w.Start(context.WithoutCancel(section), l) // stands in the line like any other
 		require.NoError(t, l.Unlock(handOn(t, l, next, again)))
-		w.requireFree("a")
+		w.RequireFree("a")
 	})
 }
 
@@ -289,94 +289,94 @@ func TestACallThatEndsAsItIsCalledHoldsUpNobody(t *testing.T) {
 		"it is passed the lock, and nothing arrives": {true, 10},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
-				m, l, section, waiting := passing(t, w, 1, relock.WithLocalPass(test.passes, time.Hour))
+			Fake(t, func(t *testing.T, w *World) {
+				m, l, section, waiting := Passing(t, w, 1, relock.WithLocalPass(test.passes, time.Hour))
 				section = handOn(t, l, section, waiting[0])
 				ctx, cancel := context.WithCancel(t.Context())
-				one := w.begin(ctx, func(ctx context.Context) (context.Context, error) {
+				one := w.Begin(ctx, func(ctx context.Context) (context.Context, error) {
 					ctx, err := l.Lock(ctx)
 					if err == nil {
 						err = l.Unlock(ctx)
 					}
 					return ctx, err
 				})
-				two := w.start(t.Context(), l)
+				two := w.Start(t.Context(), l)
 				if test.silent {
-					defer m.link.cut().end()
+					defer m.Link.Cut().End()
 				}
 				go cancel()
 				err := l.Unlock(section)
 				if !test.silent {
 					require.NoError(t, err)
 				}
-				if err := one.failure(); err != nil && !test.silent {
+				if err := one.Failure(); err != nil && !test.silent {
 					require.ErrorIs(t, err, context.Canceled)
 				}
-				m.link.heal()
-				require.NoError(t, l.Unlock(two.section()))
-				pass(relock.DefaultTTL)
-				w.requireFree("a")
+				m.Link.Heal()
+				require.NoError(t, l.Unlock(two.Section()))
+				Pass(relock.DefaultTTL)
+				w.RequireFree("a")
 			})
 		})
 	}
 }
 
 func TestALockIsPassedOnlyBetweenCallsThatWantTheSame(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		m, l, section, waiting := passing(t, w, 1, relock.WithLocalPass(0, 0))
+	Fake(t, func(t *testing.T, w *World) {
+		m, l, section, waiting := Passing(t, w, 1, relock.WithLocalPass(0, 0))
 		short := m.NewLock("a", relock.WithTTL(3*time.Second))
-		third := w.start(t.Context(), short)
+		third := w.Start(t.Context(), short)
 		fixed := m.NewLock("a", relock.WithFixedLease(3*time.Second)) // takes the option back
-		fourth := w.start(t.Context(), fixed)
+		fourth := w.Start(t.Context(), fixed)
 		section = handOn(t, l, section, waiting[0])
-		w.leave(section, l)
-		require.Equal(t, 3*time.Second-margin(3*time.Second), fixed.Remaining(fourth.section()), "first in the store's queue")
-		require.NoError(t, fixed.Unlock(fourth.ctx))
-		require.Equal(t, 3*time.Second-margin(3*time.Second), short.Remaining(third.section()))
-		require.NoError(t, short.Unlock(third.ctx))
-		w.requireFree("a")
+		w.Leave(section, l)
+		require.Equal(t, 3*time.Second-Margin(3*time.Second), fixed.Remaining(fourth.Section()), "first in the store's queue")
+		require.NoError(t, fixed.Unlock(fourth.Ctx))
+		require.Equal(t, 3*time.Second-Margin(3*time.Second), short.Remaining(third.Section()))
+		require.NoError(t, short.Unlock(third.Ctx))
+		w.RequireFree("a")
 	})
 }
 
 func TestWithLocalPassMaxHoldIsThatOfEachHold(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		const ttl, most = 3 * time.Second, 6 * time.Second
-		_, l, section, waiting := passing(t, w, 1, relock.WithLocalPass(0, time.Hour), relock.WithTTL(ttl), relock.WithMaxHold(most))
-		pass(2 * time.Second)
+		_, l, section, waiting := Passing(t, w, 1, relock.WithLocalPass(0, time.Hour), relock.WithTTL(ttl), relock.WithMaxHold(most))
+		Pass(2 * time.Second)
 		section = handOn(t, l, section, waiting[0])
-		took := w.lostBecause(section, relock.LossMaxHold)
+		took := w.LostBecause(section, relock.LossMaxHold)
 		require.LessOrEqual(t, took, most)
-		require.Greater(t, took, most-100*ms)
+		require.Greater(t, took, most-100*time.Millisecond)
 	})
 }
 
 func TestWithLocalPassCloseEndsTheLine(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		m, l, section, waiting := passing(t, w, 3, relock.WithLocalPass(0, 0))
+	Fake(t, func(t *testing.T, w *World) {
+		m, l, section, waiting := Passing(t, w, 3, relock.WithLocalPass(0, 0))
 		section = handOn(t, l, section, waiting[0])
 		require.NoError(t, m.Close())
 		require.ErrorIs(t, context.Cause(section), relock.ErrClosed)
 		for _, a := range waiting[1:] {
-			require.ErrorIs(t, a.failure(), relock.ErrClosed)
+			require.ErrorIs(t, a.Failure(), relock.ErrClosed)
 		}
-		w.leave(section, l)
-		w.requireFree("a")
+		w.Leave(section, l)
+		w.RequireFree("a")
 	})
 }
 
 func TestWithLocalPassHooksTellOfEachHold(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var r recorder
-		m, l, section, waiting := passing(t, w, 2, relock.WithLocalPass(1, 0), relock.WithHooks(r.Hooks()))
-		holder := holderOf(t, section)
+	Fake(t, func(t *testing.T, w *World) {
+		var r Recorder
+		m, l, section, waiting := Passing(t, w, 2, relock.WithLocalPass(1, 0), relock.WithHooks(r.Hooks()))
+		holder := HolderOf(t, section)
 		token, err := l.Token(section)
 		require.NoError(t, err)
 		section = handOn(t, l, section, waiting[0])
-		released := eventsOf[relock.Released](&r)
+		released := EventsOf[relock.Released](&r)
 		require.Equal(t, []relock.Released{{Mode: relock.ModeExclusive, Name: "a", Holder: holder, Token: token, TTL: relock.DefaultTTL, MaxDepth: 1}}, released)
-		w.leave(section, l)
-		section = waiting[1].section()
-		finished := eventsOf[relock.AcquireFinished](&r)
+		w.Leave(section, l)
+		section = waiting[1].Section()
+		finished := EventsOf[relock.AcquireFinished](&r)
 		require.Len(t, finished, 3)
 		require.Equal(t, relock.WakeNone, finished[0].Wake)
 		require.Zero(t, finished[0].Owner, "the lock was free")
@@ -386,77 +386,77 @@ func TestWithLocalPassHooksTellOfEachHold(t *testing.T) {
 			require.True(t, event.Queued)
 			require.NotZero(t, event.Owner)
 		}
-		w.leave(section, l)
+		w.Leave(section, l)
 		require.Equal(t, []relock.Queued{
 			{Mode: relock.ModeExclusive, Name: "a", Holder: finished[1].Holder, Owner: holder, Position: 0},
 			{Mode: relock.ModeExclusive, Name: "a", Holder: finished[2].Holder, Owner: holder, Position: 1},
-		}, eventsOf[relock.Queued](&r))
+		}, EventsOf[relock.Queued](&r))
 		require.NoError(t, m.Close())
 	})
 }
 
 func TestACallThatGivesUpInTheLineIsToldWhatItsLeadWasTold(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		other := w.NewClient().NewLock("a")
-		theirs := w.enter(t.Context(), other)
-		holder := holderOf(t, theirs)
-		var r recorder
+		theirs := w.Enter(t.Context(), other)
+		holder := HolderOf(t, theirs)
+		var r Recorder
 		m := w.NewClient(relock.WithLocalPass(0, 0), relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a")
-		slow := m.link.on(delay(ms, 0)) // so that all are in the line before the store has said anything
-		var waiting []*attempt
+		slow := m.Link.On(Delay(time.Millisecond, 0)) // so that all are in the line before the store has said anything
+		var waiting []*Attempt
 		for range 5 {
-			waiting = append(waiting, w.begin(t.Context(), tryFor(l, time.Second)))
+			waiting = append(waiting, w.Begin(t.Context(), TryFor(l, time.Second)))
 		}
 		for _, a := range waiting {
 			var refusal *relock.LockedError
-			require.ErrorAs(t, a.failure(), &refusal)
+			require.ErrorAs(t, a.Failure(), &refusal)
 			require.Equal(t, holder, refusal.Holder)
 		}
-		slow.end()
+		slow.End()
 		var positions []int
-		for _, event := range eventsOf[relock.Queued](&r) {
+		for _, event := range EventsOf[relock.Queued](&r) {
 			positions = append(positions, event.Position)
 		}
 		require.ElementsMatch(t, []int{0, 1, 2, 3, 4}, positions) // the head waits, too
 
 		// A new head without an answer knows nobody, and the holder of whom the head before was
 		// told has gone.
-		first := w.start(t.Context(), l)
-		w.leave(theirs, other)
-		section := first.section()
-		head := w.start(t.Context(), l)
-		m.link.on(delay(2*time.Second, 0), cmdWait)
-		pass(11 * ms)
-		w.leave(section, l)
-		late := w.begin(t.Context(), tryFor(l, time.Second))
-		require.ErrorIs(t, late.failure(), context.DeadlineExceeded)
-		require.NotErrorIs(t, late.err, relock.ErrLocked)
-		require.NoError(t, l.Unlock(head.section()))
+		first := w.Start(t.Context(), l)
+		w.Leave(theirs, other)
+		section := first.Section()
+		head := w.Start(t.Context(), l)
+		m.Link.On(Delay(2*time.Second, 0), CmdWait)
+		Pass(11 * time.Millisecond)
+		w.Leave(section, l)
+		late := w.Begin(t.Context(), TryFor(l, time.Second))
+		require.ErrorIs(t, late.Failure(), context.DeadlineExceeded)
+		require.NotErrorIs(t, late.Err, relock.ErrLocked)
+		require.NoError(t, l.Unlock(head.Section()))
 	})
 }
 
 func TestACallThatGivesUpInTheLineIsToldWhoHasTheLock(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		m, l, section, _ := passing(t, w, 0, relock.WithLocalPass(0, 0))
-		holder := holderOf(t, section)
-		refused := w.begin(t.Context(), tryFor(l, time.Second))
+	Fake(t, func(t *testing.T, w *World) {
+		m, l, section, _ := Passing(t, w, 0, relock.WithLocalPass(0, 0))
+		holder := HolderOf(t, section)
+		refused := w.Begin(t.Context(), TryFor(l, time.Second))
 		var refusal *relock.LockedError
-		require.ErrorAs(t, refused.failure(), &refusal)
+		require.ErrorAs(t, refused.Failure(), &refusal)
 		require.Equal(t, holder, refusal.Holder)
-		head, behind := w.start(t.Context(), l), w.begin(t.Context(), tryFor(l, time.Second))
-		m.link.on(delay(2*time.Second, 0), cmdWait)
-		pass(500 * ms)
-		w.leave(section, l) // the limit is over, and the head asks
-		require.ErrorAs(t, behind.failure(), &refusal)
+		head, behind := w.Start(t.Context(), l), w.Begin(t.Context(), TryFor(l, time.Second))
+		m.Link.On(Delay(2*time.Second, 0), CmdWait)
+		Pass(500 * time.Millisecond)
+		w.Leave(section, l) // the limit is over, and the head asks
+		require.ErrorAs(t, behind.Failure(), &refusal)
 		require.Equal(t, holder, refusal.Holder)
-		require.NoError(t, l.Unlock(head.section()))
+		require.NoError(t, l.Unlock(head.Section()))
 	})
 }
 
 // racing is a store whose waiters race.
 type racing struct {
-	*link
+	*Link
 
 	mu            sync.Mutex
 	most, waiting int
@@ -474,38 +474,38 @@ func (s *racing) Wait(ctx context.Context, a store.Ask, progress func(store.Prog
 		s.waiting--
 		s.mu.Unlock()
 	}()
-	return s.link.Wait(ctx, a, progress)
+	return s.Link.Wait(ctx, a, progress)
 }
 
 func TestOneCallOfAClientRacesAndTheOthersWaitBehindIt(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		s := &racing{link: newLink(w.Store)}
+	Fake(t, func(t *testing.T, w *World) {
+		s := &racing{Link: NewLink(w.Store)}
 		c, err := relock.Open(s)
 		require.NoError(t, err)
 		l, other := c.NewLock("a"), w.NewClient().NewLock("a")
-		owner := w.enter(t.Context(), other)
+		owner := w.Enter(t.Context(), other)
 		var order []int
 		var all sync.WaitGroup
 		for i := range 20 {
 			all.Go(func() {
 				require.NoError(t, l.Do(t.Context(), func(context.Context) error {
 					order = append(order, i)
-					<-time.After(ms)
+					<-time.After(time.Millisecond)
 					return nil
 				}))
 			})
-			settle()
+			Settle()
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		gone := w.start(ctx, l)
+		gone := w.Start(ctx, l)
 		cancel()
-		require.ErrorIs(t, gone.failure(), context.Canceled)
-		w.leave(owner, other)
+		require.ErrorIs(t, gone.Failure(), context.Canceled)
+		w.Leave(owner, other)
 		all.Wait()
 		require.Equal(t, 1, s.most)
 		require.IsIncreasing(t, order)
 		require.NoError(t, c.Close())
-		w.requireFree("a")
+		w.RequireFree("a")
 	})
 }
 
@@ -523,22 +523,22 @@ func (d *drawing) Wait(ctx context.Context, a store.Ask, progress func(store.Pro
 }
 
 func TestALeaseWithATokenIsNotPassedOn(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		c, err := relock.Open(&drawing{Store: w.Store}, relock.WithLocalPass(0, time.Hour))
 		require.NoError(t, err)
 		defer c.Close()
 		l := c.NewLock("a")
 		last := int64(0)
-		section := w.enter(t.Context(), l)
+		section := w.Enter(t.Context(), l)
 		for range 3 {
-			waiting := w.start(t.Context(), l)
+			waiting := w.Start(t.Context(), l)
 			token, err := l.Token(section)
 			require.NoError(t, err)
 			require.Greater(t, token, last)
 			last = token
-			w.leave(section, l)
-			section = waiting.section() //nolint:fatcontext // the next section
+			w.Leave(section, l)
+			section = waiting.Section() //nolint:fatcontext // the next section
 		}
-		w.leave(section, l)
+		w.Leave(section, l)
 	})
 }

@@ -15,14 +15,14 @@ import (
 
 // How does a test break the link to a store in fake time?
 
-// link is the way of one client to the store of its world. A test breaks a link with faults: the
+// Link is the way of one client to the store of its world. A test breaks a link with faults: the
 // latest fault that matches a command decides the fate of the command.
-type link struct {
+type Link struct {
 	*mem.Store
 
 	mu     sync.Mutex
-	faults []*fault
-	calls  map[command]int
+	faults []*Fault
+	calls  map[Command]int
 
 	// A loop without a pause would hold the clock for ever.
 	instant time.Time // of the last command
@@ -30,61 +30,61 @@ type link struct {
 }
 
 var (
-	_ store.Watcher = (*link)(nil)
-	_ store.Several = (*link)(nil)
-	_ store.Lending = (*link)(nil)
+	_ store.Watcher = (*Link)(nil)
+	_ store.Several = (*Link)(nil)
+	_ store.Lending = (*Link)(nil)
 )
 
-// command names a method of [store.Store] that talks to the server.
-type command string
+// Command names a method of [store.Store] that talks to the server.
+type Command string
 
 const (
-	cmdTry     command = "Try"
-	cmdWait    command = "Wait"
-	cmdEnter   command = "Enter"
-	cmdRelease command = "Release"
-	cmdRenew   command = "Renew"
-	cmdForget  command = "Forget"
-	cmdToken   command = "Token"
-	cmdLook    command = "Look"
-	cmdBreak   command = "Break"
+	CmdTry     Command = "Try"
+	CmdWait    Command = "Wait"
+	CmdEnter   Command = "Enter"
+	CmdRelease Command = "Release"
+	CmdRenew   Command = "Renew"
+	CmdForget  Command = "Forget"
+	CmdToken   Command = "Token"
+	CmdLook    Command = "Look"
+	CmdBreak   Command = "Break"
 
-	cmdTryAll     command = "TryAll"
-	cmdReleaseAll command = "ReleaseAll"
+	CmdTryAll     Command = "TryAll"
+	CmdReleaseAll Command = "ReleaseAll"
 
-	cmdBorrow command = "Borrow"
-	cmdFollow command = "Follow"
-	cmdAccept command = "Accept"
+	CmdBorrow Command = "Borrow"
+	CmdFollow Command = "Follow"
+	CmdAccept Command = "Accept"
 )
 
-// action is the fate of a command. run sends the command, and may be called any number of times.
-type action func(ctx context.Context, f *fault, run func() error) error
+// Action is the fate of a command. run sends the command, and may be called any number of times.
+type Action func(ctx context.Context, f *Fault, run func() error) error
 
-// fault is what happens to some commands of a link.
-type fault struct {
-	act      action
-	commands []command // empty: all
+// Fault is what happens to some commands of a link.
+type Fault struct {
+	act      Action
+	commands []Command // empty: all
 	left     int       // so many commands more; below 0: until the end
 	silent   bool      // messages do not arrive either
-	hits     atomic.Int64
-	end      func() // ends the fault
+	Hits     atomic.Int64
+	End      func() // ends the fault
 	over     chan struct{}
 }
 
-func newLink(s *mem.Store) *link { return &link{Store: s, calls: make(map[command]int)} }
+func NewLink(s *mem.Store) *Link { return &Link{Store: s, calls: make(map[Command]int)} }
 
-// on makes the action happen to all commands of these kinds; to every command if no kind is given.
-func (k *link) on(act action, commands ...command) *fault { return k.add(-1, act, commands) }
+// On makes the action happen to all commands of these kinds; to every command if no kind is given.
+func (k *Link) On(act Action, commands ...Command) *Fault { return k.add(-1, act, commands) }
 
-// once makes the action happen to the next command of these kinds.
-func (k *link) once(act action, commands ...command) *fault { return k.add(1, act, commands) }
+// Once makes the action happen to the next command of these kinds.
+func (k *Link) Once(act Action, commands ...Command) *Fault { return k.add(1, act, commands) }
 
-func (k *link) add(times int, act action, commands []command) *fault {
-	f := &fault{act: act, commands: commands, left: times, over: make(chan struct{})}
-	f.end = sync.OnceFunc(func() {
+func (k *Link) add(times int, act Action, commands []Command) *Fault {
+	f := &Fault{act: act, commands: commands, left: times, over: make(chan struct{})}
+	f.End = sync.OnceFunc(func() {
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		k.faults = slices.DeleteFunc(k.faults, func(other *fault) bool { return other == f })
+		k.faults = slices.DeleteFunc(k.faults, func(other *Fault) bool { return other == f })
 		close(f.over)
 	})
 	k.mu.Lock()
@@ -93,30 +93,30 @@ func (k *link) add(times int, act action, commands []command) *fault {
 	return f
 }
 
-// cut makes the link silent: no command of these kinds arrives until the fault ends, and no message
+// Cut makes the link silent: no command of these kinds arrives until the fault ends, and no message
 // either.
-func (k *link) cut(commands ...command) *fault {
-	f := k.on(silence, commands...)
+func (k *Link) Cut(commands ...Command) *Fault {
+	f := k.On(Silence, commands...)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	f.silent = true
 	return f
 }
 
-// heal ends all faults.
-func (k *link) heal() {
+// Heal ends all faults.
+func (k *Link) Heal() {
 	k.mu.Lock()
 	faults := slices.Clone(k.faults)
 	k.mu.Unlock()
 	for _, f := range faults {
-		f.end()
+		f.End()
 	}
 }
 
-// sent returns how many commands of these kinds the client has sent since the last reset; of all
+// Sent returns how many commands of these kinds the client has sent since the last reset; of all
 // kinds if none is given.
-func (k *link) sent(commands ...command) int {
-	settle()
+func (k *Link) Sent(commands ...Command) int {
+	Settle()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	n := 0
@@ -128,29 +128,29 @@ func (k *link) sent(commands ...command) int {
 	return n
 }
 
-// reset makes sent begin at 0.
-func (k *link) reset() {
+// Reset makes sent begin at 0.
+func (k *Link) Reset() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	clear(k.calls)
 }
 
-func (f *fault) matches(v command) bool {
+func (f *Fault) matches(v Command) bool {
 	return len(f.commands) == 0 || slices.Contains(f.commands, v)
 }
 
 // through sends a command, or lets a fault decide.
-func (k *link) through(ctx context.Context, v command, run func() error) error {
+func (k *Link) through(ctx context.Context, v Command, run func() error) error {
 	f := k.note(v)
 	if f == nil {
 		return run()
 	}
-	f.hits.Add(1)
+	f.Hits.Add(1)
 	return f.act(ctx, f, run)
 }
 
 // note counts a command, and returns the fault that decides.
-func (k *link) note(v command) *fault {
+func (k *Link) note(v Command) *Fault {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.calls[v]++
@@ -169,8 +169,8 @@ func (k *link) note(v command) *fault {
 	return nil
 }
 
-// silence keeps a command until the fault ends.
-func silence(ctx context.Context, f *fault, run func() error) error {
+// Silence keeps a command until the fault ends.
+func Silence(ctx context.Context, f *Fault, run func() error) error {
 	select {
 	case <-f.over:
 		return run()
@@ -179,8 +179,8 @@ func silence(ctx context.Context, f *fault, run func() error) error {
 	}
 }
 
-// mute runs the command, and keeps the answer until the fault ends.
-func mute(ctx context.Context, f *fault, run func() error) error {
+// Mute runs the command, and keeps the answer until the fault ends.
+func Mute(ctx context.Context, f *Fault, run func() error) error {
 	err := run()
 	select {
 	case <-f.over:
@@ -190,21 +190,21 @@ func mute(ctx context.Context, f *fault, run func() error) error {
 	}
 }
 
-// refuse does not run the command. The store says why.
-func refuse(err error) action {
-	return func(context.Context, *fault, func() error) error { return err }
+// Refuse does not run the command. The store says why.
+func Refuse(err error) Action {
+	return func(context.Context, *Fault, func() error) error { return err }
 }
 
-// loseAnswer runs the command, and loses the answer for good.
-func loseAnswer(err error) action {
-	return func(_ context.Context, _ *fault, run func() error) error {
+// LoseAnswer runs the command, and loses the answer for good.
+func LoseAnswer(err error) Action {
+	return func(_ context.Context, _ *Fault, run func() error) error {
 		_ = run()
 		return store.Unsure(err)
 	}
 }
 
-// sendTwice runs the command twice, as a store does after an attempt without an answer.
-func sendTwice(_ context.Context, _ *fault, run func() error) error {
+// SendTwice runs the command twice, as a store does after an attempt without an answer.
+func SendTwice(_ context.Context, _ *Fault, run func() error) error {
 	_ = run()
 	err := run()
 	if errors.Is(err, store.ErrGone) {
@@ -213,9 +213,9 @@ func sendTwice(_ context.Context, _ *fault, run func() error) error {
 	return err
 }
 
-// delay makes a command take time: before the store runs the command, and before the answer
+// Delay makes a command take time: before the store runs the command, and before the answer
 // arrives.
-func delay(before, after time.Duration) action {
+func Delay(before, after time.Duration) Action {
 	pause := func(ctx context.Context, d time.Duration) error {
 		if d == 0 {
 			return nil
@@ -229,7 +229,7 @@ func delay(before, after time.Duration) action {
 			return store.Unsure(ctx.Err())
 		}
 	}
-	return func(ctx context.Context, _ *fault, run func() error) error {
+	return func(ctx context.Context, _ *Fault, run func() error) error {
 		if err := pause(ctx, before); err != nil {
 			return err
 		}
@@ -242,9 +242,9 @@ func delay(before, after time.Duration) action {
 }
 
 // Try implements store.Store.
-func (k *link) Try(ctx context.Context, a store.Ask) (l store.Lease, err error) {
+func (k *Link) Try(ctx context.Context, a store.Ask) (l store.Lease, err error) {
 	sent := time.Now()
-	err = k.through(ctx, cmdTry, func() (err error) { l, err = k.Store.Try(ctx, a); return err })
+	err = k.through(ctx, CmdTry, func() (err error) { l, err = k.Store.Try(ctx, a); return err })
 	if l.Sent.After(sent) {
 		l.Sent = sent
 	}
@@ -252,9 +252,9 @@ func (k *link) Try(ctx context.Context, a store.Ask) (l store.Lease, err error) 
 }
 
 // TryAll implements store.Several.
-func (k *link) TryAll(ctx context.Context, asks []store.Ask) (leases []store.Lease, err error) {
+func (k *Link) TryAll(ctx context.Context, asks []store.Ask) (leases []store.Lease, err error) {
 	sent := time.Now()
-	err = k.through(ctx, cmdTryAll, func() (err error) { leases, err = k.Store.TryAll(ctx, asks); return err })
+	err = k.through(ctx, CmdTryAll, func() (err error) { leases, err = k.Store.TryAll(ctx, asks); return err })
 	for i := range leases {
 		if leases[i].Sent.After(sent) {
 			leases[i].Sent = sent
@@ -264,18 +264,18 @@ func (k *link) TryAll(ctx context.Context, asks []store.Ask) (leases []store.Lea
 }
 
 // ReleaseAll implements store.Several.
-func (k *link) ReleaseAll(ctx context.Context, leases []store.Lease) []error {
-	return k.each(ctx, cmdReleaseAll, len(leases), func() []error { return k.Store.ReleaseAll(ctx, leases) })
+func (k *Link) ReleaseAll(ctx context.Context, leases []store.Lease) []error {
+	return k.each(ctx, CmdReleaseAll, len(leases), func() []error { return k.Store.ReleaseAll(ctx, leases) })
 }
 
 // Wait implements store.Store. A silent link delivers a grant when the fault ends. A wait that ends
 // while the link is silent takes nothing back.
-func (k *link) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (l store.Lease, err error) {
-	err = k.through(ctx, cmdWait, func() (err error) { l, err = k.wait(ctx, a, progress); return err })
+func (k *Link) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (l store.Lease, err error) {
+	err = k.through(ctx, CmdWait, func() (err error) { l, err = k.wait(ctx, a, progress); return err })
 	return l, err
 }
 
-func (k *link) wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (k *Link) wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
 	type answer struct {
 		lease store.Lease
 		err   error
@@ -297,7 +297,7 @@ func (k *link) wait(ctx context.Context, a store.Ask, progress func(store.Progre
 			progress(p)
 		case got := <-answers:
 			defer cancel()
-			if over := k.silent(cmdWait); over != nil {
+			if over := k.silent(CmdWait); over != nil {
 				select {
 				case <-over:
 				case <-ctx.Done():
@@ -306,7 +306,7 @@ func (k *link) wait(ctx context.Context, a store.Ask, progress func(store.Progre
 			}
 			return got.lease, got.err
 		case <-ctx.Done():
-			if over := k.silent(cmdWait); over != nil {
+			if over := k.silent(CmdWait); over != nil {
 				go func() { <-over; cancel() }()
 				return store.Lease{Ask: a}, store.Unsure(store.Unavailable(ctx.Err()))
 			}
@@ -321,7 +321,7 @@ func (k *link) wait(ctx context.Context, a store.Ask, progress func(store.Progre
 }
 
 // silent returns a channel that is closed at the end of the silence; nil if the link is not silent.
-func (k *link) silent(v command) <-chan struct{} {
+func (k *Link) silent(v Command) <-chan struct{} {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, f := range slices.Backward(k.faults) {
@@ -333,9 +333,9 @@ func (k *link) silent(v command) <-chan struct{} {
 }
 
 // Enter implements store.Store.
-func (k *link) Enter(ctx context.Context, l store.Lease, count int) (got store.Lease, err error) {
+func (k *Link) Enter(ctx context.Context, l store.Lease, count int) (got store.Lease, err error) {
 	sent := time.Now()
-	err = k.through(ctx, cmdEnter, func() (err error) { got, err = k.Store.Enter(ctx, l, count); return err })
+	err = k.through(ctx, CmdEnter, func() (err error) { got, err = k.Store.Enter(ctx, l, count); return err })
 	if err == nil && got.Sent.After(sent) {
 		got.Sent = sent
 	}
@@ -343,22 +343,22 @@ func (k *link) Enter(ctx context.Context, l store.Lease, count int) (got store.L
 }
 
 // Release implements store.Store.
-func (k *link) Release(ctx context.Context, l store.Lease, count int) error {
-	return k.through(ctx, cmdRelease, func() error { return k.Store.Release(ctx, l, count) })
+func (k *Link) Release(ctx context.Context, l store.Lease, count int) error {
+	return k.through(ctx, CmdRelease, func() error { return k.Store.Release(ctx, l, count) })
 }
 
 // Renew implements store.Store.
-func (k *link) Renew(ctx context.Context, renewals []store.Renewal) (errs []error) {
-	return k.each(ctx, cmdRenew, len(renewals), func() []error { return k.Store.Renew(ctx, renewals) })
+func (k *Link) Renew(ctx context.Context, renewals []store.Renewal) (errs []error) {
+	return k.each(ctx, CmdRenew, len(renewals), func() []error { return k.Store.Renew(ctx, renewals) })
 }
 
 // Forget implements store.Store.
-func (k *link) Forget(ctx context.Context, asks []store.Ask) []error {
-	return k.each(ctx, cmdForget, len(asks), func() []error { return k.Store.Forget(ctx, asks) })
+func (k *Link) Forget(ctx context.Context, asks []store.Ask) []error {
+	return k.each(ctx, CmdForget, len(asks), func() []error { return k.Store.Forget(ctx, asks) })
 }
 
 // each sends one command about n locks.
-func (k *link) each(ctx context.Context, v command, n int, run func() []error) []error {
+func (k *Link) each(ctx context.Context, v Command, n int, run func() []error) []error {
 	var errs []error
 	err := k.through(ctx, v, func() error { errs = run(); return nil })
 	if err != nil || errs == nil {
@@ -368,46 +368,46 @@ func (k *link) each(ctx context.Context, v command, n int, run func() []error) [
 }
 
 // Token implements store.Store.
-func (k *link) Token(ctx context.Context, l store.Lease) (n int64, err error) {
-	err = k.through(ctx, cmdToken, func() (err error) { n, err = k.Store.Token(ctx, l); return err })
+func (k *Link) Token(ctx context.Context, l store.Lease) (n int64, err error) {
+	err = k.through(ctx, CmdToken, func() (err error) { n, err = k.Store.Token(ctx, l); return err })
 	return n, err
 }
 
 // Look implements store.Store.
-func (k *link) Look(ctx context.Context, a store.Ask) (s store.State, err error) {
-	err = k.through(ctx, cmdLook, func() (err error) { s, err = k.Store.Look(ctx, a); return err })
+func (k *Link) Look(ctx context.Context, a store.Ask) (s store.State, err error) {
+	err = k.through(ctx, CmdLook, func() (err error) { s, err = k.Store.Look(ctx, a); return err })
 	return s, err
 }
 
 // Break implements store.Store.
-func (k *link) Break(ctx context.Context, a store.Ask) error {
-	return k.through(ctx, cmdBreak, func() error { return k.Store.Break(ctx, a) })
+func (k *Link) Break(ctx context.Context, a store.Ask) error {
+	return k.through(ctx, CmdBreak, func() error { return k.Store.Break(ctx, a) })
 }
 
 // Borrow implements store.Lending.
-func (k *link) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (l store.Lease, err error) {
-	err = k.through(ctx, cmdBorrow, func() (err error) { l, err = k.Store.Borrow(ctx, a, t); return err })
+func (k *Link) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (l store.Lease, err error) {
+	err = k.through(ctx, CmdBorrow, func() (err error) { l, err = k.Store.Borrow(ctx, a, t); return err })
 	return l, err
 }
 
 // Follow implements store.Lending.
-func (k *link) Follow(ctx context.Context, l store.Lease) (left time.Duration, err error) {
-	err = k.through(ctx, cmdFollow, func() (err error) { left, err = k.Store.Follow(ctx, l); return err })
+func (k *Link) Follow(ctx context.Context, l store.Lease) (left time.Duration, err error) {
+	err = k.through(ctx, CmdFollow, func() (err error) { left, err = k.Store.Follow(ctx, l); return err })
 	return left, err
 }
 
 // Accept implements store.Lending.
-func (k *link) Accept(ctx context.Context, a store.Ask, old store.ID, t store.Ticket, unaware bool) (
+func (k *Link) Accept(ctx context.Context, a store.Ask, old store.ID, t store.Ticket, unaware bool) (
 	l store.Lease, wait time.Duration, err error,
 ) {
-	err = k.through(ctx, cmdAccept, func() (err error) { l, wait, err = k.Store.Accept(ctx, a, old, t, unaware); return err })
+	err = k.through(ctx, CmdAccept, func() (err error) { l, wait, err = k.Store.Accept(ctx, a, old, t, unaware); return err })
 	return l, wait, err
 }
 
 // Watch implements store.Watcher. A silent link loses the messages.
-func (k *link) Watch(client string, doubt func(store.ID)) (stop func()) {
+func (k *Link) Watch(client string, doubt func(store.ID)) (stop func()) {
 	return k.Store.Watch(client, func(id store.ID) {
-		if k.silent(cmdRenew) == nil {
+		if k.silent(CmdRenew) == nil {
 			doubt(id)
 		}
 	})

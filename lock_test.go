@@ -16,24 +16,24 @@ import (
 // What is a lock, and does it keep the promises of package locktest over every kind of store?
 
 func TestALockLetsOneInAtATime(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		one, two := w.NewClient().NewLock("a"), w.NewClient().NewLock("a")
 		section, err := one.Lock(t.Context())
 		require.NoError(t, err)
-		waiting := w.begin(t.Context(), two.Lock)
-		require.True(t, waiting.waits())
+		waiting := w.Begin(t.Context(), two.Lock)
+		require.True(t, waiting.Waits())
 		_, err = two.TryLock(t.Context())
 		require.ErrorIs(t, err, relock.ErrLocked)
 
 		require.NoError(t, one.Unlock(section))
 		require.ErrorIs(t, context.Cause(section), relock.ErrReleased)
-		require.NoError(t, two.Unlock(waiting.section())) // the waiter has got the lock by the Unlock
-		w.requireFree("a")
+		require.NoError(t, two.Unlock(waiting.Section())) // the waiter has got the lock by the Unlock
+		w.RequireFree("a")
 	})
 }
 
 func TestACallInsideOfASectionEntersAgain(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		l := w.NewClient().NewLock("a")
 		outer, err := l.Lock(t.Context())
 		require.NoError(t, err)
@@ -43,16 +43,16 @@ func TestACallInsideOfASectionEntersAgain(t *testing.T) {
 		require.NoError(t, l.Unlock(inner))
 		require.True(t, l.Held(outer))
 		require.NoError(t, l.Unlock(outer))
-		w.requireFree("a")
+		w.RequireFree("a")
 	})
 }
 
 func TestALostLockEndsItsSection(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		l := w.NewClient().NewLock("a")
 		section, err := l.Lock(t.Context())
 		require.NoError(t, err)
-		w.Lose("a") // as a server does that restarts empty
+		w.Store.Lose("a") // as a server does that restarts empty
 		<-section.Done()
 		require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)

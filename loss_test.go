@@ -17,36 +17,36 @@ import (
 
 // When does a section end because its lock is lost?
 
-// lostBecause waits for the loss of a section, and returns how long that took.
-func (w *world) lostBecause(section context.Context, reason relock.LossReason) time.Duration {
-	w.t.Helper()
+// LostBecause waits for the loss of a section, and returns how long that took.
+func (w *World) LostBecause(section context.Context, reason relock.LossReason) time.Duration {
+	w.T.Helper()
 	begun := time.Now()
-	require.Equal(w.t, reason, w.lost(section))
+	require.Equal(w.T, reason, w.Lost(section))
 	return time.Since(begun)
 }
 
 func TestAtTheDeadlineASectionEndsBeforeItsLease(t *testing.T) {
-	for name, outage := range outages {
+	for name, outage := range Outages {
 		if name == "lost answers" {
 			continue // then the lease is renewed all the time, and only the holder does not know
 		}
 		for _, ttl := range []time.Duration{relock.MinTTL, 100 * time.Millisecond, 30 * time.Second, time.Hour} {
 			t.Run(fmt.Sprint(name, " ", ttl), func(t *testing.T) {
-				fake(t, func(t *testing.T, w *world) {
-					var r recorder
+				Fake(t, func(t *testing.T, w *World) {
+					var r Recorder
 					m := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks()))
 					l := m.NewLock("a")
-					outer := w.enter(t.Context(), l)
-					inner := w.enter(outer, l)
+					outer := w.Enter(t.Context(), l)
+					inner := w.Enter(outer, l)
 					token, err := l.Token(inner)
 					require.NoError(t, err)
-					begun, holder := time.Now(), holderOf(t, outer)
-					pass(ttl / 4)
-					end := outage(m.link)
-					_, cause := w.ends(inner)
-					require.Equal(t, ttl-margin(ttl), time.Since(begun))
-					require.Equal(t, margin(ttl), w.lease("a"), "nobody else can have the lock yet")
-					settle()
+					begun, holder := time.Now(), HolderOf(t, outer)
+					Pass(ttl / 4)
+					end := outage(m.Link)
+					_, cause := w.Ends(inner)
+					require.Equal(t, ttl-Margin(ttl), time.Since(begun))
+					require.Equal(t, Margin(ttl), w.Lease("a"), "nobody else can have the lock yet")
+					Settle()
 					require.Equal(t, &relock.LostError{Name: "a", Holder: holder, Token: token, Reason: relock.LossExpired}, cause)
 					require.Equal(t, cause, context.Cause(outer))
 					require.False(t, l.Held(inner))
@@ -54,13 +54,13 @@ func TestAtTheDeadlineASectionEndsBeforeItsLease(t *testing.T) {
 					require.Zero(t, l.Count(inner))
 					_, err = l.Token(inner)
 					require.ErrorIs(t, err, relock.ErrLockLost)
-					require.Len(t, eventsOf[relock.Lost](&r), 1, "once, however many entries the hold had")
+					require.Len(t, EventsOf[relock.Lost](&r), 1, "once, however many entries the hold had")
 					require.Equal(t, cause, l.Unlock(inner), "at once, and without the store")
 					require.Equal(t, cause, l.Unlock(outer))
 					require.ErrorIs(t, l.Unlock(outer), relock.ErrNotHeld)
-					end.end()
-					pass(2 * ttl)
-					w.requireFree("a")
+					end.End()
+					Pass(2 * ttl)
+					w.RequireFree("a")
 				})
 			})
 		}
@@ -68,39 +68,39 @@ func TestAtTheDeadlineASectionEndsBeforeItsLease(t *testing.T) {
 }
 
 func TestALostAnswerLeavesNoLeaseThatKeepsOthersOut(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		const ttl = 30 * time.Second
 		m := w.NewClient(relock.WithTTL(ttl))
-		section := w.enter(t.Context(), m.NewLock("a"))
-		waiting := w.start(t.Context(), w.NewClient(relock.WithTTL(ttl)).NewLock("a"))
+		section := w.Enter(t.Context(), m.NewLock("a"))
+		waiting := w.Start(t.Context(), w.NewClient(relock.WithTTL(ttl)).NewLock("a"))
 		// Every renewal arrives, so the store keeps the lease while the holder has to believe that
 		// the lease is over.
-		rule := m.link.on(loseAnswer(errBroken), cmdRenew)
-		w.lostBecause(section, relock.LossExpired)
-		rule.end()
-		waiting.section()
-		require.Equal(t, ttl-margin(ttl), waiting.took(), "cleanup gives the rest of the lease back")
+		rule := m.Link.On(LoseAnswer(ErrBroken), CmdRenew)
+		w.LostBecause(section, relock.LossExpired)
+		rule.End()
+		waiting.Section()
+		require.Equal(t, ttl-Margin(ttl), waiting.Took(), "cleanup gives the rest of the lease back")
 	})
 }
 
 func TestTheNextHolderEntersAfterTheSectionBeforeHasEnded(t *testing.T) {
-	for name, outage := range outages {
+	for name, outage := range Outages {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				const ttl = 10 * time.Second
 				m := w.NewClient(relock.WithTTL(ttl))
-				section := w.enter(t.Context(), m.NewLock("a"))
+				section := w.Enter(t.Context(), m.NewLock("a"))
 				next := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
-				waiting := w.begin(t.Context(), func(ctx context.Context) (context.Context, error) {
+				waiting := w.Begin(t.Context(), func(ctx context.Context) (context.Context, error) {
 					mine, err := next.Lock(ctx)
 					require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
 					return mine, err
 				})
-				pass(17 * time.Second)
-				end := outage(m.link)
-				mine := waiting.section()
-				end.end()
-				pass(5 * ttl)
+				Pass(17 * time.Second)
+				end := outage(m.Link)
+				mine := waiting.Section()
+				end.End()
+				Pass(5 * ttl)
 				require.NoError(t, mine.Err(), "late commands of the first do not touch the second")
 			})
 		})
@@ -109,41 +109,41 @@ func TestTheNextHolderEntersAfterTheSectionBeforeHasEnded(t *testing.T) {
 
 func TestALossIsReportedAtOnceOrAtTheNextRenewal(t *testing.T) {
 	const ttl = 30 * time.Second
-	losses := map[string]func(t *testing.T, w *world, l *relock.Lock){
-		"the store loses the hold": func(_ *testing.T, w *world, _ *relock.Lock) { w.Lose("a") },
-		"ForceUnlock": func(t *testing.T, _ *world, l *relock.Lock) {
+	losses := map[string]func(t *testing.T, w *World, l *relock.Lock){
+		"the store loses the hold": func(_ *testing.T, w *World, _ *relock.Lock) { w.Store.Lose("a") },
+		"ForceUnlock": func(t *testing.T, _ *World, l *relock.Lock) {
 			t.Helper()
 			require.NoError(t, l.ForceUnlock(t.Context()))
 		},
-		"another hold has the lock": func(t *testing.T, w *world, _ *relock.Lock) {
+		"another hold has the lock": func(t *testing.T, w *World, _ *relock.Lock) {
 			t.Helper()
-			w.Lose("a")
-			_, err := w.Try(t.Context(), store.Ask{Name: "a", ID: "other:1:1", TTL: time.Hour, Limit: 1})
+			w.Store.Lose("a")
+			_, err := w.Store.Try(t.Context(), store.Ask{Name: "a", ID: "other:1:1", TTL: time.Hour, Limit: 1})
 			require.NoError(t, err)
 		},
 	}
 	for name, loss := range losses {
 		for _, deaf := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, deaf %v", name, deaf), func(t *testing.T) {
-				fake(t, func(t *testing.T, w *world) {
-					var r recorder
+				Fake(t, func(t *testing.T, w *World) {
+					var r Recorder
 					m := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks()))
 					l := m.NewLock("a")
-					bystander := w.enter(t.Context(), m.NewLock("b"))
-					section := w.enter(t.Context(), l)
-					pass(25 * time.Second)
+					bystander := w.Enter(t.Context(), m.NewLock("b"))
+					section := w.Enter(t.Context(), l)
+					Pass(25 * time.Second)
 					want, batch := time.Duration(0), 1
 					if deaf {
 						want, batch = 5*time.Second, 2
-						m.link.deaf()
+						m.Link.Deaf()
 					}
 					loss(t, w, l)
-					require.Equal(t, want, w.lostBecause(section, relock.LossTaken))
-					require.Len(t, eventsOf[relock.Lost](&r), 1)
-					events := eventsOf[relock.Renewed](&r)
+					require.Equal(t, want, w.LostBecause(section, relock.LossTaken))
+					require.Len(t, EventsOf[relock.Lost](&r), 1)
+					events := EventsOf[relock.Renewed](&r)
 					require.Equal(t, relock.Renewed{Locks: batch, Lost: 1}, events[len(events)-1])
 					require.Equal(t, context.Cause(section), l.Unlock(section))
-					pass(10 * ttl)
+					Pass(10 * ttl)
 					require.True(t, m.NewLock("b").Held(bystander), "others in the batch keep theirs")
 				})
 			})
@@ -152,69 +152,69 @@ func TestALossIsReportedAtOnceOrAtTheNextRenewal(t *testing.T) {
 }
 
 func TestALossOfAYoungSectionIsReportedOnceItIsWatched(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		l := w.NewClient().NewLock("a")
-		section := w.enter(t.Context(), l)
-		w.Lose("a")
-		require.Equal(t, 200*time.Millisecond, w.lostBecause(section, relock.LossTaken))
+		section := w.Enter(t.Context(), l)
+		w.Store.Lose("a")
+		require.Equal(t, 200*time.Millisecond, w.LostBecause(section, relock.LossTaken))
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 	})
 }
 
 func TestAnInterruptionMakesAllRenewalsDueAtItsEnd(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient()
-		section := w.enter(t.Context(), m.NewLock("a"))
-		pass(12 * time.Second) // the lease was renewed 2 s ago
-		end := w.Interrupt(nil)
-		pass(time.Second)
+		section := w.Enter(t.Context(), m.NewLock("a"))
+		Pass(12 * time.Second) // the lease was renewed 2 s ago
+		end := w.Store.Interrupt(nil)
+		Pass(time.Second)
 		require.Less(t, w.NewClient().NewLock("a").Remaining(section), time.Nanosecond)
-		m.link.reset()
+		m.Link.Reset()
 		end()
-		require.Equal(t, 1, m.link.sent(cmdRenew))
-		require.Equal(t, relock.DefaultTTL-margin(relock.DefaultTTL), m.NewLock("a").Remaining(section))
+		require.Equal(t, 1, m.Link.Sent(CmdRenew))
+		require.Equal(t, relock.DefaultTTL-Margin(relock.DefaultTTL), m.NewLock("a").Remaining(section))
 	})
 }
 
 func TestTheStoreIsWatchedForSectionsThatLastOnly(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		watching := 0
-		s := &countedWatch{link: newLink(w.Store), change: func(n int) { watching += n }}
+		s := &countedWatch{Link: NewLink(w.Store), change: func(n int) { watching += n }}
 		c, err := relock.Open(s)
 		require.NoError(t, err)
 		l := c.NewLock("a")
 		for range 100 {
-			section := w.enter(t.Context(), l)
-			pass(20 * time.Millisecond)
-			w.leave(section, l)
+			section := w.Enter(t.Context(), l)
+			Pass(20 * time.Millisecond)
+			w.Leave(section, l)
 		}
 		require.Zero(t, watching, "sections of 20 ms are short")
-		section := w.enter(t.Context(), l)
-		pass(time.Second)
+		section := w.Enter(t.Context(), l)
+		Pass(time.Second)
 		require.Equal(t, 1, watching)
-		pass(time.Hour)
+		Pass(time.Hour)
 		require.Equal(t, 1, watching)
-		w.leave(section, l)
-		pass(time.Minute)
+		w.Leave(section, l)
+		Pass(time.Minute)
 		require.Zero(t, watching, "nobody watches for nothing")
-		section = w.enter(t.Context(), l)
-		pass(time.Second)
+		section = w.Enter(t.Context(), l)
+		Pass(time.Second)
 		require.Equal(t, 1, watching)
 		require.NoError(t, c.Close())
 		require.Zero(t, watching)
-		w.leave(section, l)
+		w.Leave(section, l)
 	})
 }
 
 // countedWatch counts who watches a store.
 type countedWatch struct {
-	*link
+	*Link
 	change func(int)
 }
 
 func (s *countedWatch) Watch(client string, doubt func(store.ID)) (stop func()) {
 	s.change(1)
-	end := s.link.Watch(client, doubt)
+	end := s.Link.Watch(client, doubt)
 	return func() { s.change(-1); end() }
 }
 
@@ -223,33 +223,33 @@ func TestADoneContextStopsRenewal(t *testing.T) {
 		"cancelled": func(t *testing.T) (context.Context, func()) {
 			t.Helper()
 			ctx, cancel := context.WithCancel(t.Context())
-			return ctx, func() { pass(31 * time.Second); cancel() }
+			return ctx, func() { Pass(31 * time.Second); cancel() }
 		},
 		"its deadline is over": func(t *testing.T) (context.Context, func()) {
 			t.Helper()
 			ctx, cancel := context.WithTimeout(t.Context(), 31*time.Second)
 			t.Cleanup(cancel)
-			return ctx, func() { pass(31 * time.Second) }
+			return ctx, func() { Pass(31 * time.Second) }
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				const ttl = 10 * time.Second
-				var r recorder
+				var r Recorder
 				l := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks())).NewLock("a")
 				request, done := end(t)
-				section := w.enter(request, l)
-				inner := w.enter(section, l)
-				waiting := w.start(t.Context(), w.NewClient(relock.WithTTL(ttl)).NewLock("a"))
+				section := w.Enter(request, l)
+				inner := w.Enter(section, l)
+				waiting := w.Start(t.Context(), w.NewClient(relock.WithTTL(ttl)).NewLock("a"))
 				done()
-				over, renewals := time.Now(), len(eventsOf[relock.Renewed](&r))
-				waiting.section()
-				require.LessOrEqual(t, waiting.ended.Sub(over), ttl)
-				require.Len(t, eventsOf[relock.Renewed](&r), renewals)
-				lost := eventsOf[relock.Lost](&r)
+				over, renewals := time.Now(), len(EventsOf[relock.Renewed](&r))
+				waiting.Section()
+				require.LessOrEqual(t, waiting.Ended.Sub(over), ttl)
+				require.Len(t, EventsOf[relock.Renewed](&r), renewals)
+				lost := EventsOf[relock.Lost](&r)
 				require.Len(t, lost, 1)
 				require.Equal(t, relock.LossAbandoned, lost[0].Reason)
-				require.False(t, timesOf[relock.Lost](&r)[0].After(waiting.ended), "before anybody else has the lock")
+				require.False(t, TimesOf[relock.Lost](&r)[0].After(waiting.Ended), "before anybody else has the lock")
 				require.ErrorIs(t, l.Unlock(inner), relock.ErrLockLost)
 				require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 			})
@@ -272,7 +272,7 @@ func TestTheReasonForALossIsTheSameThoughTheWatchdogIsLate(t *testing.T) {
 		"expired":   func(_, own context.CancelFunc) { own() }, // the outer entry is still worked in
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				over, stop := context.WithCancel(context.Background())
 				c, err := relock.Open(hanging{w.Store, over})
 				require.NoError(t, err)
@@ -280,13 +280,13 @@ func TestTheReasonForALossIsTheSameThoughTheWatchdogIsLate(t *testing.T) {
 				l := c.NewLock("a")
 				request, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				outer := w.enter(request, l)
+				outer := w.Enter(request, l)
 				own, cancelOwn := context.WithCancel(outer)
 				defer cancelOwn()
-				inner := w.enter(own, l)
-				pass(time.Second)
+				inner := w.Enter(own, l)
+				Pass(time.Second)
 				end(cancel, cancelOwn)
-				pass(relock.DefaultTTL)
+				Pass(relock.DefaultTTL)
 				for _, section := range []context.Context{outer, inner} {
 					var lost *relock.LostError
 					require.ErrorAs(t, l.Unlock(section), &lost)
@@ -298,52 +298,52 @@ func TestTheReasonForALossIsTheSameThoughTheWatchdogIsLate(t *testing.T) {
 }
 
 func TestADeadlineCountsThoughAnOuterSectionWasLeftFirst(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		const ttl = 10 * time.Second
 		c := w.NewClient(relock.WithTTL(ttl))
 		a, b := c.NewLock("a"), c.NewLock("b")
-		outer := w.enter(t.Context(), a)
+		outer := w.Enter(t.Context(), a)
 		request, cancel := context.WithTimeout(outer, time.Minute)
 		defer cancel()
-		inner := w.enter(request, b)
-		w.leave(outer, a) // which ends the context of b's section
+		inner := w.Enter(request, b)
+		w.Leave(outer, a) // which ends the context of b's section
 		require.Error(t, inner.Err())
-		pass(ttl)
-		require.True(t, w.free("b"))
+		Pass(ttl)
+		require.True(t, w.Free("b"))
 		require.ErrorIs(t, b.Unlock(inner), relock.ErrLockLost)
 	})
 }
 
 func TestUnlockOfADoneRequestFreesTheLockAtOnce(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		l := w.NewClient().NewLock("a")
 		request, cancel := context.WithCancel(t.Context())
-		section := w.enter(request, l)
+		section := w.Enter(request, l)
 		cancel()
-		pass(relock.DefaultTTL / 2) // the work takes a while to notice
-		w.leave(section, l)
-		w.requireFree("a")
+		Pass(relock.DefaultTTL / 2) // the work takes a while to notice
+		w.Leave(section, l)
+		w.RequireFree("a")
 	})
 }
 
 func TestAnInnerExitOfADoneRequestDoesNotRenewTheLease(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		const ttl = 10 * time.Second
 		l := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
 		request, cancel := context.WithCancel(t.Context())
-		outer := w.enter(request, l)
-		inner := w.enter(outer, l)
+		outer := w.Enter(request, l)
+		inner := w.Enter(outer, l)
 		cancel()
-		pass(ttl / 2)
-		w.leave(inner, l)
-		require.Equal(t, ttl/2, w.lease("a"), "a lock outlives its request by one TTL at most")
-		pass(ttl / 2)
+		Pass(ttl / 2)
+		w.Leave(inner, l)
+		require.Equal(t, ttl/2, w.Lease("a"), "a lock outlives its request by one TTL at most")
+		Pass(ttl / 2)
 		require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
 	})
 }
 
 func TestAllSectionsThatAreLostTogetherEndBeforeAnythingElse(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		const locks = 900 // as many as are ended at once, and a few less
 		var sections []context.Context
 		var losses, early atomic.Int64
@@ -354,32 +354,32 @@ func TestAllSectionsThatAreLostTogetherEndBeforeAnythingElse(t *testing.T) {
 			}
 		}}))
 		for i := range locks {
-			sections = append(sections, w.enter(t.Context(), m.NewLock(fmt.Sprint(i))))
+			sections = append(sections, w.Enter(t.Context(), m.NewLock(fmt.Sprint(i))))
 		}
-		m.link.cut()
-		pass(relock.DefaultTTL)
+		m.Link.Cut()
+		Pass(relock.DefaultTTL)
 		require.EqualValues(t, locks, losses.Load())
 		require.Zero(t, early.Load())
 	})
 }
 
 func TestMoreLeasesThanAreEndedAtOnceEndAtTheirDeadline(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient()
 		var late atomic.Int64
-		deadline := time.Now().Add(relock.DefaultTTL - margin(relock.DefaultTTL))
+		deadline := time.Now().Add(relock.DefaultTTL - Margin(relock.DefaultTTL))
 		for i := range 3500 {
-			section := w.enter(t.Context(), m.NewLock(fmt.Sprint(i)))
+			section := w.Enter(t.Context(), m.NewLock(fmt.Sprint(i)))
 			context.AfterFunc(section, func() {
 				if time.Now().After(deadline) {
 					late.Add(1)
 				}
 			})
 		}
-		m.link.cut()
-		pass(relock.DefaultTTL)
+		m.Link.Cut()
+		Pass(relock.DefaultTTL)
 		require.Zero(t, late.Load())
-		require.Zero(t, w.waiters("0"))
+		require.Zero(t, w.Waiters("0"))
 	})
 }
 
@@ -390,81 +390,81 @@ func TestALostLockStaysTakenForItsDelay(t *testing.T) {
 	for name, test := range map[string]struct {
 		options []relock.Option
 		lives   time.Duration // from the begin of the hold to the end of its lease in the store
-		lose    func(w *world, m *member, l *relock.Lock, section context.Context)
+		lose    func(w *World, m *Member, l *relock.Lock, section context.Context)
 	}{
-		"no store": {nil, 40 * time.Second, func(w *world, m *member, _ *relock.Lock, _ context.Context) {
-			pass(10 * time.Second) // and the lease is renewed
-			m.link.cut()
+		"no store": {nil, 40 * time.Second, func(w *World, m *Member, _ *relock.Lock, _ context.Context) {
+			Pass(10 * time.Second) // and the lease is renewed
+			m.Link.Cut()
 		}},
-		"no store after a nested call": {nil, 35 * time.Second, func(w *world, m *member, l *relock.Lock, section context.Context) {
-			pass(5 * time.Second)
-			w.leave(w.enter(section, l), l)
-			m.link.cut()
+		"no store after a nested call": {nil, 35 * time.Second, func(w *World, m *Member, l *relock.Lock, section context.Context) {
+			Pass(5 * time.Second)
+			w.Leave(w.Enter(section, l), l)
+			m.Link.Cut()
 		}},
-		"a fixed lease": {opts(relock.WithFixedLease(20 * time.Second)), 20 * time.Second, nil},
-		"an extended lease": {opts(relock.WithFixedLease(20 * time.Second)), 50 * time.Second,
-			func(w *world, m *member, l *relock.Lock, section context.Context) {
-				pass(10 * time.Second)
-				require.NoError(w.t, l.Extend(section, 40*time.Second))
+		"a fixed lease": {Options(relock.WithFixedLease(20 * time.Second)), 20 * time.Second, nil},
+		"an extended lease": {Options(relock.WithFixedLease(20 * time.Second)), 50 * time.Second,
+			func(w *World, m *Member, l *relock.Lock, section context.Context) {
+				Pass(10 * time.Second)
+				require.NoError(w.T, l.Extend(section, 40*time.Second))
 			}},
-		"the longest hold": {opts(relock.WithMaxHold(time.Minute)), time.Minute, nil},
+		"the longest hold": {Options(relock.WithMaxHold(time.Minute)), time.Minute, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				m := w.NewClient(append(test.options, relock.WithLockDelay(lockDelay))...)
 				l := m.NewLock("a")
 				begun := time.Now()
-				section := w.enter(t.Context(), l)
-				waiter := w.start(t.Context(), w.NewClient().NewLock("a"))
+				section := w.Enter(t.Context(), l)
+				waiter := w.Start(t.Context(), w.NewClient().NewLock("a"))
 				if test.lose != nil {
 					test.lose(w, m, l, section)
 				}
-				w.lost(section)
+				w.Lost(section)
 				lost := time.Since(begun)
 				require.Greater(t, test.lives, lost, "the section ends before its lease, whatever the delay")
-				require.LessOrEqual(t, test.lives-margin(time.Minute), lost)
-				m.link.heal() // a renewal comes late
-				waiter.section()
-				require.GreaterOrEqual(t, waiter.ended.Sub(begun), lost+lockDelay)
-				require.LessOrEqual(t, waiter.ended.Sub(begun), test.lives+lockDelay+time.Second)
+				require.LessOrEqual(t, test.lives-Margin(time.Minute), lost)
+				m.Link.Heal() // a renewal comes late
+				waiter.Section()
+				require.GreaterOrEqual(t, waiter.Ended.Sub(begun), lost+lockDelay)
+				require.LessOrEqual(t, waiter.Ended.Sub(begun), test.lives+lockDelay+time.Second)
 			})
 		})
 	}
 }
 
 func TestADelayHoldsUpNobodyAfterAnUnlock(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		one, two := w.NewClient(relock.WithLockDelay(lockDelay)).NewLock("a"), w.NewClient(relock.WithLockDelay(lockDelay)).NewLock("a")
 		for _, end := range []func(context.Context) error{one.Unlock, func(context.Context) error { return two.ForceUnlock(t.Context()) }} {
-			section := w.enter(t.Context(), one)
-			require.Equal(t, relock.DefaultTTL+lockDelay, w.lease("a"))
-			pass(time.Minute)
+			section := w.Enter(t.Context(), one)
+			require.Equal(t, relock.DefaultTTL+lockDelay, w.Lease("a"))
+			Pass(time.Minute)
 			require.NoError(t, end(section))
-			w.leave(w.enter(t.Context(), two), two)
+			w.Leave(w.Enter(t.Context(), two), two)
 		}
-		w.requireFree("a")
+		w.RequireFree("a")
 	})
 }
 
 func TestCloseDoesNotCutADelayShort(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient(relock.WithLockDelay(lockDelay), relock.WithFixedLease(10*time.Second))
-		section := w.enter(t.Context(), m.NewLock("a"))
-		w.lost(section)
+		section := w.Enter(t.Context(), m.NewLock("a"))
+		w.Lost(section)
 		require.NoError(t, m.Close())
-		require.InDelta(t, lockDelay, w.lease("a"), float64(time.Second))
+		require.InDelta(t, lockDelay, w.Lease("a"), float64(time.Second))
 	})
 }
 
 func TestAWaiterThatGivesUpLeavesNoDelay(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m, tape := w.NewTape(relock.WithLockDelay(lockDelay))
-		tape.keep(cmdTry)
-		ctx, cancel := context.WithTimeout(t.Context(), askAgain/2)
+		tape.Keep(CmdTry)
+		ctx, cancel := context.WithTimeout(t.Context(), AskAgain/2)
 		defer cancel()
-		require.Error(t, w.begin(ctx, m.NewLock("a").TryLock).failure())
-		tape.play() // the hold comes after its caller has gone
-		pass(2 * time.Second)
-		w.requireFree("a")
+		require.Error(t, w.Begin(ctx, m.NewLock("a").TryLock).Failure())
+		tape.Play() // the hold comes after its caller has gone
+		Pass(2 * time.Second)
+		w.RequireFree("a")
 	})
 }

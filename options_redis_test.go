@@ -21,20 +21,20 @@ func TestAWrongOptionOfARedisClientIsToldBeforeAnythingIsSent(t *testing.T) {
 		options []relock.Option
 		says    []string
 	}{
-		"a wrong TTL":                 {opts(relock.WithTTL(0)), []string{"WithTTL(0s)", "10ms", "168h"}},
-		"a nil option":                {opts(nil), []string{"Option is nil"}},
-		"a prefix with an empty tag":  {opts(relock.WithPrefix("app{}:")), []string{"WithPrefix", `"app{}:"`, "{app}"}},
-		"a prefix that is too long":   {opts(relock.WithPrefix(strings.Repeat("p", relock.MaxNameLen+1))), []string{"WithPrefix", "1025", "1024"}},
-		"a prefix in Redisson's":      {opts(relock.WithPrefix("p"), relock.WithRedissonLayout()), []string{"WithPrefix(\"p\")", "no prefix"}},
-		"fencing without the layout":  {opts(relock.WithRedissonFencing()), []string{"WithRedissonFencing", "needs WithRedissonLayout"}},
-		"a delay that is too short":   {opts(relock.WithRestartDelay(0)), []string{"WithRestartDelay(0s)", "10ms", "168h"}},
-		"a delay in Redisson's":       {opts(relock.WithRestartDelay(time.Second), relock.WithRedissonLayout()), []string{"WithRestartDelay", "own layout only"}},
-		"a pass in Redisson's":        {opts(relock.WithRedissonLayout(), relock.WithLocalPass(0, 0)), []string{"WithLocalPass", "own layout only"}},
-		"acks as late as ReadTimeout": {opts(relock.WithReplicaAcks(1, 3*time.Second)), []string{"confirmations within 3s", "ReadTimeout (3s)"}},
-		"acks later than ReadTimeout": {opts(relock.WithReplicaAcks(1, time.Minute)), []string{"confirmations within 1m0s", "ReadTimeout (3s)"}},
+		"a wrong TTL":                 {Options(relock.WithTTL(0)), []string{"WithTTL(0s)", "10ms", "168h"}},
+		"a nil option":                {Options(nil), []string{"Option is nil"}},
+		"a prefix with an empty tag":  {Options(relock.WithPrefix("app{}:")), []string{"WithPrefix", `"app{}:"`, "{app}"}},
+		"a prefix that is too long":   {Options(relock.WithPrefix(strings.Repeat("p", relock.MaxNameLen+1))), []string{"WithPrefix", "1025", "1024"}},
+		"a prefix in Redisson's":      {Options(relock.WithPrefix("p"), relock.WithRedissonLayout()), []string{"WithPrefix(\"p\")", "no prefix"}},
+		"fencing without the layout":  {Options(relock.WithRedissonFencing()), []string{"WithRedissonFencing", "needs WithRedissonLayout"}},
+		"a delay that is too short":   {Options(relock.WithRestartDelay(0)), []string{"WithRestartDelay(0s)", "10ms", "168h"}},
+		"a delay in Redisson's":       {Options(relock.WithRestartDelay(time.Second), relock.WithRedissonLayout()), []string{"WithRestartDelay", "own layout only"}},
+		"a pass in Redisson's":        {Options(relock.WithRedissonLayout(), relock.WithLocalPass(0, 0)), []string{"WithLocalPass", "own layout only"}},
+		"acks as late as ReadTimeout": {Options(relock.WithReplicaAcks(1, 3*time.Second)), []string{"confirmations within 3s", "ReadTimeout (3s)"}},
+		"acks later than ReadTimeout": {Options(relock.WithReplicaAcks(1, time.Minute)), []string{"confirmations within 1m0s", "ReadTimeout (3s)"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			onEmbedded(t, func(t *testing.T, w *embedding) {
+			OnEmbedded(t, func(t *testing.T, w *Embedded) {
 				rdb, net := w.NewRedis()
 				client, err := relock.New(rdb, c.options...)
 				require.Nil(t, client)
@@ -59,13 +59,13 @@ func TestANameThatRedisCannotUseIsToldByEveryMethod(t *testing.T) {
 		"the token of another lock":         {"{a}:token", "relock:", ":token"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			onEmbedded(t, func(t *testing.T, w *embedding) {
+			OnEmbedded(t, func(t *testing.T, w *Embedded) {
 				m := w.NewClient(relock.WithPrefix(c.prefix))
 				l := m.NewLock(c.name)
 				require.ErrorContains(t, l.Err(), c.says)
 				require.Equal(t, c.name, l.Name())
-				requireInvalid(t, nil, l)
-				require.Zero(t, m.net.Stats().Dials)
+				RequireInvalid(t, nil, l)
+				require.Zero(t, m.Net.Stats().Dials)
 			})
 		})
 	}
@@ -88,20 +88,20 @@ func TestNamesAndPrefixesThatRedisCanUse(t *testing.T) {
 		"日本語 💡":                                {"relock:"},
 	} {
 		for _, prefix := range prefixes {
-			onEmbedded(t, func(t *testing.T, w *embedding) {
+			OnEmbedded(t, func(t *testing.T, w *Embedded) {
 				l := w.NewClient(relock.WithPrefix(prefix)).NewLock(name)
 				require.NoError(t, l.Err(), "%q %q", prefix, name)
-				section := w.enter(t.Context(), l)
+				section := w.Enter(t.Context(), l)
 				inner, err := l.TryLock(section)
 				require.NoError(t, err)
 				_, err = l.Token(inner)
 				require.NoError(t, err)
-				waiting := w.start(t.Context(), l)
-				require.True(t, waiting.waits())
-				w.leave(inner, l)
-				w.leave(section, l)
-				require.NoError(t, l.Unlock(waiting.section()))
-				keys := w.Keys()
+				waiting := w.Start(t.Context(), l)
+				require.True(t, waiting.Waits())
+				w.Leave(inner, l)
+				w.Leave(section, l)
+				require.NoError(t, l.Unlock(waiting.Section()))
+				keys := w.Redis.Keys()
 				require.Len(t, keys, 1)
 				require.True(t, strings.HasPrefix(keys[0], prefix) && strings.HasSuffix(keys[0], ":token"), keys[0])
 			})
@@ -162,7 +162,7 @@ func pipelineOf(t *testing.T, rdb redis.UniversalClient, method string) redis.Un
 }
 
 func TestReplicaAcksMayTakeAnyTimeWithoutAReadTimeout(t *testing.T) {
-	onEmbedded(t, func(t *testing.T, w *embedding) {
+	OnEmbedded(t, func(t *testing.T, w *Embedded) {
 		for _, none := range []time.Duration{-1, -2} { // with no deadline, or without looking at any
 			rdb, _ := w.NewRedis(func(o *redis.Options) { o.ReadTimeout = none })
 			client, err := relock.New(rdb, relock.WithReplicaAcks(1, relock.MaxTTL))
@@ -183,31 +183,31 @@ func TestReplicaAcksMayTakeAnyTimeWithoutAReadTimeout(t *testing.T) {
 	require.ErrorContains(t, err, "ReadTimeout (300ms)")
 }
 
-// requireTokensOnly fails unless all that is left of locks are tokens.
-func (w *embedding) requireTokensOnly() {
-	w.t.Helper()
-	settle()
-	for _, key := range w.Keys() {
-		require.True(w.t, strings.HasSuffix(key, ":token"), key)
+// RequireTokensOnly fails unless all that is left of locks are tokens.
+func (w *Embedded) RequireTokensOnly() {
+	w.T.Helper()
+	Settle()
+	for _, key := range w.Redis.Keys() {
+		require.True(w.T, strings.HasSuffix(key, ":token"), key)
 	}
 }
 
 func TestAHoldThatReplicasDoNotConfirmIsUndone(t *testing.T) {
-	onEmbedded(t, func(t *testing.T, w *embedding) {
-		var r recorder
+	OnEmbedded(t, func(t *testing.T, w *Embedded) {
+		var r Recorder
 		m := w.NewClient(relock.WithReplicaAcks(1, 100*time.Millisecond), relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a")
-		for _, lock := range []locking{l.Lock, l.TryLock, tryFor(l, time.Minute)} {
-			ctx, err := w.begin(t.Context(), lock).result()
+		for _, lock := range []Locking{l.Lock, l.TryLock, TryFor(l, time.Minute)} {
+			ctx, err := w.Begin(t.Context(), lock).Result()
 			require.ErrorIs(t, err, relock.ErrNotReplicated)
 			for _, other := range []error{relock.ErrLocked, relock.ErrLockLost, relock.ErrNotHeld, context.DeadlineExceeded} {
 				require.NotErrorIs(t, err, other)
 			}
 			require.ErrorContains(t, err, "0 of 1 within 100ms")
 			require.Equal(t, t.Context(), ctx)
-			w.requireTokensOnly()
+			w.RequireTokensOnly()
 		}
-		for _, event := range eventsOf[relock.AcquireFinished](&r) {
+		for _, event := range EventsOf[relock.AcquireFinished](&r) {
 			require.Equal(t, relock.OutcomeError, event.Outcome)
 			require.ErrorIs(t, event.Err, relock.ErrNotReplicated)
 		}
@@ -215,42 +215,42 @@ func TestAHoldThatReplicasDoNotConfirmIsUndone(t *testing.T) {
 }
 
 func TestAWaiterThatReplicasDoNotConfirmHoldsUpNobody(t *testing.T) {
-	onEmbedded(t, func(t *testing.T, w *embedding) {
-		var r recorder
+	OnEmbedded(t, func(t *testing.T, w *Embedded) {
+		var r Recorder
 		l := w.NewClient(relock.WithReplicaAcks(1, 100*time.Millisecond), relock.WithHooks(r.Hooks())).NewLock("a")
 		plain := w.NewClient().NewLock("a")
-		section := w.enter(t.Context(), plain)
-		unlucky := w.start(t.Context(), l)
-		pass(time.Millisecond) // else they arrive at the same time, and are queued in any order
-		next := w.start(t.Context(), plain)
-		w.leave(section, plain)
-		require.ErrorIs(t, unlucky.failure(), relock.ErrNotReplicated)
-		require.NotErrorIs(t, unlucky.failure(), relock.ErrLocked)
-		finished := eventsOf[relock.AcquireFinished](&r)
+		section := w.Enter(t.Context(), plain)
+		unlucky := w.Start(t.Context(), l)
+		Pass(time.Millisecond) // else they arrive at the same time, and are queued in any order
+		next := w.Start(t.Context(), plain)
+		w.Leave(section, plain)
+		require.ErrorIs(t, unlucky.Failure(), relock.ErrNotReplicated)
+		require.NotErrorIs(t, unlucky.Failure(), relock.ErrLocked)
+		finished := EventsOf[relock.AcquireFinished](&r)
 		require.True(t, finished[len(finished)-1].Waited)
 		require.Equal(t, relock.WakeNone, finished[len(finished)-1].Wake, "a grant came, but the call has not got the lock")
-		require.NoError(t, plain.Unlock(next.section()))
-		w.requireTokensOnly()
+		require.NoError(t, plain.Unlock(next.Section()))
+		w.RequireTokensOnly()
 	})
 }
 
 func TestAHoldThatReplicasDoNotConfirmIsUndoneLaterIfRedisIsAway(t *testing.T) {
-	onEmbedded(t, func(t *testing.T, w *embedding) {
+	OnEmbedded(t, func(t *testing.T, w *Embedded) {
 		m := w.NewClient(relock.WithReplicaAcks(1, 100*time.Millisecond))
 		l := m.NewLock("a")
 		_, _ = m.NewLock("warm").TryLock(t.Context())                            // sends the script
-		cut := m.net.On(scriptCalls, redistest.CutBefore(redistest.EOF)).Skip(1) // after the question that WAIT follows
-		err := w.begin(t.Context(), tryFor(l, time.Second)).failure()
+		cut := m.Net.On(ScriptCalls, redistest.CutBefore(redistest.EOF)).Skip(1) // after the question that WAIT follows
+		err := w.Begin(t.Context(), TryFor(l, time.Second)).Failure()
 		require.ErrorIs(t, err, relock.ErrNotReplicated)
-		require.NotEmpty(t, w.Keys())
+		require.NotEmpty(t, w.Redis.Keys())
 		cut.Remove()
-		pass(time.Minute)
-		w.requireTokensOnly()
+		Pass(time.Minute)
+		w.RequireTokensOnly()
 	})
 }
 
 func TestWithRestartDelayTakesNoLockOfAYoungServer(t *testing.T) {
-	w := apart(t)
+	w := Apart(t)
 	const delay = 2 * time.Second
 	calls := map[string]func(ctx context.Context, c *relock.Client) (context.Context, error){
 		"a mutex": func(ctx context.Context, c *relock.Client) (context.Context, error) {
@@ -270,20 +270,20 @@ func TestWithRestartDelayTakesNoLockOfAYoungServer(t *testing.T) {
 			return s, err
 		},
 	}
-	delayed := w.peer(relock.WithRestartDelay(delay), relock.WithTTL(delay))
+	delayed := w.Peer(relock.WithRestartDelay(delay), relock.WithTTL(delay))
 	begun := time.Now()
-	waiting := w.within(2*delay).start(t.Context(), delayed.NewLock("{a}:0"))
-	old := w.peer(relock.WithTTL(delay)).NewLock("{a}:8") // without the option
-	section := w.enter(t.Context(), old)
+	waiting := w.Within(2*delay).Start(t.Context(), delayed.NewLock("{a}:0"))
+	old := w.Peer(relock.WithTTL(delay)).NewLock("{a}:8") // without the option
+	section := w.Enter(t.Context(), old)
 	for what, call := range calls {
 		_, err := call(t.Context(), delayed.Client)
 		require.ErrorIs(t, err, relock.ErrUnavailable, what)
 		require.ErrorContains(t, err, "and gives locks after 3 s", what)
 	}
-	w.leave(section, old)
-	section = waiting.within(2 * delay).section()
+	w.Leave(section, old)
+	section = waiting.Within(2 * delay).Section()
 	require.GreaterOrEqual(t, time.Since(begun), delay-time.Second)
-	w.leave(section, delayed.NewLock("{a}:0"))
+	w.Leave(section, delayed.NewLock("{a}:0"))
 	for what, call := range calls {
 		redistest.Eventually(t, 2*delay, func() bool {
 			section, err := call(t.Context(), delayed.Client)
@@ -291,5 +291,5 @@ func TestWithRestartDelayTakesNoLockOfAYoungServer(t *testing.T) {
 		}, "%s is given", what)
 	}
 	require.NoError(t, delayed.Close())
-	w.tidyWithin = 2 * delay
+	w.TidyWithin = 2 * delay
 }

@@ -16,7 +16,7 @@ import (
 
 // Which options and arguments are refused?
 
-func opts(options ...relock.Option) []relock.Option { return options }
+func Options(options ...relock.Option) []relock.Option { return options }
 
 // wrongOptions are options that cannot be used, with what the message must say: what was given, and
 // what is allowed.
@@ -24,44 +24,44 @@ var wrongOptions = map[string]struct {
 	options []relock.Option
 	says    []string
 }{
-	"a TTL of zero":                  {opts(relock.WithTTL(0)), []string{"WithTTL(0s)", "10ms", "168h"}},
-	"a negative TTL":                 {opts(relock.WithTTL(-time.Second)), []string{"WithTTL(-1s)", "10ms"}},
-	"a TTL that is too short":        {opts(relock.WithTTL(relock.MinTTL - time.Millisecond)), []string{"WithTTL(9ms)", "10ms"}},
-	"a TTL that is too long":         {opts(relock.WithTTL(relock.MaxTTL + time.Millisecond)), []string{"WithTTL(168h0m0.001s)", "168h0m0s"}},
-	"a TTL not in milliseconds":      {opts(relock.WithTTL(time.Second + time.Microsecond)), []string{"WithTTL(1.000001s)", "whole milliseconds"}},
-	"a TTL given as a number":        {opts(relock.WithTTL(30)), []string{"WithTTL(30ns)", "whole milliseconds"}},
-	"a fixed lease of zero":          {opts(relock.WithFixedLease(0)), []string{"WithFixedLease(0s)", "10ms"}},
-	"a fixed lease too short":        {opts(relock.WithFixedLease(time.Millisecond)), []string{"WithFixedLease(1ms)", "10ms"}},
-	"a fixed lease too long":         {opts(relock.WithFixedLease(relock.MaxTTL + time.Hour)), []string{"WithFixedLease", "168h0m0s"}},
-	"a fixed lease not in ms":        {opts(relock.WithFixedLease(time.Second + 1)), []string{"WithFixedLease", "whole milliseconds"}},
-	"a max hold below the TTL":       {opts(relock.WithMaxHold(29 * time.Second)), []string{"WithMaxHold(29s)", "at least the TTL", "30s"}},
-	"a max hold below a later TTL":   {opts(relock.WithMaxHold(time.Minute), relock.WithTTL(time.Hour)), []string{"WithMaxHold(1m0s)", "1h0m0s"}},
-	"a negative max hold":            {opts(relock.WithMaxHold(-time.Minute)), []string{"WithMaxHold(-1m0s)", "at least the TTL"}},
-	"a max hold not in ms":           {opts(relock.WithMaxHold(time.Minute + 1)), []string{"WithMaxHold", "whole milliseconds"}},
-	"a max hold of a fixed lease":    {opts(relock.WithFixedLease(time.Second), relock.WithMaxHold(time.Minute)), []string{"WithMaxHold(1m0s)", "WithFixedLease(1s)", "WithMaxHold(0)"}},
-	"a pass of a fixed lease":        {opts(relock.WithFixedLease(time.Second), relock.WithLocalPass(0, 0)), []string{"WithLocalPass", "WithFixedLease(1s)", "WithTTL"}},
-	"a negative number of passes":    {opts(relock.WithLocalPass(-1, 0)), []string{"WithLocalPass(-1, 0s)", "1 to 10000"}},
-	"too many passes":                {opts(relock.WithLocalPass(relock.MaxPasses+1, 0)), []string{"WithLocalPass(10001, 0s)", "1 to 10000"}},
-	"a negative limit of passes":     {opts(relock.WithLocalPass(0, -time.Second)), []string{"WithLocalPass(0, -1s)", "from 1ms"}},
-	"a limit of passes not in ms":    {opts(relock.WithLocalPass(0, time.Microsecond)), []string{"WithLocalPass(0, 1µs)", "whole milliseconds"}},
-	"no logger":                      {opts(relock.WithLogger(nil)), []string{"WithLogger(nil)", "leave the option out"}},
-	"a nil option":                   {opts(relock.WithTTL(time.Second), nil), []string{"Option is nil", "leave it out"}},
-	"no replicas":                    {opts(relock.WithReplicaAcks(0, time.Second)), []string{"WithReplicaAcks(0, 1s)", "1 to 100"}},
-	"negative replicas":              {opts(relock.WithReplicaAcks(-1, time.Second)), []string{"WithReplicaAcks(-1, 1s)", "1 to 100"}},
-	"too many replicas":              {opts(relock.WithReplicaAcks(101, time.Second)), []string{"WithReplicaAcks(101, 1s)", "1 to 100"}},
-	"no time for replicas":           {opts(relock.WithReplicaAcks(1, 0)), []string{"WithReplicaAcks(1, 0s)", "from 1ms to 168h0m0s"}},
-	"negative time for replicas":     {opts(relock.WithReplicaAcks(1, -time.Second)), []string{"WithReplicaAcks(1, -1s)", "from 1ms"}},
-	"too much time for replicas":     {opts(relock.WithReplicaAcks(1, relock.MaxTTL+time.Second)), []string{"to 168h0m0s"}},
-	"time for replicas not in ms":    {opts(relock.WithReplicaAcks(1, time.Millisecond+1)), []string{"WithReplicaAcks", "whole milliseconds"}},
-	"replicas of a store in memory":  {opts(relock.WithReplicaAcks(1, time.Second)), []string{"memory has no replicas"}},
-	"a negative number of AOF acks":  {opts(relock.WithAOFAcks(-1, time.Second)), []string{"WithAOFAcks(-1, 1s)", "0 to 100"}},
-	"no time for AOF acks":           {opts(relock.WithAOFAcks(0, 0)), []string{"WithAOFAcks(0, 0s)", "from 1ms to 168h0m0s"}},
-	"AOF acks of a store in memory":  {opts(relock.WithAOFAcks(0, time.Second)), []string{"no disk"}},
-	"a negative delay":               {opts(relock.WithLockDelay(-time.Second)), []string{"WithLockDelay(-1s)", "up to 168h0m0s"}},
-	"a delay not in milliseconds":    {opts(relock.WithLockDelay(time.Microsecond)), []string{"WithLockDelay(1µs)", "whole milliseconds"}},
-	"a delay that is too long":       {opts(relock.WithLockDelay(relock.MaxTTL + time.Second)), []string{"WithLockDelay(168h0m1s)", "168h0m0s"}},
-	"a negative number of waiters":   {opts(relock.WithMaxWaiters(-1)), []string{"WithMaxWaiters(-1)", "at least 1", "0 for no limit"}},
-	"the first wrong one of several": {opts(relock.WithTTL(0), relock.WithLogger(nil)), []string{"WithTTL(0s)"}},
+	"a TTL of zero":                  {Options(relock.WithTTL(0)), []string{"WithTTL(0s)", "10ms", "168h"}},
+	"a negative TTL":                 {Options(relock.WithTTL(-time.Second)), []string{"WithTTL(-1s)", "10ms"}},
+	"a TTL that is too short":        {Options(relock.WithTTL(relock.MinTTL - time.Millisecond)), []string{"WithTTL(9ms)", "10ms"}},
+	"a TTL that is too long":         {Options(relock.WithTTL(relock.MaxTTL + time.Millisecond)), []string{"WithTTL(168h0m0.001s)", "168h0m0s"}},
+	"a TTL not in milliseconds":      {Options(relock.WithTTL(time.Second + time.Microsecond)), []string{"WithTTL(1.000001s)", "whole milliseconds"}},
+	"a TTL given as a number":        {Options(relock.WithTTL(30)), []string{"WithTTL(30ns)", "whole milliseconds"}},
+	"a fixed lease of zero":          {Options(relock.WithFixedLease(0)), []string{"WithFixedLease(0s)", "10ms"}},
+	"a fixed lease too short":        {Options(relock.WithFixedLease(time.Millisecond)), []string{"WithFixedLease(1ms)", "10ms"}},
+	"a fixed lease too long":         {Options(relock.WithFixedLease(relock.MaxTTL + time.Hour)), []string{"WithFixedLease", "168h0m0s"}},
+	"a fixed lease not in ms":        {Options(relock.WithFixedLease(time.Second + 1)), []string{"WithFixedLease", "whole milliseconds"}},
+	"a max hold below the TTL":       {Options(relock.WithMaxHold(29 * time.Second)), []string{"WithMaxHold(29s)", "at least the TTL", "30s"}},
+	"a max hold below a later TTL":   {Options(relock.WithMaxHold(time.Minute), relock.WithTTL(time.Hour)), []string{"WithMaxHold(1m0s)", "1h0m0s"}},
+	"a negative max hold":            {Options(relock.WithMaxHold(-time.Minute)), []string{"WithMaxHold(-1m0s)", "at least the TTL"}},
+	"a max hold not in ms":           {Options(relock.WithMaxHold(time.Minute + 1)), []string{"WithMaxHold", "whole milliseconds"}},
+	"a max hold of a fixed lease":    {Options(relock.WithFixedLease(time.Second), relock.WithMaxHold(time.Minute)), []string{"WithMaxHold(1m0s)", "WithFixedLease(1s)", "WithMaxHold(0)"}},
+	"a pass of a fixed lease":        {Options(relock.WithFixedLease(time.Second), relock.WithLocalPass(0, 0)), []string{"WithLocalPass", "WithFixedLease(1s)", "WithTTL"}},
+	"a negative number of passes":    {Options(relock.WithLocalPass(-1, 0)), []string{"WithLocalPass(-1, 0s)", "1 to 10000"}},
+	"too many passes":                {Options(relock.WithLocalPass(relock.MaxPasses+1, 0)), []string{"WithLocalPass(10001, 0s)", "1 to 10000"}},
+	"a negative limit of passes":     {Options(relock.WithLocalPass(0, -time.Second)), []string{"WithLocalPass(0, -1s)", "from 1ms"}},
+	"a limit of passes not in ms":    {Options(relock.WithLocalPass(0, time.Microsecond)), []string{"WithLocalPass(0, 1µs)", "whole milliseconds"}},
+	"no logger":                      {Options(relock.WithLogger(nil)), []string{"WithLogger(nil)", "leave the option out"}},
+	"a nil option":                   {Options(relock.WithTTL(time.Second), nil), []string{"Option is nil", "leave it out"}},
+	"no replicas":                    {Options(relock.WithReplicaAcks(0, time.Second)), []string{"WithReplicaAcks(0, 1s)", "1 to 100"}},
+	"negative replicas":              {Options(relock.WithReplicaAcks(-1, time.Second)), []string{"WithReplicaAcks(-1, 1s)", "1 to 100"}},
+	"too many replicas":              {Options(relock.WithReplicaAcks(101, time.Second)), []string{"WithReplicaAcks(101, 1s)", "1 to 100"}},
+	"no time for replicas":           {Options(relock.WithReplicaAcks(1, 0)), []string{"WithReplicaAcks(1, 0s)", "from 1ms to 168h0m0s"}},
+	"negative time for replicas":     {Options(relock.WithReplicaAcks(1, -time.Second)), []string{"WithReplicaAcks(1, -1s)", "from 1ms"}},
+	"too much time for replicas":     {Options(relock.WithReplicaAcks(1, relock.MaxTTL+time.Second)), []string{"to 168h0m0s"}},
+	"time for replicas not in ms":    {Options(relock.WithReplicaAcks(1, time.Millisecond+1)), []string{"WithReplicaAcks", "whole milliseconds"}},
+	"replicas of a store in memory":  {Options(relock.WithReplicaAcks(1, time.Second)), []string{"memory has no replicas"}},
+	"a negative number of AOF acks":  {Options(relock.WithAOFAcks(-1, time.Second)), []string{"WithAOFAcks(-1, 1s)", "0 to 100"}},
+	"no time for AOF acks":           {Options(relock.WithAOFAcks(0, 0)), []string{"WithAOFAcks(0, 0s)", "from 1ms to 168h0m0s"}},
+	"AOF acks of a store in memory":  {Options(relock.WithAOFAcks(0, time.Second)), []string{"no disk"}},
+	"a negative delay":               {Options(relock.WithLockDelay(-time.Second)), []string{"WithLockDelay(-1s)", "up to 168h0m0s"}},
+	"a delay not in milliseconds":    {Options(relock.WithLockDelay(time.Microsecond)), []string{"WithLockDelay(1µs)", "whole milliseconds"}},
+	"a delay that is too long":       {Options(relock.WithLockDelay(relock.MaxTTL + time.Second)), []string{"WithLockDelay(168h0m1s)", "168h0m0s"}},
+	"a negative number of waiters":   {Options(relock.WithMaxWaiters(-1)), []string{"WithMaxWaiters(-1)", "at least 1", "0 for no limit"}},
+	"the first wrong one of several": {Options(relock.WithTTL(0), relock.WithLogger(nil)), []string{"WithTTL(0s)"}},
 }
 
 func TestAWrongOptionOfAClientIsAnErrorThatSaysWhatIsAllowed(t *testing.T) {
@@ -80,26 +80,26 @@ func TestAWrongOptionOfAClientIsAnErrorThatSaysWhatIsAllowed(t *testing.T) {
 func TestAWrongOptionOfALockIsToldByEveryMethod(t *testing.T) {
 	for name, c := range wrongOptions {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				m := w.NewClient()
 				l := m.NewLock("a", c.options...)
 				for _, says := range c.says {
 					require.ErrorContains(t, l.Err(), says)
 				}
-				requireInvalid(t, m, l)
+				RequireInvalid(t, m, l)
 			})
 		})
 	}
 }
 
-// requireInvalid fails unless every method of the lock returns what Err returns, and nothing is
+// RequireInvalid fails unless every method of the lock returns what Err returns, and nothing is
 // sent.
-func requireInvalid(t *testing.T, m *member, l *relock.Lock) {
+func RequireInvalid(t *testing.T, m *Member, l *relock.Lock) {
 	t.Helper()
 	err := l.Err()
 	require.ErrorIs(t, err, relock.ErrInvalid)
 	ctx := t.Context()
-	for _, lock := range []locking{l.Lock, l.TryLock, tryFor(l, time.Second)} {
+	for _, lock := range []Locking{l.Lock, l.TryLock, TryFor(l, time.Second)} {
 		got, lockErr := lock(ctx)
 		require.Equal(t, err, lockErr)
 		require.Equal(t, ctx, got)
@@ -119,7 +119,7 @@ func requireInvalid(t *testing.T, m *member, l *relock.Lock) {
 	require.Zero(t, l.Count(ctx))
 	require.Zero(t, l.Remaining(ctx))
 	if m != nil {
-		require.Zero(t, m.link.sent())
+		require.Zero(t, m.Link.Sent())
 	}
 }
 
@@ -130,12 +130,12 @@ func TestANameThatCannotBeUsedIsToldByEveryMethod(t *testing.T) {
 		"too long in bytes, not characters": {strings.Repeat("ö", relock.MaxNameLen/2+1), "1026 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				m := w.NewClient()
 				l := m.NewLock(c.name)
 				require.ErrorContains(t, l.Err(), c.says)
 				require.Equal(t, c.name, l.Name())
-				requireInvalid(t, m, l)
+				RequireInvalid(t, m, l)
 			})
 		})
 	}
@@ -146,7 +146,7 @@ func TestANameThatCannotBeUsedIsToldByEveryMethod(t *testing.T) {
 }
 
 func TestALockThatNewLockHasNotMadeIsToldByEveryMethod(t *testing.T) {
-	requireInvalid(t, nil, &relock.Lock{})
+	RequireInvalid(t, nil, &relock.Lock{})
 	for _, l := range []*relock.Lock{{}, nil} {
 		require.ErrorContains(t, l.Err(), "not made by Client.NewLock")
 		_, err := l.Lock(t.Context())
@@ -157,7 +157,7 @@ func TestALockThatNewLockHasNotMadeIsToldByEveryMethod(t *testing.T) {
 }
 
 func TestANilContextIsAnErrorWithAText(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient()
 		l := m.NewLock("a", relock.WithFixedLease(time.Minute))
 		run := func(context.Context) error { return errors.New("the function has run") }
@@ -178,12 +178,12 @@ func TestANilContextIsAnErrorWithAText(t *testing.T) {
 		require.False(t, l.Held(none))
 		require.Zero(t, l.Count(none))
 		require.Zero(t, l.Remaining(none))
-		require.Zero(t, m.link.sent())
+		require.Zero(t, m.Link.Sent())
 	})
 }
 
 func TestAWrongArgumentIsAnErrorThatSaysWhatIsAllowed(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient()
 		l := m.NewLock("a")
 		run := func(context.Context) error { return errors.New("the function has run") }
@@ -218,7 +218,7 @@ func TestAWrongArgumentIsAnErrorThatSaysWhatIsAllowed(t *testing.T) {
 				require.ErrorContains(t, c.err, says, name)
 			}
 		}
-		require.Zero(t, m.link.sent())
+		require.Zero(t, m.Link.Sent())
 	})
 }
 
@@ -229,7 +229,7 @@ func openErr(s store.Store, options ...relock.Option) error {
 }
 
 func TestAnOptionOfTheClientAsAWholeIsNoOptionOfALock(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient()
 		for name, option := range map[string]relock.Option{
 			"WithPrefix":          relock.WithPrefix("p:"),
@@ -248,53 +248,53 @@ func TestAnOptionOfTheClientAsAWholeIsNoOptionOfALock(t *testing.T) {
 }
 
 func TestTheOwnerIsInFrontOfTheClientsID(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient(relock.WithOwner("orders@pod-7.eu_1"))
 		require.True(t, strings.HasPrefix(m.ID(), "orders@pod-7.eu_1/"), m.ID())
 		l := m.NewLock("a")
-		section := w.enter(t.Context(), l)
-		require.True(t, strings.HasPrefix(holderOf(t, section).String(), m.ID()+":"))
+		section := w.Enter(t.Context(), l)
+		require.True(t, strings.HasPrefix(HolderOf(t, section).String(), m.ID()+":"))
 		_, err := w.NewClient().NewLock("a").TryLock(t.Context())
 		require.ErrorContains(t, err, "is locked by orders@pod-7.eu_1/")
 		state, err := l.State(t.Context())
 		require.NoError(t, err)
-		require.Equal(t, holderOf(t, section), state.Holder)
-		w.leave(section, l)
+		require.Equal(t, HolderOf(t, section), state.Holder)
+		w.Leave(section, l)
 	})
 }
 
 func TestAWaitOfZeroIsTryLock(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient()
 		l := m.NewLock("a")
 		section, err := l.TryLockFor(t.Context(), 0)
 		require.NoError(t, err)
-		a := w.begin(t.Context(), tryFor(l, 0))
-		require.ErrorIs(t, a.failure(), relock.ErrLocked)
-		require.NotErrorIs(t, a.failure(), context.DeadlineExceeded)
-		require.Zero(t, a.took())
+		a := w.Begin(t.Context(), TryFor(l, 0))
+		require.ErrorIs(t, a.Failure(), relock.ErrLocked)
+		require.NotErrorIs(t, a.Failure(), context.DeadlineExceeded)
+		require.Zero(t, a.Took())
 		err = l.DoFor(t.Context(), 0, func(context.Context) error { return errors.New("the function has run") })
 		require.ErrorIs(t, err, relock.ErrLocked)
-		require.Zero(t, m.link.sent(cmdWait), "nothing queues")
-		w.leave(section, l)
+		require.Zero(t, m.Link.Sent(CmdWait), "nothing queues")
+		w.Leave(section, l)
 	})
 }
 
 func TestTheLimitsThemselvesAreAllowed(t *testing.T) {
 	for _, options := range [][]relock.Option{
 		nil,
-		opts(relock.WithTTL(relock.MinTTL)),
-		opts(relock.WithTTL(relock.MaxTTL)),
-		opts(relock.WithFixedLease(relock.MinTTL)),
-		opts(relock.WithFixedLease(relock.MaxTTL)),
-		opts(relock.WithMaxHold(relock.DefaultTTL)),
-		opts(relock.WithMaxHold(0)),
-		opts(relock.WithFixedLease(time.Second), relock.WithMaxHold(0)),
-		opts(relock.WithMaxHold(time.Second), relock.WithTTL(time.Second)),
-		opts(relock.WithMaxHold(relock.MinTTL), relock.WithTTL(relock.MinTTL)),
-		opts(relock.WithLocalPass(1, time.Millisecond)),
-		opts(relock.WithLocalPass(relock.MaxPasses, relock.MaxTTL)),
-		opts(relock.WithLocalPass(0, 0), relock.WithFixedLease(time.Second)), // takes the pass back
+		Options(relock.WithTTL(relock.MinTTL)),
+		Options(relock.WithTTL(relock.MaxTTL)),
+		Options(relock.WithFixedLease(relock.MinTTL)),
+		Options(relock.WithFixedLease(relock.MaxTTL)),
+		Options(relock.WithMaxHold(relock.DefaultTTL)),
+		Options(relock.WithMaxHold(0)),
+		Options(relock.WithFixedLease(time.Second), relock.WithMaxHold(0)),
+		Options(relock.WithMaxHold(time.Second), relock.WithTTL(time.Second)),
+		Options(relock.WithMaxHold(relock.MinTTL), relock.WithTTL(relock.MinTTL)),
+		Options(relock.WithLocalPass(1, time.Millisecond)),
+		Options(relock.WithLocalPass(relock.MaxPasses, relock.MaxTTL)),
+		Options(relock.WithLocalPass(0, 0), relock.WithFixedLease(time.Second)), // takes the pass back
 	} {
 		client, err := relock.Open(mem.New(), options...)
 		require.NoError(t, err)
@@ -305,13 +305,13 @@ func TestTheLimitsThemselvesAreAllowed(t *testing.T) {
 }
 
 func TestLaterOptionsWinAndThoseOfTheLockOverThoseOfTheClient(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient(relock.WithTTL(time.Minute), relock.WithTTL(20*time.Second))
 		lease := func(options ...relock.Option) time.Duration {
 			l := m.NewLock("a", options...)
-			section := w.enter(t.Context(), l)
-			defer func() { w.leave(section, l) }()
-			return w.lease("a")
+			section := w.Enter(t.Context(), l)
+			defer func() { w.Leave(section, l) }()
+			return w.Lease("a")
 		}
 		require.Equal(t, 20*time.Second, lease())
 		require.Equal(t, 5*time.Second, lease(relock.WithTTL(5*time.Second)))
@@ -320,15 +320,15 @@ func TestLaterOptionsWinAndThoseOfTheLockOverThoseOfTheClient(t *testing.T) {
 
 		// WithTTL after WithFixedLease brings the watchdog back.
 		l := m.NewLock("a", relock.WithFixedLease(time.Second), relock.WithTTL(2*time.Second))
-		section := w.enter(t.Context(), l)
-		pass(time.Minute)
+		section := w.Enter(t.Context(), l)
+		Pass(time.Minute)
 		require.NoError(t, section.Err())
-		w.leave(section, l)
+		w.Leave(section, l)
 	})
 }
 
 func TestALockThatDoesNotFitItsClientsOptionsIsInvalid(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient(relock.WithMaxHold(time.Minute))
 		require.NoError(t, m.NewLock("a", relock.WithTTL(time.Minute)).Err())
 		require.ErrorIs(t, m.NewLock("a", relock.WithTTL(2*time.Minute)).Err(), relock.ErrInvalid)
@@ -338,7 +338,7 @@ func TestALockThatDoesNotFitItsClientsOptionsIsInvalid(t *testing.T) {
 }
 
 func TestADemandThatTheStoreCannotServeIsUnsupported(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		acks := relock.WithReplicaAcks(1, time.Second)
 		require.ErrorIs(t, openErr(w.Store, acks), errors.ErrUnsupported)
 		err := w.NewClient().NewLock("a", acks).Err()
@@ -348,13 +348,13 @@ func TestADemandThatTheStoreCannotServeIsUnsupported(t *testing.T) {
 }
 
 func TestARangeOfTTLsBindsEveryLease(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		limits := relock.WithTTLRange(time.Second, time.Minute)
 		m := w.NewClient(limits)
 		for d, fits := range map[time.Duration]bool{
 			time.Second: true, time.Minute: true, 999 * time.Millisecond: false, time.Minute + time.Millisecond: false,
 		} {
-			for _, option := range opts(relock.WithTTL(d), relock.WithFixedLease(d)) {
+			for _, option := range Options(relock.WithTTL(d), relock.WithFixedLease(d)) {
 				err := m.NewLock("a", option).Err()
 				require.Equal(t, fits, err == nil, "%s: %v", d, err)
 				require.Equal(t, fits, openErr(w.Store, limits, option) == nil)
@@ -364,9 +364,9 @@ func TestARangeOfTTLsBindsEveryLease(t *testing.T) {
 				}
 			}
 			l := m.NewLock("a", relock.WithFixedLease(2*time.Second))
-			section := w.enter(t.Context(), l)
+			section := w.Enter(t.Context(), l)
 			require.Equal(t, fits, l.Extend(section, d) == nil)
-			w.leave(section, l)
+			w.Leave(section, l)
 		}
 		require.ErrorIs(t, m.NewLock("a", limits).Err(), relock.ErrInvalid)
 		require.ErrorContains(t, m.NewLock("a", limits).Err(), "for New")

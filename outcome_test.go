@@ -17,78 +17,78 @@ import (
 // outcome of the call.
 var outcomes = map[string]struct {
 	want relock.Outcome
-	lock func(t *testing.T, w *world, m *member) error
+	lock func(t *testing.T, w *World, m *Member) error
 }{
-	"in a section of a lock that was lost": {relock.OutcomeCanceled, func(t *testing.T, w *world, m *member) error {
+	"in a section of a lock that was lost": {relock.OutcomeCanceled, func(t *testing.T, w *World, m *Member) error {
 		t.Helper()
-		section := w.enter(t.Context(), m.NewLock("a"))
-		w.Lose("a")
-		_, _ = w.ends(section)
+		section := w.Enter(t.Context(), m.NewLock("a"))
+		w.Store.Lose("a")
+		_, _ = w.Ends(section)
 		_, err := m.NewLock("b").Lock(section)
 		require.ErrorIs(t, err, relock.ErrLockLost)
 		return err
 	}},
-	"outside of a section of this lock that was lost": {relock.OutcomeCanceled, func(t *testing.T, w *world, m *member) error {
+	"outside of a section of this lock that was lost": {relock.OutcomeCanceled, func(t *testing.T, w *World, m *Member) error {
 		t.Helper()
-		section := w.enter(t.Context(), m.NewLock("b"))
-		w.Lose("b")
-		_, _ = w.ends(section)
+		section := w.Enter(t.Context(), m.NewLock("b"))
+		w.Store.Lose("b")
+		_, _ = w.Ends(section)
 		_, err := m.NewLock("b").Lock(relock.WithoutHolder(section))
 		require.ErrorIs(t, err, relock.ErrLockLost)
 		return err
 	}},
-	"in its own section that was lost": {relock.OutcomeLost, func(t *testing.T, w *world, m *member) error {
+	"in its own section that was lost": {relock.OutcomeLost, func(t *testing.T, w *World, m *Member) error {
 		t.Helper()
-		section := w.enter(t.Context(), m.NewLock("b"))
-		w.Lose("b")
-		_, _ = w.ends(section)
+		section := w.Enter(t.Context(), m.NewLock("b"))
+		w.Store.Lose("b")
+		_, _ = w.Ends(section)
 		_, err := m.NewLock("b").Lock(section)
 		require.ErrorIs(t, err, relock.ErrLockLost)
 		return err
 	}},
-	"a wait that the loss of another lock ends": {relock.OutcomeLocked, func(t *testing.T, w *world, m *member) error {
+	"a wait that the loss of another lock ends": {relock.OutcomeLocked, func(t *testing.T, w *World, m *Member) error {
 		t.Helper()
-		_ = w.enter(t.Context(), w.NewClient().NewLock("b"))
-		waiting := w.start(w.enter(t.Context(), m.NewLock("a")), m.NewLock("b"))
-		w.Lose("a")
-		require.ErrorIs(t, waiting.failure(), relock.ErrLockLost)
-		return waiting.failure()
+		_ = w.Enter(t.Context(), w.NewClient().NewLock("b"))
+		waiting := w.Start(w.Enter(t.Context(), m.NewLock("a")), m.NewLock("b"))
+		w.Store.Lose("a")
+		require.ErrorIs(t, waiting.Failure(), relock.ErrLockLost)
+		return waiting.Failure()
 	}},
-	"in a section of another client that was closed": {relock.OutcomeCanceled, func(t *testing.T, w *world, m *member) error {
+	"in a section of another client that was closed": {relock.OutcomeCanceled, func(t *testing.T, w *World, m *Member) error {
 		t.Helper()
 		other := w.NewClient()
-		section := w.enter(t.Context(), other.NewLock("a"))
+		section := w.Enter(t.Context(), other.NewLock("a"))
 		require.NoError(t, other.Close())
 		_, err := m.NewLock("b").Lock(section)
 		require.ErrorIs(t, err, relock.ErrClosed)
 		return err
 	}},
-	"a wait that another client's Close ends": {relock.OutcomeLocked, func(t *testing.T, w *world, m *member) error {
+	"a wait that another client's Close ends": {relock.OutcomeLocked, func(t *testing.T, w *World, m *Member) error {
 		t.Helper()
-		_ = w.enter(t.Context(), w.NewClient().NewLock("b"))
+		_ = w.Enter(t.Context(), w.NewClient().NewLock("b"))
 		other := w.NewClient()
-		waiting := w.start(w.enter(t.Context(), other.NewLock("a")), m.NewLock("b"))
+		waiting := w.Start(w.Enter(t.Context(), other.NewLock("a")), m.NewLock("b"))
 		require.NoError(t, other.Close())
-		require.ErrorIs(t, waiting.failure(), relock.ErrLocked)
-		require.ErrorIs(t, waiting.failure(), relock.ErrClosed)
-		require.ErrorIs(t, waiting.failure(), context.Canceled)
-		return waiting.failure()
+		require.ErrorIs(t, waiting.Failure(), relock.ErrLocked)
+		require.ErrorIs(t, waiting.Failure(), relock.ErrClosed)
+		require.ErrorIs(t, waiting.Failure(), context.Canceled)
+		return waiting.Failure()
 	}},
-	"another client's Close ends the tries to reach the store": {relock.OutcomeCanceled, func(t *testing.T, w *world, m *member) error {
+	"another client's Close ends the tries to reach the store": {relock.OutcomeCanceled, func(t *testing.T, w *World, m *Member) error {
 		t.Helper()
 		other := w.NewClient()
-		section := w.enter(t.Context(), other.NewLock("a"))
-		m.link.cut()
-		waiting := w.start(section, m.NewLock("b"))
-		pass(3 * time.Second)
+		section := w.Enter(t.Context(), other.NewLock("a"))
+		m.Link.Cut()
+		waiting := w.Start(section, m.NewLock("b"))
+		Pass(3 * time.Second)
 		require.NoError(t, other.Close())
-		require.ErrorIs(t, waiting.failure(), relock.ErrClosed)
-		require.ErrorIs(t, waiting.failure(), context.Canceled)
-		return waiting.failure()
+		require.ErrorIs(t, waiting.Failure(), relock.ErrClosed)
+		require.ErrorIs(t, waiting.Failure(), context.Canceled)
+		return waiting.Failure()
 	}},
-	"a sibling was refused its lock": {relock.OutcomeCanceled, func(t *testing.T, w *world, m *member) error {
+	"a sibling was refused its lock": {relock.OutcomeCanceled, func(t *testing.T, w *World, m *Member) error {
 		t.Helper()
-		_ = w.enter(t.Context(), w.NewClient().NewLock("a"))
+		_ = w.Enter(t.Context(), w.NewClient().NewLock("a"))
 		ctx, cancel := context.WithCancelCause(t.Context())
 		_, err := m.NewLock("a").TryLock(ctx)
 		cancel(err) // as an errgroup does
@@ -96,47 +96,47 @@ var outcomes = map[string]struct {
 		require.ErrorIs(t, err, relock.ErrLocked)
 		return err
 	}},
-	"too few replicas confirm": {relock.OutcomeError, func(t *testing.T, _ *world, m *member) error {
+	"too few replicas confirm": {relock.OutcomeError, func(t *testing.T, _ *World, m *Member) error {
 		t.Helper()
-		m.link.once(refuse(store.ErrNotReplicated), cmdWait)
+		m.Link.Once(Refuse(store.ErrNotReplicated), CmdWait)
 		_, err := m.NewLock("b").Lock(t.Context())
 		return err
 	}},
-	"too few replicas confirm, and the wait ends": {relock.OutcomeError, func(t *testing.T, _ *world, m *member) error {
+	"too few replicas confirm, and the wait ends": {relock.OutcomeError, func(t *testing.T, _ *World, m *Member) error {
 		t.Helper()
-		m.link.once(func(ctx context.Context, _ *fault, _ func() error) error {
+		m.Link.Once(func(ctx context.Context, _ *Fault, _ func() error) error {
 			<-ctx.Done()
 			return store.Unsure(store.ErrNotReplicated)
-		}, cmdWait)
+		}, CmdWait)
 		_, err := m.NewLock("b").TryLockFor(t.Context(), time.Second)
 		require.ErrorIs(t, err, relock.ErrNotReplicated)
 		return err
 	}},
-	"the wait ends while the store is silent": {relock.OutcomeCanceled, func(t *testing.T, _ *world, m *member) error {
+	"the wait ends while the store is silent": {relock.OutcomeCanceled, func(t *testing.T, _ *World, m *Member) error {
 		t.Helper()
-		m.link.cut()
+		m.Link.Cut()
 		_, err := m.NewLock("b").TryLockFor(t.Context(), time.Second)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorIs(t, err, relock.ErrUnavailable)
 		return err
 	}},
-	"a deadline of the network": {relock.OutcomeError, func(t *testing.T, _ *world, m *member) error {
+	"a deadline of the network": {relock.OutcomeError, func(t *testing.T, _ *World, m *Member) error {
 		t.Helper()
-		m.link.once(refuse(store.Unavailable(context.DeadlineExceeded)), cmdTry) // as a dial that took too long
+		m.Link.Once(Refuse(store.Unavailable(context.DeadlineExceeded)), CmdTry) // as a dial that took too long
 		_, err := m.NewLock("b").TryLock(t.Context())
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		return err
 	}},
-	"a deadline of the network, after the command": {relock.OutcomeError, func(t *testing.T, _ *world, m *member) error {
+	"a deadline of the network, after the command": {relock.OutcomeError, func(t *testing.T, _ *World, m *Member) error {
 		t.Helper()
-		m.link.once(loseAnswer(context.DeadlineExceeded), cmdTry)
+		m.Link.Once(LoseAnswer(context.DeadlineExceeded), CmdTry)
 		_, err := m.NewLock("b").TryLock(t.Context())
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		return err
 	}},
-	"another kind of lock": {relock.OutcomeError, func(t *testing.T, _ *world, m *member) error {
+	"another kind of lock": {relock.OutcomeError, func(t *testing.T, _ *World, m *Member) error {
 		t.Helper()
-		m.link.once(refuse(store.ErrKind), cmdWait)
+		m.Link.Once(Refuse(store.ErrKind), CmdWait)
 		_, err := m.NewLock("b").Lock(t.Context())
 		require.ErrorIs(t, err, relock.ErrKind)
 		return err
@@ -146,10 +146,10 @@ var outcomes = map[string]struct {
 func TestTheOutcomeIsThatOfTheCall(t *testing.T) {
 	for name, test := range outcomes {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
-				var r recorder
+			Fake(t, func(t *testing.T, w *World) {
+				var r Recorder
 				err := test.lock(t, w, w.NewClient(relock.WithHooks(r.Hooks())))
-				finished := eventsOf[relock.AcquireFinished](&r)
+				finished := EventsOf[relock.AcquireFinished](&r)
 				last := finished[len(finished)-1]
 				require.Equal(t, "b", last.Name)
 				require.Equal(t, test.want, last.Outcome, "%v", last.Err)

@@ -29,7 +29,7 @@ func onRedis(dial func() redis.UniversalClient, options ...relock.Option) lockte
 				},
 				Lose: func(name string) {
 					t.Helper()
-					for _, key := range []string{name, baseKey(name)} { // in either layout
+					for _, key := range []string{name, BaseKey(name)} { // in either layout
 						require.NoError(t, rdb.Del(t.Context(), key).Err())
 					}
 				},
@@ -42,7 +42,7 @@ func onRedis(dial func() redis.UniversalClient, options ...relock.Option) lockte
 
 // overRedisson is onRedis in Redisson's layout.
 func overRedisson(dial func() redis.UniversalClient, options ...relock.Option) locktest.Harness {
-	h := onRedis(dial, inRedisson(options...)...)
+	h := onRedis(dial, InRedisson(options...)...)
 	h.Without = map[locktest.Promise]string{
 		locktest.FIFO:      "Redisson's lock has no queue: whoever asks first has the lock",
 		locktest.Names:     "Redis knows a hold by a field that looks like one of Redisson's",

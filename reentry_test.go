@@ -54,9 +54,9 @@ func TestGoroutinesOfASectionExcludeEachOtherInAnotherLock(t *testing.T) {
 		"": nil, "WithLocalReentry": {relock.WithLocalReentry()}, "WithLocalPass": {relock.WithLocalPass(0, time.Hour)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				c := w.NewClient(options...)
-				section := w.enter(t.Context(), c.NewLock("a"))
+				section := w.Enter(t.Context(), c.NewLock("a"))
 				group, cancel := context.WithCancelCause(section) // as errgroup.WithContext makes it
 				defer cancel(nil)
 				var guarded room
@@ -72,17 +72,17 @@ func TestGoroutinesOfASectionExcludeEachOtherInAnotherLock(t *testing.T) {
 				wg.Wait()
 				require.NoError(t, context.Cause(group))
 				guarded.requireVisits(t, goroutines)
-				w.leave(section, c.NewLock("a"))
-				w.requireFree("a", "b")
+				w.Leave(section, c.NewLock("a"))
+				w.RequireFree("a", "b")
 			})
 		})
 	}
 }
 
 func TestGoroutinesOfASectionEnterItsOwnLockTogether(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		l := w.NewClient().NewLock("a")
-		section := w.enter(t.Context(), l)
+		section := w.Enter(t.Context(), l)
 		var inside, most atomic.Int64
 		var wg sync.WaitGroup
 		errs := make([]error, 50)
@@ -101,10 +101,10 @@ func TestGoroutinesOfASectionEnterItsOwnLockTogether(t *testing.T) {
 		require.NoError(t, errors.Join(errs...))
 		require.EqualValues(t, len(errs), most.Load())
 		require.Equal(t, 1, l.Count(section))
-		pass(time.Second)
-		w.requireCount("a", 1)
-		w.leave(section, l)
-		w.requireFree("a")
+		Pass(time.Second)
+		w.RequireCount("a", 1)
+		w.Leave(section, l)
+		w.RequireFree("a")
 	})
 }
 
@@ -161,145 +161,145 @@ func get(ctx context.Context, server *httptest.Server, path string) error {
 }
 
 func TestADetachedContextOfASectionThatIsOverCarriesNothing(t *testing.T) {
-	for name, end := range map[string]func(t *testing.T, w *world, l *relock.Lock, section context.Context){
-		"unlocked": func(t *testing.T, _ *world, l *relock.Lock, section context.Context) {
+	for name, end := range map[string]func(t *testing.T, w *World, l *relock.Lock, section context.Context){
+		"unlocked": func(t *testing.T, _ *World, l *relock.Lock, section context.Context) {
 			t.Helper()
 			require.NoError(t, l.Unlock(section))
 		},
-		"lost and unlocked": func(t *testing.T, w *world, l *relock.Lock, section context.Context) {
+		"lost and unlocked": func(t *testing.T, w *World, l *relock.Lock, section context.Context) {
 			t.Helper()
-			w.Lose("a")
-			_, _ = w.ends(section)
+			w.Store.Lose("a")
+			_, _ = w.Ends(section)
 			require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				l := w.NewClient().NewLock("a")
-				section := w.enter(t.Context(), l)
-				before := holderOf(t, section)
+				section := w.Enter(t.Context(), l)
+				before := HolderOf(t, section)
 				detached := context.WithoutCancel(section)
 				end(t, w, l, section)
 				_, inside := relock.HolderFrom(detached)
 				require.False(t, inside)
 				require.False(t, l.Held(detached))
 
-				other := w.enter(t.Context(), l)
+				other := w.Enter(t.Context(), l)
 				_, err := l.TryLock(detached)
 				require.ErrorIs(t, err, relock.ErrLocked)
-				calls := []*attempt{w.start(detached, l), w.start(detached, l)}
-				w.leave(other, l)
-				first := calls[0].section()
-				require.True(t, calls[1].waits(), "two calls under that context exclude each other")
-				require.NotEqual(t, before, holderOf(t, first))
-				w.leave(first, l)
-				require.NoError(t, l.Unlock(calls[1].section()))
-				w.requireFree("a")
+				calls := []*Attempt{w.Start(detached, l), w.Start(detached, l)}
+				w.Leave(other, l)
+				first := calls[0].Section()
+				require.True(t, calls[1].Waits(), "two calls under that context exclude each other")
+				require.NotEqual(t, before, HolderOf(t, first))
+				w.Leave(first, l)
+				require.NoError(t, l.Unlock(calls[1].Section()))
+				w.RequireFree("a")
 			})
 		})
 	}
 }
 
 func TestACallInALostSectionIsToldSoUnderADetachedContextToo(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		c := w.NewClient()
 		a, b := c.NewLock("a"), c.NewLock("b")
-		inA := w.enter(t.Context(), a)
-		inB := w.enter(inA, b)
-		w.Lose("a")
+		inA := w.Enter(t.Context(), a)
+		inB := w.Enter(inA, b)
+		w.Store.Lose("a")
 		for range 2 { // before the process knows, and afterwards
-			for _, lock := range []locking{a.Lock, a.TryLock, tryFor(a, time.Minute)} {
+			for _, lock := range []Locking{a.Lock, a.TryLock, TryFor(a, time.Minute)} {
 				_, err := lock(context.WithoutCancel(inB))
 				require.ErrorIs(t, err, relock.ErrLockLost)
 				require.NotErrorIs(t, err, relock.ErrLocked)
 			}
-			pass(time.Second)
+			Pass(time.Second)
 		}
-		require.True(t, w.free("a"), "the lock was not taken anew")
+		require.True(t, w.Free("a"), "the lock was not taken anew")
 		require.True(t, b.Held(inB))
-		w.leave(inB, b)
+		w.Leave(inB, b)
 		require.ErrorIs(t, a.Unlock(inA), relock.ErrLockLost)
-		w.requireFree("a", "b")
+		w.RequireFree("a", "b")
 	})
 }
 
 func TestACallWhileTheLastExitIsInFlightMakesANewHold(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient()
 		l := m.NewLock("a")
-		section := w.enter(t.Context(), l)
+		section := w.Enter(t.Context(), l)
 		detached := context.WithoutCancel(section)
-		other := w.start(t.Context(), w.NewClient().NewLock("a"))
-		m.link.once(delay(time.Second, time.Second), cmdRelease)
-		exit := w.begin(section, unlock(l))
-		late := w.start(detached, l)
+		other := w.Start(t.Context(), w.NewClient().NewLock("a"))
+		m.Link.Once(Delay(time.Second, time.Second), CmdRelease)
+		exit := w.Begin(section, Unlock(l))
+		late := w.Start(detached, l)
 		_, err := l.TryLock(detached)
 		require.ErrorIs(t, err, relock.ErrLocked)
-		require.NoError(t, exit.failure())
-		require.NoError(t, other.section().Err())
-		require.True(t, late.waits(), "behind the one that waited before")
+		require.NoError(t, exit.Failure())
+		require.NoError(t, other.Section().Err())
+		require.True(t, late.Waits(), "behind the one that waited before")
 		require.NoError(t, l.ForceUnlock(t.Context()))
-		require.Equal(t, 1, l.Count(late.section()))
-		require.NoError(t, l.Unlock(late.section()))
+		require.Equal(t, 1, l.Count(late.Section()))
+		require.NoError(t, l.Unlock(late.Section()))
 	})
 }
 
 func TestWithSectionPutsCallbacksInside(t *testing.T) {
 	type key struct{}
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		l := w.NewClient().NewLock("a")
-		section := w.enter(t.Context(), l)
+		section := w.Enter(t.Context(), l)
 
 		// A framework calls back with a context of its own, as a gRPC stream does.
 		own, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "stream"))
 		callback := relock.WithSection(own, section)
 		require.Equal(t, "stream", callback.Value(key{}))
-		require.Equal(t, holderOf(t, section), holderOf(t, callback))
+		require.Equal(t, HolderOf(t, section), HolderOf(t, callback))
 		require.Equal(t, 1, l.Count(callback))
-		inner := w.enter(callback, l)
-		w.requireCount("a", 2)
+		inner := w.Enter(callback, l)
+		w.RequireCount("a", 2)
 		require.Equal(t, "stream", inner.Value(key{}))
 
 		cancel()
 		require.ErrorIs(t, inner.Err(), context.Canceled)
 		require.NoError(t, section.Err(), "the section goes on")
-		w.leave(inner, l)
-		w.leave(section, l)
+		w.Leave(inner, l)
+		w.Leave(section, l)
 
 		// A context outside of all sections puts nothing inside.
 		for _, over := range []context.Context{section, t.Context(), relock.WithoutHolder(section)} {
 			require.False(t, l.Held(relock.WithSection(t.Context(), over)))
 		}
-		other := w.enter(t.Context(), l)
+		other := w.Enter(t.Context(), l)
 		require.False(t, l.Held(relock.WithSection(other, t.Context())))
 		_, err := l.TryLock(relock.WithSection(t.Context(), section))
 		require.ErrorIs(t, err, relock.ErrLocked)
 		require.NoError(t, l.Unlock(relock.WithSection(t.Context(), other)), "Unlock takes such a context, too")
-		w.requireFree("a")
+		w.RequireFree("a")
 	})
 }
 
 func TestASectionInsideOfWithSectionOutlivesTheOuterOne(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		const ttl = 10 * time.Second
 		l := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
-		outer := w.enter(t.Context(), l)
-		inner := w.enter(relock.WithSection(t.Context(), outer), l)
-		w.leave(outer, l)
+		outer := w.Enter(t.Context(), l)
+		inner := w.Enter(relock.WithSection(t.Context(), outer), l)
+		w.Leave(outer, l)
 		require.NoError(t, inner.Err())
-		pass(10 * ttl)
+		Pass(10 * ttl)
 		require.NoError(t, inner.Err(), "the lease is renewed")
 		require.Equal(t, 1, l.Count(inner))
-		w.Lose("a")
-		_, cause := w.ends(inner)
+		w.Store.Lose("a")
+		_, cause := w.Ends(inner)
 		require.ErrorIs(t, cause, relock.ErrLockLost)
 		require.ErrorIs(t, l.Unlock(inner), relock.ErrLockLost)
 	})
 }
 
 func TestASectionThatOnlyWithSectionRefersToIsNoLeak(t *testing.T) {
-	var r recorder
-	fake(t, func(t *testing.T, w *world) {
+	var r Recorder
+	Fake(t, func(t *testing.T, w *World) {
 		l := w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a")
 		callback := func() context.Context {
 			section, err := l.Lock(t.Context())
@@ -308,19 +308,19 @@ func TestASectionThatOnlyWithSectionRefersToIsNoLeak(t *testing.T) {
 		}()
 		for range 3 {
 			runtime.GC()
-			pass(relock.DefaultTTL)
+			Pass(relock.DefaultTTL)
 		}
-		w.leave(callback, l)
-		require.Empty(t, eventsOf[relock.Leaked](&r))
+		w.Leave(callback, l)
+		require.Empty(t, EventsOf[relock.Leaked](&r))
 	})
 }
 
 func TestWithoutHolderPutsCallsOutside(t *testing.T) {
 	type key struct{}
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		require.Equal(t, t.Context(), relock.WithoutHolder(t.Context()), "there is nothing to take away")
 		l := w.NewClient().NewLock("a")
-		section := w.enter(context.WithValue(t.Context(), key{}, "trace"), l)
+		section := w.Enter(context.WithValue(t.Context(), key{}, "trace"), l)
 		outside := relock.WithoutHolder(section)
 		require.Equal(t, "trace", outside.Value(key{}))
 		_, inside := relock.HolderFrom(outside)
@@ -329,23 +329,23 @@ func TestWithoutHolderPutsCallsOutside(t *testing.T) {
 		require.ErrorIs(t, l.Unlock(outside), relock.ErrNotHeld)
 		_, err := l.TryLock(outside)
 		require.ErrorIs(t, err, relock.ErrLocked)
-		own := w.start(outside, l)
-		require.True(t, own.waits())
+		own := w.Start(outside, l)
+		require.True(t, own.Waits())
 
-		w.leave(section, l)
-		err = own.failure()
+		w.Leave(section, l)
+		err = own.Failure()
 		require.ErrorIs(t, err, relock.ErrLocked)
 		require.ErrorIs(t, err, context.Canceled, "the context still ends with the section")
 		require.ErrorIs(t, err, relock.ErrReleased)
-		w.requireFree("a")
+		w.RequireFree("a")
 
-		section = w.enter(t.Context(), l)
-		own = w.start(relock.WithoutHolder(context.WithoutCancel(section)), l)
-		pass(time.Minute)
-		require.True(t, own.waits())
-		w.leave(section, l)
-		require.NoError(t, l.Unlock(own.section()))
-		w.requireFree("a")
+		section = w.Enter(t.Context(), l)
+		own = w.Start(relock.WithoutHolder(context.WithoutCancel(section)), l)
+		Pass(time.Minute)
+		require.True(t, own.Waits())
+		w.Leave(section, l)
+		require.NoError(t, l.Unlock(own.Section()))
+		w.RequireFree("a")
 	})
 }
 
@@ -365,14 +365,14 @@ func TestANilContextIsAPanicWithAText(t *testing.T) {
 }
 
 func TestAChainOfTenCalls(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		c := w.NewClient()
 		var chain func(ctx context.Context, depth int) error
 		chain = func(ctx context.Context, depth int) error {
 			if depth == 10 {
 				for _, name := range []string{"a", "b"} {
 					require.Equal(t, 5, c.NewLock(name).Count(ctx))
-					require.Equal(t, 5, w.count(name))
+					require.Equal(t, 5, w.Count(name))
 				}
 				return nil
 			}
@@ -381,20 +381,20 @@ func TestAChainOfTenCalls(t *testing.T) {
 		begun := time.Now()
 		require.NoError(t, chain(t.Context(), 0))
 		require.Zero(t, time.Since(begun))
-		w.requireFree("a", "b")
+		w.RequireFree("a", "b")
 	})
 }
 
 func TestEveryHoldOfAChainIsNamedAfterItsFirst(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var log logbook
-		var r recorder
-		c := w.NewClient(relock.WithOwner("orders"), relock.WithLogger(log.logger()), relock.WithHooks(r.Hooks()))
+	Fake(t, func(t *testing.T, w *World) {
+		var log Logbook
+		var r Recorder
+		c := w.NewClient(relock.WithOwner("orders"), relock.WithLogger(log.Logger()), relock.WithHooks(r.Hooks()))
 		ctx := t.Context()
 		for _, name := range []string{"a", "b", "c"} {
-			ctx = w.enter(ctx, c.NewLock(name)) //nolint:fatcontext // a section inside of a section
+			ctx = w.Enter(ctx, c.NewLock(name)) //nolint:fatcontext // a section inside of a section
 		}
-		holder := holderOf(t, ctx)
+		holder := HolderOf(t, ctx)
 		require.Equal(t, c.ID()+":1", holder.String())
 		for _, name := range []string{"a", "b", "c"} {
 			state, err := c.NewLock(name).State(t.Context())
@@ -403,88 +403,88 @@ func TestEveryHoldOfAChainIsNamedAfterItsFirst(t *testing.T) {
 			_, err = w.NewClient().NewLock(name).TryLock(t.Context())
 			require.ErrorContains(t, err, fmt.Sprintf("%q is locked by %s;", name, holder))
 		}
-		for _, event := range eventsOf[relock.AcquireFinished](&r) {
+		for _, event := range EventsOf[relock.AcquireFinished](&r) {
 			require.Equal(t, holder, event.Holder)
 		}
-		w.Lose("c")
-		_, cause := w.ends(ctx)
+		w.Store.Lose("c")
+		_, cause := w.Ends(ctx)
 		var lost *relock.LostError
 		require.ErrorAs(t, cause, &lost)
 		require.Equal(t, holder, lost.Holder)
-		lines := log.about("lock lost")
+		lines := log.About("lock lost")
 		require.Len(t, lines, 1)
-		require.Equal(t, holder.String(), lines[0].attrs["holder"])
+		require.Equal(t, holder.String(), lines[0].Attrs["holder"])
 		require.ErrorContains(t, c.NewLock("d").Unlock(ctx), "relock: not held by this context")
 
 		// The name lasts as long as a section of the chain is open.
 		outside := context.WithoutCancel(ctx)
-		w.leave(ctx, c.NewLock("a"))
-		require.Equal(t, holder, holderOf(t, outside), "b is still open")
-		w.leave(ctx, c.NewLock("b"))
-		next := w.enter(outside, c.NewLock("a"))
-		require.NotEqual(t, holder, holderOf(t, next))
-		w.leave(next, c.NewLock("a"))
+		w.Leave(ctx, c.NewLock("a"))
+		require.Equal(t, holder, HolderOf(t, outside), "b is still open")
+		w.Leave(ctx, c.NewLock("b"))
+		next := w.Enter(outside, c.NewLock("a"))
+		require.NotEqual(t, holder, HolderOf(t, next))
+		w.Leave(next, c.NewLock("a"))
 	})
 }
 
 func TestTwoClientsInOneChainNeverShareAHold(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		one, two := w.NewClient(), w.NewClient()
-		section := w.enter(t.Context(), one.NewLock("a"))
+		section := w.Enter(t.Context(), one.NewLock("a"))
 		// The clients number their holds alike.
 		for i := range 5 {
 			name := fmt.Sprint("b", i)
-			inner := w.enter(section, two.NewLock(name))
-			require.Contains(t, holderOf(t, inner).String(), two.ID())
-			require.Contains(t, w.owner(name), two.ID())
+			inner := w.Enter(section, two.NewLock(name))
+			require.Contains(t, HolderOf(t, inner).String(), two.ID())
+			require.Contains(t, w.Owner(name), two.ID())
 			_, err := one.NewLock(name).TryLock(section)
 			require.ErrorIs(t, err, relock.ErrLocked)
 			require.NoError(t, two.NewLock(name).Unlock(inner))
-			again := w.enter(section, one.NewLock(name))
-			require.Equal(t, holderOf(t, section), holderOf(t, again))
+			again := w.Enter(section, one.NewLock(name))
+			require.Equal(t, HolderOf(t, section), HolderOf(t, again))
 			require.NoError(t, one.NewLock(name).Unlock(again))
 		}
-		w.leave(section, one.NewLock("a"))
+		w.Leave(section, one.NewLock("a"))
 	})
 }
 
 func TestACallThatWaitsForItsOwnChainIsLogged(t *testing.T) {
 	const text = "waiting for another hold of the same holder"
-	for name, wait := range map[string]func(w *world, c *member, log relock.Option, section context.Context) locking{
-		"through another client": func(w *world, _ *member, log relock.Option, _ context.Context) locking {
+	for name, wait := range map[string]func(w *World, c *Member, log relock.Option, section context.Context) Locking{
+		"through another client": func(w *World, _ *Member, log relock.Option, _ context.Context) Locking {
 			return w.NewClient(log).NewLock("a").Lock
 		},
-		"for another goroutine of the section": func(w *world, c *member, _ relock.Option, section context.Context) locking {
-			w.enter(section, c.NewLock("b"))
+		"for another goroutine of the section": func(w *World, c *Member, _ relock.Option, section context.Context) Locking {
+			w.Enter(section, c.NewLock("b"))
 			return c.NewLock("b").Lock
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
-				var log logbook
-				c := w.NewClient(relock.WithLogger(log.logger()))
-				section := w.enter(t.Context(), c.NewLock("a"))
-				holder := holderOf(t, section)
-				lock := wait(w, c, relock.WithLogger(log.logger()), section)
-				_, err := w.NewClient(relock.WithLogger(log.logger())).NewLock("a").TryLock(section)
+			Fake(t, func(t *testing.T, w *World) {
+				var log Logbook
+				c := w.NewClient(relock.WithLogger(log.Logger()))
+				section := w.Enter(t.Context(), c.NewLock("a"))
+				holder := HolderOf(t, section)
+				lock := wait(w, c, relock.WithLogger(log.Logger()), section)
+				_, err := w.NewClient(relock.WithLogger(log.Logger())).NewLock("a").TryLock(section)
 				require.ErrorIs(t, err, relock.ErrLocked)
-				require.Empty(t, log.about(text), "a call that does not wait is not logged")
-				own := w.begin(section, lock)
-				require.True(t, own.waits())
-				pass(time.Hour)
-				lines := log.about(text)
+				require.Empty(t, log.About(text), "a call that does not wait is not logged")
+				own := w.Begin(section, lock)
+				require.True(t, own.Waits())
+				Pass(time.Hour)
+				lines := log.About(text)
 				require.Len(t, lines, 1, "once for each wait")
-				require.Equal(t, slog.LevelWarn, lines[0].level)
-				require.Equal(t, holder.String(), lines[0].attrs["holder"])
-				w.leave(section, c.NewLock("a"))
-				require.ErrorIs(t, own.failure(), relock.ErrLocked)
+				require.Equal(t, slog.LevelWarn, lines[0].Level)
+				require.Equal(t, holder.String(), lines[0].Attrs["holder"])
+				w.Leave(section, c.NewLock("a"))
+				require.ErrorIs(t, own.Failure(), relock.ErrLocked)
 			})
 		})
 	}
 }
 
 func TestHandOverHandAlongAChainOfLocks(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		const ttl = 10 * time.Second
 		c := w.NewClient(relock.WithTTL(ttl))
 		// Each lock is taken with the request's context, since the section before ends on the way.
@@ -492,15 +492,15 @@ func TestHandOverHandAlongAChainOfLocks(t *testing.T) {
 		leave := func() error { return nil }
 		for i := range 5 {
 			l := c.NewLock(fmt.Sprint("node ", i))
-			section := w.enter(request, l)
+			section := w.Enter(request, l)
 			require.NoError(t, leave())
-			pass(3 * ttl)
+			Pass(3 * ttl)
 			require.True(t, l.Held(section))
 			leave = func() error { return l.Unlock(section) }
 		}
 		require.NoError(t, leave())
 		for i := range 5 {
-			w.requireFree(fmt.Sprint("node ", i))
+			w.RequireFree(fmt.Sprint("node ", i))
 		}
 	})
 }
@@ -510,25 +510,25 @@ func TestALeaseIsNotRenewedUnderAnOuterSectionThatWasLeft(t *testing.T) {
 	const ttl = 10 * time.Second
 	for name, names := range map[string][2]string{"the same lock": {"a", "a"}, "another lock": {"a", "b"}} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				c := w.NewClient(relock.WithTTL(ttl))
 				outer, inner := c.NewLock(names[0]), c.NewLock(names[1])
 				for _, late := range []bool{false, true} {
-					inOuter := w.enter(t.Context(), outer)
-					inInner := w.enter(inOuter, inner)
-					w.leave(inOuter, outer)
+					inOuter := w.Enter(t.Context(), outer)
+					inInner := w.Enter(inOuter, inner)
+					w.Leave(inOuter, outer)
 					require.ErrorIs(t, context.Cause(inInner), relock.ErrReleased)
 					require.True(t, inner.Held(inInner), "there is time to clean up")
 					require.Equal(t, 1, inner.Count(inInner))
-					pass(ttl / 2)
+					Pass(ttl / 2)
 					require.True(t, inner.Held(inInner))
 					if !late {
-						w.leave(inInner, inner)
+						w.Leave(inInner, inner)
 						continue
 					}
-					pass(ttl/2 + time.Millisecond)
+					Pass(ttl/2 + time.Millisecond)
 					require.False(t, inner.Held(inInner))
-					w.requireFree(names[0], names[1])
+					w.RequireFree(names[0], names[1])
 					require.ErrorIs(t, inner.Unlock(inInner), relock.ErrLockLost)
 				}
 			})
@@ -539,14 +539,14 @@ func TestALeaseIsNotRenewedUnderAnOuterSectionThatWasLeft(t *testing.T) {
 func TestCountIsRightAfterManyEntriesAndExits(t *testing.T) {
 	for name, options := range map[string][]relock.Option{"": nil, "WithLocalReentry": {relock.WithLocalReentry()}} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				const ttl = 30 * time.Second
 				m := w.NewClient(append(options, relock.WithTTL(ttl))...)
 				l := m.NewLock("a")
-				outer := w.enter(t.Context(), l)
-				m.link.on(func(ctx context.Context, f *fault, run func() error) error { // in any order
-					return delay(rand.N(time.Second), rand.N(time.Second))(ctx, f, run)
-				}, cmdEnter, cmdRelease)
+				outer := w.Enter(t.Context(), l)
+				m.Link.On(func(ctx context.Context, f *Fault, run func() error) error { // in any order
+					return Delay(rand.N(time.Second), rand.N(time.Second))(ctx, f, run)
+				}, CmdEnter, CmdRelease)
 				var wg sync.WaitGroup
 				var kept []context.Context
 				var mu sync.Mutex
@@ -573,14 +573,14 @@ func TestCountIsRightAfterManyEntriesAndExits(t *testing.T) {
 				wg.Wait()
 				require.NoError(t, errors.Join(errs...))
 				require.Equal(t, 1+len(kept), l.Count(outer))
-				pass(ttl / 3)
+				Pass(ttl / 3)
 				if options == nil { // else the store knows one entry
-					require.Equal(t, 1+len(kept), w.count("a"))
+					require.Equal(t, 1+len(kept), w.Count("a"))
 				}
 				for _, section := range append(kept, outer) {
-					w.leave(section, l)
+					w.Leave(section, l)
 				}
-				w.requireFree("a")
+				w.RequireFree("a")
 			})
 		})
 	}

@@ -53,42 +53,42 @@ func (g *believers) leave(b *belief) {
 }
 
 // weather breaks a link in random ways, until stop is closed.
-func weather(p *tape, ttl time.Duration, stop <-chan struct{}) {
-	commands := []command{cmdTry, cmdWait, cmdEnter, cmdRelease, cmdRenew, cmdForget, cmdToken}
+func weather(p *Tape, ttl time.Duration, stop <-chan struct{}) {
+	commands := []Command{CmdTry, CmdWait, CmdEnter, CmdRelease, CmdRenew, CmdForget, CmdToken}
 	for {
-		some := []command{commands[rand.IntN(len(commands))], commands[rand.IntN(len(commands))]}
-		var f *fault
+		some := []Command{commands[rand.IntN(len(commands))], commands[rand.IntN(len(commands))]}
+		var f *Fault
 		switch rand.IntN(12) {
 		case 0:
-			f = p.cut()
+			f = p.Cut()
 		case 1:
-			f = p.on(loseAnswer(store.Unavailable(errBroken)), some...)
+			f = p.On(LoseAnswer(store.Unavailable(ErrBroken)), some...)
 		case 2:
-			f = p.on(refuse(store.Unavailable(errBroken)), some...)
+			f = p.On(Refuse(store.Unavailable(ErrBroken)), some...)
 		case 3:
-			f = p.on(sendTwice, some...)
+			f = p.On(SendTwice, some...)
 		case 4:
-			f = p.on(delay(rand.N(ttl/2), rand.N(ttl/2)), some...)
+			f = p.On(Delay(rand.N(ttl/2), rand.N(ttl/2)), some...)
 		case 5:
-			f = p.on(delay(rand.N(2*ttl), rand.N(2*ttl)), some...)
+			f = p.On(Delay(rand.N(2*ttl), rand.N(2*ttl)), some...)
 		case 6:
-			f = p.once(mute, some...)
+			f = p.Once(Mute, some...)
 		case 7:
-			f = p.on(sendTwice) // fine weather, nearly
+			f = p.On(SendTwice) // fine weather, nearly
 			<-time.After(2 * ttl)
 		default:
-			f = p.on(delay(rand.N(ms), rand.N(ms)))
-			p.keep(some...)
+			f = p.On(Delay(rand.N(time.Millisecond), rand.N(time.Millisecond)))
+			p.Keep(some...)
 		}
 		select {
 		case <-stop:
-			f.end()
+			f.End()
 			return
 		case <-time.After(rand.N(ttl)):
 		}
-		f.end()
+		f.End()
 		if rand.IntN(2) == 0 {
-			p.replay()
+			p.Replay()
 		}
 	}
 }
@@ -148,10 +148,10 @@ func work(ctx context.Context, g *believers, l *relock.Lock, ttl time.Duration, 
 }
 
 func TestNoTwoHoldersBelieveWhateverTheWeather(t *testing.T) {
-	const ttl = 200 * ms
+	const ttl = 200 * time.Millisecond
 	for name, kinds := range map[string][][]relock.Option{
 		"plain":         {nil, nil, nil},
-		"local pass":    {{relock.WithLocalPass(0, 0)}, {relock.WithLocalPass(3, 20*ms)}, {relock.WithLocalPass(1000, time.Second)}},
+		"local pass":    {{relock.WithLocalPass(0, 0)}, {relock.WithLocalPass(3, 20*time.Millisecond)}, {relock.WithLocalPass(1000, time.Second)}},
 		"local reentry": {{relock.WithLocalReentry()}, {relock.WithLocalReentry(), relock.WithLocalPass(0, 0)}},
 		"limits":        {{relock.WithMaxHold(ttl)}, {relock.WithMaxHold(5 * ttl / 2)}, {relock.WithMaxHold(3 * ttl), relock.WithLocalPass(0, 0)}},
 		"fixed leases":  {{relock.WithFixedLease(ttl)}, {relock.WithFixedLease(ttl)}, {relock.WithFixedLease(2 * ttl)}},
@@ -160,12 +160,12 @@ func TestNoTwoHoldersBelieveWhateverTheWeather(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				g := believers{in: map[*belief]bool{}}
 				stop := make(chan struct{})
 				var working, raging sync.WaitGroup
-				var tapes []*tape
-				var r recorder
+				var tapes []*Tape
+				var r Recorder
 				hooks := relock.WithHooks(relock.Hooks{
 					AcquireFinished: r.Hooks().AcquireFinished, Released: r.Hooks().Released, Lost: r.Hooks().Lost,
 				})
@@ -189,32 +189,32 @@ func TestNoTwoHoldersBelieveWhateverTheWeather(t *testing.T) {
 				close(stop)
 				raging.Wait()
 				for _, p := range tapes {
-					p.calm()
+					p.Calm()
 				}
 				require.Empty(t, g.faults)
 				require.Greater(t, g.entries, 50)
 				t.Log(g.entries, "sections")
-				pass(2 * ttl)
-				w.requireFree("a", "b")
+				Pass(2 * ttl)
+				w.RequireFree("a", "b")
 				requireOneEndEach(t, &r, g.entries)
 				for range 3 { // and everything is as before
-					section := w.enter(t.Context(), w.NewClient().NewLock("a"))
-					pass(time.Second)
+					section := w.Enter(t.Context(), w.NewClient().NewLock("a"))
+					Pass(time.Second)
 					require.NoError(t, section.Err())
-					w.Lose("a")
+					w.Store.Lose("a")
 				}
-				pass(2 * time.Minute)
-				require.Zero(t, goroutines("(*cleanup)"))
+				Pass(2 * time.Minute)
+				require.Zero(t, Goroutines("(*cleanup)"))
 			})
 		})
 	}
 }
 
 // requireOneEndEach fails unless each hold that was entered has exactly one end.
-func requireOneEndEach(t *testing.T, r *recorder, holds int) {
+func requireOneEndEach(t *testing.T, r *Recorder, holds int) {
 	t.Helper()
 	entered, over := map[relock.Holder]int{}, map[relock.Holder]int{}
-	for _, event := range r.all() {
+	for _, event := range r.All() {
 		switch e := event.(type) {
 		case relock.AcquireFinished:
 			if e.Err == nil && !e.Reentrant {
@@ -233,13 +233,13 @@ func requireOneEndEach(t *testing.T, r *recorder, holds int) {
 func TestCountIsRightSoonAfterTheWeather(t *testing.T) {
 	for name, options := range map[string][]relock.Option{"renewed": nil, "fixed": {relock.WithFixedLease(time.Hour)}} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				const ttl = time.Minute
 				m, p := w.NewTape(append([]relock.Option{relock.WithTTL(ttl)}, options...)...)
 				l := m.NewLock("a")
 				survived := 0
 				for range 30 {
-					outer := w.enter(t.Context(), l)
+					outer := w.Enter(t.Context(), l)
 					stop := make(chan struct{})
 					var working, raging sync.WaitGroup
 					raging.Go(func() { weather(p, time.Second, stop) })
@@ -248,7 +248,7 @@ func TestCountIsRightSoonAfterTheWeather(t *testing.T) {
 							for range 20 {
 								ctx, cancel := context.WithTimeout(outer, rand.N(time.Second))
 								if inner, err := l.Lock(ctx); err == nil {
-									<-time.After(rand.N(100 * ms))
+									<-time.After(rand.N(100 * time.Millisecond))
 									_ = l.Unlock(inner)
 								}
 								cancel()
@@ -258,21 +258,21 @@ func TestCountIsRightSoonAfterTheWeather(t *testing.T) {
 					working.Wait()
 					close(stop)
 					raging.Wait()
-					p.calm()
-					pass(ttl / 3)
+					p.Calm()
+					Pass(ttl / 3)
 					if name == "fixed" {
 						// A late command comes when nothing is renewed. The next entry or exit sets
 						// the count right.
-						require.NoError(t, l.Unlock(w.enter(outer, l)))
+						require.NoError(t, l.Unlock(w.Enter(outer, l)))
 					}
 					if l.Held(outer) {
 						survived++
 						require.Equal(t, 1, l.Count(outer))
-						w.requireCount("a", 1)
+						w.RequireCount("a", 1)
 					}
 					_ = l.Unlock(outer)
-					pass(ttl)
-					w.requireFree("a")
+					Pass(ttl)
+					w.RequireFree("a")
 				}
 				require.Greater(t, survived, 10)
 			})

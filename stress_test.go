@@ -22,36 +22,36 @@ import (
 
 // The tests below are worth what this one shows.
 func TestTheWitnessNoticesTwoAtOnceAndTokensThatDoNotGrow(t *testing.T) {
-	w := onShared(t)
-	l, other := w.peer().NewLock("a"), w.peer().NewLock("b")
-	first, second := w.enter(t.Context(), l), w.enter(t.Context(), other)
-	w.draw(first, l)
-	token := w.draw(second, other)
+	w := OnShared(t)
+	l, other := w.Peer().NewLock("a"), w.Peer().NewLock("b")
+	first, second := w.Enter(t.Context(), l), w.Enter(t.Context(), other)
+	w.Draw(first, l)
+	token := w.Draw(second, other)
 	for _, lost := range []bool{false, true} {
-		g := witness{lost: lost}
-		require.True(t, g.enter(first, l))
-		require.True(t, g.enter(second, other))
-		require.Len(t, g.faults, 1)
-		require.Contains(t, g.faults[0], "while another still is in")
-		g = witness{lost: lost, token: token}
-		require.True(t, g.enter(second, other))
-		require.Len(t, g.faults, 1)
-		require.Contains(t, g.faults[0], "comes after")
+		g := Witness{Lost: lost}
+		require.True(t, g.Enter(first, l))
+		require.True(t, g.Enter(second, other))
+		require.Len(t, g.Faults, 1)
+		require.Contains(t, g.Faults[0], "while another still is in")
+		g = Witness{Lost: lost, Token: token}
+		require.True(t, g.Enter(second, other))
+		require.Len(t, g.Faults, 1)
+		require.Contains(t, g.Faults[0], "comes after")
 	}
-	w.leave(second, other)
+	w.Leave(second, other)
 	require.NoError(t, l.ForceUnlock(t.Context()))
-	w.lost(first)
-	require.False(t, (&witness{lost: true}).enter(first, l))
-	var g witness
-	require.False(t, g.enter(first, l))
-	require.Len(t, g.faults, 1)
+	w.Lost(first)
+	require.False(t, (&Witness{Lost: true}).Enter(first, l))
+	var g Witness
+	require.False(t, g.Enter(first, l))
+	require.Len(t, g.Faults, 1)
 	require.ErrorIs(t, l.Unlock(first), relock.ErrLockLost)
 }
 
 // traffic is what workers do to locks, until stop.
 type traffic struct {
-	done    tally
-	errs    names
+	done    Tally
+	errs    Texts
 	slowest atomic.Int64
 	stop    chan struct{}
 	all     sync.WaitGroup
@@ -60,52 +60,52 @@ type traffic struct {
 // work adds a worker that calls f with a random number, again and again.
 func (f *traffic) work(one func()) {
 	f.all.Go(func() {
-		for !isClosed(f.stop) {
+		for !IsClosed(f.stop) {
 			one()
 		}
 	})
 }
 
 // end lets the traffic go on for a while, and ends it.
-func (f *traffic) end(w *arena, after time.Duration) {
-	w.t.Helper()
-	sleepUntil(time.Now().Add(after))
+func (f *traffic) end(w *Arena, after time.Duration) {
+	w.T.Helper()
+	SleepUntil(time.Now().Add(after))
 	close(f.stop)
-	require.NoError(w.t, w.within(10*time.Second).call(func() error { f.all.Wait(); return nil }))
-	w.t.Logf("%s; the slowest was in after %s", &f.done, time.Duration(f.slowest.Load()))
-	require.Empty(w.t, f.errs.all())
+	require.NoError(w.T, w.Within(10*time.Second).Call(func() error { f.all.Wait(); return nil }))
+	w.T.Logf("%s; the slowest was in after %s", &f.done, time.Duration(f.slowest.Load()))
+	require.Empty(w.T, f.errs.All())
 }
 
 // visit is one section, some with a nested one.
-func (f *traffic) visit(l *relock.Lock, g *witness) {
+func (f *traffic) visit(l *relock.Lock, g *Witness) {
 	begin := time.Now()
 	section, err := l.Lock(context.Background())
 	if err != nil {
-		f.errs.check(err)
+		f.errs.Check(err)
 		return
 	}
 	f.slowest.Store(max(f.slowest.Load(), int64(time.Since(begin)))) // nearly exact is enough
-	g.enter(section, l)
+	g.Enter(section, l)
 	if rand.IntN(3) == 0 {
 		inner, err := l.Lock(section)
-		f.errs.check(err)
-		f.errs.check(l.Unlock(inner))
-		f.done.add("nested")
+		f.errs.Check(err)
+		f.errs.Check(l.Unlock(inner))
+		f.done.Add("nested")
 	}
 	<-time.After(rand.N(2 * time.Millisecond))
-	f.errs.check(context.Cause(section))
-	g.leave(section)
-	f.errs.check(l.Unlock(section))
-	f.done.add("sections")
+	f.errs.Check(context.Cause(section))
+	g.Leave(section)
+	f.errs.Check(l.Unlock(section))
+	f.done.Add("sections")
 }
 
 func TestWorkersExcludeEachOtherWhileConnectionsAreKilled(t *testing.T) {
 	const workers, locks = 32, 4
 	for _, kind := range []string{"normal", "pubsub"} {
 		t.Run(kind, func(t *testing.T) {
-			w := apart(t)
-			peers := []*peer{w.peer(), w.peer(), w.peer(), w.peer()}
-			guards := make([]witness, locks)
+			w := Apart(t)
+			peers := []*Peer{w.Peer(), w.Peer(), w.Peer(), w.Peer()}
+			guards := make([]Witness, locks)
 			f := traffic{stop: make(chan struct{})}
 			for i := range workers {
 				l := peers[i/locks%len(peers)].NewLock(fmt.Sprint("lock", i%locks))
@@ -114,22 +114,22 @@ func TestWorkersExcludeEachOtherWhileConnectionsAreKilled(t *testing.T) {
 			ended := make(chan struct{})
 			var killer sync.WaitGroup
 			killer.Go(func() {
-				every(50*time.Millisecond, ended, func(time.Duration) {
-					n, err := w.plain.ClientKillByFilter(context.Background(), "TYPE", kind).Result()
+				Every(50*time.Millisecond, ended, func(time.Duration) {
+					n, err := w.Plain.ClientKillByFilter(context.Background(), "TYPE", kind).Result()
 					if err == nil && n > 0 {
-						f.done.add("kills")
+						f.done.Add("kills")
 					}
 				})
 			})
 			f.end(w, stressFor())
 			close(ended)
 			killer.Wait()
-			require.Less(t, time.Duration(f.slowest.Load())-w.lateness(), 5*time.Second)
-			require.Greater(t, f.done.of("kills"), 5)
-			require.Greater(t, f.done.of("sections"), 50)
+			require.Less(t, time.Duration(f.slowest.Load())-w.Lateness(), 5*time.Second)
+			require.Greater(t, f.done.Of("kills"), 5)
+			require.Greater(t, f.done.Of("sections"), 50)
 			for i := range guards {
-				guards[i].require(t)
-				w.requireFree(fmt.Sprint("lock", i))
+				guards[i].Require(t)
+				w.RequireFree(fmt.Sprint("lock", i))
 			}
 		})
 	}
@@ -148,11 +148,11 @@ func stressFor() time.Duration {
 // and calls are cancelled at any instant.
 func TestGoroutinesWhoseSharedScriptCallsBreakExcludeEachOther(t *testing.T) {
 	const goroutines, shared = 64, 8
-	w := apart(t)
-	peers := []*peer{w.peer(), w.peer()}
-	guards := make([]witness, len(peers)*goroutines)
+	w := Apart(t)
+	peers := []*Peer{w.Peer(), w.Peer()}
+	guards := make([]Witness, len(peers)*goroutines)
 	f := traffic{stop: make(chan struct{})}
-	once := func(l *relock.Lock, g *witness) {
+	once := func(l *relock.Lock, g *Witness) {
 		ctx, cancel := t.Context(), context.CancelFunc(func() {})
 		if rand.IntN(4) == 0 {
 			ctx, cancel = context.WithTimeout(ctx, rand.N(2*time.Millisecond))
@@ -165,14 +165,14 @@ func TestGoroutinesWhoseSharedScriptCallsBreakExcludeEachOther(t *testing.T) {
 		section, err := lock(ctx)
 		switch {
 		case err == nil:
-			g.enter(section, l)
-			g.leave(section)
-			f.errs.check(l.Unlock(section))
-			f.done.add("sections")
-		case errors.Is(err, relock.ErrLocked), errors.Is(err, relock.ErrUnavailable), isDone(err):
-			f.done.add("refusals")
+			g.Enter(section, l)
+			g.Leave(section)
+			f.errs.Check(l.Unlock(section))
+			f.done.Add("sections")
+		case errors.Is(err, relock.ErrLocked), errors.Is(err, relock.ErrUnavailable), IsDone(err):
+			f.done.Add("refusals")
 		default:
-			f.errs.check(err)
+			f.errs.Check(err)
 		}
 	}
 	for n, p := range peers {
@@ -185,23 +185,23 @@ func TestGoroutinesWhoseSharedScriptCallsBreakExcludeEachOther(t *testing.T) {
 			f.work(func() { once(l, g) })
 		}
 	}
-	together := peers[0].faults.On(manyUnits, redistest.Before(func([]string) {}))
+	together := peers[0].Faults.On(manyUnits, redistest.Before(func([]string) {}))
 	ended := make(chan struct{})
 	var trouble sync.WaitGroup
 	trouble.Go(func() {
 		n := 0
-		every(20*time.Millisecond, ended, func(time.Duration) {
+		Every(20*time.Millisecond, ended, func(time.Duration) {
 			n++
 			p, how := peers[n%2], []redistest.Break{redistest.EOF, redistest.Reset}[n/5%2]
 			switch n % 5 {
 			case 0:
-				p.faults.Once(manyUnits, redistest.CutBefore(how))
+				p.Faults.Once(manyUnits, redistest.CutBefore(how))
 			case 1:
-				f.errs.check(w.plain.ScriptFlush(context.Background()).Err())
+				f.errs.Check(w.Plain.ScriptFlush(context.Background()).Err())
 			case 2:
-				p.faults.Cut()
+				p.Faults.Cut()
 			default:
-				p.faults.Once(manyUnits, redistest.DropReply(how))
+				p.Faults.Once(manyUnits, redistest.DropReply(how))
 			}
 		})
 	})
@@ -209,9 +209,9 @@ func TestGoroutinesWhoseSharedScriptCallsBreakExcludeEachOther(t *testing.T) {
 	close(ended)
 	trouble.Wait()
 	require.Greater(t, together.Hits(), 10, "script calls for many")
-	require.Greater(t, f.done.of("sections"), 100)
+	require.Greater(t, f.done.Of("sections"), 100)
 	for i := range guards {
-		guards[i].require(t)
+		guards[i].Require(t)
 	}
 }
 
@@ -222,27 +222,27 @@ func manyUnits(args []string) bool {
 
 func TestTokensGrowThroughEveryKindOfEnd(t *testing.T) {
 	const ttl = 300 * time.Millisecond
-	s := onShared(t).scene(relock.WithFixedLease(ttl))
+	s := OnShared(t).Scene(relock.WithFixedLease(ttl))
 	var last int64
 	for i := range 16 {
-		section := s.enter(t.Context(), s.l)
-		token := s.draw(section, s.l)
+		section := s.Enter(t.Context(), s.L)
+		token := s.Draw(section, s.L)
 		require.Greater(t, token, last)
 		last = token
 		switch i % 4 {
 		case 0:
-			s.leave(section, s.l)
+			s.Leave(section, s.L)
 			continue
 		case 1: // runs out
-			s.lost(section)
+			s.Lost(section)
 		case 2:
-			if err := s.far.ForceUnlock(t.Context()); err != nil {
+			if err := s.Far.ForceUnlock(t.Context()); err != nil {
 				require.ErrorIs(t, err, relock.ErrNotHeld)
 			}
 		case 3:
-			require.NoError(t, s.plain.FlushAll(t.Context()).Err())
+			require.NoError(t, s.Plain.FlushAll(t.Context()).Err())
 		}
-		require.ErrorIs(t, s.l.Unlock(section), relock.ErrLockLost)
+		require.ErrorIs(t, s.L.Unlock(section), relock.ErrLockLost)
 	}
-	s.requireFree("a")
+	s.RequireFree("a")
 }

@@ -20,21 +20,21 @@ import (
 // there. The chapters are topology_connections_test.go, topology_slots_test.go,
 // topology_failover_test.go and topology_commands_test.go.
 
-// field is an arena on a cluster.
-type field struct {
-	*arena
-	cluster *redistest.Cluster
-	all     *redis.ClusterClient // has no faults
+// ClusterArena is an arena on a cluster.
+type ClusterArena struct {
+	*Arena
+	Cluster *redistest.Cluster
+	All     *redis.ClusterClient // has no faults
 }
 
-// onCluster is a cluster of three masters, with a replica each.
-func onCluster(t *testing.T, args ...string) *field {
+// OnCluster is a cluster of three masters, with a replica each.
+func OnCluster(t *testing.T, args ...string) *ClusterArena {
 	t.Helper()
-	w := new(field)
-	w.arena = surroundings(t, func() redis.UniversalClient { return w.all })
-	w.cluster = redistest.StartCluster(t, func(c *redistest.ClusterConfig) { c.Args = args })
+	w := new(ClusterArena)
+	w.Arena = surroundings(t, func() redis.UniversalClient { return w.All })
+	w.Cluster = redistest.StartCluster(t, func(c *redistest.ClusterConfig) { c.Args = args })
 	// The view from outside reads the map of the cluster all the time.
-	w.all = w.cluster.Client(func(o *redis.ClusterOptions) { o.ClusterStateReloadInterval = 100 * time.Millisecond })
+	w.All = w.Cluster.Client(func(o *redis.ClusterOptions) { o.ClusterStateReloadInterval = 100 * time.Millisecond })
 	t.Cleanup(func() {
 		if !t.Failed() {
 			w.requireTidy()
@@ -43,71 +43,71 @@ func onCluster(t *testing.T, args ...string) *field {
 	return w
 }
 
-func (w *field) in(t *testing.T) *field {
+func (w *ClusterArena) In(t *testing.T) *ClusterArena {
 	t.Helper()
 	sub := *w
-	sub.arena = w.arena.in(t)
+	sub.Arena = w.Arena.In(t)
 	return &sub
 }
 
-func (w *field) requireTidy() {
-	w.t.Helper()
+func (w *ClusterArena) requireTidy() {
+	w.T.Helper()
 	var left []string
-	redistest.Eventually(w.t, w.tidyWithin, func() bool {
-		left = slices.DeleteFunc(redistest.Keys(w.t, w.all), func(key string) bool {
+	redistest.Eventually(w.T, w.TidyWithin, func() bool {
+		left = slices.DeleteFunc(redistest.Keys(w.T, w.All), func(key string) bool {
 			return strings.HasSuffix(key, ":token") || strings.HasPrefix(key, "redisson_lock_token:")
 		})
-		left = append(left, redistest.Subscriptions(w.t, w.all)...)
+		left = append(left, redistest.Subscriptions(w.T, w.All)...)
 		return len(left) == 0
 	}, "everything is gone from Redis but tokens; keys or subscriptions left: %q", &left)
 }
 
-// clusterPeer is one process as the cluster sees it.
-type clusterPeer struct {
+// ClusterPeer is one process as the cluster sees it.
+type ClusterPeer struct {
 	*relock.Client
-	rdb    *redis.ClusterClient
-	faults *redistest.Faults
+	RDB    *redis.ClusterClient
+	Faults *redistest.Faults
 	name   string // of its connections
 }
 
 var clusterPeers atomic.Int64
 
-// peer makes a client that reads the map of the cluster when go-redis thinks best.
-func (w *field) peer(options ...relock.Option) *clusterPeer {
-	w.t.Helper()
-	return w.peerOn(func(*redis.ClusterOptions) {}, options...)
+// Peer makes a client that reads the map of the cluster when go-redis thinks best.
+func (w *ClusterArena) Peer(options ...relock.Option) *ClusterPeer {
+	w.T.Helper()
+	return w.PeerOn(func(*redis.ClusterOptions) {}, options...)
 }
 
-func (w *field) peerOn(mod func(*redis.ClusterOptions), options ...relock.Option) *clusterPeer {
-	w.t.Helper()
-	p := &clusterPeer{faults: redistest.NewFaults(), name: fmt.Sprint("peer", clusterPeers.Add(1))}
-	w.t.Cleanup(p.faults.Close)
-	p.rdb = w.cluster.Client(func(o *redis.ClusterOptions) {
-		o.Dialer = p.faults.Dialer(nil)
-		o.ReadTimeout, o.WriteTimeout, o.DialTimeout = onWire, onWire, onWire
+func (w *ClusterArena) PeerOn(mod func(*redis.ClusterOptions), options ...relock.Option) *ClusterPeer {
+	w.T.Helper()
+	p := &ClusterPeer{Faults: redistest.NewFaults(), name: fmt.Sprint("peer", clusterPeers.Add(1))}
+	w.T.Cleanup(p.Faults.Close)
+	p.RDB = w.Cluster.Client(func(o *redis.ClusterOptions) {
+		o.Dialer = p.Faults.Dialer(nil)
+		o.ReadTimeout, o.WriteTimeout, o.DialTimeout = OnWire, OnWire, OnWire
 		o.DialerRetries = 1
 		o.ClientName = p.name
 		mod(o)
 	})
 	var err error
-	p.Client, err = relock.New(p.rdb, options...)
-	require.NoError(w.t, err)
-	w.closing(p.Client, p.faults)
+	p.Client, err = relock.New(p.RDB, options...)
+	require.NoError(w.T, err)
+	w.Closing(p.Client, p.Faults)
 	return p
 }
 
-// counter counts the calls of a script that p sends from now on.
-func (w *field) counter(p *clusterPeer, script string) func() int {
-	w.t.Helper()
-	return w.arena.counter(&peer{faults: p.faults}, script)
+// Counter counts the calls of a script that p sends from now on.
+func (w *ClusterArena) Counter(p *ClusterPeer, script string) func() int {
+	w.T.Helper()
+	return w.Arena.Counter(&Peer{Faults: p.Faults}, script)
 }
 
-// loadScripts makes EVALSHA work at once everywhere, so that every call is one command.
-func (w *field) loadScripts() {
-	w.t.Helper()
-	require.NoError(w.t, w.all.ForEachMaster(w.t.Context(), func(ctx context.Context, node *redis.Client) error {
-		for _, name := range scriptNames {
-			if err := node.ScriptLoad(ctx, luaSource(w.t, name)).Err(); err != nil {
+// LoadScripts makes EVALSHA work at once everywhere, so that every call is one command.
+func (w *ClusterArena) LoadScripts() {
+	w.T.Helper()
+	require.NoError(w.T, w.All.ForEachMaster(w.T.Context(), func(ctx context.Context, node *redis.Client) error {
+		for _, name := range ScriptNames {
+			if err := node.ScriptLoad(ctx, LuaSource(w.T, name)).Err(); err != nil {
 				return err
 			}
 		}
@@ -115,40 +115,40 @@ func (w *field) loadScripts() {
 	}))
 }
 
-// oneForEachMaster are lock names, each with another of the three masters.
-func (w *field) oneForEachMaster() []string {
-	w.t.Helper()
+// OneForEachMaster are lock names, each with another of the three masters.
+func (w *ClusterArena) OneForEachMaster() []string {
+	w.T.Helper()
 	var names []string
 	var masters []*redistest.Server
 	for i := 0; len(names) < 3; i++ {
 		name := fmt.Sprint("spread", i)
-		if master := w.cluster.MasterFor(name); !slices.Contains(masters, master) {
+		if master := w.Cluster.MasterFor(name); !slices.Contains(masters, master) {
 			names, masters = append(names, name), append(masters, master)
 		}
 	}
 	return names
 }
 
-// masters are the three masters of now.
-func (w *field) masters() []*redistest.Server {
-	w.t.Helper()
+// Masters are the three masters of now.
+func (w *ClusterArena) Masters() []*redistest.Server {
+	w.T.Helper()
 	var masters []*redistest.Server
-	for _, name := range w.oneForEachMaster() {
-		masters = append(masters, w.cluster.MasterFor(name))
+	for _, name := range w.OneForEachMaster() {
+		masters = append(masters, w.Cluster.MasterFor(name))
 	}
 	return masters
 }
 
-// pubsubs is how many pub/sub connections p has at a server.
-func (w *field) pubsubs(server *redistest.Server, p *clusterPeer) int {
-	w.t.Helper()
+// Pubsubs is how many pub/sub connections p has at a server.
+func (w *ClusterArena) Pubsubs(server *redistest.Server, p *ClusterPeer) int {
+	w.T.Helper()
 	list, err := server.Client().Do(context.Background(), "CLIENT", "LIST", "TYPE", "pubsub").Text()
-	require.NoError(w.t, err)
+	require.NoError(w.T, err)
 	return strings.Count(list, " name="+p.name+" ")
 }
 
-// shardChannels is how many sharded channels are subscribed to at a server.
-func shardChannels(t testing.TB, server *redistest.Server) int {
+// ShardChannels is how many sharded channels are subscribed to at a server.
+func ShardChannels(t testing.TB, server *redistest.Server) int {
 	t.Helper()
 	if !server.AtLeast(7, 0) {
 		return 0
@@ -158,14 +158,14 @@ func shardChannels(t testing.TB, server *redistest.Server) int {
 	return len(channels)
 }
 
-// handOver locks with l, waits with next, and hands the lock over.
-func (w *field) handOver(l, next *relock.Lock) {
-	w.t.Helper()
-	section := w.enter(w.t.Context(), l)
-	waiter := w.start(w.t.Context(), next)
-	w.awaitWaiters(l.Name(), 1)
-	w.leave(section, l)
-	mine := waiter.section()
-	w.requireOwner(l.Name(), mine)
-	w.leave(mine, next)
+// HandOver locks with l, waits with next, and hands the lock over.
+func (w *ClusterArena) HandOver(l, next *relock.Lock) {
+	w.T.Helper()
+	section := w.Enter(w.T.Context(), l)
+	waiter := w.Start(w.T.Context(), next)
+	w.AwaitWaiters(l.Name(), 1)
+	w.Leave(section, l)
+	mine := waiter.Section()
+	w.RequireOwner(l.Name(), mine)
+	w.Leave(mine, next)
 }

@@ -25,50 +25,50 @@ var beforeSeven = []string{
 
 func TestAClusterWithoutShardedPubSubIsServedByPlainPubSub(t *testing.T) {
 	const ttl = 3 * time.Second
-	w := onCluster(t, beforeSeven...)
-	holder, waiting, third := w.peer(relock.WithTTL(ttl)), w.peer(relock.WithTTL(ttl)), w.peer(relock.WithTTL(ttl))
-	names := w.oneForEachMaster()
+	w := OnCluster(t, beforeSeven...)
+	holder, waiting, third := w.Peer(relock.WithTTL(ttl)), w.Peer(relock.WithTTL(ttl)), w.Peer(relock.WithTTL(ttl))
+	names := w.OneForEachMaster()
 	for _, name := range names {
 		for range 2 { // the first waiter finds out
 			l := holder.NewLock(name)
-			section := w.enter(t.Context(), l)
-			c := &crowd{w: w.arena}
-			c.enter(section, l)
+			section := w.Enter(t.Context(), l)
+			c := &Crowd{Arena: w.Arena}
+			c.Enter(section, l)
 			for range 5 {
-				c.joins(waiting.NewLock(name))
+				c.Joins(waiting.NewLock(name))
 			}
-			w.awaitWaiters(name, 5)
+			w.AwaitWaiters(name, 5)
 			start := time.Now()
-			c.leave(section)
-			w.leave(section, l)
-			c.through(w.limit, 6)
-			require.Less(t, time.Since(start), ttl/2+w.lateness(), "by messages, not by leases")
+			c.Leave(section)
+			w.Leave(section, l)
+			c.Through(w.Limit, 6)
+			require.Less(t, time.Since(start), ttl/2+w.Lateness(), "by messages, not by leases")
 		}
 	}
 	// A client that has never waited, and so has not found out, hands over all the same.
-	w.handOver(third.NewLock(names[0]), waiting.NewLock(names[0]))
+	w.HandOver(third.NewLock(names[0]), waiting.NewLock(names[0]))
 
 	// Plain subscriptions stay when a slot moves. Their messages come over the bus of the cluster, and
 	// nobody counts them.
 	l, wl := holder.NewLock(names[0]), waiting.NewLock(names[0])
-	section := w.enter(t.Context(), l)
-	waiter := w.start(t.Context(), wl)
-	w.awaitWaiters(names[0], 1)
-	w.cluster.MoveSlot(names[0], w.cluster.MasterFor(names[1]))
-	w.leave(section, l)
-	mine := waiter.within(ttl + w.limit).section()
-	w.requireOwner(names[0], mine)
+	section := w.Enter(t.Context(), l)
+	waiter := w.Start(t.Context(), wl)
+	w.AwaitWaiters(names[0], 1)
+	w.Cluster.MoveSlot(names[0], w.Cluster.MasterFor(names[1]))
+	w.Leave(section, l)
+	mine := waiter.Within(ttl + w.Limit).Section()
+	w.RequireOwner(names[0], mine)
 	_, err := third.NewLock(names[0]).TryLock(t.Context())
 	require.ErrorIs(t, err, relock.ErrLocked)
-	w.leave(mine, wl)
-	section = w.enter(t.Context(), l)
-	waiter = w.start(t.Context(), wl)
-	w.awaitWaiters(names[0], 1)
+	w.Leave(mine, wl)
+	section = w.Enter(t.Context(), l)
+	waiter = w.Start(t.Context(), wl)
+	w.AwaitWaiters(names[0], 1)
 	start := time.Now()
-	w.leave(section, l)
-	mine = waiter.section()
-	require.Less(t, time.Since(start), ttl/2+w.lateness(), "the client has found out where the lock is")
-	w.leave(mine, wl)
+	w.Leave(section, l)
+	mine = waiter.Section()
+	require.Less(t, time.Since(start), ttl/2+w.Lateness(), "the client has found out where the lock is")
+	w.Leave(mine, wl)
 }
 
 // aclInCluster is what a Redis user needs in a cluster beside aclCommands: for sharded pub/sub, and
@@ -77,28 +77,28 @@ var aclInCluster = []string{
 	"ssubscribe", "sunsubscribe", "spublish", "pubsub|shardnumsub", "cluster|slots", "command", "asking",
 }
 
-// user makes a user on every node, with a client of its own.
-func (w *field) user(name string, rules []string, options ...relock.Option) *clusterPeer {
-	w.t.Helper()
+// NewUser makes a user on every node, with a client of its own.
+func (w *ClusterArena) NewUser(name string, rules []string, options ...relock.Option) *ClusterPeer {
+	w.T.Helper()
 	args := []any{"ACL", "SETUSER", name, "reset", "on", ">" + name}
 	for _, r := range rules {
 		args = append(args, r)
 	}
-	for _, server := range w.cluster.Nodes() {
-		require.NoError(w.t, server.Client().Do(context.Background(), args...).Err())
+	for _, server := range w.Cluster.Nodes() {
+		require.NoError(w.T, server.Client().Do(context.Background(), args...).Err())
 	}
-	return w.peerOn(func(o *redis.ClusterOptions) { o.Username, o.Password, o.ClientName = name, name, "" }, options...)
+	return w.PeerOn(func(o *redis.ClusterOptions) { o.Username, o.Password, o.ClientName = name, name, "" }, options...)
 }
 
 func TestTheCommandsOfAUserInAClusterAreEnoughAndNoneIsTooMany(t *testing.T) {
-	w := onCluster(t)
-	if !w.cluster.Nodes()[0].AtLeast(7, 0) {
+	w := OnCluster(t)
+	if !w.Cluster.Nodes()[0].AtLeast(7, 0) {
 		redistest.NotTested(t, "before 7.0 there is no sharded pub/sub")
 	}
-	w.loadScripts()
+	w.LoadScripts()
 	without := func(missing string) []string {
 		rules := []string{"~relock:*", "&relock:*"}
-		for _, command := range slices.Concat(aclCommands, aclInCluster) {
+		for _, command := range slices.Concat(ACLCommands, aclInCluster) {
 			if command != missing {
 				rules = append(rules, "+"+command)
 			}
@@ -106,7 +106,7 @@ func TestTheCommandsOfAUserInAClusterAreEnoughAndNoneIsTooMany(t *testing.T) {
 		return rules
 	}
 	// Each user waits for a lock, is granted it, and hands it on, while another lock is waited for.
-	tour := func(p *clusterPeer, tag string) (wrong []string) {
+	tour := func(p *ClusterPeer, tag string) (wrong []string) {
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 		defer cancel()
 		l := p.NewLock("{" + tag + "}")
@@ -114,30 +114,30 @@ func TestTheCommandsOfAUserInAClusterAreEnoughAndNoneIsTooMany(t *testing.T) {
 		if err != nil {
 			return []string{err.Error()}
 		}
-		waiter := w.start(ctx, l)
-		for w.waiters(l.Name()) == 0 && waiter.waits() {
+		waiter := w.Start(ctx, l)
+		for w.Waiters(l.Name()) == 0 && waiter.Waits() {
 			<-time.After(10 * time.Millisecond)
 		}
-		var errs names
-		errs.check(l.Unlock(section))
+		var errs Texts
+		errs.Check(l.Unlock(section))
 		freed := time.Now()
-		<-waiter.done
-		errs.check(waiter.err)
-		if waiter.err == nil {
-			if time.Since(freed) > time.Second+w.lateness() {
-				errs.add("the message did not come")
+		<-waiter.Done
+		errs.Check(waiter.Err)
+		if waiter.Err == nil {
+			if time.Since(freed) > time.Second+w.Lateness() {
+				errs.Add("the message did not come")
 			}
-			errs.check(l.Unlock(waiter.ctx))
+			errs.Check(l.Unlock(waiter.Ctx))
 		}
-		return errs.all()
+		return errs.All()
 	}
-	require.Empty(t, tour(w.user("whole", without(""), relock.WithTTL(2*time.Second)), "whole"), "the list is enough")
+	require.Empty(t, tour(w.NewUser("whole", without(""), relock.WithTTL(2*time.Second)), "whole"), "the list is enough")
 	needed := []string{"ssubscribe", "spublish", "pubsub|shardnumsub", "cluster|slots"}
 	wrong := make([][]string, len(needed))
 	var tours sync.WaitGroup
 	for i, command := range needed {
 		name := "no-" + strings.ReplaceAll(command, "|", "-")
-		p := w.user(name, without(command), relock.WithTTL(2*time.Second))
+		p := w.NewUser(name, without(command), relock.WithTTL(2*time.Second))
 		tours.Go(func() { wrong[i] = tour(p, name) })
 	}
 	tours.Wait()
@@ -146,23 +146,23 @@ func TestTheCommandsOfAUserInAClusterAreEnoughAndNoneIsTooMany(t *testing.T) {
 	}
 
 	// A slot that moves is followed with ASKING.
-	spread := w.oneForEachMaster()
-	whole, half := w.user("whole", without("")), w.user("half", without("asking"))
+	spread := w.OneForEachMaster()
+	whole, half := w.NewUser("whole", without("")), w.NewUser("half", without("asking"))
 	l := whole.NewLock(spread[0])
-	section := w.enter(t.Context(), l)
-	waiter := w.start(t.Context(), l)
-	w.awaitWaiters(spread[0], 1)
-	w.draw(section, l)
-	move := w.cluster.BeginMove(spread[0], w.cluster.MasterFor(spread[1]))
+	section := w.Enter(t.Context(), l)
+	waiter := w.Start(t.Context(), l)
+	w.AwaitWaiters(spread[0], 1)
+	w.Draw(section, l)
+	move := w.Cluster.BeginMove(spread[0], w.Cluster.MasterFor(spread[1]))
 	move.MoveKeys()
 	_, err := l.State(t.Context())
 	require.NoError(t, err)
 	_, err = half.NewLock(spread[0]).State(t.Context())
 	require.ErrorContains(t, err, "NOPERM")
 	move.Finish()
-	w.leave(section, l)
-	w.leave(waiter.section(), l)
-	require.NoError(t, w.all.ForEachMaster(t.Context(), func(ctx context.Context, node *redis.Client) error {
+	w.Leave(section, l)
+	w.Leave(waiter.Section(), l)
+	require.NoError(t, w.All.ForEachMaster(t.Context(), func(ctx context.Context, node *redis.Client) error {
 		return node.FlushAll(ctx).Err() // what users who may not do everything have left
 	}))
 }

@@ -19,8 +19,8 @@ import (
 // What do locks cost on a cluster that is well, in commands and connections?
 
 func TestOnAClusterThatIsWell(t *testing.T) {
-	shared := onCluster(t)
-	for name, test := range map[string]func(*field){
+	shared := OnCluster(t)
+	for name, test := range map[string]func(*ClusterArena){
 		"a hand-over costs what it costs on one server":        handOverInACluster,
 		"clients of every kind share their locks":              clientsOfEveryKind,
 		"a lost reply is asked for again, by us alone":         lostReplyInACluster,
@@ -29,158 +29,158 @@ func TestOnAClusterThatIsWell(t *testing.T) {
 		"a thousand locks over all slots are held and renewed": aThousandLocks,
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := shared.in(t)
-			w.loadScripts()
+			w := shared.In(t)
+			w.LoadScripts()
 			test(w)
 		})
 	}
 }
 
-func handOverInACluster(w *field) {
-	p, q := w.peer(), w.peer()
-	for _, name := range w.oneForEachMaster() {
+func handOverInACluster(w *ClusterArena) {
+	p, q := w.Peer(), w.Peer()
+	for _, name := range w.OneForEachMaster() {
 		l, other := p.NewLock(name), q.NewLock(name)
-		w.handOver(l, other) // scripts and connections
-		section := w.enter(w.t.Context(), l)
-		waiter := w.start(w.t.Context(), other)
-		w.awaitWaiters(name, 1)
-		before, asked := w.counter(p, luaRelease), q.faults.Commands("EVALSHA")
-		w.leave(section, l)
-		mine := waiter.section()
-		require.Equal(w.t, 1, before())
-		require.Equal(w.t, asked, q.faults.Commands("EVALSHA"), "the message is enough")
-		w.leave(mine, other)
+		w.HandOver(l, other) // scripts and connections
+		section := w.Enter(w.T.Context(), l)
+		waiter := w.Start(w.T.Context(), other)
+		w.AwaitWaiters(name, 1)
+		before, asked := w.Counter(p, LuaRelease), q.Faults.Commands("EVALSHA")
+		w.Leave(section, l)
+		mine := waiter.Section()
+		require.Equal(w.T, 1, before())
+		require.Equal(w.T, asked, q.Faults.Commands("EVALSHA"), "the message is enough")
+		w.Leave(mine, other)
 	}
 }
 
-func clientsOfEveryKind(w *field) {
-	p := w.peer()
-	reader := w.peerOn(func(o *redis.ClusterOptions) { o.ReadOnly, o.RouteRandomly = true, true })
-	wrapped, err := relock.New(struct{ *redis.ClusterClient }{p.rdb})
-	require.NoError(w.t, err)
-	w.closing(wrapped, p.faults)
-	for _, name := range w.oneForEachMaster() {
+func clientsOfEveryKind(w *ClusterArena) {
+	p := w.Peer()
+	reader := w.PeerOn(func(o *redis.ClusterOptions) { o.ReadOnly, o.RouteRandomly = true, true })
+	wrapped, err := relock.New(struct{ *redis.ClusterClient }{p.RDB})
+	require.NoError(w.T, err)
+	w.Closing(wrapped, p.Faults)
+	for _, name := range w.OneForEachMaster() {
 		for _, c := range []*relock.Client{reader.Client, wrapped} {
-			w.handOver(p.NewLock(name), c.NewLock(name))
-			w.handOver(c.NewLock(name), p.NewLock(name))
-			w.handOver(c.NewLock(name), c.NewLock(name))
+			w.HandOver(p.NewLock(name), c.NewLock(name))
+			w.HandOver(c.NewLock(name), p.NewLock(name))
+			w.HandOver(c.NewLock(name), c.NewLock(name))
 		}
 	}
 }
 
-func lostReplyInACluster(w *field) {
-	t := w.t
+func lostReplyInACluster(w *ClusterArena) {
+	t := w.T
 	const name = "a"
-	for _, how := range breaks {
-		p := w.peer()
+	for _, how := range Breaks {
+		p := w.Peer()
 		l := p.NewLock(name)
-		acquires, renewals, releases := w.counter(p, luaAcquire), w.counter(p, luaRenew), w.counter(p, luaRelease)
-		lose := func(script string) { p.faults.Once(w.script(script), redistest.DropReply(how)) }
-		lose(luaAcquire)
-		outer := w.enter(t.Context(), l)
+		acquires, renewals, releases := w.Counter(p, LuaAcquire), w.Counter(p, LuaRenew), w.Counter(p, LuaRelease)
+		lose := func(script string) { p.Faults.Once(w.Script(script), redistest.DropReply(how)) }
+		lose(LuaAcquire)
+		outer := w.Enter(t.Context(), l)
 		require.Equal(t, 2, acquires())
-		lose(luaRenew)
+		lose(LuaRenew)
 		before := renewals()
-		inner := w.enter(outer, l)
+		inner := w.Enter(outer, l)
 		require.GreaterOrEqual(t, renewals(), before+2)
-		w.awaitCount(name, 2)
-		lose(luaRenew)
-		w.leave(inner, l)
-		w.awaitCount(name, 1)
-		lose(luaRelease)
-		w.leave(outer, l)
+		w.AwaitCount(name, 2)
+		lose(LuaRenew)
+		w.Leave(inner, l)
+		w.AwaitCount(name, 1)
+		lose(LuaRelease)
+		w.Leave(outer, l)
 		require.Equal(t, 2, releases())
-		w.requireFree(name)
+		w.RequireFree(name)
 	}
 }
 
-func sharedSlot(w *field) {
-	t := w.t
-	p := w.peer(relock.WithTTL(3 * time.Second))
+func sharedSlot(w *ClusterArena) {
+	t := w.T
+	p := w.Peer(relock.WithTTL(3 * time.Second))
 	cart, mail := p.NewLock("{user:7}:cart"), p.NewLock("{user:7}:mail")
-	first, second := w.enter(t.Context(), cart), w.enter(t.Context(), mail)
-	w.draw(first, cart)
+	first, second := w.Enter(t.Context(), cart), w.Enter(t.Context(), mail)
+	w.Draw(first, cart)
 	slots := map[int]bool{}
-	for _, key := range redistest.Keys(t, w.all) {
+	for _, key := range redistest.Keys(t, w.All) {
 		if strings.Contains(key, "user:7") {
-			slots[w.cluster.Slot(key)] = true
+			slots[w.Cluster.Slot(key)] = true
 		}
 	}
 	require.Len(t, slots, 1)
-	sleepUntil(time.Now().Add(300 * time.Millisecond)) // behind the renewals that find the control channel
-	renewals := w.counter(p, luaRenew)
-	redistest.Eventually(t, w.limit, func() bool { return renewals() > 0 }, "they are renewed")
-	redistest.Eventually(t, w.limit, func() bool {
+	SleepUntil(time.Now().Add(300 * time.Millisecond)) // behind the renewals that find the control channel
+	renewals := w.Counter(p, LuaRenew)
+	redistest.Eventually(t, w.Limit, func() bool { return renewals() > 0 }, "they are renewed")
+	redistest.Eventually(t, w.Limit, func() bool {
 		return cart.Remaining(first) > 2*time.Second && mail.Remaining(second) > 2*time.Second
 	}, "both of them")
 	require.Equal(t, 1, renewals(), "by one command")
-	w.leave(first, cart)
-	w.leave(second, mail)
+	w.Leave(first, cart)
+	w.Leave(second, mail)
 }
 
-func onePubSubConnectionForEachMaster(w *field) {
-	t := w.t
+func onePubSubConnectionForEachMaster(w *ClusterArena) {
+	t := w.T
 	const locks = 30
-	holder, waiting := w.peer(), w.peer()
+	holder, waiting := w.Peer(), w.Peer()
 	name := func(i int) string { return fmt.Sprint("lock", i) }
 	var sections []context.Context
-	var waiters []*attempt
+	var waiters []*Attempt
 	for i := range locks {
-		sections = append(sections, w.enter(t.Context(), holder.NewLock(name(i))))
-		waiters = append(waiters, w.start(t.Context(), waiting.NewLock(name(i))))
-		w.awaitWaiters(name(i), 1)
+		sections = append(sections, w.Enter(t.Context(), holder.NewLock(name(i))))
+		waiters = append(waiters, w.Start(t.Context(), waiting.NewLock(name(i))))
+		w.AwaitWaiters(name(i), 1)
 	}
 	control := 0
-	for _, m := range w.masters() {
-		require.Equal(t, 1, w.pubsubs(m, waiting), "at %s", m.Addr())
-		require.Positive(t, shardChannels(t, m), "the locks are spread")
-		control += w.pubsubs(m, holder)
+	for _, m := range w.Masters() {
+		require.Equal(t, 1, w.Pubsubs(m, waiting), "at %s", m.Addr())
+		require.Positive(t, ShardChannels(t, m), "the locks are spread")
+		control += w.Pubsubs(m, holder)
 	}
 	require.LessOrEqual(t, control, 1, "a client that never waits has its control channel only")
 	for i := range locks {
-		w.leave(sections[i], holder.NewLock(name(i)))
-		w.leave(waiters[i].section(), waiters[i].lock)
+		w.Leave(sections[i], holder.NewLock(name(i)))
+		w.Leave(waiters[i].Section(), waiters[i].Lock)
 	}
 }
 
-func aThousandLocks(w *field) {
-	t := w.t
+func aThousandLocks(w *ClusterArena) {
+	t := w.T
 	const locks, ttl = 1000, 3 * time.Second
 	var failed atomic.Int64
-	p := w.peer(relock.WithTTL(ttl), relock.WithHooks(relock.Hooks{
+	p := w.Peer(relock.WithTTL(ttl), relock.WithHooks(relock.Hooks{
 		Renewed: func(r relock.Renewed) { failed.Add(int64(r.Failed)) },
 	}))
-	renewals := w.counter(p, luaRenew)
+	renewals := w.Counter(p, LuaRenew)
 	sections := make([]context.Context, locks)
 	lock := func(i int) *relock.Lock { return p.NewLock(fmt.Sprint("many", i)) }
-	var errs names
+	var errs Texts
 	each := func(f func(i int) error) {
 		t.Helper()
 		var all sync.WaitGroup
 		for first := range 10 {
 			all.Go(func() {
 				for i := first; i < locks; i += 10 {
-					errs.check(f(i))
+					errs.Check(f(i))
 				}
 			})
 		}
-		require.NoError(t, w.within(30*time.Second).call(func() error { all.Wait(); return nil }))
-		require.Empty(t, errs.all())
+		require.NoError(t, w.Within(30*time.Second).Call(func() error { all.Wait(); return nil }))
+		require.Empty(t, errs.All())
 	}
 	start := time.Now()
 	each(func(i int) (err error) {
 		sections[i], err = lock(i).Lock(context.Background()) //nolint:fatcontext // one each
 		return err
 	})
-	p.faults.Reset()
+	p.Faults.Reset()
 	before := renewals()
-	sleepUntil(time.Now().Add(ttl + ttl/4))
+	SleepUntil(time.Now().Add(ttl + ttl/4))
 	intervals := float64(time.Since(start)) / float64(ttl/3)
 	for i := range locks {
 		require.True(t, lock(i).Held(sections[i]), "%d: %v", i, context.Cause(sections[i]))
 	}
 	// Each lock has a slot of its own, and so a command, but commands share round trips.
-	sent, trips := renewals()-before, p.faults.Stats().RoundTrips
+	sent, trips := renewals()-before, p.Faults.Stats().RoundTrips
 	require.Zero(t, failed.Load())
 	require.GreaterOrEqual(t, sent, 3*locks)
 	require.LessOrEqual(t, float64(sent), (intervals+2)*locks*1.2)

@@ -23,17 +23,17 @@ import (
 
 // The first half of this file is the vocabulary of all tests with several servers.
 
-// onWire is the timeout of the peers in these tests. A server that is gone is noticed soon, and a
+// OnWire is the timeout of the peers in these tests. A server that is gone is noticed soon, and a
 // busy machine has time.
-const onWire = 500 * time.Millisecond
+const OnWire = 500 * time.Millisecond
 
-// acked asks for the one replica that there is.
-func acked() relock.Option { return relock.WithReplicaAcks(1, 400*time.Millisecond) }
+// Acked asks for the one replica that there is.
+func Acked() relock.Option { return relock.WithReplicaAcks(1, 400*time.Millisecond) }
 
 // surroundings is an arena of several servers, none of them started. Servers and clients share a
 // busy machine. The limit is less than DefaultTTL, so a test finds out what only comes at the end of
 // a lease.
-func surroundings(t *testing.T, rdb func() redis.UniversalClient) *arena {
+func surroundings(t *testing.T, rdb func() redis.UniversalClient) *Arena {
 	t.Helper()
 	if testing.Short() {
 		redistest.NotTested(t, "-short leaves out Sentinel and Cluster, which take long")
@@ -42,47 +42,47 @@ func surroundings(t *testing.T, rdb func() redis.UniversalClient) *arena {
 	return bare(t, 10*time.Second, rdb)
 }
 
-// closing closes a client at the end of a test.
-func (w *arena) closing(c *relock.Client, faults *redistest.Faults) {
-	w.t.Helper()
-	w.t.Cleanup(func() {
+// Closing closes a client at the end of a test.
+func (w *Arena) Closing(c *relock.Client, faults *redistest.Faults) {
+	w.T.Helper()
+	w.T.Cleanup(func() {
 		faults.Heal() // what a failed test has left
 		start := time.Now()
-		require.NoError(w.t, c.Close())
-		require.Less(w.t, time.Since(start), 10*time.Second, "Close waits for no more than what is on the wire")
+		require.NoError(w.T, c.Close())
+		require.Less(w.T, time.Since(start), 10*time.Second, "Close waits for no more than what is on the wire")
 	})
 }
 
-// crowd is many who wait for one lock, go through it one by one, and leave at once.
-type crowd struct {
-	witness
-	w    *arena
-	all  sync.WaitGroup
-	errs names
+// Crowd is many who wait for one lock, go through it one by one, and leave at once.
+type Crowd struct {
+	Witness
+	Arena *Arena
+	all   sync.WaitGroup
+	errs  Texts
 }
 
-func (c *crowd) joins(l *relock.Lock) {
+func (c *Crowd) Joins(l *relock.Lock) {
 	c.all.Go(func() {
-		c.errs.check(l.Do(context.Background(), func(section context.Context) error {
-			c.enter(section, l)
+		c.errs.Check(l.Do(context.Background(), func(section context.Context) error {
+			c.Enter(section, l)
 			<-time.After(time.Millisecond)
-			c.leave(section)
+			c.Leave(section)
 			return context.Cause(section)
 		}))
 	})
 }
 
-// through waits until everybody was in.
-func (c *crowd) through(limit time.Duration, entries int) {
-	c.w.t.Helper()
-	_ = c.w.within(limit).call(func() error { c.all.Wait(); return nil })
-	require.Empty(c.w.t, c.errs.all())
-	c.require(c.w.t)
-	require.Equal(c.w.t, entries, c.entries)
+// Through waits until everybody was in.
+func (c *Crowd) Through(limit time.Duration, entries int) {
+	c.Arena.T.Helper()
+	_ = c.Arena.Within(limit).Call(func() error { c.all.Wait(); return nil })
+	require.Empty(c.Arena.T, c.errs.All())
+	c.Require(c.Arena.T)
+	require.Equal(c.Arena.T, entries, c.Entries)
 }
 
-// replicated waits until the replica of a server has all that was written so far.
-func replicated(t testing.TB, master redis.UniversalClient, key string) {
+// Replicated waits until the replica of a server has all that was written so far.
+func Replicated(t testing.TB, master redis.UniversalClient, key string) {
 	t.Helper()
 	redistest.Eventually(t, 10*time.Second, func() bool {
 		node, ok := master.(*redis.Client)
@@ -114,7 +114,7 @@ func cutReplica(t testing.TB, master, replica *redistest.Server) {
 	// A password that the master does not want keeps the replica out.
 	require.NoError(t, r.ConfigSet(ctx, "masterauth", "nobody").Err())
 	require.NoError(t, m.Do(ctx, "CLIENT", "KILL", "TYPE", "replica").Err())
-	redistest.Eventually(t, 3*limit, func() bool {
+	redistest.Eventually(t, 3*Limit, func() bool {
 		info, err := r.Info(ctx, "replication").Result()
 		return err == nil && strings.Contains(info, "master_link_status:down")
 	}, "the replica has lost its master")
@@ -126,12 +126,12 @@ func mendReplica(t testing.TB, replica *redistest.Server) {
 	require.NoError(t, replica.Client().ConfigSet(context.Background(), "masterauth", "").Err())
 }
 
-// requireForgotten says that a server has none of the scripts, and answers NOSCRIPT.
-func requireForgotten(t testing.TB, server *redistest.Server) {
+// RequireForgotten says that a server has none of the scripts, and answers NOSCRIPT.
+func RequireForgotten(t testing.TB, server *redistest.Server) {
 	t.Helper()
 	var sums []string
-	for _, name := range scriptNames {
-		sum := sha1.Sum([]byte(luaSource(t, name)))
+	for _, name := range ScriptNames {
+		sum := sha1.Sum([]byte(LuaSource(t, name)))
 		sums = append(sums, hex.EncodeToString(sum[:]))
 	}
 	there, err := server.Client().ScriptExists(context.Background(), sums...).Result()
@@ -139,13 +139,13 @@ func requireForgotten(t testing.TB, server *redistest.Server) {
 	require.NotContains(t, there, true)
 }
 
-// onSentinel is an arena on a master with a replica, and three sentinels.
-func onSentinel(t *testing.T) (*arena, *redistest.Sentinel) {
+// OnSentinel is an arena on a master with a replica, and three sentinels.
+func OnSentinel(t *testing.T) (*Arena, *redistest.Sentinel) {
 	t.Helper()
-	var w *arena
-	w = surroundings(t, func() redis.UniversalClient { return w.plain })
+	var w *Arena
+	w = surroundings(t, func() redis.UniversalClient { return w.Plain })
 	s := redistest.StartSentinel(t)
-	w.server, w.plain = s.Master(), s.Client()
+	w.Server, w.Plain = s.Master(), s.Client()
 	t.Cleanup(func() {
 		if !t.Failed() {
 			w.requireTidy()
@@ -154,32 +154,32 @@ func onSentinel(t *testing.T) (*arena, *redistest.Sentinel) {
 	return w, s
 }
 
-// sentinelPeer is a peer that asks the sentinels for the master.
-func sentinelPeer(w *arena, s *redistest.Sentinel, options ...relock.Option) *peer {
-	w.t.Helper()
-	p := &peer{faults: redistest.NewFaults()}
-	w.t.Cleanup(p.faults.Close)
-	p.rdb = s.Client(func(o *redis.FailoverOptions) {
-		o.Dialer = p.faults.Dialer(nil)
-		o.ReadTimeout, o.WriteTimeout, o.DialTimeout = onWire, onWire, onWire
+// SentinelPeer is a peer that asks the sentinels for the master.
+func SentinelPeer(w *Arena, s *redistest.Sentinel, options ...relock.Option) *Peer {
+	w.T.Helper()
+	p := &Peer{Faults: redistest.NewFaults()}
+	w.T.Cleanup(p.Faults.Close)
+	p.RDB = s.Client(func(o *redis.FailoverOptions) {
+		o.Dialer = p.Faults.Dialer(nil)
+		o.ReadTimeout, o.WriteTimeout, o.DialTimeout = OnWire, OnWire, OnWire
 		o.DialerRetries = 1
 	})
 	var err error
-	p.Client, err = relock.New(p.rdb, options...)
-	require.NoError(w.t, err)
-	w.closing(p.Client, p.faults)
+	p.Client, err = relock.New(p.RDB, options...)
+	require.NoError(w.T, err)
+	w.Closing(p.Client, p.Faults)
 	return p
 }
 
-// failover is a way in which a master goes away.
-type failover struct {
-	fail     func() *redistest.Server // returns when all sentinels know the new master
-	comeBack func()
+// Failover is a way in which a master goes away.
+type Failover struct {
+	Fail     func() *redistest.Server // returns when all sentinels know the new master
+	ComeBack func()
 }
 
-// failovers returns the ways in which a master goes away, by name.
-func failovers(s *redistest.Sentinel) map[string]failover {
-	return map[string]failover{
+// Failovers returns the ways in which a master goes away, by name.
+func Failovers(s *redistest.Sentinel) map[string]Failover {
+	return map[string]Failover{
 		"killed":       {s.KillMaster, func() { s.Replica().Restart() }},
 		"in agreement": {s.Failover, func() {}},
 		"stopped, and resumed as a second master": {s.PauseMaster, func() { s.Replica().Resume() }},
@@ -187,38 +187,38 @@ func failovers(s *redistest.Sentinel) map[string]failover {
 }
 
 func TestWaitersGetInOneByOneAfterASentinelFailover(t *testing.T) {
-	w, s := onSentinel(t)
-	var peers []*peer
+	w, s := OnSentinel(t)
+	var peers []*Peer
 	for range 4 {
-		peers = append(peers, sentinelPeer(w, s, relock.WithTTL(12*time.Second)))
+		peers = append(peers, SentinelPeer(w, s, relock.WithTTL(12*time.Second)))
 	}
-	holder := sentinelPeer(w, s, relock.WithTTL(12*time.Second))
-	for way, failover := range failovers(s) {
+	holder := SentinelPeer(w, s, relock.WithTTL(12*time.Second))
+	for way, failover := range Failovers(s) {
 		t.Run(way, func(t *testing.T) {
 			const name = "a"
-			w := w.in(t)
+			w := w.In(t)
 			l := holder.NewLock(name)
-			outer := w.enter(t.Context(), l)
-			section := w.enter(outer, l)
-			c := &crowd{w: w}
-			c.enter(section, l)
+			outer := w.Enter(t.Context(), l)
+			section := w.Enter(outer, l)
+			c := &Crowd{Arena: w}
+			c.Enter(section, l)
 			for i := range 20 {
-				c.joins(peers[i%len(peers)].NewLock(name))
+				c.Joins(peers[i%len(peers)].NewLock(name))
 			}
-			w.awaitWaiters(name, 20)
-			replicated(t, w.plain, "x")
-			requireForgotten(t, s.Replica()) // Redis does not replicate scripts
+			w.AwaitWaiters(name, 20)
+			Replicated(t, w.Plain, "x")
+			RequireForgotten(t, s.Replica()) // Redis does not replicate scripts
 
-			failover.fail()
-			failover.comeBack()
+			failover.Fail()
+			failover.ComeBack()
 			require.NoError(t, section.Err(), "the new master has the lock")
-			w.leave(section, l)
+			w.Leave(section, l)
 			require.NoError(t, outer.Err())
-			w.requireCount(name, 1)
-			c.leave(section)
-			w.leave(outer, l)
-			c.through(3*w.limit, 21) // a stopped server is only noticed by its silence
-			w.requireFree(name)
+			w.RequireCount(name, 1)
+			c.Leave(section)
+			w.Leave(outer, l)
+			c.Through(3*w.Limit, 21) // a stopped server is only noticed by its silence
+			w.RequireFree(name)
 			s.WaitReplica()
 			require.NoError(t, s.Replica().Client().ScriptFlush(t.Context()).Err()) // for the next way
 		})
@@ -227,103 +227,103 @@ func TestWaitersGetInOneByOneAfterASentinelFailover(t *testing.T) {
 
 // A lock that only the old master had is lost with it.
 func TestAHolderIsToldThatThePromotedReplicaLackedItsLock(t *testing.T) {
-	w, s := onSentinel(t)
+	w, s := OnSentinel(t)
 	const ttl = 12 * time.Second
-	holder, next := sentinelPeer(w, s, relock.WithTTL(ttl)), sentinelPeer(w, s, relock.WithTTL(ttl))
-	replicated(t, w.plain, "x")
+	holder, next := SentinelPeer(w, s, relock.WithTTL(ttl)), SentinelPeer(w, s, relock.WithTTL(ttl))
+	Replicated(t, w.Plain, "x")
 	replica := s.Replica()
 	cutReplica(t, s.Master(), replica)
 
 	l := holder.NewLock("a")
-	section := w.enter(t.Context(), l)
-	token := w.draw(section, l)
-	c := &crowd{w: w}
+	section := w.Enter(t.Context(), l)
+	token := w.Draw(section, l)
+	c := &Crowd{Arena: w}
 	for range 5 {
-		c.joins(next.NewLock("a"))
+		c.Joins(next.NewLock("a"))
 	}
-	w.awaitWaiters("a", 5)
+	w.AwaitWaiters("a", 5)
 	require.Same(t, replica, s.KillMaster())
 	mendReplica(t, replica)
 
-	require.Equal(t, relock.LossTaken, w.within(ttl/3+w.limit).lost(section), "not by its deadline: Redis has said so")
+	require.Equal(t, relock.LossTaken, w.Within(ttl/3+w.Limit).Lost(section), "not by its deadline: Redis has said so")
 	var lost *relock.LostError
 	require.ErrorAs(t, l.Unlock(section), &lost)
 	require.Equal(t, token, lost.Token)
-	c.through(w.limit, 5)
-	require.Greater(t, c.token, token, "the new master did not know of the old token")
+	c.Through(w.Limit, 5)
+	require.Greater(t, c.Token, token, "the new master did not know of the old token")
 	s.Replica().Restart()
 }
 
 // With WithReplicaAcks either the replica has the lock, or nobody thinks to have it.
 func TestReplicaAcksCloseTheGapOfASentinelFailover(t *testing.T) {
-	w, s := onSentinel(t)
-	p, q := sentinelPeer(w, s, acked()), sentinelPeer(w, s)
+	w, s := OnSentinel(t)
+	p, q := SentinelPeer(w, s, Acked()), SentinelPeer(w, s)
 	l := p.NewLock("a")
-	replicated(t, w.plain, "x")
+	Replicated(t, w.Plain, "x")
 	replica := s.Replica()
 
 	cutReplica(t, s.Master(), replica)
-	require.ErrorIs(t, w.start(t.Context(), l).failure(), relock.ErrNotReplicated)
-	w.requireFree("a")
+	require.ErrorIs(t, w.Start(t.Context(), l).Failure(), relock.ErrNotReplicated)
+	w.RequireFree("a")
 	mendReplica(t, replica)
 	s.WaitReplica()
 
-	replicated(t, w.plain, "x")
-	section := w.enter(t.Context(), l)
+	Replicated(t, w.Plain, "x")
+	section := w.Enter(t.Context(), l)
 	s.Master().Kill() // at once
-	waiter := w.start(t.Context(), q.NewLock("a"))
+	waiter := w.Start(t.Context(), q.NewLock("a"))
 	s.Replace(replica)
-	redistest.Eventually(t, w.limit, func() bool { return w.plain.Ping(t.Context()).Err() == nil }, "the new master is found")
-	w.awaitWaiters("a", 1)
+	redistest.Eventually(t, w.Limit, func() bool { return w.Plain.Ping(t.Context()).Err() == nil }, "the new master is found")
+	w.AwaitWaiters("a", 1)
 	require.NoError(t, section.Err())
 	require.True(t, l.Held(section))
-	token := w.draw(section, l)
-	w.requireCount("a", 1)
-	w.leave(section, l)
-	mine := waiter.section()
-	require.Greater(t, w.draw(mine, waiter.lock), token)
-	w.leave(mine, waiter.lock)
+	token := w.Draw(section, l)
+	w.RequireCount("a", 1)
+	w.Leave(section, l)
+	mine := waiter.Section()
+	require.Greater(t, w.Draw(mine, waiter.Lock), token)
+	w.Leave(mine, waiter.Lock)
 
 	// No replica is left. Lock says so, until one is back.
-	require.ErrorIs(t, w.start(t.Context(), l).failure(), relock.ErrNotReplicated)
+	require.ErrorIs(t, w.Start(t.Context(), l).Failure(), relock.ErrNotReplicated)
 	s.Replica().Restart()
 	s.WaitReplica()
-	replicated(t, w.plain, "x")
-	w.leave(w.enter(t.Context(), l), l)
+	Replicated(t, w.Plain, "x")
+	w.Leave(w.Enter(t.Context(), l), l)
 }
 
 // Work goes on all the time, so the failover comes at any moment.
 func TestWithReplicaAcksNoTwoAreInThroughASentinelFailover(t *testing.T) {
-	w, s := onSentinel(t)
+	w, s := OnSentinel(t)
 	const ttl, workers = 2 * time.Second, 8
-	w.tidyWithin = ttl + w.limit // the lease of a release that was lost
-	var peers []*peer
+	w.TidyWithin = ttl + w.Limit // the lease of a release that was lost
+	var peers []*Peer
 	for range 4 {
-		peers = append(peers, sentinelPeer(w, s, relock.WithTTL(ttl), acked()))
+		peers = append(peers, SentinelPeer(w, s, relock.WithTTL(ttl), Acked()))
 	}
-	g := &witness{lost: true}
-	var done tally
-	var errs names
+	g := &Witness{Lost: true}
+	var done Tally
+	var errs Texts
 	stop := make(chan struct{})
 	var all sync.WaitGroup
 	work := func(l *relock.Lock) {
 		section, err := l.Lock(context.Background())
 		switch {
 		case errors.Is(err, relock.ErrNotReplicated):
-			done.add("not replicated")
+			done.Add("not replicated")
 			<-time.After(20 * time.Millisecond)
 			return
 		case err != nil:
-			errs.check(err)
+			errs.Check(err)
 			return
 		}
-		if g.enter(section, l) {
+		if g.Enter(section, l) {
 			<-time.After(3 * time.Millisecond)
-			done.add("sections")
+			done.Add("sections")
 		}
-		g.leave(section)
+		g.Leave(section)
 		if l.Unlock(section) != nil { // nobody confirms while there is no master
-			done.add("unlocks that failed")
+			done.Add("unlocks that failed")
 		}
 	}
 	for i := range workers {
@@ -341,8 +341,8 @@ func TestWithReplicaAcksNoTwoAreInThroughASentinelFailover(t *testing.T) {
 	}
 	sections := func(more int) {
 		t.Helper()
-		want := done.of("sections") + more
-		redistest.Eventually(t, 30*time.Second, func() bool { return done.of("sections") >= want }, "work goes on")
+		want := done.Of("sections") + more
+		redistest.Eventually(t, 30*time.Second, func() bool { return done.Of("sections") >= want }, "work goes on")
 	}
 	sections(50)
 	s.KillMaster()
@@ -350,19 +350,19 @@ func TestWithReplicaAcksNoTwoAreInThroughASentinelFailover(t *testing.T) {
 	s.WaitReplica()
 	sections(50)
 	close(stop)
-	require.NoError(t, w.within(20*time.Second).call(func() error { all.Wait(); return nil }))
-	require.Empty(t, errs.all())
-	g.require(t)
+	require.NoError(t, w.Within(20*time.Second).Call(func() error { all.Wait(); return nil }))
+	require.Empty(t, errs.All())
+	g.Require(t)
 	t.Log(&done)
 }
 
 // A FailoverClusterClient of go-redis is a cluster client without a cluster. Reads go to replicas.
 func TestBothKindsOfSentinelClientsShareTheirLocks(t *testing.T) {
-	w, s := onSentinel(t)
-	plain := sentinelPeer(w, s)
+	w, s := OnSentinel(t)
+	plain := SentinelPeer(w, s)
 	rdb := redis.NewFailoverClusterClient(&redis.FailoverOptions{
 		MasterName: s.MasterName(), SentinelAddrs: s.Addrs(), RouteRandomly: true,
-		ReadTimeout: onWire, WriteTimeout: onWire, DialTimeout: onWire, DialerRetries: 1,
+		ReadTimeout: OnWire, WriteTimeout: OnWire, DialTimeout: OnWire, DialerRetries: 1,
 	})
 	t.Cleanup(func() { _ = rdb.Close() })
 	reader, err := relock.New(rdb)
@@ -373,21 +373,21 @@ func TestBothKindsOfSentinelClientsShareTheirLocks(t *testing.T) {
 	handOver := func() {
 		t.Helper()
 		for _, way := range [][2]*relock.Lock{{l, rl}, {rl, l}, {rl, rl}} {
-			section := w.enter(t.Context(), way[0])
-			waiter := w.start(t.Context(), way[1])
-			w.awaitWaiters("a", 1)
-			w.leave(section, way[0])
-			w.leave(waiter.section(), way[1])
+			section := w.Enter(t.Context(), way[0])
+			waiter := w.Start(t.Context(), way[1])
+			w.AwaitWaiters("a", 1)
+			w.Leave(section, way[0])
+			w.Leave(waiter.Section(), way[1])
 		}
 	}
 	handOver()
-	section := w.enter(t.Context(), rl)
-	waiter := w.start(t.Context(), rl)
-	w.awaitWaiters("a", 1)
-	replicated(t, w.plain, "x")
+	section := w.Enter(t.Context(), rl)
+	waiter := w.Start(t.Context(), rl)
+	w.AwaitWaiters("a", 1)
+	Replicated(t, w.Plain, "x")
 	s.Failover()
-	w.leave(section, rl)
-	w.leave(waiter.section(), rl)
+	w.Leave(section, rl)
+	w.Leave(waiter.Section(), rl)
 	handOver()
 }
 
@@ -396,53 +396,53 @@ func TestBothKindsOfSentinelClientsShareTheirLocks(t *testing.T) {
 // repeats what the new master publishes, and the new master does not count who hears it there.
 func TestAGrantHeardThroughADemotedMasterIsNotBelieved(t *testing.T) {
 	const ttl = 5 * time.Second // longer than all takes to be in place
-	w, replica := withReplica(t)
-	w.tidyWithin = ttl + w.limit
+	w, replica := WithReplica(t)
+	w.TidyWithin = ttl + w.Limit
 	var address atomic.Value
-	address.Store(w.server.Addr())
+	address.Store(w.Server.Addr())
 	follow := func(o *redis.Options) {
 		dial := o.Dialer
 		o.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return dial(ctx, network, address.Load().(string))
 		}
 	}
-	owner, waiting, third := w.peerOn(follow, relock.WithTTL(ttl)), w.peerOn(follow, relock.WithTTL(ttl)), w.peerOn(follow)
+	owner, waiting, third := w.PeerOn(follow, relock.WithTTL(ttl)), w.PeerOn(follow, relock.WithTTL(ttl)), w.PeerOn(follow)
 	l, wl, tl := owner.NewLock("a"), waiting.NewLock("a"), third.NewLock("a")
 
-	section := w.enter(t.Context(), l)
-	waiter := w.start(t.Context(), wl)
-	w.awaitWaiters("a", 1)
-	replicated(t, w.plain, "x")
-	old := w.plain
-	w.plain = replica.Client()
-	require.NoError(t, w.plain.ReplicaOf(t.Context(), "NO", "ONE").Err())
+	section := w.Enter(t.Context(), l)
+	waiter := w.Start(t.Context(), wl)
+	w.AwaitWaiters("a", 1)
+	Replicated(t, w.Plain, "x")
+	old := w.Plain
+	w.Plain = replica.Client()
+	require.NoError(t, w.Plain.ReplicaOf(t.Context(), "NO", "ONE").Err())
 	address.Store(replica.Addr())
 	host, port, _ := strings.Cut(replica.Addr(), ":")
 	require.NoError(t, old.ReplicaOf(t.Context(), host, port).Err())
-	replicated(t, w.plain, "x")
-	hears := func(s string) bool { return strings.HasPrefix(s, baseKey("a")+":") }
+	Replicated(t, w.Plain, "x")
+	hears := func(s string) bool { return strings.HasPrefix(s, BaseKey("a")+":") }
 	heard := redistest.Subscriptions(t, old)
 	require.True(t, hears(heard[0]) || hears(heard[len(heard)-1]), "the waiter hears the old master: %q", heard)
 
 	require.NoError(t, section.Err())
-	w.leave(section, l)
+	w.Leave(section, l)
 	// The waiter may get in as late as its lease allows, but not while Redis knows nothing of that.
-	mine := waiter.within(ttl + w.limit).section()
-	w.requireOwner("a", mine)
+	mine := waiter.Within(ttl + w.Limit).Section()
+	w.RequireOwner("a", mine)
 	_, err := tl.TryLock(t.Context())
 	require.ErrorIs(t, err, relock.ErrLocked)
 
 	// The client has found the new master, so the next hand-over is as prompt as any.
-	w.leave(mine, wl)
-	section = w.enter(t.Context(), l)
-	waiter = w.start(t.Context(), wl)
-	w.awaitWaiters("a", 1)
-	w.leave(section, l)
+	w.Leave(mine, wl)
+	section = w.Enter(t.Context(), l)
+	waiter = w.Start(t.Context(), wl)
+	w.AwaitWaiters("a", 1)
+	w.Leave(section, l)
 	start := time.Now()
-	mine = waiter.within(ttl + w.limit).section()
-	require.Less(t, time.Since(start), ttl/2+w.lateness(), "not by the end of a lease")
-	w.leave(mine, wl)
-	w.requireFree("a")
-	replicated(t, w.plain, "x")
-	w.plain = old // lives longer than the new master, and has all that the new master had
+	mine = waiter.Within(ttl + w.Limit).Section()
+	require.Less(t, time.Since(start), ttl/2+w.Lateness(), "not by the end of a lease")
+	w.Leave(mine, wl)
+	w.RequireFree("a")
+	Replicated(t, w.Plain, "x")
+	w.Plain = old // lives longer than the new master, and has all that the new master had
 }

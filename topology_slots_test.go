@@ -17,37 +17,37 @@ import (
 // What do holders and waiters notice while a slot moves to another master?
 
 func TestOnAClusterWhoseSlotsMove(t *testing.T) {
-	shared := onCluster(t)
-	for name, test := range map[string]func(*field){
+	shared := OnCluster(t)
+	for name, test := range map[string]func(*ClusterArena){
 		"a lock is held and waited for at every step of it":          everyStepOfAMove,
 		"a lock is handed over while its slot is about to move":      handedOverBeforeAMove,
 		"a lock that is freed on the way is had when it has arrived": freedOnTheWay,
 		"no section meets another while slots move to and fro":       toAndFro,
 		"a lease is renewed whatever becomes of another in its slot": apartOnTheWay,
 	} {
-		t.Run(name, func(t *testing.T) { test(shared.in(t)) })
+		t.Run(name, func(t *testing.T) { test(shared.In(t)) })
 	}
 }
 
 // apartOnTheWay: while a slot migrates, Redis refuses a call for several locks if some of the keys
 // are elsewhere. Each lease is renewed all the same.
-func apartOnTheWay(w *field) {
-	t := w.t
+func apartOnTheWay(w *ClusterArena) {
+	t := w.T
 	const ttl = 1500 * time.Millisecond
-	names := w.oneForEachMaster()
-	to := w.cluster.MasterFor(names[2])
+	names := w.OneForEachMaster()
+	to := w.Cluster.MasterFor(names[2])
 	for i, gone := range []bool{false, true} { // the key of the other lock is gone, or has not moved
-		name, p := names[i], w.peer(relock.WithTTL(ttl))
+		name, p := names[i], w.Peer(relock.WithTTL(ttl))
 		one, other := p.NewLock(name), p.NewLock("{"+name+"}:other")
-		section, otherSection := w.enter(t.Context(), one), w.enter(t.Context(), other)
+		section, otherSection := w.Enter(t.Context(), one), w.Enter(t.Context(), other)
 		if gone {
-			require.NoError(t, w.peer().NewLock(other.Name()).ForceUnlock(t.Context()))
+			require.NoError(t, w.Peer().NewLock(other.Name()).ForceUnlock(t.Context()))
 		}
-		move := w.cluster.BeginMove(name, to)
+		move := w.Cluster.BeginMove(name, to)
 		if !gone {
-			move.MoveKeys(baseKey(name))
+			move.MoveKeys(BaseKey(name))
 		}
-		sleepUntil(time.Now().Add(ttl + ttl/2))
+		SleepUntil(time.Now().Add(ttl + ttl/2))
 		require.NoError(t, context.Cause(section))
 		if gone {
 			require.ErrorIs(t, context.Cause(otherSection), relock.ErrLockLost)
@@ -55,9 +55,9 @@ func apartOnTheWay(w *field) {
 			require.NoError(t, context.Cause(otherSection))
 		}
 		move.Finish()
-		w.leave(section, one)
+		w.Leave(section, one)
 		if !gone {
-			w.leave(otherSection, other)
+			w.Leave(otherSection, other)
 		}
 	}
 }
@@ -65,90 +65,90 @@ func apartOnTheWay(w *field) {
 // everyStepOfAMove: a slot moves key by key, and the slot itself comes last. In between the old
 // master answers ASK for a lock whose keys have moved. Both masters answer TRYAGAIN for a lock whose
 // keys are on both sides or are not all there.
-func everyStepOfAMove(w *field) {
-	t := w.t
+func everyStepOfAMove(w *ClusterArena) {
+	t := w.T
 	const ttl = 3 * time.Second
-	names := w.oneForEachMaster()
-	name, to := names[0], w.cluster.MasterFor(names[1])
-	holder, waiting, late := w.peer(relock.WithTTL(ttl)), w.peer(relock.WithTTL(ttl)), w.peer(relock.WithTTL(ttl))
+	names := w.OneForEachMaster()
+	name, to := names[0], w.Cluster.MasterFor(names[1])
+	holder, waiting, late := w.Peer(relock.WithTTL(ttl)), w.Peer(relock.WithTTL(ttl)), w.Peer(relock.WithTTL(ttl))
 	l, wl, ll := holder.NewLock(name), waiting.NewLock(name), late.NewLock(name)
 	alone := holder.NewLock("{" + name + "}:alone") // in the same slot
-	renewals := w.counter(holder, luaRenew)
+	renewals := w.Counter(holder, LuaRenew)
 	renewed := func(what string) {
 		t.Helper()
 		before := renewals()
-		redistest.Eventually(t, w.limit, func() bool { return renewals() > before+1 }, "a renewal is sent while %s", what)
-		redistest.Eventually(t, w.limit, func() bool { return w.all.PTTL(t.Context(), baseKey(name)).Val() > ttl/2 }, "and arrives")
+		redistest.Eventually(t, w.Limit, func() bool { return renewals() > before+1 }, "a renewal is sent while %s", what)
+		redistest.Eventually(t, w.Limit, func() bool { return w.All.PTTL(t.Context(), BaseKey(name)).Val() > ttl/2 }, "and arrives")
 	}
 
-	outer := w.enter(t.Context(), l)
-	section := w.enter(outer, l)
-	token := w.draw(section, l)
-	other := w.enter(t.Context(), alone)
-	first := w.start(t.Context(), wl)
-	w.awaitWaiters(name, 1)
+	outer := w.Enter(t.Context(), l)
+	section := w.Enter(outer, l)
+	token := w.Draw(section, l)
+	other := w.Enter(t.Context(), alone)
+	first := w.Start(t.Context(), wl)
+	w.AwaitWaiters(name, 1)
 
-	move := w.cluster.BeginMove(name, to)
-	second := w.start(t.Context(), wl)
-	w.awaitWaiters(name, 2)
+	move := w.Cluster.BeginMove(name, to)
+	second := w.Start(t.Context(), wl)
+	w.AwaitWaiters(name, 2)
 	_, err := ll.TryLock(t.Context())
 	require.ErrorIs(t, err, relock.ErrLocked, "all of its keys are there, so nothing has changed")
 
-	move.MoveKeys(baseKey(name) + ":queue")
+	move.MoveKeys(BaseKey(name) + ":queue")
 	_, err = ll.TryLock(t.Context())
 	require.ErrorContains(t, err, "TRYAGAIN", "and not that it is free")
-	third := w.start(t.Context(), ll)
+	third := w.Start(t.Context(), ll)
 	renewed("its keys are on both sides")
 
 	move.MoveKeys()
 	_, err = ll.TryLock(t.Context())
 	require.ErrorIs(t, err, relock.ErrLocked, "ASK leads to where it is")
 	renewed("its keys have moved and the slot has not")
-	w.leave(section, l) // an inner one
-	w.awaitCount(name, 1)
+	w.Leave(section, l) // an inner one
+	w.AwaitCount(name, 1)
 	// A lock without a queue has a key that exists on neither side: nobody serves it for now.
 	leaving := make(chan error, 1)
 	go func() { leaving <- alone.Unlock(other) }()
-	before := late.faults.Commands()
-	sleepUntil(time.Now().Add(500 * time.Millisecond))
-	require.Less(t, late.faults.Commands()-before, 100, "a waiter that cannot be served does not ask all the time")
-	require.True(t, first.waits() && second.waits() && third.waits())
+	before := late.Faults.Commands()
+	SleepUntil(time.Now().Add(500 * time.Millisecond))
+	require.Less(t, late.Faults.Commands()-before, 100, "a waiter that cannot be served does not ask all the time")
+	require.True(t, first.Waits() && second.Waits() && third.Waits())
 	require.NoError(t, outer.Err())
 
 	move.Finish()
-	require.NoError(t, w.call(func() error { return <-leaving }))
-	require.Same(t, to, w.cluster.MasterFor(name))
-	w.awaitWaiters(name, 3)
-	redistest.Eventually(t, w.limit, func() bool { return shardChannels(t, to) == 2 }, "both waiting clients listen at the new master")
+	require.NoError(t, w.Call(func() error { return <-leaving }))
+	require.Same(t, to, w.Cluster.MasterFor(name))
+	w.AwaitWaiters(name, 3)
+	redistest.Eventually(t, w.Limit, func() bool { return ShardChannels(t, to) == 2 }, "both waiting clients listen at the new master")
 	renewed("it is there")
-	w.leave(outer, l)
-	for _, next := range []*attempt{first, second, third} {
-		mine := next.section()
-		w.requireOwner(name, mine)
-		drawn := w.draw(mine, next.lock)
+	w.Leave(outer, l)
+	for _, next := range []*Attempt{first, second, third} {
+		mine := next.Section()
+		w.RequireOwner(name, mine)
+		drawn := w.Draw(mine, next.Lock)
 		require.Greater(t, drawn, token)
 		token = drawn
-		w.leave(mine, next.lock)
+		w.Leave(mine, next.Lock)
 	}
 }
 
 // handedOverBeforeAMove: the old master serves a slot that is about to move, but a script cannot
 // make a key there, and cannot look at a key that does not exist (any more).
-func handedOverBeforeAMove(w *field) {
-	t := w.t
-	spread := w.oneForEachMaster()
-	holder, waiting := w.peer(), w.peer()
-	held := func(lock string, waiters ...*clusterPeer) (section context.Context, l *relock.Lock, asked []*attempt) {
+func handedOverBeforeAMove(w *ClusterArena) {
+	t := w.T
+	spread := w.OneForEachMaster()
+	holder, waiting := w.Peer(), w.Peer()
+	held := func(lock string, waiters ...*ClusterPeer) (section context.Context, l *relock.Lock, asked []*Attempt) {
 		l = holder.NewLock("{" + spread[0] + "}:" + lock)
-		section = w.enter(t.Context(), l)
+		section = w.Enter(t.Context(), l)
 		for i, p := range waiters {
-			asked = append(asked, w.start(t.Context(), p.NewLock(l.Name())))
-			w.awaitWaiters(l.Name(), i+1)
+			asked = append(asked, w.Start(t.Context(), p.NewLock(l.Name())))
+			w.AwaitWaiters(l.Name(), i+1)
 		}
 		return section, l, asked
 	}
 	gone := func(l *relock.Lock) { // a waiter that nothing reaches, before all others
-		require.NoError(t, w.all.ZAdd(t.Context(), baseKey(l.Name())+":queue", redis.Z{Score: 1, Member: "gone:1:1|30000"}).Err())
+		require.NoError(t, w.All.ZAdd(t.Context(), BaseKey(l.Name())+":queue", redis.Z{Score: 1, Member: "gone:1:1|30000"}).Err())
 	}
 	one, oneLock, oneWaits := held("one", waiting)
 	two, twoLock, twoWait := held("two", waiting, waiting)
@@ -157,77 +157,77 @@ func handedOverBeforeAMove(w *field) {
 	none, noneLock, _ := held("none")
 	gone(noneLock)
 	force, forceLock, forceWaits := held("force", waiting)
-	w.draw(force, forceLock) // State, and so ForceUnlock, looks at the token
+	w.Draw(force, forceLock) // State, and so ForceUnlock, looks at the token
 
 	// The first waiter of this lock does not hear of its grant, and gives up.
-	deaf := w.peer()
+	deaf := w.Peer()
 	late, lateLock, _ := held("late")
 	ctx, cancel := context.WithCancel(t.Context())
-	lateGone := w.start(ctx, deaf.NewLock(lateLock.Name()))
-	w.awaitWaiters(lateLock.Name(), 1)
-	lateWaits := w.start(t.Context(), waiting.NewLock(lateLock.Name()))
-	w.awaitWaiters(lateLock.Name(), 2)
+	lateGone := w.Start(ctx, deaf.NewLock(lateLock.Name()))
+	w.AwaitWaiters(lateLock.Name(), 1)
+	lateWaits := w.Start(t.Context(), waiting.NewLock(lateLock.Name()))
+	w.AwaitWaiters(lateLock.Name(), 2)
 
-	move := w.cluster.BeginMove(spread[0], w.cluster.MasterFor(spread[1]))
-	w.leave(one, oneLock)
-	granted := oneWaits[0].section()
-	w.leave(two, twoLock)
-	w.leave(twoWait[0].section(), twoWait[0].lock)
-	second := twoWait[1].section()
-	w.leave(past, pastLock)
-	passed := pastWaits[0].section()
-	w.leave(none, noneLock)
+	move := w.Cluster.BeginMove(spread[0], w.Cluster.MasterFor(spread[1]))
+	w.Leave(one, oneLock)
+	granted := oneWaits[0].Section()
+	w.Leave(two, twoLock)
+	w.Leave(twoWait[0].Section(), twoWait[0].Lock)
+	second := twoWait[1].Section()
+	w.Leave(past, pastLock)
+	passed := pastWaits[0].Section()
+	w.Leave(none, noneLock)
 	require.NoError(t, waiting.NewLock(forceLock.Name()).ForceUnlock(t.Context()))
-	forced := forceWaits[0].section()
-	deaf.faults.StallPubSub()
-	w.leave(late, lateLock)
+	forced := forceWaits[0].Section()
+	deaf.Faults.StallPubSub()
+	w.Leave(late, lateLock)
 	cancel()
-	require.ErrorIs(t, lateGone.failure(), context.Canceled)
-	lately := lateWaits.section()
-	deaf.faults.Heal()
+	require.ErrorIs(t, lateGone.Failure(), context.Canceled)
+	lately := lateWaits.Section()
+	deaf.Faults.Heal()
 
 	move.Finish()
-	w.leave(granted, oneWaits[0].lock)
-	w.leave(second, twoWait[1].lock)
-	w.leave(passed, pastWaits[0].lock)
-	w.leave(forced, forceWaits[0].lock)
-	w.leave(lately, lateWaits.lock)
+	w.Leave(granted, oneWaits[0].Lock)
+	w.Leave(second, twoWait[1].Lock)
+	w.Leave(passed, pastWaits[0].Lock)
+	w.Leave(forced, forceWaits[0].Lock)
+	w.Leave(lately, lateWaits.Lock)
 	require.ErrorIs(t, forceLock.Unlock(force), relock.ErrLockLost)
 }
 
 // freedOnTheWay: the lock is freed where the slot is going to be, while its waiters can only listen
 // where the slot still is.
-func freedOnTheWay(w *field) {
-	t := w.t
-	names := w.oneForEachMaster()
+func freedOnTheWay(w *ClusterArena) {
+	t := w.T
+	names := w.OneForEachMaster()
 	name := names[0]
-	holder, waiting := w.peer(), w.peer()
+	holder, waiting := w.Peer(), w.Peer()
 	l := holder.NewLock(name)
-	section := w.enter(t.Context(), l)
-	c := &crowd{w: w.arena}
-	c.enter(section, l)
+	section := w.Enter(t.Context(), l)
+	c := &Crowd{Arena: w.Arena}
+	c.Enter(section, l)
 	for range 10 {
-		c.joins(waiting.NewLock(name))
+		c.Joins(waiting.NewLock(name))
 	}
-	w.awaitWaiters(name, 10)
-	move := w.cluster.BeginMove(name, w.cluster.MasterFor(names[1]))
+	w.AwaitWaiters(name, 10)
+	move := w.Cluster.BeginMove(name, w.Cluster.MasterFor(names[1]))
 	move.MoveKeys()
-	c.leave(section)
-	w.leave(section, l)
+	c.Leave(section)
+	w.Leave(section, l)
 	move.Finish()
-	c.through(w.limit, 11)
-	w.requireFree(name)
+	c.Through(w.Limit, 11)
+	w.RequireFree(name)
 }
 
-func toAndFro(w *field) {
-	t := w.t
+func toAndFro(w *ClusterArena) {
+	t := w.T
 	const workers = 12
-	spread := w.oneForEachMaster()
-	there, back := w.cluster.MasterFor(spread[0]), w.cluster.MasterFor(spread[1])
-	guards := make([]witness, 3)
-	peers := []*clusterPeer{w.peer(), w.peer(), w.peer()}
-	var done tally
-	var errs names
+	spread := w.OneForEachMaster()
+	there, back := w.Cluster.MasterFor(spread[0]), w.Cluster.MasterFor(spread[1])
+	guards := make([]Witness, 3)
+	peers := []*ClusterPeer{w.Peer(), w.Peer(), w.Peer()}
+	var done Tally
+	var errs Texts
 	stop := make(chan struct{})
 	var all sync.WaitGroup
 	for i := range workers {
@@ -239,30 +239,30 @@ func toAndFro(w *field) {
 					return
 				default:
 				}
-				errs.check(l.Do(context.Background(), func(section context.Context) error {
-					g.enter(section, l)
-					defer g.leave(section)
+				errs.Check(l.Do(context.Background(), func(section context.Context) error {
+					g.Enter(section, l)
+					defer g.Leave(section)
 					<-time.After(time.Millisecond)
 					return section.Err()
 				}))
-				done.add("sections")
+				done.Add("sections")
 			}
 		})
 	}
 	for i := range 8 {
-		before := done.of("sections")
-		redistest.Eventually(t, w.limit, func() bool { return done.of("sections") > before+60 }, "work goes on after %d moves", i)
+		before := done.Of("sections")
+		redistest.Eventually(t, w.Limit, func() bool { return done.Of("sections") > before+60 }, "work goes on after %d moves", i)
 		to := there
 		if i%2 == 0 {
 			to = back
 		}
-		w.cluster.MoveSlot(spread[0], to)
+		w.Cluster.MoveSlot(spread[0], to)
 	}
 	close(stop)
-	require.NoError(t, w.call(func() error { all.Wait(); return nil }))
-	require.Empty(t, errs.all())
+	require.NoError(t, w.Call(func() error { all.Wait(); return nil }))
+	require.Empty(t, errs.All())
 	for i := range guards {
-		guards[i].require(t)
+		guards[i].Require(t)
 	}
 	t.Log(&done)
 }

@@ -90,9 +90,9 @@ func (a *authority) certificate(name string) tls.Certificate {
 	return c
 }
 
-// aclCommands is all that a Redis user needs on a server that is no cluster. A test in docs/code
+// ACLCommands is all that a Redis user needs on a server that is no cluster. A test in docs/code
 // compares the list on the page with the scripts.
-var aclCommands = []string{
+var ACLCommands = []string{
 	"eval", "evalsha", "subscribe", "unsubscribe", "ping", // the client sends these
 	"exists", "get", "hdel", "hexists", "hget", "hgetall", "hset", "pexpire", "pttl", "publish", "pubsub|numsub",
 	"set", "time", "zadd", "zcard", "zpopmin", "zrank", "zrem", "zscore",
@@ -101,7 +101,7 @@ var aclCommands = []string{
 // safe is a server that speaks TLS to clients with a certificate, and has a user that may do no
 // more than locks need.
 type safe struct {
-	*arena
+	*Arena
 	authority *authority
 	addr      string
 	client    tls.Certificate
@@ -120,11 +120,11 @@ func onTLS(t *testing.T) *safe {
 		"--tls-cert-file", a.file("server.crt"), "--tls-key-file", a.file("server.key"), "--tls-ca-cert-file", a.file("authority.crt"),
 	}
 	args = append(args, "--user", "app", "on", ">secret", "~relock:*", "&relock:*")
-	for _, command := range aclCommands {
+	for _, command := range ACLCommands {
 		args = append(args, "+"+command)
 	}
 	return &safe{
-		arena: onOwn(t, args...), authority: a,
+		Arena: OnOwn(t, args...), authority: a,
 		addr: fmt.Sprint("127.0.0.1:", port), client: a.certificate("client"),
 	}
 }
@@ -134,15 +134,15 @@ func (w *safe) config() *tls.Config {
 }
 
 // peer is a client of that user, with faults inside of the encryption.
-func (w *safe) peer(config *tls.Config, password string, options ...relock.Option) *peer {
-	w.t.Helper()
-	var p *peer
-	p = w.peerOn(func(o *redis.Options) {
+func (w *safe) peer(config *tls.Config, password string, options ...relock.Option) *Peer {
+	w.T.Helper()
+	var p *Peer
+	p = w.PeerOn(func(o *redis.Options) {
 		o.Addr, o.Username, o.Password = w.addr, "app", password
-		o.ReadTimeout, o.WriteTimeout = onWire, onWire
+		o.ReadTimeout, o.WriteTimeout = OnWire, OnWire
 		dialer := &tls.Dialer{Config: config}
 		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			return p.faults.Dialer(dialer.DialContext)(ctx, network, addr)
+			return p.Faults.Dialer(dialer.DialContext)(ctx, network, addr)
 		}
 	}, options...)
 	return p
@@ -155,55 +155,55 @@ func TestOverTLSAUserWithFewCommandsHasAllThatALockDoes(t *testing.T) {
 	l, other := p.NewLock("a"), q.NewLock("a")
 
 	// Enter again, refuse, wait, renew, and hand over.
-	outer := w.enter(t.Context(), l)
-	inner := w.enter(outer, l)
-	w.requireCount("a", 2)
+	outer := w.Enter(t.Context(), l)
+	inner := w.Enter(outer, l)
+	w.RequireCount("a", 2)
 	_, err := other.TryLock(t.Context())
 	require.ErrorIs(t, err, relock.ErrLocked)
-	waiter := w.start(t.Context(), other)
-	w.awaitWaiters("a", 1)
-	renewals := w.counter(p, luaRenew)
-	redistest.Eventually(t, w.limit, func() bool { return renewals() >= 4 }, "the lease is renewed")
+	waiter := w.Start(t.Context(), other)
+	w.AwaitWaiters("a", 1)
+	renewals := w.Counter(p, LuaRenew)
+	redistest.Eventually(t, w.Limit, func() bool { return renewals() >= 4 }, "the lease is renewed")
 	require.NoError(t, inner.Err())
-	w.leave(inner, l)
-	w.leave(outer, l)
-	mine := waiter.section()
-	w.draw(mine, other)
-	w.leave(mine, other)
+	w.Leave(inner, l)
+	w.Leave(outer, l)
+	mine := waiter.Section()
+	w.Draw(mine, other)
+	w.Leave(mine, other)
 
 	// Twenty wait for one lock.
-	c := &crowd{w: w.arena}
-	section := w.enter(t.Context(), l)
-	c.enter(section, l)
+	c := &Crowd{Arena: w.Arena}
+	section := w.Enter(t.Context(), l)
+	c.Enter(section, l)
 	for i := range 20 {
-		c.joins([]*peer{p, q}[i%2].NewLock("a"))
+		c.Joins([]*Peer{p, q}[i%2].NewLock("a"))
 	}
-	w.awaitWaiters("a", 20)
-	c.leave(section)
-	w.leave(section, l)
-	c.through(w.limit, 21)
+	w.AwaitWaiters("a", 20)
+	c.Leave(section)
+	w.Leave(section, l)
+	c.Through(w.Limit, 21)
 
 	// Cut the pub/sub connection while the lock is freed.
-	section = w.enter(t.Context(), l)
-	waiter = w.start(t.Context(), other)
-	w.awaitWaiters("a", 1)
-	q.faults.CutPubSub()
-	w.leave(section, l)
-	w.leave(waiter.section(), other)
+	section = w.Enter(t.Context(), l)
+	waiter = w.Start(t.Context(), other)
+	w.AwaitWaiters("a", 1)
+	q.Faults.CutPubSub()
+	w.Leave(section, l)
+	w.Leave(waiter.Section(), other)
 
 	// Lose a reply.
-	p.faults.Once(w.script(luaAcquire), redistest.DropReply(redistest.EOF))
-	section = w.enter(t.Context(), l)
-	w.requireCount("a", 1)
-	p.faults.Once(w.script(luaRelease), redistest.DropReply(redistest.EOF))
-	w.leave(section, l)
+	p.Faults.Once(w.Script(LuaAcquire), redistest.DropReply(redistest.EOF))
+	section = w.Enter(t.Context(), l)
+	w.RequireCount("a", 1)
+	p.Faults.Once(w.Script(LuaRelease), redistest.DropReply(redistest.EOF))
+	w.Leave(section, l)
 
 	// The server restarts empty.
-	section = w.enter(t.Context(), l)
-	w.server.Restart()
-	require.Equal(t, relock.LossTaken, w.lost(section))
+	section = w.Enter(t.Context(), l)
+	w.Server.Restart()
+	require.Equal(t, relock.LossTaken, w.Lost(section))
 	require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
-	w.leave(w.enter(t.Context(), other), other)
+	w.Leave(w.Enter(t.Context(), other), other)
 
 	// Ask for a name that the user may not use.
 	_, err = w.peer(w.config(), "secret", relock.WithPrefix("elsewhere:")).NewLock("a").TryLock(t.Context())
@@ -214,7 +214,7 @@ func TestAClientThatIsRefusedOverTLSIsToldWhy(t *testing.T) {
 	w := onTLS(t)
 	try := func(config *tls.Config, password string) error {
 		l := w.peer(config, password).NewLock("a")
-		return w.call(func() error { _, err := l.State(t.Context()); return err })
+		return w.Call(func() error { _, err := l.State(t.Context()); return err })
 	}
 	require.NoError(t, try(w.config(), "secret"))
 	require.ErrorContains(t, try(w.config(), "guess"), "WRONGPASS")

@@ -18,175 +18,175 @@ import (
 
 // When are leases renewed?
 
-var errBroken = errors.New("broken")
+var ErrBroken = errors.New("broken")
 
-// outages are ways in which a store does not confirm a renewal.
-var outages = map[string]func(k *link) *fault{
-	"the server is down": func(k *link) *fault { return k.on(refuse(store.Unavailable(errBroken))) },
-	"an odd error":       func(k *link) *fault { return k.on(refuse(errBroken)) },
-	"silence":            func(k *link) *fault { return k.cut() },
-	"lost answers":       func(k *link) *fault { return k.on(loseAnswer(errBroken)) },
+// Outages are ways in which a store does not confirm a renewal.
+var Outages = map[string]func(k *Link) *Fault{
+	"the server is down": func(k *Link) *Fault { return k.On(Refuse(store.Unavailable(ErrBroken))) },
+	"an odd error":       func(k *Link) *Fault { return k.On(Refuse(ErrBroken)) },
+	"silence":            func(k *Link) *Fault { return k.Cut() },
+	"lost answers":       func(k *Link) *Fault { return k.On(LoseAnswer(ErrBroken)) },
 }
 
 func TestASectionLastsManyTTLs(t *testing.T) {
 	for ttl, n := range map[time.Duration]int{relock.MinTTL: 1000, time.Second: 100, relock.DefaultTTL: 100, relock.MaxTTL: 3} {
 		t.Run(ttl.String(), func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				l := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
-				section := w.enter(t.Context(), l)
-				owner := w.owner("a")
+				section := w.Enter(t.Context(), l)
+				owner := w.Owner("a")
 				for range n {
-					pass(ttl)
+					Pass(ttl)
 					require.NoError(t, section.Err())
 					require.Positive(t, l.Remaining(section))
-					require.Less(t, l.Remaining(section), w.lease("a"), "less than the store keeps it")
+					require.Less(t, l.Remaining(section), w.Lease("a"), "less than the store keeps it")
 				}
-				require.Equal(t, owner, w.owner("a"), "the hold is the same")
-				w.leave(section, l)
-				w.requireFree("a")
+				require.Equal(t, owner, w.Owner("a"), "the hold is the same")
+				w.Leave(section, l)
+				w.RequireFree("a")
 			})
 		})
 	}
 }
 
 func TestALeaseIsRenewedEveryThirdOfItsTTL(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		const ttl = 30 * time.Second
-		var r recorder
+		var r Recorder
 		m := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a")
-		section := w.enter(t.Context(), l)
+		section := w.Enter(t.Context(), l)
 		begun := time.Now()
-		pass(10*ttl + time.Second)
-		renewals := timesOf[relock.Renewed](&r)
+		Pass(10*ttl + time.Second)
+		renewals := TimesOf[relock.Renewed](&r)
 		require.Len(t, renewals, 30)
 		for i, at := range renewals {
 			require.Equal(t, time.Duration(i+1)*ttl/3, at.Sub(begun))
 		}
-		for _, event := range eventsOf[relock.Renewed](&r) {
+		for _, event := range EventsOf[relock.Renewed](&r) {
 			require.Equal(t, relock.Renewed{Locks: 1}, event)
 		}
-		require.Equal(t, 31, m.link.sent())
-		w.leave(section, l)
-		m.link.reset()
-		pass(time.Hour)
-		require.Zero(t, m.link.sent(), "nothing is renewed after Unlock")
+		require.Equal(t, 31, m.Link.Sent())
+		w.Leave(section, l)
+		m.Link.Reset()
+		Pass(time.Hour)
+		require.Zero(t, m.Link.Sent(), "nothing is renewed after Unlock")
 	})
 }
 
 func TestReentryAndInnerExitRenewTheLeaseOnTheirWay(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		const ttl = 30 * time.Second
 		m := w.NewClient(relock.WithTTL(ttl))
 		l := m.NewLock("a")
-		section := w.enter(t.Context(), l)
+		section := w.Enter(t.Context(), l)
 		for range 10 { // something every 9 s, so the watchdog has nothing to do
-			pass(9 * time.Second)
-			inner := w.enter(section, l)
-			require.Equal(t, ttl, w.lease("a"))
-			require.Equal(t, ttl-margin(ttl), l.Remaining(section))
-			pass(9 * time.Second)
-			w.leave(inner, l)
-			require.Equal(t, ttl, w.lease("a"))
-			require.Equal(t, ttl-margin(ttl), l.Remaining(section))
+			Pass(9 * time.Second)
+			inner := w.Enter(section, l)
+			require.Equal(t, ttl, w.Lease("a"))
+			require.Equal(t, ttl-Margin(ttl), l.Remaining(section))
+			Pass(9 * time.Second)
+			w.Leave(inner, l)
+			require.Equal(t, ttl, w.Lease("a"))
+			require.Equal(t, ttl-Margin(ttl), l.Remaining(section))
 		}
-		require.Zero(t, m.link.sent(cmdRenew))
+		require.Zero(t, m.Link.Sent(CmdRenew))
 	})
 }
 
 func TestAHoldSurvivesAnOutageThatEndsBeforeItsDeadline(t *testing.T) {
-	for name, outage := range outages {
+	for name, outage := range Outages {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				const ttl = 30 * time.Second
-				var r recorder
-				var log logbook
-				m := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks()), relock.WithLogger(log.logger()))
+				var r Recorder
+				var log Logbook
+				m := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks()), relock.WithLogger(log.Logger()))
 				l := m.NewLock("a")
-				section := w.enter(t.Context(), l)
-				pass(25 * time.Second) // the last renewal was 5 s ago
-				end := outage(m.link)
-				m.link.reset()
-				pass(23 * time.Second)
+				section := w.Enter(t.Context(), l)
+				Pass(25 * time.Second) // the last renewal was 5 s ago
+				end := outage(m.Link)
+				m.Link.Reset()
+				Pass(23 * time.Second)
 				require.NoError(t, section.Err(), "the deadline is 1.7 s away")
-				require.Less(t, m.link.sent(), 60, "no hot loop")
-				end.end()
-				pass(1500 * time.Millisecond)
+				require.Less(t, m.Link.Sent(), 60, "no hot loop")
+				end.End()
+				Pass(1500 * time.Millisecond)
 				require.Greater(t, l.Remaining(section), 15*time.Second, "an attempt came in time")
-				pass(10 * ttl)
+				Pass(10 * ttl)
 				require.NoError(t, section.Err())
 				failed := 0
-				for _, event := range eventsOf[relock.Renewed](&r) {
+				for _, event := range EventsOf[relock.Renewed](&r) {
 					require.Equal(t, 1, event.Locks)
 					require.Equal(t, event.Failed == 1, event.Err != nil)
 					failed += event.Failed
 				}
 				require.GreaterOrEqual(t, failed, 3)
-				warnings := log.about("renewal not confirmed")
+				warnings := log.About("renewal not confirmed")
 				require.Len(t, warnings, failed)
-				require.Equal(t, slog.LevelWarn, warnings[0].level)
-				require.Empty(t, eventsOf[relock.Lost](&r))
-				w.leave(section, l)
-				w.requireFree("a")
+				require.Equal(t, slog.LevelWarn, warnings[0].Level)
+				require.Empty(t, EventsOf[relock.Lost](&r))
+				w.Leave(section, l)
+				w.RequireFree("a")
 			})
 		})
 	}
 }
 
 func TestAttemptsOfARenewalHaveGrowingPauses(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var r recorder
+	Fake(t, func(t *testing.T, w *World) {
+		var r Recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
-		w.enter(t.Context(), m.NewLock("a"))
+		w.Enter(t.Context(), m.NewLock("a"))
 		for range 2 { // the pauses begin anew after a success
-			before := len(timesOf[relock.Renewed](&r))
-			failing := m.link.on(refuse(errBroken))
-			pass(relock.DefaultTTL/3 + 4*time.Second)
-			times := timesOf[relock.Renewed](&r)[before:]
+			before := len(TimesOf[relock.Renewed](&r))
+			failing := m.Link.On(Refuse(ErrBroken))
+			Pass(relock.DefaultTTL/3 + 4*time.Second)
+			times := TimesOf[relock.Renewed](&r)[before:]
 			require.Greater(t, len(times), 8)
 			var pauses []time.Duration
 			for i, at := range times[1:9] {
 				pauses = append(pauses, at.Sub(times[i])/time.Millisecond)
 			}
 			require.Equal(t, []time.Duration{10, 20, 40, 80, 160, 320, 640, 1000}, pauses, "in milliseconds")
-			failing.end()
-			pass(2 * time.Second)
+			failing.End()
+			Pass(2 * time.Second)
 		}
 	})
 }
 
 func TestAShortLeaseInABatchWithALongOneIsRetriedInTime(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		const long, short = 3 * time.Second, 100 * time.Millisecond
 		m := w.NewClient()
-		w.enter(t.Context(), m.NewLock("a", relock.WithTTL(long)))
-		pass(long/3 - short/3 + time.Millisecond) // the long one is due a millisecond before the short one
-		section := w.enter(t.Context(), m.NewLock("b", relock.WithTTL(short)))
-		silent := m.link.once(silence, cmdRenew)
-		pass(time.Second)
-		require.EqualValues(t, 1, silent.hits.Load())
+		w.Enter(t.Context(), m.NewLock("a", relock.WithTTL(long)))
+		Pass(long/3 - short/3 + time.Millisecond) // the long one is due a millisecond before the short one
+		section := w.Enter(t.Context(), m.NewLock("b", relock.WithTTL(short)))
+		silent := m.Link.Once(Silence, CmdRenew)
+		Pass(time.Second)
+		require.EqualValues(t, 1, silent.Hits.Load())
 		require.NoError(t, section.Err())
 	})
 }
 
 func TestALeaseHasOneRenewalInFlight(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		var inFlight, most, sent atomic.Int64
 		m := w.NewClient()
 		l := m.NewLock("a")
-		m.link.on(func(_ context.Context, _ *fault, run func() error) error {
+		m.Link.On(func(_ context.Context, _ *Fault, run func() error) error {
 			sent.Add(1)
 			most.Store(max(most.Load(), inFlight.Add(1)))
 			defer inFlight.Add(-1)
 			<-time.After(100 * time.Millisecond)
 			return run()
-		}, cmdRenew)
-		outer := w.enter(t.Context(), l)
-		m.link.on(refuse(errBroken), cmdEnter)
+		}, CmdRenew)
+		outer := w.Enter(t.Context(), l)
+		m.Link.On(Refuse(ErrBroken), CmdEnter)
 		for range 100 { // each of these makes the store be asked about the count
 			_, err := l.Lock(outer)
-			require.ErrorIs(t, err, errBroken)
-			pass(10 * time.Millisecond)
+			require.ErrorIs(t, err, ErrBroken)
+			Pass(10 * time.Millisecond)
 		}
 		require.EqualValues(t, 1, most.Load())
 		require.LessOrEqual(t, sent.Load(), int64(11))
@@ -195,30 +195,30 @@ func TestALeaseHasOneRenewalInFlight(t *testing.T) {
 }
 
 func TestARenewalThatOutlastsItsHoldIsNoSuccess(t *testing.T) {
-	for name, end := range map[string]func(w *world, l *relock.Lock, section context.Context){
-		"lost": func(w *world, _ *relock.Lock, section context.Context) {
-			w.t.Helper()
-			w.lostBecause(section, relock.LossExpired)
+	for name, end := range map[string]func(w *World, l *relock.Lock, section context.Context){
+		"lost": func(w *World, _ *relock.Lock, section context.Context) {
+			w.T.Helper()
+			w.LostBecause(section, relock.LossExpired)
 		},
-		"unlocked": func(w *world, l *relock.Lock, section context.Context) {
-			w.t.Helper()
-			pass(relock.DefaultTTL/3 + time.Second)
-			require.Error(w.t, l.Unlock(section))
+		"unlocked": func(w *World, l *relock.Lock, section context.Context) {
+			w.T.Helper()
+			Pass(relock.DefaultTTL/3 + time.Second)
+			require.Error(w.T, l.Unlock(section))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
-				var r recorder
-				var log logbook
-				m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithLogger(log.logger()))
+			Fake(t, func(t *testing.T, w *World) {
+				var r Recorder
+				var log Logbook
+				m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithLogger(log.Logger()))
 				l := m.NewLock("a")
-				section := w.enter(t.Context(), l)
-				m.link.cut()
+				section := w.Enter(t.Context(), l)
+				m.Link.Cut()
 				end(w, l, section)
-				again := len(log.about("trying again"))
-				pass(time.Minute)
-				require.Len(t, log.about("trying again"), again, "no attempt for a hold that is over")
-				renewed := eventsOf[relock.Renewed](&r)
+				again := len(log.About("trying again"))
+				Pass(time.Minute)
+				require.Len(t, log.About("trying again"), again, "no attempt for a hold that is over")
+				renewed := EventsOf[relock.Renewed](&r)
 				require.NotEmpty(t, renewed)
 				for _, event := range renewed {
 					require.Equal(t, 1, event.Locks)
@@ -231,44 +231,44 @@ func TestARenewalThatOutlastsItsHoldIsNoSuccess(t *testing.T) {
 }
 
 func TestALateRenewalOfWhatWasUnlockedIsNoSuccessAndNoLoss(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
-		var r recorder
+	Fake(t, func(t *testing.T, w *World) {
+		var r Recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a")
-		section := w.enter(t.Context(), l)
-		late := m.link.once(delay(time.Second, 0), cmdRenew)
-		pass(relock.DefaultTTL / 3)
-		require.EqualValues(t, 1, late.hits.Load())
-		w.leave(section, l)
-		pass(time.Minute)
-		require.Empty(t, eventsOf[relock.Renewed](&r))
-		require.Empty(t, eventsOf[relock.Lost](&r))
+		section := w.Enter(t.Context(), l)
+		late := m.Link.Once(Delay(time.Second, 0), CmdRenew)
+		Pass(relock.DefaultTTL / 3)
+		require.EqualValues(t, 1, late.Hits.Load())
+		w.Leave(section, l)
+		Pass(time.Minute)
+		require.Empty(t, EventsOf[relock.Renewed](&r))
+		require.Empty(t, EventsOf[relock.Lost](&r))
 	})
 }
 
 func TestRemainingIsNeverMoreThanTheLeaseInTheStore(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		const ttl = 10 * time.Second
 		m := w.NewClient(relock.WithTTL(ttl))
 		l := m.NewLock("a")
 		other := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
 		for range 20 {
-			owner := w.enter(t.Context(), other)
-			slow := m.link.on(delay(rand.N(time.Second/2), rand.N(time.Second/2)))
-			a := w.start(t.Context(), l) // with a late grant too
-			pass(rand.N(3 * ttl))
-			w.leave(owner, other)
-			section := a.section()
+			owner := w.Enter(t.Context(), other)
+			slow := m.Link.On(Delay(rand.N(time.Second/2), rand.N(time.Second/2)))
+			a := w.Start(t.Context(), l) // with a late grant too
+			Pass(rand.N(3 * ttl))
+			w.Leave(owner, other)
+			section := a.Section()
 			for range 20 {
-				remaining, lease := l.Remaining(section), w.lease("a")
+				remaining, lease := l.Remaining(section), w.Lease("a")
 				require.Positive(t, remaining)
-				require.LessOrEqual(t, remaining, lease-margin(ttl))
-				slow.end()
-				slow = m.link.on(delay(rand.N(time.Second/5), rand.N(time.Second/5)))
-				pass(rand.N(ttl))
+				require.LessOrEqual(t, remaining, lease-Margin(ttl))
+				slow.End()
+				slow = m.Link.On(Delay(rand.N(time.Second/5), rand.N(time.Second/5)))
+				Pass(rand.N(ttl))
 			}
-			w.leave(section, l)
-			slow.end()
+			w.Leave(section, l)
+			slow.End()
 		}
 	})
 }
@@ -277,14 +277,14 @@ func TestASectionSurvivesASlowLink(t *testing.T) {
 	for _, ttl := range []time.Duration{100 * time.Millisecond, time.Second, 10 * time.Second} {
 		for _, part := range []time.Duration{20, 10, 8, 7} {
 			t.Run(fmt.Sprintf("%s, a round trip of a %dth", ttl, part), func(t *testing.T) {
-				fake(t, func(t *testing.T, w *world) {
+				Fake(t, func(t *testing.T, w *World) {
 					m := w.NewClient(relock.WithTTL(ttl))
-					m.link.on(delay(ttl/part/2, ttl/part/2))
+					m.Link.On(Delay(ttl/part/2, ttl/part/2))
 					l := m.NewLock("a")
-					section := w.enter(t.Context(), l)
-					pass(20 * ttl)
+					section := w.Enter(t.Context(), l)
+					Pass(20 * ttl)
 					require.NoError(t, section.Err())
-					w.leave(section, l)
+					w.Leave(section, l)
 				})
 			})
 		}
@@ -298,40 +298,40 @@ func TestAHoldWithoutWorkIsRenewedOnceSomebodyEntersAgain(t *testing.T) {
 		"locally":      {relock.WithLocalReentry()},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake(t, func(t *testing.T, w *world) {
+			Fake(t, func(t *testing.T, w *World) {
 				m := w.NewClient(append(options, relock.WithTTL(ttl))...)
-				m.link.on(delay(time.Millisecond, time.Millisecond))
+				m.Link.On(Delay(time.Millisecond, time.Millisecond))
 				l := m.NewLock("a")
 				request, cancel := context.WithCancel(t.Context())
-				outer := w.enter(request, l)
+				outer := w.Enter(request, l)
 				cancel()
-				pass(ttl / 2) // the watchdog has seen that
-				require.Zero(t, m.link.sent(cmdRenew))
-				inner := w.enter(context.WithoutCancel(outer), l)
+				Pass(ttl / 2) // the watchdog has seen that
+				require.Zero(t, m.Link.Sent(CmdRenew))
+				inner := w.Enter(context.WithoutCancel(outer), l)
 				require.Equal(t, 2, l.Count(inner))
-				pass(10 * ttl)
+				Pass(10 * ttl)
 				require.True(t, l.Held(inner))
-				w.leave(inner, l)
-				w.leave(outer, l)
+				w.Leave(inner, l)
+				w.Leave(outer, l)
 			})
 		})
 	}
 }
 
 func TestAHoldIsRenewedAsLongAsOneOfItsSectionsIsWorkedIn(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		const ttl = 10 * time.Second
 		l := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
 		short, cancel := context.WithCancel(t.Context())
-		outer := w.enter(short, l)
-		inner := w.enter(context.WithoutCancel(outer), l)
+		outer := w.Enter(short, l)
+		inner := w.Enter(context.WithoutCancel(outer), l)
 		cancel()
-		pass(10 * ttl)
+		Pass(10 * ttl)
 		require.ErrorIs(t, outer.Err(), context.Canceled)
 		require.True(t, l.Held(inner))
-		w.leave(inner, l)
-		pass(ttl)
-		require.True(t, w.free("a"), "the context of the other section is done")
+		w.Leave(inner, l)
+		Pass(ttl)
+		require.True(t, w.Free("a"), "the context of the other section is done")
 		require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
 	})
 }
@@ -339,9 +339,9 @@ func TestAHoldIsRenewedAsLongAsOneOfItsSectionsIsWorkedIn(t *testing.T) {
 // Many leases.
 
 func TestTenThousandLeasesTakeOneGoroutineAndFewRoundTrips(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		const n, ttl = 10_000, 30 * time.Second
-		var r recorder
+		var r Recorder
 		m := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(relock.Hooks{Renewed: r.Hooks().Renewed, Lost: r.Hooks().Lost}))
 		sections := make([]context.Context, n)
 		for i := range sections {
@@ -349,18 +349,18 @@ func TestTenThousandLeasesTakeOneGoroutineAndFewRoundTrips(t *testing.T) {
 			require.NoError(t, err)
 			sections[i] = section //nolint:fatcontext // one each
 		}
-		require.Equal(t, 1, goroutines("(*watchdog).run"))
-		require.Less(t, goroutines("relock.(*"), 10, "none for each lock")
-		m.link.reset()
-		pass(ttl / 3)
-		require.Equal(t, n/1000, m.link.sent(cmdRenew), "a thousand a round trip")
+		require.Equal(t, 1, Goroutines("(*watchdog).run"))
+		require.Less(t, Goroutines("relock.(*"), 10, "none for each lock")
+		m.Link.Reset()
+		Pass(ttl / 3)
+		require.Equal(t, n/1000, m.Link.Sent(CmdRenew), "a thousand a round trip")
 		renewed := 0
-		for _, event := range eventsOf[relock.Renewed](&r) {
+		for _, event := range EventsOf[relock.Renewed](&r) {
 			require.NoError(t, event.Err)
 			renewed += event.Locks
 		}
 		require.Equal(t, n, renewed)
-		require.Empty(t, eventsOf[relock.Lost](&r))
+		require.Empty(t, EventsOf[relock.Lost](&r))
 		for _, section := range sections {
 			require.NoError(t, section.Err())
 		}
@@ -368,18 +368,18 @@ func TestTenThousandLeasesTakeOneGoroutineAndFewRoundTrips(t *testing.T) {
 }
 
 func TestLeasesThatBeganAtDifferentTimesAreRenewedTogether(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		const n, ttl = 300, 30 * time.Second
 		m := w.NewClient(relock.WithTTL(ttl))
 		var sections []context.Context
 		for i := range n {
-			sections = append(sections, w.enter(t.Context(), m.NewLock(fmt.Sprint(i))))
-			pass(ttl / n)
+			sections = append(sections, w.Enter(t.Context(), m.NewLock(fmt.Sprint(i))))
+			Pass(ttl / n)
 		}
-		pass(ttl)
-		m.link.reset()
-		pass(10 * ttl)
-		require.Less(t, m.link.sent(cmdRenew), 10*3*10, "a lease goes up to a tenth of its interval early")
+		Pass(ttl)
+		m.Link.Reset()
+		Pass(10 * ttl)
+		require.Less(t, m.Link.Sent(CmdRenew), 10*3*10, "a lease goes up to a tenth of its interval early")
 		for _, section := range sections {
 			require.NoError(t, section.Err())
 		}
@@ -387,15 +387,15 @@ func TestLeasesThatBeganAtDifferentTimesAreRenewedTogether(t *testing.T) {
 }
 
 func TestLeasesOfDifferentLengthsAreEachRenewedInTime(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient()
 		var sections []context.Context
 		for i := range 50 {
 			ttl := time.Duration(10+rand.IntN(10_000)) * time.Millisecond
-			sections = append(sections, w.enter(t.Context(), m.NewLock(fmt.Sprint(i), relock.WithTTL(ttl))))
-			pass(rand.N(10 * time.Millisecond))
+			sections = append(sections, w.Enter(t.Context(), m.NewLock(fmt.Sprint(i), relock.WithTTL(ttl))))
+			Pass(rand.N(10 * time.Millisecond))
 		}
-		pass(30 * time.Second)
+		Pass(30 * time.Second)
 		for _, section := range sections {
 			require.NoError(t, section.Err())
 		}
@@ -403,20 +403,20 @@ func TestLeasesOfDifferentLengthsAreEachRenewedInTime(t *testing.T) {
 }
 
 func TestTheWatchdogStartsWithTheFirstHoldAndOnce(t *testing.T) {
-	fake(t, func(t *testing.T, w *world) {
+	Fake(t, func(t *testing.T, w *World) {
 		m := w.NewClient()
 		l := m.NewLock("a")
 		_, err := l.State(t.Context())
 		require.NoError(t, err)
-		require.Zero(t, goroutines("go-relock/relock.(*"))
+		require.Zero(t, Goroutines("go-relock/relock.(*"))
 		for range 5 {
-			section := w.enter(t.Context(), l)
-			require.Equal(t, 1, goroutines("(*watchdog).run"))
-			pass(time.Hour)
+			section := w.Enter(t.Context(), l)
+			require.Equal(t, 1, Goroutines("(*watchdog).run"))
+			Pass(time.Hour)
 			require.NoError(t, section.Err())
-			w.leave(section, l)
+			w.Leave(section, l)
 		}
 		require.NoError(t, m.Close())
-		require.Zero(t, goroutines("go-relock/relock.(*"))
+		require.Zero(t, Goroutines("go-relock/relock.(*"))
 	})
 }
