@@ -4,44 +4,26 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
-	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/stage"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
 )
 
 // Are several locks entered and left together, or not at all?
 
-// EnterAll locks, and fails the test if that fails.
-func (s *Stage) EnterAll(ctx context.Context, l *relock.Locks) context.Context {
-	s.T.Helper()
-	section := s.Begin(ctx, l.Lock).Section()
-	Keep(s.T, section)
-	return section
-}
-
-// RequireRefusedBy fails unless err is the refusal of the lock.
-func RequireRefusedBy(t *testing.T, name string, err error) {
-	t.Helper()
-	var refusal *relock.LockedError
-	require.ErrorAs(t, err, &refusal)
-	require.Equal(t, name, refusal.Name)
-}
-
 // foreign is a Locker of another package.
 type foreign struct{ relock.Locker }
 
 func TestLocksAreTakenOnceAndInOneOrder(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		a, b, rw := m.NewLock("a"), m.NewLock("b"), m.NewRWLock("rw")
 		for _, l := range []*relock.Locks{
@@ -72,7 +54,7 @@ func TestLocksAreTakenOnceAndInOneOrder(t *testing.T) {
 }
 
 func TestLocksThatCannotBeTakenTogetherAreRefused(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m, other := w.NewClient(), w.NewClient()
 		a := m.NewLock("a")
 		for text, l := range map[string]*relock.Locks{
@@ -114,36 +96,36 @@ func TestLocksThatCannotBeTakenTogetherAreRefused(t *testing.T) {
 }
 
 func TestFreeMutexesAreTakenAndFreedInOneStep(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		l := m.NewLocks([]string{"c", "a", "b"})
 		section := w.EnterAll(t.Context(), l)
 		require.Equal(t, 1, m.Link.Sent())
-		require.Equal(t, 1, m.Link.Sent(CmdTryAll))
-		holder := HolderOf(t, section)
+		require.Equal(t, 1, m.Link.Sent(stage.CmdTryAll))
+		holder := stage.HolderOf(t, section)
 		for _, name := range l.Names() {
 			require.True(t, m.NewLock(name).Held(section))
 			w.RequireOwner(name, section)
 		}
 		require.NoError(t, l.Unlock(section))
 		require.Equal(t, 2, m.Link.Sent())
-		require.Equal(t, 1, m.Link.Sent(CmdReleaseAll))
+		require.Equal(t, 1, m.Link.Sent(stage.CmdReleaseAll))
 		w.RequireFree("a", "b", "c")
 		var names []string
-		for _, e := range EventsOf[relock.AcquireFinished](&r) {
+		for _, e := range stage.EventsOf[relock.AcquireFinished](&r) {
 			require.Equal(t, relock.OutcomeAcquired, e.Outcome)
 			require.Equal(t, holder, e.Holder)
 			names = append(names, e.Name)
 		}
 		require.Equal(t, []string{"a", "b", "c"}, names)
-		require.Len(t, EventsOf[relock.AcquireStarted](&r), 3)
-		require.Len(t, EventsOf[relock.Released](&r), 3)
+		require.Len(t, stage.EventsOf[relock.AcquireStarted](&r), 3)
+		require.Len(t, stage.EventsOf[relock.Released](&r), 3)
 	})
 }
 
 func TestLocksWaitInOneQueueAfterTheOther(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		other := w.NewClient()
 		a, b, rw := other.NewLock("a"), other.NewLock("b"), other.NewRWLock("rw")
 		inA, inRW := w.Enter(t.Context(), a), w.Enter(t.Context(), rw.RLocker())
@@ -153,16 +135,16 @@ func TestLocksWaitInOneQueueAfterTheOther(t *testing.T) {
 		require.Equal(t, 1, w.Waiters("a"))
 		require.True(t, w.Free("b"), "b comes after a")
 
-		Pass(time.Second)
+		stage.Pass(time.Second)
 		w.Leave(inA, a)
 		require.True(t, waiting.Waits())
 		state, err := rw.State(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, 1, state.Waiters)
 		_, err = b.TryLock(t.Context())
-		RequireRefusedBy(t, "b", err)
+		stage.RequireRefusedBy(t, "b", err)
 
-		Pass(relock.DefaultTTL) // the locks that it has are renewed
+		stage.Pass(relock.DefaultTTL) // the locks that it has are renewed
 		w.Leave(inRW, rw.RLocker())
 		section := waiting.Section()
 		w.RequireOwner("a", section)
@@ -172,7 +154,7 @@ func TestLocksWaitInOneQueueAfterTheOther(t *testing.T) {
 }
 
 func TestLocksOfTwoClientsAreTakenTogether(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		one, two := w.NewClient(), w.NewClient()
 		l := relock.All(two.NewLock("a"), one.NewLock("b"), two.NewLock("c"))
 		require.NoError(t, l.Do(t.Context(), func(ctx context.Context) error {
@@ -185,7 +167,7 @@ func TestLocksOfTwoClientsAreTakenTogether(t *testing.T) {
 }
 
 func TestLocksThatAreHeldAreEnteredDeeper(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		b, l := m.NewLock("b"), m.NewLocks([]string{"a", "b", "c"})
 		outer := w.Enter(t.Context(), b)
@@ -208,18 +190,18 @@ func TestLocksThatAreHeldAreEnteredDeeper(t *testing.T) {
 func TestTryLockOfLocksChangesNothingWhereOneIsTaken(t *testing.T) {
 	for name, options := range map[string][]relock.Option{"in one step": nil, "one by one": {relock.WithLocalPass(0, 0)}} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
-				var r Recorder
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
+				var r stage.Recorder
 				other := w.NewClient().NewLock("b")
 				section := w.Enter(t.Context(), other)
 				m := w.NewClient(append(options, relock.WithHooks(r.Hooks()))...)
 				ctx := context.WithValue(t.Context(), t, t)
 				same, err := m.NewLocks([]string{"c", "b", "a"}).TryLock(ctx)
-				RequireRefusedBy(t, "b", err)
-				require.Equal(t, HolderOf(t, section), err.(*relock.LockedError).Holder) //nolint:errorlint // as it is
+				stage.RequireRefusedBy(t, "b", err)
+				require.Equal(t, stage.HolderOf(t, section), err.(*relock.LockedError).Holder) //nolint:errorlint // as it is
 				require.Same(t, ctx, same, "the caller's own context")
 				w.RequireFree("a", "c")
-				require.Equal(t, "b", EventsOf[relock.AcquireFinished](&r)[len(EventsOf[relock.AcquireFinished](&r))-1].Name)
+				require.Equal(t, "b", stage.EventsOf[relock.AcquireFinished](&r)[len(stage.EventsOf[relock.AcquireFinished](&r))-1].Name)
 				if name == "in one step" {
 					require.Equal(t, []string{"AcquireStarted", "AcquireFinished"}, r.Kinds())
 					require.Equal(t, 1, m.Link.Sent())
@@ -231,7 +213,7 @@ func TestTryLockOfLocksChangesNothingWhereOneIsTaken(t *testing.T) {
 }
 
 func TestTryLockOfLocksDoesNotOvertakeWaiters(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		b := w.NewClient().NewLock("b")
 		section := w.Enter(t.Context(), b)
 		waiter := w.Start(t.Context(), w.NewClient().NewLock("b"))
@@ -244,16 +226,16 @@ func TestTryLockOfLocksDoesNotOvertakeWaiters(t *testing.T) {
 }
 
 func TestTheWaitIsForAllLocksTogether(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		other := w.NewClient()
 		a, b := other.NewLock("a"), other.NewLock("b")
 		inA, inB := w.Enter(t.Context(), a), w.Enter(t.Context(), b)
 		l := w.NewClient().NewLocks([]string{"a", "b", "c"})
 		waiting := w.Begin(t.Context(), func(ctx context.Context) (context.Context, error) { return l.TryLockFor(ctx, 10*time.Second) })
-		Pass(6 * time.Second)
+		stage.Pass(6 * time.Second)
 		w.Leave(inA, a)
 		_, err := waiting.Result()
-		RequireRefusedBy(t, "b", err)
+		stage.RequireRefusedBy(t, "b", err)
 		require.Equal(t, 10*time.Second, waiting.Took())
 		w.RequireFree("a", "c")
 		w.Leave(inB, b)
@@ -269,7 +251,7 @@ func TestTheWaitIsForAllLocksTogether(t *testing.T) {
 
 func TestTheLossOfOneLockEndsTheSection(t *testing.T) {
 	for _, name := range []string{"a", "b", "c"} {
-		Fake(t, func(t *testing.T, w *World) {
+		stage.Fake(t, func(t *testing.T, w *stage.World) {
 			l := w.NewClient().NewLocks([]string{"a", "b", "c"})
 			section := w.EnterAll(t.Context(), l)
 			w.Store.Lose(name)
@@ -285,7 +267,7 @@ func TestTheLossOfOneLockEndsTheSection(t *testing.T) {
 }
 
 func TestUnlockOfLocksLeavesTheNearestSectionOfTheseLocks(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		ab, abc, b := m.NewLocks([]string{"a", "b"}), m.NewLocks([]string{"a", "b", "c"}), m.NewLock("b")
 		require.ErrorIs(t, ab.Unlock(t.Context()), relock.ErrNotHeld)
@@ -310,7 +292,7 @@ func TestUnlockOfLocksLeavesTheNearestSectionOfTheseLocks(t *testing.T) {
 }
 
 func TestALockThatWasUnlockedByItselfIsNotUnlockedAgain(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		l := m.NewLocks([]string{"a", "b", "c"})
 		section := w.EnterAll(t.Context(), l)
@@ -324,7 +306,7 @@ func TestALockThatWasUnlockedByItselfIsNotUnlockedAgain(t *testing.T) {
 }
 
 func TestAContextOfASectionOfLocksIsInsideOfThem(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		l := m.NewLocks([]string{"a", "b"})
 		section := w.EnterAll(t.Context(), l)
@@ -347,7 +329,7 @@ func TestAContextOfASectionOfLocksIsInsideOfThem(t *testing.T) {
 
 func TestAWaitForTheSecondLockThatEndsGivesTheFirstOneBack(t *testing.T) {
 	for _, silent := range []bool{false, true} {
-		Fake(t, func(t *testing.T, w *World) {
+		stage.Fake(t, func(t *testing.T, w *stage.World) {
 			b := w.NewClient().NewLock("b")
 			section := w.Enter(t.Context(), b)
 			m := w.NewClient()
@@ -357,18 +339,18 @@ func TestAWaitForTheSecondLockThatEndsGivesTheFirstOneBack(t *testing.T) {
 			if silent {
 				m.Link.Cut()
 			}
-			Pass(time.Second)
+			stage.Pass(time.Second)
 			begun := time.Now()
 			cancel()
 			same, err := waiting.Result()
 			require.Same(t, ctx, same, "the caller's own context")
 			require.ErrorIs(t, err, context.Canceled)
-			RequireRefusedBy(t, "b", err)
+			stage.RequireRefusedBy(t, "b", err)
 			require.LessOrEqual(t, time.Since(begun), 50*time.Millisecond)
 			if silent {
-				Pass(time.Second)
+				stage.Pass(time.Second)
 				m.Link.Heal()
-				Pass(5 * time.Second)
+				stage.Pass(5 * time.Second)
 			}
 			w.RequireFree("a", "c")
 			w.Leave(section, b)
@@ -378,23 +360,23 @@ func TestAWaitForTheSecondLockThatEndsGivesTheFirstOneBack(t *testing.T) {
 }
 
 func TestALostReplyToTheOneStepLeavesNothing(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		l := m.NewLocks([]string{"a", "b"})
-		m.Link.Once(LoseAnswer(relock.ErrUnavailable), CmdTryAll)
+		m.Link.Once(stage.LoseAnswer(relock.ErrUnavailable), stage.CmdTryAll)
 		_, err := l.TryLock(t.Context())
 		require.ErrorIs(t, err, relock.ErrUnavailable)
-		Pass(5 * time.Second)
+		stage.Pass(5 * time.Second)
 		w.RequireFree("a", "b")
 
-		m.Link.Once(LoseAnswer(relock.ErrUnavailable), CmdTryAll)
+		m.Link.Once(stage.LoseAnswer(relock.ErrUnavailable), stage.CmdTryAll)
 		section := w.EnterAll(t.Context(), l)
-		m.Link.Once(LoseAnswer(relock.ErrUnavailable), CmdReleaseAll)
+		m.Link.Once(stage.LoseAnswer(relock.ErrUnavailable), stage.CmdReleaseAll)
 		require.ErrorIs(t, l.Unlock(section), relock.ErrUnavailable)
-		Pass(5 * time.Second)
+		stage.Pass(5 * time.Second)
 		w.RequireFree("a", "b")
 
-		m.Link.Once(SendTwice, CmdTryAll)
+		m.Link.Once(stage.SendTwice, stage.CmdTryAll)
 		section = w.EnterAll(t.Context(), l)
 		w.RequireCount("a", 1)
 		require.NoError(t, l.Unlock(section))
@@ -402,24 +384,24 @@ func TestALostReplyToTheOneStepLeavesNothing(t *testing.T) {
 }
 
 func TestALateReplyToTheOneStepIsALeaseThatIsRenewed(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		l := m.NewLocks([]string{"a", "b"})
-		m.Link.Once(Delay(0, relock.DefaultTTL*3/4), CmdTryAll)
+		m.Link.Once(stage.Delay(0, relock.DefaultTTL*3/4), stage.CmdTryAll)
 		section := w.EnterAll(t.Context(), l)
 		require.Greater(t, m.NewLock("b").Remaining(section), relock.DefaultTTL*9/10)
 		require.NoError(t, l.Unlock(section))
 
-		m.Link.Once(Delay(0, 2*relock.DefaultTTL), CmdTryAll) // the holds are gone
+		m.Link.Once(stage.Delay(0, 2*relock.DefaultTTL), stage.CmdTryAll) // the holds are gone
 		section = w.EnterAll(t.Context(), l)
 		require.NoError(t, l.Unlock(section))
-		Pass(5 * time.Second)
+		stage.Pass(5 * time.Second)
 		w.RequireFree("a", "b")
 	})
 }
 
 func TestLocksOfAnotherKindAreNamed(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		other := w.NewClient().NewRWLock("b")
 		section := w.Enter(t.Context(), other.RLocker())
 		_, err := w.NewClient().NewLocks([]string{"a", "b"}).TryLock(t.Context())
@@ -433,7 +415,7 @@ func TestLocksOfAnotherKindAreNamed(t *testing.T) {
 }
 
 func TestCloseEndsWaitsAndSectionsOfLocks(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m, other := w.NewClient(), w.NewClient().NewLock("d")
 		section := w.Enter(t.Context(), other)
 		ab, cd := m.NewLocks([]string{"a", "b"}), m.NewLocks([]string{"c", "d"})
@@ -446,7 +428,7 @@ func TestCloseEndsWaitsAndSectionsOfLocks(t *testing.T) {
 		require.ErrorIs(t, err, relock.ErrClosed)
 		require.NoError(t, ab.Unlock(mine))
 		w.Leave(section, other)
-		Pass(time.Second)
+		stage.Pass(time.Second)
 		w.RequireFree("a", "b", "c", "d")
 	})
 }
@@ -461,13 +443,13 @@ func dropAll(t *testing.T, l *relock.Locks) {
 }
 
 func TestALeakOfASectionOfLocksIsALeakOfEachLock(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		l := m.NewLocks([]string{"a", "b", "c"})
 		dropAll(t, l)
-		AwaitLeaks(t, 3, LeaksOf(&r))
-		times := TimesOf[relock.Leaked](&r)
+		stage.AwaitLeaks(t, 3, stage.LeaksOf(&r))
+		times := stage.TimesOf[relock.Leaked](&r)
 		require.Equal(t, times[0], times[2], "all at once")
 		next := w.NewClient().NewLocks(l.Names())
 		require.NoError(t, next.Unlock(w.EnterAll(t.Context(), next)))
@@ -475,7 +457,7 @@ func TestALeakOfASectionOfLocksIsALeakOfEachLock(t *testing.T) {
 }
 
 func TestACrashBetweenTwoLocksCostsALease(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		b := w.NewClient().NewLock("b")
 		section := w.Enter(t.Context(), b)
 		crashed := w.NewClient()
@@ -491,56 +473,16 @@ func TestACrashBetweenTwoLocksCostsALease(t *testing.T) {
 		crashed.Link.Heal()
 		require.NoError(t, crashed.Close())
 		_, _ = waiting.Result()
-		Pass(5 * time.Second)
+		stage.Pass(5 * time.Second)
 		w.RequireFree("a", "b")
 	})
 }
 
-// Pickers take random sets of locks, and fails the test if two are in one lock.
-type Pickers struct {
-	Names  []string
-	inside []atomic.Int32
-	Rounds atomic.Int64
-}
-
-func NewPickers(names int) *Pickers {
-	c := &Pickers{inside: make([]atomic.Int32, names)}
-	for i := range names {
-		c.Names = append(c.Names, fmt.Sprint("n", i))
-	}
-	return c
-}
-
-// Round takes some locks in any order of names, works, and leaves them.
-func (c *Pickers) Round(t *testing.T, client *relock.Client, size int, work func()) {
-	t.Helper()
-	picked := rand.Perm(len(c.Names))[:size]
-	var names []string
-	for _, i := range picked {
-		names = append(names, c.Names[i])
-	}
-	err := client.NewLocks(names).Do(t.Context(), func(context.Context) error {
-		for _, i := range picked {
-			if n := c.inside[i].Add(1); n != 1 {
-				t.Errorf("%d are in %q", n, c.Names[i])
-			}
-		}
-		work()
-		for _, i := range picked {
-			c.inside[i].Add(-1)
-		}
-		return nil
-	})
-	if err != nil {
-		t.Error(err)
-	}
-}
-
 func TestRandomSetsOfLocksExcludeEachOtherWithoutADeadlock(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		c := NewPickers(12)
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		c := stage.NewPickers(12)
 		var all sync.WaitGroup
-		clients := []*Member{w.NewClient(), w.NewClient(), w.NewClient(relock.WithLocalPass(0, 0))}
+		clients := []*stage.Member{w.NewClient(), w.NewClient(), w.NewClient(relock.WithLocalPass(0, 0))}
 		for g := range 32 {
 			all.Go(func() {
 				for c.Rounds.Add(1) <= 2000 {
@@ -553,153 +495,11 @@ func TestRandomSetsOfLocksExcludeEachOtherWithoutADeadlock(t *testing.T) {
 	})
 }
 
-// onTen returns the names of ten locks.
-func onTen() (names []string) {
-	for i := range 10 {
-		names = append(names, fmt.Sprint("ten", i))
-	}
-	return names
-}
-
-func TestTenLocksInRedisCostTwoCommands(t *testing.T) {
-	w := OnShared(t)
-	l := w.Peer().NewLocks(onTen())
-	section := w.EnterAll(t.Context(), l) // connects
-	require.NoError(t, l.Unlock(section))
-	before := w.Calls()
-	section = w.EnterAll(t.Context(), l)
-	for _, name := range l.Names() {
-		w.RequireOwner(name, section)
-		require.InDelta(t, relock.DefaultTTL, w.Lease(name), float64(time.Second))
-	}
-	require.NoError(t, l.Unlock(section))
-	after := w.Calls()
-	require.Equal(t, 2, after["evalsha"]-before["evalsha"])
-	w.RequireFree(l.Names()...)
-}
-
-func TestTryLockOfLocksInRedisNamesTheTakenOne(t *testing.T) {
-	w := OnShared(t)
-	p, other := w.Peer(), w.Peer()
-	section := w.Enter(t.Context(), other.NewLock("ten7"))
-	l := p.NewLocks(onTen())
-	_, err := l.TryLock(t.Context())
-	RequireRefusedBy(t, "ten7", err)
-	require.Equal(t, []string{BaseKey("ten7")}, redistest.Keys(t, w.Plain))
-	waiting := w.Begin(t.Context(), l.Lock)
-	w.AwaitWaiters("ten7", 1)
-	w.Leave(section, other.NewLock("ten7"))
-	require.NoError(t, l.Unlock(waiting.Section()))
-}
-
-func TestALostReplyToTheOneStepInRedisIsAskedForAgain(t *testing.T) {
-	for name, kind := range Breaks {
-		t.Run(name, func(t *testing.T) {
-			w := OnShared(t)
-			p := w.Peer()
-			p.Connect(t, 2)
-			l := p.NewLocks(onTen())
-			p.Faults.Once(w.Script(LuaAll), redistest.DropReply(kind))
-			section, err := l.TryLock(t.Context())
-			require.NoError(t, err)
-			Keep(t, section)
-			for _, name := range l.Names() {
-				w.RequireCount(name, 1)
-				require.LessOrEqual(t, w.Lease(name), relock.DefaultTTL)
-			}
-			p.Faults.Once(w.Script(LuaRelease), redistest.DropReply(kind))
-			require.NoError(t, l.Unlock(section))
-			w.RequireFree(l.Names()...)
-		})
-	}
-}
-
-func TestLocksBehindDeadWaitersAreTaken(t *testing.T) {
-	w := OnShared(t)
-	key := BaseKey("ten3") + ":queue"
-	var dead []redis.Z
-	for i := range 150 {
-		dead = append(dead, redis.Z{Score: float64(i + 1), Member: fmt.Sprintf("dead:1:%d|30000", i)})
-	}
-	require.NoError(t, w.Plain.ZAdd(t.Context(), key, dead...).Err())
-	require.NoError(t, w.Plain.PExpire(t.Context(), key, time.Minute).Err())
-	l := w.Peer().NewLocks(onTen())
-	section, err := l.TryLock(t.Context())
-	require.NoError(t, err)
-	require.NoError(t, l.Unlock(section))
-	require.Empty(t, redistest.Keys(t, w.Plain))
-}
-
-func TestMoreLocksThanOneScriptTakes(t *testing.T) {
-	w := OnShared(t)
-	p := w.Peer()
-	var names []string
-	for i := range 300 {
-		names = append(names, fmt.Sprint("many", i))
-	}
-	one := w.Counter(p, LuaAll)
-	require.NoError(t, p.NewLocks(names[:256]).Do(t.Context(), func(context.Context) error { return nil }))
-	require.Equal(t, 1, one())
-	require.NoError(t, p.NewLocks(names).Do(t.Context(), func(context.Context) error { return nil }))
-	require.Equal(t, 1, one())
-}
-
-func TestLocksOnACluster(t *testing.T) {
-	w := OnCluster(t)
-	w.LoadScripts()
-	p := w.Peer()
-	one, each := w.Counter(p, LuaAll), w.Counter(p, LuaAcquire)
-	spread := w.OneForEachMaster()
-	section := w.EnterAll(t.Context(), p.NewLocks(spread))
-	require.Equal(t, []int{0, 3}, []int{one(), each()}, "different slots")
-	require.NoError(t, p.NewLocks(spread).Unlock(section))
-
-	tagged := []string{"{user:7}:cart", "{user:7}:stock", "{user:7}"}
-	section = w.EnterAll(t.Context(), p.NewLocks(tagged))
-	require.Equal(t, []int{1, 3}, []int{one(), each()}, "one slot")
-	_, err := w.Peer().NewLocks(append(slices.Clone(spread), tagged[1])).TryLock(t.Context())
-	RequireRefusedBy(t, tagged[1], err)
-	require.NoError(t, p.NewLocks(tagged).Unlock(section))
-}
-
-func TestLocksOfASlotThatMoves(t *testing.T) {
-	w := OnCluster(t)
-	p := w.Peer()
-	spread := w.OneForEachMaster()
-	names := []string{"{" + spread[0] + "}:a", "{" + spread[0] + "}:b", "{" + spread[0] + "}:c"}
-	l := p.NewLocks(names)
-	held := w.EnterAll(t.Context(), p.NewLocks(names[:1]))
-	move := w.Cluster.BeginMove(spread[0], w.Cluster.MasterFor(spread[1]))
-	_, err := l.TryLock(relock.WithoutHolder(held))
-	require.Error(t, err) // the held key is here, and the others are nowhere
-	waiting := w.Begin(t.Context(), l.Lock)
-	move.MoveKeys(BaseKey(names[0]))
-	move.Finish()
-	require.NoError(t, p.NewLocks(names[:1]).Unlock(held))
-	require.NoError(t, l.Unlock(waiting.Section()))
-}
-
-func TestRandomSetsOfLocksInRedis(t *testing.T) {
-	w := OnShared(t)
-	c := NewPickers(12)
-	peers := []*Peer{w.Peer(), w.Peer()}
-	var all sync.WaitGroup
-	for g := range 32 {
-		all.Go(func() {
-			for c.Rounds.Add(1) <= 500 {
-				c.Round(t, peers[g%2].Client, 4+g%5, func() {})
-			}
-		})
-	}
-	all.Wait()
-	w.RequireFree(c.Names...)
-}
-
 // TestTheLossOfALockIsToldToAReaderThatOutlivesItsWriter takes a and a read inside of a write. The
 // Unlock of the writer ends the entry of a, and the read goes on by itself: the section of both must
 // not.
 func TestTheLossOfALockIsToldToAReaderThatOutlivesItsWriter(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		c, other := w.OpenClient(), w.OpenClient()
 		rw, l := c.NewRWLock("z"), c.NewLock("a")
 		writer := w.Enter(t.Context(), rw.Writer())

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/stage"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
 )
@@ -20,7 +21,7 @@ import (
 // What does Close end, and what does Close leave?
 
 // closing returns Close, for begin.
-func closing(m *Member) Locking {
+func closing(m *stage.Member) stage.Locking {
 	return func(ctx context.Context) (context.Context, error) { return ctx, m.Close() }
 }
 
@@ -30,21 +31,21 @@ func TestCloseEndsWaitsAndSections(t *testing.T) {
 	} {
 		for _, silent := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, silent %v", name, silent), func(t *testing.T) {
-				Fake(t, func(t *testing.T, w *World) {
+				stage.Fake(t, func(t *testing.T, w *stage.World) {
 					owner := w.Enter(t.Context(), w.NewClient().NewLock("a"))
 					m := w.NewClient(options...)
 					mine := w.Enter(t.Context(), m.NewLock("b"))
-					calls := []*Attempt{
+					calls := []*stage.Attempt{
 						w.Start(t.Context(), m.NewLock("a")),
 						w.Start(t.Context(), m.NewLock("a")),
-						w.Begin(t.Context(), TryFor(m.NewLock("a"), time.Hour)),
+						w.Begin(t.Context(), stage.TryFor(m.NewLock("a"), time.Hour)),
 						w.Start(relock.WithoutHolder(mine), m.NewLock("b")),
 					}
 					if silent {
 						m.Link.Cut()
 						calls = append(calls, w.Begin(t.Context(), m.NewLock("c").TryLock), w.Start(mine, m.NewLock("b")))
 					}
-					Pass(time.Minute / 10)
+					stage.Pass(time.Minute / 10)
 					end := w.Begin(t.Context(), closing(m))
 					require.ErrorIs(t, mine.Err(), context.Canceled)
 					require.ErrorIs(t, context.Cause(mine), relock.ErrClosed)
@@ -57,7 +58,7 @@ func TestCloseEndsWaitsAndSections(t *testing.T) {
 						require.Zero(t, end.Took())
 					}
 					require.LessOrEqual(t, end.Took(), time.Second+50*time.Millisecond)
-					for _, lock := range []Locking{m.NewLock("a").Lock, m.NewLock("c").TryLock, TryFor(m.NewLock("c"), time.Second)} {
+					for _, lock := range []stage.Locking{m.NewLock("a").Lock, m.NewLock("c").TryLock, stage.TryFor(m.NewLock("c"), time.Second)} {
 						_, err := lock(t.Context())
 						require.ErrorIs(t, err, relock.ErrClosed)
 					}
@@ -69,7 +70,7 @@ func TestCloseEndsWaitsAndSections(t *testing.T) {
 }
 
 func TestAClientThatWasNeverUsedClosesAtOnce(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		for range 2 {
 			end := w.Begin(t.Context(), closing(m))
@@ -80,10 +81,10 @@ func TestAClientThatWasNeverUsedClosesAtOnce(t *testing.T) {
 }
 
 func TestBothOfTwoClosesWait(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
-		m.Link.Once(Mute, CmdWait)
-		m.Link.On(Delay(0, 500*time.Millisecond), CmdForget)
+		m.Link.Once(stage.Mute, stage.CmdWait)
+		m.Link.On(stage.Delay(0, 500*time.Millisecond), stage.CmdForget)
 		w.GiveUp(t.Context(), m.NewLock("a").Lock)
 		one, two := w.Begin(t.Context(), closing(m)), w.Begin(t.Context(), closing(m))
 		require.NoError(t, one.Failure())
@@ -94,7 +95,7 @@ func TestBothOfTwoClosesWait(t *testing.T) {
 }
 
 func TestUnlockWorksAfterClose(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		l := m.NewLock("a")
 		outer := w.Enter(t.Context(), l)
@@ -107,37 +108,37 @@ func TestUnlockWorksAfterClose(t *testing.T) {
 		require.ErrorIs(t, l.Unlock(outer), relock.ErrNotHeld)
 	})
 	t.Run("of which the answer is lost", func(t *testing.T) {
-		Fake(t, func(t *testing.T, w *World) {
+		stage.Fake(t, func(t *testing.T, w *stage.World) {
 			m := w.NewClient()
 			l := m.NewLock("a")
 			section := w.Enter(t.Context(), l)
 			require.NoError(t, m.Close())
-			m.Link.Once(Silence, CmdRelease)
+			m.Link.Once(stage.Silence, stage.CmdRelease)
 			require.ErrorContains(t, l.Unlock(section), "not confirmed")
-			Pass(100 * time.Millisecond)
+			stage.Pass(100 * time.Millisecond)
 			w.RequireFree("a") // a section that outlives its client is cleaned up behind
 		})
 	})
 	t.Run("in a store that is down", func(t *testing.T) {
-		Fake(t, func(t *testing.T, w *World) {
+		stage.Fake(t, func(t *testing.T, w *stage.World) {
 			m := w.NewClient()
 			l := m.NewLock("a")
 			section := w.Enter(t.Context(), l)
 			require.NoError(t, m.Close())
 			m.Link.Cut()
 			require.ErrorContains(t, l.Unlock(section), "not confirmed")
-			Pass(2 * time.Second)
-			require.Zero(t, Goroutines("go-relock/relock.(*"), "nothing goes on for long")
+			stage.Pass(2 * time.Second)
+			require.Zero(t, stage.Goroutines("go-relock/relock.(*"), "nothing goes on for long")
 		})
 	})
 }
 
 func TestStateAndForceUnlockWorkAfterClose(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		l := m.NewLock("a")
 		section := w.Enter(t.Context(), l)
-		holder := HolderOf(t, section)
+		holder := stage.HolderOf(t, section)
 		require.NoError(t, m.Close())
 		state, err := l.State(t.Context())
 		require.NoError(t, err)
@@ -150,7 +151,7 @@ func TestStateAndForceUnlockWorkAfterClose(t *testing.T) {
 }
 
 func TestTokenOfASectionWhoseClientIsClosedIsErrClosed(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		section := w.Enter(t.Context(), m.NewLock("a"))
 		require.NoError(t, m.Close())
@@ -162,11 +163,11 @@ func TestTokenOfASectionWhoseClientIsClosedIsErrClosed(t *testing.T) {
 }
 
 func TestOneHoldHasOneTokenWhoeverDrawsIt(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		l := m.NewLock("a")
 		section := w.Enter(t.Context(), l)
-		m.Link.On(Delay(time.Second, time.Second), CmdToken)
+		m.Link.On(stage.Delay(time.Second, time.Second), stage.CmdToken)
 		var tokens [3]int64
 		var all sync.WaitGroup
 		for i := range tokens {
@@ -181,23 +182,23 @@ func TestOneHoldHasOneTokenWhoeverDrawsIt(t *testing.T) {
 }
 
 func TestASectionThatIsNotUnlockedIsFreeAfterItsTTL(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		const ttl = 10 * time.Second
 		m := w.NewClient(relock.WithTTL(ttl))
 		section := w.Enter(t.Context(), m.NewLock("a"))
-		Pass(10 * ttl)
+		stage.Pass(10 * ttl)
 		require.NoError(t, m.Close())
-		Pass(w.Lease("a") - 1)
+		stage.Pass(w.Lease("a") - 1)
 		require.False(t, w.Free("a"))
-		Pass(1)
+		stage.Pass(1)
 		require.True(t, w.Free("a"))
 		require.Zero(t, m.NewLock("a").Remaining(section))
 	})
 }
 
 func TestWithReleaseOnCloseTheLockIsFreeWhenItsSectionsHaveEnded(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
 		m := w.NewClient(relock.WithReleaseOnClose(), relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a", relock.WithFixedLease(time.Hour))
 		outer := w.Enter(t.Context(), l)
@@ -213,15 +214,15 @@ func TestWithReleaseOnCloseTheLockIsFreeWhenItsSectionsHaveEnded(t *testing.T) {
 			require.ErrorIs(t, l.Unlock(section), relock.ErrNotHeld)
 			require.False(t, l.Held(section))
 		}
-		require.Len(t, EventsOf[relock.Closed](&r), 1)
-		require.Empty(t, EventsOf[relock.Lost](&r))
-		require.Empty(t, EventsOf[relock.Released](&r))
+		require.Len(t, stage.EventsOf[relock.Closed](&r), 1)
+		require.Empty(t, stage.EventsOf[relock.Lost](&r))
+		require.Empty(t, stage.EventsOf[relock.Released](&r))
 	})
 }
 
 // takenBack is a link that shows what is forgotten.
 type takenBack struct {
-	*Link
+	*stage.Link
 	see func(name string)
 }
 
@@ -233,22 +234,22 @@ func (s *takenBack) Forget(ctx context.Context, asks []store.Ask) []error {
 }
 
 func TestWithReleaseOnCloseManyLocksAreFreedInFewRoundTrips(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		sections := map[string]context.Context{}
 		early := 0
-		s := &takenBack{Link: NewLink(w.Store), see: func(name string) {
+		s := &takenBack{Link: stage.NewLink(w.Store), see: func(name string) {
 			if sections[name].Err() == nil {
 				early++
 			}
 		}}
-		s.On(Delay(10*time.Millisecond, 10*time.Millisecond), CmdForget)
+		s.On(stage.Delay(10*time.Millisecond, 10*time.Millisecond), stage.CmdForget)
 		c, err := relock.Open(s, relock.WithReleaseOnClose())
 		require.NoError(t, err)
 		for i := range 600 {
 			sections[fmt.Sprint(i)] = w.Enter(t.Context(), c.NewLock(fmt.Sprint(i))) //nolint:fatcontext // one each
 		}
 		require.NoError(t, c.Close())
-		require.LessOrEqual(t, s.Sent(CmdForget), 5)
+		require.LessOrEqual(t, s.Sent(stage.CmdForget), 5)
 		require.Zero(t, early, "locks were given away before their sections had ended")
 		for name := range sections {
 			require.True(t, w.Free(name))
@@ -257,12 +258,12 @@ func TestWithReleaseOnCloseManyLocksAreFreedInFewRoundTrips(t *testing.T) {
 }
 
 func TestWithReleaseOnCloseAnUnlockInFlightFreesTheLock(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient(relock.WithReleaseOnClose())
 		l := m.NewLock("a")
 		section := w.Enter(t.Context(), l)
-		m.Link.Once(Delay(time.Second, time.Second), CmdRelease)
-		call := w.Begin(section, Unlock(l))
+		m.Link.Once(stage.Delay(time.Second, time.Second), stage.CmdRelease)
+		call := w.Begin(section, stage.Unlock(l))
 		require.NoError(t, m.Close())
 		require.NoError(t, call.Failure())
 		w.RequireFree("a")
@@ -270,25 +271,25 @@ func TestWithReleaseOnCloseAnUnlockInFlightFreesTheLock(t *testing.T) {
 }
 
 func TestCloseWaitsASecondForWhatIsNotTakenBack(t *testing.T) {
-	for name, broken := range map[string]func(k *Link){
-		"the store is silent":      func(k *Link) { k.Cut() },
-		"the store is down":        func(k *Link) { k.On(Refuse(store.Unavailable(ErrBroken))) },
-		"the answers are lost":     func(k *Link) { k.On(LoseAnswer(ErrBroken)) },
-		"the answers take a while": func(k *Link) { k.On(Delay(0, 1500*time.Millisecond), CmdForget) },
+	for name, broken := range map[string]func(k *stage.Link){
+		"the store is silent":      func(k *stage.Link) { k.Cut() },
+		"the store is down":        func(k *stage.Link) { k.On(stage.Refuse(store.Unavailable(stage.ErrBroken))) },
+		"the answers are lost":     func(k *stage.Link) { k.On(stage.LoseAnswer(stage.ErrBroken)) },
+		"the answers take a while": func(k *stage.Link) { k.On(stage.Delay(0, 1500*time.Millisecond), stage.CmdForget) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				m := w.NewClient()
-				m.Link.Once(Mute, CmdWait)
+				m.Link.Once(stage.Mute, stage.CmdWait)
 				w.GiveUp(t.Context(), m.NewLock("a").Lock)
-				m.Link.Once(Silence, CmdWait)
+				m.Link.Once(stage.Silence, stage.CmdWait)
 				broken(m.Link)
 				w.GiveUp(t.Context(), func(ctx context.Context) (context.Context, error) {
 					<-ctx.Done()
 					_, err := m.NewLock("b").Lock(ctx)
 					return ctx, err
 				})
-				Pass(300 * time.Millisecond)
+				stage.Pass(300 * time.Millisecond)
 				end := w.Begin(t.Context(), closing(m))
 				require.NoError(t, end.Failure())
 				require.LessOrEqual(t, end.Took(), time.Second+50*time.Millisecond)
@@ -298,13 +299,13 @@ func TestCloseWaitsASecondForWhatIsNotTakenBack(t *testing.T) {
 }
 
 func TestCloseGoesOnForAsLongAsTheStoreConfirms(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		const n = 2000
 		m := w.NewClient()
-		m.Link.On(Mute, CmdWait) // each call takes its lock, and does not learn of that
-		m.Link.On(Delay(300*time.Millisecond, 300*time.Millisecond), CmdForget)
+		m.Link.On(stage.Mute, stage.CmdWait) // each call takes its lock, and does not learn of that
+		m.Link.On(stage.Delay(300*time.Millisecond, 300*time.Millisecond), stage.CmdForget)
 		ctx, cancel := context.WithCancel(t.Context())
-		var calls []*Attempt
+		var calls []*stage.Attempt
 		for i := range n {
 			calls = append(calls, w.Start(ctx, m.NewLock(fmt.Sprint(i))))
 		}
@@ -320,11 +321,11 @@ func TestCloseGoesOnForAsLongAsTheStoreConfirms(t *testing.T) {
 }
 
 func TestAClientMayBeClosedAtAnyInstant(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		other := w.NewClient().NewLock("a")
 		for range 100 {
 			m := w.NewClient(relock.WithTTL(100 * time.Millisecond))
-			m.Link.On(Delay(rand.N(time.Millisecond), rand.N(time.Millisecond)))
+			m.Link.On(stage.Delay(rand.N(time.Millisecond), rand.N(time.Millisecond)))
 			var all sync.WaitGroup
 			for range 4 {
 				all.Go(func() {
@@ -340,7 +341,7 @@ func TestAClientMayBeClosedAtAnyInstant(t *testing.T) {
 					}
 				})
 			}
-			Pass(rand.N(12 * time.Millisecond))
+			stage.Pass(rand.N(12 * time.Millisecond))
 			end := w.Begin(t.Context(), closing(m))
 			require.NoError(t, end.Failure())
 			require.Less(t, end.Took(), 10*time.Millisecond)
@@ -352,7 +353,7 @@ func TestAClientMayBeClosedAtAnyInstant(t *testing.T) {
 }
 
 func TestCloseWithThousandsOfWaitersLeavesNothing(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		owner := w.NewClient().NewLock("a")
 		section := w.Enter(t.Context(), owner)
 		m := w.NewClient()
@@ -363,7 +364,7 @@ func TestCloseWithThousandsOfWaitersLeavesNothing(t *testing.T) {
 				require.ErrorIs(t, err, relock.ErrClosed)
 			})
 		}
-		Settle()
+		stage.Settle()
 		require.Equal(t, 3000, w.Waiters("a"))
 		require.NoError(t, m.Close())
 		all.Wait()
@@ -375,15 +376,15 @@ func TestCloseWithThousandsOfWaitersLeavesNothing(t *testing.T) {
 
 // closeCounter counts the Closes of a store.
 type closeCounter struct {
-	*Link
+	*stage.Link
 	closed int
 }
 
 func (c *closeCounter) Close() error { c.closed++; return nil }
 
 func TestTheStoreOfOpenStaysOpen(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		s := &closeCounter{Link: NewLink(w.Store)}
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		s := &closeCounter{Link: stage.NewLink(w.Store)}
 		c, err := relock.Open(s)
 		require.NoError(t, err)
 		require.NoError(t, c.NewLock("a").Do(t.Context(), func(context.Context) error { return nil }))
@@ -400,7 +401,7 @@ func TestReleaseOnCloseFreesThousandsOfLocks(t *testing.T) {
 		for i := range 1000 {
 			section, err := c.NewLock(strconv.Itoa(i)).Lock(t.Context())
 			require.NoError(t, err)
-			Keep(t, section)
+			stage.Keep(t, section)
 		}
 		require.NoError(t, c.Close())
 		for i := range 1000 {

@@ -2,34 +2,22 @@ package relock_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"math/rand/v2"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
-	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/stage"
 	"github.com/go-relock/relock/store"
 )
 
 // Which calls wait for each other in a circle, and which one gives up?
 
-// OpenClient returns a Client of the world whose link hides nothing of its store.
-func (w *World) OpenClient(options ...relock.Option) *relock.Client {
-	w.T.Helper()
-	c, err := relock.Open(w.Store, options...)
-	require.NoError(w.T, err)
-	w.T.Cleanup(func() { require.NoError(w.T, c.Close()) })
-	return c
-}
-
 // ring lets each of n processes hold a lock of its own, and wait for the lock of the next process.
 // The waits begin one after the other.
-func ring(w *World, n int) (sections []context.Context, own, next []*relock.Lock, waits []*Attempt) {
+func ring(w *stage.World, n int) (sections []context.Context, own, next []*relock.Lock, waits []*stage.Attempt) {
 	for i := range n {
 		c := w.OpenClient()
 		own = append(own, c.NewLock(fmt.Sprint("lock", i)))
@@ -37,7 +25,7 @@ func ring(w *World, n int) (sections []context.Context, own, next []*relock.Lock
 		sections = append(sections, w.Enter(w.T.Context(), own[i]))
 	}
 	for i := range n {
-		Pass(10 * time.Millisecond)
+		stage.Pass(10 * time.Millisecond)
 		waits = append(waits, w.Start(sections[i], next[i]))
 	}
 	return sections, own, next, waits
@@ -46,7 +34,7 @@ func ring(w *World, n int) (sections []context.Context, own, next []*relock.Lock
 func TestTheYoungestCallOfACircleEnds(t *testing.T) {
 	for n := 2; n <= 5; n++ {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				sections, own, next, waits := ring(w, n)
 				youngest := waits[n-1]
 				var deadlock *relock.DeadlockError
@@ -74,9 +62,9 @@ func TestTheYoungestCallOfACircleEnds(t *testing.T) {
 }
 
 // requireNoWaits fails if the store still shows a wait under the holds of sections.
-func requireNoWaits(t *testing.T, w *World, sections []context.Context) {
+func requireNoWaits(t *testing.T, w *stage.World, sections []context.Context) {
 	t.Helper()
-	Settle()
+	stage.Settle()
 	var holds []store.ID
 	for _, section := range sections {
 		holder, _ := relock.HolderFrom(section)
@@ -89,13 +77,13 @@ func requireNoWaits(t *testing.T, w *World, sections []context.Context) {
 
 func TestWaitsWithoutACircleGoOn(t *testing.T) {
 	t.Run("a chain of waits", func(t *testing.T) {
-		Fake(t, func(t *testing.T, w *World) {
+		stage.Fake(t, func(t *testing.T, w *stage.World) {
 			a, b := w.OpenClient(), w.OpenClient()
 			last := w.Enter(t.Context(), b.NewLock("y"))
 			section := w.Enter(t.Context(), a.NewLock("x"))
 			inner := w.Start(section, a.NewLock("y"))
 			outer := w.Start(t.Context(), b.NewLock("x"))
-			Pass(time.Minute)
+			stage.Pass(time.Minute)
 			require.True(t, inner.Waits())
 			require.True(t, outer.Waits())
 			w.Leave(last, b.NewLock("y"))
@@ -105,12 +93,12 @@ func TestWaitsWithoutACircleGoOn(t *testing.T) {
 		})
 	})
 	t.Run("goroutines of one section wait for each other", func(t *testing.T) {
-		Fake(t, func(t *testing.T, w *World) {
+		stage.Fake(t, func(t *testing.T, w *stage.World) {
 			c := w.OpenClient()
 			section := w.Enter(t.Context(), c.NewLock("x"))
 			first := w.Enter(section, c.NewLock("y"))
 			second := w.Start(section, c.NewLock("y"))
-			Pass(time.Minute)
+			stage.Pass(time.Minute)
 			require.True(t, second.Waits())
 			w.Leave(first, c.NewLock("y"))
 			second.Leave()
@@ -118,13 +106,13 @@ func TestWaitsWithoutACircleGoOn(t *testing.T) {
 		})
 	})
 	t.Run("one of several permits may become free", func(t *testing.T) {
-		Fake(t, func(t *testing.T, w *World) {
+		stage.Fake(t, func(t *testing.T, w *stage.World) {
 			a, b, c := w.OpenClient(), w.OpenClient(), w.OpenClient()
 			slots := func(c *relock.Client) *relock.Lock { return c.NewSemaphore("slots", 2) }
 			stuck, free := w.Enter(t.Context(), slots(a)), w.Enter(t.Context(), slots(b))
 			x := w.Enter(t.Context(), c.NewLock("x"))
 			waits, permit := w.Start(stuck, a.NewLock("x")), w.Start(x, slots(c))
-			Pass(time.Minute)
+			stage.Pass(time.Minute)
 			require.True(t, waits.Waits())
 			require.True(t, permit.Waits())
 			w.Leave(free, slots(b))
@@ -135,14 +123,14 @@ func TestWaitsWithoutACircleGoOn(t *testing.T) {
 		})
 	})
 	t.Run("a call of the circle has given up", func(t *testing.T) {
-		Fake(t, func(t *testing.T, w *World) {
+		stage.Fake(t, func(t *testing.T, w *stage.World) {
 			a, b := w.OpenClient(), w.OpenClient()
 			x, y := w.Enter(t.Context(), a.NewLock("x")), w.Enter(t.Context(), b.NewLock("y"))
-			short := w.Begin(y, TryFor(b.NewLock("x"), 1500*time.Millisecond))
-			Pass(500 * time.Millisecond)
+			short := w.Begin(y, stage.TryFor(b.NewLock("x"), 1500*time.Millisecond))
+			stage.Pass(500 * time.Millisecond)
 			long := w.Start(x, a.NewLock("y"))
 			require.ErrorIs(t, short.Failure(), relock.ErrLocked)
-			Pass(time.Minute)
+			stage.Pass(time.Minute)
 			require.True(t, long.Waits(), "nobody waits for this call any more")
 			w.Leave(y, b.NewLock("y"))
 			long.Leave()
@@ -152,14 +140,14 @@ func TestWaitsWithoutACircleGoOn(t *testing.T) {
 }
 
 func TestASectionThatWasLeftIsNoPartOfACircle(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		a, b := w.OpenClient(), w.OpenClient()
 		x, y := w.Enter(t.Context(), a.NewLock("x")), w.Enter(t.Context(), b.NewLock("y"))
 		free := context.WithoutCancel(x)
 		w.Leave(x, a.NewLock("x"))
 		again := w.Enter(y, b.NewLock("x"))
 		wait := w.Start(free, a.NewLock("y"))
-		Pass(time.Minute)
+		stage.Pass(time.Minute)
 		require.True(t, wait.Waits())
 		w.Leave(again, b.NewLock("x"))
 		w.Leave(y, b.NewLock("y"))
@@ -168,14 +156,14 @@ func TestASectionThatWasLeftIsNoPartOfACircle(t *testing.T) {
 }
 
 func TestACircleThroughReadersAndPermits(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		a, b := w.OpenClient(), w.OpenClient()
 		table, slots := func(c *relock.Client) *relock.RWLock { return c.NewRWLock("table") },
 			func(c *relock.Client) *relock.Lock { return c.NewSemaphore("slots", 1) }
 		read := w.Enter(t.Context(), table(a).RLocker())
 		permit := w.Enter(t.Context(), slots(b))
 		older := w.Start(read, slots(a))
-		Pass(time.Millisecond)
+		stage.Pass(time.Millisecond)
 		younger := w.Start(permit, table(b).Writer())
 		require.ErrorIs(t, younger.Failure(), relock.ErrDeadlock)
 		w.Leave(permit, slots(b))
@@ -186,7 +174,7 @@ func TestACircleThroughReadersAndPermits(t *testing.T) {
 
 // TestAWaitThatIsShownForeverHidesNoCircle plays a wait whose end was not told to the store.
 func TestAWaitThatIsShownForeverHidesNoCircle(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		a, b := w.OpenClient(), w.OpenClient()
 		x, y := w.Enter(t.Context(), a.NewLock("x")), w.Enter(t.Context(), b.NewLock("y"))
 		stale := store.Waiting{
@@ -194,7 +182,7 @@ func TestAWaitThatIsShownForeverHidesNoCircle(t *testing.T) {
 		}
 		require.NoError(t, w.Store.Show(t.Context(), stale, time.Hour))
 		older := w.Start(x, a.NewLock("y"))
-		Pass(time.Millisecond)
+		stage.Pass(time.Millisecond)
 		younger := w.Start(y, b.NewLock("x"))
 		require.ErrorIs(t, younger.Failure(), relock.ErrDeadlock)
 		w.Leave(y, b.NewLock("y"))
@@ -204,70 +192,17 @@ func TestAWaitThatIsShownForeverHidesNoCircle(t *testing.T) {
 }
 
 func TestTheHooksHearOfADeadlock(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		r := &Recorder{}
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		r := &stage.Recorder{}
 		a, b := w.OpenClient(), w.OpenClient(relock.WithHooks(r.Hooks()))
 		x, y := w.Enter(t.Context(), a.NewLock("x")), w.Enter(t.Context(), b.NewLock("y"))
 		older := w.Start(x, a.NewLock("y"))
-		Pass(time.Millisecond)
+		stage.Pass(time.Millisecond)
 		require.ErrorIs(t, w.Start(y, b.NewLock("x")).Failure(), relock.ErrDeadlock)
-		finished := EventsOf[relock.AcquireFinished](r)
+		finished := stage.EventsOf[relock.AcquireFinished](r)
 		require.Equal(t, relock.OutcomeDeadlock, finished[len(finished)-1].Outcome)
 		w.Leave(y, b.NewLock("y"))
 		older.Leave()
 		w.Leave(x, a.NewLock("x"))
-	})
-}
-
-func TestAWaitInsideASectionSendsNothingInItsFirstSecond(t *testing.T) {
-	server := redistest.Start(t)
-	c, err := relock.New(server.Client())
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, c.Close()) })
-	outer, err := c.NewLock("outer").Lock(t.Context())
-	require.NoError(t, err)
-	inner, err := c.NewLock("inner").Lock(t.Context())
-	require.NoError(t, err)
-	_, err = c.NewLock("inner").TryLockFor(outer, 500*time.Millisecond)
-	require.ErrorIs(t, err, relock.ErrLocked)
-	keys, err := server.Client().Keys(t.Context(), "*:waits").Result()
-	require.NoError(t, err)
-	require.Empty(t, keys)
-	require.NoError(t, c.NewLock("inner").Unlock(inner))
-	require.NoError(t, c.NewLock("outer").Unlock(outer))
-}
-
-// TestRandomOrdersComeToAnEndOnRedis takes locks inside each other in random order. Each call of a
-// circle that ends lets the others go on.
-func TestRandomOrdersComeToAnEndOnRedis(t *testing.T) {
-	const processes, rounds = 4, 2
-	server := redistest.Start(t)
-	var group sync.WaitGroup
-	for range processes {
-		c, err := relock.New(server.Client())
-		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, c.Close()) })
-		group.Go(func() {
-			for range rounds {
-				if err := nest(t.Context(), c, rand.Perm(4)[:3]); err != nil && !errors.Is(err, relock.ErrDeadlock) {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	group.Wait()
-	require.Eventually(t, func() bool {
-		return len(server.Client().Keys(t.Context(), "*").Val()) == 0
-	}, 10*time.Second, 50*time.Millisecond, "nothing is left")
-}
-
-// nest enters locks inside each other, and stays for a moment in each.
-func nest(ctx context.Context, c *relock.Client, locks []int) error {
-	if len(locks) == 0 {
-		return nil
-	}
-	return c.NewLock(fmt.Sprint("lock", locks[0])).Do(ctx, func(ctx context.Context) error {
-		<-time.After(20 * time.Millisecond)
-		return nest(ctx, c, locks[1:])
 	})
 }

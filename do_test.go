@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/stage"
 )
 
 // This file is about what package locktest does not ask: lockers of others, and errors of a Do
@@ -76,7 +77,7 @@ func TestDoRefusesWhatIsNilBeforeAnythingIsTaken(t *testing.T) {
 }
 
 func TestNotEnteredIsAboutTheDoThatReturnsTheError(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		free, busy := m.NewLock("free"), m.NewLock("busy")
 		_ = w.Enter(t.Context(), w.NewClient().NewLock("busy"))
@@ -86,12 +87,12 @@ func TestNotEnteredIsAboutTheDoThatReturnsTheError(t *testing.T) {
 		require.False(t, relock.NotEntered(nil))
 		require.False(t, relock.NotEntered(relock.ErrLocked), "no Do has returned it")
 		require.True(t, relock.NotEntered(inner(t.Context())))
-		require.True(t, relock.NotEntered(errors.Join(ErrOdd, inner(t.Context()))))
+		require.True(t, relock.NotEntered(errors.Join(stage.ErrOdd, inner(t.Context()))))
 
 		for name, fn := range map[string]func(ctx context.Context) error{
 			"as it is": inner,
 			"wrapped":  func(ctx context.Context) error { return fmt.Errorf("booking: %w", inner(ctx)) },
-			"joined":   func(ctx context.Context) error { return errors.Join(ErrOdd, inner(ctx)) },
+			"joined":   func(ctx context.Context) error { return errors.Join(stage.ErrOdd, inner(ctx)) },
 		} {
 			err := free.Do(t.Context(), fn)
 			require.ErrorIs(t, err, relock.ErrLocked, name)
@@ -112,15 +113,15 @@ func TestNotEnteredIsAboutTheDoThatReturnsTheError(t *testing.T) {
 func TestDoJoinsTheCauseOfItsContextOnlyToAnError(t *testing.T) {
 	errMine := errors.New("mine")
 	for name, c := range map[string]struct {
-		end  func(m *Member, cancel context.CancelCauseFunc)
+		end  func(m *stage.Member, cancel context.CancelCauseFunc)
 		want error
 	}{
-		"Close":              {func(m *Member, _ context.CancelCauseFunc) { _ = m.Close() }, relock.ErrClosed},
-		"the caller's cause": {func(_ *Member, cancel context.CancelCauseFunc) { cancel(errMine) }, errMine},
+		"Close":              {func(m *stage.Member, _ context.CancelCauseFunc) { _ = m.Close() }, relock.ErrClosed},
+		"the caller's cause": {func(_ *stage.Member, cancel context.CancelCauseFunc) { cancel(errMine) }, errMine},
 	} {
 		for _, fails := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, %t", name, fails), func(t *testing.T) {
-				Fake(t, func(t *testing.T, w *World) {
+				stage.Fake(t, func(t *testing.T, w *stage.World) {
 					m := w.NewClient()
 					ctx, cancel := context.WithCancelCause(t.Context())
 					defer cancel(nil)
@@ -145,16 +146,16 @@ func TestDoJoinsTheCauseOfItsContextOnlyToAnError(t *testing.T) {
 }
 
 func TestDoJoinsAnUnlockThatTheStoreDoesNotConfirm(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
-		m.Link.Once(Refuse(ErrOdd), CmdRelease)
+		m.Link.Once(stage.Refuse(stage.ErrOdd), stage.CmdRelease)
 		errMine := errors.New("mine")
 		err := m.NewLock("a").Do(t.Context(), func(context.Context) error { return errMine })
 		require.ErrorIs(t, err, errMine)
-		require.ErrorIs(t, err, ErrOdd)
+		require.ErrorIs(t, err, stage.ErrOdd)
 		require.ErrorContains(t, err, "mine; relock: unlock \"a\"")
 		require.False(t, relock.NotEntered(err))
-		Pass(time.Minute)
+		stage.Pass(time.Minute)
 		w.RequireFree("a")
 	})
 }

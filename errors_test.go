@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/stage"
 )
 
 // What do the texts of errors say?
@@ -18,13 +19,13 @@ import (
 // This file is about the texts of errors. errkinds_test.go and locktest are about their kinds.
 
 func TestARefusalSaysWhoHasTheLockAndForHowLong(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		const ttl = 10 * time.Second
 		holding := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
 		section := w.Enter(t.Context(), holding)
-		holder := HolderOf(t, section)
+		holder := stage.HolderOf(t, section)
 		l := w.NewClient().NewLock("a")
-		Pass(2*time.Second + 345678*time.Nanosecond)
+		stage.Pass(2*time.Second + 345678*time.Nanosecond)
 
 		_, err := l.TryLock(t.Context())
 		require.EqualError(t, err, fmt.Sprintf(`relock: "a" is locked by %s; its lease has 8s left and may be renewed`, holder))
@@ -45,8 +46,8 @@ func TestARefusalSaysWhoHasTheLockAndForHowLong(t *testing.T) {
 
 func TestARefusalSaysWhatIsNotKnown(t *testing.T) {
 	owner := relock.LockedError{Name: "a"}
-	Fake(t, func(t *testing.T, w *World) {
-		owner.Holder = HolderOf(t, w.Enter(t.Context(), w.NewClient().NewLock("a")))
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		owner.Holder = stage.HolderOf(t, w.Enter(t.Context(), w.NewClient().NewLock("a")))
 	})
 	noLease, over, unknown := owner, owner, relock.LockedError{Name: "a", TTL: -1}
 	noLease.TTL = -time.Millisecond
@@ -56,13 +57,13 @@ func TestARefusalSaysWhatIsNotKnown(t *testing.T) {
 }
 
 func TestARefusalInMillisecondsAlsoWhereThisProcessReckons(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		l := w.NewClient(relock.WithTTL(time.Second), relock.WithLocalPass(0, 0)).NewLock("a")
 		section := w.Enter(t.Context(), l)
-		Pass(1234567 * time.Nanosecond)
+		stage.Pass(1234567 * time.Nanosecond)
 		_, err := l.TryLockFor(t.Context(), 100*time.Millisecond)
 		require.EqualError(t, err,
-			fmt.Sprintf(`relock: "a" is locked by %s; its lease has 887ms left and may be renewed`, HolderOf(t, section)))
+			fmt.Sprintf(`relock: "a" is locked by %s; its lease has 887ms left and may be renewed`, stage.HolderOf(t, section)))
 		w.Leave(section, l)
 	})
 }
@@ -82,7 +83,7 @@ func (c lateContext) Err() error {
 }
 
 func TestAWaitThatIsOverJustBeforeItsContextIsNoDeadline(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		holding := w.NewClient().NewLock("a")
 		section := w.Enter(t.Context(), holding)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -96,7 +97,7 @@ func TestAWaitThatIsOverJustBeforeItsContextIsNoDeadline(t *testing.T) {
 }
 
 func TestErrorsOfOperationsSayWhichLockAndHolder(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		l := m.NewLock("a")
 		done, cancel := context.WithCancel(t.Context())
@@ -107,12 +108,12 @@ func TestErrorsOfOperationsSayWhichLockAndHolder(t *testing.T) {
 		require.EqualError(t, l.ForceUnlock(t.Context()), `relock: force unlock "a": nobody has the lock`)
 
 		section := w.Enter(t.Context(), l)
-		holder := HolderOf(t, section)
+		holder := stage.HolderOf(t, section)
 		inside, cancel := context.WithCancel(section)
 		cancel()
 		_, err = l.Lock(inside)
 		require.EqualError(t, err, fmt.Sprintf(`relock: lock "a" as %s: context canceled`, holder))
-		m.Link.On(Refuse(ErrRefused))
+		m.Link.On(stage.Refuse(stage.ErrRefused))
 		for op, err := range map[string]error{
 			"lock": second(l.Lock(section)), "token": second(l.Token(section)), "unlock": l.Unlock(section),
 		} {
@@ -120,14 +121,14 @@ func TestErrorsOfOperationsSayWhichLockAndHolder(t *testing.T) {
 		}
 		requireOp(t, second(l.State(t.Context())), "state", "a", relock.Holder{})
 		m.Link.Heal()
-		Pass(time.Second)
+		stage.Pass(time.Second)
 		section = w.Enter(t.Context(), l)
-		m.Link.On(Refuse(ErrRefused), CmdBreak)
-		requireOp(t, l.ForceUnlock(t.Context()), "force unlock", "a", HolderOf(t, section))
+		m.Link.On(stage.Refuse(stage.ErrRefused), stage.CmdBreak)
+		requireOp(t, l.ForceUnlock(t.Context()), "force unlock", "a", stage.HolderOf(t, section))
 		fixed := m.NewLock("b", relock.WithFixedLease(time.Minute))
 		inB := w.Enter(t.Context(), fixed)
-		m.Link.On(Refuse(ErrRefused), CmdEnter)
-		requireOp(t, fixed.Extend(inB, time.Minute), "extend", "b", HolderOf(t, inB))
+		m.Link.On(stage.Refuse(stage.ErrRefused), stage.CmdEnter)
+		requireOp(t, fixed.Extend(inB, time.Minute), "extend", "b", stage.HolderOf(t, inB))
 		require.True(t, fixed.Held(inB))
 		w.Leave(inB, fixed)
 		w.Leave(section, l)
@@ -140,7 +141,7 @@ func second[T any](_ T, err error) error { return err }
 // requireOp fails unless err is a refusal of the store in that operation.
 func requireOp(t *testing.T, err error, op, name string, holder relock.Holder) {
 	t.Helper()
-	require.ErrorIs(t, err, ErrRefused, op)
+	require.ErrorIs(t, err, stage.ErrRefused, op)
 	var failed *relock.OpError
 	require.ErrorAs(t, err, &failed, op)
 	require.Equal(t, op, failed.Op)
@@ -151,10 +152,10 @@ func requireOp(t *testing.T, err error, op, name string, holder relock.Holder) {
 }
 
 func TestALossSaysWhichHoldAndWhy(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		l := w.NewClient().NewLock("a")
 		section := w.Enter(t.Context(), l)
-		holder := HolderOf(t, section)
+		holder := stage.HolderOf(t, section)
 		token, err := l.Token(section)
 		require.NoError(t, err)
 		w.Store.Lose("a")
@@ -179,7 +180,7 @@ func TestEveryReasonForALossIsToldInWordsOfItsOwn(t *testing.T) {
 
 func TestAnErrorHasTheCauseOfItsContext(t *testing.T) {
 	cause := errors.New("shutting down")
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		l, fixed := m.NewLock("a"), m.NewLock("b", relock.WithFixedLease(time.Minute))
 		section, inB := w.Enter(t.Context(), l), w.Enter(t.Context(), fixed)
@@ -206,7 +207,7 @@ func TestAnErrorHasTheCauseOfItsContext(t *testing.T) {
 			}
 		}
 		m.Link.Heal()
-		Pass(time.Second)
+		stage.Pass(time.Second)
 		w.Leave(section, l)
 		w.Leave(inB, fixed)
 	})

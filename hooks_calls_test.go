@@ -11,53 +11,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/stage"
 )
 
 // How and when are hooks called?
 
-// Story runs the library through everything that calls a hook in fake time.
-func Story(t *testing.T, w *World, m *Member) {
-	t.Helper()
-	begun := time.Now()
-	l := m.NewLock("a")
-	outer := w.Enter(t.Context(), l)
-	inner := w.Enter(outer, l)
-	waiting := w.Start(t.Context(), l)
-	_, err := l.TryLock(t.Context())
-	require.ErrorIs(t, err, relock.ErrLocked)
-	w.Leave(inner, l)
-	Pass(relock.DefaultTTL)
-	require.NoError(t, outer.Err())
-	w.Leave(outer, l)
-	next := waiting.Section()
-	require.Equal(t, relock.DefaultTTL, time.Since(begun))
-	w.Store.Lose("a")
-	took, cause := w.Ends(next)
-	require.LessOrEqual(t, took, relock.DefaultTTL/3)
-	require.ErrorIs(t, cause, relock.ErrLockLost)
-	require.ErrorIs(t, l.Unlock(next), relock.ErrLockLost)
-}
-
-// Each makes every hook call f.
-func Each(f func()) relock.Hooks {
-	return relock.Hooks{
-		AcquireStarted:  func(relock.AcquireStarted) { f() },
-		AcquireFinished: func(relock.AcquireFinished) { f() },
-		Queued:          func(relock.Queued) { f() },
-		Released:        func(relock.Released) { f() },
-		Renewed:         func(relock.Renewed) { f() },
-		Lost:            func(relock.Lost) { f() },
-		Leaked:          func(relock.Leaked) { f() },
-		Reconnected:     func(relock.Reconnected) { f() },
-		Retried:         func(relock.Retried) { f() },
-		Closed:          func(relock.Closed) { f() },
-		Dropped:         func(relock.Dropped) { f() },
-	}
-}
-
 func TestHooksOfALockReplaceThoseOfItsClient(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var clients, locks Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var clients, locks stage.Recorder
 		c := w.NewClient(relock.WithHooks(clients.Hooks()))
 		l := c.NewLock("a", relock.WithHooks(locks.Hooks()))
 		require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
@@ -68,17 +29,17 @@ func TestHooksOfALockReplaceThoseOfItsClient(t *testing.T) {
 		require.Len(t, locks.Kinds(), 3)
 
 		w.Enter(t.Context(), l)
-		Pass(relock.DefaultTTL / 3)
-		require.Len(t, EventsOf[relock.Renewed](&clients), 1, "a batch of renewals is the client's")
-		require.Empty(t, EventsOf[relock.Renewed](&locks))
+		stage.Pass(relock.DefaultTTL / 3)
+		require.Len(t, stage.EventsOf[relock.Renewed](&clients), 1, "a batch of renewals is the client's")
+		require.Empty(t, stage.EventsOf[relock.Renewed](&locks))
 	})
 }
 
 func TestAHookThatIsNotThereIsNotCalled(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var log Logbook
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var log stage.Logbook
 		m := w.NewClient(relock.WithLogger(log.Logger()))
-		Story(t, w, m)
+		stage.Story(t, w, m)
 		w.Enter(t.Context(), m.NewLock("a"))
 		require.NoError(t, m.Close())
 		require.Empty(t, log.About("panicked"))
@@ -86,8 +47,8 @@ func TestAHookThatIsNotThereIsNotCalled(t *testing.T) {
 }
 
 func TestNoHookIsCalledAfterClose(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a")
 		section := w.Enter(t.Context(), l)
@@ -97,14 +58,14 @@ func TestNoHookIsCalledAfterClose(t *testing.T) {
 		w.Leave(section, l)
 		_, err := l.TryLock(t.Context())
 		require.ErrorIs(t, err, relock.ErrClosed)
-		Pass(time.Minute)
+		stage.Pass(time.Minute)
 		require.Len(t, r.All(), before)
 	})
 }
 
 func TestNoHookIsCalledForAWrongCall(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		_, err := m.NewLock("").Lock(t.Context())
 		require.ErrorIs(t, err, relock.ErrInvalid)
@@ -117,8 +78,8 @@ func TestNoHookIsCalledForAWrongCall(t *testing.T) {
 }
 
 func TestAHookMayUseTheLibraryAndEvenCloseTheClient(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var m *Member
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var m *stage.Member
 		errs := make(chan error, 10)
 		m = w.NewClient(relock.WithHooks(relock.Hooks{Released: func(e relock.Released) {
 			if e.Name == "a" {
@@ -135,8 +96,8 @@ func TestAHookMayUseTheLibraryAndEvenCloseTheClient(t *testing.T) {
 }
 
 func TestJoinedHooksAreAllCalledInOrder(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var one, two Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var one, two stage.Recorder
 		var order []string
 		l := w.NewClient(relock.WithHooks(relock.JoinHooks(
 			one.Hooks(),
@@ -185,14 +146,14 @@ func TestEveryHookCanBeJoined(t *testing.T) {
 }
 
 func TestHooksThatPanicChangeNothing(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var log Logbook
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var log stage.Logbook
 		var calls atomic.Int64
-		m := w.NewClient(relock.WithLogger(log.Logger()), relock.WithHooks(Each(func() {
+		m := w.NewClient(relock.WithLogger(log.Logger()), relock.WithHooks(stage.Each(func() {
 			calls.Add(1)
 			panic("oops")
 		})))
-		Story(t, w, m)
+		stage.Story(t, w, m)
 		lines := log.About("a hook panicked")
 		require.Len(t, lines, int(calls.Load()))
 		require.Greater(t, len(lines), 10)
@@ -201,28 +162,28 @@ func TestHooksThatPanicChangeNothing(t *testing.T) {
 }
 
 func TestHooksThatAreSlowChangeNothing(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
 		quick := w.NewClient(relock.WithHooks(r.Hooks()))
-		Story(t, w, quick)
+		stage.Story(t, w, quick)
 		require.NoError(t, quick.Close())
 		var calls atomic.Int64
-		slow := w.NewClient(relock.WithHooks(Each(func() {
+		slow := w.NewClient(relock.WithHooks(stage.Each(func() {
 			<-time.After(200 * time.Millisecond)
 			calls.Add(1)
 		})))
-		Story(t, w, slow)
+		stage.Story(t, w, slow)
 		require.NoError(t, slow.Close())
 		require.EqualValues(t, len(r.All()), calls.Load(), "Close has waited until the hooks have seen everything")
 	})
 }
 
 func TestHooksThatBlockChangeNothingAndHoldUpCloseForALimit(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		block := make(chan struct{})
-		m := w.NewClient(relock.WithHooks(Each(func() { <-block })))
+		m := w.NewClient(relock.WithHooks(stage.Each(func() { <-block })))
 		defer close(block)
-		Story(t, w, m)
+		stage.Story(t, w, m)
 		begun := time.Now()
 		require.NoError(t, m.Close())
 		require.InDelta(t, 5*time.Second, time.Since(begun), float64(200*time.Millisecond))
@@ -232,9 +193,9 @@ func TestHooksThatBlockChangeNothingAndHoldUpCloseForALimit(t *testing.T) {
 func TestAHookThatPanicsOrExitsKeepsNoEventFromOthers(t *testing.T) {
 	for name, fail := range map[string]func(){"panic": func() { panic("oops") }, "Goexit": runtime.Goexit} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
-				var before, behind Recorder
-				hooks := relock.JoinHooks(before.Hooks(), Each(fail), Each(fail), behind.Hooks())
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
+				var before, behind stage.Recorder
+				hooks := relock.JoinHooks(before.Hooks(), stage.Each(fail), stage.Each(fail), behind.Hooks())
 				l := w.NewClient(relock.WithHooks(hooks)).NewLock("a")
 				for range 2 {
 					require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
@@ -249,12 +210,12 @@ func TestAHookThatPanicsOrExitsKeepsNoEventFromOthers(t *testing.T) {
 }
 
 func TestEventsBehindABlockedHookAreDroppedAndCounted(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		const more = 100
 		block := make(chan struct{})
 		var calls atomic.Int64
-		var log Logbook
-		var r Recorder
+		var log stage.Logbook
+		var r stage.Recorder
 		m := w.NewClient(relock.WithLogger(log.Logger()), relock.WithHooks(relock.Hooks{
 			AcquireStarted: func(relock.AcquireStarted) {
 				calls.Add(1)
@@ -267,15 +228,15 @@ func TestEventsBehindABlockedHookAreDroppedAndCounted(t *testing.T) {
 		}))
 		l := m.NewLock("a", relock.WithLocalReentry())
 		outer := w.Enter(t.Context(), l)
-		Settle() // the hook has the first event
+		stage.Settle() // the hook has the first event
 		for range relock.EventBacklog + more {
 			require.NoError(t, l.Unlock(enterQuietly(t, outer, l)))
 		}
 		require.Empty(t, log.About("dropped"))
 		close(block)
-		Settle()
+		stage.Settle()
 		require.EqualValues(t, 1+relock.EventBacklog, calls.Load())
-		require.Equal(t, []relock.Dropped{{Events: more}}, EventsOf[relock.Dropped](&r))
+		require.Equal(t, []relock.Dropped{{Events: more}}, stage.EventsOf[relock.Dropped](&r))
 		lines := log.About("dropped")
 		require.Len(t, lines, 1)
 		require.Equal(t, map[string]any{"events": int64(more)}, lines[0].Attrs)
@@ -292,9 +253,9 @@ func enterQuietly(t *testing.T, ctx context.Context, l *relock.Lock) context.Con
 }
 
 func TestEventsAreDroppedAlsoWhereNoHookIsToldOfDrops(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		block := make(chan struct{})
-		var log Logbook
+		var log stage.Logbook
 		l := w.NewClient(relock.WithLogger(log.Logger()), relock.WithHooks(relock.Hooks{
 			AcquireStarted: func(relock.AcquireStarted) { <-block },
 		})).NewLock("a", relock.WithLocalReentry())
@@ -310,9 +271,9 @@ func TestEventsAreDroppedAlsoWhereNoHookIsToldOfDrops(t *testing.T) {
 }
 
 func TestDroppedEventsAreToldWhileTheOverloadLasts(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		var seen, dropped, times atomic.Int64
-		var log Logbook
+		var log stage.Logbook
 		m := w.NewClient(relock.WithLogger(log.Logger()), relock.WithHooks(relock.Hooks{
 			AcquireStarted: func(relock.AcquireStarted) {
 				seen.Add(1)
@@ -328,11 +289,11 @@ func TestDroppedEventsAreToldWhileTheOverloadLasts(t *testing.T) {
 		wanted := 1
 		for ; wanted < 7*relock.EventBacklog; wanted++ {
 			require.NoError(t, l.Unlock(enterQuietly(t, outer, l)))
-			Pass(time.Millisecond)
+			stage.Pass(time.Millisecond)
 		}
 		require.EqualValues(t, 2, times.Load(), "not for each event")
 		require.Positive(t, dropped.Load())
-		Pass(time.Minute)
+		stage.Pass(time.Minute)
 		require.EqualValues(t, wanted, seen.Load()+dropped.Load(), "in the end of all")
 		require.Len(t, log.About("dropped"), int(times.Load()))
 		w.Leave(outer, l)

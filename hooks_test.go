@@ -2,13 +2,13 @@ package relock_test
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/stage"
 )
 
 // What do events say?
@@ -16,16 +16,14 @@ import (
 // This file is about what events say. hooks_calls_test.go is about how hooks are called, and
 // hooks_redis_test.go about the events that only a Redis server causes.
 
-var ErrOdd = errors.New("the store says something odd")
-
 func TestHooksAreCalledInOrder(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
 		l := w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a")
 		outer := w.Enter(t.Context(), l)
 		inner := w.Enter(outer, l)
 		w.Leave(inner, l)
-		Pass(relock.DefaultTTL / 3)
+		stage.Pass(relock.DefaultTTL / 3)
 		w.Leave(outer, l)
 		require.Equal(t, []string{
 			"AcquireStarted", "AcquireFinished", // the outer one
@@ -41,9 +39,9 @@ type traceKey struct{}
 
 // lastAcquire returns the last acquire of lock "a" and checks that its two events agree. The
 // caller's context, the start and the TTL are the same in each, and are left out.
-func lastAcquire(t *testing.T, r *Recorder) relock.AcquireFinished {
+func lastAcquire(t *testing.T, r *stage.Recorder) relock.AcquireFinished {
 	t.Helper()
-	started, finished := EventsOf[relock.AcquireStarted](r), EventsOf[relock.AcquireFinished](r)
+	started, finished := stage.EventsOf[relock.AcquireStarted](r), stage.EventsOf[relock.AcquireFinished](r)
 	require.Len(t, started, len(finished))
 	s, f := started[len(started)-1], finished[len(finished)-1]
 	require.Equal(t, "a", s.Name)
@@ -57,13 +55,13 @@ func lastAcquire(t *testing.T, r *Recorder) relock.AcquireFinished {
 }
 
 func TestAcquireEventsSayWhatHappened(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
 		l := w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a")
 		ctx := context.WithValue(t.Context(), traceKey{}, "trace")
 
 		section := w.Enter(ctx, l)
-		holder := HolderOf(t, section)
+		holder := stage.HolderOf(t, section)
 		require.Equal(t, relock.AcquireFinished{
 			Mode: relock.ModeExclusive, Name: "a", Holder: holder, Outcome: relock.OutcomeAcquired, Depth: 1,
 		}, lastAcquire(t, &r))
@@ -90,11 +88,11 @@ func TestAcquireEventsSayWhatHappened(t *testing.T) {
 		}, event)
 
 		waiting := w.Start(ctx, l)
-		Pass(2 * time.Second)
+		stage.Pass(2 * time.Second)
 		w.Leave(section, l)
 		section = waiting.Section()
 		require.Equal(t, relock.AcquireFinished{
-			Mode: relock.ModeExclusive, Name: "a", Holder: HolderOf(t, section), Outcome: relock.OutcomeAcquired,
+			Mode: relock.ModeExclusive, Name: "a", Holder: stage.HolderOf(t, section), Outcome: relock.OutcomeAcquired,
 			Owner: holder, Waited: true, Queued: true,
 			Wake: relock.WakeGrant, Duration: 2 * time.Second, Depth: 1,
 		}, lastAcquire(t, &r))
@@ -102,14 +100,14 @@ func TestAcquireEventsSayWhatHappened(t *testing.T) {
 }
 
 func TestAcquireEventsSayWhyACallFailed(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a")
 		ctx := context.WithValue(t.Context(), traceKey{}, "trace")
 
 		section := w.Enter(ctx, l)
-		holder := HolderOf(t, section)
+		holder := stage.HolderOf(t, section)
 		w.Store.Lose("a")
 		for range 2 { // the first call finds the loss, and the second one an ended context
 			_, err := l.Lock(section)
@@ -128,14 +126,14 @@ func TestAcquireEventsSayWhyACallFailed(t *testing.T) {
 			Mode: relock.ModeExclusive, Name: "a", Holder: event.Holder, Outcome: relock.OutcomeCanceled, Err: err,
 		}, event)
 
-		m.Link.Once(Refuse(ErrOdd))
+		m.Link.Once(stage.Refuse(stage.ErrOdd))
 		_, err = l.Lock(ctx)
 		event = lastAcquire(t, &r)
 		require.Equal(t, relock.AcquireFinished{
 			Mode: relock.ModeExclusive, Name: "a", Holder: event.Holder, Outcome: relock.OutcomeError, Err: err,
 		}, event)
 
-		owner := HolderOf(t, w.Enter(t.Context(), w.NewClient().NewLock("a")))
+		owner := stage.HolderOf(t, w.Enter(t.Context(), w.NewClient().NewLock("a")))
 		waiting := w.Start(ctx, l)
 		require.NoError(t, m.Close())
 		err = waiting.Failure()
@@ -148,8 +146,8 @@ func TestAcquireEventsSayWhyACallFailed(t *testing.T) {
 }
 
 func TestTheTTLOfANestedEntryIsThatOfItsHold(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		short, long := m.NewLock("a", relock.WithTTL(time.Minute)), m.NewLock("a", relock.WithTTL(time.Hour))
 		outer := w.Enter(t.Context(), short)
@@ -159,17 +157,17 @@ func TestTheTTLOfANestedEntryIsThatOfItsHold(t *testing.T) {
 		w.Leave(inner, long)
 		w.Leave(outer, short)
 		var told []time.Duration
-		for _, event := range EventsOf[relock.AcquireFinished](&r) {
+		for _, event := range stage.EventsOf[relock.AcquireFinished](&r) {
 			told = append(told, event.TTL)
 		}
 		require.Equal(t, []time.Duration{time.Minute, time.Minute, time.Hour}, told, "the last one would have had an hour")
-		require.Equal(t, time.Minute, EventsOf[relock.Released](&r)[0].TTL)
+		require.Equal(t, time.Minute, stage.EventsOf[relock.Released](&r)[0].TTL)
 	})
 }
 
 func TestANestedCallThatFailsIsAnAttemptAtReentry(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a")
 		section := w.Enter(t.Context(), l)
@@ -177,17 +175,17 @@ func TestANestedCallThatFailsIsAnAttemptAtReentry(t *testing.T) {
 		cancel()
 		_, err := l.Lock(cancelled)
 		require.ErrorIs(t, err, context.Canceled)
-		silent := m.Link.Cut(CmdEnter)
+		silent := m.Link.Cut(stage.CmdEnter)
 		_, err = l.TryLockFor(section, time.Second)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		silent.End()
-		Settle()
+		stage.Settle()
 		w.Leave(section, l)
 		_, err = l.Lock(section)
 		require.ErrorIs(t, err, relock.ErrReleased)
 
 		var reentrant []bool
-		for _, event := range EventsOf[relock.AcquireFinished](&r) {
+		for _, event := range stage.EventsOf[relock.AcquireFinished](&r) {
 			reentrant = append(reentrant, event.Reentrant)
 		}
 		require.Equal(t, []bool{false, true, true, false}, reentrant, "the last call found nothing to enter again")
@@ -195,74 +193,74 @@ func TestANestedCallThatFailsIsAnAttemptAtReentry(t *testing.T) {
 }
 
 func TestTheQueuedEventSaysWhoHasTheLockAndHowManyAreBefore(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
 		l := w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a")
 		section := w.Enter(t.Context(), l)
-		owner := HolderOf(t, section)
-		var waiting []*Attempt
+		owner := stage.HolderOf(t, section)
+		var waiting []*stage.Attempt
 		for range 4 {
 			waiting = append(waiting, w.Start(t.Context(), l))
 		}
-		Pass(5 * time.Minute)
-		queued := EventsOf[relock.Queued](&r)
+		stage.Pass(5 * time.Minute)
+		queued := stage.EventsOf[relock.Queued](&r)
 		require.Len(t, queued, 4, "once for each wait")
 		w.Leave(section, l)
 		for i, a := range waiting {
 			section := a.Section()
-			require.Equal(t, relock.Queued{Mode: relock.ModeExclusive, Name: "a", Holder: HolderOf(t, section), Owner: owner, Position: i}, queued[i])
+			require.Equal(t, relock.Queued{Mode: relock.ModeExclusive, Name: "a", Holder: stage.HolderOf(t, section), Owner: owner, Position: i}, queued[i])
 			w.Leave(section, l)
 		}
 	})
 }
 
 func TestTheOwnerOfAHolderIsTheNameOfItsClient(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		named := w.NewClient(relock.WithOwner("orders@pod-7.eu_1")).NewLock("a")
-		require.Equal(t, "orders@pod-7.eu_1", HolderOf(t, w.Enter(t.Context(), named)).Owner())
-		require.Empty(t, HolderOf(t, w.Enter(t.Context(), w.NewClient().NewLock("b"))).Owner())
+		require.Equal(t, "orders@pod-7.eu_1", stage.HolderOf(t, w.Enter(t.Context(), named)).Owner())
+		require.Empty(t, stage.HolderOf(t, w.Enter(t.Context(), w.NewClient().NewLock("b"))).Owner())
 		require.Empty(t, relock.Holder{}.Owner())
 	})
 }
 
 func TestTheReleasedEventTellsOfTheWholeHold(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a")
 		one := w.Enter(t.Context(), l)
-		holder := HolderOf(t, one)
-		Pass(time.Minute)
+		holder := stage.HolderOf(t, one)
+		stage.Pass(time.Minute)
 		two := w.Enter(one, l)
 		three := w.Enter(two, l)
 		token, err := l.Token(three)
 		require.NoError(t, err)
 		w.Leave(three, l)
 		w.Leave(two, l)
-		Pass(time.Minute)
-		require.Empty(t, EventsOf[relock.Released](&r))
+		stage.Pass(time.Minute)
+		require.Empty(t, stage.EventsOf[relock.Released](&r))
 		w.Leave(one, l)
 		require.Equal(t, []relock.Released{{Mode: relock.ModeExclusive,
 			Name: "a", Holder: holder, Token: token, TTL: relock.DefaultTTL, Held: 2 * time.Minute, MaxDepth: 3,
-		}}, EventsOf[relock.Released](&r))
+		}}, stage.EventsOf[relock.Released](&r))
 
 		section := w.Enter(t.Context(), l)
-		m.Link.Once(Refuse(ErrOdd), CmdRelease)
-		require.ErrorIs(t, l.Unlock(section), ErrOdd)
-		released := EventsOf[relock.Released](&r)
+		m.Link.Once(stage.Refuse(stage.ErrOdd), stage.CmdRelease)
+		require.ErrorIs(t, l.Unlock(section), stage.ErrOdd)
+		released := stage.EventsOf[relock.Released](&r)
 		require.Len(t, released, 2)
-		require.ErrorIs(t, released[1].Err, ErrOdd)
+		require.ErrorIs(t, released[1].Err, stage.ErrOdd)
 		require.Equal(t, 1, released[1].MaxDepth)
 		require.Zero(t, released[1].Token, "none was drawn")
 	})
 }
 
 func TestTheLostEventTellsOfTheWholeHold(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
 		l := w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a", relock.WithFixedLease(time.Minute))
 		section := w.Enter(t.Context(), l)
-		holder := HolderOf(t, section)
+		holder := stage.HolderOf(t, section)
 		token, err := l.Token(section)
 		require.NoError(t, err)
 		require.NoError(t, l.Unlock(w.Enter(section, l)))
@@ -270,50 +268,50 @@ func TestTheLostEventTellsOfTheWholeHold(t *testing.T) {
 		require.Equal(t, &relock.LostError{Name: "a", Holder: holder, Token: token, Reason: relock.LossExpired}, cause)
 		require.Equal(t, []relock.Lost{{Mode: relock.ModeExclusive,
 			Name: "a", Holder: holder, Token: token, TTL: time.Minute, Reason: relock.LossExpired, Held: held, MaxDepth: 2,
-		}}, EventsOf[relock.Lost](&r))
+		}}, stage.EventsOf[relock.Lost](&r))
 	})
 }
 
 func TestTheLeakedEventSaysWhoseTheLostContextWas(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
-		var log Logbook
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
+		var log stage.Logbook
 		m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithLogger(log.Logger()))
-		DropSection(t, t.Context(), m.NewLock("a"))
-		holder := EventsOf[relock.AcquireFinished](&r)[0].Holder
-		UntilLogged(t, &log, "lock leaked")
-		leaks := EventsOf[relock.Leaked](&r)
+		stage.DropSection(t, t.Context(), m.NewLock("a"))
+		holder := stage.EventsOf[relock.AcquireFinished](&r)[0].Holder
+		stage.UntilLogged(t, &log, "lock leaked")
+		leaks := stage.EventsOf[relock.Leaked](&r)
 		require.Len(t, leaks, 1)
 		require.Positive(t, leaks[0].Held)
 		require.Equal(t, relock.Leaked{Mode: relock.ModeExclusive, Name: "a", Holder: holder, Held: leaks[0].Held}, leaks[0])
-		Pass(relock.DefaultTTL)
-		require.Equal(t, relock.LossLeaked, EventsOf[relock.Lost](&r)[0].Reason)
+		stage.Pass(relock.DefaultTTL)
+		require.Equal(t, relock.LossLeaked, stage.EventsOf[relock.Lost](&r)[0].Reason)
 		w.RequireFree("a")
 	})
 }
 
 func TestTheRenewedEventCountsWhatBecameOfEachLease(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		for _, name := range []string{"a", "b", "c"} {
 			w.Enter(t.Context(), m.NewLock(name))
 		}
-		Pass(relock.DefaultTTL / 3)
-		require.Equal(t, []relock.Renewed{{Locks: 3}}, EventsOf[relock.Renewed](&r))
+		stage.Pass(relock.DefaultTTL / 3)
+		require.Equal(t, []relock.Renewed{{Locks: 3}}, stage.EventsOf[relock.Renewed](&r))
 
-		m.Link.Once(Refuse(ErrOdd), CmdRenew)
-		Pass(relock.DefaultTTL/3 + time.Second)
-		events := EventsOf[relock.Renewed](&r)
+		m.Link.Once(stage.Refuse(stage.ErrOdd), stage.CmdRenew)
+		stage.Pass(relock.DefaultTTL/3 + time.Second)
+		events := stage.EventsOf[relock.Renewed](&r)
 		require.Len(t, events, 3)
-		require.Equal(t, relock.Renewed{Locks: 3, Failed: 3, Err: ErrOdd}, events[1])
+		require.Equal(t, relock.Renewed{Locks: 3, Failed: 3, Err: stage.ErrOdd}, events[1])
 		require.Equal(t, relock.Renewed{Locks: 3}, events[2], "tried again soon")
 
 		w.Store.Lose("b")
-		Settle()
-		Pass(relock.DefaultTTL / 3)
+		stage.Settle()
+		stage.Pass(relock.DefaultTTL / 3)
 		lost := 0
-		for _, e := range EventsOf[relock.Renewed](&r) {
+		for _, e := range stage.EventsOf[relock.Renewed](&r) {
 			lost += e.Lost
 		}
 		require.Equal(t, 1, lost)
@@ -321,22 +319,22 @@ func TestTheRenewedEventCountsWhatBecameOfEachLease(t *testing.T) {
 }
 
 func TestTheClosedEventTellsOfEachHoldThatIsOpenAtClose(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a", relock.WithTTL(time.Hour))
 		section := w.Enter(t.Context(), l)
 		require.NoError(t, l.Unlock(w.Enter(section, l)))
 		require.NoError(t, m.NewLock("b").Do(t.Context(), func(context.Context) error { return nil }))
-		holder := HolderOf(t, section)
+		holder := stage.HolderOf(t, section)
 		token, err := l.Token(section)
 		require.NoError(t, err)
 		waiting := w.Start(t.Context(), l) // it holds nothing
-		Pass(time.Minute)
+		stage.Pass(time.Minute)
 		require.NoError(t, m.Close())
 		require.ErrorIs(t, waiting.Failure(), relock.ErrClosed)
 		require.Equal(t, []relock.Closed{{Mode: relock.ModeExclusive,
 			Name: "a", Holder: holder, Token: token, TTL: time.Hour, Held: time.Minute, MaxDepth: 2,
-		}}, EventsOf[relock.Closed](&r))
+		}}, stage.EventsOf[relock.Closed](&r))
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/stage"
 )
 
 // Which contexts does Hooks.Trace give to a call?
@@ -27,10 +28,10 @@ func spans(acquire, section string) relock.Hooks {
 }
 
 // spansOfCommands notes the span around each command of a link.
-func spansOfCommands(k *Link) map[Command]any {
-	found := make(map[Command]any)
-	for _, v := range []Command{CmdTry, CmdWait, CmdEnter, CmdRelease} {
-		k.On(func(ctx context.Context, _ *Fault, run func() error) error {
+func spansOfCommands(k *stage.Link) map[stage.Command]any {
+	found := make(map[stage.Command]any)
+	for _, v := range []stage.Command{stage.CmdTry, stage.CmdWait, stage.CmdEnter, stage.CmdRelease} {
+		k.On(func(ctx context.Context, _ *stage.Fault, run func() error) error {
 			found[v] = spanOf(ctx)
 			return run()
 		}, v)
@@ -39,31 +40,31 @@ func spansOfCommands(k *Link) map[Command]any {
 }
 
 func TestCommandsOfACallAreUnderItsTrace(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient(relock.WithHooks(spans("acquire", "section")))
 		found := spansOfCommands(m.Link)
-		for _, lock := range []Locking{m.NewLock("a").Lock, m.NewLock("b").TryLock, m.NewRWLock("c").RLock} {
+		for _, lock := range []stage.Locking{m.NewLock("a").Lock, m.NewLock("b").TryLock, m.NewRWLock("c").RLock} {
 			section, err := lock(context.WithValue(t.Context(), spanKey{}, "caller"))
 			require.NoError(t, err)
 			require.Equal(t, "section", spanOf(section))
 		}
-		require.Equal(t, map[Command]any{CmdWait: "acquire", CmdTry: "acquire"}, found)
+		require.Equal(t, map[stage.Command]any{stage.CmdWait: "acquire", stage.CmdTry: "acquire"}, found)
 
 		l := m.NewLock("d")
 		section := w.Enter(t.Context(), l)
 		inner := w.Enter(section, l)
-		require.Equal(t, "acquire", found[CmdEnter])
-		found[CmdRelease] = nil
+		require.Equal(t, "acquire", found[stage.CmdEnter])
+		found[stage.CmdRelease] = nil
 		w.Leave(inner, l)
 		w.Leave(section, l)
-		require.Equal(t, "section", found[CmdRelease])
+		require.Equal(t, "section", found[stage.CmdRelease])
 		require.ErrorIs(t, context.Cause(section), relock.ErrReleased)
 	})
 }
 
 func TestTraceIsCalledOnceForEachCallWithItsResult(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
 		var finished []relock.AcquireFinished
 		ends := make(map[time.Time][]relock.TraceEnded) // by the starts of the calls
 		trace := relock.Hooks{Trace: func(e relock.AcquireStarted) (context.Context, relock.TraceFinished) {
@@ -85,20 +86,20 @@ func TestTraceIsCalledOnceForEachCallWithItsResult(t *testing.T) {
 		require.ErrorIs(t, err, relock.ErrLocked)
 		require.Equal(t, t.Context(), ctx)
 		inner := w.Enter(section, l)
-		Pass(time.Second)
+		stage.Pass(time.Second)
 		w.Leave(inner, l)
 		w.Leave(section, l)
 		lost := w.Enter(t.Context(), l)
 		w.Store.Lose("a")
 		_, _ = w.Ends(lost)
-		Pass(time.Second)
+		stage.Pass(time.Second)
 		open := w.Enter(t.Context(), l)
 		require.NoError(t, m.Close())
 		require.ErrorIs(t, context.Cause(open), relock.ErrClosed)
 
-		require.Equal(t, EventsOf[relock.AcquireFinished](&r), finished)
+		require.Equal(t, stage.EventsOf[relock.AcquireFinished](&r), finished)
 		require.Len(t, finished, 5)
-		held := EventsOf[relock.Lost](&r)[0].Held
+		held := stage.EventsOf[relock.Lost](&r)[0].Held
 		require.Equal(t, map[time.Time][]relock.TraceEnded{
 			begun:             {{Held: 2 * time.Second, MaxDepth: 2}},
 			finished[3].Start: {{Held: held, MaxDepth: 1, Reason: relock.LossTaken}},
@@ -108,7 +109,7 @@ func TestTraceIsCalledOnceForEachCallWithItsResult(t *testing.T) {
 }
 
 func TestATraceHearsOfAnEndBeforeItHasFinished(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		var ends []relock.TraceEnded
 		m := w.NewClient(relock.WithHooks(relock.Hooks{Trace: func(relock.AcquireStarted) (context.Context, relock.TraceFinished) {
 			return nil, func(section context.Context, _ relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
@@ -119,14 +120,14 @@ func TestATraceHearsOfAnEndBeforeItHasFinished(t *testing.T) {
 		}}))
 		section := w.Enter(t.Context(), m.NewLock("a"))
 		require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
-		Settle()
+		stage.Settle()
 		require.Len(t, ends, 1)
 		require.Equal(t, relock.LossTaken, ends[0].Reason)
 	})
 }
 
 func TestSeveralLocksHaveATraceEach(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		var spans []string
 		c := w.NewClient(relock.WithHooks(relock.Hooks{Trace: func(relock.AcquireStarted) (context.Context, relock.TraceFinished) {
 			return nil, func(section context.Context, e relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
@@ -162,7 +163,7 @@ func TestAContextWithAnotherEndIsIgnored(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				hooks := relock.Hooks{Trace: func(e relock.AcquireStarted) (context.Context, relock.TraceFinished) {
 					return strange(e.Context), func(section context.Context, _ relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
 						return strange(section), nil
@@ -173,7 +174,7 @@ func TestAContextWithAnotherEndIsIgnored(t *testing.T) {
 				l := m.NewLock("a")
 				ctx, cancel := context.WithCancel(t.Context())
 				section := w.Enter(ctx, l)
-				require.Equal(t, "acquire", found[CmdWait])
+				require.Equal(t, "acquire", found[stage.CmdWait])
 				require.Equal(t, "section", spanOf(section))
 				cancel()
 				require.ErrorIs(t, section.Err(), context.Canceled)
@@ -184,7 +185,7 @@ func TestAContextWithAnotherEndIsIgnored(t *testing.T) {
 }
 
 func TestEachTraceIsInsideTheTraceBeforeIt(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		named := func(name string) relock.Hooks {
 			under := func(ctx context.Context) context.Context {
 				outer, _ := spanOf(ctx).(string)
@@ -200,7 +201,7 @@ func TestEachTraceIsInsideTheTraceBeforeIt(t *testing.T) {
 		m := w.NewClient(relock.WithHooks(relock.JoinHooks(named("one"), relock.Hooks{}, half, named("two"))))
 		found := spansOfCommands(m.Link)
 		section := w.Enter(t.Context(), m.NewLock("a"))
-		require.Equal(t, "/one/two", found[CmdWait])
+		require.Equal(t, "/one/two", found[stage.CmdWait])
 		require.Equal(t, "/one/two", spanOf(section))
 	})
 }
@@ -215,18 +216,18 @@ func TestATraceThatPanicsChangesNothing(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
-				var r Recorder
-				var log Logbook
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
+				var r stage.Recorder
+				var log stage.Logbook
 				hooks := relock.JoinHooks(spans("acquire", "section"), r.Hooks(), relock.Hooks{Trace: trace}, spans("behind", "behind it"))
 				m := w.NewClient(relock.WithLogger(log.Logger()), relock.WithHooks(hooks))
 				other := m.NewLock("b")
 				section := w.Enter(t.Context(), other)
 				require.Equal(t, "behind it", spanOf(section), "the other traces go on")
 				w.Leave(section, other)
-				Story(t, w, m)
+				stage.Story(t, w, m)
 				require.Len(t, log.About("a hook panicked"), 5, "once for each call")
-				require.Len(t, EventsOf[relock.AcquireFinished](&r), 5)
+				require.Len(t, stage.EventsOf[relock.AcquireFinished](&r), 5)
 				w.RequireFree("a")
 			})
 		})
@@ -234,8 +235,8 @@ func TestATraceThatPanicsChangesNothing(t *testing.T) {
 }
 
 func TestATraceKeepsNoLeakFromBeingFound(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var log Logbook
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var log stage.Logbook
 		var kept []context.Context
 		hooks := relock.Hooks{Trace: func(e relock.AcquireStarted) (context.Context, relock.TraceFinished) {
 			ctx := context.WithValue(e.Context, spanKey{}, "acquire")
@@ -252,8 +253,8 @@ func TestATraceKeepsNoLeakFromBeingFound(t *testing.T) {
 			enterAndForget(w, section, m.NewLock("b", relock.WithTTL(10*time.Minute)))
 		}()
 		for n := 0; n < 1000 && len(log.About("lock leaked")) < 2; n++ {
-			UntilLogged(t, &log, "lock leaked")
-			Pass(time.Second)
+			stage.UntilLogged(t, &log, "lock leaked")
+			stage.Pass(time.Second)
 		}
 		require.Len(t, log.About("lock leaked"), 2)
 		for _, lost := range log.About("lock lost") {
@@ -264,7 +265,7 @@ func TestATraceKeepsNoLeakFromBeingFound(t *testing.T) {
 }
 
 // enterAndForget locks, and leaves the section to the garbage collector.
-func enterAndForget(w *World, ctx context.Context, l *relock.Lock) context.Context {
+func enterAndForget(w *stage.World, ctx context.Context, l *relock.Lock) context.Context {
 	w.T.Helper()
 	section, err := l.Lock(ctx)
 	require.NoError(w.T, err)

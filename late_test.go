@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/stage"
 	"github.com/go-relock/relock/store"
 )
 
@@ -18,36 +19,36 @@ import (
 // Commands that run late.
 
 func TestALateLockThatNobodyWantsIsTakenBackSoon(t *testing.T) {
-	for name, end := range map[string]func(t *testing.T, w *World, m *Member, l *relock.Lock, tape *Tape){
-		"its caller gave up": func(t *testing.T, w *World, _ *Member, l *relock.Lock, tape *Tape) {
+	for name, end := range map[string]func(t *testing.T, w *stage.World, m *stage.Member, l *relock.Lock, tape *stage.Tape){
+		"its caller gave up": func(t *testing.T, w *stage.World, _ *stage.Member, l *relock.Lock, tape *stage.Tape) {
 			t.Helper()
-			tape.Keep(CmdWait)
+			tape.Keep(stage.CmdWait)
 			w.GiveUp(t.Context(), l.Lock)
 		},
-		"a later attempt had the lock, and it was unlocked": func(t *testing.T, w *World, _ *Member, l *relock.Lock, tape *Tape) {
+		"a later attempt had the lock, and it was unlocked": func(t *testing.T, w *stage.World, _ *stage.Member, l *relock.Lock, tape *stage.Tape) {
 			t.Helper()
-			tape.Keep(CmdWait)
+			tape.Keep(stage.CmdWait)
 			require.NoError(t, l.Unlock(w.Enter(t.Context(), l)))
 		},
-		"and it was lost": func(t *testing.T, w *World, _ *Member, l *relock.Lock, tape *Tape) {
+		"and it was lost": func(t *testing.T, w *stage.World, _ *stage.Member, l *relock.Lock, tape *stage.Tape) {
 			t.Helper()
-			tape.Keep(CmdTry)
+			tape.Keep(stage.CmdTry)
 			section, err := l.TryLock(t.Context())
 			require.NoError(t, err)
-			Pass(time.Second)
+			stage.Pass(time.Second)
 			w.Store.Lose("a")
 			w.LostBecause(section, relock.LossTaken)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				m, tape := w.NewTape()
 				end(t, w, m, m.NewLock("a"), tape)
-				Pass(time.Second)
+				stage.Pass(time.Second)
 				require.True(t, w.Free("a"))
 				require.Equal(t, 1, tape.Play())
 				require.False(t, w.Free("a"), "the late command has the lock, for nobody")
-				Pass(5 * time.Second)
+				stage.Pass(5 * time.Second)
 				w.RequireFree("a")
 			})
 		})
@@ -55,49 +56,49 @@ func TestALateLockThatNobodyWantsIsTakenBackSoon(t *testing.T) {
 }
 
 func TestALateLockTouchesNothingOfALaterHold(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m, tape := w.NewTape()
 		l := m.NewLock("a")
-		tape.Keep(CmdWait)
+		tape.Keep(stage.CmdWait)
 		w.GiveUp(t.Context(), l.Lock)
 		section := w.Enter(t.Context(), l)
 		owner := w.Owner("a")
 		require.Equal(t, 1, tape.Play())
 		require.Equal(t, owner, w.Owner("a"))
 		require.Zero(t, w.Waiters("a"))
-		Pass(time.Minute)
+		stage.Pass(time.Minute)
 		w.Leave(section, l)
 		w.RequireFree("a")
 	})
 }
 
 func TestALateLockOfAClosedClientIsFreeAfterItsLease(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m, tape := w.NewTape()
-		tape.Keep(CmdWait)
+		tape.Keep(stage.CmdWait)
 		w.GiveUp(t.Context(), m.NewLock("a").Lock)
 		require.NoError(t, m.Close())
 		require.Equal(t, 1, tape.Play())
-		Pass(relock.DefaultTTL - 1)
+		stage.Pass(relock.DefaultTTL - 1)
 		require.False(t, w.Free("a"))
-		Pass(1)
+		stage.Pass(1)
 		w.RequireFree("a")
 	})
 }
 
 func TestCountIsWrongAfterALateNestedLockForAThirdOfTheTTL(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m, tape := w.NewTape()
 		l := m.NewLock("a")
 		outer := w.Enter(t.Context(), l)
-		Pass(time.Second)
-		tape.Keep(CmdEnter)
+		stage.Pass(time.Second)
+		tape.Keep(stage.CmdEnter)
 		w.GiveUp(outer, l.Lock)
 		require.Equal(t, 1, l.Count(outer))
-		require.Equal(t, 1, m.Link.Sent(CmdRenew), "the store is told of the count at once")
+		require.Equal(t, 1, m.Link.Sent(stage.CmdRenew), "the store is told of the count at once")
 		tape.Play()
 		w.RequireCount("a", 2)
-		Pass(relock.DefaultTTL / 3)
+		stage.Pass(relock.DefaultTTL / 3)
 		w.RequireCount("a", 1)
 		w.Leave(outer, l)
 		w.RequireFree("a")
@@ -105,29 +106,29 @@ func TestCountIsWrongAfterALateNestedLockForAThirdOfTheTTL(t *testing.T) {
 }
 
 func TestCountIsWrongAfterALostAnswerForOneCommand(t *testing.T) {
-	for name, lose := range map[string]func(k *Link, c Command) *Fault{
-		"the command has run":     func(k *Link, c Command) *Fault { return k.Once(Mute, c) },
-		"the command has not run": func(k *Link, c Command) *Fault { return k.Once(Silence, c) },
-		"the store is broken":     func(k *Link, c Command) *Fault { return k.Once(Refuse(ErrBroken), c) },
+	for name, lose := range map[string]func(k *stage.Link, c stage.Command) *stage.Fault{
+		"the command has run":     func(k *stage.Link, c stage.Command) *stage.Fault { return k.Once(stage.Mute, c) },
+		"the command has not run": func(k *stage.Link, c stage.Command) *stage.Fault { return k.Once(stage.Silence, c) },
+		"the store is broken":     func(k *stage.Link, c stage.Command) *stage.Fault { return k.Once(stage.Refuse(stage.ErrBroken), c) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				m := w.NewClient()
 				l := m.NewLock("a")
 				outer := w.Enter(t.Context(), l)
-				m.Link.On(Delay(5*time.Millisecond, 5*time.Millisecond), CmdRenew)
-				lose(m.Link, CmdEnter)
+				m.Link.On(stage.Delay(5*time.Millisecond, 5*time.Millisecond), stage.CmdRenew)
+				lose(m.Link, stage.CmdEnter)
 				ctx, cancel := context.WithTimeout(outer, time.Second)
 				_, err := l.Lock(ctx)
 				require.Error(t, err)
 				cancel()
-				Pass(20 * time.Millisecond)
+				stage.Pass(20 * time.Millisecond)
 				w.RequireCount("a", 1)
 				inner := w.Enter(outer, l)
-				lose(m.Link, CmdRelease)
+				lose(m.Link, stage.CmdRelease)
 				require.ErrorContains(t, l.Unlock(inner), "the entry is left, and the count will be sent again")
 				require.Equal(t, 1, l.Count(outer))
-				Pass(20 * time.Millisecond)
+				stage.Pass(20 * time.Millisecond)
 				w.RequireCount("a", 1)
 				w.Leave(outer, l)
 				w.RequireFree("a")
@@ -137,18 +138,18 @@ func TestCountIsWrongAfterALostAnswerForOneCommand(t *testing.T) {
 }
 
 func TestCountIsSetRightForAsLongAsTheLockIsHeld(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient(relock.WithFixedLease(time.Hour)) // nothing else is renewed
 		l := m.NewLock("a")
 		outer := w.Enter(t.Context(), l)
 		inner := w.Enter(outer, l)
-		broken := m.Link.On(Refuse(ErrBroken), CmdRelease, CmdRenew)
+		broken := m.Link.On(stage.Refuse(stage.ErrBroken), stage.CmdRelease, stage.CmdRenew)
 		require.Error(t, l.Unlock(inner))
-		Pass(30 * time.Minute)
+		stage.Pass(30 * time.Minute)
 		w.RequireCount("a", 2)
-		require.Less(t, m.Link.Sent(CmdRenew), 2000, "no hot loop")
+		require.Less(t, m.Link.Sent(stage.CmdRenew), 2000, "no hot loop")
 		broken.End()
-		Pass(time.Second)
+		stage.Pass(time.Second)
 		w.RequireCount("a", 1)
 		w.Leave(outer, l)
 		w.RequireFree("a")
@@ -156,25 +157,25 @@ func TestCountIsSetRightForAsLongAsTheLockIsHeld(t *testing.T) {
 }
 
 func TestCountIsRightAfterEntriesAndExitsAtOnce(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		l := m.NewLock("a")
 		outer := w.Enter(t.Context(), l)
 		// The first command is the last one to reach the store.
-		m.Link.Once(Delay(100*time.Millisecond, 0), CmdEnter)
+		m.Link.Once(stage.Delay(100*time.Millisecond, 0), stage.CmdEnter)
 		first := w.Start(outer, l)
 		inner := w.Enter(outer, l)
 		w.Leave(inner, l)
 		inner = w.Enter(outer, l)
 		first.Section()
-		Pass(time.Millisecond)
+		stage.Pass(time.Millisecond)
 		require.Equal(t, 3, l.Count(outer))
 		w.RequireCount("a", 3)
-		m.Link.Once(Delay(100*time.Millisecond, 0), CmdRelease)
-		late := w.Begin(inner, Unlock(l))
+		m.Link.Once(stage.Delay(100*time.Millisecond, 0), stage.CmdRelease)
+		late := w.Begin(inner, stage.Unlock(l))
 		require.NoError(t, l.Unlock(first.Ctx))
 		require.NoError(t, late.Failure())
-		Pass(time.Millisecond)
+		stage.Pass(time.Millisecond)
 		w.RequireCount("a", 1)
 		w.Leave(outer, l)
 		w.RequireFree("a")
@@ -182,38 +183,38 @@ func TestCountIsRightAfterEntriesAndExitsAtOnce(t *testing.T) {
 }
 
 func TestARenewalThatCarriesAnOldCountIsCorrectedAtOnce(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		l := m.NewLock("a")
 		outer := w.Enter(t.Context(), l)
-		m.Link.Once(Delay(100*time.Millisecond, 0), CmdRenew)
-		Pass(relock.DefaultTTL / 3)
+		m.Link.Once(stage.Delay(100*time.Millisecond, 0), stage.CmdRenew)
+		stage.Pass(relock.DefaultTTL / 3)
 		inner := w.Enter(outer, l)
 		w.RequireCount("a", 2)
-		Pass(100 * time.Millisecond)
-		require.Equal(t, 2, m.Link.Sent(CmdRenew))
+		stage.Pass(100 * time.Millisecond)
+		require.Equal(t, 2, m.Link.Sent(stage.CmdRenew))
 		w.RequireCount("a", 2)
-		m.Link.Once(Delay(100*time.Millisecond, 0), CmdRenew)
-		Pass(relock.DefaultTTL / 3)
+		m.Link.Once(stage.Delay(100*time.Millisecond, 0), stage.CmdRenew)
+		stage.Pass(relock.DefaultTTL / 3)
 		w.Leave(inner, l)
-		Pass(100 * time.Millisecond)
+		stage.Pass(100 * time.Millisecond)
 		w.RequireCount("a", 1)
 	})
 }
 
 func TestALateExitDoesNotTouchWhatIsEnteredByThen(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m, tape := w.NewTape()
 		l := m.NewLock("a")
 		outer := w.Enter(t.Context(), l)
-		tape.Keep(CmdRelease)
+		tape.Keep(stage.CmdRelease)
 		require.NoError(t, l.Unlock(w.Enter(outer, l)), "the second attempt is answered")
 		inner := w.Enter(outer, l)
 		require.Equal(t, 1, tape.Play())
-		Pass(relock.DefaultTTL / 3)
+		stage.Pass(relock.DefaultTTL / 3)
 		w.RequireCount("a", 2)
 		w.Leave(inner, l)
-		tape.Keep(CmdRelease)
+		tape.Keep(stage.CmdRelease)
 		w.Leave(outer, l)
 		w.RequireFree("a")
 		section := w.Enter(t.Context(), l)
@@ -225,31 +226,31 @@ func TestALateExitDoesNotTouchWhatIsEnteredByThen(t *testing.T) {
 }
 
 func TestALateCommandDoesNotTouchTheNextHold(t *testing.T) {
-	for _, v := range []Command{CmdEnter, CmdRelease, CmdRenew, CmdForget} {
+	for _, v := range []stage.Command{stage.CmdEnter, stage.CmdRelease, stage.CmdRenew, stage.CmdForget} {
 		t.Run(string(v), func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				m, tape := w.NewTape()
 				l := m.NewLock("a")
 				outer := w.Enter(t.Context(), l)
 				tape.Keep(v)
 				switch v { //nolint:exhaustive // the verbs of the list above
-				case CmdEnter:
+				case stage.CmdEnter:
 					w.GiveUp(outer, l.Lock)
-				case CmdRelease:
+				case stage.CmdRelease:
 					w.Enter(outer, l)
 					require.NoError(t, l.Unlock(w.Enter(outer, l)))
 					outer = w.Enter(context.WithoutCancel(outer), l)
-				case CmdRenew:
-					Pass(relock.DefaultTTL / 3)
-				case CmdForget:
-					m.Link.Once(Mute, CmdRelease)
+				case stage.CmdRenew:
+					stage.Pass(relock.DefaultTTL / 3)
+				case stage.CmdForget:
+					m.Link.Once(stage.Mute, stage.CmdRelease)
 				}
 				_ = w.Store.Break(t.Context(), store.Ask{Name: "a", ID: store.ID(w.Owner("a"))})
-				Pass(5 * time.Second)
+				stage.Pass(5 * time.Second)
 				_ = l.Unlock(outer)
 				next := w.Enter(t.Context(), w.NewClient(relock.WithFixedLease(time.Minute)).NewLock("a"))
 				owner := w.Owner("a")
-				Settle()
+				stage.Settle()
 				require.Positive(t, tape.Play())
 				require.Equal(t, owner, w.Owner("a"))
 				w.RequireCount("a", 1)
@@ -261,22 +262,22 @@ func TestALateCommandDoesNotTouchTheNextHold(t *testing.T) {
 }
 
 func TestAPausedProcessLearnsThatItsLockIsLost(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		const ttl = 10 * time.Second
 		m, tape := w.NewTape(relock.WithTTL(ttl))
 		l := m.NewLock("a")
 		section := w.Enter(t.Context(), l)
 		other := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
 		waiting := w.Start(t.Context(), other)
-		tape.Keep(CmdRenew) // a renewal that reaches the store after more than a lease
-		Pass(ttl / 3)
+		tape.Keep(stage.CmdRenew) // a renewal that reaches the store after more than a lease
+		stage.Pass(ttl / 3)
 		m.Link.Cut()
 		w.LostBecause(section, relock.LossExpired)
 		next := waiting.Section()
-		Pass(ttl)
+		stage.Pass(ttl)
 		tape.Play()
 		m.Link.Heal()
-		Pass(5 * ttl)
+		stage.Pass(5 * ttl)
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 		require.NoError(t, next.Err())
 		w.Leave(next, other)
@@ -285,16 +286,16 @@ func TestAPausedProcessLearnsThatItsLockIsLost(t *testing.T) {
 }
 
 func TestALeaseThatRunsOutBehindCloseIsLost(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient(relock.WithTTL(10 * time.Second))
 		l := m.NewLock("a")
 		outer := w.Enter(t.Context(), l)
 		inner := w.Enter(outer, l)
 		require.NoError(t, m.Close()) // so that no watchdog finds the loss
-		Pass(9 * time.Second)
+		stage.Pass(9 * time.Second)
 		w.Leave(inner, l)
 		require.Equal(t, time.Second, w.Lease("a"), "nothing renews it any more")
-		Pass(time.Second)
+		stage.Pass(time.Second)
 		detached := context.WithoutCancel(outer)
 		require.False(t, l.Held(detached))
 		require.Zero(t, l.Remaining(detached))
@@ -305,22 +306,22 @@ func TestALeaseThatRunsOutBehindCloseIsLost(t *testing.T) {
 
 func TestANestedCallDoesNotEnterAHoldThatIsOver(t *testing.T) {
 	for name, test := range map[string]struct {
-		end  func(t *testing.T, w *World, m *Member, outer context.Context)
+		end  func(t *testing.T, w *stage.World, m *stage.Member, outer context.Context)
 		want error
 	}{
-		"its lease ran out": {func(*testing.T, *World, *Member, context.Context) {}, relock.ErrLockLost},
-		"unlocked": {func(t *testing.T, _ *World, m *Member, outer context.Context) {
+		"its lease ran out": {func(*testing.T, *stage.World, *stage.Member, context.Context) {}, relock.ErrLockLost},
+		"unlocked": {func(t *testing.T, _ *stage.World, m *stage.Member, outer context.Context) {
 			t.Helper()
 			require.NoError(t, m.NewLock("a").Unlock(outer))
 		}, relock.ErrReleased},
-		"closed": {func(t *testing.T, _ *World, m *Member, _ context.Context) {
+		"closed": {func(t *testing.T, _ *stage.World, m *stage.Member, _ context.Context) {
 			t.Helper()
 			m.Client.Close()
 		}, relock.ErrClosed},
 	} {
 		for _, options := range [][]relock.Option{nil, {relock.WithReleaseOnClose()}} {
 			t.Run(fmt.Sprint(name, len(options)), func(t *testing.T) {
-				Fake(t, func(t *testing.T, w *World) {
+				stage.Fake(t, func(t *testing.T, w *stage.World) {
 					m := w.NewClient(append(options, relock.WithTTL(10*time.Second))...)
 					l := m.NewLock("a")
 					request, cancel := context.WithCancel(t.Context())
@@ -330,16 +331,16 @@ func TestANestedCallDoesNotEnterAHoldThatIsOver(t *testing.T) {
 					if name == "its lease ran out" {
 						answer = 20 * time.Second
 					}
-					m.Link.Once(func(_ context.Context, _ *Fault, run func() error) error { // whatever becomes of its context
+					m.Link.Once(func(_ context.Context, _ *stage.Fault, run func() error) error { // whatever becomes of its context
 						err := run()
 						<-time.After(answer)
 						return err
-					}, CmdEnter)
+					}, stage.CmdEnter)
 					nested := w.Start(context.WithoutCancel(outer), l)
 					go test.end(t, w, m, outer)
 					require.ErrorIs(t, nested.Failure(), test.want)
 					_ = l.Unlock(outer)
-					Pass(10 * time.Second)
+					stage.Pass(10 * time.Second)
 					w.RequireFree("a")
 				})
 			})
@@ -376,30 +377,30 @@ func nestedStory(t *testing.T, l *relock.Lock) (errs []error) {
 			note(l.Unlock(section))
 		}
 		cancel()
-		Pass(relock.DefaultTTL) // a renewal, and cleanup
+		stage.Pass(relock.DefaultTTL) // a renewal, and cleanup
 	}
 	return errs
 }
 
 func TestACommandMayFailAnywhereInAStory(t *testing.T) {
-	for name, act := range map[string]Action{
-		"refused":          Refuse(store.Unavailable(ErrBroken)),
-		"the answer lost":  LoseAnswer(store.Unavailable(ErrBroken)),
-		"run twice":        SendTwice,
-		"never answered":   Mute,
-		"never run":        Silence,
-		"slow to arrive":   Delay(3*time.Second, 0),
-		"slow to answer":   Delay(0, 3*time.Second),
-		"run when over":    Delay(relock.DefaultTTL, 0),
-		"answered so late": Delay(0, relock.DefaultTTL),
+	for name, act := range map[string]stage.Action{
+		"refused":          stage.Refuse(store.Unavailable(stage.ErrBroken)),
+		"the answer lost":  stage.LoseAnswer(store.Unavailable(stage.ErrBroken)),
+		"run twice":        stage.SendTwice,
+		"never answered":   stage.Mute,
+		"never run":        stage.Silence,
+		"slow to arrive":   stage.Delay(3*time.Second, 0),
+		"slow to answer":   stage.Delay(0, 3*time.Second),
+		"run when over":    stage.Delay(relock.DefaultTTL, 0),
+		"answered so late": stage.Delay(0, relock.DefaultTTL),
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := 1
 			for i := 0; i < n; i++ {
-				Fake(t, func(t *testing.T, w *World) {
+				stage.Fake(t, func(t *testing.T, w *stage.World) {
 					m := w.NewClient()
 					var all atomic.Int64
-					m.Link.On(func(ctx context.Context, f *Fault, run func() error) error {
+					m.Link.On(func(ctx context.Context, f *stage.Fault, run func() error) error {
 						if all.Add(1) == int64(i+1) {
 							return act(ctx, f, run)
 						}
@@ -412,12 +413,12 @@ func TestACommandMayFailAnywhereInAStory(t *testing.T) {
 					}
 					n = max(n, int(all.Load()))
 					m.Link.Heal()
-					Pass(2 * relock.DefaultTTL)
+					stage.Pass(2 * relock.DefaultTTL)
 					ctx, cancel := context.WithTimeout(t.Context(), relock.DefaultTTL)
 					defer cancel()
 					section, err := w.NewClient().NewLock("a").Lock(ctx)
 					require.NoError(t, err, "command %d", i)
-					Keep(t, section)
+					stage.Keep(t, section)
 				})
 			}
 			t.Log(n, "commands")

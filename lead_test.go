@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/stage"
 	"github.com/go-relock/relock/store"
 )
 
@@ -17,13 +18,13 @@ import (
 // candidate is a process that calls Lead. Its function reports its context, and goes on until the
 // context ends, or until the test gives it a result.
 type candidate struct {
-	*Member
-	*Attempt
+	*stage.Member
+	*stage.Attempt
 	terms  chan context.Context // the section of each run of the function
 	result chan error
 }
 
-func newCandidate(w *World, ctx context.Context, options ...relock.Option) *candidate {
+func newCandidate(w *stage.World, ctx context.Context, options ...relock.Option) *candidate {
 	w.T.Helper()
 	c := &candidate{Member: w.NewClient(options...), terms: make(chan context.Context, 10), result: make(chan error)}
 	c.Attempt = w.Begin(ctx, func(ctx context.Context) (context.Context, error) {
@@ -42,7 +43,7 @@ func newCandidate(w *World, ctx context.Context, options ...relock.Option) *cand
 
 // leads says whether the candidate has begun a term since the last look.
 func (c *candidate) leads() bool {
-	Settle()
+	stage.Settle()
 	select {
 	case <-c.terms:
 		return true
@@ -54,10 +55,10 @@ func (c *candidate) leads() bool {
 var errMine = errors.New("mine")
 
 func TestOneLeadsAndTheNextOneTakesOver(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		one, two := newCandidate(w, t.Context()), newCandidate(w, t.Context())
 		require.True(t, one.leads())
-		Pass(5 * relock.DefaultTTL)
+		stage.Pass(5 * relock.DefaultTTL)
 		require.False(t, two.leads(), "the leader is kept alive")
 		one.result <- nil
 		require.NoError(t, one.Failure())
@@ -69,14 +70,14 @@ func TestOneLeadsAndTheNextOneTakesOver(t *testing.T) {
 }
 
 func TestALeaderThatLosesItsLockCampaignsAgain(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		one, two := newCandidate(w, t.Context()), newCandidate(w, t.Context())
 		require.True(t, one.leads())
 		cut := one.Link.Cut()
-		Pass(relock.DefaultTTL)
+		stage.Pass(relock.DefaultTTL)
 		require.True(t, two.leads(), "a leader without a store is followed")
 		cut.End()
-		Pass(time.Minute)
+		stage.Pass(time.Minute)
 		require.True(t, one.Waits(), "the error of a lost term is dropped")
 		require.False(t, one.leads())
 		two.result <- nil
@@ -88,13 +89,13 @@ func TestALeaderThatLosesItsLockCampaignsAgain(t *testing.T) {
 }
 
 func TestLeadEndsWithItsContext(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		one, two := newCandidate(w, ctx), newCandidate(w, ctx)
 		require.True(t, one.leads())
-		cancel(ErrOdd)
+		cancel(stage.ErrOdd)
 		for _, c := range []*candidate{one, two} {
-			require.ErrorIs(t, c.Failure(), ErrOdd)
+			require.ErrorIs(t, c.Failure(), stage.ErrOdd)
 		}
 		require.ErrorIs(t, one.Err, errMine, "the function has run")
 		require.False(t, relock.NotEntered(one.Err))
@@ -105,7 +106,7 @@ func TestLeadEndsWithItsContext(t *testing.T) {
 }
 
 func TestALossThatOnlyUnlockFindsEndsLead(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		one := newCandidate(w, t.Context())
 		require.True(t, one.leads())
 		w.Store.Lose("a")
@@ -119,16 +120,16 @@ func TestALossThatOnlyUnlockFindsEndsLead(t *testing.T) {
 func TestLeadGoesOnAfterPassingTrouble(t *testing.T) {
 	for name, trouble := range map[string]error{
 		"replicas":  store.ErrNotReplicated,
-		"an outage": store.Unavailable(ErrOdd),
+		"an outage": store.Unavailable(stage.ErrOdd),
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				c := w.NewClient()
-				trouble := c.Link.On(Refuse(trouble), CmdWait)
+				trouble := c.Link.On(stage.Refuse(trouble), stage.CmdWait)
 				leading := w.Begin(t.Context(), func(ctx context.Context) (context.Context, error) {
 					return ctx, c.NewLock("a").Lead(ctx, func(context.Context) error { return nil })
 				})
-				Pass(relock.DefaultTTL - time.Second)
+				stage.Pass(relock.DefaultTTL - time.Second)
 				require.True(t, leading.Waits())
 				require.EqualValues(t, 3, trouble.Hits.Load(), "once in a third of the TTL")
 				trouble.End()
@@ -140,7 +141,7 @@ func TestLeadGoesOnAfterPassingTrouble(t *testing.T) {
 }
 
 func TestLeadEndsWhereNobodyCanLead(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		run := func(context.Context) error { return errors.New("the function has run") }
 		c := w.NewClient()
 		closed := w.NewClient()
@@ -150,9 +151,9 @@ func TestLeadEndsWhereNobodyCanLead(t *testing.T) {
 		<-lost.Done()
 		var none context.Context
 		refused := w.NewClient()
-		refused.Link.On(Refuse(ErrOdd), CmdWait)
+		refused.Link.On(stage.Refuse(stage.ErrOdd), stage.CmdWait)
 		unsure := w.NewClient() // as of a server that runs the script, and has no WAITAOF
-		unsure.Link.On(Refuse(store.Unsure(ErrOdd)), CmdWait)
+		unsure.Link.On(stage.Refuse(store.Unsure(stage.ErrOdd)), stage.CmdWait)
 		for name, r := range map[string]struct {
 			err, want error
 		}{
@@ -162,8 +163,8 @@ func TestLeadEndsWhereNobodyCanLead(t *testing.T) {
 			"a zero lock":    {new(relock.Lock).Lead(t.Context(), run), relock.ErrInvalid},
 			"closed":         {closed.NewLock("a").Lead(t.Context(), run), relock.ErrClosed},
 			"a lost section": {c.NewLock("a").Lead(lost, run), relock.ErrLockLost},
-			"refused":        {refused.NewLock("a").Lead(t.Context(), run), ErrOdd},
-			"unsure":         {unsure.NewLock("a").Lead(t.Context(), run), ErrOdd},
+			"refused":        {refused.NewLock("a").Lead(t.Context(), run), stage.ErrOdd},
+			"unsure":         {unsure.NewLock("a").Lead(t.Context(), run), stage.ErrOdd},
 		} {
 			require.ErrorIs(t, r.err, r.want, name)
 			require.True(t, relock.NotEntered(r.err), name)
@@ -172,9 +173,9 @@ func TestLeadEndsWhereNobodyCanLead(t *testing.T) {
 }
 
 func TestCloseEndsALeadThatWaitsForItsNextCampaign(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		c := w.NewClient()
-		c.Link.On(Refuse(store.ErrNotReplicated), CmdWait)
+		c.Link.On(stage.Refuse(store.ErrNotReplicated), stage.CmdWait)
 		leading := w.Begin(t.Context(), func(ctx context.Context) (context.Context, error) {
 			return ctx, c.NewLock("a").Lead(ctx, func(context.Context) error { return nil })
 		})
@@ -186,25 +187,25 @@ func TestCloseEndsALeadThatWaitsForItsNextCampaign(t *testing.T) {
 }
 
 func TestTheLongestHoldPassesTheLeadershipOn(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		term := relock.WithMaxHold(time.Minute)
 		one, two := newCandidate(w, t.Context(), term), newCandidate(w, t.Context(), term)
 		for range 3 {
 			require.True(t, one.leads())
-			Pass(time.Minute)
+			stage.Pass(time.Minute)
 			require.True(t, two.leads())
-			Pass(time.Minute)
+			stage.Pass(time.Minute)
 		}
 	})
 }
 
 func TestEventsKnowALeader(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
 		c := w.NewClient(relock.WithHooks(r.Hooks()))
 		l := c.NewLock("a")
 		finished := func() relock.AcquireFinished {
-			all := EventsOf[relock.AcquireFinished](&r)
+			all := stage.EventsOf[relock.AcquireFinished](&r)
 			return all[len(all)-1]
 		}
 		require.NoError(t, l.Lead(t.Context(), func(ctx context.Context) error {
@@ -214,18 +215,18 @@ func TestEventsKnowALeader(t *testing.T) {
 				return nil
 			})
 		}))
-		require.True(t, EventsOf[relock.Released](&r)[0].Leader)
+		require.True(t, stage.EventsOf[relock.Released](&r)[0].Leader)
 		require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
 		require.False(t, finished().Leader)
-		require.False(t, EventsOf[relock.Released](&r)[1].Leader)
+		require.False(t, stage.EventsOf[relock.Released](&r)[1].Leader)
 
 		_ = w.Begin(t.Context(), func(ctx context.Context) (context.Context, error) {
 			return ctx, l.Lead(ctx, func(ctx context.Context) error { <-ctx.Done(); return nil })
 		})
 		w.Store.Lose("a")
-		Pass(relock.DefaultTTL)
-		require.True(t, EventsOf[relock.Lost](&r)[0].Leader)
+		stage.Pass(relock.DefaultTTL)
+		require.True(t, stage.EventsOf[relock.Lost](&r)[0].Leader)
 		require.NoError(t, c.Close())
-		require.True(t, EventsOf[relock.Closed](&r)[0].Leader)
+		require.True(t, stage.EventsOf[relock.Closed](&r)[0].Leader)
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/stage"
 )
 
 // When is a hold reported as leaked?
@@ -22,7 +23,7 @@ func forget(t *testing.T, ctx context.Context, l *relock.Lock) relock.Holder { /
 	t.Helper()
 	section, err := l.Lock(ctx)
 	require.NoError(t, err)
-	return HolderOf(t, section)
+	return stage.HolderOf(t, section)
 }
 
 // forgetNested enters a lock twice, one entry inside the other, and drops both sections.
@@ -39,36 +40,21 @@ func forgetNested(t *testing.T, l *relock.Lock) {
 func collect() {
 	for range 10 {
 		runtime.GC()
-		Settle()
+		stage.Settle()
 	}
 }
-
-// AwaitLeaks lets the watchdog look again and again, until it has reported so many leaks.
-func AwaitLeaks(t *testing.T, n int, reported func() int) {
-	t.Helper()
-	for range 1000 {
-		runtime.GC()
-		if Pass(relock.DefaultTTL / 3); reported() >= n {
-			break
-		}
-	}
-	require.Equal(t, n, reported())
-}
-
-// LeaksOf counts the leaks that a recorder knows of.
-func LeaksOf(r *Recorder) func() int { return func() int { return len(EventsOf[relock.Leaked](r)) } }
 
 func TestALeakedHoldIsReportedAndItsLeaseRunsOut(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
-		var log Logbook
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
+		var log stage.Logbook
 		m := w.NewClient(relock.WithHooks(r.Hooks()), relock.WithLogger(log.Logger()))
 		kept := w.Enter(t.Context(), m.NewLock("b"))
 		holder := forget(t, t.Context(), m.NewLock("a"))
 		begun := time.Now()
 		waiting := w.Start(t.Context(), w.NewClient().NewLock("a"))
-		AwaitLeaks(t, 1, LeaksOf(&r))
-		require.Equal(t, relock.Leaked{Mode: relock.ModeExclusive, Name: "a", Holder: holder, Held: time.Since(begun)}, EventsOf[relock.Leaked](&r)[0])
+		stage.AwaitLeaks(t, 1, stage.LeaksOf(&r))
+		require.Equal(t, relock.Leaked{Mode: relock.ModeExclusive, Name: "a", Holder: holder, Held: time.Since(begun)}, stage.EventsOf[relock.Leaked](&r)[0])
 		lines := log.About("leaked")
 		require.Len(t, lines, 1)
 		require.Equal(t, slog.LevelError, lines[0].Level)
@@ -76,7 +62,7 @@ func TestALeakedHoldIsReportedAndItsLeaseRunsOut(t *testing.T) {
 		reported := time.Now()
 		waiting.Section()
 		require.LessOrEqual(t, waiting.Ended.Sub(reported), relock.DefaultTTL)
-		lost := EventsOf[relock.Lost](&r)
+		lost := stage.EventsOf[relock.Lost](&r)
 		require.Len(t, lost, 1)
 		require.Equal(t, relock.LossLeaked, lost[0].Reason)
 		require.True(t, m.NewLock("b").Held(kept))
@@ -90,14 +76,14 @@ func TestALeakIsReportedAlsoWhereNothingIsRenewed(t *testing.T) {
 		"a longer one":   relock.WithMaxHold(time.Minute),
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
-				var r Recorder
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
+				var r stage.Recorder
 				l := w.NewClient(option, relock.WithHooks(r.Hooks())).NewLock("a")
 				forget(t, t.Context(), l)
 				collect()
-				Pass(time.Minute)
-				require.Len(t, EventsOf[relock.Leaked](&r), 1)
-				require.Len(t, EventsOf[relock.Lost](&r), 1)
+				stage.Pass(time.Minute)
+				require.Len(t, stage.EventsOf[relock.Leaked](&r), 1)
+				require.Len(t, stage.EventsOf[relock.Lost](&r), 1)
 				w.RequireFree("a")
 			})
 		})
@@ -107,38 +93,38 @@ func TestALeakIsReportedAlsoWhereNothingIsRenewed(t *testing.T) {
 func TestALeakOfOneEntryDoesNotEndTheOthers(t *testing.T) {
 	for name, options := range map[string][]relock.Option{"in the store": nil, "locally": {relock.WithLocalReentry()}} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
-				var r Recorder
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
+				var r stage.Recorder
 				l := w.NewClient(append(options, relock.WithHooks(r.Hooks()))...).NewLock("a")
 				outer := w.Enter(t.Context(), l)
 				forget(t, outer, l)
-				AwaitLeaks(t, 1, LeaksOf(&r))
-				Pass(time.Hour)
+				stage.AwaitLeaks(t, 1, stage.LeaksOf(&r))
+				stage.Pass(time.Hour)
 				require.True(t, l.Held(outer))
-				require.Len(t, EventsOf[relock.Leaked](&r), 1, "once")
+				require.Len(t, stage.EventsOf[relock.Leaked](&r), 1, "once")
 				// The last Unlock cannot free the lock, as an entry is still open. The end of the
 				// lease does.
 				w.Leave(outer, l)
 				require.False(t, w.Free("a"))
-				Pass(relock.DefaultTTL)
+				stage.Pass(relock.DefaultTTL)
 				w.RequireFree("a")
-				require.Equal(t, relock.LossLeaked, EventsOf[relock.Lost](&r)[0].Reason)
+				require.Equal(t, relock.LossLeaked, stage.EventsOf[relock.Lost](&r)[0].Reason)
 			})
 		})
 	}
 }
 
 func TestALossOfASectionWithWorkIsNoLeakThoughAnEntryWasDropped(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a")
 		outer := w.Enter(t.Context(), l)
 		forget(t, outer, l)
-		AwaitLeaks(t, 1, LeaksOf(&r))
+		stage.AwaitLeaks(t, 1, stage.LeaksOf(&r))
 		m.Link.Cut()
 		w.LostBecause(outer, relock.LossExpired)
-		require.Len(t, EventsOf[relock.Leaked](&r), 1)
+		require.Len(t, stage.EventsOf[relock.Leaked](&r), 1)
 	})
 }
 
@@ -148,15 +134,15 @@ func TestEachEntryThatIsDroppedIsReported(t *testing.T) {
 		"two locks":            func(t *testing.T, l *relock.Lock) { t.Helper(); forget(t, context.Background(), l) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				var leaked atomic.Int64 // and no event of an acquire, which has the context of its caller
 				c := w.NewClient(relock.WithHooks(relock.Hooks{Leaked: func(relock.Leaked) { leaked.Add(1) }}))
 				drop(t, c.NewLock("a"))
 				if name == "two locks" {
 					drop(t, c.NewLock("b"))
 				}
-				AwaitLeaks(t, 2, func() int { return int(leaked.Load()) })
-				Pass(relock.DefaultTTL)
+				stage.AwaitLeaks(t, 2, func() int { return int(leaked.Load()) })
+				stage.Pass(relock.DefaultTTL)
 				w.RequireFree("a", "b")
 			})
 		})
@@ -164,45 +150,45 @@ func TestEachEntryThatIsDroppedIsReported(t *testing.T) {
 }
 
 func TestALeakIsReportedWhoeverFindsTheLossFirst(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		m.Link.Deaf()
 		l := m.NewLock("a")
 		outer := w.Enter(t.Context(), l)
 		forget(t, outer, l)
 		collect()
-		require.Empty(t, EventsOf[relock.Leaked](&r), "the watchdog has not looked since")
+		require.Empty(t, stage.EventsOf[relock.Leaked](&r), "the watchdog has not looked since")
 		w.Store.Lose("a")
 		require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
-		Pass(time.Hour)
-		require.Len(t, EventsOf[relock.Lost](&r), 1)
-		require.Len(t, EventsOf[relock.Leaked](&r), 1)
+		stage.Pass(time.Hour)
+		require.Len(t, stage.EventsOf[relock.Lost](&r), 1)
+		require.Len(t, stage.EventsOf[relock.Leaked](&r), 1)
 	})
 }
 
 func TestALeakIsReportedByCloseIfTheWatchdogHasNotLooked(t *testing.T) {
 	for name, options := range map[string][]relock.Option{"": nil, "with release": {relock.WithReleaseOnClose()}} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
-				var r Recorder
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
+				var r stage.Recorder
 				m := w.NewClient(append(options, relock.WithHooks(r.Hooks()))...)
 				holder := forget(t, t.Context(), m.NewLock("a"))
 				collect()
-				require.Empty(t, EventsOf[relock.Leaked](&r), "the watchdog has not looked since")
+				require.Empty(t, stage.EventsOf[relock.Leaked](&r), "the watchdog has not looked since")
 				require.NoError(t, m.Close())
-				leaks := EventsOf[relock.Leaked](&r)
+				leaks := stage.EventsOf[relock.Leaked](&r)
 				require.Len(t, leaks, 1)
 				require.Equal(t, holder, leaks[0].Holder)
-				require.Len(t, EventsOf[relock.Closed](&r), 1)
+				require.Len(t, stage.EventsOf[relock.Closed](&r), 1)
 			})
 		})
 	}
 }
 
 func TestASectionInUseIsNoLeak(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
 		l := w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a")
 		section, err := l.Lock(t.Context())
 		require.NoError(t, err)
@@ -210,31 +196,31 @@ func TestASectionInUseIsNoLeak(t *testing.T) {
 		defer cancel()
 		for range 5 {
 			runtime.GC()
-			Pass(relock.DefaultTTL)
+			stage.Pass(relock.DefaultTTL)
 		}
-		require.Empty(t, EventsOf[relock.Leaked](&r))
+		require.Empty(t, stage.EventsOf[relock.Leaked](&r))
 		require.True(t, l.Held(derived))
 		w.Leave(derived, l)
 	})
 }
 
 func TestNothingIsALeakThatHasEnded(t *testing.T) {
-	for name, end := range map[string]func(t *testing.T, w *World, l *relock.Lock){
-		"unlocked": func(t *testing.T, _ *World, l *relock.Lock) {
+	for name, end := range map[string]func(t *testing.T, w *stage.World, l *relock.Lock){
+		"unlocked": func(t *testing.T, _ *stage.World, l *relock.Lock) {
 			t.Helper()
 			section, err := l.Lock(context.Background())
 			require.NoError(t, err)
 			require.NoError(t, l.Unlock(section))
 		},
-		"lost": func(t *testing.T, w *World, l *relock.Lock) {
+		"lost": func(t *testing.T, w *stage.World, l *relock.Lock) {
 			t.Helper()
 			section, err := l.Lock(context.Background())
 			require.NoError(t, err)
-			Pass(time.Second)
+			stage.Pass(time.Second)
 			w.Store.Lose("a")
 			w.LostBecause(section, relock.LossTaken)
 		},
-		"refused": func(t *testing.T, w *World, l *relock.Lock) {
+		"refused": func(t *testing.T, w *stage.World, l *relock.Lock) {
 			t.Helper()
 			keep := w.NewClient().NewLock("a")
 			section := w.Enter(t.Context(), keep)
@@ -244,14 +230,14 @@ func TestNothingIsALeakThatHasEnded(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				var leaked atomic.Int64
 				c := w.NewClient(relock.WithHooks(relock.Hooks{Leaked: func(relock.Leaked) { leaked.Add(1) }}))
 				end(t, w, c.NewLock("a"))
 				kept := w.Enter(t.Context(), c.NewLock("b")) // so that the watchdog goes on to look
 				for range 2 {
 					collect()
-					Pass(relock.DefaultTTL)
+					stage.Pass(relock.DefaultTTL)
 				}
 				require.NoError(t, kept.Err())
 				require.Zero(t, leaked.Load())
@@ -262,11 +248,11 @@ func TestNothingIsALeakThatHasEnded(t *testing.T) {
 
 // The entry that a call has made when the call is refused is nobody's, and is collected at once.
 func TestALossIsReportedThoughTheEntryOfARefusedCallIsCollected(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		l := m.NewLock("a", relock.WithFixedLease(10*time.Second))
 		outer := w.Enter(t.Context(), l)
-		m.Link.Once(Delay(0, 20*time.Second), CmdEnter)
+		m.Link.Once(stage.Delay(0, 20*time.Second), stage.CmdEnter)
 		nested := w.Start(context.WithoutCancel(outer), l)
 		require.ErrorIs(t, nested.Failure(), relock.ErrLockLost)
 		collect()

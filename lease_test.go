@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/stage"
 	"github.com/go-relock/relock/store"
 )
 
@@ -16,7 +17,7 @@ import (
 
 // staleGrants is a link whose grants count from the beginning of the wait, as a message does not
 // say when the store gave the lock.
-type staleGrants struct{ *Link }
+type staleGrants struct{ *stage.Link }
 
 func (s staleGrants) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
 	begun := time.Now()
@@ -26,9 +27,9 @@ func (s staleGrants) Wait(ctx context.Context, a store.Ask, progress func(store.
 }
 
 // newStale returns a Client whose grants count from the beginning of the wait.
-func newStale(w *World, options ...relock.Option) *Member {
+func newStale(w *stage.World, options ...relock.Option) *stage.Member {
 	w.T.Helper()
-	m := &Member{Link: NewLink(w.Store)}
+	m := &stage.Member{Link: stage.NewLink(w.Store)}
 	var err error
 	m.Client, err = relock.Open(staleGrants{m.Link}, options...)
 	require.NoError(w.T, err)
@@ -51,21 +52,21 @@ func TestALeaseThatComesBackNearlyOverIsMadeWhole(t *testing.T) {
 		{"less than nothing", 3 * ttl, ttl - margin30, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				owner := w.NewClient(relock.WithTTL(time.Hour)).NewLock("a")
 				section := w.Enter(t.Context(), owner)
 				m := newStale(w, relock.WithTTL(ttl))
-				m.Link.On(Silence, CmdRenew) // a lease that is half over is renewed at once
+				m.Link.On(stage.Silence, stage.CmdRenew) // a lease that is half over is renewed at once
 				l := m.NewLock("a")
 				waiting := w.Start(t.Context(), l)
-				Pass(c.waited)
+				stage.Pass(c.waited)
 				w.Leave(section, owner)
 				granted := waiting.Section()
 				require.Equal(t, c.left, l.Remaining(granted))
-				require.Equal(t, c.asked, m.Link.Sent(CmdEnter))
+				require.Equal(t, c.asked, m.Link.Sent(stage.CmdEnter))
 				require.Equal(t, ttl, w.Lease("a"))
 				w.Leave(granted, l)
-				Pass(ttl)
+				stage.Pass(ttl)
 				w.RequireFree("a")
 			})
 		})
@@ -82,12 +83,12 @@ func TestAFixedLeaseBeginsWithNineTenthsOfItAtLeast(t *testing.T) {
 		lease/10 - margin30 + 1: lease - margin30,
 	} {
 		t.Run(waited.String(), func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				owner := w.NewClient().NewLock("a")
 				section := w.Enter(t.Context(), owner)
 				l := newStale(w, relock.WithFixedLease(lease)).NewLock("a")
 				waiting := w.Start(t.Context(), l)
-				Pass(waited)
+				stage.Pass(waited)
 				w.Leave(section, owner)
 				require.Equal(t, left, l.Remaining(waiting.Section()))
 			})
@@ -97,24 +98,27 @@ func TestAFixedLeaseBeginsWithNineTenthsOfItAtLeast(t *testing.T) {
 
 func TestALeaseThatIsOverBeforeItBeginsIsAskedForAsAnother(t *testing.T) {
 	const ttl = 10 * time.Second
-	for name, slow := range map[string]func(m *Member){
-		"the answer is late": func(m *Member) { m.Link.Once(Delay(0, 2*ttl), CmdWait) },
-		"the store loses it": func(m *Member) { m.Link.Once(Delay(0, ttl*2/3), CmdWait); m.Link.Once(Delay(ttl, 0), CmdEnter) },
-		"the answer that makes it whole is late": func(m *Member) {
-			m.Link.Once(Delay(0, ttl*2/3), CmdWait)
-			m.Link.Once(Delay(0, 2*ttl), CmdEnter)
+	for name, slow := range map[string]func(m *stage.Member){
+		"the answer is late": func(m *stage.Member) { m.Link.Once(stage.Delay(0, 2*ttl), stage.CmdWait) },
+		"the store loses it": func(m *stage.Member) {
+			m.Link.Once(stage.Delay(0, ttl*2/3), stage.CmdWait)
+			m.Link.Once(stage.Delay(ttl, 0), stage.CmdEnter)
+		},
+		"the answer that makes it whole is late": func(m *stage.Member) {
+			m.Link.Once(stage.Delay(0, ttl*2/3), stage.CmdWait)
+			m.Link.Once(stage.Delay(0, 2*ttl), stage.CmdEnter)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				m := newStale(w, relock.WithTTL(ttl))
 				slow(m)
 				l := m.NewLock("a")
 				section := w.Enter(t.Context(), l)
-				require.Equal(t, 2, m.Link.Sent(CmdWait))
-				require.Equal(t, ttl-Margin(ttl), l.Remaining(section))
+				require.Equal(t, 2, m.Link.Sent(stage.CmdWait))
+				require.Equal(t, ttl-stage.Margin(ttl), l.Remaining(section))
 				w.RequireCount("a", 1)
-				Pass(5 * ttl)
+				stage.Pass(5 * ttl)
 				require.True(t, l.Held(section), "what is taken back is the hold before")
 				w.Leave(section, l)
 				w.RequireFree("a")
@@ -124,35 +128,35 @@ func TestALeaseThatIsOverBeforeItBeginsIsAskedForAsAnother(t *testing.T) {
 }
 
 func TestTryLockGivesUpOnLeasesThatAreOverBeforeTheyBegin(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		const ttl = time.Second
 		m := w.NewClient(relock.WithTTL(ttl))
-		m.Link.On(Delay(ttl, ttl), CmdTry)
+		m.Link.On(stage.Delay(ttl, ttl), stage.CmdTry)
 		l := m.NewLock("a")
 		_, err := l.TryLock(t.Context())
 		require.ErrorContains(t, err, "3 times the answer took longer than the lease of 1s lasts")
 		require.NotErrorIs(t, err, relock.ErrLocked)
-		require.Equal(t, 3, m.Link.Sent(CmdTry))
-		Pass(ttl)
+		require.Equal(t, 3, m.Link.Sent(stage.CmdTry))
+		stage.Pass(ttl)
 		w.RequireFree("a")
 	})
 }
 
 func TestALockWhoseFirstLeaseIsNotMadeWholeLeavesNothing(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		const ttl = 10 * time.Second
 		m := w.NewClient(relock.WithTTL(ttl))
-		m.Link.On(Delay(0, ttl*2/3), CmdTry)
-		m.Link.On(Refuse(ErrBroken), CmdEnter)
+		m.Link.On(stage.Delay(0, ttl*2/3), stage.CmdTry)
+		m.Link.On(stage.Refuse(stage.ErrBroken), stage.CmdEnter)
 		_, err := m.NewLock("a").TryLock(t.Context())
-		require.ErrorIs(t, err, ErrBroken)
+		require.ErrorIs(t, err, stage.ErrBroken)
 		w.RequireFree("a")
 	})
 }
 
 // A grant and the end of the caller's context may come at the same instant.
 func TestACallWhoseContextIsDoneHasNotEntered(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		owner, l := w.NewClient().NewLock("a"), w.NewClient().NewLock("a")
 		entered := 0
 		for range 200 {
@@ -174,15 +178,15 @@ func TestACallWhoseContextIsDoneHasNotEntered(t *testing.T) {
 		t.Log(entered, "of 200 have entered")
 	})
 	t.Run("the answer comes when the context is done", func(t *testing.T) {
-		Fake(t, func(t *testing.T, w *World) {
+		stage.Fake(t, func(t *testing.T, w *stage.World) {
 			m := w.NewClient()
 			l := m.NewLock("a")
 			var stop context.CancelFunc
-			m.Link.On(func(_ context.Context, _ *Fault, run func() error) error {
+			m.Link.On(func(_ context.Context, _ *stage.Fault, run func() error) error {
 				defer stop()
 				return run()
-			}, CmdWait, CmdTry)
-			for _, lock := range []Locking{l.Lock, l.TryLock, TryFor(l, time.Minute)} {
+			}, stage.CmdWait, stage.CmdTry)
+			for _, lock := range []stage.Locking{l.Lock, l.TryLock, stage.TryFor(l, time.Minute)} {
 				ctx, cancel := context.WithCancel(t.Context())
 				stop = cancel
 				_, err := lock(ctx)
@@ -206,7 +210,7 @@ func TestWithMaxHoldEndsTheHoldThen(t *testing.T) {
 		{10 * time.Millisecond, 25 * time.Millisecond},
 	} {
 		t.Run(fmt.Sprint(c.ttl, " ", c.maxHold), func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				m := w.NewClient(relock.WithTTL(c.ttl), relock.WithMaxHold(c.maxHold))
 				l, other := m.NewLock("a"), w.NewClient().NewLock("a")
 				for range 2 { // each hold has the whole time
@@ -215,7 +219,7 @@ func TestWithMaxHoldEndsTheHoldThen(t *testing.T) {
 					m.Link.Reset()
 					took := w.LostBecause(section, relock.LossMaxHold)
 					require.LessOrEqual(t, took, c.maxHold)
-					require.GreaterOrEqual(t, took, c.maxHold-Margin(c.ttl)-relock.MinTTL)
+					require.GreaterOrEqual(t, took, c.maxHold-stage.Margin(c.ttl)-relock.MinTTL)
 					require.Less(t, m.Link.Sent(), 20+4*int(c.maxHold/c.ttl), "no hot loop towards the end")
 					next := waiting.Section()
 					require.GreaterOrEqual(t, waiting.Took(), took, "not before the section has ended")
@@ -238,10 +242,10 @@ func TestALossWithMaxHoldSaysWhetherItWasTheLimit(t *testing.T) {
 		"an outage at the end":  {maxHold - 5*time.Second, relock.LossMaxHold},
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				m := w.NewClient(relock.WithTTL(ttl), relock.WithMaxHold(maxHold))
 				section := w.Enter(t.Context(), m.NewLock("a"))
-				Pass(test.silent)
+				stage.Pass(test.silent)
 				m.Link.Cut()
 				w.LostBecause(section, test.reason)
 			})
@@ -249,12 +253,12 @@ func TestALossWithMaxHoldSaysWhetherItWasTheLimit(t *testing.T) {
 	}
 	for limit, reason := range map[time.Duration]relock.LossReason{ttl: relock.LossMaxHold, 2 * ttl: relock.LossExpired} {
 		t.Run(fmt.Sprintf("Unlock finds it, limit %s", limit), func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				m := w.NewClient(relock.WithTTL(ttl), relock.WithMaxHold(limit))
 				l := m.NewLock("a")
 				section := w.Enter(t.Context(), l)
 				require.NoError(t, m.Close()) // so that no watchdog finds the loss before
-				Pass(2 * limit)
+				stage.Pass(2 * limit)
 				var lost *relock.LostError
 				require.ErrorAs(t, l.Unlock(section), &lost)
 				require.Equal(t, reason, lost.Reason)
@@ -264,16 +268,16 @@ func TestALossWithMaxHoldSaysWhetherItWasTheLimit(t *testing.T) {
 }
 
 func TestWithMaxHoldIsNotMovedByReentryOrInnerExit(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		const ttl, maxHold = 30 * time.Second, time.Minute
 		l := w.NewClient(relock.WithTTL(ttl), relock.WithMaxHold(maxHold)).NewLock("a")
 		section := w.Enter(t.Context(), l)
 		waiting := w.Start(t.Context(), w.NewClient().NewLock("a"))
 		for section.Err() == nil {
-			Pass(4 * time.Second)
+			stage.Pass(4 * time.Second)
 			inner, err := l.Lock(section)
 			if err == nil {
-				Pass(time.Second)
+				stage.Pass(time.Second)
 				_ = l.Unlock(inner)
 			}
 		}
@@ -286,16 +290,16 @@ func TestWithMaxHoldIsNotMovedByReentryOrInnerExit(t *testing.T) {
 // A command that waits for the store asks for what was left of the longest hold when the command
 // was first sent.
 func TestWithMaxHoldIsNotMovedByACommandThatComesLate(t *testing.T) {
-	for name, call := range map[string]func(l *relock.Lock, section, inner context.Context) Locking{
-		"re-entry": func(l *relock.Lock, section, _ context.Context) Locking {
+	for name, call := range map[string]func(l *relock.Lock, section, inner context.Context) stage.Locking{
+		"re-entry": func(l *relock.Lock, section, _ context.Context) stage.Locking {
 			return func(context.Context) (context.Context, error) { return l.Lock(section) }
 		},
-		"inner exit": func(l *relock.Lock, _, inner context.Context) Locking {
+		"inner exit": func(l *relock.Lock, _, inner context.Context) stage.Locking {
 			return func(ctx context.Context) (context.Context, error) { return ctx, l.Unlock(inner) }
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				const ttl, maxHold = 30 * time.Second, 40 * time.Second
 				c, err := relock.Open(w.Store, relock.WithTTL(ttl), relock.WithMaxHold(maxHold))
 				require.NoError(t, err)
@@ -304,10 +308,10 @@ func TestWithMaxHoldIsNotMovedByACommandThatComesLate(t *testing.T) {
 				section := w.Enter(t.Context(), l)
 				waiting := w.Start(t.Context(), w.NewClient().NewLock("a"))
 				inner := w.Enter(section, l)
-				Pass(maxHold - 20*time.Second)
+				stage.Pass(maxHold - 20*time.Second)
 				restore := w.Store.Interrupt(nil)
 				nested := w.Begin(t.Context(), call(l, section, inner))
-				Pass(8 * time.Second)
+				stage.Pass(8 * time.Second)
 				require.True(t, nested.Waits())
 				restore()
 				nested.Section()
@@ -322,15 +326,15 @@ func TestWithMaxHoldIsNotMovedByACommandThatComesLate(t *testing.T) {
 // WithFixedLease and Extend.
 
 func TestAWaiterThatAsksAgainAfterALateGrantSaysSo(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
 		m, owner := w.NewClient(relock.WithHooks(r.Hooks())), w.NewClient().NewLock("a")
 		section := w.Enter(t.Context(), owner)
-		m.Link.Once(Delay(0, 2*relock.DefaultTTL), CmdWait)
+		m.Link.Once(stage.Delay(0, 2*relock.DefaultTTL), stage.CmdWait)
 		waiter := w.Start(t.Context(), m.NewLock("a"))
 		w.Leave(section, owner)
 		waiter.Leave()
-		finished := EventsOf[relock.AcquireFinished](&r)[0]
+		finished := stage.EventsOf[relock.AcquireFinished](&r)[0]
 		require.True(t, finished.Queued)
 		require.Equal(t, relock.WakeRecheck, finished.Wake)
 	})

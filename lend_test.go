@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/stage"
 )
 
 // When does a section end that was lent, borrowed or handed on?
@@ -16,19 +17,19 @@ import (
 
 // borrowed is a section of a lender, and a loan of it in another process.
 type borrowed struct {
-	*World
-	lender, there *Member
+	*stage.World
+	lender, there *stage.Member
 	l, far        *relock.Lock // the same lock
 	section, loan context.Context
 }
 
 // newBorrowed has the lender take the lock with these options, and lends it after some time.
-func newBorrowed(w *World, after time.Duration, options ...relock.Option) *borrowed {
+func newBorrowed(w *stage.World, after time.Duration, options ...relock.Option) *borrowed {
 	w.T.Helper()
 	b := &borrowed{World: w, lender: w.NewClient(), there: w.NewClient()}
 	b.l, b.far = b.lender.NewLock("a", options...), b.there.NewLock("a")
 	b.section = w.Enter(w.T.Context(), b.l)
-	Pass(after)
+	stage.Pass(after)
 	ticket, err := b.l.Lend(b.section)
 	require.NoError(w.T, err)
 	b.loan, err = b.far.Borrow(w.T.Context(), ticket)
@@ -37,8 +38,8 @@ func newBorrowed(w *World, after time.Duration, options ...relock.Option) *borro
 }
 
 func TestAResumeTicketIsNotForTheNextHoldWithTheSameLease(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		_, l, section, waiting := Passing(t, w, 1, relock.WithLocalPass(0, 0))
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		_, l, section, waiting := stage.Passing(t, w, 1, relock.WithLocalPass(0, 0))
 		ticket, err := l.ResumeTicket(section)
 		require.NoError(t, err)
 		w.Leave(section, l)
@@ -53,11 +54,11 @@ func TestAResumeTicketIsNotForTheNextHoldWithTheSameLease(t *testing.T) {
 }
 
 func TestALoanFollowsALeaseThatWasNearlyOver(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		b := newBorrowed(w, 9*time.Second, relock.WithFixedLease(10*time.Second))
-		Pass(500 * time.Millisecond)
+		stage.Pass(500 * time.Millisecond)
 		require.NoError(t, b.l.Extend(b.section, 10*time.Second))
-		Pass(5 * time.Second)
+		stage.Pass(5 * time.Second)
 		require.NoError(t, b.loan.Err())
 		require.NoError(t, b.section.Err())
 		w.Leave(b.loan, b.far)
@@ -68,13 +69,13 @@ func TestALoanFollowsALeaseThatWasNearlyOver(t *testing.T) {
 
 func TestALoanOfALongLeaseLearnsOfItsRecallWithoutAMessage(t *testing.T) {
 	const ttl = 10 * time.Second
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		b := newBorrowed(w, 0, relock.WithFixedLease(ttl))
 		require.NoError(t, b.l.Extend(b.section, time.Hour))
-		Pass(ttl)
-		cut := b.there.Link.Cut(CmdRenew) // and so the messages
+		stage.Pass(ttl)
+		cut := b.there.Link.Cut(stage.CmdRenew) // and so the messages
 		w.Leave(b.section, b.l)
-		Pass(ttl / 3)
+		stage.Pass(ttl / 3)
 		require.ErrorIs(t, context.Cause(b.loan), relock.ErrRecalled)
 		cut.End()
 		w.Leave(b.loan, b.far)
@@ -83,11 +84,11 @@ func TestALoanOfALongLeaseLearnsOfItsRecallWithoutAMessage(t *testing.T) {
 }
 
 func TestALoanAsksNotManyTimesForALeaseThatEnds(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		b := newBorrowed(w, 0)
 		require.NoError(t, b.lender.Close())
 		require.Equal(t, relock.LossExpired, w.Lost(b.loan))
-		require.Less(t, b.there.Link.Sent(CmdFollow), 40)
+		require.Less(t, b.there.Link.Sent(stage.CmdFollow), 40)
 		require.ErrorIs(t, b.far.Unlock(b.loan), relock.ErrLockLost)
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/stage"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
 )
@@ -18,40 +19,25 @@ import (
 
 // This file is about WithLocalPass, and about stores whose waiters race.
 
-// Passing returns a client, a section whose lock can be passed on, and calls that stand in the line
-// behind it.
-func Passing(t *testing.T, w *World, n int, options ...relock.Option) (*Member, *relock.Lock, context.Context, []*Attempt) {
-	t.Helper()
-	m := w.NewClient(options...)
-	l := m.NewLock("a")
-	section := w.Enter(t.Context(), l)
-	var waiting []*Attempt
-	for range n {
-		waiting = append(waiting, w.Start(t.Context(), l))
-	}
-	m.Link.Reset()
-	return m, l, section, waiting
-}
-
 // handOn unlocks a section, and returns the section of the call that has the lock then.
-func handOn(t *testing.T, l *relock.Lock, section context.Context, next *Attempt) context.Context { //nolint:revive // t comes first
+func handOn(t *testing.T, l *relock.Lock, section context.Context, next *stage.Attempt) context.Context { //nolint:revive // t comes first
 	t.Helper()
 	require.True(t, next.Waits())
 	require.NoError(t, l.Unlock(section))
 	require.ErrorIs(t, context.Cause(section), relock.ErrReleased)
 	entered := next.Section()
-	Keep(t, entered)
+	stage.Keep(t, entered)
 	require.Equal(t, 1, l.Count(entered))
 	return entered
 }
 
 func TestLinePassesALockOnInOrderWithoutAskingTheStore(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		m, l, section, waiting := Passing(t, w, 3, relock.WithLocalPass(0, 0))
-		owner, first := w.Owner("a"), HolderOf(t, section)
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		m, l, section, waiting := stage.Passing(t, w, 3, relock.WithLocalPass(0, 0))
+		owner, first := w.Owner("a"), stage.HolderOf(t, section)
 		for _, next := range waiting {
 			section = handOn(t, l, section, next) //nolint:fatcontext // they do not nest
-			require.NotEqual(t, first, HolderOf(t, section))
+			require.NotEqual(t, first, stage.HolderOf(t, section))
 		}
 		require.Zero(t, m.Link.Sent(), "nobody was asked")
 		require.Equal(t, owner, w.Owner("a"), "for the store it is one hold throughout")
@@ -66,8 +52,8 @@ func TestLinePassesALockOnInOrderWithoutAskingTheStore(t *testing.T) {
 }
 
 func TestLineDrawsATokenForEachHold(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		_, l, section, waiting := Passing(t, w, 3, relock.WithLocalPass(0, 0))
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		_, l, section, waiting := stage.Passing(t, w, 3, relock.WithLocalPass(0, 0))
 		last := int64(0)
 		for _, next := range append(waiting, nil) {
 			for range 2 {
@@ -96,16 +82,16 @@ func TestLineOvertakesOthersNoLongerThanLocalPassSays(t *testing.T) {
 		{"sections longer than the limit", relock.WithLocalPass(100, 10*time.Millisecond), 10 * time.Millisecond, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
-				_, l, section, waiting := Passing(t, w, c.passes+2, c.option)
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
+				_, l, section, waiting := stage.Passing(t, w, c.passes+2, c.option)
 				other := w.NewClient().NewLock("a")
 				remote := w.Start(t.Context(), other)
 				for _, next := range waiting[:c.passes] {
-					Pass(c.each)
+					stage.Pass(c.each)
 					section = handOn(t, l, section, next) //nolint:fatcontext // they do not nest
 					require.True(t, remote.Waits())
 				}
-				Pass(c.each)
+				stage.Pass(c.each)
 				w.Leave(section, l)
 				theirs := remote.Section()
 				rest := waiting[c.passes:]
@@ -121,11 +107,11 @@ func TestLineOvertakesOthersNoLongerThanLocalPassSays(t *testing.T) {
 }
 
 func TestLineGoesOnWhenAWaiterGivesUpAtAnyPlace(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		_, l, section, waiting := Passing(t, w, 2, relock.WithLocalPass(0, 0))
-		holder := HolderOf(t, section)
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		_, l, section, waiting := stage.Passing(t, w, 2, relock.WithLocalPass(0, 0))
+		holder := stage.HolderOf(t, section)
 		ctx, cancel := context.WithCancel(t.Context())
-		one, two := w.Start(ctx, l), w.Begin(t.Context(), TryFor(l, time.Second))
+		one, two := w.Start(ctx, l), w.Begin(t.Context(), stage.TryFor(l, time.Second))
 		last := w.Start(t.Context(), l)
 		cancel()
 		require.ErrorIs(t, one.Failure(), context.Canceled)
@@ -136,7 +122,7 @@ func TestLineGoesOnWhenAWaiterGivesUpAtAnyPlace(t *testing.T) {
 		require.Equal(t, time.Second, two.Took())
 		require.Equal(t, "a", refusal.Name)
 		require.Equal(t, holder, refusal.Holder)
-		require.Equal(t, relock.DefaultTTL-Margin(relock.DefaultTTL)-time.Second, refusal.TTL)
+		require.Equal(t, relock.DefaultTTL-stage.Margin(relock.DefaultTTL)-time.Second, refusal.TTL)
 		_, err := l.TryLock(t.Context())
 		require.ErrorIs(t, err, relock.ErrLocked, "a call that does not wait is not put into the line")
 		w.Leave(section, l) // the limit is over
@@ -148,12 +134,12 @@ func TestLineGoesOnWhenAWaiterGivesUpAtAnyPlace(t *testing.T) {
 }
 
 func TestLineAsksAgainWhenItsLeadGivesUp(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		other := w.NewClient().NewLock("a")
 		theirs := w.Enter(t.Context(), other)
 		l := w.NewClient(relock.WithLocalPass(0, 0)).NewLock("a")
 		ctx, cancel := context.WithCancel(t.Context())
-		head, next := w.Start(ctx, l), w.Begin(t.Context(), TryFor(l, time.Minute))
+		head, next := w.Start(ctx, l), w.Begin(t.Context(), stage.TryFor(l, time.Minute))
 		require.Equal(t, 1, w.Waiters("a"))
 		cancel()
 		require.ErrorIs(t, head.Failure(), context.Canceled)
@@ -166,15 +152,15 @@ func TestLineAsksAgainWhenItsLeadGivesUp(t *testing.T) {
 }
 
 func TestLineGoesOnWhenALockIsLost(t *testing.T) {
-	for name, lose := range map[string]func(t *testing.T, w *World, m *Member){
-		"the store loses it": func(_ *testing.T, w *World, _ *Member) { Pass(time.Second); w.Store.Lose("a") },
-		"no renewal is confirmed": func(_ *testing.T, w *World, m *Member) {
-			m.Link.On(Refuse(ErrBroken), CmdRenew)
+	for name, lose := range map[string]func(t *testing.T, w *stage.World, m *stage.Member){
+		"the store loses it": func(_ *testing.T, w *stage.World, _ *stage.Member) { stage.Pass(time.Second); w.Store.Lose("a") },
+		"no renewal is confirmed": func(_ *testing.T, w *stage.World, m *stage.Member) {
+			m.Link.On(stage.Refuse(stage.ErrBroken), stage.CmdRenew)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
-				m, l, section, waiting := Passing(t, w, 2, relock.WithLocalPass(0, time.Hour))
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
+				m, l, section, waiting := stage.Passing(t, w, 2, relock.WithLocalPass(0, time.Hour))
 				section = handOn(t, l, section, waiting[0])
 				lose(t, w, m)
 				_, cause := w.Ends(section)
@@ -190,12 +176,12 @@ func TestLineGoesOnWhenALockIsLost(t *testing.T) {
 }
 
 func TestLineReportsALockThatIsTakenDuringAPass(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		m, l, section, waiting := Passing(t, w, 1, relock.WithLocalPass(0, time.Hour))
-		Pass(time.Second)
-		m.Link.On(Delay(time.Millisecond, time.Millisecond), CmdRenew)
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		m, l, section, waiting := stage.Passing(t, w, 1, relock.WithLocalPass(0, time.Hour))
+		stage.Pass(time.Second)
+		m.Link.On(stage.Delay(time.Millisecond, time.Millisecond), stage.CmdRenew)
 		w.Store.Lose("a") // the store is asked about the hold
-		Settle()
+		stage.Settle()
 		section = handOn(t, l, section, waiting[0])
 		require.Equal(t, 4*time.Millisecond, w.LostBecause(section, relock.LossTaken))
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
@@ -203,11 +189,11 @@ func TestLineReportsALockThatIsTakenDuringAPass(t *testing.T) {
 }
 
 func TestLineRenewsALockThatWasPassedOn(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		m, l, section, waiting := Passing(t, w, 1, relock.WithLocalPass(0, 0), relock.WithTTL(3*time.Second))
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		m, l, section, waiting := stage.Passing(t, w, 1, relock.WithLocalPass(0, 0), relock.WithTTL(3*time.Second))
 		section = handOn(t, l, section, waiting[0])
 		for range 100 {
-			Pass(time.Second)
+			stage.Pass(time.Second)
 			require.NoError(t, section.Err())
 			require.GreaterOrEqual(t, w.Lease("a"), 2*time.Second)
 		}
@@ -218,11 +204,11 @@ func TestLineRenewsALockThatWasPassedOn(t *testing.T) {
 }
 
 func TestLineDoesNotPassOnALeaseThatIsHalfOver(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		m, l, section, waiting := Passing(t, w, 1, relock.WithLocalPass(0, time.Hour), relock.WithTTL(3*time.Second))
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		m, l, section, waiting := stage.Passing(t, w, 1, relock.WithLocalPass(0, time.Hour), relock.WithTTL(3*time.Second))
 		owner := w.Owner("a")
-		broken := m.Link.On(Refuse(ErrBroken), CmdRenew) // until the exit: a renewal in flight would end with the trouble
-		Pass(1600 * time.Millisecond)
+		broken := m.Link.On(stage.Refuse(stage.ErrBroken), stage.CmdRenew) // until the exit: a renewal in flight would end with the trouble
+		stage.Pass(1600 * time.Millisecond)
 		w.Leave(section, l)
 		broken.End()
 		next := waiting[0].Section()
@@ -233,13 +219,13 @@ func TestLineDoesNotPassOnALeaseThatIsHalfOver(t *testing.T) {
 }
 
 func TestLineDoesNotPassOnALockWhoseCountMayBeWrong(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		m, l, section, waiting := Passing(t, w, 2, relock.WithLocalPass(0, time.Hour))
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		m, l, section, waiting := stage.Passing(t, w, 2, relock.WithLocalPass(0, time.Hour))
 		owner := w.Owner("a")
 		inner := w.Enter(section, l)
-		broken := m.Link.On(Refuse(ErrBroken), CmdRelease, CmdRenew)
-		require.ErrorIs(t, l.Unlock(inner), ErrBroken)
-		Settle()
+		broken := m.Link.On(stage.Refuse(stage.ErrBroken), stage.CmdRelease, stage.CmdRenew)
+		require.ErrorIs(t, l.Unlock(inner), stage.ErrBroken)
+		stage.Settle()
 		broken.End()
 		w.Leave(section, l)
 		section = waiting[0].Section()
@@ -252,8 +238,8 @@ func TestLineDoesNotPassOnALockWhoseCountMayBeWrong(t *testing.T) {
 }
 
 func TestNestedEntriesOfASectionThatWasPassedTheLock(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		_, l, section, waiting := Passing(t, w, 2, relock.WithLocalPass(0, 0))
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		_, l, section, waiting := stage.Passing(t, w, 2, relock.WithLocalPass(0, 0))
 		for _, next := range waiting {
 			inner := w.Enter(section, l)
 			w.RequireCount("a", 2)
@@ -267,8 +253,8 @@ func TestNestedEntriesOfASectionThatWasPassedTheLock(t *testing.T) {
 }
 
 func TestAnUnlockedEntryStaysUnlockedWhoeverHasTheLock(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		_, l, section, waiting := Passing(t, w, 1, relock.WithLocalPass(0, 0))
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		_, l, section, waiting := stage.Passing(t, w, 1, relock.WithLocalPass(0, 0))
 		next := handOn(t, l, section, waiting[0])
 		require.ErrorIs(t, l.Unlock(section), relock.ErrNotHeld)
 		require.False(t, l.Held(section))
@@ -289,8 +275,8 @@ func TestACallThatEndsAsItIsCalledHoldsUpNobody(t *testing.T) {
 		"it is passed the lock, and nothing arrives": {true, 10},
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
-				m, l, section, waiting := Passing(t, w, 1, relock.WithLocalPass(test.passes, time.Hour))
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
+				m, l, section, waiting := stage.Passing(t, w, 1, relock.WithLocalPass(test.passes, time.Hour))
 				section = handOn(t, l, section, waiting[0])
 				ctx, cancel := context.WithCancel(t.Context())
 				one := w.Begin(ctx, func(ctx context.Context) (context.Context, error) {
@@ -314,7 +300,7 @@ func TestACallThatEndsAsItIsCalledHoldsUpNobody(t *testing.T) {
 				}
 				m.Link.Heal()
 				require.NoError(t, l.Unlock(two.Section()))
-				Pass(relock.DefaultTTL)
+				stage.Pass(relock.DefaultTTL)
 				w.RequireFree("a")
 			})
 		})
@@ -322,27 +308,27 @@ func TestACallThatEndsAsItIsCalledHoldsUpNobody(t *testing.T) {
 }
 
 func TestALockIsPassedOnlyBetweenCallsThatWantTheSame(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		m, l, section, waiting := Passing(t, w, 1, relock.WithLocalPass(0, 0))
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		m, l, section, waiting := stage.Passing(t, w, 1, relock.WithLocalPass(0, 0))
 		short := m.NewLock("a", relock.WithTTL(3*time.Second))
 		third := w.Start(t.Context(), short)
 		fixed := m.NewLock("a", relock.WithFixedLease(3*time.Second)) // takes the option back
 		fourth := w.Start(t.Context(), fixed)
 		section = handOn(t, l, section, waiting[0])
 		w.Leave(section, l)
-		require.Equal(t, 3*time.Second-Margin(3*time.Second), fixed.Remaining(fourth.Section()), "first in the store's queue")
+		require.Equal(t, 3*time.Second-stage.Margin(3*time.Second), fixed.Remaining(fourth.Section()), "first in the store's queue")
 		require.NoError(t, fixed.Unlock(fourth.Ctx))
-		require.Equal(t, 3*time.Second-Margin(3*time.Second), short.Remaining(third.Section()))
+		require.Equal(t, 3*time.Second-stage.Margin(3*time.Second), short.Remaining(third.Section()))
 		require.NoError(t, short.Unlock(third.Ctx))
 		w.RequireFree("a")
 	})
 }
 
 func TestWithLocalPassMaxHoldIsThatOfEachHold(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		const ttl, most = 3 * time.Second, 6 * time.Second
-		_, l, section, waiting := Passing(t, w, 1, relock.WithLocalPass(0, time.Hour), relock.WithTTL(ttl), relock.WithMaxHold(most))
-		Pass(2 * time.Second)
+		_, l, section, waiting := stage.Passing(t, w, 1, relock.WithLocalPass(0, time.Hour), relock.WithTTL(ttl), relock.WithMaxHold(most))
+		stage.Pass(2 * time.Second)
 		section = handOn(t, l, section, waiting[0])
 		took := w.LostBecause(section, relock.LossMaxHold)
 		require.LessOrEqual(t, took, most)
@@ -351,8 +337,8 @@ func TestWithLocalPassMaxHoldIsThatOfEachHold(t *testing.T) {
 }
 
 func TestWithLocalPassCloseEndsTheLine(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		m, l, section, waiting := Passing(t, w, 3, relock.WithLocalPass(0, 0))
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		m, l, section, waiting := stage.Passing(t, w, 3, relock.WithLocalPass(0, 0))
 		section = handOn(t, l, section, waiting[0])
 		require.NoError(t, m.Close())
 		require.ErrorIs(t, context.Cause(section), relock.ErrClosed)
@@ -365,18 +351,18 @@ func TestWithLocalPassCloseEndsTheLine(t *testing.T) {
 }
 
 func TestWithLocalPassHooksTellOfEachHold(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
-		m, l, section, waiting := Passing(t, w, 2, relock.WithLocalPass(1, 0), relock.WithHooks(r.Hooks()))
-		holder := HolderOf(t, section)
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
+		m, l, section, waiting := stage.Passing(t, w, 2, relock.WithLocalPass(1, 0), relock.WithHooks(r.Hooks()))
+		holder := stage.HolderOf(t, section)
 		token, err := l.Token(section)
 		require.NoError(t, err)
 		section = handOn(t, l, section, waiting[0])
-		released := EventsOf[relock.Released](&r)
+		released := stage.EventsOf[relock.Released](&r)
 		require.Equal(t, []relock.Released{{Mode: relock.ModeExclusive, Name: "a", Holder: holder, Token: token, TTL: relock.DefaultTTL, MaxDepth: 1}}, released)
 		w.Leave(section, l)
 		section = waiting[1].Section()
-		finished := EventsOf[relock.AcquireFinished](&r)
+		finished := stage.EventsOf[relock.AcquireFinished](&r)
 		require.Len(t, finished, 3)
 		require.Equal(t, relock.WakeNone, finished[0].Wake)
 		require.Zero(t, finished[0].Owner, "the lock was free")
@@ -390,23 +376,23 @@ func TestWithLocalPassHooksTellOfEachHold(t *testing.T) {
 		require.Equal(t, []relock.Queued{
 			{Mode: relock.ModeExclusive, Name: "a", Holder: finished[1].Holder, Owner: holder, Position: 0},
 			{Mode: relock.ModeExclusive, Name: "a", Holder: finished[2].Holder, Owner: holder, Position: 1},
-		}, EventsOf[relock.Queued](&r))
+		}, stage.EventsOf[relock.Queued](&r))
 		require.NoError(t, m.Close())
 	})
 }
 
 func TestACallThatGivesUpInTheLineIsToldWhatItsLeadWasTold(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		other := w.NewClient().NewLock("a")
 		theirs := w.Enter(t.Context(), other)
-		holder := HolderOf(t, theirs)
-		var r Recorder
+		holder := stage.HolderOf(t, theirs)
+		var r stage.Recorder
 		m := w.NewClient(relock.WithLocalPass(0, 0), relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a")
-		slow := m.Link.On(Delay(time.Millisecond, 0)) // so that all are in the line before the store has said anything
-		var waiting []*Attempt
+		slow := m.Link.On(stage.Delay(time.Millisecond, 0)) // so that all are in the line before the store has said anything
+		var waiting []*stage.Attempt
 		for range 5 {
-			waiting = append(waiting, w.Begin(t.Context(), TryFor(l, time.Second)))
+			waiting = append(waiting, w.Begin(t.Context(), stage.TryFor(l, time.Second)))
 		}
 		for _, a := range waiting {
 			var refusal *relock.LockedError
@@ -415,7 +401,7 @@ func TestACallThatGivesUpInTheLineIsToldWhatItsLeadWasTold(t *testing.T) {
 		}
 		slow.End()
 		var positions []int
-		for _, event := range EventsOf[relock.Queued](&r) {
+		for _, event := range stage.EventsOf[relock.Queued](&r) {
 			positions = append(positions, event.Position)
 		}
 		require.ElementsMatch(t, []int{0, 1, 2, 3, 4}, positions) // the head waits, too
@@ -426,10 +412,10 @@ func TestACallThatGivesUpInTheLineIsToldWhatItsLeadWasTold(t *testing.T) {
 		w.Leave(theirs, other)
 		section := first.Section()
 		head := w.Start(t.Context(), l)
-		m.Link.On(Delay(2*time.Second, 0), CmdWait)
-		Pass(11 * time.Millisecond)
+		m.Link.On(stage.Delay(2*time.Second, 0), stage.CmdWait)
+		stage.Pass(11 * time.Millisecond)
 		w.Leave(section, l)
-		late := w.Begin(t.Context(), TryFor(l, time.Second))
+		late := w.Begin(t.Context(), stage.TryFor(l, time.Second))
 		require.ErrorIs(t, late.Failure(), context.DeadlineExceeded)
 		require.NotErrorIs(t, late.Err, relock.ErrLocked)
 		require.NoError(t, l.Unlock(head.Section()))
@@ -437,16 +423,16 @@ func TestACallThatGivesUpInTheLineIsToldWhatItsLeadWasTold(t *testing.T) {
 }
 
 func TestACallThatGivesUpInTheLineIsToldWhoHasTheLock(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		m, l, section, _ := Passing(t, w, 0, relock.WithLocalPass(0, 0))
-		holder := HolderOf(t, section)
-		refused := w.Begin(t.Context(), TryFor(l, time.Second))
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		m, l, section, _ := stage.Passing(t, w, 0, relock.WithLocalPass(0, 0))
+		holder := stage.HolderOf(t, section)
+		refused := w.Begin(t.Context(), stage.TryFor(l, time.Second))
 		var refusal *relock.LockedError
 		require.ErrorAs(t, refused.Failure(), &refusal)
 		require.Equal(t, holder, refusal.Holder)
-		head, behind := w.Start(t.Context(), l), w.Begin(t.Context(), TryFor(l, time.Second))
-		m.Link.On(Delay(2*time.Second, 0), CmdWait)
-		Pass(500 * time.Millisecond)
+		head, behind := w.Start(t.Context(), l), w.Begin(t.Context(), stage.TryFor(l, time.Second))
+		m.Link.On(stage.Delay(2*time.Second, 0), stage.CmdWait)
+		stage.Pass(500 * time.Millisecond)
 		w.Leave(section, l) // the limit is over, and the head asks
 		require.ErrorAs(t, behind.Failure(), &refusal)
 		require.Equal(t, holder, refusal.Holder)
@@ -456,7 +442,7 @@ func TestACallThatGivesUpInTheLineIsToldWhoHasTheLock(t *testing.T) {
 
 // racing is a store whose waiters race.
 type racing struct {
-	*Link
+	*stage.Link
 
 	mu            sync.Mutex
 	most, waiting int
@@ -478,8 +464,8 @@ func (s *racing) Wait(ctx context.Context, a store.Ask, progress func(store.Prog
 }
 
 func TestOneCallOfAClientRacesAndTheOthersWaitBehindIt(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		s := &racing{Link: NewLink(w.Store)}
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		s := &racing{Link: stage.NewLink(w.Store)}
 		c, err := relock.Open(s)
 		require.NoError(t, err)
 		l, other := c.NewLock("a"), w.NewClient().NewLock("a")
@@ -494,7 +480,7 @@ func TestOneCallOfAClientRacesAndTheOthersWaitBehindIt(t *testing.T) {
 					return nil
 				}))
 			})
-			Settle()
+			stage.Settle()
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		gone := w.Start(ctx, l)
@@ -523,7 +509,7 @@ func (d *drawing) Wait(ctx context.Context, a store.Ask, progress func(store.Pro
 }
 
 func TestALeaseWithATokenIsNotPassedOn(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		c, err := relock.Open(&drawing{Store: w.Store}, relock.WithLocalPass(0, time.Hour))
 		require.NoError(t, err)
 		defer c.Close()

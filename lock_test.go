@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/stage"
 	"github.com/go-relock/relock/locktest"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
@@ -16,7 +17,7 @@ import (
 // What is a lock, and does it keep the promises of package locktest over every kind of store?
 
 func TestALockLetsOneInAtATime(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		one, two := w.NewClient().NewLock("a"), w.NewClient().NewLock("a")
 		section, err := one.Lock(t.Context())
 		require.NoError(t, err)
@@ -33,7 +34,7 @@ func TestALockLetsOneInAtATime(t *testing.T) {
 }
 
 func TestACallInsideOfASectionEntersAgain(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		l := w.NewClient().NewLock("a")
 		outer, err := l.Lock(t.Context())
 		require.NoError(t, err)
@@ -48,7 +49,7 @@ func TestACallInsideOfASectionEntersAgain(t *testing.T) {
 }
 
 func TestALostLockEndsItsSection(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		l := w.NewClient().NewLock("a")
 		section, err := l.Lock(t.Context())
 		require.NoError(t, err)

@@ -3,36 +3,23 @@ package relock_test
 import (
 	"context"
 	"log/slog"
-	"runtime"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/stage"
 )
 
 // What does the library log?
 
-// RequireOne returns the only line about text, after its level and its keys were checked.
-func (b *Logbook) RequireOne(t *testing.T, text string, level slog.Level, keys ...string) LogLine {
-	t.Helper()
-	lines := b.About(text)
-	require.Len(t, lines, 1, text)
-	require.Equal(t, level, lines[0].Level)
-	require.Len(t, lines[0].Attrs, len(keys))
-	for _, key := range keys {
-		require.Contains(t, lines[0].Attrs, key)
-	}
-	return lines[0]
-}
-
 func TestALossIsLoggedWithWhoseItWas(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var log Logbook
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var log stage.Logbook
 		l := w.NewClient(relock.WithLogger(log.Logger())).NewLock("a")
 		section := w.Enter(t.Context(), l)
-		holder := HolderOf(t, section)
+		holder := stage.HolderOf(t, section)
 		token, err := l.Token(section)
 		require.NoError(t, err)
 		w.Store.Lose("a")
@@ -43,21 +30,21 @@ func TestALossIsLoggedWithWhoseItWas(t *testing.T) {
 }
 
 func TestARenewalThatIsNotConfirmedIsLogged(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var log Logbook
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var log stage.Logbook
 		m := w.NewClient(relock.WithLogger(log.Logger()))
 		w.Enter(t.Context(), m.NewLock("a"))
 		w.Enter(t.Context(), m.NewLock("b"))
-		m.Link.Once(Refuse(ErrOdd), CmdRenew)
-		Pass(relock.DefaultTTL / 2)
+		m.Link.Once(stage.Refuse(stage.ErrOdd), stage.CmdRenew)
+		stage.Pass(relock.DefaultTTL / 2)
 		line := log.RequireOne(t, "renewal not confirmed", slog.LevelWarn, "locks", "error")
-		require.Equal(t, map[string]any{"locks": int64(2), "error": ErrOdd}, line.Attrs)
+		require.Equal(t, map[string]any{"locks": int64(2), "error": stage.ErrOdd}, line.Attrs)
 	})
 }
 
 func TestAPanicOfAHookIsLogged(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var log Logbook
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var log stage.Logbook
 		l := w.NewClient(relock.WithLogger(log.Logger()), relock.WithHooks(relock.Hooks{
 			Released: func(relock.Released) { panic("oops") },
 		})).NewLock("a")
@@ -67,12 +54,12 @@ func TestAPanicOfAHookIsLogged(t *testing.T) {
 }
 
 func TestAWaitForASectionOfItsOwnContextIsLogged(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var log Logbook
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var log stage.Logbook
 		one := w.NewClient(relock.WithLogger(log.Logger())).NewLock("a")
 		other := w.NewClient().NewLock("a")
 		section := w.Enter(t.Context(), other)
-		holder := HolderOf(t, section)
+		holder := stage.HolderOf(t, section)
 
 		_, err := one.TryLock(section)
 		require.ErrorIs(t, err, relock.ErrLocked)
@@ -81,7 +68,7 @@ func TestAWaitForASectionOfItsOwnContextIsLogged(t *testing.T) {
 		require.Empty(t, log.About("same holder"), "one call does not wait, and the other is somebody else's")
 
 		waiting := w.Start(section, one)
-		Pass(3 * relock.DefaultTTL)
+		stage.Pass(3 * relock.DefaultTTL)
 		line := log.RequireOne(t, "same holder", slog.LevelWarn, "lock", "holder")
 		require.Equal(t, map[string]any{"lock": "a", "holder": holder.String()}, line.Attrs)
 		w.Leave(section, other)
@@ -91,65 +78,45 @@ func TestAWaitForASectionOfItsOwnContextIsLogged(t *testing.T) {
 
 // The waiter learns from the one before it who has the lock.
 func TestAWaitForItsOwnContextIsLoggedAlsoInALine(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var log Logbook
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var log stage.Logbook
 		one := w.NewClient(relock.WithLocalPass(0, 0), relock.WithLogger(log.Logger())).NewLock("a")
 		other := w.NewClient().NewLock("a")
 		section := w.Enter(t.Context(), other)
-		before := w.Begin(t.Context(), TryFor(one, time.Second))
+		before := w.Begin(t.Context(), stage.TryFor(one, time.Second))
 		waiting := w.Start(section, one)
 		require.ErrorIs(t, before.Failure(), relock.ErrLocked)
-		Pass(3 * relock.DefaultTTL)
+		stage.Pass(3 * relock.DefaultTTL)
 		require.Len(t, log.About("same holder"), 1)
 		w.Leave(section, other)
 		require.ErrorIs(t, waiting.Failure(), context.Canceled)
 	})
 }
 
-// DropSection locks, and drops the section.
-func DropSection(t *testing.T, ctx context.Context, l *relock.Lock) { //nolint:revive // t comes first in a test helper
-	t.Helper()
-	_, err := l.Lock(ctx)
-	require.NoError(t, err)
-}
-
-// UntilLogged lets time pass. A note of the garbage collector arrives from outside of the bubble,
-// and the watchdog looks at the note.
-func UntilLogged(t *testing.T, log *Logbook, text string) {
-	t.Helper()
-	for range 1000 {
-		runtime.GC()
-		if Pass(relock.DefaultTTL / 30); len(log.About(text)) > 0 {
-			return
-		}
-	}
-	t.Fatalf("nothing is logged about %q", text)
-}
-
 func TestTheLoggerOfALockGetsWhatIsAboutItOnly(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		logs, own := Logbook{Least: slog.LevelDebug}, Logbook{Least: slog.LevelDebug}
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		logs, own := stage.Logbook{Least: slog.LevelDebug}, stage.Logbook{Least: slog.LevelDebug}
 		m := w.NewClient(relock.WithLogger(logs.Logger()))
 		lock := func(name string) *relock.Lock { return m.NewLock(name, relock.WithLogger(own.Logger())) }
 
 		kept := w.Enter(t.Context(), m.NewLock("kept"))
-		DropSection(t, t.Context(), lock("leaked"))
-		UntilLogged(t, &own, "lock leaked")
+		stage.DropSection(t, t.Context(), lock("leaked"))
+		stage.UntilLogged(t, &own, "lock leaked")
 		section := w.Enter(t.Context(), lock("lost"))
-		m.Link.Once(Refuse(ErrOdd), CmdRenew)
-		Pass(relock.DefaultTTL / 2)
+		m.Link.Once(stage.Refuse(stage.ErrOdd), stage.CmdRenew)
+		stage.Pass(relock.DefaultTTL / 2)
 		require.NoError(t, kept.Err())
 		w.Store.Lose("lost")
 		_, _ = w.Ends(section)
-		Pass(3 * relock.DefaultTTL) // the lease of "leaked" runs out, and cleanup is done
+		stage.Pass(3 * relock.DefaultTTL) // the lease of "leaked" runs out, and cleanup is done
 
 		_ = w.Enter(t.Context(), w.NewClient().NewLock("left"))
 		ctx, cancel := context.WithCancel(t.Context())
 		waits := w.Start(ctx, lock("left"))
-		silent := m.Link.Cut(CmdForget, CmdWait)
+		silent := m.Link.Cut(stage.CmdForget, stage.CmdWait)
 		cancel()
 		require.ErrorIs(t, waits.Failure(), context.Canceled)
-		Pass(relock.DefaultTTL + 2*time.Minute)
+		stage.Pass(relock.DefaultTTL + 2*time.Minute)
 		silent.End()
 
 		told := 0
@@ -170,13 +137,13 @@ func TestTheLoggerOfALockGetsWhatIsAboutItOnly(t *testing.T) {
 }
 
 // wildHandler is a slog handler that panics.
-type wildHandler struct{ Logbook }
+type wildHandler struct{ stage.Logbook }
 
 func (*wildHandler) Handle(context.Context, slog.Record) error { panic("no disk") }
 
 // guardedHandler is a slog handler that does something before it knows its level.
 type guardedHandler struct {
-	Logbook
+	stage.Logbook
 	enter func()
 }
 
@@ -191,16 +158,16 @@ func TestALoggerThatPanicsChangesNothing(t *testing.T) {
 		"saying its level": &guardedHandler{enter: func() { panic("no disk") }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
-				m := w.NewClient(relock.WithLogger(slog.New(handler)), relock.WithHooks(Each(func() { panic("oops") })))
-				Story(t, w, m)
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
+				m := w.NewClient(relock.WithLogger(slog.New(handler)), relock.WithHooks(stage.Each(func() { panic("oops") })))
+				stage.Story(t, w, m)
 			})
 		})
 	}
 }
 
 func TestALoggerThatBlocksChangesNothing(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		block := make(chan struct{})
 		defer close(block)
 		m := w.NewClient(relock.WithLogger(slog.New(&guardedHandler{enter: func() { <-block }})))
@@ -208,7 +175,7 @@ func TestALoggerThatBlocksChangesNothing(t *testing.T) {
 		renewed := w.Enter(t.Context(), m.NewLock("b"))
 		_, cause := w.Ends(fixed)
 		require.ErrorIs(t, cause, relock.ErrLockLost) // which is logged
-		Pass(2 * relock.DefaultTTL)
+		stage.Pass(2 * relock.DefaultTTL)
 		require.NoError(t, renewed.Err())
 		require.Positive(t, w.Lease("b"), "the watchdog goes on")
 		fixed = w.Enter(t.Context(), m.NewLock("a", relock.WithFixedLease(10*time.Second)))
@@ -218,11 +185,11 @@ func TestALoggerThatBlocksChangesNothing(t *testing.T) {
 }
 
 func TestALoggerSeesTheLevelsItWantsOnly(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		log := Logbook{Least: slog.LevelError}
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		log := stage.Logbook{Least: slog.LevelError}
 		m := w.NewClient(relock.WithLogger(log.Logger()))
 		section := w.Enter(t.Context(), m.NewLock("a"))
-		m.Link.On(Refuse(ErrOdd), CmdRenew)
+		m.Link.On(stage.Refuse(stage.ErrOdd), stage.CmdRenew)
 		_, cause := w.Ends(section)
 		require.ErrorIs(t, cause, relock.ErrLockLost)
 		lines := log.About("")

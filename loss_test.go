@@ -11,42 +11,35 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/stage"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
 )
 
 // When does a section end because its lock is lost?
 
-// LostBecause waits for the loss of a section, and returns how long that took.
-func (w *World) LostBecause(section context.Context, reason relock.LossReason) time.Duration {
-	w.T.Helper()
-	begun := time.Now()
-	require.Equal(w.T, reason, w.Lost(section))
-	return time.Since(begun)
-}
-
 func TestAtTheDeadlineASectionEndsBeforeItsLease(t *testing.T) {
-	for name, outage := range Outages {
+	for name, outage := range stage.Outages {
 		if name == "lost answers" {
 			continue // then the lease is renewed all the time, and only the holder does not know
 		}
 		for _, ttl := range []time.Duration{relock.MinTTL, 100 * time.Millisecond, 30 * time.Second, time.Hour} {
 			t.Run(fmt.Sprint(name, " ", ttl), func(t *testing.T) {
-				Fake(t, func(t *testing.T, w *World) {
-					var r Recorder
+				stage.Fake(t, func(t *testing.T, w *stage.World) {
+					var r stage.Recorder
 					m := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks()))
 					l := m.NewLock("a")
 					outer := w.Enter(t.Context(), l)
 					inner := w.Enter(outer, l)
 					token, err := l.Token(inner)
 					require.NoError(t, err)
-					begun, holder := time.Now(), HolderOf(t, outer)
-					Pass(ttl / 4)
+					begun, holder := time.Now(), stage.HolderOf(t, outer)
+					stage.Pass(ttl / 4)
 					end := outage(m.Link)
 					_, cause := w.Ends(inner)
-					require.Equal(t, ttl-Margin(ttl), time.Since(begun))
-					require.Equal(t, Margin(ttl), w.Lease("a"), "nobody else can have the lock yet")
-					Settle()
+					require.Equal(t, ttl-stage.Margin(ttl), time.Since(begun))
+					require.Equal(t, stage.Margin(ttl), w.Lease("a"), "nobody else can have the lock yet")
+					stage.Settle()
 					require.Equal(t, &relock.LostError{Name: "a", Holder: holder, Token: token, Reason: relock.LossExpired}, cause)
 					require.Equal(t, cause, context.Cause(outer))
 					require.False(t, l.Held(inner))
@@ -54,12 +47,12 @@ func TestAtTheDeadlineASectionEndsBeforeItsLease(t *testing.T) {
 					require.Zero(t, l.Count(inner))
 					_, err = l.Token(inner)
 					require.ErrorIs(t, err, relock.ErrLockLost)
-					require.Len(t, EventsOf[relock.Lost](&r), 1, "once, however many entries the hold had")
+					require.Len(t, stage.EventsOf[relock.Lost](&r), 1, "once, however many entries the hold had")
 					require.Equal(t, cause, l.Unlock(inner), "at once, and without the store")
 					require.Equal(t, cause, l.Unlock(outer))
 					require.ErrorIs(t, l.Unlock(outer), relock.ErrNotHeld)
 					end.End()
-					Pass(2 * ttl)
+					stage.Pass(2 * ttl)
 					w.RequireFree("a")
 				})
 			})
@@ -68,25 +61,25 @@ func TestAtTheDeadlineASectionEndsBeforeItsLease(t *testing.T) {
 }
 
 func TestALostAnswerLeavesNoLeaseThatKeepsOthersOut(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		const ttl = 30 * time.Second
 		m := w.NewClient(relock.WithTTL(ttl))
 		section := w.Enter(t.Context(), m.NewLock("a"))
 		waiting := w.Start(t.Context(), w.NewClient(relock.WithTTL(ttl)).NewLock("a"))
 		// Every renewal arrives, so the store keeps the lease while the holder has to believe that
 		// the lease is over.
-		rule := m.Link.On(LoseAnswer(ErrBroken), CmdRenew)
+		rule := m.Link.On(stage.LoseAnswer(stage.ErrBroken), stage.CmdRenew)
 		w.LostBecause(section, relock.LossExpired)
 		rule.End()
 		waiting.Section()
-		require.Equal(t, ttl-Margin(ttl), waiting.Took(), "cleanup gives the rest of the lease back")
+		require.Equal(t, ttl-stage.Margin(ttl), waiting.Took(), "cleanup gives the rest of the lease back")
 	})
 }
 
 func TestTheNextHolderEntersAfterTheSectionBeforeHasEnded(t *testing.T) {
-	for name, outage := range Outages {
+	for name, outage := range stage.Outages {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				const ttl = 10 * time.Second
 				m := w.NewClient(relock.WithTTL(ttl))
 				section := w.Enter(t.Context(), m.NewLock("a"))
@@ -96,11 +89,11 @@ func TestTheNextHolderEntersAfterTheSectionBeforeHasEnded(t *testing.T) {
 					require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
 					return mine, err
 				})
-				Pass(17 * time.Second)
+				stage.Pass(17 * time.Second)
 				end := outage(m.Link)
 				mine := waiting.Section()
 				end.End()
-				Pass(5 * ttl)
+				stage.Pass(5 * ttl)
 				require.NoError(t, mine.Err(), "late commands of the first do not touch the second")
 			})
 		})
@@ -109,13 +102,13 @@ func TestTheNextHolderEntersAfterTheSectionBeforeHasEnded(t *testing.T) {
 
 func TestALossIsReportedAtOnceOrAtTheNextRenewal(t *testing.T) {
 	const ttl = 30 * time.Second
-	losses := map[string]func(t *testing.T, w *World, l *relock.Lock){
-		"the store loses the hold": func(_ *testing.T, w *World, _ *relock.Lock) { w.Store.Lose("a") },
-		"ForceUnlock": func(t *testing.T, _ *World, l *relock.Lock) {
+	losses := map[string]func(t *testing.T, w *stage.World, l *relock.Lock){
+		"the store loses the hold": func(_ *testing.T, w *stage.World, _ *relock.Lock) { w.Store.Lose("a") },
+		"ForceUnlock": func(t *testing.T, _ *stage.World, l *relock.Lock) {
 			t.Helper()
 			require.NoError(t, l.ForceUnlock(t.Context()))
 		},
-		"another hold has the lock": func(t *testing.T, w *World, _ *relock.Lock) {
+		"another hold has the lock": func(t *testing.T, w *stage.World, _ *relock.Lock) {
 			t.Helper()
 			w.Store.Lose("a")
 			_, err := w.Store.Try(t.Context(), store.Ask{Name: "a", ID: "other:1:1", TTL: time.Hour, Limit: 1})
@@ -125,13 +118,13 @@ func TestALossIsReportedAtOnceOrAtTheNextRenewal(t *testing.T) {
 	for name, loss := range losses {
 		for _, deaf := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, deaf %v", name, deaf), func(t *testing.T) {
-				Fake(t, func(t *testing.T, w *World) {
-					var r Recorder
+				stage.Fake(t, func(t *testing.T, w *stage.World) {
+					var r stage.Recorder
 					m := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks()))
 					l := m.NewLock("a")
 					bystander := w.Enter(t.Context(), m.NewLock("b"))
 					section := w.Enter(t.Context(), l)
-					Pass(25 * time.Second)
+					stage.Pass(25 * time.Second)
 					want, batch := time.Duration(0), 1
 					if deaf {
 						want, batch = 5*time.Second, 2
@@ -139,11 +132,11 @@ func TestALossIsReportedAtOnceOrAtTheNextRenewal(t *testing.T) {
 					}
 					loss(t, w, l)
 					require.Equal(t, want, w.LostBecause(section, relock.LossTaken))
-					require.Len(t, EventsOf[relock.Lost](&r), 1)
-					events := EventsOf[relock.Renewed](&r)
+					require.Len(t, stage.EventsOf[relock.Lost](&r), 1)
+					events := stage.EventsOf[relock.Renewed](&r)
 					require.Equal(t, relock.Renewed{Locks: batch, Lost: 1}, events[len(events)-1])
 					require.Equal(t, context.Cause(section), l.Unlock(section))
-					Pass(10 * ttl)
+					stage.Pass(10 * ttl)
 					require.True(t, m.NewLock("b").Held(bystander), "others in the batch keep theirs")
 				})
 			})
@@ -152,7 +145,7 @@ func TestALossIsReportedAtOnceOrAtTheNextRenewal(t *testing.T) {
 }
 
 func TestALossOfAYoungSectionIsReportedOnceItIsWatched(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		l := w.NewClient().NewLock("a")
 		section := w.Enter(t.Context(), l)
 		w.Store.Lose("a")
@@ -162,43 +155,43 @@ func TestALossOfAYoungSectionIsReportedOnceItIsWatched(t *testing.T) {
 }
 
 func TestAnInterruptionMakesAllRenewalsDueAtItsEnd(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		section := w.Enter(t.Context(), m.NewLock("a"))
-		Pass(12 * time.Second) // the lease was renewed 2 s ago
+		stage.Pass(12 * time.Second) // the lease was renewed 2 s ago
 		end := w.Store.Interrupt(nil)
-		Pass(time.Second)
+		stage.Pass(time.Second)
 		require.Less(t, w.NewClient().NewLock("a").Remaining(section), time.Nanosecond)
 		m.Link.Reset()
 		end()
-		require.Equal(t, 1, m.Link.Sent(CmdRenew))
-		require.Equal(t, relock.DefaultTTL-Margin(relock.DefaultTTL), m.NewLock("a").Remaining(section))
+		require.Equal(t, 1, m.Link.Sent(stage.CmdRenew))
+		require.Equal(t, relock.DefaultTTL-stage.Margin(relock.DefaultTTL), m.NewLock("a").Remaining(section))
 	})
 }
 
 func TestTheStoreIsWatchedForSectionsThatLastOnly(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		watching := 0
-		s := &countedWatch{Link: NewLink(w.Store), change: func(n int) { watching += n }}
+		s := &countedWatch{Link: stage.NewLink(w.Store), change: func(n int) { watching += n }}
 		c, err := relock.Open(s)
 		require.NoError(t, err)
 		l := c.NewLock("a")
 		for range 100 {
 			section := w.Enter(t.Context(), l)
-			Pass(20 * time.Millisecond)
+			stage.Pass(20 * time.Millisecond)
 			w.Leave(section, l)
 		}
 		require.Zero(t, watching, "sections of 20 ms are short")
 		section := w.Enter(t.Context(), l)
-		Pass(time.Second)
+		stage.Pass(time.Second)
 		require.Equal(t, 1, watching)
-		Pass(time.Hour)
+		stage.Pass(time.Hour)
 		require.Equal(t, 1, watching)
 		w.Leave(section, l)
-		Pass(time.Minute)
+		stage.Pass(time.Minute)
 		require.Zero(t, watching, "nobody watches for nothing")
 		section = w.Enter(t.Context(), l)
-		Pass(time.Second)
+		stage.Pass(time.Second)
 		require.Equal(t, 1, watching)
 		require.NoError(t, c.Close())
 		require.Zero(t, watching)
@@ -208,7 +201,7 @@ func TestTheStoreIsWatchedForSectionsThatLastOnly(t *testing.T) {
 
 // countedWatch counts who watches a store.
 type countedWatch struct {
-	*Link
+	*stage.Link
 	change func(int)
 }
 
@@ -223,33 +216,33 @@ func TestADoneContextStopsRenewal(t *testing.T) {
 		"cancelled": func(t *testing.T) (context.Context, func()) {
 			t.Helper()
 			ctx, cancel := context.WithCancel(t.Context())
-			return ctx, func() { Pass(31 * time.Second); cancel() }
+			return ctx, func() { stage.Pass(31 * time.Second); cancel() }
 		},
 		"its deadline is over": func(t *testing.T) (context.Context, func()) {
 			t.Helper()
 			ctx, cancel := context.WithTimeout(t.Context(), 31*time.Second)
 			t.Cleanup(cancel)
-			return ctx, func() { Pass(31 * time.Second) }
+			return ctx, func() { stage.Pass(31 * time.Second) }
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				const ttl = 10 * time.Second
-				var r Recorder
+				var r stage.Recorder
 				l := w.NewClient(relock.WithTTL(ttl), relock.WithHooks(r.Hooks())).NewLock("a")
 				request, done := end(t)
 				section := w.Enter(request, l)
 				inner := w.Enter(section, l)
 				waiting := w.Start(t.Context(), w.NewClient(relock.WithTTL(ttl)).NewLock("a"))
 				done()
-				over, renewals := time.Now(), len(EventsOf[relock.Renewed](&r))
+				over, renewals := time.Now(), len(stage.EventsOf[relock.Renewed](&r))
 				waiting.Section()
 				require.LessOrEqual(t, waiting.Ended.Sub(over), ttl)
-				require.Len(t, EventsOf[relock.Renewed](&r), renewals)
-				lost := EventsOf[relock.Lost](&r)
+				require.Len(t, stage.EventsOf[relock.Renewed](&r), renewals)
+				lost := stage.EventsOf[relock.Lost](&r)
 				require.Len(t, lost, 1)
 				require.Equal(t, relock.LossAbandoned, lost[0].Reason)
-				require.False(t, TimesOf[relock.Lost](&r)[0].After(waiting.Ended), "before anybody else has the lock")
+				require.False(t, stage.TimesOf[relock.Lost](&r)[0].After(waiting.Ended), "before anybody else has the lock")
 				require.ErrorIs(t, l.Unlock(inner), relock.ErrLockLost)
 				require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
 			})
@@ -272,7 +265,7 @@ func TestTheReasonForALossIsTheSameThoughTheWatchdogIsLate(t *testing.T) {
 		"expired":   func(_, own context.CancelFunc) { own() }, // the outer entry is still worked in
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				over, stop := context.WithCancel(context.Background())
 				c, err := relock.Open(hanging{w.Store, over})
 				require.NoError(t, err)
@@ -284,9 +277,9 @@ func TestTheReasonForALossIsTheSameThoughTheWatchdogIsLate(t *testing.T) {
 				own, cancelOwn := context.WithCancel(outer)
 				defer cancelOwn()
 				inner := w.Enter(own, l)
-				Pass(time.Second)
+				stage.Pass(time.Second)
 				end(cancel, cancelOwn)
-				Pass(relock.DefaultTTL)
+				stage.Pass(relock.DefaultTTL)
 				for _, section := range []context.Context{outer, inner} {
 					var lost *relock.LostError
 					require.ErrorAs(t, l.Unlock(section), &lost)
@@ -298,7 +291,7 @@ func TestTheReasonForALossIsTheSameThoughTheWatchdogIsLate(t *testing.T) {
 }
 
 func TestADeadlineCountsThoughAnOuterSectionWasLeftFirst(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		const ttl = 10 * time.Second
 		c := w.NewClient(relock.WithTTL(ttl))
 		a, b := c.NewLock("a"), c.NewLock("b")
@@ -308,42 +301,42 @@ func TestADeadlineCountsThoughAnOuterSectionWasLeftFirst(t *testing.T) {
 		inner := w.Enter(request, b)
 		w.Leave(outer, a) // which ends the context of b's section
 		require.Error(t, inner.Err())
-		Pass(ttl)
+		stage.Pass(ttl)
 		require.True(t, w.Free("b"))
 		require.ErrorIs(t, b.Unlock(inner), relock.ErrLockLost)
 	})
 }
 
 func TestUnlockOfADoneRequestFreesTheLockAtOnce(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		l := w.NewClient().NewLock("a")
 		request, cancel := context.WithCancel(t.Context())
 		section := w.Enter(request, l)
 		cancel()
-		Pass(relock.DefaultTTL / 2) // the work takes a while to notice
+		stage.Pass(relock.DefaultTTL / 2) // the work takes a while to notice
 		w.Leave(section, l)
 		w.RequireFree("a")
 	})
 }
 
 func TestAnInnerExitOfADoneRequestDoesNotRenewTheLease(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		const ttl = 10 * time.Second
 		l := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
 		request, cancel := context.WithCancel(t.Context())
 		outer := w.Enter(request, l)
 		inner := w.Enter(outer, l)
 		cancel()
-		Pass(ttl / 2)
+		stage.Pass(ttl / 2)
 		w.Leave(inner, l)
 		require.Equal(t, ttl/2, w.Lease("a"), "a lock outlives its request by one TTL at most")
-		Pass(ttl / 2)
+		stage.Pass(ttl / 2)
 		require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
 	})
 }
 
 func TestAllSectionsThatAreLostTogetherEndBeforeAnythingElse(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		const locks = 900 // as many as are ended at once, and a few less
 		var sections []context.Context
 		var losses, early atomic.Int64
@@ -357,17 +350,17 @@ func TestAllSectionsThatAreLostTogetherEndBeforeAnythingElse(t *testing.T) {
 			sections = append(sections, w.Enter(t.Context(), m.NewLock(fmt.Sprint(i))))
 		}
 		m.Link.Cut()
-		Pass(relock.DefaultTTL)
+		stage.Pass(relock.DefaultTTL)
 		require.EqualValues(t, locks, losses.Load())
 		require.Zero(t, early.Load())
 	})
 }
 
 func TestMoreLeasesThanAreEndedAtOnceEndAtTheirDeadline(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		var late atomic.Int64
-		deadline := time.Now().Add(relock.DefaultTTL - Margin(relock.DefaultTTL))
+		deadline := time.Now().Add(relock.DefaultTTL - stage.Margin(relock.DefaultTTL))
 		for i := range 3500 {
 			section := w.Enter(t.Context(), m.NewLock(fmt.Sprint(i)))
 			context.AfterFunc(section, func() {
@@ -377,7 +370,7 @@ func TestMoreLeasesThanAreEndedAtOnceEndAtTheirDeadline(t *testing.T) {
 			})
 		}
 		m.Link.Cut()
-		Pass(relock.DefaultTTL)
+		stage.Pass(relock.DefaultTTL)
 		require.Zero(t, late.Load())
 		require.Zero(t, w.Waiters("0"))
 	})
@@ -390,27 +383,27 @@ func TestALostLockStaysTakenForItsDelay(t *testing.T) {
 	for name, test := range map[string]struct {
 		options []relock.Option
 		lives   time.Duration // from the begin of the hold to the end of its lease in the store
-		lose    func(w *World, m *Member, l *relock.Lock, section context.Context)
+		lose    func(w *stage.World, m *stage.Member, l *relock.Lock, section context.Context)
 	}{
-		"no store": {nil, 40 * time.Second, func(w *World, m *Member, _ *relock.Lock, _ context.Context) {
-			Pass(10 * time.Second) // and the lease is renewed
+		"no store": {nil, 40 * time.Second, func(w *stage.World, m *stage.Member, _ *relock.Lock, _ context.Context) {
+			stage.Pass(10 * time.Second) // and the lease is renewed
 			m.Link.Cut()
 		}},
-		"no store after a nested call": {nil, 35 * time.Second, func(w *World, m *Member, l *relock.Lock, section context.Context) {
-			Pass(5 * time.Second)
+		"no store after a nested call": {nil, 35 * time.Second, func(w *stage.World, m *stage.Member, l *relock.Lock, section context.Context) {
+			stage.Pass(5 * time.Second)
 			w.Leave(w.Enter(section, l), l)
 			m.Link.Cut()
 		}},
-		"a fixed lease": {Options(relock.WithFixedLease(20 * time.Second)), 20 * time.Second, nil},
-		"an extended lease": {Options(relock.WithFixedLease(20 * time.Second)), 50 * time.Second,
-			func(w *World, m *Member, l *relock.Lock, section context.Context) {
-				Pass(10 * time.Second)
+		"a fixed lease": {stage.Options(relock.WithFixedLease(20 * time.Second)), 20 * time.Second, nil},
+		"an extended lease": {stage.Options(relock.WithFixedLease(20 * time.Second)), 50 * time.Second,
+			func(w *stage.World, m *stage.Member, l *relock.Lock, section context.Context) {
+				stage.Pass(10 * time.Second)
 				require.NoError(w.T, l.Extend(section, 40*time.Second))
 			}},
-		"the longest hold": {Options(relock.WithMaxHold(time.Minute)), time.Minute, nil},
+		"the longest hold": {stage.Options(relock.WithMaxHold(time.Minute)), time.Minute, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				m := w.NewClient(append(test.options, relock.WithLockDelay(lockDelay))...)
 				l := m.NewLock("a")
 				begun := time.Now()
@@ -422,7 +415,7 @@ func TestALostLockStaysTakenForItsDelay(t *testing.T) {
 				w.Lost(section)
 				lost := time.Since(begun)
 				require.Greater(t, test.lives, lost, "the section ends before its lease, whatever the delay")
-				require.LessOrEqual(t, test.lives-Margin(time.Minute), lost)
+				require.LessOrEqual(t, test.lives-stage.Margin(time.Minute), lost)
 				m.Link.Heal() // a renewal comes late
 				waiter.Section()
 				require.GreaterOrEqual(t, waiter.Ended.Sub(begun), lost+lockDelay)
@@ -433,12 +426,12 @@ func TestALostLockStaysTakenForItsDelay(t *testing.T) {
 }
 
 func TestADelayHoldsUpNobodyAfterAnUnlock(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		one, two := w.NewClient(relock.WithLockDelay(lockDelay)).NewLock("a"), w.NewClient(relock.WithLockDelay(lockDelay)).NewLock("a")
 		for _, end := range []func(context.Context) error{one.Unlock, func(context.Context) error { return two.ForceUnlock(t.Context()) }} {
 			section := w.Enter(t.Context(), one)
 			require.Equal(t, relock.DefaultTTL+lockDelay, w.Lease("a"))
-			Pass(time.Minute)
+			stage.Pass(time.Minute)
 			require.NoError(t, end(section))
 			w.Leave(w.Enter(t.Context(), two), two)
 		}
@@ -447,7 +440,7 @@ func TestADelayHoldsUpNobodyAfterAnUnlock(t *testing.T) {
 }
 
 func TestCloseDoesNotCutADelayShort(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient(relock.WithLockDelay(lockDelay), relock.WithFixedLease(10*time.Second))
 		section := w.Enter(t.Context(), m.NewLock("a"))
 		w.Lost(section)
@@ -457,14 +450,14 @@ func TestCloseDoesNotCutADelayShort(t *testing.T) {
 }
 
 func TestAWaiterThatGivesUpLeavesNoDelay(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m, tape := w.NewTape(relock.WithLockDelay(lockDelay))
-		tape.Keep(CmdTry)
-		ctx, cancel := context.WithTimeout(t.Context(), AskAgain/2)
+		tape.Keep(stage.CmdTry)
+		ctx, cancel := context.WithTimeout(t.Context(), stage.AskAgain/2)
 		defer cancel()
 		require.Error(t, w.Begin(ctx, m.NewLock("a").TryLock).Failure())
 		tape.Play() // the hold comes after its caller has gone
-		Pass(2 * time.Second)
+		stage.Pass(2 * time.Second)
 		w.RequireFree("a")
 	})
 }

@@ -10,13 +10,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/stage"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
 )
 
 // Which options and arguments are refused?
-
-func Options(options ...relock.Option) []relock.Option { return options }
 
 // wrongOptions are options that cannot be used, with what the message must say: what was given, and
 // what is allowed.
@@ -24,44 +23,44 @@ var wrongOptions = map[string]struct {
 	options []relock.Option
 	says    []string
 }{
-	"a TTL of zero":                  {Options(relock.WithTTL(0)), []string{"WithTTL(0s)", "10ms", "168h"}},
-	"a negative TTL":                 {Options(relock.WithTTL(-time.Second)), []string{"WithTTL(-1s)", "10ms"}},
-	"a TTL that is too short":        {Options(relock.WithTTL(relock.MinTTL - time.Millisecond)), []string{"WithTTL(9ms)", "10ms"}},
-	"a TTL that is too long":         {Options(relock.WithTTL(relock.MaxTTL + time.Millisecond)), []string{"WithTTL(168h0m0.001s)", "168h0m0s"}},
-	"a TTL not in milliseconds":      {Options(relock.WithTTL(time.Second + time.Microsecond)), []string{"WithTTL(1.000001s)", "whole milliseconds"}},
-	"a TTL given as a number":        {Options(relock.WithTTL(30)), []string{"WithTTL(30ns)", "whole milliseconds"}},
-	"a fixed lease of zero":          {Options(relock.WithFixedLease(0)), []string{"WithFixedLease(0s)", "10ms"}},
-	"a fixed lease too short":        {Options(relock.WithFixedLease(time.Millisecond)), []string{"WithFixedLease(1ms)", "10ms"}},
-	"a fixed lease too long":         {Options(relock.WithFixedLease(relock.MaxTTL + time.Hour)), []string{"WithFixedLease", "168h0m0s"}},
-	"a fixed lease not in ms":        {Options(relock.WithFixedLease(time.Second + 1)), []string{"WithFixedLease", "whole milliseconds"}},
-	"a max hold below the TTL":       {Options(relock.WithMaxHold(29 * time.Second)), []string{"WithMaxHold(29s)", "at least the TTL", "30s"}},
-	"a max hold below a later TTL":   {Options(relock.WithMaxHold(time.Minute), relock.WithTTL(time.Hour)), []string{"WithMaxHold(1m0s)", "1h0m0s"}},
-	"a negative max hold":            {Options(relock.WithMaxHold(-time.Minute)), []string{"WithMaxHold(-1m0s)", "at least the TTL"}},
-	"a max hold not in ms":           {Options(relock.WithMaxHold(time.Minute + 1)), []string{"WithMaxHold", "whole milliseconds"}},
-	"a max hold of a fixed lease":    {Options(relock.WithFixedLease(time.Second), relock.WithMaxHold(time.Minute)), []string{"WithMaxHold(1m0s)", "WithFixedLease(1s)", "WithMaxHold(0)"}},
-	"a pass of a fixed lease":        {Options(relock.WithFixedLease(time.Second), relock.WithLocalPass(0, 0)), []string{"WithLocalPass", "WithFixedLease(1s)", "WithTTL"}},
-	"a negative number of passes":    {Options(relock.WithLocalPass(-1, 0)), []string{"WithLocalPass(-1, 0s)", "1 to 10000"}},
-	"too many passes":                {Options(relock.WithLocalPass(relock.MaxPasses+1, 0)), []string{"WithLocalPass(10001, 0s)", "1 to 10000"}},
-	"a negative limit of passes":     {Options(relock.WithLocalPass(0, -time.Second)), []string{"WithLocalPass(0, -1s)", "from 1ms"}},
-	"a limit of passes not in ms":    {Options(relock.WithLocalPass(0, time.Microsecond)), []string{"WithLocalPass(0, 1µs)", "whole milliseconds"}},
-	"no logger":                      {Options(relock.WithLogger(nil)), []string{"WithLogger(nil)", "leave the option out"}},
-	"a nil option":                   {Options(relock.WithTTL(time.Second), nil), []string{"Option is nil", "leave it out"}},
-	"no replicas":                    {Options(relock.WithReplicaAcks(0, time.Second)), []string{"WithReplicaAcks(0, 1s)", "1 to 100"}},
-	"negative replicas":              {Options(relock.WithReplicaAcks(-1, time.Second)), []string{"WithReplicaAcks(-1, 1s)", "1 to 100"}},
-	"too many replicas":              {Options(relock.WithReplicaAcks(101, time.Second)), []string{"WithReplicaAcks(101, 1s)", "1 to 100"}},
-	"no time for replicas":           {Options(relock.WithReplicaAcks(1, 0)), []string{"WithReplicaAcks(1, 0s)", "from 1ms to 168h0m0s"}},
-	"negative time for replicas":     {Options(relock.WithReplicaAcks(1, -time.Second)), []string{"WithReplicaAcks(1, -1s)", "from 1ms"}},
-	"too much time for replicas":     {Options(relock.WithReplicaAcks(1, relock.MaxTTL+time.Second)), []string{"to 168h0m0s"}},
-	"time for replicas not in ms":    {Options(relock.WithReplicaAcks(1, time.Millisecond+1)), []string{"WithReplicaAcks", "whole milliseconds"}},
-	"replicas of a store in memory":  {Options(relock.WithReplicaAcks(1, time.Second)), []string{"memory has no replicas"}},
-	"a negative number of AOF acks":  {Options(relock.WithAOFAcks(-1, time.Second)), []string{"WithAOFAcks(-1, 1s)", "0 to 100"}},
-	"no time for AOF acks":           {Options(relock.WithAOFAcks(0, 0)), []string{"WithAOFAcks(0, 0s)", "from 1ms to 168h0m0s"}},
-	"AOF acks of a store in memory":  {Options(relock.WithAOFAcks(0, time.Second)), []string{"no disk"}},
-	"a negative delay":               {Options(relock.WithLockDelay(-time.Second)), []string{"WithLockDelay(-1s)", "up to 168h0m0s"}},
-	"a delay not in milliseconds":    {Options(relock.WithLockDelay(time.Microsecond)), []string{"WithLockDelay(1µs)", "whole milliseconds"}},
-	"a delay that is too long":       {Options(relock.WithLockDelay(relock.MaxTTL + time.Second)), []string{"WithLockDelay(168h0m1s)", "168h0m0s"}},
-	"a negative number of waiters":   {Options(relock.WithMaxWaiters(-1)), []string{"WithMaxWaiters(-1)", "at least 1", "0 for no limit"}},
-	"the first wrong one of several": {Options(relock.WithTTL(0), relock.WithLogger(nil)), []string{"WithTTL(0s)"}},
+	"a TTL of zero":                  {stage.Options(relock.WithTTL(0)), []string{"WithTTL(0s)", "10ms", "168h"}},
+	"a negative TTL":                 {stage.Options(relock.WithTTL(-time.Second)), []string{"WithTTL(-1s)", "10ms"}},
+	"a TTL that is too short":        {stage.Options(relock.WithTTL(relock.MinTTL - time.Millisecond)), []string{"WithTTL(9ms)", "10ms"}},
+	"a TTL that is too long":         {stage.Options(relock.WithTTL(relock.MaxTTL + time.Millisecond)), []string{"WithTTL(168h0m0.001s)", "168h0m0s"}},
+	"a TTL not in milliseconds":      {stage.Options(relock.WithTTL(time.Second + time.Microsecond)), []string{"WithTTL(1.000001s)", "whole milliseconds"}},
+	"a TTL given as a number":        {stage.Options(relock.WithTTL(30)), []string{"WithTTL(30ns)", "whole milliseconds"}},
+	"a fixed lease of zero":          {stage.Options(relock.WithFixedLease(0)), []string{"WithFixedLease(0s)", "10ms"}},
+	"a fixed lease too short":        {stage.Options(relock.WithFixedLease(time.Millisecond)), []string{"WithFixedLease(1ms)", "10ms"}},
+	"a fixed lease too long":         {stage.Options(relock.WithFixedLease(relock.MaxTTL + time.Hour)), []string{"WithFixedLease", "168h0m0s"}},
+	"a fixed lease not in ms":        {stage.Options(relock.WithFixedLease(time.Second + 1)), []string{"WithFixedLease", "whole milliseconds"}},
+	"a max hold below the TTL":       {stage.Options(relock.WithMaxHold(29 * time.Second)), []string{"WithMaxHold(29s)", "at least the TTL", "30s"}},
+	"a max hold below a later TTL":   {stage.Options(relock.WithMaxHold(time.Minute), relock.WithTTL(time.Hour)), []string{"WithMaxHold(1m0s)", "1h0m0s"}},
+	"a negative max hold":            {stage.Options(relock.WithMaxHold(-time.Minute)), []string{"WithMaxHold(-1m0s)", "at least the TTL"}},
+	"a max hold not in ms":           {stage.Options(relock.WithMaxHold(time.Minute + 1)), []string{"WithMaxHold", "whole milliseconds"}},
+	"a max hold of a fixed lease":    {stage.Options(relock.WithFixedLease(time.Second), relock.WithMaxHold(time.Minute)), []string{"WithMaxHold(1m0s)", "WithFixedLease(1s)", "WithMaxHold(0)"}},
+	"a pass of a fixed lease":        {stage.Options(relock.WithFixedLease(time.Second), relock.WithLocalPass(0, 0)), []string{"WithLocalPass", "WithFixedLease(1s)", "WithTTL"}},
+	"a negative number of passes":    {stage.Options(relock.WithLocalPass(-1, 0)), []string{"WithLocalPass(-1, 0s)", "1 to 10000"}},
+	"too many passes":                {stage.Options(relock.WithLocalPass(relock.MaxPasses+1, 0)), []string{"WithLocalPass(10001, 0s)", "1 to 10000"}},
+	"a negative limit of passes":     {stage.Options(relock.WithLocalPass(0, -time.Second)), []string{"WithLocalPass(0, -1s)", "from 1ms"}},
+	"a limit of passes not in ms":    {stage.Options(relock.WithLocalPass(0, time.Microsecond)), []string{"WithLocalPass(0, 1µs)", "whole milliseconds"}},
+	"no logger":                      {stage.Options(relock.WithLogger(nil)), []string{"WithLogger(nil)", "leave the option out"}},
+	"a nil option":                   {stage.Options(relock.WithTTL(time.Second), nil), []string{"Option is nil", "leave it out"}},
+	"no replicas":                    {stage.Options(relock.WithReplicaAcks(0, time.Second)), []string{"WithReplicaAcks(0, 1s)", "1 to 100"}},
+	"negative replicas":              {stage.Options(relock.WithReplicaAcks(-1, time.Second)), []string{"WithReplicaAcks(-1, 1s)", "1 to 100"}},
+	"too many replicas":              {stage.Options(relock.WithReplicaAcks(101, time.Second)), []string{"WithReplicaAcks(101, 1s)", "1 to 100"}},
+	"no time for replicas":           {stage.Options(relock.WithReplicaAcks(1, 0)), []string{"WithReplicaAcks(1, 0s)", "from 1ms to 168h0m0s"}},
+	"negative time for replicas":     {stage.Options(relock.WithReplicaAcks(1, -time.Second)), []string{"WithReplicaAcks(1, -1s)", "from 1ms"}},
+	"too much time for replicas":     {stage.Options(relock.WithReplicaAcks(1, relock.MaxTTL+time.Second)), []string{"to 168h0m0s"}},
+	"time for replicas not in ms":    {stage.Options(relock.WithReplicaAcks(1, time.Millisecond+1)), []string{"WithReplicaAcks", "whole milliseconds"}},
+	"replicas of a store in memory":  {stage.Options(relock.WithReplicaAcks(1, time.Second)), []string{"memory has no replicas"}},
+	"a negative number of AOF acks":  {stage.Options(relock.WithAOFAcks(-1, time.Second)), []string{"WithAOFAcks(-1, 1s)", "0 to 100"}},
+	"no time for AOF acks":           {stage.Options(relock.WithAOFAcks(0, 0)), []string{"WithAOFAcks(0, 0s)", "from 1ms to 168h0m0s"}},
+	"AOF acks of a store in memory":  {stage.Options(relock.WithAOFAcks(0, time.Second)), []string{"no disk"}},
+	"a negative delay":               {stage.Options(relock.WithLockDelay(-time.Second)), []string{"WithLockDelay(-1s)", "up to 168h0m0s"}},
+	"a delay not in milliseconds":    {stage.Options(relock.WithLockDelay(time.Microsecond)), []string{"WithLockDelay(1µs)", "whole milliseconds"}},
+	"a delay that is too long":       {stage.Options(relock.WithLockDelay(relock.MaxTTL + time.Second)), []string{"WithLockDelay(168h0m1s)", "168h0m0s"}},
+	"a negative number of waiters":   {stage.Options(relock.WithMaxWaiters(-1)), []string{"WithMaxWaiters(-1)", "at least 1", "0 for no limit"}},
+	"the first wrong one of several": {stage.Options(relock.WithTTL(0), relock.WithLogger(nil)), []string{"WithTTL(0s)"}},
 }
 
 func TestAWrongOptionOfAClientIsAnErrorThatSaysWhatIsAllowed(t *testing.T) {
@@ -80,46 +79,15 @@ func TestAWrongOptionOfAClientIsAnErrorThatSaysWhatIsAllowed(t *testing.T) {
 func TestAWrongOptionOfALockIsToldByEveryMethod(t *testing.T) {
 	for name, c := range wrongOptions {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				m := w.NewClient()
 				l := m.NewLock("a", c.options...)
 				for _, says := range c.says {
 					require.ErrorContains(t, l.Err(), says)
 				}
-				RequireInvalid(t, m, l)
+				stage.RequireInvalid(t, m, l)
 			})
 		})
-	}
-}
-
-// RequireInvalid fails unless every method of the lock returns what Err returns, and nothing is
-// sent.
-func RequireInvalid(t *testing.T, m *Member, l *relock.Lock) {
-	t.Helper()
-	err := l.Err()
-	require.ErrorIs(t, err, relock.ErrInvalid)
-	ctx := t.Context()
-	for _, lock := range []Locking{l.Lock, l.TryLock, TryFor(l, time.Second)} {
-		got, lockErr := lock(ctx)
-		require.Equal(t, err, lockErr)
-		require.Equal(t, ctx, got)
-	}
-	run := func(context.Context) error { return errors.New("the function has run") }
-	_, stateErr := l.State(ctx)
-	_, tokenErr := l.Token(ctx)
-	for _, got := range []error{stateErr, tokenErr, l.Unlock(ctx), l.ForceUnlock(ctx), l.Extend(ctx, time.Second)} {
-		require.Equal(t, err, got)
-	}
-	for _, got := range []error{l.Do(ctx, run), l.DoFor(ctx, time.Second, run), l.Lead(ctx, run)} {
-		require.ErrorIs(t, got, err)
-		require.EqualError(t, got, err.Error())
-		require.True(t, relock.NotEntered(got))
-	}
-	require.False(t, l.Held(ctx))
-	require.Zero(t, l.Count(ctx))
-	require.Zero(t, l.Remaining(ctx))
-	if m != nil {
-		require.Zero(t, m.Link.Sent())
 	}
 }
 
@@ -130,12 +98,12 @@ func TestANameThatCannotBeUsedIsToldByEveryMethod(t *testing.T) {
 		"too long in bytes, not characters": {strings.Repeat("ö", relock.MaxNameLen/2+1), "1026 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				m := w.NewClient()
 				l := m.NewLock(c.name)
 				require.ErrorContains(t, l.Err(), c.says)
 				require.Equal(t, c.name, l.Name())
-				RequireInvalid(t, m, l)
+				stage.RequireInvalid(t, m, l)
 			})
 		})
 	}
@@ -146,7 +114,7 @@ func TestANameThatCannotBeUsedIsToldByEveryMethod(t *testing.T) {
 }
 
 func TestALockThatNewLockHasNotMadeIsToldByEveryMethod(t *testing.T) {
-	RequireInvalid(t, nil, &relock.Lock{})
+	stage.RequireInvalid(t, nil, &relock.Lock{})
 	for _, l := range []*relock.Lock{{}, nil} {
 		require.ErrorContains(t, l.Err(), "not made by Client.NewLock")
 		_, err := l.Lock(t.Context())
@@ -157,7 +125,7 @@ func TestALockThatNewLockHasNotMadeIsToldByEveryMethod(t *testing.T) {
 }
 
 func TestANilContextIsAnErrorWithAText(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		l := m.NewLock("a", relock.WithFixedLease(time.Minute))
 		run := func(context.Context) error { return errors.New("the function has run") }
@@ -183,7 +151,7 @@ func TestANilContextIsAnErrorWithAText(t *testing.T) {
 }
 
 func TestAWrongArgumentIsAnErrorThatSaysWhatIsAllowed(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		l := m.NewLock("a")
 		run := func(context.Context) error { return errors.New("the function has run") }
@@ -229,7 +197,7 @@ func openErr(s store.Store, options ...relock.Option) error {
 }
 
 func TestAnOptionOfTheClientAsAWholeIsNoOptionOfALock(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		for name, option := range map[string]relock.Option{
 			"WithPrefix":          relock.WithPrefix("p:"),
@@ -248,34 +216,34 @@ func TestAnOptionOfTheClientAsAWholeIsNoOptionOfALock(t *testing.T) {
 }
 
 func TestTheOwnerIsInFrontOfTheClientsID(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient(relock.WithOwner("orders@pod-7.eu_1"))
 		require.True(t, strings.HasPrefix(m.ID(), "orders@pod-7.eu_1/"), m.ID())
 		l := m.NewLock("a")
 		section := w.Enter(t.Context(), l)
-		require.True(t, strings.HasPrefix(HolderOf(t, section).String(), m.ID()+":"))
+		require.True(t, strings.HasPrefix(stage.HolderOf(t, section).String(), m.ID()+":"))
 		_, err := w.NewClient().NewLock("a").TryLock(t.Context())
 		require.ErrorContains(t, err, "is locked by orders@pod-7.eu_1/")
 		state, err := l.State(t.Context())
 		require.NoError(t, err)
-		require.Equal(t, HolderOf(t, section), state.Holder)
+		require.Equal(t, stage.HolderOf(t, section), state.Holder)
 		w.Leave(section, l)
 	})
 }
 
 func TestAWaitOfZeroIsTryLock(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		l := m.NewLock("a")
 		section, err := l.TryLockFor(t.Context(), 0)
 		require.NoError(t, err)
-		a := w.Begin(t.Context(), TryFor(l, 0))
+		a := w.Begin(t.Context(), stage.TryFor(l, 0))
 		require.ErrorIs(t, a.Failure(), relock.ErrLocked)
 		require.NotErrorIs(t, a.Failure(), context.DeadlineExceeded)
 		require.Zero(t, a.Took())
 		err = l.DoFor(t.Context(), 0, func(context.Context) error { return errors.New("the function has run") })
 		require.ErrorIs(t, err, relock.ErrLocked)
-		require.Zero(t, m.Link.Sent(CmdWait), "nothing queues")
+		require.Zero(t, m.Link.Sent(stage.CmdWait), "nothing queues")
 		w.Leave(section, l)
 	})
 }
@@ -283,18 +251,18 @@ func TestAWaitOfZeroIsTryLock(t *testing.T) {
 func TestTheLimitsThemselvesAreAllowed(t *testing.T) {
 	for _, options := range [][]relock.Option{
 		nil,
-		Options(relock.WithTTL(relock.MinTTL)),
-		Options(relock.WithTTL(relock.MaxTTL)),
-		Options(relock.WithFixedLease(relock.MinTTL)),
-		Options(relock.WithFixedLease(relock.MaxTTL)),
-		Options(relock.WithMaxHold(relock.DefaultTTL)),
-		Options(relock.WithMaxHold(0)),
-		Options(relock.WithFixedLease(time.Second), relock.WithMaxHold(0)),
-		Options(relock.WithMaxHold(time.Second), relock.WithTTL(time.Second)),
-		Options(relock.WithMaxHold(relock.MinTTL), relock.WithTTL(relock.MinTTL)),
-		Options(relock.WithLocalPass(1, time.Millisecond)),
-		Options(relock.WithLocalPass(relock.MaxPasses, relock.MaxTTL)),
-		Options(relock.WithLocalPass(0, 0), relock.WithFixedLease(time.Second)), // takes the pass back
+		stage.Options(relock.WithTTL(relock.MinTTL)),
+		stage.Options(relock.WithTTL(relock.MaxTTL)),
+		stage.Options(relock.WithFixedLease(relock.MinTTL)),
+		stage.Options(relock.WithFixedLease(relock.MaxTTL)),
+		stage.Options(relock.WithMaxHold(relock.DefaultTTL)),
+		stage.Options(relock.WithMaxHold(0)),
+		stage.Options(relock.WithFixedLease(time.Second), relock.WithMaxHold(0)),
+		stage.Options(relock.WithMaxHold(time.Second), relock.WithTTL(time.Second)),
+		stage.Options(relock.WithMaxHold(relock.MinTTL), relock.WithTTL(relock.MinTTL)),
+		stage.Options(relock.WithLocalPass(1, time.Millisecond)),
+		stage.Options(relock.WithLocalPass(relock.MaxPasses, relock.MaxTTL)),
+		stage.Options(relock.WithLocalPass(0, 0), relock.WithFixedLease(time.Second)), // takes the pass back
 	} {
 		client, err := relock.Open(mem.New(), options...)
 		require.NoError(t, err)
@@ -305,7 +273,7 @@ func TestTheLimitsThemselvesAreAllowed(t *testing.T) {
 }
 
 func TestLaterOptionsWinAndThoseOfTheLockOverThoseOfTheClient(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient(relock.WithTTL(time.Minute), relock.WithTTL(20*time.Second))
 		lease := func(options ...relock.Option) time.Duration {
 			l := m.NewLock("a", options...)
@@ -321,14 +289,14 @@ func TestLaterOptionsWinAndThoseOfTheLockOverThoseOfTheClient(t *testing.T) {
 		// WithTTL after WithFixedLease brings the watchdog back.
 		l := m.NewLock("a", relock.WithFixedLease(time.Second), relock.WithTTL(2*time.Second))
 		section := w.Enter(t.Context(), l)
-		Pass(time.Minute)
+		stage.Pass(time.Minute)
 		require.NoError(t, section.Err())
 		w.Leave(section, l)
 	})
 }
 
 func TestALockThatDoesNotFitItsClientsOptionsIsInvalid(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient(relock.WithMaxHold(time.Minute))
 		require.NoError(t, m.NewLock("a", relock.WithTTL(time.Minute)).Err())
 		require.ErrorIs(t, m.NewLock("a", relock.WithTTL(2*time.Minute)).Err(), relock.ErrInvalid)
@@ -338,7 +306,7 @@ func TestALockThatDoesNotFitItsClientsOptionsIsInvalid(t *testing.T) {
 }
 
 func TestADemandThatTheStoreCannotServeIsUnsupported(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		acks := relock.WithReplicaAcks(1, time.Second)
 		require.ErrorIs(t, openErr(w.Store, acks), errors.ErrUnsupported)
 		err := w.NewClient().NewLock("a", acks).Err()
@@ -348,13 +316,13 @@ func TestADemandThatTheStoreCannotServeIsUnsupported(t *testing.T) {
 }
 
 func TestARangeOfTTLsBindsEveryLease(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		limits := relock.WithTTLRange(time.Second, time.Minute)
 		m := w.NewClient(limits)
 		for d, fits := range map[time.Duration]bool{
 			time.Second: true, time.Minute: true, 999 * time.Millisecond: false, time.Minute + time.Millisecond: false,
 		} {
-			for _, option := range Options(relock.WithTTL(d), relock.WithFixedLease(d)) {
+			for _, option := range stage.Options(relock.WithTTL(d), relock.WithFixedLease(d)) {
 				err := m.NewLock("a", option).Err()
 				require.Equal(t, fits, err == nil, "%s: %v", d, err)
 				require.Equal(t, fits, openErr(w.Store, limits, option) == nil)

@@ -2,7 +2,6 @@ package relock_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -10,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/stage"
 	"github.com/go-relock/relock/store"
 )
 
@@ -18,20 +18,18 @@ import (
 // This file is about nested entries and exits whose commands are slow, refused or lost. Whatever
 // happens to a command, the count in the store is right again soon, and decides nothing meanwhile.
 
-var ErrRefused = errors.New("MISCONF no snapshots")
-
 func TestANestedEntryWhoseSectionIsUnlockedMeanwhileIsErrReleased(t *testing.T) {
-	for name, act := range map[string]Action{
-		"the store is silent":                   Silence,
-		"the entry comes behind the exit":       Delay(time.Second, 0),
-		"the entry comes before the exit":       Delay(0, time.Second),
-		"the answer to the entry does not come": Mute,
+	for name, act := range map[string]stage.Action{
+		"the store is silent":                   stage.Silence,
+		"the entry comes behind the exit":       stage.Delay(time.Second, 0),
+		"the entry comes before the exit":       stage.Delay(0, time.Second),
+		"the answer to the entry does not come": stage.Mute,
 		"the answer comes all the same":         answerLate(time.Second),
 	} {
 		for _, detached := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, detached %t", name, detached), func(t *testing.T) {
-				Fake(t, func(t *testing.T, w *World) {
-					var r Recorder
+				stage.Fake(t, func(t *testing.T, w *stage.World) {
+					var r stage.Recorder
 					m := w.NewClient(relock.WithTTL(5*time.Minute), relock.WithHooks(r.Hooks()))
 					l := m.NewLock("a")
 					section := w.Enter(t.Context(), l)
@@ -39,8 +37,8 @@ func TestANestedEntryWhoseSectionIsUnlockedMeanwhileIsErrReleased(t *testing.T) 
 					if detached {
 						ctx = context.WithoutCancel(section)
 					}
-					m.Link.On(act, CmdEnter)
-					calls := []*Attempt{w.Start(ctx, l), w.Begin(ctx, l.TryLock), w.Begin(ctx, TryFor(l, time.Hour))}
+					m.Link.On(act, stage.CmdEnter)
+					calls := []*stage.Attempt{w.Start(ctx, l), w.Begin(ctx, l.TryLock), w.Begin(ctx, stage.TryFor(l, time.Hour))}
 					for _, call := range calls {
 						require.True(t, call.Waits())
 					}
@@ -57,10 +55,10 @@ func TestANestedEntryWhoseSectionIsUnlockedMeanwhileIsErrReleased(t *testing.T) 
 						require.Equal(t, "a", failed.Name)
 					}
 					m.Link.Heal()
-					Pass(10 * time.Second)
+					stage.Pass(10 * time.Second)
 					w.RequireFree("a")
-					require.Empty(t, EventsOf[relock.Lost](&r))
-					require.Len(t, EventsOf[relock.Released](&r), 1)
+					require.Empty(t, stage.EventsOf[relock.Lost](&r))
+					require.Len(t, stage.EventsOf[relock.Released](&r), 1)
 				})
 			})
 		}
@@ -68,8 +66,8 @@ func TestANestedEntryWhoseSectionIsUnlockedMeanwhileIsErrReleased(t *testing.T) 
 }
 
 // answerLate makes the answer to a command come late, also if the caller does not want it any more.
-func answerLate(d time.Duration) Action {
-	return func(_ context.Context, _ *Fault, run func() error) error {
+func answerLate(d time.Duration) stage.Action {
+	return func(_ context.Context, _ *stage.Fault, run func() error) error {
 		err := run()
 		<-time.After(d)
 		return err
@@ -77,18 +75,18 @@ func answerLate(d time.Duration) Action {
 }
 
 func TestANestedEntryUnderAnEntryThatIsLeftMeanwhileIsErrReleased(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient(relock.WithTTL(5 * time.Minute))
 		l := m.NewLock("a")
 		outer := w.Enter(t.Context(), l)
 		inner := w.Enter(outer, l)
-		for _, act := range []Action{Silence, Delay(0, time.Second)} {
-			m.Link.Once(act, CmdEnter)
+		for _, act := range []stage.Action{stage.Silence, stage.Delay(0, time.Second)} {
+			m.Link.Once(act, stage.CmdEnter)
 			call := w.Start(context.WithoutCancel(inner), l)
 			w.Leave(inner, l)
 			require.ErrorIs(t, call.Failure(), relock.ErrReleased)
 			m.Link.Heal()
-			Pass(time.Second)
+			stage.Pass(time.Second)
 			require.True(t, l.Held(outer), "the hold goes on")
 			require.Equal(t, 1, l.Count(outer))
 			w.RequireCount("a", 1)
@@ -101,14 +99,14 @@ func TestANestedEntryUnderAnEntryThatIsLeftMeanwhileIsErrReleased(t *testing.T) 
 }
 
 func TestAnExitIsCountedThoughTheStoreIsSilent(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient(relock.WithTTL(5 * time.Minute))
 		l := m.NewLock("a")
 		one := w.Enter(t.Context(), l)
 		two := w.Enter(one, l)
 		m.Link.Cut()
 		three := w.Start(one, l)
-		exit := w.Begin(two, Unlock(l))
+		exit := w.Begin(two, stage.Unlock(l))
 		require.ErrorIs(t, exit.Failure(), relock.ErrUnavailable)
 		require.Equal(t, 10*time.Second, exit.Took())
 		require.True(t, three.Waits())
@@ -116,7 +114,7 @@ func TestAnExitIsCountedThoughTheStoreIsSilent(t *testing.T) {
 		m.Link.Heal()
 		deepest := three.Section()
 		require.Equal(t, 2, l.Count(deepest))
-		Pass(2 * time.Second)
+		stage.Pass(2 * time.Second)
 		require.Equal(t, 2, w.Count("a"), "the store has the count of the process")
 		w.Leave(deepest, l)
 		w.Leave(one, l)
@@ -125,11 +123,11 @@ func TestAnExitIsCountedThoughTheStoreIsSilent(t *testing.T) {
 }
 
 func TestALastExitIsMadeUpForLongBeforeTheLeaseEnds(t *testing.T) {
-	for name, act := range map[string]Action{
-		"silent": Silence, "mute": Mute, "refused": Refuse(ErrRefused), "the answer is lost": LoseAnswer(ErrRefused),
+	for name, act := range map[string]stage.Action{
+		"silent": stage.Silence, "mute": stage.Mute, "refused": stage.Refuse(stage.ErrRefused), "the answer is lost": stage.LoseAnswer(stage.ErrRefused),
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				m := w.NewClient(relock.WithTTL(5 * time.Minute))
 				l := m.NewLock("a")
 				section := w.Enter(t.Context(), l)
@@ -142,7 +140,7 @@ func TestALastExitIsMadeUpForLongBeforeTheLeaseEnds(t *testing.T) {
 					require.ErrorIs(t, nested.Failure(), relock.ErrReleased)
 				}
 				m.Link.Heal()
-				Pass(10 * time.Second)
+				stage.Pass(10 * time.Second)
 				require.False(t, other.Waits())
 			})
 		})
@@ -150,13 +148,13 @@ func TestALastExitIsMadeUpForLongBeforeTheLeaseEnds(t *testing.T) {
 }
 
 func TestANestedCallThatTheStoreDoesNotAnswerIsNotErrLocked(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient(relock.WithTTL(5 * time.Minute))
 		l := m.NewLock("a")
 		section := w.Enter(t.Context(), l)
-		m.Link.Cut(CmdEnter, CmdRenew)
+		m.Link.Cut(stage.CmdEnter, stage.CmdRenew)
 		first := w.Start(section, l)
-		for name, lock := range map[string]Locking{"Lock": l.Lock, "TryLock": l.TryLock, "TryLockFor": TryFor(l, time.Minute)} {
+		for name, lock := range map[string]stage.Locking{"Lock": l.Lock, "TryLock": l.TryLock, "TryLockFor": stage.TryFor(l, time.Minute)} {
 			ctx, cancel := context.WithTimeout(section, 5*time.Second)
 			call := w.Begin(ctx, lock)
 			err := call.Failure()
@@ -172,7 +170,7 @@ func TestANestedCallThatTheStoreDoesNotAnswerIsNotErrLocked(t *testing.T) {
 		require.NotErrorIs(t, err, relock.ErrLocked)
 		m.Link.Heal()
 		require.NoError(t, l.Unlock(first.Section()))
-		Pass(2 * time.Second)
+		stage.Pass(2 * time.Second)
 		w.RequireCount("a", 1)
 		w.Leave(section, l)
 		w.RequireFree("a")
@@ -182,12 +180,12 @@ func TestANestedCallThatTheStoreDoesNotAnswerIsNotErrLocked(t *testing.T) {
 func TestANestedCallWhoseLeaseEndsInSilenceIsErrLockLost(t *testing.T) {
 	for name, detached := range map[string]bool{"in its section": false, "under a context that does not end with it": true} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
-				var r Recorder
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
+				var r stage.Recorder
 				m := w.NewClient(relock.WithTTL(time.Second), relock.WithHooks(r.Hooks()))
 				l := m.NewLock("a")
 				for range 20 { // the watchdog and the call find out at the same time
-					for _, lock := range []Locking{l.Lock, l.TryLock, TryFor(l, time.Minute)} {
+					for _, lock := range []stage.Locking{l.Lock, l.TryLock, stage.TryFor(l, time.Minute)} {
 						section := w.Enter(t.Context(), l)
 						m.Link.Cut()
 						ctx := section
@@ -197,11 +195,11 @@ func TestANestedCallWhoseLeaseEndsInSilenceIsErrLockLost(t *testing.T) {
 						_, err := lock(ctx)
 						require.ErrorIs(t, err, relock.ErrLockLost)
 						require.NotErrorIs(t, err, context.DeadlineExceeded, "nobody has set a deadline")
-						finished := EventsOf[relock.AcquireFinished](&r)
+						finished := stage.EventsOf[relock.AcquireFinished](&r)
 						require.Equal(t, relock.OutcomeLost, finished[len(finished)-1].Outcome)
 						m.Link.Heal()
 						require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
-						Pass(time.Minute)
+						stage.Pass(time.Minute)
 						w.RequireFree("a")
 					}
 				}
@@ -212,24 +210,24 @@ func TestANestedCallWhoseLeaseEndsInSilenceIsErrLockLost(t *testing.T) {
 
 func TestANestedEntryIsAskedForOnceWhateverTheLease(t *testing.T) {
 	const ttl, trip = 300 * time.Millisecond, 45 * time.Millisecond
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient(relock.WithTTL(ttl))
 		l := m.NewLock("a")
 		outer := w.Enter(t.Context(), l)
-		m.Link.On(Delay(trip/2, trip-trip/2))
-		for _, lock := range []Locking{l.Lock, l.TryLock, TryFor(l, time.Minute)} {
+		m.Link.On(stage.Delay(trip/2, trip-trip/2))
+		for _, lock := range []stage.Locking{l.Lock, l.TryLock, stage.TryFor(l, time.Minute)} {
 			for range 5 {
 				m.Link.Reset()
 				entry := w.Begin(outer, lock)
 				inner := entry.Section()
 				require.Equal(t, trip, entry.Took())
-				require.Equal(t, 1, m.Link.Sent(CmdEnter))
+				require.Equal(t, 1, m.Link.Sent(stage.CmdEnter))
 				w.RequireCount("a", 2)
-				exit := w.Begin(inner, Unlock(l))
+				exit := w.Begin(inner, stage.Unlock(l))
 				require.NoError(t, exit.Failure())
 				require.Equal(t, trip, exit.Took())
 				w.RequireCount("a", 1)
-				Pass(17 * time.Millisecond) // at another part of the lease
+				stage.Pass(17 * time.Millisecond) // at another part of the lease
 			}
 		}
 		w.Leave(outer, l)
@@ -238,29 +236,29 @@ func TestANestedEntryIsAskedForOnceWhateverTheLease(t *testing.T) {
 }
 
 func TestAnInnerExitThatIsRefusedIsToldLater(t *testing.T) {
-	for name, act := range map[string]Action{"refused": Refuse(ErrRefused), "silent": Silence} {
+	for name, act := range map[string]stage.Action{"refused": stage.Refuse(stage.ErrRefused), "silent": stage.Silence} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				m := w.NewClient(relock.WithTTL(time.Minute))
 				l := m.NewLock("a")
 				outer := w.Enter(t.Context(), l)
 				inner := w.Enter(outer, l)
 				third := w.Enter(relock.WithSection(t.Context(), outer), l)
-				bad := m.Link.On(act, CmdRelease, CmdRenew)
+				bad := m.Link.On(act, stage.CmdRelease, stage.CmdRenew)
 				for _, section := range []context.Context{third, inner} {
 					err := l.Unlock(section)
 					require.ErrorContains(t, err, "not confirmed by the store; the entry is left, and the count will be sent again")
 					require.ErrorIs(t, l.Unlock(section), relock.ErrNotHeld)
 				}
 				require.Equal(t, 1, l.Count(outer))
-				Pass(10 * time.Second)
+				stage.Pass(10 * time.Second)
 				w.RequireCount("a", 3)
 				require.Less(t, bad.Hits.Load(), int64(60), "with pauses that grow")
 				bad.End()
-				Pass(time.Second)
+				stage.Pass(time.Second)
 				w.RequireCount("a", 1)
 				m.Link.Reset()
-				Pass(5 * time.Second)
+				stage.Pass(5 * time.Second)
 				require.Zero(t, m.Link.Sent(), "once told, nothing more is sent")
 				w.Leave(outer, l)
 				w.RequireFree("a")
@@ -271,7 +269,7 @@ func TestAnInnerExitThatIsRefusedIsToldLater(t *testing.T) {
 
 // The store refuses an inner exit, and is told of the exit again after pauses.
 func TestAnInnerExitThatIsToldAgain(t *testing.T) {
-	begun := func(t *testing.T, w *World) (m *Member, l *relock.Lock, outer context.Context, cancel func()) {
+	begun := func(t *testing.T, w *stage.World) (m *stage.Member, l *relock.Lock, outer context.Context, cancel func()) {
 		t.Helper()
 		m = w.NewClient(relock.WithTTL(time.Minute))
 		l = m.NewLock("a")
@@ -279,24 +277,24 @@ func TestAnInnerExitThatIsToldAgain(t *testing.T) {
 		t.Cleanup(cancel)
 		outer = w.Enter(request, l)
 		inner := w.Enter(outer, l)
-		m.Link.On(Refuse(ErrRefused), CmdRelease, CmdRenew)
-		require.ErrorIs(t, l.Unlock(inner), ErrRefused)
-		Pass(10 * time.Second)
+		m.Link.On(stage.Refuse(stage.ErrRefused), stage.CmdRelease, stage.CmdRenew)
+		require.ErrorIs(t, l.Unlock(inner), stage.ErrRefused)
+		stage.Pass(10 * time.Second)
 		return m, l, outer, cancel
 	}
 	t.Run("holds up no Close", func(t *testing.T) {
-		Fake(t, func(t *testing.T, w *World) {
+		stage.Fake(t, func(t *testing.T, w *stage.World) {
 			m, l, outer, _ := begun(t, w)
 			closing := time.Now()
 			require.NoError(t, m.Close())
 			require.Zero(t, time.Since(closing))
-			require.ErrorIs(t, l.Unlock(outer), ErrRefused)
-			Pass(time.Minute)
+			require.ErrorIs(t, l.Unlock(outer), stage.ErrRefused)
+			stage.Pass(time.Minute)
 			w.RequireFree("a")
 		})
 	})
 	t.Run("finds a loss", func(t *testing.T) {
-		Fake(t, func(t *testing.T, w *World) {
+		stage.Fake(t, func(t *testing.T, w *stage.World) {
 			m, l, outer, _ := begun(t, w)
 			w.Store.Lose("a")
 			m.Link.Heal()
@@ -307,15 +305,15 @@ func TestAnInnerExitThatIsToldAgain(t *testing.T) {
 		})
 	})
 	t.Run("renews nothing that nobody wants", func(t *testing.T) {
-		Fake(t, func(t *testing.T, w *World) {
+		stage.Fake(t, func(t *testing.T, w *stage.World) {
 			m, l, outer, cancel := begun(t, w)
 			cancel()
 			left := w.Lease("a")
 			m.Link.Heal()
-			Pass(time.Second)
+			stage.Pass(time.Second)
 			w.RequireCount("a", 1)
 			require.LessOrEqual(t, w.Lease("a"), left-time.Second, "a lock outlives its request by one TTL at most")
-			Pass(left)
+			stage.Pass(left)
 			w.RequireFree("a")
 			require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
 		})
@@ -323,19 +321,19 @@ func TestAnInnerExitThatIsToldAgain(t *testing.T) {
 }
 
 func TestAnInnerUnlockGivesUpAtTheEndOfItsLease(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient(relock.WithTTL(3 * time.Second))
 		l := m.NewLock("a")
 		outer := w.Enter(t.Context(), l)
 		inner := w.Enter(outer, l)
-		m.Link.Cut(CmdRelease)
-		exit := w.Begin(inner, Unlock(l))
+		m.Link.Cut(stage.CmdRelease)
+		exit := w.Begin(inner, stage.Unlock(l))
 		err := exit.Failure()
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.NotErrorIs(t, err, context.Canceled, "nobody has cancelled anything")
 		require.LessOrEqual(t, exit.Took(), 3*time.Second)
 		require.True(t, l.Held(outer))
-		Pass(2 * time.Second)
+		stage.Pass(2 * time.Second)
 		require.Equal(t, 1, w.Count("a"), "a renewal tells the count")
 		m.Link.Heal()
 		w.Leave(outer, l)
@@ -344,11 +342,11 @@ func TestAnInnerUnlockGivesUpAtTheEndOfItsLease(t *testing.T) {
 }
 
 func TestACommandThatIsSentTwiceCountsOnce(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a")
-		m.Link.On(SendTwice, CmdWait, CmdTry, CmdEnter, CmdRelease, CmdToken)
+		m.Link.On(stage.SendTwice, stage.CmdWait, stage.CmdTry, stage.CmdEnter, stage.CmdRelease, stage.CmdToken)
 		for range 3 {
 			outer := w.Enter(t.Context(), l)
 			inner := w.Enter(outer, l)
@@ -363,22 +361,22 @@ func TestACommandThatIsSentTwiceCountsOnce(t *testing.T) {
 			require.NoError(t, l.Unlock(outer), "an exit that finds nothing was its own first attempt")
 			w.RequireFree("a")
 		}
-		require.Empty(t, EventsOf[relock.Lost](&r))
-		require.Len(t, EventsOf[relock.Released](&r), 3)
+		require.Empty(t, stage.EventsOf[relock.Lost](&r))
+		require.Len(t, stage.EventsOf[relock.Released](&r), 3)
 	})
 }
 
 func TestAnEntryOfWhichTheAnswerIsLostIsNotCounted(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		l := m.NewLock("a")
 		outer := w.Enter(t.Context(), l)
-		m.Link.Once(LoseAnswer(store.ErrUnavailable), CmdEnter)
+		m.Link.Once(stage.LoseAnswer(store.ErrUnavailable), stage.CmdEnter)
 		ctx, err := l.Lock(outer)
 		require.ErrorIs(t, err, relock.ErrUnavailable)
 		require.Equal(t, outer, ctx)
 		require.Equal(t, 1, l.Count(outer))
-		Settle()
+		stage.Settle()
 		require.Equal(t, 1, w.Count("a"), "the store is told at once")
 		w.Leave(outer, l)
 		w.RequireFree("a")
@@ -387,12 +385,12 @@ func TestAnEntryOfWhichTheAnswerIsLostIsNotCounted(t *testing.T) {
 
 // The store may run the commands of two goroutines in any order.
 func TestACommandThatComesBehindTheLastExitIsNoLoss(t *testing.T) {
-	for name, call := range map[string]func(w *World, l *relock.Lock, outer, inner context.Context) (*Attempt, error){
-		"an inner exit": func(w *World, l *relock.Lock, _, inner context.Context) (*Attempt, error) {
+	for name, call := range map[string]func(w *stage.World, l *relock.Lock, outer, inner context.Context) (*stage.Attempt, error){
+		"an inner exit": func(w *stage.World, l *relock.Lock, _, inner context.Context) (*stage.Attempt, error) {
 			w.T.Helper()
-			return w.Begin(inner, Unlock(l)), nil
+			return w.Begin(inner, stage.Unlock(l)), nil
 		},
-		"a token": func(w *World, l *relock.Lock, outer, inner context.Context) (*Attempt, error) {
+		"a token": func(w *stage.World, l *relock.Lock, outer, inner context.Context) (*stage.Attempt, error) {
 			w.T.Helper()
 			w.Leave(inner, l)
 			return w.Begin(context.WithoutCancel(outer), func(ctx context.Context) (context.Context, error) {
@@ -400,35 +398,35 @@ func TestACommandThatComesBehindTheLastExitIsNoLoss(t *testing.T) {
 				return ctx, err
 			}), relock.ErrNotHeld
 		},
-		"a renewal": func(w *World, l *relock.Lock, _, inner context.Context) (*Attempt, error) {
+		"a renewal": func(w *stage.World, l *relock.Lock, _, inner context.Context) (*stage.Attempt, error) {
 			w.T.Helper()
 			w.Leave(inner, l)
-			Pass(relock.DefaultTTL / 3)
+			stage.Pass(relock.DefaultTTL / 3)
 			return w.Begin(inner, func(ctx context.Context) (context.Context, error) { return ctx, nil }), nil
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
-				var r Recorder
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
+				var r stage.Recorder
 				m := w.NewClient(relock.WithHooks(r.Hooks()))
 				l := m.NewLock("a")
 				outer := w.Enter(t.Context(), l)
 				inner := w.Enter(relock.WithSection(t.Context(), outer), l)
-				late := m.Link.On(slowly(time.Second), CmdRelease, CmdToken, CmdRenew)
+				late := m.Link.On(slowly(time.Second), stage.CmdRelease, stage.CmdToken, stage.CmdRenew)
 				if name != "an inner exit" {
 					late.End()
-					m.Link.On(slowly(time.Second), CmdToken, CmdRenew)
+					m.Link.On(slowly(time.Second), stage.CmdToken, stage.CmdRenew)
 				}
 				first, want := call(w, l, outer, inner)
 				m.Link.Heal()
-				m.Link.On(Delay(500*time.Millisecond, time.Second), CmdRelease)
-				last := w.Begin(outer, Unlock(l))
+				m.Link.On(stage.Delay(500*time.Millisecond, time.Second), stage.CmdRelease)
+				last := w.Begin(outer, stage.Unlock(l))
 				require.NoError(t, last.Failure())
 				require.ErrorIs(t, first.Failure(), want)
-				Pass(2 * time.Second)
+				stage.Pass(2 * time.Second)
 				w.RequireFree("a")
-				require.Empty(t, EventsOf[relock.Lost](&r))
-				require.Len(t, EventsOf[relock.Released](&r), 1)
+				require.Empty(t, stage.EventsOf[relock.Lost](&r))
+				require.Len(t, stage.EventsOf[relock.Released](&r), 1)
 			})
 		})
 	}
@@ -437,11 +435,11 @@ func TestACommandThatComesBehindTheLastExitIsNoLoss(t *testing.T) {
 // leaveAround enters "a", "b" and "c" together inside outer, a section of "c", and leaves the three.
 // leaveAround runs last when the exits of "a" and "b" are in flight and the inner exit of "c" is
 // not sent yet.
-func leaveAround(outer context.Context, w *World, m *Member, last func()) error {
+func leaveAround(outer context.Context, w *stage.World, m *stage.Member, last func()) error {
 	w.T.Helper()
 	all := m.NewLocks([]string{"a", "b", "c"})
 	inner := w.EnterAll(relock.WithSection(w.T.Context(), outer), all)
-	m.Link.Once(Delay(time.Second, 0), CmdReleaseAll)
+	m.Link.Once(stage.Delay(time.Second, 0), stage.CmdReleaseAll)
 	unlocking := w.Begin(inner, func(ctx context.Context) (context.Context, error) { return ctx, all.Unlock(ctx) })
 	last()
 	return unlocking.Failure()
@@ -449,35 +447,35 @@ func leaveAround(outer context.Context, w *World, m *Member, last func()) error 
 
 func TestAnInnerExitThatIsSentBehindTheLastOneFreesNothing(t *testing.T) {
 	t.Run("the last exit is in flight", func(t *testing.T) {
-		Fake(t, func(t *testing.T, w *World) {
-			var r Recorder
+		stage.Fake(t, func(t *testing.T, w *stage.World) {
+			var r stage.Recorder
 			m := w.NewClient(relock.WithHooks(r.Hooks()))
 			l := m.NewLock("c")
 			outer := w.Enter(t.Context(), l)
-			var last *Attempt
+			var last *stage.Attempt
 			require.NoError(t, leaveAround(outer, w, m, func() {
-				m.Link.Once(Delay(2*time.Second, 0), CmdRelease)
-				last = w.Begin(outer, Unlock(l))
+				m.Link.Once(stage.Delay(2*time.Second, 0), stage.CmdRelease)
+				last = w.Begin(outer, stage.Unlock(l))
 			}))
 			freed := w.Free("c")
 			require.NoError(t, last.Failure())
 			require.False(t, freed, "the last exit frees the lock")
 			w.RequireFree("a", "b", "c")
-			require.Empty(t, EventsOf[relock.Lost](&r))
+			require.Empty(t, stage.EventsOf[relock.Lost](&r))
 		})
 	})
 	t.Run("the last exit has passed the lock on", func(t *testing.T) {
-		Fake(t, func(t *testing.T, w *World) {
+		stage.Fake(t, func(t *testing.T, w *stage.World) {
 			m := w.NewClient()
 			l := m.NewLock("c", relock.WithLocalPass(0, 0))
 			outer := w.Enter(t.Context(), l)
 			next := w.Start(t.Context(), l)
 			require.NoError(t, leaveAround(outer, w, m, func() {
 				w.Leave(outer, l)
-				Keep(t, next.Section())
+				stage.Keep(t, next.Section())
 			}))
 			_, err := w.NewClient().NewLock("c").TryLock(t.Context())
-			RequireRefusedBy(t, "c", err)
+			stage.RequireRefusedBy(t, "c", err)
 			next.Leave()
 			w.RequireFree("a", "b", "c")
 		})
@@ -485,29 +483,29 @@ func TestAnInnerExitThatIsSentBehindTheLastOneFreesNothing(t *testing.T) {
 }
 
 func TestAnInnerExitThatIsAnsweredBehindALossIsNoSecondLoss(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		l := m.NewLock("a")
 		outer := w.Enter(t.Context(), l)
 		inner := w.Enter(relock.WithSection(t.Context(), outer), l)
-		Pass(time.Second) // the client watches the store
-		m.Link.Once(Delay(0, time.Second), CmdRelease)
-		unlocking := w.Begin(inner, Unlock(l))
+		stage.Pass(time.Second) // the client watches the store
+		m.Link.Once(stage.Delay(0, time.Second), stage.CmdRelease)
+		unlocking := w.Begin(inner, stage.Unlock(l))
 		w.Store.Lose("a")
 		require.Equal(t, relock.LossTaken, w.Lost(outer))
 		require.NoError(t, unlocking.Failure(), "the store had the lock at the exit")
 		m.Link.Reset()
-		Pass(2 * relock.DefaultTTL)
-		require.Zero(t, m.Link.Sent(CmdRenew), "a lost hold is not renewed")
-		require.Len(t, EventsOf[relock.Lost](&r), 1)
+		stage.Pass(2 * relock.DefaultTTL)
+		require.Zero(t, m.Link.Sent(stage.CmdRenew), "a lost hold is not renewed")
+		require.Len(t, stage.EventsOf[relock.Lost](&r), 1)
 		require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
 	})
 }
 
 // slowly makes a command arrive late, whatever has become of its caller.
-func slowly(d time.Duration) Action {
-	return func(_ context.Context, _ *Fault, run func() error) error {
+func slowly(d time.Duration) stage.Action {
+	return func(_ context.Context, _ *stage.Fault, run func() error) error {
 		late := time.After(d)
 		<-late
 		return run()
@@ -515,7 +513,7 @@ func slowly(d time.Duration) Action {
 }
 
 func TestTokensThatAreDrawnAtOnceAreOne(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		l := m.NewLock("a")
 		section := w.Enter(t.Context(), l)
@@ -529,9 +527,9 @@ func TestTokensThatAreDrawnAtOnceAreOne(t *testing.T) {
 			}
 		}
 		tokens := make(chan int64, 2)
-		m.Link.Once(Delay(0, 2*time.Second), CmdToken)
+		m.Link.Once(stage.Delay(0, 2*time.Second), stage.CmdToken)
 		go draw(tokens)()
-		Settle()
+		stage.Settle()
 		go draw(tokens)() // its answer is the first
 		first := <-tokens
 		require.Equal(t, first, <-tokens)

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/stage"
 	"github.com/go-relock/relock/store/mem"
 )
 
@@ -54,7 +55,7 @@ func TestGoroutinesOfASectionExcludeEachOtherInAnotherLock(t *testing.T) {
 		"": nil, "WithLocalReentry": {relock.WithLocalReentry()}, "WithLocalPass": {relock.WithLocalPass(0, time.Hour)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				c := w.NewClient(options...)
 				section := w.Enter(t.Context(), c.NewLock("a"))
 				group, cancel := context.WithCancelCause(section) // as errgroup.WithContext makes it
@@ -80,7 +81,7 @@ func TestGoroutinesOfASectionExcludeEachOtherInAnotherLock(t *testing.T) {
 }
 
 func TestGoroutinesOfASectionEnterItsOwnLockTogether(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		l := w.NewClient().NewLock("a")
 		section := w.Enter(t.Context(), l)
 		var inside, most atomic.Int64
@@ -101,7 +102,7 @@ func TestGoroutinesOfASectionEnterItsOwnLockTogether(t *testing.T) {
 		require.NoError(t, errors.Join(errs...))
 		require.EqualValues(t, len(errs), most.Load())
 		require.Equal(t, 1, l.Count(section))
-		Pass(time.Second)
+		stage.Pass(time.Second)
 		w.RequireCount("a", 1)
 		w.Leave(section, l)
 		w.RequireFree("a")
@@ -161,12 +162,12 @@ func get(ctx context.Context, server *httptest.Server, path string) error {
 }
 
 func TestADetachedContextOfASectionThatIsOverCarriesNothing(t *testing.T) {
-	for name, end := range map[string]func(t *testing.T, w *World, l *relock.Lock, section context.Context){
-		"unlocked": func(t *testing.T, _ *World, l *relock.Lock, section context.Context) {
+	for name, end := range map[string]func(t *testing.T, w *stage.World, l *relock.Lock, section context.Context){
+		"unlocked": func(t *testing.T, _ *stage.World, l *relock.Lock, section context.Context) {
 			t.Helper()
 			require.NoError(t, l.Unlock(section))
 		},
-		"lost and unlocked": func(t *testing.T, w *World, l *relock.Lock, section context.Context) {
+		"lost and unlocked": func(t *testing.T, w *stage.World, l *relock.Lock, section context.Context) {
 			t.Helper()
 			w.Store.Lose("a")
 			_, _ = w.Ends(section)
@@ -174,10 +175,10 @@ func TestADetachedContextOfASectionThatIsOverCarriesNothing(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				l := w.NewClient().NewLock("a")
 				section := w.Enter(t.Context(), l)
-				before := HolderOf(t, section)
+				before := stage.HolderOf(t, section)
 				detached := context.WithoutCancel(section)
 				end(t, w, l, section)
 				_, inside := relock.HolderFrom(detached)
@@ -187,11 +188,11 @@ func TestADetachedContextOfASectionThatIsOverCarriesNothing(t *testing.T) {
 				other := w.Enter(t.Context(), l)
 				_, err := l.TryLock(detached)
 				require.ErrorIs(t, err, relock.ErrLocked)
-				calls := []*Attempt{w.Start(detached, l), w.Start(detached, l)}
+				calls := []*stage.Attempt{w.Start(detached, l), w.Start(detached, l)}
 				w.Leave(other, l)
 				first := calls[0].Section()
 				require.True(t, calls[1].Waits(), "two calls under that context exclude each other")
-				require.NotEqual(t, before, HolderOf(t, first))
+				require.NotEqual(t, before, stage.HolderOf(t, first))
 				w.Leave(first, l)
 				require.NoError(t, l.Unlock(calls[1].Section()))
 				w.RequireFree("a")
@@ -201,19 +202,19 @@ func TestADetachedContextOfASectionThatIsOverCarriesNothing(t *testing.T) {
 }
 
 func TestACallInALostSectionIsToldSoUnderADetachedContextToo(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		c := w.NewClient()
 		a, b := c.NewLock("a"), c.NewLock("b")
 		inA := w.Enter(t.Context(), a)
 		inB := w.Enter(inA, b)
 		w.Store.Lose("a")
 		for range 2 { // before the process knows, and afterwards
-			for _, lock := range []Locking{a.Lock, a.TryLock, TryFor(a, time.Minute)} {
+			for _, lock := range []stage.Locking{a.Lock, a.TryLock, stage.TryFor(a, time.Minute)} {
 				_, err := lock(context.WithoutCancel(inB))
 				require.ErrorIs(t, err, relock.ErrLockLost)
 				require.NotErrorIs(t, err, relock.ErrLocked)
 			}
-			Pass(time.Second)
+			stage.Pass(time.Second)
 		}
 		require.True(t, w.Free("a"), "the lock was not taken anew")
 		require.True(t, b.Held(inB))
@@ -224,14 +225,14 @@ func TestACallInALostSectionIsToldSoUnderADetachedContextToo(t *testing.T) {
 }
 
 func TestACallWhileTheLastExitIsInFlightMakesANewHold(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		l := m.NewLock("a")
 		section := w.Enter(t.Context(), l)
 		detached := context.WithoutCancel(section)
 		other := w.Start(t.Context(), w.NewClient().NewLock("a"))
-		m.Link.Once(Delay(time.Second, time.Second), CmdRelease)
-		exit := w.Begin(section, Unlock(l))
+		m.Link.Once(stage.Delay(time.Second, time.Second), stage.CmdRelease)
+		exit := w.Begin(section, stage.Unlock(l))
 		late := w.Start(detached, l)
 		_, err := l.TryLock(detached)
 		require.ErrorIs(t, err, relock.ErrLocked)
@@ -246,7 +247,7 @@ func TestACallWhileTheLastExitIsInFlightMakesANewHold(t *testing.T) {
 
 func TestWithSectionPutsCallbacksInside(t *testing.T) {
 	type key struct{}
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		l := w.NewClient().NewLock("a")
 		section := w.Enter(t.Context(), l)
 
@@ -254,7 +255,7 @@ func TestWithSectionPutsCallbacksInside(t *testing.T) {
 		own, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "stream"))
 		callback := relock.WithSection(own, section)
 		require.Equal(t, "stream", callback.Value(key{}))
-		require.Equal(t, HolderOf(t, section), HolderOf(t, callback))
+		require.Equal(t, stage.HolderOf(t, section), stage.HolderOf(t, callback))
 		require.Equal(t, 1, l.Count(callback))
 		inner := w.Enter(callback, l)
 		w.RequireCount("a", 2)
@@ -280,14 +281,14 @@ func TestWithSectionPutsCallbacksInside(t *testing.T) {
 }
 
 func TestASectionInsideOfWithSectionOutlivesTheOuterOne(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		const ttl = 10 * time.Second
 		l := w.NewClient(relock.WithTTL(ttl)).NewLock("a")
 		outer := w.Enter(t.Context(), l)
 		inner := w.Enter(relock.WithSection(t.Context(), outer), l)
 		w.Leave(outer, l)
 		require.NoError(t, inner.Err())
-		Pass(10 * ttl)
+		stage.Pass(10 * ttl)
 		require.NoError(t, inner.Err(), "the lease is renewed")
 		require.Equal(t, 1, l.Count(inner))
 		w.Store.Lose("a")
@@ -298,8 +299,8 @@ func TestASectionInsideOfWithSectionOutlivesTheOuterOne(t *testing.T) {
 }
 
 func TestASectionThatOnlyWithSectionRefersToIsNoLeak(t *testing.T) {
-	var r Recorder
-	Fake(t, func(t *testing.T, w *World) {
+	var r stage.Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		l := w.NewClient(relock.WithHooks(r.Hooks())).NewLock("a")
 		callback := func() context.Context {
 			section, err := l.Lock(t.Context())
@@ -308,16 +309,16 @@ func TestASectionThatOnlyWithSectionRefersToIsNoLeak(t *testing.T) {
 		}()
 		for range 3 {
 			runtime.GC()
-			Pass(relock.DefaultTTL)
+			stage.Pass(relock.DefaultTTL)
 		}
 		w.Leave(callback, l)
-		require.Empty(t, EventsOf[relock.Leaked](&r))
+		require.Empty(t, stage.EventsOf[relock.Leaked](&r))
 	})
 }
 
 func TestWithoutHolderPutsCallsOutside(t *testing.T) {
 	type key struct{}
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		require.Equal(t, t.Context(), relock.WithoutHolder(t.Context()), "there is nothing to take away")
 		l := w.NewClient().NewLock("a")
 		section := w.Enter(context.WithValue(t.Context(), key{}, "trace"), l)
@@ -341,7 +342,7 @@ func TestWithoutHolderPutsCallsOutside(t *testing.T) {
 
 		section = w.Enter(t.Context(), l)
 		own = w.Start(relock.WithoutHolder(context.WithoutCancel(section)), l)
-		Pass(time.Minute)
+		stage.Pass(time.Minute)
 		require.True(t, own.Waits())
 		w.Leave(section, l)
 		require.NoError(t, l.Unlock(own.Section()))
@@ -365,7 +366,7 @@ func TestANilContextIsAPanicWithAText(t *testing.T) {
 }
 
 func TestAChainOfTenCalls(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		c := w.NewClient()
 		var chain func(ctx context.Context, depth int) error
 		chain = func(ctx context.Context, depth int) error {
@@ -386,15 +387,15 @@ func TestAChainOfTenCalls(t *testing.T) {
 }
 
 func TestEveryHoldOfAChainIsNamedAfterItsFirst(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var log Logbook
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var log stage.Logbook
+		var r stage.Recorder
 		c := w.NewClient(relock.WithOwner("orders"), relock.WithLogger(log.Logger()), relock.WithHooks(r.Hooks()))
 		ctx := t.Context()
 		for _, name := range []string{"a", "b", "c"} {
 			ctx = w.Enter(ctx, c.NewLock(name)) //nolint:fatcontext // a section inside of a section
 		}
-		holder := HolderOf(t, ctx)
+		holder := stage.HolderOf(t, ctx)
 		require.Equal(t, c.ID()+":1", holder.String())
 		for _, name := range []string{"a", "b", "c"} {
 			state, err := c.NewLock(name).State(t.Context())
@@ -403,7 +404,7 @@ func TestEveryHoldOfAChainIsNamedAfterItsFirst(t *testing.T) {
 			_, err = w.NewClient().NewLock(name).TryLock(t.Context())
 			require.ErrorContains(t, err, fmt.Sprintf("%q is locked by %s;", name, holder))
 		}
-		for _, event := range EventsOf[relock.AcquireFinished](&r) {
+		for _, event := range stage.EventsOf[relock.AcquireFinished](&r) {
 			require.Equal(t, holder, event.Holder)
 		}
 		w.Store.Lose("c")
@@ -419,29 +420,29 @@ func TestEveryHoldOfAChainIsNamedAfterItsFirst(t *testing.T) {
 		// The name lasts as long as a section of the chain is open.
 		outside := context.WithoutCancel(ctx)
 		w.Leave(ctx, c.NewLock("a"))
-		require.Equal(t, holder, HolderOf(t, outside), "b is still open")
+		require.Equal(t, holder, stage.HolderOf(t, outside), "b is still open")
 		w.Leave(ctx, c.NewLock("b"))
 		next := w.Enter(outside, c.NewLock("a"))
-		require.NotEqual(t, holder, HolderOf(t, next))
+		require.NotEqual(t, holder, stage.HolderOf(t, next))
 		w.Leave(next, c.NewLock("a"))
 	})
 }
 
 func TestTwoClientsInOneChainNeverShareAHold(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		one, two := w.NewClient(), w.NewClient()
 		section := w.Enter(t.Context(), one.NewLock("a"))
 		// The clients number their holds alike.
 		for i := range 5 {
 			name := fmt.Sprint("b", i)
 			inner := w.Enter(section, two.NewLock(name))
-			require.Contains(t, HolderOf(t, inner).String(), two.ID())
+			require.Contains(t, stage.HolderOf(t, inner).String(), two.ID())
 			require.Contains(t, w.Owner(name), two.ID())
 			_, err := one.NewLock(name).TryLock(section)
 			require.ErrorIs(t, err, relock.ErrLocked)
 			require.NoError(t, two.NewLock(name).Unlock(inner))
 			again := w.Enter(section, one.NewLock(name))
-			require.Equal(t, HolderOf(t, section), HolderOf(t, again))
+			require.Equal(t, stage.HolderOf(t, section), stage.HolderOf(t, again))
 			require.NoError(t, one.NewLock(name).Unlock(again))
 		}
 		w.Leave(section, one.NewLock("a"))
@@ -450,28 +451,28 @@ func TestTwoClientsInOneChainNeverShareAHold(t *testing.T) {
 
 func TestACallThatWaitsForItsOwnChainIsLogged(t *testing.T) {
 	const text = "waiting for another hold of the same holder"
-	for name, wait := range map[string]func(w *World, c *Member, log relock.Option, section context.Context) Locking{
-		"through another client": func(w *World, _ *Member, log relock.Option, _ context.Context) Locking {
+	for name, wait := range map[string]func(w *stage.World, c *stage.Member, log relock.Option, section context.Context) stage.Locking{
+		"through another client": func(w *stage.World, _ *stage.Member, log relock.Option, _ context.Context) stage.Locking {
 			return w.NewClient(log).NewLock("a").Lock
 		},
-		"for another goroutine of the section": func(w *World, c *Member, _ relock.Option, section context.Context) Locking {
+		"for another goroutine of the section": func(w *stage.World, c *stage.Member, _ relock.Option, section context.Context) stage.Locking {
 			w.Enter(section, c.NewLock("b"))
 			return c.NewLock("b").Lock
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
-				var log Logbook
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
+				var log stage.Logbook
 				c := w.NewClient(relock.WithLogger(log.Logger()))
 				section := w.Enter(t.Context(), c.NewLock("a"))
-				holder := HolderOf(t, section)
+				holder := stage.HolderOf(t, section)
 				lock := wait(w, c, relock.WithLogger(log.Logger()), section)
 				_, err := w.NewClient(relock.WithLogger(log.Logger())).NewLock("a").TryLock(section)
 				require.ErrorIs(t, err, relock.ErrLocked)
 				require.Empty(t, log.About(text), "a call that does not wait is not logged")
 				own := w.Begin(section, lock)
 				require.True(t, own.Waits())
-				Pass(time.Hour)
+				stage.Pass(time.Hour)
 				lines := log.About(text)
 				require.Len(t, lines, 1, "once for each wait")
 				require.Equal(t, slog.LevelWarn, lines[0].Level)
@@ -484,7 +485,7 @@ func TestACallThatWaitsForItsOwnChainIsLogged(t *testing.T) {
 }
 
 func TestHandOverHandAlongAChainOfLocks(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		const ttl = 10 * time.Second
 		c := w.NewClient(relock.WithTTL(ttl))
 		// Each lock is taken with the request's context, since the section before ends on the way.
@@ -494,7 +495,7 @@ func TestHandOverHandAlongAChainOfLocks(t *testing.T) {
 			l := c.NewLock(fmt.Sprint("node ", i))
 			section := w.Enter(request, l)
 			require.NoError(t, leave())
-			Pass(3 * ttl)
+			stage.Pass(3 * ttl)
 			require.True(t, l.Held(section))
 			leave = func() error { return l.Unlock(section) }
 		}
@@ -510,7 +511,7 @@ func TestALeaseIsNotRenewedUnderAnOuterSectionThatWasLeft(t *testing.T) {
 	const ttl = 10 * time.Second
 	for name, names := range map[string][2]string{"the same lock": {"a", "a"}, "another lock": {"a", "b"}} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				c := w.NewClient(relock.WithTTL(ttl))
 				outer, inner := c.NewLock(names[0]), c.NewLock(names[1])
 				for _, late := range []bool{false, true} {
@@ -520,13 +521,13 @@ func TestALeaseIsNotRenewedUnderAnOuterSectionThatWasLeft(t *testing.T) {
 					require.ErrorIs(t, context.Cause(inInner), relock.ErrReleased)
 					require.True(t, inner.Held(inInner), "there is time to clean up")
 					require.Equal(t, 1, inner.Count(inInner))
-					Pass(ttl / 2)
+					stage.Pass(ttl / 2)
 					require.True(t, inner.Held(inInner))
 					if !late {
 						w.Leave(inInner, inner)
 						continue
 					}
-					Pass(ttl/2 + time.Millisecond)
+					stage.Pass(ttl/2 + time.Millisecond)
 					require.False(t, inner.Held(inInner))
 					w.RequireFree(names[0], names[1])
 					require.ErrorIs(t, inner.Unlock(inInner), relock.ErrLockLost)
@@ -539,14 +540,14 @@ func TestALeaseIsNotRenewedUnderAnOuterSectionThatWasLeft(t *testing.T) {
 func TestCountIsRightAfterManyEntriesAndExits(t *testing.T) {
 	for name, options := range map[string][]relock.Option{"": nil, "WithLocalReentry": {relock.WithLocalReentry()}} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				const ttl = 30 * time.Second
 				m := w.NewClient(append(options, relock.WithTTL(ttl))...)
 				l := m.NewLock("a")
 				outer := w.Enter(t.Context(), l)
-				m.Link.On(func(ctx context.Context, f *Fault, run func() error) error { // in any order
-					return Delay(rand.N(time.Second), rand.N(time.Second))(ctx, f, run)
-				}, CmdEnter, CmdRelease)
+				m.Link.On(func(ctx context.Context, f *stage.Fault, run func() error) error { // in any order
+					return stage.Delay(rand.N(time.Second), rand.N(time.Second))(ctx, f, run)
+				}, stage.CmdEnter, stage.CmdRelease)
 				var wg sync.WaitGroup
 				var kept []context.Context
 				var mu sync.Mutex
@@ -573,7 +574,7 @@ func TestCountIsRightAfterManyEntriesAndExits(t *testing.T) {
 				wg.Wait()
 				require.NoError(t, errors.Join(errs...))
 				require.Equal(t, 1+len(kept), l.Count(outer))
-				Pass(ttl / 3)
+				stage.Pass(ttl / 3)
 				if options == nil { // else the store knows one entry
 					require.Equal(t, 1+len(kept), w.Count("a"))
 				}

@@ -8,13 +8,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/stage"
 	"github.com/go-relock/relock/store"
 )
 
 // Which calls does a stop end, and which ones go on?
 
 func TestAStopEndsWaitsAndLeavesSectionsAlone(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		stop, shutDown := context.WithCancelCause(t.Context())
 		ctx := relock.WithStop(t.Context(), stop)
 		m := w.NewClient()
@@ -22,23 +23,23 @@ func TestAStopEndsWaitsAndLeavesSectionsAlone(t *testing.T) {
 		section := w.Enter(ctx, l)
 		busy := w.Enter(t.Context(), other)
 		inside := w.Start(section, other)
-		waits := map[string]*Attempt{
-			"Lock": w.Begin(ctx, l.Lock), "TryLockFor": w.Begin(ctx, TryFor(l, time.Hour)),
+		waits := map[string]*stage.Attempt{
+			"Lock": w.Begin(ctx, l.Lock), "TryLockFor": w.Begin(ctx, stage.TryFor(l, time.Hour)),
 			"Lead": w.Begin(ctx, func(ctx context.Context) (context.Context, error) { return ctx, l.Lead(ctx, nothing) }),
 			"All":  w.Begin(ctx, relock.All(l, m.NewLock("c")).Lock),
 		}
 		twoOf := w.Begin(ctx, relock.All(m.NewLock("0"), l).Lock) // takes the first one
-		Pass(time.Minute)
-		shutDown(ErrOdd)
+		stage.Pass(time.Minute)
+		shutDown(stage.ErrOdd)
 		waits["All, for its second lock"] = twoOf
 		for name, a := range waits {
 			err := a.Failure()
-			require.ErrorIs(t, err, ErrOdd, name)
+			require.ErrorIs(t, err, stage.ErrOdd, name)
 			require.ErrorIs(t, err, relock.ErrLocked, name)
 			require.Equal(t, time.Minute, a.Took(), name)
 		}
 
-		Pass(time.Minute)
+		stage.Pass(time.Minute)
 		require.NoError(t, section.Err(), "sections go on, and their leases are renewed")
 		w.Leave(w.Enter(section, l), l)
 		require.True(t, inside.Waits(), "a call inside of a section goes on")
@@ -50,15 +51,15 @@ func TestAStopEndsWaitsAndLeavesSectionsAlone(t *testing.T) {
 }
 
 func TestAfterAStopNoCallGetsALock(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		stop, shutDown := context.WithCancel(t.Context())
 		shutDown()
 		ctx := relock.WithStop(t.Context(), stop)
 		m := w.NewClient()
 		l := m.NewLock("a")
 		for name, err := range map[string]error{
-			"Lock": ErrorOf(l.Lock(ctx)), "TryLock": ErrorOf(l.TryLock(ctx)), "TryLockFor": ErrorOf(l.TryLockFor(ctx, time.Hour)), "Do": l.Do(ctx, nothing),
-			"Lead": l.Lead(ctx, nothing), "All": ErrorOf(relock.All(l, m.NewLock("b")).Lock(ctx)), "TryAll": ErrorOf(relock.All(l, m.NewLock("b")).TryLock(ctx)),
+			"Lock": stage.ErrorOf(l.Lock(ctx)), "TryLock": stage.ErrorOf(l.TryLock(ctx)), "TryLockFor": stage.ErrorOf(l.TryLockFor(ctx, time.Hour)), "Do": l.Do(ctx, nothing),
+			"Lead": l.Lead(ctx, nothing), "All": stage.ErrorOf(relock.All(l, m.NewLock("b")).Lock(ctx)), "TryAll": stage.ErrorOf(relock.All(l, m.NewLock("b")).TryLock(ctx)),
 		} {
 			require.ErrorIs(t, err, context.Canceled, name)
 			require.NotErrorIs(t, err, relock.ErrLocked, "%s has asked nobody", name)
@@ -72,14 +73,14 @@ func TestAfterAStopNoCallGetsALock(t *testing.T) {
 }
 
 func TestAStopEndsTheCampaignsOfALeaderWithoutAStore(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		stop, shutDown := context.WithCancel(t.Context())
 		m := w.NewClient()
-		m.Link.On(Refuse(store.Unavailable(ErrOdd)), CmdWait)
+		m.Link.On(stage.Refuse(store.Unavailable(stage.ErrOdd)), stage.CmdWait)
 		leading := w.Begin(relock.WithStop(t.Context(), stop), func(ctx context.Context) (context.Context, error) {
 			return ctx, m.NewLock("a").Lead(ctx, nothing)
 		})
-		Pass(time.Minute + time.Second)
+		stage.Pass(time.Minute + time.Second)
 		require.True(t, leading.Waits())
 		shutDown()
 		require.ErrorIs(t, leading.Failure(), context.Canceled)
@@ -90,8 +91,8 @@ func TestAStopEndsTheCampaignsOfALeaderWithoutAStore(t *testing.T) {
 func nothing(context.Context) error { return nil }
 
 func TestAStopInAnOutageIsACanceledCall(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
 		stop, shutDown := context.WithCancel(t.Context())
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		m.Link.Cut()
@@ -100,7 +101,7 @@ func TestAStopInAnOutageIsACanceledCall(t *testing.T) {
 		err := waiting.Failure()
 		require.ErrorIs(t, err, relock.ErrUnavailable)
 		require.ErrorIs(t, err, context.Canceled)
-		require.Equal(t, relock.OutcomeCanceled, EventsOf[relock.AcquireFinished](&r)[0].Outcome)
+		require.Equal(t, relock.OutcomeCanceled, stage.EventsOf[relock.AcquireFinished](&r)[0].Outcome)
 		m.Link.Heal()
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/stage"
 	"github.com/go-relock/relock/store"
 )
 
@@ -53,31 +54,31 @@ func (g *believers) leave(b *belief) {
 }
 
 // weather breaks a link in random ways, until stop is closed.
-func weather(p *Tape, ttl time.Duration, stop <-chan struct{}) {
-	commands := []Command{CmdTry, CmdWait, CmdEnter, CmdRelease, CmdRenew, CmdForget, CmdToken}
+func weather(p *stage.Tape, ttl time.Duration, stop <-chan struct{}) {
+	commands := []stage.Command{stage.CmdTry, stage.CmdWait, stage.CmdEnter, stage.CmdRelease, stage.CmdRenew, stage.CmdForget, stage.CmdToken}
 	for {
-		some := []Command{commands[rand.IntN(len(commands))], commands[rand.IntN(len(commands))]}
-		var f *Fault
+		some := []stage.Command{commands[rand.IntN(len(commands))], commands[rand.IntN(len(commands))]}
+		var f *stage.Fault
 		switch rand.IntN(12) {
 		case 0:
 			f = p.Cut()
 		case 1:
-			f = p.On(LoseAnswer(store.Unavailable(ErrBroken)), some...)
+			f = p.On(stage.LoseAnswer(store.Unavailable(stage.ErrBroken)), some...)
 		case 2:
-			f = p.On(Refuse(store.Unavailable(ErrBroken)), some...)
+			f = p.On(stage.Refuse(store.Unavailable(stage.ErrBroken)), some...)
 		case 3:
-			f = p.On(SendTwice, some...)
+			f = p.On(stage.SendTwice, some...)
 		case 4:
-			f = p.On(Delay(rand.N(ttl/2), rand.N(ttl/2)), some...)
+			f = p.On(stage.Delay(rand.N(ttl/2), rand.N(ttl/2)), some...)
 		case 5:
-			f = p.On(Delay(rand.N(2*ttl), rand.N(2*ttl)), some...)
+			f = p.On(stage.Delay(rand.N(2*ttl), rand.N(2*ttl)), some...)
 		case 6:
-			f = p.Once(Mute, some...)
+			f = p.Once(stage.Mute, some...)
 		case 7:
-			f = p.On(SendTwice) // fine weather, nearly
+			f = p.On(stage.SendTwice) // fine weather, nearly
 			<-time.After(2 * ttl)
 		default:
-			f = p.On(Delay(rand.N(time.Millisecond), rand.N(time.Millisecond)))
+			f = p.On(stage.Delay(rand.N(time.Millisecond), rand.N(time.Millisecond)))
 			p.Keep(some...)
 		}
 		select {
@@ -160,12 +161,12 @@ func TestNoTwoHoldersBelieveWhateverTheWeather(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				g := believers{in: map[*belief]bool{}}
 				stop := make(chan struct{})
 				var working, raging sync.WaitGroup
-				var tapes []*Tape
-				var r Recorder
+				var tapes []*stage.Tape
+				var r stage.Recorder
 				hooks := relock.WithHooks(relock.Hooks{
 					AcquireFinished: r.Hooks().AcquireFinished, Released: r.Hooks().Released, Lost: r.Hooks().Lost,
 				})
@@ -194,24 +195,24 @@ func TestNoTwoHoldersBelieveWhateverTheWeather(t *testing.T) {
 				require.Empty(t, g.faults)
 				require.Greater(t, g.entries, 50)
 				t.Log(g.entries, "sections")
-				Pass(2 * ttl)
+				stage.Pass(2 * ttl)
 				w.RequireFree("a", "b")
 				requireOneEndEach(t, &r, g.entries)
 				for range 3 { // and everything is as before
 					section := w.Enter(t.Context(), w.NewClient().NewLock("a"))
-					Pass(time.Second)
+					stage.Pass(time.Second)
 					require.NoError(t, section.Err())
 					w.Store.Lose("a")
 				}
-				Pass(2 * time.Minute)
-				require.Zero(t, Goroutines("(*cleanup)"))
+				stage.Pass(2 * time.Minute)
+				require.Zero(t, stage.Goroutines("(*cleanup)"))
 			})
 		})
 	}
 }
 
 // requireOneEndEach fails unless each hold that was entered has exactly one end.
-func requireOneEndEach(t *testing.T, r *Recorder, holds int) {
+func requireOneEndEach(t *testing.T, r *stage.Recorder, holds int) {
 	t.Helper()
 	entered, over := map[relock.Holder]int{}, map[relock.Holder]int{}
 	for _, event := range r.All() {
@@ -233,7 +234,7 @@ func requireOneEndEach(t *testing.T, r *Recorder, holds int) {
 func TestCountIsRightSoonAfterTheWeather(t *testing.T) {
 	for name, options := range map[string][]relock.Option{"renewed": nil, "fixed": {relock.WithFixedLease(time.Hour)}} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				const ttl = time.Minute
 				m, p := w.NewTape(append([]relock.Option{relock.WithTTL(ttl)}, options...)...)
 				l := m.NewLock("a")
@@ -259,7 +260,7 @@ func TestCountIsRightSoonAfterTheWeather(t *testing.T) {
 					close(stop)
 					raging.Wait()
 					p.Calm()
-					Pass(ttl / 3)
+					stage.Pass(ttl / 3)
 					if name == "fixed" {
 						// A late command comes when nothing is renewed. The next entry or exit sets
 						// the count right.
@@ -271,7 +272,7 @@ func TestCountIsRightSoonAfterTheWeather(t *testing.T) {
 						w.RequireCount("a", 1)
 					}
 					_ = l.Unlock(outer)
-					Pass(ttl)
+					stage.Pass(ttl)
 					w.RequireFree("a")
 				}
 				require.Greater(t, survived, 10)

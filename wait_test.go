@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/stage"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
 )
@@ -24,11 +25,11 @@ import (
 // and lease_test.go is about leases that are nearly over when they begin.
 
 func TestEnteringAndLeavingAFreeLockAsksTheStoreOnce(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		l := m.NewLock("a")
 		require.Zero(t, m.Link.Sent(), "a lock that is not used costs nothing")
-		for name, lock := range map[Command]Locking{CmdWait: l.Lock, CmdTry: l.TryLock} {
+		for name, lock := range map[stage.Command]stage.Locking{stage.CmdWait: l.Lock, stage.CmdTry: l.TryLock} {
 			m.Link.Reset()
 			begun := time.Now()
 			section, err := lock(t.Context())
@@ -36,7 +37,7 @@ func TestEnteringAndLeavingAFreeLockAsksTheStoreOnce(t *testing.T) {
 			require.Equal(t, 1, m.Link.Sent())
 			require.Equal(t, 1, m.Link.Sent(name))
 			require.Equal(t, relock.DefaultTTL, w.Lease("a"))
-			require.Equal(t, relock.DefaultTTL-Margin(relock.DefaultTTL), l.Remaining(section))
+			require.Equal(t, relock.DefaultTTL-stage.Margin(relock.DefaultTTL), l.Remaining(section))
 			w.Leave(section, l)
 			require.Equal(t, 2, m.Link.Sent())
 			require.Zero(t, time.Since(begun))
@@ -46,12 +47,12 @@ func TestEnteringAndLeavingAFreeLockAsksTheStoreOnce(t *testing.T) {
 }
 
 func TestTheWorkEndsBeforeTheLockIsFree(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		l := m.NewLock("a")
 		section := w.Enter(t.Context(), l)
-		m.Link.On(Delay(time.Second, 0), CmdRelease)
-		exit := w.Begin(section, Unlock(l))
+		m.Link.On(stage.Delay(time.Second, 0), stage.CmdRelease)
+		exit := w.Begin(section, stage.Unlock(l))
 		require.Equal(t, relock.ErrReleased, context.Cause(section))
 		require.False(t, w.Free("a"))
 		require.NoError(t, exit.Failure())
@@ -60,13 +61,13 @@ func TestTheWorkEndsBeforeTheLockIsFree(t *testing.T) {
 }
 
 func TestAWaiterIsServedTheMomentTheLockIsFree(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		l := w.NewClient().NewLock("a")
 		section := w.Enter(t.Context(), l)
 		waiting := w.Start(t.Context(), m.NewLock("a"))
 		m.Link.Reset()
-		Pass(time.Hour)
+		stage.Pass(time.Hour)
 		require.True(t, waiting.Waits())
 		require.Zero(t, m.Link.Sent(), "a waiter does not ask again and again")
 		w.Leave(section, l)
@@ -76,12 +77,12 @@ func TestAWaiterIsServedTheMomentTheLockIsFree(t *testing.T) {
 }
 
 func TestAWaitMayBeAsLongAsADurationIs(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		l := w.NewClient().NewLock("a")
 		section, err := l.TryLockFor(t.Context(), math.MaxInt64)
 		require.NoError(t, err)
-		waiting := w.Begin(t.Context(), TryFor(l, math.MaxInt64))
-		Pass(time.Minute)
+		waiting := w.Begin(t.Context(), stage.TryFor(l, math.MaxInt64))
+		stage.Pass(time.Minute)
 		require.True(t, waiting.Waits())
 		w.Leave(section, l)
 		require.NoError(t, l.Unlock(waiting.Section()))
@@ -91,7 +92,7 @@ func TestAWaitMayBeAsLongAsADurationIs(t *testing.T) {
 func TestACallEndsWithItsContextAlsoInSilence(t *testing.T) {
 	for name, when := range map[string]time.Duration{"from the start": 0, "while waiting": time.Minute} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				l := w.NewClient().NewLock("a")
 				section := w.Enter(t.Context(), l)
 				m := w.NewClient()
@@ -100,9 +101,9 @@ func TestACallEndsWithItsContextAlsoInSilence(t *testing.T) {
 					m.Link.Cut()
 				}
 				call := w.Start(ctx, m.NewLock("a"))
-				Pass(when)
+				stage.Pass(when)
 				m.Link.Cut()
-				Pass(time.Second)
+				stage.Pass(time.Second)
 				cancel()
 				err := call.Failure()
 				require.ErrorIs(t, err, context.Canceled)
@@ -110,10 +111,10 @@ func TestACallEndsWithItsContextAlsoInSilence(t *testing.T) {
 				require.Equal(t, when > 0, errors.Is(err, relock.ErrLocked), "only if the store has said so")
 				require.Equal(t, when+time.Second, call.Took())
 				m.Link.Heal()
-				Pass(2 * relock.DefaultTTL)
+				stage.Pass(2 * relock.DefaultTTL)
 				require.Zero(t, w.Waiters("a"), "the place is taken back")
 				w.Leave(section, l)
-				Pass(time.Minute)
+				stage.Pass(time.Minute)
 				w.RequireFree("a")
 			})
 		})
@@ -121,10 +122,10 @@ func TestACallEndsWithItsContextAlsoInSilence(t *testing.T) {
 }
 
 func TestAWaitThatIsOverSaysThatTheStoreIsSilent(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		holder := w.Enter(t.Context(), w.NewClient().NewLock("a"))
 		m := w.NewClient()
-		call := w.Begin(t.Context(), TryFor(m.NewLock("a"), time.Minute))
+		call := w.Begin(t.Context(), stage.TryFor(m.NewLock("a"), time.Minute))
 		m.Link.Cut()
 		err := call.Failure()
 		require.Equal(t, time.Minute, call.Took())
@@ -132,9 +133,9 @@ func TestAWaitThatIsOverSaysThatTheStoreIsSilent(t *testing.T) {
 		require.ErrorIs(t, err, relock.ErrUnavailable)
 		var refusal *relock.LockedError
 		require.ErrorAs(t, err, &refusal)
-		require.Equal(t, HolderOf(t, holder), refusal.Holder, "as the store has said last")
+		require.Equal(t, stage.HolderOf(t, holder), refusal.Holder, "as the store has said last")
 
-		call = w.Begin(t.Context(), TryFor(m.NewLock("b"), time.Minute))
+		call = w.Begin(t.Context(), stage.TryFor(m.NewLock("b"), time.Minute))
 		err = call.Failure()
 		require.Equal(t, time.Minute, call.Took())
 		require.NotErrorIs(t, err, relock.ErrLocked, "nobody has said who has this one")
@@ -145,7 +146,7 @@ func TestAWaitThatIsOverSaysThatTheStoreIsSilent(t *testing.T) {
 }
 
 func TestAGrantToAWaiterThatHasGivenUpGoesToTheNext(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		l := w.NewClient().NewLock("a")
 		section := w.Enter(t.Context(), l)
 		quitter := w.NewClient()
@@ -158,7 +159,7 @@ func TestAGrantToAWaiterThatHasGivenUpGoesToTheNext(t *testing.T) {
 		require.ErrorIs(t, first.Failure(), relock.ErrLocked)
 		w.Leave(section, l)
 		require.True(t, second.Waits())
-		Pass(time.Second)
+		stage.Pass(time.Second)
 		quitter.Link.Heal()
 		_ = second.Section()
 		require.Less(t, second.Took(), 10*time.Second, "well before the lease of the grant ends")
@@ -179,7 +180,7 @@ func TestAWaitThatEndsAsTheLockIsGrantedHasOneEnd(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				entered := 0
 				for range 200 {
 					l, other := w.NewClient().NewLock("a"), w.NewClient().NewLock("a")
@@ -193,7 +194,7 @@ func TestAWaitThatEndsAsTheLockIsGrantedHasOneEnd(t *testing.T) {
 					} else {
 						require.True(t, errors.Is(err, relock.ErrLocked) || errors.Is(err, context.DeadlineExceeded), "%v", err)
 					}
-					Pass(time.Millisecond)
+					stage.Pass(time.Millisecond)
 					w.RequireFree("a")
 				}
 				t.Logf("entered %d of 200 times", entered)
@@ -223,28 +224,28 @@ func (o *overheard) AfterFunc(func()) (stop func() bool) {
 func TestACallThatGivesUpLeavesNothingInItsContextAndIsNoLeak(t *testing.T) {
 	for name, c := range map[string]struct {
 		wait time.Duration
-		end  func(m *Member, owner *relock.Lock, section context.Context) error
+		end  func(m *stage.Member, owner *relock.Lock, section context.Context) error
 		want error
 	}{
 		"the wait is over": {wait: time.Second, want: relock.ErrLocked},
 		"the client is closed": {
 			wait: time.Hour, want: relock.ErrClosed,
-			end: func(m *Member, _ *relock.Lock, _ context.Context) error { return m.Close() },
+			end: func(m *stage.Member, _ *relock.Lock, _ context.Context) error { return m.Close() },
 		},
 		"the call enters": {
 			wait: time.Hour,
-			end:  func(_ *Member, owner *relock.Lock, section context.Context) error { return owner.Unlock(section) },
+			end:  func(_ *stage.Member, owner *relock.Lock, section context.Context) error { return owner.Unlock(section) },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
-				var r Recorder
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
+				var r stage.Recorder
 				owner := w.NewClient().NewLock("a")
 				section := w.Enter(t.Context(), owner)
 				m := w.NewClient(relock.WithHooks(r.Hooks()))
 				l := m.NewLock("a")
 				parent := &overheard{Context: context.Background(), done: make(chan struct{})}
-				call := w.Begin(parent, TryFor(l, c.wait))
+				call := w.Begin(parent, stage.TryFor(l, c.wait))
 				require.True(t, call.Waits())
 				require.Positive(t, parent.heard.Load())
 				if c.end != nil {
@@ -261,9 +262,9 @@ func TestACallThatGivesUpLeavesNothingInItsContextAndIsNoLeak(t *testing.T) {
 				require.Zero(t, parent.heard.Load())
 				for range 3 {
 					runtime.GC()
-					Pass(relock.DefaultTTL)
+					stage.Pass(relock.DefaultTTL)
 				}
-				require.Empty(t, EventsOf[relock.Leaked](&r))
+				require.Empty(t, stage.EventsOf[relock.Leaked](&r))
 			})
 		})
 	}
@@ -283,7 +284,7 @@ func TestAnErrorOfTheStoreEndsAWaitAndIsNoRefusal(t *testing.T) {
 	broken := errors.New("WRONGTYPE")
 	for name, unsure := range map[string]bool{"it did not run": false, "it may have run": true} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				s := &answering{Store: w.Store}
 				s.wait = func(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
 					progress(store.Progress{Busy: &store.Busy{Owner: "x:1:1", TTL: time.Second}, Queued: true})
@@ -298,7 +299,7 @@ func TestAnErrorOfTheStoreEndsAWaitAndIsNoRefusal(t *testing.T) {
 				require.NoError(t, err)
 				defer c.Close()
 				l := c.NewLock("a")
-				for _, lock := range []Locking{l.Lock, TryFor(l, time.Minute)} {
+				for _, lock := range []stage.Locking{l.Lock, stage.TryFor(l, time.Minute)} {
 					ctx, err := lock(t.Context())
 					require.ErrorIs(t, err, broken)
 					require.NotErrorIs(t, err, relock.ErrLocked)
@@ -311,11 +312,11 @@ func TestAnErrorOfTheStoreEndsAWaitAndIsNoRefusal(t *testing.T) {
 }
 
 func TestWhatACallMayHaveTakenIsTakenBack(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		l := m.NewLock("a")
-		m.Link.On(LoseAnswer(store.ErrUnavailable), CmdWait, CmdTry)
-		for _, lock := range []Locking{l.Lock, l.TryLock, TryFor(l, time.Minute)} {
+		m.Link.On(stage.LoseAnswer(store.ErrUnavailable), stage.CmdWait, stage.CmdTry)
+		for _, lock := range []stage.Locking{l.Lock, l.TryLock, stage.TryFor(l, time.Minute)} {
 			_, err := lock(t.Context())
 			require.ErrorIs(t, err, relock.ErrUnavailable)
 			w.RequireFree("a")
@@ -326,15 +327,15 @@ func TestWhatACallMayHaveTakenIsTakenBack(t *testing.T) {
 func TestACallBehindTooManyWaitersIsRefused(t *testing.T) {
 	for name, options := range map[string][]relock.Option{
 		"of the store":   nil,
-		"of the process": Options(relock.WithLocalPass(0, time.Second)),
+		"of the process": stage.Options(relock.WithLocalPass(0, time.Second)),
 	} {
 		t.Run(name, func(t *testing.T) {
-			Fake(t, func(t *testing.T, w *World) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
 				m := w.NewClient(append(options, relock.WithMaxWaiters(2))...)
 				l := m.NewLock("a")
 				owner := w.Enter(t.Context(), l)
 				first, second := w.Start(t.Context(), l), w.Start(t.Context(), l)
-				for _, lock := range []Locking{l.Lock, TryFor(l, time.Minute)} {
+				for _, lock := range []stage.Locking{l.Lock, stage.TryFor(l, time.Minute)} {
 					refused := w.Begin(t.Context(), lock)
 					err := refused.Failure()
 					require.ErrorIs(t, err, relock.ErrQueueFull)
@@ -342,14 +343,14 @@ func TestACallBehindTooManyWaitersIsRefused(t *testing.T) {
 					require.NotErrorIs(t, err, context.Canceled)
 					var locked *relock.LockedError
 					require.ErrorAs(t, err, &locked)
-					require.Equal(t, HolderOf(t, owner), locked.Holder)
+					require.Equal(t, stage.HolderOf(t, owner), locked.Holder)
 					require.Zero(t, refused.Took())
 				}
 				require.True(t, first.Waits() && second.Waits(), "those who wait are not disturbed")
 				w.Leave(owner, l)
 				third := w.Start(t.Context(), l) // one place is free
 				require.True(t, third.Waits())
-				for _, a := range []*Attempt{first, second, third} {
+				for _, a := range []*stage.Attempt{first, second, third} {
 					a.Leave()
 				}
 				w.RequireFree("a")
@@ -359,16 +360,16 @@ func TestACallBehindTooManyWaitersIsRefused(t *testing.T) {
 }
 
 func TestARefusalOfAFullQueueIsAnEventOfALockedLock(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
-		var r Recorder
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
 		l := w.NewClient(relock.WithMaxWaiters(1), relock.WithHooks(r.Hooks())).NewLock("a")
 		owner := w.Enter(t.Context(), l)
 		waiter := w.Start(t.Context(), l)
 		err := l.Do(t.Context(), func(context.Context) error { return nil })
 		require.EqualError(t, err, fmt.Sprintf("relock: %q is locked by %s; its lease has 30s left and may be renewed: relock: the queue is full",
-			"a", HolderOf(t, owner)))
+			"a", stage.HolderOf(t, owner)))
 		require.True(t, relock.NotEntered(err))
-		finished := EventsOf[relock.AcquireFinished](&r)
+		finished := stage.EventsOf[relock.AcquireFinished](&r)
 		require.Equal(t, relock.OutcomeLocked, finished[len(finished)-1].Outcome)
 		w.Leave(owner, l)
 		waiter.Leave()
@@ -376,10 +377,10 @@ func TestARefusalOfAFullQueueIsAnEventOfALockedLock(t *testing.T) {
 }
 
 func TestTheQueueLimitCountsThePlaceInTheLineAndInTheStore(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m, other := w.NewClient(relock.WithMaxWaiters(2), relock.WithLocalPass(0, 0)), w.NewClient().NewLock("a")
 		owner := w.Enter(t.Context(), other)
-		var before []*Attempt
+		var before []*stage.Attempt
 		for range 3 {
 			before = append(before, w.Start(t.Context(), other))
 		}
@@ -397,11 +398,11 @@ func TestTheQueueLimitCountsThePlaceInTheLineAndInTheStore(t *testing.T) {
 }
 
 func TestTheQueueLimitHoldsForLocksThatAreAskedForAgain(t *testing.T) {
-	Fake(t, func(t *testing.T, w *World) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m, other := w.NewClient(relock.WithTTL(time.Second), relock.WithMaxWaiters(1)), w.NewClient().NewLock("a")
-		m.Link.Once(Delay(0, 2*time.Second), CmdTryAll) // the leases are over when the answer comes
+		m.Link.Once(stage.Delay(0, 2*time.Second), stage.CmdTryAll) // the leases are over when the answer comes
 		both := w.Begin(t.Context(), m.NewLocks([]string{"a", "b"}).Lock)
-		Pass(1500 * time.Millisecond)
+		stage.Pass(1500 * time.Millisecond)
 		owner := w.Enter(t.Context(), other)
 		waiter := w.Start(t.Context(), other)
 		require.ErrorIs(t, both.Failure(), relock.ErrQueueFull)

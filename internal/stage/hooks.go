@@ -1,0 +1,157 @@
+package stage
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+)
+
+// Recorder notes the events of hooks, in order, and their times.
+type Recorder struct {
+	mu     sync.Mutex
+	events []recorded
+}
+
+type recorded struct {
+	at    time.Time
+	event any // the argument of the hook
+}
+
+// Hooks returns the hooks that record.
+func (r *Recorder) Hooks() relock.Hooks {
+	return relock.Hooks{
+		AcquireStarted:  func(e relock.AcquireStarted) { r.Add(e) },
+		AcquireFinished: func(e relock.AcquireFinished) { r.Add(e) },
+		Queued:          func(e relock.Queued) { r.Add(e) },
+		Released:        func(e relock.Released) { r.Add(e) },
+		Renewed:         func(e relock.Renewed) { r.Add(e) },
+		Lost:            func(e relock.Lost) { r.Add(e) },
+		Leaked:          func(e relock.Leaked) { r.Add(e) },
+		Reconnected:     func(e relock.Reconnected) { r.Add(e) },
+		Retried:         func(e relock.Retried) { r.Add(e) },
+		Closed:          func(e relock.Closed) { r.Add(e) },
+		Dropped:         func(e relock.Dropped) { r.Add(e) },
+	}
+}
+
+func (r *Recorder) Add(event any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.events = append(r.events, recorded{time.Now(), event})
+}
+
+// All returns the events so far, in order.
+func (r *Recorder) All() []any {
+	Settle()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	events := make([]any, len(r.events))
+	for i, e := range r.events {
+		events[i] = e.event
+	}
+	return events
+}
+
+// Kinds is all without the fields: "AcquireStarted", "AcquireFinished", ...
+func (r *Recorder) Kinds() []string {
+	var kinds []string
+	for _, e := range r.All() {
+		kinds = append(kinds, strings.TrimPrefix(fmt.Sprintf("%T", e), "relock."))
+	}
+	return kinds
+}
+
+// EventsOf returns the events of one kind, in order.
+func EventsOf[E any](r *Recorder) []E {
+	var events []E
+	for _, e := range r.All() {
+		if event, ok := e.(E); ok {
+			events = append(events, event)
+		}
+	}
+	return events
+}
+
+// TimesOf returns the times of the events of one kind, in order.
+func TimesOf[E any](r *Recorder) []time.Time {
+	Settle()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var times []time.Time
+	for _, e := range r.events {
+		if _, ok := e.event.(E); ok {
+			times = append(times, e.at)
+		}
+	}
+	return times
+}
+
+// Story runs the library through everything that calls a hook in fake time.
+func Story(t *testing.T, w *World, m *Member) {
+	t.Helper()
+	begun := time.Now()
+	l := m.NewLock("a")
+	outer := w.Enter(t.Context(), l)
+	inner := w.Enter(outer, l)
+	waiting := w.Start(t.Context(), l)
+	_, err := l.TryLock(t.Context())
+	require.ErrorIs(t, err, relock.ErrLocked)
+	w.Leave(inner, l)
+	Pass(relock.DefaultTTL)
+	require.NoError(t, outer.Err())
+	w.Leave(outer, l)
+	next := waiting.Section()
+	require.Equal(t, relock.DefaultTTL, time.Since(begun))
+	w.Store.Lose("a")
+	took, cause := w.Ends(next)
+	require.LessOrEqual(t, took, relock.DefaultTTL/3)
+	require.ErrorIs(t, cause, relock.ErrLockLost)
+	require.ErrorIs(t, l.Unlock(next), relock.ErrLockLost)
+}
+
+// Each makes every hook call f.
+func Each(f func()) relock.Hooks {
+	return relock.Hooks{
+		AcquireStarted:  func(relock.AcquireStarted) { f() },
+		AcquireFinished: func(relock.AcquireFinished) { f() },
+		Queued:          func(relock.Queued) { f() },
+		Released:        func(relock.Released) { f() },
+		Renewed:         func(relock.Renewed) { f() },
+		Lost:            func(relock.Lost) { f() },
+		Leaked:          func(relock.Leaked) { f() },
+		Reconnected:     func(relock.Reconnected) { f() },
+		Retried:         func(relock.Retried) { f() },
+		Closed:          func(relock.Closed) { f() },
+		Dropped:         func(relock.Dropped) { f() },
+	}
+}
+
+// AwaitLeaks lets the watchdog look again and again, until it has reported so many leaks.
+func AwaitLeaks(t *testing.T, n int, reported func() int) {
+	t.Helper()
+	for range 1000 {
+		runtime.GC()
+		if Pass(relock.DefaultTTL / 3); reported() >= n {
+			break
+		}
+	}
+	require.Equal(t, n, reported())
+}
+
+// LeaksOf counts the leaks that a recorder knows of.
+func LeaksOf(r *Recorder) func() int { return func() int { return len(EventsOf[relock.Leaked](r)) } }
+
+// DropSection locks, and drops the section.
+func DropSection(t *testing.T, ctx context.Context, l *relock.Lock) { //nolint:revive // t comes first in a test helper
+	t.Helper()
+	_, err := l.Lock(ctx)
+	require.NoError(t, err)
+}

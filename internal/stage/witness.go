@@ -1,0 +1,138 @@
+package stage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+)
+
+// Witness is what a lock guards. It notices two that are in at once, and a token that is not larger
+// than all tokens before.
+type Witness struct {
+	Lost bool // leases may be lost: a section that is over by its own clock is not in
+
+	mu      sync.Mutex
+	lock    *relock.Lock
+	section context.Context // nil: nobody is in
+	Token   int64           // the largest so far
+	Entries int
+	Faults  []string
+}
+
+// Enter is called with the section's context. It returns false if the section is over already.
+func (g *Witness) Enter(section context.Context, l *relock.Lock) bool {
+	g.mu.Lock()
+	if g.section != nil && (!g.Lost || g.lock.Held(g.section) && l.Held(section)) {
+		g.Faults = append(g.Faults, fmt.Sprintf("a section of %q begins while another still is in", l.Name()))
+	}
+	g.lock, g.section = l, section
+	g.Entries++
+	g.mu.Unlock()
+	token, err := l.Token(section)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case err == nil && token <= g.Token && (!g.Lost || l.Held(section)):
+		g.Faults = append(g.Faults, fmt.Sprintf("token %d comes after token %d", token, g.Token))
+	case errors.Is(err, relock.ErrLockLost):
+		if !g.Lost {
+			g.Faults = append(g.Faults, fmt.Sprintf("a section of %q is over before it began: %v", l.Name(), err))
+		}
+		return false
+	}
+	g.Token = max(token, g.Token)
+	return true
+}
+
+// Leave is called before Unlock.
+func (g *Witness) Leave(section context.Context) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.section == section {
+		g.section = nil
+	}
+}
+
+func (g *Witness) Require(t testing.TB) {
+	t.Helper()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	require.Empty(t, g.Faults)
+}
+
+// Crowd is many who wait for one lock, go through it one by one, and leave at once.
+type Crowd struct {
+	Witness
+	Arena *Arena
+	all   sync.WaitGroup
+	errs  Texts
+}
+
+func (c *Crowd) Joins(l *relock.Lock) {
+	c.all.Go(func() {
+		c.errs.Check(l.Do(context.Background(), func(section context.Context) error {
+			c.Enter(section, l)
+			<-time.After(time.Millisecond)
+			c.Leave(section)
+			return context.Cause(section)
+		}))
+	})
+}
+
+// Through waits until everybody was in.
+func (c *Crowd) Through(limit time.Duration, entries int) {
+	c.Arena.T.Helper()
+	_ = c.Arena.Within(limit).Call(func() error { c.all.Wait(); return nil })
+	require.Empty(c.Arena.T, c.errs.All())
+	c.Require(c.Arena.T)
+	require.Equal(c.Arena.T, entries, c.Entries)
+}
+
+// Pickers take random sets of locks, and fails the test if two are in one lock.
+type Pickers struct {
+	Names  []string
+	inside []atomic.Int32
+	Rounds atomic.Int64
+}
+
+func NewPickers(names int) *Pickers {
+	c := &Pickers{inside: make([]atomic.Int32, names)}
+	for i := range names {
+		c.Names = append(c.Names, fmt.Sprint("n", i))
+	}
+	return c
+}
+
+// Round takes some locks in any order of names, works, and leaves them.
+func (c *Pickers) Round(t *testing.T, client *relock.Client, size int, work func()) {
+	t.Helper()
+	picked := rand.Perm(len(c.Names))[:size]
+	var names []string
+	for _, i := range picked {
+		names = append(names, c.Names[i])
+	}
+	err := client.NewLocks(names).Do(t.Context(), func(context.Context) error {
+		for _, i := range picked {
+			if n := c.inside[i].Add(1); n != 1 {
+				t.Errorf("%d are in %q", n, c.Names[i])
+			}
+		}
+		work()
+		for _, i := range picked {
+			c.inside[i].Add(-1)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
