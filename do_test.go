@@ -13,8 +13,9 @@ import (
 	"github.com/go-relock/relock/internal/stage"
 )
 
-// This file is about what package locktest does not ask: lockers of others, and errors of a Do
-// inside of a Do.
+// What does Do make of a Locker of somebody else, and of a Do inside of a Do?
+
+// This file is about what package locktest does not ask.
 
 // stubLocker is a Locker as a service's test has one.
 type stubLocker struct{ lockErr, unlockErr error }

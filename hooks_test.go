@@ -14,7 +14,7 @@ import (
 // What do events say?
 
 // This file is about what events say. hooks_calls_test.go is about how hooks are called, and
-// hooks_redis_test.go about the events that only a Redis server causes.
+// internal/suite/redis about the events that only a Redis server causes.
 
 func TestHooksAreCalledInOrder(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {

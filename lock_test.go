@@ -4,56 +4,104 @@ import (
 	"context"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
-	"github.com/go-relock/relock/internal/stage"
 	"github.com/go-relock/relock/locktest"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
 )
 
-// What is a lock, and does it keep the promises of package locktest over every kind of store?
+// What is a lock, and does it keep the promises of package locktest?
+
+// Read this file first. Locks are kept in memory here, as by a server, and each client stands for a
+// process. The tests run in bubbles of testing/synctest: time stands still while anything can run, and
+// jumps to the next timer when nothing can. Tests that need faults or exact times have the words of
+// internal/stage.
+
+// newClient returns a client, as a process of its own has it.
+func newClient(t *testing.T, s store.Store, options ...relock.Option) *relock.Client {
+	t.Helper()
+	c, err := relock.Open(s, options...)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	return c
+}
 
 func TestALockLetsOneInAtATime(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		one, two := w.NewClient().NewLock("a"), w.NewClient().NewLock("a")
-		section, err := one.Lock(t.Context())
+	synctest.Test(t, func(t *testing.T) {
+		s := mem.New()
+		one, two := newClient(t, s).NewLock("a"), newClient(t, s).NewLock("a")
+		section, err := one.Lock(t.Context()) // the context of the section that the lock guards
 		require.NoError(t, err)
-		waiting := w.Begin(t.Context(), two.Lock)
-		require.True(t, waiting.Waits())
+
 		_, err = two.TryLock(t.Context())
 		require.ErrorIs(t, err, relock.ErrLocked)
+		entered := make(chan context.Context)
+		go func() {
+			section, _ := two.Lock(t.Context()) // waits
+			entered <- section
+		}()
+		synctest.Wait() // until nothing goes on
+		state, err := one.State(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, 1, state.Waiters)
 
 		require.NoError(t, one.Unlock(section))
-		require.ErrorIs(t, context.Cause(section), relock.ErrReleased)
-		require.NoError(t, two.Unlock(waiting.Section())) // the waiter has got the lock by the Unlock
-		w.RequireFree("a")
+		require.ErrorIs(t, context.Cause(section), relock.ErrReleased, "the section is over")
+		section = <-entered // by the Unlock
+		require.NoError(t, two.Unlock(section))
+		state, err = one.State(t.Context())
+		require.NoError(t, err)
+		require.False(t, state.Locked())
 	})
 }
 
 func TestACallInsideOfASectionEntersAgain(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		l := w.NewClient().NewLock("a")
+	synctest.Test(t, func(t *testing.T) {
+		l := newClient(t, mem.New()).NewLock("a")
 		outer, err := l.Lock(t.Context())
 		require.NoError(t, err)
-		inner, err := l.Lock(outer)
+		inner, err := l.Lock(outer) // the context says who calls
 		require.NoError(t, err)
 		require.Equal(t, 2, l.Count(inner))
+
 		require.NoError(t, l.Unlock(inner))
 		require.True(t, l.Held(outer))
 		require.NoError(t, l.Unlock(outer))
-		w.RequireFree("a")
+		require.ErrorIs(t, l.Unlock(outer), relock.ErrNotHeld)
+	})
+}
+
+func TestALockLastsAsLongAsItsProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := mem.New()
+		mortal, other := newClient(t, s), newClient(t, s).NewLock("a")
+		section, err := mortal.NewLock("a").Lock(t.Context())
+		require.NoError(t, err)
+		<-time.After(time.Hour) // renewals keep the lock
+		require.NoError(t, section.Err())
+		_, err = other.TryLock(t.Context())
+		require.ErrorIs(t, err, relock.ErrLocked)
+
+		require.NoError(t, mortal.Close()) // ends renewals, as a crash does
+		begun := time.Now()
+		section, err = other.Lock(t.Context())
+		require.NoError(t, err)
+		require.LessOrEqual(t, time.Since(begun), relock.DefaultTTL)
+		require.NoError(t, other.Unlock(section))
 	})
 }
 
 func TestALostLockEndsItsSection(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		l := w.NewClient().NewLock("a")
+	synctest.Test(t, func(t *testing.T) {
+		s := mem.New()
+		l := newClient(t, s).NewLock("a")
 		section, err := l.Lock(t.Context())
 		require.NoError(t, err)
-		w.Store.Lose("a") // as a server does that restarts empty
+		s.Lose("a") // as a server does that restarts empty
 		<-section.Done()
 		require.ErrorIs(t, context.Cause(section), relock.ErrLockLost)
 		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)

@@ -18,11 +18,8 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// This file and stage_test.go are the vocabulary of the tests on real servers: faults_*_test.go, crash_test.go,
-// clock_linux_test.go, stress_test.go, flood_test.go, deaf_test.go.
-
 const (
-	// Limit bounds a few round trips on one server. See stage.limit.
+	// Limit bounds a few round trips on one server. See Stage.Limit.
 	Limit = 3 * time.Second
 	// Promptly is how long a call may go on after its context is done.
 	Promptly = 50 * time.Millisecond
@@ -32,7 +29,7 @@ const (
 	AfterLease = 500 * time.Millisecond
 )
 
-// Arena is the surroundings of one test: a server, and a view of that server from outside. When
+// An Arena is the surroundings of one test: a server, and a view of that server from outside. When
 // the test ends, and all its peers are closed, nothing may be left: no key but tokens and used
 // tickets, no subscription, and no goroutine of the library.
 type Arena struct {
@@ -57,13 +54,14 @@ func OnOwn(t *testing.T, args ...string) *Arena {
 	return NewArena(t, redistest.Start(t, args...))
 }
 
-// Apart is onOwn for a test that mostly waits, and runs in parallel with others of its kind.
+// Apart is [OnOwn] for a test that mostly waits, and runs in parallel with others of its kind.
 func Apart(t *testing.T, args ...string) *Arena {
 	t.Helper()
 	t.Parallel()
 	return NewArena(t, redistest.Start(t, args...))
 }
 
+// NewArena is an arena on a server that a test has started in its own way.
 func NewArena(t *testing.T, server *redistest.Server) *Arena {
 	t.Helper()
 	plain := server.Client(func(o *redis.Options) { o.ReadTimeout = 10 * time.Second })
@@ -123,7 +121,7 @@ func (w *Arena) measure() (stop func()) {
 // Lateness is the longest that this process was late.
 func (w *Arena) Lateness() time.Duration { return w.wall.lateness() }
 
-// In is the same surroundings for a subtest.
+// In returns the arena for a subtest.
 func (w *Arena) In(t *testing.T) *Arena {
 	t.Helper()
 	sub := *w

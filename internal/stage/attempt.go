@@ -15,11 +15,11 @@ import (
 // Attempt is a call of Lock, or the like, in a goroutine of its own.
 type Attempt struct {
 	s     *Stage
-	Lock  *relock.Lock // of a call that start began
+	Lock  *relock.Lock // of a call that Start began
 	Begun time.Time
 	Done  chan struct{}
 
-	// Set when done is closed.
+	// Set when Done is closed.
 	Ctx   context.Context
 	Err   error
 	Ended time.Time
@@ -33,16 +33,16 @@ func TryFor(l *relock.Lock, wait time.Duration) Locking {
 	return func(ctx context.Context) (context.Context, error) { return l.TryLockFor(ctx, wait) }
 }
 
-// Unlock returns Unlock, for begin.
+// Unlock returns Unlock, for Begin.
 func Unlock(l *relock.Lock) Locking {
 	return func(ctx context.Context) (context.Context, error) { return ctx, l.Unlock(ctx) }
 }
 
-// Begin starts a call. In fake time, begin returns when the call has ended or waits for something.
+// Begin starts a call. In fake time, Begin returns when the call has ended or waits for something.
 func (s *Stage) Begin(ctx context.Context, lock Locking) *Attempt {
 	s.T.Helper()
 	a := &Attempt{s: s, Begun: time.Now(), Done: make(chan struct{})}
-	s.T.Cleanup(func() { runtime.KeepAlive(a) }) // as keep
+	s.T.Cleanup(func() { runtime.KeepAlive(a) }) // as Keep
 	go func() {
 		defer close(a.Done)
 		a.Ctx, a.Err = lock(ctx)
@@ -52,7 +52,7 @@ func (s *Stage) Begin(ctx context.Context, lock Locking) *Attempt {
 	return a
 }
 
-// Start begins to lock. The attempt can leave.
+// Start begins to lock. The attempt can [Attempt.Leave].
 func (s *Stage) Start(ctx context.Context, l *relock.Lock) *Attempt {
 	s.T.Helper()
 	a := s.Begin(ctx, l.Lock)
@@ -112,17 +112,17 @@ func (a *Attempt) Took() time.Duration {
 	return a.Ended.Sub(a.Begun)
 }
 
-// IsDone says that err is how a call with a done context ends.
-func IsDone(err error) bool {
-	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
-}
-
 // RequireRefusedBy fails unless err is the refusal of the lock.
 func RequireRefusedBy(t *testing.T, name string, err error) {
 	t.Helper()
 	var refusal *relock.LockedError
 	require.ErrorAs(t, err, &refusal)
 	require.Equal(t, name, refusal.Name)
+}
+
+// IsDone says that err is how a call with a done context ends.
+func IsDone(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
 // ErrorOf returns the error of a call.

@@ -84,6 +84,19 @@ func (wallClock) require(t *testing.T, limit time.Duration, cond func() bool, ms
 	redistest.Eventually(t, limit, cond, msg, args...)
 }
 
+// SleepUntil waits for a moment, and not for an event: to show that something does not happen.
+func SleepUntil(moment time.Time) { <-time.After(time.Until(moment)) }
+
+// IsClosed says whether a channel is closed.
+func IsClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
 // Every calls f after each interval, with how late the call is, until stop is closed.
 func Every(interval time.Duration, stop <-chan struct{}, f func(late time.Duration)) {
 	for {
@@ -96,16 +109,3 @@ func Every(interval time.Duration, stop <-chan struct{}, f func(late time.Durati
 		}
 	}
 }
-
-// IsClosed says whether a channel is closed.
-func IsClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
-
-// SleepUntil waits for a moment, and not for an event: to show that something does not happen.
-func SleepUntil(moment time.Time) { <-time.After(time.Until(moment)) }

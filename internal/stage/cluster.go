@@ -16,11 +16,7 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
-// How does a test play on a cluster? TestLocksInOtherSetupsKeepThePromises runs the whole suite
-// there. The chapters are topology_connections_test.go, topology_slots_test.go,
-// topology_failover_test.go and topology_commands_test.go.
-
-// ClusterArena is an arena on a cluster.
+// A ClusterArena is an arena on a cluster.
 type ClusterArena struct {
 	*Arena
 	Cluster *redistest.Cluster
@@ -43,6 +39,7 @@ func OnCluster(t *testing.T, args ...string) *ClusterArena {
 	return w
 }
 
+// In returns the arena for a subtest.
 func (w *ClusterArena) In(t *testing.T) *ClusterArena {
 	t.Helper()
 	sub := *w
@@ -50,6 +47,7 @@ func (w *ClusterArena) In(t *testing.T) *ClusterArena {
 	return &sub
 }
 
+// requireTidy waits until nothing is left on any server that a lock in use would leave.
 func (w *ClusterArena) requireTidy() {
 	w.T.Helper()
 	var left []string
@@ -62,7 +60,7 @@ func (w *ClusterArena) requireTidy() {
 	}, "everything is gone from Redis but tokens; keys or subscriptions left: %q", &left)
 }
 
-// ClusterPeer is one process as the cluster sees it.
+// A ClusterPeer is one process as the cluster sees it.
 type ClusterPeer struct {
 	*relock.Client
 	RDB    *redis.ClusterClient
@@ -78,6 +76,7 @@ func (w *ClusterArena) Peer(options ...relock.Option) *ClusterPeer {
 	return w.PeerOn(func(*redis.ClusterOptions) {}, options...)
 }
 
+// PeerOn is Peer with other go-redis options.
 func (w *ClusterArena) PeerOn(mod func(*redis.ClusterOptions), options ...relock.Option) *ClusterPeer {
 	w.T.Helper()
 	p := &ClusterPeer{Faults: redistest.NewFaults(), name: fmt.Sprint("peer", clusterPeers.Add(1))}

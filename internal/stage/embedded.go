@@ -68,6 +68,7 @@ type EmbeddedPeer struct {
 	Net *redistest.Faults
 }
 
+// NewClient returns a Client as a process of its own would have it.
 func (w *Embedded) NewClient(options ...relock.Option) *EmbeddedPeer {
 	w.T.Helper()
 	rdb, faults := w.NewRedis()

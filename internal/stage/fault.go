@@ -11,9 +11,10 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// Command names a method of [store.Store] that talks to the server.
+// A Command names a method of [store.Store] that talks to the server.
 type Command string
 
+// The commands of a store. The last three are of tickets.
 const (
 	CmdTry     Command = "Try"
 	CmdWait    Command = "Wait"
@@ -33,17 +34,18 @@ const (
 	CmdAccept Command = "Accept"
 )
 
-// Action is the fate of a command. run sends the command, and may be called any number of times.
+// An Action is the fate of a command. run sends the command, and may be called any number of times.
 type Action func(ctx context.Context, f *Fault, run func() error) error
 
-// Fault is what happens to some commands of a link.
+// A Fault is what happens to some commands of a link.
 type Fault struct {
+	Hits atomic.Int64 // commands that it has met
+	End  func()       // ends the fault
+
 	act      Action
 	commands []Command // empty: all
 	left     int       // so many commands more; below 0: until the end
 	silent   bool      // messages do not arrive either
-	Hits     atomic.Int64
-	End      func() // ends the fault
 	over     chan struct{}
 }
 
@@ -75,6 +77,26 @@ func (k *Link) Cut(commands ...Command) *Fault {
 	defer k.mu.Unlock()
 	f.silent = true
 	return f
+}
+
+// Deaf lets commands through, and loses the messages that a hold is gone.
+func (k *Link) Deaf() {
+	f := k.On(func(_ context.Context, _ *Fault, run func() error) error { return run() }, CmdRenew)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	f.silent = true
+}
+
+// silent returns a channel that is closed at the end of the silence; nil if the link is not silent.
+func (k *Link) silent(v Command) <-chan struct{} {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, f := range slices.Backward(k.faults) {
+		if f.silent && f.matches(v) {
+			return f.over
+		}
+	}
+	return nil
 }
 
 // Heal ends all faults.
@@ -163,27 +185,12 @@ func Delay(before, after time.Duration) Action {
 	}
 }
 
-// silent returns a channel that is closed at the end of the silence; nil if the link is not silent.
-func (k *Link) silent(v Command) <-chan struct{} {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for _, f := range slices.Backward(k.faults) {
-		if f.silent && f.matches(v) {
-			return f.over
-		}
-	}
-	return nil
-}
-
-// Deaf lets commands through, and loses the messages that a hold is gone.
-func (k *Link) Deaf() {
-	f := k.On(func(_ context.Context, _ *Fault, run func() error) error { return run() }, CmdRenew)
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	f.silent = true
-}
-
-var ErrBroken = errors.New("broken")
+// Errors of a store that the core does not know.
+var (
+	ErrBroken  = errors.New("broken")
+	ErrRefused = errors.New("MISCONF no snapshots")
+	ErrOdd     = errors.New("the store says something odd")
+)
 
 // Outages are ways in which a store does not confirm a renewal.
 var Outages = map[string]func(k *Link) *Fault{
@@ -192,7 +199,3 @@ var Outages = map[string]func(k *Link) *Fault{
 	"silence":            func(k *Link) *Fault { return k.Cut() },
 	"lost answers":       func(k *Link) *Fault { return k.On(LoseAnswer(ErrBroken)) },
 }
-
-var ErrOdd = errors.New("the store says something odd")
-
-var ErrRefused = errors.New("MISCONF no snapshots")

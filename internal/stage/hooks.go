@@ -14,7 +14,7 @@ import (
 	"github.com/go-relock/relock"
 )
 
-// Recorder notes the events of hooks, in order, and their times.
+// A Recorder notes the events of hooks, in order, and their times.
 type Recorder struct {
 	mu     sync.Mutex
 	events []recorded
@@ -42,6 +42,7 @@ func (r *Recorder) Hooks() relock.Hooks {
 	}
 }
 
+// Add notes an event.
 func (r *Recorder) Add(event any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -60,7 +61,7 @@ func (r *Recorder) All() []any {
 	return events
 }
 
-// Kinds is all without the fields: "AcquireStarted", "AcquireFinished", ...
+// Kinds is All without the fields: "AcquireStarted", "AcquireFinished", ...
 func (r *Recorder) Kinds() []string {
 	var kinds []string
 	for _, e := range r.All() {

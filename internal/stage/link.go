@@ -12,9 +12,7 @@ import (
 	"github.com/go-relock/relock/store/mem"
 )
 
-// How does a test break the link to a store in fake time?
-
-// Link is the way of one client to the store of its world. A test breaks a link with faults: the
+// A Link is the way of one client to the store of its world. A test breaks a link with faults: the
 // latest fault that matches a command decides the fate of the command.
 type Link struct {
 	*mem.Store
@@ -34,6 +32,7 @@ var (
 	_ store.Lending = (*Link)(nil)
 )
 
+// NewLink returns a link that works.
 func NewLink(s *mem.Store) *Link { return &Link{Store: s, calls: make(map[Command]int)} }
 
 // Sent returns how many commands of these kinds the client has sent since the last reset; of all

@@ -96,7 +96,7 @@ func inShort(err error) any {
 	}
 }
 
-// Locker starts such a process.
+// Locker starts a process that locks once, as above.
 func (w *Arena) Locker(name string, ttl time.Duration) *redistest.Process {
 	w.T.Helper()
 	return redistest.Child(w.T, "locker", w.Server.Addr(), name, ttl.String())
@@ -105,6 +105,7 @@ func (w *Arena) Locker(name string, ttl time.Duration) *redistest.Process {
 // StartUp bounds the start of a process: the test binary, race detector and all.
 const StartUp = 20 * time.Second
 
+// TokenOf reads the token in a line of a locker.
 func TokenOf(t testing.TB, line string) int64 {
 	t.Helper()
 	token, err := strconv.ParseInt(line, 10, 64)

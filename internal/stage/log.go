@@ -13,7 +13,7 @@ import (
 	"github.com/go-relock/relock"
 )
 
-// Logbook is a slog handler that keeps the records.
+// A Logbook is a slog handler that keeps the records.
 type Logbook struct {
 	Least slog.Level
 
@@ -24,9 +24,10 @@ type Logbook struct {
 // Logger returns a logger that writes to the book.
 func (b *Logbook) Logger() *slog.Logger { return slog.New(b) }
 
+// A LogLine is a record of a Logbook.
 type LogLine struct {
 	Level slog.Level
-	msg   string
+	Msg   string
 	Attrs map[string]any
 }
 
@@ -35,7 +36,7 @@ func (b *Logbook) Enabled(_ context.Context, level slog.Level) bool { return lev
 
 // Handle keeps a record.
 func (b *Logbook) Handle(_ context.Context, record slog.Record) error {
-	line := LogLine{Level: record.Level, msg: record.Message, Attrs: map[string]any{}}
+	line := LogLine{Level: record.Level, Msg: record.Message, Attrs: map[string]any{}}
 	record.Attrs(func(a slog.Attr) bool {
 		line.Attrs[a.Key] = a.Value.Any()
 		return true
@@ -59,7 +60,7 @@ func (b *Logbook) About(text string) []LogLine {
 	defer b.mu.Unlock()
 	var lines []LogLine
 	for _, line := range b.lines {
-		if strings.Contains(line.msg, text) {
+		if strings.Contains(line.Msg, text) {
 			lines = append(lines, line)
 		}
 	}

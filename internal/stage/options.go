@@ -11,6 +11,7 @@ import (
 	"github.com/go-relock/relock"
 )
 
+// Options returns its arguments, for tables of options.
 func Options(options ...relock.Option) []relock.Option { return options }
 
 // RequireInvalid fails unless every method of the lock returns what Err returns, and nothing is

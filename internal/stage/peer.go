@@ -11,7 +11,7 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
-// Peer is one process as Redis sees it: a client on a go-redis client of its own, with faults on
+// A Peer is one process as Redis sees it: a client on a go-redis client of its own, with faults on
 // its wire.
 type Peer struct {
 	*relock.Client
@@ -25,7 +25,7 @@ func (w *Arena) Peer(options ...relock.Option) *Peer {
 	return w.PeerOn(func(*redis.Options) {}, options...)
 }
 
-// PeerOn is peer with other go-redis options.
+// PeerOn is Peer with other go-redis options.
 func (w *Arena) PeerOn(mod func(*redis.Options), options ...relock.Option) *Peer {
 	w.T.Helper()
 	p := &Peer{Faults: redistest.NewFaults()}
@@ -39,13 +39,19 @@ func (w *Arena) PeerOn(mod func(*redis.Options), options ...relock.Option) *Peer
 	var err error
 	p.Client, err = relock.New(p.RDB, options...)
 	require.NoError(w.T, err)
+	w.Closing(p.Client, p.Faults)
+	return p
+}
+
+// Closing closes a client at the end of a test.
+func (w *Arena) Closing(c *relock.Client, faults *redistest.Faults) {
+	w.T.Helper()
 	w.T.Cleanup(func() {
-		p.Faults.Heal() // what a failed test has left
+		faults.Heal() // what a failed test has left
 		start := time.Now()
-		require.NoError(w.T, p.Close())
+		require.NoError(w.T, c.Close())
 		require.Less(w.T, time.Since(start), 10*time.Second, "Close waits for no more than what is on the wire")
 	})
-	return p
 }
 
 // Connect makes n connections that are ready for commands.
@@ -70,15 +76,4 @@ func (p *Peer) Connect(t testing.TB, n int) {
 // Breaks are the ways in which a connection can break before the reply has come.
 var Breaks = map[string]redistest.Break{
 	"end of file": redistest.EOF, "reset": redistest.Reset, "silence": redistest.Silence,
-}
-
-// Closing closes a client at the end of a test.
-func (w *Arena) Closing(c *relock.Client, faults *redistest.Faults) {
-	w.T.Helper()
-	w.T.Cleanup(func() {
-		faults.Heal() // what a failed test has left
-		start := time.Now()
-		require.NoError(w.T, c.Close())
-		require.Less(w.T, time.Since(start), 10*time.Second, "Close waits for no more than what is on the wire")
-	})
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
+// InRedisson returns options with the one of Redisson's layout before them.
 func InRedisson(options ...relock.Option) []relock.Option {
 	return append([]relock.Option{relock.WithRedissonLayout()}, options...)
 }
@@ -54,6 +55,7 @@ func (w *Arena) JavaTryLock(name string) bool {
 	return n == 1
 }
 
+// JavaLock takes a free lock as Redisson does.
 func (w *Arena) JavaLock(name string) {
 	w.T.Helper()
 	require.True(w.T, w.JavaTryLock(name))

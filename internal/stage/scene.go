@@ -9,20 +9,21 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
-// Scene is two processes and a lock.
+// A Scene is two processes and a lock.
 type Scene struct {
 	*Arena
 	P, Other *Peer
-	L, Far   *relock.Lock // the same lock, in p and in other
+	L, Far   *relock.Lock // the same lock, in P and in Other
 }
 
+// Scene makes two processes with these options and a lock of each.
 func (w *Arena) Scene(options ...relock.Option) *Scene {
 	s := &Scene{Arena: w, P: w.Peer(options...), Other: w.Peer(options...)}
 	s.L, s.Far = s.P.NewLock("a"), s.Other.NewLock("a")
 	return s
 }
 
-// LockBy takes the lock in other, so that p has to wait.
+// LockBy takes the lock in Other, so that P has to wait.
 func (s *Scene) LockBy() (section context.Context) { return s.Enter(s.T.Context(), s.Far) }
 
 // Nested enters twice.
@@ -57,7 +58,7 @@ func (s *Scene) Unchanged(f func()) {
 	require.Equal(s.T, queue, s.Queue("a"))
 }
 
-// Lend enters in p, and returns the section with a ticket.
+// Lend enters in P, and returns the section with a ticket.
 func (s *Scene) Lend() (section context.Context, ticket relock.Ticket) {
 	s.T.Helper()
 	section = s.Enter(s.T.Context(), s.L)
@@ -78,7 +79,7 @@ func (s *Scene) Use(verb func(context.Context, relock.Ticket) (context.Context, 
 	return section
 }
 
-// HandOff enters in p, and returns a ticket to continue with.
+// HandOff enters in P, and returns a ticket to continue with.
 func (s *Scene) HandOff() relock.Ticket {
 	s.T.Helper()
 	ticket, err := s.L.HandOff(s.Enter(s.T.Context(), s.L))

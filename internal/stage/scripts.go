@@ -20,6 +20,7 @@ var ScriptNames = []string{LuaAcquire, LuaRelease, LuaRenew, LuaForget, LuaToken
 // TicketScripts are the scripts of loans and moves.
 var TicketScripts = []string{LuaBorrow, LuaFollow, LuaReturn, LuaRecall, LuaAccept}
 
+// The names of scripts.
 const (
 	LuaAcquire = "acquire"
 	LuaRelease = "release"
@@ -36,21 +37,6 @@ const (
 	LuaRecall = "loans/recall" // the Unlock of a lender
 	LuaAccept = "loans/accept"
 )
-
-// root returns the top folder of the repository. A test runs in the folder of its package.
-func root(t testing.TB) string {
-	t.Helper()
-	dir, err := os.Getwd()
-	require.NoError(t, err)
-	for {
-		if _, err := os.Stat(filepath.Join(dir, "scripts", "lib.lua")); err == nil {
-			return dir
-		}
-		above := filepath.Dir(dir)
-		require.NotEqual(t, dir, above, "no folder above has scripts/lib.lua")
-		dir = above
-	}
-}
 
 // LuaSource is the text of a script.
 func LuaSource(t testing.TB, name string) string {
@@ -78,7 +64,7 @@ func (w *Arena) Script(names ...string) redistest.Match {
 		wanted = append(wanted, text, hex.EncodeToString(sum[:]))
 	}
 	return func(args []string) bool {
-		return redistest.Named("EVALSHA", "EVAL")(args) && slices.Contains(wanted, args[1])
+		return ScriptCalls(args) && slices.Contains(wanted, args[1])
 	}
 }
 
@@ -99,6 +85,7 @@ func (w *Arena) Counter(p *Peer, name string) func() int {
 // OfInterest matches all commands but the handshake of a connection.
 var OfInterest = redistest.Named("EVALSHA", "EVAL", "SUBSCRIBE", "UNSUBSCRIBE")
 
+// ScriptCalls matches the calls of all scripts.
 var ScriptCalls = redistest.Named("EVALSHA", "EVAL")
 
 // ACLCommands is all that a Redis user needs on a server that is no cluster. A test in docs/code
@@ -107,4 +94,19 @@ var ACLCommands = []string{
 	"eval", "evalsha", "subscribe", "unsubscribe", "ping", // the client sends these
 	"exists", "get", "hdel", "hexists", "hget", "hgetall", "hset", "pexpire", "pttl", "publish", "pubsub|numsub",
 	"set", "time", "zadd", "zcard", "zpopmin", "zrank", "zrem", "zscore",
+}
+
+// root returns the top folder of the repository. A test runs in the folder of its package.
+func root(t testing.TB) string {
+	t.Helper()
+	dir, err := os.Getwd()
+	require.NoError(t, err)
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "scripts", "lib.lua")); err == nil {
+			return dir
+		}
+		above := filepath.Dir(dir)
+		require.NotEqual(t, dir, above, "no folder above has scripts/lib.lua")
+		dir = above
+	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
-// OnWire is the timeout of the peers in these tests. A server that is gone is noticed soon, and a
+// OnWire is the timeout of the peers of Sentinel and of a cluster. A server that is gone is noticed soon, and a
 // busy machine has time.
 const OnWire = 500 * time.Millisecond
 
@@ -102,7 +102,7 @@ func SentinelPeer(w *Arena, s *redistest.Sentinel, options ...relock.Option) *Pe
 	return p
 }
 
-// Failover is a way in which a master goes away.
+// A Failover is a way in which a master goes away.
 type Failover struct {
 	Fail     func() *redistest.Server // returns when all sentinels know the new master
 	ComeBack func()

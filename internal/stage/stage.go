@@ -13,18 +13,16 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// This file is the vocabulary of all tests. Which words begin, wait and end a call of the library?
-
-// A Stage is where a test plays: a world in fake time (helpers_test.go), or an arena on real servers
-// (arena_test.go). The words are the same on both. Only the clock differs.
+// A Stage is where a test plays: a [World] in fake time, or an [Arena] on real servers. The words are
+// the same on both. Only the clock differs.
 type Stage struct {
 	T     *testing.T
 	clock clock
 	look  func(name string) (store.State, error) // reads a lock in the store
 
-	// limit bounds what should happen. In fake time, limit costs nothing and is hours. On a real
-	// server, limit is a few seconds and leaves room for a busy machine under the race detector. The
-	// subject of a test has a bound of its own: see within.
+	// Limit bounds what should happen. In fake time, Limit costs nothing and is hours. On a real
+	// server, Limit is a few seconds and leaves room for a busy machine under the race detector. The
+	// subject of a test has a bound of its own: see Within.
 	Limit time.Duration
 }
 
@@ -44,6 +42,14 @@ func (s *Stage) Enter(ctx context.Context, l *relock.Lock) context.Context {
 		section, err = l.Lock(ctx) //nolint:fatcontext // the section is the result
 		return err
 	}))
+	Keep(s.T, section)
+	return section
+}
+
+// EnterAll locks several locks, and fails the test if that fails.
+func (s *Stage) EnterAll(ctx context.Context, l *relock.Locks) context.Context {
+	s.T.Helper()
+	section := s.Begin(ctx, l.Lock).Section()
 	Keep(s.T, section)
 	return section
 }
@@ -164,12 +170,4 @@ func HolderOf(t *testing.T, section context.Context) relock.Holder { //nolint:re
 	holder, ok := relock.HolderFrom(section)
 	require.True(t, ok, "the context is in no open section")
 	return holder
-}
-
-// EnterAll locks, and fails the test if that fails.
-func (s *Stage) EnterAll(ctx context.Context, l *relock.Locks) context.Context {
-	s.T.Helper()
-	section := s.Begin(ctx, l.Lock).Section()
-	Keep(s.T, section)
-	return section
 }

@@ -14,10 +14,11 @@ type Texts struct {
 	list []string
 }
 
-func (n *Texts) Add(name string) {
+// Add adds a text.
+func (n *Texts) Add(text string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.list = append(n.list, name)
+	n.list = append(n.list, text)
 }
 
 // Check adds an error, if there is one.
@@ -27,6 +28,7 @@ func (n *Texts) Check(err error) {
 	}
 }
 
+// All returns the texts so far.
 func (n *Texts) All() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -39,6 +41,7 @@ type Tally struct {
 	counts map[string]int
 }
 
+// Add counts one more.
 func (c *Tally) Add(what string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -48,12 +51,14 @@ func (c *Tally) Add(what string) {
 	c.counts[what]++
 }
 
+// Of returns how often it happened.
 func (c *Tally) Of(what string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.counts[what]
 }
 
+// String lists the counts, by name.
 func (c *Tally) String() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

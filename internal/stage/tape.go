@@ -12,8 +12,8 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// Tape is a link on which commands run late: the tape keeps a command, and plays it when the caller
-// of the command has gone. A call whose command is kept is asked again after askAgain, or ends with
+// A Tape is a link on which commands run late: the tape keeps a command, and plays it when the caller
+// of the command has gone. A call whose command is kept is asked again after AskAgain, or ends with
 // its context.
 type Tape struct {
 	*Link
@@ -55,7 +55,7 @@ func (p *Tape) Play() int {
 	return n
 }
 
-// Replay is play for a goroutine beside the one of the test.
+// Replay is Play for a goroutine beside the one of the test.
 func (p *Tape) Replay() int {
 	p.mu.Lock()
 	kept := p.kept

@@ -15,7 +15,7 @@ import (
 	"github.com/go-relock/relock"
 )
 
-// Witness is what a lock guards. It notices two that are in at once, and a token that is not larger
+// A Witness is what a lock guards. It notices two that are in at once, and a token that is not larger
 // than all tokens before.
 type Witness struct {
 	Lost bool // leases may be lost: a section that is over by its own clock is not in
@@ -23,7 +23,9 @@ type Witness struct {
 	mu      sync.Mutex
 	lock    *relock.Lock
 	section context.Context // nil: nobody is in
-	Token   int64           // the largest so far
+
+	// Also guarded by mu, until all are out.
+	Token   int64 // the largest so far
 	Entries int
 	Faults  []string
 }
@@ -62,6 +64,7 @@ func (g *Witness) Leave(section context.Context) {
 	}
 }
 
+// Require fails the test with all that the witness has noticed.
 func (g *Witness) Require(t testing.TB) {
 	t.Helper()
 	g.mu.Lock()
@@ -69,7 +72,7 @@ func (g *Witness) Require(t testing.TB) {
 	require.Empty(t, g.Faults)
 }
 
-// Crowd is many who wait for one lock, go through it one by one, and leave at once.
+// A Crowd is many who wait for one lock, go through it one by one, and leave at once.
 type Crowd struct {
 	Witness
 	Arena *Arena
@@ -77,6 +80,7 @@ type Crowd struct {
 	errs  Texts
 }
 
+// Joins adds one who locks, stays for a moment, and unlocks.
 func (c *Crowd) Joins(l *relock.Lock) {
 	c.all.Go(func() {
 		c.errs.Check(l.Do(context.Background(), func(section context.Context) error {
@@ -97,13 +101,14 @@ func (c *Crowd) Through(limit time.Duration, entries int) {
 	require.Equal(c.Arena.T, entries, c.Entries)
 }
 
-// Pickers take random sets of locks, and fails the test if two are in one lock.
+// Pickers take random sets of locks, and fail the test if two are in one lock.
 type Pickers struct {
 	Names  []string
 	inside []atomic.Int32
 	Rounds atomic.Int64
 }
 
+// NewPickers returns pickers of so many locks.
 func NewPickers(names int) *Pickers {
 	c := &Pickers{inside: make([]atomic.Int32, names)}
 	for i := range names {

@@ -16,68 +16,6 @@ import (
 	"github.com/go-relock/relock/store/mem"
 )
 
-// The chapters of the tests, each with its question:
-//
-//   - all_test.go: Are several locks entered and left together?
-//   - arena_test.go: How does a test play on a real server?
-//   - cleanup_test.go: When is a hold that nobody wants taken back, and for how long?
-//   - clock_linux_test.go: What if the clock of the server is turned?
-//   - close_test.go: What does Close end, and what does Close leave?
-//   - crash_test.go: What if a process, a network or a server goes away?
-//   - deaf_test.go: What if a client hears nothing?
-//   - deadlock_test.go: Which calls wait for each other in a circle, and which one gives up?
-//   - embedded_test.go: What does a client do on an embedded server?
-//   - errkinds_test.go: Which errors does an error match?
-//   - errors_test.go: What do the texts of errors say?
-//   - eval_test.go: When does a script of the user run, and what does it find?
-//   - example_test.go, example_more_test.go, example_kinds_test.go: How is each verb used?
-//   - extend_test.go: When does a fixed lease end?
-//   - fakestore_test.go: What does the core make of each answer of a store?
-//   - faults_pubsub_test.go: What if the pub/sub connection of waiters breaks?
-//   - faults_queue_test.go: In which order are waiters served, also when some give up?
-//   - faults_replies_test.go: What if a reply is lost, or a command runs late or twice?
-//   - faults_loans_test.go: What if a command of a ticket is lost, or runs late or twice?
-//   - faults_server_test.go: What if a server refuses commands or lacks replicas?
-//   - flood_test.go: Are thousands of waiters of several processes served in order?
-//   - hooks_test.go: What do events say?
-//   - hooks_calls_test.go: How and when are hooks called?
-//   - hooks_ends_test.go: Does each hold have one end?
-//   - hooks_redis_test.go: Which events does only a Redis server cause?
-//   - hooks_trace_test.go: Which contexts does Hooks.Trace give to a call?
-//   - late_test.go: What if a command runs late?
-//   - lead_test.go: Who leads, and when does another one take over?
-//   - leak_test.go: When is a hold reported as leaked?
-//   - lease_test.go: What if a lease is nearly over when it begins?
-//   - lend_test.go: When does a section end that was lent, borrowed or handed on?
-//   - line_test.go: How does a client pass a lock on within itself?
-//   - link_test.go: How does a test break the link to a store in fake time?
-//   - lock_test.go: What is a lock, and does it keep the promises of package locktest?
-//   - log_test.go: What does the library log?
-//   - loss_test.go: When does a section end because its lock is lost?
-//   - options_test.go: Which options and arguments are refused?
-//   - options_redis_test.go: Which options need Redis, and what do they do?
-//   - outcome_test.go: Which outcome does a call have?
-//   - redisson_test.go: Does a lock of Redisson's layout work as others do?
-//   - redisson_suite_test.go: Does Redisson's layout pass the suites?
-//   - reentry_test.go: Which calls are inside of a section?
-//   - reentry_faults_test.go: What if a nested entry or exit is slow, refused or lost?
-//   - stage_test.go: Which words begin, wait and end a call?
-//   - stop_test.go: Which calls does a stop end, and which ones go on?
-//   - storm_test.go: Do holders exclude each other at random faults in fake time?
-//   - stress_test.go: Do many goroutines exclude each other on a real server while everything breaks?
-//   - topology_cluster_test.go: How does a test play on a cluster?
-//   - topology_commands_test.go: Which commands does a user need on a cluster?
-//   - topology_connections_test.go: What do locks cost on a cluster that is well?
-//   - topology_failover_test.go: Who is in after a master has gone?
-//   - topology_redisson_test.go: Does Redisson's layout work on Sentinel and on a cluster?
-//   - topology_sentinel_test.go: Who is in after a failover by Sentinel?
-//   - topology_slots_test.go: What if a slot moves?
-//   - topology_tls_test.go: Does a user with few commands have all that a lock needs over TLS?
-//   - wait_test.go: When exactly does a wait end?
-//   - watchdog_test.go: When are leases renewed?
-
-// This file and link_test.go are the vocabulary of the tests in fake time, with stage_test.go.
-
 // A World is a store in memory and a clock in a testing/synctest bubble. Time stands still while
 // anything in the world can run, and jumps to the next timer when nothing can. Commands take no
 // time, so tests ask for exact times.
@@ -124,7 +62,7 @@ func Pass(d time.Duration) {
 // Settle lets everything happen that can happen without time passing.
 func Settle() { synctest.Wait() }
 
-// Member is a process, as a store sees processes: a Client with a link of its own.
+// A Member is a process, as a store sees processes: a Client with a link of its own.
 type Member struct {
 	*relock.Client
 	Link *Link

@@ -15,6 +15,8 @@ import (
 	"github.com/go-relock/relock/internal/stage"
 )
 
+// What do several locks cost in Redis, and what if a reply about them is lost?
+
 // onTen returns the names of ten locks.
 func onTen() (names []string) {
 	for i := range 10 {

@@ -15,6 +15,8 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
+// What do waits inside of sections send to Redis, and do they come to an end?
+
 func TestAWaitInsideASectionSendsNothingInItsFirstSecond(t *testing.T) {
 	server := redistest.Start(t)
 	c, err := relock.New(server.Client())

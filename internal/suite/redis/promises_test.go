@@ -14,6 +14,8 @@ import (
 	"github.com/go-relock/relock/locktest"
 )
 
+// Do locks in other setups keep the promises of package locktest?
+
 // onRedis is the harness of locks in Redis. Each process has a go-redis client of its own, which
 // dial makes. The subtests share a server, as locktest uses new names for each.
 func onRedis(dial func() redis.UniversalClient, options ...relock.Option) locktest.Harness {
@@ -55,8 +57,8 @@ func overRedisson(dial func() redis.UniversalClient, options ...relock.Option) l
 	return h
 }
 
-// TestLocksInOtherSetupsKeepThePromises is about all but one server with relock's own layout, see
-// lock_test.go; an AutoPipeline is in bench/, whose go-redis has one. The suites run in parallel,
+// TestLocksInOtherSetupsKeepThePromises is about all but one server with relock's own layout; an
+// AutoPipeline is in bench/, whose go-redis has one. The suites run in parallel,
 // as they mostly wait for leases.
 func TestLocksInOtherSetupsKeepThePromises(t *testing.T) {
 	redistest.NoGoroutineLeft(t)

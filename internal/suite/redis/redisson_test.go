@@ -18,9 +18,11 @@ import (
 	"github.com/go-relock/relock/internal/stage"
 )
 
-// Redisson's layout, seen from both sides. redisson_suite_test.go shows what is as in relock's own
-// layout, redisson_scripts_test.go what the scripts do, and interop/redisson what the real Redisson
-// does with that.
+// Does a lock of Redisson's layout work as others do?
+
+// This file sees Redisson's layout from both sides. promises_test.go shows what is as in relock's own
+// layout, internal/redisstore what the scripts do, and interop/redisson what the real Redisson does
+// with that.
 
 // awaitGone waits until nobody holds a lock. A call that was cancelled may take the lock for a
 // moment.

@@ -10,6 +10,8 @@ import (
 	"github.com/go-relock/relock/internal/stage"
 )
 
+// Are several locks of one slot, and of several slots, taken together?
+
 func TestLocksOnACluster(t *testing.T) {
 	w := stage.OnCluster(t)
 	w.LoadScripts()

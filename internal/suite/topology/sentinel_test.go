@@ -20,8 +20,6 @@ import (
 
 // Who is in after a failover by Sentinel?
 
-// The first half of this file is the vocabulary of all tests with several servers.
-
 // cutReplica makes a replica lack all that its master is told from now on. The replica may be
 // elected all the same. (A replica that is stopped would not do: its socket has what the master has
 // sent by then.)
