@@ -38,7 +38,7 @@ LINT   = $(GO) tool -modfile="$(CURDIR)/tools/go.mod" golangci-lint
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test deps fmt fmt-check tidy-check vet lint unit topology modules each examples release-check release man interop kubernetes fuzz soak model tla pictures snippets bench gobench bench-check clean
+.PHONY: help check test deps fmt fmt-check tidy-check vet lint unit topology modules each examples release-check release man interop kubernetes fuzz soak model tla pictures snippets bench gobench bench-check clean
 
 help: ## Show this list
 	@echo 'Usage: make TARGET [NAME=value ...]'
@@ -48,6 +48,14 @@ help: ## Show this list
 	@echo 'Values, with what they are now:'
 	@echo '  FUZZTIME=$(FUZZTIME)  SOAK=$(SOAK)  TIMEOUT=$(TIMEOUT) (of one go test)  TESTFLAGS=$(TESTFLAGS)'
 	@echo '  BENCH=$(BENCH)  BENCHTIME=$(BENCHTIME)  RUN=$(RUN)  VERSION=$(VERSION)'
+
+# Packages whose tests start no server: they import no package that does.
+SERVERLESS = $(GO) list -f '{{join .TestImports " "}} {{join .XTestImports " "}} {{.ImportPath}}' ./... | \
+	grep -v 'relock/internal/redistest\|relock/internal/dbtest' | sed 's/.* //'
+
+check: fmt-check ## gofmt, go vet and the tests in fake time of the root module: a minute, no server
+	$(GO) vet ./...
+	$(GO) test -timeout $(TIMEOUT) $(TESTFLAGS) $$($(SERVERLESS))
 
 # The quick checks come first, so that a slip is told in seconds and not after the suites.
 test: deps fmt-check tidy-check vet lint unit modules examples release-check bench-check fuzz soak model ## Install what is missing and run every check below
@@ -80,12 +88,9 @@ lint: ## golangci-lint, every module (the first run compiles it: some minutes)
 		echo "lint $$m"; (cd "$$m" && $(LINT) run ./...) || rc=1; \
 	done; exit $$rc
 
-# They mostly wait, so those of the library run in three parts side by side, which take about the same time.
+# Many of them mostly wait, so more packages run at a time than there are processors.
 unit: ## Tests of the root module with the race detector
-	$(GOTEST) $$($(GO) list ./... | sed 1d)
-	@$(GOTEST) -run '^$$' . # builds what all parts need
-	@sh tools/side-by-side.sh "$(GOTEST) -skip '^Test[I-Z]' ." \
-		"$(GOTEST) -skip '^(Example|Fuzz|Test[A-HP-Z])' ." "$(GOTEST) -skip '^(Example|Fuzz|Test[A-O])' ."
+	$(GOTEST) -p 4 ./...
 
 # Some of them mostly wait, beside the others. They are built before, as that would be in its way.
 modules: ## Tests of the nested modules with the race detector, but interop/ and kubernetes/
@@ -117,7 +122,7 @@ man: ## Write the man page of the command anew
 	cd cmd/relock && $(GO) test -count=1 -run '^TestTheManPage' . -args -update
 
 topology: ## Of unit, only the suites on Sentinel, Cluster and TLS
-	$(GOTEST) -run "^($$(sed -n 's/^func \(Test[A-Za-z]*\).*/\1/p' topology_*_test.go | paste -sd '|' -))$$" .
+	$(GOTEST) ./internal/suite/topology
 
 interop: ## Go and Java (Redisson, Curator) share locks: installs a JDK and Maven, builds, tests (not part of test)
 	@sh tools/install-deps.sh java
