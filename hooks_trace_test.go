@@ -249,8 +249,8 @@ func TestATraceKeepsNoLeakFromBeingFound(t *testing.T) {
 		}}
 		m := w.NewClient(relock.WithHooks(hooks), relock.WithLogger(log.Logger()))
 		func() {
-			section := enterAndForget(w, t.Context(), m.NewLock("a"))
-			enterAndForget(w, section, m.NewLock("b", relock.WithTTL(10*time.Minute)))
+			section := enterAndForget(t.Context(), w, m.NewLock("a"))
+			enterAndForget(section, w, m.NewLock("b", relock.WithTTL(10*time.Minute)))
 		}()
 		for n := 0; n < 1000 && len(log.About("lock leaked")) < 2; n++ {
 			stage.UntilLogged(t, &log, "lock leaked")
@@ -265,7 +265,7 @@ func TestATraceKeepsNoLeakFromBeingFound(t *testing.T) {
 }
 
 // enterAndForget locks, and leaves the section to the garbage collector.
-func enterAndForget(w *stage.World, ctx context.Context, l *relock.Lock) context.Context {
+func enterAndForget(ctx context.Context, w *stage.World, l *relock.Lock) context.Context {
 	w.T.Helper()
 	section, err := l.Lock(ctx)
 	require.NoError(w.T, err)

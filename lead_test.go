@@ -24,7 +24,7 @@ type candidate struct {
 	result chan error
 }
 
-func newCandidate(w *stage.World, ctx context.Context, options ...relock.Option) *candidate {
+func newCandidate(ctx context.Context, w *stage.World, options ...relock.Option) *candidate {
 	w.T.Helper()
 	c := &candidate{Member: w.NewClient(options...), terms: make(chan context.Context, 10), result: make(chan error)}
 	c.Attempt = w.Begin(ctx, func(ctx context.Context) (context.Context, error) {
@@ -56,7 +56,7 @@ var errMine = errors.New("mine")
 
 func TestOneLeadsAndTheNextOneTakesOver(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		one, two := newCandidate(w, t.Context()), newCandidate(w, t.Context())
+		one, two := newCandidate(t.Context(), w), newCandidate(t.Context(), w)
 		require.True(t, one.leads())
 		stage.Pass(5 * relock.DefaultTTL)
 		require.False(t, two.leads(), "the leader is kept alive")
@@ -71,7 +71,7 @@ func TestOneLeadsAndTheNextOneTakesOver(t *testing.T) {
 
 func TestALeaderThatLosesItsLockCampaignsAgain(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		one, two := newCandidate(w, t.Context()), newCandidate(w, t.Context())
+		one, two := newCandidate(t.Context(), w), newCandidate(t.Context(), w)
 		require.True(t, one.leads())
 		cut := one.Link.Cut()
 		stage.Pass(relock.DefaultTTL)
@@ -91,7 +91,7 @@ func TestALeaderThatLosesItsLockCampaignsAgain(t *testing.T) {
 func TestLeadEndsWithItsContext(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		ctx, cancel := context.WithCancelCause(t.Context())
-		one, two := newCandidate(w, ctx), newCandidate(w, ctx)
+		one, two := newCandidate(ctx, w), newCandidate(ctx, w)
 		require.True(t, one.leads())
 		cancel(stage.ErrOdd)
 		for _, c := range []*candidate{one, two} {
@@ -107,7 +107,7 @@ func TestLeadEndsWithItsContext(t *testing.T) {
 
 func TestALossThatOnlyUnlockFindsEndsLead(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		one := newCandidate(w, t.Context())
+		one := newCandidate(t.Context(), w)
 		require.True(t, one.leads())
 		w.Store.Lose("a")
 		one.result <- nil // before any renewal
@@ -189,7 +189,7 @@ func TestCloseEndsALeadThatWaitsForItsNextCampaign(t *testing.T) {
 func TestTheLongestHoldPassesTheLeadershipOn(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		term := relock.WithMaxHold(time.Minute)
-		one, two := newCandidate(w, t.Context(), term), newCandidate(w, t.Context(), term)
+		one, two := newCandidate(t.Context(), w, term), newCandidate(t.Context(), w, term)
 		for range 3 {
 			require.True(t, one.leads())
 			stage.Pass(time.Minute)
