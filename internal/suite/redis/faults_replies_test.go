@@ -345,8 +345,8 @@ func TestUnlocksThatAllHangFreeTheLockSoonAndTouchNothingLater(t *testing.T) {
 	s.Within(0).RequireFree("a")
 }
 
-// playOut is two clients and a waiter: what they do, and that it ends well.
-func playOut(w *stage.Arena, p, other *stage.Peer, name string) {
+// story is two clients and a waiter: what they do, and that it ends well.
+func story(w *stage.Arena, p, other *stage.Peer, name string) {
 	w.T.Helper()
 	l := p.NewLock(name)
 	outer := w.Enter(w.T.Context(), l)
@@ -401,7 +401,7 @@ func TestAConnectionMayBreakAtAnyCommandOfTheStory(t *testing.T) {
 						victim = p
 					}
 					rule := victim.Faults.Once(fault.match, fault.action).Skip(n)
-					playOut(w, p, other, fmt.Sprint(t.Name(), n))
+					story(w, p, other, fmt.Sprint(t.Name(), n))
 					require.NoError(t, p.Close())
 					require.NoError(t, other.Close())
 					if rule.Hits() == 0 { // there are no more commands
@@ -430,7 +430,7 @@ func TestScriptsMayBeFlushedBeforeAnyCommandOfTheStory(t *testing.T) {
 		})
 		p.Faults.On(stage.OfInterest, flush)
 		other.Faults.On(stage.OfInterest, flush)
-		playOut(w, p, other, fmt.Sprint("a", n))
+		story(w, p, other, fmt.Sprint("a", n))
 		require.NoError(t, errors.Join(p.Close(), other.Close()))
 		mu.Lock()
 		last := sent <= n // there are no more commands
@@ -451,7 +451,7 @@ func TestACommandThatRunsTwiceOrThreeTimesDoesWhatItDoesOnce(t *testing.T) {
 			for _, victim := range []*stage.Peer{p, other} {
 				victim.Faults.On(w.Script(stage.ScriptNames...), redistest.Duplicate(times, redistest.First))
 			}
-			playOut(w, p, other, "a")
+			story(w, p, other, "a")
 		})
 	}
 }
