@@ -167,7 +167,7 @@ func TestALostReplyOfALoanThatFollowsIsNoLoss(t *testing.T) {
 }
 
 func TestALateCommandOfATicketTouchesNothingThatCameLater(t *testing.T) {
-	// Each leaves the lock with a later section in p, and returns what is stuck.
+	// Each leaves the lock with a later section in P, and returns what is stuck.
 	for what, act := range map[string]func(s journey) *redistest.Rule{
 		"Borrow": func(s journey) *redistest.Rule {
 			section, ticket := s.lend()

@@ -20,7 +20,7 @@ import (
 // This chapter is about commands whose replies are lost, that run late, or that run more than once.
 
 func TestALostReplyIsAskedForAgainAndCountsOnce(t *testing.T) {
-	// Each does something as p, with lose before the command that is to lose its reply.
+	// Each does something as P, with lose before the command that is to lose its reply.
 	for what, act := range map[string]func(s *stage.Scene, lose func(script string, skip int)){
 		"of Lock": func(s *stage.Scene, lose func(string, int)) {
 			lose(stage.LuaAcquire, 0)
