@@ -81,6 +81,25 @@ func before(nodes []node, n node, writer bool) int {
 // obstacle returns the index of the node that keeps the node of an ask out; -1: none. Readers with
 // a number above queued are known to be kept out by an upgrade. If two upgrades of different
 // readers wait, obstacle returns ErrDeadlock to the second one.
+//
+// For a reader the obstacle is the last writer before its node, and for a writer the last node
+// before its own. A writer inside a reader goes through all nodes in order. The state is open until
+// a writer keeps the readers out that follow, and then barred. The obstacle is the last node that
+// is in the way:
+//
+//	state   node                                                       in the way    next state
+//	each    the node itself, or the reader around the ask              no            the same
+//	open    a reader with a number below queued                        yes           the same
+//	open    a reader with another number                               no            the same
+//	barred  a reader                                                   no            the same
+//	each    a writer inside the same reader, or inside an older one    yes           the same
+//	each    a writer inside a newer reader                             no            the same
+//	each    a writer with a number up to that of the reader            yes           barred
+//	each    a writer behind the reader, which is no upgrade            no            barred
+//	each    an upgrade with a number above queued                      no            barred
+//	each    an upgrade of the same reader                              yes           barred
+//	each    an upgrade of another reader, whose node is there          ErrDeadlock
+//	each    an upgrade of a reader that is gone                        no            barred
 func obstacle(nodes []node, own node, a store.Ask, queued string) (int, error) {
 	with, ok := around(nodes, a)
 	switch {
