@@ -150,7 +150,21 @@ func (w *waiting) start(i int, c call) {
 	}()
 }
 
-// note takes in one event.
+// note takes in one event. The wait is queueing until the hold has the lock of an anchor, and then
+// taking. What a member has said and given is noted first, by ended. Other events need no action.
+//
+//	state     event                                       action
+//	each      a refusal by a member, as progress          progressed
+//	queueing  Look fails at the anchor                    the anchor is silent, moveOn
+//	queueing  Look is answered at the anchor              the next look is due after a beat
+//	each      Enter fails at the anchor                   the ID is spent
+//	each      a lease from long ago comes                 the hold does not count yet, Enter; go on below
+//	queueing  a lease comes from the anchor               take: the state is taking
+//	queueing  a lease comes from a former anchor          take: the state is taking
+//	queueing  another lease comes, the anchor has queued  giveBack
+//	queueing  Wait fails at the anchor                    moveOn
+//	queueing  Try fails at the anchor                     Wait there
+//	taking    Try fails                                   Wait there
 func (w *waiting) note(e event) {
 	s := &w.seats[e.member]
 	if e.progress != nil {
