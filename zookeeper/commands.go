@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -14,82 +15,23 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// Enter implements [store.Store]. A new count or TTL is a write. Otherwise Enter asks the leader,
-// and looks whether the node exists.
+// Enter implements [store.Store].
 func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
 	err := s.patiently(ctx, func(x *session) error {
-		entered, err := s.touch(ctx, x, store.Renewal{Lease: l, TTL: l.TTL, Count: count}, time.Time{})
-		if err == nil {
-			entered.Woken, l = l.Woken, entered
+		n, err := x.renewal(store.Renewal{Lease: l, TTL: l.TTL, Count: count})
+		if err != nil {
+			return err
 		}
-		return err
+		x.commit(ctx, []*renewal{n})
+		if n.err == nil {
+			n.lease.Woken, l = l.Woken, n.lease
+		}
+		return n.err
 	})
 	if errors.Is(err, store.ErrGone) {
 		err = store.ErrGone // no attempt of Enter frees the lock
 	}
 	return l, err
-}
-
-// touch makes the lease of a hold last, and notes the count in its node. If proof is not zero, a
-// sync that began then was answered.
-func (s *Store) touch(ctx context.Context, x *session, r store.Renewal, proof time.Time) (l store.Lease, err error) {
-	h, err := x.find(r.Lease.ID)
-	if err != nil {
-		return l, err
-	}
-	begun := time.Now()
-	s.mu.Lock()
-	node, was, kept := h.node, h.note, h.ask.Kept(r.TTL)
-	now := was
-	if now.ID, now.Count = h.ask.ID, r.Count; begun.Add(kept).After(h.endLocked()) {
-		now.Kept = kept.Milliseconds()
-	}
-	s.mu.Unlock()
-	if err := x.fits(kept); err != nil {
-		return l, err
-	}
-	if now != was {
-		err = x.write(ctx, h, node, now)
-	} else {
-		if !proof.IsZero() {
-			begun = proof
-		} else if err = x.sync(ctx); err != nil {
-			return l, err
-		}
-		_, err = x.stat(ctx, node)
-	}
-	if errors.Is(err, zk.ErrNoNode) {
-		s.drop(x, h.ask.ID)
-		return l, store.ErrGone
-	}
-	if err != nil {
-		return l, err
-	}
-	x.prove(begun)
-	if l, err = s.keep(h, begun, r.TTL); err != nil {
-		return l, store.ErrGone
-	}
-	return l, nil
-}
-
-// write changes the note in the node of a hold. If two writes overlap, the Store does not know
-// which note the node has, and the next command writes again.
-func (x *session) write(ctx context.Context, h *hold, node string, n note) error {
-	address, _ := x.address.Load().(string)
-	s := x.store
-	s.mu.Lock()
-	h.writes++
-	h.writing++
-	mine := h.writes
-	h.note = note{Kept: n.Kept} // not known
-	s.mu.Unlock()
-	err := run(ctx, x, writes, func() error { _, err := x.conn.Set(node, n.encode(address), -1); return err })
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if h.writing--; err == nil && h.writing == 0 && h.writes == mine {
-		h.note = n
-	}
-	return err
 }
 
 // Release implements [store.Store].
@@ -137,32 +79,51 @@ func (x *session) holder(ctx context.Context, a store.Ask) (string, error) {
 	return "", store.ErrGone
 }
 
-// Renew implements [store.Store]. Renew asks the leader once, and then looks for all nodes at the
-// same time.
+// Renew implements [store.Store].
 func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
-	return s.each(ctx, len(renewals), func(x *session, i int, synced time.Time) error {
-		_, err := s.touch(ctx, x, renewals[i], synced)
-		return err
+	errs := make([]error, len(renewals))
+	err := s.once(ctx, func(x *session) error {
+		all := make([]*renewal, len(renewals))
+		var open []*renewal
+		for i, r := range renewals {
+			if all[i], errs[i] = x.renewal(r); errs[i] == nil {
+				open = append(open, all[i])
+			}
+		}
+		var batches sync.WaitGroup
+		for batch := range slices.Chunk(open, batchSize) {
+			batches.Go(func() { x.commit(ctx, batch) })
+		}
+		batches.Wait()
+		for i, n := range all {
+			if n != nil {
+				errs[i] = n.err
+			}
+		}
+		return nil
 	})
+	if err != nil {
+		return slices.Repeat([]error{err}, len(renewals))
+	}
+	return errs
 }
 
 // Forget implements [store.Store].
 func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
-	return s.each(ctx, len(asks), func(x *session, i int, _ time.Time) error { return x.forget(ctx, asks[i]) })
+	return s.each(ctx, len(asks), func(x *session, i int) error { return x.forget(ctx, asks[i]) })
 }
 
 // each makes one attempt at each of n commands, all at the same time, behind one sync.
-func (s *Store) each(ctx context.Context, n int, attempt func(x *session, i int, synced time.Time) error) []error {
+func (s *Store) each(ctx context.Context, n int, attempt func(x *session, i int) error) []error {
 	if n == 0 {
 		return nil
 	}
 	var errs []error
 	err := s.once(ctx, func(x *session) error {
-		begun := time.Now()
 		if err := x.sync(ctx); err != nil {
 			return err
 		}
-		errs = attempts.Each(n, n, func(i int) error { return attempt(x, i, begun) })
+		errs = attempts.Each(n, n, func(i int) error { return attempt(x, i) })
 		return nil
 	})
 	if err != nil {

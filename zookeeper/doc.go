@@ -21,10 +21,11 @@
 //
 // A [Store] has one session. The nodes of the session live on for the timeout of the session after
 // ZooKeeper has last heard of the session. A lease is shorter than the session by a quarter, see
-// [WithSessionTimeout], so a lease that counts from a moment at which the leader knew the session
-// ends before the nodes. A write shows such a moment, and so does a sync when a node of the session
-// is there after it. The Store itself deletes the node of a hold whose lease is over. A process
-// that died leaves its nodes for the rest of the session.
+// [WithSessionTimeout], so a lease that counts from a moment at which the session had not ended
+// ends before the nodes. A transaction that a majority has committed shows such a moment: a write,
+// or a transaction that only checks that nodes exist, which renews holds. A sync does not: a leader
+// answers it that has lost its followers and does not know. The Store itself deletes the node of a
+// hold whose lease is over. A process that died leaves its nodes for the rest of the session.
 //
 // A connection that is cut is no loss: the session goes on at another server. When ZooKeeper
 // reports the end of the session, all holds are gone, and the waiters queue again in a new session.

@@ -315,7 +315,7 @@ func TestSessionThatEndsLosesAllHoldsAndKeepsTheWaiters(t *testing.T) {
 }
 
 func TestLeaderThatIsKilledKeepsHoldsAndOrder(t *testing.T) {
-	servers := zktest.StartEnsemble(t)
+	servers := zktest.StartEnsemble(t, 10)
 	s, other := open(t, zktest.Addresses(servers)), open(t, zktest.Addresses(servers))
 	l := take(t, s, 25*time.Second)
 	line := []*waiter{wait(t, other, 25*time.Second), wait(t, s, 25*time.Second)}

@@ -98,8 +98,7 @@ func (s *Store) deleteAtLocked(h *hold, when time.Time) {
 }
 
 // expire deletes the node of a hold whose lease is over, until ZooKeeper confirms or the session is
-// over. A session that the leader is not known to have had for its whole timeout is over: all its
-// leases are.
+// over. A session without a proof for its whole timeout is over: all its leases are.
 func (s *Store) expire(h *hold) {
 	s.mu.Lock()
 	if now := time.Now(); h.session.holds[h.ask.ID] != h || now.Before(h.ends) {

@@ -286,8 +286,8 @@ func (x *session) lost(h *hold) {
 }
 
 // ready says whether a hold can have its lock now. The node of the hold was in at the last look.
-// The token must be known; a reader may draw it later. And the leader must have confirmed the
-// session a short time ago.
+// The token must be known; a reader may draw it later. And the last proof of the session must be
+// new.
 func (x *session) ready(h *hold) bool {
 	x.store.mu.Lock()
 	defer x.store.mu.Unlock()
@@ -298,18 +298,21 @@ func (x *session) ready(h *hold) bool {
 func (x *session) oldLocked(h *hold) bool { return time.Since(x.proven) > h.ask.TTL/3 }
 
 // affirm returns the place of a hold whose node is in, unless the node itself is gone. After an old
-// proof a sync goes first. The cost does not depend on the number of waiters.
+// proof affirm makes a new one. The cost does not depend on the number of waiters.
 func (x *session) affirm(ctx context.Context, h *hold, p place) (place, error) {
-	begun := time.Now()
 	x.store.mu.Lock()
-	old := x.oldLocked(h)
+	old, token := x.oldLocked(h), h.token
 	x.store.mu.Unlock()
+	var err error
 	if old {
-		if err := x.sync(ctx); err != nil {
-			return p, err
+		_, err = x.transact(ctx, reads, check(p.path(h)))
+	}
+	if err == nil && (token == 0 || !old) {
+		var stat *zk.Stat
+		if stat, err = x.stat(ctx, p.path(h)); err == nil {
+			token = stat.Czxid
 		}
 	}
-	stat, err := x.stat(ctx, p.path(h))
 	if errors.Is(err, zk.ErrNoNode) {
 		x.lost(h)
 		return place{index: -1, behind: -1}, nil
@@ -319,11 +322,8 @@ func (x *session) affirm(ctx context.Context, h *hold, p place) (place, error) {
 	}
 	x.store.mu.Lock()
 	defer x.store.mu.Unlock()
-	if old {
-		x.proveLocked(begun)
-	}
 	if h.token == 0 {
-		h.token = stat.Czxid
+		h.token = token
 	}
 	return p, nil
 }

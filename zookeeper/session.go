@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -29,7 +30,7 @@ type session struct {
 
 	// Guarded by the mutex of the Store.
 	over   bool
-	proven time.Time // the leader had the session at this time, or later
+	proven time.Time // the session had not ended at this time
 	holds  map[store.ID]*hold
 }
 
@@ -142,8 +143,8 @@ func (x *session) fits(kept time.Duration) error {
 		"see WithSessionTimeout, and maxSessionTimeout of the server", errors.ErrUnsupported, timeout, longest(timeout), kept)
 }
 
-// prove notes that the leader had the session after a time. The caller has the answer of a command
-// that the leader has served.
+// prove notes that the session had not ended at a time. The caller has the answer of a command that
+// was sent later, and that a majority has committed.
 func (x *session) prove(begun time.Time) {
 	x.store.mu.Lock()
 	defer x.store.mu.Unlock()
@@ -156,8 +157,7 @@ func (x *session) proveLocked(begun time.Time) {
 	}
 }
 
-// silentSince returns for how long the leader is not known to have had the session, at most since a
-// time.
+// silentSince returns for how long the session is not known to be there, at most since a time.
 func (x *session) silentSince(begun time.Time) time.Duration {
 	x.store.mu.Lock()
 	defer x.store.mu.Unlock()
@@ -246,8 +246,26 @@ func (x *session) reason(err error, e effect) error {
 	}
 }
 
-// sync asks the leader, so that reads behind the sync see everything that was written before. The
-// leader has the session if a node of the session exists behind the sync.
+// check returns the operation of a transaction that fails if a node does not exist.
+func check(node string) any { return &zk.CheckVersionRequest{Path: node, Version: -1} }
+
+// transact runs operations in one transaction. A majority commits every transaction, also one that
+// changes nothing, so the session had not ended when transact began. If an operation fails, nothing
+// is done, and transact returns its index. The index is -1 if all operations or none have failed.
+func (x *session) transact(ctx context.Context, e effect, operations ...any) (failed int, err error) {
+	begun := time.Now()
+	answers, err := do(ctx, x, e, func() ([]zk.MultiResponse, error) { return x.conn.Multi(operations...) })
+	if err == nil {
+		x.prove(begun)
+	}
+	if err == nil || errors.Is(err, store.ErrUnavailable) {
+		return -1, err
+	}
+	return slices.IndexFunc(answers, func(a zk.MultiResponse) bool { return a.Error != nil }), err
+}
+
+// sync asks the leader, so that reads behind the sync see everything that was written before. A
+// leader that has lost its followers answers too, so a sync proves nothing of the session.
 func (x *session) sync(ctx context.Context) error {
 	return run(ctx, x, reads, func() error { _, err := x.conn.Sync("/"); return err })
 }

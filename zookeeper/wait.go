@@ -100,7 +100,7 @@ func (x *session) refusal(holder node, data []byte) *store.Busy {
 }
 
 // grant gives the lock to a hold whose node is the first. The lease counts from the last moment at
-// which the leader surely had the session.
+// which the session surely had not ended.
 func (s *Store) grant(h *hold, woken store.Wake) (store.Lease, error) {
 	s.mu.Lock()
 	proven, watched := h.session.proven, len(s.watchers.Of(h.ask.ID)) > 0

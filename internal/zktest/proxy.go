@@ -15,11 +15,13 @@ type Proxy struct {
 	address string
 
 	mu     sync.Mutex
-	conns  map[net.Conn]struct{}
-	open   chan struct{} // closed while bytes pass
-	silent bool          // answers of the server are thrown away
-	passes int           // so many answers pass before that
-	lost   chan struct{} // closed when an answer is thrown away; nil: nobody asks
+	conns  map[net.Conn]bool // true: of a client
+	open   chan struct{}     // closed while bytes pass
+	held   chan struct{}     // closed when bytes are held back
+	half   bool              // the clients are cut off, and the server does not notice
+	silent bool              // answers of the server are thrown away
+	passes int               // so many answers pass before that
+	lost   chan struct{}     // closed when an answer is thrown away; nil: nobody asks
 }
 
 // NewProxy starts a Proxy before a server.
@@ -31,7 +33,7 @@ func NewProxy(t testing.TB, server string) *Proxy {
 	}
 	p := &Proxy{
 		t: t, server: server, address: listener.Addr().String(),
-		conns: make(map[net.Conn]struct{}), open: make(chan struct{}),
+		conns: make(map[net.Conn]bool), open: make(chan struct{}),
 	}
 	close(p.open)
 	var all sync.WaitGroup
@@ -56,18 +58,20 @@ func NewProxy(t testing.TB, server string) *Proxy {
 // Address returns the address for clients.
 func (p *Proxy) Address() string { return p.address }
 
-// Stall holds all bytes back, in both directions, until Resume.
-func (p *Proxy) Stall() {
+// Stall holds all bytes back, in both directions, until Resume. The channel is closed when bytes
+// are held back.
+func (p *Proxy) Stall() (held <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.open = make(chan struct{})
+	p.open, p.held = make(chan struct{}), make(chan struct{})
+	return p.held
 }
 
-// Resume ends a Stall and a LoseAnswers.
+// Resume ends a Stall, a LoseAnswers and a CutClients.
 func (p *Proxy) Resume() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.silent = false
+	p.silent, p.half = false, false
 	select {
 	case <-p.open:
 	default:
@@ -114,6 +118,25 @@ func (p *Proxy) Cut() {
 	}
 }
 
+// CutClients closes all connections at the side of the clients, and refuses new ones until Resume.
+// The server does not notice: its connections stay open and silent, until the server closes them.
+func (p *Proxy) CutClients() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.half = true
+	for conn, client := range p.conns {
+		if client {
+			_ = conn.Close()
+		}
+	}
+}
+
+func (p *Proxy) isHalf() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.half
+}
+
 func (p *Proxy) serve(client net.Conn) {
 	defer func() { _ = client.Close() }()
 	server, err := new(net.Dialer).DialContext(context.Background(), "tcp", p.server)
@@ -122,7 +145,8 @@ func (p *Proxy) serve(client net.Conn) {
 	}
 	defer func() { _ = server.Close() }()
 	p.mu.Lock()
-	p.conns[client], p.conns[server] = struct{}{}, struct{}{}
+	refused := p.half
+	p.conns[client], p.conns[server] = true, false
 	p.mu.Unlock()
 	defer func() {
 		p.mu.Lock()
@@ -130,24 +154,29 @@ func (p *Proxy) serve(client net.Conn) {
 		delete(p.conns, client)
 		delete(p.conns, server)
 	}()
+	if refused {
+		return
+	}
 	var both sync.WaitGroup
 	both.Go(func() { p.copy(server, client, false) })
 	both.Go(func() { p.copy(client, server, true) })
 	both.Wait()
 }
 
-// copy passes bytes on until one side is closed, and then closes the other side.
+// copy passes bytes on until one side is closed, and then closes the other side. Without the client
+// the bytes of the server are thrown away.
 func (p *Proxy) copy(to, from net.Conn, answers bool) {
-	defer func() { _ = to.Close() }()
+	defer func() {
+		if answers || !p.isHalf() {
+			_ = to.Close()
+		}
+	}()
 	buffer := make([]byte, 32<<10)
 	for {
 		n, err := from.Read(buffer)
-		p.mu.Lock()
-		open := p.open
-		p.mu.Unlock()
-		<-open
+		p.pass()
 		if n > 0 && !(answers && p.loses()) {
-			if _, err := to.Write(buffer[:n]); err != nil {
+			if _, err := to.Write(buffer[:n]); err != nil && !(answers && p.isHalf()) {
 				return
 			}
 		}
@@ -158,4 +187,20 @@ func (p *Proxy) copy(to, from net.Conn, answers bool) {
 			return
 		}
 	}
+}
+
+// pass waits while bytes are held back.
+func (p *Proxy) pass() {
+	p.mu.Lock()
+	open := p.open
+	select {
+	case <-open:
+	default:
+		if p.held != nil {
+			close(p.held)
+			p.held = nil
+		}
+	}
+	p.mu.Unlock()
+	<-open
 }

@@ -36,6 +36,8 @@ type Server struct {
 	dir     string
 	address string
 	main    string
+	// followers is between the server, while it leads, and its followers; nil: the server is alone.
+	followers *Proxy
 
 	proc *process.Process // nil before the first start
 }
@@ -50,19 +52,28 @@ func Start(t testing.TB, lines ...string) *Server {
 	return s
 }
 
-// StartEnsemble starts three servers that elect a leader.
-func StartEnsemble(t testing.TB) []*Server {
+// StartEnsemble starts three servers that elect a leader. A leader that has lost its
+// followers notices after syncLimit ticks of 200 ms.
+func StartEnsemble(t testing.TB, syncLimit int) []*Server {
 	t.Helper()
 	const n = 3
 	ports := freePorts(t, 3*n)
-	var members []string
-	for i := range n {
-		members = append(members, fmt.Sprintf("server.%d=127.0.0.1:%d:%d", i+1, ports[n+2*i], ports[n+2*i+1]))
+	followers := make([]*Proxy, n)
+	for i := range followers {
+		followers[i] = NewProxy(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[n+2*i])))
 	}
-	members = append(members, "initLimit=50", "syncLimit=10")
 	var servers []*Server
 	for i := range n {
-		s := newServer(t, ports[i], "quorum.QuorumPeerMain", members)
+		var members []string
+		for j, proxy := range followers {
+			quorum := proxy.Address()
+			if j == i {
+				quorum = proxy.server
+			}
+			members = append(members, fmt.Sprintf("server.%d=%s:%d", j+1, quorum, ports[n+2*j+1]))
+		}
+		s := newServer(t, ports[i], "quorum.QuorumPeerMain", append(members, "initLimit=50", fmt.Sprintf("syncLimit=%d", syncLimit)))
+		s.followers = followers[i]
 		if err := os.WriteFile(filepath.Join(s.dir, "myid"), []byte(strconv.Itoa(i+1)), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -92,6 +103,10 @@ func (s *Server) Leads() bool {
 	answer, err := s.ask("srvr")
 	return err == nil && strings.Contains(answer, "Mode: leader")
 }
+
+// CutFollowers cuts the followers of the server off. They notice at once. The server goes on leading
+// for syncLimit ticks.
+func (s *Server) CutFollowers() { s.followers.CutClients() }
 
 // Requests returns how many packets of clients the server has received.
 func (s *Server) Requests() int {
