@@ -122,7 +122,7 @@ func TestLostAnswersInsideAHoldLeaveOneNode(t *testing.T) {
 func TestUpgradeGoesBackBehindAReaderThatMayBeIn(t *testing.T) {
 	server := zktest.Start(t)
 	proxy, conn := zktest.NewProxy(t, server.Address()), admin(t, server.Address())
-	s := open(t, proxy.Address())
+	s := open(t, proxy.Address(), long)
 	r, err := s.Wait(t.Context(), mode(store.Unlimited), nothing)
 	require.NoError(t, err)
 	foreign := func(name string) string {

@@ -177,3 +177,21 @@ func TestCommandsAreFew(t *testing.T) {
 		assert.Equal(t, c.commands, server.Requests()-before, c.name)
 	}
 }
+
+// A follower reports the life of a session to the leader each half tick. Here it stops right behind
+// the command that takes the lock, and the client has no other server. Before that command the Store
+// had nothing to send for nearly a third of the session, after which the client library sends a ping.
+func TestSessionThatWasIdleOutlastsTheLease(t *testing.T) {
+	leader, followers := lead(t, zktest.StartEnsemble(t, stale))
+	const session = 12 * time.Second
+	s, other := open(t, followers[0].Address(), relockzk.WithSessionTimeout(session)), open(t, leader.Address())
+	a := ask(session * 3 / 4)
+	require.NoError(t, s.CheckServer(t.Context(), a))
+	<-time.After(session * 3 / 10)
+	l, err := s.Try(t.Context(), a)
+	require.NoError(t, err)
+	followers[0].Pause()
+	next := wait(t, other, 20*time.Second)
+	next.get(t)
+	require.False(t, next.at.Before(l.Until()), "another hold is in %v before the lease ends", l.Until().Sub(next.at))
+}

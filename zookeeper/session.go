@@ -1,6 +1,7 @@
 package relockzk
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -50,6 +51,30 @@ func (x *session) open() {
 	}
 	if x.err != nil {
 		x.end()
+		return
+	}
+	s.group.Go(x.beat)
+}
+
+// beats is the number of beats in the timeout of a session.
+const beats = 8
+
+// beat sends a request at regular intervals until the session is over. A server reports the life of
+// a session to the leader with a delay. If the server stops behind a transaction, the leader counts
+// the session from the request before, which may not be as old as the quarter between the longest
+// lease and the session. The client library sends a ping each third of the session only.
+func (x *session) beat() {
+	for {
+		begun := time.Now()
+		ctx, cancel := context.WithTimeout(context.Background(), x.store.timeout/beats)
+		_, _ = x.stat(ctx, "/")
+		cancel()
+		timeout := time.Duration(cmp.Or(x.timeout.Load(), int64(x.store.timeout)))
+		select {
+		case <-x.dead:
+			return
+		case <-time.After(timeout/beats - time.Since(begun)):
+		}
 	}
 }
 

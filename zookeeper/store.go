@@ -50,8 +50,8 @@ func WithRoot(path string) Option { return func(s *Store) { s.root = path } }
 // WithSessionTimeout sets the timeout of the session to ask for. A server bounds the timeout: from
 // 2 to 20 of its ticks by default, which is 4 s to 40 s. A lock may have a TTL, with its delay, of
 // three quarters of the timeout: a follower may tell the leader of the life of a session with a
-// delay, and the rest covers this delay. After a crash a lock stays taken for the whole timeout.
-// Without the option the timeout is 40 s.
+// delay, and the rest covers this delay if the timeout is at least four ticks. After a crash a lock
+// stays taken for the whole timeout. Without the option the timeout is 40 s.
 func WithSessionTimeout(timeout time.Duration) Option {
 	return func(s *Store) { s.timeout = timeout }
 }
