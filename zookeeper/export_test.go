@@ -51,3 +51,6 @@ func Obstacle(children []string, a store.Ask, queued string) (string, error) {
 	}
 	return nodes[i].name, err
 }
+
+// Reason returns the error of a request, as a Store returns it.
+func Reason(err error, write bool) error { return new(session).reason(err, effect(write)) }

@@ -3,10 +3,8 @@ package relockzk
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -28,6 +26,11 @@ type session struct {
 
 	timeout atomic.Int64 // as negotiated; 0: not known yet
 	address atomic.Value // of this process, as the server sees it: a string
+	trouble atomic.Pointer[trouble]
+
+	// Of the goroutine of conn.
+	hosts   hosts
+	foreign int // how many servers in a row were no servers of ZooKeeper
 
 	// Guarded by the mutex of the Store.
 	over   bool
@@ -42,8 +45,8 @@ var errOver = errors.New("the session at ZooKeeper has ended")
 func (x *session) open() {
 	defer close(x.opened)
 	s := x.store
-	x.conn, _, x.err = zk.Connect(s.servers, s.timeout, zk.WithDialer(x.dial), zk.WithEventCallback(x.event),
-		zk.WithLogger(silent{}), zk.WithLogInfo(false))
+	x.conn, _, x.err = zk.Connect(s.servers, s.timeout, zk.WithDialer(x.dial), zk.WithHostProvider(&x.hosts),
+		zk.WithEventCallback(x.event), zk.WithLogger(silent{}), zk.WithLogInfo(false))
 	for _, c := range s.credentials {
 		if x.err == nil {
 			x.err = x.reason(x.conn.AddAuth(c.scheme, c.auth), false)
@@ -120,44 +123,6 @@ func (x *session) event(e zk.Event) {
 	}
 }
 
-// dial connects to a server, and reads the timeout of the session from its first answer: zk.Conn
-// does not tell the timeout.
-func (x *session) dial(network, address string, timeout time.Duration) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
-	defer cancel()
-	conn, err := x.store.dial(ctx, network, address)
-	if err != nil {
-		return nil, err
-	}
-	if host, _, err := net.SplitHostPort(conn.LocalAddr().String()); err == nil {
-		x.address.Store(host)
-	}
-	return &firstAnswer{Conn: conn, session: x}, nil
-}
-
-// firstAnswer is a connection that shows its first answer to a session.
-type firstAnswer struct {
-	net.Conn
-	session *session
-	head    []byte
-}
-
-// headSize is the size of the length, the version and the timeout at the begin of a first answer.
-const headSize = 12
-
-func (c *firstAnswer) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	if len(c.head) < headSize {
-		c.head = append(c.head, b[:min(n, headSize-len(c.head))]...)
-		if len(c.head) == headSize {
-			if ms := binary.BigEndian.Uint32(c.head[headSize-4:]); ms > 0 {
-				c.session.timeout.Store(int64(time.Duration(ms) * time.Millisecond))
-			}
-		}
-	}
-	return n, err
-}
-
 // fits returns an error if the session is too short for a hold.
 func (x *session) fits(kept time.Duration) error {
 	timeout := time.Duration(x.timeout.Load())
@@ -232,7 +197,7 @@ func do[T any](ctx context.Context, x *session, e effect, request func() (T, err
 	case <-ctx.Done():
 		err := lifetime.Ended(ctx)
 		if x.conn.State() != zk.StateHasSession {
-			err = store.Unavailable(err)
+			err = store.Unavailable(x.with(err))
 		}
 		return none, e.mark(err)
 	case <-x.dead:
@@ -254,20 +219,39 @@ func (e effect) mark(err error) error {
 	return err
 }
 
-// reason returns the error of a request in the terms of package store.
+// refusals are errors that stay: without the rights, or with arguments that the server does not take,
+// a request cannot pass.
+var refusals = []error{
+	zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL, zk.ErrInvalidPath, zk.ErrBadArguments, zk.ErrNoChildrenForEphemerals,
+}
+
+// errUnimplemented is the answer of a server that is too old for a request.
+var errUnimplemented = errors.New("the server does not know the request")
+
+// unimplemented is the text of an error that the client library has no value for.
+const unimplemented = "unknown error: -6"
+
+// reason returns the error of a request in the terms of package store. An unknown error passes.
 func (x *session) reason(err error, e effect) error {
 	switch {
 	case err == nil, errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrNodeExists):
 		return err
-	case errors.Is(err, zk.ErrNoServer), errors.Is(err, zk.ErrSessionMoved):
+	case errors.Is(err, zk.ErrNoServer):
+		if t := x.trouble.Load(); t != nil && t.stays {
+			return t.err
+		}
+		return store.Unavailable(x.with(err))
+	case errors.Is(err, zk.ErrSessionMoved):
 		return store.Unavailable(err)
 	case errors.Is(err, zk.ErrSessionExpired):
 		x.end()
-		return store.Unavailable(err)
-	case errors.Is(err, zk.ErrConnectionClosed), errors.Is(err, zk.ErrClosing):
 		return e.mark(store.Unavailable(err))
-	default:
+	case err.Error() == unimplemented:
+		return errUnimplemented
+	case slices.ContainsFunc(refusals, func(refusal error) bool { return errors.Is(err, refusal) }):
 		return err
+	default:
+		return e.mark(store.Unavailable(err))
 	}
 }
 
