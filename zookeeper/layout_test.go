@@ -205,6 +205,38 @@ func TestNodesOfOthersAreClosedToStrangers(t *testing.T) {
 	require.NoError(t, s.Release(t.Context(), l, 0))
 }
 
+func TestCheckServerNamesTheStepThatFails(t *testing.T) {
+	server := zktest.Start(t)
+	conn := admin(t, server.Address())
+	_, err := conn.Create("/closed", nil, 0, zk.WorldACL(zk.PermRead))
+	require.NoError(t, err)
+	rights := func(perms int32) relockzk.Option { return relockzk.WithACL(zk.WorldACL(perms)...) }
+	for _, c := range []struct {
+		option relockzk.Option
+		step   string
+	}{
+		{relockzk.WithRoot("/closed"), "take the lock /closed/orders-"},
+		{rights(zk.PermAll &^ zk.PermRead), "take the lock /orders-"},
+		{rights(zk.PermAll &^ zk.PermDelete), "release the lock /orders-"},
+	} {
+		s := open(t, server.Address(), c.option)
+		begun := time.Now()
+		err := s.CheckServer(t.Context(), ask(10*time.Second))
+		require.ErrorIs(t, err, zk.ErrNoAuth)
+		require.ErrorContains(t, err, c.step)
+		require.NotContains(t, err.Error(), "\n")
+		require.Less(t, time.Since(begun), patience)
+	}
+	s := open(t, server.Address(), relockzk.WithRoot("/locks"))
+	require.NoError(t, s.CheckServer(t.Context(), ask(10*time.Second)))
+	require.Zero(t, s.Users())
+	left, _, err := conn.Children("/locks")
+	require.NoError(t, err)
+	for _, lock := range left {
+		require.Empty(t, nodes(t, conn, "/locks/"+lock))
+	}
+}
+
 func TestDialerIsAsked(t *testing.T) {
 	server := zktest.Start(t)
 	asked := make(chan string, 100)

@@ -133,22 +133,6 @@ func (s *Store) Check(a store.Ask) (store.Ask, error) {
 	return a, nil
 }
 
-// CheckServer asks the server for a session that is long enough, and for the path above the locks.
-func (s *Store) CheckServer(ctx context.Context, a store.Ask) error {
-	return s.once(ctx, func(x *session) error {
-		if err := x.sync(ctx); err != nil {
-			return err
-		}
-		if err := x.fits(a.Kept(a.TTL)); err != nil {
-			return err
-		}
-		if _, _, err := x.children(ctx, s.path(a)); err != nil {
-			return fmt.Errorf("the children of %s: %w", s.path(a), err)
-		}
-		return nil
-	})
-}
-
 // path returns the path of a lock.
 func (s *Store) path(a store.Ask) string { return s.root + a.Name }
 
