@@ -42,17 +42,9 @@ type renewal struct {
 	item     timers.Item[*hold] // in the table's heap while the hold is held
 	inFlight bool
 	failures int // in a row
-	// check asks for a renewal soon: the store may have another count, or not have the hold any
-	// more.
+	// check asks for a renewal soon: a command had no answer, so the store may have another count,
+	// or not have the hold any more.
 	check   bool
-	recount bool // as check, with the next renewal
-	// Two commands with a count that are in flight at once may reach the store in either order.
-	// changes and rounds tell whether that happened; then the count is sent again. After an entry
-	// or exit beside another one the count is sent at once. After an entry or exit beside a renewal
-	// the count is sent within TTL/3, as a busy loop of nested calls would cause one renewal after
-	// the other.
-	changes int       // how many entries and exits have been sent
-	rounds  int       // how many renewals have been sent
 	longest time.Time // until when an Extend without an answer may have made the lease last
 }
 

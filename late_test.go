@@ -156,33 +156,41 @@ func TestCountIsSetRightForAsLongAsTheLockIsHeld(t *testing.T) {
 	})
 }
 
-func TestCountIsRightAfterEntriesAndExitsAtOnce(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		m := w.NewClient()
-		l := m.NewLock("a")
-		outer := w.Enter(t.Context(), l)
-		// The first command is the last one to reach the store.
-		m.Link.Once(stage.Delay(100*time.Millisecond, 0), stage.CmdEnter)
-		first := w.Start(outer, l)
-		inner := w.Enter(outer, l)
-		w.Leave(inner, l)
-		inner = w.Enter(outer, l)
-		first.Section()
-		stage.Pass(time.Millisecond)
-		require.Equal(t, 3, l.Count(outer))
-		w.RequireCount("a", 3)
-		m.Link.Once(stage.Delay(100*time.Millisecond, 0), stage.CmdRelease)
-		late := w.Begin(inner, stage.Unlock(l))
-		require.NoError(t, l.Unlock(first.Ctx))
-		require.NoError(t, late.Failure())
-		stage.Pass(time.Millisecond)
-		w.RequireCount("a", 1)
-		w.Leave(outer, l)
-		w.RequireFree("a")
-	})
+func TestCountIsRightWithTheNextCommandAfterEntriesAndExitsAtOnce(t *testing.T) {
+	for name, next := range map[string]func(w *stage.World, l *relock.Lock, outer context.Context) int{
+		"a renewal": func(*stage.World, *relock.Lock, context.Context) int {
+			stage.Pass(relock.DefaultTTL / 3)
+			return 3
+		},
+		"an entry": func(w *stage.World, l *relock.Lock, outer context.Context) int {
+			stage.Keep(w.T, w.Enter(outer, l))
+			return 4
+		},
+		"an exit": func(w *stage.World, l *relock.Lock, outer context.Context) int {
+			w.Leave(w.Enter(outer, l), l)
+			return 3
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
+				m := w.NewClient()
+				l := m.NewLock("a")
+				outer := w.Enter(t.Context(), l)
+				// The first command is the last one to reach the store.
+				m.Link.Once(stage.Delay(100*time.Millisecond, 0), stage.CmdEnter)
+				first := w.Start(outer, l)
+				stage.Keep(t, w.Enter(outer, l))
+				stage.Keep(t, first.Section())
+				require.Equal(t, 3, l.Count(outer))
+				w.RequireCount("a", 2)
+				w.RequireCount("a", next(w, l, outer))
+				w.Leave(outer, l)
+			})
+		})
+	}
 }
 
-func TestARenewalThatCarriesAnOldCountIsCorrectedAtOnce(t *testing.T) {
+func TestARenewalThatCarriesAnOldCountIsCorrectedByTheNext(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()
 		l := m.NewLock("a")
@@ -192,13 +200,13 @@ func TestARenewalThatCarriesAnOldCountIsCorrectedAtOnce(t *testing.T) {
 		inner := w.Enter(outer, l)
 		w.RequireCount("a", 2)
 		stage.Pass(100 * time.Millisecond)
-		require.Equal(t, 2, m.Link.Sent(stage.CmdRenew))
-		w.RequireCount("a", 2)
-		m.Link.Once(stage.Delay(100*time.Millisecond, 0), stage.CmdRenew)
-		stage.Pass(relock.DefaultTTL / 3)
-		w.Leave(inner, l)
-		stage.Pass(100 * time.Millisecond)
+		require.Equal(t, 1, m.Link.Sent(stage.CmdRenew))
 		w.RequireCount("a", 1)
+		stage.Pass(relock.DefaultTTL / 3)
+		w.RequireCount("a", 2)
+		w.Leave(inner, l)
+		w.Leave(outer, l)
+		w.RequireFree("a")
 	})
 }
 

@@ -22,7 +22,6 @@ func (a *acquiring) enterAgain(outer *entry) error {
 	t.mu.Lock()
 	lease, count := h.lease, h.count+1
 	lease.TTL = h.nextTTLLocked(time.Now())
-	change := h.changeLocked()
 	t.mu.Unlock()
 	if !h.localReentry {
 		ctx, cancel := h.client.bound(a.traced, a.wait)
@@ -46,7 +45,6 @@ func (a *acquiring) enterAgain(outer *entry) error {
 	}
 	t.enterLocked(e)
 	if !h.localReentry {
-		h.countedLocked(change, count)
 		t.confirmLocked(h, lease, time.Now())
 	}
 	if h.renewal.item.In() && t.leases.Due(&h.renewal.item) >= t.at(h.lease.Until()) {
@@ -55,25 +53,6 @@ func (a *acquiring) enterAgain(outer *entry) error {
 	a.section, a.depth = section, h.count
 	t.mu.Unlock()
 	return nil
-}
-
-// change is one command that sets the count in the store.
-type change struct{ number, rounds int }
-
-func (h *hold) changeLocked() change {
-	h.renewal.changes++
-	return change{h.renewal.changes, h.renewal.rounds}
-}
-
-// countedLocked makes the watchdog send the count again if the count that an entry or exit has set
-// may be wrong, see renewal.
-func (h *hold) countedLocked(c change, count int) {
-	switch t := &h.client.table; {
-	case h.renewal.changes != c.number || h.count != count:
-		t.checkLocked(h)
-	case h.renewal.rounds != c.rounds:
-		t.recountLocked(h)
-	}
 }
 
 // notAgain returns the error of a nested call without an entry. err is the error of the store.
@@ -119,7 +98,6 @@ func (h *hold) leaveInner(ctx context.Context) error {
 	if lease.TTL = h.nextTTLLocked(now); !t.isWantedLocked(h) {
 		lease.TTL = 0
 	}
-	change := h.changeLocked()
 	t.mu.Unlock()
 	bound, cancel := lifetime.Until(ctx, limit)
 	defer cancel()
@@ -139,7 +117,6 @@ func (h *hold) leaveInner(ctx context.Context) error {
 		t.checkLocked(h)
 		return fmt.Errorf("not confirmed by the store; the entry is left, and the count will be sent again: %w", err)
 	}
-	h.countedLocked(change, count)
 	if lease.Sent = now; lease.TTL > 0 {
 		t.confirmLocked(h, lease, time.Now())
 	}

@@ -114,7 +114,7 @@ func TestAnExitIsCountedThoughTheStoreIsSilent(t *testing.T) {
 		m.Link.Heal()
 		deepest := three.Section()
 		require.Equal(t, 2, l.Count(deepest))
-		stage.Pass(2 * time.Second)
+		stage.Pass(5 * time.Minute / 3)
 		require.Equal(t, 2, w.Count("a"), "the store has the count of the process")
 		w.Leave(deepest, l)
 		w.Leave(one, l)

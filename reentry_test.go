@@ -102,7 +102,7 @@ func TestGoroutinesOfASectionEnterItsOwnLockTogether(t *testing.T) {
 		require.NoError(t, errors.Join(errs...))
 		require.EqualValues(t, len(errs), most.Load())
 		require.Equal(t, 1, l.Count(section))
-		stage.Pass(time.Second)
+		stage.Pass(relock.DefaultTTL / 3) // the next renewal
 		w.RequireCount("a", 1)
 		w.Leave(section, l)
 		w.RequireFree("a")

@@ -154,11 +154,11 @@ func (d *watchdog) dueLocked(now time.Time) (r round, lost []*loss, leaks []func
 			ttl = 0
 			fallthrough
 		default:
-			if ttl == 0 && !h.renewal.check && !h.renewal.recount { // the lease runs out
+			if ttl == 0 && !h.renewal.check { // the lease runs out
 				t.leases.Set(item, t.at(h.lease.Until()))
 				break
 			}
-			h.renewal.inFlight, h.renewal.check, h.renewal.recount = true, false, false
+			h.renewal.inFlight, h.renewal.check = true, false
 			t.leases.Set(item, t.at(h.lease.Until()))
 			r.add(h, ttl)
 		}
@@ -179,15 +179,12 @@ func (h *hold) intervalLocked() time.Duration {
 type round struct {
 	holds    []*hold
 	renewals []store.Renewal
-	changes  []int // of the counts, when the round began
 	least    time.Duration
 }
 
 func (r *round) add(h *hold, ttl time.Duration) {
 	r.holds = append(r.holds, h)
 	r.renewals = append(r.renewals, store.Renewal{Lease: h.lease, TTL: ttl, Count: h.storeCount()})
-	r.changes = append(r.changes, h.renewal.changes)
-	h.renewal.rounds++
 	if r.least == 0 || h.ttl < r.least {
 		r.least = h.ttl
 	}
@@ -251,7 +248,7 @@ func (d *watchdog) note(r round, errs []error, sent time.Time) {
 		h.renewal.inFlight = false
 		switch err := errs[i]; {
 		case err == nil && h.state == held:
-			t.renewedLocked(h, r.renewals[i], r.changes[i], sent, now)
+			t.renewedLocked(h, r.renewals[i], sent, now)
 		case err == nil:
 		case errors.Is(err, store.ErrRecalled):
 			h.recalled = true
@@ -291,9 +288,8 @@ func (d *watchdog) note(r round, errs []error, sent time.Time) {
 	}
 }
 
-// renewedLocked notes a confirmed renewal. If a command with a count ran meanwhile, the store may
-// have either count, so the watchdog sends the count again.
-func (t *table) renewedLocked(h *hold, r store.Renewal, changes int, sent, now time.Time) {
+// renewedLocked notes a confirmed renewal.
+func (t *table) renewedLocked(h *hold, r store.Renewal, sent, now time.Time) {
 	h.renewal.failures = 0
 	lease := r.Lease
 	lease.Sent, lease.TTL = sent, r.TTL
@@ -303,11 +299,7 @@ func (t *table) renewedLocked(h *hold, r store.Renewal, changes int, sent, now t
 		next := now.Add(max(min(h.ttl, h.lease.Until().Sub(now))/3, retryPause(0, h.ttl)))
 		t.leases.Set(&h.renewal.item, t.at(next))
 	}
-	changed := h.renewal.changes != changes
-	if changed {
-		t.recountLocked(h)
-	}
-	if h.renewal.check || changed && r.Count != h.storeCount() {
+	if h.renewal.check { // meanwhile
 		t.checkLocked(h)
 	}
 }
@@ -433,17 +425,5 @@ func (t *table) checkLocked(h *hold) {
 	}
 	h.renewal.check = true
 	t.leases.Set(&h.renewal.item, t.at(time.Now()))
-	h.client.watchdog.nudgeLocked()
-}
-
-// recountLocked makes the watchdog send the count again within TTL/3, also if nobody wants the
-// lease any more: a renewal and another command with a count may have reached the store in either
-// order.
-func (t *table) recountLocked(h *hold) {
-	if h.state != held {
-		return
-	}
-	h.renewal.recount = true
-	t.leases.Set(&h.renewal.item, min(t.at(time.Now().Add(h.ttl/3)), t.leases.Due(&h.renewal.item)))
 	h.client.watchdog.nudgeLocked()
 }

@@ -154,7 +154,7 @@ func (b *bench) requireCount(l oneLock, section context.Context, count int) { //
 	b.t.Helper()
 	require.Equal(b.t, count, l.Count(section))
 	require.True(b.t, l.Held(section))
-	// If commands about the count were in flight together, the store is told again.
+	// A renewal that was in flight beside an entry or exit leaves the count to the next renewal.
 	b.eventually("the store has the count", func() bool { return b.state(l).Count == count })
 	b.requireOwner(l, b.holder(section))
 }

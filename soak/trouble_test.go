@@ -27,13 +27,14 @@ func (s *soak) watch(random *rand.Rand, id int) {
 }
 
 // settles is how long Redis may count wrong after a call that has changed the count. The next
-// renewal corrects the count, but a late command may change the count at any time.
+// renewal corrects the count, and a hold that nothing renews ends within one TTL. A late command may
+// change the count at any time.
 func (s *soak) settles() time.Duration {
 	calm := s.patience == nothingTwice || s.fake && isClosed(s.calm) && time.Since(s.calmed) > 2*ttl
 	if !calm {
 		return time.Hour
 	}
-	return ttl / 2
+	return ttl
 }
 
 // fault is one kind of trouble. weight is its frequency, compared with other kinds.
