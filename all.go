@@ -380,12 +380,12 @@ func (j *joint) several() store.Several {
 func (j *joint) newHolds(wait time.Duration) (calls []*acquiring, holds []*hold, asks []store.Ask) {
 	var holder Holder
 	for _, lock := range j.locks.locks {
-		a := &acquiring{lock: lock, ctx: j, wait: wait, holder: holder}
+		a := &acquiring{lock: lock, ctx: j, wait: wait, event: AcquireFinished{Holder: holder}}
 		if again, err := a.surroundings(); again != nil || err != nil {
 			return nil, nil, nil
 		}
 		h := a.newHold()
-		holder = a.holder
+		holder = h.holder
 		calls, holds, asks = append(calls, a), append(holds, h), append(asks, h.lease.Ask)
 	}
 	return calls, holds, asks
@@ -402,9 +402,11 @@ func (j *joint) begin(ctx context.Context, start time.Time, calls []*acquiring, 
 			continue
 		}
 		a.ctx = inner //nolint:fatcontext // as in oneByOne
-		a.reportStart(start)
-		err = a.enter(ctx, holds[i], leases[i], nil)
-		a.finished(start, err)
+		a.started(start)
+		limited, end := a.limitQueue(ctx)
+		err = a.enter(limited, holds[i], leases[i], nil)
+		end()
+		a.finished(err)
 		if err == nil {
 			inner = a.section
 			j.entries = append(j.entries, a.section.entry)
@@ -423,9 +425,9 @@ func refuseAll(ctx context.Context, start time.Time, calls []*acquiring, err err
 		a = calls[max(slices.IndexFunc(calls, named), 0)]
 	}
 	a.refusedBy(err)
-	err = a.failed(a.reason(ctx, err))
-	a.reportStart(start)
-	a.finished(start, err)
+	err = a.failed(ctx, err)
+	a.started(start)
+	a.finished(err)
 	return err
 }
 

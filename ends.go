@@ -23,9 +23,9 @@ func (h *hold) lose(reason LossReason) error {
 	return l.err
 }
 
-// fate returns the end of a hold for its sections, nil while the hold is valid. gone says that the
+// endOf returns the end of a hold for its sections, nil while the hold is valid. gone says that the
 // store did not find the hold: a loss, unless the last Unlock is in flight and was faster.
-func (h *hold) fate(gone bool) error {
+func (h *hold) endOf(gone bool) error {
 	t := &h.client.table
 	t.mu.Lock()
 	state, end, expired, recalled := h.state, h.end, h.expiredLocked(time.Now()), h.recalled

@@ -279,3 +279,11 @@ func (waitOverError) Error() string        { return "the wait is over" }
 func (waitOverError) Is(target error) bool { return target == context.DeadlineExceeded }
 
 var errWaitOver error = waitOverError{}
+
+// because puts the cause of an end in front of an error that does not know the cause.
+func because(cause, err error) error {
+	if errors.Is(err, cause) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", cause, err)
+}

@@ -57,7 +57,7 @@ func (l *Lock) Eval(ctx context.Context, script string, keys []string, args ...a
 		return reply, nil
 	}
 	if errors.Is(err, store.ErrGone) {
-		_ = h.fate(true) // and inside says what has become of the section
+		_ = h.endOf(true) // and inside says what has become of the section
 		if _, over := l.inside("eval", ctx); over != nil {
 			return nil, over
 		}
@@ -88,7 +88,7 @@ func (l *Lock) TryLockIf(ctx context.Context, script string, keys []string, args
 	if err != nil {
 		return ctx, nil, err
 	}
-	a := acquiring{lock: l, ctx: ctx, script: &run}
+	a := acquiring{lock: l, ctx: ctx, userScript: &run}
 	section, err = a.acquire()
 	return section, a.reply, err
 }

@@ -41,7 +41,7 @@ func (l *Lock) Token(ctx context.Context) (int64, error) {
 	defer stop()
 	token, err = l.client.store.Token(ctx, lease)
 	if errors.Is(err, store.ErrGone) {
-		_ = h.fate(true) // and inside says what has become of the section
+		_ = h.endOf(true) // and inside says what has become of the section
 	}
 	if _, over := l.inside("token", ctx); over != nil {
 		return 0, over
@@ -82,7 +82,7 @@ func (l *Lock) inside(op string, ctx context.Context) (*entry, error) { //nolint
 	if left {
 		return nil, l.failed(op, h.holder, ErrNotHeld)
 	}
-	switch end := h.fate(false); {
+	switch end := h.endOf(false); {
 	case end == ErrReleased: //nolint:errorlint // the end of a hold is not wrapped
 		return nil, l.failed(op, h.holder, ErrNotHeld)
 	case isLost(end):
@@ -177,7 +177,7 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 	lease.TTL = d
 	lease, err = c.store.Enter(bounded, lease, count)
 	if errors.Is(err, store.ErrGone) {
-		_ = h.fate(true) // and inside says what has become of the section
+		_ = h.endOf(true) // and inside says what has become of the section
 	}
 	if err == nil {
 		t.mu.Lock()

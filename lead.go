@@ -35,7 +35,7 @@ func (l *Lock) Lead(ctx context.Context, fn func(ctx context.Context) error) err
 		return notEntered(invalid("Lead: the function is nil"))
 	}
 	for {
-		a := acquiring{lock: l, ctx: ctx, wait: forever, leader: true}
+		a := acquiring{lock: l, ctx: ctx, wait: forever, event: AcquireFinished{Leader: true}}
 		section, err := a.acquire()
 		switch {
 		case err == nil:

@@ -197,14 +197,14 @@ func (l *Lock) Borrow(ctx context.Context, t Ticket) (context.Context, error) {
 	if err != nil {
 		return ctx, err
 	}
-	a := acquiring{lock: l, ctx: ctx}
+	a := acquiring{lock: l, ctx: ctx, op: "borrow"}
 	a.byTicket = func() error {
 		h := a.newHold()
 		set := *l.settings // what is the lender's, and nested entries that ask nobody
 		set.ttl, set.delay, set.acks, set.fixed, set.maxHold, set.localReentry = t.TTL, t.Delay, store.Acks{}, false, 0, true
 		h.settings = &set
 		h.lease.TTL, h.lease.Delay, h.lease.Acks, h.lease.Lender = t.TTL, t.Delay, store.Acks{}, store.ID(t.Hold)
-		bound, cancel := l.client.boundCall(a.traced, ctx, 0)
+		bound, cancel := l.client.boundCall(a.event.Context, ctx, 0)
 		defer cancel()
 		lease, err := s.Borrow(bound, h.lease.Ask, store.Ticket{ID: t.ID, Expires: t.Expires})
 		return a.enterBy(bound, t, h, lease, err)
@@ -231,10 +231,10 @@ func (l *Lock) Accept(ctx context.Context, t Ticket) (context.Context, error) {
 		return ctx, err
 	}
 	unaware := t.Use == UseResume
-	a := acquiring{lock: l, ctx: ctx}
+	a := acquiring{lock: l, ctx: ctx, op: "accept"}
 	a.byTicket = func() error {
 		h := a.newHold()
-		bound, cancel := l.client.boundCall(a.traced, ctx, 0)
+		bound, cancel := l.client.boundCall(a.event.Context, ctx, 0)
 		defer cancel()
 		lease, wait, err := s.Accept(bound, h.lease.Ask, store.ID(t.Hold), store.Ticket{ID: t.ID, Expires: t.Expires}, unaware)
 		if err == nil && wait > 0 {
@@ -267,11 +267,10 @@ func (a *acquiring) enterBy(ctx context.Context, t Ticket, h *hold, lease store.
 	case err == nil:
 		return nil
 	case errors.Is(err, store.ErrGone):
+		a.event.Outcome = OutcomeLost
 		return &LostError{Name: l.name, Holder: holderOf(store.ID(t.Hold)), Token: t.Token, Reason: LossTaken}
-	case t.Use == UseLoan:
-		return l.failed("borrow", a.holder, a.reason(ctx, err))
 	default:
-		return l.failed("accept", a.holder, a.reason(ctx, err))
+		return a.failed(ctx, err)
 	}
 }
 

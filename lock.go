@@ -87,8 +87,7 @@ func (l *Lock) Err() error {
 //   - an error of the store that a retry would not change, such as NOAUTH or WRONGTYPE. While the
 //     store cannot be reached, is loading or fails over, Lock goes on trying until ctx is done.
 func (l *Lock) Lock(ctx context.Context) (context.Context, error) {
-	a := acquiring{lock: l, ctx: ctx, wait: forever}
-	return a.acquire()
+	return l.acquire(ctx, forever)
 }
 
 // TryLock enters the lock if the lock is free, or if ctx is inside the lock already; otherwise
@@ -102,8 +101,7 @@ func (l *Lock) Lock(ctx context.Context) (context.Context, error) {
 // takes as long as go-redis's timeouts allow, which can be long if new connections are made. A ctx
 // with a deadline, or TryLockFor, bounds the time.
 func (l *Lock) TryLock(ctx context.Context) (context.Context, error) {
-	a := acquiring{lock: l, ctx: ctx}
-	return a.acquire()
+	return l.acquire(ctx, 0)
 }
 
 // TryLockFor is [Lock.Lock] with a time limit: TryLockFor gives up with a [*LockedError] after
@@ -114,8 +112,7 @@ func (l *Lock) TryLockFor(ctx context.Context, wait time.Duration) (context.Cont
 	if err := checkWait("TryLockFor", wait); err != nil {
 		return ctx, err
 	}
-	a := acquiring{lock: l, ctx: ctx, wait: wait}
-	return a.acquire()
+	return l.acquire(ctx, wait)
 }
 
 func checkWait(verb string, wait time.Duration) error {
@@ -146,17 +143,17 @@ func (a *acquiring) acquire() (context.Context, error) {
 	}
 	c := l.client
 	if !c.group.Enter() {
-		return ctx, l.failed("lock", Holder{}, ErrClosed)
+		return ctx, a.opError(ErrClosed)
 	}
 	defer c.group.Leave()
-	start := a.started()
+	a.started(time.Time{})
 	again, err := a.surroundings()
 	switch {
 	case err != nil:
-	case again != nil && a.script != nil:
-		err = errScriptInside
+	case again != nil && a.userScript != nil:
+		a.event.Outcome, err = OutcomeError, errScriptInside
 	case again != nil && a.byTicket != nil:
-		err = errTicketInside
+		a.event.Outcome, err = OutcomeError, errTicketInside
 	case a.byTicket != nil:
 		err = a.byTicket()
 	case again != nil:
@@ -164,7 +161,7 @@ func (a *acquiring) acquire() (context.Context, error) {
 	default:
 		err = a.enterFirst()
 	}
-	a.finished(start, err)
+	a.finished(err)
 	if err != nil {
 		return ctx, err
 	}
@@ -182,15 +179,15 @@ func (a *acquiring) surroundings() (again *entry, err error) {
 		a.around = openEntry(a.ctx, a.lock.isOf)
 	}
 	if a.around != nil {
-		a.holder, a.nested = a.around.hold.holder, true
+		a.event.Holder, a.event.Reentrant = a.around.hold.holder, true
 	} else if lost := a.lock.lostAround(a.ctx); lost != nil {
-		a.holder, a.nested = lost.Holder, true
+		a.event.Holder, a.event.Reentrant, a.event.Outcome = lost.Holder, true, OutcomeLost
 		return nil, lost
 	} else if e := openEntry(a.ctx, a.lock.client.isOf); e != nil {
-		a.holder = e.hold.holder
+		a.event.Holder = e.hold.holder
 	}
 	if a.ctx.Err() != nil {
-		return nil, a.failed(lifetime.Ended(a.ctx))
+		return nil, a.failed(a.ctx, lifetime.Ended(a.ctx))
 	}
 	return again, nil
 }
@@ -235,10 +232,10 @@ func (l *Lock) lostAround(ctx context.Context) *LostError {
 // newHold makes a hold for the call, and a holder if the call has none.
 func (a *acquiring) newHold() *hold {
 	l, c := a.lock, a.lock.client
-	h := &hold{client: c, name: l.name, settings: l.settings, leader: a.leader}
+	h := &hold{client: c, name: l.name, settings: l.settings, leader: a.event.Leader}
 	h.renewal.item.Value, h.lease.Ask = h, l.ask
-	h.lease.ID, a.holder = c.newID(a.holder)
-	h.holder = a.holder
+	h.lease.ID, h.holder = c.newID(a.event.Holder)
+	a.event.Holder = h.holder
 	return h
 }
 
@@ -246,7 +243,7 @@ func (a *acquiring) newHold() *hold {
 func (a *acquiring) enterFirst() error {
 	c := a.lock.client
 	h := a.newHold()
-	ctx, cancel := c.boundCall(a.traced, a.outermost(), a.wait)
+	ctx, cancel := c.boundCall(a.event.Context, a.outermost(), a.wait)
 	defer cancel()
 	if a.around != nil { // in the other mode: no obstacle to this call, and its end is the end of this call
 		h.lease.With = a.around.hold.lease.ID
@@ -257,16 +254,13 @@ func (a *acquiring) enterFirst() error {
 		ctx, cancel = h.watchForDeadlock(ctx, a.ctx)
 		defer cancel()
 	}
+	ctx, cancel = a.limitQueue(ctx)
+	defer cancel()
 	passed, err := false, error(nil)
 	if a.wait != 0 && a.around == nil && (c.races || h.passes > 0) {
-		limit, ctx := a.limitQueue(ctx)
-		passed, err = c.table.waitTurn(ctx, h, func(p store.Progress) {
-			a.progress(p)
-			limit.place(p)
-		})
-		err = limit.over(ctx, err)
-		if a.queued && h.passes > 0 {
-			a.wake = WakePass
+		passed, err = c.table.waitTurn(ctx, h, a.progress)
+		if a.event.Queued && h.passes > 0 {
+			a.event.Wake = WakePass
 		}
 	}
 	lease := h.lease
@@ -295,25 +289,23 @@ func (a *acquiring) enter(ctx context.Context, h *hold, lease store.Lease, err e
 	if errors.Is(err, store.ErrUnsure) {
 		c.cleanup.add(h, lease.Ask, h.ttl)
 	}
-	return a.failed(a.reason(ctx, err))
+	return a.failed(ctx, err)
 }
 
 // ask asks the store for a new hold. The returned lease names its ask also with an error.
 func (a *acquiring) ask(ctx context.Context, h *hold, ask store.Ask) (lease store.Lease, err error) {
 	c := a.lock.client
 	switch {
-	case a.script != nil:
-		lease, a.reply, err = c.store.(store.Scripts).TryEval(ctx, ask, *a.script)
+	case a.userScript != nil:
+		lease, a.reply, err = c.store.(store.Scripts).TryEval(ctx, ask, *a.userScript)
 	case a.wait == 0:
 		lease, err = c.store.Try(ctx, ask)
 	default:
-		limit, ctx := a.limitQueue(ctx)
+		a.placed = false
 		lease, err = c.store.Wait(ctx, ask, func(p store.Progress) {
 			a.progress(p)
-			limit.place(p)
 			c.table.noteRefusal(h, p.Busy)
 		})
-		err = limit.over(ctx, err)
 	}
 	if err != nil {
 		lease.Ask = ask
@@ -390,9 +382,9 @@ func (a *acquiring) begin(h *hold, lease store.Lease) error {
 	t.enterLocked(e)
 	t.scheduleLocked(h)
 	c.watchdog.watchLocked()
-	a.section, a.depth = section, 1
-	if a.queued { // without a wake: the grant came too late, and the call has asked again
-		a.wake = cmp.Or(Wake(lease.Woken), a.wake, WakeRecheck)
+	a.section, a.event.Depth = section, 1
+	if a.event.Queued { // without a wake: the grant came too late, and the call has asked again
+		a.event.Wake = cmp.Or(Wake(lease.Woken), a.event.Wake, WakeRecheck)
 	}
 	return nil
 }

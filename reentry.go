@@ -16,7 +16,7 @@ import (
 func (a *acquiring) enterAgain(outer *entry) error {
 	h := outer.hold
 	t := &h.client.table
-	if h.fate(false) != nil {
+	if h.endOf(false) != nil {
 		return a.notAgain(outer.ctx, outer, nil)
 	}
 	t.mu.Lock()
@@ -24,7 +24,7 @@ func (a *acquiring) enterAgain(outer *entry) error {
 	lease.TTL = h.nextTTLLocked(time.Now())
 	t.mu.Unlock()
 	if !h.localReentry {
-		ctx, cancel := h.client.bound(a.traced, a.wait)
+		ctx, cancel := h.client.bound(a.event.Context, a.wait)
 		defer cancel()
 		if outer.ctx.Err() == nil { // a hold that ends meanwhile is not entered again
 			var stop context.CancelFunc
@@ -50,7 +50,7 @@ func (a *acquiring) enterAgain(outer *entry) error {
 	if h.renewal.item.In() && t.leases.Due(&h.renewal.item) >= t.at(h.lease.Until()) {
 		t.scheduleLocked(h) // nobody worked in the hold, so the watchdog had let go
 	}
-	a.section, a.depth = section, h.count
+	a.section, a.event.Depth = section, h.count
 	t.mu.Unlock()
 	return nil
 }
@@ -65,18 +65,26 @@ func (a *acquiring) notAgain(ctx context.Context, outer *entry, err error) error
 		t.checkLocked(h) // the store may count this entry
 	}
 	t.mu.Unlock()
-	switch end := h.fate(errors.Is(err, store.ErrGone)); {
+	end := h.endOf(errors.Is(err, store.ErrGone))
+	if end == nil && closed {
+		end = ErrClosed
+	}
+	switch {
 	case isLost(end):
 		outer.cancel(end) // as in inside
+		a.event.Outcome = OutcomeLost
 		return end
+	case end == ErrClosed: //nolint:errorlint // the end of a hold is not wrapped
+		a.event.Outcome = OutcomeClosed
+		return a.opError(end)
 	case end != nil:
-		return a.failed(end)
-	case closed:
-		return a.failed(ErrClosed)
+		a.event.Outcome = OutcomeError
+		return a.opError(end)
 	case a.ctx.Err() == nil && outer.ctx.Err() != nil:
-		return a.failed(lifetime.Ended(outer.ctx))
+		a.event.Outcome = OutcomeCanceled
+		return a.opError(lifetime.Ended(outer.ctx))
 	default:
-		return a.failed(a.reason(ctx, err))
+		return a.failed(ctx, err)
 	}
 }
 
@@ -103,7 +111,7 @@ func (h *hold) leaveInner(ctx context.Context) error {
 	defer cancel()
 	err := h.client.store.Release(bound, lease, count)
 	if errors.Is(err, store.ErrGone) {
-		if end := h.fate(true); isLost(end) {
+		if end := h.endOf(true); isLost(end) {
 			return end
 		}
 		return nil // an Unlock of the last entry was faster
