@@ -146,25 +146,18 @@ func (t *table) close(c *Client) (todo []func()) {
 	defer t.mu.Unlock()
 	t.closed = true
 	c.end(ErrClosed)
+	todo = append(todo, c.reportLeaks)
 	var holds []*hold
 	for h := range t.leases.All() {
 		holds = append(holds, h)
 	}
 	for _, h := range holds {
-		for _, cancel := range h.leaks {
-			todo = append(todo, func() { h.reportLeak(cancel, time.Since(h.since)) })
-		}
-		h.leaks = nil
+		t.foundLocked(h)
 		for _, cancel := range h.cancelsLocked() {
 			todo = append(todo, func() { cancel(ErrClosed) })
 		}
-		t.endTracesLocked(h, nil)
-		if h.hooks.Closed != nil {
-			event := Closed{
-				Name: h.name, Mode: h.mode(), Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest,
-				Leader: h.leader,
-			}
-			c.events.Emit(func() { h.hooks.Closed(event) })
+		if event := t.endEventLocked(h, nil); event != nil {
+			c.events.Emit(event)
 		}
 		if h.state == held && c.settings.releaseOnClose {
 			t.finishLocked(h, ErrClosed)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"log/slog"
 	"time"
+
+	"github.com/go-relock/relock/store"
 )
 
 // This file is how holds end: by a loss, by a leaked section, or by the last exit.
@@ -51,9 +53,7 @@ type loss struct {
 	hold   *hold
 	err    *LostError
 	cancel []context.CancelCauseFunc
-	leaks  []context.CancelCauseFunc
-	held   time.Duration
-	closed bool // Close has reported the end of this hold
+	event  func() // nil: no hook
 }
 
 // loseLocked ends a lost hold. LossExpired stands for every reason of a loss at the deadline: the
@@ -64,13 +64,9 @@ func (t *table) loseLocked(h *hold, reason LossReason) *loss {
 	if reason == LossExpired {
 		reason = h.reasonLocked()
 	}
-	l := &loss{
-		hold: h, err: &LostError{Name: h.name, Holder: h.holder, Token: h.token, Reason: reason},
-		cancel: h.cancelsLocked(), leaks: h.leaks, held: time.Since(h.since), closed: t.closed,
-	}
-	h.leaks = nil
+	l := &loss{hold: h, err: &LostError{Name: h.name, Holder: h.holder, Token: h.token, Reason: reason}, cancel: h.cancelsLocked()}
 	t.finishLocked(h, l.err)
-	t.endTracesLocked(h, nil)
+	l.event = t.endEventLocked(h, nil)
 	return l
 }
 
@@ -109,29 +105,42 @@ func (l *loss) report() {
 		delay = 0
 	}
 	c.cleanup.addAfter(delay, h, h.lease.Ask, h.longest())
-	for _, cancel := range l.leaks {
-		h.reportLeak(cancel, l.held)
-	}
+	c.reportLeaks()
 	c.logLoss(h, l.err)
-	if h.hooks.Lost != nil && !l.closed {
-		event := Lost{
-			Name: h.name, Mode: h.mode(), Holder: h.holder, Token: l.err.Token, TTL: h.ttl, Reason: l.err.Reason, Held: l.held, MaxDepth: h.deepest,
-			Leader: h.leader,
-		}
-		c.events.Emit(func() { h.hooks.Lost(event) })
+	if l.event != nil {
+		c.events.Emit(l.event)
+	}
+}
+
+// foundLocked leaves the leaks of h to reportLeaks.
+func (t *table) foundLocked(h *hold) {
+	t.leaks = append(t.leaks, h.leaks...)
+	h.leaks = nil
+}
+
+// reportLeaks reports the leaks that were found.
+func (c *Client) reportLeaks() {
+	t := &c.table
+	t.mu.Lock()
+	leaks := t.leaks
+	t.leaks = nil
+	t.mu.Unlock()
+	for _, e := range leaks {
+		e.reportLeak()
 	}
 }
 
 // reportLeak reports an entry that nobody can unlock any more, and ends its context. Nobody has the
 // context, but its parents refer to the context until its end. If nobody works under another entry
 // of the hold, the lease is not renewed, and runs out.
-func (h *hold) reportLeak(cancel context.CancelCauseFunc, heldFor time.Duration) {
-	cancel(nil)
-	c := h.client
-	c.log(h.logger, slog.LevelError, "relock: lock leaked: a context that Lock returned was dropped without Unlock",
+func (e *entry) reportLeak() {
+	e.cancel(nil)
+	h := e.hold
+	h.client.log(h.logger, slog.LevelError, "relock: lock leaked: a context that Lock returned was dropped without Unlock",
 		slog.String("lock", h.name), slog.String("holder", h.holder.String()))
 	if h.hooks.Leaked != nil {
-		c.events.Emit(func() { h.hooks.Leaked(Leaked{Name: h.name, Mode: h.mode(), Holder: h.holder, Held: heldFor}) })
+		event := Leaked{Name: h.name, Mode: h.mode(), Holder: h.holder, Held: time.Since(h.since)}
+		h.client.events.Emit(func() { h.hooks.Leaked(event) })
 	}
 }
 
@@ -144,6 +153,7 @@ func (c *Client) logLoss(h *hold, lost *LostError) {
 func (t *table) finishLocked(h *hold, end error) {
 	h.state, h.end = over, end
 	t.leases.Remove(&h.renewal.item)
+	t.foundLocked(h)
 	t.stepDownLocked(h)
 }
 
@@ -151,15 +161,36 @@ func (t *table) finishLocked(h *hold, end error) {
 // its event are one step under the mutex, so that Close comes before both or after both.
 func (t *table) releaseLocked(h *hold, end, err error) {
 	t.finishLocked(h, end)
+	if event := t.endEventLocked(h, err); event != nil {
+		h.client.events.Emit(event)
+	}
+}
+
+// endEventLocked reports the end of h to its traces, and returns the call of its hook; nil: none.
+// An end without h.end is Close, which reports the end of a hold that is lost or left later, too.
+// err is why a release was not confirmed.
+func (t *table) endEventLocked(h *hold, err error) func() {
 	t.endTracesLocked(h, err)
-	if h.hooks.Released == nil || t.closed {
-		return
-	}
-	event := Released{
+	e := Closed{
 		Name: h.name, Mode: h.mode(), Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest,
-		Leader: h.leader, Err: err,
+		Leader: h.leader,
 	}
-	h.client.events.Emit(func() { h.hooks.Released(event) })
+	lost, isLost := h.end.(*LostError) //nolint:errorlint // the end of a hold is not wrapped
+	switch hooks := &h.hooks; {
+	case h.end == nil && hooks.Closed != nil:
+		event := e
+		return func() { hooks.Closed(event) }
+	case h.end == nil, t.closed:
+		return nil
+	case isLost && hooks.Lost != nil:
+		event := Lost{e.Name, e.Mode, e.Holder, e.Token, e.TTL, lost.Reason, e.Held, e.MaxDepth, e.Leader}
+		return func() { hooks.Lost(event) }
+	case !isLost && hooks.Released != nil:
+		event := Released{e.Name, e.Mode, e.Holder, e.Token, e.TTL, e.Held, e.MaxDepth, e.Leader, err}
+		return func() { hooks.Released(event) }
+	default:
+		return nil
+	}
 }
 
 // trace notes functions to call at the end of the hold, which may be over already.
@@ -195,4 +226,15 @@ func (h *hold) longest() time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return max(h.lease.TTL, h.ttl, time.Until(h.renewal.longest).Round(time.Millisecond))
+}
+
+// unlockLimit bounds the time in which Unlock tries to reach the store.
+const unlockLimit = 10 * time.Second
+
+// unlockBy returns the time until which Unlock tries to reach the store.
+func unlockBy(now time.Time, l store.Lease) time.Time {
+	if limit := now.Add(unlockLimit); limit.Before(l.Until()) {
+		return limit
+	}
+	return l.Until()
 }

@@ -134,7 +134,7 @@ func (e *entry) leaked() {
 	if !e.left {
 		e.left = true
 		e.hold.dropLocked(e) // the hold goes on to count the entry
-		e.hold.leaks = append(e.hold.leaks, e.cancel)
+		e.hold.leaks = append(e.hold.leaks, e)
 		e.hold.leaked = true
 	}
 }

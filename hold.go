@@ -28,8 +28,8 @@ type hold struct {
 	count   int         // of open entries
 	deepest int         // the highest count
 	entries []*entry    // the open ones, oldest first; without entries whose context was dropped
-	leaks   []context.CancelCauseFunc
-	leaked  bool // the context of some entry was dropped without Unlock
+	leaks   []*entry    // to be reported when the hold is looked at next
+	leaked  bool        // the context of some entry was dropped without Unlock
 	renewal renewal
 	turn    turn
 	traces  []func(TraceEnded) // to call at the end of the hold
@@ -86,6 +86,7 @@ type table struct {
 	closed bool
 	leases timers.Heap[*hold] // of the holds that are held or leaving, by the time when the watchdog looks at them next
 	lines  map[string]*line   // by the store's name of the lock
+	leaks  []*entry           // to be reported now
 }
 
 // at returns a time as the heap counts.

@@ -71,7 +71,13 @@ func (t Ticket) LogValue() slog.Value { return slog.StringValue(t.String()) }
 // relock's own layout in Redis and package mem can), and for a lock that is no mutex; ErrInvalid
 // inside a borrowed section; and the errors of Token. The section goes on, unless its lock was
 // lost.
-func (l *Lock) Lend(ctx context.Context) (Ticket, error) { return l.issue(ctx, "lend", UseLoan) }
+func (l *Lock) Lend(ctx context.Context) (Ticket, error) {
+	return l.issue(ctx, "lend", UseLoan, func(h *hold) error {
+		h.lease.Lent = true
+		h.turn.passes = h.passes // the next hold must not have the ID of the ticket
+		return nil
+	})
+}
 
 // HandOff ends the section around ctx, with all entries of its hold, and returns a ticket with
 // which another process continues, with [Lock.Accept]: with the same fencing token, and a lease of
@@ -81,7 +87,18 @@ func (l *Lock) Lend(ctx context.Context) (Ticket, error) { return l.issue(ctx, "
 // Errors: those of [Lock.Lend]; [ErrInvalid] for a hold that has lent its lock. The section goes
 // on, unless its lock was lost.
 func (l *Lock) HandOff(ctx context.Context) (Ticket, error) {
-	return l.issue(ctx, "hand off", UseHandOff)
+	var after func()
+	ticket, err := l.issue(ctx, "hand off", UseHandOff, func(h *hold) error {
+		if h.lease.Lent {
+			return invalid("HandOff of %q: its section was lent; hand off first, or unlock, which recalls the loans", l.name)
+		}
+		after = l.client.table.handOffLocked(h)
+		return nil
+	})
+	if err == nil {
+		after()
+	}
+	return ticket, err
 }
 
 // ResumeTicket returns a ticket for the case that this process ends without Unlock. A program that
@@ -91,11 +108,15 @@ func (l *Lock) HandOff(ctx context.Context) (Ticket, error) {
 //
 // Errors: those of [Lock.Lend].
 func (l *Lock) ResumeTicket(ctx context.Context) (Ticket, error) {
-	return l.issue(ctx, "make a ticket for", UseResume)
+	return l.issue(ctx, "make a ticket for", UseResume, func(h *hold) error {
+		h.turn.passes = h.passes // as in Lend
+		return nil
+	})
 }
 
-// issue makes a ticket for the section around ctx.
-func (l *Lock) issue(ctx context.Context, op string, use TicketUse) (Ticket, error) {
+// issue draws a token and makes a ticket for the section around ctx. begin does to its hold what
+// comes with the ticket, with the table's mutex held.
+func (l *Lock) issue(ctx context.Context, op string, use TicketUse, begin func(*hold) error) (Ticket, error) {
 	if err := l.Err(); err != nil {
 		return Ticket{}, err
 	}
@@ -116,30 +137,20 @@ func (l *Lock) issue(ctx context.Context, op string, use TicketUse) (Ticket, err
 	}
 	h, t := e.hold, &l.client.table
 	t.mu.Lock()
-	lease := h.lease
-	handedOff := func() {}
+	defer t.mu.Unlock()
 	switch {
-	case lease.Lender != "":
-		err = invalid("%s %q inside a borrowed section: only the lender can", op, l.name)
+	case h.isLoan():
+		return Ticket{}, invalid("%s %q inside a borrowed section: only the lender can", op, l.name)
 	case isLost(h.end): // just now
-		err = h.end
+		return Ticket{}, h.end
 	case h.state != held:
-		err = l.failed(op, h.holder, ErrNotHeld)
-	case use == UseHandOff && lease.Lent:
-		err = invalid("HandOff of %q: its section was lent; hand off first, or unlock, which recalls the loans", l.name)
-	case use == UseHandOff:
-		handedOff = t.handOffLocked(h)
-	case use == UseLoan:
-		h.lease.Lent = true
+		return Ticket{}, l.failed(op, h.holder, ErrNotHeld)
 	}
-	h.turn.passes = h.passes // the next hold must not have the ID of the ticket
-	t.mu.Unlock()
-	handedOff()
-	if err != nil {
+	if err := begin(h); err != nil {
 		return Ticket{}, err
 	}
 	ticket := Ticket{
-		Use: use, ID: id.String(), Lock: lease.Name, Hold: string(lease.ID), Token: token, TTL: h.ttl, Delay: lease.Delay,
+		Use: use, ID: id.String(), Lock: h.lease.Name, Hold: string(h.lease.ID), Token: token, TTL: h.ttl, Delay: h.lease.Delay,
 	}
 	if use != UseResume {
 		ticket.Expires = time.Now().Add(TicketLife)
@@ -149,8 +160,7 @@ func (l *Lock) issue(ctx context.Context, op string, use TicketUse) (Ticket, err
 
 // handOffLocked ends a hold without its release, and returns what to do without the mutex.
 func (t *table) handOffLocked(h *hold) func() {
-	lease, cancels, leaks, heldFor := h.lease, h.cancelsLocked(), h.leaks, time.Since(h.since)
-	h.leaks = nil
+	lease, cancels := h.lease, h.cancelsLocked()
 	t.releaseLocked(h, ErrHandedOff, nil)
 	return func() {
 		if lease.Unsure { // an early command of this hold may run yet, when nobody waits for its lock
@@ -159,9 +169,7 @@ func (t *table) handOffLocked(h *hold) func() {
 		for _, cancel := range cancels {
 			cancel(ErrHandedOff)
 		}
-		for _, leak := range leaks {
-			h.reportLeak(leak, heldFor)
-		}
+		h.client.reportLeaks()
 	}
 }
 

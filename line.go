@@ -114,28 +114,41 @@ func (ln *line) callLocked(place *list.Element) {
 }
 
 // passLocked passes the lease of h, whose last entry was just left, on to the first hold in its
-// line. Conditions: a hold waits in the line, the number of passes and the time since the store
-// gave the lease are within their limits, both holds want the same lease and replicas, at least
-// half of the lease is left, the store has the right count, no ticket names the hold, and
-// the store draws tokens on demand: a token that was drawn with the lease would be the same for
-// both holds.
+// line.
 func (t *table) passLocked(h *hold, now time.Time) bool {
-	if !h.turn.isHead || h.client.races || t.closed || h.renewal.check || h.turn.passes >= h.passes || h.lease.Token != 0 ||
-		now.Sub(h.turn.began) >= h.passLimit || h.lease.Until().Sub(now) < h.ttl/2 {
+	if !h.turn.isHead {
 		return false
 	}
-	front := t.lines[h.lease.Name].waiting.Front()
+	ln := t.lines[h.lease.Name]
+	front := ln.waiting.Front()
 	if front == nil {
 		return false
 	}
 	next := front.Value.(*hold)
-	if next.ttl != h.ttl || next.delay != h.delay || next.acks != h.acks {
+	if !h.passesToLocked(next, now) {
 		return false
 	}
 	next.lease = h.lease
 	next.lease.Token, next.lease.Woken = 0, store.WakeNone
 	next.turn.passed, next.turn.passes, next.turn.began = true, h.turn.passes+1, h.turn.began
 	h.turn.isHead = false
-	t.lines[h.lease.Name].callLocked(front)
+	ln.callLocked(front)
 	return true
+}
+
+// passesToLocked says whether h passes its lease on to next.
+func (h *hold) passesToLocked(next *hold, now time.Time) bool {
+	switch {
+	case h.client.races: // each hold of such a store asks for itself
+	case h.client.table.closed: // next does not begin any more
+	case h.renewal.check: // the store may have another count, or not have the hold any more
+	case h.turn.passes >= h.passes: // a limit of WithLocalPass, or a ticket names the hold
+	case now.Sub(h.turn.began) >= h.passLimit: // the other limit of WithLocalPass
+	case h.lease.Token != 0: // the store has drawn the token with the lease, so next would have the same token
+	case h.lease.Until().Sub(now) < h.ttl/2: // next would begin with a short rest
+	case next.ttl != h.ttl, next.delay != h.delay, next.acks != h.acks: // next asks for another lease
+	default:
+		return true
+	}
+	return false
 }

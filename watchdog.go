@@ -100,7 +100,7 @@ func (d *watchdog) run() {
 func (d *watchdog) look(now time.Time) (next time.Duration) {
 	t := &d.client.table
 	t.mu.Lock()
-	r, lost, leaks := d.dueLocked(now)
+	r, lost := d.dueLocked(now)
 	watch := d.watchDueLocked(now)
 	d.armed = d.nextLocked()
 	next = d.armed
@@ -111,9 +111,7 @@ func (d *watchdog) look(now time.Time) (next time.Duration) {
 	for _, l := range lost {
 		l.report()
 	}
-	for _, report := range leaks {
-		report()
-	}
+	d.client.reportLeaks()
 	if len(r.holds) > 0 {
 		d.client.group.Go(func() { d.renew(r) })
 	}
@@ -123,47 +121,57 @@ func (d *watchdog) look(now time.Time) (next time.Duration) {
 	return next
 }
 
-// dueLocked returns all due work in the heap: the leases to renew, the holds at their deadline, and
-// the leaks to report.
-func (d *watchdog) dueLocked(now time.Time) (r round, lost []*loss, leaks []func()) {
+// dueLocked returns the leases to renew, and the holds at their deadline.
+func (d *watchdog) dueLocked(now time.Time) (r round, lost []*loss) {
 	t := &d.client.table
-	at := t.at(now)
 	for len(r.holds) < lookAtMost && len(lost) < lookAtMost {
-		item, due := t.leases.First()
-		if item == nil {
+		h := t.firstDueLocked(now)
+		if h == nil {
 			break
 		}
-		h := item.Value
-		interval := h.intervalLocked()
-		if h.fixed || h.renewal.failures > 0 || h.renewal.check {
-			interval = 0
-		}
-		if due > at+interval/earlyDivisor || due > at && due >= t.at(h.lease.Until()) {
-			break
-		}
-		for _, cancel := range h.leaks {
-			leaks = append(leaks, func() { h.reportLeak(cancel, now.Sub(h.since)) })
-		}
-		h.leaks = nil
-		switch ttl := h.nextTTLLocked(now); {
-		case h.expiredLocked(now):
+		t.foundLocked(h)
+		if h.expiredLocked(now) {
 			lost = append(lost, t.loseLocked(h, LossExpired))
-		case h.renewal.inFlight: // look again at the deadline: the result of the renewal schedules the next one
-			t.leases.Set(item, t.at(h.lease.Until()))
-		case !t.isWantedLocked(h), !h.isLoan() && !now.Add(ttl-store.Margin(ttl)).After(h.lease.Until()):
-			ttl = 0
-			fallthrough
-		default:
-			if ttl == 0 && !h.renewal.check { // the lease runs out
-				t.leases.Set(item, t.at(h.lease.Until()))
-				break
-			}
+			continue
+		}
+		if ttl, isDue := t.renewalLocked(h, now); isDue {
 			h.renewal.inFlight, h.renewal.check = true, false
-			t.leases.Set(item, t.at(h.lease.Until()))
 			r.add(h, ttl)
 		}
+		t.leases.Set(&h.renewal.item, t.at(h.lease.Until()))
 	}
-	return r, lost, leaks
+	return r, lost
+}
+
+// firstDueLocked returns the first hold in the heap whose time has come, or nearly; nil: none.
+func (t *table) firstDueLocked(now time.Time) *hold {
+	item, due := t.leases.First()
+	if item == nil {
+		return nil
+	}
+	h, at := item.Value, t.at(now)
+	early := h.intervalLocked() / earlyDivisor
+	if h.fixed || h.renewal.failures > 0 || h.renewal.check || due >= t.at(h.lease.Until()) {
+		early = 0
+	}
+	if due > at+early {
+		return nil
+	}
+	return h
+}
+
+// renewalLocked says whether to renew h, whose time has come, and the lease to ask for. Without a
+// renewal the lease runs out. A lease of 0 leaves the lease as it is, and sends the count.
+func (t *table) renewalLocked(h *hold, now time.Time) (ttl time.Duration, isDue bool) {
+	if h.renewal.inFlight { // whose result schedules the next one
+		return 0, false
+	}
+	ttl = h.nextTTLLocked(now)
+	isLonger := h.isLoan() || now.Add(ttl-store.Margin(ttl)).After(h.lease.Until())
+	if !isLonger || !t.isWantedLocked(h) {
+		ttl = 0
+	}
+	return ttl, ttl > 0 || h.renewal.check
 }
 
 // intervalLocked returns the time from one renewal to the next. A loan may begin with a small rest
