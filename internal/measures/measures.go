@@ -85,7 +85,7 @@ var (
 var (
 	Outcomes = []relock.Outcome{
 		relock.OutcomeAcquired, relock.OutcomeLocked, relock.OutcomeCanceled, relock.OutcomeClosed, relock.OutcomeLost,
-		relock.OutcomeDeadlock, relock.OutcomeError,
+		relock.OutcomeDeadlock, relock.OutcomeDeclined, relock.OutcomeError,
 	}
 	WakeCauses = []relock.Wake{relock.WakeGrant, relock.WakeRecheck, relock.WakeReleased, relock.WakePass}
 	Reasons    = []relock.LossReason{
