@@ -14,83 +14,19 @@ import (
 // acquiring is one call on its way into the lock.
 type acquiring struct {
 	lock       *Lock
-	ctx        context.Context // the caller's
-	caller     context.Context // of a call for several locks, where ctx is inside the first ones; nil: ctx
-	wait       time.Duration   // forever; 0: do not wait
-	op         string          // for errors; empty: lock
-	userScript *store.Script   // of TryLockIf
-	reply      any             // of the script
-	byTicket   func() error    // Borrow or Accept, in place of the ask for a free lock
+	ctx        context.Context                                       // the caller's
+	caller     context.Context                                       // of a call for several locks, where ctx is inside the first ones; nil: ctx
+	wait       time.Duration                                         // forever; 0: do not wait
+	op         string                                                // for errors; empty: lock
+	userScript func(context.Context, store.Ask) (store.Lease, error) // TryLockIf's ask for a free lock
+	byTicket   func() error                                          // Borrow or Accept, in place of the ask for a free lock
 
-	around  *entry                  // the open entry of this lock that ctx is inside, in either mode
 	full    context.CancelCauseFunc // ends the wait; nil: the queue has no limit
 	placed  bool                    // the wait in progress has had its first place in the queue
 	refusal *LockedError            // the store's last refusal
 	event   AcquireFinished         // as far as is known; Context is for commands, too
 	traces  []TraceFinished         // of Hooks.Trace
 	section *section
-}
-
-// outermost returns the context of the user's call.
-func (a *acquiring) outermost() context.Context {
-	if a.caller != nil {
-		return a.caller
-	}
-	return a.ctx
-}
-
-// limitQueue returns a context for a wait that ends in a full queue, see WithMaxWaiters.
-func (a *acquiring) limitQueue(ctx context.Context) (context.Context, context.CancelFunc) {
-	if a.wait == 0 || a.lock.settings.maxWaiters == 0 {
-		return ctx, func() {}
-	}
-	ctx, a.full = context.WithCancelCause(ctx)
-	return ctx, func() { a.full(nil) }
-}
-
-// progress notes the answers of the store while the call waits, and ends a wait whose first place
-// is behind too many.
-func (a *acquiring) progress(p store.Progress) {
-	a.event.Waited = true
-	if p.Busy != nil {
-		a.refusedBy(p.Busy)
-	}
-	if !p.Queued || a.placed {
-		return
-	}
-	a.placed = true
-	a.joined(p.Position)
-	if a.full != nil && p.Position >= a.lock.settings.maxWaiters {
-		a.full(ErrQueueFull)
-	}
-}
-
-// refusedBy notes the owner of the lock, if err is a refusal.
-func (a *acquiring) refusedBy(err error) {
-	var busy *store.Busy
-	if !errors.As(err, &busy) {
-		return
-	}
-	l, owner := a.lock, holderOf(busy.Owner)
-	isOwner := func(e *entry) bool { return holderOf(e.hold.lease.ID) == owner }
-	if a.wait != 0 && (a.refusal == nil || a.refusal.Holder != owner) && openEntry(a.ctx, isOwner) != nil {
-		l.client.log(l.settings.logger, slog.LevelWarn, "relock: waiting for another hold of the same holder",
-			slog.String("lock", l.name), slog.String("holder", owner.String()))
-	}
-	a.refusal = &LockedError{Name: l.name, Holder: owner, TTL: busy.TTL}
-	a.event.Owner = owner
-}
-
-// joined tells the hooks that the call has a place in the queue, the first time.
-func (a *acquiring) joined(position int) {
-	if a.event.Queued {
-		return
-	}
-	a.event.Queued = true
-	if hook := a.lock.settings.hooks.Queued; hook != nil {
-		event := Queued{Name: a.lock.name, Mode: a.lock.mode(), Holder: a.event.Holder, Owner: a.event.Owner, Position: position}
-		a.lock.client.events.Emit(func() { hook(event) })
-	}
 }
 
 // failed notes the outcome of a call that has not entered, and returns its error.
@@ -172,7 +108,7 @@ func (a *acquiring) started(start time.Time) {
 	if start.IsZero() {
 		start = time.Now()
 	}
-	event := AcquireStarted{Context: a.ctx, Name: l.name, Mode: l.mode(), Start: start}
+	event := AcquireStarted{Context: a.ctx, Name: l.name, Mode: modeOf(l.ask.Kind, l.ask.Limit), Start: start}
 	a.event.Name, a.event.Mode, a.event.Start, a.event.TTL = event.Name, event.Mode, start, l.settings.ttl
 	if hook := hooks.AcquireStarted; hook != nil {
 		l.client.events.Emit(func() { hook(event) })

@@ -174,7 +174,7 @@ func (l *Locks) Do(ctx context.Context, fn func(ctx context.Context) error) erro
 // DoFor is [Locks.Do] that waits for the locks as [Locks.TryLockFor] does. The wait is no limit to
 // fn.
 func (l *Locks) DoFor(ctx context.Context, wait time.Duration, fn func(ctx context.Context) error) error {
-	return doFor(ctx, wait, l, fn)
+	return doFor(ctx, wait, l, l.TryLockFor, fn)
 }
 
 // Unlock leaves the entries of the nearest section of these very locks around ctx, all at once:
@@ -209,7 +209,7 @@ func (l *Locks) Tokens(section context.Context) (map[string]int64, error) {
 		calls[i] = func() { drawn[i], errs[i] = lock.Token(section) }
 	}
 	l.locks[0].client.sideBySide(calls)
-	if err := joinAll(errs); err != nil {
+	if err := join(errs...); err != nil {
 		return nil, err
 	}
 	tokens := make(map[string]int64, len(drawn))
@@ -234,16 +234,6 @@ func (c *Client) sideBySide(calls []func()) {
 		})
 	}
 	others.Wait()
-}
-
-// joinAll joins errors in order. Some may be nil.
-func joinAll(errs []error) (err error) {
-	for _, e := range errs {
-		if e != nil {
-			err = join(err, e)
-		}
-	}
-	return err
 }
 
 // joint is the context around one section of a Locks: the parent of its first entry. Each further
@@ -381,7 +371,7 @@ func (j *joint) newHolds(wait time.Duration) (calls []*acquiring, holds []*hold,
 	var holder Holder
 	for _, lock := range j.locks.locks {
 		a := &acquiring{lock: lock, ctx: j, wait: wait, event: AcquireFinished{Holder: holder}}
-		if again, err := a.surroundings(); again != nil || err != nil {
+		if around, err := a.surroundings(); around != nil || err != nil {
 			return nil, nil, nil
 		}
 		h := a.newHold()
@@ -486,7 +476,7 @@ func (j *joint) leave(ctx context.Context, errs []error) error {
 	for i, e := range j.entries {
 		errs[i] = j.locks.locks[i].unlocked(e, errs[i])
 	}
-	return joinAll(errs)
+	return join(errs...)
 }
 
 // freeAll frees the locks of last exits in one step, if the store can do that.

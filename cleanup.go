@@ -55,8 +55,6 @@ const (
 	closeLimit = time.Second
 )
 
-func newCleanup(c *Client) *cleanup { return &cleanup{client: c, wake: make(chan struct{}, 1)} }
-
 // add takes in an ask. Its lease may last for longest from now on.
 func (u *cleanup) add(h *hold, ask store.Ask, longest time.Duration) { u.addAfter(0, h, ask, longest) }
 

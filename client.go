@@ -13,6 +13,7 @@ import (
 	"github.com/go-relock/relock/internal/events"
 	"github.com/go-relock/relock/internal/group"
 	"github.com/go-relock/relock/internal/lifetime"
+	"github.com/go-relock/relock/internal/timers"
 	"github.com/go-relock/relock/store"
 )
 
@@ -25,19 +26,18 @@ type Client struct {
 	id       string
 	settings settings
 	store    store.Store
-	owned    bool // New has made the store, so Close closes it
 	races    bool // the store wants the waiters of a client behind each other
 	events   *events.Worker
 	group    group.Group // goroutines, and calls that take a lock
 	watchdog *watchdog
 	cleanup  *cleanup
 
-	life    context.Context // ends with Close
-	end     context.CancelCauseFunc
-	once    sync.Once
-	ended   sync.Once    // of the store that New has made
-	numbers atomic.Int64 // of holders and holds
-	table   table
+	life     context.Context // ends with Close
+	end      context.CancelCauseFunc
+	once     sync.Once
+	endStore func()       // closes the store that New has made, once; nil: the store is the caller's
+	numbers  atomic.Int64 // of holders and holds
+	table    table
 }
 
 // Open makes a Client that keeps its locks in s. The options are the defaults for the client's
@@ -84,8 +84,8 @@ func newClient(s settings) (*Client, error) {
 		onDrop = func(n int) { dropped(Dropped{Events: n}) }
 	}
 	c.events = events.New(s.logger, onDrop)
-	c.watchdog = newWatchdog(c)
-	c.cleanup = newCleanup(c)
+	c.watchdog = &watchdog{client: c, wake: make(chan struct{}, 1), armed: timers.Never, watchAt: timers.Never}
+	c.cleanup = &cleanup{client: c, wake: make(chan struct{}, 1)}
 	return c, nil
 }
 
@@ -124,13 +124,8 @@ func (c *Client) Close() error {
 		}
 	})
 	c.group.Wait() // outside of once, so that a second Close waits where fake time goes on
-	if c.owned {
-		c.ended.Do(func() {
-			_ = c.store.Close() // nothing is in flight any more
-			if c.cleanup.forgetLast() {
-				_ = c.store.Close()
-			}
-		})
+	if c.endStore != nil {
+		c.endStore()
 	}
 	c.events.Close(hookLimit)
 	return nil

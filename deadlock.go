@@ -33,10 +33,9 @@ const (
 // search looks for a circle of waits around one call.
 type search struct {
 	client *Client
-	waits  store.Waits
+	graph  store.Waits
 	ask    store.Ask
 	me     store.Waiting
-	end    context.CancelCauseFunc
 
 	seen   map[store.ID]int     // the rounds of the calls in the last circle, when it was seen first
 	before map[store.ID]shownAt // the waits of the last look
@@ -65,7 +64,7 @@ func (s *search) isOver(w store.Waiting) bool {
 // nothing is searched.
 func (h *hold) watchForDeadlock(ctx, around context.Context) (context.Context, context.CancelFunc) {
 	c := h.client
-	waits, is := c.store.(store.Waits)
+	graph, is := c.store.(store.Waits)
 	if !is {
 		return ctx, func() {}
 	}
@@ -75,11 +74,11 @@ func (h *hold) watchForDeadlock(ctx, around context.Context) (context.Context, c
 	}
 	ctx, end := context.WithCancelCause(ctx)
 	s := &search{
-		client: c, waits: waits, ask: h.lease.Ask, end: end,
+		client: c, graph: graph, ask: h.lease.Ask,
 		me: store.Waiting{ID: h.lease.ID, Name: h.name, Holds: holds, Since: time.Now()},
 	}
 	timer := time.AfterFunc(deadlockAfter, func() {
-		c.group.GoOpen(func() { s.run(ctx) })
+		c.group.GoOpen(func() { s.run(ctx, end) })
 	})
 	return ctx, func() { timer.Stop(); end(nil) }
 }
@@ -100,8 +99,8 @@ func openHolds(ctx context.Context, c *Client) (holds []store.ID) {
 	return holds
 }
 
-// run looks for circles until the wait ends, and takes back what it has shown.
-func (s *search) run(ctx context.Context) {
+// run looks for circles until the wait ends, and takes back what it has shown. end ends the wait.
+func (s *search) run(ctx context.Context, end context.CancelCauseFunc) {
 	defer func() {
 		if s.me.Round == 0 { // nothing was shown
 			return
@@ -109,13 +108,13 @@ func (s *search) run(ctx context.Context) {
 		s.me.For = nil
 		bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), deadlockAfter)
 		defer cancel()
-		_ = s.waits.Show(bound, s.me, waitShown) // what stays ends by itself
+		_ = s.graph.Show(bound, s.me, waitShown) // what stays ends by itself
 	}()
 	timer := time.NewTimer(deadlockAfter)
 	defer timer.Stop()
 	for {
 		if cycle := s.look(ctx); cycle != nil {
-			s.end(cycle)
+			end(cycle)
 			return
 		}
 		timer.Reset(deadlockAfter)
@@ -146,11 +145,15 @@ func (s *search) look(ctx context.Context) error {
 		return nil
 	}
 	s.me.Round++
-	if s.waits.Show(ctx, s.me, waitShown) != nil {
+	if s.graph.Show(ctx, s.me, waitShown) != nil {
 		return nil
 	}
 	if cycle := s.follow(ctx); s.isSeenTwice(cycle) && youngest(cycle).ID == s.me.ID {
-		return deadlock(cycle)
+		e := &DeadlockError{}
+		for _, w := range cycle {
+			e.Cycle = append(e.Cycle, CycleStep{Holder: holderOf(w.ID), Lock: w.Name})
+		}
+		return e
 	}
 	return nil
 }
@@ -175,7 +178,7 @@ func (s *search) follow(ctx context.Context) (cycle []store.Waiting) {
 		if len(from) == 0 || last > mostWaits {
 			return nil
 		}
-		shown, err := s.waits.Shown(ctx, slices.Sorted(maps.Keys(from)))
+		shown, err := s.graph.Shown(ctx, slices.Sorted(maps.Keys(from)))
 		if err != nil {
 			return nil
 		}
@@ -224,12 +227,4 @@ func youngest(cycle []store.Waiting) store.Waiting {
 	return slices.MaxFunc(cycle, func(a, b store.Waiting) int {
 		return cmp.Or(a.Since.Compare(b.Since), strings.Compare(string(a.ID), string(b.ID)))
 	})
-}
-
-func deadlock(cycle []store.Waiting) error {
-	e := &DeadlockError{}
-	for _, w := range cycle {
-		e.Cycle = append(e.Cycle, CycleStep{Holder: holderOf(w.ID), Lock: w.Name})
-	}
-	return e
 }

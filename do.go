@@ -57,23 +57,19 @@ func (l *Lock) Do(ctx context.Context, fn func(ctx context.Context) error) error
 // DoFor is [Lock.Do] that waits for the lock as [Lock.TryLockFor] does: at most wait, and not at
 // all if wait is 0. The wait is no limit to fn.
 func (l *Lock) DoFor(ctx context.Context, wait time.Duration, fn func(ctx context.Context) error) error {
-	return doFor(ctx, wait, l, fn)
+	return doFor(ctx, wait, l, l.TryLockFor, fn)
 }
 
-// acquirer is a Locker whose wait has a limit.
-type acquirer interface {
-	Locker
-	acquire(ctx context.Context, wait time.Duration) (context.Context, error)
-}
-
-func doFor(ctx context.Context, wait time.Duration, l acquirer, fn func(ctx context.Context) error) error {
+// doFor is DoFor of l, whose TryLockFor is try.
+func doFor(ctx context.Context, wait time.Duration, l Locker, try func(context.Context, time.Duration) (context.Context, error),
+	fn func(ctx context.Context) error) error {
 	if fn == nil {
 		return notEntered(invalid("DoFor: the function is nil"))
 	}
 	if err := checkWait("DoFor", wait); err != nil {
 		return notEntered(err)
 	}
-	section, err := l.acquire(ctx, wait)
+	section, err := try(ctx, wait)
 	if err != nil {
 		return notEntered(err)
 	}
@@ -108,11 +104,16 @@ func notEntered(err error) error { return &doError{err, false} }
 func (e *doError) Unwrap() error { return e.error }
 
 // join is errors.Join with a text in one line.
-func join(err, other error) error {
-	if err == nil {
-		return other
+func join(errs ...error) (joined error) {
+	for _, err := range errs {
+		switch {
+		case joined == nil:
+			joined = err
+		case err != nil:
+			joined = &joinedError{joined, err}
+		}
 	}
-	return &joinedError{err, other}
+	return joined
 }
 
 type joinedError struct{ first, second error }

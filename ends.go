@@ -106,7 +106,8 @@ func (l *loss) report() {
 	}
 	c.cleanup.addAfter(delay, h, h.lease.Ask, h.longest())
 	c.reportLeaks()
-	c.logLoss(h, l.err)
+	c.log(h.logger, slog.LevelError, "relock: lock lost", slog.String("lock", h.name), slog.String("holder", h.holder.String()),
+		slog.Int64("token", l.err.Token), slog.String("reason", string(l.err.Reason)))
 	if l.event != nil {
 		c.events.Emit(l.event)
 	}
@@ -118,7 +119,9 @@ func (t *table) foundLocked(h *hold) {
 	h.leaks = nil
 }
 
-// reportLeaks reports the leaks that were found.
+// reportLeaks reports the entries that were found, which nobody can unlock any more, and ends their
+// contexts. Nobody has these contexts, but their parents refer to them until their end. If nobody
+// works under another entry of a hold, its lease is not renewed, and runs out.
 func (c *Client) reportLeaks() {
 	t := &c.table
 	t.mu.Lock()
@@ -126,27 +129,15 @@ func (c *Client) reportLeaks() {
 	t.leaks = nil
 	t.mu.Unlock()
 	for _, e := range leaks {
-		e.reportLeak()
+		h := e.hold
+		e.cancel(nil)
+		c.log(h.logger, slog.LevelError, "relock: lock leaked: a context that Lock returned was dropped without Unlock",
+			slog.String("lock", h.name), slog.String("holder", h.holder.String()))
+		if h.hooks.Leaked != nil {
+			event := Leaked{Name: h.name, Mode: modeOf(h.lease.Kind, h.lease.Limit), Holder: h.holder, Held: time.Since(h.since)}
+			c.events.Emit(func() { h.hooks.Leaked(event) })
+		}
 	}
-}
-
-// reportLeak reports an entry that nobody can unlock any more, and ends its context. Nobody has the
-// context, but its parents refer to the context until its end. If nobody works under another entry
-// of the hold, the lease is not renewed, and runs out.
-func (e *entry) reportLeak() {
-	e.cancel(nil)
-	h := e.hold
-	h.client.log(h.logger, slog.LevelError, "relock: lock leaked: a context that Lock returned was dropped without Unlock",
-		slog.String("lock", h.name), slog.String("holder", h.holder.String()))
-	if h.hooks.Leaked != nil {
-		event := Leaked{Name: h.name, Mode: h.mode(), Holder: h.holder, Held: time.Since(h.since)}
-		h.client.events.Emit(func() { h.hooks.Leaked(event) })
-	}
-}
-
-func (c *Client) logLoss(h *hold, lost *LostError) {
-	c.log(h.logger, slog.LevelError, "relock: lock lost", slog.String("lock", h.name),
-		slog.String("holder", h.holder.String()), slog.Int64("token", lost.Token), slog.String("reason", string(lost.Reason)))
 }
 
 // finishLocked ends a hold. Its entries stay, for whoever has to end their contexts.
@@ -172,7 +163,7 @@ func (t *table) releaseLocked(h *hold, end, err error) {
 func (t *table) endEventLocked(h *hold, err error) func() {
 	t.endTracesLocked(h, err)
 	e := Closed{
-		Name: h.name, Mode: h.mode(), Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest,
+		Name: h.name, Mode: modeOf(h.lease.Kind, h.lease.Limit), Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest,
 		Leader: h.leader,
 	}
 	lost, isLost := h.end.(*LostError) //nolint:errorlint // the end of a hold is not wrapped

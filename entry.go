@@ -6,18 +6,40 @@ import (
 	"slices"
 )
 
+// entry is one Lock and its Unlock. The section's context refers to its entry, and the entry does
+// not refer to the section's context. So the garbage collector can report a context that is dropped
+// without Unlock.
+type entry struct {
+	hold   *hold
+	outer  *entry          // that the caller's context carried, of whichever lock
+	parent context.Context // the caller's
+	ctx    context.Context // ends with the entry
+	cancel context.CancelCauseFunc
+
+	cleanup runtime.Cleanup
+
+	// Guarded by the table's mutex.
+	left   bool // Unlock was called, or the context was dropped
+	wanted bool // the context had not ended when Unlock was called
+}
+
 // section is the context that Lock returns.
 type section struct {
 	context.Context // entry.ctx
 	entry           *entry
 }
 
-// entryKey is the context key of the *entry around a context. A nil *entry is outside of all
-// sections.
-type entryKey struct{}
+// contextKey is the type of the context keys of this package.
+type contextKey uint8
+
+const (
+	entryKey   contextKey = iota // of the *entry around a context; a nil *entry is outside of all sections
+	sectionKey                   // of the section of WithSection, which the reference keeps from being reported as a leak
+	stopKey                      // of the stop of WithStop
+)
 
 func (s *section) Value(key any) any {
-	if key == (entryKey{}) {
+	if key == entryKey {
 		return s.entry
 	}
 	return s.Context.Value(key)
@@ -28,7 +50,7 @@ func entryOf(ctx context.Context) *entry {
 	if ctx == nil {
 		panic(errNilContext)
 	}
-	e, _ := ctx.Value(entryKey{}).(*entry)
+	e, _ := ctx.Value(entryKey).(*entry)
 	return e
 }
 
@@ -174,13 +196,9 @@ func openEntry(ctx context.Context, is func(*entry) bool) *entry {
 // Lock in flight ends with the section, and everything else under ctx goes on. If section is inside
 // of no section, the result is outside of all sections, too.
 func WithSection(ctx, section context.Context) context.Context {
-	ctx = context.WithValue(ctx, sectionKey{}, section)
-	return context.WithValue(ctx, entryKey{}, entryOf(section))
+	ctx = context.WithValue(ctx, sectionKey, section)
+	return context.WithValue(ctx, entryKey, entryOf(section))
 }
-
-// sectionKey is the context key of the section of WithSection. The reference keeps the section from
-// being reported as a leak.
-type sectionKey struct{}
 
 // WithoutHolder returns a context like ctx for calls outside of all sections, such as the calls of
 // a goroutine that is started in a section and must compete for its lock. The result still ends
@@ -189,7 +207,7 @@ func WithoutHolder(ctx context.Context) context.Context {
 	if entryOf(ctx) == nil {
 		return ctx
 	}
-	return context.WithValue(ctx, entryKey{}, (*entry)(nil))
+	return context.WithValue(ctx, entryKey, (*entry)(nil))
 }
 
 // enterLocked adds an entry to its hold.
@@ -198,13 +216,6 @@ func (t *table) enterLocked(e *entry) {
 	h.entries = append(h.entries, e)
 	h.count++
 	h.deepest = max(h.deepest, h.count)
-}
-
-// leaveLocked takes an entry out of its hold.
-func (t *table) leaveLocked(e *entry) {
-	e.left = true
-	e.hold.dropLocked(e)
-	e.hold.count--
 }
 
 // dropLocked takes an entry out of the open ones.

@@ -84,13 +84,17 @@ func (l *Lock) TryLockIf(ctx context.Context, script string, keys []string, args
 	if err := l.Err(); err != nil {
 		return ctx, nil, err
 	}
-	_, run, err := l.withScript(l.ask, script, keys, args)
+	s, run, err := l.withScript(l.ask, script, keys, args)
 	if err != nil {
 		return ctx, nil, err
 	}
-	a := acquiring{lock: l, ctx: ctx, userScript: &run}
+	a := acquiring{lock: l, ctx: ctx}
+	a.userScript = func(ctx context.Context, ask store.Ask) (lease store.Lease, err error) {
+		lease, reply, err = s.TryEval(ctx, ask, run)
+		return lease, err
+	}
 	section, err = a.acquire()
-	return section, a.reply, err
+	return section, reply, err
 }
 
 // withScript makes a script that the store can run beside the lock of an ask.

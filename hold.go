@@ -1,9 +1,6 @@
 package relock
 
 import (
-	"container/list"
-	"context"
-	"runtime"
 	"sync"
 	"time"
 
@@ -37,26 +34,6 @@ type hold struct {
 	recalled bool // the lender of this loan has left
 }
 
-// renewal is the watchdog's part of a hold.
-type renewal struct {
-	item     timers.Item[*hold] // in the table's heap while the hold is held
-	inFlight bool
-	failures int // in a row
-	// check asks for a renewal soon: a command had no answer, so the store may have another count,
-	// or not have the hold any more.
-	check   bool
-	longest time.Time // until when an Extend without an answer may have made the lease last
-}
-
-// turn is the line's part of a hold, see line.go.
-type turn struct {
-	isHead bool
-	called chan struct{} // closed when the hold is the head, or has been passed the lock
-	passed bool
-	passes int       // how often the lease was passed on since the store gave it; at the limit once a ticket names the hold
-	began  time.Time // when the store gave the lease
-}
-
 type holdState uint8
 
 const (
@@ -71,8 +48,6 @@ func (h *hold) isReader() bool { return h.lease.Limit == store.Unlimited }
 
 // isLoan says whether the lease of h is the lease of a lender.
 func (h *hold) isLoan() bool { return h.lease.Lender != "" }
-
-func (h *hold) mode() Mode { return modeOf(h.lease.Kind, h.lease.Limit) }
 
 func (h *hold) expiredLocked(now time.Time) bool { return !now.Before(h.lease.Until()) }
 
@@ -112,28 +87,4 @@ func (h *hold) nextTTLLocked(now time.Time) time.Duration {
 // its longest allowed length.
 func (h *hold) isLongestLocked(now time.Time) bool {
 	return h.maxHold > 0 && h.since.Add(h.maxHold).Sub(now) < MinTTL+store.Margin(h.ttl)
-}
-
-// entry is one Lock and its Unlock. The section's context refers to its entry, and the entry does
-// not refer to the section's context. So the garbage collector can report a context that is dropped
-// without Unlock.
-type entry struct {
-	hold   *hold
-	outer  *entry          // that the caller's context carried, of whichever lock
-	parent context.Context // the caller's
-	ctx    context.Context // ends with the entry
-	cancel context.CancelCauseFunc
-
-	cleanup runtime.Cleanup
-
-	// Guarded by the table's mutex.
-	left   bool // Unlock was called, or the context was dropped
-	wanted bool // the context had not ended when Unlock was called
-}
-
-// line queues the calls of one client that wait for one lock, see line.go.
-type line struct {
-	head    *hold
-	busy    *store.Busy // the store's last refusal of the head, while the head asks; nil: none yet
-	waiting list.List   // of *hold
 }

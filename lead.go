@@ -43,17 +43,12 @@ func (l *Lock) Lead(ctx context.Context, fn func(ctx context.Context) error) err
 			if ctx.Err() != nil || !isLost(context.Cause(section)) {
 				return err
 			}
-		case ctx.Err() != nil || !isPassing(err):
+		case ctx.Err() != nil || isStop(err) || !errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrNotReplicated):
 			return notEntered(err)
 		default:
 			l.pause(ctx, l.settings.ttl/3)
 		}
 	}
-}
-
-// isPassing says whether a failed acquire is worth another try.
-func isPassing(err error) bool {
-	return !isStop(err) && (errors.Is(err, ErrUnavailable) || errors.Is(err, ErrNotReplicated))
 }
 
 // pause waits for d, or until ctx, the stop around ctx, or the client ends.

@@ -9,7 +9,7 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// A line queues the calls of one client that wait for one lock, first come first served. The hold
+// line queues the calls of one client that wait for one lock, first come first served. The hold
 // at its head asks the store; all other holds wait for their turn. A line has two uses:
 //
 //   - A store whose waiters race for the lock gets one racer of each client. The head leaves the
@@ -21,6 +21,19 @@ import (
 //     (The algorithm is lock cohorting, by Dice, Marathe and Shavit, 2012.)
 //
 // A line exists while it has a head. The table's mutex guards the line.
+type line struct {
+	head    *hold
+	busy    *store.Busy // the store's last refusal of the head, while the head asks; nil: none yet
+	waiting list.List   // of *hold
+}
+
+// turn is the line's part of a hold.
+type turn struct {
+	isHead bool
+	called chan struct{} // closed when the hold is the head, or has been passed the lock
+	passes int           // how often the lease was passed on since the store gave it; at the limit once a ticket names the hold
+	began  time.Time     // when the store gave the lease
+}
 
 // waitTurn waits until h is the head of the line of its lock. passed says whether h has got the
 // lease of the section before.
@@ -41,7 +54,7 @@ func (t *table) waitTurn(ctx context.Context, h *hold, progress func(store.Progr
 	h.turn.called = make(chan struct{})
 	place := ln.waiting.PushBack(h)
 	position := ln.waiting.Len() - 1
-	if ln.head.state == entering && !ln.head.turn.passed {
+	if ln.head.state == entering && ln.head.turn.passes == 0 {
 		position++ // the head waits, too
 	}
 	busy := ln.busyLocked()
@@ -54,7 +67,7 @@ func (t *table) waitTurn(ctx context.Context, h *hold, progress func(store.Progr
 	t.mu.Lock()
 	busy = ln.busyLocked()
 	isHead := h.turn.isHead
-	passed = h.turn.passed
+	passed = h.turn.passes > 0
 	if !isHead {
 		ln.waiting.Remove(place)
 	}
@@ -83,13 +96,7 @@ func (t *table) noteRefusal(h *hold, busy *store.Busy) {
 	}
 }
 
-// stepDown makes the next hold the head of the line, if h is the head.
-func (t *table) stepDown(h *hold) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.stepDownLocked(h)
-}
-
+// stepDownLocked makes the next hold the head of the line, if h is the head.
 func (t *table) stepDownLocked(h *hold) {
 	if !h.turn.isHead {
 		return
@@ -130,7 +137,7 @@ func (t *table) passLocked(h *hold, now time.Time) bool {
 	}
 	next.lease = h.lease
 	next.lease.Token, next.lease.Woken = 0, store.WakeNone
-	next.turn.passed, next.turn.passes, next.turn.began = true, h.turn.passes+1, h.turn.began
+	next.turn.passes, next.turn.began = h.turn.passes+1, h.turn.began
 	h.turn.isHead = false
 	ln.callLocked(front)
 	return true

@@ -45,8 +45,6 @@ func (l *Lock) Key() string {
 	return l.ask.Name
 }
 
-func (l *Lock) mode() Mode { return modeOf(l.ask.Kind, l.ask.Limit) }
-
 // Err returns an [ErrInvalid] if the name or the options are wrong, and nil otherwise. Every other
 // method of such a lock with an error result returns the same error. The zero Lock is such a lock,
 // too.
@@ -147,19 +145,20 @@ func (a *acquiring) acquire() (context.Context, error) {
 	}
 	defer c.group.Leave()
 	a.started(time.Time{})
-	again, err := a.surroundings()
+	around, err := a.surroundings()
+	again := around != nil && l.isMode(around)
 	switch {
 	case err != nil:
-	case again != nil && a.userScript != nil:
+	case again && a.userScript != nil:
 		a.event.Outcome, err = OutcomeError, errScriptInside
-	case again != nil && a.byTicket != nil:
+	case again && a.byTicket != nil:
 		a.event.Outcome, err = OutcomeError, errTicketInside
 	case a.byTicket != nil:
 		err = a.byTicket()
-	case again != nil:
-		err = a.enterAgain(again)
+	case again:
+		err = a.enterAgain(around)
 	default:
-		err = a.enterFirst()
+		err = a.enterFirst(around)
 	}
 	a.finished(err)
 	if err != nil {
@@ -168,18 +167,17 @@ func (a *acquiring) acquire() (context.Context, error) {
 	return a.section, nil
 }
 
-// surroundings returns the open entry of this very lock around the context that the call enters
-// again, nil for a new hold, and notes the holder of the sections around the context. Inside an
-// entry in the other mode of a read-write lock, surroundings notes that entry. Errors: the loss of
-// a section of this lock, the end of the context.
-func (a *acquiring) surroundings() (again *entry, err error) {
-	again = openEntry(a.ctx, a.lock.isMode)
-	a.around = again
-	if again == nil && a.lock.ask.Kind == store.ReadWrite {
-		a.around = openEntry(a.ctx, a.lock.isOf)
+// surroundings returns the open entry of this very lock around the context, nil for none, and notes
+// the holder of the sections around the context. The entry is in the other mode of a read-write
+// lock if none is in the mode of the call. Errors: the loss of a section of this lock, the end of
+// the context.
+func (a *acquiring) surroundings() (around *entry, err error) {
+	around = openEntry(a.ctx, a.lock.isMode)
+	if around == nil && a.lock.ask.Kind == store.ReadWrite {
+		around = openEntry(a.ctx, a.lock.isOf)
 	}
-	if a.around != nil {
-		a.event.Holder, a.event.Reentrant = a.around.hold.holder, true
+	if around != nil {
+		a.event.Holder, a.event.Reentrant = around.hold.holder, true
 	} else if lost := a.lock.lostAround(a.ctx); lost != nil {
 		a.event.Holder, a.event.Reentrant, a.event.Outcome = lost.Holder, true, OutcomeLost
 		return nil, lost
@@ -189,7 +187,7 @@ func (a *acquiring) surroundings() (again *entry, err error) {
 	if a.ctx.Err() != nil {
 		return nil, a.failed(a.ctx, lifetime.Ended(a.ctx))
 	}
-	return again, nil
+	return around, nil
 }
 
 // isOf says whether e is an entry of this lock, in any mode.
@@ -239,15 +237,15 @@ func (a *acquiring) newHold() *hold {
 	return h
 }
 
-// enterFirst takes the lock for a new hold.
-func (a *acquiring) enterFirst() error {
+// enterFirst takes the lock for a new hold. around is an entry in the other mode; nil: none.
+func (a *acquiring) enterFirst(around *entry) error {
 	c := a.lock.client
 	h := a.newHold()
-	ctx, cancel := c.boundCall(a.event.Context, a.outermost(), a.wait)
+	ctx, cancel := c.boundCall(a.event.Context, cmp.Or(a.caller, a.ctx), a.wait)
 	defer cancel()
-	if a.around != nil { // in the other mode: no obstacle to this call, and its end is the end of this call
-		h.lease.With = a.around.hold.lease.ID
-		ctx, cancel = endingWith(ctx, a.around.ctx)
+	if around != nil { // no obstacle to this call, and its end is the end of this call
+		h.lease.With = around.hold.lease.ID
+		ctx, cancel = endingWith(ctx, around.ctx)
 		defer cancel()
 	}
 	if a.wait != 0 {
@@ -257,7 +255,7 @@ func (a *acquiring) enterFirst() error {
 	ctx, cancel = a.limitQueue(ctx)
 	defer cancel()
 	passed, err := false, error(nil)
-	if a.wait != 0 && a.around == nil && (c.races || h.passes > 0) {
+	if a.wait != 0 && around == nil && (c.races || h.passes > 0) {
 		passed, err = c.table.waitTurn(ctx, h, a.progress)
 		if a.event.Queued && h.passes > 0 {
 			a.event.Wake = WakePass
@@ -285,7 +283,9 @@ func (a *acquiring) enter(ctx context.Context, h *hold, lease store.Lease, err e
 	if err == nil {
 		return nil
 	}
-	c.table.stepDown(h)
+	c.table.mu.Lock()
+	c.table.stepDownLocked(h)
+	c.table.mu.Unlock()
 	if errors.Is(err, store.ErrUnsure) {
 		c.cleanup.add(h, lease.Ask, h.ttl)
 	}
@@ -297,7 +297,7 @@ func (a *acquiring) ask(ctx context.Context, h *hold, ask store.Ask) (lease stor
 	c := a.lock.client
 	switch {
 	case a.userScript != nil:
-		lease, a.reply, err = c.store.(store.Scripts).TryEval(ctx, ask, *a.userScript)
+		lease, err = a.userScript(ctx, ask)
 	case a.wait == 0:
 		lease, err = c.store.Try(ctx, ask)
 	default:
@@ -464,7 +464,8 @@ func (h *hold) exit(e *entry) (exit, error) {
 		return exitHere, h.lose(LossExpired)
 	}
 	defer t.mu.Unlock()
-	t.leaveLocked(e)
+	h.dropLocked(e)
+	h.count--
 	if h.count > 0 {
 		return exitInner, nil
 	}

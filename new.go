@@ -3,6 +3,7 @@ package relock
 import (
 	"reflect"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -49,7 +50,12 @@ func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 	if err != nil {
 		return nil, asInvalid(err)
 	}
-	c.owned = true
+	c.endStore = sync.OnceFunc(func() {
+		_ = s.Close() // nothing is in flight any more
+		if c.cleanup.forgetLast() {
+			_ = s.Close()
+		}
+	})
 	if err := c.use(s); err != nil {
 		return nil, err
 	}

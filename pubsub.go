@@ -1,11 +1,64 @@
 package relock
 
 import (
+	"context"
+	"errors"
 	"log/slog"
 	"time"
+
+	"github.com/go-relock/relock/store"
 )
 
-// This file is what a client says of the pub/sub connections that wake its waiters.
+// This file is how a call waits for a message that wakes it: its place in the queue, the limit of
+// the queue, who has the lock meanwhile, and what a client says of its pub/sub connections.
+
+// limitQueue returns a context for a wait that ends in a full queue, see WithMaxWaiters.
+func (a *acquiring) limitQueue(ctx context.Context) (context.Context, context.CancelFunc) {
+	if a.wait == 0 || a.lock.settings.maxWaiters == 0 {
+		return ctx, func() {}
+	}
+	ctx, a.full = context.WithCancelCause(ctx)
+	return ctx, func() { a.full(nil) }
+}
+
+// progress notes the answers of the store while the call waits, and ends a wait whose first place
+// is behind too many.
+func (a *acquiring) progress(p store.Progress) {
+	a.event.Waited = true
+	if p.Busy != nil {
+		a.refusedBy(p.Busy)
+	}
+	if !p.Queued || a.placed {
+		return
+	}
+	a.placed = true
+	if l := a.lock; !a.event.Queued {
+		a.event.Queued = true
+		if hook := l.settings.hooks.Queued; hook != nil {
+			event := Queued{Name: l.name, Mode: modeOf(l.ask.Kind, l.ask.Limit), Holder: a.event.Holder, Owner: a.event.Owner, Position: p.Position}
+			l.client.events.Emit(func() { hook(event) })
+		}
+	}
+	if a.full != nil && p.Position >= a.lock.settings.maxWaiters {
+		a.full(ErrQueueFull)
+	}
+}
+
+// refusedBy notes the owner of the lock, if err is a refusal.
+func (a *acquiring) refusedBy(err error) {
+	var busy *store.Busy
+	if !errors.As(err, &busy) {
+		return
+	}
+	l, owner := a.lock, holderOf(busy.Owner)
+	isOwner := func(e *entry) bool { return holderOf(e.hold.lease.ID) == owner }
+	if a.wait != 0 && (a.refusal == nil || a.refusal.Holder != owner) && openEntry(a.ctx, isOwner) != nil {
+		l.client.log(l.settings.logger, slog.LevelWarn, "relock: waiting for another hold of the same holder",
+			slog.String("lock", l.name), slog.String("holder", owner.String()))
+	}
+	a.refusal = &LockedError{Name: l.name, Holder: owner, TTL: busy.TTL}
+	a.event.Owner = owner
+}
 
 // disconnected reports that a pub/sub connection was lost, or could not be made.
 func (c *Client) disconnected(node string, attempt int, err error) {

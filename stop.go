@@ -18,16 +18,13 @@ func WithStop(ctx, stop context.Context) context.Context {
 	if ctx == nil || stop == nil {
 		panic(errNilContext)
 	}
-	return context.WithValue(ctx, stopKey{}, stop)
+	return context.WithValue(ctx, stopKey, stop)
 }
-
-// stopKey is the context key of the stop of WithStop.
-type stopKey struct{}
 
 // stoppable returns a context that ends with ctx, and with the stop around caller. Inside an open
 // section nothing stops a call. cancel is nil if there is nothing to cancel.
 func stoppable(ctx, caller context.Context) (stopped context.Context, cancel context.CancelFunc) {
-	stop, is := caller.Value(stopKey{}).(context.Context)
+	stop, is := caller.Value(stopKey).(context.Context)
 	if !is {
 		return ctx, nil
 	}

@@ -32,8 +32,15 @@ type watchdog struct {
 	stop    func()        // ends the watch of the store; nil: the store is not watched
 }
 
-func newWatchdog(c *Client) *watchdog {
-	return &watchdog{client: c, wake: make(chan struct{}, 1), armed: timers.Never, watchAt: timers.Never}
+// renewal is the watchdog's part of a hold.
+type renewal struct {
+	item     timers.Item[*hold] // in the table's heap while the hold is held
+	inFlight bool
+	failures int // in a row
+	// check asks for a renewal soon: a command had no answer, so the store may have another count,
+	// or not have the hold any more.
+	check   bool
+	longest time.Time // until when an Extend without an answer may have made the lease last
 }
 
 const (
