@@ -32,10 +32,9 @@ const (
 
 // search looks for a circle of waits around one call.
 type search struct {
-	client *Client
-	graph  store.Waits
-	ask    store.Ask
-	me     store.Waiting
+	graph store.WaitGraph
+	ask   store.Ask
+	me    store.Waiting
 
 	seen   map[store.ID]int     // the rounds of the calls in the last circle, when it was seen first
 	before map[store.ID]shownAt // the waits of the last look
@@ -64,7 +63,7 @@ func (s *search) isOver(w store.Waiting) bool {
 // nothing is searched.
 func (h *hold) watchForDeadlock(ctx, around context.Context) (context.Context, context.CancelFunc) {
 	c := h.client
-	graph, is := c.store.(store.Waits)
+	graph, is := c.store.(store.WaitGraph)
 	if !is {
 		return ctx, func() {}
 	}
@@ -74,7 +73,7 @@ func (h *hold) watchForDeadlock(ctx, around context.Context) (context.Context, c
 	}
 	ctx, end := context.WithCancelCause(ctx)
 	s := &search{
-		client: c, graph: graph, ask: h.lease.Ask,
+		graph: graph, ask: h.lease.Ask,
 		me: store.Waiting{ID: h.lease.ID, Name: h.name, Holds: holds, Since: time.Now()},
 	}
 	timer := time.AfterFunc(deadlockAfter, func() {
@@ -131,7 +130,7 @@ func (s *search) run(ctx context.Context, end context.CancelCauseFunc) {
 func (s *search) look(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, deadlockAfter)
 	defer cancel()
-	state, err := s.client.store.Look(ctx, s.ask)
+	state, err := s.graph.Look(ctx, s.ask)
 	if err != nil {
 		return nil // the next look may find more
 	}

@@ -45,7 +45,7 @@ func TestEtcdKeepsThePromisesOfStores(t *testing.T) {
 			storetest.Acks:        "a majority has each hold on disk anyway",
 			storetest.CheckServer: "a Look finds what is missing",
 			storetest.Several:     "each hold has a lease of its own",
-			storetest.Waits:       "no waits are shown",
+			storetest.WaitGraph:   "no waits are shown",
 			storetest.Lending:     "Redis and memory only",
 		},
 	})

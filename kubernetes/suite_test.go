@@ -37,7 +37,7 @@ func TestKubernetesKeepsThePromisesOfStores(t *testing.T) {
 			storetest.Acks:        "a majority of etcd has each hold on disk anyway",
 			storetest.CheckServer: "a Look finds what is missing",
 			storetest.Several:     "each lock is an object of its own",
-			storetest.Waits:       "no waits are shown",
+			storetest.WaitGraph:   "no waits are shown",
 			storetest.Lending:     "Redis and memory only",
 		},
 	})

@@ -44,7 +44,7 @@ const (
 	// ReaderTokens is a part of Kinds and Tokens: the token of a reader is minus that of the last
 	// writer; without the promise, each reader has a token of its own.
 	ReaderTokens Promise = "ReaderTokens"
-	Deadlocks    Promise = "Deadlocks" // a circle of waits is found, as the store is a store.Waits
+	Deadlocks    Promise = "Deadlocks" // a circle of waits is found, as the store is a store.WaitGraph
 	Lending      Promise = "Lending"   // sections are lent, handed off and resumed; without the promise, Lend and the others refuse
 )
 

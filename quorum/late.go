@@ -92,7 +92,7 @@ func (q *quorum) fill(l *late, a store.Ask, members []int) {
 		q.dismiss(l)
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), fillAfter+limitOf(a))
+	ctx, cancel := context.WithTimeout(context.Background(), fillAfter+attemptLimit(a))
 	q.mu.Lock()
 	l.cancel = cancel
 	over := l.over

@@ -98,7 +98,7 @@ func (q *quorum) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 		first, known := r.first()
 		return known && first.done && first.err == nil && len(r.values()) >= q.majority
 	}
-	r := ask(ctx, q, limitOf(a), func(r *round[store.Lease]) bool { return admitted(r) || r.settled() },
+	r := ask(ctx, q, attemptLimit(a), func(r *round[store.Lease]) bool { return admitted(r) || r.settled() },
 		func(ctx context.Context, i int) (store.Lease, error) { return q.members[i].Try(ctx, a) })
 	if admitted(r) {
 		r.linger(ctx, begun, r.complete)
@@ -146,7 +146,7 @@ func (q *quorum) takeBack(ctx context.Context, a store.Ask, members []int) bool 
 	}
 	confirmed := make(chan bool, 1)
 	q.background(func() {
-		r := ask(context.Background(), q, limitOf(a), (*round[struct{}]).complete,
+		r := ask(context.Background(), q, attemptLimit(a), (*round[struct{}]).complete,
 			func(ctx context.Context, i int) (none struct{}, err error) {
 				if !slices.Contains(members, i) {
 					return none, errNotAsked
@@ -296,7 +296,7 @@ func (q *quorum) Token(ctx context.Context, l store.Lease) (int64, error) {
 	var token int64
 	for range 2 {
 		floored := l // a copy for members that go on behind the round
-		r := ask(ctx, q, limitOf(l.Ask), (*round[int64]).settled,
+		r := ask(ctx, q, attemptLimit(l.Ask), (*round[int64]).settled,
 			func(ctx context.Context, i int) (int64, error) { return q.members[i].Token(ctx, floored) })
 		r.behind()
 		errs, drawn := r.errs(), r.values()

@@ -118,11 +118,11 @@ func memory() storetest.Harness {
 			}
 		},
 		Without: map[storetest.Promise]string{
-			storetest.Acks:    "memory has no replicas",
-			storetest.Kinds:   "a quorum lets one in at a time",
-			storetest.Several: "each lock has a round of its own",
-			storetest.Waits:   "a quorum shows no waits",
-			storetest.Lending: "Redis and memory only",
+			storetest.Acks:      "memory has no replicas",
+			storetest.Kinds:     "a quorum lets one in at a time",
+			storetest.Several:   "each lock has a round of its own",
+			storetest.WaitGraph: "a quorum shows no waits",
+			storetest.Lending:   "Redis and memory only",
 		},
 	}
 }

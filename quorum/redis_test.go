@@ -71,10 +71,10 @@ func TestQuorumOfRedisKeepsThePromisesOfStores(t *testing.T) {
 			}
 		},
 		Without: map[storetest.Promise]string{
-			storetest.Kinds:   "a quorum lets one in at a time",
-			storetest.Several: "each lock has a round of its own",
-			storetest.Waits:   "a quorum shows no waits",
-			storetest.Lending: "Redis and memory only",
+			storetest.Kinds:     "a quorum lets one in at a time",
+			storetest.Several:   "each lock has a round of its own",
+			storetest.WaitGraph: "a quorum shows no waits",
+			storetest.Lending:   "Redis and memory only",
 		},
 		TTL:       time.Second,
 		BadNames:  []string{"}", "{x}:queue"},

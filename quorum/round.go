@@ -22,9 +22,9 @@ const (
 	shortestGrace, longestGrace = 5 * time.Millisecond, 50 * time.Millisecond
 )
 
-// limitOf returns the time limit of an attempt at one member: a quarter of the TTL, at most
+// attemptLimit returns the time limit of an attempt at one member: a quarter of the TTL, at most
 // longestLimit, and the time for the replicas of the member.
-func limitOf(a store.Ask) time.Duration { return min(a.TTL/4, longestLimit) + a.Acks.Timeout }
+func attemptLimit(a store.Ask) time.Duration { return min(a.TTL/4, longestLimit) + a.Acks.Timeout }
 
 // answer is the answer of one member. The zero value is a member without an answer.
 type answer[T any] struct {

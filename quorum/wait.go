@@ -81,7 +81,7 @@ func (q *quorum) Wait(ctx context.Context, a store.Ask, progress func(store.Prog
 	}
 	w := &waiting{
 		quorum: q, ask: a, caller: ctx, progress: progress, events: make(chan event), seats: make([]seat, len(q.members)),
-		alarm: time.NewTimer(limitOf(a)),
+		alarm: time.NewTimer(attemptLimit(a)),
 	}
 	defer w.alarm.Stop()
 	var cancel context.CancelCauseFunc
@@ -132,7 +132,7 @@ func (w *waiting) start(i int, c call) {
 		defer func() { w.events <- e }()
 		ctx, cancel := w.ctx, context.CancelFunc(func() {})
 		if c != callWait {
-			ctx, cancel = context.WithTimeout(ctx, limitOf(w.ask))
+			ctx, cancel = context.WithTimeout(ctx, attemptLimit(w.ask))
 		}
 		defer cancel()
 		switch c {
@@ -286,7 +286,7 @@ func (w *waiting) moveOn() {
 	}
 	w.anchor++
 	w.refused = false
-	w.alarm.Reset(limitOf(w.ask))
+	w.alarm.Reset(attemptLimit(w.ask))
 	if w.seats[w.anchor].has {
 		w.take()
 		return

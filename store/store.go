@@ -259,9 +259,9 @@ type Watcher interface {
 	Watch(client string, doubt func(ID)) (stop func())
 }
 
-// Waits is a store where a call that waits inside a section can show its wait, so that calls that
-// wait for each other are found.
-type Waits interface {
+// WaitGraph is a store where a call that waits inside a section can show its wait, so that calls
+// that wait for each other are found.
+type WaitGraph interface {
 	Store
 	// Show shows a wait under each of w.Holds, for lifetime at least. Without w.For, Show takes the
 	// wait back. Show makes one attempt.

@@ -256,8 +256,8 @@ func (b *bench) logPowers() {
 	if _, is := b.st.(store.Lending); is && !b.promises(Lending) {
 		b.t.Log("NOT TESTED: the store is a store.Lending, and does not promise it")
 	}
-	if _, is := b.st.(store.Waits); is && !b.promises(Waits) {
-		b.t.Log("NOT TESTED: the store is a store.Waits, and does not promise it")
+	if _, is := b.st.(store.WaitGraph); is && !b.promises(WaitGraph) {
+		b.t.Log("NOT TESTED: the store is a store.WaitGraph, and does not promise it")
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/go-relock/relock/store/mem"
 )
 
-// severalMutants break promises of store.Several and store.Waits.
+// severalMutants break promises of store.Several and store.WaitGraph.
 var severalMutants = map[string]mutant{
 	"takes no several locks":              {noSeveral{Store: mem.New()}, "TryAll takes all locks or none"},
 	"takes some of several locks":         {takesSome{mem.New()}, "TryAll takes all locks or none"},

@@ -40,7 +40,7 @@ const (
 	Watch       Promise = "Watch"       // the store is a store.Watcher, and tells of Break
 	CheckServer Promise = "CheckServer" // the store is a store.Checker
 	Several     Promise = "Several"     // the store is a store.Several, and takes mutexes in one step
-	Waits       Promise = "Waits"       // the store is a store.Waits
+	WaitGraph   Promise = "WaitGraph"   // the store is a store.WaitGraph
 	Lending     Promise = "Lending"     // the store is a store.Lending
 
 	// ReaderTokens is a part of Kinds and Tokens: the token of a reader is that of the last writer.

@@ -12,21 +12,21 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// showTests are the promises of [store.Waits].
+// showTests are the promises of [store.WaitGraph].
 var showTests = []test{
-	{name: "A wait is shown under each of its holds", run: showEach, needs: Waits},
-	{name: "A wait that is shown anew replaces the old one", run: showAnew, needs: Waits},
-	{name: "A wait that is taken back is gone", run: showBack, needs: Waits},
-	{name: "A wait ends with its lifetime", run: showEnds, needs: Waits},
-	{name: "A context that is done ends Show and Shown", run: showContextDone, needs: Waits},
-	{name: "A silent server holds up no Show and no Shown", run: showSilent, needs: Waits, also: interrupt},
+	{name: "A wait is shown under each of its holds", run: showEach, needs: WaitGraph},
+	{name: "A wait that is shown anew replaces the old one", run: showAnew, needs: WaitGraph},
+	{name: "A wait that is taken back is gone", run: showBack, needs: WaitGraph},
+	{name: "A wait ends with its lifetime", run: showEnds, needs: WaitGraph},
+	{name: "A context that is done ends Show and Shown", run: showContextDone, needs: WaitGraph},
+	{name: "A silent server holds up no Show and no Shown", run: showSilent, needs: WaitGraph, also: interrupt},
 }
 
 // shows returns the power of a store.
-func (b *bench) shows(st store.Store) store.Waits {
-	waits, ok := st.(store.Waits)
-	require.True(b.t, ok, "the store is no store.Waits: the harness must list Waits in Without")
-	return waits
+func (b *bench) shows(st store.Store) store.WaitGraph {
+	graph, ok := st.(store.WaitGraph)
+	require.True(b.t, ok, "the store is no store.WaitGraph: the harness must list WaitGraph in Without")
+	return graph
 }
 
 // waiting returns a wait of a new client, inside so many holds.

@@ -41,7 +41,7 @@ func TestZooKeeperKeepsThePromisesOfStores(t *testing.T) {
 		Without: map[storetest.Promise]string{
 			storetest.Acks:         "a majority of ZooKeeper has every hold already",
 			storetest.Several:      "each lock has a queue of its own",
-			storetest.Waits:        "the store shows no waits",
+			storetest.WaitGraph:    "the store shows no waits",
 			storetest.Semaphores:   "Curator's semaphores have another layout",
 			storetest.ReaderTokens: "nothing is left of the last writer",
 			storetest.Lending:      "Redis and memory only",

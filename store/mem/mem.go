@@ -41,10 +41,10 @@ type Store struct {
 }
 
 var (
-	_ store.Watcher = (*Store)(nil)
-	_ store.Several = (*Store)(nil)
-	_ store.Waits   = (*Store)(nil)
-	_ store.Lending = (*Store)(nil)
+	_ store.Watcher   = (*Store)(nil)
+	_ store.Several   = (*Store)(nil)
+	_ store.WaitGraph = (*Store)(nil)
+	_ store.Lending   = (*Store)(nil)
 )
 
 // cut is one interruption. The restore function closes over.

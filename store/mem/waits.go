@@ -15,7 +15,7 @@ type shown struct {
 	end time.Time
 }
 
-// Show implements [store.Waits].
+// Show implements [store.WaitGraph].
 func (s *Store) Show(ctx context.Context, w store.Waiting, lifetime time.Duration) error {
 	return s.once(ctx, "", func(*lock) error {
 		now := time.Now()
@@ -27,7 +27,7 @@ func (s *Store) Show(ctx context.Context, w store.Waiting, lifetime time.Duratio
 	})
 }
 
-// Shown implements [store.Waits].
+// Shown implements [store.WaitGraph].
 func (s *Store) Shown(ctx context.Context, holds []store.ID) (waits []store.Waiting, err error) {
 	err = s.once(ctx, "", func(*lock) error {
 		now := time.Now()
