@@ -101,7 +101,7 @@ func (a *acquiring) opError(err error) error {
 // started reports the begin of the call to the hooks. Without a start the call begins now.
 func (a *acquiring) started(start time.Time) {
 	l, hooks := a.lock, &a.lock.settings.hooks
-	a.event.Context = a.ctx
+	a.event.Context = a.ctx //nolint:fatcontext // of this call alone
 	if hooks.AcquireStarted == nil && hooks.AcquireFinished == nil && len(hooks.traces) == 0 {
 		return
 	}
@@ -118,7 +118,7 @@ func (a *acquiring) started(start time.Time) {
 			inner := event
 			inner.Context = a.event.Context
 			ctx, finished := trace(inner)
-			a.event.Context = heir(ctx, inner.Context)
+			a.event.Context = heir(ctx, inner.Context) //nolint:fatcontext // each trace makes its context of the one before
 			if finished != nil {
 				a.traces = append(a.traces, finished)
 			}
