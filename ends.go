@@ -162,12 +162,16 @@ func (t *table) releaseLocked(h *hold, end, err error) {
 // err is why a release was not confirmed.
 func (t *table) endEventLocked(h *hold, err error) func() {
 	t.endTracesLocked(h, err)
+	hooks := &h.hooks
+	if hooks.Closed == nil && hooks.Lost == nil && hooks.Released == nil {
+		return nil
+	}
 	e := Closed{
 		Name: h.name, Mode: modeOf(h.lease.Kind, h.lease.Limit), Holder: h.holder, Token: h.token, TTL: h.ttl, Held: time.Since(h.since), MaxDepth: h.deepest,
 		Leader: h.leader,
 	}
 	lost, isLost := h.end.(*LostError) //nolint:errorlint // the end of a hold is not wrapped
-	switch hooks := &h.hooks; {
+	switch {
 	case h.end == nil && hooks.Closed != nil:
 		event := e
 		return func() { hooks.Closed(event) }
