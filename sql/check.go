@@ -19,7 +19,7 @@ var errUndo = errors.New("undo")
 // right, a writable server, or a Listener that hears.
 func (s *Store) CheckServer(ctx context.Context, a store.Ask) error {
 	a.Name, a.ID = "relock-check-"+rand.Text(), store.ID("check:1:"+rand.Text())
-	err := s.run(ctx, fewTries, slow, func(ctx context.Context) error {
+	err := s.run(ctx, command{asking, a.Name, fewTries, slow}, func(ctx context.Context) error {
 		undo := s.transaction(ctx, func(t *tx) error {
 			k, err := t.open(a.Name, a.ID, true)
 			if err == nil {

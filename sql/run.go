@@ -40,8 +40,16 @@ func isAnswer(err error) bool {
 // patient lets run go on until ctx is done.
 const patient = 0
 
-// run makes attempts until one is answered. tries bounds the attempts without an answer.
-func (s *Store) run(ctx context.Context, tries int, limit time.Duration, attempt func(ctx context.Context) error) error {
+// command is a call of the store.
+type command struct {
+	urgency urgency
+	name    string
+	tries   int // bounds the attempts without an answer
+	limit   time.Duration
+}
+
+// run makes attempts until one is answered.
+func (s *Store) run(ctx context.Context, c command, attempt func(ctx context.Context) error) error {
 	unsure, unreachable := false, false
 	finish := func(err error) error {
 		if unreachable {
@@ -57,9 +65,7 @@ func (s *Store) run(ctx context.Context, tries int, limit time.Duration, attempt
 			return finish(lifetime.Ended(ctx))
 		}
 		begun := time.Now()
-		bound, cancel := context.WithTimeout(ctx, limit)
-		err := attempt(bound)
-		cancel()
+		err := s.attempt(ctx, c, attempt)
 		switch {
 		case errors.Is(err, store.ErrGone):
 			return finishGone(err, unsure)
@@ -80,12 +86,29 @@ func (s *Store) run(ctx context.Context, tries int, limit time.Duration, attempt
 		if ctx.Err() != nil {
 			return finish(fmt.Errorf("%w: %w", lifetime.Ended(ctx), err))
 		}
-		if tries != patient && (silences >= tries || losses >= manyTries) {
+		if c.tries != patient && (silences >= c.tries || losses >= manyTries) {
 			unreachable = true
 			return finish(fmt.Errorf("relocksql: %w", err))
 		}
 		pause(ctx, max(silences, losses))
 	}
+}
+
+// attempt makes one attempt, in its turn. A patient attempt is short in a pool that has no
+// connection to spare.
+func (s *Store) attempt(ctx context.Context, c command, attempt func(ctx context.Context) error) error {
+	t := s.turns()
+	if t.tight && c.urgency != renewing {
+		c.limit = min(c.limit, slow/2)
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.limit)
+	defer cancel()
+	leave, err := t.take(ctx, c.urgency, c.name)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	return attempt(ctx)
 }
 
 // finishGone returns ErrGone, which is unsure if an earlier attempt may have taken the hold out.

@@ -6,6 +6,8 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -31,6 +33,7 @@ type Store struct {
 	db      *sql.DB
 	dialect Dialect
 	grammar grammar
+	turns   func() *turns
 
 	listener         Listener
 	pollMin, pollMax time.Duration
@@ -96,6 +99,7 @@ func New(db *sql.DB, d Dialect, options ...Option) (*Store, error) {
 	}
 	s := &Store{
 		db: db, dialect: d, grammar: grammars[d],
+		turns:   sync.OnceValue(func() *turns { return newTurns(db.Stats().MaxOpenConnections) }),
 		pollMin: 5 * time.Millisecond, pollMax: 100 * time.Millisecond,
 		waiters: make(map[store.ID]*waiter), fresh: make(chan struct{}, 1),
 	}
@@ -140,16 +144,15 @@ func (s *Store) Check(a store.Ask) (store.Ask, error) {
 	return a, nil
 }
 
-// on runs a command in a transaction that has locked the row of the name.
-func (s *Store) on(ctx context.Context, tries int, limit time.Duration, name string, id store.ID, create bool,
-	command func(k *lock) error) error {
-	return s.run(ctx, tries, limit, func(ctx context.Context) error {
+// on runs a command of a hold in a transaction that has locked the row of the name.
+func (s *Store) on(ctx context.Context, tries int, a store.Ask, do func(k *lock) error) error {
+	return s.run(ctx, command{releasing, a.Name, tries, limitOf(a.TTL)}, func(ctx context.Context) error {
 		return s.transaction(ctx, func(t *tx) error {
-			k, err := t.open(name, id, create)
+			k, err := t.open(a.Name, a.ID, false)
 			if err != nil {
 				return err
 			}
-			return command(k)
+			return do(k)
 		})
 	})
 }
@@ -164,7 +167,7 @@ func (s *Store) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 // sure that no earlier attempt runs behind that attempt.
 func (s *Store) ask(ctx context.Context, tries int, a store.Ask, join bool) (p place, l store.Lease, err error) {
 	l.Ask = a
-	err = s.run(ctx, tries, limitOf(a.TTL), func(ctx context.Context) error {
+	err = s.run(ctx, command{asking, a.Name, tries, limitOf(a.TTL)}, func(ctx context.Context) error {
 		l.Sent = time.Now()
 		return s.transaction(ctx, func(t *tx) error {
 			k, err := t.open(a.Name, a.ID, true)
@@ -180,7 +183,7 @@ func (s *Store) ask(ctx context.Context, tries int, a store.Ask, join bool) (p p
 
 // Enter implements [store.Store].
 func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
-	err := s.run(ctx, patient, limitOf(l.TTL), func(ctx context.Context) error {
+	err := s.run(ctx, command{renewing, l.Name, patient, limitOf(l.TTL)}, func(ctx context.Context) error {
 		sent := time.Now()
 		err := s.renew(ctx, l, l.TTL, count)
 		if err == nil && l.TTL > 0 {
@@ -209,7 +212,7 @@ func (s *Store) Release(ctx context.Context, l store.Lease, count int) error {
 		_, err := s.Enter(ctx, l, count)
 		return err
 	}
-	return s.on(ctx, patient, limitOf(l.TTL), l.Name, l.ID, false, func(k *lock) error {
+	return s.on(ctx, patient, l.Ask, func(k *lock) error {
 		if !k.has() {
 			return store.ErrGone
 		}
@@ -220,12 +223,33 @@ func (s *Store) Release(ctx context.Context, l store.Lease, count int) error {
 // parallel is how many commands Renew and Forget have in flight.
 const parallel = 8
 
+// allByName runs a command for each ask, the commands of one name one after another: a name that is
+// held up does not hold up the others.
+func allByName(asks []store.Ask, command func(i int) error) []error {
+	names := map[string][]int{}
+	for i, a := range asks {
+		names[a.Name] = append(names[a.Name], i)
+	}
+	groups, errs := slices.Collect(maps.Values(names)), make([]error, len(asks))
+	attempts.Each(len(groups), parallel, func(g int) error {
+		for _, i := range groups[g] {
+			errs[i] = command(i)
+		}
+		return nil
+	})
+	return errs
+}
+
 // Renew implements [store.Store]. Each renewal is one statement, and locks one row: a lock whose
 // row is held up does not hold up the other leases.
 func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
-	return attempts.Each(len(renewals), parallel, func(i int) error {
+	asks := make([]store.Ask, len(renewals))
+	for i, r := range renewals {
+		asks[i] = r.Lease.Ask
+	}
+	return allByName(asks, func(i int) error {
 		r := renewals[i]
-		err := s.run(ctx, 1, limitOf(r.Lease.TTL), func(ctx context.Context) error {
+		err := s.run(ctx, command{renewing, r.Lease.Name, 1, limitOf(r.Lease.TTL)}, func(ctx context.Context) error {
 			return s.renew(ctx, r.Lease, r.TTL, r.Count)
 		})
 		if errors.Is(err, store.ErrGone) {
@@ -237,16 +261,13 @@ func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
 
 // Forget implements [store.Store].
 func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
-	return attempts.Each(len(asks), parallel, func(i int) error {
-		a := asks[i]
-		return s.on(ctx, 1, limitOf(a.TTL), a.Name, a.ID, false, (*lock).remove)
-	})
+	return allByName(asks, func(i int) error { return s.on(ctx, 1, asks[i], (*lock).remove) })
 }
 
 // Token implements [store.Store]. A token is larger than the last one, and never below the clock of
 // the database in microseconds: so the tokens grow also after the row of the name was cleaned up.
 func (s *Store) Token(ctx context.Context, l store.Lease) (token int64, err error) {
-	err = s.on(ctx, fewTries, limitOf(l.TTL), l.Name, l.ID, false, func(k *lock) error {
+	err = s.on(ctx, fewTries, l.Ask, func(k *lock) error {
 		if !k.has() {
 			return store.ErrGone
 		}
@@ -278,7 +299,7 @@ const selectAll = `SELECT ` + columns + ` FROM relock_holds WHERE name = ? AND k
 
 // Look implements [store.Store].
 func (s *Store) Look(ctx context.Context, a store.Ask) (state store.State, err error) {
-	err = s.run(ctx, fewTries, limitOf(a.TTL), func(ctx context.Context) error {
+	err = s.run(ctx, command{asking, a.Name, fewTries, limitOf(a.TTL)}, func(ctx context.Context) error {
 		return s.transaction(ctx, func(t *tx) error {
 			k := &lock{tx: t, name: a.Name}
 			state = store.State{}
@@ -324,7 +345,7 @@ func (k *lock) state() store.State {
 // Break implements [store.Store]. In PostgreSQL with a Listener, Break tells the client of the
 // hold.
 func (s *Store) Break(ctx context.Context, a store.Ask) error {
-	return s.on(ctx, fewTries, limitOf(a.TTL), a.Name, a.ID, false, func(k *lock) error {
+	return s.on(ctx, fewTries, a, func(k *lock) error {
 		if !k.has() {
 			return store.ErrGone
 		}

@@ -188,6 +188,11 @@ func (s *Store) stays() bool {
 func (s *Store) pollOnce() (woken bool) {
 	ctx, cancel := context.WithTimeout(s.life, slow)
 	defer cancel()
+	leave, err := s.turns().take(ctx, renewing, "")
+	if err != nil {
+		return false
+	}
+	defer leave()
 	rows, err := s.db.QueryContext(ctx, s.text(selectGranted), s.inbox)
 	if err != nil {
 		return false

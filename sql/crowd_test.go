@@ -1,0 +1,171 @@
+package relocksql_test
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	relocksql "github.com/go-relock/relock/sql"
+	"github.com/go-relock/relock/store"
+)
+
+// pool returns a store over a pool of so many connections. 0: the pool has no limit.
+func (d *database) pool(t testing.TB, connections int, options ...relocksql.Option) *relocksql.Store {
+	t.Helper()
+	db := d.open(t, d.through)
+	db.SetMaxOpenConns(connections)
+	s, err := relocksql.New(db, d.dialect, options...)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s
+}
+
+// holdUp locks the row of a name until release.
+func (d *rig) holdUp(s *relocksql.Store, name string) (release func()) {
+	d.Helper()
+	tx, err := d.db.BeginTx(d.Context(), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	require.NoError(d, err)
+	require.NoError(d, s.LockTx(d.Context(), tx, name))
+	return func() { require.NoError(d, tx.Rollback()) }
+}
+
+// 200 calls wait for a name whose row is locked. A section of another lock goes on, and a third lock
+// is taken and freed.
+func TestCallersOfAHeldUpNameCostNoOtherLock(t *testing.T) {
+	const ttl, callers = 3 * time.Second, 200
+	for _, connections := range []int{1, 2, 10, 0} {
+		t.Run(fmt.Sprint(connections, " connections"), func(t *testing.T) {
+			servers(t, func(d *rig) {
+				s := d.pool(d.T, connections)
+				defer d.holdUp(s, "orders")()
+				c, err := relock.Open(s, relock.WithTTL(ttl))
+				require.NoError(d, err)
+				defer c.Close()
+				other := c.NewLock("other")
+				section, err := other.Lock(d.Context())
+				require.NoError(d, err)
+				ctx, cancel := context.WithTimeout(d.Context(), 3*ttl)
+				defer cancel()
+				var group sync.WaitGroup
+				for range callers {
+					group.Go(func() {
+						if _, err := c.NewLock("orders").Lock(ctx); err == nil {
+							d.Error("a call gets the lock of the transaction")
+						}
+					})
+				}
+				pairs := 0
+				for ctx.Err() == nil {
+					if c.NewLock("third").Do(ctx, func(context.Context) error { return nil }) == nil {
+						pairs++
+					}
+				}
+				group.Wait()
+				require.NoError(d, context.Cause(section))
+				require.NoError(d, other.Unlock(section))
+				require.Positive(d, pairs)
+			})
+		})
+	}
+}
+
+// The row of one name is locked, and its holds are released and forgotten.
+func TestReleasesOfAHeldUpNameCostNoOtherRelease(t *testing.T) {
+	servers(t, func(d *rig) {
+		s := d.pool(d.T, 4)
+		other, third := try(d, s, named("other")), try(d, s, named("third"))
+		var holds []store.Lease
+		var unwanted []store.Ask
+		for range 20 {
+			a := ask(time.Minute)
+			a.Kind, a.Limit = store.ReadWrite, store.Unlimited
+			holds, unwanted = append(holds, try(d, s, a)), append(unwanted, a)
+		}
+		tx, err := d.db.BeginTx(d.Context(), nil)
+		require.NoError(d, err)
+		var kind int
+		require.NoError(d, tx.QueryRowContext(d.Context(),
+			"SELECT kind FROM relock_locks WHERE name = 'orders' FOR UPDATE").Scan(&kind))
+		ctx, cancel := context.WithCancel(d.Context())
+		var group sync.WaitGroup
+		defer func() {
+			cancel()
+			group.Wait()
+			require.NoError(d, tx.Rollback())
+		}()
+		for _, l := range holds {
+			group.Go(func() { _ = s.Release(ctx, l, 0) })
+		}
+		group.Go(func() { s.Forget(ctx, append(unwanted, third.Ask)) })
+		<-time.After(200 * time.Millisecond)
+		begun := time.Now()
+		require.NoError(d, s.Release(d.Context(), other, 0))
+		require.Eventually(d, func() bool {
+			return d.count(d, "SELECT count(*) FROM relock_holds WHERE name = 'third'") == 0
+		}, limitOfAMinute, time.Millisecond)
+		require.Less(d, time.Since(begun), limitOfAMinute)
+	})
+}
+
+// limitOfAMinute is the time for which a command of a hold with a TTL of a minute keeps its
+// connection.
+const limitOfAMinute = 10 * time.Second
+
+func named(name string) store.Ask {
+	a := ask(time.Minute)
+	a.Name = name
+	return a
+}
+
+// The packets to the server are the statements, as each statement is one packet.
+func TestCommandsSendFewStatements(t *testing.T) {
+	want := map[string]map[string]int64{
+		"PostgreSQL": {"pair": 10, "queue": 7, "hand-over": 6, "renewal": 1},
+		"MariaDB":    {"pair": 12, "queue": 8, "hand-over": 7, "renewal": 1},
+	}
+	servers(t, func(d *rig) {
+		t := d.T
+		if d.dialect == relocksql.Postgres {
+			d.through += "&default_query_exec_mode=exec"
+		}
+		s := d.pool(t, 10, relocksql.WithPoll(5*time.Second, 5*time.Second)) // polls would be counted
+		require.NoError(t, s.Release(t.Context(), try(t, s, ask(time.Minute)), 0))
+		count := func(do func()) int64 {
+			var packets atomic.Int64
+			d.proxy.watch(func(up bool, _ []byte) bool {
+				if up {
+					packets.Add(1)
+				}
+				return false
+			})
+			do()
+			d.proxy.watch(nil)
+			return packets.Load()
+		}
+		got := map[string]int64{}
+		var l store.Lease
+		got["pair"] = count(func() {
+			l = try(t, s, ask(time.Minute))
+			require.NoError(t, s.Release(t.Context(), l, 0))
+		})
+		l = try(t, s, ask(time.Minute))
+		got["renewal"] = count(func() {
+			require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: time.Minute, Count: 1}})[0])
+		})
+		var w *waiter
+		got["queue"] = count(func() { w = wait(t, s, ask(time.Minute)) })
+		got["hand-over"] = count(func() {
+			require.NoError(t, s.Release(t.Context(), l, 0))
+			l = w.get(t, 5*time.Second)
+		})
+		require.NoError(t, s.Release(t.Context(), l, 0))
+		require.Equal(t, want[d.kind], got)
+	})
+}

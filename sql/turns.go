@@ -1,0 +1,113 @@
+package relocksql
+
+import (
+	"context"
+	"fmt"
+	"sync"
+)
+
+// urgency is the kind of a command. A command that waits for the row of a name keeps its
+// connection meanwhile, and so must leave connections to commands that are more urgent.
+type urgency int
+
+const (
+	asking    urgency = iota // locks the row of a name, for a caller who can wait
+	releasing                // locks the row of a name, for a hold that is in, or is unwanted
+	renewing                 // is one statement, and waits for no row of a name
+	kinds
+)
+
+const (
+	// abreast is the number of commands of one urgency and one name in flight. The row of the name
+	// lets one through, and the next one is on its way meanwhile.
+	abreast = 2
+	// unlimited is the number of connections that a pool without a limit counts as.
+	unlimited = 32
+)
+
+// turns gives commands their turns to use the pool, first come, first served: the pool itself
+// serves its callers in any order. Renewals have a quarter of the connections for themselves, and
+// releases and renewals have a second quarter.
+type turns struct {
+	pool  lanes
+	tight bool // the pool is too small for quarters
+
+	mu    sync.Mutex
+	names map[string]*name
+}
+
+// lanes has a place for each command of an urgency, or a more patient one.
+type lanes [kinds]chan struct{}
+
+// name has the lanes of the commands of one name.
+type name struct {
+	lanes
+	users int
+}
+
+// newTurns makes the turns of a pool. 0: the pool has no limit.
+func newTurns(connections int) *turns {
+	if connections == 0 {
+		connections = unlimited
+	}
+	quarter := max(1, connections/4)
+	t := &turns{tight: connections < 2*quarter+1, names: map[string]*name{}}
+	for u := range t.pool {
+		t.pool[u] = make(chan struct{}, max(1, connections-quarter*int(renewing-urgency(u))))
+	}
+	return t
+}
+
+// take waits for a turn. leave ends the turn. No name: the command is of no name.
+func (t *turns) take(ctx context.Context, u urgency, of string) (leave func(), err error) {
+	var taken []chan struct{}
+	leave = func() {
+		for _, lane := range taken {
+			<-lane
+		}
+		t.forget(of)
+	}
+	wanted := []chan struct{}{t.name(of).lanes[u], t.pool[u]}
+	if u == asking {
+		wanted = append(wanted, t.pool[releasing])
+	}
+	for i, lane := range wanted {
+		select {
+		case lane <- struct{}{}:
+			taken = append(taken, lane)
+		case <-ctx.Done():
+			leave()
+			if i == 0 {
+				return nil, fmt.Errorf("other calls for %q wait for its row: %w", of, ctx.Err())
+			}
+			return nil, fmt.Errorf("other calls wait for the database: %w", ctx.Err())
+		}
+	}
+	return leave, nil
+}
+
+// name returns the lanes of a name. forget gives them back.
+func (t *turns) name(of string) *name {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := t.names[of]
+	if n == nil {
+		n = new(name)
+		for u := range n.lanes {
+			n.lanes[u] = make(chan struct{}, abreast)
+		}
+		t.names[of] = n
+	}
+	n.users++
+	return n
+}
+
+func (t *turns) forget(of string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if n := t.names[of]; n.users > 1 {
+		n.users--
+	} else {
+		delete(t.names, of)
+	}
+}
