@@ -23,7 +23,7 @@ func (s *Store) CheckServer(ctx context.Context, a store.Ask) error {
 		undo := s.transaction(ctx, func(t *tx) error {
 			k, err := t.open(a.Name, a.ID, true)
 			if err == nil {
-				_, err = k.ask(a, true)
+				_, err = k.ask(a, ways{join: true})
 			}
 			if err == nil {
 				err = errUndo

@@ -3,6 +3,7 @@ package relocksql_test
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -122,6 +123,89 @@ func named(name string) store.Ask {
 	a := ask(time.Minute)
 	a.Name = name
 	return a
+}
+
+// The waiters of a store keep their places for longer than the lease of a place, with few packets.
+func TestOneWaiterKeepsThePlacesOfAllWaitersOfItsName(t *testing.T) {
+	onEach(t, func(d *rig) {
+		t := d.T
+		s, other := d.store(t), d.past(t)
+		l := try(t, other, ask(time.Minute))
+		var line []*waiter
+		for range 40 {
+			line = append(line, wait(t, s, ask(time.Minute)))
+		}
+		var packets atomic.Int64
+		if d.listens {
+			d.proxy.watch(func(up bool, _ []byte) bool {
+				if up {
+					packets.Add(1)
+				}
+				return false
+			})
+		}
+		<-time.After(18 * time.Second)
+		if d.listens {
+			d.proxy.watch(nil)
+			t.Logf("%d packets in 18 s", packets.Load())
+			require.Less(t, packets.Load(), int64(400), "each waiter asks for itself") // 5 waiters, 7 times, 8 statements
+		}
+		require.Equal(t, len(line), d.count(t, "SELECT count(*) FROM relock_holds WHERE state = 0"))
+		for _, w := range line {
+			require.NoError(t, other.Release(t.Context(), l, 0))
+			l = w.get(t, 5*time.Second)
+			require.Equal(t, store.WakeGrant, l.Woken)
+		}
+		require.NoError(t, other.Release(t.Context(), l, 0))
+	})
+}
+
+func TestWaitersWhosePlacesAreLostQueueAgain(t *testing.T) {
+	onEach(t, func(d *rig) {
+		t := d.T
+		s := d.store(t)
+		l := try(t, s, ask(time.Minute))
+		var line []*waiter
+		for range 12 {
+			line = append(line, wait(t, s, ask(time.Minute)))
+		}
+		require.Eventually(t, func() bool {
+			_, err := d.db.ExecContext(t.Context(), "DELETE FROM relock_holds WHERE state = 0")
+			return err == nil
+		}, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool {
+			return d.count(t, "SELECT count(*) FROM relock_holds WHERE state = 0") == len(line)
+		}, 10*time.Second, 10*time.Millisecond)
+		require.NoError(t, s.Release(t.Context(), l, 0))
+		var group sync.WaitGroup
+		for _, w := range line { // in any order
+			group.Go(func() {
+				<-w.done
+				if err := errors.Join(w.err, s.Release(t.Context(), w.lease, 0)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		group.Wait()
+	})
+}
+
+// The Listener hears nothing. The waiters behind the first ones, which ask by themselves, hear of
+// their grants from the transactions of the others.
+func TestAWaiterHearsOfALostGrantFromTheNextAsk(t *testing.T) {
+	t.Parallel()
+	d := postgres(t, false)
+	s, other := d.store(t, relocksql.WithListener(deaf{})), d.past(t)
+	l := try(t, other, ask(time.Minute))
+	var line []*waiter
+	for range 7 {
+		line = append(line, wait(t, s, ask(time.Minute)))
+	}
+	for _, w := range line {
+		require.NoError(t, other.Release(t.Context(), l, 0))
+		l = w.get(t, 10*time.Second)
+	}
+	require.NoError(t, other.Release(t.Context(), l, 0))
 }
 
 // The packets to the server are the statements, as each statement is one packet.

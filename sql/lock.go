@@ -65,9 +65,10 @@ const (
 	insertRow   = `INSERT INTO relock_holds
 		(name, id, state, arrival, quota, around, kept_until, keep, entries, changes, inbox)
 		VALUES (?, ?, ?, ?, ?, ?, {now} + ?, ?, 1, 0, ?)`
-	keepPlace = `UPDATE relock_holds SET kept_until = {now} + ?, inbox = ?, changes = changes + 1 WHERE name = ? AND id = ?`
-	countLine = `SELECT count(*) FROM relock_holds WHERE name = ? AND state = 0 AND arrival < ?`
-	renewRow  = `UPDATE relock_holds SET state = 2, kept_until = {max}(kept_until, {now} + ?), entries = ?, changes = changes + 1
+	keepPlace  = `UPDATE relock_holds SET kept_until = {now} + ?, inbox = ?, changes = changes + 1 WHERE name = ? AND id = ?`
+	keepPlaces = `UPDATE relock_holds SET kept_until = {now} + ?, changes = changes + 1 WHERE name = ? AND state = 0 AND inbox = ?`
+	countLine  = `SELECT count(*) FROM relock_holds WHERE name = ? AND state = 0 AND arrival < ?`
+	renewRow   = `UPDATE relock_holds SET state = 2, kept_until = {max}(kept_until, {now} + ?), entries = ?, changes = changes + 1
 		WHERE name = ? AND id = ? AND state > 0 AND kept_until > {now}`
 	enterRow = `UPDATE relock_holds SET state = 2, kept_until = {max}(kept_until, {now} + ?), changes = changes + 1
 		WHERE name = ? AND id = ? AND state > 0`
@@ -122,6 +123,9 @@ func (k *lock) load() error {
 				ended = true
 			case r.state != waiting:
 				k.in = append(k.in, r)
+				if r.state == granted {
+					k.grants = append(k.grants, r) // the news may be lost
+				}
 			case !slices.ContainsFunc(k.line, r.same):
 				k.line = append(k.line, r)
 			}
@@ -234,9 +238,15 @@ type place struct {
 	busy     *store.Busy
 }
 
-// ask lets a hold in, or puts the hold into the queue if join is set. An ask of a hold that is in
+// ways are the ways of an ask.
+type ways struct {
+	join    bool // puts a hold that is not let in into the queue
+	keepAll bool // keeps the places of all waiters of the store
+}
+
+// ask lets a hold in, or puts the hold into the queue. An ask of a hold that is in
 // makes its lease last from now on.
-func (k *lock) ask(a store.Ask, join bool) (p place, err error) {
+func (k *lock) ask(a store.Ask, w ways) (p place, err error) {
 	if err := k.is(a.Kind); err != nil {
 		return p, err
 	}
@@ -249,13 +259,18 @@ func (k *lock) ask(a store.Ask, join bool) (p place, err error) {
 		_, err := k.exec(enterRow, keep, []byte(k.name), []byte(a.ID))
 		return p, err
 	case k.own != nil:
-		if _, err := k.exec(keepPlace, toMicros(placeLease), k.s.inbox, []byte(k.name), []byte(a.ID)); err != nil {
+		if w.keepAll {
+			_, err = k.exec(keepPlaces, toMicros(placeLease), []byte(k.name), k.s.inbox)
+		} else {
+			_, err = k.exec(keepPlace, toMicros(placeLease), k.s.inbox, []byte(k.name), []byte(a.ID))
+		}
+		if err != nil {
 			return p, err
 		}
 		return k.placeOf(a, k.own.arrival)
 	case (len(k.line) == 0 || a.With != "") && k.admits(a.Limit, a.With):
 		return p, k.enter(a, keep)
-	case !join:
+	case !w.join:
 		return p, k.busy(a)
 	}
 	if err := k.deadlock(a); err != nil {
@@ -337,6 +352,7 @@ func (k *lock) remove() error {
 		}
 		same := k.own.same
 		k.in, k.line = slices.DeleteFunc(k.in, same), slices.DeleteFunc(k.line, same)
+		k.grants = slices.DeleteFunc(k.grants, same)
 		k.own = nil
 	}
 	return k.serve()

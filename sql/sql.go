@@ -48,7 +48,8 @@ type Store struct {
 	mu      sync.Mutex
 	hearing bool // the goroutine runs
 	waiters map[store.ID]*waiter
-	fresh   chan struct{} // rings when a waiter comes
+	scout   map[string]*waiter // of each name that has one
+	fresh   chan struct{}      // rings when a waiter comes
 	cleaned time.Time
 }
 
@@ -101,7 +102,7 @@ func New(db *sql.DB, d Dialect, options ...Option) (*Store, error) {
 		db: db, dialect: d, grammar: grammars[d],
 		turns:   sync.OnceValue(func() *turns { return newTurns(db.Stats().MaxOpenConnections) }),
 		pollMin: 5 * time.Millisecond, pollMax: 100 * time.Millisecond,
-		waiters: make(map[store.ID]*waiter), fresh: make(chan struct{}, 1),
+		waiters: make(map[store.ID]*waiter), scout: make(map[string]*waiter), fresh: make(chan struct{}, 1),
 	}
 	for _, option := range options {
 		if err := option(s); err != nil {
@@ -159,20 +160,20 @@ func (s *Store) on(ctx context.Context, tries int, a store.Ask, do func(k *lock)
 
 // Try implements [store.Store].
 func (s *Store) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
-	_, l, err := s.ask(ctx, fewTries, a, false)
+	_, l, err := s.ask(ctx, fewTries, a, ways{})
 	return l, err
 }
 
 // ask makes one ask. The lease counts from before the attempt that was answered: the row lock makes
 // sure that no earlier attempt runs behind that attempt.
-func (s *Store) ask(ctx context.Context, tries int, a store.Ask, join bool) (p place, l store.Lease, err error) {
+func (s *Store) ask(ctx context.Context, tries int, a store.Ask, w ways) (p place, l store.Lease, err error) {
 	l.Ask = a
 	err = s.run(ctx, command{asking, a.Name, tries, limitOf(a.TTL)}, func(ctx context.Context) error {
 		l.Sent = time.Now()
 		return s.transaction(ctx, func(t *tx) error {
 			k, err := t.open(a.Name, a.ID, true)
 			if err == nil {
-				p, err = k.ask(a, join)
+				p, err = k.ask(a, w)
 			}
 			return err
 		})

@@ -13,34 +13,54 @@ import (
 // waiter believes the grant without another question. The lease then counts from the last ask that
 // found the hold in the queue.
 //
-// A waiter asks again to renew its place, when the lease of the owner should be over, and when a
-// notification may be lost.
+// One waiter of the store asks again for all waiters of a name, to renew their places and when the
+// lease of the owner should be over. Each waiter asks again when a notification may be lost, and if
+// it is one of the first.
 func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
-	w, leave := s.join(a.ID)
+	w, leave := s.join(a)
 	defer leave()
 	woken := store.WakeNone
-	queued := false
+	arrival := int64(0)
 	for {
-		p, l, err := s.ask(ctx, patient, a, true)
+		scout := arrival != 0 && s.scouts(w)
+		p, l, err := s.ask(ctx, patient, a, ways{join: true, keepAll: scout})
 		switch {
 		case err != nil:
-			return store.Lease{}, leftBehind(queued, err)
+			return store.Lease{}, leftBehind(arrival != 0, err)
 		case p.arrival == 0:
 			l.Woken = woken
 			return l, nil
+		case scout && p.arrival != arrival: // the places are lost
+			s.wake(a.Name)
 		}
-		queued = true
+		arrival = p.arrival
 		s.hear()
 		progress(store.Progress{Busy: p.busy, Queued: true, Position: p.position})
-		n, err := w.sleep(ctx, s.askAgain(a, p))
+		n, err := s.rest(ctx, w, a, p)
 		switch {
 		case err != nil:
-			return store.Lease{}, leftBehind(queued, err)
+			return store.Lease{}, leftBehind(true, err)
 		case n.grant && n.arrival == p.arrival:
 			l.Woken = store.WakeGrant
 			return l, nil
 		}
 		woken = store.WakeRecheck
+	}
+}
+
+// longRest is the time after which a waiter asks again, though the scout of its name keeps its
+// place.
+const longRest = 30 * time.Second
+
+// rest sleeps until a note comes, or the waiter has to ask again. One waiter of the store asks for
+// all waiters of a name: the scout. A scout that leaves is replaced by the next waiter that wakes.
+func (s *Store) rest(ctx context.Context, w *waiter, a store.Ask, p place) (note, error) {
+	for begun := time.Now(); ; {
+		n, err := w.sleep(ctx, s.askAgain(a, p, s.scouts(w)))
+		if err != nil || n.told || p.position < promptWaiters || s.scouts(w) ||
+			s.life.Err() != nil || time.Since(begun) > longRest {
+			return n, err
+		}
 	}
 }
 
@@ -52,7 +72,7 @@ func leftBehind(queued bool, err error) error {
 	return err
 }
 
-// sleep returns the next note, or a note to ask again. A note at the end of ctx counts more than
+// sleep returns the next note, or the zero note after d. A note at the end of ctx counts more than
 // that end.
 func (w *waiter) sleep(ctx context.Context, d time.Duration) (n note, err error) {
 	timer := time.NewTimer(d)
@@ -77,7 +97,7 @@ func (w *waiter) sleep(ctx context.Context, d time.Duration) (n note, err error)
 const promptWaiters = 4
 
 // askAgain returns the time after which a waiter asks again by itself.
-func (s *Store) askAgain(a store.Ask, p place) time.Duration {
+func (s *Store) askAgain(a store.Ask, p place, scout bool) time.Duration {
 	d := beat/2 + rand.N(beat/2)
 	if s.life.Err() != nil {
 		return min(d, s.pollMax)
@@ -86,7 +106,7 @@ func (s *Store) askAgain(a store.Ask, p place) time.Duration {
 	switch {
 	case p.busy.Owner == "": // an earlier waiter is in the way
 		return d
-	case p.position < promptWaiters:
+	case p.position < promptWaiters || scout:
 		return min(d, left+rand.N(5*time.Millisecond))
 	default:
 		return min(d, left+rand.N(a.TTL/3+1))

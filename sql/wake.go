@@ -23,27 +23,44 @@ type Listener interface {
 
 // note is news for a waiter.
 type note struct {
+	told    bool // otherwise the time is over
 	grant   bool // otherwise the waiter asks again
 	arrival int64
 }
 
 // waiter is a call of Wait. A note that finds notes full is dropped: the waiter has a note to act
 // on.
-type waiter struct{ notes chan note }
+type waiter struct {
+	name  string
+	notes chan note
+}
 
 // join registers a waiter. leave takes the waiter back.
-func (s *Store) join(id store.ID) (w *waiter, leave func()) {
-	w = &waiter{make(chan note, 1)}
+func (s *Store) join(a store.Ask) (w *waiter, leave func()) {
+	w = &waiter{a.Name, make(chan note, 1)}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.waiters[id] = w
+	s.waiters[a.ID] = w
 	return w, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if s.waiters[id] == w {
-			delete(s.waiters, id)
+		if s.waiters[a.ID] == w {
+			delete(s.waiters, a.ID)
+		}
+		if s.scout[a.Name] == w {
+			delete(s.scout, a.Name)
 		}
 	}
+}
+
+// scouts says whether a waiter is the scout of its name. A name without a scout gets this one.
+func (s *Store) scouts(w *waiter) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.scout[w.name] == nil {
+		s.scout[w.name] = w
+	}
+	return s.scout[w.name] == w
 }
 
 // hear lets the store hear of the grant of a waiter in the queue. A Listener that begins to listen
@@ -104,15 +121,21 @@ func (s *Store) recheck() {
 }
 
 // wakeAll lets each waiter ask again.
-func (s *Store) wakeAll() {
+func (s *Store) wakeAll() { s.wake("") }
+
+// wake lets each waiter of a name ask again; each waiter if the name is empty.
+func (s *Store) wake(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, w := range s.waiters {
-		w.tell(note{})
+		if name == "" || w.name == name {
+			w.tell(note{})
+		}
 	}
 }
 
 func (w *waiter) tell(n note) {
+	n.told = true
 	select {
 	case w.notes <- n:
 	default:
