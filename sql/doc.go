@@ -26,9 +26,9 @@
 //	any      -> (no row)   release, forget, break, or the end of the lease
 //
 // A place in the queue has a short lease, so a dead waiter is passed over. One waiter of a Store
-// renews the places of all its waiters for that name. Entries and renewals are single statements that touch one row, and do not lock the row of the name. The
-// statement that takes an expired hold out compares the lease once more, so that a renewal and the
-// end of a lease cannot both happen.
+// renews the places of all its waiters for that name. Entries and renewals are single statements
+// that touch one row, and do not lock the row of the name. The statement that takes an expired hold
+// out compares the lease once more, so that a renewal and the end of a lease cannot both happen.
 //
 // # Wake-up
 //
