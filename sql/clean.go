@@ -18,9 +18,9 @@ const (
 )
 
 const (
-	cleanHolds = `DELETE FROM relock_holds WHERE kept_until < {now} - ?`
+	cleanHolds = `DELETE FROM relock_holds WHERE kept_until < {now} - ?{alone}`
 	cleanLocks = `DELETE FROM relock_locks WHERE used < {now} - ?
-		AND NOT EXISTS (SELECT 1 FROM relock_holds WHERE relock_holds.name = relock_locks.name)`
+		AND NOT EXISTS (SELECT 1 FROM relock_holds WHERE relock_holds.name = relock_locks.name){alone}`
 )
 
 // Clean deletes the rows of locks that nobody has used for more than a day, and of holds and

@@ -3,10 +3,11 @@ package relocksql
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	_ "embed"
 	"errors"
 	"fmt"
-	"regexp"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -37,15 +38,20 @@ var sqliteSchema string
 
 // grammar is the part of the statements in which the dialects differ.
 type grammar struct {
-	schema   string
-	begin    []string // begin a transaction that sees what was committed before each of its statements
-	now      string   // microseconds since 1970, by the clock of the database
-	max      string   // the function that returns the larger argument
-	lock     string   // the end of a SELECT that locks its row
-	insert   string   // the beginning of an INSERT that does nothing if the row exists
-	inserted string   // the end of that INSERT
-	grant    string   // gives a lock to a waiter
-	gone     string   // notifies a client that a hold is gone; empty: the dialect has no notifications
+	schema     string
+	begin      []string // begin a transaction that sees what was committed before each of its statements
+	end        string   // follows COMMIT and ROLLBACK: the session begins nothing by itself
+	alone      string   // the end of a WHERE that finds nothing in a session without autocommit
+	open       string   // the end of a SELECT that adds a row without an ID in such a session
+	autocommit string   // makes each statement of a session commit by itself
+	now        string   // microseconds since 1970, by the clock of the database
+	max        string   // the function that returns the larger argument
+	lock       string   // the end of a SELECT that locks its row
+	wait       string   // the end of lock that bounds the wait: an attempt that gives up leaves its wait to the server
+	insert     string   // the beginning of an INSERT that does nothing if the row exists
+	inserted   string   // the end of that INSERT
+	grant      string   // gives a lock to a waiter
+	gone       string   // notifies a client that a hold is gone; empty: the dialect has no notifications
 }
 
 // idleLimit ends a PostgreSQL transaction of a process that was stopped between two statements.
@@ -72,8 +78,11 @@ var grammars = map[Dialect]grammar{
 	MySQL: {
 		schema: mysqlSchema,
 		begin:  []string{"SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "START TRANSACTION"},
-		now:    "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
-		max:    "GREATEST", lock: " FOR UPDATE",
+		end:    " AND NO CHAIN NO RELEASE", wait: " /*M!100300 WAIT 5 */",
+		alone: " AND @@autocommit = 1", open: " UNION ALL SELECT '', 0 FROM DUAL WHERE @@autocommit = 0",
+		autocommit: "SET autocommit = 1",
+		now:        "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
+		max:        "GREATEST", lock: " FOR UPDATE",
 		insert: "INSERT IGNORE INTO", grant: plainGrant,
 	},
 	SQLite: {
@@ -87,8 +96,9 @@ var grammars = map[Dialect]grammar{
 // text writes a statement in the dialect of the store.
 func (s *Store) text(statement string) string {
 	g := &s.grammar
-	statement = strings.NewReplacer("{now}", g.now, "{max}", g.max, "{lock}", g.lock,
-		"{insert}", g.insert, "{/insert}", g.inserted).Replace(statement)
+	statement = strings.NewReplacer("{now}", g.now, "{max}", g.max, "{lock}", g.lock, "{wait}", g.wait,
+		"{insert}", g.insert, "{/insert}", g.inserted, "{alone}", g.alone, "{open}", g.open,
+		"{all}", " LIMIT 2147483647").Replace(statement)
 	if s.dialect != Postgres {
 		return statement
 	}
@@ -136,60 +146,112 @@ const (
 	silent  verdict = iota // no answer: the connection is lost, or the context is done
 	refused                // the database refuses the statement, and would refuse it again
 	again                  // the database has undone the transaction, and asks to try it again
-	down                   // the database has not run the statement, and serves nobody now
+	down                   // the database has not run the statement, and may run it later
 )
 
-// refusedBySQLite matches errors of a missing table or column, and of a file that is read-only.
-var refusedBySQLite = regexp.MustCompile(`SQL logic error|no such|readonly database`)
+// What is to be done about a refusal.
+const (
+	createTables = "create the tables with relocksql.Create, or relock create-tables"
+	grantRights  = "grant SELECT, INSERT, UPDATE and DELETE on relock_locks and relock_holds"
+	otherLogin   = "mend the user, the password or the database of the connection string"
+	otherPool    = "set the pool_mode of PgBouncer to transaction or session"
+	noPrepared   = "a pooler changes the session: add default_query_exec_mode=exec to the connection string"
+	otherLog     = "set binlog_format to ROW or MIXED"
+	closeLast    = "close the client and the store before the *sql.DB"
+	otherFile    = "SQLite needs a file of its own that it may write"
+)
 
-// judge reads an error of a driver.
-func judge(err error) verdict {
+// judge reads an error of a driver. The advice says what is to be done about a refusal. A statement
+// of this package is right, so an error that judge does not know may pass.
+func judge(d Dialect, err error) (v verdict, advice string) {
 	var postgres interface{ SQLState() string }
 	var my *mysql.MySQLError
+	var network *net.OpError
+	var name *net.DNSError
 	switch {
 	case errors.As(err, &postgres):
-		return judgePostgres(postgres.SQLState())
+		return judgePostgres(postgres.SQLState(), err.Error())
 	case errors.As(err, &my):
-		return judgeMySQL(my.Number)
-	case strings.Contains(err.Error(), "is locked"): // SQLITE_BUSY and SQLITE_LOCKED of each driver
-		return again
-	case refusedBySQLite.MatchString(err.Error()), errors.Is(err, sql.ErrConnDone):
-		return refused
+		return judgeMySQL(my.Number, string(my.SQLState[:]))
+	case strings.HasSuffix(err.Error(), "sql: database is closed"): // database/sql does not export the error
+		return refused, closeLast
+	case errors.Is(err, driver.ErrBadConn), errors.As(err, &name), errors.As(err, &network) && network.Op == "dial":
+		return down, ""
+	case d == SQLite:
+		return judgeSQLite(err.Error())
 	default:
-		return silent
+		return silent, ""
 	}
 }
 
 // judgePostgres reads an SQLSTATE. A standby is read-only: the connections of a failover get there
-// for a while. A pooler that loses the connection to its server says so with class 08.
-func judgePostgres(state string) verdict {
+// for a while. A pooler that loses the connection to its server says so with class 08, and so does
+// one that serves no transactions.
+func judgePostgres(state, text string) (verdict, string) {
 	class := state[:min(2, len(state))]
 	switch {
+	case state == "08P01" && strings.Contains(text, "statement pooling mode"):
+		return refused, otherPool
 	case class == "08", state == "40003": // connection; statement completion unknown
-		return silent
+		return silent, ""
 	case class == "40", class == "55": // serialization failure, deadlock; lock not available
-		return again
-	case class == "53", class == "57", class == "25": // resources, shutdown or cancel, read-only or idle for too long
-		return down
+		return again, ""
+	case class == "26", state == "42P05": // a prepared statement is missing, or is there already
+		return refused, noPrepared
+	case state == "42501": // insufficient privilege
+		return refused, grantRights
+	case class == "42", class == "3F": // syntax, or no such table, column or schema
+		return refused, createTables
+	case class == "28", class == "3D": // authorization, no such database
+		return refused, otherLogin
 	default:
-		return refused
+		return down, ""
 	}
 }
 
 // The errors 2000 to 2999 are those of clients. A proxy sends them as the client of its server.
 const firstClientError, lastClientError = 2000, 2999
 
-// judgeMySQL reads the number of an error.
-func judgeMySQL(number uint16) verdict {
+// judgeMySQL reads the number of an error, and its SQLSTATE. Class 42 has limits of accounts, too.
+func judgeMySQL(number uint16, state string) (verdict, string) {
+	class := state[:min(2, len(state))]
 	switch {
 	case number >= firstClientError && number <= lastClientError:
-		return silent
-	case slices.Contains([]uint16{1213, 1205, 1020, 3101}, number): // deadlock, lock wait, changed row, group conflict
-		return again
-	case slices.Contains([]uint16{1040, 1053, 1203, 1290, 1836, 1792, 1047, 1927, 4031, 1317, 1969, 3024}, number):
-		// connections, shutdown, read-only, killed, canceled, too slow
-		return down
+		return silent, ""
+	case slices.Contains([]uint16{1213, 1205, 1020, 3101, 1568}, number):
+		// deadlock, lock wait, changed row, group conflict; the transaction of somebody else is open
+		return again, ""
+	case slices.Contains([]uint16{1040, 1203, 1226, 1053, 1047, 1927}, number): // connections, shutdown, killed
+		return down, ""
+	case slices.Contains([]uint16{1142, 1143, 1227, 1370}, number): // denied
+		return refused, grantRights
+	case slices.Contains([]uint16{1044, 1045, 1046, 1049, 1130, 1820, 1862}, number), class == "28", class == "3D":
+		return refused, otherLogin
+	case number == 1665: // statements in the binary log
+		return refused, otherLog
+	case class == "42":
+		return refused, createTables
+	case class == "08":
+		return silent, ""
 	default:
-		return refused
+		return down, ""
+	}
+}
+
+// judgeSQLite reads the text of an error. The texts are those of SQLite, in each of its drivers; the
+// drivers give the code different types.
+func judgeSQLite(text string) (verdict, string) {
+	has := func(parts ...string) bool {
+		return slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(text, part) })
+	}
+	switch {
+	case has("is locked"): // SQLITE_BUSY and SQLITE_LOCKED
+		return again, ""
+	case has("no such table", "no such column", "SQL logic error"):
+		return refused, createTables
+	case has("readonly database", "file is not a database", "unable to open database", "disk image is malformed"):
+		return refused, otherFile
+	default:
+		return silent, ""
 	}
 }

@@ -11,6 +11,7 @@ func (s *Store) CleanOlder(ctx context.Context, older time.Duration) error {
 }
 
 // Verdict returns the judgement of an error as a word.
-func Verdict(err error) string {
-	return map[verdict]string{silent: "silent", refused: "refused", again: "again", down: "down"}[judge(err)]
+func Verdict(d Dialect, err error) string {
+	v, _ := judge(d, err)
+	return map[verdict]string{silent: "silent", refused: "refused", again: "again", down: "down"}[v]
 }

@@ -59,7 +59,7 @@ const (
 	selectRows = `SELECT ` + columns + ` FROM relock_holds WHERE name = ? AND state > 0
 		UNION ALL SELECT * FROM (SELECT ` + columns + ` FROM relock_holds WHERE name = ? AND state = 0
 			ORDER BY arrival LIMIT 8) AS line
-		UNION ALL SELECT ` + columns + ` FROM relock_holds WHERE name = ? AND id = ? AND state = 0`
+		UNION ALL SELECT ` + columns + ` FROM relock_holds WHERE name = ? AND id = ? AND state = 0{all}`
 	deleteEnded = `DELETE FROM relock_holds WHERE name = ? AND kept_until <= {now}`
 	deleteRow   = `DELETE FROM relock_holds WHERE name = ? AND id = ?`
 	insertRow   = `INSERT INTO relock_holds
@@ -69,7 +69,7 @@ const (
 	keepPlaces = `UPDATE relock_holds SET kept_until = {now} + ?, changes = changes + 1 WHERE name = ? AND state = 0 AND inbox = ?`
 	countLine  = `SELECT count(*) FROM relock_holds WHERE name = ? AND state = 0 AND arrival < ?`
 	renewRow   = `UPDATE relock_holds SET state = 2, kept_until = {max}(kept_until, {now} + ?), entries = ?, changes = changes + 1
-		WHERE name = ? AND id = ? AND state > 0 AND kept_until > {now}`
+		WHERE name = ? AND id = ? AND state > 0 AND kept_until > {now}{alone}`
 	enterRow = `UPDATE relock_holds SET state = 2, kept_until = {max}(kept_until, {now} + ?), changes = changes + 1
 		WHERE name = ? AND id = ? AND state > 0`
 )
@@ -102,7 +102,11 @@ func (k *lock) claim(create bool) error {
 // read locks the row of the name.
 func (k *lock) read() error {
 	var unused int64
-	return k.query(selectLock, func(rows *sql.Rows) error {
+	statement := selectLock
+	if k.conn != nil { // not in a transaction of the caller
+		statement += "{wait}"
+	}
+	return k.query(statement, func(rows *sql.Rows) error {
 		k.exists = true
 		err := rows.Scan(&k.kind, &k.arrivals, &unused)
 		k.unused = micros(unused)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/go-relock/relock/internal/lifetime"
@@ -73,11 +74,11 @@ func (s *Store) run(ctx context.Context, c command, attempt func(ctx context.Con
 			return err
 		}
 		unsure = unsure || errors.Is(err, store.ErrUnsure)
-		v := judge(err)
+		v, advice := judge(s.dialect, err)
 		unreachable = unreachable || v == down || v == silent && (ctx.Err() == nil || time.Since(begun) >= slow)
 		switch v {
 		case refused:
-			return finish(fmt.Errorf("relocksql: %w", err))
+			return finish(refusal(err, advice))
 		case again:
 			losses++
 		default:
@@ -94,6 +95,19 @@ func (s *Store) run(ctx context.Context, c command, attempt func(ctx context.Con
 	}
 }
 
+// refusal is the error of a command that the database refuses.
+func refusal(err error, advice string) error {
+	if advice == "" {
+		return fmt.Errorf("relocksql: %w", err)
+	}
+	return fmt.Errorf("relocksql: %w (%s)", err, advice)
+}
+
+func (s *Store) judge(err error) verdict {
+	v, _ := judge(s.dialect, err)
+	return v
+}
+
 // attempt makes one attempt, in its turn. A patient attempt is short in a pool that has no
 // connection to spare.
 func (s *Store) attempt(ctx context.Context, c command, attempt func(ctx context.Context) error) error {
@@ -101,13 +115,15 @@ func (s *Store) attempt(ctx context.Context, c command, attempt func(ctx context
 	if t.tight && c.urgency != renewing {
 		c.limit = min(c.limit, slow/2)
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.limit)
-	defer cancel()
-	leave, err := t.take(ctx, c.urgency, c.name)
+	turn, cancel := context.WithTimeout(ctx, c.limit)
+	leave, err := t.take(turn, c.urgency, c.name)
+	cancel()
 	if err != nil {
 		return err
 	}
 	defer leave()
+	ctx, cancel = context.WithTimeout(ctx, c.limit) // all of it: a short attempt would be in vain
+	defer cancel()
 	return attempt(ctx)
 }
 
@@ -132,14 +148,47 @@ func pause(ctx context.Context, n int) {
 
 // statement runs one statement as a transaction of its own. An attempt without an answer is unsure.
 func (s *Store) statement(ctx context.Context, text string, args ...any) (rows int64, err error) {
-	result, err := s.db.ExecContext(ctx, s.text(text), args...)
-	if err == nil {
-		rows, err = result.RowsAffected()
-	}
-	if err != nil && judge(err) == silent {
-		err = store.Unsure(err)
-	}
+	err = s.alone(ctx, func(conn *sql.Conn) (done bool, err error) {
+		result, err := conn.ExecContext(ctx, s.text(text), args...)
+		if err == nil {
+			rows, err = result.RowsAffected()
+		}
+		if err != nil && s.judge(err) == silent {
+			err = store.Unsure(err)
+		}
+		return rows > 0, err
+	})
 	return rows, err
+}
+
+// alone runs one statement that is no part of a transaction. Without autocommit the statement is
+// not done: it would wait for a COMMIT that nobody sends. alone then turns autocommit on, for this
+// session, and runs the statement once more.
+func (s *Store) alone(ctx context.Context, statement func(conn *sql.Conn) (done bool, err error)) error {
+	conn, err := s.conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	done, err := statement(conn)
+	if done || err != nil || s.grammar.autocommit == "" {
+		return err
+	}
+	if _, err := conn.ExecContext(ctx, s.grammar.autocommit); err != nil {
+		return err
+	}
+	_, err = statement(conn)
+	return err
+}
+
+// conn returns a connection of the pool.
+func (s *Store) conn(ctx context.Context) (*sql.Conn, error) {
+	conn, err := s.db.Conn(ctx)
+	if err != nil && ctx.Err() != nil {
+		stats := s.db.Stats()
+		err = fmt.Errorf("get a connection (%d of at most %d are in use): %w", stats.InUse, stats.MaxOpenConnections, err)
+	}
+	return conn, err
 }
 
 // tx is a transaction. The transaction has its own BEGIN and COMMIT, as SQLite has to lock the
@@ -162,7 +211,7 @@ type session interface {
 // database asks to try again: a server or a pooler that goes down may answer in the place of the
 // result.
 func (s *Store) transaction(ctx context.Context, do func(t *tx) error) error {
-	conn, err := s.db.Conn(ctx)
+	conn, err := s.conn(ctx)
 	if err != nil {
 		return err
 	}
@@ -179,9 +228,9 @@ func (s *Store) transaction(ctx context.Context, do func(t *tx) error) error {
 		t.rollback()
 		return verdict
 	}
-	if _, err := conn.ExecContext(ctx, "COMMIT"); err != nil {
+	if _, err := conn.ExecContext(ctx, "COMMIT"+s.grammar.end); err != nil {
 		t.rollback()
-		if judge(err) != again {
+		if s.judge(err) != again {
 			err = store.Unsure(err)
 		}
 		return err
@@ -192,12 +241,14 @@ func (s *Store) transaction(ctx context.Context, do func(t *tx) error) error {
 	return verdict
 }
 
-// rollback ends the transaction, or the connection.
+// rollback ends the transaction, or the connection. SQLite returns an error if it has rolled back by
+// itself, or has not begun.
 func (t *tx) rollback() {
 	if t.ctx.Err() == nil || t.s.dialect == SQLite {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), rollbackLimit)
 		defer cancel()
-		if _, err := t.conn.ExecContext(ctx, "ROLLBACK"); err == nil || t.s.dialect == SQLite {
+		_, err := t.conn.ExecContext(ctx, "ROLLBACK"+t.s.grammar.end)
+		if err == nil || t.s.dialect == SQLite && strings.Contains(err.Error(), "no transaction is active") {
 			return
 		}
 	}

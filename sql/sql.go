@@ -296,7 +296,7 @@ func (k *lock) token() (token int64, err error) {
 	return token, err
 }
 
-const selectAll = `SELECT ` + columns + ` FROM relock_holds WHERE name = ? AND kept_until > {now} ORDER BY kept_until`
+const selectAll = `SELECT ` + columns + ` FROM relock_holds WHERE name = ? AND kept_until > {now} ORDER BY kept_until{all}`
 
 // Look implements [store.Store].
 func (s *Store) Look(ctx context.Context, a store.Ask) (state store.State, err error) {

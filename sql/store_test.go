@@ -3,6 +3,7 @@ package relocksql_test
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"net"
@@ -392,27 +393,55 @@ func TestWrongArgumentsOfNewAreRefused(t *testing.T) {
 }
 
 func TestErrorsOfDriversAreJudged(t *testing.T) {
-	for want, errs := range map[string][]error{
-		"again": {
-			&pgconn.PgError{Code: "40001"}, &pgconn.PgError{Code: "40P01"}, &pgconn.PgError{Code: "55P03"},
-			&mysql.MySQLError{Number: 1213}, &mysql.MySQLError{Number: 1205}, &mysql.MySQLError{Number: 1020},
-			errors.New("database is locked (5) (SQLITE_BUSY)"), errors.New("database table is locked"),
+	of := func(number uint16, state string) error {
+		return &mysql.MySQLError{Number: number, SQLState: [5]byte([]byte(state))}
+	}
+	dial := &net.OpError{Op: "dial", Err: errors.New("no such file or directory")}
+	for dialect, verdicts := range map[relocksql.Dialect]map[string][]error{
+		relocksql.Postgres: {
+			"again": {&pgconn.PgError{Code: "40001"}, &pgconn.PgError{Code: "40P01"}, &pgconn.PgError{Code: "55P03"}},
+			"down": {
+				&pgconn.PgError{Code: "57P01"}, &pgconn.PgError{Code: "57014"}, &pgconn.PgError{Code: "53300"},
+				&pgconn.PgError{Code: "25006"}, &pgconn.PgError{Code: "XX000"}, &pgconn.PgError{Code: "P0001"}, &pgconn.PgError{},
+				dial, &net.DNSError{Err: "no such host", Name: "db.example"}, driver.ErrBadConn,
+			},
+			"refused": {
+				&pgconn.PgError{Code: "42P01"}, &pgconn.PgError{Code: "42501"}, &pgconn.PgError{Code: "28P01"},
+				&pgconn.PgError{Code: "3D000"}, &pgconn.PgError{Code: "26000"},
+				&pgconn.PgError{Code: "08P01", Message: "transaction blocks not allowed in statement pooling mode"},
+				errors.New("sql: database is closed"),
+			},
+			"silent": {
+				context.DeadlineExceeded, &net.OpError{Op: "read", Err: errors.New("reset")},
+				&pgconn.PgError{Code: "08P01"}, &pgconn.PgError{Code: "40003"},
+				errors.New("no such table"), errors.New("database is locked"), // the words of another driver
+			},
 		},
-		"down": {
-			&pgconn.PgError{Code: "57P01"}, &pgconn.PgError{Code: "57014"}, &pgconn.PgError{Code: "53300"}, &pgconn.PgError{Code: "25006"},
-			&mysql.MySQLError{Number: 1040}, &mysql.MySQLError{Number: 1290}, &mysql.MySQLError{Number: 1317},
+		relocksql.MySQL: {
+			"again": {of(1213, "40001"), of(1205, "HY000"), of(1020, "HY000"), of(1568, "25001")},
+			"down": {
+				of(1040, "08004"), of(1203, "42000"), of(1226, "42000"), of(1290, "HY000"), of(1317, "70100"), of(1114, "HY000"),
+				of(1105, "HY000"), of(9001, "HY000"), dial,
+			},
+			"refused": {
+				of(1146, "42S02"), of(1142, "42000"), of(1045, "28000"), of(1049, "42000"), of(1064, "42000"), of(1665, "HY000"),
+				errors.New("sql: database is closed"),
+			},
+			"silent": {of(2013, "HY000"), of(1159, "08S01"), mysql.ErrInvalidConn, context.Canceled},
 		},
-		"refused": {
-			&pgconn.PgError{Code: "42P01"}, &pgconn.PgError{}, &mysql.MySQLError{Number: 1146},
-			errors.New("SQL logic error: no such table: relock_locks (1)"),
-		},
-		"silent": {
-			context.DeadlineExceeded, &net.OpError{Op: "read", Err: errors.New("reset")}, mysql.ErrInvalidConn,
-			&pgconn.PgError{Code: "08P01"}, &pgconn.PgError{Code: "40003"}, &mysql.MySQLError{Number: 2013},
+		relocksql.SQLite: {
+			"again": {errors.New("database is locked (5) (SQLITE_BUSY)"), errors.New("database table is locked")},
+			"refused": {
+				errors.New("SQL logic error: no such table: relock_locks (1)"), errors.New("file is not a database (26)"),
+				errors.New("unable to open database file (14)"), errors.New("sql: database is closed"),
+			},
+			"silent": {context.DeadlineExceeded, errors.New("disk I/O error (10)")},
 		},
 	} {
-		for _, err := range errs {
-			require.Equal(t, want, relocksql.Verdict(fmt.Errorf("wrapped: %w", err)), err)
+		for want, errs := range verdicts {
+			for _, err := range errs {
+				require.Equal(t, want, relocksql.Verdict(dialect, fmt.Errorf("wrapped: %w", err)), "%v: %v", dialect, err)
+			}
 		}
 	}
 }

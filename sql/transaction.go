@@ -80,7 +80,7 @@ func (t *tx) isolated() error {
 	return cmp.Or(err, fmt.Errorf("%w: LockTx at isolation level %s, and not read committed", relock.ErrInvalid, level))
 }
 
-const selectNow = `SELECT ` + columns + ` FROM relock_holds WHERE name = ?`
+const selectNow = `SELECT ` + columns + ` FROM relock_holds WHERE name = ?{all}`
 
 // loadNow reads the live rows of the name. The first read is plain: a locked row of a hold would
 // hold up its renewals until the caller rolls back. A plain read misses a new hold if the

@@ -168,7 +168,7 @@ func (s *Store) granted(id store.ID, arrival int64) (waits bool) {
 	return w != nil
 }
 
-const selectGranted = `SELECT id, arrival FROM relock_holds WHERE inbox = ? AND state = 1`
+const selectGranted = `SELECT id, arrival FROM relock_holds WHERE inbox = ? AND state = 1{open}{all}`
 
 // poll asks for the granted rows of this store until no waiter is left. The interval grows while
 // nothing happens.
@@ -216,18 +216,22 @@ func (s *Store) pollOnce() (woken bool) {
 		return false
 	}
 	defer leave()
-	rows, err := s.db.QueryContext(ctx, s.text(selectGranted), s.inbox)
-	if err != nil {
-		return false
-	}
-	_ = each(rows, func(rows *sql.Rows) error {
-		var id []byte
-		var arrival int64
-		if err := rows.Scan(&id, &arrival); err != nil {
-			return fmt.Errorf("a granted row: %w", err)
+	_ = s.alone(ctx, func(conn *sql.Conn) (done bool, err error) {
+		rows, err := conn.QueryContext(ctx, s.text(selectGranted), s.inbox)
+		if err != nil {
+			return false, err
 		}
-		woken = s.granted(store.ID(id), arrival) || woken
-		return nil
+		done = true
+		return done, each(rows, func(rows *sql.Rows) error {
+			var id []byte
+			var arrival int64
+			if err := rows.Scan(&id, &arrival); err != nil {
+				return fmt.Errorf("a granted row: %w", err)
+			}
+			done = done && len(id) > 0
+			woken = s.granted(store.ID(id), arrival) || woken
+			return nil
+		})
 	})
 	return woken
 }
