@@ -1,6 +1,7 @@
 package relocksql
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -14,39 +15,72 @@ import (
 // errUndo ends the transaction of CheckServer without a trace.
 var errUndo = errors.New("undo")
 
-// CheckServer implements [store.Checker]. CheckServer takes a lock in a transaction, undoes the
-// transaction, and sends a notification to the Listener. Errors name what is missing: a table, a
-// right, a writable server, or a Listener that hears.
+// checkLimit bounds CheckServer.
+const checkLimit = 3 * time.Second
+
+// CheckServer implements [store.Checker]. CheckServer takes two holds through their lives in a
+// transaction, undoes the transaction, and sends a notification to the Listener. The error names
+// the first thing that is missing: a table, a right, a writable server, a table that undoes, or a
+// Listener that hears.
 func (s *Store) CheckServer(ctx context.Context, a store.Ask) error {
+	ctx, cancel := context.WithTimeout(ctx, checkLimit)
+	defer cancel()
 	a.Name, a.ID = "relock-check-"+rand.Text(), store.ID("check:1:"+rand.Text())
+	a.Kind, a.Limit = store.Mutex, 1
 	err := s.run(ctx, command{asking, a.Name, fewTries, slow}, func(ctx context.Context) error {
-		undo := s.transaction(ctx, func(t *tx) error {
-			k, err := t.open(a.Name, a.ID, true)
-			if err == nil {
-				_, err = k.ask(a, ways{join: true})
-			}
-			if err == nil {
-				err = errUndo
-			}
-			return err
-		})
+		undo := s.transaction(ctx, func(t *tx) error { return cmp.Or(t.live(a), errUndo) })
 		if errors.Is(undo, errUndo) {
 			return nil
 		}
 		return undo
 	})
 	if err != nil {
-		err = fmt.Errorf("take a lock in the tables of relocksql.Create: %w", err)
+		return fmt.Errorf("take a lock in the tables of relocksql.Create: %w", err)
+	}
+	if state, err := s.Look(ctx, a); err != nil || state.Token > 0 {
+		return cmp.Or(err, errors.New("the tables undo nothing: their engine must be InnoDB"))
 	}
 	if s.listener != nil {
-		err = errors.Join(err, s.checkListener(ctx))
+		return s.checkListener(ctx)
 	}
+	return nil
+}
+
+// live takes two holds of a new name through their lives, with each statement that needs a right.
+func (t *tx) live(a store.Ask) error {
+	second := a
+	second.ID += "2"
+	for _, ask := range []store.Ask{a, second} {
+		k, err := t.open(ask.Name, ask.ID, true)
+		if err == nil {
+			_, err = k.ask(ask, ways{join: true})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if _, err := t.exec(renewRow, toMicros(a.TTL), 1, []byte(a.Name), []byte(a.ID)); err != nil {
+		return err
+	}
+	for _, id := range []store.ID{a.ID, second.ID} { // the first release is a grant to the second hold
+		k, err := t.open(a.Name, id, false)
+		if err == nil {
+			_, err = k.exec(raiseToken, 0, []byte(a.Name))
+		}
+		if err == nil {
+			err = k.remove()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	_, err := t.exec(cleanLocks, toMicros(100*keepNames*365))
 	return err
 }
 
 // checkListener sends a notification through the database, and waits for the Listener.
 func (s *Store) checkListener(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, limitOf(time.Minute))
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	channel, heard := "relock_check_"+strings.ToLower(rand.Text()), false
 	var sent error
