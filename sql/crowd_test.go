@@ -208,6 +208,23 @@ func TestAWaiterHearsOfALostGrantFromTheNextAsk(t *testing.T) {
 	require.NoError(t, other.Release(t.Context(), l, 0))
 }
 
+// The transaction that sees the grant takes the hold out.
+func TestAGrantThatIsTakenBackIsNotBelieved(t *testing.T) {
+	t.Parallel()
+	d := postgres(t, false)
+	s, other := d.store(t, relocksql.WithListener(deaf{})), d.past(t)
+	l := try(t, other, ask(time.Minute))
+	a := ask(time.Minute)
+	w := wait(t, s, a)
+	require.NoError(t, other.Release(t.Context(), l, 0))
+	require.NoError(t, s.Break(t.Context(), a))
+	l = w.get(t, 10*time.Second)
+	state, err := other.Look(t.Context(), a)
+	require.NoError(t, err)
+	require.Equal(t, l.ID, state.Owner)
+	require.NoError(t, s.Release(t.Context(), l, 0))
+}
+
 // The packets to the server are the statements, as each statement is one packet.
 func TestCommandsSendFewStatements(t *testing.T) {
 	want := map[string]map[string]int64{

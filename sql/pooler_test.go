@@ -23,9 +23,9 @@ import (
 	"github.com/go-relock/relock/storetest"
 )
 
-// pooled returns a database of PostgreSQL behind PgBouncer in transaction mode, with so many
-// connections to the server.
-func pooled(t *testing.T, connections int) *database {
+// pooled returns a database of PostgreSQL behind PgBouncer in a mode, with so many connections to the
+// server.
+func pooled(t *testing.T, connections int, mode string) *database {
 	t.Helper()
 	program, err := exec.LookPath("pgbouncer")
 	if err != nil {
@@ -47,9 +47,9 @@ listen_addr = 127.0.0.1
 listen_port = %d
 unix_socket_dir =
 auth_type = any
-pool_mode = transaction
+pool_mode = %s
 default_pool_size = %d
-`, u.Port(), ports[0], connections), 0o644))
+`, u.Port(), ports[0], mode, connections), 0o644))
 	args := []string{"-q", config}
 	if os.Getuid() == 0 {
 		require.NoError(t, os.Chmod(filepath.Dir(config), 0o755))
@@ -76,7 +76,7 @@ default_pool_size = %d
 
 func TestStoreBehindAPoolerKeepsThePromisesOfStores(t *testing.T) {
 	t.Parallel()
-	d := pooled(t, 20)
+	d := pooled(t, 20, "transaction")
 	d.leavesNothing(t)
 	storetest.Run(t, storetest.Harness{
 		TTL: time.Second,
@@ -105,7 +105,7 @@ func TestStoreBehindAPoolerKeepsThePromisesOfStores(t *testing.T) {
 // Two clients lock behind a pooler with one connection. Both session locks are granted, and a lease
 // is refused to the second client.
 func TestAPoolerBreaksSessionLocksAndKeepsLeases(t *testing.T) {
-	d := pooled(t, 1)
+	d := pooled(t, 1, "transaction")
 	first, second := d.open(t, d.through), d.open(t, d.through)
 	var got bool
 	for range 2 {
@@ -129,7 +129,7 @@ func TestAPoolerBreaksSessionLocksAndKeepsLeases(t *testing.T) {
 
 // The pooler loses its server behind a COMMIT, and answers with an error of its own.
 func TestACommitThatThePoolerLosesIsUnsure(t *testing.T) {
-	d := pooled(t, 1)
+	d := pooled(t, 1, "transaction")
 	s, err := relocksql.New(d.open(t, d.through), d.dialect)
 	require.NoError(t, err)
 	l := try(t, s, ask(time.Minute))

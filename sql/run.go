@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
@@ -51,48 +52,30 @@ type command struct {
 
 // run makes attempts until one is answered.
 func (s *Store) run(ctx context.Context, c command, attempt func(ctx context.Context) error) error {
-	unsure, unreachable := false, false
-	finish := func(err error) error {
-		if unreachable {
-			err = store.Unavailable(err)
-		}
-		if unsure {
-			err = store.Unsure(err)
-		}
-		return err
+	silences, losses := 0, 0
+	pause := func(done <-chan struct{}) bool {
+		over := c.tries != patient && (silences >= c.tries || losses >= manyTries)
+		return !over && attempts.Sleep(done, pauseAfter(max(silences, losses)))
 	}
-	for silences, losses := 0, 0; ; {
-		if ctx.Err() != nil {
-			return finish(lifetime.Ended(ctx))
-		}
+	return attempts.Repeat(ctx, pause, func() error {
 		begun := time.Now()
 		err := s.attempt(ctx, c, attempt)
-		switch {
-		case errors.Is(err, store.ErrGone):
-			return finishGone(err, unsure)
-		case isAnswer(err):
+		if isAnswer(err) {
 			return err
 		}
-		unsure = unsure || errors.Is(err, store.ErrUnsure)
 		v, advice := judge(s.dialect, err)
-		unreachable = unreachable || v == down || v == silent && (ctx.Err() == nil || time.Since(begun) >= slow)
-		switch v {
-		case refused:
-			return finish(refusal(err, advice))
-		case again:
+		switch {
+		case v == refused:
+			return refusal(err, advice)
+		case v == silent && ctx.Err() != nil && time.Since(begun) < slow:
+			return fmt.Errorf("%w: %w", lifetime.Ended(ctx), err) // the database had no time
+		case v == again:
 			losses++
 		default:
 			silences++
 		}
-		if ctx.Err() != nil {
-			return finish(fmt.Errorf("%w: %w", lifetime.Ended(ctx), err))
-		}
-		if c.tries != patient && (silences >= c.tries || losses >= manyTries) {
-			unreachable = true
-			return finish(fmt.Errorf("relocksql: %w", err))
-		}
-		pause(ctx, max(silences, losses))
-	}
+		return store.Unavailable(fmt.Errorf("relocksql: %w", err))
+	})
 }
 
 // refusal is the error of a command that the database refuses.
@@ -122,28 +105,19 @@ func (s *Store) attempt(ctx context.Context, c command, attempt func(ctx context
 		return err
 	}
 	defer leave()
-	ctx, cancel = context.WithTimeout(ctx, c.limit) // all of it: a short attempt would be in vain
+	bound, cancel := context.WithTimeout(ctx, c.limit) // all of it: a short attempt would be in vain
 	defer cancel()
-	return attempt(ctx)
-}
-
-// finishGone returns ErrGone, which is unsure if an earlier attempt may have taken the hold out.
-func finishGone(err error, unsure bool) error {
-	if unsure {
-		return store.Unsure(err)
+	err = attempt(bound)
+	if err != nil && bound.Err() != nil && ctx.Err() == nil {
+		err = fmt.Errorf("no answer in %s: %w", c.limit, err)
 	}
 	return err
 }
 
-// pause waits between two attempts.
-func pause(ctx context.Context, n int) {
+// pauseAfter returns the pause after n failures.
+func pauseAfter(n int) time.Duration {
 	longest := min(time.Millisecond<<min(n, 10), 200*time.Millisecond)
-	timer := time.NewTimer(rand.N(longest) + longest/2)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
+	return rand.N(longest) + longest/2
 }
 
 // statement runs one statement as a transaction of its own. An attempt without an answer is unsure.

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/store"
 )
 
@@ -110,7 +111,7 @@ func (s *Store) listen() {
 		} else {
 			s.pollOnce()
 		}
-		pause(s.life, min(n+4, 10))
+		attempts.Sleep(s.life.Done(), pauseAfter(min(n+4, 10)))
 	}
 }
 
