@@ -17,7 +17,8 @@ import (
 // the data and the lock are committed, or rolled back, in one step. Nobody gets the lock meanwhile,
 // and the end of the transaction is the unlock. There is no lease, no token and nothing to renew;
 // the transaction must be short, as a call that asks for the same lock waits for its end. Call
-// LockTx first in the transaction, and several locks in one order everywhere.
+// LockTx first in the transaction, and several locks in one order everywhere. A rollback to a
+// savepoint from before LockTx gives the lock back, though the transaction goes on (not in SQLite).
 //
 // LockTx waits for other transactions of LockTx until ctx is done, and does not wait for sections:
 // the lock of a section, or a lock that somebody waits for, is a [*relock.LockedError]. Roll back
