@@ -15,3 +15,6 @@ func Verdict(d Dialect, err error) string {
 	v, _ := judge(d, err)
 	return map[verdict]string{silent: "silent", refused: "refused", again: "again", down: "down"}[v]
 }
+
+// Rows returns the statement that reads the rows of a name and the row of a hold.
+func (s *Store) Rows() string { return s.text(selectRows) }

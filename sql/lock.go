@@ -56,10 +56,11 @@ const (
 	updateLock = `UPDATE relock_locks SET kind = ?, arrivals = ?, used = {now} WHERE name = ?`
 	raiseToken = `UPDATE relock_locks SET token = {max}({max}(token, ?) + 1, {now}), used = {now} WHERE name = ?`
 
+	// Without + 0 PostgreSQL reads the whole line for one row of it.
 	selectRows = `SELECT ` + columns + ` FROM relock_holds WHERE name = ? AND state > 0
 		UNION ALL SELECT * FROM (SELECT ` + columns + ` FROM relock_holds WHERE name = ? AND state = 0
 			ORDER BY arrival LIMIT 8) AS line
-		UNION ALL SELECT ` + columns + ` FROM relock_holds WHERE name = ? AND id = ? AND state = 0{all}`
+		UNION ALL SELECT ` + columns + ` FROM relock_holds WHERE name = ? AND id = ? AND state + 0 = 0{all}`
 	deleteEnded = `DELETE FROM relock_holds WHERE name = ? AND kept_until <= {now}`
 	deleteRow   = `DELETE FROM relock_holds WHERE name = ? AND id = ?`
 	insertRow   = `INSERT INTO relock_holds
