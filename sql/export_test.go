@@ -16,5 +16,11 @@ func Verdict(d Dialect, err error) string {
 	return map[verdict]string{silent: "silent", refused: "refused", again: "again", down: "down"}[v]
 }
 
-// Rows returns the statement that reads the rows of a name and the row of a hold.
-func (s *Store) Rows() string { return s.text(selectRows) }
+// OneRow returns the statements that read or write the row of one hold, with their arguments.
+func (s *Store) OneRow(name, id string) map[string][]any {
+	n, i := []byte(name), []byte(id)
+	return map[string][]any{
+		s.text(selectRows): {n, n, n, i}, s.text(renewRow): {1, 1, n, i}, s.text(enterRow): {1, n, i},
+		s.text(keepPlace): {1, "inbox", n, i}, s.text(deleteRow): {n, i}, s.text(s.grammar.grant): {n, i},
+	}
+}

@@ -56,7 +56,7 @@ const (
 	updateLock = `UPDATE relock_locks SET kind = ?, arrivals = ?, used = {now} WHERE name = ?`
 	raiseToken = `UPDATE relock_locks SET token = {max}({max}(token, ?) + 1, {now}), used = {now} WHERE name = ?`
 
-	// Without + 0 PostgreSQL reads the whole line for one row of it.
+	// With + 0 PostgreSQL finds one row by its primary key. Without, it may read all rows of the name.
 	selectRows = `SELECT ` + columns + ` FROM relock_holds WHERE name = ? AND state > 0
 		UNION ALL SELECT * FROM (SELECT ` + columns + ` FROM relock_holds WHERE name = ? AND state = 0
 			ORDER BY arrival LIMIT 8) AS line
@@ -70,9 +70,9 @@ const (
 	keepPlaces = `UPDATE relock_holds SET kept_until = {now} + ?, changes = changes + 1 WHERE name = ? AND state = 0 AND inbox = ?`
 	countLine  = `SELECT count(*) FROM relock_holds WHERE name = ? AND state = 0 AND arrival < ?`
 	renewRow   = `UPDATE relock_holds SET state = 2, kept_until = {max}(kept_until, {now} + ?), entries = ?, changes = changes + 1
-		WHERE name = ? AND id = ? AND state > 0 AND kept_until > {now}{alone}`
+		WHERE name = ? AND id = ? AND state + 0 > 0 AND kept_until > {now}{alone}`
 	enterRow = `UPDATE relock_holds SET state = 2, kept_until = {max}(kept_until, {now} + ?), changes = changes + 1
-		WHERE name = ? AND id = ? AND state > 0`
+		WHERE name = ? AND id = ? AND state + 0 > 0`
 )
 
 // open locks the row of a name, and reads its rows. A name without a row gets one if create is set;
