@@ -218,10 +218,11 @@ func judgeMySQL(number uint16, state string) (verdict, string) {
 	switch {
 	case number >= firstClientError && number <= lastClientError:
 		return silent, ""
-	case slices.Contains([]uint16{1213, 1205, 1020, 3101, 1568}, number):
-		// deadlock, lock wait, changed row, group conflict; the transaction of somebody else is open
+	case slices.Contains([]uint16{1213, 1020, 3101, 1568}, number):
+		// deadlock, changed row, group conflict; the transaction of somebody else is open
 		return again, ""
-	case slices.Contains([]uint16{1040, 1203, 1226, 1053, 1047, 1927}, number): // connections, shutdown, killed
+	case slices.Contains([]uint16{1040, 1203, 1226, 1053, 1047, 1927, 1205}, number):
+		// connections, shutdown, killed, a row that is locked for long
 		return down, ""
 	case slices.Contains([]uint16{1142, 1143, 1227, 1370}, number): // denied
 		return refused, grantRights

@@ -68,13 +68,14 @@ func TestALockThatIsRefusedEndsAtOnceWithAdvice(t *testing.T) {
 // A role may do everything but delete holds.
 func TestARoleWithoutARightIsRefusedAndFoundByCheck(t *testing.T) {
 	servers(t, func(d *rig) {
-		schema, role, login := "public", "app"+strings.ToLower(d.kind), ""
+		role := "few"
 		grants := []string{
 			"CREATE ROLE " + role + " LOGIN", "GRANT SELECT, INSERT, UPDATE ON relock_holds TO " + role,
 			"GRANT SELECT, INSERT, UPDATE, DELETE ON relock_locks TO " + role,
 		}
-		login = strings.Replace(d.source, "postgres@", role+"@", 1)
+		login := strings.Replace(d.source, "postgres@", "few@", 1)
 		if d.dialect == relocksql.MySQL {
+			var schema string
 			require.NoError(d, d.db.QueryRowContext(d.Context(), "SELECT DATABASE()").Scan(&schema))
 			role = "few@'%'"
 			grants = []string{

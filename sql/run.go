@@ -108,7 +108,7 @@ func (s *Store) attempt(ctx context.Context, c command, attempt func(ctx context
 	bound, cancel := context.WithTimeout(ctx, c.limit) // all of it: a short attempt would be in vain
 	defer cancel()
 	err = attempt(bound)
-	if err != nil && bound.Err() != nil && ctx.Err() == nil {
+	if !isAnswer(err) && bound.Err() != nil && ctx.Err() == nil {
 		err = fmt.Errorf("no answer in %s: %w", c.limit, err)
 	}
 	return err

@@ -19,7 +19,7 @@ var sessionDefaults = map[string][]string{
 	"PostgreSQL": {
 		"default_transaction_isolation=serializable", "default_transaction_isolation=repeatable%20read",
 		"default_transaction_deferrable=on", "timezone=Asia/Kathmandu", "datestyle=German", "bytea_output=escape",
-		"statement_timeout=2000", "synchronous_commit=off",
+		"statement_timeout=2000",
 	},
 	"MariaDB": {
 		"autocommit=0", "completion_type=1", "completion_type=2", "sql_select_limit=1", "tx_isolation='SERIALIZABLE'",

@@ -168,7 +168,11 @@ func (s *Store) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 // sure that no earlier attempt runs behind that attempt.
 func (s *Store) ask(ctx context.Context, tries int, a store.Ask, w ways) (p place, l store.Lease, err error) {
 	l.Ask = a
-	err = s.run(ctx, command{asking, a.Name, tries, limitOf(a.TTL)}, func(ctx context.Context) error {
+	u := asking
+	if w.keepAll {
+		u = releasing // the places must not lapse while new waiters come
+	}
+	err = s.run(ctx, command{u, a.Name, tries, limitOf(a.TTL)}, func(ctx context.Context) error {
 		l.Sent = time.Now()
 		return s.transaction(ctx, func(t *tx) error {
 			k, err := t.open(a.Name, a.ID, true)

@@ -12,7 +12,7 @@ type urgency int
 
 const (
 	asking    urgency = iota // locks the row of a name, for a caller who can wait
-	releasing                // locks the row of a name, for a hold that is in, or is unwanted
+	releasing                // locks the row of a name, for holds and places that are there
 	renewing                 // is one statement, and waits for no row of a name
 	kinds
 )
@@ -33,14 +33,14 @@ type turns struct {
 	tight bool // the pool is too small for quarters
 
 	mu    sync.Mutex
-	names map[string]*name
+	names map[string]*oneName
 }
 
 // lanes has a place for each command of an urgency, or a more patient one.
 type lanes [kinds]chan struct{}
 
-// name has the lanes of the commands of one name.
-type name struct {
+// oneName has the lanes of the commands of one name.
+type oneName struct {
 	lanes
 	users int
 }
@@ -51,23 +51,23 @@ func newTurns(connections int) *turns {
 		connections = unlimited
 	}
 	quarter := max(1, connections/4)
-	t := &turns{tight: connections < 2*quarter+1, names: map[string]*name{}}
+	t := &turns{tight: connections < 2*quarter+1, names: map[string]*oneName{}}
 	for u := range t.pool {
 		t.pool[u] = make(chan struct{}, max(1, connections-quarter*int(renewing-urgency(u))))
 	}
 	return t
 }
 
-// take waits for a turn. leave ends the turn. No name: the command is of no name.
-func (t *turns) take(ctx context.Context, u urgency, of string) (leave func(), err error) {
+// take waits for a turn. leave ends the turn. Commands of no name have the empty name.
+func (t *turns) take(ctx context.Context, u urgency, name string) (leave func(), err error) {
 	var taken []chan struct{}
 	leave = func() {
 		for _, lane := range taken {
 			<-lane
 		}
-		t.forget(of)
+		t.leave(name)
 	}
-	wanted := []chan struct{}{t.name(of).lanes[u], t.pool[u]}
+	wanted := []chan struct{}{t.enter(name).lanes[u], t.pool[u]}
 	if u == asking {
 		wanted = append(wanted, t.pool[releasing])
 	}
@@ -78,7 +78,7 @@ func (t *turns) take(ctx context.Context, u urgency, of string) (leave func(), e
 		case <-ctx.Done():
 			leave()
 			if i == 0 {
-				return nil, fmt.Errorf("other calls for %q wait for its row: %w", of, ctx.Err())
+				return nil, fmt.Errorf("other calls for %q wait for its row: %w", name, ctx.Err())
 			}
 			return nil, fmt.Errorf("other calls wait for the database: %w", ctx.Err())
 		}
@@ -86,28 +86,28 @@ func (t *turns) take(ctx context.Context, u urgency, of string) (leave func(), e
 	return leave, nil
 }
 
-// name returns the lanes of a name. forget gives them back.
-func (t *turns) name(of string) *name {
+// enter returns the lanes of a name, until leave.
+func (t *turns) enter(name string) *oneName {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	n := t.names[of]
+	n := t.names[name]
 	if n == nil {
-		n = new(name)
+		n = new(oneName)
 		for u := range n.lanes {
 			n.lanes[u] = make(chan struct{}, abreast)
 		}
-		t.names[of] = n
+		t.names[name] = n
 	}
 	n.users++
 	return n
 }
 
-func (t *turns) forget(of string) {
+func (t *turns) leave(name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if n := t.names[of]; n.users > 1 {
-		n.users--
-	} else {
-		delete(t.names, of)
+	n := t.names[name]
+	n.users--
+	if n.users == 0 {
+		delete(t.names, name)
 	}
 }
