@@ -26,8 +26,8 @@ const (
 	rollbackLimit = time.Second
 )
 
-// limitOf returns the time limit of an attempt for a hold with this TTL.
-func limitOf(ttl time.Duration) time.Duration {
+// attemptLimit returns the time limit of an attempt for a hold with this TTL.
+func attemptLimit(ttl time.Duration) time.Duration {
 	return min(max(ttl/3, slow/2), 10*time.Second)
 }
 
