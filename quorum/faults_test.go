@@ -393,32 +393,50 @@ func TestAFillBehindAReleaseIsTakenBack(t *testing.T) {
 	})
 }
 
-// forgetsLate is a member that answers to Forget late.
-type forgetsLate struct{ *mem.Store }
+// slow is a member that answers to Forget late, and to Try and Wait after a time of their own.
+type slow struct {
+	*mem.Store
+	try, wait time.Duration
+}
 
-func (m forgetsLate) Forget(ctx context.Context, asks []store.Ask) []error {
+func (m slow) Forget(ctx context.Context, asks []store.Ask) []error {
 	pass(900 * time.Millisecond)
 	return m.Store.Forget(ctx, asks)
 }
 
-// TestACallEndsWithItsContext has calls whose contexts end while locks are given back.
+func (m slow) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+	pass(m.try)
+	return m.Store.Try(ctx, a)
+}
+
+func (m slow) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+	pass(m.wait)
+	return m.Store.Wait(ctx, a, progress)
+}
+
+// TestACallEndsWithItsContext has calls whose contexts end while locks are given back. A waiter is
+// refused before or after other members have given their locks.
 func TestACallEndsWithItsContext(t *testing.T) {
-	for name, call := range map[string]func(ctx context.Context, s store.Store, a store.Ask) error{
-		"Try": func(ctx context.Context, s store.Store, a store.Ask) error { return second(s.Try(ctx, a)) },
-		"Wait": func(ctx context.Context, s store.Store, a store.Ask) error {
-			return second(s.Wait(ctx, a, nothing))
-		},
+	wait := func(ctx context.Context, s store.Store, a store.Ask) error { return second(s.Wait(ctx, a, nothing)) }
+	try := func(ctx context.Context, s store.Store, a store.Ask) error { return second(s.Try(ctx, a)) }
+	for name, c := range map[string]struct {
+		call      func(ctx context.Context, s store.Store, a store.Ask) error
+		try, wait time.Duration
+	}{
+		"Try":                 {try, 0, 0},
+		"Wait, refused first": {wait, 10 * time.Millisecond, 0},
+		"Wait, refused last":  {wait, 0, 10 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := newRig(t, 3)
-				s := r.over(func(_ int, m *mem.Store) store.Store { return forgetsLate{m} })
+				s := r.over(func(_ int, m *mem.Store) store.Store { return slow{m, c.try, c.wait} })
 				_, err := r.members[0].Try(t.Context(), ask(minute))
 				require.NoError(t, err)
 				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 				defer cancel()
 				begun := time.Now()
-				err = call(ctx, s, ask(minute))
+				err = c.call(ctx, s, ask(minute))
 				require.Equal(t, 50*time.Millisecond, time.Since(begun))
 				require.ErrorIs(t, err, store.ErrUnsure, "the caller takes back what is left")
 			})

@@ -243,7 +243,8 @@ func (w *waiting) progressed(e event) {
 }
 
 // giveBack gives back locks that members have given to a hold that queues. If a member does not
-// confirm, the ID must not be used at that member again, so the ID is spent.
+// confirm, that member may have the hold yet, and the ID must not be used there again: the ID is
+// spent.
 func (w *waiting) giveBack() {
 	var members []int
 	for i := range w.seats {
@@ -252,7 +253,9 @@ func (w *waiting) giveBack() {
 			w.seats[i].has = false
 		}
 	}
-	w.spent = !w.takeBack(w.caller, w.ask, members)
+	if !w.takeBack(w.caller, w.ask, members) {
+		w.spent, w.unsure = true, true
+	}
 }
 
 // take waits at all members for a majority.
