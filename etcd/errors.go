@@ -27,16 +27,16 @@ const (
 )
 
 // once runs a command.
-func once(ctx context.Context, command func(context.Context) error) error {
-	return tries(ctx, 1, command)
+func (s *Store) once(ctx context.Context, command func(context.Context) error) error {
+	return s.tries(ctx, 1, command)
 }
 
-// read runs a command that may run again.
-func read(ctx context.Context, command func(context.Context) error) error {
-	return tries(ctx, readTries, command)
+// readOnly runs a command that may run again.
+func (s *Store) readOnly(ctx context.Context, command func(context.Context) error) error {
+	return s.tries(ctx, readTries, command)
 }
 
-func tries(ctx context.Context, n int, command func(context.Context) error) (err error) {
+func (s *Store) tries(ctx context.Context, n int, command func(context.Context) error) (err error) {
 	for range n {
 		bounded, cancel := context.WithTimeout(ctx, limit/time.Duration(n))
 		err = command(bounded)
@@ -47,22 +47,21 @@ func tries(ctx context.Context, n int, command func(context.Context) error) (err
 		}
 	}
 	if err != nil {
-		err = failed(ctx, err)
+		err = s.failed(ctx, err)
 	}
 	return err
 }
 
 // failed returns the error of a command without an answer, or with an error as the answer.
-func failed(ctx context.Context, err error) error {
-	code := codeOf(err)
+func (s *Store) failed(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return store.Unavailable(lifetime.Ended(ctx))
-	case code == codes.DeadlineExceeded, errors.Is(err, context.DeadlineExceeded):
+	case codeOf(err) == codes.DeadlineExceeded, errors.Is(err, context.DeadlineExceeded):
 		return store.Unavailable(fmt.Errorf("etcd has given no answer in %s", limit))
 	case errors.Is(err, rpctypes.ErrLeaseNotFound):
 		return store.Unavailable(fmt.Errorf("the etcd lease has ended: %w", err))
-	case isRefusal(code) && !errors.Is(err, rpctypes.ErrNotLeader): // another member is the leader
+	case isRefusal(err):
 		return fmt.Errorf("etcd: %w", err)
 	case errors.Is(err, io.EOF):
 		return store.Unavailable(errors.New("etcd has closed the stream"))
@@ -79,8 +78,11 @@ func codeOf(err error) codes.Code {
 }
 
 // isRefusal says whether etcd has refused a command for a reason that stays.
-func isRefusal(code codes.Code) bool {
-	switch code { //nolint:exhaustive // all other codes may pass
+func isRefusal(err error) bool {
+	if errors.Is(err, rpctypes.ErrNotLeader) { // another member is the leader
+		return false
+	}
+	switch codeOf(err) { //nolint:exhaustive // all other codes may pass
 	case codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.PermissionDenied, codes.Unauthenticated,
 		codes.FailedPrecondition, codes.OutOfRange, codes.Unimplemented:
 		return true

@@ -52,11 +52,13 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-relock/relock/internal/attempts"
+	"github.com/go-relock/relock/internal/group"
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
@@ -64,9 +66,15 @@ import (
 // Store keeps locks in etcd. A Store is a store of mutexes with one first-in-first-out queue for
 // each name.
 type Store struct {
-	client *clientv3.Client
-	prefix string
-	pool   pool
+	client  *clientv3.Client
+	prefix  string
+	pool    pool
+	renewer renewer
+
+	life    context.Context // ends with Close
+	end     context.CancelFunc
+	group   group.Group // goroutines of the store
+	watched atomic.Bool // the stream of watches is kept open
 }
 
 var _ store.Watcher = (*Store)(nil)
@@ -78,10 +86,16 @@ func New(client *clientv3.Client, prefix string) (*Store, error) {
 	switch {
 	case client == nil:
 		return nil, errors.New("the etcd client is nil")
+	case client.ActiveConnection() == nil:
+		return nil, errors.New("the etcd client has no connection")
 	case prefix != "" && !strings.HasSuffix(prefix, "/"):
 		return nil, fmt.Errorf("the prefix %q does not end in a slash", prefix)
 	}
-	return &Store{client: client, prefix: prefix, pool: pool{holds: make(map[store.ID]hold)}}, nil
+	life, end := context.WithCancel(context.Background())
+	return &Store{
+		client: client, prefix: prefix, pool: pool{holds: make(map[store.ID]hold)}, renewer: renewer{client: client},
+		life: life, end: end,
+	}, nil
 }
 
 // Check accepts a mutex with a name without a slash: etcd's own locks of "a" would wait for the
@@ -330,8 +344,12 @@ func (s *Store) Break(ctx context.Context, a store.Ask) error {
 	return err
 }
 
-// Close revokes the etcd leases that no hold uses.
+// Close ends the streams of renewals and watches, and revokes the etcd leases that no hold uses.
 func (s *Store) Close() error {
+	s.group.Close()
+	s.end()
+	s.group.Wait()
+	s.renewer.close()
 	left := s.pool.close()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()

@@ -45,6 +45,9 @@ type wire struct {
 	silent   atomic.Bool            // watches are silent
 	held     atomic.Pointer[call]   // the next call of a method that waits before it is sent
 	refused  atomic.Pointer[call]   // the next call of a method that is not sent
+	answer   atomic.Pointer[call]   // the next message of a stream that waits with its receiver
+	streams  atomic.Int64           // that renew leases
+	logins   atomic.Int64
 }
 
 // call is a call of one method.
@@ -80,17 +83,28 @@ func (w *wire) holdReply(method string) *call {
 	return c
 }
 
+// holdAnswer lets the next message of a stream of a method wait with its receiver.
+func (w *wire) holdAnswer(method string) *call {
+	c := &call{method: method, begun: make(chan struct{}), goOn: make(chan struct{})}
+	w.answer.Store(c)
+	return c
+}
+
 func (w *wire) refuse(method string, err error) { w.refused.Store(&call{method: method, err: err}) }
 
 // client returns an etcd client on the wire.
 func (w *wire) client(t testing.TB) *clientv3.Client {
 	t.Helper()
-	c, err := clientv3.New(clientv3.Config{
-		Endpoints: []string{etcdtest.Shared(t).URL()}, Logger: zap.NewNop(),
-		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(w.unary), grpc.WithChainStreamInterceptor(w.stream)},
-	})
+	return w.connect(t, clientv3.Config{Endpoints: []string{etcdtest.Shared(t).URL()}})
+}
+
+func (w *wire) connect(t testing.TB, config clientv3.Config) *clientv3.Client {
+	t.Helper()
+	config.Logger = zap.NewNop()
+	config.DialOptions = []grpc.DialOption{grpc.WithChainUnaryInterceptor(w.unary), grpc.WithChainStreamInterceptor(w.stream)}
+	c, err := clientv3.New(config)
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
 
@@ -100,6 +114,9 @@ func (w *wire) unary(
 	ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
 ) error {
 	w.commands.Add(1)
+	if strings.HasSuffix(method, "/Authenticate") {
+		w.logins.Add(1)
+	}
 	if c := is(&w.refused, method); c != nil {
 		return c.err
 	}
@@ -135,10 +152,35 @@ func (w *wire) stream(
 		<-c.goOn
 	}
 	s, err := open(ctx, desc, cc, method, opts...)
-	if err != nil || !strings.HasSuffix(method, "/Watch") || !w.silent.Load() {
+	switch {
+	case err != nil:
 		return s, err
+	case strings.HasSuffix(method, "/Watch") && w.silent.Load():
+		return silent{s}, nil
+	case strings.HasSuffix(method, "/LeaseKeepAlive"):
+		w.streams.Add(1)
 	}
-	return silent{s}, nil
+	return held{s, w, method}, nil
+}
+
+// held is a stream whose next message may wait with its receiver, see holdAnswer.
+type held struct {
+	grpc.ClientStream
+	wire   *wire
+	method string
+}
+
+func (s held) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	if c := is(&s.wire.answer, s.method); c != nil {
+		close(c.begun)
+		select {
+		case <-c.goOn:
+		case <-s.Context().Done():
+			return s.Context().Err()
+		}
+	}
+	return err
 }
 
 // silent is a stream that delivers nothing.
@@ -344,7 +386,7 @@ func TestAHandOverCostsTheSameWithManyWaiting(t *testing.T) {
 }
 
 func TestNothingIsLeftBehind(t *testing.T) {
-	redistest.NoGoroutineLeft(t, "etcd/client")
+	redistest.NoGoroutineLeft(t, "etcd/client", "relock/etcd.")
 	m := etcdtest.Start(t, 1)[0]
 	c := connect(t, m)
 	s := newStore(t, c)
@@ -381,67 +423,6 @@ func TestANamespaceSharesItsLocks(t *testing.T) {
 	require.NoError(t, inside.Release(t.Context(), l, 0))
 	require.NoError(t, outside.Release(t.Context(), within(t, 5*time.Second, next), 0))
 	require.NoError(t, inside.Release(t.Context(), within(t, 5*time.Second, last), 0))
-}
-
-// userClient turns on the users of etcd, and returns the client of one that may use the prefix.
-func userClient(t *testing.T, m *etcdtest.Server) *clientv3.Client {
-	t.Helper()
-	root, ctx := connect(t, m), t.Context()
-	for _, name := range []string{"root", "orders"} {
-		_, err := root.RoleAdd(ctx, name)
-		require.NoError(t, err)
-		_, err = root.UserAdd(ctx, name, name)
-		require.NoError(t, err)
-		_, err = root.UserGrantRole(ctx, name, name)
-		require.NoError(t, err)
-	}
-	_, err := root.RoleGrantPermission(ctx, "orders", "relock/", clientv3.GetPrefixRangeEnd("relock/"), clientv3.PermissionType(clientv3.PermReadWrite))
-	require.NoError(t, err)
-	_, err = root.AuthEnable(ctx)
-	require.NoError(t, err)
-
-	c, err := clientv3.New(clientv3.Config{Endpoints: []string{m.URL()}, Username: "orders", Password: "orders", Logger: zap.NewNop()})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, c.Close()) })
-	return c
-}
-
-func TestHoldsAndWaitersOutlastTheirAuthToken(t *testing.T) {
-	c, ctx := userClient(t, etcdtest.Start(t, 1, "--auth-token-ttl=1")[0]), t.Context()
-	s := newStore(t, c)
-	l, err := s.Try(ctx, ask("token", minute))
-	require.NoError(t, err)
-	next := wait(t, s, ask("token", 3*time.Second))
-	<-time.After(4 * time.Second)
-	l, err = s.Enter(ctx, l, 2)
-	require.NoError(t, err)
-	<-time.After(2 * time.Second)
-	require.Eventually(t, func() bool { // Renew makes one attempt, and a new token takes a busy machine long
-		return s.Renew(ctx, []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0] == nil
-	}, 15*time.Second, time.Millisecond)
-	require.NoError(t, s.Release(ctx, l, 0))
-	require.NoError(t, s.Release(ctx, within(t, 5*time.Second, next), 0))
-}
-
-func TestAUserWithoutPermissionGetsTheErrorAtOnce(t *testing.T) {
-	c, ctx := userClient(t, etcdtest.Start(t, 1)[0]), t.Context()
-	s := newStore(t, c)
-	l, err := s.Try(ctx, ask("auth", minute))
-	require.NoError(t, err)
-	next := wait(t, s, ask("auth", minute))
-	require.NoError(t, s.Renew(ctx, []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
-	require.NoError(t, s.Release(ctx, l, 0))
-	require.NoError(t, s.Release(ctx, within(t, 5*time.Second, next), 0))
-
-	forbidden, err := relocketcd.New(c, "secret/")
-	require.NoError(t, err)
-	_, try := forbidden.Try(ctx, ask("auth", minute))
-	_, waited := forbidden.Wait(ctx, ask("auth", minute), nothing)
-	for _, err := range []error{try, waited} {
-		require.ErrorContains(t, err, "permission denied")
-		require.NotErrorIs(t, err, store.ErrUnsure)
-		require.NotErrorIs(t, err, store.ErrUnavailable)
-	}
 }
 
 func TestHoldsAndWaitersOutlastARestartOfEtcd(t *testing.T) {

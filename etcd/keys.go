@@ -77,7 +77,7 @@ func is(st stay) clientv3.Cmp {
 // write runs a command that writes. If the command fails without an answer, the command may have
 // run, or may run yet.
 func (s *Store) write(ctx context.Context, command func(context.Context) error) error {
-	err := once(ctx, command)
+	err := s.once(ctx, command)
 	if errors.Is(err, store.ErrUnavailable) {
 		err = store.Unsure(err)
 	}
@@ -95,15 +95,14 @@ func (s *Store) change(ctx context.Context, cmp clientv3.Cmp, then, otherwise []
 
 // get runs several reads at one revision.
 func (s *Store) get(ctx context.Context, gets ...clientv3.Op) (resp *clientv3.TxnResponse, err error) {
-	err = read(ctx, func(ctx context.Context) error {
+	err = s.readOnly(ctx, func(ctx context.Context) error {
 		resp, err = s.client.Txn(ctx).Then(gets...).Commit()
 		return err
 	})
 	return resp, err
 }
 
-// batchMost is the number of keys in one read, and of leases in flight in one stream. etcd's own
-// limit is 128 operations by default.
+// batchMost is the number of keys in one read. etcd's own limit is 128 operations by default.
 const batchMost = 100
 
 // read returns the key of each hold, or nil for a hold that is gone, and the revision of etcd. For

@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -167,7 +166,7 @@ func (s *Store) takeLease(ctx context.Context, ttl int64, age time.Duration) (le
 		}
 	}
 	l := lease{ttl: ttl, sent: time.Now()}
-	err := once(ctx, func(ctx context.Context) error {
+	err := s.once(ctx, func(ctx context.Context) error {
 		resp, err := s.client.Grant(ctx, ttl)
 		if err == nil {
 			l.id = resp.ID
@@ -186,7 +185,7 @@ func (s *Store) giveLease(ctx context.Context, l lease) {
 
 // revoke ends an etcd lease without a key. If revoke fails, the lease ends by itself.
 func (s *Store) revoke(ctx context.Context, id clientv3.LeaseID) error {
-	err := once(ctx, func(ctx context.Context) error {
+	err := s.once(ctx, func(ctx context.Context) error {
 		_, err := s.client.Revoke(ctx, id)
 		return err
 	})
@@ -203,7 +202,7 @@ func (s *Store) renew(ctx context.Context, ids []clientv3.LeaseID) []error {
 	if !slices.ContainsFunc(ids, func(id clientv3.LeaseID) bool { return id != 0 }) {
 		return errs
 	}
-	err := read(ctx, func(ctx context.Context) error { return s.reset(ctx, ids, errs) })
+	err := s.once(ctx, func(ctx context.Context) error { return s.renewer.renew(ctx, ids, errs) })
 	for i, id := range ids {
 		if err != nil && id != 0 {
 			errs[i] = store.Unsure(err)
@@ -212,38 +211,13 @@ func (s *Store) renew(ctx context.Context, ids []clientv3.LeaseID) []error {
 	return errs
 }
 
-// reset renews in one stream, and writes to errs which leases have ended.
-func (s *Store) reset(ctx context.Context, ids []clientv3.LeaseID, errs []error) error {
-	ctx, cancel := context.WithCancel(ctx) // ends the stream
-	defer cancel()
-	stream, err := pb.NewLeaseClient(s.client.ActiveConnection()).LeaseKeepAlive(ctx)
-	for begin := 0; begin < len(ids) && err == nil; begin += batchMost {
-		batch := ids[begin:min(begin+batchMost, len(ids))]
-		for _, id := range batch {
-			if id != 0 && err == nil {
-				err = stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(id)})
-			}
-		}
-		for i, id := range batch {
-			var resp *pb.LeaseKeepAliveResponse
-			if id != 0 && err == nil {
-				resp, err = stream.Recv()
-			}
-			if resp != nil && resp.TTL <= 0 {
-				errs[begin+i] = store.ErrGone
-			}
-		}
-	}
-	return rpctypes.Error(err)
-}
-
 // rest returns the rest of an etcd lease, rounded up; negative: there is no lease.
 func (s *Store) rest(ctx context.Context, id clientv3.LeaseID) (time.Duration, error) {
 	if id == clientv3.NoLease {
 		return -1, nil
 	}
 	var seconds int64
-	err := read(ctx, func(ctx context.Context) error {
+	err := s.readOnly(ctx, func(ctx context.Context) error {
 		resp, err := s.client.TimeToLive(ctx, id)
 		if err == nil { // etcd rounds down; a lease that ends just now has -1, one on a new leader no end
 			seconds = max(1, min(resp.TTL+1, resp.GrantedTTL))

@@ -153,6 +153,7 @@ func (w *waiting) refusal(ctx context.Context) (*store.Busy, error) {
 // sleep returns when the key before the hold is gone, when it is time to renew the etcd lease, or
 // when ctx is done.
 func (w *waiting) sleep(ctx context.Context) store.Wake {
+	w.keepStream()
 	watched, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	wake := make(chan store.Wake, 1)
 	go func() { // as Watch waits for etcd

@@ -20,6 +20,22 @@ func (s *Store) notice(st stay) clientv3.Op {
 	return clientv3.OpPut(s.notices()+string(st.ID), "", clientv3.WithLease(st.lease))
 }
 
+// keepStream keeps the stream of all watches open until Close. The etcd client ends the stream with
+// the last watch otherwise, and authenticates a user anew for the next stream.
+func (s *Store) keepStream() {
+	if !s.watched.CompareAndSwap(false, true) {
+		return
+	}
+	open := s.group.GoOpen(func() {
+		defer s.watched.Store(false)
+		for range s.client.Watch(clientv3.WithRequireLeader(s.life), s.notices()) { //nolint:revive // nobody writes that key
+		}
+	})
+	if !open {
+		s.watched.Store(false)
+	}
+}
+
 // Watch implements [store.Watcher]. Watch tells of holds that [Store.Break] has taken out, and of
 // all holds if etcd has ended the watch.
 func (s *Store) Watch(client string, doubt func(store.ID)) (stop func()) {

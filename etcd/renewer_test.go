@@ -1,0 +1,156 @@
+package relocketcd_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/go-relock/relock/internal/etcdtest"
+	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/store"
+)
+
+const keepAlive = "/LeaseKeepAlive"
+
+func renewal(l store.Lease) []store.Renewal {
+	return []store.Renewal{{Lease: l, TTL: minute, Count: 1}}
+}
+
+// A renewal ends after the release of its hold. The etcd lease of the hold serves another hold by
+// then.
+func TestALateRenewalSparesTheNextHoldOfItsLease(t *testing.T) {
+	var w wire
+	c := w.client(t)
+	s := newStore(t, c)
+	first, err := s.Try(t.Context(), ask("late-renewal", minute))
+	require.NoError(t, err)
+	renewed := make(chan error, 1)
+	answer := w.holdAnswer(keepAlive)
+	go func() { renewed <- s.Renew(t.Context(), renewal(first))[0] }()
+	begins(t, answer)
+	require.NoError(t, s.Release(t.Context(), first, 0))
+	close(answer.goOn)
+	<-renewed
+	next, err := s.Try(t.Context(), ask("late-renewal", minute))
+	require.NoError(t, err)
+	require.NoError(t, s.Forget(t.Context(), []store.Ask{first.Ask})[0])
+	requireOwner(t, s, next.Ask)
+	require.NoError(t, s.Renew(t.Context(), renewal(next))[0], "the etcd lease is there")
+	require.NoError(t, s.Release(t.Context(), next, 0))
+	require.NoError(t, s.Close())
+}
+
+// A call gives up a renewal before its answer. The next renewal finds a lease that has ended.
+func TestALateAnswerIsNoAnswerToTheNextRenewal(t *testing.T) {
+	var w wire
+	c := w.client(t)
+	s := newStore(t, c)
+	spare, err := s.Try(t.Context(), ask("spare", minute))
+	require.NoError(t, err)
+	used := keys(t, c, "spare")
+	held, err := s.Try(t.Context(), ask("late-answer", minute))
+	require.NoError(t, err)
+	require.NoError(t, s.Release(t.Context(), spare, 0))
+	leases, err := c.Leases(t.Context())
+	require.NoError(t, err)
+	for _, l := range leases.Leases {
+		if used[0] == keyOf("spare", l.ID) {
+			_, err = c.Revoke(t.Context(), l.ID)
+			require.NoError(t, err)
+		}
+	}
+
+	answer := w.holdAnswer(keepAlive)
+	ctx, cancel := context.WithCancel(t.Context())
+	renewed := make(chan error, 1)
+	go func() { renewed <- s.Renew(ctx, renewal(held))[0] }()
+	begins(t, answer)
+	cancel()
+	require.ErrorIs(t, <-renewed, context.Canceled)
+	taken := make(chan error, 1)
+	go func() { _, err := s.Try(t.Context(), ask("spare", minute)); taken <- err }()
+	<-time.After(100 * time.Millisecond) // the renewal of the spare is in flight
+	close(answer.goOn)
+	require.NoError(t, <-taken)
+	require.NoError(t, s.Renew(t.Context(), renewal(held))[0])
+	require.NoError(t, s.Close())
+}
+
+// A stream gives no answer any more. The renewal goes on in another stream, and so do the renewals
+// behind the first one.
+func TestASilentStreamCostsNoLease(t *testing.T) {
+	var w wire
+	s := newStore(t, w.client(t))
+	l, err := s.Try(t.Context(), ask("silent-stream", minute))
+	require.NoError(t, err)
+	require.NoError(t, s.Renew(t.Context(), renewal(l))[0])
+	w.holdAnswer(keepAlive)
+	begun := time.Now()
+	for range 20 { // each attempt ends before the stream does
+		ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)
+		err = s.Renew(ctx, renewal(l))[0]
+		cancel()
+		if err == nil {
+			break
+		}
+	}
+	require.NoError(t, err)
+	require.EqualValues(t, 2, w.streams.Load())
+	t.Log("renewed after", time.Since(begun))
+	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Close())
+}
+
+// A login takes longer than an attempt to renew. The attempts wait for one login.
+func TestASlowLoginIsWaitedFor(t *testing.T) {
+	m, _ := startWithUsers(t)
+	var w wire
+	s := newStore(t, w.login(t, m, "orders"))
+	l, err := s.Try(t.Context(), ask("slow-login", minute))
+	require.NoError(t, err)
+	logins := w.logins.Load()
+	login := w.holdReply("/Authenticate")
+	time.AfterFunc(700*time.Millisecond, func() { close(login.goOn) })
+	for range 20 {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		err = s.Renew(ctx, renewal(l))[0]
+		cancel()
+		if err == nil {
+			break
+		}
+	}
+	require.NoError(t, err)
+	require.Equal(t, logins+1, w.logins.Load())
+	require.NoError(t, s.Release(t.Context(), l, 0))
+	require.NoError(t, s.Close())
+}
+
+// The etcd client stays open.
+func TestNothingOfAStoreIsLeftAfterClose(t *testing.T) {
+	c := connect(t, etcdtest.Start(t, 1)...)
+	s := newStore(t, c)
+	for _, what := range []string{"a call before Close", "a call after Close"} {
+		t.Run(what, func(t *testing.T) {
+			redistest.NoGoroutineLeft(t, "relock/etcd.")
+			l, err := s.Try(t.Context(), ask("closed", minute))
+			require.NoError(t, err)
+			require.NoError(t, s.Renew(t.Context(), renewal(l))[0])
+			next := wait(t, s, ask("closed", minute))
+			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, s.Release(t.Context(), within(t, 10*time.Second, next), 0))
+			if what == "a call before Close" {
+				require.NoError(t, s.Close())
+			}
+			leases, err := c.Leases(t.Context())
+			require.NoError(t, err)
+			require.Empty(t, leases.Leases)
+		})
+	}
+	require.NoError(t, s.Close())
+}
+
+func keyOf(name string, id clientv3.LeaseID) string { return fmt.Sprintf("relock/%s/%x", name, id) }
