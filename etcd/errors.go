@@ -26,6 +26,9 @@ const (
 	parallel = 16
 )
 
+// errClosed reports an etcd client that is closed.
+var errClosed = errors.New("the etcd client is closed")
+
 // once runs a command.
 func (s *Store) once(ctx context.Context, command func(context.Context) error) error {
 	return s.tries(ctx, 1, command)
@@ -37,6 +40,9 @@ func (s *Store) readOnly(ctx context.Context, command func(context.Context) erro
 }
 
 func (s *Store) tries(ctx context.Context, n int, command func(context.Context) error) (err error) {
+	if s.client.Ctx().Err() != nil {
+		return errClosed // the etcd client would try for seconds
+	}
 	for range n {
 		bounded, cancel := context.WithTimeout(ctx, limit/time.Duration(n))
 		err = command(bounded)
@@ -55,6 +61,8 @@ func (s *Store) tries(ctx context.Context, n int, command func(context.Context) 
 // failed returns the error of a command without an answer, or with an error as the answer.
 func (s *Store) failed(ctx context.Context, err error) error {
 	switch {
+	case s.client.Ctx().Err() != nil:
+		return fmt.Errorf("%w: %w", errClosed, err)
 	case ctx.Err() != nil:
 		return store.Unavailable(lifetime.Ended(ctx))
 	case codeOf(err) == codes.DeadlineExceeded, errors.Is(err, context.DeadlineExceeded):
@@ -77,14 +85,15 @@ func codeOf(err error) codes.Code {
 	return status.Code(err)
 }
 
-// isRefusal says whether etcd has refused a command for a reason that stays.
+// isRefusal reports whether etcd, or a proxy before etcd, has refused a command for a reason that
+// stays: a command that etcd does not take, a wrong password, missing rights, or another server.
+// The reasons of all other classes pass, as a member that is about to join or to leave gives them.
 func isRefusal(err error) bool {
-	if errors.Is(err, rpctypes.ErrNotLeader) { // another member is the leader
-		return false
+	if errors.Is(err, rpctypes.ErrInvalidAuthToken) || errors.Is(err, rpctypes.ErrAuthOldRevision) {
+		return false // the etcd client draws a new token
 	}
 	switch codeOf(err) { //nolint:exhaustive // all other codes may pass
-	case codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.PermissionDenied, codes.Unauthenticated,
-		codes.FailedPrecondition, codes.OutOfRange, codes.Unimplemented:
+	case codes.InvalidArgument, codes.OutOfRange, codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented:
 		return true
 	}
 	return false

@@ -78,7 +78,7 @@ func is(st stay) clientv3.Cmp {
 // run, or may run yet.
 func (s *Store) write(ctx context.Context, command func(context.Context) error) error {
 	err := s.once(ctx, command)
-	if errors.Is(err, store.ErrUnavailable) {
+	if errors.Is(err, store.ErrUnavailable) || errors.Is(err, errClosed) {
 		err = store.Unsure(err)
 	}
 	return err
