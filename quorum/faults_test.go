@@ -581,6 +581,44 @@ func TestAFillBesideAReleaseDoesNotComeBack(t *testing.T) {
 	})
 }
 
+// answersLate is a member whose answers to Enter arrive behind another command.
+type answersLate struct {
+	*mem.Store
+	other func()
+}
+
+func (m answersLate) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
+	l, err := m.Store.Enter(ctx, l, count)
+	m.other()
+	return l, err
+}
+
+// TestAHoldThatIsReleasedIsNotFilled has a release that runs before the answers to an Enter.
+func TestAHoldThatIsReleasedIsNotFilled(t *testing.T) {
+	fake(t, 3, 1, func(r *rig, emptied []int) {
+		var l store.Lease
+		var s store.Store
+		var begun atomic.Bool
+		release := func() {
+			if begun.CompareAndSwap(false, true) {
+				pass(time.Millisecond) // all have entered
+				require.NoError(r, s.Release(r.Context(), l, 0))
+			}
+			pass(10 * time.Millisecond)
+		}
+		s = r.over(func(_ int, m *mem.Store) store.Store { return answersLate{m, release} })
+		var err error
+		l, err = s.Try(r.Context(), ask(minute))
+		require.NoError(r, err)
+		r.members[emptied[0]].Lose("orders")
+		_, _ = s.Enter(r.Context(), l, 2)
+		for range 30 {
+			pass(100 * time.Millisecond)
+			require.Equal(r, []store.ID{"", "", ""}, r.owners())
+		}
+	})
+}
+
 func TestAWaiterMovesOnWhenItsQueueDies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, 3)

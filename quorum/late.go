@@ -3,7 +3,6 @@ package quorum
 import (
 	"context"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/go-relock/relock/store"
@@ -13,19 +12,20 @@ import (
 // answered yet, or members that get the hold again. The end of the hold cancels the command, and
 // takes its effects back.
 type late struct {
-	id store.ID
-
-	// Guarded by quorum.mu.
+	id     store.ID
 	cancel func()
-	over   bool
+	over   bool // guarded by quorum.mu
 }
 
 // enlist notes a command. Every command ends with dismiss.
 func (q *quorum) enlist(id store.ID, cancel func()) *late {
-	l := &late{id: id, cancel: cancel}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	l.over = q.ending[id] > 0
+	return q.enlistLocked(id, cancel)
+}
+
+func (q *quorum) enlistLocked(id store.ID, cancel func()) *late {
+	l := &late{id: id, cancel: cancel, over: q.ending[id] > 0}
 	q.late[id] = append(q.late[id], l)
 	return l
 }
@@ -83,38 +83,62 @@ func (q *quorum) behind(l *late, a store.Ask, members []int, rest func()) {
 // have the broken hold again.
 const fillAfter = longestLimit
 
+// place is a hold at a member.
+type place struct {
+	id     store.ID
+	member int
+}
+
 // fill gives a hold again, after fillAfter, to members that do not have the hold: a member was
 // missed, or has lost its data. The command l before has the word of a majority that the hold is
-// not over. If the hold ends meanwhile, fill does nothing, so the hold does not come back. A member
-// that has another hold, or waiters, refuses.
+// not over. If the hold ends meanwhile, fill does nothing, so the hold does not come back.
+//
+// A waiter may have the lock of the member, and others wait there. So the hold queues, and goes on
+// for as long as a majority confirms the hold once in a lease.
 func (q *quorum) fill(l *late, a store.Ask, members []int) {
-	if len(members) == 0 || a.TTL == 0 {
-		q.dismiss(l)
-		return
+	if a.TTL == 0 {
+		members = nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), fillAfter+attemptLimit(a))
+	var begun []func()
 	q.mu.Lock()
-	l.cancel = cancel
-	over := l.over
-	q.mu.Unlock()
-	if over {
-		cancel()
+	for _, i := range members {
+		if !l.over {
+			begun = append(begun, q.fillLocked(a, i))
+		}
 	}
-	q.behind(l, a, members, func() {
-		defer cancel()
-		select {
-		case <-time.After(fillAfter):
-		case <-ctx.Done():
-			return
-		case <-q.life.Done():
-			return
-		}
-		var group sync.WaitGroup
-		for _, i := range members {
-			group.Go(func() { _, _ = q.members[i].Try(ctx, a) })
-		}
-		group.Wait()
-	})
+	q.mu.Unlock()
+	for _, begin := range begun {
+		begin()
+	}
+	q.dismiss(l)
+}
+
+// fillLocked returns the function that begins to fill one member. If a fill is under way there,
+// fillLocked lets the fill go on for another lease.
+func (q *quorum) fillLocked(a store.Ask, member int) (begin func()) {
+	at := place{a.ID, member}
+	if end := q.fills[at]; end != nil {
+		end.Reset(a.TTL)
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(q.life)
+	end := time.AfterFunc(fillAfter+a.TTL, cancel)
+	q.fills[at] = end
+	l := q.enlistLocked(a.ID, cancel)
+	return func() {
+		q.behind(l, a, []int{member}, func() {
+			defer cancel()
+			select {
+			case <-time.After(fillAfter):
+				_, _ = q.members[member].Wait(ctx, a, func(store.Progress) {})
+			case <-ctx.Done():
+			}
+			q.mu.Lock()
+			defer q.mu.Unlock()
+			end.Stop()
+			delete(q.fills, at)
+		})
+	}
 }
 
 // abandon takes a hold back from the minority that has the hold yet, if err says that a majority

@@ -41,6 +41,7 @@ type quorum struct {
 	mu     sync.Mutex
 	late   map[store.ID][]*late // commands on open holds
 	ending map[store.ID]int     // commands in flight that end the hold
+	fills  map[place]*time.Timer
 }
 
 var (
@@ -64,6 +65,7 @@ func New(members ...store.Store) (store.Store, error) {
 	return &quorum{
 		members: slices.Clone(members), majority: n/2 + 1, life: life, end: end,
 		silent: make([]atomic.Bool, n), late: make(map[store.ID][]*late), ending: make(map[store.ID]int),
+		fills: make(map[place]*time.Timer),
 	}, nil
 }
 

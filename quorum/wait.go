@@ -2,6 +2,7 @@ package quorum
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"time"
 
@@ -37,6 +38,7 @@ type waiting struct {
 
 	refused bool // the anchor has queued the hold
 	taking  bool // the hold has the lock of an anchor
+	beaten  bool // one other hold has a majority
 	spent   bool // the ID is of no use any more
 	unsure  bool
 }
@@ -48,7 +50,8 @@ type seat struct {
 	answered bool // the member has answered
 	has      bool
 	lease    store.Lease
-	err      error // the last word of Wait
+	owner    store.ID // of the last refusal
+	err      error    // the last word of Wait
 }
 
 // event is news of a call at a member. A call ends with an event without progress.
@@ -212,11 +215,25 @@ func (w *waiting) ended(e event) {
 		return
 	}
 	s.asking = false
+	var busy *store.Busy
 	switch {
 	case e.err == nil:
-		s.has, s.lease = true, e.lease
+		s.has, s.lease, s.owner = true, e.lease, ""
 	case e.call == callWait:
 		s.err = e.err
+	case errors.As(e.err, &busy):
+		w.refusedBy(e.member, busy.Owner)
+	}
+}
+
+// refusedBy notes the hold that has the lock of a member. If one hold has a majority, the taking
+// ends soon: the hold may miss the anchor, where it queues then. A lock that is just passed on has
+// left all members after that time.
+func (w *waiting) refusedBy(member int, owner store.ID) {
+	w.seats[member].owner = owner
+	if w.taking && !w.beaten && owner != "" && w.count(func(s seat) bool { return s.owner == owner }) >= w.majority {
+		w.beaten = true
+		w.resetTaking(w.takingLimit() / 4)
 	}
 }
 
@@ -231,6 +248,9 @@ func (w *waiting) noteAnswer(i int) {
 func (w *waiting) progressed(e event) {
 	w.noteAnswer(e.member)
 	p := *e.progress
+	if p.Busy != nil {
+		w.refusedBy(e.member, p.Busy.Owner)
+	}
 	if w.taking {
 		p.Position = 0
 	}
@@ -264,9 +284,13 @@ func (w *waiting) take() {
 	for i := range w.seats {
 		w.start(i, callWait)
 	}
-	limit := min(w.ask.TTL/2, longestTaking)
-	w.alarm.Reset(limit/2 + rand.N(limit/2+1))
+	w.resetTaking(w.takingLimit())
 }
+
+func (w *waiting) takingLimit() time.Duration { return min(w.ask.TTL/2, longestTaking) }
+
+// resetTaking ends the taking after half to all of limit, at random.
+func (w *waiting) resetTaking(limit time.Duration) { w.alarm.Reset(limit/2 + rand.N(limit/2+1)) }
 
 // overdue acts at the alarm: a majority has not come, the anchor is due for a look, or the anchor
 // is silent.
