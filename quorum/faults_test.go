@@ -964,3 +964,60 @@ func TestAMinorityIsGivenUp(t *testing.T) {
 		require.NoError(t, r.store.Release(t.Context(), l, 0))
 	})
 }
+
+// balanced is a member whose address leads to two servers in turns.
+type balanced struct {
+	*mem.Store
+	other *mem.Store
+}
+
+func (m balanced) Look(ctx context.Context, a store.Ask) (store.State, error) {
+	return m.other.Look(ctx, a)
+}
+
+// copies is a member that has the locks of another one, too.
+type copies struct {
+	*mem.Store
+	of *mem.Store
+}
+
+func (m copies) Look(ctx context.Context, a store.Ask) (store.State, error) {
+	pass(time.Millisecond) // the copy comes late
+	state, err := m.Store.Look(ctx, a)
+	from, _ := m.of.Look(ctx, a)
+	state.Others = append(state.Others, store.Held{ID: from.Owner, TTL: from.TTL, Limit: 1})
+	return state, err
+}
+
+func TestCheckWantsServersOfTheirOwn(t *testing.T) {
+	for want, members := range map[string]func(one, two, three *mem.Store) []store.Store{
+		"": func(one, two, three *mem.Store) []store.Store { return []store.Store{one, two, three} },
+		"they share a server": func(one, two, _ *mem.Store) []store.Store {
+			return []store.Store{one, two, one}
+		},
+		"member 3 has a lock of member 1": func(one, two, three *mem.Store) []store.Store {
+			return []store.Store{one, two, copies{three, one}}
+		},
+		"member 2 does not have a lock that it gave just now": func(one, two, three *mem.Store) []store.Store {
+			return []store.Store{one, balanced{two, mem.New()}, three}
+		},
+		"member 2: the store is unavailable": func(one, two, three *mem.Store) []store.Store {
+			two.Interrupt(nil)
+			return []store.Store{one, two, three}
+		},
+	} {
+		t.Run(want, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, err := quorum.New(members(mem.New(), mem.New(), mem.New())...)
+				require.NoError(t, err)
+				err = s.(store.Checker).CheckServer(t.Context(), ask(minute))
+				if want == "" {
+					require.NoError(t, err)
+				} else {
+					require.ErrorContains(t, err, want)
+				}
+				require.NoError(t, s.Close())
+			})
+		})
+	}
+}

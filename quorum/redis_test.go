@@ -294,6 +294,12 @@ func TestCheckServerNamesTheMember(t *testing.T) {
 	checker, ok := s.(store.Checker)
 	require.True(t, ok)
 	require.NoError(t, checker.CheckServer(t.Context(), redisAsk(t, s)))
+	for _, server := range servers {
+		require.Empty(t, redistest.Keys(t, server.Client()))
+	}
+	twice := over(t, []*redistest.Server{servers[0], servers[1], servers[0]})
+	defer func() { require.NoError(t, twice.Close()) }()
+	require.ErrorContains(t, twice.(store.Checker).CheckServer(t.Context(), redisAsk(t, twice)), "they share a server")
 	require.NoError(t, servers[1].Client().Do(t.Context(), "ACL", "SETUSER", "default", "-time").Err())
 	err := checker.CheckServer(t.Context(), redisAsk(t, s))
 	require.ErrorContains(t, err, "member 2: cannot")
