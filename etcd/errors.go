@@ -7,8 +7,10 @@ import (
 	"io"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 
 	"github.com/go-relock/relock/internal/lifetime"
@@ -64,8 +66,14 @@ func (s *Store) failed(ctx context.Context, err error) error {
 	case s.client.Ctx().Err() != nil:
 		return fmt.Errorf("%w: %w", errClosed, err)
 	case ctx.Err() != nil:
+		if cause := s.unreached(ctx); cause != nil {
+			return store.Unavailable(fmt.Errorf("%w: etcd: %w", lifetime.Ended(ctx), cause))
+		}
 		return store.Unavailable(lifetime.Ended(ctx))
 	case codeOf(err) == codes.DeadlineExceeded, errors.Is(err, context.DeadlineExceeded):
+		if cause := s.unreached(ctx); cause != nil {
+			return store.Unavailable(fmt.Errorf("etcd: %w", cause))
+		}
 		return store.Unavailable(fmt.Errorf("etcd has given no answer in %s", limit))
 	case errors.Is(err, rpctypes.ErrLeaseNotFound):
 		return store.Unavailable(fmt.Errorf("the etcd lease has ended: %w", err))
@@ -76,6 +84,20 @@ func (s *Store) failed(ctx context.Context, err error) error {
 	default:
 		return store.Unavailable(fmt.Errorf("etcd: %w", err))
 	}
+}
+
+// unreached returns why the etcd client cannot connect, or nil if the client has a connection. The
+// etcd client lets its commands wait for a connection, and does not say why there is none. A command
+// that does not wait has the error of the last dial.
+func (s *Store) unreached(ctx context.Context) error {
+	conn := s.client.ActiveConnection()
+	if conn.GetState() != connectivity.TransientFailure {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 100*time.Millisecond)
+	defer cancel()
+	_, err := pb.NewMaintenanceClient(conn).Status(ctx, &pb.StatusRequest{})
+	return err
 }
 
 func codeOf(err error) codes.Code {

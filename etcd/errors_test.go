@@ -13,6 +13,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -127,6 +128,15 @@ func TestALockWaitsForTheAddressOfEtcd(t *testing.T) {
 	})
 	require.NoError(t, lock.Do(t.Context(), func(context.Context) error { return nil }))
 	require.Greater(t, dials.Load(), int64(4))
+
+	for _, failure := range []error{noHost, refused} {
+		lock = dialing(t, func() error { return failure })
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		_, err := lock.Lock(ctx)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, failure.Error())
+	}
 }
 
 // dialing returns a lock over an etcd client that dials if fail returns nil.
@@ -139,6 +149,9 @@ func dialing(t *testing.T, fail func() error) *relock.Lock {
 				return nil, err
 			}
 			return new(net.Dialer).DialContext(ctx, "tcp", address)
+		}), grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 2, MaxDelay: 100 * time.Millisecond},
+			MinConnectTimeout: time.Second,
 		})},
 	})
 	require.NoError(t, err)
