@@ -547,6 +547,54 @@ func (r *rig) requireBroken(other store.Store, l store.Lease, renewedAfter time.
 	require.ErrorIs(r, r.renew(l), store.ErrGone)
 }
 
+// TestAForgottenHoldDoesNotComeBack forgets a hold while a member has not answered yet, and while a
+// member is about to get the hold again.
+func TestAForgottenHoldDoesNotComeBack(t *testing.T) {
+	for what, lose := range map[string]bool{"late": false, "filled": true} {
+		t.Run(what, func(t *testing.T) {
+			fake(t, 3, 1, func(r *rig, members []int) {
+				s, view := r.seen()
+				view[members[0]].hold.Store(!lose)
+				l, err := s.Try(r.Context(), ask(minute))
+				require.NoError(r, err)
+				if lose {
+					r.members[members[0]].Lose("orders")
+					require.NoError(r, s.Renew(r.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
+				}
+				require.NoError(r, s.Forget(r.Context(), []store.Ask{l.Ask})[0])
+				pass(3 * time.Second)
+				require.Equal(r, []store.ID{"", "", ""}, r.owners())
+			})
+		})
+	}
+}
+
+// lapsed is a member whose grants are over before their answers.
+type lapsed struct{ *mem.Store }
+
+func (m lapsed) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+	l, err := m.Store.Wait(ctx, a, progress)
+	m.Lose("orders")
+	l.Sent = l.Sent.Add(-minute)
+	return l, err
+}
+
+// TestAGrantThatWasOverSpendsItsAsk has the first member say so when the waiter enters.
+func TestAGrantThatWasOverSpendsItsAsk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		for _, m := range r.members[1:] {
+			require.NoError(t, second(m.Try(t.Context(), ask(minute))))
+		}
+		s := r.over(func(_ int, m *mem.Store) store.Store { return lapsed{m} })
+		begun := time.Now()
+		l, err := s.Wait(t.Context(), ask(minute), nothing)
+		require.NoError(t, err)
+		require.Zero(t, time.Since(begun))
+		require.Zero(t, l.Sent)
+	})
+}
+
 // entersBetween releases a hold at the member, in place of an Enter of the hold.
 type entersBetween struct {
 	*mem.Store
