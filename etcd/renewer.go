@@ -170,7 +170,7 @@ func (r *renewer) run(ctx context.Context, st *stream, failures int) {
 	}
 	opening := min(answerLimit<<failures, longestOpening)
 	late := time.AfterFunc(opening, func() { st.end(fmt.Errorf("no stream for renewals in %s", opening)) })
-	rpc, err := pb.NewLeaseClient(r.client.ActiveConnection()).LeaseKeepAlive(ctx)
+	rpc, err := pb.NewLeaseClient(r.client.ActiveConnection()).LeaseKeepAlive(clientv3.WithRequireLeader(ctx))
 	late.Stop()
 	answered := false
 	if err == nil {
