@@ -28,7 +28,9 @@ func (s *Store) keepStream() {
 	}
 	open := s.group.GoOpen(func() {
 		defer s.watched.Store(false)
-		for range s.client.Watch(clientv3.WithRequireLeader(s.life), s.notices()) { //nolint:revive // nobody writes that key
+		never := s.client.Watch(clientv3.WithRequireLeader(s.life), s.notices()) // nobody writes that key
+		for open := true; open; {
+			_, open = <-never
 		}
 	})
 	if !open {
