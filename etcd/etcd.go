@@ -66,10 +66,11 @@ import (
 // Store keeps locks in etcd. A Store is a store of mutexes with one first-in-first-out queue for
 // each name.
 type Store struct {
-	client  *clientv3.Client
-	prefix  string
-	pool    pool
-	renewer renewer
+	client *clientv3.Client
+	prefix string
+	pool   pool
+	holds  renewer // of the leases of holds, so that no other renewal holds them up
+	others renewer // of the leases of waiters, and of spares
 
 	life    context.Context // ends with Close
 	end     context.CancelFunc
@@ -93,7 +94,8 @@ func New(client *clientv3.Client, prefix string) (*Store, error) {
 	}
 	life, end := context.WithCancel(context.Background())
 	return &Store{
-		client: client, prefix: prefix, pool: pool{holds: make(map[store.ID]hold)}, renewer: renewer{client: client},
+		client: client, prefix: prefix, pool: pool{holds: make(map[store.ID]hold)},
+		holds: renewer{client: client}, others: renewer{client: client},
 		life: life, end: end,
 	}, nil
 }
@@ -349,7 +351,8 @@ func (s *Store) Close() error {
 	s.group.Close()
 	s.end()
 	s.group.Wait()
-	s.renewer.close()
+	s.holds.close()
+	s.others.close()
 	left := s.pool.close()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
@@ -373,7 +376,7 @@ func (s *Store) keep(ctx context.Context, renewals []store.Renewal) (sent time.T
 		ids[i], err = s.update(ctx, *stays[i], renewals[i])
 		return err
 	})
-	for i, err := range s.renew(ctx, ids) {
+	for i, err := range s.renew(ctx, &s.holds, ids) {
 		id := renewals[i].Lease.ID
 		if errors.Is(err, store.ErrGone) {
 			err = s.ended(ctx, renewals[i], ids[i])

@@ -131,7 +131,7 @@ func (s *Store) claim(ctx context.Context, a store.Ask, age time.Duration) (h ho
 	ttl := seconds(a.Kept(a.TTL))
 	if h, again = s.pool.hold(a.ID); again && h.lease.ttl >= ttl {
 		h.lease.sent = time.Now()
-		if err = s.renew(ctx, []clientv3.LeaseID{h.lease.id})[0]; !errors.Is(err, store.ErrGone) {
+		if err = s.renew(ctx, &s.others, []clientv3.LeaseID{h.lease.id})[0]; !errors.Is(err, store.ErrGone) {
 			return h, true, err
 		}
 	}
@@ -157,7 +157,7 @@ func (s *Store) takeLease(ctx context.Context, ttl int64, age time.Duration) (le
 			return spare, nil
 		}
 		spare.sent = time.Now()
-		err := s.renew(ctx, []clientv3.LeaseID{spare.id})[0]
+		err := s.renew(ctx, &s.others, []clientv3.LeaseID{spare.id})[0]
 		switch {
 		case err == nil:
 			return spare, nil
@@ -197,12 +197,12 @@ func (s *Store) revoke(ctx context.Context, id clientv3.LeaseID) error {
 
 // renew resets etcd leases to their whole length. renew leaves out the leases with number 0, and
 // returns ErrGone for a lease that has ended.
-func (s *Store) renew(ctx context.Context, ids []clientv3.LeaseID) []error {
+func (s *Store) renew(ctx context.Context, r *renewer, ids []clientv3.LeaseID) []error {
 	errs := make([]error, len(ids))
 	if !slices.ContainsFunc(ids, func(id clientv3.LeaseID) bool { return id != 0 }) {
 		return errs
 	}
-	err := s.once(ctx, func(ctx context.Context) error { return s.renewer.renew(ctx, ids, errs) })
+	err := s.once(ctx, func(ctx context.Context) error { return r.renew(ctx, ids, errs) })
 	for i, id := range ids {
 		if err != nil && id != 0 {
 			errs[i] = store.Unsure(err)

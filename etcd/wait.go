@@ -69,7 +69,7 @@ func (w *waiting) look(ctx context.Context) error {
 		return w.join(ctx)
 	}
 	if sent := time.Now(); !sent.Before(w.beat()) {
-		switch err := w.renew(ctx, []clientv3.LeaseID{w.lease.id})[0]; {
+		switch err := w.renew(ctx, &w.others, []clientv3.LeaseID{w.lease.id})[0]; {
 		case err == nil:
 			w.lease.sent = sent
 			w.pool.set(w.ask.ID, w.hold)
