@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/go-relock/relock/internal/wire"
 	"github.com/go-relock/relock/store"
@@ -61,17 +62,21 @@ func ofLetter(letter string) (kind store.Kind, limit int) {
 	}
 }
 
-// inGroups sends the items of each group by themselves, as their scripts differ. inGroups returns
-// the errors in the order of items.
+// inGroups sends the items of each group by themselves, as their scripts differ, and all groups at
+// once, as a node may be silent. inGroups returns the errors in the order of items.
 func inGroups[T any, G comparable](items []T, groupOf func(T) G, send func(G, []T) []error) []error {
-	errs := make([]error, len(items))
-	var done []G
+	var groups []G
 	for _, item := range items {
-		group := groupOf(item)
-		if slices.Contains(done, group) {
-			continue
+		if group := groupOf(item); !slices.Contains(groups, group) {
+			groups = append(groups, group)
 		}
-		done = append(done, group)
+	}
+	if len(groups) == 1 {
+		return send(groups[0], items)
+	}
+	errs := make([]error, len(items))
+	var sends sync.WaitGroup
+	for _, group := range groups {
 		var same []T
 		var at []int
 		for i, item := range items {
@@ -79,10 +84,13 @@ func inGroups[T any, G comparable](items []T, groupOf func(T) G, send func(G, []
 				same, at = append(same, item), append(at, i)
 			}
 		}
-		for i, err := range send(group, same) {
-			errs[at[i]] = err
-		}
+		sends.Go(func() {
+			for i, err := range send(group, same) {
+				errs[at[i]] = err
+			}
+		})
 	}
+	sends.Wait()
 	return errs
 }
 

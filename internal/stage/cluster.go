@@ -26,9 +26,15 @@ type ClusterArena struct {
 // OnCluster is a cluster of three masters, with a replica each.
 func OnCluster(t *testing.T, args ...string) *ClusterArena {
 	t.Helper()
+	return OnClusterOf(t, func(c *redistest.ClusterConfig) { c.Args = args })
+}
+
+// OnClusterOf is a cluster as config says.
+func OnClusterOf(t *testing.T, config func(*redistest.ClusterConfig)) *ClusterArena {
+	t.Helper()
 	w := new(ClusterArena)
 	w.Arena = surroundings(t, func() redis.UniversalClient { return w.All })
-	w.Cluster = redistest.StartCluster(t, func(c *redistest.ClusterConfig) { c.Args = args })
+	w.Cluster = redistest.StartCluster(t, config)
 	// The view from outside reads the map of the cluster all the time.
 	w.All = w.Cluster.Client(func(o *redis.ClusterOptions) { o.ClusterStateReloadInterval = 100 * time.Millisecond })
 	t.Cleanup(func() {

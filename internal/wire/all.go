@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/go-relock/relock/internal/lifetime"
 )
 
@@ -17,8 +19,9 @@ type Result struct {
 }
 
 // All runs a script once for many units, in one round trip, and again for units that ask again. In
-// a cluster a script call has units of one slot. All returns as soon as ctx is done, with a result
-// for each unit, in order. A unit with an error may have run, unless the error is a refusal.
+// a cluster each node has a round trip of its own, and a script call has units of one slot. All
+// returns as soon as ctx is done, with a result for each unit, in order. A unit with an error may
+// have run, unless the error is a refusal.
 func (w *Wire) All(ctx context.Context, s *Script, common []any, units []Unit) []Result {
 	results, call := make([]Result, len(units)), &Call{Script: s, Common: common}
 	places, fewest := make([]int, len(units)), math.MaxInt // places of units to send
@@ -33,7 +36,7 @@ func (w *Wire) All(ctx context.Context, s *Script, common []any, units []Unit) [
 				flights[i].slot = slotOf(units[at].Keys[0])
 			}
 		}
-		w.sendAsync(ctx, slices.SortedStableFunc(slices.Values(flights), bySlot), false)
+		w.sendAll(ctx, flights)
 		var lost, again []int // places of units whose connection has ended, or whose reply asks again
 		var last error
 		for i, f := range flights {
@@ -67,6 +70,24 @@ func (w *Wire) All(ctx context.Context, s *Script, common []any, units []Unit) [
 		w.doubtMap(ctx)
 	}
 	return results
+}
+
+// sendAll sends the flights of All. go-redis ends a pipeline with its slowest node, so each node of
+// a cluster has a pipeline of its own. Until a server has answered, the nodes are not known.
+func (w *Wire) sendAll(ctx context.Context, flights []*flight) {
+	flights = slices.SortedStableFunc(slices.Values(flights), bySlot)
+	if w.cluster == nil || !w.reached.Load() {
+		w.sendAsync(ctx, flights, false)
+		return
+	}
+	nodes := make(map[*redis.Client][]*flight)
+	for _, f := range flights {
+		node, _ := w.cluster.MasterForKey(ctx, f.unit.Keys[0]) // nil with an error, which the send will meet, too
+		nodes[node] = append(nodes[node], f)
+	}
+	for _, ofNode := range nodes {
+		w.sendAsync(ctx, ofNode, false)
+	}
 }
 
 func bySlot(a, b *flight) int { return cmp.Compare(a.slot, b.slot) }

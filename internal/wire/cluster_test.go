@@ -159,6 +159,20 @@ func TestACluster(t *testing.T) {
 		}
 		require.Equal(t, 9, faults.Commands("EVALSHA"))
 	})
+	t.Run("a silent node delays its own units alone", func(t *testing.T) {
+		silent := faults.Once(scripts.And(redistest.WithArg(names[0])), redistest.Hold())
+		defer silent.LetGo()
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		var units []Unit
+		for _, name := range names {
+			units = append(units, Unit{Keys: []string{name}, Args: []any{"x"}})
+		}
+		results := w.All(ctx, setScript, nil, units)
+		require.Error(t, results[0].Err)
+		require.NoError(t, results[1].Err)
+		require.NoError(t, results[2].Err)
+	})
 	t.Run("units that are refused together are sent alone", func(t *testing.T) {
 		refuse := faults.On(scripts.And(redistest.WithArg("{")), redistest.Answer("-TRYAGAIN Multiple keys request")).Times(2)
 		var units []Unit

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
@@ -67,6 +68,31 @@ func TestWaitersGetInOneByOneAfterAClusterFailover(t *testing.T) {
 			w.Cluster.WaitReplica(name, old)
 			require.NoError(t, old.Client().ScriptFlush(t.Context()).Err()) // for the next way
 		})
+	}
+}
+
+func TestASilentMasterCostsNoLockOfAnotherMaster(t *testing.T) {
+	const ttl = 3 * time.Second
+	w := stage.OnClusterOf(t, func(c *redistest.ClusterConfig) {
+		c.Replicas, c.NodeTimeout = 0, time.Minute // nobody takes over
+		c.Args = []string{"--cluster-require-full-coverage", "no"}
+	})
+	names := w.OneForEachMaster()
+	p := w.PeerOn(func(o *redis.ClusterOptions) { o.ReadTimeout = ttl }, relock.WithTTL(ttl))
+	locks := []*relock.Lock{p.NewLock(names[0]), p.NewRWLock(names[1]).Writer(), p.NewLock(names[2])}
+	var sections []context.Context
+	for _, l := range locks {
+		sections = append(sections, w.Enter(t.Context(), l))
+	}
+	stage.SleepUntil(time.Now().Add(ttl/3 + 300*time.Millisecond))
+	silent := w.Cluster.MasterFor(names[2])
+	silent.Pause()
+	defer silent.Resume()
+	stage.SleepUntil(time.Now().Add(ttl + ttl/2))
+	require.ErrorIs(t, context.Cause(sections[2]), relock.ErrLockLost)
+	for i := range 2 {
+		require.NoError(t, context.Cause(sections[i]), names[i])
+		w.Leave(sections[i], locks[i])
 	}
 }
 
