@@ -242,9 +242,9 @@ func cutLast(id string, n int) string {
 	return id
 }
 
-// Watch listens to the control channel of a client, where Break publishes. Watch calls doubt with
-// "" when the subscription is confirmed, when the connection of the subscription is back, and when
-// the connections for commands are in trouble.
+// Watch listens to the control channel of a client, where scripts publish the holds that may be
+// gone. Watch calls doubt with "" when the subscription is confirmed, when the connection of the
+// subscription is back, and when the connections for commands are in trouble.
 func (s *redisStore) Watch(client string, doubt func(store.ID)) (stop func()) {
 	remove := s.watchers.Add(client, doubt)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -278,7 +278,14 @@ func (s *redisStore) watch(ctx context.Context, client string, doubt func(store.
 			if n.Err != nil {
 				return
 			}
-			doubt("")
+			for hold := range strings.SplitSeq(n.Payload, "\n") {
+				switch {
+				case n.Payload == "", cutLast(hold, 1) == client: // Redisson's layout has another name for the hold
+					doubt("")
+				case cutLast(hold, 2) == client:
+					doubt(store.ID(hold))
+				}
+			}
 		case <-ctx.Done():
 			return
 		case <-s.closed:

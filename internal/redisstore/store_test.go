@@ -382,20 +382,26 @@ func TestWatch(t *testing.T) {
 	r, faults := faulty(t)
 	doubts := make(chan store.ID, 100)
 	stop := r.store.Watch("web@1/x", func(id store.ID) { doubts <- id })
-	hears := func(what string) {
+	hears := func(want string, what string) {
 		t.Helper()
 		select {
-		case <-doubts:
+		case id := <-doubts:
+			require.Equal(t, store.ID(want), id, what)
 		case <-time.After(limit):
 			require.FailNow(t, what)
 		}
 	}
-	hears("it begins to listen")
+	hears("", "it begins to listen")
+	for _, foreign := range []string{"", "web@2/x:1:1", "x", ":", "\n"} {
+		require.NoError(t, r.rdb.Publish(t.Context(), r.store.control("web@1/x"), foreign).Err())
+	}
 	id := r.enter("web@1/x")
 	require.NoError(t, r.store.Break(t.Context(), store.Ask{Name: r.base, ID: store.ID(id)}))
-	hears("Break")
+	hears(id, "Break")
+	require.NoError(t, r.rdb.Publish(t.Context(), r.store.control("web@1/x"), "web@1/x:7").Err())
+	hears("", "a hold of Redisson's layout")
 	faults.CutPubSub()
-	hears("the connection is back")
+	hears("", "the connection is back")
 	stop()
 	stop()
 	faults.CutPubSub()

@@ -105,20 +105,24 @@ func (l *link) deliver(now time.Time, m *redis.Message) {
 	l.hub.mu.Lock()
 	defer l.hub.mu.Unlock()
 	l.lastRead = now
+	if m.Payload == "" {
+		return
+	}
 	for _, plain := range []bool{false, true} {
 		s := l.hub.subs[Topic{Channel: m.Channel, Plain: plain}]
 		if s == nil {
 			continue
 		}
 		for id := range strings.SplitSeq(m.Payload, "\n") {
+			if id == "" {
+				continue
+			}
 			for _, to := range s.listeners[id] {
 				to.notifyLocked(Note{Message: true})
 			}
 		}
-		if m.Payload != "" {
-			for _, to := range s.listeners[""] {
-				to.notifyLocked(Note{Message: true})
-			}
+		for _, to := range s.listeners[""] {
+			to.notifyLocked(Note{Message: true, Payload: m.Payload})
 		}
 	}
 }

@@ -57,6 +57,9 @@ type Topic struct {
 type Note struct {
 	// Message reports a message for the listener.
 	Message bool
+	// Payload has the lines of all messages that the note reports, for a listener without an id.
+	// Without a payload the listener has to ask the store about everything.
+	Payload string
 	// Err is the reason for which the channel cannot be subscribed. No other Note follows.
 	Err error
 }
@@ -168,7 +171,8 @@ func (h *Hub) addLocked(s *subscription, id string) *Listener {
 }
 
 // C returns the channel of notes. C has room for a single note. While C is full, later notes are
-// dropped: the caller asks the store after any note. An error replaces a note that nobody has read.
+// merged into that note: the caller asks the store after any note. An error replaces a note that
+// nobody has read.
 func (l *Listener) C() <-chan Note { return l.notes }
 
 // Close ends the listener. A second call does nothing.
@@ -200,18 +204,30 @@ func (l *Listener) Suspect() {
 	}
 }
 
-// notifyLocked leaves a note if C is empty. An error replaces an older note.
+// notifyLocked leaves a note.
 func (l *Listener) notifyLocked(n Note) {
-	if n.Err != nil && len(l.notes) > 0 {
-		select {
-		case <-l.notes:
-		default:
-		}
-	}
 	select {
-	case l.notes <- n:
+	case older := <-l.notes:
+		n = older.merge(n)
 	default:
 	}
+	l.notes <- n
+}
+
+// longestPayload bounds the payload of merged notes.
+const longestPayload = 4096
+
+// merge returns one note for a note that nobody has read and the next one.
+func (n Note) merge(next Note) Note {
+	switch together := n.Payload + "\n" + next.Payload; {
+	case next.Err != nil:
+		return next
+	case n.Payload == "", next.Payload == "", len(together) > longestPayload:
+		n.Payload = ""
+	default:
+		n.Payload = together
+	}
+	return n
 }
 
 // notifyLocked leaves a note for each listener.

@@ -21,9 +21,9 @@ func TestAMessageGoesToTheListenersWithItsID(t *testing.T) {
 	twin, other := r.listen("a", "1"), r.listen("b", "1")
 	r.hears("a", one)
 	require.Equal(t, Note{Message: true}, r.next(twin))
-	require.Equal(t, Note{Message: true}, r.next(all))
+	require.Equal(t, Note{Message: true, Payload: "1"}, r.next(all))
 	r.publish("a", "nobody")
-	require.Equal(t, Note{Message: true}, r.next(all))
+	require.Equal(t, Note{Message: true, Payload: "nobody"}, r.next(all))
 	r.hears("b", other) // on the same connection, so whatever came before has been delivered
 	for _, l := range []*Listener{one, two, twin, all} {
 		require.Empty(t, l.C())
@@ -31,16 +31,21 @@ func TestAMessageGoesToTheListenersWithItsID(t *testing.T) {
 	one.Close()
 	one.Close()
 	r.hears("a", twin)
-	require.Equal(t, Note{Message: true}, r.next(all))
+	require.Equal(t, Note{Message: true, Payload: "1"}, r.next(all))
 	require.Empty(t, one.C())
 	r.publish("a", "")
-	require.Equal(t, Note{Message: true}, r.next(all))
+	r.hears("b", other)
+	require.Empty(t, all.C(), "a message without a payload is for nobody")
+	r.publish("a", "\n")
+	require.Equal(t, Note{Message: true, Payload: "\n"}, r.next(all))
 	r.hears("b", other)
 	require.Empty(t, all.C(), "one message is one note")
 }
 
 func TestTheFirstNoteIsKeptUnlessAnErrorComes(t *testing.T) {
 	message, confirmed, refused := Note{Message: true}, Note{}, Note{Err: errors.New("NOPERM")}
+	one, two := Note{Message: true, Payload: "1"}, Note{Message: true, Payload: "2\n3"}
+	long := Note{Message: true, Payload: strings.Repeat("4", longestPayload)}
 	for name, c := range map[string]struct {
 		told []Note
 		want Note
@@ -51,6 +56,10 @@ func TestTheFirstNoteIsKeptUnlessAnErrorComes(t *testing.T) {
 		"a new connection, then a refusal": {[]Note{confirmed, refused}, refused},
 		"a refusal, then a new connection": {[]Note{refused, confirmed}, refused},
 		"a refusal alone":                  {[]Note{refused}, refused},
+		"two payloads":                     {[]Note{one, two}, Note{Message: true, Payload: "1\n2\n3"}},
+		"payloads that are too long":       {[]Note{one, long, two}, message},
+		"a payload, then a new connection": {[]Note{one, confirmed}, message},
+		"a new connection, then a payload": {[]Note{confirmed, one}, confirmed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := &Listener{notes: make(chan Note, 1)}

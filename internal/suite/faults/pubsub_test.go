@@ -3,6 +3,7 @@ package faults_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -65,6 +66,46 @@ func TestWaitersShareSubscriptionsAndLocksShareTheConnection(t *testing.T) {
 		_, pubsub := p.Faults.Conns()
 		return pubsub == 0
 	}, "subscriptions and connection do not outlast their waiters for long")
+}
+
+func TestAMessageRenewsOnlyTheHoldThatItNames(t *testing.T) {
+	const locks = 50
+	w := stage.OnShared(t)
+	renewed, lost := make(chan relock.Renewed, 1000), make(chan relock.Lost, locks)
+	p := w.Peer(relock.WithTTL(10*time.Minute), relock.WithHooks(relock.Hooks{
+		Renewed: func(r relock.Renewed) { renewed <- r },
+		Lost:    func(l relock.Lost) { lost <- l },
+	}))
+	lock := func(i int) *relock.Lock { return p.NewLock(fmt.Sprint("lock", i)) }
+	var sections []context.Context
+	for i := range locks {
+		sections = append(sections, w.Enter(t.Context(), lock(i)))
+	}
+	channel := "relock:{" + p.ID() + "}"
+	redistest.Eventually(t, w.Limit, func() bool {
+		return slices.Contains(redistest.Subscriptions(t, w.Plain), channel)
+	}, "the client listens")
+	for seen := 0; seen < locks; { // the begin of the watch renews all
+		seen += (<-renewed).Locks
+	}
+	for range 20 {
+		require.NoError(t, w.Plain.Publish(t.Context(), channel, "somebody:1:1").Err())
+		require.NoError(t, w.Plain.Publish(t.Context(), channel, p.ID()+":1000:1000").Err())
+	}
+	require.NoError(t, w.Peer().NewLock("lock7").ForceUnlock(t.Context()))
+	require.Equal(t, "lock7", (<-lost).Name)
+	require.Equal(t, relock.Renewed{Locks: 1, Lost: 1}, withoutDuration(<-renewed))
+	require.Empty(t, renewed)
+	for i, section := range sections {
+		if i != 7 {
+			w.Leave(section, lock(i))
+		}
+	}
+}
+
+func withoutDuration(r relock.Renewed) relock.Renewed {
+	r.Duration = 0
+	return r
 }
 
 func TestALockThatIsContendedAgainAndAgainIsSubscribedOnce(t *testing.T) {
