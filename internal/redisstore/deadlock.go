@@ -16,7 +16,7 @@ import (
 // by another name.)
 
 func (s *nativeStore) waitsKey(hold store.ID) string {
-	return s.prefix + "{" + string(hold) + "}:waits"
+	return s.prefix + "{" + string(hold) + "}" + waitsSuffix
 }
 
 // Show implements [store.WaitGraph].

@@ -57,7 +57,7 @@ func (s *nativeStore) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (
 		return store.Lease{}, errNoExpiry
 	}
 	left, answer, err := s.byTicket(ctx, a, &wire.Call{Script: s.scripts.borrow, Unit: wire.Unit{
-		Keys: []string{a.Name, a.Name + loansSuffix, a.Name + loansSuffix + ":" + t.ID},
+		Keys: []string{a.Name, a.Name + loansSuffix, a.Name + ticketInfix + t.ID},
 		Args: []any{string(a.Lender), string(a.ID), s.controlOf(a.ID), expiry(t)},
 	}})
 	if err != nil {

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/subs"
 	"github.com/go-relock/relock/internal/wire"
@@ -21,8 +23,9 @@ import (
 func baseKey(prefix, name string) (string, error) {
 	base := prefix + "{" + name + "}"
 	if hashTag(name) != "" {
-		for _, suffix := range []string{queueSuffix, tokenSuffix, rwSuffix, permitsSuffix, loansSuffix} {
-			if strings.HasSuffix(name, suffix) {
+		suffixes := []string{queueSuffix, tokenSuffix, rwSuffix, permitsSuffix, loansSuffix, waitsSuffix, ticketSuffixOf(name)}
+		for _, suffix := range suffixes {
+			if suffix != "" && strings.HasSuffix(name, suffix) {
 				return "", fmt.Errorf("lock name %q: a name with a hash tag must not end in %q, which is a key of another lock", name, suffix)
 			}
 		}
@@ -41,6 +44,17 @@ func baseKey(prefix, name string) (string, error) {
 		return "", fmt.Errorf("lock name %q: the key %q would have an empty hash tag, and the keys of the lock different slots "+
 			"in a cluster; a name must not begin with '}'", name, base)
 	}
+}
+
+// ticketSuffixOf returns the suffix of a name that looks like the key of a ticket, an empty string
+// for other names. The ID of a ticket is a UUID.
+func ticketSuffixOf(name string) string {
+	at := max(len(name)-len(ticketInfix)-len(uuid.Nil.String()), 0)
+	suffix := name[at:]
+	if id, is := strings.CutPrefix(suffix, ticketInfix); is && uuid.Validate(id) == nil {
+		return suffix
+	}
+	return ""
 }
 
 // nameOf returns the name of the lock with a base key, without the additions of baseKey.

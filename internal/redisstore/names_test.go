@@ -53,10 +53,13 @@ func TestSlot(t *testing.T) {
 	}
 }
 
+const ticketID = "2d9b2bbc-66a3-4be3-b1bb-6c1e1bd4a2f0"
+
 // keysOf are the keys and channels of a lock.
 func keysOf(base string) []string {
 	channel := (&nativeStore{}).topic(store.Ask{Name: base, ID: "{}x}{y:1:2"}).Channel
-	return []string{base, base + queueSuffix, base + tokenSuffix, channel}
+	ticket := base + ticketInfix + ticketID
+	return []string{base, base + queueSuffix, base + tokenSuffix, ticket, channel}
 }
 
 // fits requires that all keys of a lock share a slot, and begin with the prefix and the base.
@@ -103,7 +106,7 @@ func tagged(key string) bool {
 }
 
 func TestNamesWithBracesInEveryPosition(t *testing.T) {
-	alphabet := []string{"{", "}", "a", ":queue"}
+	alphabet := []string{"{", "}", "a", ":queue", ticketInfix + ticketID}
 	names := []string{""}
 	for last := 0; len(names) < 4000; {
 		for end := len(names); last < end; last++ {
@@ -125,7 +128,7 @@ func TestNamesWithBracesInEveryPosition(t *testing.T) {
 				}
 				fine++
 				fits(t, prefix, base)
-				for _, key := range keysOf(base)[:3] {
+				for _, key := range keysOf(base)[:4] {
 					if other, is := owners[key]; is {
 						require.Equal(t, other, oneName(prefix, name), "%q belongs to two locks", key)
 					}
@@ -174,6 +177,8 @@ func TestWhereALockIs(t *testing.T) {
 		{prefix, "a{b", "relock:{a{b}"},
 		{prefix, "a{}b", "relock:{a{}b}"},
 		{prefix, "x:queue", "relock:{x:queue}"},
+		{prefix, "x:waits", "relock:{x:waits}"},
+		{prefix, "{x}:loans:7", "relock:{x}:loans:7"},
 		{prefix, "a}b", "relock:{a}b}"},
 		{"", "orders", "{orders}"},
 		{"", "{orders}", "{orders}"},
@@ -194,6 +199,8 @@ func TestNamesThatAreRefused(t *testing.T) {
 		{prefix, "{x}:rw", `must not end in ":rw"`},
 		{prefix, "{x}:permits", `must not end in ":permits"`},
 		{prefix, "relock:{x}:token", `must not end in ":token"`},
+		{prefix, "{a:1:1}:waits", `must not end in ":waits"`},
+		{prefix, "{x}" + ticketInfix + ticketID, `must not end in ":loans:2d9b2bbc-`},
 		{prefix, "}", "must not begin with '}'"},
 		{prefix, "}{x", "must not begin with '}'"},
 		{"{}", "x", "a prefix must have no '{', or a whole tag such as {app}"},

@@ -135,13 +135,15 @@ func (s *Scripts) user(first, verb, source string) *wire.Script {
 	return script
 }
 
-// Suffixes of the keys of a lock in relock's own layout.
+// Suffixes of the keys of a lock in relock's own layout. A ticket has its ID behind ticketInfix.
 const (
 	queueSuffix   = ":queue"
 	tokenSuffix   = ":token"
 	rwSuffix      = ":rw"
 	permitsSuffix = ":permits"
 	loansSuffix   = ":loans"
+	ticketInfix   = loansSuffix + ":"
+	waitsSuffix   = ":waits" // of a hold
 )
 
 // Statuses in the replies of scripts.
