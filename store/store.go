@@ -321,9 +321,9 @@ type Scripts interface {
 	// [errors.ErrUnsupported].
 	CheckScript(a Ask, s Script) error
 
-	// Eval runs a script once, if the hold has its lock at that moment, and returns its reply.
-	// Errors: [ErrGone], and the script has not run; ErrUnsure; an error of the script, which may
-	// have changed something before.
+	// Eval runs a script once, if the hold has its lock, or the loan is open, at that moment, and
+	// returns its reply. Errors: [ErrGone], and the script has not run; ErrUnsure; an error of the
+	// script, which may have changed something before.
 	Eval(ctx context.Context, l Lease, s Script) (any, error)
 
 	// TryEval is Try, and runs a script in the same step. The script knows whether the hold has the

@@ -37,22 +37,26 @@ func (*redisStore) CheckScript(a store.Ask, script store.Script) error {
 
 // Eval runs a script while a hold has its lock.
 func (s *redisStore) Eval(ctx context.Context, l store.Lease, script store.Script) (any, error) {
-	return s.eval(ctx, l, "eval", s.field(l.Owner()), script)
+	return s.eval(ctx, l, script, "eval", []string{l.Name}, s.field(l.ID))
 }
 
-// Eval runs a script while a hold has its lock.
+// Eval runs a script while a hold has its lock, or while a loan is open.
 func (s *nativeStore) Eval(ctx context.Context, l store.Lease, script store.Script) (any, error) {
-	if l.Kind == store.Mutex {
+	switch {
+	case l.Lender != "":
+		return s.eval(ctx, l, script, "loan", []string{l.Name, l.Name + loansSuffix}, string(l.Lender), string(l.ID))
+	case l.Kind == store.Mutex:
 		return s.redisStore.Eval(ctx, l, script)
+	default:
+		return s.eval(ctx, l, script, "shared", []string{l.Name}, string(l.ID)+"|"+letter(l.Ask))
 	}
-	return s.eval(ctx, l, "shared", string(l.ID)+"|"+letter(l.Ask), script)
 }
 
-// eval runs a script if field is in the base key.
-func (s *redisStore) eval(ctx context.Context, l store.Lease, verb, field string, script store.Script) (any, error) {
+// eval runs a script by a verb of scripts/user, with the keys and arguments of the verb.
+func (s *redisStore) eval(ctx context.Context, l store.Lease, script store.Script, verb string, keys []string, args ...any) (any, error) {
 	c := &wire.Call{
 		Script: s.users.of(s.scripts, "", verb, script.Source), Tries: boundTries, NoRepeat: true, Patience: attemptLimit(l.TTL),
-		Unit: wire.Unit{Keys: append([]string{l.Name}, script.Keys...), Args: append([]any{field}, script.Args...)},
+		Unit: wire.Unit{Keys: append(keys, script.Keys...), Args: append(args, script.Args...)},
 	}
 	answer, err := s.wire.Do(ctx, c)
 	if err != nil {

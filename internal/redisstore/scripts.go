@@ -127,7 +127,10 @@ func (u *userScripts) of(lib *Scripts, first, verb, source string) *wire.Script 
 // and line numbers in errors are the user's.
 func (s *Scripts) user(first, verb, source string) *wire.Script {
 	text := "local function script(KEYS, ARGV, locked) " + source + "\nend\n" + first + s.source("lib") + s.source("user/lib")
-	if verb == "try" {
+	switch verb {
+	case "loan":
+		text += s.source("loans/lib")
+	case "try":
 		text += "local function acquire(KEYS, ARGV)\n" + s.source("acquire") + "\nend\n"
 	}
 	script := wire.NewScript("user/"+verb, text+s.source("user/"+verb))

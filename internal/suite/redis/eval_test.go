@@ -74,6 +74,33 @@ func TestEvalOfALostSectionWritesNothing(t *testing.T) {
 	}
 }
 
+// TestEvalOfALoanThatIsOverWritesNothing holds a script of a loan up until the loan is over, while
+// its lender still has the lock.
+func TestEvalOfALoanThatIsOverWritesNothing(t *testing.T) {
+	w := stage.OnShared(t)
+	lender, borrower := w.Peer(relock.WithTTL(4*time.Second)), w.Peer(relock.WithTTL(4*time.Second))
+	l, far := lender.NewLock("a"), borrower.NewLock("a")
+	section := w.Enter(t.Context(), l)
+	ticket, err := l.Lend(section)
+	require.NoError(t, err)
+	loan, err := far.Borrow(t.Context(), ticket)
+	require.NoError(t, err)
+	const set = "redis.call('SET', KEYS[1], ARGV[1]) return ARGV[1]"
+	reply, err := far.Eval(loan, set, key("a"), "in time")
+	require.NoError(t, err)
+	require.Equal(t, "in time", reply)
+	require.NoError(t, w.Plain.Del(t.Context(), key("a")...).Err())
+
+	held := borrower.Faults.Once(redistest.WithArg("late"), redistest.Hold())
+	_, err = far.Eval(loan, set, key("a"), "late")
+	require.ErrorIs(t, err, relock.ErrUnsure)
+	w.Leave(loan, far)
+	require.Len(t, held.Release(t), 1)
+	require.True(t, l.Held(section))
+	require.Zero(t, w.Plain.Exists(t.Context(), key("a")...).Val())
+	w.Leave(section, l)
+}
+
 // TestEvalOfALapsedPermit has a permit whose lease is over, beside one whose lease is not.
 func TestEvalOfALapsedPermit(t *testing.T) {
 	w := stage.OnShared(t)
