@@ -20,6 +20,8 @@ var lendTests = []test{
 	{name: "Borrow by a ticket that cannot be used", run: borrowRefused, needs: Lending},
 	{name: "Borrow twice is one loan", run: borrowTwice, needs: Lending},
 	{name: "Follow says what is left of the lease", run: follows, needs: Lending},
+	{name: "A loan ends before the lock delay of its lender", run: loanDelay, needs: Lending},
+	{name: "A script of a loan that was returned has not run", run: loanScript, needs: Lending},
 	{name: "Release of a lender recalls its loans", run: releaseRecalls, needs: Lending},
 	{name: "Forget of a lender recalls its loans", run: forgetRecalls, needs: Lending},
 	{name: "A recall tells the client of each loan", run: recallTells, needs: Lending, also: Watch},
@@ -36,6 +38,7 @@ var lendTests = []test{
 	{name: "Accept waits for the lease of a client that knows nothing", run: acceptUnaware, needs: Lending},
 	{name: "Accept keeps the queue", run: acceptQueue, needs: Lending, also: FIFO},
 	{name: "Accept ends the loans of the old hold", run: acceptLoans, needs: Lending},
+	{name: "Accept tells the clients of the loans", run: acceptTells, needs: Lending, also: Watch},
 	{name: "Token grows after an Accept", run: acceptToken, needs: Lending, also: Tokens},
 	{name: "A context that is done ends the calls of tickets", run: lendDone, needs: Lending},
 	{name: "A silent server holds up no call of a ticket", run: lendSilent, needs: Lending, also: interrupt},
@@ -63,7 +66,7 @@ func (b *bench) lend(a store.Ask) store.Lease {
 // loanOf returns the ask of a new loan.
 func (b *bench) loanOf(lender store.Lease) store.Ask {
 	a := b.ask(lender.TTL)
-	a.Lender = lender.ID
+	a.Lender, a.Delay = lender.ID, lender.Delay
 	return a
 }
 
@@ -179,6 +182,41 @@ func follows(b *bench) {
 	b.requireGone(last(b.follow(loan)))
 }
 
+// loanDelay has a lender whose lock stays taken for a while after the lease. No loan counts on that
+// time.
+func loanDelay(b *bench) {
+	a := b.ask(long)
+	a.Delay = long
+	l := b.lend(a)
+	loan := b.borrow(l)
+	require.LessOrEqual(b.t, time.Until(loan.Until()), long)
+	left, err := b.follow(loan)
+	require.NoError(b.t, err)
+	require.Greater(b.t, left, long/2)
+	require.LessOrEqual(b.t, left, long)
+	b.giveBack(loan)
+	b.release(l)
+}
+
+// loanScript has a script that does nothing, in any language of scripts.
+func loanScript(b *bench) {
+	scripts, is := b.other.(store.Scripts)
+	if !is {
+		b.t.Log("NOT TESTED: the store runs no scripts")
+		return
+	}
+	eval := func(loan store.Lease) error { return last(scripts.Eval(b.ctx, loan, store.Script{})) }
+	l := b.lend(b.ask(long))
+	first, second := b.borrow(l), b.borrow(l)
+	b.giveBack(first)
+	b.requireGone(eval(first))
+	require.NoError(b.t, eval(second))
+	b.release(l)
+	require.NoError(b.t, eval(second), "the loan is open")
+	b.giveBack(second)
+	b.requireGone(eval(second))
+}
+
 func releaseRecalls(b *bench) {
 	l := b.lend(b.ask(long))
 	first, second := b.borrow(l), b.borrow(l)
@@ -212,15 +250,27 @@ func forgetRecalls(b *bench) {
 func recallTells(b *bench) {
 	l := b.lend(b.ask(long))
 	first, second := b.borrow(l), b.borrow(l)
+	told := b.tells(first, second)
+	b.release(l)
+	told()
+	b.giveBack(first)
+	b.giveBack(second)
+}
+
+// tells watches the clients of loans. The result waits until each is told to look. A store may
+// tell its clients to look when their watches begin, which does not count.
+func (b *bench) tells(loans ...store.Lease) func() {
 	doubts := make(chan store.ID, 100)
-	for _, loan := range []store.Lease{first, second} {
-		defer b.other.(store.Watcher).Watch(client(loan.ID), func(store.ID) { doubts <- loan.ID })()
+	left := make(map[store.ID]bool)
+	for _, loan := range loans {
+		left[loan.ID] = true
+		b.t.Cleanup(b.other.(store.Watcher).Watch(client(loan.ID), func(store.ID) { doubts <- loan.ID }))
 	}
-	told := func(ids ...store.ID) {
-		left := make(map[store.ID]bool)
-		for _, id := range ids {
-			left[id] = true
-		}
+	b.pause(200 * time.Millisecond)
+	for len(doubts) > 0 {
+		<-doubts
+	}
+	return func() {
 		b.eventually("each client is told", func() bool {
 			select {
 			case id := <-doubts:
@@ -230,10 +280,6 @@ func recallTells(b *bench) {
 			return len(left) == 0
 		})
 	}
-	b.release(l)
-	told(first.ID, second.ID)
-	b.giveBack(first)
-	b.giveBack(second)
 }
 
 func returnWakes(b *bench) {
@@ -469,6 +515,14 @@ func acceptLoans(b *bench) {
 	b.giveBack(own)
 	b.release(l)
 	require.Empty(b.t, b.look().Owner, "no loan is open")
+}
+
+func acceptTells(b *bench) {
+	old := b.lend(b.ask(long))
+	told := b.tells(b.borrow(old), b.borrow(old))
+	l := b.accept(old)
+	told()
+	b.release(l)
 }
 
 func acceptToken(b *bench) {
