@@ -13,18 +13,24 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/go-relock/relock/internal/subs"
+	"github.com/go-relock/relock/internal/wire"
 	"github.com/go-relock/relock/store"
 )
 
 // This file asks a Redis server for everything that locks will need, for both layouts.
 
-// checkTTL is the lease of the holds that check a server.
-const checkTTL = 2 * time.Second
+const (
+	// checkTTL is the lease of the holds that check a server.
+	checkTTL = 2 * time.Second
+	// checkLimit bounds a check, without the time for confirmations of other servers.
+	checkLimit = 3 * time.Second
+)
 
-// checkServer runs each verb of st on a lock that nobody else uses, and returns all failures.
-// Waiters of that lock listen on topics, and token is the key of its token.
+// checkServer runs each verb of st on a lock that nobody else uses, and returns all failures. A
+// server that does not serve, or serves nobody, is one failure. Waiters of that lock listen on
+// topics, and token is the key of its token.
 func (s *redisStore) checkServer(ctx context.Context, st store.Store, a store.Ask, topics []subs.Topic, token string) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*checkTTL)
+	ctx, cancel := context.WithTimeout(ctx, checkLimit+a.Acks.Timeout)
 	defer cancel()
 	first, second := a, a
 	first.ID, second.ID = a.ID+":0:1", a.ID+":0:2"
@@ -33,6 +39,9 @@ func (s *redisStore) checkServer(ctx context.Context, st store.Store, a store.As
 
 	lease, err := st.Try(ctx, first)
 	c.note("take a lock", err)
+	if err != nil && servesNobody(err) {
+		return c.missing[0]
+	}
 	lease.Ask = first // also after a refusal: something else may be missing, too
 	if several, is := st.(store.Several); is {
 		_, err = several.TryAll(ctx, []store.Ask{first})
@@ -60,6 +69,15 @@ func (s *redisStore) checkServer(ctx context.Context, st store.Store, a store.As
 	return errors.Join(c.missing...)
 }
 
+// servesNobody reports whether an error is not about a command, but about the server.
+func servesNobody(err error) bool {
+	switch wire.Code(err) {
+	case "MOVED", "NOAUTH", "WRONGPASS", "DENIED":
+		return true
+	}
+	return errors.Is(err, store.ErrUnavailable)
+}
+
 // checks collects what is missing on a server.
 type checks struct {
 	scripts *Scripts
@@ -69,13 +87,17 @@ type checks struct {
 // note adds an error, unless another verb has added the same error.
 func (c *checks) note(verb string, err error) {
 	var busy *store.Busy
-	if err == nil || errors.Is(err, store.ErrGone) || errors.Is(err, errors.ErrUnsupported) || errors.As(err, &busy) {
+	timedOut := errors.Is(err, context.DeadlineExceeded) && len(c.missing) > 0 // follows from another failure
+	if err == nil || timedOut || errors.Is(err, store.ErrGone) || errors.Is(err, errors.ErrUnsupported) || errors.As(err, &busy) {
 		return
 	}
 	cause, _, _ := strings.Cut(err.Error(), " script: ")
 	if line := c.scripts.lineOf(err.Error()); line != "" {
 		cause = line // the same command is missing in all verbs
 		err = fmt.Errorf("%w (%s)", err, line)
+	}
+	if wire.Code(err) == "READONLY" {
+		err = fmt.Errorf("the server is a replica: use its master, or redis.NewFailoverClient: %w", err)
 	}
 	for _, m := range c.missing {
 		if strings.Contains(m.Error(), cause) {

@@ -463,13 +463,41 @@ func TestCheckServer(t *testing.T) {
 		require.ErrorContains(t, err, "break a lock")
 		require.ErrorContains(t, err, "call('PUBLISH'")
 	})
+	for what, c := range map[string]struct{ answer, says string }{
+		"a replica":                          {"-READONLY You can't write against a read only replica.", "the server is a replica: use its master"},
+		"a node of a cluster":                {"-MOVED 3999 127.0.0.1:6381", "use a redis.ClusterClient"},
+		"a server that wants to know a user": {"-NOAUTH Authentication required.", "NOAUTH"},
+		"a server that is loading":           {"-LOADING Redis is loading the dataset in memory", "LOADING"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			faults := redistest.NewFaults()
+			t.Cleanup(faults.Close)
+			s, a := open(t, server.Client(func(o *redis.Options) { o.Dialer = faults.Dialer(nil) }), Layout{})
+			faults.On(redistest.Named("EVAL", "EVALSHA"), redistest.Answer(c.answer))
+			requireOneLine(t, s.CheckServer(t.Context(), a), c.says)
+		})
+	}
 	t.Run("without a server", func(t *testing.T) {
 		s, a := open(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}), Layout{})
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		err := s.CheckServer(ctx, a)
+		err := s.CheckServer(t.Context(), a)
 		require.ErrorIs(t, err, store.ErrUnavailable)
+		requireOneLine(t, err, "connection refused")
 	})
+	t.Run("a server that is silent", func(t *testing.T) {
+		silent := redistest.Start(t)
+		s, a := open(t, silent.Client(), Layout{})
+		silent.Pause()
+		defer silent.Resume()
+		begun := time.Now()
+		requireOneLine(t, s.CheckServer(t.Context(), a), "cannot take a lock")
+		require.Less(t, time.Since(begun), 2*checkLimit)
+	})
+}
+
+func requireOneLine(t *testing.T, err error, says string) {
+	t.Helper()
+	require.ErrorContains(t, err, says)
+	require.NotContains(t, err.Error(), "\n")
 }
 
 func TestRedissonWait(t *testing.T) {

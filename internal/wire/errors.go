@@ -23,6 +23,7 @@ var (
 )
 
 var (
+	errNoCluster    = errors.New("the server is a node of a cluster: use a redis.ClusterClient")
 	errNoAcks       = errors.New("the script has run, and WAIT or WAITAOF failed")
 	errBadReply     = errors.New("unexpected reply")
 	errHook         = errors.New("a hook of the go-redis client panicked, or ended its goroutine")
@@ -50,8 +51,9 @@ const (
 )
 
 // passingCodes are the error codes of a server that starts, fails over, or is out of connections,
-// replicas or time. RESTARTED is a code of our own, see scripts/restarted.lua. Errors such as NOAUTH, NOPERM, WRONGTYPE or OOM last until somebody mends the
-// cause.
+// replicas or time. MOVED passes for a client that follows a cluster, see errNoCluster. RESTARTED is
+// a code of our own, see scripts/restarted.lua. Errors such as NOAUTH, NOPERM, WRONGTYPE or OOM last
+// until somebody mends the cause.
 var passingCodes = map[string]bool{
 	"LOADING": true, "READONLY": true, "MASTERDOWN": true, "CLUSTERDOWN": true, "TRYAGAIN": true,
 	"BUSY": true, "NOREPLICAS": true, "MOVED": true, "ASK": true, "UNBLOCKED": true,
@@ -73,6 +75,8 @@ func judge(err error) verdict {
 			return unknown
 		}
 		return broken
+	case errors.Is(err, errNoCluster):
+		return refused
 	case isContextEnd(err), errors.Is(err, errNoConnection):
 		return unsent
 	case errors.As(err, &reply):

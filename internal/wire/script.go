@@ -195,6 +195,8 @@ func (w *Wire) exchange(ctx context.Context, calls []*scriptCall) {
 				w.noteAnswer()
 			case !eval && redis.HasErrorPrefix(c.err, "NOSCRIPT"):
 				unknown = append(unknown, c)
+			case w.cluster == nil && Code(c.err) == "MOVED":
+				c.err = fmt.Errorf("%w (%w)", errNoCluster, c.err)
 			}
 		}
 		calls = unknown

@@ -537,6 +537,16 @@ func TestWhatGoRedisCannotSendIsNotUnsure(t *testing.T) {
 			require.Equal(t, 2, r.retries())
 		})
 	}
+	t.Run("a node of a cluster, for a client that follows none", func(t *testing.T) {
+		r := newRig(t)
+		r.faults.On(scripts, redistest.Answer("-MOVED 3999 127.0.0.1:6381"))
+		a, err := r.wire.Do(t.Context(), r.call("x"))
+		require.True(t, Refused(err))
+		require.NotErrorIs(t, err, ErrUnavailable)
+		require.False(t, a.Unsure)
+		require.ErrorContains(t, err, "use a redis.ClusterClient (MOVED 3999 127.0.0.1:6381")
+		require.True(t, Refused(r.wire.All(t.Context(), setScript, nil, []Unit{r.unit(0, "x")})[0].Err))
+	})
 	t.Run("a closed client", func(t *testing.T) {
 		r := newRig(t)
 		require.NoError(t, r.rdb.Close())

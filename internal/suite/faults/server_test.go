@@ -137,6 +137,15 @@ func TestAOFAcksConfirmNewHoldsOnly(t *testing.T) {
 	w.Leave(w.Enter(t.Context(), alone), alone)
 }
 
+func TestAClientThatFollowsNoClusterIsToldSoAtOnce(t *testing.T) {
+	w := stage.OnShared(t)
+	p := w.Peer()
+	p.Faults.On(redistest.Named("EVAL", "EVALSHA"), redistest.Answer("-MOVED 3999 127.0.0.1:6381"))
+	err := w.Start(t.Context(), p.NewLock("a")).Failure()
+	require.ErrorContains(t, err, "use a redis.ClusterClient")
+	require.NotErrorIs(t, err, relock.ErrUnavailable)
+}
+
 func TestAOFAcksNeedAServerThatHasThem(t *testing.T) {
 	for _, aof := range []string{"yes", "no"} {
 		w := stage.OnOwn(t, "--appendonly", aof, "--appendfsync", "always")
