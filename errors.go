@@ -206,7 +206,7 @@ type DeclinedError struct {
 }
 
 func (e *DeclinedError) Error() string {
-	return fmt.Sprintf("relock: the script of TryLockIf declined %q: %.200s", e.Name, fmt.Sprint(e.Reply))
+	return fmt.Sprintf("relock: the script of TryLockIf declined %q", e.Name) // Reply is data, and no text for logs
 }
 
 // OpError is any other failure of an operation on a lock: no [*LockedError], no [*LostError] and

@@ -7,11 +7,13 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/stage"
+	"github.com/go-relock/relock/store"
 )
 
 // What do the texts of errors say?
@@ -210,5 +212,26 @@ func TestAnErrorHasTheCauseOfItsContext(t *testing.T) {
 		stage.Pass(time.Second)
 		w.Leave(section, l)
 		w.Leave(inB, fixed)
+	})
+}
+
+func TestAForeignHolderForgesNoLineOfALog(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		for name, id := range map[string]store.ID{
+			"a": "evil\nlevel=ERROR msg=\"admin logged in\"", "b": "evil\x1b[31m:1:1", "c": "evil\xff:1:1",
+		} {
+			_, err := w.Store.Try(t.Context(), store.Ask{Name: name, ID: id, TTL: time.Hour, Limit: 1})
+			require.NoError(t, err)
+			l := w.NewClient().NewLock(name)
+			_, refusal := l.TryLock(t.Context())
+			require.ErrorContains(t, refusal, "is locked by \"evil\\")
+			state, err := l.State(t.Context())
+			require.NoError(t, err)
+			for _, text := range []string{refusal.Error(), state.Holder.String(), fmt.Sprint(state)} {
+				require.NotContains(t, text, "\n")
+				require.NotContains(t, text, "\x1b")
+				require.True(t, utf8.ValidString(text))
+			}
+		}
 	})
 }

@@ -1,7 +1,9 @@
 package relock
 
 import (
+	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/go-relock/relock/store"
 )
@@ -16,8 +18,16 @@ type Holder struct {
 }
 
 // String returns the holder as shown by errors and logs: the [Client.ID] of its process, and a
-// number. The string of the zero Holder is empty.
-func (h Holder) String() string { return h.id }
+// number. A foreign holder is quoted if it has other than printable characters. The string of the
+// zero Holder is empty.
+func (h Holder) String() string {
+	if utf8.ValidString(h.id) && strings.IndexFunc(h.id, isNotPrint) < 0 {
+		return h.id
+	}
+	return strconv.Quote(h.id)
+}
+
+func isNotPrint(r rune) bool { return !strconv.IsPrint(r) }
 
 // Owner returns the name that the client of the holder got from [WithOwner]; empty: none.
 func (h Holder) Owner() string {

@@ -271,7 +271,7 @@ func (o *Once) begin(ctx context.Context, c *call) (section context.Context, num
 	fields, _ := reply.([]any)
 	if len(fields) != 2 {
 		_ = c.lock.Unlock(section)
-		return nil, 0, false, fmt.Errorf("once: unexpected reply of a script: %v", reply)
+		return nil, 0, false, fmt.Errorf("once: unexpected reply of a script: a %T", reply)
 	}
 	n, _ := fields[0].(int64)
 	return section, int(n), fields[1] == int64(1), nil
@@ -331,7 +331,7 @@ func (c *call) declined(d *relock.DeclinedError) error {
 	case "done", "failed":
 		return &known{record{state: state, input: c.input, result: result}}
 	default:
-		return fmt.Errorf("once: unexpected reply of a script: %v", d.Reply)
+		return fmt.Errorf("once: unexpected reply of a script: a %T", d.Reply)
 	}
 }
 

@@ -238,7 +238,7 @@ func scan(reply any, into ...any) bool {
 
 // badReply returns the error of a script whose reply cannot be read. The script may have run.
 func badReply(s *wire.Script, reply any) error {
-	return store.Unsure(fmt.Errorf("unexpected reply of script %s: %.200s", s.Name, fmt.Sprint(reply)))
+	return store.Unsure(fmt.Errorf("unexpected reply of script %s: %.200q", s.Name, fmt.Sprint(reply)))
 }
 
 // fromMillis returns the duration of ms milliseconds, or the longest duration.

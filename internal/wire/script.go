@@ -136,7 +136,7 @@ func (c *scriptCall) read() {
 	case c.err != nil && !errors.Is(c.err, redis.Nil):
 		return
 	case c.err != nil || !alone && (!ok || len(list) != len(c.flights)):
-		c.err = fmt.Errorf("%w of script %s: %.200s", errBadReply, c.script.Name, fmt.Sprint(c.cmd.Val()))
+		c.err = fmt.Errorf("%w of script %s: %.200q", errBadReply, c.script.Name, fmt.Sprint(c.cmd.Val()))
 	case c.acks.Wanted() > 0:
 		if c.acked, c.err = c.acks.count(c.wait); c.err != nil {
 			c.err = fmt.Errorf("%w: %w", errNoAcks, c.err)

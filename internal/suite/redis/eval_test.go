@@ -265,6 +265,7 @@ func TestTryLockIfLetsAScriptDecide(t *testing.T) {
 	require.ErrorAs(t, err, &declined)
 	require.Equal(t, t.Context(), ctx)
 	require.Equal(t, relock.DeclinedError{Name: "a", Reply: "one"}, *declined)
+	require.NotContains(t, err.Error(), "one", "the reply is data")
 	require.NoError(t, section.Err())
 	w.Leave(section, l)
 
