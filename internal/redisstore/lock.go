@@ -181,10 +181,31 @@ func (s *nativeStore) Release(ctx context.Context, l store.Lease, count int) err
 		c.Script, c.Unit = s.leavingLoans(l.Ask)
 	case l.Kind == store.Mutex:
 		c.Script, c.Unit = s.scripts.mutex.release, s.unit(l.Name, string(l.ID))
+		if s.wire.Clustered() {
+			c.Migrating = s.releaseAlone(l)
+		}
 	default:
 		c.Script, c.Unit = s.scripts.kinds.release, kindUnit(l.Ask, 0, "")
 	}
 	return s.free(ctx, c)
+}
+
+// releaseAlone returns the function that makes the call to free a mutex in a migrating slot, nil if
+// somebody waits. There nobody can begin to wait: acquire would make the queue, and Redis refuses a
+// key that does not exist. The queue of a lock with waiters arrives soon, for the release.
+func (s *nativeStore) releaseAlone(l store.Lease) func(context.Context) *wire.Call {
+	return func(ctx context.Context) *wire.Call {
+		waiting, _, err := s.number(ctx, &wire.Call{
+			Script: s.scripts.queued, Unit: wire.Unit{Keys: []string{l.Name + queueSuffix}}, Tries: 1, Patience: attemptLimit(l.TTL),
+		})
+		if err != nil || waiting > 0 {
+			return nil
+		}
+		return &wire.Call{
+			Script: s.scripts.alone, Common: s.publish(), Unit: wire.Unit{Keys: []string{l.Name}, Args: []any{string(l.ID)}},
+			Patience: attemptLimit(l.TTL),
+		}
+	}
 }
 
 // leavingLoans returns the script that ends a loan, or a hold that may have lent its lock.

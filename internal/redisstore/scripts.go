@@ -22,6 +22,7 @@ type Scripts struct {
 	redisson verbs // acquire and release: Redisson's layout has renew and state of the mutex
 
 	all                                      *wire.Script // several mutexes
+	alone, queued                            *wire.Script // a mutex whose slot migrates
 	show, shown                              *wire.Script // of the wait graph
 	borrow, follow, giveBack, recall, accept *wire.Script
 
@@ -39,8 +40,9 @@ func LoadScripts(sources fs.FS) *Scripts {
 	s.mutex, s.kinds = s.verbs(""), s.verbs("kinds/")
 	s.redisson.acquire, s.redisson.release = s.load("redisson/acquire"), s.load("redisson/release")
 	s.all = s.load("all")
+	s.alone, s.queued = s.load("alone"), repliesNumber(s.load("queued"))
 	s.show, s.shown = s.load("deadlock/show"), s.load("deadlock/shown")
-	s.borrow, s.follow, s.accept = repliesTime(s.load("loans/borrow")), repliesTime(s.load("loans/follow")), repliesTime(s.load("loans/accept"))
+	s.borrow, s.follow, s.accept = repliesNumber(s.load("loans/borrow")), repliesNumber(s.load("loans/follow")), repliesNumber(s.load("loans/accept"))
 	s.giveBack, s.recall = s.load("loans/return"), s.load("loans/recall")
 	s.delayed = make(map[*wire.Script]*wire.Script)
 	for _, taking := range []*wire.Script{s.mutex.acquire, s.all, s.kinds.acquire} {
@@ -61,7 +63,7 @@ func (s *Scripts) verbs(folder string) verbs {
 
 // list returns all scripts but the delayed ones.
 func (s *Scripts) list() []*wire.Script {
-	list := []*wire.Script{s.redisson.acquire, s.redisson.release, s.all, s.show, s.shown, s.borrow, s.follow, s.giveBack, s.recall, s.accept}
+	list := []*wire.Script{s.redisson.acquire, s.redisson.release, s.all, s.alone, s.queued, s.show, s.shown, s.borrow, s.follow, s.giveBack, s.recall, s.accept}
 	for _, v := range []verbs{s.mutex, s.kinds} {
 		list = append(list, v.acquire, v.release, v.renew, v.forget, v.token, v.state, v.broken)
 	}
@@ -83,8 +85,9 @@ func (s *Scripts) load(name string) *wire.Script {
 	return script
 }
 
-// repliesTime is for a script with a time as its reply, so that no number asks for another call.
-func repliesTime(s *wire.Script) *wire.Script {
+// repliesNumber is for a script with a time or a count as its reply, so that no number asks for
+// another call.
+func repliesNumber(s *wire.Script) *wire.Script {
 	s.Again = nil
 	return s
 }

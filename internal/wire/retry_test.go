@@ -96,3 +96,18 @@ func TestAnUnknownClusterIsNotAskedForItsIdleConnections(t *testing.T) {
 	fewest := math.MaxInt
 	require.False(t, w.wasStale(io.EOF, &fewest))
 }
+
+func TestAnotherCallMayFollowAnAnswerOfAMigratingSlot(t *testing.T) {
+	r := newRig(t)
+	r.faults.On(scripts, redistest.Answer("-TRYAGAIN Multiple keys request during rehashing of slot")).Times(2)
+	c, asked := r.call("first"), 0
+	c.Migrating = func(context.Context) *Call {
+		if asked++; asked == 1 {
+			return nil
+		}
+		return r.call("other")
+	}
+	r.do(t.Context(), c)
+	require.Equal(t, 2, asked)
+	require.Equal(t, "other", r.value(0))
+}

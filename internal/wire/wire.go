@@ -8,6 +8,7 @@
 package wire
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -91,6 +92,9 @@ type Call struct {
 	// Patience is how long one attempt may take. Do then gives the attempt up and sends the next
 	// one, while the first one may still run. 0: as long as go-redis waits.
 	Patience time.Duration
+	// Migrating is called after TRYAGAIN, the answer of a server that has not all keys of a migrating
+	// slot, and returns another call for the same end. nil: the same call is sent again.
+	Migrating func(ctx context.Context) *Call
 	// Acks are to confirm the script. Answer.Acked is how many have. A call with Acks is never
 	// batched.
 	Acks Acks
@@ -189,6 +193,9 @@ func (w *Wire) Do(ctx context.Context, c *Call) (Answer, error) {
 		}
 		w.doubtMap(ctx)
 		sleep(ctx, Pause(tries))
+		if c.Migrating != nil && Code(o.err) == "TRYAGAIN" {
+			c = cmp.Or(c.Migrating(ctx), c)
+		}
 	}
 	return a, endedAfter(ctx, last)
 }

@@ -25,6 +25,7 @@ func TestOnAClusterWhoseSlotsMove(t *testing.T) {
 		"a lock that is freed on the way is had when it has arrived": freedOnTheWay,
 		"no section meets another while slots move to and fro":       toAndFro,
 		"a lease is renewed whatever becomes of another in its slot": apartOnTheWay,
+		"locks without waiters are unlocked while their slot moves":  unlockedOnTheWay,
 	} {
 		t.Run(name, func(t *testing.T) { test(shared.In(t)) })
 	}
@@ -61,6 +62,35 @@ func apartOnTheWay(w *stage.ClusterArena) {
 			w.Leave(otherSection, other)
 		}
 	}
+}
+
+// unlockedOnTheWay: a lock without waiters has no queue, on neither side.
+func unlockedOnTheWay(w *stage.ClusterArena) {
+	t := w.T
+	const locks = 10
+	names := w.OneForEachMaster()
+	holder, next := w.Peer(), w.Peer()
+	lock := func(p *stage.ClusterPeer, i int) *relock.Lock { return p.NewLock(fmt.Sprintf("{%s}:%d", names[0], i)) }
+	var sections []context.Context
+	for i := range locks {
+		sections = append(sections, w.Enter(t.Context(), lock(holder, i)))
+	}
+	waiter := w.Start(t.Context(), lock(next, 0))
+	w.AwaitWaiters(waiter.Lock.Name(), 1)
+	base := stage.BaseKey(waiter.Lock.Name())
+	move := w.Cluster.BeginMove(names[0], w.Cluster.MasterFor(names[1]))
+	move.MoveKeys(base+":queue", stage.BaseKey(lock(next, 1).Name()))
+	leaving := make(chan error, 1)
+	go func() { leaving <- lock(holder, 0).Unlock(sections[0]) }()
+	for i := 1; i < locks; i++ {
+		w.Leave(sections[i], lock(holder, i))
+	}
+	require.Zero(t, w.All.Exists(t.Context(), stage.BaseKey(lock(next, 1).Name())).Val())
+	require.EqualValues(t, 1, w.All.Exists(t.Context(), base).Val(), "somebody waits on the other side")
+	move.MoveKeys(base)
+	require.NoError(t, w.Call(func() error { return <-leaving }))
+	move.Finish()
+	waiter.Leave()
 }
 
 // everyStepOfAMove: a slot moves key by key, and the slot itself comes last. In between the old
@@ -107,9 +137,7 @@ func everyStepOfAMove(w *stage.ClusterArena) {
 	renewed("its keys have moved and the slot has not")
 	w.Leave(section, l) // an inner one
 	w.AwaitCount(name, 1)
-	// A lock without a queue has a key that exists on neither side: nobody serves it for now.
-	leaving := make(chan error, 1)
-	go func() { leaving <- alone.Unlock(other) }()
+	w.Leave(other, alone) // has no queue, neither here nor there
 	before := late.Faults.Commands()
 	stage.SleepUntil(time.Now().Add(500 * time.Millisecond))
 	require.Less(t, late.Faults.Commands()-before, 100, "a waiter that cannot be served does not ask all the time")
@@ -117,7 +145,6 @@ func everyStepOfAMove(w *stage.ClusterArena) {
 	require.NoError(t, outer.Err())
 
 	move.Finish()
-	require.NoError(t, w.Call(func() error { return <-leaving }))
 	require.Same(t, to, w.Cluster.MasterFor(name))
 	w.AwaitWaiters(name, 3)
 	redistest.Eventually(t, w.Limit, func() bool { return stage.ShardChannels(t, to) == 2 }, "both waiting clients listen at the new master")
