@@ -213,10 +213,10 @@ func (h *hold) storeCount() int {
 	return h.count
 }
 
-// renew renews one round. renew waits for half of a renewal interval, as a silent connection must
-// leave time to try another connection.
+// renew renews one round. renew waits for a renewal interval, as a slow link must have time to
+// answer, and a silent connection must leave time to try another connection.
 func (d *watchdog) renew(r round) {
-	ctx, cancel := context.WithTimeout(context.Background(), r.least/6+5*time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), r.least/3)
 	defer cancel()
 	sent := time.Now()
 	errs := d.ask(ctx, r.renewals)

@@ -110,7 +110,7 @@ func TestAHoldSurvivesAnOutageThatEndsBeforeItsDeadline(t *testing.T) {
 					require.Equal(t, event.Failed == 1, event.Err != nil)
 					failed += event.Failed
 				}
-				require.GreaterOrEqual(t, failed, 3)
+				require.Positive(t, failed)
 				warnings := log.About("renewal not confirmed")
 				require.Len(t, warnings, failed)
 				require.Equal(t, slog.LevelWarn, warnings[0].Level)
@@ -264,7 +264,7 @@ func TestRemainingIsNeverMoreThanTheLeaseInTheStore(t *testing.T) {
 
 func TestASectionSurvivesASlowLink(t *testing.T) {
 	for _, ttl := range []time.Duration{100 * time.Millisecond, time.Second, 10 * time.Second} {
-		for _, part := range []time.Duration{20, 10, 8, 7} {
+		for _, part := range []time.Duration{20, 10, 8, 7, 5, 4} {
 			t.Run(fmt.Sprintf("%s, a round trip of a %dth", ttl, part), func(t *testing.T) {
 				stage.Fake(t, func(t *testing.T, w *stage.World) {
 					m := w.NewClient(relock.WithTTL(ttl))

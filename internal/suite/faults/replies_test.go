@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
@@ -164,6 +165,18 @@ func TestALostReplyOfARenewalIsNoLoss(t *testing.T) {
 		require.Greater(t, l.Remaining(sections[i]), ttl/4)
 		w.Leave(sections[i], l)
 	}
+}
+
+func TestASlowLinkCostsNoSection(t *testing.T) {
+	const ttl = 2 * time.Second
+	w := stage.Apart(t)
+	p := w.PeerOn(func(o *redis.Options) { o.ReadTimeout = ttl }, relock.WithTTL(ttl))
+	l := p.NewLock("a")
+	section := w.Enter(t.Context(), l)
+	p.Faults.Delay(ttl / 4)
+	stage.SleepUntil(time.Now().Add(3 * ttl))
+	require.NoError(t, context.Cause(section))
+	w.Leave(section, l)
 }
 
 func TestAnUnlockThatIsNeverAnsweredSaysSoAndLeavesTheLockFree(t *testing.T) {
