@@ -111,14 +111,14 @@ var scriptError = regexp.MustCompile(`script: ([0-9a-f]{40}), on @user_script:(\
 
 // lineOf returns the line at which a script has failed, as Redis 7 does not name the command
 // forbidden to a user. For other errors lineOf returns an empty string.
-func (all *Scripts) lineOf(text string) string {
+func (s *Scripts) lineOf(text string) string {
 	found := scriptError.FindStringSubmatch(text)
 	if found == nil {
 		return ""
 	}
-	for _, s := range all.list() {
-		if at, _ := strconv.Atoi(found[2]); s.Hash == found[1] {
-			return strings.TrimSpace(strings.Split(s.Source, "\n")[at-1])
+	for _, script := range s.list() {
+		if at, _ := strconv.Atoi(found[2]); script.Hash == found[1] {
+			return strings.TrimSpace(strings.Split(script.Source, "\n")[at-1])
 		}
 	}
 	return ""
