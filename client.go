@@ -37,6 +37,7 @@ type Client struct {
 	once     sync.Once
 	endStore func()       // closes the store that New has made, once; nil: the store is the caller's
 	numbers  atomic.Int64 // of holders and holds
+	quiet    atomic.Int64 // no warning before of a command that is sent again, see reporter
 	table    table
 }
 

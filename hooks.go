@@ -48,8 +48,8 @@ type Hooks struct {
 	Closed func(Closed)
 	// Reconnected is called when a lost pub/sub connection is back.
 	Reconnected func(Reconnected)
-	// Retried is called when a script is about to be sent again for a call without an answer, or
-	// with a passing error.
+	// Retried is called when a command is about to be sent again for a call without an answer, or
+	// with a passing error. A store beside Redis reports a first attempt that takes a second, too.
 	Retried func(Retried)
 	// Dropped is called after events were dropped because too many waited: figures counted from
 	// events are too low. Dropped comes after all events from before the drop. While events go on
@@ -319,7 +319,7 @@ type Reconnected struct {
 // Retried is the event of [Hooks.Retried].
 type Retried struct {
 	Name    string // of the lock
-	Script  string // its name: "acquire", "release", ...
-	Attempt int    // the number of the attempt that failed, from 1
+	Script  string // the name of the script, or in other stores of the command: "acquire", "release", ...
+	Attempt int    // the number of the attempt that failed, from 1; 0: the first one goes on
 	Err     error  // of that attempt
 }

@@ -556,6 +556,7 @@ func (c *Client) newLock(ask store.Ask, options []Option) *Lock {
 		return l
 	}
 	if l.err = checkName(ask.Name); l.err == nil {
+		ask.Report = (*reporter)(l)
 		ask.TTL, ask.Delay, ask.Acks = l.settings.ttl, l.settings.delay, l.settings.acks
 		l.ask, l.err = c.store.Check(ask)
 	}

@@ -45,7 +45,7 @@ func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 		return nil, err
 	}
 	s, err := redisstore.New(rdb, redisstore.Options{
-		Layout: set.redis.Layout, Scripts: scripts(), Retried: c.retried, Lost: c.disconnected, Reconnected: c.reconnected,
+		Layout: set.redis.Layout, Scripts: scripts(), Lost: c.disconnected, Reconnected: c.reconnected,
 	})
 	if err != nil {
 		return nil, asInvalid(err)
@@ -65,7 +65,7 @@ func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 // RedisStore makes the store that New gives to its Client, for programs that combine stores.
 // RedisStore takes the options [WithPrefix], [WithRedissonLayout], [WithRedissonFencing] and
 // [WithRestartDelay], and refuses all others, which are for the Client over the store. The caller
-// closes the store. The store reports nothing to loggers and hooks.
+// closes the store. The store reports the state of its pub/sub connections to nobody.
 //
 // Errors: [ErrInvalid].
 func RedisStore(rdb redis.UniversalClient, options ...Option) (store.Store, error) {

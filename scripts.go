@@ -5,11 +5,12 @@ import (
 	"io/fs"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/go-relock/relock/internal/redisstore"
 )
 
-// This file is the Lua scripts: their sources, and the report of a script that is sent again. What
+// This file is the Lua scripts: their sources, and the report of a command that is sent again. What
 // each script does, its header says. What is sent to which script, package redisstore says.
 
 //go:embed scripts/*.lua scripts/*/*.lua
@@ -24,21 +25,25 @@ var scripts = sync.OnceValue(func() *redisstore.Scripts {
 	return redisstore.LoadScripts(folder)
 })
 
-// manyTries is the number of tries after which a call without an answer is worth a warning: about a
-// quarter of a second, or longer. Each next warning comes after twice as many tries, so that a
-// thousand calls waiting for Redis do not fill the log.
-const manyTries = 8
+// quietly is the time for which a call may fail before a warning, and longestQuiet the longest time
+// between two warnings of a client.
+const quietly, longestQuiet = time.Second, 10 * time.Second
 
-// retried reports that a call for the lock of a key is sent again.
-func (c *Client) retried(key, script string, attempt, tries int, err error) {
-	name := c.settings.redis.NameOf(key)
-	level := slog.LevelDebug
-	if tries >= manyTries && tries&(tries-1) == 0 {
+// reporter reports the failed attempts of calls for a lock.
+type reporter Lock
+
+// Retrying implements [store.Reporter]. A client warns of a call that has failed for a second. The
+// next warning comes after as long again, so that a thousand calls in one outage do not fill the
+// log.
+func (r *reporter) Retrying(command string, attempt int, since time.Time, err error) {
+	c, level, elapsed := r.client, slog.LevelDebug, time.Since(since)
+	now, quiet := int64(time.Since(c.table.start)), c.quiet.Load()
+	if elapsed >= quietly && now >= quiet && c.quiet.CompareAndSwap(quiet, now+int64(min(elapsed, longestQuiet))) {
 		level = slog.LevelWarn
 	}
-	c.log(c.settings.logger, level, "relock: sending a script again",
-		slog.String("script", script), slog.String("lock", name), slog.Int("attempt", attempt), slog.Any("error", err))
+	c.log(c.settings.logger, level, "relock: sending a command again", slog.String("command", command),
+		slog.String("lock", r.name), slog.Int("attempt", attempt), slog.Duration("for", elapsed), slog.Any("error", err))
 	if hook := c.settings.hooks.Retried; hook != nil {
-		c.events.Emit(func() { hook(Retried{Name: name, Script: script, Attempt: attempt, Err: err}) })
+		c.events.Emit(func() { hook(Retried{Name: r.name, Script: command, Attempt: attempt, Err: err}) })
 	}
 }

@@ -174,7 +174,7 @@ func (s *Store) busy(ctx context.Context, owner stay) (*store.Busy, error) {
 // one.
 func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
 	var sent time.Time
-	err := attempts.Patiently(ctx, func() error {
+	err := attempts.Patiently(ctx, attempts.Call{Report: l.Report, Command: "renew"}, func() error {
 		var errs []error
 		sent, errs = s.keep(ctx, []store.Renewal{{Lease: l, TTL: l.TTL, Count: count}})
 		return errs[0]
@@ -197,7 +197,7 @@ func (s *Store) Release(ctx context.Context, l store.Lease, count int) error {
 		return err
 	}
 	unsure := l.Unsure // a command with this etcd lease may be in flight
-	err := attempts.Patiently(ctx, func() error {
+	err := attempts.Patiently(ctx, attempts.Call{Report: l.Report, Command: "release"}, func() error {
 		_, err := s.remove(ctx, l.Ask)
 		unsure = unsure || errors.Is(err, store.ErrUnsure)
 		return err

@@ -37,8 +37,9 @@ type waiting struct {
 // reads its place too: a watch that is silent holds up the waiter no longer than that.
 func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
 	w := &waiting{Store: s, ask: a}
+	call := attempts.Call{Report: a.Report, Command: "acquire"}
 	for woken := store.WakeNone; ; woken = w.sleep(ctx) {
-		if err := attempts.Patiently(ctx, func() error { return w.look(ctx) }); err != nil {
+		if err := attempts.Patiently(ctx, call, func() error { return w.look(ctx) }); err != nil {
 			return store.Lease{}, w.giveUp(ctx, err)
 		}
 		if w.before == "" {

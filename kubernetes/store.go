@@ -111,7 +111,7 @@ func tooBusy() error {
 // Enter implements [store.Store].
 func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
 	var sent time.Time
-	err := attempts.Patiently(ctx, func() (err error) {
+	err := attempts.Patiently(ctx, attempts.Call{Report: l.Report, Command: "renew"}, func() (err error) {
 		sent, err = s.keep(ctx, store.Renewal{Lease: l, TTL: l.TTL, Count: count})
 		return err
 	})
@@ -173,7 +173,7 @@ func (s *Store) Release(ctx context.Context, l store.Lease, count int) error {
 		_, err := s.Enter(ctx, l, count)
 		return err
 	}
-	return attempts.Patiently(ctx, func() error { return s.Break(ctx, l.Ask) })
+	return attempts.Patiently(ctx, attempts.Call{Report: l.Report, Command: "release"}, func() error { return s.Break(ctx, l.Ask) })
 }
 
 // Break implements [store.Store]. Break deletes the Lease of a hold, also of a holder of another

@@ -25,7 +25,7 @@ func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progr
 	for woken := store.WakeNone; ; {
 		var l store.Lease
 		var other *view
-		err := attempts.Patiently(ctx, func() (err error) {
+		err := attempts.Patiently(ctx, attempts.Call{Report: a.Report, Command: "acquire"}, func() (err error) {
 			l, other, err = s.take(ctx, a)
 			unsure = unsure || errors.Is(err, store.ErrUnsure)
 			return err

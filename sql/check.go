@@ -27,7 +27,7 @@ func (s *Store) CheckServer(ctx context.Context, a store.Ask) error {
 	defer cancel()
 	a.Name, a.ID = "relock-check-"+rand.Text(), store.ID("check:1:"+rand.Text())
 	a.Kind, a.Limit = store.Mutex, 1
-	err := s.run(ctx, command{asking, a.Name, fewTries, slow}, func(ctx context.Context) error {
+	err := s.run(ctx, command{asking, a, fewTries, slow}, func(ctx context.Context) error {
 		undo := s.transaction(ctx, func(t *tx) error { return cmp.Or(t.live(a), errUndo) })
 		if errors.Is(undo, errUndo) {
 			return nil

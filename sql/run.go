@@ -45,7 +45,7 @@ const patient = 0
 // command is a call of the store.
 type command struct {
 	urgency urgency
-	name    string
+	ask     store.Ask
 	tries   int // bounds the attempts without an answer
 	limit   time.Duration
 }
@@ -57,7 +57,7 @@ func (s *Store) run(ctx context.Context, c command, attempt func(ctx context.Con
 		over := c.tries != patient && (silences >= c.tries || losses >= manyTries)
 		return !over && attempts.Sleep(done, pauseAfter(max(silences, losses)))
 	}
-	return attempts.Repeat(ctx, pause, func() error {
+	return attempts.Repeat(ctx, attempts.Call{Report: c.ask.Report, Command: c.urgency.String()}, pause, func() error {
 		begun := time.Now()
 		err := s.attempt(ctx, c, attempt)
 		if isAnswer(err) {
@@ -99,7 +99,7 @@ func (s *Store) attempt(ctx context.Context, c command, attempt func(ctx context
 		c.limit = min(c.limit, slow/2)
 	}
 	turn, cancel := context.WithTimeout(ctx, c.limit)
-	leave, err := t.take(turn, c.urgency, c.name)
+	leave, err := t.take(turn, c.urgency, c.ask.Name)
 	cancel()
 	if err != nil {
 		return err

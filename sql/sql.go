@@ -147,7 +147,7 @@ func (s *Store) Check(a store.Ask) (store.Ask, error) {
 
 // on runs a command of a hold in a transaction that has locked the row of the name.
 func (s *Store) on(ctx context.Context, tries int, a store.Ask, do func(k *lock) error) error {
-	return s.run(ctx, command{releasing, a.Name, tries, attemptLimit(a.TTL)}, func(ctx context.Context) error {
+	return s.run(ctx, command{releasing, a, tries, attemptLimit(a.TTL)}, func(ctx context.Context) error {
 		return s.transaction(ctx, func(t *tx) error {
 			k, err := t.open(a.Name, a.ID, false)
 			if err != nil {
@@ -172,7 +172,7 @@ func (s *Store) ask(ctx context.Context, tries int, a store.Ask, w ways) (p plac
 	if w.keepAll {
 		u = releasing // the places must not lapse while new waiters come
 	}
-	err = s.run(ctx, command{u, a.Name, tries, attemptLimit(a.TTL)}, func(ctx context.Context) error {
+	err = s.run(ctx, command{u, a, tries, attemptLimit(a.TTL)}, func(ctx context.Context) error {
 		l.Sent = time.Now()
 		return s.transaction(ctx, func(t *tx) error {
 			k, err := t.open(a.Name, a.ID, true)
@@ -188,7 +188,7 @@ func (s *Store) ask(ctx context.Context, tries int, a store.Ask, w ways) (p plac
 
 // Enter implements [store.Store].
 func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
-	err := s.run(ctx, command{renewing, l.Name, patient, attemptLimit(l.TTL)}, func(ctx context.Context) error {
+	err := s.run(ctx, command{renewing, l.Ask, patient, attemptLimit(l.TTL)}, func(ctx context.Context) error {
 		sent := time.Now()
 		err := s.renew(ctx, l, l.TTL, count)
 		if err == nil && l.TTL > 0 {
@@ -254,7 +254,7 @@ func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
 	}
 	return allByName(asks, func(i int) error {
 		r := renewals[i]
-		err := s.run(ctx, command{renewing, r.Lease.Name, 1, attemptLimit(r.Lease.TTL)}, func(ctx context.Context) error {
+		err := s.run(ctx, command{renewing, r.Lease.Ask, 1, attemptLimit(r.Lease.TTL)}, func(ctx context.Context) error {
 			return s.renew(ctx, r.Lease, r.TTL, r.Count)
 		})
 		if errors.Is(err, store.ErrGone) {
@@ -304,7 +304,7 @@ const selectAll = `SELECT ` + columns + ` FROM relock_holds WHERE name = ? AND k
 
 // Look implements [store.Store].
 func (s *Store) Look(ctx context.Context, a store.Ask) (state store.State, err error) {
-	err = s.run(ctx, command{asking, a.Name, fewTries, attemptLimit(a.TTL)}, func(ctx context.Context) error {
+	err = s.run(ctx, command{asking, a, fewTries, attemptLimit(a.TTL)}, func(ctx context.Context) error {
 		return s.transaction(ctx, func(t *tx) error {
 			k := &lock{tx: t, name: a.Name}
 			state = store.State{}

@@ -17,6 +17,9 @@ const (
 	kinds
 )
 
+// String is the word for a command in reports.
+func (u urgency) String() string { return [kinds]string{"acquire", "release", "renew"}[u] }
+
 const (
 	// abreast is the number of commands of one urgency and one name in flight. The row of the name
 	// lets one through, and the next one is on its way meanwhile.

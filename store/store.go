@@ -72,9 +72,22 @@ type Ask struct {
 	// Lender is the hold that lends its lock to this one, see [Lending]; empty: this hold is no
 	// loan. [Store.Release] with a count of 0 and [Store.Forget] return the loan.
 	Lender ID
+	// Report is told of each attempt of a call for this hold that has failed, and is made again. The
+	// call goes on, and its error has the last failure. nil: nobody is told.
+	Report Reporter
 	// Lent says that the hold may have lent its lock. Release with a count of 0 and Forget recall
 	// the open loans and return; the last return frees the lock. Without open loans they free it.
 	Lent bool
+}
+
+// A Reporter is told why a call takes long: of an attempt without an answer, or with an answer that
+// passes, such as that of a server that starts. A Reporter is safe for concurrent use.
+type Reporter interface {
+	// Retrying reports that a call has not succeeded yet. command is acquire, release, renew, or
+	// another word of the store. attempt counts the failed attempts of the call, and is 0 while the
+	// first one goes on. since is the begin of the first one, and err is the latest failure.
+	// Retrying must not block.
+	Retrying(command string, attempt int, since time.Time, err error)
 }
 
 // Owner returns the hold that has the lock for this ask: the ask's own, or its lender.

@@ -3,6 +3,7 @@ package storetest
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -14,6 +15,7 @@ var faultTests = []test{
 	{name: "A context that is done ends every call", run: contextDone},
 	{name: "A silent server holds up no call", run: silentServer, needs: interrupt},
 	{name: "Wait outlasts an interruption", run: waitOutlasts, needs: interrupt},
+	{name: "A call that cannot go on says why", run: saysWhy, needs: interrupt},
 	{name: "Enter and Release outlast an interruption", run: exitOutlasts, needs: interrupt},
 	{name: "A lost lock goes to the waiter", run: lostLock, needs: lose},
 }
@@ -121,6 +123,44 @@ func waitOutlasts(b *bench) {
 	next := b.get(w)
 	b.requireGone(b.st.Release(b.ctx, l, 0))
 	b.release(next)
+}
+
+// reporter closes heard with the first report.
+type reporter struct {
+	once  sync.Once
+	heard chan struct{}
+	err   error
+}
+
+func (r *reporter) Retrying(_ string, _ int, _ time.Time, err error) {
+	r.once.Do(func() {
+		r.err = err
+		close(r.heard)
+	})
+}
+
+// saysWhy waits, and leaves a lock, while the server is interrupted.
+func saysWhy(b *bench) {
+	for what, call := range map[string]func(a store.Ask) error{
+		"Wait":    func(a store.Ask) error { return last(b.st.Wait(b.ctx, a, func(store.Progress) {})) },
+		"Release": func(a store.Ask) error { return b.st.Release(b.ctx, store.Lease{Ask: a, Sent: time.Now()}, 0) },
+	} {
+		b.name = b.newName()
+		r := &reporter{heard: make(chan struct{})}
+		a := b.ask(b.h.TTL)
+		if what == "Release" {
+			b.take(b.st, a)
+		}
+		a.Report = r
+		restore := b.interrupt()
+		done := make(chan struct{})
+		go func() { defer close(done); _ = call(a) }()
+		b.happens(what+" reports why it cannot go on", r.heard)
+		require.Error(b.t, r.err, what)
+		restore()
+		b.happens(what+" returns", done)
+		b.left[a.ID] = a
+	}
 }
 
 // exitOutlasts calls Enter, and then Release, while the server is interrupted. If an attempt

@@ -17,7 +17,7 @@ import (
 
 // Enter implements [store.Store].
 func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
-	err := s.patiently(ctx, func(x *session) error {
+	err := s.patiently(ctx, attempts.Call{Report: l.Report, Command: "renew"}, func(x *session) error {
 		n, err := x.renewal(store.Renewal{Lease: l, TTL: l.TTL, Count: count})
 		if err != nil {
 			return err
@@ -40,7 +40,7 @@ func (s *Store) Release(ctx context.Context, l store.Lease, count int) error {
 		_, err := s.Enter(ctx, l, count)
 		return err
 	}
-	return s.patiently(ctx, func(x *session) error { return s.free(ctx, x, l.Ask) })
+	return s.patiently(ctx, attempts.Call{Report: l.Report, Command: "release"}, func(x *session) error { return s.free(ctx, x, l.Ask) })
 }
 
 // free deletes the node of a hold that has its lock.

@@ -195,6 +195,6 @@ func (s *Store) once(ctx context.Context, attempt func(*session) error) error {
 }
 
 // patiently makes attempts until one is answered, or ctx is done.
-func (s *Store) patiently(ctx context.Context, attempt func(x *session) error) error {
-	return attempts.Patiently(ctx, func() error { return s.once(ctx, attempt) })
+func (s *Store) patiently(ctx context.Context, c attempts.Call, attempt func(x *session) error) error {
+	return attempts.Patiently(ctx, c, func() error { return s.once(ctx, attempt) })
 }

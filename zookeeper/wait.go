@@ -7,6 +7,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
@@ -120,7 +121,7 @@ func (s *Store) grant(h *hold, woken store.Wake) (store.Lease, error) {
 // keeps it out.
 func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (l store.Lease, err error) {
 	w := waiting{store: s, progress: progress}
-	err = s.patiently(ctx, func(x *session) error {
+	err = s.patiently(ctx, attempts.Call{Report: a.Report, Command: "acquire"}, func(x *session) error {
 		if w.hold != nil && w.hold.session != x { // a server may know the last session for some time
 			if err := x.takeBack(ctx, a); err != nil {
 				return err

@@ -39,23 +39,38 @@ func Sleep(done <-chan struct{}, d time.Duration) bool {
 	}
 }
 
+// Call says who is told of the attempts of a call that are made again, and what they are called.
+type Call struct {
+	Report  store.Reporter // nil: nobody
+	Command string
+}
+
+// slow is the age of a call that is reported though its first attempt goes on.
+const slow = time.Second
+
+var errSlow = fmt.Errorf("no answer for %s", slow)
+
 // Patiently is [Repeat] with a Pause.
-func Patiently(ctx context.Context, attempt func() error) error {
-	return Repeat(ctx, new(Pause).Wait, attempt)
+func Patiently(ctx context.Context, c Call, attempt func() error) error {
+	return Repeat(ctx, c, new(Pause).Wait, attempt)
 }
 
 // Repeat makes attempts until one is answered, ctx is done, or pause returns false. An attempt
-// without an answer returns an error that matches [store.ErrUnavailable]; pause is called after
-// each. An attempt that ctx ends returns an error that matches ctx.Err.
+// without an answer returns an error that matches [store.ErrUnavailable]; c.Report is told of each,
+// and of a first attempt that takes a second, and pause is called. An attempt that ctx ends returns an error that matches ctx.Err.
 //
 // The error matches [store.ErrUnsure] if an attempt may have run without an answer. If ctx ends the
 // call, the error has the last error of an attempt beside the end of ctx.
-func Repeat(ctx context.Context, pause func(done <-chan struct{}) bool, attempt func() error) error {
+func Repeat(ctx context.Context, c Call, pause func(done <-chan struct{}) bool, attempt func() error) error {
 	if ctx.Err() != nil {
 		return lifetime.Ended(ctx)
 	}
 	var last error // the store's last word: not the end of ctx
-	for unsure := false; ; {
+	since := time.Now()
+	if c.Report != nil {
+		defer time.AfterFunc(slow, func() { c.Report.Retrying(c.Command, 0, since, errSlow) }).Stop()
+	}
+	for n, unsure := 1, false; ; n++ {
 		err := attempt()
 		unsure = unsure || errors.Is(err, store.ErrUnsure)
 		cut := err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err())
@@ -63,6 +78,9 @@ func Repeat(ctx context.Context, pause func(done <-chan struct{}) bool, attempt 
 			last = err
 		}
 		silent := errors.Is(err, store.ErrUnavailable)
+		if silent && ctx.Err() == nil && c.Report != nil {
+			c.Report.Retrying(c.Command, n, since, err)
+		}
 		if silent && pause(ctx.Done()) {
 			continue
 		}

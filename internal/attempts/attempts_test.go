@@ -38,7 +38,7 @@ func TestPausesGrowUntilAnAttemptIsAnswered(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var pauses []time.Duration
 				last := time.Now()
-				err := attempts.Patiently(t.Context(), func() error {
+				err := attempts.Patiently(t.Context(), attempts.Call{}, func() error {
 					pauses = append(pauses, time.Since(last)/time.Millisecond)
 					if last = time.Now(); len(pauses) > 8 {
 						return answer
@@ -67,7 +67,7 @@ func TestAPauseEndsWithItsChannel(t *testing.T) {
 func TestADoneContextMakesNoAttempt(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errCaller)
-	err := attempts.Patiently(ctx, func() error { t.Error("an attempt was made"); return nil })
+	err := attempts.Patiently(ctx, attempts.Call{}, func() error { t.Error("an attempt was made"); return nil })
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorIs(t, err, errCaller)
 	require.NotErrorIs(t, err, store.ErrUnavailable)
@@ -75,11 +75,11 @@ func TestADoneContextMakesNoAttempt(t *testing.T) {
 
 func TestAnAnswerIsUnsureAfterAnAttemptThatMayHaveRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		err := attempts.Patiently(t.Context(), answers(store.Unsure(refused), refused, store.ErrGone))
+		err := attempts.Patiently(t.Context(), attempts.Call{}, answers(store.Unsure(refused), refused, store.ErrGone))
 		require.ErrorIs(t, err, store.ErrUnsure)
 		require.ErrorIs(t, err, store.ErrGone)
-		require.NoError(t, attempts.Patiently(t.Context(), answers(store.Unsure(refused), nil)))
-		err = attempts.Patiently(t.Context(), answers(refused, store.ErrGone))
+		require.NoError(t, attempts.Patiently(t.Context(), attempts.Call{}, answers(store.Unsure(refused), nil)))
+		err = attempts.Patiently(t.Context(), attempts.Call{}, answers(refused, store.ErrGone))
 		require.NotErrorIs(t, err, store.ErrUnsure)
 	})
 }
@@ -125,7 +125,7 @@ func TestTheEndKeepsTheLastWordOfTheStore(t *testing.T) {
 					ctx, cancel := context.WithCancelCause(t.Context())
 					time.AfterFunc(25*time.Millisecond, func() { cancel(errCaller) })
 					n := 0
-					err := attempts.Patiently(ctx, func() error {
+					err := attempts.Patiently(ctx, attempts.Call{}, func() error {
 						n++
 						err := test.attempt(ctx, n)
 						if unsure {
@@ -148,7 +148,7 @@ func TestAnAnswerCountsAlsoAfterTheEndOfTheContext(t *testing.T) {
 	for name, answer := range map[string]error{"success": nil, "an error": errDenied} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
-			err := attempts.Patiently(ctx, func() error { cancel(); return answer })
+			err := attempts.Patiently(ctx, attempts.Call{}, func() error { cancel(); return answer })
 			require.Equal(t, answer, err)
 		})
 	}
@@ -157,7 +157,7 @@ func TestAnAnswerCountsAlsoAfterTheEndOfTheContext(t *testing.T) {
 func TestARepeatEndsWhenItsPauseReturnsFalse(t *testing.T) {
 	tries := 0
 	enough := func(<-chan struct{}) bool { return tries < 3 }
-	err := attempts.Repeat(t.Context(), enough, func() error { tries++; return refused })
+	err := attempts.Repeat(t.Context(), attempts.Call{}, enough, func() error { tries++; return refused })
 	require.Equal(t, refused, err)
 	require.Equal(t, 3, tries)
 }

@@ -110,7 +110,7 @@ func (s *nativeStore) checkAll(asks []store.Ask) error {
 // other call has, so the asks have a script call of their own.
 func inOneCall(script *wire.Script, common []any, asks []store.Ask) *wire.Call {
 	c := &wire.Call{
-		Script: script, Common: slices.Clone(common), Tries: boundTries, Patience: attemptLimit(asks[0].TTL),
+		Script: script, Common: slices.Clone(common), Tries: boundTries, Patience: attemptLimit(asks[0].TTL), Report: asks[0].Report,
 	}
 	for _, a := range asks {
 		c.Unit.Keys = append(c.Unit.Keys, a.Name, a.Name+queueSuffix)

@@ -56,7 +56,8 @@ func (s *nativeStore) Eval(ctx context.Context, l store.Lease, script store.Scri
 func (s *redisStore) eval(ctx context.Context, l store.Lease, script store.Script, verb string, keys []string, args ...any) (any, error) {
 	c := &wire.Call{
 		Script: s.users.of(s.scripts, "", verb, script.Source), Tries: boundTries, NoRepeat: true, Patience: attemptLimit(l.TTL),
-		Unit: wire.Unit{Keys: append(keys, script.Keys...), Args: append(args, script.Args...)},
+		Unit:   wire.Unit{Keys: append(keys, script.Keys...), Args: append(args, script.Args...)},
+		Report: l.Report,
 	}
 	answer, err := s.wire.Do(ctx, c)
 	if err != nil {
@@ -101,6 +102,7 @@ func (s *nativeStore) TryEval(ctx context.Context, a store.Ask, script store.Scr
 		Unit:   wire.Unit{Keys: append([]string{a.Name, a.Name + queueSuffix}, script.Keys...), Args: args(lifetime.Millis(a.Kept(a.TTL)))},
 		Repeat: func(elapsed time.Duration) []any { return args(repeatMillis(a.Kept(a.TTL), elapsed)) },
 		Acks:   wire.Acks(a.Acks),
+		Report: a.Report,
 	}
 	answer, err := s.wire.Do(ctx, c)
 	if err != nil {

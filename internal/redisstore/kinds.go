@@ -97,7 +97,7 @@ func inGroups[T any, G comparable](items []T, groupOf func(T) G, send func(G, []
 // lookKind reads a read-write lock or semaphore. Errors: [store.ErrKind].
 func (s *redisStore) lookKind(ctx context.Context, a store.Ask) (state store.State, err error) {
 	answer, err := s.wire.Do(ctx, &wire.Call{
-		Script: s.scripts.kinds.state, Common: s.publish(), Unit: kindUnit(a, 0, ""), Tries: boundTries,
+		Script: s.scripts.kinds.state, Common: s.publish(), Unit: kindUnit(a, 0, ""), Tries: boundTries, Report: a.Report,
 	})
 	if err != nil {
 		return state, unsureOf(answer, reachable(err))

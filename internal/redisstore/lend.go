@@ -26,7 +26,7 @@ var errNoExpiry = fmt.Errorf("%w: a loan needs a ticket that expires", store.Err
 
 // byTicket sends a call with a ticket.
 func (s *nativeStore) byTicket(ctx context.Context, a store.Ask, c *wire.Call) (n int64, answer wire.Answer, err error) {
-	c.Tries, c.Patience = boundTries, takingLimit(a)
+	c.Tries, c.Patience, c.Report = boundTries, takingLimit(a), a.Report
 	n, answer, err = s.number(ctx, c)
 	switch {
 	case err != nil:

@@ -57,17 +57,6 @@ func ticketSuffixOf(name string) string {
 	return ""
 }
 
-// nameOf returns the name of the lock with a base key, without the additions of baseKey.
-func nameOf(prefix, base string) string {
-	name := strings.TrimPrefix(base, prefix)
-	if inner, ok := strings.CutPrefix(name, "{"); ok {
-		if inner, ok = strings.CutSuffix(inner, "}"); ok && hashTag(inner) == "" {
-			return inner
-		}
-	}
-	return name
-}
-
 // hashTag returns the part of a key between the first '{' and the next '}'. The slot in a cluster
 // is the slot of the hash tag, or the slot of the whole key if the hash tag is empty.
 func hashTag(key string) string {
@@ -130,7 +119,7 @@ func (s *nativeStore) ask(ctx context.Context, a store.Ask, arrival string, trie
 	}
 	c := &wire.Call{
 		Unit: s.acquireUnit(a, lifetime.Millis(a.Kept(a.TTL)), arrival), Tries: tries, Patience: takingLimit(a),
-		Acks: wire.Acks(a.Acks),
+		Acks: wire.Acks(a.Acks), Report: a.Report,
 	}
 	c.Script, c.Common = s.entering(script)
 	if arrival == noPlace { // a waiter overtakes nobody, and the TTL is part of its place
@@ -175,7 +164,7 @@ func (s *nativeStore) Release(ctx context.Context, l store.Lease, count int) err
 		_, err := s.Enter(ctx, l, count)
 		return err
 	}
-	c := &wire.Call{Common: s.publish(), Patience: attemptLimit(l.TTL)}
+	c := &wire.Call{Common: s.publish(), Patience: attemptLimit(l.TTL), Report: l.Report}
 	switch {
 	case l.Lender != "" || l.Lent:
 		c.Script, c.Unit = s.leavingLoans(l.Ask)
@@ -203,7 +192,7 @@ func (s *nativeStore) releaseAlone(l store.Lease) func(context.Context) *wire.Ca
 		}
 		return &wire.Call{
 			Script: s.scripts.alone, Common: s.publish(), Unit: wire.Unit{Keys: []string{l.Name}, Args: []any{string(l.ID)}},
-			Patience: attemptLimit(l.TTL),
+			Patience: attemptLimit(l.TTL), Report: l.Report,
 		}
 	}
 }
@@ -272,7 +261,7 @@ func (s *nativeStore) forgetting(a store.Ask) (*wire.Script, wire.Unit) {
 
 // Token draws a token above l.Token.
 func (s *nativeStore) Token(ctx context.Context, l store.Lease) (int64, error) {
-	c := &wire.Call{Tries: boundTries, Patience: attemptLimit(l.TTL)}
+	c := &wire.Call{Tries: boundTries, Patience: attemptLimit(l.TTL), Report: l.Report}
 	if l.Kind == store.Mutex {
 		c.Script = s.scripts.mutex.token
 		c.Unit = wire.Unit{Keys: []string{l.Name, l.Name + tokenSuffix}, Args: []any{string(l.ID), l.Token}}
@@ -289,7 +278,7 @@ func (s *nativeStore) Token(ctx context.Context, l store.Lease) (int64, error) {
 // Look reads a lock.
 func (s *nativeStore) Look(ctx context.Context, a store.Ask) (store.State, error) {
 	if a.Kind == store.Mutex {
-		state, err := s.look(ctx, []string{a.Name, a.Name + tokenSuffix, a.Name + queueSuffix})
+		state, err := s.look(ctx, a, []string{a.Name, a.Name + tokenSuffix, a.Name + queueSuffix})
 		return state, s.explained(ctx, a, err)
 	}
 	return s.lookKind(ctx, a)
@@ -298,7 +287,7 @@ func (s *nativeStore) Look(ctx context.Context, a store.Ask) (store.State, error
 // Break frees the lock of a hold, and has the client of that hold look at once.
 func (s *nativeStore) Break(ctx context.Context, a store.Ask) error {
 	control := s.controlOf(a.ID)
-	c := &wire.Call{Common: s.publish(), Tries: boundTries}
+	c := &wire.Call{Common: s.publish(), Tries: boundTries, Report: a.Report}
 	if a.Kind == store.Mutex {
 		c.Script, c.Unit = s.scripts.mutex.broken, s.unit(a.Name, string(a.ID), control)
 	} else {

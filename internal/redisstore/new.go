@@ -18,22 +18,13 @@ type Layout struct {
 	Delay    time.Duration // no lock of a server that runs for less; 0: none
 }
 
-// NameOf returns the name of the lock with a key.
-func (l Layout) NameOf(key string) string {
-	if l.Redisson {
-		return key
-	}
-	return nameOf(l.Prefix, key)
-}
-
 // Options are the options of a store. Each function may be nil.
 type Options struct {
 	Layout
 	Scripts *Scripts
 
-	Retried     func(key, script string, attempt, tries int, err error) // a script is sent again
-	Lost        func(node string, attempt int, err error)               // a pub/sub connection is lost, or cannot be made
-	Reconnected func(node string, down time.Duration)                   // a pub/sub connection is back
+	Lost        func(node string, attempt int, err error) // a pub/sub connection is lost, or cannot be made
+	Reconnected func(node string, down time.Duration)     // a pub/sub connection is back
 }
 
 // New makes the store that keeps locks behind rdb, and sends nothing. New refuses the clients that
@@ -43,7 +34,7 @@ func New(rdb redis.UniversalClient, o Options) (store.Store, error) {
 		scripts: o.Scripts, rdb: rdb, prefix: o.Prefix, delay: o.Delay, closed: make(chan struct{}),
 	}
 	var err error
-	s.wire, err = wire.New(rdb, wire.Options{Retried: o.Retried, Trouble: func() { s.watchers.Tell("") }})
+	s.wire, err = wire.New(rdb, wire.Options{Trouble: func() { s.watchers.Tell("") }})
 	if err != nil {
 		return nil, err
 	}

@@ -105,6 +105,7 @@ func (s *redissonStore) ask(ctx context.Context, a store.Ask, tries int) (acquir
 		Script: s.scripts.redisson.acquire, Tries: tries, Patience: takingLimit(a),
 		Unit:   wire.Unit{Keys: s.keys(a.Name), Args: []any{field, lifetime.Millis(a.Kept(a.TTL))}},
 		Acks:   wire.Acks(a.Acks),
+		Report: a.Report,
 		Repeat: func(elapsed time.Duration) []any { return []any{field, repeatMillis(a.Kept(a.TTL), elapsed)} },
 	}
 	answer, err := s.wire.Do(ctx, c)
@@ -202,7 +203,7 @@ func (s *redissonStore) Release(ctx context.Context, l store.Lease, count int) e
 	}
 	return s.free(ctx, &wire.Call{
 		Script: s.scripts.redisson.release, Common: s.freeing(""), Unit: s.unit(l.Name, l.ID),
-		Patience: attemptLimit(l.TTL),
+		Patience: attemptLimit(l.TTL), Report: l.Report,
 	})
 }
 
@@ -243,14 +244,14 @@ func (s *redissonStore) Token(ctx context.Context, l store.Lease) (int64, error)
 
 // Look reads a lock.
 func (s *redissonStore) Look(ctx context.Context, a store.Ask) (store.State, error) {
-	return s.look(ctx, s.keys(a.Name))
+	return s.look(ctx, a, s.keys(a.Name))
 }
 
 // Break frees the lock of a hold, and has the client of that hold look at once.
 func (s *redissonStore) Break(ctx context.Context, a store.Ask) error {
 	return s.free(ctx, &wire.Call{
 		Script: s.scripts.redisson.release, Common: s.freeing(s.control(cutLast(s.field(a.ID), 1))),
-		Unit: s.unit(a.Name, a.ID), Tries: boundTries,
+		Unit: s.unit(a.Name, a.ID), Tries: boundTries, Report: a.Report,
 	})
 }
 

@@ -128,7 +128,7 @@ func (s *redisStore) Enter(ctx context.Context, l store.Lease, count int) (store
 
 // enter sends the call of an Enter.
 func (s *redisStore) enter(ctx context.Context, l store.Lease, c *wire.Call) (store.Lease, error) {
-	c.Patience = attemptLimit(l.TTL)
+	c.Patience, c.Report = attemptLimit(l.TTL), l.Report
 	n, a, err := s.number(ctx, c)
 	switch {
 	case err != nil:
@@ -174,18 +174,18 @@ func forgotten(errs []error) []error {
 	return errs
 }
 
-// look reads the lock with these keys.
-func (s *redisStore) look(ctx context.Context, keys []string) (store.State, error) {
-	a, err := s.wire.Do(ctx, &wire.Call{
-		Script: s.scripts.mutex.state, Common: []any{len(keys)}, Unit: wire.Unit{Keys: keys}, Tries: boundTries,
+// look reads a lock with these keys.
+func (s *redisStore) look(ctx context.Context, a store.Ask, keys []string) (store.State, error) {
+	answer, err := s.wire.Do(ctx, &wire.Call{
+		Script: s.scripts.mutex.state, Common: []any{len(keys)}, Unit: wire.Unit{Keys: keys}, Tries: boundTries, Report: a.Report,
 	})
 	if err != nil {
-		return store.State{}, unsureOf(a, reachable(err))
+		return store.State{}, unsureOf(answer, reachable(err))
 	}
 	var owner string
 	var count, ttl, token, waiters int64
-	if !scan(a.Reply, &owner, &count, &ttl, &token, &waiters) {
-		return store.State{}, badReply(s.scripts.mutex.state, a.Reply)
+	if !scan(answer.Reply, &owner, &count, &ttl, &token, &waiters) {
+		return store.State{}, badReply(s.scripts.mutex.state, answer.Reply)
 	}
 	state := store.State{
 		Owner: store.ID(owner), Count: int(count), TTL: fromMillis(ttl), Token: token, Waiters: int(waiters),

@@ -28,7 +28,7 @@ func (w *Wire) All(ctx context.Context, s *Script, common []any, units []Unit) [
 	for i := range places {
 		places[i] = i
 	}
-	for attempt := 1; len(places) > 0; attempt++ {
+	for len(places) > 0 {
 		flights := make([]*flight, len(places))
 		for i, at := range places {
 			flights[i] = &flight{ctx: ctx, call: call, unit: units[at], since: time.Now(), done: make(chan struct{})}
@@ -62,7 +62,6 @@ func (w *Wire) All(ctx context.Context, s *Script, common []any, units []Unit) [
 			break
 		}
 		if places = again; w.wasStale(last, &fewest) {
-			w.options.Retried(units[lost[0]].Keys[0], s.Name, attempt, attempt, last)
 			places = slices.Concat(again, lost)
 		}
 	}

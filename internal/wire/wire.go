@@ -24,10 +24,6 @@ import (
 
 // Options is what a Wire reports, and to whom. The zero value reports nothing.
 type Options struct {
-	// Retried is called before a call is sent again. key is its first key, attempt counts all
-	// attempts so far, tries leaves out attempts over dead idle connections, err is the last
-	// failure.
-	Retried func(key, script string, attempt, tries int, err error)
 	// Trouble is called, at most once a second, after the loss of a connection and after the
 	// answers READONLY and MOVED. Leases should be renewed at once. Trouble must not block.
 	Trouble func()
@@ -53,9 +49,6 @@ type Wire struct {
 func New(rdb redis.UniversalClient, o Options) (*Wire, error) {
 	if err := checkKind(rdb); err != nil {
 		return nil, err
-	}
-	if o.Retried == nil {
-		o.Retried = func(string, string, int, int, error) {}
 	}
 	if o.Trouble == nil {
 		o.Trouble = func() {}
@@ -98,9 +91,17 @@ type Call struct {
 	// Acks are to confirm the script. Answer.Acked is how many have. A call with Acks is never
 	// batched.
 	Acks Acks
+	// Report is told before the call is sent again; nil: nobody is.
+	Report Reporter
 	// Repeat makes the Unit.Args of an attempt at a time elapsed after Answer.First, once the end
 	// of an attempt is unknown. nil: the same as before.
 	Repeat func(elapsed time.Duration) []any
+}
+
+// A Reporter is told that a script is sent again, with the number of failed attempts, the begin of
+// the first one, and the latest failure. Retrying must not block.
+type Reporter interface {
+	Retrying(script string, attempt int, since time.Time, err error)
 }
 
 // Acks demands that Replicas replicas confirm a script within Timeout. With Disk, the server too
@@ -147,17 +148,23 @@ func (a *Answer) doubt() {
 // that attempt has found no server that serves.
 func (w *Wire) Do(ctx context.Context, c *Call) (Answer, error) {
 	var a Answer
-	var last error // of the attempts
+	var last error      // of the attempts
+	var begun time.Time // of the first one
 	attempts, tries, fewest := 0, 0, math.MaxInt
 	for ctx.Err() == nil {
 		args := c.Unit.Args
 		if attempts > 0 {
-			w.options.Retried(c.Unit.Keys[0], c.Script.Name, attempts, tries, last)
+			if c.Report != nil {
+				c.Report.Retrying(c.Script.Name, attempts, begun, last)
+			}
 			if a.Unsure && c.Repeat != nil {
 				args = c.Repeat(time.Since(a.First))
 			}
 		}
 		a.Sent = time.Now()
+		if attempts == 0 {
+			begun = a.Sent
+		}
 		if !a.Unsure {
 			a.First = a.Sent
 		}

@@ -77,7 +77,7 @@ func newRigOn(t *testing.T, server *redistest.Server, mod ...func(*redis.Options
 func (r *rig) use(rdb *redis.Client) {
 	r.Helper()
 	r.rdb = rdb
-	w, err := New(rdb, Options{Retried: r.note, Trouble: func() {
+	w, err := New(rdb, Options{Trouble: func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.trouble++
@@ -86,12 +86,13 @@ func (r *rig) use(rdb *redis.Client) {
 	r.wire = w
 }
 
-func (r *rig) note(subject, script string, attempt, tries int, err error) {
+// Retrying implements Reporter.
+func (r *rig) Retrying(script string, attempt int, since time.Time, err error) {
 	r.mu.Lock()
 	r.retried = append(r.retried, err)
 	r.mu.Unlock()
-	if !strings.HasPrefix(subject, r.Name()) || script != "set" || attempt < 1 || tries > attempt {
-		r.Errorf("retried %s of %s, attempt %d, try %d", script, subject, attempt, tries)
+	if script != "set" || attempt < 1 || since.IsZero() {
+		r.Errorf("retried %s, attempt %d, since %s", script, attempt, since)
 	}
 	r.retry()
 }
@@ -110,7 +111,7 @@ func (r *rig) unit(n int, value string) Unit {
 
 // call sets key 0.
 func (r *rig) call(value string) *Call {
-	return &Call{Script: setScript, Unit: r.unit(0, value)}
+	return &Call{Script: setScript, Unit: r.unit(0, value), Report: r}
 }
 
 // tries is call that is sent so often.

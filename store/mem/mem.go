@@ -136,7 +136,7 @@ func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progr
 		var h *hold
 		var in bool
 		var p store.Progress
-		err = s.patiently(ctx, a.Name, func(k *lock) error {
+		err = s.patiently(ctx, a, "acquire", func(k *lock) error {
 			if h, in, err = k.ask(a); err == nil && !in {
 				p = store.Progress{Busy: k.busy(h), Queued: true}
 				p.Position, err = k.join(h)
@@ -169,7 +169,7 @@ func (s *Store) giveUp(a store.Ask, err error) error {
 
 // Enter implements [store.Store]. If l.TTL is 0, Enter returns the lease that the hold has.
 func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
-	err := s.patiently(ctx, l.Name, of(l.ID, func(_ *lock, h *hold) {
+	err := s.patiently(ctx, l.Ask, "renew", of(l.ID, func(_ *lock, h *hold) {
 		h.extend(l.TTL, count)
 		l.Sent, l.TTL = h.Sent, h.TTL
 	}))
@@ -185,7 +185,7 @@ func (s *Store) Release(ctx context.Context, l store.Lease, count int) error {
 		_, err := s.Enter(ctx, l, count)
 		return err
 	}
-	return s.patiently(ctx, l.Name, of(l.Owner(), func(k *lock, h *hold) { s.leave(k, h, l.Ask) }))
+	return s.patiently(ctx, l.Ask, "release", of(l.Owner(), func(k *lock, h *hold) { s.leave(k, h, l.Ask) }))
 }
 
 // Renew implements [store.Store].
@@ -345,7 +345,7 @@ func (s *Store) once(ctx context.Context, name string, command func(*lock) error
 }
 
 // patiently makes attempts until one is answered or ctx is done, each at the end of an interruption.
-func (s *Store) patiently(ctx context.Context, name string, command func(*lock) error) error {
+func (s *Store) patiently(ctx context.Context, a store.Ask, verb string, command func(*lock) error) error {
 	var c *cut
 	over := func(done <-chan struct{}) bool {
 		select {
@@ -355,8 +355,8 @@ func (s *Store) patiently(ctx context.Context, name string, command func(*lock) 
 			return false
 		}
 	}
-	return attempts.Repeat(ctx, over, func() (err error) {
-		c, err = s.attempt(func() error { return s.on(name, command) })
+	return attempts.Repeat(ctx, attempts.Call{Report: a.Report, Command: verb}, over, func() (err error) {
+		c, err = s.attempt(func() error { return s.on(a.Name, command) })
 		return err
 	})
 }
