@@ -435,10 +435,7 @@ func (j *joint) giveUp() {
 		defer close(done)
 		_ = j.leave(j.Context, errs) // cleanup has what the store does not confirm
 	})
-	select {
-	case <-done:
-	case <-time.After(giveBack):
-	}
+	lifetime.Sleep(done, giveBack)
 }
 
 // close ends the sections, the innermost first. The result has an error for each entry that was

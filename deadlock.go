@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
 
@@ -109,17 +110,12 @@ func (s *search) run(ctx context.Context, end context.CancelCauseFunc) {
 		defer cancel()
 		_ = s.graph.Show(bound, s.me, waitShown) // what stays ends by itself
 	}()
-	timer := time.NewTimer(deadlockAfter)
-	defer timer.Stop()
 	for {
 		if cycle := s.look(ctx); cycle != nil {
 			end(cycle)
 			return
 		}
-		timer.Reset(deadlockAfter)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
+		if !lifetime.Sleep(ctx.Done(), deadlockAfter) {
 			return
 		}
 	}

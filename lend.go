@@ -246,12 +246,7 @@ func (l *Lock) Accept(ctx context.Context, t Ticket) (context.Context, error) {
 		defer cancel()
 		lease, wait, err := s.Accept(bound, h.lease.Ask, store.ID(t.Hold), store.Ticket{ID: t.ID, Expires: t.Expires}, unaware)
 		if err == nil && wait > 0 {
-			timer := time.NewTimer(wait)
-			defer timer.Stop()
-			select {
-			case <-timer.C:
-			case <-bound.Done(): // enterBy sees it, too
-			}
+			lifetime.Sleep(bound.Done(), wait) // enterBy sees the end of bound, too
 		}
 		return a.enterBy(bound, t, h, lease, err)
 	}

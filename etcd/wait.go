@@ -11,6 +11,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-relock/relock/internal/attempts"
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
 
@@ -164,7 +165,7 @@ func (w *waiting) sleep(ctx context.Context) store.Wake {
 			wake <- store.WakeGrant
 			return
 		}
-		attempts.Sleep(watched.Done(), watchPause)
+		lifetime.Sleep(watched.Done(), watchPause)
 	}()
 	defer func() {
 		cancel()

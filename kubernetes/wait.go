@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/go-relock/relock/internal/attempts"
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
 
@@ -52,7 +53,7 @@ func (s *Store) await(ctx context.Context, a store.Ask, v *view) store.Wake {
 		FieldSelector: meta.ObjectNameField + "=" + a.Name, ResourceVersion: v.lease.ResourceVersion,
 	})
 	if err != nil {
-		attempts.Sleep(ctx.Done(), watchPause)
+		lifetime.Sleep(ctx.Done(), watchPause)
 		return store.WakeRecheck
 	}
 	defer w.Stop()
@@ -63,7 +64,7 @@ func (s *Store) await(ctx context.Context, a store.Ask, v *view) store.Wake {
 		case e := <-w.ResultChan():
 			lease, is := e.Object.(*api.Lease)
 			if !is { // the API server has ended the watch
-				attempts.Sleep(ctx.Done(), watchPause)
+				lifetime.Sleep(ctx.Done(), watchPause)
 				return store.WakeRecheck
 			}
 			if e.Type == watch.Deleted {

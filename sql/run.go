@@ -55,7 +55,7 @@ func (s *Store) run(ctx context.Context, c command, attempt func(ctx context.Con
 	silences, losses := 0, 0
 	pause := func(done <-chan struct{}) bool {
 		over := c.tries != patient && (silences >= c.tries || losses >= manyTries)
-		return !over && attempts.Sleep(done, pauseAfter(max(silences, losses)))
+		return !over && lifetime.Sleep(done, pauseAfter(max(silences, losses)))
 	}
 	return attempts.Repeat(ctx, attempts.Call{Report: c.ask.Report, Command: c.urgency.String()}, pause, func() error {
 		begun := time.Now()

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-relock/relock/internal/attempts"
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
 
@@ -111,7 +111,7 @@ func (s *Store) listen() {
 		} else {
 			s.pollOnce()
 		}
-		attempts.Sleep(s.life.Done(), pauseAfter(min(n+4, 10)))
+		lifetime.Sleep(s.life.Done(), pauseAfter(min(n+4, 10)))
 	}
 }
 

@@ -24,19 +24,7 @@ type Pause struct{ last time.Duration }
 // Wait waits for the pause, and returns false if done is closed before.
 func (p *Pause) Wait(done <-chan struct{}) bool {
 	p.last = min(max(2*p.last, shortest), longest)
-	return Sleep(done, p.last)
-}
-
-// Sleep waits for d, and returns false if done is closed before.
-func Sleep(done <-chan struct{}, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-done:
-		return false
-	}
+	return lifetime.Sleep(done, p.last)
 }
 
 // Call says who is told of the attempts of a call that are made again, and what they are called.

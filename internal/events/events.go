@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/go-relock/relock/internal/lifetime"
 )
 
 // Backlog is the largest number of waiting calls.
@@ -133,10 +135,5 @@ func (w *Worker) Close(limit time.Duration) {
 		}
 	}
 	w.mu.Unlock()
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	select {
-	case <-w.done:
-	case <-timer.C:
-	}
+	lifetime.Sleep(w.done, limit)
 }

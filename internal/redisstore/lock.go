@@ -91,7 +91,7 @@ func (s *nativeStore) Check(a store.Ask) (store.Ask, error) {
 
 // topic returns the topic of a client's waiters for a lock.
 func (s *nativeStore) topic(a store.Ask) subs.Topic {
-	return subs.Topic{Key: a.Name, Channel: a.Name + ":" + cutLast(string(a.ID), 2)}
+	return subs.Topic{Channel: a.Name + ":" + cutLast(string(a.ID), 2)}
 }
 
 // unit makes the unit for a lock and its queue.
@@ -300,6 +300,6 @@ func (s *nativeStore) Break(ctx context.Context, a store.Ask) error {
 func (s *nativeStore) CheckServer(ctx context.Context, a store.Ask) error {
 	a = newCheckAsk(a)
 	a.Name, _ = baseKey(s.prefix, "check:"+string(a.ID))
-	topic := subs.Topic{Key: a.Name, Channel: a.Name + ":" + string(a.ID)}
+	topic := subs.Topic{Channel: a.Name + ":" + string(a.ID)}
 	return s.checkServer(ctx, s, a, []subs.Topic{topic}, a.Name+tokenSuffix)
 }

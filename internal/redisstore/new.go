@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"context"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -31,8 +32,9 @@ type Options struct {
 // relock.New refuses.
 func New(rdb redis.UniversalClient, o Options) (store.Store, error) {
 	s := &redisStore{
-		scripts: o.Scripts, rdb: rdb, prefix: o.Prefix, delay: o.Delay, closed: make(chan struct{}),
+		scripts: o.Scripts, rdb: rdb, prefix: o.Prefix, delay: o.Delay,
 	}
+	s.life, s.end = context.WithCancel(context.Background())
 	var err error
 	s.wire, err = wire.New(rdb, wire.Options{Trouble: func() { s.watchers.Tell("") }})
 	if err != nil {
@@ -46,7 +48,7 @@ func New(rdb redis.UniversalClient, o Options) (store.Store, error) {
 	}
 	s.subs = subs.New(subs.Options{
 		Node: s.wire.Node, Sharded: s.wire.Sharded, NotSharded: s.wire.NotSharded,
-		Group: &s.group, Closed: s.closed, Lost: o.Lost, Reconnected: o.Reconnected,
+		Group: &s.group, Life: s.life, Lost: o.Lost, Reconnected: o.Reconnected,
 	})
 	if o.Redisson {
 		s.field = redissonField

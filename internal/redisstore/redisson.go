@@ -92,11 +92,11 @@ func (s *redissonStore) keys(name string) []string {
 // topics returns the topics of the waiters of a lock. In a cluster a Redisson client publishes on
 // sharded or on plain pub/sub, so waiters listen on both.
 func (s *redissonStore) topics(name string) []subs.Topic {
-	t := subs.Topic{Key: name, Channel: redissonChannel + braced(name)}
+	channel := redissonChannel + braced(name)
 	if s.wire.Sharded() {
-		return []subs.Topic{t, {Key: t.Key, Channel: t.Channel, Plain: true}}
+		return []subs.Topic{{Channel: channel}, {Channel: channel, Plain: true}}
 	}
-	return []subs.Topic{t}
+	return []subs.Topic{{Channel: channel}}
 }
 
 func (s *redissonStore) ask(ctx context.Context, a store.Ask, tries int) (acquireReply, wire.Answer, error) {

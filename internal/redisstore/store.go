@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -30,19 +29,17 @@ type redisStore struct {
 	delay   time.Duration         // of Options.Delay
 	field   func(store.ID) string // names a hold in the hash of its lock
 
-	group    group.Group // goroutines of subs and Watch
-	closed   chan struct{}
-	once     sync.Once
+	group    group.Group     // goroutines of subs and Watch
+	life     context.Context // ends with Close
+	end      context.CancelFunc
 	watchers attempts.Watchers
 }
 
 // Close ends the subscriptions, and waits for each goroutine of the store. Later commands still
 // work.
 func (s *redisStore) Close() error {
-	s.once.Do(func() {
-		s.group.Close()
-		close(s.closed)
-	})
+	s.group.Close()
+	s.end()
 	s.group.Wait()
 	s.wire.Wait()
 	return nil
@@ -247,7 +244,7 @@ func cutLast(id string, n int) string {
 // subscription is back, and when the connections for commands are in trouble.
 func (s *redisStore) Watch(client string, doubt func(store.ID)) (stop func()) {
 	remove := s.watchers.Add(client, doubt)
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(s.life)
 	s.group.GoOpen(func() { s.watch(ctx, client, doubt) })
 	return func() {
 		cancel()
@@ -262,12 +259,12 @@ func (s *redisStore) watch(ctx context.Context, client string, doubt func(store.
 	var l *subs.Listener
 	for tries := 2; l == nil; tries++ {
 		var err error
-		l, err = s.subs.Listen(ctx, subs.Topic{Key: channel, Channel: channel, Plain: true}, "")
+		l, err = s.subs.Listen(ctx, subs.Topic{Channel: channel, Plain: true}, "")
 		if ctx.Err() != nil || wire.Refused(err) || errors.Is(err, subs.ErrClosed) {
 			return
 		}
 		if err != nil { // the cluster has no node for the channel just now
-			attempts.Sleep(ctx.Done(), wire.Pause(tries))
+			lifetime.Sleep(ctx.Done(), wire.Pause(tries))
 		}
 	}
 	defer l.Close()
@@ -287,8 +284,6 @@ func (s *redisStore) watch(ctx context.Context, client string, doubt func(store.
 				}
 			}
 		case <-ctx.Done():
-			return
-		case <-s.closed:
 			return
 		}
 	}

@@ -62,9 +62,7 @@ func (w *waiting) listen(ctx context.Context, h *subs.Hub, t subs.Topic, id stri
 		return nil, err
 	case bound.Err() == nil: // the cluster has no node for the channel just now
 		w.tries++
-		pause, cancel := context.WithTimeout(bound, wire.Pause(w.tries+1))
-		defer cancel()
-		<-pause.Done()
+		lifetime.Sleep(bound.Done(), wire.Pause(w.tries+1))
 	}
 	w.woken = store.WakeRecheck
 	return nil, nil

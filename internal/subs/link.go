@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/wire"
 )
 
@@ -91,15 +92,7 @@ func (l *link) replan() {
 // run is the life of a link: connect, serve, and recover, whatever the reason.
 func (l *link) run() {
 	o := &l.hub.o
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	o.Group.Go(func() {
-		select {
-		case <-o.Closed:
-			cancel()
-		case <-ctx.Done():
-		}
-	})
+	ctx := o.Life
 	for !l.isOver(ctx) {
 		ps, err := l.connect(ctx)
 		refused := err != nil && l.isRefused(err)
@@ -109,10 +102,7 @@ func (l *link) run() {
 		attempt := l.lose(err, refused)
 		if ctx.Err() == nil && !errors.Is(err, errUnused) {
 			o.Lost(l.node, attempt, err)
-			select {
-			case <-time.After(wire.Pause(attempt)):
-			case <-ctx.Done():
-			}
+			lifetime.Sleep(ctx.Done(), wire.Pause(attempt))
 			l.resolve(ctx)
 		}
 	}
@@ -292,7 +282,7 @@ func (l *link) lose(err error, forGood bool) (attempt int) {
 	return l.attempt
 }
 
-// resolve puts each subscription on the link of the node with its key. If the node cannot be found,
+// resolve puts each subscription on the link of the node of its channel. If the node cannot be found,
 // the subscription stays.
 func (l *link) resolve(ctx context.Context) {
 	h := l.hub
@@ -303,7 +293,7 @@ func (l *link) resolve(ctx context.Context) {
 	h.mu.Unlock()
 	var moves []func()
 	for _, s := range all {
-		node, rdb, err := h.o.Node(ctx, s.Key, true)
+		node, rdb, err := h.o.Node(ctx, s.Channel, true)
 		switch {
 		case err != nil:
 		case node == l.node:

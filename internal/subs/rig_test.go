@@ -32,7 +32,8 @@ type rig struct {
 	plain   *redis.Client // without faults
 	faults  *redistest.Faults
 	group   group.Group
-	closed  chan struct{}
+	life    context.Context
+	end     context.CancelFunc
 	close   func()
 	sharded atomic.Bool
 
@@ -116,7 +117,7 @@ func (r *rig) place(node nodeFunc) {
 
 // start makes the hub.
 func (r *rig) start() {
-	r.closed = make(chan struct{})
+	r.life, r.end = context.WithCancel(context.Background())
 	r.Hub = New(Options{
 		Node: func(ctx context.Context, key string, anew bool) (string, redis.UniversalClient, error) {
 			r.mu.Lock()
@@ -125,7 +126,7 @@ func (r *rig) start() {
 			return node(ctx, key, anew)
 		},
 		Sharded: r.sharded.Load, NotSharded: func() { r.sharded.Store(false) },
-		Group: &r.group, Closed: r.closed,
+		Group: &r.group, Life: r.life,
 		Lost: func(node string, attempt int, err error) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
@@ -138,7 +139,7 @@ func (r *rig) start() {
 		},
 	})
 	r.close = sync.OnceFunc(func() {
-		close(r.closed)
+		r.end()
 		r.group.Close()
 		r.group.Wait()
 		require.Empty(r.t, r.subs)
@@ -161,7 +162,7 @@ func (r *rig) backs() []string {
 
 // topic is a channel that belongs to this test.
 func (r *rig) topic(name string) Topic {
-	return Topic{Key: name, Channel: r.t.Name() + ":" + name}
+	return Topic{Channel: r.t.Name() + ":" + name}
 }
 
 // listen listens on the channel of that name.

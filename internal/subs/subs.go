@@ -34,8 +34,8 @@ type Options struct {
 	NotSharded func()
 	// Group has the goroutines of the hub. Group is closed together with the client.
 	Group *group.Group
-	// Closed is closed with the client, and ends all connections.
-	Closed <-chan struct{}
+	// Life ends with the client, and ends all connections.
+	Life context.Context
 	// Lost reports a connection to a node that was lost, or could not be made. attempt counts from
 	// 1, and begins anew after a connection with a life of 500 ms.
 	Lost func(node string, attempt int, err error)
@@ -44,9 +44,8 @@ type Options struct {
 	Reconnected func(node string, down time.Duration)
 }
 
-// Topic is a channel to listen on. Topics are told apart by Channel and Plain.
+// Topic is a channel to listen on, on the node with a key of the same name.
 type Topic struct {
-	Key     string // decides on which node the channel is subscribed
 	Channel string
 	Plain   bool // use SUBSCRIBE even if pub/sub is sharded
 }
@@ -69,8 +68,8 @@ type Hub struct {
 	o Options
 
 	mu    sync.Mutex
-	subs  map[Topic]*subscription // by topics without their keys
-	links map[string]*link        // by node
+	subs  map[Topic]*subscription
+	links map[string]*link // by node
 }
 
 // New returns a Hub without connections.
@@ -106,7 +105,7 @@ type Listener struct {
 func (h *Hub) Listening(t Topic, id string) *Listener {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if s := h.subs[t.name()]; s != nil && s.confirmed {
+	if s := h.subs[t]; s != nil && s.confirmed {
 		return h.addLocked(s, id)
 	}
 	return nil
@@ -120,7 +119,7 @@ func (h *Hub) Listen(ctx context.Context, t Topic, id string) (*Listener, error)
 	if l := h.Listening(t, id); l != nil {
 		return l, nil
 	}
-	node, rdb, err := h.o.Node(ctx, t.Key, false)
+	node, rdb, err := h.o.Node(ctx, t.Channel, false)
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +133,7 @@ func (h *Hub) Listen(ctx context.Context, t Topic, id string) (*Listener, error)
 			return l, nil
 		}
 		err = n.Err
-	case <-h.o.Closed:
+	case <-h.o.Life.Done():
 		err = ErrClosed
 	case <-ctx.Done():
 		err = lifetime.Ended(ctx)
@@ -147,14 +146,14 @@ func (h *Hub) Listen(ctx context.Context, t Topic, id string) (*Listener, error)
 func (h *Hub) add(t Topic, id, node string, rdb redis.UniversalClient) *Listener {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	s := h.subs[t.name()]
+	s := h.subs[t]
 	if s == nil {
 		to := h.linkLocked(node, rdb)
 		if to == nil {
 			return nil
 		}
 		s = &subscription{Topic: t, listeners: map[string][]*Listener{}}
-		h.subs[t.name()] = s
+		h.subs[t] = s
 		to.adoptLocked(s)
 	}
 	l := h.addLocked(s, id)
@@ -241,11 +240,8 @@ func (s *subscription) notifyLocked(n Note) {
 
 // endLocked ends a subscription. The remaining listeners get err.
 func (h *Hub) endLocked(s *subscription, err error) {
-	delete(h.subs, s.name())
+	delete(h.subs, s.Topic)
 	delete(s.link.subs, s)
 	s.link, s.confirmed = nil, false
 	s.notifyLocked(Note{Err: err})
 }
-
-// name returns the key of a topic in Hub.subs.
-func (t Topic) name() Topic { return Topic{Channel: t.Channel, Plain: t.Plain} }

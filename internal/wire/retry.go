@@ -1,7 +1,6 @@
 package wire
 
 import (
-	"context"
 	"math"
 	"math/rand/v2"
 	"time"
@@ -23,19 +22,6 @@ func Pause(attempt int) time.Duration {
 	}
 	d := min(firstPause<<min(attempt-2, 10), longPause)
 	return d/2 + rand.N(d/2)
-}
-
-// sleep waits for d, or until ctx is done.
-func sleep(ctx context.Context, d time.Duration) {
-	if d <= 0 {
-		return
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }
 
 // wasStale reports whether an attempt was no real try, as its idle connection had ended long

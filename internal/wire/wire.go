@@ -199,7 +199,7 @@ func (w *Wire) Do(ctx context.Context, c *Call) (Answer, error) {
 			return a, unavailable(o.err)
 		}
 		w.doubtMap(ctx)
-		sleep(ctx, Pause(tries))
+		lifetime.Sleep(ctx.Done(), Pause(tries))
 		if c.Migrating != nil && Code(o.err) == "TRYAGAIN" {
 			c = cmp.Or(c.Migrating(ctx), c)
 		}
