@@ -130,7 +130,12 @@ func (l *Locks) Err() error {
 	return l.err
 }
 
-var errZeroLocks = invalid("this Locks was not made by All or Client.NewLocks")
+func (l *Locks) check(ctx context.Context) error {
+	if err := l.Err(); err != nil || ctx != nil {
+		return err
+	}
+	return errNilContext
+}
 
 // Lock waits until the caller has all locks, and enters them. A store that can take several locks
 // in one step takes free mutexes of one client in one round trip. Memory can, and Redis can if the
@@ -185,11 +190,8 @@ func (l *Locks) DoFor(ctx context.Context, wait time.Duration, fn func(ctx conte
 // [ErrInvalid]. Otherwise the section is left, and the error joins the errors of [Lock.Unlock] of
 // all locks, such as an [ErrLockLost] of one of them.
 func (l *Locks) Unlock(ctx context.Context) error {
-	if err := l.Err(); err != nil {
+	if err := l.check(ctx); err != nil {
 		return err
-	}
-	if ctx == nil {
-		return errNilContext
 	}
 	j := l.nearest(ctx)
 	if j == nil || !j.left.CompareAndSwap(false, true) {
@@ -219,20 +221,18 @@ func (l *Locks) Tokens(section context.Context) (map[string]int64, error) {
 	return tokens, nil
 }
 
-// sideBySide runs calls at the same time, the last one in the goroutine of the caller.
+// sideBySide runs calls at the same time, the first one in the goroutine of the caller.
 func (c *Client) sideBySide(calls []func()) {
-	var others sync.WaitGroup
-	for i, call := range calls {
-		if i == len(calls)-1 {
-			call()
-			break
-		}
-		others.Add(1)
-		c.group.Go(func() {
-			defer others.Done()
-			call()
-		})
+	if len(calls) == 0 {
+		return
 	}
+	c.group.Add() // Close waits for all of them
+	defer c.group.Leave()
+	var others sync.WaitGroup
+	for _, call := range calls[1:] {
+		others.Go(call)
+	}
+	calls[0]()
 	others.Wait()
 }
 
@@ -262,11 +262,8 @@ func (l *Locks) nearest(ctx context.Context) *joint {
 
 // acquire is Lock, TryLock and TryLockFor.
 func (l *Locks) acquire(ctx context.Context, wait time.Duration) (context.Context, error) {
-	if err := l.Err(); err != nil {
+	if err := l.check(ctx); err != nil {
 		return ctx, err
-	}
-	if ctx == nil {
-		return ctx, errNilContext
 	}
 	if g := &l.locks[0].client.group; g.Enter() { // Close waits for giveUp, too
 		defer g.Leave()

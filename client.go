@@ -3,6 +3,7 @@ package relock
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -62,10 +63,7 @@ func Open(s store.Store, options ...Option) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := c.use(s); err != nil {
-		return nil, err
-	}
-	return c, nil
+	return c.use(s)
 }
 
 // newClient makes a client without a store.
@@ -90,13 +88,15 @@ func newClient(s settings) (*Client, error) {
 	return c, nil
 }
 
-// use gives the client its store, and checks that the store can serve the client's options.
-func (c *Client) use(s store.Store) error {
+// use gives the client its store, if the store can serve the client's options.
+func (c *Client) use(s store.Store) (*Client, error) {
 	c.store = s
 	racing, is := s.(store.Racing)
 	c.races = is && racing.Races()
-	_, err := s.Check(store.Ask{Name: "check", TTL: c.settings.ttl, Limit: 1, Acks: c.settings.acks})
-	return asInvalid(err)
+	if _, err := s.Check(store.Ask{Name: "check", TTL: c.settings.ttl, Limit: 1, Acks: c.settings.acks}); err != nil {
+		return nil, asInvalid(err)
+	}
+	return c, nil
 }
 
 // ID returns the name of this client: a UUID, with the name of [WithOwner] in front, if one is
@@ -143,11 +143,7 @@ func (t *table) close(c *Client) (todo []func()) {
 	t.closed = true
 	c.end(ErrClosed)
 	todo = append(todo, c.reportLeaks)
-	var holds []*hold
-	for h := range t.leases.All() {
-		holds = append(holds, h)
-	}
-	for _, h := range holds {
+	for _, h := range slices.Collect(t.leases.All()) { // finishLocked changes the heap
 		t.foundLocked(h)
 		for _, cancel := range h.cancelsLocked() {
 			todo = append(todo, func() { cancel(ErrClosed) })
@@ -202,7 +198,6 @@ func endingWith(ctx, other context.Context) (context.Context, context.CancelFunc
 	return ctx, func() { stop(); cancel(nil) }
 }
 
-// log hands a record to the logger of the client or of a lock.
 func (c *Client) log(l *slog.Logger, level slog.Level, msg string, attrs ...slog.Attr) {
 	c.events.Log(l, level, msg, attrs...)
 }

@@ -1,6 +1,7 @@
 package relock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -132,22 +133,12 @@ const (
 	LossLeaked    LossReason = "leaked"    // the section's context was garbage collected without Unlock, and the lease ran out
 )
 
-// explain returns the reason in words.
-func (r LossReason) explain() string {
-	switch r {
-	case LossExpired:
-		return "the lease ran out"
-	case LossTaken:
-		return "the store does not have this hold any more"
-	case LossMaxHold:
-		return "the longest allowed hold was reached"
-	case LossAbandoned:
-		return "its context was done and the lease ran out without Unlock"
-	case LossLeaked:
-		return "its context was dropped without Unlock and the lease ran out"
-	default:
-		return string(r)
-	}
+var lossReasons = map[LossReason]string{
+	LossExpired:   "the lease ran out",
+	LossTaken:     "the store does not have this hold any more",
+	LossMaxHold:   "the longest allowed hold was reached",
+	LossAbandoned: "its context was done and the lease ran out without Unlock",
+	LossLeaked:    "its context was dropped without Unlock and the lease ran out",
 }
 
 // LostError is the loss of a hold. LostError matches [ErrLockLost].
@@ -159,7 +150,7 @@ type LostError struct {
 }
 
 func (e *LostError) Error() string {
-	return fmt.Sprintf("relock: %q lost by %s: %s", e.Name, e.Holder, e.Reason.explain())
+	return fmt.Sprintf("relock: %q lost by %s: %s", e.Name, e.Holder, cmp.Or(lossReasons[e.Reason], string(e.Reason)))
 }
 
 // Is makes the error match [ErrLockLost].
@@ -192,7 +183,6 @@ func (e *DeadlockError) Error() string {
 // Is makes the error match [ErrDeadlock].
 func (e *DeadlockError) Is(target error) bool { return target == ErrDeadlock }
 
-// isDeadlock says whether err is a circle of waits.
 func isDeadlock(err error) bool {
 	_, is := err.(*DeadlockError) //nolint:errorlint // a cause may wrap the deadlock of another lock
 	return is
@@ -240,7 +230,6 @@ type freeError struct{}
 func (freeError) Error() string        { return "nobody has the lock" }
 func (freeError) Is(target error) bool { return target == ErrNotHeld }
 
-// isLost says whether err is the loss of a lock.
 func isLost(err error) bool {
 	var lost *LostError
 	return errors.As(err, &lost)
@@ -249,6 +238,7 @@ func isLost(err error) bool {
 var (
 	errNilContext = invalid("the context is nil; use context.Background if there is no other")
 	errZeroLock   = invalid("this Lock was not made by Client.NewLock")
+	errZeroLocks  = invalid("this Locks was not made by All or Client.NewLocks")
 
 	errScriptInside = invalid("TryLockIf inside a section of the same lock")
 	errTicketInside = invalid("a ticket inside a section of the same lock")
@@ -264,11 +254,8 @@ func asInvalid(err error) error {
 
 // isNil says whether an interface is empty, or has a nil pointer.
 func isNil(v any) bool {
-	if v == nil {
-		return true
-	}
 	r := reflect.ValueOf(v)
-	return r.Kind() == reflect.Pointer && r.IsNil()
+	return v == nil || r.Kind() == reflect.Pointer && r.IsNil()
 }
 
 // waitOverError is the cause of a wait's own end. Like every end of a wait by time, waitOverError

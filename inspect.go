@@ -1,6 +1,7 @@
 package relock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -40,17 +41,8 @@ func (l *Lock) Token(ctx context.Context) (int64, error) {
 	ctx, stop := endingWith(ctx, e.ctx)
 	defer stop()
 	token, err = l.client.store.Token(ctx, lease)
-	if errors.Is(err, store.ErrGone) {
-		_ = h.endOf(true) // and inside says what has become of the section
-	}
-	if _, over := l.inside("token", ctx); over != nil {
-		return 0, over
-	}
-	if err != nil && l.client.isClosed() {
-		err = ErrClosed
-	}
-	if err != nil {
-		return 0, l.failed("token", h.holder, err)
+	if err := l.settled("token", ctx, h, err); err != nil {
+		return 0, err
 	}
 	if h.isReader() {
 		token = -token
@@ -63,13 +55,28 @@ func (l *Lock) Token(ctx context.Context) (int64, error) {
 	return h.token, nil
 }
 
+// settled returns the error of a section's command. The loss of the section counts more than err, the
+// error of the store.
+func (l *Lock) settled(op string, ctx context.Context, h *hold, err error) error { //nolint:revive // as inside
+	if errors.Is(err, store.ErrGone) {
+		_ = h.endOf(true) // and inside says what has become of the section
+	}
+	_, over := l.inside(op, ctx)
+	switch {
+	case over != nil:
+		return over
+	case err == nil:
+		return nil
+	case l.client.isClosed():
+		err = ErrClosed
+	}
+	return l.failed(op, h.holder, err)
+}
+
 // inside returns the entry of this lock around ctx, if its hold is valid.
 func (l *Lock) inside(op string, ctx context.Context) (*entry, error) { //nolint:revive // op is the text of an error
-	if err := l.Err(); err != nil {
+	if err := l.check(ctx); err != nil {
 		return nil, err
-	}
-	if ctx == nil {
-		return nil, errNilContext
 	}
 	e := l.nearest(ctx)
 	if e == nil {
@@ -117,7 +124,7 @@ func (l *Lock) Held(ctx context.Context) bool {
 
 // look returns the local state of the section around ctx, zero outside of a section.
 func (l *Lock) look(ctx context.Context) (remaining time.Duration, count int) {
-	if l.Err() != nil || ctx == nil {
+	if l.check(ctx) != nil {
 		return 0, 0
 	}
 	e := l.nearest(ctx)
@@ -145,10 +152,7 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 	if err := l.Err(); err != nil {
 		return err
 	}
-	if err := checkLease("Extend", d); err != nil {
-		return err
-	}
-	if err := l.settings.checkTTL(d); err != nil {
+	if err := cmp.Or(checkLease("Extend", d), l.settings.checkTTL(d)); err != nil {
 		return err
 	}
 	e, err := l.inside("extend", ctx)
@@ -176,24 +180,12 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 	defer cancel()
 	lease.TTL = d
 	lease, err = c.store.Enter(bounded, lease, count)
-	if errors.Is(err, store.ErrGone) {
-		_ = h.endOf(true) // and inside says what has become of the section
-	}
 	if err == nil {
 		t.mu.Lock()
 		t.confirmLocked(h, lease, time.Now())
 		t.mu.Unlock()
 	}
-	if _, over := l.inside("extend", ctx); over != nil { // Extend took longer than the lease, and has extended nothing
-		return over
-	}
-	if err != nil && c.isClosed() {
-		err = ErrClosed
-	}
-	if err != nil {
-		return l.failed("extend", h.holder, err)
-	}
-	return nil
+	return l.settled("extend", ctx, h, err) // a loss: Extend took longer than the lease, and has extended nothing
 }
 
 // State is the state of a lock in the store.
@@ -231,15 +223,9 @@ func (s State) Locked() bool { return s.Holder != Holder{} }
 // asks a silent server three times, as [Lock.TryLock] does. State works after [Client.Close] too.
 // Errors: ctx's, errors of the store, [ErrInvalid].
 func (l *Lock) State(ctx context.Context) (State, error) {
-	if err := l.Err(); err != nil {
-		return State{}, err
-	}
-	if ctx == nil {
-		return State{}, errNilContext
-	}
-	s, err := l.client.store.Look(ctx, l.ask)
+	s, err := l.ownerOf("state", ctx)
 	if err != nil {
-		return State{}, l.failed("state", Holder{}, err)
+		return State{}, err
 	}
 	state := State{Count: s.Count, Token: s.Token, Waiters: s.Waiters}
 	if s.Owner != "" {
@@ -251,6 +237,17 @@ func (l *Lock) State(ctx context.Context) (State, error) {
 		})
 	}
 	return state, nil
+}
+
+func (l *Lock) ownerOf(op string, ctx context.Context) (store.State, error) { //nolint:revive // as inside
+	if err := l.check(ctx); err != nil {
+		return store.State{}, err
+	}
+	s, err := l.client.store.Look(ctx, l.ask)
+	if err != nil {
+		return s, l.failed(op, Holder{}, err)
+	}
+	return s, nil
 }
 
 // ForceUnlock takes the lock from its holder (all readers, and all permits of a semaphore), and
@@ -266,15 +263,9 @@ func (l *Lock) State(ctx context.Context) (State, error) {
 // Errors: [ErrNotHeld] if nobody has the lock; [ErrInvalid]; ctx's or errors of the store, and the
 // lock may have been taken all the same.
 func (l *Lock) ForceUnlock(ctx context.Context) error {
-	if err := l.Err(); err != nil {
-		return err
-	}
-	if ctx == nil {
-		return errNilContext
-	}
-	s, err := l.client.store.Look(ctx, l.ask)
+	s, err := l.ownerOf("force unlock", ctx)
 	if err != nil {
-		return l.failed("force unlock", Holder{}, err)
+		return err
 	}
 	if s.Owner == "" {
 		return l.failed("force unlock", Holder{}, freeError{})

@@ -55,6 +55,13 @@ func (l *Lock) Err() error {
 	return l.err
 }
 
+func (l *Lock) check(ctx context.Context) error {
+	if err := l.Err(); err != nil || ctx != nil {
+		return err
+	}
+	return errNilContext
+}
+
 // Lock waits until the caller has the lock, and enters it. Waiters are served first come, first
 // served, across processes (with [WithRedissonLayout] in no promised order; with [WithLocalPass]
 // the calls of one client, for a while, before others).
@@ -120,10 +127,8 @@ func checkWait(verb string, wait time.Duration) error {
 	return nil
 }
 
-// forever is the wait of Lock.
 const forever time.Duration = -1
 
-// acquire is Lock, TryLock or TryLockFor.
 func (l *Lock) acquire(ctx context.Context, wait time.Duration) (context.Context, error) {
 	a := acquiring{lock: l, ctx: ctx, wait: wait}
 	return a.acquire()
@@ -133,11 +138,8 @@ func (l *Lock) acquire(ctx context.Context, wait time.Duration) (context.Context
 // takes the lock for a new hold.
 func (a *acquiring) acquire() (context.Context, error) {
 	l, ctx := a.lock, a.ctx
-	if err := l.Err(); err != nil {
+	if err := l.check(ctx); err != nil {
 		return ctx, err
-	}
-	if ctx == nil {
-		return ctx, errNilContext
 	}
 	c := l.client
 	if !c.group.Enter() {
@@ -389,7 +391,6 @@ func (a *acquiring) begin(h *hold, lease store.Lease) error {
 	return nil
 }
 
-// failed makes an OpError of err.
 func (l *Lock) failed(op string, holder Holder, err error) error {
 	return &OpError{Op: op, Name: l.name, Holder: holder, Err: err}
 }
@@ -413,11 +414,8 @@ func (l *Lock) failed(op string, holder Holder, err error) error {
 //     hold are unchanged, and the count is sent to the store in the background until the store
 //     confirms, or the client is closed.
 func (l *Lock) Unlock(ctx context.Context) error {
-	if err := l.Err(); err != nil {
+	if err := l.check(ctx); err != nil {
 		return err
-	}
-	if ctx == nil {
-		return errNilContext
 	}
 	e := l.nearest(ctx)
 	if e == nil {
@@ -559,8 +557,6 @@ func (c *Client) newLock(ask store.Ask, options []Option) *Lock {
 		ask.Report = (*reporter)(l)
 		ask.TTL, ask.Delay, ask.Acks = l.settings.ttl, l.settings.delay, l.settings.acks
 		l.ask, l.err = c.store.Check(ask)
-	}
-	if l.err != nil {
 		l.err = asInvalid(l.err)
 	}
 	return l
@@ -573,12 +569,9 @@ func (c *Client) newLock(ask store.Ask, options []Option) *Lock {
 // need, see docs/DEPLOYMENT.md. Check is for the start of a process. Check leaves nothing in the
 // store. Errors: ctx's, [ErrUnavailable], errors of the store.
 func (c *Client) Check(ctx context.Context) error {
-	if ctx == nil {
-		return errNilContext
-	}
 	l := c.NewLock("check")
-	if l.err != nil {
-		return l.err
+	if err := l.check(ctx); err != nil {
+		return err
 	}
 	ask := l.ask
 	ask.ID, _ = c.newID(Holder{})

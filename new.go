@@ -56,10 +56,7 @@ func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 			_ = s.Close()
 		}
 	})
-	if err := c.use(s); err != nil {
-		return nil, err
-	}
-	return c, nil
+	return c.use(s)
 }
 
 // RedisStore makes the store that New gives to its Client, for programs that combine stores.

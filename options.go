@@ -72,10 +72,9 @@ func (s settings) with(options []Option) (settings, error) {
 		option(&s)
 	}
 	r := &s.redis
+	s.check(s.checkTTL(s.ttl))
 	switch {
 	case s.err != nil: // of an option by itself
-	case s.checkTTL(s.ttl) != nil:
-		s.err = s.checkTTL(s.ttl)
 	case s.maxHold > 0 && s.fixed:
 		s.err = invalid("WithMaxHold(%s) with WithFixedLease(%s): a fixed lease is its own limit; leave WithMaxHold out, "+
 			"or take it back with WithMaxHold(0)", s.maxHold, s.ttl)
@@ -110,10 +109,10 @@ func (s *settings) forClient(option string) {
 }
 
 func checkName(name string) error {
-	if name == "" {
+	switch {
+	case name == "":
 		return invalid("lock name is empty; 1 to %d bytes are allowed", MaxNameLen)
-	}
-	if len(name) > MaxNameLen {
+	case len(name) > MaxNameLen:
 		return invalid("lock name has %d bytes; at most %d are allowed", len(name), MaxNameLen)
 	}
 	return nil
@@ -127,7 +126,6 @@ func checkLease(what string, d time.Duration) error {
 	return nil
 }
 
-// checkTTL says whether d is in the range of WithTTLRange.
 func (s *settings) checkTTL(d time.Duration) error {
 	if d < s.shortest || d > s.longest {
 		return invalid("a lease of %s: WithTTLRange allows this client %s to %s", d, s.shortest, s.longest)
@@ -264,13 +262,7 @@ func WithHooks(h Hooks) Option {
 // ReadTimeout, so the timeout is not checked: with a longer timeout, and too few replicas, Lock
 // asks in vain until ctx is done.)
 func WithReplicaAcks(n int, timeout time.Duration) Option {
-	return func(s *settings) {
-		if n < 1 || n > 100 {
-			s.check(invalid("WithReplicaAcks(%d, %s): n must be from 1 to 100", n, timeout))
-		}
-		s.check(checkAcksTimeout("WithReplicaAcks", n, timeout))
-		s.acks = store.Acks{Replicas: n, Timeout: timeout}
-	}
+	return withAcks("WithReplicaAcks", 1, store.Acks{Replicas: n, Timeout: timeout})
 }
 
 // WithAOFAcks makes a new hold count only when the server, and n replicas, have the hold in their
@@ -284,20 +276,19 @@ func WithReplicaAcks(n int, timeout time.Duration) Option {
 // n is from 0 to 100. A server without an append-only file refuses, as [Client.Check] tells at the
 // start.
 func WithAOFAcks(n int, timeout time.Duration) Option {
-	return func(s *settings) {
-		if n < 0 || n > 100 {
-			s.check(invalid("WithAOFAcks(%d, %s): n must be from 0 to 100", n, timeout))
-		}
-		s.check(checkAcksTimeout("WithAOFAcks", n, timeout))
-		s.acks = store.Acks{Replicas: n, Disk: true, Timeout: timeout}
-	}
+	return withAcks("WithAOFAcks", 0, store.Acks{Replicas: n, Disk: true, Timeout: timeout})
 }
 
-func checkAcksTimeout(option string, n int, timeout time.Duration) error {
-	if timeout < time.Millisecond || timeout > MaxTTL || timeout%time.Millisecond != 0 {
-		return invalid("%s(%d, %s): the timeout must be whole milliseconds, from 1ms to %s", option, n, timeout, MaxTTL)
+func withAcks(option string, least int, a store.Acks) Option {
+	return func(s *settings) {
+		if a.Replicas < least || a.Replicas > 100 {
+			s.check(invalid("%s(%d, %s): n must be from %d to 100", option, a.Replicas, a.Timeout, least))
+		}
+		if a.Timeout < time.Millisecond || a.Timeout > MaxTTL || a.Timeout%time.Millisecond != 0 {
+			s.check(invalid("%s(%d, %s): the timeout must be whole milliseconds, from 1ms to %s", option, a.Replicas, a.Timeout, MaxTTL))
+		}
+		s.acks = a
 	}
-	return nil
 }
 
 // WithLocalReentry makes nested entries and exits cost no round trip: this process alone counts

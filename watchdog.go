@@ -398,14 +398,10 @@ func (d *watchdog) doubt(id store.ID) {
 }
 
 func (t *table) doubtLocked(id store.ID) {
-	var doubtful []*hold
-	for h := range t.leases.All() {
+	for _, h := range slices.Collect(t.leases.All()) { // checkLocked changes the heap
 		if id == "" || h.lease.ID == id {
-			doubtful = append(doubtful, h)
+			t.checkLocked(h)
 		}
-	}
-	for _, h := range doubtful {
-		t.checkLocked(h)
 	}
 }
 
