@@ -93,7 +93,6 @@ func (a *acquiring) interrupted(err error) (Outcome, error) {
 	return OutcomeLocked, a.refusal
 }
 
-// opError makes an OpError of the call.
 func (a *acquiring) opError(err error) error {
 	return a.lock.failed(cmp.Or(a.op, "lock"), a.event.Holder, err)
 }
@@ -136,7 +135,6 @@ func (a *acquiring) survive(hook func()) {
 	hook()
 }
 
-// finished reports the end of the call to the hooks.
 func (a *acquiring) finished(err error) {
 	hook := a.lock.settings.hooks.AcquireFinished
 	if hook == nil && len(a.traces) == 0 {

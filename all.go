@@ -260,7 +260,6 @@ func (l *Locks) nearest(ctx context.Context) *joint {
 	return nil
 }
 
-// acquire is Lock, TryLock and TryLockFor.
 func (l *Locks) acquire(ctx context.Context, wait time.Duration) (context.Context, error) {
 	if err := l.check(ctx); err != nil {
 		return ctx, err

@@ -83,7 +83,6 @@ func (h *hold) watchForDeadlock(ctx, around context.Context) (context.Context, c
 	return ctx, func() { timer.Stop(); end(nil) }
 }
 
-// openHolds returns the holds of the open sections of a client around ctx.
 func openHolds(ctx context.Context, c *Client) (holds []store.ID) {
 	for e := entryOf(ctx); e != nil; e = e.outer {
 		if !c.isOf(e) {
@@ -217,7 +216,6 @@ func (s *search) isSeenTwice(cycle []store.Waiting) bool {
 	return again
 }
 
-// youngest returns the call of a circle that began last.
 func youngest(cycle []store.Waiting) store.Waiting {
 	return slices.MaxFunc(cycle, func(a, b store.Waiting) int {
 		return cmp.Or(a.Since.Compare(b.Since), strings.Compare(string(a.ID), string(b.ID)))

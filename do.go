@@ -60,7 +60,6 @@ func (l *Lock) DoFor(ctx context.Context, wait time.Duration, fn func(ctx contex
 	return doFor(ctx, wait, l, l.TryLockFor, fn)
 }
 
-// doFor is DoFor of l, whose TryLockFor is try.
 func doFor(ctx context.Context, wait time.Duration, l Locker, try func(context.Context, time.Duration) (context.Context, error),
 	fn func(ctx context.Context) error) error {
 	if fn == nil {

@@ -226,7 +226,6 @@ func (h *hold) longest() time.Duration {
 // unlockLimit bounds the time in which Unlock tries to reach the store.
 const unlockLimit = 10 * time.Second
 
-// unlockBy returns the time until which Unlock tries to reach the store.
 func unlockBy(now time.Time, l store.Lease) time.Time {
 	if limit := now.Add(unlockLimit); limit.Before(l.Until()) {
 		return limit

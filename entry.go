@@ -29,7 +29,6 @@ type section struct {
 	entry           *entry
 }
 
-// contextKey is the type of the context keys of this package.
 type contextKey uint8
 
 const (
@@ -111,7 +110,6 @@ func (e *entry) leftWriter(o *entry) *entry {
 	return nil
 }
 
-// isInsideWriter says whether e is inside a writer's entry of its lock.
 func (e *entry) isInsideWriter() bool {
 	for o := e.outer; o != nil; o = o.outer {
 		if e.isWriter(o) {
@@ -121,7 +119,6 @@ func (e *entry) isInsideWriter() bool {
 	return false
 }
 
-// isWriter says whether o is a writer's entry of the lock of e.
 func (e *entry) isWriter(o *entry) bool {
 	return o.hold.client == e.hold.client && o.hold.lease.Name == e.hold.lease.Name && !o.hold.isReader()
 }
@@ -210,7 +207,6 @@ func WithoutHolder(ctx context.Context) context.Context {
 	return context.WithValue(ctx, entryKey, (*entry)(nil))
 }
 
-// enterLocked adds an entry to its hold.
 func (t *table) enterLocked(e *entry) {
 	h := e.hold
 	h.entries = append(h.entries, e)
@@ -218,7 +214,6 @@ func (t *table) enterLocked(e *entry) {
 	h.deepest = max(h.deepest, h.count)
 }
 
-// dropLocked takes an entry out of the open ones.
 func (h *hold) dropLocked(e *entry) {
 	i := slices.Index(h.entries, e)
 	h.entries = slices.Delete(h.entries, i, i+1)

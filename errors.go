@@ -244,7 +244,6 @@ var (
 	errTicketInside = invalid("a ticket inside a section of the same lock")
 )
 
-// asInvalid makes an ErrInvalid of an error of [store.Store.Check].
 func asInvalid(err error) error {
 	if err == nil || errors.Is(err, ErrInvalid) {
 		return err

@@ -43,10 +43,8 @@ const (
 	over
 )
 
-// isReader says whether h shares its lock with all other readers.
 func (h *hold) isReader() bool { return h.lease.Limit == store.Unlimited }
 
-// isLoan says whether the lease of h is the lease of a lender.
 func (h *hold) isLoan() bool { return h.lease.Lender != "" }
 
 func (h *hold) expiredLocked(now time.Time) bool { return !now.Before(h.lease.Until()) }

@@ -51,7 +51,6 @@ func (l *Lock) Lead(ctx context.Context, fn func(ctx context.Context) error) err
 	}
 }
 
-// pause waits for d, or until ctx, the stop around ctx, or the client ends.
 func (l *Lock) pause(ctx context.Context, d time.Duration) {
 	timed, cancel := l.client.boundCall(ctx, ctx, d)
 	defer cancel()

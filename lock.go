@@ -229,7 +229,6 @@ func (l *Lock) lostAround(ctx context.Context) *LostError {
 	return nil
 }
 
-// newHold makes a hold for the call, and a holder if the call has none.
 func (a *acquiring) newHold() *hold {
 	l, c := a.lock, a.lock.client
 	h := &hold{client: c, name: l.name, settings: l.settings, leader: a.event.Leader}
@@ -431,7 +430,6 @@ func (l *Lock) Unlock(ctx context.Context) error {
 	return l.unlocked(e, err)
 }
 
-// unlocked returns the error of an Unlock.
 func (l *Lock) unlocked(e *entry, err error) error {
 	if err == nil || isLost(err) {
 		return err
@@ -476,7 +474,6 @@ func (h *hold) exit(e *entry) (exit, error) {
 	return exitLast, nil
 }
 
-// leave tells the store the exit of an entry.
 func (h *hold) leave(ctx context.Context, rest exit) error {
 	switch rest {
 	case exitInner:
@@ -533,7 +530,6 @@ func (c *Client) NewLock(name string, options ...Option) *Lock {
 	return c.newLock(store.Ask{Name: name, Kind: store.Mutex, Limit: 1}, options)
 }
 
-// newLock returns the lock of an ask with a name, a kind and a limit.
 func (c *Client) newLock(ask store.Ask, options []Option) *Lock {
 	l := &Lock{client: c, name: ask.Name, settings: &c.settings}
 	if len(options) > 0 {

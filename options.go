@@ -34,7 +34,6 @@ const (
 // an option applies the option to all its locks.
 type Option func(*settings)
 
-// settings is the sum of the options.
 type settings struct {
 	ttl          time.Duration
 	fixed        bool          // no watchdog

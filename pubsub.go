@@ -60,7 +60,6 @@ func (a *acquiring) refusedBy(err error) {
 	a.event.Owner = owner
 }
 
-// disconnected reports that a pub/sub connection was lost, or could not be made.
 func (c *Client) disconnected(node string, attempt int, err error) {
 	level := slog.LevelInfo
 	if attempt > 3 {
@@ -70,7 +69,6 @@ func (c *Client) disconnected(node string, attempt int, err error) {
 		slog.String("node", node), slog.Int("attempt", attempt), slog.Any("error", err))
 }
 
-// reconnected reports that a pub/sub connection is back.
 func (c *Client) reconnected(node string, down time.Duration) {
 	c.log(c.settings.logger, slog.LevelInfo, "relock: pub/sub connection is back", slog.String("node", node))
 	if hook := c.settings.hooks.Reconnected; hook != nil {

@@ -190,7 +190,6 @@ func (h *hold) intervalLocked() time.Duration {
 	return h.ttl / 3
 }
 
-// round is a batch of renewals.
 type round struct {
 	holds    []*hold
 	renewals []store.Renewal
@@ -205,7 +204,6 @@ func (r *round) add(h *hold, ttl time.Duration) {
 	}
 }
 
-// storeCount returns the count for the store.
 func (h *hold) storeCount() int {
 	if h.localReentry {
 		return 1
@@ -303,7 +301,6 @@ func (d *watchdog) note(r round, errs []error, sent time.Time) {
 	}
 }
 
-// renewedLocked notes a confirmed renewal.
 func (t *table) renewedLocked(h *hold, r store.Renewal, sent, now time.Time) {
 	h.renewal.failures = 0
 	lease := r.Lease

@@ -14,7 +14,6 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// shortest and longest bound a Pause.
 const shortest, longest = 10 * time.Millisecond, 500 * time.Millisecond
 
 // Pause is the pause between two attempts: 10 ms at first, and twice as long each time up to 500

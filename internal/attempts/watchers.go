@@ -14,7 +14,6 @@ type Watchers struct {
 	all map[*watcher]struct{}
 }
 
-// watcher is one call of Watch.
 type watcher struct {
 	prefix string // of the holds of the client
 	doubt  func(store.ID)

@@ -23,7 +23,6 @@ func Within(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// of is a context of Of.
 type of struct {
 	context.Context
 	values context.Context
@@ -40,7 +39,6 @@ func (c *of) Value(key any) any {
 	return c.values.Value(key)
 }
 
-// until is a context of Until.
 type until struct{ context.Context }
 
 // Until returns a context with the values of ctx that ends at a deadline, and not with ctx. The

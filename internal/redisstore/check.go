@@ -78,7 +78,6 @@ func servesNobody(err error) bool {
 	return errors.Is(err, store.ErrUnavailable)
 }
 
-// checks collects what is missing on a server.
 type checks struct {
 	scripts *Scripts
 	missing []error

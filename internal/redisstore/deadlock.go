@@ -19,7 +19,6 @@ func (s *nativeStore) waitsKey(hold store.ID) string {
 	return s.prefix + "{" + string(hold) + "}" + waitsSuffix
 }
 
-// Show implements [store.WaitGraph].
 func (s *nativeStore) Show(ctx context.Context, w store.Waiting, kept time.Duration) error {
 	text := []byte{}
 	if len(w.For) > 0 {
@@ -35,7 +34,6 @@ func (s *nativeStore) Show(ctx context.Context, w store.Waiting, kept time.Durat
 	return errors.Join(s.all(ctx, s.scripts.show, []any{lifetime.Millis(kept)}, units)...)
 }
 
-// Shown implements [store.WaitGraph].
 func (s *nativeStore) Shown(ctx context.Context, holds []store.ID) ([]store.Waiting, error) {
 	units := make([]wire.Unit, len(holds))
 	for i, hold := range holds {

@@ -35,12 +35,10 @@ func (*redisStore) CheckScript(a store.Ask, script store.Script) error {
 	return nil
 }
 
-// Eval runs a script while a hold has its lock.
 func (s *redisStore) Eval(ctx context.Context, l store.Lease, script store.Script) (any, error) {
 	return s.eval(ctx, l, script, "eval", []string{l.Name}, s.field(l.ID))
 }
 
-// Eval runs a script while a hold has its lock, or while a loan is open.
 func (s *nativeStore) Eval(ctx context.Context, l store.Lease, script store.Script) (any, error) {
 	switch {
 	case l.Lender != "":
@@ -84,7 +82,6 @@ func (*redisStore) TryEval(context.Context, store.Ask, store.Script) (store.Leas
 	return store.Lease{}, nil, fmt.Errorf("%w: a script that decides about a lock of Redisson", errors.ErrUnsupported)
 }
 
-// TryEval is Try with a script that may decline the lock.
 func (s *nativeStore) TryEval(ctx context.Context, a store.Ask, script store.Script) (store.Lease, any, error) {
 	if a.Kind != store.Mutex {
 		return store.Lease{}, nil, fmt.Errorf("%w: a script that decides about %s", errors.ErrUnsupported, a.Kind)

@@ -17,7 +17,6 @@ import (
 // lock.go and wait.go. Their keys and scripts are their own, so those of the mutex are
 // unchanged.
 
-// suffix returns the suffix of the keys of a kind of lock.
 func suffix(kind store.Kind) string {
 	if kind == store.Semaphore {
 		return permitsSuffix
@@ -94,7 +93,6 @@ func inGroups[T any, G comparable](items []T, groupOf func(T) G, send func(G, []
 	return errs
 }
 
-// lookKind reads a read-write lock or semaphore. Errors: [store.ErrKind].
 func (s *redisStore) lookKind(ctx context.Context, a store.Ask) (state store.State, err error) {
 	answer, err := s.wire.Do(ctx, &wire.Call{
 		Script: s.scripts.kinds.state, Common: s.publish(), Unit: kindUnit(a, 0, ""), Tries: boundTries, Report: a.Report,

@@ -24,7 +24,6 @@ const (
 
 var errNoExpiry = fmt.Errorf("%w: a loan needs a ticket that expires", store.ErrTicket)
 
-// byTicket sends a call with a ticket.
 func (s *nativeStore) byTicket(ctx context.Context, a store.Ask, c *wire.Call) (n int64, answer wire.Answer, err error) {
 	c.Tries, c.Patience, c.Report = boundTries, takingLimit(a), a.Report
 	n, answer, err = s.number(ctx, c)
@@ -51,7 +50,6 @@ func expiry(t store.Ticket) int64 {
 	return max(t.Expires.UnixMilli(), 1)
 }
 
-// Borrow begins a loan.
 func (s *nativeStore) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (store.Lease, error) {
 	if t.Expires.IsZero() {
 		return store.Lease{}, errNoExpiry
@@ -67,7 +65,6 @@ func (s *nativeStore) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (
 	return store.Lease{Ask: a, Sent: answer.Sent, Unsure: answer.Unsure}, nil
 }
 
-// Follow asks for the rest of the lease of the lender.
 func (s *nativeStore) Follow(ctx context.Context, l store.Lease) (time.Duration, error) {
 	left, _, err := s.number(ctx, &wire.Call{Script: s.scripts.follow, Tries: 1, Unit: wire.Unit{
 		Keys: []string{l.Name, l.Name + loansSuffix},
@@ -84,7 +81,6 @@ func (s *nativeStore) Follow(ctx context.Context, l store.Lease) (time.Duration,
 	return fromMillis(left) - l.Delay, nil
 }
 
-// Accept moves a hold.
 func (s *nativeStore) Accept(ctx context.Context, a store.Ask, old store.ID, t store.Ticket, unaware bool) (
 	l store.Lease, wait time.Duration, err error,
 ) {

@@ -89,12 +89,10 @@ func (s *nativeStore) Check(a store.Ask) (store.Ask, error) {
 	return a, err
 }
 
-// topic returns the topic of a client's waiters for a lock.
 func (s *nativeStore) topic(a store.Ask) subs.Topic {
 	return subs.Topic{Channel: a.Name + ":" + cutLast(string(a.ID), 2)}
 }
 
-// unit makes the unit for a lock and its queue.
 func (s *nativeStore) unit(name string, args ...any) wire.Unit {
 	return wire.Unit{Keys: []string{name, name + queueSuffix}, Args: args}
 }
@@ -103,7 +101,6 @@ func (s *nativeStore) unit(name string, args ...any) wire.Unit {
 // waiter.
 const noPlace, newPlace = "", "0"
 
-// acquireUnit makes the unit of acquire.
 func (s *nativeStore) acquireUnit(a store.Ask, ttl int64, arrival string) wire.Unit {
 	if a.Kind == store.Mutex {
 		return s.unit(a.Name, string(a.ID), ttl, arrival)
@@ -146,7 +143,6 @@ func (s *nativeStore) ask(ctx context.Context, a store.Ask, arrival string, trie
 // attempt would, or whole TTLs later, so a client that hears no answers holds up nobody for longer.
 func repeatMillis(ttl, elapsed time.Duration) int64 { return max(lifetime.Millis(ttl-elapsed%ttl), 1) }
 
-// Try takes a free lock for which nobody waits.
 func (s *nativeStore) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 	r, answer, err := s.ask(ctx, a, noPlace, boundTries)
 	if err == nil && r.status != statusOurs {
@@ -158,7 +154,6 @@ func (s *nativeStore) Try(ctx context.Context, a store.Ask) (store.Lease, error)
 	return keepOrUndo(ctx, r.toLease(a, answer), answer.Acked, s.Release)
 }
 
-// Release sets the count of a hold, or frees its lock.
 func (s *nativeStore) Release(ctx context.Context, l store.Lease, count int) error {
 	if count > 0 {
 		_, err := s.Enter(ctx, l, count)
@@ -220,7 +215,6 @@ func (s *nativeStore) Enter(ctx context.Context, l store.Lease, count int) (stor
 	})
 }
 
-// Renew sets the counts and the leases of many holds.
 func (s *nativeStore) Renew(ctx context.Context, renewals []store.Renewal) []error {
 	isMutex := func(r store.Renewal) bool { return r.Lease.Kind == store.Mutex }
 	return inGroups(renewals, isMutex, func(mutexes bool, same []store.Renewal) []error {
@@ -235,7 +229,6 @@ func (s *nativeStore) Renew(ctx context.Context, renewals []store.Renewal) []err
 	})
 }
 
-// Forget takes back places in the queue, and locks.
 func (s *nativeStore) Forget(ctx context.Context, asks []store.Ask) []error {
 	scriptOf := func(a store.Ask) *wire.Script { script, _ := s.forgetting(a); return script }
 	return forgotten(inGroups(asks, scriptOf, func(script *wire.Script, same []store.Ask) []error {
@@ -247,7 +240,6 @@ func (s *nativeStore) Forget(ctx context.Context, asks []store.Ask) []error {
 	}))
 }
 
-// forgetting returns the script that forgets an ask.
 func (s *nativeStore) forgetting(a store.Ask) (*wire.Script, wire.Unit) {
 	switch kept := lifetime.Millis(a.Kept(a.TTL)); {
 	case a.Lender != "" || a.Lent:
@@ -275,7 +267,6 @@ func (s *nativeStore) Token(ctx context.Context, l store.Lease) (int64, error) {
 	return token, err
 }
 
-// Look reads a lock.
 func (s *nativeStore) Look(ctx context.Context, a store.Ask) (store.State, error) {
 	if a.Kind == store.Mutex {
 		state, err := s.look(ctx, a, []string{a.Name, a.Name + tokenSuffix, a.Name + queueSuffix})
@@ -284,7 +275,6 @@ func (s *nativeStore) Look(ctx context.Context, a store.Ask) (store.State, error
 	return s.lookKind(ctx, a)
 }
 
-// Break frees the lock of a hold, and has the client of that hold look at once.
 func (s *nativeStore) Break(ctx context.Context, a store.Ask) error {
 	control := s.controlOf(a.ID)
 	c := &wire.Call{Common: s.publish(), Tries: boundTries, Report: a.Report}
@@ -296,7 +286,6 @@ func (s *nativeStore) Break(ctx context.Context, a store.Ask) error {
 	return s.free(ctx, c)
 }
 
-// CheckServer runs each script on a lock that nobody else uses.
 func (s *nativeStore) CheckServer(ctx context.Context, a store.Ask) error {
 	a = newCheckAsk(a)
 	a.Name, _ = baseKey(s.prefix, "check:"+string(a.ID))

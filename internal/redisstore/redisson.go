@@ -81,7 +81,6 @@ func (s *redissonStore) Check(a store.Ask) (store.Ask, error) {
 	return a, nil
 }
 
-// keys returns the keys of a lock.
 func (s *redissonStore) keys(name string) []string {
 	if s.fenced {
 		return []string{name, redissonToken + braced(name)}
@@ -119,7 +118,6 @@ func (s *redissonStore) ask(ctx context.Context, a store.Ask, tries int) (acquir
 	return r, answer, unsureOf(answer, err)
 }
 
-// Try takes a free lock.
 func (s *redissonStore) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 	r, answer, err := s.ask(ctx, a, boundTries)
 	if err == nil && r.status != statusOurs {
@@ -195,7 +193,6 @@ func redissonRecheck(a store.Ask, r acquireReply) time.Duration {
 	return d + time.Millisecond + rand.N(5*time.Millisecond)
 }
 
-// Release sets the count of a hold, or frees its lock.
 func (s *redissonStore) Release(ctx context.Context, l store.Lease, count int) error {
 	if count > 0 {
 		_, err := s.Enter(ctx, l, count)
@@ -213,12 +210,10 @@ func (s *redissonStore) freeing(control string) []any {
 	return append(slices.Clone(s.publish()), control)
 }
 
-// unit makes the unit that frees a lock.
 func (s *redissonStore) unit(name string, id store.ID) wire.Unit {
 	return wire.Unit{Keys: []string{name}, Args: []any{s.field(id), redissonChannel + braced(name)}}
 }
 
-// Forget takes back locks.
 func (s *redissonStore) Forget(ctx context.Context, asks []store.Ask) []error {
 	units := make([]wire.Unit, len(asks))
 	for i, a := range asks {
@@ -242,12 +237,10 @@ func (s *redissonStore) Token(ctx context.Context, l store.Lease) (int64, error)
 	return l.Token, nil
 }
 
-// Look reads a lock.
 func (s *redissonStore) Look(ctx context.Context, a store.Ask) (store.State, error) {
 	return s.look(ctx, a, s.keys(a.Name))
 }
 
-// Break frees the lock of a hold, and has the client of that hold look at once.
 func (s *redissonStore) Break(ctx context.Context, a store.Ask) error {
 	return s.free(ctx, &wire.Call{
 		Script: s.scripts.redisson.release, Common: s.freeing(s.control(cutLast(s.field(a.ID), 1))),

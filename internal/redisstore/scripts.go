@@ -53,7 +53,6 @@ func LoadScripts(sources fs.FS) *Scripts {
 	return s
 }
 
-// verbs loads the scripts of a kind of lock from a folder.
 func (s *Scripts) verbs(folder string) verbs {
 	return verbs{
 		acquire: s.load(folder + "acquire"), release: s.load(folder + "release"), renew: s.load(folder + "renew"), forget: s.load(folder + "forget"),
@@ -174,7 +173,6 @@ type acquireReply struct {
 	position  int           // number of earlier waiters in the queue
 }
 
-// parseAcquireReply reads the reply to acquire.
 func parseAcquireReply(script *wire.Script, reply any) (r acquireReply, err error) {
 	var remaining, position int64
 	ok := false
@@ -210,7 +208,6 @@ func (r acquireReply) toLease(a store.Ask, answer wire.Answer) store.Lease {
 	return l
 }
 
-// busy returns the refusal of a lock of other holds.
 func (r acquireReply) busy() *store.Busy {
 	return &store.Busy{Owner: store.ID(r.owner), TTL: r.remaining}
 }

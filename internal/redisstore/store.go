@@ -18,7 +18,7 @@ import (
 )
 
 // redisStore is the common part of the stores of both layouts: the way to the server, and the verbs
-// that both layouts share.
+// that both layouts share. A verb without a comment is as package store has it.
 type redisStore struct {
 	wire    *wire.Wire
 	subs    *subs.Hub
@@ -45,7 +45,6 @@ func (s *redisStore) Close() error {
 	return nil
 }
 
-// checkAsk refuses an ask that neither layout can serve.
 func (s *redisStore) checkAsk(a store.Ask) error {
 	switch {
 	case a.Name == "":
@@ -77,7 +76,6 @@ func unsureOf(a wire.Answer, err error) error {
 	return err
 }
 
-// reachable marks the error of a server that could not be reached.
 func reachable(err error) error {
 	if errors.Is(err, wire.ErrUnavailable) {
 		return store.Unavailable(err)
@@ -85,7 +83,6 @@ func reachable(err error) error {
 	return err
 }
 
-// number sends a call, and reads a number from the reply.
 func (s *redisStore) number(ctx context.Context, c *wire.Call) (n int64, a wire.Answer, err error) {
 	a, err = s.wire.Do(ctx, c)
 	if err == nil && !scan(a.Reply, &n) {
@@ -123,7 +120,6 @@ func (s *redisStore) Enter(ctx context.Context, l store.Lease, count int) (store
 	})
 }
 
-// enter sends the call of an Enter.
 func (s *redisStore) enter(ctx context.Context, l store.Lease, c *wire.Call) (store.Lease, error) {
 	c.Patience, c.Report = attemptLimit(l.TTL), l.Report
 	n, a, err := s.number(ctx, c)
@@ -138,7 +134,6 @@ func (s *redisStore) enter(ctx context.Context, l store.Lease, c *wire.Call) (st
 	return l, nil
 }
 
-// Renew sets the counts and the leases of many holds.
 func (s *redisStore) Renew(ctx context.Context, renewals []store.Renewal) []error {
 	units := make([]wire.Unit, len(renewals))
 	for i, r := range renewals {
@@ -171,7 +166,6 @@ func forgotten(errs []error) []error {
 	return errs
 }
 
-// look reads a lock with these keys.
 func (s *redisStore) look(ctx context.Context, a store.Ask, keys []string) (store.State, error) {
 	answer, err := s.wire.Do(ctx, &wire.Call{
 		Script: s.scripts.mutex.state, Common: []any{len(keys)}, Unit: wire.Unit{Keys: keys}, Tries: boundTries, Report: a.Report,
@@ -292,5 +286,4 @@ func (s *redisStore) watch(ctx context.Context, client string, doubt func(store.
 // control returns the control channel of a client.
 func (s *redisStore) control(client string) string { return s.prefix + "{" + client + "}" }
 
-// controlOf returns the control channel of the client of a hold.
 func (s *redisStore) controlOf(id store.ID) string { return s.control(cutLast(string(id), 2)) }

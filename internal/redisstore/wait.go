@@ -41,7 +41,6 @@ func (w *waiting) ours(l store.Lease) store.Lease {
 	return l
 }
 
-// refused reports that others have the lock.
 func (w *waiting) refused(r acquireReply, queued bool) {
 	w.woken = store.WakeNone
 	w.progress(store.Progress{Busy: r.busy(), Queued: queued, Position: r.position})

@@ -100,7 +100,6 @@ func (l *link) read(ctx context.Context, ps *redis.PubSub) error {
 	}
 }
 
-// deliver leaves a note for the listeners of a message.
 func (l *link) deliver(now time.Time, m *redis.Message) {
 	l.hub.mu.Lock()
 	defer l.hub.mu.Unlock()

@@ -73,7 +73,6 @@ func (h *Hub) linkLocked(node string, rdb redis.UniversalClient) *link {
 	return l
 }
 
-// adoptLocked makes the link subscribe s.
 func (l *link) adoptLocked(s *subscription) {
 	s.link = l
 	l.subs[s] = struct{}{}

@@ -229,7 +229,6 @@ func (n Note) merge(next Note) Note {
 	return n
 }
 
-// notifyLocked leaves a note for each listener.
 func (s *subscription) notifyLocked(n Note) {
 	for _, same := range s.listeners {
 		for _, l := range same {

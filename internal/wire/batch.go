@@ -34,7 +34,6 @@ type flight struct {
 	finished bool // the sender's
 }
 
-// outcome is the end of an attempt.
 type outcome struct {
 	reply  any
 	acked  int
@@ -103,7 +102,6 @@ func (b *batcher) flush() {
 	b.start(queue)
 }
 
-// takeLocked takes the queue for a send, if there is one.
 func (b *batcher) takeLocked() []*flight {
 	queue := b.queue
 	if b.queue = nil; len(queue) > 0 {
@@ -156,20 +154,17 @@ func merge(flights []*flight) []*scriptCall {
 	return calls
 }
 
-// callOf begins a script call with the first of the flights.
 func callOf(flights []*flight) *scriptCall {
 	c := flights[0].call
 	return &scriptCall{script: c.Script, common: c.Common, flights: flights, acks: c.Acks}
 }
 
-// finish hands each flight of the call its outcome.
 func (c *scriptCall) finish() {
 	for i, f := range c.flights {
 		f.finish(c.outcome(i))
 	}
 }
 
-// takes reports whether f may be a unit of the call.
 func (c *scriptCall) takes(f *flight) bool {
 	return c.script == f.call.Script && !c.script.Alone && c.flights[0].slot == f.slot && slices.Equal(c.common, f.call.Common)
 }

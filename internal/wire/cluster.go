@@ -93,7 +93,6 @@ func (t *topology) Sharded() bool { return t.sharded.Load() }
 // NotSharded notes that a server lacks sharded pub/sub.
 func (t *topology) NotSharded() { t.sharded.Store(false) }
 
-// noteAnswer notes that a server has run a script.
 func (t *topology) noteAnswer() {
 	if t.cluster != nil && !t.reached.Load() {
 		t.reached.Store(true)

@@ -35,7 +35,6 @@ type unitError string
 
 func (e unitError) Error() string { return string(e) }
 
-// RedisError makes a unitError a [redis.Error].
 func (unitError) RedisError() {}
 
 // verdict is the meaning of an error for the command.
@@ -60,7 +59,6 @@ var passingCodes = map[string]bool{
 	"RESTARTED": true,
 }
 
-// judge finds the verdict of an error.
 func judge(err error) verdict {
 	if err == nil {
 		return answered
@@ -122,7 +120,6 @@ func code(msg string) string {
 	return word
 }
 
-// passes reports whether a server may run the command later.
 func passes(reply redis.Error) bool {
 	msg := reply.Error()
 	return passingCodes[code(msg)] || strings.Contains(msg, "max number of clients reached") ||
@@ -137,7 +134,6 @@ func waitPasses(err error) bool {
 		(passes(reply) || strings.Contains(reply.Error(), "cannot be used with replica"))
 }
 
-// isContextEnd reports whether err is the bare error of a context.
 func isContextEnd(err error) bool {
 	return err == context.Canceled || err == context.DeadlineExceeded //nolint:errorlint // bare ones
 }

@@ -56,7 +56,6 @@ type command struct{ *redis.Cmd }
 // NoRetry makes go-redis send the command once.
 func (command) NoRetry() bool { return true }
 
-// Clone keeps NoRetry.
 func (c command) Clone() redis.Cmder { return command{c.Cmd.Clone().(*redis.Cmd)} }
 
 // scriptCall is one call of a script for one or more units, with the reply.
@@ -128,7 +127,6 @@ func (a Acks) count(reply command) (int, error) {
 	return int(n[0]) + min(int(n[1]), a.Replicas), nil
 }
 
-// read reads the reply to the whole call.
 func (c *scriptCall) read() {
 	c.err = c.cmd.Err()
 	list, ok := c.cmd.Val().([]any)
@@ -144,7 +142,6 @@ func (c *scriptCall) read() {
 	}
 }
 
-// outcome is the reply to one unit, or the error.
 func (c *scriptCall) outcome(unit int) outcome {
 	if c.err != nil {
 		return outcome{err: c.err}
@@ -203,7 +200,6 @@ func (w *Wire) exchange(ctx context.Context, calls []*scriptCall) {
 	}
 }
 
-// pipeline lets go-redis send several commands.
 func pipeline(ctx context.Context, rdb redis.UniversalClient, cmds []redis.Cmder) {
 	pipe := rdb.Pipeline()
 	for _, cmd := range cmds {

@@ -132,7 +132,6 @@ type Answer struct {
 	Unsure bool
 }
 
-// doubt notes that the end of the last attempt is unknown.
 func (a *Answer) doubt() {
 	if !a.Unsure {
 		a.Unsure, a.First = true, a.Sent

@@ -10,7 +10,6 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// used is a ticket that was used.
 type used struct {
 	by      store.ID
 	expires time.Time

@@ -36,7 +36,6 @@ func (h *hold) extend(ttl time.Duration, count int) {
 	}
 }
 
-// find returns the hold with an id, or nil.
 func find(holds []*hold, id store.ID) *hold {
 	if i := slices.IndexFunc(holds, func(h *hold) bool { return h.ID == id }); i >= 0 {
 		return holds[i]
@@ -119,7 +118,6 @@ func (k *lock) enter(h *hold, woken store.Wake) {
 	}
 }
 
-// is returns an error if the lock is of another kind.
 func (k *lock) is(kind store.Kind) error {
 	if len(k.holds) > 0 && k.holds[0].Kind != kind {
 		return fmt.Errorf("%w: %s, and not %s", store.ErrKind, k.holds[0].Kind, kind)
@@ -192,7 +190,6 @@ func (k *lock) upgrades() int {
 	return len(k.queue)
 }
 
-// remove takes a hold out of the lock and out of the queue.
 func (k *lock) remove(id store.ID) {
 	same := func(h *hold) bool { return h.ID == id }
 	k.holds = slices.DeleteFunc(k.holds, same)
