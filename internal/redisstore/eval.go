@@ -21,8 +21,8 @@ func (*redisStore) CheckScript(a store.Ask, script store.Script) error {
 		return errors.New("the lock is for reading, and a script may write")
 	}
 	for _, key := range script.Keys {
-		if slotTag(key) != slotTag(a.Name) {
-			return fmt.Errorf("key %q: the keys of a script must be in the slot of the lock, such as %q", key, "{"+slotTag(a.Name)+"}:"+key)
+		if wire.SlotOf(key) != wire.SlotOf(a.Name) {
+			return fmt.Errorf("key %q: the keys of a script must be in the slot of the lock, such as %q", key, "{"+wire.SlotOf(a.Name)+"}:"+key)
 		}
 	}
 	for i, arg := range script.Args {
@@ -121,12 +121,9 @@ func (s *nativeStore) TryEval(ctx context.Context, a store.Ask, script store.Scr
 		return store.Lease{}, nil, unsureOf(answer, failure)
 	}
 	r, err := parseAcquireReply(c.Script, fields[0])
-	if err == nil && r.status != statusOurs {
-		err = r.busy()
-	}
+	l, err := s.taken(ctx, a, r, answer, unsureOf(answer, err))
 	if err != nil {
-		return store.Lease{}, nil, unsureOf(answer, err)
+		reply = nil
 	}
-	l, err := keepOrUndo(ctx, r.toLease(a, answer), answer.Acked, s.Release)
 	return l, reply, err
 }

@@ -99,6 +99,6 @@ func (s *nativeStore) Accept(ctx context.Context, a store.Ask, old store.ID, t s
 	if unaware && answer.Acked < wire.Acks(a.Acks).Wanted() {
 		l.Unsure = true // the client of old may count on the lease that a release would end
 	}
-	l, err = keepOrUndo(ctx, l, answer.Acked, s.Release)
+	l, err = s.keepOrUndo(ctx, l, answer.Acked)
 	return l, wait, err
 }

@@ -145,13 +145,7 @@ func repeatMillis(ttl, elapsed time.Duration) int64 { return max(lifetime.Millis
 
 func (s *nativeStore) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 	r, answer, err := s.ask(ctx, a, noPlace, boundTries)
-	if err == nil && r.status != statusOurs {
-		err = unsureOf(answer, r.busy())
-	}
-	if err != nil {
-		return store.Lease{}, err
-	}
-	return keepOrUndo(ctx, r.toLease(a, answer), answer.Acked, s.Release)
+	return s.taken(ctx, a, r, answer, err)
 }
 
 func (s *nativeStore) Release(ctx context.Context, l store.Lease, count int) error {

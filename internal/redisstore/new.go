@@ -51,11 +51,13 @@ func New(rdb redis.UniversalClient, o Options) (store.Store, error) {
 		Group: &s.group, Life: s.life, Lost: o.Lost, Reconnected: o.Reconnected,
 	})
 	if o.Redisson {
-		s.field = redissonField
-		return &redissonStore{redisStore: s, fenced: o.Fenced, cluster: s.wire.Sharded()}, nil
+		redisson := &redissonStore{redisStore: s, fenced: o.Fenced, cluster: s.wire.Sharded()}
+		s.field, s.release = redissonField, redisson.Release
+		return redisson, nil
 	}
-	s.field = func(id store.ID) string { return string(id) }
-	return &nativeStore{s}, nil
+	native := &nativeStore{s}
+	s.field, s.release = func(id store.ID) string { return string(id) }, native.Release
+	return native, nil
 }
 
 // ClientOf returns the client of go-redis behind a store, nil if the store is not of this package.

@@ -58,14 +58,6 @@ func braced(name string) string {
 	return "{" + name + "}"
 }
 
-// slotTag returns the part of a key that decides its slot.
-func slotTag(key string) string {
-	if tag := hashTag(key); tag != "" {
-		return tag
-	}
-	return key
-}
-
 // Check returns the ask unchanged: a lock's key is its name.
 func (s *redissonStore) Check(a store.Ask) (store.Ask, error) {
 	if err := s.checkAsk(a); err != nil {
@@ -74,7 +66,7 @@ func (s *redissonStore) Check(a store.Ask) (store.Ask, error) {
 	if a.Kind != store.Mutex || a.Limit != 1 {
 		return a, fmt.Errorf("%w: a lock of Redisson's layout is a mutex, and not %s for %d", errors.ErrUnsupported, a.Kind, a.Limit)
 	}
-	if s.cluster && slotTag(redissonChannel+braced(a.Name)) != slotTag(a.Name) {
+	if s.cluster && wire.SlotOf(redissonChannel+braced(a.Name)) != wire.SlotOf(a.Name) {
 		return a, fmt.Errorf("lock name %q: Redisson's key and channel of it are in different slots of a cluster; a name must have "+
 			"no braces, or a whole tag such as {user:7}", a.Name)
 	}
@@ -120,13 +112,7 @@ func (s *redissonStore) ask(ctx context.Context, a store.Ask, tries int) (acquir
 
 func (s *redissonStore) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 	r, answer, err := s.ask(ctx, a, boundTries)
-	if err == nil && r.status != statusOurs {
-		err = unsureOf(answer, r.busy())
-	}
-	if err != nil {
-		return store.Lease{}, err
-	}
-	return keepOrUndo(ctx, r.toLease(a, answer), answer.Acked, s.Release)
+	return s.taken(ctx, a, r, answer, err)
 }
 
 // Wait listens, and races for the lock whenever the lock may be free. A message wakes one waiter of
@@ -151,7 +137,7 @@ func (s *redissonStore) Wait(ctx context.Context, a store.Ask, progress func(sto
 		case err != nil:
 			return store.Lease{}, w.error(err)
 		case r.status == statusOurs:
-			return keepOrUndo(ctx, w.ours(r.toLease(a, answer)), answer.Acked, s.Release)
+			return s.keepOrUndo(ctx, w.ours(r.toLease(a, answer)), answer.Acked)
 		}
 		recheck := redissonRecheck(a, r)
 		topics, notes := s.topics(a.Name), [2]<-chan subs.Note{}

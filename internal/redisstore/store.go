@@ -26,8 +26,9 @@ type redisStore struct {
 	scripts *Scripts
 	users   userScripts
 	prefix  string
-	delay   time.Duration         // of Options.Delay
-	field   func(store.ID) string // names a hold in the hash of its lock
+	delay   time.Duration                                 // of Options.Delay
+	field   func(store.ID) string                         // names a hold in the hash of its lock
+	release func(context.Context, store.Lease, int) error // Release of the layout
 
 	group    group.Group     // goroutines of subs and Watch
 	life     context.Context // ends with Close
@@ -190,10 +191,20 @@ func (s *redisStore) look(ctx context.Context, a store.Ask, keys []string) (stor
 // undoLimit bounds the time in which a hold with too few confirmations is taken back.
 const undoLimit = 10 * time.Second
 
+// taken returns the end of an attempt to take a free lock.
+func (s *redisStore) taken(ctx context.Context, a store.Ask, r acquireReply, answer wire.Answer, err error) (store.Lease, error) {
+	if err == nil && r.status != statusOurs {
+		err = unsureOf(answer, r.busy())
+	}
+	if err != nil {
+		return store.Lease{}, err
+	}
+	return s.keepOrUndo(ctx, r.toLease(a, answer), answer.Acked)
+}
+
 // keepOrUndo returns a new lease if enough servers have confirmed the hold. Otherwise keepOrUndo
-// takes the hold back with release.
-func keepOrUndo(ctx context.Context, l store.Lease, acked int,
-	release func(context.Context, store.Lease, int) error) (store.Lease, error) {
+// takes the hold back.
+func (s *redisStore) keepOrUndo(ctx context.Context, l store.Lease, acked int) (store.Lease, error) {
 	wanted := wire.Acks(l.Acks).Wanted()
 	if acked >= wanted {
 		return l, nil
@@ -201,7 +212,7 @@ func keepOrUndo(ctx context.Context, l store.Lease, acked int,
 	ctx, cancel := context.WithTimeout(ctx, undoLimit)
 	defer cancel()
 	err := fmt.Errorf("%w: %d of %d within %s", store.ErrNotReplicated, acked, wanted, l.Acks.Timeout)
-	if l.Unsure || release(ctx, l, 0) != nil {
+	if l.Unsure || s.release(ctx, l, 0) != nil {
 		err = store.Unsure(err)
 	}
 	return store.Lease{}, err

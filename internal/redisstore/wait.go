@@ -125,7 +125,7 @@ func (s *nativeStore) Wait(ctx context.Context, a store.Ask, progress func(store
 		case err != nil:
 			return store.Lease{}, w.error(err)
 		case r.status == statusOurs:
-			return keepOrUndo(ctx, w.ours(r.toLease(a, answer)), answer.Acked, s.Release)
+			return s.keepOrUndo(ctx, w.ours(r.toLease(a, answer)), answer.Acked)
 		case r.status == statusQueued:
 			w.queued, arrival = true, strconv.FormatInt(r.number, 10)
 		case listener != nil: // nothing hears the channel on the node of the lock

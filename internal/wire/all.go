@@ -33,7 +33,7 @@ func (w *Wire) All(ctx context.Context, s *Script, common []any, units []Unit) [
 		for i, at := range places {
 			flights[i] = &flight{ctx: ctx, call: call, unit: units[at], since: time.Now(), done: make(chan struct{})}
 			if w.cluster != nil {
-				flights[i].slot = slotOf(units[at].Keys[0])
+				flights[i].slot = SlotOf(units[at].Keys[0])
 			}
 		}
 		w.sendAll(ctx, flights)

@@ -145,9 +145,9 @@ func (t *topology) readMap(ctx context.Context) error {
 	return nil
 }
 
-// slotOf is the part of a key that decides the slot in a cluster: the hash tag, or else the whole
+// SlotOf is the part of a key that decides the slot in a cluster: the hash tag, or else the whole
 // key.
-func slotOf(key string) string {
+func SlotOf(key string) string {
 	_, rest, _ := strings.Cut(key, "{")
 	if tag, _, ok := strings.Cut(rest, "}"); ok && tag != "" {
 		return tag

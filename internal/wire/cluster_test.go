@@ -76,7 +76,7 @@ func TestTheSlotOfAKeyIsThatOfItsHashTag(t *testing.T) {
 	for key, want := range map[string]string{
 		"a": "a", "p{a}": "a", "{a}{b}": "a", "a}{b}": "b", "{}{b}": "{}{b}", "{a": "{a", "x{a}:queue": "a",
 	} {
-		require.Equal(t, want, slotOf(key))
+		require.Equal(t, want, SlotOf(key))
 	}
 }
 

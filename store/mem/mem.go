@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -34,8 +33,8 @@ type Store struct {
 	mu      sync.Mutex
 	locks   map[string]*lock
 	tokens  map[string]int64
-	missed  []store.ID // of holds that were gone when nobody watched, the last ones
-	cuts    []*cut     // the interruptions that are in force
+	missed  bool   // a hold was gone whose client did not watch
+	cuts    []*cut // the interruptions that are in force
 	waits   map[store.ID]shown
 	tickets map[string]used
 }
@@ -122,11 +121,7 @@ func (s *Store) TryAll(ctx context.Context, asks []store.Ask) (leases []store.Le
 
 // ReleaseAll implements [store.Several].
 func (s *Store) ReleaseAll(ctx context.Context, leases []store.Lease) []error {
-	errs := make([]error, len(leases))
-	for i, l := range leases {
-		errs[i] = s.Release(ctx, l, 0)
-	}
-	return errs
+	return each(leases, func(l store.Lease) error { return s.Release(ctx, l, 0) })
 }
 
 // Wait implements [store.Store]. Wait calls progress once for each place that the hold takes in the
@@ -190,20 +185,15 @@ func (s *Store) Release(ctx context.Context, l store.Lease, count int) error {
 
 // Renew implements [store.Store].
 func (s *Store) Renew(ctx context.Context, renewals []store.Renewal) []error {
-	errs := make([]error, len(renewals))
-	for i, r := range renewals {
-		errs[i] = s.once(ctx, r.Lease.Name, of(r.Lease.ID, func(_ *lock, h *hold) {
-			h.extend(r.TTL, r.Count)
-		}))
-	}
-	return errs
+	return each(renewals, func(r store.Renewal) error {
+		return s.once(ctx, r.Lease.Name, of(r.Lease.ID, func(_ *lock, h *hold) { h.extend(r.TTL, r.Count) }))
+	})
 }
 
 // Forget implements [store.Store].
 func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
-	errs := make([]error, len(asks))
-	for i, a := range asks {
-		errs[i] = s.once(ctx, a.Name, func(k *lock) error {
+	return each(asks, func(a store.Ask) error {
+		return s.once(ctx, a.Name, func(k *lock) error {
 			if h := find(k.holds, a.Owner()); h != nil {
 				s.leave(k, h, a)
 			} else {
@@ -211,8 +201,7 @@ func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
 			}
 			return nil
 		})
-	}
-	return errs
+	})
 }
 
 // Token implements [store.Store].
@@ -261,36 +250,23 @@ func (s *Store) Break(ctx context.Context, a store.Ask) error {
 func (s *Store) Close() error { return nil }
 
 // Watch implements [store.Watcher]. [Store.Break], [Store.Lose] and the end of an interruption call
-// doubt, in their own goroutine. Watch itself calls doubt with holds that were gone before.
+// doubt, in their own goroutine. Watch itself calls doubt if a hold may be gone since before.
 func (s *Store) Watch(client string, doubt func(store.ID)) (stop func()) {
-	var missed []store.ID
 	s.mu.Lock()
 	stop = s.watchers.Add(client, doubt)
-	s.missed = slices.DeleteFunc(s.missed, func(id store.ID) bool {
-		mine := strings.HasPrefix(string(id), client+":")
-		if mine {
-			missed = append(missed, id)
-		}
-		return mine
-	})
+	missed := s.missed
 	s.mu.Unlock()
-	for _, id := range missed {
-		doubt(id)
+	if missed {
+		doubt("")
 	}
 	return stop
 }
-
-// missedMost is how many holds that were gone a Store remembers for clients that do not watch yet.
-const missedMost = 100
 
 // tell calls the watchers of the hold's client; all watchers if id is empty.
 func (s *Store) tell(id store.ID) {
 	s.mu.Lock()
 	doubts := s.watchers.Of(id)
-	if len(doubts) == 0 && id != "" {
-		s.missed = append(s.missed, id)
-		s.missed = s.missed[max(0, len(s.missed)-missedMost):]
-	}
+	s.missed = s.missed || len(doubts) == 0 && id != ""
 	s.mu.Unlock()
 	for _, doubt := range doubts {
 		doubt(id)
@@ -333,6 +309,14 @@ func (s *Store) Interrupt(err error) (restore func()) {
 		s.mu.Unlock()
 		s.tell("")
 	})
+}
+
+func each[T any](items []T, command func(T) error) []error {
+	errs := make([]error, len(items))
+	for i, item := range items {
+		errs[i] = command(item)
+	}
+	return errs
 }
 
 // once makes one attempt at a command, unless ctx is done.
