@@ -85,13 +85,13 @@ func (h *hold) watchForDeadlock(ctx, around context.Context) (context.Context, c
 
 func openHolds(ctx context.Context, c *Client) (holds []store.ID) {
 	for e := entryOf(ctx); e != nil; e = e.outer {
-		if !c.isOf(e) {
+		if !c.isOf(e) || !e.isOpen() {
 			continue
 		}
 		c.table.mu.Lock()
-		id, open := e.hold.lease.Owner(), e.isOpenLocked()
+		id := e.hold.lease.Owner()
 		c.table.mu.Unlock()
-		if open && !slices.Contains(holds, id) {
+		if !slices.Contains(holds, id) {
 			holds = append(holds, id)
 		}
 	}

@@ -57,7 +57,7 @@ func entryOf(ctx context.Context) *entry {
 // entry, or ends the entry with discard.
 func newEntry(parent context.Context, h *hold) (*entry, *section) {
 	e := &entry{hold: h, outer: entryOf(parent), parent: parent}
-	if h.isReader() && e.isInsideWriter() {
+	if h.isReader() && e.outer.find(e.isWriter) != nil {
 		e.outlive(parent)
 	} else {
 		e.ctx, e.cancel = context.WithCancelCause(parent)
@@ -83,40 +83,14 @@ func (e *entry) outlive(parent context.Context) {
 // entries around ctx are outer, and the entries around outer.
 func (e *entry) follow(ctx context.Context, outer *entry) {
 	stop := context.AfterFunc(ctx, func() {
-		if w := e.leftWriter(outer); w != nil && context.Cause(ctx) == ErrReleased { //nolint:errorlint // as discard sets it
+		w := outer.find((*entry).isLeft)
+		if w != nil && e.isWriter(w) && context.Cause(ctx) == ErrReleased { //nolint:errorlint // as discard sets it
 			e.follow(w.parent, w.outer)
 			return
 		}
 		e.cancel(context.Cause(ctx))
 	})
 	context.AfterFunc(e.ctx, func() { stop() })
-}
-
-// leftWriter returns the first left entry from o outwards if it is a writer's entry of the lock of
-// e.
-func (e *entry) leftWriter(o *entry) *entry {
-	for ; o != nil; o = o.outer {
-		t := &o.hold.client.table
-		t.mu.Lock()
-		left := o.left
-		t.mu.Unlock()
-		if left && e.isWriter(o) {
-			return o
-		}
-		if left {
-			return nil
-		}
-	}
-	return nil
-}
-
-func (e *entry) isInsideWriter() bool {
-	for o := e.outer; o != nil; o = o.outer {
-		if e.isWriter(o) {
-			return true
-		}
-	}
-	return false
 }
 
 func (e *entry) isWriter(o *entry) bool {
@@ -158,8 +132,13 @@ func (e *entry) leaked() {
 	}
 }
 
-// isOpenLocked says whether calls inside of e are inside its lock.
-func (e *entry) isOpenLocked() bool { return !e.left && e.hold.state == held }
+// isOpen says whether calls inside of e are inside its lock.
+func (e *entry) isOpen() bool {
+	t := &e.hold.client.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return !e.left && e.hold.state == held
+}
 
 // HolderFrom returns the holder of the innermost open section around ctx, and whether ctx is inside
 // of one.
@@ -172,19 +151,22 @@ func HolderFrom(ctx context.Context) (Holder, bool) {
 
 // openEntry returns the innermost open entry of a kind around ctx; nil: none.
 func openEntry(ctx context.Context, is func(*entry) bool) *entry {
-	for e := entryOf(ctx); e != nil; e = e.outer {
-		if !is(e) {
-			continue
-		}
-		t := &e.hold.client.table
-		t.mu.Lock()
-		open := e.isOpenLocked()
-		t.mu.Unlock()
-		if open {
-			return e
-		}
+	return entryOf(ctx).find(func(e *entry) bool { return is(e) && e.isOpen() })
+}
+
+// find returns the first entry of a kind from e outwards; nil: none.
+func (e *entry) find(is func(*entry) bool) *entry {
+	for e != nil && !is(e) {
+		e = e.outer
 	}
-	return nil
+	return e
+}
+
+func (e *entry) isLeft() bool {
+	t := &e.hold.client.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return e.left
 }
 
 // WithSection returns a context like ctx for calls inside section, a context of Lock. WithSection

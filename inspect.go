@@ -82,15 +82,9 @@ func (l *Lock) inside(op string, ctx context.Context) (*entry, error) { //nolint
 	if e == nil {
 		return nil, l.failed(op, Holder{}, ErrNotHeld)
 	}
-	h, t := e.hold, &l.client.table
-	t.mu.Lock()
-	left := e.left
-	t.mu.Unlock()
-	if left {
-		return nil, l.failed(op, h.holder, ErrNotHeld)
-	}
+	h := e.hold
 	switch end := h.endOf(false); {
-	case end == ErrReleased: //nolint:errorlint // the end of a hold is not wrapped
+	case e.isLeft(), end == ErrReleased: //nolint:errorlint // the end of a hold is not wrapped
 		return nil, l.failed(op, h.holder, ErrNotHeld)
 	case isLost(end):
 		e.cancel(end) // the finder of the loss may still be about to end the context

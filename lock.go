@@ -204,11 +204,7 @@ func (l *Lock) isMode(e *entry) bool {
 
 // nearest returns the innermost entry of this lock around ctx, open or not; nil: none.
 func (l *Lock) nearest(ctx context.Context) *entry {
-	e := entryOf(ctx)
-	for e != nil && !l.isOf(e) {
-		e = e.outer
-	}
-	return e
+	return entryOf(ctx).find(l.isOf)
 }
 
 // lostAround returns the loss of the innermost lost hold around ctx whose entry is not unlocked
@@ -315,8 +311,7 @@ func (a *acquiring) ask(ctx context.Context, h *hold, ask store.Ask) (lease stor
 	return lease, err
 }
 
-// isEnough says whether a lease is long enough to begin with: the watchdog has time to renew the
-// lease.
+// isEnough says whether the watchdog has time to renew a new lease.
 func (h *hold) isEnough(l store.Lease) bool {
 	enough := h.ttl / 2
 	if h.fixed {
