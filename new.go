@@ -36,7 +36,7 @@ import (
 //
 // Errors: [ErrInvalid].
 func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
-	set, err := redisOptionsOf(rdb, options)
+	set, err := defaults().with(options)
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +66,7 @@ func New(rdb redis.UniversalClient, options ...Option) (*Client, error) {
 //
 // Errors: [ErrInvalid].
 func RedisStore(rdb redis.UniversalClient, options ...Option) (store.Store, error) {
-	set, err := redisOptionsOf(rdb, options)
+	set, err := defaults().with(options)
 	if err != nil {
 		return nil, err
 	}
@@ -81,13 +81,6 @@ func RedisStore(rdb redis.UniversalClient, options ...Option) (store.Store, erro
 		return nil, asInvalid(err)
 	}
 	return s, nil
-}
-
-func redisOptionsOf(rdb redis.UniversalClient, options []Option) (settings, error) {
-	if isNil(rdb) {
-		return settings{}, invalid("the go-redis client is nil")
-	}
-	return defaults().with(options)
 }
 
 // isOfLayout says whether an option changes nothing but the layout.

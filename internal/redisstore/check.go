@@ -115,7 +115,7 @@ func (s *Scripts) lineOf(text string) string {
 	if found == nil {
 		return ""
 	}
-	for _, script := range s.list() {
+	for _, script := range s.loaded {
 		if at, _ := strconv.Atoi(found[2]); script.Hash == found[1] {
 			return strings.TrimSpace(strings.Split(script.Source, "\n")[at-1])
 		}

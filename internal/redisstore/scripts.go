@@ -26,6 +26,7 @@ type Scripts struct {
 	show, shown                              *wire.Script // of the wait graph
 	borrow, follow, giveBack, recall, accept *wire.Script
 
+	loaded  []*wire.Script                // all of them
 	delayed map[*wire.Script]*wire.Script // those that take locks, for servers with a restart delay
 	sources fs.FS
 }
@@ -40,9 +41,12 @@ func LoadScripts(sources fs.FS) *Scripts {
 	s.mutex, s.kinds = s.verbs(""), s.verbs("kinds/")
 	s.redisson.acquire, s.redisson.release = s.load("redisson/acquire"), s.load("redisson/release")
 	s.all = s.load("all")
-	s.alone, s.queued = s.load("alone"), repliesNumber(s.load("queued"))
+	s.alone, s.queued = s.load("alone"), s.load("queued")
 	s.show, s.shown = s.load("deadlock/show"), s.load("deadlock/shown")
-	s.borrow, s.follow, s.accept = repliesNumber(s.load("loans/borrow")), repliesNumber(s.load("loans/follow")), repliesNumber(s.load("loans/accept"))
+	s.borrow, s.follow, s.accept = s.load("loans/borrow"), s.load("loans/follow"), s.load("loans/accept")
+	for _, number := range []*wire.Script{s.queued, s.borrow, s.follow, s.accept} {
+		number.Again = nil // the reply is a count or a time, and asks for no other call
+	}
 	s.giveBack, s.recall = s.load("loans/return"), s.load("loans/recall")
 	s.delayed = make(map[*wire.Script]*wire.Script)
 	for _, taking := range []*wire.Script{s.mutex.acquire, s.all, s.kinds.acquire} {
@@ -60,15 +64,6 @@ func (s *Scripts) verbs(folder string) verbs {
 	}
 }
 
-// list returns all scripts but the delayed ones.
-func (s *Scripts) list() []*wire.Script {
-	list := []*wire.Script{s.redisson.acquire, s.redisson.release, s.all, s.alone, s.queued, s.show, s.shown, s.borrow, s.follow, s.giveBack, s.recall, s.accept}
-	for _, v := range []verbs{s.mutex, s.kinds} {
-		list = append(list, v.acquire, v.release, v.renew, v.forget, v.token, v.state, v.broken)
-	}
-	return list
-}
-
 // load puts the libraries of functions in front of a verb.
 func (s *Scripts) load(name string) *wire.Script {
 	files := []string{"lib", name}
@@ -81,14 +76,8 @@ func (s *Scripts) load(name string) *wire.Script {
 	}
 	script := wire.NewScript(path.Base(name), source.String())
 	script.Again = statusAgain
+	s.loaded = append(s.loaded, script)
 	return script
-}
-
-// repliesNumber is for a script with a time or a count as its reply, so that no number asks for
-// another call.
-func repliesNumber(s *wire.Script) *wire.Script {
-	s.Again = nil
-	return s
 }
 
 func (s *Scripts) source(file string) string {

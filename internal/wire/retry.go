@@ -4,8 +4,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
 const (
@@ -34,21 +32,16 @@ func (w *Wire) wasStale(err error, fewest *int) bool {
 	if !hasEnded(err) || w.cluster != nil && !w.reached.Load() { // PoolStats would wait for the map of the cluster
 		return false
 	}
-	idle := idleConns(w.rdb.PoolStats())
+	stats := w.rdb.PoolStats()
+	idle := int(stats.IdleConns)
+	if p := stats.PipelineStats; p != nil {
+		idle += int(p.IdleConns)
+	}
 	if idle >= *fewest || idle == 0 && *fewest == math.MaxInt {
 		return false
 	}
 	*fewest = idle
 	return true
-}
-
-// idleConns counts the idle connections of go-redis. Pipelines have a pool of their own.
-func idleConns(stats *redis.PoolStats) int {
-	idle := int(stats.IdleConns)
-	if p := stats.PipelineStats; p != nil {
-		idle += int(p.IdleConns)
-	}
-	return idle
 }
 
 // troublePause is the least time between two calls of [Options.Trouble].
