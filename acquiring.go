@@ -83,8 +83,7 @@ func (a *acquiring) judge(ctx context.Context, err error) (Outcome, error) {
 	}
 }
 
-// interrupted is the end of a call that could not go on to ask: a refusal, if another hold had the
-// lock.
+// interrupted is the end of a call that could not go on to ask: a refusal, if another had the lock.
 func (a *acquiring) interrupted(err error) (Outcome, error) {
 	if a.refusal == nil {
 		return OutcomeCanceled, a.opError(err)

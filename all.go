@@ -401,8 +401,7 @@ func (j *joint) begin(ctx context.Context, start time.Time, calls []*acquiring, 
 	return inner, err
 }
 
-// refuseAll reports that the store has taken none of the locks, for the lock that the store names,
-// or else the first one.
+// refuseAll reports that no lock was taken, for the lock that the store names, or the first one.
 func refuseAll(ctx context.Context, start time.Time, calls []*acquiring, err error) error {
 	a := calls[0]
 	var busy *store.Busy
@@ -417,8 +416,7 @@ func refuseAll(ctx context.Context, start time.Time, calls []*acquiring, err err
 	return err
 }
 
-// giveBack is the time for which a failed call waits for the release of the locks that it has
-// entered. The release goes on in the background.
+// giveBack bounds the wait of a failed call for the release of its locks, which goes on anyway.
 const giveBack = 50 * time.Millisecond
 
 // giveUp leaves the entries of a failed call.
@@ -434,8 +432,7 @@ func (j *joint) giveUp() {
 	lifetime.Sleep(done, giveBack)
 }
 
-// close ends the sections, the innermost first. The result has an error for each entry that was
-// left before.
+// close ends the sections, innermost first. The result has an error for each entry left before.
 func (j *joint) close() []error {
 	j.cleanup.Stop()
 	errs := make([]error, len(j.entries))
@@ -447,8 +444,7 @@ func (j *joint) close() []error {
 	return errs
 }
 
-// leave leaves closed entries, and frees the locks in one step if the store can. errs has the
-// errors of close.
+// leave leaves closed entries, in one step if the store can. errs has the errors of close.
 func (j *joint) leave(ctx context.Context, errs []error) error {
 	exits := make([]exit, len(errs))
 	for i, e := range j.entries {

@@ -145,8 +145,7 @@ func (u *cleanup) due(now time.Time, closing bool) (due []*unwanted, next time.T
 	return due, next, len(u.pending) > 0
 }
 
-// forget tries a batch, and keeps unfinished asks. forget returns whether the store has confirmed
-// any.
+// forget tries a batch, keeps unfinished asks, and says whether the store has confirmed any.
 func (u *cleanup) forget(batch []*unwanted, closing time.Time) (answered bool) {
 	ctx, cancel := context.WithTimeout(u.client.life, forgetLimit)
 	if !closing.IsZero() {
@@ -202,8 +201,7 @@ func (u *cleanup) end(drop bool) bool {
 	return true
 }
 
-// forgetLast forgets once more all asks confirmed before the end of the client's last command.
-// forgetLast returns whether any ask was left.
+// forgetLast forgets once more what was confirmed before the last command; false: nothing was.
 func (u *cleanup) forgetLast() bool {
 	u.mu.Lock()
 	asks := u.last

@@ -165,8 +165,7 @@ func (c *Client) isClosed() bool { return c.life.Err() != nil }
 // isOf says whether e is an entry of this client. Another client numbers its holds by itself.
 func (c *Client) isOf(e *entry) bool { return e.hold.client == c }
 
-// bound returns a context for a command. The context ends with ctx, with the client, and after wait
-// if wait is above 0.
+// bound returns a context that ends with ctx, with the client, and after wait if wait is above 0.
 func (c *Client) bound(ctx context.Context, wait time.Duration) (context.Context, context.CancelFunc) {
 	if ctx.Done() == nil && wait <= 0 {
 		return lifetime.Of(c.life, ctx), func() {}
@@ -179,8 +178,7 @@ func (c *Client) bound(ctx context.Context, wait time.Duration) (context.Context
 	return ctx, func() { cancel(); timed() }
 }
 
-// boundCall is bound for a call that asks for a lock: the context ends with the stop around caller,
-// too.
+// boundCall is bound for a call that asks for a lock: the stop around caller ends the context, too.
 func (c *Client) boundCall(ctx, caller context.Context, wait time.Duration) (context.Context, context.CancelFunc) {
 	ctx, end := c.bound(ctx, wait)
 	ctx, cancel := stoppable(ctx, caller)
@@ -190,8 +188,7 @@ func (c *Client) boundCall(ctx, caller context.Context, wait time.Duration) (con
 	return ctx, func() { cancel(); end() }
 }
 
-// endingWith returns a context with two ends: the end of ctx, and the end of other with the cause
-// of other.
+// endingWith returns a context that ends with ctx, and with other and the cause of other.
 func endingWith(ctx, other context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(other, func() { cancel(context.Cause(other)) })

@@ -70,8 +70,7 @@ func (t *table) loseLocked(h *hold, reason LossReason) *loss {
 	return l
 }
 
-// reasonLocked returns the reason for the loss of a hold at its deadline. A client that is closed
-// renews nothing.
+// reasonLocked returns the reason for a loss at the deadline. A closed client renews nothing.
 func (h *hold) reasonLocked() LossReason {
 	switch {
 	case h.isLongestLocked(h.lease.Until()):
@@ -214,8 +213,7 @@ func (t *table) endTracesLocked(h *hold, err error) {
 	h.traces = nil
 }
 
-// longest returns the longest time for which the lease of the hold may last from now on without a
-// renewal.
+// longest returns how long the lease of the hold may last from now on without a renewal.
 func (h *hold) longest() time.Duration {
 	t := &h.client.table
 	t.mu.Lock()

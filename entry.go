@@ -53,8 +53,7 @@ func entryOf(ctx context.Context) *entry {
 	return e
 }
 
-// newEntry makes an entry of h and the section's context for the caller. The caller enters the
-// entry, or ends the entry with discard.
+// newEntry makes an entry of h and the section's context. The caller enters or discards the entry.
 func newEntry(parent context.Context, h *hold) (*entry, *section) {
 	e := &entry{hold: h, outer: entryOf(parent), parent: parent}
 	if h.isReader() && e.outer.find(e.isWriter) != nil {

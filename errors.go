@@ -223,8 +223,7 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
 }
 
-// freeError is the ErrNotHeld of ForceUnlock, which looks for any holder and not for the holder of
-// a context.
+// freeError is the ErrNotHeld of ForceUnlock, which looks for any holder.
 type freeError struct{}
 
 func (freeError) Error() string        { return "nobody has the lock" }
@@ -257,8 +256,7 @@ func isNil(v any) bool {
 	return v == nil || r.Kind() == reflect.Pointer && r.IsNil()
 }
 
-// waitOverError is the cause of a wait's own end. Like every end of a wait by time, waitOverError
-// is a context.DeadlineExceeded.
+// waitOverError is the cause of a wait's own end: a context.DeadlineExceeded, as each end by time.
 type waitOverError struct{}
 
 func (waitOverError) Error() string        { return "the wait is over" }

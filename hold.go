@@ -65,8 +65,7 @@ type table struct {
 // at returns a time as the heap counts.
 func (t *table) at(when time.Time) time.Duration { return when.Sub(t.start) }
 
-// nextTTLLocked returns the lease to ask for: the TTL, or the rest of the longest allowed hold; 0
-// leaves the lease unchanged.
+// nextTTLLocked returns the TTL, or the rest of the longest allowed hold; 0: keep the lease.
 func (h *hold) nextTTLLocked(now time.Time) time.Duration {
 	if h.fixed {
 		return 0
@@ -81,8 +80,7 @@ func (h *hold) nextTTLLocked(now time.Time) time.Duration {
 	return left
 }
 
-// isLongestLocked says whether a lease that ends now could not be renewed, as the hold has reached
-// its longest allowed length.
+// isLongestLocked says whether a lease that ends now is the last one that WithMaxHold allows.
 func (h *hold) isLongestLocked(now time.Time) bool {
 	return h.maxHold > 0 && h.since.Add(h.maxHold).Sub(now) < MinTTL+store.Margin(h.ttl)
 }

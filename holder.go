@@ -38,8 +38,7 @@ func (h Holder) Owner() string {
 	return name
 }
 
-// holderOf returns the holder of a hold. The ID of a foreign hold, such as a thread of Java, is its
-// own holder.
+// holderOf returns the holder of a hold. A foreign ID, as of a thread of Java, is its own holder.
 func holderOf(id store.ID) Holder {
 	name := string(id)
 	if i := strings.LastIndexByte(name, ':'); i > 0 && strings.IndexByte(name[:i], ':') >= 0 {

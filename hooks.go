@@ -121,8 +121,7 @@ func (h Hooks) allTraces() []func(AcquireStarted) (context.Context, TraceFinishe
 	return append(slices.Clip(h.traces), h.Trace)
 }
 
-// heir returns the context that a Trace made of parent, or parent if the context is nil or has
-// another end.
+// heir returns ctx, which a Trace has made, or parent if ctx is nil or has another end.
 func heir(ctx, parent context.Context) context.Context {
 	if ctx == nil || ctx.Done() != parent.Done() {
 		return parent
@@ -130,8 +129,7 @@ func heir(ctx, parent context.Context) context.Context {
 	return ctx
 }
 
-// joinHook returns one hook for all hooks that are set. If no hook is set, joinHook returns nil,
-// and no event is made.
+// joinHook returns one hook for all hooks that are set, nil for none: then no event is made.
 func joinHook[E any](all []Hooks, pick func(Hooks) func(E)) func(E) {
 	var hooks []func(E)
 	for _, h := range all {
@@ -145,8 +143,7 @@ func joinHook[E any](all []Hooks, pick func(Hooks) func(E)) func(E) {
 	return func(event E) { tellAll(hooks, event) }
 }
 
-// tellAll calls all hooks in order, also the hooks behind a hook that panics or calls
-// runtime.Goexit.
+// tellAll calls all hooks in order, also behind a hook that panics or calls runtime.Goexit.
 func tellAll[E any](hooks []func(E), event E) {
 	if len(hooks) > 1 {
 		defer tellAll(hooks[1:], event)

@@ -55,8 +55,7 @@ func (l *Lock) Token(ctx context.Context) (int64, error) {
 	return h.token, nil
 }
 
-// settled returns the error of a section's command. The loss of the section counts more than err, the
-// error of the store.
+// settled returns the error of a section's command: its loss, or else err, the store's error.
 func (l *Lock) settled(op string, ctx context.Context, h *hold, err error) error { //nolint:revive // as inside
 	if errors.Is(err, store.ErrGone) {
 		_ = h.endOf(true) // and inside says what has become of the section

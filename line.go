@@ -35,8 +35,7 @@ type turn struct {
 	began  time.Time     // when the store gave the lease
 }
 
-// waitTurn waits until h is the head of the line of its lock. passed says whether h has got the
-// lease of the section before.
+// waitTurn waits until h is the head of its line. passed: h has the lease of the section before.
 func (t *table) waitTurn(ctx context.Context, h *hold, progress func(store.Progress)) (passed bool, err error) {
 	t.mu.Lock()
 	ln := t.lines[h.lease.Name]
@@ -120,8 +119,7 @@ func (ln *line) callLocked(place *list.Element) {
 	close(next.turn.called)
 }
 
-// passLocked passes the lease of h, whose last entry was just left, on to the first hold in its
-// line.
+// passLocked passes the lease of h, whose last entry was just left, to the first hold in its line.
 func (t *table) passLocked(h *hold, now time.Time) bool {
 	if !h.turn.isHead {
 		return false

@@ -134,8 +134,7 @@ func (l *Lock) acquire(ctx context.Context, wait time.Duration) (context.Context
 	return a.acquire()
 }
 
-// acquire calls the hooks, and enters the section of this very lock around the context again, or
-// takes the lock for a new hold.
+// acquire enters the section of this very lock around the context again, or a new hold.
 func (a *acquiring) acquire() (context.Context, error) {
 	l, ctx := a.lock, a.ctx
 	if err := l.check(ctx); err != nil {
@@ -207,8 +206,7 @@ func (l *Lock) nearest(ctx context.Context) *entry {
 	return entryOf(ctx).find(l.isOf)
 }
 
-// lostAround returns the loss of the innermost lost hold around ctx whose entry is not unlocked
-// yet; nil: none.
+// lostAround returns the loss of the innermost lost entry around ctx that is not left; nil: none.
 func (l *Lock) lostAround(ctx context.Context) *LostError {
 	for e := l.nearest(ctx); e != nil; e = e.outer {
 		if !l.isOf(e) {

@@ -21,8 +21,7 @@ func (a *acquiring) limitQueue(ctx context.Context) (context.Context, context.Ca
 	return ctx, func() { a.full(nil) }
 }
 
-// progress notes the answers of the store while the call waits, and ends a wait whose first place
-// is behind too many.
+// progress notes the store's answers, and ends a wait whose first place is behind too many.
 func (a *acquiring) progress(p store.Progress) {
 	a.event.Waited = true
 	if p.Busy != nil {

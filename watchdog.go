@@ -55,14 +55,12 @@ const (
 	watchAfter = 200 * time.Millisecond
 )
 
-// retryPause returns the time between two tries of a renewal: short at first, and short enough for
-// several tries within a lease.
+// retryPause is short at first, and short enough for several tries of a renewal within a lease.
 func retryPause(failures int, ttl time.Duration) time.Duration {
 	return min(5*time.Millisecond<<min(failures, 10), ttl/12+time.Millisecond, time.Second)
 }
 
-// nudgeLocked starts the watchdog if needed, and wakes the watchdog if anything is due before its
-// next look.
+// nudgeLocked starts the watchdog, or wakes the watchdog if anything is due before its next look.
 func (d *watchdog) nudgeLocked() {
 	next := d.nextLocked()
 	if next == timers.Never {

@@ -13,8 +13,7 @@ import (
 
 // This file is several locks of relock's own layout in one step.
 
-// mostAtOnce is the number of locks that one script takes. Redis serves nobody else meanwhile:
-// about 1 ms.
+// mostAtOnce is how many locks one script takes: Redis serves nobody else for about 1 ms.
 const mostAtOnce = 256
 
 // TryAll takes mutexes whose keys are in one slot.

@@ -149,8 +149,7 @@ func (c *checks) handOver(ctx context.Context, st store.Store, lease store.Lease
 	}
 }
 
-// newCheckAsk returns an ask like a, for the holds that check a server. The ID of the ask is the
-// client of the holds.
+// newCheckAsk returns an ask for the holds that check a server. Its ID is their client.
 func newCheckAsk(a store.Ask) store.Ask {
 	a.ID, a.TTL = store.ID(uuid.NewString()), checkTTL
 	return a

@@ -24,8 +24,7 @@ func suffix(kind store.Kind) string {
 	return rwSuffix
 }
 
-// kindUnit makes the unit for a read-write lock or semaphore. extra is the arrival of acquire,
-// the control channel of break, and else empty.
+// kindUnit makes a unit. extra is the arrival of acquire, the control channel of break, else empty.
 func kindUnit(a store.Ask, ttl int64, extra any) wire.Unit {
 	limits := a.Name + suffix(a.Kind)
 	return wire.Unit{
@@ -34,8 +33,7 @@ func kindUnit(a store.Ask, ttl int64, extra any) wire.Unit {
 	}
 }
 
-// letter returns the letter of a hold in scripts: "r" for a reader, "w" for a writer, or the number of
-// permits.
+// letter names a hold in scripts: "r" for a reader, "w" for a writer, or the number of permits.
 func letter(a store.Ask) string {
 	switch {
 	case a.Kind == store.Semaphore:
@@ -132,8 +130,7 @@ func (s *redisStore) lookKind(ctx context.Context, a store.Ask) (state store.Sta
 // redissonRW is what scripts find in place of the type of a hash with a mode.
 const redissonRW = "Redisson"
 
-// wrongKind returns the error of an ask for a name that is another kind of lock. found is what
-// scripts say of its key.
+// wrongKind is the error of an ask for another kind of lock. found is what scripts say of its key.
 func wrongKind(a store.Ask, found string) error {
 	kind := store.Mutex
 	switch {
@@ -149,8 +146,7 @@ func wrongKind(a store.Ask, found string) error {
 	return fmt.Errorf("%w: %q is %s, and not %s", store.ErrKind, a.Name, kind, a.Kind)
 }
 
-// explained replaces WRONGTYPE, the answer for a mutex whose key has another Redis type, by ErrKind
-// if the key is another kind of lock.
+// explained replaces WRONGTYPE for a mutex by ErrKind, if the key is another kind of lock.
 func (s *redisStore) explained(ctx context.Context, a store.Ask, err error) error {
 	if err == nil || a.Kind != store.Mutex || !strings.Contains(err.Error(), "WRONGTYPE") || errors.Is(err, store.ErrUnsure) {
 		return err

@@ -97,8 +97,7 @@ func (s *nativeStore) unit(name string, args ...any) wire.Unit {
 	return wire.Unit{Keys: []string{name, name + queueSuffix}, Args: args}
 }
 
-// noPlace is the arrival of a hold that must not queue, and newPlace is the arrival of a new
-// waiter.
+// noPlace is the arrival of a hold that must not queue, newPlace the arrival of a new waiter.
 const noPlace, newPlace = "", "0"
 
 func (s *nativeStore) acquireUnit(a store.Ask, ttl int64, arrival string) wire.Unit {
@@ -195,8 +194,7 @@ func (s *nativeStore) leavingLoans(a store.Ask) (*wire.Script, wire.Unit) {
 	return s.scripts.recall, wire.Unit{Keys: keys, Args: []any{string(a.ID)}}
 }
 
-// Enter sets the count of a mutex, and the lease of each kind of lock. Only a mutex keeps its count
-// in Redis.
+// Enter sets the lease, and the count of a mutex. Other kinds keep no count in Redis.
 func (s *nativeStore) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
 	if l.Kind == store.Mutex {
 		return s.redisStore.Enter(ctx, l, count)

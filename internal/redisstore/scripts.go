@@ -97,8 +97,7 @@ type userScripts struct {
 // mostUserScripts bounds the memory for programs that write a new script for each call.
 const mostUserScripts = 256
 
-// of returns the script of a verb in scripts/user with the source of a user. first is what runs
-// before all.
+// of returns a user's script for a verb in scripts/user. first runs before everything else.
 func (u *userScripts) of(lib *Scripts, first, verb, source string) *wire.Script {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -114,8 +113,8 @@ func (u *userScripts) of(lib *Scripts, first, verb, source string) *wire.Script 
 	return s
 }
 
-// user makes the script of a user. The user's source stands first, so that it sees none of our functions,
-// and line numbers in errors are the user's.
+// user makes a user's script. The user's source stands first, so that the source sees no functions
+// but its own, and line numbers in errors are the user's.
 func (s *Scripts) user(first, verb, source string) *wire.Script {
 	text := "local function script(KEYS, ARGV, locked) " + source + "\nend\n" + first + s.source("lib") + s.source("user/lib")
 	switch verb {
@@ -201,8 +200,7 @@ func (r acquireReply) busy() *store.Busy {
 	return &store.Busy{Owner: store.ID(r.owner), TTL: r.remaining}
 }
 
-// scan reads a list, or its only member, into variables of type int64 and string. Any other reply
-// is false.
+// scan reads a list, or its only member, into variables of type int64 and string, or is false.
 func scan(reply any, into ...any) bool {
 	fields, ok := reply.([]any)
 	if !ok {

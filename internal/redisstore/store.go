@@ -36,8 +36,7 @@ type redisStore struct {
 	watchers attempts.Watchers
 }
 
-// Close ends the subscriptions, and waits for each goroutine of the store. Later commands still
-// work.
+// Close ends the subscriptions and each goroutine of the store. Later commands still work.
 func (s *redisStore) Close() error {
 	s.group.Close()
 	s.end()
@@ -57,16 +56,13 @@ func (s *redisStore) checkAsk(a store.Ask) error {
 	return nil
 }
 
-// boundTries is the number of attempts of a call with a bound. Other calls go on until their
-// context is done.
+// boundTries is the number of attempts of a bound call. Others go on until their context is done.
 const boundTries = 3
 
-// attemptLimit returns the time limit of an attempt for a hold with this TTL. Three attempts fit
-// into the lease.
+// attemptLimit bounds an attempt for a hold with this TTL: three attempts fit into the lease.
 func attemptLimit(ttl time.Duration) time.Duration { return ttl / 3 }
 
-// takingLimit returns the time limit of an attempt to take a lock, with the time for the
-// confirmations of other servers.
+// takingLimit bounds an attempt to take a lock, with the time for confirmations of other servers.
 func takingLimit(a store.Ask) time.Duration { return attemptLimit(a.TTL) + a.Acks.Timeout }
 
 // unsureOf marks the error of a call that may have run, or may run yet.
@@ -92,8 +88,7 @@ func (s *redisStore) number(ctx context.Context, c *wire.Call) (n int64, a wire.
 	return n, a, unsureOf(a, reachable(err))
 }
 
-// all sends many units in few round trips, once. all returns an error for each unit: nil for the
-// reply 1, store.ErrGone for 0.
+// all sends many units once, and returns an error for each: nil for the reply 1, ErrGone for 0.
 func (s *redisStore) all(ctx context.Context, script *wire.Script, common []any, units []wire.Unit) []error {
 	errs := make([]error, len(units))
 	for i, r := range s.wire.All(ctx, script, common, units) {
@@ -202,8 +197,7 @@ func (s *redisStore) taken(ctx context.Context, a store.Ask, r acquireReply, ans
 	return s.keepOrUndo(ctx, r.toLease(a, answer), answer.Acked)
 }
 
-// keepOrUndo returns a new lease if enough servers have confirmed the hold. Otherwise keepOrUndo
-// takes the hold back.
+// keepOrUndo returns a new lease, or takes the hold back if too few servers have confirmed.
 func (s *redisStore) keepOrUndo(ctx context.Context, l store.Lease, acked int) (store.Lease, error) {
 	wanted := wire.Acks(l.Acks).Wanted()
 	if acked >= wanted {

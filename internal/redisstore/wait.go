@@ -46,8 +46,7 @@ func (w *waiting) refused(r acquireReply, queued bool) {
 	w.progress(store.Progress{Busy: r.busy(), Queued: queued, Position: r.position})
 }
 
-// listen subscribes to a topic. listen returns nil when the waiter has to ask again before the
-// subscription is confirmed.
+// listen subscribes to a topic; nil: the waiter has to ask again before a confirmation.
 func (w *waiting) listen(ctx context.Context, h *subs.Hub, t subs.Topic, id string, recheck time.Duration) (*subs.Listener, error) {
 	bound, cancel := context.WithTimeout(ctx, recheck)
 	defer cancel()
@@ -162,8 +161,7 @@ const (
 	longRecheck = 10 * time.Second
 )
 
-// recheckAfter returns the time after which a waiter asks again by itself: the lease of the owner
-// should be over.
+// recheckAfter returns when a waiter asks again by itself: the owner's lease should be over.
 func recheckAfter(a store.Ask, r acquireReply) time.Duration {
 	d := min(r.remaining, max(a.TTL, longRecheck))
 	if d < 0 { // a foreign key without a lease

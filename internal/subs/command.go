@@ -135,8 +135,7 @@ func (l *link) answered(now time.Time, verb, channel string) error {
 	return err
 }
 
-// settle matches a reply with the oldest command in flight. If an outage is over, settle returns
-// when the outage began.
+// settle matches a reply with the oldest command. lost is the begin of an outage that is now over.
 func (l *link) settle(now time.Time, verb, channel string) (lost time.Time, err error) {
 	l.hub.mu.Lock()
 	defer l.hub.mu.Unlock()

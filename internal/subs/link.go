@@ -281,8 +281,7 @@ func (l *link) lose(err error, forGood bool) (attempt int) {
 	return l.attempt
 }
 
-// resolve puts each subscription on the link of the node of its channel. If the node cannot be found,
-// the subscription stays.
+// resolve puts each subscription on the link of its channel's node, if the node can be found.
 func (l *link) resolve(ctx context.Context) {
 	h := l.hub
 	ctx, cancel := context.WithTimeout(ctx, limit)

@@ -27,8 +27,7 @@ type (
 	}
 )
 
-// checkKind refuses clients without answers to commands, and clients of several servers with no way
-// to find the server of a key.
+// checkKind refuses clients that do not answer commands, or do not tell the server of a key.
 func checkKind(rdb redis.UniversalClient) error {
 	if rdb == nil || reflect.ValueOf(rdb).Kind() == reflect.Pointer && reflect.ValueOf(rdb).IsNil() {
 		return errors.New("the go-redis client is nil")
@@ -99,8 +98,7 @@ func (t *topology) noteAnswer() {
 	}
 }
 
-// doubtMap lets go-redis read the map of the cluster again after a failure. Without doubtMap
-// go-redis would do so only after MOVED.
+// doubtMap makes go-redis read the map of the cluster again, as go-redis does only after MOVED.
 func (t *topology) doubtMap(ctx context.Context) {
 	if t.cluster != nil {
 		t.cluster.ReloadState(ctx)
@@ -145,8 +143,7 @@ func (t *topology) readMap(ctx context.Context) error {
 	return nil
 }
 
-// SlotOf is the part of a key that decides the slot in a cluster: the hash tag, or else the whole
-// key.
+// SlotOf is the part of a key that decides its slot: the hash tag, or else the whole key.
 func SlotOf(key string) string {
 	_, rest, _ := strings.Cut(key, "{")
 	if tag, _, ok := strings.Cut(rest, "}"); ok && tag != "" {

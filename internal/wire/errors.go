@@ -126,8 +126,7 @@ func passes(reply redis.Error) bool {
 		strings.Contains(msg, "non local key") // from a script, while the slot migrates
 }
 
-// waitPasses reports whether WAIT may succeed later. A master that has just become a replica, for
-// example, refuses WAIT.
+// waitPasses reports whether WAIT may succeed later. A master turned replica refuses WAIT.
 func waitPasses(err error) bool {
 	var reply redis.Error
 	return errors.As(err, &reply) &&
@@ -157,8 +156,7 @@ func hasEnded(err error) bool {
 	return errors.Is(err, io.EOF) || errors.As(err, &op) && op.Op != "dial" && !op.Timeout()
 }
 
-// unavailable marks an error with [ErrUnavailable], unless the server has answered or the command
-// is broken. The text stays the same.
+// unavailable marks an error, unless the server has answered or the command is broken.
 func unavailable(err error) error {
 	if v := judge(err); v == answered || v == refused || v == broken || errors.Is(err, ErrUnavailable) {
 		return err

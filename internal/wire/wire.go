@@ -206,8 +206,7 @@ func (w *Wire) Do(ctx context.Context, c *Call) (Answer, error) {
 	return a, endedAfter(ctx, last)
 }
 
-// moreTelling chooses between the error of an attempt that ended with its context, and the error of
-// the attempt before.
+// moreTelling chooses between the error of an attempt that its context ended, and the one before.
 func moreTelling(last, err error) error {
 	if last != nil && errors.Is(err, ErrGivenUp) || isContextEnd(err) {
 		return last
@@ -246,14 +245,12 @@ func (w *Wire) attempt(ctx context.Context, c *Call, args []any, now time.Time) 
 	return o
 }
 
-// isDirect reports whether the caller sends a call itself, as nothing is to end the call before
-// go-redis.
+// isDirect reports whether the caller sends a call itself: nothing ends the call before go-redis.
 func (w *Wire) isDirect(ctx context.Context, c *Call) bool {
 	return (c.Patience <= 0 || c.Patience >= w.readTimeout) && !lifetime.Within(ctx, w.readTimeout)
 }
 
-// await returns the outcome of a flight, or an error if the context of the flight ends first. ctx
-// is the caller's.
+// await returns the outcome of a flight, or the end of its context. ctx is the caller's.
 func (w *Wire) await(ctx context.Context, f *flight) outcome {
 	select {
 	case <-f.done:

@@ -79,8 +79,7 @@ func (s *Store) on(name string, command func(*lock) error) error {
 	return err
 }
 
-// settle ends the leases that have run out, and grants the lock to the head of the queue for as
-// long as the rule admits it.
+// settle ends leases that have run out, and grants the lock to the head while the rule admits.
 func (k *lock) settle() {
 	now := time.Now()
 	k.holds = slices.DeleteFunc(k.holds, func(h *hold) bool { return !now.Before(h.end()) })
@@ -98,8 +97,7 @@ func (k *lock) byEnd() []*hold {
 	return k.holds
 }
 
-// admits says whether h may enter: the smallest limit bounds the number of holds. The hold around h
-// does not count.
+// admits says whether the smallest limit admits h. The hold around h does not count.
 func (k *lock) admits(h *hold) bool {
 	n, least := 1, h.Limit
 	for _, other := range k.holds {
@@ -149,8 +147,7 @@ func (k *lock) isFree(h *hold) (bool, error) {
 	return (len(k.queue) == 0 || h.With != "") && k.admits(h), nil
 }
 
-// refusal returns the error of TryAll for an ask: nil if the ask can have the lock now, or has the
-// lock.
+// refusal is the error of TryAll for an ask: nil if the ask can have the lock now, or has the lock.
 func (k *lock) refusal(a store.Ask) error {
 	if find(k.holds, a.ID) != nil {
 		return nil
