@@ -43,11 +43,12 @@ func (a *acquiring) judge(ctx context.Context, err error) (Outcome, error) {
 	cause, goesOn := context.Cause(ctx), a.ctx.Err() == nil
 	var busy *store.Busy
 	var declined *store.Declined
+	_, isDeadlock := cause.(*DeadlockError)                                          //nolint:errorlint // a cause may wrap the deadlock of another lock
 	isRefused := a.refusal != nil && (cause == errWaitOver || errors.As(err, &busy)) //nolint:errorlint // the cause of ctx may wrap that of another call
 	switch {
 	case a.lock.client.isClosed() && (errors.Is(cause, ErrClosed) || errors.Is(err, ErrClosed)):
 		return OutcomeClosed, a.opError(ErrClosed)
-	case goesOn && isDeadlock(cause):
+	case goesOn && isDeadlock:
 		return OutcomeDeadlock, cause
 	case goesOn && isStop(cause):
 		if errors.Is(err, ErrUnavailable) {

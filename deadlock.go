@@ -5,7 +5,6 @@ import (
 	"context"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/go-relock/relock/internal/lifetime"
@@ -142,7 +141,7 @@ func (s *search) look(ctx context.Context) error {
 	if s.graph.Show(ctx, s.me, waitShown) != nil {
 		return nil
 	}
-	if cycle := s.follow(ctx); s.isSeenTwice(cycle) && youngest(cycle).ID == s.me.ID {
+	if cycle := s.follow(ctx); s.isSeenTwice(cycle) && slices.MaxFunc(cycle, younger).ID == s.me.ID {
 		e := &DeadlockError{}
 		for _, w := range cycle {
 			e.Cycle = append(e.Cycle, CycleStep{Holder: holderOf(w.ID), Lock: w.Name})
@@ -216,8 +215,6 @@ func (s *search) isSeenTwice(cycle []store.Waiting) bool {
 	return again
 }
 
-func youngest(cycle []store.Waiting) store.Waiting {
-	return slices.MaxFunc(cycle, func(a, b store.Waiting) int {
-		return cmp.Or(a.Since.Compare(b.Since), strings.Compare(string(a.ID), string(b.ID)))
-	})
+func younger(a, b store.Waiting) int {
+	return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.ID, b.ID))
 }

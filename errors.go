@@ -183,11 +183,6 @@ func (e *DeadlockError) Error() string {
 // Is makes the error match [ErrDeadlock].
 func (e *DeadlockError) Is(target error) bool { return target == ErrDeadlock }
 
-func isDeadlock(err error) bool {
-	_, is := err.(*DeadlockError) //nolint:errorlint // a cause may wrap the deadlock of another lock
-	return is
-}
-
 // DeclinedError is the end of a [Lock.TryLockIf] whose script declined the lock. The caller has not
 // entered.
 type DeclinedError struct {

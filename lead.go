@@ -3,7 +3,6 @@ package relock
 import (
 	"context"
 	"errors"
-	"time"
 )
 
 // Lead runs fn in the process that leads: of all processes that call Lead of one lock, one runs fn.
@@ -46,13 +45,9 @@ func (l *Lock) Lead(ctx context.Context, fn func(ctx context.Context) error) err
 		case ctx.Err() != nil || isStop(err) || !errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrNotReplicated):
 			return notEntered(err)
 		default:
-			l.pause(ctx, l.settings.ttl/3)
+			pause, cancel := l.client.boundCall(ctx, ctx, l.settings.ttl/3)
+			<-pause.Done()
+			cancel()
 		}
 	}
-}
-
-func (l *Lock) pause(ctx context.Context, d time.Duration) {
-	timed, cancel := l.client.boundCall(ctx, ctx, d)
-	defer cancel()
-	<-timed.Done()
 }

@@ -94,11 +94,12 @@ func (l *link) run() {
 	ctx := o.Life
 	for !l.isOver(ctx) {
 		ps, err := l.connect(ctx)
-		refused := err != nil && l.isRefused(err)
+		// go-redis closes the client of a node that has left a cluster, and the channels are on other nodes.
+		forGood := wire.Refused(err) && (l.node == "" || !errors.Is(err, redis.ErrClosed))
 		if err == nil {
 			err = l.serve(ctx, ps)
 		}
-		attempt := l.lose(err, refused)
+		attempt := l.lose(err, forGood)
 		if ctx.Err() == nil && !errors.Is(err, errUnused) {
 			o.Lost(l.node, attempt, err)
 			lifetime.Sleep(ctx.Done(), wire.Pause(attempt))
@@ -152,13 +153,6 @@ func (l *link) connect(ctx context.Context) (*redis.PubSub, error) {
 	case <-ctx.Done():
 		return nil, errSilent
 	}
-}
-
-// isRefused says that later attempts to connect would fail, too: the password is wrong, or the
-// go-redis client is closed. In a cluster, go-redis closes the client of a node that has left, and
-// the channels are on other nodes.
-func (l *link) isRefused(err error) bool {
-	return wire.Refused(err) && (l.node == "" || !errors.Is(err, redis.ErrClosed))
 }
 
 // serve is the life of a connection, and returns the reason for its end.

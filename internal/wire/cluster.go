@@ -76,13 +76,6 @@ type topology struct {
 	read    time.Time     // when the map was last read; guarded by reading
 }
 
-func (t *topology) init(rdb redis.UniversalClient) {
-	t.reading = make(chan struct{}, 1)
-	t.cluster, _ = rdb.(clusterClient)
-	// ClusterSlots is set for servers that are no cluster: masters and replicas of Sentinel.
-	t.sharded.Store(t.cluster != nil && t.cluster.Options().ClusterSlots == nil)
-}
-
 // Clustered reports whether go-redis finds the server of a command by the slot of its keys.
 func (t *topology) Clustered() bool { return t.cluster != nil }
 

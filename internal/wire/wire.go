@@ -54,7 +54,10 @@ func New(rdb redis.UniversalClient, o Options) (*Wire, error) {
 		o.Trouble = func() {}
 	}
 	w := &Wire{rdb: rdb, options: o, readTimeout: readTimeoutOf(rdb), start: time.Now()}
-	w.topology.init(rdb)
+	w.reading = make(chan struct{}, 1)
+	w.cluster, _ = rdb.(clusterClient)
+	// ClusterSlots is set for servers that are no cluster: masters and replicas of Sentinel.
+	w.sharded.Store(w.cluster != nil && w.cluster.Options().ClusterSlots == nil)
 	w.batcher.sendAsync = w.sendAsync
 	return w, nil
 }
@@ -132,12 +135,6 @@ type Answer struct {
 	Unsure bool
 }
 
-func (a *Answer) doubt() {
-	if !a.Unsure {
-		a.Unsure, a.First = true, a.Sent
-	}
-}
-
 // Do sends a call until Redis answers or refuses, the tries are used up, or ctx is done. Do returns
 // as soon as ctx is done, also while Redis is silent. Between attempts Do waits for a [Pause]. The
 // Answer counts also with an error.
@@ -169,8 +166,8 @@ func (w *Wire) Do(ctx context.Context, c *Call) (Answer, error) {
 		}
 		o := w.attempt(ctx, c, args, a.Sent)
 		v := judge(o.err)
-		if o.unsure || v == unknown || v == broken {
-			a.doubt()
+		if !a.Unsure && (o.unsure || v == unknown || v == broken) {
+			a.Unsure, a.First = true, a.Sent
 		}
 		switch {
 		case v == answered && c.Script.asksAgain(o.reply):

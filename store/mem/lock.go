@@ -174,17 +174,13 @@ func (k *lock) join(h *hold) (position int, err error) {
 	case len(k.queue) > 0 && k.queue[0].With != "" && k.queue[0].With != h.With:
 		return 0, store.ErrDeadlock
 	default:
-		k.queue = slices.Insert(k.queue, k.upgrades(), h)
+		i := slices.IndexFunc(k.queue, func(h *hold) bool { return h.With == "" })
+		if i < 0 {
+			i = len(k.queue)
+		}
+		k.queue = slices.Insert(k.queue, i, h)
 	}
 	return slices.Index(k.queue, h), nil
-}
-
-// upgrades returns the number of asks at the head of the queue with a hold around them.
-func (k *lock) upgrades() int {
-	if i := slices.IndexFunc(k.queue, func(h *hold) bool { return h.With == "" }); i >= 0 {
-		return i
-	}
-	return len(k.queue)
 }
 
 func (k *lock) remove(id store.ID) {
