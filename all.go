@@ -14,8 +14,6 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// This file is several locks at once.
-
 // Locks is several locks that a caller enters together or not at all, made by [All] or
 // [Client.NewLocks]. A Locks is a [Locker], and safe for concurrent use. Like a [Lock], a Locks has
 // no state of its own: two Locks of the same locks are the same.

@@ -50,8 +50,7 @@ const (
 	// queue place may last longer still: a grant to such a place goes on to the next waiter, or
 	// costs one lease.
 	keepForgetting = time.Minute
-	// closeLimit bounds the wait of Close for unconfirmed asks. Each confirmation starts the limit
-	// anew.
+	// closeLimit bounds the wait of Close for unconfirmed asks, anew from each confirmation.
 	closeLimit = time.Second
 )
 

@@ -72,7 +72,7 @@ func newClient(s settings) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{id: id.String(), settings: s, table: table{start: time.Now()}}
+	c := &Client{id: id.String(), settings: s, table: table{start: time.Now(), lines: make(map[string]*line)}}
 	if s.owner != "" {
 		c.id = s.owner + "/" + c.id
 	}

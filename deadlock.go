@@ -19,8 +19,7 @@ import (
 // are holds, so goroutines of one section that wait for each other are no circle.)
 
 const (
-	// deadlockAfter is the length of a wait from which on a call looks for circles, and the time
-	// between two looks.
+	// deadlockAfter is how long a call waits before it looks for circles, and between two looks.
 	deadlockAfter = time.Second
 	// waitShown is how long the store shows a wait that is not shown again.
 	waitShown = 5 * deadlockAfter
@@ -201,18 +200,14 @@ func (s *search) follow(ctx context.Context) (cycle []store.Waiting) {
 // waits anew since: a call that has given up does not.
 func (s *search) isSeenTwice(cycle []store.Waiting) bool {
 	rounds := make(map[store.ID]int)
-	again, same := len(cycle) > 0, len(cycle) == len(s.seen)
 	for _, w := range cycle {
-		before, known := s.seen[w.ID]
-		same = same && known
-		again = again && known && w.Round > before
 		rounds[w.ID] = w.Round
 	}
-	if !same {
+	if !maps.EqualFunc(rounds, s.seen, func(_, _ int) bool { return true }) { // another circle
 		s.seen = rounds
 		return false
 	}
-	return again
+	return len(cycle) > 0 && maps.EqualFunc(rounds, s.seen, func(now, before int) bool { return now > before })
 }
 
 func younger(a, b store.Waiting) int {

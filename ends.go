@@ -8,8 +8,6 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// This file is how holds end: by a loss, by a leaked section, or by the last exit.
-
 // lose ends a lost hold, and returns the error for its sections.
 func (h *hold) lose(reason LossReason) error {
 	t := &h.client.table
@@ -225,8 +223,5 @@ func (h *hold) longest() time.Duration {
 const unlockLimit = 10 * time.Second
 
 func unlockBy(now time.Time, l store.Lease) time.Time {
-	if limit := now.Add(unlockLimit); limit.Before(l.Until()) {
-		return limit
-	}
-	return l.Until()
+	return now.Add(min(unlockLimit, l.Until().Sub(now)))
 }

@@ -9,8 +9,6 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// This file is scripts of the user that run in the store, in one step with a look at the lock.
-
 // Eval runs a Lua script of the caller in Redis, and returns its reply, if the section around ctx
 // has the lock at that moment. The look at the lock and the script are one step, so no late holder
 // writes: Eval is the fence for data that is kept beside the lock.

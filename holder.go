@@ -31,11 +31,7 @@ func isNotPrint(r rune) bool { return !strconv.IsPrint(r) }
 
 // Owner returns the name that the client of the holder got from [WithOwner]; empty: none.
 func (h Holder) Owner() string {
-	name, _, named := strings.Cut(h.id, "/")
-	if !named {
-		return ""
-	}
-	return name
+	return h.id[:max(strings.IndexByte(h.id, '/'), 0)]
 }
 
 // holderOf returns the holder of a hold. A foreign ID, as of a thread of Java, is its own holder.

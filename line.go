@@ -40,13 +40,7 @@ func (t *table) waitTurn(ctx context.Context, h *hold, progress func(store.Progr
 	t.mu.Lock()
 	ln := t.lines[h.lease.Name]
 	if ln == nil {
-		ln = &line{}
-		ln.waiting.Init()
-		if t.lines == nil {
-			t.lines = make(map[string]*line)
-		}
-		t.lines[h.lease.Name] = ln
-		ln.head, h.turn.isHead = h, true
+		t.lines[h.lease.Name], h.turn.isHead = &line{head: h}, true
 		t.mu.Unlock()
 		return false, nil
 	}

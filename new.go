@@ -109,8 +109,7 @@ func defaultLayout() layout { return layout{Layout: redisstore.Layout{Prefix: De
 // [WithRedissonLayout] have no prefix, so WithPrefix is refused there. WithPrefix is for [New]
 // only.
 func WithPrefix(prefix string) Option {
-	return func(s *settings) {
-		s.forClient("WithPrefix")
+	return forClient("WithPrefix", func(s *settings) {
 		_, tag, _ := strings.Cut(prefix, "{")
 		switch {
 		case len(prefix) > MaxNameLen:
@@ -120,7 +119,7 @@ func WithPrefix(prefix string) Option {
 				"a prefix must have no '{', or a whole tag such as {app}", prefix))
 		}
 		s.redis.Prefix, s.redis.hasPrefix = prefix, true
-	}
+	})
 }
 
 // WithRedissonLayout makes a client keep its locks as Redisson does, the Java library, so that Go
@@ -141,10 +140,7 @@ func WithPrefix(prefix string) Option {
 // All else holds: re-entry, counts that are set and not added to, renewal, the report of a loss,
 // and the cleanup of all remains.
 func WithRedissonLayout() Option {
-	return func(s *settings) {
-		s.forClient("WithRedissonLayout")
-		s.redis.Redisson = true
-	}
+	return forClient("WithRedissonLayout", func(s *settings) { s.redis.Redisson = true })
 }
 
 // WithRedissonFencing makes locks the same as Redisson's getFencedLock: with a fencing token that
@@ -155,10 +151,7 @@ func WithRedissonLayout() Option {
 // as long as Redis keeps its key, which has no TTL and stays when nobody uses the lock any more. If
 // the key is lost, tokens begin again at 1.
 func WithRedissonFencing() Option {
-	return func(s *settings) {
-		s.forClient("WithRedissonFencing")
-		s.redis.Fenced = true
-	}
+	return forClient("WithRedissonFencing", func(s *settings) { s.redis.Fenced = true })
 }
 
 // WithRestartDelay makes clients take no lock of a Redis server that runs for less than d: the
@@ -175,9 +168,8 @@ func WithRedissonFencing() Option {
 // d must be whole milliseconds from [MinTTL] to [MaxTTL]; the default is no delay. WithRestartDelay
 // is for [New] and [RedisStore] only, and not for [WithRedissonLayout].
 func WithRestartDelay(d time.Duration) Option {
-	return func(s *settings) {
-		s.forClient("WithRestartDelay")
+	return forClient("WithRestartDelay", func(s *settings) {
 		s.check(checkLease("WithRestartDelay", d))
 		s.redis.Delay = d
-	}
+	})
 }

@@ -100,10 +100,13 @@ func (s *settings) check(err error) {
 	}
 }
 
-// forClient refuses an option of the client as a whole for a single lock.
-func (s *settings) forClient(option string) {
-	if s.ofClient {
-		s.check(invalid("%s: it is about all locks of a client, so it is for New; make a second Client", option))
+// forClient is an option of the client as a whole, which is refused for a single lock.
+func forClient(name string, set Option) Option {
+	return func(s *settings) {
+		if s.ofClient {
+			s.check(invalid("%s: it is about all locks of a client, so it is for New; make a second Client", name))
+		}
+		set(s)
 	}
 }
 
@@ -176,13 +179,12 @@ func WithMaxHold(d time.Duration) Option {
 // from [MinTTL] to [MaxTTL], the default range. If [DefaultTTL] is outside of the range, the client
 // needs a TTL too. WithTTLRange is for [New] and [Open] only.
 func WithTTLRange(shortest, longest time.Duration) Option {
-	return func(s *settings) {
-		s.forClient("WithTTLRange")
+	return forClient("WithTTLRange", func(s *settings) {
 		if shortest < MinTTL || longest > MaxTTL || shortest > longest {
 			s.check(invalid("WithTTLRange(%s, %s): must be a range from %s to %s", shortest, longest, MinTTL, MaxTTL))
 		}
 		s.shortest, s.longest = shortest, longest
-	}
+	})
 }
 
 // WithLockDelay keeps a lost lock from everybody for d more. A holder that has not noticed its loss
@@ -355,8 +357,7 @@ func WithLocalPass(passes int, limit time.Duration) Option {
 // [State], logs and the command relock name the owner of a lock. The name is 1 to 64 letters,
 // digits and any of ._@- . WithOwner is for [New] and [Open].
 func WithOwner(name string) Option {
-	return func(s *settings) {
-		s.forClient("WithOwner")
+	return forClient("WithOwner", func(s *settings) {
 		bad := strings.IndexFunc(name, func(r rune) bool {
 			return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("._@-", r))
 		})
@@ -364,7 +365,7 @@ func WithOwner(name string) Option {
 			s.check(invalid("WithOwner(%q): must be 1 to 64 letters, digits and any of ._@-", name))
 		}
 		s.owner = name
-	}
+	})
 }
 
 // WithReleaseOnClose makes [Client.Close] free all held locks, in place of leaving each lock to the
@@ -372,8 +373,5 @@ func WithOwner(name string) Option {
 // a moment: use WithReleaseOnClose if Close comes after the work. Unlock of such a section returns
 // [ErrClosed]. WithReleaseOnClose is for [New] and [Open].
 func WithReleaseOnClose() Option {
-	return func(s *settings) {
-		s.forClient("WithReleaseOnClose")
-		s.releaseOnClose = true
-	}
+	return forClient("WithReleaseOnClose", func(s *settings) { s.releaseOnClose = true })
 }

@@ -37,18 +37,15 @@ type renewal struct {
 	item     timers.Item[*hold] // in the table's heap while the hold is held
 	inFlight bool
 	failures int // in a row
-	// check asks for a renewal soon: a command had no answer, so the store may have another count,
-	// or not have the hold any more.
+	// check asks for a renewal soon: a command had no answer, so the store may count otherwise.
 	check   bool
 	longest time.Time // until when an Extend without an answer may have made the lease last
 }
 
 const (
-	// lookAtMost is the largest number of leases that the watchdog renews, or ends, at once. Other
-	// goroutines get the table's mutex in between.
+	// lookAtMost is how many leases are renewed, or ended, before others get the table's mutex.
 	lookAtMost = 1000
-	// earlyDivisor makes a batch of due leases take along all leases that are due within a tenth of
-	// their renewal interval.
+	// earlyDivisor makes a batch take along leases due within a tenth of their renewal interval.
 	earlyDivisor = 10
 	// watchAfter is the age of a section at which the client begins to watch the store for its end.
 	// Short sections cost no subscription.

@@ -1,6 +1,7 @@
 package attempts
 
 import (
+	"slices"
 	"strings"
 	"sync"
 
@@ -11,7 +12,7 @@ import (
 // none. Watchers are safe for concurrent use.
 type Watchers struct {
 	mu  sync.Mutex
-	all map[*watcher]struct{}
+	all []*watcher
 }
 
 type watcher struct {
@@ -24,14 +25,11 @@ func (w *Watchers) Add(client string, doubt func(store.ID)) (stop func()) {
 	added := &watcher{client + ":", doubt}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.all == nil {
-		w.all = make(map[*watcher]struct{})
-	}
-	w.all[added] = struct{}{}
+	w.all = append(w.all, added)
 	return func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		delete(w.all, added)
+		w.all = slices.DeleteFunc(w.all, func(other *watcher) bool { return other == added })
 	}
 }
 
@@ -39,7 +37,7 @@ func (w *Watchers) Add(client string, doubt func(store.ID)) (stop func()) {
 func (w *Watchers) Of(id store.ID) (doubts []func(store.ID)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for added := range w.all {
+	for _, added := range w.all {
 		if id == "" || strings.HasPrefix(string(id), added.prefix) {
 			doubts = append(doubts, added.doubt)
 		}

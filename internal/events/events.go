@@ -1,5 +1,4 @@
-// Package events runs callbacks of the user, and log calls, away from the code that emits the
-// events.
+// Package events runs callbacks of the user, and log calls, away from the code with the events.
 package events
 
 import (

@@ -6,8 +6,7 @@ import (
 	"sync/atomic"
 )
 
-// Group counts goroutines and calls. The zero value is open and empty. A Group is safe for
-// concurrent use.
+// Group counts goroutines and calls, safe for concurrent use. The zero value is open and empty.
 type Group struct {
 	count atomic.Int64 // member for each running goroutine or call, plus closed
 	mu    sync.Mutex

@@ -36,7 +36,7 @@ type Usage struct {
 // concurrent use.
 type Table struct {
 	mu     sync.Mutex
-	labels map[string]struct{} // every label that was announced
+	labels map[string]bool // every label that was announced
 	counts map[Key]counts
 	early  map[Key]time.Time // ends before their begin: when the hold began, or a little later
 }
@@ -54,7 +54,7 @@ const earlyLimit = 1024
 
 // New makes an empty Table.
 func New() *Table {
-	t := &Table{labels: make(map[string]struct{})}
+	t := &Table{labels: make(map[string]bool)}
 	t.Reset()
 	return t
 }
@@ -64,8 +64,8 @@ func New() *Table {
 func (t *Table) Know(label string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	_, known := t.labels[label]
-	t.labels[label] = struct{}{}
+	known := t.labels[label]
+	t.labels[label] = true
 	return !known
 }
 

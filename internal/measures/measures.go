@@ -1,5 +1,4 @@
-// Package measures names and describes the metrics of the modules otel and prometheus. Both modules
-// have the same measures.
+// Package measures names and describes the metrics that modules otel and prometheus both have.
 package measures
 
 import (

@@ -11,8 +11,6 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// This file is several locks of relock's own layout in one step.
-
 // mostAtOnce is how many locks one script takes: Redis serves nobody else for about 1 ms.
 const mostAtOnce = 256
 
@@ -53,8 +51,7 @@ func (s *nativeStore) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lea
 	return leases, nil
 }
 
-// ReleaseAll frees mutexes whose keys are in one slot. A mutex without the server's confirmation is
-// freed again by itself.
+// ReleaseAll frees mutexes of one slot. A mutex without a confirmation is freed again by itself.
 func (s *nativeStore) ReleaseAll(ctx context.Context, leases []store.Lease) []error {
 	errs, asks := make([]error, len(leases)), make([]store.Ask, len(leases))
 	for i, l := range leases {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -98,12 +99,9 @@ func (c *checks) note(verb string, err error) {
 	if wire.Code(err) == "READONLY" {
 		err = fmt.Errorf("the server is a replica: use its master, or redis.NewFailoverClient: %w", err)
 	}
-	for _, m := range c.missing {
-		if strings.Contains(m.Error(), cause) {
-			return
-		}
+	if !slices.ContainsFunc(c.missing, func(m error) bool { return strings.Contains(m.Error(), cause) }) {
+		c.missing = append(c.missing, fmt.Errorf("cannot %s: %w", verb, err))
 	}
-	c.missing = append(c.missing, fmt.Errorf("cannot %s: %w", verb, err))
 }
 
 var scriptError = regexp.MustCompile(`script: ([0-9a-f]{40}), on @user_script:(\d+)`)

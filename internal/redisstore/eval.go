@@ -12,8 +12,6 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// This file is the scripts of users, which run in one step with a look at the lock.
-
 // CheckScript refuses readers, which must not write, keys that are not in the slot of the lock, and
 // arguments that are no text for Redis.
 func (*redisStore) CheckScript(a store.Ask, script store.Script) error {

@@ -13,8 +13,6 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// This file is the scripts of both layouts, and their replies.
-
 // Scripts are the scripts of both layouts, ready to be sent. Stores share them.
 type Scripts struct {
 	mutex    verbs

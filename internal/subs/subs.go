@@ -39,8 +39,7 @@ type Options struct {
 	// Lost reports a connection to a node that was lost, or could not be made. attempt counts from
 	// 1, and begins anew after a connection with a life of 500 ms.
 	Lost func(node string, attempt int, err error)
-	// Reconnected reports the first channel that is confirmed after Lost. down is the time since
-	// the first loss.
+	// Reconnected reports the first channel confirmed after Lost. down counts from the first loss.
 	Reconnected func(node string, down time.Duration)
 }
 

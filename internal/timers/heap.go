@@ -19,8 +19,7 @@ type Item[T any] struct {
 // In reports whether the item is in a heap.
 func (i *Item[T]) In() bool { return i.place > 0 }
 
-// Heap orders items by due time, earliest first. The zero value is empty. A Heap is not safe for
-// concurrent use.
+// Heap orders items by due time, earliest first. A Heap is not safe for concurrent use.
 type Heap[T any] struct{ nodes nodes[T] }
 
 // Len returns the number of items.

@@ -25,8 +25,7 @@ type Script struct {
 	Name   string // for logs and errors
 	Source string
 	Hash   string // for EVALSHA
-	// Again is a reply to a unit that asks for the same unit once more, at once. nil: no reply
-	// does.
+	// Again is a reply to a unit that asks for the same unit once more, at once. nil: none does.
 	Again any
 	// Alone says that the script takes one unit a call.
 	Alone bool
@@ -207,8 +206,7 @@ func pipeline(ctx context.Context, rdb redis.UniversalClient, cmds []redis.Cmder
 	}
 	_, err := pipe.Exec(ctx)
 	for _, cmd := range cmds {
-		// go-redis sets no command's error if a hook sends nothing, or if the server refuses a new
-		// connection.
+		// go-redis sets no error if a hook sends nothing, or if the server refuses a new connection.
 		if cmd.Err() == nil && cmd.(command).Val() == nil {
 			cmd.SetErr(err)
 		}

@@ -91,8 +91,7 @@ type Call struct {
 	// Migrating is called after TRYAGAIN, the answer of a server that has not all keys of a migrating
 	// slot, and returns another call for the same end. nil: the same call is sent again.
 	Migrating func(ctx context.Context) *Call
-	// Acks are to confirm the script. Answer.Acked is how many have. A call with Acks is never
-	// batched.
+	// Acks are to confirm the script, and Answer.Acked have. A call with Acks is never batched.
 	Acks Acks
 	// Report is told before the call is sent again; nil: nobody is.
 	Report Reporter

@@ -18,11 +18,7 @@ type used struct {
 // useTicket refuses a ticket that has expired, or was used for another hold.
 func (s *Store) useTicket(t store.Ticket, id store.ID) error {
 	now := time.Now()
-	for id, old := range s.tickets {
-		if !now.Before(old.expires) {
-			delete(s.tickets, id)
-		}
-	}
+	maps.DeleteFunc(s.tickets, func(_ string, old used) bool { return !now.Before(old.expires) })
 	if !t.Expires.IsZero() && !now.Before(t.Expires) {
 		return fmt.Errorf("%w: it has expired", store.ErrTicket)
 	}
