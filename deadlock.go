@@ -35,26 +35,21 @@ type search struct {
 	ask   store.Ask
 	me    store.Waiting
 
-	seen   map[store.ID]int     // the rounds of the calls in the last circle, when it was seen first
-	before map[store.ID]shownAt // the waits of the last look
-	now    map[store.ID]shownAt // the waits of this look
-}
+	seen map[store.ID]int // the rounds of the calls in the last circle, when it was seen first
 
-// shownAt is when a search first saw a round of a wait.
-type shownAt struct {
-	round int
-	at    time.Time
+	// The waits of the last look, and of this look. Since is when the search first saw their round.
+	before, now map[store.ID]store.Waiting
 }
 
 // isOver says whether a wait was not shown anew for so long that it has ended, and the command that
 // takes it back was lost.
 func (s *search) isOver(w store.Waiting) bool {
 	last, known := s.before[w.ID]
-	if !known || w.Round > last.round {
-		last = shownAt{w.Round, time.Now()}
+	if !known || w.Round > last.Round {
+		last = store.Waiting{Round: w.Round, Since: time.Now()}
 	}
 	s.now[w.ID] = last
-	return time.Since(last.at) >= waitShown
+	return time.Since(last.Since) >= waitShown
 }
 
 // watchForDeadlock returns a context that ends with a [*DeadlockError] if h waits in a circle.
@@ -157,7 +152,7 @@ func (s *search) follow(ctx context.Context) (cycle []store.Waiting) {
 		store.Waiting
 		from int // the step before
 	}
-	s.before, s.now = s.now, make(map[store.ID]shownAt)
+	s.before, s.now = s.now, make(map[store.ID]store.Waiting)
 	steps, last := []step{{Waiting: s.me}}, 0 // last: the first step that was not followed
 	for range longestCycle {
 		from := make(map[store.ID]int) // holds to look at, and who waits for them

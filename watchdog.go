@@ -92,7 +92,14 @@ func (d *watchdog) run() {
 		case <-timer.C:
 		case <-d.wake:
 		case <-d.client.life.Done():
-			d.endWatch()
+			t := &d.client.table
+			t.mu.Lock()
+			stop := d.stop
+			d.stop = nil
+			t.mu.Unlock()
+			if stop != nil {
+				stop()
+			}
 			return
 		}
 	}
@@ -369,17 +376,6 @@ func (d *watchdog) watchDueLocked(now time.Time) func() {
 
 // watchLinger is the interval at which the watchdog looks whether the watch is still needed.
 const watchLinger = 10 * time.Second
-
-func (d *watchdog) endWatch() {
-	t := &d.client.table
-	t.mu.Lock()
-	stop := d.stop
-	d.stop = nil
-	t.mu.Unlock()
-	if stop != nil {
-		stop()
-	}
-}
 
 // doubt asks the store at once about a hold that may be gone, or about all holds if id is empty.
 func (d *watchdog) doubt(id store.ID) {
