@@ -53,7 +53,8 @@ func entryOf(ctx context.Context) *entry {
 	return e
 }
 
-// newEntry makes an entry of h and the section's context. The caller enters or discards the entry.
+// newEntry makes an entry of h and the section's context for the caller. The caller enters the
+// entry with enterLocked, or cancels the entry: only an entered entry can be a leak.
 func newEntry(parent context.Context, h *hold) (*entry, *section) {
 	e := &entry{hold: h, outer: entryOf(parent), parent: parent}
 	if h.isReader() && e.outer.find(e.isWriter) != nil {
@@ -61,9 +62,7 @@ func newEntry(parent context.Context, h *hold) (*entry, *section) {
 	} else {
 		e.ctx, e.cancel = context.WithCancelCause(parent)
 	}
-	s := &section{Context: e.ctx, entry: e}
-	e.cleanup = runtime.AddCleanup(s, (*entry).leaked, e)
-	return e, s
+	return e, &section{Context: e.ctx, entry: e}
 }
 
 // outlive makes the context of a reader inside a writer. The context ends with parent, but outlives
@@ -83,7 +82,7 @@ func (e *entry) outlive(parent context.Context) {
 func (e *entry) follow(ctx context.Context, outer *entry) {
 	stop := context.AfterFunc(ctx, func() {
 		w := outer.find((*entry).isLeft)
-		if w != nil && e.isWriter(w) && context.Cause(ctx) == ErrReleased { //nolint:errorlint // as discard sets it
+		if w != nil && e.isWriter(w) && context.Cause(ctx) == ErrReleased { //nolint:errorlint // as close sets it
 			e.follow(w.parent, w.outer)
 			return
 		}
@@ -94,12 +93,6 @@ func (e *entry) follow(ctx context.Context, outer *entry) {
 
 func (e *entry) isWriter(o *entry) bool {
 	return o.hold.client == e.hold.client && o.hold.lease.Name == e.hold.lease.Name && !o.hold.isReader()
-}
-
-// discard ends the context of an entry, and its watch for a leak.
-func (e *entry) discard(err error) {
-	e.cancel(err)
-	e.cleanup.Stop()
 }
 
 // close ends the section of an entry that is about to be left, as the work ends before the lock is
@@ -113,7 +106,8 @@ func (e *entry) close() bool {
 	}
 	e.left, e.wanted = true, e.ctx.Err() == nil
 	t.mu.Unlock()
-	e.discard(ErrReleased)
+	e.cancel(ErrReleased)
+	e.cleanup.Stop()
 	return true
 }
 
@@ -188,8 +182,10 @@ func WithoutHolder(ctx context.Context) context.Context {
 	return context.WithValue(ctx, entryKey, (*entry)(nil))
 }
 
-func (t *table) enterLocked(e *entry) {
+// enterLocked adds an entry to its hold, and has a section that is dropped reported as a leak.
+func (t *table) enterLocked(e *entry, s *section) {
 	h := e.hold
+	e.cleanup = runtime.AddCleanup(s, (*entry).leaked, e)
 	h.entries = append(h.entries, e)
 	h.count++
 	h.deepest = max(h.deepest, h.count)

@@ -261,3 +261,43 @@ func TestALossIsReportedThoughTheEntryOfARefusedCallIsCollected(t *testing.T) {
 		w.RequireFree("a")
 	})
 }
+
+// slowValue is a caller's context whose third value and all later ones take time. The first two
+// come before the section of a nested call is made.
+type slowValue struct {
+	context.Context
+	asked atomic.Int64
+	slow  func(n int64)
+}
+
+func (c *slowValue) Value(key any) any {
+	c.slow(c.asked.Add(1))
+	return c.Context.Value(key)
+}
+
+// A section that is never entered is unreachable before its context is cancelled, and the collector
+// may run in between. What the collector finds runs outside of every call, so a panic there would
+// end this process.
+func TestASectionThatIsNeverEnteredIsNoLeak(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var leaked atomic.Int64
+		c := w.NewClient(relock.WithLocalReentry(), relock.WithHooks(relock.Hooks{Leaked: func(relock.Leaked) { leaked.Add(1) }}))
+		l := c.NewLock("a")
+		outer, err := l.Lock(t.Context())
+		require.NoError(t, err)
+		inner, cancel := context.WithCancel(context.WithoutCancel(outer))
+		defer cancel()
+		ctx := &slowValue{Context: inner, slow: func(n int64) {
+			if n == 3 {
+				require.NoError(t, l.Unlock(outer))
+			} else if n > 3 {
+				collect()
+			}
+		}}
+		_, err = l.Lock(ctx)
+		require.ErrorIs(t, err, relock.ErrReleased)
+		collect()
+		require.Greater(t, ctx.asked.Load(), int64(3), "the section was made")
+		require.Zero(t, leaked.Load())
+	})
+}

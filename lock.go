@@ -359,7 +359,7 @@ func (a *acquiring) begin(h *hold, lease store.Lease) error {
 	now, closed := time.Now(), t.closed
 	if closed || !now.Before(lease.Until()) {
 		t.mu.Unlock()
-		e.discard(ErrReleased)
+		e.cancel(ErrReleased)
 		if closed {
 			return store.Unsure(ErrClosed)
 		}
@@ -373,7 +373,7 @@ func (a *acquiring) begin(h *hold, lease store.Lease) error {
 	if c.races {
 		t.stepDownLocked(h)
 	}
-	t.enterLocked(e)
+	t.enterLocked(e, section)
 	t.scheduleLocked(h)
 	c.watchdog.watchLocked()
 	a.section, a.event.Depth = section, 1

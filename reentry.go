@@ -40,10 +40,10 @@ func (a *acquiring) enterAgain(outer *entry) error {
 	t.mu.Lock()
 	if t.closed || h.state != held || h.expiredLocked(time.Now()) {
 		t.mu.Unlock()
-		e.discard(ErrReleased)
+		e.cancel(ErrReleased)
 		return a.notAgain(outer.ctx, outer, nil)
 	}
-	t.enterLocked(e)
+	t.enterLocked(e, section)
 	if !h.localReentry {
 		t.confirmLocked(h, lease, time.Now())
 	}
