@@ -48,9 +48,7 @@ func (l *Lock) Eval(ctx context.Context, script string, keys []string, args ...a
 	if ctx.Err() != nil {
 		return nil, l.failed("eval", h.holder, lifetime.Ended(ctx))
 	}
-	bound, cancel := lifetime.Until(ctx, unlockBy(time.Now(), lease))
-	defer cancel()
-	reply, err := s.Eval(bound, lease, run)
+	reply, err := h.eval(ctx, s, run)
 	if err == nil {
 		return reply, nil
 	}
@@ -61,6 +59,28 @@ func (l *Lock) Eval(ctx context.Context, script string, keys []string, args ...a
 		}
 	}
 	return nil, l.failed("eval", h.holder, err)
+}
+
+// eval runs a script. A script that may run yet finds the ID of the hold, so the next hold must not
+// get that ID, see passesToLocked.
+func (h *hold) eval(ctx context.Context, s store.Scripts, run store.Script) (any, error) {
+	t := &h.client.table
+	t.mu.Lock()
+	lease, isHeld := h.lease, h.state == held
+	h.turn.scripts++
+	t.mu.Unlock()
+	if !isHeld { // since Eval has looked
+		return nil, store.ErrGone
+	}
+	bound, cancel := lifetime.Until(ctx, unlockBy(time.Now(), lease))
+	defer cancel()
+	reply, err := s.Eval(bound, lease, run)
+	if !errors.Is(err, store.ErrUnsure) {
+		t.mu.Lock()
+		h.turn.scripts--
+		t.mu.Unlock()
+	}
+	return reply, err
 }
 
 // TryLockIf is [Lock.TryLock] with a script that decides in the same step whether the caller gets

@@ -29,10 +29,11 @@ type line struct {
 
 // turn is the line's part of a hold.
 type turn struct {
-	isHead bool
-	called chan struct{} // closed when the hold is the head, or has been passed the lock
-	passes int           // how often the lease was passed on since the store gave it; at the limit once a ticket names the hold
-	began  time.Time     // when the store gave the lease
+	isHead  bool
+	called  chan struct{} // closed when the hold is the head, or has been passed the lock
+	passes  int           // how often the lease was passed on since the store gave it; at the limit once a ticket names the hold
+	began   time.Time     // when the store gave the lease
+	scripts int           // of Eval, that may run yet
 }
 
 // waitTurn waits until h is the head of its line. passed: h has the lease of the section before.
@@ -142,6 +143,7 @@ func (h *hold) passesToLocked(next *hold, now time.Time) bool {
 	case h.client.table.closed: // next does not begin any more
 	case h.renewal.check: // the store may have another count, or not have the hold any more
 	case h.turn.passes >= h.passes: // a limit of WithLocalPass, or a ticket names the hold
+	case h.turn.scripts > 0: // a script would run in the section of next
 	case now.Sub(h.turn.began) >= h.passLimit: // the other limit of WithLocalPass
 	case h.lease.Token != 0: // the store has drawn the token with the lease, so next would have the same token
 	case h.lease.Until().Sub(now) < h.ttl/2: // next would begin with a short rest

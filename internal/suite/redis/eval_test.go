@@ -209,6 +209,44 @@ func TestEvalIsSentOnce(t *testing.T) {
 	}
 }
 
+func TestALateEvalDoesNotRunInTheNextSection(t *testing.T) {
+	w := stage.OnShared(t)
+	p := w.Peer(relock.WithTTL(5*time.Second), relock.WithLocalPass(0, time.Minute))
+	l := p.NewLock("a")
+	first := w.Enter(t.Context(), l)
+	_, err := l.Eval(first, incr, key("a"), 1) // loads the script
+	require.NoError(t, err)
+	waiting := w.Start(t.Context(), l)
+	require.False(t, waiting.Comes(50*time.Millisecond))
+	rule := p.Faults.Once(redistest.WithArg("100"), redistest.Hold())
+	_, err = l.Eval(first, incr, key("a"), 100)
+	require.ErrorIs(t, err, relock.ErrUnsure)
+	require.NoError(t, p.RDB.Del(t.Context(), key("a")...).Err())
+	w.Leave(first, l)
+	second := waiting.Section()
+	rule.Release(t)
+	require.Zero(t, w.Plain.Exists(t.Context(), key("a")[0]).Val(), "the script of the first section has run in the second")
+	w.Leave(second, l)
+}
+
+// An Eval that was answered is over, and costs no pass.
+func TestALockIsPassedOnAfterAnEval(t *testing.T) {
+	w := stage.OnShared(t)
+	p := w.Peer(relock.WithTTL(5*time.Second), relock.WithLocalPass(0, time.Minute))
+	l := p.NewLock("a")
+	first := w.Enter(t.Context(), l)
+	_, err := l.Eval(first, incr, key("a"), 1)
+	require.NoError(t, err)
+	waiting := w.Start(t.Context(), l)
+	require.False(t, waiting.Comes(50*time.Millisecond))
+	owner := w.Owner("a")
+	w.Leave(first, l)
+	second := waiting.Section()
+	require.Equal(t, owner, w.Owner("a"))
+	w.Leave(second, l)
+	require.NoError(t, p.RDB.Del(t.Context(), key("a")...).Err())
+}
+
 // TestAnErrorOfAScriptIsNoErrorOfTheServer has scripts write, and then fail with errors that would
 // ask for a repeat if they came from the server.
 func TestAnErrorOfAScriptIsNoErrorOfTheServer(t *testing.T) {
