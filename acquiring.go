@@ -26,8 +26,13 @@ type acquiring struct {
 	refusal *LockedError            // the store's last refusal
 	event   AcquireFinished         // as far as is known; Context is for commands, too
 	traces  []TraceFinished         // of Hooks.Trace
-	section *section
+	hold    *hold                   // that the call makes; nil: none
+	section *section                // that the call has entered; nil: not yet
 }
+
+// errAborted is the end of a command, or of a call, in which code of others has panicked or has
+// ended the goroutine.
+var errAborted = errors.New("a context or hook has panicked, or has ended the goroutine")
 
 // failed notes the outcome of a call that has not entered, and returns its error.
 func (a *acquiring) failed(ctx context.Context, err error) error {

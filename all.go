@@ -204,7 +204,12 @@ func (l *Locks) Tokens(section context.Context) (map[string]int64, error) {
 	if err := l.Err(); err != nil {
 		return nil, err
 	}
-	calls, errs, drawn := make([]func(), len(l.locks)), make([]error, len(l.locks)), make([]int64, len(l.locks))
+	if section == nil {
+		return nil, errNilContext
+	}
+	section = &lifetime.Guarded{Context: section}
+	calls, drawn := make([]func(), len(l.locks)), make([]int64, len(l.locks))
+	errs := slices.Repeat([]error{errAborted}, len(l.locks))
 	for i, lock := range l.locks {
 		calls[i] = func() { drawn[i], errs[i] = lock.Token(section) }
 	}
@@ -251,7 +256,7 @@ func (l *Locks) nearest(ctx context.Context) *joint {
 		return a.client == b.client && a.ask.Name == b.ask.Name && a.ask.Kind == b.ask.Kind
 	}
 	for e := entryOf(ctx); e != nil; e = e.outer {
-		if j, is := e.parent.(*joint); is && slices.EqualFunc(j.locks.locks, l.locks, same) {
+		if j, is := e.parent.Context.(*joint); is && slices.EqualFunc(j.locks.locks, l.locks, same) {
 			return j
 		}
 	}
@@ -266,10 +271,17 @@ func (l *Locks) acquire(ctx context.Context, wait time.Duration) (context.Contex
 		defer g.Leave()
 	}
 	j, begun := &joint{Context: ctx, locks: l}, time.Now()
+	returned := false
+	defer func() {
+		if !returned { // as in aborted
+			j.giveUp()
+		}
+	}()
 	inner, done, err := j.atOnce(wait)
 	if !done {
 		inner, err = j.oneByOne(wait, begun)
 	}
+	returned = true
 	if err != nil {
 		j.giveUp()
 		runtime.KeepAlive(inner) // an entry that is not left yet would be a leak
@@ -325,23 +337,38 @@ func (j *joint) atOnce(wait time.Duration) (inner context.Context, done bool, er
 	if calls == nil {
 		return nil, false, nil
 	}
+	returned := false
+	defer func() {
+		if !returned { // as in aborted
+			abandonAll(calls)
+		}
+	}()
 	ctx, cancel := c.boundCall(j.Context, j.Context, wait)
 	defer cancel()
 	start := time.Now()
 	leases, err := several.TryAll(ctx, asks)
 	if err == nil {
 		inner, err = j.begin(ctx, start, calls, holds, leases)
+		returned = true
 		return inner, true, err
 	}
+	returned = true
 	if errors.Is(err, store.ErrUnsure) {
-		for i, h := range holds {
-			c.cleanup.add(h, asks[i], h.ttl)
-		}
+		abandonAll(calls)
 	}
 	if errors.Is(err, errors.ErrUnsupported) || wait != 0 && ctx.Err() == nil {
 		return nil, false, nil
 	}
 	return nil, true, refuseAll(ctx, start, calls, err)
+}
+
+// abandonAll takes back the holds of all calls that have not entered.
+func abandonAll(calls []*acquiring) {
+	for _, a := range calls {
+		if a.section == nil {
+			a.abandon(true)
+		}
+	}
 }
 
 // several returns the store that may take all locks in one step; nil: none.
@@ -382,7 +409,7 @@ func (j *joint) begin(ctx context.Context, start time.Time, calls []*acquiring, 
 	inner = j
 	for i, a := range calls {
 		if err != nil {
-			a.lock.client.cleanup.add(holds[i], leases[i].Ask, holds[i].ttl)
+			a.abandon(true)
 			continue
 		}
 		a.ctx = inner //nolint:fatcontext // as in oneByOne
@@ -390,11 +417,11 @@ func (j *joint) begin(ctx context.Context, start time.Time, calls []*acquiring, 
 		limited, end := a.limitQueue(ctx)
 		err = a.enter(limited, holds[i], leases[i], nil)
 		end()
-		a.finished(err)
 		if err == nil {
 			inner = a.section
 			j.entries = append(j.entries, a.section.entry)
 		}
+		a.finished(err)
 	}
 	return inner, err
 }
@@ -456,6 +483,7 @@ func (j *joint) leave(ctx context.Context, errs []error) error {
 	var calls []func()
 	for i, e := range j.entries {
 		if exits[i] != exitHere {
+			errs[i] = errAborted
 			calls = append(calls, func() { errs[i] = e.hold.leave(ctx, exits[i]) })
 		}
 	}
@@ -485,11 +513,15 @@ func (j *joint) freeAll(ctx context.Context, several store.Several, exits []exit
 	}
 	ctx, cancel := lifetime.Until(ctx, limit)
 	defer cancel()
-	for n, err := range several.ReleaseAll(ctx, leases) {
-		if i := places[n]; !errors.Is(err, errors.ErrUnsupported) {
-			exits[i], errs[i] = exitHere, j.entries[i].hold.freed(err)
+	answers := slices.Repeat([]error{errAborted}, len(leases))
+	defer func() {
+		for n, err := range answers {
+			if i := places[n]; !errors.Is(err, errors.ErrUnsupported) {
+				exits[i], errs[i] = exitHere, j.entries[i].hold.freed(err)
+			}
 		}
-	}
+	}()
+	answers = several.ReleaseAll(ctx, leases)
 }
 
 // leaked notes that nobody can unlock the section any more. Each outer section is a parent of the

@@ -170,12 +170,12 @@ func (c *Client) bound(ctx context.Context, wait time.Duration) (context.Context
 	if ctx.Done() == nil && wait <= 0 {
 		return lifetime.Of(c.life, ctx), func() {}
 	}
-	var timed context.CancelFunc = func() {}
-	if wait > 0 {
-		ctx, timed = context.WithTimeoutCause(ctx, wait, errWaitOver)
+	ctx, cancel := endingWith(&lifetime.Guarded{Context: ctx}, c.life)
+	if wait <= 0 {
+		return ctx, cancel
 	}
-	ctx, cancel := endingWith(ctx, c.life)
-	return ctx, func() { cancel(); timed() }
+	ctx, timed := context.WithTimeoutCause(ctx, wait, errWaitOver)
+	return ctx, func() { timed(); cancel() }
 }
 
 // boundCall is bound for a call that asks for a lock: the stop around caller ends the context, too.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"runtime"
 	"slices"
+
+	"github.com/go-relock/relock/internal/lifetime"
 )
 
 // entry is one Lock and its Unlock. The section's context refers to its entry, and the entry does
@@ -11,9 +13,9 @@ import (
 // without Unlock.
 type entry struct {
 	hold   *hold
-	outer  *entry          // that the caller's context carried, of whichever lock
-	parent context.Context // the caller's
-	ctx    context.Context // ends with the entry
+	outer  *entry           // that the caller's context carried, of whichever lock
+	parent lifetime.Guarded // the caller's
+	ctx    context.Context  // ends with the entry
 	cancel context.CancelCauseFunc
 
 	cleanup runtime.Cleanup
@@ -56,11 +58,11 @@ func entryOf(ctx context.Context) *entry {
 // newEntry makes an entry of h and the section's context for the caller. The caller enters the
 // entry with enterLocked, or cancels the entry: only an entered entry can be a leak.
 func newEntry(parent context.Context, h *hold) (*entry, *section) {
-	e := &entry{hold: h, outer: entryOf(parent), parent: parent}
+	e := &entry{hold: h, outer: entryOf(parent), parent: lifetime.Guarded{Context: parent}}
 	if h.isReader() && e.outer.find(e.isWriter) != nil {
-		e.outlive(parent)
+		e.outlive(&e.parent)
 	} else {
-		e.ctx, e.cancel = context.WithCancelCause(parent)
+		e.ctx, e.cancel = context.WithCancelCause(&e.parent)
 	}
 	return e, &section{Context: e.ctx, entry: e}
 }
@@ -83,7 +85,7 @@ func (e *entry) follow(ctx context.Context, outer *entry) {
 	stop := context.AfterFunc(ctx, func() {
 		w := outer.find((*entry).isLeft)
 		if w != nil && e.isWriter(w) && context.Cause(ctx) == ErrReleased { //nolint:errorlint // as close sets it
-			e.follow(w.parent, w.outer)
+			e.follow(&w.parent, w.outer)
 			return
 		}
 		e.cancel(context.Cause(ctx))

@@ -242,6 +242,9 @@ func (l *Lock) Accept(ctx context.Context, t Ticket) (context.Context, error) {
 	a := acquiring{lock: l, ctx: ctx, op: "accept"}
 	a.byTicket = func() error {
 		h := a.newHold()
+		if unaware {
+			a.hold = nil // never to be abandoned, see enterBy
+		}
 		bound, cancel := l.client.boundCall(a.event.Context, ctx, 0)
 		defer cancel()
 		lease, wait, err := s.Accept(bound, h.lease.Ask, store.ID(t.Hold), store.Ticket{ID: t.ID, Expires: t.Expires}, unaware)

@@ -145,6 +145,13 @@ func (a *acquiring) acquire() (context.Context, error) {
 		return ctx, a.opError(ErrClosed)
 	}
 	defer c.group.Leave()
+	var around *entry
+	returned := false
+	defer func() {
+		if !returned {
+			a.aborted(around)
+		}
+	}()
 	a.started(time.Time{})
 	around, err := a.surroundings()
 	again := around != nil && l.isMode(around)
@@ -162,10 +169,43 @@ func (a *acquiring) acquire() (context.Context, error) {
 		err = a.enterFirst(around)
 	}
 	a.finished(err)
+	returned = true
 	if err != nil {
 		return ctx, err
 	}
 	return a.section, nil
+}
+
+// aborted takes back the work of a call that has not returned: code of others, such as a context or
+// a hook, has panicked, or has ended the goroutine. around is the entry around the call; nil: none.
+func (a *acquiring) aborted(around *entry) {
+	switch {
+	case a.section != nil:
+		_ = a.lock.Unlock(a.section) // cleanup has what the store does not confirm
+		return
+	case a.hold != nil:
+		a.abandon(true)
+	case around != nil: // the store may count this entry
+		t := &a.lock.client.table
+		t.mu.Lock()
+		t.checkLocked(around.hold)
+		t.mu.Unlock()
+	}
+	a.event.Outcome = OutcomeError
+	a.finished(a.opError(errAborted))
+}
+
+// abandon takes back the hold of a call that has not entered. With unsure the store may have the
+// hold.
+func (a *acquiring) abandon(unsure bool) {
+	h, c := a.hold, a.lock.client
+	c.table.mu.Lock()
+	c.table.stepDownLocked(h)
+	ask := h.lease.Ask
+	c.table.mu.Unlock()
+	if unsure {
+		c.cleanup.add(h, ask, h.ttl)
+	}
 }
 
 // surroundings returns the open entry of this very lock around the context, nil for none, and notes
@@ -228,7 +268,7 @@ func (a *acquiring) newHold() *hold {
 	h := &hold{client: c, name: l.name, settings: l.settings, leader: a.event.Leader}
 	h.renewal.item.Value, h.lease.Ask = h, l.ask
 	h.lease.ID, h.holder = c.newID(a.event.Holder)
-	a.event.Holder = h.holder
+	a.hold, a.event.Holder = h, h.holder
 	return h
 }
 
@@ -263,9 +303,8 @@ func (a *acquiring) enterFirst(around *entry) error {
 	return a.enter(ctx, h, lease, err)
 }
 
-// enter begins a hold with the answer of the store. The lease names its ask also with an error.
+// enter begins a hold with the answer of the store.
 func (a *acquiring) enter(ctx context.Context, h *hold, lease store.Lease, err error) error {
-	c := a.lock.client
 	if err == nil && !h.isEnough(lease) {
 		lease, err = a.whole(ctx, h, lease)
 	}
@@ -278,18 +317,14 @@ func (a *acquiring) enter(ctx context.Context, h *hold, lease store.Lease, err e
 	if err == nil {
 		return nil
 	}
-	c.table.mu.Lock()
-	c.table.stepDownLocked(h)
-	c.table.mu.Unlock()
-	if errors.Is(err, store.ErrUnsure) {
-		c.cleanup.add(h, lease.Ask, h.ttl)
-	}
+	a.abandon(errors.Is(err, store.ErrUnsure))
 	return a.failed(ctx, err)
 }
 
-// ask asks the store for a new hold. The returned lease names its ask also with an error.
+// ask asks the store for a new hold, which has the ask from now on.
 func (a *acquiring) ask(ctx context.Context, h *hold, ask store.Ask) (lease store.Lease, err error) {
 	c := a.lock.client
+	h.lease.Ask = ask
 	switch {
 	case a.userScript != nil:
 		lease, err = a.userScript(ctx, ask)
@@ -303,7 +338,6 @@ func (a *acquiring) ask(ctx context.Context, h *hold, ask store.Ask) (lease stor
 		})
 	}
 	if err != nil {
-		lease.Ask = ask
 		a.refusedBy(err)
 	}
 	return lease, err
@@ -323,8 +357,7 @@ const lateLeases = 3
 
 // whole gets a whole lease in place of a lease that is nearly over, as the answer was slow, or the
 // wait for the grant was long. A hold that is gone was over before its begin: whole asks again for
-// a hold with another ID, as cleanup forgets the old ID. The returned lease names its ask also with
-// an error.
+// a hold with another ID, as cleanup forgets the old ID.
 func (a *acquiring) whole(ctx context.Context, h *hold, late store.Lease) (store.Lease, error) {
 	c := a.lock.client
 	for n := 1; ; n++ {
@@ -467,14 +500,17 @@ func (h *hold) exit(e *entry) (exit, error) {
 	return exitLast, nil
 }
 
-func (h *hold) leave(ctx context.Context, rest exit) error {
+func (h *hold) leave(ctx context.Context, rest exit) (err error) {
 	switch rest {
 	case exitInner:
 		return h.leaveInner(ctx)
 	case exitLast:
 		ctx, cancel := lifetime.Until(ctx, unlockBy(time.Now(), h.lease))
 		defer cancel()
-		return h.freed(h.client.store.Release(ctx, h.lease, 0))
+		answer := errAborted
+		defer func() { err = h.freed(answer) }()
+		answer = h.client.store.Release(ctx, h.lease, 0)
+		return nil
 	default:
 		return nil
 	}

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
 
@@ -51,7 +52,7 @@ func (a *acquiring) refusedBy(err error) {
 	}
 	l, owner := a.lock, holderOf(busy.Owner)
 	isOwner := func(e *entry) bool { return holderOf(e.hold.lease.ID) == owner }
-	if a.wait != 0 && (a.refusal == nil || a.refusal.Holder != owner) && openEntry(a.ctx, isOwner) != nil {
+	if a.wait != 0 && (a.refusal == nil || a.refusal.Holder != owner) && openEntry(&lifetime.Guarded{Context: a.ctx}, isOwner) != nil {
 		l.client.log(l.settings.logger, slog.LevelWarn, "relock: waiting for another hold of the same holder",
 			slog.String("lock", l.name), slog.String("holder", owner.String()))
 	}

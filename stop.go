@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"github.com/go-relock/relock/internal/lifetime"
 )
 
 // WithStop returns a context like ctx for a service that shuts down gracefully. When stop is done,
@@ -31,6 +33,7 @@ func stoppable(ctx, caller context.Context) (stopped context.Context, cancel con
 	if _, inside := HolderFrom(caller); inside {
 		return ctx, nil
 	}
+	stop = &lifetime.Guarded{Context: stop}
 	ctx, end := context.WithCancelCause(ctx)
 	after := context.AfterFunc(stop, func() { end(&stopError{context.Cause(stop)}) })
 	if stop.Err() != nil {

@@ -25,12 +25,12 @@ func Within(ctx context.Context, d time.Duration) bool {
 
 type of struct {
 	context.Context
-	values context.Context
+	values Guarded
 }
 
 // Of returns a context that ends with life, and has the values of another context. life has to be
 // long, as Within ignores its end.
-func Of(life, values context.Context) context.Context { return &of{life, values} }
+func Of(life, values context.Context) context.Context { return &of{life, Guarded{values}} }
 
 func (c *of) Value(key any) any {
 	if v := c.Context.Value(key); v != nil { // context.Cause asks for a value of life
@@ -39,20 +39,25 @@ func (c *of) Value(key any) any {
 	return c.values.Value(key)
 }
 
-type until struct{ context.Context }
+type until struct {
+	context.Context
+	values Guarded
+}
 
 // Until returns a context with the values of ctx that ends at a deadline, and not with ctx. The
 // CancelFunc ends the context early.
 func Until(ctx context.Context, deadline time.Time) (context.Context, context.CancelFunc) {
-	timed, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline)
-	return &until{timed}, cancel
+	u := &until{values: Guarded{ctx}}
+	var cancel context.CancelFunc
+	u.Context, cancel = context.WithDeadline(context.WithoutCancel(&u.values), deadline)
+	return u, cancel
 }
 
 // Ended returns the end of a done context as an error. The error matches both ctx.Err and the
 // cause, which differ if a context was cancelled with a cause of its own.
 func Ended(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)
-	if errors.Is(cause, err) {
+	if cause == err || errors.Is(cause, err) { //nolint:errorlint // the quick way: mostly there is no cause
 		return cause
 	}
 	return fmt.Errorf("%w: %w", err, cause)
@@ -69,6 +74,62 @@ func Sleep(done <-chan struct{}, d time.Duration) bool {
 		return false
 	}
 }
+
+// Guarded is a context of a caller for goroutines of the library, where a method of the context that
+// panics would end the process. Such a context has no value and no deadline, and has ended. Every
+// child of a foreign context needs a guard: a child that ends asks its parents.
+type Guarded struct{ context.Context }
+
+// Deadline implements [context.Context].
+func (g *Guarded) Deadline() (deadline time.Time, ok bool) {
+	defer survive()
+	return g.Context.Deadline()
+}
+
+// Done implements [context.Context].
+func (g *Guarded) Done() (done <-chan struct{}) {
+	done = over
+	defer survive()
+	return g.Context.Done()
+}
+
+// Err implements [context.Context].
+func (g *Guarded) Err() (err error) {
+	err = context.Canceled
+	defer survive()
+	return g.Context.Err()
+}
+
+// Value implements [context.Context].
+func (g *Guarded) Value(key any) (value any) {
+	defer survive()
+	return g.Context.Value(key)
+}
+
+// AfterFunc is called by package context for a context that is not its own, in place of a goroutine
+// if the context has such a method.
+func (g *Guarded) AfterFunc(f func()) (stop func() bool) {
+	stop = func() bool { return false }
+	defer survive()
+	a, is := g.Context.(interface{ AfterFunc(f func()) func() bool })
+	if !is {
+		return context.AfterFunc(struct{ context.Context }{g}, f)
+	}
+	inner := a.AfterFunc(f)
+	return func() (stopped bool) {
+		defer survive()
+		return inner()
+	}
+}
+
+// over is closed.
+var over = func() <-chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+func survive() { _ = recover() }
 
 // Millis returns a time in whole milliseconds, rounded up: a lease never gets shorter.
 func Millis(d time.Duration) int64 { return int64((d + time.Millisecond - 1) / time.Millisecond) }
