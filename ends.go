@@ -2,6 +2,7 @@ package relock
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 
@@ -44,6 +45,12 @@ func (h *hold) endOf(gone bool) error {
 	default:
 		return nil
 	}
+}
+
+// isGone says whether err is the word of the store that it does not have a hold. ctx is the context
+// of the command: the error of a command that its context has ended may be any error of the caller.
+func isGone(ctx context.Context, err error) bool {
+	return ctx.Err() == nil && errors.Is(err, store.ErrGone)
 }
 
 // loss carries a lost hold out of the mutex, to be reported.

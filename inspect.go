@@ -3,7 +3,6 @@ package relock
 import (
 	"cmp"
 	"context"
-	"errors"
 	"time"
 
 	"github.com/go-relock/relock/internal/lifetime"
@@ -57,7 +56,7 @@ func (l *Lock) Token(ctx context.Context) (int64, error) {
 
 // settled returns the error of a section's command: its loss, or else err, the store's error.
 func (l *Lock) settled(op string, ctx context.Context, h *hold, err error) error { //nolint:revive // as inside
-	if errors.Is(err, store.ErrGone) {
+	if isGone(ctx, err) {
 		_ = h.endOf(true) // and inside says what has become of the section
 	}
 	_, over := l.inside(op, ctx)
@@ -268,7 +267,7 @@ func (l *Lock) ForceUnlock(ctx context.Context) error {
 		ask.ID, ask.Limit = held.ID, held.Limit
 		// A hold that is gone is as good as broken: an earlier attempt of this call has broken the
 		// hold, or the hold has ended by itself.
-		if err := l.client.store.Break(ctx, ask); err != nil && !errors.Is(err, store.ErrGone) {
+		if err := l.client.store.Break(ctx, ask); err != nil && !isGone(ctx, err) {
 			return l.failed("force unlock", holderOf(held.ID), err)
 		}
 	}

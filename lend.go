@@ -272,7 +272,7 @@ func (a *acquiring) enterBy(ctx context.Context, t Ticket, h *hold, lease store.
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, store.ErrGone):
+	case isGone(ctx, err):
 		a.event.Outcome = OutcomeLost
 		return &LostError{Name: l.name, Holder: holderOf(store.ID(t.Hold)), Token: t.Token, Reason: LossTaken}
 	default:

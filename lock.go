@@ -368,7 +368,7 @@ func (a *acquiring) whole(ctx context.Context, h *hold, late store.Lease) (store
 		case err == nil && time.Until(lease.Until()) > 0:
 			lease.Woken, lease.Token, lease.Unsure = late.Woken, late.Token, late.Unsure
 			return lease, nil
-		case err != nil && !errors.Is(err, store.ErrGone):
+		case err != nil && !isGone(ctx, err):
 			return late, store.Unsure(err)
 		case a.wait == 0 && n == lateLeases:
 			return late, store.Unsure(fmt.Errorf("%d times the answer took longer than the lease of %s lasts", n, h.ttl))

@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/stage"
+	"github.com/go-relock/relock/quorum"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
 )
@@ -460,4 +461,71 @@ func TestAWaiterThatGivesUpLeavesNoDelay(t *testing.T) {
 		stage.Pass(2 * time.Second)
 		w.RequireFree("a")
 	})
+}
+
+// A caller may cancel its context with the loss of another lock as the cause.
+func TestACauseOfTheCallersContextIsNoLoss(t *testing.T) {
+	cause := fmt.Errorf("the row has gone: %w", store.ErrGone)
+	members := func() store.Store {
+		s, err := quorum.New(mem.New(), mem.New(), mem.New())
+		require.NoError(t, err)
+		return s
+	}
+	for kind, newStore := range map[string]func() store.Store{
+		"memory": func() store.Store { return mem.New() },
+		"quorum": members,
+	} {
+		for name, call := range map[string]func(l *relock.Lock, ctx context.Context) error{
+			"Token":       func(l *relock.Lock, ctx context.Context) error { return stage.ErrorOf(l.Token(ctx)) },
+			"Extend":      func(l *relock.Lock, ctx context.Context) error { return l.Extend(ctx, time.Minute) },
+			"Lock":        func(l *relock.Lock, ctx context.Context) error { return stage.ErrorOf(l.Lock(ctx)) },
+			"ForceUnlock": func(l *relock.Lock, ctx context.Context) error { return l.ForceUnlock(ctx) },
+		} {
+			t.Run(kind+", "+name, func(t *testing.T) {
+				stage.Fake(t, func(t *testing.T, w *stage.World) {
+					held := &slow{Store: newStore()}
+					c, err := relock.Open(held, relock.WithFixedLease(30*time.Second))
+					require.NoError(t, err)
+					l := c.NewLock("a")
+					section := w.Enter(t.Context(), l)
+					ctx, cancel := context.WithCancelCause(section)
+					held.cancel = func() { cancel(cause) }
+					err = call(l, ctx)
+					require.ErrorIs(t, err, context.Canceled)
+					require.NotErrorIs(t, err, relock.ErrLockLost)
+					require.NoError(t, section.Err())
+					require.Positive(t, l.Remaining(section))
+					stage.Pass(time.Second)
+					require.True(t, l.Held(section))
+					w.Leave(section, l)
+					require.NoError(t, c.Close())
+					require.NoError(t, held.Close())
+				})
+			})
+		}
+	}
+}
+
+// slow is a store whose commands on a hold come after cancel.
+type slow struct {
+	store.Store
+	cancel func()
+}
+
+func (s *slow) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
+	s.cancel()
+	stage.Settle()
+	return s.Store.Enter(ctx, l, count)
+}
+
+func (s *slow) Token(ctx context.Context, l store.Lease) (int64, error) {
+	s.cancel()
+	stage.Settle()
+	return s.Store.Token(ctx, l)
+}
+
+func (s *slow) Break(ctx context.Context, a store.Ask) error {
+	s.cancel()
+	stage.Settle()
+	return s.Store.Break(ctx, a)
 }

@@ -65,7 +65,7 @@ func (a *acquiring) notAgain(ctx context.Context, outer *entry, err error) error
 		t.checkLocked(h) // the store may count this entry
 	}
 	t.mu.Unlock()
-	end := h.endOf(errors.Is(err, store.ErrGone))
+	end := h.endOf(isGone(ctx, err))
 	if end == nil && closed {
 		end = ErrClosed
 	}

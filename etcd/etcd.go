@@ -180,7 +180,7 @@ func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Leas
 		return errs[0]
 	})
 	switch {
-	case errors.Is(err, store.ErrGone):
+	case ctx.Err() == nil && errors.Is(err, store.ErrGone):
 		return store.Lease{}, store.ErrGone // no attempt of Enter frees the lock
 	case err != nil:
 		return store.Lease{}, err

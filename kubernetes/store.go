@@ -115,7 +115,7 @@ func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Leas
 		sent, err = s.keep(ctx, store.Renewal{Lease: l, TTL: l.TTL, Count: count})
 		return err
 	})
-	if errors.Is(err, store.ErrGone) {
+	if ctx.Err() == nil && errors.Is(err, store.ErrGone) {
 		err = store.ErrGone // an earlier attempt has changed nothing that is left
 	}
 	if err != nil {

@@ -141,10 +141,11 @@ func (q *quorum) fillLocked(a store.Ask, member int) (begin func()) {
 	}
 }
 
-// abandon takes a hold back from the minority that has the hold yet, if err says that a majority
-// has lost it. Otherwise a waiter for that minority would wait for the end of the lease.
-func (q *quorum) abandon(a store.Ask, err error) {
-	if !gone(err) {
+// abandon takes a hold back from the minority that has the hold yet, if a majority has lost it, by
+// the errors of all members. Otherwise a waiter for that minority would wait for the end of the
+// lease.
+func (q *quorum) abandon(a store.Ask, errs []error) {
+	if len(where(errs, gone)) < q.majority {
 		return
 	}
 	ended := q.over(a.ID)

@@ -179,7 +179,7 @@ func (q *quorum) Enter(ctx context.Context, l store.Lease, count int) (store.Lea
 	errs, leases := r.errs(), r.values()
 	if err := q.verdict(ctx, errs); err != nil {
 		q.dismiss(command)
-		q.abandon(l.Ask, err)
+		q.abandon(l.Ask, errs)
 		return store.Lease{}, err
 	}
 	q.fill(command, l.Ask, where(errs, gone))
@@ -248,7 +248,7 @@ func (q *quorum) Renew(ctx context.Context, renewals []store.Renewal) []error {
 	for lease, renewal := range renewals {
 		errs, a := of(r, lease), renewal.Lease.Ask
 		results[lease] = q.verdict(ctx, errs)
-		q.abandon(a, results[lease])
+		q.abandon(a, errs)
 		if a.TTL = renewal.TTL; results[lease] != nil {
 			q.dismiss(commands[lease])
 			continue

@@ -45,9 +45,10 @@ type round[T any] struct {
 }
 
 // ask sends a command to all members. ask returns when enough says so, or when all members have
-// answered. The end of ctx ends the command at all members. A member without an answer within limit
-// is unavailable; limit 0 is no limit. After ask has returned, the other members go on, and the
-// caller ends the round with finish or behind.
+// answered. The end of ctx ends the command at all members, without its cause, as the cause may look
+// like the word of a member. A member without an answer within limit is unavailable; limit 0 is no
+// limit. After ask has returned, the other members go on, and the caller ends the round with finish
+// or behind.
 func ask[T any](ctx context.Context, q *quorum, limit time.Duration, enough func(r *round[T]) bool,
 	call func(ctx context.Context, i int) (T, error)) *round[T] {
 	n := len(q.members)
@@ -55,9 +56,9 @@ func ask[T any](ctx context.Context, q *quorum, limit time.Duration, enough func
 	var run context.Context
 	run, r.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	if ctx.Err() != nil {
-		r.cancel(lifetime.Ended(ctx)) // before any command
+		r.cancel(ctx.Err()) // before any command
 	}
-	stop := context.AfterFunc(ctx, func() { r.cancel(lifetime.Ended(ctx)) })
+	stop := context.AfterFunc(ctx, func() { r.cancel(ctx.Err()) })
 	defer stop()
 	for i := range n {
 		go func() {

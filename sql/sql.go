@@ -196,7 +196,7 @@ func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Leas
 		}
 		return err
 	})
-	if errors.Is(err, store.ErrGone) {
+	if ctx.Err() == nil && errors.Is(err, store.ErrGone) {
 		err = store.ErrGone // no attempt of Enter frees the lock
 	}
 	return l, err
@@ -286,7 +286,7 @@ func (s *Store) Token(ctx context.Context, l store.Lease) (token int64, err erro
 		token, err = k.token()
 		return err
 	})
-	if errors.Is(err, store.ErrGone) {
+	if ctx.Err() == nil && errors.Is(err, store.ErrGone) {
 		err = store.ErrGone // no attempt of Token frees the lock
 	}
 	return token, err

@@ -195,6 +195,7 @@ type Held struct {
 //
 // The end of ctx gives an error that matches ctx.Err and the cause of the end ([context.Cause]). If
 // the store could not be reached before the end, the error matches [ErrUnavailable] too.
+// After the end of ctx the error is no word of the store: the cause may be any error of the caller.
 type Store interface {
 	// Check refuses an ask that the store cannot serve, and returns the ask in the store's
 	// spelling: two names of the same lock come back as one name. Check talks to nobody. Errors: an

@@ -28,7 +28,7 @@ func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Leas
 		}
 		return n.err
 	})
-	if errors.Is(err, store.ErrGone) {
+	if ctx.Err() == nil && errors.Is(err, store.ErrGone) {
 		err = store.ErrGone // no attempt of Enter frees the lock
 	}
 	return l, err

@@ -168,7 +168,7 @@ func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Leas
 		h.extend(l.TTL, count)
 		l.Sent, l.TTL = h.Sent, h.TTL
 	}))
-	if errors.Is(err, store.ErrGone) {
+	if ctx.Err() == nil && errors.Is(err, store.ErrGone) {
 		err = store.ErrGone // no attempt of Enter frees the lock
 	}
 	return l, err
