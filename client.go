@@ -2,6 +2,8 @@ package relock
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"log/slog"
 	"slices"
 	"strconv"
@@ -199,16 +201,26 @@ func (c *Client) log(l *slog.Logger, level slog.Level, msg string, attrs ...slog
 	c.events.Log(l, level, msg, attrs...)
 }
 
-// newID names a hold of a holder, and makes a holder if holder is zero. One counter numbers both,
-// so that the last number of an ID is unique in the client.
+// newID names a hold of a holder, and makes a holder if holder is zero. One counter numbers both, so
+// that the last number of an ID is unique in the client. The number ends with random digits: errors
+// and logs show the holder, and nobody can make the ticket of a hold from its holder.
 func (c *Client) newID(holder Holder) (store.ID, Holder) {
 	n := c.numbers.Add(1)
-	if holder != (Holder{}) {
-		return store.ID(holder.id + ":" + strconv.FormatInt(n, 10)), holder
+	var room [128]byte
+	id := append(room[:0], holder.id...)
+	if holder == (Holder{}) {
+		id = strconv.AppendInt(append(append(id, c.id...), ':'), n, 10)
 	}
-	var room [96]byte
-	id := strconv.AppendInt(append(append(room[:0], c.id...), ':'), n, 10)
 	end := len(id)
-	name := string(strconv.AppendInt(append(id, ':'), n, 10))
+	id = strconv.AppendInt(append(id, ':'), n, 10)
+	name := string(strconv.AppendUint(id, secretDigits(), 10))
 	return store.ID(name), Holder{id: name[:end]} // both in one allocation
+}
+
+// secretDigits returns a random number of 12 digits.
+func secretDigits() uint64 {
+	const least, most = 100_000_000_000, 1_000_000_000_000
+	var random [8]byte
+	_, _ = rand.Read(random[:]) // never fails
+	return least + binary.NativeEndian.Uint64(random[:])%(most-least)
 }

@@ -2,9 +2,11 @@ package relock_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
@@ -92,3 +94,34 @@ func TestALoanAsksNotManyTimesForALeaseThatEnds(t *testing.T) {
 		require.ErrorIs(t, b.far.Unlock(b.loan), relock.ErrLockLost)
 	})
 }
+
+// A refusal shows the holder. The ID of its hold is in tickets only.
+func TestATicketCannotBeMadeFromARefusal(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		m := w.NewClient()
+		l, there := m.NewLock("a"), w.NewClient().NewLock("a")
+		section := w.Enter(t.Context(), l)
+		nested := w.Enter(section, m.NewLock("b"))
+		_, err := there.TryLock(t.Context())
+		var refusal *relock.LockedError
+		require.ErrorAs(t, err, &refusal)
+		holder := refusal.Holder.String()
+		for _, hold := range []string{holder, holder + ":1", holder + holder[strings.LastIndexByte(holder, ':'):]} {
+			for _, use := range []relock.TicketUse{relock.UseHandOff, relock.UseResume} {
+				forged := relock.Ticket{
+					Use: use, ID: uuid.NewString(), Lock: l.Key(), Hold: hold, Token: 1 << 53, TTL: time.Minute, Expires: time.Now().Add(time.Minute),
+				}
+				_, err = there.Accept(t.Context(), forged)
+				require.ErrorIs(t, err, relock.ErrLockLost)
+			}
+		}
+		stage.Pass(time.Minute)
+		require.True(t, l.Held(section))
+		require.NotEqual(t, tail(w.Owner("a")), tail(w.Owner("b")), "the digits of one hold do not tell those of another")
+		w.Leave(nested, m.NewLock("b"))
+		w.Leave(section, l)
+	})
+}
+
+// tail returns the random digits of an ID.
+func tail(id string) string { return id[len(id)-12:] }

@@ -14,7 +14,7 @@ import (
 // ID names one hold: one stay in one lock, from its first entry to its last exit. An ID is never
 // used for a second hold, so a late command cannot touch a newer hold. The form is
 // <client>:<n>:<m>: everything before the last two colons names the client, and the last number is
-// unique within the client.
+// unique within the client, and cannot be guessed from the first.
 type ID string
 
 // Unlimited is the Limit of a hold that any number of other holds may accompany.
