@@ -150,6 +150,10 @@ func (t *table) finishLocked(h *hold, end error) {
 	t.leases.Remove(&h.renewal.item)
 	t.foundLocked(h)
 	t.stepDownLocked(h)
+	if reader := h.around; reader != nil && reader.isReader() { // which sees what this writer has written
+		reader.token = 0
+		reader.inside++
+	}
 }
 
 // releaseLocked ends a hold after its last exit or its hand-off, and reports the end. The end and

@@ -13,7 +13,8 @@ type hold struct {
 	client *Client
 	name   string // of the lock, as its user knows it
 	holder Holder
-	leader bool // begun by Lead
+	leader bool  // begun by Lead
+	around *hold // in the other mode, of a read-write lock; nil: none
 	*settings
 
 	// Guarded by the table's mutex.
@@ -21,7 +22,8 @@ type hold struct {
 	lease   store.Lease // as the store has given it, or as a section of this process has passed it on
 	since   time.Time   // when the first entry was entered
 	end     error       // the reason for the end of an entered hold: ErrReleased, ErrHandedOff, ErrClosed or a *LostError
-	token   int64       // the first drawn token; 0: none
+	token   int64       // the first drawn token, of a reader since its last upgrade; 0: none
+	inside  int         // how many holds in the other mode have ended inside of this one
 	count   int         // of open entries
 	deepest int         // the highest count
 	entries []*entry    // the open ones, oldest first; without entries whose context was dropped

@@ -16,7 +16,7 @@ import (
 // The first call in a hold draws the token. The draw takes a round trip, and only succeeds while
 // the hold has the lock. A token is larger than every token drawn for the lock before, across
 // processes and restarts of the store. Later calls in the same hold return the same token, without
-// a round trip. With [WithRedissonFencing] Redis draws the token with the lock, as Redisson does.
+// a round trip (of a reader, until it has upgraded and left the writer). With [WithRedissonFencing] Redis draws the token with the lock, as Redisson does.
 // Draw the token before the section's first write. The token of a reader is negative, so every
 // resource that compares tokens refuses it, see [RWLock].
 //
@@ -30,7 +30,7 @@ func (l *Lock) Token(ctx context.Context) (int64, error) {
 	}
 	h, t := e.hold, &l.client.table
 	t.mu.Lock()
-	token, lease := h.token, h.lease
+	token, lease, inside := h.token, h.lease, h.inside
 	t.mu.Unlock()
 	if token != 0 {
 		return token, nil
@@ -48,6 +48,9 @@ func (l *Lock) Token(ctx context.Context) (int64, error) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if h.inside != inside { // a writer has ended inside of this reader, and the next call draws again
+		return token, nil
+	}
 	if h.token == 0 { // otherwise another call was faster, and its token may be in use
 		h.token = token
 	}

@@ -279,7 +279,7 @@ func (a *acquiring) enterFirst(around *entry) error {
 	ctx, cancel := c.boundCall(a.event.Context, cmp.Or(a.caller, a.ctx), a.wait)
 	defer cancel()
 	if around != nil { // no obstacle to this call, and its end is the end of this call
-		h.lease.With = around.hold.lease.ID
+		h.around, h.lease.With = around.hold, around.hold.lease.ID
 		ctx, cancel = endingWith(ctx, around.ctx)
 		defer cancel()
 	}

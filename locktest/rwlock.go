@@ -313,7 +313,9 @@ func readerTokens(b *bench) {
 	require.Greater(b.t, token, drawn, "an upgrade draws a token")
 	require.Equal(b.t, token, b.state(here).Token)
 	require.Equal(b.t, drawn, b.seen(l, first), "a hold has one token")
-	b.unlock(here, up, first)
+	b.unlock(here, up)
+	require.Equal(b.t, token, b.seen(l, first), "the reader reads what its upgrade has written")
+	b.unlock(l, first)
 
 	writer := b.enter(b.ctx, there)
 	drawn = b.token(other, writer)
