@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-relock/relock/internal/timers"
 	"github.com/go-relock/relock/store"
 )
 
@@ -21,13 +22,14 @@ type cleanup struct {
 	wake   chan struct{}
 
 	mu      sync.Mutex
-	pending []*unwanted
+	pending timers.Heap[*unwanted]
 	last    []store.Ask // confirmed when the client was closed
 	running bool
 }
 
 // unwanted is an ask without a caller.
 type unwanted struct {
+	item      timers.Item[*unwanted]
 	ask       store.Ask
 	name      string       // of the lock, as its user knows it
 	logger    *slog.Logger // of the lock
@@ -46,6 +48,9 @@ const (
 	longForget  = 2 * time.Second
 	forgetLimit = 2 * time.Second // for one round trip
 	forgetBatch = 256
+	// mostRepeated is how many asks cleanup keeps: beyond that an ask that was confirmed twice is
+	// not tried again, so that calls that give up cost no memory for a long lease.
+	mostRepeated = 4096
 	// keepForgetting is the time beyond the lease for which cleanup retries an unconfirmed ask. A
 	// queue place may last longer still: a grant to such a place goes on to the next waiter, or
 	// costs one lease.
@@ -64,10 +69,12 @@ func (u *cleanup) addAfter(delay time.Duration, h *hold, ask store.Ask, longest 
 	ask.TTL = h.ttl // as in the queue; renewals may have set another TTL
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.pending = append(u.pending, &unwanted{
+	w := &unwanted{
 		ask: ask, name: h.name, logger: h.logger, delayed: delay > 0,
-		next: now.Add(delay), until: now.Add(delay + ask.Kept(max(longest, ask.TTL))),
-	})
+		until: now.Add(delay + ask.Kept(max(longest, ask.TTL))),
+	}
+	w.item.Value = w
+	u.pushLocked(w, now.Add(delay))
 	if !u.running {
 		u.running = true
 		u.client.group.Go(u.run) // also after Close, for a section that outlives the client
@@ -116,32 +123,42 @@ func (u *cleanup) run() {
 }
 
 // due takes out a batch of asks to try now. due returns the time of the next attempt too, and
-// whether any ask is left. When the client is closing, due moves confirmed asks to last, drops asks
-// that the store is to keep, and retries the rest every firstForget.
+// whether any ask is left.
 func (u *cleanup) due(now time.Time, closing bool) (due []*unwanted, next time.Time, more bool) {
+	t := &u.client.table
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.pending = slices.DeleteFunc(u.pending, func(w *unwanted) bool {
-		if closing && w.confirmed {
+	if closing {
+		u.hurryLocked(now)
+	}
+	first, at := u.pending.First()
+	for ; first != nil && at <= t.at(now) && len(due) < forgetBatch; first, at = u.pending.First() {
+		u.pending.Remove(first)
+		due = append(due, first.Value)
+	}
+	return due, t.start.Add(at), first != nil
+}
+
+// hurryLocked moves confirmed asks to last, drops asks that the store is to keep, and has the rest
+// tried every firstForget.
+func (u *cleanup) hurryLocked(now time.Time) {
+	for _, w := range slices.Collect(u.pending.All()) {
+		switch {
+		case w.confirmed:
 			u.last = append(u.last, w.ask)
-			return true
+			u.pending.Remove(&w.item)
+		case w.delayed && w.next.After(now):
+			u.pending.Remove(&w.item)
+		case w.next.After(now.Add(firstForget)):
+			u.pushLocked(w, now.Add(firstForget))
 		}
-		if closing && w.delayed && w.next.After(now) {
-			return true
-		}
-		if len(due) < forgetBatch && !w.next.After(now) {
-			due = append(due, w)
-			return true
-		}
-		if closing && w.next.After(now.Add(firstForget)) {
-			w.next = now.Add(firstForget)
-		}
-		if next.IsZero() || w.next.Before(next) {
-			next = w.next
-		}
-		return false
-	})
-	return due, next, len(u.pending) > 0
+	}
+}
+
+// pushLocked has an ask tried at a time.
+func (u *cleanup) pushLocked(w *unwanted, next time.Time) {
+	w.next = next
+	u.pending.Set(&w.item, u.client.table.at(next))
 }
 
 // forget tries a batch, keeps unfinished asks, and says whether the store has confirmed any.
@@ -162,28 +179,31 @@ func (u *cleanup) forget(batch []*unwanted, closing time.Time) (answered bool) {
 	for i, w := range batch {
 		w.tries++
 		w.delayed = false
-		last := w.until
+		next, last := now, w.until
 		if err := errs[i]; err == nil {
 			answered = true
 			if !w.confirmed {
 				w.confirmed, w.tries = true, 1
 			}
-			w.next = now.Add(firstForget << min(2*(w.tries-1), 20))
-			if w.next.After(last) && now.Before(last) {
-				w.next = last // once more at the end of everything
+			if w.tries > 1 && u.pending.Len() >= mostRepeated {
+				continue
+			}
+			next = now.Add(firstForget << min(2*(w.tries-1), 20))
+			if next.After(last) {
+				next = last // once more at the end of everything
 			}
 		} else {
 			if !w.confirmed {
 				last = last.Add(keepForgetting)
 			}
-			w.next = now.Add(min(firstForget<<min(w.tries-1, 10), longForget))
+			next = now.Add(min(firstForget<<min(w.tries-1, 10), longForget))
 			if !now.Before(last) {
 				u.client.log(w.logger, slog.LevelWarn, "relock: could not confirm that nothing is left in the store",
 					slog.String("lock", w.name), slog.String("holder", holderOf(w.ask.ID).String()), slog.Any("error", err))
 			}
 		}
 		if now.Before(last) {
-			u.pending = append(u.pending, w)
+			u.pushLocked(w, next)
 		}
 	}
 	return answered
@@ -193,10 +213,10 @@ func (u *cleanup) forget(batch []*unwanted, closing time.Time) (answered bool) {
 func (u *cleanup) end(drop bool) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if len(u.pending) > 0 && !drop {
+	if u.pending.Len() > 0 && !drop {
 		return false
 	}
-	u.pending, u.running = nil, false
+	u.pending, u.running = timers.Heap[*unwanted]{}, false
 	return true
 }
 

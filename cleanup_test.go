@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/stage"
+	"github.com/go-relock/relock/store"
 )
 
 // When is a hold that nobody wants taken back, and for how long?
@@ -157,5 +158,50 @@ func TestTheTimeLimitOfUnlockIsItsOwn(t *testing.T) {
 		require.NoError(t, call.Failure())
 		require.Equal(t, 4*time.Second, call.Took())
 		w.RequireFree("a")
+	})
+}
+
+// forgetful is a store that notes the holds that are to be forgotten.
+type forgetful struct {
+	store.Store
+	mu  sync.Mutex
+	ids map[store.ID]bool
+}
+
+func (s *forgetful) Forget(ctx context.Context, asks []store.Ask) []error {
+	s.mu.Lock()
+	for _, a := range asks {
+		s.ids[a.ID] = true
+	}
+	s.mu.Unlock()
+	return s.Store.Forget(ctx, asks)
+}
+
+// Wait has every wait that gives up ask for cleanup, as Redis does of a wait with a place in its
+// queue.
+func (s *forgetful) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+	l, err := s.Store.Wait(ctx, a, progress)
+	return l, store.Unsure(err)
+}
+
+func TestCleanupKeepsFewOfManyCallsThatHaveGivenUp(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		s := &forgetful{Store: w.Store, ids: map[store.ID]bool{}}
+		c, err := relock.Open(s, relock.WithTTL(relock.MaxTTL))
+		require.NoError(t, err)
+		defer func() { require.NoError(t, c.Close()) }()
+		section := w.Enter(t.Context(), w.NewClient().NewLock("a"))
+		for range 6000 {
+			_, err := c.NewLock("a").TryLockFor(t.Context(), time.Millisecond)
+			require.ErrorIs(t, err, relock.ErrLocked)
+		}
+		stage.Pass(time.Minute)
+		s.mu.Lock()
+		clear(s.ids)
+		s.mu.Unlock()
+		stage.Pass(relock.MaxTTL - time.Hour)
+		require.NoError(t, section.Err())
+		require.Positive(t, len(s.ids)) //nolint:testifylint // without thousands of IDs in the message
+		require.LessOrEqual(t, len(s.ids), 4096+256)
 	})
 }
