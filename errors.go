@@ -158,7 +158,9 @@ func (e *LostError) Is(target error) bool { return target == ErrLockLost }
 
 // DeadlockError is the end of a wait that was part of a circle of waits. DeadlockError matches
 // [ErrDeadlock]. The caller holds nothing new; the sections around the call go on, and should be
-// left so that the others can go on.
+// left so that the others can go on. A section counts as waiting while any call inside of it waits,
+// also the call of a goroutine that nobody waits for: put such a goroutine outside, see
+// [WithoutHolder].
 type DeadlockError struct {
 	// Cycle is the circle, from this call on: each holder waits for a lock of the next one, and the
 	// last for a lock of the first.

@@ -84,8 +84,8 @@ func (l *Lock) Lend(ctx context.Context) (Ticket, error) {
 // its own. The contexts of the section end with the cause [ErrHandedOff], which each Unlock returns.
 // Nothing is renewed until Accept: if nobody accepts, the lock is free when the lease has run out.
 //
-// Errors: those of [Lock.Lend]; [ErrInvalid] for a hold that has lent its lock. The section goes
-// on, unless its lock was lost.
+// Errors: those of [Lock.Lend]; [ErrInvalid] for a hold that has lent its lock, also if the loan was
+// returned. The section goes on, unless its lock was lost.
 func (l *Lock) HandOff(ctx context.Context) (Ticket, error) {
 	var after func()
 	ticket, err := l.issue(ctx, "hand off", UseHandOff, func(h *hold) error {

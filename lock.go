@@ -103,8 +103,9 @@ func (l *Lock) Lock(ctx context.Context) (context.Context, error) {
 // for [Lock.Lock].
 //
 // TryLock asks a store up to three times if the store does not answer. With Redis each attempt
-// takes as long as go-redis's timeouts allow, which can be long if new connections are made. A ctx
-// with a deadline, or TryLockFor, bounds the time.
+// takes as long as go-redis's timeouts allow, which can be long if new connections are made, and at
+// most a third of the TTL: with a short TTL a slow server is [ErrUnavailable]. A ctx with a deadline,
+// or TryLockFor, bounds the time.
 func (l *Lock) TryLock(ctx context.Context) (context.Context, error) {
 	return l.acquire(ctx, 0)
 }
