@@ -91,8 +91,8 @@ var errOther = because(relock.ErrTicket, "it is for another lock")
 // loan, and when the lock is lost; [context.Cause] says why. When next returns, the section is
 // unlocked.
 //
-// lockOf returns the lock of what the request is about, such as the lock of the order in its path.
-// The ticket must be for this very lock, so a ticket for one order is no use for another order. A
+// lockOf returns the lock of what the request is about, such as the lock of the order in its path. It
+// is called for a request whose ticket this service may verify, and for no other. The ticket must be for this very lock, so a ticket for one order is no use for another order. A
 // Lock is cheap to make.
 //
 // A request that is refused gets a problem of RFC 9457, see [TypeMissing] and the other types. What
@@ -102,8 +102,7 @@ var errOther = because(relock.ErrTicket, "it is for another lock")
 // [From], [Verifier.Verify] and [relock.Lock.Accept] in place of Handler.
 func (v *Verifier) Handler(lockOf func(*http.Request) *relock.Lock, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		lock := lockOf(r)
-		section, err := v.enter(r, lock)
+		lock, section, err := v.enter(r, lockOf)
 		if err != nil {
 			problemOf(err).write(w)
 			return
@@ -115,23 +114,29 @@ func (v *Verifier) Handler(lockOf func(*http.Request) *relock.Lock, next http.Ha
 	})
 }
 
-// enter begins the section of the request's ticket.
-func (v *Verifier) enter(r *http.Request, lock *relock.Lock) (context.Context, error) {
+// enter begins the section of the request's ticket. A request without a valid ticket learns nothing
+// of the lock.
+func (v *Verifier) enter(r *http.Request, lockOf func(*http.Request) *relock.Lock) (
+	lock *relock.Lock, section context.Context, err error,
+) {
 	signed, err := From(r.Header)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	t, err := v.Verify(signed)
-	switch {
-	case err != nil:
-		return nil, err
-	case lock.Err() != nil:
-		return nil, lock.Err()
-	case t.Lock != lock.Key():
-		return nil, errOther
-	case t.Use == relock.UseLoan:
-		return lock.Borrow(r.Context(), t)
-	default:
-		return lock.Accept(r.Context(), t)
+	if err != nil {
+		return nil, nil, err
 	}
+	lock = lockOf(r)
+	switch {
+	case lock.Err() != nil:
+		err = lock.Err()
+	case t.Lock != lock.Key():
+		err = errOther
+	case t.Use == relock.UseLoan:
+		section, err = lock.Borrow(r.Context(), t)
+	default:
+		section, err = lock.Accept(r.Context(), t)
+	}
+	return lock, section, err
 }

@@ -192,6 +192,25 @@ func TestTheContextOfAHandlerEnds(t *testing.T) {
 	}, relock.ErrLockLost)
 }
 
+func TestARequestWithoutAValidTicketAsksForNoLock(t *testing.T) {
+	s := newStage(t)
+	l, section := s.enter("7")
+	asked := 0
+	lockOf := func(*http.Request) *relock.Lock { asked++; return nil }
+	h := s.verifier.Handler(lockOf, http.NotFoundHandler())
+	late, err := l.Lend(section)
+	late.Expires = time.Now().Add(-time.Minute)
+	for _, bad := range []ticket.Signed{"", "no ticket", s.sign(late, err)} {
+		s.ship(h, "7", bad)
+		require.Zero(t, asked)
+	}
+	s.ship(h, "7")
+	require.Zero(t, asked)
+	s.requireProblem(s.ship(h, "7", s.sign(l.Lend(section))), http.StatusInternalServerError, ticket.TypeInternal)
+	require.Equal(t, 1, asked)
+	require.NoError(t, l.Unlock(section))
+}
+
 func TestHandlerRefuses(t *testing.T) {
 	s := newStage(t)
 	l, section := s.enter("7")
