@@ -222,6 +222,23 @@ func TestALateBeginIsTakenBack(t *testing.T) {
 	require.Equal(t, first, result)
 }
 
+// TestALostAnswerToBeginInterruptsNothing loses the first answer, so that begin runs twice.
+func TestALostAnswerToBeginInterruptsNothing(t *testing.T) {
+	for _, how := range []redistest.Break{redistest.EOF, redistest.Silence} {
+		r := newRig(t)
+		p := r.process(once.FailIfInterrupted())
+		_, _, err := do(t.Context(), p, "warm")
+		require.NoError(t, err)
+		begin := redistest.Named("EVALSHA", "EVAL").And(redistest.WithArg("{once:a}"))
+		rule := p.faults.Once(begin, redistest.DropReply(how))
+		result, replayed, err := do(t.Context(), p, "a")
+		require.NoError(t, err)
+		require.Equal(t, 1, rule.Hits())
+		require.False(t, replayed)
+		require.Equal(t, first, result)
+	}
+}
+
 // TestACloseOfTheClientTakesTheAttemptBack closes the client while the answer to begin is on its
 // way.
 func TestACloseOfTheClientTakesTheAttemptBack(t *testing.T) {
