@@ -1,0 +1,61 @@
+// Package probe takes holds through their lives, to find out what a server lacks.
+package probe
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+
+	"github.com/go-relock/relock/store"
+)
+
+// Live takes two holds of a mutex with a new name through their lives: the first one takes the lock,
+// is renewed and released, and the second one waits, is granted the lock and released. The error
+// names the first step that fails, and the lock by its name in the server.
+func Live(ctx context.Context, s store.Store, a store.Ask, name string) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	step := func(step string, err error) error {
+		if err != nil {
+			return fmt.Errorf("%s %s: %w", step, name, err)
+		}
+		return nil
+	}
+	first, second := a, a
+	first.ID, second.ID = store.ID("check:1:"+rand.Text()), store.ID("check:2:"+rand.Text())
+	l, err := s.Wait(ctx, first, func(store.Progress) {})
+	if err != nil {
+		return step("take the lock", err)
+	}
+	queued, over := make(chan struct{}, 1), make(chan error, 1)
+	go func() {
+		l, err := s.Wait(ctx, second, func(store.Progress) {
+			select {
+			case queued <- struct{}{}:
+			default:
+			}
+		})
+		if err = step("wait for the lock", err); err == nil {
+			err = step("release the lock", s.Release(ctx, l, 0))
+		}
+		over <- err
+		close(over)
+	}()
+	var waited, renewed error
+	select {
+	case <-queued:
+		renewed = step("renew a hold of", s.Renew(ctx, []store.Renewal{{Lease: l, TTL: l.TTL, Count: 1}})[0])
+	case waited = <-over:
+	}
+	released := step("release the lock", s.Release(ctx, l, 0))
+	if released != nil {
+		cancel() // nobody grants the lock
+	}
+	granted := <-over
+	for _, err := range []error{waited, renewed, released, granted} {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
