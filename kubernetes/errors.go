@@ -2,12 +2,14 @@ package relockk8s
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net/http"
+	"regexp"
+	"slices"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
@@ -37,17 +39,31 @@ func once(ctx context.Context, command func(context.Context) error) error {
 	}
 }
 
-// isRefusal says whether the API server has refused a command for a reason that stays: a status
-// below 500 that is about this command.
+// refusals are the answers of the API server that stay, or that say that a Lease is not as the
+// command wants it. All other errors may pass, also 401 while a token is replaced.
+var refusals = []func(error) bool{
+	apierrors.IsNotFound, apierrors.IsAlreadyExists, apierrors.IsConflict, apierrors.IsGone, apierrors.IsResourceExpired,
+	apierrors.IsInvalid, apierrors.IsBadRequest, apierrors.IsMethodNotSupported, apierrors.IsNotAcceptable,
+	apierrors.IsUnsupportedMediaType, apierrors.IsRequestEntityTooLargeError,
+}
+
+// isRefusal says whether the API server has answered a command with one of refusals, or has refused
+// the rights to the command. The answer of a proxy, which is no Status of the API, passes.
 func isRefusal(err error) bool {
-	var status apierrors.APIStatus
-	if !errors.As(err, &status) {
+	switch {
+	case apierrors.HasStatusCause(err, meta.CauseTypeUnexpectedServerResponse):
 		return false
-	}
-	switch code := status.Status().Code; code {
-	case http.StatusRequestTimeout, http.StatusTooManyRequests:
-		return false
+	case apierrors.IsForbidden(err):
+		return !isQuota(err)
 	default:
-		return code >= 400 && code < 500
+		return slices.ContainsFunc(refusals, func(is func(error) bool) bool { return is(err) })
 	}
+}
+
+// quoted are the names of users and objects in the text of a Status.
+var quoted = regexp.MustCompile(`"[^"]*"`)
+
+// isQuota says whether a 403 is about a ResourceQuota. Such a 403 differs in its text only.
+func isQuota(err error) bool {
+	return strings.Contains(quoted.ReplaceAllString(err.Error(), ""), "quota")
 }

@@ -358,6 +358,96 @@ func TestARefusalEndsAWaitAndAnErrorOfTheServerDoesNot(t *testing.T) {
 	}
 }
 
+// TestAnErrorThatMayPassEndsNoWait has the API server refuse commands for a second.
+func TestAnErrorThatMayPassEndsNoWait(t *testing.T) {
+	s := shared(t)
+	for says, f := range map[string]refusal{
+		"Unauthorized": {code: http.StatusUnauthorized, body: "Unauthorized"},
+		"too many concurrent requests to increment quota": {
+			code: http.StatusForbidden, body: `leases "x" is forbidden: too many concurrent requests to increment quota`,
+		},
+		"exceeded quota: few":           {code: http.StatusForbidden, body: `leases "x" is forbidden: exceeded quota: few, requested: count/leases=1`},
+		"the object has been modified":  {http.MethodPost, http.StatusConflict, `cannot be fulfilled on resourcequotas "few": the object has been modified`},
+		"could not find":                {code: http.StatusNotFound, body: "<html>no backend</html>"},
+		"blocked":                       {code: http.StatusForbidden, body: "<html>blocked</html>"},
+		"new in a later version":        {code: http.StatusTeapot, body: "new in a later version"},
+		"etcdserver: request timed out": {code: http.StatusInternalServerError, body: "etcdserver: request timed out"},
+		"too many requests":             {code: http.StatusTooManyRequests, body: "too many requests"},
+	} {
+		t.Run(says, func(t *testing.T) {
+			t.Parallel()
+			name := strings.NewReplacer(" ", "-", ":", "").Replace(strings.ToLower(says))
+			var w wire
+			st, other := s.store(&w), s.store()
+			hold, busy := take(t, st, ask("hold-"+name, minute)), take(t, other, ask(name, minute))
+			w.refuse.Store(&f)
+			if f.verb == "" {
+				err := st.Renew(t.Context(), []store.Renewal{{Lease: hold, TTL: minute, Count: 1}})[0]
+				require.ErrorIs(t, err, store.ErrUnavailable)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			_, err := st.Wait(ctx, ask(name, minute), nothing)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.ErrorIs(t, err, store.ErrUnavailable)
+			require.ErrorContains(t, err, says, "the last word of the API server")
+			w.refuse.Store(nil)
+			require.NoError(t, st.Release(t.Context(), hold, 0))
+			next := wait(t, st, ask(name, minute))
+			require.NoError(t, other.Release(t.Context(), busy, 0))
+			require.NoError(t, st.Release(t.Context(), within(t, minute, next), 0))
+		})
+	}
+}
+
+func TestARefusalThatStaysEndsAWait(t *testing.T) {
+	s := shared(t)
+	for name, f := range map[string]refusal{
+		"rights":  {code: http.StatusForbidden, body: `leases "quota" is forbidden: User "quota" cannot create resource "leases" in the namespace "quota"`},
+		"name":    {code: http.StatusUnprocessableEntity, body: "invalid"},
+		"webhook": {code: http.StatusBadRequest, body: "admission webhook denied the request"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var w wire
+			st := s.store(&w)
+			w.refuse.Store(&f)
+			_, err := st.Wait(t.Context(), ask("staying", minute), nothing)
+			require.ErrorContains(t, err, f.body)
+			require.NotErrorIs(t, err, store.ErrUnavailable)
+		})
+	}
+}
+
+func TestCheckServerNamesTheVerbThatFails(t *testing.T) {
+	s := shared(t)
+	for verb, step := range map[string]string{
+		"WATCH":           "watch the Lease relock-check-",
+		http.MethodPost:   "take the lock relock-check-",
+		http.MethodGet:    "wait for the lock relock-check-",
+		http.MethodPut:    "renew a hold of relock-check-",
+		http.MethodDelete: "release the lock relock-check-",
+	} {
+		for _, code := range []int{http.StatusForbidden, http.StatusUnauthorized} {
+			t.Run(fmt.Sprint(step, code), func(t *testing.T) {
+				var w wire
+				st := s.store(&w)
+				w.refuse.Store(&refusal{verb, code, "no rights"})
+				begun := time.Now()
+				err := st.CheckServer(t.Context(), ask("checked", minute))
+				require.ErrorContains(t, err, step)
+				require.ErrorContains(t, err, "no rights")
+				require.NotContains(t, err.Error(), "\n")
+				require.Less(t, time.Since(begun), 10*time.Second)
+				if verb == http.MethodDelete {
+					require.NoError(t, s.leases().DeleteCollection(t.Context(), meta.DeleteOptions{}, meta.ListOptions{}))
+				}
+				s.requireNone()
+			})
+		}
+	}
+	require.NoError(t, s.store().CheckServer(t.Context(), ask("checked", minute)))
+}
+
 func TestATakeoverTellsTheClientOfTheOldHold(t *testing.T) {
 	s := shared(t)
 	st, other, leases := s.store(), s.store(), s.leases()

@@ -148,6 +148,8 @@ func (s *Store) get(ctx context.Context, name string) (v *view, err error) {
 		return err
 	})
 	switch {
+	case errors.Is(err, store.ErrUnavailable): // also a 404 of a proxy
+		return nil, err
 	case apierrors.IsNotFound(err):
 		s.drop(name)
 		return nil, nil //nolint:nilnil // no Lease is no error
@@ -197,10 +199,12 @@ func (s *Store) write(ctx context.Context, command func(context.Context) (*api.L
 		return err
 	})
 	switch {
-	case changed(err):
-		return nil, errChanged
 	case errors.Is(err, store.ErrUnavailable):
 		return nil, store.Unsure(err)
+	case changed(err):
+		return nil, errChanged
+	case apierrors.IsConflict(err): // a create, as another client has changed a ResourceQuota
+		return nil, store.Unavailable(fmt.Errorf("kubernetes: %w", err))
 	case err != nil || lease == nil:
 		return nil, err
 	}

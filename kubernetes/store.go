@@ -31,6 +31,7 @@ type Store struct {
 }
 
 var (
+	_ store.Checker = (*Store)(nil)
 	_ store.Racing  = (*Store)(nil)
 	_ store.Watcher = (*Store)(nil)
 )

@@ -32,13 +32,12 @@ func TestKubernetesKeepsThePromisesOfStores(t *testing.T) {
 		TTL:      time.Second,
 		BadNames: []string{"Orders", "a/b", "a_b", "-a", "a.", "a:b"},
 		Without: map[storetest.Promise]string{
-			storetest.FIFO:        "waiters race",
-			storetest.Kinds:       "a Lease has one holder",
-			storetest.Acks:        "a majority of etcd has each hold on disk anyway",
-			storetest.CheckServer: "a Look finds what is missing",
-			storetest.Several:     "each lock is an object of its own",
-			storetest.WaitGraph:   "no waits are shown",
-			storetest.Lending:     "Redis and memory only",
+			storetest.FIFO:      "waiters race",
+			storetest.Kinds:     "a Lease has one holder",
+			storetest.Acks:      "a majority of etcd has each hold on disk anyway",
+			storetest.Several:   "each lock is an object of its own",
+			storetest.WaitGraph: "no waits are shown",
+			storetest.Lending:   "Redis and memory only",
 		},
 	})
 }

@@ -2,12 +2,14 @@ package relockk8s_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"strings"
 	"sync/atomic"
+
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // wire counts the requests of a client, loses replies, answers itself, and delivers requests late.
@@ -17,7 +19,8 @@ type wire struct {
 	lose     atomic.Pointer[string] // the method whose next reply is lost
 	held     atomic.Pointer[late]
 	answer   atomic.Int64 // the status of the answer to the next request, which is not sent
-	silent   atomic.Bool  // watches deliver nothing
+	refuse   atomic.Pointer[refusal]
+	silent   atomic.Bool // watches deliver nothing
 }
 
 // late is a request of a method that the client gives up before it is sent.
@@ -25,6 +28,39 @@ type late struct {
 	method string
 	goOn   chan struct{} // sends the request
 	status chan int      // of the answer
+}
+
+// refusal is the answer to all requests with a verb, which are not sent.
+type refusal struct {
+	verb string // a method, "WATCH" or "": all
+	code int
+	body string // the text of a Status, or of a proxy if it begins with "<"
+}
+
+func (f *refusal) isFor(r *http.Request) bool {
+	verb := r.Method
+	if r.URL.Query().Has("watch") {
+		verb = "WATCH"
+	}
+	return f.verb == "" || f.verb == verb
+}
+
+func (f *refusal) response(r *http.Request) *http.Response {
+	body, form := f.body, "text/html"
+	if !strings.HasPrefix(body, "<") {
+		status := meta.Status{
+			TypeMeta: meta.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: meta.StatusFailure, Message: f.body, Code: int32(f.code),
+			Reason: meta.StatusReason(strings.ReplaceAll(http.StatusText(f.code), " ", "")),
+		}
+		text, err := json.Marshal(status)
+		if err != nil {
+			panic(err)
+		}
+		body, form = string(text), "application/json"
+	}
+	return &http.Response{
+		StatusCode: f.code, Header: http.Header{"Content-Type": {form}}, Request: r, Body: io.NopCloser(strings.NewReader(body)),
+	}
 }
 
 var errLost = errors.New("the reply is lost")
@@ -71,12 +107,10 @@ func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, errLost
 	}
 	if code := w.answer.Swap(0); code != 0 {
-		status := fmt.Sprintf(`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":%q,"code":%d}`,
-			strings.ReplaceAll(http.StatusText(int(code)), " ", ""), code)
-		return &http.Response{
-			StatusCode: int(code), Header: http.Header{"Content-Type": {"application/json"}}, Request: r,
-			Body: io.NopCloser(strings.NewReader(status)),
-		}, nil
+		return (&refusal{code: int(code)}).response(r), nil
+	}
+	if f := w.refuse.Load(); f != nil && f.isFor(r) {
+		return f.response(r), nil
 	}
 	resp, err := w.next.RoundTrip(r)
 	if err == nil && r.URL.Query().Has("watch") && w.silent.Load() {
