@@ -15,6 +15,8 @@ import (
 	api "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/go-relock/relock"
 	relockk8s "github.com/go-relock/relock/kubernetes"
@@ -446,6 +448,38 @@ func TestCheckServerNamesTheVerbThatFails(t *testing.T) {
 		}
 	}
 	require.NoError(t, s.store().CheckServer(t.Context(), ask("checked", minute)))
+}
+
+// TestACrowdOfTriesCostsNoHold has a client whose requests client-go limits, as the limit serves
+// tries and renewals in the order in which they come.
+func TestACrowdOfTriesCostsNoHold(t *testing.T) {
+	s := shared(t)
+	config := &rest.Config{Host: s.url(), QPS: 10, Burst: 1}
+	clients, err := kubernetes.NewForConfig(config)
+	require.NoError(t, err)
+	st, err := relockk8s.New(clients.CoordinationV1().Leases(s.namespace))
+	require.NoError(t, err)
+	client, err := relock.Open(st, relock.WithTTL(6*time.Second))
+	require.NoError(t, err)
+	other := s.store()
+	busy := take(t, other, ask("crowded", minute))
+	lock := client.NewLock("calm")
+	section, err := lock.Lock(t.Context())
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(15*time.Second, cancel)
+	var crowd sync.WaitGroup
+	for range 100 {
+		crowd.Go(func() {
+			for ctx.Err() == nil {
+				_, _ = client.NewLock("crowded").TryLock(ctx)
+			}
+		})
+	}
+	crowd.Wait()
+	require.NoError(t, lock.Unlock(section), "the hold is not lost")
+	require.NoError(t, client.Close())
+	require.NoError(t, other.Release(t.Context(), busy, 0))
 }
 
 func TestATakeoverTellsTheClientOfTheOldHold(t *testing.T) {

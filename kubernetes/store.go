@@ -20,10 +20,16 @@ import (
 // changes is how often a command starts anew because another client has changed the Lease meanwhile.
 const changes = 5
 
+// patient is how many asks and cleanups of a Store are in flight. Each has one command in flight. So
+// the limit of client-go, which serves commands in the order in which they come, has few of them
+// before a renewal or a release.
+const patient = 4
+
 // Store keeps locks in the Leases of a namespace. A Store is a store of mutexes whose waiters race.
 // The zero Store is of no use, see [New].
 type Store struct {
 	leases coordination.LeaseInterface
+	turns  chan struct{} // one for each ask and cleanup in flight
 
 	mu    sync.Mutex
 	views map[string]*view // the last version of each Lease that the process has read
@@ -42,7 +48,17 @@ func New(leases coordination.LeaseInterface) (*Store, error) {
 	if leases == nil {
 		return nil, errors.New("the interface of the Leases is nil")
 	}
-	return &Store{leases: leases, views: make(map[string]*view)}, nil
+	return &Store{leases: leases, turns: make(chan struct{}, patient), views: make(map[string]*view)}, nil
+}
+
+// turn waits until an ask or a cleanup may send commands, until done.
+func (s *Store) turn(ctx context.Context) (done func(), err error) {
+	select {
+	case s.turns <- struct{}{}:
+		return func() { <-s.turns }, nil
+	case <-ctx.Done():
+		return nil, store.Unavailable(fmt.Errorf("%d commands before this one have no answer: %w", patient, lifetime.Ended(ctx)))
+	}
 }
 
 // Races says that waiters race: whoever asks first has a free lock.
@@ -76,6 +92,11 @@ func (s *Store) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 
 // take gives the lock to a hold. If another hold has the lock, take returns that view and a refusal.
 func (s *Store) take(ctx context.Context, a store.Ask) (l store.Lease, v *view, err error) {
+	done, err := s.turn(ctx)
+	if err != nil {
+		return store.Lease{}, nil, err
+	}
+	defer done()
 	l = store.Lease{Ask: a}
 	next := record{ID: a.ID, TTL: lifetime.Millis(a.Kept(a.TTL)), Count: 1}
 	for range changes {
@@ -187,10 +208,15 @@ func (s *Store) Break(ctx context.Context, a store.Ask) error {
 // lock for one lease.
 func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
 	return attempts.Each(len(asks), parallel, func(i int) error {
-		if err := s.Break(ctx, asks[i]); !errors.Is(err, store.ErrGone) {
+		done, err := s.turn(ctx)
+		if err != nil {
 			return err
 		}
-		return nil
+		defer done()
+		if err = s.Break(ctx, asks[i]); errors.Is(err, store.ErrGone) {
+			err = nil
+		}
+		return err
 	})
 }
 
