@@ -8,6 +8,7 @@ TIMEOUT   ?= 20m
 TESTFLAGS ?=
 FUZZTIME  ?= 10s
 SOAK      ?= 10s
+FAKE      ?= 300
 BENCH     ?= .
 BENCHTIME ?= 1s
 BENCHFLAGS ?=
@@ -38,7 +39,7 @@ LINT   = $(GO) tool -modfile="$(CURDIR)/tools/go.mod" golangci-lint
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help check test deps fmt fmt-check tidy-check vet lint unit topology modules each examples release-check release man interop kubernetes fuzz soak model tla pictures snippets bench gobench bench-check clean
+.PHONY: help check test deps fmt fmt-check tidy-check vet lint unit topology modules each examples release-check release man interop kubernetes fuzz soak soak-faults soak-fake model tla pictures snippets bench gobench bench-check clean
 
 help: ## Show this list
 	@echo 'Usage: make TARGET [NAME=value ...]'
@@ -46,19 +47,23 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo 'Values, with what they are now:'
-	@echo '  FUZZTIME=$(FUZZTIME)  SOAK=$(SOAK)  TIMEOUT=$(TIMEOUT) (of one go test)  TESTFLAGS=$(TESTFLAGS)'
+	@echo '  FUZZTIME=$(FUZZTIME)  SOAK=$(SOAK)  FAKE=$(FAKE)  TIMEOUT=$(TIMEOUT) (of one go test)  TESTFLAGS=$(TESTFLAGS)'
 	@echo '  BENCH=$(BENCH)  BENCHTIME=$(BENCHTIME)  RUN=$(RUN)  VERSION=$(VERSION)'
 
 # Packages whose tests start no server: they import no package that does.
 SERVERLESS = $(GO) list -f '{{join .TestImports " "}} {{join .XTestImports " "}} {{.ImportPath}}' ./... | \
 	grep -v 'relock/internal/redistest\|relock/internal/dbtest' | sed 's/.* //'
 
+# Packages with tests in fake time, but for the suites, whose fake clients are on real servers.
+FAKETIME = $(GO) list -f '{{join .TestImports " "}} {{join .XTestImports " "}} {{.ImportPath}}' ./... | \
+	grep 'testing/synctest\|relock/internal/stage ' | sed 's/.* //' | grep -v relock/internal/suite
+
 check: fmt-check ## gofmt, go vet and the tests in fake time of the root module: a minute, no server
 	$(GO) vet ./...
 	$(GO) test -timeout $(TIMEOUT) $(TESTFLAGS) $$($(SERVERLESS))
 
 # The quick checks come first, so that a slip is told in seconds and not after the suites.
-test: deps fmt-check tidy-check vet lint unit modules examples release-check bench-check fuzz soak model ## Install what is missing and run every check below
+test: deps fmt-check tidy-check vet lint unit modules examples release-check bench-check fuzz soak-faults model ## Install what is missing and run every check below
 	@echo 'make test: everything passed'
 
 deps: ## Install what is missing: Redis, PostgreSQL, MariaDB, PgBouncer, ZooKeeper, etcd, a C compiler (-race), git, spin (model), prometheus, faketime
@@ -146,9 +151,18 @@ fuzz: ## Run every fuzz function for FUZZTIME
 	@cd soak && GO="$(GO)" sh ../tools/fuzz.sh "$(FUZZTIME)"
 	@cd ticket && GO="$(GO)" sh ../tools/fuzz.sh "$(FUZZTIME)"
 
+soak: soak-faults soak-fake ## Both of the next two (test runs only the first one)
+
 # No limit of go test: it may be hours, and each wait in it has a limit of its own.
-soak: ## Lock at random among random faults for SOAK, and in other settings for a third of it each, and check every history (RELOCK_SEED repeats the choices)
+soak-faults: ## Lock at random among random faults for SOAK, and in other settings for a third of it each, and check every history (RELOCK_SEED repeats the choices)
 	cd soak && RELOCK_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 0 -v -run '^TestSoak' .
+
+# Those of their packages that need a server find none, and skip.
+soak-fake: ## Run each test in fake time FAKE times with the race detector: hours (a minute or two for each time on two cores)
+	@rc=0; for m in . $(filter-out ./soak ./kubernetes ./interop/%,$(MODULES)); do \
+		packages=$$(cd "$$m" && $(FAKETIME)) || continue; \
+		(cd "$$m" && RELOCK_REQUIRE_REDIS= REDIS_SERVER=none $(GO) test -race $(NORACE) -count=$(FAKE) -shuffle=on -timeout 0 $(TESTFLAGS) $$packages) || rc=1; \
+	done; exit $$rc
 
 model: ## Check the model in model/, where there is one
 	@if [ -d model ]; then $(MAKE) -C model; else echo 'model: no model/ here, nothing to check'; fi
