@@ -172,17 +172,17 @@ func borrowRenewed(b *bench) {
 	b.unlock(l, section)
 }
 
-// borrowExtended lends shortly before the end of a lease. The lender extends the lease beyond one
-// TTL, and then beyond the end that the borrower has seen.
+// borrowExtended has the lender extend the lease beyond the end that the borrower has seen, twice.
+// The lease has a TTL to spare, or more, for a busy machine.
 func borrowExtended(b *bench) {
-	l, there := b.lock(b.one, "a", relock.WithFixedLease(b.h.TTL)), b.lock(b.other, "a")
+	l, there := b.lock(b.one, "a", relock.WithFixedLease(2*b.h.TTL)), b.lock(b.other, "a")
 	section := b.enter(b.ctx, l)
 	ticket := b.lend(l, section)
-	b.pause(b.h.TTL * 3 / 4)
+	b.pause(b.h.TTL / 2)
 	loan := b.borrow(there, ticket)
-	for _, pause := range []time.Duration{b.h.TTL, b.h.TTL * 5 / 2} {
-		require.NoError(b.t, l.Extend(section, 3*b.h.TTL))
-		b.pause(pause)
+	for range 2 {
+		require.NoError(b.t, l.Extend(section, 4*b.h.TTL))
+		b.pause(3 * b.h.TTL)
 		require.NoError(b.t, loan.Err())
 	}
 	b.unlock(there, loan)

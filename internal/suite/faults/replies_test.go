@@ -316,7 +316,7 @@ func TestALateLockThatNobodyWantsIsTakenBackEarly(t *testing.T) {
 }
 
 func TestALateJoinOfTheQueueThatNobodyTakesBackIsPassedOver(t *testing.T) {
-	const ttl = 200 * time.Millisecond
+	const ttl = 1500 * time.Millisecond
 	for _, heard := range []bool{false, true} { // by its client, for another waiter
 		t.Run(fmt.Sprintf("heard %t", heard), func(t *testing.T) {
 			s := stage.Apart(t).Scene(relock.WithTTL(ttl))
