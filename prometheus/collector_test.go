@@ -278,7 +278,7 @@ func TestTroubleWithRedisIsCounted(t *testing.T) {
 func TestALeakIsCounted(t *testing.T) {
 	server := redistest.Shared(t)
 	c := relockprom.New()
-	client, err := relock.New(server.Client(), relock.WithHooks(c.Hooks()), relock.WithTTL(300*time.Millisecond))
+	client, err := relock.New(server.Client(), relock.WithHooks(c.Hooks()), relock.WithTTL(2*time.Second))
 	require.NoError(t, err)
 	defer client.Close()
 	_, err = client.NewLock("leak").Lock(t.Context()) // the section's context is dropped

@@ -230,7 +230,7 @@ func TestALateTicketThatNobodyWantsIsTakenBackInTime(t *testing.T) {
 }
 
 func TestAnUnlockOfALoanThatIsNeverAnsweredLeavesTheLockFree(t *testing.T) {
-	const ttl = 800 * time.Millisecond
+	const ttl = 1500 * time.Millisecond
 	for _, script := range []string{stage.LuaReturn, stage.LuaRecall} {
 		t.Run(script, func(t *testing.T) {
 			s := journey{stage.OnShared(t).Scene(relock.WithTTL(ttl))}
@@ -239,7 +239,7 @@ func TestAnUnlockOfALoanThatIsNeverAnsweredLeavesTheLockFree(t *testing.T) {
 			for _, victim := range []*stage.Peer{s.P, s.Other} {
 				victim.Faults.On(s.Script(script), redistest.DropReply(redistest.EOF))
 			}
-			first := s.Within(ttl + 200*time.Millisecond)
+			first := s.Within(ttl + stage.AtOnce)
 			if script == stage.LuaRecall {
 				err := first.Call(func() error { return s.L.Unlock(section) })
 				require.ErrorContains(t, err, "not confirmed")

@@ -159,7 +159,7 @@ func TestAPubSubConnectionThatIsCutWhileTheLockIsFreedCostsLittle(t *testing.T) 
 }
 
 func TestAPubSubConnectionThatCannotBeMadeCostsALeaseAndNoHotLoop(t *testing.T) {
-	const ttl = 800 * time.Millisecond
+	const ttl = 1500 * time.Millisecond
 	s := stage.OnShared(t).Scene(relock.WithTTL(ttl))
 	section := s.LockBy()
 	asks := s.Counter(s.P, stage.LuaAcquire)

@@ -180,11 +180,11 @@ func TestASlowLinkCostsNoSection(t *testing.T) {
 }
 
 func TestAnUnlockThatIsNeverAnsweredSaysSoAndLeavesTheLockFree(t *testing.T) {
-	const ttl = 800 * time.Millisecond
+	const ttl = 1500 * time.Millisecond
 	s := stage.OnShared(t).Scene(relock.WithTTL(ttl))
 	section := s.Enter(t.Context(), s.L)
 	s.P.Faults.On(s.Script(stage.LuaRelease), redistest.DropReply(redistest.EOF))
-	err := s.Within(ttl + 200*time.Millisecond).Call(func() error { return s.L.Unlock(section) })
+	err := s.Within(ttl + stage.AtOnce).Call(func() error { return s.L.Unlock(section) })
 	require.ErrorContains(t, err, "not confirmed")
 	require.NotErrorIs(t, err, relock.ErrLockLost, "it was released, and never lost")
 	s.Within(0).RequireFree("a")
@@ -344,7 +344,7 @@ func TestALateJoinOfTheQueueThatNobodyTakesBackIsPassedOver(t *testing.T) {
 }
 
 func TestUnlocksThatAllHangFreeTheLockSoonAndTouchNothingLater(t *testing.T) {
-	const ttl = 900 * time.Millisecond
+	const ttl = 1500 * time.Millisecond
 	s := stage.OnShared(t).Scene(relock.WithTTL(ttl))
 	section := s.Enter(t.Context(), s.L)
 	stuck := s.P.Faults.On(s.Script(stage.LuaRelease), redistest.Hold())

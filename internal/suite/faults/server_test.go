@@ -18,7 +18,7 @@ import (
 // This chapter is about servers that refuse, and servers with replicas.
 
 func TestOutOfMemoryRefusesNewLocksAndStillServesThoseHeld(t *testing.T) {
-	const ttl = 600 * time.Millisecond
+	const ttl = 1500 * time.Millisecond
 	w := stage.OnOwn(t, "--maxmemory-policy", "noeviction")
 	s := w.Scene(relock.WithTTL(ttl))
 	outer, inner := s.Nested()

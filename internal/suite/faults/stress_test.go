@@ -222,7 +222,7 @@ func manyUnits(args []string) bool {
 }
 
 func TestTokensGrowThroughEveryKindOfEnd(t *testing.T) {
-	const ttl = 300 * time.Millisecond
+	const ttl = time.Second
 	s := stage.OnShared(t).Scene(relock.WithFixedLease(ttl))
 	var last int64
 	for i := range 16 {

@@ -133,7 +133,7 @@ func TestWhatJavaSeesOfAGoHoldAndGoOfAJavaHold(t *testing.T) {
 
 func TestAGoHolderIsToldThatJavaHasFreedItsLockByForce(t *testing.T) {
 	w := stage.OnShared(t).ForRedisson()
-	l := w.Peer(stage.InRedisson(relock.WithTTL(600 * time.Millisecond))...).NewLock("a")
+	l := w.Peer(stage.InRedisson(relock.WithTTL(1500 * time.Millisecond))...).NewLock("a")
 	section := w.Enter(t.Context(), l)
 	require.NoError(t, w.Plain.Del(t.Context(), "a").Err())
 	w.JavaLock("a")
