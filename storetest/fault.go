@@ -16,6 +16,7 @@ var faultTests = []test{
 	{name: "A silent server holds up no call", run: silentServer, needs: interrupt},
 	{name: "Wait outlasts an interruption", run: waitOutlasts, needs: interrupt},
 	{name: "A call that cannot go on says why", run: saysWhy, needs: interrupt},
+	{name: "A wait in the queue is no failure to report", run: queuedQuietly},
 	{name: "Enter and Release outlast an interruption", run: exitOutlasts, needs: interrupt},
 	{name: "A lost lock goes to the waiter", run: lostLock, needs: lose},
 }
@@ -161,6 +162,33 @@ func saysWhy(b *bench) {
 		b.happens(what+" returns", done)
 		b.left[a.ID] = a
 	}
+}
+
+// reports has the begin of each call that was reported, and when.
+type reports chan [2]time.Time
+
+func (r reports) Retrying(_ string, _ int, since time.Time, _ error) {
+	select {
+	case r <- [2]time.Time{since, time.Now()}:
+	default:
+	}
+}
+
+// queuedQuietly waits in the queue for longer than a call may go on without a report. A call that
+// began in the queue may be slow.
+func queuedQuietly(b *bench) {
+	l, a, heard := b.take(b.st, b.ask(long)), b.ask(long), make(reports, 100)
+	a.Report = heard
+	w := b.wait(b.other, a)
+	queued := time.Now()
+	b.pause(1200 * time.Millisecond)
+	b.release(l)
+	next := b.get(w)
+	for len(heard) > 0 {
+		report := <-heard
+		require.False(b.t, report[0].Before(queued) && report[1].After(queued), "the wait in the queue is reported")
+	}
+	b.release(next)
 }
 
 // exitOutlasts calls Enter, and then Release, while the server is interrupted. If an attempt

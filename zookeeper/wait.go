@@ -121,19 +121,30 @@ func (s *Store) grant(h *hold, woken store.Wake) (store.Lease, error) {
 // keeps it out.
 func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (l store.Lease, err error) {
 	w := waiting{store: s, progress: progress}
-	err = s.patiently(ctx, attempts.Call{Report: a.Report, Command: "acquire"}, func(x *session) error {
-		if w.hold != nil && w.hold.session != x { // a server may know the last session for some time
-			if err := x.takeBack(ctx, a); err != nil {
-				return err
+	call := attempts.Call{Report: a.Report, Command: "acquire"}
+	for in := false; !in && err == nil; {
+		err = s.patiently(ctx, call, func(x *session) error {
+			if w.hold != nil && w.hold.session != x { // a server may know the last session for some time
+				if err := x.takeBack(ctx, a); err != nil {
+					return err
+				}
+				w.isNext = false
 			}
+			w.hold = x.hold(a)
+			if l, in, err = w.look(ctx); err != nil {
+				w.woken, w.unsure = store.WakeRecheck, w.unsure || errors.Is(err, store.ErrUnsure)
+			}
+			return err
+		})
+		if !in && err == nil { // in the queue: nothing has failed, however long the wait is
+			err = w.sleep(ctx)
 		}
-		w.hold = x.hold(a)
-		l, err = w.run(ctx)
-		w.woken = store.WakeRecheck
-		return err
-	})
+	}
 	if err != nil && w.hold != nil {
 		err = s.giveUp(ctx, w.hold, err)
+	}
+	if w.unsure {
+		err = store.Unsure(err)
 	}
 	return l, err
 }
@@ -141,18 +152,34 @@ func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progr
 // waiting is one call of Wait.
 type waiting struct {
 	store    *Store
+	progress func(store.Progress)
 	hold     *hold // in the session of now
 	woken    store.Wake
-	progress func(store.Progress)
+	unsure   bool // a command of an earlier look may run yet
+
+	place   place           // in the queue, at the last look
+	changed <-chan zk.Event // the watch of the node that keeps the hold out
+	isNext  bool            // that node is gone, and no other one was before the hold
 }
 
-// run waits until the hold has the lock, or a request has no answer.
-func (w *waiting) run(ctx context.Context) (store.Lease, error) {
+// look makes requests until the hold has the lock, or has a watch of the node that keeps it out. in
+// says whether the hold has the lock.
+func (w *waiting) look(ctx context.Context) (l store.Lease, in bool, err error) {
 	x, h := w.hold.session, w.hold
+	var p place
+	if w.isNext {
+		w.isNext = false
+		p, err = x.affirm(ctx, h, place{nodes: w.place.nodes[1:], behind: -1}) // new nodes come behind the hold
+	} else {
+		p, err = x.join(ctx, h)
+	}
 	for {
-		p, err := x.join(ctx, h)
 		for err == nil && p.behind >= 0 {
-			p, err = w.sleep(ctx, p)
+			w.place = p
+			if w.changed, err = w.watch(ctx, p); !errors.Is(err, zk.ErrNoNode) {
+				return l, false, err
+			}
+			p, err = x.join(ctx, h)
 		}
 		if err == nil && p.isIn() && !x.ready(h) {
 			p, err = x.affirm(ctx, h, p)
@@ -162,50 +189,50 @@ func (w *waiting) run(ctx context.Context) (store.Lease, error) {
 		}
 		switch {
 		case err != nil:
-			return store.Lease{}, err
+			return l, false, err
 		case p.isIn():
-			return w.store.grant(h, w.woken)
-		default:
-			x.lost(h)
+			l, err = w.store.grant(h, w.woken)
+			return l, err == nil, err
 		}
-		// An operator has deleted the node, or a command that ran late. The hold queues again.
+		x.lost(h) // an operator has deleted the node, or a command that ran late: the hold queues again
+		p, err = x.join(ctx, h)
 	}
 }
 
-// sleep waits for the end of the node that keeps the hold out, and returns the new place.
-func (w *waiting) sleep(ctx context.Context, p place) (place, error) {
+// watch sets a watch of the node that keeps the hold out, and reports the progress. A node that is
+// gone is zk.ErrNoNode.
+func (w *waiting) watch(ctx context.Context, p place) (changed <-chan zk.Event, err error) {
 	x, h := w.hold.session, w.hold
 	behind, holder := p.nodes[p.behind], p.holder(h.ask)
 	before, err := x.watch(ctx, h.lock+"/"+behind.name)
-	if errors.Is(err, zk.ErrNoNode) {
-		return x.join(ctx, h)
-	}
 	if err != nil {
-		return p, err
+		return nil, err
 	}
 	busy := x.refusal(holder, before.data)
 	if holder != behind {
 		if err := x.busy(ctx, h.lock, h.ask, p); !errors.As(err, &busy) {
-			return p, err
+			return nil, err
 		}
 	}
 	w.progress(store.Progress{Busy: busy, Queued: true, Position: p.waiters()})
-	recheck := time.NewTimer(h.ask.TTL)
+	return before.changed, nil
+}
+
+// sleep waits until the hold has to look again.
+func (w *waiting) sleep(ctx context.Context) error {
+	recheck := time.NewTimer(w.hold.ask.TTL)
 	defer recheck.Stop()
+	w.woken = store.WakeRecheck
 	select {
-	case e := <-before.changed:
+	case e := <-w.changed:
 		w.woken = store.WakeGrant
-		if e.Type == zk.EventNodeDeleted && h.ask.Kind == store.Mutex && p.index == 1 {
-			return x.affirm(ctx, h, place{nodes: p.nodes[1:], behind: -1}) // new nodes come behind the hold
-		}
+		w.isNext = e.Type == zk.EventNodeDeleted && w.hold.ask.Kind == store.Mutex && w.place.index == 1
 	case <-recheck.C:
-		w.woken = store.WakeRecheck
+	case <-w.hold.session.dead:
 	case <-ctx.Done():
-		return p, lifetime.Ended(ctx)
-	case <-x.dead:
-		return p, store.Unavailable(errOver)
+		return lifetime.Ended(ctx)
 	}
-	return x.join(ctx, h)
+	return nil
 }
 
 // waiters returns the number of waiters before the hold. An upgrade is before all of them.
