@@ -393,6 +393,38 @@ func TestAFillBehindAReleaseIsTakenBack(t *testing.T) {
 	})
 }
 
+// A fill waits behind another hold, and its member is silent for more than a lease.
+func TestAFillThatGivesUpLeavesNoPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3)
+		s, _ := r.seen()
+		l, err := s.Try(t.Context(), ask(minute))
+		require.NoError(t, err)
+		r.members[2].Lose("orders")
+		other, err := r.members[2].Try(t.Context(), ask(10*minute))
+		require.NoError(t, err)
+		renew := func() {
+			require.NoError(t, s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
+		}
+		renew()
+		pass(2 * time.Second) // the fill waits at the member
+		state, err := r.members[2].Look(t.Context(), l.Ask)
+		require.NoError(t, err)
+		require.Equal(t, 1, state.Waiters)
+		restore := r.members[2].Interrupt(nil)
+		for range 5 {
+			pass(minute / 3)
+			renew()
+		}
+		restore()
+		pass(time.Second)
+		require.NoError(t, s.Release(t.Context(), l, 0))
+		pass(5 * time.Second)
+		require.NoError(t, r.members[2].Release(t.Context(), other, 0))
+		require.Equal(t, []store.ID{"", "", ""}, r.owners())
+	})
+}
+
 // slow is a member that answers to Forget late, and to Try and Wait after a time of their own.
 type slow struct {
 	*mem.Store

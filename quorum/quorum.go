@@ -192,7 +192,7 @@ func (q *quorum) Enter(ctx context.Context, l store.Lease, count int) (store.Lea
 }
 
 // Release sends the count to all members. Release waits a little for the first member too, as a
-// refusal there is a refusal of the lock.
+// refusal there is a refusal of the lock. A member that does not have the hold forgets the hold.
 func (q *quorum) Release(ctx context.Context, l store.Lease, count int) error {
 	ended := func() {}
 	if count == 0 {
@@ -201,7 +201,11 @@ func (q *quorum) Release(ctx context.Context, l store.Lease, count int) error {
 	begun := time.Now()
 	r := ask(ctx, q, 0, func(r *round[struct{}]) bool { return q.decided(r.errs()) },
 		func(ctx context.Context, i int) (none struct{}, err error) {
-			return none, q.members[i].Release(ctx, l, count)
+			err = q.members[i].Release(ctx, l, count)
+			if count == 0 && gone(err) { // a fill that gave up may have left a place in the queue
+				_ = q.members[i].Forget(ctx, []store.Ask{l.Ask})
+			}
+			return none, err
 		})
 	defer q.background(func() {
 		defer ended()
