@@ -69,6 +69,19 @@ func TestALoanFollowsALeaseThatWasNearlyOver(t *testing.T) {
 	})
 }
 
+func TestALoanOfAShortRestOutlastsALostAnswer(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		b := newBorrowed(w, 8*time.Second, relock.WithFixedLease(10*time.Second))
+		require.NoError(t, b.l.Extend(b.section, 10*time.Second))
+		b.there.Link.Once(stage.Silence, stage.CmdFollow)
+		stage.Pass(5 * time.Second)
+		require.NoError(t, b.loan.Err())
+		w.Leave(b.loan, b.far)
+		w.Leave(b.section, b.l)
+		w.RequireFree("a")
+	})
+}
+
 func TestALoanOfALongLeaseLearnsOfItsRecallWithoutAMessage(t *testing.T) {
 	const ttl = 10 * time.Second
 	stage.Fake(t, func(t *testing.T, w *stage.World) {

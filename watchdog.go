@@ -145,7 +145,7 @@ func (d *watchdog) dueLocked(now time.Time) (r round, lost []*loss) {
 		}
 		if ttl, isDue := t.renewalLocked(h, now); isDue {
 			h.renewal.inFlight, h.renewal.check = true, false
-			r.add(h, ttl)
+			r.addLocked(h, ttl)
 		}
 		t.leases.Set(&h.renewal.item, t.at(h.lease.Until()))
 	}
@@ -195,14 +195,14 @@ func (h *hold) intervalLocked() time.Duration {
 type round struct {
 	holds    []*hold
 	renewals []store.Renewal
-	least    time.Duration
+	limit    time.Duration // the shortest renewal interval
 }
 
-func (r *round) add(h *hold, ttl time.Duration) {
+func (r *round) addLocked(h *hold, ttl time.Duration) {
 	r.holds = append(r.holds, h)
 	r.renewals = append(r.renewals, store.Renewal{Lease: h.lease, TTL: ttl, Count: h.storeCount()})
-	if r.least == 0 || h.ttl < r.least {
-		r.least = h.ttl
+	if interval := h.intervalLocked(); r.limit == 0 || interval < r.limit {
+		r.limit = interval
 	}
 }
 
@@ -216,7 +216,7 @@ func (h *hold) storeCount() int {
 // renew renews one round. renew waits for a renewal interval, as a slow link must have time to
 // answer, and a silent connection must leave time to try another connection.
 func (d *watchdog) renew(r round) {
-	ctx, cancel := context.WithTimeout(context.Background(), r.least/3)
+	ctx, cancel := context.WithTimeout(context.Background(), r.limit)
 	defer cancel()
 	sent := time.Now()
 	errs := d.ask(ctx, r.renewals)
