@@ -49,7 +49,8 @@ type Hooks struct {
 	// Reconnected is called when a lost pub/sub connection is back.
 	Reconnected func(Reconnected)
 	// Retried is called when a command is about to be sent again for a call without an answer, or
-	// with a passing error. A store beside Redis reports a first attempt that takes a second, too.
+	// with a passing error, and in stores beside Redis when an attempt has had no answer for a
+	// second: an attempt in Redis lasts as long as go-redis waits, or a third of the TTL.
 	Retried func(Retried)
 	// Dropped is called after events were dropped because too many waited: figures counted from
 	// events are too low. Dropped comes after all events from before the drop. While events go on
@@ -317,6 +318,6 @@ type Reconnected struct {
 type Retried struct {
 	Name    string // of the lock
 	Script  string // the name of the script, or in other stores of the command: "acquire", "release", ...
-	Attempt int    // the number of the attempt that failed, from 1; 0: the first one goes on
-	Err     error  // of that attempt
+	Attempt int    // the number of attempts that failed; 0: the first one goes on
+	Err     error  // of the last attempt that failed
 }

@@ -3,6 +3,7 @@
 package attempts
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,7 +33,7 @@ type Call struct {
 	Command string
 }
 
-// slow is the age of a call that is reported though its first attempt goes on.
+// slow is the age of an attempt that is reported though the attempt goes on.
 const slow = time.Second
 
 var errSlow = fmt.Errorf("no answer for %s", slow)
@@ -44,7 +45,8 @@ func Patiently(ctx context.Context, c Call, attempt func() error) error {
 
 // Repeat makes attempts until one is answered, ctx is done, or pause returns false. An attempt
 // without an answer returns an error that matches [store.ErrUnavailable]; c.Report is told of each,
-// and of a first attempt that takes a second, and pause is called. An attempt that ctx ends returns an error that matches ctx.Err.
+// and pause is called. c.Report is told of an attempt or a pause that takes a second, too. An attempt
+// that ctx ends returns an error that matches ctx.Err.
 //
 // The error matches [store.ErrUnsure] if an attempt may have run without an answer. If ctx ends the
 // call, the error has the last error of an attempt beside the end of ctx.
@@ -54,11 +56,16 @@ func Repeat(ctx context.Context, c Call, pause func(done <-chan struct{}) bool, 
 	}
 	var last error // the store's last word: not the end of ctx
 	since := time.Now()
-	if c.Report != nil {
-		defer time.AfterFunc(slow, func() { c.Report.Retrying(c.Command, 0, since, errSlow) }).Stop()
+	timed := func(failed int, f func()) {
+		if c.Report != nil {
+			why := cmp.Or(last, errSlow)
+			defer time.AfterFunc(slow, func() { c.Report.Retrying(c.Command, failed, since, why) }).Stop()
+		}
+		f()
 	}
 	for n, unsure := 1, false; ; n++ {
-		err := attempt()
+		var err error
+		timed(n-1, func() { err = attempt() })
 		unsure = unsure || errors.Is(err, store.ErrUnsure)
 		cut := err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err())
 		if !cut {
@@ -68,7 +75,11 @@ func Repeat(ctx context.Context, c Call, pause func(done <-chan struct{}) bool, 
 		if silent && ctx.Err() == nil && c.Report != nil {
 			c.Report.Retrying(c.Command, n, since, err)
 		}
-		if silent && pause(ctx.Done()) {
+		again := false
+		if silent {
+			timed(n, func() { again = pause(ctx.Done()) })
+		}
+		if again {
 			continue
 		}
 		if (cut || silent) && last != nil && ctx.Err() != nil {

@@ -144,6 +144,34 @@ func TestTheEndKeepsTheLastWordOfTheStore(t *testing.T) {
 	}
 }
 
+// reports has what a reporter was told, and when.
+type reports struct {
+	begun time.Time
+	texts []string
+}
+
+func (r *reports) Retrying(_ string, attempt int, _ time.Time, err error) {
+	r.texts = append(r.texts, fmt.Sprintf("%s: %d, %v", time.Since(r.begun), attempt, err))
+}
+
+func TestAnAttemptThatTakesASecondIsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &reports{begun: time.Now()}
+		attempt := answers(refused, refused, nil)
+		pauses := []time.Duration{1500, 10, 1300} // the time of each attempt, in milliseconds
+		require.NoError(t, attempts.Patiently(t.Context(), attempts.Call{Report: r}, func() error {
+			<-time.After(pauses[0] * time.Millisecond)
+			pauses = pauses[1:]
+			return attempt()
+		}))
+		<-time.After(time.Hour)
+		require.Equal(t, []string{
+			"1s: 0, no answer for 1s", "1.5s: 1, connection refused",
+			"1.52s: 2, connection refused", "2.54s: 2, connection refused",
+		}, r.texts)
+	})
+}
+
 func TestAnAnswerCountsAlsoAfterTheEndOfTheContext(t *testing.T) {
 	for name, answer := range map[string]error{"success": nil, "an error": errDenied} {
 		t.Run(name, func(t *testing.T) {
