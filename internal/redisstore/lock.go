@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -113,14 +114,17 @@ func (s *nativeStore) ask(ctx context.Context, a store.Ask, arrival string, trie
 	if a.Kind != store.Mutex {
 		script = s.scripts.kinds.acquire
 	}
+	kept := a.Kept(a.TTL)
 	c := &wire.Call{
-		Unit: s.acquireUnit(a, lifetime.Millis(a.Kept(a.TTL)), arrival), Tries: tries, Patience: takingLimit(a),
+		Unit: s.acquireUnit(a, lifetime.Millis(kept), arrival), Tries: tries, Patience: takingLimit(a),
 		Acks: wire.Acks(a.Acks), Report: a.Report,
 	}
 	c.Script, c.Common = s.entering(script)
 	if arrival == noPlace { // a waiter overtakes nobody, and the TTL is part of its place
 		c.Repeat = func(elapsed time.Duration) []any {
-			return s.acquireUnit(a, repeatMillis(a.Kept(a.TTL), elapsed), arrival).Args
+			args := slices.Clone(c.Unit.Args)
+			args[1] = repeatMillis(kept, elapsed) // the TTL stands there for each kind of lock
+			return args
 		}
 	}
 	answer, err := s.wire.Do(ctx, c)

@@ -91,13 +91,13 @@ func (s *redissonStore) topics(name string) []subs.Topic {
 }
 
 func (s *redissonStore) ask(ctx context.Context, a store.Ask, tries int) (acquireReply, wire.Answer, error) {
-	field := s.field(a.ID)
+	field, kept := s.field(a.ID), a.Kept(a.TTL)
 	c := &wire.Call{
 		Script: s.scripts.redisson.acquire, Tries: tries, Patience: takingLimit(a),
-		Unit:   wire.Unit{Keys: s.keys(a.Name), Args: []any{field, lifetime.Millis(a.Kept(a.TTL))}},
+		Unit:   wire.Unit{Keys: s.keys(a.Name), Args: []any{field, lifetime.Millis(kept)}},
 		Acks:   wire.Acks(a.Acks),
 		Report: a.Report,
-		Repeat: func(elapsed time.Duration) []any { return []any{field, repeatMillis(a.Kept(a.TTL), elapsed)} },
+		Repeat: func(elapsed time.Duration) []any { return []any{field, repeatMillis(kept, elapsed)} },
 	}
 	answer, err := s.wire.Do(ctx, c)
 	if err != nil {
