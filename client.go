@@ -45,9 +45,9 @@ type Client struct {
 }
 
 // Open makes a Client that keeps its locks in s. The options are the defaults for the client's
-// locks; [WithPrefix], [WithRedissonLayout] and [WithRedissonFencing] are refused, as all three are
-// about Redis. s stays the caller's: s must outlive the Client, and Close does not close s. Open
-// does not talk to the store.
+// locks; [WithPrefix], [WithRestartDelay], [WithRedissonLayout] and [WithRedissonFencing] are
+// refused, as all four are about Redis. s stays the caller's: s must outlive the Client, and Close
+// does not close s. Open does not talk to the store.
 //
 // Errors: [ErrInvalid].
 func Open(s store.Store, options ...Option) (*Client, error) {

@@ -106,8 +106,8 @@ func defaultLayout() layout { return layout{Layout: redisstore.Layout{Prefix: De
 // [DefaultPrefix]. All clients that share a lock must use the same prefix. The prefix may be empty,
 // and is at most [MaxNameLen] bytes. A prefix with a whole hash tag, such as "{app}:", puts all
 // locks into one slot of a cluster. An empty hash tag, "{}", is refused. Keys of
-// [WithRedissonLayout] have no prefix, so WithPrefix is refused there. WithPrefix is for [New]
-// only.
+// [WithRedissonLayout] have no prefix, so WithPrefix is refused there. WithPrefix is for [New] and
+// [RedisStore].
 func WithPrefix(prefix string) Option {
 	return forClient("WithPrefix", func(s *settings) {
 		_, tag, _ := strings.Cut(prefix, "{")
@@ -125,7 +125,7 @@ func WithPrefix(prefix string) Option {
 // WithRedissonLayout makes a client keep its locks as Redisson does, the Java library, so that Go
 // and Java services exclude and wake each other: a lock is the same as Redisson's getLock of the
 // same name, or with [WithRedissonFencing] as its getFencedLock. WithRedissonLayout is for [New]
-// only. docs/REDISSON.md lists the settings of each side.
+// and [RedisStore]. docs/REDISSON.md lists the settings of each side.
 //
 // Differences from relock's own layout:
 //   - A lock has no queue, since Redisson's RLock has none. When the lock becomes free a message
@@ -144,8 +144,8 @@ func WithRedissonLayout() Option {
 }
 
 // WithRedissonFencing makes locks the same as Redisson's getFencedLock: with a fencing token that
-// grows across Go and Java. WithRedissonFencing needs [WithRedissonLayout], and is for [New] only.
-// All clients of a name must agree on fencing: without it, no token is counted.
+// grows across Go and Java. WithRedissonFencing needs [WithRedissonLayout], and is for [New] and
+// [RedisStore]. All clients of a name must agree on fencing: without it, no token is counted.
 //
 // Redis draws the token with the first entry of a hold, as Redisson does. The token never goes back
 // as long as Redis keeps its key, which has no TTL and stays when nobody uses the lock any more. If

@@ -29,9 +29,9 @@ const (
 // Option changes the behavior of locks. An option of [New] or [Open] is the default for all locks
 // of the client; an option of [Client.NewLock] holds for the one lock. Later options win over
 // earlier options. [WithPrefix], [WithRestartDelay], [WithRedissonLayout] and [WithRedissonFencing]
-// are for New only. [WithOwner], [WithTTLRange] and [WithReleaseOnClose] are for New and Open only.
-// No option takes back [WithReplicaAcks], [WithAOFAcks] or [WithLocalReentry]: a client with such
-// an option applies the option to all its locks.
+// are for New and [RedisStore] only. [WithOwner], [WithTTLRange] and [WithReleaseOnClose] are for
+// New and Open only. No option takes back [WithReplicaAcks], [WithAOFAcks] or [WithLocalReentry]: a
+// client with such an option applies the option to all its locks.
 type Option func(*settings)
 
 type settings struct {
