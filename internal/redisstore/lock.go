@@ -142,8 +142,8 @@ func (s *nativeStore) ask(ctx context.Context, a store.Ask, arrival string, trie
 	return r, answer, unsureOf(answer, err)
 }
 
-// repeatMillis returns the lease that a repeat sets. The lease ends when the lease of the first
-// attempt would, or whole TTLs later, so a client that hears no answers holds up nobody for longer.
+// repeatMillis returns the lease that a repeat sets, the rest of the current TTL. With a TTL of 10 s
+// a repeat after 4 s sets 6 s, and a repeat after 14 s sets 6 s again.
 func repeatMillis(ttl, elapsed time.Duration) int64 { return max(lifetime.Millis(ttl-elapsed%ttl), 1) }
 
 func (s *nativeStore) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
@@ -151,6 +151,8 @@ func (s *nativeStore) Try(ctx context.Context, a store.Ask) (store.Lease, error)
 	return s.taken(ctx, a, r, answer, err)
 }
 
+// Release frees a mutex in a migrating slot without its queue. There acquire cannot make a queue, and
+// a queue that exists arrives soon.
 func (s *nativeStore) Release(ctx context.Context, l store.Lease, count int) error {
 	if count > 0 {
 		_, err := s.Enter(ctx, l, count)
@@ -161,32 +163,11 @@ func (s *nativeStore) Release(ctx context.Context, l store.Lease, count int) err
 	case l.Lender != "" || l.Lent:
 		c.Script, c.Unit = s.leavingLoans(l.Ask)
 	case l.Kind == store.Mutex:
-		c.Script, c.Unit = s.scripts.mutex.release, s.unit(l.Name, string(l.ID))
-		if s.wire.Clustered() {
-			c.Migrating = s.releaseAlone(l)
-		}
+		c.Script, c.Unit, c.Migrating = s.scripts.mutex.release, s.unit(l.Name, string(l.ID)), &s.scripts.migrating
 	default:
 		c.Script, c.Unit = s.scripts.kinds.release, kindUnit(l.Ask, 0, "")
 	}
 	return s.free(ctx, c)
-}
-
-// releaseAlone returns the function that makes the call to free a mutex in a migrating slot, nil if
-// somebody waits. There nobody can begin to wait: acquire would make the queue, and Redis refuses a
-// key that does not exist. The queue of a lock with waiters arrives soon, for the release.
-func (s *nativeStore) releaseAlone(l store.Lease) func(context.Context) *wire.Call {
-	return func(ctx context.Context) *wire.Call {
-		waiting, _, err := s.number(ctx, &wire.Call{
-			Script: s.scripts.queued, Unit: wire.Unit{Keys: []string{l.Name + queueSuffix}}, Tries: 1, Patience: attemptLimit(l.TTL),
-		})
-		if err != nil || waiting > 0 {
-			return nil
-		}
-		return &wire.Call{
-			Script: s.scripts.alone, Common: s.publish(), Unit: wire.Unit{Keys: []string{l.Name}, Args: []any{string(l.ID)}},
-			Patience: attemptLimit(l.TTL), Report: l.Report,
-		}
-	}
 }
 
 // leavingLoans returns the script that ends a loan, or a hold that may have lent its lock.

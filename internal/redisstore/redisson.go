@@ -135,7 +135,7 @@ func (s *redissonStore) Wait(ctx context.Context, a store.Ask, progress func(sto
 		w.unsure = w.unsure || answer.Unsure
 		switch {
 		case err != nil:
-			return store.Lease{}, w.error(err)
+			return store.Lease{}, w.fail(err)
 		case r.status == statusOurs:
 			return s.keepOrUndo(ctx, w.ours(r.toLease(a, answer)), answer.Acked)
 		}
@@ -146,7 +146,7 @@ func (s *redissonStore) Wait(ctx context.Context, a store.Ask, progress func(sto
 		for i, t := range topics {
 			if listeners[i] == nil {
 				if listeners[i], err = w.listen(ctx, s.subs, t, "", recheck); err != nil {
-					return store.Lease{}, w.error(err)
+					return store.Lease{}, w.fail(err)
 				}
 			}
 			if listeners[i] != nil {
@@ -158,7 +158,7 @@ func (s *redissonStore) Wait(ctx context.Context, a store.Ask, progress func(sto
 		}
 		message, err := w.sleep(ctx, recheck, notes)
 		if err != nil {
-			return store.Lease{}, w.error(err)
+			return store.Lease{}, w.fail(err)
 		}
 		if message {
 			w.woken = store.WakeReleased

@@ -19,9 +19,9 @@ type Scripts struct {
 	kinds    verbs // of read-write locks and semaphores
 	redisson verbs // acquire and release: Redisson's layout has renew and state of the mutex
 
-	all                                      *wire.Script // several mutexes
-	alone, queued                            *wire.Script // a mutex whose slot migrates
-	show, shown                              *wire.Script // of the wait graph
+	all                                      *wire.Script   // several mutexes
+	migrating                                wire.Migrating // release of a mutex
+	show, shown                              *wire.Script   // of the wait graph
 	borrow, follow, giveBack, recall, accept *wire.Script
 
 	loaded  []*wire.Script                // all of them
@@ -39,10 +39,10 @@ func LoadScripts(sources fs.FS) *Scripts {
 	s.mutex, s.kinds = s.verbs(""), s.verbs("kinds/")
 	s.redisson.acquire, s.redisson.release = s.load("redisson/acquire"), s.load("redisson/release")
 	s.all = s.load("all")
-	s.alone, s.queued = s.load("alone"), s.load("queued")
+	s.migrating = wire.Migrating{Second: s.load("queued"), First: s.load("alone")}
 	s.show, s.shown = s.load("deadlock/show"), s.load("deadlock/shown")
 	s.borrow, s.follow, s.accept = s.load("loans/borrow"), s.load("loans/follow"), s.load("loans/accept")
-	for _, number := range []*wire.Script{s.queued, s.borrow, s.follow, s.accept} {
+	for _, number := range []*wire.Script{s.migrating.Second, s.borrow, s.follow, s.accept} {
 		number.Again = nil // the reply is a count or a time, and asks for no other call
 	}
 	s.giveBack, s.recall = s.load("loans/return"), s.load("loans/recall")

@@ -27,8 +27,8 @@ type waiting struct {
 	tries  int        // that did not find the node of a channel
 }
 
-// error returns the error of the call. Cleanup takes back the rest of the call.
-func (w *waiting) error(err error) error {
+// fail returns the error of the call. Cleanup takes back the rest of the call.
+func (w *waiting) fail(err error) error {
 	if w.unsure || w.queued {
 		return store.Unsure(err)
 	}
@@ -67,7 +67,7 @@ func (w *waiting) listen(ctx context.Context, h *subs.Hub, t subs.Topic, id stri
 }
 
 // sleep returns true when a message comes, and false when the waiter has to ask again. A message at
-// the end of ctx counts more than that end.
+// the end of ctx counts more than that end. The second channel is Redisson's, in a cluster.
 func (w *waiting) sleep(ctx context.Context, recheck time.Duration, notes [2]<-chan subs.Note) (message bool, err error) {
 	timer := time.NewTimer(recheck)
 	defer timer.Stop()
@@ -111,18 +111,18 @@ func (s *nativeStore) Wait(ctx context.Context, a store.Ask, progress func(store
 			listener.Close()
 		}
 	}()
-	arrival, asked := newPlace, 0
+	arrival, placeAsks := newPlace, 0 // newPlace until the waiter queues; the asks for a place
 	for {
 		place := noPlace
 		if listener != nil {
 			place = arrival
-			asked++
+			placeAsks++
 		}
 		r, answer, err := s.ask(ctx, a, place, 0)
 		w.unsure = w.unsure || answer.Unsure
 		switch {
 		case err != nil:
-			return store.Lease{}, w.error(err)
+			return store.Lease{}, w.fail(err)
 		case r.status == statusOurs:
 			return s.keepOrUndo(ctx, w.ours(r.toLease(a, answer)), answer.Acked)
 		case r.status == statusQueued:
@@ -134,18 +134,18 @@ func (s *nativeStore) Wait(ctx context.Context, a store.Ask, progress func(store
 		recheck := recheckAfter(a, r)
 		if listener == nil {
 			if listener, err = w.listen(ctx, s.subs, topic, string(a.ID), recheck); err != nil {
-				return store.Lease{}, w.error(err)
+				return store.Lease{}, w.fail(err)
 			}
 			continue
 		}
 		message, err := w.sleep(ctx, recheck, [2]<-chan subs.Note{listener.C()})
 		if err != nil {
-			return store.Lease{}, w.error(err)
+			return store.Lease{}, w.fail(err)
 		}
 		if message {
 			w.woken = store.WakeGrant
 		}
-		if message && asked == 1 && !answer.Unsure && a.Acks == (store.Acks{}) {
+		if message && placeAsks == 1 && !answer.Unsure && a.Acks == (store.Acks{}) {
 			return w.ours(store.Lease{Ask: a, Sent: answer.Sent}), nil
 		}
 	}

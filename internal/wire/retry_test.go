@@ -97,17 +97,23 @@ func TestAnUnknownClusterIsNotAskedForItsIdleConnections(t *testing.T) {
 	require.False(t, w.wasStale(io.EOF, &fewest))
 }
 
-func TestAnotherCallMayFollowAnAnswerOfAMigratingSlot(t *testing.T) {
+func TestACallRunsWithoutAKeyThatAMigratingSlotHasNot(t *testing.T) {
 	r := newRig(t)
-	r.faults.On(scripts, redistest.Answer("-TRYAGAIN Multiple keys request during rehashing of slot")).Times(2)
-	c, asked := r.call("first"), 0
-	c.Migrating = func(context.Context) *Call {
-		if asked++; asked == 1 {
-			return nil
+	count, first := NewScript("count", `return redis.call('EXISTS', KEYS[1])`), NewScript("set", setScript.Source+" ")
+	r.faults.On(scripts.And(redistest.WithArg(setScript.Hash)), redistest.Answer("-TRYAGAIN Multiple keys request during rehashing of slot"))
+	c := r.call("first")
+	c.Unit.Keys = append(c.Unit.Keys, r.key(1))
+	c.Migrating = &Migrating{Second: count, First: first}
+	require.NoError(t, r.seen.Set(t.Context(), r.key(1), "is there at first", 0).Err())
+	asked := 0
+	r.faults.On(scripts.And(redistest.WithArg(count.Hash)), redistest.Before(func([]string) { asked++ }))
+	r.retry = func() {
+		if r.retries() == 2 {
+			require.NoError(t, r.seen.Del(t.Context(), r.key(1)).Err())
 		}
-		return r.call("other")
 	}
 	r.do(t.Context(), c)
-	require.Equal(t, 2, asked)
-	require.Equal(t, "other", r.value(0))
+	require.Equal(t, "first", r.value(0))
+	require.Empty(t, r.value(1))
+	require.Equal(t, 3, asked)
 }

@@ -8,7 +8,6 @@
 package wire
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -88,9 +87,8 @@ type Call struct {
 	// Patience is how long one attempt may take. Do then gives the attempt up and sends the next
 	// one, while the first one may still run. 0: as long as go-redis waits.
 	Patience time.Duration
-	// Migrating is called after TRYAGAIN, the answer of a server that has not all keys of a migrating
-	// slot, and returns another call for the same end. nil: the same call is sent again.
-	Migrating func(ctx context.Context) *Call
+	// Migrating serves a call with two keys in a migrating slot. nil: the call is sent again.
+	Migrating *Migrating
 	// Acks are to confirm the script, and Answer.Acked have. A call with Acks is never batched.
 	Acks Acks
 	// Report is told before the call is sent again; nil: nobody is.
@@ -98,6 +96,12 @@ type Call struct {
 	// Repeat makes the Unit.Args of an attempt at a time elapsed after Answer.First, once the end
 	// of an attempt is unknown. nil: the same as before.
 	Repeat func(elapsed time.Duration) []any
+}
+
+// Migrating are scripts for TRYAGAIN, the answer of a server that has not all keys of a call.
+type Migrating struct {
+	Second *Script // runs over the second key alone; replies 0 if the key does not exist
+	First  *Script // then runs over the first key alone, in place of the script of the call
 }
 
 // A Reporter is told that a script is sent again, with the number of failed attempts, the begin of
@@ -142,64 +146,89 @@ type Answer struct {
 // the end of ctx, with its cause and the error of the last attempt, marked with ErrUnavailable if
 // that attempt has found no server that serves.
 func (w *Wire) Do(ctx context.Context, c *Call) (Answer, error) {
-	var a Answer
-	var last error      // of the attempts
-	var begun time.Time // of the first one
-	attempts, tries, fewest := 0, 0, math.MaxInt
+	p := progress{fewest: math.MaxInt}
 	for ctx.Err() == nil {
-		args := c.Unit.Args
-		if attempts > 0 {
-			if c.Report != nil {
-				c.Report.Retrying(c.Script.Name, attempts, begun, last)
-			}
-			if a.Unsure && c.Repeat != nil {
-				args = c.Repeat(time.Since(a.First))
-			}
-		}
-		a.Sent = time.Now()
-		if attempts == 0 {
-			begun = a.Sent
-		}
-		if !a.Unsure {
-			a.First = a.Sent
-		}
-		o := w.attempt(ctx, c, args, a.Sent)
+		args := p.begin(c)
+		o := w.attempt(ctx, c, args, p.Sent)
 		v := judge(o.err)
-		if !a.Unsure && (o.unsure || v == unknown || v == broken) {
-			a.Unsure, a.First = true, a.Sent
+		if !p.Unsure && (o.unsure || v == unknown || v == broken) {
+			p.Unsure, p.First = true, p.Sent
 		}
 		switch {
 		case v == answered && c.Script.asksAgain(o.reply):
 			continue
 		case v == answered:
-			a.Reply, a.Acked = o.reply, o.acked
-			return a, nil
+			p.Reply, p.Acked = o.reply, o.acked
+			return p.Answer, nil
 		case v == refused, v == broken:
-			return a, o.err
+			return p.Answer, o.err
 		}
 		w.reportTrouble(o.err)
-		if c.NoRepeat && a.Unsure {
-			return a, unavailable(moreTelling(ctx.Err(), o.err))
+		if c.NoRepeat && p.Unsure {
+			return p.Answer, unavailable(moreTelling(ctx.Err(), o.err))
 		}
 		if ctx.Err() != nil {
-			last = moreTelling(last, o.err)
-			break
+			return p.Answer, endedAfter(ctx, moreTelling(p.last, o.err))
 		}
-		last = o.err
-		attempts++
-		if !w.wasStale(o.err, &fewest) {
-			tries++
+		p.last = o.err
+		p.attempts++
+		if !w.wasStale(o.err, &p.fewest) {
+			p.tries++
 		}
-		if c.Tries > 0 && tries >= c.Tries {
-			return a, unavailable(o.err)
+		if c.Tries > 0 && p.tries >= c.Tries {
+			return p.Answer, unavailable(o.err)
 		}
 		w.doubtMap(ctx)
-		lifetime.Sleep(ctx.Done(), Pause(tries))
+		lifetime.Sleep(ctx.Done(), Pause(p.tries))
 		if c.Migrating != nil && Code(o.err) == "TRYAGAIN" {
-			c = cmp.Or(c.Migrating(ctx), c)
+			c = w.withoutSecond(ctx, c)
 		}
 	}
-	return a, endedAfter(ctx, last)
+	return p.Answer, endedAfter(ctx, p.last)
+}
+
+// progress is what Do knows of a call on its way.
+type progress struct {
+	Answer
+
+	begun    time.Time // the begin of the first attempt
+	attempts int       // that have failed
+	last     error     // of the last one of these
+	tries    int       // attempts that have failed, but those on stale connections
+	fewest   int       // idle connections so far, see wasStale
+}
+
+// begin notes the begin of an attempt, and returns its arguments. begin reports the attempt before.
+func (p *progress) begin(c *Call) []any {
+	args := c.Unit.Args
+	if p.attempts > 0 {
+		if c.Report != nil {
+			c.Report.Retrying(c.Script.Name, p.attempts, p.begun, p.last)
+		}
+		if p.Unsure && c.Repeat != nil {
+			args = c.Repeat(time.Since(p.First))
+		}
+	}
+	p.Sent = time.Now()
+	if p.attempts == 0 {
+		p.begun = p.Sent
+	}
+	if !p.Unsure {
+		p.First = p.Sent
+	}
+	return args
+}
+
+// withoutSecond returns the call over its first key alone if the second key does not exist, and
+// otherwise c. See [Migrating].
+func (w *Wire) withoutSecond(ctx context.Context, c *Call) *Call {
+	a, err := w.Do(ctx, &Call{Script: c.Migrating.Second, Unit: Unit{Keys: c.Unit.Keys[1:]}, Tries: 1, Patience: c.Patience})
+	if err != nil || a.Reply != int64(0) {
+		return c
+	}
+	first := *c
+	first.Script, first.Unit.Keys, first.Migrating = c.Migrating.First, c.Unit.Keys[:1], nil
+	return &first
 }
 
 // moreTelling chooses between the error of an attempt that its context ended, and the one before.
