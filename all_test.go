@@ -496,8 +496,8 @@ func TestRandomSetsOfLocksExcludeEachOtherWithoutADeadlock(t *testing.T) {
 }
 
 // TestTheLossOfALockIsToldToAReaderThatOutlivesItsWriter takes a and a read inside of a write. The
-// Unlock of the writer ends the entry of a, and the read goes on by itself: the section of both must
-// not.
+// Unlock of the writer ends the entry of a, and the read goes on by itself: the section of both
+// must not.
 func TestTheLossOfALockIsToldToAReaderThatOutlivesItsWriter(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		c, other := w.OpenClient(), w.OpenClient()
@@ -530,8 +530,8 @@ func (s *lateReleases) Release(ctx context.Context, l store.Lease, count int) er
 	return s.Store.Release(ctx, l, count)
 }
 
-// TestCloseWaitsForLocksThatAreGivenBack closes a client whose call waits for the last of many locks.
-// The call gives the others back, and Close must not return before that.
+// TestCloseWaitsForLocksThatAreGivenBack closes a client whose call waits for the last of many
+// locks. The call gives the others back, and Close must not return before that.
 func TestCloseWaitsForLocksThatAreGivenBack(t *testing.T) {
 	memory := mem.New()
 	last, err := memory.Try(t.Context(), store.Ask{Name: "n999", ID: "other:1:1", TTL: time.Hour, Limit: 1})

@@ -57,8 +57,8 @@ func Example() {
 
 	lock := client.NewLock("orders:42", relock.WithTTL(10*time.Second))
 	err = lock.Do(context.Background(), func(ctx context.Context) error {
-		// Nobody else is here, in any process. The context ends if the lock is lost: use it for all the
-		// work.
+		// Nobody else is here, in any process. The context ends if the lock is lost: use it for all
+		// the work.
 		fmt.Println("in:", lock.Held(ctx))
 		return nil
 	})

@@ -16,8 +16,6 @@ import (
 
 // What if a command runs late?
 
-// Commands that run late.
-
 func TestALateLockThatNobodyWantsIsTakenBackSoon(t *testing.T) {
 	for name, end := range map[string]func(t *testing.T, w *stage.World, m *stage.Member, l *relock.Lock, tape *stage.Tape){
 		"its caller gave up": func(t *testing.T, w *stage.World, _ *stage.Member, l *relock.Lock, tape *stage.Tape) {

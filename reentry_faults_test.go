@@ -432,9 +432,9 @@ func TestACommandThatComesBehindTheLastExitIsNoLoss(t *testing.T) {
 	}
 }
 
-// leaveAround enters "a", "b" and "c" together inside outer, a section of "c", and leaves the three.
-// leaveAround runs last when the exits of "a" and "b" are in flight and the inner exit of "c" is
-// not sent yet.
+// leaveAround enters "a", "b" and "c" together inside outer, a section of "c", and leaves the
+// three. leaveAround runs last when the exits of "a" and "b" are in flight and the inner exit of
+// "c" is not sent yet.
 func leaveAround(outer context.Context, w *stage.World, m *stage.Member, last func()) error {
 	w.T.Helper()
 	all := m.NewLocks([]string{"a", "b", "c"})

@@ -72,8 +72,8 @@ type Ask struct {
 	// Lender is the hold that lends its lock to this one, see [Lending]; empty: this hold is no
 	// loan. [Store.Release] with a count of 0 and [Store.Forget] return the loan.
 	Lender ID
-	// Report is told of each attempt of a call for this hold that has failed, and is made again. The
-	// call goes on, and its error has the last failure. nil: nobody is told.
+	// Report is told of each attempt of a call for this hold that has failed, and is made again.
+	// The call goes on, and its error has the last failure. nil: nobody is told.
 	Report Reporter
 	// Lent says that the hold may have lent its lock. Release with a count of 0 and Forget recall
 	// the open loans and return; the last return frees the lock. Without open loans they free it.

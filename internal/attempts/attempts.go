@@ -44,9 +44,8 @@ func Patiently(ctx context.Context, c Call, attempt func() error) error {
 }
 
 // Repeat makes attempts until one is answered, ctx is done, or pause returns false. An attempt
-// without an answer returns an error that matches [store.ErrUnavailable]; c.Report is told of each,
-// and pause is called. c.Report is told of an attempt or a pause that takes a second, too. An attempt
-// that ctx ends returns an error that matches ctx.Err.
+// without an answer matches [store.ErrUnavailable]; c.Report is told of each, and of an attempt or
+// a pause that takes a second, and pause is called. An attempt that ctx ends matches ctx.Err.
 //
 // The error matches [store.ErrUnsure] if an attempt may have run without an answer. If ctx ends the
 // call, the error has the last error of an attempt beside the end of ctx.

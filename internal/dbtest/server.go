@@ -54,8 +54,8 @@ type server struct {
 	proc   *process.Process
 }
 
-// Main is for TestMain, in the place of [redistest.Main], which it calls: it runs the tests and stops
-// the servers.
+// Main is for TestMain, in the place of [redistest.Main], which it calls: it runs the tests and
+// stops the servers.
 //
 //	func TestMain(m *testing.M) { os.Exit(dbtest.Main(m)) }
 func Main(m *testing.M) int {
@@ -67,8 +67,8 @@ func Main(m *testing.M) int {
 	return code
 }
 
-// Stop ends the servers and removes their data. [Main] does it; only a program that is no test needs
-// to.
+// Stop ends the servers and removes their data. [Main] does it; only a program that is no test
+// needs to.
 func Stop() error { return errors.Join(postgres.end(), mariadb.end()) }
 
 // database returns the server, which the first call starts, and the name of a new database in it.

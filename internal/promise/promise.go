@@ -10,7 +10,8 @@ import (
 // wholes has the whole of each promise that is a part of another promise, in both suites.
 var wholes = map[string]string{"Semaphores": "Kinds", "ReaderTokens": "Kinds"}
 
-// Suite tells which subtests of a suite can run over a store. P is the type of the suite's promises.
+// Suite tells which subtests of a suite can run over a store. P is the type of the suite's
+// promises.
 type Suite[P ~string] struct {
 	// Without has the promises that the store does not make, and the reasons.
 	Without map[P]string

@@ -171,8 +171,8 @@ func (m *kindModel) kindOf(event string, h *kindHold) string {
 	return event + ": reader"
 }
 
-// join puts a hold into the queue: in the order of arrival, and before all others with a hold around
-// it. join returns the position.
+// join puts a hold into the queue: in the order of arrival, and before all others with a hold
+// around it. join returns the position.
 func (m *kindModel) join(h *kindHold, place string) int {
 	if at := slices.Index(m.queue, h); at >= 0 {
 		m.saw("keeps its place")
@@ -831,8 +831,8 @@ func (s *kindSequence) checkLimits(k kindKeys) {
 	}
 }
 
-// slack is by how much the end of a key may differ: a script may be interrupted between two reads of
-// the clock.
+// slack is by how much the end of a key may differ: a script may be interrupted between two reads
+// of the clock.
 const slack = 100
 
 // checkEnds compares the ends of the keys with the leases.

@@ -142,8 +142,8 @@ func (s *nativeStore) ask(ctx context.Context, a store.Ask, arrival string, trie
 	return r, answer, unsureOf(answer, err)
 }
 
-// repeatMillis returns the lease that a repeat sets, the rest of the current TTL. With a TTL of 10 s
-// a repeat after 4 s sets 6 s, and a repeat after 14 s sets 6 s again.
+// repeatMillis returns the lease that a repeat sets, the rest of the current TTL. With a TTL of 10
+// s a repeat after 4 s sets 6 s, and a repeat after 14 s sets 6 s again.
 func repeatMillis(ttl, elapsed time.Duration) int64 { return max(lifetime.Millis(ttl-elapsed%ttl), 1) }
 
 func (s *nativeStore) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
@@ -151,8 +151,8 @@ func (s *nativeStore) Try(ctx context.Context, a store.Ask) (store.Lease, error)
 	return s.taken(ctx, a, r, answer, err)
 }
 
-// Release frees a mutex in a migrating slot without its queue. There acquire cannot make a queue, and
-// a queue that exists arrives soon.
+// Release frees a mutex in a migrating slot without its queue. There acquire cannot make a queue,
+// and a queue that exists arrives soon.
 func (s *nativeStore) Release(ctx context.Context, l store.Lease, count int) error {
 	if count > 0 {
 		_, err := s.Enter(ctx, l, count)

@@ -83,8 +83,8 @@ func explained(t *testing.T, err error, name string) {
 	require.Regexp(t, "must not end in|must not begin with|must have", err.Error())
 }
 
-// oneName is the shortest name of a lock: "{x}" is "x", where x alone would get that tag, and a name
-// with a tag may have the prefix already.
+// oneName is the shortest name of a lock: "{x}" is "x", where x alone would get that tag, and a
+// name with a tag may have the prefix already.
 func oneName(prefix, name string) string {
 	if tagged(name) {
 		name = strings.TrimPrefix(name, prefix)

@@ -15,8 +15,8 @@ import (
 	"github.com/go-relock/relock/internal/wire"
 )
 
-// redissonModel is a lock of Redisson's layout as it should be, and a sequence of random commands of Go
-// and Java. Commands of Go run once or more, in time or late. See TestRandomCommands.
+// redissonModel is a lock of Redisson's layout as it should be, and a sequence of random commands
+// of Go and Java. Commands of Go run once or more, in time or late. See TestRandomCommands.
 type redissonModel struct {
 	*redissonRig
 	rng  *rand.Rand

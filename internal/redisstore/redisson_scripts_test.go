@@ -202,8 +202,8 @@ func (r *redissonRig) requireState(want map[string]keyVector) {
 	}
 }
 
-// replays are what we do where Redisson does a step. Before each step Redis is as the step before has
-// left it. a and b are holders.
+// replays are what we do where Redisson does a step. Before each step Redis is as the step before
+// has left it. a and b are holders.
 func replays(a, b string) map[string]func(r *redissonRig, v vector) {
 	busy := func(r *redissonRig, v vector) {
 		got := r.busy(b)
@@ -237,7 +237,8 @@ func replays(a, b string) map[string]func(r *redissonRig, v vector) {
 			gone(r, r.release(b, 0))
 		},
 		"RLock: final release by A: DEL + publish 0": func(r *redissonRig, _ vector) { done(r, r.release(a, 0)) },
-		// There a key says that it was freed. Here the client knows that it has sent the command twice.
+		// There a key says that it was freed. Here the client knows that it has sent the command
+		// twice.
 		"RLock: same request id replayed after final release": func(r *redissonRig, _ vector) { gone(r, r.release(a, 0)) },
 		"RLock: release when free: nil, no publish, no latch": func(r *redissonRig, _ vector) { gone(r, r.release(a, 0)) },
 		"RLock: forceUnlock when free: 0, no publish": func(r *redissonRig, _ vector) {

@@ -18,9 +18,9 @@ import (
 	"github.com/go-relock/relock/internal/wire"
 )
 
-// Random sequences of commands run on a real server and on a model of the lock in Go. A command runs
-// once or more, in time or late, alone or in one call with others. After each call the server and the
-// model have to agree about the owner, the count, the lease, the queue and the messages.
+// Random sequences of commands run on a real server and on a model of the lock in Go. A command
+// runs once or more, in time or late, alone or in one call with others. After each call the server
+// and the model have to agree about the owner, the count, the lease, the queue and the messages.
 //
 //	RELOCK_SEED=7 RELOCK_SEQUENCES=5000 go test -run TestRandomCommands .
 //
@@ -413,8 +413,8 @@ func (s *sequence) checkLease() {
 	s.newLease, s.longer = 0, 0
 }
 
-// What follows is the whole specification: what a command does when it runs, in time or late, for the
-// first time or again.
+// What follows is the whole specification: what a command does when it runs, in time or late, for
+// the first time or again.
 
 func (s *sequence) acquire(h *modelHold, place string) any {
 	l := &s.modelLock

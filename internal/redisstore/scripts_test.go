@@ -19,9 +19,9 @@ import (
 )
 
 // How does a test call a script, and look at what the script left? scripts_acquire_test.go,
-// scripts_queue_test.go, scripts_release_test.go, scripts_token_test.go, scripts_loans_test.go and scripts_refused_test.go ask
-// what each script promises in its header, on a real server. Each test has a lock of its own, so the
-// tests share a server, except for tests that change the server.
+// scripts_queue_test.go, scripts_release_test.go, scripts_token_test.go, scripts_loans_test.go and
+// scripts_refused_test.go ask what each script promises in its header, on a real server. Each test
+// has a lock of its own, so the tests share a server, except for tests that change the server.
 
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 

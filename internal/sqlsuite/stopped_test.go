@@ -248,8 +248,8 @@ func runWriter(redisURL, postgresURL, how, lease string, in *bufio.Reader, out i
 	return nil
 }
 
-// hold takes the lock and draws a token. On a slow machine a short lease may be over before, so hold
-// tries again.
+// hold takes the lock and draws a token. On a slow machine a short lease may be over before, so
+// hold tries again.
 func hold(lock *relock.Lock) (section context.Context, token int64, err error) {
 	for {
 		if section, err = lock.Lock(context.Background()); err != nil {

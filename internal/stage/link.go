@@ -121,6 +121,10 @@ func (k *Link) Wait(ctx context.Context, a store.Ask, progress func(store.Progre
 	return l, err
 }
 
+// wait has two exits. The store answers: a silent link keeps the answer until the fault ends. Or
+// the caller gives up: a silent link leaves the store to its wait until the fault ends, and wait
+// returns at once; otherwise wait returns the store's own end. So the store waits in a goroutine,
+// under a context of its own.
 func (k *Link) wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
 	type answer struct {
 		lease store.Lease

@@ -15,16 +15,16 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
-// OnWire is the timeout of the peers of Sentinel and of a cluster. A server that is gone is noticed soon, and a
-// busy machine has time.
+// OnWire is the timeout of the peers of Sentinel and of a cluster. A server that is gone is noticed
+// soon, and a busy machine has time.
 const OnWire = 500 * time.Millisecond
 
 // Acked asks for the one replica that there is.
 func Acked() relock.Option { return relock.WithReplicaAcks(1, 400*time.Millisecond) }
 
 // surroundings is an arena of several servers, none of them started. Servers and clients share a
-// busy machine. The limit is less than DefaultTTL, so a test finds out what only comes at the end of
-// a lease.
+// busy machine. The limit is less than DefaultTTL, so a test finds out what only comes at the end
+// of a lease.
 func surroundings(t *testing.T, rdb func() redis.UniversalClient) *Arena {
 	t.Helper()
 	if testing.Short() {

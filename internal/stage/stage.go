@@ -13,16 +13,16 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// A Stage is where a test plays: a [World] in fake time, or an [Arena] on real servers. The words are
-// the same on both. Only the clock differs.
+// A Stage is where a test plays: a [World] in fake time, or an [Arena] on real servers. The words
+// are the same on both. Only the clock differs.
 type Stage struct {
 	T     *testing.T
 	clock clock
 	look  func(name string) (store.State, error) // reads a lock in the store
 
 	// Limit bounds what should happen. In fake time, Limit costs nothing and is hours. On a real
-	// server, Limit is a few seconds and leaves room for a busy machine under the race detector. The
-	// subject of a test has a bound of its own: see Within.
+	// server, Limit is a few seconds and leaves room for a busy machine under the race detector.
+	// The subject of a test has a bound of its own: see Within.
 	Limit time.Duration
 }
 

@@ -12,9 +12,9 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// A Tape is a link on which commands run late: the tape keeps a command, and plays it when the caller
-// of the command has gone. A call whose command is kept is asked again after AskAgain, or ends with
-// its context.
+// A Tape is a link on which commands run late: the tape keeps a command, and plays it when the
+// caller of the command has gone. A call whose command is kept is asked again after AskAgain, or
+// ends with its context.
 type Tape struct {
 	*Link
 

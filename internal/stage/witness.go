@@ -15,8 +15,8 @@ import (
 	"github.com/go-relock/relock"
 )
 
-// A Witness is what a lock guards. It notices two that are in at once, and a token that is not larger
-// than all tokens before.
+// A Witness is what a lock guards. It notices two that are in at once, and a token that is not
+// larger than all tokens before.
 type Witness struct {
 	Lost bool // leases may be lost: a section that is over by its own clock is not in
 

@@ -82,7 +82,8 @@ func (w *World) NewClient(options ...relock.Option) *Member {
 	return m
 }
 
-// Margin is by how much the deadline of a lease is earlier than its end.
+// Margin is by how much the deadline of a lease is earlier than its end. It repeats [store.Margin]
+// on purpose, so that a test notices another margin.
 func Margin(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Millisecond }
 
 // Goroutines counts the goroutines of this bubble with a function in their stack, once all have run

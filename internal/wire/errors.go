@@ -50,9 +50,9 @@ const (
 )
 
 // passingCodes are the error codes of a server that starts, fails over, or is out of connections,
-// replicas or time. MOVED passes for a client that follows a cluster, see errNoCluster. RESTARTED is
-// a code of our own, see scripts/restarted.lua. Errors such as NOAUTH, NOPERM, WRONGTYPE or OOM last
-// until somebody mends the cause.
+// replicas or time. MOVED passes for a client that follows a cluster, see errNoCluster. RESTARTED
+// is a code of our own, see scripts/restarted.lua. Errors such as NOAUTH, NOPERM, WRONGTYPE or OOM
+// last until somebody mends the cause.
 var passingCodes = map[string]bool{
 	"LOADING": true, "READONLY": true, "MASTERDOWN": true, "CLUSTERDOWN": true, "TRYAGAIN": true,
 	"BUSY": true, "NOREPLICAS": true, "MOVED": true, "ASK": true, "UNBLOCKED": true,

@@ -104,8 +104,8 @@ func (s *Server) Leads() bool {
 	return err == nil && strings.Contains(answer, "Mode: leader")
 }
 
-// CutFollowers cuts the followers of the server off. They notice at once. The server goes on leading
-// for syncLimit ticks.
+// CutFollowers cuts the followers of the server off. They notice at once. The server goes on
+// leading for syncLimit ticks.
 func (s *Server) CutFollowers() { s.followers.CutClients() }
 
 // Requests returns how many packets of clients the server has received.

@@ -328,7 +328,7 @@ func (s *Store) once(ctx context.Context, name string, command func(*lock) error
 	return err
 }
 
-// patiently makes attempts until one is answered or ctx is done, each at the end of an interruption.
+// patiently makes attempts until one is answered or ctx is done, each after an interruption.
 func (s *Store) patiently(ctx context.Context, a store.Ask, verb string, command func(*lock) error) error {
 	var c *cut
 	over := func(done <-chan struct{}) bool {

@@ -197,7 +197,8 @@ func TestAServerThatComesBackEmptyServesItsWaiters(t *testing.T) {
 	require.Contains(t, []relock.LossReason{relock.LossTaken, relock.LossExpired}, w.Within(ttl).Lost(section))
 	require.Less(t, time.Since(restarted), ttl/3+stage.AfterLease+w.Lateness(), "at the next renewal")
 
-	// The queue is gone, so anybody may be first. Nobody is in together with another, and tokens grow.
+	// The queue is gone, so anybody may be first. Nobody is in together with another, and tokens
+	// grow.
 	var workers sync.WaitGroup
 	var errs stage.Texts
 	for _, a := range waiters {

@@ -42,7 +42,8 @@ func TestAReadOnlyServerIsWaitedForAndItsHolderIsToldInTime(t *testing.T) {
 			s := stage.OnOwn(t, "--replica-serve-stale-data", serveStale).Scene(relock.WithTTL(ttl))
 			section := s.Enter(t.Context(), s.L)
 			host, port, _ := strings.Cut(s.Server.Addr(), ":")
-			// The server follows itself, and never comes to a synchronization: a replica without its master.
+			// The server follows itself, and never comes to a synchronization: a replica without
+			// its master.
 			require.NoError(t, s.Plain.ReplicaOf(t.Context(), host, port).Err())
 			waiter := s.Start(t.Context(), s.Other.NewLock("b"))
 			calls := s.Counter(s.Other, stage.LuaAcquire)

@@ -97,7 +97,8 @@ func TestKindsOnMiniredis(t *testing.T) {
 	require.ErrorIs(t, err, relock.ErrKind)
 }
 
-// frames notes the functions of the library behind the first command that go-redis is asked to send.
+// frames notes the functions of the library behind the first command that go-redis is asked to
+// send.
 type frames struct {
 	once  sync.Once
 	found []string

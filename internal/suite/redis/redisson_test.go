@@ -20,9 +20,9 @@ import (
 
 // Does a lock of Redisson's layout work as others do?
 
-// This file sees Redisson's layout from both sides. promises_test.go shows what is as in relock's own
-// layout, internal/redisstore what the scripts do, and interop/redisson what the real Redisson does
-// with that.
+// This file sees Redisson's layout from both sides. promises_test.go shows what is as in relock's
+// own layout, internal/redisstore what the scripts do, and interop/redisson what the real Redisson
+// does with that.
 
 // awaitGone waits until nobody holds a lock. A call that was cancelled may take the lock for a
 // moment.

@@ -49,8 +49,8 @@ func TestAClusterWithoutShardedPubSubIsServedByPlainPubSub(t *testing.T) {
 	// A client that has never waited, and so has not found out, hands over all the same.
 	w.HandOver(third.NewLock(names[0]), waiting.NewLock(names[0]))
 
-	// Plain subscriptions stay when a slot moves. Their messages come over the bus of the cluster, and
-	// nobody counts them.
+	// Plain subscriptions stay when a slot moves. Their messages come over the bus of the cluster,
+	// and nobody counts them.
 	l, wl := holder.NewLock(names[0]), waiting.NewLock(names[0])
 	section := w.Enter(t.Context(), l)
 	waiter := w.Start(t.Context(), wl)

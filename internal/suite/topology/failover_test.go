@@ -209,7 +209,8 @@ func TestAGrantHeardThroughAReplicaIsNotBelieved(t *testing.T) {
 	master := w.Cluster.FailoverFor("a")
 	redistest.Eventually(t, w.Limit, func() bool { return oldMap.Hits() > 0 && stage.ShardChannels(t, old) == 1 }, "the waiter hears the replica")
 	w.Leave(section, l)
-	// The waiter must not get in while Redis says otherwise, and no later than at the end of a lease.
+	// The waiter must not get in while Redis says otherwise, and no later than at the end of a
+	// lease.
 	if !waiter.Comes(500 * time.Millisecond) {
 		oldMap.Remove()
 	}

@@ -94,8 +94,8 @@ func unlockedOnTheWay(w *stage.ClusterArena) {
 }
 
 // everyStepOfAMove: a slot moves key by key, and the slot itself comes last. In between the old
-// master answers ASK for a lock whose keys have moved. Both masters answer TRYAGAIN for a lock whose
-// keys are on both sides or are not all there.
+// master answers ASK for a lock whose keys have moved. Both masters answer TRYAGAIN for a lock
+// whose keys are on both sides or are not all there.
 func everyStepOfAMove(w *stage.ClusterArena) {
 	t := w.T
 	const ttl = 3 * time.Second
