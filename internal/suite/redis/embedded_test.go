@@ -131,27 +131,38 @@ func (f *frames) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proce
 
 // TestFromLockToGoRedisAreNineCalls counts the functions below Lock on the way to the command that
 // takes a lock. The way never climbs: from this package to the store, and from there to the wire.
+// Under a context that can end, attempt calls sendAsync, whose goroutine calls exchange: three more.
 func TestFromLockToGoRedisAreNineCalls(t *testing.T) {
-	rdb := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()})
-	defer rdb.Close()
-	var f frames
-	rdb.AddHook(&f)
-	c, err := relock.New(rdb)
-	require.NoError(t, err)
-	defer c.Close()
-	l := c.NewLock("a")
-	section, err := l.Lock(context.Background())
-	require.NoError(t, err)
-	require.NoError(t, l.Unlock(section))
-	slices.Reverse(f.found)
-	require.Equal(t, ".(*Lock).Lock", f.found[0])
-	require.LessOrEqual(t, len(f.found)-1, 9, "%v", f.found)
+	way := func(ctx context.Context) []string {
+		rdb := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()})
+		defer rdb.Close()
+		var f frames
+		rdb.AddHook(&f)
+		c, err := relock.New(rdb)
+		require.NoError(t, err)
+		defer c.Close()
+		l := c.NewLock("a")
+		section, err := l.Lock(ctx)
+		require.NoError(t, err)
+		require.NoError(t, l.Unlock(section))
+		slices.Reverse(f.found)
+		return f.found
+	}
+	found := way(context.Background())
+	require.Equal(t, ".(*Lock).Lock", found[0])
+	require.LessOrEqual(t, len(found)-1, 9, "%v", found)
 	floors := []string{".", "/internal/redisstore.", "/internal/wire."}
 	floorOf := func(name string) int {
 		return slices.IndexFunc(floors, func(floor string) bool { return strings.HasPrefix(name, floor) })
 	}
-	require.True(t, slices.IsSortedFunc(f.found, func(a, b string) int { return floorOf(a) - floorOf(b) }), "%v", f.found)
-	require.Equal(t, "/internal/wire.(*Wire).exchange", f.found[len(f.found)-1])
+	require.True(t, slices.IsSortedFunc(found, func(a, b string) int { return floorOf(a) - floorOf(b) }), "%v", found)
+	const wire = "/internal/wire.(*Wire)."
+	require.Equal(t, []string{wire + "attempt", wire + "exchange"}, found[len(found)-2:])
+
+	found = slices.DeleteFunc(way(t.Context()), func(name string) bool { return floorOf(name) != 2 })
+	require.Len(t, found, 3)
+	require.Contains(t, found[0], "sendAsync.func1") // the name of an inlined function begins with its caller
+	require.Equal(t, []string{wire + "send", wire + "exchange"}, found[1:])
 }
 
 func TestRedisStoreRefusesOptionsOfTheClient(t *testing.T) {
