@@ -28,8 +28,7 @@ type Options struct {
 	Reconnected func(node string, down time.Duration)     // a pub/sub connection is back
 }
 
-// New makes the store that keeps locks behind rdb, a client that relock.New takes. New sends
-// nothing.
+// New makes the store that keeps locks behind rdb, a client of relock.New. New sends nothing.
 func New(rdb redis.UniversalClient, o Options) (store.Store, error) {
 	s := &redisStore{
 		scripts: o.Scripts, rdb: rdb, prefix: o.Prefix, delay: o.Delay,

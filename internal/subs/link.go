@@ -94,8 +94,7 @@ func (l *link) run() {
 	ctx := o.Life
 	for !l.isOver(ctx) {
 		ps, err := l.connect(ctx)
-		// go-redis closes the client of a node that has left a cluster, and the channels are on
-		// other nodes.
+		// go-redis closes the client of a node that has left a cluster: the channels have moved.
 		forGood := wire.Refused(err) && (l.node == "" || !errors.Is(err, redis.ErrClosed))
 		if err == nil {
 			err = l.serve(ctx, ps)

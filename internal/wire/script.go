@@ -206,8 +206,7 @@ func pipeline(ctx context.Context, rdb redis.UniversalClient, cmds []redis.Cmder
 	}
 	_, err := pipe.Exec(ctx)
 	for _, cmd := range cmds {
-		// go-redis sets no error if a hook sends nothing, or if the server refuses a new
-		// connection.
+		// go-redis sets no error if a hook sends nothing, or if the server refuses a connection.
 		if cmd.Err() == nil && cmd.(command).Val() == nil {
 			cmd.SetErr(err)
 		}

@@ -198,7 +198,7 @@ type progress struct {
 	fewest   int       // idle connections so far, see wasStale
 }
 
-// begin notes the begin of an attempt, and returns its arguments. begin reports the attempt before.
+// begin reports the failed attempt before, and returns the arguments of the next one.
 func (p *progress) begin(c *Call) []any {
 	args := c.Unit.Args
 	if p.attempts > 0 {
@@ -219,8 +219,7 @@ func (p *progress) begin(c *Call) []any {
 	return args
 }
 
-// withoutSecond returns the call over its first key alone if the second key does not exist, and
-// otherwise c. See [Migrating].
+// withoutSecond returns c, or the call over the first key of c alone, see [Migrating].
 func (w *Wire) withoutSecond(ctx context.Context, c *Call) *Call {
 	a, err := w.Do(ctx, &Call{Script: c.Migrating.Second, Unit: Unit{Keys: c.Unit.Keys[1:]}, Tries: 1, Patience: c.Patience})
 	if err != nil || a.Reply != int64(0) {
