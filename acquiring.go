@@ -99,7 +99,7 @@ func (a *acquiring) interrupted(err error) (Outcome, error) {
 }
 
 func (a *acquiring) opError(err error) error {
-	return a.lock.failed(cmp.Or(a.op, "lock"), a.event.Holder, err)
+	return a.lock.opError(cmp.Or(a.op, "lock"), a.event.Holder, err)
 }
 
 // started reports the begin of the call to the hooks. Without a start the call begins now.

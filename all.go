@@ -314,7 +314,7 @@ func (j *joint) oneByOne(wait time.Duration, begun time.Time) (context.Context, 
 			left = max(wait-time.Since(begun), 1) // 0 would be TryLock, with several attempts
 		}
 		a := acquiring{lock: lock, ctx: inner, caller: j.Context, wait: left}
-		next, err := a.acquire()
+		next, err := a.run()
 		if err != nil {
 			return inner, err
 		}
@@ -375,7 +375,7 @@ func abandonAll(calls []*acquiring) {
 func (j *joint) several() store.Several {
 	c := j.locks.locks[0].client
 	for _, lock := range j.locks.locks {
-		if lock.client != c || lock.ask.Kind != store.Mutex || lock.settings.passes > 0 {
+		if lock.client != c || lock.ask.Kind != store.Mutex || lock.settings.maxPasses > 0 {
 			return nil
 		}
 	}

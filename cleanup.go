@@ -104,7 +104,7 @@ func (u *cleanup) run() {
 			continue
 		}
 		if !more || !closing.IsZero() && !now.Before(closing) {
-			if u.end(more) {
+			if u.stop(more) {
 				return
 			}
 			continue
@@ -163,10 +163,11 @@ func (u *cleanup) pushLocked(w *unwanted, next time.Time) {
 
 // forget tries a batch, keeps unfinished asks, and says whether the store has confirmed any.
 func (u *cleanup) forget(batch []*unwanted, closing time.Time) (answered bool) {
-	ctx, cancel := context.WithTimeout(u.client.life, forgetLimit)
+	life, end := u.client.life, time.Now().Add(forgetLimit)
 	if !closing.IsZero() {
-		ctx, cancel = context.WithDeadline(context.Background(), closing)
+		life, end = context.Background(), closing
 	}
+	ctx, cancel := context.WithDeadline(life, end)
 	defer cancel()
 	asks := make([]store.Ask, len(batch))
 	for i, w := range batch {
@@ -179,7 +180,7 @@ func (u *cleanup) forget(batch []*unwanted, closing time.Time) (answered bool) {
 	for i, w := range batch {
 		w.tries++
 		w.delayed = false
-		next, last := now, w.until
+		next, keptUntil := now, w.until
 		if err := errs[i]; err == nil {
 			answered = true
 			if !w.confirmed {
@@ -189,31 +190,31 @@ func (u *cleanup) forget(batch []*unwanted, closing time.Time) (answered bool) {
 				continue
 			}
 			next = now.Add(firstForget << min(2*(w.tries-1), 20))
-			if next.After(last) {
-				next = last // once more at the end of everything
+			if next.After(keptUntil) {
+				next = keptUntil // once more at the end of everything
 			}
 		} else {
 			if !w.confirmed {
-				last = last.Add(keepForgetting)
+				keptUntil = keptUntil.Add(keepForgetting)
 			}
 			next = now.Add(min(firstForget<<min(w.tries-1, 10), longForget))
-			if !now.Before(last) {
+			if !now.Before(keptUntil) {
 				u.client.log(w.logger, slog.LevelWarn, "relock: could not confirm that nothing is left in the store",
 					slog.String("lock", w.name), slog.String("holder", holderOf(w.ask.ID).String()), slog.Any("error", err))
 			}
 		}
-		if now.Before(last) {
+		if now.Before(keptUntil) {
 			u.pushLocked(w, next)
 		}
 	}
 	return answered
 }
 
-// end ends the goroutine, unless new asks are pending.
-func (u *cleanup) end(drop bool) bool {
+// stop ends the goroutine. Without giveUp the goroutine goes on if asks are pending.
+func (u *cleanup) stop(giveUp bool) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.pending.Len() > 0 && !drop {
+	if u.pending.Len() > 0 && !giveUp {
 		return false
 	}
 	u.pending, u.running = timers.Heap[*unwanted]{}, false

@@ -46,7 +46,7 @@ func (l *Lock) Eval(ctx context.Context, script string, keys []string, args ...a
 		return nil, err
 	}
 	if ctx.Err() != nil {
-		return nil, l.failed("eval", h.holder, lifetime.Ended(ctx))
+		return nil, l.opError("eval", h.holder, lifetime.Ended(ctx))
 	}
 	reply, err := h.eval(ctx, s, run)
 	if err == nil {
@@ -58,7 +58,7 @@ func (l *Lock) Eval(ctx context.Context, script string, keys []string, args ...a
 			return nil, over
 		}
 	}
-	return nil, l.failed("eval", h.holder, err)
+	return nil, l.opError("eval", h.holder, err)
 }
 
 // eval runs a script. A script that may run yet finds the ID of the hold, so the next hold must not
@@ -111,7 +111,7 @@ func (l *Lock) TryLockIf(ctx context.Context, script string, keys []string, args
 		lease, reply, err = s.TryEval(ctx, ask, run)
 		return lease, err
 	}
-	section, err = a.acquire()
+	section, err = a.run()
 	return section, reply, err
 }
 

@@ -71,7 +71,7 @@ func (l *Lock) settled(op string, ctx context.Context, h *hold, err error) error
 	case l.client.isClosed():
 		err = ErrClosed
 	}
-	return l.failed(op, h.holder, err)
+	return l.opError(op, h.holder, err)
 }
 
 // inside returns the entry of this lock around ctx, if its hold is valid.
@@ -81,17 +81,17 @@ func (l *Lock) inside(op string, ctx context.Context) (*entry, error) { //nolint
 	}
 	e := l.nearest(ctx)
 	if e == nil {
-		return nil, l.failed(op, Holder{}, ErrNotHeld)
+		return nil, l.opError(op, Holder{}, ErrNotHeld)
 	}
 	h := e.hold
 	switch end := h.endOf(false); {
 	case e.isLeft(), end == ErrReleased: //nolint:errorlint // the end of a hold is not wrapped
-		return nil, l.failed(op, h.holder, ErrNotHeld)
+		return nil, l.opError(op, h.holder, ErrNotHeld)
 	case isLost(end):
 		e.cancel(end) // the finder of the loss may still be about to end the context
 		return nil, end
 	case end != nil:
-		return nil, l.failed(op, h.holder, end)
+		return nil, l.opError(op, h.holder, end)
 	}
 	return e, nil
 }
@@ -161,9 +161,9 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 	case !h.fixed:
 		return invalid("Extend of %q: it is for a lock that was taken WithFixedLease; the watchdog renews this one (TTL %s)", l.name, h.ttl)
 	case c.isClosed():
-		return l.failed("extend", h.holder, ErrClosed)
+		return l.opError("extend", h.holder, ErrClosed)
 	case ctx.Err() != nil:
-		return l.failed("extend", h.holder, lifetime.Ended(ctx))
+		return l.opError("extend", h.holder, lifetime.Ended(ctx))
 	}
 	t.mu.Lock()
 	lease, count := h.lease, h.storeCount()
@@ -240,7 +240,7 @@ func (l *Lock) ownerOf(op string, ctx context.Context) (store.State, error) { //
 	}
 	s, err := l.client.store.Look(ctx, l.ask)
 	if err != nil {
-		return s, l.failed(op, Holder{}, err)
+		return s, l.opError(op, Holder{}, err)
 	}
 	return s, nil
 }
@@ -263,7 +263,7 @@ func (l *Lock) ForceUnlock(ctx context.Context) error {
 		return err
 	}
 	if s.Owner == "" {
-		return l.failed("force unlock", Holder{}, freeError{})
+		return l.opError("force unlock", Holder{}, freeError{})
 	}
 	for _, held := range append([]store.Held{{ID: s.Owner, Limit: s.Limit}}, s.Others...) {
 		ask := l.ask
@@ -271,7 +271,7 @@ func (l *Lock) ForceUnlock(ctx context.Context) error {
 		// A hold that is gone is as good as broken: an earlier attempt of this call has broken the
 		// hold, or the hold has ended by itself.
 		if err := l.client.store.Break(ctx, ask); err != nil && !isGone(ctx, err) {
-			return l.failed("force unlock", holderOf(held.ID), err)
+			return l.opError("force unlock", holderOf(held.ID), err)
 		}
 	}
 	return nil

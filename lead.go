@@ -35,7 +35,7 @@ func (l *Lock) Lead(ctx context.Context, fn func(ctx context.Context) error) err
 	}
 	for {
 		a := acquiring{lock: l, ctx: ctx, wait: forever, event: AcquireFinished{Leader: true}}
-		section, err := a.acquire()
+		section, err := a.run()
 		switch {
 		case err == nil:
 			err = within(section, l, fn)

@@ -74,7 +74,7 @@ func (t Ticket) LogValue() slog.Value { return slog.StringValue(t.String()) }
 func (l *Lock) Lend(ctx context.Context) (Ticket, error) {
 	return l.issue(ctx, "lend", UseLoan, func(h *hold) error {
 		h.lease.Lent = true
-		h.turn.passes = h.passes // the next hold must not have the ID of the ticket
+		h.turn.passes = h.maxPasses // the next hold must not have the ID of the ticket
 		return nil
 	})
 }
@@ -109,7 +109,7 @@ func (l *Lock) HandOff(ctx context.Context) (Ticket, error) {
 // Errors: those of [Lock.Lend].
 func (l *Lock) ResumeTicket(ctx context.Context) (Ticket, error) {
 	return l.issue(ctx, "make a ticket for", UseResume, func(h *hold) error {
-		h.turn.passes = h.passes // as in Lend
+		h.turn.passes = h.maxPasses // as in Lend
 		return nil
 	})
 }
@@ -144,7 +144,7 @@ func (l *Lock) issue(ctx context.Context, op string, use TicketUse, begin func(*
 	case isLost(h.end): // just now
 		return Ticket{}, h.end
 	case h.state != held:
-		return Ticket{}, l.failed(op, h.holder, ErrNotHeld)
+		return Ticket{}, l.opError(op, h.holder, ErrNotHeld)
 	}
 	if err := begin(h); err != nil {
 		return Ticket{}, err
@@ -217,7 +217,7 @@ func (l *Lock) Borrow(ctx context.Context, t Ticket) (context.Context, error) {
 		lease, err := s.Borrow(bound, h.lease.Ask, store.Ticket{ID: t.ID, Expires: t.Expires})
 		return a.enterBy(bound, t, h, lease, err)
 	}
-	return a.acquire()
+	return a.run()
 }
 
 // Accept continues a hold of which [Lock.HandOff] or [Lock.ResumeTicket] has made the ticket, in a
@@ -253,7 +253,7 @@ func (l *Lock) Accept(ctx context.Context, t Ticket) (context.Context, error) {
 		}
 		return a.enterBy(bound, t, h, lease, err)
 	}
-	return a.acquire()
+	return a.run()
 }
 
 // enterBy begins a hold that the store has given for a ticket.

@@ -141,8 +141,8 @@ func (h *hold) passesToLocked(next *hold, now time.Time) bool {
 	switch {
 	case h.client.races: // each hold of such a store asks for itself
 	case h.client.table.closed: // next does not begin any more
-	case h.renewal.check: // the store may have another count, or not have the hold any more
-	case h.turn.passes >= h.passes: // a limit of WithLocalPass, or a ticket names the hold
+	case h.renewal.soon: // the store may have another count, or not have the hold any more
+	case h.turn.passes >= h.maxPasses: // a limit of WithLocalPass, or a ticket names the hold
 	case h.turn.scripts > 0: // a script would run in the section of next
 	case now.Sub(h.turn.began) >= h.passLimit: // the other limit of WithLocalPass
 	case h.lease.Token != 0: // the store has drawn the token with the lease, so next would have the same token

@@ -92,7 +92,7 @@ func (l *Lock) check(ctx context.Context) error {
 //   - an error of the store that a retry would not change, such as NOAUTH or WRONGTYPE. While the
 //     store cannot be reached, is loading or fails over, Lock goes on trying until ctx is done.
 func (l *Lock) Lock(ctx context.Context) (context.Context, error) {
-	return l.acquire(ctx, forever)
+	return (&acquiring{lock: l, ctx: ctx, wait: forever}).run()
 }
 
 // TryLock enters the lock if the lock is free, or if ctx is inside the lock already; otherwise
@@ -107,7 +107,7 @@ func (l *Lock) Lock(ctx context.Context) (context.Context, error) {
 // most a third of the TTL: with a short TTL a slow server is [ErrUnavailable]. A ctx with a deadline,
 // or TryLockFor, bounds the time.
 func (l *Lock) TryLock(ctx context.Context) (context.Context, error) {
-	return l.acquire(ctx, 0)
+	return (&acquiring{lock: l, ctx: ctx}).run()
 }
 
 // TryLockFor is [Lock.Lock] with a time limit: TryLockFor gives up with a [*LockedError] after
@@ -118,7 +118,7 @@ func (l *Lock) TryLockFor(ctx context.Context, wait time.Duration) (context.Cont
 	if err := checkWait("TryLockFor", wait); err != nil {
 		return ctx, err
 	}
-	return l.acquire(ctx, wait)
+	return (&acquiring{lock: l, ctx: ctx, wait: wait}).run()
 }
 
 func checkWait(verb string, wait time.Duration) error {
@@ -130,13 +130,8 @@ func checkWait(verb string, wait time.Duration) error {
 
 const forever time.Duration = -1
 
-func (l *Lock) acquire(ctx context.Context, wait time.Duration) (context.Context, error) {
-	a := acquiring{lock: l, ctx: ctx, wait: wait}
-	return a.acquire()
-}
-
-// acquire enters the section of this very lock around the context again, or a new hold.
-func (a *acquiring) acquire() (context.Context, error) {
+// run enters the section of this very lock around the context again, or a new hold.
+func (a *acquiring) run() (context.Context, error) {
 	l, ctx := a.lock, a.ctx
 	if err := l.check(ctx); err != nil {
 		return ctx, err
@@ -189,7 +184,7 @@ func (a *acquiring) aborted(around *entry) {
 	case around != nil: // the store may count this entry
 		t := &a.lock.client.table
 		t.mu.Lock()
-		t.checkLocked(around.hold)
+		t.renewSoonLocked(around.hold)
 		t.mu.Unlock()
 	}
 	a.event.Outcome = OutcomeError
@@ -257,7 +252,7 @@ func (l *Lock) lostAround(ctx context.Context) *LostError {
 		left, end := e.left, e.hold.end
 		l.client.table.mu.Unlock()
 		if lost, is := end.(*LostError); is && !left { //nolint:errorlint // the end of a hold is not wrapped
-			e.cancel(lost) // as in inside
+			e.cancel(lost) // the finder of the loss may not have come to it, see Lock.inside
 			return lost
 		}
 	}
@@ -290,18 +285,23 @@ func (a *acquiring) enterFirst(around *entry) error {
 	}
 	ctx, cancel = a.limitQueue(ctx)
 	defer cancel()
-	passed, err := false, error(nil)
-	if a.wait != 0 && around == nil && (c.races || h.passes > 0) {
-		passed, err = c.table.waitTurn(ctx, h, a.progress)
-		if a.event.Queued && h.passes > 0 {
+	lease, err := a.takeTurn(ctx, h)
+	return a.enter(ctx, h, lease, err)
+}
+
+// takeTurn waits in the line of h, if it has one, and then for the store, unless h gets a lease in
+// the line.
+func (a *acquiring) takeTurn(ctx context.Context, h *hold) (store.Lease, error) {
+	if c := a.lock.client; a.wait != 0 && h.around == nil && (c.races || h.maxPasses > 0) {
+		passed, err := c.table.waitTurn(ctx, h, a.progress)
+		if a.event.Queued && h.maxPasses > 0 {
 			a.event.Wake = WakePass
 		}
+		if err != nil || passed {
+			return h.lease, err
+		}
 	}
-	lease := h.lease
-	if err == nil && !passed {
-		lease, err = a.ask(ctx, h, h.lease.Ask)
-	}
-	return a.enter(ctx, h, lease, err)
+	return a.sendAsk(ctx, h, h.lease.Ask)
 }
 
 // enter begins a hold with the answer of the store.
@@ -322,8 +322,8 @@ func (a *acquiring) enter(ctx context.Context, h *hold, lease store.Lease, err e
 	return a.failed(ctx, err)
 }
 
-// ask asks the store for a new hold, which has the ask from now on.
-func (a *acquiring) ask(ctx context.Context, h *hold, ask store.Ask) (lease store.Lease, err error) {
+// sendAsk asks the store for a new hold, which has the ask from now on.
+func (a *acquiring) sendAsk(ctx context.Context, h *hold, ask store.Ask) (lease store.Lease, err error) {
 	c := a.lock.client
 	h.lease.Ask = ask
 	switch {
@@ -378,7 +378,7 @@ func (a *acquiring) whole(ctx context.Context, h *hold, late store.Lease) (store
 		ask := late.Ask
 		ask.TTL = h.ttl
 		ask.ID, _ = c.newID(h.holder)
-		if late, err = a.ask(ctx, h, ask); err != nil || h.isEnough(late) {
+		if late, err = a.sendAsk(ctx, h, ask); err != nil || h.isEnough(late) {
 			return late, err
 		}
 	}
@@ -417,7 +417,7 @@ func (a *acquiring) begin(h *hold, lease store.Lease) error {
 	return nil
 }
 
-func (l *Lock) failed(op string, holder Holder, err error) error {
+func (l *Lock) opError(op string, holder Holder, err error) error {
 	return &OpError{Op: op, Name: l.name, Holder: holder, Err: err}
 }
 
@@ -445,10 +445,10 @@ func (l *Lock) Unlock(ctx context.Context) error {
 	}
 	e := l.nearest(ctx)
 	if e == nil {
-		return l.failed("unlock", Holder{}, ErrNotHeld)
+		return l.opError("unlock", Holder{}, ErrNotHeld)
 	}
 	if !e.close() {
-		return l.failed("unlock", e.hold.holder, ErrNotHeld)
+		return l.opError("unlock", e.hold.holder, ErrNotHeld)
 	}
 	rest, err := e.hold.exit(e)
 	if err == nil {
@@ -461,7 +461,7 @@ func (l *Lock) unlocked(e *entry, err error) error {
 	if err == nil || isLost(err) {
 		return err
 	}
-	return l.failed("unlock", e.hold.holder, err)
+	return l.opError("unlock", e.hold.holder, err)
 }
 
 // exit is what an Unlock has to tell the store.
@@ -570,9 +570,9 @@ func (c *Client) newLock(ask store.Ask, options []Option) *Lock {
 		}
 		l.settings = &s
 	}
-	if ask.Kind != store.Mutex && l.settings.passes > 0 { // a line has one head, and so lets one in at a time
+	if ask.Kind != store.Mutex && l.settings.maxPasses > 0 { // a line has one head, and so lets one in at a time
 		s := *l.settings
-		s.passes = 0
+		s.maxPasses = 0
 		l.settings = &s
 	}
 	if l.settings.maxWaiters > 0 && c.races {

@@ -42,7 +42,7 @@ type settings struct {
 	maxWaiters   int           // 0: no limit
 	acks         store.Acks
 	localReentry bool
-	passes       int           // 0: no local pass
+	maxPasses    int           // 0: no local pass
 	passLimit    time.Duration // from when the store gave the lock to this process
 	logger       *slog.Logger  // nil: log nothing
 	hooks        Hooks
@@ -85,10 +85,10 @@ func (s settings) with(options []Option) (settings, error) {
 		s.err = invalid("WithRestartDelay with WithRedissonLayout: it is for this package's own layout only")
 	case r.Fenced && !r.Redisson:
 		s.err = invalid("WithRedissonFencing: it needs WithRedissonLayout; every other lock has tokens by itself")
-	case s.passes > 0 && s.fixed:
+	case s.maxPasses > 0 && s.fixed:
 		s.err = invalid("WithLocalPass(%d, %s) with WithFixedLease(%s): what is passed on is a lease that is renewed; a fixed one begins with its hold; "+
-			"use WithTTL in place of it", s.passes, s.passLimit, s.ttl)
-	case s.passes > 0 && r.Redisson:
+			"use WithTTL in place of it", s.maxPasses, s.passLimit, s.ttl)
+	case s.maxPasses > 0 && r.Redisson:
 		s.err = invalid("WithLocalPass with WithRedissonLayout: it is for this package's own layout only")
 	}
 	return s, s.err
@@ -154,7 +154,7 @@ func WithTTL(ttl time.Duration) Option {
 func WithFixedLease(d time.Duration) Option {
 	return func(s *settings) {
 		s.check(checkLease("WithFixedLease", d))
-		s.ttl, s.fixed, s.passes = d, true, 0
+		s.ttl, s.fixed, s.maxPasses = d, true, 0
 	}
 }
 
@@ -349,7 +349,7 @@ func WithLocalPass(passes int, limit time.Duration) Option {
 			s.check(invalid("WithLocalPass(%d, %s): the limit must be 0 (%s), or whole milliseconds from 1ms to %s",
 				passes, limit, DefaultPassLimit, MaxTTL))
 		}
-		s.passes, s.passLimit = cmp.Or(passes, DefaultPasses), cmp.Or(limit, DefaultPassLimit)
+		s.maxPasses, s.passLimit = cmp.Or(passes, DefaultPasses), cmp.Or(limit, DefaultPassLimit)
 	}
 }
 

@@ -10,8 +10,8 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// This file is how a call waits for a message that wakes it: its place in the queue, the limit of
-// the queue, who has the lock meanwhile, and what a client says of its pub/sub connections.
+// This file says how a call waits: its place in the queue, the limit of the queue, who has the lock
+// meanwhile, attempts that fail, and pub/sub connections that are lost.
 
 // limitQueue returns a context for a wait that ends in a full queue, see WithMaxWaiters.
 func (a *acquiring) limitQueue(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -58,6 +58,29 @@ func (a *acquiring) refusedBy(err error) {
 	}
 	a.refusal = &LockedError{Name: l.name, Holder: owner, TTL: busy.TTL}
 	a.event.Owner = owner
+}
+
+// quietly is the time for which a call may fail before a warning, and longestQuiet the longest time
+// between two warnings of a client.
+const quietly, longestQuiet = time.Second, 10 * time.Second
+
+// reporter is a Lock that its store reports failed attempts to.
+type reporter Lock
+
+// Retrying implements [store.Reporter]. A client warns of a call that has failed for a second. The
+// next warning comes after as long again, so that a thousand calls in one outage do not fill the
+// log.
+func (r *reporter) Retrying(command string, attempt int, since time.Time, err error) {
+	c, level, elapsed := r.client, slog.LevelDebug, time.Since(since)
+	now, quiet := int64(time.Since(c.table.start)), c.quiet.Load()
+	if elapsed >= quietly && now >= quiet && c.quiet.CompareAndSwap(quiet, now+int64(min(elapsed, longestQuiet))) {
+		level = slog.LevelWarn
+	}
+	c.log(c.settings.logger, level, "relock: sending a command again", slog.String("command", command),
+		slog.String("lock", r.name), slog.Int("attempt", attempt), slog.Duration("for", elapsed), slog.Any("error", err))
+	if hook := c.settings.hooks.Retried; hook != nil {
+		c.events.Emit(func() { hook(Retried{Name: r.name, Script: command, Attempt: attempt, Err: err}) })
+	}
 }
 
 func (c *Client) disconnected(node string, attempt int, err error) {

@@ -47,8 +47,8 @@ func (a *acquiring) enterAgain(outer *entry) error {
 	if !h.localReentry {
 		t.confirmLocked(h, lease, time.Now())
 	}
-	if h.renewal.item.In() && t.leases.Due(&h.renewal.item) >= t.at(h.lease.Until()) {
-		t.scheduleLocked(h) // nobody worked in the hold, so the watchdog had let go
+	if noRenewal := t.leases.Due(&h.renewal.item) >= t.at(h.lease.Until()); noRenewal && h.renewal.item.In() {
+		t.scheduleLocked(h) // nobody worked in the hold
 	}
 	a.section, a.event.Depth = section, h.count
 	t.mu.Unlock()
@@ -62,7 +62,7 @@ func (a *acquiring) notAgain(ctx context.Context, outer *entry, err error) error
 	t.mu.Lock()
 	closed := t.closed
 	if err != nil {
-		t.checkLocked(h) // the store may count this entry
+		t.renewSoonLocked(h) // the store may count this entry
 	}
 	t.mu.Unlock()
 	end := h.endOf(isGone(ctx, err))
@@ -71,7 +71,7 @@ func (a *acquiring) notAgain(ctx context.Context, outer *entry, err error) error
 	}
 	switch {
 	case isLost(end):
-		outer.cancel(end) // as in inside
+		outer.cancel(end) // the finder of the loss may not have come to it, see Lock.inside
 		a.event.Outcome = OutcomeLost
 		return end
 	case end == ErrClosed: //nolint:errorlint // the end of a hold is not wrapped
@@ -103,7 +103,8 @@ func (h *hold) leaveInner(ctx context.Context) error {
 	}
 	now := time.Now()
 	lease, count, limit := h.lease, h.count, unlockBy(now, h.lease)
-	if lease.TTL = h.nextTTLLocked(now); !t.isWantedLocked(h) {
+	lease.TTL = h.nextTTLLocked(now)
+	if !t.isWantedLocked(h) {
 		lease.TTL = 0
 	}
 	t.mu.Unlock()
@@ -122,10 +123,11 @@ func (h *hold) leaveInner(ctx context.Context) error {
 		if isLost(h.end) {
 			return h.end
 		}
-		t.checkLocked(h)
+		t.renewSoonLocked(h)
 		return fmt.Errorf("not confirmed by the store; the entry is left, and the count will be sent again: %w", err)
 	}
-	if lease.Sent = now; lease.TTL > 0 {
+	lease.Sent = now
+	if lease.TTL > 0 {
 		t.confirmLocked(h, lease, time.Now())
 	}
 	return nil

@@ -37,8 +37,8 @@ type renewal struct {
 	item     timers.Item[*hold] // in the table's heap while the hold is held
 	inFlight bool
 	failures int // in a row
-	// check asks for a renewal soon: a command had no answer, so the store may count otherwise.
-	check   bool
+	// soon asks for a renewal at once: a command had no answer, so the store may count otherwise.
+	soon    bool
 	longest time.Time // until when an Extend without an answer may have made the lease last
 }
 
@@ -57,7 +57,7 @@ func retryPause(failures int, ttl time.Duration) time.Duration {
 	return min(5*time.Millisecond<<min(failures, 10), ttl/12+time.Millisecond, time.Second)
 }
 
-// nudgeLocked starts the watchdog, or wakes the watchdog if anything is due before its next look.
+// nudgeLocked starts the watchdog, or wakes the watchdog if anything is due before its next tick.
 func (d *watchdog) nudgeLocked() {
 	next := d.nextLocked()
 	if next == timers.Never {
@@ -86,7 +86,7 @@ func (d *watchdog) run() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
-		next := d.look(time.Now())
+		next := d.tick(time.Now())
 		timer.Reset(min(next-time.Since(d.client.table.start), time.Hour))
 		select {
 		case <-timer.C:
@@ -105,8 +105,8 @@ func (d *watchdog) run() {
 	}
 }
 
-// look does all due work, and returns the time of the next look.
-func (d *watchdog) look(now time.Time) (next time.Duration) {
+// tick does all due work, and returns the time of the next tick.
+func (d *watchdog) tick(now time.Time) (next time.Duration) {
 	t := &d.client.table
 	t.mu.Lock()
 	r, lost := d.dueLocked(now)
@@ -144,7 +144,7 @@ func (d *watchdog) dueLocked(now time.Time) (r round, lost []*loss) {
 			continue
 		}
 		if ttl, isDue := t.renewalLocked(h, now); isDue {
-			h.renewal.inFlight, h.renewal.check = true, false
+			h.renewal.inFlight, h.renewal.soon = true, false
 			r.addLocked(h, ttl)
 		}
 		t.leases.Set(&h.renewal.item, t.at(h.lease.Until()))
@@ -160,7 +160,7 @@ func (t *table) firstDueLocked(now time.Time) *hold {
 	}
 	h, at := item.Value, t.at(now)
 	early := h.intervalLocked() / earlyDivisor
-	if h.fixed || h.renewal.failures > 0 || h.renewal.check || due >= t.at(h.lease.Until()) {
+	if h.fixed || h.renewal.failures > 0 || h.renewal.soon || due >= t.at(h.lease.Until()) {
 		early = 0
 	}
 	if due > at+early {
@@ -180,7 +180,7 @@ func (t *table) renewalLocked(h *hold, now time.Time) (ttl time.Duration, isDue 
 	if !isLonger || !t.isWantedLocked(h) {
 		ttl = 0
 	}
-	return ttl, ttl > 0 || h.renewal.check
+	return ttl, ttl > 0 || h.renewal.soon
 }
 
 // intervalLocked returns the time from one renewal to the next. A loan may begin with a small rest
@@ -219,13 +219,13 @@ func (d *watchdog) renew(r round) {
 	ctx, cancel := context.WithTimeout(context.Background(), r.limit)
 	defer cancel()
 	sent := time.Now()
-	errs := d.ask(ctx, r.renewals)
+	errs := d.renewOrFollow(ctx, r.renewals)
 	d.note(r, errs, sent)
 }
 
-// ask renews leases. A loan is not renewed: ask writes the rest of its lender's lease into the TTL
+// renewOrFollow renews leases. A loan is not renewed: the rest of its lender's lease becomes the TTL
 // of its renewal.
-func (d *watchdog) ask(ctx context.Context, renewals []store.Renewal) []error {
+func (d *watchdog) renewOrFollow(ctx context.Context, renewals []store.Renewal) []error {
 	isLoan := func(r store.Renewal) bool { return r.Lease.Lender != "" }
 	if !slices.ContainsFunc(renewals, isLoan) {
 		return d.client.store.Renew(ctx, renewals)
@@ -280,7 +280,7 @@ func (d *watchdog) note(r round, errs []error, sent time.Time) {
 			lost = append(lost, t.loseLocked(h, LossTaken))
 		default: // the hold was unlocked, or passed on, during the renewal
 			event.Locks--
-			if h.passes > 0 {
+			if h.maxPasses > 0 {
 				t.doubtLocked(r.renewals[i].Lease.ID)
 			}
 		}
@@ -313,8 +313,8 @@ func (t *table) renewedLocked(h *hold, r store.Renewal, sent, now time.Time) {
 		next := now.Add(max(min(h.ttl, h.lease.Until().Sub(now))/3, retryPause(0, h.ttl)))
 		t.leases.Set(&h.renewal.item, t.at(next))
 	}
-	if h.renewal.check { // meanwhile
-		t.checkLocked(h)
+	if h.renewal.soon { // meanwhile
+		t.renewSoonLocked(h)
 	}
 }
 
@@ -322,7 +322,7 @@ func (t *table) renewedLocked(h *hold, r store.Renewal, sent, now time.Time) {
 // any more: the store may have a wrong count.
 func (t *table) retryLocked(h *hold, now time.Time) {
 	h.renewal.failures++
-	h.renewal.check = true
+	h.renewal.soon = true
 	next := now.Add(retryPause(h.renewal.failures, h.ttl))
 	t.leases.Set(&h.renewal.item, min(t.at(next), t.at(h.lease.Until())))
 }
@@ -338,7 +338,7 @@ func (d *watchdog) watchLocked() {
 }
 
 // watchDueLocked returns the function that begins or ends the watch of the store, if due. The watch
-// begins with a section older than watchAfter, and ends when a look finds no section.
+// begins with a section older than watchAfter, and ends when a tick finds no section.
 func (d *watchdog) watchDueLocked(now time.Time) func() {
 	t := &d.client.table
 	if t.at(now) < d.watchAt {
@@ -386,9 +386,9 @@ func (d *watchdog) doubt(id store.ID) {
 }
 
 func (t *table) doubtLocked(id store.ID) {
-	for _, h := range slices.Collect(t.leases.All()) { // checkLocked changes the heap
+	for _, h := range slices.Collect(t.leases.All()) { // renewSoonLocked changes the heap
 		if id == "" || h.lease.ID == id {
-			t.checkLocked(h)
+			t.renewSoonLocked(h)
 		}
 	}
 }
@@ -417,12 +417,12 @@ func (t *table) scheduleLocked(h *hold) {
 	h.client.watchdog.nudgeLocked()
 }
 
-// checkLocked makes the watchdog ask the store about h at once.
-func (t *table) checkLocked(h *hold) {
+// renewSoonLocked makes the watchdog ask the store about h at once.
+func (t *table) renewSoonLocked(h *hold) {
 	if h.state != held {
 		return
 	}
-	h.renewal.check = true
+	h.renewal.soon = true
 	t.leases.Set(&h.renewal.item, t.at(time.Now()))
 	h.client.watchdog.nudgeLocked()
 }
