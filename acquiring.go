@@ -30,8 +30,7 @@ type acquiring struct {
 	section *section                // that the call has entered; nil: not yet
 }
 
-// errAborted is the end of a command, or of a call, in which code of others has panicked or has
-// ended the goroutine.
+// errAborted ends a call in which code of others has panicked or has ended the goroutine.
 var errAborted = errors.New("a context or hook has panicked, or has ended the goroutine")
 
 // failed notes the outcome of a call that has not entered, and returns its error.

@@ -14,7 +14,7 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// This file is holds that travel: a section is lent to another process, or continued there.
+// This file lets holds travel: a section is lent to another process, or continued there.
 
 // TicketUse is what a [Ticket] is good for.
 type TicketUse string

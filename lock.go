@@ -191,8 +191,7 @@ func (a *acquiring) aborted(around *entry) {
 	a.finished(a.opError(errAborted))
 }
 
-// abandon takes back the hold of a call that has not entered. With unsure the store may have the
-// hold.
+// abandon takes back a hold that was not entered. With unsure the store may have the hold.
 func (a *acquiring) abandon(unsure bool) {
 	h, c := a.hold, a.lock.client
 	c.table.mu.Lock()
@@ -270,9 +269,8 @@ func (a *acquiring) newHold() *hold {
 
 // enterFirst takes the lock for a new hold. around is an entry in the other mode; nil: none.
 func (a *acquiring) enterFirst(around *entry) error {
-	c := a.lock.client
 	h := a.newHold()
-	ctx, cancel := c.boundCall(a.event.Context, cmp.Or(a.caller, a.ctx), a.wait)
+	ctx, cancel := h.client.boundCall(a.event.Context, cmp.Or(a.caller, a.ctx), a.wait)
 	defer cancel()
 	if around != nil { // no obstacle to this call, and its end is the end of this call
 		h.around, h.lease.With = around.hold, around.hold.lease.ID
@@ -289,8 +287,7 @@ func (a *acquiring) enterFirst(around *entry) error {
 	return a.enter(ctx, h, lease, err)
 }
 
-// takeTurn waits in the line of h, if it has one, and then for the store, unless h gets a lease in
-// the line.
+// takeTurn waits in the line of h, and asks the store unless h gets a lease there.
 func (a *acquiring) takeTurn(ctx context.Context, h *hold) (store.Lease, error) {
 	if c := a.lock.client; a.wait != 0 && h.around == nil && (c.races || h.maxPasses > 0) {
 		passed, err := c.table.waitTurn(ctx, h, a.progress)

@@ -60,16 +60,14 @@ func (a *acquiring) refusedBy(err error) {
 	a.event.Owner = owner
 }
 
-// quietly is the time for which a call may fail before a warning, and longestQuiet the longest time
-// between two warnings of a client.
+// A call fails for quietly before a warning. longestQuiet is between two warnings of a client.
 const quietly, longestQuiet = time.Second, 10 * time.Second
 
 // reporter is a Lock that its store reports failed attempts to.
 type reporter Lock
 
-// Retrying implements [store.Reporter]. A client warns of a call that has failed for a second. The
-// next warning comes after as long again, so that a thousand calls in one outage do not fill the
-// log.
+// Retrying warns of a call that has failed for a second. The next warning comes after as long again,
+// so that a thousand calls in one outage do not fill the log.
 func (r *reporter) Retrying(command string, attempt int, since time.Time, err error) {
 	c, level, elapsed := r.client, slog.LevelDebug, time.Since(since)
 	now, quiet := int64(time.Since(c.table.start)), c.quiet.Load()

@@ -10,7 +10,7 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// This file is nested entries: a hold is entered again, and left with entries still open.
+// This file nests entries: a hold is entered again, and left with entries still open.
 
 // enterAgain enters the hold of outer once more.
 func (a *acquiring) enterAgain(outer *entry) error {

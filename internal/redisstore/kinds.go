@@ -13,7 +13,7 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// This file is read-write locks and semaphores in relock's own layout. Their calls go through
+// This file serves read-write locks and semaphores in relock's own layout. Their calls go through
 // lock.go and wait.go. Their keys and scripts are their own, so those of the mutex are
 // unchanged.
 

@@ -16,7 +16,7 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// This file is relock's own layout in Redis. Waiting is in wait.go.
+// This file keeps mutexes in relock's own layout. Waiting is in wait.go.
 
 // baseKey returns the key of a lock: prefix{name}, or prefix+name if the name has a hash tag. All
 // keys and channels of the lock begin with the base key, and share its slot. A base key is its own
@@ -142,8 +142,7 @@ func (s *nativeStore) ask(ctx context.Context, a store.Ask, arrival string, trie
 	return r, answer, unsureOf(answer, err)
 }
 
-// repeatMillis returns the lease that a repeat sets, the rest of the current TTL. With a TTL of 10
-// s a repeat after 4 s sets 6 s, and a repeat after 14 s sets 6 s again.
+// repeatMillis returns the lease that a repeat sets: after 4 s or 14 s, 6 s of a TTL of 10 s.
 func repeatMillis(ttl, elapsed time.Duration) int64 { return max(lifetime.Millis(ttl-elapsed%ttl), 1) }
 
 func (s *nativeStore) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
@@ -151,8 +150,7 @@ func (s *nativeStore) Try(ctx context.Context, a store.Ask) (store.Lease, error)
 	return s.taken(ctx, a, r, answer, err)
 }
 
-// Release frees a mutex in a migrating slot without its queue. There acquire cannot make a queue,
-// and a queue that exists arrives soon.
+// Release needs no queue in a migrating slot: acquire makes none there, and others arrive soon.
 func (s *nativeStore) Release(ctx context.Context, l store.Lease, count int) error {
 	if count > 0 {
 		_, err := s.Enter(ctx, l, count)

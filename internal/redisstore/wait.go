@@ -13,7 +13,7 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// This file is the wait of relock's own layout: ask, listen, ask again for a place in the queue,
+// This file waits in relock's own layout: ask, listen, ask again for a place in the queue,
 // and wait for a message, the end of the lease of the owner, or the end of the context. Wait of
 // Redisson's layout is in redisson.go.
 

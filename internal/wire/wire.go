@@ -8,6 +8,7 @@
 package wire
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -201,18 +202,14 @@ type progress struct {
 // begin reports the failed attempt before, and returns the arguments of the next one.
 func (p *progress) begin(c *Call) []any {
 	args := c.Unit.Args
-	if p.attempts > 0 {
-		if c.Report != nil {
-			c.Report.Retrying(c.Script.Name, p.attempts, p.begun, p.last)
-		}
-		if p.Unsure && c.Repeat != nil {
-			args = c.Repeat(time.Since(p.First))
-		}
+	if p.attempts > 0 && c.Report != nil {
+		c.Report.Retrying(c.Script.Name, p.attempts, p.begun, p.last)
+	}
+	if p.attempts > 0 && p.Unsure && c.Repeat != nil {
+		args = c.Repeat(time.Since(p.First))
 	}
 	p.Sent = time.Now()
-	if p.attempts == 0 {
-		p.begun = p.Sent
-	}
+	p.begun = cmp.Or(p.begun, p.Sent)
 	if !p.Unsure {
 		p.First = p.Sent
 	}
