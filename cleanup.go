@@ -178,9 +178,9 @@ func (u *cleanup) forget(batch []*unwanted, closing time.Time) (answered bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for i, w := range batch {
-		w.tries++
-		w.delayed = false
-		next, keptUntil := now, w.until
+		w.tries, w.delayed = w.tries+1, false
+		keptUntil := w.until
+		var next time.Time
 		if err := errs[i]; err == nil {
 			answered = true
 			if !w.confirmed {

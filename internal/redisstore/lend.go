@@ -10,7 +10,7 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// This file serves loans and holds that move to another client, in relock's own layout. Their keys and
+// This file serves loans and holds that move to another client, in relock's layout. Their keys and
 // scripts are their own, so those of the mutex are unchanged.
 
 // Statuses in the replies of borrow, follow and accept. A number above 0 has a time: that of accept
