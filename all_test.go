@@ -383,6 +383,35 @@ func TestALostReplyToTheOneStepLeavesNothing(t *testing.T) {
 	})
 }
 
+// The store has let the call in to all locks, and the first of them is not entered.
+func TestLocksOfWhichTheFirstIsNotEnteredAreAllGivenBack(t *testing.T) {
+	for name, fault := range map[string]func(m *stage.Member, cancel func()){
+		"the context has ended": func(m *stage.Member, cancel func()) {
+			m.Link.Once(func(_ context.Context, _ *stage.Fault, run func() error) error {
+				defer cancel()
+				return run()
+			}, stage.CmdTryAll)
+		},
+		"its lease is not made whole": func(m *stage.Member, _ func()) {
+			m.Link.Once(stage.Delay(0, relock.DefaultTTL*2/3), stage.CmdTryAll)
+			m.Link.Once(stage.Refuse(stage.ErrBroken), stage.CmdEnter)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
+				m := w.NewClient()
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				fault(m, cancel)
+				_, err := m.NewLocks([]string{"a", "b", "c"}).Lock(ctx)
+				require.Error(t, err)
+				stage.Pass(time.Second)
+				w.RequireFree("a", "b", "c")
+			})
+		})
+	}
+}
+
 func TestALateReplyToTheOneStepIsALeaseThatIsRenewed(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		m := w.NewClient()

@@ -37,6 +37,20 @@ func TestALateLockThatNobodyWantsIsTakenBackSoon(t *testing.T) {
 			w.Store.Lose("a")
 			w.LostBecause(section, relock.LossTaken)
 		},
+		"its lease was over before it began, and the next one was unlocked": func(t *testing.T, w *stage.World, m *stage.Member, l *relock.Lock, tape *stage.Tape) {
+			t.Helper()
+			tape.Keep(stage.CmdWait)
+			m.Link.Once(stage.Delay(0, 2*relock.DefaultTTL), stage.CmdWait)
+			require.NoError(t, l.Unlock(w.Enter(t.Context(), l)))
+			require.Equal(t, 2, m.Link.Sent(stage.CmdWait))
+		},
+		"and it was handed off to nobody": func(t *testing.T, w *stage.World, _ *stage.Member, l *relock.Lock, tape *stage.Tape) {
+			t.Helper()
+			tape.Keep(stage.CmdWait)
+			_, err := l.HandOff(w.Enter(t.Context(), l))
+			require.NoError(t, err)
+			stage.Pass(relock.DefaultTTL)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			stage.Fake(t, func(t *testing.T, w *stage.World) {
