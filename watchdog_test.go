@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/stage"
+	"github.com/go-relock/relock/store"
 )
 
 // When are leases renewed?
@@ -408,4 +409,78 @@ func TestTheWatchdogStartsWithTheFirstHoldAndOnce(t *testing.T) {
 		require.NoError(t, m.Close())
 		require.Zero(t, stage.Goroutines("go-relock/relock.(*"))
 	})
+}
+
+// heldUp is a store whose Watch holds up the watchdog, which calls it, for as long as a process
+// would be paused. Answers come in meanwhile.
+type heldUp struct {
+	*stage.Link
+	pause time.Duration
+}
+
+func (s heldUp) Watch(client string, doubt func(store.ID)) (stop func()) {
+	<-time.After(s.pause)
+	return s.Link.Watch(client, doubt)
+}
+
+// late runs a command at once, and answers after d, whatever becomes of its context.
+func late(d time.Duration) stage.Action {
+	return func(_ context.Context, _ *stage.Fault, run func() error) error {
+		err := run()
+		<-time.After(d)
+		return err
+	}
+}
+
+// After a pause of the process an answer may be noted before the watchdog sees the deadline. Another
+// hold may have had the lock by then.
+func TestAnAnswerBehindTheDeadlineDoesNotReviveAHold(t *testing.T) {
+	const ttl = 10 * time.Second
+	for name, ask := range map[string]struct {
+		lease   func(time.Duration) relock.Option
+		command stage.Command
+		call    func(l *relock.Lock, inner context.Context) error
+	}{
+		"of a nested Lock": {relock.WithTTL, stage.CmdEnter, func(l *relock.Lock, inner context.Context) error {
+			return stage.ErrorOf(l.Lock(context.WithoutCancel(inner)))
+		}},
+		"of an inner Unlock": {relock.WithTTL, stage.CmdRelease, func(l *relock.Lock, inner context.Context) error {
+			return l.Unlock(inner)
+		}},
+		"of an Extend": {relock.WithFixedLease, stage.CmdEnter, func(l *relock.Lock, inner context.Context) error {
+			return l.Extend(context.WithoutCancel(inner), ttl)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
+				link := stage.NewLink(w.Store)
+				c, err := relock.Open(heldUp{link, 2 * ttl}, ask.lease(ttl))
+				require.NoError(t, err)
+				defer c.Close()
+				l := c.NewLock("a")
+				outer := w.Enter(t.Context(), l)
+				inner := w.Enter(outer, l)
+				outside := context.WithoutCancel(outer)
+				stage.Pass(ttl - time.Second)
+				require.Zero(t, link.Sent(stage.CmdRenew), "the watchdog is held up")
+				require.NoError(t, outer.Err())
+				link.Once(late(2*time.Second), ask.command)
+				answer := make(chan error, 1)
+				go func() { answer <- ask.call(l, inner) }()
+				stage.Pass(time.Second)
+				require.False(t, l.Held(outside), "the deadline has passed")
+				stage.Pass(2 * time.Second)
+				err = <-answer
+				require.False(t, l.Held(outside), "and stays passed: %v", err)
+				require.Zero(t, l.Remaining(outside))
+				if ask.command == stage.CmdEnter {
+					require.ErrorIs(t, err, relock.ErrLockLost)
+				}
+				stage.Pass(2 * ttl)
+				require.ErrorIs(t, context.Cause(outer), relock.ErrLockLost)
+				require.ErrorIs(t, l.Unlock(outer), relock.ErrLockLost)
+				w.RequireFree("a")
+			})
+		})
+	}
 }
