@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -333,4 +334,44 @@ func TestWithoutAMapOfTheClusterSubscriptionsStay(t *testing.T) {
 	r.confirmed(l)
 	moveTo("a", a)
 	r.hears("x", l)
+}
+
+// TestForeignCodeThatDoesNotReturnIsAFailedConnection has a dialer, and a map of the cluster, that
+// panic, or end the goroutine, for a while.
+func TestForeignCodeThatDoesNotReturnIsAFailedConnection(t *testing.T) {
+	for name, act := range map[string]func(){
+		"panics":             func() { panic("no dialer today") },
+		"ends its goroutine": runtime.Goexit,
+	} {
+		t.Run(name, func(t *testing.T) {
+			var foul atomic.Bool
+			r := newRig(t, redistest.Shared(t), func(o *redis.Options) {
+				dial := o.Dialer
+				o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+					if foul.Load() {
+						act()
+					}
+					return dial(ctx, network, addr)
+				}
+			})
+			l := r.listen("a", "1")
+			r.place(func(context.Context, string, bool) (string, redis.UniversalClient, error) {
+				if foul.Load() {
+					act()
+				}
+				return "", r.rdb, nil
+			})
+			for range 2 {
+				before := len(r.losses())
+				foul.Store(true)
+				r.faults.CutPubSub()
+				r.eventually(func() bool { return len(r.losses()) >= before+3 }, "each attempt is reported")
+				require.ErrorIs(t, r.losses()[before+2].err, errAborted)
+				foul.Store(false)
+				r.confirmed(l)
+				r.hears("a", l)
+			}
+			require.Less(t, len(r.losses()), 1000, "no hot loop")
+		})
+	}
 }

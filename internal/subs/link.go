@@ -3,6 +3,7 @@ package subs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -36,6 +37,7 @@ var (
 	errNoMessages = errors.New("the pub/sub connection brings no messages")
 	errUnasked    = errors.New("a reply without a command: the server may have ended a subscription")
 	errReplaced   = errors.New("go-redis has given up the pub/sub connection")
+	errAborted    = errors.New("a dialer or hook of go-redis has panicked, or has ended its goroutine")
 )
 
 // link is the pub/sub connection to a node, and the goroutine that makes a new connection after
@@ -129,45 +131,63 @@ func (l *link) unusedLocked() bool {
 	return true
 }
 
+// guarded runs f in a goroutine, as f may call code of others, which may panic or end its goroutine.
+func guarded(f func() error) (answer <-chan error) {
+	answers := make(chan error, 1)
+	go func() {
+		err := errAborted
+		defer func() {
+			if r := recover(); r != nil {
+				err = fmt.Errorf("%w: %v", errAborted, r)
+			}
+			answers <- err
+		}()
+		err = f()
+	}()
+	return answers
+}
+
 // connect makes a connection, with a PING. go-redis takes its own time to connect, also after the
-// end of the context, and PubSub.Close would wait. The goroutine closes a connection that is late.
+// end of the context, and PubSub.Close would wait. A goroutine closes a connection that is late.
 func (l *link) connect(ctx context.Context) (*redis.PubSub, error) {
 	ps := l.rdb.Subscribe(context.Background()) // connects with the first command
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	made := make(chan error)
-	l.hub.o.Group.Go(func() {
-		err := ps.Ping(ctx)
+	made := guarded(func() error { return ps.Ping(ctx) })
+	select {
+	case err := <-made:
 		if err != nil {
 			_ = ps.Close()
 		}
-		select {
-		case made <- err:
-		case <-ctx.Done():
-			_ = ps.Close()
-		}
-	})
-	select {
-	case err := <-made:
 		return ps, err
 	case <-ctx.Done():
+		l.hub.o.Group.Go(func() {
+			<-made //nolint:errcheck // late, whatever the answer
+			_ = ps.Close()
+		})
 		return nil, errSilent
 	}
 }
 
-// serve is the life of a connection, and returns the reason for its end.
-func (l *link) serve(ctx context.Context, ps *redis.PubSub) error {
+// serve is the life of a connection, and returns the reason for its end. If the reader is aborted,
+// go-redis keeps the mutex of ps for ever, and has closed the connection.
+func (l *link) serve(ctx context.Context, ps *redis.PubSub) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	l.begin(time.Now())
 	read := make(chan error, 1)
 	l.hub.o.Group.Go(func() {
 		defer close(read)
-		read <- l.read(ctx, ps)
-		_ = ps.Close() // keeps go-redis from connecting by itself for the next command
+		err := <-guarded(func() error { return l.read(ctx, ps) })
+		read <- err
+		if !errors.Is(err, errAborted) {
+			_ = ps.Close() // keeps go-redis from connecting by itself for the next command
+		}
 	})
 	defer func() {
 		cancel()
-		_ = ps.Close()
+		if !errors.Is(err, errAborted) {
+			go func() { _ = ps.Close() }() // ends the reader, unless the reader is aborted just now
+		}
 		for range read { // until the reader has ended
 		}
 	}()
@@ -179,7 +199,15 @@ func (l *link) serve(ctx context.Context, ps *redis.PubSub) error {
 			return err
 		}
 		for _, c := range commands {
-			c.send(ctx, ps)
+			sent := guarded(func() error { c.send(ctx, ps); return nil })
+			select {
+			case <-sent: //nolint:errcheck // the reader knows of an error
+			case err := <-read:
+				if !errors.Is(err, errAborted) {
+					<-sent //nolint:errcheck // as above
+				}
+				return err
+			}
 		}
 		select {
 		case <-l.wake:
@@ -285,7 +313,9 @@ func (l *link) resolve(ctx context.Context) {
 	h.mu.Unlock()
 	var moves []func()
 	for _, s := range all {
-		node, rdb, err := h.o.Node(ctx, s.Channel, true)
+		var node string
+		var rdb redis.UniversalClient
+		err := <-guarded(func() (err error) { node, rdb, err = h.o.Node(ctx, s.Channel, true); return err })
 		switch {
 		case err != nil:
 		case node == l.node:
