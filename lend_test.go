@@ -2,6 +2,7 @@ package relock_test
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -10,7 +11,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/stage"
+	"github.com/go-relock/relock/store"
 )
 
 // When does a section end that was lent, borrowed or handed on?
@@ -106,6 +109,38 @@ func TestALoanAsksNotManyTimesForALeaseThatEnds(t *testing.T) {
 		require.Less(t, b.there.Link.Sent(stage.CmdFollow), 40)
 		require.ErrorIs(t, b.far.Unlock(b.loan), relock.ErrLockLost)
 	})
+}
+
+// A caller may cancel its context with the loss of another lock as the cause.
+func TestACauseOfTheCallersContextIsNoLossOfATicket(t *testing.T) {
+	for name, test := range map[string]struct {
+		issue   func(l *relock.Lock, section context.Context) (relock.Ticket, error)
+		use     func(l *relock.Lock, ctx context.Context, ticket relock.Ticket) (context.Context, error)
+		command stage.Command
+	}{
+		"a loan":     {(*relock.Lock).Lend, (*relock.Lock).Borrow, stage.CmdBorrow},
+		"a hand-off": {(*relock.Lock).HandOff, (*relock.Lock).Accept, stage.CmdAccept},
+		"a resume":   {(*relock.Lock).ResumeTicket, (*relock.Lock).Accept, stage.CmdAccept},
+	} {
+		t.Run(name, func(t *testing.T) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
+				l, there := w.NewClient().NewLock("a"), w.NewClient()
+				ticket, err := test.issue(l, w.Enter(t.Context(), l))
+				require.NoError(t, err)
+				ctx, cancel := context.WithCancelCause(t.Context())
+				there.Link.Once(func(ctx context.Context, _ *stage.Fault, _ func() error) error {
+					cancel(fmt.Errorf("the row has gone: %w", store.ErrGone))
+					<-ctx.Done()
+					return store.Unavailable(lifetime.Ended(ctx))
+				}, test.command)
+				_, err = test.use(there.NewLock("a"), ctx, ticket)
+				require.ErrorIs(t, err, context.Canceled)
+				require.NotErrorIs(t, err, relock.ErrLockLost)
+				_, err = test.use(there.NewLock("a"), t.Context(), ticket)
+				require.NoError(t, err, "and the ticket is good yet")
+			})
+		})
+	}
 }
 
 // A refusal shows the holder. The ID of its hold is in tickets only.
