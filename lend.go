@@ -34,7 +34,8 @@ const TicketLife = 5 * time.Minute
 // whoever has the ticket gets in. Its String shows nothing of use to a stranger. Send it over a
 // channel that nobody else reads, and with module ticket, which signs it, where its way is not
 // trusted. All fields survive encoding/json, if the name of the lock is in UTF-8. A Ticket works
-// once.
+// once. The store keeps nothing of a ticket until it is used, so whoever may change the fields of a
+// ticket can do more: make more loans, or take the lock over.
 type Ticket struct {
 	Use   TicketUse     `json:"use"`
 	ID    string        `json:"id"`    // of the ticket: unique
