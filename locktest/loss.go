@@ -3,11 +3,13 @@ package locktest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/store"
 )
 
 var lossTests = []test{
@@ -17,6 +19,7 @@ var lossTests = []test{
 	{name: "Every call in a lost section says so", run: lostCalls},
 	{name: "A section inside of a lost one ends with it", run: lostOuter},
 	{name: "A lost section is not entered again", run: lostDetached},
+	{name: "A cause of the caller's context is no loss", run: lostCause},
 	{name: "A hold that the server loses is lost", run: lostByServer, needs: lose},
 }
 
@@ -155,4 +158,32 @@ func lostByServer(b *bench) {
 	})
 	require.ErrorIs(b.t, err, errMine)
 	b.requireLost(err, l, relock.LossTaken)
+}
+
+// lostCause ends the context of a call on its way, with a cause that looks like an answer.
+func lostCause(b *bench) {
+	l, _ := b.locks(relock.WithFixedLease(long))
+	section := b.enter(b.ctx, l)
+	for name, call := range map[string]func(ctx context.Context) error{
+		"Extend": func(ctx context.Context) error { return l.Extend(ctx, long) },
+		"Token":  func(ctx context.Context) error { return last(l.Token(ctx)) },
+		"Lock": func(ctx context.Context) error {
+			inner, err := l.Lock(ctx)
+			if err == nil {
+				b.unlock(l, inner)
+			}
+			return err
+		},
+	} {
+		for i := range 10 {
+			ctx, cancel := context.WithCancelCause(section)
+			gone := time.AfterFunc(time.Duration(i)*50*time.Microsecond, func() { cancel(fmt.Errorf("the row has gone: %w", store.ErrGone)) })
+			require.NotErrorIs(b.t, call(ctx), relock.ErrLockLost, name)
+			require.NoError(b.t, section.Err(), name)
+			gone.Stop()
+			cancel(nil)
+		}
+	}
+	require.True(b.t, l.Held(section))
+	b.unlock(l, section)
 }
