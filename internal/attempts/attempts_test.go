@@ -158,9 +158,9 @@ func TestAnAttemptThatTakesASecondIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &reports{begun: time.Now()}
 		attempt := answers(refused, refused, nil)
-		pauses := []time.Duration{1500, 10, 1300} // the time of each attempt, in milliseconds
+		pauses := []time.Duration{1500 * time.Millisecond, 10 * time.Millisecond, 1300 * time.Millisecond} // of each attempt
 		require.NoError(t, attempts.Patiently(t.Context(), attempts.Call{Report: r}, func() error {
-			<-time.After(pauses[0] * time.Millisecond)
+			<-time.After(pauses[0])
 			pauses = pauses[1:]
 			return attempt()
 		}))

@@ -88,14 +88,14 @@ func (g *Guarded) Deadline() (deadline time.Time, ok bool) {
 
 // Done implements [context.Context].
 func (g *Guarded) Done() (done <-chan struct{}) {
-	done = over
+	done = over //nolint:wastedassign // the result after a panic
 	defer survive()
 	return g.Context.Done()
 }
 
 // Err implements [context.Context].
 func (g *Guarded) Err() (err error) {
-	err = context.Canceled
+	err = context.Canceled //nolint:wastedassign // the result after a panic
 	defer survive()
 	return g.Context.Err()
 }
@@ -109,7 +109,7 @@ func (g *Guarded) Value(key any) (value any) {
 // AfterFunc is called by package context for a context that is not its own, in place of a goroutine
 // if the context has such a method.
 func (g *Guarded) AfterFunc(f func()) (stop func() bool) {
-	stop = func() bool { return false }
+	stop = func() bool { return false } //nolint:wastedassign // the result after a panic
 	defer survive()
 	a, is := g.Context.(interface{ AfterFunc(f func()) func() bool })
 	if !is {
