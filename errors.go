@@ -16,7 +16,7 @@ import (
 // and its cause in addition: a wait cut off by the caller's deadline is both ErrLocked and
 // [context.DeadlineExceeded], and a wait inside a lost section of another lock is both ErrLocked
 // and ErrLockLost. ErrUnavailable goes together with the other kinds. An error without a kind comes
-// from the store, from the network, or from the caller's context.
+// from the store, from the network, or from the caller's context, or is a [*DeclinedError].
 var (
 	// ErrLocked reports a lock of another hold: the caller would not wait for the lock, or could
 	// not wait any longer. The error is a [*LockedError]. The caller holds nothing. Cleanup takes
