@@ -478,8 +478,11 @@ func TestALeakOfASectionOfLocksIsALeakOfEachLock(t *testing.T) {
 		l := m.NewLocks([]string{"a", "b", "c"})
 		dropAll(t, l)
 		stage.AwaitLeaks(t, 3, stage.LeaksOf(&r))
-		times := stage.TimesOf[relock.Leaked](&r)
-		require.Equal(t, times[0], times[2], "all at once")
+		var leaked []string // perhaps in several renewals: the garbage collector calls one cleanup after another
+		for _, e := range stage.EventsOf[relock.Leaked](&r) {
+			leaked = append(leaked, e.Name)
+		}
+		require.ElementsMatch(t, l.Names(), leaked)
 		next := w.NewClient().NewLocks(l.Names())
 		require.NoError(t, next.Unlock(w.EnterAll(t.Context(), next)))
 	})

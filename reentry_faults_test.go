@@ -170,7 +170,7 @@ func TestANestedCallThatTheStoreDoesNotAnswerIsNotErrLocked(t *testing.T) {
 		require.NotErrorIs(t, err, relock.ErrLocked)
 		m.Link.Heal()
 		require.NoError(t, l.Unlock(first.Section()))
-		stage.Pass(2 * time.Second)
+		stage.Pass(100 * time.Second) // until the next renewal
 		w.RequireCount("a", 1)
 		w.Leave(section, l)
 		w.RequireFree("a")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -147,10 +148,14 @@ func TestTheEndKeepsTheLastWordOfTheStore(t *testing.T) {
 // reports has what a reporter was told, and when.
 type reports struct {
 	begun time.Time
+
+	mu    sync.Mutex
 	texts []string
 }
 
 func (r *reports) Retrying(_ string, attempt int, _ time.Time, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.texts = append(r.texts, fmt.Sprintf("%s: %d, %v", time.Since(r.begun), attempt, err))
 }
 
@@ -165,6 +170,8 @@ func TestAnAttemptThatTakesASecondIsReported(t *testing.T) {
 			return attempt()
 		}))
 		<-time.After(time.Hour)
+		r.mu.Lock()
+		defer r.mu.Unlock()
 		require.Equal(t, []string{
 			"1s: 0, no answer for 1s", "1.5s: 1, connection refused",
 			"1.52s: 2, connection refused", "2.54s: 2, connection refused",
