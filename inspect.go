@@ -16,8 +16,9 @@ import (
 // The first call in a hold draws the token. The draw takes a round trip, and only succeeds while
 // the hold has the lock. A token is larger than every token drawn for the lock before, across
 // processes and restarts of the store. Later calls in the same hold return the same token, without
-// a round trip (of a reader, until it has upgraded and left the writer). With [WithRedissonFencing] Redis draws the token with the lock, as Redisson does.
-// Draw the token before the section's first write. The token of a reader is negative, so every
+// a round trip; a reader draws a new one after an upgrade that it has left. With
+// [WithRedissonFencing] Redis draws the token with the lock, as Redisson does. Draw the token before
+// the section's first write. The token of a reader is negative, so every
 // resource that compares tokens refuses it, see [RWLock].
 //
 // Errors: [ErrNotHeld]; [ErrLockLost], and the section's context has ended; [errors.ErrUnsupported]

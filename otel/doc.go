@@ -29,7 +29,7 @@
 //	relock.client.leaks                 counter {leak}       mode: contexts dropped without Unlock
 //	relock.client.renewals              counter {renewal}    result: leases renewed, or tried to
 //	relock.client.renewal.duration      histogram s          round trips of the watchdog
-//	relock.client.retries               counter {retry}      script: scripts that were sent again
+//	relock.client.retries               counter {retry}      script: commands sent again, or slow (Hooks.Retried)
 //	relock.client.reconnects            counter {reconnect}  pub/sub connections that came back
 //	relock.client.reconnect.downtime    counter s            how long these were gone
 //	relock.client.events.dropped        counter {event}      events that were not counted

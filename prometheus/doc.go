@@ -27,7 +27,7 @@
 //	relock_leaks_total{mode}                              contexts that were dropped without Unlock
 //	relock_renewals_total{result}                         leases renewed, or tried to
 //	relock_renewal_duration_seconds                       round trips of the watchdog
-//	relock_retries_total{script}                          scripts that were sent again
+//	relock_retries_total{script}                          commands sent again, or slow (Hooks.Retried)
 //	relock_reconnects_total                               pub/sub connections that came back
 //	relock_reconnect_downtime_seconds_total               how long these connections were gone
 //	relock_events_dropped_total                           events that were not counted
