@@ -407,7 +407,7 @@ func ExampleLock_TryLockFor() {
 		fmt.Println(err)
 		return
 	}
-	_, err = lock.TryLockFor(context.Background(), 200*time.Millisecond)
+	_, err = lock.TryLockFor(context.Background(), 500*time.Millisecond)
 	fmt.Println("refused:", errors.Is(err, relock.ErrLocked))
 
 	_ = lock.Unlock(holder)

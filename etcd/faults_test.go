@@ -395,7 +395,7 @@ func TestNothingIsLeftBehind(t *testing.T) {
 	lock := client.NewLock("left")
 	section, err := lock.Lock(t.Context())
 	require.NoError(t, err)
-	_, err = lock.TryLockFor(t.Context(), 200*time.Millisecond)
+	_, err = lock.TryLockFor(t.Context(), time.Second)
 	require.ErrorIs(t, err, relock.ErrLocked)
 	inner, err := lock.Lock(section)
 	require.NoError(t, err)

@@ -178,7 +178,7 @@ func TestAWaitThatEndsBeforeItIsInTheQueueIsToldAsAWait(t *testing.T) {
 		_ = w.Enter(t.Context(), w.NewClient().NewLock("a"))
 		m := w.NewClient(relock.WithHooks(r.Hooks()))
 		m.Net.On(redistest.Named("SUBSCRIBE"), redistest.CutBefore(redistest.EOF))
-		_, err := m.NewLock("a").TryLockFor(t.Context(), 200*time.Millisecond)
+		_, err := m.NewLock("a").TryLockFor(t.Context(), time.Second)
 		require.ErrorIs(t, err, relock.ErrLocked)
 		_, err = m.NewLock("a").TryLock(t.Context())
 		require.ErrorIs(t, err, relock.ErrLocked)

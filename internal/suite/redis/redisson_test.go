@@ -46,7 +46,7 @@ func fieldOf(w *stage.Arena, name string) (field, count string) {
 // refusalOf is the LockedError of a call that waits for a short time.
 func refusalOf(w *stage.Arena, l *relock.Lock) *relock.LockedError {
 	w.T.Helper()
-	_, err := l.TryLockFor(w.T.Context(), 100*time.Millisecond)
+	_, err := l.TryLockFor(w.T.Context(), 500*time.Millisecond)
 	var locked *relock.LockedError
 	require.ErrorAs(w.T, err, &locked)
 	return locked
