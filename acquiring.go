@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"time"
 
 	"github.com/go-relock/relock/store"
@@ -133,7 +134,7 @@ func (a *acquiring) started(start time.Time) {
 func (a *acquiring) survive(hook func()) {
 	defer func() {
 		if r := recover(); r != nil {
-			a.lock.client.log(a.lock.settings.logger, slog.LevelError, "relock: a hook panicked", slog.Any("panic", r))
+			a.lock.client.log(a.lock.settings.logger, slog.LevelError, "relock: a hook panicked", slog.Any("panic", r), slog.String("stack", string(debug.Stack())))
 		}
 	}()
 	hook()

@@ -284,7 +284,7 @@ func TestUnlockOfLocksLeavesTheNearestSectionOfTheseLocks(t *testing.T) {
 		w.RequireCount("b", 2)
 		err := ab.Unlock(deepest)
 		require.ErrorIs(t, err, relock.ErrNotHeld)
-		require.EqualError(t, err, `relock: unlock "a, b": relock: not held by this context`)
+		require.EqualError(t, err, `relock: unlock "a, b": not held by this context (use the one that Lock returned, before its Unlock)`)
 		require.NoError(t, abc.Unlock(deepest))
 		require.NoError(t, b.Unlock(deepest))
 		w.RequireFree("a", "b", "c")

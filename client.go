@@ -120,6 +120,9 @@ func (c *Client) ID() string { return c.id }
 //
 // Closing twice is allowed; both calls wait. Close always returns nil.
 func (c *Client) Close() error {
+	if c.store == nil { // a zero Client has nothing to end
+		return nil
+	}
 	c.once.Do(func() {
 		c.group.Close()
 		for _, end := range c.table.close(c) {

@@ -26,7 +26,7 @@ var (
 	// ErrNotHeld reports a context inside no open entry of this lock: the lock was never locked
 	// with the context, or the entry was unlocked already. For [Lock.ForceUnlock], nobody has the
 	// lock. Nothing was changed.
-	ErrNotHeld = errors.New("relock: not held by this context")
+	ErrNotHeld = errors.New("relock: not held by this context (use the one that Lock returned, before its Unlock)")
 
 	// ErrLockLost reports the end of a hold without an Unlock: its lease ran out, or somebody
 	// removed the lock. The error is a [*LostError], and is also the cause of the section's
@@ -208,10 +208,11 @@ type OpError struct {
 }
 
 func (e *OpError) Error() string {
+	failure := strings.TrimPrefix(fmt.Sprint(e.Err), "relock: ")
 	if e.Holder == (Holder{}) {
-		return fmt.Sprintf("relock: %s %q: %v", e.Op, e.Name, e.Err)
+		return fmt.Sprintf("relock: %s %q: %s", e.Op, e.Name, failure)
 	}
-	return fmt.Sprintf("relock: %s %q as %s: %v", e.Op, e.Name, e.Holder, e.Err)
+	return fmt.Sprintf("relock: %s %q as %s: %s", e.Op, e.Name, e.Holder, failure)
 }
 
 // Unwrap returns the failure.
@@ -235,6 +236,7 @@ func isLost(err error) bool {
 
 var (
 	errNilContext = invalid("the context is nil; use context.Background if there is no other")
+	errZeroClient = invalid("this Client was not made by New or Open")
 	errZeroLock   = invalid("this Lock was not made by Client.NewLock")
 	errZeroLocks  = invalid("this Locks was not made by All or Client.NewLocks")
 

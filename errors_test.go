@@ -108,7 +108,7 @@ func TestErrorsOfOperationsSayWhichLockAndHolder(t *testing.T) {
 		cancel()
 		_, err := l.Lock(done)
 		require.EqualError(t, err, `relock: lock "a": context canceled`)
-		require.EqualError(t, l.Unlock(t.Context()), `relock: unlock "a": relock: not held by this context`)
+		require.EqualError(t, l.Unlock(t.Context()), `relock: unlock "a": not held by this context (use the one that Lock returned, before its Unlock)`)
 		require.EqualError(t, l.ForceUnlock(t.Context()), `relock: force unlock "a": nobody has the lock`)
 
 		section := w.Enter(t.Context(), l)

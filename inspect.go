@@ -25,7 +25,12 @@ import (
 // with a store without tokens, such as [WithRedissonLayout] without fencing; [ErrClosed]; ctx's
 // error, or errors of the store, and the section goes on. The token is 0 with each error.
 func (l *Lock) Token(ctx context.Context) (int64, error) {
-	e, err := l.inside("token", ctx)
+	return l.token(ctx, "token")
+}
+
+// token is [Lock.Token] for the operation op.
+func (l *Lock) token(ctx context.Context, op string) (int64, error) {
+	e, err := l.inside(op, ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -41,7 +46,7 @@ func (l *Lock) Token(ctx context.Context) (int64, error) {
 	ctx, stop := endingWith(ctx, e.ctx)
 	defer stop()
 	token, err = l.client.store.Token(ctx, lease)
-	if err := l.settled("token", ctx, h, err); err != nil {
+	if err := l.settled(op, ctx, h, err); err != nil {
 		return 0, err
 	}
 	if h.isReader() {

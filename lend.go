@@ -128,7 +128,7 @@ func (l *Lock) issue(ctx context.Context, op string, use TicketUse, begin func(*
 	if err != nil {
 		return Ticket{}, err
 	}
-	token, err := l.Token(ctx)
+	token, err := l.token(ctx, op)
 	if err != nil {
 		return Ticket{}, err
 	}

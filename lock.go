@@ -558,6 +558,9 @@ func (c *Client) NewLock(name string, options ...Option) *Lock {
 }
 
 func (c *Client) newLock(ask store.Ask, options []Option) *Lock {
+	if c == nil || c.store == nil {
+		return &Lock{name: ask.Name, settings: &settings{}, err: errZeroClient}
+	}
 	l := &Lock{client: c, name: ask.Name, settings: &c.settings}
 	if len(options) > 0 {
 		s, err := c.settings.with(options)

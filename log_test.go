@@ -49,7 +49,7 @@ func TestAPanicOfAHookIsLogged(t *testing.T) {
 			Released: func(relock.Released) { panic("oops") },
 		})).NewLock("a")
 		require.NoError(t, l.Do(t.Context(), func(context.Context) error { return nil }))
-		log.RequireOne(t, "a hook panicked", slog.LevelError, "panic")
+		log.RequireOne(t, "a hook panicked", slog.LevelError, "panic", "stack")
 	})
 }
 

@@ -37,6 +37,7 @@ type Option func(*settings)
 type settings struct {
 	ttl          time.Duration
 	fixed        bool          // no watchdog
+	fixedHere    bool          // by an option of this call
 	maxHold      time.Duration // 0: no limit
 	delay        time.Duration // of WithLockDelay
 	maxWaiters   int           // 0: no limit
@@ -64,6 +65,7 @@ func defaults() settings {
 
 // with returns s changed by options, checked.
 func (s settings) with(options []Option) (settings, error) {
+	s.fixedHere = false
 	for _, option := range options {
 		if option == nil {
 			return s, invalid("an Option is nil; leave it out instead")
@@ -140,21 +142,25 @@ func (s *settings) checkTTL(d time.Duration) error {
 // length of a section. A shorter TTL frees a crashed holder's lock sooner, and survives only
 // shorter interruptions between the holder and the store.
 //
-// The default is [DefaultTTL]. ttl must be whole milliseconds from [MinTTL] to [MaxTTL].
+// The default is [DefaultTTL]. WithTTL for a lock takes back the [WithFixedLease] of its client;
+// after a WithFixedLease of the same call, WithTTL is refused. ttl must be whole milliseconds from [MinTTL] to [MaxTTL].
 func WithTTL(ttl time.Duration) Option {
 	return func(s *settings) {
 		s.check(checkLease("WithTTL", ttl))
+		if s.fixedHere {
+			s.check(invalid("WithTTL(%s) after WithFixedLease(%s): a lease is renewed or fixed; leave one of them out", ttl, s.ttl))
+		}
 		s.ttl, s.fixed = ttl, false
 	}
 }
 
 // WithFixedLease makes the hold end after d, unless [Lock.Extend] extends the lease: no watchdog
 // renews the lease, and neither does re-entry. The limits of [WithTTL] apply to d. WithFixedLease
-// takes back an earlier [WithLocalPass], and excludes [WithMaxHold].
+// takes back an earlier WithTTL and [WithLocalPass], and excludes [WithMaxHold].
 func WithFixedLease(d time.Duration) Option {
 	return func(s *settings) {
 		s.check(checkLease("WithFixedLease", d))
-		s.ttl, s.fixed, s.maxPasses = d, true, 0
+		s.ttl, s.fixed, s.fixedHere, s.maxPasses = d, true, true, 0
 	}
 }
 
@@ -233,7 +239,7 @@ func WithMaxWaiters(n int) Option {
 // and warnings of remains in Redis; all else goes to the client's logger.
 //
 // Attributes: lock, holder, token, reason, error, node, attempt, locks, script, channel, events,
-// panic.
+// panic, stack.
 func WithLogger(l *slog.Logger) Option {
 	return func(s *settings) {
 		if l == nil {

@@ -38,6 +38,7 @@ var wrongOptions = map[string]struct {
 	"a negative max hold":            {stage.Options(relock.WithMaxHold(-time.Minute)), []string{"WithMaxHold(-1m0s)", "at least the TTL"}},
 	"a max hold not in ms":           {stage.Options(relock.WithMaxHold(time.Minute + 1)), []string{"WithMaxHold", "whole milliseconds"}},
 	"a max hold of a fixed lease":    {stage.Options(relock.WithFixedLease(time.Second), relock.WithMaxHold(time.Minute)), []string{"WithMaxHold(1m0s)", "WithFixedLease(1s)", "WithMaxHold(0)"}},
+	"a fixed lease and a TTL":        {stage.Options(relock.WithFixedLease(time.Second), relock.WithTTL(time.Minute)), []string{"WithTTL(1m0s)", "WithFixedLease(1s)"}},
 	"a pass of a fixed lease":        {stage.Options(relock.WithFixedLease(time.Second), relock.WithLocalPass(0, 0)), []string{"WithLocalPass", "WithFixedLease(1s)", "WithTTL"}},
 	"a negative number of passes":    {stage.Options(relock.WithLocalPass(-1, 0)), []string{"WithLocalPass(-1, 0s)", "1 to 10000"}},
 	"too many passes":                {stage.Options(relock.WithLocalPass(relock.MaxPasses+1, 0)), []string{"WithLocalPass(10001, 0s)", "1 to 10000"}},
@@ -129,6 +130,7 @@ func TestANilContextIsAnErrorWithAText(t *testing.T) {
 		m := w.NewClient()
 		l := m.NewLock("a", relock.WithFixedLease(time.Minute))
 		run := func(context.Context) error { return errors.New("the function has run") }
+		require.NoError(t, new(relock.Client).Close())
 		var none context.Context
 		_, lockErr := l.Lock(none)
 		_, tryErr := l.TryLock(none)
@@ -160,6 +162,8 @@ func TestAWrongArgumentIsAnErrorThatSaysWhatIsAllowed(t *testing.T) {
 			err  error
 			says []string
 		}{
+			"a zero Client":         {new(relock.Client).NewSemaphore("a", 2).Err(), []string{"not made by New or Open"}},
+			"a Check of none":       {new(relock.Client).Check(t.Context()), []string{"not made by New or Open"}},
 			"a wait below zero":     {waitErr, []string{"TryLockFor(-1ms)", "0", "without limit"}},
 			"a wait of DoFor too":   {l.DoFor(t.Context(), -1, run), []string{"DoFor(-1ns)", "without limit"}},
 			"a Do of no function":   {l.Do(t.Context(), nil), []string{"the function is nil"}},
@@ -286,8 +290,8 @@ func TestLaterOptionsWinAndThoseOfTheLockOverThoseOfTheClient(t *testing.T) {
 		require.Equal(t, 20*time.Second, lease(), "the client's options are as they were")
 		require.Equal(t, time.Second, lease(relock.WithTTL(5*time.Second), relock.WithFixedLease(time.Second)))
 
-		// WithTTL after WithFixedLease brings the watchdog back.
-		l := m.NewLock("a", relock.WithFixedLease(time.Second), relock.WithTTL(2*time.Second))
+		// WithTTL after the WithFixedLease of the client brings the watchdog back.
+		l := w.NewClient(relock.WithFixedLease(time.Second)).NewLock("a", relock.WithTTL(2*time.Second))
 		section := w.Enter(t.Context(), l)
 		stage.Pass(time.Minute)
 		require.NoError(t, section.Err())

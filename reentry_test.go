@@ -415,7 +415,7 @@ func TestEveryHoldOfAChainIsNamedAfterItsFirst(t *testing.T) {
 		lines := log.About("lock lost")
 		require.Len(t, lines, 1)
 		require.Equal(t, holder.String(), lines[0].Attrs["holder"])
-		require.ErrorContains(t, c.NewLock("d").Unlock(ctx), "relock: not held by this context")
+		require.ErrorContains(t, c.NewLock("d").Unlock(ctx), "not held by this context")
 
 		// The name lasts as long as a section of the chain is open.
 		outside := context.WithoutCancel(ctx)

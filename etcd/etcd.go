@@ -110,7 +110,7 @@ func (s *Store) Check(a store.Ask) (store.Ask, error) {
 	case strings.Contains(a.Name, "/"):
 		return a, fmt.Errorf("the lock name %q has a slash: slashes belong into the prefix of the store", a.Name)
 	case a.Kind != store.Mutex || a.Limit != 1:
-		return a, fmt.Errorf("%w: a lock in etcd is a mutex, and not %s for %d", errors.ErrUnsupported, a.Kind, a.Limit)
+		return a, fmt.Errorf("%w: a lock in etcd is a mutex, and not %s", errors.ErrUnsupported, a.Kind)
 	case a.Acks != store.Acks{}:
 		return a, fmt.Errorf("%w: a majority of etcd has each hold on disk anyway", errors.ErrUnsupported)
 	}

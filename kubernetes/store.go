@@ -74,7 +74,7 @@ func (s *Store) Check(a store.Ask) (store.Ask, error) {
 		return a, fmt.Errorf("the lock name %q is no name of an object: %s", a.Name,
 			strings.Join(validation.IsDNS1123Subdomain(a.Name), "; "))
 	case a.Kind != store.Mutex || a.Limit != 1:
-		return a, fmt.Errorf("%w: a lock in Kubernetes is a mutex, and not %s for %d", errors.ErrUnsupported, a.Kind, a.Limit)
+		return a, fmt.Errorf("%w: a lock in Kubernetes is a mutex, and not %s", errors.ErrUnsupported, a.Kind)
 	case a.Acks != store.Acks{}:
 		return a, fmt.Errorf("%w: a majority of etcd has each hold on disk anyway", errors.ErrUnsupported)
 	}

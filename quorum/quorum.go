@@ -73,7 +73,7 @@ func New(members ...store.Store) (store.Store, error) {
 // mutex are [errors.ErrUnsupported]: majorities of semaphores do not add up to one.
 func (q *quorum) Check(a store.Ask) (store.Ask, error) {
 	if a.Kind != store.Mutex || a.Limit != 1 {
-		return a, fmt.Errorf("%w: a lock in a quorum is a mutex, and not %s for %d", errors.ErrUnsupported, a.Kind, a.Limit)
+		return a, fmt.Errorf("%w: a lock in a quorum is a mutex, and not %s", errors.ErrUnsupported, a.Kind)
 	}
 	checked, err := q.members[0].Check(a)
 	for i, m := range q.members[1:] {

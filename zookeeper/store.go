@@ -121,8 +121,8 @@ func (s *Store) Check(a store.Ask) (store.Ask, error) {
 	case a.Limit < 1:
 		return a, fmt.Errorf("a limit of %d holds lets nobody in", a.Limit)
 	case a.Limit != 1 && (a.Kind != store.ReadWrite || a.Limit != store.Unlimited), a.Kind != store.Mutex && a.Kind != store.ReadWrite:
-		return a, fmt.Errorf("%w: a lock in ZooKeeper is a mutex or a read-write lock, and not %s for %d",
-			errors.ErrUnsupported, a.Kind, a.Limit)
+		return a, fmt.Errorf("%w: a lock in ZooKeeper is a mutex or a read-write lock, and not %s",
+			errors.ErrUnsupported, a.Kind)
 	case a.Acks != store.Acks{}:
 		return a, fmt.Errorf("%w: a majority of ZooKeeper has every hold already, so there are no acks to ask for", errors.ErrUnsupported)
 	case kept > longest(s.timeout):

@@ -4,6 +4,7 @@ package events
 import (
 	"context"
 	"log/slog"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -117,7 +118,7 @@ func (w *Worker) call(call func()) {
 	defer func() {
 		if r := recover(); r != nil && w.logger != nil {
 			defer func() { _ = recover() }() // the logger may be what panics
-			w.logger.Error("relock: a hook panicked", "panic", r)
+			w.logger.Error("relock: a hook panicked", "panic", r, "stack", string(debug.Stack()))
 		}
 	}()
 	call()

@@ -64,7 +64,7 @@ func (s *redissonStore) Check(a store.Ask) (store.Ask, error) {
 		return a, err
 	}
 	if a.Kind != store.Mutex || a.Limit != 1 {
-		return a, fmt.Errorf("%w: a lock of Redisson's layout is a mutex, and not %s for %d", errors.ErrUnsupported, a.Kind, a.Limit)
+		return a, fmt.Errorf("%w: a lock of Redisson's layout is a mutex, and not %s", errors.ErrUnsupported, a.Kind)
 	}
 	if s.cluster && wire.SlotOf(redissonChannel+braced(a.Name)) != wire.SlotOf(a.Name) {
 		return a, fmt.Errorf("lock name %q: Redisson's key and channel of it are in different slots of a cluster; a name must have "+
