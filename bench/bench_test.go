@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/fakeredis"
 	"github.com/go-relock/relock/internal/redistest"
 )
 
@@ -225,6 +226,71 @@ func (s *sentCommands) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 
 func (s *sentCommands) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return next
+}
+
+// BenchmarkClient shows the CPU of the client alone, over a connection that answers by itself, as a
+// ratio to that of a bare pair of go-redis. The lines take turns. Figures are the least of all turns,
+// so other programs hardly matter. It needs some hundred turns (BENCHTIME=300x).
+func BenchmarkClient(b *testing.B) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	server := &fakeredis.Server{}
+	rdb := server.Client()
+	defer func() { _ = rdb.Close() }()
+	client, err := relock.New(rdb)
+	require.NoError(b, err)
+	defer func() { _ = client.Close() }()
+	floor, err := openFloor(nil)(setup{rdb: rdb})
+	require.NoError(b, err)
+	ending, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	least, lock, nested := floor.handle("x"), client.NewLock("x"), client.NewLock("y")
+	section, err := nested.Lock(ending)
+	require.NoError(b, err)
+	pair := func(ctx context.Context, l relock.Locker) func() error {
+		return func() error {
+			section, err := l.Lock(ctx)
+			if err != nil {
+				return err
+			}
+			return l.Unlock(section)
+		}
+	}
+	lines := []struct {
+		name string
+		run  func() error
+		cpu  time.Duration
+	}{
+		{name: "floor", run: func() error {
+			ctx, err := least.lock(ending)
+			if err != nil {
+				return err
+			}
+			return least.unlock(ctx)
+		}},
+		{name: "endless", run: pair(context.Background(), lock)},
+		{name: "ending", run: pair(ending, lock)},
+		{name: "nested", run: pair(section, nested)},
+	}
+	const slice = 500
+	for b.Loop() {
+		for i := range lines {
+			before := clientCPU()
+			for range slice {
+				if err := lines[i].run(); err != nil {
+					b.Fatal(lines[i].name, err)
+				}
+			}
+			if cpu := clientCPU() - before; lines[i].cpu == 0 || cpu < lines[i].cpu {
+				lines[i].cpu = cpu
+			}
+		}
+	}
+	require.NoError(b, nested.Unlock(section))
+	b.ReportMetric(0, "ns/op") // of all lines together
+	for _, l := range lines {
+		b.ReportMetric(float64(l.cpu)/float64(lines[0].cpu), l.name+"-ratio")
+		b.ReportMetric(micros(l.cpu)/slice, l.name+"-us")
+	}
 }
 
 // BenchmarkPairParallel measures many goroutines of one process with a lock each.
