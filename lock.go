@@ -589,11 +589,12 @@ func (c *Client) newLock(ask store.Ask, options []Option) *Lock {
 }
 
 // Check asks the store for everything that mutexes with the client's options will need (in Redis:
-// commands, pub/sub, replicas), and returns nil, or one error that names all missing parts. A
-// server that does not serve is a single line. In Redis Check takes at most 3 s. Check does not ask
-// for the six Redis commands that only other kinds of locks, loans and the search for deadlocks
-// need, see docs/DEPLOYMENT.md. Check is for the start of a process. Check leaves nothing in the
-// store. Errors: ctx's, [ErrUnavailable], errors of the store.
+// commands, pub/sub, replicas), and returns nil, or one error that names all missing parts, or the
+// first. A server that does not serve is a single line. Check takes at most 3 s, 6 s with a quorum,
+// and the time of [WithReplicaAcks]. In Redis Check does not ask for the six commands that only
+// other kinds of locks, loans and the search for deadlocks need, see docs/DEPLOYMENT.md. Check is
+// for the start of a process. Check leaves nothing in the store. Errors: ctx's, [ErrUnavailable],
+// errors of the store.
 func (c *Client) Check(ctx context.Context) error {
 	l := c.NewLock("check")
 	if err := l.check(ctx); err != nil {

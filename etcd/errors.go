@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -66,12 +67,12 @@ func (s *Store) failed(ctx context.Context, err error) error {
 	case s.client.Ctx().Err() != nil:
 		return fmt.Errorf("%w: %w", errClosed, err)
 	case ctx.Err() != nil:
-		if cause := s.unreached(ctx); cause != nil {
+		if cause := s.silence(ctx); cause != nil {
 			return store.Unavailable(fmt.Errorf("%w: etcd: %w", lifetime.Ended(ctx), cause))
 		}
 		return store.Unavailable(lifetime.Ended(ctx))
-	case codeOf(err) == codes.DeadlineExceeded, errors.Is(err, context.DeadlineExceeded):
-		if cause := s.unreached(ctx); cause != nil {
+	case isLate(err):
+		if cause := s.silence(ctx); cause != nil {
 			return store.Unavailable(fmt.Errorf("etcd: %w", cause))
 		}
 		return store.Unavailable(fmt.Errorf("etcd has given no answer in %s", limit))
@@ -86,18 +87,30 @@ func (s *Store) failed(ctx context.Context, err error) error {
 	}
 }
 
-// unreached returns why the etcd client cannot connect, or nil if the client has a connection. The
-// etcd client lets its commands wait for a connection, and does not say why there is none. A command
-// that does not wait has the error of the last dial.
-func (s *Store) unreached(ctx context.Context) error {
+// silence returns why a command has no answer, or nil if nothing is known. The etcd client lets its
+// commands wait for a connection and for a leader, and does not say why. A command that waits for
+// neither has the error of the last dial, or knows of no leader.
+func (s *Store) silence(ctx context.Context) error {
 	conn := s.client.ActiveConnection()
-	if conn.GetState() != connectivity.TransientFailure {
-		return nil
+	if errors.Is(ctx.Err(), context.Canceled) && conn.GetState() != connectivity.TransientFailure {
+		return nil // nobody has waited for etcd for long
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 100*time.Millisecond)
 	defer cancel()
-	_, err := pb.NewMaintenanceClient(conn).Status(ctx, &pb.StatusRequest{})
+	resp, err := pb.NewMaintenanceClient(conn).Status(ctx, &pb.StatusRequest{})
+	switch {
+	case err == nil && resp.Leader == 0:
+		return rpctypes.ErrNoLeader
+	case err == nil || isLate(err) || isRefusal(err):
+		return nil
+	}
 	return err
+}
+
+// isLate reports whether a command has taken all its time, at etcd or on the way. A member knows the
+// time that a command has, and gives its end as an unknown error.
+func isLate(err error) bool {
+	return codeOf(err) == codes.DeadlineExceeded || strings.HasSuffix(err.Error(), context.DeadlineExceeded.Error())
 }
 
 func codeOf(err error) codes.Code {

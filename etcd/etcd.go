@@ -78,7 +78,10 @@ type Store struct {
 	watched atomic.Bool // the stream of watches is kept open
 }
 
-var _ store.Watcher = (*Store)(nil)
+var (
+	_ store.Watcher = (*Store)(nil)
+	_ store.Checker = (*Store)(nil)
+)
 
 // New makes a store on an etcd client. The name of each key begins with prefix, which ends in a
 // slash or is empty. The client may be a client of package clientv3/namespace. [Store.Close] leaves

@@ -41,12 +41,11 @@ func TestEtcdKeepsThePromisesOfStores(t *testing.T) {
 		TTL:      time.Second,
 		BadNames: []string{"a/b", "/"},
 		Without: map[storetest.Promise]string{
-			storetest.Kinds:       "a lock of etcd's own package is a mutex",
-			storetest.Acks:        "a majority has each hold on disk anyway",
-			storetest.CheckServer: "a Look finds what is missing",
-			storetest.Several:     "each hold has a lease of its own",
-			storetest.WaitGraph:   "no waits are shown",
-			storetest.Lending:     "Redis and memory only",
+			storetest.Kinds:     "a lock of etcd's own package is a mutex",
+			storetest.Acks:      "a majority has each hold on disk anyway",
+			storetest.Several:   "each hold has a lease of its own",
+			storetest.WaitGraph: "no waits are shown",
+			storetest.Lending:   "Redis and memory only",
 		},
 	})
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// checkLimit bounds the lives of the holds of CheckServer.
+// checkLimit bounds CheckServer.
 const checkLimit = 3 * time.Second
 
 // CheckServer implements [store.Checker]. CheckServer asks for a session that is long enough, and for
@@ -18,6 +18,8 @@ const checkLimit = 3 * time.Second
 // lock, is renewed and released, and the second one waits, is granted the lock and released. The
 // error names the first step that fails.
 func (s *Store) CheckServer(ctx context.Context, a store.Ask) error {
+	ctx, cancel := context.WithTimeout(ctx, checkLimit)
+	defer cancel()
 	return s.once(ctx, func(x *session) error {
 		if err := x.sync(ctx); err != nil {
 			return err
@@ -29,8 +31,6 @@ func (s *Store) CheckServer(ctx context.Context, a store.Ask) error {
 			return fmt.Errorf("list the children of %s: %w", s.path(a), err)
 		}
 		a = store.Ask{Name: a.Name + "-" + rand.Text(), TTL: a.TTL, Delay: a.Delay, Limit: 1}
-		ctx, cancel := context.WithTimeout(ctx, checkLimit)
-		defer cancel()
 		return probe.Live(ctx, s, a, s.path(a))
 	})
 }

@@ -10,8 +10,9 @@ import (
 )
 
 // Live takes two holds of a mutex with a new name through their lives: the first one takes the lock,
-// is renewed and released, and the second one waits, is granted the lock and released. The error
-// names the first step that fails, and the lock by its name in the server.
+// is renewed and released, and the second one waits, is granted the lock, is broken and forgotten. A
+// server that does not serve now is an error at once. The error names the first step that fails, and
+// the lock by its name in the server.
 func Live(ctx context.Context, s store.Store, a store.Ask, name string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -23,20 +24,23 @@ func Live(ctx context.Context, s store.Store, a store.Ask, name string) error {
 	}
 	first, second := a, a
 	first.ID, second.ID = store.ID("check:1:"+rand.Text()), store.ID("check:2:"+rand.Text())
-	l, err := s.Wait(ctx, first, func(store.Progress) {})
+	l, err := s.Try(ctx, first)
 	if err != nil {
 		return step("take the lock", err)
 	}
 	queued, over := make(chan struct{}, 1), make(chan error, 1)
 	go func() {
-		l, err := s.Wait(ctx, second, func(store.Progress) {
+		_, err := s.Wait(ctx, second, func(store.Progress) {
 			select {
 			case queued <- struct{}{}:
 			default:
 			}
 		})
 		if err = step("wait for the lock", err); err == nil {
-			err = step("release the lock", s.Release(ctx, l, 0))
+			err = step("break a hold of", s.Break(ctx, second))
+		}
+		if err == nil {
+			err = step("forget a hold of", s.Forget(ctx, []store.Ask{second})[0])
 		}
 		over <- err
 		close(over)
