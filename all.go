@@ -6,10 +6,10 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
@@ -208,12 +208,11 @@ func (l *Locks) Tokens(section context.Context) (map[string]int64, error) {
 		return nil, errNilContext
 	}
 	section = &lifetime.Guarded{Context: section}
-	calls, drawn := make([]func(), len(l.locks)), make([]int64, len(l.locks))
-	errs := slices.Repeat([]error{errAborted}, len(l.locks))
-	for i, lock := range l.locks {
-		calls[i] = func() { drawn[i], errs[i] = lock.Token(section) }
-	}
-	l.locks[0].client.sideBySide(calls)
+	drawn := make([]int64, len(l.locks))
+	errs := l.locks[0].client.sideBySide(len(l.locks), func(i int) (err error) {
+		drawn[i], err = l.locks[i].Token(section)
+		return err
+	})
 	if err := join(errs...); err != nil {
 		return nil, err
 	}
@@ -224,19 +223,11 @@ func (l *Locks) Tokens(section context.Context) (map[string]int64, error) {
 	return tokens, nil
 }
 
-// sideBySide runs calls at the same time, the first one in the goroutine of the caller.
-func (c *Client) sideBySide(calls []func()) {
-	if len(calls) == 0 {
-		return
-	}
+// sideBySide runs n calls at the same time, one of them in the goroutine of the caller.
+func (c *Client) sideBySide(n int, call func(i int) error) []error {
 	c.group.Add() // Close waits for all of them
 	defer c.group.Leave()
-	var others sync.WaitGroup
-	for _, call := range calls[1:] {
-		others.Go(call)
-	}
-	calls[0]()
-	others.Wait()
+	return attempts.Each(n, n, call)
 }
 
 // joint is the context around one section of a Locks: the parent of its first entry. Each further
@@ -452,7 +443,8 @@ func (j *joint) giveUp() {
 	errs, done := j.close(), make(chan struct{})
 	j.locks.locks[0].client.group.Go(func() {
 		defer close(done)
-		_ = j.leave(j.Context, errs) // cleanup has what the store does not confirm
+		var err error // cleanup has what the store does not confirm
+		attempts.Outlast(&err, func() error { return j.leave(j.Context, errs) })
 	})
 	lifetime.Sleep(done, giveBack)
 }
@@ -480,14 +472,18 @@ func (j *joint) leave(ctx context.Context, errs []error) error {
 	if several := j.several(); several != nil {
 		j.freeAll(ctx, several, exits, errs)
 	}
-	var calls []func()
-	for i, e := range j.entries {
+	var calls []int
+	for i := range j.entries {
 		if exits[i] != exitHere {
-			errs[i] = errAborted
-			calls = append(calls, func() { errs[i] = e.hold.leave(ctx, exits[i]) })
+			calls = append(calls, i)
 		}
 	}
-	j.locks.locks[0].client.sideBySide(calls)
+	left := j.locks.locks[0].client.sideBySide(len(calls), func(n int) error {
+		return j.entries[calls[n]].hold.leave(ctx, exits[calls[n]])
+	})
+	for n, i := range calls {
+		errs[i] = left[n]
+	}
 	for i, e := range j.entries {
 		errs[i] = j.locks.locks[i].unlocked(e, errs[i])
 	}

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/timers"
 	"github.com/go-relock/relock/store"
 )
@@ -173,7 +174,7 @@ func (u *cleanup) forget(batch []*unwanted, closing time.Time) (answered bool) {
 	for i, w := range batch {
 		asks[i] = w.ask
 	}
-	errs := u.client.store.Forget(ctx, asks)
+	errs := apart(len(asks), func() []error { return u.client.store.Forget(ctx, asks) })
 	now := time.Now()
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -210,6 +211,15 @@ func (u *cleanup) forget(batch []*unwanted, closing time.Time) (answered bool) {
 	return answered
 }
 
+// apart runs a command of the store about n holds in a goroutine of its own. If code of the store
+// ends that goroutine or panics, each hold has an error.
+func apart(n int, command func() []error) (errs []error) {
+	if err := attempts.Apart(func() error { errs = command(); return nil }); err != nil {
+		return slices.Repeat([]error{err}, n)
+	}
+	return errs
+}
+
 // stop ends the goroutine. Without giveUp the goroutine goes on if asks are pending.
 func (u *cleanup) stop(giveUp bool) bool {
 	u.mu.Lock()
@@ -230,7 +240,7 @@ func (u *cleanup) forgetLast() bool {
 	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
 	defer cancel()
 	for batch := range slices.Chunk(asks, forgetBatch) {
-		u.client.store.Forget(ctx, batch) // the store answered just now, and leases end
+		apart(len(batch), func() []error { return u.client.store.Forget(ctx, batch) }) // the store answered just now, and leases end
 	}
 	return len(asks) > 0
 }

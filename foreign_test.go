@@ -1,6 +1,7 @@
 package relock_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"runtime"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/stage"
+	"github.com/go-relock/relock/store"
 )
 
 // What is left when a caller's context panics, or a hook ends its goroutine?
@@ -215,4 +217,67 @@ func inAndOut(ctx context.Context, l relock.Locker, lock stage.Locking) error {
 		return err
 	}
 	return l.Unlock(section)
+}
+
+// TestAClientOutlastsAStoreThatPanics has a store that panics, or ends its goroutine, in commands
+// of goroutines of the client.
+func TestAClientOutlastsAStoreThatPanics(t *testing.T) {
+	for how, end := range map[string]func(){"panics": func() { panic("of the driver") }, "ends its goroutine": runtime.Goexit} {
+		for _, command := range []stage.Command{stage.CmdRenew, stage.CmdForget, stage.CmdLook} {
+			t.Run(fmt.Sprint(command, " ", how), func(t *testing.T) {
+				stage.Fake(t, func(t *testing.T, w *stage.World) {
+					m, other := w.NewClient(relock.WithTTL(time.Minute)), w.NewClient()
+					a := m.NewLock("a")
+					section := w.Enter(t.Context(), a)
+					theirs := w.Enter(t.Context(), other.NewLock("b"))
+					var ended atomic.Int64
+					fault := m.Link.On(func(context.Context, *stage.Fault, func() error) error {
+						ended.Add(1)
+						end()
+						return nil
+					}, command)
+					m.Link.Once(func(_ context.Context, _ *stage.Fault, run func() error) error {
+						return cmp.Or(run(), store.Unsure(store.ErrUnavailable))
+					}, stage.CmdTry)
+					require.ErrorIs(t, inAndOut(section, m.NewLock("c"), m.NewLock("c").TryLock), relock.ErrUnavailable)
+					require.ErrorIs(t, inAndOut(section, m.NewLock("b"), stage.TryFor(m.NewLock("b"), 30*time.Second)), relock.ErrLocked)
+					stage.Pass(time.Second)
+					require.Positive(t, ended.Load())
+					fault.End()
+					stage.Pass(5 * time.Second)
+					w.RequireFree("c")
+					require.NoError(t, other.NewLock("b").Unlock(theirs))
+					stage.Pass(time.Hour)
+					require.NoError(t, section.Err(), "the lock is renewed")
+					require.NoError(t, a.Unlock(section))
+					requireUsable(t, w, m)
+				})
+			})
+		}
+	}
+}
+
+// TestAContextThatPanicsInACallOfAnOperator has a context that panics while the store waits for
+// the context's end.
+func TestAContextThatPanicsInACallOfAnOperator(t *testing.T) {
+	for name, call := range map[string]func(ctx context.Context, c *relock.Client) error{
+		"State":       func(ctx context.Context, c *relock.Client) error { _, err := c.NewLock("a").State(ctx); return err },
+		"ForceUnlock": func(ctx context.Context, c *relock.Client) error { return c.NewLock("a").ForceUnlock(ctx) },
+		"Check":       func(ctx context.Context, c *relock.Client) error { return c.Check(ctx) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
+				m := w.NewClient()
+				request, over := until(t.Context())
+				m.Link.On(func(ctx context.Context, _ *stage.Fault, _ func() error) error {
+					bounded, cancel := context.WithTimeout(ctx, time.Second)
+					defer cancel()
+					over()
+					<-bounded.Done()
+					return bounded.Err()
+				}, stage.CmdLook)
+				require.Error(t, call(request, m.Client))
+			})
+		})
+	}
 }

@@ -244,7 +244,7 @@ func (l *Lock) ownerOf(op string, ctx context.Context) (store.State, error) { //
 	if err := l.check(ctx); err != nil {
 		return store.State{}, err
 	}
-	s, err := l.client.store.Look(ctx, l.ask)
+	s, err := l.client.store.Look(&lifetime.Guarded{Context: ctx}, l.ask)
 	if err != nil {
 		return s, l.opError(op, Holder{}, err)
 	}
@@ -271,6 +271,7 @@ func (l *Lock) ForceUnlock(ctx context.Context) error {
 	if s.Owner == "" {
 		return l.opError("force unlock", Holder{}, freeError{})
 	}
+	ctx = &lifetime.Guarded{Context: ctx}
 	for _, held := range append([]store.Held{{ID: s.Owner, Limit: s.Limit}}, s.Others...) {
 		ask := l.ask
 		ask.ID, ask.Limit = held.ID, held.Limit

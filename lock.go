@@ -600,6 +600,7 @@ func (c *Client) Check(ctx context.Context) error {
 	if err := l.check(ctx); err != nil {
 		return err
 	}
+	ctx = &lifetime.Guarded{Context: ctx}
 	ask := l.ask
 	ask.ID, _ = c.newID(Holder{})
 	if checker, is := c.store.(store.Checker); is {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/timers"
 	"github.com/go-relock/relock/store"
 )
@@ -98,7 +99,7 @@ func (d *watchdog) run() {
 			d.stop = nil
 			t.mu.Unlock()
 			if stop != nil {
-				stop()
+				_ = attempts.Apart(func() error { stop(); return nil })
 			}
 			return
 		}
@@ -125,7 +126,7 @@ func (d *watchdog) tick(now time.Time) (next time.Duration) {
 		d.client.group.Go(func() { d.renew(r) })
 	}
 	if watch != nil {
-		watch()
+		_ = attempts.Apart(func() error { watch(); return nil })
 	}
 	return next
 }
@@ -219,7 +220,7 @@ func (d *watchdog) renew(r round) {
 	ctx, cancel := context.WithTimeout(context.Background(), r.limit)
 	defer cancel()
 	sent := time.Now()
-	errs := d.renewOrFollow(ctx, r.renewals)
+	errs := apart(len(r.renewals), func() []error { return d.renewOrFollow(ctx, r.renewals) })
 	d.note(r, errs, sent)
 }
 
@@ -239,7 +240,12 @@ func (d *watchdog) renewOrFollow(ctx context.Context, renewals []store.Renewal) 
 			own, at = append(own, r), append(at, i)
 			continue
 		}
-		loans.Go(func() { renewals[i].TTL, errs[i] = d.client.store.(store.Lending).Follow(ctx, r.Lease) })
+		loans.Go(func() {
+			attempts.Outlast(&errs[i], func() (err error) {
+				renewals[i].TTL, err = d.client.store.(store.Lending).Follow(ctx, r.Lease)
+				return err
+			})
+		})
 	}
 	if len(own) > 0 {
 		for i, err := range d.client.store.Renew(ctx, own) {

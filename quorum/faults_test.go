@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -30,12 +31,16 @@ type far struct {
 
 	down atomic.Bool // no command arrives
 	hold atomic.Bool // a Try arrives when its caller has given up
+	ends func()      // what each command does in place of an answer; nil: answer
 }
 
 var errDown = store.Unavailable(errors.New("no route"))
 
 // reach returns an error while the member is down.
 func (f *far) reach() error {
+	if f.ends != nil {
+		f.ends()
+	}
 	if f.down.Load() {
 		return errDown
 	}
@@ -44,6 +49,9 @@ func (f *far) reach() error {
 
 // until waits for the member.
 func (f *far) until(ctx context.Context) error {
+	if f.ends != nil {
+		f.ends()
+	}
 	for f.down.Load() {
 		select {
 		case <-ctx.Done():
@@ -197,6 +205,20 @@ func TestADeadMinorityCostsNoFailure(t *testing.T) {
 			begun := time.Now()
 			r.cycle()
 			require.Less(r, time.Since(begun), 200*time.Millisecond, "a member that is known to be silent is waited for")
+		})
+	}
+}
+
+// TestAMinorityThatPanicsCostsNoFailure has members whose code ends the goroutine of each command.
+func TestAMinorityThatPanicsCostsNoFailure(t *testing.T) {
+	for how, end := range map[string]func(){"panics": func() { panic("of the driver") }, "ends its goroutine": runtime.Goexit} {
+		t.Run(how, func(t *testing.T) {
+			fake(t, 3, 1, func(r *rig, members []int) {
+				s, view := r.seen()
+				r.store = s
+				view[members[0]].ends = end
+				r.cycle()
+			})
 		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/store"
 )
 
@@ -130,7 +131,10 @@ func (q *quorum) fillLocked(a store.Ask, member int) (begin func()) {
 			defer cancel()
 			select {
 			case <-time.After(fillAfter):
-				_, _ = q.members[member].Wait(ctx, a, func(store.Progress) {})
+				_ = attempts.Apart(func() error {
+					_, err := q.members[member].Wait(ctx, a, func(store.Progress) {})
+					return err
+				})
 			case <-ctx.Done():
 			}
 			q.mu.Lock()

@@ -226,7 +226,7 @@ func (q *quorum) Renew(ctx context.Context, renewals []store.Renewal) []error {
 		errs := r.errs()
 		for i, a := range r.answers {
 			if a.done {
-				errs[i] = a.value[lease]
+				errs[i] = word(a, lease)
 			}
 		}
 		return errs
@@ -262,6 +262,14 @@ func (q *quorum) Renew(ctx context.Context, renewals []store.Renewal) []error {
 	return results
 }
 
+// word returns the answer of a member about one of several holds.
+func word(a answer[[]error], hold int) error {
+	if a.value == nil { // the command has ended without a result
+		return a.err
+	}
+	return a.value[hold]
+}
+
 // Forget takes back the remains at all members. An ask is forgotten when all members have
 // confirmed; the error names the others.
 func (q *quorum) Forget(ctx context.Context, asks []store.Ask) []error {
@@ -277,7 +285,7 @@ func (q *quorum) Forget(ctx context.Context, asks []store.Ask) []error {
 	for n := range asks {
 		errs := make([]error, len(r.answers))
 		for i, a := range r.answers {
-			errs[i] = a.value[n]
+			errs[i] = word(a, n)
 		}
 		if len(where(errs, done)) < len(errs) {
 			results[n] = failed(ctx, errs)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
@@ -62,11 +63,10 @@ func ask[T any](ctx context.Context, q *quorum, limit time.Duration, enough func
 	defer stop()
 	for i := range n {
 		go func() {
-			var a answer[T]
-			a.value, a.err = within(run, q, i, limit, call)
+			defer func() { r.came <- i }()
+			a := &r.made[i]
 			a.done = true
-			r.made[i] = a
-			r.came <- i
+			attempts.Outlast(&a.err, func() (err error) { a.value, err = within(run, q, i, limit, call); return err })
 		}()
 	}
 	for r.open > 0 && !enough(r) {

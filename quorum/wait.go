@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
@@ -138,18 +139,21 @@ func (w *waiting) start(i int, c call) {
 			ctx, cancel = context.WithTimeout(ctx, attemptLimit(w.ask))
 		}
 		defer cancel()
-		switch c {
-		case callTry:
-			e.lease, e.err = m.Try(ctx, w.ask)
-		case callWait:
-			e.lease, e.err = m.Wait(ctx, w.ask, func(p store.Progress) {
-				w.events <- event{member: i, call: c, progress: &p}
-			})
-		case callEnter:
-			e.lease, e.err = m.Enter(ctx, lease, 1)
-		case callLook:
-			_, e.err = m.Look(ctx, w.ask)
-		}
+		attempts.Outlast(&e.err, func() (err error) {
+			switch c {
+			case callTry:
+				e.lease, err = m.Try(ctx, w.ask)
+			case callWait:
+				e.lease, err = m.Wait(ctx, w.ask, func(p store.Progress) {
+					w.events <- event{member: i, call: c, progress: &p}
+				})
+			case callEnter:
+				e.lease, err = m.Enter(ctx, lease, 1)
+			case callLook:
+				_, err = m.Look(ctx, w.ask)
+			}
+			return err
+		})
 	}()
 }
 

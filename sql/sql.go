@@ -235,7 +235,7 @@ func allByName(asks []store.Ask, command func(i int) error) []error {
 	for i, a := range asks {
 		names[a.Name] = append(names[a.Name], i)
 	}
-	groups, errs := slices.Collect(maps.Values(names)), make([]error, len(asks))
+	groups, errs := slices.Collect(maps.Values(names)), slices.Repeat([]error{attempts.ErrEnded}, len(asks))
 	attempts.Each(len(groups), parallel, func(g int) error {
 		for _, i := range groups[g] {
 			errs[i] = command(i)

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -91,14 +92,40 @@ func Repeat(ctx context.Context, c Call, pause func(done <-chan struct{}) bool, 
 	}
 }
 
+// ErrEnded is the error of a call that has panicked, or has ended its goroutine with
+// [runtime.Goexit], as a hook of a driver can. The call may have run.
+var ErrEnded = store.Unsure(errors.New("the call has ended without a result"))
+
+// Outlast sets *err to the error of f: ErrEnded, if f panics or ends the goroutine.
+func Outlast(err *error, f func() error) {
+	*err = ErrEnded
+	defer func() {
+		if reason := recover(); reason != nil {
+			*err = fmt.Errorf("%w: %v", ErrEnded, reason)
+		}
+	}()
+	*err = f()
+}
+
+// Apart is Outlast in a goroutine of its own, for a goroutine that must not end.
+func Apart(f func() error) (err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		Outlast(&err, f)
+	}()
+	<-done
+	return err
+}
+
 // Each calls f with each number below n, at most so many calls at a time, and returns the errors in
-// order. A single call runs in the goroutine of the caller.
+// order, ErrEnded for a call without a result. A single call runs in the goroutine of the caller.
 func Each(n, most int, f func(i int) error) []error {
-	errs := make([]error, n)
+	errs := slices.Repeat([]error{ErrEnded}, n)
 	var next atomic.Int64
 	work := func() {
 		for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
-			errs[i] = f(i)
+			Outlast(&errs[i], func() error { return f(i) })
 		}
 	}
 	var group sync.WaitGroup

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -262,4 +263,23 @@ func TestAWatcherMayStopWhileItIsTold(t *testing.T) {
 	}
 	w.Tell("")
 	require.Empty(t, w.Of(""))
+}
+
+func TestACallWithoutAResultHasAnError(t *testing.T) {
+	for name, end := range map[string]func(){"panics": func() { panic("of a driver") }, "ends its goroutine": runtime.Goexit} {
+		t.Run(name, func(t *testing.T) {
+			call := func(int) error { end(); return nil }
+			errs := []error{attempts.Apart(func() error { return call(0) })}
+			done := make(chan struct{})
+			go func() { // as the call may end this goroutine
+				defer close(done)
+				errs = append(errs, attempts.Each(3, 3, call)...)
+			}()
+			<-done
+			for _, err := range errs {
+				require.ErrorIs(t, err, attempts.ErrEnded)
+				require.ErrorIs(t, err, store.ErrUnsure)
+			}
+		})
+	}
 }
