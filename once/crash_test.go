@@ -32,7 +32,7 @@ func worker(args []string, _ *bufio.Reader, out io.Writer) {
 	keys, err := strconv.Atoi(args[2])
 	must(err)
 	rdb := redis.NewClient(&redis.Options{Addr: args[0]})
-	locks, err := relock.New(rdb, relock.WithTTL(300*time.Millisecond))
+	locks, err := relock.New(rdb, relock.WithTTL(time.Second))
 	must(err)
 	o, err := once.New(locks)
 	must(err)

@@ -104,7 +104,7 @@ func TestLocksOfAQuorumOfRedisKeepThePromises(t *testing.T) {
 			locktest.Deadlocks: "a quorum shows no waits",
 			locktest.Lending:   "Redis and memory only",
 		},
-		TTL: 500 * time.Millisecond,
+		TTL: 2 * time.Second,
 	}.Run(t)
 }
 

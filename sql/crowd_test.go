@@ -152,7 +152,7 @@ func TestOneWaiterKeepsThePlacesOfAllWaitersOfItsName(t *testing.T) {
 		require.Equal(t, len(line), d.count(t, "SELECT count(*) FROM relock_holds WHERE state = 0"))
 		for _, w := range line {
 			require.NoError(t, other.Release(t.Context(), l, 0))
-			l = w.get(t, 5*time.Second)
+			l = w.get(t, 30*time.Second)
 			require.Equal(t, store.WakeGrant, l.Woken)
 		}
 		require.NoError(t, other.Release(t.Context(), l, 0))
@@ -271,7 +271,7 @@ func TestCommandsSendFewStatements(t *testing.T) {
 		got["queue"] = count(func() { w = wait(t, s, ask(time.Minute)) })
 		got["hand-over"] = count(func() {
 			require.NoError(t, s.Release(t.Context(), l, 0))
-			l = w.get(t, 5*time.Second)
+			l = w.get(t, 30*time.Second)
 		})
 		require.NoError(t, s.Release(t.Context(), l, 0))
 		require.Equal(t, want[d.kind], got)

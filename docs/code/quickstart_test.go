@@ -154,12 +154,12 @@ func TestQuickstartShutdown(t *testing.T) {
 	requests.Go(get(0))
 	<-inside
 	requests.Go(get(1))
-	redistest.Eventually(t, 5*time.Second, func() bool {
+	redistest.Eventually(t, 30*time.Second, func() bool {
 		state, err := client.NewLock("order:42").State(t.Context())
 		return err == nil && state.Waiters == 1
 	}, "the second request waits")
 	stop()
-	redistest.Eventually(t, 5*time.Second, func() bool {
+	redistest.Eventually(t, 30*time.Second, func() bool {
 		state, err := client.NewLock("order:42").State(t.Context())
 		return err == nil && state.Waiters == 0
 	}, "the second request waits no more")

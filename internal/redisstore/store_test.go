@@ -225,7 +225,7 @@ func TestWaitOfADeadOwnerTakesItsLease(t *testing.T) {
 	start := time.Now()
 	w := r.wait(r.ask(newID("b"), minute))
 	require.Equal(t, store.WakeRecheck, w.get().Woken)
-	require.Less(t, time.Since(start), 2*time.Second)
+	require.Less(t, time.Since(start), 10*time.Second)
 }
 
 func TestRecheckAfter(t *testing.T) {
@@ -332,7 +332,7 @@ func TestALostReplyOf(t *testing.T) {
 
 // TestADeafClientKeepsNoHold has a client whose renewals arrive, and who hears no answers.
 func TestADeafClientKeepsNoHold(t *testing.T) {
-	const ttl = time.Second
+	const ttl = 4 * time.Second
 	r, faults := faulty(t)
 	id := newID("deaf")
 	l, err := r.store.Try(t.Context(), r.ask(id, ttl))
@@ -353,7 +353,7 @@ func TestADeafClientKeepsNoHold(t *testing.T) {
 
 // TestADeafClientKeepsNoLock has a client whose commands arrive, and who hears no answers.
 func TestADeafClientKeepsNoLock(t *testing.T) {
-	const ttl = time.Second
+	const ttl = 4 * time.Second
 	r, faults := faulty(t)
 	_, err := r.store.Try(t.Context(), r.ask(newID("x"), ttl)) // the server knows the script
 	require.NoError(t, err)

@@ -70,7 +70,7 @@ func TestAClusterMovesSlotsAndFailsOver(t *testing.T) {
 
 	sub := rdb.SSubscribe(ctx, "a")
 	defer sub.Close()
-	redistest.Eventually(t, 5*time.Second, func() bool { return len(redistest.Subscriptions(t, rdb)) == 1 }, "subscribed")
+	redistest.Eventually(t, 30*time.Second, func() bool { return len(redistest.Subscriptions(t, rdb)) == 1 }, "subscribed")
 }
 
 func TestDuplicatesKeepTheirASKING(t *testing.T) {

@@ -26,7 +26,7 @@ func TestAServerDiesWithTheTestBinary(t *testing.T) {
 	}
 	require.True(t, alive())
 	child.Kill()
-	redistest.Eventually(t, 5*time.Second, func() bool { return !alive() }, "the server is gone")
+	redistest.Eventually(t, 30*time.Second, func() bool { return !alive() }, "the server is gone")
 	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), "redistest-*", "redis.log"))
 	for _, log := range dirs { // nobody was left to remove its directory
 		if b, _ := os.ReadFile(log); strings.Contains(string(b), "pid="+pid+",") {

@@ -113,7 +113,7 @@ func TestAPausedServerIsSilentAndExecutesLaterWhatItWasSent(t *testing.T) {
 	s.Pause()
 	require.True(t, isTimeout(rdb.Incr(t.Context(), "n").Err()))
 	s.Resume()
-	redistest.Eventually(t, 5*time.Second, func() bool { return rdb.Get(t.Context(), "n").Val() == "1" }, "the INCR ran late")
+	redistest.Eventually(t, 30*time.Second, func() bool { return rdb.Get(t.Context(), "n").Val() == "1" }, "the INCR ran late")
 }
 
 func TestARestartedServerIsEmptyOnTheSamePort(t *testing.T) {
@@ -134,11 +134,11 @@ func TestAServerThatDiesByItselfFailsTheTest(t *testing.T) {
 	fake := failures(t, func(fake *fakeT) {
 		s := redistest.Start(fake)
 		_ = s.Client().ShutdownNoSave(t.Context())
-		redistest.Eventually(t, 5*time.Second, func() bool {
+		redistest.Eventually(t, 30*time.Second, func() bool {
 			_, err := net.Dial("tcp", s.Addr())
 			return err != nil
 		}, "the server is gone")
-		redistest.Eventually(t, 5*time.Second, s.Ended, "its process, too, which closes the port before it ends")
+		redistest.Eventually(t, 30*time.Second, s.Ended, "its process, too, which closes the port before it ends")
 	})
 	require.Len(t, fake.errors, 1)
 	require.Contains(t, fake.errors[0], "ended by itself")
@@ -241,7 +241,7 @@ func TestSubscriptionsListsPlainAndShardedChannels(t *testing.T) {
 		defer sharded.Close()
 		want = append(want, "c")
 	}
-	redistest.Eventually(t, 5*time.Second, func() bool {
+	redistest.Eventually(t, 30*time.Second, func() bool {
 		return slices.Equal(redistest.Subscriptions(t, rdb), want)
 	}, "subscribed to %v", want)
 }

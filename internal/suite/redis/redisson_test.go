@@ -400,7 +400,7 @@ func TestARedisUserForRedissonsLayoutNeedsTheListAndNoMore(t *testing.T) {
 				rules = append(rules, "+"+c)
 			}
 		}
-		options = append(options, relock.WithTTL(600*time.Millisecond))
+		options = append(options, relock.WithTTL(3*time.Second))
 		user := fmt.Sprint("user", n)
 		return tourOf(w, newACLUser(w, user, rules, options...).NewLock("app:"+user))
 	}
