@@ -54,8 +54,13 @@ func (f *flight) finish(o outcome) {
 // sent by itself. Otherwise calls queue, and the whole queue is sent as soon as a send ends. With
 // 64 goroutines a call then takes a quarter of the time, as most of the cost is system calls of the
 // client and the start of a script in the server.
+//
+// At limit, calls queue here and not for a connection of the pool. A renewal, which does not queue
+// here, then finds the connection that the limit leaves, or is next at the only one. A call that is
+// given up leaves the queue, so no connection carries calls that nobody waits for.
 type batcher struct {
 	sendAsync func(ctx context.Context, flights []*flight, slot bool)
+	limit     int // of sends
 
 	mu    sync.Mutex
 	sends int       // in flight; more than maxSends after a flush
@@ -67,7 +72,7 @@ type batcher struct {
 func (b *batcher) enter(f *flight) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.sends < maxSends {
+	if b.sends < min(maxSends, b.limit) {
 		b.sends++
 		return true
 	}
@@ -82,22 +87,26 @@ func (b *batcher) enter(f *flight) bool {
 	return false
 }
 
-// leave ends a send, and sends the queue in its slot.
+// leave ends a send, and sends the queue in its slot, or if the limit may have kept a flush from it.
 func (b *batcher) leave() {
 	b.mu.Lock()
 	b.sends--
 	var queue []*flight
-	if b.sends < maxSends {
+	if b.sends < maxSends || b.sends == b.limit-1 {
 		queue = b.takeLocked()
 	}
 	b.mu.Unlock()
 	b.start(queue)
 }
 
-// flush sends the queue without a slot, as no send has ended in time.
+// flush sends the queue without a slot, as no send has ended in time. At the limit the next end of a
+// send does.
 func (b *batcher) flush() {
 	b.mu.Lock()
-	queue := b.takeLocked()
+	var queue []*flight
+	if b.sends < b.limit {
+		queue = b.takeLocked()
+	}
 	b.mu.Unlock()
 	b.start(queue)
 }

@@ -3,6 +3,7 @@ package wire
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -141,6 +142,7 @@ type recorder struct {
 
 func newRecorder() *recorder {
 	r := &recorder{sent: make(chan []*flight, 100)}
+	r.limit = math.MaxInt
 	r.sendAsync = func(_ context.Context, flights []*flight, slot bool) {
 		if slot {
 			r.sent <- flights

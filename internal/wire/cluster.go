@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -65,6 +66,24 @@ func readTimeoutOf(rdb redis.UniversalClient) time.Duration {
 		return math.MaxInt64
 	}
 	return d
+}
+
+// sendsOf is how many connections of the pool a batcher may use: all but one, which is for renewals.
+// Pipelines may have a pool of their own. math.MaxInt: rdb does not tell.
+func sendsOf(rdb redis.UniversalClient) int {
+	plain, ok := rdb.(plainClient)
+	if !ok {
+		return math.MaxInt
+	}
+	o := plain.Options()
+	size := o.PoolSize
+	if o.MaxActiveConns > 0 {
+		size = min(size, o.MaxActiveConns)
+	}
+	if o.PipelineReadBufferSize > 0 || o.PipelineWriteBufferSize > 0 {
+		size = min(size, cmp.Or(o.PipelinePoolSize, 10)) // 10 is the default of go-redis
+	}
+	return max(size-1, 1)
 }
 
 // topology is the knowledge of the servers behind the go-redis client.

@@ -58,7 +58,7 @@ func New(rdb redis.UniversalClient, o Options) (*Wire, error) {
 	w.cluster, _ = rdb.(clusterClient)
 	// ClusterSlots is set for servers that are no cluster: masters and replicas of Sentinel.
 	w.sharded.Store(w.cluster != nil && w.cluster.Options().ClusterSlots == nil)
-	w.batcher.sendAsync = w.sendAsync
+	w.batcher.sendAsync, w.batcher.limit = w.sendAsync, sendsOf(rdb)
 	return w, nil
 }
 
