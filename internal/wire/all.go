@@ -76,7 +76,7 @@ func (w *Wire) All(ctx context.Context, s *Script, common []any, units []Unit) [
 func (w *Wire) sendAll(ctx context.Context, flights []*flight) {
 	flights = slices.SortedStableFunc(slices.Values(flights), bySlot)
 	if w.cluster == nil || !w.reached.Load() {
-		w.sendAsync(ctx, flights, false)
+		w.sendAsync(ctx, flights, nil)
 		return
 	}
 	nodes := make(map[*redis.Client][]*flight)
@@ -85,7 +85,7 @@ func (w *Wire) sendAll(ctx context.Context, flights []*flight) {
 		nodes[node] = append(nodes[node], f)
 	}
 	for _, ofNode := range nodes {
-		w.sendAsync(ctx, ofNode, false)
+		w.sendAsync(ctx, ofNode, nil)
 	}
 }
 

@@ -59,7 +59,7 @@ func (f *flight) finish(o outcome) {
 // here, then finds the connection that the limit leaves, or is next at the only one. A call that is
 // given up leaves the queue, so no connection carries calls that nobody waits for.
 type batcher struct {
-	sendAsync func(ctx context.Context, flights []*flight, slot bool)
+	sendAsync func(ctx context.Context, flights []*flight, own slot)
 	limit     int // of sends
 
 	mu    sync.Mutex
@@ -124,9 +124,9 @@ func (b *batcher) start(flights []*flight) {
 	switch len(flights) {
 	case 0:
 	case 1:
-		b.sendAsync(flights[0].ctx, flights, true)
+		b.sendAsync(flights[0].ctx, flights, b)
 	default:
-		b.sendAsync(context.Background(), flights, true)
+		b.sendAsync(context.Background(), flights, b)
 	}
 }
 

@@ -30,7 +30,7 @@ func (r *rig) batch(n int, mod ...func(i int, c *Call)) []*flight {
 		}
 		flights[i] = &flight{ctx: r.Context(), call: c, unit: c.Unit, done: make(chan struct{})}
 	}
-	r.wire.sendAsync(context.Background(), slices.Clone(flights), false)
+	r.wire.sendAsync(context.Background(), slices.Clone(flights), nil)
 	for _, f := range flights {
 		<-f.done
 	}
@@ -143,8 +143,8 @@ type recorder struct {
 func newRecorder() *recorder {
 	r := &recorder{sent: make(chan []*flight, 100)}
 	r.limit = math.MaxInt
-	r.sendAsync = func(_ context.Context, flights []*flight, slot bool) {
-		if slot {
+	r.sendAsync = func(_ context.Context, flights []*flight, own slot) {
+		if own != nil {
 			r.sent <- flights
 		}
 	}

@@ -68,14 +68,19 @@ func readTimeoutOf(rdb redis.UniversalClient) time.Duration {
 	return d
 }
 
-// sendsOf is how many connections of the pool a batcher may use: all but one, which is for renewals.
+// sendsOf is how many connections of a pool the calls may use: all but one, which is for renewals.
 // Pipelines may have a pool of their own. math.MaxInt: rdb does not tell.
 func sendsOf(rdb redis.UniversalClient) int {
-	plain, ok := rdb.(plainClient)
-	if !ok {
+	var o redis.Options
+	switch rdb := rdb.(type) {
+	case plainClient:
+		o = *rdb.Options()
+	case clusterClient:
+		c := rdb.Options()
+		o.PoolSize, o.MaxActiveConns = c.PoolSize, c.MaxActiveConns // only renewals have pipelines
+	default:
 		return math.MaxInt
 	}
-	o := plain.Options()
 	size := o.PoolSize
 	if o.MaxActiveConns > 0 {
 		size = min(size, o.MaxActiveConns)

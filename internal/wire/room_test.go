@@ -2,6 +2,7 @@ package wire
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -170,4 +171,39 @@ func TestSendsLeaveAConnectionOfThePool(t *testing.T) {
 		require.Equal(t, c.limit, w.batcher.limit)
 		require.NoError(t, rdb.Close())
 	}
+}
+
+func TestCallsThatShareNothingLeaveRoomForRenewals(t *testing.T) {
+	f := newFlood(t.Context(), t, 2, 0)
+	f.open()
+	f.callers.Wait()
+	f.names = nil
+	held := f.faults.On(redistest.Named("WAIT"), redistest.Hold())
+	ctx, giveUp := context.WithCancel(t.Context())
+	defer giveUp()
+	answers := make(chan Answer, 100)
+	for range cap(answers) {
+		f.callers.Go(func() {
+			c := f.call("x")
+			c.Acks = Acks{Replicas: 1, Timeout: time.Millisecond}
+			a, err := f.wire.Do(ctx, c)
+			if !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+			answers <- a
+		})
+	}
+	held.WaitHits(t, 1)
+	require.NoError(t, f.wire.All(f.Context(), renewScript, nil, []Unit{f.unit(0, "x")})[0].Err)
+	giveUp()
+	unsure := 0
+	for range cap(answers) {
+		if a := <-answers; a.Unsure {
+			unsure++
+		}
+	}
+	require.Equal(t, 1, unsure, "no other call was sent")
+	held.LetGo()
+	f.end()
+	require.Equal(t, []string{"set", "renew"}, f.names)
 }

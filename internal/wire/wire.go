@@ -38,6 +38,7 @@ type Wire struct {
 	readTimeout time.Duration
 	start       time.Time
 	batcher     batcher
+	rooms       rooms
 
 	group    group.Group
 	troubled atomic.Int64 // the last call of Options.Trouble, in nanoseconds since start; 0: none
@@ -59,6 +60,7 @@ func New(rdb redis.UniversalClient, o Options) (*Wire, error) {
 	// ClusterSlots is set for servers that are no cluster: masters and replicas of Sentinel.
 	w.sharded.Store(w.cluster != nil && w.cluster.Options().ClusterSlots == nil)
 	w.batcher.sendAsync, w.batcher.limit = w.sendAsync, sendsOf(rdb)
+	w.rooms.limit = w.batcher.limit
 	return w, nil
 }
 
@@ -244,20 +246,26 @@ func (w *Wire) attempt(ctx context.Context, c *Call, args []any, now time.Time) 
 		f.ctx, cancel = context.WithTimeout(ctx, c.Patience)
 		defer cancel()
 	}
+	var own slot
 	batched := w.cluster == nil && c.Acks.Wanted() == 0 // go-redis spreads calls over nodes; WAIT takes long
+	if !batched {
+		own = w.enterRoom(f)
+	} else if w.batcher.enter(f) {
+		own = &w.batcher
+	}
 	switch {
-	case batched && !w.batcher.enter(f): // f is in the queue
+	case own == nil && batched: // f is in the queue
 		o = w.await(ctx, f)
+	case own == nil:
+		o.err = f.ctx.Err()
 	case direct:
-		if batched {
-			defer w.batcher.leave() // also if a hook of go-redis ends the goroutine
-		}
+		defer own.leave() // also if a hook of go-redis ends the goroutine
 		call := callOf([]*flight{f})
 		w.exchange(ctx, []*scriptCall{call})
 		o = call.outcome(0)
 	default:
 		f.done = make(chan struct{})
-		w.sendAsync(f.ctx, []*flight{f}, batched)
+		w.sendAsync(f.ctx, []*flight{f}, own)
 		o = w.await(ctx, f)
 	}
 	if isContextEnd(o.err) && (ctx.Err() == nil || time.Since(now) >= silence) {
@@ -289,8 +297,8 @@ func (w *Wire) await(ctx context.Context, f *flight) outcome {
 	}
 }
 
-// sendAsync sends flights in a goroutine. With slot the goroutine has a slot of the batcher.
-func (w *Wire) sendAsync(ctx context.Context, flights []*flight, slot bool) {
+// sendAsync sends flights in a goroutine, which then leaves the slot; nil: none.
+func (w *Wire) sendAsync(ctx context.Context, flights []*flight, own slot) {
 	w.group.Go(func() {
 		defer func() {
 			for _, f := range flights {
@@ -298,9 +306,9 @@ func (w *Wire) sendAsync(ctx context.Context, flights []*flight, slot bool) {
 					f.finish(outcome{err: errHook})
 				}
 			}
-			if slot {
+			if own != nil {
 				runtime.Gosched() // let the callers that are awake now run first: their next calls join the queue
-				w.batcher.leave()
+				own.leave()
 			}
 		}()
 		w.send(ctx, flights)
