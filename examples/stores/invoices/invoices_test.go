@@ -6,12 +6,15 @@ import (
 	"errors"
 	"io"
 	"path/filepath"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/locktest/explore"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
 )
@@ -58,4 +61,30 @@ func TestAnInterruptAndAStoreThatDoesNotOpenAreReported(t *testing.T) {
 	require.Equal(t, cause, Write(ctx, io.Discard, in(mem.New())))
 	err := Write(t.Context(), io.Discard, func(context.Context) (*relock.Client, func(), error) { return nil, nil, cause })
 	require.ErrorIs(t, err, cause)
+}
+
+func TestNoInvoiceIsWrittenAfterTheEndOfItsSection(t *testing.T) {
+	explore.RunUnfenced(t, func(t *testing.T, w *explore.World) {
+		b := &book{path: filepath.Join(t.TempDir(), "book"), out: io.Discard}
+		var all sync.WaitGroup
+		defer all.Wait()
+		for _, instance := range []string{"A", "B"} {
+			lock := w.Client().NewLock("invoices")
+			all.Go(func() {
+				for range each {
+					err := lock.Do(t.Context(), func(section context.Context) error {
+						err := b.writeNext(section, lock, instance)
+						if err == nil {
+							w.Work(section)
+						}
+						return err
+					})
+					if w.Accident == "" && err != nil {
+						t.Error(err)
+					}
+				}
+			})
+			<-time.After(time.Millisecond)
+		}
+	})
 }
