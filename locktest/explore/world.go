@@ -3,10 +3,6 @@ package explore
 import (
 	"context"
 	"errors"
-	"fmt"
-	"path/filepath"
-	"regexp"
-	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -14,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/caller"
 )
 
 // A World is one run of a program: its clients, and what it does in their sections.
@@ -229,7 +226,7 @@ func (w *World) check(inner *section, fenced, ended bool) {
 // findLocked keeps the finding, or the one before.
 func (w *World) findLocked(f *finding) {
 	if w.found == nil || w.found.cure == fence && f.cure != fence {
-		f.place, f.accident = place(), w.struck
+		f.place, f.accident = caller.Line(nil), w.struck
 		if w.struck != "" {
 			f.after = time.Since(w.since)
 		}
@@ -283,7 +280,7 @@ func (p *process) step(verb, lock string) {
 	}
 	strikes := at == w.at && !w.over
 	if strikes {
-		w.struck, w.since = w.accident.describe(at, lock, place()), time.Now()
+		w.struck, w.since = w.accident.describe(at, lock, caller.Line(nil)), time.Now()
 	}
 	w.mu.Unlock()
 	if strikes {
@@ -332,24 +329,3 @@ func (p *process) interrupt(d time.Duration, answers bool) {
 	p.server.cut(answers)
 	time.AfterFunc(d, p.server.restore)
 }
-
-// place returns the innermost line of the program in the stack of the caller, empty for a goroutine
-// of the library.
-func place() string {
-	pcs := make([]uintptr, 64)
-	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])
-	for {
-		f, more := frames.Next()
-		if !library.MatchString(f.Function) {
-			dir, file := filepath.Split(f.File)
-			return fmt.Sprintf("%s/%s:%d", filepath.Base(dir), file, f.Line)
-		}
-		if !more {
-			return ""
-		}
-	}
-}
-
-// library are the functions of relock and of the runtime.
-var library = regexp.MustCompile(`^(runtime|testing|context|sync|time|github\.com/redis/go-redis/v9.*|` +
-	`github\.com/go-relock/relock(/(store/.*|internal/.*|locktest/explore|once|oncehttp|fence))?)\.`)
