@@ -1,0 +1,251 @@
+package order_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/order"
+	"github.com/go-relock/relock/store/mem"
+)
+
+// Are orders found that could close a circle, and no others?
+
+// world has a client whose orders are checked.
+type world struct {
+	*relock.Client
+	t     *testing.T
+	found []error
+}
+
+func newWorld(t *testing.T, checker *order.Checker) *world {
+	t.Helper()
+	w := &world{t: t}
+	checker.Report = func(err error) { w.found = append(w.found, err) }
+	client, err := relock.Open(mem.New(), relock.WithHooks(checker.Hooks()))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	w.Client = client
+	return w
+}
+
+// locks are locks in the order in which nest takes them.
+func (w *world) nest(locks ...relock.Locker) {
+	w.t.Helper()
+	ctx := w.t.Context()
+	for _, lock := range locks {
+		section, err := lock.Lock(ctx)
+		require.NoError(w.t, err)
+		defer func() { require.NoError(w.t, lock.Unlock(section)) }()
+		ctx = section //nolint:fatcontext // each section is inside of the one before
+	}
+}
+
+func (w *world) named(names ...string) (locks []relock.Locker) {
+	for _, name := range names {
+		locks = append(locks, w.NewLock(name))
+	}
+	return locks
+}
+
+// circle returns the classes of the only circle.
+func (w *world) circle() string {
+	w.t.Helper()
+	require.Len(w.t, w.found, 1)
+	var circle *order.CircleError
+	require.ErrorAs(w.t, w.found[0], &circle)
+	var classes []string
+	for _, s := range circle.Steps {
+		require.Regexp(w.t, `^order/order_test\.go:\d+$`, s.Line)
+		classes = append(classes, s.OuterClass)
+	}
+	return strings.Join(classes, " ")
+}
+
+func TestTwoOrdersAreACircleThoughNobodyWaits(t *testing.T) {
+	w := newWorld(t, &order.Checker{})
+	w.nest(w.named("order:1", "stock:5")...)
+	require.Empty(t, w.found)
+	w.nest(w.named("stock:7", "order:2")...)
+	require.Equal(t, "stock order", w.circle())
+	require.Regexp(t, `could wait for each other in a circle; order/order_test\.go:\d+ takes "order:2" inside of "stock:7"; `+
+		`order/order_test\.go:\d+ takes "stock:5" inside of "order:1"$`, w.found[0].Error())
+	w.nest(w.named("stock:8", "order:3")...)
+	require.Len(t, w.found, 1, "a pair is reported once")
+}
+
+func TestThreeOrdersAreACircle(t *testing.T) {
+	w := newWorld(t, &order.Checker{})
+	w.nest(w.named("order:1", "stock:5")...)
+	w.nest(w.named("stock:5", "shelf:1", "invoice:1")...)
+	require.Empty(t, w.found)
+	w.nest(w.named("invoice:1", "order:1")...)
+	require.Equal(t, "invoice order stock", w.circle())
+}
+
+func TestTwoLocksOfOneClassInBothOrdersAreACircle(t *testing.T) {
+	w := newWorld(t, &order.Checker{})
+	w.nest(w.named("account:9", "account:7")...)
+	require.Empty(t, w.found)
+	w.nest(relock.All(w.NewLock("account:3"), w.NewLock("account:4")))
+	require.Equal(t, "account account", w.circle())
+}
+
+func TestARuleForOneClassIsCheckedInTheFirstOrder(t *testing.T) {
+	byNumber := func(outer, inner string) bool {
+		return len(outer) < len(inner) || len(outer) == len(inner) && outer < inner
+	}
+	w := newWorld(t, &order.Checker{Less: byNumber})
+	w.nest(w.named("account:7", "account:10")...)
+	require.Empty(t, w.found)
+	w.nest(w.named("account:10", "account:9")...)
+	require.Equal(t, "account", w.circle())
+}
+
+func TestWhatCannotWaitIsNoCircle(t *testing.T) {
+	for name, test := range map[string]func(w *world){
+		"a call that enters again": func(w *world) {
+			w.nest(w.named("order", "stock", "order")...)
+		},
+		"All in any order of its classes": func(w *world) {
+			w.nest(relock.All(w.named("1:order", "2:stock")...))
+			w.nest(relock.All(w.named("3:stock", "4:order")...))
+		},
+		"TryLock": func(w *world) {
+			w.nest(w.named("order", "stock")...)
+			section, err := w.NewLock("stock").Lock(w.t.Context())
+			require.NoError(w.t, err)
+			inner, err := w.NewLock("order").TryLock(section)
+			require.NoError(w.t, err)
+			require.NoError(w.t, w.NewLock("order").Unlock(inner))
+			require.NoError(w.t, w.NewLock("stock").Unlock(section))
+		},
+		"readers": func(w *world) {
+			a, b := w.NewRWLock("order").RLocker(), w.NewRWLock("stock").RLocker()
+			w.nest(a, b)
+			w.nest(b, a)
+		},
+		"a call after Unlock": func(w *world) {
+			w.nest(w.named("order", "stock")...)
+			stock := w.NewLock("stock")
+			section, err := stock.Lock(w.t.Context())
+			require.NoError(w.t, err)
+			require.NoError(w.t, stock.Unlock(section))
+			inner, err := w.NewLock("order").Lock(context.WithoutCancel(section))
+			require.NoError(w.t, err)
+			require.NoError(w.t, w.NewLock("order").Unlock(inner))
+		},
+		"a call outside of all sections": func(w *world) {
+			w.nest(w.named("order", "stock")...)
+			require.NoError(w.t, w.NewLock("stock").Do(w.t.Context(), func(ctx context.Context) error {
+				return w.NewLock("order").Do(relock.WithoutHolder(ctx), func(context.Context) error { return nil })
+			}))
+		},
+		"a lock without a class": func(w *world) {
+			w.nest(w.named("order", ":stock")...)
+			w.nest(w.named(":stock", "order")...)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, &order.Checker{Class: func(name string) string {
+				number, class, _ := strings.Cut(name, ":")
+				if class != "" && number != "" {
+					return class
+				}
+				return number
+			}})
+			test(w)
+			require.Empty(t, w.found)
+		})
+	}
+}
+
+func TestAReaderAndAWriterAreACircle(t *testing.T) {
+	w := newWorld(t, &order.Checker{})
+	a, b := w.NewRWLock("order"), w.NewRWLock("stock")
+	w.nest(a.RLocker(), b)
+	w.nest(b.RLocker(), a)
+	require.Equal(t, "stock order", w.circle())
+}
+
+func TestAnOrderUnderTryLockIsSeenWhenACallCanWait(t *testing.T) {
+	w := newWorld(t, &order.Checker{})
+	stock, held := w.NewLock("stock"), w.NewLock("order")
+	for range 2 {
+		require.NoError(t, held.Do(t.Context(), func(ctx context.Context) error {
+			section, err := stock.TryLock(ctx)
+			return errors.Join(err, stock.Unlock(section))
+		}))
+	}
+	w.nest(stock, held)
+	require.Empty(t, w.found)
+	w.nest(held, stock)
+	require.Equal(t, "order stock", w.circle())
+}
+
+func TestTooManyClassesAreReportedOnce(t *testing.T) {
+	w := newWorld(t, &order.Checker{Class: func(name string) string { return name }})
+	outer := w.NewLock("outer")
+	require.NoError(t, outer.Do(t.Context(), func(ctx context.Context) error {
+		for i := range order.MaxPairs + 2 {
+			if err := w.NewLock(fmt.Sprint("inner-", i)).Do(ctx, func(context.Context) error { return nil }); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	require.Equal(t, []error{order.ErrFull}, w.found)
+}
+
+// TestAnOrderThatIsKnownCostsOneAllocation counts what a nested section costs with and without a
+// Checker.
+func TestAnOrderThatIsKnownCostsOneAllocation(t *testing.T) {
+	cost := func(options ...relock.Option) float64 {
+		client, err := relock.Open(mem.New(), options...)
+		require.NoError(t, err)
+		defer client.Close()
+		outer, inner := client.NewLock("order:1"), client.NewLock("stock:1")
+		section, err := outer.Lock(t.Context())
+		require.NoError(t, err)
+		defer outer.Unlock(section)
+		return testing.AllocsPerRun(1000, func() {
+			nested, err := inner.Lock(section)
+			if err == nil {
+				err = inner.Unlock(nested)
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	nothing := relock.Hooks{Trace: func(relock.AcquireStarted) (context.Context, relock.TraceFinished) {
+		return nil, func(ctx context.Context, _ relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
+			return ctx, nil
+		}
+	}}
+	checker := order.Checker{Report: func(err error) { t.Error(err) }}
+	require.InDelta(t, 1, cost(relock.WithHooks(checker.Hooks()))-cost(relock.WithHooks(nothing)), 0.5)
+}
+
+func BenchmarkKnownOrder(b *testing.B) {
+	checker := order.Checker{Report: func(err error) { b.Error(err) }}
+	hooks := checker.Hooks()
+	client, err := relock.Open(mem.New(), relock.WithHooks(hooks))
+	require.NoError(b, err)
+	defer client.Close()
+	outer := client.NewLock("order:1")
+	section, err := outer.Lock(b.Context())
+	require.NoError(b, err)
+	defer outer.Unlock(section)
+	require.NoError(b, client.NewLock("stock:1").Do(section, func(context.Context) error { return nil }))
+	b.ReportAllocs()
+	for b.Loop() { // the hooks alone, without the store
+		_, finished := hooks.Trace(relock.AcquireStarted{Context: section, Name: "stock:1", Mode: relock.ModeExclusive})
+		finished(section, relock.AcquireFinished{Context: section, Name: "stock:1", Mode: relock.ModeExclusive, Depth: 1})
+	}
+}
