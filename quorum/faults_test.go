@@ -334,6 +334,37 @@ func TestTokensGrowWhenTheFastestClockIsLost(t *testing.T) {
 	})
 }
 
+// releasesLate is a member whose releases take most of the 5 ms that a release waits at least.
+type releasesLate struct{ *mem.Store }
+
+func (m releasesLate) Release(ctx context.Context, l store.Lease, count int) error {
+	pass(4 * time.Millisecond)
+	return m.Store.Release(ctx, l, count)
+}
+
+// TestAReleaseWaitsForEachMemberThatAnswers has the next hold meet two members: one that was the
+// last to release, and one that is away.
+func TestAReleaseWaitsForEachMemberThatAnswers(t *testing.T) {
+	fake(t, 3, 2, func(r *rig, two []int) {
+		for _, late := range two {
+			s := r.over(func(i int, m *mem.Store) store.Store {
+				if i == late {
+					return releasesLate{m}
+				}
+				return m
+			})
+			l, err := s.Try(r.Context(), ask(minute))
+			require.NoError(r, err)
+			require.NoError(r, s.Release(r.Context(), l, 0))
+			back := r.interrupt(two[0] + two[1] - late)
+			l, err = s.Try(r.Context(), ask(minute))
+			require.NoError(r, err)
+			back()
+			require.NoError(r, s.Release(r.Context(), l, 0))
+		}
+	})
+}
+
 // floorless draws tokens without a floor.
 type floorless struct{ *mem.Store }
 

@@ -191,8 +191,9 @@ func (q *quorum) Enter(ctx context.Context, l store.Lease, count int) (store.Lea
 	return entered, nil
 }
 
-// Release sends the count to all members. Release waits a little for the first member too, as a
-// refusal there is a refusal of the lock. A member that does not have the hold forgets the hold.
+// Release sends the count to all members. Release waits a little for all that answer: the next hold
+// would be refused by the first member if the old one is still there, and by a majority if another
+// member is away. A member that does not have the hold forgets the hold.
 func (q *quorum) Release(ctx context.Context, l store.Lease, count int) error {
 	ended := func() {}
 	if count == 0 {
@@ -211,7 +212,7 @@ func (q *quorum) Release(ctx context.Context, l store.Lease, count int) error {
 		defer ended()
 		r.rest()
 	})
-	r.linger(ctx, begun, func() bool { _, known := r.first(); return known })
+	r.linger(ctx, begun, r.complete)
 	return q.verdict(ctx, r.errs())
 }
 
