@@ -64,7 +64,7 @@ func (w *world) circle() string {
 		require.Regexp(w.t, `^order/order_test\.go:\d+$`, s.Line)
 		classes = append(classes, s.OuterClass)
 	}
-	return strings.Join(classes, " ")
+	return strings.Join(classes, " > ")
 }
 
 func TestTwoOrdersAreACircleThoughNobodyWaits(t *testing.T) {
@@ -72,7 +72,7 @@ func TestTwoOrdersAreACircleThoughNobodyWaits(t *testing.T) {
 	w.nest(w.named("order:1", "stock:5")...)
 	require.Empty(t, w.found)
 	w.nest(w.named("stock:7", "order:2")...)
-	require.Equal(t, "stock order", w.circle())
+	require.Equal(t, "stock > order", w.circle())
 	require.Regexp(t, `could wait for each other in a circle; order/order_test\.go:\d+ takes "order:2" inside of "stock:7"; `+
 		`order/order_test\.go:\d+ takes "stock:5" inside of "order:1"$`, w.found[0].Error())
 	w.nest(w.named("stock:8", "order:3")...)
@@ -85,7 +85,7 @@ func TestThreeOrdersAreACircle(t *testing.T) {
 	w.nest(w.named("stock:5", "shelf:1", "invoice:1")...)
 	require.Empty(t, w.found)
 	w.nest(w.named("invoice:1", "order:1")...)
-	require.Equal(t, "invoice order stock", w.circle())
+	require.Equal(t, "invoice > order > stock", w.circle())
 }
 
 func TestTwoLocksOfOneClassInBothOrdersAreACircle(t *testing.T) {
@@ -93,7 +93,7 @@ func TestTwoLocksOfOneClassInBothOrdersAreACircle(t *testing.T) {
 	w.nest(w.named("account:9", "account:7")...)
 	require.Empty(t, w.found)
 	w.nest(relock.All(w.NewLock("account:3"), w.NewLock("account:4")))
-	require.Equal(t, "account account", w.circle())
+	require.Equal(t, "account > account", w.circle())
 }
 
 func TestARuleForOneClassIsCheckedInTheFirstOrder(t *testing.T) {
@@ -170,7 +170,7 @@ func TestAReaderAndAWriterAreACircle(t *testing.T) {
 	a, b := w.NewRWLock("order"), w.NewRWLock("stock")
 	w.nest(a.RLocker(), b)
 	w.nest(b.RLocker(), a)
-	require.Equal(t, "stock order", w.circle())
+	require.Equal(t, "stock > order", w.circle())
 }
 
 func TestAnOrderUnderTryLockIsSeenWhenACallCanWait(t *testing.T) {
@@ -185,7 +185,7 @@ func TestAnOrderUnderTryLockIsSeenWhenACallCanWait(t *testing.T) {
 	w.nest(stock, held)
 	require.Empty(t, w.found)
 	w.nest(held, stock)
-	require.Equal(t, "order stock", w.circle())
+	require.Equal(t, "order > stock", w.circle())
 }
 
 func TestTooManyClassesAreReportedOnce(t *testing.T) {

@@ -125,7 +125,7 @@ type conn struct {
 	server *Server
 
 	in, out  []byte
-	args     [][]byte // of the latest command, in in
+	args     [][]byte // of the latest command: slices of in
 	channels map[string]bool
 	ready    sync.Cond
 	closed   bool

@@ -199,10 +199,10 @@ func requireBudget(t *testing.T, got cost) {
 }
 
 func TestBudget(t *testing.T) {
-	op := func(name string, make func(r *rig) func()) {
+	op := func(name string, begin func(r *rig) func()) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
-			requireBudget(t, count(r.server, make(r)))
+			requireBudget(t, count(r.server, begin(r)))
 		})
 	}
 	op("pair, endless", func(r *rig) func() { return pair(endless(), r.NewLock("x")) })
@@ -371,7 +371,7 @@ func handOver(r *rig) func() {
 		go func() { got <- must(waiter.Lock(ctx)) }()
 		<-joined
 		done(holder.Unlock(section))
-		section = <-got
+		section = <-got //nolint:fatcontext // that of another lock, not one inside the last
 		holder, waiter = waiter, holder
 	}
 }
@@ -397,9 +397,9 @@ func renewal(t *testing.T) {
 		for i := range locks {
 			sections = append(sections, must(r.NewLock(fmt.Sprint(i)).Lock(endless())))
 		}
-		time.Sleep(10 * time.Second)
+		time.Sleep(10 * time.Second) //nolint:forbidigo // in a synctest bubble
 		runtime.GC()
-		got = measure(r.server, rounds, func() { time.Sleep(rounds * time.Second) })
+		got = measure(r.server, rounds, func() { time.Sleep(rounds * time.Second) }) //nolint:forbidigo // in a synctest bubble
 		runtime.KeepAlive(sections)
 	})
 	requireBudget(t, got)
