@@ -27,11 +27,12 @@ const (
 // longestLimit, and the time for the replicas of the member.
 func attemptLimit(a store.Ask) time.Duration { return min(a.TTL/4, longestLimit) + a.Acks.Timeout }
 
-// answer is the answer of one member. The zero value is a member without an answer.
+// answer is the answer of one member. silent is what the quorum knew when the round began: an answer
+// changes that before it comes, between two looks at the same round.
 type answer[T any] struct {
-	value T
-	err   error
-	done  bool
+	value        T
+	err          error
+	done, silent bool
 }
 
 // round is one command to all members.
@@ -54,6 +55,9 @@ func ask[T any](ctx context.Context, q *quorum, limit time.Duration, enough func
 	call func(ctx context.Context, i int) (T, error)) *round[T] {
 	n := len(q.members)
 	r := &round[T]{quorum: q, answers: make([]answer[T], n), made: make([]answer[T], n), open: n, came: make(chan int, n)}
+	for i := range n {
+		r.answers[i].silent = q.silent[i].Load()
+	}
 	var run context.Context
 	run, r.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	if ctx.Err() != nil {
@@ -134,8 +138,8 @@ func grace(since time.Time) time.Duration {
 // complete reports whether all members have answered but the silent ones. A member that has
 // answered needs no cleanup.
 func (r *round[T]) complete() bool {
-	for i, a := range r.answers {
-		if !a.done && !r.quorum.silent[i].Load() {
+	for _, a := range r.answers {
+		if !a.done && !a.silent {
 			return false
 		}
 	}
@@ -181,11 +185,11 @@ func unreached(errs []error) error {
 // first returns the answer of the first member that can be reached. first returns false while that
 // member is not known.
 func (r *round[T]) first() (a answer[T], known bool) {
-	for i, a := range r.answers {
+	for _, a := range r.answers {
 		if a.done && answered(a.err) {
 			return a, true
 		}
-		if !a.done && !r.quorum.silent[i].Load() {
+		if !a.done && !a.silent {
 			return a, false
 		}
 	}
