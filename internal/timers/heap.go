@@ -2,7 +2,6 @@
 package timers
 
 import (
-	"container/heap"
 	"iter"
 	"time"
 )
@@ -20,7 +19,13 @@ type Item[T any] struct {
 func (i *Item[T]) In() bool { return i.place > 0 }
 
 // Heap orders items by due time, earliest first. A Heap is not safe for concurrent use.
-type Heap[T any] struct{ nodes nodes[T] }
+type Heap[T any] struct{ nodes []node[T] }
+
+// node has the due time of an item, so that a comparison reads no item.
+type node[T any] struct {
+	due  time.Duration
+	item *Item[T]
+}
 
 // Len returns the number of items.
 func (h *Heap[T]) Len() int { return len(h.nodes) }
@@ -55,41 +60,46 @@ func (h *Heap[T]) Due(i *Item[T]) time.Duration {
 // Set puts the item into the heap, or gives an item in the heap another due time.
 func (h *Heap[T]) Set(i *Item[T], due time.Duration) {
 	if !i.In() {
-		h.nodes = append(h.nodes, node[T]{item: i}) // no heap.Push: a node in an any allocates
+		h.nodes = append(h.nodes, node[T]{})
 		i.place = len(h.nodes)
 	}
-	h.nodes[i.place-1].due = due
-	heap.Fix(&h.nodes, i.place-1)
+	h.put(i.place-1, node[T]{due, i})
 }
 
 // Remove takes the item out of the heap. Nothing happens if the item is in none.
 func (h *Heap[T]) Remove(i *Item[T]) {
-	if i.In() {
-		heap.Remove(&h.nodes, i.place-1)
+	if !i.In() {
+		return
+	}
+	at, last := i.place-1, len(h.nodes)-1
+	moved := h.nodes[last]
+	h.nodes[last] = node[T]{}
+	h.nodes = h.nodes[:last]
+	if i.place = 0; at < last {
+		h.put(at, moved)
 	}
 }
 
-// nodes implements heap.Interface. Nodes have the due times, so that a comparison reads no item.
-type nodes[T any] []node[T]
-
-type node[T any] struct {
-	due  time.Duration
-	item *Item[T]
+// put puts n near the free place at, and moves the nodes in between by one level.
+func (h *Heap[T]) put(at int, n node[T]) {
+	for at > 0 && n.due < h.nodes[(at-1)/2].due {
+		h.place(at, h.nodes[(at-1)/2])
+		at = (at - 1) / 2
+	}
+	for child := 2*at + 1; child < len(h.nodes); child = 2*at + 1 {
+		if child+1 < len(h.nodes) && h.nodes[child+1].due < h.nodes[child].due {
+			child++
+		}
+		if n.due <= h.nodes[child].due {
+			break
+		}
+		h.place(at, h.nodes[child])
+		at = child
+	}
+	h.place(at, n)
 }
 
-func (n nodes[T]) Len() int           { return len(n) }
-func (n nodes[T]) Less(i, j int) bool { return n[i].due < n[j].due }
-func (n nodes[T]) Swap(i, j int) {
-	n[i], n[j] = n[j], n[i]
-	n[i].item.place, n[j].item.place = i+1, j+1
-}
-
-func (n nodes[T]) Push(any) {} // unused
-
-func (n *nodes[T]) Pop() any {
-	last := len(*n) - 1
-	(*n)[last].item.place = 0
-	(*n)[last] = node[T]{}
-	*n = (*n)[:last]
-	return nil
+func (h *Heap[T]) place(at int, n node[T]) {
+	h.nodes[at] = n
+	n.item.place = at + 1
 }
