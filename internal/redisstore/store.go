@@ -131,11 +131,25 @@ func (s *redisStore) enter(ctx context.Context, l store.Lease, c *wire.Call) (st
 }
 
 func (s *redisStore) Renew(ctx context.Context, renewals []store.Renewal) []error {
-	units := make([]wire.Unit, len(renewals))
-	for i, r := range renewals {
-		units[i] = s.renewal(r.Lease, r.TTL, r.Count)
+	return s.all(ctx, s.scripts.mutex.renew, nil, s.renewals(renewals))
+}
+
+// renewals makes the units of renewal out of four slices, as a client renews thousands of leases.
+func (s *redisStore) renewals(renewals []store.Renewal) []wire.Unit {
+	n := len(renewals)
+	units, names, args := make([]wire.Unit, n), make([]string, 2*n), make([]any, 3*n)
+	var lease any
+	for i := range renewals {
+		r := &renewals[i]
+		if kept := lifetime.Millis(r.Lease.Kept(r.TTL)); lease != kept { // neighbours share a boxed one
+			lease = kept
+		}
+		names, arg := names[2*i:2*i+2:2*i+2], args[3*i:3*i+3:3*i+3]
+		names[0], names[1] = r.Lease.Name, s.field(r.Lease.ID)
+		arg[0], arg[1], arg[2] = &names[1], lease, r.Count
+		units[i] = wire.Unit{Keys: names[:1], Args: arg}
 	}
-	return s.all(ctx, s.scripts.mutex.renew, nil, units)
+	return units
 }
 
 func (s *redisStore) renewal(l store.Lease, ttl time.Duration, count int) wire.Unit {

@@ -29,18 +29,15 @@ func (w *Wire) All(ctx context.Context, s *Script, common []any, units []Unit) [
 		places[i] = i
 	}
 	for len(places) > 0 {
-		flights := make([]*flight, len(places))
+		flights, since := make([]flight, len(places)), time.Now()
 		for i, at := range places {
-			flights[i] = &flight{ctx: ctx, call: call, unit: units[at], since: time.Now(), done: make(chan struct{})}
-			if w.cluster != nil {
-				flights[i].slot = SlotOf(units[at].Keys[0])
-			}
+			flights[i] = flight{ctx: ctx, call: call, unit: units[at], since: since}
 		}
 		w.sendAll(ctx, flights)
 		var lost, again []int // places of units whose connection has ended, or whose reply asks again
 		var last error
-		for i, f := range flights {
-			o := w.await(ctx, f)
+		for i := range flights {
+			o := w.await(ctx, &flights[i])
 			switch {
 			case hasEnded(o.err):
 				lost, last = append(lost, places[i]), o.err
@@ -73,20 +70,43 @@ func (w *Wire) All(ctx context.Context, s *Script, common []any, units []Unit) [
 
 // sendAll sends the flights of All. go-redis ends a pipeline with its slowest node, so each node of
 // a cluster has a pipeline of its own. Until a server has answered, the nodes are not known.
-func (w *Wire) sendAll(ctx context.Context, flights []*flight) {
-	flights = slices.SortedStableFunc(slices.Values(flights), bySlot)
-	if w.cluster == nil || !w.reached.Load() {
-		w.sendAsync(ctx, flights, nil)
+func (w *Wire) sendAll(ctx context.Context, flights []flight) {
+	all := make([]*flight, len(flights))
+	for i := range flights {
+		all[i] = &flights[i]
+	}
+	if w.cluster == nil {
+		w.sendTogether(ctx, all)
+		return
+	}
+	for _, f := range all {
+		f.slot = SlotOf(f.unit.Keys[0])
+	}
+	slices.SortStableFunc(all, func(a, b *flight) int { return cmp.Compare(a.slot, b.slot) })
+	if !w.reached.Load() {
+		w.sendTogether(ctx, all)
 		return
 	}
 	nodes := make(map[*redis.Client][]*flight)
-	for _, f := range flights {
+	for _, f := range all {
 		node, _ := w.cluster.MasterForKey(ctx, f.unit.Keys[0]) // nil with an error, which the send will meet, too
 		nodes[node] = append(nodes[node], f)
 	}
 	for _, ofNode := range nodes {
-		w.sendAsync(ctx, ofNode, nil)
+		w.sendTogether(ctx, ofNode)
 	}
 }
 
-func bySlot(a, b *flight) int { return cmp.Compare(a.slot, b.slot) }
+// sendTogether sends flights that end at the same time.
+func (w *Wire) sendTogether(ctx context.Context, flights []*flight) {
+	end := make(together)
+	for _, f := range flights {
+		f.done, f.together = end, true
+	}
+	w.sendAsync(ctx, flights, end)
+}
+
+// together is no slot of a pool: its flights are awaited until the end of their send.
+type together chan struct{}
+
+func (t together) leave() { close(t) }

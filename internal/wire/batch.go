@@ -30,8 +30,9 @@ type flight struct {
 	since time.Time     // the beginning of the attempt
 	done  chan struct{} // closed by finish; nil if the caller itself sends the flight
 
-	outcome       // the sender's until finish
+	outcome       // the sender's until done is closed
 	finished bool // the sender's
+	together bool // done is that of several flights, and closed after them
 }
 
 type outcome struct {
@@ -45,7 +46,7 @@ type outcome struct {
 func (f *flight) finish(o outcome) {
 	o.unsure = f.unsure
 	f.outcome, f.finished = o, true
-	if f.done != nil {
+	if f.done != nil && !f.together {
 		close(f.done)
 	}
 }
@@ -155,7 +156,7 @@ func merge(flights []*flight) []*scriptCall {
 		open := calls[max(0, len(calls)-maxOpen):]
 		at := slices.IndexFunc(open, func(c *scriptCall) bool { return len(c.flights) < maxUnits && c.takes(f) })
 		if at < 0 {
-			calls = append(calls, callOf(flights[i:i+1:i+1]))
+			calls = append(calls, callOf(append(make([]*flight, 0, min(maxUnits, len(flights)-i)), f)))
 		} else {
 			open[at].flights = append(open[at].flights, f)
 		}

@@ -30,7 +30,7 @@ func (r *rig) batch(n int, mod ...func(i int, c *Call)) []*flight {
 		}
 		flights[i] = &flight{ctx: r.Context(), call: c, unit: c.Unit, done: make(chan struct{})}
 	}
-	r.wire.sendAsync(context.Background(), slices.Clone(flights), nil)
+	r.wire.sendAsync(context.Background(), slices.Clone(flights), make(together))
 	for _, f := range flights {
 		<-f.done
 	}

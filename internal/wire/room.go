@@ -2,7 +2,7 @@ package wire
 
 import "sync"
 
-// slot is the right to use a connection of the pool. The end of the send gives the slot back.
+// slot is the right to use a connection of the pool, which the end of the send gives back.
 type slot interface{ leave() }
 
 // rooms limits the calls that are sent each by itself, as the batcher limits the batches: a pool has

@@ -86,8 +86,12 @@ func (c *scriptCall) prepare(ctx context.Context, eval bool, cmds []redis.Cmder)
 		args = append(args, evalSHA, c.script.hash, keys)
 	}
 	for _, f := range c.flights {
-		for _, key := range f.unit.Keys {
-			args = append(args, key)
+		for i, key := range f.unit.Keys {
+			if len(c.flights) > 1 {
+				args = append(args, &f.unit.Keys[i]) // a pointer in an any allocates nothing
+			} else {
+				args = append(args, key) // which hooks can print
+			}
 		}
 	}
 	args = append(args, c.common...)

@@ -297,7 +297,7 @@ func (w *Wire) await(ctx context.Context, f *flight) outcome {
 	}
 }
 
-// sendAsync sends flights in a goroutine, which then leaves the slot; nil: none.
+// sendAsync sends flights in a goroutine, which then leaves the slot.
 func (w *Wire) sendAsync(ctx context.Context, flights []*flight, own slot) {
 	w.group.Go(func() {
 		defer func() {
@@ -306,10 +306,8 @@ func (w *Wire) sendAsync(ctx context.Context, flights []*flight, own slot) {
 					f.finish(outcome{err: errHook})
 				}
 			}
-			if own != nil {
-				runtime.Gosched() // let the callers that are awake now run first: their next calls join the queue
-				own.leave()
-			}
+			runtime.Gosched() // let the callers that are awake now run first: their next calls join the queue
+			own.leave()
 		}()
 		w.send(ctx, flights)
 	})
