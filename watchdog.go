@@ -134,6 +134,7 @@ func (d *watchdog) tick(now time.Time) (next time.Duration) {
 // dueLocked returns the leases to renew, and the holds at their deadline.
 func (d *watchdog) dueLocked(now time.Time) (r round, lost []*loss) {
 	t := &d.client.table
+	var ttls []time.Duration
 	for len(r.holds) < lookAtMost && len(lost) < lookAtMost {
 		h := t.firstDueLocked(now)
 		if h == nil {
@@ -144,12 +145,17 @@ func (d *watchdog) dueLocked(now time.Time) (r round, lost []*loss) {
 			lost = append(lost, t.loseLocked(h, LossExpired))
 			continue
 		}
+		next := h.lease.Until()
 		if ttl, isDue := t.renewalLocked(h, now); isDue {
 			h.renewal.inFlight, h.renewal.soon = true, false
-			r.addLocked(h, ttl)
+			r.holds, ttls = append(r.holds, h), append(ttls, ttl)
+			if at := now.Add(h.intervalLocked()); ttl > 0 && !h.isLoan() && at.Before(next) {
+				next = at // where scheduleLocked leaves the hold if the renewal is confirmed
+			}
 		}
-		t.leases.Set(&h.renewal.item, t.at(h.lease.Until()))
+		t.leases.Set(&h.renewal.item, t.at(next))
 	}
+	r.fillLocked(ttls)
 	return r, lost
 }
 
@@ -199,11 +205,15 @@ type round struct {
 	limit    time.Duration // the shortest renewal interval
 }
 
-func (r *round) addLocked(h *hold, ttl time.Duration) {
-	r.holds = append(r.holds, h)
-	r.renewals = append(r.renewals, store.Renewal{Lease: h.lease, TTL: ttl, Count: h.storeCount()})
-	if interval := h.intervalLocked(); r.limit == 0 || interval < r.limit {
-		r.limit = interval
+// fillLocked makes the renewals of the holds, which ask for ttls.
+func (r *round) fillLocked(ttls []time.Duration) {
+	if len(r.holds) == 0 {
+		return
+	}
+	r.renewals, r.limit = make([]store.Renewal, len(r.holds)), r.holds[0].intervalLocked()
+	for i, h := range r.holds {
+		r.renewals[i] = store.Renewal{Lease: h.lease, TTL: ttls[i], Count: h.storeCount()}
+		r.limit = min(r.limit, h.intervalLocked())
 	}
 }
 
@@ -413,13 +423,17 @@ func (t *table) confirmLocked(h *hold, lease store.Lease, now time.Time) {
 	t.scheduleLocked(h)
 }
 
-// scheduleLocked puts h into the heap at the time of its next renewal or of its deadline.
+// scheduleLocked puts h into the heap at the time of its next renewal or of its deadline. A hold
+// that is there a little earlier stays.
 func (t *table) scheduleLocked(h *hold) {
-	due := h.lease.Until()
-	if next := h.lease.Sent.Add(h.intervalLocked()); !h.fixed && next.Before(due) {
+	due, interval := t.at(h.lease.Until()), h.intervalLocked()
+	if next := t.at(h.lease.Sent.Add(interval)); !h.fixed && next < due {
 		due = next
 	}
-	t.leases.Set(&h.renewal.item, t.at(due))
+	if is := t.leases.Due(&h.renewal.item); is <= due && is >= due-interval/earlyDivisor && !h.fixed {
+		return
+	}
+	t.leases.Set(&h.renewal.item, due)
 	h.client.watchdog.nudgeLocked()
 }
 

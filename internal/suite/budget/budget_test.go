@@ -55,7 +55,7 @@ var budgets = map[string]cost{
 	"once, replay":           {67, 4456, 0, 1, 1, 443},
 	"quorum pair":            {191, 15710, 13, 6, 6, 1205},
 	"hand-over":              {87, 5392, 2, 2, 2, 432},
-	"renewal of 1000":        {174, 1297218, 4, 17, 16, 103957},
+	"renewal of 1000":        {172, 749762, 4, 17, 16, 103957},
 }
 
 // goVersion has the compiler that the allocations were counted with. Another one may have others.
