@@ -95,7 +95,12 @@ func (s *nativeStore) topic(a store.Ask) subs.Topic {
 }
 
 func (s *nativeStore) unit(name string, args ...any) wire.Unit {
-	return wire.Unit{Keys: []string{name, name + queueSuffix}, Args: args}
+	u := new(struct { // in one allocation
+		keys [2]string
+		args [3]any
+	})
+	u.keys = [2]string{name, name + queueSuffix}
+	return wire.Unit{Keys: u.keys[:], Args: u.args[:copy(u.args[:], args)]}
 }
 
 // noPlace is the arrival of a hold that must not queue, newPlace the arrival of a new waiter.

@@ -148,15 +148,13 @@ func (b *batcher) forget(f *flight) bool {
 
 // merge puts flights into as few script calls as possible.
 func merge(flights []*flight) []*scriptCall {
-	if len(flights) == 1 {
-		return []*scriptCall{callOf(flights)}
-	}
 	var calls []*scriptCall
 	for i, f := range flights {
 		open := calls[max(0, len(calls)-maxOpen):]
 		at := slices.IndexFunc(open, func(c *scriptCall) bool { return len(c.flights) < maxUnits && c.takes(f) })
 		if at < 0 {
-			calls = append(calls, callOf(append(make([]*flight, 0, min(maxUnits, len(flights)-i)), f)))
+			call := callOf(append(make([]*flight, 0, min(maxUnits, len(flights)-i)), f))
+			calls = append(calls, &call)
 		} else {
 			open[at].flights = append(open[at].flights, f)
 		}
@@ -164,9 +162,9 @@ func merge(flights []*flight) []*scriptCall {
 	return calls
 }
 
-func callOf(flights []*flight) *scriptCall {
+func callOf(flights []*flight) scriptCall {
 	c := flights[0].call
-	return &scriptCall{script: c.Script, common: c.Common, flights: flights, acks: c.Acks}
+	return scriptCall{script: c.Script, common: c.Common, flights: flights, acks: c.Acks}
 }
 
 func (c *scriptCall) finish() {

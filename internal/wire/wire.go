@@ -239,7 +239,8 @@ func moreTelling(last, err error) error {
 
 // attempt sends a call once, and returns as soon as ctx is done or the call's patience is over.
 func (w *Wire) attempt(ctx context.Context, c *Call, args []any, now time.Time) (o outcome) {
-	f := &flight{ctx: ctx, call: c, unit: Unit{Keys: c.Unit.Keys, Args: args}, since: now}
+	l := &lone{flight: flight{ctx: ctx, call: c, unit: Unit{Keys: c.Unit.Keys, Args: args}, since: now}}
+	f := &l.flight
 	direct := w.isDirect(ctx, c)
 	if !direct && c.Patience > 0 && c.Patience < w.readTimeout { // else go-redis gives up before
 		var cancel context.CancelFunc
@@ -260,9 +261,7 @@ func (w *Wire) attempt(ctx context.Context, c *Call, args []any, now time.Time) 
 		o.err = f.ctx.Err()
 	case direct:
 		defer own.leave() // also if a hook of go-redis ends the goroutine
-		call := callOf([]*flight{f})
-		w.exchange(ctx, []*scriptCall{call})
-		o = call.outcome(0)
+		o = w.sendAlone(ctx, l)
 	default:
 		f.done = make(chan struct{})
 		w.sendAsync(f.ctx, []*flight{f}, own)
@@ -272,6 +271,21 @@ func (w *Wire) attempt(ctx context.Context, c *Call, args []any, now time.Time) 
 		o.err = errNoConnection // for all the time of the attempt
 	}
 	return o
+}
+
+// lone is a flight with room for a script call of its own.
+type lone struct {
+	flight  flight
+	call    scriptCall
+	flights [1]*flight
+	calls   [1]*scriptCall
+}
+
+func (w *Wire) sendAlone(ctx context.Context, l *lone) outcome {
+	l.flights[0], l.calls[0] = &l.flight, &l.call
+	l.call = callOf(l.flights[:])
+	w.exchange(ctx, l.calls[:])
+	return l.call.outcome(0)
 }
 
 // isDirect reports whether the caller sends a call itself: nothing ends the call before go-redis.
@@ -326,7 +340,8 @@ func (w *Wire) send(ctx context.Context, flights []*flight) {
 		}
 		for i, f := range c.flights {
 			f.unsure = true // the refused call may have reached this unit
-			apart = append(apart, callOf(c.flights[i:i+1]))
+			call := callOf(c.flights[i : i+1])
+			apart = append(apart, &call)
 		}
 	}
 	if len(apart) > 0 {
