@@ -334,8 +334,8 @@ func (j *joint) atOnce(wait time.Duration) (inner context.Context, done bool, er
 			abandonAll(calls)
 		}
 	}()
-	ctx, cancel := c.boundCall(j.Context, j.Context, wait)
-	defer cancel()
+	ctx, end := c.boundCall(j.Context, j.Context, wait)
+	defer end.Stop()
 	start := time.Now()
 	leases, err := several.TryAll(ctx, asks)
 	if err == nil {
@@ -507,8 +507,8 @@ func (j *joint) freeAll(ctx context.Context, several store.Several, exits []exit
 	if len(leases) < 2 {
 		return
 	}
-	ctx, cancel := lifetime.Until(ctx, limit)
-	defer cancel()
+	limited := lifetime.Until(ctx, limit)
+	defer limited.Stop()
 	answers := slices.Repeat([]error{errAborted}, len(leases))
 	defer func() {
 		for n, err := range answers {
@@ -517,7 +517,7 @@ func (j *joint) freeAll(ctx context.Context, several store.Several, exits []exit
 			}
 		}
 	}()
-	answers = several.ReleaseAll(ctx, leases)
+	answers = several.ReleaseAll(limited, leases)
 }
 
 // leaked notes that nobody can unlock the section any more. Each outer section is a parent of the

@@ -170,35 +170,43 @@ func (c *Client) isClosed() bool { return c.life.Err() != nil }
 // isOf says whether e is an entry of this client. Another client numbers its holds by itself.
 func (c *Client) isOf(e *entry) bool { return e.hold.client == c }
 
+// stopper ends a context early.
+type stopper interface{ Stop() }
+
 // bound returns a context that ends with ctx, with the client, and after wait if wait is above 0.
-func (c *Client) bound(ctx context.Context, wait time.Duration) (context.Context, context.CancelFunc) {
-	if ctx.Done() == nil && wait <= 0 {
-		return lifetime.Of(c.life, ctx), func() {}
+func (c *Client) bound(ctx context.Context, wait time.Duration) (context.Context, stopper) {
+	switch {
+	case wait > 0:
+		e := lifetime.EndingAfter(ctx, c.life, wait, errWaitOver)
+		return e, e
+	case ctx.Done() == nil:
+		return lifetime.Of(c.life, ctx), endless{}
+	default:
+		e := lifetime.EndingWith(ctx, c.life)
+		return e, e
 	}
-	ctx, cancel := endingWith(&lifetime.Guarded{Context: ctx}, c.life)
-	if wait <= 0 {
-		return ctx, cancel
-	}
-	ctx, timed := context.WithTimeoutCause(ctx, wait, errWaitOver)
-	return ctx, func() { timed(); cancel() }
 }
 
+type endless struct{}
+
+func (endless) Stop() {}
+
 // boundCall is bound for a call that asks for a lock: the stop around caller ends the context, too.
-func (c *Client) boundCall(ctx, caller context.Context, wait time.Duration) (context.Context, context.CancelFunc) {
+func (c *Client) boundCall(ctx, caller context.Context, wait time.Duration) (context.Context, stopper) {
 	ctx, end := c.bound(ctx, wait)
 	ctx, cancel := stoppable(ctx, caller)
 	if cancel == nil {
 		return ctx, end
 	}
-	return ctx, func() { cancel(); end() }
+	return ctx, both{cancel, end}
 }
 
-// endingWith returns a context that ends with ctx, and with other and the cause of other.
-func endingWith(ctx, other context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(other, func() { cancel(context.Cause(other)) })
-	return ctx, func() { stop(); cancel(nil) }
+type both struct {
+	cancel context.CancelFunc
+	end    stopper
 }
+
+func (b both) Stop() { b.cancel(); b.end.Stop() }
 
 func (c *Client) log(l *slog.Logger, level slog.Level, msg string, attrs ...slog.Attr) {
 	c.events.Log(l, level, msg, attrs...)

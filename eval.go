@@ -72,8 +72,8 @@ func (h *hold) eval(ctx context.Context, s store.Scripts, run store.Script) (any
 	if !isHeld { // since Eval has looked
 		return nil, store.ErrGone
 	}
-	bound, cancel := lifetime.Until(ctx, unlockBy(time.Now(), lease))
-	defer cancel()
+	bound := lifetime.Until(ctx, unlockBy(time.Now(), lease))
+	defer bound.Stop()
 	reply, err := s.Eval(bound, lease, run)
 	if !errors.Is(err, store.ErrUnsure) {
 		t.mu.Lock()

@@ -13,12 +13,15 @@ type hold struct {
 	client *Client
 	name   string // of the lock, as its user knows it
 	holder Holder
-	leader bool  // begun by Lead
 	around *hold // in the other mode, of a read-write lock; nil: none
 	*settings
+	leader bool // begun by Lead
 
 	// Guarded by the table's mutex.
-	state   holdState
+	state    holdState
+	recalled bool // the lender of this loan has left
+	leaked   bool // the context of some entry was dropped without Unlock
+
 	lease   store.Lease // as the store has given it, or as a section of this process has passed it on
 	since   time.Time   // when the first entry was entered
 	end     error       // the reason for the end of an entered hold: ErrReleased, ErrHandedOff, ErrClosed or a *LostError
@@ -27,13 +30,11 @@ type hold struct {
 	count   int         // of open entries
 	deepest int         // the highest count
 	entries []*entry    // the open ones, oldest first; without entries whose context was dropped
+	first   [1]*entry   // room for the entries of a hold that is not entered again
 	leaks   []*entry    // to be reported when the hold is looked at next
-	leaked  bool        // the context of some entry was dropped without Unlock
 	renewal renewal
 	turn    turn
 	traces  []func(TraceEnded) // to call at the end of the hold
-
-	recalled bool // the lender of this loan has left
 }
 
 type holdState uint8

@@ -41,10 +41,11 @@ func (l *Lock) token(ctx context.Context, op string) (int64, error) {
 	if token != 0 {
 		return token, nil
 	}
-	ctx, cancel := l.client.bound(ctx, 0)
-	defer cancel()
-	ctx, stop := endingWith(ctx, e.ctx)
-	defer stop()
+	ctx, end := l.client.bound(ctx, 0)
+	defer end.Stop()
+	both := lifetime.EndingWith(ctx, e.ctx)
+	defer both.Stop()
+	ctx = both
 	token, err = l.client.store.Token(ctx, lease)
 	if err := l.settled(op, ctx, h, err); err != nil {
 		return 0, err
@@ -177,8 +178,8 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 		h.renewal.longest = last
 	}
 	t.mu.Unlock()
-	bounded, cancel := c.bound(ctx, time.Until(lease.Until()))
-	defer cancel()
+	bounded, end := c.bound(ctx, time.Until(lease.Until()))
+	defer end.Stop()
 	lease.TTL = d
 	lease, err = c.store.Enter(bounded, lease, count)
 	if err == nil {

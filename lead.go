@@ -45,9 +45,9 @@ func (l *Lock) Lead(ctx context.Context, fn func(ctx context.Context) error) err
 		case ctx.Err() != nil || isStop(err) || !errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrNotReplicated):
 			return notEntered(err)
 		default:
-			pause, cancel := l.client.boundCall(ctx, ctx, l.settings.ttl/3)
+			pause, end := l.client.boundCall(ctx, ctx, l.settings.ttl/3)
 			<-pause.Done()
-			cancel()
+			end.Stop()
 		}
 	}
 }

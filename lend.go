@@ -213,8 +213,8 @@ func (l *Lock) Borrow(ctx context.Context, t Ticket) (context.Context, error) {
 		set.ttl, set.delay, set.acks, set.fixed, set.maxHold, set.localReentry = t.TTL, t.Delay, store.Acks{}, false, 0, true
 		h.settings = &set
 		h.lease.TTL, h.lease.Delay, h.lease.Acks, h.lease.Lender = t.TTL, t.Delay, store.Acks{}, store.ID(t.Hold)
-		bound, cancel := l.client.boundCall(a.event.Context, ctx, 0)
-		defer cancel()
+		bound, end := l.client.boundCall(a.event.Context, ctx, 0)
+		defer end.Stop()
 		lease, err := s.Borrow(bound, h.lease.Ask, store.Ticket{ID: t.ID, Expires: t.Expires})
 		return a.enterBy(bound, t, h, lease, err)
 	}
@@ -246,8 +246,8 @@ func (l *Lock) Accept(ctx context.Context, t Ticket) (context.Context, error) {
 		if unaware {
 			a.hold = nil // never to be abandoned, see enterBy
 		}
-		bound, cancel := l.client.boundCall(a.event.Context, ctx, 0)
-		defer cancel()
+		bound, end := l.client.boundCall(a.event.Context, ctx, 0)
+		defer end.Stop()
 		lease, wait, err := s.Accept(bound, h.lease.Ask, store.ID(t.Hold), store.Ticket{ID: t.ID, Expires: t.Expires}, unaware)
 		if err == nil && wait > 0 {
 			lifetime.Sleep(bound.Done(), wait) // enterBy sees the end of bound, too

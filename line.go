@@ -30,10 +30,10 @@ type line struct {
 // turn is the line's part of a hold.
 type turn struct {
 	isHead  bool
+	scripts int32         // of Eval, that may run yet
 	called  chan struct{} // closed when the hold is the head, or has been passed the lock
 	passes  int           // how often the lease was passed on since the store gave it; at the limit once a ticket names the hold
 	began   time.Time     // when the store gave the lease
-	scripts int           // of Eval, that may run yet
 }
 
 // waitTurn waits until h is the head of its line. passed: h has the lease of the section before.

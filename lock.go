@@ -270,18 +270,20 @@ func (a *acquiring) newHold() *hold {
 // enterFirst takes the lock for a new hold. around is an entry in the other mode; nil: none.
 func (a *acquiring) enterFirst(around *entry) error {
 	h := a.newHold()
-	ctx, cancel := h.client.boundCall(a.event.Context, cmp.Or(a.caller, a.ctx), a.wait)
-	defer cancel()
+	ctx, end := h.client.boundCall(a.event.Context, cmp.Or(a.caller, a.ctx), a.wait)
+	defer end.Stop()
 	if around != nil { // no obstacle to this call, and its end is the end of this call
 		h.around, h.lease.With = around.hold, around.hold.lease.ID
-		ctx, cancel = endingWith(ctx, around.ctx)
-		defer cancel()
+		inside := lifetime.EndingWith(ctx, around.ctx)
+		defer inside.Stop()
+		ctx = inside
 	}
 	if a.wait != 0 {
+		var cancel context.CancelFunc
 		ctx, cancel = h.watchForDeadlock(ctx, a.ctx)
 		defer cancel()
 	}
-	ctx, cancel = a.limitQueue(ctx)
+	ctx, cancel := a.limitQueue(ctx)
 	defer cancel()
 	lease, err := a.takeTurn(ctx, h)
 	return a.enter(ctx, h, lease, err)
@@ -503,11 +505,11 @@ func (h *hold) leave(ctx context.Context, rest exit) (err error) {
 	case exitInner:
 		return h.leaveInner(ctx)
 	case exitLast:
-		ctx, cancel := lifetime.Until(ctx, unlockBy(time.Now(), h.lease))
-		defer cancel()
+		limited := lifetime.Until(ctx, unlockBy(time.Now(), h.lease))
+		defer limited.Stop()
 		answer := errAborted
 		defer func() { err = h.freed(answer) }()
-		answer = h.client.store.Release(ctx, h.lease, 0)
+		answer = h.client.store.Release(limited, h.lease, 0)
 		return nil
 	default:
 		return nil

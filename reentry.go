@@ -24,12 +24,12 @@ func (a *acquiring) enterAgain(outer *entry) error {
 	lease.TTL = h.nextTTLLocked(time.Now())
 	t.mu.Unlock()
 	if !h.localReentry {
-		ctx, cancel := h.client.bound(a.event.Context, a.wait)
-		defer cancel()
+		ctx, end := h.client.bound(a.event.Context, a.wait)
+		defer end.Stop()
 		if outer.ctx.Err() == nil { // a hold that ends meanwhile is not entered again
-			var stop context.CancelFunc
-			ctx, stop = endingWith(ctx, outer.ctx)
-			defer stop()
+			inside := lifetime.EndingWith(ctx, outer.ctx)
+			defer inside.Stop()
+			ctx = inside
 		}
 		var err error
 		if lease, err = h.client.store.Enter(ctx, lease, count); err != nil {
@@ -108,8 +108,8 @@ func (h *hold) leaveInner(ctx context.Context) error {
 		lease.TTL = 0
 	}
 	t.mu.Unlock()
-	bound, cancel := lifetime.Until(ctx, limit)
-	defer cancel()
+	bound := lifetime.Until(ctx, limit)
+	defer bound.Stop()
 	err := h.client.store.Release(bound, lease, count)
 	if errors.Is(err, store.ErrGone) {
 		if end := h.endOf(true); isLost(end) {

@@ -37,10 +37,10 @@ type watchdog struct {
 type renewal struct {
 	item     timers.Item[*hold] // in the table's heap while the hold is held
 	inFlight bool
-	failures int // in a row
 	// soon asks for a renewal at once: a command had no answer, so the store may count otherwise.
-	soon    bool
-	longest time.Time // until when an Extend without an answer may have made the lease last
+	soon     bool
+	failures int32     // in a row
+	longest  time.Time // until when an Extend without an answer may have made the lease last
 }
 
 const (
@@ -54,7 +54,7 @@ const (
 )
 
 // retryPause is short at first, and short enough for several tries of a renewal within a lease.
-func retryPause(failures int, ttl time.Duration) time.Duration {
+func retryPause(failures int32, ttl time.Duration) time.Duration {
 	return min(5*time.Millisecond<<min(failures, 10), ttl/12+time.Millisecond, time.Second)
 }
 

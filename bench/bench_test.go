@@ -243,6 +243,11 @@ func BenchmarkClient(b *testing.B) {
 	require.NoError(b, err)
 	ending, cancel := context.WithCancel(context.Background())
 	defer cancel()
+	prompt := server.Client(func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+	defer func() { _ = prompt.Close() }()
+	quick, err := relock.New(prompt)
+	require.NoError(b, err)
+	defer func() { _ = quick.Close() }()
 	least, lock, nested := floor.handle("x"), client.NewLock("x"), client.NewLock("y")
 	section, err := nested.Lock(ending)
 	require.NoError(b, err)
@@ -269,6 +274,7 @@ func BenchmarkClient(b *testing.B) {
 		}},
 		{name: "endless", run: pair(context.Background(), lock)},
 		{name: "ending", run: pair(ending, lock)},
+		{name: "prompt", run: pair(ending, quick.NewLock("x"))},
 		{name: "nested", run: pair(section, nested)},
 	}
 	const slice = 500

@@ -29,15 +29,19 @@ type Server struct {
 }
 
 // Client returns a client of the server. The caller closes the client.
-func (s *Server) Client() *redis.Client {
-	return redis.NewClient(&redis.Options{
+func (s *Server) Client(mod ...func(*redis.Options)) *redis.Client {
+	o := &redis.Options{
 		Addr: "fakeredis:6379", Protocol: 2, DisableIdentity: true,
 		Dialer: func(context.Context, string, string) (net.Conn, error) {
 			c := &conn{server: s}
 			c.ready.L = &s.mu
 			return c, nil
 		},
-	})
+	}
+	for _, m := range mod {
+		m(o)
+	}
+	return redis.NewClient(o)
 }
 
 // PublishLocked sends a message to all subscribers of a channel. Script may call PublishLocked.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 )
 
@@ -15,11 +16,28 @@ func Within(ctx context.Context, d time.Duration) bool {
 	switch c := ctx.(type) {
 	case *of:
 		return false
-	case *until:
-		deadline, _ := c.Deadline()
-		return time.Until(deadline) < d
+	case *Either:
+		return true
+	case *Limited:
+		return time.Until(c.deadline) < d
 	default:
 		return ctx.Done() != nil
+	}
+}
+
+// Loose returns a context with the values of ctx for a command that is sure to be answered soon. Of
+// a context of this package, the result may end later than ctx, and costs nothing to wait for.
+func Loose(ctx context.Context) context.Context {
+	switch c := ctx.(type) {
+	case *Limited:
+		return c.values
+	case *Either:
+		if inner, is := c.parent.Context.(*Either); is {
+			return Loose(inner)
+		}
+		return &c.parent
+	default:
+		return ctx
 	}
 }
 
@@ -39,18 +57,165 @@ func (c *of) Value(key any) any {
 	return c.values.Value(key)
 }
 
-type until struct {
-	context.Context
-	values Guarded
+// Ends returns channels of which one is closed when ctx ends, and others are nil. A context of
+// EndingWith then need not be made.
+func Ends(ctx context.Context) [3]<-chan struct{} {
+	e, is := ctx.(*Either)
+	if !is || !e.deadline.IsZero() || e.isNeeded() {
+		return [3]<-chan struct{}{ctx.Done()}
+	}
+	if inner, is := e.parent.Context.(*Either); is {
+		if ends := Ends(inner); ends[2] == nil {
+			return [3]<-chan struct{}{e.other.Done(), ends[0], ends[1]}
+		}
+	}
+	return [3]<-chan struct{}{e.other.Done(), e.parent.Done()}
+}
+
+// Limited is a context of Until.
+type Limited struct {
+	caller   Guarded
+	values   context.Context // of caller
+	deadline time.Time
+	late
 }
 
 // Until returns a context with the values of ctx that ends at a deadline, and not with ctx. The
-// CancelFunc ends the context early.
-func Until(ctx context.Context, deadline time.Time) (context.Context, context.CancelFunc) {
-	u := &until{values: Guarded{ctx}}
-	var cancel context.CancelFunc
-	u.Context, cancel = context.WithDeadline(context.WithoutCancel(&u.values), deadline)
-	return u, cancel
+// caller ends the context with Stop.
+func Until(ctx context.Context, deadline time.Time) *Limited {
+	l := &Limited{caller: Guarded{ctx}, deadline: deadline}
+	l.values = context.WithoutCancel(&l.caller)
+	return l
+}
+
+// Deadline implements [context.Context].
+func (l *Limited) Deadline() (time.Time, bool) { return l.deadline, true }
+
+// Done implements [context.Context].
+func (l *Limited) Done() <-chan struct{} { return l.real(l).Done() }
+
+// Err implements [context.Context].
+func (l *Limited) Err() error {
+	if !l.isNeeded() && time.Now().Before(l.deadline) {
+		return nil
+	}
+	return l.real(l).Err()
+}
+
+// Value implements [context.Context].
+func (l *Limited) Value(key any) any {
+	if l.isNeeded() {
+		return l.real(l).Value(key)
+	}
+	return l.values.Value(key)
+}
+
+func (l *Limited) begin() (context.Context, context.CancelFunc) {
+	return context.WithDeadline(l.values, l.deadline)
+}
+
+// Either is a context of EndingWith.
+type Either struct {
+	parent   Guarded
+	other    context.Context
+	deadline time.Time // zero: none
+	cause    error     // of the deadline
+	late
+}
+
+// EndingWith returns a context with the values of ctx that ends with ctx, and with other and its
+// cause. The caller ends the context with Stop.
+func EndingWith(ctx, other context.Context) *Either {
+	return &Either{parent: Guarded{ctx}, other: other}
+}
+
+// EndingAfter is EndingWith, and the context ends with a cause when wait is over.
+func EndingAfter(ctx, other context.Context, wait time.Duration, cause error) *Either {
+	return &Either{parent: Guarded{ctx}, other: other, deadline: time.Now().Add(wait), cause: cause}
+}
+
+// Deadline implements [context.Context].
+func (e *Either) Deadline() (time.Time, bool) {
+	deadline, is := e.parent.Deadline()
+	if !e.deadline.IsZero() && (!is || e.deadline.Before(deadline)) {
+		return e.deadline, true
+	}
+	return deadline, is
+}
+
+// Done implements [context.Context].
+func (e *Either) Done() <-chan struct{} { return e.real(e).Done() }
+
+// Err implements [context.Context].
+func (e *Either) Err() error {
+	goesOn := e.deadline.IsZero() || time.Now().Before(e.deadline)
+	if goesOn && !e.isNeeded() && e.parent.Err() == nil && e.other.Err() == nil {
+		return nil
+	}
+	return e.real(e).Err()
+}
+
+// Value implements [context.Context].
+func (e *Either) Value(key any) any {
+	if e.isNeeded() {
+		return e.real(e).Value(key)
+	}
+	return e.parent.Value(key)
+}
+
+func (e *Either) begin() (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(&e.parent)
+	stop := context.AfterFunc(e.other, func() { cancel(context.Cause(e.other)) })
+	if e.other.Err() != nil {
+		cancel(context.Cause(e.other))
+	}
+	timed := func() {}
+	if !e.deadline.IsZero() {
+		ctx, timed = context.WithDeadlineCause(ctx, e.deadline, e.cause)
+	}
+	return ctx, func() { stop(); timed(); cancel(nil) }
+}
+
+// late is a context that is made when it ends, or when somebody waits for its end: most commands are
+// answered before.
+type late struct {
+	mu      sync.Mutex
+	ctx     context.Context // nil: nobody needs it yet
+	cancel  context.CancelFunc
+	stopped bool
+}
+
+// real returns the context, which b begins at the first call.
+func (l *late) real(b interface {
+	begin() (context.Context, context.CancelFunc)
+}) context.Context {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ctx == nil {
+		l.ctx, l.cancel = b.begin()
+		if l.stopped {
+			l.cancel()
+		}
+	}
+	return l.ctx
+}
+
+// isNeeded says whether the context is made, or has been stopped before.
+func (l *late) isNeeded() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.ctx != nil || l.stopped
+}
+
+// Stop ends the context. Stop may be called again.
+func (l *late) Stop() {
+	l.mu.Lock()
+	l.stopped = true
+	cancel := l.cancel
+	l.mu.Unlock()
+	if cancel != nil { // may come back, through a child
+		cancel()
+	}
 }
 
 // Ended returns the end of a done context as an error. The error matches both ctx.Err and the

@@ -46,8 +46,8 @@ func TestUntilEndsAtItsDeadlineAndNotWithItsParent(t *testing.T) {
 				parent, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "value"))
 				cancel()
 				deadline := time.Now().Add(time.Second)
-				ctx, stop := lifetime.Until(parent, deadline)
-				defer stop()
+				ctx := lifetime.Until(parent, deadline)
+				defer ctx.Stop()
 				watch(ctx)
 				require.Equal(t, "value", ctx.Value(key{}))
 				got, ok := ctx.Deadline()
@@ -67,24 +67,24 @@ func TestUntilEndsAtItsDeadlineAndNotWithItsParent(t *testing.T) {
 }
 
 func TestUntilOfATimeThatIsOverHasEnded(t *testing.T) {
-	ctx, stop := lifetime.Until(t.Context(), time.Now())
-	defer stop()
+	ctx := lifetime.Until(t.Context(), time.Now())
+	defer ctx.Stop()
 	require.ErrorIs(t, ctx.Err(), context.DeadlineExceeded)
 	<-ctx.Done()
 }
 
 func TestUntilThatIsStoppedLeavesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ctx, stop := lifetime.Until(t.Context(), time.Now().Add(time.Hour))
+		ctx := lifetime.Until(t.Context(), time.Now().Add(time.Hour))
 		woken := make(chan struct{})
 		go func() { <-ctx.Done(); close(woken) }()
 		synctest.Wait()
-		stop()
-		stop()
+		ctx.Stop()
+		ctx.Stop()
 		<-woken
 		require.ErrorIs(t, ctx.Err(), context.Canceled)
-		unused, stop := lifetime.Until(t.Context(), time.Now().Add(time.Hour))
-		stop()
+		unused := lifetime.Until(t.Context(), time.Now().Add(time.Hour))
+		unused.Stop()
 		require.ErrorIs(t, unused.Err(), context.Canceled, "also where nobody has waited")
 		<-unused.Done()
 	})
@@ -93,8 +93,8 @@ func TestUntilThatIsStoppedLeavesNothing(t *testing.T) {
 func TestWithinSaysWhetherAContextMayEndSoon(t *testing.T) {
 	life, end := context.WithCancel(t.Context())
 	defer end()
-	minute, stop := lifetime.Until(t.Context(), time.Now().Add(time.Minute))
-	defer stop()
+	minute := lifetime.Until(t.Context(), time.Now().Add(time.Minute))
+	defer minute.Stop()
 	for name, test := range map[string]struct {
 		ctx    context.Context
 		within time.Duration
@@ -116,4 +116,99 @@ func TestMillisRoundsUp(t *testing.T) {
 	} {
 		require.Equal(t, want, lifetime.Millis(d), d)
 	}
+}
+
+func TestEndingWithEndsWithEither(t *testing.T) {
+	watched := map[string]func(context.Context){
+		"nobody waits":   func(context.Context) {},
+		"somebody waits": func(ctx context.Context) { ctx.Done() },
+		"a child waits":  func(ctx context.Context) { _, cancel := context.WithCancel(ctx); defer cancel() },
+	}
+	for name, watch := range watched {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				callerEnd, errWait := errors.New("the end of the caller"), errors.New("the end of the wait")
+				for _, test := range []struct {
+					cause error
+					end   func(caller, life context.CancelCauseFunc)
+				}{
+					{callerEnd, func(caller, _ context.CancelCauseFunc) { caller(callerEnd) }},
+					{errEnd, func(_, life context.CancelCauseFunc) { life(errEnd) }},
+					{errWait, func(_, _ context.CancelCauseFunc) { <-time.After(time.Second) }},
+				} {
+					caller, endCaller := context.WithCancelCause(context.WithValue(t.Context(), key{}, "value"))
+					life, endLife := context.WithCancelCause(t.Context())
+					ctx := lifetime.EndingAfter(caller, life, time.Second, errWait)
+					watch(ctx)
+					require.Equal(t, "value", ctx.Value(key{}))
+					require.NoError(t, ctx.Err())
+					deadline, is := ctx.Deadline()
+					require.True(t, is)
+					require.Equal(t, time.Second, time.Until(deadline))
+					test.end(endCaller, endLife)
+					synctest.Wait()
+					require.Error(t, ctx.Err())
+					require.Equal(t, test.cause, context.Cause(ctx))
+					<-ctx.Done()
+					ctx.Stop()
+					endCaller(nil)
+					endLife(nil)
+				}
+			})
+		})
+	}
+}
+
+// TestOneOfTheEndsIsClosed asks for the ends of contexts in contexts, and of one whose ends are too many.
+func TestOneOfTheEndsIsClosed(t *testing.T) {
+	for depth := range 4 {
+		for end := range depth + 1 {
+			var cancels []context.CancelFunc
+			part := func() context.Context {
+				ctx, cancel := context.WithCancel(t.Context())
+				cancels = append(cancels, cancel)
+				return ctx
+			}
+			ctx := part()
+			for range depth {
+				e := lifetime.EndingWith(ctx, part())
+				defer e.Stop()
+				ctx = e //nolint:fatcontext // contexts in contexts are what is tested
+			}
+			require.NotPanics(t, func() { lifetime.Loose(ctx).Done() })
+			ends := lifetime.Ends(ctx)
+			cancels[end]()
+			select {
+			case <-ends[0]:
+			case <-ends[1]:
+			case <-ends[2]:
+			case <-time.After(10 * time.Second):
+				t.Fatalf("depth %d: no end after that of %d", depth, end)
+			}
+			require.Error(t, ctx.Err())
+			for _, cancel := range cancels {
+				cancel()
+			}
+		}
+	}
+}
+
+func TestALooseContextIsThatOfTheCaller(t *testing.T) {
+	caller, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "value"))
+	life, end := context.WithCancel(t.Context())
+	inner := lifetime.EndingWith(caller, life)
+	defer inner.Stop()
+	outer := lifetime.EndingWith(inner, life)
+	defer outer.Stop()
+	loose := lifetime.Loose(outer)
+	require.Equal(t, "value", loose.Value(key{}))
+	end()
+	require.NoError(t, loose.Err())
+	cancel()
+	require.Error(t, loose.Err())
+	until := lifetime.Until(caller, time.Now())
+	defer until.Stop()
+	require.NoError(t, lifetime.Loose(until).Err())
+	require.Nil(t, lifetime.Loose(until).Done())
+	require.Equal(t, life, lifetime.Loose(life))
 }

@@ -126,8 +126,9 @@ func (s *nativeStore) ask(ctx context.Context, a store.Ask, arrival string, trie
 	}
 	c.Script, c.Common = s.entering(script)
 	if arrival == noPlace { // a waiter overtakes nobody, and the TTL is part of its place
+		args := c.Unit.Args
 		c.Repeat = func(elapsed time.Duration) []any {
-			args := slices.Clone(c.Unit.Args)
+			args := slices.Clone(args)
 			args[1] = repeatMillis(kept, elapsed) // the TTL stands there for each kind of lock
 			return args
 		}

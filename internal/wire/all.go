@@ -23,7 +23,7 @@ type Result struct {
 // returns as soon as ctx is done, with a result for each unit, in order. A unit with an error may
 // have run, unless the error is a refusal.
 func (w *Wire) All(ctx context.Context, s *Script, common []any, units []Unit) []Result {
-	results, call := make([]Result, len(units)), &Call{Script: s, Common: common}
+	results, spec := make([]Result, len(units)), &spec{script: s, common: common}
 	places, fewest := make([]int, len(units)), math.MaxInt // places of units to send
 	for i := range places {
 		places[i] = i
@@ -31,7 +31,7 @@ func (w *Wire) All(ctx context.Context, s *Script, common []any, units []Unit) [
 	for len(places) > 0 {
 		flights, since := make([]flight, len(places)), time.Now()
 		for i, at := range places {
-			flights[i] = flight{ctx: ctx, call: call, unit: units[at], since: since}
+			flights[i] = flight{ctx: ctx, spec: spec, unit: units[at], since: since}
 		}
 		w.sendAll(ctx, flights)
 		var lost, again []int // places of units whose connection has ended, or whose reply asks again

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"context"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -24,7 +25,7 @@ const (
 // flight is one attempt of a call, in flight or in the queue.
 type flight struct {
 	ctx   context.Context
-	call  *Call
+	spec  *spec
 	unit  Unit
 	slot  string        // in a cluster
 	since time.Time     // the beginning of the attempt
@@ -35,11 +36,21 @@ type flight struct {
 	together bool // done is that of several flights, and closed after them
 }
 
+// spec is what the units of a script call have in common.
+type spec struct {
+	script *Script
+	common []any
+	acks   Acks
+}
+
+func (c *Call) spec() spec { return spec{c.Script, c.Common, c.Acks} }
+
 type outcome struct {
 	reply  any
 	acked  int
 	err    error
 	unsure bool // an earlier send of the same attempt may have run
+	late   bool // the answer to a brisk send, which is to be repeated
 }
 
 // finish hands the outcome to the caller. If the caller has given up, nobody reads the outcome.
@@ -86,6 +97,28 @@ func (b *batcher) enter(f *flight) bool {
 		b.late.Reset(maxQueued)
 	}
 	return false
+}
+
+// vacant takes a slot, if one is free.
+func (b *batcher) vacant() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	is := b.sends < min(maxSends, b.limit)
+	if is {
+		b.sends++
+	}
+	return is
+}
+
+// yield lets the callers that are awake now run first, if a queue is to be sent: their next calls join
+// the queue.
+func (b *batcher) yield() {
+	b.mu.Lock()
+	waits := len(b.queue) > 0
+	b.mu.Unlock()
+	if waits {
+		runtime.Gosched()
+	}
 }
 
 // leave ends a send, and sends the queue in its slot, or if the limit may have kept a flush from it.
@@ -163,8 +196,7 @@ func merge(flights []*flight) []*scriptCall {
 }
 
 func callOf(flights []*flight) scriptCall {
-	c := flights[0].call
-	return scriptCall{script: c.Script, common: c.Common, flights: flights, acks: c.Acks}
+	return scriptCall{spec: *flights[0].spec, flights: flights}
 }
 
 func (c *scriptCall) finish() {
@@ -174,7 +206,7 @@ func (c *scriptCall) finish() {
 }
 
 func (c *scriptCall) takes(f *flight) bool {
-	return c.script == f.call.Script && !c.script.Alone && c.flights[0].slot == f.slot && slices.Equal(c.common, f.call.Common)
+	return c.script == f.spec.script && !c.script.Alone && c.flights[0].slot == f.slot && slices.Equal(c.common, f.spec.common)
 }
 
 // isRefusedTogether reports whether single units may fare better than a call of several. TRYAGAIN

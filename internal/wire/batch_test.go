@@ -28,7 +28,8 @@ func (r *rig) batch(n int, mod ...func(i int, c *Call)) []*flight {
 		for _, f := range mod {
 			f(i, c)
 		}
-		flights[i] = &flight{ctx: r.Context(), call: c, unit: c.Unit, done: make(chan struct{})}
+		spec := c.spec()
+		flights[i] = &flight{ctx: r.Context(), spec: &spec, unit: c.Unit, done: make(chan struct{})}
 	}
 	r.wire.sendAsync(context.Background(), slices.Clone(flights), make(together))
 	for _, f := range flights {

@@ -59,11 +59,9 @@ func (c command) Clone() redis.Cmder { return command{c.Cmd.Clone().(*redis.Cmd)
 
 // scriptCall is one call of a script for one or more units, with the reply.
 type scriptCall struct {
-	script  *Script
-	common  []any
+	spec
 	flights []*flight // one for each unit
-
-	acks Acks
+	room    []any     // for the arguments, if they fit
 
 	cmd, wait command
 	acked     int
@@ -79,7 +77,10 @@ func (c *scriptCall) prepare(ctx context.Context, eval bool, cmds []redis.Cmder)
 		keys += len(f.unit.Keys)
 		size += len(f.unit.Keys) + len(f.unit.Args)
 	}
-	args := make([]any, 0, size)
+	args := c.room
+	if cap(args) < size {
+		args = make([]any, 0, size)
+	}
 	if eval {
 		args = append(args, evalText, c.script.Source, keys)
 	} else {

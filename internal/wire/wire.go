@@ -4,7 +4,8 @@
 //
 // go-redis cannot be interrupted while reading: a read ends at ReadTimeout, and not with a context.
 // A call with a context is therefore sent by another goroutine. A call whose context cannot end is
-// sent by its caller, which saves two goroutine switches. Calls that meet are batched, see batcher.
+// sent by its caller, which saves two goroutine switches, and so are others while the server is
+// quick, see sendBriskly. Calls that meet are batched, see batcher.
 package wire
 
 import (
@@ -12,7 +13,6 @@ import (
 	"context"
 	"errors"
 	"math"
-	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -39,6 +39,9 @@ type Wire struct {
 	start       time.Time
 	batcher     batcher
 	rooms       rooms
+	quick       atomic.Bool // the last answer came within quickAnswer
+
+	stopsAtDeadlines bool
 
 	group    group.Group
 	troubled atomic.Int64 // the last call of Options.Trouble, in nanoseconds since start; 0: none
@@ -59,6 +62,7 @@ func New(rdb redis.UniversalClient, o Options) (*Wire, error) {
 	w.cluster, _ = rdb.(clusterClient)
 	// ClusterSlots is set for servers that are no cluster: masters and replicas of Sentinel.
 	w.sharded.Store(w.cluster != nil && w.cluster.Options().ClusterSlots == nil)
+	w.stopsAtDeadlines = stopsAtDeadlines(rdb)
 	w.batcher.sendAsync, w.batcher.limit = w.sendAsync, sendsOf(rdb)
 	w.rooms.limit = w.batcher.limit
 	return w, nil
@@ -152,13 +156,13 @@ func (w *Wire) Do(ctx context.Context, c *Call) (Answer, error) {
 	p := progress{fewest: math.MaxInt}
 	for ctx.Err() == nil {
 		args := p.begin(c)
-		o := w.attempt(ctx, c, args, p.Sent)
+		o := w.attempt(ctx, c, args, &p)
 		v := judge(o.err)
 		if !p.Unsure && (o.unsure || v == unknown || v == broken) {
 			p.Unsure, p.First = true, p.Sent
 		}
 		switch {
-		case v == answered && c.Script.asksAgain(o.reply):
+		case o.late, v == answered && c.Script.asksAgain(o.reply):
 			continue
 		case v == answered:
 			p.Reply, p.Acked = o.reply, o.acked
@@ -207,7 +211,7 @@ func (p *progress) begin(c *Call) []any {
 	if p.attempts > 0 && c.Report != nil {
 		c.Report.Retrying(c.Script.Name, p.attempts, p.begun, p.last)
 	}
-	if p.attempts > 0 && p.Unsure && c.Repeat != nil {
+	if p.Unsure && c.Repeat != nil {
 		args = c.Repeat(time.Since(p.First))
 	}
 	p.Sent = time.Now()
@@ -220,8 +224,8 @@ func (p *progress) begin(c *Call) []any {
 
 // withoutSecond returns c, or the call over the first key of c alone, see [Migrating].
 func (w *Wire) withoutSecond(ctx context.Context, c *Call) *Call {
-	a, err := w.Do(ctx, &Call{Script: c.Migrating.Second, Unit: Unit{Keys: c.Unit.Keys[1:]}, Tries: 1, Patience: c.Patience})
-	if err != nil || a.Reply != int64(0) {
+	second := &Call{Script: c.Migrating.Second, Unit: Unit{Keys: c.Unit.Keys[1:]}, Patience: c.Patience}
+	if o := w.attempt(ctx, second, nil, &progress{Answer: Answer{Sent: time.Now()}}); o.err != nil || o.reply != int64(0) {
 		return c
 	}
 	first := *c
@@ -238,10 +242,14 @@ func moreTelling(last, err error) error {
 }
 
 // attempt sends a call once, and returns as soon as ctx is done or the call's patience is over.
-func (w *Wire) attempt(ctx context.Context, c *Call, args []any, now time.Time) (o outcome) {
-	l := &lone{flight: flight{ctx: ctx, call: c, unit: Unit{Keys: c.Unit.Keys, Args: args}, since: now}}
+func (w *Wire) attempt(ctx context.Context, c *Call, args []any, p *progress) (o outcome) {
+	l := &lone{spec: c.spec()}
 	f := &l.flight
+	*f = flight{ctx: ctx, spec: &l.spec, unit: Unit{Keys: c.Unit.Keys, Args: args}, since: p.Sent}
 	direct := w.isDirect(ctx, c)
+	if !direct && !p.Unsure && w.isBrisk(ctx, c) && w.batcher.vacant() {
+		return w.sendBriskly(ctx, l)
+	}
 	if !direct && c.Patience > 0 && c.Patience < w.readTimeout { // else go-redis gives up before
 		var cancel context.CancelFunc
 		f.ctx, cancel = context.WithTimeout(ctx, c.Patience)
@@ -261,31 +269,61 @@ func (w *Wire) attempt(ctx context.Context, c *Call, args []any, now time.Time) 
 		o.err = f.ctx.Err()
 	case direct:
 		defer own.leave() // also if a hook of go-redis ends the goroutine
-		o = w.sendAlone(ctx, l)
+		w.exchange(w.loose(ctx), l.alone())
+		o = l.call.outcome(0)
 	default:
 		f.done = make(chan struct{})
-		w.sendAsync(f.ctx, []*flight{f}, own)
+		w.group.Add()
+		go w.sendBehind(w.loose(f.ctx), l, own)
 		o = w.await(ctx, f)
 	}
-	if isContextEnd(o.err) && (ctx.Err() == nil || time.Since(now) >= silence) {
+	if isContextEnd(o.err) && (ctx.Err() == nil || time.Since(p.Sent) >= silence) {
 		o.err = errNoConnection // for all the time of the attempt
+	}
+	if batched && own != nil {
+		w.quick.Store(o.err == nil && time.Since(p.Sent) <= quickAnswer)
 	}
 	return o
 }
 
 // lone is a flight with room for a script call of its own.
 type lone struct {
+	spec    spec
 	flight  flight
 	call    scriptCall
 	flights [1]*flight
 	calls   [1]*scriptCall
+	args    [10]any // enough for a mutex
+	brief   brief
 }
 
-func (w *Wire) sendAlone(ctx context.Context, l *lone) outcome {
+// sendBehind is sendAsync of a flight alone, in a goroutine of the group.
+func (w *Wire) sendBehind(ctx context.Context, l *lone, own slot) {
+	o := outcome{err: errHook} // if a hook of go-redis ends the goroutine
+	defer func() {
+		l.flight.finish(o)
+		w.batcher.yield()
+		own.leave()
+		w.group.Leave()
+	}()
+	w.exchange(ctx, l.alone())
+	o = l.call.outcome(0)
+}
+
+// alone returns the script call of the flight, as a list.
+func (l *lone) alone() []*scriptCall {
 	l.flights[0], l.calls[0] = &l.flight, &l.call
 	l.call = callOf(l.flights[:])
-	w.exchange(ctx, l.calls[:])
-	return l.call.outcome(0)
+	l.call.room = l.args[:0]
+	return l.calls[:]
+}
+
+// loose returns the context of a command: while the server is quick, one that nobody has to make.
+func (w *Wire) loose(ctx context.Context) context.Context {
+	if w.quick.Load() {
+		return lifetime.Loose(ctx)
+	}
+	return ctx
 }
 
 // isDirect reports whether the caller sends a call itself: nothing ends the call before go-redis.
@@ -295,10 +333,13 @@ func (w *Wire) isDirect(ctx context.Context, c *Call) bool {
 
 // await returns the outcome of a flight, or the end of its context. ctx is the caller's.
 func (w *Wire) await(ctx context.Context, f *flight) outcome {
+	ends := lifetime.Ends(f.ctx)
 	select {
 	case <-f.done:
 		return f.outcome
-	case <-f.ctx.Done():
+	case <-ends[0]:
+	case <-ends[1]:
+	case <-ends[2]:
 	}
 	if w.batcher.forget(f) {
 		return outcome{err: f.ctx.Err()}
@@ -320,7 +361,7 @@ func (w *Wire) sendAsync(ctx context.Context, flights []*flight, own slot) {
 					f.finish(outcome{err: errHook})
 				}
 			}
-			runtime.Gosched() // let the callers that are awake now run first: their next calls join the queue
+			w.batcher.yield()
 			own.leave()
 		}()
 		w.send(ctx, flights)

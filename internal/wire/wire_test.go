@@ -367,10 +367,10 @@ func TestAnAttemptIsGivenUpWhenItsPatienceIsOver(t *testing.T) {
 func TestACallIsSentByItsCallerOnlyIfItsContextOutlivesGoRedis(t *testing.T) {
 	life, end := context.WithCancelCause(t.Context())
 	r := newRig(t, func(o *redis.Options) { o.ReadTimeout = time.Second })
-	far, stop := lifetime.Until(t.Context(), time.Now().Add(time.Hour))
-	defer stop()
-	near, stop := lifetime.Until(t.Context(), time.Now().Add(time.Second))
-	defer stop()
+	far := lifetime.Until(t.Context(), time.Now().Add(time.Hour))
+	defer far.Stop()
+	near := lifetime.Until(t.Context(), time.Now().Add(time.Second))
+	defer near.Stop()
 	for _, c := range []struct {
 		ctx      context.Context
 		patience time.Duration
@@ -403,8 +403,8 @@ func TestACallEndsAtItsDeadlineIfThereIsNoConnection(t *testing.T) {
 			if queued {
 				r.wire.batcher.sends = maxSends
 			}
-			ctx, stop := lifetime.Until(t.Context(), time.Now().Add(silence+50*time.Millisecond))
-			defer stop()
+			ctx := lifetime.Until(t.Context(), time.Now().Add(silence+50*time.Millisecond))
+			defer ctx.Stop()
 			begun := time.Now()
 			_, err := r.wire.Do(ctx, r.call("x"))
 			require.ErrorIs(t, err, context.DeadlineExceeded)

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
@@ -35,26 +36,27 @@ type cost struct {
 
 var budgets = map[string]cost{
 	// allocations, heap, goroutines, commands, scripts, wire
-	"pair, endless":          {46, 3522, 0, 2, 2, 401},
-	"pair, ending":           {61, 4298, 2, 2, 2, 401},
-	"pair, for a time":       {69, 4962, 2, 2, 2, 401},
+	"pair, endless":          {30, 3256, 0, 2, 2, 401},
+	"pair, ending":           {32, 3512, 1, 2, 2, 401},
+	"pair, prompt":           {30, 3336, 0, 2, 2, 401},
+	"pair, for a time":       {46, 4544, 1, 2, 2, 401},
 	"lock made anew":         {2, 208, 0, 0, 0, 0},
-	"nested":                 {67, 5002, 2, 2, 2, 338},
-	"nested, ending":         {67, 5001, 2, 2, 2, 338},
+	"nested":                 {33, 3728, 1, 2, 2, 338},
+	"nested, ending":         {33, 3728, 1, 2, 2, 338},
 	"nested, local":          {7, 576, 0, 0, 0, 0},
-	"inside another section": {71, 5282, 2, 2, 2, 396},
-	"pair and token":         {92, 6397, 3, 3, 3, 588},
-	"eval":                   {24, 1368, 0, 1, 1, 177},
-	"read pair":              {56, 4008, 0, 2, 2, 534},
-	"write pair":             {56, 4008, 0, 2, 2, 534},
-	"permit pair":            {56, 4024, 0, 2, 2, 556},
-	"all of 10":              {299, 40752, 0, 2, 2, 2535},
-	"try a busy lock":        {29, 2192, 0, 1, 1, 232},
-	"state":                  {19, 1008, 0, 1, 1, 176},
-	"once, first":            {120, 7769, 0, 3, 3, 973},
-	"once, replay":           {67, 4456, 0, 1, 1, 443},
-	"quorum pair":            {191, 15710, 13, 6, 6, 1205},
-	"hand-over":              {87, 5392, 2, 2, 2, 432},
+	"inside another section": {49, 4888, 1, 2, 2, 396},
+	"pair and token":         {45, 4680, 1, 3, 3, 588},
+	"eval":                   {15, 1104, 0, 1, 1, 177},
+	"read pair":              {44, 3976, 0, 2, 2, 534},
+	"write pair":             {44, 3976, 0, 2, 2, 534},
+	"permit pair":            {44, 3992, 0, 2, 2, 556},
+	"all of 10":              {280, 40368, 0, 2, 2, 2535},
+	"try a busy lock":        {24, 2176, 0, 1, 1, 232},
+	"state":                  {15, 1064, 0, 1, 1, 176},
+	"once, first":            {98, 7481, 0, 3, 3, 973},
+	"once, replay":           {64, 4560, 0, 1, 1, 443},
+	"quorum pair":            {148, 15904, 13, 6, 6, 1204},
+	"hand-over":              {68, 5128, 2, 2, 2, 432},
 	"renewal of 1000":        {172, 749762, 4, 17, 16, 103957},
 }
 
@@ -80,7 +82,11 @@ func newRig(t *testing.T, options ...relock.Option) *rig {
 
 func (r *rig) client(options ...relock.Option) *relock.Client {
 	r.Helper()
-	rdb := r.server.Client()
+	return r.over(r.server.Client(), options...)
+}
+
+func (r *rig) over(rdb *redis.Client, options ...relock.Option) *relock.Client {
+	r.Helper()
 	r.Cleanup(func() { _ = rdb.Close() })
 	c, err := relock.New(rdb, options...)
 	require.NoError(r, err)
@@ -207,6 +213,11 @@ func TestBudget(t *testing.T) {
 	}
 	op("pair, endless", func(r *rig) func() { return pair(endless(), r.NewLock("x")) })
 	op("pair, ending", func(r *rig) func() { return pair(ending(r.T), r.NewLock("x")) })
+	t.Run("pair, prompt", func(t *testing.T) {
+		r := &rig{T: t, server: &fakeredis.Server{}}
+		r.Client = r.over(r.server.Client(func(o *redis.Options) { o.ContextTimeoutEnabled = true }))
+		requireBudget(t, count(r.server, pair(ending(t), r.NewLock("x"))))
+	})
 	op("pair, for a time", func(r *rig) func() {
 		l, ctx := r.NewLock("x"), ending(r.T)
 		return func() { done(l.Unlock(must(l.TryLockFor(ctx, time.Second)))) }
