@@ -3,16 +3,19 @@ package locktest
 import (
 	"context"
 	"errors"
+	"strconv"
 	"sync"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/lifetime"
 )
 
 var leaseTests = []test{
 	{name: "A section outlives its TTL", run: leaseRenewed},
+	{name: "A crowd costs no other hold", run: leaseBesideCrowd},
 	{name: "A done context ends the lease", run: leaseAbandoned},
 	{name: "WithFixedLease ends the hold", run: leaseFixed},
 	{name: "Extend makes a fixed lease longer", run: leaseExtended},
@@ -37,6 +40,49 @@ func leaseRenewed(b *bench) {
 	}
 	b.requireCount(l, inner, 2)
 	b.unlock(l, inner, section)
+}
+
+// leaseBesideCrowd has a process with quiet holds, and with a crowd of callers for three leases. A
+// third of the crowd waits for a lock that another process has, a third waits briefly again and
+// again, and a third enters locks of its own.
+func leaseBesideCrowd(b *bench) {
+	const crowd, quiet = 90, 5
+	c := b.server.NewClient(relock.WithTTL(b.h.TTL))
+	b.t.Cleanup(func() { require.NoError(b.t, c.Close()) })
+	taken := b.lock(b.other, "taken")
+	outer := b.enter(b.ctx, taken)
+	var locks []oneLock
+	var sections []context.Context
+	for i := range quiet {
+		l := b.lock(c, "quiet"+strconv.Itoa(i))
+		locks, sections = append(locks, l), append(sections, b.enter(b.ctx, l))
+	}
+	ctx, cancel := context.WithTimeout(b.ctx, 3*b.h.TTL)
+	defer cancel()
+	var all sync.WaitGroup
+	for i := range crowd {
+		l, own := b.lock(c, "taken"), b.lock(c, "own"+strconv.Itoa(i))
+		all.Go(func() {
+			for ctx.Err() == nil {
+				switch i % 3 {
+				case 0:
+					_, _ = l.Lock(ctx)
+				case 1:
+					_, _ = l.TryLockFor(ctx, brief)
+				case 2:
+					_ = own.Do(ctx, func(ctx context.Context) error { lifetime.Sleep(ctx.Done(), brief/10); return nil })
+				}
+			}
+		})
+	}
+	all.Wait()
+	for i, l := range locks {
+		begun := time.Now()
+		require.NoError(b.t, context.Cause(sections[i]))
+		b.unlock(l, sections[i])
+		require.Less(b.t, time.Since(begun), patience)
+	}
+	b.unlock(taken, outer)
 }
 
 func leaseAbandoned(b *bench) {

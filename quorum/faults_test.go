@@ -967,12 +967,21 @@ func (s spells) Check(a store.Ask) (store.Ask, error) {
 	return a, nil
 }
 
+// reports is a Reporter that cannot be compared.
+type reports []error
+
+func (reports) Retrying(string, int, time.Time, error) {}
+
 func TestCheckWantsOneSpelling(t *testing.T) {
 	s, err := quorum.New(spells{mem.New(), ""}, spells{mem.New(), ""}, spells{mem.New(), "app:"})
 	require.NoError(t, err)
 	_, err = s.Check(ask(minute))
 	require.ErrorContains(t, err, "member 3")
 	a := ask(minute)
+	a.Report = reports{}
+	same, err := quorum.New(mem.New(), mem.New(), mem.New())
+	require.NoError(t, err)
+	require.NoError(t, second(same.Check(a)))
 	a.Limit = 2
 	_, err = s.Check(a)
 	require.ErrorIs(t, err, errors.ErrUnsupported)
