@@ -1,4 +1,4 @@
--- Functions for all scripts: this file stands in front of each verb.
+-- Functions for all scripts: this file stands in front of each verb, and behind its free path.
 --
 -- A lock is three keys in one slot, each with a TTL:
 --   base        hash    <hold> -> count, one field; the TTL of the key is the lease

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"math"
 	"path"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -62,11 +63,14 @@ func (s *Scripts) verbs(folder string) verbs {
 	}
 }
 
-// load puts the libraries of functions in front of a verb.
+// load puts the libraries of functions in front of a verb, and in front of these its free path.
 func (s *Scripts) load(name string) *wire.Script {
 	files := []string{"lib", name}
 	if dir := path.Dir(name); dir == "kinds" || dir == "loans" {
 		files = []string{"lib", dir + "/lib", name}
+	}
+	if free := "free/" + name; name == "acquire" || name == "release" {
+		files = slices.Insert(files, 0, free)
 	}
 	var source strings.Builder
 	for _, file := range files {

@@ -46,6 +46,9 @@ func LuaSource(t testing.TB, name string) string {
 	if filepath.Dir(name) == "loans" {
 		files = []string{"lib", "loans/lib", name}
 	}
+	if name == LuaAcquire || name == LuaRelease {
+		files = append([]string{"free/" + name}, files...)
+	}
 	for _, file := range files {
 		b, err := os.ReadFile(filepath.Join(root(t), "scripts", file+".lua"))
 		require.NoError(t, err)
