@@ -19,9 +19,14 @@ func (s *nativeStore) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lea
 	if err := s.checkAll(asks); err != nil || len(asks) == 0 {
 		return nil, err
 	}
-	ttls := func(elapsed time.Duration) (all []any) {
-		for _, a := range asks {
-			all = append(all, repeatMillis(a.Kept(a.TTL), elapsed))
+	ttls := func(elapsed time.Duration) []any {
+		all := make([]any, len(asks))
+		for i, a := range asks {
+			if ttl := repeatMillis(a.Kept(a.TTL), elapsed); i == 0 || all[i-1] != ttl {
+				all[i] = ttl
+			} else {
+				all[i] = all[i-1] // neighbours share a boxed one
+			}
 		}
 		return all
 	}
@@ -106,11 +111,15 @@ func (s *nativeStore) checkAll(asks []store.Ask) error {
 // other call has, so the asks have a script call of their own.
 func inOneCall(script *wire.Script, common []any, asks []store.Ask) *wire.Call {
 	c := &wire.Call{
-		Script: script, Common: slices.Clone(common), Tries: boundTries, Patience: attemptLimit(asks[0].TTL), Report: asks[0].Report,
+		Script: script, Common: slices.Grow(slices.Clone(common), len(asks)),
+		Tries: boundTries, Patience: attemptLimit(asks[0].TTL), Report: asks[0].Report,
 	}
-	for _, a := range asks {
+	ids := make([]string, len(asks))
+	c.Unit.Keys = make([]string, 0, 2*len(asks))
+	for i, a := range asks {
+		ids[i] = string(a.ID)
 		c.Unit.Keys = append(c.Unit.Keys, a.Name, a.Name+queueSuffix)
-		c.Common = append(c.Common, string(a.ID))
+		c.Common = append(c.Common, &ids[i])
 		c.Patience = min(c.Patience, attemptLimit(a.TTL))
 	}
 	return c

@@ -70,6 +70,9 @@ type scriptCall struct {
 
 var evalSHA, evalText any = "EVALSHA", "EVAL"
 
+// fewKeys is the number of keys that a hook of go-redis can print: a boxed string costs an allocation.
+const fewKeys = 8
+
 // prepare appends the commands of the call, with eval the whole source.
 func (c *scriptCall) prepare(ctx context.Context, eval bool, cmds []redis.Cmder) []redis.Cmder {
 	size, keys := 3+len(c.common), 0
@@ -88,7 +91,7 @@ func (c *scriptCall) prepare(ctx context.Context, eval bool, cmds []redis.Cmder)
 	}
 	for _, f := range c.flights {
 		for i, key := range f.unit.Keys {
-			if len(c.flights) > 1 {
+			if keys > fewKeys {
 				args = append(args, &f.unit.Keys[i]) // a pointer in an any allocates nothing
 			} else {
 				args = append(args, key) // which hooks can print
