@@ -119,8 +119,8 @@ func doFor(b *bench) {
 	l, _ := b.locks()
 	section := b.enter(b.ctx, l)
 	begun := time.Now()
-	err := l.DoFor(b.ctx, 100*time.Millisecond, nothing)
-	require.GreaterOrEqual(b.t, time.Since(begun), 100*time.Millisecond)
+	err := l.DoFor(b.ctx, brief, nothing)
+	require.GreaterOrEqual(b.t, time.Since(begun), brief)
 	b.requireRefused(err, l, b.holder(section))
 	b.unlock(l, section)
 
