@@ -66,9 +66,9 @@ func leaseBesideCrowd(b *bench) {
 			for ctx.Err() == nil {
 				switch i % 3 {
 				case 0:
-					_, _ = l.Lock(ctx)
+					_ = l.Do(ctx, nothing)
 				case 1:
-					_, _ = l.TryLockFor(ctx, brief)
+					_ = l.DoFor(ctx, brief, nothing)
 				case 2:
 					_ = own.Do(ctx, func(ctx context.Context) error { lifetime.Sleep(ctx.Done(), brief/10); return nil })
 				}
