@@ -90,6 +90,9 @@ var (
 type LockedError struct {
 	Name   string // the lock
 	Holder Holder // the holder of the lock, as far as is known
+	// Local says that the holder is of the client of the call. If the call is nested, it did not get
+	// the context of the section around it, and waits for itself; else other goroutines work there.
+	Local bool
 	// TTL is the rest of the holder's lease as of the store's last answer (with [WithLocalPass] and
 	// a holder of this client, as this process reckons); negative: no lease is set. The lease may
 	// be renewed.
@@ -108,6 +111,9 @@ func (e *LockedError) Error() string {
 		if e.TTL < 0 {
 			msg = fmt.Sprintf("relock: %q is locked by %s without a lease", e.Name, e.Holder)
 		}
+	}
+	if e.Local {
+		msg += " (this very client has it: a nested call needs the context of its section)"
 	}
 	if e.Err != nil {
 		msg += ": " + e.Err.Error()

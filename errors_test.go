@@ -48,6 +48,30 @@ func TestARefusalSaysWhoHasTheLockAndForHowLong(t *testing.T) {
 	})
 }
 
+func TestARefusalByAHoldOfTheSameClientAsksForTheContextOfItsSection(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		c := w.NewClient()
+		l := c.NewLock("a")
+		section := w.Enter(t.Context(), l)
+		for name, ask := range map[string]func() (context.Context, error){
+			"without a wait": func() (context.Context, error) { return l.TryLock(t.Context()) },
+			"with a wait":    func() (context.Context, error) { return l.TryLockFor(t.Context(), time.Second) },
+		} {
+			_, err := ask()
+			var refusal *relock.LockedError
+			require.ErrorAs(t, err, &refusal, name)
+			require.True(t, refusal.Local, name)
+			require.ErrorContains(t, err, "(this very client has it: a nested call needs the context of its section)", name)
+		}
+		_, err := w.NewClient().NewLock("a").TryLock(t.Context())
+		var refusal *relock.LockedError
+		require.ErrorAs(t, err, &refusal)
+		require.False(t, refusal.Local)
+		require.NotContains(t, err.Error(), "this very client")
+		w.Leave(section, l)
+	})
+}
+
 func TestARefusalSaysWhatIsNotKnown(t *testing.T) {
 	owner := relock.LockedError{Name: "a"}
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
@@ -66,7 +90,7 @@ func TestARefusalInMillisecondsAlsoWhereThisProcessReckons(t *testing.T) {
 		section := w.Enter(t.Context(), l)
 		stage.Pass(1234567 * time.Nanosecond)
 		_, err := l.TryLockFor(t.Context(), 100*time.Millisecond)
-		require.EqualError(t, err,
+		require.ErrorContains(t, err,
 			fmt.Sprintf(`relock: "a" is locked by %s; its lease has 887ms left and may be renewed`, stage.HolderOf(t, section)))
 		w.Leave(section, l)
 	})

@@ -17,6 +17,12 @@ type Holder struct {
 	id string // "<client id>:<n>"
 }
 
+// isOf says whether c has made the holder.
+func (h Holder) isOf(c *Client) bool {
+	number, is := strings.CutPrefix(h.id, c.id)
+	return is && strings.HasPrefix(number, ":")
+}
+
 // String returns the holder as shown by errors and logs: the [Client.ID] of its process, and a
 // number. A foreign holder is quoted if it has other than printable characters. The string of the
 // zero Holder is empty.

@@ -56,7 +56,7 @@ func (a *acquiring) refusedBy(err error) {
 		l.client.log(l.settings.logger, slog.LevelWarn, "relock: waiting for another hold of the same holder",
 			slog.String("lock", l.name), slog.String("holder", owner.String()))
 	}
-	a.refusal = &LockedError{Name: l.name, Holder: owner, TTL: busy.TTL}
+	a.refusal = &LockedError{Name: l.name, Holder: owner, TTL: busy.TTL, Local: owner.isOf(l.client)}
 	a.event.Owner = owner
 }
 
