@@ -153,6 +153,17 @@ func requirePage(t *testing.T, m *merged) {
 	require.True(t, strings.HasSuffix(string(text), endMark+"\nafter\n"))
 	require.NotContains(t, string(text), "\nold\n")
 	require.NotContains(t, string(text), "NaN")
+	for _, l := range summary {
+		if which := l.which; which == "" || which == largest || m.find(l.workload, which, "relock", l.setting) != nil {
+			require.Contains(t, string(text), "| "+l.what+" | ")
+		}
+	}
+	all, err := os.ReadFile(filepath.Join(dir, tablesPage))
+	require.NoError(t, err)
+	require.NotContains(t, string(all), "NaN")
+	for _, shown := range tables {
+		require.Contains(t, string(all), "\n## "+shown.title+"\n")
+	}
 	for _, name := range []string{"pair", "handover", "hot", "held"} {
 		chart, err := os.ReadFile(filepath.Join(dir, "bench-"+name+".svg"))
 		require.NoError(t, err)

@@ -309,13 +309,15 @@ func (r *record) label() string {
 	return name
 }
 
-// The page between these lines is generated. The rest is written by hand.
+// The page between these lines is generated. The rest is written by hand. The page of all tables is
+// generated.
 const (
-	beginMark = "<!-- measured: begin (written by bench, from bench/results"
-	endMark   = "<!-- measured: end -->"
+	beginMark  = "<!-- measured: begin (written by bench, from bench/results"
+	endMark    = "<!-- measured: end -->"
+	tablesPage = "BENCHMARKS-TABLES.md"
 )
 
-// writePage puts the tables into the page and draws the charts beside the page.
+// writePage puts the short table into the page, and draws the charts and writes all tables beside it.
 func writePage(dir string, m *merged) error {
 	path := filepath.Join(dir, "BENCHMARKS.md")
 	page, err := os.ReadFile(path)
@@ -336,14 +338,26 @@ func writePage(dir string, m *merged) error {
 	}
 	var b strings.Builder
 	b.WriteString(before + beginMark + ") -->\n\n")
-	writeMeasured(&b, m, charts)
+	writeHead(&b, m)
+	writeSummary(&b, m)
+	for _, t := range tables {
+		if chart := charts[t.workload]; chart != "" {
+			fmt.Fprintf(&b, "\n![%s](%s)\n", t.title, chart)
+		}
+	}
 	b.WriteString("\n" + endMark + after)
-	return os.WriteFile(path, []byte(b.String()), 0o644)
+	if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
+		return err
+	}
+	b.Reset()
+	b.WriteString("# Benchmarks: all tables\n\nWritten by bench, from bench/results. [BENCHMARKS](BENCHMARKS.md) says how it is measured.\n\n")
+	writeTables(&b, m)
+	return os.WriteFile(filepath.Join(dir, tablesPage), []byte(b.String()), 0o644)
 }
 
-func writeMeasured(w io.Writer, m *merged, charts map[string]string) {
+func writeTables(w io.Writer, m *merged) {
 	writeHead(w, m)
-	fmt.Fprint(w, "### Systems\n\n")
+	fmt.Fprint(w, "## Systems\n\n")
 	for _, s := range settings {
 		if m.has(s[0]) {
 			fmt.Fprintln(w, strings.ReplaceAll(wrapped(fmt.Sprintf("* **%s**: %s.", s[0], s[1])), "\n", "\n  "))
@@ -351,7 +365,7 @@ func writeMeasured(w io.Writer, m *merged, charts map[string]string) {
 	}
 	for _, t := range tables {
 		if len(m.cases(t.workload)) > 0 {
-			t.section(w, m, charts[t.workload])
+			t.section(w, m)
 		}
 	}
 }
@@ -392,15 +406,12 @@ func writeHead(w io.Writer, m *merged) {
 	fmt.Fprintln(w)
 }
 
-// section writes a workload: heading, note, chart, and a table a case.
-func (t table) section(w io.Writer, m *merged, chart string) {
+// section writes a workload: heading, note, and a table a case.
+func (t table) section(w io.Writer, m *merged) {
 	runs := m.measured(t.workload)
-	fmt.Fprintf(w, "\n### %s\n\nRuns: %d, the last on %s.\n", t.title, len(runs), runs[len(runs)-1].Date.Format(time.DateOnly))
+	fmt.Fprintf(w, "\n## %s\n\nRuns: %d, the last on %s.\n", t.title, len(runs), runs[len(runs)-1].Date.Format(time.DateOnly))
 	if t.note != "" {
 		fmt.Fprintf(w, "\n%s\n", wrapped(t.note))
-	}
-	if chart != "" {
-		fmt.Fprintf(w, "\n![%s](%s)\n", t.title, chart)
 	}
 	cases := m.cases(t.workload)
 	for _, which := range cases {
