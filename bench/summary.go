@@ -29,7 +29,7 @@ var summary = []line{
 	{what: "a renewal of many, client CPU, µs", workload: "held", metric: "client_us", which: largest, setting: defaults},
 	{what: "a held lock of many, heap bytes", workload: "held", metric: "heap_bytes", which: largest, setting: defaults},
 	{what: "a waiter of many, commands/s of all", workload: "idle", metric: "commands_per_s", which: largest, setting: defaults},
-	{what: "after a crash, ms after the lease", workload: "crash", metric: "late_ms", setting: defaults},
+	{what: "after a crash, ms after the lease", workload: "crash", metric: "late_ms", which: largest, setting: defaults},
 }
 
 var others = []string{"redsync", "redislock", "rueidislock"}
