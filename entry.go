@@ -188,9 +188,6 @@ func WithoutHolder(ctx context.Context) context.Context {
 func (t *table) enterLocked(e *entry, s *section) {
 	h := e.hold
 	e.cleanup = runtime.AddCleanup(s, (*entry).leaked, e)
-	if h.entries == nil {
-		h.entries = h.first[:0]
-	}
 	h.entries = append(h.entries, e)
 	h.count++
 	h.deepest = max(h.deepest, h.count)

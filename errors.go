@@ -90,8 +90,8 @@ var (
 type LockedError struct {
 	Name   string // the lock
 	Holder Holder // the holder of the lock, as far as is known
-	// Local says that the holder is of the client of the call. If the call is nested, it did not get
-	// the context of the section around it, and waits for itself; else other goroutines work there.
+	// Local says that the client of the call has the lock. Either another goroutine works there, or the
+	// call is nested, and did not get the context of the section around it: then it waits for itself.
 	Local bool
 	// TTL is the rest of the holder's lease as of the store's last answer (with [WithLocalPass] and
 	// a holder of this client, as this process reckons); negative: no lease is set. The lease may

@@ -30,7 +30,6 @@ type hold struct {
 	count   int         // of open entries
 	deepest int         // the highest count
 	entries []*entry    // the open ones, oldest first; without entries whose context was dropped
-	first   [1]*entry   // room for the entries of a hold that is not entered again
 	leaks   []*entry    // to be reported when the hold is looked at next
 	renewal renewal
 	turn    turn

@@ -43,9 +43,9 @@ func (l *Lock) token(ctx context.Context, op string) (int64, error) {
 	}
 	ctx, end := l.client.bound(ctx, 0)
 	defer end.Stop()
-	both := lifetime.EndingWith(ctx, e.ctx)
-	defer both.Stop()
-	ctx = both
+	limited := lifetime.EndingWith(ctx, e.ctx)
+	defer limited.Stop()
+	ctx = limited
 	token, err = l.client.store.Token(ctx, lease)
 	if err := l.settled(op, ctx, h, err); err != nil {
 		return 0, err

@@ -145,15 +145,11 @@ func (d *watchdog) dueLocked(now time.Time) (r round, lost []*loss) {
 			lost = append(lost, t.loseLocked(h, LossExpired))
 			continue
 		}
-		next := h.lease.Until()
 		if ttl, isDue := t.renewalLocked(h, now); isDue {
 			h.renewal.inFlight, h.renewal.soon = true, false
 			r.holds, ttls = append(r.holds, h), append(ttls, ttl)
-			if at := now.Add(h.intervalLocked()); ttl > 0 && !h.isLoan() && at.Before(next) {
-				next = at // where scheduleLocked leaves the hold if the renewal is confirmed
-			}
 		}
-		t.leases.Set(&h.renewal.item, t.at(next))
+		t.leases.Set(&h.renewal.item, t.at(h.lease.Until()))
 	}
 	r.fillLocked(ttls)
 	return r, lost
@@ -205,7 +201,7 @@ type round struct {
 	limit    time.Duration // the shortest renewal interval
 }
 
-// fillLocked makes the renewals of the holds, which ask for ttls.
+// fillLocked makes the renewals of all holds of the round, in one slice. The leases asked for are ttls.
 func (r *round) fillLocked(ttls []time.Duration) {
 	if len(r.holds) == 0 {
 		return
@@ -423,17 +419,13 @@ func (t *table) confirmLocked(h *hold, lease store.Lease, now time.Time) {
 	t.scheduleLocked(h)
 }
 
-// scheduleLocked puts h into the heap at the time of its next renewal or of its deadline. A hold
-// that is there a little earlier stays.
+// scheduleLocked puts h into the heap at the time of its next renewal or of its deadline.
 func (t *table) scheduleLocked(h *hold) {
-	due, interval := t.at(h.lease.Until()), h.intervalLocked()
-	if next := t.at(h.lease.Sent.Add(interval)); !h.fixed && next < due {
+	due := h.lease.Until()
+	if next := h.lease.Sent.Add(h.intervalLocked()); !h.fixed && next.Before(due) {
 		due = next
 	}
-	if is := t.leases.Due(&h.renewal.item); is <= due && is >= due-interval/earlyDivisor && !h.fixed {
-		return
-	}
-	t.leases.Set(&h.renewal.item, due)
+	t.leases.Set(&h.renewal.item, t.at(due))
 	h.client.watchdog.nudgeLocked()
 }
 

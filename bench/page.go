@@ -309,15 +309,15 @@ func (r *record) label() string {
 	return name
 }
 
-// The page between these lines is generated. The rest is written by hand. The page of all tables is
-// generated.
+// BENCHMARKS.md is generated between these lines, and written by hand around them. The page with all
+// tables is generated.
 const (
 	beginMark  = "<!-- measured: begin (written by bench, from bench/results"
 	endMark    = "<!-- measured: end -->"
 	tablesPage = "BENCHMARKS-TABLES.md"
 )
 
-// writePage puts the short table into the page, and draws the charts and writes all tables beside it.
+// writePage puts the short table into BENCHMARKS.md, and writes the charts and the page with all tables.
 func writePage(dir string, m *merged) error {
 	path := filepath.Join(dir, "BENCHMARKS.md")
 	page, err := os.ReadFile(path)

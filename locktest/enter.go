@@ -90,7 +90,13 @@ func refuseTryFor(b *bench) {
 	section := b.enter(b.ctx, l)
 	for _, impatient := range []*relock.Lock{l, there} {
 		begun := time.Now()
-		b.requireRefused(last(impatient.TryLockFor(b.ctx, brief)), l, b.holder(section))
+		err := last(impatient.TryLockFor(b.ctx, brief))
+		b.requireRefused(err, l, b.holder(section))
+		var refusal *relock.LockedError
+		require.ErrorAs(b.t, err, &refusal)
+		if b.promises(Names) {
+			require.Equal(b.t, impatient == l, refusal.Local)
+		}
 		require.GreaterOrEqual(b.t, time.Since(begun), brief)
 		b.eventually("the place is taken back", func() bool { return b.state(l).Waiters == 0 })
 	}

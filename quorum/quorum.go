@@ -88,7 +88,7 @@ func (q *quorum) Check(a store.Ask) (store.Ask, error) {
 	return checked, err
 }
 
-// isSame compares what members make of one ask. A Report may have a type that cannot be compared.
+// isSame compares two spellings of an ask without the Report, whose type may not be comparable.
 func isSame(a, b store.Ask) bool {
 	a.Report, b.Report = nil, nil
 	return a == b
@@ -197,8 +197,8 @@ func (q *quorum) Enter(ctx context.Context, l store.Lease, count int) (store.Lea
 	return entered, nil
 }
 
-// Release sends the count to all members. Release waits a little for all that answer: the next hold
-// would be refused by the first member if the old one is still there, and by a majority if another
+// Release sends the count to all members. Release waits a little for each member that is not silent: a
+// member that still has the old hold refuses the next one, which then lacks a majority if another
 // member is away. A member that does not have the hold forgets the hold.
 func (q *quorum) Release(ctx context.Context, l store.Lease, count int) error {
 	ended := func() {}

@@ -27,8 +27,8 @@ const (
 // longestLimit, and the time for the replicas of the member.
 func attemptLimit(a store.Ask) time.Duration { return min(a.TTL/4, longestLimit) + a.Acks.Timeout }
 
-// answer is the answer of one member. silent is what the quorum knew when the round began: an answer
-// changes that before it comes, between two looks at the same round.
+// answer is the answer of one member. silent says that the member was silent when the round began: the
+// quorum's own flag changes with an answer that the round has not taken in yet.
 type answer[T any] struct {
 	value        T
 	err          error

@@ -1,4 +1,4 @@
--- Functions for all scripts: this file stands in front of each verb, and behind its free path.
+-- Functions for all scripts: this file stands in front of each verb, or in place of its line "-- lib".
 --
 -- A lock is three keys in one slot, each with a TTL:
 --   base        hash    <hold> -> count, one field; the TTL of the key is the lease

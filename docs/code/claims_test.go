@@ -47,7 +47,7 @@ var sentCommands = []string{"eval", "evalsha", "subscribe", "unsubscribe", "ping
 
 func TestThePageShowsTheCommandsThatARedisUserNeeds(t *testing.T) {
 	var files []string
-	for _, pattern := range []string{"scripts/*.lua", "scripts/free/*.lua", "scripts/kinds/*.lua", "scripts/user/*.lua", "scripts/deadlock/*.lua", "scripts/loans/*.lua"} {
+	for _, pattern := range []string{"scripts/*.lua", "scripts/kinds/*.lua", "scripts/user/*.lua", "scripts/deadlock/*.lua", "scripts/loans/*.lua"} {
 		found, err := filepath.Glob(filepath.Join(root, pattern))
 		require.NoError(t, err)
 		files = append(files, found...)

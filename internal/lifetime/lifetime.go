@@ -16,28 +16,10 @@ func Within(ctx context.Context, d time.Duration) bool {
 	switch c := ctx.(type) {
 	case *of:
 		return false
-	case *Either:
-		return true
-	case *Limited:
-		return time.Until(c.deadline) < d
+	case *Ending:
+		return c.other != nil || time.Until(c.deadline) < d
 	default:
 		return ctx.Done() != nil
-	}
-}
-
-// Loose returns a context with the values of ctx for a command that is sure to be answered soon. Of
-// a context of this package, the result may end later than ctx, and costs nothing to wait for.
-func Loose(ctx context.Context) context.Context {
-	switch c := ctx.(type) {
-	case *Limited:
-		return c.values
-	case *Either:
-		if inner, is := c.parent.Context.(*Either); is {
-			return Loose(inner)
-		}
-		return &c.parent
-	default:
-		return ctx
 	}
 }
 
@@ -57,85 +39,46 @@ func (c *of) Value(key any) any {
 	return c.values.Value(key)
 }
 
-// Ends returns channels of which one is closed when ctx ends, and others are nil. A context of
-// EndingWith then need not be made.
-func Ends(ctx context.Context) [3]<-chan struct{} {
-	e, is := ctx.(*Either)
-	if !is || !e.deadline.IsZero() || e.isNeeded() {
-		return [3]<-chan struct{}{ctx.Done()}
-	}
-	if inner, is := e.parent.Context.(*Either); is {
-		if ends := Ends(inner); ends[2] == nil {
-			return [3]<-chan struct{}{e.other.Done(), ends[0], ends[1]}
-		}
-	}
-	return [3]<-chan struct{}{e.other.Done(), e.parent.Done()}
-}
-
-// Limited is a context of Until.
-type Limited struct {
+// Ending is a context of [Until], [EndingWith] or [EndingAfter]. Package context makes the end of an
+// Ending when the first caller asks for Done, or when the Ending has ended: most commands are
+// answered before. The creator calls Stop, as the CancelFunc of a context.
+type Ending struct {
 	caller   Guarded
-	values   context.Context // of caller
-	deadline time.Time
-	late
+	parent   context.Context // of caller, with or without the end of caller
+	other    context.Context // ends the Ending, too; nil: parent does not end, and only the deadline counts
+	deadline time.Time       // zero: none
+	cause    error           // of the deadline; nil: DeadlineExceeded
+
+	mu      sync.Mutex
+	made    context.Context // nil: not yet
+	cancel  context.CancelFunc
+	stopped bool
 }
 
-// Until returns a context with the values of ctx that ends at a deadline, and not with ctx. The
-// caller ends the context with Stop.
-func Until(ctx context.Context, deadline time.Time) *Limited {
-	l := &Limited{caller: Guarded{ctx}, deadline: deadline}
-	l.values = context.WithoutCancel(&l.caller)
-	return l
-}
-
-// Deadline implements [context.Context].
-func (l *Limited) Deadline() (time.Time, bool) { return l.deadline, true }
-
-// Done implements [context.Context].
-func (l *Limited) Done() <-chan struct{} { return l.real(l).Done() }
-
-// Err implements [context.Context].
-func (l *Limited) Err() error {
-	if !l.isNeeded() && time.Now().Before(l.deadline) {
-		return nil
-	}
-	return l.real(l).Err()
-}
-
-// Value implements [context.Context].
-func (l *Limited) Value(key any) any {
-	if l.isNeeded() {
-		return l.real(l).Value(key)
-	}
-	return l.values.Value(key)
-}
-
-func (l *Limited) begin() (context.Context, context.CancelFunc) {
-	return context.WithDeadline(l.values, l.deadline)
-}
-
-// Either is a context of EndingWith.
-type Either struct {
-	parent   Guarded
-	other    context.Context
-	deadline time.Time // zero: none
-	cause    error     // of the deadline
-	late
+// Until returns a context with the values of ctx that ends at a deadline, and not with ctx.
+func Until(ctx context.Context, deadline time.Time) *Ending {
+	e := &Ending{caller: Guarded{ctx}, deadline: deadline}
+	e.parent = context.WithoutCancel(&e.caller)
+	return e
 }
 
 // EndingWith returns a context with the values of ctx that ends with ctx, and with other and its
-// cause. The caller ends the context with Stop.
-func EndingWith(ctx, other context.Context) *Either {
-	return &Either{parent: Guarded{ctx}, other: other}
+// cause.
+func EndingWith(ctx, other context.Context) *Ending {
+	e := &Ending{caller: Guarded{ctx}, other: other}
+	e.parent = &e.caller
+	return e
 }
 
 // EndingAfter is EndingWith, and the context ends with a cause when wait is over.
-func EndingAfter(ctx, other context.Context, wait time.Duration, cause error) *Either {
-	return &Either{parent: Guarded{ctx}, other: other, deadline: time.Now().Add(wait), cause: cause}
+func EndingAfter(ctx, other context.Context, wait time.Duration, cause error) *Ending {
+	e := EndingWith(ctx, other)
+	e.deadline, e.cause = time.Now().Add(wait), cause
+	return e
 }
 
 // Deadline implements [context.Context].
-func (e *Either) Deadline() (time.Time, bool) {
+func (e *Ending) Deadline() (time.Time, bool) {
 	deadline, is := e.parent.Deadline()
 	if !e.deadline.IsZero() && (!is || e.deadline.Before(deadline)) {
 		return e.deadline, true
@@ -144,27 +87,60 @@ func (e *Either) Deadline() (time.Time, bool) {
 }
 
 // Done implements [context.Context].
-func (e *Either) Done() <-chan struct{} { return e.real(e).Done() }
+func (e *Ending) Done() <-chan struct{} { return e.make().Done() }
 
 // Err implements [context.Context].
-func (e *Either) Err() error {
-	goesOn := e.deadline.IsZero() || time.Now().Before(e.deadline)
-	if goesOn && !e.isNeeded() && e.parent.Err() == nil && e.other.Err() == nil {
+func (e *Ending) Err() error {
+	if !e.isMade() && e.parent.Err() == nil && (e.other == nil || e.other.Err() == nil) &&
+		(e.deadline.IsZero() || time.Now().Before(e.deadline)) {
 		return nil
 	}
-	return e.real(e).Err()
+	return e.make().Err()
 }
 
 // Value implements [context.Context].
-func (e *Either) Value(key any) any {
-	if e.isNeeded() {
-		return e.real(e).Value(key)
+func (e *Ending) Value(key any) any {
+	if e.isMade() {
+		return e.make().Value(key) // context.Cause asks for a value of package context
 	}
 	return e.parent.Value(key)
 }
 
-func (e *Either) begin() (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(&e.parent)
+// Stop ends the context. Stop may be called again.
+func (e *Ending) Stop() {
+	e.mu.Lock()
+	e.stopped = true
+	cancel := e.cancel
+	e.mu.Unlock()
+	if cancel != nil { // without the mutex, as a child that ends asks its parents
+		cancel()
+	}
+}
+
+// isMade says whether package context has made the end, or has to, as the context was stopped.
+func (e *Ending) isMade() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.made != nil || e.stopped
+}
+
+func (e *Ending) make() context.Context {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.made == nil {
+		e.made, e.cancel = e.begin()
+		if e.stopped {
+			e.cancel()
+		}
+	}
+	return e.made
+}
+
+func (e *Ending) begin() (context.Context, context.CancelFunc) {
+	if e.other == nil {
+		return context.WithDeadlineCause(e.parent, e.deadline, e.cause)
+	}
+	ctx, cancel := context.WithCancelCause(e.parent)
 	stop := context.AfterFunc(e.other, func() { cancel(context.Cause(e.other)) })
 	if e.other.Err() != nil {
 		cancel(context.Cause(e.other))
@@ -176,46 +152,25 @@ func (e *Either) begin() (context.Context, context.CancelFunc) {
 	return ctx, func() { stop(); timed(); cancel(nil) }
 }
 
-// late is a context that is made when it ends, or when somebody waits for its end: most commands are
-// answered before.
-type late struct {
-	mu      sync.Mutex
-	ctx     context.Context // nil: nobody needs it yet
-	cancel  context.CancelFunc
-	stopped bool
+// IsUnmade says whether ctx is an [Ending] whose Done would have to make its end.
+func IsUnmade(ctx context.Context) bool {
+	e, is := ctx.(*Ending)
+	return is && !e.isMade()
 }
 
-// real returns the context, which b begins at the first call.
-func (l *late) real(b interface {
-	begin() (context.Context, context.CancelFunc)
-}) context.Context {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.ctx == nil {
-		l.ctx, l.cancel = b.begin()
-		if l.stopped {
-			l.cancel()
+// Ends returns channels for a select, of which one is closed when ctx ends. The others are nil, or
+// belong to contexts that end ctx. Where that is enough, Ends does not make the end of an [Ending].
+func Ends(ctx context.Context) [3]<-chan struct{} {
+	e, is := ctx.(*Ending)
+	if !is || e.other == nil || !e.deadline.IsZero() || e.isMade() {
+		return [3]<-chan struct{}{ctx.Done()}
+	}
+	if inner, is := e.caller.Context.(*Ending); is {
+		if ends := Ends(inner); ends[2] == nil {
+			return [3]<-chan struct{}{e.other.Done(), ends[0], ends[1]}
 		}
 	}
-	return l.ctx
-}
-
-// isNeeded says whether the context is made, or has been stopped before.
-func (l *late) isNeeded() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.ctx != nil || l.stopped
-}
-
-// Stop ends the context. Stop may be called again.
-func (l *late) Stop() {
-	l.mu.Lock()
-	l.stopped = true
-	cancel := l.cancel
-	l.mu.Unlock()
-	if cancel != nil { // may come back, through a child
-		cancel()
-	}
+	return [3]<-chan struct{}{e.other.Done(), e.parent.Done()}
 }
 
 // Ended returns the end of a done context as an error. The error matches both ctx.Err and the

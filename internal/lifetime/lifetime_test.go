@@ -175,7 +175,6 @@ func TestOneOfTheEndsIsClosed(t *testing.T) {
 				defer e.Stop()
 				ctx = e //nolint:fatcontext // contexts in contexts are what is tested
 			}
-			require.NotPanics(t, func() { lifetime.Loose(ctx).Done() })
 			ends := lifetime.Ends(ctx)
 			cancels[end]()
 			select {
@@ -193,22 +192,26 @@ func TestOneOfTheEndsIsClosed(t *testing.T) {
 	}
 }
 
-func TestALooseContextIsThatOfTheCaller(t *testing.T) {
-	caller, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "value"))
+func TestAnEndIsMadeWhenSomebodyNeedsIt(t *testing.T) {
 	life, end := context.WithCancel(t.Context())
-	inner := lifetime.EndingWith(caller, life)
-	defer inner.Stop()
-	outer := lifetime.EndingWith(inner, life)
-	defer outer.Stop()
-	loose := lifetime.Loose(outer)
-	require.Equal(t, "value", loose.Value(key{}))
-	end()
-	require.NoError(t, loose.Err())
-	cancel()
-	require.Error(t, loose.Err())
-	until := lifetime.Until(caller, time.Now())
-	defer until.Stop()
-	require.NoError(t, lifetime.Loose(until).Err())
-	require.Nil(t, lifetime.Loose(until).Done())
-	require.Equal(t, life, lifetime.Loose(life))
+	defer end()
+	for name, need := range map[string]func(*lifetime.Ending){
+		"somebody waits": func(e *lifetime.Ending) { e.Done() },
+		"a child waits":  func(e *lifetime.Ending) { _, cancel := context.WithCancel(e); cancel() },
+		"it is over":     (*lifetime.Ending).Stop,
+	} {
+		for _, e := range []*lifetime.Ending{
+			lifetime.Until(t.Context(), time.Now().Add(time.Hour)), lifetime.EndingWith(t.Context(), life),
+			lifetime.EndingAfter(t.Context(), life, time.Hour, errEnd),
+		} {
+			require.NoError(t, e.Err())
+			require.Nil(t, e.Value(key{}))
+			require.True(t, lifetime.IsUnmade(e), name)
+			need(e)
+			require.False(t, lifetime.IsUnmade(e), name)
+			e.Stop()
+			require.ErrorIs(t, e.Err(), context.Canceled)
+		}
+	}
+	require.False(t, lifetime.IsUnmade(life))
 }

@@ -5,7 +5,6 @@ import (
 	"io/fs"
 	"math"
 	"path"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -63,23 +62,25 @@ func (s *Scripts) verbs(folder string) verbs {
 	}
 }
 
-// load puts the libraries of functions in front of a verb, and in front of these its free path.
 func (s *Scripts) load(name string) *wire.Script {
-	files := []string{"lib", name}
-	if dir := path.Dir(name); dir == "kinds" || dir == "loans" {
-		files = []string{"lib", dir + "/lib", name}
-	}
-	if free := "free/" + name; name == "acquire" || name == "release" {
-		files = slices.Insert(files, 0, free)
-	}
-	var source strings.Builder
-	for _, file := range files {
-		source.WriteString(s.source(file))
-	}
-	script := wire.NewScript(path.Base(name), source.String())
+	script := wire.NewScript(path.Base(name), s.Text(name))
 	script.Again = statusAgain
 	s.loaded = append(s.loaded, script)
 	return script
+}
+
+// Text returns the whole script of a verb such as "acquire" or "loans/borrow": the libraries of
+// functions stand in front of the verb, or where the verb has the line "-- lib".
+func (s *Scripts) Text(name string) string {
+	libs := s.source("lib")
+	if dir := path.Dir(name); dir == "kinds" || dir == "loans" {
+		libs += s.source(dir + "/lib")
+	}
+	before, after, is := strings.Cut(s.source(name), "-- lib\n")
+	if !is {
+		before, after = "", before
+	}
+	return before + libs + after
 }
 
 func (s *Scripts) source(file string) string {

@@ -6,11 +6,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/redisstore"
 	"github.com/go-relock/relock/internal/redistest"
 )
 
@@ -41,20 +41,7 @@ const (
 // LuaSource is the text of a script.
 func LuaSource(t testing.TB, name string) string {
 	t.Helper()
-	var text strings.Builder
-	files := []string{"lib", name}
-	if filepath.Dir(name) == "loans" {
-		files = []string{"lib", "loans/lib", name}
-	}
-	if name == LuaAcquire || name == LuaRelease {
-		files = append([]string{"free/" + name}, files...)
-	}
-	for _, file := range files {
-		b, err := os.ReadFile(filepath.Join(root(t), "scripts", file+".lua"))
-		require.NoError(t, err)
-		text.Write(b)
-	}
-	return text.String()
+	return redisstore.LoadScripts(os.DirFS(filepath.Join(root(t), "scripts"))).Text(name)
 }
 
 // Script matches the calls of the scripts of these names.

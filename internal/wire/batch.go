@@ -50,7 +50,7 @@ type outcome struct {
 	acked  int
 	err    error
 	unsure bool // an earlier send of the same attempt may have run
-	late   bool // the answer to a brisk send, which is to be repeated
+	late   bool // a quick attempt was over without an answer, and is to be repeated
 }
 
 // finish hands the outcome to the caller. If the caller has given up, nobody reads the outcome.
@@ -84,8 +84,7 @@ type batcher struct {
 func (b *batcher) enter(f *flight) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.sends < min(maxSends, b.limit) {
-		b.sends++
+	if b.enterFreeLocked() {
 		return true
 	}
 	f.done = make(chan struct{})
@@ -99,19 +98,23 @@ func (b *batcher) enter(f *flight) bool {
 	return false
 }
 
-// vacant takes a slot, if one is free.
-func (b *batcher) vacant() bool {
+// enterFree takes a slot, if one is free, and reports whether it has.
+func (b *batcher) enterFree() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	is := b.sends < min(maxSends, b.limit)
-	if is {
-		b.sends++
-	}
-	return is
+	return b.enterFreeLocked()
 }
 
-// yield lets the callers that are awake now run first, if a queue is to be sent: their next calls join
-// the queue.
+func (b *batcher) enterFreeLocked() bool {
+	isFree := b.sends < min(maxSends, b.limit)
+	if isFree {
+		b.sends++
+	}
+	return isFree
+}
+
+// yield lets the callers that are awake now run first, if calls are in the queue: the next calls of
+// these callers join the queue before it is sent.
 func (b *batcher) yield() {
 	b.mu.Lock()
 	waits := len(b.queue) > 0

@@ -70,7 +70,8 @@ type scriptCall struct {
 
 var evalSHA, evalText any = "EVALSHA", "EVAL"
 
-// fewKeys is the number of keys that a hook of go-redis can print: a boxed string costs an allocation.
+// fewKeys is the number of keys up to which the keys of a call are strings, so that a hook of go-redis
+// can print them. More go by pointer, as a string in an any costs an allocation.
 const fewKeys = 8
 
 // prepare appends the commands of the call, with eval the whole source.
@@ -92,9 +93,9 @@ func (c *scriptCall) prepare(ctx context.Context, eval bool, cmds []redis.Cmder)
 	for _, f := range c.flights {
 		for i, key := range f.unit.Keys {
 			if keys > fewKeys {
-				args = append(args, &f.unit.Keys[i]) // a pointer in an any allocates nothing
+				args = append(args, &f.unit.Keys[i])
 			} else {
-				args = append(args, key) // which hooks can print
+				args = append(args, key)
 			}
 		}
 	}

@@ -5,7 +5,7 @@
 // go-redis cannot be interrupted while reading: a read ends at ReadTimeout, and not with a context.
 // A call with a context is therefore sent by another goroutine. A call whose context cannot end is
 // sent by its caller, which saves two goroutine switches, and so are others while the server is
-// quick, see sendBriskly. Calls that meet are batched, see batcher.
+// quick, if go-redis keeps deadlines. Calls that meet are batched, see batcher.
 package wire
 
 import (
@@ -39,9 +39,7 @@ type Wire struct {
 	start       time.Time
 	batcher     batcher
 	rooms       rooms
-	quick       atomic.Bool // the last answer came within quickAnswer
-
-	stopsAtDeadlines bool
+	quick       quick
 
 	group    group.Group
 	troubled atomic.Int64 // the last call of Options.Trouble, in nanoseconds since start; 0: none
@@ -62,7 +60,7 @@ func New(rdb redis.UniversalClient, o Options) (*Wire, error) {
 	w.cluster, _ = rdb.(clusterClient)
 	// ClusterSlots is set for servers that are no cluster: masters and replicas of Sentinel.
 	w.sharded.Store(w.cluster != nil && w.cluster.Options().ClusterSlots == nil)
-	w.stopsAtDeadlines = stopsAtDeadlines(rdb)
+	w.quick.keepsDeadline = keepsDeadline(rdb)
 	w.batcher.sendAsync, w.batcher.limit = w.sendAsync, sendsOf(rdb)
 	w.rooms.limit = w.batcher.limit
 	return w, nil
@@ -75,6 +73,7 @@ func (w *Wire) ReadTimeout() time.Duration { return w.readTimeout }
 func (w *Wire) Wait() {
 	w.group.Close()
 	w.group.Wait()
+	w.quick.end()
 }
 
 // Call is a script for one lock. A Call and its slices must not change after Do, which may return
@@ -162,7 +161,10 @@ func (w *Wire) Do(ctx context.Context, c *Call) (Answer, error) {
 			p.Unsure, p.First = true, p.Sent
 		}
 		switch {
-		case o.late, v == answered && c.Script.asksAgain(o.reply):
+		case o.late:
+			p.late = true
+			continue
+		case v == answered && c.Script.asksAgain(o.reply):
 			continue
 		case v == answered:
 			p.Reply, p.Acked = o.reply, o.acked
@@ -203,6 +205,7 @@ type progress struct {
 	last     error     // of the last one of these
 	tries    int       // attempts that have failed, but those on stale connections
 	fewest   int       // idle connections so far, see wasStale
+	late     bool      // a quick attempt was over without an answer
 }
 
 // begin reports the failed attempt before, and returns the arguments of the next one.
@@ -247,8 +250,10 @@ func (w *Wire) attempt(ctx context.Context, c *Call, args []any, p *progress) (o
 	f := &l.flight
 	*f = flight{ctx: ctx, spec: &l.spec, unit: Unit{Keys: c.Unit.Keys, Args: args}, since: p.Sent}
 	direct := w.isDirect(ctx, c)
-	if !direct && !p.Unsure && w.isBrisk(ctx, c) && w.batcher.vacant() {
-		return w.sendBriskly(ctx, l)
+	if !direct && w.isInTime(ctx, c, p) && w.batcher.enterFree() {
+		o = w.sendInTime(l)
+		w.noteSpeed(l, &o)
+		return o
 	}
 	if !direct && c.Patience > 0 && c.Patience < w.readTimeout { // else go-redis gives up before
 		var cancel context.CancelFunc
@@ -269,19 +274,19 @@ func (w *Wire) attempt(ctx context.Context, c *Call, args []any, p *progress) (o
 		o.err = f.ctx.Err()
 	case direct:
 		defer own.leave() // also if a hook of go-redis ends the goroutine
-		w.exchange(w.loose(ctx), l.alone())
+		w.exchange(w.contextOf(l, p), l.alone())
 		o = l.call.outcome(0)
 	default:
 		f.done = make(chan struct{})
 		w.group.Add()
-		go w.sendBehind(w.loose(f.ctx), l, own)
+		go w.sendBehind(w.contextOf(l, p), l, own)
 		o = w.await(ctx, f)
 	}
-	if isContextEnd(o.err) && (ctx.Err() == nil || time.Since(p.Sent) >= silence) {
-		o.err = errNoConnection // for all the time of the attempt
-	}
 	if batched && own != nil {
-		w.quick.Store(o.err == nil && time.Since(p.Sent) <= quickAnswer)
+		w.noteSpeed(l, &o)
+	}
+	if isContextEnd(o.err) && !o.late && (ctx.Err() == nil || time.Since(p.Sent) >= silence) {
+		o.err = errNoConnection // for all the time of the attempt
 	}
 	return o
 }
@@ -316,14 +321,6 @@ func (l *lone) alone() []*scriptCall {
 	l.call = callOf(l.flights[:])
 	l.call.room = l.args[:0]
 	return l.calls[:]
-}
-
-// loose returns the context of a command: while the server is quick, one that nobody has to make.
-func (w *Wire) loose(ctx context.Context) context.Context {
-	if w.quick.Load() {
-		return lifetime.Loose(ctx)
-	}
-	return ctx
 }
 
 // isDirect reports whether the caller sends a call itself: nothing ends the call before go-redis.

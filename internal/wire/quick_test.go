@@ -1,0 +1,162 @@
+package wire
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/internal/lifetime"
+	"github.com/go-relock/relock/internal/redistest"
+)
+
+// newQuickRig makes a rig whose server has answered at once, and a context that can end. go-redis
+// keeps deadlines.
+func newQuickRig(t *testing.T, mod ...func(*redis.Options)) (*rig, context.Context) {
+	t.Helper()
+	r := newRig(t, append(mod, func(o *redis.Options) { o.ContextTimeoutEnabled = true })...)
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	redistest.Eventually(t, ample, func() bool { r.do(ctx, r.call("0")); return r.wire.quick.is.Load() }, "an answer within %s", quickAnswer)
+	r.faults.Reset()
+	return r, ctx
+}
+
+func TestAStallCostsAQuickAttemptOneRepeatThatIsNoTry(t *testing.T) {
+	for name, action := range map[string]redistest.Action{"before Redis": redistest.Stall(), "behind Redis": redistest.DropReply(redistest.Silence)} {
+		t.Run(name, func(t *testing.T) {
+			r, ctx := newQuickRig(t)
+			c := r.tries(1)
+			c.Repeat = func(elapsed time.Duration) []any {
+				require.GreaterOrEqual(t, elapsed, quickLimit)
+				return []any{"later"}
+			}
+			stalled := r.faults.Once(scripts, action)
+			begun := time.Now()
+			a, err := r.wire.Do(ctx, c)
+			require.NoError(t, err, "a quick attempt is no try")
+			require.Equal(t, 1, stalled.Hits())
+			require.GreaterOrEqual(t, time.Since(begun), quickLimit)
+			require.True(t, a.Unsure)
+			require.GreaterOrEqual(t, a.Sent.Sub(a.First), quickLimit, "the lease counts from the first send")
+			require.Equal(t, "later", r.value(0))
+			require.Zero(t, r.retries())
+		})
+	}
+}
+
+func TestTheEndOfAQuickCallIsNoticedSoon(t *testing.T) {
+	r, ctx := newQuickRig(t)
+	ctx, cancel := context.WithCancel(ctx)
+	stalled := r.faults.On(scripts, redistest.Stall())
+	go func() { stalled.WaitHits(t, 1); cancel() }()
+	begun := time.Now()
+	a, err := r.wire.Do(ctx, r.call("x"))
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, err, ErrGivenUp)
+	require.True(t, a.Unsure)
+	require.Less(t, time.Since(begun), time.Second, "and not the three seconds of go-redis")
+	require.False(t, r.wire.quick.is.Load())
+}
+
+// TestWhatMayNotBeRepeatedIsNotGivenUp has an answer that takes four times the limit of a quick
+// attempt.
+func TestWhatMayNotBeRepeatedIsNotGivenUp(t *testing.T) {
+	late := func(t *testing.T, change func(*Call)) (hits int) {
+		t.Helper()
+		r, ctx := newQuickRig(t)
+		c := r.call("x")
+		change(c)
+		rule := r.faults.On(scripts, redistest.Before(func([]string) {
+			select {
+			case <-time.After(4 * quickLimit):
+			case <-t.Context().Done():
+			}
+		}))
+		r.do(ctx, c)
+		return rule.Hits()
+	}
+	require.Equal(t, 2, late(t, func(*Call) {}), "the fault is there")
+	require.Equal(t, 1, late(t, func(c *Call) { c.NoRepeat = true }))
+}
+
+func TestNoAttemptAtASlowServerIsQuick(t *testing.T) {
+	r, ctx := newQuickRig(t)
+	r.faults.Delay(quickLimit + quickAnswer)
+	r.do(ctx, r.call("x"))
+	require.False(t, r.wire.isInTime(ctx, r.call("x"), &progress{}))
+	r.wire.quick.is.Store(true)
+	require.True(t, r.wire.isInTime(ctx, r.call("x"), &progress{}))
+	for name, d := range map[string]time.Duration{"patience": quickLimit, "deadline": quickLimit / 2} {
+		c, near := r.call("x"), ctx
+		if name == "patience" {
+			c.Patience = d
+		} else {
+			var cancel context.CancelFunc
+			near, cancel = context.WithTimeout(ctx, d)
+			defer cancel()
+		}
+		require.False(t, r.wire.isInTime(near, c, &progress{}), name)
+	}
+}
+
+// TestACallEndsInTimeThoughAQuickAttemptHasNoConnection has a server that has just answered, and is
+// behind a partition now, and a pool whose only connection is in use.
+func TestACallEndsInTimeThoughAQuickAttemptHasNoConnection(t *testing.T) {
+	const wait = 200 * time.Millisecond
+	life, end := context.WithCancel(context.Background())
+	defer end()
+	for name, begin := range map[string]func(context.Context) *lifetime.Ending{
+		"until": func(ctx context.Context) *lifetime.Ending { return lifetime.Until(ctx, time.Now().Add(wait)) },
+		"after": func(ctx context.Context) *lifetime.Ending { return lifetime.EndingAfter(ctx, life, wait, io.EOF) },
+		"with": func(ctx context.Context) *lifetime.Ending {
+			closed, cancel := context.WithCancel(ctx)
+			time.AfterFunc(wait, cancel)
+			return lifetime.EndingWith(ctx, closed)
+		},
+	} {
+		for _, keeps := range []bool{false, true} {
+			for _, dials := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s, deadlines kept %v, dials %v", name, keeps, dials), func(t *testing.T) {
+					r := newRig(t, func(o *redis.Options) {
+						o.PoolSize, o.MaxActiveConns, o.PoolTimeout, o.DialTimeout = 1, 1, time.Minute, time.Minute
+						o.ReadTimeout, o.ContextTimeoutEnabled = 100*time.Millisecond, keeps
+					})
+					r.do(t.Context(), r.call("0"))
+					taken := r.rdb.Conn()
+					require.NoError(t, taken.Ping(t.Context()).Err())
+					if dials {
+						r.faults.Partition()
+						_ = taken.Ping(t.Context()) // the connection is broken
+						require.NoError(t, taken.Close())
+					} else {
+						defer taken.Close()
+					}
+					r.wire.quick.is.Store(true)
+					ctx := begin(t.Context())
+					defer ctx.Stop()
+					begun := time.Now()
+					_, err := r.wire.Do(ctx, r.call("x"))
+					require.Error(t, err)
+					require.Error(t, ctx.Err())
+					require.Less(t, time.Since(begun), wait+10*quickLimit)
+					r.faults.Heal()
+				})
+			}
+		}
+	}
+}
+
+func TestNoTimerIsLeftAfterWait(t *testing.T) {
+	r, ctx := newQuickRig(t)
+	r.do(ctx, r.call("x"))
+	m := r.wire.quick.moment.Load()
+	r.wire.Wait()
+	require.False(t, m.timer.Stop())
+	<-m.over
+	require.Nil(t, r.wire.quick.moment.Load())
+}
