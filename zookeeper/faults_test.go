@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/tcptest"
 	"github.com/go-relock/relock/internal/zktest"
 	"github.com/go-relock/relock/store"
 	relockzk "github.com/go-relock/relock/zookeeper"
@@ -28,7 +29,7 @@ const (
 
 func TestLostAnswersOfACreateLeaveOneNode(t *testing.T) {
 	server := zktest.Start(t)
-	proxy, conn := zktest.NewProxy(t, server.Address()), admin(t, server.Address())
+	proxy, conn := tcptest.NewProxy(t, server.Address()), admin(t, server.Address())
 	s := open(t, proxy.Address())
 	require.NoError(t, s.Release(t.Context(), take(t, s, time.Second), 0))
 	for range 5 {
@@ -77,7 +78,7 @@ func TestNodeThatIsMadeLateDoesNotKeepItsHoldOut(t *testing.T) {
 // upgrade, and of the transaction that replaces it.
 func TestLostAnswersInsideAHoldLeaveOneNode(t *testing.T) {
 	server := zktest.Start(t)
-	proxy, conn := zktest.NewProxy(t, server.Address()), admin(t, server.Address())
+	proxy, conn := tcptest.NewProxy(t, server.Address()), admin(t, server.Address())
 	s := open(t, proxy.Address(), long)
 	for _, limits := range [][2]int{{1, store.Unlimited}, {store.Unlimited, 1}} {
 		outer := mode(limits[0])
@@ -121,7 +122,7 @@ func TestLostAnswersInsideAHoldLeaveOneNode(t *testing.T) {
 // the queue. Nothing shows whether the reader was in before.
 func TestUpgradeGoesBackBehindAReaderThatMayBeIn(t *testing.T) {
 	server := zktest.Start(t)
-	proxy, conn := zktest.NewProxy(t, server.Address()), admin(t, server.Address())
+	proxy, conn := tcptest.NewProxy(t, server.Address()), admin(t, server.Address())
 	s := open(t, proxy.Address(), long)
 	r, err := s.Wait(t.Context(), mode(store.Unlimited), nothing)
 	require.NoError(t, err)
@@ -168,7 +169,7 @@ func TestUpgradeWithoutItsReaderIsAWaiter(t *testing.T) {
 
 func TestLostAnswersOfADeleteFreeTheLockOnce(t *testing.T) {
 	server := zktest.Start(t)
-	proxy, conn := zktest.NewProxy(t, server.Address()), admin(t, server.Address())
+	proxy, conn := tcptest.NewProxy(t, server.Address()), admin(t, server.Address())
 	s := open(t, proxy.Address())
 	l := take(t, s, 20*time.Second)
 	next := wait(t, open(t, server.Address()), 20*time.Second)
@@ -189,7 +190,7 @@ func TestLostAnswersOfADeleteFreeTheLockOnce(t *testing.T) {
 // of that session. It is no node of the next session.
 func TestNodeOfAnOldSessionGivesNoLock(t *testing.T) {
 	server := zktest.Start(t)
-	proxy := zktest.NewProxy(t, server.Address())
+	proxy := tcptest.NewProxy(t, server.Address())
 	const session, lease = 8 * time.Second, 5 * time.Second
 	s, other := open(t, proxy.Address(), relockzk.WithSessionTimeout(session)), open(t, server.Address())
 	l := take(t, other, 20*time.Second)
@@ -262,7 +263,7 @@ func TestRenewalsThatMeetTheReleaseLeaveNothing(t *testing.T) {
 
 func TestConnectionThatIsCutIsNoLoss(t *testing.T) {
 	server := zktest.Start(t)
-	proxy := zktest.NewProxy(t, server.Address())
+	proxy := tcptest.NewProxy(t, server.Address())
 	s := open(t, proxy.Address())
 	l := take(t, s, 20*time.Second)
 	waiting := wait(t, s, 20*time.Second)
@@ -287,7 +288,7 @@ func TestServerThatRestartsKeepsTheHold(t *testing.T) {
 
 func TestSessionThatEndsLosesAllHoldsAndKeepsTheWaiters(t *testing.T) {
 	server := zktest.Start(t)
-	proxy := zktest.NewProxy(t, server.Address())
+	proxy := tcptest.NewProxy(t, server.Address())
 	s := open(t, proxy.Address(), relockzk.WithSessionTimeout(shortSession))
 	other := open(t, server.Address())
 	l := take(t, s, shortLease)
@@ -413,7 +414,7 @@ func TestHandOverCostsTheSameForEveryLengthOfTheQueue(t *testing.T) {
 func TestNothingIsLeftOfALock(t *testing.T) {
 	server := zktest.Start(t)
 	conn := admin(t, server.Address())
-	redistest.NoGoroutineLeft(t, "relock/zookeeper", "internal/zktest.(*Proxy)")
+	redistest.NoGoroutineLeft(t, "relock/zookeeper", "internal/tcptest.(*Proxy)")
 	s := open(t, server.Address(), relockzk.WithRoot("/locks"))
 	l := take(t, s, 20*time.Second)
 	require.NoError(t, s.Close())
@@ -426,7 +427,7 @@ func TestNothingIsLeftOfALock(t *testing.T) {
 
 // The process that has the hold is closed, and its server does not come back.
 func TestNoGoroutineWaitsForAServerThatIsGone(t *testing.T) {
-	redistest.NoGoroutineLeft(t, "relock/zookeeper", "internal/zktest.(*Proxy)", "zk.(*Conn)")
+	redistest.NoGoroutineLeft(t, "relock/zookeeper", "internal/tcptest.(*Proxy)", "zk.(*Conn)")
 	server := zktest.Start(t)
 	s, err := relockzk.New(server.Address(), relockzk.WithSessionTimeout(shortSession))
 	require.NoError(t, err)

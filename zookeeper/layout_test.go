@@ -10,6 +10,7 @@ import (
 	"github.com/go-zookeeper/zk"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/tcptest"
 	"github.com/go-relock/relock/internal/zktest"
 	"github.com/go-relock/relock/store"
 	relockzk "github.com/go-relock/relock/zookeeper"
@@ -172,7 +173,7 @@ func TestServerWithShorterSessionsRefusesALongLease(t *testing.T) {
 
 func TestDelayKeepsTheLockAfterACrash(t *testing.T) {
 	server := zktest.Start(t)
-	proxy := zktest.NewProxy(t, server.Address())
+	proxy := tcptest.NewProxy(t, server.Address())
 	crashing := open(t, proxy.Address(), relockzk.WithSessionTimeout(2*time.Second))
 	a := ask(500 * time.Millisecond)
 	a.Delay = time.Second

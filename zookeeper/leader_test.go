@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/tcptest"
 	"github.com/go-relock/relock/internal/zktest"
 	"github.com/go-relock/relock/store"
 	relockzk "github.com/go-relock/relock/zookeeper"
@@ -100,7 +101,7 @@ func TestLeaderWithoutFollowersMakesNoLeaseLast(t *testing.T) {
 // The answer of a renewal is held back. What comes behind counts from before the renewal.
 func TestLeaseCountsFromBeforeTheProofOfItsSession(t *testing.T) {
 	server := zktest.Start(t)
-	proxy := zktest.NewProxy(t, server.Address())
+	proxy := tcptest.NewProxy(t, server.Address())
 	s := open(t, proxy.Address(), long)
 	l := take(t, s, 10*time.Minute)
 	for name, prove := range map[string]func() error{

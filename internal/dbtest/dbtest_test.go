@@ -41,3 +41,22 @@ func TestAServerEndsWithItsData(t *testing.T) {
 	require.Error(t, err)
 	require.NoError(t, e.end(), "there is nothing left to stop")
 }
+
+func TestACommitOutlastsACrash(t *testing.T) {
+	for name, start := range map[string]func(testing.TB) *Server{
+		"PostgreSQL": func(t testing.TB) *Server { t.Helper(); s, _ := StartPostgres(t); return s },
+		"MariaDB":    func(t testing.TB) *Server { t.Helper(); s, _ := StartMariaDB(t); return s },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := start(t)
+			s.s.create(t, "kept")
+			s.Crash()
+			_, err := s.s.ask(t.Context(), "SELECT 1")
+			require.Error(t, err)
+			s.Restart()
+			_, err = s.s.ask(t.Context(), "CREATE DATABASE kept")
+			require.ErrorContains(t, err, "exists")
+		})
+	}
+}

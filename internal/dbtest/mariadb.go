@@ -21,11 +21,15 @@ var mariadb = engine{
 		}
 	},
 	serve: func(s *server) []string {
+		commit := "--innodb-flush-log-at-trx-commit=0"
+		if s.durable {
+			commit = "--innodb-flush-log-at-trx-commit=2"
+		}
 		return []string{
 			s.path["mariadbd"], "--no-defaults", "--datadir=" + s.data(), "--tmpdir=" + s.dir,
 			"--bind-address=127.0.0.1", "--port=" + strconv.Itoa(s.port),
 			"--socket=" + filepath.Join(s.dir, "socket"), "--pid-file=" + filepath.Join(s.dir, "pid"),
-			"--max-connections=400", "--skip-name-resolve", "--innodb-flush-log-at-trx-commit=0",
+			"--max-connections=400", "--skip-name-resolve", commit,
 		}
 	},
 	query: func(s *server, statement string) []string {
@@ -44,5 +48,16 @@ var mariadb = engine{
 func MariaDB(t testing.TB) (dsn string) {
 	t.Helper()
 	s, database := mariadb.database(t)
+	return s.mariadbDSN(database)
+}
+
+// StartMariaDB starts a server of MariaDB for one test, and returns the name of its database.
+func StartMariaDB(t testing.TB) (s *Server, dsn string) {
+	t.Helper()
+	s = mariadb.own(t)
+	return s, s.s.mariadbDSN(ownDatabase)
+}
+
+func (s *server) mariadbDSN(database string) string {
 	return fmt.Sprintf("root@tcp(127.0.0.1:%d)/%s", s.port, database)
 }

@@ -21,9 +21,13 @@ var postgres = engine{
 	},
 	serve: func(s *server) []string {
 		args := []string{s.path["postgres"], "-D", s.data(), "-p", strconv.Itoa(s.port)}
+		commit := "synchronous_commit=off"
+		if s.durable {
+			commit = "synchronous_commit=on"
+		}
 		for _, setting := range []string{
 			"listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=400",
-			"fsync=off", "synchronous_commit=off", "full_page_writes=off",
+			"fsync=off", commit, "full_page_writes=off",
 		} {
 			args = append(args, "-c", setting)
 		}
@@ -44,6 +48,13 @@ func Postgres(t testing.TB) (url string) {
 	t.Helper()
 	s, database := postgres.database(t)
 	return s.postgresURL(database)
+}
+
+// StartPostgres starts a server of PostgreSQL for one test, and returns the URL of its database.
+func StartPostgres(t testing.TB) (s *Server, url string) {
+	t.Helper()
+	s = postgres.own(t)
+	return s, s.s.postgresURL(ownDatabase)
 }
 
 func (s *server) postgresURL(database string) string {

@@ -50,8 +50,10 @@ type server struct {
 	engine *engine
 	path   map[string]string // of each program
 	dir    string
-	port   int
-	proc   *process.Process
+	port   int // 0 before the first start
+	// durable says that a commit outlasts a crash of the server.
+	durable bool
+	proc    *process.Process
 }
 
 // Main is for TestMain, in the place of [redistest.Main], which it calls: it runs the tests and
@@ -78,17 +80,62 @@ func (e *engine) database(t testing.TB) (s *server, name string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.server == nil && e.failed == nil {
-		e.server, e.failed = e.start(path)
+		e.server, e.failed = e.start(path, false)
 	}
 	if e.failed != nil {
 		t.Fatalf("dbtest: %s: %v", e.name, e.failed)
 	}
 	e.databases++
 	name = "test" + strconv.Itoa(e.databases)
-	if _, err := e.server.ask(t.Context(), "CREATE DATABASE "+name); err != nil {
-		t.Fatalf("dbtest: %s: %v\n%s", e.name, err, e.server.log())
-	}
+	e.server.create(t, name)
 	return e.server, name
+}
+
+func (s *server) create(t testing.TB, name string) {
+	t.Helper()
+	if _, err := s.ask(t.Context(), "CREATE DATABASE "+name); err != nil {
+		t.Fatalf("dbtest: %s: %v\n%s", s.engine.name, err, s.log())
+	}
+}
+
+// Server is a server of one test, with a database of its own. A commit outlasts its crash.
+type Server struct {
+	t testing.TB
+	s *server
+}
+
+// own starts a server that ends with the test.
+func (e *engine) own(t testing.TB) *Server {
+	t.Helper()
+	s, err := e.start(e.find(t), true)
+	if err != nil {
+		t.Fatalf("dbtest: %s: %v", e.name, err)
+	}
+	t.Cleanup(func() {
+		if err := s.end(); err != nil {
+			t.Errorf("dbtest: %v", err)
+		}
+	})
+	s.create(t, ownDatabase)
+	return &Server{t, s}
+}
+
+const ownDatabase = "test"
+
+// Crash ends the server at once, without the work of a shutdown.
+func (s *Server) Crash() {
+	s.t.Helper()
+	if err := s.s.proc.Stop(s.s.engine.stop); err != nil {
+		s.t.Fatalf("dbtest: %v", err)
+	}
+}
+
+// Restart starts a server that has crashed, with its data.
+func (s *Server) Restart() {
+	s.t.Helper()
+	if err := s.s.run(); err != nil {
+		s.t.Fatalf("dbtest: %s: %v", s.s.engine.name, err)
+	}
 }
 
 // end stops the server, if one was started. A server that has ended by itself is an error.
@@ -135,15 +182,18 @@ func (e *engine) find(t testing.TB) map[string]string {
 
 // start makes the data directory and runs the server on it. Between the choice of a port and the
 // server's bind another process can take the port. Then start tries the next port.
-func (e *engine) start(path map[string]string) (*server, error) {
+func (e *engine) start(path map[string]string, durable bool) (*server, error) {
 	dir, err := os.MkdirTemp("", "dbtest-")
 	if err != nil {
 		return nil, err
 	}
-	s := &server{engine: e, path: path, dir: dir}
+	s := &server{engine: e, path: path, dir: dir, durable: durable}
 	err = s.prepare()
 	for range 5 {
 		if err != nil {
+			break
+		}
+		if s.port, err = freePort(); err != nil {
 			break
 		}
 		if err = s.run(); !errors.Is(err, errBind) {
@@ -177,13 +227,16 @@ func (s *server) prepare() error {
 	return nil
 }
 
-// run starts the server on a free port and returns when it answers.
-func (s *server) run() error {
+func freePort() (int, error) {
 	ports, err := process.FreePorts(1)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	s.port = ports[0]
+	return ports[0], nil
+}
+
+// run starts the server on its port, and returns when it answers.
+func (s *server) run() error {
 	cmd, err := s.command(context.Background(), s.engine.serve(s))
 	if err != nil {
 		return err

@@ -18,6 +18,7 @@ import (
 
 	"github.com/go-relock/relock/internal/process"
 	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/tcptest"
 )
 
 // Times of a server.
@@ -37,7 +38,7 @@ type Server struct {
 	address string
 	main    string
 	// followers is between the server, while it leads, and its followers; nil: the server is alone.
-	followers *Proxy
+	followers *tcptest.Proxy
 
 	proc *process.Process // nil before the first start
 }
@@ -58,9 +59,10 @@ func StartEnsemble(t testing.TB, syncLimit int) []*Server {
 	t.Helper()
 	const n = 3
 	ports := freePorts(t, 3*n)
-	followers := make([]*Proxy, n)
+	followers, quorums := make([]*tcptest.Proxy, n), make([]string, n)
 	for i := range followers {
-		followers[i] = NewProxy(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[n+2*i])))
+		quorums[i] = net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[n+2*i]))
+		followers[i] = tcptest.NewProxy(t, quorums[i])
 	}
 	var servers []*Server
 	for i := range n {
@@ -68,7 +70,7 @@ func StartEnsemble(t testing.TB, syncLimit int) []*Server {
 		for j, proxy := range followers {
 			quorum := proxy.Address()
 			if j == i {
-				quorum = proxy.server
+				quorum = quorums[j]
 			}
 			members = append(members, fmt.Sprintf("server.%d=%s:%d", j+1, quorum, ports[n+2*j+1]))
 		}
@@ -107,6 +109,9 @@ func (s *Server) Leads() bool {
 // CutFollowers cuts the followers of the server off. They notice at once. The server goes on
 // leading for syncLimit ticks.
 func (s *Server) CutFollowers() { s.followers.CutClients() }
+
+// Reconnect ends a CutFollowers.
+func (s *Server) Reconnect() { s.followers.Resume() }
 
 // Requests returns how many packets of clients the server has received.
 func (s *Server) Requests() int {

@@ -1,4 +1,5 @@
-package zktest
+// Package tcptest puts a network with faults between clients and a server of any kind, for tests.
+package tcptest
 
 import (
 	"context"
@@ -6,11 +7,11 @@ import (
 	"net"
 	"sync"
 	"testing"
+	"time"
 )
 
 // Proxy is a network between clients and a server. It can stall and cut the connections.
 type Proxy struct {
-	t       testing.TB
 	server  string
 	address string
 
@@ -22,6 +23,9 @@ type Proxy struct {
 	silent bool              // answers of the server are thrown away
 	passes int               // so many answers pass before that
 	lost   chan struct{}     // closed when an answer is thrown away; nil: nobody asks
+	delay  time.Duration     // of each way
+
+	close func()
 }
 
 // NewProxy starts a Proxy before a server.
@@ -32,7 +36,7 @@ func NewProxy(t testing.TB, server string) *Proxy {
 		t.Fatal(err)
 	}
 	p := &Proxy{
-		t: t, server: server, address: listener.Addr().String(),
+		server: server, address: listener.Addr().String(),
 		conns: make(map[net.Conn]bool), open: make(chan struct{}),
 	}
 	close(p.open)
@@ -46,14 +50,18 @@ func NewProxy(t testing.TB, server string) *Proxy {
 			all.Go(func() { p.serve(client) })
 		}
 	})
-	t.Cleanup(func() {
+	p.close = sync.OnceFunc(func() {
 		_ = listener.Close()
 		p.Resume()
 		p.Cut()
 		all.Wait()
 	})
+	t.Cleanup(p.close)
 	return p
 }
+
+// Close ends the proxy and its connections. The end of the test does so too.
+func (p *Proxy) Close() { p.close() }
 
 // Address returns the address for clients.
 func (p *Proxy) Address() string { return p.address }
@@ -67,11 +75,18 @@ func (p *Proxy) Stall() (held <-chan struct{}) {
 	return p.held
 }
 
-// Resume ends a Stall, a LoseAnswers and a CutClients.
+// Delay holds all bytes back for that long, in each direction, until Resume.
+func (p *Proxy) Delay(d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.delay = d
+}
+
+// Resume ends all other faults but a Cut.
 func (p *Proxy) Resume() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.silent, p.half = false, false
+	p.silent, p.half, p.delay = false, false, 0
 	select {
 	case <-p.open:
 	default:
@@ -192,7 +207,7 @@ func (p *Proxy) copy(to, from net.Conn, answers bool) {
 // pass waits while bytes are held back.
 func (p *Proxy) pass() {
 	p.mu.Lock()
-	open := p.open
+	open, delay := p.open, p.delay
 	select {
 	case <-open:
 	default:
@@ -202,5 +217,8 @@ func (p *Proxy) pass() {
 		}
 	}
 	p.mu.Unlock()
+	if delay > 0 {
+		<-time.After(delay)
+	}
 	<-open
 }
