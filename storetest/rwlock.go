@@ -151,6 +151,12 @@ func writerTokens(b *bench) {
 		newest = b.token(up)
 		next := b.wait(b.st, b.writer())
 		b.release(up)
+		up = b.take(b.other, inside(b.writer(), reader)) // overtakes the writer
+		token = b.token(up)
+		require.Greater(b.t, token, newest, "a second upgrade draws a larger token")
+		b.release(up)
+		require.GreaterOrEqual(b.t, b.token(reader), token, "a reader around an upgrade that has ended")
+		newest = max(token, b.token(reader))
 		b.release(reader)
 		l = b.get(next)
 		token = b.token(l)

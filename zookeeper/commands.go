@@ -132,22 +132,24 @@ func (s *Store) each(ctx context.Context, n int, attempt func(x *session, i int)
 	return errs
 }
 
-// Token implements [store.Store]. The token is the czxid of the node, which is the number of the
-// transaction that made the node, or the number of a later transaction on the nodes of the lock,
-// before the next node. A reader draws its token in the same way, as nothing is left of the last
-// writer.
+// Token implements [store.Store]. The token is the number of a transaction of ZooKeeper. That of a
+// mutex is the czxid of its node, which is the number of the transaction that made the node, or the
+// number of a later transaction on the nodes of the lock, before the next node. A writer that has
+// waited, and a reader, draw the number of a transaction of their own: an upgrade before them has a
+// younger node, and nothing is left of the last writer.
 func (s *Store) Token(ctx context.Context, l store.Lease) (token int64, err error) {
 	err = s.once(ctx, func(x *session) error {
 		node, err := x.holder(ctx, l.Ask)
 		if err != nil {
 			return err
 		}
-		stat, err := x.stat(ctx, node)
+		if l.Limit != store.Unlimited && l.Token != 0 {
+			token = l.Token
+			return nil
+		}
+		token, err = x.draw(ctx, x.store.path(l.Ask), node)
 		if errors.Is(err, zk.ErrNoNode) {
 			return store.ErrGone
-		}
-		if err == nil {
-			token = max(stat.Czxid, l.Token)
 		}
 		return err
 	})

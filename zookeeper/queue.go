@@ -127,7 +127,8 @@ func (x *session) list(ctx context.Context, h *hold) (place, error) {
 	if p.index < 0 || err != nil {
 		return p, err
 	}
-	if h.node = p.path(h); h.token == 0 && p.index == len(nodes)-1 && (h.ask.Kind == store.Mutex || len(nodes) == 1) {
+	h.node = p.path(h)
+	if isLast := p.index == len(nodes)-1; h.token == 0 && h.ask.Limit == 1 && isLast && (h.ask.Kind == store.Mutex || len(nodes) == 1) {
 		h.token = changed
 	}
 	own := nodes[p.index]
@@ -298,13 +299,18 @@ func (x *session) ready(h *hold) bool {
 func (x *session) oldLocked(h *hold) bool { return time.Since(x.proven) > h.ask.TTL/3 }
 
 // affirm returns the place of a hold whose node is in, unless the node itself is gone. After an old
-// proof affirm makes a new one. The cost does not depend on the number of waiters.
+// proof affirm makes a new one. The cost does not depend on the number of waiters. A writer draws
+// its token now, as an upgrade that came before it has a younger node.
 func (x *session) affirm(ctx context.Context, h *hold, p place) (place, error) {
 	x.store.mu.Lock()
 	old, token := x.oldLocked(h), h.token
 	x.store.mu.Unlock()
 	var err error
-	if old {
+	switch {
+	case token == 0 && h.ask.Kind == store.ReadWrite && h.ask.Limit == 1:
+		token, err = x.draw(ctx, h.lock, p.path(h))
+		old = true
+	case old:
 		_, err = x.transact(ctx, reads, check(p.path(h)))
 	}
 	if err == nil && (token == 0 || !old) {

@@ -273,6 +273,20 @@ func (x *session) transact(ctx context.Context, e effect, operations ...any) (fa
 	return slices.IndexFunc(answers, func(a zk.MultiResponse) bool { return a.Error != nil }), err
 }
 
+// draw draws a token for a hold that is in: the number of a transaction, which fails without the node
+// of the hold.
+func (x *session) draw(ctx context.Context, lock, node string) (token int64, err error) {
+	begun := time.Now()
+	answers, err := do(ctx, x, reads, func() ([]zk.MultiResponse, error) {
+		return x.conn.Multi(check(node), &zk.SetDataRequest{Path: lock, Version: -1})
+	})
+	if err != nil {
+		return 0, err
+	}
+	x.prove(begun)
+	return answers[1].Stat.Mzxid, nil
+}
+
 // sync asks the leader, so that reads behind the sync see everything that was written before. A
 // leader that has lost its followers answers too, so a sync proves nothing of the session.
 func (x *session) sync(ctx context.Context) error {
