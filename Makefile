@@ -7,7 +7,7 @@ GOFMT     ?= $(shell $(GO) env GOROOT)/bin/gofmt
 TIMEOUT   ?= 20m
 TESTFLAGS ?=
 FUZZTIME  ?= 10s
-SOAK      ?= 10s
+SOAK      ?= 5s
 FAKE      ?= 300
 BENCH     ?= .
 BENCHTIME ?= 1s
@@ -39,7 +39,7 @@ LINT   = $(GO) tool -modfile="$(CURDIR)/tools/go.mod" golangci-lint
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help check test deps fmt fmt-check tidy-check vet lint unit topology modules each examples release-check release man interop kubernetes fuzz soak soak-faults soak-fake model tla pictures snippets bench gobench bench-check clean
+.PHONY: help check test deps fmt fmt-check tidy-check vet lint unit topology modules each examples release-check release man interop kubernetes fuzz soak soak-faults soak-kept soak-table soak-fake model tla pictures snippets bench gobench bench-check clean
 
 help: ## Show this list
 	@echo 'Usage: make TARGET [NAME=value ...]'
@@ -154,8 +154,14 @@ fuzz: ## Run every fuzz function for FUZZTIME
 soak: soak-faults soak-fake ## Both of the next two (test runs only the first one)
 
 # No limit of go test: it may be hours, and each wait in it has a limit of its own.
-soak-faults: ## Lock at random among random faults for SOAK, and in other settings for a third of it each, and check every history (RELOCK_SEED repeats the choices)
-	cd soak && RELOCK_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 0 -v -run '^TestSoak' .
+soak-faults: ## Lock at random among random faults in each world for SOAK, or in the world STORE, and check every history (SEED repeats the choices)
+	cd soak && RELOCK_SOAK=$(SOAK) RELOCK_SEED=$(SEED) $(GO) test -race -count=1 -timeout 0 -v -run '^TestSoak$(if $(STORE),$$/^$(STORE)$$)' .
+
+soak-kept: ## soak-faults in worlds only, with the results kept in soak/results
+	cd soak && RELOCK_COMMIT=$$(git rev-parse --short HEAD) RELOCK_SOAK=$(SOAK) RELOCK_SEED=$(SEED) $(GO) test -race -count=1 -timeout 0 -v -run '^TestSoak$$/^$(STORE)' .
+
+soak-table: ## Write the table of soak/results into docs/GUARANTEES.md
+	cd soak && $(GO) test -count=1 -run TestThePageHasTheResults . -update
 
 # Those of their packages that need a server find none, and skip.
 soak-fake: ## Run each test in fake time FAKE times with the race detector: hours (a minute or two for each time on two cores)

@@ -17,7 +17,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/soak/history"
-	"github.com/go-relock/relock/store"
 )
 
 // In fake time a round is long enough for trouble with most leases.
@@ -33,17 +32,36 @@ const (
 // while everybody waits. A call of half a lease costs no more than a call of a millisecond, so most
 // commands meet the end of a lease, and limits are exact.
 func TestSoakInFakeTime(t *testing.T) {
-	soakInFakeTime(t, fakeSetting)
+	soakInFakeTime(t, func(seed uint64) setting {
+		random := rand.New(rand.NewPCG(seed, 1))
+		kind, patient := random.IntN(5), random.IntN(3) == 0
+		set := map[int]setting{0: miniRedisson, 1: inMemory, 2: aQuorumInMemory, 3: onMiniredis, 4: onMiniredis}[kind]
+		if patient {
+			set.patience = set.ttl
+		}
+		return set
+	})
 }
 
 // TestSoakOfAQuorum is TestSoakInFakeTime with quorums only. Members go away, lose answers and
 // restart empty, one at a time, and clients reach each member over a way of its own.
 func TestSoakOfAQuorum(t *testing.T) {
-	soakInFakeTime(t, func(seed uint64) setting {
-		s := fakeSetting(seed)
-		s.redisson, s.mem, s.quorum = false, false, true
-		return s
-	})
+	soakInFakeTime(t, func(uint64) setting { return aQuorumInMemory })
+}
+
+// The worlds of miniredis.
+var (
+	onMiniredis  = setting{begin: startMini, fake: true, ttl: time.Second, patience: severalTries, serves: kindNames}
+	miniRedisson = setting{begin: startMini, fake: true, ttl: time.Second, patience: severalTries, mode: history.Mode{Redisson: true}}
+)
+
+func startMini(s *soak) world {
+	w := &redisWorld{soak: s, mini: newMini(s.t)}
+	o := &redis.UniversalOptions{Dialer: w.mini.dial}
+	w.mini.options(o)
+	w.plain = redis.NewClient(o.Simple())
+	s.t.Cleanup(func() { _ = w.plain.Close() })
+	return w
 }
 
 func soakInFakeTime(t *testing.T, choose func(seed uint64) setting) {
@@ -56,7 +74,7 @@ func soakInFakeTime(t *testing.T, choose func(seed uint64) setting) {
 		}
 	}()
 	var all *soak
-	for began := time.Now(); time.Since(began) < max(duration/3, roundTime); round++ {
+	for began := time.Now(); time.Since(began) < max(duration/3, 3*time.Second); round++ {
 		var s *soak
 		synctest.Test(t, func(t *testing.T) {
 			end := time.AfterFunc(fakeEnd, func() {
@@ -72,7 +90,7 @@ func soakInFakeTime(t *testing.T, choose func(seed uint64) setting) {
 			return
 		}
 		s.t = t
-		s.check(round) // in real time
+		s.require(round) // in real time
 		if all == nil {
 			all = s
 		} else {
@@ -81,19 +99,6 @@ func soakInFakeTime(t *testing.T, choose func(seed uint64) setting) {
 	}
 	all.report()
 	require.Positive(t, all.did["Lock: ok"])
-}
-
-// fakeSetting chooses a setting.
-func fakeSetting(seed uint64) setting {
-	random := rand.New(rand.NewPCG(seed, 1))
-	kind := random.IntN(5)
-	return setting{
-		fake:     true,
-		redisson: kind == 0,
-		mem:      kind == 1,
-		quorum:   kind == 2,
-		patience: []time.Duration{severalTries, severalTries, ttl}[random.IntN(3)],
-	}
 }
 
 // wait is a call that waits for a lock.
@@ -116,15 +121,12 @@ func (s *soak) waits(id int, what wait) {
 // watchCalm watches a time without trouble. Nobody may wait for a free lock for longer than earlier
 // trouble lasts: a silent connection, and a TTL.
 func (s *soak) watchCalm() {
-	for _, p := range s.present() {
-		p.faults.DelayOneWay(near, near)
-		for _, k := range p.links {
-			k.calm()
-		}
+	for _, p := range append(s.present(), s.admin) {
+		p.way.near()
 	}
-	longest := 2*s.patience + 2*ttl
+	longest := 2*s.patience + 2*s.ttl
 	free := map[string]time.Time{} // since when
-	for began := time.Now(); time.Since(began) < 6*ttl; s.pause(5 * time.Millisecond) {
+	for began := time.Now(); time.Since(began) < 6*s.ttl; s.pause(5 * time.Millisecond) {
 		for _, name := range s.names() {
 			now := time.Now()
 			if s.isHeld(name) {
@@ -152,20 +154,12 @@ func (s *soak) isHeld(name string) bool {
 		holders, err := s.holders(pool)
 		return err != nil || len(holders) >= permits
 	}
-	if len(s.memory) == 0 {
-		return s.world.Exists(s.baseKey(name))
-	}
-	for _, m := range s.memory {
-		state, err := m.Look(context.Background(), store.Ask{Name: name})
-		if err != nil || state.Owner != "" {
-			return true
-		}
-	}
-	return false
+	state, err := lockOf(s.admin, name).State(context.Background())
+	return err != nil || state.Locked()
 }
 
-// world is a Redis server in the process, in fake time.
-type world struct {
+// mini is a Redis server in the process, in fake time.
+type mini struct {
 	*miniredis.Miniredis
 
 	mu      sync.Mutex
@@ -173,9 +167,9 @@ type world struct {
 	busy    int       // commands at that instant
 }
 
-func newWorld(t *testing.T) *world {
+func newMini(t *testing.T) *mini {
 	t.Helper()
-	w := &world{Miniredis: miniredis.NewMiniRedis()}
+	w := &mini{Miniredis: miniredis.NewMiniRedis()}
 	w.ClockTTL(true)
 	t.Cleanup(func() {
 		w.Close()
@@ -186,7 +180,7 @@ func newWorld(t *testing.T) *world {
 
 // noHotLoop is called for each command, and matches none. A loop without a pause would stop the
 // clock for ever.
-func (w *world) noHotLoop([]string) bool {
+func (w *mini) noHotLoop([]string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if now := time.Now(); !now.Equal(w.instant) {
@@ -200,7 +194,7 @@ func (w *world) noHotLoop([]string) bool {
 }
 
 // options sets what go-redis needs in fake time.
-func (w *world) options(o *redis.UniversalOptions) {
+func (w *mini) options(o *redis.UniversalOptions) {
 	o.Addrs = []string{"127.0.0.1:6379"} // nobody listens there
 	// A wait for a connection uses a timer that go-redis shares between bubbles, which is fatal.
 	o.PoolSize = 1000
@@ -210,7 +204,7 @@ func (w *world) options(o *redis.UniversalOptions) {
 	o.DisableIdentity = true
 }
 
-func (w *world) dial(context.Context, string, string) (net.Conn, error) { return w.Dial() }
+func (w *mini) dial(context.Context, string, string) (net.Conn, error) { return w.Dial() }
 
 // distance returns the way of a client to the server during trouble, less than its patience. Each
 // command takes some time, so that time passes.
@@ -256,23 +250,23 @@ end`
 )
 
 // stopWorld stops the server for a while.
-func (s *soak) stopWorld(random *rand.Rand) {
-	for _, p := range s.present() {
-		p.faults.Partition()
+func (w *redisWorld) stopWorld(random *rand.Rand) {
+	for _, p := range w.present() {
+		p.way.(*redisWay).Partition()
 	}
-	s.pause(upTo(random, 2*ttl))
-	for _, p := range s.present() {
-		p.faults.Heal()
+	w.pause(upTo(random, 2*w.ttl))
+	for _, p := range w.present() {
+		p.way.(*redisWay).Heal()
 	}
 }
 
 // bringBack replaces all data by older data, and breaks all connections.
-func (s *soak) bringBack(saved string) {
-	s.gone(history.Op{Kind: history.Wipe, Old: true}, s.names(), func() error {
-		return s.plain.Eval(context.Background(), restoreScript, nil, saved).Err()
+func (w *redisWorld) bringBack(saved string) {
+	w.gone(history.Op{Kind: history.Wipe, Old: true}, w.names(), func() error {
+		return w.plain.Eval(context.Background(), restoreScript, nil, saved).Err()
 	})
-	for _, p := range append(s.present(), s.admin) {
-		p.faults.Cut()
+	for _, p := range append(w.present(), w.admin) {
+		p.way.(*redisWay).Cut()
 	}
 }
 

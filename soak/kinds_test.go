@@ -31,15 +31,12 @@ const (
 // parts are taken several at once. The first three share a slot of a cluster.
 var parts = []string{"{part}0", "{part}1", "{part}2", "part3", "part4", "part5"}
 
-// kindNames are the locks of the visitors.
-var kindNames = append([]string{book, pool, errand}, parts...)
+// kindNames are the locks of the visitors that some stores do not serve.
+var kindNames = []string{book, pool, errand}
 
 // names returns the names of all locks that the store can serve.
 func (s *soak) names() []string {
-	if s.onlyMutexes() {
-		return slices.Concat(parts, locks)
-	}
-	return slices.Concat(kindNames, locks)
+	return slices.Concat(s.serves, parts, locks)
 }
 
 // anyName is a lock of a worker as often as one of a visitor.
@@ -84,9 +81,15 @@ func (s *soak) visitors(working *sync.WaitGroup, random func(id int) *rand.Rand)
 	const first = troubler + 2
 	for i := range visitors {
 		v := &visitor{soak: s, Rand: random(first + i), id: first + i}
-		visit := []func(context.Context, context.CancelFunc){v.reads, v.permits, v.collects, v.errands}[i%4]
-		if s.onlyMutexes() {
-			visit = v.collects
+		visit := v.collects
+		switch kind := []string{book, pool, errand, ""}[i%4]; {
+		case !slices.Contains(s.serves, kind):
+		case kind == book:
+			visit = v.reads
+		case kind == pool:
+			visit = v.permits
+		case kind == errand:
+			visit = v.errands
 		}
 		working.Go(func() {
 			for !v.isOver() {
@@ -97,7 +100,7 @@ func (s *soak) visitors(working *sync.WaitGroup, random func(id int) *rand.Rand)
 			}
 		})
 	}
-	if !s.onlyMutexes() { // where the store names no holder, or holds on their way too
+	if !s.mode.Redisson && !s.mode.Quorum { // they name no holder, or holds on their way too
 		watcher := random(first + visitors)
 		working.Go(func() { s.watchKinds(watcher) })
 	}
@@ -138,7 +141,8 @@ func (s *soak) holders(name string) (all []string, err error) {
 
 func (s *soak) watchKinds(random *rand.Rand) {
 	for !s.isOver() {
-		seen := history.Seen{Lock: kindNames[random.IntN(len(kindNames))], Call: s.log.Now()}
+		names := slices.Concat(s.serves, parts)
+		seen := history.Seen{Lock: names[random.IntN(len(names))], Call: s.log.Now()}
 		holders, err := s.holders(seen.Lock)
 		if err == nil { // the server may be gone
 			seen.Return, seen.Holders = s.log.Now(), holders
@@ -322,7 +326,7 @@ func (v *visitor) abandon(cancel func(), all ...*stay) {
 	v.tally("abandoned")
 	for _, s := range all {
 		for began := time.Now(); v.look(s); <-time.After(10 * time.Millisecond) {
-			if time.Since(began) > 3*ttl+v.late() {
+			if time.Since(began) > 3*v.ttl+v.late() {
 				v.wrong.add("%q is still held, %s after its context was done", s.Lock, time.Since(began))
 				break
 			}
@@ -335,9 +339,9 @@ func (v *visitor) abandon(cancel func(), all ...*stay) {
 func (v *visitor) options() []relock.Option {
 	switch v.IntN(8) {
 	case 0:
-		return []relock.Option{relock.WithFixedLease(ttl / 2)}
+		return []relock.Option{relock.WithFixedLease(v.ttl / 2)}
 	case 1:
-		return []relock.Option{relock.WithTTL(ttl / 4)}
+		return []relock.Option{relock.WithTTL(v.ttl / 4)}
 	default:
 		return nil
 	}
@@ -347,7 +351,7 @@ func (v *visitor) options() []relock.Option {
 func (v *visitor) linger() {
 	v.pause(upTo(v.Rand, v.moment()))
 	if v.IntN(2*v.seldom()) == 0 {
-		v.pause(ttl + upTo(v.Rand, ttl))
+		v.pause(v.ttl + upTo(v.Rand, v.ttl))
 	}
 }
 
@@ -493,7 +497,7 @@ func (v *visitor) collects(ctx context.Context, cancel context.CancelFunc) {
 	}
 	// Nested waits may be a deadlock, which takes seconds to find. In fake time the seconds are
 	// free. In Redisson's layout, and in a quorum, deadlocks are not found.
-	if v.fake && !v.onlyMutexes() && v.IntN(6) == 0 {
+	if v.fake && len(v.serves) > 0 && v.IntN(6) == 0 {
 		if inner, more := v.several(all[0].ctx, "several inside several", v.choose(), all); inner != nil {
 			v.linger()
 			v.leave(inner, more...)
@@ -509,7 +513,7 @@ func (v *visitor) collects(ctx context.Context, cancel context.CancelFunc) {
 // known enters a lock of the visitor alone: a failed call has a known holder only inside of a
 // section. known does so when the last trouble has ended long ago.
 func (v *visitor) known(ctx context.Context) (section context.Context, leave func()) {
-	if !v.fake || v.onlyMutexes() || !isClosed(v.calm) || time.Since(v.calmed) < 2*ttl {
+	if !v.fake || len(v.serves) == 0 || !isClosed(v.calm) || time.Since(v.calmed) < 2*v.ttl {
 		return ctx, func() {}
 	}
 	v.brief = true
@@ -528,7 +532,7 @@ func (v *visitor) requireNone(section context.Context, names []string) {
 	if !ok {
 		return
 	}
-	<-time.After(ttl / 10)
+	<-time.After(v.ttl / 10)
 	v.tally("several: none of them kept")
 	for _, name := range names {
 		holders, err := v.holders(name)
@@ -578,19 +582,13 @@ func (s *soak) takeKinds(ops []history.Op) *history.Kinds {
 	defer s.kinds.mu.Unlock()
 	k := s.kinds.Kinds
 	s.kinds.Kinds = history.Kinds{}
-	k.Ops, k.Quorum, k.Longest = ops, s.quorum, 2*ttl+2*s.patience
+	k.Ops, k.Quorum, k.Longest = ops, s.mode.Quorum, 2*s.ttl+2*s.patience
 	return &k
 }
 
-// checkKinds checks the sections of a round, and requires that the check notices broken sections.
-func (s *soak) checkKinds(number uint64, ops []history.Op) {
+// breakKinds breaks the sections of a round in one way, and requires that the check notices.
+func (s *soak) breakKinds(random *rand.Rand, k *history.Kinds) {
 	s.t.Helper()
-	k := s.takeKinds(ops)
-	if wrong := k.Check(checkLimit); len(wrong) > 0 {
-		s.report()
-		s.t.Fatalf("round %d: a promise is broken:\n%s", number, strings.Join(wrong, "\n"))
-	}
-	random := rand.New(rand.NewPCG(s.seed, number<<8|254))
 	way := history.KindBreaks()[random.IntN(len(history.KindBreaks()))]
 	if broken, ok := k.Break(random, way); ok {
 		require.NotEmpty(s.t, broken.Check(checkLimit), "the check does not notice %s", way)
@@ -601,7 +599,7 @@ func (s *soak) checkKinds(number uint64, ops []history.Op) {
 // TestARecordingOfKindsThatIsBrokenIsNoticed breaks sections in all ways.
 func TestARecordingOfKindsThatIsBrokenIsNoticed(t *testing.T) {
 	random := rand.New(rand.NewPCG(rand.Uint64(), 0))
-	s := newSoak(t, random.Uint64(), setting{patience: nothingTwice})
+	s := newSoak(t, random.Uint64(), calmRedis())
 	ways := history.KindBreaks()
 	for round := uint64(0); len(ways) > 0; round++ {
 		require.Less(t, round, uint64(50), "no recording has a place for: %q", ways)

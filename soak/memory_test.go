@@ -8,6 +8,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/quorum"
 	"github.com/go-relock/relock/soak/history"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/store/mem"
@@ -18,6 +21,7 @@ import (
 // error for which a store may answer store.ErrUnsure.
 type link struct {
 	*mem.Store
+	ttl      time.Duration // of the locks
 	patience time.Duration // of a command without an answer
 
 	mu       sync.Mutex
@@ -43,7 +47,7 @@ func (k *link) fate() (f fate, delay time.Duration) {
 	if k.odds == 0 || k.rand.IntN(k.odds) > 0 {
 		return fine, 0
 	}
-	return fate(1 + k.rand.IntN(3)), upTo(k.rand, 3*ttl/4)
+	return fate(1 + k.rand.IntN(3)), upTo(k.rand, 3*k.ttl/4)
 }
 
 // setOdds sets the odds for trouble.
@@ -90,7 +94,7 @@ func send[T any](ctx context.Context, k *link, tries int, command func(context.C
 	later := func(delay time.Duration) {
 		a.unsure = true
 		go func() {
-			ctx, cancel := context.WithTimeout(context.Background(), delay+ttl)
+			ctx, cancel := context.WithTimeout(context.Background(), delay+k.ttl)
 			defer cancel()
 			if sleep(ctx, delay) {
 				_, _ = command(ctx)
@@ -287,69 +291,123 @@ func (k *link) Wait(ctx context.Context, ask store.Ask, progress func(store.Prog
 	}
 }
 
-// newLink makes the way of one more client to a store.
-func (s *soak) newLink(to *mem.Store, number int) *link {
-	random := rand.New(rand.NewPCG(s.seed, uint64(number)))
-	k := &link{Store: to, patience: s.patience, rand: random}
-	k.up, k.down = distance(random, s.patience)
-	return k
+// The worlds in memory.
+var (
+	inMemory        = setting{begin: startMemory(1), fake: true, ttl: time.Second, patience: severalTries, serves: kindNames}
+	aQuorumInMemory = setting{begin: startMemory(3), fake: true, ttl: time.Second, patience: severalTries, mode: history.Mode{Quorum: true}}
+)
+
+// memory is a store in memory, or several for a quorum.
+type memory struct {
+	*soak
+	stores []*mem.Store
 }
 
-// inMemory is the trouble of a store in memory, or of a quorum of them.
-func (s *soak) inMemory(random *rand.Rand) []fault {
-	anyLock := func() string { return s.anyName(random) }
-	anyStore := func() *mem.Store { return s.memory[random.IntN(len(s.memory))] }
+func startMemory(n int) func(*soak) world {
+	return func(s *soak) world {
+		w := &memory{soak: s}
+		for range n {
+			w.stores = append(w.stores, mem.New())
+		}
+		return w
+	}
+}
+
+// links is the way of a peer: a link to each store.
+type links struct {
+	all  []*link
+	over store.Store
+}
+
+func (y *links) heal() {
+	for _, k := range y.all {
+		k.setOdds(0)
+	}
+}
+
+func (y *links) near() {
+	for _, k := range y.all {
+		k.calm()
+	}
+}
+
+func (y *links) last() { y.heal() }
+func (y *links) end()  { _ = y.over.Close() }
+
+func (w *memory) join(patience time.Duration) *peer {
+	w.t.Helper()
+	y := &links{}
+	var members []store.Store
+	for _, m := range w.stores {
+		random := w.another()
+		k := &link{Store: m, ttl: w.ttl, patience: patience, rand: random}
+		k.up, k.down = distance(random, patience)
+		y.all, members = append(y.all, k), append(members, k)
+	}
+	y.over = members[0]
+	if len(members) > 1 {
+		var err error
+		y.over, err = quorum.New(members...)
+		require.NoError(w.t, err)
+	}
+	return &peer{w.open(y.over), y}
+}
+
+func (w *memory) settle()        {}
+func (w *memory) left() []string { return nil }
+
+func (w *memory) troubles(random *rand.Rand) []troubles {
+	anyStore := func() *mem.Store { return w.stores[random.IntN(len(w.stores))] }
+	anyLinks := func() []*link { return w.anyone(random).way.(*links).all }
 	weather := func(links []*link) {
 		for _, k := range links {
 			k.setOdds(1 + random.IntN(8))
 		}
-		s.pause(upTo(random, ttl))
+		w.pause(upTo(random, w.ttl))
 		for _, k := range links {
 			k.setOdds(0)
 		}
 	}
 	faults := []fault{
 		{"bad weather", 8, func() {
-			links := s.anyone(random).links
+			links := anyLinks()
 			at := random.IntN(len(links))
 			weather(links[at : at+1])
 		}},
-		{"bad weather everywhere", 4, func() { weather(s.anyone(random).links) }},
+		{"bad weather everywhere", 4, func() { weather(anyLinks()) }},
 		{"store away", 2, func() {
 			restore := anyStore().Interrupt(nil)
-			s.pause(upTo(random, 2*ttl))
+			w.pause(upTo(random, 2*w.ttl))
 			restore()
 		}},
 		{"answers lost", 2, func() {
 			restore := anyStore().Interrupt(store.Unsure(errors.New("no answer")))
-			s.pause(upTo(random, ttl))
+			w.pause(upTo(random, w.ttl))
 			restore()
 		}},
 		{"lock lost", 1, func() {
-			name := anyLock()
-			s.gone(history.Op{Kind: history.Wipe}, []string{name}, func() error {
-				for _, m := range s.memory {
+			name := w.anyName(random)
+			w.gone(history.Op{Kind: history.Wipe}, []string{name}, func() error {
+				for _, m := range w.stores {
 					m.Lose(name)
 				}
 				return nil
 			})
 		}},
-		{"lock forced", 2, func() { s.force(anyLock(), 0) }},
-		{"client closed", 1, func() { s.replace(random.IntN(clients)) }},
 	}
-	if !s.quorum {
-		return faults
+	if len(w.stores) > 1 {
+		faults = append(faults, fault{"member restarted empty", 3, func() { w.restart(anyStore()) }})
 	}
-	return append(faults, fault{"member restarted empty", 3, func() { s.restartMember(anyStore()) }})
+	return []troubles{{100 * time.Millisecond, append(faults, w.anywhere(random)...)}}
 }
 
-// restartMember lets a member of a quorum come back empty. The member stays away for the longest
-// lease, as a server with relock.WithRestartDelay does.
-func (s *soak) restartMember(m *mem.Store) {
+// restart lets a member of a quorum come back empty. The member stays away for the longest lease, as
+// a server with relock.WithRestartDelay does.
+func (w *memory) restart(m *mem.Store) {
 	restore := m.Interrupt(nil)
-	for _, name := range s.names() {
+	for _, name := range w.names() {
 		m.Lose(name)
 	}
-	<-time.After(ttl + ttl/4)
+	<-time.After(w.ttl + w.ttl/4)
 	restore()
 }

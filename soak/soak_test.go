@@ -14,29 +14,27 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/internal/redistest"
 	"github.com/go-relock/relock/soak/history"
-	"github.com/go-relock/relock/store/mem"
+	"github.com/go-relock/relock/store"
 )
 
 const (
 	clients, workers = 4, 16
 
-	ttl = time.Second
 	// slack is how much later than its limit a call may return, and a loss be reported, on a busy
 	// machine. The promise is milliseconds; other tests check that.
 	slack = 5 * time.Second
 
 	// A round is checked at once, which takes time and memory in proportion to the square of the
-	// calls. A round ends at either limit. At the end nobody holds a lock, but commands may be on
-	// their way.
-	roundTime  = 3 * time.Second
+	// calls. A round ends after so many calls, or after three leases. At the end nobody holds a lock,
+	// but commands may be on their way.
 	roundCalls = 9000
 	// checkLimit is some hundred times the time for the check of a round.
 	checkLimit = time.Minute
@@ -48,18 +46,17 @@ const (
 	nothingTwice = 2 * slack              // no command is sent twice on a busy machine
 )
 
-// setting does not change during a soak.
+// setting is a world, and what does not change in it during a soak.
 type setting struct {
-	patience time.Duration // of the clients
-	redisson bool          // locks are kept as Redisson does
-	cluster  bool          // the server is a cluster
-	fake     bool          // the server is a world in fake time
-	mem      bool          // the server is a store in memory
-	quorum   bool          // the server is a quorum of stores in memory
+	begin    func(*soak) world // starts the servers
+	ttl      time.Duration     // of the locks
+	patience time.Duration     // of the clients of Redis and of a store in memory
+	serves   []string          // of kindNames: locks of other kinds that the store has
+	mode     history.Mode      // of all locks
+	fake     bool              // the world is in fake time
+	// defect breaks the store of each client; nil: the stores are as they are.
+	defect func(store.Store) store.Store
 }
-
-// onlyMutexes says that the store has no other kinds of locks.
-func (s setting) onlyMutexes() bool { return s.redisson || s.quorum }
 
 // late is how much later than its limit a call may return, and a loss be reported.
 func (s setting) late() time.Duration {
@@ -73,7 +70,7 @@ func (s setting) late() time.Duration {
 // time.
 func (s setting) moment() time.Duration {
 	if s.fake {
-		return ttl / 4
+		return s.ttl / 4
 	}
 	return 5 * time.Millisecond
 }
@@ -87,12 +84,12 @@ func (s setting) seldom() int {
 
 var locks = []string{"thing0", "thing1", "thing2", "thing3"}
 
-// TestSoak runs for the time in RELOCK_SOAK (default 4s). RELOCK_SEED repeats the random choices,
-// and not the timing. TestSoak checks that
+// TestSoak runs in each world for the time in RELOCK_SOAK (default 4s). RELOCK_SEED repeats the
+// random choices, and not the timing. TestSoak checks that
 //
 //   - the history of each round keeps the promises: exclusion of the holds that are believed in,
 //     counts, tokens that grow, entries and exits of the own hold only, no loss without a reason,
-//     and the answers of Redis;
+//     and the answers of the store;
 //   - a lost section is told of the loss (TestSoakOfForcedLocks checks that of forced locks);
 //   - every call returns soon after the end of its context;
 //   - at the end everybody can lock, and nothing is left.
@@ -100,19 +97,29 @@ var locks = []string{"thing0", "thing1", "thing2", "thing3"}
 // The history of each round is also broken in a random way, and the check must notice.
 func TestSoak(t *testing.T) {
 	duration, seed := settings(t)
-	s := newSoak(t, seed, setting{patience: severalTries})
-	s.run(duration, s.trouble)
-	require.Positive(t, s.entered())
+	for _, name := range slices.Sorted(maps.Keys(worlds)) {
+		t.Run(name, func(t *testing.T) {
+			redistest.NoGoroutineLeft(t)
+			s := newSoak(t, seed, worlds[name])
+			defer s.keep(name)
+			s.run(duration, s.trouble)
+			require.Positive(t, s.entered())
+		})
+	}
 }
 
-// TestSoakOfRedissonLocks does the same in Redisson's layout, in a third of the time. Redis does
-// not lose the counter of tokens, and the owner in Redis is not compared, as Redis names a hold
-// there.
-func TestSoakOfRedissonLocks(t *testing.T) {
-	duration, seed := settings(t)
-	s := newSoak(t, seed, setting{patience: severalTries, redisson: true})
-	s.run(max(duration/3, roundTime), s.trouble)
-	require.Positive(t, s.entered())
+// worlds are the worlds in real time.
+var worlds = map[string]setting{
+	"redis":         onRedis,
+	"redis-cluster": onACluster,
+	"redisson":      inRedissonsLayout,
+	"postgres":      onPostgres,
+	"mariadb":       onMariaDB,
+	"sqlite":        onSQLite,
+	"etcd":          onEtcd,
+	"zookeeper":     onZooKeeper,
+	"quorum-3":      onThree,
+	"quorum-5":      onFive,
 }
 
 // entered returns how many calls have entered a lock of any kind. In a short run with much trouble
@@ -127,21 +134,15 @@ func (s *soak) entered() int {
 	return n
 }
 
-// TestSoakOnACluster does the same on a cluster of one node, where pub/sub is sharded.
-func TestSoakOnACluster(t *testing.T) {
-	duration, seed := settings(t)
-	s := newSoak(t, seed, setting{patience: severalTries, cluster: true})
-	s.run(max(duration/3, roundTime), s.trouble)
-	require.Positive(t, s.entered())
-}
-
 // TestSoakOfForcedLocks makes no trouble but ForceUnlock, in a third of the time. In TestSoak a
 // holder may rightly never learn that its lock was forced. Here the holder must learn of the Force
 // within a lease, or with the last Unlock.
 func TestSoakOfForcedLocks(t *testing.T) {
 	duration, seed := settings(t)
-	s := newSoak(t, seed, setting{patience: nothingTwice})
-	s.run(max(duration/3, roundTime), s.forces)
+	set := onRedis
+	set.patience = nothingTwice
+	s := newSoak(t, seed, set)
+	s.run(max(duration/3, 3*s.ttl), s.forces)
 	require.Positive(t, s.did["ForceUnlock: ok"])
 }
 
@@ -165,8 +166,8 @@ func settings(t *testing.T) (duration time.Duration, seed uint64) {
 func (s *soak) run(duration time.Duration, trouble func(*rand.Rand)) {
 	s.t.Helper()
 	for round := uint64(0); time.Since(s.began) < duration; round++ {
-		s.round(round, min(roundTime, duration-time.Since(s.began)), trouble)
-		s.check(round)
+		s.round(round, min(3*s.ttl, duration-time.Since(s.began)), trouble)
+		s.require(round)
 	}
 	s.report()
 	s.end()
@@ -175,7 +176,7 @@ func (s *soak) run(duration time.Duration, trouble func(*rand.Rand)) {
 // A soak checks one way to break a history in each round. This test checks all ways.
 func TestARecordedHistoryThatIsBrokenIsNoticed(t *testing.T) {
 	redistest.NoGoroutineLeft(t)
-	s := newSoak(t, rand.Uint64(), setting{patience: nothingTwice})
+	s := newSoak(t, rand.Uint64(), calmRedis())
 	t.Logf("seed %d", s.seed)
 	random := rand.New(rand.NewPCG(s.seed, 0))
 	ways := history.Breaks()
@@ -208,22 +209,18 @@ type soak struct {
 	t    *testing.T
 	seed uint64
 	setting
-	began  time.Time
-	server *redistest.Server // nil in fake time
-	world  *world            // nil in real time
-	memory []*mem.Store      // empty: the store is Redis; several: a quorum
-	plain  *redis.Client     // without faults, and no client of a cluster
-	admin  *peer             // without faults
-	log    *history.Recorder
-	kinds  kinds
-	wrong  names
+	began time.Time
+	world world
+	admin *peer // without faults
+	log   *history.Recorder
+	kinds kinds
+	wrong names
 
-	before []history.Op      // for the next round, see history.Tokens
-	held   []*redistest.Rule // commands on their way
-	did    map[string]int    // calls by kind and outcome
-	broken map[string]int    // breaks of histories that were noticed
-	faults []history.Fault   // of this round
-	count  map[string]int    // of all rounds
+	before []history.Op    // for the next round, see history.Tokens
+	did    map[string]int  // calls by kind and outcome
+	broken map[string]int  // breaks of histories that were noticed
+	faults []history.Fault // of this round
+	count  map[string]int  // of all rounds
 	all    struct {
 		rounds, calls, largest int
 		took, slowest          time.Duration
@@ -235,6 +232,7 @@ type soak struct {
 	limit  context.Context // done when the round is over
 	ending sync.WaitGroup  // peers
 
+	joined  atomic.Int64 // peers so far
 	mu      sync.Mutex
 	peers   []*peer
 	retired []*peer
@@ -248,34 +246,10 @@ func newSoak(t *testing.T, seed uint64, setting setting) *soak {
 		did: map[string]int{}, broken: map[string]int{}, count: map[string]int{},
 	}
 	s.kinds.did = map[string]int{}
-	args := []string{"--save", "86400 1000000"} // never by itself; a restart reads saved data
-	if s.cluster {
-		args = append(args, "--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1")
-	}
-	switch {
-	case s.mem:
-		s.memory = []*mem.Store{mem.New()}
-	case s.quorum:
-		s.memory = []*mem.Store{mem.New(), mem.New(), mem.New()}
-	case s.fake:
-		s.world = newWorld(t)
-		o := &redis.UniversalOptions{Dialer: s.world.dial}
-		s.world.options(o)
-		s.plain = redis.NewClient(o.Simple())
-		t.Cleanup(func() { _ = s.plain.Close() })
-	default:
-		s.server = redistest.Start(t, args...)
-		s.plain = s.server.Client(func(o *redis.Options) { o.ReadTimeout = nothingTwice })
-	}
-	if s.cluster {
-		require.NoError(t, s.plain.ClusterAddSlotsRange(context.Background(), 0, 16383).Err())
-		redistest.Eventually(t, 10*time.Second, func() bool {
-			return strings.Contains(s.plain.ClusterInfo(context.Background()).Val(), "cluster_state:ok")
-		}, "the cluster is up, which it is after two seconds")
-	}
-	s.admin = s.newPeer(nothingTwice)
+	s.world = setting.begin(s)
+	s.admin = s.world.join(nothingTwice)
 	for range clients {
-		s.peers = append(s.peers, s.newPeer(s.patience))
+		s.peers = append(s.peers, s.world.join(s.patience))
 	}
 	t.Cleanup(func() { // all is closed already, unless the test has failed
 		for _, p := range append(append(s.peers, s.retired...), s.admin) {
@@ -302,7 +276,7 @@ func (s *soak) round(number uint64, length time.Duration, trouble func(*rand.Ran
 	}
 	s.visitors(&visiting, random)
 	troubling.Go(func() { trouble(random(2 * workers)) })
-	if !s.quorum { // a look at a quorum sees holds on their way in and out
+	if !s.mode.Quorum { // a look at a quorum sees holds on their way in and out
 		watching.Go(func() { s.watch(random(2*workers+1), 2*workers) })
 	}
 
@@ -326,7 +300,7 @@ func (s *soak) round(number uint64, length time.Duration, trouble func(*rand.Ran
 	// The trouble ends first, so the limits below are the limits of a healthy server.
 	within(s.t, 60*time.Second, "the faults have not ended", troubling.Wait)
 	for _, p := range s.present() {
-		p.heal()
+		p.way.heal()
 	}
 	if s.fake {
 		s.watchCalm()
@@ -341,13 +315,20 @@ func (s *soak) round(number uint64, length time.Duration, trouble func(*rand.Ran
 		p.end()
 	}
 	s.retired = nil
-	if s.plain != nil { // all commands that the server has read have run
-		require.NoError(s.t, s.plain.Ping(context.Background()).Err())
+	s.world.settle()
+}
+
+// require fails the test if a promise was broken in a round.
+func (s *soak) require(number uint64) {
+	s.t.Helper()
+	if wrong := s.check(number); wrong != "" {
+		s.report()
+		s.t.Fatalf("round %d: %s", number, wrong)
 	}
 }
 
-// check checks the history of a round.
-func (s *soak) check(number uint64) {
+// check checks the history of a round, and says what is wrong.
+func (s *soak) check(number uint64) string {
 	s.t.Helper()
 	ops := s.log.Take()
 	for i := range ops {
@@ -370,22 +351,20 @@ func (s *soak) check(number uint64) {
 	s.all.largest = max(s.all.largest, r.Ops)
 	s.all.took += r.Took
 	s.all.slowest = max(s.all.slowest, r.Took)
+	kinds := s.takeKinds(ops)
 	switch r.Verdict {
 	case history.Kept:
 	case history.Undecided:
-		s.report()
-		s.t.Fatalf("round %d: whether the promises were kept is not decided: %d operations in %s", number, r.Ops, r.Took)
+		return fmt.Sprintf("whether the promises were kept is not decided: %d operations in %s", r.Ops, r.Took)
 	case history.Broken:
-		s.report()
-		s.t.Errorf("round %d: a promise is broken:\n%s", number, r.Explain())
-		s.t.Fatalf("the pictures: %q", s.draw(r))
+		return fmt.Sprintf("a promise is broken:\n%s\nthe pictures: %q", r.Explain(), s.draw(r))
 	}
-	if wrong := s.wrong.list(); len(wrong) > 0 {
-		s.report()
-		s.t.Fatalf("round %d:\n%s", number, strings.Join(wrong, "\n"))
+	if wrong := append(s.wrong.list(), kinds.Check(checkLimit)...); len(wrong) > 0 {
+		return "a promise is broken:\n" + strings.Join(wrong, "\n")
 	}
-	s.checkKinds(number, ops)
+	s.breakKinds(rand.New(rand.NewPCG(s.seed, number<<8|254)), kinds)
 	s.breakIt(rand.New(rand.NewPCG(s.seed, number<<8|255)), ops)
+	return ""
 }
 
 // draw writes pictures of a broken history to files that outlast the test.
@@ -454,19 +433,12 @@ func sum(counts map[string]int) (n int) {
 // end lets everybody lock once more, and ends.
 func (s *soak) end() {
 	s.t.Helper()
-	for _, rule := range s.held {
-		rule.Remove()
-		rule.LetGo()
-	}
 	for _, p := range s.peers {
-		p.heal()
-		if s.fake {
-			p.faults.Cut() // a silent connection may last longer than a lease
-		}
+		p.way.last()
 	}
 	for _, name := range s.names() {
 		for _, p := range s.peers {
-			within(s.t, ttl+4*slack, "everybody can lock again", func() {
+			within(s.t, s.ttl+4*slack, "everybody can lock again", func() {
 				l := lockOf(p, name)
 				section, err := l.Lock(context.Background())
 				if err == nil {
@@ -478,11 +450,33 @@ func (s *soak) end() {
 			})
 		}
 	}
-	for _, p := range append(s.peers, s.admin) {
+	for _, p := range s.peers {
 		within(s.t, 60*time.Second, "a client has not been closed", func() { _ = p.Close() })
 	}
 	require.Empty(s.t, s.wrong.list())
 	s.requireTidy()
+}
+
+// requireTidy waits until nothing is left that a lock in use would leave.
+func (s *soak) requireTidy() {
+	s.t.Helper()
+	var left []string
+	within := 2*s.ttl + slack
+	redistest.Eventually(s.t, within, func() bool {
+		left = nil
+		for _, name := range s.names() {
+			state, err := lockOf(s.admin, name).State(context.Background())
+			if err != nil || state.Locked() || state.Waiters > 0 {
+				left = append(left, fmt.Sprintf("%s: %+v %v", name, state, err))
+			}
+		}
+		return len(left) == 0
+	}, "every lock is free, and nobody waits: %q", &left)
+	require.NoError(s.t, s.admin.Close())
+	redistest.Eventually(s.t, within, func() bool {
+		left = s.world.left()
+		return len(left) == 0
+	}, "nothing is left in the store but what it keeps; left: %q", &left)
 }
 
 func (s *soak) present() []*peer {
@@ -495,6 +489,11 @@ func (s *soak) anyone(random *rand.Rand) *peer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.peers[random.IntN(len(s.peers))]
+}
+
+// another returns random choices for one more peer.
+func (s *soak) another() *rand.Rand {
+	return rand.New(rand.NewPCG(s.seed, uint64(s.joined.Add(1))))
 }
 
 func (s *soak) isOver() bool { return isClosed(s.over) }

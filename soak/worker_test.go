@@ -100,21 +100,21 @@ func (w *worker) visit() {
 // choose makes a lock with some options.
 func (w *worker) choose(p *peer, number int) thing {
 	t := thing{number: number}
-	t.Redisson, t.Quorum = w.redisson, w.quorum
+	t.Mode = w.mode
 	var options []relock.Option
 	switch w.IntN(10) {
 	case 0, 1:
 		t.fixed = true
-		options = append(options, relock.WithFixedLease(ttl/2))
+		options = append(options, relock.WithFixedLease(w.ttl/2))
 	case 2:
 		t.Local = true
 		options = append(options, relock.WithLocalReentry())
 	case 3:
-		options = append(options, relock.WithMaxHold(ttl+ttl/4))
+		options = append(options, relock.WithMaxHold(w.ttl+w.ttl/4))
 	case 4:
-		options = append(options, relock.WithTTL(ttl/4))
+		options = append(options, relock.WithTTL(w.ttl/4))
 	case 5, 6, 7:
-		if w.redisson {
+		if w.mode.Redisson {
 			break // Redisson has no local pass
 		}
 		t.Passing = true
@@ -126,7 +126,7 @@ func (w *worker) choose(p *peer, number int) thing {
 
 // enter locks from outside, in a way of its choice. The section is nil if that failed.
 func (w *worker) enter(ctx context.Context, cancel func(), l thing) *section {
-	wait := 3 * ttl
+	wait := 3 * w.ttl
 	switch w.IntN(8) {
 	case 0:
 		return w.try(ctx, l, nil)
@@ -172,7 +172,7 @@ func (w *worker) again(in *section) *section {
 	}
 	// Lock tries until the lease is over. If no attempt gets through, the lease is not renewed,
 	// either.
-	return w.record(call{ctx: ctx, lock: in.lock, in: in, limit: 4 * ttl, waits: true, do: in.lock.Lock.Lock})
+	return w.record(call{ctx: ctx, lock: in.lock, in: in, limit: 4 * w.ttl, waits: true, do: in.lock.Lock.Lock})
 }
 
 // call is a call that locks.
@@ -366,7 +366,7 @@ func (w *worker) told(s *section) {
 
 // abandon waits for the end of a hold with a finished context and without an Unlock.
 func (w *worker) abandon(s *section) {
-	const longest = 3 * ttl
+	longest := 3 * w.ttl
 	for began := time.Now(); w.look(s); {
 		if time.Since(began) > longest+w.late() {
 			w.wrong.add("%q is still held, %s after its context was done", s.lock.Name(), longest+w.late())
@@ -379,9 +379,9 @@ func (w *worker) abandon(s *section) {
 // extend extends a fixed lease.
 func (w *worker) extend(s *section) {
 	op := w.opIn(history.Extend, s)
-	op.Lease = ttl/4 + upTo(w.Rand, ttl/2).Truncate(time.Millisecond)
+	op.Lease = w.ttl/4 + upTo(w.Rand, w.ttl/2).Truncate(time.Millisecond)
 	err := s.lock.Extend(s.ctx, op.Lease)
-	w.returned(&op, 4*ttl, err)
+	w.returned(&op, 4*w.ttl, err)
 	switch {
 	case err == nil:
 	case s.isLost(err):
@@ -399,7 +399,7 @@ func (w *worker) inside(p *peer, s *section) (open []*section) {
 	var left []*section
 	steps, slow := w.IntN(10), time.Millisecond
 	if w.IntN(16) == 0 { // long enough for its own commands to run late
-		steps, slow = 12, ttl/10
+		steps, slow = 12, w.ttl/10
 	}
 	for range steps {
 		in := open[w.IntN(len(open))]
@@ -422,7 +422,7 @@ func (w *worker) inside(p *peer, s *section) (open []*section) {
 			w.pause(upTo(w.Rand, w.moment()))
 		case 7:
 			if w.IntN(w.seldom()) == 0 { // past the lease, so that renewal matters
-				w.pause(ttl + upTo(w.Rand, ttl))
+				w.pause(w.ttl + upTo(w.Rand, w.ttl))
 			}
 		case 8:
 			if in.lock.fixed {

@@ -305,8 +305,8 @@ func (s state) extend(op *Op) (state, string) {
 	}
 }
 
-// draw asks Redis the first time, and returns the same token later. In Redisson's layout Redis has
-// counted the token when the hold began.
+// draw asks Redis the first time, and returns the same token later. In Redisson's layout, and in
+// stores that draw a token with each hold, the token was drawn when the hold began.
 func (s state) draw(op *Op) (state, string) {
 	switch op.Outcome {
 	case Lost:
@@ -330,7 +330,7 @@ func (s state) draw(op *Op) (state, string) {
 		return s, ""
 	case b.token != 0:
 		return s, fmt.Sprintf("hold %d has token %d, and had token %d before", op.Hold, op.Token, b.token)
-	case b.Redisson:
+	case b.Redisson || b.Drawn:
 		smallest = b.before + 1
 	default:
 		var wrong string

@@ -1,0 +1,121 @@
+package soak
+
+import (
+	"context"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	relocketcd "github.com/go-relock/relock/etcd"
+	"github.com/go-relock/relock/internal/etcdtest"
+	"github.com/go-relock/relock/soak/history"
+)
+
+// onEtcd is three members of etcd.
+var onEtcd = setting{begin: startEtcd, ttl: 3 * time.Second, mode: history.Mode{Drawn: true}}
+
+const etcdPrefix = "relock/"
+
+type etcdWorld struct {
+	network
+	members []*etcdtest.Server
+	plain   *clientv3.Client // past the proxies
+}
+
+func startEtcd(s *soak) world {
+	w := &etcdWorld{network: network{soak: s}, members: etcdtest.Start(s.t, 3)}
+	var urls []string
+	for _, m := range w.members {
+		urls = append(urls, m.URL())
+		w.servers = append(w.servers, strings.TrimPrefix(m.URL(), "http://"))
+	}
+	w.plain = w.connect(urls)
+	s.t.Cleanup(func() { _ = w.plain.Close() })
+	return w
+}
+
+func (w *etcdWorld) connect(endpoints []string) *clientv3.Client {
+	w.t.Helper()
+	c, err := clientv3.New(clientv3.Config{
+		Endpoints: endpoints, Logger: zap.NewNop(), DialTimeout: w.ttl / 2,
+		DialKeepAliveTime: w.ttl / 2, DialKeepAliveTimeout: w.ttl / 4,
+	})
+	require.NoError(w.t, err)
+	return c
+}
+
+func (w *etcdWorld) join(time.Duration) *peer {
+	w.t.Helper()
+	y := w.cable()
+	c := w.connect(y.addresses())
+	over, err := relocketcd.New(c, etcdPrefix)
+	require.NoError(w.t, err)
+	y.closing = append(y.closing, func() { _ = c.Close() }, func() { _ = over.Close() })
+	return &peer{w.open(over), y}
+}
+
+func (w *etcdWorld) settle() {}
+
+func (w *etcdWorld) left() (keys []string) {
+	all, err := w.plain.Get(context.Background(), etcdPrefix, clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	require.NoError(w.t, err)
+	for _, kv := range all.Kvs {
+		keys = append(keys, string(kv.Key))
+	}
+	return keys
+}
+
+func (w *etcdWorld) troubles(random *rand.Rand) []troubles {
+	member := func() *etcdtest.Server { return w.members[random.IntN(len(w.members))] }
+	atServers := []fault{
+		{"member stopped", 3, func() {
+			resume := member().Pause()
+			w.pause(upTo(random, 2*w.ttl))
+			resume()
+		}},
+		{"majority stopped", 1, func() {
+			at := random.IntN(len(w.members))
+			one, other := w.members[at].Pause(), w.members[(at+1)%len(w.members)].Pause()
+			w.pause(upTo(random, w.ttl))
+			one()
+			other()
+		}},
+		{"member killed", 1, func() { member().Restart() }},
+		{"leader moved", 2, func() { w.moveLeader(random) }},
+		{"key deleted", 1, func() {
+			name := w.anyName(random)
+			w.gone(history.Op{Kind: history.Wipe}, []string{name}, func() error {
+				ctx, cancel := context.WithTimeout(context.Background(), w.ttl)
+				defer cancel()
+				_, err := w.plain.Delete(ctx, etcdPrefix+name+"/", clientv3.WithPrefix())
+				return err
+			})
+		}},
+	}
+	return []troubles{w.onCables(random), {600 * time.Millisecond, append(atServers, w.anywhere(random)...)}}
+}
+
+// moveLeader makes another member lead.
+func (w *etcdWorld) moveLeader(random *rand.Rand) {
+	ctx, cancel := context.WithTimeout(context.Background(), w.ttl/2)
+	defer cancel()
+	for _, m := range w.members {
+		status, err := w.plain.Status(ctx, m.URL())
+		if err != nil || status.Leader != status.Header.MemberId {
+			continue
+		}
+		members, err := w.plain.MemberList(ctx)
+		if err != nil {
+			return
+		}
+		to := members.Members[random.IntN(len(members.Members))].ID
+		leader := w.connect([]string{m.URL()})
+		_, _ = leader.MoveLeader(ctx, to)
+		_ = leader.Close()
+		return
+	}
+}

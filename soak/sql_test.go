@@ -1,0 +1,167 @@
+package soak
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"io"
+	"log"
+	"math/rand/v2"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+	_ "github.com/jackc/pgx/v5/stdlib" // the driver pgx
+	"github.com/stretchr/testify/require"
+	_ "modernc.org/sqlite" // the driver sqlite
+
+	"github.com/go-relock/relock/internal/dbtest"
+	"github.com/go-relock/relock/soak/history"
+	relocksql "github.com/go-relock/relock/sql"
+	"github.com/go-relock/relock/sql/pglisten"
+)
+
+// The worlds of SQL databases.
+var (
+	onPostgres = setting{begin: startPostgres, ttl: 2 * time.Second, serves: sqlKinds}
+	onMariaDB  = setting{begin: startMariaDB, ttl: 2 * time.Second, serves: sqlKinds}
+	onSQLite   = setting{begin: startSQLite, ttl: 2 * time.Second, serves: sqlKinds}
+)
+
+var sqlKinds = []string{book, pool}
+
+// database is a database with its server, if it has one.
+type database struct {
+	network
+	dialect relocksql.Dialect
+	driver  string
+	source  string         // past the proxies
+	server  *dbtest.Server // nil: none
+	hang    string         // the statement that ends all other connections to the database
+	plain   *sql.DB        // past the proxies
+	pools   []int          // the connections that a peer may have
+}
+
+func startPostgres(s *soak) world {
+	server, url := dbtest.StartPostgres(s.t)
+	w := &database{dialect: relocksql.Postgres, driver: "pgx", server: server, source: url, hang: `
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`}
+	return w.start(s)
+}
+
+func startMariaDB(s *soak) world {
+	_ = mysql.SetLogger(log.New(io.Discard, "", 0)) // it logs every connection that a fault breaks
+	server, dsn := dbtest.StartMariaDB(s.t)
+	w := &database{dialect: relocksql.MySQL, driver: "mysql", server: server, source: dsn + "?interpolateParams=true", hang: `
+BEGIN NOT ATOMIC
+	FOR p IN (SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()) DO
+		BEGIN
+			DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END;
+			KILL p.id;
+		END;
+	END FOR;
+END`}
+	return w.start(s)
+}
+
+func startSQLite(s *soak) world {
+	w := &database{dialect: relocksql.SQLite, driver: "sqlite", source: "file:" + filepath.Join(s.t.TempDir(), "locks.db") +
+		"?_pragma=busy_timeout(50)&_pragma=synchronous(OFF)&_pragma=journal_mode(WAL)"}
+	return w.start(s)
+}
+
+var address = regexp.MustCompile(`127\.0\.0\.1:\d+`)
+
+func (w *database) start(s *soak) world {
+	w.soak, w.pools = s, []int{1, 2, 10}
+	if w.server != nil {
+		w.servers = address.FindAllString(w.source, 1)
+	}
+	w.plain = w.connect(w.source, 2)
+	s.t.Cleanup(func() { _ = w.plain.Close() })
+	require.NoError(s.t, relocksql.Create(context.Background(), w.plain, w.dialect))
+	return w
+}
+
+func (w *database) connect(source string, connections int) *sql.DB {
+	w.t.Helper()
+	db, err := sql.Open(w.driver, source)
+	require.NoError(w.t, err)
+	db.SetMaxOpenConns(connections)
+	db.SetMaxIdleConns(connections)
+	return db
+}
+
+func (w *database) join(time.Duration) *peer {
+	w.t.Helper()
+	y, source := w.cable(), w.source
+	if w.server != nil {
+		source = address.ReplaceAllString(source, y.addresses()[0])
+	}
+	random := w.another()
+	db := w.connect(source, w.pools[random.IntN(len(w.pools))])
+	var options []relocksql.Option
+	if w.dialect == relocksql.Postgres && random.IntN(2) == 0 {
+		options = append(options, relocksql.WithListener(pglisten.New(source)))
+	}
+	over, err := relocksql.New(db, w.dialect, options...)
+	require.NoError(w.t, err)
+	y.closing = append(y.closing, func() { _ = db.Close() }, func() { _ = over.Close() })
+	return &peer{w.open(over), y}
+}
+
+func (w *database) settle() {}
+
+// left returns the rows of holds and waiters whose time is not over.
+func (w *database) left() (ids []string) {
+	rows, err := w.plain.QueryContext(context.Background(), "SELECT name, id FROM relock_holds WHERE kept_until > "+
+		strconv.FormatInt(time.Now().UnixMicro(), 10))
+	require.NoError(w.t, err)
+	defer func() { _ = rows.Close() }()
+	for rows.Next() {
+		var name, id string
+		require.NoError(w.t, rows.Scan(&name, &id))
+		ids = append(ids, name+" "+id)
+	}
+	require.NoError(w.t, rows.Err())
+	return ids
+}
+
+func (w *database) troubles(random *rand.Rand) []troubles {
+	ctx := context.Background()
+	here := troubles{400 * time.Millisecond, w.anywhere(random)}
+	here.faults = append(here.faults, fault{"rows deleted", 1, func() {
+		name := w.anyName(random)
+		w.gone(history.Op{Kind: history.Wipe}, []string{name}, func() error {
+			_, err := w.plain.ExecContext(ctx, fmt.Sprintf("DELETE FROM relock_holds WHERE name = '%s'", name))
+			return err
+		})
+	}})
+	if w.server == nil {
+		here.faults = append(here.faults, fault{"database locked", 4, func() { w.lockFile(ctx, upTo(random, w.ttl)) }})
+		return []troubles{here}
+	}
+	here.faults = append(here.faults,
+		fault{"sessions ended", 4, func() { _, _ = w.plain.ExecContext(ctx, w.hang) }},
+		fault{"server crashed", 1, func() {
+			w.server.Crash()
+			w.pause(upTo(random, w.ttl/4))
+			w.server.Restart()
+		}})
+	return []troubles{w.onCables(random), here}
+}
+
+// lockFile keeps everybody else from writing to the file.
+func (w *database) lockFile(ctx context.Context, d time.Duration) {
+	conn, err := w.plain.Conn(ctx)
+	require.NoError(w.t, err)
+	defer func() { _ = conn.Close() }()
+	if _, err := conn.ExecContext(ctx, "BEGIN IMMEDIATE"); err != nil {
+		return // somebody writes
+	}
+	w.pause(d)
+	_, err = conn.ExecContext(ctx, "ROLLBACK")
+	require.NoError(w.t, err)
+}

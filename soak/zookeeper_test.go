@@ -1,0 +1,108 @@
+package soak
+
+import (
+	"math/rand/v2"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/internal/zktest"
+	"github.com/go-relock/relock/soak/history"
+	relockzk "github.com/go-relock/relock/zookeeper"
+)
+
+// onZooKeeper is an ensemble of three. A session is twice as long as a lease.
+var onZooKeeper = setting{begin: startZooKeeper, ttl: 3 * time.Second, serves: []string{book}, mode: history.Mode{Drawn: true}}
+
+type zkWorld struct {
+	network
+	ensemble []*zktest.Server
+	plain    *zk.Conn // past the proxies
+}
+
+// syncLimit is the time, in ticks of 200 ms, for which a leader leads without followers: about a
+// lease.
+const syncLimit = 15
+
+func startZooKeeper(s *soak) world {
+	w := &zkWorld{network: network{soak: s}, ensemble: zktest.StartEnsemble(s.t, syncLimit)}
+	for _, server := range w.ensemble {
+		w.servers = append(w.servers, server.Address())
+	}
+	var err error
+	w.plain, _, err = zk.Connect(zk.FormatServers(w.servers), 20*time.Second, zk.WithLogInfo(false), zk.WithLogger(silentZK{}))
+	require.NoError(s.t, err)
+	s.t.Cleanup(w.plain.Close)
+	return w
+}
+
+type silentZK struct{}
+
+func (silentZK) Printf(string, ...any) {}
+
+func (w *zkWorld) join(time.Duration) *peer {
+	w.t.Helper()
+	y := w.cable()
+	over, err := relockzk.New(strings.Join(y.addresses(), ","), relockzk.WithSessionTimeout(2*w.ttl))
+	require.NoError(w.t, err)
+	y.closing = append(y.closing, func() { _ = over.Close() })
+	return &peer{w.open(over), y}
+}
+
+func (w *zkWorld) settle() {}
+
+// left returns the nodes of holds and waiters. The ensemble deletes the empty nodes of names.
+func (w *zkWorld) left() (nodes []string) {
+	for _, name := range w.names() {
+		children, _, err := w.plain.Children("/" + name)
+		if err == nil {
+			for _, child := range children {
+				nodes = append(nodes, path.Join(name, child))
+			}
+		}
+	}
+	return nodes
+}
+
+func (w *zkWorld) troubles(random *rand.Rand) []troubles {
+	server := func() *zktest.Server { return w.ensemble[random.IntN(len(w.ensemble))] }
+	atServers := []fault{
+		{"server stopped", 3, func() {
+			s := server()
+			s.Pause()
+			w.pause(upTo(random, 2*w.ttl))
+			s.Resume()
+		}},
+		{"server killed", 1, func() { server().Restart() }},
+		{"leader without followers", 2, func() {
+			for _, s := range w.ensemble {
+				if s.Leads() {
+					s.CutFollowers()
+					w.pause(upTo(random, 2*w.ttl))
+					s.Reconnect()
+					return
+				}
+			}
+		}},
+		{"nodes deleted", 1, func() {
+			name := w.anyName(random)
+			w.gone(history.Op{Kind: history.Wipe}, []string{name}, func() error { return w.wipe(name) })
+		}},
+	}
+	return []troubles{w.onCables(random), {800 * time.Millisecond, append(atServers, w.anywhere(random)...)}}
+}
+
+// wipe deletes the nodes of the holds of a lock, and of its waiters.
+func (w *zkWorld) wipe(name string) error {
+	children, _, err := w.plain.Children("/" + name)
+	if err == zk.ErrNoNode { //nolint:errorlint // the library returns it bare
+		return nil
+	}
+	for _, child := range children {
+		_ = w.plain.Delete(path.Join("/", name, child), -1)
+	}
+	return err
+}
