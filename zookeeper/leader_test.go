@@ -131,6 +131,7 @@ func TestGrantAfterALongWaitHasAWholeLease(t *testing.T) {
 	for name, asks := range map[string][2]store.Ask{
 		"mutex":  {ask(time.Minute), ask(300 * time.Millisecond)},
 		"writer": {mode(store.Unlimited), mode(1)},
+		"reader": {mode(1), mode(store.Unlimited)},
 	} {
 		asks[1].TTL = 300 * time.Millisecond
 		l, err := holder.Wait(t.Context(), asks[0], nothing)
@@ -141,6 +142,9 @@ func TestGrantAfterALongWaitHasAWholeLease(t *testing.T) {
 		require.NoError(t, holder.Release(t.Context(), l, 0))
 		granted := next.get(t)
 		require.False(t, granted.Sent.Before(released), "%s: the lease counts from %v before its turn", name, released.Sub(granted.Sent))
+		if name == "reader" {
+			require.Zero(t, granted.Token, "a reader draws its token when it is asked for, as upgrades may come before it")
+		}
 		require.NoError(t, s.Release(t.Context(), granted, 0))
 	}
 }

@@ -300,20 +300,20 @@ func (x *session) oldLocked(h *hold) bool { return time.Since(x.proven) > h.ask.
 
 // affirm returns the place of a hold whose node is in, unless the node itself is gone. After an old
 // proof affirm makes a new one. The cost does not depend on the number of waiters. A writer draws
-// its token now, as an upgrade that came before it has a younger node.
+// its token now, as an upgrade that came before it has a younger node; a reader draws it later.
 func (x *session) affirm(ctx context.Context, h *hold, p place) (place, error) {
 	x.store.mu.Lock()
-	old, token := x.oldLocked(h), h.token
+	old, token, isReader := x.oldLocked(h), h.token, h.ask.Limit == store.Unlimited
 	x.store.mu.Unlock()
 	var err error
 	switch {
-	case token == 0 && h.ask.Kind == store.ReadWrite && h.ask.Limit == 1:
+	case token == 0 && h.ask.Kind == store.ReadWrite && !isReader:
 		token, err = x.draw(ctx, h.lock, p.path(h))
 		old = true
 	case old:
 		_, err = x.transact(ctx, reads, check(p.path(h)))
 	}
-	if err == nil && (token == 0 || !old) {
+	if err == nil && (token == 0 && !isReader || !old) {
 		var stat *zk.Stat
 		if stat, err = x.stat(ctx, p.path(h)); err == nil {
 			token = stat.Czxid
@@ -328,7 +328,7 @@ func (x *session) affirm(ctx context.Context, h *hold, p place) (place, error) {
 	}
 	x.store.mu.Lock()
 	defer x.store.mu.Unlock()
-	if h.token == 0 {
+	if h.token == 0 && !isReader {
 		h.token = token
 	}
 	return p, nil
