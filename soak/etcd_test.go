@@ -69,9 +69,13 @@ func (w *etcdWorld) left() (keys []string) {
 	return keys
 }
 
-func (w *etcdWorld) troubles(random *rand.Rand) []troubles {
+func (w *etcdWorld) troubles() []troubles {
+	return []troubles{{150 * time.Millisecond, w.onCables}, {600 * time.Millisecond, w.atServers}}
+}
+
+func (w *etcdWorld) atServers(random *rand.Rand) []fault {
 	member := func() *etcdtest.Server { return w.members[random.IntN(len(w.members))] }
-	atServers := []fault{
+	return append(w.anywhere(random), []fault{
 		{"member stopped", 3, func() {
 			resume := member().Pause()
 			w.pause(upTo(random, 2*w.ttl))
@@ -95,8 +99,7 @@ func (w *etcdWorld) troubles(random *rand.Rand) []troubles {
 				return err
 			})
 		}},
-	}
-	return []troubles{w.onCables(random), {600 * time.Millisecond, append(atServers, w.anywhere(random)...)}}
+	}...)
 }
 
 // moveLeader makes another member lead.

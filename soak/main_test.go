@@ -3,7 +3,6 @@ package soak
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"slices"
 	"sync"
@@ -33,7 +32,7 @@ type world interface {
 	// gives up a silent connection after patience, where the store leaves that to its user.
 	join(patience time.Duration) *peer
 	// troubles returns what can go wrong, by kind. Kinds of trouble happen side by side.
-	troubles(random *rand.Rand) []troubles
+	troubles() []troubles
 	// settle returns when all commands that the servers have read have run.
 	settle()
 	// left returns what only a lock in use leaves.

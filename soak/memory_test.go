@@ -356,7 +356,9 @@ func (w *memory) join(patience time.Duration) *peer {
 func (w *memory) settle()        {}
 func (w *memory) left() []string { return nil }
 
-func (w *memory) troubles(random *rand.Rand) []troubles {
+func (w *memory) troubles() []troubles { return []troubles{{100 * time.Millisecond, w.faults}} }
+
+func (w *memory) faults(random *rand.Rand) []fault {
 	anyStore := func() *mem.Store { return w.stores[random.IntN(len(w.stores))] }
 	anyLinks := func() []*link { return w.anyone(random).way.(*links).all }
 	weather := func(links []*link) {
@@ -398,7 +400,7 @@ func (w *memory) troubles(random *rand.Rand) []troubles {
 	if len(w.stores) > 1 {
 		faults = append(faults, fault{"member restarted empty", 3, func() { w.restart(anyStore()) }})
 	}
-	return []troubles{{100 * time.Millisecond, append(faults, w.anywhere(random)...)}}
+	return append(faults, w.anywhere(random)...)
 }
 
 // restart lets a member of a quorum come back empty. The member stays away for the longest lease, as

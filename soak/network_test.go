@@ -53,7 +53,7 @@ func (y *cable) end() {
 }
 
 // onCables is trouble with the connections of one peer, to one server or to all of them.
-func (n *network) onCables(random *rand.Rand) troubles {
+func (n *network) onCables(random *rand.Rand) []fault {
 	some := func() []*tcptest.Proxy {
 		all := n.anyone(random).way.(*cable).proxies
 		if at := random.IntN(len(all) + 1); at < len(all) {
@@ -79,7 +79,7 @@ func (n *network) onCables(random *rand.Rand) troubles {
 		}
 	}
 	long := 3 * n.ttl / 2
-	return troubles{150 * time.Millisecond, []fault{
+	return []fault{
 		{"connections cut", 4, func() {
 			for _, p := range some() {
 				p.Cut()
@@ -99,5 +99,5 @@ func (n *network) onCables(random *rand.Rand) troubles {
 		}},
 		{"one side cut", 2, spell(long, (*tcptest.Proxy).CutClients)},
 		{"network slow", 3, spell(n.ttl/4, func(p *tcptest.Proxy) { p.Delay(upTo(random, 30*time.Millisecond)) })},
-	}}
+	}
 }

@@ -102,7 +102,11 @@ func (w *quorumWorld) left() (all []string) {
 	return all
 }
 
-func (w *quorumWorld) troubles(random *rand.Rand) []troubles {
+func (w *quorumWorld) troubles() []troubles {
+	return []troubles{{60 * time.Millisecond, w.onNetworks}, {600 * time.Millisecond, w.atServers}}
+}
+
+func (w *quorumWorld) onNetworks(random *rand.Rand) []fault {
 	scripts := redistest.Named("EVALSHA", "EVAL")
 	net := func() *redistest.Faults {
 		nets := w.anyone(random).way.(*quorumWay).nets
@@ -111,7 +115,7 @@ func (w *quorumWorld) troubles(random *rand.Rand) []troubles {
 	how := func() redistest.Break {
 		return []redistest.Break{redistest.EOF, redistest.Reset, redistest.Silence}[random.IntN(3)]
 	}
-	onNetworks := []fault{
+	return []fault{
 		{"reply lost", 6, func() { net().Once(scripts, redistest.DropReply(how())) }},
 		{"script sent twice", 3, func() { net().Once(scripts, redistest.Duplicate(2, redistest.First)) }},
 		{"connections cut", 3, func() { net().Cut() }},
@@ -129,8 +133,11 @@ func (w *quorumWorld) troubles(random *rand.Rand) []troubles {
 			n.Delay(0)
 		}},
 	}
+}
+
+func (w *quorumWorld) atServers(random *rand.Rand) []fault {
 	anyIndex := func() int { return random.IntN(len(w.members)) }
-	atServers := []fault{
+	return append(w.anywhere(random), []fault{
 		{"member stopped", 3, func() {
 			m := w.members[anyIndex()]
 			m.Pause()
@@ -152,8 +159,7 @@ func (w *quorumWorld) troubles(random *rand.Rand) []troubles {
 			_ = w.plain[anyIndex()].Del(context.Background(), one.baseKey(w.anyName(random))).Err()
 			<-time.After(w.ttl) // the next trouble of a member comes when a majority has its holds again
 		}},
-	}
-	return []troubles{{60 * time.Millisecond, onNetworks}, {600 * time.Millisecond, append(atServers, w.anywhere(random)...)}}
+	}...)
 }
 
 // restart restarts a member without its data, and returns when the member serves again.

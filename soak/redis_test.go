@@ -148,11 +148,11 @@ func (w *redisWorld) baseKey(name string) string {
 	}
 }
 
-func (w *redisWorld) troubles(random *rand.Rand) []troubles {
+func (w *redisWorld) troubles() []troubles {
 	return []troubles{
-		{30 * time.Millisecond, w.onCommands(random)},
-		{150 * time.Millisecond, w.onNetworks(random)},
-		{400 * time.Millisecond, append(w.atTheServer(random), w.anywhere(random)...)},
+		{30 * time.Millisecond, w.onCommands},
+		{150 * time.Millisecond, w.onNetworks},
+		{400 * time.Millisecond, w.atTheServer},
 	}
 }
 
@@ -229,13 +229,13 @@ func (w *redisWorld) onNetworks(random *rand.Rand) []fault {
 func (w *redisWorld) atTheServer(random *rand.Rand) []fault {
 	ctx := context.Background()
 	anyLock := func() string { return w.anyName(random) }
-	faults := []fault{
+	faults := append(w.anywhere(random), []fault{
 		{"scripts flushed", 2, func() { _ = w.plain.ScriptFlush(ctx).Err() }},
 		{"lock deleted", 1, func() {
 			name := anyLock()
 			w.gone(history.Op{Kind: history.Wipe}, []string{name}, func() error { return w.plain.Del(ctx, w.baseKey(name)).Err() })
 		}},
-	}
+	}...)
 	if w.mini != nil {
 		faults = append(faults, fault{"server stopped", 1, func() { w.stopWorld(random) }})
 	} else {

@@ -129,10 +129,17 @@ func (w *database) left() (ids []string) {
 	return ids
 }
 
-func (w *database) troubles(random *rand.Rand) []troubles {
+func (w *database) troubles() []troubles {
+	here := troubles{400 * time.Millisecond, w.atTheServer}
+	if w.server == nil {
+		return []troubles{here}
+	}
+	return []troubles{{150 * time.Millisecond, w.onCables}, here}
+}
+
+func (w *database) atTheServer(random *rand.Rand) []fault {
 	ctx := context.Background()
-	here := troubles{400 * time.Millisecond, w.anywhere(random)}
-	here.faults = append(here.faults, fault{"rows deleted", 1, func() {
+	faults := append(w.anywhere(random), fault{"rows deleted", 1, func() {
 		name := w.anyName(random)
 		w.gone(history.Op{Kind: history.Wipe}, []string{name}, func() error {
 			_, err := w.plain.ExecContext(ctx, fmt.Sprintf("DELETE FROM relock_holds WHERE name = '%s'", name))
@@ -140,17 +147,15 @@ func (w *database) troubles(random *rand.Rand) []troubles {
 		})
 	}})
 	if w.server == nil {
-		here.faults = append(here.faults, fault{"database locked", 4, func() { w.lockFile(ctx, upTo(random, w.ttl)) }})
-		return []troubles{here}
+		return append(faults, fault{"database locked", 4, func() { w.lockFile(ctx, upTo(random, w.ttl)) }})
 	}
-	here.faults = append(here.faults,
+	return append(faults,
 		fault{"sessions ended", 4, func() { _, _ = w.plain.ExecContext(ctx, w.hang) }},
 		fault{"server crashed", 1, func() {
 			w.server.Crash()
 			w.pause(upTo(random, w.ttl/4))
 			w.server.Restart()
 		}})
-	return []troubles{w.onCables(random), here}
 }
 
 // lockFile keeps everybody else from writing to the file.

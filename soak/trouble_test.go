@@ -49,16 +49,16 @@ type fault struct {
 // troubles is one kind of trouble. often is the longest time between two, beside little work.
 type troubles struct {
 	often  time.Duration
-	faults []fault
+	faults func(*rand.Rand) []fault
 }
 
 // trouble makes the trouble of the world, each kind side by side, until s.calm is closed.
 func (s *soak) trouble(random *rand.Rand) {
 	var all sync.WaitGroup
 	calm := []int{1, 3, 10}[random.IntN(3)] // much trouble shows other faults than much work
-	for i, kind := range s.world.troubles(random) {
+	for i, kind := range s.world.troubles() {
 		random := rand.New(rand.NewPCG(random.Uint64(), uint64(i)))
-		all.Go(func() { s.happen(random, time.Duration(calm)*kind.often, kind.faults) })
+		all.Go(func() { s.happen(random, time.Duration(calm)*kind.often, kind.faults(random)) })
 	}
 	all.Wait()
 }

@@ -1,6 +1,7 @@
 package soak
 
 import (
+	"errors"
 	"math/rand/v2"
 	"path"
 	"strings"
@@ -67,9 +68,13 @@ func (w *zkWorld) left() (nodes []string) {
 	return nodes
 }
 
-func (w *zkWorld) troubles(random *rand.Rand) []troubles {
+func (w *zkWorld) troubles() []troubles {
+	return []troubles{{150 * time.Millisecond, w.onCables}, {800 * time.Millisecond, w.atServers}}
+}
+
+func (w *zkWorld) atServers(random *rand.Rand) []fault {
 	server := func() *zktest.Server { return w.ensemble[random.IntN(len(w.ensemble))] }
-	atServers := []fault{
+	return append(w.anywhere(random), []fault{
 		{"server stopped", 3, func() {
 			s := server()
 			s.Pause()
@@ -91,18 +96,21 @@ func (w *zkWorld) troubles(random *rand.Rand) []troubles {
 			name := w.anyName(random)
 			w.gone(history.Op{Kind: history.Wipe}, []string{name}, func() error { return w.wipe(name) })
 		}},
-	}
-	return []troubles{w.onCables(random), {800 * time.Millisecond, append(atServers, w.anywhere(random)...)}}
+	}...)
 }
 
-// wipe deletes the nodes of the holds of a lock, and of its waiters.
+// wipe deletes the nodes of the holds of a lock, and of its waiters, in one transaction.
 func (w *zkWorld) wipe(name string) error {
 	children, _, err := w.plain.Children("/" + name)
-	if err == zk.ErrNoNode { //nolint:errorlint // the library returns it bare
+	if errors.Is(err, zk.ErrNoNode) {
 		return nil
 	}
+	var deletes []any
 	for _, child := range children {
-		_ = w.plain.Delete(path.Join("/", name, child), -1)
+		deletes = append(deletes, &zk.DeleteRequest{Path: path.Join("/", name, child), Version: -1})
+	}
+	if err == nil && len(deletes) > 0 {
+		_, err = w.plain.Multi(deletes...)
 	}
 	return err
 }
