@@ -2,6 +2,7 @@ package soak
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"strings"
 	"time"
@@ -24,7 +25,11 @@ type etcdWorld struct {
 	network
 	members []*etcdtest.Server
 	plain   *clientv3.Client // past the proxies
+	wipes   int
 }
+
+// lastWipe is the key with the number of the last wipe.
+const lastWipe = "wipes"
 
 func startEtcd(s *soak) world {
 	w := &etcdWorld{network: network{soak: s}, members: etcdtest.Start(s.t, 3)}
@@ -35,6 +40,8 @@ func startEtcd(s *soak) world {
 	}
 	w.plain = w.connect(urls)
 	s.t.Cleanup(func() { _ = w.plain.Close() })
+	_, err := w.plain.Put(context.Background(), lastWipe, "0")
+	require.NoError(s.t, err)
 	return w
 }
 
@@ -92,14 +99,20 @@ func (w *etcdWorld) atServers(random *rand.Rand) []fault {
 		{"leader moved", 2, func() { w.moveLeader(random) }},
 		{"key deleted", 1, func() {
 			name := w.anyName(random)
-			w.gone(history.Op{Kind: history.Wipe}, []string{name}, func() error {
-				ctx, cancel := context.WithTimeout(context.Background(), w.ttl)
-				defer cancel()
-				_, err := w.plain.Delete(ctx, etcdPrefix+name+"/", clientv3.WithPrefix())
-				return err
-			})
+			w.wipes++
+			w.gone(history.Op{Kind: history.Wipe}, []string{name}, func() error { return w.wipe(name) })
 		}},
 	}...)
+}
+
+// wipe deletes the keys of a lock. An attempt without an answer that runs late changes nothing.
+func (w *etcdWorld) wipe(name string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), w.ttl)
+	defer cancel()
+	number := fmt.Sprintf("%09d", w.wipes)
+	_, err := w.plain.Txn(ctx).If(clientv3.Compare(clientv3.Value(lastWipe), "<", number)).
+		Then(clientv3.OpPut(lastWipe, number), clientv3.OpDelete(etcdPrefix+name+"/", clientv3.WithPrefix())).Commit()
+	return err
 }
 
 // moveLeader makes another member lead.

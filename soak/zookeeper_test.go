@@ -2,6 +2,7 @@ package soak
 
 import (
 	"errors"
+	"math"
 	"math/rand/v2"
 	"path"
 	"strings"
@@ -84,10 +85,13 @@ func (w *zkWorld) atServers(random *rand.Rand) []fault {
 		{"server killed", 1, func() { server().Restart() }},
 		{"leader without followers", 2, func() {
 			for _, s := range w.ensemble {
-				if s.Leads() {
+				if s.Leads() { // it answers what it knows, also when others have gone on
+					w.blind.Store(math.MaxInt64)
 					s.CutFollowers()
 					w.pause(upTo(random, 2*w.ttl))
 					s.Reconnect()
+					<-time.After(syncLimit * 200 * time.Millisecond)
+					w.blind.Store(int64(w.log.Now()))
 					return
 				}
 			}

@@ -24,6 +24,7 @@ type Proxy struct {
 	passes int               // so many answers pass before that
 	lost   chan struct{}     // closed when an answer is thrown away; nil: nobody asks
 	delay  time.Duration     // of each way
+	closed bool
 
 	close func()
 }
@@ -52,6 +53,9 @@ func NewProxy(t testing.TB, server string) *Proxy {
 	})
 	p.close = sync.OnceFunc(func() {
 		_ = listener.Close()
+		p.mu.Lock()
+		p.closed = true
+		p.mu.Unlock()
 		p.Resume()
 		p.Cut()
 		all.Wait()
@@ -160,7 +164,7 @@ func (p *Proxy) serve(client net.Conn) {
 	}
 	defer func() { _ = server.Close() }()
 	p.mu.Lock()
-	refused := p.half
+	refused := p.half || p.closed
 	p.conns[client], p.conns[server] = true, false
 	p.mu.Unlock()
 	defer func() {
