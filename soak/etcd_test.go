@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -82,19 +83,16 @@ func (w *etcdWorld) troubles() []troubles {
 
 func (w *etcdWorld) atServers(random *rand.Rand) []fault {
 	member := func() *etcdtest.Server { return w.members[random.IntN(len(w.members))] }
+	// A leader is not stopped: before etcd 3.4.30 and 3.5.12 it revokes leases that were renewed
+	// meanwhile, when it goes on.
+	followers := func() []*etcdtest.Server {
+		leader := w.leader()
+		return slices.DeleteFunc(slices.Clone(w.members), func(m *etcdtest.Server) bool { return leader == nil || m == leader })
+	}
+	one := func(members []*etcdtest.Server) []*etcdtest.Server { return members[:min(1, len(members))] }
 	return append(w.anywhere(random), []fault{
-		{"member stopped", 3, func() {
-			resume := member().Pause()
-			w.pause(upTo(random, 2*w.ttl))
-			resume()
-		}},
-		{"majority stopped", 1, func() {
-			at := random.IntN(len(w.members))
-			one, other := w.members[at].Pause(), w.members[(at+1)%len(w.members)].Pause()
-			w.pause(upTo(random, w.ttl))
-			one()
-			other()
-		}},
+		{"follower stopped", 3, func() { w.stop(one(followers()), upTo(random, 2*w.ttl)) }},
+		{"followers stopped", 1, func() { w.stop(followers(), upTo(random, w.ttl)) }},
 		{"member killed", 1, func() { member().Restart() }},
 		{"leader moved", 2, func() { w.moveLeader(random) }},
 		{"key deleted", 1, func() {
@@ -115,23 +113,40 @@ func (w *etcdWorld) wipe(name string) error {
 	return err
 }
 
+// stop stops some members for a while.
+func (w *etcdWorld) stop(members []*etcdtest.Server, d time.Duration) {
+	var resume []func()
+	for _, m := range members {
+		resume = append(resume, m.Pause())
+	}
+	w.pause(d)
+	for _, r := range resume {
+		r()
+	}
+}
+
+// leader returns the member that leads; nil: none is known.
+func (w *etcdWorld) leader() *etcdtest.Server {
+	ctx, cancel := context.WithTimeout(context.Background(), w.ttl/2)
+	defer cancel()
+	for _, m := range w.members {
+		if status, err := w.plain.Status(ctx, m.URL()); err == nil && status.Leader == status.Header.MemberId {
+			return m
+		}
+	}
+	return nil
+}
+
 // moveLeader makes another member lead.
 func (w *etcdWorld) moveLeader(random *rand.Rand) {
 	ctx, cancel := context.WithTimeout(context.Background(), w.ttl/2)
 	defer cancel()
-	for _, m := range w.members {
-		status, err := w.plain.Status(ctx, m.URL())
-		if err != nil || status.Leader != status.Header.MemberId {
-			continue
-		}
-		members, err := w.plain.MemberList(ctx)
-		if err != nil {
-			return
-		}
-		to := members.Members[random.IntN(len(members.Members))].ID
-		leader := w.connect([]string{m.URL()})
-		_, _ = leader.MoveLeader(ctx, to)
-		_ = leader.Close()
+	from := w.leader()
+	members, err := w.plain.MemberList(ctx)
+	if from == nil || err != nil {
 		return
 	}
+	leader := w.connect([]string{from.URL()})
+	_, _ = leader.MoveLeader(ctx, members.Members[random.IntN(len(members.Members))].ID)
+	_ = leader.Close()
 }

@@ -54,7 +54,7 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_d
 func startMariaDB(s *soak) world {
 	_ = mysql.SetLogger(log.New(io.Discard, "", 0)) // it logs every connection that a fault breaks
 	server, dsn := dbtest.StartMariaDB(s.t)
-	w := &database{dialect: relocksql.MySQL, driver: "mysql", server: server, source: dsn + "?interpolateParams=true", hang: `
+	w := &database{dialect: relocksql.MySQL, driver: "mysql", server: server, source: dsn + "?interpolateParams=true&innodb_lock_wait_timeout=10&idle_transaction_timeout=5", hang: `
 BEGIN NOT ATOMIC
 	FOR p IN (SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()) DO
 		BEGIN
