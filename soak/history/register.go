@@ -90,7 +90,7 @@ func (k *Kinds) visits() (all []porcupine.Operation) {
 		if len(s.Reads) == 0 && s.Wrote == 0 {
 			continue
 		}
-		if !slices.ContainsFunc(clouds, func(c cloud) bool { return s.In <= c.to && s.Out >= c.from }) {
+		if !slices.ContainsFunc(clouds, func(c cloud) bool { return s.In <= c.to && s.over() >= c.from }) {
 			add(s.Client, visit{Section: s}, s.In, k.until(s))
 		}
 	}

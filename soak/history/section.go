@@ -53,6 +53,14 @@ func (s *Section) String() string {
 	return text
 }
 
+// over returns a time after the last read and write of the section.
+func (s *Section) over() time.Duration {
+	if s.Left != 0 && s.Lost == 0 {
+		return s.Left // the Unlock may have waited for its answer
+	}
+	return s.Out
+}
+
 // manyHolds is a limit that no permit has.
 const manyHolds = 1 << 20
 

@@ -60,6 +60,8 @@ func (k Kinds) saw(seen ...Seen) Kinds {
 func TestRecordingsOfKindsThatKeepThePromises(t *testing.T) {
 	late := writes(1, 0, 1, 5).saw(0, 0, 1)
 	late.Late = true
+	slow := writes(2, 0, 3, 4).saw(5, 7, 0).left(4)
+	slow.Out = 12 * ms
 	for name, k := range map[string]Kinds{
 		"nothing":                     {},
 		"one writer after another":    kindsOf(writes(1, 0, 1, 5).saw(0, 7, 1), writes(2, 2, 6, 9).saw(7, 8, 2)),
@@ -76,13 +78,14 @@ func TestRecordingsOfKindsThatKeepThePromises(t *testing.T) {
 			with(at(4, 5, force)),
 		"asked while a lost section went on": kindsOf(writes(1, 0, 1, 9).saw(0, 7, 1), reads(2, 10, 11, 12).saw(5, 0, 0), writes(3, 7, 13, 15).saw(5, 8, 0), reads(4, 10, 16, 17).saw(8, 0, 0)).
 			with(at(4, 5, force)),
-		"freed, and said to be lost":  kindsOf(writes(1, 0, 1, 9).lost(50, 50).left(10)).saw(seen(20, "C")),
-		"forced, and said so":         kindsOf(writes(1, 0, 1, 3).lost(6, 90)).with(at(4, 5, force)),
-		"forced, and not in Redis":    kindsOf(writes(1, 0, 1, 9)).with(at(4, 5, force)).saw(seen(6)),
-		"older data, and an old read": kindsOf(reads(1, 0, 1, 3).saw(4, 0, 9), reads(2, 10, 11, 12).saw(5, 0, 2)).with(at(4, 5, wipeOld)),
-		"a write that may be late":    kindsOf(late, reads(2, 10, 11, 12).saw(4, 0, 1)),
-		"named by the store":          kindsOf(permit(1, 2, 0, 1, 9), permit(2, 2, 0, 5, 9)).saw(seen(2, "B"), seen(4, "B"), seen(6, "C", "B"), seen(50, "C")),
-		"a holder of a failed call":   kindsOf(permit(1, 2, 0, 1, 9)).saw(seen(500, "X")),
+		"forced before the answer of Unlock": kindsOf(reads(1, 0, 1, 2).saw(5, 0, 0), slow, reads(3, 0, 6, 7).saw(7, 0, 0)).with(at(9, 10, force)),
+		"freed, and said to be lost":         kindsOf(writes(1, 0, 1, 9).lost(50, 50).left(10)).saw(seen(20, "C")),
+		"forced, and said so":                kindsOf(writes(1, 0, 1, 3).lost(6, 90)).with(at(4, 5, force)),
+		"forced, and not in Redis":           kindsOf(writes(1, 0, 1, 9)).with(at(4, 5, force)).saw(seen(6)),
+		"older data, and an old read":        kindsOf(reads(1, 0, 1, 3).saw(4, 0, 9), reads(2, 10, 11, 12).saw(5, 0, 2)).with(at(4, 5, wipeOld)),
+		"a write that may be late":           kindsOf(late, reads(2, 10, 11, 12).saw(4, 0, 1)),
+		"named by the store":                 kindsOf(permit(1, 2, 0, 1, 9), permit(2, 2, 0, 5, 9)).saw(seen(2, "B"), seen(4, "B"), seen(6, "C", "B"), seen(50, "C")),
+		"a holder of a failed call":          kindsOf(permit(1, 2, 0, 1, 9)).saw(seen(500, "X")),
 	} {
 		t.Run(name, func(t *testing.T) { require.Empty(t, k.Check(limit)) })
 	}
