@@ -41,6 +41,7 @@ type Client struct {
 	endStore func()       // closes the store that New has made, once; nil: the store is the caller's
 	numbers  atomic.Int64 // of holders and holds
 	quiet    atomic.Int64 // no warning before of a command that is sent again, see reporter
+	hinted   atomic.Int64 // the same, of a call that waits for a hold of the client
 	table    table
 }
 

@@ -93,6 +93,39 @@ func TestAWaitForItsOwnContextIsLoggedAlsoInALine(t *testing.T) {
 	})
 }
 
+// A call in a section, with the context from before it, waits for itself.
+func TestAWaitForAHoldOfTheSameClientIsLoggedAfterASecond(t *testing.T) {
+	const text = "this very client"
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var log stage.Logbook
+		c := w.NewClient(relock.WithLogger(log.Logger()))
+		l, other := c.NewLock("a"), w.NewClient().NewLock("b")
+		elsewhere := w.Enter(t.Context(), other)
+		foreign := w.Start(t.Context(), c.NewLock("b"))
+		section := w.Enter(t.Context(), l)
+		brief := w.Begin(t.Context(), stage.TryFor(l, 900*time.Millisecond))
+		require.ErrorIs(t, brief.Failure(), relock.ErrLocked)
+		stage.Pass(time.Second)
+		require.Empty(t, log.About(text), "no call has waited for a second for this client")
+
+		nested := w.Start(t.Context(), l)
+		stage.Pass(1100 * time.Millisecond)
+		line := log.RequireOne(t, text, slog.LevelWarn, "lock", "holder", "held")
+		require.Equal(t, "a", line.Attrs["lock"])
+		require.Equal(t, stage.HolderOf(t, section).String(), line.Attrs["holder"])
+		require.Greater(t, line.Attrs["held"], 2*time.Second)
+		second := w.Start(t.Context(), l)
+		stage.Pass(3 * time.Second)
+		require.Len(t, log.About(text), 1, "the next one comes after ten minutes")
+
+		w.Leave(section, l)
+		w.Leave(nested.Section(), l)
+		w.Leave(second.Section(), l)
+		w.Leave(elsewhere, other)
+		w.Leave(foreign.Section(), c.NewLock("b"))
+	})
+}
+
 func TestTheLoggerOfALockGetsWhatIsAboutItOnly(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		logs, own := stage.Logbook{Least: slog.LevelDebug}, stage.Logbook{Least: slog.LevelDebug}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-relock/relock/internal/lifetime"
@@ -58,6 +59,42 @@ func (a *acquiring) refusedBy(err error) {
 	}
 	a.refusal = &LockedError{Name: l.name, Holder: owner, TTL: busy.TTL, Local: owner.isOf(l.client)}
 	a.event.Owner = owner
+	if a.wait != 0 && a.refusal.Local && a.local == nil {
+		a.local = time.AfterFunc(quietly, func() { l.waitsForOwn(owner) })
+	}
+}
+
+// longestHint is between two warnings of a client that a call waits for a hold of the client itself:
+// goroutines that take turns do so too.
+const longestHint = 10 * time.Minute
+
+// waitsForOwn warns of a call that has waited for a second for a hold of its own client.
+func (l *Lock) waitsForOwn(owner Holder) {
+	c := l.client
+	since, isHeld := c.table.heldSince(owner)
+	if !isHeld || !c.isDue(&c.hinted, longestHint) {
+		return
+	}
+	c.log(l.settings.logger, slog.LevelWarn, "relock: a call waits for a hold of this very client: a nested call needs the context of its section",
+		slog.String("lock", l.name), slog.String("holder", owner.String()), slog.Duration("held", time.Since(since)))
+}
+
+// isDue says whether a warning is due, and notes when the next one is: after pause.
+func (c *Client) isDue(next *atomic.Int64, pause time.Duration) bool {
+	now, due := int64(time.Since(c.table.start)), next.Load()
+	return now >= due && next.CompareAndSwap(due, now+int64(pause))
+}
+
+// heldSince returns when the hold of a holder began, if it goes on.
+func (t *table) heldSince(owner Holder) (since time.Time, isHeld bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for h := range t.leases.All() {
+		if h.holder == owner {
+			return h.since, true
+		}
+	}
+	return since, false
 }
 
 // A call fails for quietly before a warning. longestQuiet is between two warnings of a client.
@@ -70,8 +107,7 @@ type reporter Lock
 // so that a thousand calls in one outage do not fill the log.
 func (r *reporter) Retrying(command string, attempt int, since time.Time, err error) {
 	c, level, elapsed := r.client, slog.LevelDebug, time.Since(since)
-	now, quiet := int64(time.Since(c.table.start)), c.quiet.Load()
-	if elapsed >= quietly && now >= quiet && c.quiet.CompareAndSwap(quiet, now+int64(min(elapsed, longestQuiet))) {
+	if elapsed >= quietly && c.isDue(&c.quiet, min(elapsed, longestQuiet)) {
 		level = slog.LevelWarn
 	}
 	c.log(c.settings.logger, level, "relock: sending a command again", slog.String("command", command),

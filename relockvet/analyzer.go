@@ -14,8 +14,9 @@ import (
 var Analyzer = &analysis.Analyzer{
 	Name: "relockvet",
 	Doc: "report wrong uses of relock\n\n" +
-		"A section's context that is dropped, ended, or given up without Unlock, an Unlock with another context,\n" +
-		"and a function of Do that works with the context from before the section.",
+		"A section's context that is dropped, ended, not used, or given up without Unlock, an error of Lock that is dropped,\n" +
+		"an Unlock with another context, a Lock that waits for its own function, and a function of Do that works with the\n" +
+		"context from before the section.",
 	URL:      url,
 	Run:      run,
 	Requires: []*analysis.Analyzer{inspect.Analyzer, ctrlflow.Analyzer, facts},
@@ -72,10 +73,13 @@ func newUnit(pass *analysis.Pass, unlockers unlockers, top inspector.Cursor) *un
 
 func (u *unit) check() {
 	for _, s := range u.sections {
-		if u.checkDropped(s) || u.checkOtherContext(s) || u.checkStored(s) {
+		if u.checkDropped(s) || u.checkError(s) || u.checkOtherContext(s) || u.checkStored(s) {
 			continue // one mistake, one report
 		}
-		u.checkPaths(s)
+		if !u.checkPaths(s) {
+			u.checkTakenAgain(s)
+			u.checkUnused(s)
+		}
 		u.checkOuterVariable(s)
 		u.checkEnded(s)
 	}

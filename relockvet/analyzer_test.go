@@ -12,5 +12,5 @@ import (
 func TestTheAnalyzerReportsWrongLinesAndNoOthers(t *testing.T) {
 	t.Setenv("GOFLAGS", "") // testdata is outside of every module
 	analysistest.Run(t, analysistest.TestData(), relockvet.Analyzer,
-		"dropped", "paths", "ended", "unlock", "stored", "functions", "idioms")
+		"dropped", "paths", "ended", "unlock", "stored", "functions", "idioms", "again")
 }

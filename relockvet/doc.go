@@ -22,6 +22,12 @@
 //	_, err := lock.Lock(ctx)       // wrong
 //	section, err := lock.Lock(ctx) // right
 //
+// The error of a call that waits must not be dropped: without the lock, the context is the caller's,
+// and the work goes on.
+//
+//	section, _ := lock.Lock(ctx)   // wrong
+//	section, err := lock.Lock(ctx) // right
+//
 // A section must be unlocked on every path to a return, and before a loop takes the lock again.
 // Client.Close does not count.
 //
@@ -40,6 +46,31 @@
 //	}
 //	defer lock.Unlock(section) // right
 //	return ship(section)
+//
+// A call that takes the lock of an open section gets the context of that section. With another
+// context it waits for its own function: in a loop with a deferred Unlock, behind a first Lock, and
+// in the function of Do. Readers do not wait for each other. A package that uses semaphores is not
+// looked at, as a caller may take several permits.
+//
+//	for range 3 {
+//		section, err := lock.Lock(ctx) // wrong: the first round ends with the function
+//		defer lock.Unlock(section)
+//	}
+//
+//	section, err := lock.Lock(ctx)
+//	defer lock.Unlock(section)
+//	again, err := lock.Lock(ctx)     // wrong
+//	again, err := lock.Lock(section) // right
+//
+//	lock.Do(ctx, func(section context.Context) error { return lock.Do(ctx, ship) })     // wrong
+//	lock.Do(ctx, func(section context.Context) error { return lock.Do(section, ship) }) // right
+//
+// Work in a section gets the section's context. A function that works with both is not reported.
+//
+//	section, err := lock.Lock(ctx)
+//	defer lock.Unlock(section)
+//	return ship(ctx)     // wrong: nothing ends it if the lock is lost
+//	return ship(section) // right
 //
 // HandOff ends a section as Unlock does. If HandOff fails the section goes on: unlock it then. With
 // a deferred Unlock that is done, and the Unlock after a HandOff does no harm.
@@ -83,10 +114,11 @@
 //	current = section    // wrong
 //	return ship(section) // right
 //
-// The function of Do works with the context that it is given. A function that uses both contexts is
-// not reported.
+// The function of Do works with the context that it is given, and not with the caller's, with that of
+// a request, or with one in a field. A function that uses both contexts is not reported.
 //
-//	lock.Do(ctx, func(context.Context) error { return ship(ctx) })     // wrong
+//	lock.Do(ctx, func(context.Context) error { return ship(ctx) })         // wrong
+//	lock.Do(ctx, func(context.Context) error { return ship(r.Context()) }) // wrong
 //	lock.Do(ctx, func(ctx context.Context) error { return ship(ctx) }) // right
 //
 // # Not found
@@ -104,6 +136,8 @@
 //   - A path past an if that may unlock: the condition is taken to say that the section is open.
 //   - A section's context in a field of a value that lives longer, or in a goroutine that goes on
 //     after the Unlock.
+//   - A second Lock of a lock that an index or a call names, such as locks[i] or client.NewLock(name),
+//     that another function makes, or that follows on an end of the process (os.Exit).
 //   - A deferred function that uses the section's context after the deferred Unlock.
 //   - A section that goes on after an error of HandOff, and work with its context after a HandOff.
 //   - A lock of another type, such as a wrapper or a fake, and a method that is called as a value.

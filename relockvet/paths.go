@@ -13,36 +13,28 @@ import (
 
 // checkPaths reports a section that some path to a return, or round a loop to the same Lock, does
 // not leave.
-func (u *unit) checkPaths(s *section) {
+func (u *unit) checkPaths(s *section) (wrong bool) {
 	graph := u.graph(s.in)
 	if s.ctx == nil || graph == nil || !isLocal(s.ctx, s.in) || s.ctx.Kind() == types.ResultVar || s.isGivenUpBefore() {
-		return
+		return false
 	}
 	w := walk{unit: u, section: s, given: u.given(s), seen: make(map[place]bool)}
-	for _, b := range graph.Blocks {
-		for i, n := range b.Nodes {
-			if n != s.stmt {
-				continue
-			}
-			start := asked
-			if s.err == nil {
-				start = taken
-			}
-			switch leak := w.from(b, i+1, start); leak {
-			case nil:
-			case s.stmt:
-				u.pass.ReportRangef(s.call, "%s is not unlocked before the loop comes to this line again, and nothing can unlock it later; "+
-					"write %s on each path to the next round, or run the body with Do", s.ctx.Name(), u.unlock(s, ""))
-			default:
-				do := ", or use Do"
-				if name := u.callee(s.call).Name(); name == "Borrow" || name == "Accept" {
-					do = "" // by a ticket
-				}
-				u.pass.ReportRangef(s.call, "%s is not unlocked on the path to the return on line %d; write defer %s after the check of the error%s",
-					s.ctx.Name(), u.line(leak), u.unlock(s, ""), do)
-			}
+	leak := w.first(graph)
+	switch leak {
+	case nil:
+		return false
+	case s.stmt:
+		u.pass.ReportRangef(s.call, "%s is not unlocked before the loop comes to this line again, and nothing can unlock it later; "+
+			"write %s on each path to the next round, or run the body with Do", s.ctx.Name(), u.unlock(s, ""))
+	default:
+		do := ", or use Do"
+		if name := u.callee(s.call).Name(); name == "Borrow" || name == "Accept" {
+			do = "" // by a ticket
 		}
+		u.pass.ReportRangef(s.call, "%s is not unlocked on the path to the return on line %d; write defer %s after the check of the error%s",
+			s.ctx.Name(), u.line(leak), u.unlock(s, ""), do)
 	}
+	return true
 }
 
 // unlock is the Unlock that belongs to the section, as text. A section whose variable has the name
@@ -93,6 +85,26 @@ type walk struct {
 
 	given map[string]bool
 	seen  map[place]bool
+
+	// stop makes the walk look for a node in the open section, in place of the ends of paths. A
+	// deferred Unlock leaves the section open until then.
+	stop func(ast.Node, state) bool
+}
+
+// first returns the first end of a path from the call; nil: there is none.
+func (w *walk) first(graph *cfg.CFG) ast.Node {
+	start := asked
+	if w.err == nil {
+		start = taken
+	}
+	for _, b := range graph.Blocks {
+		for i, n := range b.Nodes {
+			if n == w.stmt {
+				return w.from(b, i+1, start)
+			}
+		}
+	}
+	return nil
 }
 
 // A state is what is known of the error of the call.
@@ -111,13 +123,16 @@ type place struct {
 }
 
 // from returns the end of a path that does not give the section up: a return, or the statement of
-// the call itself; nil: there is none. Where the walk does not understand what becomes of the
+// the call itself, or the node that is looked for; nil: there is none. Where the walk does not understand what becomes of the
 // error, it goes no further.
 func (w *walk) from(b *cfg.Block, i int, now state) ast.Node {
 	for ; i < len(b.Nodes); i++ {
 		n := b.Nodes[i]
+		if _, deferred := n.(*ast.DeferStmt); w.stop != nil && deferred {
+			continue
+		}
 		switch {
-		case n == w.stmt:
+		case n == w.stmt, w.stop != nil && w.stop(n, now):
 			return n
 		case w.gives(n):
 			return nil
@@ -130,6 +145,9 @@ func (w *walk) from(b *cfg.Block, i int, now state) ast.Node {
 			now = reused
 		}
 		if ret, ok := n.(*ast.ReturnStmt); ok {
+			if w.stop != nil {
+				return nil
+			}
 			return ret
 		}
 	}

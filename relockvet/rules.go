@@ -26,6 +26,53 @@ func (u *unit) checkDropped(s *section) bool {
 	return true
 }
 
+// checkError reports a call that waits, and whose error nobody gets: without the lock its context is
+// that of the caller, and the work goes on. A function that asks Held of the section knows.
+func (u *unit) checkError(s *section) bool {
+	if s.ctx == nil || s.err != nil || !u.waits(s.call) {
+		return false
+	}
+	lhs := targets(s.stmt)
+	if !isBlank(lhs[len(lhs)-1]) {
+		return false
+	}
+	for c := range u.top.Preorder((*ast.CallExpr)(nil)) {
+		call := c.Node().(*ast.CallExpr)
+		if fn := u.callee(call); isPackage(fn, relockPath) && fn.Name() == "Held" && u.variable(call.Args[0]) == s.ctx {
+			return false
+		}
+	}
+	u.pass.ReportRangef(s.call, "the error is dropped, so the work goes on without the lock where %[1]s fails; write %[2]s, err := %[1]s, and check err",
+		types.ExprString(s.call), s.ctx.Name())
+	return true
+}
+
+// checkUnused reports a section that is only unlocked, in a function that works with the context
+// from before the section until then.
+func (u *unit) checkUnused(s *section) {
+	v, graph := u.argument(s), u.graph(s.in)
+	if s.ctx == nil || s.err == nil || graph == nil || v == nil || v == s.ctx || !isLocal(s.ctx, s.in) || !u.waits(s.call) || u.isSection(v) {
+		return
+	}
+	for _, kind := range s.uses {
+		if kind != unlocked {
+			return
+		}
+	}
+	var use ast.Node
+	w := walk{unit: u, section: s, given: u.given(s), seen: make(map[place]bool)}
+	w.stop = func(n ast.Node, now state) bool {
+		if now != asked && use == nil {
+			use = u.workWith(n, v)
+		}
+		return use != nil
+	}
+	if w.first(graph); use != nil {
+		u.pass.ReportRangef(use, "%[1]s is the context from before the section: it does not end if the lock is lost; write %[2]s, which nothing uses here",
+			v.Name(), s.ctx.Name())
+	}
+}
+
 // isProbe says whether the call expects a refusal: its error first goes to a function such as
 // errors.Is, and not to a comparison with nil or to the caller.
 func (u *unit) isProbe(s *section) bool {
@@ -133,14 +180,27 @@ func (u *unit) checkFunctions() {
 		if u.verb(call) != runs || len(call.Args) < 2 {
 			continue
 		}
-		outer := u.variable(call.Args[0])
 		lit, ok := c.ChildAt(edge.CallExpr_Args, len(call.Args)-1).Node().(*ast.FuncLit)
-		if outer == nil || !ok || u.usesParameter(lit) {
+		if !ok {
 			continue
 		}
-		if use := u.workWith(lit.Body, outer); use != nil {
-			u.pass.ReportRangef(use, "%[1]s is the context from before the section: it does not end if the lock is lost, and a nested Lock waits for its own section; write func(%[1]s context.Context) error",
-				outer.Name())
+		if again := u.takenInside(call, lit); again != nil {
+			u.pass.ReportRangef(again, "the function of line %d has this lock, and this call is outside of its section, so it waits for its own function; "+
+				"give it the context of the function", u.line(call))
+			continue
+		}
+		if u.usesParameter(lit) {
+			continue
+		}
+		name, use := "ctx", u.workOf(lit)
+		if outer := u.variable(call.Args[0]); outer != nil {
+			if of := u.workWith(lit.Body, outer); of != nil {
+				name, use = outer.Name(), of
+			}
+		}
+		if use != nil {
+			u.pass.ReportRangef(use, "%[2]s is the context from before the section: it does not end if the lock is lost, and a nested Lock waits for its own section; write func(%[1]s context.Context) error",
+				name, types.ExprString(use.(ast.Expr)))
 		}
 	}
 }
@@ -156,4 +216,61 @@ func (u *unit) usesParameter(lit *ast.FuncLit) bool {
 		}
 	}
 	return false
+}
+
+// takenInside returns the call in a function of Do that waits for the lock of the Do from outside of
+// its section; nil: there is none.
+func (u *unit) takenInside(do *ast.CallExpr, lit *ast.FuncLit) (found *ast.CallExpr) {
+	outer := u.variable(do.Args[0])
+	if outer == nil || receiver(do) == nil || !u.waits(do) || !u.isSteady(receiver(do)) || u.hasPermits() {
+		return nil
+	}
+	ast.Inspect(lit.Body, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.FuncLit, *ast.GoStmt:
+			return false
+		case *ast.CallExpr:
+			if found == nil && u.waits(n) && u.lockOf(n) == u.lockOf(do) && u.variable(n.Args[0]) == outer && !(u.isReader(n) && u.isReader(do)) {
+				found = n
+			}
+		}
+		return found == nil
+	})
+	return found
+}
+
+// workOf returns the context of a request, or of a field of a variable of the function around, that
+// the function literal works with; nil: there is none.
+func (u *unit) workOf(lit *ast.FuncLit) (found ast.Node) {
+	ast.Inspect(lit.Body, func(n ast.Node) bool {
+		call, ok := n.(*ast.CallExpr)
+		if !ok {
+			return found == nil
+		}
+		for i, arg := range call.Args {
+			if found == nil && u.isWork(call, i) && u.isOfOwner(arg, lit) {
+				found = arg
+			}
+		}
+		return found == nil
+	})
+	return found
+}
+
+// isOfOwner says whether x is r.Context() or s.ctx, where r or s is a variable from outside of lit.
+func (u *unit) isOfOwner(x ast.Expr, lit *ast.FuncLit) bool {
+	switch e := ast.Unparen(x).(type) {
+	case *ast.CallExpr:
+		if fn := u.callee(e); fn == nil || fn.Name() != "Context" || len(e.Args) > 0 || receiver(e) == nil {
+			return false
+		}
+	case *ast.SelectorExpr:
+		if _, isField := u.pass.TypesInfo.Selections[e]; !isField {
+			return false
+		}
+	default:
+		return false
+	}
+	v := u.variable(root(x))
+	return v != nil && isContext(u.pass.TypesInfo.TypeOf(x)) && !(lit.Pos() <= v.Pos() && v.Pos() < lit.End())
 }
