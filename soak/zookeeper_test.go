@@ -78,20 +78,21 @@ func (w *zkWorld) atServers(random *rand.Rand) []fault {
 	return append(w.anywhere(random), []fault{
 		{"server stopped", 3, func() {
 			s := server()
+			seen := w.deposes(s)
 			s.Pause()
 			w.pause(upTo(random, 2*w.ttl))
 			s.Resume()
+			seen()
 		}},
 		{"server killed", 1, func() { server().Restart() }},
 		{"leader without followers", 2, func() {
 			for _, s := range w.ensemble {
-				if s.Leads() { // it answers what it knows, also when others have gone on
-					w.blind.Store(math.MaxInt64)
+				if s.Leads() {
+					seen := w.deposes(s)
 					s.CutFollowers()
 					w.pause(upTo(random, 2*w.ttl))
 					s.Reconnect()
-					<-time.After(syncLimit * 200 * time.Millisecond)
-					w.blind.Store(int64(w.log.Now()))
+					seen()
 					return
 				}
 			}
@@ -101,6 +102,19 @@ func (w *zkWorld) atServers(random *rand.Rand) []fault {
 			w.gone(history.Op{Kind: history.Wipe}, []string{name}, func() error { return w.wipe(name) })
 		}},
 	}...)
+}
+
+// deposes notes the begin of a fault that another leader may follow. A leader that does not know of
+// that yet answers what it knows, until syncLimit is over.
+func (w *zkWorld) deposes(s *zktest.Server) (over func()) {
+	if !s.Leads() {
+		return func() {}
+	}
+	w.blind.Store(math.MaxInt64)
+	return func() {
+		<-time.After(syncLimit * 200 * time.Millisecond)
+		w.blind.Store(int64(w.log.Now()))
+	}
 }
 
 // wipe deletes the nodes of the holds of a lock, and of its waiters, in one transaction.
