@@ -93,8 +93,7 @@ func (n *network) onCables(random *rand.Rand) []fault {
 			}
 			n.pause(upTo(random, n.ttl/2))
 			for _, p := range proxies {
-				p.Cut() // a stream with a hole is no stream
-				p.Resume()
+				p.Cut()
 			}
 		}},
 		{"one side cut", 2, spell(long, (*tcptest.Proxy).CutClients)},

@@ -128,10 +128,11 @@ func (p *Proxy) loses() bool {
 	return true
 }
 
-// Cut closes all connections.
+// Cut closes all connections, and ends a LoseAnswers: no connection goes on behind a hole.
 func (p *Proxy) Cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.silent = false
 	for conn := range p.conns {
 		_ = conn.Close()
 	}
