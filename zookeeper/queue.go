@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"path"
 	"slices"
 	"time"
@@ -159,10 +160,14 @@ func (h *hold) target(n node) (node string, flags int32) {
 	return node, zk.FlagEphemeralSequential
 }
 
+// mostPaths is how often create makes the path of a lock, which ends with its last child, before the
+// caller pauses.
+const mostPaths = 10
+
 // create makes the node of a hold, and the path of the lock.
 func (x *session) create(ctx context.Context, h *hold, n node) error {
 	node, flags := h.target(n)
-	for {
+	for range mostPaths {
 		err := x.make(ctx, h, func(data []byte) (string, error) { return x.conn.Create(node, data, flags, x.store.acl) })
 		switch _, unsure := x.known(h); {
 		case n.inside && errors.Is(err, zk.ErrNodeExists) && unsure: // made by a command without an answer
@@ -178,6 +183,7 @@ func (x *session) create(ctx context.Context, h *hold, n node) error {
 			return err
 		}
 	}
+	return store.Unavailable(fmt.Errorf("the server has no node %s, and makes none", h.lock))
 }
 
 // replace makes another node for a hold in place of its node, in one transaction, and returns the
