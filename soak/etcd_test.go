@@ -17,8 +17,11 @@ import (
 	"github.com/go-relock/relock/soak/history"
 )
 
-// onEtcd is three members of etcd.
-var onEtcd = setting{begin: startEtcd, ttl: 3 * time.Second, mode: history.Mode{Drawn: true}}
+// The worlds of three members of etcd, without and with users.
+var (
+	onEtcd        = setting{begin: startEtcd, ttl: 3 * time.Second, mode: history.Mode{Drawn: true}}
+	onEtcdOfUsers = setting{begin: startEtcdOfUsers, ttl: 3 * time.Second, mode: history.Mode{Drawn: true}}
+)
 
 const etcdPrefix = "relock/"
 
@@ -26,6 +29,7 @@ type etcdWorld struct {
 	network
 	members []*etcdtest.Server
 	plain   *clientv3.Client // past the proxies
+	users   bool             // root, and user, with the right to the prefix; the passwords are the names
 	wipes   int
 }
 
@@ -34,21 +38,57 @@ const lastWipe = "wipes"
 
 func startEtcd(s *soak) world {
 	w := &etcdWorld{network: network{soak: s}, members: etcdtest.Start(s.t, 3)}
-	var urls []string
-	for _, m := range w.members {
-		urls = append(urls, m.URL())
-		w.servers = append(w.servers, strings.TrimPrefix(m.URL(), "http://"))
-	}
-	w.plain = w.connect(urls)
-	s.t.Cleanup(func() { _ = w.plain.Close() })
-	_, err := w.plain.Put(context.Background(), lastWipe, "0")
-	require.NoError(s.t, err)
+	w.begin()
 	return w
 }
 
-func (w *etcdWorld) connect(endpoints []string) *clientv3.Client {
+func startEtcdOfUsers(s *soak) world {
+	w := &etcdWorld{network: network{soak: s}, members: etcdtest.Start(s.t, 3, "--bcrypt-cost=4")}
+	w.begin()
+	ctx := context.Background()
+	for _, name := range []string{"root", "user"} {
+		_, err := w.plain.RoleAdd(ctx, name)
+		require.NoError(s.t, err)
+		_, err = w.plain.UserAdd(ctx, name, name)
+		require.NoError(s.t, err)
+		_, err = w.plain.UserGrantRole(ctx, name, name)
+		require.NoError(s.t, err)
+	}
+	_, err := w.plain.RoleGrantPermission(ctx, "user", etcdPrefix, clientv3.GetPrefixRangeEnd(etcdPrefix), clientv3.PermissionType(clientv3.PermReadWrite))
+	require.NoError(s.t, err)
+	_, err = w.plain.AuthEnable(ctx)
+	require.NoError(s.t, err)
+	w.users = true
+	w.plain = w.connect(w.urls(), "root")
+	s.t.Cleanup(func() { _ = w.plain.Close() })
+	return w
+}
+
+func (w *etcdWorld) urls() (all []string) {
+	for _, m := range w.members {
+		all = append(all, m.URL())
+	}
+	return all
+}
+
+func (w *etcdWorld) begin() {
+	for _, m := range w.members {
+		w.servers = append(w.servers, strings.TrimPrefix(m.URL(), "http://"))
+	}
+	plain := w.connect(w.urls(), "")
+	w.plain = plain
+	w.t.Cleanup(func() { _ = plain.Close() })
+	_, err := plain.Put(context.Background(), lastWipe, "0")
+	require.NoError(w.t, err)
+}
+
+func (w *etcdWorld) connect(endpoints []string, user string) *clientv3.Client {
 	w.t.Helper()
+	if !w.users {
+		user = ""
+	}
 	c, err := clientv3.New(clientv3.Config{
+		Username: user, Password: user,
 		Endpoints: endpoints, Logger: zap.NewNop(), DialTimeout: w.ttl / 2,
 		DialKeepAliveTime: w.ttl / 2, DialKeepAliveTimeout: w.ttl / 4,
 	})
@@ -59,7 +99,7 @@ func (w *etcdWorld) connect(endpoints []string) *clientv3.Client {
 func (w *etcdWorld) join(time.Duration) *peer {
 	w.t.Helper()
 	y := w.cable()
-	c := w.connect(y.addresses())
+	c := w.connect(y.addresses(), "user")
 	over, err := relocketcd.New(c, etcdPrefix)
 	require.NoError(w.t, err)
 	y.closing = append(y.closing, func() { _ = c.Close() }, func() { _ = over.Close() })
@@ -146,7 +186,7 @@ func (w *etcdWorld) moveLeader(random *rand.Rand) {
 	if from == nil || err != nil {
 		return
 	}
-	leader := w.connect([]string{from.URL()})
+	leader := w.connect([]string{from.URL()}, "root")
 	_, _ = leader.MoveLeader(ctx, members.Members[random.IntN(len(members.Members))].ID)
 	_ = leader.Close()
 }

@@ -117,6 +117,8 @@ var worlds = map[string]setting{
 	"mariadb":       onMariaDB,
 	"sqlite":        onSQLite,
 	"etcd":          onEtcd,
+	"etcd-users":    onEtcdOfUsers,
+	"pgbouncer":     onPgBouncer,
 	"zookeeper":     onZooKeeper,
 	"quorum-3":      onThree,
 	"quorum-5":      onFive,
