@@ -22,6 +22,9 @@ var (
 	// onACluster is a cluster of one node, where pub/sub is sharded.
 	onACluster = setting{begin: startCluster, ttl: time.Second, patience: severalTries, serves: kindNames}
 
+	// onSentinel is a master and a replica, which may lag. Sentinels promote it when the master dies.
+	onSentinel = setting{begin: startSentinel, ttl: time.Second, patience: severalTries, serves: kindNames}
+
 	// In Redisson's layout Redis does not lose the counter of tokens, and the owner in Redis is not
 	// compared, as Redis names a hold there.
 	inRedissonsLayout = setting{begin: startRedis, ttl: time.Second, patience: severalTries, mode: history.Mode{Redisson: true}}
@@ -41,7 +44,8 @@ type redisWorld struct {
 	server  *redistest.Server // nil in fake time
 	mini    *mini             // nil in real time
 	cluster bool
-	held    []*redistest.Rule // commands on their way
+	sentry  *redistest.Sentinel // nil: there are no sentinels
+	held    []*redistest.Rule   // commands on their way
 }
 
 func startRedis(s *soak) world {
@@ -59,6 +63,12 @@ func startCluster(s *soak) world {
 	redistest.Eventually(s.t, 10*time.Second, func() bool {
 		return strings.Contains(w.plain.ClusterInfo(context.Background()).Val(), "cluster_state:ok")
 	}, "the cluster is up, which it is after two seconds")
+	return w
+}
+
+func startSentinel(s *soak) world {
+	w := &redisWorld{soak: s, sentry: redistest.StartSentinel(s.t)}
+	w.plain = w.sentry.Client()
 	return w
 }
 
@@ -101,13 +111,16 @@ func (w *redisWorld) join(patience time.Duration) *peer {
 		DialTimeout:   max(patience, 500*time.Millisecond),
 		DialerRetries: 1,
 	}
-	if w.mini != nil {
+	switch {
+	case w.mini != nil:
 		w.mini.options(o)
 		o.Dialer = y.Dialer(w.mini.dial)
 		y.On(w.mini.noHotLoop, redistest.Action{})
 		y.up, y.down = distance(w.another(), patience)
 		y.DelayOneWay(y.up, y.down)
-	} else {
+	case w.sentry != nil:
+		o.Addrs, o.MasterName, o.Dialer = w.sentry.Addrs(), w.sentry.MasterName(), y.Dialer(nil)
+	default:
 		o.Addrs, o.Dialer = []string{w.server.Addr()}, y.Dialer(nil)
 	}
 	y.rdb = redis.NewUniversalClient(o)
@@ -236,6 +249,9 @@ func (w *redisWorld) atTheServer(random *rand.Rand) []fault {
 			w.gone(history.Op{Kind: history.Wipe}, []string{name}, func() error { return w.plain.Del(ctx, w.baseKey(name)).Err() })
 		}},
 	}...)
+	if w.sentry != nil {
+		return append(faults, fault{"master killed", 1, w.failOver})
+	}
 	if w.mini != nil {
 		faults = append(faults, fault{"server stopped", 1, func() { w.stopWorld(random) }})
 	} else {
@@ -280,4 +296,11 @@ func (w *redisWorld) atTheServer(random *rand.Rand) []fault {
 			_ = w.plain.Del(ctx, base+":queue", base+":rw:queue", base+":permits:queue").Err()
 		}},
 	}...)
+}
+
+// failOver kills the master. The replica may have missed the last commands.
+func (w *redisWorld) failOver() {
+	w.gone(history.Op{Kind: history.Wipe, Old: true}, w.names(), func() error { w.sentry.KillMaster(); return nil })
+	w.sentry.Replica().Restart()
+	w.sentry.WaitReplica()
 }

@@ -113,6 +113,7 @@ var worlds = map[string]setting{
 	"redis":         onRedis,
 	"redis-cluster": onACluster,
 	"redisson":      inRedissonsLayout,
+	"sentinel":      onSentinel,
 	"postgres":      onPostgres,
 	"mariadb":       onMariaDB,
 	"sqlite":        onSQLite,
