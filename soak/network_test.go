@@ -61,11 +61,10 @@ func (n *network) onCables(random *rand.Rand) []fault {
 		}
 		return all
 	}
-	// spell makes trouble for a while. Connections that were mute, or have missed something, are broken
-	// as often as not.
-	spell := func(longest time.Duration, begin func(*tcptest.Proxy)) func() {
+	// spell makes trouble for a while. Connections that were mute are broken as often as not.
+	spell := func(longest time.Duration, begin func(*tcptest.Proxy), cuts bool) func() {
 		return func() {
-			proxies, cut := some(), random.IntN(2) == 0
+			proxies, cut := some(), cuts || random.IntN(2) == 0
 			for _, p := range proxies {
 				begin(p)
 			}
@@ -85,7 +84,7 @@ func (n *network) onCables(random *rand.Rand) []fault {
 				p.Cut()
 			}
 		}},
-		{"network mute", 3, spell(long, func(p *tcptest.Proxy) { p.Stall() })},
+		{"network mute", 3, spell(long, func(p *tcptest.Proxy) { p.Stall() }, false)},
 		{"answers lost", 4, func() {
 			proxies := some()
 			for _, p := range proxies {
@@ -96,7 +95,7 @@ func (n *network) onCables(random *rand.Rand) []fault {
 				p.Cut()
 			}
 		}},
-		{"one side cut", 2, spell(long, (*tcptest.Proxy).CutClients)},
-		{"network slow", 3, spell(n.ttl/4, func(p *tcptest.Proxy) { p.Delay(upTo(random, 30*time.Millisecond)) })},
+		{"one side cut", 2, spell(long, (*tcptest.Proxy).CutClients, true)},
+		{"network slow", 3, spell(n.ttl/4, func(p *tcptest.Proxy) { p.Delay(upTo(random, 30*time.Millisecond)) }, false)},
 	}
 }
