@@ -155,10 +155,10 @@ soak: soak-faults soak-fake ## Both of the next two (test runs only the first on
 
 # No limit of go test: it may be hours, and each wait in it has a limit of its own.
 soak-faults: ## Lock at random among random faults in each world for SOAK, or in the world STORE, and check every history (SEED repeats the choices)
-	cd soak && RELOCK_SOAK=$(SOAK) RELOCK_SEED=$(SEED) $(GO) test -race -count=1 -timeout 0 -v -run '^TestSoak$(if $(STORE),$$/^$(STORE)$$)' .
+	cd soak && RELOCK_SOAK=$(SOAK) RELOCK_SEED=$(SEED) $(GO) test -race $(NORACE) -count=1 -timeout 0 -v -run '^TestSoak$(if $(STORE),$$/^$(STORE)$$)' .
 
 soak-kept: ## soak-faults in worlds only, with the results kept in soak/results
-	cd soak && RELOCK_COMMIT=$$(git rev-parse --short HEAD) RELOCK_SOAK=$(SOAK) RELOCK_SEED=$(SEED) $(GO) test -race -count=1 -timeout 0 -v -run '^TestSoak$$/^$(STORE)' .
+	cd soak && RELOCK_COMMIT=$$(git rev-parse --short HEAD) RELOCK_SOAK=$(SOAK) RELOCK_SEED=$(SEED) $(GO) test -race $(NORACE) -count=1 -timeout 0 -v -run '^TestSoak$$/^$(STORE)' .
 
 soak-table: ## Write the table of soak/results into docs/GUARANTEES.md
 	cd soak && $(GO) test -count=1 -run TestThePageHasTheResults . -update

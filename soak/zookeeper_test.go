@@ -16,7 +16,9 @@ import (
 	relockzk "github.com/go-relock/relock/zookeeper"
 )
 
-// onZooKeeper is an ensemble of three. A session is twice as long as a lease.
+// onZooKeeper is an ensemble of three. A session is twice as long as a lease. No server is killed:
+// one of ZooKeeper 3.8.0 that came back had 24 nodes where the others had 13 at the same zxid, see
+// docs/ZOOKEEPER.md.
 var onZooKeeper = setting{begin: startZooKeeper, ttl: 3 * time.Second, serves: []string{book}, mode: history.Mode{Drawn: true}}
 
 type zkWorld struct {
@@ -84,7 +86,6 @@ func (w *zkWorld) atServers(random *rand.Rand) []fault {
 			s.Resume()
 			seen()
 		}},
-		{"server killed", 1, func() { server().Restart() }},
 		{"leader without followers", 2, func() {
 			for _, s := range w.ensemble {
 				if s.Leads() {
