@@ -85,6 +85,8 @@ unix_socket_dir =
 auth_type = any
 pool_mode = transaction
 default_pool_size = 20
+max_client_conn = 1000
+server_login_retry = 1
 `, u.Port(), ports[0]), 0o644))
 	args := []string{"-q", config}
 	if os.Getuid() == 0 {
