@@ -29,7 +29,7 @@ MODULES = $(shell find . \( -path './.*' -o -path ./tools -o -name testdata -o -
 	-o -name go.mod ! -path ./go.mod -print | sed 's,/go\.mod$$,,' | sort)
 # Those that make test runs. interop/ needs Java and has make interop, kubernetes/ builds an API server and has make kubernetes.
 # The Go code of both is checked with the rest.
-TESTED = $(filter-out ./interop/% ./kubernetes,$(MODULES))
+TESTED = $(filter-out ./interop/% ./kubernetes ./soak,$(MODULES))
 
 # Not for the race detector: modernc.org/sqlite is C in the form of Go, and would be eight times slower;
 # go-zookeeper/zk 1.0.4 has a race of its own when it connects again (sendSetWatches reads lastZxid).
@@ -153,12 +153,15 @@ fuzz: ## Run every fuzz function for FUZZTIME
 
 soak: soak-faults soak-fake ## Both of the next two (test runs only the first one)
 
-# No limit of go test: it may be hours, and each wait in it has a limit of its own.
+# No limit of go test: it may be hours, and each wait in it has a limit of its own. The world of
+# ZooKeeper runs without the race detector.
+SOAKING = RELOCK_SOAK=$(SOAK) RELOCK_SEED=$(SEED)
 soak-faults: ## Lock at random among random faults in each world for SOAK, or in the world STORE, and check every history (SEED repeats the choices)
-	cd soak && RELOCK_SOAK=$(SOAK) RELOCK_SEED=$(SEED) $(GO) test -race $(NORACE) -count=1 -timeout 0 -v -run '^TestSoak$(if $(STORE),$$/^$(STORE)$$)' .
+	cd soak && $(SOAKING) $(GO) test -race -count=1 -timeout 0 -v $(if $(STORE),-run '^TestSoak$$/^$(STORE)$$' .,./...)
+	cd soak && $(SOAKING) $(GO) test -count=1 -timeout 0 -v -run '^TestSoak$$/^$(or $(STORE),zookeeper)$$' .
 
-soak-kept: ## soak-faults in worlds only, with the results kept in soak/results
-	cd soak && RELOCK_COMMIT=$$(git rev-parse --short HEAD) RELOCK_SOAK=$(SOAK) RELOCK_SEED=$(SEED) $(GO) test -race $(NORACE) -count=1 -timeout 0 -v -run '^TestSoak$$/^$(STORE)' .
+soak-kept: ## A soak of the world STORE with the result kept in soak/results, without the race detector
+	cd soak && RELOCK_COMMIT=$$(git rev-parse --short HEAD) $(SOAKING) $(GO) test -count=1 -timeout 0 -v -run '^TestSoak$$/^$(STORE)$$' .
 
 soak-table: ## Write the table of soak/results into docs/GUARANTEES.md
 	cd soak && $(GO) test -count=1 -run TestThePageHasTheResults . -update
