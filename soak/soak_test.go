@@ -119,7 +119,6 @@ var worlds = map[string]setting{
 	"sqlite":        onSQLite,
 	"etcd":          onEtcd,
 	"etcd-users":    onEtcdOfUsers,
-	"pgbouncer":     onPgBouncer,
 	"zookeeper":     onZooKeeper,
 	"quorum-3":      onThree,
 	"quorum-5":      onFive,

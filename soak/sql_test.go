@@ -1,16 +1,12 @@
 package soak
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"fmt"
 	"io"
 	"log"
 	"math/rand/v2"
-	"net/url"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -22,8 +18,6 @@ import (
 	_ "modernc.org/sqlite" // the driver sqlite
 
 	"github.com/go-relock/relock/internal/dbtest"
-	"github.com/go-relock/relock/internal/process"
-	"github.com/go-relock/relock/internal/redistest"
 	"github.com/go-relock/relock/soak/history"
 	relocksql "github.com/go-relock/relock/sql"
 	"github.com/go-relock/relock/sql/pglisten"
@@ -31,10 +25,9 @@ import (
 
 // The worlds of SQL databases.
 var (
-	onPostgres  = setting{begin: startPostgres, ttl: 2 * time.Second, serves: sqlKinds}
-	onPgBouncer = setting{begin: startPgBouncer, ttl: 2 * time.Second, serves: sqlKinds} // in transaction mode
-	onMariaDB   = setting{begin: startMariaDB, ttl: 2 * time.Second, serves: sqlKinds}
-	onSQLite    = setting{begin: startSQLite, ttl: 2 * time.Second, serves: sqlKinds}
+	onPostgres = setting{begin: startPostgres, ttl: 2 * time.Second, serves: sqlKinds}
+	onMariaDB  = setting{begin: startMariaDB, ttl: 2 * time.Second, serves: sqlKinds}
+	onSQLite   = setting{begin: startSQLite, ttl: 2 * time.Second, serves: sqlKinds}
 )
 
 var sqlKinds = []string{book, pool}
@@ -44,8 +37,7 @@ type database struct {
 	network
 	dialect relocksql.Dialect
 	driver  string
-	source  string         // past the proxies, and the pooler
-	pooled  string         // through the pooler; empty: there is none
+	source  string         // past the proxies
 	server  *dbtest.Server // nil: none
 	hang    string         // the statement that ends all other connections to the database
 	plain   *sql.DB        // past the proxies
@@ -58,46 +50,6 @@ const endOthers = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE 
 func startPostgres(s *soak) world {
 	server, url := dbtest.StartPostgres(s.t)
 	w := &database{dialect: relocksql.Postgres, driver: "pgx", server: server, source: url, hang: endOthers}
-	return w.start(s)
-}
-
-// startPgBouncer starts a pooler in front of a server. The proxies are in front of the pooler.
-func startPgBouncer(s *soak) world {
-	program, err := exec.LookPath("pgbouncer")
-	if err != nil {
-		program = "/usr/sbin/pgbouncer"
-	}
-	if _, err := os.Stat(program); err != nil {
-		redistest.NotTested(s.t, "there is no pgbouncer: %v; install it (apt-get install pgbouncer)", err)
-	}
-	server, source := dbtest.StartPostgres(s.t)
-	u, err := url.Parse(source)
-	require.NoError(s.t, err)
-	ports, err := process.FreePorts(1)
-	require.NoError(s.t, err)
-	config := filepath.Join(s.t.TempDir(), "pgbouncer.ini")
-	require.NoError(s.t, os.WriteFile(config, fmt.Appendf(nil, `[databases]
-* = host=127.0.0.1 port=%s user=postgres
-[pgbouncer]
-listen_addr = 127.0.0.1
-listen_port = %d
-unix_socket_dir =
-auth_type = any
-pool_mode = transaction
-default_pool_size = 20
-max_client_conn = 1000
-server_login_retry = 1
-`, u.Port(), ports[0]), 0o644))
-	args := []string{"-q", config}
-	if os.Getuid() == 0 {
-		require.NoError(s.t, os.Chmod(filepath.Dir(config), 0o755))
-		args = append([]string{"-u", "postgres"}, args...)
-	}
-	pooler, err := process.Start(exec.CommandContext(context.Background(), program, args...))
-	require.NoError(s.t, err)
-	s.t.Cleanup(func() { require.NoError(s.t, pooler.Kill()) })
-	w := &database{dialect: relocksql.Postgres, driver: "pgx", server: server, source: source, hang: endOthers}
-	w.pooled = address.ReplaceAllString(source, "127.0.0.1:"+strconv.Itoa(ports[0])) + "&default_query_exec_mode=exec"
 	return w.start(s)
 }
 
@@ -127,7 +79,7 @@ var address = regexp.MustCompile(`127\.0\.0\.1:\d+`)
 func (w *database) start(s *soak) world {
 	w.soak, w.pools = s, []int{1, 2, 10}
 	if w.server != nil {
-		w.servers = address.FindAllString(cmp.Or(w.pooled, w.source), 1)
+		w.servers = address.FindAllString(w.source, 1)
 	}
 	w.plain = w.connect(w.source, 2)
 	s.t.Cleanup(func() { _ = w.plain.Close() })
@@ -146,14 +98,14 @@ func (w *database) connect(source string, connections int) *sql.DB {
 
 func (w *database) join(time.Duration) *peer {
 	w.t.Helper()
-	y, source := w.cable(), cmp.Or(w.pooled, w.source)
+	y, source := w.cable(), w.source
 	if w.server != nil {
 		source = address.ReplaceAllString(source, y.addresses()[0])
 	}
 	random := w.another()
 	db := w.connect(source, w.pools[random.IntN(len(w.pools))])
 	var options []relocksql.Option
-	if w.dialect == relocksql.Postgres && w.pooled == "" && random.IntN(2) == 0 {
+	if w.dialect == relocksql.Postgres && random.IntN(2) == 0 {
 		options = append(options, relocksql.WithListener(pglisten.New(source)))
 	}
 	over, err := relocksql.New(db, w.dialect, options...)
