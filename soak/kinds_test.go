@@ -144,7 +144,7 @@ func (s *soak) watchKinds(random *rand.Rand) {
 		names := slices.Concat(s.serves, parts)
 		seen := history.Seen{Lock: names[random.IntN(len(names))], Call: s.log.Now()}
 		holders, err := s.holders(seen.Lock)
-		if err == nil && !s.isStale(seen.Call) { // the server may be gone
+		if err == nil { // the server may be gone
 			seen.Return, seen.Holders = s.log.Now(), holders
 			s.kinds.mu.Lock()
 			s.kinds.Seen = append(s.kinds.Seen, seen)

@@ -235,7 +235,6 @@ type soak struct {
 	ending sync.WaitGroup  // peers
 
 	joined  atomic.Int64 // peers so far
-	blind   atomic.Int64 // the time, by the recorder, until which the store may name an owner of before
 	mu      sync.Mutex
 	peers   []*peer
 	retired []*peer

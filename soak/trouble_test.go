@@ -17,7 +17,7 @@ func (s *soak) watch(random *rand.Rand, id int) {
 		op := history.Op{Kind: history.State, Lock: locks[random.IntN(len(locks))], Client: id, Late: s.settles(), Call: s.log.Now()}
 		state, err := s.admin.NewLock(op.Lock).State(context.Background())
 		op.Return = s.log.Now()
-		if err == nil && !s.isStale(op.Call) { // the server may be gone
+		if err == nil { // the server may be gone
 			op.Owner, op.Count, op.Token = state.Holder.String(), state.Count, state.Token
 			if s.mode.Drawn { // the token of a hold that has waited is larger than in State
 				op.Token = 0
@@ -27,9 +27,6 @@ func (s *soak) watch(random *rand.Rand, id int) {
 		s.pause(upTo(random, 8*time.Millisecond))
 	}
 }
-
-// isStale says whether an answer to a question of this time may be of before.
-func (s *soak) isStale(asked time.Duration) bool { return int64(asked) <= s.blind.Load() }
 
 // settles is how long Redis may count wrong after a call that has changed the count. The next
 // renewal corrects the count, and a hold that nothing renews ends within one TTL. A late command may

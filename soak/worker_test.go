@@ -258,7 +258,7 @@ func (w *worker) failed(op history.Op, err error, mayFail, waited bool) {
 		}
 	case errors.As(err, &locked):
 		op.Outcome = history.Refused
-		if !waited && !w.isStale(op.Call) { // a wait says of the owner only that it had the lock at some time
+		if !waited { // a wait says of the owner only that it had the lock at some time
 			op.Owner = locked.Holder.String()
 		}
 	case mayFail, w.stoodStill(err), errors.Is(err, relock.ErrClosed), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):

@@ -2,7 +2,6 @@ package soak
 
 import (
 	"errors"
-	"math"
 	"math/rand/v2"
 	"path"
 	"strings"
@@ -16,8 +15,8 @@ import (
 	relockzk "github.com/go-relock/relock/zookeeper"
 )
 
-// onZooKeeper is an ensemble of three. A session is twice as long as a lease. No server is killed:
-// one of ZooKeeper 3.8.0 that came back had 24 nodes where the others had 13 at the same zxid, see
+// onZooKeeper is an ensemble of three. A session is twice as long as a lease. The leader stays: a
+// member of ZooKeeper 3.8.0 that follows a new leader may lose what was committed, see
 // docs/ZOOKEEPER.md.
 var onZooKeeper = setting{begin: startZooKeeper, ttl: 3 * time.Second, serves: []string{book}, mode: history.Mode{Drawn: true}}
 
@@ -76,26 +75,12 @@ func (w *zkWorld) troubles() []troubles {
 }
 
 func (w *zkWorld) atServers(random *rand.Rand) []fault {
-	server := func() *zktest.Server { return w.ensemble[random.IntN(len(w.ensemble))] }
 	return append(w.anywhere(random), []fault{
-		{"server stopped", 3, func() {
-			s := server()
-			seen := w.deposes(s)
-			s.Pause()
-			w.pause(upTo(random, 2*w.ttl))
-			s.Resume()
-			seen()
-		}},
-		{"leader without followers", 2, func() {
-			for _, s := range w.ensemble {
-				if s.Leads() {
-					seen := w.deposes(s)
-					s.CutFollowers()
-					w.pause(upTo(random, 2*w.ttl))
-					s.Reconnect()
-					seen()
-					return
-				}
+		{"follower stopped", 3, func() {
+			if s := w.ensemble[random.IntN(len(w.ensemble))]; !s.Leads() {
+				s.Pause()
+				w.pause(upTo(random, 2*w.ttl))
+				s.Resume()
 			}
 		}},
 		{"nodes deleted", 1, func() {
@@ -103,19 +88,6 @@ func (w *zkWorld) atServers(random *rand.Rand) []fault {
 			w.gone(history.Op{Kind: history.Wipe}, []string{name}, func() error { return w.wipe(name) })
 		}},
 	}...)
-}
-
-// deposes notes the begin of a fault that another leader may follow. A leader that does not know of
-// that yet answers what it knows, until syncLimit is over.
-func (w *zkWorld) deposes(s *zktest.Server) (over func()) {
-	if !s.Leads() {
-		return func() {}
-	}
-	w.blind.Store(math.MaxInt64)
-	return func() {
-		<-time.After(syncLimit * 200 * time.Millisecond)
-		w.blind.Store(int64(w.log.Now()))
-	}
 }
 
 // wipe deletes the nodes of the holds of a lock, and of its waiters, in one transaction.
