@@ -70,8 +70,8 @@ func (u *unit) isOutside(s *section, call *ast.CallExpr) bool {
 		return false
 	}
 	fn := u.callee(made)
-	return isPackage(fn, "context") && (fn.Name() == "Background" || fn.Name() == "TODO") ||
-		isPackage(fn, "net/http") && fn.Name() == "Context"
+	isOfProgram := isPackage(fn, "context") && len(made.Args) == 0 // Background, as all other functions take a context
+	return isOfProgram || isPackage(fn, "net/http") && fn.Name() == "Context"
 }
 
 // isReader says whether a call is for reading. Readers do not wait for each other.

@@ -123,8 +123,8 @@ type place struct {
 }
 
 // from returns the end of a path that does not give the section up: a return, or the statement of
-// the call itself, or the node that is looked for; nil: there is none. Where the walk does not understand what becomes of the
-// error, it goes no further.
+// the call itself, or the node that is looked for; nil: there is none. Where the walk does not
+// understand what becomes of the error, it goes no further.
 func (w *walk) from(b *cfg.Block, i int, now state) ast.Node {
 	for ; i < len(b.Nodes); i++ {
 		n := b.Nodes[i]
