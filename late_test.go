@@ -445,3 +445,34 @@ func TestACommandMayFailAnywhereInAStory(t *testing.T) {
 		})
 	}
 }
+
+// The process stands still for two leases at each look at the caller's context in turn, the last of
+// which are behind the grant.
+func TestACallThatWaitsOutlastsAStandstill(t *testing.T) {
+	for name, lock := range map[string]func(*relock.Client) relock.Locker{
+		"one":     func(c *relock.Client) relock.Locker { return c.NewLock("a") },
+		"reader":  func(c *relock.Client) relock.Locker { return c.NewRWLock("a").RLocker() },
+		"several": func(c *relock.Client) relock.Locker { return c.NewLocks([]string{"a", "b"}) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			looks := int64(0)
+			for at, stood := int64(1), true; stood; at++ {
+				stood = false
+				stage.Fake(t, func(t *testing.T, w *stage.World) {
+					l := lock(w.NewClient().Client)
+					ctx := &slowValue{Context: t.Context(), slow: func(n int64) {
+						if looks = n; n == at {
+							stood = true
+							<-time.After(2 * relock.DefaultTTL)
+						}
+					}}
+					section, err := l.Lock(ctx)
+					require.NoError(t, err, "look %d", at)
+					require.NoError(t, l.Unlock(section))
+					stage.Pass(time.Second)
+				})
+			}
+			require.Greater(t, looks, int64(1))
+		})
+	}
+}

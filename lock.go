@@ -303,19 +303,25 @@ func (a *acquiring) takeTurn(ctx context.Context, h *hold) (store.Lease, error) 
 	return a.sendAsk(ctx, h, h.lease.Ask)
 }
 
-// enter begins a hold with the answer of the store.
+// enter begins a hold with the answer of the store. If the process stands still until the lease is
+// over, a call that waits gets a whole lease again.
 func (a *acquiring) enter(ctx context.Context, h *hold, lease store.Lease, err error) error {
-	if err == nil && !h.isEnough(lease) {
-		lease, err = a.whole(ctx, h, lease)
-	}
-	if err == nil && ctx.Err() != nil { // the lock came too late: give the lock back
-		err = store.Unsure(lifetime.Ended(ctx))
-	}
-	if err == nil {
-		err = a.begin(h, lease)
-	}
-	if err == nil {
-		return nil
+	for err == nil {
+		if !h.isEnough(lease) {
+			lease, err = a.whole(ctx, h, lease)
+		}
+		if err == nil && ctx.Err() != nil { // the lock came too late: give the lock back
+			err = store.Unsure(lifetime.Ended(ctx))
+		}
+		if err != nil {
+			break
+		}
+		if err = a.begin(h, lease); err == nil {
+			return nil
+		}
+		if a.wait != 0 && errors.Is(err, errOver) {
+			err = nil
+		}
 	}
 	a.abandon(errors.Is(err, store.ErrUnsure))
 	return a.failed(ctx, err)
@@ -383,6 +389,8 @@ func (a *acquiring) whole(ctx context.Context, h *hold, late store.Lease) (store
 	}
 }
 
+var errOver = errors.New("was over before it began")
+
 // begin enters a new hold, and gives its lease to the watchdog.
 func (a *acquiring) begin(h *hold, lease store.Lease) error {
 	c := a.lock.client
@@ -396,7 +404,7 @@ func (a *acquiring) begin(h *hold, lease store.Lease) error {
 		if closed {
 			return store.Unsure(ErrClosed)
 		}
-		return store.Unsure(fmt.Errorf("the lease of %s was over before it began", h.ttl))
+		return store.Unsure(fmt.Errorf("the lease of %s %w", h.ttl, errOver))
 	}
 	defer t.mu.Unlock()
 	h.lease, h.token, h.since, h.state = lease, lease.Token, now, held

@@ -240,7 +240,7 @@ func (v *visitor) failed(what string, err error, mayFail bool) {
 	case errors.Is(err, relock.ErrLocked):
 		outcome = ": refused"
 	case errors.Is(err, relock.ErrLockLost): // of the section around
-	case mayFail, v.stoodStill(err), errors.Is(err, relock.ErrClosed), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case mayFail, errors.Is(err, relock.ErrClosed), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 	default:
 		v.wrong.add("%s: %v", what, err)
 	}

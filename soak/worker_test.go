@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"strings"
 	"sync"
 	"time"
 
@@ -240,12 +239,6 @@ func (w *worker) returned(op *history.Op, limit time.Duration, err error) {
 	}
 }
 
-// stoodStill says whether a call has failed as this process stood still for most of a lease between
-// the answer and its use. Fake time does not.
-func (s *soak) stoodStill(err error) bool {
-	return !s.fake && strings.Contains(err.Error(), "was over before it began")
-}
-
 // failed records a call that did not enter.
 func (w *worker) failed(op history.Op, err error, mayFail, waited bool) {
 	var lost *relock.LostError
@@ -261,7 +254,7 @@ func (w *worker) failed(op history.Op, err error, mayFail, waited bool) {
 		if !waited { // a wait says of the owner only that it had the lock at some time
 			op.Owner = locked.Holder.String()
 		}
-	case mayFail, w.stoodStill(err), errors.Is(err, relock.ErrClosed), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case mayFail, errors.Is(err, relock.ErrClosed), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 	default:
 		w.wrong.add("Lock: %v", err)
 	}
