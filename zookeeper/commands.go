@@ -143,11 +143,14 @@ func (s *Store) Token(ctx context.Context, l store.Lease) (token int64, err erro
 		if err != nil {
 			return err
 		}
-		if l.Limit != store.Unlimited && l.Token != 0 {
-			token = l.Token
-			return nil
+		if l.Kind == store.ReadWrite && (l.Limit == store.Unlimited || l.Token == 0) {
+			token, err = x.draw(ctx, x.store.path(l.Ask), node)
+		} else {
+			var stat *zk.Stat
+			if stat, err = x.stat(ctx, node); err == nil {
+				token = max(stat.Czxid, l.Token)
+			}
 		}
-		token, err = x.draw(ctx, x.store.path(l.Ask), node)
 		if errors.Is(err, zk.ErrNoNode) {
 			return store.ErrGone
 		}
