@@ -253,28 +253,26 @@ func (k *link) Wait(ctx context.Context, ask store.Ask, progress func(store.Prog
 		return store.Lease{}, ended(ctx)
 	}
 	waiting, cancel := context.WithCancel(context.Background())
-	said, got := make(chan store.Progress, 100), make(chan store.Lease, 1)
+	said, got := make(chan store.Progress, 100), make(chan answer[store.Lease], 1)
 	go func() {
-		defer close(got)
-		l, err := k.Store.Wait(waiting, ask, func(p store.Progress) {
+		var a answer[store.Lease]
+		a.value, a.err = k.Store.Wait(waiting, ask, func(p store.Progress) {
 			select {
 			case said <- p:
 			default:
 			}
 		})
-		if err == nil {
-			got <- l
-		}
+		got <- a
 	}()
 	for {
 		select {
 		case p := <-said:
 			progress(p)
-		case l := <-got:
+		case a := <-got:
 			cancel()
 			f, delay := k.fate()
 			if sleep(ctx, down) && (f == fine || sleep(ctx, delay)) {
-				return l, nil
+				return a.value, a.err
 			}
 			return store.Lease{}, store.Unsure(ended(ctx))
 		case <-ctx.Done():
@@ -283,7 +281,7 @@ func (k *link) Wait(ctx context.Context, ask store.Ask, progress func(store.Prog
 				return store.Lease{}, store.Unsure(ended(ctx))
 			}
 			cancel()
-			if _, granted := <-got; granted {
+			if a := <-got; a.err == nil {
 				return store.Lease{}, store.Unsure(ended(ctx))
 			}
 			return store.Lease{}, ended(ctx)
