@@ -122,7 +122,7 @@ func TestAWaitThatEndsWithItsContextSaysWhy(t *testing.T) {
 		full.SetMaxOpenConns(1)
 		conn, err := full.Conn(d.Context())
 		require.NoError(d, err)
-		endsWith(d, full, d.dialect, "1 of at most 1 are in use")
+		endsWith(d, full, d.dialect, "1 of at most 1 in use")
 		require.NoError(d, conn.Close())
 		if d.dialect == relocksql.Postgres {
 			endsWith(d, d.open(d, d.source+"&default_transaction_read_only=on"), d.dialect, "read-only")

@@ -109,7 +109,7 @@ func (s *Store) attempt(ctx context.Context, c command, attempt func(ctx context
 	defer cancel()
 	err = attempt(bound)
 	if !isAnswer(err) && bound.Err() != nil && ctx.Err() == nil {
-		err = fmt.Errorf("no answer in %s: %w", c.limit, err)
+		err = fmt.Errorf("no answer in %s: %w", c.limit.Round(time.Millisecond), err)
 	}
 	return err
 }
@@ -159,8 +159,11 @@ func (s *Store) alone(ctx context.Context, statement func(conn *sql.Conn) (done 
 func (s *Store) conn(ctx context.Context) (*sql.Conn, error) {
 	conn, err := s.db.Conn(ctx)
 	if err != nil && ctx.Err() != nil {
-		stats := s.db.Stats()
-		err = fmt.Errorf("get a connection (%d of at most %d are in use): %w", stats.InUse, stats.MaxOpenConnections, err)
+		stats, most := s.db.Stats(), ""
+		if stats.MaxOpenConnections > 0 {
+			most = fmt.Sprintf(" of at most %d", stats.MaxOpenConnections)
+		}
+		err = fmt.Errorf("get a connection (%d%s in use): %w", stats.InUse, most, err)
 	}
 	return conn, err
 }
