@@ -14,10 +14,11 @@ import (
 
 // A server that has just answered within quickAnswer is expected to do so again, so the next attempt
 // of a call is a quick one. A quick attempt waits for a connection until the end of a moment, which
-// it shares with others, and needs no timer and no watch of its context. If rdb keeps deadlines, a
-// quick attempt whose context can end is sent by its caller, and waits for its answer for quickLimit.
-// An attempt that is over without an answer is repeated at once, and not as a quick one. So nobody
-// notices the end of a context later than 2 * quickLimit.
+// it shares with others, and needs no timer and no watch of its context. If its context can end, it
+// waits for the answer until then, too. If rdb keeps deadlines, such an attempt is sent by its
+// caller, and waits for its answer for quickLimit. An attempt that is over without an answer is
+// repeated at once, and not as a quick one. So nobody notices the end of a context later than
+// 2 * quickLimit.
 
 const (
 	quickLimit  = 25 * time.Millisecond
@@ -28,14 +29,7 @@ const (
 type quick struct {
 	is            atomic.Bool // the last answer to a call that was sent alone came within quickAnswer
 	keepsDeadline bool        // rdb stops waiting for an answer at the deadline of a context
-	moment        atomic.Pointer[moment]
-}
-
-// moment is the end of the quick attempts that begin within quickLimit: it is over quickLimit later.
-type moment struct {
-	last  time.Time // for the begin of an attempt
-	over  chan struct{}
-	timer *time.Timer // closes over
+	moments       lifetime.Moments
 }
 
 // keepsDeadline reports whether rdb stops waiting for an answer at the deadline of a context.
@@ -44,30 +38,12 @@ func keepsDeadline(rdb redis.UniversalClient) bool {
 	return is && plain.Options().ContextTimeoutEnabled
 }
 
-// at returns the moment of an attempt that begins now.
-func (q *quick) at(now time.Time) *moment {
-	m := q.moment.Load()
-	if m == nil || now.After(m.last) {
-		m = &moment{last: now.Add(quickLimit), over: make(chan struct{})}
-		m.timer = time.AfterFunc(2*quickLimit, func() { close(m.over) })
-		q.moment.Store(m)
-	}
-	return m
-}
-
-// end ends the moment now, so that no timer is left.
-func (q *quick) end() {
-	if m := q.moment.Swap(nil); m != nil && m.timer.Stop() {
-		close(m.over)
-	}
-}
-
 // brief is the context of a quick attempt for go-redis: it has the values of the call's context, and
 // ends with its moment.
 type brief struct {
 	context.Context
-	moment   *moment
-	deadline time.Time // zero: that of the call
+	moment   context.Context // nil: this is no quick attempt
+	deadline time.Time       // zero: that of the call
 }
 
 func (b *brief) Deadline() (time.Time, bool) {
@@ -77,16 +53,8 @@ func (b *brief) Deadline() (time.Time, bool) {
 	return b.deadline, true
 }
 
-func (b *brief) Done() <-chan struct{} { return b.moment.over }
-
-func (b *brief) Err() error {
-	select {
-	case <-b.moment.over:
-		return context.DeadlineExceeded
-	default:
-		return nil
-	}
-}
+func (b *brief) Done() <-chan struct{} { return b.moment.Done() }
+func (b *brief) Err() error            { return b.moment.Err() }
 
 // contextOf returns the context for go-redis of a flight alone. For a quick attempt it is one that
 // nobody has to make.
@@ -95,14 +63,17 @@ func (w *Wire) contextOf(l *lone, p *progress) context.Context {
 	if p.late || !w.quick.is.Load() || !lifetime.IsUnmade(ctx) {
 		return ctx
 	}
-	l.brief = brief{Context: ctx, moment: w.quick.at(l.flight.since)}
+	l.brief = brief{Context: ctx, moment: w.quick.moments.At(l.flight.since)}
 	return &l.brief
 }
 
-// isInTime reports whether a call may be given up after quickLimit: a repeat does no harm, and the
-// call has more time.
+// mayRunTwice reports whether a repeat of a call does no harm.
+func (c *Call) mayRunTwice() bool { return !c.NoRepeat && c.Acks.Wanted() == 0 }
+
+// isInTime reports whether the caller sends, and gives the call up after quickLimit: a repeat does no
+// harm, and the call has more time.
 func (w *Wire) isInTime(ctx context.Context, c *Call, p *progress) bool {
-	if p.late || !w.quick.is.Load() || !w.quick.keepsDeadline || c.NoRepeat || c.Acks.Wanted() > 0 {
+	if p.late || !w.quick.is.Load() || !w.quick.keepsDeadline || !c.mayRunTwice() {
 		return false
 	}
 	deadline, ends := ctx.Deadline()
@@ -113,7 +84,7 @@ func (w *Wire) isInTime(ctx context.Context, c *Call, p *progress) bool {
 // the flight up after quickLimit.
 func (w *Wire) sendInTime(l *lone) outcome {
 	defer w.batcher.leave() // also if a hook of go-redis ends the goroutine
-	l.brief = brief{Context: l.flight.ctx, moment: w.quick.at(l.flight.since), deadline: l.flight.since.Add(quickLimit)}
+	l.brief = brief{Context: l.flight.ctx, moment: w.quick.moments.At(l.flight.since), deadline: l.flight.since.Add(quickLimit)}
 	w.exchange(&l.brief, l.alone())
 	o := l.call.outcome(0)
 	if judge(o.err) == unknown && isTimeout(o.err) {

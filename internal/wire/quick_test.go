@@ -14,48 +14,56 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 )
 
-// newQuickRig makes a rig whose server has answered at once, and a context that can end. go-redis
-// keeps deadlines.
+func keepDeadlines(o *redis.Options) { o.ContextTimeoutEnabled = true }
+
+// newQuickRig makes a rig whose server has answered at once, and a context that can end.
 func newQuickRig(t *testing.T, mod ...func(*redis.Options)) (*rig, context.Context) {
 	t.Helper()
-	r := newRig(t, append(mod, func(o *redis.Options) { o.ContextTimeoutEnabled = true })...)
-	ctx, cancel := context.WithCancel(t.Context())
+	r := newRig(t, mod...)
+	life, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
-	redistest.Eventually(t, ample, func() bool { r.do(ctx, r.call("0")); return r.wire.quick.is.Load() }, "an answer within %s", quickAnswer)
+	redistest.Eventually(t, ample, func() bool { r.do(t.Context(), r.call("0")); return r.wire.quick.is.Load() }, "an answer within %s", quickAnswer)
 	r.faults.Reset()
+	ctx := lifetime.EndingWith(t.Context(), life)
+	t.Cleanup(ctx.Stop)
 	return r, ctx
 }
 
 func TestAStallCostsAQuickAttemptOneRepeatThatIsNoTry(t *testing.T) {
 	for name, action := range map[string]redistest.Action{"before Redis": redistest.Stall(), "behind Redis": redistest.DropReply(redistest.Silence)} {
-		t.Run(name, func(t *testing.T) {
-			r, ctx := newQuickRig(t)
-			c := r.tries(1)
-			c.Repeat = func(elapsed time.Duration) []any {
-				require.GreaterOrEqual(t, elapsed, quickLimit)
-				return []any{"later"}
-			}
-			stalled := r.faults.Once(scripts, action)
-			begun := time.Now()
-			a, err := r.wire.Do(ctx, c)
-			require.NoError(t, err, "a quick attempt is no try")
-			require.Equal(t, 1, stalled.Hits())
-			require.GreaterOrEqual(t, time.Since(begun), quickLimit)
-			require.True(t, a.Unsure)
-			require.GreaterOrEqual(t, a.Sent.Sub(a.First), quickLimit, "the lease counts from the first send")
-			require.Equal(t, "later", r.value(0))
-			require.Zero(t, r.retries())
-		})
+		for who, options := range map[string]func(*redis.Options){"by a goroutine": func(*redis.Options) {}, "by the caller": keepDeadlines} {
+			t.Run(name+", sent "+who, func(t *testing.T) {
+				r, ctx := newQuickRig(t, options)
+				c := r.tries(1)
+				c.Repeat = func(elapsed time.Duration) []any {
+					require.GreaterOrEqual(t, elapsed, quickLimit)
+					return []any{"later"}
+				}
+				stalled := r.faults.Once(scripts, action)
+				begun := time.Now()
+				a, err := r.wire.Do(ctx, c)
+				require.NoError(t, err, "a quick attempt is no try")
+				require.Equal(t, 1, stalled.Hits())
+				require.GreaterOrEqual(t, time.Since(begun), quickLimit)
+				require.Less(t, time.Since(begun), time.Second, "and not the time of go-redis")
+				require.True(t, a.Unsure)
+				require.GreaterOrEqual(t, a.Sent.Sub(a.First), quickLimit, "the lease counts from the first send")
+				require.Equal(t, "later", r.value(0))
+				require.Zero(t, r.retries())
+			})
+		}
 	}
 }
 
 func TestTheEndOfAQuickCallIsNoticedSoon(t *testing.T) {
-	r, ctx := newQuickRig(t)
-	ctx, cancel := context.WithCancel(ctx)
+	r, ctx := newQuickRig(t, keepDeadlines)
+	life, cancel := context.WithCancel(ctx)
+	ending := lifetime.EndingWith(t.Context(), life)
+	defer ending.Stop()
 	stalled := r.faults.On(scripts, redistest.Stall())
 	go func() { stalled.WaitHits(t, 1); cancel() }()
 	begun := time.Now()
-	a, err := r.wire.Do(ctx, r.call("x"))
+	a, err := r.wire.Do(ending, r.call("x"))
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorIs(t, err, ErrGivenUp)
 	require.True(t, a.Unsure)
@@ -85,7 +93,7 @@ func TestWhatMayNotBeRepeatedIsNotGivenUp(t *testing.T) {
 }
 
 func TestNoAttemptAtASlowServerIsQuick(t *testing.T) {
-	r, ctx := newQuickRig(t)
+	r, ctx := newQuickRig(t, keepDeadlines)
 	r.faults.Delay(quickLimit + quickAnswer)
 	r.do(ctx, r.call("x"))
 	require.False(t, r.wire.isInTime(ctx, r.call("x"), &progress{}))
@@ -154,9 +162,7 @@ func TestACallEndsInTimeThoughAQuickAttemptHasNoConnection(t *testing.T) {
 func TestNoTimerIsLeftAfterWait(t *testing.T) {
 	r, ctx := newQuickRig(t)
 	r.do(ctx, r.call("x"))
-	m := r.wire.quick.moment.Load()
+	moment := r.wire.quick.moments.At(time.Now())
 	r.wire.Wait()
-	require.False(t, m.timer.Stop())
-	<-m.over
-	require.Nil(t, r.wire.quick.moment.Load())
+	require.ErrorIs(t, moment.Err(), context.Canceled)
 }

@@ -61,6 +61,7 @@ func New(rdb redis.UniversalClient, o Options) (*Wire, error) {
 	// ClusterSlots is set for servers that are no cluster: masters and replicas of Sentinel.
 	w.sharded.Store(w.cluster != nil && w.cluster.Options().ClusterSlots == nil)
 	w.quick.keepsDeadline = keepsDeadline(rdb)
+	w.quick.moments.Length, w.quick.moments.Shared = quickLimit, quickLimit
 	w.batcher.sendAsync, w.batcher.limit = w.sendAsync, sendsOf(rdb)
 	w.rooms.limit = w.batcher.limit
 	return w, nil
@@ -73,7 +74,7 @@ func (w *Wire) ReadTimeout() time.Duration { return w.readTimeout }
 func (w *Wire) Wait() {
 	w.group.Close()
 	w.group.Wait()
-	w.quick.end()
+	w.quick.moments.End()
 }
 
 // Call is a script for one lock. A Call and its slices must not change after Do, which may return
@@ -269,7 +270,7 @@ func (w *Wire) attempt(ctx context.Context, c *Call, args []any, p *progress) (o
 	}
 	switch {
 	case own == nil && batched: // f is in the queue
-		o = w.await(ctx, f)
+		o = w.await(ctx, f, nil)
 	case own == nil:
 		o.err = f.ctx.Err()
 	case direct:
@@ -280,7 +281,11 @@ func (w *Wire) attempt(ctx context.Context, c *Call, args []any, p *progress) (o
 		f.done = make(chan struct{})
 		w.group.Add()
 		go w.sendBehind(w.contextOf(l, p), l, own)
-		o = w.await(ctx, f)
+		var moment <-chan struct{}
+		if l.brief.moment != nil && c.mayRunTwice() {
+			moment = l.brief.Done()
+		}
+		o = w.await(ctx, f, moment)
 	}
 	if batched && own != nil {
 		w.noteSpeed(l, &o)
@@ -328,8 +333,8 @@ func (w *Wire) isDirect(ctx context.Context, c *Call) bool {
 	return (c.Patience <= 0 || c.Patience >= w.readTimeout) && !lifetime.Within(ctx, w.readTimeout)
 }
 
-// await returns the outcome of a flight, or the end of its context. ctx is the caller's.
-func (w *Wire) await(ctx context.Context, f *flight) outcome {
+// await returns the outcome of a flight, or the end of its context or moment. ctx is the caller's.
+func (w *Wire) await(ctx context.Context, f *flight, moment <-chan struct{}) outcome {
 	ends := lifetime.Ends(f.ctx)
 	select {
 	case <-f.done:
@@ -337,6 +342,8 @@ func (w *Wire) await(ctx context.Context, f *flight) outcome {
 	case <-ends[0]:
 	case <-ends[1]:
 	case <-ends[2]:
+	case <-moment:
+		return outcome{err: givenUp(time.Since(f.since), false)}
 	}
 	if w.batcher.forget(f) {
 		return outcome{err: f.ctx.Err()}
