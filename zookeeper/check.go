@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/go-relock/relock/internal/probe"
@@ -22,7 +23,10 @@ func (s *Store) CheckServer(ctx context.Context, a store.Ask) error {
 	defer cancel()
 	return s.once(ctx, func(x *session) error {
 		if err := x.sync(ctx); err != nil {
-			return err
+			if ctx.Err() != nil {
+				err = store.Unavailable(err)
+			}
+			return fmt.Errorf("get an answer from %s: %w", strings.Join(s.servers, ","), err)
 		}
 		if err := x.fits(a.Kept(a.TTL)); err != nil {
 			return err

@@ -49,7 +49,8 @@ func Patiently(ctx context.Context, c Call, attempt func() error) error {
 // a pause that takes a second, and pause is called. An attempt that ctx ends matches ctx.Err.
 //
 // The error matches [store.ErrUnsure] if an attempt may have run without an answer. If ctx ends the
-// call, the error has the last error of an attempt beside the end of ctx.
+// call, the error has the last error of an attempt beside the end of ctx; or matches
+// [store.ErrUnavailable] if there was none in a second.
 func Repeat(ctx context.Context, c Call, pause func(done <-chan struct{}) bool, attempt func() error) error {
 	if ctx.Err() != nil {
 		return lifetime.Ended(ctx)
@@ -68,8 +69,11 @@ func Repeat(ctx context.Context, c Call, pause func(done <-chan struct{}) bool, 
 		timed(n-1, func() { err = attempt() })
 		unsure = unsure || errors.Is(err, store.ErrUnsure)
 		cut := err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err())
-		if !cut {
+		switch waited := time.Since(since).Round(time.Millisecond); {
+		case !cut:
 			last = err
+		case last == nil && waited >= slow:
+			last = store.Unavailable(fmt.Errorf("no answer for %s", waited))
 		}
 		silent := errors.Is(err, store.ErrUnavailable)
 		if silent && ctx.Err() == nil && c.Report != nil {
