@@ -74,6 +74,8 @@ func (a *acquiring) judge(ctx context.Context, err error) (Outcome, error) {
 		return OutcomeError, a.opError(because(cmp.Or(cause, err), err))
 	case cause == errWaitOver: //nolint:errorlint // as above
 		return a.interrupted(because(cause, err))
+	case goesOn && cause == errSilent: //nolint:errorlint // as above
+		return OutcomeError, a.opError(silent(err))
 	case !goesOn:
 		if end := context.Cause(a.ctx); !errors.Is(err, end) { // a store need not know the cause
 			err = fmt.Errorf("%w: %w", err, end)

@@ -334,7 +334,7 @@ func (j *joint) atOnce(wait time.Duration) (inner context.Context, done bool, er
 			abandonAll(calls)
 		}
 	}()
-	ctx, end := c.boundCall(j.Context, j.Context, wait)
+	ctx, end := c.boundAsk(j.Context, j.Context, wait, store.Acks{})
 	defer end.Stop()
 	start := time.Now()
 	leases, err := several.TryAll(ctx, asks)

@@ -42,6 +42,7 @@ type Client struct {
 	numbers  atomic.Int64 // of holders and holds
 	quiet    atomic.Int64 // no warning before of a command that is sent again, see reporter
 	hinted   atomic.Int64 // the same, of a call that waits for a hold of the client
+	answers  lifetime.Moments
 	table    table
 }
 
@@ -86,6 +87,7 @@ func newClient(s settings) (*Client, error) {
 		onDrop = func(n int) { dropped(Dropped{Events: n}) }
 	}
 	c.events = events.New(s.logger, onDrop)
+	c.answers.Length, c.answers.Shared, c.answers.Cause = answerLimit, answerLimit/20, errSilent
 	c.watchdog = &watchdog{client: c, wake: make(chan struct{}, 1), armed: timers.Never, watchAt: timers.Never}
 	c.cleanup = &cleanup{client: c, wake: make(chan struct{}, 1)}
 	return c, nil
@@ -131,6 +133,7 @@ func (c *Client) Close() error {
 		}
 	})
 	c.group.Wait() // outside of once, so that a second Close waits where fake time goes on
+	c.answers.End()
 	if c.endStore != nil {
 		c.endStore()
 	}
@@ -199,15 +202,34 @@ func (c *Client) boundCall(ctx, caller context.Context, wait time.Duration) (con
 	if cancel == nil {
 		return ctx, end
 	}
-	return ctx, both{cancel, end}
+	return ctx, both{stopFunc(cancel), end}
 }
 
-type both struct {
-	cancel context.CancelFunc
-	end    stopper
+// answerLimit is how long a call that does not wait gives a store to answer, or a little longer.
+const answerLimit = 2 * time.Second
+
+// boundAsk is boundCall for the ask of a call, which has answerLimit if it does not wait.
+func (c *Client) boundAsk(ctx, caller context.Context, wait time.Duration, acks store.Acks) (context.Context, stopper) {
+	ctx, end := c.boundCall(ctx, caller, wait)
+	var limited *lifetime.Ending
+	switch {
+	case wait != 0:
+		return ctx, end
+	case acks.Timeout > 0:
+		limited = lifetime.EndingAfter(ctx, c.life, answerLimit+acks.Timeout, errSilent)
+	default:
+		limited = lifetime.EndingWith(ctx, c.answers.At(time.Now()))
+	}
+	return limited, both{limited, end}
 }
 
-func (b both) Stop() { b.cancel(); b.end.Stop() }
+type both struct{ inner, outer stopper }
+
+func (b both) Stop() { b.inner.Stop(); b.outer.Stop() }
+
+type stopFunc context.CancelFunc
+
+func (f stopFunc) Stop() { f() }
 
 func (c *Client) log(l *slog.Logger, level slog.Level, msg string, attrs ...slog.Attr) {
 	c.events.Log(l, level, msg, attrs...)

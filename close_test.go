@@ -45,7 +45,7 @@ func TestCloseEndsWaitsAndSections(t *testing.T) {
 						m.Link.Cut()
 						calls = append(calls, w.Begin(t.Context(), m.NewLock("c").TryLock), w.Start(mine, m.NewLock("b")))
 					}
-					stage.Pass(time.Minute / 10)
+					stage.Pass(time.Second)
 					end := w.Begin(t.Context(), closing(m))
 					require.ErrorIs(t, mine.Err(), context.Canceled)
 					require.ErrorIs(t, context.Cause(mine), relock.ErrClosed)

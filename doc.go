@@ -224,9 +224,9 @@
 // again, as only a sender that knows of both attempts can tell the meaning of the answer.
 //
 //	event                             effect
-//	Redis does not answer, or         Lock goes on until ctx is done, TryLock tries three times; what
-//	  is failing over                 they may have left is taken back in the background. A holder's
-//	                                  renewals go on until the deadline; then its context ends.
+//	Redis does not answer, or         Lock goes on until ctx is done, TryLock for 2 s; what they may
+//	  is failing over                 have left is taken back in the background. A holder's renewals
+//	                                  go on until the deadline; then its context ends.
 //	Redis does not answer Unlock      An error after 10 s, or at the end of the lease if that is
 //	                                  sooner. The entry is left; the lock is free within its TTL.
 //	the holder crashes                The first waiter has the lock when the lease has run out.

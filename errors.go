@@ -271,6 +271,28 @@ func (waitOverError) Is(target error) bool { return target == context.DeadlineEx
 
 var errWaitOver error = waitOverError{}
 
+// silentError is the cause of the end of a call that does not wait, as the store does not answer. It
+// matches the ends of contexts for the code that looks at the end of a context. The caller, whose
+// context goes on, gets the error of silent.
+type silentError struct{}
+
+func (silentError) Error() string {
+	return fmt.Sprintf("no answer from the store within %s", answerLimit)
+}
+func (silentError) Is(target error) bool {
+	return target == context.Canceled || target == context.DeadlineExceeded
+}
+
+var errSilent error = silentError{}
+
+// silent is the error of a call that errSilent has ended. err is the error of the store.
+func silent(err error) error {
+	if !errors.Is(err, ErrUnavailable) { // it says only that the context has ended
+		return store.Unavailable(errors.New(errSilent.Error()))
+	}
+	return store.Unavailable(errors.New(because(errSilent, err).Error()))
+}
+
 // because puts the cause of an end in front of an error that does not know the cause.
 func because(cause, err error) error {
 	if errors.Is(err, cause) {

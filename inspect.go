@@ -222,8 +222,8 @@ func (s State) Locked() bool { return s.Holder != Holder{} }
 
 // State asks the store for the holder of the lock, in one round trip. State changes nothing, and
 // the answer may be outdated on arrival: State is for operators and tests, not for decisions. State
-// asks a silent server three times, as [Lock.TryLock] does. State works after [Client.Close] too.
-// Errors: ctx's, errors of the store, [ErrInvalid].
+// works after [Client.Close] too. Errors: ctx's; [ErrUnavailable], after 2 s without an answer;
+// errors of the store; [ErrInvalid].
 func (l *Lock) State(ctx context.Context) (State, error) {
 	s, err := l.ownerOf("state", ctx)
 	if err != nil {
@@ -245,11 +245,27 @@ func (l *Lock) ownerOf(op string, ctx context.Context) (store.State, error) { //
 	if err := l.check(ctx); err != nil {
 		return store.State{}, err
 	}
-	s, err := l.client.store.Look(&lifetime.Guarded{Context: ctx}, l.ask)
+	var s store.State
+	err := answered(ctx, func(ctx context.Context) (err error) {
+		s, err = l.client.store.Look(ctx, l.ask)
+		return err
+	})
 	if err != nil {
 		return s, l.opError(op, Holder{}, err)
 	}
 	return s, nil
+}
+
+// answered makes a call that ends after answerLimit.
+func answered(ctx context.Context, call func(context.Context) error) error {
+	ctx = &lifetime.Guarded{Context: ctx}
+	limited, cancel := context.WithTimeoutCause(ctx, answerLimit, errSilent)
+	defer cancel()
+	err := call(limited)
+	if err != nil && ctx.Err() == nil && limited.Err() != nil {
+		return silent(err)
+	}
+	return err
 }
 
 // ForceUnlock takes the lock from its holder (all readers, and all permits of a semaphore), and
@@ -259,8 +275,8 @@ func (l *Lock) ownerOf(op string, ctx context.Context) (store.State, error) { //
 // token tells them apart. ForceUnlock takes the lock from the holds found first, and from no later
 // hold.
 //
-// ForceUnlock asks a silent server three times, as [Lock.TryLock] does. ForceUnlock works after
-// [Client.Close] too.
+// ForceUnlock works after [Client.Close] too. Without an answer it is [ErrUnavailable] after 2 s, or
+// 4 s if the store falls silent after the first answer.
 //
 // Errors: [ErrNotHeld] if nobody has the lock; [ErrInvalid]; ctx's or errors of the store, and the
 // lock may have been taken all the same.
@@ -272,15 +288,22 @@ func (l *Lock) ForceUnlock(ctx context.Context) error {
 	if s.Owner == "" {
 		return l.opError("force unlock", Holder{}, freeError{})
 	}
-	ctx = &lifetime.Guarded{Context: ctx}
-	for _, held := range append([]store.Held{{ID: s.Owner, Limit: s.Limit}}, s.Others...) {
-		ask := l.ask
-		ask.ID, ask.Limit = held.ID, held.Limit
-		// A hold that is gone is as good as broken: an earlier attempt of this call has broken the
-		// hold, or the hold has ended by itself.
-		if err := l.client.store.Break(ctx, ask); err != nil && !isGone(ctx, err) {
-			return l.opError("force unlock", holderOf(held.ID), err)
+	holder := Holder{}
+	err = answered(ctx, func(ctx context.Context) error {
+		for _, held := range append([]store.Held{{ID: s.Owner, Limit: s.Limit}}, s.Others...) {
+			ask := l.ask
+			ask.ID, ask.Limit = held.ID, held.Limit
+			// A hold that is gone is as good as broken: an earlier attempt of this call has broken the
+			// hold, or the hold has ended by itself.
+			if err := l.client.store.Break(ctx, ask); err != nil && !isGone(ctx, err) {
+				holder = holderOf(held.ID)
+				return err
+			}
 		}
+		return nil
+	})
+	if err != nil {
+		return l.opError("force unlock", holder, err)
 	}
 	return nil
 }

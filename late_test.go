@@ -476,3 +476,48 @@ func TestACallThatWaitsOutlastsAStandstill(t *testing.T) {
 		})
 	}
 }
+
+// A store is silent. What does not wait ends by itself, and leaves nothing when the store is back.
+func TestWhatDoesNotWaitGivesTheStoreTwoSeconds(t *testing.T) {
+	for name, call := range map[string]func(ctx context.Context, c *relock.Client) error{
+		"TryLock": func(ctx context.Context, c *relock.Client) error { _, err := c.NewLock("a").TryLock(ctx); return err },
+		"TryLockFor": func(ctx context.Context, c *relock.Client) error {
+			_, err := c.NewLock("a").TryLockFor(ctx, 0)
+			return err
+		},
+		"a reader": func(ctx context.Context, c *relock.Client) error {
+			_, err := c.NewRWLock("a").RLocker().TryLock(ctx)
+			return err
+		},
+		"All": func(ctx context.Context, c *relock.Client) error {
+			_, err := c.NewLocks([]string{"a", "b"}).TryLock(ctx)
+			return err
+		},
+		"State":       func(ctx context.Context, c *relock.Client) error { _, err := c.NewLock("a").State(ctx); return err },
+		"ForceUnlock": func(ctx context.Context, c *relock.Client) error { return c.NewLock("a").ForceUnlock(ctx) },
+	} {
+		for _, ends := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, of a context that ends: %v", name, ends), func(t *testing.T) {
+				stage.Fake(t, func(t *testing.T, w *stage.World) {
+					ctx := context.Background()
+					if ends {
+						ctx = t.Context()
+					}
+					m := w.NewClient()
+					m.Link.Cut()
+					begun := time.Now()
+					err := call(ctx, m.Client)
+					require.GreaterOrEqual(t, time.Since(begun), 2*time.Second)
+					require.LessOrEqual(t, time.Since(begun), 2100*time.Millisecond)
+					require.ErrorIs(t, err, relock.ErrUnavailable)
+					require.ErrorContains(t, err, "no answer from the store within 2s")
+					require.NotErrorIs(t, err, context.Canceled)
+					require.NotErrorIs(t, err, context.DeadlineExceeded)
+					m.Link.Heal()
+					stage.Pass(relock.DefaultTTL)
+					w.RequireFree("a")
+				})
+			})
+		}
+	}
+}

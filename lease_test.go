@@ -129,12 +129,12 @@ func TestALeaseThatIsOverBeforeItBeginsIsAskedForAsAnother(t *testing.T) {
 
 func TestTryLockGivesUpOnLeasesThatAreOverBeforeTheyBegin(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		const ttl = time.Second
+		const ttl = 100 * time.Millisecond
 		m := w.NewClient(relock.WithTTL(ttl))
 		m.Link.On(stage.Delay(ttl, ttl), stage.CmdTry)
 		l := m.NewLock("a")
 		_, err := l.TryLock(t.Context())
-		require.ErrorContains(t, err, "3 times the answer took longer than the lease of 1s lasts")
+		require.ErrorContains(t, err, "3 times the answer took longer than the lease of 100ms lasts")
 		require.NotErrorIs(t, err, relock.ErrLocked)
 		require.Equal(t, 3, m.Link.Sent(stage.CmdTry))
 		stage.Pass(ttl)
@@ -144,7 +144,7 @@ func TestTryLockGivesUpOnLeasesThatAreOverBeforeTheyBegin(t *testing.T) {
 
 func TestALockWhoseFirstLeaseIsNotMadeWholeLeavesNothing(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		const ttl = 10 * time.Second
+		const ttl = 2 * time.Second
 		m := w.NewClient(relock.WithTTL(ttl))
 		m.Link.On(stage.Delay(0, ttl*2/3), stage.CmdTry)
 		m.Link.On(stage.Refuse(stage.ErrBroken), stage.CmdEnter)

@@ -197,7 +197,7 @@ func (l *Lock) lending(op string) (store.Lending, error) {
 //     cause is [ErrLockLost]. A borrowed section never extends the lease of the lender. It asks for
 //     the rest of the lease whenever a third of the rest that it knows has passed.
 //
-// Borrow asks a store up to three times, as [Lock.TryLock] does. Errors: [ErrTicket]; [ErrLockLost]
+// Borrow asks a store up to three times. Errors: [ErrTicket]; [ErrLockLost]
 // if the lender does not have the lock any more, or has unlocked; [ErrInvalid], as for [Lock.Lend],
 // and inside a section of this lock; [ErrClosed]; ctx's error, or an error of the store, and the
 // ticket may be used up.
@@ -230,7 +230,7 @@ func (l *Lock) Borrow(ctx context.Context, t Ticket) (context.Context, error) {
 // lease that the former process may count on, at most its TTL later. If ctx ends before, or too
 // few servers confirm, nobody has the lock until the lease has run out.
 //
-// Accept asks a store up to three times, as [Lock.TryLock] does. Errors: [ErrTicket]; [ErrLockLost]
+// Accept asks a store up to three times. Errors: [ErrTicket]; [ErrLockLost]
 // if the hold is gone, or was continued by somebody else; [ErrInvalid], as for [Lock.Lend], and
 // inside a section of this lock; [ErrNotReplicated]; [ErrClosed]; ctx's error, or an error of the
 // store, and the ticket may be used up.

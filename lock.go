@@ -102,10 +102,9 @@ func (l *Lock) Lock(ctx context.Context) (context.Context, error) {
 // to ask. With [WithLocalPass] calls in the line of a client are not in the queue.) All else is as
 // for [Lock.Lock].
 //
-// TryLock asks a store up to three times if the store does not answer. With Redis each attempt
-// takes as long as go-redis's timeouts allow, which can be long if new connections are made, and at
-// most a third of the TTL: with a short TTL a slow server is [ErrUnavailable]. A ctx with a deadline,
-// or TryLockFor, bounds the time.
+// A store that gives no answer is [ErrUnavailable] after 2 s (2.1 at most), and the time of
+// [WithReplicaAcks] and [WithAOFAcks]. With Redis each of three attempts takes at most a third of
+// the TTL: with a short TTL a slow server is ErrUnavailable sooner.
 func (l *Lock) TryLock(ctx context.Context) (context.Context, error) {
 	return (&acquiring{lock: l, ctx: ctx}).run()
 }
@@ -270,7 +269,7 @@ func (a *acquiring) newHold() *hold {
 // enterFirst takes the lock for a new hold. around is an entry in the other mode; nil: none.
 func (a *acquiring) enterFirst(around *entry) error {
 	h := a.newHold()
-	ctx, end := h.client.boundCall(a.event.Context, cmp.Or(a.caller, a.ctx), a.wait)
+	ctx, end := h.client.boundAsk(a.event.Context, cmp.Or(a.caller, a.ctx), a.wait, h.acks)
 	defer end.Stop()
 	if around != nil { // no obstacle to this call, and its end is the end of this call
 		h.around, h.lease.With = around.hold, around.hold.lease.ID

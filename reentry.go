@@ -24,7 +24,7 @@ func (a *acquiring) enterAgain(outer *entry) error {
 	lease.TTL = h.nextTTLLocked(time.Now())
 	t.mu.Unlock()
 	if !h.localReentry {
-		ctx, end := h.client.bound(a.event.Context, a.wait)
+		ctx, end := h.client.boundAsk(a.event.Context, a.ctx, a.wait, store.Acks{})
 		defer end.Stop()
 		if outer.ctx.Err() == nil { // a hold that ends meanwhile is not entered again
 			inside := lifetime.EndingWith(ctx, outer.ctx)

@@ -155,14 +155,14 @@ func TestANestedCallThatTheStoreDoesNotAnswerIsNotErrLocked(t *testing.T) {
 		m.Link.Cut(stage.CmdEnter, stage.CmdRenew)
 		first := w.Start(section, l)
 		for name, lock := range map[string]stage.Locking{"Lock": l.Lock, "TryLock": l.TryLock, "TryLockFor": stage.TryFor(l, time.Minute)} {
-			ctx, cancel := context.WithTimeout(section, 5*time.Second)
+			ctx, cancel := context.WithTimeout(section, 1500*time.Millisecond)
 			call := w.Begin(ctx, lock)
 			err := call.Failure()
 			cancel()
 			require.ErrorIs(t, err, context.DeadlineExceeded, name)
 			require.ErrorIs(t, err, relock.ErrUnavailable, name)
 			require.NotErrorIs(t, err, relock.ErrLocked, "%s: the holder has the lock itself", name)
-			require.Equal(t, 5*time.Second, call.Took(), name)
+			require.Equal(t, 1500*time.Millisecond, call.Took(), name)
 		}
 		_, err := l.TryLockFor(section, time.Second)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
