@@ -287,10 +287,15 @@ var errSilent error = silentError{}
 
 // silent is the error of a call that errSilent has ended. err is the error of the store.
 func silent(err error) error {
-	if !errors.Is(err, ErrUnavailable) { // it says only that the context has ended
-		return store.Unavailable(errors.New(errSilent.Error()))
+	text := errSilent.Error()
+	if errors.Is(err, ErrUnavailable) { // otherwise it says only that the context has ended
+		text = because(errSilent, err).Error()
 	}
-	return store.Unavailable(errors.New(because(errSilent, err).Error()))
+	ended := store.Unavailable(errors.New(text))
+	if errors.Is(err, store.ErrUnsure) {
+		return store.Unsure(ended)
+	}
+	return ended
 }
 
 // because puts the cause of an end in front of an error that does not know the cause.

@@ -208,8 +208,8 @@ func TestALateBeginIsTakenBack(t *testing.T) {
 		_, _, err := do(t.Context(), by, "warm")
 		require.NoError(t, err)
 	}
-	rule := p.faults.On(redistest.Named("EVALSHA", "EVAL"), redistest.Hold()).Times(1)
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	rule := p.faults.On(redistest.Named("EVALSHA", "EVAL"), redistest.Hold()).Times(2)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	_, _, err := do(ctx, p, "a")
 	require.ErrorIs(t, err, context.DeadlineExceeded)
@@ -246,7 +246,7 @@ func TestACloseOfTheClientTakesTheAttemptBack(t *testing.T) {
 	p, strict := r.process(), r.process(once.FailIfInterrupted())
 	_, _, err := do(t.Context(), p, "warm")
 	require.NoError(t, err)
-	p.faults.Once(redistest.Named("EVALSHA", "EVAL"), redistest.DropReply(redistest.Silence))
+	p.faults.On(redistest.Named("EVALSHA", "EVAL"), redistest.DropReply(redistest.Silence)).Times(2)
 	failed := make(chan error, 1)
 	go func() {
 		_, _, err := do(t.Context(), p, "a")

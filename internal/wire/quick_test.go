@@ -159,6 +159,20 @@ func TestACallEndsInTimeThoughAQuickAttemptHasNoConnection(t *testing.T) {
 	}
 }
 
+// A quick attempt that had no connection is not unsure: nothing was sent.
+func TestAQuickAttemptWithoutAConnectionHasNotRun(t *testing.T) {
+	r, ctx := newQuickRig(t, func(o *redis.Options) { o.PoolSize, o.MaxActiveConns, o.PoolTimeout = 1, 1, time.Minute })
+	taken := r.rdb.Conn()
+	require.NoError(t, taken.Ping(t.Context()).Err())
+	time.AfterFunc(8*quickLimit, func() { _ = taken.Close() })
+	begun := time.Now()
+	a, err := r.wire.Do(ctx, r.call("x"))
+	require.NoError(t, err)
+	require.Greater(t, time.Since(begun), 4*quickLimit)
+	require.False(t, a.Unsure)
+	require.Equal(t, a.Sent, a.First)
+}
+
 func TestNoTimerIsLeftAfterWait(t *testing.T) {
 	r, ctx := newQuickRig(t)
 	r.do(ctx, r.call("x"))

@@ -343,7 +343,10 @@ func (w *Wire) await(ctx context.Context, f *flight, moment <-chan struct{}) out
 	case <-ends[1]:
 	case <-ends[2]:
 	case <-moment:
-		return outcome{err: givenUp(time.Since(f.since), false)}
+		if lifetime.Sleep(f.done, quickAnswer) {
+			return outcome{err: givenUp(time.Since(f.since), false)}
+		}
+		return f.outcome // that go-redis had no connection until now, say
 	}
 	if w.batcher.forget(f) {
 		return outcome{err: f.ctx.Err()}
