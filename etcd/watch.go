@@ -20,6 +20,47 @@ func (s *Store) notice(st stay) clientv3.Op {
 	return clientv3.OpPut(s.notices()+string(st.ID), "", clientv3.WithLease(st.lease))
 }
 
+func (s *Store) wants() string { return s.prefix + "/wanted/" }
+
+// Want implements [store.Asking]: a key that is there for a moment, and at most until the etcd lease of
+// the hold ends.
+func (s *Store) Want(ctx context.Context, a store.Ask) error {
+	owner, _, err := s.owner(ctx, a)
+	switch {
+	case err != nil:
+		return err
+	case owner.id() != a.ID:
+		return store.ErrGone
+	}
+	key := s.wants() + string(a.ID)
+	resp, err := s.change(ctx, is(owner), []clientv3.Op{clientv3.OpPut(key, "", clientv3.WithLease(owner.lease))}, nil)
+	if err == nil && !resp.Succeeded {
+		return store.ErrGone
+	}
+	if err == nil {
+		_, err = s.get(ctx, clientv3.OpDelete(key))
+	}
+	return err
+}
+
+// WatchWanted implements [store.Asking].
+func (s *Store) WatchWanted(client string, wanted func(store.ID)) (stop func()) {
+	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(context.Background()))
+	go func() {
+		for pause := (attempts.Pause{}); ctx.Err() == nil; pause.Wait(ctx.Done()) {
+			for resp := range s.client.Watch(ctx, s.wants()+client+":", clientv3.WithPrefix(), clientv3.WithFilterDelete()) {
+				for _, e := range resp.Events {
+					wanted(store.ID(strings.TrimPrefix(string(e.Kv.Key), s.wants())))
+				}
+				if resp.Err() == nil {
+					pause = attempts.Pause{}
+				}
+			}
+		}
+	}()
+	return cancel
+}
+
 // keepStream keeps the stream of all watches open until Close. The etcd client ends the stream with
 // the last watch otherwise, and authenticates a user anew for the next stream.
 func (s *Store) keepStream() {

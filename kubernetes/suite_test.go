@@ -38,6 +38,7 @@ func TestKubernetesKeepsThePromisesOfStores(t *testing.T) {
 			storetest.Several:   "each lock is an object of its own",
 			storetest.WaitGraph: "no waits are shown",
 			storetest.Lending:   "Redis and memory only",
+			storetest.Asking:    "a Lease is not written for a message",
 		},
 	})
 }

@@ -85,6 +85,40 @@ func (q *quorum) Watch(client string, doubt func(store.ID)) (stop func()) {
 			stops = append(stops, w.Watch(client, doubt))
 		}
 	}
+	return stopAll(stops)
+}
+
+// Want tells the client of the hold at each member.
+func (q *quorum) Want(ctx context.Context, a store.Ask) error {
+	r := ask(ctx, q, longestLimit, func(*round[struct{}]) bool { return false },
+		func(ctx context.Context, i int) (none struct{}, err error) {
+			if m, is := q.members[i].(store.Asking); is {
+				return none, m.Want(ctx, a)
+			}
+			return none, errors.ErrUnsupported
+		})
+	errs := r.errs()
+	switch none := func(err error) bool { return errors.Is(err, errors.ErrUnsupported) }; {
+	case len(where(errs, done)) > 0:
+		return nil
+	case len(where(errs, none)) == len(errs):
+		return errs[0]
+	}
+	return q.verdict(ctx, errs)
+}
+
+// WatchWanted passes on what each member tells.
+func (q *quorum) WatchWanted(client string, wanted func(store.ID)) (stop func()) {
+	var stops []func()
+	for _, m := range q.members {
+		if a, is := m.(store.Asking); is {
+			stops = append(stops, a.WatchWanted(client, wanted))
+		}
+	}
+	return stopAll(stops)
+}
+
+func stopAll(stops []func()) func() {
 	return func() {
 		for _, stop := range stops {
 			stop()

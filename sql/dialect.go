@@ -51,7 +51,7 @@ type grammar struct {
 	insert     string   // the beginning of an INSERT that does nothing if the row exists
 	inserted   string   // the end of that INSERT
 	grant      string   // gives a lock to a waiter
-	gone       string   // notifies a client that a hold is gone; empty: the dialect has no notifications
+	tell       string   // notifies the client of a hold by a verb; empty: the dialect has no notifications
 }
 
 // idleLimit ends a PostgreSQL transaction of a process that was stopped between two statements.
@@ -72,7 +72,7 @@ var grammars = map[Dialect]grammar{
 		insert: "INSERT INTO", inserted: " ON CONFLICT DO NOTHING",
 		grant: `WITH granted AS (` + plainGrant + ` RETURNING inbox, arrival, id)
 			SELECT pg_notify(inbox, 'grant ' || arrival || ' ' || encode(id, 'hex')) FROM granted WHERE ` + byListener,
-		gone: `SELECT pg_notify(inbox, 'gone 0 ' || encode(id, 'hex')) FROM relock_holds
+		tell: `SELECT pg_notify(inbox, ?::text || ' 0 ' || encode(id, 'hex')) FROM relock_holds
 			WHERE name = ? AND id = ? AND ` + byListener,
 	},
 	MySQL: {

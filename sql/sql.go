@@ -43,6 +43,7 @@ type Store struct {
 	end      context.CancelFunc
 	group    group.Group
 	watchers attempts.Watchers
+	askers   attempts.Watchers
 	names    atomic.Int64 // rows of relock_locks that this store has made since the last cleanup
 
 	mu      sync.Mutex
@@ -354,11 +355,31 @@ func (s *Store) Break(ctx context.Context, a store.Ask) error {
 		if !k.has() {
 			return store.ErrGone
 		}
-		if gone := k.s.grammar.gone; gone != "" {
-			if _, err := k.exec(gone, []byte(a.Name), []byte(a.ID)); err != nil {
-				return err
-			}
+		if err := k.tell("gone", a); err != nil {
+			return err
 		}
 		return k.remove()
+	})
+}
+
+// tell notifies the client of a hold, where the dialect can.
+func (k *lock) tell(verb string, a store.Ask) error {
+	if k.s.grammar.tell == "" {
+		return nil
+	}
+	_, err := k.exec(k.s.grammar.tell, verb, []byte(a.Name), []byte(a.ID))
+	return err
+}
+
+// Want implements [store.Asking] in PostgreSQL, where a client with a [Listener] hears it.
+func (s *Store) Want(ctx context.Context, a store.Ask) error {
+	if s.grammar.tell == "" {
+		return fmt.Errorf("%w: a word to the holder in a database without notifications", errors.ErrUnsupported)
+	}
+	return s.on(ctx, fewTries, a, func(k *lock) error {
+		if !k.has() {
+			return store.ErrGone
+		}
+		return k.tell("want", a)
 	})
 }

@@ -35,6 +35,7 @@ func TestStoreKeepsThePromisesOfStores(t *testing.T) {
 		}
 		if !d.listens {
 			without[storetest.Watch] = "without a Listener the next renewal finds that a hold is gone"
+			without[storetest.Asking] = "without a Listener nobody hears"
 		}
 		storetest.Run(t, storetest.Harness{
 			TTL: time.Second,

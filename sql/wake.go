@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
@@ -79,10 +80,19 @@ func (s *Store) hear() {
 // Watch implements [store.Watcher] in PostgreSQL with a [Listener]. Otherwise the next renewal
 // finds that a hold is gone.
 func (s *Store) Watch(client string, doubt func(store.ID)) (stop func()) {
+	return s.hearFor(&s.watchers, client, doubt)
+}
+
+// WatchWanted implements [store.Asking] in PostgreSQL with a [Listener].
+func (s *Store) WatchWanted(client string, wanted func(store.ID)) (stop func()) {
+	return s.hearFor(&s.askers, client, wanted)
+}
+
+func (s *Store) hearFor(who *attempts.Watchers, client string, tell func(store.ID)) (stop func()) {
 	if s.listener == nil {
 		return func() {}
 	}
-	stop = s.watchers.Add(client, doubt)
+	stop = who.Add(client, tell)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.hearLocked()
@@ -155,6 +165,8 @@ func (s *Store) heard(payload string) {
 		s.granted(store.ID(id), arrival)
 	case verb == "gone":
 		s.watchers.Tell(store.ID(id))
+	case verb == "want":
+		s.askers.Tell(store.ID(id))
 	}
 }
 

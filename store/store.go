@@ -273,6 +273,18 @@ type Watcher interface {
 	Watch(client string, doubt func(ID)) (stop func())
 }
 
+// Asking is a store that can tell the client of a hold that somebody wants its lock.
+type Asking interface {
+	Store
+	// Want tells the client of the hold a.ID, and changes nothing. The message may be lost. Want
+	// makes one attempt. Errors: [errors.ErrUnsupported] if nobody could hear it; ErrUnavailable.
+	Want(ctx context.Context, a Ask) error
+	// WatchWanted calls wanted with the ID of each hold of the client that Want has named since, perhaps
+	// more than once. WatchWanted does not wait for the server. It ends with stop, which waits for
+	// nothing.
+	WatchWanted(client string, wanted func(ID)) (stop func())
+}
+
 // WaitGraph is a store where a call that waits inside a section can show its wait, so that calls
 // that wait for each other are found.
 type WaitGraph interface {

@@ -27,6 +27,7 @@ var optionalTests = []test{
 	{name: "Check and Token refuse what is not promised", run: refuses},
 	{name: "Acks that do not come take the hold back", run: acks, needs: Acks},
 	{name: "Watch tells the client of a broken hold", run: watch, needs: Watch},
+	{name: "Want tells the client of a hold, and nobody else", run: wanted, needs: Asking},
 	{name: "CheckServer leaves nothing behind", run: checkServer, needs: CheckServer},
 }
 
@@ -350,6 +351,41 @@ func watch(b *bench) {
 	}
 	stop()
 }
+
+func wanted(b *bench) {
+	asking, ok := b.st.(store.Asking)
+	require.True(b.t, ok, "the store is no store.Asking: the harness must list Asking in Without")
+	l := b.take(b.st, b.ask(long))
+	heard, others := make(chan store.ID, 100), make(chan store.ID, 100)
+	stop := asking.WatchWanted(client(l.ID), func(id store.ID) { heard <- id })
+	defer asking.WatchWanted("storetest/other", func(id store.ID) { others <- id })()
+	b.eventually("Want is heard", func() bool { // the watch may not have begun
+		require.NoError(b.t, b.other.(store.Asking).Want(b.ctx, l.Ask))
+		b.pause(aMoment)
+		return len(heard) > 0
+	})
+	for len(heard) > 0 {
+		require.Equal(b.t, l.ID, <-heard)
+	}
+	require.Empty(b.t, others, "another client hears it")
+	b.requireOwner(l.Ask, 1)
+	stop()
+	b.pause(aMoment)
+	for len(heard) > 0 { // on its way at the stop
+		<-heard
+	}
+	require.NoError(b.t, b.other.(store.Asking).Want(b.ctx, l.Ask))
+	b.pause(aMoment)
+	require.Empty(b.t, heard, "behind stop")
+	b.release(l)
+	if err := b.other.(store.Asking).Want(b.ctx, l.Ask); err != nil {
+		require.ErrorIs(b.t, err, store.ErrGone)
+	}
+	b.requireFree()
+}
+
+// aMoment is time for a message.
+const aMoment = 50 * time.Millisecond
 
 func checkServer(b *bench) {
 	checker, ok := b.st.(store.Checker)

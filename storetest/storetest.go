@@ -42,6 +42,7 @@ const (
 	Several     Promise = "Several"     // the store is a store.Several, and takes mutexes in one step
 	WaitGraph   Promise = "WaitGraph"   // the store is a store.WaitGraph
 	Lending     Promise = "Lending"     // the store is a store.Lending
+	Asking      Promise = "Asking"      // the store is a store.Asking, whose clients hear of Want
 
 	// ReaderTokens is a part of Kinds and Tokens: the token of a reader is that of the last writer.
 	// Without the promise, each reader has a token of its own.

@@ -267,6 +267,36 @@ func (s *nativeStore) Break(ctx context.Context, a store.Ask) error {
 	return s.free(ctx, c)
 }
 
+// Want publishes a hold on the control channel of its client, behind a mark that earlier versions
+// take for no hold of theirs.
+func (s *nativeStore) Want(ctx context.Context, a store.Ask) error {
+	sent := make(chan error, 1) // go-redis may wait for longer than ctx lasts
+	s.group.Go(func() { sent <- s.rdb.Publish(ctx, s.controlOf(a.ID), wantMark+string(a.ID)).Err() })
+	select {
+	case err := <-sent:
+		if err != nil && !wire.Refused(err) {
+			err = store.Unavailable(err)
+		}
+		return err
+	case <-ctx.Done():
+		return lifetime.Ended(ctx)
+	}
+}
+
+const wantMark = "?"
+
+func (s *nativeStore) WatchWanted(client string, wanted func(store.ID)) (stop func()) {
+	ctx, cancel := context.WithCancel(s.life)
+	s.group.GoOpen(func() {
+		s.listen(ctx, client, func(message string) {
+			if hold, is := strings.CutPrefix(message, wantMark); is && cutLast(hold, 2) == client {
+				wanted(store.ID(hold))
+			}
+		})
+	})
+	return cancel
+}
+
 func (s *nativeStore) CheckServer(ctx context.Context, a store.Ask) error {
 	a = newCheckAsk(a)
 	a.Name, _ = baseKey(s.prefix, "check:"+string(a.ID))

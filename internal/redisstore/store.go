@@ -258,16 +258,26 @@ func cutLast(id string, n int) string {
 func (s *redisStore) Watch(client string, doubt func(store.ID)) (stop func()) {
 	remove := s.watchers.Add(client, doubt)
 	ctx, cancel := context.WithCancel(s.life)
-	s.group.GoOpen(func() { s.watch(ctx, client, doubt) })
+	s.group.GoOpen(func() {
+		s.listen(ctx, client, func(hold string) {
+			switch {
+			case hold == "", cutLast(hold, 1) == client: // Redisson's layout has another name for the hold
+				doubt("")
+			case cutLast(hold, 2) == client:
+				doubt(store.ID(hold))
+			}
+		})
+	})
 	return func() {
 		cancel()
 		remove()
 	}
 }
 
-// watch ends with ctx, with the store, or when the server refuses the channel. Without the channel
-// the next renewal finds that a hold is broken.
-func (s *redisStore) watch(ctx context.Context, client string, doubt func(store.ID)) {
+// listen calls heard with each line of the messages on the control channel of a client, and with ""
+// when it begins to hear them. It ends with ctx, with the store, or when the server refuses the
+// channel: then the next renewal finds that a hold is broken.
+func (s *redisStore) listen(ctx context.Context, client string, heard func(line string)) {
 	channel := s.control(client)
 	var l *subs.Listener
 	for tries := 2; l == nil; tries++ {
@@ -281,20 +291,15 @@ func (s *redisStore) watch(ctx context.Context, client string, doubt func(store.
 		}
 	}
 	defer l.Close()
-	doubt("") // a hold may have been broken before
+	heard("") // a hold may have been broken before
 	for {
 		select {
 		case n := <-l.C():
 			if n.Err != nil {
 				return
 			}
-			for hold := range strings.SplitSeq(n.Payload, "\n") {
-				switch {
-				case n.Payload == "", cutLast(hold, 1) == client: // Redisson's layout has another name for the hold
-					doubt("")
-				case cutLast(hold, 2) == client:
-					doubt(store.ID(hold))
-				}
+			for line := range strings.SplitSeq(n.Payload, "\n") {
+				heard(line)
 			}
 		case <-ctx.Done():
 			return

@@ -25,6 +25,7 @@ const (
 	CmdToken   Command = "Token"
 	CmdLook    Command = "Look"
 	CmdBreak   Command = "Break"
+	CmdWant    Command = "Want"
 
 	CmdTryAll     Command = "TryAll"
 	CmdReleaseAll Command = "ReleaseAll"

@@ -29,6 +29,7 @@ import (
 // [Store.Lose] and [Store.Interrupt] play the failures of a server.
 type Store struct {
 	watchers attempts.Watchers
+	askers   attempts.Watchers
 
 	mu      sync.Mutex
 	locks   map[string]*lock
@@ -41,6 +42,7 @@ type Store struct {
 
 var (
 	_ store.Watcher   = (*Store)(nil)
+	_ store.Asking    = (*Store)(nil)
 	_ store.Several   = (*Store)(nil)
 	_ store.WaitGraph = (*Store)(nil)
 	_ store.Lending   = (*Store)(nil)
@@ -244,6 +246,20 @@ func (s *Store) Break(ctx context.Context, a store.Ask) error {
 		s.tell(a.ID)
 	}
 	return err
+}
+
+// Want implements [store.Asking].
+func (s *Store) Want(ctx context.Context, a store.Ask) error {
+	err := s.once(ctx, a.Name, of(a.ID, func(*lock, *hold) {}))
+	if err == nil || errors.Is(err, store.ErrUnsure) {
+		s.askers.Tell(a.ID)
+	}
+	return err
+}
+
+// WatchWanted implements [store.Asking]. Want calls wanted in its own goroutine.
+func (s *Store) WatchWanted(client string, wanted func(store.ID)) (stop func()) {
+	return s.askers.Add(client, wanted)
 }
 
 // Close does nothing. Clients that share the Store go on, and so does the Store.
