@@ -43,6 +43,7 @@ type Client struct {
 	quiet    atomic.Int64 // no warning before of a command that is sent again, see reporter
 	hinted   atomic.Int64 // the same, of a call that waits for a hold of the client
 	answers  lifetime.Moments
+	asks     asks
 	table    table
 }
 
@@ -151,7 +152,7 @@ func (t *table) close(c *Client) (todo []func()) {
 	defer t.mu.Unlock()
 	t.closed = true
 	c.end(ErrClosed)
-	todo = append(todo, c.reportLeaks)
+	todo = append(todo, c.reportLeaks, c.hearAsks)
 	for _, h := range slices.Collect(t.leases.All()) { // finishLocked changes the heap
 		t.foundLocked(h)
 		for _, cancel := range h.cancelsLocked() {

@@ -149,6 +149,7 @@ func (t *table) finishLocked(h *hold, end error) {
 	h.state, h.end = over, end
 	t.leases.Remove(&h.renewal.item)
 	t.foundLocked(h)
+	t.unwantLocked(h)
 	t.stepDownLocked(h)
 	if reader := h.around; reader != nil && reader.isReader() { // which sees what this writer has written
 		reader.token = 0

@@ -189,6 +189,48 @@ func ExampleLock_ForceUnlock() {
 	// nobody has it: true
 }
 
+// A batch of minutes lets short jobs in: where it can stop, it looks whether somebody has asked, and
+// if so queues behind whoever waits.
+func ExampleLock_Wanted() {
+	client := inMemory()
+	defer client.Close()
+	lock, ctx := client.NewLock("gpu:0"), context.Background()
+
+	section, err := lock.Lock(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	done := make(chan struct{})
+	go func() { // the short job, perhaps of another process
+		defer close(done)
+		_ = lock.Ask(ctx)
+		_ = lock.Do(ctx, func(context.Context) error {
+			fmt.Println("the short job is in")
+			return nil
+		})
+	}()
+	for step := 1; step <= 3; step++ {
+		if step == 2 {
+			<-lock.Wanted(section) // a real batch looks, and does not wait: select with a default
+			_ = lock.Unlock(section)
+			<-done
+			if section, err = lock.Lock(ctx); err != nil {
+				fmt.Println(err)
+				return
+			}
+		}
+		fmt.Println("step", step)
+	}
+	fmt.Println(lock.Unlock(section))
+	// Output:
+	// step 1
+	// the short job is in
+	// step 2
+	// step 3
+	// <nil>
+}
+
 func ExampleHolderFrom() {
 	client := inMemory()
 	defer client.Close()

@@ -62,6 +62,7 @@ type table struct {
 	leases timers.Heap[*hold] // of the holds that are held or leaving, by the time when the watchdog looks at them next
 	lines  map[string]*line   // by the store's name of the lock
 	leaks  []*entry           // to be reported now
+	wanted map[*hold]*want    // of the holds that listen for asks; nil: there was none
 }
 
 // at returns a time as the heap counts.

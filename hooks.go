@@ -43,6 +43,9 @@ type Hooks struct {
 	// Unlock. A leak is noticed from the first renewal after the entry on, or at the end of the
 	// lease if nothing is renewed, as with [WithFixedLease].
 	Leaked func(Leaked)
+	// Wanted is called when somebody asks for the lock of a hold, see [Lock.Ask], and the hold has a
+	// channel of [Lock.Wanted]: once for each hold.
+	Wanted func(Wanted)
 	// Closed is called for each hold that is open when its Client is closed, also while its last
 	// Unlock is in flight. No other event reports the end of such a hold.
 	Closed func(Closed)
@@ -107,6 +110,7 @@ func JoinHooks(all ...Hooks) Hooks {
 		Lost:            joinHook(all, func(h Hooks) func(Lost) { return h.Lost }),
 		Leaked:          joinHook(all, func(h Hooks) func(Leaked) { return h.Leaked }),
 		Reconnected:     joinHook(all, func(h Hooks) func(Reconnected) { return h.Reconnected }),
+		Wanted:          joinHook(all, func(h Hooks) func(Wanted) { return h.Wanted }),
 		Closed:          joinHook(all, func(h Hooks) func(Closed) { return h.Closed }),
 		Retried:         joinHook(all, func(h Hooks) func(Retried) { return h.Retried }),
 		Dropped:         joinHook(all, func(h Hooks) func(Dropped) { return h.Dropped }),
@@ -289,6 +293,14 @@ type Leaked struct {
 	Mode   Mode
 	Holder Holder
 	Held   time.Duration // from the first entry until the leak was reported
+}
+
+// Wanted is the event of [Hooks.Wanted].
+type Wanted struct {
+	Name   string
+	Mode   Mode
+	Holder Holder        // who has the lock
+	Held   time.Duration // from the first entry until the ask
 }
 
 // Closed is the event of [Hooks.Closed].

@@ -281,29 +281,45 @@ func answered(ctx context.Context, call func(context.Context) error) error {
 // Errors: [ErrNotHeld] if nobody has the lock; [ErrInvalid]; ctx's or errors of the store, and the
 // lock may have been taken all the same.
 func (l *Lock) ForceUnlock(ctx context.Context) error {
-	s, err := l.ownerOf("force unlock", ctx)
+	holds, err := l.holds(ctx, "force unlock")
 	if err != nil {
 		return err
 	}
-	if s.Owner == "" {
-		return l.opError("force unlock", Holder{}, freeError{})
+	return l.each(ctx, "force unlock", holds, l.client.store.Break)
+}
+
+// holds returns an ask for each hold that has the lock. If there is none, the error is ErrNotHeld.
+func (l *Lock) holds(ctx context.Context, op string) (all []store.Ask, err error) {
+	s, err := l.ownerOf(op, ctx)
+	if err != nil {
+		return nil, err
 	}
+	if s.Owner == "" {
+		return nil, l.opError(op, Holder{}, freeError{})
+	}
+	for _, held := range append([]store.Held{{ID: s.Owner, Limit: s.Limit}}, s.Others...) {
+		ask := l.ask
+		ask.ID, ask.Limit = held.ID, held.Limit
+		all = append(all, ask)
+	}
+	return all, nil
+}
+
+// each sends a command for each of some holds. A hold that is gone is no error: an earlier attempt of
+// the command has ended the hold, or the hold has ended by itself.
+func (l *Lock) each(ctx context.Context, op string, holds []store.Ask, command func(context.Context, store.Ask) error) error {
 	holder := Holder{}
-	err = answered(ctx, func(ctx context.Context) error {
-		for _, held := range append([]store.Held{{ID: s.Owner, Limit: s.Limit}}, s.Others...) {
-			ask := l.ask
-			ask.ID, ask.Limit = held.ID, held.Limit
-			// A hold that is gone is as good as broken: an earlier attempt of this call has broken the
-			// hold, or the hold has ended by itself.
-			if err := l.client.store.Break(ctx, ask); err != nil && !isGone(ctx, err) {
-				holder = holderOf(held.ID)
+	err := answered(ctx, func(ctx context.Context) error {
+		for _, ask := range holds {
+			if err := command(ctx, ask); err != nil && !isGone(ctx, err) {
+				holder = holderOf(ask.ID)
 				return err
 			}
 		}
 		return nil
 	})
 	if err != nil {
-		return l.opError("force unlock", holder, err)
+		return l.opError(op, holder, err)
 	}
 	return nil
 }

@@ -37,6 +37,7 @@ func (r *Recorder) Hooks() relock.Hooks {
 		Leaked:          func(e relock.Leaked) { r.Add(e) },
 		Reconnected:     func(e relock.Reconnected) { r.Add(e) },
 		Retried:         func(e relock.Retried) { r.Add(e) },
+		Wanted:          func(e relock.Wanted) { r.Add(e) },
 		Closed:          func(e relock.Closed) { r.Add(e) },
 		Dropped:         func(e relock.Dropped) { r.Add(e) },
 	}
@@ -130,6 +131,7 @@ func Each(f func()) relock.Hooks {
 		Leaked:          func(relock.Leaked) { f() },
 		Reconnected:     func(relock.Reconnected) { f() },
 		Retried:         func(relock.Retried) { f() },
+		Wanted:          func(relock.Wanted) { f() },
 		Closed:          func(relock.Closed) { f() },
 		Dropped:         func(relock.Dropped) { f() },
 	}

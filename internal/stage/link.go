@@ -242,6 +242,20 @@ func (k *Link) Accept(ctx context.Context, a store.Ask, old store.ID, t store.Ti
 	return l, wait, err
 }
 
+// Want implements store.Asking.
+func (k *Link) Want(ctx context.Context, a store.Ask) error {
+	return k.through(ctx, CmdWant, func() error { return k.Store.Want(ctx, a) })
+}
+
+// WatchWanted implements store.Asking. A silent link loses the messages.
+func (k *Link) WatchWanted(client string, wanted func(store.ID)) (stop func()) {
+	return k.Store.WatchWanted(client, func(id store.ID) {
+		if k.silent(CmdRenew) == nil {
+			wanted(id)
+		}
+	})
+}
+
 // Watch implements store.Watcher. A silent link loses the messages.
 func (k *Link) Watch(client string, doubt func(store.ID)) (stop func()) {
 	return k.Store.Watch(client, func(id store.ID) {
