@@ -27,6 +27,7 @@
 //	relock.client.releases.unconfirmed  counter {release}    mode: Unlocks that were not confirmed
 //	relock.client.losses                counter {loss}       mode, reason: holds that were lost
 //	relock.client.leaks                 counter {leak}       mode: contexts dropped without Unlock
+//	relock.client.asks                  counter {hold}       mode: holds asked to give back, and listening
 //	relock.client.renewals              counter {renewal}    result: leases renewed, or tried to
 //	relock.client.renewal.duration      histogram s          round trips of the watchdog
 //	relock.client.retries               counter {retry}      script: commands sent again, or slow (Hooks.Retried)

@@ -23,6 +23,7 @@ type instruments struct {
 	unconfirmed metric.Int64Counter
 	losses      metric.Int64Counter
 	leaks       metric.Int64Counter
+	asks        metric.Int64Counter
 
 	// Of clients, without the attributes of a lock.
 	renewals    metric.Int64Counter
@@ -102,6 +103,7 @@ func newInstruments(meter metric.Meter) (instruments, error) {
 		unconfirmed: m.counter(measures.Unconfirmed),
 		losses:      m.counter(measures.Losses),
 		leaks:       m.counter(measures.Leaks),
+		asks:        m.counter(measures.Asks),
 
 		renewals:    m.counter(measures.Renewals),
 		renewalTime: m.histogram(measures.RenewalTime, measures.RoundTrips),
@@ -160,4 +162,5 @@ func (t *Telemetry) beginLock(label string) {
 	}
 	t.unconfirmed.Add(bg, 0, t.with(label))
 	t.leaks.Add(bg, 0, t.with(label))
+	t.asks.Add(bg, 0, t.with(label))
 }

@@ -144,6 +144,7 @@ func (t *Telemetry) Hooks() relock.Hooks {
 			label := t.of(e.Name, e.Mode)
 			t.ended(keyOf(e.Name, e.Mode, e.Holder, e.Leader), label, e.TTL, e.Held, e.MaxDepth, measures.EndClosed)
 		},
+		Wanted: func(e relock.Wanted) { t.asks.Add(bg, 1, t.with(t.of(e.Name, e.Mode))) },
 		Leaked: func(e relock.Leaked) { t.leaks.Add(bg, 1, t.with(t.of(e.Name, e.Mode))) },
 		Renewed: func(e relock.Renewed) {
 			renewed := func(n int, result string) {

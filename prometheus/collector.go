@@ -156,6 +156,7 @@ func (c *Collector) Hooks() relock.Hooks {
 			c.ended(keyOf(e.Name, e.Mode, e.Holder, e.Leader), label, measures.EndClosed, e.Held, e.TTL, e.MaxDepth)
 		},
 		Leaked: func(e relock.Leaked) { c.leaks.WithLabelValues(c.with(c.of(e.Name, e.Mode))...).Inc() },
+		Wanted: func(e relock.Wanted) { c.asks.WithLabelValues(c.with(c.of(e.Name, e.Mode))...).Inc() },
 		Renewed: func(e relock.Renewed) {
 			c.renewals.WithLabelValues(measures.ResultOK).Add(float64(e.Locks - e.Failed - e.Lost))
 			c.renewals.WithLabelValues(measures.ResultFailed).Add(float64(e.Failed))

@@ -25,6 +25,7 @@
 //	relock_releases_unconfirmed_total{mode}               Unlocks that the store did not confirm
 //	relock_losses_total{mode,reason}                      holds that ended without Unlock
 //	relock_leaks_total{mode}                              contexts that were dropped without Unlock
+//	relock_asks_total{mode}                               holds that were asked to give back, and listen
 //	relock_renewals_total{result}                         leases renewed, or tried to
 //	relock_renewal_duration_seconds                       round trips of the watchdog
 //	relock_retries_total{script}                          commands sent again, or slow (Hooks.Retried)

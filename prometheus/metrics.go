@@ -23,6 +23,7 @@ type lockMetrics struct {
 	unconfirmed *prometheus.CounterVec
 	losses      *prometheus.CounterVec
 	leaks       *prometheus.CounterVec
+	asks        *prometheus.CounterVec
 }
 
 // clientMetrics count what happens to clients. They have no label of a lock.
@@ -48,6 +49,7 @@ func (c *Collector) makeLockMetrics(buckets []float64) {
 	c.unconfirmed = c.counters(measures.Unconfirmed)
 	c.losses = c.counters(measures.Losses, "reason")
 	c.leaks = c.counters(measures.Leaks)
+	c.asks = c.counters(measures.Asks)
 }
 
 // makeClientMetrics makes the metrics of clients. Their series begin with 0.
@@ -88,7 +90,7 @@ func (c *Collector) know(label string) {
 	for _, e := range measures.Ends {
 		c.holdTime.WithLabelValues(c.with(label, e)...)
 	}
-	for _, v := range []*prometheus.CounterVec{c.unconfirmed, c.leaks} {
+	for _, v := range []*prometheus.CounterVec{c.unconfirmed, c.leaks, c.asks} {
 		v.WithLabelValues(c.with(label)...)
 	}
 	for _, v := range []*prometheus.HistogramVec{c.acquireTTL, c.position, c.holdTTL, c.depth} {

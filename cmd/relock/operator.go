@@ -120,6 +120,49 @@ believe that they have the lock; only the fencing token tells them apart. A comm
 	return cmd
 }
 
+func (a *app) askCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "ask NAME",
+		Short: "Ask the holder of a lock to give it back",
+		Long: `Ask the holder of a lock to give it back, and all readers or permits. Nothing is taken away: a holder
+that listens, by Lock.Wanted of the library, leaves where it can, and every other one goes on.
+Exit code 1: nobody has the lock.`,
+		Args:              oneName,
+		ValidArgsFunction: a.completions(false),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.reading(cmd.Context(), func(ctx context.Context, r *reader) error {
+				info, err := r.lock(ctx, args[0], kindMutex, false)
+				if err != nil {
+					return err
+				}
+				if err := r.ask(ctx, info.lock.Ask); err != nil {
+					return notHeld(args[0], err)
+				}
+				if a.json {
+					a.encode(a.stdout, struct {
+						Name    string  `json:"name"`
+						NameB64 string  `json:"name_base64,omitempty"`
+						Asked   bool    `json:"asked"`
+						Holder  string  `json:"holder"`
+						Others  []other `json:"others,omitempty"`
+					}{args[0], info.NameB64, true, info.Holder, info.Others})
+					return nil
+				}
+				fmt.Fprintf(a.stdout, "%s: asked %s\n", printable(args[0]), printable(strings.Join(info.holders(), ", ")))
+				return nil
+			})
+		},
+	}
+}
+
+// notHeld gives an error of a command for a holder its exit code.
+func notHeld(name string, err error) error {
+	if errors.Is(err, relock.ErrNotHeld) {
+		return &exitError{code: codeNotHeld, err: fmt.Errorf("%q: nobody has the lock", name)}
+	}
+	return err
+}
+
 // forceUnlock takes a lock of any kind from all of its holders.
 func (a *app) forceUnlock(ctx context.Context, r *reader, name string) error {
 	info, err := r.lock(ctx, name, kindMutex, false)
@@ -127,10 +170,7 @@ func (a *app) forceUnlock(ctx context.Context, r *reader, name string) error {
 		return err
 	}
 	if err := r.ask(ctx, info.lock.ForceUnlock); err != nil {
-		if errors.Is(err, relock.ErrNotHeld) {
-			return &exitError{code: codeNotHeld, err: fmt.Errorf("%q: nobody has the lock", name)}
-		}
-		return err
+		return notHeld(name, err)
 	}
 	if !a.json {
 		fmt.Fprintf(a.stdout, "%s: taken from %s\n", printable(name), printable(strings.Join(info.holders(), ", ")))

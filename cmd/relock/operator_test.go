@@ -534,3 +534,26 @@ func TestSpansAreReadable(t *testing.T) {
 	}
 	require.Equal(t, "-", span(nil))
 }
+
+func TestAskTellsAHolderThatListens(t *testing.T) {
+	s := onShared(t)
+	require.Equal(t, codeNotHeld, do(t, s.on(), "ask", "job").code)
+	lock := s.client.NewLock("job")
+	section, err := lock.Lock(t.Context())
+	require.NoError(t, err)
+	wanted := lock.Wanted(section)
+	redistest.Eventually(t, 10*time.Second, func() bool {
+		got := do(t, s.on(), "ask", "job")
+		require.Equal(t, 0, got.code, got.stderr)
+		holder, _ := relock.HolderFrom(section)
+		require.Equal(t, "job: asked "+holder.String()+"\n", got.stdout)
+		select {
+		case <-wanted:
+			return true
+		default:
+			return false
+		}
+	}, "the holder hears it")
+	require.Equal(t, true, object(t, do(t, s.on(), "ask", "--json", "job").stdout)["asked"])
+	require.NoError(t, lock.Unlock(section))
+}

@@ -48,6 +48,8 @@ var (
 	Losses = Measure{"losses", "{loss}", "relock_losses_total", "Holds that ended without Unlock."}
 	Leaks  = Measure{"leaks", "{leak}", "relock_leaks_total",
 		"Reports of entries whose context was dropped without Unlock."}
+	Asks = Measure{"asks", "{hold}", "relock_asks_total",
+		"Holds that were asked to give their lock back, and listen."}
 	Waiters = Measure{"waiters", "{waiter}", "relock_waiters", "Waiters that are queued for a lock."}
 	Holds   = Measure{"holds", "{hold}", "relock_holds", "Holds that are open."}
 	MaxAge  = Measure{"hold.max_age", "s", "relock_hold_max_age_seconds",
