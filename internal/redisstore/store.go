@@ -299,7 +299,9 @@ func (s *redisStore) listen(ctx context.Context, client string, heard func(line 
 				return
 			}
 			for line := range strings.SplitSeq(n.Payload, "\n") {
-				heard(line)
+				if line != "" || n.Payload == "" {
+					heard(line)
+				}
 			}
 		case <-ctx.Done():
 			return
