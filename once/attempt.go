@@ -257,7 +257,7 @@ func (o *Once) begin(ctx context.Context, c *call) (section context.Context, num
 		strict = "1"
 	}
 	section, reply, err := c.lock.TryLockIf(ctx, beginScript, []string{c.record, c.waiters},
-		c.attempt, c.input, max(o.settings.retention, shortestNote).Milliseconds(), o.news.channel, strict)
+		c.attempt, c.input, max(c.retention, shortestNote).Milliseconds(), o.news.channel, strict)
 	var declined *relock.DeclinedError
 	if errors.As(err, &declined) {
 		return nil, 0, false, c.declined(declined)
@@ -361,7 +361,7 @@ func (o *Once) attempt(section context.Context, c *call, p *peers, number int, i
 		return record{}, false, err
 	}
 	stored, storeErr := o.eval(section, c, finishScript, []string{c.record, c.waiters},
-		c.attempt, number, c.input, end.state, end.result, o.settings.retention.Milliseconds())
+		c.attempt, number, c.input, end.state, end.result, c.retention.Milliseconds())
 	switch {
 	case storeErr != nil:
 		return record{}, false, errors.Join(err, fmt.Errorf("once: %q has run, and its end is not stored: %w", c.key, storeErr))

@@ -3,6 +3,8 @@ package once_test
 import (
 	"context"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -59,6 +61,35 @@ func ExampleDo() {
 }
 
 // An attempt after an interrupted attempt asks the outside world first.
+// Two instances have the schedule, and one of them runs each period.
+func ExampleEvery() {
+	locks, end := client()
+	defer end()
+	jobs, err := once.New(locks)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer jobs.Close()
+
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	var runs atomic.Int64
+	var instances sync.WaitGroup
+	for range 2 {
+		instances.Go(func() {
+			_ = once.Every(ctx, jobs, "report", 50*time.Millisecond, func(context.Context, once.Tick) {
+				if runs.Add(1); runs.Load() == 3 {
+					stop()
+				}
+			})
+		})
+	}
+	instances.Wait()
+	fmt.Println(runs.Load(), "runs")
+	// Output: 3 runs
+}
+
 func ExampleAttempt() {
 	locks, end := client()
 	defer end()

@@ -268,6 +268,7 @@ type call struct {
 	key, attempt, input string
 	noWait              bool
 	over                <-chan time.Time // of WaitFor
+	retention           time.Duration
 	err                 error
 
 	lock            *relock.Lock
@@ -283,7 +284,7 @@ func (o *Once) newCall(key string, options []CallOption) (*call, error) {
 	if key == "" || len(key) > MaxKeyLen {
 		return nil, fmt.Errorf("%w: once: a key has 1 to %d bytes, and not %d", relock.ErrInvalid, MaxKeyLen, len(key))
 	}
-	c := &call{key: key, attempt: rand.Text(), lock: o.locks.NewLock(lockName(key), o.settings.lock...)}
+	c := &call{key: key, attempt: rand.Text(), retention: o.settings.retention, lock: o.locks.NewLock(lockName(key), o.settings.lock...)}
 	for _, option := range options {
 		option(c)
 	}
@@ -331,6 +332,10 @@ func Do[T any](ctx context.Context, o *Once, key string, fn func(ctx context.Con
 	if err != nil {
 		return result, false, err
 	}
+	return do(ctx, o, c, fn)
+}
+
+func do[T any](ctx context.Context, o *Once, c *call, fn func(ctx context.Context, a Attempt) (T, error)) (result T, replayed bool, err error) {
 	c.run = func(ctx context.Context, a Attempt) ([]byte, error) {
 		var err error
 		if result, err = fn(ctx, a); err != nil {

@@ -47,6 +47,11 @@ const lease = 6 * time.Second
 
 func (r *rig) process(options ...once.Option) *process {
 	r.Helper()
+	return r.processWith(lease, options...)
+}
+
+func (r *rig) processWith(ttl time.Duration, options ...once.Option) *process {
+	r.Helper()
 	p := &process{faults: redistest.NewFaults()}
 	r.Cleanup(p.faults.Close)
 	rdb := r.server.Client(func(o *redis.Options) {
@@ -54,7 +59,7 @@ func (r *rig) process(options ...once.Option) *process {
 		o.ReadTimeout, o.WriteTimeout = 300*time.Millisecond, 300*time.Millisecond
 	})
 	var err error
-	p.locks, err = relock.New(rdb, relock.WithTTL(lease))
+	p.locks, err = relock.New(rdb, relock.WithTTL(ttl))
 	require.NoError(r, err)
 	p.Once, err = once.New(p.locks, options...)
 	require.NoError(r, err)

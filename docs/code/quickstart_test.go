@@ -181,22 +181,10 @@ func lead(ctx context.Context, locks *relock.Client, run func(ctx context.Contex
 // end
 
 // page: cron
-func nightly(ctx context.Context, locks *relock.Client, records *once.Once, every time.Duration, job func(context.Context) error) error {
-	return locks.NewLock("leader:nightly").Lead(ctx, func(ctx context.Context) error {
-		for {
-			tick := time.Now().Truncate(every).Add(every) // the same ticks for every leader
-			select {
-			case <-time.After(time.Until(tick)):
-				key := "nightly:" + tick.UTC().Format(time.RFC3339Nano)
-				_, _, err := once.Do(ctx, records, key, func(ctx context.Context, _ once.Attempt) (string, error) {
-					return "done", job(ctx)
-				})
-				if err != nil {
-					slog.ErrorContext(ctx, "nightly", "key", key, "error", err) // and go on: to return is to stand back for good
-				}
-			case <-ctx.Done():
-				return ctx.Err()
-			}
+func nightly(ctx context.Context, records *once.Once, every time.Duration, job func(context.Context) error) error {
+	return once.Every(ctx, records, "nightly", every, func(ctx context.Context, t once.Tick) {
+		if err := job(ctx); err != nil {
+			slog.ErrorContext(ctx, "nightly", "period", t.Period, "error", err)
 		}
 	})
 }
@@ -213,7 +201,7 @@ func TestQuickstartCron(t *testing.T) {
 	done := make(chan error, 1)
 	failures := 1
 	go func() {
-		done <- nightly(ctx, client, records, 50*time.Millisecond, func(context.Context) error {
+		done <- nightly(ctx, records, 50*time.Millisecond, func(context.Context) error {
 			if failures--; failures >= 0 {
 				return errors.New("the job has failed")
 			}

@@ -1,0 +1,171 @@
+package once
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/attempts"
+	"github.com/go-relock/relock/internal/lifetime"
+	"github.com/go-relock/relock/internal/wire"
+	"github.com/go-relock/relock/store"
+)
+
+var (
+	//go:embed scripts/every.lua
+	everyScript string
+
+	every = redis.NewScript(everyScript)
+)
+
+// Tick is one run of the function of [Every].
+type Tick struct {
+	Period  time.Time // the begin of the period, by the clock of Redis
+	Attempt           // Interrupted: another process began the run of this period, and died
+}
+
+// EveryOption is a setting of a call of [Every].
+type EveryOption func(*schedule)
+
+// CatchUp makes [Every] run up to n of the latest periods that passed without a run, oldest first,
+// before the present one. Periods before the first call of Every with this name are not missed. The
+// default is 0: missed periods are skipped. n is at most 1,000.
+func CatchUp(n int) EveryOption {
+	return func(s *schedule) {
+		if n < 0 || n > 1000 {
+			s.err = fmt.Errorf("%w: CatchUp(%d): must be from 0 to 1000 periods", relock.ErrInvalid, n)
+		}
+		s.catchUp = int64(n)
+	}
+}
+
+// schedule is one call of Every.
+type schedule struct {
+	once    *Once
+	name    string
+	period  time.Duration
+	fn      func(context.Context, Tick)
+	catchUp int64
+	err     error
+	first   string // the key of the first period
+}
+
+// Every runs fn in each period, once over all processes that call Every with the same name and
+// period, until ctx ends. Whoever comes first runs it, and the others wait for the end. Periods are
+// counted by the clock of Redis from the Unix epoch: a period of 24 hours begins at midnight UTC. The
+// clocks of the processes do not matter.
+//
+// fn reports its errors by itself: the period is over when fn returns. If the process dies before, or
+// loses its lock, or fn panics, another process runs the period again after one TTL, and is told by
+// [Attempt.Interrupted]; with [FailIfInterrupted] nobody does. fn gets the context of a section, which
+// ends when the lock is lost.
+//
+// Periods that pass while the processes wait for such an end, or for a run that takes longer than a
+// period, are missed, see [CatchUp]. A process that begins meanwhile runs the present period beside
+// the one that goes on.
+//
+// period is whole milliseconds, of 10 ms at least. The records of two periods, and of those that may
+// be caught up, are kept, or those of [WithRetention] if that is longer. Every process needs a Redis
+// command a period for the time, and one for the record.
+//
+// Every goes on while Redis is away. Errors: the end of ctx; [relock.ErrClosed]; [relock.ErrInvalid];
+// [ErrMismatch], if [Do] has used a key of Every; an error of Redis that asking again would not
+// change.
+func Every(ctx context.Context, o *Once, name string, period time.Duration, fn func(ctx context.Context, t Tick), options ...EveryOption) error {
+	s := &schedule{once: o, name: name, period: period, fn: fn}
+	for _, option := range options {
+		option(s)
+	}
+	if err := s.check(); err != nil {
+		return err
+	}
+	for pause := (attempts.Pause{}); ctx.Err() == nil; {
+		rest, err := s.round(ctx)
+		switch {
+		case ctx.Err() != nil:
+		case err == nil:
+			pause = attempts.Pause{}
+			lifetime.Sleep(ctx.Done(), rest)
+		case errors.Is(err, relock.ErrUnavailable), errors.Is(err, relock.ErrLockLost):
+			pause.Wait(ctx.Done())
+		default:
+			return err
+		}
+	}
+	return lifetime.Ended(ctx)
+}
+
+func (s *schedule) check() error {
+	switch {
+	case s.once == nil || s.fn == nil:
+		return fmt.Errorf("%w: once.Every needs a Once and a function", relock.ErrInvalid)
+	case s.period < 10*time.Millisecond || s.period%time.Millisecond != 0:
+		return fmt.Errorf("%w: once.Every(%s): a period is whole milliseconds, of 10ms at least", relock.ErrInvalid, s.period)
+	case s.err != nil:
+		return s.err
+	}
+	c, err := s.once.newCall(s.name, nil)
+	if err == nil {
+		s.first = c.record + ":first"
+	}
+	return err
+}
+
+// round runs the present period, and those before it that are to be caught up, unless they are over.
+// rest is the time until the next period.
+func (s *schedule) round(ctx context.Context) (rest time.Duration, err error) {
+	asked := time.Now()
+	present, in, first, err := s.now(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for number := max(first, present-s.catchUp); number <= present; number++ {
+		if err := s.run(ctx, number); err != nil && !errors.Is(err, ErrInterrupted) {
+			return 0, err
+		}
+	}
+	return s.period - in - time.Since(asked), nil
+}
+
+// run runs a period, or waits for the end of its run.
+func (s *schedule) run(ctx context.Context, number int64) error {
+	key := s.name + "@" + s.period.String() + "#" + strconv.FormatInt(number, 10)
+	c, err := s.once.newCall(key, nil)
+	if err != nil {
+		return err
+	}
+	c.retention = max(c.retention, time.Duration(s.catchUp+2)*s.period)
+	_, _, err = do(ctx, s.once, c, func(ctx context.Context, a Attempt) (none struct{}, _ error) {
+		s.fn(ctx, Tick{Period: time.UnixMilli(number * s.period.Milliseconds()), Attempt: a})
+		return none, nil
+	})
+	return err
+}
+
+// now returns the number of the present period, the time since its begin, and the number of the
+// first one that was asked for.
+func (s *schedule) now(ctx context.Context) (present int64, in time.Duration, first int64, err error) {
+	keep := int64(0)
+	if s.catchUp > 0 {
+		keep = (time.Duration(s.catchUp+2) * s.period).Milliseconds()
+	}
+	reply, err := every.Run(ctx, s.once.rdb, []string{s.first}, s.period.Milliseconds(), keep).Int64Slice()
+	switch {
+	case err != nil && !wire.Refused(err):
+		return 0, 0, 0, store.Unavailable(err)
+	case err != nil:
+		return 0, 0, 0, err
+	case len(reply) != 3:
+		return 0, 0, 0, fmt.Errorf("once: unexpected reply of a script: %v", reply)
+	}
+	if keep == 0 {
+		reply[2] = reply[0]
+	}
+	return reply[0], time.Duration(reply[1]) * time.Millisecond, reply[2], nil
+}

@@ -1,0 +1,223 @@
+package once_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/once"
+)
+
+// What runs in each period, and who runs it?
+
+// ledger notes the runs of periods.
+type ledger struct {
+	mu    sync.Mutex
+	begun map[time.Time]int // runs that were not told of an earlier one
+	ended map[time.Time]int
+	cut   int // runs of processes that were killed
+}
+
+func newLedger() *ledger { return &ledger{begun: map[time.Time]int{}, ended: map[time.Time]int{}} }
+
+func (l *ledger) begin(t once.Tick) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !t.Interrupted {
+		l.begun[t.Period]++
+	}
+}
+
+func (l *ledger) end(t once.Tick) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ended[t.Period]++
+}
+
+// periods returns those with a run, in order.
+func (l *ledger) periods() []time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.SortedFunc(maps.Keys(l.begun), time.Time.Compare)
+}
+
+func (l *ledger) requireOnce(t *testing.T) {
+	t.Helper()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for period, runs := range l.begun {
+		require.Equal(t, 1, runs, "runs of %s", period)
+	}
+	for period, runs := range l.ended {
+		require.Equal(t, 1, runs, "ends of %s", period)
+	}
+}
+
+// Twenty processes have a schedule, and each but one is killed at random: it sends nothing any more, and
+// another one begins. RELOCK_SOAK makes the test longer.
+func TestEveryPeriodHasOneRunWhileProcessesDie(t *testing.T) {
+	length := 6 * time.Second
+	if text := os.Getenv("RELOCK_SOAK"); text != "" {
+		var err error
+		length, err = time.ParseDuration(text)
+		require.NoError(t, err)
+	}
+	const period = 200 * time.Millisecond
+	r, l := newRig(t), newLedger()
+	ctx, cancel := context.WithTimeout(t.Context(), length)
+	defer cancel()
+	dead := make(chan struct{}, 20)
+	work := func(p *process, lives bool) {
+		ctx, end := context.WithCancel(ctx)
+		defer end()
+		kill := func() {
+			p.faults.Refuse() // it sends nothing any more
+			p.faults.Cut()
+			end()
+		}
+		if !lives {
+			time.AfterFunc(time.Duration(rand.Int64N(int64(2*time.Second))), kill)
+		}
+		_ = once.Every(ctx, p.Once, "tick", period, func(ctx context.Context, tick once.Tick) {
+			l.begin(tick)
+			if !lives && rand.IntN(10) == 0 {
+				kill()
+				l.mu.Lock()
+				l.cut++
+				l.mu.Unlock()
+			}
+			select {
+			case <-time.After(time.Duration(rand.Int64N(int64(period / 2)))):
+				l.end(tick)
+			case <-ctx.Done():
+			}
+		}, once.CatchUp(20))
+		dead <- struct{}{}
+		_ = p.Close()
+		_ = p.locks.Close()
+	}
+	running := 20
+	for i := range running {
+		go work(r.processWith(time.Second), i == 0)
+	}
+	for running > 0 {
+		<-dead
+		if ctx.Err() != nil {
+			running--
+			continue
+		}
+		go work(r.processWith(time.Second), false)
+	}
+	l.requireOnce(t)
+	seen, missed := l.periods(), 0
+	for i := 1; i < len(seen); i++ {
+		missed += int(seen[i].Sub(seen[i-1])/period) - 1
+	}
+	t.Logf("%d periods had a run, of which %d were cut off", len(seen), l.cut)
+	require.Zero(t, missed)
+	require.Greater(t, len(seen), 5)
+}
+
+func TestEveryCatchesUp(t *testing.T) {
+	const period = 100 * time.Millisecond
+	r := newRig(t)
+	p := r.process()
+	run := func(n int, length time.Duration) *ledger {
+		l := newLedger()
+		ctx, cancel := context.WithTimeout(t.Context(), length)
+		defer cancel()
+		err := once.Every(ctx, p.Once, "job", period, func(_ context.Context, tick once.Tick) { l.begin(tick); l.end(tick) }, once.CatchUp(n))
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		l.requireOnce(t)
+		return l
+	}
+	before := run(5, 3*period).periods()
+	require.LessOrEqual(t, len(before), 4, "nothing from before the first call")
+	<-time.After(4 * period) // nobody is there
+	after := run(5, 2*period).periods()
+	require.Equal(t, period, after[0].Sub(before[len(before)-1]), "no period is missed")
+	for i := 1; i < len(after); i++ {
+		require.Equal(t, period, after[i].Sub(after[i-1]))
+	}
+	<-time.After(8 * period)
+	late := run(2, period/2).periods()
+	require.GreaterOrEqual(t, late[0].Sub(after[len(after)-1]), 5*period, "at most two are caught up")
+}
+
+func TestEveryGoesOnBehindAnOutage(t *testing.T) {
+	const period = 50 * time.Millisecond
+	r, l := newRig(t), newLedger()
+	p := r.process()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- once.Every(ctx, p.Once, "job", period, func(_ context.Context, tick once.Tick) { l.begin(tick); l.end(tick) })
+	}()
+	runs := func() int { return len(l.periods()) }
+	redistest.Eventually(t, 10*time.Second, func() bool { return runs() > 2 }, "it runs")
+	p.faults.Partition()
+	<-time.After(5 * period)
+	p.faults.Heal()
+	n := runs()
+	redistest.Eventually(t, 10*time.Second, func() bool { return runs() > n+2 }, "it runs again")
+	cancel()
+	require.ErrorIs(t, <-ended, context.Canceled)
+	l.requireOnce(t)
+}
+
+func TestEveryRefusesAWrongSchedule(t *testing.T) {
+	p := newRig(t).process()
+	nothing := func(context.Context, once.Tick) {}
+	for text, call := range map[string]func() error{
+		"a period is whole milliseconds": func() error { return once.Every(t.Context(), p.Once, "a", 1500*time.Microsecond, nothing) },
+		"of 10ms at least":               func() error { return once.Every(t.Context(), p.Once, "a", time.Millisecond, nothing) },
+		"from 0 to 1000 periods":         func() error { return once.Every(t.Context(), p.Once, "a", time.Second, nothing, once.CatchUp(-1)) },
+		"a key has 1 to 1024 bytes":      func() error { return once.Every(t.Context(), p.Once, "", time.Second, nothing) },
+		"a Once and a function":          func() error { return once.Every(t.Context(), p.Once, "a", time.Second, nil) },
+	} {
+		err := call()
+		require.ErrorIs(t, err, relock.ErrInvalid, text)
+		require.ErrorContains(t, err, text)
+	}
+	require.NoError(t, p.locks.Close())
+	require.ErrorIs(t, once.Every(t.Context(), p.Once, "a", time.Second, nothing), relock.ErrClosed)
+}
+
+// An interrupted run is run again, and is told so; not with FailIfInterrupted.
+func TestAnInterruptedPeriodIsRunAgain(t *testing.T) {
+	for _, strict := range []bool{false, true} {
+		t.Run(fmt.Sprintf("strict %v", strict), func(t *testing.T) {
+			var options []once.Option
+			if strict {
+				options = append(options, once.FailIfInterrupted())
+			}
+			p := newRig(t).process(options...)
+			const period = time.Hour
+			require.Panics(t, func() {
+				_ = once.Every(t.Context(), p.Once, "a", period, func(context.Context, once.Tick) { panic("broken") })
+			})
+			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+			defer cancel()
+			var ticks []once.Tick
+			_ = once.Every(ctx, p.Once, "a", period, func(_ context.Context, tick once.Tick) { ticks = append(ticks, tick) })
+			if strict {
+				require.Empty(t, ticks)
+				return
+			}
+			require.Len(t, ticks, 1)
+			require.True(t, ticks[0].Interrupted)
+			require.Equal(t, 2, ticks[0].Number)
+			require.Zero(t, ticks[0].Period.Minute())
+		})
+	}
+}
