@@ -43,7 +43,8 @@ func (h Holder) Owner() string {
 // holderOf returns the holder of a hold. A foreign ID, as of a thread of Java, is its own holder.
 func holderOf(id store.ID) Holder {
 	name := string(id)
-	if i := strings.LastIndexByte(name, ':'); i > 0 && strings.IndexByte(name[:i], ':') >= 0 {
+	unowned := strings.LastIndexByte(name, '/') + 1 // the name of an owner may have colons
+	if i := strings.LastIndexByte(name, ':'); i > unowned && strings.IndexByte(name[unowned:i], ':') >= 0 {
 		return Holder{id: name[:i]}
 	}
 	return Holder{id: name}

@@ -359,16 +359,17 @@ func WithLocalPass(passes int, limit time.Duration) Option {
 	}
 }
 
-// WithOwner puts a name in front of the client's ID, such as "orders@pod-7", so that refusals,
-// [State], logs and the command relock name the owner of a lock. The name is 1 to 64 letters,
-// digits and any of ._@- . WithOwner is for [New] and [Open].
+// WithOwner puts a name in front of the client's ID, such as "orders@pod-7" or "10.0.0.7:8080", so
+// that refusals, [State], logs and the command relock name the owner of a lock, and followers find
+// the address of a leader. The name is 1 to 64 letters, digits and any of ._@:[]- . WithOwner is for
+// [New] and [Open].
 func WithOwner(name string) Option {
 	return forClient("WithOwner", func(s *settings) {
 		bad := strings.IndexFunc(name, func(r rune) bool {
-			return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("._@-", r))
+			return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("._@:[]-", r))
 		})
 		if name == "" || len(name) > 64 || bad >= 0 {
-			s.check(invalid("WithOwner(%q): must be 1 to 64 letters, digits and any of ._@-", name))
+			s.check(invalid("WithOwner(%q): must be 1 to 64 letters, digits and any of ._@:[]-", name))
 		}
 		s.owner = name
 	})

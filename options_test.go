@@ -181,7 +181,7 @@ func TestAWrongArgumentIsAnErrorThatSaysWhatIsAllowed(t *testing.T) {
 			"fencing for a store":   {openErr(mem.New(), relock.WithRedissonLayout(), relock.WithRedissonFencing()), []string{"for New"}},
 			"a delay for a store":   {openErr(mem.New(), relock.WithRestartDelay(time.Second)), []string{"WithRestartDelay", "for New"}},
 			"an owner without text": {openErr(mem.New(), relock.WithOwner("")), []string{`WithOwner("")`, "1 to 64 letters"}},
-			"an owner with a colon": {openErr(mem.New(), relock.WithOwner("a:b")), []string{`WithOwner("a:b")`, "letters, digits"}},
+			"an owner with a space": {openErr(mem.New(), relock.WithOwner("a b")), []string{`WithOwner("a b")`, "letters, digits"}},
 			"an owner with a slash": {openErr(mem.New(), relock.WithOwner("a/b")), []string{`WithOwner("a/b")`, "letters, digits"}},
 			"an owner too long":     {openErr(mem.New(), relock.WithOwner(strings.Repeat("o", 65))), []string{"1 to 64 letters"}},
 		} {
@@ -220,19 +220,22 @@ func TestAnOptionOfTheClientAsAWholeIsNoOptionOfALock(t *testing.T) {
 }
 
 func TestTheOwnerIsInFrontOfTheClientsID(t *testing.T) {
-	stage.Fake(t, func(t *testing.T, w *stage.World) {
-		m := w.NewClient(relock.WithOwner("orders@pod-7.eu_1"))
-		require.True(t, strings.HasPrefix(m.ID(), "orders@pod-7.eu_1/"), m.ID())
-		l := m.NewLock("a")
-		section := w.Enter(t.Context(), l)
-		require.True(t, strings.HasPrefix(stage.HolderOf(t, section).String(), m.ID()+":"))
-		_, err := w.NewClient().NewLock("a").TryLock(t.Context())
-		require.ErrorContains(t, err, "is locked by orders@pod-7.eu_1/")
-		state, err := l.State(t.Context())
-		require.NoError(t, err)
-		require.Equal(t, stage.HolderOf(t, section), state.Holder)
-		w.Leave(section, l)
-	})
+	for _, owner := range []string{"orders@pod-7.eu_1", "10.0.0.7:8080", "[::1]:8080", ":", "a:1:2"} {
+		stage.Fake(t, func(t *testing.T, w *stage.World) {
+			m := w.NewClient(relock.WithOwner(owner))
+			require.True(t, strings.HasPrefix(m.ID(), owner+"/"), m.ID())
+			l := m.NewLock("a")
+			section := w.Enter(t.Context(), l)
+			require.True(t, strings.HasPrefix(stage.HolderOf(t, section).String(), m.ID()+":"))
+			_, err := w.NewClient().NewLock("a").TryLock(t.Context())
+			require.ErrorContains(t, err, "is locked by "+owner+"/")
+			state, err := l.State(t.Context())
+			require.NoError(t, err)
+			require.Equal(t, stage.HolderOf(t, section), state.Holder)
+			require.Equal(t, owner, state.Holder.Owner())
+			w.Leave(section, l)
+		})
+	}
 }
 
 func TestAWaitOfZeroIsTryLock(t *testing.T) {

@@ -62,7 +62,7 @@ func hasTag(s string) bool {
 
 // holderText matches holders of relock: a UUID with the owner's name in front if there is one, and
 // a number.
-const holderText = `([A-Za-z0-9._@-]{1,64}/)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:[0-9]+`
+const holderText = `([][A-Za-z0-9._@:-]{1,64}/)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:[0-9]+`
 
 // holderForm is for a whole text. A hash with another field is no lock of relock.
 var holderForm = regexp.MustCompile(`^` + holderText + `$`)

@@ -33,11 +33,11 @@ func (*redissonStore) Races() bool { return true }
 // redissonField returns the field of a hold. A field is its own field.
 func redissonField(id store.ID) string {
 	name := string(id)
-	client := cutLast(name, 2)
-	if client == "" {
+	unowned := name[strings.LastIndexByte(name, '/')+1:] // the name of an owner may have colons
+	if cutLast(unowned, 2) == "" {
 		return name
 	}
-	return client + name[len(cutLast(name, 1)):]
+	return cutLast(name, 2) + name[len(cutLast(name, 1)):]
 }
 
 // usualTTL is the lease of a lock of Redisson that names none (lockWatchdogTimeout).

@@ -285,3 +285,31 @@ func TestWithRestartDelayTakesNoLockOfAYoungServer(t *testing.T) {
 	require.NoError(t, delayed.Close())
 	w.TidyWithin = 2 * delay
 }
+
+// The address of a process as its owner: colons separate the parts of an ID, too.
+func TestAnOwnerMayBeAnAddress(t *testing.T) {
+	for layout, options := range map[string][]relock.Option{"relock's": nil, "Redisson's": {relock.WithRedissonLayout()}} {
+		t.Run(layout, func(t *testing.T) {
+			w := stage.OnShared(t)
+			holder := w.Peer(append(options, relock.WithOwner("10.0.0.7:8080"))...)
+			waiter := w.Peer(append(options, relock.WithOwner("[::1]:8080"))...)
+			l, other := holder.NewLock("a"), waiter.NewLock("a")
+			section, err := l.Lock(t.Context())
+			require.NoError(t, err)
+			state, err := other.State(t.Context())
+			require.NoError(t, err)
+			require.Equal(t, "10.0.0.7:8080", state.Holder.Owner())
+			waiting := w.Start(t.Context(), other)
+			<-time.After(100 * time.Millisecond) // it is in the queue
+			require.True(t, waiting.Waits())
+			begun := time.Now()
+			require.NoError(t, l.Unlock(section))
+			require.NoError(t, waiting.Failure())
+			require.Less(t, time.Since(begun), 5*time.Second, "a message wakes the waiter")
+			<-time.After(300 * time.Millisecond) // then its client listens
+			require.NoError(t, l.ForceUnlock(t.Context()))
+			<-waiting.Section().Done()
+			require.ErrorIs(t, other.Unlock(waiting.Section()), relock.ErrLockLost)
+		})
+	}
+}
