@@ -23,7 +23,7 @@ import (
 // ledger notes the runs of periods.
 type ledger struct {
 	mu    sync.Mutex
-	begun map[time.Time]int // runs that were not told of an earlier one
+	begun map[time.Time]int // runs that were not told of an earlier one, or had none
 	ended map[time.Time]int
 	cut   int // runs of processes that were killed
 }
@@ -33,7 +33,7 @@ func newLedger() *ledger { return &ledger{begun: map[time.Time]int{}, ended: map
 func (l *ledger) begin(t once.Tick) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !t.Interrupted {
+	if _, seen := l.begun[t.Period]; !t.Interrupted || !seen { // one cut off before its function ran is interrupted, too
 		l.begun[t.Period]++
 	}
 }

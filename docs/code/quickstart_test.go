@@ -21,6 +21,7 @@ import (
 	"github.com/go-relock/relock/fence"
 	"github.com/go-relock/relock/internal/redistest"
 	"github.com/go-relock/relock/once"
+	"github.com/go-relock/relock/store/mem"
 	_ "modernc.org/sqlite"
 )
 
@@ -179,6 +180,41 @@ func lead(ctx context.Context, locks *relock.Client, run func(ctx context.Contex
 }
 
 // end
+
+// page: campaign
+func status(c *relock.Candidacy, leader *relock.Lock) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if c.IsLeader() {
+			fmt.Fprintln(w, "leader")
+			return
+		}
+		state, err := leader.State(r.Context())
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "follower of", state.Holder.Owner())
+	}
+}
+
+// end
+
+func TestQuickstartCampaign(t *testing.T) {
+	for _, owner := range []string{"10.0.0.7:80", "10.0.0.8:80"} {
+		client, err := relock.Open(electorate, relock.WithOwner(owner))
+		require.NoError(t, err)
+		defer client.Close()
+		lock := client.NewLock("leader")
+		c := lock.Campaign(t.Context())
+		require.Eventually(t, func() bool {
+			w := httptest.NewRecorder()
+			status(c, lock)(w, httptest.NewRequest(http.MethodGet, "/", nil))
+			return w.Body.String() == map[bool]string{true: "leader\n", false: "follower of 10.0.0.7:80\n"}[owner == "10.0.0.7:80"]
+		}, 10*time.Second, time.Millisecond)
+	}
+}
+
+var electorate = mem.New()
 
 // page: cron
 func nightly(ctx context.Context, records *once.Once, every time.Duration, job func(context.Context) error) error {
