@@ -2,6 +2,7 @@ package code
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -36,30 +37,32 @@ func TestReadmeFirst(t *testing.T) {
 	require.NoError(t, first(t.Context(), redistest.Shared(t).Client()))
 }
 
-//nolint:ineffassign,staticcheck,wastedassign // a list of verbs, and not a program
-func verbs(ctx context.Context, client *relock.Client, fn func(context.Context) error) error {
-	lock := client.NewLock("orders:42")
+//nolint:ineffassign // a list of verbs, and not a program
+func verbs(ctx context.Context, client *relock.Client, fn func(context.Context) error) (err error) {
+	lock, leader := client.NewLock("orders:42"), client.NewLock("leader")
 	script, keys := "return redis.call('INCR', KEYS[1])", []string{lock.Key() + ":shipped"}
 	// page: verbs
-	err := lock.Do(ctx, fn)                // the form to prefer: unlocks on every path, and reports a loss
+	err = lock.Do(ctx, fn)                 // the form to prefer: unlocks on every path, and reports a loss
 	err = lock.DoFor(ctx, time.Second, fn) // waits for the lock for a second at most
 	err = lock.Lead(ctx, fn)               // leader election: after a loss it campaigns again
+	candidate := leader.Campaign(ctx)      // the same in the background: candidate.IsLeader()
 
 	section, err := lock.Lock(ctx) // by hand; TryLock does not wait, TryLockFor waits for a time
 	if err != nil {
 		return err
 	}
-	defer lock.Unlock(section) // the section's context is for the work, and for Unlock, whose error reports a loss
+	defer func() { err = errors.Join(err, lock.Unlock(section)) }() // the section's context is for the work, and for Unlock, which reports a loss
 
 	token, err := lock.Token(section)              // fencing token
 	reply, err := lock.Eval(section, script, keys) // Lua that runs only while the section has the lock
 	ticket, err := lock.Lend(section)              // another process enters beside this one; HandOff: in place of it
+	wanted := lock.Wanted(section)                 // closed when somebody calls lock.Ask: give the lock back where you can
 
 	prices := client.NewRWLock("prices")                // RLock, RDo, ...; upgrade and downgrade
 	imports := client.NewSemaphore("imports", 4)        // lets 4 in
 	both := client.NewLocks([]string{"acc:7", "acc:9"}) // all or none; also relock.All(lockA, lockB)
 	// end
-	if err == nil && (token == 0 || reply != int64(1) || ticket.Token != token) {
+	if err == nil && (wanted == nil || candidate.Err() != nil || token == 0 || reply != int64(1) || ticket.Token != token) {
 		panic("no token, no reply, or no ticket")
 	}
 	for _, l := range []relock.Locker{prices.RLocker(), prices, imports, both} {
