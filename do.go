@@ -32,6 +32,19 @@ func Do(ctx context.Context, l Locker, fn func(ctx context.Context) error) error
 	return within(section, l, fn)
 }
 
+// DoValue is [Do] for a function with a value. The value of fn is returned also with an error, such
+// as a loss that the Unlock finds; without a run of fn it is the zero value.
+func DoValue[T any](ctx context.Context, l Locker, fn func(ctx context.Context) (T, error)) (value T, err error) {
+	if fn == nil {
+		return value, notEntered(invalid("DoValue: the function is nil"))
+	}
+	err = Do(ctx, l, func(ctx context.Context) (err error) {
+		value, err = fn(ctx)
+		return err
+	})
+	return value, err
+}
+
 // within runs fn in a section, and leaves it.
 func within(section context.Context, l Locker, fn func(ctx context.Context) error) (err error) {
 	defer func() {

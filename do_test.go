@@ -160,3 +160,38 @@ func TestDoJoinsAnUnlockThatTheStoreDoesNotConfirm(t *testing.T) {
 		w.RequireFree("a")
 	})
 }
+
+func TestDoValueReturnsTheValueOfItsFunction(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		m := w.NewClient()
+		l := m.NewLock("a")
+		next := func(context.Context) (int, error) { return 42, nil }
+		value, err := relock.DoValue(t.Context(), l, next)
+		require.NoError(t, err)
+		require.Equal(t, 42, value)
+
+		failed := errors.New("failed")
+		value, err = relock.DoValue(t.Context(), l, func(context.Context) (int, error) { return 7, failed })
+		require.ErrorIs(t, err, failed)
+		require.False(t, relock.NotEntered(err))
+		require.Equal(t, 7, value)
+
+		value, err = relock.DoValue(t.Context(), l, func(context.Context) (int, error) {
+			w.Store.Lose("a")
+			return 8, nil
+		})
+		require.ErrorIs(t, err, relock.ErrLockLost)
+		require.Equal(t, 8, value)
+
+		for _, nothing := range []func() (int, error){
+			func() (int, error) { return relock.DoValue[int](t.Context(), l, nil) },
+			func() (int, error) { return relock.DoValue(t.Context(), nil, next) },
+			func() (int, error) { return relock.DoValue(t.Context(), m.NewLock(""), next) },
+		} {
+			value, err := nothing()
+			require.ErrorIs(t, err, relock.ErrInvalid)
+			require.True(t, relock.NotEntered(err))
+			require.Zero(t, value)
+		}
+	})
+}

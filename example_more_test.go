@@ -403,6 +403,16 @@ func ExampleDo() {
 }
 
 // Hooks are for metrics and traces. They run one after another, away from the code that locks.
+func ExampleDoValue() {
+	client := inMemory()
+	defer client.Close()
+	number, err := relock.DoValue(context.Background(), client.NewLock("invoices"), func(context.Context) (int, error) {
+		return 4711, nil // the next number, read and written
+	})
+	fmt.Println(number, err)
+	// Output: 4711 <nil>
+}
+
 func ExampleWithHooks() {
 	client := inMemory(relock.WithHooks(relock.Hooks{
 		AcquireFinished: func(e relock.AcquireFinished) { fmt.Println("acquire:", e.Name, e.Outcome, e.Depth) },
