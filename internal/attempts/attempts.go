@@ -37,6 +37,8 @@ type Call struct {
 // slow is the age of an attempt that is reported though the attempt goes on.
 const slow = time.Second
 
+var errNoAnswer = store.Unavailable(errors.New("no answer"))
+
 var errSlow = fmt.Errorf("no answer for %s", slow)
 
 // Patiently is [Repeat] with a Pause.
@@ -69,11 +71,9 @@ func Repeat(ctx context.Context, c Call, pause func(done <-chan struct{}) bool, 
 		timed(n-1, func() { err = attempt() })
 		unsure = unsure || errors.Is(err, store.ErrUnsure)
 		cut := err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err())
-		switch waited := time.Since(since).Round(time.Millisecond); {
-		case !cut:
+		waited := time.Since(since).Round(time.Millisecond)
+		if !cut {
 			last = err
-		case last == nil && waited >= slow:
-			last = store.Unavailable(fmt.Errorf("no answer for %s", waited))
 		}
 		silent := errors.Is(err, store.ErrUnavailable)
 		if silent && ctx.Err() == nil && c.Report != nil {
@@ -86,8 +86,11 @@ func Repeat(ctx context.Context, c Call, pause func(done <-chan struct{}) bool, 
 		if again {
 			continue
 		}
-		if (cut || silent) && last != nil && ctx.Err() != nil {
+		switch {
+		case (cut || silent) && last != nil && ctx.Err() != nil:
 			err = fmt.Errorf("%w (last: %w)", lifetime.Ended(ctx), last)
+		case cut && !silent && waited >= slow:
+			err = fmt.Errorf("%w (%w for %s)", err, errNoAnswer, waited)
 		}
 		if unsure {
 			err = store.Unsure(err)
