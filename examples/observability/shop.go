@@ -69,6 +69,7 @@ func (s *shop) run(ctx context.Context) error {
 	}
 	again(20*time.Millisecond, browse)
 	again(ttl, report)
+	again(ttl, hurry)
 	again(5*time.Millisecond, readPrices)
 	again(ttl, changePrices)
 	again(10*time.Millisecond, pay)
@@ -137,13 +138,24 @@ func browse(ctx context.Context, c *relock.Client) {
 	}
 }
 
-// report is held for over twice its TTL, so its waiters wait longer than a TTL.
+// report is held for over twice its TTL, so its waiters wait longer than a TTL. It ends sooner if
+// somebody has asked for the lock.
 func report(ctx context.Context, c *relock.Client) {
-	_ = c.NewLock("reports:daily").Do(ctx, func(ctx context.Context) error {
-		sleep(ctx, 3*ttl)
+	lock := c.NewLock("reports:daily")
+	_ = lock.Do(ctx, func(ctx context.Context) error {
+		wanted := lock.Wanted(ctx)
+		sleep(ctx, 5*ttl/2)
+		select {
+		case <-wanted:
+		default:
+			sleep(ctx, ttl/2)
+		}
 		return ctx.Err()
 	})
 }
+
+// hurry asks for the lock of the report.
+func hurry(ctx context.Context, c *relock.Client) { _ = c.NewLock("reports:daily").Ask(ctx) }
 
 // readPrices is one of many readers.
 func readPrices(ctx context.Context, c *relock.Client) {
@@ -292,7 +304,7 @@ func (s *shop) crash(ctx context.Context, c *relock.Client) {
 	<-waiting
 }
 
-// outages: the network breaks for a moment, or for half a lease.
+// outages: the network breaks for a moment, or for most of a lease.
 func (s *shop) outages(ctx context.Context) {
 	defer s.network.up()
 	for ctx.Err() == nil {
@@ -300,7 +312,7 @@ func (s *shop) outages(ctx context.Context) {
 		s.network.cut(false)
 		sleep(ctx, 2*ttl)
 		s.network.cut(true)
-		sleep(ctx, ttl/2)
+		sleep(ctx, 3*ttl/4)
 		s.network.up()
 	}
 }
