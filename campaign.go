@@ -28,8 +28,8 @@ type leadership struct {
 // errResigned ends a leadership by Resign.
 var errResigned = errors.New("resigned")
 
-// Campaign makes this process a candidate in the background, until ctx ends, and returns at once. Of
-// all processes that campaign for one lock, or call [Lock.Lead] or [Lock.Lock] of it, one has it.
+// Campaign makes this process a candidate in the background, until ctx ends, and returns at once. At
+// most one process leads, whether it campaigns or calls [Lock.Lead].
 // Campaign is Lead for programs that ask whether they lead, such as a health endpoint or a scheduler:
 // what Lead says of losses, of outages and of what ends a candidacy holds here.
 //
@@ -38,8 +38,7 @@ var errResigned = errors.New("resigned")
 func (l *Lock) Campaign(ctx context.Context) *Candidacy {
 	c := &Candidacy{lock: l, done: make(chan struct{}), change: make(chan struct{})}
 	if err := l.check(ctx); err != nil {
-		c.err = err
-		close(c.done)
+		c.end(err)
 		return c
 	}
 	l.client.group.Go(func() { c.run(ctx) })
@@ -47,33 +46,41 @@ func (l *Lock) Campaign(ctx context.Context) *Candidacy {
 }
 
 func (c *Candidacy) run(ctx context.Context) {
-	defer close(c.done)
 	err := errResigned
 	for errors.Is(err, errResigned) {
 		attempts.Outlast(&err, func() error { return c.lock.Lead(ctx, c.serve) })
 	}
-	c.set(nil, err)
+	c.end(err)
 }
 
 // serve leads until the section ends, or the process resigns.
 func (c *Candidacy) serve(section context.Context) error {
 	serving, resign := context.WithCancel(section)
 	defer resign()
-	c.set(&leadership{section, resign}, nil)
+	c.set(&leadership{section, resign})
 	<-serving.Done()
-	c.set(nil, nil)
+	c.set(nil)
 	if section.Err() == nil {
 		return errResigned
 	}
 	return context.Cause(section)
 }
 
-func (c *Candidacy) set(led *leadership, err error) {
+func (c *Candidacy) set(led *leadership) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.led, c.err = led, err
+	c.led = led
 	close(c.change)
 	c.change = make(chan struct{})
+}
+
+// end ends the candidacy. The last channel of Changes stays closed.
+func (c *Candidacy) end(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.err = err
+	close(c.change)
+	close(c.done)
 }
 
 // IsLeader says whether this process leads: it has the lock, and its lease is not over. IsLeader is
@@ -94,7 +101,8 @@ func (c *Candidacy) Context() context.Context {
 }
 
 // Changes returns a channel that is closed at the next change of IsLeader, or at the end of the
-// candidacy. Take the channel first, and then ask IsLeader, so that no change is missed.
+// candidacy, and stays closed from then on. Take the channel first, and then ask IsLeader, so that no
+// change is missed.
 func (c *Candidacy) Changes() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -98,6 +98,7 @@ func TestACandidacyEndsWithItsClientAndWithABadLock(t *testing.T) {
 		stage.Settle()
 		require.ErrorIs(t, bad.Err(), relock.ErrInvalid)
 		require.True(t, isClosed(bad.Done()))
+		require.True(t, isClosed(bad.Changes()), "nobody waits for a change that never comes")
 		require.ErrorIs(t, new(relock.Lock).Campaign(t.Context()).Err(), relock.ErrInvalid)
 		broken := m.NewLock("b").Campaign(panics{t.Context()})
 		<-broken.Done()
@@ -107,6 +108,7 @@ func TestACandidacyEndsWithItsClientAndWithABadLock(t *testing.T) {
 			<-c.Done()
 			require.ErrorIs(t, c.Err(), relock.ErrClosed)
 			require.False(t, c.IsLeader())
+			require.True(t, isClosed(c.Changes()))
 			c.Resign()
 		}
 		stage.Pass(time.Minute)

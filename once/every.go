@@ -5,6 +5,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"time"
 
@@ -82,7 +83,7 @@ func Every(ctx context.Context, o *Once, name string, period time.Duration, fn f
 	for _, option := range options {
 		option(s)
 	}
-	if err := s.check(); err != nil {
+	if err := s.check(ctx); err != nil {
 		return err
 	}
 	for pause := (attempts.Pause{}); ctx.Err() == nil; {
@@ -101,14 +102,17 @@ func Every(ctx context.Context, o *Once, name string, period time.Duration, fn f
 	return lifetime.Ended(ctx)
 }
 
-func (s *schedule) check() error {
-	switch {
-	case s.once == nil || s.fn == nil:
-		return fmt.Errorf("%w: once.Every needs a Once and a function", relock.ErrInvalid)
+func (s *schedule) check(ctx context.Context) error {
+	if s.err != nil {
+		return s.err
+	}
+	switch longest := math.MaxInt64 / time.Duration(s.catchUp+2); {
+	case ctx == nil || s.once == nil || s.fn == nil:
+		return fmt.Errorf("%w: once.Every needs a context, a Once and a function", relock.ErrInvalid)
+	case s.period > longest:
+		return fmt.Errorf("%w: once.Every(%s): with CatchUp(%d) a period is at most %s", relock.ErrInvalid, s.period, s.catchUp, longest)
 	case s.period < 10*time.Millisecond || s.period%time.Millisecond != 0:
 		return fmt.Errorf("%w: once.Every(%s): a period is whole milliseconds, of 10ms at least", relock.ErrInvalid, s.period)
-	case s.err != nil:
-		return s.err
 	}
 	c, err := s.once.newCall(s.name, nil)
 	if err == nil {
