@@ -201,6 +201,7 @@ func ExampleLock_Wanted() {
 		fmt.Println(err)
 		return
 	}
+	wanted := lock.Wanted(section) // before the work: what was asked earlier is not heard
 	done := make(chan struct{})
 	go func() { // the short job, perhaps of another process
 		defer close(done)
@@ -212,7 +213,7 @@ func ExampleLock_Wanted() {
 	}()
 	for step := 1; step <= 3; step++ {
 		if step == 2 {
-			<-lock.Wanted(section) // a real batch looks, and does not wait: select with a default
+			<-wanted // a real batch looks, and does not wait: select with a default
 			_ = lock.Unlock(section)
 			<-done
 			if section, err = lock.Lock(ctx); err != nil {
