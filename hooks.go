@@ -52,8 +52,9 @@ type Hooks struct {
 	// Reconnected is called when a lost pub/sub connection is back.
 	Reconnected func(Reconnected)
 	// Retried is called when a command is about to be sent again for a call without an answer, or
-	// with a passing error, and in stores beside Redis when an attempt has had no answer for a
-	// second: an attempt in Redis lasts as long as go-redis waits, or a third of the TTL.
+	// with a passing error, and when an attempt has had no answer for a second. In Redis the first
+	// attempt behind a quick answer within the last second is no such attempt if its context cannot
+	// end: it lasts as long as go-redis waits, and its failure is reported.
 	Retried func(Retried)
 	// Dropped is called after events were dropped because too many waited: figures counted from
 	// events are too low. Dropped comes after all events from before the drop. While events go on

@@ -110,7 +110,7 @@ func (r *reporter) Retrying(command string, attempt int, since time.Time, err er
 	if elapsed >= quietly && c.isDue(&c.quiet, min(elapsed, longestQuiet)) {
 		level = slog.LevelWarn
 	}
-	c.log(c.settings.logger, level, "relock: sending a command again", slog.String("command", command),
+	c.log(c.settings.logger, level, "relock: a command has no answer yet", slog.String("command", command),
 		slog.String("lock", r.name), slog.Int("attempt", attempt), slog.Duration("for", elapsed), slog.Any("error", err))
 	if hook := c.settings.hooks.Retried; hook != nil {
 		c.events.Emit(func() { hook(Retried{Name: r.name, Script: command, Attempt: attempt, Err: err}) })

@@ -21,7 +21,7 @@ import (
 // levels are those that are no constants.
 var levels = map[string]string{
 	"relock: pub/sub connection lost, connecting again": "INFO, and WARN from the fourth attempt on",
-	"relock: sending a command again":                   "DEBUG, and WARN after a second; of a client, then after 2, 4, 8, … s, at most 10 s apart",
+	"relock: a command has no answer yet":               "DEBUG, and WARN after a second; of a client, then after 2, 4, 8, … s, at most 10 s apart",
 }
 
 // logged are the messages that the library logs, found in its source: "LEVEL|message|keys".

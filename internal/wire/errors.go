@@ -27,6 +27,7 @@ var (
 	errNoAcks       = errors.New("the script has run, and WAIT or WAITAOF failed")
 	errBadReply     = errors.New("unexpected reply")
 	errHook         = errors.New("a hook of the go-redis client panicked, or ended its goroutine")
+	errNoAnswer     = fmt.Errorf("no answer for %s", silence)
 	errNoConnection = errors.New("no connection to Redis in time")
 )
 

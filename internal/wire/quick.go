@@ -27,8 +27,9 @@ const (
 
 // quick is what a Wire knows of the speed of its server.
 type quick struct {
-	is            atomic.Bool // the last answer to a call that was sent alone came within quickAnswer
-	keepsDeadline bool        // rdb stops waiting for an answer at the deadline of a context
+	is            atomic.Bool  // the last answer to a call that was sent alone came within quickAnswer
+	at            atomic.Int64 // its time, since Wire.start
+	keepsDeadline bool         // rdb stops waiting for an answer at the deadline of a context
 	moments       lifetime.Moments
 }
 
@@ -98,10 +99,17 @@ func isTimeout(err error) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
+// wasQuick reports whether the server was quick just before a time. Otherwise it may be away.
+func (w *Wire) wasQuick(now time.Time) bool {
+	return w.quick.is.Load() && now.Sub(w.start)-time.Duration(w.quick.at.Load()) < silence
+}
+
 // noteSpeed notes how quick the attempt of a flight alone was, and whether the attempt was a quick one
 // that is to be repeated.
 func (w *Wire) noteSpeed(l *lone, o *outcome) {
-	w.quick.is.Store(o.err == nil && time.Since(l.flight.since) <= quickAnswer)
+	now := time.Now()
+	w.quick.is.Store(o.err == nil && now.Sub(l.flight.since) <= quickAnswer)
+	w.quick.at.Store(int64(now.Sub(w.start)))
 	isOver := isContextEnd(o.err) || errors.Is(o.err, ErrGivenUp)
 	o.late = l.brief.moment != nil && isOver && l.flight.ctx.Err() == nil
 }

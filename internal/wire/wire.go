@@ -247,6 +247,10 @@ func moreTelling(last, err error) error {
 
 // attempt sends a call once, and returns as soon as ctx is done or the call's patience is over.
 func (w *Wire) attempt(ctx context.Context, c *Call, args []any, p *progress) (o outcome) {
+	if c.Report != nil && !w.wasQuick(p.Sent) { // go-redis may wait for a connection for half a minute
+		report, name, failed, begun, why := c.Report, c.Script.Name, p.attempts, p.begun, cmp.Or(p.last, errNoAnswer)
+		defer time.AfterFunc(silence, func() { report.Retrying(name, failed, begun, why) }).Stop()
+	}
 	l := &lone{spec: c.spec()}
 	f := &l.flight
 	*f = flight{ctx: ctx, spec: &l.spec, unit: Unit{Keys: c.Unit.Keys, Args: args}, since: p.Sent}

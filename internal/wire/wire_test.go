@@ -88,6 +88,9 @@ func (r *rig) use(rdb *redis.Client) {
 
 // Retrying implements Reporter.
 func (r *rig) Retrying(script string, attempt int, since time.Time, err error) {
+	if attempt == 0 && errors.Is(err, errNoAnswer) { // the first one goes on
+		return
+	}
 	r.mu.Lock()
 	r.retried = append(r.retried, err)
 	r.mu.Unlock()

@@ -99,7 +99,7 @@ func TestACallThatRedisDoesNotServeWarnsWithGrowingPauses(t *testing.T) {
 		w.Redis.SetError("")
 		require.NoError(t, m.NewLock("a").Unlock(waiting.Section()))
 		var warned []time.Duration
-		lines := log.About("sending a command again")
+		lines := log.About("a command has no answer yet")
 		for i, line := range lines {
 			require.EqualValues(t, i+1, line.Attrs["attempt"])
 			if line.Level == slog.LevelWarn {
