@@ -83,6 +83,55 @@ func (h *hold) eval(ctx context.Context, s store.Scripts, run store.Script) (any
 	return reply, err
 }
 
+// Run runs a Lua script of the caller in Redis while nobody else has the lock, and returns its reply.
+// Run waits its turn as [Lock.Lock] does, and its errors are those of Lock and of [Lock.Eval]; ctx
+// may be inside a section of this lock. A mutex that is free, and for which nobody waits, costs one
+// round trip, as the script looks at the lock in its own step. Otherwise Run is Lock, Eval and Unlock.
+//
+// The script and its keys are as for Eval. It runs at most once: without [ErrUnsure] an error of Run
+// says that the script has not run, or is the error of the script. Run waits for the answer to a
+// script that it has sent, for at most 10 s and not beyond the TTL, also if ctx ends meanwhile. The
+// hooks know nothing of a script that did not have to wait.
+func (l *Lock) Run(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+	if err := l.check(ctx); err != nil {
+		return nil, err
+	}
+	s, run, err := l.withScript(l.ask, script, keys, args)
+	if err != nil {
+		return nil, err
+	}
+	if l.nearest(ctx) == nil {
+		reply, err := l.runFree(ctx, s, run)
+		if err == nil {
+			return reply, nil
+		}
+		var busy *store.Busy
+		waits := errors.As(err, &busy) || errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrUnsure)
+		if !waits {
+			return nil, l.opError("run", Holder{}, err)
+		}
+	}
+	section, err := l.Lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = l.Unlock(section) }() // the script has its answer, and cleanup has what is not confirmed
+	return l.Eval(section, script, keys, args...)
+}
+
+// runFree runs a script if the lock is free.
+func (l *Lock) runFree(ctx context.Context, s store.Scripts, run store.Script) (any, error) {
+	switch {
+	case l.client.isClosed():
+		return nil, ErrClosed
+	case ctx.Err() != nil:
+		return nil, lifetime.Ended(ctx)
+	}
+	bound := lifetime.Until(ctx, time.Now().Add(min(unlockLimit, l.ask.TTL)))
+	defer bound.Stop()
+	return s.EvalFree(bound, l.ask, run)
+}
+
 // TryLockIf is [Lock.TryLock] with a script that decides in the same step whether the caller gets
 // the lock: one round trip to look at data beside the lock, to take the lock, and to note that the
 // work begins. The script and its keys are as for [Lock.Eval], and it returns two values: whether

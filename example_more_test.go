@@ -232,6 +232,17 @@ func ExampleLock_Wanted() {
 	// <nil>
 }
 
+// Run is for a section that is one script, beside others that are not.
+func ExampleLock_Run() {
+	client, stop := connect()
+	defer stop()
+	stock := client.NewLock("stock:7")
+
+	reply, err := stock.Run(context.Background(), "return redis.call('INCRBY', KEYS[1], ARGV[1])", []string{"{stock:7}:count"}, 5)
+	fmt.Println(reply, err)
+	// Output: 5 <nil>
+}
+
 func ExampleHolderFrom() {
 	client := inMemory()
 	defer client.Close()

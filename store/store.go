@@ -352,6 +352,11 @@ type Scripts interface {
 	// script, which may have changed something before.
 	Eval(ctx context.Context, l Lease, s Script) (any, error)
 
+	// EvalFree runs a script once if nobody has the lock of an ask at that moment, and nobody waits
+	// for it, and returns its reply. Errors: [*Busy], and the script has not run: also if the store
+	// cannot tell; ErrUnsure; an error of the script, which may have changed something before.
+	EvalFree(ctx context.Context, a Ask, s Script) (any, error)
+
 	// TryEval is Try, and runs a script in the same step. The script knows whether the hold has the
 	// lock, and says whether to keep the lock; otherwise the error is [*Declined]. TryEval returns
 	// the reply of the script with the lease. The script may run several times, as a repeat after a

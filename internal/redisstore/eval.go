@@ -34,26 +34,56 @@ func (*redisStore) CheckScript(a store.Ask, script store.Script) error {
 }
 
 func (s *redisStore) Eval(ctx context.Context, l store.Lease, script store.Script) (any, error) {
-	return s.eval(ctx, l, script, "eval", []string{l.Name}, s.field(l.ID))
+	return s.eval(ctx, l.Ask, s.user("", "eval", script), script, []string{l.Name}, s.field(l.ID))
 }
 
 func (s *nativeStore) Eval(ctx context.Context, l store.Lease, script store.Script) (any, error) {
 	switch {
 	case l.Lender != "":
-		return s.eval(ctx, l, script, "loan", []string{l.Name, l.Name + loansSuffix}, string(l.Lender), string(l.ID))
+		return s.eval(ctx, l.Ask, s.user("", "loan", script), script, []string{l.Name, l.Name + loansSuffix}, string(l.Lender), string(l.ID))
 	case l.Kind == store.Mutex:
 		return s.redisStore.Eval(ctx, l, script)
 	default:
-		return s.eval(ctx, l, script, "shared", []string{l.Name}, string(l.ID)+"|"+letter(l.Ask))
+		return s.eval(ctx, l.Ask, s.user("", "shared", script), script, []string{l.Name}, string(l.ID)+"|"+letter(l.Ask))
 	}
 }
 
-// eval runs a script by a verb of scripts/user, with the keys and arguments of the verb.
-func (s *redisStore) eval(ctx context.Context, l store.Lease, script store.Script, verb string, keys []string, args ...any) (any, error) {
+// EvalFree knows no lock of Redisson that is free, as it does not look for those that wait.
+func (*redisStore) EvalFree(context.Context, store.Ask, store.Script) (any, error) {
+	return nil, &store.Busy{}
+}
+
+func (s *nativeStore) EvalFree(ctx context.Context, a store.Ask, script store.Script) (any, error) {
+	if a.Kind != store.Mutex { // the others are free by more than the lack of a key
+		return nil, &store.Busy{}
+	}
+	_, common := s.entering(s.scripts.mutex.acquire)
+	reply, err := s.eval(ctx, a, s.user(s.first(), "free", script), script, []string{a.Name, a.Name + queueSuffix}, common...)
+	if errors.Is(err, store.ErrGone) {
+		return nil, &store.Busy{}
+	}
+	return reply, err
+}
+
+// user returns a user's script for a verb of scripts/user. first runs before everything else.
+func (s *redisStore) user(first, verb string, script store.Script) *wire.Script {
+	return s.users.of(s.scripts, first, verb, script.Source)
+}
+
+// first stands in front of the verbs that take locks.
+func (s *nativeStore) first() string {
+	if s.delay > 0 {
+		return s.scripts.source("restarted")
+	}
+	return ""
+}
+
+// eval runs a user's script by a verb, with the keys and arguments of the verb.
+func (s *redisStore) eval(ctx context.Context, a store.Ask, verb *wire.Script, script store.Script, keys []string, args ...any) (any, error) {
 	c := &wire.Call{
-		Script: s.users.of(s.scripts, "", verb, script.Source), Tries: boundTries, NoRepeat: true, Patience: attemptLimit(l.TTL),
+		Script: verb, Tries: boundTries, NoRepeat: true, Patience: attemptLimit(a.TTL),
 		Unit:   wire.Unit{Keys: append(keys, script.Keys...), Args: append(args, script.Args...)},
-		Report: l.Report,
+		Report: a.Report,
 	}
 	answer, err := s.wire.Do(ctx, c)
 	if err != nil {
@@ -88,12 +118,8 @@ func (s *nativeStore) TryEval(ctx context.Context, a store.Ask, script store.Scr
 	args := func(ttl int64) []any {
 		return slices.Concat(common, []any{string(a.ID), ttl}, script.Args)
 	}
-	first := ""
-	if s.delay > 0 {
-		first = s.scripts.source("restarted")
-	}
 	c := &wire.Call{
-		Script: s.users.of(s.scripts, first, "try", script.Source), Tries: boundTries, Patience: takingLimit(a),
+		Script: s.user(s.first(), "try", script), Tries: boundTries, Patience: takingLimit(a),
 		Unit:   wire.Unit{Keys: append([]string{a.Name, a.Name + queueSuffix}, script.Keys...), Args: args(lifetime.Millis(a.Kept(a.TTL)))},
 		Repeat: func(elapsed time.Duration) []any { return args(repeatMillis(a.Kept(a.TTL), elapsed)) },
 		Acks:   wire.Acks(a.Acks),

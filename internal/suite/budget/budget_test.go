@@ -47,6 +47,7 @@ var budgets = map[string]cost{
 	"inside another section": {50, 4944, 1, 2, 2, 396},
 	"pair and token":         {46, 4752, 1, 3, 3, 588},
 	"eval":                   {15, 1136, 0, 1, 1, 177},
+	"run, free":              {14, 1176, 0, 1, 1, 154},
 	"read pair":              {45, 4016, 0, 2, 2, 534},
 	"write pair":             {45, 4016, 0, 2, 2, 534},
 	"permit pair":            {45, 4032, 0, 2, 2, 556},
@@ -254,6 +255,14 @@ func TestBudget(t *testing.T) {
 		}
 		keys := []string{"{x}:y"}
 		return func() { must(l.Eval(section, "return 7", keys, "z")) }
+	})
+	op("run, free", func(r *rig) func() {
+		l := r.NewLock("x")
+		r.server.Script = func(reply []byte, _ [][]byte) []byte {
+			return fakeredis.AppendInts(fakeredis.AppendList(reply, 2), 1, 7)
+		}
+		keys := []string{"{x}:y"}
+		return func() { must(l.Run(endless(), "return 7", keys, "z")) }
 	})
 	op("read pair", func(r *rig) func() { return pair(endless(), r.NewRWLock("x").RLocker()) })
 	op("write pair", func(r *rig) func() { return pair(endless(), r.NewRWLock("x").Writer()) })

@@ -3,11 +3,14 @@ package redis_test
 import (
 	"context"
 	"errors"
+	"strconv"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
@@ -346,6 +349,124 @@ func TestALostReplyOfTryLockIfIsAskedForAgain(t *testing.T) {
 	}
 }
 
+func TestRunIsOneScriptOfAFreeLock(t *testing.T) {
+	w := stage.OnShared(t)
+	p := w.Peer()
+	l := p.NewLock("a")
+	for want := range 3 {
+		before := p.Faults.Commands()
+		reply, err := l.Run(t.Context(), incr, key("a"), 1)
+		require.NoError(t, err)
+		require.Equal(t, strconv.Itoa(want+1), reply)
+		if want > 0 { // the first one sends the script's text, too
+			require.Equal(t, 1, p.Faults.Commands()-before)
+		}
+	}
+	require.Equal(t, key("a"), redistest.Keys(t, w.Plain), "nothing of the lock")
+	require.NoError(t, p.RDB.Del(t.Context(), key("a")...).Err())
+
+	_, err := l.Run(t.Context(), "return redis.error_reply('MINE no')", nil)
+	require.ErrorContains(t, err, "MINE no")
+	require.NotErrorIs(t, err, relock.ErrUnsure)
+	_, err = l.Run(t.Context(), incr, []string{"elsewhere"})
+	require.ErrorIs(t, err, relock.ErrInvalid)
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = l.Run(over, incr, key("a"), 1)
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = new(relock.Lock).Run(t.Context(), incr, nil)
+	require.ErrorIs(t, err, relock.ErrInvalid)
+	require.NoError(t, p.Close())
+	_, err = l.Run(t.Context(), incr, key("a"), 1)
+	require.ErrorIs(t, err, relock.ErrClosed)
+	require.Empty(t, redistest.Keys(t, w.Plain))
+}
+
+// TestRunWaitsItsTurn has a holder that reads, waits and writes, and callers that add in between.
+func TestRunWaitsItsTurn(t *testing.T) {
+	w := stage.OnShared(t)
+	const add = "redis.call('INCRBY', KEYS[1], ARGV[1]) redis.call('PEXPIRE', KEYS[1], 60000)"
+	var all sync.WaitGroup
+	for range 4 {
+		p := w.Peer()
+		l := p.NewLock("a")
+		all.Go(func() {
+			for range 50 {
+				_, err := l.Run(t.Context(), add, key("a"), 1)
+				assert.NoError(t, err)
+			}
+		})
+		all.Go(func() {
+			for range 5 {
+				assert.NoError(t, l.Do(t.Context(), func(ctx context.Context) error {
+					n, _ := p.RDB.Get(ctx, key("a")[0]).Int()
+					time.Sleep(5 * time.Millisecond)
+					return p.RDB.Set(ctx, key("a")[0], n+1, time.Minute).Err()
+				}))
+			}
+		})
+	}
+	all.Wait()
+	require.Equal(t, "220", w.Plain.GetDel(t.Context(), key("a")[0]).Val())
+	w.RequireFree("a")
+}
+
+func TestRunInsideOfASection(t *testing.T) {
+	w := stage.OnShared(t)
+	p := w.Peer()
+	rw := p.NewRWLock("rw")
+	for name, l := range map[string]*relock.Lock{"a": p.NewLock("a"), "rw": rw.Writer(), "sem": p.NewSemaphore("sem", 2)} {
+		section := w.Enter(t.Context(), l)
+		reply, err := l.Run(section, incr, key(name), 1)
+		require.NoError(t, err, name)
+		require.Equal(t, "1", reply, name)
+		require.Equal(t, 1, l.Count(section), name)
+		require.NoError(t, p.RDB.FlushAll(t.Context()).Err())
+		_, err = l.Eval(section, "return 1", nil)
+		require.ErrorIs(t, err, relock.ErrLockLost, name)
+		_, err = l.Run(section, incr, key(name), 1)
+		require.ErrorIs(t, err, relock.ErrLockLost, name)
+		require.Empty(t, redistest.Keys(t, w.Plain), name)
+		require.ErrorIs(t, l.Unlock(section), relock.ErrLockLost)
+	}
+	_, err := p.NewLock("rw").Run(t.Context(), "return 1", nil)
+	require.NoError(t, err, "nobody is in")
+	_, err = rw.RLocker().Run(t.Context(), incr, key("rw"), 1)
+	require.ErrorIs(t, err, relock.ErrInvalid, "a reader must not write")
+}
+
+func TestRunIsSentOnce(t *testing.T) {
+	w := stage.OnShared(t)
+	for what, lose := range stage.Breaks {
+		p := w.Peer(relock.WithTTL(5 * time.Second))
+		l := p.NewLock("a")
+		_, err := l.Run(t.Context(), incr, key("a"), 1)
+		require.NoError(t, err)
+		rule := p.Faults.Once(redistest.Named("EVALSHA"), redistest.DropReply(lose))
+		_, err = l.Run(t.Context(), incr, key("a"), 1)
+		require.ErrorIs(t, err, relock.ErrUnsure, what)
+		require.Equal(t, 1, rule.Hits())
+		reply, err := l.Run(t.Context(), incr, key("a"), 1)
+		require.NoError(t, err)
+		require.Equal(t, "3", reply, what) // the first and the lost one, and this
+		require.Equal(t, key("a"), redistest.Keys(t, w.Plain))
+		require.NoError(t, p.RDB.Del(t.Context(), key("a")...).Err())
+	}
+}
+
+// TestRunWaitsForAServerThatIsAway has a server that is killed, and gives no locks after its start.
+func TestRunWaitsForAServerThatIsAway(t *testing.T) {
+	w := stage.OnOwn(t)
+	l := w.Peer(relock.WithTTL(5*time.Second), relock.WithRestartDelay(time.Second)).NewLock("a")
+	w.Server.Kill()
+	time.AfterFunc(time.Second, w.Server.Restart)
+	began := time.Now()
+	reply, err := l.Run(t.Context(), incr, key("a"), 1)
+	require.NoError(t, err)
+	require.Equal(t, "1", reply)
+	require.Greater(t, time.Since(began), 2*time.Second, "the server runs for a second before it gives locks")
+}
+
 func TestUserScriptsWorkOnMiniredisAndInRedissonsLayout(t *testing.T) {
 	m := miniredis.RunT(t)
 	rdb := redis.NewClient(&redis.Options{Addr: m.Addr()})
@@ -361,6 +482,9 @@ func TestUserScriptsWorkOnMiniredisAndInRedissonsLayout(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "2", reply)
 		require.NoError(t, l.Unlock(section))
+		reply, err = l.Run(t.Context(), incr, key("a"), 1)
+		require.NoError(t, err)
+		require.Equal(t, "3", reply)
 		section, _, err = l.TryLockIf(t.Context(), "return locked", nil)
 		if options != nil {
 			require.ErrorIs(t, err, errors.ErrUnsupported)
