@@ -9,21 +9,13 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/lifetime"
-	"github.com/go-relock/relock/internal/wire"
-	"github.com/go-relock/relock/store"
 )
 
-var (
-	//go:embed scripts/every.lua
-	everyScript string
-
-	every = redis.NewScript(everyScript)
-)
+//go:embed scripts/every.lua
+var everyScript string
 
 // Tick is one run of the function of [Every].
 type Tick struct {
@@ -54,7 +46,7 @@ type schedule struct {
 	fn      func(context.Context, Tick)
 	catchUp int64
 	err     error
-	first   string // the key of the first period
+	clock   *call // that nobody makes: its lock is free, and stands beside the key of the first period
 }
 
 // Every runs fn in each period, once over all processes that call Every with the same name and
@@ -75,7 +67,7 @@ type schedule struct {
 // be caught up, are kept, or those of [WithRetention] if that is longer. Every process needs a Redis
 // command a period for the time, and one for the record.
 //
-// Every goes on while Redis is away. Errors: the end of ctx; [relock.ErrClosed]; [relock.ErrInvalid];
+// Every goes on while Redis is away, and says so as [relock.Lock.Lock] does. Errors: the end of ctx; [relock.ErrClosed]; [relock.ErrInvalid];
 // [ErrMismatch], if [Do] has used a key of Every; an error of Redis that asking again would not
 // change.
 func Every(ctx context.Context, o *Once, name string, period time.Duration, fn func(ctx context.Context, t Tick), options ...EveryOption) error {
@@ -95,11 +87,23 @@ func Every(ctx context.Context, o *Once, name string, period time.Duration, fn f
 			lifetime.Sleep(ctx.Done(), rest)
 		case errors.Is(err, relock.ErrUnavailable), errors.Is(err, relock.ErrLockLost):
 			pause.Wait(ctx.Done())
+			if err := s.waitForRedis(ctx); err != nil && ctx.Err() == nil {
+				return err
+			}
 		default:
 			return err
 		}
 	}
 	return lifetime.Ended(ctx)
+}
+
+// waitForRedis leaves the wait, and the words about it, to a lock that nobody wants.
+func (s *schedule) waitForRedis(ctx context.Context) error {
+	section, err := s.clock.lock.Lock(ctx)
+	if err == nil {
+		_ = s.clock.lock.Unlock(section)
+	}
+	return err
 }
 
 func (s *schedule) check(ctx context.Context) error {
@@ -114,12 +118,15 @@ func (s *schedule) check(ctx context.Context) error {
 	case s.period < 10*time.Millisecond || s.period%time.Millisecond != 0:
 		return fmt.Errorf("%w: once.Every(%s): a period is whole milliseconds, of 10ms at least", relock.ErrInvalid, s.period)
 	}
-	c, err := s.once.newCall(s.name, nil)
+	_, err := s.once.newCall(s.name, nil)
 	if err == nil {
-		s.first = c.record + ":first"
+		s.clock, err = s.once.newCall(s.key(), nil)
 	}
 	return err
 }
+
+// key is of a schedule: one name may have several.
+func (s *schedule) key() string { return s.name + "@" + s.period.String() }
 
 // round runs the present period, and those before it that are to be caught up, unless they are over.
 // rest is the time until the next period.
@@ -139,8 +146,7 @@ func (s *schedule) round(ctx context.Context) (rest time.Duration, err error) {
 
 // run runs a period, or waits for the end of its run.
 func (s *schedule) run(ctx context.Context, number int64) error {
-	key := s.name + "@" + s.period.String() + "#" + strconv.FormatInt(number, 10)
-	c, err := s.once.newCall(key, nil)
+	c, err := s.once.newCall(s.key()+"#"+strconv.FormatInt(number, 10), nil)
 	if err != nil {
 		return err
 	}
@@ -159,17 +165,19 @@ func (s *schedule) now(ctx context.Context) (present int64, in time.Duration, fi
 	if s.catchUp > 0 {
 		keep = (time.Duration(s.catchUp+2) * s.period).Milliseconds()
 	}
-	reply, err := every.Run(ctx, s.once.rdb, []string{s.first}, s.period.Milliseconds(), keep).Int64Slice()
-	switch {
-	case err != nil && !wire.Refused(err):
-		return 0, 0, 0, store.Unavailable(err)
-	case err != nil:
+	reply, err := s.clock.lock.Run(ctx, everyScript, []string{s.clock.record + ":first"}, s.period.Milliseconds(), keep)
+	if err != nil {
 		return 0, 0, 0, err
-	case len(reply) != 3:
+	}
+	fields, _ := reply.([]any)
+	if len(fields) != 3 {
 		return 0, 0, 0, fmt.Errorf("once: unexpected reply of a script: %v", reply)
 	}
+	present, _ = fields[0].(int64)
+	ms, _ := fields[1].(int64)
+	first, _ = fields[2].(int64)
 	if keep == 0 {
-		reply[2] = reply[0]
+		first = present
 	}
-	return reply[0], time.Duration(reply[1]) * time.Millisecond, reply[2], nil
+	return present, time.Duration(ms) * time.Millisecond, first, nil
 }

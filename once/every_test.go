@@ -166,7 +166,7 @@ func TestEveryGoesOnBehindAnOutage(t *testing.T) {
 	runs := func() int { return len(l.periods()) }
 	redistest.Eventually(t, 10*time.Second, func() bool { return runs() > 2 }, "it runs")
 	p.faults.Partition()
-	<-time.After(5 * period)
+	redistest.Eventually(t, 10*time.Second, func() bool { return p.retried.Load() > 0 }, "it says that Redis is away")
 	p.faults.Heal()
 	n := runs()
 	redistest.Eventually(t, 10*time.Second, func() bool { return runs() > n+2 }, "it runs again")

@@ -39,8 +39,9 @@ func newRig(t *testing.T) *rig {
 // process is one process of its own.
 type process struct {
 	*once.Once
-	locks  *relock.Client
-	faults *redistest.Faults
+	locks   *relock.Client
+	faults  *redistest.Faults
+	retried atomic.Int64 // reports of calls that have no answer yet
 }
 
 const lease = 6 * time.Second
@@ -59,7 +60,7 @@ func (r *rig) processWith(ttl time.Duration, options ...once.Option) *process {
 		o.ReadTimeout, o.WriteTimeout = 300*time.Millisecond, 300*time.Millisecond
 	})
 	var err error
-	p.locks, err = relock.New(rdb, relock.WithTTL(ttl))
+	p.locks, err = relock.New(rdb, relock.WithTTL(ttl), relock.WithHooks(relock.Hooks{Retried: func(relock.Retried) { p.retried.Add(1) }}))
 	require.NoError(r, err)
 	p.Once, err = once.New(p.locks, options...)
 	require.NoError(r, err)
