@@ -3,6 +3,8 @@ package code
 import (
 	"context"
 	"errors"
+	"os"
+	"os/exec"
 	"testing"
 	"time"
 
@@ -17,24 +19,13 @@ import (
 // ship is the work of a section.
 func ship(ctx context.Context, _ int) error { return ctx.Err() }
 
-func first(ctx context.Context, rdb redis.UniversalClient) error {
-	// page: first
-	client, err := relock.New(rdb) // rdb is any go-redis v9 client: one server, Sentinel, or Cluster
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-
-	lock := client.NewLock("orders:42", relock.WithTTL(10*time.Second))
-	err = lock.Do(ctx, func(ctx context.Context) error {
-		return ship(ctx, 42) // nobody else is here, in any process; ctx ends if that stops being true
-	})
-	// end
-	return err
-}
-
-func TestReadmeFirst(t *testing.T) {
-	require.NoError(t, first(t.Context(), redistest.Shared(t).Client()))
+func TestReadmeWhole(t *testing.T) {
+	program := exec.CommandContext(t.Context(), "go", "run", "./first")
+	program.Env = append(os.Environ(), "REDIS_ADDR="+redistest.Shared(t).Addr())
+	out, err := program.CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.Contains(t, string(out), "nobody else is here")
+	require.NotContains(t, string(out), "relock:")
 }
 
 //nolint:ineffassign // a list of verbs, and not a program
@@ -54,7 +45,7 @@ func verbs(ctx context.Context, client *relock.Client, fn func(context.Context) 
 	defer func() { err = errors.Join(err, lock.Unlock(section)) }() // the section's context is for the work, and for Unlock, which reports a loss
 
 	token, err := lock.Token(section)              // fencing token
-	reply, err := lock.Eval(section, script, keys) // Lua that runs only while the section has the lock
+	reply, err := lock.Eval(section, script, keys) // Lua that runs only while the section has the lock; lock.Run takes the lock for it
 	ticket, err := lock.Lend(section)              // another process enters beside this one; HandOff: in place of it
 	wanted := lock.Wanted(section)                 // closed when somebody calls lock.Ask: give the lock back where you can
 
