@@ -8,6 +8,8 @@ TIMEOUT   ?= 20m
 TESTFLAGS ?=
 FUZZTIME  ?= 10s
 SOAK      ?= 5s
+TORTURE   ?= 10s
+PEER      ?=
 FAKE      ?= 300
 BENCH     ?= .
 BENCHTIME ?= 1s
@@ -40,7 +42,7 @@ LINT   = $(GO) tool -modfile="$(CURDIR)/tools/go.mod" golangci-lint
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help check test deps fmt fmt-check tidy-check vet lint unit topology modules each examples release-check release man interop kubernetes fuzz soak soak-faults soak-kept soak-table soak-fake model tla pictures snippets bench gobench bench-check clean
+.PHONY: help check test deps fmt fmt-check tidy-check vet lint unit topology modules each examples release-check release man interop kubernetes fuzz soak soak-faults soak-kept soak-table soak-fake torture model tla pictures snippets bench gobench bench-check clean
 
 help: ## Show this list
 	@echo 'Usage: make TARGET [NAME=value ...]'
@@ -153,6 +155,10 @@ fuzz: ## Run every fuzz function for FUZZTIME
 	@cd ticket && GO="$(GO)" sh ../tools/fuzz.sh "$(FUZZTIME)"
 
 soak: soak-faults soak-fake ## Both of the next two (test runs only the first one)
+
+torture: ## Every lock library in every scenario, with trouble for TORTURE in each (RUN and PEER select): docs/TORTURE.md
+	cd torture && RELOCK_TORTURE=$(TORTURE) RELOCK_RUN='$(RUN)' RELOCK_PEER='$(PEER)' RELOCK_SEED=$(SEED) \
+		$(if $(RUN)$(PEER),,RELOCK_PAGE=../docs/TORTURE.md RELOCK_COMMIT=$$(git rev-parse --short HEAD)) $(GO) test -count=1 -timeout 0 -v .
 
 # No limit of go test: it may be hours, and each wait in it has a limit of its own.
 SOAKING = RELOCK_SOAK=$(SOAK) RELOCK_SEED=$(SEED)

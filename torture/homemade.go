@@ -1,0 +1,234 @@
+package torture
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+)
+
+// Defect is what is wrong with a home-made lock.
+type Defect string
+
+// The defects. Each is a mistake that people make.
+const (
+	Sound      Defect = ""
+	Racy       Defect = "looks, and then writes"
+	Credulous  Defect = "takes an error for a yes"
+	Careless   Defect = "deletes whatever is there"
+	Forgetful  Defect = "sets no lease"
+	Silent     Defect = "tells nobody of a loss"
+	Impatient  Defect = "stops to renew at the first error"
+	Deaf       Defect = "waits for a message, and for nothing else"
+	Scriptless Defect = "knows scripts by their hash alone"
+	Counting   Defect = "takes with INCR"
+	Leaky      Defect = "leaves its waiters behind"
+	Unfenced   Defect = "has one token for all"
+)
+
+var defects = []Defect{Sound, Racy, Credulous, Careless, Forgetful, Silent, Impatient, Deaf, Scriptless, Counting, Leaky, Unfenced}
+
+// HomeMade is the lock that people write themselves: SET NX with a lease, a goroutine that renews
+// it, and a compare-and-delete. With [Sound] it does what can be done in this way.
+func HomeMade(d Defect) *Library {
+	name := "home-made"
+	if d != Sound {
+		name += ", " + string(d)
+	}
+	return &Library{Name: name, Module: "github.com/redis/go-redis/v9", Promises: Renews | Tells | Fences | Follows, Open: func(s Setup) (Locker, error) {
+		h := &homeMade{ttl: s.TTL, defect: d, rdb: s.Redis(func(o *redis.UniversalOptions) {
+			o.ContextTimeoutEnabled = true
+			if d == Credulous || d == Impatient {
+				o.MaxRetries = -1 // go-redis hides few errors then
+			}
+		})}
+		if d == Scriptless {
+			for _, script := range []*redis.Script{takeScript, renewScript, freeScript} {
+				if err := script.Load(context.Background(), h.rdb).Err(); err != nil {
+					return nil, err
+				}
+			}
+		}
+		return h, nil
+	}}
+}
+
+type homeMade struct {
+	rdb    redis.UniversalClient
+	ttl    time.Duration
+	defect Defect
+}
+
+var (
+	takeScript = redis.NewScript(`
+		if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 1 end
+		if redis.call('GET', KEYS[1]) == ARGV[1] then return 1 end
+		return 0`)
+	renewScript = redis.NewScript(`
+		if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+		return 0`)
+	freeScript = redis.NewScript(`
+		if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) redis.call('PUBLISH', KEYS[1], '') return 1 end
+		return 0`)
+)
+
+func (h *homeMade) run(ctx context.Context, s *redis.Script, key string, args ...any) (bool, error) {
+	if h.defect == Scriptless {
+		n, err := s.EvalSha(ctx, h.rdb, []string{key}, args...).Int()
+		return n == 1, err
+	}
+	n, err := s.Run(ctx, h.rdb, []string{key}, args...).Int()
+	return n == 1, err
+}
+
+func (h *homeMade) take(ctx context.Context, key, value string) (bool, error) {
+	switch h.defect {
+	case Racy:
+		n, err := h.rdb.Exists(ctx, key).Result()
+		if err != nil || n > 0 {
+			return false, err
+		}
+		return true, h.rdb.Set(ctx, key, value, h.ttl).Err()
+	case Forgetful:
+		return h.rdb.SetNX(ctx, key, value, 0).Result()
+	case Counting:
+		n, err := h.rdb.Incr(ctx, key).Result()
+		return n == 1, err
+	default:
+		return h.run(ctx, takeScript, key, value, h.ttl.Milliseconds())
+	}
+}
+
+func (h *homeMade) Lock(ctx context.Context, name string) (*Held, error) {
+	key, value := "{"+name+"}", uuid.NewString()
+	if h.defect == Leaky {
+		h.rdb.SAdd(ctx, key+":waiters", value)
+	}
+	for {
+		sent := time.Now()
+		bounded, cancel := context.WithTimeout(ctx, h.ttl/4)
+		ok, err := h.take(bounded, key, value)
+		cancel()
+		switch {
+		case ok, err != nil && h.defect == Credulous:
+			if h.defect == Leaky {
+				h.rdb.SRem(ctx, key+":waiters", value)
+			}
+			return h.held(key, value, sent), nil
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case isRefusal(err):
+			return nil, err
+		}
+		if err := h.wait(ctx, key); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func isRefusal(err error) bool {
+	return redis.HasErrorPrefix(err, "NOAUTH") || redis.HasErrorPrefix(err, "WRONGTYPE")
+}
+
+func (h *homeMade) wait(ctx context.Context, key string) error {
+	again := time.After(20 * time.Millisecond)
+	var told <-chan *redis.Message
+	if h.defect == Deaf && h.rdb.Exists(ctx, key).Val() > 0 {
+		sub := h.rdb.Subscribe(ctx, key)
+		defer sub.Close()
+		if _, err := sub.Receive(ctx); err == nil && h.rdb.Exists(ctx, key).Val() > 0 {
+			told, again = sub.Channel(), nil
+		}
+	}
+	select {
+	case <-again:
+	case <-told:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return nil
+}
+
+// held keeps a lease alive until it is unlocked or lost.
+func (h *homeMade) held(key, value string, sent time.Time) *Held {
+	lost, left := make(chan struct{}), make(chan struct{})
+	if h.defect == Counting {
+		return &Held{Unlock: func(ctx context.Context) error { return h.rdb.Del(ctx, key).Err() }}
+	}
+	go func() {
+		end, next := time.NewTimer(time.Until(sent.Add(h.ttl))), time.NewTicker(h.ttl/3)
+		defer end.Stop()
+		defer next.Stop()
+		renewed := make(chan time.Time, 1) // the time when it was sent; zero: the lock is gone
+		for busy := false; ; {
+			select {
+			case <-left:
+				return
+			case <-next.C:
+				if busy {
+					continue
+				}
+				busy = true
+				go func() {
+					sent := time.Now()
+					patience := h.ttl / 3
+					if h.defect == Impatient {
+						patience = h.ttl / 20
+					}
+					ctx, cancel := context.WithTimeout(context.Background(), patience)
+					defer cancel()
+					switch ok, err := h.run(ctx, renewScript, key, value, h.ttl.Milliseconds()); {
+					case err == nil && !ok:
+						sent = time.Time{}
+					case err != nil:
+						sent = sent.Add(-h.ttl) // the lease is not longer for it
+					}
+					renewed <- sent
+				}()
+			case at := <-renewed:
+				busy = false
+				if h.defect == Impatient && time.Since(at) >= h.ttl {
+					return
+				}
+				if at.IsZero() {
+					end.Reset(0)
+				} else if time.Since(at) < h.ttl {
+					end.Reset(time.Until(at.Add(h.ttl)))
+				}
+			case <-end.C:
+				if h.defect != Silent {
+					close(lost)
+				}
+				return
+			}
+		}
+	}()
+	return &Held{
+		Lost: lost,
+		Unlock: func(ctx context.Context) error {
+			close(left)
+			if h.defect == Careless {
+				return h.rdb.Del(ctx, key).Err()
+			}
+			ok, err := h.run(ctx, freeScript, key, value)
+			if err == nil && !ok {
+				err = errNotOurs
+			}
+			return err
+		},
+		Token: func(ctx context.Context) (int64, error) {
+			if h.defect == Unfenced {
+				return 1, nil
+			}
+			return h.rdb.Incr(ctx, key+":token").Result()
+		},
+	}
+}
+
+func (h *homeMade) Close() {
+	if err := h.rdb.Close(); err != nil && !errors.Is(err, redis.ErrClosed) {
+		panic(err)
+	}
+}

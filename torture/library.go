@@ -1,0 +1,89 @@
+// Package torture does to lock libraries what happens to locks: answers that never come, servers
+// that stop, restart empty or fail over, links that are slow or silent, processes that are killed or
+// stand still. What each library's holders have believed is then checked.
+//
+// A library takes part with an adapter of some fifty lines, see [Library] and libraries.go. A
+// [Scenario] is a workload with one kind of trouble. The verdict is "pass", "FAIL" with a reason, or
+// "not promised": the library's documentation promises nothing that the scenario could break. Each
+// scenario names a home-made lock with one [Defect] that fails in it, so that a pass means something,
+// and runs without its trouble, too.
+//
+// docs/TORTURE.md has the results. "make torture" makes the page.
+package torture
+
+import (
+	"context"
+	"runtime/debug"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Library is a lock library, used as its documentation advises.
+type Library struct {
+	Name     string
+	Module   string  // whose version the page shows; empty: the version of this repository
+	Promises Promise // of its documentation
+	// Open makes the part of one process.
+	Open func(Setup) (Locker, error)
+}
+
+// Promise is what a documentation promises beside mutual exclusion.
+type Promise uint
+
+// The promises.
+const (
+	Renews  Promise = 1 << iota // a lock lasts for as long as its holder lives and reaches the server
+	Tells                       // a holder that has lost the lock is told before another can have it
+	Fences                      // numbers that grow with each hold
+	Follows                     // Sentinel and Cluster are served
+)
+
+// Setup is what a library is opened with.
+type Setup struct {
+	TTL time.Duration
+	// Redis makes a go-redis client on the process's way to the servers. The caller closes it.
+	Redis func(mod ...func(*redis.UniversalOptions)) redis.UniversalClient
+	// Addr is the same way for libraries with connections of their own; empty with Sentinel and Cluster.
+	Addr string
+}
+
+// Locker is the part of a library in one process. It is used by many goroutines.
+type Locker interface {
+	// Lock waits until the caller has the lock, or ctx is done. The end of ctx is the end of the
+	// wait alone, and not of the hold.
+	Lock(ctx context.Context, name string) (*Held, error)
+	Close()
+}
+
+// Held is a lock that somebody has.
+type Held struct {
+	Lost   <-chan struct{} // closed when the holder is told of the loss; nil: nobody tells
+	Until  time.Time       // the end of a lease that the holder has to watch; zero: renewed
+	Unlock func(ctx context.Context) error
+	Token  func(ctx context.Context) (int64, error) // nil: no tokens
+}
+
+// isOver says whether the holder knows that the lock may be another's.
+func (h *Held) isOver() bool {
+	select {
+	case <-h.Lost:
+		return true
+	default:
+		return !h.Until.IsZero() && !time.Now().Before(h.Until)
+	}
+}
+
+// Version returns the version of the library in this program.
+func (l *Library) Version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok || l.Module == "" {
+		return ""
+	}
+	for _, m := range info.Deps {
+		if m.Path == l.Module {
+			return m.Version
+		}
+	}
+	return ""
+}

@@ -1,0 +1,124 @@
+package torture
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Verdict is what a scenario says of a library.
+type Verdict struct {
+	Scenario, Library string
+	Promised          bool
+	Wrong             []string // empty: pass
+	Seed              uint64
+}
+
+func (v Verdict) String() string {
+	switch {
+	case !v.Promised:
+		return "not promised"
+	case len(v.Wrong) > 0:
+		return "FAIL"
+	default:
+		return "pass"
+	}
+}
+
+// Report is what the page says.
+type Report struct {
+	Date, Commit, Server, Long string
+	Verdicts                   []Verdict
+}
+
+// find returns the verdict of a scenario on a library.
+func (r *Report) find(s *Scenario, l *Library) (Verdict, bool) {
+	i := slices.IndexFunc(r.Verdicts, func(v Verdict) bool { return v.Scenario == s.Name && v.Library == l.Name })
+	if i < 0 {
+		return Verdict{}, false
+	}
+	return r.Verdicts[i], true
+}
+
+// Page writes the results as a page.
+func (r *Report) Page() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, `# Torture
+
+What lock libraries do when servers, links and processes fail: one table, made by one command on this machine or yours.
+
+    make torture                        # all, within half an hour: this page
+    make torture RUN='cuts|pause'       # scenarios whose names match; writes nothing
+    make torture PEER=redsync           # a library; writes nothing
+
+Made on %s, of %s, with %s and %s. The trouble of a crowd lasted %s.
+
+**pass**: nothing was wrong. **FAIL**: a promise was broken; the notes say how. **–**: the documentation of the library promises nothing that the scenario could break: a
+library that does not renew, or tells nobody of a loss, leaves this to its user. A holder that has to watch its lease itself stops in time here. One server can pass a scenario by luck,
+so read a pass as "not shown to fail". All take their locks on single servers, but where Sentinel or Cluster is named.
+
+A library takes part with an adapter of about fifty lines ([torture/libraries.go](../torture/libraries.go)). Each scenario has a home-made lock with one mistake that
+must fail in it, named in the last column, and passes without its trouble; the test of the project runs both.
+
+`, r.Date, cmp.Or(r.Commit, "this tree"), r.Server, runtime.Version(), r.Long)
+	b.WriteString("| library | version |\n|---|---|\n")
+	for _, l := range Libraries {
+		fmt.Fprintf(&b, "| %s | %s |\n", l.Name, cmp.Or(l.Version(), "this tree"))
+	}
+	b.WriteString("\n|")
+	for _, l := range Libraries {
+		fmt.Fprintf(&b, " | %s", l.Name)
+	}
+	fmt.Fprintf(&b, " | fails here |\n|---%s|---|\n", strings.Repeat("|:-:", len(Libraries)))
+	var notes []string
+	for _, s := range Scenarios {
+		fmt.Fprintf(&b, "| %s", s.Name)
+		for _, l := range Libraries {
+			v, there := r.find(s, l)
+			switch {
+			case !there:
+				b.WriteString(" |  ")
+			case !v.Promised:
+				b.WriteString(" | –")
+			case len(v.Wrong) == 0:
+				b.WriteString(" | pass")
+			default:
+				notes = append(notes, fmt.Sprintf("%s in %s (seed %d): %s", l.Name, s.Name, v.Seed, v.Wrong[0]))
+				fmt.Fprintf(&b, " | **FAIL** (%d)", len(notes))
+			}
+		}
+		fmt.Fprintf(&b, " | %s |\n", s.Defect)
+	}
+	if len(notes) > 0 {
+		b.WriteString("\n## Notes\n\n")
+		for i, note := range notes {
+			fmt.Fprintf(&b, "%d. %s\n", i+1, shortened(note))
+		}
+	}
+	b.WriteString("\n## Scenarios\n\n")
+	for _, s := range Scenarios {
+		fmt.Fprintf(&b, "* **%s**: %s\n", s.Name, s.Text)
+	}
+	return b.String()
+}
+
+// shortened is a note on one line without ports, which differ from run to run.
+func shortened(note string) string {
+	note = regexp.MustCompile(`127\.0\.0\.1:\d+`).ReplaceAllString(note, "the server")
+	note, _, _ = strings.Cut(note, "\n")
+	if len(note) > 240 {
+		note = note[:240] + "…"
+	}
+	return note
+}
+
+// Write writes the page to a file.
+func (r *Report) Write(path string) error {
+	r.Date = time.Now().UTC().Format(time.DateOnly)
+	return os.WriteFile(path, []byte(r.Page()), 0o644) //nolint:gosec // a page is for everybody
+}

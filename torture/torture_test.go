@@ -1,0 +1,178 @@
+package torture
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"hash/fnv"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/internal/redistest"
+)
+
+// The environment chooses what runs:
+//
+//	RELOCK_TORTURE  the length of the trouble in a crowd, and all libraries and controls; empty: in short, relock alone
+//	RELOCK_RUN      scenarios whose names match
+//	RELOCK_PEER     libraries whose names match
+//	RELOCK_SEED     repeats the choices of a run
+//	RELOCK_PAGE     the file of the page; empty: none is written
+func TestMain(m *testing.M) {
+	flag.Parse()
+	_ = flag.Set("test.parallel", "12") // scenarios mostly wait
+	redis.SetLogger(silent{})           // go-redis logs every connection that a fault breaks
+	os.Exit(redistest.Main(m))
+}
+
+type silent struct{}
+
+func (silent) Printf(context.Context, string, ...any) {}
+
+const short = 1500 * time.Millisecond
+
+func length(t *testing.T) time.Duration {
+	t.Helper()
+	long, err := time.ParseDuration(cmp.Or(os.Getenv("RELOCK_TORTURE"), short.String()))
+	require.NoError(t, err, "RELOCK_TORTURE")
+	return long
+}
+
+func isFull() bool { return os.Getenv("RELOCK_TORTURE") != "" }
+
+func matches(t *testing.T, variable, name string) bool {
+	t.Helper()
+	r, err := regexp.Compile("^(?:" + cmp.Or(os.Getenv(variable), ".*") + ")$")
+	require.NoError(t, err, variable)
+	return r.MatchString(name)
+}
+
+// torment runs a scenario with a library in a test of its own.
+func torment(t *testing.T, s *Scenario, l *Library, faulty bool) Verdict {
+	t.Helper()
+	v := Verdict{Scenario: s.Name, Library: l.Name, Promised: l.Promises&s.Needs == s.Needs}
+	if !v.Promised {
+		return v
+	}
+	v.Seed = seed(t, s.Name+l.Name)
+	w := newWorld(t, s.Place, l, faulty, length(t), v.Seed)
+	s.Run(w)
+	v.Wrong = w.end()
+	return v
+}
+
+func seed(t *testing.T, of string) uint64 {
+	t.Helper()
+	if text := os.Getenv("RELOCK_SEED"); text != "" {
+		n, err := strconv.ParseUint(text, 10, 64)
+		require.NoError(t, err, "RELOCK_SEED")
+		return n
+	}
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(of + time.Now().String()))
+	return h.Sum64()
+}
+
+func each(t *testing.T, run func(t *testing.T, s *Scenario)) {
+	t.Helper()
+	for _, s := range Scenarios {
+		if matches(t, "RELOCK_RUN", s.Name) {
+			t.Run(s.Name, func(t *testing.T) {
+				t.Parallel()
+				run(t, s)
+			})
+		}
+	}
+}
+
+// TestTorture is the table of the page. A failure of a peer is a line of the page, and no failure of
+// the test.
+func TestTorture(t *testing.T) {
+	report := &Report{Commit: os.Getenv("RELOCK_COMMIT"), Long: length(t).String(), Server: version(t)}
+	var mu sync.Mutex
+	for _, l := range Libraries {
+		ours := strings.HasPrefix(l.Name, "relock")
+		if !matches(t, "RELOCK_PEER", l.Name) || !isFull() && l.Name != "relock" {
+			continue
+		}
+		t.Run(l.Name, func(t *testing.T) {
+			each(t, func(t *testing.T, s *Scenario) {
+				v := torment(t, s, l, true)
+				mu.Lock()
+				defer mu.Unlock()
+				report.Verdicts = append(report.Verdicts, v)
+				switch wrong := strings.Join(v.Wrong, "\n"); {
+				case ours && wrong != "":
+					t.Errorf("seed %d: %s", v.Seed, wrong)
+				default:
+					t.Log(v, wrong)
+				}
+			})
+		})
+	}
+	if path := os.Getenv("RELOCK_PAGE"); path != "" {
+		require.NoError(t, report.Write(path))
+	}
+}
+
+func version(t *testing.T) string {
+	t.Helper()
+	info := redistest.Shared(t).Client().Info(t.Context(), "server").Val()
+	found := regexp.MustCompile(`redis_version:(\S+)`).FindStringSubmatch(info)
+	require.Len(t, found, 2)
+	return "Redis " + found[1]
+}
+
+// A scenario in which nothing can fail shows nothing.
+func TestAHomeMadeLockWithTheDefectFails(t *testing.T) {
+	each(t, func(t *testing.T, s *Scenario) {
+		v := torment(t, s, HomeMade(s.Defect), true)
+		require.NotEmpty(t, v.Wrong, "a lock that %s passes", s.Defect)
+		t.Log(v.Wrong[0])
+	})
+}
+
+// A scenario that fails by itself shows nothing, either.
+func TestWithoutItsTroubleAScenarioPasses(t *testing.T) {
+	libraries := Libraries[:1]
+	if isFull() {
+		libraries = Libraries
+	}
+	for _, l := range libraries {
+		if !matches(t, "RELOCK_PEER", l.Name) {
+			continue
+		}
+		t.Run(l.Name, func(t *testing.T) {
+			each(t, func(t *testing.T, s *Scenario) {
+				v := torment(t, s, l, false)
+				require.Empty(t, v.Wrong, "seed %d", v.Seed)
+			})
+		})
+	}
+}
+
+func TestThePageNamesEveryScenarioOnce(t *testing.T) {
+	seen := map[string]bool{}
+	for _, s := range Scenarios {
+		require.False(t, seen[s.Name], s.Name)
+		seen[s.Name] = true
+		require.NotEqual(t, Sound, s.Defect, s.Name)
+		require.NotNil(t, find(HomeMade(s.Defect).Name), s.Name)
+	}
+	page := (&Report{Verdicts: []Verdict{
+		{Scenario: "cuts", Library: "relock", Promised: true},
+		{Scenario: "cuts", Library: "redsync", Promised: true, Wrong: []string{"a reason at 127.0.0.1:80"}, Seed: 7},
+		{Scenario: "fence", Library: "redsync"},
+	}}).Page()
+	for _, text := range []string{"| cuts | pass |", "**FAIL** (1)", "1. redsync in cuts (seed 7): a reason at the server", "* **cuts**: "} {
+		require.Contains(t, page, text)
+	}
+}
