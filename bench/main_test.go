@@ -411,6 +411,28 @@ func TestTheResultsFileHasOneRecordALine(t *testing.T) {
 	require.Len(t, strings.Split(strings.TrimSpace(string(data)), "\n"), 3)
 }
 
+// Pages that quote another run would quote a tree that is gone.
+func TestThePagesHaveTheResultsThatAreKept(t *testing.T) {
+	runs, err := readRuns("results")
+	require.NoError(t, err)
+	docs := filepath.Join(t.TempDir(), "docs")
+	require.NoError(t, os.Mkdir(docs, 0o700))
+	pages := []string{"BENCHMARKS.md", tablesPage, "../README.md"}
+	for _, page := range pages {
+		text, err := os.ReadFile(filepath.Join("../docs", page))
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(docs, page), text, 0o600))
+	}
+	require.NoError(t, writePage(docs, merge(runs)))
+	for _, page := range pages {
+		kept, err := os.ReadFile(filepath.Join("../docs", page))
+		require.NoError(t, err)
+		made, err := os.ReadFile(filepath.Join(docs, page))
+		require.NoError(t, err)
+		require.Equal(t, string(made), string(kept), "%s: cd bench && go run . -render", page)
+	}
+}
+
 func TestTheBareGrantIsALock(t *testing.T) {
 	b := &bench{env: newEnv(t)}
 	r, err := newRing(b, bareLocks, freshLock("bare"), setup{addr: b.server.Addr()}, 4)

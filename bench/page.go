@@ -309,21 +309,54 @@ func (r *record) label() string {
 	return name
 }
 
-// BENCHMARKS.md is generated between these lines, and written by hand around them. The page with all
-// tables is generated.
+// BENCHMARKS.md and README.md are generated between these lines, and written by hand around them. The
+// page with all tables is generated.
 const (
-	beginMark  = "<!-- measured: begin (written by bench, from bench/results"
+	beginMark  = "<!-- measured: begin (written by bench, from bench/results) -->"
 	endMark    = "<!-- measured: end -->"
 	tablesPage = "BENCHMARKS-TABLES.md"
 )
 
-// writePage puts the short table into BENCHMARKS.md, and writes the charts and the page with all tables.
+// writePage puts the short table into BENCHMARKS.md and two figures into README.md above dir, and
+// writes the charts and the page with all tables.
 func writePage(dir string, m *merged) error {
 	path := filepath.Join(dir, "BENCHMARKS.md")
-	page, err := os.ReadFile(path)
-	if errors.Is(err, os.ErrNotExist) {
-		page, err = []byte("# Benchmarks\n\n"+beginMark+" -->\n"+endMark+"\n"), os.MkdirAll(dir, 0o755)
+	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+		empty := "# Benchmarks\n\n" + beginMark + "\n" + endMark + "\n"
+		if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(path, []byte(empty), 0o644)); err != nil {
+			return err
+		}
 	}
+	charts, err := drawCharts(dir, &m.report)
+	if err != nil {
+		return err
+	}
+	var b strings.Builder
+	writeHead(&b, m)
+	writeSummary(&b, m)
+	for _, t := range tables {
+		if chart := charts[t.workload]; chart != "" {
+			fmt.Fprintf(&b, "\n![%s](%s)\n", t.title, chart)
+		}
+	}
+	if err := fill(path, b.String()); err != nil {
+		return err
+	}
+	readme := filepath.Join(dir, "..", "README.md")
+	if _, err := os.Stat(readme); err == nil {
+		if err := fill(readme, sentence(m)); err != nil {
+			return err
+		}
+	}
+	b.Reset()
+	b.WriteString("# Benchmarks: all tables\n\nWritten by bench, from bench/results. [BENCHMARKS](BENCHMARKS.md) says how it is measured.\n\n")
+	writeTables(&b, m)
+	return os.WriteFile(filepath.Join(dir, tablesPage), []byte(b.String()), 0o644)
+}
+
+// fill writes the generated part of a page.
+func fill(path, text string) error {
+	page, err := os.ReadFile(path)
 	if err != nil {
 		return err
 	}
@@ -332,27 +365,7 @@ func writePage(dir string, m *merged) error {
 	if !ok1 || !ok2 {
 		return fmt.Errorf("%s has no lines %q and %q", path, beginMark, endMark)
 	}
-	charts, err := drawCharts(dir, &m.report)
-	if err != nil {
-		return err
-	}
-	var b strings.Builder
-	b.WriteString(before + beginMark + ") -->\n\n")
-	writeHead(&b, m)
-	writeSummary(&b, m)
-	for _, t := range tables {
-		if chart := charts[t.workload]; chart != "" {
-			fmt.Fprintf(&b, "\n![%s](%s)\n", t.title, chart)
-		}
-	}
-	b.WriteString("\n" + endMark + after)
-	if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
-		return err
-	}
-	b.Reset()
-	b.WriteString("# Benchmarks: all tables\n\nWritten by bench, from bench/results. [BENCHMARKS](BENCHMARKS.md) says how it is measured.\n\n")
-	writeTables(&b, m)
-	return os.WriteFile(filepath.Join(dir, tablesPage), []byte(b.String()), 0o644)
+	return os.WriteFile(path, []byte(before+beginMark+"\n\n"+text+"\n"+endMark+after), 0o644)
 }
 
 func writeTables(w io.Writer, m *merged) {

@@ -53,6 +53,21 @@ func writeSummary(w io.Writer, m *merged) {
 	}
 }
 
+// sentence is what the README says.
+func sentence(m *merged) string {
+	var figures []any
+	for _, what := range []string{"lock and unlock, of the floor", "hand-over, 64 waiting, of the raw wake"} {
+		l := summary[slices.IndexFunc(summary, func(l line) bool { return l.what == what })]
+		best := "–"
+		if rec := l.best(m); rec != nil {
+			best = figure(rec.median(l.metric))
+		}
+		figures = append(figures, figure(m.find(l.workload, l.which, "relock", l.setting).median(l.metric)), best)
+	}
+	return fmt.Sprintf("In one program: a pair takes %s of `SET NX` and a compare-and-delete (the best other library %s), a hand-over with 64 waiting\n"+
+		"%s of a bare message (%s): [BENCHMARKS](docs/BENCHMARKS.md).\n", figures...)
+}
+
 // best returns the record of the best other library in its better setting; nil: none took part.
 func (l line) best(m *merged) (best *record) {
 	for _, rec := range m.in(l.workload, l.which) {
