@@ -37,7 +37,7 @@ func HomeMade(d Defect) *Library {
 	if d != Sound {
 		name += ", " + string(d)
 	}
-	return &Library{Name: name, Module: "github.com/redis/go-redis/v9", Promises: Renews | Tells | Fences | Follows, Open: func(s Setup) (Locker, error) {
+	return &Library{Name: name, Module: "github.com/redis/go-redis/v9", Promises: Renews | Tells | Fences | Follows, Claim: "SET NX with a lease, renewed, and a compare-and-delete; nothing is written down", Open: func(s Setup) (Locker, error) {
 		h := &homeMade{ttl: s.TTL, defect: d, rdb: s.Redis(func(o *redis.UniversalOptions) {
 			o.ContextTimeoutEnabled = true
 			if d == Credulous || d == Impatient {
@@ -158,7 +158,11 @@ func (h *homeMade) held(key, value string, sent time.Time) *Held {
 		return &Held{Unlock: func(ctx context.Context) error { return h.rdb.Del(ctx, key).Err() }}
 	}
 	go func() {
-		end, next := time.NewTimer(time.Until(sent.Add(h.ttl))), time.NewTicker(h.ttl/3)
+		every := h.ttl / 3
+		if h.defect == Impatient {
+			every = h.ttl / 20
+		}
+		end, next := time.NewTimer(time.Until(sent.Add(h.ttl))), time.NewTicker(every)
 		defer end.Stop()
 		defer next.Stop()
 		renewed := make(chan time.Time, 1) // the time when it was sent; zero: the lock is gone
@@ -173,11 +177,7 @@ func (h *homeMade) held(key, value string, sent time.Time) *Held {
 				busy = true
 				go func() {
 					sent := time.Now()
-					patience := h.ttl / 3
-					if h.defect == Impatient {
-						patience = h.ttl / 20
-					}
-					ctx, cancel := context.WithTimeout(context.Background(), patience)
+					ctx, cancel := context.WithTimeout(context.Background(), every)
 					defer cancel()
 					switch ok, err := h.run(ctx, renewScript, key, value, h.ttl.Milliseconds()); {
 					case err == nil && !ok:

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/rueidis"
 	"github.com/redis/rueidis/rueidislock"
+	"github.com/zeromicro/go-zero/core/logx"
 	zero "github.com/zeromicro/go-zero/core/stores/redis"
 
 	"github.com/go-relock/relock"
@@ -19,12 +20,30 @@ import (
 
 // Libraries are all that take part, in the order of the page.
 var Libraries = []*Library{
-	{Name: "relock", Promises: Renews | Tells | Fences | Follows, Open: openRelock()},
-	{Name: "relock, Redisson's layout", Promises: Renews | Tells | Follows, Open: openRelock(relock.WithRedissonLayout())},
-	{Name: "redsync", Module: "github.com/go-redsync/redsync/v4", Promises: Follows, Open: openRedsync},
-	{Name: "redislock", Module: "github.com/bsm/redislock", Promises: Follows, Open: openRedislock},
-	{Name: "rueidislock", Module: "github.com/redis/rueidis", Promises: Renews | Tells, Open: openRueidislock},
-	{Name: "go-zero", Module: "github.com/zeromicro/go-zero", Open: openGoZero},
+	{
+		Name: "relock", Promises: Renews | Tells | Fences | Follows | Serves | Says, Open: openRelock(),
+		Claim: "all of it",
+	},
+	{
+		Name: "relock, Redisson's layout", Promises: Renews | Tells | Follows | Serves | Says, Open: openRelock(relock.WithRedissonLayout()),
+		Claim: "all but tokens",
+	},
+	{
+		Name: "redsync", Module: "github.com/go-redsync/redsync/v4", Promises: Follows, Open: openRedsync,
+		Claim: "exclusion; the holder extends its lease and watches its end, the caller tries a number of times",
+	},
+	{
+		Name: "redislock", Module: "github.com/bsm/redislock", Promises: Follows, Open: openRedislock,
+		Claim: "exclusion; the holder refreshes its lease, the caller tries by a strategy",
+	},
+	{
+		Name: "rueidislock", Module: "github.com/redis/rueidis", Promises: Renews | Tells | Serves, Open: openRueidislock,
+		Claim: "renewal; the context ends at once when the keys are lost or Redis is down; a waiter tries again at once when the lock is released",
+	},
+	{
+		Name: "go-zero", Module: "github.com/zeromicro/go-zero", Open: openGoZero,
+		Claim: "a try, and a lease of whole seconds",
+	},
 	HomeMade(Sound),
 }
 
@@ -130,14 +149,15 @@ func (l redislockLocker) Lock(ctx context.Context, name string) (*Held, error) {
 
 func (l redislockLocker) Close() { _ = l.rdb.Close() }
 
-// rueidislock, with one key, as its readme advises for one server.
+// rueidislock, with one key, as its readme advises for one server. Its default of 20 ms for a try is
+// too short for slow links.
 
 type rueidisLocker struct{ rueidislock.Locker }
 
 func openRueidislock(s Setup) (Locker, error) {
 	l, err := rueidislock.NewLocker(rueidislock.LockerOption{
 		ClientOption: rueidis.ClientOption{InitAddress: []string{s.Addr}},
-		KeyValidity:  s.TTL, KeyMajority: 1, NoLoopTracking: true,
+		KeyValidity:  s.TTL, KeyMajority: 1, NoLoopTracking: true, TryNextAfter: s.TTL / 4,
 	})
 	return rueidisLocker{l}, err
 }
@@ -173,6 +193,7 @@ type goZeroLocker struct {
 }
 
 func openGoZero(s Setup) (Locker, error) {
+	logx.Disable()
 	rds, err := zero.NewRedis(zero.RedisConf{Host: s.Addr, Type: zero.NodeType})
 	return goZeroLocker{rds, s.TTL}, err
 }

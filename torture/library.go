@@ -13,7 +13,8 @@ package torture
 
 import (
 	"context"
-	"runtime/debug"
+	_ "embed"
+	"regexp"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -24,6 +25,7 @@ type Library struct {
 	Name     string
 	Module   string  // whose version the page shows; empty: the version of this repository
 	Promises Promise // of its documentation
+	Claim    string  // the same in words, for the page
 	// Open makes the part of one process.
 	Open func(Setup) (Locker, error)
 }
@@ -37,6 +39,8 @@ const (
 	Tells                       // a holder that has lost the lock is told before another can have it
 	Fences                      // numbers that grow with each hold
 	Follows                     // Sentinel and Cluster are served
+	Serves                      // who waits gets the lock when it is free, soon after a trouble, too
+	Says                        // an error that stays is returned
 )
 
 // Setup is what a library is opened with.
@@ -74,16 +78,14 @@ func (h *Held) isOver() bool {
 	}
 }
 
-// Version returns the version of the library in this program.
+//go:embed go.mod
+var goMod string
+
+// Version returns the version of the library in this program; empty: that of the repository.
 func (l *Library) Version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok || l.Module == "" {
+	found := regexp.MustCompile(`(?m)^\s*` + regexp.QuoteMeta(l.Module) + ` (v\S+)`).FindStringSubmatch(goMod)
+	if l.Module == "" || found == nil {
 		return ""
 	}
-	for _, m := range info.Deps {
-		if m.Path == l.Module {
-			return m.Version
-		}
-	}
-	return ""
+	return found[1]
 }

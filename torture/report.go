@@ -14,8 +14,9 @@ import (
 // Verdict is what a scenario says of a library.
 type Verdict struct {
 	Scenario, Library string
-	Promised          bool
-	Wrong             []string // empty: pass
+	Promised          bool     // there is something to break
+	Wrong             []string // promises that were broken
+	Late              []string // what happened, and nobody has promised otherwise
 	Seed              uint64
 }
 
@@ -25,6 +26,8 @@ func (v Verdict) String() string {
 		return "not promised"
 	case len(v.Wrong) > 0:
 		return "FAIL"
+	case len(v.Late) > 0:
+		return "late, and not promised"
 	default:
 		return "pass"
 	}
@@ -33,7 +36,7 @@ func (v Verdict) String() string {
 // Report is what the page says.
 type Report struct {
 	Date, Commit, Server, Long string
-	Verdicts                   []Verdict
+	Verdicts, Controls         []Verdict
 }
 
 // find returns the verdict of a scenario on a library.
@@ -58,17 +61,17 @@ What lock libraries do when servers, links and processes fail: one table, made b
 
 Made on %s, of %s, with %s and %s. The trouble of a crowd lasted %s.
 
-**pass**: nothing was wrong. **FAIL**: a promise was broken; the notes say how. **–**: the documentation of the library promises nothing that the scenario could break: a
-library that does not renew, or tells nobody of a loss, leaves this to its user. A holder that has to watch its lease itself stops in time here. One server can pass a scenario by luck,
-so read a pass as "not shown to fail". All take their locks on single servers, but where Sentinel or Cluster is named.
+**pass**: nothing was wrong, which is not a proof. **FAIL**: a promise was broken; the notes say how. **–**: the documentation of the library promises nothing that the scenario
+could break, or (with a note) nothing of what has happened. Every lock promises mutual exclusion; the table of versions says what else. A holder that has to watch its lease by
+itself stops in time here.
 
-A library takes part with an adapter of about fifty lines ([torture/libraries.go](../torture/libraries.go)). Each scenario has a home-made lock with one mistake that
-must fail in it, named in the last column, and passes without its trouble; the test of the project runs both.
+A library takes part with an adapter of about fifty lines ([torture/libraries.go](../torture/libraries.go)). The last column is the mistake of a home-made lock that has to
+fail in the scenario, and without its trouble each scenario has to pass; tests of the project see to both.
 
 `, r.Date, cmp.Or(r.Commit, "this tree"), r.Server, runtime.Version(), r.Long)
-	b.WriteString("| library | version |\n|---|---|\n")
+	b.WriteString("| library | version | what its documentation promises |\n|---|---|---|\n")
 	for _, l := range Libraries {
-		fmt.Fprintf(&b, "| %s | %s |\n", l.Name, cmp.Or(l.Version(), "this tree"))
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", l.Name, cmp.Or(l.Version(), "this tree"), l.Claim)
 	}
 	b.WriteString("\n|")
 	for _, l := range Libraries {
@@ -85,11 +88,11 @@ must fail in it, named in the last column, and passes without its trouble; the t
 				b.WriteString(" |  ")
 			case !v.Promised:
 				b.WriteString(" | –")
-			case len(v.Wrong) == 0:
+			case len(v.Wrong)+len(v.Late) == 0:
 				b.WriteString(" | pass")
 			default:
-				notes = append(notes, fmt.Sprintf("%s in %s (seed %d): %s", l.Name, s.Name, v.Seed, v.Wrong[0]))
-				fmt.Fprintf(&b, " | **FAIL** (%d)", len(notes))
+				notes = append(notes, fmt.Sprintf("%s in %s (seed %d): %s", l.Name, s.Name, v.Seed, slices.Concat(v.Wrong, v.Late)[0]))
+				fmt.Fprintf(&b, " | %s (%d)", map[bool]string{true: "–", false: "**FAIL**"}[len(v.Wrong) == 0], len(notes))
 			}
 		}
 		fmt.Fprintf(&b, " | %s |\n", s.Defect)
@@ -100,11 +103,36 @@ must fail in it, named in the last column, and passes without its trouble; the t
 			fmt.Fprintf(&b, "%d. %s\n", i+1, shortened(note))
 		}
 	}
+	b.WriteString("\n## Without trouble\n\n")
+	for _, l := range Libraries {
+		if runs, failed := r.controls(l); runs > 0 {
+			fmt.Fprintf(&b, "* %s: %d runs, %s\n", l.Name, runs, failed)
+		}
+	}
 	b.WriteString("\n## Scenarios\n\n")
 	for _, s := range Scenarios {
 		fmt.Fprintf(&b, "* **%s**: %s\n", s.Name, s.Text)
 	}
 	return b.String()
+}
+
+// controls counts the runs of a library without trouble, and says what was wrong in them.
+func (r *Report) controls(l *Library) (runs int, failed string) {
+	bad, first := 0, ""
+	for _, v := range r.Controls {
+		if v.Library != l.Name || !v.Promised {
+			continue
+		}
+		runs++
+		if all := slices.Concat(v.Wrong, v.Late); len(all) > 0 {
+			bad++
+			first = cmp.Or(first, fmt.Sprintf("%s (seed %d): %s", v.Scenario, v.Seed, all[0]))
+		}
+	}
+	if bad == 0 {
+		return runs, "nothing was wrong"
+	}
+	return runs, fmt.Sprintf("something was wrong in %d, such as %s", bad, shortened(first))
 }
 
 // shortened is a note on one line without ports, which differ from run to run.

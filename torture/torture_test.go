@@ -7,6 +7,7 @@ import (
 	"hash/fnv"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -55,6 +56,8 @@ func matches(t *testing.T, variable, name string) bool {
 	return r.MatchString(name)
 }
 
+func (v Verdict) all() []string { return slices.Concat(v.Wrong, v.Late) }
+
 // torment runs a scenario with a library in a test of its own.
 func torment(t *testing.T, s *Scenario, l *Library, faulty bool) Verdict {
 	t.Helper()
@@ -65,7 +68,11 @@ func torment(t *testing.T, s *Scenario, l *Library, faulty bool) Verdict {
 	v.Seed = seed(t, s.Name+l.Name)
 	w := newWorld(t, s.Place, l, faulty, length(t), v.Seed)
 	s.Run(w)
-	v.Wrong = w.end()
+	w.end()
+	v.Wrong, v.Late = w.wrong, w.late
+	if l.Promises&Serves != 0 {
+		v.Wrong, v.Late = append(v.Wrong, v.Late...), nil
+	}
 	return v
 }
 
@@ -106,14 +113,20 @@ func TestTorture(t *testing.T) {
 		t.Run(l.Name, func(t *testing.T) {
 			each(t, func(t *testing.T, s *Scenario) {
 				v := torment(t, s, l, true)
+				runs := []Verdict{v}
+				if isFull() {
+					runs = append(runs, torment(t, s, l, false))
+				}
 				mu.Lock()
 				defer mu.Unlock()
-				report.Verdicts = append(report.Verdicts, v)
-				switch wrong := strings.Join(v.Wrong, "\n"); {
-				case ours && wrong != "":
-					t.Errorf("seed %d: %s", v.Seed, wrong)
-				default:
-					t.Log(v, wrong)
+				report.Verdicts, report.Controls = append(report.Verdicts, v), append(report.Controls, runs[1:]...)
+				for i, v := range runs {
+					what := []string{"with the trouble", "without it"}[i]
+					if all := strings.Join(v.all(), "\n"); ours && all != "" {
+						t.Errorf("%s, seed %d: %s", what, v.Seed, all)
+					} else {
+						t.Log(what, v, all)
+					}
 				}
 			})
 		})
@@ -135,28 +148,20 @@ func version(t *testing.T) string {
 func TestAHomeMadeLockWithTheDefectFails(t *testing.T) {
 	each(t, func(t *testing.T, s *Scenario) {
 		v := torment(t, s, HomeMade(s.Defect), true)
-		require.NotEmpty(t, v.Wrong, "a lock that %s passes", s.Defect)
-		t.Log(v.Wrong[0])
+		require.NotEmpty(t, v.all(), "a lock that %s passes", s.Defect)
+		t.Log(v.all()[0])
 	})
 }
 
 // A scenario that fails by itself shows nothing, either.
 func TestWithoutItsTroubleAScenarioPasses(t *testing.T) {
-	libraries := Libraries[:1]
 	if isFull() {
-		libraries = Libraries
+		t.Skip("TestTorture does it for all libraries")
 	}
-	for _, l := range libraries {
-		if !matches(t, "RELOCK_PEER", l.Name) {
-			continue
-		}
-		t.Run(l.Name, func(t *testing.T) {
-			each(t, func(t *testing.T, s *Scenario) {
-				v := torment(t, s, l, false)
-				require.Empty(t, v.Wrong, "seed %d", v.Seed)
-			})
-		})
-	}
+	each(t, func(t *testing.T, s *Scenario) {
+		v := torment(t, s, Libraries[0], false)
+		require.Empty(t, v.all(), "seed %d", v.Seed)
+	})
 }
 
 func TestThePageNamesEveryScenarioOnce(t *testing.T) {
@@ -171,8 +176,12 @@ func TestThePageNamesEveryScenarioOnce(t *testing.T) {
 		{Scenario: "cuts", Library: "relock", Promised: true},
 		{Scenario: "cuts", Library: "redsync", Promised: true, Wrong: []string{"a reason at 127.0.0.1:80"}, Seed: 7},
 		{Scenario: "fence", Library: "redsync"},
+		{Scenario: "slow", Library: "redsync", Promised: true, Late: []string{"slept"}},
+	}, Controls: []Verdict{
+		{Scenario: "cuts", Library: "relock", Promised: true},
+		{Scenario: "cuts", Library: "redsync", Promised: true, Late: []string{"slept"}, Seed: 9},
 	}}).Page()
-	for _, text := range []string{"| cuts | pass |", "**FAIL** (1)", "1. redsync in cuts (seed 7): a reason at the server", "* **cuts**: "} {
+	for _, text := range []string{"| cuts | pass |", "**FAIL** (1)", "1. redsync in cuts (seed 7): a reason at the server", "* **cuts**: ", "| – (2)", "2. redsync in slow (seed 0): slept", "| redsync | v4.", "* relock: 1 runs, nothing was wrong", "* redsync: 1 runs, something was wrong in 1, such as cuts (seed 9): slept"} {
 		require.Contains(t, page, text)
 	}
 }
