@@ -155,6 +155,30 @@ Exit code 1: nobody has the lock.`,
 	}
 }
 
+func (a *app) checkCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "check",
+		Short: "Check that the server can keep locks, and that the user has all rights for it",
+		Long: `Take a lock of its own through its whole life: the server answers, can keep locks, and the user has all
+rights that mutexes need. Check takes a few seconds at most, and leaves nothing. It is for the start of
+a service, such as an init container, and not for a probe again and again.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.reading(cmd.Context(), func(ctx context.Context, r *reader) error {
+				if err := r.client.Check(ctx); err != nil {
+					return err
+				}
+				if a.json {
+					a.encode(a.stdout, map[string]bool{"ok": true})
+				} else {
+					fmt.Fprintln(a.stdout, "ok")
+				}
+				return nil
+			})
+		},
+	}
+}
+
 // notHeld gives an error of a command for a holder its exit code.
 func notHeld(name string, err error) error {
 	if errors.Is(err, relock.ErrNotHeld) {

@@ -557,3 +557,23 @@ func TestAskTellsAHolderThatListens(t *testing.T) {
 	require.Equal(t, true, object(t, do(t, s.on(), "ask", "--json", "job").stdout)["asked"])
 	require.NoError(t, lock.Unlock(section))
 }
+
+func TestCheckSaysWhetherTheServerCanKeepLocks(t *testing.T) {
+	s := onShared(t)
+	got := do(t, s.on(), "check")
+	require.Equal(t, 0, got.code, got.stderr)
+	require.Equal(t, "ok\n", got.stdout)
+	require.Equal(t, true, object(t, do(t, s.on(), "check", "--json").stdout)["ok"])
+	require.Equal(t, codeUsage, do(t, s.on(), "check", "orders").code)
+
+	got = do(t, nil, "check", "--url", "redis://"+closedAddr)
+	require.Equal(t, codeUnavailable, got.code, got.stderr)
+	require.Contains(t, got.stderr, closedAddr)
+	require.Empty(t, got.stdout)
+
+	dir := t.TempDir()
+	store := "sqlite:" + dir + "/locks.db"
+	require.Equal(t, 0, do(t, nil, "create-tables", "--store", store).code)
+	got = do(t, nil, "check", "--store", store)
+	require.Equal(t, 0, got.code, got.stderr)
+}
