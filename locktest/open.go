@@ -25,7 +25,7 @@ func NoneOpen(t testing.TB) relock.Hooks {
 			if o.isEmpty() {
 				break
 			}
-			time.Sleep(time.Millisecond)
+			<-time.After(time.Millisecond)
 		}
 		o.mu.Lock()
 		defer o.mu.Unlock()

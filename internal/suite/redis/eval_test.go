@@ -400,7 +400,7 @@ func TestRunWaitsItsTurn(t *testing.T) {
 			for range 5 {
 				assert.NoError(t, l.Do(t.Context(), func(ctx context.Context) error {
 					n, _ := p.RDB.Get(ctx, key("a")[0]).Int()
-					time.Sleep(5 * time.Millisecond)
+					<-time.After(5 * time.Millisecond)
 					return p.RDB.Set(ctx, key("a")[0], n+1, time.Minute).Err()
 				}))
 			}
