@@ -22,6 +22,7 @@ type Scenario struct {
 	Text   string // for the page: what happens, and what is wrong
 	Needs  Promise
 	Place  Place
+	Slow   bool   // not in the short form
 	Defect Defect // of the home-made lock that fails here
 	Run    func(w *World)
 }
@@ -55,7 +56,7 @@ var Scenarios = []*Scenario{
 		Name: "commands-twice", Defect: Counting, Text: "Commands run two or three times.",
 		Run: func(w *World) {
 			w.Each(20*time.Millisecond, func(c *Client) {
-				c.Faults.Once(writes, redistest.Duplicate(2+int(w.between(0, 2)), redistest.Last))
+				c.Faults.Once(writes, redistest.Duplicate(2+w.pick(2), redistest.Last))
 			})
 		},
 	},
@@ -63,7 +64,7 @@ var Scenarios = []*Scenario{
 		Name: "command-late", Defect: Forgetful, Text: "The command of a call that has given up reaches the server later. The next caller gets no lock within two leases.",
 		Run: func(w *World) {
 			late, next := w.Join(), w.Join()
-			late.Comes(patience, "before the trouble")
+			late.Comes(w.Patience, "before the trouble")
 			w.Fault(func() {
 				rule := late.Faults.Once(writes, redistest.Hold())
 				ctx, cancel := context.WithTimeout(w.T.Context(), 300*time.Millisecond)
@@ -125,7 +126,7 @@ var Scenarios = []*Scenario{
 		Name: "late-unlock", Defect: Careless, Text: "The holder's way is silent until its lease is over and the next one is in; then its Unlock arrives. It frees the lock of the next one.",
 		Run: func(w *World) {
 			first, second, third := w.Join(), w.Join(), w.Join()
-			ctx, cancel := context.WithTimeout(w.T.Context(), patience)
+			ctx, cancel := context.WithTimeout(w.T.Context(), w.Patience)
 			defer cancel()
 			held, err := first.Lock(ctx, name)
 			if err != nil {
@@ -287,23 +288,23 @@ var Scenarios = []*Scenario{
 		Name: "no-rights", Defect: Credulous, Text: "A process comes without the password. It gets the lock, or no error within 15 s.",
 		Run: func(w *World) {
 			c := w.Join()
-			c.Comes(patience, "before the trouble")
+			c.Comes(w.Patience, "before the trouble")
 			w.Fault(func() {
 				w.config("requirepass", "secret") // connections that are there keep their right
 				defer w.config("requirepass", "")
 				c.Faults.Cut()
 				began := time.Now()
-				ctx, cancel := context.WithTimeout(w.T.Context(), patience)
+				ctx, cancel := context.WithTimeout(w.T.Context(), w.Patience)
 				defer cancel()
 				v := c.Visit(ctx, time.Millisecond)
 				switch {
 				case v.Err == nil:
 					w.Wrong("a lock without the password")
-				case time.Since(began) >= patience && w.Library.Promises&Says != 0:
-					w.Wrong("no word of the missing right in %s: %v", patience, v.Err)
+				case time.Since(began) >= w.Patience && w.Library.Promises&Says != 0:
+					w.Wrong("no word of the missing right in %s: %v", w.Patience, v.Err)
 				}
 			})
-			c.Comes(patience, "after the trouble")
+			c.Comes(w.Patience, "after the trouble")
 		},
 	},
 	{
@@ -327,7 +328,7 @@ var Scenarios = []*Scenario{
 		Name: "cancelled-waits", Defect: Leaky, Text: "A hundred callers wait for a lock that is held for a second, and give up at random. The next one gets no lock, or something is left.",
 		Run: func(w *World) {
 			holder, crowd := w.Join(), w.Join()
-			ctx, cancel := context.WithTimeout(w.T.Context(), patience)
+			ctx, cancel := context.WithTimeout(w.T.Context(), w.Patience)
 			defer cancel()
 			held, err := holder.Lock(ctx, name)
 			if err != nil {
@@ -337,7 +338,7 @@ var Scenarios = []*Scenario{
 			var all sync.WaitGroup
 			for range 100 {
 				all.Go(func() {
-					wait := patience
+					wait := w.Patience
 					w.Fault(func() { wait = w.between(time.Millisecond, w.TTL/2) })
 					ctx, cancel := context.WithTimeout(ctx, wait)
 					defer cancel()
@@ -404,7 +405,7 @@ var Scenarios = []*Scenario{
 				p.Resume()
 				time.Sleep(time.Second)
 				p.Send("look")
-				if word := p.Line(patience); word != "lost" {
+				if word := p.Line(w.Patience); word != "lost" {
 					w.Wrong("the holder that stood still believes that it is %s", word)
 				}
 			})
@@ -416,13 +417,13 @@ var Scenarios = []*Scenario{
 		Run: func(w *World) {
 			p := w.child()
 			p.Send("token")
-			older, _ := strconv.ParseInt(p.Line(patience), 10, 64)
+			older, _ := strconv.ParseInt(p.Line(w.Patience), 10, 64)
 			next := w.Join()
 			w.Fault(p.Pause)
 			if !w.faulty {
 				p.Send("leave")
 			}
-			ctx, cancel := context.WithTimeout(w.T.Context(), patience)
+			ctx, cancel := context.WithTimeout(w.T.Context(), w.Patience)
 			defer cancel()
 			held, err := next.Lock(ctx, name)
 			if err != nil {
@@ -440,11 +441,11 @@ var Scenarios = []*Scenario{
 
 	// Several servers.
 	{
-		Name: "failover", Place: Sentinel, Needs: Follows, Defect: Racy, Text: "Sentinel moves the master's part to the replica. No lock in the 15 s after it, or a broken exclusion before or after.",
+		Name: "failover", Slow: true, Place: Sentinel, Needs: Follows, Defect: Racy, Text: "Sentinel moves the master's part to the replica. No lock in the 15 s after it, or a broken exclusion before or after.",
 		Run: func(w *World) { w.failover(func() { w.Sentinel.Failover() }) },
 	},
 	{
-		Name: "master-killed", Place: Sentinel, Needs: Follows, Defect: Racy, Text: "The master is killed, and Sentinel makes the replica the master.",
+		Name: "master-killed", Slow: true, Place: Sentinel, Needs: Follows, Defect: Racy, Text: "The master is killed, and Sentinel makes the replica the master.",
 		Run: func(w *World) { w.failover(func() { w.Sentinel.KillMaster() }) },
 	},
 	{
@@ -463,7 +464,7 @@ var Scenarios = []*Scenario{
 		},
 	},
 	{
-		Name: "node-killed", Place: Cluster, Needs: Follows, Defect: Racy, Text: "The node that has the lock is killed, and its replica takes its place. As for failover.",
+		Name: "node-killed", Slow: true, Place: Cluster, Needs: Follows, Defect: Racy, Text: "The node that has the lock is killed, and its replica takes its place. As for failover.",
 		Run: func(w *World) { w.failover(func() { w.Cluster.KillMasterFor(w.key()) }) },
 	},
 
@@ -471,7 +472,7 @@ var Scenarios = []*Scenario{
 		Name: "mix", Defect: Credulous, Text: "Answers lost, commands twice, cuts, silence, delays, scripts forgotten, connections closed by the server and short pauses, at random. " + exclusion,
 		Run: func(w *World) {
 			w.Each(60*time.Millisecond, func(c *Client) {
-				switch w.between(0, 8) {
+				switch w.pick(8) {
 				case 0:
 					c.Faults.Once(redistest.Any, redistest.DropReply(redistest.Reset))
 				case 1:
@@ -528,7 +529,7 @@ func (w *World) config(name, value string) {
 // Wakes has a waiter in trouble at the moment when its lock becomes free.
 func (w *World) Wakes(trouble func(waiter *Client)) {
 	holder, waiter := w.Join(), w.Join()
-	ctx, cancel := context.WithTimeout(w.T.Context(), 2*patience)
+	ctx, cancel := context.WithTimeout(w.T.Context(), 2*w.Patience)
 	defer cancel()
 	held, err := holder.Lock(ctx, name)
 	if err != nil {
@@ -585,7 +586,7 @@ func (w *World) isMaster(n *redistest.Server) bool {
 // child starts a process that has the lock, and obeys "look", "token" and "leave".
 func (w *World) child() *redistest.Process {
 	p := redistest.Child(w.T, "torture", w.Library.Name, w.Server.Addr(), w.TTL.String())
-	if word := p.Line(patience); word != "in" {
+	if word := p.Line(w.Patience); word != "in" {
 		w.T.Fatalf("the child says %q", word)
 	}
 	return p

@@ -34,10 +34,11 @@ const (
 // World is one run of a scenario with a library: servers, processes, and a record of what all
 // holders have believed.
 type World struct {
-	T       testing.TB
-	Library *Library
-	TTL     time.Duration
-	Long    time.Duration // of the trouble in a crowd
+	T        testing.TB
+	Library  *Library
+	TTL      time.Duration
+	Long     time.Duration // of the trouble in a crowd
+	Patience time.Duration // the longest time in which a lock has to work again after a trouble
 
 	Server   *redistest.Server // nil with Sentinel and Cluster
 	Clock    *redistest.Clock
@@ -60,12 +61,13 @@ type World struct {
 }
 
 const (
-	name     = "guarded"        // of the lock in all scenarios
-	patience = 15 * time.Second // the longest time in which a lock has to work again after a trouble
+	name     = "guarded" // of the lock in all scenarios
+	patience = 15 * time.Second
 )
 
 func newWorld(t testing.TB, place Place, l *Library, faulty bool, long time.Duration, seed uint64) *World {
-	w := &World{T: t, Library: l, TTL: 2 * time.Second, Long: long, faulty: faulty, rec: history.NewRecorder(), random: rand.New(rand.NewPCG(seed, 0))}
+	t.Helper()
+	w := &World{T: t, Library: l, TTL: 2 * time.Second, Long: long, Patience: patience, faulty: faulty, rec: history.NewRecorder(), random: rand.New(rand.NewPCG(seed, 0))}
 	switch place {
 	case One:
 		w.Server = redistest.Start(t)
@@ -130,7 +132,7 @@ func (w *World) redis(faults *redistest.Faults, mod []func(*redis.UniversalOptio
 
 // way listens for connections to the server, for libraries that make them by themselves.
 func (w *World) way(faults *redistest.Faults) (addr string) {
-	near, err := net.Listen("tcp", "127.0.0.1:0")
+	near, err := new(net.ListenConfig).Listen(w.T.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		w.T.Fatal(err)
 	}
@@ -197,6 +199,9 @@ func (w *World) between(least, most time.Duration) time.Duration {
 	return least + time.Duration(w.random.Int64N(int64(most-least)))
 }
 
+// pick returns a number below n.
+func (w *World) pick(n int) int { return int(w.between(0, time.Duration(n))) }
+
 // Visit is one turn in the lock.
 type Visit struct {
 	Err    error     // of the lock; nil: the client was in
@@ -262,7 +267,7 @@ func (w *World) Crowd(trouble func(clients []*Client)) {
 		clients = append(clients, w.Join())
 	}
 	end := time.Now().Add(w.Long)
-	ctx, cancel := context.WithDeadline(w.T.Context(), end.Add(patience))
+	ctx, cancel := context.WithDeadline(w.T.Context(), end.Add(w.Patience))
 	defer cancel()
 	var all sync.WaitGroup
 	for _, c := range clients {
@@ -271,7 +276,7 @@ func (w *World) Crowd(trouble func(clients []*Client)) {
 				for time.Now().Before(end) {
 					v := c.Visit(ctx, w.between(time.Millisecond, 15*time.Millisecond))
 					if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-						w.Late("a waiter slept until %s after the trouble: %v", patience, v.Err)
+						w.Late("a waiter slept until %s after the trouble: %v", w.Patience, v.Err)
 					} else if v.Err != nil {
 						time.Sleep(10 * time.Millisecond)
 					}
@@ -292,14 +297,14 @@ func (w *World) Crowd(trouble func(clients []*Client)) {
 	}
 	all.Wait()
 	for _, c := range clients {
-		c.Comes(patience, "after the trouble")
+		c.Comes(w.Patience, "after the trouble")
 	}
 }
 
 // Each is Crowd with a trouble of one process after the other.
 func (w *World) Each(pause time.Duration, trouble func(c *Client)) {
 	w.Crowd(func(clients []*Client) {
-		trouble(clients[w.between(0, time.Duration(len(clients)))])
+		trouble(clients[w.pick(len(clients))])
 		time.Sleep(w.between(pause/2, pause))
 	})
 }
@@ -310,7 +315,7 @@ func (w *World) Keeps(trouble func(holder *Client)) {
 	done := make(chan Visit, 1)
 	go func() { done <- holder.Visit(w.T.Context(), 5*w.TTL/2) }()
 	time.Sleep(100 * time.Millisecond)
-	ctx, cancel := context.WithTimeout(w.T.Context(), 5*w.TTL/2+patience)
+	ctx, cancel := context.WithTimeout(w.T.Context(), 5*w.TTL/2+w.Patience)
 	defer cancel()
 	waited := make(chan Visit, 1)
 	go func() { waited <- other.Visit(ctx, time.Millisecond) }()
@@ -345,7 +350,7 @@ func (w *World) Loses(within time.Duration, trouble func(holder *Client)) {
 	waited := make(chan struct{})
 	go func() {
 		defer close(waited)
-		other.Comes(2*w.TTL+patience, "the next one")
+		other.Comes(2*w.TTL+w.Patience, "the next one")
 	}()
 	v := <-done
 	switch {
@@ -372,8 +377,8 @@ func (w *World) end() {
 		}()
 		select {
 		case <-closed:
-		case <-time.After(patience):
-			w.Wrong("close has not returned within %s", patience)
+		case <-time.After(w.Patience):
+			w.Wrong("close has not returned within %s", w.Patience)
 		}
 		c.Faults.Close()
 	}
