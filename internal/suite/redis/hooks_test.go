@@ -31,7 +31,7 @@ func TestTheRetriedEventTellsOfEachTryThatFailed(t *testing.T) {
 			require.Equal(t, i+1, event.Attempt)
 			require.Error(t, event.Err)
 		}
-		lines := log.About("again")
+		lines := log.About("no answer yet")
 		require.Len(t, lines, 2)
 		require.Equal(t, slog.LevelDebug, lines[0].Level)
 		require.Equal(t, map[string]any{
