@@ -20,7 +20,7 @@ const (
 	Careless   Defect = "deletes whatever is there"
 	Forgetful  Defect = "sets no lease"
 	Silent     Defect = "tells nobody of a loss"
-	Impatient  Defect = "stops to renew at the first error"
+	Impatient  Defect = "does not renew"
 	Deaf       Defect = "waits for a message, and for nothing else"
 	Scriptless Defect = "knows scripts by their hash alone"
 	Counting   Defect = "takes with INCR"
@@ -40,7 +40,7 @@ func HomeMade(d Defect) *Library {
 	return &Library{Name: name, Module: "github.com/redis/go-redis/v9", Promises: Renews | Tells | Fences | Follows, Claim: "SET NX with a lease, renewed, and a compare-and-delete; nothing is written down", Open: func(s Setup) (Locker, error) {
 		h := &homeMade{ttl: s.TTL, defect: d, rdb: s.Redis(func(o *redis.UniversalOptions) {
 			o.ContextTimeoutEnabled = true
-			if d == Credulous || d == Impatient {
+			if d == Credulous {
 				o.MaxRetries = -1 // go-redis hides few errors then
 			}
 		})}
@@ -159,9 +159,6 @@ func (h *homeMade) held(key, value string, sent time.Time) *Held {
 	}
 	go func() {
 		every := h.ttl / 3
-		if h.defect == Impatient {
-			every = h.ttl / 20
-		}
 		end, next := time.NewTimer(time.Until(sent.Add(h.ttl))), time.NewTicker(every)
 		defer end.Stop()
 		defer next.Stop()
@@ -171,7 +168,7 @@ func (h *homeMade) held(key, value string, sent time.Time) *Held {
 			case <-left:
 				return
 			case <-next.C:
-				if busy {
+				if busy || h.defect == Impatient {
 					continue
 				}
 				busy = true
@@ -189,16 +186,13 @@ func (h *homeMade) held(key, value string, sent time.Time) *Held {
 				}()
 			case at := <-renewed:
 				busy = false
-				if h.defect == Impatient && time.Since(at) >= h.ttl {
-					return
-				}
 				if at.IsZero() {
 					end.Reset(0)
 				} else if time.Since(at) < h.ttl {
 					end.Reset(time.Until(at.Add(h.ttl)))
 				}
 			case <-end.C:
-				if h.defect != Silent {
+				if h.defect != Silent && h.defect != Impatient {
 					close(lost)
 				}
 				return

@@ -212,7 +212,7 @@ var Scenarios = []*Scenario{
 		},
 	},
 	{
-		Name: "restart", Defect: Credulous, Place: Kept, Text: "The server is killed and comes back with its data. " + exclusion,
+		Name: "restart", Defect: Racy, Place: Kept, Text: "The server is killed and comes back with its data. " + exclusion,
 		Run: func(w *World) {
 			w.Crowd(func([]*Client) {
 				time.Sleep(w.between(100*time.Millisecond, 600*time.Millisecond))
@@ -441,7 +441,7 @@ var Scenarios = []*Scenario{
 
 	// Several servers.
 	{
-		Name: "failover", Slow: true, Place: Sentinel, Needs: Follows, Defect: Racy, Text: "Sentinel moves the master's part to the replica. No lock in the 15 s after it, or a broken exclusion before or after.",
+		Name: "failover", Slow: true, Place: Sentinel, Needs: Follows, Defect: Racy, Text: "Sentinel moves the master's part to the replica. No lock in the 15 s after it, or a broken exclusion before or after. With a trouble of 1.5 s relock failed in 4 of 12 runs: a replica that lagged brings back places of waits that are over, and each costs a TTL.",
 		Run: func(w *World) { w.failover(func() { w.Sentinel.Failover() }) },
 	},
 	{

@@ -150,7 +150,12 @@ func version(t *testing.T) string {
 // A scenario in which nothing can fail shows nothing.
 func TestAHomeMadeLockWithTheDefectFails(t *testing.T) {
 	eachScenario(t, func(t *testing.T, s *Scenario) {
-		v := torment(t, s, HomeMade(s.Defect), true, func(w *World) { w.Patience = 2 * w.TTL })
+		var v Verdict
+		for range 3 { // troubles come at random
+			if v = torment(t, s, HomeMade(s.Defect), true, func(w *World) { w.Patience = 2 * w.TTL }); len(v.all()) > 0 {
+				break
+			}
+		}
 		require.NotEmpty(t, v.all(), "a lock that %s passes", s.Defect)
 		t.Log(v.all()[0])
 	})
@@ -158,9 +163,6 @@ func TestAHomeMadeLockWithTheDefectFails(t *testing.T) {
 
 // A scenario that fails by itself shows nothing, either.
 func TestWithoutItsTroubleAScenarioPasses(t *testing.T) {
-	if isFull() {
-		t.Skip("TestTorture does it for all libraries")
-	}
 	eachScenario(t, func(t *testing.T, s *Scenario) {
 		v := torment(t, s, Libraries[0], false)
 		require.Empty(t, v.all(), "seed %d", v.Seed)

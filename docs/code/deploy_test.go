@@ -57,7 +57,9 @@ func TestTheComposeFileNamesFilesAndStagesThatAreThere(t *testing.T) {
 	readYAML(t, "grafana/datasources/prometheus.yaml", &sources)
 	require.Equal(t, "http://shop:9090", sources.Datasources[0].URL, "Prometheus is in the network of the shop")
 	require.Equal(t, "service:shop", c.Services["prometheus"].NetworkMode)
-	var dashboards struct{ Providers []struct{ Options struct{ Path string } } }
+	var dashboards struct {
+		Providers []struct{ Options struct{ Path string } }
+	}
 	readYAML(t, "grafana/dashboards/relock.yaml", &dashboards)
 	require.Contains(t, c.Services["grafana"].Volumes[1], dashboards.Providers[0].Options.Path+"/relock.json")
 }
