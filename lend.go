@@ -164,9 +164,8 @@ func (t *table) handOffLocked(h *hold) func() {
 	lease, cancels := h.lease, h.cancelsLocked()
 	t.releaseLocked(h, ErrHandedOff, nil)
 	return func() {
-		if lease.Unsure { // an early command of this hold may run yet, when nobody waits for its lock
-			h.client.cleanup.addAfter(time.Until(lease.Sent.Add(lease.Kept(lease.TTL))), h, lease.Ask, h.ttl)
-		}
+		// An early command of this hold may run yet, when nobody waits for its lock.
+		h.client.cleanup.addAfter(time.Until(lease.Sent.Add(lease.Kept(lease.TTL))), h, lease.Ask, h.ttl)
 		for _, cancel := range cancels {
 			cancel(ErrHandedOff)
 		}

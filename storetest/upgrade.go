@@ -99,7 +99,7 @@ func upgradeDeadlock(b *bench) {
 func upgradeTwice(b *bench) {
 	b.begin(store.ReadWrite)
 	r, beside := b.take(b.st, b.reader()), b.take(b.other, b.reader())
-	line := b.queue(inside(b.writer(), r), inside(b.writer(), r))
+	line := []*waiter{b.wait(b.st, inside(b.writer(), r)), b.wait(b.st, inside(b.writer(), r))}
 	b.requireIn(2, r, beside)
 	b.release(beside)
 	for i := range line { // in either order

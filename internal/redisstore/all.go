@@ -80,6 +80,7 @@ func (s *nativeStore) ReleaseAll(ctx context.Context, leases []store.Lease) []er
 		}
 		switch freed {
 		case 1:
+			s.waited.end(l.ID)
 		case 0:
 			errs[i] = unsureOf(answer, store.ErrGone)
 		default: // an error, or only dead waiters so far

@@ -115,7 +115,7 @@ func (m *kindModel) serve(caller, leaving *kindHold) {
 			m.saw("grant by reply")
 		} else {
 			m.saw("grant by message")
-			grants[h.client] = append(grants[h.client], string(h.ID))
+			grants[h.client] = append(grants[h.client], h.member())
 		}
 	}
 	for client, ids := range grants {

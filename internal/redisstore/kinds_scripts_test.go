@@ -239,6 +239,9 @@ func (r *kindRig) commands(a store.Ask) map[string]func(ctx context.Context) err
 // kindKinds are the kinds of this chapter.
 var kindKinds = []store.Kind{store.ReadWrite, store.Semaphore}
 
+// lineOf returns the line of a message that lets an ask in.
+func lineOf(a store.Ask) string { return string(a.ID) + "|" + letter(a) }
+
 func TestKindsReadersEnterWithOneScriptAndOneMessageAClient(t *testing.T) {
 	r := newKindRig(t, store.ReadWrite)
 	ears := map[string]*redis.PubSub{}
@@ -251,7 +254,7 @@ func TestKindsReadersEnterWithOneScriptAndOneMessageAClient(t *testing.T) {
 	for i := range 256 {
 		client := fmt.Sprint("client", i%4)
 		a := r.queues(r.reader(client))
-		readers, want[client] = append(readers, a), append(want[client], string(a.ID))
+		readers, want[client] = append(readers, a), append(want[client], lineOf(a))
 	}
 	last := r.queues(r.writer("client0"))
 	require.EqualValues(t, 1, r.release(writer))
@@ -265,7 +268,7 @@ func TestKindsReadersEnterWithOneScriptAndOneMessageAClient(t *testing.T) {
 		r.waits(last)
 		require.EqualValues(t, 1, r.release(a), i)
 	}
-	require.Equal(t, string(last.ID), message(t, ears["client0"]))
+	require.Equal(t, lineOf(last), message(t, ears["client0"]))
 	r.has(last)
 }
 
@@ -283,7 +286,7 @@ func TestKindsDeadWaiters(t *testing.T) {
 			silent(t, ps)
 		}
 		require.EqualValues(t, 1, r.release(writer))
-		require.Equal(t, string(next.ID), message(t, ps))
+		require.Equal(t, lineOf(next), message(t, ps))
 		r.has(next)
 	})
 	t.Run("are dropped for an ask that the rule holds up", func(t *testing.T) {
@@ -317,11 +320,11 @@ func TestKindsReleaseOfAWaiterRunsLateAndTakesNothing(t *testing.T) {
 	r.waits(first, second)
 	r.lapse(owner)
 	require.EqualValues(t, 0, r.release(first))
-	require.Equal(t, string(first.ID), message(t, ps))
+	require.Equal(t, lineOf(first), message(t, ps))
 	r.has(first)
 	r.waits(second)
 	require.EqualValues(t, 1, r.release(first))
-	require.Equal(t, string(second.ID), message(t, ps))
+	require.Equal(t, lineOf(second), message(t, ps))
 	r.has(second)
 }
 
@@ -377,7 +380,7 @@ func TestKindsManyLeasesThatAreOverEndOverSeveralCalls(t *testing.T) {
 		require.Equal(t, statusAgain, r.release(first))
 		r.has(first)
 		require.EqualValues(t, 1, r.release(first))
-		require.Equal(t, string(next.ID), message(t, ps))
+		require.Equal(t, lineOf(next), message(t, ps))
 		r.has(next)
 	})
 	t.Run("alone", func(t *testing.T) {
@@ -578,7 +581,7 @@ func TestKindsOutOfMemory(t *testing.T) {
 				case "Renew":
 					require.Greater(t, r.look().TTL, minute)
 				case "Release", "Forget", "Break":
-					require.Equal(t, string(next.ID), message(t, ps))
+					require.Equal(t, lineOf(next), message(t, ps))
 					r.has(next)
 				}
 			})
@@ -611,7 +614,7 @@ func TestKindsOutOfMemoryKeepsWaitersAndTakesNoFreeLock(t *testing.T) {
 			r.lapse(owner)
 			r.full("1")
 			require.Equal(t, statusBusy, r.acquire(r.writer("c"), noPlace).status)
-			require.Equal(t, string(next.ID), message(t, ps))
+			require.Equal(t, lineOf(next), message(t, ps))
 			require.Equal(t, statusOurs, r.acquire(next, arrival).status)
 		})
 	}
@@ -654,9 +657,9 @@ func TestKindsUserNeedsNoMoreThanItsPrefix(t *testing.T) {
 					require.NoError(t, commands[other](t.Context()), other)
 				}
 				granted := message(t, ps)
-				require.Equal(t, granted, string(r.look().Owner))
 				next := r.writer("b")
-				next.ID = store.ID(granted)
+				next.ID = r.look().Owner
+				require.Equal(t, lineOf(next), granted)
 				require.NoError(t, r.store.Forget(t.Context(), []store.Ask{next})[0])
 				r.free()
 			}
@@ -819,7 +822,7 @@ func TestKindsMigratingSlot(t *testing.T) {
 	move := cluster.BeginMove(pair.base, cluster.MasterFor(other(cluster, pair.base)))
 	for _, sc := range scenes { // the queue and the limits end with it
 		require.NoError(t, s.Release(t.Context(), store.Lease{Ask: sc.writer}, 0))
-		require.Equal(t, fmt.Sprintf("%s\n%s", sc.readers[0].ID, sc.readers[1].ID), message(t, sc.ps))
+		require.Equal(t, lineOf(sc.readers[0])+"\n"+lineOf(sc.readers[1]), message(t, sc.ps))
 	}
 	left := make(chan error, 4)
 	for _, sc := range scenes { // no limit is left: a key that exists on neither side

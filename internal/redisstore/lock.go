@@ -70,7 +70,10 @@ func hashTag(key string) string {
 }
 
 // nativeStore keeps locks in relock's own layout. The name of an ask is the base key of its lock.
-type nativeStore struct{ *redisStore }
+type nativeStore struct {
+	*redisStore
+	waited waited
+}
 
 // Check returns the ask with the base key of its lock as its name.
 func (s *nativeStore) Check(a store.Ask) (store.Ask, error) {
@@ -171,7 +174,11 @@ func (s *nativeStore) Release(ctx context.Context, l store.Lease, count int) err
 	default:
 		c.Script, c.Unit = s.scripts.kinds.release, kindUnit(l.Ask, 0, "")
 	}
-	return s.free(ctx, c)
+	err := s.free(ctx, c)
+	if err == nil { // otherwise Forget follows
+		s.waited.end(l.ID)
+	}
+	return err
 }
 
 // leavingLoans returns the script that ends a loan, or a hold that may have lent its lock.
@@ -211,6 +218,9 @@ func (s *nativeStore) Renew(ctx context.Context, renewals []store.Renewal) []err
 }
 
 func (s *nativeStore) Forget(ctx context.Context, asks []store.Ask) []error {
+	for _, a := range asks {
+		s.waited.end(a.ID)
+	}
 	scriptOf := func(a store.Ask) *wire.Script { script, _ := s.forgetting(a); return script }
 	return forgotten(inGroups(asks, scriptOf, func(script *wire.Script, same []store.Ask) []error {
 		units := make([]wire.Unit, len(same))

@@ -45,17 +45,20 @@ func New(rdb redis.UniversalClient, o Options) (store.Store, error) {
 	if o.Reconnected == nil {
 		o.Reconnected = func(string, time.Duration) {}
 	}
-	s.subs = subs.New(subs.Options{
+	listening := subs.Options{
 		Node: s.wire.Node, Sharded: s.wire.Sharded, NotSharded: s.wire.NotSharded,
-		Group: &s.group, Life: s.life, Lost: o.Lost, Reconnected: o.Reconnected,
-	})
+		Group: &s.group, Life: s.life, Lost: o.Lost, Reconnected: o.Reconnected, Unheard: func(string, string) {},
+	}
 	if o.Redisson {
 		redisson := &redissonStore{redisStore: s, fenced: o.Fenced, cluster: s.wire.Sharded()}
 		s.field, s.release = redissonField, redisson.Release
+		s.subs = subs.New(listening)
 		return redisson, nil
 	}
-	native := &nativeStore{s}
+	native := &nativeStore{redisStore: s}
 	s.field, s.release = func(id store.ID) string { return string(id) }, native.Release
+	listening.Unheard = native.unheard
+	s.subs = subs.New(listening)
 	return native, nil
 }
 

@@ -102,7 +102,7 @@ func (w *waiting) sleep(ctx context.Context, recheck time.Duration, notes [2]<-c
 // A lost base key leaves a queue that nobody serves. The next call that asks for the lock serves
 // the queue, and so does Forget, when the client of the owner has found the loss. If no client
 // does, the first waiter asks when the lost lease should be over.
-func (s *nativeStore) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+func (s *nativeStore) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (l store.Lease, err error) {
 	w := waiting{progress: progress}
 	topic := s.topic(a)
 	listener := s.subs.Listening(topic, string(a.ID))
@@ -110,13 +110,18 @@ func (s *nativeStore) Wait(ctx context.Context, a store.Ask, progress func(store
 		if listener != nil {
 			listener.Close()
 		}
+		if err != nil && !errors.Is(err, store.ErrUnsure) { // the client calls no Forget
+			s.waited.end(a.ID)
+		}
 	}()
 	arrival, placeAsks := newPlace, 0 // newPlace until the waiter queues; the asks for a place
 	for {
 		place := noPlace
 		if listener != nil {
+			if placeAsks++; placeAsks == 1 {
+				s.waited.begin(a.ID)
+			}
 			place = arrival
-			placeAsks++
 		}
 		r, answer, err := s.ask(ctx, a, place, 0)
 		w.unsure = w.unsure || answer.Unsure

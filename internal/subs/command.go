@@ -79,7 +79,9 @@ func (l *link) read(ctx context.Context, ps *redis.PubSub) error {
 		var refusal redis.Error
 		switch m := msg.(type) {
 		case *redis.Message:
-			l.deliver(now, m)
+			for _, line := range l.deliver(now, m) {
+				l.hub.o.Unheard(m.Channel, line)
+			}
 		case *redis.Subscription:
 			err = l.answered(now, m.Kind, m.Channel)
 		case *redis.Pong:
@@ -100,30 +102,38 @@ func (l *link) read(ctx context.Context, ps *redis.PubSub) error {
 	}
 }
 
-func (l *link) deliver(now time.Time, m *redis.Message) {
+// deliver notifies the listeners of a message, and returns the lines without a listener.
+func (l *link) deliver(now time.Time, m *redis.Message) (unheard []string) {
 	l.hub.mu.Lock()
 	defer l.hub.mu.Unlock()
 	l.lastRead = now
 	if m.Payload == "" {
-		return
+		return nil
 	}
-	for _, plain := range []bool{false, true} {
-		s := l.hub.subs[Topic{Channel: m.Channel, Plain: plain}]
-		if s == nil {
-			continue
-		}
-		for id := range strings.SplitSeq(m.Payload, "\n") {
-			if id == "" {
-				continue
-			}
-			for _, to := range s.listeners[id] {
-				to.notifyLocked(Note{Message: true})
-			}
-		}
-		for _, to := range s.listeners[""] {
-			to.notifyLocked(Note{Message: true, Payload: m.Payload})
+	tellLocked := func(id string, n Note) bool {
+		sharded := l.hub.subs[Topic{Channel: m.Channel}].tellLocked(id, n)
+		plain := l.hub.subs[Topic{Channel: m.Channel, Plain: true}].tellLocked(id, n)
+		return sharded || plain
+	}
+	all := tellLocked("", Note{Message: true, Payload: m.Payload})
+	for line := range strings.SplitSeq(m.Payload, "\n") {
+		id, _, _ := strings.Cut(line, "|")
+		if id != "" && !tellLocked(id, Note{Message: true}) && !all {
+			unheard = append(unheard, line)
 		}
 	}
+	return unheard
+}
+
+// tellLocked leaves a note for the listeners with an id, and says whether there are any.
+func (s *subscription) tellLocked(id string, n Note) bool {
+	if s == nil {
+		return false
+	}
+	for _, l := range s.listeners[id] {
+		l.notifyLocked(n)
+	}
+	return len(s.listeners[id]) > 0
 }
 
 // answered handles a reply. A returned error ends the connection.

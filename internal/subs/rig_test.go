@@ -37,10 +37,11 @@ type rig struct {
 	close   func()
 	sharded atomic.Bool
 
-	mu   sync.Mutex
-	node nodeFunc
-	lost []loss
-	back []string // nodes of calls of Reconnected
+	mu      sync.Mutex
+	node    nodeFunc
+	lost    []loss
+	back    []string
+	unheard []string // channels and ids // nodes of calls of Reconnected
 }
 
 type loss struct {
@@ -131,6 +132,11 @@ func (r *rig) start() {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			r.lost = append(r.lost, loss{node, attempt, err})
+		},
+		Unheard: func(channel, id string) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.unheard = append(r.unheard, channel+" "+id)
 		},
 		Reconnected: func(node string, _ time.Duration) {
 			r.mu.Lock()

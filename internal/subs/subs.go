@@ -24,7 +24,7 @@ import (
 var ErrClosed = errors.New("the client is closed")
 
 // Options are the surroundings of a Hub. All fields are required. The functions are called from
-// several goroutines, and never with a mutex held. Lost and Reconnected must not block.
+// several goroutines, and never with a mutex held. Lost, Unheard and Reconnected must not block.
 type Options struct {
 	// Node returns the server that has key: its name, which is empty unless the servers are a
 	// cluster, and a client for it. With anew the cluster itself is asked.
@@ -39,6 +39,8 @@ type Options struct {
 	// Lost reports a connection to a node that was lost, or could not be made. attempt counts from
 	// 1, and begins anew after a connection with a life of 500 ms.
 	Lost func(node string, attempt int, err error)
+	// Unheard reports a line of a message for which there is no listener.
+	Unheard func(channel, line string)
 	// Reconnected reports the first channel confirmed after Lost. down counts from the first loss.
 	Reconnected func(node string, down time.Duration)
 }
@@ -99,7 +101,8 @@ type Listener struct {
 
 // Listening returns a new listener if the server has confirmed the channel already, and nil if not:
 // with Listening a caller knows, without a round trip, that no message is missed from now on. A
-// message goes to the listeners whose id is a line of the payload, and to listeners without an id.
+// message goes to the listeners whose id begins a line of the payload, as the whole line or up to a
+// "|", and to listeners without an id.
 // The caller ends the listener with Close.
 func (h *Hub) Listening(t Topic, id string) *Listener {
 	h.mu.Lock()

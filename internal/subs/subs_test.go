@@ -182,6 +182,20 @@ func TestChannelsShareAConnectionAndLinger(t *testing.T) {
 	r.hears("0", r.listen("0", "new"))
 }
 
+func TestAMessageForNobodyIsReported(t *testing.T) {
+	r := newRig(t, redistest.Shared(t))
+	one, all := r.listen("one", "1"), r.listen("all", "")
+	r.publish("one", "gone")
+	r.publish("one", "1|r\ngone too|w")
+	r.publish("all", "anything")
+	require.Equal(t, Note{Message: true}, r.next(one))
+	require.Equal(t, Note{Message: true, Payload: "anything"}, r.next(all))
+	channel := r.topic("one").Channel
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	require.Equal(t, []string{channel + " gone", channel + " gone too|w"}, r.unheard)
+}
+
 func TestAThousandChannelsTakeFewCommands(t *testing.T) {
 	r := newRig(t, redistest.Shared(t))
 	const channels = 1000

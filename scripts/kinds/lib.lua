@@ -6,7 +6,7 @@
 --   base:KIND:queue  zset    <hold>|<lease ms>|<mode>|<with> -> arrival in microseconds; 1: inside
 --                            the hold <with> of this lock, and so before all others
 --   base:token       string  the last fencing token
--- and a channel for each client that waits, as for a mutex. A message names all holds of the client
+-- and a channel for each client that waits, as for a mutex. A message names all members of the client
 -- that are granted at once, one a line. A mode is r (reader, no limit), w (writer, limit 1), or the
 -- limit of a permit.
 --
@@ -148,7 +148,7 @@ local function tell(lock, commands, granted)
       holds[a.client] = {}
       clients[#clients + 1] = a.client
     end
-    table.insert(holds[a.client], a.hold)
+    table.insert(holds[a.client], a.member)
   end
   for _, client in ipairs(clients) do
     call(commands[client], lock.base .. ':' .. client, table.concat(holds[client], '\n'))

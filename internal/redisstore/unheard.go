@@ -1,0 +1,67 @@
+package redisstore
+
+import (
+	"context"
+	"strings"
+	"sync"
+
+	"github.com/go-relock/relock/store"
+)
+
+// This file answers grants to waits that are over. A replica that was behind when it became the
+// master brings their places back, and while the client listens on the channel for another wait,
+// each of the places would have the lock for a lease.
+
+// waited has the holds of a store that have asked for a place in a queue, until they are over.
+type waited struct {
+	mu    sync.Mutex
+	holds map[store.ID]struct{}
+}
+
+func (w *waited) begin(id store.ID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.holds == nil {
+		w.holds = make(map[store.ID]struct{})
+	}
+	w.holds[id] = struct{}{}
+}
+
+func (w *waited) end(id store.ID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.holds, id)
+}
+
+func (w *waited) has(id store.ID) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, has := w.holds[id]
+	return has
+}
+
+// unheard gives back the lock that a message has granted to a hold that is over. Without an answer
+// the lock is free after a lease.
+func (s *nativeStore) unheard(channel, line string) {
+	a := askOf(line)
+	base, is := strings.CutSuffix(channel, ":"+cutLast(string(a.ID), 2))
+	if !is || a.Kind < 0 || s.waited.has(a.ID) {
+		return
+	}
+	a.Name = base
+	s.group.GoOpen(func() {
+		ctx, cancel := context.WithTimeout(s.life, undoLimit)
+		defer cancel()
+		s.Forget(ctx, []store.Ask{a})
+	})
+}
+
+// askOf returns the ask that a line grants, without its name and its TTL: <hold>, or <hold>|<letter>.
+func askOf(line string) store.Ask {
+	id, letter, isKind := strings.Cut(line, "|")
+	if !isKind {
+		return store.Ask{ID: store.ID(id), Kind: store.Mutex, Limit: 1}
+	}
+	kind, limit := ofLetter(letter)
+	return store.Ask{ID: store.ID(id), Kind: kind, Limit: limit}
+}
