@@ -94,7 +94,7 @@ func seed(t *testing.T, of string) uint64 {
 func eachScenario(t *testing.T, run func(t *testing.T, s *Scenario)) {
 	t.Helper()
 	for _, s := range Scenarios {
-		if matches(t, "RELOCK_RUN", s.Name) && (isFull() || !s.Slow) {
+		if matches(t, "RELOCK_RUN", s.Name) {
 			t.Run(s.Name, func(t *testing.T) {
 				t.Parallel()
 				run(t, s)
