@@ -2,6 +2,7 @@ package relock
 
 import (
 	"context"
+	"iter"
 	"slices"
 	"time"
 
@@ -219,6 +220,19 @@ type AcquireStarted struct {
 	Name    string
 	Mode    Mode
 	Start   time.Time
+}
+
+// Around returns the name and the mode of each open section around the call, innermost first.
+// Sections under [WithoutHolder] are around no call.
+func (e AcquireStarted) Around() iter.Seq2[string, Mode] {
+	inner := e.Context
+	return func(yield func(string, Mode) bool) {
+		for at := entryOf(inner); at != nil; at = at.outer {
+			if ask := &at.hold.lease.Ask; at.isOpen() && !yield(at.hold.name, modeOf(ask.Kind, ask.Limit)) {
+				return
+			}
+		}
+	}
 }
 
 // AcquireFinished is the event of [Hooks.AcquireFinished].

@@ -22,8 +22,8 @@ import (
 	"github.com/go-relock/relock/internal/caller"
 )
 
-// Checker sees the orders in which sections are inside of each other, of all clients with its
-// hooks. A Checker is not copied after the first call of Hooks.
+// Checker sees the orders in which sections are inside of each other, in the calls of all clients with
+// its hooks. A Checker is not copied after the first call of Hooks.
 //
 // A call that enters its own section again does not wait, and nor does TryLock. Two readers of one
 // lock do not wait for each other. A call under [relock.WithoutHolder] is inside of no section.
@@ -96,64 +96,27 @@ func (c *Checker) Hooks() relock.Hooks {
 	if c.Class == nil {
 		c.Class = Prefix
 	}
-	var entered relock.TraceFinished = c.entered
 	return relock.Hooks{Trace: func(e relock.AcquireStarted) (context.Context, relock.TraceFinished) {
 		c.started(e)
-		return nil, entered
+		return nil, nil
 	}}
-}
-
-// held is the context of a section, and remembers its lock.
-type held struct {
-	context.Context
-	name, class string
-	shared      bool
-	outer       *held
-}
-
-type heldKey struct{}
-
-// Value implements [context.Context].
-func (h *held) Value(key any) any {
-	if key == (heldKey{}) {
-		return h
-	}
-	return h.Context.Value(key)
-}
-
-// around returns the innermost section around a context, if the context is in a section of its own.
-func around(ctx context.Context) *held {
-	if _, is := relock.HolderFrom(ctx); !is {
-		return nil
-	}
-	h, _ := ctx.Value(heldKey{}).(*held)
-	return h
-}
-
-// entered gives a section a context that remembers its lock.
-func (c *Checker) entered(section context.Context, e relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
-	class := c.Class(e.Name)
-	if e.Err != nil || class == "" {
-		return section, nil
-	}
-	return &held{section, e.Name, class, e.Mode == relock.ModeShared, around(e.Context)}, nil
 }
 
 // started looks at a call that is about to take a lock.
 func (c *Checker) started(e relock.AcquireStarted) {
-	inner, class := around(e.Context), c.Class(e.Name)
+	class := c.Class(e.Name)
 	if class == "" {
 		return
 	}
-	for h := inner; h != nil; h = h.outer {
-		if h.name == e.Name && h.Err() == nil {
+	for outer := range e.Around() {
+		if outer == e.Name {
 			return // enters again
 		}
 	}
-	for h := inner; h != nil; h = h.outer {
-		if h.Err() == nil {
-			p := pair{h.class, class, h.shared, e.Mode == relock.ModeShared, h.class == class && !c.inOrder(h.name, e.Name)}
-			c.see(p, h.name, e.Name)
+	for outer, mode := range e.Around() {
+		if of := c.Class(outer); of != "" {
+			down := of == class && !c.inOrder(outer, e.Name)
+			c.see(pair{of, class, mode == relock.ModeShared, e.Mode == relock.ModeShared, down}, outer, e.Name)
 		}
 	}
 }
