@@ -33,8 +33,7 @@ var errResigned = errors.New("resigned")
 // Campaign is Lead for programs that ask whether they lead, such as a health endpoint or a scheduler:
 // what Lead says of losses, of outages and of what ends a candidacy holds here.
 //
-// The leader's address is the name of [WithOwner]: other processes read it as
-// State(ctx).Holder.Owner().
+// The leader's address is the name of [WithOwner]: other processes read it by [Lock.Leaders].
 func (l *Lock) Campaign(ctx context.Context) *Candidacy {
 	c := &Candidacy{lock: l, done: make(chan struct{}), change: make(chan struct{})}
 	if err := l.check(ctx); err != nil {

@@ -3,6 +3,10 @@ package relock
 import (
 	"context"
 	"errors"
+	"iter"
+
+	"github.com/go-relock/relock/internal/attempts"
+	"github.com/go-relock/relock/store"
 )
 
 // Lead runs fn in the process that leads: of all processes that call Lead of one lock, one runs fn.
@@ -38,7 +42,9 @@ func (l *Lock) Lead(ctx context.Context, fn func(ctx context.Context) error) err
 		section, err := a.run()
 		switch {
 		case err == nil:
+			l.announce(section)
 			err = within(section, l, fn)
+			l.announce(section)
 			if ctx.Err() != nil || !isLost(context.Cause(section)) {
 				return err
 			}
@@ -50,4 +56,76 @@ func (l *Lock) Lead(ctx context.Context, fn func(ctx context.Context) error) err
 			end.Stop()
 		}
 	}
+}
+
+// announce tells those who follow the lock, in the background, that it has another leader or none.
+func (l *Lock) announce(section context.Context) {
+	announcing, is := l.client.store.(store.Announcing)
+	if !is {
+		return
+	}
+	ask := l.nearest(section).hold.lease.Ask
+	l.client.group.GoOpen(func() {
+		ctx, cancel := context.WithTimeout(l.client.life, answerLimit)
+		defer cancel()
+		_ = attempts.Apart(func() error { return announcing.Announce(ctx, ask) }) // followers look by themselves, too
+	})
+}
+
+// Leaders yields who has the lock, for processes that follow the leader of [Lock.Lead] or
+// [Lock.Campaign], and yields again when that changes, until ctx ends. The zero [Holder] stands for
+// nobody. [Holder.Owner] is the name that the leader's client has by [WithOwner], such as its address.
+//
+// With Redis, a quorum of it and store/mem the leader announces itself by a message. Where a message
+// is lost, and in other stores, Leaders hears of a change after a third of the TTL at the latest. Of
+// several changes since the last look only the last one is seen. A follower may be late: the leader
+// that it knows may have lost the lock.
+//
+// Errors are those of [Lock.State], with the zero Holder. After [ErrInvalid] and [ErrClosed] the
+// sequence ends; otherwise the next look comes after a third of the TTL.
+func (l *Lock) Leaders(ctx context.Context) iter.Seq2[Holder, error] {
+	return func(yield func(Holder, error) bool) {
+		if err := l.check(ctx); err != nil {
+			yield(Holder{}, err)
+			return
+		}
+		changed, stop := l.changes()
+		defer stop()
+		for known, isKnown := (Holder{}), false; ; {
+			state, err := l.State(ctx)
+			if l.client.isClosed() {
+				err = l.opError("follow", Holder{}, ErrClosed)
+			}
+			if ctx.Err() != nil {
+				return
+			}
+			isNew := !isKnown || err != nil || state.Holder != known
+			known, isKnown = state.Holder, err == nil
+			if isNew && !yield(known, err) || l.client.isClosed() {
+				return
+			}
+			pause, end := l.client.bound(ctx, l.settings.ttl/3)
+			select {
+			case <-changed:
+			case <-pause.Done():
+			}
+			end.Stop()
+		}
+	}
+}
+
+// changes returns a channel with news of another leader. It never has news from a store that cannot
+// tell.
+func (l *Lock) changes() (changed <-chan struct{}, stop func()) {
+	announcing, is := l.client.store.(store.Announcing)
+	if !is {
+		return nil, func() {}
+	}
+	news := make(chan struct{}, 1)
+	return news, announcing.Announced(l.ask.Name, func() {
+		select {
+		case news <- struct{}{}:
+		default:
+		}
+	})
 }

@@ -230,3 +230,93 @@ func TestEventsKnowALeader(t *testing.T) {
 		require.True(t, stage.EventsOf[relock.Closed](&r)[0].Leader)
 	})
 }
+
+// follower is a process that reads who leads.
+type follower struct {
+	*stage.Member
+	seen chan string // owners, or errors
+}
+
+func newFollower(ctx context.Context, w *stage.World) *follower {
+	f := &follower{Member: w.NewClient(), seen: make(chan string, 100)}
+	go func() {
+		defer close(f.seen)
+		for leader, err := range f.NewLock("a").Leaders(ctx) {
+			if err != nil {
+				f.seen <- "error"
+				continue
+			}
+			f.seen <- leader.Owner()
+		}
+	}()
+	stage.Settle()
+	return f
+}
+
+// sees returns what the follower has seen since the last look.
+func (f *follower) sees() (all []string) {
+	stage.Settle()
+	for len(f.seen) > 0 {
+		all = append(all, <-f.seen)
+	}
+	return all
+}
+
+func TestFollowersSeeEachLeaderAtOnce(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		ctx, stop := context.WithCancel(t.Context())
+		f := newFollower(ctx, w)
+		require.Equal(t, []string{""}, f.sees(), "nobody leads")
+		begun := time.Now()
+		one := newCandidate(t.Context(), w, relock.WithOwner("one:80"))
+		require.Equal(t, []string{"one:80"}, f.sees())
+		two := newCandidate(t.Context(), w, relock.WithOwner("two:80"))
+		require.Empty(t, f.sees())
+		one.result <- nil
+		require.Equal(t, []string{"two:80"}, f.sees())
+		two.result <- nil
+		require.Equal(t, []string{""}, f.sees())
+		require.Zero(t, time.Since(begun), "by messages, and not by looking again")
+		stop()
+		require.Empty(t, f.sees())
+		_, open := <-f.seen
+		require.False(t, open)
+	})
+}
+
+func TestFollowersLookAgainWhereNoMessageComes(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		f := newFollower(t.Context(), w)
+		one := newCandidate(t.Context(), w, relock.WithOwner("one"))
+		two := newCandidate(t.Context(), w, relock.WithOwner("two"))
+		require.Equal(t, []string{"", "one"}, f.sees())
+
+		lost := one.Link.On(stage.Refuse(errMine), stage.CmdAnnounce)
+		deaf := two.Link.On(stage.Refuse(errMine), stage.CmdAnnounce)
+		one.result <- nil
+		require.Empty(t, f.sees())
+		stage.Pass(relock.DefaultTTL / 3)
+		require.Equal(t, []string{"two"}, f.sees())
+		require.Positive(t, lost.Hits.Load()+deaf.Hits.Load())
+
+		cut := f.Link.Cut()
+		stage.Pass(relock.DefaultTTL)
+		require.Contains(t, f.sees(), "error", "nothing waits in silence")
+		cut.End()
+		stage.Pass(relock.DefaultTTL)
+		seen := f.sees()
+		require.Equal(t, "two", seen[len(seen)-1], "and is told again behind an error")
+
+		require.NoError(t, f.Close())
+		require.Equal(t, []string{"error"}, f.sees())
+		_, open := <-f.seen
+		require.False(t, open)
+		refused := 0
+		for _, err := range f.NewLock("").Leaders(t.Context()) {
+			require.ErrorIs(t, err, relock.ErrInvalid)
+			refused++
+		}
+		require.Equal(t, 1, refused)
+		two.result <- nil
+	})
+}

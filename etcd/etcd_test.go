@@ -41,11 +41,12 @@ func TestEtcdKeepsThePromisesOfStores(t *testing.T) {
 		TTL:      time.Second,
 		BadNames: []string{"a/b", "/"},
 		Without: map[storetest.Promise]string{
-			storetest.Kinds:     "a lock of etcd's own package is a mutex",
-			storetest.Acks:      "a majority has each hold on disk anyway",
-			storetest.Several:   "each hold has a lease of its own",
-			storetest.WaitGraph: "no waits are shown",
-			storetest.Lending:   "Redis and memory only",
+			storetest.Kinds:      "a lock of etcd's own package is a mutex",
+			storetest.Acks:       "a majority has each hold on disk anyway",
+			storetest.Several:    "each hold has a lease of its own",
+			storetest.WaitGraph:  "no waits are shown",
+			storetest.Lending:    "Redis and memory only",
+			storetest.Announcing: "followers look by themselves",
 		},
 	})
 }

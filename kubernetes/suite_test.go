@@ -32,13 +32,14 @@ func TestKubernetesKeepsThePromisesOfStores(t *testing.T) {
 		TTL:      time.Second,
 		BadNames: []string{"Orders", "a/b", "a_b", "-a", "a.", "a:b"},
 		Without: map[storetest.Promise]string{
-			storetest.FIFO:      "waiters race",
-			storetest.Kinds:     "a Lease has one holder",
-			storetest.Acks:      "a majority of etcd has each hold on disk anyway",
-			storetest.Several:   "each lock is an object of its own",
-			storetest.WaitGraph: "no waits are shown",
-			storetest.Lending:   "Redis and memory only",
-			storetest.Asking:    "a Lease is not written for a message",
+			storetest.FIFO:       "waiters race",
+			storetest.Kinds:      "a Lease has one holder",
+			storetest.Acks:       "a majority of etcd has each hold on disk anyway",
+			storetest.Several:    "each lock is an object of its own",
+			storetest.WaitGraph:  "no waits are shown",
+			storetest.Lending:    "Redis and memory only",
+			storetest.Announcing: "followers look by themselves",
+			storetest.Asking:     "a Lease is not written for a message",
 		},
 	})
 }

@@ -90,13 +90,50 @@ func (q *quorum) Watch(client string, doubt func(store.ID)) (stop func()) {
 
 // Want tells the client of the hold at each member.
 func (q *quorum) Want(ctx context.Context, a store.Ask) error {
+	return q.tell(ctx, func(ctx context.Context, m store.Store) error {
+		if m, is := m.(store.Asking); is {
+			return m.Want(ctx, a)
+		}
+		return errors.ErrUnsupported
+	})
+}
+
+// WatchWanted passes on what each member tells.
+func (q *quorum) WatchWanted(client string, wanted func(store.ID)) (stop func()) {
+	var stops []func()
+	for _, m := range q.members {
+		if m, is := m.(store.Asking); is {
+			stops = append(stops, m.WatchWanted(client, wanted))
+		}
+	}
+	return stopAll(stops)
+}
+
+// Announce tells those who follow the lock at each member.
+func (q *quorum) Announce(ctx context.Context, a store.Ask) error {
+	return q.tell(ctx, func(ctx context.Context, m store.Store) error {
+		if m, is := m.(store.Announcing); is {
+			return m.Announce(ctx, a)
+		}
+		return errors.ErrUnsupported
+	})
+}
+
+// Announced passes on what each member tells.
+func (q *quorum) Announced(name string, heard func()) (stop func()) {
+	var stops []func()
+	for _, m := range q.members {
+		if m, is := m.(store.Announcing); is {
+			stops = append(stops, m.Announced(name, heard))
+		}
+	}
+	return stopAll(stops)
+}
+
+// tell sends a message by each member. One that was sent is enough.
+func (q *quorum) tell(ctx context.Context, send func(context.Context, store.Store) error) error {
 	r := ask(ctx, q, longestLimit, func(*round[struct{}]) bool { return false },
-		func(ctx context.Context, i int) (none struct{}, err error) {
-			if m, is := q.members[i].(store.Asking); is {
-				return none, m.Want(ctx, a)
-			}
-			return none, errors.ErrUnsupported
-		})
+		func(ctx context.Context, i int) (none struct{}, err error) { return none, send(ctx, q.members[i]) })
 	errs := r.errs()
 	switch none := func(err error) bool { return errors.Is(err, errors.ErrUnsupported) }; {
 	case len(where(errs, done)) > 0:
@@ -105,17 +142,6 @@ func (q *quorum) Want(ctx context.Context, a store.Ask) error {
 		return errs[0]
 	}
 	return q.verdict(ctx, errs)
-}
-
-// WatchWanted passes on what each member tells.
-func (q *quorum) WatchWanted(client string, wanted func(store.ID)) (stop func()) {
-	var stops []func()
-	for _, m := range q.members {
-		if a, is := m.(store.Asking); is {
-			stops = append(stops, a.WatchWanted(client, wanted))
-		}
-	}
-	return stopAll(stops)
 }
 
 func stopAll(stops []func()) func() {

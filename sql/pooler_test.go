@@ -94,10 +94,11 @@ func TestStoreBehindAPoolerKeepsThePromisesOfStores(t *testing.T) {
 		},
 		Around: d.around,
 		Without: map[storetest.Promise]string{
-			storetest.Acks:      "whether a COMMIT waits for replicas is a setting of the database",
-			storetest.Several:   "each lock is a transaction of its own",
-			storetest.WaitGraph: "the store shows no waits",
-			storetest.Lending:   "Redis and memory only",
+			storetest.Acks:       "whether a COMMIT waits for replicas is a setting of the database",
+			storetest.Several:    "each lock is a transaction of its own",
+			storetest.WaitGraph:  "the store shows no waits",
+			storetest.Lending:    "Redis and memory only",
+			storetest.Announcing: "followers look by themselves",
 		},
 	})
 }

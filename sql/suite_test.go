@@ -28,10 +28,11 @@ func TestStoreKeepsThePromisesOfStores(t *testing.T) {
 		t := d.T
 		d.leavesNothing(t)
 		without := map[storetest.Promise]string{
-			storetest.Acks:      "whether a COMMIT waits for replicas is a setting of the database",
-			storetest.Several:   "each lock is a transaction of its own",
-			storetest.WaitGraph: "the store shows no waits",
-			storetest.Lending:   "Redis and memory only",
+			storetest.Acks:       "whether a COMMIT waits for replicas is a setting of the database",
+			storetest.Several:    "each lock is a transaction of its own",
+			storetest.WaitGraph:  "the store shows no waits",
+			storetest.Lending:    "Redis and memory only",
+			storetest.Announcing: "followers look by themselves",
 		}
 		if !d.listens {
 			without[storetest.Watch] = "without a Listener the next renewal finds that a hold is gone"

@@ -286,6 +286,18 @@ type Asking interface {
 	WatchWanted(client string, wanted func(ID)) (stop func())
 }
 
+// Announcing is a store that can tell other processes of a new leader.
+type Announcing interface {
+	Store
+	// Announce tells whoever follows the lock a.Name that the hold a.ID leads, or has led, and
+	// changes nothing. The message may be lost. Announce makes one attempt. Errors: ErrUnavailable.
+	Announce(ctx context.Context, a Ask) error
+	// Announced calls heard after each Announce for the lock since, perhaps more than once, and when
+	// an Announce may have been missed. Announced does not wait for the server. It ends with stop,
+	// which waits for nothing.
+	Announced(name string, heard func()) (stop func())
+}
+
 // WaitGraph is a store where a call that waits inside a section can show its wait, so that calls
 // that wait for each other are found.
 type WaitGraph interface {

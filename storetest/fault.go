@@ -28,6 +28,7 @@ var optionalTests = []test{
 	{name: "Acks that do not come take the hold back", run: acks, needs: Acks},
 	{name: "Watch tells the client of a broken hold", run: watch, needs: Watch},
 	{name: "Want tells the client of a hold, and nobody else", run: wanted, needs: Asking},
+	{name: "Announce tells those who follow the lock, and nobody else", run: announced, needs: Announcing},
 	{name: "CheckServer leaves nothing behind", run: checkServer, needs: CheckServer},
 }
 
@@ -391,4 +392,42 @@ func checkServer(b *bench) {
 	checker, ok := b.st.(store.Checker)
 	require.True(b.t, ok, "the store is no store.Checker: the harness must list CheckServer in Without")
 	require.NoError(b.t, checker.CheckServer(b.ctx, b.ask(long)))
+}
+
+func announced(b *bench) {
+	announcing, ok := b.st.(store.Announcing)
+	require.True(b.t, ok, "the store is no store.Announcing: the harness must list Announcing in Without")
+	l := b.take(b.other, b.ask(long))
+	heard, others := make(chan struct{}, 1000), make(chan struct{}, 1000)
+	stop := announcing.Announced(l.Name, func() { heard <- struct{}{} })
+	defer announcing.Announced(b.newName(), func() { others <- struct{}{} })()
+	announce := func() { require.NoError(b.t, b.other.(store.Announcing).Announce(b.ctx, l.Ask)) }
+	quiet := func() { // what is on its way, and what a store says as it begins to listen
+		b.pause(aMoment)
+		for len(heard)+len(others) > 0 {
+			select {
+			case <-heard:
+			case <-others:
+			}
+		}
+	}
+	b.eventually("Announce is heard", func() bool { // the watch may not have begun
+		announce()
+		b.pause(aMoment)
+		return len(heard) > 0
+	})
+	quiet()
+	announce()
+	b.pause(aMoment)
+	require.NotEmpty(b.t, heard)
+	require.Empty(b.t, others, "those who follow another lock hear it")
+	b.requireOwner(l.Ask, 1)
+	stop()
+	quiet()
+	announce()
+	b.pause(aMoment)
+	require.Empty(b.t, heard, "behind stop")
+	b.release(l)
+	announce() // of a hold that is over
+	b.requireFree()
 }

@@ -43,6 +43,7 @@ const (
 	WaitGraph   Promise = "WaitGraph"   // the store is a store.WaitGraph
 	Lending     Promise = "Lending"     // the store is a store.Lending
 	Asking      Promise = "Asking"      // the store is a store.Asking, whose clients hear of Want
+	Announcing  Promise = "Announcing"  // the store is a store.Announcing
 
 	// ReaderTokens is a part of Kinds and Tokens: the token of a reader is that of the last writer.
 	// Without the promise, each reader has a token of its own.

@@ -45,6 +45,7 @@ func TestZooKeeperKeepsThePromisesOfStores(t *testing.T) {
 			storetest.Semaphores:   "Curator's semaphores have another layout",
 			storetest.ReaderTokens: "nothing is left of the last writer",
 			storetest.Lending:      "Redis and memory only",
+			storetest.Announcing:   "followers look by themselves",
 			storetest.Asking:       "a node is not written for a message",
 		},
 		BadNames:  []string{"/", "a//b", "a/", "a/./b", "a/../b", ".", "..", "a\x00b", "a\x1fb"},

@@ -280,8 +280,24 @@ func (s *nativeStore) Break(ctx context.Context, a store.Ask) error {
 // Want publishes a hold on the control channel of its client, behind a mark that earlier versions
 // take for no hold of theirs.
 func (s *nativeStore) Want(ctx context.Context, a store.Ask) error {
+	return s.send(ctx, s.controlOf(a.ID), wantMark+string(a.ID))
+}
+
+// Announce publishes the hold on a channel of the lock.
+func (s *nativeStore) Announce(ctx context.Context, a store.Ask) error {
+	return s.send(ctx, a.Name+leaderSuffix, string(a.ID))
+}
+
+func (s *nativeStore) Announced(name string, heard func()) (stop func()) {
+	ctx, cancel := context.WithCancel(s.life)
+	s.group.GoOpen(func() { s.listen(ctx, name+leaderSuffix, func(string) { heard() }) })
+	return cancel
+}
+
+// send publishes a message, in one attempt.
+func (s *nativeStore) send(ctx context.Context, channel, message string) error {
 	sent := make(chan error, 1) // go-redis may wait for longer than ctx lasts
-	s.group.Go(func() { sent <- s.rdb.Publish(ctx, s.controlOf(a.ID), wantMark+string(a.ID)).Err() })
+	s.group.Go(func() { sent <- s.rdb.Publish(ctx, channel, message).Err() })
 	select {
 	case err := <-sent:
 		if err != nil && !wire.Refused(err) {
@@ -293,12 +309,14 @@ func (s *nativeStore) Want(ctx context.Context, a store.Ask) error {
 	}
 }
 
+const leaderSuffix = ":leader"
+
 const wantMark = "?"
 
 func (s *nativeStore) WatchWanted(client string, wanted func(store.ID)) (stop func()) {
 	ctx, cancel := context.WithCancel(s.life)
 	s.group.GoOpen(func() {
-		s.listen(ctx, client, func(message string) {
+		s.listen(ctx, s.control(client), func(message string) {
 			if hold, is := strings.CutPrefix(message, wantMark); is && cutLast(hold, 2) == client {
 				wanted(store.ID(hold))
 			}

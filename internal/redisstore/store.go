@@ -259,7 +259,7 @@ func (s *redisStore) Watch(client string, doubt func(store.ID)) (stop func()) {
 	remove := s.watchers.Add(client, doubt)
 	ctx, cancel := context.WithCancel(s.life)
 	s.group.GoOpen(func() {
-		s.listen(ctx, client, func(hold string) {
+		s.listen(ctx, s.control(client), func(hold string) {
 			switch {
 			case hold == "", cutLast(hold, 1) == client: // Redisson's layout has another name for the hold
 				doubt("")
@@ -274,11 +274,10 @@ func (s *redisStore) Watch(client string, doubt func(store.ID)) (stop func()) {
 	}
 }
 
-// listen calls heard with each line of the messages on the control channel of a client, and with ""
-// when it begins to hear them. It ends with ctx, with the store, or when the server refuses the
-// channel: then the next renewal finds that a hold is broken.
-func (s *redisStore) listen(ctx context.Context, client string, heard func(line string)) {
-	channel := s.control(client)
+// listen calls heard with each line of the messages on a channel, and with "" when it begins to hear
+// them. It ends with ctx, with the store, or when the server refuses the channel: then the next
+// renewal finds that a hold is broken.
+func (s *redisStore) listen(ctx context.Context, channel string, heard func(line string)) {
 	var l *subs.Listener
 	for tries := 2; l == nil; tries++ {
 		var err error

@@ -16,16 +16,17 @@ type Command string
 
 // The commands of a store. The last three are of tickets.
 const (
-	CmdTry     Command = "Try"
-	CmdWait    Command = "Wait"
-	CmdEnter   Command = "Enter"
-	CmdRelease Command = "Release"
-	CmdRenew   Command = "Renew"
-	CmdForget  Command = "Forget"
-	CmdToken   Command = "Token"
-	CmdLook    Command = "Look"
-	CmdBreak   Command = "Break"
-	CmdWant    Command = "Want"
+	CmdTry      Command = "Try"
+	CmdWait     Command = "Wait"
+	CmdEnter    Command = "Enter"
+	CmdRelease  Command = "Release"
+	CmdRenew    Command = "Renew"
+	CmdForget   Command = "Forget"
+	CmdToken    Command = "Token"
+	CmdLook     Command = "Look"
+	CmdBreak    Command = "Break"
+	CmdWant     Command = "Want"
+	CmdAnnounce Command = "Announce"
 
 	CmdTryAll     Command = "TryAll"
 	CmdReleaseAll Command = "ReleaseAll"

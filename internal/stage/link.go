@@ -256,6 +256,20 @@ func (k *Link) WatchWanted(client string, wanted func(store.ID)) (stop func()) {
 	})
 }
 
+// Announce implements store.Announcing.
+func (k *Link) Announce(ctx context.Context, a store.Ask) error {
+	return k.through(ctx, CmdAnnounce, func() error { return k.Store.Announce(ctx, a) })
+}
+
+// Announced implements store.Announcing. A silent link loses the messages.
+func (k *Link) Announced(name string, heard func()) (stop func()) {
+	return k.Store.Announced(name, func() {
+		if k.silent(CmdRenew) == nil {
+			heard()
+		}
+	})
+}
+
 // Watch implements store.Watcher. A silent link loses the messages.
 func (k *Link) Watch(client string, doubt func(store.ID)) (stop func()) {
 	return k.Store.Watch(client, func(id store.ID) {

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -30,6 +31,7 @@ import (
 type Store struct {
 	watchers attempts.Watchers
 	askers   attempts.Watchers
+	follow   attempts.Watchers // by lock in place of client
 
 	mu      sync.Mutex
 	locks   map[string]*lock
@@ -41,11 +43,12 @@ type Store struct {
 }
 
 var (
-	_ store.Watcher   = (*Store)(nil)
-	_ store.Asking    = (*Store)(nil)
-	_ store.Several   = (*Store)(nil)
-	_ store.WaitGraph = (*Store)(nil)
-	_ store.Lending   = (*Store)(nil)
+	_ store.Watcher    = (*Store)(nil)
+	_ store.Asking     = (*Store)(nil)
+	_ store.Announcing = (*Store)(nil)
+	_ store.Several    = (*Store)(nil)
+	_ store.WaitGraph  = (*Store)(nil)
+	_ store.Lending    = (*Store)(nil)
 )
 
 // cut is one interruption. The restore function closes over.
@@ -260,6 +263,20 @@ func (s *Store) Want(ctx context.Context, a store.Ask) error {
 // WatchWanted implements [store.Asking]. Want calls wanted in its own goroutine.
 func (s *Store) WatchWanted(client string, wanted func(store.ID)) (stop func()) {
 	return s.askers.Add(client, wanted)
+}
+
+// Announce implements [store.Announcing].
+func (s *Store) Announce(ctx context.Context, a store.Ask) error {
+	err := s.once(ctx, a.Name, func(*lock) error { return nil })
+	if err == nil {
+		s.follow.Tell(store.ID(strconv.Quote(a.Name) + ":"))
+	}
+	return err
+}
+
+// Announced implements [store.Announcing]. Announce calls heard in its own goroutine.
+func (s *Store) Announced(name string, heard func()) (stop func()) {
+	return s.follow.Add(strconv.Quote(name), func(store.ID) { heard() })
 }
 
 // Close does nothing. Clients that share the Store go on, and so does the Store.

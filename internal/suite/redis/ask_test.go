@@ -1,6 +1,8 @@
 package redis_test
 
 import (
+	"context"
+	"sync"
 	"testing"
 	"time"
 
@@ -39,4 +41,40 @@ func TestAnAskIsHeardAfterOneMessage(t *testing.T) {
 		require.NoError(t, section.Err())
 		require.NoError(t, l.Unlock(section))
 	}
+}
+
+func TestANewLeaderIsSeenAfterItsMessage(t *testing.T) {
+	w := stage.OnShared(t)
+	follower, leader := w.Peer(), w.Peer(relock.WithOwner("10.0.0.7:8080"))
+	ctx, stop := context.WithCancel(t.Context())
+	seen := make(chan string, 10)
+	var follows sync.WaitGroup
+	follows.Go(func() {
+		for leader, err := range follower.NewLock("lead").Leaders(ctx) {
+			if err == nil {
+				seen <- leader.Owner()
+			}
+		}
+	})
+	next := func(want string) {
+		t.Helper()
+		select {
+		case leader := <-seen:
+			require.Equal(t, want, leader)
+		case <-time.After(relock.DefaultTTL / 4): // without the message it would be a third
+			require.FailNow(t, "the change is not seen", want)
+		}
+	}
+	next("")
+	redistest.Eventually(t, w.Limit, func() bool { // a message before the channel is open is lost
+		return len(w.Plain.PubSubChannels(t.Context(), stage.BaseKey("lead")+":leader").Val()) == 1
+	}, "the follower listens")
+	before := w.Calls()["publish"]
+	candidacy := leader.NewLock("lead").Campaign(t.Context())
+	next("10.0.0.7:8080")
+	require.Equal(t, 1, w.Calls()["publish"]-before, "one message")
+	require.NoError(t, leader.Close())
+	<-candidacy.Done()
+	stop()
+	follows.Wait()
 }
