@@ -39,7 +39,7 @@ func newWorker(options *redis.Options, prefix string, services []*service) (*wor
 	w := &worker{rdb: redis.NewClient(options), services: services}
 	var err error
 	// A short lease lets others go on soon after a crash. A service would keep the default.
-	if w.locks, err = relock.New(w.rdb, relock.WithPrefix(prefix), relock.WithTTL(500*time.Millisecond)); err != nil {
+	if w.locks, err = relock.New(w.rdb, relock.WithPrefix(prefix), relock.WithTTL(2*time.Second)); err != nil {
 		return nil, errors.Join(err, w.rdb.Close())
 	}
 	// The records have to outlive the saga: a step without its record would be done again.
