@@ -119,7 +119,11 @@ func (u *userScripts) of(lib *Scripts, first, verb, source string) *wire.Script 
 // user makes a user's script. The user's source stands first, so that the source sees no functions
 // but its own, and line numbers in errors are the user's.
 func (s *Scripts) user(first, verb, source string) *wire.Script {
-	text := "local function script(KEYS, ARGV, locked) " + source + "\nend\n" + first + s.source("lib") + s.source("user/lib")
+	text := "local function script(KEYS, ARGV, locked) " + source + "\nend\n" + first
+	if verb != "free" { // which needs no function of lib, and Redis makes each of them anew for each call
+		text += s.source("lib")
+	}
+	text += s.source("user/lib")
 	switch verb {
 	case "loan":
 		text += s.source("loans/lib")

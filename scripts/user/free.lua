@@ -7,9 +7,9 @@
 -- Not safe to repeat: the script of the user may add to state.
 local base, queue = table.remove(KEYS, 1), table.remove(KEYS, 1)
 table.remove(ARGV, 1)
-if call('EXISTS', base, queue) ~= 0 then
+if redis.call('EXISTS', base, queue) ~= 0 then
   return {0}
 end
-call('HDEL', base, '') -- a write, as a replica that is behind must say READONLY
+redis.call('HDEL', base, '') -- a write, as a replica that is behind must say READONLY
 local ok, reply = pcall(script, KEYS, ARGV)
 return {1, result(ok, reply)}
