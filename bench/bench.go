@@ -31,6 +31,7 @@ var workloads = []workload{
 	{"kinds-batch", "many readers wait for a writer, and come in together", kindsBatch},
 	{"kinds-writer", "a writer wants a lock that readers take again and again", kindsWriter},
 	{"kinds-several", "one goroutine locks and unlocks several free locks at once", kindsSeveral},
+	{"script", "one goroutine runs a script behind a lock that nobody else wants", script},
 	{"once-pair", "one goroutine does operations that nobody else wants", oncePair},
 	{"once-meet", "many calls want one operation while its attempt runs", onceMeet},
 	{"quorum-pair", "one goroutine locks and unlocks a lock in three servers that nobody else wants", quorumPair},

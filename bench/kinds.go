@@ -86,8 +86,9 @@ var kindSystems = map[string][]*system{
 	"kinds-batch":   {relockDefaults},
 	"kinds-writer":  {relockDefaults},
 	"kinds-several": {relockDefaults, relockSeveral},
-	"once-pair":     {relockDefaults, relockWithScript, onceFirst, onceReplay},
+	"once-pair":     {relockDefaults, relockInSection, onceFirst, onceReplay},
 	"once-meet":     {onceMeeting},
+	"script":        scriptSystems,
 
 	"quorum-pair":     {quorumRelock, quorumRedsync, quorumFailFast, quorumRueidislock},
 	"quorum-fault":    {quorumRelock, quorumDead, quorumSilent, quorumFailFast, quorumFailFastDead, quorumFailFastSilent},

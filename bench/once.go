@@ -11,7 +11,7 @@ import (
 	"github.com/go-relock/relock/once"
 )
 
-// Operations that are done once. The unit is a plain pair of relock in the same run, with one
+// Operations that are done once. The units are a plain pair of relock in the same run, and one with a
 // script in the section.
 
 type onceSizes struct {
@@ -19,9 +19,8 @@ type onceSizes struct {
 }
 
 const (
-	withScript = "with a script"
-	firstRun   = "once, first run"
-	replay     = "once, replay"
+	firstRun = "once, first run"
+	replay   = "once, replay"
 )
 
 // onceKept is the time for which results are kept, so that a long run fills no memory.
@@ -58,17 +57,6 @@ func (p *onceProcess) close() {
 	p.relockProcess.close()
 }
 
-// scriptHandle is a pair with one script in the section.
-type scriptHandle struct{ relockHandle }
-
-func (h scriptHandle) unlock(section context.Context) error {
-	if _, err := h.l.Eval(section, "return redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])",
-		[]string{h.l.Key() + ":value"}, "result", onceKept.Milliseconds()); err != nil {
-		return err
-	}
-	return h.relockHandle.unlock(section)
-}
-
 // onceHandle does an operation in lock.
 type onceHandle struct {
 	once  *once.Once
@@ -89,9 +77,6 @@ func (h *onceHandle) lock(ctx context.Context) (context.Context, error) {
 func (*onceHandle) unlock(context.Context) error { return nil }
 
 var (
-	relockWithScript = onceAs(withScript, func(p *onceProcess, lock string) handle {
-		return scriptHandle{relockHandle{p.client.NewLock(lock)}}
-	})
 	newOperations = func(p *onceProcess, lock string) handle {
 		return &onceHandle{once: p.once, key: lock, fresh: true}
 	}

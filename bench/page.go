@@ -191,6 +191,15 @@ var tables = []table{
 		},
 	},
 	{
+		workload: "script", title: "Run a script in its turn, one goroutine, nobody else",
+		note: "The script sets a key. The bare script has no lock.",
+		columns: []column{
+			{"µs", "us", true}, {"of the bare script", "of_bare", true}, {"p99 µs", "p99_us", false},
+			{"client CPU µs", "client_us", false}, {"server CPU µs", "server_us", false}, {"allocations", "allocs", false},
+			{"commands", "commands", false}, {"bytes on the wire", "wire_bytes", false},
+		},
+	},
+	{
 		workload: "once-pair", title: "Do an operation that nobody else wants, one goroutine",
 		columns: []column{
 			{"µs", "us", true}, {"of a plain pair", "of_plain", true}, {"of a pair with a script", "of_script", true},
