@@ -1,0 +1,218 @@
+package adapters
+
+import (
+	"context"
+	"database/sql"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"github.com/caddyserver/certmagic"
+	"github.com/go-co-op/gocron/v2"
+	"github.com/pressly/goose/v3"
+	"github.com/stretchr/testify/require"
+	"github.com/tus/tusd/v2/pkg/handler"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	_ "modernc.org/sqlite"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/locktest"
+	"github.com/go-relock/relock/store/mem"
+)
+
+// Do the adapters do what their projects expect?
+
+const soon = 10 * time.Second
+
+// processes returns clients of one store, each of another process, and fails the test if a section
+// is left open.
+func processes(t *testing.T, n int) (clients []*relock.Client) {
+	t.Helper()
+	s := mem.New()
+	for range n {
+		client, err := relock.Open(s, relock.WithHooks(locktest.NoneOpen(t)))
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, client.Close()) })
+		clients = append(clients, client)
+	}
+	return clients
+}
+
+func TestAnUploadIsGivenUpForAnotherRequest(t *testing.T) {
+	both := processes(t, 2)
+	locks := [2]handler.Lock{}
+	for i := range locks {
+		var locker handler.Locker = Uploads{both[i]}
+		var err error
+		locks[i], err = locker.NewLock("7")
+		require.NoError(t, err)
+	}
+	given := make(chan struct{})
+	request, end := context.WithCancel(t.Context())
+	require.NoError(t, locks[0].Lock(request, sync.OnceFunc(func() { close(given) })))
+	end() // the request's context is for the wait only
+	gone, stop := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer stop()
+	require.Equal(t, handler.ErrLockTimeout, locks[1].Lock(gone, nil))
+
+	go func() {
+		<-given
+		if err := locks[0].Unlock(); err != nil {
+			t.Error(err)
+		}
+	}()
+	require.NoError(t, locks[1].Lock(t.Context(), func() {}))
+	require.NoError(t, locks[1].Unlock())
+}
+
+func TestAJobRunsWhereTheLeaderIs(t *testing.T) {
+	both := processes(t, 2)
+	var ran [2]atomic.Int64
+	for i, client := range both {
+		candidate := client.NewLock("leader").Campaign(t.Context())
+		if i == 0 {
+			require.Eventually(t, candidate.IsLeader, soon, time.Millisecond)
+		}
+		s, err := gocron.NewScheduler(gocron.WithDistributedElector(Elector{candidate}))
+		require.NoError(t, err)
+		_, err = s.NewJob(gocron.DurationJob(10*time.Millisecond), gocron.NewTask(func() { ran[i].Add(1) }))
+		require.NoError(t, err)
+		s.Start()
+		defer func() {
+			require.NoError(t, s.Shutdown())
+			candidate.Resign()
+		}()
+	}
+	require.Eventually(t, func() bool { return ran[0].Load() > 3 }, soon, time.Millisecond)
+	require.Zero(t, ran[1].Load())
+}
+
+func TestAJobRunsInOneProcessAtATime(t *testing.T) {
+	both := processes(t, 2)
+	var inside, ran atomic.Int64
+	for _, client := range both {
+		s, err := gocron.NewScheduler(gocron.WithDistributedLocker(Jobs{client}))
+		require.NoError(t, err)
+		_, err = s.NewJob(gocron.DurationJob(5*time.Millisecond), gocron.NewTask(func() {
+			if inside.Add(1) != 1 {
+				t.Error("two at a time")
+			}
+			<-time.After(time.Millisecond)
+			inside.Add(-1)
+			ran.Add(1)
+		}), gocron.WithName("report"))
+		require.NoError(t, err)
+		s.Start()
+		defer func() { require.NoError(t, s.Shutdown()) }()
+	}
+	require.Eventually(t, func() bool { return ran.Load() > 10 }, soon, time.Millisecond)
+}
+
+func TestMigrationsRunOnce(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "app.db")
+	migrations := fstest.MapFS{"1_init.sql": {Data: []byte("-- +goose Up\nCREATE TABLE orders (id INTEGER);\n")}}
+	applied := atomic.Int64{}
+	var all sync.WaitGroup
+	for _, client := range processes(t, 3) {
+		db, err := sql.Open("sqlite", file+"?_pragma=busy_timeout(10000)")
+		require.NoError(t, err)
+		defer db.Close()
+		p, err := goose.NewProvider(goose.DialectSQLite3, db, migrations, goose.WithLocker(&Migrations{Of: client.NewLock("migrations")}))
+		require.NoError(t, err)
+		all.Go(func() {
+			results, err := p.Up(t.Context())
+			if err != nil {
+				t.Error(err)
+			}
+			applied.Add(int64(len(results)))
+		})
+	}
+	all.Wait()
+	require.EqualValues(t, 1, applied.Load())
+}
+
+func TestOneProcessOrdersACertificate(t *testing.T) {
+	both := processes(t, 2)
+	var one, other certmagic.Storage
+	one, other = &Certificates{Locks: both[0]}, &Certificates{Locks: both[1]}
+	request, end := context.WithCancel(t.Context())
+	require.NoError(t, one.Lock(request, "example.org"))
+	end()
+	gone, stop := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer stop()
+	require.Error(t, other.Lock(gone, "example.org"))
+	require.NoError(t, one.Unlock(t.Context(), "example.org"))
+	require.NoError(t, other.Lock(t.Context(), "example.org"))
+	require.NoError(t, other.Unlock(t.Context(), "example.org"))
+}
+
+func TestRequestsWithOneKeyAreServedBehindEachOther(t *testing.T) {
+	both := processes(t, 2)
+	var inside atomic.Int64
+	serve := func(client *relock.Client) http.Handler {
+		return OneAtATime(client, func(r *http.Request) string { return r.Header.Get("Order") }, http.HandlerFunc(
+			func(w http.ResponseWriter, r *http.Request) {
+				if r.Header.Get("Order") != "" && inside.Add(1) != 1 {
+					t.Error("two at a time")
+				}
+				<-time.After(time.Millisecond)
+				if r.Header.Get("Order") != "" {
+					inside.Add(-1)
+				}
+			}))
+	}
+	var all sync.WaitGroup
+	for i := range 20 {
+		all.Go(func() {
+			r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", nil)
+			r.Header.Set("Order", []string{"", "7"}[i%2])
+			w := httptest.NewRecorder()
+			serve(both[i/2%2]).ServeHTTP(w, r)
+			if w.Code != http.StatusOK {
+				t.Error(w.Code)
+			}
+		})
+	}
+	all.Wait()
+
+	lock := both[0].NewLock("request:7")
+	section, err := lock.Lock(t.Context())
+	require.NoError(t, err)
+	defer func() { require.NoError(t, lock.Unlock(section)) }()
+	gone, stop := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer stop()
+	r := httptest.NewRequestWithContext(gone, http.MethodPost, "/", nil)
+	r.Header.Set("Order", "7")
+	w := httptest.NewRecorder()
+	serve(both[1]).ServeHTTP(w, r)
+	require.Equal(t, http.StatusServiceUnavailable, w.Code)
+	require.Equal(t, "1", w.Header().Get("Retry-After"))
+}
+
+func TestCallsWithOneKeyAreServedBehindEachOther(t *testing.T) {
+	both := processes(t, 2)
+	intercept := OneCallAtATime(both[0], func(request any) string { return request.(string) })
+	reply, err := intercept(t.Context(), "7", &grpc.UnaryServerInfo{}, func(ctx context.Context, request any) (any, error) {
+		_, inside := relock.HolderFrom(ctx)
+		require.True(t, inside)
+		return "done " + request.(string), nil
+	})
+	require.NoError(t, err)
+	require.Equal(t, "done 7", reply)
+
+	lock := both[1].NewLock("call:7")
+	section, err := lock.Lock(t.Context())
+	require.NoError(t, err)
+	defer func() { require.NoError(t, lock.Unlock(section)) }()
+	gone, stop := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer stop()
+	_, err = intercept(gone, "7", nil, nil)
+	require.Equal(t, codes.Unavailable, status.Code(err))
+}
