@@ -3,6 +3,9 @@ package torture
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -37,7 +40,11 @@ func HomeMade(d Defect) *Library {
 	if d != Sound {
 		name += ", " + string(d)
 	}
-	return &Library{Name: name, Module: "github.com/redis/go-redis/v9", Promises: Renews | Tells | Fences | Follows, Claim: "SET NX with a lease, renewed, and a compare-and-delete; nothing is written down", Open: func(s Setup) (Locker, error) {
+	promises := Renews | Tells | Fences | Follows
+	if d != Sound {
+		promises |= Shares | Leads | Remembers | HandsOn // which nobody makes well in this way
+	}
+	return &Library{Name: name, Module: "github.com/redis/go-redis/v9", Promises: promises, Claim: "SET NX with a lease, renewed, and a compare-and-delete; nothing is written down", Open: func(s Setup) (Locker, error) {
 		h := &homeMade{ttl: s.TTL, defect: d, rdb: s.Redis(func(o *redis.UniversalOptions) {
 			o.ContextTimeoutEnabled = true
 			if d == Credulous {
@@ -199,19 +206,21 @@ func (h *homeMade) held(key, value string, sent time.Time) *Held {
 			}
 		}
 	}()
+	leave := sync.OnceFunc(func() { close(left) })
+	unlock := func(ctx context.Context) error {
+		leave()
+		if h.defect == Careless {
+			return h.rdb.Del(ctx, key).Err()
+		}
+		ok, err := h.run(ctx, freeScript, key, value)
+		if err == nil && !ok {
+			err = errNotOurs
+		}
+		return err
+	}
 	return &Held{
-		Lost: lost,
-		Unlock: func(ctx context.Context) error {
-			close(left)
-			if h.defect == Careless {
-				return h.rdb.Del(ctx, key).Err()
-			}
-			ok, err := h.run(ctx, freeScript, key, value)
-			if err == nil && !ok {
-				err = errNotOurs
-			}
-			return err
-		},
+		Lost: lost, Unlock: unlock,
+		HandOff: func(ctx context.Context) (any, error) { return nil, unlock(ctx) },
 		Token: func(ctx context.Context) (int64, error) {
 			if h.defect == Unfenced {
 				return 1, nil
@@ -220,6 +229,72 @@ func (h *homeMade) held(key, value string, sent time.Time) *Held {
 		},
 	}
 }
+
+// Read, Write, Permit and Several look, and then write, whatever the defect.
+func (h *homeMade) Read(ctx context.Context, name string) (*Held, error) {
+	return h.enter(ctx, name, "reader", func(in []string) bool { return !slices.ContainsFunc(in, isWriter) })
+}
+
+func (h *homeMade) Write(ctx context.Context, name string) (*Held, error) {
+	return h.enter(ctx, name, "writer", func(in []string) bool { return len(in) == 0 })
+}
+
+func (h *homeMade) Permit(ctx context.Context, name string, n int) (*Held, error) {
+	return h.enter(ctx, name, "permit", func(in []string) bool { return len(in) < n })
+}
+
+func isWriter(who string) bool { return strings.HasPrefix(who, "writer") }
+
+func (h *homeMade) enter(ctx context.Context, name, as string, fits func(in []string) bool) (*Held, error) {
+	key, value := "{"+name+"}", as+uuid.NewString()
+	for {
+		in, err := h.rdb.SMembers(ctx, key).Result()
+		if err == nil && fits(in) {
+			sent := time.Now()
+			if err = errors.Join(h.rdb.SAdd(ctx, key, value).Err(), h.rdb.PExpire(ctx, key, h.ttl).Err()); err == nil {
+				return &Held{Until: sent.Add(h.ttl), Unlock: func(ctx context.Context) error { return h.rdb.SRem(ctx, key, value).Err() }}, nil
+			}
+		}
+		if err := h.wait(ctx, key); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (h *homeMade) Several(ctx context.Context, names ...string) (*Held, error) {
+	var all []*Held
+	free := func(ctx context.Context) (err error) {
+		for _, held := range all {
+			err = errors.Join(err, held.Unlock(ctx))
+		}
+		return err
+	}
+	for _, name := range names {
+		held, err := h.Lock(ctx, name)
+		if err != nil {
+			return nil, errors.Join(err, free(context.WithoutCancel(ctx)))
+		}
+		all = append(all, held)
+	}
+	return &Held{Lost: all[0].Lost, Unlock: free}, nil
+}
+
+// Do looks whether the operation was done, does it, and notes that.
+func (h *homeMade) Do(ctx context.Context, key string, do func(again bool)) error {
+	if n, err := h.rdb.Exists(ctx, key).Result(); n > 0 || err != nil {
+		return err
+	}
+	do(false)
+	return h.rdb.Set(ctx, key, "done", h.ttl).Err()
+}
+
+// Accept locks what the former holder has unlocked, see held.
+func (h *homeMade) Accept(ctx context.Context, name string, _ any) (*Held, error) {
+	return h.Lock(ctx, name)
+}
+
+// Lead is Lock, as it is in many a program.
+func (h *homeMade) Lead(ctx context.Context, name string) (*Held, error) { return h.Lock(ctx, name) }
 
 func (h *homeMade) Close() {
 	if err := h.rdb.Close(); err != nil && !errors.Is(err, redis.ErrClosed) {

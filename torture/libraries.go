@@ -16,17 +16,24 @@ import (
 	zero "github.com/zeromicro/go-zero/core/stores/redis"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/once"
+	"github.com/go-relock/relock/quorum"
+	"github.com/go-relock/relock/store"
 )
 
 // Libraries are all that take part, in the order of the page.
 var Libraries = []*Library{
 	{
-		Name: "relock", Promises: Renews | Tells | Fences | Follows | Serves | Says, Open: openRelock(),
+		Name: "relock", Promises: Renews | Tells | Fences | Follows | Serves | Says | Shares | Leads | Remembers | HandsOn, Open: openRelock(),
 		Claim: "all of it",
 	},
 	{
 		Name: "relock, Redisson's layout", Promises: Renews | Tells | Follows | Serves | Says, Open: openRelock(relock.WithRedissonLayout()),
 		Claim: "all but tokens",
+	},
+	{
+		Name: "relock, a quorum", Promises: Renews | Fences | Serves | Says, Calm: true, Open: openQuorum,
+		Claim: "all of it; nothing happens to two of its three servers, so no holder loses its lock",
 	},
 	{
 		Name: "redsync", Module: "github.com/go-redsync/redsync/v4", Promises: Follows, Open: openRedsync,
@@ -53,7 +60,8 @@ var errNotOurs = errors.New("the lock was not ours any more")
 
 type relockLocker struct {
 	*relock.Client
-	rdb redis.UniversalClient
+	rdb  redis.UniversalClient
+	once *once.Once // nil: none
 }
 
 func openRelock(options ...relock.Option) func(Setup) (Locker, error) {
@@ -61,26 +69,139 @@ func openRelock(options ...relock.Option) func(Setup) (Locker, error) {
 		rdb := s.Redis()
 		quiet := slog.New(slog.DiscardHandler)
 		c, err := relock.New(rdb, append(options[:len(options):len(options)], relock.WithTTL(s.TTL), relock.WithLogger(quiet))...)
-		return relockLocker{c, rdb}, err
+		if err != nil {
+			return nil, err
+		}
+		l := relockLocker{Client: c, rdb: rdb}
+		if len(options) == 0 { // in relock's own layout
+			l.once, err = once.New(c, once.WithRetention(s.TTL))
+		}
+		return l, err
 	}
 }
 
 func (l relockLocker) Lock(ctx context.Context, name string) (*Held, error) {
 	lock := l.NewLock(name)
-	section, err := lock.Lock(relock.WithStop(context.WithoutCancel(ctx), ctx))
+	section, held, err := take(ctx, lock)
+	if err == nil {
+		held.Token = func(context.Context) (int64, error) { return lock.Token(section) }
+		held.HandOff = func(context.Context) (any, error) { return lock.HandOff(section) }
+	}
+	return held, err
+}
+
+func take(ctx context.Context, lock relock.Locker) (section context.Context, held *Held, err error) {
+	section, err = lock.Lock(relock.WithStop(context.WithoutCancel(ctx), ctx))
+	if err != nil {
+		return nil, nil, err
+	}
+	return section, &Held{Lost: section.Done(), Unlock: func(context.Context) error { return lock.Unlock(section) }}, nil
+}
+
+func (l relockLocker) Read(ctx context.Context, name string) (*Held, error) {
+	_, held, err := take(ctx, l.NewRWLock(name).RLocker())
+	return held, err
+}
+
+func (l relockLocker) Write(ctx context.Context, name string) (*Held, error) {
+	_, held, err := take(ctx, l.NewRWLock(name).Writer())
+	return held, err
+}
+
+func (l relockLocker) Permit(ctx context.Context, name string, n int) (*Held, error) {
+	_, held, err := take(ctx, l.NewSemaphore(name, n))
+	return held, err
+}
+
+func (l relockLocker) Several(ctx context.Context, names ...string) (*Held, error) {
+	_, held, err := take(ctx, l.NewLocks(names))
+	return held, err
+}
+
+func (l relockLocker) Lead(ctx context.Context, name string) (*Held, error) {
+	campaigns, stop := context.WithCancel(context.WithoutCancel(ctx))
+	c := l.NewLock(name).Campaign(campaigns)
+	for {
+		changes := c.Changes()
+		if section := c.Context(); section != nil {
+			return &Held{Lost: section.Done(), Unlock: func(context.Context) error {
+				stop()
+				<-c.Done()
+				return nil
+			}}, nil
+		}
+		select {
+		case <-changes:
+		case <-ctx.Done():
+			stop()
+			<-c.Done()
+			return nil, ctx.Err()
+		}
+		if err := c.Err(); err != nil {
+			stop()
+			return nil, err
+		}
+	}
+}
+
+func (l relockLocker) Do(ctx context.Context, key string, do func(again bool)) error {
+	_, _, err := once.Do(ctx, l.once, key, func(_ context.Context, a once.Attempt) (struct{}, error) {
+		do(a.Interrupted)
+		return struct{}{}, nil
+	})
+	return err
+}
+
+func (l relockLocker) Accept(ctx context.Context, name string, ticket any) (*Held, error) {
+	lock := l.NewLock(name)
+	section, err := lock.Accept(ctx, ticket.(relock.Ticket))
 	if err != nil {
 		return nil, err
 	}
-	return &Held{
-		Lost:   section.Done(),
-		Unlock: func(context.Context) error { return lock.Unlock(section) },
-		Token:  func(context.Context) (int64, error) { return lock.Token(section) },
-	}, nil
+	return &Held{Lost: section.Done(), Unlock: func(context.Context) error { return lock.Unlock(section) }}, nil
 }
 
 func (l relockLocker) Close() {
+	if l.once != nil {
+		_ = l.once.Close()
+	}
 	_ = l.Client.Close()
 	_ = l.rdb.Close()
+}
+
+// relock over three servers, one of which is that of the scenario.
+
+type quorumLocker struct {
+	relockLocker
+	rdbs []redis.UniversalClient
+}
+
+func openQuorum(s Setup) (Locker, error) {
+	rdbs := []redis.UniversalClient{s.Redis()}
+	for _, addr := range s.Calm {
+		rdbs = append(rdbs, redis.NewClient(&redis.Options{Addr: addr}))
+	}
+	var members []store.Store
+	for _, rdb := range rdbs {
+		m, err := relock.RedisStore(rdb)
+		if err != nil {
+			return nil, err
+		}
+		members = append(members, m)
+	}
+	three, err := quorum.New(members...)
+	if err != nil {
+		return nil, err
+	}
+	c, err := relock.Open(three, relock.WithTTL(s.TTL), relock.WithLogger(slog.New(slog.DiscardHandler)))
+	return quorumLocker{relockLocker{Client: c}, rdbs}, err
+}
+
+func (l quorumLocker) Close() {
+	_ = l.Client.Close()
+	for _, rdb := range l.rdbs {
+		_ = rdb.Close()
+	}
 }
 
 // redsync, with its defaults: 32 tries, 50 to 250 ms between them. A wait is as many Locks as it takes.

@@ -26,6 +26,7 @@ type Library struct {
 	Module   string  // whose version the page shows; empty: the version of this repository
 	Promises Promise // of its documentation
 	Claim    string  // the same in words, for the page
+	Calm     bool    // wants Setup.Calm
 	// Open makes the part of one process.
 	Open func(Setup) (Locker, error)
 }
@@ -35,12 +36,16 @@ type Promise uint
 
 // The promises.
 const (
-	Renews  Promise = 1 << iota // a lock lasts for as long as its holder lives and reaches the server
-	Tells                       // a holder that has lost the lock is told before another can have it
-	Fences                      // numbers that grow with each hold
-	Follows                     // Sentinel and Cluster are served
-	Serves                      // who waits gets the lock when it is free, soon after a trouble, too
-	Says                        // an error that stays is returned
+	Renews    Promise = 1 << iota // a lock lasts for as long as its holder lives and reaches the server
+	Tells                         // a holder that has lost the lock is told before another can have it
+	Fences                        // numbers that grow with each hold
+	Follows                       // Sentinel and Cluster are served
+	Serves                        // who waits gets the lock when it is free, soon after a trouble, too
+	Says                          // an error that stays is returned
+	Shares                        // read-write locks, semaphores and several locks at once: a Sharer
+	Leads                         // one leader: a Leader
+	Remembers                     // an operation is done once: a Doer
+	HandsOn                       // a lock goes on to another process: a Relay
 )
 
 // Setup is what a library is opened with.
@@ -48,6 +53,8 @@ type Setup struct {
 	TTL time.Duration
 	// Redis makes a go-redis client on the process's way to the servers. The caller closes it.
 	Redis func(mod ...func(*redis.UniversalOptions)) redis.UniversalClient
+	// Calm are the addresses of two more servers, to which nothing happens, for a Library that wants them.
+	Calm []string
 	// Addr is the same way for libraries with connections of their own; empty with Sentinel and Cluster.
 	Addr string
 }
@@ -60,12 +67,42 @@ type Locker interface {
 	Close()
 }
 
+// Sharer is the Locker of a library with [Shares]. All calls are as Lock.
+type Sharer interface {
+	Read(ctx context.Context, name string) (*Held, error)
+	Write(ctx context.Context, name string) (*Held, error)
+	Permit(ctx context.Context, name string, n int) (*Held, error)
+	// Several takes all of the locks, or none.
+	Several(ctx context.Context, names ...string) (*Held, error)
+}
+
+// Leader is the Locker of a library with [Leads].
+type Leader interface {
+	// Lead waits until the caller leads, and is as Lock otherwise.
+	Lead(ctx context.Context, name string) (*Held, error)
+}
+
+// Doer is the Locker of a library with [Remembers].
+type Doer interface {
+	// Do does the operation called key, unless it was done. again says that an earlier attempt may
+	// have happened.
+	Do(ctx context.Context, key string, do func(again bool)) error
+}
+
+// Relay is the Locker of a library with [HandsOn].
+type Relay interface {
+	// Accept continues with what Held.HandOff has returned in another process.
+	Accept(ctx context.Context, name string, ticket any) (*Held, error)
+}
+
 // Held is a lock that somebody has.
 type Held struct {
 	Lost   <-chan struct{} // closed when the holder is told of the loss; nil: nobody tells
 	Until  time.Time       // the end of a lease that the holder has to watch; zero: renewed
 	Unlock func(ctx context.Context) error
 	Token  func(ctx context.Context) (int64, error) // nil: no tokens
+	// HandOff ends the hold in favour of another process. nil: not promised.
+	HandOff func(ctx context.Context) (ticket any, err error)
 }
 
 // isOver says whether the holder knows that the lock may be another's.

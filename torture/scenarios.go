@@ -9,11 +9,13 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/store"
 )
 
 // Scenario is a workload with one kind of trouble.
@@ -22,6 +24,7 @@ type Scenario struct {
 	Text   string // for the page: what happens, and what is wrong
 	Needs  Promise
 	Place  Place
+	Alone  bool   // not for a library with servers beside the one in trouble
 	Defect Defect // of the home-made lock that fails here
 	Run    func(w *World)
 }
@@ -37,19 +40,19 @@ var Scenarios = []*Scenario{
 	// Answers and commands.
 	{
 		Name: "answers-fin", Defect: Credulous, Text: "The server closes the connection in place of an answer. " + exclusion,
-		Run: func(w *World) { w.Each(40*time.Millisecond, once(redistest.DropReply(redistest.EOF))) },
+		Run: func(w *World) { w.Each(40*time.Millisecond, strike(redistest.DropReply(redistest.EOF))) },
 	},
 	{
 		Name: "answers-reset", Defect: Credulous, Text: "The same with a reset.",
-		Run: func(w *World) { w.Each(40*time.Millisecond, once(redistest.DropReply(redistest.Reset))) },
+		Run: func(w *World) { w.Each(40*time.Millisecond, strike(redistest.DropReply(redistest.Reset))) },
 	},
 	{
 		Name: "answers-silent", Defect: Credulous, Text: "The answer never comes, and the connection stays open.",
-		Run: func(w *World) { w.Each(400*time.Millisecond, once(redistest.DropReply(redistest.Silence))) },
+		Run: func(w *World) { w.Each(400*time.Millisecond, strike(redistest.DropReply(redistest.Silence))) },
 	},
 	{
 		Name: "commands-cut", Defect: Credulous, Text: "The connection breaks before a command reaches the server.",
-		Run: func(w *World) { w.Each(40*time.Millisecond, once(redistest.CutBefore(redistest.Reset))) },
+		Run: func(w *World) { w.Each(40*time.Millisecond, strike(redistest.CutBefore(redistest.Reset))) },
 	},
 	{
 		Name: "commands-twice", Defect: Counting, Text: "Commands run two or three times.",
@@ -122,7 +125,7 @@ var Scenarios = []*Scenario{
 		Run: func(w *World) { w.Loses(w.TTL+100*time.Millisecond, func(c *Client) { c.Faults.Partition() }) },
 	},
 	{
-		Name: "late-unlock", Defect: Careless, Text: "The holder's way is silent until its lease is over and the next one is in; then its Unlock arrives. It frees the lock of the next one.",
+		Name: "late-unlock", Alone: true, Defect: Careless, Text: "The holder's way is silent until its lease is over and the next one is in; then its Unlock arrives. It frees the lock of the next one.",
 		Run: func(w *World) {
 			first, second, third := w.Join(), w.Join(), w.Join()
 			ctx, cancel := context.WithTimeout(w.T.Context(), w.Patience)
@@ -284,7 +287,7 @@ var Scenarios = []*Scenario{
 		},
 	},
 	{
-		Name: "no-rights", Defect: Credulous, Text: "A process comes without the password. It gets the lock, or no error within 15 s.",
+		Name: "no-rights", Alone: true, Defect: Credulous, Text: "A process comes without the password. It gets the lock, or no error within 15 s.",
 		Run: func(w *World) {
 			c := w.Join()
 			c.Comes(w.Patience, "before the trouble")
@@ -467,6 +470,122 @@ var Scenarios = []*Scenario{
 		Run: func(w *World) { w.failover(func() { w.Cluster.KillMasterFor(w.key()) }) },
 	},
 
+	// Other kinds of locks.
+	{
+		Name: "readers", Needs: Shares, Defect: Racy, Text: "Readers and writers, while answers are lost and connections are cut. A writer is in beside somebody, a read sees what no order explains, a waiter sleeps.",
+		Run: func(w *World) {
+			w.Turns = []Turn{
+				{1, []string{name}, func(ctx context.Context, l Locker) (*Held, error) { return l.(Sharer).Write(ctx, name) }},
+				{store.Unlimited, []string{name}, func(ctx context.Context, l Locker) (*Held, error) { return l.(Sharer).Read(ctx, name) }},
+			}
+			w.Each(40*time.Millisecond, lose)
+		},
+	},
+	{
+		Name: "permits", Needs: Shares, Defect: Racy, Text: "A semaphore of three permits. Four are in.",
+		Run: func(w *World) {
+			w.Turns = []Turn{{3, []string{name}, func(ctx context.Context, l Locker) (*Held, error) { return l.(Sharer).Permit(ctx, name, 3) }}}
+			w.Each(40*time.Millisecond, lose)
+		},
+	},
+	{
+		Name: "several", Needs: Shares, Defect: Racy, Text: "Two of three locks at once, named in any order. One of them has two holders, or all wait for each other.",
+		Run: func(w *World) {
+			w.Turns = nil
+			for _, two := range [][]string{{"a", "b"}, {"b", "a"}, {"b", "c"}, {"c", "a"}} {
+				w.Turns = append(w.Turns, Turn{1, two, func(ctx context.Context, l Locker) (*Held, error) { return l.(Sharer).Several(ctx, two...) }})
+			}
+			w.Each(40*time.Millisecond, lose)
+		},
+	},
+	{
+		Name: "leader", Needs: Leads | Tells, Defect: Silent, Text: "The leader's way to the server is silent from now on. Two lead, or nobody does.",
+		Run: func(w *World) {
+			w.Turns = []Turn{{1, []string{name}, func(ctx context.Context, l Locker) (*Held, error) { return l.(Leader).Lead(ctx, name) }}}
+			w.Loses(w.TTL+100*time.Millisecond, func(c *Client) { c.Faults.Partition() })
+		},
+	},
+
+	{
+		Name: "once", Needs: Remembers, Defect: Racy, Text: "Four processes want each of many operations, while answers are lost and connections are cut. One is done twice, and the second time nothing says that it may have been done.",
+		Run: func(w *World) {
+			var clients []*Client
+			for range 4 {
+				clients = append(clients, w.Join())
+			}
+			end := time.Now().Add(w.Long)
+			for n := 0; time.Now().Before(end); n++ {
+				w.Fault(func() { lose(clients[w.pick(len(clients))]) })
+				var first atomic.Int64
+				var all sync.WaitGroup
+				for _, c := range clients {
+					all.Go(func() {
+						ctx, cancel := context.WithTimeout(w.T.Context(), w.Patience)
+						defer cancel()
+						for err := errors.New("not yet"); err != nil && ctx.Err() == nil; {
+							err = c.Locker.(Doer).Do(ctx, fmt.Sprint("operation", n), func(again bool) {
+								if !again {
+									first.Add(1)
+								}
+							})
+						}
+						if ctx.Err() != nil {
+							w.Late("an operation took %s", w.Patience)
+						}
+					})
+				}
+				all.Wait()
+				if first.Load() > 1 {
+					w.Wrong("operation %d was done %d times without a word", n, first.Load())
+				}
+			}
+		},
+	},
+	{
+		Name: "hand-off", Needs: HandsOn, Defect: Racy, Text: "A holder hands its lock on to another process, again and again, while others wait and answers are lost. One of those gets in between.",
+		Run: func(w *World) {
+			clients := []*Client{w.Join(), w.Join()}
+			var inside, between atomic.Int64
+			ctx, cancel := context.WithCancel(w.T.Context())
+			defer cancel()
+			var all sync.WaitGroup
+			for range 2 {
+				waiter := w.Join()
+				all.Go(func() {
+					for ctx.Err() == nil {
+						if held, err := waiter.Lock(ctx, name); err == nil {
+							between.Add(inside.Load())
+							_ = held.Unlock(w.T.Context())
+						}
+					}
+				})
+			}
+			for end := time.Now().Add(w.Long); time.Now().Before(end); {
+				held, err := clients[0].Lock(ctx, name)
+				if err != nil {
+					continue
+				}
+				inside.Store(1)
+				w.Fault(func() { lose(clients[w.pick(len(clients))]) })
+				if ticket, err := held.HandOff(ctx); err == nil {
+					held, err = clients[1].Locker.(Relay).Accept(ctx, name, ticket)
+					inside.Store(0)
+					if err != nil {
+						w.Wrong("accept: %v", err)
+						continue
+					}
+				}
+				inside.Store(0)
+				_ = held.Unlock(ctx)
+			}
+			cancel()
+			all.Wait()
+			if n := between.Load(); n > 0 {
+				w.Wrong("%d others got in between", n)
+			}
+		},
+	},
+
 	{
 		Name: "mix", Defect: Credulous, Text: "Answers lost, commands twice, cuts, silence, delays, scripts forgotten, connections closed by the server and short pauses, at random. " + exclusion,
 		Run: func(w *World) {
@@ -501,7 +620,16 @@ var Scenarios = []*Scenario{
 // writes are commands that may change something, and those that libraries send about a lock.
 var writes = redistest.Named("SET", "SETNX", "INCR", "DEL", "EVAL", "EVALSHA", "GET")
 
-func once(a redistest.Action) func(c *Client) {
+// lose loses an answer, or cuts all connections.
+func lose(c *Client) {
+	if c.w.pick(2) == 0 {
+		c.Faults.Once(redistest.Any, redistest.DropReply(redistest.EOF))
+	} else {
+		c.Faults.Cut()
+	}
+}
+
+func strike(a redistest.Action) func(c *Client) {
 	return func(c *Client) { c.Faults.Once(redistest.Any, a) }
 }
 
@@ -584,7 +712,7 @@ func (w *World) isMaster(n *redistest.Server) bool {
 
 // child starts a process that has the lock, and obeys "look", "token" and "leave".
 func (w *World) child() *redistest.Process {
-	p := redistest.Child(w.T, "torture", w.Library.Name, w.Server.Addr(), w.TTL.String())
+	p := redistest.Child(w.T, "torture", append([]string{w.Library.Name, w.Server.Addr(), w.TTL.String()}, w.aside()...)...)
 	if word := p.Line(w.Patience); word != "in" {
 		w.T.Fatalf("the child says %q", word)
 	}
@@ -606,7 +734,7 @@ func beHolder(args []string, in *bufio.Reader, out io.Writer) error {
 		return errors.New("wrong arguments")
 	}
 	locker, err := l.Open(Setup{
-		TTL: ttl, Addr: args[1],
+		TTL: ttl, Addr: args[1], Calm: args[3:],
 		Redis: func(...func(*redis.UniversalOptions)) redis.UniversalClient {
 			return redis.NewClient(&redis.Options{Addr: args[1]})
 		},

@@ -17,6 +17,7 @@ import (
 
 	"github.com/go-relock/relock/internal/redistest"
 	"github.com/go-relock/relock/soak/history"
+	"github.com/go-relock/relock/store"
 )
 
 // Place is where the locks of a scenario are.
@@ -39,6 +40,7 @@ type World struct {
 	TTL      time.Duration
 	Long     time.Duration // of the trouble in a crowd
 	Patience time.Duration // the longest time in which a lock has to work again after a trouble
+	Turns    []Turn        // how clients lock, at random
 
 	Server   *redistest.Server // nil with Sentinel and Cluster
 	Clock    *redistest.Clock
@@ -46,7 +48,8 @@ type World struct {
 	Cluster  *redistest.Cluster
 	Admin    redis.UniversalClient
 
-	faulty   bool // false: a control
+	calm     []string // addresses, see Setup.Calm
+	faulty   bool     // false: a control
 	rec      *history.Recorder
 	groups   atomic.Int64
 	register atomic.Int64 // what the lock guards: the version that was written last
@@ -68,6 +71,7 @@ const (
 func newWorld(t testing.TB, place Place, l *Library, faulty bool, long time.Duration, seed uint64) *World {
 	t.Helper()
 	w := &World{T: t, Library: l, TTL: 2 * time.Second, Long: long, Patience: patience, faulty: faulty, rec: history.NewRecorder(), random: rand.New(rand.NewPCG(seed, 0))}
+	w.Turns = []Turn{{1, []string{name}, mutex}}
 	switch place {
 	case One:
 		w.Server = redistest.Start(t)
@@ -99,7 +103,7 @@ type Client struct {
 // Join opens the library once more.
 func (w *World) Join() *Client {
 	faults := redistest.NewFaults()
-	s := Setup{TTL: w.TTL, Redis: func(mod ...func(*redis.UniversalOptions)) redis.UniversalClient { return w.redis(faults, mod) }}
+	s := Setup{TTL: w.TTL, Calm: w.aside(), Redis: func(mod ...func(*redis.UniversalOptions)) redis.UniversalClient { return w.redis(faults, mod) }}
 	if w.Server != nil {
 		s.Addr = w.way(faults)
 	}
@@ -128,6 +132,14 @@ func (w *World) redis(faults *redistest.Faults, mod []func(*redis.UniversalOptio
 		f(o)
 	}
 	return redis.NewUniversalClient(o)
+}
+
+// aside returns the addresses of two servers to which nothing happens, for a library that wants them.
+func (w *World) aside() []string {
+	if w.Library.Calm && w.calm == nil {
+		w.calm = []string{redistest.Start(w.T).Addr(), redistest.Start(w.T).Addr()}
+	}
+	return w.calm
 }
 
 // way listens for connections to the server, for libraries that make them by themselves.
@@ -202,6 +214,20 @@ func (w *World) between(least, most time.Duration) time.Duration {
 // pick returns a number below n.
 func (w *World) pick(n int) int { return int(w.between(0, time.Duration(n))) }
 
+// Turn is a way to lock.
+type Turn struct {
+	Limit int // 1: alone; n: a permit; store.Unlimited: a reader
+	Names []string
+	Lock  func(ctx context.Context, l Locker) (*Held, error)
+}
+
+func mutex(ctx context.Context, l Locker) (*Held, error) { return l.Lock(ctx, name) }
+
+// guards says whether the register is behind the lock.
+func (t *Turn) guards() bool {
+	return len(t.Names) == 1 && (t.Limit == 1 || t.Limit == store.Unlimited)
+}
+
 // Visit is one turn in the lock.
 type Visit struct {
 	Err  error     // of the lock; nil: the client was in
@@ -209,18 +235,24 @@ type Visit struct {
 	Lost time.Time // the holder was told of a loss, or its lease was over; zero: neither
 }
 
-// Visit locks, reads what the lock guards, works, writes, and unlocks. The visitor stops its work
-// when it is told of a loss, or its lease is over.
+// Visit locks, reads what the lock guards, works, writes (but as a reader), and unlocks. The visitor
+// stops its work when it is told of a loss, or its lease is over.
 func (c *Client) Visit(ctx context.Context, work time.Duration) (v Visit) {
+	return c.visit(ctx, c.w.Turns[c.w.pick(len(c.w.Turns))], work)
+}
+
+func (c *Client) visit(ctx context.Context, t Turn, work time.Duration) (v Visit) {
 	w := c.w
 	now := w.rec.Now
-	s := history.Section{Lock: name, Client: c.n, Group: int(w.groups.Add(1)), Limit: 1, Ask: now()}
-	held, err := c.Lock(ctx, name)
+	s := history.Section{Client: c.n, Group: int(w.groups.Add(1)), Limit: t.Limit, Ask: now()}
+	held, err := t.Lock(ctx, c.Locker)
 	if err != nil {
 		return Visit{Err: err}
 	}
 	v.In, s.In = time.Now(), now()
-	s.Reads = []int64{w.register.Load()}
+	if t.guards() {
+		s.Reads = []int64{w.register.Load()}
+	}
 	s.Sure = s.In
 	for end := v.In.Add(work); ; time.Sleep(time.Millisecond) {
 		sure := now()
@@ -229,15 +261,19 @@ func (c *Client) Visit(ctx context.Context, work time.Duration) (v Visit) {
 			break
 		}
 		if s.Sure = sure; !time.Now().Before(end) {
-			wrote := w.versions.Add(1)
-			w.register.Store(wrote)
-			s.Wrote, s.Late = wrote, held.isOver()
+			if t.guards() && t.Limit == 1 {
+				s.Wrote = w.versions.Add(1)
+				w.register.Store(s.Wrote)
+				s.Late = held.isOver()
+			}
 			break
 		}
 	}
 	s.Out, s.Left, s.Lease = now(), now(), s.Sure
 	w.mu.Lock()
-	w.kinds.Sections = append(w.kinds.Sections, s)
+	for _, s.Lock = range t.Names {
+		w.kinds.Sections = append(w.kinds.Sections, s)
+	}
 	w.mu.Unlock()
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.TTL)
 	defer cancel()
@@ -251,7 +287,7 @@ func (c *Client) Comes(within time.Duration, when string) {
 	defer cancel()
 	var v Visit
 	for began := time.Now(); time.Since(began) < within; time.Sleep(20 * time.Millisecond) {
-		if v = c.Visit(ctx, time.Millisecond); v.Err == nil {
+		if v = c.visit(ctx, c.w.Turns[0], time.Millisecond); v.Err == nil {
 			return
 		}
 	}
