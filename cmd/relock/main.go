@@ -195,7 +195,7 @@ refuses, 75 the lock is busy, or in a deadlock, 77 the server wants another user
 	}
 	a.conn.flags(root.PersistentFlags())
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print JSON")
-	root.AddCommand(a.runCommand(), a.holdCommand(), a.showCommand(), a.lsCommand(), a.watchCommand(), a.unlockCommand(), a.askCommand(), a.checkCommand(), a.createTablesCommand())
+	root.AddCommand(a.runCommand(), a.holdCommand(), a.showCommand(), a.lsCommand(), a.watchCommand(), a.graphCommand(), a.unlockCommand(), a.askCommand(), a.checkCommand(), a.createTablesCommand())
 	return root
 }
 
