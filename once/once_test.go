@@ -686,7 +686,7 @@ func TestARedisUserMayDoWhatOnceNeedsWithTheRulesOfThePages(t *testing.T) {
 	r := newRig(t)
 	var rule []any
 	for file, pattern := range map[string]string{
-		"../docs/DEPLOYMENT.md": `(?m)^ACL SETUSER locks .*$`, "../docs/IDEMPOTENCY.md": "`\\+hmget .*?`.*`\\+multi .*?`",
+		"../docs/DEPLOYMENT.md": `(?m)^ACL SETUSER locks .*$`, "../docs/IDEMPOTENCY.md": "(?s)`\\+hmget .*?`.*?`\\+multi .*?`",
 	} {
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
