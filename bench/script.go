@@ -13,7 +13,6 @@ const (
 	writeKept   = 10_000 // milliseconds
 
 	bareScript = "bare script"
-	inTurn     = "run"
 	inSection  = "with a script"
 )
 
@@ -83,7 +82,7 @@ var scriptSystems = []*system{
 	{name: bareScript, open: func(s setup) (process, error) {
 		return bareWriter{s.rdb}, s.rdb.ScriptLoad(context.Background(), writeScript).Err()
 	}},
-	runAs(inTurn, func(h relockHandle) handle { return runHandle{h} }),
+	runAs(defaults, func(h relockHandle) handle { return runHandle{h} }),
 	relockInSection,
 }
 
