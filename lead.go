@@ -64,7 +64,10 @@ func (l *Lock) announce(section context.Context) {
 	if !is {
 		return
 	}
-	ask := l.nearest(section).hold.lease.Ask
+	h, t := l.nearest(section).hold, &l.client.table
+	t.mu.Lock()
+	ask := h.lease.Ask
+	t.mu.Unlock()
 	l.client.group.GoOpen(func() {
 		ctx, cancel := context.WithTimeout(l.client.life, answerLimit)
 		defer cancel()
