@@ -13,13 +13,14 @@ import (
 // This file lets a caller ask for a lock that another has.
 
 // Ask asks whoever has the lock to give it back: each of them hears of it by [Lock.Wanted]. It is
-// one message. Nothing is taken away, the queue stays as it is, and whoever does not listen goes on.
-// The message is lost if its receiver is not connected just then, so ask again after a while. Ask
-// does not wait, and is of use beside a Lock that waits, or alone, as from "relock ask".
+// one message. Nothing is taken away, the queue stays as it is, and whoever does not listen goes
+// on. The message is lost if its receiver is not connected just then, so ask again after a while.
+// Ask does not wait, and is of use beside a Lock that waits, or alone, as from "relock ask".
 //
-// Errors: [ErrNotHeld] if nobody has the lock; [errors.ErrUnsupported] with a store that cannot tell
-// a client anything: ZooKeeper, Kubernetes, SQL but PostgreSQL, and Redis [WithRedissonLayout];
-// [ErrUnavailable], after 2 s without an answer; ctx's error; errors of the store; [ErrInvalid].
+// Errors: [ErrNotHeld] if nobody has the lock; [errors.ErrUnsupported] with a store that cannot
+// tell a client anything: ZooKeeper, Kubernetes, SQL but PostgreSQL, and Redis
+// [WithRedissonLayout]; [ErrUnavailable], after 2 s without an answer; ctx's error; errors of the
+// store; [ErrInvalid].
 func (l *Lock) Ask(ctx context.Context) error {
 	if err := l.check(ctx); err != nil {
 		return err
@@ -35,10 +36,10 @@ func (l *Lock) Ask(ctx context.Context) error {
 	return l.each(ctx, "ask", holds, asking.Want)
 }
 
-// Wanted returns a channel that is closed when somebody asks for the lock of the section around ctx,
-// see [Lock.Ask]. A holder that works for long looks there where it can stop, leaves the section, and
-// takes the lock again behind whoever waits. What was asked before the first call of Wanted in a hold
-// is not heard. All entries of a hold have the same channel.
+// Wanted returns a channel that is closed when somebody asks for the lock of the section around
+// ctx, see [Lock.Ask]. A holder that works for long looks there where it can stop, leaves the
+// section, and takes the lock again behind whoever waits. What was asked before the first call of
+// Wanted in a hold is not heard. All entries of a hold have the same channel.
 //
 // The channel is nil, so that a receive blocks, outside of a section, and with a store that cannot
 // tell, see [Lock.Ask].

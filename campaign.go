@@ -28,10 +28,10 @@ type leadership struct {
 // errResigned ends a leadership by Resign.
 var errResigned = errors.New("resigned")
 
-// Campaign makes this process a candidate in the background, until ctx ends, and returns at once. At
-// most one process leads, whether it campaigns or calls [Lock.Lead].
-// Campaign is Lead for programs that ask whether they lead, such as a health endpoint or a scheduler:
-// what Lead says of losses, of outages and of what ends a candidacy holds here.
+// Campaign makes this process a candidate in the background, until ctx ends, and returns at once.
+// At most one process leads, whether it campaigns or calls [Lock.Lead]. Campaign is Lead for
+// programs that ask whether they lead, such as a health endpoint or a scheduler: what Lead says of
+// losses, of outages and of what ends a candidacy holds here.
 //
 // The leader's address is the name of [WithOwner]: other processes read it by [Lock.Leaders].
 func (l *Lock) Campaign(ctx context.Context) *Candidacy {
@@ -83,8 +83,8 @@ func (c *Candidacy) end(err error) {
 }
 
 // IsLeader says whether this process leads: it has the lock, and its lease is not over. IsLeader is
-// local. No other process leads while IsLeader is true, on the conditions of every section: a process
-// that stands still behind the answer needs a fencing token.
+// local. No other process leads while IsLeader is true, on the conditions of every section: a
+// process that stands still behind the answer needs a fencing token.
 func (c *Candidacy) IsLeader() bool { return c.Context() != nil }
 
 // Context returns the context of the leader's section, nil if this process does not lead. It ends
@@ -100,8 +100,8 @@ func (c *Candidacy) Context() context.Context {
 }
 
 // Changes returns a channel that is closed at the next change of IsLeader, or at the end of the
-// candidacy, and stays closed from then on. Take the channel first, and then ask IsLeader, so that no
-// change is missed.
+// candidacy, and stays closed from then on. Take the channel first, and then ask IsLeader, so that
+// no change is missed.
 func (c *Candidacy) Changes() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -109,7 +109,8 @@ func (c *Candidacy) Changes() <-chan struct{} {
 }
 
 // Resign gives the leadership up, if this process leads, and goes on as a candidate behind all that
-// wait already. Resign does not wait for the end of the leadership, which [Candidacy.Changes] tells.
+// wait already. Resign does not wait for the end of the leadership, which [Candidacy.Changes]
+// tells.
 func (c *Candidacy) Resign() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -20,7 +20,7 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// Client keeps one store, one watchdog and one table of holds for the locks of one process. Make a
+// Client has the locks of one process, with one store, one watchdog and one table of holds. Make a
 // Client for the life of the process, and call [Client.Close] at the end. A Client is safe for
 // concurrent use.
 //
@@ -236,9 +236,9 @@ func (c *Client) log(l *slog.Logger, level slog.Level, msg string, attrs ...slog
 	c.events.Log(l, level, msg, attrs...)
 }
 
-// newID names a hold of a holder, and makes a holder if holder is zero. One counter numbers both, so
-// that the last number of an ID is unique in the client. The number ends with random digits: errors
-// and logs show the holder, and nobody can make the ticket of a hold from its holder.
+// newID names a hold of a holder, and makes a holder if holder is zero. One counter numbers both,
+// so that the last number of an ID is unique in the client. The number ends with random digits:
+// errors and logs show the holder, and nobody can make the ticket of a hold from its holder.
 func (c *Client) newID(holder Holder) (store.ID, Holder) {
 	n := c.numbers.Add(1)
 	var room [128]byte

@@ -90,8 +90,9 @@ var (
 type LockedError struct {
 	Name   string // the lock
 	Holder Holder // the holder of the lock, as far as is known
-	// Local says that the client of the call has the lock. Either another goroutine works there, or the
-	// call is nested, and did not get the context of the section around it: then it waits for itself.
+	// Local says that the client of the call has the lock. Either another goroutine works there, or
+	// the call is nested, and did not get the context of the section around it: then it waits for
+	// itself.
 	Local bool
 	// TTL is the rest of the holder's lease as of the store's last answer (with [WithLocalPass] and
 	// a holder of this client, as this process reckons); negative: no lease is set. The lease may
@@ -271,9 +272,9 @@ func (waitOverError) Is(target error) bool { return target == context.DeadlineEx
 
 var errWaitOver error = waitOverError{}
 
-// silentError is the cause of the end of a call that does not wait, as the store does not answer. It
-// matches the ends of contexts for the code that looks at the end of a context. The caller, whose
-// context goes on, gets the error of silent.
+// silentError is the cause of the end of a call that does not wait, as the store does not answer.
+// It matches the ends of contexts for the code that looks at the end of a context. The caller,
+// whose context goes on, gets the error of silent.
 type silentError struct{}
 
 func (silentError) Error() string {

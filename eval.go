@@ -24,8 +24,8 @@ import (
 //   - [ErrUnsure], together with the reason: the script may have run, or may run yet, while the
 //     section has the lock.
 //   - [ErrNotHeld]: ctx is inside no section of this lock; the script has not run.
-//   - [ErrInvalid]: a wrong key or argument; a lock for reading, as a reader must not write; a store
-//     without scripts, such as a store in memory or a quorum ([errors.ErrUnsupported]).
+//   - [ErrInvalid]: a wrong key or argument; a lock for reading, as a reader must not write; a
+//     store without scripts, such as a store in memory or a quorum ([errors.ErrUnsupported]).
 //   - ctx's error, if ctx was done before: the script has not run.
 //   - [ErrClosed], [ErrUnavailable]: without ErrUnsure the script has not run.
 //   - the error of the script. What the script has written before its error stays, as always in
@@ -83,15 +83,16 @@ func (h *hold) eval(ctx context.Context, s store.Scripts, run store.Script) (any
 	return reply, err
 }
 
-// Run runs a Lua script of the caller in Redis while nobody else has the lock, and returns its reply.
-// Run waits its turn as [Lock.Lock] does, and its errors are those of Lock and of [Lock.Eval]; ctx
-// may be inside a section of this lock. A mutex that is free, and for which nobody waits, costs one
-// round trip, as the script looks at the lock in its own step. Otherwise Run is Lock, Eval and Unlock.
+// Run runs a Lua script of the caller in Redis while nobody else has the lock, and returns its
+// reply. Run waits its turn as [Lock.Lock] does, and its errors are those of Lock and of
+// [Lock.Eval]; ctx may be inside a section of this lock. A mutex that is free, and for which nobody
+// waits, costs one round trip, as the script looks at the lock in its own step. Otherwise Run is
+// Lock, Eval and Unlock.
 //
-// The script and its keys are as for Eval. It runs at most once: without [ErrUnsure] an error of Run
-// says that the script has not run, or is the error of the script. Run waits for the answer to a
-// script that it has sent, for at most 10 s and not beyond the TTL, also if ctx ends meanwhile. The
-// hooks know nothing of a script that did not have to wait.
+// The script and its keys are as for Eval. It runs at most once: without [ErrUnsure] an error of
+// Run says that the script has not run, or is the error of the script. Run waits for the answer to
+// a script that it has sent, for at most 10 s and not beyond the TTL, also if ctx ends meanwhile.
+// The hooks know nothing of a script that did not have to wait.
 func (l *Lock) Run(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 	if err := l.check(ctx); err != nil {
 		return nil, err

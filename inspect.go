@@ -17,9 +17,9 @@ import (
 // the hold has the lock. A token is larger than every token drawn for the lock before, across
 // processes and restarts of the store. Later calls in the same hold return the same token, without
 // a round trip; a reader draws a new one after an upgrade that it has left. With
-// [WithRedissonFencing] Redis draws the token with the lock, as Redisson does. Draw the token before
-// the section's first write. The token of a reader is negative, so every
-// resource that compares tokens refuses it, see [RWLock].
+// [WithRedissonFencing] Redis draws the token with the lock, as Redisson does. Draw the token
+// before the section's first write. The token of a reader is negative, so every resource that
+// compares tokens refuses it, see [RWLock].
 //
 // Errors: [ErrNotHeld]; [ErrLockLost], and the section's context has ended; [errors.ErrUnsupported]
 // with a store without tokens, such as [WithRedissonLayout] without fencing; [ErrClosed]; ctx's
@@ -275,8 +275,8 @@ func answered(ctx context.Context, call func(context.Context) error) error {
 // token tells them apart. ForceUnlock takes the lock from the holds found first, and from no later
 // hold.
 //
-// ForceUnlock works after [Client.Close] too. Without an answer it is [ErrUnavailable] after 2 s, or
-// 4 s if the store falls silent after the first answer.
+// ForceUnlock works after [Client.Close] too. Without an answer it is [ErrUnavailable] after 2 s,
+// or 4 s if the store falls silent after the first answer.
 //
 // Errors: [ErrNotHeld] if nobody has the lock; [ErrInvalid]; ctx's or errors of the store, and the
 // lock may have been taken all the same.
@@ -305,8 +305,8 @@ func (l *Lock) holds(ctx context.Context, op string) (all []store.Ask, err error
 	return all, nil
 }
 
-// each sends a command for each of some holds. A hold that is gone is no error: an earlier attempt of
-// the command has ended the hold, or the hold has ended by itself.
+// each sends a command for each of some holds. A hold that is gone is no error: an earlier attempt
+// of the command has ended the hold, or the hold has ended by itself.
 func (l *Lock) each(ctx context.Context, op string, holds []store.Ask, command func(context.Context, store.Ask) error) error {
 	holder := Holder{}
 	err := answered(ctx, func(ctx context.Context) error {

@@ -83,8 +83,8 @@ func (l *RWLock) Writer() *Lock {
 	return l.forWriting
 }
 
-// RLocker returns the lock for reading as a Lock of its own. Its Unlock, Held and Count, as those of
-// Writer, are about the nearest entry in any mode.
+// RLocker returns the lock for reading as a Lock of its own. Its Unlock, Held and Count, as those
+// of Writer, are about the nearest entry in any mode.
 func (l *RWLock) RLocker() *Lock {
 	if l == nil {
 		return nil

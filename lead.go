@@ -77,12 +77,13 @@ func (l *Lock) announce(section context.Context) {
 
 // Leaders yields who has the lock, for processes that follow the leader of [Lock.Lead] or
 // [Lock.Campaign], and yields again when that changes, until ctx ends. The zero [Holder] stands for
-// nobody. [Holder.Owner] is the name that the leader's client has by [WithOwner], such as its address.
+// nobody. [Holder.Owner] is the name that the leader's client has by [WithOwner], such as its
+// address.
 //
-// With Redis, a quorum of it and store/mem the leader announces itself by a message. Where a message
-// is lost, and in other stores, Leaders hears of a change after a third of the TTL at the latest. Of
-// several changes since the last look only the last one is seen. A follower may be late: the leader
-// that it knows may have lost the lock.
+// With Redis, a quorum of it and store/mem the leader announces itself by a message. Where a
+// message is lost, and in other stores, Leaders hears of a change after a third of the TTL at the
+// latest. Of several changes since the last look only the last one is seen. A follower may be late:
+// the leader that it knows may have lost the lock.
 //
 // Errors are those of [Lock.State], with the zero Holder. After [ErrInvalid] and [ErrClosed] the
 // sequence ends; otherwise the next look comes after a third of the TTL.

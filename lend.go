@@ -82,11 +82,12 @@ func (l *Lock) Lend(ctx context.Context) (Ticket, error) {
 
 // HandOff ends the section around ctx, with all entries of its hold, and returns a ticket with
 // which another process continues, with [Lock.Accept]: with the same fencing token, and a lease of
-// its own. The contexts of the section end with the cause [ErrHandedOff], which each Unlock returns.
-// Nothing is renewed until Accept: if nobody accepts, the lock is free when the lease has run out.
+// its own. The contexts of the section end with the cause [ErrHandedOff], which each Unlock
+// returns. Nothing is renewed until Accept: if nobody accepts, the lock is free when the lease has
+// run out.
 //
-// Errors: those of [Lock.Lend]; [ErrInvalid] for a hold that has lent its lock, also if the loan was
-// returned. The section goes on, unless its lock was lost.
+// Errors: those of [Lock.Lend]; [ErrInvalid] for a hold that has lent its lock, also if the loan
+// was returned. The section goes on, unless its lock was lost.
 func (l *Lock) HandOff(ctx context.Context) (Ticket, error) {
 	var after func()
 	ticket, err := l.issue(ctx, "hand off", UseHandOff, func(h *hold) error {
@@ -190,8 +191,8 @@ func (l *Lock) lending(op string) (store.Lending, error) {
 // enter at once.
 //
 // The context that Borrow returns ends when ctx ends, at the Unlock, and
-//   - when the lender unlocks: the cause is [ErrRecalled]. Finish, and Unlock: the lock goes on when
-//     each loan is returned.
+//   - when the lender unlocks: the cause is [ErrRecalled]. Finish, and Unlock: the lock goes on
+//     when each loan is returned.
 //   - when the lender has lost the lock, or its lease has run out as far as this process knows: the
 //     cause is [ErrLockLost]. A borrowed section never extends the lease of the lender. It asks for
 //     the rest of the lease whenever a third of the rest that it knows has passed.

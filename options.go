@@ -143,7 +143,8 @@ func (s *settings) checkTTL(d time.Duration) error {
 // shorter interruptions between the holder and the store.
 //
 // The default is [DefaultTTL]. WithTTL for a lock takes back the [WithFixedLease] of its client;
-// after a WithFixedLease of the same call, WithTTL is refused. ttl must be whole milliseconds from [MinTTL] to [MaxTTL].
+// after a WithFixedLease of the same call, WithTTL is refused. ttl must be whole milliseconds from
+// [MinTTL] to [MaxTTL].
 func WithTTL(ttl time.Duration) Option {
 	return func(s *settings) {
 		s.check(checkLease("WithTTL", ttl))
@@ -334,7 +335,8 @@ const (
 //
 // The rules of passes:
 //   - A lock is passed on only between calls through one Client with this option, the same TTL,
-//     [WithLockDelay] and [WithReplicaAcks]; between all other calls the lock goes through the store.
+//     [WithLockDelay] and [WithReplicaAcks]; between all other calls the lock goes through the
+//     store.
 //   - The store sees one hold throughout: [Lock.State] and [LockedError] name the holder that got
 //     the lock from the store. Each hold draws tokens of its own, and tokens grow as ever.
 //   - [State.Waiters] does not count the line: a client in the queue counts once, and the client
@@ -361,8 +363,8 @@ func WithLocalPass(passes int, limit time.Duration) Option {
 
 // WithOwner puts a name in front of the client's ID, such as "orders@pod-7" or "10.0.0.7:8080", so
 // that refusals, [State], logs and the command relock name the owner of a lock, and followers find
-// the address of a leader. The name is 1 to 64 letters, digits and any of ._@:[]- . WithOwner is for
-// [New] and [Open].
+// the address of a leader. The name is 1 to 64 letters, digits and any of ._@:[]- . WithOwner is
+// for [New] and [Open].
 func WithOwner(name string) Option {
 	return forClient("WithOwner", func(s *settings) {
 		bad := strings.IndexFunc(name, func(r rune) bool {

@@ -64,8 +64,8 @@ func (a *acquiring) refusedBy(err error) {
 	}
 }
 
-// longestHint is between two warnings of a client that a call waits for a hold of the client itself:
-// goroutines that take turns do so too.
+// longestHint is between two warnings of a client that a call waits for a hold of the client
+// itself: goroutines that take turns do so too.
 const longestHint = 10 * time.Minute
 
 // waitsForOwn warns of a call that has waited for a second for a hold of its own client.
@@ -103,8 +103,8 @@ const quietly, longestQuiet = time.Second, 10 * time.Second
 // reporter is a Lock that its store reports failed attempts to.
 type reporter Lock
 
-// Retrying warns of a call that has failed for a second. The next warning comes after as long again,
-// so that a thousand calls in one outage do not fill the log.
+// Retrying warns of a call that has failed for a second. The next warning comes after as long
+// again, so that a thousand calls in one outage do not fill the log.
 func (r *reporter) Retrying(command string, attempt int, since time.Time, err error) {
 	c, level, elapsed := r.client, slog.LevelDebug, time.Since(since)
 	if elapsed >= quietly && c.isDue(&c.quiet, min(elapsed, longestQuiet)) {

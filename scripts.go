@@ -8,7 +8,7 @@ import (
 	"github.com/go-relock/relock/internal/redisstore"
 )
 
-// This file loads the Lua scripts, whose headers say what they do. Package redisstore sends them.
+// This file loads the Lua scripts. Each script says in its header what it does. Package redisstore sends them.
 
 //go:embed scripts/*.lua scripts/*/*.lua
 var sources embed.FS

@@ -201,7 +201,8 @@ type round struct {
 	limit    time.Duration // the shortest renewal interval
 }
 
-// fillLocked makes the renewals of all holds of the round, in one slice. The leases asked for are ttls.
+// fillLocked makes the renewals of all holds of the round, in one slice. The leases asked for are
+// ttls.
 func (r *round) fillLocked(ttls []time.Duration) {
 	if len(r.holds) == 0 {
 		return
@@ -230,8 +231,8 @@ func (d *watchdog) renew(r round) {
 	d.note(r, errs, sent)
 }
 
-// renewOrFollow renews leases. A loan is not renewed: the rest of its lender's lease becomes the TTL
-// of its renewal.
+// renewOrFollow renews leases. A loan is not renewed: the rest of its lender's lease becomes the
+// TTL of its renewal.
 func (d *watchdog) renewOrFollow(ctx context.Context, renewals []store.Renewal) []error {
 	isLoan := func(r store.Renewal) bool { return r.Lease.Lender != "" }
 	if !slices.ContainsFunc(renewals, isLoan) {

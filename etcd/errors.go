@@ -107,8 +107,8 @@ func (s *Store) silence(ctx context.Context) error {
 	return err
 }
 
-// isLate reports whether a command has taken all its time, at etcd or on the way. A member knows the
-// time that a command has, and gives its end as an unknown error.
+// isLate reports whether a command has taken all its time, at etcd or on the way. A member knows
+// the time that a command has, and gives its end as an unknown error.
 func isLate(err error) bool {
 	return codeOf(err) == codes.DeadlineExceeded || strings.HasSuffix(err.Error(), context.DeadlineExceeded.Error())
 }

@@ -22,8 +22,8 @@ func (s *Store) notice(st stay) clientv3.Op {
 
 func (s *Store) wants() string { return s.prefix + "/wanted/" }
 
-// Want implements [store.Asking]: a key that is there for a moment, and at most until the etcd lease of
-// the hold ends.
+// Want implements [store.Asking]: a key that is there for a moment, and at most until the etcd
+// lease of the hold ends.
 func (s *Store) Want(ctx context.Context, a store.Ask) error {
 	owner, _, err := s.owner(ctx, a)
 	switch {

@@ -17,9 +17,9 @@ import (
 // failure.
 const checkLimit, cleanupLimit = 2 * time.Second, time.Second
 
-// CheckServer implements [store.Checker]. CheckServer watches a Lease of its own, and takes two holds
-// of the Lease through their lives, with each verb that locks need. The error names the first step
-// that fails.
+// CheckServer implements [store.Checker]. CheckServer watches a Lease of its own, and takes two
+// holds of the Lease through their lives, with each verb that locks need. The error names the first
+// step that fails.
 func (s *Store) CheckServer(ctx context.Context, a store.Ask) error {
 	a.Name = "relock-check-" + strings.ToLower(rand.Text())
 	err := s.live(ctx, a)

@@ -95,8 +95,8 @@ func (v *view) again(next record) record {
 	return next
 }
 
-// write makes the Lease that stores a record. Each Lease differs from the last one by its renewTime,
-// as the API server keeps the version in an update that changes nothing.
+// write makes the Lease that stores a record. Each Lease differs from the last one by its
+// renewTime, as the API server keeps the version in an update that changes nothing.
 func (r record) write(lease *api.Lease) *api.Lease {
 	text, err := json.Marshal(r)
 	if err != nil {

@@ -17,11 +17,12 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// changes is how often a command starts anew because another client has changed the Lease meanwhile.
+// changes is how often a command starts anew because another client has changed the Lease
+// meanwhile.
 const changes = 5
 
-// patient is how many asks and cleanups of a Store are in flight. Each has one command in flight. So
-// the limit of client-go, which serves commands in the order in which they come, has few of them
+// patient is how many asks and cleanups of a Store are in flight. Each has one command in flight.
+// So the limit of client-go, which serves commands in the order in which they come, has few of them
 // before a renewal or a release.
 const patient = 4
 
@@ -90,7 +91,8 @@ func (s *Store) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
 	return l, err
 }
 
-// take gives the lock to a hold. If another hold has the lock, take returns that view and a refusal.
+// take gives the lock to a hold. If another hold has the lock, take returns that view and a
+// refusal.
 func (s *Store) take(ctx context.Context, a store.Ask) (l store.Lease, v *view, err error) {
 	done, err := s.turn(ctx)
 	if err != nil {
@@ -204,8 +206,8 @@ func (s *Store) Break(ctx context.Context, a store.Ask) error {
 	return s.change(ctx, a, func(v *view) error { return s.remove(ctx, v) })
 }
 
-// Forget implements [store.Store]. A command that was sent before, and comes later yet, can take the
-// lock for one lease.
+// Forget implements [store.Store]. A command that was sent before, and comes later yet, can take
+// the lock for one lease.
 func (s *Store) Forget(ctx context.Context, asks []store.Ask) []error {
 	return attempts.Each(len(asks), parallel, func(i int) error {
 		done, err := s.turn(ctx)

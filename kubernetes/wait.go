@@ -18,9 +18,9 @@ import (
 // watchPause is the pause after a watch that has failed, or was ended by the API server.
 const watchPause = 100 * time.Millisecond
 
-// Wait implements [store.Store]. Wait watches the Lease, and asks again when the Lease is deleted or
-// its lease is over. A watch that is silent holds up the waiter until the end of the lease that the
-// waiter has read last.
+// Wait implements [store.Store]. Wait watches the Lease, and asks again when the Lease is deleted
+// or its lease is over. A watch that is silent holds up the waiter until the end of the lease that
+// the waiter has read last.
 func (s *Store) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
 	unsure := false // an earlier command without an answer may run yet
 	for woken := store.WakeNone; ; {
@@ -107,8 +107,8 @@ func (s *Store) watch(ctx context.Context, options meta.ListOptions) (watch.Inte
 	return watcher{w, cancel}, nil
 }
 
-// Watch implements [store.Watcher]. Watch tells of a hold when its Lease is deleted or taken over, and
-// of all holds whenever a watch begins.
+// Watch implements [store.Watcher]. Watch tells of a hold when its Lease is deleted or taken over,
+// and of all holds whenever a watch begins.
 func (s *Store) Watch(client string, doubt func(store.ID)) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {

@@ -51,25 +51,25 @@ type schedule struct {
 
 // Every runs fn in each period, once over all processes that call Every with the same name and
 // period, until ctx ends. Whoever comes first runs it, and the others wait for the end. Periods are
-// counted by the clock of Redis from the Unix epoch: a period of 24 hours begins at midnight UTC. The
-// clocks of the processes do not matter.
+// counted by the clock of Redis from the Unix epoch: a period of 24 hours begins at midnight UTC.
+// The clocks of the processes do not matter.
 //
-// fn reports its errors by itself: the period is over when fn returns. If the process dies before, or
-// loses its lock, or fn panics, another process runs the period again after one TTL, and is told by
-// [Attempt.Interrupted]; with [FailIfInterrupted] nobody does. fn gets the context of a section, which
-// ends when the lock is lost.
+// fn reports its errors by itself: the period is over when fn returns. If the process dies before,
+// or loses its lock, or fn panics, another process runs the period again after one TTL, and is told
+// by [Attempt.Interrupted]; with [FailIfInterrupted] nobody does. fn gets the context of a section,
+// which ends when the lock is lost.
 //
 // Periods that pass while the processes wait for such an end, or for a run that takes longer than a
 // period, are missed, see [CatchUp]. A process that begins meanwhile runs the present period beside
 // the one that goes on.
 //
-// period is whole milliseconds, of 10 ms at least. The records of two periods, and of those that may
-// be caught up, are kept, or those of [WithRetention] if that is longer. Every process needs a Redis
-// command a period for the time, and one for the record.
+// period is whole milliseconds, of 10 ms at least. The records of two periods, and of those that
+// may be caught up, are kept, or those of [WithRetention] if that is longer. Every process needs a
+// Redis command a period for the time, and one for the record.
 //
-// Every goes on while Redis is away, and says so as [relock.Lock.Lock] does. Errors: the end of ctx; [relock.ErrClosed]; [relock.ErrInvalid];
-// [ErrMismatch], if [Do] has used a key of Every; an error of Redis that asking again would not
-// change.
+// Every goes on while Redis is away, and says so as [relock.Lock.Lock] does. Errors: the end of
+// ctx; [relock.ErrClosed]; [relock.ErrInvalid]; [ErrMismatch], if [Do] has used a key of Every; an
+// error of Redis that asking again would not change.
 func Every(ctx context.Context, o *Once, name string, period time.Duration, fn func(ctx context.Context, t Tick), options ...EveryOption) error {
 	s := &schedule{once: o, name: name, period: period, fn: fn}
 	for _, option := range options {
@@ -128,8 +128,8 @@ func (s *schedule) check(ctx context.Context) error {
 // key is of a schedule: one name may have several.
 func (s *schedule) key() string { return s.name + "@" + s.period.String() }
 
-// round runs the present period, and those before it that are to be caught up, unless they are over.
-// rest is the time until the next period.
+// round runs the present period, and those before it that are to be caught up, unless they are
+// over. rest is the time until the next period.
 func (s *schedule) round(ctx context.Context) (rest time.Duration, err error) {
 	asked := time.Now()
 	present, in, first, err := s.now(ctx)

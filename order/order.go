@@ -22,8 +22,8 @@ import (
 	"github.com/go-relock/relock/internal/caller"
 )
 
-// Checker sees the orders in which sections are inside of each other, in the calls of all clients with
-// its hooks. A Checker is not copied after the first call of Hooks.
+// Checker sees the orders in which sections are inside of each other, in the calls of all clients
+// with its hooks. A Checker is not copied after the first call of Hooks.
 //
 // A call that enters its own section again does not wait, and nor does TryLock. Two readers of one
 // lock do not wait for each other. A call under [relock.WithoutHolder] is inside of no section.

@@ -38,9 +38,9 @@
 // Nested entries count in relock.client.acquires alone; relock.client.acquire.ttl_ratio also leaves
 // out refusals of TryLock. Durations cover what has ended. A section that hangs shows in the ages
 // of open holds. A hold of relock.Lock.Lead is long on purpose: it counts as a hold, and has no age
-// and no ratio to its TTL. Counters begin with 0, not with their first event. Counters of the modes shared
-// and permit, and of a lock attribute, begin when a call asks for the first such lock. Histograms
-// begin with their first event.
+// and no ratio to its TTL. Counters begin with 0, not with their first event. Counters of the modes
+// shared and permit, and of a lock attribute, begin when a call asks for the first such lock.
+// Histograms begin with their first event.
 //
 // The mode is exclusive (a mutex, or a read-write lock for writing), shared (a read-write lock for
 // reading) or permit (a semaphore).
@@ -65,9 +65,9 @@
 // Both spans have relock.mode and relock.holder (the holder that asked). An acquire has
 // relock.outcome, relock.reentrant, relock.waited, relock.depth, relock.wake, relock.owner (the
 // holder that had the lock when the store last refused the call) and error.type. Its status is an
-// error for the outcomes lost, deadlock and error; a refusal is an answer. A section has relock.end,
-// relock.depth (the deepest re-entry), and after a loss relock.reason. Its status is an error after
-// a loss, and after an Unlock that the store did not confirm.
+// error for the outcomes lost, deadlock and error; a refusal is an answer. A section has
+// relock.end, relock.depth (the deepest re-entry), and after a loss relock.reason. Its status is an
+// error after a loss, and after an Unlock that the store did not confirm.
 //
 // An acquire that was refused, or has waited, has a link to the section of this process that had
 // the lock last meanwhile. The section may be of another process: then relock.owner of the acquire

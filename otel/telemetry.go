@@ -17,8 +17,8 @@ import (
 	"github.com/go-relock/relock/internal/measures"
 )
 
-// ScopeName is the name of the meter and of the tracer, and the path of this module. Their version is
-// the version of this module in the program.
+// ScopeName is the name of the meter and of the tracer, and the path of this module. Their version
+// is the version of this module in the program.
 const ScopeName = "github.com/go-relock/relock/otel"
 
 // The attributes of metrics and spans. An attribute of metrics has few values, unless a function
@@ -71,8 +71,8 @@ func WithMeterProvider(p metric.MeterProvider) Option { return func(c *config) {
 func WithTracerProvider(p trace.TracerProvider) Option { return func(c *config) { c.tracers = p } }
 
 // WithLockAttribute adds an attribute relock.lock. The function f maps the name of a lock to one of
-// a few values, such as "orders:42" to "orders". Each call for a lock, and each event, calls f, so f
-// must be safe for concurrent use. Bytes that are not valid UTF-8 become U+FFFD.
+// a few values, such as "orders:42" to "orders". Each call for a lock, and each event, calls f, so
+// f must be safe for concurrent use. Bytes that are not valid UTF-8 become U+FFFD.
 func WithLockAttribute(f func(name string) string) Option { return func(c *config) { c.label = f } }
 
 // New makes a Telemetry. Make one for each meter provider. New returns an error if an option is

@@ -197,9 +197,9 @@ func (q *quorum) Enter(ctx context.Context, l store.Lease, count int) (store.Lea
 	return entered, nil
 }
 
-// Release sends the count to all members. Release waits a little for each member that is not silent: a
-// member that still has the old hold refuses the next one, which then lacks a majority if another
-// member is away. A member that does not have the hold forgets the hold.
+// Release sends the count to all members. Release waits a little for each member that is not
+// silent: a member that still has the old hold refuses the next one, which then lacks a majority if
+// another member is away. A member that does not have the hold forgets the hold.
 func (q *quorum) Release(ctx context.Context, l store.Lease, count int) error {
 	ended := func() {}
 	if count == 0 {

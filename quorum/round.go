@@ -27,8 +27,8 @@ const (
 // longestLimit, and the time for the replicas of the member.
 func attemptLimit(a store.Ask) time.Duration { return min(a.TTL/4, longestLimit) + a.Acks.Timeout }
 
-// answer is the answer of one member. silent says that the member was silent when the round began: the
-// quorum's own flag changes with an answer that the round has not taken in yet.
+// answer is the answer of one member. silent says that the member was silent when the round began:
+// the quorum's own flag changes with an answer that the round has not taken in yet.
 type answer[T any] struct {
 	value        T
 	err          error
@@ -47,10 +47,10 @@ type round[T any] struct {
 }
 
 // ask sends a command to all members. ask returns when enough says so, or when all members have
-// answered. The end of ctx ends the command at all members, without its cause, as the cause may look
-// like the word of a member. A member without an answer within limit is unavailable; limit 0 is no
-// limit. After ask has returned, the other members go on, and the caller ends the round with finish
-// or behind.
+// answered. The end of ctx ends the command at all members, without its cause, as the cause may
+// look like the word of a member. A member without an answer within limit is unavailable; limit 0
+// is no limit. After ask has returned, the other members go on, and the caller ends the round with
+// finish or behind.
 func ask[T any](ctx context.Context, q *quorum, limit time.Duration, enough func(r *round[T]) bool,
 	call func(ctx context.Context, i int) (T, error)) *round[T] {
 	n := len(q.members)

@@ -188,9 +188,9 @@ func (q *quorum) CheckServer(ctx context.Context, a store.Ask) error {
 // checkTTL is the lease of the holds that check whether the members are servers of their own.
 const checkTTL = 4 * longestLimit
 
-// checkServers gives the lock of each member to a hold of its own, and looks whether each member has
-// its hold and no other. Two members may be one server, and one address may be several servers: then
-// the loss of one server may be the loss of a majority.
+// checkServers gives the lock of each member to a hold of its own, and looks whether each member
+// has its hold and no other. Two members may be one server, and one address may be several servers:
+// then the loss of one server may be the loss of a majority.
 func (q *quorum) checkServers(ctx context.Context, a store.Ask) error {
 	a.Name, a.TTL, a.Acks = fmt.Sprintf("%s-%08x", a.Name, rand.Uint32()), checkTTL, store.Acks{}
 	asks := make([]store.Ask, len(q.members))
@@ -216,7 +216,8 @@ func (q *quorum) checkServers(ctx context.Context, a store.Ask) error {
 	return errors.Join(errs...)
 }
 
-// checkMember judges the answers of a member that has tried to give its lock to the hold of its ask.
+// checkMember judges the answers of a member that has tried to give its lock to the hold of its
+// ask.
 func checkMember(member int, asks []store.Ask, tried error, looked answer[store.State]) error {
 	var busy *store.Busy
 	errors.As(tried, &busy)

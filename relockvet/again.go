@@ -6,8 +6,9 @@ import (
 	"strings"
 )
 
-// checkTakenAgain reports a call that takes the lock of an open section from outside of it: the next
-// round of a loop with a deferred Unlock, or a second call. Such a call waits for its own function.
+// checkTakenAgain reports a call that takes the lock of an open section from outside of it: the
+// next round of a loop with a deferred Unlock, or a second call. Such a call waits for its own
+// function.
 func (u *unit) checkTakenAgain(s *section) {
 	graph := u.graph(s.in)
 	if s.ctx == nil || graph == nil || !u.isSteady(receiver(s.call)) || u.hasPermits() {
@@ -28,8 +29,8 @@ func (u *unit) checkTakenAgain(s *section) {
 	}
 }
 
-// second returns the call in n that waits for the lock of the section from outside of it; nil: there
-// is none.
+// second returns the call in n that waits for the lock of the section from outside of it; nil:
+// there is none.
 func (w *walk) second(n ast.Node) (found *ast.CallExpr) {
 	ast.Inspect(n, func(n ast.Node) bool {
 		switch n := n.(type) {
@@ -59,8 +60,8 @@ func (u *unit) waits(call *ast.CallExpr) bool {
 	return false
 }
 
-// isOutside says whether a call is surely outside of each section: its context is a variable that no
-// section was made of, or that of the program or of a request.
+// isOutside says whether a call is surely outside of each section: its context is a variable that
+// no section was made of, or that of the program or of a request.
 func (u *unit) isOutside(s *section, call *ast.CallExpr) bool {
 	if v := u.variable(call.Args[0]); v != nil {
 		return !s.carriers[v] && !u.isSection(v)
@@ -84,8 +85,8 @@ func (u *unit) isReader(call *ast.CallExpr) bool {
 	return ok && isPackage(u.callee(mode), relockPath) && u.callee(mode).Name() == "RLocker"
 }
 
-// isSteady says whether x is the same lock wherever it stands in the function: a variable, or a field
-// of one, that is given a value once.
+// isSteady says whether x is the same lock wherever it stands in the function: a variable, or a
+// field of one, that is given a value once.
 func (u *unit) isSteady(x ast.Expr) bool {
 	for {
 		switch e := x.(type) {

@@ -22,8 +22,8 @@
 //	_, err := lock.Lock(ctx)       // wrong
 //	section, err := lock.Lock(ctx) // right
 //
-// The error of a call that waits must not be dropped: without the lock, the context is the caller's,
-// and the work goes on.
+// The error of a call that waits must not be dropped: without the lock, the context is the
+// caller's, and the work goes on.
 //
 //	section, _ := lock.Lock(ctx)   // wrong
 //	section, err := lock.Lock(ctx) // right
@@ -114,8 +114,8 @@
 //	current = section    // wrong
 //	return ship(section) // right
 //
-// The function of Do works with the context that it is given, and not with the caller's, with that of
-// a request, or with one in a field. A function that uses both contexts is not reported.
+// The function of Do works with the context that it is given, and not with the caller's, with that
+// of a request, or with one in a field. A function that uses both contexts is not reported.
 //
 //	lock.Do(ctx, func(context.Context) error { return ship(ctx) })         // wrong
 //	lock.Do(ctx, func(context.Context) error { return ship(r.Context()) }) // wrong
@@ -136,8 +136,9 @@
 //   - A path past an if that may unlock: the condition is taken to say that the section is open.
 //   - A section's context in a field of a value that lives longer, or in a goroutine that goes on
 //     after the Unlock.
-//   - A second Lock of a lock that an index or a call names, such as locks[i] or client.NewLock(name),
-//     that another function makes, or that follows on an end of the process (os.Exit).
+//   - A second Lock of a lock that an index or a call names, such as locks[i] or
+//     client.NewLock(name), that another function makes, or that follows on an end of the process
+//     (os.Exit).
 //   - A deferred function that uses the section's context after the deferred Unlock.
 //   - A section that goes on after an error of HandOff, and work with its context after a HandOff.
 //   - A lock of another type, such as a wrapper or a fake, and a method that is called as a value.

@@ -26,8 +26,8 @@ func (u *unit) checkDropped(s *section) bool {
 	return true
 }
 
-// checkError reports a call that waits, and whose error nobody gets: without the lock its context is
-// that of the caller, and the work goes on. A function that asks Held of the section knows.
+// checkError reports a call that waits, and whose error nobody gets: without the lock its context
+// is that of the caller, and the work goes on. A function that asks Held of the section knows.
 func (u *unit) checkError(s *section) bool {
 	if s.ctx == nil || s.err != nil || !u.waits(s.call) {
 		return false
@@ -218,8 +218,8 @@ func (u *unit) usesParameter(lit *ast.FuncLit) bool {
 	return false
 }
 
-// takenInside returns the call in a function of Do that waits for the lock of the Do from outside of
-// its section; nil: there is none.
+// takenInside returns the call in a function of Do that waits for the lock of the Do from outside
+// of its section; nil: there is none.
 func (u *unit) takenInside(do *ast.CallExpr, lit *ast.FuncLit) (found *ast.CallExpr) {
 	outer := u.variable(do.Args[0])
 	if outer == nil || receiver(do) == nil || !u.waits(do) || !u.isSteady(receiver(do)) || u.hasPermits() {

@@ -239,8 +239,8 @@ func judgeMySQL(number uint16, state string) (verdict, string) {
 	}
 }
 
-// judgeSQLite reads the text of an error. The texts are those of SQLite, in each of its drivers; the
-// drivers give the code different types.
+// judgeSQLite reads the text of an error. The texts are those of SQLite, in each of its drivers;
+// the drivers give the code different types.
 func judgeSQLite(text string) (verdict, string) {
 	has := func(parts ...string) bool {
 		return slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(text, part) })

@@ -218,8 +218,8 @@ func (s *Store) transaction(ctx context.Context, do func(t *tx) error) error {
 	return verdict
 }
 
-// rollback ends the transaction, or the connection. SQLite returns an error if it has rolled back by
-// itself, or has not begun.
+// rollback ends the transaction, or the connection. SQLite returns an error if it has rolled back
+// by itself, or has not begun.
 func (t *tx) rollback() {
 	if t.ctx.Err() == nil || t.s.dialect == SQLite {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), rollbackLimit)

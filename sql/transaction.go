@@ -26,9 +26,9 @@ import (
 // errors of the database, such as a deadlock or a busy SQLite.
 //
 // In PostgreSQL the transaction must be READ COMMITTED, the default. At other levels LockTx could
-// miss a hold, and is [relock.ErrInvalid]. In MySQL and MariaDB choose [sql.LevelReadCommitted] too:
-// at their default, REPEATABLE READ, calls that ask for neighboring names wait for the end of the
-// transaction.
+// miss a hold, and is [relock.ErrInvalid]. In MySQL and MariaDB choose [sql.LevelReadCommitted]
+// too: at their default, REPEATABLE READ, calls that ask for neighboring names wait for the end of
+// the transaction.
 func (s *Store) LockTx(ctx context.Context, transaction *sql.Tx, name string) error {
 	if transaction == nil {
 		return fmt.Errorf("%w: LockTx(%q) without a transaction", relock.ErrInvalid, name)

@@ -280,9 +280,9 @@ type Asking interface {
 	// Want tells the client of the hold a.ID, and changes nothing. The message may be lost. Want
 	// makes one attempt. Errors: [errors.ErrUnsupported] if nobody could hear it; ErrUnavailable.
 	Want(ctx context.Context, a Ask) error
-	// WatchWanted calls wanted with the ID of each hold of the client that Want has named since, perhaps
-	// more than once. WatchWanted does not wait for the server. It ends with stop, which waits for
-	// nothing.
+	// WatchWanted calls wanted with the ID of each hold of the client that Want has named since,
+	// perhaps more than once. WatchWanted does not wait for the server. It ends with stop, which waits
+	// for nothing.
 	WatchWanted(client string, wanted func(ID)) (stop func())
 }
 

@@ -91,9 +91,10 @@ var errOther = because(relock.ErrTicket, "it is for another lock")
 // loan, and when the lock is lost; [context.Cause] says why. When next returns, the section is
 // unlocked.
 //
-// lockOf returns the lock of what the request is about, such as the lock of the order in its path. It
-// is called for a request whose ticket this service may verify, and for no other. The ticket must be for this very lock, so a ticket for one order is no use for another order. A
-// Lock is cheap to make.
+// lockOf returns the lock of what the request is about, such as the lock of the order in its path.
+// It is called for a request whose ticket this service may verify, and for no other. The ticket
+// must be for this very lock, so a ticket for one order is no use for another order. A Lock is
+// cheap to make.
 //
 // A request that is refused gets a problem of RFC 9457, see [TypeMissing] and the other types. What
 // next answers is sent as it is, also if the lock is lost meanwhile: next looks at its context, and

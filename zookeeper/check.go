@@ -14,10 +14,10 @@ import (
 // checkLimit bounds CheckServer.
 const checkLimit = 3 * time.Second
 
-// CheckServer implements [store.Checker]. CheckServer asks for a session that is long enough, and for
-// the nodes of the lock. Then two holds live through a lock of their own: the first one takes the
-// lock, is renewed and released, and the second one waits, is granted the lock and released. The
-// error names the first step that fails.
+// CheckServer implements [store.Checker]. CheckServer asks for a session that is long enough, and
+// for the nodes of the lock. Then two holds live through a lock of their own: the first one takes
+// the lock, is renewed and released, and the second one waits, is granted the lock and released.
+// The error names the first step that fails.
 func (s *Store) CheckServer(ctx context.Context, a store.Ask) error {
 	ctx, cancel := context.WithTimeout(ctx, checkLimit)
 	defer cancel()

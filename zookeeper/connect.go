@@ -13,8 +13,8 @@ import (
 const dialLimit = time.Second
 
 // hosts is the list of servers for zk.Conn, which asks for the next server when it connects. Each
-// round resolves the names anew, as a server may have moved. A name that has no address stays in the
-// list: dialling it fails, and the other servers serve meanwhile.
+// round resolves the names anew, as a server may have moved. A name that has no address stays in
+// the list: dialling it fails, and the other servers serve meanwhile.
 type hosts struct {
 	servers   []string
 	addresses []string // of this round, in a random order
@@ -77,8 +77,8 @@ type trouble struct {
 	stays bool
 }
 
-// failed notes why a connection has failed. A round of servers that are all foreign stays a failure:
-// none of them is a server of ZooKeeper.
+// failed notes why a connection has failed. A round of servers that are all foreign stays a
+// failure: none of them is a server of ZooKeeper.
 func (x *session) failed(err error, foreign bool) {
 	if x.foreign++; !foreign {
 		x.foreign = 0
@@ -94,8 +94,8 @@ func (x *session) with(err error) error {
 	return err
 }
 
-// dial connects to a server. zk.Conn does not tell why it cannot connect, and not the timeout of the
-// session, so dial and conn note both.
+// dial connects to a server. zk.Conn does not tell why it cannot connect, and not the timeout of
+// the session, so dial and conn note both.
 func (x *session) dial(network, address string, timeout time.Duration) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
@@ -118,15 +118,15 @@ type conn struct {
 	head    []byte // of the first answer
 }
 
-// Sizes of a first answer: of its length, its version and the timeout at its begin, and the most that
-// a server of ZooKeeper sends.
+// Sizes of a first answer: of its length, its version and the timeout at its begin, and the most
+// that a server of ZooKeeper sends.
 const (
 	headSize  = 12
 	mostFirst = 1 << 10
 )
 
-// SetReadDeadline bounds the wait for the first answer to a third of the session: zk.Conn would wait
-// for several sessions, and then try the next server.
+// SetReadDeadline bounds the wait for the first answer to a third of the session: zk.Conn would
+// wait for several sessions, and then try the next server.
 func (c *conn) SetReadDeadline(t time.Time) error {
 	if limit := time.Now().Add(max(c.session.store.timeout/3, dialLimit)); len(c.head) < headSize && t.After(limit) {
 		t = limit

@@ -19,8 +19,8 @@ import (
 //     which keeps new readers out. When the other readers are gone, one transaction replaces this
 //     node with a node that has the number of the reader, and so comes before the queue. A reader
 //     that saw neither node may have entered in between. Nothing shows that, so the upgrade looks
-//     again. If there is such a reader, the upgrade goes back to the end of the queue: otherwise the
-//     upgrade and that reader could wait for each other.
+//     again. If there is such a reader, the upgrade goes back to the end of the queue: otherwise
+//     the upgrade and that reader could wait for each other.
 
 // last is a number behind all nodes, for a node that is not made yet.
 const last = "~"

@@ -160,8 +160,8 @@ func (h *hold) target(n node) (node string, flags int32) {
 	return node, zk.FlagEphemeralSequential
 }
 
-// mostPaths is how often create makes the path of a lock, which ends with its last child, before the
-// caller pauses.
+// mostPaths is how often create makes the path of a lock, which ends with its last child, before
+// the caller pauses.
 const mostPaths = 10
 
 // create makes the node of a hold, and the path of the lock.

@@ -219,8 +219,8 @@ func (e effect) mark(err error) error {
 	return err
 }
 
-// refusals are errors that stay: without the rights, or with arguments that the server does not take,
-// a request cannot pass.
+// refusals are errors that stay: without the rights, or with arguments that the server does not
+// take, a request cannot pass.
 var refusals = []error{
 	zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL, zk.ErrInvalidPath, zk.ErrBadArguments, zk.ErrNoChildrenForEphemerals,
 }
@@ -273,8 +273,8 @@ func (x *session) transact(ctx context.Context, e effect, operations ...any) (fa
 	return slices.IndexFunc(answers, func(a zk.MultiResponse) bool { return a.Error != nil }), err
 }
 
-// draw draws a token for a hold that is in: the number of a transaction, which fails without the node
-// of the hold.
+// draw draws a token for a hold that is in: the number of a transaction, which fails without the
+// node of the hold.
 func (x *session) draw(ctx context.Context, lock, node string) (token int64, err error) {
 	begun := time.Now()
 	answers, err := do(ctx, x, reads, func() ([]zk.MultiResponse, error) {

@@ -28,7 +28,8 @@ type Server struct {
 	conns []*conn // that have subscribed
 }
 
-// Client returns a client of the server, with options that mod changes. The caller closes the client.
+// Client returns a client of the server, with options that mod changes. The caller closes the
+// client.
 func (s *Server) Client(mod ...func(*redis.Options)) *redis.Client {
 	o := &redis.Options{
 		Addr: "fakeredis:6379", Protocol: 2, DisableIdentity: true,

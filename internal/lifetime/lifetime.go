@@ -39,8 +39,8 @@ func (c *of) Value(key any) any {
 	return c.values.Value(key)
 }
 
-// Ending is a context of [Until], [EndingWith] or [EndingAfter]. Package context makes the end of an
-// Ending when the first caller asks for Done, or when the Ending has ended: most commands are
+// Ending is a context of [Until], [EndingWith] or [EndingAfter]. Package context makes the end of
+// an Ending when the first caller asks for Done, or when the Ending has ended: most commands are
 // answered before. The creator calls Stop, as the CancelFunc of a context.
 type Ending struct {
 	caller   Guarded
@@ -195,9 +195,9 @@ func Sleep(done <-chan struct{}, d time.Duration) bool {
 	}
 }
 
-// Guarded is a context of a caller for goroutines of the library, where a method of the context that
-// panics would end the process. Such a context has no value and no deadline, and has ended. Every
-// child of a foreign context needs a guard: a child that ends asks its parents.
+// Guarded is a context of a caller for goroutines of the library, where a method of the context
+// that panics would end the process. Such a context has no value and no deadline, and has ended.
+// Every child of a foreign context needs a guard: a child that ends asks its parents.
 type Guarded struct{ context.Context }
 
 // Deadline implements [context.Context].

@@ -9,10 +9,10 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// Live takes two holds of a mutex with a new name through their lives: the first one takes the lock,
-// is renewed and released, and the second one waits, is granted the lock, is broken and forgotten. A
-// server that does not serve now is an error at once. The error names the first step that fails, and
-// the lock by its name in the server.
+// Live takes two holds of a mutex with a new name through their lives: the first one takes the
+// lock, is renewed and released, and the second one waits, is granted the lock, is broken and
+// forgotten. A server that does not serve now is an error at once. The error names the first step
+// that fails, and the lock by its name in the server.
 func Live(ctx context.Context, s store.Store, a store.Ask, name string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

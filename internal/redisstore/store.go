@@ -274,9 +274,9 @@ func (s *redisStore) Watch(client string, doubt func(store.ID)) (stop func()) {
 	}
 }
 
-// listen calls heard with each line of the messages on a channel, and with "" when it begins to hear
-// them. It ends with ctx, with the store, or when the server refuses the channel: then the next
-// renewal finds that a hold is broken.
+// listen calls heard with each line of the messages on a channel, and with "" when it begins to
+// hear them. It ends with ctx, with the store, or when the server refuses the channel: then the
+// next renewal finds that a hold is broken.
 func (s *redisStore) listen(ctx context.Context, channel string, heard func(line string)) {
 	var l *subs.Listener
 	for tries := 2; l == nil; tries++ {

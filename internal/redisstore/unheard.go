@@ -56,7 +56,8 @@ func (s *nativeStore) unheard(channel, line string) {
 	})
 }
 
-// askOf returns the ask that a line grants, without its name and its TTL: <hold>, or <hold>|<letter>.
+// askOf returns the ask that a line grants, without its name and its TTL: <hold>, or
+// <hold>|<letter>.
 func askOf(line string) store.Ask {
 	id, letter, isKind := strings.Cut(line, "|")
 	if !isKind {

@@ -131,7 +131,8 @@ func (l *link) unusedLocked() bool {
 	return true
 }
 
-// guarded runs f in a goroutine, as f may call code of others, which may panic or end its goroutine.
+// guarded runs f in a goroutine, as f may call code of others, which may panic or end its
+// goroutine.
 func guarded(f func() error) (answer <-chan error) {
 	answers := make(chan error, 1)
 	go func() {

@@ -124,7 +124,8 @@ func (b *batcher) yield() {
 	}
 }
 
-// leave ends a send, and sends the queue in its slot, or if the limit may have kept a flush from it.
+// leave ends a send, and sends the queue in its slot, or if the limit may have kept a flush from
+// it.
 func (b *batcher) leave() {
 	b.mu.Lock()
 	b.sends--
@@ -136,8 +137,8 @@ func (b *batcher) leave() {
 	b.start(queue)
 }
 
-// flush sends the queue without a slot, as no send has ended in time. At the limit the next end of a
-// send does.
+// flush sends the queue without a slot, as no send has ended in time. At the limit the next end of
+// a send does.
 func (b *batcher) flush() {
 	b.mu.Lock()
 	var queue []*flight

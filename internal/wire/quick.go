@@ -12,13 +12,13 @@ import (
 	"github.com/go-relock/relock/internal/lifetime"
 )
 
-// A server that has just answered within quickAnswer is expected to do so again, so the next attempt
-// of a call is a quick one. A quick attempt waits for a connection until the end of a moment, which
-// it shares with others, and needs no timer and no watch of its context. If its context can end, it
-// waits for the answer until then, too. If rdb keeps deadlines, such an attempt is sent by its
-// caller, and waits for its answer for quickLimit. An attempt that is over without an answer is
-// repeated at once, and not as a quick one. So nobody notices the end of a context later than
-// 2 * quickLimit.
+// A server that has just answered within quickAnswer is expected to do so again, so the next
+// attempt of a call is a quick one. A quick attempt waits for a connection until the end of a
+// moment, which it shares with others, and needs no timer and no watch of its context. If its
+// context can end, it waits for the answer until then, too. If rdb keeps deadlines, such an attempt
+// is sent by its caller, and waits for its answer for quickLimit. An attempt that is over without
+// an answer is repeated at once, and not as a quick one. So nobody notices the end of a context
+// later than 2 * quickLimit.
 
 const (
 	quickLimit  = 25 * time.Millisecond
@@ -39,8 +39,8 @@ func keepsDeadline(rdb redis.UniversalClient) bool {
 	return is && plain.Options().ContextTimeoutEnabled
 }
 
-// brief is the context of a quick attempt for go-redis: it has the values of the call's context, and
-// ends with its moment.
+// brief is the context of a quick attempt for go-redis: it has the values of the call's context,
+// and ends with its moment.
 type brief struct {
 	context.Context
 	moment   context.Context // nil: this is no quick attempt
@@ -71,8 +71,8 @@ func (w *Wire) contextOf(l *lone, p *progress) context.Context {
 // mayRunTwice reports whether a repeat of a call does no harm.
 func (c *Call) mayRunTwice() bool { return !c.NoRepeat && c.Acks.Wanted() == 0 }
 
-// isInTime reports whether the caller sends, and gives the call up after quickLimit: a repeat does no
-// harm, and the call has more time.
+// isInTime reports whether the caller sends, and gives the call up after quickLimit: a repeat does
+// no harm, and the call has more time.
 func (w *Wire) isInTime(ctx context.Context, c *Call, p *progress) bool {
 	if p.late || !w.quick.is.Load() || !w.quick.keepsDeadline || !c.mayRunTwice() {
 		return false
@@ -81,8 +81,8 @@ func (w *Wire) isInTime(ctx context.Context, c *Call, p *progress) bool {
 	return (!ends || time.Until(deadline) > quickLimit) && (c.Patience <= 0 || c.Patience > quickLimit)
 }
 
-// sendInTime sends a flight in a slot of the batcher, which the end of the send gives back, and gives
-// the flight up after quickLimit.
+// sendInTime sends a flight in a slot of the batcher, which the end of the send gives back, and
+// gives the flight up after quickLimit.
 func (w *Wire) sendInTime(l *lone) outcome {
 	defer w.batcher.leave() // also if a hook of go-redis ends the goroutine
 	l.brief = brief{Context: l.flight.ctx, moment: w.quick.moments.At(l.flight.since), deadline: l.flight.since.Add(quickLimit)}
@@ -104,8 +104,8 @@ func (w *Wire) wasQuick(now time.Time) bool {
 	return w.quick.is.Load() && now.Sub(w.start)-time.Duration(w.quick.at.Load()) < silence
 }
 
-// noteSpeed notes how quick the attempt of a flight alone was, and whether the attempt was a quick one
-// that is to be repeated.
+// noteSpeed notes how quick the attempt of a flight alone was, and whether the attempt was a quick
+// one that is to be repeated.
 func (w *Wire) noteSpeed(l *lone, o *outcome) {
 	now := time.Now()
 	w.quick.is.Store(o.err == nil && now.Sub(l.flight.since) <= quickAnswer)

@@ -70,8 +70,8 @@ type scriptCall struct {
 
 var evalSHA, evalText any = "EVALSHA", "EVAL"
 
-// fewKeys is the number of keys up to which the keys of a call are strings, so that a hook of go-redis
-// can print them. More go by pointer, as a string in an any costs an allocation.
+// fewKeys is the number of keys up to which the keys of a call are strings, so that a hook of
+// go-redis can print them. More go by pointer, as a string in an any costs an allocation.
 const fewKeys = 8
 
 // prepare appends the commands of the call, with eval the whole source.
