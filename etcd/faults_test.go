@@ -416,6 +416,10 @@ func TestANamespaceSharesItsLocks(t *testing.T) {
 	require.NoError(t, err)
 	outside, err := relocketcd.New(plain, "tenant/")
 	require.NoError(t, err)
+	t.Cleanup(func() { // before their clients
+		require.NoError(t, inside.Close())
+		require.NoError(t, outside.Close())
+	})
 	l, err := inside.Try(t.Context(), ask("named", minute))
 	require.NoError(t, err)
 	next := wait(t, outside, ask("named", minute))

@@ -155,7 +155,7 @@ func (b *bench) requireCount(l oneLock, section context.Context, count int) { //
 	require.Equal(b.t, count, l.Count(section))
 	require.True(b.t, l.Held(section))
 	// A renewal that was in flight beside an entry or exit leaves the count to the next renewal.
-	b.eventually("the store has the count", func() bool { return b.state(l).Count == count })
+	b.within(patience+relock.DefaultTTL/3, "the store has the count", func() bool { return b.state(l).Count == count })
 	b.requireOwner(l, b.holder(section))
 }
 
@@ -234,7 +234,13 @@ func (b *bench) requireFree() {
 // eventually waits until ok returns true.
 func (b *bench) eventually(want string, ok func() bool) {
 	b.t.Helper()
-	late := time.After(patience)
+	b.within(patience, want, ok)
+}
+
+// within is eventually with another limit.
+func (b *bench) within(limit time.Duration, want string, ok func() bool) {
+	b.t.Helper()
+	late := time.After(limit)
 	for !ok() {
 		select {
 		case <-time.After(5 * time.Millisecond):
