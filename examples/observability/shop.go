@@ -46,11 +46,13 @@ func (s *shop) run(ctx context.Context) error {
 		}
 		defer instances[i].Close()
 	}
-	slow, err := s.open(&network{}, relock.WithHooks(relock.JoinHooks(tooSlow(), s.hooks)))
+	flooded := make(chan struct{})
+	slow, err := s.open(&network{}, relock.WithHooks(relock.JoinHooks(tooSlow(flooded), s.hooks)))
 	if err != nil {
 		return err
 	}
 	flood(ctx, slow.NewLock("orders:flood", relock.WithLocalReentry()))
+	close(flooded)
 	slow.Close()
 
 	var work sync.WaitGroup
@@ -317,12 +319,9 @@ func (s *shop) outages(ctx context.Context) {
 	}
 }
 
-// tooSlow is a hook that holds up the hooks behind it.
-func tooSlow() relock.Hooks {
-	var once sync.Once
-	return relock.Hooks{AcquireStarted: func(relock.AcquireStarted) {
-		once.Do(func() { time.Sleep(200 * time.Millisecond) })
-	}}
+// tooSlow is a hook that holds up the hooks behind it, until there are more events than may wait.
+func tooSlow(flooded <-chan struct{}) relock.Hooks {
+	return relock.Hooks{AcquireStarted: func(relock.AcquireStarted) { <-flooded }}
 }
 
 // flood makes more events than may wait for a slow hook.
