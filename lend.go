@@ -165,7 +165,7 @@ func (t *table) handOffLocked(h *hold) func() {
 	lease, cancels := h.lease, h.cancelsLocked()
 	t.releaseLocked(h, ErrHandedOff, nil)
 	return func() {
-		// An early command of this hold may run yet, when nobody waits for its lock.
+		// An early command of this hold may run yet, and the store may remember its wait.
 		h.client.cleanup.addAfter(time.Until(lease.Sent.Add(lease.Kept(lease.TTL))), h, lease.Ask, h.ttl)
 		for _, cancel := range cancels {
 			cancel(ErrHandedOff)

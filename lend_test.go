@@ -171,5 +171,24 @@ func TestATicketCannotBeMadeFromARefusal(t *testing.T) {
 	})
 }
 
+// A store may remember a hold that has waited until it is forgotten, and the hold is not released.
+func TestAHoldThatWasHandedOnIsForgottenAfterItsLease(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		m := w.NewClient()
+		l, there := m.NewLock("a"), w.NewClient().NewLock("a")
+		forgets := m.Link.On(func(_ context.Context, _ *stage.Fault, run func() error) error { return run() }, stage.CmdForget)
+		ticket, err := l.HandOff(w.Enter(t.Context(), l))
+		require.NoError(t, err)
+		section, err := there.Accept(t.Context(), ticket)
+		require.NoError(t, err)
+		stage.Pass(relock.DefaultTTL - time.Second)
+		require.Zero(t, forgets.Hits.Load())
+		stage.Pass(2 * time.Second)
+		require.Positive(t, forgets.Hits.Load())
+		require.True(t, there.Held(section), "the hold that goes on has another ID")
+		w.Leave(section, there)
+	})
+}
+
 // tail returns the random digits of an ID.
 func tail(id string) string { return id[len(id)-12:] }

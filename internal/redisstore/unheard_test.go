@@ -1,0 +1,69 @@
+package redisstore
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/store"
+)
+
+// What does a store remember of its waits? What it does with it is in internal/suite/redis.
+
+func TestAHoldThatHasWaitedIsForgottenWithItsEnd(t *testing.T) {
+	r, _ := faulty(t)
+	take := func() store.Lease { // after a wait
+		t.Helper()
+		owner := r.enter("a")
+		w := r.wait(r.ask(newID("b"), minute))
+		require.EqualValues(t, 1, r.release(owner))
+		l := w.get()
+		require.True(t, r.store.waited.has(l.ID))
+		return l
+	}
+	for end, f := range map[string]func(){
+		"its release": func() { require.NoError(t, r.store.Release(t.Context(), take(), 0)) },
+		"the last of two": func() {
+			l := take()
+			require.NoError(t, r.store.Release(t.Context(), l, 1))
+			require.True(t, r.store.waited.has(l.ID), "an inner exit")
+			require.NoError(t, r.store.Release(t.Context(), l, 0))
+		},
+		"a release of several": func() {
+			other := r.ask(newID("b"), minute)
+			other.Name += "2"
+			free, err := r.store.Try(t.Context(), other)
+			require.NoError(t, err)
+			for _, err := range r.store.ReleaseAll(t.Context(), []store.Lease{take(), free}) {
+				require.NoError(t, err)
+			}
+		},
+		"a wait that is given up": func() {
+			owner := r.enter("a")
+			w := r.wait(r.ask(newID("b"), minute))
+			w.cancel()
+			<-w.done
+			require.ErrorIs(t, w.err, store.ErrUnsure)
+			require.NoError(t, r.store.Forget(t.Context(), []store.Ask{r.ask(newID("c"), minute)})[0])
+			require.Len(t, r.store.waited.holds, 1)
+			for id := range r.store.waited.holds {
+				require.NoError(t, r.store.Forget(t.Context(), []store.Ask{r.ask(string(id), minute)})[0])
+			}
+			require.EqualValues(t, 1, r.release(owner))
+		},
+		"a wait that is refused": func() {
+			l := take() // the client listens, so the next wait asks for a place at once
+			require.NoError(t, r.store.Release(t.Context(), l, 0))
+			rdb := r.server.Client()
+			require.NoError(t, rdb.Set(t.Context(), r.base, "text", 0).Err())
+			_, err := r.store.Wait(t.Context(), r.ask(newID("b"), minute), func(store.Progress) {})
+			require.ErrorContains(t, err, "WRONGTYPE")
+			require.NoError(t, rdb.Del(t.Context(), r.base).Err())
+		},
+	} {
+		t.Run(end, func(t *testing.T) {
+			f()
+			require.Empty(t, r.store.waited.holds)
+		})
+	}
+}
