@@ -196,8 +196,8 @@ type State struct {
 	// process. With [WithRedissonLayout] Holder is the field in Redis, of Java or Go.
 	Holder Holder
 	// Count is the number of open entries in the hold of Holder; 1 with [WithLocalReentry], and in
-	// a read-write lock or semaphore in Redis. After a command with a lost reply, Count may be
-	// wrong until the next renewal.
+	// a read-write lock or semaphore in Redis. After a command with a lost reply, and after two
+	// commands at once, Count may be wrong until the next entry or renewal.
 	Count int
 	TTL   time.Duration // of the lease; negative for a holder without a lease, which relock never makes
 	Token int64         // the last drawn fencing token, 0 if none is known

@@ -44,7 +44,7 @@ func TestAFloodOfCallersCostsNoOtherLock(t *testing.T) {
 // clients, each of another process.
 func requireRoom(t *testing.T, callers int, open func(...relock.Option) *relock.Client) {
 	t.Helper()
-	const ttl = 8 * time.Second
+	const ttl = 5 * time.Second
 	owner, c := open(), open(relock.WithTTL(ttl))
 	defer func() { require.NoError(t, c.Close()) }()
 	defer func() { require.NoError(t, owner.Close()) }()
