@@ -412,14 +412,7 @@ func TestNothingIsLeftBehind(t *testing.T) {
 func TestANamespaceSharesItsLocks(t *testing.T) {
 	plain, c := connect(t), connect(t)
 	c.KV, c.Watcher, c.Lease = namespace.NewKV(c.KV, "tenant/"), namespace.NewWatcher(c.Watcher, "tenant/"), namespace.NewLease(c.Lease, "tenant/")
-	inside, err := relocketcd.New(c, "")
-	require.NoError(t, err)
-	outside, err := relocketcd.New(plain, "tenant/")
-	require.NoError(t, err)
-	t.Cleanup(func() { // before their clients
-		require.NoError(t, inside.Close())
-		require.NoError(t, outside.Close())
-	})
+	inside, outside := newStoreAt(t, c, ""), newStoreAt(t, plain, "tenant/")
 	l, err := inside.Try(t.Context(), ask("named", minute))
 	require.NoError(t, err)
 	next := wait(t, outside, ask("named", minute))

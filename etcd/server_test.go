@@ -33,7 +33,14 @@ func connect(t testing.TB, servers ...*etcdtest.Server) *clientv3.Client {
 
 func newStore(t testing.TB, c *clientv3.Client) *relocketcd.Store {
 	t.Helper()
-	s, err := relocketcd.New(c, "relock/")
+	return newStoreAt(t, c, "relock/")
+}
+
+// newStoreAt returns a store that is closed before its client.
+func newStoreAt(t testing.TB, c *clientv3.Client, prefix string) *relocketcd.Store {
+	t.Helper()
+	s, err := relocketcd.New(c, prefix)
 	require.NoError(t, err)
+	t.Cleanup(func() { _ = s.Close() })
 	return s
 }

@@ -9,7 +9,6 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-relock/relock"
-	relocketcd "github.com/go-relock/relock/etcd"
 	"github.com/go-relock/relock/internal/etcdtest"
 	"github.com/go-relock/relock/store"
 )
@@ -101,8 +100,7 @@ func TestHoldsAndWaitersOutlastTheirAuthToken(t *testing.T) {
 func TestAUserWithoutPermissionGetsTheErrorAtOnce(t *testing.T) {
 	m, _ := startWithUsers(t)
 	c, ctx := new(wire).login(t, m, "orders"), t.Context()
-	forbidden, err := relocketcd.New(c, "secret/")
-	require.NoError(t, err)
+	forbidden := newStoreAt(t, c, "secret/")
 	_, try := forbidden.Try(ctx, ask("auth", minute))
 	_, waited := forbidden.Wait(ctx, ask("auth", minute), nothing)
 	for _, err := range []error{try, waited} {
