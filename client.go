@@ -20,9 +20,8 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// Client has the locks of one process, with one store, one watchdog and one table of holds. Make a
-// Client for the life of the process, and call [Client.Close] at the end. A Client is safe for
-// concurrent use.
+// Client is where the locks of one process come from, see [Client.NewLock]. Make a Client for the
+// life of the process, and call [Client.Close] at the end. A Client is safe for concurrent use.
 //
 // A Client has no goroutine and no connection of its own until one of its locks is used.
 type Client struct {

@@ -119,8 +119,8 @@
 // that waits for longer than a second inside a section looks for such a circle, across processes.
 // In a circle, the call that began to wait last returns a [*DeadlockError]. The search sees the
 // sections of the Client of each call, and so no circle through the sections of two Clients in one
-// process. A wait for one of several permits is no part of a circle, as any of them
-// may become free. A quorum and Redisson's layout have no such search.
+// process. A wait for one of several permits is no part of a circle, as any of them may become free.
+// A quorum and Redisson's layout have no such search.
 //
 // # State of a hold
 //

@@ -58,7 +58,7 @@ func (l *Lock) Lead(ctx context.Context, fn func(ctx context.Context) error) err
 	}
 }
 
-// announce tells those who follow the lock, in the background, that it has another leader or none.
+// announce tells the followers of the lock that its leader has begun or ended, in the background.
 func (l *Lock) announce(section context.Context) {
 	announcing, is := l.client.store.(store.Announcing)
 	if !is {

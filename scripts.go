@@ -8,7 +8,8 @@ import (
 	"github.com/go-relock/relock/internal/redisstore"
 )
 
-// This file loads the Lua scripts. Each script says in its header what it does. Package redisstore sends them.
+// This file loads the Lua scripts. The header of a script says what the script does. Package
+// redisstore sends the scripts.
 
 //go:embed scripts/*.lua scripts/*/*.lua
 var sources embed.FS

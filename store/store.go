@@ -14,8 +14,8 @@ import (
 // ID names one hold: one stay in one lock, from its first entry to its last exit. An ID is never
 // used for a second hold, so a late command cannot touch a newer hold. The form is
 // <client>:<n>:<m>: everything before the last two colons names the client, and the last number is
-// unique within the client, and cannot be guessed from the first. All holds of a client are in one
-// Store.
+// unique within the client, and cannot be guessed from the first. Of one server, all holds of a
+// client are known to one Store.
 type ID string
 
 // Unlimited is the Limit of a hold that any number of other holds may accompany.
