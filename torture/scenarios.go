@@ -629,6 +629,7 @@ func lose(c *Client) {
 	}
 }
 
+// strike has an action happen to the next command of a client.
 func strike(a redistest.Action) func(c *Client) {
 	return func(c *Client) { c.Faults.Once(redistest.Any, a) }
 }

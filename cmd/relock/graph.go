@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -34,6 +35,9 @@ locks that it has inside of each other, so a line leads on to the next one. PATT
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := a.conn.searchable("graph"); err != nil {
 				return err
+			}
+			if dot && a.json {
+				return usage("--dot and --json are two forms of output: leave one of them out")
 			}
 			return a.reading(cmd.Context(), func(ctx context.Context, r *reader) error {
 				waits, err := r.waits(ctx, patternOf(args))
@@ -78,7 +82,8 @@ func (r *reader) waits(ctx context.Context, pattern string) ([]edge, error) {
 
 func printWaits(w io.Writer, waits []edge) {
 	for _, e := range waits {
-		fmt.Fprintf(w, "%s waits %s for %s of %s\n", printable(e.Waiter), span(e.WaitMs), printable(e.Name), printable(strings.Join(e.Holders, ", ")))
+		holders := cmp.Or(strings.Join(e.Holders, ", "), "nobody, just now")
+		fmt.Fprintf(w, "%s waits %s for %s of %s\n", printable(e.Waiter), span(e.WaitMs), printable(e.Name), printable(holders))
 	}
 	for _, c := range circles(waits) {
 		fmt.Fprintf(w, "a circle: %s\n", printable(strings.Join(append(c, c[0]), " waits for ")))

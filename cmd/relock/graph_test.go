@@ -48,6 +48,9 @@ func TestGraphLeadsFromAWaiterToTheLockThatHoldsItUp(t *testing.T) {
 	require.Regexp(t, `^digraph locks \{\n  "outer/\S+" -> "inner/\S+" \[label="b"\];\n\}\n$`, got.stdout)
 	got = do(t, s.on(), "graph", "c*")
 	require.Empty(t, got.stdout)
+	got = do(t, s.on(), "graph", "--dot", "--json")
+	require.Equal(t, codeUsage, got.code)
+	require.Contains(t, got.stderr, "two forms of output")
 
 	giveUp()
 	require.Error(t, <-waited)
@@ -67,4 +70,8 @@ func TestGraphNamesEachCircleOnce(t *testing.T) {
 	printWaits(&text, waits)
 	require.Contains(t, text.String(), "a circle: two waits for four waits for two\n")
 	require.Empty(t, circles(waits[:2]))
+
+	text.Reset()
+	printWaits(&text, []edge{{Name: "a", Waiter: "one"}}) // the lock became free between the two looks
+	require.Equal(t, "one waits - for a of nobody, just now\n", text.String())
 }

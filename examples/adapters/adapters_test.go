@@ -70,6 +70,9 @@ func TestAnUploadIsGivenUpForAnotherRequest(t *testing.T) {
 	}()
 	require.NoError(t, locks[1].Lock(t.Context(), func() {}))
 	require.NoError(t, locks[1].Unlock())
+
+	require.NoError(t, both[0].Close())
+	require.ErrorIs(t, locks[0].Lock(t.Context(), nil), relock.ErrClosed, "and no timeout")
 }
 
 func TestAJobRunsWhereTheLeaderIs(t *testing.T) {

@@ -34,8 +34,11 @@ func (u *upload) Lock(ctx context.Context, requestUnlock func()) error {
 		}
 	}()
 	section, err := u.lock.Lock(relock.WithStop(context.WithoutCancel(ctx), ctx)) // ctx is for the wait only
-	if err != nil {
+	switch {
+	case err != nil && ctx.Err() != nil:
 		return handler.ErrLockTimeout
+	case err != nil:
+		return err
 	}
 	u.section = section
 	wanted := u.lock.Wanted(section)

@@ -6,8 +6,8 @@
 --   base:KIND:queue  zset    <hold>|<lease ms>|<mode>|<with> -> arrival in microseconds; 1: inside
 --                            the hold <with> of this lock, and so before all others
 --   base:token       string  the last fencing token
--- and a channel for each client that waits, as for a mutex. A message names all members of the client
--- that are granted at once, one a line. A mode is r (reader, no limit), w (writer, limit 1), or the
+-- and a channel for each client that waits, as for a mutex. A message names all members of the
+-- client that are granted at once, one a line. A mode is r (reader, no limit), w (writer, limit 1), or the
 -- limit of a permit.
 --
 -- The rule: a hold may come in if, with it, there are no more holds than its own limit and than the
