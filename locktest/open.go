@@ -44,7 +44,10 @@ type open struct {
 }
 
 func (o *open) begin(s relock.AcquireStarted) (context.Context, relock.TraceFinished) {
-	line := caller.Line(nil)
+	taken := "at " + caller.Line(nil)
+	if taken == "at " {
+		taken = "by a candidate, which goes on" // of Campaign, in a goroutine of its own
+	}
 	return s.Context, func(section context.Context, e relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {
 		if e.Err != nil || e.Depth > 1 {
 			return section, nil
@@ -52,7 +55,7 @@ func (o *open) begin(s relock.AcquireStarted) (context.Context, relock.TraceFini
 		key := new(int)
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		o.sections[key] = fmt.Sprintf("%q, taken at %s", e.Name, line)
+		o.sections[key] = fmt.Sprintf("%q, taken %s", e.Name, taken)
 		return section, func(end relock.TraceEnded) {
 			o.mu.Lock()
 			defer o.mu.Unlock()

@@ -60,3 +60,16 @@ func TestASectionThatIsLeftOpenFailsTheTest(t *testing.T) {
 }
 
 func nothing(context.Context) error { return nil }
+
+func TestACandidateThatGoesOnFailsTheTest(t *testing.T) {
+	p := &program{TB: t}
+	client, err := relock.Open(mem.New(), relock.WithHooks(locktest.NoneOpen(p)))
+	require.NoError(t, err)
+	candidate := client.NewLock("a").Campaign(t.Context())
+	for !candidate.IsLeader() {
+		<-candidate.Changes()
+	}
+	p.cleanup()
+	require.Equal(t, []string{`locktest: no Unlock of "a", taken by a candidate, which goes on`}, p.failed)
+	require.NoError(t, client.Close())
+}

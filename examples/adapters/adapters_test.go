@@ -79,7 +79,8 @@ func TestAJobRunsWhereTheLeaderIs(t *testing.T) {
 	both := processes(t, 2)
 	var ran [2]atomic.Int64
 	for i, client := range both {
-		candidate := client.NewLock("leader").Campaign(t.Context())
+		ctx, end := context.WithCancel(t.Context())
+		candidate := client.NewLock("leader").Campaign(ctx)
 		if i == 0 {
 			require.Eventually(t, candidate.IsLeader, soon, time.Millisecond)
 		}
@@ -90,7 +91,8 @@ func TestAJobRunsWhereTheLeaderIs(t *testing.T) {
 		s.Start()
 		defer func() {
 			require.NoError(t, s.Shutdown())
-			candidate.Resign()
+			end()
+			<-candidate.Done()
 		}()
 	}
 	require.Eventually(t, func() bool { return ran[0].Load() > 3 }, soon, time.Millisecond)
