@@ -66,8 +66,8 @@ func TestACandidateThatGoesOnFailsTheTest(t *testing.T) {
 	client, err := relock.Open(mem.New(), relock.WithHooks(locktest.NoneOpen(p)))
 	require.NoError(t, err)
 	candidate := client.NewLock("a").Campaign(t.Context())
-	for !candidate.IsLeader() {
-		<-candidate.Changes()
+	for changes := candidate.Changes(); !candidate.IsLeader(); changes = candidate.Changes() {
+		<-changes
 	}
 	p.cleanup()
 	require.Equal(t, []string{`locktest: no Unlock of "a", taken by a candidate, which goes on`}, p.failed)
