@@ -24,7 +24,7 @@ const (
 	prompt   = 2 * time.Second  // at most, until a call returns whose context is done
 
 	// brief is the patience of a call that gives up: time for a few commands on a busy machine.
-	brief = 500 * time.Millisecond
+	brief = time.Second
 )
 
 // bench serves one subtest: two processes.

@@ -70,7 +70,7 @@ func leaseBesideCrowd(b *bench) {
 				case 1:
 					_ = l.DoFor(ctx, brief, nothing)
 				case 2:
-					_ = own.Do(ctx, func(ctx context.Context) error { lifetime.Sleep(ctx.Done(), brief/10); return nil })
+					_ = own.Do(ctx, func(ctx context.Context) error { lifetime.Sleep(ctx.Done(), brief/20); return nil })
 				}
 			}
 		})

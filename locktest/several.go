@@ -281,7 +281,7 @@ func severalUnlock(b *bench) {
 	b.requireCounts(b.one, section, 0, 0, 0)
 }
 
-// severalFor waits for the first lock for half of the time, and for the second one in vain.
+// severalFor waits for the first lock for a part of the time, and for the second one in vain.
 func severalFor(b *bench) {
 	first, second := b.lock(b.other, "a"), b.lock(b.other, "b")
 	inFirst, inSecond := b.enter(b.ctx, first), b.enter(b.ctx, second)
@@ -289,7 +289,7 @@ func severalFor(b *bench) {
 	begun := time.Now()
 	l := b.several(b.one, "a", "b", "c")
 	c := b.wait(b.ctx, tryAllFor(l, wait))
-	b.pause(wait / 2)
+	b.pause(wait / 4)
 	b.unlock(first, inFirst)
 	b.requireRefused(b.fails(c), second, b.holder(inSecond))
 	require.GreaterOrEqual(b.t, c.at.Sub(begun), wait)
