@@ -20,6 +20,10 @@ import (
 // are gone.
 const stale = 500
 
+// election is enough for the followers to elect one of themselves. A follower that is the first to
+// miss the leader may choose it again, and try to reach it for initLimit, some times over.
+const election = time.Minute
+
 // lead returns the leader of an ensemble, and its followers.
 func lead(t *testing.T, servers []*zktest.Server) (leader *zktest.Server, followers []*zktest.Server) {
 	t.Helper()
@@ -37,7 +41,7 @@ func lead(t *testing.T, servers []*zktest.Server) (leader *zktest.Server, follow
 // extend makes a lease last until the next hold is in, and returns the last deadline of the lease.
 func extend(t *testing.T, l store.Lease, next *waiter, again func(context.Context) (store.Lease, error)) time.Time {
 	t.Helper()
-	late := time.After(patience)
+	late := time.After(election + patience)
 	for until := l.Until(); ; {
 		ctx, cancel := context.WithTimeout(t.Context(), shortLease/5)
 		if l, err := again(ctx); err == nil && l.Until().After(until) {
@@ -90,6 +94,8 @@ func TestLeaderWithoutFollowersMakesNoLeaseLast(t *testing.T) {
 		holds[way] = h
 	}
 	leader.CutFollowers()
+	elected := func() bool { return followers[0].Leads() || followers[1].Leads() }
+	require.Eventually(t, elected, election, election/1000, "the followers elect nobody")
 	for way, h := range holds {
 		h.next.get(t)
 		until := <-h.until

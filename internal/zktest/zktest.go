@@ -74,7 +74,7 @@ func StartEnsemble(t testing.TB, syncLimit int) []*Server {
 			}
 			members = append(members, fmt.Sprintf("server.%d=%s:%d", j+1, quorum, ports[n+2*j+1]))
 		}
-		s := newServer(t, ports[i], "quorum.QuorumPeerMain", append(members, "initLimit=50", fmt.Sprintf("syncLimit=%d", syncLimit)))
+		s := newServer(t, ports[i], "quorum.QuorumPeerMain", append(members, "initLimit=25", fmt.Sprintf("syncLimit=%d", syncLimit)))
 		s.followers = followers[i]
 		if err := os.WriteFile(filepath.Join(s.dir, "myid"), []byte(strconv.Itoa(i+1)), 0o600); err != nil {
 			t.Fatal(err)
