@@ -175,7 +175,6 @@ func TestPageHandOff(t *testing.T) {
 	require.ErrorIs(t, finish(t.Context(), there, verifier, m), ticket.ErrSignature)
 }
 
-// page: store
 // keep writes a ticket beside the progress of a workflow, for the process that continues it.
 func keep(section context.Context, lock *relock.Lock, path string) error {
 	t, err := lock.ResumeTicket(section)
@@ -188,8 +187,6 @@ func keep(section context.Context, lock *relock.Lock, path string) error {
 	}
 	return os.WriteFile(path, text, 0o600)
 }
-
-// end
 
 // page: restart
 // resume continues after a restart, while the lease lasts, or else takes the lock anew.

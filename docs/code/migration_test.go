@@ -26,7 +26,6 @@ import (
 
 // This file has the code of docs/MIGRATION.md.
 
-// page: redsync-before
 func chargeRedsync(ctx context.Context, rs *redsync.Redsync, order string) (err error) {
 	mutex := rs.NewMutex("orders:"+order, redsync.WithExpiry(10*time.Second), redsync.WithTries(20))
 	if err := mutex.LockContext(ctx); err != nil {
@@ -39,8 +38,6 @@ func chargeRedsync(ctx context.Context, rs *redsync.Redsync, order string) (err 
 	return charge(ctx, order) // if charge takes longer than 10 s, it goes on without the lock
 }
 
-// end
-
 // page: redsync-after
 func chargeLimited(ctx context.Context, client *relock.Client, order string) error {
 	lock := client.NewLock("orders:"+order, relock.WithTTL(10*time.Second))
@@ -51,7 +48,6 @@ func chargeLimited(ctx context.Context, client *relock.Client, order string) err
 
 // end
 
-// page: redislock-before
 func chargeRedislock(ctx context.Context, locker *redislock.Client, order string) (err error) {
 	lock, err := locker.Obtain(ctx, "orders:"+order, 10*time.Second, &redislock.Options{
 		RetryStrategy: redislock.LimitRetry(redislock.LinearBackoff(100*time.Millisecond), 30),
@@ -64,8 +60,6 @@ func chargeRedislock(ctx context.Context, locker *redislock.Client, order string
 	defer func() { err = errors.Join(err, lock.Release(context.WithoutCancel(ctx))) }()
 	return charge(ctx, order) // if charge takes longer than 10 s, it goes on without the lock
 }
-
-// end
 
 // page: redislock-after
 func chargeOrBusy(ctx context.Context, client *relock.Client, order string) error {
@@ -82,7 +76,6 @@ func chargeOrBusy(ctx context.Context, client *relock.Client, order string) erro
 
 // end
 
-// page: rueidislock-before
 func chargeRueidislock(ctx context.Context, locker rueidislock.Locker, order string) error {
 	section, cancel, err := locker.WithContext(ctx, "orders:"+order)
 	if err != nil {
@@ -91,8 +84,6 @@ func chargeRueidislock(ctx context.Context, locker rueidislock.Locker, order str
 	defer cancel()
 	return charge(section, order) // section ends if the lock is lost
 }
-
-// end
 
 // page: rueidislock-after
 func chargeWaiting(ctx context.Context, client *relock.Client, order string) error {

@@ -84,7 +84,7 @@ func region(t *testing.T, file, name string) string {
 	indent := string(content[begin[2]:begin[3]])
 	text, _, ended := strings.Cut(string(content[begin[1]:]), "\n"+indent+"// end\n")
 	require.True(t, ended, "the region %s of %s has no end", name, file)
-	lines := strings.Split(strings.TrimRight(text, "\n"), "\n") // gofmt wants an empty line before some ends
+	lines := strings.Split(strings.Trim(text, "\n"), "\n") // gofmt wants an empty line before or behind some marks
 	for i, line := range lines {
 		lines[i] = strings.TrimPrefix(line, indent)
 	}

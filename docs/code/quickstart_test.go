@@ -422,13 +422,11 @@ func TestQuickstartKinds(t *testing.T) {
 }
 
 func admit(ctx context.Context, locks *relock.Client, sell func(context.Context) error) error {
-	// page: full
 	lock := locks.NewLock("sale:shoes", relock.WithMaxWaiters(100))
 	err := lock.DoFor(ctx, 3*time.Second, sell)
 	if errors.Is(err, relock.ErrQueueFull) {
 		return errors.New("too many want this now") // at once, and not after three seconds
 	}
-	// end
 	return err
 }
 

@@ -154,7 +154,6 @@ func TestShipWhileRedisIsAway(t *testing.T) {
 }
 
 func TestAShutdownEndsTheWait(t *testing.T) {
-	// page: stop
 	synctest.Test(t, func(t *testing.T) {
 		server := mem.New()
 		_, err := newLocks(t, server).NewLock("orders:42").Lock(t.Context())
@@ -169,11 +168,9 @@ func TestAShutdownEndsTheWait(t *testing.T) {
 		require.True(t, relock.NotEntered(err))
 		require.Equal(t, time.Second, time.Since(begin))
 	})
-	// end
 }
 
 func TestTheNextCandidateLeadsAfterALoss(t *testing.T) {
-	// page: lead
 	synctest.Test(t, func(t *testing.T) {
 		server := mem.New()
 		ctx, stop := context.WithCancel(t.Context())
@@ -203,7 +200,6 @@ func TestTheNextCandidateLeadsAfterALoss(t *testing.T) {
 		}
 		require.Equal(t, []string{"one", "two", "one"}, order)
 	})
-	// end
 }
 
 // page: locker
