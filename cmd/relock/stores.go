@@ -308,10 +308,32 @@ func openDB(u storeURL) (db *sql.DB, source string, err error) {
 	return db, source, nil
 }
 
-func openSQL(_ *connection, u storeURL) (store.Store, io.Closer, error) {
+// create makes the tables that are missing. Another process may be at it in a new file of SQLite.
+func (u storeURL) create(ctx context.Context, db *sql.DB) error {
+	for {
+		err := relocksql.Create(ctx, db, u.dialect)
+		if err == nil || !strings.Contains(err.Error(), "(SQLITE_BUSY") {
+			return err
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+func openSQL(c *connection, u storeURL) (store.Store, io.Closer, error) {
 	db, source, err := openDB(u)
 	if err != nil {
 		return nil, nil, err
+	}
+	if u.dialect == relocksql.SQLite { // whoever may write the file may make its tables
+		ctx, cancel := context.WithTimeout(context.Background(), c.timeout)
+		defer cancel()
+		if err := u.create(ctx, db); err != nil {
+			return nil, nil, errors.Join(err, db.Close())
+		}
 	}
 	var options []relocksql.Option
 	if u.dialect == relocksql.Postgres {
@@ -430,7 +452,8 @@ func (a *app) createTablesCommand() *cobra.Command {
 		Use:   "create-tables",
 		Short: "Create the tables of the locks in the SQL database of --store",
 		Long: `Create the tables of the locks in the SQL database of --store, if they are not there. The user needs
-the right to create tables. A migration can do the same with the files of sql/schema in the repository.`,
+the right to create tables. A migration can do the same with the files of sql/schema in the repository.
+In a file of SQLite every command makes them.`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return usage("%s: has no arguments, and --store names the database", cmd.Name())
@@ -463,5 +486,5 @@ func (c *connection) createTables(ctx context.Context) error {
 	defer db.Close()
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	return relocksql.Create(ctx, db, u.dialect)
+	return u.create(ctx, db)
 }

@@ -11,10 +11,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/go-zookeeper/zk"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
@@ -55,7 +57,7 @@ var storeSites = map[string]func(t *testing.T) *storeSite{
 	"mysql":    func(t *testing.T) *storeSite { t.Helper(); return withTables(t, "MySQL", mariadbURL(t)) },
 	"sqlite": func(t *testing.T) *storeSite {
 		t.Helper()
-		return withTables(t, "SQLite", "sqlite://"+filepath.Join(t.TempDir(), "locks.db"))
+		return &storeSite{T: t, url: "sqlite://" + filepath.Join(t.TempDir(), "locks.db"), name: "SQLite"}
 	},
 }
 
@@ -254,7 +256,7 @@ func TestAStoreThatIsNotThereIs69(t *testing.T) {
 func TestMissingTablesAreNamed(t *testing.T) {
 	t.Parallel()
 	for file, target := range map[string]string{
-		"postgres.sql": dbtest.Postgres(t), "mysql.sql": mariadbURL(t), "sqlite.sql": "sqlite://" + filepath.Join(t.TempDir(), "locks.db"),
+		"postgres.sql": dbtest.Postgres(t), "mysql.sql": mariadbURL(t),
 	} {
 		require.FileExists(t, filepath.Join("../../sql/schema", file))
 		got := do(t, nil, "run", "job", "--store", target, "--", "echo", "never")
@@ -267,11 +269,26 @@ func TestMissingTablesAreNamed(t *testing.T) {
 	}
 }
 
+func TestASQLiteFileNeedsNoPreparation(t *testing.T) {
+	t.Parallel()
+	target := "sqlite://" + filepath.Join(t.TempDir(), "locks.db")
+	var runs sync.WaitGroup
+	for range 8 { // all of them find no file
+		runs.Go(func() {
+			assert.Equal(t, result{stdout: "mine\n"}, do(t, nil, "run", "job", "--store", target, "--", "echo", "mine"))
+		})
+	}
+	runs.Wait()
+	got := do(t, nil, "run", "job", "--store", "sqlite:///no/such/directory/locks.db", "--", "echo", "never")
+	require.Equal(t, codeUnavailable, got.code, got.stderr)
+	require.Contains(t, got.stderr, "SQLite in /no/such/directory/locks.db")
+}
+
 func TestASQLiteFileIsFoundByARelativePath(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	in := func(p *program) { p.cmd.Dir = dir }
-	require.Equal(t, result{}, do(t, []setup{in}, "create-tables", "--store", "sqlite:my%20locks.db"))
+	require.Equal(t, 0, do(t, []setup{in}, "run", "job", "--store", "sqlite:my%20locks.db", "--", "true").code)
 	require.FileExists(t, filepath.Join(dir, "my locks.db"))
 	got := do(t, nil, "run", "job", "--store", "sqlite://"+dir+"/my%20locks.db?_pragma=synchronous(OFF)", "--", "echo", "mine")
 	require.Equal(t, result{stdout: "mine\n"}, got)
