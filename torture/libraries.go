@@ -36,6 +36,18 @@ var Libraries = []*Library{
 		Claim: "all of it; nothing happens to two of its three servers, so no holder loses its lock",
 	},
 	{
+		Name: "relock, PostgreSQL", Promises: Renews | Tells | Fences | Serves | Says | Shares | Leads, Open: openPostgres,
+		Store: postgres, Apart: []string{"pause", "long-pause"}, Claim: "all but once and loans",
+	},
+	{
+		Name: "relock, etcd", Promises: Renews | Tells | Fences | Serves | Says | Leads, Open: openEtcd,
+		Store: etcd, Claim: "the same for mutexes",
+	},
+	{
+		Name: "relock, ZooKeeper", Promises: Renews | Tells | Fences | Serves | Says | Leads, Open: openZooKeeper,
+		Store: zooKeeper, Claim: "the same for mutexes, and read-write locks",
+	},
+	{
 		Name: "redsync", Module: "github.com/go-redsync/redsync/v4", Promises: Follows, Open: openRedsync,
 		Claim: "exclusion; the holder extends its lease and watches its end, the caller tries a number of times",
 	},

@@ -15,6 +15,8 @@ import (
 	"context"
 	_ "embed"
 	"regexp"
+	"slices"
+	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -27,6 +29,11 @@ type Library struct {
 	Promises Promise // of its documentation
 	Claim    string  // the same in words, for the page
 	Calm     bool    // wants Setup.Calm
+	// Store starts a server that is not Redis, for a Library that keeps its locks there; one that is to
+	// restart keeps its data. Apart are the scenarios that this server cannot have, beside those that
+	// only Redis can.
+	Store func(t testing.TB, keeps bool) *Backend
+	Apart []string
 	// Open makes the part of one process.
 	Open func(Setup) (Locker, error)
 }
@@ -56,6 +63,7 @@ type Setup struct {
 	// Calm are the addresses of two more servers, to which nothing happens, for a Library that wants them.
 	Calm []string
 	// Addr is the same way for libraries with connections of their own; empty with Sentinel and Cluster.
+	// For a Library with a Store, it is Backend.Source by that way, and Redis is nil.
 	Addr string
 }
 
@@ -113,6 +121,11 @@ func (h *Held) isOver() bool {
 	default:
 		return !h.Until.IsZero() && !time.Now().Before(h.Until)
 	}
+}
+
+// meets says whether a scenario has a meaning for the library.
+func (l *Library) meets(s *Scenario) bool {
+	return l.Store == nil || s.Any && !slices.Contains(l.Apart, s.Name)
 }
 
 //go:embed go.mod

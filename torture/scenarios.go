@@ -24,6 +24,7 @@ type Scenario struct {
 	Text   string // for the page: what happens, and what is wrong
 	Needs  Promise
 	Place  Place
+	Any    bool   // of any server, and not only of Redis
 	Alone  bool   // not for a library with servers beside the one in trouble
 	Defect Defect // of the home-made lock that fails here
 	Run    func(w *World)
@@ -89,11 +90,11 @@ var Scenarios = []*Scenario{
 
 	// Connections.
 	{
-		Name: "cuts", Defect: Credulous, Text: "All connections of a process are cut, again and again. " + exclusion,
+		Name: "cuts", Any: true, Defect: Credulous, Text: "All connections of a process are cut, again and again. " + exclusion,
 		Run: func(w *World) { w.Each(30*time.Millisecond, func(c *Client) { c.Faults.Cut() }) },
 	},
 	{
-		Name: "slow", Defect: Racy, Text: "Each way to the server takes 15 ms. " + exclusion,
+		Name: "slow", Any: true, Defect: Racy, Text: "Each way to the server takes 15 ms. " + exclusion,
 		Run: func(w *World) {
 			w.Crowd(func(clients []*Client) {
 				for _, c := range clients {
@@ -104,13 +105,13 @@ var Scenarios = []*Scenario{
 		},
 	},
 	{
-		Name: "jitter", Defect: Racy, Text: "The ways to the server take 0 to 100 ms, and change all the time.",
+		Name: "jitter", Any: true, Defect: Racy, Text: "The ways to the server take 0 to 100 ms, and change all the time.",
 		Run: func(w *World) {
 			w.Each(20*time.Millisecond, func(c *Client) { c.Faults.Delay(w.between(0, 200*time.Millisecond)) })
 		},
 	},
 	{
-		Name: "refused", Defect: Racy, Text: "Connections are cut and refused for up to 300 ms.",
+		Name: "refused", Any: true, Defect: Racy, Text: "Connections are cut and refused for up to 300 ms.",
 		Run: func(w *World) {
 			w.Each(300*time.Millisecond, func(c *Client) {
 				c.Faults.Refuse()
@@ -121,11 +122,11 @@ var Scenarios = []*Scenario{
 		},
 	},
 	{
-		Name: "partition", Defect: Silent, Needs: Tells, Text: "The holder's way to the server is silent from now on. " + losing,
+		Name: "partition", Any: true, Defect: Silent, Needs: Tells, Text: "The holder's way to the server is silent from now on. " + losing,
 		Run: func(w *World) { w.Loses(w.TTL+100*time.Millisecond, func(c *Client) { c.Faults.Partition() }) },
 	},
 	{
-		Name: "late-unlock", Alone: true, Defect: Careless, Text: "The holder's way is silent until its lease is over and the next one is in; then its Unlock arrives. It frees the lock of the next one.",
+		Name: "late-unlock", Any: true, Alone: true, Defect: Careless, Text: "The holder's way is silent until its lease is over and the next one is in; then its Unlock arrives. It frees the lock of the next one.",
 		Run: func(w *World) {
 			first, second, third := w.Join(), w.Join(), w.Join()
 			ctx, cancel := context.WithTimeout(w.T.Context(), w.Patience)
@@ -164,7 +165,7 @@ var Scenarios = []*Scenario{
 		},
 	},
 	{
-		Name: "waiter-cut", Defect: Deaf, Text: "A waiter has no connection for the 300 ms in which the lock becomes free. It sleeps for longer than a lease and a second.",
+		Name: "waiter-cut", Any: true, Defect: Deaf, Text: "A waiter has no connection for the 300 ms in which the lock becomes free. It sleeps for longer than a lease and a second.",
 		Run: func(w *World) {
 			w.Wakes(func(waiter *Client) {
 				waiter.Faults.Refuse()
@@ -177,11 +178,18 @@ var Scenarios = []*Scenario{
 		Run: func(w *World) { w.Wakes(func(waiter *Client) { waiter.Faults.StallPubSub() }) },
 	},
 	{
-		Name: "keeps-cuts", Defect: Impatient, Needs: Renews, Text: "The connections of a holder that works for two leases and a half are cut all the time. " + keeping,
-		Run: func(w *World) { w.Keeps(func(c *Client) { c.Faults.Cut() }) },
+		Name: "keeps-cuts", Any: true, Defect: Impatient, Needs: Renews, Text: "The connections of a holder that works for two leases and a half are cut all the time. " + keeping,
+		Run: func(w *World) {
+			w.Keeps(func(c *Client) {
+				c.Faults.Cut()
+				if w.Backend != nil { // whose connections take longer to make
+					time.Sleep(w.TTL / 8)
+				}
+			})
+		},
 	},
 	{
-		Name: "keeps-silence", Defect: Impatient, Needs: Renews, Text: "The holder's way is silent for a fifth of a lease, again and again.",
+		Name: "keeps-silence", Any: true, Defect: Impatient, Needs: Renews, Text: "The holder's way is silent for a fifth of a lease, again and again.",
 		Run: func(w *World) {
 			w.Keeps(func(c *Client) {
 				c.Faults.Partition()
@@ -194,31 +202,31 @@ var Scenarios = []*Scenario{
 
 	// The server.
 	{
-		Name: "pause", Defect: Impatient, Needs: Renews, Text: "The server stands still for a fourth of a lease, again and again. " + keeping,
+		Name: "pause", Any: true, Defect: Impatient, Needs: Renews, Text: "The server stands still for a fourth of a lease, again and again. " + keeping,
 		Run: func(w *World) {
 			w.Keeps(func(*Client) {
-				w.Server.Pause()
+				w.Pause()
 				time.Sleep(w.TTL / 4)
-				w.Server.Resume()
+				w.Resume()
 				time.Sleep(w.TTL / 3)
 			})
 		},
 	},
 	{
-		Name: "long-pause", Defect: Silent, Needs: Tells, Text: "The server stands still for two leases. " + losing,
+		Name: "long-pause", Any: true, Defect: Silent, Needs: Tells, Text: "The server stands still for two leases. " + losing,
 		Run: func(w *World) {
 			w.Loses(w.TTL+100*time.Millisecond, func(*Client) {
-				w.Server.Pause()
-				time.AfterFunc(2*w.TTL, w.Server.Resume)
+				w.Pause()
+				time.AfterFunc(2*w.TTL, w.Resume)
 			})
 		},
 	},
 	{
-		Name: "restart", Defect: Racy, Place: Kept, Text: "The server is killed and comes back with its data. " + exclusion,
+		Name: "restart", Any: true, Defect: Racy, Place: Kept, Text: "The server is killed and comes back with its data. " + exclusion,
 		Run: func(w *World) {
 			w.Crowd(func([]*Client) {
 				time.Sleep(w.between(100*time.Millisecond, 600*time.Millisecond))
-				w.Server.Restart()
+				w.Restart()
 			})
 		},
 	},
@@ -327,7 +335,7 @@ var Scenarios = []*Scenario{
 
 	// Callers and processes.
 	{
-		Name: "cancelled-waits", Defect: Leaky, Text: "A hundred callers wait for a lock that is held for a second, and give up at random. The next one gets no lock, or something is left.",
+		Name: "cancelled-waits", Any: true, Defect: Leaky, Text: "A hundred callers wait for a lock that is held for a second, and give up at random. The next one gets no lock, or something is left.",
 		Run: func(w *World) {
 			holder, crowd := w.Join(), w.Join()
 			ctx, cancel := context.WithTimeout(w.T.Context(), w.Patience)
@@ -352,16 +360,20 @@ var Scenarios = []*Scenario{
 				w.Wrong("unlock: %v", err)
 			}
 			all.Wait()
-			holder.Comes(w.TTL+time.Second, "after all have given up")
+			holder.Comes(w.TTL+time.Second+w.Grace, "after all have given up")
 		},
 	},
 	{
-		Name: "crowd", Defect: Racy, Text: "Hundreds of callers in eight processes want the lock at once. One of them does not get it within a minute. The control has twenty.",
+		Name: "crowd", Any: true, Defect: Racy, Text: "Hundreds of callers in eight processes want the lock at once, two hundred where the server is not Redis. One of them does not get it within a minute. The control has twenty.",
 		Run: func(w *World) {
 			ctx, cancel := context.WithTimeout(w.T.Context(), time.Minute)
 			defer cancel()
 			each := 3
-			w.Fault(func() { each = int(w.Long / (50 * time.Millisecond)) })
+			w.Fault(func() {
+				if each = 25; w.Backend == nil {
+					each = int(w.Long / (50 * time.Millisecond))
+				}
+			})
 			var all sync.WaitGroup
 			for range 8 {
 				c := w.Join()
@@ -384,7 +396,7 @@ var Scenarios = []*Scenario{
 		},
 	},
 	{
-		Name: "killed", Defect: Forgetful, Text: "The process that has the lock is killed. The next one waits for longer than a lease and a second.",
+		Name: "killed", Any: true, Defect: Forgetful, Text: "The process that has the lock is killed. The next one waits for longer than a lease and a second.",
 		Run: func(w *World) {
 			p := w.child()
 			next := w.Join()
@@ -393,17 +405,17 @@ var Scenarios = []*Scenario{
 			} else {
 				p.Send("leave")
 			}
-			next.Comes(w.TTL+time.Second, "after a holder that was killed")
+			next.Comes(w.TTL+time.Second+w.Grace, "after a holder that was killed")
 		},
 	},
 	{
-		Name: "stopped", Defect: Silent, Needs: Tells, Text: "The process that has the lock stands still past its lease, and goes on. It is not told within a second.",
+		Name: "stopped", Any: true, Defect: Silent, Needs: Tells, Text: "The process that has the lock stands still past its lease, and goes on. It is not told within a second.",
 		Run: func(w *World) {
 			p := w.child()
 			next := w.Join()
 			w.Fault(func() {
 				p.Pause()
-				next.Comes(w.TTL+time.Second, "after a holder that stands still")
+				next.Comes(w.TTL+time.Second+w.Grace, "after a holder that stands still")
 				p.Resume()
 				time.Sleep(time.Second)
 				p.Send("look")
@@ -415,7 +427,7 @@ var Scenarios = []*Scenario{
 		},
 	},
 	{
-		Name: "fence", Defect: Unfenced, Needs: Fences, Text: "The same, and it writes before it looks. Its token is not smaller than that of the next one, so no resource can refuse it.",
+		Name: "fence", Any: true, Defect: Unfenced, Needs: Fences, Text: "The same, and it writes before it looks. Its token is not smaller than that of the next one, so no resource can refuse it.",
 		Run: func(w *World) {
 			p := w.child()
 			p.Send("token")
@@ -472,7 +484,7 @@ var Scenarios = []*Scenario{
 
 	// Other kinds of locks.
 	{
-		Name: "readers", Needs: Shares, Defect: Racy, Text: "Readers and writers, while answers are lost and connections are cut. A writer is in beside somebody, a read sees what no order explains, a waiter sleeps.",
+		Name: "readers", Any: true, Needs: Shares, Defect: Racy, Text: "Readers and writers, while answers are lost and connections are cut. A writer is in beside somebody, a read sees what no order explains, a waiter sleeps.",
 		Run: func(w *World) {
 			w.Turns = []Turn{
 				{1, []string{name}, func(ctx context.Context, l Locker) (*Held, error) { return l.(Sharer).Write(ctx, name) }},
@@ -482,14 +494,14 @@ var Scenarios = []*Scenario{
 		},
 	},
 	{
-		Name: "permits", Needs: Shares, Defect: Racy, Text: "A semaphore of three permits. Four are in.",
+		Name: "permits", Any: true, Needs: Shares, Defect: Racy, Text: "A semaphore of three permits. Four are in.",
 		Run: func(w *World) {
 			w.Turns = []Turn{{3, []string{name}, func(ctx context.Context, l Locker) (*Held, error) { return l.(Sharer).Permit(ctx, name, 3) }}}
 			w.Each(40*time.Millisecond, lose)
 		},
 	},
 	{
-		Name: "several", Needs: Shares, Defect: Racy, Text: "Two of three locks at once, named in any order. One of them has two holders, or all wait for each other.",
+		Name: "several", Any: true, Needs: Shares, Defect: Racy, Text: "Two of three locks at once, named in any order. One of them has two holders, or all wait for each other.",
 		Run: func(w *World) {
 			w.Turns = nil
 			for _, two := range [][]string{{"a", "b"}, {"b", "a"}, {"b", "c"}, {"c", "a"}} {
@@ -499,7 +511,7 @@ var Scenarios = []*Scenario{
 		},
 	},
 	{
-		Name: "leader", Needs: Leads | Tells, Defect: Silent, Text: "The leader's way to the server is silent from now on. Two lead, or nobody does.",
+		Name: "leader", Any: true, Needs: Leads | Tells, Defect: Silent, Text: "The leader's way to the server is silent from now on. Two lead, or nobody does.",
 		Run: func(w *World) {
 			w.Turns = []Turn{{1, []string{name}, func(ctx context.Context, l Locker) (*Held, error) { return l.(Leader).Lead(ctx, name) }}}
 			w.Loses(w.TTL+100*time.Millisecond, func(c *Client) { c.Faults.Partition() })
@@ -622,7 +634,7 @@ var writes = redistest.Named("SET", "SETNX", "INCR", "DEL", "EVAL", "EVALSHA", "
 
 // lose loses an answer, or cuts all connections.
 func lose(c *Client) {
-	if c.w.pick(2) == 0 {
+	if c.w.pick(2) == 0 && c.w.Backend == nil {
 		c.Faults.Once(redistest.Any, redistest.DropReply(redistest.EOF))
 	} else {
 		c.Faults.Cut()
@@ -682,7 +694,7 @@ func (w *World) Wakes(trouble func(waiter *Client)) {
 	v := <-done
 	if took := v.In.Sub(began); v.Err != nil {
 		w.Late("the waiter never came: %v", v.Err)
-	} else if took > w.TTL+time.Second {
+	} else if took > w.TTL+time.Second+w.Grace {
 		w.Late("the waiter slept for %s", took.Round(time.Millisecond))
 	}
 }
@@ -713,7 +725,7 @@ func (w *World) isMaster(n *redistest.Server) bool {
 
 // child starts a process that has the lock, and obeys "look", "token" and "leave".
 func (w *World) child() *redistest.Process {
-	p := redistest.Child(w.T, "torture", append([]string{w.Library.Name, w.Server.Addr(), w.TTL.String()}, w.aside()...)...)
+	p := redistest.Child(w.T, "torture", append([]string{w.Library.Name, w.source(), w.TTL.String()}, w.aside()...)...)
 	if word := p.Line(w.Patience); word != "in" {
 		w.T.Fatalf("the child says %q", word)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/dbtest"
 	"github.com/go-relock/relock/internal/redistest"
 )
 
@@ -31,7 +32,7 @@ func TestMain(m *testing.M) {
 	flag.Parse()
 	_ = flag.Set("test.parallel", "12") // scenarios mostly wait
 	redis.SetLogger(silent{})           // go-redis logs every connection that a fault breaks
-	os.Exit(redistest.Main(m))
+	os.Exit(dbtest.Main(m))
 }
 
 type silent struct{}
@@ -58,12 +59,18 @@ func matches(t *testing.T, variable, name string) bool {
 
 func (v Verdict) all() []string { return slices.Concat(v.Wrong, v.Late) }
 
+var few = make(chan struct{}, 4)
+
 // torment runs a scenario with a library in a test of its own.
 func torment(t *testing.T, s *Scenario, l *Library, faulty bool, mod ...func(*World)) Verdict {
 	t.Helper()
 	v := Verdict{Scenario: s.Name, Library: l.Name, Promised: l.Promises&s.Needs == s.Needs && !(s.Alone && l.Calm)}
 	if !v.Promised {
 		return v
+	}
+	if l.Store != nil { // scenarios share a server, or start a large one
+		few <- struct{}{}
+		defer func() { <-few }()
 	}
 	v.Seed = seed(t, s.Name+l.Name)
 	w := newWorld(t, s.Place, l, faulty, length(t), v.Seed)
@@ -115,6 +122,9 @@ func TestTorture(t *testing.T) {
 		}
 		t.Run(l.Name, func(t *testing.T) {
 			eachScenario(t, func(t *testing.T, s *Scenario) {
+				if !l.meets(s) {
+					t.Skip("another server's scenario")
+				}
 				v := torment(t, s, l, true)
 				runs := []Verdict{v}
 				if isFull() {

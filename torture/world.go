@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -42,11 +43,15 @@ type World struct {
 	Patience time.Duration // the longest time in which a lock has to work again after a trouble
 	Turns    []Turn        // how clients lock, at random
 
-	Server   *redistest.Server // nil with Sentinel and Cluster
+	Server   *redistest.Server // nil with Sentinel, Cluster and a Backend
 	Clock    *redistest.Clock
 	Sentinel *redistest.Sentinel
 	Cluster  *redistest.Cluster
 	Admin    redis.UniversalClient
+	Backend  *Backend // of a Library with a Store; all of the above are nil then
+
+	Pause, Resume, Restart func()
+	Grace                  time.Duration // Backend.Late
 
 	calm     []string // addresses, see Setup.Calm
 	faulty   bool     // false: a control
@@ -72,22 +77,27 @@ func newWorld(t testing.TB, place Place, l *Library, faulty bool, long time.Dura
 	t.Helper()
 	w := &World{T: t, Library: l, TTL: 2 * time.Second, Long: long, Patience: patience, faulty: faulty, rec: history.NewRecorder(), random: rand.New(rand.NewPCG(seed, 0))}
 	w.Turns = []Turn{{1, []string{name}, mutex}}
-	switch place {
-	case One:
+	switch {
+	case l.Store != nil:
+		w.Backend = l.Store(t, place == Kept)
+		w.Pause, w.Resume, w.Restart, w.Grace = w.Backend.Pause, w.Backend.Resume, w.Backend.Restart, w.Backend.Late
+		return w
+	case place == One:
 		w.Server = redistest.Start(t)
-	case Kept:
+	case place == Kept:
 		w.Server = redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
-	case Timed:
+	case place == Timed:
 		w.Server, w.Clock = redistest.StartWithClock(t)
-	case Sentinel:
+	case place == Sentinel:
 		w.Sentinel = redistest.StartSentinel(t)
 		w.Admin = w.Sentinel.Client()
-	case Cluster:
+	case place == Cluster:
 		w.Cluster = redistest.StartCluster(t)
 		w.Admin = w.Cluster.Client()
 	}
 	if w.Server != nil {
 		w.Admin = w.Server.Client()
+		w.Pause, w.Resume, w.Restart = w.Server.Pause, w.Server.Resume, w.Server.Restart
 	}
 	return w
 }
@@ -98,14 +108,19 @@ type Client struct {
 	Faults *redistest.Faults
 	w      *World
 	n      int
+	in     atomic.Bool // was, at least once
 }
 
 // Join opens the library once more.
 func (w *World) Join() *Client {
 	faults := redistest.NewFaults()
 	s := Setup{TTL: w.TTL, Calm: w.aside(), Redis: func(mod ...func(*redis.UniversalOptions)) redis.UniversalClient { return w.redis(faults, mod) }}
-	if w.Server != nil {
-		s.Addr = w.way(faults)
+	switch {
+	case w.Backend != nil:
+		faults = redistest.NewByteFaults()
+		s.Redis, s.Addr = nil, address.ReplaceAllLiteralString(w.Backend.Source, w.way(faults, address.FindString(w.Backend.Source)))
+	case w.Server != nil:
+		s.Addr = w.way(faults, w.Server.Addr())
 	}
 	l, err := w.Library.Open(s)
 	if err != nil {
@@ -142,14 +157,22 @@ func (w *World) aside() []string {
 	return w.calm
 }
 
+// source is how a process without a way of its own finds the server.
+func (w *World) source() string {
+	if w.Backend != nil {
+		return w.Backend.Source
+	}
+	return w.Server.Addr()
+}
+
 // way listens for connections to the server, for libraries that make them by themselves.
-func (w *World) way(faults *redistest.Faults) (addr string) {
+func (w *World) way(faults *redistest.Faults, to string) (addr string) {
 	near, err := new(net.ListenConfig).Listen(w.T.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		w.T.Fatal(err)
 	}
 	w.T.Cleanup(func() { _ = near.Close() })
-	dial, to := faults.Dialer(nil), w.Server.Addr()
+	dial := faults.Dialer(nil)
 	go func() {
 		for {
 			in, err := near.Accept()
@@ -250,6 +273,7 @@ func (c *Client) visit(ctx context.Context, t Turn, work time.Duration) (v Visit
 		return Visit{Err: err}
 	}
 	v.In, s.In = time.Now(), now()
+	c.in.Store(true)
 	if t.guards() {
 		s.Reads = []int64{w.register.Load()}
 	}
@@ -344,11 +368,19 @@ func (w *World) Each(pause time.Duration, trouble func(c *Client)) {
 	})
 }
 
+// waitIn waits until the client is in the lock. A first connection may take a while.
+func (c *Client) waitIn() {
+	for end := time.Now().Add(c.w.Patience); !c.in.Load() && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+}
+
 // Keeps has a holder that works for over two leases beside a waiter. It must not lose the lock.
 func (w *World) Keeps(trouble func(holder *Client)) {
 	holder, other := w.Join(), w.Join()
 	done := make(chan Visit, 1)
 	go func() { done <- holder.Visit(w.T.Context(), 5*w.TTL/2) }()
+	holder.waitIn()
 	time.Sleep(100 * time.Millisecond)
 	ctx, cancel := context.WithTimeout(w.T.Context(), 5*w.TTL/2+w.Patience)
 	defer cancel()
@@ -379,6 +411,7 @@ func (w *World) Loses(within time.Duration, trouble func(holder *Client)) {
 	holder, other := w.Join(), w.Join()
 	done := make(chan Visit, 1)
 	go func() { done <- holder.Visit(w.T.Context(), 2*w.TTL) }()
+	holder.waitIn()
 	time.Sleep(w.TTL / 4)
 	began := time.Now()
 	w.Fault(func() { trouble(holder) })
@@ -425,12 +458,15 @@ func (w *World) end() {
 // nothingLeft looks for keys that outlast a lease.
 func (w *World) nothingLeft() {
 	var left []string
-	for end := time.Now().Add(w.TTL + 3*time.Second); ; time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(w.TTL + 3*time.Second + w.Grace); ; time.Sleep(50 * time.Millisecond) {
 		left = left[:0]
-		for _, key := range redistest.Keys(w.T, w.Admin) {
-			if !strings.HasSuffix(key, ":token") {
-				left = append(left, key)
+		if w.Backend != nil {
+			var err error
+			if left, err = w.Backend.Left(w.T.Context()); err != nil {
+				left = []string{err.Error()}
 			}
+		} else {
+			left = slices.DeleteFunc(redistest.Keys(w.T, w.Admin), func(key string) bool { return strings.HasSuffix(key, ":token") })
 		}
 		if len(left) == 0 || time.Now().After(end) {
 			break

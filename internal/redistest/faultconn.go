@@ -215,6 +215,12 @@ func (c *conn) Write(p []byte) (int, error) {
 	if err != nil {
 		return 0, c.opError("write", err)
 	}
+	if c.f.bytes {
+		c.f.mu.Lock()
+		defer c.f.mu.Unlock()
+		c.acceptLocked(&command{raw: bytes.Clone(p), copies: 1})
+		return len(p), nil
+	}
 	c.partial = append(c.partial, p...)
 	var cmds []*command
 	for {
@@ -430,6 +436,9 @@ func (c *conn) wireLocked(cmd *command) []byte {
 		c.pending = append(c.pending, &expected{cmd: cmd, keep: true, last: true, answer: cmd.answer})
 		return nil
 	}
+	if c.f.bytes {
+		return cmd.raw
+	}
 	pushes := 0
 	if isPubSub(cmd.name) {
 		pushes = max(1, len(cmd.args)-1)
@@ -464,9 +473,19 @@ func (c *conn) answerLocked() {
 // receiveLoop moves replies and messages to the inbox until the real connection
 // ends.
 func (c *conn) receiveLoop() {
-	replies := newReplyReader(c.real)
+	read := newReplyReader(c.real).read
+	if c.f.bytes {
+		buffer := make([]byte, 32<<10)
+		read = func() ([]byte, error) {
+			n, err := c.real.Read(buffer)
+			if n > 0 {
+				err = nil // comes again
+			}
+			return bytes.Clone(buffer[:n]), err
+		}
+	}
 	for {
-		raw, err := replies.read()
+		raw, err := read()
 		if err != nil {
 			c.f.mu.Lock()
 			defer c.f.mu.Unlock()
@@ -515,10 +534,10 @@ func (c *conn) receive(raw []byte) {
 // answeredLocked returns the expected reply that raw belongs to, nil for a message outside of
 // replies.
 func (c *conn) answeredLocked(raw []byte) *expected {
-	kind := pushKind(raw, c.subscriber)
-	if len(c.pending) == 0 {
+	if c.f.bytes || len(c.pending) == 0 {
 		return nil
 	}
+	kind := pushKind(raw, c.subscriber)
 	e := c.pending[0]
 	if kind == "" && raw[0] != '>' {
 		e.pushes = 0 // an error instead of the confirmations

@@ -36,7 +36,8 @@ import (
 // All methods may be called at any time, from anywhere, also from [Before] and [After] functions.
 // The exceptions are the methods that wait: Close and [Rule.Release].
 type Faults struct {
-	wg sync.WaitGroup // two goroutines for each connection
+	wg    sync.WaitGroup // two goroutines for each connection
+	bytes bool           // no commands are known, see NewByteFaults
 
 	mu          sync.Mutex
 	dials       bell // rung when dials should look again
@@ -65,6 +66,14 @@ func NewFaults() *Faults {
 		conns: map[*conn]struct{}{},
 		stats: Stats{Commands: map[string]int{}},
 	}
+}
+
+// NewByteFaults returns Faults for connections to a server of another kind: bytes pass as they come,
+// so there are faults of the network and no rules.
+func NewByteFaults() *Faults {
+	f := NewFaults()
+	f.bytes = true
+	return f
 }
 
 // DialFunc is the type of go-redis's Dialer options.
