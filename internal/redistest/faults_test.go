@@ -634,3 +634,43 @@ func TestAConnectionWithABlockedCommandEndsWhenThePartitionHeals(t *testing.T) {
 		return !strings.Contains(plain.ClientList(t.Context()).Val(), "cmd=blpop")
 	}, "the server saw the end")
 }
+
+// Another protocol: nothing is known of its commands, and the faults of the network are the same.
+func TestByteFaultsKnowNoCommands(t *testing.T) {
+	redistest.NoGoroutineLeft(t, "redistest.(*conn)")
+	s := redistest.Shared(t)
+	f := redistest.NewByteFaults()
+	defer f.Close()
+	raw, err := f.Dialer(nil)(t.Context(), "tcp", s.Addr())
+	require.NoError(t, err)
+	defer raw.Close()
+	say := func(line, answer string) {
+		t.Helper()
+		_, err := io.WriteString(raw, line) // an inline command, which is no RESP
+		require.NoError(t, err)
+		_ = raw.SetReadDeadline(time.Now().Add(30 * time.Second))
+		got := make([]byte, len(answer))
+		_, err = io.ReadFull(raw, got)
+		require.NoError(t, err)
+		require.Equal(t, answer, string(got))
+	}
+	say("PING\r\n", "+PONG\r\n")
+	f.Delay(100 * time.Millisecond)
+	began := time.Now()
+	say("ECHO two\r\n", "$3\r\ntwo\r\n")
+	require.GreaterOrEqual(t, time.Since(began), 100*time.Millisecond)
+	f.Delay(0)
+
+	f.Partition()
+	_, err = io.WriteString(raw, "PING\r\n")
+	require.NoError(t, err)
+	_ = raw.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+	_, err = raw.Read(make([]byte, 1))
+	require.True(t, isTimeout(err), "%v", err)
+	f.Heal()
+	say("", "+PONG\r\n")
+
+	f.Cut()
+	_, err = raw.Read(make([]byte, 1))
+	require.ErrorIs(t, err, io.EOF)
+}
