@@ -62,8 +62,8 @@ What lock libraries do when servers, links and processes fail: one table, made b
 Made on %s, of %s, with %s and %s. The trouble of a crowd lasted %s.
 
 **pass**: nothing was wrong, which is not a proof. **FAIL**: a promise was broken; the notes say how. **–**: the documentation of the library promises nothing that the scenario
-could break, or (with a note) nothing of what has happened. An empty cell: the server of that library cannot have the trouble. Every lock promises mutual exclusion; the table of versions says what else. A holder that has to watch its lease by
-itself stops in time here.
+could break, or (with a note) nothing of what has happened. An empty cell: the server of that library cannot have the trouble. Every lock promises mutual
+exclusion; the table of versions says what else. A holder that has to watch its lease by itself stops in time here.
 
 A library takes part with an adapter of about fifty lines ([torture/libraries.go](../torture/libraries.go)). The last column is the mistake of a home-made lock that has to
 fail in the scenario, and without its trouble each scenario has to pass; tests of the project see to both.

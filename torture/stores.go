@@ -60,6 +60,7 @@ func (l storeLocker) Close() {
 // PostgreSQL.
 
 func postgres(t testing.TB, keeps bool) *Backend {
+	t.Helper()
 	var b Backend
 	if keeps {
 		var server *dbtest.Server
@@ -115,6 +116,7 @@ func openPostgres(s Setup) (Locker, error) {
 const etcdPrefix = "locks/"
 
 func etcd(t testing.TB, _ bool) *Backend {
+	t.Helper()
 	server := etcdtest.Start(t, 1)[0]
 	plain, err := connectEtcd(server.URL(), time.Second)
 	if err != nil {
@@ -160,6 +162,7 @@ func openEtcd(s Setup) (Locker, error) {
 // ZooKeeper, with sessions twice as long as leases.
 
 func zooKeeper(t testing.TB, _ bool) *Backend {
+	t.Helper()
 	server := zktest.Start(t)
 	plain, _, err := zk.Connect([]string{server.Address()}, 20*time.Second, zk.WithLogInfo(false), zk.WithLogger(silentZK{}))
 	if err != nil {

@@ -459,7 +459,6 @@ func (w *World) end() {
 func (w *World) nothingLeft() {
 	var left []string
 	for end := time.Now().Add(w.TTL + 3*time.Second + w.Grace); ; time.Sleep(50 * time.Millisecond) {
-		left = left[:0]
 		if w.Backend != nil {
 			var err error
 			if left, err = w.Backend.Left(w.T.Context()); err != nil {
