@@ -90,11 +90,12 @@ func (s journey) giveUpOn(script string, verb func(context.Context, relock.Ticke
 	s.T.Helper()
 	ctx, cancel := context.WithCancel(s.T.Context())
 	defer cancel()
-	stuck := s.Other.Faults.Once(s.Script(script), redistest.Hold())
+	stuck := s.Other.Faults.On(s.Script(script), redistest.Hold()) // a busy machine may see a second attempt
 	a := s.Begin(ctx, func(ctx context.Context) (context.Context, error) { return verb(ctx, t) })
 	stuck.WaitHits(s.T, 1)
 	cancel()
 	require.True(s.T, stage.IsDone(a.Within(stage.Promptly).Failure()), "%v", a.Err)
+	stuck.Remove()
 	return stuck
 }
 
