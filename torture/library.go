@@ -123,9 +123,14 @@ func (h *Held) isOver() bool {
 	}
 }
 
-// meets says whether a scenario has a meaning for the library.
-func (l *Library) meets(s *Scenario) bool {
-	return l.Store == nil || s.Any && !slices.Contains(l.Apart, s.Name)
+// scenarios are those that the library's server can have.
+func (l *Library) scenarios() (can []*Scenario) {
+	for _, s := range Scenarios {
+		if l.Store == nil || s.Any && !slices.Contains(l.Apart, s.Name) {
+			can = append(can, s)
+		}
+	}
+	return can
 }
 
 //go:embed go.mod

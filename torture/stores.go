@@ -3,6 +3,7 @@ package torture
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"log/slog"
 	"regexp"
 	"strconv"
@@ -174,10 +175,10 @@ func zooKeeper(t testing.TB, _ bool) *Backend {
 		Pause: server.Pause, Resume: server.Resume, Restart: server.Restart,
 		Left: func(context.Context) ([]string, error) {
 			nodes, _, err := plain.Children("/" + name)
-			if err != nil {
-				return nil, nil //nolint:nilerr // the server has deleted the path
+			if errors.Is(err, zk.ErrNoNode) { // the server has deleted the path
+				err = nil
 			}
-			return nodes, nil
+			return nodes, err
 		},
 	}
 }

@@ -50,7 +50,7 @@ type World struct {
 	Admin    redis.UniversalClient
 	Backend  *Backend // of a Library with a Store; all of the above are nil then
 
-	Pause, Resume, Restart func()
+	Pause, Resume, Restart func()        // of the server; nil with Sentinel and Cluster
 	Grace                  time.Duration // Backend.Late
 
 	calm     []string // addresses, see Setup.Calm
