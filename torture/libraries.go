@@ -57,6 +57,7 @@ var Libraries = []*Library{
 	},
 	{
 		Name: "rueidislock", Module: "github.com/redis/rueidis", Promises: Renews | Tells | Serves, Open: openRueidislock,
+		Ends:  map[string]string{"too-many-clients": "v1.0.79 ends the process in one of three runs: panic: protocol bug, message handled out of order"},
 		Claim: "renewal; the context ends at once when the keys are lost or Redis is down; a waiter tries again at once when the lock is released",
 	},
 	{

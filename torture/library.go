@@ -34,6 +34,9 @@ type Library struct {
 	// only Redis can.
 	Store func(t testing.TB, keeps bool) *Backend
 	Apart []string
+	// Ends are the scenarios in which a goroutine of the library panics, and how. They would end this
+	// program, so they fail without a run.
+	Ends map[string]string
 	// Open makes the part of one process.
 	Open func(Setup) (Locker, error)
 }

@@ -68,6 +68,10 @@ func torment(t *testing.T, s *Scenario, l *Library, faulty bool, mod ...func(*Wo
 	if !v.Promised {
 		return v
 	}
+	if how, ends := l.Ends[s.Name]; ends && faulty {
+		v.Wrong = []string{how}
+		return v
+	}
 	if l.Store != nil { // scenarios share a server, or start a large one
 		few <- struct{}{}
 		defer func() { <-few }()
