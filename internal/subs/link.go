@@ -18,7 +18,7 @@ const (
 	// lingerFor is how long a subscription without listeners is kept.
 	lingerFor = 2 * time.Second
 	// pingEvery is how long a connection may be silent before a PING, and how long an answer may
-	// take. The sum bounds how long a dead connection (no FIN, no RST) goes unnoticed.
+	// take, both to the nearest tick. A dead connection (no FIN, no RST) goes unnoticed for the sum.
 	pingEvery = 2 * time.Second
 	// tick is how often a link looks for subscriptions without listeners, and for silence.
 	tick = 500 * time.Millisecond
@@ -236,7 +236,7 @@ func (l *link) plan(now time.Time) ([]*command, error) {
 	sharded := l.hub.o.Sharded()
 	l.hub.mu.Lock()
 	defer l.hub.mu.Unlock()
-	age, silent := now.Sub(l.made), now.Sub(l.lastRead) >= pingEvery
+	age, silent := now.Sub(l.made), isLong(now.Sub(l.lastRead))
 	switch {
 	case l.unusedLocked():
 		return nil, errUnused
@@ -246,7 +246,7 @@ func (l *link) plan(now time.Time) ([]*command, error) {
 		}
 		l.grace = min(max(2*l.grace, firstGrace), longGrace)
 		return nil, errNoMessages
-	case silent && len(l.asked) > 0 && now.Sub(l.asked[0].at) >= pingEvery:
+	case silent && len(l.asked) > 0 && isLong(now.Sub(l.asked[0].at)):
 		return nil, errSilent
 	}
 	todo := slices.DeleteFunc(l.todo, func(s *subscription) bool { return s.link != l })
@@ -261,6 +261,10 @@ func (l *link) plan(now time.Time) ([]*command, error) {
 	l.asked, l.todo, l.leave = append(l.asked, commands...), nil, nil
 	return commands, nil
 }
+
+// isLong says that a silence has lasted for pingEvery. Of two ticks the nearer one counts, so that a
+// tick that is a little early does not cost a whole one.
+func isLong(silence time.Duration) bool { return silence >= pingEvery-tick/2 }
 
 // hasTwinLocked says that UNSUBSCRIBE for s would end another subscription, too. If pub/sub is not
 // sharded, the two topics of a channel are the same for the server.

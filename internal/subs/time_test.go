@@ -49,11 +49,30 @@ func TestADeadConnectionIsFoundWithinFiveSeconds(t *testing.T) {
 				begin := time.Now()
 				r.publish("a", "1") // lost
 				r.confirmed(l)
-				require.LessOrEqual(t, time.Since(begin), 2*pingEvery+2*tick)
+				require.LessOrEqual(t, time.Since(begin), 2*pingEvery+tick/2)
 				pass(0)
 				require.Equal(t, []loss{{"", 1, errSilent}}, r.losses())
 				require.Equal(t, []string{""}, r.backs())
 				r.hears("a", l)
+				r.faults.Heal()
+			})
+		})
+	}
+}
+
+// Whenever it goes silent between two ticks.
+func TestADeadConnectionIsFoundAtTheNearestTick(t *testing.T) {
+	for _, after := range []time.Duration{time.Millisecond, tick/2 - time.Millisecond, tick / 2, tick - time.Millisecond} {
+		t.Run(after.String(), func(t *testing.T) {
+			fake(t, func(t *testing.T, r *rig) {
+				l := r.listen("a", "1")
+				pass(after)
+				r.hears("a", l)
+				begin := time.Now()
+				r.faults.StallPubSub()
+				r.confirmed(l)
+				require.LessOrEqual(t, time.Since(begin), 2*pingEvery+tick/2)
+				require.Equal(t, []loss{{"", 1, errSilent}}, r.losses())
 				r.faults.Heal()
 			})
 		})
