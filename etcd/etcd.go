@@ -81,6 +81,7 @@ type Store struct {
 var (
 	_ store.Watcher = (*Store)(nil)
 	_ store.Checker = (*Store)(nil)
+	_ store.Listing = (*Store)(nil)
 )
 
 // New makes a store on an etcd client. The name of each key begins with prefix, which ends in a
@@ -293,6 +294,31 @@ func (s *Store) Token(ctx context.Context, l store.Lease) (int64, error) {
 		return 0, err
 	}
 	return drawn.Token, nil
+}
+
+// List implements [store.Listing], a thousand keys at a time.
+func (s *Store) List(ctx context.Context) (map[string]store.Kind, error) {
+	if ctx.Err() != nil {
+		return nil, lifetime.Ended(ctx)
+	}
+	found := make(map[string]store.Kind)
+	end := clientv3.GetPrefixRangeEnd(s.prefix)
+	for from, more := cmp.Or(s.prefix, "\x00"), true; more; {
+		resp, err := s.get(ctx, clientv3.OpGet(from, clientv3.WithRange(end), clientv3.WithLimit(1000), clientv3.WithKeysOnly()))
+		if err != nil {
+			return nil, err
+		}
+		page := resp.Responses[0].GetResponseRange()
+		for _, kv := range page.Kvs {
+			from = string(kv.Key) + "\x00" // the next page begins behind the last key
+			name, rest, is := strings.Cut(strings.TrimPrefix(string(kv.Key), s.prefix), "/")
+			if is && name != "" && !strings.Contains(rest, "/") { // the others are notices, or of other programs
+				found[name] = store.Mutex
+			}
+		}
+		more = page.More
+	}
+	return found, nil
 }
 
 // Look implements [store.Store]. The owner of a key of another program is named after the end of

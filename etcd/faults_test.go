@@ -385,6 +385,31 @@ func TestAHandOverCostsTheSameWithManyWaiting(t *testing.T) {
 	require.EqualValues(t, 4*2, cost(40))
 }
 
+// Locks of etcdctl and of etcd's own mutexes are listed too.
+func TestListLooksBeyondOnePage(t *testing.T) {
+	c := connect(t)
+	s := newStoreAt(t, c, "list/")
+	const locks = 1100
+	for from := 0; from < locks; from += 100 {
+		var puts []clientv3.Op
+		for i := range 100 {
+			puts = append(puts, clientv3.OpPut(fmt.Sprintf("list/lock %d/1f", from+i), ""))
+		}
+		_, err := c.Txn(t.Context()).Then(puts...).Commit()
+		require.NoError(t, err)
+	}
+	for _, other := range []string{"list//broken/c:1:1", "list/deeper/than/a lock", "list/no lock", "lisu/beside/1f"} {
+		_, err := c.Put(t.Context(), other, "")
+		require.NoError(t, err)
+	}
+	found, err := s.List(t.Context())
+	require.NoError(t, err)
+	require.Len(t, found, locks)
+	require.Contains(t, found, "lock 1099")
+	_, err = c.Delete(t.Context(), "lis", clientv3.WithPrefix())
+	require.NoError(t, err)
+}
+
 func TestNothingIsLeftBehind(t *testing.T) {
 	redistest.NoGoroutineLeft(t, "etcd/client", "relock/etcd.")
 	m := etcdtest.Start(t, 1)[0]

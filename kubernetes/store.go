@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	api "k8s.io/api/coordination/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	coordination "k8s.io/client-go/kubernetes/typed/coordination/v1"
 
@@ -41,6 +43,7 @@ var (
 	_ store.Checker = (*Store)(nil)
 	_ store.Racing  = (*Store)(nil)
 	_ store.Watcher = (*Store)(nil)
+	_ store.Listing = (*Store)(nil)
 )
 
 // New makes a Store on the Leases of a namespace. New talks to nobody. The rate limit of client-go,
@@ -263,6 +266,32 @@ func (s *Store) look(ctx context.Context, a store.Ask) (*view, error) {
 		return nil, err
 	}
 	return v, nil
+}
+
+// List implements [store.Listing]: the Leases that this package has made. List needs the right to
+// list, as no other call does.
+func (s *Store) List(ctx context.Context) (map[string]store.Kind, error) {
+	if ctx.Err() != nil {
+		return nil, lifetime.Ended(ctx)
+	}
+	found := make(map[string]store.Kind)
+	options := meta.ListOptions{LabelSelector: clientLabel, Limit: 500}
+	for {
+		var page *api.LeaseList
+		err := once(ctx, func(ctx context.Context) (err error) {
+			page, err = s.leases.List(ctx, options)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		for i := range page.Items {
+			found[page.Items[i].Name] = store.Mutex
+		}
+		if options.Continue = page.Continue; options.Continue == "" {
+			return found, nil
+		}
+	}
 }
 
 // Close does nothing: the Store has no connection of its own, and its goroutines end with the calls

@@ -48,6 +48,7 @@ var (
 	_ store.Watcher = (*quorum)(nil)
 	_ store.Checker = (*quorum)(nil)
 	_ store.Racing  = (*quorum)(nil)
+	_ store.Listing = (*quorum)(nil)
 )
 
 // New makes a store over members: an odd number, at least 3. The members must not share a server.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -12,6 +13,27 @@ import (
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
+
+// List implements [store.Listing]. A hold is at a majority, and so at one member of any majority.
+func (q *quorum) List(ctx context.Context) (map[string]store.Kind, error) {
+	r := ask(ctx, q, 0, (*round[map[string]store.Kind]).settled,
+		func(ctx context.Context, i int) (map[string]store.Kind, error) {
+			if m, is := q.members[i].(store.Listing); is {
+				return m.List(ctx)
+			}
+			return nil, fmt.Errorf("%w: a list of its locks", errors.ErrUnsupported)
+		})
+	r.behind()
+	lists := r.values()
+	if len(lists) < q.majority || ctx.Err() != nil {
+		return nil, failed(ctx, r.errs())
+	}
+	found := make(map[string]store.Kind)
+	for _, list := range lists {
+		maps.Copy(found, list)
+	}
+	return found, nil
+}
 
 // Look returns the view of the majority. The owner is a hold that may have a majority, and its
 // lease ends when the majority does. The token is the last one that a majority has drawn. The

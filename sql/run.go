@@ -22,6 +22,8 @@ const (
 	manyTries = 20
 	// slow is the age of an attempt without an answer that says that the database is unavailable.
 	slow = time.Second
+	// listLimit is the time for a search of all rows.
+	listLimit = 2 * time.Second
 	// rollbackLimit bounds the time of a rollback.
 	rollbackLimit = time.Second
 )

@@ -57,6 +57,7 @@ type Store struct {
 var (
 	_ store.Watcher = (*Store)(nil)
 	_ store.Checker = (*Store)(nil)
+	_ store.Listing = (*Store)(nil)
 )
 
 // Option is an option of [New].
@@ -302,6 +303,29 @@ func (k *lock) token() (token int64, err error) {
 }
 
 const selectAll = `SELECT ` + columns + ` FROM relock_holds WHERE name = ? AND kept_until > {now} ORDER BY kept_until{all}`
+
+const selectNames = `SELECT name, kind FROM relock_locks
+	WHERE name IN (SELECT name FROM relock_holds WHERE kept_until > {now}){all}`
+
+// List implements [store.Listing].
+func (s *Store) List(ctx context.Context) (found map[string]store.Kind, err error) {
+	err = s.run(ctx, command{asking, store.Ask{}, fewTries, listLimit}, func(ctx context.Context) error {
+		found = make(map[string]store.Kind)
+		return s.transaction(ctx, func(t *tx) error {
+			return t.query(selectNames, func(rows *sql.Rows) error {
+				var name []byte
+				var kind store.Kind
+				err := rows.Scan(&name, &kind)
+				found[string(name)] = kind
+				return err
+			})
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	return found, nil
+}
 
 // Look implements [store.Store].
 func (s *Store) Look(ctx context.Context, a store.Ask) (state store.State, err error) {

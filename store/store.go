@@ -298,6 +298,16 @@ type Announcing interface {
 	Announced(name string, heard func()) (stop func())
 }
 
+// Listing is a store that can list its locks.
+type Listing interface {
+	Store
+	// List returns the name and the probable kind of each lock that somebody has or waits for, and
+	// changes nothing. Check accepts each name. A lock that is held all the while is not left out.
+	// A lock may be free by now, or of another kind: Look decides. List may look at all that the
+	// server has, and so take long. Errors: [ErrUnavailable], 10 s after the last answer at most.
+	List(ctx context.Context) (map[string]Kind, error)
+}
+
 // WaitGraph is a store where a call that waits inside a section can show its wait, so that calls
 // that wait for each other are found.
 type WaitGraph interface {

@@ -329,6 +329,9 @@ func (b *bench) logPowers() {
 	if _, is := b.st.(store.WaitGraph); is && !b.promises(WaitGraph) {
 		b.t.Log("NOT TESTED: the store is a store.WaitGraph, and does not promise it")
 	}
+	if _, is := b.st.(store.Listing); is && !b.promises(Listing) {
+		b.t.Log("NOT TESTED: the store is a store.Listing, and does not promise it")
+	}
 }
 
 func watch(b *bench) {

@@ -63,6 +63,7 @@ var mutants = map[string]mutant{
 	"draws below the floor":        {floorless{mem.New()}, "Token is larger than the floor in its lease"},
 	"breaks anybody":               {breaksAny{mem.New()}, "Break frees the lock of that hold only"},
 	"tells nobody":                 {tellsNobody{Store: mem.New()}, "Watch tells the client of a broken hold"},
+	"leaves a lock out of a list":  {listsLess{mem.New()}, "List names each lock that somebody has"},
 	"ends with Close":              {&endsWithClose{Store: mem.New()}, "Close leaves commands working"},
 }
 
@@ -386,6 +387,17 @@ func (s breaksAny) Break(ctx context.Context, a store.Ask) error {
 type tellsNobody struct {
 	*mem.Store
 	Watch struct{}
+}
+
+type listsLess struct{ *mem.Store }
+
+func (s listsLess) List(ctx context.Context) (map[string]store.Kind, error) {
+	found, err := s.Store.List(ctx)
+	for name := range found {
+		delete(found, name)
+		break
+	}
+	return found, err
 }
 
 type endsWithClose struct {

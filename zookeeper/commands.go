@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -157,6 +158,53 @@ func (s *Store) Token(ctx context.Context, l store.Lease) (token int64, err erro
 		return err
 	})
 	return token, err
+}
+
+// abreast is the number of paths that List looks at together, and lookLimit the time for each answer.
+const abreast, lookLimit = 16, 5 * time.Second
+
+// List implements [store.Listing]. List walks all paths below the root, as ZooKeeper has no search.
+func (s *Store) List(ctx context.Context) (map[string]store.Kind, error) {
+	found := make(map[string]store.Kind)
+	err := s.once(ctx, func(x *session) error {
+		limited, cancel := context.WithTimeout(ctx, lookLimit)
+		defer cancel()
+		if err := x.sync(limited); err != nil {
+			return err
+		}
+		var mu sync.Mutex
+		for paths := []string{""}; len(paths) > 0; {
+			var below []string
+			errs := attempts.Each(len(paths), abreast, func(i int) error {
+				limited, cancel := context.WithTimeout(ctx, lookLimit)
+				defer cancel()
+				children, _, err := x.names(limited, cmp.Or(strings.TrimSuffix(s.root+paths[i], "/"), "/"))
+				mu.Lock()
+				defer mu.Unlock()
+				for _, child := range children {
+					if n, is := parse(child); is {
+						found[paths[i]] = n.kind
+					} else if path := strings.TrimPrefix(paths[i]+"/"+child, "/"); s.root+path != "/zookeeper" {
+						below = append(below, path)
+					}
+				}
+				return err
+			})
+			if err := cmp.Or(errs...); err != nil {
+				return err
+			}
+			paths = below
+		}
+		return nil
+	})
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		err = store.Unavailable(fmt.Errorf("no answer in %v", lookLimit))
+	}
+	if err != nil {
+		return nil, err
+	}
+	delete(found, "") // nodes in the root are of nobody's lock
+	return found, nil
 }
 
 // Look implements [store.Store]. A TTL is the whole lease, as ZooKeeper does not tell when a

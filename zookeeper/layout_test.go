@@ -32,6 +32,28 @@ func TestNodesAreThoseOfCurator(t *testing.T) {
 	require.NoError(t, s.Release(t.Context(), l, 0))
 }
 
+func TestListWalksTheTree(t *testing.T) {
+	server := zktest.Start(t)
+	for _, root := range []string{"/", "/app"} {
+		s := open(t, server.Address(), relockzk.WithRoot(root))
+		want := map[string]store.Kind{"orders": store.Mutex, "orders/42": store.ReadWrite, "a/b/c": store.Mutex}
+		var leases []store.Lease
+		for name, kind := range want {
+			a := mode(1)
+			a.Name, a.Kind = name, kind
+			l, err := s.Try(t.Context(), a)
+			require.NoError(t, err)
+			leases = append(leases, l)
+		}
+		found, err := s.List(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, want, found, "and nothing of the server's own")
+		for _, l := range leases {
+			require.NoError(t, s.Release(t.Context(), l, 0))
+		}
+	}
+}
+
 func TestNodesOfReadersAndWritersAreThoseOfCurator(t *testing.T) {
 	server := zktest.Start(t)
 	conn := admin(t, server.Address())

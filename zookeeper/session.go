@@ -296,12 +296,19 @@ func (x *session) sync(ctx context.Context) error {
 // children returns the nodes of a lock, of all kinds, by their numbers, and the number of the
 // transaction that changed them last.
 func (x *session) children(ctx context.Context, lock string) (nodes []node, changed int64, err error) {
+	names, changed, err := x.names(ctx, lock)
+	return inOrder(names), changed, err
+}
+
+// names returns the names of all nodes under a path, none if the path is not there, and the number of
+// the transaction that changed them last.
+func (x *session) names(ctx context.Context, path string) (names []string, changed int64, err error) {
 	type list struct {
 		children []string
 		stat     *zk.Stat
 	}
 	l, err := do(ctx, x, reads, func() (l list, err error) {
-		l.children, l.stat, err = x.conn.Children(lock)
+		l.children, l.stat, err = x.conn.Children(path)
 		return l, err
 	})
 	if errors.Is(err, zk.ErrNoNode) {
@@ -310,7 +317,7 @@ func (x *session) children(ctx context.Context, lock string) (nodes []node, chan
 	if err != nil {
 		return nil, 0, err
 	}
-	return inOrder(l.children), l.stat.Pzxid, nil
+	return l.children, l.stat.Pzxid, nil
 }
 
 // fresh is children behind a sync.

@@ -38,6 +38,7 @@ type Store struct {
 var (
 	_ store.Watcher = (*Store)(nil)
 	_ store.Checker = (*Store)(nil)
+	_ store.Listing = (*Store)(nil)
 )
 
 // Option is an option of [New].

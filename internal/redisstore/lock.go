@@ -75,6 +75,8 @@ type nativeStore struct {
 	waited waited
 }
 
+var _ store.Listing = (*nativeStore)(nil)
+
 // Check returns the ask with the base key of its lock as its name.
 func (s *nativeStore) Check(a store.Ask) (store.Ask, error) {
 	err := s.checkAsk(a)

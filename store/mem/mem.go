@@ -49,6 +49,7 @@ var (
 	_ store.Several    = (*Store)(nil)
 	_ store.WaitGraph  = (*Store)(nil)
 	_ store.Lending    = (*Store)(nil)
+	_ store.Listing    = (*Store)(nil)
 )
 
 // cut is one interruption. The restore function closes over.
@@ -237,6 +238,26 @@ func (s *Store) Look(ctx context.Context, a store.Ask) (state store.State, err e
 		return nil
 	})
 	return state, err
+}
+
+// List implements [store.Listing].
+func (s *Store) List(ctx context.Context) (map[string]store.Kind, error) {
+	if ctx.Err() != nil {
+		return nil, lifetime.Ended(ctx)
+	}
+	found := make(map[string]store.Kind)
+	_, err := s.attempt(func() error {
+		for name, k := range s.locks {
+			for _, h := range slices.Concat(k.holds, k.queue) {
+				found[name] = h.Kind
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return found, nil
 }
 
 // Break implements [store.Store]. Break tells the hold's client.

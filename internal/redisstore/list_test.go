@@ -1,0 +1,67 @@
+package redisstore
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/store"
+)
+
+func TestListLooksBeyondOneScan(t *testing.T) {
+	r := newRig(t)
+	require.NoError(t, r.rdb.FlushAll(t.Context()).Err())
+	t.Cleanup(func() { require.NoError(t, r.rdb.FlushAll(context.Background()).Err()) })
+	want := make(map[string]store.Kind)
+	for i := range 2*listStep + 1 {
+		name := fmt.Sprintf("lock %d", i)
+		want[name] = store.Mutex
+		require.NoError(t, r.rdb.HSet(t.Context(), prefix+"{"+name+"}", "c:1:1", 1).Err())
+	}
+	found, err := r.store.List(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, want, found)
+}
+
+func TestListAsksAgainForALostAnswer(t *testing.T) {
+	for _, command := range []string{"SCAN", "HRANDFIELD"} {
+		r, faults := faulty(t)
+		require.NoError(t, r.rdb.FlushAll(t.Context()).Err())
+		require.NoError(t, r.rdb.HSet(t.Context(), prefix+"{a}", "c:1:1", 1).Err())
+		lost := faults.Once(redistest.Named(command), redistest.DropReply(redistest.EOF))
+		found, err := r.store.List(t.Context())
+		require.NoError(t, err, command)
+		require.Equal(t, map[string]store.Kind{"a": store.Mutex}, found)
+		require.Equal(t, 1, lost.Hits(), command)
+	}
+}
+
+func TestListSaysWhatAUserMayNot(t *testing.T) {
+	for _, command := range []string{"SCAN", "HRANDFIELD", "ZRANGE"} {
+		r, faults := faulty(t)
+		require.NoError(t, r.rdb.FlushAll(t.Context()).Err())
+		require.NoError(t, r.rdb.HSet(t.Context(), prefix+"{a}", "c:1:1", 1).Err())
+		require.NoError(t, r.rdb.ZAdd(t.Context(), prefix+"{b}:queue", redis.Z{Score: 5, Member: "c:1:2|1000"}).Err())
+		faults.On(redistest.Named(command), redistest.Answer("-NOPERM this user has no permissions\r\n"))
+		_, err := r.store.List(t.Context())
+		require.ErrorContains(t, err, "NOPERM", command)
+		require.NotErrorIs(t, err, store.ErrUnavailable, command)
+	}
+}
+
+func TestListOfASilentServerEnds(t *testing.T) {
+	t.Parallel()
+	r := newRigOn(t, redistest.Start(t))
+	r.server.Pause()
+	begun := time.Now()
+	_, err := r.store.List(t.Context())
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	require.ErrorContains(t, err, "no answer to SCAN in 10s")
+	require.Less(t, time.Since(begun), 2*listSilence)
+	r.server.Resume()
+}
