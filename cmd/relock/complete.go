@@ -19,23 +19,22 @@ func (a *app) completions(several bool) cobra.CompletionFunc {
 		switch {
 		case slices.Contains(os.Args, "--"): // cobra does not know: ArgsLenAtDash is wrong in a completion
 			return nil, cobra.ShellCompDirectiveDefault // files, for the command of run
-		case len(args) > 0 && !several, a.conn.searchable(cmd.Name()) != nil:
+		case len(args) > 0 && !several, a.conn.own(cmd.Name()) != nil:
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
 		ctx, cancel := context.WithTimeout(cmd.Context(), moment)
 		defer cancel()
 		a.conn.timeout = min(a.conn.timeout, moment)
 		_ = a.reading(ctx, func(ctx context.Context, r *reader) error {
-			found, err := r.scan(ctx, globEscape(begun)+"*")
-			for name := range found {
+			found, err := r.client.List(ctx, func(name string) bool {
 				// A completion is a line, with a description behind a tab.
-				if printable(name) == name && strings.HasPrefix(name, begun) && !slices.Contains(args, name) {
-					names = append(names, name)
-				}
+				return printable(name) == name && strings.HasPrefix(name, begun) && !slices.Contains(args, name)
+			})
+			for _, lock := range found {
+				names = append(names, lock.Name)
 			}
 			return err
 		})
-		slices.Sort(names)
 		return names, cobra.ShellCompDirectiveNoFileComp
 	}
 }

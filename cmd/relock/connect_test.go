@@ -224,7 +224,7 @@ func TestARightThatAScriptLacksIs77(t *testing.T) {
 	t.Parallel()
 	s := onOwn(t)
 	s.hold("job")
-	require.NoError(t, s.rdb.Do(t.Context(), "acl", "setuser", "fox", "on", ">fox", "~relock:*", "resetchannels", "&relock:*", "+evalsha", "+eval", "+time", "+scan").Err())
+	require.NoError(t, s.rdb.Do(t.Context(), "acl", "setuser", "fox", "on", ">fox", "~relock:*", "resetchannels", "&relock:*", "+evalsha", "+eval", "+time", "+scan", "+hrandfield").Err())
 	for _, args := range [][]string{{"run", "free", "--", "true"}, {"run", "job", "--no-wait", "--", "true"}, {"ls"}, {"show", "job"}, {"unlock", "--force", "job"}} {
 		got := do(t, []setup{env("REDIS_URL=redis://fox:fox@" + s.server.Addr())}, args...)
 		require.Equal(t, codeNoPerm, got.code, "%q: %s", args, got.stderr)

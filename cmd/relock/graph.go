@@ -33,7 +33,7 @@ func (a *app) graphCommand() *cobra.Command {
 locks that it has inside of each other, so a line leads on to the next one. PATTERN is that of ls.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := a.conn.searchable("graph"); err != nil {
+			if err := a.conn.ranked("graph"); err != nil {
 				return err
 			}
 			if dot && a.json {

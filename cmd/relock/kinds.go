@@ -3,13 +3,13 @@ package main
 import (
 	"context"
 	"errors"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/store"
 )
 
 // This file is the kinds of locks: how run takes each, and how a reader tells one from another.
@@ -125,7 +125,6 @@ const (
 	queueSuffix   = ":queue"
 	rwSuffix      = ":rw"
 	permitsSuffix = ":permits"
-	waitsSuffix   = ":waits"
 )
 
 // queueSuffixOf returns the suffix of the queue of a kind of lock.
@@ -140,29 +139,17 @@ func queueSuffixOf(k kind) string {
 	}
 }
 
-// foundIn says which lock a key of a Redis type belongs to, and of which kind the lock probably is.
-// Keys that show neither a holder nor a waiter are no locks: tokens, limits, and the waits that the
-// search for deadlocks shows.
-func foundIn(key, redisType string) (base string, likely kind, ok bool) {
-	if redisType == "hash" {
-		return key, kindMutex, !waitsForm.MatchString(key)
+// kindOf returns the kind by the library's name for it.
+func kindOf(k store.Kind) kind {
+	switch k {
+	case store.ReadWrite:
+		return kindReadWrite
+	case store.Semaphore:
+		return kindSemaphore
+	default:
+		return kindMutex
 	}
-	for _, k := range []kind{kindReadWrite, kindSemaphore, kindMutex} {
-		if base, ok := strings.CutSuffix(key, queueSuffixOf(k)); ok {
-			return base, k, true
-		}
-	}
-	for _, suffix := range []string{rwSuffix, permitsSuffix} {
-		if strings.HasSuffix(key, suffix) {
-			return "", "", false
-		}
-	}
-	return key, kindReadWrite, true
 }
-
-// waitsForm matches the key where the waits of a section are shown: {<hold>}:waits behind the
-// prefix.
-var waitsForm = regexp.MustCompile(`\{` + holderText + `:[0-9]+\}` + waitsSuffix + `$`)
 
 // lockOf returns the lock of a kind, for reading its state and for ForceUnlock.
 func lockOf(client *relock.Client, k kind, name string) *relock.Lock {

@@ -36,22 +36,6 @@ func keyOf(prefix, name string) string {
 	}
 }
 
-// nameOf returns the shortest name of the lock that has this key; false if no lock has the key. The
-// library may refuse the name.
-func nameOf(prefix, key string) (name string, ok bool) {
-	rest, ok := strings.CutPrefix(key, prefix)
-	if !ok {
-		return "", false
-	}
-	inner := strings.TrimSuffix(strings.TrimPrefix(rest, "{"), "}")
-	for _, name := range []string{inner, rest, key} {
-		if name != "" && keyOf(prefix, name) == key {
-			return name, true
-		}
-	}
-	return "", false
-}
-
 // hasTag says whether Redis finds a hash tag in s: something between the first { and the first }
 // behind it.
 func hasTag(s string) bool {
@@ -60,12 +44,9 @@ func hasTag(s string) bool {
 	return closed && tag != ""
 }
 
-// holderText matches holders of relock: a UUID with the owner's name in front if there is one, and
-// a number.
-const holderText = `([][A-Za-z0-9._@:-]{1,64}/)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:[0-9]+`
-
-// holderForm is for a whole text. A hash with another field is no lock of relock.
-var holderForm = regexp.MustCompile(`^` + holderText + `$`)
+// holderForm matches holders of relock: a UUID with the owner's name in front if there is one, and a
+// number.
+var holderForm = regexp.MustCompile(`^([][A-Za-z0-9._@:-]{1,64}/)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:[0-9]+$`)
 
 // lockInfo is the JSON of a lock, for show, ls and watch. Fields without a value are left out.
 type lockInfo struct {
@@ -164,28 +145,6 @@ func (r *reader) state(ctx context.Context, lock *relock.Lock) (state relock.Sta
 	return state, err
 }
 
-// masters returns all servers that have locks.
-func (r *reader) masters(ctx context.Context) (nodes []*redis.Client, err error) {
-	switch rdb := r.rdb.(type) {
-	case *redis.ClusterClient:
-		var mu sync.Mutex
-		err = r.read(ctx, func(ctx context.Context) error {
-			nodes = nil
-			return rdb.ForEachMaster(ctx, func(_ context.Context, node *redis.Client) error {
-				mu.Lock()
-				defer mu.Unlock()
-				nodes = append(nodes, node)
-				return nil
-			})
-		})
-		return nodes, err
-	case *redis.Client:
-		return []*redis.Client{rdb}, nil
-	default:
-		return nil, errors.ErrUnsupported
-	}
-}
-
 // node returns the server that has a key.
 func (r *reader) node(ctx context.Context, key string) (node *redis.Client, err error) {
 	switch rdb := r.rdb.(type) {
@@ -206,13 +165,17 @@ func (r *reader) node(ctx context.Context, key string) (node *redis.Client, err 
 // counts the rest as Redis does.
 const firstPart = 1000
 
-// lock reads one lock, with the whole queue or only the number of waiters. The search for its kind
-// begins with the likely one.
+// lock reads one lock, as withQueue does. The search for its kind begins with the likely one.
 func (r *reader) lock(ctx context.Context, name string, likely kind, whole bool) (lockInfo, error) {
 	got, err := r.find(ctx, name, likely)
 	if err != nil {
 		return lockInfo{}, err
 	}
+	return r.withQueue(ctx, got, name, whole)
+}
+
+// withQueue adds the queue to a lock, or only the number of those who wait there.
+func (r *reader) withQueue(ctx context.Context, got seen, name string, whole bool) (lockInfo, error) {
 	info := got.info(name)
 	if info.Waiters == 0 || r.rdb == nil { // no single Redis has the queue
 		return info, nil
@@ -222,7 +185,7 @@ func (r *reader) lock(ctx context.Context, name string, likely kind, whole bool)
 		last = -1
 	}
 	var places []redis.Z
-	err = r.read(ctx, func(ctx context.Context) (err error) {
+	err := r.read(ctx, func(ctx context.Context) (err error) {
 		places, err = r.rdb.ZRangeWithScores(ctx, key+queueSuffixOf(got.kind), 0, last).Result()
 		return err
 	})
@@ -359,81 +322,37 @@ func readQueue(k kind, entries []redis.Z) []waiter {
 
 // list reads all locks that are held or waited for and whose name matches the pattern, by name.
 func (r *reader) list(ctx context.Context, pattern string) ([]lockInfo, error) {
-	found, err := r.scan(ctx, pattern)
+	listed, err := r.client.List(ctx, matcher(pattern))
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(ctx) // the first failure ends all questions
-	defer cancel()
-	// Each lock costs a round trip, so several are read at a time.
-	const lanes = 16
-	next := make(chan string)
-	infos := []lockInfo{} // an empty list is [] in JSON, not null
-	var firstErr error
-	var mu sync.Mutex
+	ctx, cancel := context.WithCancelCause(ctx) // the first failure ends all questions
+	defer cancel(nil)
+	const lanes = 16 // a queue costs a round trip or two
+	infos := make([]lockInfo, len(listed))
+	places := make(chan int)
 	var wg sync.WaitGroup
-	for range min(lanes, len(found)) {
+	for range min(lanes, len(listed)) {
 		wg.Go(func() {
-			for name := range next {
-				info, err := r.lock(ctx, name, found[name], false)
-				mu.Lock()
-				switch {
-				case err != nil && !strings.Contains(err.Error(), "WRONGTYPE"):
-					firstErr = cmp.Or(firstErr, err)
-					cancel()
-				case err == nil && listed(info):
-					infos = append(infos, info)
+			for i := range places {
+				l := listed[i]
+				info, err := r.withQueue(ctx, seen{kindOf(l.Kind), lockOf(r.client, kindOf(l.Kind), l.Name), l.State}, l.Name, false)
+				if err != nil {
+					cancel(err)
 				}
-				mu.Unlock()
+				infos[i] = info
 			}
 		})
 	}
-	for name := range found {
-		next <- name
+	for i := range listed {
+		places <- i
 	}
-	close(next)
+	close(places)
 	wg.Wait()
-	if firstErr != nil {
-		return nil, firstErr
-	}
-	slices.SortFunc(infos, func(a, b lockInfo) int { return strings.Compare(a.Name, b.Name) })
-	return infos, nil
-}
-
-// listed says whether ls shows a lock. ls leaves out locks that have become free since the scan,
-// and keys of other programs that look like the key of a lock.
-func listed(info lockInfo) bool {
-	return info.Held && holderForm.MatchString(info.Holder) || !info.Held && info.Waiters > 0
-}
-
-// scan finds the names of all locks that have a holder or a queue, on every master, each with its
-// likely kind. scan uses SCAN and not KEYS, so that Redis serves other clients in between.
-func (r *reader) scan(ctx context.Context, pattern string) (map[string]kind, error) {
-	nodes, err := r.masters(ctx)
-	if err != nil {
+	if err := context.Cause(ctx); err != nil {
 		return nil, err
 	}
-	var mu sync.Mutex
-	var firstErr error
-	matches := matcher(pattern)
-	found := map[string]kind{} // a slot that moves can be seen on two masters
-	var wg sync.WaitGroup
-	for _, node := range nodes {
-		wg.Go(func() {
-			err := r.scanNode(ctx, node, func(name string, likely kind) {
-				mu.Lock()
-				defer mu.Unlock()
-				if matches(name) {
-					found[name] = likely
-				}
-			})
-			mu.Lock()
-			defer mu.Unlock()
-			firstErr = cmp.Or(firstErr, err)
-		})
-	}
-	wg.Wait()
-	return found, firstErr
+	return slices.DeleteFunc(infos, func(info lockInfo) bool { return info.Kind == "" }), nil // free by now
 }
 
 // matcher returns whether a pattern, empty for all, matches a name or its other form: a lock "x" is
@@ -441,34 +360,6 @@ func (r *reader) scan(ctx context.Context, pattern string) (map[string]kind, err
 func matcher(pattern string) func(name string) bool {
 	matches := glob(cmp.Or(pattern, "*"))
 	return func(name string) bool { return matches(name) || !hasTag(name) && matches("{"+name+"}") }
-}
-
-// scanNode calls see for each lock on one server. A lock may be seen several times.
-func (r *reader) scanNode(ctx context.Context, node *redis.Client, see func(name string, likely kind)) error {
-	for _, redisType := range []string{"hash", "zset"} {
-		var cursor uint64
-		for more := true; more; more = cursor != 0 {
-			var keys []string
-			err := r.read(ctx, func(ctx context.Context) (err error) {
-				keys, cursor, err = node.ScanType(ctx, cursor, globEscape(r.prefix)+"*", 1000, redisType).Result()
-				return err
-			})
-			if err != nil {
-				return err
-			}
-			for _, key := range keys {
-				base, likely, ok := foundIn(key, redisType)
-				if !ok {
-					continue
-				}
-				name, ok := nameOf(r.prefix, base)
-				if ok && r.client.NewLock(name).Err() == nil {
-					see(name, likely)
-				}
-			}
-		}
-	}
-	return nil
 }
 
 // printable returns text for a terminal. A name may have bytes that are commands to a terminal.

@@ -64,10 +64,10 @@ func (a *app) lsCommand() *cobra.Command {
 		Long: `List all locks that are held or waited for, on all masters of a cluster.
 
 PATTERN is one of Redis: * any text, ? any byte, [a-z] a set, \x just x. It must match the whole name.
-The whole database is searched with SCAN, which does not block the server.`,
+The whole store is searched, Redis with SCAN, which does not block the server.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := a.conn.searchable("ls"); err != nil {
+			if err := a.conn.own("ls"); err != nil {
 				return err
 			}
 			return a.reading(cmd.Context(), func(ctx context.Context, r *reader) error {

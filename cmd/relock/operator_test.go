@@ -271,7 +271,7 @@ func TestTheUserOfThePageMayListLocks(t *testing.T) {
 	rule, _, _ := strings.Cut(rest, "\n")
 	s := onOwn(t)
 	args := []any{"acl", "setuser", "locks"}
-	for word := range strings.FieldsSeq(rule + " +scan") {
+	for word := range strings.FieldsSeq(rule + " +scan +hrandfield") {
 		args = append(args, word)
 	}
 	require.NoError(t, s.rdb.Do(t.Context(), args...).Err())

@@ -152,13 +152,13 @@ func (c *connection) whereQuorum() string {
 	return "the quorum of " + strings.Join(addrs, ", ")
 }
 
-// searchable refuses a subcommand that searches the keys of relock's own layout where it cannot.
-func (c *connection) searchable(command string) error {
+// ranked refuses a subcommand that reads the queues of relock's own layout where it cannot.
+func (c *connection) ranked(command string) error {
 	if _, source := c.rawStore(); source != "" {
-		return usage("%s searches the keys of Redis, and not the locks of %s: relock show NAME reads a lock there", command, source)
+		return usage("%s reads the queues of Redis, and not those of %s: relock show NAME counts the waiters there", command, source)
 	}
 	if _, source := c.quorumURLs(); source != "" {
-		return usage("%s searches the keys of one server, and not those of %s: name a member with --url", command, source)
+		return usage("%s reads the queues of one server, and not those of %s: name a member with --url", command, source)
 	}
 	return c.own(command)
 }

@@ -89,6 +89,7 @@ func TestARunOverAQuorumHasTheLockAtAllMembers(t *testing.T) {
 	o := object(t, do(t, q.on(), "show", "job", "--json").stdout)
 	require.Equal(t, holder, o["holder"])
 	require.EqualValues(t, token, o["token"])
+	require.Equal(t, []string{holder}, list(t, do(t, q.on(), "ls", "--json").stdout)[0].holders())
 	require.Regexp(t, `(?m)^holder +`+holder+`$`, do(t, nil, "show", "job", "--quorum", q.urls()).stdout)
 	q.end(p)
 	require.Equal(t, [3]string{}, q.holders("job"))
@@ -205,7 +206,7 @@ func TestWhatAQuorumCannotDoIs64(t *testing.T) {
 			{"run", "--shared", "job", "--", "true"}, {"run", "--write", "job", "--", "true"}, {"run", "--permits=2", "job", "--", "true"},
 		},
 		"--redisson":          {{"run", "--redisson", "job", "--", "true"}, {"unlock", "--force", "job", "--redisson"}, {"show", "job", "--redisson"}},
-		"name a member with ": {{"ls"}, {"watch"}},
+		"name a member with ": {{"graph"}},
 		"neither --url":       {{"show", "job", "--url", "redis://a"}, {"show", "job", "--sentinel", "m@a:1"}, {"show", "job", "--cluster", "a:1"}},
 	} {
 		for _, args := range calls {

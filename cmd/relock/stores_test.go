@@ -102,6 +102,10 @@ func TestARunHasItsLockInEachStore(t *testing.T) {
 		shown := object(s.T, do(s.T, nil, "show", "job", "--json", "--store", s.url).stdout)
 		require.Equal(s, holder, shown["holder"])
 		require.Equal(s, "mutex", shown["kind"])
+		require.Equal(s, []string{holder}, list(s.T, do(s.T, s.on(), "ls", "j*", "--json").stdout)[0].holders())
+		require.Empty(s, list(s.T, do(s.T, s.on(), "ls", "x*", "--json").stdout))
+		offered, _ := completed(s.T, s.on(), "show", "")
+		require.Equal(s, []string{"job"}, offered)
 		for _, flags := range [][]string{{"--no-wait"}, {"--wait", "300ms"}, {"a", "--no-wait"}, {"--no-wait", "-E", "4"}} {
 			got := do(s.T, s.on(), append(append([]string{"run", "job"}, flags...), "--", "echo", "never")...)
 			want := codeBusy
@@ -200,6 +204,7 @@ func TestEachStoreHasItsKindsOfLocks(t *testing.T) {
 		require.Equal(s, codeUsage, got.code)
 		require.Contains(s, got.stderr, "--shared and --write are for a read-write lock")
 		require.Equal(s, "read_write", object(s.T, do(s.T, s.on(), "show", "rw", "--json").stdout)["kind"])
+		require.Equal(s, kindReadWrite, list(s.T, do(s.T, s.on(), "ls", "--json").stdout)[0].Kind)
 		require.NoError(s, p.stdin.Close())
 		p.code()
 		if s.scheme() == "zookeeper" {
@@ -304,7 +309,7 @@ func TestWhatAStoreCannotDoIs64(t *testing.T) {
 		},
 		"are for Redis only":                     {{"run", "--redisson", "job", "--", "true"}, {"run", "--restart-delay=1s", "job", "--", "true"}},
 		"--prefix is for Redis only":             {{"show", "job", "--prefix", "app:"}},
-		"relock show NAME reads a lock there":    {{"ls"}, {"watch"}},
+		"relock show NAME counts the waiters":    {{"graph"}},
 		"etcd has no tables":                     {{"create-tables"}},
 		"create-tables: has no arguments":        {{"create-tables", "x"}},
 		"slashes belong into the prefix":         {{"show", "a/b"}, {"run", "a/b", "--", "true"}},
@@ -327,9 +332,6 @@ func TestWhatAStoreCannotDoIs64(t *testing.T) {
 	got = do(t, nil, "show", "job", "--store", "")
 	require.Equal(t, codeUsage, got.code)
 	require.Contains(t, got.stderr, "--store: is empty")
-	offered, directive := completed(t, []setup{env(envStore + "=" + etcd)}, "show", "")
-	require.Empty(t, offered)
-	require.Equal(t, noFiles, directive)
 }
 
 func TestAFlagForRedisWinsOverTheStoreOfTheEnvironment(t *testing.T) {

@@ -29,7 +29,7 @@ for each. Each round searches the whole database, as ls does: on a large one use
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			const shortest = 100 * time.Millisecond
-			if err := a.conn.searchable("watch"); err != nil {
+			if err := a.conn.own("watch"); err != nil {
 				return err
 			}
 			switch {
