@@ -84,12 +84,13 @@ tidy-check: ## Fail if go mod tidy would change a module
 		echo "tidy $$m"; (cd "$$m" && $(GO) mod tidy -diff) || exit 1; \
 	done
 
-# Tests misuse locks on purpose, and so do their words in internal/stage: relockvet leaves them out.
+# Tests misuse locks on purpose, and so do their words in internal/stage: relockvet leaves them out. All modules are one
+# workspace here, as relockvet reads the source of all that they import.
 vet: ## relockvet, every module; go vet is a part of lint
-	@bin=$$(mktemp -d); trap 'rm -rf "$$bin"' EXIT; (cd relockvet && $(GO) build -o "$$bin" ./cmd/relockvet) || exit 1; \
-	for m in . $(MODULES); do \
-		echo "vet $$m"; (cd "$$m" && "$$bin/relockvet" -test=false $$($(GO) list ./... | grep -v /internal/stage)) || exit 1; \
-	done
+	@tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; (cd relockvet && $(GO) build -o "$$tmp" ./cmd/relockvet) || exit 1; \
+	export GOWORK="$$tmp/go.work"; $(GO) work init . $(MODULES) || exit 1; \
+	packages=$$($(GO) list ./... $(addsuffix /...,$(MODULES))) || exit 1; \
+	"$$tmp/relockvet" -test=false $$(echo "$$packages" | grep -v /internal/stage)
 
 lint: ## golangci-lint, every module (the first run compiles it: some minutes)
 	@rc=0; for m in . $(MODULES); do \
