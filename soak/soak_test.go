@@ -115,6 +115,7 @@ var worlds = map[string]setting{
 	"redisson":      inRedissonsLayout,
 	"sentinel":      onSentinel,
 	"postgres":      onPostgres,
+	"pgbouncer":     onPgBouncer,
 	"mariadb":       onMariaDB,
 	"sqlite":        onSQLite,
 	"etcd":          onEtcd,

@@ -25,9 +25,10 @@ import (
 
 // The worlds of SQL databases.
 var (
-	onPostgres = setting{begin: startPostgres, ttl: 2 * time.Second, serves: sqlKinds}
-	onMariaDB  = setting{begin: startMariaDB, ttl: 2 * time.Second, serves: sqlKinds}
-	onSQLite   = setting{begin: startSQLite, ttl: 2 * time.Second, serves: sqlKinds}
+	onPostgres  = setting{begin: startPostgres, ttl: 2 * time.Second, serves: sqlKinds}
+	onPgBouncer = setting{begin: startPgBouncer, ttl: 2 * time.Second, serves: sqlKinds}
+	onMariaDB   = setting{begin: startMariaDB, ttl: 2 * time.Second, serves: sqlKinds}
+	onSQLite    = setting{begin: startSQLite, ttl: 2 * time.Second, serves: sqlKinds}
 )
 
 var sqlKinds = []string{book, pool}
@@ -37,7 +38,8 @@ type database struct {
 	network
 	dialect relocksql.Dialect
 	driver  string
-	source  string         // past the proxies
+	source  string         // past the proxies, and past the pooler
+	pooler  *dbtest.Pooler // nil: none
 	server  *dbtest.Server // nil: none
 	hang    string         // the statement that ends all other connections to the database
 	plain   *sql.DB        // past the proxies
@@ -50,6 +52,14 @@ const endOthers = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE 
 func startPostgres(s *soak) world {
 	server, url := dbtest.StartPostgres(s.t)
 	w := &database{dialect: relocksql.Postgres, driver: "pgx", server: server, source: url, hang: endOthers}
+	return w.start(s)
+}
+
+// startPgBouncer gives all peers fewer sessions than they have connections.
+func startPgBouncer(s *soak) world {
+	server, url := dbtest.StartPostgres(s.t)
+	w := &database{dialect: relocksql.Postgres, driver: "pgx", server: server, source: url, hang: endOthers}
+	w.pooler = dbtest.StartPooler(s.t, address.FindString(url), "transaction", 8)
 	return w.start(s)
 }
 
@@ -81,6 +91,9 @@ func (w *database) start(s *soak) world {
 	if w.server != nil {
 		w.servers = address.FindAllString(w.source, 1)
 	}
+	if w.pooler != nil {
+		w.servers = []string{w.pooler.Addr()}
+	}
 	w.plain = w.connect(w.source, 2)
 	s.t.Cleanup(func() { _ = w.plain.Close() })
 	require.NoError(s.t, relocksql.Create(context.Background(), w.plain, w.dialect))
@@ -102,11 +115,15 @@ func (w *database) join(time.Duration) *peer {
 	if w.server != nil {
 		source = address.ReplaceAllString(source, y.addresses()[0])
 	}
+	listening := source
+	if w.pooler != nil { // which lets no listener through
+		source, listening = source+"&default_query_exec_mode=exec", w.source
+	}
 	random := w.another()
 	db := w.connect(source, w.pools[random.IntN(len(w.pools))])
 	var options []relocksql.Option
 	if w.dialect == relocksql.Postgres && random.IntN(2) == 0 {
-		options = append(options, relocksql.WithListener(pglisten.New(source)))
+		options = append(options, relocksql.WithListener(pglisten.New(listening)))
 	}
 	over, err := relocksql.New(db, w.dialect, options...)
 	require.NoError(w.t, err)
@@ -150,6 +167,13 @@ func (w *database) atTheServer(random *rand.Rand) []fault {
 	}})
 	if w.server == nil {
 		return append(faults, fault{"database locked", 4, func() { w.lockFile(ctx, upTo(random, w.ttl)) }})
+	}
+	if w.pooler != nil {
+		faults = append(faults, fault{"pooler crashed", 2, func() {
+			w.pooler.Crash()
+			w.pause(upTo(random, w.ttl/4))
+			w.pooler.Restart()
+		}})
 	}
 	return append(faults,
 		fault{"sessions ended", 4, func() { _, _ = w.plain.ExecContext(ctx, w.hang) }},

@@ -1,22 +1,14 @@
 package relocksql_test
 
 import (
-	"context"
 	"database/sql"
-	"fmt"
 	"net/url"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-relock/relock/internal/process"
-	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/dbtest"
 	relocksql "github.com/go-relock/relock/sql"
 	"github.com/go-relock/relock/sql/pglisten"
 	"github.com/go-relock/relock/store"
@@ -27,46 +19,10 @@ import (
 // server.
 func pooled(t *testing.T, connections int, mode string) *database {
 	t.Helper()
-	program, err := exec.LookPath("pgbouncer")
-	if err != nil {
-		program = "/usr/sbin/pgbouncer"
-	}
-	if _, err := os.Stat(program); err != nil {
-		redistest.NotTested(t, "there is no pgbouncer: %v; install it (apt-get install pgbouncer)", err)
-	}
 	d := postgres(t, true)
 	u, err := url.Parse(d.through) // a proxy is between the pooler and the server
 	require.NoError(t, err)
-	ports, err := process.FreePorts(1)
-	require.NoError(t, err)
-	config := filepath.Join(t.TempDir(), "pgbouncer.ini")
-	require.NoError(t, os.WriteFile(config, fmt.Appendf(nil, `[databases]
-* = host=127.0.0.1 port=%s user=postgres
-[pgbouncer]
-listen_addr = 127.0.0.1
-listen_port = %d
-unix_socket_dir =
-auth_type = any
-pool_mode = %s
-default_pool_size = %d
-`, u.Port(), ports[0], mode, connections), 0o644))
-	args := []string{"-q", config}
-	if os.Getuid() == 0 {
-		require.NoError(t, os.Chmod(filepath.Dir(config), 0o755))
-		args = append([]string{"-u", "postgres"}, args...)
-	}
-	log := new(strings.Builder)
-	cmd := exec.CommandContext(context.Background(), program, args...)
-	cmd.Stdout, cmd.Stderr = log, log
-	pooler, err := process.Start(cmd)
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		require.NoError(t, pooler.Kill())
-		if t.Failed() {
-			t.Log(log)
-		}
-	})
-	u.Host = "127.0.0.1:" + strconv.Itoa(ports[0])
+	u.Host = dbtest.StartPooler(t, u.Host, mode, connections).Addr()
 	u.RawQuery += "&default_query_exec_mode=exec"
 	d.through = u.String()
 	db := d.open(t, d.through)
