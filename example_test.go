@@ -527,7 +527,7 @@ func ExampleWithRedissonLayout() {
 }
 
 func ExampleWithRedissonFencing() {
-	client, stop := connect(relock.WithRedissonLayout(), relock.WithRedissonFencing())
+	client, stop := connect(relock.WithRedissonFencing())
 	defer stop()
 	ctx := context.Background()
 	lock := client.NewLock("orders:42") // redisson.getFencedLock("orders:42")

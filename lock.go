@@ -24,6 +24,15 @@ var _ Locker = (*Lock)(nil)
 // Lock is a named lock, made by [Client.NewLock] or [Client.NewSemaphore], or a part of a [RWLock].
 // A Lock has no state of its own: the state of its holds is in the store, in the Client, and in the
 // contexts that its methods return. A Lock is safe for concurrent use.
+//
+// Most programs need only the first of these lines:
+//
+//	Do, DoFor; Lock, TryLock, TryLockFor, Unlock    a section
+//	Token, Held, Remaining, Count, Extend, Wanted   in a section
+//	State, Ask, ForceUnlock                         from outside, for operators
+//	Lead, Campaign, Leaders                         one process of many
+//	Eval, Run, TryLockIf                            scripts in Redis
+//	Lend, Borrow, HandOff, ResumeTicket, Accept     sections that travel
 type Lock struct {
 	client   *Client
 	name     string

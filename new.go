@@ -124,7 +124,7 @@ func WithPrefix(prefix string) Option {
 
 // WithRedissonLayout makes a client keep its locks as Redisson does, the Java library, so that Go
 // and Java services exclude and wake each other: a lock is the same as Redisson's getLock of the
-// same name, or with [WithRedissonFencing] as its getFencedLock. WithRedissonLayout is for [New]
+// same name, or with [WithRedissonFencing] in its place as its getFencedLock. It is for [New]
 // and [RedisStore]. docs/REDISSON.md lists the settings of each side.
 //
 // Differences from relock's own layout:
@@ -143,15 +143,15 @@ func WithRedissonLayout() Option {
 	return forClient("WithRedissonLayout", func(s *settings) { s.redis.Redisson = true })
 }
 
-// WithRedissonFencing makes locks the same as Redisson's getFencedLock: with a fencing token that
-// grows across Go and Java. WithRedissonFencing needs [WithRedissonLayout], and is for [New] and
-// [RedisStore]. All clients of a name must agree on fencing: without it, no token is counted.
+// WithRedissonFencing is [WithRedissonLayout] for locks that are the same as Redisson's
+// getFencedLock: with a fencing token that grows across Go and Java. All clients of a name must agree
+// on fencing: without it, no token is counted.
 //
 // Redis draws the token with the first entry of a hold, as Redisson does. The token never goes back
 // as long as Redis keeps its key, which has no TTL and stays when nobody uses the lock any more. If
 // the key is lost, tokens begin again at 1.
 func WithRedissonFencing() Option {
-	return forClient("WithRedissonFencing", func(s *settings) { s.redis.Fenced = true })
+	return forClient("WithRedissonFencing", func(s *settings) { s.redis.Redisson, s.redis.Fenced = true, true })
 }
 
 // WithRestartDelay makes clients take no lock of a Redis server that runs for less than d: the

@@ -85,8 +85,6 @@ func (s settings) with(options []Option) (settings, error) {
 		s.err = invalid("WithPrefix(%q) with WithRedissonLayout: Redisson's keys have no prefix, put it into the lock's name", r.Prefix)
 	case r.Redisson && r.Delay > 0:
 		s.err = invalid("WithRestartDelay with WithRedissonLayout: it is for this package's own layout only")
-	case r.Fenced && !r.Redisson:
-		s.err = invalid("WithRedissonFencing: it needs WithRedissonLayout; every other lock has tokens by itself")
 	case s.maxPasses > 0 && s.fixed:
 		s.err = invalid("WithLocalPass(%d, %s) with WithFixedLease(%s): what is passed on is a lease that is renewed; a fixed one begins with its hold; "+
 			"use WithTTL in place of it", s.maxPasses, s.passLimit, s.ttl)

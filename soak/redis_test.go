@@ -126,7 +126,7 @@ func (w *redisWorld) join(patience time.Duration) *peer {
 	y.rdb = redis.NewUniversalClient(o)
 	var layout []relock.Option
 	if w.mode.Redisson {
-		layout = []relock.Option{relock.WithRedissonLayout(), relock.WithRedissonFencing()}
+		layout = []relock.Option{relock.WithRedissonFencing()}
 	}
 	if w.defect != nil {
 		over, err := relock.RedisStore(y.rdb, layout...)

@@ -349,7 +349,7 @@ func (c *connection) layout() ([]relock.Option, error) {
 	case redissonPlain:
 		return []relock.Option{relock.WithRedissonLayout()}, nil
 	case redissonFenced:
-		return []relock.Option{relock.WithRedissonLayout(), relock.WithRedissonFencing()}, nil
+		return []relock.Option{relock.WithRedissonFencing()}, nil
 	default:
 		return nil, usage("--redisson=%s: must be %s or %s", c.redisson, redissonPlain, redissonFenced)
 	}

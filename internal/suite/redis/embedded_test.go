@@ -175,7 +175,7 @@ func TestRedisStoreRefusesOptionsOfTheClient(t *testing.T) {
 		require.ErrorContains(t, err, "option 2 of RedisStore", what)
 	}
 	for _, options := range [][]relock.Option{
-		nil, {relock.WithPrefix("app:"), relock.WithRestartDelay(time.Second)}, {relock.WithRedissonLayout(), relock.WithRedissonFencing()},
+		nil, {relock.WithPrefix("app:"), relock.WithRestartDelay(time.Second)}, {relock.WithRedissonFencing()},
 	} {
 		s, err := relock.RedisStore(rdb, options...)
 		require.NoError(t, err)

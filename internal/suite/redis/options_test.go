@@ -27,7 +27,7 @@ func TestAWrongOptionOfARedisClientIsToldBeforeAnythingIsSent(t *testing.T) {
 		"a prefix with an empty tag":  {stage.Options(relock.WithPrefix("app{}:")), []string{"WithPrefix", `"app{}:"`, "{app}"}},
 		"a prefix that is too long":   {stage.Options(relock.WithPrefix(strings.Repeat("p", relock.MaxNameLen+1))), []string{"WithPrefix", "1025", "1024"}},
 		"a prefix in Redisson's":      {stage.Options(relock.WithPrefix("p"), relock.WithRedissonLayout()), []string{"WithPrefix(\"p\")", "no prefix"}},
-		"fencing without the layout":  {stage.Options(relock.WithRedissonFencing()), []string{"WithRedissonFencing", "needs WithRedissonLayout"}},
+		"fencing with a prefix":       {stage.Options(relock.WithRedissonFencing(), relock.WithPrefix("a:")), []string{"WithPrefix", "WithRedissonLayout"}},
 		"a delay that is too short":   {stage.Options(relock.WithRestartDelay(0)), []string{"WithRestartDelay(0s)", "10ms", "168h"}},
 		"a delay in Redisson's":       {stage.Options(relock.WithRestartDelay(time.Second), relock.WithRedissonLayout()), []string{"WithRestartDelay", "own layout only"}},
 		"a pass in Redisson's":        {stage.Options(relock.WithRedissonLayout(), relock.WithLocalPass(0, 0)), []string{"WithLocalPass", "own layout only"}},
