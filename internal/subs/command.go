@@ -57,19 +57,20 @@ func batch(verb string, subs []*subscription, now time.Time) (commands []*comman
 	return commands
 }
 
-// send writes the command. After an error go-redis gives the connection up, and the reader ends.
-func (c *command) send(ctx context.Context, ps *redis.PubSub) {
+// After the end of a connection, go-redis connects again before a command or Receive returns:
+// silently, perhaps to the node that has just died, with a mutex held that Close needs, and with a
+// command for all channels, whose answers look like those of commands of the link. A context that is
+// done keeps go-redis from connecting, and from nothing else. Another go-redis may refuse the context
+// at once: it is strict, and gets a context that is not done.
+
+// send writes the command. After an error the connection is of no use any more.
+func (c *command) send(ctx context.Context, ps *redis.PubSub) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	_ = verbs[c.verb](ps, ctx, c.channels...)
+	return verbs[c.verb](ps, ctx, c.channels...)
 }
 
 // read handles what arrives until the connection ends, and returns why it has ended.
-//
-// After the end of a connection, go-redis connects again before Receive returns: silently, perhaps
-// to the node that has just died, and with a mutex held that Close needs. A context that is done
-// keeps Receive from connecting, and from nothing else. Another go-redis may refuse the context at
-// once, and gets a context that is not done.
 func (l *link) read(ctx context.Context, ps *redis.PubSub) error {
 	done, cancel := context.WithCancel(ctx)
 	cancel()
@@ -91,6 +92,7 @@ func (l *link) read(ctx context.Context, ps *redis.PubSub) error {
 			case errors.As(err, &refusal):
 				err = l.refused(now, err)
 			case errors.Is(err, context.Canceled) && ctx.Err() == nil && first:
+				l.strict.Store(true)
 				done, err = ctx, nil
 			case errors.Is(err, context.Canceled) && ctx.Err() == nil:
 				err = errReplaced

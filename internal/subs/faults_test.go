@@ -135,6 +135,32 @@ func TestAConnectionThatGoRedisHandsOverIsMadeAnew(t *testing.T) {
 	r.hears("a", l)
 }
 
+// go-redis would connect anew to send, and subscribe to all channels at once: the answer to that, here
+// an error, is no answer to the command of the link.
+func TestACommandOnALostConnectionMakesNoOther(t *testing.T) {
+	r := newRig(t, redistest.Shared(t))
+	busy, goOn := make(chan struct{}), make(chan struct{})
+	r.Hub.o.Unheard = func(string, string) { close(busy); <-goOn }
+	a, c := r.listen("a", "1"), r.listen("c", "1")
+	r.publish("a", "nobody")
+	<-busy // the reader is, and so does not see the end of the connection
+	several := func(args []string) bool { return len(args) > 2 }
+	r.faults.Once(redistest.Named("SUBSCRIBE").And(several), redistest.Answer("-CROSSSLOT Keys in request don't hash to the same slot"))
+	r.faults.CutPubSub()
+	b := make(chan error, 1)
+	go func() {
+		_, err := r.try(r.topic("b"), "1")
+		b <- err
+	}()
+	pause(200 * time.Millisecond) // the command is sent, in vain
+	close(goOn)
+	require.NoError(t, <-b)
+	for _, l := range []*Listener{a, c} {
+		r.confirmed(l)
+	}
+	require.Len(t, r.losses(), 1)
+}
+
 // As with a go-redis that looks at the context of Receive where it has a connection already: here
 // Receive makes one.
 func TestAReaderCopesWithAStricterGoRedis(t *testing.T) {
@@ -144,6 +170,7 @@ func TestAReaderCopesWithAStricterGoRedis(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- l.read(t.Context(), ps) }()
 	r.eventually(func() bool { return r.faults.Stats().Dials == 1 }, "it connects")
+	require.True(t, l.strict.Load(), "commands get such a context, too")
 	require.NoError(t, ps.Ping(t.Context()))
 	r.eventually(func() bool { r.Hub.mu.Lock(); defer r.Hub.mu.Unlock(); return len(l.asked) == 0 }, "it reads the answer")
 	require.NoError(t, ps.Close())

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -47,6 +48,8 @@ type link struct {
 	node string
 	wake chan struct{}
 	rdb  redis.UniversalClient // used by the goroutine only
+
+	strict atomic.Bool // go-redis takes no context that is done
 
 	// Guarded by Hub.mu.
 	subs     map[*subscription]struct{}
@@ -192,6 +195,8 @@ func (l *link) serve(ctx context.Context, ps *redis.PubSub) (err error) {
 		for range read { // until the reader has ended
 		}
 	}()
+	done, end := context.WithCancel(ctx)
+	end()
 	ticker := time.NewTicker(tick)
 	defer ticker.Stop()
 	for {
@@ -200,9 +205,20 @@ func (l *link) serve(ctx context.Context, ps *redis.PubSub) (err error) {
 			return err
 		}
 		for _, c := range commands {
-			sent := guarded(func() error { c.send(ctx, ps); return nil })
+			with := done
+			if l.strict.Load() {
+				with = ctx
+			}
+			sent := guarded(func() error { return c.send(with, ps) })
 			select {
-			case <-sent: //nolint:errcheck // the reader knows of an error
+			case err := <-sent:
+				switch {
+				case err == nil, errors.Is(err, errAborted): // whose end the reader notices
+				case errors.Is(err, context.Canceled):
+					return errReplaced
+				default:
+					return err
+				}
 			case err := <-read:
 				if !errors.Is(err, errAborted) {
 					<-sent //nolint:errcheck // as above
