@@ -127,7 +127,7 @@ func TestFlagsBehindTheDashesBelongToTheCommand(t *testing.T) {
 
 func TestTheLockIsRenewedForAsLongAsTheCommandRuns(t *testing.T) {
 	s := onShared(t)
-	const ttl = 500 * time.Millisecond
+	const ttl = 1500 * time.Millisecond
 	p, _ := s.startProbe("plain", "job", "--ttl", ttl.String())
 	token := s.state("job").Token
 	began := time.Now()
@@ -307,7 +307,7 @@ func TestSignalsReachTheWholeTreeOfTheCommand(t *testing.T) {
 
 func TestTheLockIsKeptUntilACommandThatTakesItsTimeHasEnded(t *testing.T) {
 	s := onShared(t)
-	const ttl = 500 * time.Millisecond
+	const ttl = 1500 * time.Millisecond
 	p, _ := s.startProbe("ignore", "job", "--ttl", ttl.String())
 	p.signal(syscall.SIGTERM)
 	p.expect(&p.stdout, "got terminated")

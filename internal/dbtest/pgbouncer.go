@@ -9,19 +9,46 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/go-relock/relock/internal/process"
 )
 
-// Pooler is a PgBouncer of one test.
+// Pooler is a PgBouncer of one test. One that ends by itself is started anew, as by the supervisor of
+// a service: PgBouncer 1.18 ends now and then beside many cancel requests ("bad client state").
 type Pooler struct {
 	t    testing.TB
 	args []string
 	addr string
+
+	mu   sync.Mutex
 	proc *process.Process
-	log  strings.Builder
+	down bool // by Crash
+	ends int  // how often it has ended by itself
+	log  poolerLog
+}
+
+// mostEnds is how often a pooler is started anew: one that cannot start would end again and again.
+const mostEnds = 1000
+
+// poolerLog is the log of one program after the other.
+type poolerLog struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *poolerLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *poolerLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
 }
 
 // StartPooler starts a PgBouncer in front of the PostgreSQL with an address, in a mode (transaction
@@ -52,7 +79,7 @@ default_pool_size = %d
 	if err != nil {
 		t.Fatalf("dbtest: %v", err)
 	}
-	p := &Pooler{t: t, args: []string{path["pgbouncer"], "-q", config}, addr: "127.0.0.1:" + strconv.Itoa(ports[0])}
+	p := &Pooler{t: t, args: []string{path["pgbouncer"], config}, addr: "127.0.0.1:" + strconv.Itoa(ports[0])}
 	if os.Getuid() == 0 { // PgBouncer refuses to be root
 		if err := os.Chmod(dir, 0o755); err != nil {
 			t.Fatalf("dbtest: %v", err)
@@ -75,6 +102,9 @@ func (p *Pooler) Addr() string { return p.addr }
 // Crash ends the pooler at once.
 func (p *Pooler) Crash() {
 	p.t.Helper()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.down = true
 	if err := p.proc.Kill(); err != nil {
 		p.t.Fatalf("dbtest: %v", err)
 	}
@@ -83,10 +113,10 @@ func (p *Pooler) Crash() {
 // Restart starts a pooler that has crashed, and returns when it listens.
 func (p *Pooler) Restart() {
 	p.t.Helper()
-	cmd := exec.CommandContext(context.Background(), p.args[0], p.args[1:]...)
-	cmd.Stdout, cmd.Stderr = &p.log, &p.log
-	var err error
-	if p.proc, err = process.Start(cmd); err != nil {
+	p.mu.Lock()
+	err := p.startLocked()
+	p.mu.Unlock()
+	if err != nil {
 		p.t.Fatalf("dbtest: %v", err)
 	}
 	for range 2000 {
@@ -95,11 +125,26 @@ func (p *Pooler) Restart() {
 			_ = conn.Close()
 			return
 		}
-		select {
-		case <-p.proc.Done():
-			p.t.Fatalf("dbtest: PgBouncer has ended: %v\n%s", p.proc.Err(), &p.log)
-		case <-time.After(10 * time.Millisecond):
-		}
+		<-time.After(10 * time.Millisecond)
 	}
-	p.t.Fatalf("dbtest: PgBouncer does not listen at %s: %v", p.addr, err)
+	p.t.Fatalf("dbtest: PgBouncer does not listen at %s: %v\n%s", p.addr, err, &p.log)
+}
+
+func (p *Pooler) startLocked() error {
+	cmd := exec.CommandContext(context.Background(), p.args[0], p.args[1:]...)
+	cmd.Stdout, cmd.Stderr = &p.log, &p.log
+	proc, err := process.Start(cmd)
+	if err != nil {
+		return err
+	}
+	p.proc, p.down = proc, false
+	go func() {
+		<-proc.Done()
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.ends++; !p.down && p.proc == proc && p.ends < mostEnds {
+			_ = p.startLocked()
+		}
+	}()
+	return nil
 }
