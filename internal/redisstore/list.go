@@ -2,7 +2,6 @@ package redisstore
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"regexp"
@@ -50,7 +49,7 @@ func (s *nativeStore) List(ctx context.Context) (map[string]store.Kind, error) {
 		switch {
 		case err == nil:
 			return found, nil
-		case wire.Refused(err), errors.Is(err, errors.ErrUnsupported):
+		case wire.Refused(err):
 			return nil, err
 		case limited.Err() == nil:
 			return nil, store.Unavailable(err)
@@ -72,24 +71,26 @@ func (s *nativeStore) scan(ctx context.Context, found map[string]store.Kind, hea
 		defer mu.Unlock()
 		maps.Copy(found, names)
 	}
-	each := func(ctx context.Context, node *redis.Client) (err error) { // perhaps in a goroutine of go-redis
+	each := func(ctx context.Context, node *redis.Client) (err error) { // in a goroutine of go-redis
 		attempts.Outlast(&err, func() error { return s.scanNode(ctx, node, see) })
 		return err
 	}
-	switch rdb := s.rdb.(type) {
-	case *redis.ClusterClient:
+	switch rdb := s.rdb.(type) { // perhaps a type that has one of go-redis in it
+	case interface { // a cluster
+		ForEachMaster(ctx context.Context, f func(context.Context, *redis.Client) error) error
+	}:
 		return rdb.ForEachMaster(ctx, each)
-	case *redis.Ring:
+	case interface { // a ring
+		ForEachShard(ctx context.Context, f func(context.Context, *redis.Client) error) error
+	}:
 		return rdb.ForEachShard(ctx, each)
-	case *redis.Client:
-		return each(ctx, rdb)
 	default:
-		return fmt.Errorf("%w: a list of the keys behind a %T", errors.ErrUnsupported, rdb)
+		return s.scanNode(ctx, rdb, see)
 	}
 }
 
 // scanNode finds the locks on one server, and calls see for each round.
-func (s *nativeStore) scanNode(ctx context.Context, node *redis.Client, see func(map[string]store.Kind)) error {
+func (s *nativeStore) scanNode(ctx context.Context, node redis.Cmdable, see func(map[string]store.Kind)) error {
 	for _, keyType := range []string{"hash", "zset"} {
 		for cursor, more := uint64(0), true; more; more = cursor != 0 {
 			var keys []string
@@ -101,14 +102,15 @@ func (s *nativeStore) scanNode(ctx context.Context, node *redis.Client, see func
 				}
 				return err
 			})
+			var kept []string
 			if err == nil {
-				err = again(ctx, func() (err error) { keys, err = ofHolds(ctx, node, keyType, keys); return err })
+				err = again(ctx, func() (err error) { kept, err = ofHolds(ctx, node, keyType, keys); return err })
 			}
 			if err != nil {
 				return err
 			}
 			names := make(map[string]store.Kind)
-			for _, key := range keys {
+			for _, key := range kept {
 				base, kind := lockBehind(key, keyType)
 				if name, is := nameBehind(s.prefix, base); is {
 					names[name] = kind
@@ -131,7 +133,7 @@ func again(ctx context.Context, ask func() error) (err error) {
 }
 
 // ofHolds returns the keys that have the name of a hold in them, as no key of another program has.
-func ofHolds(ctx context.Context, node *redis.Client, keyType string, keys []string) (kept []string, err error) {
+func ofHolds(ctx context.Context, node redis.Cmdable, keyType string, keys []string) (kept []string, err error) {
 	if len(keys) == 0 {
 		return nil, nil
 	}

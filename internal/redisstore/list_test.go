@@ -30,11 +30,18 @@ func TestListLooksBeyondOneScan(t *testing.T) {
 
 func TestListAsksAgainForALostAnswer(t *testing.T) {
 	for _, command := range []string{"SCAN", "HRANDFIELD"} {
-		r, faults := faulty(t)
+		r := newRig(t)
 		require.NoError(t, r.rdb.FlushAll(t.Context()).Err())
+		faults := redistest.NewFaults()
+		t.Cleanup(faults.Close)
+		s, err := New(r.server.Client(func(o *redis.Options) {
+			o.Dialer, o.MaxRetries = faults.Dialer(nil), -1 // go-redis does not ask again
+		}), Options{Layout: Layout{Prefix: prefix}, Scripts: scripts})
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, s.Close()) })
 		require.NoError(t, r.rdb.HSet(t.Context(), prefix+"{a}", "c:1:1", 1).Err())
 		lost := faults.Once(redistest.Named(command), redistest.DropReply(redistest.EOF))
-		found, err := r.store.List(t.Context())
+		found, err := s.(store.Listing).List(t.Context())
 		require.NoError(t, err, command)
 		require.Equal(t, map[string]store.Kind{"a": store.Mutex}, found)
 		require.Equal(t, 1, lost.Hits(), command)
