@@ -2,6 +2,7 @@ package redis_test
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"slices"
 	"strings"
@@ -181,4 +182,20 @@ func TestRedisStoreRefusesOptionsOfTheClient(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, s.Close())
 	}
+}
+
+func TestLocksOnAnEmbeddedServerAreListed(t *testing.T) {
+	client, err := relock.New(redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()}), relock.WithPrefix("app:"))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, errors.Join(client.Close(), client.Redis().Close())) }()
+	section, err := client.NewLock("a").Lock(t.Context())
+	require.NoError(t, err)
+	_, err = client.NewRWLock("b").RLock(t.Context())
+	require.NoError(t, err)
+	all, err := client.List(t.Context(), nil)
+	require.NoError(t, err)
+	require.Len(t, all, 2)
+	holder, _ := relock.HolderFrom(section)
+	require.Equal(t, holder, all[0].Holder)
+	require.Equal(t, relock.ModeShared, all[1].Mode)
 }
