@@ -87,11 +87,18 @@ func (w *etcdWorld) connect(endpoints []string, user string) *clientv3.Client {
 	if !w.users {
 		user = ""
 	}
-	c, err := clientv3.New(clientv3.Config{
-		Username: user, Password: user,
-		Endpoints: endpoints, Logger: zap.NewNop(), DialTimeout: w.ttl / 2,
-		DialKeepAliveTime: w.ttl / 2, DialKeepAliveTimeout: w.ttl / 4,
-	})
+	var c *clientv3.Client
+	var err error
+	for range 20 { // a user logs in, for which a member has to answer in time
+		c, err = clientv3.New(clientv3.Config{
+			Username: user, Password: user,
+			Endpoints: endpoints, Logger: zap.NewNop(), DialTimeout: w.ttl / 2,
+			DialKeepAliveTime: w.ttl / 2, DialKeepAliveTimeout: w.ttl / 4,
+		})
+		if err == nil {
+			break
+		}
+	}
 	require.NoError(w.t, err)
 	return c
 }
