@@ -200,6 +200,11 @@ func TestCallsOfAProcessLearnTogetherThatRedisIsAway(t *testing.T) {
 	require.Less(t, longest-shortest, shortest, "they do not ask one after the other")
 }
 
+// scriptOf matches the scripts of an operation, and not those that clean up behind another one.
+func scriptOf(key string) redistest.Match {
+	return redistest.Named("EVALSHA", "EVAL").And(redistest.WithArg("{once:" + key + "}"))
+}
+
 // TestALateBeginIsTakenBack has the begin of a call that was given up arrive after the call.
 func TestALateBeginIsTakenBack(t *testing.T) {
 	r := newRig(t)
@@ -208,7 +213,7 @@ func TestALateBeginIsTakenBack(t *testing.T) {
 		_, _, err := do(t.Context(), by, "warm")
 		require.NoError(t, err)
 	}
-	rule := p.faults.On(redistest.Named("EVALSHA", "EVAL"), redistest.Hold()).Times(2)
+	rule := p.faults.On(scriptOf("a"), redistest.Hold()).Times(2)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	_, _, err := do(ctx, p, "a")
@@ -229,8 +234,7 @@ func TestALostAnswerToBeginInterruptsNothing(t *testing.T) {
 		p := r.process(once.FailIfInterrupted())
 		_, _, err := do(t.Context(), p, "warm")
 		require.NoError(t, err)
-		begin := redistest.Named("EVALSHA", "EVAL").And(redistest.WithArg("{once:a}"))
-		rule := p.faults.Once(begin, redistest.DropReply(how))
+		rule := p.faults.Once(scriptOf("a"), redistest.DropReply(how))
 		result, replayed, err := do(t.Context(), p, "a")
 		require.NoError(t, err)
 		require.Equal(t, 1, rule.Hits())
@@ -246,7 +250,7 @@ func TestACloseOfTheClientTakesTheAttemptBack(t *testing.T) {
 	p, strict := r.process(), r.process(once.FailIfInterrupted())
 	_, _, err := do(t.Context(), p, "warm")
 	require.NoError(t, err)
-	p.faults.On(redistest.Named("EVALSHA", "EVAL"), redistest.DropReply(redistest.Silence)).Times(2)
+	p.faults.On(scriptOf("a"), redistest.DropReply(redistest.Silence)).Times(2)
 	failed := make(chan error, 1)
 	go func() {
 		_, _, err := do(t.Context(), p, "a")
