@@ -4,6 +4,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -59,4 +60,18 @@ func TestACommitOutlastsACrash(t *testing.T) {
 			require.ErrorContains(t, err, "exists")
 		})
 	}
+}
+
+func TestAPoolerThatEndsByItselfIsStartedAnew(t *testing.T) {
+	p := StartPooler(t, "127.0.0.1:1", "transaction", 1)
+	first := p.proc
+	require.NoError(t, first.Kill()) // and not by Crash
+	require.Eventually(t, func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.proc != first && p.proc.Alive()
+	}, 30*time.Second, 10*time.Millisecond)
+	p.Crash()
+	require.False(t, p.proc.Alive())
+	p.Restart()
 }

@@ -177,6 +177,33 @@ func TestAReaderCopesWithAStricterGoRedis(t *testing.T) {
 	require.Error(t, <-done)
 }
 
+// As with a go-redis that looks at the context of a command.
+func TestCommandsCopeWithAStricterGoRedis(t *testing.T) {
+	subscribe := verbs["subscribe"]
+	verbs["subscribe"] = func(ps *redis.PubSub, ctx context.Context, channels ...string) error {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return subscribe(ps, ctx, channels...)
+	}
+	t.Cleanup(func() { verbs["subscribe"] = subscribe })
+	r := newRig(t, redistest.Shared(t))
+	t.Cleanup(r.close) // before the verb is as it was
+	listens := make(chan error, 1)
+	go func() {
+		_, err := r.try(r.topic("a"), "1")
+		listens <- err
+	}()
+	r.eventually(func() bool { return len(r.losses()) > 0 }, "the first connection is given up")
+	r.Hub.mu.Lock()
+	for _, l := range r.links {
+		l.strict.Store(true) // as its reader would say
+	}
+	r.Hub.mu.Unlock()
+	require.NoError(t, <-listens)
+	require.ErrorIs(t, r.losses()[0].err, errReplaced)
+}
+
 func TestCloseDoesNotWaitForAHostThatHasGone(t *testing.T) {
 	dialled := make(chan struct{}, 10)
 	var dead atomic.Bool
