@@ -145,8 +145,8 @@ func (l *Locks) check(ctx context.Context) error {
 // locks is lost, and otherwise as for [Lock.Lock].
 //
 // On error the context returned is ctx itself, and the caller has entered none of the locks. Lock
-// gives back the locks that it has taken so far, and does not wait long for that: cleanup takes
-// back all remains in the background. The errors are the errors of [Lock.Lock] for one of the
+// gives back the locks that it has taken so far. It waits 50 ms for that at most, and the rest is
+// done in the background. The errors are the errors of [Lock.Lock] for one of the
 // locks.
 func (l *Locks) Lock(ctx context.Context) (context.Context, error) {
 	return l.acquire(ctx, forever)

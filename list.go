@@ -29,8 +29,8 @@ const abreast = 16
 // others in between), and then takes a round trip for each lock. It works after [Client.Close] too.
 //
 // Errors: [errors.ErrUnsupported] with [WithRedissonLayout] and with a store that is no
-// [store.Listing]; ctx's; [ErrUnavailable], after 10 s of the search or 2 s of a look without an
-// answer; errors of the store.
+// [store.Listing]; ctx's; [ErrUnavailable], after 2 s without an answer, or a few seconds in stores beside
+// Redis; errors of the store.
 func (c *Client) List(ctx context.Context, match func(name string) bool) ([]Listed, error) {
 	l := c.NewLock("list")
 	if err := l.check(ctx); err != nil {
@@ -41,7 +41,7 @@ func (c *Client) List(ctx context.Context, match func(name string) bool) ([]List
 		return nil, fmt.Errorf("relock: list: %w: this store has no list of its locks", errors.ErrUnsupported)
 	}
 	ctx = &lifetime.Guarded{Context: ctx}
-	found, err := listing.List(ctx)
+	found, err := listing.List(ctx, l.ask)
 	if err != nil {
 		return nil, fmt.Errorf("relock: list: %w", err)
 	}

@@ -68,7 +68,9 @@ type lister struct {
 	looks atomic.Int64
 }
 
-func (l *lister) List(context.Context) (map[string]store.Kind, error) { return l.found, l.err }
+func (l *lister) List(context.Context, store.Ask) (map[string]store.Kind, error) {
+	return l.found, l.err
+}
 
 func (l *lister) Look(ctx context.Context, a store.Ask) (store.State, error) {
 	l.looks.Add(1)

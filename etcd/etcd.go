@@ -297,7 +297,7 @@ func (s *Store) Token(ctx context.Context, l store.Lease) (int64, error) {
 }
 
 // List implements [store.Listing], a thousand keys at a time.
-func (s *Store) List(ctx context.Context) (map[string]store.Kind, error) {
+func (s *Store) List(ctx context.Context, _ store.Ask) (map[string]store.Kind, error) {
 	if ctx.Err() != nil {
 		return nil, lifetime.Ended(ctx)
 	}

@@ -402,7 +402,7 @@ func TestListLooksBeyondOnePage(t *testing.T) {
 		_, err := c.Put(t.Context(), other, "")
 		require.NoError(t, err)
 	}
-	found, err := s.List(t.Context())
+	found, err := s.List(t.Context(), store.Ask{})
 	require.NoError(t, err)
 	require.Len(t, found, locks)
 	require.Contains(t, found, "lock 1099")

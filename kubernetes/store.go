@@ -270,7 +270,7 @@ func (s *Store) look(ctx context.Context, a store.Ask) (*view, error) {
 
 // List implements [store.Listing]: the Leases that this package has made. List needs the right to
 // list, as no other call does.
-func (s *Store) List(ctx context.Context) (map[string]store.Kind, error) {
+func (s *Store) List(ctx context.Context, _ store.Ask) (map[string]store.Kind, error) {
 	if ctx.Err() != nil {
 		return nil, lifetime.Ended(ctx)
 	}

@@ -15,11 +15,11 @@ import (
 )
 
 // List implements [store.Listing]. A hold is at a majority, and so at one member of any majority.
-func (q *quorum) List(ctx context.Context) (map[string]store.Kind, error) {
+func (q *quorum) List(ctx context.Context, a store.Ask) (map[string]store.Kind, error) {
 	r := ask(ctx, q, 0, (*round[map[string]store.Kind]).settled,
 		func(ctx context.Context, i int) (map[string]store.Kind, error) {
 			if m, is := q.members[i].(store.Listing); is {
-				return m.List(ctx)
+				return m.List(ctx, a)
 			}
 			return nil, fmt.Errorf("%w: a list of its locks", errors.ErrUnsupported)
 		})

@@ -308,8 +308,8 @@ const selectNames = `SELECT name, kind FROM relock_locks
 	WHERE name IN (SELECT name FROM relock_holds WHERE kept_until > {now}){all}`
 
 // List implements [store.Listing].
-func (s *Store) List(ctx context.Context) (found map[string]store.Kind, err error) {
-	err = s.run(ctx, command{asking, store.Ask{}, fewTries, listLimit}, func(ctx context.Context) error {
+func (s *Store) List(ctx context.Context, a store.Ask) (found map[string]store.Kind, err error) {
+	err = s.run(ctx, command{asking, store.Ask{Report: a.Report}, fewTries, listLimit}, func(ctx context.Context) error {
 		found = make(map[string]store.Kind)
 		return s.transaction(ctx, func(t *tx) error {
 			return t.query(selectNames, func(rows *sql.Rows) error {

@@ -304,8 +304,9 @@ type Listing interface {
 	// List returns the name and the probable kind of each lock that somebody has or waits for, and
 	// changes nothing. Check accepts each name. A lock that is held all the while is not left out.
 	// A lock may be free by now, or of another kind: Look decides. List may look at all that the
-	// server has, and so take long. Errors: [ErrUnavailable], 10 s after the last answer at most.
-	List(ctx context.Context) (map[string]Kind, error)
+	// server has, and so take long. Of a only Report counts. Errors: [ErrUnavailable], some seconds
+	// after the last answer.
+	List(ctx context.Context, a Ask) (map[string]Kind, error)
 }
 
 // WaitGraph is a store where a call that waits inside a section can show its wait, so that calls

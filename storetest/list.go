@@ -18,7 +18,7 @@ var listTests = []test{
 
 // list returns the locks of the store as Check spells them, for the other client.
 func (b *bench) list() map[string]store.Kind {
-	found, err := b.listing(b.other).List(b.ctx)
+	found, err := b.listing(b.other).List(b.ctx, b.ask(long))
 	require.NoError(b.t, err)
 	spelled := make(map[string]store.Kind)
 	for name, kind := range found {
@@ -96,7 +96,7 @@ func (b *bench) endList(newContext func() context.Context, check func(err error)
 	ctx := newContext()
 	var found map[string]store.Kind
 	var err error
-	b.promptly(func() { found, err = b.listing(b.st).List(ctx) })
+	b.promptly(func() { found, err = b.listing(b.st).List(ctx, b.ask(long)) })
 	require.Empty(b.t, found)
 	check(err)
 }

@@ -391,8 +391,8 @@ type tellsNobody struct {
 
 type listsLess struct{ *mem.Store }
 
-func (s listsLess) List(ctx context.Context) (map[string]store.Kind, error) {
-	found, err := s.Store.List(ctx)
+func (s listsLess) List(ctx context.Context, a store.Ask) (map[string]store.Kind, error) {
+	found, err := s.Store.List(ctx, a)
 	for name := range found {
 		delete(found, name)
 		break

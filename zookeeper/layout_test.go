@@ -45,7 +45,7 @@ func TestListWalksTheTree(t *testing.T) {
 			require.NoError(t, err)
 			leases = append(leases, l)
 		}
-		found, err := s.List(t.Context())
+		found, err := s.List(t.Context(), ask(time.Second))
 		require.NoError(t, err)
 		require.Equal(t, want, found, "and nothing of the server's own")
 		for _, l := range leases {
@@ -224,6 +224,9 @@ func TestNodesOfOthersAreClosedToStrangers(t *testing.T) {
 	_, err = stranger.Try(t.Context(), ask(10*time.Second))
 	require.ErrorIs(t, err, zk.ErrNoAuth)
 	require.ErrorIs(t, stranger.CheckServer(t.Context(), ask(time.Second)), zk.ErrNoAuth)
+	found, err := stranger.List(t.Context(), ask(time.Second))
+	require.NoError(t, err)
+	require.Empty(t, found, "it may not see the locks, and sees others")
 	require.Less(t, time.Since(begun), 5*time.Second, "nothing is tried again")
 	require.NoError(t, s.Release(t.Context(), l, 0))
 }

@@ -22,12 +22,12 @@ const (
 	// listStep is how many keys one SCAN looks at.
 	listStep = 1000
 	// listSilence is how long List goes on without an answer.
-	listSilence = 10 * time.Second
+	listSilence = 2 * time.Second
 )
 
 // List implements [store.Listing] with SCAN on every master, which serves others in between. In a
 // slot that moves a key may be seen twice. go-redis takes its own time, also after the end of ctx.
-func (s *nativeStore) List(ctx context.Context) (map[string]store.Kind, error) {
+func (s *nativeStore) List(ctx context.Context, a store.Ask) (map[string]store.Kind, error) {
 	if ctx.Err() != nil {
 		return nil, lifetime.Ended(ctx)
 	}
@@ -41,7 +41,8 @@ func (s *nativeStore) List(ctx context.Context) (map[string]store.Kind, error) {
 		err := attempts.ErrEnded
 		defer func() { ended <- err }()
 		attempts.Outlast(&err, func() error {
-			return s.scan(limited, found, func() { silence.Reset(listSilence) })
+			see := &search{found: found, report: a.Report, heard: func() { silence.Reset(listSilence) }}
+			return s.scan(limited, see)
 		})
 	})
 	select {
@@ -62,17 +63,42 @@ func (s *nativeStore) List(ctx context.Context) (map[string]store.Kind, error) {
 	return nil, store.Unavailable(fmt.Errorf("no answer to SCAN in %s", listSilence))
 }
 
-// scan finds the locks on all servers, and calls heard after each answer.
-func (s *nativeStore) scan(ctx context.Context, found map[string]store.Kind, heard func()) error {
-	var mu sync.Mutex
-	see := func(names map[string]store.Kind) {
-		heard()
-		mu.Lock()
-		defer mu.Unlock()
-		maps.Copy(found, names)
+// search is what a List has found, and who is told of its trouble.
+type search struct {
+	report store.Reporter
+	heard  func() // is called after each round
+
+	mu    sync.Mutex
+	found map[string]store.Kind
+}
+
+func (f *search) add(names map[string]store.Kind) {
+	f.heard()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	maps.Copy(f.found, names)
+}
+
+// question asks a few times for an answer.
+func (f *search) question(ctx context.Context, ask func() error) error {
+	tries := 0
+	pause := func(done <-chan struct{}) bool {
+		tries++
+		return tries < boundTries && lifetime.Sleep(done, wire.Pause(tries))
 	}
+	return attempts.Repeat(ctx, attempts.Call{Report: f.report, Command: "list"}, pause, func() error {
+		err := ask()
+		if err == nil || wire.Refused(err) {
+			return err
+		}
+		return store.Unavailable(err)
+	})
+}
+
+// scan finds the locks on all servers.
+func (s *nativeStore) scan(ctx context.Context, f *search) error {
 	each := func(ctx context.Context, node *redis.Client) (err error) { // in a goroutine of go-redis
-		attempts.Outlast(&err, func() error { return s.scanNode(ctx, node, see) })
+		attempts.Outlast(&err, func() error { return s.scanNode(ctx, node, f) })
 		return err
 	}
 	switch rdb := s.rdb.(type) { // perhaps a type that has one of go-redis in it
@@ -85,30 +111,27 @@ func (s *nativeStore) scan(ctx context.Context, found map[string]store.Kind, hea
 	}:
 		return rdb.ForEachShard(ctx, each)
 	default:
-		return s.scanNode(ctx, rdb, see)
+		return s.scanNode(ctx, rdb, f)
 	}
 }
 
-// scanNode finds the locks on one server, and calls see for each round.
-func (s *nativeStore) scanNode(ctx context.Context, node redis.Cmdable, see func(map[string]store.Kind)) error {
+// scanNode finds the locks on one server, in rounds.
+func (s *nativeStore) scanNode(ctx context.Context, node redis.Cmdable, f *search) error {
 	for _, keyType := range []string{"hash", "zset"} {
 		for cursor, more := uint64(0), true; more; more = cursor != 0 {
-			var keys []string
-			err := again(ctx, func() (err error) {
-				var next uint64
+			var keys, kept []string
+			var next uint64
+			err := f.question(ctx, func() (err error) {
 				keys, next, err = node.ScanType(ctx, cursor, literally(s.prefix)+"*", listStep, keyType).Result()
-				if err == nil {
-					cursor = next
-				}
 				return err
 			})
-			var kept []string
 			if err == nil {
-				err = again(ctx, func() (err error) { kept, err = ofHolds(ctx, node, keyType, keys); return err })
+				err = f.question(ctx, func() (err error) { kept, err = ofHolds(ctx, node, keyType, keys); return err })
 			}
 			if err != nil {
 				return err
 			}
+			cursor = next
 			names := make(map[string]store.Kind)
 			for _, key := range kept {
 				base, kind := lockBehind(key, keyType)
@@ -116,23 +139,13 @@ func (s *nativeStore) scanNode(ctx context.Context, node redis.Cmdable, see func
 					names[name] = kind
 				}
 			}
-			see(names)
+			f.add(names)
 		}
 	}
 	return nil
 }
 
-// again asks once more for an answer that has not come.
-func again(ctx context.Context, ask func() error) (err error) {
-	for range boundTries {
-		if err = ask(); err == nil || ctx.Err() != nil || wire.Refused(err) {
-			return err
-		}
-	}
-	return err
-}
-
-// ofHolds returns the keys that have the name of a hold in them, as no key of another program has.
+// ofHolds returns the keys whose value looks like one of relock: it has the name of a hold.
 func ofHolds(ctx context.Context, node redis.Cmdable, keyType string, keys []string) (kept []string, err error) {
 	if len(keys) == 0 {
 		return nil, nil

@@ -23,7 +23,7 @@ func TestListLooksBeyondOneScan(t *testing.T) {
 		want[name] = store.Mutex
 		require.NoError(t, r.rdb.HSet(t.Context(), prefix+"{"+name+"}", "c:1:1", 1).Err())
 	}
-	found, err := r.store.List(t.Context())
+	found, err := r.store.List(t.Context(), store.Ask{})
 	require.NoError(t, err)
 	require.Equal(t, want, found)
 }
@@ -41,7 +41,7 @@ func TestListAsksAgainForALostAnswer(t *testing.T) {
 		t.Cleanup(func() { require.NoError(t, s.Close()) })
 		require.NoError(t, r.rdb.HSet(t.Context(), prefix+"{a}", "c:1:1", 1).Err())
 		lost := faults.Once(redistest.Named(command), redistest.DropReply(redistest.EOF))
-		found, err := s.(store.Listing).List(t.Context())
+		found, err := s.(store.Listing).List(t.Context(), store.Ask{})
 		require.NoError(t, err, command)
 		require.Equal(t, map[string]store.Kind{"a": store.Mutex}, found)
 		require.Equal(t, 1, lost.Hits(), command)
@@ -55,7 +55,7 @@ func TestListSaysWhatAUserMayNot(t *testing.T) {
 		require.NoError(t, r.rdb.HSet(t.Context(), prefix+"{a}", "c:1:1", 1).Err())
 		require.NoError(t, r.rdb.ZAdd(t.Context(), prefix+"{b}:queue", redis.Z{Score: 5, Member: "c:1:2|1000"}).Err())
 		faults.On(redistest.Named(command), redistest.Answer("-NOPERM this user has no permissions\r\n"))
-		_, err := r.store.List(t.Context())
+		_, err := r.store.List(t.Context(), store.Ask{})
 		require.ErrorContains(t, err, "NOPERM", command)
 		require.NotErrorIs(t, err, store.ErrUnavailable, command)
 	}
@@ -66,9 +66,21 @@ func TestListOfASilentServerEnds(t *testing.T) {
 	r := newRigOn(t, redistest.Start(t))
 	r.server.Pause()
 	begun := time.Now()
-	_, err := r.store.List(t.Context())
+	told := make(reports, 10)
+	_, err := r.store.List(t.Context(), store.Ask{Report: told})
 	require.ErrorIs(t, err, store.ErrUnavailable)
-	require.ErrorContains(t, err, "no answer to SCAN in 10s")
-	require.Less(t, time.Since(begun), 2*listSilence)
+	require.ErrorContains(t, err, "no answer to SCAN in 2s")
+	require.Less(t, time.Since(begun), 5*listSilence)
+	require.NotEmpty(t, told, "after a second")
 	r.server.Resume()
+}
+
+// reports takes what a call is told of its attempts.
+type reports chan error
+
+func (r reports) Retrying(_ string, _ int, _ time.Time, err error) {
+	select {
+	case r <- err:
+	default:
+	}
 }

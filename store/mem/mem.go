@@ -241,7 +241,7 @@ func (s *Store) Look(ctx context.Context, a store.Ask) (state store.State, err e
 }
 
 // List implements [store.Listing].
-func (s *Store) List(ctx context.Context) (map[string]store.Kind, error) {
+func (s *Store) List(ctx context.Context, _ store.Ask) (map[string]store.Kind, error) {
 	if ctx.Err() != nil {
 		return nil, lifetime.Ended(ctx)
 	}
