@@ -80,10 +80,11 @@ func (e *entry) outlive(parent context.Context) {
 }
 
 // follow ends the context of e with ctx, unless ctx ends with the Unlock of a writer around e. The
-// entries around ctx are outer, and the entries around outer.
+// entries around ctx are outer, and the entries around outer. An entry that was left when its
+// context had ended already is not the one that has ended ctx.
 func (e *entry) follow(ctx context.Context, outer *entry) {
 	stop := context.AfterFunc(ctx, func() {
-		w := outer.find((*entry).isLeft)
+		w := outer.find((*entry).isLeftFirst)
 		if w != nil && e.isWriter(w) && context.Cause(ctx) == ErrReleased { //nolint:errorlint // as close sets it
 			e.follow(&w.parent, w.outer)
 			return
@@ -162,6 +163,14 @@ func (e *entry) isLeft() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return e.left
+}
+
+// isLeftFirst says whether the Unlock of e has ended its context, and nothing before it.
+func (e *entry) isLeftFirst() bool {
+	t := &e.hold.client.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return e.left && e.wanted
 }
 
 // WithSection returns a context like ctx for calls inside section, a context of Lock. WithSection

@@ -506,6 +506,41 @@ func TestHandOverHandAlongAChainOfLocks(t *testing.T) {
 	})
 }
 
+// slowContext tells of its end late, as on a busy machine.
+type slowContext struct{ context.Context }
+
+func (c slowContext) AfterFunc(f func()) (stop func() bool) {
+	return context.AfterFunc(c.Context, func() {
+		<-time.After(time.Second)
+		f()
+	})
+}
+
+func TestADowngradedReaderOutlivesWhatWasLeftBehindItsWriter(t *testing.T) {
+	for _, writerFirst := range []bool{true, false} {
+		t.Run(fmt.Sprintf("the writer first: %t", writerFirst), func(t *testing.T) {
+			stage.Fake(t, func(t *testing.T, w *stage.World) {
+				c := w.NewClient()
+				rw, other := c.NewRWLock("a"), c.NewLock("b")
+				writer := w.Begin(t.Context(), rw.Lock).Section()
+				between := w.Enter(writer, other)
+				reader := w.Enter(slowContext{between}, rw.RLocker())
+				if writerFirst {
+					require.NoError(t, rw.Unlock(writer))
+					w.Leave(between, other)
+				} else {
+					w.Leave(between, other)
+					require.NoError(t, rw.Unlock(writer))
+				}
+				stage.Pass(2 * time.Second)
+				require.Equal(t, writerFirst, reader.Err() == nil, "the Unlock that came first counts")
+				w.Leave(reader, rw.RLocker())
+				w.RequireFree("a", "b")
+			})
+		})
+	}
+}
+
 // A context that has ended with an outer section stops renewal, as every done context does.
 func TestALeaseIsNotRenewedUnderAnOuterSectionThatWasLeft(t *testing.T) {
 	const ttl = 10 * time.Second
