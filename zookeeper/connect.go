@@ -125,10 +125,11 @@ const (
 	mostFirst = 1 << 10
 )
 
-// SetReadDeadline bounds the wait for the first answer to a third of the session: zk.Conn would
-// wait for several sessions, and then try the next server.
+// SetReadDeadline bounds the wait for bytes to two beats, after which zk.Conn tries the next server:
+// see session.beat. By itself zk.Conn would wait for the first answer for several sessions, and for
+// another one for two thirds of a session, which is longer than most leases last.
 func (c *conn) SetReadDeadline(t time.Time) error {
-	if limit := time.Now().Add(max(c.session.store.timeout/3, dialLimit)); len(c.head) < headSize && t.After(limit) {
+	if limit := time.Now().Add(max(2*c.session.granted()/beats, dialLimit)); t.After(limit) {
 		t = limit
 	}
 	return c.Conn.SetReadDeadline(t)

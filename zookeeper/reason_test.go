@@ -11,6 +11,8 @@ import (
 	"github.com/go-zookeeper/zk"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/tcptest"
 	"github.com/go-relock/relock/internal/zktest"
 	"github.com/go-relock/relock/store"
 	relockzk "github.com/go-relock/relock/zookeeper"
@@ -131,4 +133,33 @@ func TestServerThatIsSilentFromTheStartIsLeftOut(t *testing.T) {
 	l, err := s.Wait(ctx, ask(time.Second), nothing)
 	require.NoError(t, err)
 	require.NoError(t, s.Release(t.Context(), l, 0))
+}
+
+// The server of a session stands still, and the others do not.
+func TestServerThatStandsStillCostsNoLock(t *testing.T) {
+	const session = 12 * time.Second
+	server := zktest.Start(t)
+	proxy := tcptest.NewProxy(t, server.Address())
+	addresses := []string{proxy.Address(), server.Address()}
+	s := open(t, server.Address(), relockzk.WithSessionTimeout(session), relockzk.WithDialer(
+		func(ctx context.Context, network, _ string) (net.Conn, error) {
+			address := addresses[0]
+			addresses = addresses[len(addresses)-1:]
+			return new(net.Dialer).DialContext(ctx, network, address)
+		}))
+	const ttl = session * 3 / 4
+	c, err := relock.Open(s, relock.WithTTL(ttl))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, c.Close()) }()
+	l := c.NewLock("orders")
+	section, err := l.Lock(t.Context())
+	require.NoError(t, err)
+	<-time.After(ttl / 4) // the first renewal is not far
+	proxy.Stall()
+	select {
+	case <-section.Done():
+		require.NoError(t, context.Cause(section))
+	case <-time.After(ttl):
+	}
+	require.NoError(t, l.Unlock(section))
 }

@@ -65,20 +65,26 @@ const beats = 8
 // beat sends a request at regular intervals until the session is over. A server reports the life of
 // a session to the leader with a delay. If the server stops behind a transaction, the leader counts
 // the session from the request before, which may not be as old as the quarter between the longest
-// lease and the session. The client library sends a ping each third of the session only.
+// lease and the session. The client library sends a ping each third of the session only. So a server
+// that is silent for two beats stands still, and the session goes on at another one before a lease
+// of the longest allowed TTL ends.
 func (x *session) beat() {
 	for {
 		begun := time.Now()
 		ctx, cancel := context.WithTimeout(context.Background(), x.store.timeout/beats)
 		_, _ = x.stat(ctx, "/")
 		cancel()
-		timeout := time.Duration(cmp.Or(x.timeout.Load(), int64(x.store.timeout)))
 		select {
 		case <-x.dead:
 			return
-		case <-time.After(timeout/beats - time.Since(begun)):
+		case <-time.After(x.granted()/beats - time.Since(begun)):
 		}
 	}
+}
+
+// granted returns the timeout of the session; before the first answer, the timeout to ask for.
+func (x *session) granted() time.Duration {
+	return time.Duration(cmp.Or(x.timeout.Load(), int64(x.store.timeout)))
 }
 
 // end marks the session as over. All its holds are gone. end does not wait.
