@@ -17,7 +17,7 @@ func lockInEtcd(ctx context.Context, endpoints []string, work func(context.Conte
 	// page: open
 	c, err := clientv3.New(clientv3.Config{
 		Endpoints:            endpoints,
-		DialKeepAliveTime:    2 * time.Second, // finds a member that is silent
+		DialKeepAliveTime:    10 * time.Second, // the least that gRPC takes
 		DialKeepAliveTimeout: time.Second,
 	})
 	if err != nil {

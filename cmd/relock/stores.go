@@ -202,7 +202,7 @@ func openEtcd(c *connection, u storeURL) (store.Store, io.Closer, error) {
 		return nil, nil, err
 	}
 	config := clientv3.Config{
-		Logger: zap.NewNop(), DialTimeout: c.timeout, DialKeepAliveTime: 2 * time.Second, DialKeepAliveTimeout: time.Second,
+		Logger: zap.NewNop(), DialTimeout: c.timeout, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: time.Second,
 	}
 	if config.TLS, err = u.tls(); err != nil {
 		return nil, nil, err

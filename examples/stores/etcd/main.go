@@ -40,7 +40,7 @@ func run(ctx context.Context, out io.Writer, endpoints string) error {
 func open(endpoints []string) (locks *relock.Client, end func(), err error) {
 	c, err := clientv3.New(clientv3.Config{
 		Endpoints: endpoints, Logger: zap.NewNop(),
-		DialKeepAliveTime: 2 * time.Second, DialKeepAliveTimeout: time.Second, // finds a member that is silent
+		DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: time.Second, // finds a member that is silent
 	})
 	if err != nil {
 		return nil, nil, err
