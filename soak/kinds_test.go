@@ -20,11 +20,12 @@ import (
 )
 
 // Beside the workers, some visitors use the other kinds of locks: a read-write lock around a page, a
-// semaphore, several locks at once, and a lock that is lent and handed off.
+// semaphore, several locks at once, a lock that is lent and handed off, one for a leader, and in
+// databases a lock that is the transaction's.
 const (
-	book, pool, errand = "book", "pool", "errand"
+	book, pool, errand, chief = "book", "pool", "errand", "chief"
 
-	visitors = 12
+	visitors = 15
 	permits  = 2 // of the pool; some callers ask for one more
 )
 
@@ -36,7 +37,7 @@ var kindNames = []string{book, pool, errand}
 
 // names returns the names of all locks that the store can serve.
 func (s *soak) names() []string {
-	return slices.Concat(s.serves, parts, locks)
+	return slices.Concat(s.serves, []string{chief}, parts, locks)
 }
 
 // anyName is a lock of a worker as often as one of a visitor.
@@ -82,7 +83,9 @@ func (s *soak) visitors(working *sync.WaitGroup, random func(id int) *rand.Rand)
 	for i := range visitors {
 		v := &visitor{soak: s, Rand: random(first + i), id: first + i}
 		visit := v.collects
-		switch kind := []string{book, pool, errand, ""}[i%4]; {
+		switch kind := []string{book, pool, errand, "", chief}[i%5]; {
+		case kind == chief:
+			visit = v.leads
 		case !slices.Contains(s.serves, kind):
 		case kind == book:
 			visit = v.reads
@@ -141,7 +144,7 @@ func (s *soak) holders(name string) (all []string, err error) {
 
 func (s *soak) watchKinds(random *rand.Rand) {
 	for !s.isOver() {
-		names := slices.Concat(s.serves, parts)
+		names := slices.Concat(s.serves, parts, []string{chief})
 		seen := history.Seen{Lock: names[random.IntN(len(names))], Call: s.log.Now()}
 		holders, err := s.holders(seen.Lock)
 		if err == nil { // the server may be gone
@@ -425,6 +428,7 @@ func (v *visitor) read(s *stay) {
 func (v *visitor) write(s *stay) {
 	v.read(s)
 	version := int64(v.log.Hold())
+	v.eval(s)
 	if v.IntN(5) == 0 || !v.look(s) {
 		return
 	}
@@ -466,6 +470,7 @@ func (v *visitor) permits(ctx context.Context, cancel context.CancelFunc) {
 		v.linger()
 		v.look(s)
 		v.draw(s)
+		v.eval(s)
 	}
 	if v.IntN(3) == 0 { // takes no second permit
 		if inner, err := v.call(s.ctx, "permit inside a permit", l); err == nil {
@@ -482,6 +487,10 @@ func (v *visitor) permits(ctx context.Context, cancel context.CancelFunc) {
 
 // collects takes several locks at once.
 func (v *visitor) collects(ctx context.Context, cancel context.CancelFunc) {
+	if w, is := v.world.(transactor); is && v.IntN(3) == 0 {
+		v.transacts(ctx, w)
+		return
+	}
 	v.brief = false
 	ctx, leave := v.known(ctx)
 	defer leave()

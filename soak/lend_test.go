@@ -16,6 +16,7 @@ func (v *visitor) errands(ctx context.Context, cancel context.CancelFunc) {
 		return
 	}
 	v.linger()
+	v.eval(s)
 	if v.IntN(4*v.seldom()) == 0 {
 		v.abandon(cancel, s)
 		return

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
@@ -44,6 +45,13 @@ type database struct {
 	hang    string         // the statement that ends all other connections to the database
 	plain   *sql.DB        // past the proxies
 	pools   []int          // the connections that a peer may have
+	stores  sync.Map       // *inDatabase by the way of its peer
+}
+
+// inDatabase is what a peer uses besides its client.
+type inDatabase struct {
+	db    *sql.DB
+	store *relocksql.Store
 }
 
 // endOthers ends all other connections to a database of PostgreSQL.
@@ -128,7 +136,28 @@ func (w *database) join(time.Duration) *peer {
 	over, err := relocksql.New(db, w.dialect, options...)
 	require.NoError(w.t, err)
 	y.closing = append(y.closing, func() { _ = db.Close() }, func() { _ = over.Close() })
+	w.stores.Store(way(y), &inDatabase{db, over})
 	return &peer{w.open(over), y}
+}
+
+// transact implements transactor.
+func (w *database) transact(ctx context.Context, p *peer, name string, work func()) error {
+	of, _ := w.stores.Load(p.way)
+	d := of.(*inDatabase)
+	options := &sql.TxOptions{}
+	if w.dialect == relocksql.MySQL {
+		options.Isolation = sql.LevelReadCommitted
+	}
+	tx, err := d.db.BeginTx(ctx, options)
+	if err != nil {
+		return err
+	}
+	if err := d.store.LockTx(ctx, tx, name); err != nil {
+		_ = tx.Rollback()
+		return err
+	}
+	work()
+	return tx.Commit()
 }
 
 func (w *database) settle() {}

@@ -1,0 +1,116 @@
+package soak
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/soak/history"
+)
+
+// leads campaigns for a while. Each term is a section.
+func (v *visitor) leads(ctx context.Context, cancel context.CancelFunc) {
+	l := v.peer.NewLock(chief, v.options()...)
+	stop := time.AfterFunc(upTo(v.Rand, 3*v.ttl), cancel) // ends the wait, or the term
+	defer stop.Stop()
+	asked := v.log.Now()
+	err := l.Lead(ctx, func(term context.Context) error {
+		s := v.begin(term, l, 1, v.log.Hold(), asked)
+		for range v.IntN(4) {
+			v.linger()
+			v.look(s)
+			v.draw(s)
+			v.eval(s)
+		}
+		v.look(s)
+		s.Left = s.Out
+		v.record(s)
+		asked = v.log.Now() // of the next campaign, after a loss
+		return nil
+	})
+	if err == nil {
+		v.tally("Lead: ok")
+		return
+	}
+	v.failed("Lead", err, !relock.NotEntered(err)) // otherwise the error is of an Unlock
+}
+
+// eval asks Redis for a look at the lock, where the store has scripts.
+func (v *visitor) eval(s *stay) {
+	if v.IntN(3) > 0 {
+		return
+	}
+	at := v.log.Now()
+	_, err := s.lock.Eval(s.ctx, "return 1", nil)
+	s.Out = v.log.Now()
+	switch {
+	case errors.Is(err, errors.ErrUnsupported):
+	case err == nil:
+		v.tally("Eval: ok")
+		s.Sure = max(s.Sure, at)
+	case s.isLost(err):
+		v.tally("Eval: lost")
+		if s.Lost == 0 {
+			s.Lost = s.Out
+		}
+	default:
+		v.tally("Eval: failed")
+	}
+}
+
+// transactor is a world in which a transaction of the caller can have a lock.
+type transactor interface {
+	// transact runs work in a transaction with the lock. Without an error the transaction is
+	// committed.
+	transact(ctx context.Context, p *peer, name string, work func()) error
+}
+
+// transacts takes one of the parts for a transaction. Only a commit shows that the transaction has
+// had the lock to its end.
+func (v *visitor) transacts(ctx context.Context, w transactor) {
+	s := &stay{Section: history.Section{
+		Lock: parts[v.IntN(len(parts))], Client: v.id, Group: v.log.Hold(), Limit: 1, Ask: v.log.Now(),
+	}}
+	ctx, cancel := context.WithTimeout(ctx, 3*v.ttl)
+	defer cancel()
+	err := w.transact(ctx, v.peer, s.Lock, func() {
+		s.In = v.log.Now()
+		v.linger()
+		s.Sure = v.log.Now()
+	})
+	switch {
+	case err == nil:
+		v.tally("LockTx: ok")
+		s.Lease, s.Left, s.Out = s.Sure, s.Sure, v.log.Now()
+		v.record(s)
+	case errors.Is(err, relock.ErrLocked):
+		v.tally("LockTx: refused")
+	default:
+		v.tally("LockTx: failed")
+	}
+}
+
+// lockless is a world whose transactions take no lock.
+type lockless struct{ *database }
+
+func (lockless) transact(_ context.Context, _ *peer, _ string, work func()) error {
+	work()
+	return nil
+}
+
+func TestSoakConvictsTransactionsWithoutTheirLock(t *testing.T) {
+	_, seed := settings(t)
+	set := onSQLite
+	set.begin = func(s *soak) world { return lockless{startSQLite(s).(*database)} }
+	s := newSoak(t, seed, set)
+	wrong := ""
+	for round := uint64(0); wrong == "" && time.Since(s.began) < time.Minute; round++ {
+		s.round(round, s.ttl, s.trouble)
+		wrong = s.check(round)
+	}
+	require.NotEmpty(t, wrong, "nothing is found in a minute")
+}
