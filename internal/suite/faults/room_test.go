@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/stage"
 )
 
 // Does a flood of callers cost an unrelated lock its renewals?
@@ -40,23 +41,27 @@ func TestAFloodOfCallersCostsNoOtherLock(t *testing.T) {
 
 // requireRoom fails if a flood of callers costs a client one of its quiet holds. A third of the
 // callers waits for a lock that another client holds, a third waits briefly again and again, and a
-// third takes and frees locks of its own. The flood lasts a little longer than a lease. open makes
-// clients, each of another process.
+// third takes and frees locks of its own. The flood lasts until all quiet holds were renewed twice
+// in it. Each step of a renewal stands in line with the callers for a processor, so a lease is long
+// enough for a machine that is busy besides. open makes clients, each of another process.
 func requireRoom(t *testing.T, callers int, open func(...relock.Option) *relock.Client) {
 	t.Helper()
-	const ttl = 5 * time.Second
+	const ttl = 15 * time.Second
 	owner, c := open(), open(relock.WithTTL(ttl))
 	defer func() { require.NoError(t, c.Close()) }()
 	defer func() { require.NoError(t, owner.Close()) }()
 	_, err := owner.NewLock("busy").Lock(t.Context())
 	require.NoError(t, err)
-	var sections []context.Context
+	var quiet []*quietHold
 	for i := range 10 {
-		section, err := c.NewLock(fmt.Sprint("quiet", i)).Lock(t.Context())
+		l := c.NewLock(fmt.Sprint("quiet", i))
+		section, err := l.Lock(t.Context())
 		require.NoError(t, err)
-		sections = append(sections, section)
+		h := &quietHold{lock: l, section: section}
+		h.isRenewed()
+		quiet = append(quiet, h)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 6*ttl/5)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*ttl)
 	defer cancel()
 	var all sync.WaitGroup
 	for i := range callers {
@@ -76,9 +81,34 @@ func requireRoom(t *testing.T, callers int, open func(...relock.Option) *relock.
 			}
 		})
 	}
-	all.Wait()
-	for i, section := range sections {
-		require.NoError(t, context.Cause(section))
-		require.NoError(t, c.NewLock(fmt.Sprint("quiet", i)).Unlock(section))
+	for range 2 {
+		for _, h := range quiet {
+			for !h.isRenewed() && h.section.Err() == nil {
+				stage.SleepUntil(time.Now().Add(20 * time.Millisecond))
+			}
+		}
 	}
+	cancel()
+	all.Wait()
+	for _, h := range quiet {
+		require.NoError(t, context.Cause(h.section))
+		require.NoError(t, h.lock.Unlock(h.section))
+	}
+}
+
+// quietHold is a hold whose lease is watched.
+type quietHold struct {
+	lock    *relock.Lock
+	section context.Context
+	until   time.Time // as it was seen last
+}
+
+// isRenewed says whether the lease is longer than before.
+func (h *quietHold) isRenewed() bool {
+	until := time.Now().Add(h.lock.Remaining(h.section))
+	if until.Sub(h.until) < time.Second {
+		return false
+	}
+	h.until = until
+	return true
 }
