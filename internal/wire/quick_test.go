@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -69,6 +70,20 @@ func TestTheEndOfAQuickCallIsNoticedSoon(t *testing.T) {
 	require.True(t, a.Unsure)
 	require.Less(t, time.Since(begun), time.Second, "and not the three seconds of go-redis")
 	require.False(t, r.wire.quick.is.Load())
+}
+
+// The moment of a quick attempt ends just before the context of its call.
+func TestACallEndsWithItsContextRightBehindAMoment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*quickLimit+time.Millisecond)
+		defer cancel()
+		begun := time.Now()
+		f := &flight{ctx: ctx, since: begun, done: make(chan struct{})}
+		moment, end := context.WithTimeout(t.Context(), 2*quickLimit)
+		defer end()
+		require.ErrorIs(t, new(Wire).await(ctx, f, moment.Done()).err, ErrGivenUp)
+		require.Equal(t, 2*quickLimit+time.Millisecond, time.Since(begun))
+	})
 }
 
 // TestWhatMayNotBeRepeatedIsNotGivenUp has an answer that takes four times the limit of a quick

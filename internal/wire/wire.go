@@ -347,10 +347,17 @@ func (w *Wire) await(ctx context.Context, f *flight, moment <-chan struct{}) out
 	case <-ends[1]:
 	case <-ends[2]:
 	case <-moment:
-		if lifetime.Sleep(f.done, quickAnswer) {
+		late := time.NewTimer(quickAnswer)
+		defer late.Stop()
+		select {
+		case <-f.done:
+			return f.outcome // that go-redis had no connection until now, say
+		case <-late.C:
 			return outcome{err: givenUp(time.Since(f.since), false)}
+		case <-ends[0]:
+		case <-ends[1]:
+		case <-ends[2]:
 		}
-		return f.outcome // that go-redis had no connection until now, say
 	}
 	if w.batcher.forget(f) {
 		return outcome{err: f.ctx.Err()}
