@@ -208,7 +208,11 @@ func (w *worker) record(c call) *section {
 	if c.in != nil {
 		s.hold = c.in.hold
 	} else {
-		// If the hold is lost by now, no answer has named the holder. The recording needs a name.
+		// If the hold is lost by now, its loss names the holder.
+		var lost *relock.LostError
+		if !inSection && untilDone(inner, w.late()) && errors.As(context.Cause(inner), &lost) {
+			holder = lost.Holder
+		}
 		s.hold = &hold{number: w.log.Hold(), holder: holder.String(), caller: c.ctx}
 		op.Hold, op.Holder = s.number, s.holder
 	}
