@@ -149,6 +149,7 @@ interop: ## Go and Java (Redisson, Curator) share locks: installs a JDK and Mave
 kubernetes: ## Locks in Leases of a real API server, which it builds from Go modules: minutes at first (not part of test; vet and lint are)
 	@sh tools/install-deps.sh
 	cd kubernetes && $(GOTEST) ./...
+	@$(MAKE) --no-print-directory soak-faults STORE=kubernetes
 
 fuzz: ## Run every fuzz function for FUZZTIME
 	@GO="$(GO)" sh tools/fuzz.sh "$(FUZZTIME)"
@@ -163,15 +164,16 @@ torture: ## Every lock library in every scenario, with trouble for TORTURE in ea
 
 # No limit of go test: it may be hours, and each wait in it has a limit of its own.
 SOAKING = RELOCK_SOAK=$(SOAK) RELOCK_SEED=$(SEED)
+SOAKTEST = $(GO) test $(if $(filter kubernetes,$(STORE)),-tags kubernetes) -race $(NORACE) -count=1 -timeout 0 -v
 soak-faults: ## Lock at random among random faults in each world for SOAK, or in the world STORE, and check every history (SEED repeats the choices)
-	cd soak && $(SOAKING) $(GO) test -race $(NORACE) -count=1 -timeout 0 -v $(if $(STORE),-run '^TestSoak$$/^$(STORE)$$' .,./...)
+	cd soak && $(SOAKING) $(SOAKTEST) $(if $(STORE),-run '^TestSoak$$/^$(STORE)$$' .,./...)
 
 # The soak mostly waits, and the model mostly computes.
 soak-beside-model:
 	@sh tools/side-by-side.sh '$(MAKE) --no-print-directory soak-faults' '$(MAKE) --no-print-directory model'
 
 soak-kept: ## A soak of the world STORE with the result kept in soak/results
-	cd soak && RELOCK_COMMIT=$$(git rev-parse --short HEAD) $(SOAKING) $(GO) test -race $(NORACE) -count=1 -timeout 0 -v -run '^TestSoak$$/^$(STORE)$$' .
+	cd soak && RELOCK_COMMIT=$$(git rev-parse --short HEAD) $(SOAKING) $(SOAKTEST) -run '^TestSoak$$/^$(STORE)$$' .
 
 soak-table: ## Write the table of soak/results into docs/GUARANTEES.md
 	cd soak && $(GO) test -count=1 -run TestThePageHasTheResults . -update

@@ -29,15 +29,19 @@ const (
 	permits  = 2 // of the pool; some callers ask for one more
 )
 
-// parts are taken several at once. The first three share a slot of a cluster.
-var parts = []string{"{part}0", "{part}1", "{part}2", "part3", "part4", "part5"}
+// parts are taken several at once. The first three share a slot of a cluster. plainParts have no
+// braces, which some stores refuse.
+var (
+	parts      = []string{"{part}0", "{part}1", "{part}2", "part3", "part4", "part5"}
+	plainParts = []string{"part0", "part1", "part2", "part3", "part4", "part5"}
+)
 
 // kindNames are the locks of the visitors that some stores do not serve.
 var kindNames = []string{book, pool, errand}
 
 // names returns the names of all locks that the store can serve.
 func (s *soak) names() []string {
-	return slices.Concat(s.serves, []string{chief}, parts, locks)
+	return slices.Concat(s.serves, []string{chief}, s.parts, locks)
 }
 
 // anyName is a lock of a worker as often as one of a visitor.
@@ -144,7 +148,7 @@ func (s *soak) holders(name string) (all []string, err error) {
 
 func (s *soak) watchKinds(random *rand.Rand) {
 	for !s.isOver() {
-		names := slices.Concat(s.serves, parts, []string{chief})
+		names := slices.Concat(s.serves, s.parts, []string{chief})
 		seen := history.Seen{Lock: names[random.IntN(len(names))], Call: s.log.Now()}
 		holders, err := s.holders(seen.Lock)
 		if err == nil { // the server may be gone
@@ -202,7 +206,7 @@ func (v *visitor) call(ctx context.Context, what string, l waitingLock) (inner c
 	}
 	switch v.IntN(ways) {
 	case 0:
-		limit, mayFail = v.threeTries()*time.Duration(len(parts)), true
+		limit, mayFail = v.threeTries()*time.Duration(len(v.parts)), true
 		inner, err = l.TryLock(ctx)
 	case 1:
 		limit = some
@@ -553,8 +557,8 @@ func (v *visitor) requireNone(section context.Context, names []string) {
 
 // choose chooses 2 to 4 of the parts.
 func (v *visitor) choose() (names []string) {
-	for _, i := range v.Perm(len(parts))[:2+v.IntN(3)] {
-		names = append(names, parts[i])
+	for _, i := range v.Perm(len(v.parts))[:2+v.IntN(3)] {
+		names = append(names, v.parts[i])
 	}
 	return names
 }

@@ -52,6 +52,7 @@ type setting struct {
 	ttl      time.Duration     // of the locks
 	patience time.Duration     // of the clients of Redis and of a store in memory
 	serves   []string          // of kindNames: locks of other kinds that the store has
+	parts    []string          // nil: parts
 	mode     history.Mode      // of all locks
 	fake     bool              // the world is in fake time
 	// defect breaks the store of each client; nil: the stores are as they are.
@@ -247,6 +248,9 @@ func newSoak(t *testing.T, seed uint64, setting setting) *soak {
 	s := &soak{
 		t: t, seed: seed, setting: setting, log: history.NewRecorder(), waiting: map[int]wait{},
 		did: map[string]int{}, broken: map[string]int{}, count: map[string]int{},
+	}
+	if s.parts == nil {
+		s.parts = parts
 	}
 	s.kinds.did = map[string]int{}
 	s.world = setting.begin(s)

@@ -73,7 +73,7 @@ type transactor interface {
 // had the lock to its end.
 func (v *visitor) transacts(ctx context.Context, w transactor) {
 	s := &stay{Section: history.Section{
-		Lock: parts[v.IntN(len(parts))], Client: v.id, Group: v.log.Hold(), Limit: 1, Ask: v.log.Now(),
+		Lock: v.parts[v.IntN(len(v.parts))], Client: v.id, Group: v.log.Hold(), Limit: 1, Ask: v.log.Now(),
 	}}
 	ctx, cancel := context.WithTimeout(ctx, 3*v.ttl)
 	defer cancel()
