@@ -51,7 +51,7 @@ func run(ctx context.Context, out io.Writer, redisURL string) error {
 	prefix := "relock-saga:" + rand.Text()[:8] + ":"
 	fmt.Fprintf(out, "Redis at %s, keys begin with %s\n", options.Addr, prefix)
 
-	bounded, cancel := context.WithTimeout(ctx, 30*time.Second)
+	bounded, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	d := &demo{options: options, prefix: prefix, asked: map[string]string{}}
 	err = d.tell(bounded, out)
@@ -174,7 +174,7 @@ func (d *demo) play(ctx context.Context, order string, s scenario) (line string,
 	wanted := s.refuses == ""
 	for _, e := range ends {
 		if e.err != nil || !e.alive || e.all != wanted {
-			return "", fmt.Errorf("a worker ended with %+v", e)
+			return "", fmt.Errorf("a worker ended with %+v: %w", e, e.err)
 		}
 	}
 	return d.judge(order, wanted, s.diesAt != "")
