@@ -55,7 +55,8 @@ func (s *soak) anyName(random *rand.Rand) string {
 
 // kinds is what the visitors share and record.
 type kinds struct {
-	page atomic.Int64 // the version that was written last, in sections of the book
+	page    atomic.Int64 // the version that was written last, in sections of the book
+	results results
 
 	mu sync.Mutex
 	history.Kinds

@@ -144,7 +144,7 @@ func (w *redisWorld) settle() { require.NoError(w.t, w.plain.Ping(context.Backgr
 // left leaves out tokens, and used tickets, which stay until they expire.
 func (w *redisWorld) left() []string {
 	left := slices.DeleteFunc(redistest.Keys(w.t, w.plain), func(key string) bool {
-		return strings.HasSuffix(key, ":token") || strings.Contains(key, ":loans:") || strings.HasPrefix(key, "redisson_lock_token:")
+		return strings.HasSuffix(key, ":token") || strings.HasSuffix(key, ":once") || strings.Contains(key, ":loans:") || strings.HasPrefix(key, "redisson_lock_token:")
 	})
 	return append(left, redistest.Subscriptions(w.t, w.plain)...)
 }

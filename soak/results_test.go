@@ -75,7 +75,7 @@ func TestThePageHasTheResults(t *testing.T) {
 func resultsTable(t *testing.T) string {
 	t.Helper()
 	var b strings.Builder
-	b.WriteString("| world | runs | minutes | calls | faults | violations | last run, commit, seed |\n|---|---|---|---|---|---|---|\n")
+	b.WriteString("| world | runs, minutes | calls | faults | violations | last run, commit, seed |\n|---|---|---|---|---|---|\n")
 	files, err := filepath.Glob("results/*.jsonl")
 	require.NoError(t, err)
 	for _, name := range files {
@@ -92,7 +92,7 @@ func resultsTable(t *testing.T) string {
 			all.Violations += last.Violations
 		}
 		require.NoError(t, file.Close())
-		fmt.Fprintf(&b, "| %s | %d | %d | %d | %d | %d | %s, %s, %d |\n", strings.TrimSuffix(filepath.Base(name), ".jsonl"),
+		fmt.Fprintf(&b, "| %s | %d, %d | %d | %d | %d | %s, %s, %d |\n", strings.TrimSuffix(filepath.Base(name), ".jsonl"),
 			runs, all.Seconds/60, all.Calls, all.Faults, all.Violations, last.Date, last.Commit, last.Seed)
 	}
 	return b.String()

@@ -253,6 +253,7 @@ func newSoak(t *testing.T, seed uint64, setting setting) *soak {
 		s.parts = parts
 	}
 	s.kinds.did = map[string]int{}
+	s.kinds.results.gone(0)
 	s.world = setting.begin(s)
 	s.admin = s.world.join(nothingTwice)
 	for range clients {

@@ -114,6 +114,9 @@ func (s *soak) gone(op history.Op, names []string, do func() error) {
 		}
 	}
 	op.Return = s.log.Now()
+	if len(names) > 1 { // all data
+		s.kinds.results.gone(op.Return)
+	}
 	for _, op.Lock = range names {
 		s.log.Add(op)
 	}

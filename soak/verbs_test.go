@@ -3,17 +3,24 @@ package soak
 import (
 	"context"
 	"errors"
+	"fmt"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/once"
 	"github.com/go-relock/relock/soak/history"
 )
 
-// leads campaigns for a while. Each term is a section.
+// leads campaigns for a while. Each term is a section. Some visits do a job once instead.
 func (v *visitor) leads(ctx context.Context, cancel context.CancelFunc) {
+	if !v.fake && v.IntN(3) == 0 {
+		v.job(ctx)
+		return
+	}
 	l := v.peer.NewLock(chief, v.options()...)
 	stop := time.AfterFunc(upTo(v.Rand, 3*v.ttl), cancel) // ends the wait, or the term
 	defer stop.Stop()
@@ -92,6 +99,74 @@ func (v *visitor) transacts(ctx context.Context, w transactor) {
 	default:
 		v.tally("LockTx: failed")
 	}
+}
+
+// job does a job of this moment once, with a result of its own. Whoever asks gets the same result,
+// unless a fault has taken it out of Redis.
+func (v *visitor) job(ctx context.Context) {
+	o, err := once.New(v.peer.Client, once.WithRetention(time.Hour))
+	if err != nil { // other stores, and Redisson's layout
+		return
+	}
+	defer o.Close()
+	ctx, cancel := context.WithTimeout(ctx, 3*v.ttl)
+	defer cancel()
+	asked := v.log.Now()
+	key := fmt.Sprint("job", int(asked/(300*time.Millisecond))-v.IntN(3))
+	result, _, err := once.Do(ctx, o, key, func(context.Context, once.Attempt) (int, error) {
+		v.linger()
+		if v.IntN(8) == 0 {
+			return 0, errors.New("not done")
+		}
+		return v.log.Hold(), nil
+	})
+	if err != nil {
+		v.tally("once: failed")
+		return
+	}
+	v.tally("once: ok")
+	if other := v.kinds.results.other(key, result, asked); other != 0 {
+		v.wrong.add("%q was done with the results %d and %d", key, other, result)
+	}
+}
+
+// results are those of the jobs since a fault has last taken data away.
+type results struct {
+	mu    sync.Mutex
+	since time.Duration
+	all   map[string]int
+}
+
+// other returns an earlier result of a job if it is another one. 0: there is none. A call that began
+// before the last loss of data says nothing.
+func (r *results) other(key string, result int, asked time.Duration) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if asked < r.since {
+		return 0
+	}
+	if other, is := r.all[key]; is && other != result {
+		return other
+	}
+	r.all[key] = result
+	return 0
+}
+
+func (r *results) gone(at time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.since, r.all = at, map[string]int{}
+}
+
+func TestTwoResultsOfAJobAreNoticed(t *testing.T) {
+	var r results
+	r.gone(0)
+	require.Zero(t, r.other("a", 1, 1))
+	require.Zero(t, r.other("a", 1, 2))
+	require.Equal(t, 1, r.other("a", 2, 3))
+	r.gone(4)
+	require.Zero(t, r.other("a", 3, 3))
+	require.Zero(t, r.other("a", 2, 5))
 }
 
 // lockless is a world whose transactions take no lock.
