@@ -149,6 +149,7 @@ interop: ## Go and Java (Redisson, Curator) share locks: installs a JDK and Mave
 kubernetes: ## Locks in Leases of a real API server, which it builds from Go modules: minutes at first (not part of test; vet and lint are)
 	@sh tools/install-deps.sh
 	cd kubernetes && $(GOTEST) ./...
+	cd soak && $(LINT) run --build-tags kubernetes .
 	@$(MAKE) --no-print-directory soak-faults STORE=kubernetes
 
 fuzz: ## Run every fuzz function for FUZZTIME
