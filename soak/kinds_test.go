@@ -29,12 +29,8 @@ const (
 	permits  = 2 // of the pool; some callers ask for one more
 )
 
-// parts are taken several at once. The first three share a slot of a cluster. plainParts have no
-// braces, which some stores refuse.
-var (
-	parts      = []string{"{part}0", "{part}1", "{part}2", "part3", "part4", "part5"}
-	plainParts = []string{"part0", "part1", "part2", "part3", "part4", "part5"}
-)
+// parts are taken several at once. The first three share a slot of a cluster.
+var parts = []string{"{part}0", "{part}1", "{part}2", "part3", "part4", "part5"}
 
 // kindNames are the locks of the visitors that some stores do not serve.
 var kindNames = []string{book, pool, errand}

@@ -29,7 +29,10 @@ import (
 )
 
 func init() {
-	worlds["kubernetes"] = setting{begin: startKubernetes, ttl: 3 * time.Second, parts: plainParts, mode: history.Mode{Drawn: true}}
+	worlds["kubernetes"] = setting{
+		begin: startKubernetes, ttl: 3 * time.Second, mode: history.Mode{Drawn: true},
+		parts: []string{"part0", "part1", "part2", "part3", "part4", "part5"}, // a name of Kubernetes has no braces
+	}
 }
 
 // kubernetesWorld is two API servers over three members of etcd. The connections of a client spread
