@@ -144,14 +144,9 @@ func (b *bench) holder(section context.Context) relock.Holder {
 	return holder
 }
 
-// state asks again if a store on a busy machine does not answer in the time of State.
 func (b *bench) state(l oneLock) relock.State {
 	b.t.Helper()
-	begun := time.Now()
 	state, err := l.State(b.ctx)
-	for errors.Is(err, relock.ErrUnavailable) && time.Since(begun) < patience {
-		state, err = l.State(b.ctx)
-	}
 	require.NoError(b.t, err)
 	return state
 }

@@ -42,14 +42,12 @@ func leaseRenewed(b *bench) {
 	b.unlock(l, inner, section)
 }
 
-// leaseBesideCrowd has a process with quiet holds, and with a crowd of callers for a lease and a
-// half. A third of the crowd waits for a lock that another process has, a third waits briefly again
-// and again, and a third enters locks of its own. The lease is long, as the crowd makes the machine
-// busy, too.
+// leaseBesideCrowd has a process with quiet holds, and with a crowd of callers for three leases. A
+// third of the crowd waits for a lock that another process has, a third waits briefly again and
+// again, and a third enters locks of its own.
 func leaseBesideCrowd(b *bench) {
 	const crowd, quiet = 90, 5
-	ttl := 2 * b.h.TTL
-	c := b.server.NewClient(relock.WithTTL(ttl))
+	c := b.server.NewClient(relock.WithTTL(b.h.TTL))
 	b.t.Cleanup(func() { require.NoError(b.t, c.Close()) })
 	taken := b.lock(b.other, "taken")
 	outer := b.enter(b.ctx, taken)
@@ -59,7 +57,7 @@ func leaseBesideCrowd(b *bench) {
 		l := b.lock(c, "quiet"+strconv.Itoa(i))
 		locks, sections = append(locks, l), append(sections, b.enter(b.ctx, l))
 	}
-	ctx, cancel := context.WithTimeout(b.ctx, 3*ttl/2)
+	ctx, cancel := context.WithTimeout(b.ctx, 3*b.h.TTL)
 	defer cancel()
 	var all sync.WaitGroup
 	for i := range crowd {

@@ -17,7 +17,7 @@ import (
 
 func requirePlot(t *testing.T, redisURL string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	var out bytes.Buffer
 	require.NoError(t, run(ctx, &out, redisURL), "%s", &out)

@@ -13,7 +13,7 @@ import (
 )
 
 func TestALateWriteIsRefusedWithTheTokenAndLosesADepositWithout(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	var out bytes.Buffer
 	require.NoError(t, run(ctx, &out, ""), "%s", &out)

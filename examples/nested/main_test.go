@@ -16,7 +16,7 @@ import (
 // run checks for itself that it tells what it should.
 func TestNestedCallsBehaveAsTold(t *testing.T) {
 	redistest.NoGoroutineLeft(t, "redis/go-redis", "alicebob/miniredis")
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	var out bytes.Buffer
 	require.NoError(t, run(ctx, &out, ""), "%s", &out)
@@ -26,7 +26,7 @@ func TestNestedCallsBehaveAsTold(t *testing.T) {
 func TestNestedCallsBehaveAsToldOnAServer(t *testing.T) {
 	redistest.NoGoroutineLeft(t, "redis/go-redis")
 	server := redistest.Start(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	var out bytes.Buffer
 	require.NoError(t, run(ctx, &out, server.URL()), "%s", &out)

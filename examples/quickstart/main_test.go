@@ -70,7 +70,7 @@ func requirePlot(t *testing.T, output string) {
 
 func TestTheStoryIsToldWithoutAServer(t *testing.T) {
 	redistest.NoGoroutineLeft(t, "redis/go-redis", "alicebob/miniredis")
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	var out bytes.Buffer
 	require.NoError(t, run(ctx, &out, ""), "%s", &out)
@@ -80,7 +80,7 @@ func TestTheStoryIsToldWithoutAServer(t *testing.T) {
 func TestTheStoryIsTheSameOnAServer(t *testing.T) {
 	redistest.NoGoroutineLeft(t, "redis/go-redis")
 	server := redistest.Start(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	var out bytes.Buffer
 	require.NoError(t, run(ctx, &out, server.URL()), "%s", &out)
@@ -93,7 +93,7 @@ func TestTheStoryIsTheSameOnAServer(t *testing.T) {
 }
 
 func TestAServerThatIsNotThereIsAnErrorThatNamesIt(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	require.ErrorContains(t, run(ctx, &bytes.Buffer{}, "redis://127.0.0.1:1?max_retries=-1"), "127.0.0.1:1")
 	require.ErrorContains(t, run(ctx, &bytes.Buffer{}, "127.0.0.1:6379"), "REDIS_URL")

@@ -21,7 +21,7 @@ import (
 func TestEveryScenarioOnAServer(t *testing.T) {
 	redistest.NoGoroutineLeft(t, "redis/go-redis")
 	server := redistest.Start(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	var out bytes.Buffer
 	require.NoError(t, run(ctx, &out, server.URL()), "%s", &out)
@@ -69,7 +69,7 @@ func TestWorkersThatDieAtRandomLeaveAllOrNothing(t *testing.T) {
 	redistest.NoGoroutineLeft(t, "redis/go-redis")
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	server := redistest.Start(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	d := &demo{options: server.Options(), prefix: "test:", asked: map[string]string{}}
 	var points []string

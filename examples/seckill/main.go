@@ -34,7 +34,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/examples/internal/stage"
 )
 
@@ -55,7 +54,7 @@ func run(ctx context.Context, out io.Writer, redisURL string) error {
 	prefix := "relock-seckill:" + rand.Text()[:8] + ":"
 	fmt.Fprintf(out, "Redis at %s, keys begin with %s\n", options.Addr, prefix)
 
-	bounded, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	bounded, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	err = sale(bounded, out, options, prefix)
 	if err == nil {
@@ -122,15 +121,13 @@ func (c *counts) again(ctx context.Context, shops []*shop) {
 	wg.Wait()
 }
 
-// click clicks, and while the shop is busy or Redis does not answer clicks again, after longer and
-// longer pauses: without them the clicks that are refused would take all the time of Redis.
+// click clicks, and while the shop is busy clicks again, after longer and longer pauses: without
+// them the clicks that are refused would take all the time of Redis.
 func (c *counts) click(ctx context.Context, s *shop, user string) {
 	pause, busy := 100*time.Millisecond, 0
 	o, replayed, err := s.buy(ctx, user)
-	for ; ctx.Err() == nil && (errors.Is(err, errBusy) || errors.Is(err, relock.ErrUnavailable)); o, replayed, err = s.buy(ctx, user) {
-		if errors.Is(err, errBusy) {
-			busy++
-		}
+	for ; errors.Is(err, errBusy); o, replayed, err = s.buy(ctx, user) {
+		busy++
 		select {
 		case <-time.After(pause/2 + mathrand.N(pause)):
 			pause = min(2*pause, time.Second)

@@ -16,7 +16,7 @@ import (
 func requireStory(t *testing.T, url string) {
 	t.Helper()
 	redistest.NoGoroutineLeft(t, "redis/go-redis", "alicebob/miniredis")
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	var out bytes.Buffer
 	require.NoError(t, run(ctx, &out, url), "%s", &out)

@@ -25,7 +25,7 @@ func TestRealServers(t *testing.T) {
 // testTell runs the program: transfers happen once, and a late one is refused.
 func testTell(t *testing.T, urls stage.URLs) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	var out bytes.Buffer
 	require.NoError(t, stage.Run(ctx, &out, "transfer", urls, tell), "%s", &out)
