@@ -49,8 +49,8 @@ const (
 	longForget  = 2 * time.Second
 	forgetLimit = 2 * time.Second // for one round trip
 	forgetBatch = 256
-	// mostRepeated is how many asks cleanup keeps: beyond that an ask that was confirmed twice is
-	// not tried again, so that calls that give up cost no memory for a long lease.
+	// mostRepeated is how many asks cleanup keeps to forget them again. When there are more, an ask
+	// that was forgotten twice is dropped: a crowd of calls that give up does not fill the memory.
 	mostRepeated = 4096
 	// keepForgetting is the time beyond the lease for which cleanup retries an unconfirmed ask. A
 	// queue place may last longer still: a grant to such a place goes on to the next waiter, or

@@ -80,11 +80,10 @@ func (e *entry) outlive(parent context.Context) {
 }
 
 // follow ends the context of e with ctx, unless ctx ends with the Unlock of a writer around e. The
-// entries around ctx are outer, and the entries around outer. An entry that was left when its
-// context had ended already is not the one that has ended ctx.
+// entries around ctx are outer, and the entries around outer.
 func (e *entry) follow(ctx context.Context, outer *entry) {
 	stop := context.AfterFunc(ctx, func() {
-		w := outer.find((*entry).isLeftFirst)
+		w := outer.find((*entry).isEndedByUnlock)
 		if w != nil && e.isWriter(w) && context.Cause(ctx) == ErrReleased { //nolint:errorlint // as close sets it
 			e.follow(&w.parent, w.outer)
 			return
@@ -165,8 +164,8 @@ func (e *entry) isLeft() bool {
 	return e.left
 }
 
-// isLeftFirst says whether the Unlock of e has ended its context, and nothing before it.
-func (e *entry) isLeftFirst() bool {
+// isEndedByUnlock says whether it was the Unlock of e that has ended the context of e.
+func (e *entry) isEndedByUnlock() bool {
 	t := &e.hold.client.table
 	t.mu.Lock()
 	defer t.mu.Unlock()

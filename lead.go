@@ -9,8 +9,8 @@ import (
 	"github.com/go-relock/relock/store"
 )
 
-// Lead runs fn in the process that leads: of all processes that call Lead of one lock, one runs fn.
-// Another one takes over when that process ends, crashes, or loses the lock.
+// Lead runs fn in one of the processes that call Lead of this lock: the leader. Another process takes
+// over when the leader ends, crashes, or loses the lock.
 //
 // Lead campaigns, as [Lock.Lock] waits for the lock, and runs fn with the section's context. If the
 // lock is lost, that context ends. When fn has returned then, Lead drops the result of fn, and

@@ -29,8 +29,8 @@ const abreast = 16
 // others in between), and then takes a round trip for each lock. It works after [Client.Close] too.
 //
 // Errors: [errors.ErrUnsupported] with [WithRedissonLayout] and with a store that is no
-// [store.Listing]; ctx's; [ErrUnavailable], after 2 s without an answer, or a few seconds in stores beside
-// Redis; errors of the store.
+// [store.Listing]; ctx's; [ErrUnavailable] after 2 s without an answer, or a few seconds in stores
+// beside Redis; errors of the store.
 func (c *Client) List(ctx context.Context, match func(name string) bool) ([]Listed, error) {
 	l := c.NewLock("list")
 	if err := l.check(ctx); err != nil {

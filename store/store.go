@@ -304,7 +304,7 @@ type Listing interface {
 	// List returns the name and the probable kind of each lock that somebody has or waits for, and
 	// changes nothing. Check accepts each name. A lock that is held all the while is not left out.
 	// A lock may be free by now, or of another kind: Look decides. List may look at all that the
-	// server has, and so take long. Of a only Report counts. Errors: [ErrUnavailable], some seconds
+	// server has, and so take long. List uses only a.Report. Errors: [ErrUnavailable], some seconds
 	// after the last answer.
 	List(ctx context.Context, a Ask) (map[string]Kind, error)
 }

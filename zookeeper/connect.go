@@ -125,9 +125,9 @@ const (
 	mostFirst = 1 << 10
 )
 
-// SetReadDeadline bounds the wait for bytes to two beats, after which zk.Conn tries the next server:
-// see session.beat. By itself zk.Conn would wait for the first answer for several sessions, and for
-// another one for two thirds of a session, which is longer than most leases last.
+// SetReadDeadline bounds the wait for bytes to two beats, see session.beat: then zk.Conn tries the
+// next server. By itself zk.Conn would wait for two thirds of a session, which is longer than most
+// leases last, and for the first answer even longer.
 func (c *conn) SetReadDeadline(t time.Time) error {
 	if limit := time.Now().Add(max(2*c.session.granted()/beats, dialLimit)); t.After(limit) {
 		t = limit

@@ -137,7 +137,7 @@ func TestServerThatIsSilentFromTheStartIsLeftOut(t *testing.T) {
 
 // The server of a session stands still, and the others do not.
 func TestServerThatStandsStillCostsNoLock(t *testing.T) {
-	const session = 12 * time.Second
+	const session, ttl = 24 * time.Second, 12 * time.Second
 	server := zktest.Start(t)
 	proxy := tcptest.NewProxy(t, server.Address())
 	addresses := []string{proxy.Address(), server.Address()}
@@ -147,7 +147,6 @@ func TestServerThatStandsStillCostsNoLock(t *testing.T) {
 			addresses = addresses[len(addresses)-1:]
 			return new(net.Dialer).DialContext(ctx, network, address)
 		}))
-	const ttl = session * 3 / 4
 	c, err := relock.Open(s, relock.WithTTL(ttl))
 	require.NoError(t, err)
 	defer func() { require.NoError(t, c.Close()) }()

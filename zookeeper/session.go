@@ -65,9 +65,10 @@ const beats = 8
 // beat sends a request at regular intervals until the session is over. A server reports the life of
 // a session to the leader with a delay. If the server stops behind a transaction, the leader counts
 // the session from the request before, which may not be as old as the quarter between the longest
-// lease and the session. The client library sends a ping each third of the session only. So a server
-// that is silent for two beats stands still, and the session goes on at another one before a lease
-// of the longest allowed TTL ends.
+// lease and the session. The client library sends a ping each third of the session only.
+//
+// A server that is silent for two beats stands still, see conn.SetReadDeadline. The session then goes
+// on at another server, before a lease of the longest allowed TTL ends.
 func (x *session) beat() {
 	for {
 		begun := time.Now()
