@@ -493,6 +493,11 @@ func TestADeadAttemptIsFollowedAtTheEndOfItsLease(t *testing.T) {
 	run := newRunning(t, p, "a")
 	p.faults.Partition() // the process is gone, as far as Redis sees
 	begun := time.Now()
+	_, _, err := do(t.Context(), r.process(), "a", once.NoWait())
+	require.ErrorIs(t, err, once.ErrInFlight)
+	told := r.plain.PTTL(t.Context(), "relock:{once:a}:waiters").Val() // whom nobody tells
+	require.Positive(t, told)
+	require.LessOrEqual(t, told, lease+time.Second)
 	result, _, err := do(t.Context(), other, "a")
 	require.NoError(t, err)
 	require.Equal(t, "run 1 attempt 2 interrupted true", result)
