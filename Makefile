@@ -37,12 +37,12 @@ TESTED = $(filter-out ./interop/% ./kubernetes ./soak,$(MODULES))
 # go-zookeeper/zk 1.0.4 has a race of its own when it connects again (sendSetWatches reads lastZxid). A package with
 # generic code has to stay: what it instantiates without the detector may serve other packages, whose code then looks racy.
 NORACE = -gcflags=modernc.org/sqlite/lib=-race=false -gcflags=github.com/go-zookeeper/...=-race=false
-GOTEST = $(GO) test -race $(NORACE) -count=1 -shuffle=on -timeout $(TIMEOUT) $(TESTFLAGS)
+GOTEST = $(GO) test -race $(NORACE) -vet=off -count=1 -shuffle=on -timeout $(TIMEOUT) $(TESTFLAGS)
 LINT   = $(GO) tool -modfile="$(CURDIR)/tools/go.mod" golangci-lint
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help check test deps fmt fmt-check tidy-check vet lint unit topology modules each examples release-check release man interop kubernetes fuzz soak soak-faults soak-beside-model soak-kept soak-table soak-fake torture model tla pictures snippets bench gobench bench-check clean
+.PHONY: help check test deps fmt fmt-check tidy-check vet lint unit topology modules-built modules each examples release-check release man interop kubernetes fuzz soak soak-faults soak-kept soak-table soak-fake torture model tla pictures snippets bench gobench bench-check clean
 
 help: ## Show this list
 	@echo 'Usage: make TARGET [NAME=value ...]'
@@ -65,8 +65,11 @@ check: fmt-check ## gofmt, go vet and the tests in fake time of the root module:
 	$(GO) vet ./...
 	$(GO) test -timeout $(TIMEOUT) $(TESTFLAGS) $$($(SERVERLESS))
 
-# The quick checks come first, so that a slip is told in seconds and not after the suites.
-test: deps fmt-check tidy-check vet lint unit modules examples release-check bench-check fuzz soak-beside-model ## Install what is missing and run every check below
+# The quick checks come first, so that a slip is told in seconds and not after the suites. The suites mostly wait. What only
+# computes runs beside them, and gives way.
+test: deps fmt-check tidy-check vet lint ## Install what is missing and run every check below
+	@sh tools/side-by-side.sh '$(MAKE) --no-print-directory unit modules examples soak-faults' \
+		'nice -n 19 $(MAKE) --no-print-directory modules-built release-check bench-check fuzz model'
 	@echo 'make test: everything passed'
 
 deps: ## Install what is missing: Redis, PostgreSQL, MariaDB, PgBouncer, ZooKeeper, etcd, a C compiler (-race), git, spin (model), prometheus, faketime
@@ -84,32 +87,34 @@ tidy-check: ## Fail if go mod tidy would change a module
 		echo "tidy $$m"; (cd "$$m" && $(GO) mod tidy -diff) || exit 1; \
 	done
 
-# Tests misuse locks on purpose, and so do their words in internal/stage: relockvet leaves them out. All modules are one
-# workspace here, as relockvet reads the source of all that they import.
+# Makes all modules one workspace for the rest of a command, which reads what they share only once.
+WORKSPACE = tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; export GOWORK="$$tmp/go.work"; $(GO) work init . $(MODULES) || exit 1
+PACKAGES  = ./... $(addsuffix /...,$(MODULES))
+
+# Tests misuse locks on purpose, and so do their words in internal/stage: relockvet leaves them out.
 vet: ## relockvet, every module; go vet is a part of lint
-	@tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; (cd relockvet && $(GO) build -o "$$tmp" ./cmd/relockvet) || exit 1; \
-	export GOWORK="$$tmp/go.work"; $(GO) work init . $(MODULES) || exit 1; \
-	packages=$$($(GO) list ./... $(addsuffix /...,$(MODULES))) || exit 1; \
+	@$(WORKSPACE); (cd relockvet && GOWORK=off $(GO) build -o "$$tmp" ./cmd/relockvet) || exit 1; \
+	packages=$$($(GO) list $(PACKAGES)) || exit 1; \
 	"$$tmp/relockvet" -test=false $$(echo "$$packages" | grep -v /internal/stage)
 
 lint: ## golangci-lint, every module (the first run compiles it: some minutes)
-	@rc=0; for m in . $(MODULES); do \
-		echo "lint $$m"; (cd "$$m" && $(LINT) run ./...) || rc=1; \
-	done; exit $$rc
+	@lint=$$($(GO) tool -n -modfile=tools/go.mod golangci-lint) || exit 1; $(WORKSPACE); "$$lint" run $(PACKAGES)
 
 # Many of them mostly wait, so more packages run at a time than there are processors.
 unit: ## Tests of the root module with the race detector
 	$(GOTEST) -p 4 ./...
 
-# Some of them mostly wait, beside the others. They are built before, as that would be in its way.
-modules: ## Tests of the nested modules with the race detector, but interop/ and kubernetes/
-	@for m in $(TESTED); do \
-		echo "build $$m"; (cd "$$m" && $(GOTEST) -run '^$$' ./... >/dev/null) || exit 1; \
+modules-built: # The compiler would be in the way of what waits.
+	@for m in $(TESTED) ./soak; do \
+		echo "build $$m"; (cd "$$m" && $(GO) list -race $(NORACE) -test -deps -export -f '' ./... >/dev/null) || exit 1; \
 	done
-	@sh tools/side-by-side.sh '$(MAKE) --no-print-directory each EACH="./cmd/relock"' \
-		'$(MAKE) --no-print-directory each EACH="./sql"' \
-		'$(MAKE) --no-print-directory each EACH="./etcd ./zookeeper"' \
-		'$(MAKE) --no-print-directory each EACH="$(filter-out ./cmd/relock ./sql ./etcd ./zookeeper,$(TESTED))"'
+
+# Some of them mostly wait, beside the others.
+modules: modules-built ## Tests of the nested modules with the race detector, but interop/ and kubernetes/
+	@sh tools/side-by-side.sh '$(MAKE) --no-print-directory each EACH="./sql"' \
+		'$(MAKE) --no-print-directory each EACH="./zookeeper ./internal/sqlsuite"' \
+		'$(MAKE) --no-print-directory each EACH="./cmd/relock ./etcd"' \
+		'$(MAKE) --no-print-directory each EACH="$(filter-out ./cmd/relock ./sql ./etcd ./zookeeper ./internal/sqlsuite,$(TESTED))"'
 
 each:
 	@for m in $(EACH); do \
@@ -168,10 +173,6 @@ SOAKING = RELOCK_SOAK=$(SOAK) RELOCK_SEED=$(SEED)
 SOAKTEST = $(GO) test $(if $(filter kubernetes,$(STORE)),-tags kubernetes) -race $(NORACE) -count=1 -timeout 0 -v
 soak-faults: ## Lock at random among random faults in each world for SOAK, or in the world STORE, and check every history (SEED repeats the choices)
 	cd soak && $(SOAKING) $(SOAKTEST) $(if $(STORE),-run '^TestSoak$$/^$(STORE)$$' .,./...)
-
-# The soak mostly waits, and the model mostly computes.
-soak-beside-model:
-	@sh tools/side-by-side.sh '$(MAKE) --no-print-directory soak-faults' '$(MAKE) --no-print-directory model'
 
 soak-kept: ## A soak of the world STORE with the result kept in soak/results
 	cd soak && RELOCK_COMMIT=$$(git rev-parse --short HEAD) $(SOAKING) $(SOAKTEST) -run '^TestSoak$$/^$(STORE)$$' .
