@@ -312,7 +312,7 @@ func openDB(u storeURL) (db *sql.DB, source string, err error) {
 func (u storeURL) create(ctx context.Context, db *sql.DB) error {
 	for {
 		err := relocksql.Create(ctx, db, u.dialect)
-		if err == nil || !strings.Contains(err.Error(), "(SQLITE_BUSY") {
+		if err == nil || !strings.Contains(err.Error(), "database is locked") {
 			return err
 		}
 		select {

@@ -1,8 +1,12 @@
 package main
 
 import (
+	"context"
 	"crypto/tls"
+	"database/sql"
+	"database/sql/driver"
 	"encoding/pem"
+	"errors"
 	"maps"
 	"net"
 	"net/http/httptest"
@@ -24,6 +28,7 @@ import (
 	"github.com/go-relock/relock/internal/dbtest"
 	"github.com/go-relock/relock/internal/etcdtest"
 	"github.com/go-relock/relock/internal/zktest"
+	relocksql "github.com/go-relock/relock/sql"
 )
 
 // storeSite is a store for one test.
@@ -287,6 +292,32 @@ func TestASQLiteFileNeedsNoPreparation(t *testing.T) {
 	got := do(t, nil, "run", "job", "--store", "sqlite:///no/such/directory/locks.db", "--", "echo", "never")
 	require.Equal(t, codeUnavailable, got.code, got.stderr)
 	require.Contains(t, got.stderr, "SQLite in /no/such/directory/locks.db")
+}
+
+// recovering is a database whose log another process recovers at the first two statements.
+type recovering struct {
+	driver.Conn
+	statements int
+}
+
+func (r *recovering) Connect(context.Context) (driver.Conn, error) { return r, nil }
+func (r *recovering) Driver() driver.Driver                        { return nil }
+func (r *recovering) Close() error                                 { return nil } // of the connection
+
+func (r *recovering) ExecContext(context.Context, string, []driver.NamedValue) (driver.Result, error) {
+	if r.statements++; r.statements <= 2 {
+		return nil, errors.New("database is locked (261)") // SQLITE_BUSY_RECOVERY, as modernc.org/sqlite writes it
+	}
+	return driver.ResultNoRows, nil
+}
+
+func TestTheTablesAreMadeWhenTheOtherProcessIsDone(t *testing.T) {
+	t.Parallel()
+	r := &recovering{}
+	db := sql.OpenDB(r)
+	require.NoError(t, storeURL{backend: backends["sqlite"]}.create(t.Context(), db))
+	require.Equal(t, 2+len(relocksql.Schema(relocksql.SQLite)), r.statements)
+	require.NoError(t, db.Close())
 }
 
 func TestASQLiteFileIsFoundByARelativePath(t *testing.T) {
