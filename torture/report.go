@@ -36,7 +36,11 @@ func (v Verdict) String() string {
 func (v Verdict) all() []string { return slices.Concat(v.Wrong, v.Late) }
 
 func (v Verdict) note(what string) string {
-	return shortened(fmt.Sprintf("%s in %s (seed %d): %s", v.Library, v.Scenario, v.Seed, what))
+	seed := fmt.Sprintf(" (seed %d)", v.Seed)
+	if v.Seed == 0 { // it did not run, see Library.Ends
+		seed = ""
+	}
+	return shortened(v.Library + " in " + v.Scenario + seed + ": " + what)
 }
 
 // Report is what the page says.
