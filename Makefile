@@ -65,11 +65,11 @@ check: fmt-check ## gofmt, go vet and the tests in fake time of the root module:
 	$(GO) vet ./...
 	$(GO) test -timeout $(TIMEOUT) $(TESTFLAGS) $$($(SERVERLESS))
 
-# The quick checks come first, so that a slip is told in seconds and not after the suites. The suites mostly wait. What only
-# computes runs beside them, and gives way.
-test: deps fmt-check tidy-check vet ## Install what is missing and run every check below
-	@sh tools/side-by-side.sh '$(MAKE) --no-print-directory unit modules examples soak-faults' \
-		'nice -n 19 $(MAKE) --no-print-directory modules-built lint release-check bench-check fuzz model'
+# The quick checks come first, so that a slip is told in seconds and not after the suites. What mostly waits has beside it what
+# only computes, and gives way.
+test: deps fmt-check tidy-check vet unit modules-built ## Install what is missing and run every check below
+	@sh tools/side-by-side.sh '$(MAKE) --no-print-directory modules examples soak-faults' \
+		'nice -n 19 $(MAKE) --no-print-directory lint release-check bench-check fuzz model'
 	@echo 'make test: everything passed'
 
 deps: ## Install what is missing: Redis, PostgreSQL, MariaDB, PgBouncer, ZooKeeper, etcd, a C compiler (-race), git, spin (model), prometheus, faketime
