@@ -42,7 +42,7 @@ LINT   = $(GO) tool -modfile="$(CURDIR)/tools/go.mod" golangci-lint
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help check test deps fmt fmt-check tidy-check vet lint unit topology modules-built modules each examples release-check release man interop kubernetes fuzz soak soak-faults soak-kept soak-table soak-fake torture model tla pictures snippets bench gobench bench-check clean
+.PHONY: help check test deps fmt fmt-check tidy-check vet lint unit topology modules-built modules each examples release-check release man interop kubernetes fuzz soak soak-faults soak-beside-model soak-kept soak-table soak-fake torture model tla pictures snippets bench gobench bench-check clean
 
 help: ## Show this list
 	@echo 'Usage: make TARGET [NAME=value ...]'
@@ -65,11 +65,9 @@ check: fmt-check ## gofmt, go vet and the tests in fake time of the root module:
 	$(GO) vet ./...
 	$(GO) test -timeout $(TIMEOUT) $(TESTFLAGS) $$($(SERVERLESS))
 
-# The quick checks come first, so that a slip is told in seconds and not after the suites. What mostly waits has beside it what
-# only computes, and gives way.
-test: deps fmt-check tidy-check vet unit modules-built ## Install what is missing and run every check below
-	@sh tools/side-by-side.sh '$(MAKE) --no-print-directory modules examples soak-faults' \
-		'nice -n 19 $(MAKE) --no-print-directory lint release-check bench-check fuzz model'
+# The quick checks come first, so that a slip is told in seconds and not after the suites. Only the soak has company: tests of
+# times fail now and then beside what computes or writes, at the lowest priority, too.
+test: deps fmt-check tidy-check vet lint unit modules examples release-check bench-check fuzz soak-beside-model ## Install what is missing and run every check below
 	@echo 'make test: everything passed'
 
 deps: ## Install what is missing: Redis, PostgreSQL, MariaDB, PgBouncer, ZooKeeper, etcd, a C compiler (-race), git, spin (model), prometheus, faketime
@@ -173,6 +171,10 @@ SOAKING = RELOCK_SOAK=$(SOAK) RELOCK_SEED=$(SEED)
 SOAKTEST = $(GO) test $(if $(filter kubernetes,$(STORE)),-tags kubernetes) -race $(NORACE) -count=1 -timeout 0 -v
 soak-faults: ## Lock at random among random faults in each world for SOAK, or in the world STORE, and check every history (SEED repeats the choices)
 	cd soak && $(SOAKING) $(SOAKTEST) $(if $(STORE),-run '^TestSoak$$/^$(STORE)$$' .,./...)
+
+# The soak mostly waits, and the model mostly computes.
+soak-beside-model:
+	@sh tools/side-by-side.sh '$(MAKE) --no-print-directory soak-faults' '$(MAKE) --no-print-directory model'
 
 soak-kept: ## A soak of the world STORE with the result kept in soak/results
 	cd soak && RELOCK_COMMIT=$$(git rev-parse --short HEAD) $(SOAKING) $(SOAKTEST) -run '^TestSoak$$/^$(STORE)$$' .

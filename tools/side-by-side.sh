@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs each of its arguments as a command, all at the same time, and fails if one of them fails:
 #   tools/side-by-side.sh 'go test ./a' 'go test ./b'
-# What the first one prints is shown at once, and of the others when they have ended, so that nothing is mixed.
+# What a command prints is shown when it has ended, so that nothing is mixed.
 set -eu
 
 scratch=$(mktemp -d)
@@ -18,11 +18,7 @@ trap 'exit 130' INT TERM
 n=0
 for command; do
 	n=$((n + 1))
-	if [ "$n" = 1 ]; then
-		sh -c "exec $command" &
-	else
-		sh -c "exec $command" >"$scratch/$n" 2>&1 &
-	fi
+	sh -c "exec $command" >"$scratch/$n" 2>&1 &
 	pids="$pids $!"
 done
 
@@ -31,7 +27,7 @@ status=0
 for pid in $pids; do
 	n=$((n + 1))
 	wait "$pid" || status=$?
-	[ "$n" = 1 ] || cat "$scratch/$n"
+	cat "$scratch/$n"
 done
 pids=
 exit "$status"
