@@ -65,8 +65,8 @@ check: fmt-check ## gofmt, go vet and the tests in fake time of the root module:
 	$(GO) vet ./...
 	$(GO) test -timeout $(TIMEOUT) $(TESTFLAGS) $$($(SERVERLESS))
 
-# The quick checks come first, so that a slip is told in seconds and not after the suites. Only the soak has company: tests of
-# times fail now and then beside what computes or writes, at the lowest priority, too.
+# The quick checks come first, so that a slip is told in seconds and not after the suites. The linter does not run beside the
+# suites: tests that measure time fail now and then beside it, even if it has the lowest priority.
 test: deps fmt-check tidy-check vet lint unit modules examples release-check bench-check fuzz soak-beside-model ## Install what is missing and run every check below
 	@echo 'make test: everything passed'
 
@@ -102,7 +102,7 @@ lint: ## golangci-lint, every module (the first run compiles it: some minutes)
 unit: ## Tests of the root module with the race detector
 	$(GOTEST) -p 4 ./...
 
-modules-built: # The compiler would be in the way of what waits.
+modules-built: # so that the compiler is not in the way of tests
 	@for m in $(TESTED) ./soak; do \
 		echo "build $$m"; (cd "$$m" && $(GO) list -race $(NORACE) -test -deps -export -f '' ./... >/dev/null) || exit 1; \
 	done

@@ -42,7 +42,7 @@ type search struct {
 	before, now map[store.ID]store.Waiting
 }
 
-// isOver says whether a wait was not shown anew for so long that it has ended, and the command that
+// isOver says whether a wait must have ended: nobody has shown it again for long. The command that
 // takes it back was lost.
 func (s *search) isOver(w store.Waiting) bool {
 	last, known := s.before[w.ID]

@@ -275,9 +275,8 @@ func answered(ctx context.Context, call func(context.Context) error) error {
 // ForceUnlock takes the lock from its holder (all readers, and all permits of a semaphore), and
 // grants the lock to the first waiter. ForceUnlock is for operators. A message notifies the process
 // of the holder, and the process ends the section in milliseconds, or at its next renewal if no
-// message arrives. Until then two holders may believe that they have the lock, and only the fencing
-// token tells them apart. ForceUnlock takes the lock from the holds found first, and from no later
-// hold.
+// message arrives. Until then two holders may believe in the lock, and only the fencing token tells
+// them apart. ForceUnlock takes the lock from the holds found first, and from no later hold.
 //
 // ForceUnlock works after [Client.Close] too. Without an answer it is [ErrUnavailable] after 2 s,
 // or 4 s if the store falls silent after the first answer.

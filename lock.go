@@ -588,7 +588,7 @@ func (c *Client) newLock(ask store.Ask, options []Option) *Lock {
 		}
 		l.settings = &s
 	}
-	if ask.Kind != store.Mutex && l.settings.maxPasses > 0 { // a line has one head, and so lets one in at a time
+	if ask.Kind != store.Mutex && l.settings.maxPasses > 0 { // a line lets in one at a time
 		s := *l.settings
 		s.maxPasses = 0
 		l.settings = &s

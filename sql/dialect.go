@@ -119,7 +119,8 @@ func Schema(d Dialect) []string {
 }
 
 // Create creates the tables if they do not exist. Errors: those of the database; a dialect that
-// does not exist.
+// does not exist. In a new file of SQLite that another process has just opened, Create may fail with
+// "database is locked": call it again.
 func Create(ctx context.Context, db *sql.DB, d Dialect) error {
 	if err := known(d); err != nil {
 		return err

@@ -130,8 +130,8 @@ fail in the scenario, and without its trouble each scenario has to pass; tests o
 	return b.String()
 }
 
-// wakes says whether the library promises to wake its waiters, and does without trouble. A waiter of
-// one that does not may sleep in any scenario, and its trouble would have no part in it.
+// wakes says whether the library promises to wake its waiters, and has done so in all runs without
+// trouble. Otherwise a waiter that sleeps in a scenario says nothing of the trouble there.
 func (r *Report) wakes(l *Library) bool {
 	return l.Promises&Serves != 0 && !slices.ContainsFunc(r.Controls, func(v Verdict) bool { return v.Library == l.Name && len(v.Late) > 0 })
 }

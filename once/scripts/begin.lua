@@ -18,9 +18,10 @@ elseif state == 'done' or state == 'failed' then
   return false, {state, number, redis.call('HGET', record, 'result')}
 elseif not locked then -- the finish of the attempt tells all channels
   redis.call('SADD', waiters, ARGV[4])
-  -- Whoever waits asks again when the lease of the attempt has ended. TryLockIf names the key of its lock.
+  -- A waiter asks again when the lease that it has met is over, and adds itself anew. The key of the
+  -- lock is among the keys of this command, as TryLockIf takes that lock.
   local lease = redis.call('PTTL', string.match(record, '^(.+):once$'))
-  redis.call('PEXPIRE', waiters, math.max(redis.call('PTTL', waiters), lease + 1000, 1000))
+  redis.call('PEXPIRE', waiters, math.max(redis.call('PTTL', waiters), lease + 1000))
   return true
 end
 if attempt ~= ARGV[1] then -- else a repeat of this call
