@@ -235,6 +235,26 @@ func TestANestedEntryIsAskedForOnceWhateverTheLease(t *testing.T) {
 	})
 }
 
+func TestARenewalWithoutAnAnswerIsSentAgainAThirdOfTheTTLLater(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		const ttl = time.Minute
+		m, p := w.NewTape(relock.WithTTL(ttl))
+		l := m.NewLock("a")
+		outer := w.Enter(t.Context(), l)
+		inner := w.Enter(outer, l)
+		p.Keep(stage.CmdRenew)
+		stage.Pass(ttl / 3)
+		w.Leave(inner, l)
+		w.RequireCount("a", 1)
+		require.Equal(t, 1, p.Play()) // the renewal arrives behind the exit, and its answer is lost
+		w.RequireCount("a", 2)
+		stage.Pass(ttl / 3)
+		w.RequireCount("a", 1)
+		w.Leave(outer, l)
+		w.RequireFree("a")
+	})
+}
+
 func TestAnInnerExitThatIsRefusedIsToldLater(t *testing.T) {
 	for name, act := range map[string]stage.Action{"refused": stage.Refuse(stage.ErrRefused), "silent": stage.Silence} {
 		t.Run(name, func(t *testing.T) {

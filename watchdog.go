@@ -53,7 +53,8 @@ const (
 	watchAfter = 200 * time.Millisecond
 )
 
-// retryPause is short at first, and short enough for several tries of a renewal within a lease.
+// retryPause is the time from an unconfirmed renewal to the next: short at first, and short enough
+// for several tries of a renewal within a lease.
 func retryPause(failures int32, ttl time.Duration) time.Duration {
 	return min(5*time.Millisecond<<min(failures, 10), ttl/12+time.Millisecond, time.Second)
 }
@@ -286,7 +287,7 @@ func (d *watchdog) note(r round, errs []error, sent time.Time) {
 			event.Err = cmp.Or(event.Err, err)
 			if h.state == held {
 				again++
-				t.retryLocked(h, now)
+				t.retryLocked(h, sent)
 			}
 		case h.state == held:
 			event.Lost++
@@ -332,11 +333,12 @@ func (t *table) renewedLocked(h *hold, r store.Renewal, sent, now time.Time) {
 }
 
 // retryLocked makes the watchdog repeat an unconfirmed renewal soon, also if nobody wants the lease
-// any more: the store may have a wrong count.
-func (t *table) retryLocked(h *hold, now time.Time) {
+// any more: the store may have a wrong count. The pause counts from the time when the renewal was
+// sent, as a renewal without an answer has waited long enough.
+func (t *table) retryLocked(h *hold, sent time.Time) {
 	h.renewal.failures++
 	h.renewal.soon = true
-	next := now.Add(retryPause(h.renewal.failures, h.ttl))
+	next := sent.Add(retryPause(h.renewal.failures, h.ttl))
 	t.leases.Set(&h.renewal.item, min(t.at(next), t.at(h.lease.Until())))
 }
 
