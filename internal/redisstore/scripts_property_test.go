@@ -156,8 +156,8 @@ func (s *sequence) run() {
 func (s *sequence) step() {
 	switch p := s.rng.IntN(100); {
 	case p < 4:
-		s.event("lease over", s.r.base, func() { s.owner, s.count = nil, 0 })
-	case p < 5:
+		s.leaseOver()
+	case p < 5, p == 99 && len(s.queue) > 0:
 		s.event("queue lost", s.r.base+queueSuffix, func() { s.queue = nil })
 	case p < 6:
 		s.event("token lost", s.r.base+tokenSuffix, func() {})
@@ -170,6 +170,14 @@ func (s *sequence) step() {
 		if s.owner != c.hold && !slices.Contains(s.queue, c.hold) {
 			s.saw("late after the end")
 		}
+		s.call(c)
+	case p < 32 && len(s.queue) > 0: // the first waiter is served by whoever asks, or gives up
+		s.leaseOver()
+		c := s.acquiring(s.hold())
+		if s.rng.IntN(2) == 0 {
+			c = s.forgetting(s.hold())
+		}
+		s.sent = append(s.sent, c)
 		s.call(c)
 	default:
 		c := s.command()
@@ -193,6 +201,10 @@ func (s *sequence) step() {
 		}
 	}
 	s.check()
+}
+
+func (s *sequence) leaseOver() {
+	s.event("lease over", s.r.base, func() { s.owner, s.count = nil, 0 })
 }
 
 // event takes a key away, as the end of its TTL or a loss of data does.
@@ -256,23 +268,31 @@ func (s *sequence) command() command {
 	case p < 5:
 		return command{scripts.all, h, []any{h.id, lifetime.Millis(h.ttl)}, func(*modelLock) any { return s.all(h) }}
 	case p < 45:
-		place := noPlace
-		if s.rng.IntN(4) > 0 {
-			place = strconv.FormatInt(h.arrival, 10)
-		}
-		return command{scripts.mutex.acquire, h, []any{h.id, lifetime.Millis(h.ttl), place}, func(l *modelLock) any { return s.acquire(h, place) }}
+		return s.acquiring(h)
 	case p < 65:
 		return command{scripts.mutex.release, h, []any{h.id}, func(*modelLock) any { return s.release(h) }}
 	case p < 78:
 		ttl, count := time.Duration(s.rng.IntN(4)*25)*time.Second, 1+s.rng.IntN(3)
 		return command{scripts.mutex.renew, h, []any{h.id, lifetime.Millis(ttl), count}, func(l *modelLock) any { return s.renew(h, ttl, count) }}
 	case p < 88:
-		return command{scripts.mutex.forget, h, []any{h.id, lifetime.Millis(h.ttl)}, func(*modelLock) any { return s.forget(h) }}
+		return s.forgetting(h)
 	case p < 94:
 		return command{scripts.mutex.token, h, []any{h.id, 0}, func(*modelLock) any { return s.drawn(h) }}
 	default:
 		return command{scripts.mutex.broken, h, []any{h.id, s.r.store.control(h.client)}, func(*modelLock) any { return s.broken(h) }}
 	}
+}
+
+func (s *sequence) acquiring(h *modelHold) command {
+	place := noPlace
+	if s.rng.IntN(4) > 0 {
+		place = strconv.FormatInt(h.arrival, 10)
+	}
+	return command{scripts.mutex.acquire, h, []any{h.id, lifetime.Millis(h.ttl), place}, func(l *modelLock) any { return s.acquire(h, place) }}
+}
+
+func (s *sequence) forgetting(h *modelHold) command {
+	return command{scripts.mutex.forget, h, []any{h.id, lifetime.Millis(h.ttl)}, func(*modelLock) any { return s.forget(h) }}
 }
 
 // call runs commands of one script in one call, and compares the replies.
