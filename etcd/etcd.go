@@ -390,14 +390,25 @@ func (s *Store) Close() error {
 }
 
 // keep sets the count of each hold, and makes each lease last for the TTL of its renewal from sent
-// on. keep makes one attempt.
+// on. keep makes one attempt. The etcd leases that the process knows of are renewed while the holds
+// are read: a renewal that waits twice takes too long on a busy machine.
 func (s *Store) keep(ctx context.Context, renewals []store.Renewal) (sent time.Time, errs []error) {
 	sent = time.Now()
-	stays, _, err := s.read(ctx, renewals)
-	if err != nil {
+	known := s.known(renewals)
+	var stays []*stay
+	var renewed []error
+	both := attempts.Each(2, 2, func(i int) (err error) {
+		if i == 0 {
+			stays, _, err = s.read(ctx, renewals)
+			return err
+		}
+		renewed = s.renew(ctx, &s.holds, known)
+		return nil
+	})
+	if err := cmp.Or(both...); err != nil {
 		return sent, slices.Repeat([]error{err}, len(renewals))
 	}
-	ids := make([]clientv3.LeaseID, len(renewals)) // to renew
+	ids := make([]clientv3.LeaseID, len(renewals)) // that hold, with a TTL
 	errs = attempts.Each(len(renewals), parallel, func(i int) (err error) {
 		if stays[i] == nil {
 			return store.ErrGone
@@ -405,7 +416,16 @@ func (s *Store) keep(ctx context.Context, renewals []store.Renewal) (sent time.T
 		ids[i], err = s.update(ctx, *stays[i], renewals[i])
 		return err
 	})
-	for i, err := range s.renew(ctx, &s.holds, ids) {
+	late := slices.Clone(ids)
+	for i, id := range ids {
+		if id == known[i] {
+			late[i] = clientv3.NoLease
+		}
+	}
+	for i, err := range s.renew(ctx, &s.holds, late) {
+		if ids[i] != clientv3.NoLease && late[i] == clientv3.NoLease {
+			err = renewed[i]
+		}
 		id := renewals[i].Lease.ID
 		if errors.Is(err, store.ErrGone) {
 			err = s.ended(ctx, renewals[i], ids[i])
@@ -419,6 +439,17 @@ func (s *Store) keep(ctx context.Context, renewals []store.Renewal) (sent time.T
 		}
 	}
 	return sent, errs
+}
+
+// known returns the etcd leases to renew as far as the process knows them, and else 0.
+func (s *Store) known(renewals []store.Renewal) []clientv3.LeaseID {
+	ids := make([]clientv3.LeaseID, len(renewals))
+	for i, r := range renewals {
+		if h, found := s.pool.hold(r.Lease.ID); found && r.TTL > 0 {
+			ids[i] = h.lease.id
+		}
+	}
+	return ids
 }
 
 // ended returns the error of a renewal whose etcd lease has ended. Another call may have given the

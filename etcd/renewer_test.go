@@ -46,6 +46,23 @@ func TestALateRenewalSparesTheNextHoldOfItsLease(t *testing.T) {
 	require.NoError(t, s.Close())
 }
 
+// On a busy machine each answer may take a good part of the TTL.
+func TestARenewalDoesNotWaitForItsRead(t *testing.T) {
+	var w wire
+	s := newStore(t, w.client(t))
+	l, err := s.Try(t.Context(), ask("beside-its-read", minute))
+	require.NoError(t, err)
+	read, answer := w.holdReply("/Txn"), w.holdAnswer(keepAlive)
+	renewed := make(chan error, 1)
+	go func() { renewed <- s.Renew(t.Context(), renewal(l))[0] }()
+	begins(t, read)
+	begins(t, answer)
+	close(answer.goOn)
+	close(read.goOn)
+	require.NoError(t, <-renewed)
+	require.NoError(t, s.Release(t.Context(), l, 0))
+}
+
 // A call gives up the renewal of a spare before its answer. The next call finds that its spare has
 // ended.
 func TestALateAnswerIsNoAnswerToTheNextRenewal(t *testing.T) {
