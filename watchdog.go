@@ -334,7 +334,7 @@ func (t *table) renewedLocked(h *hold, r store.Renewal, sent, now time.Time) {
 
 // retryLocked makes the watchdog repeat an unconfirmed renewal soon, also if nobody wants the lease
 // any more: the store may have a wrong count. The pause counts from the time when the renewal was
-// sent, as a renewal without an answer has waited long enough.
+// sent: a renewal that got no answer has waited longer than a pause.
 func (t *table) retryLocked(h *hold, sent time.Time) {
 	h.renewal.failures++
 	h.renewal.soon = true

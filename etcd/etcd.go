@@ -390,8 +390,8 @@ func (s *Store) Close() error {
 }
 
 // keep sets the count of each hold, and makes each lease last for the TTL of its renewal from sent
-// on. keep makes one attempt. The etcd leases that the process knows of are renewed while the holds
-// are read: a renewal that waits twice takes too long on a busy machine.
+// on. keep makes one attempt. keep renews the etcd leases that the process knows while it reads the
+// holds, as two waits, one behind the other, take too long on a busy machine.
 func (s *Store) keep(ctx context.Context, renewals []store.Renewal) (sent time.Time, errs []error) {
 	sent = time.Now()
 	known := s.known(renewals)
@@ -408,7 +408,7 @@ func (s *Store) keep(ctx context.Context, renewals []store.Renewal) (sent time.T
 	if err := cmp.Or(both...); err != nil {
 		return sent, slices.Repeat([]error{err}, len(renewals))
 	}
-	ids := make([]clientv3.LeaseID, len(renewals)) // that hold, with a TTL
+	ids := make([]clientv3.LeaseID, len(renewals)) // to renew
 	errs = attempts.Each(len(renewals), parallel, func(i int) (err error) {
 		if stays[i] == nil {
 			return store.ErrGone
@@ -416,16 +416,16 @@ func (s *Store) keep(ctx context.Context, renewals []store.Renewal) (sent time.T
 		ids[i], err = s.update(ctx, *stays[i], renewals[i])
 		return err
 	})
-	late := slices.Clone(ids)
+	late := slices.Clone(ids) // not renewed yet
 	for i, id := range ids {
 		if id == known[i] {
 			late[i] = clientv3.NoLease
+		} else { // the hold has another etcd lease by now
+			renewed[i] = nil
 		}
 	}
 	for i, err := range s.renew(ctx, &s.holds, late) {
-		if ids[i] != clientv3.NoLease && late[i] == clientv3.NoLease {
-			err = renewed[i]
-		}
+		err = cmp.Or(err, renewed[i])
 		id := renewals[i].Lease.ID
 		if errors.Is(err, store.ErrGone) {
 			err = s.ended(ctx, renewals[i], ids[i])
@@ -441,7 +441,7 @@ func (s *Store) keep(ctx context.Context, renewals []store.Renewal) (sent time.T
 	return sent, errs
 }
 
-// known returns the etcd leases to renew as far as the process knows them, and else 0.
+// known returns the etcd lease to renew for each hold, or 0 if the process does not know the lease.
 func (s *Store) known(renewals []store.Renewal) []clientv3.LeaseID {
 	ids := make([]clientv3.LeaseID, len(renewals))
 	for i, r := range renewals {

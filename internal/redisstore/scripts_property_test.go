@@ -171,7 +171,7 @@ func (s *sequence) step() {
 			s.saw("late after the end")
 		}
 		s.call(c)
-	case p < 32 && len(s.queue) > 0: // the first waiter is served by whoever asks, or gives up
+	case p < 32 && len(s.queue) > 0: // who asks next, or gives up next, serves the first waiter
 		s.leaseOver()
 		c := s.acquiring(s.hold())
 		if s.rng.IntN(2) == 0 {
