@@ -3,16 +3,10 @@ package soak
 import (
 	"context"
 	"errors"
-	"maps"
 	"math/rand/v2"
-	"os"
 	"slices"
-	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
-
-	"github.com/go-relock/relock/internal/redistest"
 	"github.com/go-relock/relock/store"
 )
 
@@ -23,6 +17,14 @@ var defects = map[string]func(store.Store) store.Store{
 	"a refused hold is in":                    func(s store.Store) store.Store { return believer{s} },
 	"a release ends a newer hold":             func(s store.Store) store.Store { return sweeper{s} },
 	"a token does not grow":                   func(s store.Store) store.Store { return constant{s} },
+}
+
+// broken is the setting with stores that are broken that way. Nobody lends a section: a loan of a
+// broken store may never come back.
+func (s setting) broken(way string) setting {
+	s.defect = defects[way]
+	s.serves = slices.DeleteFunc(slices.Clone(s.serves), func(kind string) bool { return kind == errand })
+	return s
 }
 
 type fromAnswer struct{ store.Store }
@@ -96,39 +98,4 @@ func (b constant) drawn(l store.Lease, err error) (store.Lease, error) {
 func (b constant) Token(ctx context.Context, l store.Lease) (int64, error) {
 	_, err := b.Store.Token(ctx, l)
 	return 1, err
-}
-
-// TestSoakConvictsBrokenStores breaks the stores of each world in all ways, or of three worlds in one
-// way if RELOCK_SOAK is less than a minute. Each broken store is found out within a minute.
-func TestSoakConvictsBrokenStores(t *testing.T) {
-	duration, seed := settings(t)
-	all := slices.Sorted(maps.Keys(defects))
-	for i, name := range slices.Sorted(maps.Keys(worlds)) {
-		ways := all
-		if at := i + int(seed%1000); duration < time.Minute { //nolint:gosec // it fits
-			if at%len(worlds) >= 3 {
-				continue
-			}
-			ways = []string{all[at%len(all)]}
-		}
-		if only := os.Getenv("RELOCK_DEFECT"); only != "" {
-			ways = []string{only}
-		}
-		for _, way := range ways {
-			t.Run(name+"/"+way, func(t *testing.T) {
-				redistest.NoGoroutineLeft(t)
-				set := worlds[name]
-				set.defect = defects[way]
-				set.serves = slices.DeleteFunc(slices.Clone(set.serves), func(kind string) bool { return kind == errand })
-				s := newSoak(t, seed, set)
-				wrong := ""
-				for round := uint64(0); wrong == "" && time.Since(s.began) < time.Minute; round++ {
-					s.round(round, 3*s.ttl, s.trouble)
-					wrong = s.check(round)
-				}
-				require.NotEmpty(t, wrong, "nothing is found in a minute")
-				t.Logf("found after %s", time.Since(s.began).Round(time.Second/10))
-			})
-		}
-	}
 }

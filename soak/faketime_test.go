@@ -43,10 +43,34 @@ func TestSoakInFakeTime(t *testing.T) {
 	})
 }
 
-// TestSoakOfAQuorum is TestSoakInFakeTime with quorums only. Members go away, lose answers and
+// TestSoakInFakeTimeOfAQuorum is TestSoakInFakeTime with quorums only. Members go away, lose answers and
 // restart empty, one at a time, and clients reach each member over a way of its own.
-func TestSoakOfAQuorum(t *testing.T) {
+func TestSoakInFakeTimeOfAQuorum(t *testing.T) {
 	soakInFakeTime(t, func(uint64) setting { return aQuorumInMemory })
+}
+
+// TestSoakInFakeTimeConvictsBrokenStores breaks a store in memory. A hundred rounds find that out.
+func TestSoakInFakeTimeConvictsBrokenStores(t *testing.T) {
+	for _, way := range []string{"a renewal asks nobody", "a refused hold is in"} {
+		t.Run(way, func(t *testing.T) {
+			_, seed := settings(t)
+			set := inMemory.broken(way)
+			set.serves = nil // a kind of a broken store may never be free
+			for round := range uint64(100) {
+				var s *soak
+				synctest.Test(t, func(t *testing.T) {
+					s = newSoak(t, seed+round, set)
+					s.round(0, fakeRoundTime, s.trouble)
+				})
+				s.t = t
+				if s.check(round) != "" {
+					t.Logf("found in round %d", round)
+					return
+				}
+			}
+			require.Fail(t, "nothing is found")
+		})
+	}
 }
 
 // The worlds of miniredis.

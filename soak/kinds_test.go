@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -604,28 +603,4 @@ func (s *soak) breakKinds(random *rand.Rand, k *history.Kinds) {
 		require.NotEmpty(s.t, broken.Check(checkLimit), "the check does not notice %s", way)
 		s.broken[way]++
 	}
-}
-
-// TestARecordingOfKindsThatIsBrokenIsNoticed breaks sections in all ways.
-func TestARecordingOfKindsThatIsBrokenIsNoticed(t *testing.T) {
-	random := rand.New(rand.NewPCG(rand.Uint64(), 0))
-	s := newSoak(t, random.Uint64(), calmRedis())
-	ways := history.KindBreaks()
-	for round := uint64(0); len(ways) > 0; round++ {
-		require.Less(t, round, uint64(50), "no recording has a place for: %q", ways)
-		s.round(round, 300*time.Millisecond, func(*rand.Rand) {}) // without trouble
-		k := s.takeKinds(s.log.Take())
-		require.Empty(t, k.Check(checkLimit))
-		var left []string
-		for _, way := range ways {
-			broken, ok := k.Break(random, way)
-			if !ok {
-				left = append(left, way)
-				continue
-			}
-			require.NotEmpty(t, broken.Check(checkLimit), way)
-		}
-		ways = left
-	}
-	s.end()
 }

@@ -85,47 +85,6 @@ func (s setting) seldom() int {
 
 var locks = []string{"thing0", "thing1", "thing2", "thing3"}
 
-// TestSoak runs in each world for the time in RELOCK_SOAK (default 4s). RELOCK_SEED repeats the
-// random choices, and not the timing. TestSoak checks that
-//
-//   - the history of each round keeps the promises: exclusion of the holds that are believed in,
-//     counts, tokens that grow, entries and exits of the own hold only, no loss without a reason,
-//     and the answers of the store;
-//   - a lost section is told of the loss (TestSoakOfForcedLocks checks that of forced locks);
-//   - every call returns soon after the end of its context;
-//   - at the end everybody can lock, and nothing is left.
-//
-// The history of each round is also broken in a random way, and the check must notice.
-func TestSoak(t *testing.T) {
-	duration, seed := settings(t)
-	for _, name := range slices.Sorted(maps.Keys(worlds)) {
-		t.Run(name, func(t *testing.T) {
-			redistest.NoGoroutineLeft(t)
-			s := newSoak(t, seed, worlds[name])
-			defer s.keep(name)
-			s.run(duration, s.trouble)
-			require.Positive(t, s.entered())
-		})
-	}
-}
-
-// worlds are the worlds in real time.
-var worlds = map[string]setting{
-	"redis":         onRedis,
-	"redis-cluster": onACluster,
-	"redisson":      inRedissonsLayout,
-	"sentinel":      onSentinel,
-	"postgres":      onPostgres,
-	"pgbouncer":     onPgBouncer,
-	"mariadb":       onMariaDB,
-	"sqlite":        onSQLite,
-	"etcd":          onEtcd,
-	"etcd-users":    onEtcdOfUsers,
-	"zookeeper":     onZooKeeper,
-	"quorum-3":      onThree,
-	"quorum-5":      onFive,
-}
-
 // entered returns how many calls have entered a lock of any kind. In a short run with much trouble
 // the workers may not enter at all.
 func (s *soak) entered() int {
@@ -136,18 +95,6 @@ func (s *soak) entered() int {
 		}
 	}
 	return n
-}
-
-// TestSoakOfForcedLocks makes no trouble but ForceUnlock, in a third of the time. In TestSoak a
-// holder may rightly never learn that its lock was forced. Here the holder must learn of the Force
-// within a lease, or with the last Unlock.
-func TestSoakOfForcedLocks(t *testing.T) {
-	duration, seed := settings(t)
-	set := onRedis
-	set.patience = nothingTwice
-	s := newSoak(t, seed, set)
-	s.run(max(duration/3, 3*s.ttl), s.forces)
-	require.Positive(t, s.did["ForceUnlock: ok"])
 }
 
 func settings(t *testing.T) (duration time.Duration, seed uint64) {

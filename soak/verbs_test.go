@@ -168,24 +168,3 @@ func TestTwoResultsOfAJobAreNoticed(t *testing.T) {
 	require.Zero(t, r.other("a", 3, 3))
 	require.Zero(t, r.other("a", 2, 5))
 }
-
-// lockless is a world whose transactions take no lock.
-type lockless struct{ *database }
-
-func (lockless) transact(_ context.Context, _ *peer, _ string, work func()) error {
-	work()
-	return nil
-}
-
-func TestSoakConvictsTransactionsWithoutTheirLock(t *testing.T) {
-	_, seed := settings(t)
-	set := onSQLite
-	set.begin = func(s *soak) world { return lockless{startSQLite(s).(*database)} }
-	s := newSoak(t, seed, set)
-	wrong := ""
-	for round := uint64(0); wrong == "" && time.Since(s.began) < time.Minute; round++ {
-		s.round(round, s.ttl, s.trouble)
-		wrong = s.check(round)
-	}
-	require.NotEmpty(t, wrong, "nothing is found in a minute")
-}
