@@ -29,9 +29,9 @@ export GOWORK := off
 # Expanded when used, so that a new module is found without naming it here.
 MODULES = $(shell find . \( -path './.*' -o -path ./tools -o -name testdata -o -name vendor \) -prune \
 	-o -name go.mod ! -path ./go.mod -print | sed 's,/go\.mod$$,,' | sort)
-# Those that make test runs. interop/ needs Java and has make interop, kubernetes/ builds an API server and has make kubernetes.
-# The Go code of both is checked with the rest.
-TESTED = $(filter-out ./interop/% ./kubernetes ./soak,$(MODULES))
+# Those of make race. interop/ needs Java, kubernetes/ builds an API server, soak/ and torture/ run for as long as they are told:
+# each of these has a target of its own, and its Go code is checked with the rest.
+TESTED = $(filter-out ./interop/% ./kubernetes ./soak ./torture,$(MODULES))
 
 # Not for the race detector: SQLite in modernc.org/sqlite/lib is C in the form of Go, and would be eight times slower;
 # go-zookeeper/zk 1.0.4 has a race of its own when it connects again (sendSetWatches reads lastZxid). A package with
@@ -42,7 +42,7 @@ LINT   = $(GO) tool -modfile="$(CURDIR)/tools/go.mod" golangci-lint
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help check test deps fmt fmt-check tidy-check vet lint unit topology modules-built modules each examples release-check release man interop kubernetes fuzz soak soak-faults soak-beside-model soak-kept soak-table soak-fake torture model tla pictures snippets bench gobench bench-check clean
+.PHONY: help check test test-all proof redis deps fmt fmt-check tidy-check vet lint unit race topology clocks each examples release-check release man interop kubernetes fuzz soak soak-faults soak-kept soak-table soak-fake soak-memory torture model tla pictures snippets bench gobench bench-check clean
 
 help: ## Show this list
 	@echo 'Usage: make TARGET [NAME=value ...]'
@@ -61,16 +61,30 @@ SERVERLESS = $(GO) list -f '{{join .TestImports " "}} {{join .XTestImports " "}}
 FAKETIME = $(GO) list -f '{{join .TestImports " "}} {{join .XTestImports " "}} {{.ImportPath}}' ./... | \
 	grep 'testing/synctest\|relock/internal/stage ' | sed 's/.* //' | grep -v relock/internal/suite
 
-check: fmt-check ## gofmt, go vet and the tests in fake time of the root module: a minute, no server
+# What make test leaves to make test-all: several servers, failovers, databases.
+SEVERAL = relock/quorum$$\|relock/internal/suite/topology$$\|relock/internal/redistest$$\|relock/internal/dbtest$$
+# What both leave to make proof: tests that measure time, which a busy machine fails.
+CLOCKS  = relock/internal/suite/clocks$$
+
+check: fmt-check ## gofmt, go vet and the tests in fake time of the root module: no server
 	$(GO) vet ./...
 	$(GO) test -timeout $(TIMEOUT) $(TESTFLAGS) $$($(SERVERLESS))
 
-# The quick checks come first, so that a slip is told in seconds and not after the suites. The linter does not run beside the
-# suites: tests that measure time fail now and then beside it, even if it has the lowest priority.
-test: deps fmt-check tidy-check vet lint unit modules examples release-check bench-check fuzz soak-beside-model ## Install what is missing and run every check below
+test: redis fmt-check ## Install Redis if it is missing; gofmt, go vet, the tests of the root module, a soak in fake time
+	$(GO) vet ./...
+	@$(MAKE) --no-print-directory unit soak-memory
 	@echo 'make test: everything passed'
 
-deps: ## Install what is missing: Redis, PostgreSQL, MariaDB, PgBouncer, ZooKeeper, etcd, a C compiler (-race), git, spin (model), prometheus, faketime
+test-all: test deps tidy-check vet race examples release-check bench-check fuzz soak-faults interop ## Before a merge: make test, then every module on its servers with the race detector
+	@echo 'make test-all: everything passed'
+
+proof: deps lint clocks model soak torture bench ## Before a release: hours of tests of time, models, soak, torture and benchmarks
+	@echo 'make proof: everything passed'
+
+redis: # the one server of make test
+	@sh tools/install-deps.sh redis
+
+deps: ## Install what test-all needs and is missing: Redis, PostgreSQL, MariaDB, PgBouncer, ZooKeeper, etcd, a C compiler (-race), git, spin, prometheus, faketime
 	@sh tools/install-deps.sh
 
 fmt: ## Rewrite the Go files in gofmt's form
@@ -98,23 +112,21 @@ vet: ## relockvet, every module; go vet is a part of lint
 lint: ## golangci-lint, every module (the first run compiles it: some minutes)
 	@lint=$$($(GO) tool -n -modfile=tools/go.mod golangci-lint) || exit 1; $(WORKSPACE); "$$lint" run $(PACKAGES)
 
-# Many of them mostly wait, so more packages run at a time than there are processors.
-unit: ## Tests of the root module with the race detector
-	$(GOTEST) -p 4 ./...
+# Most of them wait most of the time, so many packages run at a time.
+unit: ## Tests of the root module on one Redis, without the race detector
+	$(GO) test -vet=off -count=1 -shuffle=on -p 12 -timeout $(TIMEOUT) $(TESTFLAGS) \
+		$$($(GO) list ./... | grep -v '$(SEVERAL)\|$(CLOCKS)')
 
-modules-built: # so that the compiler is not in the way of tests
-	@for m in $(TESTED) ./soak; do \
-		echo "build $$m"; (cd "$$m" && $(GO) list -race $(NORACE) -test -deps -export -f '' ./... >/dev/null) || exit 1; \
-	done
+# One workspace, so that the modules compile what they share once.
+race: ## Tests of all modules with the race detector, but those of the next targets
+	@$(WORKSPACE); \
+	packages=$$($(GO) list ./... $(addsuffix /...,$(TESTED)) | grep -v '$(CLOCKS)') || exit 1; \
+	$(GOTEST) -p 6 $$packages
 
-# Some of them mostly wait, beside the others.
-modules: modules-built ## Tests of the nested modules with the race detector, but interop/ and kubernetes/
-	@sh tools/side-by-side.sh '$(MAKE) --no-print-directory each EACH="./sql"' \
-		'$(MAKE) --no-print-directory each EACH="./zookeeper ./internal/sqlsuite"' \
-		'$(MAKE) --no-print-directory each EACH="./cmd/relock ./etcd"' \
-		'$(MAKE) --no-print-directory each EACH="$(filter-out ./cmd/relock ./sql ./etcd ./zookeeper ./internal/sqlsuite,$(TESTED))"'
+clocks: ## Tests that measure time, which a busy machine fails
+	$(GOTEST) -p 1 ./internal/suite/clocks
 
-each:
+each: # the modules EACH, one after the other, each on its own
 	@for m in $(EACH); do \
 		echo "test $$m"; (cd "$$m" && $(GOTEST) ./...) || exit 1; \
 	done
@@ -133,7 +145,7 @@ release: ## Commit and tag VERSION (v0.1.0), and say what to push
 man: ## Write the man page of the command anew
 	cd cmd/relock && $(GO) test -count=1 -run '^TestTheManPage' . -args -update
 
-topology: ## Of unit, only the suites on Sentinel, Cluster and TLS
+topology: ## Of race, only the suites on Sentinel, Cluster and TLS
 	$(GOTEST) ./internal/suite/topology
 
 interop: ## Go and Java (Redisson, Curator) share locks: installs a JDK and Maven, builds, tests (not part of test)
@@ -172,9 +184,9 @@ SOAKTEST = $(GO) test $(if $(filter kubernetes,$(STORE)),-tags kubernetes) -race
 soak-faults: ## Lock at random among random faults in each world for SOAK, or in the world STORE, and check every history (SEED repeats the choices)
 	cd soak && $(SOAKING) $(SOAKTEST) $(if $(STORE),-run '^TestSoak$$/^$(STORE)$$' .,./...)
 
-# The soak mostly waits, and the model mostly computes.
-soak-beside-model:
-	@sh tools/side-by-side.sh '$(MAKE) --no-print-directory soak-faults' '$(MAKE) --no-print-directory model'
+# Without the stores that need servers, and what they import.
+soak-memory: ## The soak in fake time, in the process: it convicts broken stores, too
+	cd soak && $(SOAKING) $(GO) test -vet=off -tags memory -run InFakeTime -count=1 -timeout $(TIMEOUT) .
 
 soak-kept: ## A soak of the world STORE with the result kept in soak/results
 	cd soak && RELOCK_COMMIT=$$(git rev-parse --short HEAD) $(SOAKING) $(SOAKTEST) -run '^TestSoak$$/^$(STORE)$$' .

@@ -1,6 +1,9 @@
 #!/bin/sh
-# Installs what the tests need beyond Go and make, and only what is missing:
-#   redis-server, redis-sentinel, redis-cli   the tests start their own servers on free ports
+# Installs what the tests need beyond Go and make, and only what is missing. With the argument redis,
+# that is what make test needs:
+#   redis-server                              the tests start their own servers on free ports
+# Without an argument, it is what make test-all needs:
+#   redis-sentinel, redis-cli                 as redis-server
 #   a C compiler (Linux only)                 go test -race links with it
 #   git                                       the check of a release
 #   spin                                      checks the model in model/
@@ -10,7 +13,7 @@
 #   ZooKeeper, with a Java that runs it       the tests of zookeeper/ start their own servers on free ports
 #   pgbouncer                                 the tests of sql/ put it before PostgreSQL
 #   etcd                                      the tests of etcd/ and kubernetes/ start their own servers on free ports
-# and, if its argument is java, what make interop needs:
+# With the argument java, it is what make interop needs, too:
 #   mvn, and the JDK that mvn finds           the Java side of interop/redisson
 # Set RELOCK_NO_INSTALL=1 to be told what is missing instead.
 set -eu
@@ -37,7 +40,9 @@ has_jdk() {
 }
 
 missing() {
-	for program in redis-server redis-sentinel redis-cli; do
+	has redis-server || printf 'redis-server '
+	[ "$with" != redis ] || return 0
+	for program in redis-sentinel redis-cli; do
 		has "$program" || printf '%s ' "$program"
 	done
 	if [ "$(uname -s)" = Linux ]; then
@@ -65,7 +70,11 @@ give_up() {
 	{
 		echo "relock: missing: $(missing)"
 		echo "relock: $1"
-		echo "relock: install Redis 7.0 or newer (server, sentinel and cli) and git and PostgreSQL and MariaDB (server and client) and ZooKeeper and PgBouncer and etcd and spin and Prometheus and, on Linux, a C compiler and faketime${with:+ and, for make interop, a JDK (17 or newer) and Maven}; then run this again."
+		if [ "$with" = redis ]; then
+			echo "relock: install Redis 7.0 or newer, then run this again."
+		else
+			echo "relock: install Redis 7.0 or newer (server, sentinel and cli) and git and PostgreSQL and MariaDB (server and client) and ZooKeeper and PgBouncer and etcd and spin and Prometheus and, on Linux, a C compiler and faketime${with:+ and, for make interop, a JDK (17 or newer) and Maven}; then run this again."
+		fi
 	} >&2
 	exit 1
 }
@@ -102,7 +111,8 @@ want_mvn=
 want_jdk=
 for program in $(missing); do
 	case $program in
-	redis-*) want_redis=1 ;;
+	redis-server) want_redis=redis-server ;;
+	redis-*) want_redis='redis-server redis-sentinel redis-tools' ;;
 	git) want_git=1 ;;
 	postgresql) want_postgresql=1 ;;
 	mariadb) want_mariadb=1 ;;
@@ -119,14 +129,12 @@ for program in $(missing); do
 done
 
 if has apt-get; then
-	# redis-tools has redis-cli. The packages of servers may start one on its usual port (6379, 5432,
-	# 3306, 6432); the tests do not touch it.
 	# redis-tools has redis-cli. The packages of servers may start one on its usual port (2379, 3306,
 	# 5432, 6379); the tests do not touch it.
 	as_root apt-get update ||
 		echo "deps: apt-get update failed; trying with the package lists that are there"
 	as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-		${want_redis:+redis-server redis-sentinel redis-tools} ${want_compiler:+gcc libc6-dev} \
+		$want_redis ${want_compiler:+gcc libc6-dev} \
 		${want_git:+git} ${want_spin:+spin} ${want_prometheus:+prometheus} \
 		${want_faketime:+faketime} ${want_pgbouncer:+pgbouncer} \
 		${want_postgresql:+postgresql postgresql-client} ${want_mariadb:+mariadb-server mariadb-client} \
