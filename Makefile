@@ -63,8 +63,6 @@ FAKETIME = $(GO) list -f '{{join .TestImports " "}} {{join .XTestImports " "}} {
 
 # What make test leaves to make test-all: several servers, failovers, databases.
 SEVERAL = relock/quorum$$\|relock/internal/suite/topology$$\|relock/internal/redistest$$\|relock/internal/dbtest$$
-# What both leave to make proof: tests that measure time, which a busy machine fails.
-CLOCKS  = relock/internal/suite/clocks$$
 
 check: fmt-check ## gofmt, go vet and the tests in fake time of the root module: no server
 	$(GO) vet ./...
@@ -115,16 +113,16 @@ lint: ## golangci-lint, every module (the first run compiles it: some minutes)
 # Most of them wait most of the time, so many packages run at a time.
 unit: ## Tests of the root module on one Redis, without the race detector
 	$(GO) test -vet=off -count=1 -shuffle=on -p 12 -timeout $(TIMEOUT) $(TESTFLAGS) \
-		$$($(GO) list ./... | grep -v '$(SEVERAL)\|$(CLOCKS)')
+		$$($(GO) list ./... | grep -v '$(SEVERAL)')
 
 # One workspace, so that the modules compile what they share once.
 race: ## Tests of all modules with the race detector, but those of the next targets
 	@$(WORKSPACE); \
-	packages=$$($(GO) list ./... $(addsuffix /...,$(TESTED)) | grep -v '$(CLOCKS)') || exit 1; \
-	$(GOTEST) -p 6 $$packages
+	$(GOTEST) -p 6 ./... $(addsuffix /...,$(TESTED))
 
-clocks: ## Tests that measure time, which a busy machine fails
-	$(GOTEST) -p 1 ./internal/suite/clocks
+# They find hangs only elsewhere, see internal/test/bound.
+clocks: ## Tests with their limits in real time, one package after the other, on a quiet machine
+	@export RELOCK_CLOCKS=1; $(WORKSPACE); $(GOTEST) -p 1 -parallel 2 ./... $(addsuffix /...,$(TESTED))
 
 each: # the modules EACH, one after the other, each on its own
 	@for m in $(EACH); do \

@@ -20,8 +20,8 @@ import (
 // Times that suit real servers.
 const (
 	long     = time.Minute      // a lease that does not end
-	patience = 10 * time.Second // at most, until a thing happens that should happen at once
-	prompt   = 2 * time.Second  // at most, until a call returns whose context is done
+	patience = 40 * time.Second // at most, until a thing happens that should happen at once
+	prompt   = 20 * time.Second // at most, until a call returns whose context is done
 
 	// brief is the patience of a call that gives up: time for a few commands on a busy machine.
 	brief = time.Second

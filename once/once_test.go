@@ -19,6 +19,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/test/bound"
 	"github.com/go-relock/relock/once"
 	"github.com/go-relock/relock/store/mem"
 )
@@ -324,7 +325,7 @@ func TestAnErrorIsNotStored(t *testing.T) {
 	run.end("", errors.New("no money"))
 	require.EqualError(t, run.err, "no money")
 	wg.Wait()
-	require.Less(t, time.Since(begun), lease/2, "who waits does not wait for the lease")
+	require.Less(t, time.Since(begun), bound.Of(lease/2), "who waits does not wait for the lease")
 	require.Equal(t, first, <-results)
 	require.Equal(t, first, <-results)
 	r.requireClean()
@@ -455,12 +456,12 @@ func TestAWaiterThatGivesUpLeavesNothing(t *testing.T) {
 		cancel()
 		require.ErrorIs(t, err, once.ErrInFlight)
 		require.ErrorContains(t, err, "enough")
-		require.Less(t, time.Since(begun), 10*time.Second)
+		require.Less(t, time.Since(begun), bound.Of(10*time.Second))
 		for _, o := range []once.CallOption{once.NoWait(), once.WaitFor(20 * time.Millisecond)} {
 			begun = time.Now()
 			_, _, err = do(t.Context(), by, "a", o)
 			require.ErrorIs(t, err, once.ErrInFlight)
-			require.Less(t, time.Since(begun), 10*time.Second)
+			require.Less(t, time.Since(begun), bound.Of(10*time.Second))
 		}
 	}
 	_, _, err := do(t.Context(), p, "a", once.WaitFor(0))
@@ -508,7 +509,7 @@ func TestADeadAttemptIsFollowedAtTheEndOfItsLease(t *testing.T) {
 	result, _, err := do(t.Context(), other, "a")
 	require.NoError(t, err)
 	require.Equal(t, "run 1 attempt 2 interrupted true", result)
-	require.Less(t, time.Since(begun), 2*lease)
+	require.Less(t, time.Since(begun), bound.Of(2*lease))
 	p.faults.Heal()
 	run.end("late", nil)
 	require.ErrorIs(t, run.err, relock.ErrLockLost)
@@ -556,7 +557,7 @@ func TestALostMessageCostsOneLook(t *testing.T) {
 	run.end("done", nil)
 	begun := time.Now()
 	wg.Wait()
-	require.Less(t, time.Since(begun), 2*lease)
+	require.Less(t, time.Since(begun), bound.Of(2*lease))
 }
 
 func TestAStoreThatIsAwayFailsClosed(t *testing.T) {
@@ -780,7 +781,7 @@ func TestOnACluster(t *testing.T) {
 		run.end(key, nil)
 		require.NoError(t, run.err)
 		wg.Wait()
-		require.Less(t, time.Since(begun), 5*time.Second, "the message crosses the nodes")
+		require.Less(t, time.Since(begun), bound.Of(5*time.Second), "the message crosses the nodes")
 		token, err := all[0].Issue(t.Context(), key, time.Minute)
 		require.NoError(t, err)
 		data, err := all[1].Redeem(t.Context(), token, "caller")

@@ -19,6 +19,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/test/bound"
 )
 
 func TestTheCodeOfTheCommandIsPassedOn(t *testing.T) {
@@ -528,7 +529,7 @@ func TestASilentRedisKeepsRunNoLongerThanTheTimeout(t *testing.T) {
 	began := time.Now()
 	require.NoError(t, p.stdin.Close())
 	require.Equal(t, 9, p.code())
-	require.Less(t, time.Since(began), 5*time.Second)
+	require.Less(t, time.Since(began), bound.Of(5*time.Second))
 	require.Contains(t, p.stderr.String(), "not confirmed by the server")
 }
 
@@ -543,7 +544,7 @@ func TestASignalEndsARunWhoseCommandHasEnded(t *testing.T) {
 	p.event("exited")
 	p.signal(syscall.SIGTERM)
 	require.Equal(t, 9, p.code(), "the command's still")
-	require.Less(t, time.Since(began), 5*time.Second)
+	require.Less(t, time.Since(began), bound.Of(5*time.Second))
 	p.event("unconfirmed")
 }
 

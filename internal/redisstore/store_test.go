@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/test/bound"
 	"github.com/go-relock/relock/store"
 	"github.com/go-relock/relock/storetest"
 )
@@ -225,7 +226,7 @@ func TestWaitOfADeadOwnerTakesItsLease(t *testing.T) {
 	start := time.Now()
 	w := r.wait(r.ask(newID("b"), minute))
 	require.Equal(t, store.WakeRecheck, w.get().Woken)
-	require.Less(t, time.Since(start), 10*time.Second)
+	require.Less(t, time.Since(start), bound.Of(10*time.Second))
 }
 
 func TestRecheckAfter(t *testing.T) {
@@ -347,7 +348,7 @@ func TestADeafClientKeepsNoHold(t *testing.T) {
 	go func() { _, err := r.store.Enter(ctx, l, 2); done <- err }()
 	redistest.Eventually(t, limit, func() bool { return r.rdb.HGet(t.Context(), r.base, id).Val() == "2" }, "entered")
 	redistest.Eventually(t, limit, func() bool { return r.rdb.Exists(t.Context(), r.base).Val() == 0 }, "the lease ends")
-	require.Less(t, time.Since(start), 2*ttl)
+	require.Less(t, time.Since(start), bound.Of(2*ttl))
 	require.ErrorIs(t, <-done, store.ErrUnsure)
 }
 
@@ -373,7 +374,7 @@ func TestADeafClientKeepsNoLock(t *testing.T) {
 	start := time.Now()
 	_, err = other.Wait(t.Context(), r.ask(newID("b"), minute), func(store.Progress) {})
 	require.NoError(t, err)
-	require.Less(t, time.Since(start), 2*ttl)
+	require.Less(t, time.Since(start), bound.Of(2*ttl))
 	cancel()
 	redistest.Eventually(t, limit, ended.Load, "ended")
 }
@@ -490,7 +491,7 @@ func TestCheckServer(t *testing.T) {
 		defer silent.Resume()
 		begun := time.Now()
 		requireOneLine(t, s.CheckServer(t.Context(), a), "cannot take a lock")
-		require.Less(t, time.Since(begun), 2*checkLimit)
+		require.Less(t, time.Since(begun), bound.Of(2*checkLimit))
 	})
 }
 

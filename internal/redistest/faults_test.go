@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/test/bound"
 )
 
 // wired empties the shared server, and returns faults, a client without retries that dials through
@@ -382,7 +383,7 @@ func TestAPartitionIsSilentAndHealingDeliversWhatWasOnTheWay(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	require.ErrorIs(t, rdb.Incr(ctx, "n").Err(), context.DeadlineExceeded, "in the dial")
-	require.Less(t, time.Since(began), 10*time.Second)
+	require.Less(t, time.Since(began), bound.Of(10*time.Second))
 	require.Empty(t, get(t, plain, "n"))
 
 	f.Heal()
@@ -535,7 +536,7 @@ func TestDelayAddsToEveryRoundTripButNotToEachCommandOfAPipeline(t *testing.T) {
 	require.NoError(t, err)
 	took := time.Since(began)
 	require.GreaterOrEqual(t, took, delay)
-	require.Less(t, took, 500*delay, "the commands of a pipeline do not wait for each other")
+	require.Less(t, took, bound.Of(500*delay), "the commands of a pipeline do not wait for each other")
 
 	began = time.Now()
 	var wg sync.WaitGroup
@@ -547,7 +548,7 @@ func TestDelayAddsToEveryRoundTripButNotToEachCommandOfAPipeline(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	require.Less(t, time.Since(began), 64*4*delay, "connections do not wait for each other")
+	require.Less(t, time.Since(began), bound.Of(64*4*delay), "connections do not wait for each other")
 
 	f.Delay(0)
 	redistest.Eventually(t, 30*time.Second, func() bool {

@@ -6,6 +6,8 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"github.com/go-relock/relock/internal/test/bound"
 )
 
 // permanentError ends a poll at once.
@@ -16,9 +18,9 @@ func (e permanentError) Unwrap() error { return e.error }
 func permanent(err error) error { return permanentError{err} }
 
 // poll calls try every few milliseconds until try returns nil. poll returns the last error when the
-// time is up.
+// time is up, see package bound.
 func poll(within time.Duration, try func() error) error {
-	deadline := time.Now().Add(within)
+	deadline := time.Now().Add(bound.Of(within))
 	for pause := time.Millisecond; ; pause = min(2*pause, 10*time.Millisecond) {
 		err := try()
 		var stop permanentError

@@ -73,7 +73,14 @@ func (a *Attempt) Waits() bool {
 }
 
 // Comes waits for the call for d, and says whether the call has returned.
-func (a *Attempt) Comes(d time.Duration) bool { return a.s.clock.comes(d, a.Done) }
+func (a *Attempt) Comes(d time.Duration) bool {
+	select {
+	case <-a.Done:
+		return true
+	case <-time.After(d):
+		return false
+	}
+}
 
 // Result waits until the call returns.
 func (a *Attempt) Result() (context.Context, error) {

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/test/bound"
 )
 
 // A clock is the fake one or the real one.
@@ -45,14 +46,14 @@ func (fakeClock) require(t *testing.T, _ time.Duration, cond func() bool, msg st
 	require.True(t, cond(), append([]any{msg}, args...)...)
 }
 
-// wallClock is the real clock. Bounds are about the library, and not about the machine: the longest
-// time that this process was late for anything, in nanoseconds, is added to every bound.
+// wallClock is the real clock, whose limits are those of package bound. The longest time that this
+// process was late for anything, in nanoseconds, is added to every limit.
 type wallClock struct{ late *atomic.Int64 }
 
 func (wallClock) settle() {}
 
 func (c wallClock) comes(limit time.Duration, done <-chan struct{}) bool {
-	for _, d := range []func() time.Duration{func() time.Duration { return limit }, c.lateness} {
+	for _, d := range []func() time.Duration{func() time.Duration { return bound.Of(limit) }, c.lateness} {
 		select {
 		case <-done:
 			return true

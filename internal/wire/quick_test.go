@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/test/bound"
 )
 
 func keepDeadlines(o *redis.Options) { o.ContextTimeoutEnabled = true }
@@ -46,7 +47,7 @@ func TestAStallCostsAQuickAttemptOneRepeatThatIsNoTry(t *testing.T) {
 				require.NoError(t, err, "a quick attempt is no try")
 				require.Equal(t, 1, stalled.Hits())
 				require.GreaterOrEqual(t, time.Since(begun), quickLimit)
-				require.Less(t, time.Since(begun), time.Second, "and not the time of go-redis")
+				require.Less(t, time.Since(begun), bound.Of(time.Second), "and not the time of go-redis")
 				require.True(t, a.Unsure)
 				require.GreaterOrEqual(t, a.Sent.Sub(a.First), quickLimit, "the lease counts from the first send")
 				require.Equal(t, "later", r.value(0))
@@ -68,7 +69,7 @@ func TestTheEndOfAQuickCallIsNoticedSoon(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorIs(t, err, ErrGivenUp)
 	require.True(t, a.Unsure)
-	require.Less(t, time.Since(begun), time.Second, "and not the three seconds of go-redis")
+	require.Less(t, time.Since(begun), bound.Of(time.Second), "and not the three seconds of go-redis")
 	require.False(t, r.wire.quick.is.Load())
 }
 
@@ -166,7 +167,7 @@ func TestACallEndsInTimeThoughAQuickAttemptHasNoConnection(t *testing.T) {
 					_, err := r.wire.Do(ctx, r.call("x"))
 					require.Error(t, err)
 					require.Error(t, ctx.Err())
-					require.Less(t, time.Since(begun), wait+10*quickLimit)
+					require.Less(t, time.Since(begun), bound.Of(wait+10*quickLimit))
 					r.faults.Heal()
 				})
 			}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/redistest"
+	"github.com/go-relock/relock/internal/test/bound"
 )
 
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
@@ -286,7 +287,7 @@ func TestACallReturnsWhenItsContextIsDoneAndRedisIsSilent(t *testing.T) {
 	err = (<-all)[0].Err
 	require.ErrorIs(t, err, cause)
 	require.ErrorIs(t, err, ErrGivenUp)
-	require.Less(t, time.Since(begin), 2*time.Second, "and not go-redis's three seconds")
+	require.Less(t, time.Since(begin), bound.Of(2*time.Second), "and not go-redis's three seconds")
 	r.faults.Heal()
 	r.wire.Wait()
 }
@@ -412,7 +413,7 @@ func TestACallEndsAtItsDeadlineIfThereIsNoConnection(t *testing.T) {
 			_, err := r.wire.Do(ctx, r.call("x"))
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 			require.ErrorIs(t, err, ErrUnavailable)
-			require.Less(t, time.Since(begun), ample)
+			require.Less(t, time.Since(begun), bound.Of(ample))
 			r.faults.Heal()
 		})
 	}

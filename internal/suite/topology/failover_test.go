@@ -13,6 +13,7 @@ import (
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/redistest"
 	"github.com/go-relock/relock/internal/stage"
+	"github.com/go-relock/relock/internal/test/bound"
 )
 
 // Who is in after a master of the cluster has gone?
@@ -130,7 +131,7 @@ func TestCallsInFlightWhenAMasterDiesAreDoneByTheNextOne(t *testing.T) {
 		return section.Err() != nil || kept.Remaining(section) > ttl*3/4
 	}, "the hold is renewed or lost")
 	require.NoError(t, context.Cause(section))
-	require.Less(t, time.Since(after), stage.Limit+w.Lateness(), "renewals are sent all the time")
+	require.Less(t, time.Since(after), bound.Of(stage.Limit)+w.Lateness(), "renewals are sent all the time")
 	require.NoError(t, w.Call(func() error { return <-unlocked }))
 	w.Leave(entering.Section(), free)
 	w.AwaitWaiters(kept.Name(), 0) // those who gave up leave nothing
@@ -229,6 +230,6 @@ func TestAGrantHeardThroughAReplicaIsNotBelieved(t *testing.T) {
 	start := time.Now()
 	w.Leave(section, l)
 	mine = waiter.Section()
-	require.Less(t, time.Since(start), ttl/2+w.Lateness(), "by the message")
+	require.Less(t, time.Since(start), bound.Of(ttl/2)+w.Lateness(), "by the message")
 	w.Leave(mine, wl)
 }

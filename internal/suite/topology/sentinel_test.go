@@ -16,6 +16,7 @@ import (
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/redistest"
 	"github.com/go-relock/relock/internal/stage"
+	"github.com/go-relock/relock/internal/test/bound"
 )
 
 // Who is in after a failover by Sentinel?
@@ -296,7 +297,7 @@ func TestAGrantHeardThroughADemotedMasterIsNotBelieved(t *testing.T) {
 	w.Leave(section, l)
 	start := time.Now()
 	mine = waiter.Within(ttl + w.Limit).Section()
-	require.Less(t, time.Since(start), ttl/2+w.Lateness(), "not by the end of a lease")
+	require.Less(t, time.Since(start), bound.Of(ttl/2)+w.Lateness(), "not by the end of a lease")
 	w.Leave(mine, wl)
 	w.RequireFree("a")
 	stage.Replicated(t, w.Plain, "x")
