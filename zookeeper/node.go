@@ -48,6 +48,10 @@ type node struct {
 	upgrade string
 }
 
+// overflow is the last number that the server gives. The counter of a path is an int32 that stays at
+// its end: all later nodes get the same number, and some of them a negative one.
+const overflow = "2147483647"
+
 // parse returns the node of a child. A child without a sequence number is no node: ok is false.
 func parse(child string) (n node, ok bool) {
 	split := len(child) - digits
@@ -55,14 +59,18 @@ func parse(child string) (n node, ok bool) {
 		return n, false
 	}
 	n = node{name: child, number: child[split:], kind: store.ReadWrite}
-	head, ok := strings.CutSuffix(child[:split], writeName)
+	named := child[:split]
+	if strings.HasSuffix(named, "--") || strings.HasSuffix(named, "__-") { // a negative number
+		n.number, named = overflow, named[:split-1]
+	}
+	head, ok := strings.CutSuffix(named, writeName)
 	if !ok {
-		head, n.reads = strings.CutSuffix(child[:split], readName)
+		head, n.reads = strings.CutSuffix(named, readName)
 		ok = n.reads
 	}
 	if !ok {
 		n.kind = store.Mutex
-		head, ok = strings.CutSuffix(child[:split], lockName)
+		head, ok = strings.CutSuffix(named, lockName)
 	}
 	if marks := len(protected) + uuidSize + 1; ok && n.kind == store.ReadWrite && len(head) > marks {
 		n.inside = head[marks:] == insideMark
@@ -139,8 +147,9 @@ func decode(n node, data []byte, unknown time.Duration) note {
 	if err := json.Unmarshal([]byte(text), &known); err == nil && known.ID != "" {
 		return known
 	}
+	split := len(n.name) - digits
 	return note{
-		ID:    store.ID(fmt.Sprintf("%s:%s:%s", strings.ToValidUTF8(address, "?"), strings.TrimSuffix(n.name, n.number), n.number)),
+		ID:    store.ID(fmt.Sprintf("%s:%s:%s", strings.ToValidUTF8(address, "?"), n.name[:split], n.name[split:])),
 		Count: 1, Kept: unknown.Milliseconds(),
 	}
 }

@@ -9,7 +9,8 @@ import (
 
 // This file has the rules of the queue: which of the nodes of a lock are in, and which node keeps a
 // hold out. A mutex, and a writer, are in when no node has a lower number. A reader is in when no
-// writer has a lower number.
+// writer has a lower number. So each number must be given once: a node whose number is spent is
+// deleted, and is never in.
 //
 // A hold inside a hold in the other mode does not wait for that hold:
 //
@@ -64,7 +65,17 @@ func isIn(nodes []node, i int) bool {
 	if nodes[i].reads {
 		return before(nodes[:i], nodes[i], true) < 0
 	}
-	return nodes[i].upgrade == "" && nodes[0].number == nodes[i].number
+	return nodes[i].upgrade == "" && i == 0
+}
+
+// isSpent says whether the number of the node at an index orders nothing: the number is the last one
+// of the counter, or another node has that number. A node inside another hold has the number of that
+// hold.
+func isSpent(nodes []node, i int) bool {
+	own := nodes[i]
+	return own.number == overflow || !own.inside && slices.ContainsFunc(nodes, func(n node) bool {
+		return n.number == own.number && n.name != own.name && !n.inside
+	})
 }
 
 // before returns the index of the last node with a lower number than n, or of the last such writer;

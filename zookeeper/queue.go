@@ -92,17 +92,33 @@ func (x *session) plan(ctx context.Context, h *hold) (node, error) {
 }
 
 // locate returns the place of a hold. If another node of the hold keeps it out, made by a command
-// without an answer, locate deletes that node.
+// without an answer, locate deletes that node. A node whose number is spent is deleted, too, and is
+// an error that stays.
 func (x *session) locate(ctx context.Context, h *hold) (place, error) {
 	for {
 		p, err := x.list(ctx, h)
-		if err != nil || p.behind < 0 || !p.nodes[p.behind].isOf(uuidOf(h.ask.ID)) {
+		if err != nil || p.index < 0 {
 			return p, err
 		}
-		if err := x.remove(ctx, h.lock+"/"+p.nodes[p.behind].name); err != nil && !errors.Is(err, zk.ErrNoNode) {
+		useless, spent := p.index, !x.isHeld(h) && isSpent(p.nodes, p.index)
+		if !spent {
+			if useless = p.behind; useless < 0 || !p.nodes[useless].isOf(uuidOf(h.ask.ID)) {
+				return p, nil
+			}
+		}
+		err = x.remove(ctx, h.lock+"/"+p.nodes[useless].name)
+		switch {
+		case err != nil && !errors.Is(err, zk.ErrNoNode):
 			return p, err
+		case spent:
+			return p, spentAt(h.lock)
 		}
 	}
+}
+
+// spentAt returns the error of a lock whose nodes have no numbers of their own any more.
+func spentAt(lock string) error {
+	return fmt.Errorf("the server has no new numbers for the nodes of %s: delete this path when nobody has the lock", lock)
 }
 
 // list lists the nodes of a lock, and finds the node of the hold among them. If no node is known,
@@ -174,6 +190,8 @@ func (x *session) create(ctx context.Context, h *hold, n node) error {
 			return nil
 		case n.inside && errors.Is(err, zk.ErrNodeExists): // of a session that has ended
 			err = x.remove(ctx, node)
+		case errors.Is(err, zk.ErrNodeExists): // an earlier node of the hold has the same number
+			return spentAt(h.lock)
 		case errors.Is(err, zk.ErrNoNode):
 			err = x.makePath(ctx, h.lock)
 		default:

@@ -173,7 +173,7 @@ func (w *waiting) look(ctx context.Context) (l store.Lease, in bool, err error) 
 	} else {
 		p, err = x.join(ctx, h)
 	}
-	for {
+	for pause := (attempts.Pause{}); ; {
 		for err == nil && p.behind >= 0 {
 			w.place = p
 			if w.changed, err = w.watch(ctx, p); !errors.Is(err, zk.ErrNoNode) {
@@ -195,6 +195,9 @@ func (w *waiting) look(ctx context.Context) (l store.Lease, in bool, err error) 
 			return l, err == nil, err
 		}
 		x.lost(h) // an operator has deleted the node, or a command that ran late: the hold queues again
+		if !pause.Wait(ctx.Done()) {
+			return l, false, lifetime.Ended(ctx)
+		}
 		p, err = x.join(ctx, h)
 	}
 }

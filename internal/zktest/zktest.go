@@ -4,13 +4,17 @@ package zktest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"encoding/binary"
 	"fmt"
+	"hash/adler32"
 	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -157,6 +161,53 @@ func (s *Server) Restart() {
 	s.Kill()
 	s.start()
 	s.ready()
+}
+
+// SetCounter starts the server again with another counter of sequential nodes for a node that is
+// there.
+func (s *Server) SetCounter(node string, counter int32) {
+	s.t.Helper()
+	s.Restart() // writes a snapshot
+	s.Kill()
+	snapshots, err := filepath.Glob(filepath.Join(s.dir, "version-2", "snapshot.*"))
+	s.must(err)
+	// A snapshot with a larger number is of a later state; the names have no leading zeros.
+	newest := slices.MaxFunc(snapshots, func(a, b string) int {
+		return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
+	})
+	data, err := os.ReadFile(newest)
+	s.must(err)
+	s.must(setCounter(data, node, counter))
+	s.must(os.WriteFile(newest, data, 0o600))
+	s.start()
+	s.ready()
+}
+
+// setCounter changes the counter of a node in a snapshot, and the checksums of the snapshot. A
+// record has the length of the path, the path, the length of the data, the data, and numbers of a
+// fixed size. A checksum is of all bytes before it, and the path "/" follows it.
+func setCounter(data []byte, node string, counter int32) error {
+	const beforeCounter = 5*8 + 4 // the ACL, czxid, mzxid, ctime, mtime and version
+	record := append(binary.BigEndian.AppendUint32(nil, uint32(len(node))), node...)
+	at := bytes.Index(data, record)
+	if at < 0 {
+		return fmt.Errorf("the snapshot has no node %s", node)
+	}
+	var sums []int
+	for i := at; i+13 <= len(data); i++ {
+		if string(data[i+8:i+13]) == "\x00\x00\x00\x01/" && binary.BigEndian.Uint64(data[i:]) == uint64(adler32.Checksum(data[:i])) {
+			sums = append(sums, i)
+		}
+	}
+	at += len(record)
+	if n := int32(binary.BigEndian.Uint32(data[at:])); n > 0 {
+		at += int(n)
+	}
+	binary.BigEndian.PutUint32(data[at+4+beforeCounter:], uint32(counter))
+	for _, i := range sums {
+		binary.BigEndian.PutUint64(data[i:], uint64(adler32.Checksum(data[:i])))
+	}
+	return nil
 }
 
 func (s *Server) must(err error) {
