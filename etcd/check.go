@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-relock/relock/internal/probe"
@@ -17,7 +18,7 @@ const checkLimit = 3 * time.Second
 
 // CheckServer implements [store.Checker]. CheckServer takes two holds through their lives in a lock
 // of its own, and reads where the store learns of broken holds. The error names the first step that
-// fails.
+// fails. An etcd that is too old for a client with a user is an error, too.
 func (s *Store) CheckServer(ctx context.Context, a store.Ask) error {
 	ctx, cancel := context.WithTimeout(ctx, checkLimit)
 	defer cancel()
@@ -28,5 +29,9 @@ func (s *Store) CheckServer(ctx context.Context, a store.Ask) error {
 	if _, err := s.get(ctx, clientv3.OpGet(s.notices(), clientv3.WithPrefix(), clientv3.WithLimit(1), clientv3.WithKeysOnly())); err != nil {
 		return fmt.Errorf("read %s: %w", s.notices(), err)
 	}
-	return nil
+	resp, err := pb.NewMaintenanceClient(s.client.ActiveConnection()).Status(ctx, &pb.StatusRequest{})
+	if err != nil { // locks do not need the version
+		return nil //nolint:nilerr // as above
+	}
+	return s.login(resp.Version)
 }

@@ -54,10 +54,10 @@ func TestCheckServerNamesTheRightThatIsMissing(t *testing.T) {
 	grant("named", "relock//broken/check", clientv3.GetPrefixRangeEnd("relock//broken/check"), clientv3.PermissionType(clientv3.PermReadWrite))
 	requireFault(t, named, "read relock//broken/", "permission denied")
 	grant("named", "relock//broken/", clientv3.GetPrefixRangeEnd("relock//broken/"), clientv3.PermissionType(clientv3.PermReadWrite))
-	require.NoError(t, named.CheckServer(ctx, ask("check", minute)))
+	requireChecked(t, m, root, named)
 
 	s := newStore(t, new(wire).login(t, m, "orders"))
-	require.NoError(t, s.CheckServer(ctx, ask("check", minute)))
+	requireChecked(t, m, root, s)
 	require.NoError(t, s.Close())
 	left, err := root.Get(ctx, "relock/", clientv3.WithPrefix())
 	require.NoError(t, err)

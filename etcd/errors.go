@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -88,11 +89,11 @@ func (s *Store) failed(ctx context.Context, err error) error {
 }
 
 // silence returns why a command has no answer, or nil if nothing is known. The etcd client lets its
-// commands wait for a connection and for a leader, and does not say why. A command that waits for
-// neither has the error of the last dial, or knows of no leader.
+// commands wait for a connection, for a leader and for a login, and does not say why. A command that
+// waits for none of them has the error of the last dial, or knows of no leader.
 func (s *Store) silence(ctx context.Context) error {
 	conn := s.client.ActiveConnection()
-	if errors.Is(ctx.Err(), context.Canceled) && conn.GetState() != connectivity.TransientFailure {
+	if !errors.Is(context.Cause(ctx), context.DeadlineExceeded) && ctx.Err() != nil && conn.GetState() != connectivity.TransientFailure {
 		return nil // nobody has waited for etcd for long
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 100*time.Millisecond)
@@ -101,10 +102,25 @@ func (s *Store) silence(ctx context.Context) error {
 	switch {
 	case err == nil && resp.Leader == 0:
 		return rpctypes.ErrNoLeader
-	case err == nil || isLate(err) || isRefusal(err):
+	case err == nil:
+		return s.login(resp.Version)
+	case isLate(err) || isRefusal(err):
 		return nil
 	}
 	return err
+}
+
+// login returns why a member with a version may let a user in once only, or nil. Before 3.4.28 etcd
+// refuses a login in a connection whose token has expired, and the etcd client tries such a login
+// again until the command ends.
+func (s *Store) login(version string) error {
+	var major, minor, patch int
+	_, err := fmt.Sscanf(version, "%d.%d.%d", &major, &minor, &patch)
+	if s.client.Username == "" || err != nil || slices.Compare([]int{major, minor, patch}, []int{3, 4, 28}) >= 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: etcd %s lets no user in again whose token has expired (--auth-token-ttl): "+
+		"update etcd to 3.4.28 or newer; until then a new etcd client gets in", rpctypes.ErrInvalidAuthToken, version)
 }
 
 // isLate reports whether a command has taken all its time, at etcd or on the way. A member knows

@@ -2,13 +2,18 @@ package relocketcd_test
 
 import (
 	"context"
+	"errors"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-relock/relock"
+	relocketcd "github.com/go-relock/relock/etcd"
 	"github.com/go-relock/relock/internal/etcdtest"
 	"github.com/go-relock/relock/store"
 )
@@ -95,6 +100,63 @@ func TestHoldsAndWaitersOutlastTheirAuthToken(t *testing.T) {
 	require.NoError(t, s.Release(ctx, l, 0))
 	require.NoError(t, s.Release(ctx, within(t, 30*time.Second, next), 0))
 	require.NoError(t, s.Close())
+}
+
+// isOld says whether a server lets no user in again whose token has expired.
+func isOld(t *testing.T, m *etcdtest.Server, root *clientv3.Client) bool {
+	t.Helper()
+	resp, err := root.Status(t.Context(), m.URL())
+	require.NoError(t, err)
+	patch, is34 := strings.CutPrefix(resp.Version, "3.4.")
+	n, err := strconv.Atoi(patch)
+	return is34 && err == nil && n < 28
+}
+
+// requireChecked requires that a check passes, or names an old server.
+func requireChecked(t *testing.T, m *etcdtest.Server, root *clientv3.Client, s *relocketcd.Store) {
+	t.Helper()
+	err := s.CheckServer(t.Context(), ask("check", minute))
+	if isOld(t, m, root) {
+		require.ErrorIs(t, err, rpctypes.ErrInvalidAuthToken)
+		require.ErrorContains(t, err, "update etcd to 3.4.28 or newer")
+		return
+	}
+	require.NoError(t, err)
+}
+
+// An etcd client that sends no command for longer than its token lives logs in again.
+func TestAnIdleUserLocksAgainOrIsToldWhyNot(t *testing.T) {
+	m, root := startWithUsers(t, "--auth-token-ttl=2")
+	old := isOld(t, m, root)
+	s := newStore(t, new(wire).login(t, m, "orders"))
+	client, err := relock.Open(s)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, client.Close()) }()
+	lock := client.NewLock("idle", relock.WithTTL(minute))
+	section, err := lock.Lock(t.Context())
+	require.NoError(t, err)
+	var tried error
+	for idle := 4 * time.Second; idle < minute; idle *= 2 { // a busy server ends a token late
+		<-time.After(idle)
+		_, tried = lock.TryLock(t.Context())
+		if !old || !errors.Is(tried, relock.ErrLocked) {
+			break
+		}
+	}
+	if !old {
+		require.ErrorIs(t, tried, relock.ErrLocked)
+		require.NoError(t, lock.Unlock(section))
+		return
+	}
+	require.ErrorIs(t, tried, relock.ErrUnavailable)
+	for _, err := range []error{tried, lock.Unlock(section)} {
+		t.Log(err)
+		require.ErrorContains(t, err, rpctypes.ErrInvalidAuthToken.Error())
+		require.ErrorContains(t, err, "lets no user in again whose token has expired")
+	}
+	again := newStore(t, new(wire).login(t, m, "orders"))
+	_, err = again.Try(t.Context(), ask("other", minute))
+	require.NoError(t, err, "a new etcd client gets in")
 }
 
 func TestAUserWithoutPermissionGetsTheErrorAtOnce(t *testing.T) {
