@@ -168,10 +168,14 @@ func (s *Store) takeLease(ctx context.Context, ttl int64, age time.Duration) (le
 	l := lease{ttl: ttl, sent: time.Now()}
 	err := s.once(ctx, func(ctx context.Context) error {
 		resp, err := s.client.Grant(ctx, ttl)
-		if err == nil {
-			l.id = resp.ID
+		switch {
+		case err != nil:
+			return err
+		case resp.TTL < ttl: // etcd lengthens a lease, and shortens none
+			return fmt.Errorf("a lease of %d s was granted, and not of %d s", resp.TTL, ttl)
 		}
-		return err
+		l.id = resp.ID
+		return nil
 	})
 	return l, err
 }

@@ -162,16 +162,30 @@ func (s *Store) get(ctx context.Context, name string) (v *view, err error) {
 // create makes a Lease for a hold.
 func (s *Store) create(ctx context.Context, name string, r record) (*view, error) {
 	lease := r.write(&api.Lease{ObjectMeta: meta.ObjectMeta{Name: name}})
-	return s.write(ctx, func(ctx context.Context) (*api.Lease, error) {
+	v, err := s.write(ctx, func(ctx context.Context) (*api.Lease, error) {
 		return s.leases.Create(ctx, lease, meta.CreateOptions{})
 	}, apierrors.IsAlreadyExists)
+	if err == nil && v.record != r {
+		return nil, cmp.Or(s.remove(ctx, v), v.other())
+	}
+	return v, err
 }
 
 // update writes a record into a Lease that is as read.
 func (s *Store) update(ctx context.Context, v *view, r record) (*view, error) {
-	return s.write(ctx, func(ctx context.Context) (*api.Lease, error) {
+	v, err := s.write(ctx, func(ctx context.Context) (*api.Lease, error) {
 		return s.leases.Update(ctx, r.write(v.lease), meta.UpdateOptions{})
 	}, isChanged)
+	if err == nil && v.record != r {
+		return nil, v.other()
+	}
+	return v, err
+}
+
+// other returns the error of a Lease that the API server has not stored as it was written.
+func (v *view) other() error {
+	return fmt.Errorf("the API server has stored the Lease %q with other values than relock wrote: does an admission webhook change Leases?",
+		v.lease.Name)
 }
 
 // remove deletes a Lease that is as read.
