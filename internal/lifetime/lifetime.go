@@ -158,15 +158,44 @@ func IsUnmade(ctx context.Context) bool {
 	return is && !e.isMade()
 }
 
-// Ends returns channels for a select, of which one is closed when ctx ends. The others are nil, or
-// belong to contexts that end ctx. Where that is enough, Ends does not make the end of an [Ending].
-func Ends(ctx context.Context) [3]<-chan struct{} {
+// End is how a wait of [Await] ends.
+type End int
+
+// The ends of a wait.
+const (
+	AtDone    End = iota // done is closed
+	AtMoment             // the moment is over
+	AtContext            // the context has ended
+)
+
+// Await waits until done is closed, moment is over, or ctx ends. A moment of nil lasts for ever.
+func Await(ctx context.Context, done <-chan struct{}, moment context.Context) End {
+	var over <-chan struct{}
+	if moment != nil {
+		over = moment.Done()
+	}
+	ends := endsOf(ctx)
+	select {
+	case <-done:
+		return AtDone
+	case <-over:
+		return AtMoment
+	case <-ends[0]:
+	case <-ends[1]:
+	case <-ends[2]:
+	}
+	return AtContext
+}
+
+// endsOf returns channels of which one is closed when ctx ends. The others are nil, or belong to
+// contexts that end ctx. Where that is enough, endsOf does not make the end of an [Ending].
+func endsOf(ctx context.Context) [3]<-chan struct{} {
 	e, is := ctx.(*Ending)
 	if !is || e.other == nil || !e.deadline.IsZero() || e.isMade() {
 		return [3]<-chan struct{}{ctx.Done()}
 	}
 	if inner, is := e.caller.Context.(*Ending); is {
-		if ends := Ends(inner); ends[2] == nil {
+		if ends := endsOf(inner); ends[2] == nil {
 			return [3]<-chan struct{}{e.other.Done(), ends[0], ends[1]}
 		}
 	}

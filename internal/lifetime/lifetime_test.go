@@ -159,8 +159,8 @@ func TestEndingWithEndsWithEither(t *testing.T) {
 	}
 }
 
-// TestOneOfTheEndsIsClosed asks for the ends of contexts in contexts, and of one whose ends are too many.
-func TestOneOfTheEndsIsClosed(t *testing.T) {
+// TestAWaitEndsWithEachEndOfItsContext has contexts in contexts, and one whose ends are too many.
+func TestAWaitEndsWithEachEndOfItsContext(t *testing.T) {
 	for depth := range 4 {
 		for end := range depth + 1 {
 			var cancels []context.CancelFunc
@@ -175,21 +175,30 @@ func TestOneOfTheEndsIsClosed(t *testing.T) {
 				defer e.Stop()
 				ctx = e //nolint:fatcontext // contexts in contexts are what is tested
 			}
-			ends := lifetime.Ends(ctx)
 			cancels[end]()
-			select {
-			case <-ends[0]:
-			case <-ends[1]:
-			case <-ends[2]:
-			case <-time.After(10 * time.Second):
-				t.Fatalf("depth %d: no end after that of %d", depth, end)
-			}
+			moment, over := context.WithTimeout(context.Background(), time.Minute) // against a hang
+			require.Equal(t, lifetime.AtContext, lifetime.Await(ctx, nil, moment), "depth %d: the end of %d", depth, end)
+			over()
 			require.Error(t, ctx.Err())
 			for _, cancel := range cancels {
 				cancel()
 			}
 		}
 	}
+}
+
+func TestAWaitForAnAnswerMakesNoEnd(t *testing.T) {
+	life, end := context.WithCancel(t.Context())
+	defer end()
+	ctx := lifetime.EndingWith(t.Context(), life)
+	defer ctx.Stop()
+	done := make(chan struct{})
+	moment, over := context.WithCancel(t.Context())
+	over()
+	require.Equal(t, lifetime.AtMoment, lifetime.Await(ctx, done, moment))
+	close(done)
+	require.Equal(t, lifetime.AtDone, lifetime.Await(ctx, done, nil))
+	require.True(t, lifetime.IsUnmade(ctx))
 }
 
 func TestAnEndIsMadeWhenSomebodyNeedsIt(t *testing.T) {

@@ -37,7 +37,7 @@ func (w *Wire) All(ctx context.Context, s *Script, common []any, units []Unit) [
 		var lost, again []int // places of units whose connection has ended, or whose reply asks again
 		var last error
 		for i := range flights {
-			o := w.await(ctx, &flights[i], nil)
+			o := w.await(ctx, &flights[i])
 			switch {
 			case hasEnded(o.err):
 				lost, last = append(lost, places[i]), o.err

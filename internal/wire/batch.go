@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -17,9 +18,14 @@ const (
 	maxUnits = 64
 	// maxOpen bounds the search for a script call with room for another unit.
 	maxOpen = 8
+	// maxBatch is how many calls of each kind a send takes out of the queue. A send of them all would
+	// make every answer late, and then wake all callers at once, with the renewals behind them.
+	maxBatch = 256
 	// maxQueued is how long calls queue while no send ends, so that a hanging connection holds up
 	// nobody else. A round trip to a server nearby is much shorter, a lease much longer.
 	maxQueued = 2 * time.Millisecond
+	// maxFlooded is maxQueued of a queue that is longer than a batch: the server has enough to do.
+	maxFlooded = 100 * time.Millisecond
 )
 
 // flight is one attempt of a call, in flight or in the queue.
@@ -28,22 +34,31 @@ type flight struct {
 	spec  *spec
 	unit  Unit
 	slot  string        // in a cluster
-	since time.Time     // the beginning of the attempt
+	since time.Time     // the beginning of the attempt, without its time in the queue
 	done  chan struct{} // closed by finish; nil if the caller itself sends the flight
 
-	outcome       // the sender's until done is closed
-	finished bool // the sender's
-	together bool // done is that of several flights, and closed after them
+	outcome              // of finish
+	finished atomic.Bool // by finish
+	together bool        // done is that of several flights, and closed after them
+	yields   bool        // as [Call.Yields]
+	queued   bool        // in the queue; guarded by the batcher
 }
 
-// spec is what the units of a script call have in common.
+// spec is what the units of a script call have in common, and how long their attempts may take.
 type spec struct {
-	script *Script
-	common []any
-	acks   Acks
+	script   *Script
+	common   []any
+	acks     Acks
+	patience time.Duration // 0: as long as go-redis waits
 }
 
-func (c *Call) spec() spec { return spec{c.Script, c.Common, c.Acks} }
+func (w *Wire) specOf(c *Call) spec {
+	s := spec{script: c.Script, common: c.Common, acks: c.Acks}
+	if c.Patience < w.readTimeout {
+		s.patience = c.Patience
+	}
+	return s
+}
 
 type outcome struct {
 	reply  any
@@ -53,109 +68,126 @@ type outcome struct {
 	late   bool // a quick attempt was over without an answer, and is to be repeated
 }
 
-// finish hands the outcome to the caller. If the caller has given up, nobody reads the outcome.
+// finish hands the outcome to the caller, unless the flight has one. If the caller has given up,
+// nobody reads the outcome.
 func (f *flight) finish(o outcome) {
-	o.unsure = f.unsure
-	f.outcome, f.finished = o, true
+	if f.finished.Swap(true) {
+		return
+	}
+	f.outcome = o
 	if f.done != nil && !f.together {
 		close(f.done)
 	}
 }
 
 // batcher lets calls that meet share round trips and script calls. While a slot is free, a call is
-// sent by itself. Otherwise calls queue, and the whole queue is sent as soon as a send ends. With
-// 64 goroutines a call then takes a quarter of the time, as most of the cost is system calls of the
-// client and the start of a script in the server.
+// sent by itself. Otherwise calls queue, and a batch of the queue is sent as soon as a send ends.
+// With 64 goroutines a call then takes a quarter of the time, as most of the cost is system calls
+// of the client and the start of a script in the server.
 //
 // At limit, calls queue here and not for a connection of the pool. A renewal, which does not queue
-// here, then finds the connection that the limit leaves, or is next at the only one. A call that is
-// given up leaves the queue, so no connection carries calls that nobody waits for.
+// here, then finds the connection that the limit leaves, or is next at the only one. A call in the
+// queue costs neither a goroutine nor a timer of its own, and its patience has not begun: a flood
+// of callers does not make answers late, and lateness makes no repeats. A call that is given up
+// leaves the queue, so no connection carries calls that nobody waits for.
 type batcher struct {
 	sendAsync func(ctx context.Context, flights []*flight, own slot)
 	limit     int // of sends
 
-	mu    sync.Mutex
-	sends int       // in flight; more than maxSends after a flush
-	queue []*flight // empty while a slot is free
-	late  *time.Timer
+	mu      sync.Mutex
+	sends   int   // in flight; more than maxSends after a flush
+	urgent  queue // both are empty while a slot is free
+	yielded queue // of the calls that yield
+	late    *time.Timer
+	pause   time.Duration // of late
 }
 
 // enter takes a slot for f, or else queues f, and reports whether f has a slot.
 func (b *batcher) enter(f *flight) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.enterFreeLocked() {
+	if b.sends < min(maxSends, b.limit) {
+		b.sends++
 		return true
 	}
 	f.done = make(chan struct{})
-	b.queue = append(b.queue, f)
-	switch {
-	case b.late == nil:
-		b.late = time.AfterFunc(maxQueued, b.flush)
-	case len(b.queue) == 1:
-		b.late.Reset(maxQueued)
+	b.queueOf(f).add(f)
+	if b.lenLocked() == 1 {
+		b.armLocked(maxQueued)
 	}
 	return false
 }
 
-// enterFree takes a slot, if one is free, and reports whether it has.
-func (b *batcher) enterFree() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.enterFreeLocked()
+func (b *batcher) queueOf(f *flight) *queue {
+	if f.yields {
+		return &b.yielded
+	}
+	return &b.urgent
 }
 
-func (b *batcher) enterFreeLocked() bool {
-	isFree := b.sends < min(maxSends, b.limit)
-	if isFree {
-		b.sends++
-	}
-	return isFree
-}
+func (b *batcher) lenLocked() int { return b.urgent.len() + b.yielded.len() }
+
+func (b *batcher) isFloodLocked() bool { return b.lenLocked() > maxBatch }
 
 // yield lets the callers that are awake now run first, if calls are in the queue: the next calls of
 // these callers join the queue before it is sent.
 func (b *batcher) yield() {
 	b.mu.Lock()
-	waits := len(b.queue) > 0
+	waits := b.lenLocked() > 0
 	b.mu.Unlock()
 	if waits {
 		runtime.Gosched()
 	}
 }
 
-// leave ends a send, and sends the queue in its slot, or if the limit may have kept a flush from
-// it.
+// leave ends a send, and sends a batch in its slot, or if the limit may have kept a flush from it.
 func (b *batcher) leave() {
 	b.mu.Lock()
 	b.sends--
-	var queue []*flight
-	if b.sends < maxSends || b.sends == b.limit-1 {
-		queue = b.takeLocked()
+	var batch []*flight
+	if b.sends < maxSends || b.sends == b.limit-1 && !b.isFloodLocked() {
+		batch = b.takeLocked()
 	}
 	b.mu.Unlock()
-	b.start(queue)
+	b.start(batch)
 }
 
-// flush sends the queue without a slot, as no send has ended in time. At the limit the next end of
-// a send does.
+// flush sends a batch without a slot, as no send has ended in time. At the limit the next end of a
+// send does.
 func (b *batcher) flush() {
 	b.mu.Lock()
-	var queue []*flight
-	if b.sends < b.limit {
-		queue = b.takeLocked()
+	var batch []*flight
+	if isFlood := b.isFloodLocked(); b.sends < b.limit && (!isFlood || b.pause == maxFlooded) {
+		batch = b.takeLocked()
+	} else if isFlood {
+		b.armLocked(maxFlooded)
 	}
 	b.mu.Unlock()
-	b.start(queue)
+	b.start(batch)
+}
+
+// armLocked makes the next flush due, if anything is in the queue.
+func (b *batcher) armLocked(pause time.Duration) {
+	b.pause = pause
+	switch {
+	case b.late == nil:
+		b.late = time.AfterFunc(pause, b.flush)
+	case b.lenLocked() == 0:
+		b.late.Stop()
+	default:
+		b.late.Reset(pause)
+	}
 }
 
 func (b *batcher) takeLocked() []*flight {
-	queue := b.queue
-	if b.queue = nil; len(queue) > 0 {
-		b.sends++
-		b.late.Stop()
+	n := min(b.urgent.len(), maxBatch) + min(b.yielded.len(), maxBatch)
+	if n == 0 {
+		return nil
 	}
-	return queue
+	batch := b.yielded.take(b.urgent.take(make([]*flight, 0, n)))
+	b.sends++
+	b.armLocked(maxQueued)
+	return batch
 }
 
 func (b *batcher) start(flights []*flight) {
@@ -172,15 +204,55 @@ func (b *batcher) start(flights []*flight) {
 func (b *batcher) forget(f *flight) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	i := slices.Index(b.queue, f)
-	if i < 0 {
+	if !f.queued {
 		return false
 	}
-	b.queue = slices.Delete(b.queue, i, i+1)
-	if len(b.queue) == 0 {
+	b.queueOf(f).remove(f)
+	if b.lenLocked() == 0 {
 		b.late.Stop()
 	}
 	return true
+}
+
+// queue is flights that wait for a send, first come, first served.
+type queue struct {
+	flights []*flight
+	gone    int // that were removed, and are in flights still
+}
+
+func (q *queue) len() int { return len(q.flights) - q.gone }
+
+func (q *queue) add(f *flight) {
+	f.queued = true
+	q.flights = append(q.flights, f)
+}
+
+// remove takes f out. Thousands may leave at once, so flights is not searched for each.
+func (q *queue) remove(f *flight) {
+	f.queued = false
+	if q.gone++; 2*q.gone > len(q.flights) {
+		q.flights = slices.DeleteFunc(q.flights, func(f *flight) bool { return !f.queued })
+		q.gone = 0
+	}
+}
+
+// take appends a batch of flights, which begin now, to others.
+func (q *queue) take(to []*flight) []*flight {
+	now, left := time.Now(), maxBatch
+	at := 0
+	for ; at < len(q.flights) && left > 0; at++ {
+		f := q.flights[at]
+		q.flights[at] = nil
+		if !f.queued {
+			q.gone--
+			continue
+		}
+		f.queued, f.since = false, now
+		to = append(to, f)
+		left--
+	}
+	q.flights = q.flights[at:]
+	return to
 }
 
 // merge puts flights into as few script calls as possible.
@@ -203,9 +275,12 @@ func callOf(flights []*flight) scriptCall {
 	return scriptCall{spec: *flights[0].spec, flights: flights}
 }
 
-func (c *scriptCall) finish() {
+// finish hands each flight its outcome. With unsure an earlier send of the attempt may have run.
+func (c *scriptCall) finish(unsure bool) {
 	for i, f := range c.flights {
-		f.finish(c.outcome(i))
+		o := c.outcome(i)
+		o.unsure = unsure
+		f.finish(o)
 	}
 }
 

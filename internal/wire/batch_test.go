@@ -28,7 +28,7 @@ func (r *rig) batch(n int, mod ...func(i int, c *Call)) []*flight {
 		for _, f := range mod {
 			f(i, c)
 		}
-		spec := c.spec()
+		spec := r.wire.specOf(c)
 		flights[i] = &flight{ctx: r.Context(), spec: &spec, unit: c.Unit, done: make(chan struct{})}
 	}
 	r.wire.sendAsync(context.Background(), slices.Clone(flights), make(together))
@@ -202,9 +202,41 @@ func TestAQueueThatNoSendTakesIsSentSoon(t *testing.T) {
 		b.enter(&flight{})
 		b.leave()
 		require.Empty(t, b.sent, "more are in flight than there are slots")
-		b.forget(b.queue[0])
+		b.forget(b.urgent.flights[0])
 		time.Sleep(time.Second) //nolint:forbidigo // fake time
 		require.Empty(t, b.sent)
+		require.Equal(t, maxSends+1, b.sends)
+	})
+}
+
+func TestAQueueThatIsLongerThanABatchLeavesInBatches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newRecorder()
+		var urgent, yields []*flight
+		for i := range maxSends + 2*(2*maxBatch+10) {
+			f := &flight{yields: i%2 == 0}
+			if b.enter(f) {
+				continue
+			}
+			if f.yields {
+				yields = append(yields, f)
+			} else {
+				urgent = append(urgent, f)
+			}
+		}
+		b.forget(yields[1])
+		yields = slices.Delete(yields, 1, 2)
+		begun := time.Now()
+		b.leave()
+		require.Equal(t, slices.Concat(urgent[:maxBatch], yields[:maxBatch]), <-b.sent, "those that yield are behind")
+		require.Equal(t, slices.Concat(urgent[maxBatch:2*maxBatch], yields[maxBatch:2*maxBatch]), <-b.sent)
+		require.Equal(t, maxQueued+maxFlooded, time.Since(begun), "though no send has ended")
+		b.leave()
+		require.Empty(t, b.sent, "more are in flight than there are slots")
+		begun = time.Now()
+		require.Equal(t, slices.Concat(urgent[2*maxBatch:], yields[2*maxBatch:]), <-b.sent)
+		require.LessOrEqual(t, time.Since(begun), maxQueued, "this is a flood no more")
+		require.Zero(t, b.lenLocked())
 		require.Equal(t, maxSends+1, b.sends)
 	})
 }
@@ -247,25 +279,20 @@ func TestACallThatIsGivenUpInTheQueueIsNeverSent(t *testing.T) {
 	b := &r.wire.batcher
 	b.sends = maxSends
 	b.late = time.AfterFunc(time.Hour, func() {})
-	b.queue = []*flight{{}} // so that no timer is set
+	b.urgent.add(&flight{}) // so that no timer is set
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
 		redistest.Eventually(t, ample, func() bool {
 			b.mu.Lock()
 			defer b.mu.Unlock()
-			return len(b.queue) == 2
+			return b.lenLocked() == 2
 		}, "it is queued")
 		cancel()
 	}()
 	a, err := r.wire.Do(ctx, r.call("x"))
 	require.Equal(t, context.Canceled, err)
 	require.False(t, a.Unsure)
-	c := r.tries(2)
-	c.Patience = 10 * time.Millisecond
-	a, err = r.wire.Do(t.Context(), c)
-	require.ErrorIs(t, err, errNoConnection)
-	require.False(t, a.Unsure)
-	require.Len(t, b.queue, 1)
+	require.Equal(t, 1, b.lenLocked())
 	require.Zero(t, r.faults.Commands("EVALSHA"))
 }
 

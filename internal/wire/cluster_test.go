@@ -123,7 +123,7 @@ func TestACluster(t *testing.T) {
 		}
 		all.Wait()
 		require.Zero(t, w.batcher.sends)
-		require.Nil(t, w.batcher.queue)
+		require.Zero(t, w.batcher.lenLocked())
 	})
 	t.Run("WAIT goes to the master of the key", func(t *testing.T) {
 		for _, name := range names {

@@ -64,7 +64,7 @@ func (r *rig) idle() {
 	redistest.Eventually(r, ample, func() bool {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		return b.sends == 0 && len(b.queue) == 0
+		return b.sends == 0 && b.lenLocked() == 0
 	}, "all slots are free")
 }
 

@@ -18,7 +18,7 @@ import (
 // context can end, it waits for the answer until then, too. If rdb keeps deadlines, such an attempt
 // is sent by its caller, and waits for its answer for quickLimit. An attempt that is over without
 // an answer is repeated at once, and not as a quick one. So nobody notices the end of a context
-// later than 2 * quickLimit.
+// later than 2 * quickLimit behind the send. A call that has to queue is never a quick one.
 
 const (
 	quickLimit  = 25 * time.Millisecond
@@ -43,15 +43,16 @@ func keepsDeadline(rdb redis.UniversalClient) bool {
 // and ends with its moment.
 type brief struct {
 	context.Context
-	moment   context.Context // nil: this is no quick attempt
-	deadline time.Time       // zero: that of the call
+	moment  context.Context // nil: this is no quick attempt
+	ofReply bool            // the deadline is that of a reply, which is awaited from now on
 }
 
+// Deadline is asked for by go-redis when a command is written, and when its reply is to be read.
 func (b *brief) Deadline() (time.Time, bool) {
-	if b.deadline.IsZero() {
-		return b.Context.Deadline()
+	if b.ofReply {
+		return time.Now().Add(quickLimit), true
 	}
-	return b.deadline, true
+	return b.Context.Deadline()
 }
 
 func (b *brief) Done() <-chan struct{} { return b.moment.Done() }
@@ -85,7 +86,7 @@ func (w *Wire) isInTime(ctx context.Context, c *Call, p *progress) bool {
 // gives the flight up after quickLimit.
 func (w *Wire) sendInTime(l *lone) outcome {
 	defer w.batcher.leave() // also if a hook of go-redis ends the goroutine
-	l.brief = brief{Context: l.flight.ctx, moment: w.quick.moments.At(l.flight.since), deadline: l.flight.since.Add(quickLimit)}
+	l.brief = brief{Context: l.flight.ctx, moment: w.quick.moments.At(l.flight.since), ofReply: true}
 	w.exchange(&l.brief, l.alone())
 	o := l.call.outcome(0)
 	if judge(o.err) == unknown && isTimeout(o.err) {

@@ -79,10 +79,11 @@ func TestACallEndsWithItsContextRightBehindAMoment(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*quickLimit+time.Millisecond)
 		defer cancel()
 		begun := time.Now()
-		f := &flight{ctx: ctx, since: begun, done: make(chan struct{})}
+		l := &lone{flight: flight{ctx: ctx, since: begun, done: make(chan struct{})}}
 		moment, end := context.WithTimeout(t.Context(), 2*quickLimit)
 		defer end()
-		require.ErrorIs(t, new(Wire).await(ctx, f, moment.Done()).err, ErrGivenUp)
+		l.brief.moment = moment
+		require.ErrorIs(t, (&Wire{start: begun}).awaitQuick(ctx, l).err, ErrGivenUp)
 		require.Equal(t, 2*quickLimit+time.Millisecond, time.Since(begun))
 	})
 }

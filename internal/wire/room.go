@@ -9,12 +9,23 @@ type slot interface{ leave() }
 // has a connection left for renewals. Each node of a cluster has a pool, and so a room.
 type rooms struct {
 	limit int      // of calls in a room
-	of    sync.Map // a room, by node
+	of    sync.Map // a *room, by node
 }
 
-type room chan struct{}
+// room has places for calls. Calls that yield first take one of the fewer places of their own, so
+// other calls never wait behind many of them.
+type room struct{ all, yielding chan struct{} }
 
-func (r room) leave() { <-r }
+func newRoom(limit int) *room {
+	return &room{make(chan struct{}, limit), make(chan struct{}, max(limit-1, 1))}
+}
+
+func (r *room) leave() { <-r.all }
+
+// yielded is the slot of a call that yields.
+type yielded struct{ *room }
+
+func (y yielded) leave() { y.room.leave(); <-y.yielding }
 
 // enterRoom waits for a slot at the node of f; nil: f.ctx is done. Until a server has answered, the
 // nodes are not known, and share a room.
@@ -23,14 +34,27 @@ func (w *Wire) enterRoom(f *flight) slot {
 	if w.reached.Load() {
 		node, _, _ = w.Node(f.ctx, f.unit.Keys[0], false) // empty with an error, which the send will meet, too
 	}
-	r, ok := w.rooms.of.Load(node)
+	of, ok := w.rooms.of.Load(node)
 	if !ok {
-		r, _ = w.rooms.of.LoadOrStore(node, make(room, w.rooms.limit))
+		of, _ = w.rooms.of.LoadOrStore(node, newRoom(w.rooms.limit))
+	}
+	r := of.(*room)
+	var own slot = r
+	if f.yields {
+		own = yielded{r}
+		select {
+		case r.yielding <- struct{}{}:
+		case <-f.ctx.Done():
+			return nil
+		}
 	}
 	select {
-	case r.(room) <- struct{}{}:
-		return r.(room)
+	case r.all <- struct{}{}:
+		return own
 	case <-f.ctx.Done():
+		if f.yields {
+			<-r.yielding
+		}
 		return nil
 	}
 }

@@ -73,7 +73,7 @@ func (f *flood) queued(n int) {
 	redistest.Eventually(f.T, 30*time.Second, func() bool {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		return len(b.queue) == n
+		return b.lenLocked() == n
 	}, "%d calls are in the queue", n)
 }
 

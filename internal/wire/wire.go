@@ -13,6 +13,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -40,6 +41,7 @@ type Wire struct {
 	batcher     batcher
 	rooms       rooms
 	quick       quick
+	silences    lifetime.Moments // for calls that queue
 
 	group    group.Group
 	troubled atomic.Int64 // the last call of Options.Trouble, in nanoseconds since start; 0: none
@@ -62,6 +64,7 @@ func New(rdb redis.UniversalClient, o Options) (*Wire, error) {
 	w.sharded.Store(w.cluster != nil && w.cluster.Options().ClusterSlots == nil)
 	w.quick.keepsDeadline = keepsDeadline(rdb)
 	w.quick.moments.Length, w.quick.moments.Shared = quickLimit, quickLimit
+	w.silences.Length, w.silences.Shared = silence, silence/20
 	w.batcher.sendAsync, w.batcher.limit = w.sendAsync, sendsOf(rdb)
 	w.rooms.limit = w.batcher.limit
 	return w, nil
@@ -75,6 +78,7 @@ func (w *Wire) Wait() {
 	w.group.Close()
 	w.group.Wait()
 	w.quick.moments.End()
+	w.silences.End()
 }
 
 // Call is a script for one lock. A Call and its slices must not change after Do, which may return
@@ -91,9 +95,12 @@ type Call struct {
 	// NoRepeat is for a script that may add to state: a call that may have run is not sent again. A
 	// call that a server has refused, and not run, is.
 	NoRepeat bool
-	// Patience is how long one attempt may take. Do then gives the attempt up and sends the next
-	// one, while the first one may still run. 0: as long as go-redis waits.
+	// Patience is how long one attempt may take, from its send. Do then gives the attempt up and
+	// sends the next one, while the first one may still run. 0: as long as go-redis waits.
 	Patience time.Duration
+	// Yields says that the call is about no hold yet: in a queue it is sent behind the calls that do
+	// not yield.
+	Yields bool
 	// Migrating serves a call with two keys in a migrating slot. nil: the call is sent again.
 	Migrating *Migrating
 	// Acks are to confirm the script, and Answer.Acked have. A call with Acks is never batched.
@@ -137,7 +144,8 @@ func (a Acks) Wanted() int {
 type Answer struct {
 	Reply any // of the unit
 	Acked int // servers that have confirmed, up to Acks.Wanted
-	// Sent is a time just before the answered attempt was sent; after an error, the last attempt.
+	// Sent is a time just before the answered attempt was sent, behind its time in a queue; after an
+	// error, the last attempt.
 	Sent time.Time
 	// First is a time just before the first attempt with an unknown end was sent; otherwise Sent.
 	First time.Time
@@ -218,12 +226,16 @@ func (p *progress) begin(c *Call) []any {
 	if p.Unsure && c.Repeat != nil {
 		args = c.Repeat(time.Since(p.First))
 	}
-	p.Sent = time.Now()
+	p.send(time.Now())
 	p.begun = cmp.Or(p.begun, p.Sent)
-	if !p.Unsure {
-		p.First = p.Sent
-	}
 	return args
+}
+
+// send notes that an attempt is sent no sooner than at a time.
+func (p *progress) send(at time.Time) {
+	if p.Sent = at; !p.Unsure {
+		p.First = at
+	}
 }
 
 // withoutSecond returns c, or the call over the first key of c alone, see [Migrating].
@@ -247,51 +259,26 @@ func moreTelling(last, err error) error {
 
 // attempt sends a call once, and returns as soon as ctx is done or the call's patience is over.
 func (w *Wire) attempt(ctx context.Context, c *Call, args []any, p *progress) (o outcome) {
-	if c.Report != nil && !w.wasQuick(p.Sent) { // go-redis may wait for a connection for half a minute
+	l := &lone{spec: w.specOf(c)}
+	l.flight = flight{ctx: ctx, spec: &l.spec, unit: Unit{Keys: c.Unit.Keys, Args: args}, since: p.Sent, yields: c.Yields}
+	way := w.wayOf(l, c, p)
+	if way != inQueue && c.Report != nil && !w.wasQuick(p.Sent) { // go-redis may wait for a connection for half a minute
 		report, name, failed, begun, why := c.Report, c.Script.Name, p.attempts, p.begun, cmp.Or(p.last, errNoAnswer)
 		defer time.AfterFunc(silence, func() { report.Retrying(name, failed, begun, why) }).Stop()
 	}
-	l := &lone{spec: c.spec()}
-	f := &l.flight
-	*f = flight{ctx: ctx, spec: &l.spec, unit: Unit{Keys: c.Unit.Keys, Args: args}, since: p.Sent}
-	direct := w.isDirect(ctx, c)
-	if !direct && w.isInTime(ctx, c, p) && w.batcher.enterFree() {
+	switch way {
+	case inQueue:
+		o = w.waitInQueue(l, c, p)
+	case inRoom:
+		o = w.sendInRoom(l, c, p)
+	case inTime:
 		o = w.sendInTime(l)
-		w.noteSpeed(l, &o)
-		return o
-	}
-	if !direct && c.Patience > 0 && c.Patience < w.readTimeout { // else go-redis gives up before
-		var cancel context.CancelFunc
-		f.ctx, cancel = context.WithTimeout(ctx, c.Patience)
-		defer cancel()
-	}
-	var own slot
-	batched := w.cluster == nil && c.Acks.Wanted() == 0 // go-redis spreads calls over nodes; WAIT takes long
-	if !batched {
-		own = w.enterRoom(f)
-	} else if w.batcher.enter(f) {
-		own = &w.batcher
-	}
-	switch {
-	case own == nil && batched: // f is in the queue
-		o = w.await(ctx, f, nil)
-	case own == nil:
-		o.err = f.ctx.Err()
 	case direct:
-		defer own.leave() // also if a hook of go-redis ends the goroutine
-		w.exchange(w.contextOf(l, p), l.alone())
-		o = l.call.outcome(0)
-	default:
-		f.done = make(chan struct{})
-		w.group.Add()
-		go w.sendBehind(w.contextOf(l, p), l, own)
-		var moment <-chan struct{}
-		if l.brief.moment != nil && c.mayRunTwice() {
-			moment = l.brief.Done()
-		}
-		o = w.await(ctx, f, moment)
+		o = w.sendDirect(l, p, &w.batcher)
+	case behind:
+		o = w.sendBehind(l, c, p, &w.batcher)
 	}
-	if batched && own != nil {
+	if way == inTime || way == direct || way == behind {
 		w.noteSpeed(l, &o)
 	}
 	if isContextEnd(o.err) && !o.late && (ctx.Err() == nil || time.Since(p.Sent) >= silence) {
@@ -309,19 +296,7 @@ type lone struct {
 	calls   [1]*scriptCall
 	args    [10]any // enough for a mutex
 	brief   brief
-}
-
-// sendBehind is sendAsync of a flight alone, in a goroutine of the group.
-func (w *Wire) sendBehind(ctx context.Context, l *lone, own slot) {
-	o := outcome{err: errHook} // if a hook of go-redis ends the goroutine
-	defer func() {
-		l.flight.finish(o)
-		w.batcher.yield()
-		own.leave()
-		w.group.Leave()
-	}()
-	w.exchange(ctx, l.alone())
-	o = l.call.outcome(0)
+	begun   atomic.Int64 // when a goroutine began to send the flight, in nanoseconds since Wire.start
 }
 
 // alone returns the script call of the flight, as a list.
@@ -332,58 +307,49 @@ func (l *lone) alone() []*scriptCall {
 	return l.calls[:]
 }
 
-// isDirect reports whether the caller sends a call itself: nothing ends the call before go-redis.
-func (w *Wire) isDirect(ctx context.Context, c *Call) bool {
-	return (c.Patience <= 0 || c.Patience >= w.readTimeout) && !lifetime.Within(ctx, w.readTimeout)
-}
-
-// await returns the outcome of a flight, or the end of its context or moment. ctx is the caller's.
-func (w *Wire) await(ctx context.Context, f *flight, moment <-chan struct{}) outcome {
-	ends := lifetime.Ends(f.ctx)
-	select {
-	case <-f.done:
-		return f.outcome
-	case <-ends[0]:
-	case <-ends[1]:
-	case <-ends[2]:
-	case <-moment:
-		late := time.NewTimer(quickAnswer)
-		defer late.Stop()
-		select {
-		case <-f.done:
-			return f.outcome // that go-redis had no connection until now, say
-		case <-late.C:
-			return outcome{err: givenUp(time.Since(f.since), false)}
-		case <-ends[0]:
-		case <-ends[1]:
-		case <-ends[2]:
-		}
-	}
-	if w.batcher.forget(f) {
-		return outcome{err: f.ctx.Err()}
-	}
-	select {
-	case <-f.done: // at the same time
-		return f.outcome
-	default:
-		return outcome{err: givenUp(time.Since(f.since), ctx.Err() == nil)}
-	}
-}
-
 // sendAsync sends flights in a goroutine, which then leaves the slot.
 func (w *Wire) sendAsync(ctx context.Context, flights []*flight, own slot) {
 	w.group.Go(func() {
+		begun := time.Now()
+		stop := giveUpLate(flights)
 		defer func() {
+			stop()
 			for _, f := range flights {
-				if !f.finished { // a hook of go-redis ends the goroutine
-					f.finish(outcome{err: errHook})
-				}
+				f.finish(outcome{err: errHook}) // if a hook of go-redis ends the goroutine
+			}
+			if time.Since(begun) > quickLimit {
+				w.quick.is.Store(false)
 			}
 			w.batcher.yield()
 			own.leave()
 		}()
 		w.send(ctx, flights)
 	})
+}
+
+// giveUpLate finishes each flight whose patience is over, counted from now. After stop none is.
+func giveUpLate(flights []*flight) (stop func()) {
+	var timers []*time.Timer
+	var lengths []time.Duration // of patience: mostly one
+	for _, f := range flights {
+		patience := f.spec.patience
+		if patience <= 0 || slices.Contains(lengths, patience) {
+			continue
+		}
+		lengths = append(lengths, patience)
+		timers = append(timers, time.AfterFunc(patience, func() {
+			for _, f := range flights {
+				if f.spec.patience == patience {
+					f.finish(outcome{err: givenUp(patience, true)})
+				}
+			}
+		}))
+	}
+	return func() {
+		for _, t := range timers {
+			t.Stop()
+		}
+	}
 }
 
 // send sends flights in one round trip, and finishes them. Units that a server refuses together are
@@ -394,11 +360,10 @@ func (w *Wire) send(ctx context.Context, flights []*flight) {
 	w.exchange(ctx, calls)
 	for _, c := range calls {
 		if len(c.flights) == 1 || !isRefusedTogether(c.err) {
-			c.finish()
+			c.finish(false)
 			continue
 		}
-		for i, f := range c.flights {
-			f.unsure = true // the refused call may have reached this unit
+		for i := range c.flights {
 			call := callOf(c.flights[i : i+1])
 			apart = append(apart, &call)
 		}
@@ -407,6 +372,6 @@ func (w *Wire) send(ctx context.Context, flights []*flight) {
 		w.exchange(ctx, apart)
 	}
 	for _, c := range apart {
-		c.finish()
+		c.finish(true) // the refused call may have reached this unit
 	}
 }

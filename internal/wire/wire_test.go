@@ -389,7 +389,7 @@ func TestACallIsSentByItsCallerOnlyIfItsContextOutlivesGoRedis(t *testing.T) {
 		{near, 0, false},
 		{t.Context(), 0, false},
 	} {
-		require.Equal(t, c.want, r.wire.isDirect(c.ctx, &Call{Patience: c.patience}))
+		require.Equal(t, c.want, r.wire.isDirect(&lone{spec: r.wire.specOf(&Call{Patience: c.patience}), flight: flight{ctx: c.ctx}}))
 	}
 	cause := errors.New("the client is closed")
 	end(cause)
