@@ -32,7 +32,7 @@ func (s *nativeStore) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lea
 	}
 	script, common := s.entering(s.scripts.all)
 	c := inOneCall(script, common, asks)
-	c.Unit.Args, c.Repeat = ttls(0), ttls
+	c.Unit.Args, c.Repeat, c.Yields = ttls(0), ttls, true
 	answer, err := s.wire.Do(ctx, c)
 	if err != nil {
 		if apart := wire.Refused(err) || wire.Code(err) == "TRYAGAIN"; apart && !answer.Unsure {

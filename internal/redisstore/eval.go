@@ -119,7 +119,7 @@ func (s *nativeStore) TryEval(ctx context.Context, a store.Ask, script store.Scr
 		return slices.Concat(common, []any{string(a.ID), ttl}, script.Args)
 	}
 	c := &wire.Call{
-		Script: s.user(s.first(), "try", script), Tries: boundTries, Patience: takingLimit(a),
+		Script: s.user(s.first(), "try", script), Tries: boundTries, Patience: takingLimit(a), Yields: true,
 		Unit:   wire.Unit{Keys: append([]string{a.Name, a.Name + queueSuffix}, script.Keys...), Args: args(lifetime.Millis(a.Kept(a.TTL)))},
 		Repeat: func(elapsed time.Duration) []any { return args(repeatMillis(a.Kept(a.TTL), elapsed)) },
 		Acks:   wire.Acks(a.Acks),

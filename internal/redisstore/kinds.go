@@ -93,7 +93,7 @@ func inGroups[T any, G comparable](items []T, groupOf func(T) G, send func(G, []
 
 func (s *redisStore) lookKind(ctx context.Context, a store.Ask) (state store.State, err error) {
 	answer, err := s.wire.Do(ctx, &wire.Call{
-		Script: s.scripts.kinds.state, Common: s.publish(), Unit: kindUnit(a, 0, ""), Tries: boundTries, Report: a.Report,
+		Script: s.scripts.kinds.state, Common: s.publish(), Unit: kindUnit(a, 0, ""), Tries: boundTries, Report: a.Report, Yields: true,
 	})
 	if err != nil {
 		return state, unsureOf(answer, reachable(err))

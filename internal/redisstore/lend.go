@@ -25,7 +25,7 @@ const (
 var errNoExpiry = fmt.Errorf("%w: a loan needs a ticket that expires", store.ErrTicket)
 
 func (s *nativeStore) byTicket(ctx context.Context, a store.Ask, c *wire.Call) (n int64, answer wire.Answer, err error) {
-	c.Tries, c.Patience, c.Report = boundTries, takingLimit(a), a.Report
+	c.Tries, c.Patience, c.Report, c.Yields = boundTries, takingLimit(a), a.Report, true
 	n, answer, err = s.number(ctx, c)
 	switch {
 	case err != nil:

@@ -93,7 +93,7 @@ func (s *redissonStore) topics(name string) []subs.Topic {
 func (s *redissonStore) ask(ctx context.Context, a store.Ask, tries int) (acquireReply, wire.Answer, error) {
 	field, kept := s.field(a.ID), a.Kept(a.TTL)
 	c := &wire.Call{
-		Script: s.scripts.redisson.acquire, Tries: tries, Patience: takingLimit(a),
+		Script: s.scripts.redisson.acquire, Tries: tries, Patience: takingLimit(a), Yields: true,
 		Unit:   wire.Unit{Keys: s.keys(a.Name), Args: []any{field, lifetime.Millis(kept)}},
 		Acks:   wire.Acks(a.Acks),
 		Report: a.Report,

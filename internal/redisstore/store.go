@@ -178,7 +178,7 @@ func forgotten(errs []error) []error {
 
 func (s *redisStore) look(ctx context.Context, a store.Ask, keys []string) (store.State, error) {
 	answer, err := s.wire.Do(ctx, &wire.Call{
-		Script: s.scripts.mutex.state, Common: []any{len(keys)}, Unit: wire.Unit{Keys: keys}, Tries: boundTries, Report: a.Report,
+		Script: s.scripts.mutex.state, Common: []any{len(keys)}, Unit: wire.Unit{Keys: keys}, Tries: boundTries, Report: a.Report, Yields: true,
 	})
 	if err != nil {
 		return store.State{}, unsureOf(answer, reachable(err))
