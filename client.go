@@ -76,7 +76,7 @@ func newClient(s settings) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{id: id.String(), settings: s, table: table{start: time.Now(), lines: make(map[string]*line)}}
+	c := &Client{id: id.String(), settings: s, table: newTable()}
 	if s.owner != "" {
 		c.id = s.owner + "/" + c.id
 	}

@@ -81,8 +81,8 @@
 //     consensus system.
 //   - A process stands still. A pause of the runtime or of the machine can be longer than the
 //     lease. The context of a lost section ends when the process runs again, and a write in flight
-//     is not called back. The monotonic clock of a suspended machine may stand still too, and the
-//     hold looks valid until the next renewal.
+//     is not called back. The monotonic clock of a suspended machine may stand still too: then the
+//     wall clock ends the lease. [Lock.Held] is false at once, and the context ends within a second.
 //   - The clock of the server is set. Forward, leases end early; back, a lease that nobody renews
 //     or releases lasts longer, and waiters that queue later may come first.
 //   - An operator uses [Lock.ForceUnlock]. A message ends the holder's section in milliseconds;
@@ -165,6 +165,10 @@
 //
 //	margin   = TTL / 100 + 2 ms
 //	deadline = sent + TTL - margin
+//
+// A hold is also over when the wall clock of its process has passed the deadline, as the monotonic
+// clock of a suspended machine may stand still. So a wall clock that is set ahead ends leases early.
+// A wall clock that is set back changes nothing.
 //
 // sent is the time just before the command that set the lease was sent. Redis counts the TTL from
 // the moment when it runs the command, which is later, so the deadline comes before the end of the

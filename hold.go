@@ -49,13 +49,16 @@ func (h *hold) isReader() bool { return h.lease.Limit == store.Unlimited }
 
 func (h *hold) isLoan() bool { return h.lease.Lender != "" }
 
-func (h *hold) expiredLocked(now time.Time) bool { return !now.Before(h.lease.Until()) }
+func (h *hold) expiredLocked(now time.Time) bool { return h.leftLocked(now) <= 0 }
+
+func (h *hold) leftLocked(now time.Time) time.Duration { return h.client.table.left(h.lease, now) }
 
 // table has all leases of a client. Its mutex guards the holds, their entries, the lines and the
 // heap. No blocking call runs with the mutex held. Of other mutexes, only the mutexes of events and
 // group may be taken with the table's mutex held.
 type table struct {
-	start time.Time // the heap counts from here
+	start time.Time                    // the heap counts from here
+	wall  func(at time.Time) time.Time // the wall clock's reading in at; tests set that clock
 
 	mu     sync.Mutex
 	closed bool
@@ -65,8 +68,26 @@ type table struct {
 	wanted map[*hold]*want    // of the holds that listen for asks; nil: there was none
 }
 
+func newTable() table {
+	return table{start: time.Now(), wall: wallClock, lines: make(map[string]*line)}
+}
+
+// wallClock returns at without the reading of the monotonic clock.
+func wallClock(at time.Time) time.Time { return at.Round(0) }
+
 // at returns a time as the heap counts.
 func (t *table) at(when time.Time) time.Duration { return when.Sub(t.start) }
+
+// left returns how long a lease lasts from now on, by the clock that says less. A machine that is
+// suspended may stop the monotonic clock, and the wall clock goes on. A time has the readings of
+// both clocks.
+func (t *table) left(l store.Lease, now time.Time) time.Duration {
+	until := l.Until()
+	return min(until.Sub(now), t.wall(l.Sent).Add(until.Sub(l.Sent)).Sub(t.wall(now)))
+}
+
+// endLocked returns the deadline of h, as the heap counts.
+func (t *table) endLocked(h *hold, now time.Time) time.Duration { return t.at(now) + h.leftLocked(now) }
 
 // nextTTLLocked returns the TTL, or the rest of the longest allowed hold; 0: keep the lease.
 func (h *hold) nextTTLLocked(now time.Time) time.Duration {

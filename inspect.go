@@ -136,7 +136,7 @@ func (l *Lock) look(ctx context.Context) (remaining time.Duration, count int) {
 	h, t := e.hold, &l.client.table
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	remaining = time.Until(h.lease.Until())
+	remaining = h.leftLocked(time.Now())
 	if h.state != held || e.left || remaining <= 0 {
 		return 0, 0
 	}

@@ -78,7 +78,7 @@ func (ln *line) busyLocked() *store.Busy {
 	if ln.head.state != held {
 		return ln.busy
 	}
-	return &store.Busy{Owner: ln.head.lease.ID, TTL: max(0, time.Until(ln.head.lease.Until()))}
+	return &store.Busy{Owner: ln.head.lease.ID, TTL: max(0, ln.head.leftLocked(time.Now()))}
 }
 
 // noteRefusal notes the store's last refusal of h, for the line behind h.
@@ -146,7 +146,7 @@ func (h *hold) passesToLocked(next *hold, now time.Time) bool {
 	case h.turn.scripts > 0: // a script would run in the section of next
 	case now.Sub(h.turn.began) >= h.passLimit: // the other limit of WithLocalPass
 	case h.lease.Token != 0: // the store has drawn the token with the lease, so next would have the same token
-	case h.lease.Until().Sub(now) < h.ttl/2: // next would begin with a short rest
+	case h.leftLocked(now) < h.ttl/2: // next would begin with a short rest
 	case next.ttl != h.ttl, next.delay != h.delay, next.acks != h.acks: // next asks for another lease
 	default:
 		return true

@@ -363,7 +363,7 @@ func (h *hold) isEnough(l store.Lease) bool {
 	if h.fixed {
 		enough = h.ttl - h.ttl/10
 	}
-	return time.Until(l.Until()) >= enough
+	return h.client.table.left(l, time.Now()) >= enough
 }
 
 // lateLeases is the number of late leases after which TryLock gives up.
@@ -379,7 +379,7 @@ func (a *acquiring) whole(ctx context.Context, h *hold, late store.Lease) (store
 		lease.TTL = h.ttl
 		lease, err := c.store.Enter(ctx, lease, 1)
 		switch {
-		case err == nil && time.Until(lease.Until()) > 0:
+		case err == nil && c.table.left(lease, time.Now()) > 0:
 			lease.Woken, lease.Token, lease.Unsure = late.Woken, late.Token, late.Unsure
 			return lease, nil
 		case err != nil && !isGone(ctx, err):
@@ -406,7 +406,7 @@ func (a *acquiring) begin(h *hold, lease store.Lease) error {
 	e, section := newEntry(a.ctx, h)
 	t.mu.Lock()
 	now, closed := time.Now(), t.closed
-	if closed || !now.Before(lease.Until()) {
+	if closed || t.left(lease, now) <= 0 {
 		t.mu.Unlock()
 		e.cancel(ErrReleased)
 		if closed {
@@ -423,7 +423,7 @@ func (a *acquiring) begin(h *hold, lease store.Lease) error {
 		t.stepDownLocked(h)
 	}
 	t.enterLocked(e, section)
-	t.scheduleLocked(h)
+	t.scheduleLocked(h, now)
 	c.watchdog.watchLocked()
 	a.section, a.event.Depth = section, 1
 	if a.event.Queued { // without a wake: the grant came too late, and the call has asked again
@@ -537,7 +537,7 @@ func (h *hold) freed(err error) error {
 	c, t := h.client, &h.client.table
 	again := errors.Is(err, store.ErrUnsure)
 	if errors.Is(err, store.ErrGone) {
-		if !again || !time.Now().Before(h.lease.Until()) {
+		if !again || c.table.left(h.lease, time.Now()) <= 0 {
 			return h.lose(LossTaken)
 		}
 		err = nil // an earlier attempt of this very release has freed the lock

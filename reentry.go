@@ -44,11 +44,12 @@ func (a *acquiring) enterAgain(outer *entry) error {
 		return a.notAgain(outer.ctx, outer, nil)
 	}
 	t.enterLocked(e, section)
+	now := time.Now()
 	if !h.localReentry {
-		t.confirmLocked(h, lease, time.Now())
+		t.confirmLocked(h, lease, now)
 	}
-	if noRenewal := t.leases.Due(&h.renewal.item) >= t.at(h.lease.Until()); noRenewal && h.renewal.item.In() {
-		t.scheduleLocked(h) // nobody worked in the hold
+	if h.renewal.item.In() && t.isAtEndLocked(h, t.leases.Due(&h.renewal.item), now) {
+		t.scheduleLocked(h, now) // nobody worked in the hold
 	}
 	a.section, a.event.Depth = section, h.count
 	t.mu.Unlock()

@@ -29,6 +29,7 @@ type watchdog struct {
 	// Guarded by the table's mutex.
 	running bool
 	armed   time.Duration // when the watchdog wakes by itself, as in the heap
+	looked  time.Time     // the last tick
 	watchAt time.Duration // when to look for sections old enough to be watched; Never: no need to
 	stop    func()        // ends the watch of the store; nil: the store is not watched
 }
@@ -51,6 +52,12 @@ const (
 	// watchAfter is the age of a section at which the client begins to watch the store for its end.
 	// Short sections cost no subscription.
 	watchAfter = 200 * time.Millisecond
+	// lookEvery is the time between two looks at the wall clock while there is any hold: after a
+	// machine was suspended, timers fire late by that time.
+	lookEvery = time.Second
+	// leap is by how much more the wall clock goes ahead than the monotonic clock when it was set,
+	// or when the machine was suspended. The two readings of one time differ by less.
+	leap = time.Millisecond
 )
 
 // retryPause is the time from an unconfirmed renewal to the next: short at first, and short enough
@@ -111,9 +118,17 @@ func (d *watchdog) run() {
 func (d *watchdog) tick(now time.Time) (next time.Duration) {
 	t := &d.client.table
 	t.mu.Lock()
+	if d.leaptLocked(now) {
+		for h := range t.leases.All() {
+			t.hastenLocked(h, now)
+		}
+	}
 	r, lost := d.dueLocked(now)
 	watch := d.watchDueLocked(now)
 	d.armed = d.nextLocked()
+	if t.leases.Len() > 0 {
+		d.armed = min(d.armed, t.at(now.Add(lookEvery)))
+	}
 	next = d.armed
 	t.mu.Unlock()
 	for _, l := range lost { // all lost sections end before anything else is done
@@ -132,12 +147,21 @@ func (d *watchdog) tick(now time.Time) (next time.Duration) {
 	return next
 }
 
+// leaptLocked says whether the wall clock has left the monotonic clock behind since the last tick.
+func (d *watchdog) leaptLocked(now time.Time) bool {
+	last, wall := d.looked, d.client.table.wall
+	if d.looked = now; d.client.table.leases.Len() == 0 {
+		return false
+	}
+	return !last.IsZero() && wall(now).Sub(wall(last))-now.Sub(last) >= leap
+}
+
 // dueLocked returns the leases to renew, and the holds at their deadline.
 func (d *watchdog) dueLocked(now time.Time) (r round, lost []*loss) {
 	t := &d.client.table
 	var ttls []time.Duration
 	for len(r.holds) < lookAtMost && len(lost) < lookAtMost {
-		h := t.firstDueLocked(now)
+		h := t.firstDueLocked(now, len(r.holds) > 0)
 		if h == nil {
 			break
 		}
@@ -150,27 +174,33 @@ func (d *watchdog) dueLocked(now time.Time) (r round, lost []*loss) {
 			h.renewal.inFlight, h.renewal.soon = true, false
 			r.holds, ttls = append(r.holds, h), append(ttls, ttl)
 		}
-		t.leases.Set(&h.renewal.item, t.at(h.lease.Until()))
+		t.leases.Set(&h.renewal.item, t.endLocked(h, now))
 	}
 	r.fillLocked(ttls)
 	return r, lost
 }
 
-// firstDueLocked returns the first hold in the heap whose time has come, or nearly; nil: none.
-func (t *table) firstDueLocked(now time.Time) *hold {
+// firstDueLocked returns the first hold in the heap whose time has come, or nearly, for a round that
+// is sent anyway; nil: none.
+func (t *table) firstDueLocked(now time.Time, isSent bool) *hold {
 	item, due := t.leases.First()
 	if item == nil {
 		return nil
 	}
 	h, at := item.Value, t.at(now)
 	early := h.intervalLocked() / earlyDivisor
-	if h.fixed || h.renewal.failures > 0 || h.renewal.soon || due >= t.at(h.lease.Until()) {
+	if !isSent || h.fixed || h.renewal.failures > 0 || h.renewal.soon || t.isAtEndLocked(h, due, now) {
 		early = 0
 	}
 	if due > at+early {
 		return nil
 	}
 	return h
+}
+
+// isAtEndLocked says whether a time in the heap is the deadline of h, or nearly, and no renewal.
+func (t *table) isAtEndLocked(h *hold, due time.Duration, now time.Time) bool {
+	return due >= t.endLocked(h, now)-h.intervalLocked()/earlyDivisor
 }
 
 // renewalLocked says whether to renew h, whose time has come, and the lease to ask for. Without a
@@ -180,7 +210,7 @@ func (t *table) renewalLocked(h *hold, now time.Time) (ttl time.Duration, isDue 
 		return 0, false
 	}
 	ttl = h.nextTTLLocked(now)
-	isLonger := h.isLoan() || now.Add(ttl-store.Margin(ttl)).After(h.lease.Until())
+	isLonger := h.isLoan() || ttl-store.Margin(ttl) > h.leftLocked(now)
 	if !isLonger || !t.isWantedLocked(h) {
 		ttl = 0
 	}
@@ -287,7 +317,7 @@ func (d *watchdog) note(r round, errs []error, sent time.Time) {
 			event.Err = cmp.Or(event.Err, err)
 			if h.state == held {
 				again++
-				t.retryLocked(h, sent)
+				t.retryLocked(h, sent, now)
 			}
 		case h.state == held:
 			event.Lost++
@@ -322,9 +352,9 @@ func (t *table) renewedLocked(h *hold, r store.Renewal, sent, now time.Time) {
 	lease := r.Lease
 	lease.Sent, lease.TTL = sent, r.TTL
 	t.confirmLocked(h, lease, now)
-	t.scheduleLocked(h)
+	t.scheduleLocked(h, now)
 	if h.isLoan() { // whose deadline may be the same as before
-		next := now.Add(max(min(h.ttl, h.lease.Until().Sub(now))/3, retryPause(0, h.ttl)))
+		next := now.Add(max(min(h.ttl, h.leftLocked(now))/3, retryPause(0, h.ttl)))
 		t.leases.Set(&h.renewal.item, t.at(next))
 	}
 	if h.renewal.soon { // meanwhile
@@ -335,11 +365,11 @@ func (t *table) renewedLocked(h *hold, r store.Renewal, sent, now time.Time) {
 // retryLocked makes the watchdog repeat an unconfirmed renewal soon, also if nobody wants the lease
 // any more: the store may have a wrong count. The pause counts from the time when the renewal was
 // sent: a renewal that got no answer has waited longer than a pause.
-func (t *table) retryLocked(h *hold, sent time.Time) {
+func (t *table) retryLocked(h *hold, sent, now time.Time) {
 	h.renewal.failures++
 	h.renewal.soon = true
 	next := sent.Add(retryPause(h.renewal.failures, h.ttl))
-	t.leases.Set(&h.renewal.item, min(t.at(next), t.at(h.lease.Until())))
+	t.leases.Set(&h.renewal.item, min(t.at(next), t.endLocked(h, now)))
 }
 
 // watchLocked makes the watchdog look after watchAfter for a section worth a watch of the store.
@@ -419,17 +449,29 @@ func (t *table) confirmLocked(h *hold, lease store.Lease, now time.Time) {
 		return
 	}
 	h.lease.Sent, h.lease.TTL = lease.Sent, lease.TTL
-	t.scheduleLocked(h)
+	t.scheduleLocked(h, now)
 }
 
 // scheduleLocked puts h into the heap at the time of its next renewal or of its deadline.
-func (t *table) scheduleLocked(h *hold) {
-	due := h.lease.Until()
-	if next := h.lease.Sent.Add(h.intervalLocked()); !h.fixed && next.Before(due) {
-		due = next
-	}
-	t.leases.Set(&h.renewal.item, t.at(due))
+func (t *table) scheduleLocked(h *hold, now time.Time) {
+	t.leases.Set(&h.renewal.item, t.dueLocked(h, now))
 	h.client.watchdog.nudgeLocked()
+}
+
+// hastenLocked has the watchdog look at h sooner, as the wall clock has gone ahead.
+func (t *table) hastenLocked(h *hold, now time.Time) {
+	if due := t.dueLocked(h, now); h.state == held && due < t.leases.Due(&h.renewal.item) {
+		t.leases.Set(&h.renewal.item, due)
+	}
+}
+
+// dueLocked returns the time of the next renewal of h or of its deadline, as the heap counts.
+func (t *table) dueLocked(h *hold, now time.Time) time.Duration {
+	end := t.endLocked(h, now)
+	if h.fixed {
+		return end
+	}
+	return min(end, end-h.lease.Until().Sub(h.lease.Sent)+h.intervalLocked())
 }
 
 // renewSoonLocked makes the watchdog ask the store about h at once.

@@ -130,7 +130,8 @@ const (
 // renewal makes a new Lease.
 type Lease struct {
 	Ask
-	// Sent is a time before the command that set the lease was sent, on the local monotonic clock.
+	// Sent is a time before the command that set the lease was sent, as [time.Now] has returned it:
+	// with the readings of the monotonic clock and of the wall clock.
 	Sent time.Time
 	// Token is the fencing token, if the store draws a token with each hold; 0 otherwise, see
 	// [Store.Token].
@@ -144,7 +145,8 @@ type Lease struct {
 // Until returns the deadline of the lease: from the deadline on another hold may have the lock. The
 // deadline counts from before the command was sent, and is earlier than the store's own end of the
 // lease by a margin of 1 % of the TTL and 2 ms, for clocks that run at different rates and for the
-// resolution of the store's clock. (The Redlock algorithm has the same margin.)
+// resolution of the store's clock. (The Redlock algorithm has the same margin.) A lease is over when
+// the monotonic clock or the wall clock has passed Until.
 func (l Lease) Until() time.Time { return l.Sent.Add(l.TTL - Margin(l.TTL)) }
 
 // Margin returns the time between the deadline of a lease and the end of the lease.
