@@ -25,7 +25,7 @@ type acquiring struct {
 	full    context.CancelCauseFunc // ends the wait; nil: the queue has no limit
 	placed  bool                    // the wait in progress has had its first place in the queue
 	refusal *LockedError            // the store's last refusal
-	local   *time.Timer             // warns of a wait for a hold of the client itself; nil: there was none
+	hint    *time.Timer             // of waitsForItself; nil: there was none
 	event   AcquireFinished         // as far as is known; Context is for commands, too
 	traces  []TraceFinished         // of Hooks.Trace
 	hold    *hold                   // that the call makes; nil: none
@@ -144,8 +144,8 @@ func (a *acquiring) survive(hook func()) {
 }
 
 func (a *acquiring) finished(err error) {
-	if a.local != nil {
-		a.local.Stop()
+	if a.hint != nil {
+		a.hint.Stop()
 	}
 	hook := a.lock.settings.hooks.AcquireFinished
 	if hook == nil && len(a.traces) == 0 {

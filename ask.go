@@ -102,14 +102,13 @@ func (c *Client) asked(id store.ID) {
 	t := &c.table
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for h, w := range t.wanted {
-		if h.lease.ID == id && h.state == held && !w.heard {
-			w.heard = true
-			close(w.c)
-			if hook := h.hooks.Wanted; hook != nil {
-				e := Wanted{Name: h.name, Mode: modeOf(h.lease.Kind, h.lease.Limit), Holder: h.holder, Held: time.Since(h.since)}
-				c.events.Emit(func() { hook(e) })
-			}
+	h := c.findLocked(id)
+	if w := t.wanted[h]; w != nil && h.state == held && !w.heard {
+		w.heard = true
+		close(w.c)
+		if hook := h.hooks.Wanted; hook != nil {
+			e := Wanted{Name: h.name, Mode: modeOf(h.lease.Kind, h.lease.Limit), Holder: h.holder, Held: time.Since(h.since)}
+			c.events.Emit(func() { hook(e) })
 		}
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"log/slog"
-	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -40,7 +39,7 @@ type Client struct {
 	endStore func()       // closes the store that New has made, once; nil: the store is the caller's
 	numbers  atomic.Int64 // of holders and holds
 	quiet    atomic.Int64 // no warning before of a command that is sent again, see reporter
-	hinted   atomic.Int64 // the same, of a call that waits for a hold of the client
+	hinted   sync.Map     // lines of the program that waitsForItself has warned of
 	answers  lifetime.Moments
 	asks     asks
 	table    table
@@ -145,14 +144,14 @@ func (c *Client) Close() error {
 const hookLimit = 5 * time.Second
 
 // close ends the life of the client and reports the end of each hold: each hold ends before, or is
-// reported here. close returns the work to do without the mutex.
+// reported here or at its end, whichever comes first. close returns the work to do without the mutex.
 func (t *table) close(c *Client) (todo []func()) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
 	t.closed = true
 	c.end(ErrClosed)
+	t.mu.Unlock()
 	todo = append(todo, c.reportLeaks, c.hearAsks)
-	for _, h := range slices.Collect(t.leases.All()) { // finishLocked changes the heap
+	t.each(func(h *hold) {
 		t.foundLocked(h)
 		for _, cancel := range h.cancelsLocked() {
 			todo = append(todo, func() { cancel(ErrClosed) })
@@ -165,7 +164,7 @@ func (t *table) close(c *Client) (todo []func()) {
 			ask := h.lease.Ask
 			todo = append(todo, func() { c.cleanup.add(h, ask, h.longest()) })
 		}
-	}
+	})
 	return todo
 }
 
@@ -251,7 +250,10 @@ func (c *Client) newID(holder Holder) (store.ID, Holder) {
 	return store.ID(name), Holder{id: name[:end]} // both in one allocation
 }
 
-// secretDigits returns a random number of 12 digits.
+// randomDigits is the number of digits of secretDigits.
+const randomDigits = 12
+
+// secretDigits returns a random number of randomDigits digits.
 func secretDigits() uint64 {
 	const least, most = 100_000_000_000, 1_000_000_000_000
 	var random [8]byte

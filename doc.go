@@ -210,7 +210,8 @@
 // lost; [WithLocalReentry] saves that round trip.
 //
 // A nested call that waits for ever was most likely not given the section's context. A call that
-// waits for a hold of its own chain is logged.
+// waits for a second for a hold of its own Client, or for a section around it, is logged, once for
+// each line of the program.
 //
 // # Sections that travel
 //

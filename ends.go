@@ -147,7 +147,7 @@ func (c *Client) reportLeaks() {
 // finishLocked ends a hold. Its entries stay, for whoever has to end their contexts.
 func (t *table) finishLocked(h *hold, end error) {
 	h.state, h.end = over, end
-	t.leases.Remove(&h.renewal.item)
+	t.removeLocked(h)
 	t.foundLocked(h)
 	t.unwantLocked(h)
 	t.stepDownLocked(h)
@@ -167,8 +167,7 @@ func (t *table) releaseLocked(h *hold, end, err error) {
 }
 
 // endEventLocked reports the end of h to its traces, and returns the call of its hook; nil: none.
-// An end without h.end is Close, which reports the end of a hold that is lost or left later, too.
-// err is why a release was not confirmed.
+// Close reports the end of a hold that is lost or left later, too. err is why a release was not confirmed.
 func (t *table) endEventLocked(h *hold, err error) func() {
 	t.endTracesLocked(h, err)
 	hooks := &h.hooks
@@ -181,11 +180,14 @@ func (t *table) endEventLocked(h *hold, err error) func() {
 	}
 	lost, isLost := h.end.(*LostError) //nolint:errorlint // the end of a hold is not wrapped
 	switch {
-	case h.end == nil && hooks.Closed != nil:
+	case h.closed:
+		return nil
+	case t.closed:
+		if h.closed = true; hooks.Closed == nil {
+			return nil
+		}
 		event := e
 		return func() { hooks.Closed(event) }
-	case h.end == nil, t.closed:
-		return nil
 	case isLost && hooks.Lost != nil:
 		event := Lost{e.Name, e.Mode, e.Holder, e.Token, e.TTL, lost.Reason, e.Held, e.MaxDepth, e.Leader}
 		return func() { hooks.Lost(event) }

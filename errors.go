@@ -114,7 +114,7 @@ func (e *LockedError) Error() string {
 		}
 	}
 	if e.Local {
-		msg += " (this very client has it: a nested call needs the context of its section)"
+		msg += " (held by this process)"
 	}
 	if e.Err != nil {
 		msg += ": " + e.Err.Error()

@@ -48,7 +48,7 @@ func TestARefusalSaysWhoHasTheLockAndForHowLong(t *testing.T) {
 	})
 }
 
-func TestARefusalByAHoldOfTheSameClientAsksForTheContextOfItsSection(t *testing.T) {
+func TestARefusalByAHoldOfTheSameClientSaysSo(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		c := w.NewClient()
 		l := c.NewLock("a")
@@ -61,13 +61,13 @@ func TestARefusalByAHoldOfTheSameClientAsksForTheContextOfItsSection(t *testing.
 			var refusal *relock.LockedError
 			require.ErrorAs(t, err, &refusal, name)
 			require.True(t, refusal.Local, name)
-			require.ErrorContains(t, err, "(this very client has it: a nested call needs the context of its section)", name)
+			require.ErrorContains(t, err, "(held by this process)", name)
 		}
 		_, err := w.NewClient().NewLock("a").TryLock(t.Context())
 		var refusal *relock.LockedError
 		require.ErrorAs(t, err, &refusal)
 		require.False(t, refusal.Local)
-		require.NotContains(t, err.Error(), "this very client")
+		require.NotContains(t, err.Error(), "this process")
 		w.Leave(section, l)
 	})
 }
@@ -91,7 +91,7 @@ func TestARefusalInMillisecondsAlsoWhereThisProcessReckons(t *testing.T) {
 		stage.Pass(1234567 * time.Nanosecond)
 		_, err := l.TryLockFor(t.Context(), 100*time.Millisecond)
 		require.EqualError(t, err, fmt.Sprintf(`relock: "a" is locked by %s; its lease has 887ms left and may be renewed `+
-			`(this very client has it: a nested call needs the context of its section)`, stage.HolderOf(t, section)))
+			`(held by this process)`, stage.HolderOf(t, section)))
 		w.Leave(section, l)
 	})
 }

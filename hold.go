@@ -18,9 +18,11 @@ type hold struct {
 	leader bool // begun by Lead
 
 	// Guarded by the table's mutex.
-	state    holdState
-	recalled bool // the lender of this loan has left
-	leaked   bool // the context of some entry was dropped without Unlock
+	state      holdState
+	recalled   bool  // the lender of this loan has left
+	leaked     bool  // the context of some entry was dropped without Unlock
+	closed     bool  // the end was reported to Hooks.Closed
+	generation int32 // of the table, when the hold began
 
 	lease   store.Lease // as the store has given it, or as a section of this process has passed it on
 	since   time.Time   // when the first entry was entered
@@ -47,6 +49,11 @@ const (
 
 func (h *hold) isReader() bool { return h.lease.Limit == store.Unlimited }
 
+// isCalled says whether a store calls h by an ID, or by a field of Redisson's layout.
+func (h *hold) isCalled(id store.ID) bool {
+	return Holder{id: string(id)}.isOf(h.client) && numberOf(id) == numberOf(h.lease.ID)
+}
+
 func (h *hold) isLoan() bool { return h.lease.Lender != "" }
 
 func (h *hold) expiredLocked(now time.Time) bool { return h.leftLocked(now) <= 0 }
@@ -62,14 +69,18 @@ type table struct {
 
 	mu     sync.Mutex
 	closed bool
-	leases timers.Heap[*hold] // of the holds that are held or leaving, by the time when the watchdog looks at them next
+	holds  map[string]*hold   // that are held or leaving, by numberOf
+	leases timers.Heap[*hold] // of the same holds, by the time when the watchdog looks at them next
 	lines  map[string]*line   // by the store's name of the lock
 	leaks  []*entry           // to be reported now
 	wanted map[*hold]*want    // of the holds that listen for asks; nil: there was none
+
+	generation int32 // counts calls of nextGenerationLocked
+	survivors  int   // the holds of earlier generations
 }
 
 func newTable() table {
-	return table{start: time.Now(), wall: wallClock, lines: make(map[string]*line)}
+	return table{start: time.Now(), wall: wallClock, holds: make(map[string]*hold), lines: make(map[string]*line)}
 }
 
 // wallClock returns at without the reading of the monotonic clock.
@@ -77,6 +88,63 @@ func wallClock(at time.Time) time.Time { return at.Round(0) }
 
 // at returns a time as the heap counts.
 func (t *table) at(when time.Time) time.Duration { return when.Sub(t.start) }
+
+// addLocked notes a hold that begins.
+func (t *table) addLocked(h *hold) {
+	h.generation = t.generation
+	t.holds[numberOf(h.lease.ID)] = h
+}
+
+// removeLocked forgets a hold that has ended.
+func (t *table) removeLocked(h *hold) {
+	if number := numberOf(h.lease.ID); t.holds[number] == h {
+		delete(t.holds, number)
+		if h.generation != t.generation {
+			t.survivors--
+		}
+	}
+	t.leases.Remove(&h.renewal.item)
+}
+
+// nextGenerationLocked counts from now on the holds that have begun so far, as survivors.
+func (t *table) nextGenerationLocked() {
+	t.generation++
+	t.survivors = len(t.holds)
+}
+
+// each calls f with each hold, with the mutex held. Nothing else may look at all holds: each lets
+// others have the mutex after lookAtMost holds. A hold that begins meanwhile may be left out.
+func (t *table) each(f func(h *hold)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := 0
+	for _, h := range t.holds {
+		f(h)
+		if n++; n%lookAtMost == 0 {
+			t.mu.Unlock()
+			t.mu.Lock()
+		}
+	}
+}
+
+// findLocked returns the hold of the client with an ID, or with a field of Redisson's layout; nil:
+// none.
+func (c *Client) findLocked(id store.ID) *hold {
+	if !(Holder{id: string(id)}).isOf(c) {
+		return nil
+	}
+	return c.table.holds[numberOf(id)]
+}
+
+// holderOf returns the holder of a hold: in the table, where the hold is one of the client.
+func (c *Client) holderOf(id store.ID) Holder {
+	c.table.mu.Lock()
+	defer c.table.mu.Unlock()
+	if h := c.findLocked(id); h != nil {
+		return h.holder
+	}
+	return holderOf(id)
+}
 
 // left returns how long a lease lasts from now on, by the clock that says less. A machine that is
 // suspended may stop the monotonic clock, and the wall clock goes on. A time has the readings of

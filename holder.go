@@ -40,6 +40,16 @@ func (h Holder) Owner() string {
 	return h.id[:max(strings.IndexByte(h.id, '/'), 0)]
 }
 
+// numberOf returns the number of an ID that no other hold of the client has: the last one, without
+// its random digits. A field of Redisson's layout has the same number.
+func numberOf(id store.ID) string {
+	number := string(id[strings.LastIndexByte(string(id), ':')+1:])
+	if len(number) > randomDigits {
+		return number[:len(number)-randomDigits]
+	}
+	return number
+}
+
 // holderOf returns the holder of a hold. A foreign ID, as of a thread of Java, is its own holder.
 func holderOf(id store.ID) Holder {
 	name := string(id)

@@ -423,6 +423,7 @@ func (a *acquiring) begin(h *hold, lease store.Lease) error {
 		t.stepDownLocked(h)
 	}
 	t.enterLocked(e, section)
+	t.addLocked(h)
 	t.scheduleLocked(h, now)
 	c.watchdog.watchLocked()
 	a.section, a.event.Depth = section, 1

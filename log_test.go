@@ -3,6 +3,7 @@ package relock_test
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"testing"
 	"time"
 
@@ -53,7 +54,13 @@ func TestAPanicOfAHookIsLogged(t *testing.T) {
 	})
 }
 
-func TestAWaitForASectionOfItsOwnContextIsLogged(t *testing.T) {
+// What waits for itself: texts of the log.
+const (
+	waitsForItsClient  = "this very client"
+	waitsForItsSection = "a section around it"
+)
+
+func TestAWaitForASectionAroundItIsLoggedAfterASecond(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		var log stage.Logbook
 		one := w.NewClient(relock.WithLogger(log.Logger())).NewLock("a")
@@ -63,21 +70,25 @@ func TestAWaitForASectionOfItsOwnContextIsLogged(t *testing.T) {
 
 		_, err := one.TryLock(section)
 		require.ErrorIs(t, err, relock.ErrLocked)
-		_, err = one.TryLockFor(t.Context(), time.Second)
+		_, err = one.TryLockFor(section, 900*time.Millisecond)
 		require.ErrorIs(t, err, relock.ErrLocked)
-		require.Empty(t, log.About("same holder"), "one call does not wait, and the other is somebody else's")
+		_, err = one.TryLockFor(t.Context(), time.Minute)
+		require.ErrorIs(t, err, relock.ErrLocked)
+		require.Empty(t, log.About(waitsForItsSection), "one call does not wait, one is brief, and the last is somebody else's")
 
 		waiting := w.Start(section, one)
 		stage.Pass(3 * relock.DefaultTTL)
-		line := log.RequireOne(t, "same holder", slog.LevelWarn, "lock", "holder")
-		require.Equal(t, map[string]any{"lock": "a", "holder": holder.String()}, line.Attrs)
+		line := log.RequireOne(t, waitsForItsSection, slog.LevelWarn, "lock", "holder", "held", "place")
+		require.Equal(t, "a", line.Attrs["lock"])
+		require.Equal(t, holder.String(), line.Attrs["holder"])
+		require.Equal(t, 61900*time.Millisecond, line.Attrs["held"])
 		w.Leave(section, other)
 		require.ErrorIs(t, waiting.Failure(), context.Canceled)
 	})
 }
 
 // The waiter learns from the one before it who has the lock.
-func TestAWaitForItsOwnContextIsLoggedAlsoInALine(t *testing.T) {
+func TestAWaitForASectionAroundItIsLoggedAlsoInALine(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		var log stage.Logbook
 		one := w.NewClient(relock.WithLocalPass(0, 0), relock.WithLogger(log.Logger())).NewLock("a")
@@ -87,7 +98,7 @@ func TestAWaitForItsOwnContextIsLoggedAlsoInALine(t *testing.T) {
 		waiting := w.Start(section, one)
 		require.ErrorIs(t, before.Failure(), relock.ErrLocked)
 		stage.Pass(3 * relock.DefaultTTL)
-		require.Len(t, log.About("same holder"), 1)
+		require.Len(t, log.About(waitsForItsSection), 1)
 		w.Leave(section, other)
 		require.ErrorIs(t, waiting.Failure(), context.Canceled)
 	})
@@ -95,7 +106,6 @@ func TestAWaitForItsOwnContextIsLoggedAlsoInALine(t *testing.T) {
 
 // A call in a section, with the context from before it, waits for itself.
 func TestAWaitForAHoldOfTheSameClientIsLoggedAfterASecond(t *testing.T) {
-	const text = "this very client"
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		var log stage.Logbook
 		c := w.NewClient(relock.WithLogger(log.Logger()))
@@ -106,23 +116,80 @@ func TestAWaitForAHoldOfTheSameClientIsLoggedAfterASecond(t *testing.T) {
 		brief := w.Begin(t.Context(), stage.TryFor(l, 900*time.Millisecond))
 		require.ErrorIs(t, brief.Failure(), relock.ErrLocked)
 		stage.Pass(time.Second)
-		require.Empty(t, log.About(text), "no call has waited for a second for this client")
+		require.Empty(t, log.About(waitsForItsClient), "no call has waited for a second for this client")
 
 		nested := w.Start(t.Context(), l)
 		stage.Pass(1100 * time.Millisecond)
-		line := log.RequireOne(t, text, slog.LevelWarn, "lock", "holder", "held")
+		line := log.RequireOne(t, waitsForItsClient, slog.LevelWarn, "lock", "holder", "held", "place")
 		require.Equal(t, "a", line.Attrs["lock"])
 		require.Equal(t, stage.HolderOf(t, section).String(), line.Attrs["holder"])
 		require.Greater(t, line.Attrs["held"], 2*time.Second)
-		second := w.Start(t.Context(), l)
-		stage.Pass(3 * time.Second)
-		require.Len(t, log.About(text), 1, "the next one comes after ten minutes")
 
 		w.Leave(section, l)
 		w.Leave(nested.Section(), l)
-		w.Leave(second.Section(), l)
 		w.Leave(elsewhere, other)
 		w.Leave(foreign.Section(), c.NewLock("b"))
+	})
+}
+
+func TestEachLineOfTheProgramIsWarnedOfOnce(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var log stage.Logbook
+		l := w.NewClient(relock.WithLogger(log.Logger())).NewLock("a")
+		section := w.Enter(t.Context(), l)
+		one := func() error { return l.DoFor(t.Context(), 2*time.Second, nothing) }
+		two := func() error { return l.DoFor(t.Context(), 2*time.Second, nothing) }
+		var places []any
+		for range 3 {
+			require.ErrorIs(t, one(), relock.ErrLocked)
+			require.ErrorIs(t, two(), relock.ErrLocked)
+		}
+		for _, line := range log.About(waitsForItsClient) {
+			require.Regexp(t, `/log_test\.go:[0-9]+$`, line.Attrs["place"])
+			places = append(places, line.Attrs["place"])
+		}
+		require.Len(t, places, 2)
+		require.NotEqual(t, places[0], places[1])
+		w.Leave(section, l)
+	})
+}
+
+// The second section has its lease and its ID from the first one.
+func TestAWaitForAHoldWhoseLeaseWasPassedOnIsLogged(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var log stage.Logbook
+		m, l, section, waiting := stage.Passing(t, w, 1, relock.WithLocalPass(0, 0), relock.WithLogger(log.Logger()))
+		w.Leave(section, l)
+		second := waiting[0].Section()
+		require.Zero(t, m.Link.Sent())
+		state, err := l.State(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, stage.HolderOf(t, second), state.Holder)
+		nested := w.Begin(t.Context(), stage.TryFor(l, 2*time.Second))
+		require.ErrorIs(t, nested.Failure(), relock.ErrLocked)
+		line := log.RequireOne(t, waitsForItsClient, slog.LevelWarn, "lock", "holder", "held", "place")
+		require.Equal(t, stage.HolderOf(t, second).String(), line.Attrs["holder"])
+		w.Leave(second, l)
+	})
+}
+
+// Goroutines of one section have one holder, and none of their sections is around another.
+func TestGoroutinesOfASectionThatTakeTurnsAreNotWarnedOf(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var log stage.Logbook
+		c := w.NewClient(relock.WithLogger(log.Logger()))
+		outer := w.Enter(t.Context(), c.NewLock("a"))
+		var workers sync.WaitGroup
+		for range 10 {
+			workers.Go(func() {
+				for range 10 {
+					_ = c.NewLock("b").Do(outer, func(context.Context) error { <-time.After(50 * time.Millisecond); return nil })
+				}
+			})
+		}
+		workers.Wait()
+		require.Empty(t, log.About("wait"))
+		w.Leave(outer, c.NewLock("a"))
 	})
 }
 

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"runtime"
 	"sync/atomic"
 	"time"
 
+	"github.com/go-relock/relock/internal/caller"
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
@@ -51,50 +53,51 @@ func (a *acquiring) refusedBy(err error) {
 	if !errors.As(err, &busy) {
 		return
 	}
-	l, owner := a.lock, holderOf(busy.Owner)
-	isOwner := func(e *entry) bool { return holderOf(e.hold.lease.ID) == owner }
-	if a.wait != 0 && (a.refusal == nil || a.refusal.Holder != owner) && openEntry(&lifetime.Guarded{Context: a.ctx}, isOwner) != nil {
-		l.client.log(l.settings.logger, slog.LevelWarn, "relock: waiting for another hold of the same holder",
-			slog.String("lock", l.name), slog.String("holder", owner.String()))
-	}
+	l := a.lock
+	owner := l.client.holderOf(busy.Owner)
 	a.refusal = &LockedError{Name: l.name, Holder: owner, TTL: busy.TTL, Local: owner.isOf(l.client)}
 	a.event.Owner = owner
-	if a.wait != 0 && a.refusal.Local && a.local == nil {
-		a.local = time.AfterFunc(quietly, func() { l.waitsForOwn(owner) })
+	if a.wait == 0 || a.hint != nil {
+		return
+	}
+	around := openEntry(&lifetime.Guarded{Context: a.ctx}, func(e *entry) bool { return e.hold.isCalled(busy.Owner) })
+	if a.refusal.Local || around != nil {
+		stack := make([]uintptr, 32)
+		stack = stack[:runtime.Callers(1, stack)]
+		a.hint = time.AfterFunc(quietly, func() { l.waitsForItself(busy.Owner, around, stack) })
 	}
 }
 
-// longestHint is between two warnings of a client that a call waits for a hold of the client
-// itself: goroutines that take turns do so too.
-const longestHint = 10 * time.Minute
-
-// waitsForOwn warns of a call that has waited for a second for a hold of its own client.
-func (l *Lock) waitsForOwn(owner Holder) {
+// waitsForItself warns of a call that has waited for a second for a hold of its own client, or for a
+// section around it. around is the entry of that section; nil: none. Goroutines that take turns wait
+// for their own client, too, so each line of the program is warned of once.
+func (l *Lock) waitsForItself(id store.ID, around *entry, stack []uintptr) {
 	c := l.client
-	since, isHeld := c.table.heldSince(owner)
-	if !isHeld || !c.isDue(&c.hinted, longestHint) {
+	h, msg := (*hold)(nil), "relock: a call waits for a hold of this very client: a nested call needs the context of its section"
+	if around != nil {
+		c, msg = around.hold.client, "relock: a call waits for a section around it, of another Client: a nested call needs the Client of its section"
+	}
+	c.table.mu.Lock()
+	var since time.Time
+	if h = c.findLocked(id); h != nil {
+		since = h.since
+	}
+	c.table.mu.Unlock()
+	if h == nil { // the hold has ended
 		return
 	}
-	c.log(l.settings.logger, slog.LevelWarn, "relock: a call waits for a hold of this very client: a nested call needs the context of its section",
-		slog.String("lock", l.name), slog.String("holder", owner.String()), slog.Duration("held", time.Since(since)))
+	place := caller.Of(stack, nil)
+	if _, known := l.client.hinted.LoadOrStore(place, nil); known {
+		return
+	}
+	l.client.log(l.settings.logger, slog.LevelWarn, msg, slog.String("lock", l.name), slog.String("holder", h.holder.String()),
+		slog.Duration("held", time.Since(since)), slog.String("place", place))
 }
 
 // isDue says whether a warning is due, and notes when the next one is: after pause.
 func (c *Client) isDue(next *atomic.Int64, pause time.Duration) bool {
 	now, due := int64(time.Since(c.table.start)), next.Load()
 	return now >= due && next.CompareAndSwap(due, now+int64(pause))
-}
-
-// heldSince returns when the hold of a holder began, if it goes on.
-func (t *table) heldSince(owner Holder) (since time.Time, isHeld bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for h := range t.leases.All() {
-		if h.holder == owner {
-			return h.since, true
-		}
-	}
-	return since, false
 }
 
 // A call fails for quietly before a warning. longestQuiet is between two warnings of a client.

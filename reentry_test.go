@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -447,41 +446,6 @@ func TestTwoClientsInOneChainNeverShareAHold(t *testing.T) {
 		}
 		w.Leave(section, one.NewLock("a"))
 	})
-}
-
-func TestACallThatWaitsForItsOwnChainIsLogged(t *testing.T) {
-	const text = "waiting for another hold of the same holder"
-	for name, wait := range map[string]func(w *stage.World, c *stage.Member, log relock.Option, section context.Context) stage.Locking{
-		"through another client": func(w *stage.World, _ *stage.Member, log relock.Option, _ context.Context) stage.Locking {
-			return w.NewClient(log).NewLock("a").Lock
-		},
-		"for another goroutine of the section": func(w *stage.World, c *stage.Member, _ relock.Option, section context.Context) stage.Locking {
-			w.Enter(section, c.NewLock("b"))
-			return c.NewLock("b").Lock
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			stage.Fake(t, func(t *testing.T, w *stage.World) {
-				var log stage.Logbook
-				c := w.NewClient(relock.WithLogger(log.Logger()))
-				section := w.Enter(t.Context(), c.NewLock("a"))
-				holder := stage.HolderOf(t, section)
-				lock := wait(w, c, relock.WithLogger(log.Logger()), section)
-				_, err := w.NewClient(relock.WithLogger(log.Logger())).NewLock("a").TryLock(section)
-				require.ErrorIs(t, err, relock.ErrLocked)
-				require.Empty(t, log.About(text), "a call that does not wait is not logged")
-				own := w.Begin(section, lock)
-				require.True(t, own.Waits())
-				stage.Pass(time.Hour)
-				lines := log.About(text)
-				require.Len(t, lines, 1, "once for each wait")
-				require.Equal(t, slog.LevelWarn, lines[0].Level)
-				require.Equal(t, holder.String(), lines[0].Attrs["holder"])
-				w.Leave(section, c.NewLock("a"))
-				require.ErrorIs(t, own.Failure(), relock.ErrLocked)
-			})
-		})
-	}
 }
 
 func TestHandOverHandAlongAChainOfLocks(t *testing.T) {

@@ -367,7 +367,7 @@ func TestARefusalOfAFullQueueIsAnEventOfALockedLock(t *testing.T) {
 		waiter := w.Start(t.Context(), l)
 		err := l.Do(t.Context(), func(context.Context) error { return nil })
 		require.EqualError(t, err, fmt.Sprintf("relock: %q is locked by %s; its lease has 30s left and may be renewed "+
-			"(this very client has it: a nested call needs the context of its section): relock: the queue is full", "a", stage.HolderOf(t, owner)))
+			"(held by this process): relock: the queue is full", "a", stage.HolderOf(t, owner)))
 		require.True(t, relock.NotEntered(err))
 		finished := stage.EventsOf[relock.AcquireFinished](&r)
 		require.Equal(t, relock.OutcomeLocked, finished[len(finished)-1].Outcome)

@@ -118,11 +118,12 @@ func (d *watchdog) run() {
 func (d *watchdog) tick(now time.Time) (next time.Duration) {
 	t := &d.client.table
 	t.mu.Lock()
-	if d.leaptLocked(now) {
-		for h := range t.leases.All() {
-			t.hastenLocked(h, now)
-		}
+	leapt := d.leaptLocked(now)
+	t.mu.Unlock()
+	if leapt {
+		t.each(func(h *hold) { t.hastenLocked(h, now) })
 	}
+	t.mu.Lock()
 	r, lost := d.dueLocked(now)
 	watch := d.watchDueLocked(now)
 	d.armed = d.nextLocked()
@@ -325,7 +326,7 @@ func (d *watchdog) note(r round, errs []error, sent time.Time) {
 		default: // the hold was unlocked, or passed on, during the renewal
 			event.Locks--
 			if h.maxPasses > 0 {
-				t.doubtLocked(r.renewals[i].Lease.ID)
+				c.doubtLocked(r.renewals[i].Lease.ID)
 			}
 		}
 	}
@@ -377,8 +378,7 @@ func (d *watchdog) watchLocked() {
 	if _, is := d.client.store.(store.Watcher); !is || d.stop != nil || d.watchAt != timers.Never {
 		return
 	}
-	t := &d.client.table
-	d.watchAt = t.at(time.Now().Add(watchAfter))
+	d.lookForOldLocked(time.Now(), watchAfter)
 	d.nudgeLocked()
 }
 
@@ -390,18 +390,13 @@ func (d *watchdog) watchDueLocked(now time.Time) func() {
 		return nil
 	}
 	d.watchAt = timers.Never
-	old := false
-	for h := range t.leases.All() {
-		if old = now.Sub(h.since) >= watchAfter; old {
-			break
-		}
-	}
-	if t.leases.Len() > 0 {
-		d.watchAt = t.at(now.Add(watchAfter))
+	old := t.survivors > 0
+	if len(t.holds) > 0 {
+		d.lookForOldLocked(now, watchAfter)
 	}
 	switch {
 	case old && d.stop == nil:
-		d.watchAt = t.at(now.Add(watchLinger))
+		d.lookForOldLocked(now, watchLinger)
 		d.stop = func() {} // until the watch has begun
 		return func() {
 			stop := d.client.store.(store.Watcher).Watch(d.client.id, d.doubt)
@@ -409,8 +404,8 @@ func (d *watchdog) watchDueLocked(now time.Time) func() {
 			d.stop = stop
 			t.mu.Unlock()
 		}
-	case old || d.stop != nil && t.leases.Len() > 0:
-		d.watchAt = t.at(now.Add(watchLinger))
+	case old || d.stop != nil && len(t.holds) > 0:
+		d.lookForOldLocked(now, watchLinger)
 	case d.stop != nil:
 		stop := d.stop
 		d.stop = nil
@@ -419,22 +414,31 @@ func (d *watchdog) watchDueLocked(now time.Time) func() {
 	return nil
 }
 
+// lookForOldLocked makes the watchdog look after a time for sections that have begun by now.
+func (d *watchdog) lookForOldLocked(now time.Time, after time.Duration) {
+	t := &d.client.table
+	t.nextGenerationLocked()
+	d.watchAt = t.at(now.Add(after))
+}
+
 // watchLinger is the interval at which the watchdog looks whether the watch is still needed.
 const watchLinger = 10 * time.Second
 
 // doubt asks the store at once about a hold that may be gone, or about all holds if id is empty.
 func (d *watchdog) doubt(id store.ID) {
 	t := &d.client.table
+	if id == "" {
+		t.each(t.renewSoonLocked)
+		return
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.doubtLocked(id)
+	d.client.doubtLocked(id)
 }
 
-func (t *table) doubtLocked(id store.ID) {
-	for _, h := range slices.Collect(t.leases.All()) { // renewSoonLocked changes the heap
-		if id == "" || h.lease.ID == id {
-			t.renewSoonLocked(h)
-		}
+func (c *Client) doubtLocked(id store.ID) {
+	if h := c.findLocked(id); h != nil {
+		c.table.renewSoonLocked(h)
 	}
 }
 

@@ -10,14 +10,19 @@ import (
 
 // library are the functions of relock and of what calls it on the way, and of the runtime.
 var library = regexp.MustCompile(`^(runtime|testing|context|sync|time|github\.com/redis/go-redis/v9.*|` +
-	`github\.com/go-relock/relock(/(store/.*|internal/.*|locktest(/explore)?|order|once|oncehttp|fence))?)\.`)
+	`github\.com/go-relock/relock(/(store/.*|internal/.*|locktest(/explore)?|order|once|oncehttp|fence|quorum|etcd|zookeeper|sql|kubernetes))?)\.`)
 
 // Line returns the innermost line of the program in the stack of the caller, as dir/file.go:12;
 // empty in a goroutine of the library. Line calls passed, if passed is not nil, with each function
 // of the library on the way.
 func Line(passed func(function string)) string {
-	var pcs [64]uintptr
-	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
+	var stack [64]uintptr
+	return Of(stack[:runtime.Callers(2, stack[:])], passed)
+}
+
+// Of is Line of a stack of [runtime.Callers].
+func Of(stack []uintptr, passed func(function string)) string {
+	frames := runtime.CallersFrames(stack)
 	for {
 		f, more := frames.Next()
 		if !library.MatchString(f.Function) {
