@@ -192,8 +192,10 @@ func (l *Lock) Extend(ctx context.Context, d time.Duration) error {
 
 // State is the state of a lock in the store.
 type State struct {
-	// Holder has the lock; zero: nobody. With [WithLocalPass] Holder is the first holder of its
-	// process. With [WithRedissonLayout] Holder is the field in Redis, of Java or Go.
+	// Holder has the lock; zero: nobody. With [WithLocalPass] other processes see the first holder
+	// of its process. With [WithRedissonLayout] they see the field in Redis: a thread of Java, or
+	// <client id>:<n> of Go, where the hold is number n. That is the holder, but of a hold that began
+	// inside another section, or had to ask twice.
 	Holder Holder
 	// Count is the number of open entries in the hold of Holder; 1 with [WithLocalReentry], and in
 	// a read-write lock or semaphore in Redis. After a command with a lost reply, and after two
@@ -235,11 +237,11 @@ func (l *Lock) State(ctx context.Context) (State, error) {
 func (l *Lock) stateOf(s store.State) State {
 	state := State{Count: s.Count, Token: s.Token, Waiters: s.Waiters}
 	if s.Owner != "" {
-		state.Holder, state.TTL, state.Mode = holderOf(s.Owner), s.TTL, modeOf(l.ask.Kind, s.Limit)
+		state.Holder, state.TTL, state.Mode = l.client.holderOf(s.Owner), s.TTL, modeOf(l.ask.Kind, s.Limit)
 	}
 	for _, held := range s.Others {
 		state.Others = append(state.Others, Held{
-			Holder: holderOf(held.ID), TTL: held.TTL, Mode: modeOf(l.ask.Kind, held.Limit),
+			Holder: l.client.holderOf(held.ID), TTL: held.TTL, Mode: modeOf(l.ask.Kind, held.Limit),
 		})
 	}
 	return state
@@ -315,7 +317,7 @@ func (l *Lock) each(ctx context.Context, op string, holds []store.Ask, command f
 	err := answered(ctx, func(ctx context.Context) error {
 		for _, ask := range holds {
 			if err := command(ctx, ask); err != nil && !isGone(ctx, err) {
-				holder = holderOf(ask.ID)
+				holder = l.client.holderOf(ask.ID)
 				return err
 			}
 		}

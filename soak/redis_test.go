@@ -25,8 +25,7 @@ var (
 	// onSentinel is a master and a replica, which may lag. Sentinels promote it when the master dies.
 	onSentinel = setting{begin: startSentinel, ttl: time.Second, patience: severalTries, serves: kindNames}
 
-	// In Redisson's layout Redis does not lose the counter of tokens, and the owner in Redis is not
-	// compared, as Redis names a hold there.
+	// In Redisson's layout Redis does not lose the counter of tokens.
 	inRedissonsLayout = setting{begin: startRedis, ttl: time.Second, patience: severalTries, mode: history.Mode{Redisson: true}}
 )
 

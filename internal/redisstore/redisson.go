@@ -19,8 +19,8 @@ import (
 // wake each other. The facts are in testdata. A lock has no queue: a message reports a
 // free lock, and the first to ask gets the lock.
 //
-// In Redis a hold is <client>:<number>, like a thread of Java: the ID without its middle number.
-// Busy and State show this field.
+// In Redis a hold is <client>:<number>, like a thread of Java: the ID without its middle number, and
+// without random digits. Busy and State show this field.
 type redissonStore struct {
 	*redisStore
 	fenced  bool // a token is counted up with each new hold
@@ -30,14 +30,22 @@ type redissonStore struct {
 // Races says that waiters race.
 func (*redissonStore) Races() bool { return true }
 
-// redissonField returns the field of a hold. A field is its own field.
+// randomDigits is how many random digits end an ID. A ticket shows them, and this layout has none.
+const randomDigits = 12
+
+// redissonField returns the field of a hold. A field is its own field. The first hold of a chain of
+// calls has the holder's name as its field.
 func redissonField(id store.ID) string {
 	name := string(id)
 	unowned := name[strings.LastIndexByte(name, '/')+1:] // the name of an owner may have colons
 	if cutLast(unowned, 2) == "" {
 		return name
 	}
-	return cutLast(name, 2) + name[len(cutLast(name, 1)):]
+	number := name[len(cutLast(name, 1)):]
+	if len(number) > len(":")+randomDigits {
+		number = number[:len(number)-randomDigits]
+	}
+	return cutLast(name, 2) + number
 }
 
 // usualTTL is the lease of a lock of Redisson that names none (lockWatchdogTimeout).

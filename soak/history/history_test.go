@@ -294,7 +294,7 @@ func TestHistoriesThatKeepThePromises(t *testing.T) {
 			at(10, 11, draw("A", 1, 5)), at(12, 13, in(Unlock, Lost, "A", 1)), at(14, 15, unlock("B", 2)),
 		},
 		"a token that Redisson counted when the hold began": {
-			at(0, 1, redisson("A", 1)), at(2, 3, redisToken("thread", 5)), at(4, 5, draw("A", 1, 5)), at(6, 7, unlock("A", 1)),
+			at(0, 1, redisson("c:1", 1)), at(2, 3, redisToken("c:7", 5)), at(4, 5, draw("c:1", 1, 5)), at(6, 7, unlock("c:1", 1)),
 			at(8, 9, redisson("B", 2)), at(10, 11, draw("B", 2, 6)), at(12, 13, unlock("B", 2)),
 		},
 		"the token was deleted, and comes again": {
@@ -381,6 +381,9 @@ func TestHistoriesThatBreakAPromise(t *testing.T) {
 		}},
 		"a token that Redis has drawn before for nobody": {"token 5 comes after token 5", []Op{
 			at(0, 1, lock("A", 1)), at(2, 3, redisToken("A", 5)), at(4, 5, draw("A", 1, 5)), at(6, 7, unlock("A", 1)),
+		}},
+		"a hold of another client in Redisson's layout": {`Redis names "d:1" as the owner`, []Op{
+			at(0, 1, redisson("c:1", 1)), at(2, 3, redisToken("d:1", 5)), at(4, 5, draw("c:1", 1, 5)), at(6, 7, unlock("c:1", 1)),
 		}},
 		"a token of Redisson that is older than the hold": {"token 5 comes after token 5", []Op{
 			at(0, 1, redisToken("", 5)), at(2, 3, redisson("A", 1)), at(4, 5, draw("A", 1, 5)), at(6, 7, unlock("A", 1)),

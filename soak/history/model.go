@@ -398,11 +398,17 @@ func (s state) asked(op *Op) (state, string) {
 // names says whether an owner named by Redis is wrong, and why.
 func (s state) names(holder string, named bool) string {
 	owner, ok := s.owner()
-	if !ok || !named || holder == owner.holder || owner.Quorum || (owner.Passing || owner.Redisson) && holder != "" {
+	switch {
+	case !ok, !named, holder == owner.holder, owner.Quorum, owner.Passing && holder != "":
+		return ""
+	case owner.Redisson && clientOf(holder) == clientOf(owner.holder): // Redis has the number of the hold
 		return ""
 	}
 	return fmt.Sprintf("Redis names %q as the owner, while %s has hold %d", holder, owner.holder, owner.hold)
 }
+
+// clientOf returns the client of a holder.
+func clientOf(holder string) string { return holder[:max(strings.LastIndexByte(holder, ':'), 0)] }
 
 // mustNotHave says why the report of a loss is wrong.
 func (s state) mustNotHave(op *Op) string {

@@ -3,8 +3,10 @@ package redis_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -130,6 +132,55 @@ func TestWhatJavaSeesOfAGoHoldAndGoOfAJavaHold(t *testing.T) {
 	require.NoError(t, l.ForceUnlock(t.Context()))
 	require.ErrorIs(t, l.ForceUnlock(t.Context()), relock.ErrNotHeld)
 }
+
+func TestAHolderFindsItselfInRedissonsLayout(t *testing.T) {
+	w := stage.OnShared(t).ForRedisson()
+	p, other := w.Peer(stage.InRedisson()...), w.Peer(stage.InRedisson()...)
+	holderOf := func(p *stage.Peer, name string) relock.Holder {
+		state, err := p.NewLock(name).State(t.Context())
+		require.NoError(t, err)
+		return state.Holder
+	}
+	section := w.Enter(t.Context(), p.NewLock("a"))
+	require.Equal(t, stage.HolderOf(t, section), holderOf(p, "a"))
+	require.Equal(t, stage.HolderOf(t, section), holderOf(other, "a"))
+	inner := w.Enter(section, p.NewLock("b"))
+	require.Equal(t, stage.HolderOf(t, inner), holderOf(p, "b"))
+	require.Equal(t, stage.HolderOf(t, inner), refusalOf(w, p.NewLock("b")).Holder)
+	w.Leave(inner, p.NewLock("b"))
+	w.Leave(section, p.NewLock("a"))
+
+	require.NoError(t, p.NewLock("a").Lead(t.Context(), func(section context.Context) error {
+		for _, follower := range []*stage.Peer{p, other} {
+			for leader, err := range follower.NewLock("a").Leaders(section) {
+				require.NoError(t, err)
+				require.Equal(t, stage.HolderOf(t, section), leader)
+				break
+			}
+		}
+		return nil
+	}))
+}
+
+func TestANestedCallInRedissonsLayoutIsWarnedOf(t *testing.T) {
+	w := stage.OnShared(t).ForRedisson()
+	ctx, warned := context.WithCancel(t.Context())
+	logger := slog.New(slog.NewTextHandler(writerFunc(func(line []byte) (int, error) {
+		if strings.Contains(string(line), "a hold of this very client") {
+			warned()
+		}
+		return len(line), nil
+	}), nil))
+	l := w.Peer(stage.InRedisson(relock.WithLogger(logger))...).NewLock("a")
+	section := w.Enter(t.Context(), l)
+	_, err := l.TryLockFor(ctx, time.Minute)
+	require.ErrorIs(t, err, context.Canceled, "the warning has ended the wait")
+	w.Leave(section, l)
+}
+
+type writerFunc func(line []byte) (int, error)
+
+func (f writerFunc) Write(line []byte) (int, error) { return f(line) }
 
 func TestAGoHolderIsToldThatJavaHasFreedItsLockByForce(t *testing.T) {
 	w := stage.OnShared(t).ForRedisson()
