@@ -4,15 +4,20 @@ package probe
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 
 	"github.com/go-relock/relock/store"
 )
 
+// count is the number of entries that the renewal of the first hold sets.
+const count = 2
+
 // Live takes two holds of a mutex with a new name through their lives: the first one takes the
 // lock, is renewed and released, and the second one waits, is granted the lock, is broken and
-// forgotten. A server that does not serve now is an error at once. The error names the first step
-// that fails, and the lock by its name in the server.
+// forgotten. Live reads what each step has done: the first hold keeps the second one out, also
+// behind its renewal, and nobody is left at the end. A server that does not serve now is an error
+// at once. The error names the first step that fails, and the lock by its name in the server.
 func Live(ctx context.Context, s store.Store, a store.Ask, name string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -48,8 +53,14 @@ func Live(ctx context.Context, s store.Store, a store.Ask, name string) error {
 	var waited, renewed error
 	select {
 	case <-queued:
-		renewed = step("renew a hold of", s.Renew(ctx, []store.Renewal{{Lease: l, TTL: l.TTL, Count: 1}})[0])
+		renewed = step("renew a hold of", s.Renew(ctx, []store.Renewal{{Lease: l, TTL: l.TTL, Count: count}})[0])
+		if renewed == nil {
+			renewed = step("read the lock", Shows(ctx, s, a, first.ID, count))
+		}
 	case waited = <-over:
+		if waited == nil {
+			waited = step("wait for the lock", ErrBeside)
+		}
 	}
 	released := step("release the lock", s.Release(ctx, l, 0))
 	if released != nil {
@@ -60,6 +71,29 @@ func Live(ctx context.Context, s store.Store, a store.Ask, name string) error {
 		if err != nil {
 			return err
 		}
+	}
+	return step("read the lock", Shows(ctx, s, a, "", 0))
+}
+
+// Steps that succeed, and should not have, or have done nothing.
+var (
+	ErrBeside   = errors.New("a second hold is in beside the first one")
+	ErrNoEffect = errors.New("the last step had no effect")
+)
+
+// Shows looks whether a lock has one hold with a count of entries, and no other; or no hold, if the
+// ID is empty. Errors: [ErrBeside], [ErrNoEffect], and those of the store.
+func Shows(ctx context.Context, s store.Store, a store.Ask, owner store.ID, count int) error {
+	state, err := s.Look(ctx, a)
+	switch {
+	case err != nil:
+		return err
+	case owner != "" && state.Owner != "" && state.Owner != owner, len(state.Others) > 0:
+		return ErrBeside
+	case state.Owner != owner:
+		return fmt.Errorf("%w: the holder is %q, and not %q", ErrNoEffect, state.Owner, owner)
+	case state.Count != count:
+		return fmt.Errorf("%w: the count is %d, and not %d", ErrNoEffect, state.Count, count)
 	}
 	return nil
 }

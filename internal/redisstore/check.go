@@ -52,8 +52,9 @@ func (s *redisStore) checkServer(ctx context.Context, st store.Store, a store.As
 	c.note("renew a lock", err)
 	_, err = st.Token(ctx, lease)
 	c.note("draw a token", err)
-	_, err = st.Look(ctx, a)
+	state, err := st.Look(ctx, a)
 	c.note("read a lock", err)
+	c.shows("renew a lock", state.Count == 2 && len(state.Others) == 0)
 	for _, topic := range topics {
 		l, err := s.subs.Listen(ctx, topic, string(second.ID))
 		c.note("subscribe to "+topic.Channel, err)
@@ -64,6 +65,9 @@ func (s *redisStore) checkServer(ctx context.Context, st store.Store, a store.As
 	c.note("wait for a lock", c.handOver(ctx, st, lease, second))
 	c.note("break a lock", st.Break(ctx, second))
 	c.note("clean up", errors.Join(st.Forget(ctx, []store.Ask{first, second})...))
+	state, err = st.Look(ctx, a)
+	c.note("read a lock", err)
+	c.shows("clean up", state.Owner == "")
 	if _, rdb, err := s.wire.Node(ctx, token, false); err == nil && token != "" {
 		c.note("remove a token", rdb.PExpire(ctx, token, 0).Err()) // at once; a Redis user need not have DEL
 	}
@@ -104,6 +108,14 @@ func (c *checks) note(verb string, err error) {
 	}
 }
 
+// shows notes a verb that has succeeded, unless a look at the lock shows its effect. After a verb
+// that has failed the look would find that verb once more.
+func (c *checks) shows(verb string, effect bool) {
+	if !effect && len(c.missing) == 0 {
+		c.note(verb, errors.New("a look at the lock does not show it: do all commands reach one server?"))
+	}
+}
+
 var scriptError = regexp.MustCompile(`script: ([0-9a-f]{40}), on @user_script:(\d+)`)
 
 // lineOf returns the line at which a script has failed, as Redis 7 does not name the command
@@ -141,6 +153,7 @@ func (c *checks) handOver(ctx context.Context, st store.Store, lease store.Lease
 		c.note("release a lock", st.Release(ctx, lease, 0))
 		return <-done
 	case err := <-done: // Break needs some of the commands that a waiter would have needed
+		c.shows("keep a second hold out", err != nil || next.Limit > 1)
 		c.note("break a lock", st.Break(ctx, lease.Ask))
 		c.note("release a lock", st.Release(ctx, lease, 0))
 		return err

@@ -14,6 +14,7 @@ import (
 	"github.com/go-relock/relock/internal/redistest"
 	"github.com/go-relock/relock/internal/test/bound"
 	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/store/mem"
 	"github.com/go-relock/relock/storetest"
 )
 
@@ -493,6 +494,59 @@ func TestCheckServer(t *testing.T) {
 		requireOneLine(t, s.CheckServer(t.Context(), a), "cannot take a lock")
 		require.Less(t, time.Since(begun), bound.Of(2*checkLimit))
 	})
+}
+
+// yes is a store in memory where one verb does nothing, and says that it did.
+type yes struct {
+	*mem.Store
+	verb string
+}
+
+func (y yes) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
+	if y.verb == "renew" {
+		return l, nil
+	}
+	return y.Store.Enter(ctx, l, count)
+}
+
+func (y yes) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+	if y.verb == "wait" {
+		return store.Lease{Ask: a, Sent: time.Now()}, nil
+	}
+	return y.Store.Wait(ctx, a, progress)
+}
+
+func (y yes) Break(ctx context.Context, a store.Ask) error {
+	if y.verb == "end" {
+		return nil
+	}
+	return y.Store.Break(ctx, a)
+}
+
+func (y yes) Forget(ctx context.Context, asks []store.Ask) []error {
+	if y.verb == "end" {
+		return make([]error, len(asks))
+	}
+	return y.Store.Forget(ctx, asks)
+}
+
+func TestCheckServerLooksAtTheEffectOfEachVerb(t *testing.T) {
+	s, err := New(redistest.Shared(t).Client(), Options{Layout: Layout{Prefix: prefix}, Scripts: scripts})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, s.Close()) }()
+	for verb, says := range map[string]string{
+		"": "", "renew": "cannot renew a lock: a look", "wait": "cannot keep a second hold out: a look", "end": "cannot clean up: a look",
+	} {
+		m := mem.New()
+		a := newCheckAsk(store.Ask{Name: "x", Limit: 1})
+		err := s.(*nativeStore).checkServer(t.Context(), yes{m, verb}, a, nil, "")
+		if verb == "" {
+			require.NoError(t, err)
+		} else {
+			requireOneLine(t, err, says)
+		}
+		require.NoError(t, m.Close())
+	}
 }
 
 func requireOneLine(t *testing.T, err error, says string) {
