@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+
+	"github.com/go-relock/relock/internal/schema"
 )
 
 // Dialect is the SQL of a database.
@@ -80,13 +82,13 @@ func (t *Table) Schema() string {
 	return "CREATE TABLE IF NOT EXISTS " + t.quoted + " " + columns[t.dialect]
 }
 
-// Create creates the table if it does not exist. Errors: those of the database; a wrong dialect or
-// name.
+// Create creates the table if it does not exist. Many processes may call Create at once. Errors:
+// those of the database; a wrong dialect or name.
 func (t *Table) Create(ctx context.Context, db *sql.DB) error {
 	if t.err != nil {
 		return t.err
 	}
-	if _, err := db.ExecContext(ctx, t.Schema()); err != nil {
+	if err := schema.Create(ctx, db, t.Schema()); err != nil {
 		return fmt.Errorf("fence: create the table %s: %w", t.quoted, err)
 	}
 	return nil

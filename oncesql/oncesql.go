@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/go-relock/relock/fence"
+	"github.com/go-relock/relock/internal/schema"
 )
 
 // DefaultTable is the name of the table without [WithTable].
@@ -88,15 +89,14 @@ func (s *Store) Schema() string {
 }
 
 // Create creates the table and its index if they do not exist. Create does not change a table that
-// exists. Errors: those of the database; a wrong dialect or option.
+// exists. Many processes may call Create at once. Errors: those of the database; a wrong dialect or
+// option.
 func (s *Store) Create(ctx context.Context) error {
 	if s.err != nil {
 		return s.err
 	}
-	for _, statement := range s.sql.create {
-		if _, err := s.db.ExecContext(ctx, statement); err != nil {
-			return fmt.Errorf("oncesql: create the table %s: %w", s.table, err)
-		}
+	if err := schema.Create(ctx, s.db, s.sql.create...); err != nil {
+		return fmt.Errorf("oncesql: create the table %s: %w", s.table, err)
 	}
 	return nil
 }

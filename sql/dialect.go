@@ -15,6 +15,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/go-relock/relock/fence"
+	"github.com/go-relock/relock/internal/schema"
 )
 
 // Dialect is the SQL of a database. The dialects are those of package fence.
@@ -118,17 +119,15 @@ func Schema(d Dialect) []string {
 	return strings.Split(strings.TrimSpace(grammars[d].schema), ";\n")
 }
 
-// Create creates the tables if they do not exist. Errors: those of the database; a dialect that
-// does not exist. In a new file of SQLite that another process has just opened, Create may fail with
-// "database is locked": call it again.
+// Create creates the tables if they do not exist. Many processes may call Create at once. Errors:
+// those of the database; a dialect that does not exist. In a new file of SQLite that another process
+// has just opened, Create may fail with "database is locked": call it again.
 func Create(ctx context.Context, db *sql.DB, d Dialect) error {
 	if err := known(d); err != nil {
 		return err
 	}
-	for _, statement := range Schema(d) {
-		if _, err := db.ExecContext(ctx, statement); err != nil {
-			return fmt.Errorf("relocksql: create the tables: %w", err)
-		}
+	if err := schema.Create(ctx, db, Schema(d)...); err != nil {
+		return fmt.Errorf("relocksql: create the tables: %w", err)
 	}
 	return nil
 }

@@ -317,6 +317,36 @@ func TestCheckServerNamesWhatIsMissing(t *testing.T) {
 	})
 }
 
+func TestManyProcessesCreateTheTablesAtOnce(t *testing.T) {
+	onEach(t, func(d *rig) {
+		for range 3 {
+			for _, table := range []string{"relock_locks", "relock_holds"} {
+				_, err := d.db.ExecContext(d.Context(), "DROP TABLE "+table)
+				require.NoError(d, err)
+			}
+			errs := make(chan error, 12)
+			var pools []*sql.DB
+			for range cap(errs) {
+				db := d.open(d, d.source)
+				require.NoError(d, db.PingContext(d.Context()))
+				pools = append(pools, db)
+			}
+			for _, db := range pools {
+				go func() { errs <- relocksql.Create(d.Context(), db, d.dialect) }()
+			}
+			for range pools {
+				if err := <-errs; err != nil {
+					require.Equal(d, relocksql.SQLite, d.dialect, "%v", err)
+					require.ErrorContains(d, err, "database is locked", "its busy_timeout is short here")
+				}
+			}
+			for _, db := range pools {
+				require.NoError(d, db.Close())
+			}
+		}
+	})
+}
+
 // deaf is a Listener that hears nothing, as one behind a pooler in transaction mode.
 type deaf struct{}
 
