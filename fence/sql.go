@@ -176,8 +176,11 @@ func (t *Table) raise(ctx context.Context, tx *sql.Tx, resource []byte, token in
 	if err != nil {
 		return err
 	}
-	if newest > token {
+	switch {
+	case newest > token:
 		return ErrStale
+	case newest < token: // a trigger, or a column that is too small
+		return fmt.Errorf("the table keeps token %d instead", newest)
 	}
 	return nil
 }

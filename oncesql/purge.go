@@ -1,7 +1,9 @@
 package oncesql
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 )
@@ -32,21 +34,31 @@ func (s *Store) Purge(ctx context.Context, olderThan time.Duration) (removed int
 	if olderThan%time.Millisecond != 0 { // round the age up, so that no row is removed before its time
 		until--
 	}
+	var stuck []byte // the first row of a batch of which no row was removed
 	for {
 		ids, err := s.old(ctx, until)
-		if err != nil {
+		switch {
+		case err != nil:
 			return removed, fmt.Errorf("oncesql: Purge: find old rows: %w", err)
+		case len(ids) == 0:
+			return removed, nil
+		case bytes.Equal(ids[0].([]byte), stuck): // otherwise another Purge was faster
+			return removed, fmt.Errorf("oncesql: Purge: remove rows: %w", errKept)
 		}
 		n, err := s.remove(ctx, until, ids)
 		removed += n
-		if err != nil {
+		switch {
+		case err != nil:
 			return removed, fmt.Errorf("oncesql: Purge: remove rows: %w", err)
-		}
-		if len(ids) < purgeBatch {
+		case n == 0:
+			stuck = ids[0].([]byte)
+		case len(ids) < purgeBatch:
 			return removed, nil
 		}
 	}
 }
+
+var errKept = errors.New("the rows stay without an error: a policy or a trigger keeps them")
 
 // old returns the ids of a batch of rows that were created until a time. The read locks nothing: a
 // DELETE with this condition would make the inserts of other calls wait in MySQL.
@@ -69,9 +81,6 @@ func (s *Store) old(ctx context.Context, until int64) (ids []any, err error) {
 // remove removes rows. The time is compared again, as another Purge and a Do may have put a new row
 // in the place of an old one.
 func (s *Store) remove(ctx context.Context, until int64, ids []any) (int64, error) {
-	if len(ids) == 0 {
-		return 0, nil
-	}
 	done, err := s.db.ExecContext(ctx, s.sql.remover(s.dialect, len(ids)), append([]any{until}, ids...)...)
 	if err != nil {
 		return 0, err

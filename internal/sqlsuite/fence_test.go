@@ -41,6 +41,19 @@ func TestATransactionMayEnterAgain(t *testing.T) {
 	})
 }
 
+// A trigger makes each token 7.
+func TestATableThatDoesNotKeepItsTokenIsAnError(t *testing.T) {
+	each(t, func(t *rig) {
+		if t.dialect != fence.MySQL {
+			t.Log("NOT TESTED: only MariaDB reads the token")
+			return
+		}
+		_, err := t.db.ExecContext(t.Context(), "CREATE TRIGGER seven BEFORE INSERT ON relock_fence FOR EACH ROW SET NEW.token = 7")
+		require.NoError(t, err)
+		require.ErrorContains(t, t.write(t.fences, "orders", 8), "keeps token 7")
+	})
+}
+
 func TestManyProcessesCreateTheTablesAtOnce(t *testing.T) {
 	for _, d := range databases {
 		t.Run(d.kind, func(t *testing.T) {

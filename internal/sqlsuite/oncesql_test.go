@@ -540,6 +540,34 @@ func TestOncePurgeRemovesOldKeys(t *testing.T) {
 	})
 }
 
+// A trigger keeps each row, without an error.
+func TestOncePurgeOfRowsThatStayEnds(t *testing.T) {
+	eachOnce(t, func(t *onceRig) {
+		statements := map[fence.Dialect][]string{
+			fence.Postgres: {
+				"CREATE FUNCTION keep() RETURNS trigger AS 'BEGIN RETURN NULL; END' LANGUAGE plpgsql",
+				"CREATE TRIGGER keep BEFORE DELETE ON relock_once FOR EACH ROW EXECUTE FUNCTION keep()",
+			},
+			fence.SQLite: {"CREATE TRIGGER keep BEFORE DELETE ON relock_once BEGIN SELECT RAISE(IGNORE); END"},
+		}[t.dialect]
+		if statements == nil {
+			t.Log("NOT TESTED: a trigger of MariaDB keeps no row")
+			return
+		}
+		for i := range 501 { // more than a batch
+			t.do(fmt.Sprint(i), 1, 1, false)
+		}
+		for _, statement := range statements {
+			_, err := t.db.ExecContext(t.Context(), statement)
+			require.NoError(t, err)
+		}
+		<-time.After(time.Millisecond) // the rows are old
+		n, err := t.store.Purge(t.Context(), 0)
+		require.ErrorContains(t, err, "stay without an error")
+		require.Zero(t, n)
+	})
+}
+
 // Purge must not wait for a transaction that has a new key, nor the transaction for it. SQLite has
 // one writer: there a Purge beside a transaction fails, and does so no more behind it.
 func TestOncePurgeDoesNotWaitForNewKeys(t *testing.T) {
