@@ -26,7 +26,7 @@ func (s *Store) CheckServer(ctx context.Context, a store.Ask) error {
 	ctx, cancel := context.WithTimeout(ctx, checkLimit)
 	defer cancel()
 	a.Name, a.ID = "relock-check-"+rand.Text(), store.ID("check:1:"+rand.Text())
-	a.Kind, a.Limit = store.Mutex, 1
+	a.Kind, a.Limit, a.TTL, a.Delay = store.Mutex, 1, time.Minute, 0 // all of it is undone
 	err := s.run(ctx, command{asking, a, fewTries, slow}, func(ctx context.Context) error {
 		undo := s.transaction(ctx, func(t *tx) error { return cmp.Or(t.live(a), errUndo) })
 		if errors.Is(undo, errUndo) {
@@ -46,26 +46,46 @@ func (s *Store) CheckServer(ctx context.Context, a store.Ask) error {
 	return nil
 }
 
-// live takes two holds of a new name through their lives, with each statement that needs a right.
+// live takes two holds of a new name through their lives, with each statement that needs a right,
+// and reads what each step has done: the second hold waits for the first one, the renewal is in the
+// table, a release is a grant to the next hold, and nothing is left.
 func (t *tx) live(a store.Ask) error {
+	if err := t.seesAll(); err != nil {
+		return err
+	}
 	second := a
 	second.ID += "2"
+	in := func(id store.ID) (*lock, error) {
+		k, err := t.open(a.Name, id, false)
+		if err == nil && (!k.has() || len(k.in) != 1) {
+			err = fmt.Errorf("%w: the lock of a hold is not in the tables", errNoEffect)
+		}
+		return k, err
+	}
 	for _, ask := range []store.Ask{a, second} {
 		k, err := t.open(ask.Name, ask.ID, true)
-		if err == nil {
-			_, err = k.ask(ask, ways{join: true})
+		if err != nil {
+			return err
+		}
+		p, err := k.ask(ask, ways{join: true})
+		if err == nil && (p.arrival > 0) != (ask.ID == second.ID) {
+			err = fmt.Errorf("%w: a hold does not keep the next one out", errNoEffect)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	if _, err := t.exec(renewRow, toMicros(a.TTL), 1, []byte(a.Name), []byte(a.ID)); err != nil {
+	const count = 2
+	if err := t.change(renewRow, toMicros(a.TTL), count, []byte(a.Name), []byte(a.ID)); err != nil {
 		return err
 	}
+	if k, err := in(a.ID); err != nil || k.own.count != count {
+		return cmp.Or(err, fmt.Errorf("%w: a renewal is not in the tables", errNoEffect))
+	}
 	for _, id := range []store.ID{a.ID, second.ID} { // the first release is a grant to the second hold
-		k, err := t.open(a.Name, id, false)
+		k, err := in(id)
 		if err == nil {
-			_, err = k.exec(raiseToken, 0, []byte(a.Name))
+			err = k.change(raiseToken, 0, []byte(a.Name))
 		}
 		if err == nil {
 			err = k.remove()
@@ -73,6 +93,9 @@ func (t *tx) live(a store.Ask) error {
 		if err != nil {
 			return err
 		}
+	}
+	if k, err := t.open(a.Name, a.ID, false); err != nil || len(k.in)+len(k.line) > 0 {
+		return cmp.Or(err, fmt.Errorf("%w: a hold is left behind its release", errNoEffect))
 	}
 	_, err := t.exec(cleanLocks, toMicros(100*keepNames*365))
 	return err

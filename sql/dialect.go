@@ -51,6 +51,7 @@ type grammar struct {
 	wait       string   // the end of lock that bounds the wait: an attempt that gives up leaves its wait to the server
 	insert     string   // the beginning of an INSERT that does nothing if the row exists
 	inserted   string   // the end of that INSERT
+	returning  string   // the end of an INSERT that fails if its row cannot be read
 	grant      string   // gives a lock to a waiter
 	tell       string   // notifies the client of a hold by a verb; empty: the dialect has no notifications
 }
@@ -70,9 +71,10 @@ var grammars = map[Dialect]grammar{
 		begin:  []string{"BEGIN ISOLATION LEVEL READ COMMITTED; " + idleLimit},
 		now:    "(extract(epoch from clock_timestamp()) * 1000000)::bigint",
 		max:    "greatest", lock: " FOR UPDATE",
-		insert: "INSERT INTO", inserted: " ON CONFLICT DO NOTHING",
+		insert: "INSERT INTO", inserted: " ON CONFLICT DO NOTHING", returning: " RETURNING id",
 		grant: `WITH granted AS (` + plainGrant + ` RETURNING inbox, arrival, id)
-			SELECT pg_notify(inbox, 'grant ' || arrival || ' ' || encode(id, 'hex')) FROM granted WHERE ` + byListener,
+			SELECT CASE WHEN ` + byListener + `
+				THEN pg_notify(inbox, 'grant ' || arrival || ' ' || encode(id, 'hex'))::text END FROM granted`,
 		tell: `SELECT pg_notify(inbox, ?::text || ' 0 ' || encode(id, 'hex')) FROM relock_holds
 			WHERE name = ? AND id = ? AND ` + byListener,
 	},
@@ -98,7 +100,7 @@ var grammars = map[Dialect]grammar{
 func (s *Store) text(statement string) string {
 	g := &s.grammar
 	statement = strings.NewReplacer("{now}", g.now, "{max}", g.max, "{lock}", g.lock, "{wait}", g.wait,
-		"{insert}", g.insert, "{/insert}", g.inserted, "{alone}", g.alone, "{open}", g.open,
+		"{insert}", g.insert, "{/insert}", g.inserted, "{returning}", g.returning, "{alone}", g.alone, "{open}", g.open,
 		"{all}", " LIMIT 2147483647").Replace(statement)
 	if s.dialect != Postgres {
 		return statement
@@ -153,12 +155,14 @@ const (
 const (
 	createTables = "create the tables with relocksql.Create, or relock create-tables"
 	grantRights  = "grant SELECT, INSERT, UPDATE and DELETE on relock_locks and relock_holds"
-	otherLogin   = "mend the user, the password or the database of the connection string"
-	otherPool    = "set the pool_mode of PgBouncer to transaction or session"
-	noPrepared   = "a pooler changes the session: add default_query_exec_mode=exec to the connection string"
-	otherLog     = "set binlog_format to ROW or MIXED"
-	closeLast    = "close the client and the store before the *sql.DB"
-	otherFile    = "SQLite needs a file of its own that it may write"
+	seeAllRows   = "no policy, trigger or rule may hide or keep rows: with row-level security, use the owner of the tables, " +
+		"or a role with BYPASSRLS"
+	otherLogin = "mend the user, the password or the database of the connection string"
+	otherPool  = "set the pool_mode of PgBouncer to transaction or session"
+	noPrepared = "a pooler changes the session: add default_query_exec_mode=exec to the connection string"
+	otherLog   = "set binlog_format to ROW or MIXED"
+	closeLast  = "close the client and the store before the *sql.DB"
+	otherFile  = "SQLite needs a file of its own that it may write"
 )
 
 // judge reads an error of a driver. The advice says what is to be done about a refusal. A statement
@@ -169,6 +173,8 @@ func judge(d Dialect, err error) (v verdict, advice string) {
 	var network *net.OpError
 	var name *net.DNSError
 	switch {
+	case errors.Is(err, errNoEffect), errors.Is(err, errPolicies):
+		return refused, seeAllRows
 	case errors.As(err, &postgres):
 		return judgePostgres(postgres.SQLState(), err.Error())
 	case errors.As(err, &my):
@@ -198,6 +204,8 @@ func judgePostgres(state, text string) (verdict, string) {
 		return again, ""
 	case class == "26", state == "42P05": // a prepared statement is missing, or is there already
 		return refused, noPrepared
+	case state == "42501" && strings.Contains(text, "row-level security"):
+		return refused, seeAllRows
 	case state == "42501": // insufficient privilege
 		return refused, grantRights
 	case class == "42", class == "3F": // syntax, or no such table, column or schema

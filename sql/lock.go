@@ -65,7 +65,7 @@ const (
 	deleteRow   = `DELETE FROM relock_holds WHERE name = ? AND id = ?`
 	insertRow   = `INSERT INTO relock_holds
 		(name, id, state, arrival, quota, around, kept_until, keep, entries, changes, inbox)
-		VALUES (?, ?, ?, ?, ?, ?, {now} + ?, ?, 1, 0, ?)`
+		VALUES (?, ?, ?, ?, ?, ?, {now} + ?, ?, 1, 0, ?){returning}`
 	keepPlace  = `UPDATE relock_holds SET kept_until = {now} + ?, inbox = ?, changes = changes + 1 WHERE name = ? AND id = ?`
 	keepPlaces = `UPDATE relock_holds SET kept_until = {now} + ?, changes = changes + 1 WHERE name = ? AND state = 0 AND inbox = ?`
 	countLine  = `SELECT count(*) FROM relock_holds WHERE name = ? AND state = 0 AND arrival < ?`
@@ -88,10 +88,17 @@ func (t *tx) open(name string, id store.ID, create bool) (*lock, error) {
 	return k, k.load()
 }
 
+// claims bounds the attempts to find a row that was inserted. A second one follows a cleanup, and
+// more mean that something hides the row.
+const claims = 10
+
 // claim locks the row of the name. A name without a row gets one if create is set.
 func (k *lock) claim(create bool) error {
 	err := k.read()
-	for err == nil && !k.exists && create { // a cleanup may delete the row before it is locked
+	for n := 0; err == nil && !k.exists && create; n++ { // a cleanup may delete the row before it is locked
+		if n == claims {
+			return errNoEffect
+		}
 		if _, err = k.exec(insertLock, []byte(k.name), int64(store.Mutex)); err == nil {
 			k.s.names.Add(1)
 			err = k.read()
@@ -149,7 +156,7 @@ func (k *lock) load() error {
 			k.more = len(k.line) == pageSize
 			return nil
 		}
-		if _, err := k.exec(deleteEnded, []byte(k.name)); err != nil {
+		if err := k.change(deleteEnded, []byte(k.name)); err != nil {
 			return err
 		}
 	}
@@ -205,7 +212,7 @@ func (k *lock) serve() error {
 
 // grant gives the lock to the first waiter, and notifies the client of the waiter.
 func (k *lock) grant(r row) error {
-	if _, err := k.exec(k.s.grammar.grant, []byte(k.name), []byte(r.id)); err != nil {
+	if err := k.change(k.s.grammar.grant, []byte(k.name), []byte(r.id)); err != nil {
 		return err
 	}
 	k.line = k.line[1:]
@@ -224,8 +231,7 @@ func (k *lock) written(limit int) error {
 	if k.kind != store.ReadWrite || limit != 1 {
 		return nil
 	}
-	_, err := k.exec(raiseToken, 0, []byte(k.name))
-	return err
+	return k.change(raiseToken, 0, []byte(k.name))
 }
 
 // is returns the error of an ask for another kind of lock.
@@ -261,13 +267,12 @@ func (k *lock) ask(a store.Ask, w ways) (p place, err error) {
 	keep := toMicros(a.Kept(a.TTL))
 	switch {
 	case k.own != nil && k.own.state != waiting:
-		_, err := k.exec(enterRow, keep, []byte(k.name), []byte(a.ID))
-		return p, err
+		return p, k.change(enterRow, keep, []byte(k.name), []byte(a.ID))
 	case k.own != nil:
 		if w.keepAll {
-			_, err = k.exec(keepPlaces, toMicros(placeLease), []byte(k.name), k.s.inbox)
+			err = k.change(keepPlaces, toMicros(placeLease), []byte(k.name), k.s.inbox)
 		} else {
-			_, err = k.exec(keepPlace, toMicros(placeLease), k.s.inbox, []byte(k.name), []byte(a.ID))
+			err = k.change(keepPlace, toMicros(placeLease), k.s.inbox, []byte(k.name), []byte(a.ID))
 		}
 		if err != nil {
 			return p, err
@@ -322,14 +327,13 @@ func (k *lock) enter(a store.Ask, keep int64) error {
 // note writes the row of the name.
 func (k *lock) note(kind store.Kind, arrivals int64) error {
 	k.kind = kind
-	_, err := k.exec(updateLock, int64(kind), arrivals, []byte(k.name))
-	return err
+	return k.change(updateLock, int64(kind), arrivals, []byte(k.name))
 }
 
+// insert writes the row of a hold or a waiter. PostgreSQL refuses a row that it would not read back.
 func (k *lock) insert(a store.Ask, state int, arrival, kept int64) error {
-	_, err := k.exec(insertRow, []byte(k.name), []byte(a.ID), state, arrival, a.Limit, []byte(a.With),
+	return k.change(insertRow, []byte(k.name), []byte(a.ID), state, arrival, a.Limit, []byte(a.With),
 		kept, toMicros(a.Kept(a.TTL)), k.s.inbox)
-	return err
 }
 
 // placeOf returns the place of a waiter in the queue.
@@ -352,7 +356,7 @@ func (k *lock) busy(a store.Ask) *store.Busy {
 // remove takes the row of the transaction's hold out, and serves the waiters.
 func (k *lock) remove() error {
 	if k.own != nil {
-		if _, err := k.exec(deleteRow, []byte(k.name), []byte(k.own.id)); err != nil {
+		if err := k.change(deleteRow, []byte(k.name), []byte(k.own.id)); err != nil {
 			return err
 		}
 		same := k.own.same

@@ -66,6 +66,9 @@ func (s *Store) run(ctx context.Context, c command, attempt func(ctx context.Con
 			return err
 		}
 		v, advice := judge(s.dialect, err)
+		if errors.Is(err, errNoEffect) && losses == 0 {
+			v = again // somebody may have deleted the row meanwhile
+		}
 		switch {
 		case v == refused:
 			return refusal(err, advice)
@@ -240,6 +243,18 @@ func (t *tx) exec(text string, args ...any) (rows int64, err error) {
 		return 0, err
 	}
 	return result.RowsAffected()
+}
+
+// errNoEffect is the error of a statement that succeeds, and has no effect.
+var errNoEffect = errors.New("a row of relock_locks or relock_holds is there, and cannot be read or written")
+
+// change runs a statement that changes a row that is there.
+func (t *tx) change(text string, args ...any) error {
+	rows, err := t.exec(text, args...)
+	if err == nil && rows == 0 {
+		err = errNoEffect
+	}
+	return err
 }
 
 // query reads rows. scan is called for each row.

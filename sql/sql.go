@@ -282,7 +282,7 @@ func (s *Store) Token(ctx context.Context, l store.Lease) (token int64, err erro
 		if err != nil || token > 0 && l.Kind == store.ReadWrite {
 			return err
 		}
-		if _, err := k.exec(raiseToken, l.Token, []byte(l.Name)); err != nil {
+		if err := k.change(raiseToken, l.Token, []byte(l.Name)); err != nil {
 			return err
 		}
 		token, err = k.token()

@@ -320,10 +320,7 @@ func TestCheckServerNamesWhatIsMissing(t *testing.T) {
 func TestManyProcessesCreateTheTablesAtOnce(t *testing.T) {
 	onEach(t, func(d *rig) {
 		for range 3 {
-			for _, table := range []string{"relock_locks", "relock_holds"} {
-				_, err := d.db.ExecContext(d.Context(), "DROP TABLE "+table)
-				require.NoError(d, err)
-			}
+			d.run(d, "DROP TABLE relock_locks", "DROP TABLE relock_holds")
 			errs := make(chan error, 12)
 			var pools []*sql.DB
 			for range cap(errs) {

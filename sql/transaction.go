@@ -1,7 +1,6 @@
 package relocksql
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -26,9 +25,10 @@ import (
 // errors of the database, such as a deadlock or a busy SQLite.
 //
 // In PostgreSQL the transaction must be READ COMMITTED, the default. At other levels LockTx could
-// miss a hold, and is [relock.ErrInvalid]. In MySQL and MariaDB choose [sql.LevelReadCommitted]
-// too: at their default, REPEATABLE READ, calls that ask for neighboring names wait for the end of
-// the transaction.
+// miss a hold, and is [relock.ErrInvalid]. A policy of row-level security could hide a hold, so
+// LockTx refuses a user to whom policies of the tables apply. In MySQL and MariaDB choose
+// [sql.LevelReadCommitted] too: at their default, REPEATABLE READ, calls that ask for neighboring
+// names wait for the end of the transaction.
 func (s *Store) LockTx(ctx context.Context, transaction *sql.Tx, name string) error {
 	if transaction == nil {
 		return fmt.Errorf("%w: LockTx(%q) without a transaction", relock.ErrInvalid, name)
@@ -42,7 +42,8 @@ func (s *Store) LockTx(ctx context.Context, transaction *sql.Tx, name string) er
 	k, err := t.openNow(a.Name)
 	switch {
 	case err != nil:
-		return fmt.Errorf("relocksql: %w", err)
+		_, advice := judge(s.dialect, err)
+		return refusal(err, advice)
 	case len(k.in) > 0 && k.kind != store.Mutex:
 		return fmt.Errorf("%w: %q is %s, and not %s", store.ErrKind, name, k.kind, store.Mutex)
 	case len(k.in) > 0:
@@ -55,7 +56,7 @@ func (s *Store) LockTx(ctx context.Context, transaction *sql.Tx, name string) er
 
 // openNow locks the row of a name in a transaction of the caller, and reads its rows.
 func (t *tx) openNow(name string) (*lock, error) {
-	if err := t.isolated(); err != nil {
+	if err := t.seesAll(); err != nil {
 		return nil, err
 	}
 	if _, err := t.exec(touchLock, []byte(name)); err != nil { // SQLite locks with the first write
@@ -68,17 +69,31 @@ func (t *tx) openNow(name string) (*lock, error) {
 	return k, k.loadNow()
 }
 
-// isolated refuses a transaction of PostgreSQL whose snapshot may be older than its lock.
-func (t *tx) isolated() error {
+// havePolicies says whether row-level security of PostgreSQL applies to the user of a session.
+const havePolicies = "row_security_active('relock_locks') OR row_security_active('relock_holds')"
+
+// errPolicies refuses policies. The rows of a check cannot show which rows of others a policy hides.
+var errPolicies = errors.New("row-level security applies to this user (row_security_active), and may hide the rows of holds")
+
+// seesAll refuses a transaction of PostgreSQL that may miss a hold: its snapshot may be older than
+// its lock, or a policy may hide rows from it.
+func (t *tx) seesAll() error {
 	if t.s.dialect != Postgres {
 		return nil
 	}
 	var level string
-	err := t.query("SELECT current_setting('transaction_isolation')", func(rows *sql.Rows) error { return rows.Scan(&level) })
-	if err == nil && strings.HasPrefix(level, "read ") { // READ UNCOMMITTED is READ COMMITTED
-		return nil
+	var policies bool
+	err := t.query("SELECT current_setting('transaction_isolation'), "+havePolicies,
+		func(rows *sql.Rows) error { return rows.Scan(&level, &policies) })
+	switch {
+	case err != nil:
+		return err
+	case !strings.HasPrefix(level, "read "): // READ UNCOMMITTED is READ COMMITTED
+		return fmt.Errorf("%w: LockTx at isolation level %s, and not read committed", relock.ErrInvalid, level)
+	case policies:
+		return errPolicies
 	}
-	return cmp.Or(err, fmt.Errorf("%w: LockTx at isolation level %s, and not read committed", relock.ErrInvalid, level))
+	return nil
 }
 
 const selectNow = `SELECT ` + columns + ` FROM relock_holds WHERE name = ?{all}`
