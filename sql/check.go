@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"database/sql"
 	"errors"
 	"fmt"
 	"strings"
@@ -28,6 +29,9 @@ func (s *Store) CheckServer(ctx context.Context, a store.Ask) error {
 	a.Name, a.ID = "relock-check-"+rand.Text(), store.ID("check:1:"+rand.Text())
 	a.Kind, a.Limit, a.TTL, a.Delay = store.Mutex, 1, time.Minute, 0 // all of it is undone
 	err := s.run(ctx, command{asking, a, fewTries, slow}, func(ctx context.Context) error {
+		if err := s.oneDatabase(ctx, a.Name); err != nil {
+			return err
+		}
 		undo := s.transaction(ctx, func(t *tx) error { return cmp.Or(t.live(a), errUndo) })
 		if errors.Is(undo, errUndo) {
 			return nil
@@ -99,6 +103,59 @@ func (t *tx) live(a store.Ask) error {
 	}
 	_, err := t.exec(cleanLocks, toMicros(100*keepNames*365))
 	return err
+}
+
+// errMemory says that another connection of the pool has another database.
+var errMemory = errors.New("each connection has a database in memory of its own")
+
+// oneDatabase finds a database in memory that only its connection has: another connection does not
+// see its rows.
+func (s *Store) oneDatabase(ctx context.Context, name string) error {
+	if s.dialect != SQLite || s.db.Stats().MaxOpenConnections == 1 {
+		return nil
+	}
+	first, err := s.conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = first.Close() }()
+	t := &tx{s: s, ctx: ctx, session: first}
+	if path, err := t.file(); err != nil || path != "" {
+		return err
+	}
+	if err := t.change(insertLock, []byte(name), int64(store.Mutex)); err != nil {
+		return err
+	}
+	defer func() { _, _ = first.ExecContext(ctx, s.text(deleteLock), []byte(name)) }()
+	second, err := s.conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = second.Close() }()
+	k := &lock{tx: &tx{s: s, ctx: ctx, session: second}, name: name}
+	if err := k.read(); err != nil && s.judge(err) != refused { // a refusal: it has no tables, either
+		return err
+	}
+	if !k.exists {
+		return errMemory
+	}
+	return nil
+}
+
+const deleteLock = `DELETE FROM relock_locks WHERE name = ?`
+
+// file returns the path of the database of SQLite, or "" for a database in memory.
+func (t *tx) file() (path string, err error) {
+	err = t.query("PRAGMA database_list", func(rows *sql.Rows) error {
+		var n int
+		var name, file string
+		err := rows.Scan(&n, &name, &file)
+		if name == "main" {
+			path = file
+		}
+		return err
+	})
+	return path, err
 }
 
 // checkListener sends a notification through the database, and waits for the Listener.

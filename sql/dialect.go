@@ -162,6 +162,7 @@ const (
 	noPrepared = "a pooler changes the session: add default_query_exec_mode=exec to the connection string"
 	otherLog   = "set binlog_format to ROW or MIXED"
 	closeLast  = "close the client and the store before the *sql.DB"
+	oneMemory  = "in memory, SQLite needs SetMaxOpenConns(1) or cache=shared"
 	otherFile  = "SQLite needs a file of its own that it may write"
 )
 
@@ -173,6 +174,8 @@ func judge(d Dialect, err error) (v verdict, advice string) {
 	var network *net.OpError
 	var name *net.DNSError
 	switch {
+	case errors.Is(err, errMemory):
+		return refused, oneMemory
 	case errors.Is(err, errNoEffect), errors.Is(err, errPolicies):
 		return refused, seeAllRows
 	case errors.As(err, &postgres):
@@ -257,7 +260,7 @@ func judgeSQLite(text string) (verdict, string) {
 	case has("is locked"): // SQLITE_BUSY and SQLITE_LOCKED
 		return again, ""
 	case has("no such table", "no such column", "SQL logic error"):
-		return refused, createTables
+		return refused, createTables + "; " + oneMemory
 	case has("readonly database", "file is not a database", "unable to open database", "disk image is malformed"):
 		return refused, otherFile
 	default:

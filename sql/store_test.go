@@ -344,6 +344,35 @@ func TestManyProcessesCreateTheTablesAtOnce(t *testing.T) {
 	})
 }
 
+// memory returns a database of SQLite in memory, and makes the tables.
+func memory(t testing.TB, source string, connections int) *database {
+	t.Helper()
+	d := &database{kind: "SQLite", dialect: relocksql.SQLite, driver: "sqlite", source: source}
+	d.db = d.open(t, source)
+	d.db.SetMaxOpenConns(connections)
+	require.NoError(t, relocksql.Create(t.Context(), d.db, d.dialect))
+	return d
+}
+
+func TestCheckServerNamesConnectionsWithDatabasesOfTheirOwn(t *testing.T) {
+	const advice = "SetMaxOpenConns(1) or cache=shared"
+	for _, source := range []string{":memory:", "file::memory:", "file:apart?mode=memory"} {
+		s := memory(t, source, 0).past(t)
+		require.ErrorContains(t, s.CheckServer(t.Context(), ask(time.Minute)), advice)
+		require.NoError(t, memory(t, source, 1).past(t).CheckServer(t.Context(), ask(time.Minute)))
+	}
+	d := memory(t, "file:together?mode=memory&cache=shared", 0)
+	require.NoError(t, d.past(t).CheckServer(t.Context(), ask(time.Minute)))
+	require.NoError(t, sqlite(t).past(t).CheckServer(t.Context(), ask(time.Minute)))
+
+	d = memory(t, ":memory:", 0)
+	first, err := d.db.Conn(t.Context()) // the one with the tables
+	require.NoError(t, err)
+	_, err = d.past(t).Try(t.Context(), ask(time.Minute))
+	require.ErrorContains(t, err, advice)
+	require.NoError(t, first.Close())
+}
+
 // deaf is a Listener that hears nothing, as one behind a pooler in transaction mode.
 type deaf struct{}
 
