@@ -80,7 +80,7 @@ func (t *tx) live(a store.Ask) error {
 		}
 	}
 	const count = 2
-	if err := t.change(renewRow, toMicros(a.TTL), count, []byte(a.Name), []byte(a.ID)); err != nil {
+	if err := t.change(renewHold, toMicros(a.TTL), count, []byte(a.Name), []byte(a.ID)); err != nil {
 		return err
 	}
 	if k, err := in(a.ID); err != nil || k.own.count != count {

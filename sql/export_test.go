@@ -24,3 +24,19 @@ func (s *Store) OneRow(name, id string) map[string][]any {
 		s.text(keepPlace): {1, "inbox", n, i}, s.text(deleteRow): {n, i}, s.text(s.grammar.grant): {n, i},
 	}
 }
+
+// Turns are the turns of a pool.
+type Turns struct{ *turns }
+
+// NewTurns returns the turns of a pool with so many connections.
+func NewTurns(connections int) Turns { return Turns{newTurns(connections)} }
+
+// Enter takes the turn of an entry.
+func (t Turns) Enter(ctx context.Context, name string) (leave func(), err error) {
+	return t.take(ctx, entering, name)
+}
+
+// Release takes the turn of a release.
+func (t Turns) Release(ctx context.Context, name string) (leave func(), err error) {
+	return t.take(ctx, releasing, name)
+}

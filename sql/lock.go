@@ -69,8 +69,9 @@ const (
 	keepPlace  = `UPDATE relock_holds SET kept_until = {now} + ?, inbox = ?, changes = changes + 1 WHERE name = ? AND id = ?`
 	keepPlaces = `UPDATE relock_holds SET kept_until = {now} + ?, changes = changes + 1 WHERE name = ? AND state = 0 AND inbox = ?`
 	countLine  = `SELECT count(*) FROM relock_holds WHERE name = ? AND state = 0 AND arrival < ?`
-	renewRow   = `UPDATE relock_holds SET state = 2, kept_until = {max}(kept_until, {now} + ?), entries = ?, changes = changes + 1
-		WHERE name = ? AND id = ? AND state + 0 > 0 AND kept_until > {now}{alone}`
+	renewHold  = `UPDATE relock_holds SET state = 2, kept_until = {max}(kept_until, {now} + ?), entries = ?, changes = changes + 1
+		WHERE name = ? AND id = ? AND state + 0 > 0 AND kept_until > {now}`
+	renewRow = renewHold + `{alone}`
 	enterRow = `UPDATE relock_holds SET state = 2, kept_until = {max}(kept_until, {now} + ?), changes = changes + 1
 		WHERE name = ? AND id = ? AND state + 0 > 0`
 )

@@ -190,7 +190,7 @@ func (s *Store) ask(ctx context.Context, tries int, a store.Ask, w ways) (p plac
 
 // Enter implements [store.Store].
 func (s *Store) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
-	err := s.run(ctx, command{renewing, l.Ask, patient, attemptLimit(l.TTL)}, func(ctx context.Context) error {
+	err := s.run(ctx, command{entering, l.Ask, patient, attemptLimit(l.TTL)}, func(ctx context.Context) error {
 		sent := time.Now()
 		err := s.renew(ctx, l, l.TTL, count)
 		if err == nil && l.TTL > 0 {

@@ -13,12 +13,13 @@ type urgency int
 const (
 	asking    urgency = iota // locks the row of a name, for a caller who can wait
 	releasing                // locks the row of a name, for holds and places that are there
-	renewing                 // is one statement, and waits for no row of a name
+	entering                 // is one statement, and waits for no row of a name: an entry, or an inner exit
+	renewing                 // is such a statement for the client, and not for one of its callers
 	kinds
 )
 
 // String is the word for a command in reports.
-func (u urgency) String() string { return [kinds]string{"acquire", "release", "renew"}[u] }
+func (u urgency) String() string { return [kinds]string{"acquire", "release", "enter", "renew"}[u] }
 
 const (
 	// abreast is the number of commands of one urgency and one name in flight. The row of the name
@@ -29,17 +30,18 @@ const (
 )
 
 // turns gives commands their turns to use the pool, first come, first served: the pool itself
-// serves its callers in any order. Renewals have a quarter of the connections for themselves, and
-// releases and renewals have a second quarter.
+// serves its callers in any order. Asks leave half of the connections to others, asks and releases
+// leave a quarter, and so do entries. An eighth, at least one connection, is for renewals alone.
 type turns struct {
 	pool  lanes
-	tight bool // the pool is too small for quarters
+	most  chan struct{} // has a place for each command but renewals
+	tight bool          // the pool is too small for quarters
 
 	mu    sync.Mutex
 	names map[string]*oneName
 }
 
-// lanes has a place for each command of an urgency, or a more patient one.
+// lanes has a place for each command of an urgency. Asks have one among the releases, too.
 type lanes [kinds]chan struct{}
 
 // oneName has the lanes of the commands of one name.
@@ -54,11 +56,12 @@ func newTurns(connections int) *turns {
 		connections = unlimited
 	}
 	quarter := max(1, connections/4)
-	t := &turns{tight: connections < 2*quarter+1, names: map[string]*oneName{}}
-	for u := range t.pool {
-		t.pool[u] = make(chan struct{}, max(1, connections-quarter*int(renewing-urgency(u))))
+	lane := func(left int) chan struct{} { return make(chan struct{}, max(1, connections-left)) }
+	return &turns{
+		pool:  lanes{asking: lane(2 * quarter), releasing: lane(quarter), entering: lane(quarter), renewing: lane(0)},
+		most:  lane(max(1, quarter/2)),
+		tight: connections < 2*quarter+1, names: map[string]*oneName{},
 	}
-	return t
 }
 
 // take waits for a turn. leave ends the turn. Commands of no name have the empty name.
@@ -73,6 +76,9 @@ func (t *turns) take(ctx context.Context, u urgency, name string) (leave func(),
 	wanted := []chan struct{}{t.enter(name).lanes[u], t.pool[u]}
 	if u == asking {
 		wanted = append(wanted, t.pool[releasing])
+	}
+	if u != renewing {
+		wanted = append(wanted, t.most)
 	}
 	for i, lane := range wanted {
 		select {
