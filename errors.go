@@ -47,7 +47,7 @@ var (
 
 	// ErrNotReplicated reports a new hold with too few confirmations, see [WithReplicaAcks] and
 	// [WithAOFAcks]. The entry was undone, or is undone in the background if Redis is silent at the
-	// time.
+	// time. As an error of Extend, and of a renewal, it leaves the deadline as it was.
 	ErrNotReplicated = store.ErrNotReplicated
 
 	// ErrUnavailable reports a store out of reach, or not serving now. A call given up for this

@@ -259,9 +259,17 @@ func WithHooks(h Hooks) Option {
 
 // WithReplicaAcks makes a new hold count only when n replicas have confirmed it within timeout (the
 // WAIT command). If fewer replicas confirm, exactly this entry is undone and Lock returns
-// [ErrNotReplicated]. WithReplicaAcks costs one replication round trip for each new hold, not for
-// re-entries, renewals or local passes. The usual gap of a failover, a promoted replica without the
-// lock, becomes smaller. A gap remains, since Redis may promote a replica that was not among the n.
+// [ErrNotReplicated].
+//
+// A renewal counts only when n replicas have confirmed it, too. A renewal that fewer replicas
+// confirm leaves the deadline of the hold as it is, and is sent again until the deadline. So a hold
+// is lost if n replicas confirm nothing for a TTL. [Lock.Extend] returns ErrNotReplicated then, and
+// the deadline is as before. Nested entries and exits do not move the deadline.
+//
+// WithReplicaAcks costs one replication round trip for each new hold, and one for each batch of
+// renewals; entries, exits and local passes cost none. A replica that has confirmed knows the lock
+// until the deadline at least. The usual gap of a failover, a promoted replica without the lock,
+// remains only for a replica that was not among the n.
 //
 // n is from 1 to 100; timeout is whole milliseconds, from 1 ms to [MaxTTL], and shorter than the
 // ReadTimeout of the go-redis client, which would give up first. (An AutoPipeline does not show its
@@ -274,10 +282,10 @@ func WithReplicaAcks(n int, timeout time.Duration) Option {
 // WithAOFAcks makes a new hold count only when the server, and n replicas, have the hold in their
 // append-only files on disk (the WAITAOF command, of Redis 7.2 or newer, and of Valkey). So a
 // server that restarts still knows the lock, also with appendfsync everysec. In all else
-// WithAOFAcks is [WithReplicaAcks], and takes back an earlier WithReplicaAcks: if fewer servers
-// confirm within timeout, this entry is undone, and Lock returns [ErrNotReplicated]. With
-// appendfsync everysec a new hold takes up to a second, with appendfsync always about as long as
-// the disk.
+// WithAOFAcks is [WithReplicaAcks], also for renewals, and takes back an earlier WithReplicaAcks: if
+// fewer servers confirm within timeout, this entry is undone, and Lock returns [ErrNotReplicated].
+// With appendfsync everysec a new hold takes up to a second, with appendfsync always about as long
+// as the disk.
 //
 // n is from 0 to 100. A server without an append-only file refuses, as [Client.Check] tells at the
 // start.

@@ -21,7 +21,7 @@ func (a *acquiring) enterAgain(outer *entry) error {
 	}
 	t.mu.Lock()
 	lease, count := h.lease, h.count+1
-	lease.TTL = h.nextTTLLocked(time.Now())
+	lease.TTL, lease.Acks = h.nextTTLLocked(time.Now()), store.Acks{}
 	t.mu.Unlock()
 	if !h.localReentry {
 		ctx, end := h.client.boundAsk(a.event.Context, a.ctx, a.wait, store.Acks{})
@@ -46,7 +46,7 @@ func (a *acquiring) enterAgain(outer *entry) error {
 	t.enterLocked(e, section)
 	now := time.Now()
 	if !h.localReentry {
-		t.confirmLocked(h, lease, now)
+		t.reenteredLocked(h, lease, now)
 	}
 	if h.renewal.item.In() && t.isAtEndLocked(h, t.leases.Due(&h.renewal.item), now) {
 		t.scheduleLocked(h, now) // nobody worked in the hold
@@ -104,7 +104,7 @@ func (h *hold) leaveInner(ctx context.Context) error {
 	}
 	now := time.Now()
 	lease, count, limit := h.lease, h.count, unlockBy(now, h.lease)
-	lease.TTL = h.nextTTLLocked(now)
+	lease.TTL, lease.Acks = h.nextTTLLocked(now), store.Acks{}
 	if !t.isWantedLocked(h) {
 		lease.TTL = 0
 	}
@@ -129,7 +129,15 @@ func (h *hold) leaveInner(ctx context.Context) error {
 	}
 	lease.Sent = now
 	if lease.TTL > 0 {
-		t.confirmLocked(h, lease, time.Now())
+		t.reenteredLocked(h, lease, time.Now())
 	}
 	return nil
+}
+
+// reenteredLocked notes the lease that an entry or an exit has set. Neither waits for the
+// confirmations of other servers, so with acks the deadline waits for a renewal.
+func (t *table) reenteredLocked(h *hold, lease store.Lease, now time.Time) {
+	if h.acks == (store.Acks{}) {
+		t.confirmLocked(h, lease, now)
+	}
 }

@@ -124,7 +124,7 @@ func (d *watchdog) tick(now time.Time) (next time.Duration) {
 		t.each(func(h *hold) { t.hastenLocked(h, now) })
 	}
 	t.mu.Lock()
-	r, lost := d.dueLocked(now)
+	rounds, lost := d.dueLocked(now)
 	watch := d.watchDueLocked(now)
 	d.armed = d.nextLocked()
 	if t.leases.Len() > 0 {
@@ -139,7 +139,7 @@ func (d *watchdog) tick(now time.Time) (next time.Duration) {
 		l.report()
 	}
 	d.client.reportLeaks()
-	if len(r.holds) > 0 {
+	for _, r := range rounds {
 		d.client.group.Go(func() { d.renew(r) })
 	}
 	if watch != nil {
@@ -158,11 +158,10 @@ func (d *watchdog) leaptLocked(now time.Time) bool {
 }
 
 // dueLocked returns the leases to renew, and the holds at their deadline.
-func (d *watchdog) dueLocked(now time.Time) (r round, lost []*loss) {
+func (d *watchdog) dueLocked(now time.Time) (rounds []round, lost []*loss) {
 	t := &d.client.table
-	var ttls []time.Duration
-	for len(r.holds) < lookAtMost && len(lost) < lookAtMost {
-		h := t.firstDueLocked(now, len(r.holds) > 0)
+	for n := 0; n < lookAtMost && len(lost) < lookAtMost; {
+		h := t.firstDueLocked(now, n > 0)
 		if h == nil {
 			break
 		}
@@ -173,12 +172,26 @@ func (d *watchdog) dueLocked(now time.Time) (r round, lost []*loss) {
 		}
 		if ttl, isDue := t.renewalLocked(h, now); isDue {
 			h.renewal.inFlight, h.renewal.soon = true, false
-			r.holds, ttls = append(r.holds, h), append(ttls, ttl)
+			r := roundOf(&rounds, h.lease.Acks)
+			r.holds, r.ttls = append(r.holds, h), append(r.ttls, ttl)
+			n++
 		}
 		t.leases.Set(&h.renewal.item, t.endLocked(h, now))
 	}
-	r.fillLocked(ttls)
-	return r, lost
+	for i := range rounds {
+		rounds[i].fillLocked()
+	}
+	return rounds, lost
+}
+
+// roundOf returns the round of the leases that wait for the same confirmations: these take time.
+func roundOf(rounds *[]round, acks store.Acks) *round {
+	i := slices.IndexFunc(*rounds, func(r round) bool { return r.acks == acks })
+	if i < 0 {
+		i = len(*rounds)
+		*rounds = append(*rounds, round{acks: acks})
+	}
+	return &(*rounds)[i]
 }
 
 // firstDueLocked returns the first hold in the heap whose time has come, or nearly, for a round that
@@ -228,22 +241,21 @@ func (h *hold) intervalLocked() time.Duration {
 }
 
 type round struct {
+	acks     store.Acks // of each lease
 	holds    []*hold
+	ttls     []time.Duration // the leases to ask for
 	renewals []store.Renewal
-	limit    time.Duration // the shortest renewal interval
+	limit    time.Duration // the shortest renewal interval, and the time for the confirmations
 }
 
-// fillLocked makes the renewals of all holds of the round, in one slice. The leases asked for are
-// ttls.
-func (r *round) fillLocked(ttls []time.Duration) {
-	if len(r.holds) == 0 {
-		return
-	}
+// fillLocked makes the renewals of all holds of the round, in one slice.
+func (r *round) fillLocked() {
 	r.renewals, r.limit = make([]store.Renewal, len(r.holds)), r.holds[0].intervalLocked()
 	for i, h := range r.holds {
-		r.renewals[i] = store.Renewal{Lease: h.lease, TTL: ttls[i], Count: h.storeCount()}
+		r.renewals[i] = store.Renewal{Lease: h.lease, TTL: r.ttls[i], Count: h.storeCount()}
 		r.limit = min(r.limit, h.intervalLocked())
 	}
+	r.limit += r.acks.Timeout
 }
 
 func (h *hold) storeCount() int {
@@ -254,7 +266,8 @@ func (h *hold) storeCount() int {
 }
 
 // renew renews one round. renew waits for a renewal interval, as a slow link must have time to
-// answer, and a silent connection must leave time to try another connection.
+// answer, and a silent connection must leave time to try another connection. Of a lease with acks a
+// renewal without the confirmations is no renewal: the deadline stays.
 func (d *watchdog) renew(r round) {
 	ctx, cancel := context.WithTimeout(context.Background(), r.limit)
 	defer cancel()

@@ -14,6 +14,7 @@ import (
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/stage"
 	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/store/mem"
 )
 
 // When are leases renewed?
@@ -483,4 +484,99 @@ func TestAnAnswerBehindTheDeadlineDoesNotReviveAHold(t *testing.T) {
 			})
 		})
 	}
+}
+
+// replicated is a store with replicas, which confirm what a command has done unless they are away.
+type replicated struct {
+	*mem.Store
+	away   atomic.Bool
+	rounds atomic.Int32 // renewals of leases that need no confirmation, beside others that do
+}
+
+func (r *replicated) Check(a store.Ask) (store.Ask, error) {
+	acks := a.Acks
+	a.Acks = store.Acks{}
+	a, err := r.Store.Check(a)
+	a.Acks = acks
+	return a, err
+}
+
+func (r *replicated) confirmed(l store.Lease, err error) error {
+	if err == nil && l.Acks != (store.Acks{}) && r.away.Load() {
+		<-time.After(l.Acks.Timeout)
+		return store.Unsure(store.ErrNotReplicated)
+	}
+	return err
+}
+
+func (r *replicated) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
+	entered, err := r.Store.Enter(ctx, l, count)
+	return entered, r.confirmed(l, err)
+}
+
+func (r *replicated) Renew(ctx context.Context, renewals []store.Renewal) []error {
+	errs := r.Store.Renew(ctx, renewals)
+	for i, renewal := range renewals {
+		errs[i] = r.confirmed(renewal.Lease, errs[i])
+		if renewal.Lease.Acks != renewals[0].Lease.Acks {
+			r.rounds.Add(1)
+		}
+	}
+	return errs
+}
+
+func TestWithAcksOnlyAConfirmedRenewalMovesTheDeadline(t *testing.T) {
+	const ttl, timeout = 30 * time.Second, time.Second
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		s := &replicated{Store: w.Store}
+		c, err := relock.Open(s, relock.WithTTL(ttl))
+		require.NoError(t, err)
+		defer c.Close()
+		acked, plain := c.NewLock("a", relock.WithReplicaAcks(1, timeout)), c.NewLock("b")
+		section, other := w.Enter(t.Context(), acked), w.Enter(t.Context(), plain)
+		stage.Pass(2*ttl + ttl/2)
+		require.NoError(t, section.Err())
+		deadline := acked.Remaining(section)
+
+		s.away.Store(true)
+		stage.Pass(ttl / 2)
+		require.Equal(t, deadline-ttl/2, acked.Remaining(section), "two renewals have failed")
+		w.Leave(w.Enter(section, acked), acked)
+		require.Equal(t, deadline-ttl/2, acked.Remaining(section), "nor do an entry and an exit")
+		require.Greater(t, w.Lease("a"), acked.Remaining(section), "the server itself keeps the lock for longer")
+		s.away.Store(false)
+		stage.Pass(ttl / 3)
+		require.NoError(t, section.Err(), "the replicas are back in time")
+		require.Greater(t, acked.Remaining(section), ttl/2)
+
+		s.away.Store(true)
+		begun := time.Now()
+		deadline = acked.Remaining(section)
+		<-section.Done()
+		require.Equal(t, deadline, time.Since(begun))
+		require.Equal(t, relock.LossExpired, w.Lost(section))
+		require.NoError(t, other.Err(), "a lock without acks waits for no replica")
+		require.Zero(t, s.rounds.Load(), "its renewals go beside those that wait")
+		w.Leave(other, plain)
+		require.ErrorIs(t, acked.Unlock(section), relock.ErrLockLost)
+	})
+}
+
+func TestAnExtensionWithoutItsAcksLeavesTheDeadline(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		s := &replicated{Store: w.Store}
+		c, err := relock.Open(s, relock.WithFixedLease(10*time.Second))
+		require.NoError(t, err)
+		defer c.Close()
+		l := c.NewLock("a", relock.WithReplicaAcks(1, time.Second))
+		section := w.Enter(t.Context(), l)
+		deadline := l.Remaining(section)
+		s.away.Store(true)
+		require.ErrorIs(t, l.Extend(section, time.Minute), relock.ErrNotReplicated)
+		require.Equal(t, deadline-time.Second, l.Remaining(section))
+		s.away.Store(false)
+		require.NoError(t, l.Extend(section, time.Minute))
+		require.Greater(t, l.Remaining(section), 50*time.Second)
+		w.Leave(section, l)
+	})
 }

@@ -9,10 +9,12 @@ return each(#KEYS, function(i)
   local known = call('HGET', base, hold)
   if not known then
     return call('HDEL', base, hold) -- 0, or READONLY
-  elseif known ~= count then
+  end
+  local isShort = ttl > 0 and call('PTTL', base) < ttl
+  if known ~= count or not isShort then -- a write: WAIT looks only at the writes of its own connection
     set(base, hold, count)
   end
-  if ttl > 0 and call('PTTL', base) < ttl then
+  if isShort then
     call('PEXPIRE', base, ttl)
   end
   return 1

@@ -68,7 +68,8 @@ type Ask struct {
 	// to write is an upgrade; two upgrades would wait for each other, so the second one is refused
 	// with [ErrDeadlock]. Empty: none.
 	With ID
-	// Acks must confirm a new hold before the hold counts. The zero value asks for nothing.
+	// Acks must confirm a new hold before the hold counts, and a lease of Enter or Renew before the
+	// lease counts. The zero value asks for nothing.
 	Acks Acks
 	// Lender is the hold that lends its lock to this one, see [Lending]; empty: this hold is no
 	// loan. [Store.Release] with a count of 0 and [Store.Forget] return the loan.
@@ -220,7 +221,8 @@ type Store interface {
 
 	// Enter sets the count of an existing hold, and makes its lease last for l.TTL from now on.
 	// Enter never shortens the lease. A TTL of 0 leaves the lease unchanged, and Enter returns the
-	// lease of the hold, or l. Enter tries until ctx is done. Errors: [ErrGone].
+	// lease of the hold, or l. Enter tries until ctx is done. Errors: [ErrGone],
+	// [ErrNotReplicated].
 	Enter(ctx context.Context, l Lease, count int) (Lease, error)
 
 	// Release sets the count of a hold; 0 frees the lock and serves the waiters. With another count
@@ -230,7 +232,8 @@ type Store interface {
 	Release(ctx context.Context, l Lease, count int) error
 
 	// Renew renews many leases in few round trips, in one attempt. Renew returns an error for each
-	// lease, in order: nil, ErrGone, or the reason why the renewal is not confirmed.
+	// lease, in order: nil, ErrGone, or the reason why the renewal is not confirmed, such as
+	// ErrNotReplicated.
 	Renew(ctx context.Context, renewals []Renewal) []error
 
 	// Forget takes back all remains of unwanted asks: a place in a queue, or a lock. Forget makes
@@ -445,7 +448,8 @@ var (
 	// ErrUnavailable reports a store that could not be reached, or does not serve now.
 	ErrUnavailable = errors.New("the store is unavailable")
 	// ErrNotReplicated reports a new hold with too few confirmations. The hold was taken back,
-	// unless the error matches ErrUnsure.
+	// unless the error matches ErrUnsure. As an error of Enter and Renew it reports a lease that may
+	// have become longer, and on which nobody may count; it matches ErrUnsure then.
 	ErrNotReplicated = errors.New("not confirmed by enough servers")
 	// ErrKind reports a name in use for another kind of lock. Nothing was changed.
 	ErrKind = errors.New("the name is in use for another kind of lock")

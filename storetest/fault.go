@@ -295,6 +295,16 @@ func acks(b *bench) {
 	_, err = b.st.Try(b.ctx, a)
 	require.ErrorIs(b.t, err, store.ErrNotReplicated)
 	b.failed(a, err)
+
+	l := b.take(b.st, b.ask(long))
+	l.Acks = a.Acks
+	_, err = b.st.Enter(b.ctx, l, 1)
+	require.ErrorIs(b.t, err, store.ErrNotReplicated, "nobody may count on a lease without its confirmations")
+	err = b.st.Renew(b.ctx, []store.Renewal{{Lease: l, TTL: long, Count: 1}})[0]
+	require.ErrorIs(b.t, err, store.ErrNotReplicated)
+	require.NotErrorIs(b.t, err, store.ErrGone)
+	l.Acks = store.Acks{}
+	b.release(l)
 }
 
 func refuses(b *bench) {

@@ -206,16 +206,20 @@ func (s *nativeStore) Enter(ctx context.Context, l store.Lease, count int) (stor
 }
 
 func (s *nativeStore) Renew(ctx context.Context, renewals []store.Renewal) []error {
-	isMutex := func(r store.Renewal) bool { return r.Lease.Kind == store.Mutex }
-	return inGroups(renewals, isMutex, func(mutexes bool, same []store.Renewal) []error {
-		if mutexes {
-			return s.redisStore.Renew(ctx, same)
+	type group struct {
+		isMutex bool
+		acks    store.Acks
+	}
+	of := func(r store.Renewal) group { return group{r.Lease.Kind == store.Mutex, acksOf(r)} }
+	return inGroups(renewals, of, func(g group, same []store.Renewal) []error {
+		if g.isMutex {
+			return s.allAcked(ctx, s.scripts.mutex.renew, nil, s.renewals(same), g.acks)
 		}
 		units := make([]wire.Unit, len(same))
 		for i, r := range same {
 			units[i] = kindUnit(r.Lease.Ask, lifetime.Millis(r.Lease.Kept(r.TTL)), "")
 		}
-		return s.all(ctx, s.scripts.kinds.renew, s.publish(), units)
+		return s.allAcked(ctx, s.scripts.kinds.renew, s.publish(), units, g.acks)
 	})
 }
 

@@ -90,8 +90,13 @@ func (s *redisStore) number(ctx context.Context, c *wire.Call) (n int64, a wire.
 
 // all sends many units once, and returns an error for each: nil for the reply 1, ErrGone for 0.
 func (s *redisStore) all(ctx context.Context, script *wire.Script, common []any, units []wire.Unit) []error {
+	return s.allAcked(ctx, script, common, units, store.Acks{})
+}
+
+// allAcked is all, with an error for each unit that too few servers have confirmed.
+func (s *redisStore) allAcked(ctx context.Context, script *wire.Script, common []any, units []wire.Unit, acks store.Acks) []error {
 	errs := make([]error, len(units))
-	for i, r := range s.wire.All(ctx, script, common, units) {
+	for i, r := range s.wire.AllAcked(ctx, script, common, units, wire.Acks(acks)) {
 		var n int64
 		switch {
 		case wire.Code(r.Err) != "", wire.Refused(r.Err): // the server says that the unit has not run
@@ -102,9 +107,20 @@ func (s *redisStore) all(ctx context.Context, script *wire.Script, common []any,
 			errs[i] = badReply(script, r.Reply)
 		case n == 0:
 			errs[i] = store.ErrGone
+		default:
+			errs[i] = store.Unsure(tooFew(acks, r.Acked))
 		}
 	}
 	return errs
+}
+
+// tooFew returns the error of a command that fewer servers have confirmed than acks demands, or
+// nil.
+func tooFew(acks store.Acks, acked int) error {
+	if wanted := wire.Acks(acks).Wanted(); acked < wanted {
+		return fmt.Errorf("%w: %d of %d within %s", store.ErrNotReplicated, acked, wanted, acks.Timeout)
+	}
+	return nil
 }
 
 // Enter sets the count and the lease of a hold. A repeat sets a lease that ends with the lease of
@@ -118,6 +134,9 @@ func (s *redisStore) Enter(ctx context.Context, l store.Lease, count int) (store
 
 func (s *redisStore) enter(ctx context.Context, l store.Lease, c *wire.Call) (store.Lease, error) {
 	c.Patience, c.Report = attemptLimit(l.TTL), l.Report
+	if l.TTL > 0 {
+		c.Acks, c.Patience = wire.Acks(l.Acks), c.Patience+l.Acks.Timeout
+	}
 	n, a, err := s.number(ctx, c)
 	switch {
 	case err != nil:
@@ -126,12 +145,25 @@ func (s *redisStore) enter(ctx context.Context, l store.Lease, c *wire.Call) (st
 		return store.Lease{}, store.ErrGone
 	case l.TTL > 0:
 		l.Sent = a.First
+		err = store.Unsure(tooFew(l.Acks, a.Acked))
 	}
-	return l, nil
+	return l, err
 }
 
+// Renew waits for the confirmations of each group of leases that demand the same.
 func (s *redisStore) Renew(ctx context.Context, renewals []store.Renewal) []error {
-	return s.all(ctx, s.scripts.mutex.renew, nil, s.renewals(renewals))
+	return inGroups(renewals, acksOf, func(acks store.Acks, same []store.Renewal) []error {
+		return s.allAcked(ctx, s.scripts.mutex.renew, nil, s.renewals(same), acks)
+	})
+}
+
+// acksOf returns the confirmations without which a renewal does not count: none, if the renewal
+// leaves the lease as it is.
+func acksOf(r store.Renewal) store.Acks {
+	if r.TTL == 0 {
+		return store.Acks{}
+	}
+	return r.Lease.Acks
 }
 
 // renewals makes the units of renewal out of four slices, as a client renews thousands of leases.
@@ -213,13 +245,12 @@ func (s *redisStore) taken(ctx context.Context, a store.Ask, r acquireReply, ans
 
 // keepOrUndo returns a new lease, or takes the hold back if too few servers have confirmed.
 func (s *redisStore) keepOrUndo(ctx context.Context, l store.Lease, acked int) (store.Lease, error) {
-	wanted := wire.Acks(l.Acks).Wanted()
-	if acked >= wanted {
+	err := tooFew(l.Acks, acked)
+	if err == nil {
 		return l, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, undoLimit)
 	defer cancel()
-	err := fmt.Errorf("%w: %d of %d within %s", store.ErrNotReplicated, acked, wanted, l.Acks.Timeout)
 	if l.Unsure || s.release(ctx, l, 0) != nil {
 		err = store.Unsure(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -648,5 +649,82 @@ func TestClusterStore(t *testing.T) {
 	}
 	for _, err := range s.Renew(t.Context(), renewals) {
 		require.ErrorIs(t, err, store.ErrGone)
+	}
+}
+
+func TestRenewalsShareOneWait(t *testing.T) {
+	r, faults := faulty(t)
+	acks := store.Acks{Replicas: 1, Timeout: 20 * time.Millisecond}
+	var renewals []store.Renewal
+	hold := func(name string, kind store.Kind, acks store.Acks, ttl time.Duration) {
+		a, err := r.store.Check(store.Ask{Name: name, ID: store.ID(newID("b")), TTL: minute, Kind: kind, Limit: 1})
+		require.NoError(t, err)
+		l, err := r.store.Try(t.Context(), a)
+		require.NoError(t, err)
+		l.Acks = acks
+		renewals = append(renewals, store.Renewal{Lease: l, TTL: ttl, Count: 1})
+	}
+	for i := range 200 {
+		hold(fmt.Sprintf("acked:%d", i), store.Mutex, acks, minute)
+	}
+	hold("acked:w", store.ReadWrite, acks, minute)
+	hold("plain", store.Mutex, store.Acks{}, minute)
+	hold("plain:w", store.ReadWrite, store.Acks{}, minute)
+	hold("counted", store.Mutex, acks, 0)
+	gone := renewals[0].Lease
+	gone.ID = store.ID(newID("b"))
+	renewals = append(renewals, store.Renewal{Lease: gone, TTL: minute, Count: 1})
+
+	errs := r.store.Renew(t.Context(), renewals)
+	require.Equal(t, 2, faults.Commands("WAIT"), "one for mutexes, one for other kinds")
+	for i, err := range errs {
+		l := renewals[i].Lease
+		switch {
+		case l.ID == gone.ID:
+			require.ErrorIs(t, err, store.ErrGone)
+		case l.Acks == store.Acks{} || renewals[i].TTL == 0:
+			require.NoError(t, err, l.Name)
+		default:
+			require.ErrorIs(t, err, store.ErrNotReplicated, l.Name)
+			require.ErrorIs(t, err, store.ErrUnsure, "the server itself keeps the lock for longer")
+			require.ErrorContains(t, err, "0 of 1 within 20ms")
+		}
+	}
+	_, err := r.store.Enter(t.Context(), renewals[0].Lease, 1)
+	require.ErrorIs(t, err, store.ErrNotReplicated)
+	require.ErrorIs(t, err, store.ErrUnsure)
+
+	faults.On(redistest.Named("WAIT"), redistest.Answer(":1"))
+	for i, err := range r.store.Renew(t.Context(), renewals[:201]) {
+		require.NoError(t, err, i)
+	}
+	entered, err := r.store.Enter(t.Context(), renewals[0].Lease, 1)
+	require.NoError(t, err)
+	require.True(t, entered.Sent.After(renewals[0].Lease.Sent))
+}
+
+// WAIT looks only at the writes of its own connection, so a renewal that finds a longer lease must
+// write, too.
+func TestARenewalWritesAlsoWhereTheLeaseIsLonger(t *testing.T) {
+	r, _ := faulty(t)
+	writes := func() string {
+		for line := range strings.Lines(r.rdb.Info(t.Context(), "persistence").Val()) {
+			if n, is := strings.CutPrefix(line, "rdb_changes_since_last_save:"); is {
+				return n
+			}
+		}
+		return ""
+	}
+	for kind, name := range map[store.Kind]string{store.Mutex: "m", store.ReadWrite: "w", store.Semaphore: "s"} {
+		a, err := r.store.Check(store.Ask{Name: name, ID: store.ID(newID("b")), TTL: time.Hour, Kind: kind, Limit: 1})
+		require.NoError(t, err)
+		l, err := r.store.Try(t.Context(), a)
+		require.NoError(t, err)
+		before := writes()
+		require.NoError(t, r.store.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: minute, Count: 1}})[0])
+		require.NotEqual(t, before, writes(), name)
+		state, err := r.store.Look(t.Context(), a)
+		require.NoError(t, err)
+		require.Greater(t, state.TTL, minute)
 	}
 }

@@ -15,6 +15,7 @@ import (
 // Result is the end of one unit of All.
 type Result struct {
 	Reply any
+	Acked int // servers that have confirmed, up to Acks.Wanted
 	Err   error
 }
 
@@ -23,7 +24,12 @@ type Result struct {
 // returns as soon as ctx is done, with a result for each unit, in order. A unit with an error may
 // have run, unless the error is a refusal.
 func (w *Wire) All(ctx context.Context, s *Script, common []any, units []Unit) []Result {
-	results, spec := make([]Result, len(units)), &spec{script: s, common: common}
+	return w.AllAcked(ctx, s, common, units, Acks{})
+}
+
+// AllAcked is All, and waits once in each round trip for the confirmations of acks.
+func (w *Wire) AllAcked(ctx context.Context, s *Script, common []any, units []Unit, acks Acks) []Result {
+	results, spec := make([]Result, len(units)), &spec{script: s, common: common, acks: acks}
 	places, fewest := make([]int, len(units)), math.MaxInt // places of units to send
 	for i := range places {
 		places[i] = i
@@ -45,7 +51,7 @@ func (w *Wire) All(ctx context.Context, s *Script, common []any, units []Unit) [
 				again = append(again, places[i])
 			}
 			w.reportTrouble(o.err)
-			results[places[i]].Reply = o.reply
+			results[places[i]].Reply, results[places[i]].Acked = o.reply, o.acked
 			if o.err != nil && ctx.Err() != nil {
 				results[places[i]].Err = endedAfter(ctx, o.err)
 			} else {

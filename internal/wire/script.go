@@ -74,7 +74,7 @@ var evalSHA, evalText any = "EVALSHA", "EVAL"
 // go-redis can print them. More go by pointer, as a string in an any costs an allocation.
 const fewKeys = 8
 
-// prepare appends the commands of the call, with eval the whole source.
+// prepare appends the command of the call, with eval the whole source.
 func (c *scriptCall) prepare(ctx context.Context, eval bool, cmds []redis.Cmder) []redis.Cmder {
 	size, keys := 3+len(c.common), 0
 	for _, f := range c.flights {
@@ -104,12 +104,7 @@ func (c *scriptCall) prepare(ctx context.Context, eval bool, cmds []redis.Cmder)
 		args = append(args, f.unit.Args...)
 	}
 	c.cmd = command{redis.NewCmd(ctx, args...)}
-	cmds = append(cmds, c.cmd)
-	if c.acks.Wanted() > 0 {
-		c.wait = c.acks.command(ctx)
-		cmds = append(cmds, c.wait)
-	}
-	return cmds
+	return append(cmds, c.cmd)
 }
 
 // command makes the command that waits for the confirmations.
@@ -165,7 +160,8 @@ func (c *scriptCall) outcome(unit int) outcome {
 }
 
 // exchange lets go-redis send script calls in one round trip, and sets the reply or error of each.
-// If the server lacks scripts, the calls of these scripts are sent in another, with the source.
+// If the server lacks scripts, the calls of these scripts are sent in another, with the source. The
+// calls demand the same confirmations, and share one WAIT.
 //
 // Hooks of go-redis run here. The panic of a hook becomes an error. A hook can also end the
 // goroutine with runtime.Goexit: see sendAsync.
@@ -178,8 +174,13 @@ func (w *Wire) exchange(ctx context.Context, calls []*scriptCall) {
 		}
 	}()
 	rdb := w.rdb
-	if c := calls[0]; c.acks.Wanted() > 0 { // WAIT has no key: a cluster client would choose any node
-		if _, rdb, c.err = w.Node(ctx, c.flights[0].unit.Keys[0], false); c.err != nil {
+	acks := calls[0].acks
+	if acks.Wanted() > 0 { // WAIT has no key: a cluster client would choose any node
+		var err error
+		if _, rdb, err = w.Node(ctx, calls[0].flights[0].unit.Keys[0], false); err != nil {
+			for _, c := range calls {
+				c.err = err
+			}
 			return
 		}
 	}
@@ -187,6 +188,13 @@ func (w *Wire) exchange(ctx context.Context, calls []*scriptCall) {
 		cmds := make([]redis.Cmder, 0, len(calls)+1)
 		for _, c := range calls {
 			cmds = c.prepare(ctx, eval, cmds)
+		}
+		if acks.Wanted() > 0 {
+			wait := acks.command(ctx)
+			cmds = append(cmds, wait)
+			for _, c := range calls {
+				c.wait = wait
+			}
 		}
 		if len(cmds) == 1 {
 			cmds[0].SetErr(believed(ctx, rdb.Process(ctx, cmds[0])))

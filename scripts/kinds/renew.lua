@@ -13,6 +13,8 @@ return each(#KEYS / 4, function(i)
     call('ZADD', lock.base, now + a.ttl, a.member)
     outlive(lock.base, a.ttl)
     outlive(lock.limits, a.ttl)
+  elseif a.ttl > 0 then
+    call('PEXPIRE', lock.base, math.max(call('PTTL', lock.base), ending - now)) -- a write, for WAIT
   end
   return 1
 end)

@@ -58,7 +58,7 @@ func TestAReadOnlyServerIsWaitedForAndItsHolderIsToldInTime(t *testing.T) {
 	}
 }
 
-func TestReplicaAcksConfirmNewHoldsOnly(t *testing.T) {
+func TestReplicaAcksAreNotForEntriesAndExits(t *testing.T) {
 	w, _ := stage.WithReplica(t)
 	patient := func(o *redis.Options) { o.ReadTimeout = 2 * w.Limit } // the replica may be slow, on a busy machine
 	p, q := w.PeerOn(patient, relock.WithReplicaAcks(1, w.Limit)), w.PeerOn(patient, relock.WithReplicaAcks(1, w.Limit))
@@ -77,6 +77,22 @@ func TestReplicaAcksConfirmNewHoldsOnly(t *testing.T) {
 	w.RequireCount("a", 1)
 	w.Leave(mine, waiter.Lock)
 	w.RequireFree("a")
+}
+
+func TestARenewalCountsWhenTheReplicaHasIt(t *testing.T) {
+	const ttl = 3 * time.Second
+	w, replica := stage.WithReplica(t)
+	patient := func(o *redis.Options) { o.ReadTimeout = 2 * w.Limit }
+	p := w.PeerOn(patient, relock.WithTTL(ttl), relock.WithReplicaAcks(1, 200*time.Millisecond))
+	acked, plain := p.NewLock("a"), w.Peer(relock.WithTTL(ttl)).NewLock("b")
+	section, other := w.Enter(t.Context(), acked), w.Enter(t.Context(), plain)
+	redistest.Eventually(t, w.Limit, func() bool { return p.Faults.Commands("WAIT") >= 2 }, "a renewal waits for the replica")
+	require.NoError(t, section.Err())
+	replica.Pause()
+	defer replica.Resume()
+	require.Equal(t, relock.LossExpired, w.Within(w.Limit).Lost(section), "the server answers, and no replica has the lease")
+	require.NoError(t, other.Err())
+	w.Leave(other, plain)
 }
 
 func TestALostReplyWithReplicaAcksEntersOnce(t *testing.T) {
@@ -105,7 +121,7 @@ func TestALostReplyWithReplicaAcksEntersOnce(t *testing.T) {
 	}
 }
 
-func TestAOFAcksConfirmNewHoldsOnly(t *testing.T) {
+func TestAOFAcksAreNotForEntriesAndExits(t *testing.T) {
 	w := stage.OnShared(t)
 	p := w.Peer(relock.WithAOFAcks(1, 100*time.Millisecond))
 	l := p.NewLock("a")
@@ -217,7 +233,7 @@ func TestConfirmationsMayTakeLongerThanAThirdOfTheTTL(t *testing.T) {
 	section, err := l.TryLock(t.Context())
 	require.NoError(t, err)
 	stage.Keep(t, section)
-	require.Equal(t, 1, answers.Hits())
+	require.Positive(t, answers.Hits())
 	w.Leave(section, l)
 	w.RequireFree("a")
 }
