@@ -5,7 +5,7 @@
 local delay = tonumber(table.remove(ARGV, 2))
 local up = tonumber(string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(%d+)') or '')
 if not up then
-  return redis.error_reply('ERR the server does not say since when it runs')
+  return redis.error_reply('NOUPTIME the server does not say since when it runs')
 elseif up * 1000 < delay + 1000 then -- a second may not be over
   return redis.error_reply('RESTARTED the server runs for ' .. up .. ' s, and gives locks after ' .. math.ceil(delay / 1000) + 1 .. ' s')
 end

@@ -265,7 +265,7 @@ func (r *reader) countListeners(ctx context.Context, key string, listeners map[s
 		return err
 	})
 	var refusal redis.Error
-	if errors.As(err, &refusal) {
+	if errors.As(err, &refusal) && !errors.Is(err, redis.Nil) { // which is a sentinel's
 		err = nil
 	}
 	return clock, err

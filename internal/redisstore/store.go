@@ -99,7 +99,7 @@ func (s *redisStore) allAcked(ctx context.Context, script *wire.Script, common [
 	for i, r := range s.wire.AllAcked(ctx, script, common, units, wire.Acks(acks)) {
 		var n int64
 		switch {
-		case wire.Code(r.Err) != "", wire.Refused(r.Err): // the server says that the unit has not run
+		case wire.NotRun(r.Err):
 			errs[i] = r.Err
 		case r.Err != nil:
 			errs[i] = store.Unsure(reachable(r.Err))

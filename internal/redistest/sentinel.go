@@ -225,6 +225,26 @@ func (s *Sentinel) WaitReplica() {
 	}
 }
 
+// Forget makes all sentinels forget the master, as sentinels that come back without their files.
+func (s *Sentinel) Forget() {
+	s.t.Helper()
+	for _, p := range s.sentinels {
+		if _, err := p.call("SENTINEL", "REMOVE", masterName); err != nil {
+			s.t.Fatalf("redistest: sentinel %s: %v", p.addr(), err)
+		}
+	}
+}
+
+// Remember makes all sentinels know a master that they have forgotten.
+func (s *Sentinel) Remember(master *Server) {
+	s.t.Helper()
+	for _, p := range s.sentinels {
+		if _, err := p.call("SENTINEL", "MONITOR", masterName, "127.0.0.1", strconv.Itoa(master.port), "2"); err != nil {
+			s.t.Fatalf("redistest: sentinel %s: %v", p.addr(), err)
+		}
+	}
+}
+
 // set changes the mood of all sentinels.
 func (s *Sentinel) set(m mood) {
 	s.t.Helper()

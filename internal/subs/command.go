@@ -77,7 +77,7 @@ func (l *link) read(ctx context.Context, ps *redis.PubSub) error {
 	for first := true; ; first = false {
 		msg, err := ps.Receive(done)
 		now := time.Now()
-		var refusal redis.Error
+		_, isReply := err.(redis.Error) //nolint:errorlint // not one that a sentinel has given while go-redis connects
 		switch m := msg.(type) {
 		case *redis.Message:
 			for _, line := range l.deliver(now, m) {
@@ -89,7 +89,7 @@ func (l *link) read(ctx context.Context, ps *redis.PubSub) error {
 			err = l.answered(now, "ping", "")
 		default:
 			switch {
-			case errors.As(err, &refusal):
+			case isReply:
 				err = l.refused(now, err)
 			case errors.Is(err, context.Canceled) && ctx.Err() == nil && first:
 				l.strict.Store(true)

@@ -2,10 +2,12 @@ package wire
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,6 +26,9 @@ var (
 
 var (
 	errNoCluster    = errors.New("the server is a node of a cluster: use a redis.ClusterClient")
+	errReplica      = errors.New("the server is a replica: use its master, or redis.NewFailoverClient")
+	errNoMaster     = errors.New("the sentinels do not know a master of this name")
+	errKilled       = errors.New("the script was ended before it wrote")
 	errNoAcks       = errors.New("the script has run, and WAIT or WAITAOF failed")
 	errBadReply     = errors.New("unexpected reply")
 	errHook         = errors.New("a hook of the go-redis client panicked, or ended its goroutine")
@@ -51,13 +56,36 @@ const (
 )
 
 // passingCodes are the error codes of a server that starts, fails over, or is out of connections,
-// replicas or time. MOVED passes for a client that follows a cluster, see errNoCluster. RESTARTED
-// is a code of our own, see scripts/restarted.lua. Errors such as NOAUTH, NOPERM, WRONGTYPE or OOM
-// last until somebody mends the cause.
+// replicas or time, and has not run the command. MOVED passes for a client that follows a cluster,
+// see errNoCluster. RESTARTED is a code of our own, see scripts/restarted.lua.
 var passingCodes = map[string]bool{
 	"LOADING": true, "READONLY": true, "MASTERDOWN": true, "CLUSTERDOWN": true, "TRYAGAIN": true,
 	"BUSY": true, "NOREPLICAS": true, "MOVED": true, "ASK": true, "UNBLOCKED": true,
 	"RESTARTED": true,
+}
+
+// lastingCodes are the error codes of a command that a server will not run until somebody mends the
+// cause. Memory (OOM) and a disk (MISCONF) may come back by themselves, but a full server is not
+// helped by callers that ask again. NOUPTIME is a code of our own, see scripts/restarted.lua.
+var lastingCodes = map[string]bool{
+	"NOAUTH": true, "WRONGPASS": true, "NOPERM": true, "DENIED": true, "NOPROTO": true,
+	"WRONGTYPE": true, "CROSSSLOT": true, "EXECABORT": true, "NOSCRIPT": true,
+	"OOM": true, "MISCONF": true, "NOUPTIME": true,
+}
+
+// lastingTexts are parts of error replies without a code of their own, which last like
+// lastingCodes: those of a script, and of commands, options and users that the server does not have.
+var lastingTexts = []string{
+	"user_script", "Error running script", "Error compiling script", "can't run this command",
+	"unknown command", "unknown subcommand", "unsupported command", "not supported", "not allowed",
+	"wrong number of arguments", "syntax error", "Protocol error",
+	"invalid password", "AUTH", "unauthenticated", "cluster support disabled", "DB index is out of range", "appendonly is disabled",
+}
+
+// lasts reports whether an error reply lasts. A word that nobody knows does not: a proxy without a
+// server has words of its own.
+func lasts(reply string) bool {
+	return lastingCodes[code(reply)] || slices.ContainsFunc(lastingTexts, func(text string) bool { return strings.Contains(reply, text) })
 }
 
 func judge(err error) verdict {
@@ -74,28 +102,56 @@ func judge(err error) verdict {
 			return unknown
 		}
 		return broken
-	case errors.Is(err, errNoCluster):
+	case errors.Is(err, errNoCluster), isOfCertificates(err):
 		return refused
-	case isContextEnd(err), errors.Is(err, errNoConnection):
+	case errors.Is(err, errKilled):
+		return passing
+	case isContextEnd(err), errors.Is(err, errNoConnection),
+		errors.Is(err, redis.Nil): // of a sentinel that does not know the master; see scriptCall.read
+		return unsent
+	case errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted),
+		errors.As(err, &op) && op.Op == "dial": // of some sentinel, perhaps beside the word of another
 		return unsent
 	case errors.As(err, &reply):
-		if passes(reply) {
-			return passing
-		}
-		return refused
+		return judgeReply(reply)
 	case errors.Is(err, redis.ErrClosed):
 		return refused
-	case errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted),
-		errors.As(err, &op) && op.Op == "dial":
-		return unsent
 	default:
 		return unknown
 	}
 }
 
+// judgeReply judges an error reply. Words that nobody knows may be those of a proxy that has lost
+// the answer of its server. Of a unit, they are a script's.
+func judgeReply(reply redis.Error) verdict {
+	_, isOfUnit := reply.(unitError) //nolint:errorlint // a reply, and no error around it
+	switch {
+	case passes(reply):
+		return passing
+	case isOfUnit, lasts(reply.Error()):
+		return refused
+	default:
+		return unknown
+	}
+}
+
+// isOfCertificates reports whether one end of TLS refuses the certificate of the other, or the other
+// end does not speak TLS.
+func isOfCertificates(err error) bool {
+	var op *net.OpError
+	return errors.As(err, new(*tls.CertificateVerificationError)) || errors.As(err, new(tls.RecordHeaderError)) ||
+		errors.As(err, &op) && op.Op == "remote error" && strings.Contains(op.Error(), "certificate")
+}
+
 // Refused reports whether err is the refusal of a server, or of a closed go-redis client, to run
 // the command now or later.
 func Refused(err error) bool { return judge(err) == refused }
+
+// NotRun reports whether err says that the server has not run the command: now, or now and later.
+func NotRun(err error) bool {
+	v := judge(err)
+	return v == refused || v == passing
+}
 
 // Code is the first word of an error reply, such as "NOPERM"; empty for other errors.
 func Code(err error) string {
@@ -126,6 +182,33 @@ func passes(reply redis.Error) bool {
 	return passingCodes[code(msg)] || strings.Contains(msg, "max number of clients reached") ||
 		strings.Contains(msg, "non local key") // from a script, while the slot migrates
 }
+
+// isKilled reports whether somebody has ended the script by SCRIPT KILL, which Redis allows until
+// the first write.
+func isKilled(err error) bool {
+	return Code(err) != "" && strings.Contains(err.Error(), "killed by user")
+}
+
+// advised puts advice before the error of a server that does not serve as it should, and makes one
+// line of the errors of several sentinels.
+func advised(err error) error {
+	if strings.Contains(err.Error(), "\n") {
+		err = oneLine{err}
+	}
+	switch {
+	case Code(err) == "READONLY":
+		return fmt.Errorf("%w (%w)", errReplica, err)
+	case errors.Is(err, redis.Nil):
+		return fmt.Errorf("%w (%w)", errNoMaster, err)
+	default:
+		return err
+	}
+}
+
+type oneLine struct{ error }
+
+func (o oneLine) Error() string { return strings.ReplaceAll(o.error.Error(), "\n", "; ") }
+func (o oneLine) Unwrap() error { return o.error }
 
 // waitPasses reports whether WAIT may succeed later. A master turned replica refuses WAIT.
 func waitPasses(err error) bool {

@@ -2,6 +2,8 @@ package wire
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -54,10 +56,19 @@ func TestAnErrorReplySaysWhetherItMayPass(t *testing.T) {
 		{"WRONGTYPE Operation against a key holding the wrong kind of value", "WRONGTYPE", false},
 		{inScript + "WRONGTYPE Operation against a key", "ERR", false},
 		{"ERR unknown command 'EVALSHA'", "ERR", false},
+		{"ERR unknown command `EVALSHA`, with args beginning with: `5b1d`", "ERR", false},
+		{"ERR wrong number of arguments for 'evalsha' command", "ERR", false},
+		{"ERR The user executing the script can't run this command or subcommand script: 5b1d, on @user_script:12.", "ERR", false},
+		{"ERR user_script:12: a holds no token script: 5b1d, on @user_script:12.", "ERR", false},
+		{"ERR invalid password", "ERR", false},
+		{"ERR AUTH <password> called without any password configured for the default user.", "ERR", false},
+		{"ERR This instance has cluster support disabled", "ERR", false},
+		{"ERR DB index is out of range", "ERR", false},
+		{"NOPROTO unsupported protocol version", "NOPROTO", false},
+		{"MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.", "MISCONF", false},
+		{"EXECABORT Transaction discarded because of previous errors.", "EXECABORT", false},
+		{"NOUPTIME the server does not say since when it runs", "NOUPTIME", false},
 		{"CROSSSLOT Keys in request don't hash to the same slot", "CROSSSLOT", false},
-		{"LOADINGX is another word", "LOADINGX", false},
-		{"XERR a: -LOADING", "XERR", false},
-		{"", "", false},
 	} {
 		for _, err := range []error{serverError(c.reply), unitError(c.reply), fmt.Errorf("connecting: %w", serverError(c.reply))} {
 			require.Equal(t, map[bool]verdict{true: passing, false: refused}[c.passes], judge(err), "%v", err)
@@ -67,15 +78,38 @@ func TestAnErrorReplySaysWhetherItMayPass(t *testing.T) {
 	}
 }
 
+// TestAWordThatNobodyKnowsPasses has the words of proxies that have no server for a moment, or have
+// lost its answer.
+func TestAWordThatNobodyKnowsPasses(t *testing.T) {
+	for _, reply := range []string{
+		"upstream failure", "no upstream host", "upstream protocol error", "ERR Connection refused", "ERR Server closed connection",
+		"ERR handle response, backend conn reset", "IDONTKNOW", "FAILOVER in progress", "LOADINGX is another word", "XERR a: -LOADING", "",
+	} {
+		for _, err := range []error{serverError(reply), fmt.Errorf("failed to initialize connection options: %w", serverError(reply))} {
+			require.Equal(t, unknown, judge(err), reply)
+			require.False(t, Refused(err))
+		}
+		require.Equal(t, refused, judge(unitError(reply)), "a script's own word: its server is there")
+	}
+}
+
 func TestAnErrorOfGoRedisSaysWhetherTheCommandMayHaveRun(t *testing.T) {
 	op := func(name string, err error) error { return &net.OpError{Op: name, Net: "tcp", Err: err} }
 	for want, errs := range map[verdict][]error{
 		answered: {nil},
-		refused:  {redis.Nil, redis.ErrClosed},
+		refused: {
+			redis.ErrClosed, errors.Join(serverError("NOAUTH"), serverError("WRONGPASS")),
+			&tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}, fmt.Errorf("dial: %w", tls.RecordHeaderError{}),
+			op("remote error", errors.New("tls: certificate required")),
+		},
+		passing: {fmt.Errorf("%w (%w)", errKilled, serverError("ERR Script killed by user script: 5b1d, on @user_script:1."))},
 		unsent: {
 			op("dial", syscall.ECONNREFUSED), fmt.Errorf("redis: %w", op("dial", syscall.ETIMEDOUT)),
 			redis.ErrPoolTimeout, redis.ErrPoolExhausted, fmt.Errorf("get: %w", redis.ErrPoolTimeout),
 			context.DeadlineExceeded, context.Canceled, errNoConnection,
+			fmt.Errorf("redis: all sentinels are unreachable: %w", errors.Join(redis.Nil)),
+			fmt.Errorf("redis: all sentinels are unreachable: %w", errors.Join(redis.Nil, serverError("NOAUTH"))),
+			errors.Join(serverError("NOAUTH"), op("dial", syscall.ECONNREFUSED)),
 		},
 		unknown: {
 			io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, errors.New("a hook's"), ErrGivenUp,

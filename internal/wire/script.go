@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha1"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -134,7 +133,7 @@ func (c *scriptCall) read() {
 	c.err = c.cmd.Err()
 	list, ok := c.cmd.Val().([]any)
 	switch alone := len(c.flights) == 1; {
-	case c.err != nil && !errors.Is(c.err, redis.Nil):
+	case c.err != nil && c.err != redis.Nil: //nolint:errorlint // a reply; the error of a sentinel has it inside
 		return
 	case c.err != nil || !alone && (!ok || len(list) != len(c.flights)):
 		c.err = fmt.Errorf("%w of script %s: %.200q", errBadReply, c.script.Name, fmt.Sprint(c.cmd.Val()))
@@ -147,13 +146,13 @@ func (c *scriptCall) read() {
 
 func (c *scriptCall) outcome(unit int) outcome {
 	if c.err != nil {
-		return outcome{err: c.err}
+		return outcome{err: advised(c.err)}
 	}
 	reply := c.cmd.Val()
 	if len(c.flights) > 1 {
 		reply = reply.([]any)[unit]
 		if text, ok := reply.(string); ok && strings.HasPrefix(text, "-") {
-			return outcome{err: unitError(text[1:])}
+			return outcome{err: advised(unitError(text[1:]))}
 		}
 	}
 	return outcome{reply: reply, acked: c.acked}
@@ -210,6 +209,8 @@ func (w *Wire) exchange(ctx context.Context, calls []*scriptCall) {
 				unknown = append(unknown, c)
 			case w.cluster == nil && Code(c.err) == "MOVED":
 				c.err = fmt.Errorf("%w (%w)", errNoCluster, c.err)
+			case !c.script.Alone && isKilled(c.err): // a user's own script may be without an end
+				c.err = fmt.Errorf("%w (%w)", errKilled, c.err)
 			}
 		}
 		calls = unknown

@@ -82,6 +82,54 @@ func TestWaitersGetInOneByOneAfterASentinelFailover(t *testing.T) {
 	}
 }
 
+// Sentinels that come back without their files say that they know no master, until they are told.
+func TestSentinelsThatForgetTheMasterAreWaitedFor(t *testing.T) {
+	w, s := stage.OnSentinel(t)
+	master := s.Master()
+	tries := make(chan string, 1)
+	report := relock.WithHooks(relock.Hooks{Retried: func(e relock.Retried) {
+		if e.Err != nil && strings.Contains(e.Err.Error(), "do not know a master") {
+			select {
+			case tries <- e.Script:
+			default:
+			}
+		}
+	}})
+	p := stage.SentinelPeer(w, s, report)
+	w.Leave(w.Enter(t.Context(), p.NewLock("a")), p.NewLock("a"))
+
+	s.Forget()
+	require.NoError(t, master.Client().Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal").Err())
+	waiter := w.Start(t.Context(), p.NewLock("a"))
+	led := make(chan error, 1)
+	go func() {
+		led <- p.NewLock("leader").Lead(t.Context(), func(context.Context) error { return nil })
+	}()
+	require.Equal(t, "acquire", <-tries)
+	_, err := p.NewLock("b").TryLock(t.Context())
+	require.ErrorIs(t, err, relock.ErrUnavailable)
+	require.ErrorContains(t, err, "do not know a master")
+	require.NotContains(t, err.Error(), "unexpected reply")
+	require.True(t, waiter.Waits())
+	require.Empty(t, led, "the candidacy goes on")
+	s.Remember(master)
+	waiter.Leave()
+	require.NoError(t, <-led)
+	w.RequireFree("a")
+}
+
+func TestCheckNamesAMasterThatNoSentinelKnowsInOneLine(t *testing.T) {
+	_, s := stage.OnSentinel(t)
+	rdb := s.Client(func(o *redis.FailoverOptions) { o.MasterName = "another" })
+	c, err := relock.New(rdb)
+	require.NoError(t, err)
+	defer c.Close()
+	err = c.Check(t.Context())
+	require.ErrorIs(t, err, relock.ErrUnavailable)
+	require.ErrorContains(t, err, "the sentinels do not know a master of this name")
+	require.NotContains(t, err.Error(), "\n")
+}
+
 // A lock that only the old master had is lost with it.
 func TestAHolderIsToldThatThePromotedReplicaLackedItsLock(t *testing.T) {
 	w, s := stage.OnSentinel(t)
