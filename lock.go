@@ -612,8 +612,8 @@ func (c *Client) newLock(ask store.Ask, options []Option) *Lock {
 // first. A server that does not serve is a single line. Check takes at most 3 s, 6 s with a quorum,
 // and the time of [WithReplicaAcks]. In Redis Check does not ask for the six commands that only
 // other kinds of locks, loans and the search for deadlocks need, see docs/DEPLOYMENT.md. Check is
-// for the start of a process. Check leaves nothing in the store. Errors: ctx's, [ErrUnavailable],
-// errors of the store.
+// for the start of a process. Check leaves nothing in the store. The text of an error has a line for
+// each missing part. Errors: ctx's, [ErrUnavailable], errors of the store.
 func (c *Client) Check(ctx context.Context) error {
 	l := c.NewLock("check")
 	if err := l.check(ctx); err != nil {
@@ -622,9 +622,14 @@ func (c *Client) Check(ctx context.Context) error {
 	ctx = &lifetime.Guarded{Context: ctx}
 	ask := l.ask
 	ask.ID, _ = c.newID(Holder{})
+	var err error
 	if checker, is := c.store.(store.Checker); is {
-		return checker.CheckServer(ctx, ask)
+		err = checker.CheckServer(ctx, ask)
+	} else {
+		_, err = c.store.Look(ctx, ask)
 	}
-	_, err := c.store.Look(ctx, ask)
+	if err != nil {
+		err = fmt.Errorf("relock: %w", err)
+	}
 	return err
 }

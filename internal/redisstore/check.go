@@ -41,7 +41,10 @@ func (s *redisStore) checkServer(ctx context.Context, st store.Store, a store.As
 	lease, err := st.Try(ctx, first)
 	c.note("take a lock", err)
 	if err != nil && servesNobody(err) {
-		return c.missing[0]
+		if err = c.missing[0]; s.wire.MayLackTLS(err) {
+			err = fmt.Errorf("%w (TLS at one end only?)", err)
+		}
+		return err
 	}
 	lease.Ask = first // also after a refusal: something else may be missing, too
 	if several, is := st.(store.Several); is {
@@ -64,7 +67,9 @@ func (s *redisStore) checkServer(ctx context.Context, st store.Store, a store.As
 	}
 	c.note("wait for a lock", c.handOver(ctx, st, lease, second))
 	c.note("break a lock", st.Break(ctx, second))
-	c.note("clean up", errors.Join(st.Forget(ctx, []store.Ask{first, second})...))
+	for _, err := range st.Forget(ctx, []store.Ask{first, second}) {
+		c.note("clean up", err)
+	}
 	state, err = st.Look(ctx, a)
 	c.note("read a lock", err)
 	c.shows("clean up", state.Owner == "")
@@ -98,10 +103,7 @@ func (c *checks) note(verb string, err error) {
 	cause, _, _ := strings.Cut(err.Error(), " script: ")
 	if line := c.scripts.lineOf(err.Error()); line != "" {
 		cause = line // the same command is missing in all verbs
-		err = fmt.Errorf("%w (%s)", err, line)
-	}
-	if wire.Code(err) == "READONLY" {
-		err = fmt.Errorf("the server is a replica: use its master, or redis.NewFailoverClient: %w", err)
+		err = fmt.Errorf("%w (%s%s)", err, rightsFor(err, line), line)
 	}
 	if !slices.ContainsFunc(c.missing, func(m error) bool { return strings.Contains(m.Error(), cause) }) {
 		c.missing = append(c.missing, fmt.Errorf("cannot %s: %w", verb, err))
@@ -115,6 +117,20 @@ func (c *checks) shows(verb string, effect bool) {
 		c.note(verb, errors.New("a look at the lock does not show it: do all commands reach one server?"))
 	}
 }
+
+// rightsFor says which rights the Redis user may lack in a line of a script. Redis 7.0 names none.
+func rightsFor(err error, line string) string {
+	var rights []string
+	for _, call := range scriptCommand.FindAllStringSubmatch(line, -1) {
+		rights = append(rights, "+"+strings.ToLower(call[1]))
+	}
+	if len(rights) == 0 || !strings.Contains(err.Error(), "can't run this command") {
+		return ""
+	}
+	return "the user needs " + strings.Join(rights, " ") + ": "
+}
+
+var scriptCommand = regexp.MustCompile(`call\('([A-Z]+)'`)
 
 var scriptError = regexp.MustCompile(`script: ([0-9a-f]{40}), on @user_script:(\d+)`)
 

@@ -2,8 +2,10 @@ package redisstore
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -465,6 +467,55 @@ func TestCheckServer(t *testing.T) {
 		require.ErrorContains(t, err, "call('TIME')")
 		require.ErrorContains(t, err, "break a lock")
 		require.ErrorContains(t, err, "call('PUBLISH'")
+		for line := range strings.Lines(err.Error()) {
+			require.True(t, strings.HasPrefix(line, "cannot "), line)
+		}
+		if strings.Contains(err.Error(), "can't run this command") { // later versions name the command
+			require.ErrorContains(t, err, "the user needs +time: ")
+		}
+	})
+	t.Run("says each cause once", func(t *testing.T) {
+		require.NoError(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "w", "on", ">w", "resetkeys", "%R~*", "&*", "+@all").Err())
+		s, a := open(t, server.Client(func(o *redis.Options) { o.Username, o.Password = "w", "w" }), Layout{})
+		lines := strings.Split(s.CheckServer(t.Context(), a).Error(), "\n")
+		for i, line := range lines {
+			require.True(t, strings.HasPrefix(line, "cannot "), line)
+			_, cause, _ := strings.Cut(line, ": ")
+			for _, other := range lines[:i] {
+				require.NotContains(t, other, cause)
+			}
+		}
+	})
+	t.Run("a proxy without pub/sub", func(t *testing.T) {
+		faults := redistest.NewFaults()
+		t.Cleanup(faults.Close)
+		s, a := open(t, server.Client(func(o *redis.Options) { o.Dialer = faults.Dialer(nil) }), Layout{})
+		faults.On(redistest.Named("SUBSCRIBE", "SSUBSCRIBE"), redistest.CutBefore(redistest.Reset))
+		err := s.CheckServer(t.Context(), a)
+		requireOneLine(t, err, "cannot subscribe to")
+		require.ErrorContains(t, err, "connection reset", "and not only that the time was over")
+	})
+	t.Run("TLS at one end only", func(t *testing.T) {
+		ends, err := net.Listen("tcp", "127.0.0.1:0") // as a server with TLS ends plain connections
+		require.NoError(t, err)
+		defer ends.Close()
+		go func() {
+			for {
+				conn, err := ends.Accept()
+				if err != nil {
+					return
+				}
+				go func() {
+					_, _ = conn.Read(make([]byte, 4096))
+					_ = conn.Close()
+				}()
+			}
+		}()
+		s, a := open(t, redis.NewClient(&redis.Options{Addr: ends.Addr().String(), MaxRetries: -1}), Layout{})
+		requireOneLine(t, s.CheckServer(t.Context(), a), "EOF (TLS at one end only?)")
+		plain := server.Client(func(o *redis.Options) { o.TLSConfig = &tls.Config{ServerName: "x"}; o.DialTimeout = time.Minute })
+		s, a = open(t, plain, Layout{})
+		requireOneLine(t, s.CheckServer(t.Context(), a), "(TLS at one end only?)")
 	})
 	for what, c := range map[string]struct{ answer, says string }{
 		"a replica":                          {"-READONLY You can't write against a read only replica.", "the server is a replica: use its master"},

@@ -163,7 +163,7 @@ func (l *link) settle(now time.Time, verb, channel string) (lost time.Time, err 
 	if s.link == l { // after UNSUBSCRIBE, s has no link
 		s.confirmed, s.single = true, false
 		s.notifyLocked(Note{})
-		lost, l.lost = l.lost, lost
+		lost, l.lost, l.why = l.lost, lost, nil
 	}
 	return lost, nil
 }

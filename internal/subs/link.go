@@ -60,6 +60,7 @@ type link struct {
 	lastRead time.Time       // when bytes arrived last
 	attempt  int             // number of the last attempt that failed
 	lost     time.Time       // begin of the outage; zero if all is well
+	why      error           // the reason for the latest loss in the outage
 	suspect  bool            // the connection ends at the age of grace
 	grace    time.Duration
 }
@@ -311,7 +312,7 @@ func (l *link) lose(err error, forGood bool) (attempt int) {
 		l.attempt = 0
 	}
 	l.attempt++
-	l.asked, l.made = nil, time.Time{}
+	l.asked, l.made, l.why = nil, time.Time{}, err
 	if l.lost.IsZero() {
 		l.lost = now
 	}
@@ -366,7 +367,7 @@ func (l *link) moveLocked(s *subscription, node string, rdb redis.UniversalClien
 	to.adoptLocked(s)
 	to.attempt = max(to.attempt, l.attempt)
 	if to.lost.IsZero() {
-		to.lost = l.lost
+		to.lost, to.why = l.lost, l.why
 	}
 	if !to.made.IsZero() { // grace counts from here, as the moved channels are new to the connection
 		to.made = time.Now()

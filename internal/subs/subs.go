@@ -10,6 +10,7 @@ package subs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -116,7 +117,7 @@ func (h *Hub) Listening(t Topic, id string) *Listener {
 // Listen is Listening, and waits until the server has confirmed the channel. The caller has to ask
 // the store afterwards, as earlier messages are lost. Errors: [ErrClosed], an error of
 // [Options.Node], the refusal of the server, and an error that matches both ctx.Err and the cause
-// of ctx. After an error no listener is left.
+// of ctx, and says why the connection was lost, if it was. After an error no listener is left.
 func (h *Hub) Listen(ctx context.Context, t Topic, id string) (*Listener, error) {
 	if l := h.Listening(t, id); l != nil {
 		return l, nil
@@ -139,9 +140,22 @@ func (h *Hub) Listen(ctx context.Context, t Topic, id string) (*Listener, error)
 		err = ErrClosed
 	case <-ctx.Done():
 		err = lifetime.Ended(ctx)
+		if why := l.why(); why != nil {
+			err = fmt.Errorf("%w (last: %w)", err, why)
+		}
 	}
 	l.Close()
 	return nil, err
+}
+
+// why returns why the channel is not confirmed: the loss of its connection, or nil.
+func (l *Listener) why() error {
+	l.hub.mu.Lock()
+	defer l.hub.mu.Unlock()
+	if l.sub.link == nil {
+		return nil
+	}
+	return l.sub.link.why
 }
 
 // add makes a listener, and a subscription for a new topic. nil: the client is closed.

@@ -68,6 +68,18 @@ func readTimeoutOf(rdb redis.UniversalClient) time.Duration {
 	return d
 }
 
+// hasTLS reports whether rdb speaks TLS by an option of go-redis.
+func hasTLS(rdb redis.UniversalClient) bool {
+	switch rdb := rdb.(type) {
+	case plainClient:
+		return rdb.Options().TLSConfig != nil
+	case clusterClient:
+		return rdb.Options().TLSConfig != nil
+	default:
+		return false
+	}
+}
+
 // sendsOf is how many connections of a pool the calls may use: all but one, which is for renewals.
 // Pipelines may have a pool of their own. math.MaxInt: rdb does not tell.
 func sendsOf(rdb redis.UniversalClient) int {

@@ -254,6 +254,14 @@ func (m *marked) Error() string        { return m.err.Error() }
 func (m *marked) Unwrap() error        { return m.err }
 func (m *marked) Is(target error) bool { return target == ErrUnavailable }
 
+// MayLackTLS reports whether err is what a client meets where TLS is spoken at one end only: a
+// server with TLS ends a plain connection, and a plain server waits for more than a TLS client
+// says.
+func (w *Wire) MayLackTLS(err error) bool {
+	isSilent := errors.Is(err, errNoConnection) || errors.Is(err, ErrGivenUp)
+	return errors.Is(err, io.EOF) || isSilent && hasTLS(w.rdb)
+}
+
 // silence is longer than any server in service takes for an answer.
 const silence = time.Second
 
