@@ -7,7 +7,7 @@
 return each(#KEYS / 2, function(i)
   local freed = release(KEYS[2 * i - 1], KEYS[2 * i], ARGV[1], ARGV[2 * i])
   if freed == 1 then
-    call('PUBLISH', ARGV[2 * i + 1], ARGV[2 * i])
+    tell('PUBLISH', ARGV[2 * i + 1], ARGV[2 * i]) -- else the client finds out with its next renewal
   end
   return freed
 end)

@@ -66,11 +66,26 @@ local function reach(publish, channel)
   return publish ~= 'SPUBLISH' and sharded() and 'SPUBLISH' or nil
 end
 
+-- Publishes, as the last step of a script: what was written stays, also if the server refuses.
+-- Returns the refusal, else nil.
+local function tell(command, channel, text)
+  local answer = redis.pcall(command, channel, text)
+  return type(answer) == 'table' and answer.err and command .. ': ' .. answer.err or nil
+end
+
+-- Raises the refusal of tell at the end of a script. The mark says that the script has run.
+local function raise(untold)
+  if untold then
+    error('UNTOLD ' .. untold, 0)
+  end
+end
+
 -- Gives the lock to the first waiter with a subscriber, and returns that hold. A waiter without a
 -- subscriber is skipped: its client is dead, or asks again with its old arrival once it listens.
 -- One call skips at most 100 waiters, as Redis serves nobody else meanwhile; the second result says
 -- whether more are left. old is the hold that leaves, nil if the lock is free. caller is the hold
--- of acquire, which learns of its grant by the reply.
+-- of acquire, which learns of its grant by the reply. The third result is a refusal of tell: then the
+-- hold finds out when the lease of the last owner should be over.
 --
 -- While a slot migrates, Redis refuses keys that do not exist any more. So base keeps a field until
 -- no hold is left, and nothing touches the queue after its last member.
@@ -81,10 +96,7 @@ local function grant(base, queue, publish, waiting, old, caller)
     local command = hold and hold ~= old and hold ~= caller and reach(publish, base .. ':' .. client)
     if command or hold and hold == caller then
       enter(base, hold, ttl, old)
-      if command then
-        call(command, base .. ':' .. client, hold)
-      end
-      return hold
+      return hold, false, command and tell(command, base .. ':' .. client, hold)
     end
   end
   return nil, waiting > 100
@@ -97,6 +109,7 @@ local function release(base, queue, publish, hold)
   if waiting == 0 or call('HEXISTS', base, hold) == 0 then
     return call('HDEL', base, hold) -- a write, as a replica that is behind must say READONLY
   end
-  local heir, more = grant(base, queue, publish, waiting, hold)
+  local heir, more, untold = grant(base, queue, publish, waiting, hold)
+  raise(untold)
   return heir and 1 or more and 3 or call('HDEL', base, hold)
 end

@@ -66,6 +66,9 @@ func (s *redisStore) checkServer(ctx context.Context, st store.Store, a store.As
 		}
 	}
 	c.note("wait for a lock", c.handOver(ctx, st, lease, second))
+	if asking, is := st.(store.Asking); is && !c.lacksPublish() { // there may have been no grant to tell of
+		c.note("tell a client", asking.Want(ctx, second))
+	}
 	c.note("break a lock", st.Break(ctx, second))
 	for _, err := range st.Forget(ctx, []store.Ask{first, second}) {
 		c.note("clean up", err)
@@ -118,10 +121,15 @@ func (c *checks) shows(verb string, effect bool) {
 	}
 }
 
+// lacksPublish reports whether a grant could not be told.
+func (c *checks) lacksPublish() bool {
+	return slices.ContainsFunc(c.missing, func(m error) bool { return strings.Contains(m.Error(), "UNTOLD") })
+}
+
 // rightsFor says which rights the Redis user may lack in a line of a script. Redis 7.0 names none.
 func rightsFor(err error, line string) string {
 	var rights []string
-	for _, call := range scriptCommand.FindAllStringSubmatch(line, -1) {
+	for _, call := range scriptCommand.FindAllStringSubmatch(err.Error()+line, -1) {
 		rights = append(rights, "+"+strings.ToLower(call[1]))
 	}
 	if len(rights) == 0 || !strings.Contains(err.Error(), "can't run this command") {
@@ -130,7 +138,7 @@ func rightsFor(err error, line string) string {
 	return "the user needs " + strings.Join(rights, " ") + ": "
 }
 
-var scriptCommand = regexp.MustCompile(`call\('([A-Z]+)'`)
+var scriptCommand = regexp.MustCompile(`(?:call\('|UNTOLD )([A-Z]+)`)
 
 var scriptError = regexp.MustCompile(`script: ([0-9a-f]{40}), on @user_script:(\d+)`)
 
@@ -166,7 +174,11 @@ func (c *checks) handOver(ctx context.Context, st store.Store, lease store.Lease
 	}()
 	select {
 	case <-waits:
-		c.note("release a lock", st.Release(ctx, lease, 0))
+		if err := st.Release(ctx, lease, 0); err != nil {
+			c.note("release a lock", err)
+			<-done // which nobody has told
+			return nil
+		}
 		return <-done
 	case err := <-done: // Break needs some of the commands that a waiter would have needed
 		c.shows("keep a second hold out", err != nil || next.Limit > 1)

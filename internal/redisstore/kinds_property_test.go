@@ -432,7 +432,7 @@ func TestKindsRandomCommandsNotice(t *testing.T) {
 		"forget serves nobody":                           {"leave(lock, ARGV[1], a)\n  return", "call('ZREM', lock.base, a.member)\n  return"},
 		"forget leaves the place":                        {"call('ZREM', lock.queue, placeOf(a))", "0"},
 		"break serves nobody":                            {"leave(lock, ARGV[1], a)\n  if", "call('ZREM', lock.base, a.member)\n  if"},
-		"break tells nobody":                             {"call('PUBLISH', control, a.hold)", "local _ = control"},
+		"break tells nobody":                             {"tell('PUBLISH', control, a.hold)", "local _ = control"},
 	} {
 		t.Run(mutant, func(t *testing.T) {
 			p := newKindPlay(t, server, c.old, c.mutated)

@@ -224,3 +224,53 @@ func TestALeaseThatCannotBeSetLeavesNoLockWithoutEnd(t *testing.T) {
 		r.free()
 	}
 }
+
+// A user without PUBLISH can tell nobody of a grant. What a script has written stays, and its error
+// says so.
+func TestWithoutPublishNoCommandIsHalfDone(t *testing.T) {
+	r := withUser(t, "&*", "~*", "+@all", "-publish", "-spublish")
+	untold := func(err error) {
+		t.Helper()
+		require.ErrorContains(t, err, "UNTOLD PUBLISH: ")
+		require.ErrorIs(t, err, store.ErrUnsure, "the script has run")
+		require.NotErrorIs(t, err, store.ErrUnavailable)
+	}
+	for _, what := range []string{"Release", "Forget", "Break"} {
+		ps := r.listen("b")
+		id := r.enter("a")
+		next := r.waiter("b")
+		untold(r.commands(id)[what](t.Context()))
+		r.owner(next, 1)
+		require.EqualValues(t, 1, r.release(next))
+		require.NoError(t, ps.Close())
+	}
+
+	k := kindOf(r, store.ReadWrite)
+	ps, other := r.listen("b"), r.listen("c")
+	for _, what := range []string{"Release", "Forget", "Break"} {
+		writer := k.enters(k.writer("a"))
+		readers := []store.Ask{k.queues(k.reader("b")), k.queues(k.reader("c"))}
+		untold(k.commands(writer)[what](t.Context()))
+		k.has(readers...)
+		for _, reader := range readers {
+			require.EqualValues(t, 1, k.release(reader))
+		}
+	}
+	require.NoError(t, ps.Close())
+	require.NoError(t, other.Close())
+
+	// The next renewal finds what a message on a control channel would have told.
+	require.NoError(t, r.store.Break(t.Context(), r.ask(r.enter("a"), minute)))
+	r.free()
+	lender := r.enter("a")
+	loan := r.borrow(r.loan("b", lender), r.ticket())
+	require.NoError(t, r.store.Release(t.Context(), r.lent(lender), 0), "recalled")
+	_, err := r.store.Follow(t.Context(), loan)
+	require.ErrorIs(t, err, store.ErrRecalled)
+	r.leave(loan)
+	r.free()
+	moved := r.ask(newID("b"), minute)
+	_, _, err = r.store.Accept(t.Context(), moved, store.ID(r.enter("a")), r.ticket(), false)
+	require.NoError(t, err)
+	r.owner(string(moved.ID), 1)
+}

@@ -465,8 +465,8 @@ func TestCheckServer(t *testing.T) {
 		err := s.CheckServer(t.Context(), a)
 		require.ErrorContains(t, err, "draw a token")
 		require.ErrorContains(t, err, "call('TIME')")
-		require.ErrorContains(t, err, "break a lock")
-		require.ErrorContains(t, err, "call('PUBLISH'")
+		require.ErrorContains(t, err, "tell a client")
+		require.ErrorContains(t, err, "publish")
 		for line := range strings.Lines(err.Error()) {
 			require.True(t, strings.HasPrefix(line, "cannot "), line)
 		}
@@ -474,8 +474,13 @@ func TestCheckServer(t *testing.T) {
 			require.ErrorContains(t, err, "the user needs +time: ")
 		}
 	})
+	t.Run("a grant of which nobody hears", func(t *testing.T) {
+		require.NoError(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "v", "on", ">v", "~*", "&*", "+@all", "-publish").Err())
+		s, a := open(t, server.Client(func(o *redis.Options) { o.Username, o.Password = "v", "v" }), Layout{})
+		requireOneLine(t, s.CheckServer(t.Context(), a), "UNTOLD PUBLISH: ")
+	})
 	t.Run("says each cause once", func(t *testing.T) {
-		require.NoError(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "w", "on", ">w", "resetkeys", "%R~*", "&*", "+@all").Err())
+		require.NoError(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "w", "on", ">w", "~*", "&*", "+@all", "-time", "-exists").Err())
 		s, a := open(t, server.Client(func(o *redis.Options) { o.Username, o.Password = "w", "w" }), Layout{})
 		lines := strings.Split(s.CheckServer(t.Context(), a).Error(), "\n")
 		for i, line := range lines {

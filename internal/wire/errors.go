@@ -126,6 +126,8 @@ func judge(err error) verdict {
 func judgeReply(reply redis.Error) verdict {
 	_, isOfUnit := reply.(unitError) //nolint:errorlint // a reply, and no error around it
 	switch {
+	case strings.Contains(reply.Error(), "UNTOLD "): // see scripts/lib.lua: the script has run
+		return broken
 	case passes(reply):
 		return passing
 	case isOfUnit, lasts(reply.Error()):

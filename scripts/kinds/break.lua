@@ -7,7 +7,7 @@ return each(#KEYS / 4, function(i)
   local lock, a, control = unit(i)
   local left = leave(lock, ARGV[1], a)
   if left == 1 then
-    call('PUBLISH', control, a.hold)
+    tell('PUBLISH', control, a.hold) -- else the client finds out with its next renewal
   end
   return left
 end)

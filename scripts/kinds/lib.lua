@@ -140,8 +140,8 @@ local function expire(lock)
   return #over == 1000
 end
 
--- Tells each client once which of its holds were let in.
-local function tell(lock, commands, granted)
+-- Tells each client once which of its holds were let in. lock.untold is a refusal of tell.
+local function tellAll(lock, commands, granted)
   local clients, holds = {}, {}
   for _, a in ipairs(granted) do
     if not holds[a.client] then
@@ -151,7 +151,7 @@ local function tell(lock, commands, granted)
     table.insert(holds[a.client], a.member)
   end
   for _, client in ipairs(clients) do
-    call(commands[client], lock.base .. ':' .. client, table.concat(holds[client], '\n'))
+    lock.untold = tell(commands[client], lock.base .. ':' .. client, table.concat(holds[client], '\n')) or lock.untold
   end
 end
 
@@ -204,7 +204,7 @@ local function serve(lock, publish, caller)
     end
     lock.waiting = lock.waiting - #places
   end
-  tell(lock, commands, granted)
+  tellAll(lock, commands, granted)
   return lock.waiting > 0 and not blocked, served
 end
 
@@ -251,5 +251,7 @@ local function leave(lock, publish, a)
   if a.mode ~= 'r' then
     call('ZREM', lock.limits, a.member)
   end
-  return call('ZREM', lock.base, a.member)
+  local left = call('ZREM', lock.base, a.member)
+  raise(lock.untold)
+  return left
 end

@@ -22,7 +22,7 @@ return each(#KEYS / 2, function(i)
       wait = call('PTTL', base)
     end
     enter(base, new, ttl + math.max(wait, 0), old)
-    call('PUBLISH', channel, old)
+    tell('PUBLISH', channel, old) -- else the client finds out with its next renewal
     if isOf(loans, old) then
       recall(loans)
       call('DEL', loans)

@@ -60,11 +60,12 @@ local function open(loans)
   return found
 end
 
--- Tells the clients of all open loans to look. Returns whether there are any.
+-- Tells the clients of all open loans to look: those who are not told do so by themselves. Returns
+-- whether there are any.
 local function recall(loans)
   local found = open(loans)
   for _, loan in ipairs(found) do
-    call('PUBLISH', loan[2], loan[1])
+    tell('PUBLISH', loan[2], loan[1])
   end
   return #found > 0
 end

@@ -12,13 +12,11 @@ return each(#KEYS, function(i)
   end
   call('DEL', base)
   -- A Redisson client hears one kind of pub/sub. A server before Redis 7 does not know SPUBLISH.
-  local sharded = ARGV[1] == 'SPUBLISH' and redis.pcall('SPUBLISH', channel, '0')
-  call('PUBLISH', channel, '0')
+  local sharded = ARGV[1] == 'SPUBLISH' and tell('SPUBLISH', channel, '0')
+  local plain = tell('PUBLISH', channel, '0')
   if ARGV[2] ~= '' then
-    redis.pcall('PUBLISH', ARGV[2], hold) -- a user may be confined to the channels of locks
+    tell('PUBLISH', ARGV[2], hold) -- a user may be confined to the channels of locks
   end
-  if type(sharded) == 'table' and not string.find(sharded.err, 'nknown', 1, true) then
-    call('SPUBLISH', channel, '0') -- raises the error: a waiter may sleep on
-  end
+  raise(plain or sharded and not string.find(sharded, 'nknown', 1, true) and sharded)
   return 1
 end)
