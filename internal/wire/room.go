@@ -34,11 +34,7 @@ func (w *Wire) enterRoom(f *flight) slot {
 	if w.reached.Load() {
 		node, _, _ = w.Node(f.ctx, f.unit.Keys[0], false) // empty with an error, which the send will meet, too
 	}
-	of, ok := w.rooms.of.Load(node)
-	if !ok {
-		of, _ = w.rooms.of.LoadOrStore(node, newRoom(w.rooms.limit))
-	}
-	r := of.(*room)
+	r := w.rooms.at(node)
 	var own slot = r
 	if f.yields {
 		own = yielded{r}
@@ -57,4 +53,27 @@ func (w *Wire) enterRoom(f *flight) slot {
 		}
 		return nil
 	}
+}
+
+// mostRooms is the number of rooms beyond which the empty ones are dropped: the address of a node is
+// new with each restart of its pod.
+const mostRooms = 64
+
+// at returns the room of a node. A call that has a room which is dropped just now goes on with it.
+func (r *rooms) at(node string) *room {
+	if known, ok := r.of.Load(node); ok {
+		return known.(*room)
+	}
+	rooms := 0
+	r.of.Range(func(any, any) bool { rooms++; return true })
+	if rooms >= mostRooms {
+		r.of.Range(func(other, empty any) bool {
+			if e := empty.(*room); len(e.all) == 0 && len(e.yielding) == 0 {
+				r.of.Delete(other)
+			}
+			return true
+		})
+	}
+	made, _ := r.of.LoadOrStore(node, newRoom(r.limit))
+	return made.(*room)
 }

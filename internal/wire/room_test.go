@@ -207,3 +207,16 @@ func TestCallsThatShareNothingLeaveRoomForRenewals(t *testing.T) {
 	f.end()
 	require.Equal(t, []string{"set", "renew"}, f.names)
 }
+
+func TestRoomsOfNodesThatLeftAreDropped(t *testing.T) {
+	r := rooms{limit: 2}
+	busy := r.at("busy")
+	busy.all <- struct{}{}
+	for i := range 100 * mostRooms {
+		require.NotNil(t, r.at(strconv.Itoa(i)))
+	}
+	kept := 0
+	r.of.Range(func(any, any) bool { kept++; return true })
+	require.LessOrEqual(t, kept, mostRooms+1)
+	require.Equal(t, busy, r.at("busy"), "a room in use stays")
+}
