@@ -116,6 +116,14 @@ type Acks struct {
 	Timeout  time.Duration
 }
 
+// Wanted is the number of servers that are to confirm.
+func (a Acks) Wanted() int {
+	if a.Disk {
+		return a.Replicas + 1
+	}
+	return a.Replicas
+}
+
 // Wake is the event that made a store answer a waiter.
 type Wake string
 

@@ -38,7 +38,7 @@ func (s *nativeStore) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lea
 		if apart := wire.Refused(err) || wire.Code(err) == "TRYAGAIN"; apart && !answer.Unsure {
 			return nil, fmt.Errorf("%w in one step: %w", errors.ErrUnsupported, err) // single locks may fare better
 		}
-		return nil, unsureOf(answer, reachable(err))
+		return nil, unsureOf(answer, err)
 	}
 	r, busy, err := parseAllReply(c.Script, answer.Reply, len(asks))
 	if err == nil && r.status != statusOurs {
@@ -100,7 +100,7 @@ func (s *nativeStore) checkAll(asks []store.Ask) error {
 		case a.Lent, a.Lender != "":
 			return fmt.Errorf("%w: a lock that is lent, or borrowed, in one step with others", errors.ErrUnsupported)
 		case a.Kind != store.Mutex, a.Acks != store.Acks{}:
-			return fmt.Errorf("%w: %s with confirmations by %d servers in one step", errors.ErrUnsupported, a.Kind, wire.Acks(a.Acks).Wanted())
+			return fmt.Errorf("%w: %s with confirmations by %d servers in one step", errors.ErrUnsupported, a.Kind, a.Acks.Wanted())
 		case s.wire.Clustered() && hashTag(a.Name) != hashTag(asks[0].Name):
 			return fmt.Errorf("%w: locks of several slots in one step", errors.ErrUnsupported)
 		}

@@ -42,7 +42,7 @@ func (s *nativeStore) Shown(ctx context.Context, holds []store.ID) ([]store.Wait
 	var waits []store.Waiting
 	for _, r := range s.wire.All(ctx, s.scripts.shown, nil, units) {
 		if r.Err != nil {
-			return nil, reachable(r.Err)
+			return nil, r.Err
 		}
 		texts, _ := r.Reply.([]any)
 		for _, text := range texts {

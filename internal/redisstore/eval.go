@@ -87,7 +87,7 @@ func (s *redisStore) eval(ctx context.Context, a store.Ask, verb *wire.Script, s
 	}
 	answer, err := s.wire.Do(ctx, c)
 	if err != nil {
-		return nil, unsureOf(answer, reachable(err))
+		return nil, unsureOf(answer, err)
 	}
 	var ran int64
 	fields, _ := answer.Reply.([]any)
@@ -122,12 +122,12 @@ func (s *nativeStore) TryEval(ctx context.Context, a store.Ask, script store.Scr
 		Script: s.user(s.first(), "try", script), Tries: boundTries, Patience: takingLimit(a), Yields: true,
 		Unit:   wire.Unit{Keys: append([]string{a.Name, a.Name + queueSuffix}, script.Keys...), Args: args(lifetime.Millis(a.Kept(a.TTL)))},
 		Repeat: func(elapsed time.Duration) []any { return args(repeatMillis(a.Kept(a.TTL), elapsed)) },
-		Acks:   wire.Acks(a.Acks),
+		Acks:   a.Acks,
 		Report: a.Report,
 	}
 	answer, err := s.wire.Do(ctx, c)
 	if err != nil {
-		return store.Lease{}, nil, s.explained(ctx, a, unsureOf(answer, reachable(err)))
+		return store.Lease{}, nil, s.explained(ctx, a, unsureOf(answer, err))
 	}
 	fields, _ := answer.Reply.([]any)
 	if len(fields) == 0 {

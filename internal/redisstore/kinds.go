@@ -96,7 +96,7 @@ func (s *redisStore) lookKind(ctx context.Context, a store.Ask) (state store.Sta
 		Script: s.scripts.kinds.state, Common: s.publish(), Unit: kindUnit(a, 0, ""), Tries: boundTries, Report: a.Report, Yields: true,
 	})
 	if err != nil {
-		return state, unsureOf(answer, reachable(err))
+		return state, unsureOf(answer, err)
 	}
 	var found string
 	var waiters int64

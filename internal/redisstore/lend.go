@@ -84,7 +84,7 @@ func (s *nativeStore) Follow(ctx context.Context, l store.Lease) (time.Duration,
 func (s *nativeStore) Accept(ctx context.Context, a store.Ask, old store.ID, t store.Ticket, unaware bool) (
 	l store.Lease, wait time.Duration, err error,
 ) {
-	n, answer, err := s.byTicket(ctx, a, &wire.Call{Script: s.scripts.accept, Acks: wire.Acks(a.Acks), Unit: wire.Unit{
+	n, answer, err := s.byTicket(ctx, a, &wire.Call{Script: s.scripts.accept, Acks: a.Acks, Unit: wire.Unit{
 		Keys: []string{a.Name, a.Name + loansSuffix},
 		Args: []any{
 			string(old), s.controlOf(old), string(a.ID), lifetime.Millis(a.Kept(a.TTL)), expiry(t), unaware,
@@ -96,7 +96,7 @@ func (s *nativeStore) Accept(ctx context.Context, a store.Ask, old store.ID, t s
 	wait = fromMillis(n - 1)
 	l = store.Lease{Ask: a, Sent: answer.First, Unsure: answer.Unsure}
 	l.TTL += wait
-	if unaware && answer.Acked < wire.Acks(a.Acks).Wanted() {
+	if unaware && answer.Acked < a.Acks.Wanted() {
 		l.Unsure = true // the client of old may count on the lease that a release would end
 	}
 	l, err = s.keepOrUndo(ctx, l, answer.Acked)

@@ -127,7 +127,7 @@ func (s *nativeStore) ask(ctx context.Context, a store.Ask, arrival string, trie
 	kept := a.Kept(a.TTL)
 	c := &wire.Call{
 		Unit: s.acquireUnit(a, lifetime.Millis(kept), arrival), Tries: tries, Patience: takingLimit(a),
-		Yields: true, Acks: wire.Acks(a.Acks), Report: a.Report,
+		Yields: true, Acks: a.Acks, Report: a.Report,
 	}
 	c.Script, c.Common = s.entering(script)
 	if arrival == noPlace { // a waiter overtakes nobody, and the TTL is part of its place
@@ -140,7 +140,7 @@ func (s *nativeStore) ask(ctx context.Context, a store.Ask, arrival string, trie
 	}
 	answer, err := s.wire.Do(ctx, c)
 	if err != nil {
-		return acquireReply{}, answer, s.explained(ctx, a, unsureOf(answer, reachable(err)))
+		return acquireReply{}, answer, s.explained(ctx, a, unsureOf(answer, err))
 	}
 	r, err := parseAcquireReply(c.Script, answer.Reply)
 	switch {

@@ -103,13 +103,13 @@ func (s *redissonStore) ask(ctx context.Context, a store.Ask, tries int) (acquir
 	c := &wire.Call{
 		Script: s.scripts.redisson.acquire, Tries: tries, Patience: takingLimit(a), Yields: true,
 		Unit:   wire.Unit{Keys: s.keys(a.Name), Args: []any{field, lifetime.Millis(kept)}},
-		Acks:   wire.Acks(a.Acks),
+		Acks:   a.Acks,
 		Report: a.Report,
 		Repeat: func(elapsed time.Duration) []any { return []any{field, repeatMillis(kept, elapsed)} },
 	}
 	answer, err := s.wire.Do(ctx, c)
 	if err != nil {
-		return acquireReply{}, answer, unsureOf(answer, reachable(err))
+		return acquireReply{}, answer, unsureOf(answer, err)
 	}
 	r, err := parseAcquireReply(c.Script, answer.Reply)
 	if err == nil && r.status == statusKind {

@@ -73,19 +73,12 @@ func unsureOf(a wire.Answer, err error) error {
 	return err
 }
 
-func reachable(err error) error {
-	if errors.Is(err, wire.ErrUnavailable) {
-		return store.Unavailable(err)
-	}
-	return err
-}
-
 func (s *redisStore) number(ctx context.Context, c *wire.Call) (n int64, a wire.Answer, err error) {
 	a, err = s.wire.Do(ctx, c)
 	if err == nil && !scan(a.Reply, &n) {
 		err = badReply(c.Script, a.Reply)
 	}
-	return n, a, unsureOf(a, reachable(err))
+	return n, a, unsureOf(a, err)
 }
 
 // all sends many units once, and returns an error for each: nil for the reply 1, ErrGone for 0.
@@ -96,13 +89,13 @@ func (s *redisStore) all(ctx context.Context, script *wire.Script, common []any,
 // allAcked is all, with an error for each unit that too few servers have confirmed.
 func (s *redisStore) allAcked(ctx context.Context, script *wire.Script, common []any, units []wire.Unit, acks store.Acks) []error {
 	errs := make([]error, len(units))
-	for i, r := range s.wire.AllAcked(ctx, script, common, units, wire.Acks(acks)) {
+	for i, r := range s.wire.AllAcked(ctx, script, common, units, acks) {
 		var n int64
 		switch {
 		case wire.NotRun(r.Err):
 			errs[i] = r.Err
 		case r.Err != nil:
-			errs[i] = store.Unsure(reachable(r.Err))
+			errs[i] = store.Unsure(r.Err)
 		case !scan(r.Reply, &n):
 			errs[i] = badReply(script, r.Reply)
 		case n == 0:
@@ -117,7 +110,7 @@ func (s *redisStore) allAcked(ctx context.Context, script *wire.Script, common [
 // tooFew returns the error of a command that fewer servers have confirmed than acks demands, or
 // nil.
 func tooFew(acks store.Acks, acked int) error {
-	if wanted := wire.Acks(acks).Wanted(); acked < wanted {
+	if wanted := acks.Wanted(); acked < wanted {
 		return fmt.Errorf("%w: %d of %d within %s", store.ErrNotReplicated, acked, wanted, acks.Timeout)
 	}
 	return nil
@@ -135,7 +128,7 @@ func (s *redisStore) Enter(ctx context.Context, l store.Lease, count int) (store
 func (s *redisStore) enter(ctx context.Context, l store.Lease, c *wire.Call) (store.Lease, error) {
 	c.Patience, c.Report = attemptLimit(l.TTL), l.Report
 	if l.TTL > 0 {
-		c.Acks, c.Patience = wire.Acks(l.Acks), c.Patience+l.Acks.Timeout
+		c.Acks, c.Patience = l.Acks, c.Patience+l.Acks.Timeout
 	}
 	n, a, err := s.number(ctx, c)
 	switch {
@@ -213,7 +206,7 @@ func (s *redisStore) look(ctx context.Context, a store.Ask, keys []string) (stor
 		Script: s.scripts.mutex.state, Common: []any{len(keys)}, Unit: wire.Unit{Keys: keys}, Tries: boundTries, Report: a.Report, Yields: true,
 	})
 	if err != nil {
-		return store.State{}, unsureOf(answer, reachable(err))
+		return store.State{}, unsureOf(answer, err)
 	}
 	var owner string
 	var count, ttl, token, waiters int64

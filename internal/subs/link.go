@@ -196,36 +196,15 @@ func (l *link) serve(ctx context.Context, ps *redis.PubSub) (err error) {
 		for range read { // until the reader has ended
 		}
 	}()
-	done, end := context.WithCancel(ctx)
-	end()
 	ticker := time.NewTicker(tick)
 	defer ticker.Stop()
 	for {
 		commands, err := l.plan(time.Now())
+		if err == nil {
+			err = l.write(ctx, ps, commands, read)
+		}
 		if err != nil {
 			return err
-		}
-		for _, c := range commands {
-			with := done
-			if l.strict.Load() {
-				with = ctx
-			}
-			sent := guarded(func() error { return c.send(with, ps) })
-			select {
-			case err := <-sent:
-				switch {
-				case err == nil, errors.Is(err, errAborted): // whose end the reader notices
-				case errors.Is(err, context.Canceled):
-					return errReplaced
-				default:
-					return err
-				}
-			case err := <-read:
-				if !errors.Is(err, errAborted) {
-					<-sent //nolint:errcheck // as above
-				}
-				return err
-			}
 		}
 		select {
 		case <-l.wake:
@@ -237,6 +216,36 @@ func (l *link) serve(ctx context.Context, ps *redis.PubSub) (err error) {
 			return ctx.Err()
 		}
 	}
+}
+
+// write writes commands, with a context that keeps go-redis from connecting, see
+// command.send. An error, of write or of the reader, ends the connection.
+func (l *link) write(ctx context.Context, ps *redis.PubSub, commands []*command, read <-chan error) error {
+	done, end := context.WithCancel(ctx)
+	end()
+	for _, c := range commands {
+		with := done
+		if l.strict.Load() {
+			with = ctx
+		}
+		sent := guarded(func() error { return c.send(with, ps) })
+		select {
+		case err := <-sent:
+			switch {
+			case err == nil, errors.Is(err, errAborted): // whose end the reader notices
+			case errors.Is(err, context.Canceled):
+				return errReplaced
+			default:
+				return err
+			}
+		case err := <-read:
+			if !errors.Is(err, errAborted) {
+				<-sent //nolint:errcheck // as above
+			}
+			return err
+		}
+	}
+	return nil
 }
 
 // begin notes that a connection was made, with a PING. All subscriptions begin anew.

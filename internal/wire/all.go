@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/lifetime"
 )
 
@@ -24,11 +25,11 @@ type Result struct {
 // returns as soon as ctx is done, with a result for each unit, in order. A unit with an error may
 // have run, unless the error is a refusal.
 func (w *Wire) All(ctx context.Context, s *Script, common []any, units []Unit) []Result {
-	return w.AllAcked(ctx, s, common, units, Acks{})
+	return w.AllAcked(ctx, s, common, units, attempts.Acks{})
 }
 
 // AllAcked is All, and waits once in each round trip for the confirmations of acks.
-func (w *Wire) AllAcked(ctx context.Context, s *Script, common []any, units []Unit, acks Acks) []Result {
+func (w *Wire) AllAcked(ctx context.Context, s *Script, common []any, units []Unit, acks attempts.Acks) []Result {
 	results, spec := make([]Result, len(units)), &spec{script: s, common: common, acks: acks}
 	places, fewest := make([]int, len(units)), math.MaxInt // places of units to send
 	for i := range places {

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/go-relock/relock/internal/attempts"
 )
 
 const (
@@ -48,7 +50,7 @@ type flight struct {
 type spec struct {
 	script   *Script
 	common   []any
-	acks     Acks
+	acks     attempts.Acks
 	patience time.Duration // 0: as long as go-redis waits
 }
 

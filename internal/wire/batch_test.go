@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/redistest"
 )
 
@@ -321,7 +322,7 @@ func TestACallWithReplicaAcksSharesNothing(t *testing.T) {
 	for range 30 {
 		all.Go(func() {
 			c := r.tries(1)
-			c.Acks = Acks{Replicas: 1, Timeout: time.Millisecond}
+			c.Acks = attempts.Acks{Replicas: 1, Timeout: time.Millisecond}
 			if _, err := r.wire.Do(t.Context(), c); err != nil {
 				t.Error(err)
 			}

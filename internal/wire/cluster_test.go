@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/redistest"
 )
 
@@ -136,7 +137,7 @@ func TestACluster(t *testing.T) {
 				return digits
 			}
 			before, acked := waits(), call(name)
-			acked.Acks = Acks{Replicas: 1, Timeout: time.Second}
+			acked.Acks = attempts.Acks{Replicas: 1, Timeout: time.Second}
 			a, err := w.Do(t.Context(), acked)
 			require.NoError(t, err)
 			require.Equal(t, 1, a.Acked)

@@ -13,16 +13,12 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/lifetime"
 )
 
-// Kinds of errors, for [errors.Is].
-var (
-	// ErrUnavailable marks errors of a server that could not be reached, or does not serve now.
-	ErrUnavailable = errors.New("the Redis server is unavailable")
-	// ErrGivenUp marks errors of an attempt that was given up without an answer.
-	ErrGivenUp = errors.New("no answer from Redis")
-)
+// ErrGivenUp marks errors of an attempt that was given up without an answer.
+var ErrGivenUp = errors.New("no answer from Redis")
 
 var (
 	errNoCluster    = errors.New("the server is a node of a cluster: use a redis.ClusterClient")
@@ -244,17 +240,11 @@ func hasEnded(err error) bool {
 
 // unavailable marks an error, unless the server has answered or the command is broken.
 func unavailable(err error) error {
-	if v := judge(err); v == answered || v == refused || v == broken || errors.Is(err, ErrUnavailable) {
+	if v := judge(err); v == answered || v == refused || v == broken {
 		return err
 	}
-	return &marked{err}
+	return attempts.Unavailable(err)
 }
-
-type marked struct{ err error }
-
-func (m *marked) Error() string        { return m.err.Error() }
-func (m *marked) Unwrap() error        { return m.err }
-func (m *marked) Is(target error) bool { return target == ErrUnavailable }
 
 // MayLackTLS reports whether err is what a client meets where TLS is spoken at one end only: a
 // server with TLS ends a plain connection, and a plain server waits for more than a TLS client

@@ -16,6 +16,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-relock/relock/internal/attempts"
 )
 
 // serverError is an error reply, as go-redis hands it on.
@@ -172,7 +174,7 @@ func TestAContextsEndIsAStateOfTheServerOnlyAfterALongSilence(t *testing.T) {
 		{io.EOF, true},
 	} {
 		err := endedAfter(ctx, c.last)
-		require.Equal(t, c.want, errors.Is(err, ErrUnavailable), "%v", c.last)
+		require.Equal(t, c.want, errors.Is(err, attempts.ErrUnavailable), "%v", c.last)
 		require.ErrorIs(t, err, context.Canceled)
 		if c.last != nil {
 			require.EqualError(t, err, "context canceled (last: "+c.last.Error()+")")

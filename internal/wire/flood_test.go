@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/fakeredis"
 	"github.com/go-relock/relock/internal/lifetime"
 )
@@ -241,7 +242,7 @@ func TestEachFlightOfABatchHasItsOwnPatience(t *testing.T) {
 		for i := 2; i < len(flights); i++ {
 			<-flights[i].done
 			require.ErrorIs(t, flights[i].err, ErrGivenUp)
-			require.ErrorIs(t, flights[i].err, ErrUnavailable)
+			require.ErrorIs(t, flights[i].err, attempts.ErrUnavailable)
 			require.Equal(t, flights[i].spec.patience, time.Since(begun))
 		}
 		for _, f := range flights[:2] {
@@ -285,7 +286,7 @@ func TestTheReplyOfAQuickAttemptHasItsWholeTime(t *testing.T) {
 }
 
 func TestACallThatDoesNotYieldPassesThoseThatDo(t *testing.T) {
-	for name, acks := range map[string]Acks{"in the queue": {}, "in a room": {Replicas: 1, Timeout: time.Millisecond}} {
+	for name, acks := range map[string]attempts.Acks{"in the queue": {}, "in a room": {Replicas: 1, Timeout: time.Millisecond}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBusy(t, 2)

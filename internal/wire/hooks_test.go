@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/redistest"
 )
 
@@ -146,7 +147,7 @@ func TestTheEndOfAHooksOwnContextDoesNotSayThatACommandWasNotSent(t *testing.T) 
 	t.Run("with WAIT", func(t *testing.T) {
 		r := hooked(t, hasty)
 		c := r.tries(1)
-		c.Acks = Acks{Replicas: 1, Timeout: time.Millisecond}
+		c.Acks = attempts.Acks{Replicas: 1, Timeout: time.Millisecond}
 		a, err := r.wire.Do(t.Context(), c)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.True(t, a.Unsure)
@@ -174,7 +175,7 @@ func TestAPipelineThatIsNotSentTellsEachOfItsCommandsWhy(t *testing.T) {
 				switch way {
 				case "with WAIT":
 					c := r.tries(1)
-					c.Acks = Acks{Replicas: 1, Timeout: time.Millisecond}
+					c.Acks = attempts.Acks{Replicas: 1, Timeout: time.Millisecond}
 					a, err := r.wire.Do(t.Context(), c)
 					require.ErrorIs(t, err, says)
 					require.Equal(t, judge(says) == unknown, a.Unsure)

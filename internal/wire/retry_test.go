@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/redistest"
 )
 
@@ -63,7 +64,7 @@ func TestIdleConnectionsThatHadEndedAreNoTries(t *testing.T) {
 	t.Run("with WAIT", func(t *testing.T) {
 		r := sealedRig(t, idle)
 		c := r.tries(1)
-		c.Acks = Acks{Replicas: 1, Timeout: 1}
+		c.Acks = attempts.Acks{Replicas: 1, Timeout: 1}
 		r.do(t.Context(), c)
 	})
 	t.Run("many", func(t *testing.T) {

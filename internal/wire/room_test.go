@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/redistest"
 )
 
@@ -185,7 +186,7 @@ func TestCallsThatShareNothingLeaveRoomForRenewals(t *testing.T) {
 	for range cap(answers) {
 		f.callers.Go(func() {
 			c := f.call("x")
-			c.Acks = Acks{Replicas: 1, Timeout: time.Millisecond}
+			c.Acks = attempts.Acks{Replicas: 1, Timeout: time.Millisecond}
 			a, err := f.wire.Do(ctx, c)
 			if !errors.Is(err, context.Canceled) {
 				t.Error(err)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/lifetime"
 )
 
@@ -106,16 +107,16 @@ func (c *scriptCall) prepare(ctx context.Context, eval bool, cmds []redis.Cmder)
 	return append(cmds, c.cmd)
 }
 
-// command makes the command that waits for the confirmations.
-func (a Acks) command(ctx context.Context) command {
+// waitFor makes the command that waits for the confirmations.
+func waitFor(ctx context.Context, a attempts.Acks) command {
 	if a.Disk {
 		return command{redis.NewCmd(ctx, "WAITAOF", 1, a.Replicas, lifetime.Millis(a.Timeout))}
 	}
 	return command{redis.NewCmd(ctx, "WAIT", a.Replicas, lifetime.Millis(a.Timeout))}
 }
 
-// count reads how many servers have confirmed. The server itself is one of them with Disk.
-func (a Acks) count(reply command) (int, error) {
+// confirmations reads how many servers have confirmed. The server itself is one of them with Disk.
+func confirmations(a attempts.Acks, reply command) (int, error) {
 	if !a.Disk {
 		return reply.Int()
 	}
@@ -138,7 +139,7 @@ func (c *scriptCall) read() {
 	case c.err != nil || !alone && (!ok || len(list) != len(c.flights)):
 		c.err = fmt.Errorf("%w of script %s: %.200q", errBadReply, c.script.Name, fmt.Sprint(c.cmd.Val()))
 	case c.acks.Wanted() > 0:
-		if c.acked, c.err = c.acks.count(c.wait); c.err != nil {
+		if c.acked, c.err = confirmations(c.acks, c.wait); c.err != nil {
 			c.err = fmt.Errorf("%w: %w", errNoAcks, c.err)
 		}
 	}
@@ -189,7 +190,7 @@ func (w *Wire) exchange(ctx context.Context, calls []*scriptCall) {
 			cmds = c.prepare(ctx, eval, cmds)
 		}
 		if acks.Wanted() > 0 {
-			wait := acks.command(ctx)
+			wait := waitFor(ctx, acks)
 			cmds = append(cmds, wait)
 			for _, c := range calls {
 				c.wait = wait

@@ -19,6 +19,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/group"
 	"github.com/go-relock/relock/internal/lifetime"
 )
@@ -104,9 +105,9 @@ type Call struct {
 	// Migrating serves a call with two keys in a migrating slot. nil: the call is sent again.
 	Migrating *Migrating
 	// Acks are to confirm the script, and Answer.Acked have. A call with Acks is never batched.
-	Acks Acks
+	Acks attempts.Acks
 	// Report is told before the call is sent again; nil: nobody is.
-	Report Reporter
+	Report attempts.Reporter
 	// Repeat makes the Unit.Args of an attempt at a time elapsed after Answer.First, once the end
 	// of an attempt is unknown. nil: the same as before.
 	Repeat func(elapsed time.Duration) []any
@@ -116,28 +117,6 @@ type Call struct {
 type Migrating struct {
 	Second *Script // runs over the second key alone; replies 0 if the key does not exist
 	First  *Script // then runs over the first key alone, in place of the script of the call
-}
-
-// A Reporter is told that a script is sent again, with the number of failed attempts, the begin of
-// the first one, and the latest failure. Retrying must not block.
-type Reporter interface {
-	Retrying(script string, attempt int, since time.Time, err error)
-}
-
-// Acks demands that Replicas replicas confirm a script within Timeout. With Disk, the server too
-// confirms, and each confirms that the script is on its disk.
-type Acks struct {
-	Replicas int
-	Disk     bool
-	Timeout  time.Duration
-}
-
-// Wanted is the number of servers that are to confirm.
-func (a Acks) Wanted() int {
-	if a.Disk {
-		return a.Replicas + 1
-	}
-	return a.Replicas
 }
 
 // Answer is what Do knows of a call.
@@ -157,7 +136,7 @@ type Answer struct {
 // as soon as ctx is done, also while Redis is silent. Between attempts Do waits for a [Pause]. The
 // Answer counts also with an error.
 //
-// Errors: a refusal, see [Refused]; after all tries the last error, marked with [ErrUnavailable];
+// Errors: a refusal, see [Refused]; after all tries the last error, marked with [attempts.ErrUnavailable];
 // the end of ctx, with its cause and the error of the last attempt, marked with ErrUnavailable if
 // that attempt has found no server that serves.
 func (w *Wire) Do(ctx context.Context, c *Call) (Answer, error) {

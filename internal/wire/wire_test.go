@@ -17,6 +17,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/redistest"
 	"github.com/go-relock/relock/internal/test/bound"
@@ -210,7 +211,7 @@ func TestGoRedisSendsACommandOnceForEachAttempt(t *testing.T) {
 		"one": func(r *rig) error { _, err := r.wire.Do(r.Context(), r.tries(3)); return err },
 		"with WAIT": func(r *rig) error {
 			c := r.tries(3)
-			c.Acks = Acks{Replicas: 1, Timeout: time.Millisecond}
+			c.Acks = attempts.Acks{Replicas: 1, Timeout: time.Millisecond}
 			_, err := r.wire.Do(r.Context(), c)
 			return err
 		},
@@ -262,7 +263,7 @@ func TestAPassingErrorIsTriedAgainAndARefusalIsNot(t *testing.T) {
 			require.Equal(t, tries-1, r.retries())
 			require.False(t, a.Unsure, "it has not run")
 			require.Equal(t, tries == 1, Refused(err))
-			require.Equal(t, tries > 1, errors.Is(err, ErrUnavailable))
+			require.Equal(t, tries > 1, errors.Is(err, attempts.ErrUnavailable))
 		})
 	}
 }
@@ -272,16 +273,16 @@ func TestTheWordOfAProxyIsWaitedForAndMayHaveCostAnAnswer(t *testing.T) {
 	rule := r.faults.On(scripts, redistest.Answer("-upstream failure"))
 	a, err := r.wire.Do(t.Context(), r.tries(3))
 	require.ErrorContains(t, err, "upstream failure")
-	require.ErrorIs(t, err, ErrUnavailable)
+	require.ErrorIs(t, err, attempts.ErrUnavailable)
 	require.Equal(t, 3, rule.Hits())
 	require.True(t, a.Unsure, "the proxy may have sent the script")
 	err = r.wire.All(t.Context(), setScript, nil, units(r, 1))[0].Err
-	require.ErrorIs(t, err, ErrUnavailable)
+	require.ErrorIs(t, err, attempts.ErrUnavailable)
 	require.False(t, NotRun(err))
 	once := r.call("x")
 	once.NoRepeat = true
 	a, err = r.wire.Do(t.Context(), once)
-	require.ErrorIs(t, err, ErrUnavailable)
+	require.ErrorIs(t, err, attempts.ErrUnavailable)
 	require.True(t, a.Unsure)
 	require.Equal(t, 5, rule.Hits(), "a script that adds is not sent again")
 	rule.Times(2)
@@ -330,7 +331,7 @@ func TestASentinelThatForgetsIsWaitedFor(t *testing.T) {
 		defer cancel()
 		a, err := w.Do(ctx, &Call{Script: setScript, Unit: Unit{Keys: []string{"k"}, Args: []any{"x"}}})
 		require.Equal(t, 5*time.Second, time.Since(begun), "to the end of the wait")
-		require.ErrorIs(t, err, ErrUnavailable)
+		require.ErrorIs(t, err, attempts.ErrUnavailable)
 		require.ErrorContains(t, err, "the sentinels do not know a master of this name")
 		require.False(t, a.Unsure, "nothing was sent")
 		require.Greater(t, dials, 5)
@@ -373,7 +374,7 @@ func TestAContextThatIsDoneSendsNothing(t *testing.T) {
 	a, err := r.wire.Do(ctx, r.call("x"))
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorIs(t, err, cause)
-	require.NotErrorIs(t, err, ErrUnavailable)
+	require.NotErrorIs(t, err, attempts.ErrUnavailable)
 	require.Zero(t, a)
 	require.Zero(t, r.faults.Commands())
 }
@@ -387,7 +388,7 @@ func TestACallWhoseContextEndsSaysWhatRedisHasSaidLast(t *testing.T) {
 	_, err := r.wire.Do(ctx, r.call("x"))
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorContains(t, err, "READONLY")
-	require.ErrorIs(t, err, ErrUnavailable)
+	require.ErrorIs(t, err, attempts.ErrUnavailable)
 	require.False(t, Refused(err))
 	require.LessOrEqual(t, refusal.Hits(), 2)
 }
@@ -423,7 +424,7 @@ func TestAnAttemptIsGivenUpWhenItsPatienceIsOver(t *testing.T) {
 		a, err := r.wire.Do(context.Background(), c)
 		require.ErrorContains(t, err, "no answer from Redis for ")
 		require.ErrorIs(t, err, ErrGivenUp)
-		require.ErrorIs(t, err, ErrUnavailable)
+		require.ErrorIs(t, err, attempts.ErrUnavailable)
 		require.True(t, a.Unsure)
 	})
 	t.Run("and was never sent if there was no connection", func(t *testing.T) {
@@ -433,7 +434,7 @@ func TestAnAttemptIsGivenUpWhenItsPatienceIsOver(t *testing.T) {
 		c := r.tries(1)
 		c.Patience = patience
 		a, err := r.wire.Do(t.Context(), c)
-		require.ErrorIs(t, err, ErrUnavailable)
+		require.ErrorIs(t, err, attempts.ErrUnavailable)
 		require.NotErrorIs(t, err, context.DeadlineExceeded, "the call's context is not done")
 		require.Equal(t, errors.Is(err, ErrGivenUp), a.Unsure)
 		require.Zero(t, r.faults.Commands("EVALSHA"))
@@ -485,7 +486,7 @@ func TestACallEndsAtItsDeadlineIfThereIsNoConnection(t *testing.T) {
 			begun := time.Now()
 			_, err := r.wire.Do(ctx, r.call("x"))
 			require.ErrorIs(t, err, context.DeadlineExceeded)
-			require.ErrorIs(t, err, ErrUnavailable)
+			require.ErrorIs(t, err, attempts.ErrUnavailable)
 			require.Less(t, time.Since(begun), bound.Of(ample))
 			r.faults.Heal()
 		})
@@ -524,7 +525,7 @@ func TestEveryCallIsSentInFullToAServerThatHasForgottenTheScript(t *testing.T) {
 	require.Empty(t, r.do(t.Context(), r.call("a")).Reply)
 	forget()
 	c := r.tries(1)
-	c.Acks = Acks{Replicas: 1, Timeout: time.Millisecond}
+	c.Acks = attempts.Acks{Replicas: 1, Timeout: time.Millisecond}
 	require.Equal(t, "a", r.do(t.Context(), c).Reply)
 	forget()
 	for i, result := range r.wire.All(t.Context(), setScript, nil, units(r, 2*maxUnits)) {
@@ -561,7 +562,7 @@ func TestAReplyThatNoScriptGivesIsAnErrorAndNotAskedForAgain(t *testing.T) {
 func TestTheAnswerSaysHowManyReplicasHaveConfirmed(t *testing.T) {
 	acked := func(r *rig) *Call {
 		c := r.tries(2)
-		c.Acks = Acks{Replicas: 1, Timeout: time.Millisecond}
+		c.Acks = attempts.Acks{Replicas: 1, Timeout: time.Millisecond}
 		return c
 	}
 	for name, ctx := range waysOut(t) {
@@ -586,7 +587,7 @@ func TestTheAnswerSaysHowManyReplicasHaveConfirmed(t *testing.T) {
 			require.ErrorContains(t, err, "the script has run, and WAIT or WAITAOF failed: "+reply[1:])
 			require.True(t, a.Unsure, "the script has run")
 			require.Equal(t, tries, rule.Hits())
-			require.Equal(t, tries > 1, errors.Is(err, ErrUnavailable))
+			require.Equal(t, tries > 1, errors.Is(err, attempts.ErrUnavailable))
 		})
 	}
 }
@@ -610,7 +611,7 @@ func TestWhatGoRedisCannotSendIsNotUnsure(t *testing.T) {
 			_ = conn.Ping(t.Context())
 			a, err := r.wire.Do(t.Context(), r.tries(3))
 			require.ErrorIs(t, err, c.want)
-			require.ErrorIs(t, err, ErrUnavailable)
+			require.ErrorIs(t, err, attempts.ErrUnavailable)
 			require.False(t, a.Unsure)
 			require.Equal(t, 2, r.retries())
 		})
@@ -620,7 +621,7 @@ func TestWhatGoRedisCannotSendIsNotUnsure(t *testing.T) {
 		r.faults.On(scripts, redistest.Answer("-MOVED 3999 127.0.0.1:6381"))
 		a, err := r.wire.Do(t.Context(), r.call("x"))
 		require.True(t, Refused(err))
-		require.NotErrorIs(t, err, ErrUnavailable)
+		require.NotErrorIs(t, err, attempts.ErrUnavailable)
 		require.False(t, a.Unsure)
 		require.ErrorContains(t, err, "use a redis.ClusterClient (MOVED 3999 127.0.0.1:6381")
 		require.True(t, Refused(r.wire.All(t.Context(), setScript, nil, []Unit{r.unit(0, "x")})[0].Err))
@@ -649,7 +650,7 @@ func TestTroubleIsReportedWhenAServerIsNotWhatItWas(t *testing.T) {
 	r.faults.Once(scripts, redistest.Answer("-READONLY You can't write against a read only replica."))
 	err := r.wire.All(t.Context(), setScript, nil, []Unit{r.unit(0, "x")})[0].Err
 	require.Equal(t, "READONLY", Code(err))
-	require.ErrorIs(t, err, ErrUnavailable)
+	require.ErrorIs(t, err, attempts.ErrUnavailable)
 	require.Equal(t, 2, r.trouble)
 	r.faults.Once(scripts, redistest.Answer("-NOPERM no access"))
 	require.True(t, Refused(r.wire.All(t.Context(), setScript, nil, []Unit{r.unit(0, "x")})[0].Err))

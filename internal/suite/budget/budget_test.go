@@ -58,8 +58,8 @@ var budgets = map[string]cost{
 	"once, first":            {103, 7890, 1, 3, 3, 973},
 	"once, replay":           {68, 4896, 1, 1, 1, 443},
 	"quorum pair":            {149, 15950, 13, 6, 6, 1204},
-	"hand-over":              {69, 5184, 2, 2, 2, 432},
-	"renewal of 1000":        {175, 758286, 4, 17, 16, 103957},
+	"hand-over":              {68, 5170, 2, 2, 2, 432},
+	"renewal of 1000":        {179, 758900, 4, 17, 16, 103957},
 }
 
 // goVersion has the compiler that the allocations were counted with. Another one may have others.
