@@ -41,14 +41,15 @@ func (w *waited) has(id store.ID) bool {
 }
 
 // unheard gives back the lock that a message has granted to a hold that is over. Without an answer
-// the lock is free after a lease.
+// the lock is free after a lease. A hold that has left may live on by its loans: then Redis keeps
+// the lock.
 func (s *nativeStore) unheard(channel, line string) {
 	a := askOf(line)
 	base, is := strings.CutSuffix(channel, ":"+cutLast(string(a.ID), 2))
 	if !is || a.Kind < 0 || s.waited.has(a.ID) {
 		return
 	}
-	a.Name = base
+	a.Name, a.Lent = base, a.Kind == store.Mutex
 	s.group.GoOpen(func() {
 		ctx, cancel := context.WithTimeout(s.life, undoLimit)
 		defer cancel()

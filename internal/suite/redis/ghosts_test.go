@@ -1,6 +1,7 @@
 package redis_test
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -89,4 +90,52 @@ func TestAMessageThatComesTwiceEndsNoHold(t *testing.T) {
 	require.False(t, next.Comes(100*time.Millisecond))
 	w.Leave(section, ours)
 	next.Leave()
+}
+
+// TestALateGrantFreesNothingThatLives sends the grant of a hold again when its section has ended, and
+// something of the hold is in Redis yet.
+func TestALateGrantFreesNothingThatLives(t *testing.T) {
+	w := stage.OnShared(t)
+	owner, client, far := w.Peer(), w.Peer(), w.Peer()
+	for what, leaves := range map[string]func(w *stage.Arena, l *relock.Lock, section context.Context) (unlock func()){
+		"an open loan": func(w *stage.Arena, l *relock.Lock, section context.Context) func() {
+			ticket, err := l.Lend(section)
+			require.NoError(w.T, err)
+			loan, err := far.NewLock(l.Name()).Borrow(w.T.Context(), ticket)
+			require.NoError(w.T, err)
+			w.Leave(section, l)
+			return func() { w.Leave(loan, far.NewLock(l.Name())) }
+		},
+		"a hand-off": func(w *stage.Arena, l *relock.Lock, section context.Context) func() {
+			ticket, err := l.HandOff(section)
+			require.NoError(w.T, err)
+			return func() {
+				there, err := far.NewLock(l.Name()).Accept(w.T.Context(), ticket)
+				require.NoError(w.T, err)
+				w.Leave(there, far.NewLock(l.Name()))
+			}
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			w := w.In(t)
+			theirs, ours := owner.NewLock("late "+what), client.NewLock("late "+what)
+			section := w.Enter(t.Context(), theirs)
+			attempt := w.Start(t.Context(), ours)
+			hold, _, _ := strings.Cut(firstPlace(w, stage.BaseKey(ours.Name())+":queue").member.Member.(string), "|")
+			w.Leave(section, theirs)
+			unlock := leaves(w, ours, attempt.Section())
+			next := w.Start(t.Context(), ours) // which listens on the channel of the grant
+			w.AwaitWaiters(ours.Name(), 1)
+
+			answers := client.Faults.On(w.Script(stage.LuaForget, stage.LuaRecall), redistest.After(func([]string, string) {}))
+			for _, id := range []string{hold, client.ID() + ":0:0"} { // the answer to the second shows that the first was heard
+				require.NoError(t, w.Plain.Publish(t.Context(), stage.BaseKey(ours.Name())+":"+client.ID(), id).Err())
+			}
+			answers.WaitHits(t, 1)
+			require.True(t, next.Waits())
+			require.Equal(t, hold, string(w.Owner(ours.Name())))
+			unlock()
+			next.Leave()
+		})
+	}
 }
