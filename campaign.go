@@ -46,10 +46,10 @@ func (l *Lock) Campaign(ctx context.Context) *Candidacy {
 
 func (c *Candidacy) run(ctx context.Context) {
 	err := errResigned
+	defer func() { c.end(err) }()
 	for errors.Is(err, errResigned) {
 		attempts.Outlast(&err, func() error { return c.lock.Lead(ctx, c.serve) })
 	}
-	c.end(err)
 }
 
 // serve leads until the section ends, or the process resigns.

@@ -14,6 +14,7 @@ import (
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/stage"
 	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/store/mem"
 )
 
 // What is left when a caller's context panics, or a hook ends its goroutine?
@@ -280,4 +281,259 @@ func TestAContextThatPanicsInACallOfAnOperator(t *testing.T) {
 			})
 		})
 	}
+}
+
+// hostile is a store in which one method panics, or ends its goroutine, while it is armed.
+type hostile struct {
+	*mem.Store
+	method string
+	end    func()
+	armed  atomic.Bool
+	hits   atomic.Int64
+}
+
+// methods are the methods of a hostile store that talk to a server or listen, and the ends of those
+// that listen.
+var methods = []string{
+	"Try", "TryAll", "Wait", "Enter", "Release", "ReleaseAll", "Renew", "Forget", "Token", "Look", "Break", "Borrow", "Follow",
+	"Accept", "Want", "Announce", "Show", "Shown", "List", "WatchWanted", "stop WatchWanted", "Announced", "stop Announced", "Watch", "stop Watch",
+}
+
+func (h *hostile) at(method string) {
+	if method == h.method && h.armed.Load() {
+		h.hits.Add(1)
+		h.end()
+	}
+}
+
+func (h *hostile) listening(method string, listen func() (stop func())) (stop func()) {
+	h.at(method)
+	end := listen()
+	return func() { end(); h.at("stop " + method) }
+}
+
+func (h *hostile) Try(ctx context.Context, a store.Ask) (store.Lease, error) {
+	h.at("Try")
+	l, err := h.Store.Try(ctx, a)
+	if err == nil && a.Name == "unsure" {
+		err = store.Unsure(store.ErrUnavailable)
+	}
+	return l, err
+}
+
+func (h *hostile) TryAll(ctx context.Context, asks []store.Ask) ([]store.Lease, error) {
+	h.at("TryAll")
+	return h.Store.TryAll(ctx, asks)
+}
+
+func (h *hostile) Wait(ctx context.Context, a store.Ask, progress func(store.Progress)) (store.Lease, error) {
+	h.at("Wait")
+	return h.Store.Wait(ctx, a, progress)
+}
+
+func (h *hostile) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
+	h.at("Enter")
+	return h.Store.Enter(ctx, l, count)
+}
+
+func (h *hostile) Release(ctx context.Context, l store.Lease, count int) error {
+	h.at("Release")
+	return h.Store.Release(ctx, l, count)
+}
+
+func (h *hostile) ReleaseAll(ctx context.Context, leases []store.Lease) []error {
+	h.at("ReleaseAll")
+	return h.Store.ReleaseAll(ctx, leases)
+}
+
+func (h *hostile) Renew(ctx context.Context, renewals []store.Renewal) []error {
+	h.at("Renew")
+	return h.Store.Renew(ctx, renewals)
+}
+
+func (h *hostile) Forget(ctx context.Context, asks []store.Ask) []error {
+	h.at("Forget")
+	return h.Store.Forget(ctx, asks)
+}
+
+func (h *hostile) Token(ctx context.Context, l store.Lease) (int64, error) {
+	h.at("Token")
+	return h.Store.Token(ctx, l)
+}
+
+func (h *hostile) Look(ctx context.Context, a store.Ask) (store.State, error) {
+	h.at("Look")
+	return h.Store.Look(ctx, a)
+}
+
+func (h *hostile) List(ctx context.Context, a store.Ask) (map[string]store.Kind, error) {
+	h.at("List")
+	return h.Store.List(ctx, a)
+}
+
+func (h *hostile) Break(ctx context.Context, a store.Ask) error {
+	h.at("Break")
+	return h.Store.Break(ctx, a)
+}
+
+func (h *hostile) Borrow(ctx context.Context, a store.Ask, t store.Ticket) (store.Lease, error) {
+	h.at("Borrow")
+	return h.Store.Borrow(ctx, a, t)
+}
+
+func (h *hostile) Follow(ctx context.Context, l store.Lease) (time.Duration, error) {
+	h.at("Follow")
+	return h.Store.Follow(ctx, l)
+}
+
+func (h *hostile) Accept(ctx context.Context, a store.Ask, old store.ID, t store.Ticket, unaware bool) (store.Lease, time.Duration, error) {
+	h.at("Accept")
+	return h.Store.Accept(ctx, a, old, t, unaware)
+}
+
+func (h *hostile) Want(ctx context.Context, a store.Ask) error {
+	h.at("Want")
+	return h.Store.Want(ctx, a)
+}
+
+func (h *hostile) Announce(ctx context.Context, a store.Ask) error {
+	h.at("Announce")
+	return h.Store.Announce(ctx, a)
+}
+
+func (h *hostile) Show(ctx context.Context, w store.Waiting, lifetime time.Duration) error {
+	h.at("Show")
+	return h.Store.Show(ctx, w, lifetime)
+}
+
+func (h *hostile) Shown(ctx context.Context, holds []store.ID) ([]store.Waiting, error) {
+	h.at("Shown")
+	return h.Store.Shown(ctx, holds)
+}
+
+func (h *hostile) Watch(client string, doubt func(store.ID)) (stop func()) {
+	return h.listening("Watch", func() func() { return h.Store.Watch(client, doubt) })
+}
+
+func (h *hostile) WatchWanted(client string, wanted func(store.ID)) (stop func()) {
+	return h.listening("WatchWanted", func() func() { return h.Store.WatchWanted(client, wanted) })
+}
+
+func (h *hostile) Announced(name string, heard func()) (stop func()) {
+	return h.listening("Announced", func() func() { return h.Store.Announced(name, heard) })
+}
+
+// TestNoMethodOfAStoreEndsTheProcess walks over all methods of a store, and calls each verb of a lock
+// while one of them panics, or ends its goroutine.
+func TestNoMethodOfAStoreEndsTheProcess(t *testing.T) {
+	for how, end := range map[string]func(){"panics": func() { panic("of the driver") }, "ends its goroutine": runtime.Goexit} {
+		for _, method := range methods {
+			t.Run(method+" "+how, func(t *testing.T) {
+				stage.Fake(t, func(t *testing.T, w *stage.World) {
+					h := &hostile{Store: w.Store, method: method, end: end}
+					c, err := relock.Open(h)
+					require.NoError(t, err)
+					h.armed.Store(true)
+					everything(t, w, c)
+					require.Positive(t, h.hits.Load(), "the method was called")
+					h.armed.Store(false)
+					stage.Pass(time.Hour)
+					other := w.NewClient()
+					for _, name := range []string{"a", "b", "c", "d", "lead", "loan", "away", "unsure"} {
+						l := other.NewLock(name)
+						w.Leave(w.Enter(t.Context(), l), l)
+						l = c.NewLock(name)
+						if name != "unsure" {
+							w.Leave(w.Enter(t.Context(), l), l)
+						}
+					}
+					h.armed.Store(true)
+					inCaller(func() { _ = c.Close() })
+					h.armed.Store(false)
+					require.NoError(t, c.Close())
+				})
+			})
+		}
+	}
+}
+
+// inCaller runs a call in a goroutine that the call may end, or let panic.
+func inCaller(call func()) {
+	go func() {
+		defer func() { _ = recover() }()
+		call()
+	}()
+}
+
+// everything calls each verb of a lock, and lets each background work of a client happen.
+func everything(t *testing.T, w *stage.World, c *relock.Client) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	other := w.NewClient()
+	theirs := w.Enter(ctx, other.NewLock("b"))
+	lender := other.NewLock("loan")
+	lent := w.Enter(ctx, lender)
+	loan, err := lender.Lend(lent)
+	require.NoError(t, err)
+	away, err := other.NewLock("away").HandOff(w.Enter(ctx, other.NewLock("away")))
+	require.NoError(t, err)
+
+	a := c.NewLock("a")
+	inCaller(func() {
+		section, err := a.Lock(ctx)
+		if err != nil {
+			return
+		}
+		defer func() { _ = a.Unlock(section) }()
+		for _, call := range []func(){
+			func() { a.Wanted(section) },
+			func() { _ = a.Do(section, func(context.Context) error { return nil }) },
+			func() { _, _ = a.Token(section) },
+			func() { _, _ = c.NewLock("b").TryLockFor(section, time.Minute) }, // with a search for deadlocks
+			func() { <-section.Done() },
+		} {
+			inCaller(call)
+		}
+		<-time.After(2 * time.Minute)
+	})
+	for _, call := range []func(){
+		func() { _, _ = c.NewLock("unsure").TryLock(ctx) },
+		func() { _ = c.NewLocks([]string{"c", "d"}).Do(ctx, func(context.Context) error { return nil }) },
+		func() {
+			_ = relock.All(c.NewLock("c"), c.NewSemaphore("s", 1)).Do(ctx, func(context.Context) error { return nil })
+		},
+		func() {
+			if section, err := c.NewLock("loan").Borrow(ctx, loan); err == nil {
+				<-time.After(time.Minute)
+				_ = c.NewLock("loan").Unlock(section)
+			}
+		},
+		func() {
+			if section, err := c.NewLock("away").Accept(ctx, away); err == nil {
+				_ = c.NewLock("away").Unlock(section)
+			}
+		},
+		func() {
+			for range c.NewLock("lead").Leaders(ctx) { //nolint:revive // a follower looks
+			}
+		},
+		func() { _ = c.NewLock("lead").Lead(ctx, func(context.Context) error { return nil }) },
+		func() { _ = c.NewLock("b").Ask(ctx) },
+		func() { _, _ = c.NewLock("b").State(ctx) },
+		func() { _, _ = c.List(ctx, nil) },
+	} {
+		inCaller(call)
+		stage.Pass(time.Second)
+	}
+	campaign := c.NewLock("lead").Campaign(ctx)
+	stage.Pass(time.Minute)
+	inCaller(func() { _ = c.NewLock("b").ForceUnlock(ctx) })
+	inCaller(func() { campaign.Resign() })
+	stage.Pass(5 * time.Minute)
+	cancel()
+	_ = other.NewLock("b").Unlock(theirs)
+	_ = lender.Unlock(lent)
+	stage.Pass(time.Minute)
+	<-campaign.Done()
 }

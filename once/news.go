@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/go-relock/relock/internal/group"
 )
 
 // news is the channel of one Once for the ends of operations. The subscription begins with the
@@ -17,17 +19,15 @@ type news struct {
 	mu        sync.Mutex
 	listeners map[string]chan record
 	started   bool
-	closed    bool
 	ready     chan struct{} // closed when the subscription is confirmed
 	life      context.Context
 	end       context.CancelFunc
-	done      chan struct{} // closed when run has returned
+	group     group.Group // run
 }
 
 func newNews(rdb redis.UniversalClient, channel string) *news {
 	n := &news{
-		rdb: rdb, channel: channel, listeners: make(map[string]chan record),
-		ready: make(chan struct{}), done: make(chan struct{}),
+		rdb: rdb, channel: channel, listeners: make(map[string]chan record), ready: make(chan struct{}),
 	}
 	n.life, n.end = context.WithCancel(context.Background())
 	return n
@@ -39,10 +39,7 @@ func (n *news) listen(of string) (heard <-chan record, stop func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.listeners[of] = c
-	if !n.started && !n.closed {
-		n.started = true
-		go n.run()
-	}
+	n.started = n.started || n.group.GoOpen(n.run)
 	return c, func() {
 		n.mu.Lock()
 		defer n.mu.Unlock()
@@ -71,7 +68,6 @@ const healthCheck = 15 * time.Second
 // run listens. go-redis subscribes again after a broken connection, and reports the new
 // subscription. Messages may have been missed meanwhile, so every waiter looks at its record.
 func (n *news) run() {
-	defer close(n.done)
 	sub := n.rdb.Subscribe(n.life, n.channel)
 	defer func() { _ = sub.Close() }()
 	messages := sub.ChannelWithSubscriptions(redis.WithChannelHealthCheckInterval(healthCheck))
@@ -126,13 +122,8 @@ func put(c chan record, end record) {
 }
 
 func (n *news) close() error {
-	n.mu.Lock()
-	n.closed = true
-	started := n.started
-	n.mu.Unlock()
+	n.group.Close()
 	n.end()
-	if started {
-		<-n.done
-	}
+	n.group.Wait()
 	return nil
 }

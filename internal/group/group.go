@@ -7,7 +7,13 @@ import (
 )
 
 // Group counts goroutines and calls, safe for concurrent use. The zero value is open and empty.
+//
+// Code of others, such as a driver or a hook, may panic in a goroutine of the group, or end the
+// goroutine with [runtime.Goexit]. That goroutine ends, and the process goes on.
 type Group struct {
+	// Panicked is told the reason of a panic, in the goroutine that ends. Panicked may be nil.
+	Panicked func(reason any)
+
 	count atomic.Int64 // member for each running goroutine or call, plus closed
 	mu    sync.Mutex
 	idle  sync.Cond
@@ -35,6 +41,11 @@ func (g *Group) GoOpen(f func()) bool {
 
 func (g *Group) run(f func()) {
 	defer g.Leave()
+	defer func() {
+		if reason := recover(); reason != nil && g.Panicked != nil {
+			g.Panicked(reason)
+		}
+	}()
 	f()
 }
 

@@ -137,3 +137,21 @@ func TestEveryEnterBeforeCloseIsWaitedFor(t *testing.T) {
 		require.Zero(t, inside.Load(), "a call was inside when Wait returned")
 	}
 }
+
+func TestAGoroutineThatPanicsEndsNoProcess(t *testing.T) {
+	for name, run := range map[string]func(g *group.Group, f func()){
+		"Go":     func(g *group.Group, f func()) { g.Go(f) },
+		"GoOpen": func(g *group.Group, f func()) { require.True(t, g.GoOpen(f)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var told []any
+			for _, g := range []*group.Group{{}, {Panicked: func(reason any) { told = append(told, reason) }}} {
+				run(g, func() { panic("of the driver") })
+				run(g, runtime.Goexit)
+				g.Close()
+				g.Wait()
+			}
+			require.Equal(t, []any{"of the driver"}, told)
+		})
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/store"
 )
 
@@ -35,20 +36,22 @@ func Live(ctx context.Context, s store.Store, a store.Ask, name string) error {
 	}
 	queued, over := make(chan struct{}, 1), make(chan error, 1)
 	go func() {
-		_, err := s.Wait(ctx, second, func(store.Progress) {
-			select {
-			case queued <- struct{}{}:
-			default:
+		defer close(over)
+		over <- attempts.Apart(func() error {
+			_, err := s.Wait(ctx, second, func(store.Progress) {
+				select {
+				case queued <- struct{}{}:
+				default:
+				}
+			})
+			if err = step("wait for the lock", err); err == nil {
+				err = step("break a hold of", s.Break(ctx, second))
 			}
+			if err == nil {
+				err = step("forget a hold of", s.Forget(ctx, []store.Ask{second})[0])
+			}
+			return err
 		})
-		if err = step("wait for the lock", err); err == nil {
-			err = step("break a hold of", s.Break(ctx, second))
-		}
-		if err == nil {
-			err = step("forget a hold of", s.Forget(ctx, []store.Ask{second})[0])
-		}
-		over <- err
-		close(over)
 	}()
 	var waited, renewed error
 	select {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/subs"
 	"github.com/go-relock/relock/internal/wire"
 	"github.com/go-relock/relock/store"
@@ -162,15 +163,17 @@ func (c *checks) handOver(ctx context.Context, st store.Store, lease store.Lease
 	waits, done := make(chan struct{}), make(chan error, 1)
 	go func() {
 		queued := sync.OnceFunc(func() { close(waits) })
-		got, err := st.Wait(ctx, next, func(p store.Progress) {
-			if p.Queued {
-				queued()
+		done <- attempts.Apart(func() error {
+			got, err := st.Wait(ctx, next, func(p store.Progress) {
+				if p.Queued {
+					queued()
+				}
+			})
+			if err == nil && got.Woken == store.WakeRecheck {
+				err = errors.New("the message did not come")
 			}
+			return err
 		})
-		if err == nil && got.Woken == store.WakeRecheck {
-			err = errors.New("the message did not come")
-		}
-		done <- err
 	}()
 	select {
 	case <-waits:

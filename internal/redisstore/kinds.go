@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/wire"
 	"github.com/go-relock/relock/store"
 )
@@ -71,23 +71,20 @@ func inGroups[T any, G comparable](items []T, groupOf func(T) G, send func(G, []
 	if len(groups) == 1 {
 		return send(groups[0], items)
 	}
-	errs := make([]error, len(items))
-	var sends sync.WaitGroup
-	for _, group := range groups {
+	errs := slices.Repeat([]error{attempts.ErrEnded}, len(items))
+	attempts.Each(len(groups), len(groups), func(n int) error {
 		var same []T
 		var at []int
 		for i, item := range items {
-			if groupOf(item) == group {
+			if groupOf(item) == groups[n] {
 				same, at = append(same, item), append(at, i)
 			}
 		}
-		sends.Go(func() {
-			for i, err := range send(group, same) {
-				errs[at[i]] = err
-			}
-		})
-	}
-	sends.Wait()
+		for i, err := range send(groups[n], same) {
+			errs[at[i]] = err
+		}
+		return nil
+	})
 	return errs
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/internal/subs"
 	"github.com/go-relock/relock/internal/wire"
@@ -303,7 +304,11 @@ func (s *nativeStore) Announced(name string, heard func()) (stop func()) {
 // send publishes a message, in one attempt.
 func (s *nativeStore) send(ctx context.Context, channel, message string) error {
 	sent := make(chan error, 1) // go-redis may wait for longer than ctx lasts
-	s.group.Go(func() { sent <- s.rdb.Publish(ctx, channel, message).Err() })
+	s.group.Go(func() {
+		err := attempts.ErrEnded // if a hook of go-redis ends the goroutine
+		defer func() { sent <- err }()
+		err = s.rdb.Publish(ctx, channel, message).Err()
+	})
 	select {
 	case err := <-sent:
 		if err != nil && !wire.Refused(err) {

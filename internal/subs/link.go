@@ -191,7 +191,7 @@ func (l *link) serve(ctx context.Context, ps *redis.PubSub) (err error) {
 	defer func() {
 		cancel()
 		if !errors.Is(err, errAborted) {
-			go func() { _ = ps.Close() }() // ends the reader, unless the reader is aborted just now
+			guarded(ps.Close) // ends the reader, unless the reader is aborted just now
 		}
 		for range read { // until the reader has ended
 		}
