@@ -14,7 +14,9 @@ import (
 
 // Ask asks whoever has the lock to give it back: each of them hears of it by [Lock.Wanted]. It is
 // one message. Nothing is taken away, the queue stays as it is, and whoever does not listen goes
-// on. The message is lost if its receiver is not connected just then, so ask again after a while.
+// on. The message is lost if its receiver is not connected just then, so ask again after a while. A
+// lender hears of it, and its borrowers hear of their recall: when the lender has left, nobody is
+// left to ask.
 // Ask does not wait, and is of use beside a Lock that waits, or alone, as from "relock ask".
 //
 // Errors: [ErrNotHeld] if nobody has the lock; [errors.ErrUnsupported] with a store that cannot
@@ -41,8 +43,8 @@ func (l *Lock) Ask(ctx context.Context) error {
 // section, and takes the lock again behind whoever waits. What was asked before the first call of
 // Wanted in a hold is not heard. All entries of a hold have the same channel.
 //
-// The channel is nil, so that a receive blocks, outside of a section, and with a store that cannot
-// tell, see [Lock.Ask].
+// The channel is nil, so that a receive blocks, outside of a section, in a borrowed section, and
+// with a store that cannot tell, see [Lock.Ask].
 func (l *Lock) Wanted(ctx context.Context) <-chan struct{} {
 	if l.check(ctx) != nil {
 		return nil
@@ -54,7 +56,7 @@ func (l *Lock) Wanted(ctx context.Context) <-chan struct{} {
 	h, t := e.hold, &c.table
 	t.mu.Lock()
 	w := t.wanted[h]
-	if w == nil && h.state == held && !t.closed {
+	if w == nil && h.state == held && !t.closed && !h.isLoan() {
 		if w = (&want{c: make(chan struct{})}); t.wanted == nil {
 			t.wanted = make(map[*hold]*want)
 		}

@@ -36,12 +36,13 @@ func TestAnAskIsHeardByWhoeverHasTheLock(t *testing.T) {
 		require.NotNil(t, wanted)
 		require.Equal(t, wanted, l.Wanted(section), "one channel for all entries")
 		require.False(t, isClosed(wanted))
+		another := other.Wanted(elsewhere)
 
 		for range 3 {
 			require.NoError(t, asker.NewLock("a").Ask(t.Context()))
 			require.True(t, isClosed(wanted))
 		}
-		require.False(t, isClosed(other.Wanted(elsewhere)))
+		require.False(t, isClosed(another), "another hold of the same client")
 		require.NoError(t, section.Err(), "nothing is taken away")
 		w.RequireCount("a", 2)
 
@@ -106,6 +107,30 @@ func TestWantedIsNilWhereNobodyCanAsk(t *testing.T) {
 		require.Nil(t, l.Wanted(section), "a store that cannot tell")
 		require.ErrorIs(t, l.Ask(t.Context()), errors.ErrUnsupported)
 		require.NoError(t, l.Unlock(section))
+	})
+}
+
+// A borrower leaves when the lender does: an ask reaches the lender, and nobody when it has left.
+func TestALenderHearsAnAskAndItsBorrowersHearTheRecall(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		lender, borrower, asker := w.NewClient().NewLock("a"), w.NewClient().NewLock("a"), w.NewClient().NewLock("a")
+		section := w.Enter(t.Context(), lender)
+		ticket, err := lender.Lend(section)
+		require.NoError(t, err)
+		loan, err := borrower.Borrow(t.Context(), ticket)
+		require.NoError(t, err)
+		require.Nil(t, borrower.Wanted(loan), "a channel that nothing would close")
+		wanted := lender.Wanted(section)
+		require.NoError(t, asker.Ask(t.Context()))
+		require.True(t, isClosed(wanted))
+
+		stage.Pass(time.Second) // the borrower listens for its recall
+		w.Leave(section, lender)
+		stage.Settle()
+		require.ErrorIs(t, context.Cause(loan), relock.ErrRecalled)
+		require.NoError(t, asker.Ask(t.Context()), "the loan is open")
+		w.Leave(loan, borrower)
+		require.ErrorIs(t, asker.Ask(t.Context()), relock.ErrNotHeld)
 	})
 }
 
