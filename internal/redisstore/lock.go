@@ -195,6 +195,7 @@ func (s *nativeStore) leavingLoans(a store.Ask) (*wire.Script, wire.Unit) {
 
 // Enter sets the lease, and the count of a mutex. Other kinds keep no count in Redis.
 func (s *nativeStore) Enter(ctx context.Context, l store.Lease, count int) (store.Lease, error) {
+	defer s.waited.lasts(l.ID, l.Kept(l.TTL))
 	if l.Kind == store.Mutex {
 		return s.redisStore.Enter(ctx, l, count)
 	}
@@ -212,6 +213,11 @@ func (s *nativeStore) Renew(ctx context.Context, renewals []store.Renewal) []err
 		acks    store.Acks
 	}
 	of := func(r store.Renewal) group { return group{r.Lease.Kind == store.Mutex, acksOf(r)} }
+	defer func() {
+		for _, r := range renewals {
+			s.waited.lasts(r.Lease.ID, r.Lease.Kept(r.TTL))
+		}
+	}()
 	return inGroups(renewals, of, func(g group, same []store.Renewal) []error {
 		if g.isMutex {
 			return s.allAcked(ctx, s.scripts.mutex.renew, nil, s.renewals(same), g.acks)

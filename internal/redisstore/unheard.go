@@ -2,8 +2,10 @@ package redisstore
 
 import (
 	"context"
+	"maps"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/go-relock/relock/store"
 )
@@ -12,19 +14,39 @@ import (
 // master brings their places back, and while the client listens on the channel for another wait,
 // each of the places would have the lock for a lease.
 
-// waited has the holds of a store that have asked for a place in a queue, until they are over.
+// waited has the holds of a store that have asked for a place in a queue, until they are over, or
+// their leases are.
 type waited struct {
 	mu    sync.Mutex
-	holds map[store.ID]struct{}
+	holds map[store.ID]time.Time // the end of the lease; zero while the hold waits
+	most  int                    // holds before the next look for leases that are over
 }
 
+// begin notes a hold that waits. A client that was closed has left its holds to the ends of their
+// leases.
 func (w *waited) begin(id store.ID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.holds == nil {
-		w.holds = make(map[store.ID]struct{})
+		w.holds = make(map[store.ID]time.Time)
 	}
-	w.holds[id] = struct{}{}
+	if len(w.holds) >= w.most {
+		now := time.Now()
+		maps.DeleteFunc(w.holds, func(_ store.ID, end time.Time) bool { return !end.IsZero() && now.After(end) })
+		w.most = 2*len(w.holds) + 1024
+	}
+	w.holds[id] = time.Time{}
+}
+
+// lasts notes that the lease of a hold may last for so long from now on.
+func (w *waited) lasts(id store.ID, lease time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if old, has := w.holds[id]; has {
+		if end := time.Now().Add(lease); end.After(old) {
+			w.holds[id] = end
+		}
+	}
 }
 
 func (w *waited) end(id store.ID) {

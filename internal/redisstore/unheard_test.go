@@ -1,7 +1,10 @@
 package redisstore
 
 import (
+	"fmt"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -66,4 +69,53 @@ func TestAHoldThatHasWaitedIsForgottenWithItsEnd(t *testing.T) {
 			require.Empty(t, r.store.waited.holds)
 		})
 	}
+}
+
+// TestAHoldOfAClosedClientIsForgottenAfterItsLease has holds that nobody releases, as those of a
+// client that was closed.
+func TestAHoldOfAClosedClientIsForgottenAfterItsLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var w waited
+		live, waiting := store.ID(newID("a")), store.ID(newID("a"))
+		w.begin(live)
+		w.begin(waiting)
+		for n := range 100_000 {
+			<-time.After(time.Second)
+			id := store.ID(fmt.Sprintf("b:%d:1", n))
+			w.begin(id)
+			w.lasts(id, time.Minute)
+			w.lasts(live, time.Minute)
+			w.lasts(live, 0) // a renewal that leaves the lease unchanged
+			require.LessOrEqual(t, len(w.holds), 2048)
+		}
+		require.True(t, w.has(live), "a hold that is renewed")
+		require.True(t, w.has(waiting))
+	})
+}
+
+func TestTheLeaseOfAHoldThatHasWaitedIsKnown(t *testing.T) {
+	r, _ := faulty(t)
+	owner, id := r.enter("a"), store.ID(newID("b"))
+	w := r.wait(r.ask(string(id), minute))
+	require.Zero(t, r.store.waited.holds[id])
+	lasts := func(ttl time.Duration, command func()) {
+		t.Helper()
+		begun := time.Now()
+		command()
+		require.Greater(t, r.store.waited.holds[id].Sub(begun), ttl)
+	}
+	var l store.Lease
+	lasts(minute, func() {
+		require.EqualValues(t, 1, r.release(owner))
+		l = w.get()
+	})
+	lasts(time.Hour, func() {
+		require.NoError(t, r.store.Renew(t.Context(), []store.Renewal{{Lease: l, TTL: time.Hour, Count: 1}})[0])
+	})
+	lasts(2*time.Hour+minute, func() {
+		l.TTL, l.Delay = 2*time.Hour, minute
+		_, err := r.store.Enter(t.Context(), l, 2)
+		require.NoError(t, err)
+	})
+	require.NoError(t, r.store.Release(t.Context(), l, 0))
 }

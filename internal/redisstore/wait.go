@@ -112,6 +112,8 @@ func (s *nativeStore) Wait(ctx context.Context, a store.Ask, progress func(store
 		}
 		if err != nil && !errors.Is(err, store.ErrUnsure) { // the client calls no Forget
 			s.waited.end(a.ID)
+		} else {
+			s.waited.lasts(a.ID, a.Kept(a.TTL))
 		}
 	}()
 	arrival, placeAsks := newPlace, 0 // newPlace until the waiter queues; the asks for a place
