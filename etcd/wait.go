@@ -158,7 +158,7 @@ func (w *waiting) sleep(ctx context.Context) store.Wake {
 	w.keepStream()
 	watched, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	wake := make(chan store.Wake, 1)
-	go func() { // as Watch waits for etcd
+	w.group.Go(func() { // as Watch waits for etcd
 		defer close(wake)
 		events := w.client.Watch(watched, w.before, clientv3.WithRev(w.seen+1), clientv3.WithFilterPut())
 		if resp, open := <-events; open && resp.Err() == nil {
@@ -166,7 +166,7 @@ func (w *waiting) sleep(ctx context.Context) store.Wake {
 			return
 		}
 		lifetime.Sleep(watched.Done(), watchPause)
-	}()
+	})
 	defer func() {
 		cancel()
 		for range wake { // ends at once

@@ -45,8 +45,8 @@ func (s *Store) Want(ctx context.Context, a store.Ask) error {
 
 // WatchWanted implements [store.Asking].
 func (s *Store) WatchWanted(client string, wanted func(store.ID)) (stop func()) {
-	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(context.Background()))
-	go func() {
+	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(s.life))
+	s.group.GoOpen(func() {
 		for pause := (attempts.Pause{}); ctx.Err() == nil; pause.Wait(ctx.Done()) {
 			for resp := range s.client.Watch(ctx, s.wants()+client+":", clientv3.WithPrefix(), clientv3.WithFilterDelete()) {
 				for _, e := range resp.Events {
@@ -57,7 +57,7 @@ func (s *Store) WatchWanted(client string, wanted func(store.ID)) (stop func()) 
 				}
 			}
 		}
-	}()
+	})
 	return cancel
 }
 
@@ -82,14 +82,14 @@ func (s *Store) keepStream() {
 // Watch implements [store.Watcher]. Watch tells of holds that [Store.Break] has taken out, and of
 // all holds if etcd has ended the watch.
 func (s *Store) Watch(client string, doubt func(store.ID)) (stop func()) {
-	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(context.Background()))
-	go func() {
+	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(s.life))
+	s.group.GoOpen(func() {
 		for pause := (attempts.Pause{}); ctx.Err() == nil; pause.Wait(ctx.Done()) {
 			if s.watchNotices(ctx, s.notices()+client+":", doubt) {
 				pause = attempts.Pause{}
 			}
 		}
-	}()
+	})
 	return cancel
 }
 

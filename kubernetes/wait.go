@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/go-relock/relock/internal/attempts"
+	"github.com/go-relock/relock/internal/group"
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
@@ -111,7 +112,7 @@ func (s *Store) watch(ctx context.Context, options meta.ListOptions) (watch.Inte
 // and of all holds whenever a watch begins.
 func (s *Store) Watch(client string, doubt func(store.ID)) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
-	go func() {
+	new(group.Group).Go(func() { // outlives a panic of the client
 		for pause := (attempts.Pause{}); ctx.Err() == nil; pause.Wait(ctx.Done()) {
 			w, err := s.watch(ctx, meta.ListOptions{LabelSelector: clientLabel + "=" + labelOf(client)})
 			if err == nil {
@@ -120,7 +121,7 @@ func (s *Store) Watch(client string, doubt func(store.ID)) (stop func()) {
 				pause = attempts.Pause{}
 			}
 		}
-	}()
+	})
 	return cancel
 }
 
