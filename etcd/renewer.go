@@ -12,6 +12,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-relock/relock/internal/attempts"
+	"github.com/go-relock/relock/internal/group"
 	"github.com/go-relock/relock/store"
 )
 
@@ -162,26 +163,14 @@ func (r *renewer) close() {
 	}
 }
 
-// run opens a stream, and serves the stream until its end. The more streams have failed, the later
-// run opens the next one, and the longer may the opening take.
+// run serves a stream until its end. The more streams have failed, the later run opens the next
+// one. An interceptor that panics ends its stream.
 func (r *renewer) run(ctx context.Context, st *stream, failures int) {
 	if failures > 0 {
 		r.pause.Wait(ctx.Done())
 	}
-	opening := min(answerLimit<<failures, longestOpening)
-	late := time.AfterFunc(opening, func() { st.end(fmt.Errorf("no stream for renewals in %s", opening)) })
-	rpc, err := pb.NewLeaseClient(r.client.ActiveConnection()).LeaseKeepAlive(clientv3.WithRequireLeader(ctx))
-	late.Stop()
 	answered := false
-	if err == nil {
-		var sender sync.WaitGroup
-		sender.Go(func() { st.send(ctx, rpc) })
-		for err = st.receive(rpc); err == nil; err = st.receive(rpc) {
-			answered = true
-		}
-		st.end(err)
-		sender.Wait()
-	}
+	err := attempts.Apart(func() error { return r.serve(ctx, st, failures, &answered) })
 	st.silence.Stop()
 	st.err = rpctypes.Error(cmp.Or(context.Cause(ctx), err))
 	st.end(nil)
@@ -191,6 +180,27 @@ func (r *renewer) run(ctx context.Context, st *stream, failures int) {
 		r.failures, r.pause = 1, attempts.Pause{}
 	}
 	close(st.ended)
+}
+
+// serve opens a stream, and serves the stream until its end. The more streams have failed, the
+// longer may the opening take.
+func (r *renewer) serve(ctx context.Context, st *stream, failures int, answered *bool) error {
+	opening := min(answerLimit<<failures, longestOpening)
+	late := time.AfterFunc(opening, func() { st.end(fmt.Errorf("no stream for renewals in %s", opening)) })
+	rpc, err := pb.NewLeaseClient(r.client.ActiveConnection()).LeaseKeepAlive(clientv3.WithRequireLeader(ctx))
+	late.Stop()
+	if err != nil {
+		return err
+	}
+	var sender group.Group
+	sender.Go(func() { st.send(ctx, rpc) })
+	for err = st.receive(rpc); err == nil; err = st.receive(rpc) {
+		*answered = true
+	}
+	st.end(err)
+	sender.Close()
+	sender.Wait()
+	return err
 }
 
 // send sends the requests of a stream.

@@ -3,11 +3,15 @@ package relocketcd_test
 import (
 	"context"
 	"errors"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
 
 	"github.com/go-relock/relock/internal/etcdtest"
 	"github.com/go-relock/relock/internal/redistest"
@@ -198,4 +202,50 @@ func TestNothingOfAStoreIsLeftAfterClose(t *testing.T) {
 		})
 	}
 	require.NoError(t, s.Close())
+}
+
+// hostile is a stream whose methods panic once, in goroutines of the store.
+type hostile struct {
+	grpc.ClientStream
+	at func(method string)
+}
+
+func (h hostile) SendMsg(m any) error { h.at("SendMsg"); return h.ClientStream.SendMsg(m) }
+func (h hostile) RecvMsg(m any) error { h.at("RecvMsg"); return h.ClientStream.RecvMsg(m) }
+
+func TestAnInterceptorThatPanicsEndsItsStreamOnly(t *testing.T) {
+	for _, method := range []string{"opening", "SendMsg", "RecvMsg"} {
+		t.Run(method, func(t *testing.T) {
+			var panicked atomic.Bool
+			at := func(here string) {
+				if here == method && panicked.CompareAndSwap(false, true) {
+					panic("of an interceptor")
+				}
+			}
+			c, err := clientv3.New(clientv3.Config{
+				Endpoints: []string{etcdtest.Shared(t).URL()}, Logger: zap.NewNop(),
+				DialOptions: []grpc.DialOption{grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn,
+					name string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+					s, err := open(ctx, desc, cc, name, opts...)
+					if err != nil || !strings.HasSuffix(name, keepAlive) {
+						return s, err
+					}
+					at("opening")
+					return hostile{s, at}, nil
+				})},
+			})
+			require.NoError(t, err)
+			defer c.Close()
+			s := newStore(t, c)
+			l, err := s.Try(t.Context(), ask("panic-"+method, minute))
+			require.NoError(t, err)
+			redistest.Eventually(t, minute, func() bool {
+				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+				defer cancel()
+				return s.Renew(ctx, renewal(l))[0] == nil && panicked.Load()
+			}, "the next stream renews")
+			require.NoError(t, s.Release(t.Context(), l, 0))
+			require.NoError(t, s.Close())
+		})
+	}
 }
