@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"runtime/debug"
 	"time"
 
 	"github.com/go-relock/relock/store"
@@ -121,7 +119,7 @@ func (a *acquiring) started(start time.Time) {
 		l.client.events.Emit(func() { hook(event) })
 	}
 	for _, trace := range hooks.traces {
-		a.survive(func() {
+		l.client.events.Survive(l.settings.logger, func() {
 			inner := event
 			inner.Context = a.event.Context
 			ctx, finished := trace(inner)
@@ -131,16 +129,6 @@ func (a *acquiring) started(start time.Time) {
 			}
 		})
 	}
-}
-
-// survive calls a hook in the goroutine of the call, and logs its panic.
-func (a *acquiring) survive(hook func()) {
-	defer func() {
-		if r := recover(); r != nil {
-			a.lock.client.log(a.lock.settings.logger, slog.LevelError, "relock: a hook panicked", slog.Any("panic", r), slog.String("stack", string(debug.Stack())))
-		}
-	}()
-	hook()
 }
 
 func (a *acquiring) finished(err error) {
@@ -168,7 +156,7 @@ func (a *acquiring) finished(err error) {
 func (a *acquiring) endTraces() {
 	var ends []func(TraceEnded)
 	for _, finished := range a.traces {
-		a.survive(func() {
+		a.lock.client.events.Survive(a.lock.settings.logger, func() {
 			if a.event.Err != nil {
 				finished(a.ctx, a.event)
 				return

@@ -442,8 +442,7 @@ func (j *joint) giveUp() {
 	errs, done := j.close(), make(chan struct{})
 	j.locks.locks[0].client.group.Go(func() {
 		defer close(done)
-		var err error // cleanup has what the store does not confirm
-		attempts.Outlast(&err, func() error { return j.leave(j.Context, errs) })
+		_ = j.leave(j.Context, errs) // cleanup has what the store does not confirm
 	})
 	lifetime.Sleep(done, giveBack)
 }

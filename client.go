@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"log/slog"
-	"runtime/debug"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -87,9 +86,7 @@ func newClient(s settings) (*Client, error) {
 		onDrop = func(n int) { dropped(Dropped{Events: n}) }
 	}
 	c.events = events.New(s.logger, onDrop)
-	c.group.Panicked = func(reason any) {
-		c.log(s.logger, slog.LevelError, "relock: the store panicked", slog.Any("panic", reason), slog.String("stack", string(debug.Stack())))
-	}
+	c.group.Panicked = func(reason any) { c.events.Panicked(s.logger, "relock: the store panicked", reason) }
 	c.answers.Length, c.answers.Shared, c.answers.Cause = answerLimit, answerLimit/20, errSilent
 	c.watchdog = &watchdog{client: c, wake: make(chan struct{}, 1), armed: timers.Never, watchAt: timers.Never}
 	c.cleanup = &cleanup{client: c, wake: make(chan struct{}, 1)}

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/lifetime"
 	"github.com/go-relock/relock/store"
 )
@@ -72,10 +71,7 @@ func (h *hold) watchForDeadlock(ctx, around context.Context) (context.Context, c
 		me: store.Waiting{ID: h.lease.ID, Name: h.name, Holds: holds, Since: time.Now()},
 	}
 	timer := time.AfterFunc(deadlockAfter, func() {
-		c.group.GoOpen(func() {
-			var err error
-			attempts.Outlast(&err, func() error { s.run(ctx, end); return nil })
-		})
+		c.group.GoOpen(func() { s.run(ctx, end) })
 	})
 	return ctx, func() { timer.Stop(); end(nil) }
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"iter"
 
-	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/store"
 )
 
@@ -71,7 +70,7 @@ func (l *Lock) announce(section context.Context) {
 	l.client.group.GoOpen(func() {
 		ctx, cancel := context.WithTimeout(l.client.life, answerLimit)
 		defer cancel()
-		_ = attempts.Apart(func() error { return announcing.Announce(ctx, ask) }) // followers look by themselves, too
+		_ = announcing.Announce(ctx, ask) // followers look by themselves, too
 	})
 }
 

@@ -60,6 +60,18 @@ const (
 	waitsForItsSection = "a section around it"
 )
 
+func TestAPanicOfTheStoreIsLogged(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var log stage.Logbook
+		m := w.NewClient(relock.WithLogger(log.Logger()))
+		m.Link.Once(func(context.Context, *stage.Fault, func() error) error { panic("of the driver") }, stage.CmdAnnounce)
+		require.NoError(t, m.NewLock("a").Lead(t.Context(), func(context.Context) error { return nil }))
+		stage.Settle()
+		line := log.RequireOne(t, "the store panicked", slog.LevelError, "panic", "stack")
+		require.Equal(t, "of the driver", line.Attrs["panic"])
+	})
+}
+
 func TestAWaitForASectionAroundItIsLoggedAfterASecond(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		var log stage.Logbook

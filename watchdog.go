@@ -107,7 +107,7 @@ func (d *watchdog) run() {
 			d.stop = nil
 			t.mu.Unlock()
 			if stop != nil {
-				_ = attempts.Apart(func() error { stop(); return nil })
+				stop()
 			}
 			return
 		}

@@ -66,6 +66,21 @@ func (w *Worker) Log(l *slog.Logger, level slog.Level, msg string, attrs ...slog
 	}
 }
 
+// Survive runs a call of the user's code in the goroutine of its caller, and logs a panic to l.
+func (w *Worker) Survive(l *slog.Logger, call func()) {
+	defer func() {
+		if r := recover(); r != nil {
+			w.Panicked(l, "relock: a hook panicked", r)
+		}
+	}()
+	call()
+}
+
+// Panicked logs the reason of a panic, with the stack of the goroutine.
+func (w *Worker) Panicked(l *slog.Logger, msg string, reason any) {
+	w.Log(l, slog.LevelError, msg, slog.Any("panic", reason), slog.String("stack", string(debug.Stack())))
+}
+
 // run ends after Close, when all earlier calls have run.
 func (w *Worker) run() {
 	ended := false
