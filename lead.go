@@ -2,7 +2,6 @@ package relock
 
 import (
 	"context"
-	"errors"
 	"iter"
 
 	"github.com/go-relock/relock/store"
@@ -47,7 +46,7 @@ func (l *Lock) Lead(ctx context.Context, fn func(ctx context.Context) error) err
 			if ctx.Err() != nil || !isLost(context.Cause(section)) {
 				return err
 			}
-		case ctx.Err() != nil || isStop(err) || !errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrNotReplicated):
+		case ctx.Err() != nil || isStop(err) || !attempts.Passes(err):
 			return notEntered(err)
 		default:
 			pause, end := l.client.boundCall(ctx, ctx, l.settings.ttl/3)

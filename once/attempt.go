@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/internal/lifetime"
 )
 
@@ -366,7 +367,7 @@ func (o *Once) attempt(section context.Context, c *call, p *peers, number int, i
 	case storeErr != nil:
 		return record{}, false, errors.Join(err, fmt.Errorf("once: %q has run, and its end is not stored: %w", c.key, storeErr))
 	case stored != int64(1):
-		return record{}, false, errors.Join(err, fmt.Errorf("once: %q has run, and another attempt has begun since", c.key))
+		return record{}, false, errors.Join(err, fmt.Errorf("once: %q has run, and another attempt has begun since: %w", c.key, relock.ErrLockLost))
 	}
 	told = true
 	o.end(c, p, end, nil)
@@ -395,7 +396,6 @@ func (o *Once) wake(c *call) {
 const (
 	// storeLimit bounds the time in which the end of an attempt is stored.
 	storeLimit = 10 * time.Second
-	storePause = 20 * time.Millisecond
 
 	// takeBackTimes is how often an attempt that does not run is taken back, within half a minute.
 	takeBackTimes = 5
@@ -407,20 +407,16 @@ const (
 )
 
 // eval runs a script of the end of an attempt, even if the caller's context has ended, and repeats
-// the script until Redis answers. Our scripts are safe to repeat.
-func (o *Once) eval(section context.Context, c *call, script string, keys []string, args ...any) (any, error) {
+// the script until Redis answers, or the storeLimit is over: [relock.ErrUnavailable]. Our scripts
+// are safe to repeat.
+func (o *Once) eval(section context.Context, c *call, script string, keys []string, args ...any) (reply any, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(section), storeLimit)
 	defer cancel()
-	for {
-		reply, err := c.lock.Eval(ctx, script, keys, args...)
-		if err == nil || !errors.Is(err, relock.ErrUnavailable) || ctx.Err() != nil {
-			return reply, err
-		}
-		select {
-		case <-time.After(storePause):
-		case <-ctx.Done():
-		}
-	}
+	err = attempts.Patiently(ctx, attempts.Call{}, func() (err error) {
+		reply, err = c.lock.Eval(ctx, script, keys, args...)
+		return err
+	})
+	return reply, err
 }
 
 // parseNews reads a message of finish or wake.

@@ -28,7 +28,9 @@ type EveryOption func(*schedule)
 
 // CatchUp makes [Every] run up to n of the latest periods that passed without a run, oldest first,
 // before the present one. Periods before the first call of Every with this name are not missed. The
-// default is 0: missed periods are skipped. n is at most 1,000.
+// default is 0: missed periods are skipped. n is at most 1,000. Redis forgets a schedule that nobody
+// has called for 100 periods (n+2, if that is more) and for the time of [WithRetention]; the next
+// call is a first call again.
 func CatchUp(n int) EveryOption {
 	return func(s *schedule) {
 		if n < 0 || n > 1000 {
@@ -37,6 +39,9 @@ func CatchUp(n int) EveryOption {
 		s.catchUp = int64(n)
 	}
 }
+
+// keptPeriods is for how many periods a schedule is kept that nobody calls.
+const keptPeriods = 100
 
 // schedule is one call of Every.
 type schedule struct {
@@ -67,9 +72,10 @@ type schedule struct {
 // may be caught up, are kept, or those of [WithRetention] if that is longer. Every process needs a
 // Redis command a period for the time, and one for the record.
 //
-// Every goes on while Redis is away, and says so as [relock.Lock.Lock] does. Errors: the end of
-// ctx; [relock.ErrClosed]; [relock.ErrInvalid]; [ErrMismatch], if [Do] has used a key of Every; an
-// error of Redis that asking again would not change.
+// Every goes on while Redis or a replica is away ([relock.ErrUnavailable],
+// [relock.ErrNotReplicated]), and says so as [relock.Lock.Lock] does; and after the loss of a lock.
+// Errors: the end of ctx; [relock.ErrClosed]; [relock.ErrInvalid]; [ErrMismatch], if [Do] has used a
+// key of Every; an error of Redis that asking again would not change.
 func Every(ctx context.Context, o *Once, name string, period time.Duration, fn func(ctx context.Context, t Tick), options ...EveryOption) error {
 	s := &schedule{once: o, name: name, period: period, fn: fn}
 	for _, option := range options {
@@ -80,21 +86,26 @@ func Every(ctx context.Context, o *Once, name string, period time.Duration, fn f
 	}
 	for pause := (attempts.Pause{}); ctx.Err() == nil; {
 		rest, err := s.round(ctx)
-		switch {
-		case ctx.Err() != nil:
-		case err == nil:
+		if err == nil {
 			pause = attempts.Pause{}
 			lifetime.Sleep(ctx.Done(), rest)
-		case errors.Is(err, relock.ErrUnavailable), errors.Is(err, relock.ErrLockLost):
+			continue
+		}
+		if passes(err) {
 			pause.Wait(ctx.Done())
-			if err := s.waitForRedis(ctx); err != nil && ctx.Err() == nil {
-				return err
-			}
-		default:
+			err = s.waitForRedis(ctx)
+		}
+		if err != nil && ctx.Err() == nil && !passes(err) {
 			return err
 		}
 	}
 	return lifetime.Ended(ctx)
+}
+
+// passes says whether a schedule goes on after an error: another process, or the next round, runs
+// the period. A full queue is that of the processes that come back after an outage.
+func passes(err error) bool {
+	return attempts.Passes(err) || errors.Is(err, relock.ErrLockLost) || errors.Is(err, relock.ErrQueueFull)
 }
 
 // waitForRedis leaves the wait, and the words about it, to a lock that nobody wants.
@@ -110,7 +121,7 @@ func (s *schedule) check(ctx context.Context) error {
 	if s.err != nil {
 		return s.err
 	}
-	switch longest := math.MaxInt64 / time.Duration(s.catchUp+2); {
+	switch longest := math.MaxInt64 / time.Duration(max(s.catchUp+2, keptPeriods)); {
 	case ctx == nil || s.once == nil || s.fn == nil:
 		return fmt.Errorf("%w: once.Every needs a context, a Once and a function", relock.ErrInvalid)
 	case s.period > longest:
@@ -150,7 +161,7 @@ func (s *schedule) run(ctx context.Context, number int64) error {
 	if err != nil {
 		return err
 	}
-	c.retention = max(c.retention, time.Duration(s.catchUp+2)*s.period)
+	c.retention = s.keep(s.catchUp + 2)
 	_, _, err = do(ctx, s.once, c, func(ctx context.Context, a Attempt) (none struct{}, _ error) {
 		s.fn(ctx, Tick{Period: time.UnixMilli(number * s.period.Milliseconds()), Attempt: a})
 		return none, nil
@@ -158,12 +169,17 @@ func (s *schedule) run(ctx context.Context, number int64) error {
 	return err
 }
 
+// keep returns how long Redis keeps what is about so many periods.
+func (s *schedule) keep(periods int64) time.Duration {
+	return max(s.once.settings.retention, time.Duration(periods)*s.period)
+}
+
 // now returns the number of the present period, the time since its begin, and the number of the
 // first one that was asked for.
 func (s *schedule) now(ctx context.Context) (present int64, in time.Duration, first int64, err error) {
 	keep := int64(0)
 	if s.catchUp > 0 {
-		keep = (time.Duration(s.catchUp+2) * s.period).Milliseconds()
+		keep = s.keep(max(s.catchUp+2, keptPeriods)).Milliseconds()
 	}
 	reply, err := s.clock.lock.Run(ctx, everyScript, []string{s.clock.record + ":first"}, s.period.Milliseconds(), keep)
 	if err != nil {

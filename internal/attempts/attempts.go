@@ -99,6 +99,12 @@ func Repeat(ctx context.Context, c Call, pause func(done <-chan struct{}) bool, 
 	}
 }
 
+// Passes says whether an error of a call for a lock passes by itself: the store is out of reach, or
+// too few replicas have confirmed. Whoever wants the lock for good asks again after a pause.
+func Passes(err error) bool {
+	return errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrNotReplicated)
+}
+
 // ErrEnded is the error of a call that has panicked, or has ended its goroutine with
 // [runtime.Goexit], as a hook of a driver can. The call may have run.
 var ErrEnded = store.Unsure(errors.New("the call has ended without a result"))
