@@ -199,7 +199,7 @@ func (o *Once) lead(ctx context.Context, c *call, p *peers) (record, bool, error
 		switch {
 		case err == nil:
 			defer o.running(c, p)() // once: the loop ends here
-			return o.attempt(section, c, p, number, interrupted)
+			return o.attempt(ctx, section, c, p, number, interrupted)
 		case errors.As(err, &found):
 			o.end(c, p, found.record, nil)
 			return c.replay(found.record)
@@ -251,14 +251,17 @@ type known struct{ record }
 
 func (*known) Error() string { return "done" }
 
-// begin asks Redis for the record, and begins an attempt if there is none.
+// begin asks Redis for the record, and begins an attempt if there is none. The section outlives
+// ctx, because the function may.
 func (o *Once) begin(ctx context.Context, c *call) (section context.Context, number int, interrupted bool, err error) {
 	strict := ""
 	if o.settings.interrupt {
 		strict = "1"
 	}
-	section, reply, err := c.lock.TryLockIf(ctx, beginScript, []string{c.record, c.waiters},
+	asking, keep := lifetime.Outliving(ctx)
+	section, reply, err := c.lock.TryLockIf(asking, beginScript, []string{c.record, c.waiters},
 		c.attempt, c.input, max(c.retention, shortestNote).Milliseconds(), o.news.channel, strict)
+	isInTime := keep()
 	var declined *relock.DeclinedError
 	if errors.As(err, &declined) {
 		return nil, 0, false, c.declined(declined)
@@ -267,7 +270,13 @@ func (o *Once) begin(ctx context.Context, c *call) (section context.Context, num
 		if mayHaveBegun(err) {
 			o.takeBack(c)
 		}
-		return nil, 0, false, err
+		return nil, 0, false, asOf(ctx, err)
+	}
+	if !isInTime { // ctx has ended since
+		_, _ = o.eval(section, c, abortScript, []string{c.record}, c.attempt)
+		_ = c.lock.Unlock(section)
+		o.wake(c)
+		return nil, 0, false, lifetime.Ended(ctx)
 	}
 	fields, _ := reply.([]any)
 	if len(fields) != 2 {
@@ -277,6 +286,22 @@ func (o *Once) begin(ctx context.Context, c *call) (section context.Context, num
 	n, _ := fields[0].(int64)
 	return section, int(n), fields[1] == int64(1), nil
 }
+
+// asOf returns the error of an ask that ctx may have cancelled: after a deadline it is no
+// [context.Canceled].
+func asOf(ctx context.Context, err error) error {
+	if ctx.Err() == context.DeadlineExceeded { //nolint:errorlint // Err of a context is one of two
+		return overdue{err}
+	}
+	return err
+}
+
+type overdue struct{ error }
+
+func (e overdue) Is(target error) bool {
+	return target != context.Canceled && errors.Is(e.error, target)
+}
+func (e overdue) As(target any) bool { return errors.As(e.error, target) }
 
 // mayHaveBegun says whether TryLockIf may have noted an attempt that has not got the lock.
 func mayHaveBegun(err error) bool {
@@ -338,21 +363,23 @@ func (c *call) declined(d *relock.DeclinedError) error {
 
 // attempt runs the function, and stores its end. The client's cleanup frees the lock if Unlock does
 // not reach Redis.
-func (o *Once) attempt(section context.Context, c *call, p *peers, number int, interrupted bool) (record, bool, error) {
+func (o *Once) attempt(ctx, section context.Context, c *call, p *peers, number int, interrupted bool) (record, bool, error) {
 	told := false
+	work, stop := lifetime.Work(section, ctx)
 	defer func() { // also after a panic
+		stop()
 		if err := c.lock.Unlock(section); err == nil && !told {
 			o.wake(c)
 		}
 	}()
-	data, err := c.run(section, Attempt{Key: c.key, Number: number, Interrupted: interrupted, lock: c.lock})
+	data, err := c.run(work, Attempt{Key: c.key, Number: number, Interrupted: interrupted, lock: c.lock})
 	end := record{state: "done", input: c.input, result: string(data)}
 	switch {
 	case errors.As(err, new(permanent)):
 		end.state, end.result, err = "failed", err.Error(), marked{err, true}
 	case errors.As(err, new(unknown)):
 		return record{}, false, withLoss(section, marked{err, false})
-	case err != nil && section.Err() != nil:
+	case err != nil && work.Err() != nil:
 		return record{}, false, withLoss(section, err)
 	case err != nil:
 		_, abortErr := o.eval(section, c, abortScript, []string{c.record}, c.attempt)

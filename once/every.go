@@ -61,8 +61,8 @@ type schedule struct {
 //
 // fn reports its errors by itself: the period is over when fn returns. If the process dies before,
 // or loses its lock, or fn panics, another process runs the period again after one TTL, and is told
-// by [Attempt.Interrupted]; with [FailIfInterrupted] nobody does. fn gets the context of a section,
-// which ends when the lock is lost.
+// by [Attempt.Interrupted]; with [FailIfInterrupted] nobody does. fn gets a context as the function
+// of [Do] does.
 //
 // Periods that pass while the processes wait for such an end, or for a run that takes longer than a
 // period, are missed, see [CatchUp]. A process that begins meanwhile runs the present period beside

@@ -308,8 +308,9 @@ func lockName(key string) string {
 // time, across processes. Calls meanwhile wait for its result, or until ctx is done ([ErrInFlight],
 // and ctx's error). The result is stored as JSON.
 //
-// fn gets the context of a section. The context ends when ctx ends and when the lock is lost, and
-// fn should return at its end. The return of fn decides:
+// fn gets a context inside the section of the attempt. The context ends when ctx ends and when the
+// lock is lost, and fn should return at its end. If fn goes on behind the end of ctx, the lock is
+// kept until fn returns: no other attempt begins meanwhile. The return of fn decides:
 //   - nil: the result is stored, and sent to all waiters.
 //   - a [Permanent] error: the error is stored.
 //   - an [Unknown] error, or any error after the end of fn's context that is not [Permanent]:

@@ -40,11 +40,13 @@ type middleware struct {
 // error's text stays on the server.
 //
 // A handler gets a request with its whole body, and a context that ends when the client goes away
-// or when the lock of the attempt is lost. The response of a handler that has run is always sent,
-// also if it could not be stored: it says what has happened, and an error in its place would make
-// the client repeat what is done. A repeat of that request meets an interrupted attempt. If the
-// lock was lost, another attempt may have begun before the handler ended. A panic of the handler
-// goes on to the server, and the attempt counts as interrupted.
+// or when the lock of the attempt is lost. A handler may go on after its client has gone: the lock
+// is kept until the handler returns, and a repeat of the request waits, see [WithWait], or is
+// refused. The response of a handler that has run is always sent, also if it could not be stored:
+// it says what has happened, and an error in its place would make the client repeat what is done. A
+// repeat of that request meets an interrupted attempt. If the lock was lost, another attempt may
+// have begun before the handler ended. A panic of the handler goes on to the server, and the attempt
+// counts as interrupted.
 //
 // If no handler runs and there is nothing to replay, the response is a problem of RFC 9457, see
 // [TypeMissingKey] and the other types.

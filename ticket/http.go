@@ -7,6 +7,7 @@ import (
 	"net/http"
 
 	"github.com/go-relock/relock"
+	"github.com/go-relock/relock/internal/lifetime"
 )
 
 const typePrefix = "https://pkg.go.dev/github.com/go-relock/relock/ticket#"
@@ -87,9 +88,9 @@ var errOther = because(relock.ErrTicket, "it is for another lock")
 
 // Handler returns a handler that runs next in the section of the request's ticket: a loan beside
 // its lender, or a hold that was handed off to this service. The context of the request that next
-// gets is the section's context. It ends when the client goes away, when the lender recalls the
-// loan, and when the lock is lost; [context.Cause] says why. When next returns, the section is
-// unlocked.
+// gets is inside the section. It ends when the client goes away, when the lender recalls the loan,
+// and when the lock is lost; [context.Cause] says why. The section goes on until next returns, also
+// if the client has gone away: then it is unlocked.
 //
 // lockOf returns the lock of what the request is about, such as the lock of the order in its path.
 // It is called for a request whose ticket this service may verify, and for no other. The ticket
@@ -103,7 +104,9 @@ var errOther = because(relock.ErrTicket, "it is for another lock")
 // [From], [Verifier.Verify] and [relock.Lock.Accept] in place of Handler.
 func (v *Verifier) Handler(lockOf func(*http.Request) *relock.Lock, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		lock, section, err := v.enter(r, lockOf)
+		asking, keep := lifetime.Outliving(r.Context())
+		lock, section, err := v.enter(asking, r, lockOf)
+		isInTime := keep()
 		if err != nil {
 			problemOf(err).write(w)
 			return
@@ -111,13 +114,19 @@ func (v *Verifier) Handler(lockOf func(*http.Request) *relock.Lock, next http.Ha
 		// A loss has ended the context of next, and is logged by the client of the lock; a release
 		// without an answer is repeated by its cleanup.
 		defer func() { _ = lock.Unlock(section) }()
-		next.ServeHTTP(w, r.WithContext(section))
+		if !isInTime { // the client has gone away since
+			problemOf(lifetime.Ended(r.Context())).write(w)
+			return
+		}
+		work, stop := lifetime.Work(section, r.Context())
+		defer stop()
+		next.ServeHTTP(w, r.WithContext(work))
 	})
 }
 
 // enter begins the section of the request's ticket. A request without a valid ticket learns nothing
 // of the lock.
-func (v *Verifier) enter(r *http.Request, lockOf func(*http.Request) *relock.Lock) (
+func (v *Verifier) enter(ctx context.Context, r *http.Request, lockOf func(*http.Request) *relock.Lock) (
 	lock *relock.Lock, section context.Context, err error,
 ) {
 	signed, err := From(r.Header)
@@ -135,9 +144,9 @@ func (v *Verifier) enter(r *http.Request, lockOf func(*http.Request) *relock.Loc
 	case t.Lock != lock.Key():
 		err = errOther
 	case t.Use == relock.UseLoan:
-		section, err = lock.Borrow(r.Context(), t)
+		section, err = lock.Borrow(ctx, t)
 	default:
-		section, err = lock.Accept(r.Context(), t)
+		section, err = lock.Accept(ctx, t)
 	}
 	return lock, section, err
 }

@@ -3,9 +3,11 @@ package ticket_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -190,6 +192,44 @@ func TestTheContextOfAHandlerEnds(t *testing.T) {
 		old()
 		s.store.Lose(l.Key())
 	}, relock.ErrLockLost)
+}
+
+func TestAHandlerThatOutlivesItsClientKeepsItsLock(t *testing.T) {
+	for name, handOff := range map[string]bool{"a loan": false, "a hold that was handed off": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newStage(t)
+				l, section := s.enter("7")
+				signed := ticket.Signed("")
+				if handOff {
+					signed = s.sign(l.HandOff(section))
+				} else {
+					signed = s.sign(l.Lend(section))
+				}
+				ctx, leave := context.WithCancelCause(t.Context())
+				gone := errors.New("gone")
+				h := s.serve(func(ctx context.Context) {
+					<-ctx.Done()
+					require.Equal(t, gone, context.Cause(ctx))
+					<-time.After(5 * relock.DefaultTTL) // deaf to its context
+					require.True(t, s.shipping.NewLock("7").Held(ctx))
+				})
+				r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/orders/7/ship", nil)
+				ticket.Set(r.Header, signed)
+				w := httptest.NewRecorder()
+				time.AfterFunc(time.Second, func() { leave(gone) })
+				h.ServeHTTP(w, r)
+				require.Equal(t, http.StatusCreated, w.Code)
+				if !handOff {
+					require.NoError(t, l.Unlock(section))
+				}
+				s.requireFree("7")
+				for _, c := range []*relock.Client{s.orders, s.shipping} {
+					require.NoError(t, c.Close())
+				}
+			})
+		})
+	}
 }
 
 func TestARequestWithoutAValidTicketAsksForNoLock(t *testing.T) {

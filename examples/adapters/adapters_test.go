@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/fstest"
+	"testing/synctest"
 	"time"
 
 	"github.com/caddyserver/certmagic"
@@ -199,6 +200,24 @@ func TestRequestsWithOneKeyAreServedBehindEachOther(t *testing.T) {
 	serve(both[1]).ServeHTTP(w, r)
 	require.Equal(t, http.StatusServiceUnavailable, w.Code)
 	require.Equal(t, "1", w.Header().Get("Retry-After"))
+}
+
+func TestAHandlerThatOutlivesItsClientKeepsItsLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		clients := processes(t, 1)
+		ctx, leave := context.WithCancel(t.Context())
+		h := OneAtATime(clients[0], func(*http.Request) string { return "7" }, http.HandlerFunc(
+			func(_ http.ResponseWriter, r *http.Request) {
+				<-r.Context().Done()
+				<-time.After(5 * relock.DefaultTTL) // deaf to its context
+				if !clients[0].NewLock("request:7").Held(r.Context()) {
+					t.Error("the lock was lost")
+				}
+			}))
+		time.AfterFunc(time.Second, leave)
+		h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, http.MethodPost, "/", nil))
+		require.NoError(t, clients[0].Close())
+	})
 }
 
 func TestCallsWithOneKeyAreServedBehindEachOther(t *testing.T) {

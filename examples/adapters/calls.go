@@ -24,7 +24,7 @@ func OneAtATime(locks *relock.Client, key func(*http.Request) string, next http.
 			next.ServeHTTP(w, r)
 			return
 		}
-		err := locks.NewLock("request:"+name).DoFor(r.Context(), time.Second, func(ctx context.Context) error {
+		err := doFor(r.Context(), locks.NewLock("request:"+name), func(ctx context.Context) error {
 			next.ServeHTTP(w, r.WithContext(ctx))
 			return nil
 		})
@@ -38,7 +38,7 @@ func OneAtATime(locks *relock.Client, key func(*http.Request) string, next http.
 // OneCallAtATime is OneAtATime for gRPC. A lock that is lost at the end of a call is its error.
 func OneCallAtATime(locks *relock.Client, key func(request any) string) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (reply any, err error) {
-		err = locks.NewLock("call:"+key(request)).DoFor(ctx, time.Second, func(ctx context.Context) (err error) {
+		err = doFor(ctx, locks.NewLock("call:"+key(request)), func(ctx context.Context) (err error) {
 			reply, err = next(ctx, request)
 			return err
 		})
@@ -50,6 +50,17 @@ func OneCallAtATime(locks *relock.Client, key func(request any) string) grpc.Una
 		}
 		return reply, err
 	}
+}
+
+// doFor waits for the lock for a second, and keeps it until fn returns, also if the client has left
+// before. The context of fn ends with the lock, and when the client leaves.
+func doFor(ctx context.Context, lock *relock.Lock, fn func(ctx context.Context) error) error {
+	return lock.DoFor(relock.WithStop(context.WithoutCancel(ctx), ctx), time.Second, func(section context.Context) error {
+		work, end := context.WithCancelCause(section)
+		defer end(nil)
+		defer context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })()
+		return fn(work)
+	})
 }
 
 // end
