@@ -3,9 +3,11 @@ package relock
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync"
 
 	"github.com/go-relock/relock/internal/attempts"
+	"github.com/go-relock/relock/internal/lifetime"
 )
 
 // Candidacy is the part of this process in the election of one leader, see [Lock.Campaign]. A
@@ -21,17 +23,18 @@ type Candidacy struct {
 }
 
 type leadership struct {
-	section context.Context
-	resign  context.CancelFunc
+	section context.Context // ends with the leadership
+	resign  context.CancelCauseFunc
 }
 
 // errResigned ends a leadership by Resign.
-var errResigned = errors.New("resigned")
+var errResigned = errors.New("relock: resigned")
 
 // Campaign makes this process a candidate in the background, until ctx ends, and returns at once.
 // At most one process leads, whether it campaigns or calls [Lock.Lead]. Campaign is Lead for
 // programs that ask whether they lead, such as a health endpoint or a scheduler: what Lead says of
-// losses, of outages and of what ends a candidacy holds here.
+// losses, of outages and of what ends a candidacy holds here. The end of a candidacy whose ctx and
+// client go on is logged.
 //
 // The leader's address is the name of [WithOwner]: other processes read it by [Lock.Leaders].
 func (l *Lock) Campaign(ctx context.Context) *Candidacy {
@@ -40,29 +43,34 @@ func (l *Lock) Campaign(ctx context.Context) *Candidacy {
 		c.end(err)
 		return c
 	}
-	l.client.group.Go(func() { c.run(ctx) })
+	l.client.group.Go(func() {
+		err := errResigned
+		defer func() { c.end(err) }()
+		err = c.run(ctx)
+		guarded := lifetime.Guarded{Context: ctx}
+		if guarded.Err() == nil && !errors.Is(err, ErrClosed) && !isStop(err) {
+			l.client.log(l.settings.logger, slog.LevelError, "relock: candidacy ended", slog.String("lock", l.name), slog.Any("error", err))
+		}
+	})
 	return c
 }
 
-func (c *Candidacy) run(ctx context.Context) {
+func (c *Candidacy) run(ctx context.Context) error {
 	err := errResigned
-	defer func() { c.end(err) }()
 	for errors.Is(err, errResigned) {
 		attempts.Outlast(&err, func() error { return c.lock.Lead(ctx, c.serve) })
 	}
+	return err
 }
 
 // serve leads until the section ends, or the process resigns.
 func (c *Candidacy) serve(section context.Context) error {
-	serving, resign := context.WithCancel(section)
-	defer resign()
-	c.set(&leadership{section, resign})
-	<-serving.Done()
+	leading, resign := context.WithCancelCause(section)
+	defer resign(nil)
+	c.set(&leadership{leading, resign})
+	<-leading.Done()
 	c.set(nil)
-	if section.Err() == nil {
-		return errResigned
-	}
-	return context.Cause(section)
+	return context.Cause(leading)
 }
 
 func (c *Candidacy) set(led *leadership) {
@@ -88,12 +96,13 @@ func (c *Candidacy) end(err error) {
 func (c *Candidacy) IsLeader() bool { return c.Context() != nil }
 
 // Context returns the context of the leader's section, nil if this process does not lead. It ends
-// with the leadership, and [Lock.Token], [Lock.Eval] and [Lock.Wanted] take it.
+// with the leadership ([context.Cause] says why), and [Lock.Token], [Lock.Eval] and [Lock.Wanted]
+// take it.
 func (c *Candidacy) Context() context.Context {
 	c.mu.Lock()
 	led := c.led
 	c.mu.Unlock()
-	if led == nil || !c.lock.Held(led.section) {
+	if led == nil || led.section.Err() != nil || !c.lock.Held(led.section) {
 		return nil
 	}
 	return led.section
@@ -115,7 +124,7 @@ func (c *Candidacy) Resign() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.led != nil {
-		c.led.resign()
+		c.led.resign(errResigned)
 	}
 }
 

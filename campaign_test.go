@@ -2,6 +2,7 @@ package relock_test
 
 import (
 	"context"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/stage"
+	"github.com/go-relock/relock/store"
 )
 
 // Does a candidate know whether it leads?
@@ -52,8 +54,11 @@ func TestOneCandidateLeads(t *testing.T) {
 		stage.Settle()
 		require.True(t, isClosed(changes))
 		require.True(t, second.IsLeader(), "in the order of their candidacies")
+		led := second.Context()
 		second.Resign()
+		require.False(t, second.IsLeader(), "at once")
 		stage.Settle()
+		require.EqualError(t, context.Cause(led), "relock: resigned")
 		require.True(t, third.IsLeader())
 		third.Resign()
 		stage.Settle()
@@ -112,5 +117,60 @@ func TestACandidacyEndsWithItsClientAndWithABadLock(t *testing.T) {
 			c.Resign()
 		}
 		stage.Pass(time.Minute)
+	})
+}
+
+func TestTheEndOfACandidacyIsLogged(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		other := w.NewClient().NewRWLock("a").Writer()
+		w.Enter(t.Context(), other)
+		var book stage.Logbook
+		m := w.NewClient(relock.WithLogger(book.Logger()))
+		wrong := m.NewLock("a").Campaign(t.Context())
+		<-wrong.Done()
+		require.ErrorIs(t, wrong.Err(), relock.ErrKind)
+		line := book.RequireOne(t, "candidacy ended", slog.LevelError, "lock", "error")
+		require.ErrorIs(t, line.Attrs["error"].(error), relock.ErrKind)
+
+		ctx, cancel := context.WithCancel(t.Context())
+		stop, shutDown := context.WithCancel(t.Context())
+		first, second := m.NewLock("b").Campaign(ctx), m.NewLock("b").Campaign(ctx)
+		waits, third := m.NewLock("b").Campaign(relock.WithStop(t.Context(), stop)), m.NewLock("b").Campaign(t.Context())
+		stage.Settle()
+		shutDown()
+		<-waits.Done()
+		cancel()
+		<-first.Done()
+		<-second.Done()
+		require.NoError(t, m.Close())
+		<-third.Done()
+		require.Len(t, book.About("candidacy ended"), 1, "the others end as they were told to")
+	})
+}
+
+// stuck is a link whose watch of the store never begins, as a store that does not answer: it holds
+// the watchdog up.
+type stuck struct {
+	*stage.Link
+	watches chan struct{}
+}
+
+func (s *stuck) Watch(string, func(store.ID)) (stop func()) { <-s.watches; return func() {} }
+
+func TestNobodyLeadsBehindItsLease(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		s := &stuck{stage.NewLink(w.Store), make(chan struct{})}
+		client, err := relock.Open(s)
+		require.NoError(t, err)
+		c := client.NewLock("a").Campaign(t.Context())
+		stage.Pass(time.Second)
+		led := c.Context()
+		require.NotNil(t, led)
+		stage.Pass(relock.DefaultTTL)
+		require.NoError(t, led.Err(), "the watchdog stands still")
+		require.False(t, c.IsLeader())
+		require.Nil(t, c.Context())
+		close(s.watches)
+		require.NoError(t, client.Close())
 	})
 }

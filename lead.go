@@ -3,6 +3,7 @@ package relock
 import (
 	"context"
 	"iter"
+	"time"
 
 	"github.com/go-relock/relock/store"
 )
@@ -13,7 +14,7 @@ import (
 // Lead campaigns, as [Lock.Lock] waits for the lock, and runs fn with the section's context. If the
 // lock is lost, that context ends. When fn has returned then, Lead drops the result of fn, and
 // campaigns again, behind those that wait already. If the lock cannot be had for a passing reason
-// ([ErrUnavailable], [ErrNotReplicated]), Lead campaigns again after a third of the TTL.
+// ([ErrUnavailable], [ErrNotReplicated]), Lead says so, and campaigns again after a third of the TTL.
 //
 // Lead returns:
 //   - when fn has returned, and its context was not ended by a loss. The error is that of
@@ -35,7 +36,8 @@ func (l *Lock) Lead(ctx context.Context, fn func(ctx context.Context) error) err
 	case fn == nil:
 		return notEntered(invalid("Lead: the function is nil"))
 	}
-	for {
+	since := time.Now()
+	for n := 1; ; n++ {
 		a := acquiring{lock: l, ctx: ctx, wait: forever, event: AcquireFinished{Leader: true}}
 		section, err := a.run()
 		switch {
@@ -46,9 +48,11 @@ func (l *Lock) Lead(ctx context.Context, fn func(ctx context.Context) error) err
 			if ctx.Err() != nil || !isLost(context.Cause(section)) {
 				return err
 			}
+			n, since = 0, time.Now()
 		case ctx.Err() != nil || isStop(err) || !attempts.Passes(err):
 			return notEntered(err)
 		default:
+			(*reporter)(l).Retrying("campaign", n, since, err)
 			pause, end := l.client.boundCall(ctx, ctx, l.settings.ttl/3)
 			<-pause.Done()
 			end.Stop()

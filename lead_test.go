@@ -124,7 +124,8 @@ func TestLeadGoesOnAfterPassingTrouble(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			stage.Fake(t, func(t *testing.T, w *stage.World) {
-				c := w.NewClient()
+				var book stage.Logbook
+				c := w.NewClient(relock.WithLogger(book.Logger()))
 				trouble := c.Link.On(stage.Refuse(trouble), stage.CmdWait)
 				leading := w.Begin(t.Context(), func(ctx context.Context) (context.Context, error) {
 					return ctx, c.NewLock("a").Lead(ctx, func(context.Context) error { return nil })
@@ -132,6 +133,7 @@ func TestLeadGoesOnAfterPassingTrouble(t *testing.T) {
 				stage.Pass(relock.DefaultTTL - time.Second)
 				require.True(t, leading.Waits())
 				require.EqualValues(t, 3, trouble.Hits.Load(), "once in a third of the TTL")
+				require.NotEmpty(t, book.About("no answer yet"), "nothing waits in silence")
 				trouble.End()
 				require.NoError(t, leading.Failure())
 				w.RequireFree("a")
@@ -318,5 +320,22 @@ func TestFollowersLookAgainWhereNoMessageComes(t *testing.T) {
 		}
 		require.Equal(t, 1, refused)
 		two.result <- nil
+	})
+}
+
+func TestAFollowerHearsAgainThatNobodyLeads(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		f := newFollower(t.Context(), w)
+		require.Equal(t, []string{""}, f.sees())
+		cut := f.Link.Cut()
+		stage.Pass(relock.DefaultTTL)
+		require.Contains(t, f.sees(), "error")
+		cut.End()
+		stage.Pass(relock.DefaultTTL)
+		seen := f.sees()
+		require.NotEmpty(t, seen)
+		require.Empty(t, seen[len(seen)-1], "nobody leads, still")
+		stage.Pass(relock.DefaultTTL)
+		require.Empty(t, f.sees())
 	})
 }
