@@ -40,6 +40,7 @@ type Client struct {
 	numbers  atomic.Int64 // of holders and holds
 	quiet    atomic.Int64 // no warning before of a command that is sent again, see reporter
 	hinted   sync.Map     // lines of the program that waitsForItself has warned of
+	strays   atomic.Int64 // as quiet, of an Unlock outside of all sections of its lock
 	answers  lifetime.Moments
 	asks     asks
 	table    table

@@ -3,6 +3,7 @@ package relock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 )
@@ -13,7 +14,8 @@ import (
 // If the lock is lost while fn runs, the section's context ends, and the error (a [*LostError],
 // [ErrLockLost]) is joined to the error of fn: drivers only say "context canceled", and the last
 // steps of fn may have happened without the lock. Any other cause of the context's end, such as
-// [ErrClosed] or the cause of ctx, is joined if fn returns an error. The error of an unconfirmed
+// [ErrClosed] or the cause of ctx, is joined if fn returns an error; for the cause of ctx the text
+// says that the caller's context has ended. The error of an unconfirmed
 // Unlock is joined too. If the lock cannot be had, fn is not run, and the error matches
 // [NotEntered].
 func Do(ctx context.Context, l Locker, fn func(ctx context.Context) error) error {
@@ -55,11 +57,35 @@ func within(section context.Context, l Locker, fn func(ctx context.Context) erro
 			err = &doError{err, true}
 		}
 	}()
-	err = fn(section)
-	if cause := context.Cause(section); err != nil && cause != nil && !errors.Is(err, cause) {
-		err = join(err, cause)
+	return withEnd(section, fn(section))
+}
+
+// errCallerEnded says that the caller has ended the context of a section, or its deadline has.
+var errCallerEnded = errors.New("the caller's context has ended")
+
+// withEnd adds to the error of a function why the context of its section has ended.
+func withEnd(section context.Context, err error) error {
+	cause := context.Cause(section)
+	if err == nil || cause == nil || errors.Is(err, errCallerEnded) {
+		return err
 	}
-	return err
+	isSaid := errors.Is(err, cause)
+	switch {
+	case isEnd(cause) && isSaid:
+		return err
+	case isEnd(cause):
+		return join(err, cause)
+	case isSaid:
+		return join(err, errCallerEnded)
+	default:
+		return join(err, fmt.Errorf("%w: %w", errCallerEnded, cause))
+	}
+}
+
+// isEnd says whether the cause of an end comes from a lock, and not from a caller.
+func isEnd(cause error) bool {
+	ends := []error{ErrLockLost, ErrReleased, ErrClosed, ErrRecalled, ErrHandedOff}
+	return slices.ContainsFunc(ends, func(end error) bool { return errors.Is(cause, end) })
 }
 
 // Do is [Do] with this lock.

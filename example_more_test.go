@@ -602,7 +602,7 @@ func ExampleLock_Lead() {
 	// Output:
 	// leading
 	// not any more
-	// context canceled
+	// context canceled; the caller's context has ended
 }
 
 // At the signal, requests that wait for a lock end at once, and those that have it finish.

@@ -5,6 +5,7 @@ import (
 	"iter"
 	"time"
 
+	"github.com/go-relock/relock/internal/attempts"
 	"github.com/go-relock/relock/store"
 )
 

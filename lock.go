@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/go-relock/relock/internal/lifetime"
@@ -444,8 +445,8 @@ func (l *Lock) opError(op string, holder Holder, err error) error {
 // or the end of the lease if that is sooner).
 //
 // In every case but [ErrInvalid] the entry is left, and its context has ended. Errors:
-//   - [ErrNotHeld]: ctx is inside no entry of this lock, or the entry was left before. Nothing was
-//     changed, and outer sections keep their entries.
+//   - [ErrNotHeld]: ctx is inside no entry of this lock (which is also logged), or the entry was
+//     left before. Nothing was changed, and outer sections keep their entries.
 //   - [ErrLockLost]: the lock was lost before this Unlock. The last steps of the section may have
 //     happened without the lock.
 //   - [ErrClosed]: Close has freed the lock, see [WithReleaseOnClose].
@@ -461,6 +462,10 @@ func (l *Lock) Unlock(ctx context.Context) error {
 	}
 	e := l.nearest(ctx)
 	if e == nil {
+		if c := l.client; c.isDue(&c.strays, longestQuiet) { // a deferred Unlock has nobody who reads its error
+			c.log(l.settings.logger, slog.LevelWarn, "relock: Unlock with a context that is in no section of the lock: nothing is unlocked",
+				slog.String("lock", l.name))
+		}
 		return l.opError("unlock", Holder{}, ErrNotHeld)
 	}
 	if !e.close() {
@@ -474,6 +479,10 @@ func (l *Lock) Unlock(ctx context.Context) error {
 }
 
 func (l *Lock) unlocked(e *entry, err error) error {
+	if cause := context.Cause(e.ctx); !e.wanted && !isEnd(cause) {
+		l.client.log(e.hold.logger, slog.LevelDebug, "relock: the caller's context has ended before the Unlock",
+			slog.String("lock", l.name), slog.String("holder", e.hold.holder.String()), slog.Any("cause", cause))
+	}
 	if err == nil || isLost(err) {
 		return err
 	}

@@ -43,6 +43,56 @@ func TestARenewalThatIsNotConfirmedIsLogged(t *testing.T) {
 	})
 }
 
+func TestAnUnlockOutsideOfItsSectionIsLogged(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var log stage.Logbook
+		l := w.NewClient(relock.WithLogger(log.Logger())).NewLock("a")
+		section := w.Enter(t.Context(), l)
+		for range 3 {
+			require.ErrorIs(t, l.Unlock(t.Context()), relock.ErrNotHeld)
+		}
+		log.RequireOne(t, "Unlock with a context that is in no section", slog.LevelWarn, "lock")
+		w.Leave(section, l)
+		require.ErrorIs(t, l.Unlock(section), relock.ErrNotHeld)
+		require.Len(t, log.About("Unlock with"), 1, "the second Unlock of a section is in it")
+	})
+}
+
+func TestASectionThatItsCallerHasEndedSaysSo(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		log := stage.Logbook{Least: slog.LevelDebug}
+		l := w.NewClient(relock.WithLogger(log.Logger())).NewLock("a")
+		wait, cancel := context.WithTimeout(t.Context(), time.Second)
+		section := w.Enter(wait, l)
+		cancel() // of the wait, as the caller believes
+		w.Leave(section, l)
+		line := log.RequireOne(t, "the caller's context has ended before the Unlock", slog.LevelDebug, "lock", "holder", "cause")
+		require.Equal(t, context.Canceled, line.Attrs["cause"])
+
+		outer := w.NewClient().NewLock("b")
+		for name, end := range map[string]func(context.CancelCauseFunc){
+			"the caller": func(cancel context.CancelCauseFunc) { cancel(stage.ErrOdd) },
+			"a loss":     func(context.CancelCauseFunc) { w.Store.Lose("a"); stage.Pass(relock.DefaultTTL) },
+		} {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			err := outer.Do(ctx, func(ctx context.Context) error {
+				return l.Do(ctx, func(ctx context.Context) error {
+					end(cancel)
+					<-ctx.Done()
+					return ctx.Err()
+				})
+			})
+			require.ErrorIs(t, err, context.Canceled)
+			if name == "the caller" {
+				require.ErrorIs(t, err, stage.ErrOdd)
+				require.EqualError(t, err, "context canceled; the caller's context has ended: "+stage.ErrOdd.Error())
+			} else {
+				require.NotContains(t, err.Error(), "caller")
+			}
+		}
+	})
+}
+
 func TestAPanicOfAHookIsLogged(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		var log stage.Logbook
