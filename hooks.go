@@ -21,7 +21,9 @@ import (
 // No hook is called for a call that returns [ErrInvalid], or [ErrClosed] as the client was closed
 // before.
 //
-// The goroutine of a call calls Trace.
+// The goroutine of a call calls Trace. The other hooks may run when the call has returned, and its
+// caller may use the Context of the events again, as handlers of gin do: ask a Context for values in
+// Trace only.
 //
 // The lock name is in every event of a lock. The name is rarely fit for a metric label: map the
 // name to a bounded set first.
@@ -216,14 +218,14 @@ func modeOf(kind store.Kind, limit int) Mode {
 
 // AcquireStarted is the event of [Hooks.AcquireStarted].
 type AcquireStarted struct {
-	Context context.Context // the caller's, for traces
+	Context context.Context // the caller's, for Trace: when another hook runs, the call may be over
 	Name    string
 	Mode    Mode
 	Start   time.Time
 }
 
 // Around returns the name and the mode of each open section around the call, innermost first.
-// Sections under [WithoutHolder] are around no call.
+// Sections under [WithoutHolder] are around no call. Around asks the Context: call Around in Trace.
 func (e AcquireStarted) Around() iter.Seq2[string, Mode] {
 	inner := e.Context
 	return func(yield func(string, Mode) bool) {
@@ -237,7 +239,7 @@ func (e AcquireStarted) Around() iter.Seq2[string, Mode] {
 
 // AcquireFinished is the event of [Hooks.AcquireFinished].
 type AcquireFinished struct {
-	Context   context.Context // the caller's, or as Hooks.Trace made it
+	Context   context.Context // the caller's, or as Hooks.Trace made it; the call may be over, as above
 	Name      string
 	Mode      Mode
 	Holder    Holder

@@ -38,13 +38,14 @@ type section struct {
 	ended  time.Time // zero: open
 }
 
-// trace begins the span of a call.
+// trace begins the span of a call. The context that trace returns answers for the span by itself, so
+// that acquireFinished asks nothing of the context of the caller, which may be in use again.
 func (t *Telemetry) trace(e relock.AcquireStarted) (context.Context, relock.TraceFinished) {
 	label := t.of(e.Name, e.Mode)
 	ctx, span := t.tracer.Start(e.Context, SpanName,
 		trace.WithTimestamp(e.Start), trace.WithAttributes(t.attributes(label)...))
 	if !span.SpanContext().IsValid() {
-		return nil, nil // nobody wants traces
+		return trace.ContextWithSpan(e.Context, span), nil // nobody wants traces
 	}
 	c := &call{lock: t.calls.started(e.Name), label: label, acquire: span}
 	return ctx, func(section context.Context, e relock.AcquireFinished) (context.Context, func(relock.TraceEnded)) {

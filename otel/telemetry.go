@@ -172,7 +172,8 @@ func (t *Telemetry) Hooks() relock.Hooks {
 
 func (t *Telemetry) acquireFinished(e relock.AcquireFinished) {
 	label := t.of(e.Name, e.Mode)
-	ctx := context.WithoutCancel(e.Context) // exemplars lead to the span
+	// Exemplars lead to the span, which trace has noted in the goroutine of the call.
+	ctx := trace.ContextWithSpanContext(context.Background(), trace.SpanContextFromContext(e.Context))
 	outcome := OutcomeKey.String(string(e.Outcome))
 	t.acquires.Add(ctx, 1, t.with(label, outcome, ReentrantKey.Bool(e.Reentrant), WaitedKey.Bool(e.Waited)))
 	if e.Queued {

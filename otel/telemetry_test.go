@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -30,6 +31,8 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+	tracenoop "go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/redistest"
@@ -916,4 +919,46 @@ func setsOf[N int64 | float64](points []metricdata.DataPoint[N]) []attribute.Set
 		sets = append(sets, p.Attributes)
 	}
 	return sets
+}
+
+// borrowed is a context that its owner uses again when the call has returned, as gin does.
+type borrowed struct {
+	context.Context
+	returned, misused atomic.Bool
+}
+
+func (b *borrowed) Value(key any) any {
+	if b.returned.Load() {
+		b.misused.Store(true)
+	}
+	return b.Context.Value(key)
+}
+
+func TestContextOfACallIsNotAskedBehindTheCall(t *testing.T) {
+	for name, tracers := range map[string]trace.TracerProvider{
+		"with traces": sdktrace.NewTracerProvider(), "without traces": tracenoop.NewTracerProvider(),
+		"without a sample": sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.NeverSample())),
+	} {
+		for _, outer := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, in a span: %v", name, outer), func(t *testing.T) {
+				returned := make(chan struct{})
+				blocked := relock.Hooks{AcquireStarted: func(relock.AcquireStarted) { <-returned }}
+				c := collect(t, relockotel.WithTracerProvider(tracers))
+				client, err := relock.Open(mem.New(), relock.WithHooks(relock.JoinHooks(blocked, c.Hooks())))
+				require.NoError(t, err)
+				ctx := &borrowed{Context: t.Context()}
+				if outer {
+					var span trace.Span
+					ctx.Context, span = sdktrace.NewTracerProvider().Tracer("").Start(t.Context(), "outer")
+					defer span.End()
+				}
+				require.NoError(t, client.NewLock("a").Do(ctx, func(context.Context) error { return nil }))
+				ctx.returned.Store(true)
+				close(returned)
+				require.NoError(t, client.Close())
+				require.False(t, ctx.misused.Load())
+				require.NotEmpty(t, c.values())
+			})
+		}
+	}
 }
