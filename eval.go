@@ -122,11 +122,17 @@ func (l *Lock) Run(ctx context.Context, script string, keys []string, args ...an
 
 // runFree runs a script if the lock is free.
 func (l *Lock) runFree(ctx context.Context, s store.Scripts, run store.Script) (any, error) {
+	stopped, cancel := stoppable(ctx, ctx)
+	if cancel != nil {
+		defer cancel()
+	}
 	switch {
 	case l.client.isClosed():
 		return nil, ErrClosed
 	case ctx.Err() != nil:
 		return nil, lifetime.Ended(ctx)
+	case stopped.Err() != nil:
+		return nil, context.Cause(stopped)
 	}
 	bound := lifetime.Until(ctx, time.Now().Add(min(unlockLimit, l.ask.TTL)))
 	defer bound.Stop()

@@ -383,6 +383,23 @@ func TestRunIsOneScriptOfAFreeLock(t *testing.T) {
 }
 
 // TestRunWaitsItsTurn has a holder that reads, waits and writes, and callers that add in between.
+func TestAfterAStopRunRunsNoScript(t *testing.T) {
+	w := stage.OnShared(t)
+	l := w.Peer().NewLock("a")
+	stop, shutDown := context.WithCancel(t.Context())
+	ctx := relock.WithStop(t.Context(), stop)
+	section := w.Enter(ctx, l)
+	shutDown()
+	_, err := l.Run(section, incr, []string{"{a}:inside"}, 1)
+	require.NoError(t, err, "calls inside of a section go on")
+	w.Leave(section, l)
+	_, err = l.Run(ctx, incr, key("a"), 1)
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorContains(t, err, "stopped")
+	require.NotErrorIs(t, err, relock.ErrUnsure)
+	require.Zero(t, w.Plain.Exists(t.Context(), key("a")...).Val(), "the script has not run")
+}
+
 func TestRunWaitsItsTurn(t *testing.T) {
 	w := stage.OnShared(t)
 	const add = "redis.call('INCRBY', KEYS[1], ARGV[1]) redis.call('PEXPIRE', KEYS[1], 60000)"
