@@ -49,6 +49,14 @@ const (
 	longForget  = 2 * time.Second
 	forgetLimit = 2 * time.Second // for one round trip
 	forgetBatch = 256
+	// mostPending is how many asks cleanup keeps while the store does not confirm. When there are
+	// more, a new ask is left to the end of its lease: calls give up faster than a store that is
+	// silent forgets.
+	mostPending = 1 << 16
+	// oftenAtMost is how many unconfirmed asks are tried within longForget. When there are more, each
+	// is tried less often, but once in longestForget.
+	oftenAtMost   = 1024
+	longestForget = time.Minute
 	// mostRepeated is how many asks cleanup keeps to forget them again. When there are more, an ask
 	// that was forgotten twice is dropped: a crowd of calls that give up does not fill the memory.
 	mostRepeated = 4096
@@ -70,6 +78,16 @@ func (u *cleanup) addAfter(delay time.Duration, h *hold, ask store.Ask, longest 
 	ask.TTL = h.ttl // as in the queue; renewals may have set another TTL
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	if delay > 0 && u.client.isClosed() {
+		return
+	}
+	if u.pending.Len() >= mostPending {
+		if u.client.isDue(&u.client.quiet, longestQuiet) {
+			u.client.log(h.logger, slog.LevelWarn, "relock: too many calls have given up while the store is silent: what they have left there ends with its lease",
+				slog.String("lock", h.name), slog.Int("pending", mostPending))
+		}
+		return
+	}
 	w := &unwanted{
 		ask: ask, name: h.name, logger: h.logger, delayed: delay > 0,
 		until: now.Add(delay + ask.Kept(max(longest, ask.TTL))),
@@ -96,8 +114,9 @@ func (u *cleanup) run() {
 		now := time.Now()
 		if closing.IsZero() && u.client.isClosed() {
 			closing = now.Add(closeLimit)
+			u.hurry(now)
 		}
-		due, next, more := u.due(now, !closing.IsZero())
+		due, next, more := u.due(now)
 		if len(due) > 0 {
 			if u.forget(due, closing) && !closing.IsZero() {
 				closing = time.Now().Add(closeLimit)
@@ -125,13 +144,10 @@ func (u *cleanup) run() {
 
 // due takes out a batch of asks to try now. due returns the time of the next attempt too, and
 // whether any ask is left.
-func (u *cleanup) due(now time.Time, closing bool) (due []*unwanted, next time.Time, more bool) {
+func (u *cleanup) due(now time.Time) (due []*unwanted, next time.Time, more bool) {
 	t := &u.client.table
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if closing {
-		u.hurryLocked(now)
-	}
 	first, at := u.pending.First()
 	for ; first != nil && at <= t.at(now) && len(due) < forgetBatch; first, at = u.pending.First() {
 		u.pending.Remove(first)
@@ -140,9 +156,11 @@ func (u *cleanup) due(now time.Time, closing bool) (due []*unwanted, next time.T
 	return due, t.start.Add(at), first != nil
 }
 
-// hurryLocked moves confirmed asks to last, drops asks that the store is to keep, and has the rest
-// tried every firstForget.
-func (u *cleanup) hurryLocked(now time.Time) {
+// hurry moves confirmed asks to last, drops asks that the store is to keep, and has the rest tried
+// soon. From then on each ask is tried every firstForget, until it is confirmed.
+func (u *cleanup) hurry(now time.Time) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
 	for _, w := range slices.Collect(u.pending.All()) {
 		switch {
 		case w.confirmed:
@@ -178,6 +196,10 @@ func (u *cleanup) forget(batch []*unwanted, closing time.Time) (answered bool) {
 	now := time.Now()
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	longest := u.longPauseLocked()
+	if !closing.IsZero() {
+		longest = firstForget
+	}
 	for i, w := range batch {
 		w.tries, w.delayed = w.tries+1, false
 		keptUntil := w.until
@@ -190,6 +212,10 @@ func (u *cleanup) forget(batch []*unwanted, closing time.Time) (answered bool) {
 			if w.tries > 1 && u.pending.Len() >= mostRepeated {
 				continue
 			}
+			if !closing.IsZero() {
+				u.last = append(u.last, w.ask)
+				continue
+			}
 			next = now.Add(firstForget << min(2*(w.tries-1), 20))
 			if next.After(keptUntil) {
 				next = keptUntil // once more at the end of everything
@@ -198,7 +224,7 @@ func (u *cleanup) forget(batch []*unwanted, closing time.Time) (answered bool) {
 			if !w.confirmed {
 				keptUntil = keptUntil.Add(keepForgetting)
 			}
-			next = now.Add(min(firstForget<<min(w.tries-1, 10), longForget))
+			next = now.Add(min(firstForget<<min(w.tries-1, 20), longest))
 			if !now.Before(keptUntil) {
 				u.client.log(w.logger, slog.LevelWarn, "relock: could not confirm that nothing is left in the store",
 					slog.String("lock", w.name), slog.String("holder", holderOf(w.ask.ID).String()), slog.Any("error", err))
@@ -209,6 +235,11 @@ func (u *cleanup) forget(batch []*unwanted, closing time.Time) (answered bool) {
 		}
 	}
 	return answered
+}
+
+// longPauseLocked returns the longest pause between two attempts to forget an ask.
+func (u *cleanup) longPauseLocked() time.Duration {
+	return min(max(1, time.Duration(u.pending.Len()/oftenAtMost))*longForget, longestForget)
 }
 
 // apart runs a command of the store about n holds in a goroutine of its own. If code of the store

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/go-relock/relock"
 	"github.com/go-relock/relock/internal/stage"
 	"github.com/go-relock/relock/store"
+	"github.com/go-relock/relock/store/mem"
 )
 
 // When is a hold that nobody wants taken back, and for how long?
@@ -203,5 +205,63 @@ func TestCleanupKeepsFewOfManyCallsThatHaveGivenUp(t *testing.T) {
 		require.NoError(t, section.Err())
 		require.Positive(t, len(s.ids)) //nolint:testifylint // without thousands of IDs in the message
 		require.LessOrEqual(t, len(s.ids), 4096+256)
+	})
+}
+
+// deaf is a store that takes commands, and whose answers are lost.
+type deaf struct {
+	*mem.Store
+	mu    sync.Mutex
+	ids   map[store.ID]bool
+	tries int
+}
+
+func (s *deaf) Try(context.Context, store.Ask) (store.Lease, error) {
+	return store.Lease{}, store.Unsure(store.Unavailable(stage.ErrBroken))
+}
+
+func (s *deaf) Forget(_ context.Context, asks []store.Ask) []error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tries += len(asks)
+	for _, a := range asks {
+		s.ids[a.ID] = true
+	}
+	return slices.Repeat([]error{store.Unavailable(stage.ErrBroken)}, len(asks))
+}
+
+// giveUp makes calls that give up at a deaf store, lets time pass, and returns how often
+// an ask was to be forgotten.
+func giveUp(t *testing.T, w *stage.World, calls int, then time.Duration) (s *deaf, log *stage.Logbook, tries int) {
+	t.Helper()
+	s, log = &deaf{Store: w.Store, ids: map[store.ID]bool{}}, new(stage.Logbook)
+	c, err := relock.Open(s, relock.WithTTL(relock.MaxTTL), relock.WithLogger(log.Logger()))
+	require.NoError(t, err)
+	l := c.NewLock("a")
+	for range calls {
+		_, err := l.TryLock(t.Context())
+		require.ErrorIs(t, err, relock.ErrUnavailable)
+	}
+	stage.Pass(then)
+	tries = s.tries
+	require.NoError(t, c.Close())
+	return s, log, tries
+}
+
+func TestCleanupKeepsABoundedNumberOfAsksOfASilentStore(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		s, log, _ := giveUp(t, w, 1<<16+1000, time.Nanosecond)
+		require.LessOrEqual(t, len(s.ids), 1<<16+256) // a batch is in flight
+		log.RequireOne(t, "too many calls have given up", slog.LevelWarn, "lock", "pending")
+	})
+}
+
+func TestCleanupOfManyAsksTriesASilentStoreSeldom(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		const calls = 10_240
+		s, _, tries := giveUp(t, w, calls, 10*time.Minute)
+		require.Equal(t, calls, len(s.ids)) //nolint:testifylint // without thousands of IDs in the message
+		require.LessOrEqual(t, tries, 45*calls, "each ask once in 20 s, and not in 2 s")
+		require.GreaterOrEqual(t, tries, 30*calls)
 	})
 }
