@@ -33,6 +33,15 @@ type acquiring struct {
 // errAborted ends a call in which code of others has panicked or has ended the goroutine.
 var errAborted = errors.New("a context or hook has panicked, or has ended the goroutine")
 
+// unanswered marks the error of a call whose time was over before the store had said a word. err is
+// the error of the store, and ctx is the context of the command.
+func (a *acquiring) unanswered(ctx context.Context, err error) error {
+	if a.refusal == nil && (context.Cause(ctx) == errWaitOver || ctx.Err() != nil && errors.Is(a.ctx.Err(), context.DeadlineExceeded)) { //nolint:errorlint // as in judge
+		return store.Unavailable(err)
+	}
+	return err
+}
+
 // failed notes the outcome of a call that has not entered, and returns its error.
 func (a *acquiring) failed(ctx context.Context, err error) error {
 	a.event.Outcome, err = a.judge(ctx, err)

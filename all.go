@@ -425,7 +425,7 @@ func refuseAll(ctx context.Context, start time.Time, calls []*acquiring, err err
 		a = calls[max(slices.IndexFunc(calls, named), 0)]
 	}
 	a.refusedBy(err)
-	err = a.failed(ctx, err)
+	err = a.failed(ctx, a.unanswered(ctx, err))
 	a.started(start)
 	a.finished(err)
 	return err

@@ -52,7 +52,7 @@ var (
 
 	// ErrUnavailable reports a store out of reach, or not serving now. A call given up for this
 	// reason matches ErrUnavailable in addition to its own error, also if a context or the wait has
-	// ended the call.
+	// ended the call. A wait that was over before the store had said a word is such a call.
 	ErrUnavailable = store.ErrUnavailable
 
 	// ErrUnsure reports a command that may have run, or may run yet: its answer was lost. ErrUnsure

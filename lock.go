@@ -88,8 +88,9 @@ func (l *Lock) check(ctx context.Context) error {
 // On error the context returned is ctx itself, and the caller has not entered:
 //   - [ErrLocked] together with ctx's error: ctx was done while another hold had the lock.
 //   - ctx's error alone, with its cause: ctx was done before the store named the holder. Lock
-//     returns promptly also when the store is silent (the error then matches [ErrUnavailable],
-//     too); cleanup takes back all remains of the call in the background.
+//     returns promptly also when the store is silent; cleanup takes back all remains of the call in
+//     the background. After the deadline of ctx the error then matches [ErrUnavailable], too, as it
+//     does when ctx was cancelled after a second or more.
 //   - [ErrLockLost]: ctx is inside a lost section of this lock.
 //   - [ErrReleased]: ctx is inside a section of this lock, and the section was unlocked during the
 //     call.
@@ -121,7 +122,7 @@ func (l *Lock) TryLock(ctx context.Context) (context.Context, error) {
 
 // TryLockFor is [Lock.Lock] with a time limit: TryLockFor gives up with a [*LockedError] after
 // wait. The limit is no deadline of the returned context. If the store has not named the holder by
-// the end of wait, the error matches [context.DeadlineExceeded] instead. A wait of 0 is TryLock; a
+// the end of wait, the error matches [context.DeadlineExceeded] and [ErrUnavailable] instead. A wait of 0 is TryLock; a
 // wait below 0 is [ErrInvalid].
 func (l *Lock) TryLockFor(ctx context.Context, wait time.Duration) (context.Context, error) {
 	if err := checkWait("TryLockFor", wait); err != nil {
@@ -295,7 +296,7 @@ func (a *acquiring) enterFirst(around *entry) error {
 	ctx, cancel := a.limitQueue(ctx)
 	defer cancel()
 	lease, err := a.takeTurn(ctx, h)
-	return a.enter(ctx, h, lease, err)
+	return a.enter(ctx, h, lease, a.unanswered(ctx, err))
 }
 
 // takeTurn waits in the line of h, and asks the store unless h gets a lease there.

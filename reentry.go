@@ -33,7 +33,7 @@ func (a *acquiring) enterAgain(outer *entry) error {
 		}
 		var err error
 		if lease, err = h.client.store.Enter(ctx, lease, count); err != nil {
-			return a.notAgain(ctx, outer, err)
+			return a.notAgain(ctx, outer, a.unanswered(ctx, err))
 		}
 	}
 	e, section := newEntry(a.ctx, h)

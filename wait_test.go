@@ -145,6 +145,60 @@ func TestAWaitThatIsOverSaysThatTheStoreIsSilent(t *testing.T) {
 	})
 }
 
+func TestACallWhoseTimeIsOverWithoutAWordOfTheStoreSaysSo(t *testing.T) {
+	for _, wait := range []time.Duration{time.Millisecond, 50 * time.Millisecond, 700 * time.Millisecond, 3 * time.Second} {
+		for name, call := range map[string]func(c *stage.Member, ctx context.Context) error{ //nolint:revive // the client is the subject
+			"the wait":     func(c *stage.Member, ctx context.Context) error { return c.NewLock("a").DoFor(ctx, wait, nothing) },
+			"the deadline": func(c *stage.Member, ctx context.Context) error { return c.NewLock("a").Do(ctx, nothing) },
+			"of TryLock":   func(c *stage.Member, ctx context.Context) error { return stage.ErrorOf(c.NewLock("a").TryLock(ctx)) },
+			"of several": func(c *stage.Member, ctx context.Context) error {
+				return c.NewLocks([]string{"a", "b"}).Do(ctx, nothing)
+			},
+			"in a line": func(c *stage.Member, ctx context.Context) error {
+				return c.NewLock("a", relock.WithLocalPass(0, 0)).Do(ctx, nothing)
+			},
+		} {
+			t.Run(fmt.Sprint(name, " of ", wait), func(t *testing.T) {
+				stage.Fake(t, func(t *testing.T, w *stage.World) {
+					c := w.NewClient()
+					defer c.Link.Heal()
+					c.Link.Cut()
+					ctx, cancel := context.WithTimeout(t.Context(), wait)
+					defer cancel()
+					if name == "the wait" {
+						ctx = t.Context()
+					}
+					err := call(c, ctx)
+					require.ErrorIs(t, err, relock.ErrUnavailable)
+					require.NotErrorIs(t, err, relock.ErrLocked)
+					require.True(t, wait > 2*time.Second && name == "of TryLock" || errors.Is(err, context.DeadlineExceeded), "%v", err)
+				})
+			})
+		}
+	}
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		ctx, cancel := context.WithTimeout(t.Context(), 0)
+		defer cancel()
+		require.NotErrorIs(t, w.NewClient().NewLock("a").Do(ctx, nothing), relock.ErrUnavailable, "nobody was asked")
+	})
+}
+
+func TestANestedCallWhoseTimeIsOverWithoutAWordOfTheStoreSaysSo(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		c := w.NewClient()
+		l := c.NewLock("a")
+		section := w.Enter(t.Context(), l)
+		silent := c.Link.Cut()
+		ctx, cancel := context.WithTimeout(section, 50*time.Millisecond)
+		defer cancel()
+		_, err := l.Lock(ctx)
+		require.ErrorIs(t, err, relock.ErrUnavailable)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		silent.End()
+		w.Leave(section, l)
+	})
+}
+
 func TestAGrantToAWaiterThatHasGivenUpGoesToTheNext(t *testing.T) {
 	stage.Fake(t, func(t *testing.T, w *stage.World) {
 		l := w.NewClient().NewLock("a")
