@@ -122,7 +122,10 @@ func (a *acquiring) started(start time.Time) {
 	if start.IsZero() {
 		start = time.Now()
 	}
-	event := AcquireStarted{Context: a.ctx, Name: l.name, Mode: modeOf(l.ask.Kind, l.ask.Limit), Start: start}
+	event := AcquireStarted{
+		Context: a.ctx, Name: l.name, Mode: modeOf(l.ask.Kind, l.ask.Limit), Start: start,
+		Client: l.client.id, Key: l.ask.Name, Waits: a.wait != 0,
+	}
 	a.event.Name, a.event.Mode, a.event.Start, a.event.TTL = event.Name, event.Mode, start, l.settings.ttl
 	if hook := hooks.AcquireStarted; hook != nil {
 		l.client.events.Emit(func() { hook(event) })

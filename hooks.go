@@ -222,19 +222,37 @@ type AcquireStarted struct {
 	Name    string
 	Mode    Mode
 	Start   time.Time
+	Client  string // the [Client.ID]
+	Key     string // the [Lock.Key]: two names with one key are one lock
+	// Waits says that the call waits if another holder has the lock. TryLock, TryLockIf, a wait of
+	// 0, Borrow and Accept do not. A call inside a section of its lock does not wait all the same.
+	Waits bool
 }
 
-// Around returns the name and the mode of each open section around the call, innermost first.
-// Sections under [WithoutHolder] are around no call. Around asks the Context: call Around in Trace.
-func (e AcquireStarted) Around() iter.Seq2[string, Mode] {
+// Section is a section as [AcquireStarted.Around] shows it.
+type Section struct {
+	Name   string
+	Mode   Mode
+	Client string // the [Client.ID]
+	Key    string // the [Lock.Key]
+}
+
+// Around returns the open sections around the call, innermost first. Sections under [WithoutHolder]
+// are around no call. Around asks the Context: call Around in Trace.
+func (e AcquireStarted) Around() iter.Seq[Section] {
 	inner := e.Context
-	return func(yield func(string, Mode) bool) {
+	return func(yield func(Section) bool) {
 		for at := entryOf(inner); at != nil; at = at.outer {
-			if ask := &at.hold.lease.Ask; at.isOpen() && !yield(at.hold.name, modeOf(ask.Kind, ask.Limit)) {
+			if at.isOpen() && !yield(at.hold.section()) {
 				return
 			}
 		}
 	}
+}
+
+func (h *hold) section() Section {
+	ask := &h.lease.Ask // a part that stays as it is
+	return Section{Name: h.name, Mode: modeOf(ask.Kind, ask.Limit), Client: h.client.id, Key: ask.Name}
 }
 
 // AcquireFinished is the event of [Hooks.AcquireFinished].

@@ -3,7 +3,9 @@ package relock_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -99,6 +101,41 @@ func TestAcquireEventsSayWhatHappened(t *testing.T) {
 			Owner: holder, Waited: true, Queued: true,
 			Wake: relock.WakeGrant, Duration: 2 * time.Second, Depth: 1,
 		}, lastAcquire(t, &r))
+	})
+}
+
+func TestAcquireStartedSaysWhetherTheCallWaitsAndWhatIsAround(t *testing.T) {
+	stage.Fake(t, func(t *testing.T, w *stage.World) {
+		var r stage.Recorder
+		m := w.NewClient(relock.WithHooks(r.Hooks()))
+		a, b, none := m.NewLock("a"), m.NewRWLock("b"), func(context.Context) error { return nil }
+		outer := w.Enter(t.Context(), a)
+		ticket, err := a.ResumeTicket(outer)
+		require.NoError(t, err)
+		section := w.Enter(outer, b.RLocker())
+		e := relock.AcquireStarted{Context: section}
+		require.Equal(t, []relock.Section{
+			{Name: "b", Mode: relock.ModeShared, Client: m.ID(), Key: b.Key()},
+			{Name: "a", Mode: relock.ModeExclusive, Client: m.ID(), Key: a.Key()},
+		}, slices.Collect(e.Around()))
+		require.NoError(t, errors.Join(
+			b.Do(section, none),
+			b.DoFor(section, time.Second, none),
+			relock.All(m.NewLock("c"), m.NewLock("d")).Do(section, none),
+			b.DoFor(section, 0, none),
+			relock.All(m.NewLock("c"), m.NewLock("d")).DoFor(section, 0, none),
+		))
+		_, err = m.NewLock("a").Accept(t.Context(), ticket)
+		require.NoError(t, err)
+		var waits []string
+		for _, e := range stage.EventsOf[relock.AcquireStarted](&r) {
+			require.Equal(t, m.ID(), e.Client)
+			require.Equal(t, m.NewLock(e.Name).Key(), e.Key)
+			waits = append(waits, fmt.Sprint(e.Name, e.Waits))
+		}
+		require.Equal(t, []string{
+			"atrue", "btrue", "btrue", "btrue", "ctrue", "dtrue", "bfalse", "cfalse", "dfalse", "afalse",
+		}, waits)
 	})
 }
 

@@ -11,6 +11,7 @@
 package order
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,8 +26,12 @@ import (
 // Checker sees the orders in which sections are inside of each other, in the calls of all clients
 // with its hooks. A Checker is not copied after the first call of Hooks.
 //
-// A call that enters its own section again does not wait, and nor does TryLock. Two readers of one
-// lock do not wait for each other. A call under [relock.WithoutHolder] is inside of no section.
+// A call that enters its own section again does not wait, and nor do TryLock, a wait of 0, Borrow
+// and Accept. An upgrade waits. A reader waits for a reader where a writer waits between them: if
+// locks of the class are locked for writing, too. A call under [relock.WithoutHolder] is inside of
+// no section. One name in two clients is two locks.
+//
+// [relock.Lock.Run] and package once wait without a Lock, and no Checker sees their orders.
 type Checker struct {
 	// Report is told of each circle, a [*CircleError], by the goroutine of the call that has closed
 	// it, before the call waits; and once of [ErrFull].
@@ -38,13 +43,16 @@ type Checker struct {
 	// reported, so [relock.All] and calls in the order of All agree.
 	Less func(outer, inner string) bool
 
-	mu    sync.RWMutex
-	pairs map[pair]*Step
-	from  map[string][]pair // by the class of outer
-	full  bool
+	mu      sync.RWMutex
+	pairs   map[pair]*Step
+	from    map[string][]pair // by the class of outer
+	readers map[string][]pair // whose call reads, by the class of inner
+	written map[string]string // the line of a writer, by its class
+	full    bool
 }
 
-// MaxPairs is the number of orders of two classes that a [Checker] remembers.
+// MaxPairs is the number of orders of two classes that a [Checker] remembers, and the number of
+// classes of which it remembers a writer.
 const MaxPairs = 10_000
 
 // ErrFull reports more orders than [MaxPairs]. No new order is checked from then on. The names of
@@ -52,7 +60,8 @@ const MaxPairs = 10_000
 var ErrFull = errors.New("order: too many classes of locks")
 
 // CircleError is a circle of locks: the inner class of each step is the outer class of the next
-// one, and that of the last step the outer class of the first. The first step is the new one.
+// one, and that of the last step the outer class of the first. The first step is the new one, or
+// its Writer is.
 type CircleError struct{ Steps []Step }
 
 // Step is a call that was about to take a lock inside of a section of another lock.
@@ -60,6 +69,9 @@ type Step struct {
 	Outer, Inner           string // the locks
 	OuterClass, InnerClass string
 	Line                   string // of the call, as dir/file.go:12
+	// Writer is the line of a call that locks the inner class for writing. It is set if the call of
+	// this step and the section of the next one are readers, with a writer between them.
+	Writer string
 
 	all bool // a call of Locks, whose order is that of the names
 }
@@ -69,6 +81,9 @@ func (e *CircleError) Error() string {
 	text.WriteString("order: locks could wait for each other in a circle")
 	for _, s := range e.Steps {
 		fmt.Fprintf(&text, "; %s takes %q inside of %q", s.Line, s.Inner, s.Outer)
+		if s.Writer != "" {
+			fmt.Fprintf(&text, ", behind the writer of %s", s.Writer)
+		}
 	}
 	return text.String()
 }
@@ -79,19 +94,23 @@ func Prefix(name string) string {
 	return class
 }
 
-// pair is an order of two classes. Two locks of one class are in the order of their names, or not.
+// pair is an order of two classes.
 type pair struct {
 	outer, inner             string
 	outerShared, innerShared bool
-	down                     bool
+	from, to                 string // of two locks of one class: low and high, or the clients of one name
 }
+
+// The places of two locks of one class.
+const low, high = "low", "high"
 
 // Hooks returns the hooks of the Checker, for [relock.WithHooks] and [relock.JoinHooks].
 func (c *Checker) Hooks() relock.Hooks {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.pairs == nil {
-		c.pairs, c.from = make(map[pair]*Step), make(map[string][]pair)
+		c.pairs, c.written = make(map[pair]*Step), make(map[string]string)
+		c.from, c.readers = make(map[string][]pair), make(map[string][]pair)
 	}
 	if c.Class == nil {
 		c.Class = Prefix
@@ -105,27 +124,44 @@ func (c *Checker) Hooks() relock.Hooks {
 // started looks at a call that is about to take a lock.
 func (c *Checker) started(e relock.AcquireStarted) {
 	class := c.Class(e.Name)
-	if class == "" {
+	if class == "" || !e.Waits {
 		return
 	}
+	isShared := e.Mode == relock.ModeShared
 	for outer := range e.Around() {
-		if outer == e.Name {
-			return // enters again
+		if isOf(outer, e) && (isShared || outer.Mode == e.Mode) {
+			return // enters again, or reads inside of its own writer
 		}
 	}
-	for outer, mode := range e.Around() {
-		if of := c.Class(outer); of != "" {
-			down := of == class && !c.inOrder(outer, e.Name)
-			c.see(pair{of, class, mode == relock.ModeShared, e.Mode == relock.ModeShared, down}, outer, e.Name)
+	if e.Mode == relock.ModeExclusive {
+		c.write(class)
+	}
+	for outer := range e.Around() {
+		if of := c.Class(outer.Name); of != "" && !isOf(outer, e) {
+			p := pair{outer: of, inner: class, outerShared: outer.Mode == relock.ModeShared, innerShared: isShared}
+			if of == class {
+				p.from, p.to = c.places(outer, e)
+			}
+			c.see(p, outer.Name, e.Name)
 		}
 	}
 }
 
-func (c *Checker) inOrder(outer, inner string) bool {
-	if c.Less != nil {
-		return c.Less(outer, inner)
+// isOf says whether a section is of the very lock of the call.
+func isOf(s relock.Section, e relock.AcquireStarted) bool {
+	return s.Key == e.Key && s.Client == e.Client
+}
+
+// places returns the places of two locks of one class.
+func (c *Checker) places(outer relock.Section, inner relock.AcquireStarted) (from, to string) {
+	switch {
+	case outer.Name == inner.Name:
+		return outer.Client, inner.Client
+	case c.Less != nil && c.Less(outer.Name, inner.Name), c.Less == nil && outer.Name < inner.Name:
+		return low, high
+	default:
+		return high, low
 	}
-	return outer < inner
 }
 
 // see looks at one lock inside of another. Only a new order costs more than a look into a map.
@@ -136,17 +172,46 @@ func (c *Checker) see(p pair, outer, inner string) {
 	if ignore {
 		return
 	}
-	s, waits := Step{Outer: outer, Inner: inner, OuterClass: p.outer, InnerClass: p.inner}, true
-	s.Line = caller.Line(func(function string) {
-		s.all = s.all || strings.Contains(function, ".(*Locks).")
-		waits = waits && !strings.HasSuffix(function, ").TryLock") && !strings.HasSuffix(function, ").TryLockIf")
-	})
-	if !waits {
-		return
-	}
+	s := Step{Outer: outer, Inner: inner, OuterClass: p.outer, InnerClass: p.inner}
+	s.Line = caller.Line(func(function string) { s.all = s.all || strings.Contains(function, ".(*Locks).") })
 	if err := c.add(p, s); err != nil {
 		c.Report(err)
 	}
+}
+
+// write looks at a call that locks for writing. Only the first one of a class costs more than a
+// look into a map.
+func (c *Checker) write(class string) {
+	c.mu.RLock()
+	ignore := c.full || c.written[class] != "" || len(c.written) == MaxPairs
+	c.mu.RUnlock()
+	if ignore {
+		return
+	}
+	for _, circle := range c.addWriter(class, cmp.Or(caller.Line(nil), "a candidate")) {
+		c.Report(circle)
+	}
+}
+
+// addWriter remembers a writer, and returns the circles of readers that the writer closes, each
+// once.
+func (c *Checker) addWriter(class, line string) (circles []error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.written[class] != "" || len(c.written) == MaxPairs {
+		return nil
+	}
+	c.written[class] = line
+	reported := make(map[Step]bool)
+	for _, p := range c.readers[class] {
+		if circle := c.closesLocked(p, true); circle != nil && !reported[circle.Steps[0]] {
+			circles = append(circles, circle)
+			for _, s := range circle.Steps {
+				reported[s] = true
+			}
+		}
+	}
+	return circles
 }
 
 // add remembers an order, and returns the circle that the order closes.
@@ -162,36 +227,53 @@ func (c *Checker) add(p pair, s Step) error {
 	}
 	c.pairs[p] = &s
 	c.from[p.outer] = append(c.from[p.outer], p)
-	switch {
-	case p.outer != p.inner || c.Less == nil:
-		return c.circleLocked(p)
-	case p.down && !(p.outerShared && p.innerShared):
-		return &CircleError{[]Step{s}}
+	if p.innerShared {
+		c.readers[p.inner] = append(c.readers[p.inner], p)
+	}
+	if circle := c.closesLocked(p, false); circle != nil {
+		return circle
 	}
 	return nil
 }
 
-// meets says whether a call of one order can wait for a section of the next one.
-func (p pair) meets(next pair) bool {
-	return p != next && p.inner == next.outer && !(p.innerShared && next.outerShared)
+// closesLocked returns the circle that an order closes. With behindWriter the order is known, and
+// only its wait for a reader behind a writer is new.
+func (c *Checker) closesLocked(p pair, behindWriter bool) *CircleError {
+	switch {
+	case c.Less == nil || p.from != low && p.from != high:
+		return c.circleLocked(p, behindWriter)
+	case p.from == high && c.blocksLocked(p, p) && (isBehind(p, p) || !behindWriter):
+		return c.errorLocked(p, p, nil)
+	}
+	return nil
 }
+
+// blocksLocked says whether a call of one order can wait for a section of another one.
+func (c *Checker) blocksLocked(p, next pair) bool {
+	return p.inner == next.outer && (!isBehind(p, next) || c.written[p.inner] != "")
+}
+
+// isBehind says whether a call of one order waits for a section of another one only behind a writer.
+func isBehind(p, next pair) bool { return p.innerShared && next.outerShared }
 
 // circleLocked returns the shortest circle through an order. The circle of two locks of one class
 // is both of their orders. All alone makes no circle, as its order is that of the names.
-func (c *Checker) circleLocked(first pair) error {
-	oneClass := first.outer == first.inner
+func (c *Checker) circleLocked(first pair, behindWriter bool) *CircleError {
 	before := map[pair]pair{}
 	for queue := []pair{first}; len(queue) > 0; queue = queue[1:] {
 		last := queue[0]
-		if last.meets(first) {
+		if last != first && c.blocksLocked(last, first) {
 			return c.errorLocked(first, last, before)
 		}
 		for _, next := range c.from[last.inner] {
 			fits := next.outer != next.inner
-			if oneClass {
-				fits = next.outer == next.inner && next.down != first.down
+			if first.outer == first.inner {
+				fits = next.from == first.to && next.to == first.from
 			}
-			if _, seen := before[next]; fits && !seen && last.meets(next) && next != first {
+			if behindWriter && last == first {
+				fits = fits && isBehind(last, next)
+			}
+			if _, seen := before[next]; fits && !seen && next != first && c.blocksLocked(last, next) {
 				before[next] = last
 				queue = append(queue, next)
 			}
@@ -200,10 +282,14 @@ func (c *Checker) circleLocked(first pair) error {
 	return nil
 }
 
-func (c *Checker) errorLocked(first, last pair, before map[pair]pair) error {
+func (c *Checker) errorLocked(first, last pair, before map[pair]pair) *CircleError {
 	steps, all := []Step{}, true
-	for p := last; ; p = before[p] {
-		steps, all = append(steps, *c.pairs[p]), all && c.pairs[p].all
+	for p, next := last, first; ; p, next = before[p], p {
+		s := *c.pairs[p]
+		if isBehind(p, next) {
+			s.Writer = c.written[p.inner]
+		}
+		steps, all = append(steps, s), all && s.all
 		if p == first {
 			break
 		}

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-relock/relock"
@@ -20,18 +22,24 @@ import (
 type world struct {
 	*relock.Client
 	t     *testing.T
+	store *mem.Store
+	hooks relock.Hooks
 	found []error
 }
 
 func newWorld(t *testing.T, checker *order.Checker) *world {
 	t.Helper()
-	w := &world{t: t}
+	w := &world{t: t, store: mem.New(), hooks: checker.Hooks()}
 	checker.Report = func(err error) { w.found = append(w.found, err) }
-	client, err := relock.Open(mem.New(), relock.WithHooks(checker.Hooks()))
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	w.Client = client
+	w.Client = w.use(relock.Open(w.store, relock.WithHooks(w.hooks)))
 	return w
+}
+
+func (w *world) use(client *relock.Client, err error) *relock.Client {
+	w.t.Helper()
+	require.NoError(w.t, err)
+	w.t.Cleanup(func() { require.NoError(w.t, client.Close()) })
+	return client
 }
 
 // locks are locks in the order in which nest takes them.
@@ -130,6 +138,56 @@ func TestWhatCannotWaitIsNoCircle(t *testing.T) {
 			w.nest(a, b)
 			w.nest(b, a)
 		},
+		"TryLockFor and DoFor with a wait of 0": func(w *world) {
+			w.nest(w.named("order", "stock")...)
+			order := w.NewLock("order")
+			free := func(context.Context) error { return nil }
+			require.NoError(w.t, w.NewLock("stock").Do(w.t.Context(), func(ctx context.Context) error {
+				section, err := order.TryLockFor(ctx, 0)
+				return errors.Join(err, order.Unlock(section), order.DoFor(ctx, 0, free), relock.All(order, w.NewLock("shelf")).DoFor(ctx, 0, free))
+			}))
+		},
+		"Borrow and Accept": func(w *world) {
+			w.nest(w.named("order", "stock")...)
+			order, other := w.NewLock("order"), w.use(relock.Open(w.store, relock.WithHooks(w.hooks)))
+			section, err := order.Lock(w.t.Context())
+			require.NoError(w.t, err)
+			loan, err := order.Lend(section)
+			require.NoError(w.t, err)
+			end, err := order.ResumeTicket(section)
+			require.NoError(w.t, err)
+			require.NoError(w.t, w.NewLock("stock").Do(w.t.Context(), func(ctx context.Context) error {
+				borrowed, err := other.NewLock("order").Borrow(ctx, loan)
+				return errors.Join(err, other.NewLock("order").Unlock(borrowed))
+			}))
+			require.NoError(w.t, order.Unlock(section))
+			require.NoError(w.t, w.NewLock("stock").Do(w.t.Context(), func(ctx context.Context) error {
+				_, err := order.Accept(ctx, end)
+				require.ErrorIs(w.t, err, relock.ErrLockLost)
+				return nil
+			}))
+		},
+		"readers of a lock that only TryLock writes": func(w *world) {
+			a, b := w.NewRWLock("order"), w.NewRWLock("stock")
+			for _, lock := range []*relock.RWLock{a, b} {
+				section, err := lock.TryLock(w.t.Context())
+				require.NoError(w.t, err)
+				require.NoError(w.t, lock.Unlock(section))
+			}
+			w.nest(a.RLocker(), b.RLocker())
+			w.nest(b.RLocker(), a.RLocker())
+		},
+		"readers of two locks of which one is written": func(w *world) {
+			a, b := w.NewRWLock("order"), w.NewRWLock("stock")
+			w.nest(a.RLocker(), b.RLocker())
+			w.nest(b.RLocker(), a.RLocker())
+			w.nest(b)
+		},
+		"a downgrade": func(w *world) {
+			a := w.NewRWLock("order")
+			w.nest(a.RLocker(), w.NewLock("stock"))
+			w.nest(a, w.NewLock("stock"), a.RLocker())
+		},
 		"a call after Unlock": func(w *world) {
 			w.nest(w.named("order", "stock")...)
 			stock := w.NewLock("stock")
@@ -173,6 +231,83 @@ func TestAReaderAndAWriterAreACircle(t *testing.T) {
 	require.Equal(t, "stock > order", w.circle())
 }
 
+func TestReadersWithWritersBetweenThemAreACircle(t *testing.T) {
+	for name, take := range map[string]func(w *world, read, write func()){
+		"readers first": func(_ *world, read, write func()) { read(); write() },
+		"writers first": func(_ *world, read, write func()) { write(); read() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, &order.Checker{})
+			a, b := w.NewRWLock("order:1"), w.NewRWLock("stock:1")
+			take(w, func() {
+				w.nest(a.RLocker(), b.RLocker())
+				w.nest(b.RLocker(), a.RLocker())
+			}, func() {
+				w.nest(w.NewRWLock("order:2"))
+				w.nest(w.NewRWLock("stock:2"))
+			})
+			w.circle()
+			require.Regexp(t, `takes "order:1" inside of "stock:1", behind the writer of order/order_test\.go:\d+`, w.found[0].Error())
+			require.Regexp(t, `takes "stock:1" inside of "order:1", behind the writer of order/order_test\.go:\d+`, w.found[0].Error())
+		})
+	}
+}
+
+func TestReadersOfOneClassWithAWriterBetweenThemAreACircle(t *testing.T) {
+	for name, less := range map[string]func(outer, inner string) bool{"in both orders": nil, "against Less": strings.HasPrefix} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, &order.Checker{Less: less})
+			a, b := w.NewRWLock("account:1"), w.NewRWLock("account:2")
+			w.nest(a.RLocker(), b.RLocker())
+			if less == nil {
+				w.nest(b.RLocker(), a.RLocker())
+			}
+			require.Empty(t, w.found)
+			w.nest(a)
+			w.circle()
+			w.nest(b)
+			require.Len(t, w.found, 1)
+		})
+	}
+}
+
+func TestAnUpgradeCanWait(t *testing.T) {
+	w := newWorld(t, &order.Checker{})
+	a := w.NewRWLock("order")
+	w.nest(a.RLocker(), a)
+	require.Empty(t, w.found)
+	w.nest(a.RLocker(), w.NewLock("stock"), a)
+	require.Equal(t, "stock > order", w.circle())
+}
+
+func TestOneNameInTwoClientsIsTwoLocks(t *testing.T) {
+	w := newWorld(t, &order.Checker{})
+	other := w.use(relock.Open(mem.New(), relock.WithHooks(w.hooks)))
+	w.nest(w.NewLock("order"), w.NewLock("stock"), other.NewLock("order"))
+	require.Equal(t, "stock > order", w.circle(), "of the locks between")
+
+	w = newWorld(t, &order.Checker{})
+	other = w.use(relock.Open(mem.New(), relock.WithHooks(w.hooks)))
+	w.nest(w.NewLock("order"), other.NewLock("order"))
+	w.nest(w.NewLock("order"), other.NewLock("order"))
+	require.Empty(t, w.found)
+	w.nest(other.NewLock("order"), w.NewLock("order"))
+	require.Equal(t, "order > order", w.circle())
+}
+
+func TestTwoNamesOfOneKeyAreOneLock(t *testing.T) {
+	w := newWorld(t, &order.Checker{})
+	rdb := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()})
+	t.Cleanup(func() { require.NoError(t, rdb.Close()) })
+	w.Client = w.use(relock.New(rdb, relock.WithHooks(w.hooks)))
+	w.nest(w.named("x", "{x}")...)
+	w.nest(w.named("{x}", "x")...)
+	require.Empty(t, w.found)
+	w.nest(w.named("stock", "x")...)
+	w.nest(w.named("x", "stock")...)
+	require.Equal(t, "x > stock", w.circle())
+}
+
 func TestAnOrderUnderTryLockIsSeenWhenACallCanWait(t *testing.T) {
 	w := newWorld(t, &order.Checker{})
 	stock, held := w.NewLock("stock"), w.NewLock("order")
@@ -203,28 +338,38 @@ func TestTooManyClassesAreReportedOnce(t *testing.T) {
 }
 
 // TestAnOrderThatIsKnownCostsNothing counts the allocations of a nested section with and without a
-// Checker.
+// Checker: a look at the stack is one.
 func TestAnOrderThatIsKnownCostsNothing(t *testing.T) {
-	cost := func(options ...relock.Option) float64 {
-		client, err := relock.Open(mem.New(), options...)
-		require.NoError(t, err)
-		defer client.Close()
-		outer, inner := client.NewLock("order:1"), client.NewLock("stock:1")
-		section, err := outer.Lock(t.Context())
-		require.NoError(t, err)
-		defer outer.Unlock(section)
-		return testing.AllocsPerRun(1000, func() {
-			nested, err := inner.Lock(section)
-			if err == nil {
-				err = inner.Unlock(nested)
+	for name, enter := range map[string]func(l *relock.Lock, ctx context.Context) (context.Context, error){
+		"Lock":    (*relock.Lock).Lock,
+		"TryLock": (*relock.Lock).TryLock,
+		"TryLockFor with a wait of 0": func(l *relock.Lock, ctx context.Context) (context.Context, error) {
+			return l.TryLockFor(ctx, 0)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cost := func(options ...relock.Option) float64 {
+				client, err := relock.Open(mem.New(), options...)
+				require.NoError(t, err)
+				defer client.Close()
+				outer, inner := client.NewLock("order:1"), client.NewLock("stock:1")
+				section, err := outer.Lock(t.Context())
+				require.NoError(t, err)
+				defer outer.Unlock(section)
+				return testing.AllocsPerRun(1000, func() {
+					nested, err := enter(inner, section)
+					if err == nil {
+						err = inner.Unlock(nested)
+					}
+					if err != nil {
+						t.Error(err)
+					}
+				})
 			}
-			if err != nil {
-				t.Error(err)
-			}
+			checker := order.Checker{Report: func(err error) { t.Error(err) }}
+			require.InDelta(t, cost(), cost(relock.WithHooks(checker.Hooks())), 0.5)
 		})
 	}
-	checker := order.Checker{Report: func(err error) { t.Error(err) }}
-	require.InDelta(t, cost(), cost(relock.WithHooks(checker.Hooks())), 0.5)
 }
 
 func BenchmarkKnownOrder(b *testing.B) {
@@ -240,6 +385,6 @@ func BenchmarkKnownOrder(b *testing.B) {
 	require.NoError(b, client.NewLock("stock:1").Do(section, func(context.Context) error { return nil }))
 	b.ReportAllocs()
 	for b.Loop() { // the hooks alone, without the store
-		hooks.Trace(relock.AcquireStarted{Context: section, Name: "stock:1", Mode: relock.ModeExclusive})
+		hooks.Trace(relock.AcquireStarted{Context: section, Name: "stock:1", Mode: relock.ModeExclusive, Waits: true})
 	}
 }
